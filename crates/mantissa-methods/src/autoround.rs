@@ -33,7 +33,7 @@ use crate::metric::ErrorMetric;
 pub use method::AutoRound;
 pub use weight::{LearnedWeight, check_scheme};
 
-/// How AutoRound works.
+/// Options of AutoRound.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AutoRoundOptions {
     /// Steps of descent for each layer.
@@ -47,7 +47,7 @@ pub struct AutoRoundOptions {
     pub batch_tokens: usize,
     /// Seed of the order of the windows, and of the targets that the Fisher information draws.
     pub seed: u64,
-    /// What is minimised: the caller of [`reconstruct`] gives it with the windows.
+    /// Metric of the errors that are minimised; the caller of [`reconstruct`] gives it with the windows.
     pub metric: ErrorMetric,
 }
 
@@ -65,8 +65,7 @@ impl Default for AutoRoundOptions {
 }
 
 impl AutoRoundOptions {
-    /// What a recipe with weights of `scheme` has where it says nothing else: the [default](Self::default), but of scales that are powers of two,
-    /// which are not learned, more steps of fewer tokens.
+    /// Defaults for weights of `scheme`. Scales that are powers of two are not learned: they take more steps of fewer tokens.
     pub fn of(scheme: &Scheme) -> Self {
         let powers = scheme.format.scale().is_some_and(|tree| tree.code == Code::E8m0);
         match powers {

@@ -42,7 +42,7 @@ pub struct Reader<'a> {
 /// Replaces activations (`[tokens, cols]`) by what their codes stand for.
 pub type Inputs<'a> = dyn Fn(&mut [f32]) + Sync + 'a;
 
-/// What a search has found.
+/// Result of a search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Found {
     /// Sum over the readers and tokens of the squared error of their output, for each candidate.
@@ -174,7 +174,7 @@ pub fn clips(x: &[f32], reader: &Reader<'_>, cols: usize, group: usize, threads:
     best.into_iter().map(|(_, clip)| clip).collect()
 }
 
-/// Of each of `rows` rows, the sum over tokens of the square of `x · error` over the columns of `span`.
+/// Sum, for each of `rows` rows, over tokens of the square of `x · error` over the columns of `span`.
 fn group_errors(
     x: &[f32],
     error: &[f32],

@@ -36,10 +36,10 @@ pub(crate) fn rows_at_once(len: usize) -> usize {
     (PANEL / len.max(1)).max(1)
 }
 
-/// Whether [`quantize`] takes `scheme`.
+/// Checks that [`quantize`] takes `scheme`.
 ///
 /// # Errors
-/// What it takes.
+/// The schemes that it takes.
 pub fn check_scheme(scheme: &Scheme) -> Result<(), &'static str> {
     let within = matches!(scheme.format.blocks(), Blocks::Row | Blocks::Group(_));
     let blockwise = scheme.format.codec().is_none() && !scheme.needs_whole_tensor();

@@ -12,14 +12,14 @@ pub struct Dequantizer<'a> {
     elements: Option<Box<[f32; 256]>>,
     /// The factor of every scale code of at most 8 bits.
     factors: Option<Box<[f32; 256]>>,
-    /// What is left to multiply by, the same for all blocks.
+    /// Remaining factor, the same for all blocks.
     tail: Option<f32>,
     scales: Vec<f32>,
     zeros: Vec<f32>,
 }
 
 impl<'a> Dequantizer<'a> {
-    /// Of a tensor that has passed [`Quantized::check`].
+    /// Prepares the rows of a tensor that has passed [`Quantized::check`].
     pub fn new(q: &'a Quantized) -> Self {
         let integer = matches!(q.format, Format::Affine(Affine { code: Code::Int(_), .. }));
         let elements = (!integer && q.format.code_bits() <= 8)

@@ -15,7 +15,7 @@ pub struct ErrorStats {
     max_error: f32,
 }
 
-/// What a report says about a tensor's error.
+/// Error figures of a tensor in reports.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ErrorReport {
     /// Mean squared error.
@@ -29,7 +29,7 @@ pub struct ErrorReport {
 }
 
 impl ErrorStats {
-    /// Of `w` against `q`, which must have the same shape.
+    /// Sums for `w` against `q`, which must have the same shape.
     pub fn of(w: &[f32], q: &Quantized) -> Self {
         let mut stats = ErrorStats::default();
         let mut row = vec![0.0; q.cols];
@@ -41,7 +41,7 @@ impl ErrorStats {
         stats
     }
 
-    /// Of `w` against `approximation`, both `[_, cols]`, row by row as [`of`](Self::of).
+    /// Sums for `w` against `approximation`, both `[_, cols]`, row by row as [`of`](Self::of).
     pub fn of_rows(w: &[f32], approximation: &[f32], cols: usize) -> Self {
         let mut stats = ErrorStats::default();
         let rows = w.chunks_exact(cols.max(1)).zip(approximation.chunks_exact(cols.max(1)));
@@ -49,12 +49,12 @@ impl ErrorStats {
         stats
     }
 
-    /// Of `w` against `approximation`, element by element. Panics if the lengths differ.
+    /// Sums for `w` against `approximation`, element by element. Panics if the lengths differ.
     pub fn of_values(w: &[f32], approximation: &[f32]) -> Self {
         Self::of_sums(w.len(), kernels().error_sums(w, approximation))
     }
 
-    /// Of the sums over `count` elements.
+    /// Wraps the sums over `count` elements.
     pub fn of_sums(count: usize, sums: ErrorSums) -> Self {
         let ErrorSums { squared_error, squared_value, max_error } = sums;
         ErrorStats { count: count as u64, squared_error, squared_value, max_error }
@@ -68,7 +68,7 @@ impl ErrorStats {
         self.max_error = self.max_error.max(other.max_error);
     }
 
-    /// Whether no error was infinite or NaN.
+    /// True if no error was infinite or NaN.
     pub fn is_finite(&self) -> bool {
         self.squared_error.is_finite()
     }

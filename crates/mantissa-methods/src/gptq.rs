@@ -38,7 +38,7 @@ pub use hessian::Hessian;
 pub use method::Gptq;
 pub(crate) use outliers::{as_f16, count, largest, sparse};
 
-/// What a group's scale is taken from.
+/// Weights that a group's scale is taken from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GroupOrder {
     /// The weights as they were, groups of neighbouring columns whatever the order of quantization. The stored layout is that
@@ -56,7 +56,7 @@ pub enum GroupOrder {
 pub const GROUP_ORDERS: [(&str, GroupOrder); 3] =
     [("static", GroupOrder::Static), ("original", GroupOrder::Original), ("current", GroupOrder::Current)];
 
-/// How much of its weights' range a group's scale covers.
+/// Share of its weights' range that a group's scale covers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GroupRange {
     /// The share of it that loses least in `Σ diag(H) (w - q)²` where the group is rounded to nearest, errors of rounding counting
@@ -68,13 +68,13 @@ pub enum GroupRange {
     Amax,
 }
 
-/// What an error of rounding counts in the search for a scale, one of clipping being 1: other columns make up for more of the first.
+/// Weight of a rounding error in the search for a scale, that of a clipping error being 1: other columns make up for more of the first.
 pub const OF_ROUNDING: f64 = 0.5;
 
 /// Group ranges by name.
 pub const GROUP_RANGES: [(&str, GroupRange); 2] = [("mse", GroupRange::Mse), ("amax", GroupRange::Amax)];
 
-/// How [`gptq`] works.
+/// Options of [`gptq`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GptqOptions {
     /// λ as a fraction of the mean of H's diagonal; where H is singular all the same, ten times as much is tried, up to 1.
@@ -83,16 +83,16 @@ pub struct GptqOptions {
     pub block: usize,
     /// Columns by decreasing diagonal of H, equal ones in their own order, instead of from left to right.
     pub act_order: bool,
-    /// What a group's scale is taken from.
+    /// Weights that a group's scale is taken from.
     pub groups: GroupOrder,
-    /// How much of that it covers.
+    /// Share of their range that it covers.
     pub range: GroupRange,
     /// The share of their input's [`Drift`] that weights make up for: 0 in GPTQ, 1 all of it.
     pub asymmetric: f32,
 }
 
 impl GptqOptions {
-    /// Whether groups are of columns that are quantized one after another and do not stand side by side.
+    /// True if groups are of columns that are quantized one after another and are not adjacent.
     pub fn follows_order(&self) -> bool {
         self.act_order && self.groups != GroupOrder::Static
     }
@@ -129,7 +129,7 @@ pub struct GptqResult {
     pub damp_used: f64,
     /// Columns whose input was always zero, and whose weights now are.
     pub dead_columns: usize,
-    /// What the user should know: escalated damping, dead columns.
+    /// Notes for the user: larger damping, dead columns.
     pub notes: Vec<String>,
 }
 
@@ -138,9 +138,9 @@ pub struct GptqResult {
 #[non_exhaustive]
 pub enum GptqError {
     /// Lengths that do not agree.
-    #[error("{what}: found {found}, allowed {expected}")]
+    #[error("{what}: expected {expected}, got {found}")]
     Length {
-        /// Of what.
+        /// The quantity.
         what: &'static str,
         /// Its length.
         found: usize,
@@ -151,13 +151,13 @@ pub enum GptqError {
     #[error(transparent)]
     Weight(#[from] TensorError),
     /// An option out of range.
-    #[error("{option}: found {found}, allowed {allowed}")]
+    #[error("{option}: expected {allowed}, got {found}")]
     Option {
         /// Which.
         option: &'static str,
         /// Its value.
         found: f64,
-        /// What it may be.
+        /// The values allowed.
         allowed: &'static str,
     },
     /// The scheme is not one that columns can be quantized by one after another, or its result could not be stored.
@@ -170,7 +170,7 @@ pub enum GptqError {
     },
     /// A scale's block holds elements of several rows.
     #[error(
-        "scheme {scheme} for [{rows}, {cols}]: found blocks across rows, allowed blocks within a row; use groups or channels"
+        "scheme {scheme} for [{rows}, {cols}]: expected blocks within a row, got blocks across rows; fix: use groups or channels"
     )]
     Blocks {
         /// The scheme.
@@ -182,12 +182,12 @@ pub enum GptqError {
     },
     /// No input was seen.
     #[error(
-        "Hessian: found 0 tokens of calibration, allowed at least 1; give a text with a window's length of tokens"
+        "Hessian: expected at least 1 token of calibration, got 0; fix: give a text with a window's length of tokens"
     )]
     NoTokens,
     /// The Hessian holds NaN, infinity or a negative square.
     #[error(
-        "Hessian: found {value} for column {column}, allowed finite values, not negative on the diagonal; the calibration overflows this layer"
+        "Hessian: expected finite values, not negative on the diagonal, got {value} for column {column}: the calibration overflows this layer"
     )]
     Value {
         /// First column with such a value.
@@ -197,7 +197,7 @@ pub enum GptqError {
     },
     /// The Hessian stays singular.
     #[error(
-        "Hessian: found pivot {value:e} at column {column} with damping {damp}, allowed positive; round this layer to nearest"
+        "Hessian: expected a positive pivot, got {value:e} at column {column} with damping {damp}; fix: round this layer to nearest"
     )]
     Singular {
         /// The column.
@@ -208,9 +208,9 @@ pub enum GptqError {
         damp: f64,
     },
     /// Not enough memory.
-    #[error("Hessian: found no memory for {bytes} bytes, allowed what is free")]
+    #[error("Hessian: expected {bytes} free bytes, got no memory")]
     Memory {
-        /// How much was asked for.
+        /// Bytes that were asked for.
         bytes: u64,
     },
 }
@@ -231,7 +231,7 @@ pub fn gptq(
     InverseFactor::new(hessian, options, threads)?.quantize(scheme, w, outer, threads)
 }
 
-/// What is decided of a weight before its columns are quantized.
+/// Decisions on a weight before its columns are quantized.
 #[derive(Clone, Copy, Default)]
 struct Fixed<'a> {
     /// Scales, `[rows, groups]`: groups are static then.
@@ -240,7 +240,7 @@ struct Fixed<'a> {
     kept: Option<&'a [bool]>,
 }
 
-/// What weights with the same input have in common: the order of their columns and the factor of the inverse Hessian.
+/// The order of columns and the factor of the inverse Hessian, which all weights with the same input share.
 #[derive(Clone, Debug)]
 pub struct InverseFactor {
     kernels: Kernels,
@@ -394,7 +394,7 @@ impl InverseFactor {
         &self.upper
     }
 
-    /// What a squared error in each column costs when those that are quantized later make up for it, `1 / U[j, j]²`, by column.
+    /// Cost of a squared error in each column when those that are quantized later make up for it, `1 / U[j, j]²`, by column.
     fn costs(&self) -> Vec<f64> {
         let k = self.order.len();
         let mut costs = vec![0.0; k];
@@ -472,7 +472,7 @@ pub(crate) fn dequantize_by_group(q: &Quantized, g_idx: Option<&[u32]>) -> Resul
     Ok(out)
 }
 
-/// Whether [`gptq`] quantizes a weight `[rows, cols]` by `scheme` into a layout that can be stored: one without `g_idx`
+/// Checks that [`gptq`] can quantize a weight `[rows, cols]` by `scheme` into a layout that can be stored: one without `g_idx`
 /// unless `holds_g_idx`.
 ///
 /// # Errors
@@ -565,7 +565,7 @@ fn group_indices(order: &[usize], group: usize) -> Vec<u32> {
     g_idx
 }
 
-/// What `factor` gives for the least damping from `damp` on under which the matrix is positive definite.
+/// Result of `factor` for the least damping from `damp` on under which the matrix is positive definite.
 fn damped(
     order: &[usize],
     damp: f64,

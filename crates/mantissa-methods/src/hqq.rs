@@ -35,7 +35,7 @@ use crate::rtn;
 use crate::solved::Solved;
 use refine::{Grid, Grids, Turn, nearest};
 
-/// How [`hqq`] works.
+/// Options of [`hqq`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HqqOptions {
     /// Most steps.
@@ -44,7 +44,7 @@ pub struct HqqOptions {
     pub norm: f32,
     /// β, the weight of the constraint.
     pub beta: f32,
-    /// Whether scales are found too, and zero points anew: then what is published is where the search begins.
+    /// True if scales are searched as well, and zero points again; the published result is then the starting point.
     pub scales: bool,
 }
 
@@ -84,7 +84,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// Of lines of `len` values. Groups that divide them are units of their own.
+    /// Lines of `len` values. Groups that divide them are units of their own.
     fn new(len: usize, group: usize) -> Self {
         Lines { unit: if len.is_multiple_of(group) { group } else { len }, group }
     }
@@ -179,10 +179,10 @@ pub fn with_float_zero(scheme: Scheme) -> Scheme {
     }
 }
 
-/// Whether [`quantize`] takes `scheme` on a weight of `cols` columns; if not, what it takes.
+/// Checks that [`quantize`] takes `scheme` for a weight of `cols` columns.
 ///
 /// # Errors
-/// What it takes.
+/// The schemes that it takes.
 pub fn check_scheme(scheme: &Scheme, cols: usize) -> Result<(), &'static str> {
     group_of(scheme, cols)
         .map(|_| ())
@@ -429,7 +429,7 @@ mod tests {
         }
     }
 
-    /// Of each group, in the measure that the search has; and both find what integer zero points allow.
+    /// For each group, in the measure that the search has; and both find what integer zero points allow.
     #[test]
     fn with_scales_no_group_is_further_off() {
         let w = weights(32 * 256);

@@ -20,16 +20,16 @@ const ROWS: usize = 2048;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Output {
-    /// That of the layer.
+    /// Output of the layer.
     Layer,
-    /// That of all layers that read one input together, as they share the scales of its channels.
+    /// Output of all layers that read one input together, as they share the scales of its channels.
     Input,
-    /// That of the decoder layer, whose linear layers are learned together: one of them may err more by itself and make up for
+    /// Output of the decoder layer, whose linear layers are learned together: one of them may err more by itself and make up for
     /// another.
     Block,
 }
 
-/// What an error is measured on.
+/// Windows that an error is measured on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Windows {
@@ -49,7 +49,7 @@ impl Windows {
     }
 }
 
-/// How a solution did against rounding to nearest in the same scheme.
+/// Comparison of a solution with rounding to nearest in the same scheme.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Judgement {
     /// Whose error is measured.
@@ -76,7 +76,7 @@ impl Judgement {
     }
 }
 
-/// What errors of the weights that share an input cost.
+/// Measures errors of weights that share an input.
 #[derive(Debug)]
 pub struct Judge {
     /// Sum of the moments `[cols, cols]`, symmetric.
@@ -103,7 +103,7 @@ impl Judge {
         4 * (rows + rows.min(ROWS)) as u64 * cols as u64
     }
 
-    /// What errors are measured on.
+    /// Windows that errors are measured on.
     pub fn windows(&self) -> Windows {
         self.windows
     }

@@ -1,4 +1,16 @@
-//! Post-training quantization methods: pure functions on matrices, one file or folder per paper.
+//! Post-training quantization methods: pure functions on matrices, one file or folder per paper, one value per method.
+//!
+//! GPTQ and GPTAQ are in [`gptq`], AWQ in [`awq`], SmoothQuant in [`smooth`], AutoRound in [`autoround`], RTN in [`rtn`] (with searched
+//! clipping in [`clip`]), HQQ in [`hqq`], SpQR in [`spqr`], QTIP in [`qtip`], QuaRot in [`rotate`], SpinQuant in [`spin`].
+//!
+//! To add a method:
+//! 1. Write one file with the functions of the paper, and a struct of its options that implements [`Method`] and the trait of its unit
+//!    of work: [`SolveWeight`](method::SolveWeight) (no text), [`SolveInput`](method::SolveInput) (from the Hessian of an input) or
+//!    [`SolveLayer`](method::SolveLayer) (learns a decoder layer).
+//! 2. Declare the file here, and add one row to [`METHODS`].
+//! 3. Add a section to `docs/explain/methods.md`. Recipes, memory estimates, coverage, reports and help read the value.
+//!
+//! A transform is the same with [`Transform`] and [`TRANSFORMS`].
 #![forbid(unsafe_code)]
 
 pub mod autoround;

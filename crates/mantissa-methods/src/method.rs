@@ -146,12 +146,12 @@ pub struct Needs {
 /// Fisher information that a method asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fisher {
-    /// Of the outputs of decoder layers ([`Metric`]); targets are drawn with `seed`.
+    /// Fisher information of the outputs of decoder layers ([`Metric`]); targets are drawn with `seed`.
     Layers {
         /// Seed.
         seed: u64,
     },
-    /// Of the outputs of linear layers ([`WeightTask::outputs`]), if the architecture has a backward.
+    /// Fisher information of the outputs of linear layers ([`WeightTask::outputs`]), if the architecture has a backward.
     Outputs,
 }
 

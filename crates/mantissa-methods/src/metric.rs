@@ -38,7 +38,7 @@ pub struct Metric {
 }
 
 impl Metric {
-    /// Of the second moments of gradients, `[hidden, hidden]`: nine tenths of them, divided by the mean of their diagonal, and a
+    /// Metric from the second moments of gradients, `[hidden, hidden]`: nine tenths of them, divided by the mean of their diagonal, and a
     /// tenth of the identity. `None` where they are all zero, or not finite.
     pub fn new(moments: &Hessian) -> Option<Self> {
         let hidden = moments.cols();

@@ -10,7 +10,7 @@ use mantissa_num::Hadamard;
 /// Vectors that are multiplied at a time.
 const ROWS: usize = 512;
 
-/// How far `M Mᵀ` of a matrix that is read may be from 1.
+/// Largest distance of `M Mᵀ` from the identity for a matrix that is read.
 const MOST_ERROR: f32 = 1e-4;
 
 /// An orthogonal matrix `M`.

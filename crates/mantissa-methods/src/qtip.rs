@@ -41,10 +41,10 @@ const SPREAD: [f32; 8] = [1.15, 0.97, 0.95, 0.94, 0.91, 0.86, 0.8, 0.75];
 /// The same of the outputs' second moments: what the calibration is indifferent to is not free.
 const OUTPUT_DAMP: f64 = 0.1;
 
-/// How QTIP works.
+/// Options of QTIP.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QtipOptions {
-    /// How errors of a layer's outputs are measured: by the outputs' factor of the Fisher information, where the architecture has a
+    /// Metric of errors of a layer's outputs: the outputs' factor of the Fisher information, where the architecture has a
     /// backward, or by their squares, as published.
     pub metric: ErrorMetric,
     /// λ as a fraction of the mean of the Hessian's diagonal; where H is singular all the same, ten times as much is tried, up to 1.
@@ -64,11 +64,11 @@ pub struct QtipResult {
     pub quantized: Quantized,
     /// `tr((W - Q) H (W - Q)ᵀ)` with the H given.
     pub loss: f64,
-    /// What the user should know: escalated damping.
+    /// Notes for the user: larger damping.
     pub notes: Vec<String>,
 }
 
-/// What weights that read the same input have in common: its rotation, and the factor of the inverse of its rotated Hessian.
+/// Rotation of an input and the factor of the inverse of its rotated Hessian, which all weights that read the input share.
 #[derive(Clone, Debug)]
 pub struct RotatedInput {
     kernels: Kernels,
@@ -78,7 +78,7 @@ pub struct RotatedInput {
 }
 
 impl RotatedInput {
-    /// Of the input with the second moments `hessian`; signs are those of `seed`.
+    /// Prepares the input with the second moments `hessian`; signs are those of `seed`.
     ///
     /// # Errors
     /// [`GptqError`], of the Hessian. [`GptqError::Singular`] is the caller's cue to take [`Self::plain`] instead.
@@ -86,7 +86,7 @@ impl RotatedInput {
         Self::at(*kernels(), hessian, damp, seed, threads)
     }
 
-    /// Of an input of `cols` values of which nothing is known: each counts alike, and none depends on another.
+    /// Prepares an input of `cols` values of which nothing is known: each counts alike, and none depends on another.
     ///
     /// # Errors
     /// [`GptqError::Memory`].
@@ -207,7 +207,7 @@ impl RotatedInput {
 /// The trellis of `scheme` and its bits, where a weight `[rows, cols]` can be coded by it.
 ///
 /// # Errors
-/// What it takes.
+/// The schemes that it takes.
 pub fn check_scheme(scheme: &Scheme, rows: usize, cols: usize) -> Result<(Trellis, u32), &'static str> {
     let Format::Trellis(trellis) = scheme.format else {
         return Err("trellis1 to trellis8, whose paths it codes");

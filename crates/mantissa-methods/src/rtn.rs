@@ -82,7 +82,7 @@ pub fn quantize_source<S: WeightReader + ?Sized>(
     job.panels(source, rows, threads)
 }
 
-/// Whether panels of rows can be quantized by themselves and put together: not where scales are quantized in turn, nor in
+/// True if panels of rows can be quantized by themselves and put together: not where scales are quantized in turn, nor in
 /// formats that no weight is stored in for long (KV caches, f64) or that have no codes of elements.
 pub fn in_panels(scheme: &Scheme) -> bool {
     let format = &scheme.format;
@@ -95,7 +95,7 @@ pub fn shared_outer_scale(scheme: &Scheme, amaxes: impl IntoIterator<Item = f32>
     scheme.outer_scale(range.amax())
 }
 
-/// What is the same for every panel of a tensor.
+/// Parameters that all panels of a tensor share.
 struct Job<'a> {
     scheme: &'a Scheme,
     cols: usize,

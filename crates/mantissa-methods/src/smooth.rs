@@ -19,10 +19,10 @@ use crate::transform::{Change, Channels, ScaleChannels, Transform};
 /// The smallest magnitude of a column of the weight, and the smallest scale.
 const LEAST: f32 = 1e-5;
 
-/// How much of the difficulty goes from activations to weights, where nothing else is said.
+/// Default share of the difficulty that goes from activations to weights.
 pub const ALPHA: f32 = 0.5;
 
-/// How SmoothQuant works.
+/// Options of SmoothQuant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SmoothOptions {
     /// α, 0 to 1; `None` takes for each input the one of 0, 0.05, … under which its layers err least.

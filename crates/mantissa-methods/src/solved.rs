@@ -24,9 +24,9 @@ pub struct Solved {
     pub fallback: Option<String>,
     /// `tr((W - Q) H (W - Q)ᵀ)` on the calibration, where the method has an H.
     pub output_error: Option<f64>,
-    /// How it did against rounding to nearest, where that was measured.
+    /// Comparison with rounding to nearest, where it was measured.
     pub judged: Option<Judgement>,
-    /// What the user should know.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 

@@ -10,7 +10,7 @@ use mantissa_num::TensorError;
 /// an allocator takes from the system anew every time.
 pub const PANEL: usize = 1 << 15;
 
-/// What a thread reads and widens a panel in; used again, it costs neither zeros nor pages.
+/// Buffers in which a thread reads and widens a panel; reuse saves zeroing and page faults.
 #[derive(Debug, Default)]
 pub struct Scratch {
     /// Bytes as they are stored.

@@ -4,7 +4,7 @@ use crate::options::{Key, OptionError, Options, Setting, TableSpec, name_of, sho
 use crate::rotate::{ONLINE, RESIDUAL, RotateOptions, SEED, VALUES};
 use crate::transform::{Change, Transform};
 
-/// How rotations are learned.
+/// Options of learned rotations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SpinOptions {
     /// Rotations, and the signs that they begin with.

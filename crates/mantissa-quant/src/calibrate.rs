@@ -48,7 +48,7 @@ pub type Tick<'a> = dyn FnMut() -> ControlFlow<()> + 'a;
 /// Token windows to calibrate on, each a sequence by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CalibrationSet {
-    /// What the user calls it: a file, and a key.
+    /// Name that the user gave: a file, and a key.
     pub name: String,
     /// Token ids.
     pub windows: Vec<Vec<u32>>,
@@ -82,21 +82,21 @@ pub struct Calibration<'a> {
     /// Tokens of the longest window.
     longest: usize,
     threads: usize,
-    /// Whether the states behind the last layer are wanted too.
+    /// True if the states behind the last layer are wanted too.
     to_the_end: bool,
-    /// Whether the windows are kept inside a layer for its next pass.
+    /// True if the windows are kept inside a layer for its next pass.
     keeps: bool,
     kept: Option<Kept>,
-    /// What the factors of products are rounded to.
+    /// Matmul operand dtype.
     products: Products,
 }
 
-/// What is summed over the tokens of an input.
+/// Sums over the tokens of an input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Squares {
-    /// Of the squares of each column.
+    /// Sum of the squares of each column.
     pub sums: Vec<f64>,
-    /// How many tokens there were: of an expert those that were routed to it.
+    /// Number of tokens; for an expert those routed to it.
     pub tokens: u64,
 }
 
@@ -105,9 +105,9 @@ pub struct Squares {
 pub struct CalibratedLayer {
     index: usize,
     layer: Layer,
-    /// What quantizes inputs of linear layers, of those whose weights are replaced.
+    /// Quantizers of the inputs of linear layers whose weights are replaced.
     quantizers: BTreeMap<LinearInput, InputQuantizer>,
-    /// How often weights before the heads were replaced, and the one behind them.
+    /// Number of replacements of weights before the heads, and of the one behind them.
     replaced: [u32; 2],
 }
 
@@ -435,7 +435,7 @@ impl<'a> Calibration<'a> {
     }
 }
 
-/// What layers of these `kinds` read, each input once.
+/// Inputs of layers of these `kinds`, each once.
 fn distinct(kinds: impl IntoIterator<Item = LinearKind>) -> Vec<LinearInput> {
     let mut inputs: Vec<_> = kinds.into_iter().map(LinearKind::input).collect();
     inputs.sort_unstable();
@@ -461,7 +461,7 @@ impl CalibratedLayer {
         self.index
     }
 
-    /// How often weights that the windows at `place` depend on were replaced.
+    /// Number of replacements of weights that the windows at `place` depend on.
     fn revision(&self, place: Place) -> u32 {
         let [before_heads, output] = self.replaced;
         if place == Place::Heads { before_heads } else { before_heads + output }
@@ -472,7 +472,7 @@ impl CalibratedLayer {
         self.layer.linear(kind)
     }
 
-    /// Says how the model that is being made quantizes inputs at run time: those of linear layers whose weights are
+    /// Sets the quantizers of inputs at run time: those of linear layers whose weights are
     /// [replaced](Self::replace) from now on, and all of these in statistics.
     pub fn quantize_inputs(&mut self, quantizers: BTreeMap<LinearInput, InputQuantizer>) {
         self.quantizers = quantizers;

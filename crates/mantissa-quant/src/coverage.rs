@@ -27,7 +27,7 @@ use crate::plan::Plan;
 /// Windows that are run before it is asked whether every channel was seen, in steps; after the last, all.
 const STEPS: [usize; 2] = [1, 9];
 
-/// What was seen of an input.
+/// Channels and tokens seen of an input.
 struct Seen {
     tokens: u64,
     /// By channel: zero so far.
@@ -118,7 +118,7 @@ impl Coverage {
         self.traffic = plan.text().map(|set| Traffic::between(&set.windows, traffic));
     }
 
-    /// What is missing, a line for each way in which something is.
+    /// Warnings, one line for each kind of gap.
     pub fn warnings(&self) -> Vec<String> {
         let all = self.inputs.len();
         let line = |what: &str, found: &dyn Fn(&InputCoverage) -> Option<String>| {
@@ -144,7 +144,7 @@ impl Coverage {
     }
 }
 
-/// What kind of input it is.
+/// Kind of the input.
 fn site(input: LinearInput) -> &'static str {
     match input {
         LinearInput::Qkv => "q k v",
@@ -160,7 +160,7 @@ fn site(input: LinearInput) -> &'static str {
     }
 }
 
-/// What the recipe does about an input of which something is missing.
+/// Behaviour of the recipe for an input with a gap.
 fn fallback(plan: &Plan, tokens: u64, channels: usize, silent: usize) -> Option<&'static str> {
     let few = tokens < channels as u64;
     if !few && silent == 0 {
@@ -185,7 +185,7 @@ fn fallback(plan: &Plan, tokens: u64, channels: usize, silent: usize) -> Option<
 }
 
 impl Traffic {
-    /// Of `traffic` against `calibration`, windows of tokens. Sequences do not cross the ends of windows.
+    /// Compares `traffic` with `calibration`, windows of tokens. Sequences do not cross the ends of windows.
     pub fn between(calibration: &[Vec<u32>], traffic: &[Vec<u32>]) -> Self {
         Traffic {
             tokens: traffic.iter().map(|window| window.len() as u64).sum(),

@@ -62,7 +62,7 @@ impl Grid {
         w.chunks_exact(cols.max(1)).map(|row| amax(row) / self.half).collect()
     }
 
-    /// What a row of a group loses under `step`: squares weighed by `weights`, those of rounding counting
+    /// Error of a row of a group under `step`: squares weighed by `weights`, those of rounding counting
     /// [less](OF_ROUNDING).
     fn loss(self, w: &[f32], weights: &[f64], step: f32) -> f64 {
         let (low, high) = ((-self.top - 1) as f32 * step, self.top as f32 * step);

@@ -71,7 +71,7 @@ fn mirror(x: &mut [f32], v: &[f32]) {
     x.iter_mut().zip(v).for_each(|(x, v)| *x = (f64::from(*x) - 2.0 * dot * f64::from(*v)) as f32);
 }
 
-/// What becomes of a tensor.
+/// Changes of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 enum Step {
     /// Its rows read a vector in new coordinates.
@@ -88,9 +88,9 @@ struct Change {
     /// As which it is seen.
     rows: usize,
     cols: usize,
-    /// Whether it is stored as the transpose of that.
+    /// True if it is stored as the transpose of that.
     transposed: bool,
-    /// Whether it holds the distance from 1 (Gemma's norms).
+    /// True if it holds the distance from 1 (Gemma's norms).
     plus_one: bool,
     steps: Vec<Step>,
 }
@@ -128,7 +128,7 @@ pub(crate) struct Folds {
     changes: BTreeMap<String, Change>,
     /// Rotations of inputs at run time, by module.
     rotations: BTreeMap<String, Hadamard>,
-    /// Of a model whose head was its embedding and no longer is: the head's tensor, and that of the embedding.
+    /// For a model whose head is no longer tied: the head's tensor, and that of the embedding.
     untied: Option<(String, String)>,
     /// The configuration that says so.
     config: Option<Value>,
@@ -169,7 +169,7 @@ impl Folds {
         self.change(name, shape).steps.push(Step::Reads(coordinates.clone()));
     }
 
-    /// What the norm `module` gives has new coordinates. `plus_one` says that it holds the distance from 1, `bias` that it adds.
+    /// Gives the output of the norm `module` new coordinates. `plus_one` says that it holds the distance from 1, `bias` that it adds.
     pub(crate) fn norm(&mut self, module: &str, width: usize, form: NormParts, coordinates: &Coordinates) {
         let change = self.change(format!("{module}.weight"), (1, width));
         change.plus_one = form.plus_one;
@@ -194,7 +194,7 @@ impl Folds {
         });
     }
 
-    /// How a loss changes where the coordinates `of` turn a little further: with `M` become `(1 + A) M` by `Σ S[i, j] A[i, j]`, to first
+    /// Gradient of a loss as the coordinates `of` turn a little further: with `M` become `(1 + A) M` by `Σ S[i, j] A[i, j]`, to first
     /// order in a small skew-symmetric `A`; `S` is `[n, n]`. `tensor` gives the values of a tensor that this changes, and the loss's
     /// gradient with respect to them.
     ///
@@ -234,7 +234,7 @@ impl Folds {
         sum
     }
 
-    /// Whether the tensor `name` changes.
+    /// True if the tensor `name` changes.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.changes.contains_key(name)
     }
@@ -245,7 +245,7 @@ impl Folds {
     }
 }
 
-/// What a norm consists of.
+/// Parts of a norm.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NormParts {
     pub(crate) plus_one: bool,
@@ -285,7 +285,7 @@ impl<'a> Folded<'a> {
         self.files.checkpoint().get(untied.map_or(name, |(_, embedding)| embedding))
     }
 
-    /// Whether the tensor `name` is not what the files hold.
+    /// True if the tensor `name` differs from the files.
     pub(crate) fn changes(&self, name: &str) -> bool {
         self.folds.is_some_and(|folds| folds.has(name))
     }

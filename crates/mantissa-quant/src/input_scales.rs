@@ -49,7 +49,7 @@ pub(crate) fn collect(
     Ok(scales)
 }
 
-/// What the scales of `inputs` under `scheme` are that a run finds, module by module, as they quantize the inputs; none of a scheme of which
+/// Scales of `inputs` under `scheme` that a run finds, module by module, as they quantize the inputs; none of a scheme of which
 /// a token by itself does not say how it is quantized.
 pub(crate) fn quantizers<'a>(
     scheme: &'a Scheme,

@@ -23,7 +23,7 @@ pub(crate) struct Case<'a> {
     pub(crate) w: &'a DenseTensor<'a>,
     /// The tensor-wide scale, where fused partners share one.
     pub(crate) outer: Option<f32>,
-    /// What `w` should be, where it makes up for what its input has become.
+    /// The weight that the solution should be near, where it makes up for the drift of its input.
     pub(crate) target: Option<&'a [f32]>,
 }
 

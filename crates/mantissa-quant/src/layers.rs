@@ -34,13 +34,13 @@ pub(crate) type QuantizedLayer = (Vec<(String, Vec<u8>)>, LayerReport);
 pub(crate) struct Layers<'a> {
     plan: &'a Plan,
     source: &'a Folded<'a>,
-    /// What clips the groups of weights, where something does.
+    /// Clips of the groups of weights, for transforms that clip.
     prepared: Option<&'a Prepared>,
     /// The tensor-wide scale of the last group. Fused partners follow each other, so that one is enough.
     shared: Option<((usize, FusedGroup), Option<f32>)>,
-    /// Of a method that calibrates.
+    /// State of a method that calibrates.
     sequential: Option<Sequential<'a>>,
-    /// What searched blocks are weighed by.
+    /// Importance that searched blocks are weighed by.
     importance: Option<&'a Importance>,
     /// The scales of inputs that are stored, once they are found.
     input_scales: Option<InputScales>,
@@ -244,7 +244,7 @@ impl<'a> Layers<'a> {
         method.solve(&task).map_err(|error| method_error(self.source, &info.module, error))
     }
 
-    /// How far each group of a layer is clipped.
+    /// Clip of each group of a layer.
     fn clips(&self, info: &LinearInfo) -> Option<&'a [u8]> {
         self.prepared.and_then(|prepared| prepared.clips.get(&info.module)).map(Vec::as_slice)
     }
@@ -305,7 +305,7 @@ impl<'a> Layers<'a> {
         Ok(plan.layer_report(info, scheme, plan.job.method(), solved))
     }
 
-    /// Says that a layer is taken over from an unfinished run as it is stored.
+    /// Takes a layer over from an unfinished run as it is stored.
     ///
     /// # Errors
     /// As its reader.
@@ -344,7 +344,7 @@ impl<'a> Layers<'a> {
     }
 }
 
-/// What is said of a layer whose importance is `unknown`.
+/// Notes for a layer whose importance is `unknown`.
 fn not_weighed(importance: &Importance, unknown: bool) -> Vec<String> {
     Vec::from_iter(unknown.then(|| format!("no importance in {}", importance.name)))
 }

@@ -59,7 +59,7 @@ const LEFT_BY_CALIBRATION: f64 = 0.25;
 pub struct Stage {
     /// For example `quantize model.layers.0.mlp.up_proj`.
     pub name: String,
-    /// What is held, with bytes.
+    /// Buffers with their bytes.
     pub buffers: Vec<(&'static str, u64)>,
 }
 
@@ -172,7 +172,7 @@ struct Sizes {
     stored: u64,
     blocks: u64,
     zeros: u64,
-    /// What each thread holds of the source: bytes, f32, codes and what they decode to.
+    /// Panels of all threads: bytes, f32, codes and dequantized values.
     panels: u64,
 }
 
@@ -251,7 +251,7 @@ fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     with_holes(plan, format!("quantize {}", info.module), buffers, sizes.panels)
 }
 
-/// What the containers take that store a weight as its transpose: codes and words in both orders.
+/// Memory of formats that store a weight as its transpose: codes and words in both orders.
 fn turned(plan: &Plan, sizes: &Sizes) -> u64 {
     if plan.container.facts().transposed { 2 * sizes.codes + sizes.stored } else { 0 }
 }
@@ -312,7 +312,7 @@ fn kept(plan: &Plan, set: &CalibrationSet) -> u64 {
     of(set).saturating_add(plan.held_out().as_ref().map_or(0, of))
 }
 
-/// What each thread multiplies, rounded; of the second moments it is no more.
+/// Memory of rounded matmul operands of all threads; an upper bound for second moments.
 fn factors(plan: &Plan, set: &CalibrationSet) -> u64 {
     let widths = LinearInput::PLAIN.iter().map(|&input| plan.config.input_width(input));
     let of_thread = plan.options.products.bytes_needed(set.longest(), widths.max().unwrap_or(0));

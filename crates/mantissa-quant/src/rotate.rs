@@ -27,7 +27,7 @@ pub use mantissa_methods::rotate::RotateOptions;
 /// Runs shorter than this spread nothing.
 const LEAST_ORDER: usize = 4;
 
-/// Whether the residual stream of the model can be rotated; if not, why.
+/// Matrix for the residual stream, or the reason why it cannot be rotated.
 pub(crate) fn residual_of(config: &ModelConfig) -> std::result::Result<Hadamard, &'static str> {
     if matches!(config.norm_places, NormPlaces::After | NormPlaces::Both) {
         return Err("what is added to it is normed, which does not commute with rotations");
@@ -49,7 +49,7 @@ fn sylvester(width: usize) -> Option<Hadamard> {
     Hadamard::new(order).filter(|_| width > 0 && order >= LEAST_ORDER)
 }
 
-/// Whether the head, which was the embedding, becomes a tensor of its own: the weight of the last norm is folded into it alone.
+/// True if the head, tied to the embedding, becomes a tensor of its own: the weight of the last norm is folded into it alone.
 pub(crate) fn unties(config: &ModelConfig, options: RotateOptions) -> bool {
     options.residual && config.tie_word_embeddings && residual_of(config).is_ok()
 }
@@ -194,7 +194,7 @@ fn residual(
     Ok(())
 }
 
-/// Whether it is what the norm before the MLP gives.
+/// True if it is the output of the norm before the MLP.
 fn of_mlp(input: LinearInput) -> bool {
     matches!(input, LinearInput::GateUp | LinearInput::Expert(_))
 }

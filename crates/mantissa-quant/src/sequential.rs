@@ -96,7 +96,7 @@ impl<'a> Sequential<'a> {
         }
     }
 
-    /// Says which scales the inputs of linear layers have where the model stores them: windows go through layers that are done as they
+    /// Sets the stored scales of the inputs of linear layers: windows go through layers that are done as they
     /// will at run time.
     pub(crate) fn scale_inputs(&mut self, scales: Option<&InputScales>) {
         if self.input_scales.is_none() {
@@ -104,7 +104,7 @@ impl<'a> Sequential<'a> {
         }
     }
 
-    /// What quantizes the inputs of layer `index`.
+    /// Quantizers of the inputs of layer `index`.
     fn quantizers(&self, index: usize) -> BTreeMap<LinearInput, InputQuantizer> {
         let of_layer = self.plan.quantized().map(|(info, _)| info).filter(|info| info.layer == index);
         let scheme = self.plan.activations.as_ref();

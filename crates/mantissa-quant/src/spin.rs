@@ -43,7 +43,7 @@ const MOMENTUM: f64 = 0.9;
 /// One window in so many is not learned on.
 const HELD_OUT: usize = 16;
 
-/// What was learned.
+/// Learned rotations.
 pub(crate) struct Learned {
     pub(crate) rotations: Rotations,
     /// KL on the windows that are not learned on, in nats per token: before, and after.
@@ -84,7 +84,7 @@ pub(crate) fn learn(
     Ok(Learned { rotations, kl: [before, after] })
 }
 
-/// What the layers of the unquantized model give in the end, window by window.
+/// Last hidden states of the unquantized model, window by window.
 fn teacher(
     plan: &Plan,
     source: &ModelFiles,
@@ -144,7 +144,7 @@ fn windows_of_batch(set: &CalibrationSet, batch_tokens: usize) -> usize {
     (batch_tokens / set.longest().max(1)).clamp(1, set.windows.len().max(1))
 }
 
-/// What the model is trained with.
+/// Options of the trainer.
 pub(crate) fn training_options(
     set: &CalibrationSet,
     options: SpinOptions,
@@ -310,7 +310,7 @@ impl<'a> Learner<'a> {
         self.refold()
     }
 
-    /// How the loss changes as each rotation turns, by way of the ranges of inputs.
+    /// Gradient of the loss in each rotation, by way of the ranges of inputs.
     fn of_inputs(&self) -> Vec<Vec<f64>> {
         use LinearInput::{GateUp, O, Qkv};
         let slopes = |layer: usize, inputs: &[LinearInput], n: usize| {
@@ -366,7 +366,7 @@ impl<'a> Learner<'a> {
         turning(&self.rotations).map(|matrix| self.slope(matrix, unrounded, &of_ranges)).collect()
     }
 
-    /// How a loss changes as `matrix` turns that has these gradients with respect to the parameters, of these values.
+    /// Gradient in `matrix` of a loss that has these gradients with respect to the parameters, of these values.
     fn slope(&self, matrix: &Arc<Orthogonal>, values: &[f32], gradients: &[f32]) -> Vec<f64> {
         let table = self.model.parameters().table();
         let s = self.folds.turning(matrix, |name| {
@@ -424,7 +424,7 @@ fn rounded_inputs(plan: &Plan, options: RotateOptions) -> impl Iterator<Item = (
         .filter(move |(info, input)| seen.insert((info.layer, *input)))
 }
 
-/// Whether rotations of this architecture can be learned.
+/// Checks that rotations of this architecture can be learned.
 ///
 /// # Errors
 /// [`QuantError::Spin`].
@@ -436,7 +436,7 @@ fn fault(source: &ModelFiles, error: TrainError) -> QuantError {
     QuantError::Spin { path: source.dir().to_owned(), error: Box::new(error) }
 }
 
-/// What learning holds at its peak, with bytes.
+/// Peak memory of learning.
 pub(crate) fn buffers(plan: &Plan, set: &CalibrationSet, options: SpinOptions) -> Vec<(&'static str, u64)> {
     let untied =
         plan.config.tie_word_embeddings && options.rotate.residual && residual_of(&plan.config).is_ok();

@@ -30,18 +30,18 @@ use mantissa_methods::Solved;
 /// Tokens that searches multiply.
 pub(crate) const TOKENS: usize = 512;
 
-/// What is known before the first layer is quantized.
+/// Results of the transform, before the first layer is quantized.
 #[derive(Debug, Default)]
 pub(crate) struct Prepared {
-    /// What is folded into the model; `None` where nothing is.
+    /// Changes folded into the model; `None` without a transform.
     pub(crate) record: Option<Record>,
     /// The same as changes of its tensors.
     pub(crate) folds: Folds,
-    /// How far each group of a weight is clipped ([`awq::clip_groups`]), by module.
+    /// Clip of each group of a weight ([`awq::clip_groups`]), by module.
     pub(crate) clips: BTreeMap<String, Vec<u8>>,
-    /// What the calibration did not show of a layer's input, by module.
+    /// Gaps of the calibration in a layer's input, by module.
     pub(crate) uncovered: BTreeMap<String, String>,
-    /// How the scales that were found for a layer's input did against none, by module.
+    /// Comparison of the scales found for a layer's input with none, by module.
     judged: BTreeMap<String, Judgement>,
 }
 
@@ -98,9 +98,9 @@ struct Search<'a> {
 
 /// Tokens of the inputs of a layer.
 struct Samples {
-    /// Of the calibration.
+    /// Tokens of the calibration.
     seen: BTreeMap<LinearInput, Sample>,
-    /// Of the windows that are held out.
+    /// Tokens of the held-out windows.
     unseen: BTreeMap<LinearInput, Sample>,
 }
 
@@ -321,7 +321,7 @@ fn quantizer<'w>(weight: &'w Weight<'_>, threads: usize) -> impl Fn(&[f32]) -> V
     }
 }
 
-/// What columns that were always zero count as the smallest of the others: a scale near 0 would lose their weights for good.
+/// Treats columns that were always zero as the smallest of the others: a scale near 0 would lose their weights for good.
 fn live(columns: &[f32]) -> Vec<f32> {
     let least = columns.iter().filter(|v| **v > 0.0).fold(f32::INFINITY, |least, v| least.min(*v));
     let least = if least.is_finite() { least } else { 1.0 };

@@ -20,12 +20,12 @@ pub(super) struct Levels {
     pub(super) reach: f32,
 }
 
-/// What a weight becomes.
+/// A rounded weight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rounded {
     /// The element.
     pub(super) level: f32,
-    /// Whether the weight lies between two elements, either of which it can become.
+    /// True if the weight lies between two elements and can become either.
     pub(super) inside: bool,
 }
 

@@ -28,10 +28,10 @@ const CLIPS: RangeInclusive<f32> = 0.70..=1.06;
 /// rule is up to half as large again as the range asks for.
 const CLIPS_OF_POWERS: RangeInclusive<f32> = 0.60..=1.50;
 
-/// How many are tried.
+/// Number of factors that are tried.
 const TRIED: usize = 19;
 
-/// How far learning may take a factor from where it began.
+/// Largest change of a factor by learning.
 const CLIP_REACH: f32 = 0.5;
 
 /// Decay of the momentum, and its share in a step's direction beside the gradient: β₂ and β₁ of Lion (Chen et al. 2023, "Symbolic
@@ -59,7 +59,7 @@ pub struct LearnedWeight {
     groups: Vec<Group>,
 }
 
-/// What is learned of a group, and what follows from it.
+/// Learned parameters of a group, and the scale that follows from them.
 #[derive(Clone, Copy, Debug)]
 struct Group {
     /// Range of its weights, 0 included.
@@ -72,7 +72,7 @@ struct Group {
     scale: u32,
     zero: i32,
     decoder: Decoder,
-    /// What elements are multiplied by, all levels of scales together.
+    /// Factor of the elements, all levels of scales together.
     multiplier: f32,
 }
 
@@ -101,7 +101,7 @@ fn refused(scheme: &Scheme, why: &'static str) -> AutoRoundError {
     AutoRoundError::Scheme { scheme: scheme.to_string(), why }
 }
 
-/// Whether the rounding of a weight `[rows, cols]` can be learned under `scheme`.
+/// Checks that the rounding of a weight `[rows, cols]` can be learned under `scheme`.
 ///
 /// # Errors
 /// [`AutoRoundError::Scheme`].
@@ -206,7 +206,7 @@ impl LearnedWeight {
         best.map_or(Group::BLANK, |(_, group)| group)
     }
 
-    /// Whether scales are powers of two.
+    /// True if scales are powers of two.
     fn has_powers(&self) -> bool {
         self.scheme.format.scale().is_some_and(|tree| tree.code == Code::E8m0)
     }

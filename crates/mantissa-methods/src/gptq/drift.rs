@@ -36,7 +36,7 @@ pub struct Drift {
 }
 
 impl Drift {
-    /// Of no tokens, for inputs of width `cols`.
+    /// Drift over no tokens, for inputs of width `cols`.
     ///
     /// # Errors
     /// [`GptqError::Memory`].
@@ -73,7 +73,7 @@ impl Drift {
         self.tokens += tokens as u64;
     }
 
-    /// Whether all that was seen is what it was in the original model.
+    /// True if all inputs are those of the original model.
     pub fn is_zero(&self) -> bool {
         self.sum.iter().all(|v| *v == 0.0)
     }

@@ -15,7 +15,7 @@ pub struct Hessian {
 }
 
 impl Hessian {
-    /// Of no tokens, for inputs of width `cols`.
+    /// Hessian of no tokens, for inputs of width `cols`.
     ///
     /// # Errors
     /// [`GptqError::Memory`].
@@ -37,7 +37,7 @@ impl Hessian {
         }
     }
 
-    /// Of one token whose inputs have nothing to do with each other: the identity.
+    /// The identity, as of one token whose inputs are independent.
     ///
     /// # Errors
     /// [`GptqError::Memory`].
@@ -47,7 +47,7 @@ impl Hessian {
         Ok(Hessian { cols, tokens: 1, sum })
     }
 
-    /// Of the inputs as `maps` make them one after another: `M H Mᵀ`.
+    /// Hessian of the inputs after `maps`, one after another: `M H Mᵀ`.
     ///
     /// # Errors
     /// [`GptqError::Memory`].

@@ -13,10 +13,10 @@ use super::solve::Problem;
 /// Parts in which outliers are chosen: a group's range is another one without those of the parts before.
 const PARTS: usize = 4;
 
-/// Of a weight that is chosen: no gain is below 0.
+/// Gain of a weight that is chosen; no gain is below 0.
 const CHOSEN: f32 = -1.0;
 
-/// Of a weight whose group has changed since: it is found anew.
+/// Gain of a weight whose group has changed since; it is computed again.
 const UNKNOWN: f32 = f32::NAN;
 
 impl Problem<'_> {

@@ -50,18 +50,18 @@ struct Row<'a> {
     w: &'a mut [f64],
     groups: &'a mut [Group],
     codes: &'a mut [u32],
-    /// What weights that are kept have over their codes, by column; empty where none is.
+    /// Differences of the outliers from their codes, by column; empty without outliers.
     residuals: &'a mut [f32],
     /// Sums of e² and of (w - q)² over live columns.
     loss: &'a mut (f64, f64),
 }
 
-/// What is known of some rows when they are done.
+/// Results of some rows.
 struct Panel {
     codes: Codes,
     scales: Codes,
     zeros: Vec<i32>,
-    /// Of the weights that are kept, row by row.
+    /// Differences of the outliers, row by row.
     residuals: Vec<f32>,
     /// By row.
     losses: Vec<f64>,
@@ -94,7 +94,7 @@ impl Problem<'_> {
         (quantized, residuals, losses.into_iter().sum())
     }
 
-    /// What the groups' scales are taken from.
+    /// Weights that the groups' scales are taken from.
     fn groups(&self) -> GroupOrder {
         if self.fixed.scales.is_some() { GroupOrder::Static } else { self.factor.options.groups }
     }
@@ -237,13 +237,13 @@ impl Problem<'_> {
         best
     }
 
-    /// What the least and the greatest weight become.
+    /// Quantized values of the least and the greatest weight.
     pub(super) fn ends(&self, group: &Group, whole: Range) -> Range {
         let [min, max] = [whole.min, whole.max].map(|w| self.value(w, group, 0).1);
         Range { min, max, ..whole }
     }
 
-    /// What the error of a weight costs where it is rounded to nearest in a group whose values end at `ends`.
+    /// Cost of the error of a weight that is rounded to nearest in a group whose values end at `ends`.
     pub(super) fn lost(&self, (w, weighs): (f32, f64), group: &Group, ends: Range) -> f64 {
         let error = f64::from(w) - f64::from(self.value(w, group, 0).1);
         let counts = if ends.min <= w && w <= ends.max { OF_ROUNDING } else { 1.0 };
@@ -265,7 +265,7 @@ impl Problem<'_> {
         Group { block, decoder: self.scheme.format.decoder(block.scale, block.zero, self.outer) }
     }
 
-    /// Whether a weight stands beside the codes.
+    /// True if a weight is an outlier, stored beside the codes.
     fn is_kept(&self, row: usize, column: usize) -> bool {
         self.fixed.kept.is_some_and(|kept| kept[row * self.cols + column])
     }

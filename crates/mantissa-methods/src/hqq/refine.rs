@@ -28,11 +28,11 @@ pub(super) struct Grid {
     pub(super) zero: f32,
 }
 
-/// What grids there are.
+/// The grids that codes can have.
 pub(super) struct Grids<'a> {
     /// The highest code; the lowest is 0.
     pub(super) top: f32,
-    /// Whether zero points are codes themselves.
+    /// True if zero points are codes themselves.
     pub(super) integer_zero: bool,
     /// The least step.
     pub(super) least_step: f32,
@@ -122,7 +122,7 @@ impl Grids<'_> {
     }
 }
 
-/// What one turn leaves of a group.
+/// State of a group after one turn.
 #[derive(Default)]
 pub(super) struct Turn {
     codes: Vec<f32>,

@@ -6,7 +6,7 @@ use mantissa_num::trellis::{TILE, TILE_WEIGHTS, place, words};
 /// 16 × 16 values, row after row.
 type Tile = [f64; TILE_WEIGHTS];
 
-/// What is to be coded, `[rows, cols]`, and how its errors are weighed.
+/// Values to code, `[rows, cols]`, and the weights of their errors.
 pub(super) struct Problem<'a> {
     pub(super) kernels: &'a Kernels,
     pub(super) values: &'a TrellisValues,
@@ -23,9 +23,9 @@ pub(super) struct Problem<'a> {
 
 /// Errors of the tiles that are coded, as far as others need them.
 struct Errors {
-    /// Of each 16 outputs `[16, cols]`: what later inputs of these are to make up for.
+    /// For each 16 outputs `[16, cols]`: errors that later inputs of these are to make up for.
     across: Vec<Vec<f64>>,
-    /// Of each 16 inputs `[rows, 16]`: what later outputs of these are.
+    /// For each 16 inputs `[rows, 16]`: errors that later outputs of these make up for.
     down: Vec<Vec<f64>>,
 }
 

@@ -72,7 +72,7 @@ struct Cut<'a, S: ?Sized> {
     rows: usize,
     cols: usize,
     importance: Option<&'a [f32]>,
-    /// Of all blocks.
+    /// Bytes of all blocks.
     bytes: usize,
     /// Rows of a panel.
     grain: usize,
@@ -128,7 +128,7 @@ impl<'a, S: WeightReader + ?Sized> Cut<'a, S> {
         Ok(ErrorStats::of_sums(x.len(), sums))
     }
 
-    /// Of all panels, in their order.
+    /// Results of all panels, in their order.
     fn sum(&self, results: Vec<Result<ErrorStats, S::Error>>) -> Result<ErrorStats, S::Error> {
         let mut stats = ErrorStats::default();
         for result in results {

@@ -73,7 +73,7 @@ fn book(table: &Table) -> Option<Elements> {
     Some(Elements::Book { midpoints: std::array::from_fn(|i| (level(i) + level(i + 1)) / 2.0), order })
 }
 
-/// How a panel is cut: lines of `len` elements, blocks of `group` elements of a line, and of `depth` lines.
+/// Cut of a panel: lines of `len` elements, blocks of `group` elements of a line, and of `depth` lines.
 struct Lines {
     len: usize,
     group: usize,

@@ -26,7 +26,7 @@ pub enum CalibrateError {
     Forward {
         /// Index of the window.
         window: usize,
-        /// What is wrong.
+        /// The fault.
         error: ForwardError,
     },
     /// Memory for statistics.

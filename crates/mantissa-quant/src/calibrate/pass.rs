@@ -12,7 +12,7 @@ use super::{CalibrateError, CalibratedLayer, Calibration, IN_MEMORY, States};
 pub(super) struct Kept {
     layer: usize,
     place: Place,
-    /// How often weights before the place had been replaced.
+    /// Number of replacements of weights before the place.
     revision: u32,
     /// `[tokens, query width]` of each window at its heads, `[tokens, hidden]` in the middle.
     states: States,
@@ -22,13 +22,13 @@ pub(super) struct Kept {
 pub(super) struct Running<'l> {
     layer: &'l CalibratedLayer,
     inputs: &'l [LinearInput],
-    /// Whether to the end of the layer.
+    /// True if the pass goes to the end of the layer.
     through: bool,
-    /// Where it began.
+    /// Place where it began.
     from: Place,
-    /// What the windows are there, inside the layer.
+    /// States of the windows there, inside the layer.
     inside: Option<States>,
-    /// Where it ends, and what the windows are there if that is wider.
+    /// Place where it ends, and the states there if they are wider.
     came: Place,
     room: Option<States>,
 }
@@ -121,7 +121,7 @@ impl Calibration<'_> {
 }
 
 impl Kept {
-    /// Whether a pass through `layer`, as it now is, may begin here to find `inputs`.
+    /// True if a pass through `layer`, as it now is, may begin here to find `inputs`.
     fn serves(&self, layer: &CalibratedLayer, inputs: &[LinearInput]) -> bool {
         let behind = inputs.iter().all(|input| input.turn() >= self.place.turn());
         self.layer == layer.index && self.revision == layer.revision(self.place) && behind

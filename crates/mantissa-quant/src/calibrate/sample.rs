@@ -1,6 +1,6 @@
 //! Some tokens of what a linear layer reads, and what all of them say of its columns.
 
-/// What is known of an input.
+/// Statistics and sampled tokens of an input.
 #[derive(Clone, Debug)]
 pub(crate) struct Sample {
     /// Tokens seen.

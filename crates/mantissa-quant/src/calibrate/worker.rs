@@ -4,20 +4,20 @@ use mantissa_model::{Buffers, ForwardError, LinearInput, LoadError, ModelConfig,
 
 use super::{CalibrateError, CalibratedLayer, States};
 
-/// What one window at a time needs.
+/// Buffers for one window at a time.
 pub(super) struct Worker {
     pub(super) buffers: Buffers,
-    /// Of the window, `[tokens, hidden]`: where [`came`](Self::came) says.
+    /// States of the window, `[tokens, hidden]`, at the place that [`came`](Self::came) says.
     pub(super) states: Vec<f32>,
     /// The joined heads, `[tokens, query width]`, where it ended there.
     pub(super) heads: Vec<f32>,
     pub(super) came: Place,
-    /// What the linear layers read, in the order of the inputs asked for.
+    /// Inputs of the linear layers, in the order asked for.
     pub(super) seen: Vec<Vec<f32>>,
     result: Result<(), Failed>,
 }
 
-/// What failed on a window.
+/// Error on a window.
 enum Failed {
     Read(mantissa_store::Error),
     Forward(ForwardError),
@@ -29,12 +29,12 @@ pub(super) struct Pass<'a> {
     pub(super) layer: &'a CalibratedLayer,
     pub(super) config: &'a ModelConfig,
     pub(super) states: &'a States,
-    /// Where it begins.
+    /// Place where it begins.
     pub(super) from: Place,
     /// Inside the layer, what the windows are there.
     pub(super) inside: Option<&'a States>,
     pub(super) inputs: &'a [LinearInput],
-    /// Whether to the end of the layer.
+    /// True if the pass goes to the end of the layer.
     pub(super) through: bool,
 }
 
@@ -89,12 +89,12 @@ impl Worker {
         Ok(())
     }
 
-    /// What the window is inside the layer, where it ended there.
+    /// States of the window inside the layer, where it ended there.
     pub(super) fn inside(&self) -> &[f32] {
         if self.came == Place::Heads { &self.heads } else { &self.states }
     }
 
-    /// What was seen, as weights see it: what stands around their codes comes first, then its rounding.
+    /// Inputs as the weights read them: transforms around the codes come first, then rounding.
     fn as_read(&mut self, pass: Pass<'_>) -> Result<(), ForwardError> {
         for (input, x) in pass.inputs.iter().zip(&mut self.seen) {
             let reader = input.readers().find_map(|kind| pass.layer.linear(kind));

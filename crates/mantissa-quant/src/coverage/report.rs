@@ -2,28 +2,28 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What a calibration shows of a model.
+/// Coverage of a model by a calibration set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Coverage {
     /// Windows of the calibration.
     pub windows: usize,
     /// Their tokens.
     pub tokens: u64,
-    /// Of these, tokens that were run to find this: fewer than all where they had shown every channel.
+    /// Tokens that were run to find this; fewer than all if they reached every channel.
     pub tokens_run: u64,
-    /// What linear layers read, in the order of the forward pass.
+    /// Inputs of linear layers, in the order of the forward pass.
     pub inputs: Vec<InputCoverage>,
-    /// How far it is from the text that stands for the traffic, where one was given.
+    /// Distance from an in-domain sample, if one was given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traffic: Option<Traffic>,
 }
 
-/// What a calibration shows of one input.
+/// Coverage of one input.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InputCoverage {
     /// The quantized layers that read it.
     pub modules: Vec<String>,
-    /// What kind of input it is, the same in all layers: `q k v`, `o`, `gate up`, `down`, `expert down` …
+    /// Kind of the input, the same in all layers: `q k v`, `o`, `gate up`, `down`, `expert down` …
     pub site: String,
     /// Tokens that reach it: of an expert those that are routed to it.
     pub tokens: u64,
@@ -31,17 +31,17 @@ pub struct InputCoverage {
     pub channels: usize,
     /// Channels that were zero in every one of the tokens.
     pub silent: usize,
-    /// What is done about what is missing; `None` where nothing is.
+    /// Behaviour of the recipe for the gap; `None` without a gap.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fallback: Option<String>,
 }
 
-/// How far a calibration is from a text, by their tokens.
+/// Distance of a calibration from an in-domain sample, by their tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Traffic {
     /// Tokens of the text.
     pub tokens: u64,
-    /// Of its sequences of one, two and three tokens the share, by occurrence, that are nowhere in the calibration.
+    /// Share of its sequences of one, two and three tokens, by occurrence, that are not in the calibration.
     pub unseen: [f64; 3],
     /// The Jensen-Shannon distance of the distributions of one and of two tokens: the root of the divergence in bits, 0 for equal ones,
     /// 1 for such as have nothing in common (Endres & Schindelin 2003).

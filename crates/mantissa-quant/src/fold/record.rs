@@ -25,17 +25,17 @@ const MOST_BYTES: u64 = 256 << 20;
 
 const VERSION: u32 = 1;
 
-/// What was folded into a model before it was quantized.
+/// Changes folded into a model before it was quantized.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Record {
     version: u32,
     /// The method's name.
     pub(crate) transform: String,
-    /// What the channels of a vector were divided by, by the module that gives it: f32 as hexadecimal digits of its bits.
+    /// Divisors of the channels of a vector, by the module that gives it: f32 as hexadecimal digits of its bits.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     scales: BTreeMap<String, String>,
-    /// What was rotated.
+    /// Rotations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rotation: Option<RotateOptions>,
     /// The rotations, where they were learned.
@@ -47,10 +47,10 @@ pub(crate) struct Record {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Learned {
-    /// Of the residual stream.
+    /// Rotation of the residual stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     residual: Option<String>,
-    /// Of values within each head, by layer.
+    /// Rotations of values within each head, by layer.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     values: BTreeMap<usize, String>,
     /// KL of the model to itself with what the learning rounds, on windows that nothing was learned on: before, and after.
@@ -63,7 +63,7 @@ impl Record {
         Record { version: VERSION, transform, scales, rotation: None, learned: None }
     }
 
-    /// What lies beside the model.
+    /// The file beside the model.
     ///
     /// # Errors
     /// It has no spelling, which cannot be.

@@ -7,7 +7,7 @@ use mantissa_model::{LinearInfo, LinearInput, LinearKind, ModelConfig, StoredAs}
 
 use super::{Coordinates, Folds, NormParts};
 
-/// What gives a vector.
+/// Module that gives a vector.
 #[derive(Clone, Debug)]
 pub(crate) enum Giver {
     /// A norm, by its module.
@@ -19,15 +19,15 @@ pub(crate) enum Giver {
 /// A vector whose channels can be scaled.
 #[derive(Clone, Debug)]
 pub(crate) struct Site {
-    /// What gives it.
+    /// Module that gives it.
     pub(crate) giver: Giver,
     /// Channels that it has where it is given.
     pub(crate) channels: usize,
-    /// Where it is read, runs of this many channels are repeated this many times (grouped-query attention).
+    /// Channels of a run; where the vector is read, runs are repeated this many times (grouped-query attention).
     repeats: (usize, usize),
     /// As what it is read.
     pub(crate) input: LinearInput,
-    /// What reads it.
+    /// Linear layers that read it.
     pub(crate) readers: Vec<LinearInfo>,
 }
 
@@ -73,7 +73,7 @@ impl Site {
     }
 }
 
-/// What the norms of a model consist of.
+/// Parts of the norms of a model.
 pub(crate) fn norm_parts(config: &ModelConfig) -> NormParts {
     NormParts { plus_one: config.norm == NormForm::RmsPlusOne, bias: config.norm == NormForm::Layer }
 }

@@ -182,7 +182,7 @@ fn read_dat(path: &Path) -> Result<Importance> {
     Ok(Importance { name: file_name(path), datasets, chunks, chunk_size: 0, entries })
 }
 
-/// What is left of a `.dat`.
+/// Remaining bytes of a `.dat`.
 struct Cursor<'a> {
     path: &'a Path,
     bytes: &'a [u8],

@@ -16,7 +16,7 @@ pub enum Observer {
     Max,
     /// The one that this share of the values of up to 2048 tokens do not exceed.
     Percentile(Share),
-    /// Of the greatest times 1, 0.975, …, 0.3 the one under which those values err least, squared.
+    /// The share 1, 0.975, …, 0.3 of the greatest magnitude with the least squared error of those values.
     Mse,
     /// The one at which clipping and rounding lose least information of the distribution of those values' magnitudes, by KL of a
     /// histogram of 2048 bins (Migacz 2017, "8-bit Inference with TensorRT", GTC, slides 20 to 38).
@@ -71,11 +71,11 @@ const BINS: usize = 2048;
 const FIRST: usize = 128;
 const STEP: usize = 8;
 
-/// How far [`Observer::MovingAverage`] follows a window.
+/// Step of [`Observer::MovingAverage`] towards a window.
 const FOLLOWED: f32 = 0.01;
 
 impl Observer {
-    /// Whether it looks at some tokens only, of which it keeps the values.
+    /// True if it looks at some tokens only, whose values it keeps.
     pub(crate) fn samples(self) -> bool {
         matches!(self, Observer::Percentile(_) | Observer::Mse | Observer::Kl)
     }

@@ -10,7 +10,7 @@ use crate::gptq::Hessian;
 use crate::plan::Plan;
 use crate::sequential::{EXPERTS_AT_ONCE, outputs_bytes, uses_drift};
 
-/// What the stages of one layer have in common. Sizes in bytes where nothing else is said.
+/// Sizes that the stages of one layer share, in bytes where nothing else is said.
 pub(super) struct Solving<'a> {
     plan: &'a Plan,
     set: &'a CalibrationSet,
@@ -18,7 +18,7 @@ pub(super) struct Solving<'a> {
     sizes: Sizes,
     /// Held in all of them.
     base: [(&'static str, u64); 6],
-    /// Of the original model.
+    /// Memory of the unquantized model.
     original: Beside,
     /// The size of the problem; `inputs` are those whose statistics are collected in one pass, for experts several.
     extent: Extent<'a>,
@@ -115,7 +115,7 @@ impl<'a> Solving<'a> {
 struct Beside {
     states: u64,
     layer: u64,
-    /// Of a pass, beside that of the model that is made.
+    /// Statistics of a pass, beside those of the quantized model.
     statistics: u64,
 }
 

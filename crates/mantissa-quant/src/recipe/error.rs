@@ -13,7 +13,7 @@ pub enum RecipeError {
         name: String,
         /// The part at fault.
         found: String,
-        /// What may stand there.
+        /// The parts allowed there.
         allowed: String,
     },
     /// A scheme in the recipe is not one.
@@ -21,9 +21,9 @@ pub enum RecipeError {
     Scheme {
         /// The recipe's name or file.
         name: String,
-        /// Where.
+        /// The field.
         field: String,
-        /// What is wrong with it.
+        /// The fault.
         error: mantissa_num::ParseError,
     },
     /// A key, or a value, of the file.
@@ -33,9 +33,9 @@ pub enum RecipeError {
         file: String,
         /// The key.
         field: String,
-        /// What it holds.
+        /// Its value.
         found: String,
-        /// What it may hold, and the nearest of it where something is misspelt.
+        /// The values allowed, with the nearest one for a misspelt value.
         allowed: String,
     },
     /// The file is not there or cannot be read.

@@ -40,7 +40,7 @@ pub enum Part {
     Linear {
         /// Which one.
         kind: LinearKind,
-        /// Of which layer.
+        /// Index of the layer.
         layer: usize,
     },
 }
@@ -60,7 +60,7 @@ enum Of {
     Is(LinearKind),
 }
 
-/// Where a rule applies. Fractions of layers are rounded down.
+/// Layers that a rule applies to. Fractions of layers are rounded down.
 #[derive(Clone, Copy, Debug)]
 enum When {
     Always,
@@ -222,7 +222,7 @@ const IQ2_S: [Rule; 6] = [
     rule(O, When::Always, Iq3S),
 ];
 
-/// What a type becomes where its blocks of 256 do not divide a row: llama.cpp's choice, with blocks of 32.
+/// Replacement of a type whose blocks of 256 do not divide a row: llama.cpp's choice, with blocks of 32.
 const SMALLER: [(CodecId, CodecId); 16] = [
     (Q4K, Q5_0),
     (Q5K, Q5_1),
@@ -278,7 +278,7 @@ impl FileType {
     }
 }
 
-/// What llama.cpp takes the linear layers of an expert for.
+/// Kinds that llama.cpp takes the linear layers of an expert for.
 fn dense(kind: LinearKind) -> LinearKind {
     match kind {
         LinearKind::ExpertGate(_) | LinearKind::SharedGate => LinearKind::Gate,

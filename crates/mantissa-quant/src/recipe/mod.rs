@@ -83,12 +83,12 @@ pub struct LayerRule {
     pub weights: Option<Scheme>,
 }
 
-/// What to do to a model.
+/// A recipe: transform, method and schemes of a model.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     /// Name, as the user gave it.
     pub name: String,
-    /// What is done to the dense model before, which leaves what it computes as it is.
+    /// Transform of the dense model before the method; its outputs stay the same.
     pub transform: Option<Arc<dyn Transform>>,
     /// Method, with its options.
     pub method: Arc<dyn Method>,
@@ -96,11 +96,11 @@ pub struct Recipe {
     pub weights: Scheme,
     /// Scheme of their inputs at run time.
     pub activations: Option<Scheme>,
-    /// What the scales of inputs that are stored are taken from.
+    /// Observer that static scales of inputs are taken from.
     pub observer: Observer,
     /// Scheme of keys and values in the cache.
     pub kv: Option<Scheme>,
-    /// How keys and values are stored under levels of the calibration text, which go along with the model.
+    /// Policy of keys and values under levels that are found on the calibration text and stored with the model.
     pub kv_levels: Option<KvPolicy>,
     /// llama.cpp's mixture of block types, where the recipe is one: it says what becomes of every tensor.
     pub file_type: Option<FileType>,
@@ -117,7 +117,7 @@ pub struct Recipe {
 pub struct Glob(String);
 
 impl Glob {
-    /// Whether `module` matches.
+    /// True if `module` matches.
     pub fn matches(&self, module: &str) -> bool {
         let mut parts = self.0.split('*');
         let Some(mut rest) = parts.next().and_then(|first| module.strip_prefix(first)) else { return false };
@@ -155,12 +155,12 @@ impl Recipe {
         text.ends_with(".toml") || text.contains('/')
     }
 
-    /// What reports call it: its name, or the name of its file without the folder.
+    /// Name in reports: the recipe's name, or that of its file without the folder.
     pub fn label(&self) -> &str {
         Path::new(&self.name).file_name().and_then(|name| name.to_str()).unwrap_or(&self.name)
     }
 
-    /// Whether it needs text to calibrate on.
+    /// True if it needs calibration text.
     pub fn needs_calibration(&self) -> bool {
         self.method.needs().text || self.transform.as_ref().is_some_and(|transform| transform.needs_text())
     }

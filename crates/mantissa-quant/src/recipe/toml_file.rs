@@ -91,7 +91,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
     })
 }
 
-/// What static scales of inputs are taken from, and at which percentile.
+/// Reads the observer of static scales of inputs, and its percentile.
 fn observer(reader: &Reader<'_>) -> Result<Observer, RecipeError> {
     let observer = reader.one_of("observer", &OBSERVERS)?.unwrap_or_default();
     let Some(value) = reader.table.get("percentile") else { return Ok(observer) };
@@ -219,7 +219,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// What the name under `key` stands for.
+    /// Reads the value that the name under `key` stands for.
     fn one_of<T: Copy>(&self, key: &str, known: &[(&str, T)]) -> Result<Option<T>, RecipeError> {
         let Some(text) = self.string(key)? else { return Ok(None) };
         let found = known.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);

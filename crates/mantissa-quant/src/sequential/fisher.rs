@@ -33,7 +33,7 @@ pub(crate) fn options(plan: &Plan, set: &CalibrationSet) -> Options {
     Options { max_tokens, max_len, threads: plan.options.threads, policy: Policy::fp32() }
 }
 
-/// Why there are none.
+/// An error on the way back.
 pub(super) enum MetricsError {
     Calibrate(CalibrateError),
     Train(mantissa_train::TrainError),
@@ -51,7 +51,7 @@ impl From<mantissa_train::TrainError> for MetricsError {
     }
 }
 
-/// How many times the median length a token's gradient may have. One whose states are almost zero (padding, whose embedding is) has a
+/// Largest length of a token's gradient in units of the median. One whose states are almost zero (padding, whose embedding is) has a
 /// norm of almost infinite slope, and would by itself be the mean.
 const LONGEST: f64 = 10.0;
 
@@ -86,7 +86,7 @@ pub(super) fn metrics(
     Ok(metrics)
 }
 
-/// What errors of the outputs of the linear layers `linears` cost the model that `source` holds, by module: the second moments of the
+/// Finds the cost of errors in the outputs of `linears` for the model in `source`, by module: the second moments of the
 /// gradients of the weights in their outputs, `Σ G Gᵀ` for the gradient `G[rows, cols]` of each batch. Gradients of tokens whose targets
 /// are drawn by themselves are uncorrelated, so that its mean is that of `|x|² g gᵀ` over tokens with input x and gradient g of the output:
 /// the output's factor of the Fisher information (YAQA: Tseng et al. 2025, arXiv 2505.22988, section 4.1).
@@ -115,7 +115,7 @@ pub(super) fn output_moments<'l>(
     Ok(found)
 }
 
-/// What draws the targets of [`output_moments`].
+/// Seed of the targets of [`output_moments`].
 const SEED: u64 = 42;
 
 /// Second moments of the gradients of weights, by the layer's part.
@@ -129,9 +129,9 @@ struct WayBack<'a> {
     source: &'a dyn WeightSource,
     config: &'a ModelConfig,
     options: &'a Options,
-    /// What the layers that are ahead read.
+    /// Inputs of the layers that are ahead.
     inputs: Vec<States>,
-    /// Of what the last of them gave, window by window.
+    /// Gradients of the output of the last of them, window by window.
     gradients: Vec<Vec<f32>>,
     /// Windows at a time.
     each: usize,
@@ -208,7 +208,7 @@ fn add(layer: &LayerTrainer, kind: LinearKind, sum: &mut Hessian, threads: usize
     sum.add(&turned, threads);
 }
 
-/// What finding them holds at its peak, with bytes; `table` are those of the head as it is stored.
+/// Peak memory of finding them; `table` is the bytes of the head as it is stored.
 pub(crate) fn metrics_buffers(
     config: &ModelConfig,
     set: &CalibrationSet,

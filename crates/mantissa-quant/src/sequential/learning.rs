@@ -46,7 +46,7 @@ pub(crate) struct Learning<'a> {
 }
 
 impl<'a> Sequential<'a> {
-    /// What [`learn`](Self::learn) made of a linear layer.
+    /// Takes the result of [`learn`](Self::learn) for a linear layer.
     pub(crate) fn take_learned(&mut self, module: &str) -> Option<Solved> {
         self.learning.solved.remove(module)
     }
