@@ -9,7 +9,7 @@ use mantissa_kernels::{AdamWStep, kernels};
 use mantissa_store::SafeTensors;
 use mantissa_train::blockwise::{BLOCK, BlockwiseRule, BlockwiseStep, Moment};
 
-/// Of the recorded runs.
+/// Hyperparameters of the recorded runs.
 const LR: f64 = 1e-3;
 const BETAS: (f64, f64) = (0.9, 0.999);
 const EPS: f64 = 1e-8;

@@ -189,7 +189,7 @@ fn weighted_output(layer: &mut LayerTrainer, mut states: Vec<f32>, lens: &[usize
     states.iter().zip(c).map(|(y, c)| f64::from(*y) * f64::from(*c)).sum()
 }
 
-/// Of one layer by itself, the gradient of what it read is the slope of `Σ c ∘ output`, and that of the weights is there without it.
+/// Checks for a single layer that the input gradient is the slope of `Σ c ∘ output`, and that of the weights is there without it.
 #[test]
 fn a_layers_input_gradient_is_the_slope_of_its_output() {
     for dir in trainable() {

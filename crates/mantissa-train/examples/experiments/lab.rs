@@ -1,4 +1,4 @@
-//! What the arms of all experiments share: settings, architecture, tokens, and the results of runs.
+//! Base of all arms of experiments: settings, architecture, tokens, and the results of runs.
 
 use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
@@ -16,10 +16,10 @@ use tempfile::TempDir;
 /// The share of the text, its end, that is not trained on.
 const HELD_OUT: f64 = 0.1;
 
-/// What a run or a measurement has found, by name.
+/// Figures of a run or a measurement, by name.
 pub type Figures = BTreeMap<String, f64>;
 
-/// What a run came to.
+/// Result of a run.
 #[derive(Clone, Debug)]
 pub struct Trained {
     /// As `Arm::Train`.

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::arms::Outcomes;
 use crate::spec::{Check, Experiment};
 
-/// What came of an experiment.
+/// Result of an experiment.
 #[derive(Debug)]
 pub struct Report<'a> {
     name: &'a str,

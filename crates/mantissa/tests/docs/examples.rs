@@ -15,7 +15,7 @@ use std::sync::Mutex;
 use crate::markdown::{Block, Page};
 use crate::{guide, root, shown};
 
-/// What became of a page's commands.
+/// Result of a page's commands.
 #[derive(Default)]
 struct Outcome {
     ran: usize,

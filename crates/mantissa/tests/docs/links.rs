@@ -1,4 +1,4 @@
-//! What pages and code refer to is there.
+//! Checks that every target of pages and code exists.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! What the generated parts say, from the binary.
+//! Content of the generated parts, from the binary.
 
 use std::fmt::Write;
 use std::fs;
