@@ -16,11 +16,11 @@
 pub struct Choice {
     /// Bits of the unit, scales and zero points counted.
     pub size: u64,
-    /// What it costs, in any unit that adds up: finite.
+    /// Cost, in any unit that adds up; finite.
     pub cost: f64,
 }
 
-/// What each unit takes.
+/// Choice of each unit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Allocation {
     /// Index of the choice of each unit.

@@ -47,7 +47,7 @@ pub(crate) fn figures(
     Ok(Some(figures))
 }
 
-/// Whether the output may be put at `out`. `kept` is where its parts stay if not.
+/// Checks that the output may be put at `out`. `kept` is the folder in which its parts stay if not.
 ///
 /// # Errors
 /// [`QuantError::Gate`].

@@ -126,7 +126,7 @@ pub(crate) fn tensors(
         .collect())
 }
 
-/// Of each layer the scales of keys and of values.
+/// Scales of keys and of values of each layer.
 type Scales = Vec<[Vec<f32>; 2]>;
 
 fn calibrated(

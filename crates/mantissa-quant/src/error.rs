@@ -50,7 +50,7 @@ pub enum QuantError {
     /// Layers, or the model as a whole, cannot be stored as the recipe asks; nothing has been written.
     #[error("{what} cannot be stored in {container}: {list}")]
     NotStorable {
-        /// How many layers of how many, or the model.
+        /// Number of layers out of all, or the model.
         what: String,
         /// The container.
         container: &'static str,
@@ -63,13 +63,13 @@ pub enum QuantError {
         if *.anew { "" } else { "; --requantize SCHEME rounds them anew" }
     )]
     NotLossless {
-        /// How many layers of how many, or the model.
+        /// Number of layers out of all, or the model.
         what: String,
         /// The container.
         container: &'static str,
         /// The first of them with the reason, and how many more.
         list: String,
-        /// Whether they are rounded anew already.
+        /// True if they are requantized already.
         anew: bool,
     },
     /// The model is in the container that is asked for.
@@ -95,7 +95,7 @@ pub enum QuantError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What is wrong.
+        /// Description of the fault.
         error: TensorError,
     },
     /// The method calibrates, and there is nothing to calibrate on.
@@ -111,7 +111,7 @@ pub enum QuantError {
     Products {
         /// The recipe.
         recipe: String,
-        /// What is asked for.
+        /// Requested value.
         found: &'static str,
         /// Why it is refused.
         why: String,
@@ -130,7 +130,7 @@ pub enum QuantError {
         method: &'static str,
         /// The scheme.
         scheme: String,
-        /// What it takes.
+        /// Schemes that it takes.
         allowed: &'static str,
     },
     /// The method.
@@ -140,7 +140,7 @@ pub enum QuantError {
         path: PathBuf,
         /// The layer or input.
         what: String,
-        /// What is wrong.
+        /// Description of the fault.
         error: Box<MethodError>,
     },
     /// Rotations cannot be learned.
@@ -148,7 +148,7 @@ pub enum QuantError {
     Spin {
         /// The model.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the fault.
         error: Box<mantissa_train::TrainError>,
     },
     /// The caller ended the run.
@@ -163,7 +163,7 @@ pub enum QuantError {
     /// The finished output cannot be opened, and was not put in place.
     #[error("{}: expected an output that can be opened, got one that cannot, so nothing was put there: {error}", .out.display())]
     NotLoadable {
-        /// Where it would have been put.
+        /// Intended place.
         out: PathBuf,
         /// Why it cannot be opened.
         error: Box<QuantError>,
@@ -178,7 +178,7 @@ pub enum QuantError {
         model: PathBuf,
         /// The model given as its source.
         reference: PathBuf,
-        /// What differs.
+        /// Difference.
         what: String,
     },
     /// A verification was given another text than the recorded figures were measured on.
@@ -190,9 +190,9 @@ pub enum QuantError {
     OtherText {
         /// The artifact.
         path: PathBuf,
-        /// What its figures were measured on.
+        /// Text on which its figures were measured.
         recorded: Box<TokenSet>,
-        /// What was given.
+        /// Text that was given.
         found: Box<TokenSet>,
     },
 }
@@ -245,13 +245,13 @@ impl From<RecipeError> for QuantError {
     ))
 )]
 pub struct GateFailure {
-    /// What the output is and what it lost.
+    /// Description and measured loss of the output.
     pub quality: Quality,
     /// The largest KL allowed, nats.
     pub allowed: f64,
-    /// Where it would have been put.
+    /// Intended place.
     pub out: PathBuf,
-    /// Where its parts lie, if the work can be gone on with.
+    /// Folder of its parts, if the work can be resumed.
     pub kept: Option<PathBuf>,
 }
 
@@ -261,9 +261,9 @@ pub struct GateFailure {
 pub struct NotVerified {
     /// Description and errors of the output.
     pub quality: Quality,
-    /// What did not hold.
+    /// Faults.
     pub verification: Verification,
-    /// Where it would have been put.
+    /// Intended place.
     pub out: PathBuf,
 }
 
@@ -282,27 +282,27 @@ pub struct Unfinished {
     pub done: usize,
 }
 
-/// What cannot be stored, each with its reason.
+/// Parts that cannot be stored, each with its reason.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Refused {
-    /// Of the model as a whole: its KV cache, its inputs, what only the layers together are.
+    /// Reasons about the model as a whole: its KV cache, its inputs.
     pub(crate) whole: Vec<String>,
     /// Layers.
     pub(crate) layers: Vec<String>,
 }
 
 impl Refused {
-    /// Of the model as a whole.
+    /// Refuses the model as a whole.
     pub(crate) fn whole(why: impl Into<String>) -> Self {
         Refused { whole: vec![why.into()], layers: Vec::new() }
     }
 
-    /// Of layers alone.
+    /// Refuses layers.
     pub(crate) fn layers(layers: Vec<String>) -> Self {
         Refused { whole: Vec::new(), layers }
     }
 
-    /// Whether everything can be stored.
+    /// True if everything can be stored.
     pub(crate) fn is_empty(&self) -> bool {
         self.whole.is_empty() && self.layers.is_empty()
     }
@@ -346,7 +346,7 @@ impl QuantError {
         self
     }
 
-    /// Whether the input or the environment is at fault.
+    /// Tells whether the input or the environment is at fault.
     pub fn class(&self) -> ErrorClass {
         match self {
             QuantError::Store(e) => e.class(),
@@ -370,7 +370,7 @@ impl QuantError {
         }
     }
 
-    /// Whether the caller has ended the run.
+    /// True if the caller has ended the run.
     pub fn is_interruption(&self) -> bool {
         match self {
             QuantError::Interrupted => true,

@@ -28,7 +28,7 @@ pub(crate) use parameters::{dense_name, heads, linear_of, parameters, values};
 pub(crate) use ternary::quantize as quantize_ternary;
 
 /// Replaces schemes whose blocks do not divide a row by f16; gives the modules, each with the reason.
-/// What becomes several tensors is no layer here.
+/// A layer that becomes several tensors is left out.
 pub(crate) fn fall_back(config: &ModelConfig, linears: &mut [PlannedLinear]) -> Vec<(String, String)> {
     let mut fallbacks = Vec::new();
     for PlannedLinear { info, scheme } in linears {
@@ -47,7 +47,7 @@ pub(crate) fn fall_back(config: &ModelConfig, linears: &mut [PlannedLinear]) -> 
     fallbacks
 }
 
-/// What stands in for a scheme whose blocks do not divide rows of `cols`: blocks of 32 where those do, or f16.
+/// Scheme used instead of one whose blocks do not divide rows of `cols`: blocks of 32, or f16.
 fn fitting_in(config: &ModelConfig, wanted: &Scheme, cols: usize) -> Scheme {
     let ternary = wanted.format.codec().and_then(|codec| ternary::smaller(config, codec.id));
     match ternary.filter(|codec| cols.is_multiple_of(codec.codec().elements)) {
@@ -68,7 +68,7 @@ fn fitting(wanted: &Scheme, cols: usize) -> Scheme {
 
 impl Layout {
     /// # Errors
-    /// What of the model GGUF or llama.cpp cannot say, by its field.
+    /// A field of the model that GGUF or llama.cpp cannot express.
     pub(crate) fn new(
         source: &ModelFiles,
         job: &Job,
@@ -156,7 +156,7 @@ impl Layout {
         Ok(())
     }
 
-    /// What a file type makes of embedding and head, where no rule of the recipe names them.
+    /// Scheme of embedding and head by the file type, if no rule of the recipe names them.
     fn table_scheme(
         &mut self,
         job: &Job,

@@ -1,4 +1,4 @@
-//! What an unfinished run has done, so that the next one goes on from there to identical bytes.
+//! Journal of an unfinished run, from which the next run resumes bit-exactly.
 //!
 //! The journal lies in the work folder beside the output, which outlives a killed process. Its first line is a key: a hash of everything
 //! that decides the output. After it stands a line for every unit of work, a copied tensor or a quantized layer, with a
@@ -26,10 +26,10 @@ use crate::report::LayerReport;
 /// Bytes written between two points at which everything is made durable.
 const BATCH: u64 = 256 << 20;
 
-/// Whether a run goes on with what an unfinished one has left.
+/// Choice between resuming an unfinished run and starting over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Start {
-    /// Where it was a run of the same plan on the same source.
+    /// Resumes a run of the same plan on the same source.
     #[default]
     Resume,
     /// Never: what was left is removed.
@@ -43,7 +43,7 @@ pub(crate) struct Unit {
     name: String,
     /// Checksums of the tensors written, in hexadecimal.
     tensors: Vec<(String, String)>,
-    /// Of a quantized layer.
+    /// Report of a quantized layer.
     pub(crate) report: Option<LayerReport>,
 }
 
@@ -133,7 +133,7 @@ impl Journal {
         if self.unsynced >= BATCH { self.sync(writer) } else { Ok(()) }
     }
 
-    /// What another run has measured on these windows. Its output is that of this run: the key and the checksums say so.
+    /// Figures that another run measured on these windows. Its output equals this one's: key and checksums match.
     pub(crate) fn figures(&self, text: &TokenSet) -> Option<Figures> {
         let same = self.evaluated.iter().rfind(|figures| figures.text.sha256 == text.sha256)?;
         Some(Figures { text: text.clone(), ..same.clone() })

@@ -1,4 +1,4 @@
-//! What a quantization will do, decided before any work: schemes of all layers, tensors of the output, memory.
+//! Plan of a job, decided before any work: schemes of all layers, tensors of the output, memory.
 
 mod job;
 mod output;
@@ -28,7 +28,7 @@ use crate::recipe::{Part, Recipe};
 pub use job::Job;
 pub(crate) use texts::Use;
 
-/// How a run is to be done; nothing here changes what a scheme means.
+/// Options of a run; none changes the meaning of a scheme.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Threads.
@@ -39,15 +39,15 @@ pub struct Options {
     pub max_shard_bytes: u64,
     /// Most bytes of tensors in a GGUF file; `None` for one file, whatever its size.
     pub max_gguf_bytes: Option<u64>,
-    /// How values become codes.
+    /// Rounding of values to codes.
     pub rounding: Rounding,
-    /// What a method that needs it calibrates on, and what importance is found on.
+    /// Calibration set, for methods and for importance.
     pub calibration: Option<CalibrationSet>,
     /// Windows of the calibration that methods do not see: what they make of a layer is held against rounding to nearest on them.
     pub held_out: Vec<Vec<u32>>,
-    /// What the factors of products are rounded to while windows go through the model to be solved on.
+    /// Matmul operand dtype of calibration.
     pub products: Products,
-    /// What searched blocks are weighed by.
+    /// Importance matrix for block types that search.
     pub importance: Option<Importance>,
 }
 
@@ -87,7 +87,7 @@ pub enum Check {
 }
 
 impl Options {
-    /// Whether searched blocks will be weighed by importance.
+    /// True if searched blocks will be weighed by importance.
     pub(crate) fn has_importance(&self) -> bool {
         self.importance.is_some() || self.calibration.is_some()
     }
@@ -116,15 +116,15 @@ pub struct Plan {
     pub specs: Vec<TensorSpec>,
     /// Tensors taken over as they are.
     pub copied: Vec<TensorMeta>,
-    /// What the user should know.
+    /// Notes for the user.
     pub notes: Vec<String>,
     /// Why layers are not stored as the recipe asks, by module.
     pub fallbacks: BTreeMap<String, String>,
-    /// What the output is evaluated on before it is put in place.
+    /// Evaluation of the output before it is put in place.
     pub evaluation: Option<Evaluation>,
     /// Check of the finished output before it is put in place.
     pub check: Check,
-    /// What the calibration shows of the model, where that was found.
+    /// Coverage of the calibration, if it was measured.
     pub coverage: Option<Coverage>,
     pub(crate) options: Options,
     /// Uses of the calibration text, whether there is one or not.
@@ -241,7 +241,7 @@ pub(crate) fn scheme_of(
     of_type.or_else(|| recipe.weights_of(&info.module).cloned())
 }
 
-/// What is to be stored of a layer. Groups of a whole row have no order.
+/// Plans the storage of a layer. Groups of a whole row have no order.
 pub(crate) fn layer_plan<'a>(
     job: &Job,
     input: Option<&'a Scheme>,
@@ -254,7 +254,7 @@ pub(crate) fn layer_plan<'a>(
     LinearPlan { by_group, outliers, ..LinearPlan::new(&info.module, scheme, input, (info.rows, info.cols)) }
 }
 
-/// Whether the output holds scales of inputs that calibration finds.
+/// True if the output holds scales of inputs that calibration finds.
 pub(crate) fn stores_input_scales(recipe: &Recipe, container: Container) -> bool {
     let plan = LinearPlan::new("", &recipe.weights, recipe.activations.as_ref(), (1, 1));
     container.facts().input_scales && plan.stores_input_scale()
@@ -265,7 +265,7 @@ pub(crate) fn not_storable(container: Container, total: usize, faults: Vec<Strin
     QuantError::not_storable(container, total, &Refused::layers(faults))
 }
 
-/// What of the model as a whole the container cannot hold, or what does not go together.
+/// Refuses a model that the format cannot hold as a whole, or options that do not go together.
 pub(crate) fn model_not_storable(container: Container, why: impl Into<String>) -> QuantError {
     QuantError::not_storable(container, 0, &Refused::whole(why))
 }

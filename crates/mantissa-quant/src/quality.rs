@@ -62,26 +62,26 @@ pub struct Quality {
     pub bytes: u64,
     /// Parameters of the model.
     pub parameters: u64,
-    /// What went in and what came out.
+    /// Hashes of source and output.
     pub hashes: Hashes,
-    /// What the method calibrated on.
+    /// Calibration set.
     pub calibration: Option<TokenSet>,
-    /// What the factors of products were rounded to while windows went through the model to be solved on, where not f32.
+    /// Matmul operand dtype of calibration, if not f32.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration_dtype: Option<String>,
-    /// What methods did not see of it, and layers were held against rounding to nearest on.
+    /// Held-out part of it, on which layers were compared with RTN.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_out: Option<TokenSet>,
-    /// What it shows of the model.
+    /// Coverage of the calibration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub coverage: Option<Coverage>,
-    /// What the artifact lost on a text.
+    /// Quality loss on a text.
     pub evaluation: Option<Figures>,
     /// Layers that are not stored or not quantized as the recipe asks; the layer says why.
     pub fallbacks: Vec<String>,
     /// Layers left as they are.
     pub kept: Vec<String>,
-    /// What the user was told.
+    /// Notes for the user.
     pub notes: Vec<String>,
     /// The quantized layers.
     pub layers: Vec<LayerReport>,
@@ -92,11 +92,11 @@ pub struct Quality {
 /// Digests of what went in and what came out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hashes {
-    /// Of each weight file of the source, and of its `config.json`.
+    /// Digest of each weight file of the source, and of its `config.json`.
     pub source: Digests,
     /// SHA-256 of the recipe: of the bytes of its file, or of its name.
     pub recipe: String,
-    /// Of each weight file written, and of their index.
+    /// Digest of each weight file written, and of their index.
     pub weights: Digests,
 }
 
@@ -105,7 +105,7 @@ pub struct Hashes {
 pub struct TensorReport {
     /// Its name in the source.
     pub tensor: String,
-    /// How it is stored.
+    /// Scheme in which it is stored.
     pub scheme: String,
     /// Its shape.
     pub shape: Vec<usize>,
@@ -114,7 +114,7 @@ pub struct TensorReport {
 }
 
 impl TensorReport {
-    /// Of a tensor that is copied.
+    /// Describes a tensor that is copied.
     pub(crate) fn copied(meta: &TensorMeta) -> Self {
         let scheme = match meta.dtype {
             Dtype::BF16 => "bf16".to_owned(),
@@ -126,7 +126,7 @@ impl TensorReport {
     }
 }
 
-/// What an artifact lost on a text. Means are over predicted tokens, standard errors over windows ([`mantissa_eval`]).
+/// Quality loss of an artifact on a text. Means are over predicted tokens, standard errors over windows ([`mantissa_eval`]).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Figures {
     /// The text.
@@ -173,7 +173,7 @@ fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Resul
 /// Windows of tokens, identified by their ids.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenSet {
-    /// What the user called it: a file name, and a key. Not part of the hash.
+    /// Name that the user gave it: a file name, and a key. Not part of the hash.
     pub name: String,
     /// SHA-256 over all windows: of each the number of ids, the index of the first id that is predicted, and the ids, all
     /// as little-endian u32.
@@ -185,7 +185,7 @@ pub struct TokenSet {
 }
 
 impl TokenSet {
-    /// Of `sequences`.
+    /// Identifies `sequences`.
     pub fn new(name: &str, sequences: &[Sequence]) -> Self {
         let word = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let window = |s: &Sequence| {
@@ -235,7 +235,7 @@ impl Quality {
     }
 }
 
-/// Where the `quality.json` of the model folder or single file `artifact` lies.
+/// Path of the `quality.json` of the model folder or single file `artifact`.
 pub fn quality_path(artifact: &Path) -> PathBuf {
     companion_path(artifact, QUALITY_NAME)
 }

@@ -1,4 +1,4 @@
-//! What is said of each quantized layer.
+//! Reports of quantized layers.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +13,7 @@ pub struct LayerReport {
     pub module: String,
     /// Scheme.
     pub scheme: String,
-    /// How its codes were chosen.
+    /// Method that chose its codes.
     pub method: String,
     /// Why scheme or method are not what the recipe asks for, where they are not.
     pub fallback: Option<String>,
@@ -32,10 +32,10 @@ pub struct LayerReport {
     /// Mean over the tokens of the calibration of the squared error of the layer's output, `tr((W - Q) H (W - Q)ᵀ)`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_error: Option<f64>,
-    /// How the method's solution did against rounding to nearest, where both were measured.
+    /// Comparison of the method's solution with RTN, if both were measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub judged: Option<Judgement>,
-    /// What the user should know of it.
+    /// Notes for the user.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
     /// Error figures of the weight.

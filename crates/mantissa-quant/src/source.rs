@@ -1,4 +1,4 @@
-//! Where a tensor's values come from, a panel at a time: a weight on disk is widened in the cache of the thread that uses it
+//! Sources of a tensor's values, a panel at a time: a weight on disk is widened in the cache of the thread that uses it
 //! and never stands in memory as f32.
 
 use std::ops::Range;

@@ -57,12 +57,12 @@ use crate::stacks::stack_of;
 /// Bytes compared at a time: they stay in a core's cache.
 const COMPARED: u64 = 1 << 19;
 
-/// What an artifact is verified against.
+/// Reference, records and text that an artifact is verified against.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Against<'a> {
     /// The dense model that it was made from.
     pub reference: Option<&'a Path>,
-    /// Whether what `quality.json` records of it is checked, its hashes and the error of every layer. A caller that has just
+    /// True if the records of `quality.json` are checked, its hashes and the error of every layer. A caller that has just
     /// written that leaves it out.
     pub recorded: bool,
     /// The windows that the recorded figures were measured on.

@@ -6,7 +6,7 @@ use crate::tensors::Tensors;
 
 /// As stored.
 pub(crate) struct Outliers {
-    /// Where each row's begin, and where the last ends.
+    /// Start of each row's weights, and the end of the last.
     starts: Vec<usize>,
     columns: Vec<usize>,
     values: Vec<f32>,

@@ -34,9 +34,9 @@ pub enum Fault {
     Wrong {
         /// Name of the tensor.
         tensor: String,
-        /// What the format needs.
+        /// Value that the format needs.
         expected: String,
-        /// What the file has.
+        /// Value in the file.
         got: String,
     },
 }

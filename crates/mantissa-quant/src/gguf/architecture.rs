@@ -77,7 +77,7 @@ fn window_period(config: &ModelConfig) -> Option<usize> {
     (0..=config.windows.len()).find(|&period| is_window_period(config, period))
 }
 
-/// Whether every layer but the last of each `period` has a window; of 0 every one.
+/// True if every layer but the last of each `period` has a window; with 0 every layer.
 fn is_window_period(config: &ModelConfig, period: usize) -> bool {
     let windowed = |layer: usize| period == 0 || layer % period < period - 1;
     config.windows.iter().enumerate().all(|(layer, window)| window.is_some() == windowed(layer))

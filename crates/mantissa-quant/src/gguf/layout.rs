@@ -18,7 +18,7 @@ pub(crate) struct Layout {
     pub(crate) joined: Vec<JoinedCast>,
     pub(crate) architecture: Architecture,
     pub(crate) order: RowOrder,
-    /// Of each, the tensor's name.
+    /// Rotary factors by the name of their tensor.
     pub(crate) rope_factors: Vec<(&'static str, Vec<f32>)>,
     pub(crate) notes: Vec<String>,
 }

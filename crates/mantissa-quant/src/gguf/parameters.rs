@@ -71,7 +71,7 @@ pub(crate) fn values(source: &ModelFiles, config: &ModelConfig, info: &TensorInf
     }
 }
 
-/// What the tensors are declared from.
+/// Inputs for the declaration of tensors.
 pub(super) struct Adding<'a> {
     pub(super) source: &'a ModelFiles,
     pub(super) job: &'a Job,

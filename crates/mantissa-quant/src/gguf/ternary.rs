@@ -20,7 +20,7 @@ const TERNARY: [CodecId; 3] = [CodecId::Tq1_0, CodecId::Tq2_0, CodecId::Q4_0];
 /// f16 of 1.
 const ONE: [u8; 2] = 0x3c00u16.to_le_bytes();
 
-/// Whether a factor stands beside a layer under `scheme`.
+/// True if a scale stands beside a layer under `scheme`.
 pub(super) fn factor_beside(config: &ModelConfig, job: &Job, scheme: &Scheme) -> bool {
     has_factor(&scheme.format) || blocks_of_ternary(config, job, scheme).is_some()
 }
@@ -40,7 +40,7 @@ impl Plan {
     }
 }
 
-/// What stands in for TQ1_0 and TQ2_0 where rows are no multiples of 256.
+/// Block type used instead of TQ1_0 and TQ2_0 if rows are not multiples of 256.
 pub(super) fn smaller(config: &ModelConfig, wanted: CodecId) -> Option<CodecId> {
     let ternary = [CodecId::Tq1_0, CodecId::Tq2_0].contains(&wanted) && config.architecture.ternary;
     ternary.then_some(CodecId::Q4_0)

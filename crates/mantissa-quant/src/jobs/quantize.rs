@@ -207,7 +207,7 @@ fn notes(
     notes
 }
 
-/// What the user should know of layers that no dense checkpoint stores as `[out, in]` by themselves.
+/// Notes on layers that no dense checkpoint stores as `[out, in]` by themselves.
 fn of_other_orders(config: &ModelConfig, container: Container) -> Option<String> {
     // GGUF has one order for all models; the other has that of the source.
     let facts = container.facts();

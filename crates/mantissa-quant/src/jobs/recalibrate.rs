@@ -37,7 +37,7 @@ pub struct Recalibration {
     pub inputs: usize,
     /// Scales of keys and values among them.
     pub cache: usize,
-    /// How keys and values are stored under new levels, and the tensors of these.
+    /// Policy of new KV levels, and their tensors.
     levels: Option<(KvPolicy, Vec<TensorSpec>)>,
 }
 
@@ -77,7 +77,7 @@ impl Recalibration {
         }
     }
 
-    /// Whether new levels of keys and values were found.
+    /// True if new levels of keys and values were found.
     pub fn has_levels(&self) -> bool {
         self.levels.is_some()
     }

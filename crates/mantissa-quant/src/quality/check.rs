@@ -105,7 +105,7 @@ pub(crate) fn errors(quality: Option<&Quality>) -> BTreeMap<&str, &crate::LayerR
     quality.map(|q| q.layers.iter().map(|l| (l.module.as_str(), l)).collect()).unwrap_or_default()
 }
 
-/// What of the recorded error of a layer does not hold.
+/// Fault in the recorded error of a layer, if it differs from the measured one.
 pub(crate) fn error_fault(module: &str, recorded: &ErrorReport, again: &ErrorReport) -> Option<String> {
     // Containers that have a global scale as each other's reciprocal differ by a unit in its last place.
     if recorded.mse == 0.0 && again.relative_error <= f64::from(f32::EPSILON) {

@@ -1,4 +1,4 @@
-//! What an artifact lost on a text, measured against its source.
+//! Quality loss of an artifact on a text, measured against its source.
 
 use std::ops::ControlFlow;
 
@@ -22,7 +22,7 @@ pub struct Evaluation {
     pub max_kl: Option<f64>,
     /// Bytes of the source's tensors.
     pub(crate) source_bytes: u64,
-    /// Whether the noise floor takes a run of its own.
+    /// True if the noise floor takes a run of its own.
     pub(crate) floor_runs: bool,
 }
 
@@ -144,7 +144,7 @@ impl Figures {
     }
 }
 
-/// Whether every tensor that the model uses is stored in bf16, so that rounding to it changes nothing.
+/// True if every tensor that the model uses is stored in bf16, so that rounding to it changes nothing.
 fn is_bf16(source: &ModelFiles, config: &ModelConfig) -> bool {
     let stored = |name: &str| source.checkpoint().get(name).is_none_or(|meta| meta.dtype == Dtype::BF16);
     config.tensors().iter().all(|tensor| stored(&tensor.name))

@@ -78,7 +78,7 @@ pub(super) fn check(
     compare_readers(files, &Independent { files, model: &model }, &config, found)
 }
 
-/// Whether both readers find the same tensors in the same places.
+/// Checks that both readers find the same tensors in the same places.
 fn same_container(files: &ModelFiles, file: &GgufFile, found: &mut Verification) -> bool {
     let before = found.faults.len();
     let ordinary = files.gguf().map_or(&[][..], |model| model.tensors());
@@ -105,7 +105,7 @@ fn same_container(files: &ModelFiles, file: &GgufFile, found: &mut Verification)
     found.faults.len() == before
 }
 
-/// What llama.cpp takes from the keys and does not compare with the tensors.
+/// Checks keys that llama.cpp uses without comparing them with the tensors.
 fn check_keys(file: &GgufFile, found: &mut Verification) {
     let blocks = file.tensors.iter().find(|(_, t)| t.ty.is_blocks());
     if let (Some((name, tensor)), version) = (blocks, file.number("general.quantization_version"))
@@ -338,7 +338,7 @@ pub(super) struct TensorCheck<'a> {
     pub(super) config: &'a ModelConfig,
     pub(super) info: &'a TensorInfo,
     pub(super) bounded: bool,
-    /// Whether the file says that its quantizer was given an importance of columns.
+    /// True if the file records an importance matrix.
     pub(super) weighed: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What a weight is held against: the source of its model, dense or in another container.
+//! Source of a weight under verification, dense or in another format.
 
 use std::path::{Path, PathBuf};
 

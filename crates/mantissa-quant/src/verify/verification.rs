@@ -4,10 +4,10 @@ use serde::Serialize;
 
 use crate::quality::Figures;
 
-/// What was checked and what was found.
+/// Result of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Verification {
-    /// Whether everything held.
+    /// True if there is no fault.
     pub ok: bool,
     /// Files whose hash was checked; 0 without a manifest.
     pub files: usize,
@@ -23,11 +23,11 @@ pub struct Verification {
     pub max_logit_difference: Option<f32>,
     /// The recorded figures as measured again.
     pub figures: Option<Figures>,
-    /// What did not hold.
+    /// Faults.
     pub faults: Vec<String>,
-    /// What was not checked, and why.
+    /// Checks left out, with the reason.
     pub notes: Vec<String>,
-    /// Those of the notes that say which bytes no hash vouches for: there is no manifest, or it omits a file.
+    /// Notes on bytes that no hash covers: there is no manifest, or it omits a file.
     pub unhashed: Vec<String>,
 }
 

@@ -29,9 +29,9 @@ pub(super) struct WeightCheck<'a> {
     pub(super) files: &'a ModelFiles,
     pub(super) source: Option<&'a Folded<'a>>,
     pub(super) info: &'a LinearInfo,
-    /// What `quality.json` says of it.
+    /// Its report in `quality.json`.
     pub(super) recorded: Option<&'a LayerReport>,
-    /// Whether the recorded error is checked.
+    /// True if the recorded error is checked.
     pub(super) errors: bool,
 }
 
@@ -40,12 +40,12 @@ struct Coded<'a> {
     q: &'a Quantized,
     /// The column of the weight at each column of its codes, where they differ.
     order: Option<&'a [u32]>,
-    /// What is added to the values of the codes.
+    /// Parts added to the values of the codes.
     extras: &'a [Extra],
 }
 
 impl WeightCheck<'_> {
-    /// Whether an error past the scheme's bound is a fault: where the weight was rounded to nearest.
+    /// True if an error past the scheme's bound is a fault: the weight was rounded to nearest.
     pub(super) fn bounded(&self) -> bool {
         self.recorded.is_some_and(|layer| layer.method == rtn::NAME)
     }

@@ -73,7 +73,7 @@ pub(super) fn worst_error(
     }
 }
 
-/// What double quantization adds to the error of a block: its scale is a level of the signed dynamic map, whose levels
+/// Error that double quantization adds to a block: its scale is a level of the signed dynamic map, whose levels
 /// are at most 1/64 apart, of the amax of its run. A scale that is too small clips by as much.
 fn nested_slack(q: &Quantized, block: usize, bound: f32) -> f64 {
     let Some(nested) = q.nested() else { return 0.0 };

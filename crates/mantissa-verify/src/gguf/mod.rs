@@ -35,9 +35,9 @@ pub enum Error {
         path: PathBuf,
         /// The field, key or tensor.
         field: String,
-        /// What the description says.
+        /// Value that the description allows.
         expected: String,
-        /// What the file has.
+        /// Value in the file.
         got: String,
     },
     /// A tensor is missing.

@@ -1,4 +1,4 @@
-//! What stands around the codes of a layer, and which containers keep it.
+//! Transforms around the codes of a layer, and the formats that keep them.
 
 use mantissa_num::Hadamard;
 use mantissa_num::stored::{Map, Transforms};

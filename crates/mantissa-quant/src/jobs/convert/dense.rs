@@ -70,7 +70,7 @@ pub(super) fn decoded(
     Ok(all)
 }
 
-/// Whether every layer that dense checkpoints keep in the stacked tensor `name` is quantized by itself.
+/// True if every layer that dense checkpoints keep in the stacked tensor `name` is quantized by itself.
 fn all_quantized(linears: &[PlannedLinear], name: &str) -> bool {
     let of_stack = |linear: &&PlannedLinear| linear.info.dense_tensor().0 == name;
     linears.iter().filter(of_stack).all(|linear| linear.scheme.is_some())

@@ -44,7 +44,7 @@ use rewritten::Dense;
 
 pub(crate) use proof::prove;
 
-/// What a change of container may change beside it.
+/// Changes that a conversion may make beside the format.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Changes<'a> {
     /// Weights are decoded and rounded to nearest under this scheme.
@@ -118,17 +118,17 @@ struct Kept {
     rotations: Vec<(String, usize)>,
 }
 
-/// What becomes of the layers of a model.
+/// Decisions about the layers of a model.
 #[derive(Default)]
 struct Decided {
     linears: Vec<PlannedLinear>,
-    /// How the inputs of each layer that is stored anew are quantized.
+    /// Input scheme of each layer that is stored again.
     inputs: Vec<Option<Scheme>>,
-    /// Whether groups of some layer are not of neighbouring columns.
+    /// True if groups of some layer are not of neighbouring columns.
     by_group: bool,
     /// Modules whose inputs are rotated as the model runs, and the orders of the matrices.
     rotations: Vec<(String, usize)>,
-    /// What cannot be stored, and why.
+    /// Refused parts, with the reasons.
     refused: Refused,
 }
 
@@ -175,7 +175,7 @@ impl Decided {
     }
 }
 
-/// How the container says that keys and values are quantized. Rounding anew leaves out what it cannot say; a change of container
+/// Scheme of keys and values in the new format. Requantizing leaves out what the format cannot hold; a conversion
 /// refuses.
 fn cache_quantization(
     source: &ModelFiles,
@@ -263,7 +263,7 @@ fn decide(
     }
 }
 
-/// What stands against converting the model as a whole.
+/// Returns the reason that the model as a whole cannot be converted.
 fn of_the_whole(inputs: &[Option<Scheme>], requantize: Option<&Scheme>) -> Option<String> {
     let differ = requantize.is_none() && inputs.windows(2).any(|pair| pair[0] != pair[1]);
     differ.then(|| "inputs: layers whose inputs are quantized in different ways".to_owned())

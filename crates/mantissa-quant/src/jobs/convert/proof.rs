@@ -33,7 +33,7 @@ pub(crate) fn prove(plan: &Plan, source: &ModelFiles, staged: &Path) -> Result<(
     }
 }
 
-/// Whether two layers compute the same.
+/// Checks that two layers compute the same.
 fn same(info: &LinearInfo, a: LinearWeight, b: LinearWeight) -> Result<std::result::Result<(), String>> {
     // What a row is called does not matter.
     let input = |weight: &LinearWeight| {

@@ -194,7 +194,7 @@ fn outer(stored: Option<f32>, from: &ScaleTree, to: &ScaleTree) -> Why<Option<f3
     }
 }
 
-/// Whether `recoded` decodes to the numbers of `q`.
+/// Checks that `recoded` decodes to the numbers of `q`.
 fn exact(q: &Quantized, recoded: Quantized) -> Why<Quantized> {
     if let Some(verdict) = same_but_for_reciprocal(q, &recoded) {
         return verdict.map(|()| recoded);

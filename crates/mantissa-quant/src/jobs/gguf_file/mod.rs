@@ -124,7 +124,7 @@ impl Destination for GgufFiles<'_> {
     }
 }
 
-/// What searched blocks are weighed by: as given, or found on the calibration text.
+/// Importance matrix for searched blocks: as given, or computed on the calibration text.
 fn importance<'a>(
     plan: &'a Plan,
     source: &ModelFiles,
@@ -138,7 +138,7 @@ fn importance<'a>(
     Ok(Some(Cow::Owned(found)))
 }
 
-/// What llama.cpp's quantizer says of the importance it was given.
+/// Metadata that llama.cpp's quantizer writes about an importance matrix.
 fn imatrix_metadata(importance: &Importance) -> Vec<(String, Value)> {
     let count = Value::U32(u32::try_from(importance.entries.len()).unwrap_or(u32::MAX));
     let mut all = vec![("quantize.imatrix.file".to_owned(), Value::String(importance.name.clone()))];

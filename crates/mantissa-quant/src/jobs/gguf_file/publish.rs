@@ -30,7 +30,7 @@ impl Output {
         Ok(Output { staged, parts, beside: names })
     }
 
-    /// Where the files of weights are written, under their names.
+    /// Paths at which the weight files are written.
     pub(super) fn staged(&self) -> Vec<PathBuf> {
         self.parts.iter().map(|name| self.staged.path().join(name)).collect()
     }

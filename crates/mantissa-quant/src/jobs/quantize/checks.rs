@@ -1,4 +1,4 @@
-//! What a plan calibrates on: whether method, container and text fit one another, and what the user should know of it.
+//! Checks that method, format, transform and calibration text fit one another.
 
 use mantissa_methods::MethodError;
 use mantissa_methods::method::{Feature, Fisher, Lack, Work};
@@ -20,7 +20,7 @@ use crate::rotate;
 use crate::rounding::{method_error, train_error};
 use crate::spin;
 
-/// What is known of a plan when its calibration is checked.
+/// The decided parts of a plan, for its checks.
 pub(super) struct Asked<'a> {
     pub(super) source: &'a ModelFiles,
     pub(super) recipe: &'a Recipe,
@@ -141,7 +141,7 @@ impl Asked<'_> {
         self.linears.iter().filter_map(|linear| Some((linear, linear.scheme.as_ref()?)))
     }
 
-    /// Whether the method takes the schemes and their layout.
+    /// Checks that the method takes the schemes and their layout.
     fn check_method(&self) -> Result<()> {
         let Asked { source, recipe, container, options, .. } = *self;
         let refused = |why: &str| Err(model_not_storable(container, why));
@@ -187,7 +187,7 @@ impl Asked<'_> {
         })
     }
 
-    /// Says that errors of outputs count alike where they were to be weighed.
+    /// Notes that errors of outputs count alike although the method would weigh them.
     fn alike(&self) -> Option<String> {
         let Asked { recipe, config, .. } = *self;
         let wanted = recipe.method.needs().fisher == Some(Fisher::Outputs);
@@ -195,7 +195,7 @@ impl Asked<'_> {
         Some(format!("errors of a layer's outputs count alike, as what they cost takes a backward: {error}"))
     }
 
-    /// Whether the container and the method go with the transform; what it leaves out.
+    /// Checks that format and method go with the transform. Returns notes on what it leaves out.
     fn check_transform(&self) -> Result<Vec<String>> {
         let Asked { recipe, container, config, .. } = *self;
         let Some(transform) = &recipe.transform else { return Ok(Vec::new()) };
