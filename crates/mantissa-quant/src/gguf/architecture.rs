@@ -1,4 +1,4 @@
-//! What GGUF calls an architecture, what llama.cpp can run of it, and the keys that say the rest.
+//! Architectures in GGUF: names, what llama.cpp can compute of them, and their metadata keys.
 //!
 //! Keys and rules are those of llama.cpp's converter (`convert_hf_to_gguf.py`) and loaders (`llama-model.cpp`).
 
@@ -12,13 +12,13 @@ use mantissa_store::gguf::Value;
 use super::layout::fault;
 use crate::error::Result;
 
-/// Base of the rotation in layers with a window where no key says it.
+/// Rotary base of layers with a window, if no key states it.
 const LOCAL_THETA: f64 = 10_000.0;
 
-/// The architecture that the model is written as.
+/// Returns the architecture that the model is written as.
 ///
 /// # Errors
-/// The field of what llama.cpp does not compute in it.
+/// Names the field that llama.cpp does not compute in it.
 pub(super) fn architecture(source: &ModelFiles, config: &ModelConfig) -> Result<Architecture> {
     let name = config.architecture.name;
     let Some(architecture) = Architecture::of_model_type(name) else {
@@ -49,7 +49,7 @@ pub(super) fn architecture(source: &ModelFiles, config: &ModelConfig) -> Result<
     Ok(architecture)
 }
 
-/// Windows that llama.cpp does not have, or has on other layers.
+/// Refuses windows that llama.cpp does not have, or has on other layers.
 fn check_windows(source: &ModelFiles, config: &ModelConfig, architecture: Architecture) -> Result<()> {
     if architecture.default_window_period().is_some() {
         return match window_period(config) {
@@ -72,18 +72,18 @@ fn check_windows(source: &ModelFiles, config: &ModelConfig, architecture: Archit
     }
 }
 
-/// The least period after which layers without a window come again; 0 where all layers have one.
+/// Least period of the layers without a window; 0 if all layers have one.
 fn window_period(config: &ModelConfig) -> Option<usize> {
     (0..=config.windows.len()).find(|&period| is_window_period(config, period))
 }
 
-/// True if every layer but the last of each `period` has a window; with 0 every layer.
+/// True if every layer but the last of each `period` has a window; for 0, if every layer has one.
 fn is_window_period(config: &ModelConfig, period: usize) -> bool {
     let windowed = |layer: usize| period == 0 || layer % period < period - 1;
     config.windows.iter().enumerate().all(|(layer, window)| window.is_some() == windowed(layer))
 }
 
-/// Every layer has experts, and their weights are made to add up to 1 or not by the architecture.
+/// Checks that every layer has experts, and that their weights are normalized as the architecture requires.
 fn check_experts(source: &ModelFiles, experts: &Experts, architecture: Architecture) -> Result<()> {
     let leading = architecture == Architecture::Deepseek2;
     if let Some(layer) = experts.layers.iter().position(|has| !has).filter(|_| !leading) {
@@ -95,7 +95,7 @@ fn check_experts(source: &ModelFiles, experts: &Experts, architecture: Architect
             "experts in every layer: llama.cpp requires them",
         ));
     }
-    // DeepSeek's files say it; gpt-oss weighs by a softmax of those chosen.
+    // DeepSeek's files state it; gpt-oss uses a softmax over the chosen experts.
     if leading || experts.routing.scores == Scores::SoftmaxOfChosen {
         return Ok(());
     }
@@ -108,7 +108,7 @@ fn check_experts(source: &ModelFiles, experts: &Experts, architecture: Architect
     Ok(())
 }
 
-/// What llama.cpp has one of in these architectures, without a key.
+/// Checks what llama.cpp fixes in these architectures, without a key.
 fn check_family(source: &ModelFiles, config: &ModelConfig, architecture: Architecture) -> Result<()> {
     let refuse = |field: &str, found: String, allowed: &str| Err(fault(source, field, found, allowed));
     match architecture {
@@ -163,7 +163,7 @@ fn check_deepseek(source: &ModelFiles, config: &ModelConfig) -> Result<()> {
     Ok(())
 }
 
-/// The scale and the cap of attention scores that llama.cpp has no key for.
+/// Checks scale and cap of the attention scores, for which llama.cpp has no key.
 fn check_scores(source: &ModelFiles, config: &ModelConfig, architecture: Architecture) -> Result<()> {
     // DeepSeek's scale follows from its widths and from YaRN's parameters, which are checked.
     if config.latent.is_some() {
@@ -195,7 +195,7 @@ fn check_scores(source: &ModelFiles, config: &ModelConfig, architecture: Archite
 pub(super) fn sizes(config: &ModelConfig) -> Sizes {
     let sizes = plain_sizes(config);
     match config.latent {
-        // llama.cpp counts one head of keys and values, the latent, which every head of queries reads.
+        // llama.cpp counts one head of keys and values, the latent, which every query head reads.
         Some(latent) => Sizes {
             kv_heads: 1,
             head_dim: latent.kv_rank + latent.rotated,
@@ -223,7 +223,7 @@ fn plain_sizes(config: &ModelConfig) -> Sizes {
     }
 }
 
-/// What llama.cpp computes otherwise than the model, and no file can say.
+/// Lists what llama.cpp computes differently from the model, and no file can state.
 pub(super) fn notes(architecture: Architecture, config: &ModelConfig) -> Vec<String> {
     let mut notes = Vec::new();
     if architecture == Architecture::Bitnet && config.hidden_act == Activation::Relu2 {
@@ -237,7 +237,7 @@ pub(super) fn notes(architecture: Architecture, config: &ModelConfig) -> Vec<Str
     notes
 }
 
-/// The keys that only some architectures have.
+/// Lists the keys of particular architectures.
 pub(super) fn family_metadata(architecture: Architecture, config: &ModelConfig) -> Vec<(String, Value)> {
     let mut all = Vec::new();
     let mut put = |key: &str, value: Value| all.push((format!("{}.{key}", architecture.name()), value));
@@ -258,7 +258,7 @@ pub(super) fn family_metadata(architecture: Architecture, config: &ModelConfig) 
         if let Some(period) = window.and_then(|_| stated_period(config, default)) {
             put("attention.sliding_window_pattern", number(period));
         }
-        // Without the key llama.cpp takes the caps of the published models.
+        // Without the key llama.cpp uses the caps of the published models.
         if architecture == Architecture::Gemma2 {
             put("attn_logit_softcapping", Value::F32(config.attention_softcap.unwrap_or(0.0)));
         }
@@ -291,7 +291,7 @@ pub(super) fn family_metadata(architecture: Architecture, config: &ModelConfig) 
     all
 }
 
-/// The keys of DeepSeek's attention and experts.
+/// Lists the keys of DeepSeek's attention and experts.
 fn latent_metadata(
     architecture: Architecture,
     config: &ModelConfig,
@@ -308,7 +308,7 @@ fn latent_metadata(
         let routing = &experts.routing;
         let shared = experts.shared.map_or(0, |shared| shared.width / experts.width.max(1));
         let dense = experts.layers.iter().take_while(|has| !**has).count();
-        // As llama.cpp numbers them.
+        // Numbers of llama.cpp.
         let gating = if routing.scores == Scores::Sigmoid { 2 } else { 1 };
         all.push(("expert_shared_count", number(shared)));
         all.push(("leading_dense_block_count", number(dense)));
@@ -324,12 +324,12 @@ fn latent_metadata(
     all.into_iter().map(|(key, value)| (format!("{name}.{key}"), value)).collect()
 }
 
-/// The period of windows where `default` does not put them on the same layers.
+/// Period of windows, if `default` does not place them on the same layers.
 fn stated_period(config: &ModelConfig, default: u32) -> Option<usize> {
     if is_window_period(config, default as usize) { None } else { window_period(config) }
 }
 
-/// What llama.cpp divides each frequency by, where scaling is not one of the kinds that it computes.
+/// Divisors of the frequencies, for a scaling that llama.cpp does not compute.
 pub(super) fn rope_factors(rope: &Rope, rotated: usize) -> Vec<(&'static str, Vec<f32>)> {
     match &rope.scaling {
         RopeScaling::Factors(factors) => vec![(ROPE_FACTORS, factors.clone())],
@@ -367,7 +367,7 @@ pub(super) fn rope_metadata(
                 (key("original_context_length"), context(yarn.original_context)),
             ];
             if architecture == Architecture::Deepseek2 {
-                // A tenth of it, as its converter has always written.
+                // A tenth of it, as the converter of llama.cpp writes it.
                 let tenth = Value::F32((0.1 * yarn.mscale_all_dim) as f32);
                 all.push((key("yarn_log_multiplier"), tenth));
             }
@@ -384,10 +384,10 @@ pub(super) fn rope_metadata(
     }
 }
 
-/// What llama.cpp computes of YaRN. In gpt-oss it rounds the ends of the ramp outwards where the model does not
-/// (`truncate`), which moves some frequencies; files of it are written all the same, and read as the model is.
+/// Checks what llama.cpp computes of YaRN. In gpt-oss it rounds the ends of the ramp outwards where the model does not
+/// (`truncate`), which moves some frequencies; its files are written anyway, and read as the model is.
 fn check_yarn(source: &ModelFiles, architecture: Architecture, yarn: &Yarn) -> Result<()> {
-    // DeepSeek's two factors cancel in cosines and sines, and scores have their square.
+    // DeepSeek's two factors cancel in cosines and sines; the scores have their square.
     let latent = architecture == Architecture::Deepseek2;
     let expected = if latent { 1.0 } else { yarn_mscale(yarn.factor, 1.0) };
     let same = (yarn.attention_factor - expected).abs() < 1e-6 * expected

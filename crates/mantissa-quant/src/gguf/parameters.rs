@@ -1,4 +1,4 @@
-//! The parameters of a model as a GGUF file lists them, and the values of those that a checkpoint stores otherwise.
+//! Parameters of a model as a GGUF file lists them, and the values of those that a checkpoint stores differently.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::plan::{Job, Options, PlannedLinear, scheme_of};
 use crate::values::values_of;
 
-/// Every parameter: linear layers as `[out, in]` and experts one by one, whatever checkpoints do.
+/// Lists every parameter: linear layers as `[out, in]` and experts one by one, whatever dense checkpoints do.
 pub(crate) fn parameters(config: &ModelConfig) -> Vec<TensorInfo> {
     let mut all: Vec<TensorInfo> = Vec::new();
     let mut experts_of = None;
@@ -42,7 +42,7 @@ pub(crate) fn parameters(config: &ModelConfig) -> Vec<TensorInfo> {
     all
 }
 
-/// The linear layer of a parameter that a checkpoint may store otherwise than the parameter says.
+/// Returns the linear layer of a parameter, which a checkpoint may store in another form.
 pub(crate) fn linear_of(config: &ModelConfig, info: &TensorInfo) -> Option<LinearInfo> {
     match info.role {
         Role::Linear { layer, kind } => Some(config.linear(layer, kind)),
@@ -50,17 +50,17 @@ pub(crate) fn linear_of(config: &ModelConfig, info: &TensorInfo) -> Option<Linea
     }
 }
 
-/// The tensor of a dense checkpoint that holds a parameter.
+/// Name of the tensor of a dense checkpoint that holds a parameter.
 pub(crate) fn dense_name(config: &ModelConfig, info: &TensorInfo) -> String {
     linear_of(config, info).map_or_else(|| info.name.clone(), |linear| linear.dense_tensor().0)
 }
 
-/// Heads, and of each the rows of keys in the projection from the latent (MLA).
+/// Number of heads, and rows of the keys of each in the projection from the latent (MLA).
 pub(crate) fn heads(config: &ModelConfig) -> (usize, usize) {
     (config.num_attention_heads, config.latent.map_or(0, |latent| latent.unrotated))
 }
 
-/// The values of a parameter, `[rows, cols]`.
+/// Reads the values of a parameter, `[rows, cols]`.
 pub(crate) fn values(source: &ModelFiles, config: &ModelConfig, info: &TensorInfo) -> Result<Vec<f32>> {
     match linear_of(config, info) {
         None => Ok(source.tensor_f32(&info.name, &info.shape)?),
@@ -71,26 +71,26 @@ pub(crate) fn values(source: &ModelFiles, config: &ModelConfig, info: &TensorInf
     }
 }
 
-/// Inputs for the declaration of tensors.
+/// Inputs of the declaration of tensors.
 pub(super) struct Adding<'a> {
     pub(super) source: &'a ModelFiles,
     pub(super) job: &'a Job,
     /// Scheme of linear weights to which no exception applies.
     pub(super) weights: &'a Scheme,
     pub(super) options: &'a Options,
-    /// By module.
+    /// Planned linear layers by module.
     pub(super) planned: HashMap<&'a str, &'a PlannedLinear>,
-    /// Experts of a layer.
+    /// Number of experts of a layer.
     pub(super) experts: usize,
-    /// Types of the tensors of all experts of a layer.
+    /// Types of stacked tensors.
     pub(super) stacks: HashMap<String, GgmlType>,
 }
 
 impl Adding<'_> {
-    /// Declares a tensor, or, at the first of its experts, the tensor of all; with `factor` one f32 for each matrix beside it.
+    /// Declares a tensor, or, at the first of its experts, the stacked tensor; with `factor` also one f32 per matrix.
     ///
     /// # Errors
-    /// Experts of one tensor are to have different types.
+    /// Experts of one tensor have different types.
     pub(super) fn declare(
         &mut self,
         tensors: &mut Vec<GgufTensorSpec>,
@@ -126,7 +126,7 @@ impl Adding<'_> {
 }
 
 impl Layout {
-    /// Declares the parts of a tensor: biases in f32, weights under the scheme of the layer, or what stands in for it.
+    /// Declares the parts of a tensor: biases in f32, weights under the scheme of the layer or its substitute.
     pub(super) fn add_joined(
         &mut self,
         adding: &Adding<'_>,
@@ -162,7 +162,7 @@ impl Layout {
         Ok(())
     }
 
-    /// The scheme of a part whose rows have `cols` columns.
+    /// Returns the scheme of a part with rows of `cols` columns.
     fn fitted(&mut self, name: &str, wanted: Scheme, cols: usize) -> Scheme {
         let fits = block_type(&wanted.format).is_some_and(|ty| cols.is_multiple_of(ty.block().0));
         if fits && !gguf::has_factor(&wanted.format) {
