@@ -271,7 +271,7 @@ impl Scheme {
         }
     }
 
-    /// Chooses scale, zero point and bias of a block. `short` says that the block has fewer elements than the format's block
+    /// Chooses scale, zero point and bias of a block. `short` is true if the block has fewer elements than the format's block
     /// size (only code books care); `outer` is the tensor-wide scale as stored. [`Rule::FourOverSix`] looks at the values
     /// themselves: [`block_of`](Self::block_of). A codec or trellis has no such block: this is one that does nothing.
     pub fn block(&self, range: Range, short: bool, outer: Option<f32>) -> Block {

@@ -178,7 +178,7 @@ impl Packing {
             return self.unpack_one_by_one(packed, out, signed);
         }
         let (bits, mask, bias) = (self.bits as usize, self.mask() as u8, self.bias() as u8);
-        // A field whose top bit says that it is negative is extended by flipping that bit and taking it off again.
+        // A field whose top bit is its sign is extended by flipping that bit and taking it off again.
         let top = if signed { 1 << (self.bits - 1) } else { 0 };
         let finish = |field: u8| ((field & mask ^ bias) ^ top).wrapping_sub(top);
         if bits == 8 {

@@ -54,7 +54,7 @@ pub struct Transforms {
     pub before: Vec<Map>,
     /// On the product, in the order in which they are applied.
     pub after: Vec<Map>,
-    /// Added to it, from the input as it came.
+    /// Terms added to it, computed from the unmapped input.
     pub extras: Vec<Extra>,
 }
 
@@ -249,7 +249,7 @@ impl Transforms {
         if rows == 0 || cols == 0 {
             return;
         }
-        // W · Bₙ ⋯ B₁: the last map of the input stands beside the weight.
+        // W · Bₙ ⋯ B₁: the last map of the input is next to the weight.
         self.before.iter().rev().for_each(|map| map.apply_transposed(weight, cols));
         if !self.after.is_empty() {
             let mut column = vec![0.0; rows];
