@@ -60,7 +60,7 @@ impl Container {
 
 /// Names of the files beside `config.json` in which the tools of some format describe the quantization.
 pub fn side_files() -> impl Iterator<Item = &'static str> {
-    ROWS.into_iter().flat_map(|row| row.side_files()).copied()
+    ROWS.into_iter().flat_map(Convention::side_files).copied()
 }
 
 impl ModelFiles {
