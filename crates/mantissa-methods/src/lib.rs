@@ -13,6 +13,7 @@
 //! A transform is the same with [`Transform`] and [`TRANSFORMS`].
 #![forbid(unsafe_code)]
 
+pub mod adaround;
 pub mod autoround;
 pub mod awq;
 pub mod clip;

@@ -2,6 +2,7 @@
 
 use mantissa_num::{Blocks, Scheme};
 
+use crate::adaround::AdaRound;
 use crate::autoround::AutoRound;
 use crate::awq::Awq;
 use crate::clip::RtnMse;
@@ -31,7 +32,7 @@ pub struct Registered {
 }
 
 /// All methods.
-pub const METHODS: [Registered; 8] = [
+pub const METHODS: [Registered; 9] = [
     row("rtn", "rounds to nearest, each weight by itself", |_| Box::new(Rtn)),
     row("rtn-mse", "rounds to nearest under the range of each block that loses least", |_| Box::new(RtnMse)),
     row("hqq", "finds zero points under which few weights are far off", |_| Box::<Hqq>::default()),
@@ -41,6 +42,9 @@ pub const METHODS: [Registered; 8] = [
     row("spqr", "runs GPTQ with a few weights beside the codes, in f16", |_| Box::<Spqr>::default()),
     row("autoround", "learns rounding and ranges by block reconstruction", |weights| {
         Box::new(AutoRound::of(weights))
+    }),
+    row("adaround", "learns for each weight whether it is rounded up or down", |_| {
+        Box::<AdaRound>::default()
     }),
     row("qtip", "codes the rotated weight by paths through a trellis", |_| Box::<Qtip>::default()),
     Registered {

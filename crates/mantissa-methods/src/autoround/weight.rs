@@ -255,6 +255,11 @@ impl LearnedWeight {
         self.groups = groups;
     }
 
+    /// Fixes the rounding of every weight between two elements: to the upper one where `up` of its index is true.
+    pub(crate) fn choose(&mut self, up: impl Fn(usize) -> bool) {
+        self.offsets.iter_mut().enumerate().for_each(|(i, offset)| *offset = if up(i) { 0.5 } else { -0.5 });
+    }
+
     /// The values that the weight now has, `[rows, cols]`.
     ///
     /// # Panics
