@@ -109,6 +109,9 @@ impl Judge {
     }
 
     /// `tr((W - Q) H (W - Q)ᵀ)`; the bits do not depend on `threads`.
+    ///
+    /// # Errors
+    /// [`TensorError`] if the parts of the solution do not fit together.
     pub fn error(&self, w: &[f32], of: &Solved, threads: usize) -> Result<f64, TensorError> {
         let mut errors = of.values()?;
         errors.iter_mut().zip(w).for_each(|(q, w)| *q = w - *q);

@@ -156,8 +156,14 @@ impl<'a> Sequential<'a> {
         let mut block = Trained { trainer, kinds };
         let [inputs, targets] = unseen.unwrap_or(seen);
         let (mut nearest, mut learned) = (f64::NAN, None);
-        on(inputs, targets, &mut |run| Ok(nearest = solver.error(&mut block, run)?))?;
-        on(seen[0], seen[1], &mut |run| Ok(learned = Some(solver.learn(&mut block, run)?)))?;
+        on(inputs, targets, &mut |run| {
+            nearest = solver.error(&mut block, run)?;
+            Ok(())
+        })?;
+        on(seen[0], seen[1], &mut |run| {
+            learned = Some(solver.learn(&mut block, run)?);
+            Ok(())
+        })?;
         let Some(Learned { after, note, .. }) = learned else { return Err(CalibrateError::Empty.into()) };
         let mut judged =
             Judgement { of: Output::Block, windows: judge::Windows::Calibration, solved: after, nearest };
@@ -166,7 +172,10 @@ impl<'a> Sequential<'a> {
                 block.set_weight(i, &mut |values| solver.dequantize(i, values, threads));
             }
             judged.windows = judge::Windows::HeldOut;
-            on(inputs, targets, &mut |run| Ok(judged.solved = solver.error(&mut block, run)?))?;
+            on(inputs, targets, &mut |run| {
+                judged.solved = solver.error(&mut block, run)?;
+                Ok(())
+            })?;
         }
         Ok((note, judged))
     }

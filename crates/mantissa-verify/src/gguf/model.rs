@@ -18,6 +18,9 @@ pub struct Place {
 /// A tensor of the file, and the index of a matrix in it out of how many.
 pub type Found<'a> = (String, &'a Tensor, (u64, u64));
 
+/// Finds the place of a checkpoint's tensor in a GGUF file.
+type Places<'a> = Box<dyn Fn(&str) -> Option<Place> + Sync + 'a>;
+
 type Result<T> = std::result::Result<T, Error>;
 
 /// A GGUF model under the names and in the row order of Hugging Face checkpoints.
@@ -27,7 +30,7 @@ pub struct Model<'a> {
     pub(super) blocks: Blocks,
     pub(super) architecture: String,
     /// Finds the place of a checkpoint's tensor.
-    places: Box<dyn Fn(&str) -> Option<Place> + Sync + 'a>,
+    places: Places<'a>,
     /// Heads of q and k where their rows are interleaved.
     interleaved: Option<(u64, u64)>,
     /// Heads of the fused projection where those of a checkpoint are fused head by head.
