@@ -89,6 +89,8 @@ pub struct GptqOptions {
     pub range: GroupRange,
     /// The share of their input's [`Drift`] that weights make up for: 0 in GPTQ, 1 all of it.
     pub asymmetric: f32,
+    /// Share of FOEM's first-order term ([`foem`](crate::foem)): 0 in GPTQ.
+    pub first_order: f64,
 }
 
 impl GptqOptions {
@@ -109,6 +111,7 @@ impl Default for GptqOptions {
             groups: GroupOrder::Static,
             range: GroupRange::Mse,
             asymmetric: 0.0,
+            first_order: 0.0,
         }
     }
 }

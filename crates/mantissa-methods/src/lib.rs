@@ -20,6 +20,7 @@ pub mod clip;
 pub mod dequantize;
 mod error;
 pub mod error_stats;
+pub mod foem;
 pub mod gptq;
 pub mod hqq;
 pub mod judge;

@@ -6,6 +6,7 @@ use crate::adaround::AdaRound;
 use crate::autoround::AutoRound;
 use crate::awq::Awq;
 use crate::clip::RtnMse;
+use crate::foem::Foem;
 use crate::gptq::Gptq;
 use crate::hqq::Hqq;
 use crate::method::Method;
@@ -53,6 +54,9 @@ pub const METHODS: [Registered; 9] = [
             Box::new(Gptq::gptaq())
         })
     },
+    row("foem", "runs GPTQ with the first-order term of what weights have made up for", |_| {
+        Box::<Foem>::default()
+    }),
 ];
 
 const fn row(name: &'static str, summary: &'static str, new: fn(&Scheme) -> Box<dyn Method>) -> Registered {

@@ -36,6 +36,7 @@ fn codes_and_losses_are_those_of_the_published_algorithm() {
                             groups,
                             range: GroupRange::Amax,
                             asymmetric: 0.0,
+                            first_order: 0.0,
                         };
                         let result = gptq(&scheme, &w, &hessian, options, None, 2).unwrap();
                         compare(&file, &entry, &result, bits, kind);

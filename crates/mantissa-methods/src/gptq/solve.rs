@@ -177,6 +177,9 @@ impl Problem<'_> {
                 let weighed = values.map(|(w, &column)| (w, factor.diagonal[column]));
                 row.groups[group] = self.parameters(&weighed.collect::<Vec<_>>()).1;
             }
+            // FOEM's first-order term; without it these two lines change no bit.
+            let (share, original) = (factor.options.first_order, f64::from(self.weight(row.index, column)));
+            row.w[position] -= share * (row.w[position] - original);
             let index = (row.index * k + column) as u64;
             let (code, mut value) = self.value(row.w[position] as f32, &row.groups[group], index);
             if self.is_kept(row.index, column) {
@@ -185,7 +188,7 @@ impl Problem<'_> {
             }
             let value = f64::from(value);
             let upper = &upper[position * k..][position..cut.end];
-            let error = (row.w[position] - value) / upper[0];
+            let error = (row.w[position] - value - share * (row.w[position] - original)) / upper[0];
             row.codes[column] = code;
             errors[position - cut.start] = error;
             if !dead[column] {

@@ -151,6 +151,7 @@ fn current_groups_do_not_depend_on_the_block() {
                     damp: 0.01,
                     range: GroupRange::Amax,
                     asymmetric: 0.0,
+                    first_order: 0.0,
                 };
                 gptq(&scheme, &w, &hessian, options, None, 1).unwrap()
             };

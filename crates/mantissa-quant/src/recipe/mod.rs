@@ -3,7 +3,7 @@
 //! TOML file with exactly the keys below.
 //!
 //! ```toml
-//! method = "rtn"                 # how codes are chosen: rtn, rtn-mse, hqq, gptq, gptaq, spqr, autoround, qtip
+//! method = "rtn"                 # how codes are chosen: see docs/reference/recipes.md
 //! weights = "int4-g128"          # scheme of the decoder's linear layers
 //! activations = "int8-token"     # optional: scheme of their inputs at run time
 //! transform = "smooth"           # optional, before the method: smooth, awq, rotate, spin

@@ -1,0 +1,212 @@
+//! FOEM (Zheng, Qin, Li, Chu, Wang, Guo, Magno & Liu 2026, "First-Order Error Matters: Accurate Compensation for Quantized Large Language
+//! Models", AAAI 2026, arXiv 2507.11017): GPTQ with the first-order term of the loss.
+//!
+//! GPTQ expands the loss to second order around the weights at hand and drops the gradient, which is zero at the original weights `w⁰`. While columns
+//! are quantized the others move, to the latent weights `w`, and the gradient there is `g = (w - w⁰) H` to first order. In the solution `g H⁻¹` appears,
+//! which is `w - w⁰`: nothing has to be differentiated. With a share β of the term, for column j ([`gptq`](mod@crate::gptq) has U):
+//!
+//! ```text
+//! w_j ← w_j - β (w_j - w⁰_j)
+//! q_j = quantize(w_j)
+//! e   = (w_j - q_j - β (w_j - w⁰_j)) / U[j, j]
+//! w[j+1..] -= e · U[j, j+1..]
+//! ```
+//!
+//! This is the update of the authors' code in GPTQModel (read for the algorithm), where β is 0.2; there the first column of a block of 128 keeps its
+//! drift, an effect of the blocks that is not taken over. With β = 0 it is GPTQ.
+//!
+//! For the squared error of the layer's output GPTQ's latent weights are already best given the columns before them. The term draws them back to the
+//! original weights: it lowers what they owe to the calibration, not the error on it.
+
+use mantissa_num::Scheme;
+
+use crate::error::MethodError;
+use crate::gptq::method::{self, Gptq, prepare};
+use crate::method::{
+    Buffer, Extent, Feature, InputSolver, InputTask, Lack, Method, Needs, Phase, Prepared, SolveInput,
+    Solver, WeightTask, Work,
+};
+use crate::options::{Key, OptionError, Options, Setting, TableSpec, shortest};
+use crate::solved::Solved;
+
+/// Share of the term that the authors recommend.
+const BETA: f32 = 0.2;
+
+/// FOEM's table.
+const TABLE: TableSpec =
+    TableSpec { name: "foem", keys: &[Key { name: "beta", help: "share of the first-order term" }] };
+
+/// GPTQ with the first-order term (arXiv 2507.11017).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Foem {
+    /// GPTQ, whose options FOEM shares; with `asymmetric` above 0 GPTAQ.
+    pub gptq: Gptq,
+    /// Share β of the term, from 0 to 1.
+    pub beta: f32,
+}
+
+impl Default for Foem {
+    fn default() -> Self {
+        Foem { gptq: Gptq::default(), beta: BETA }
+    }
+}
+
+impl Method for Foem {
+    fn name(&self) -> &'static str {
+        "foem"
+    }
+
+    fn work(&self) -> Work<'_> {
+        Work::Input(self)
+    }
+
+    fn tables(&self) -> &'static [TableSpec] {
+        &[method::TABLE, TABLE]
+    }
+
+    fn set(&mut self, table: &str, options: Options<'_>) -> Result<(), OptionError> {
+        if table != TABLE.name {
+            return self.gptq.set(table, options);
+        }
+        self.beta = options.number("beta", 1.0)?.unwrap_or(self.beta);
+        Ok(())
+    }
+
+    fn settings(&self) -> Vec<Setting> {
+        let own = Setting::new(TABLE.name, "beta", shortest(self.beta));
+        self.gptq.settings().into_iter().chain([own]).collect()
+    }
+
+    fn needs(&self) -> Needs {
+        self.gptq.needs()
+    }
+
+    fn takes(&self, scheme: &Scheme, shape: (usize, usize), group_order: bool) -> Result<(), MethodError> {
+        self.gptq.takes(scheme, shape, group_order)
+    }
+
+    fn refuses(&self, feature: Feature) -> Option<&'static str> {
+        self.gptq.refuses(feature)
+    }
+
+    fn follows_order(&self) -> bool {
+        self.gptq.follows_order()
+    }
+
+    fn damping(&self) -> Option<f64> {
+        self.gptq.damping()
+    }
+
+    fn lacking(&self, lack: Lack) -> Option<&'static str> {
+        self.gptq.lacking(lack)
+    }
+
+    fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
+        self.gptq.buffers(phase, extent)
+    }
+}
+
+impl SolveInput for Foem {
+    fn prepare(&self, task: InputTask) -> Result<Prepared, MethodError> {
+        let options = crate::gptq::GptqOptions { first_order: self.beta.into(), ..self.gptq.options };
+        let Prepared { solver, moments } = prepare(task, options, 0.0)?;
+        let solver = match solver {
+            Solver::Ready(columns) => Solver::Ready(Box::new(FirstOrder(columns))),
+            round => round,
+        };
+        Ok(Prepared { solver, moments })
+    }
+}
+
+/// The columns of GPTQ. The sum of squared `e` is not the loss here, so none is reported.
+#[derive(Debug)]
+struct FirstOrder(Box<dyn InputSolver>);
+
+impl InputSolver for FirstOrder {
+    fn solve(&self, task: &WeightTask<'_>) -> Result<Solved, MethodError> {
+        Ok(Solved { output_error: None, ..self.0.solve(task)? })
+    }
+
+    fn corrects(&self) -> bool {
+        self.0.corrects()
+    }
+
+    fn corrected(&mut self, w: &[f32], last: bool, threads: usize) -> Result<Option<Vec<f32>>, MethodError> {
+        self.0.corrected(w, last, threads)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use super::*;
+    use crate::gptq::{GptqOptions, Hessian, gptq};
+    use crate::testing::values;
+
+    const COLS: usize = 64;
+
+    fn hessian() -> Hessian {
+        let mut x = values(1, 400 * COLS);
+        for row in x.chunks_exact_mut(COLS) {
+            (1..COLS).for_each(|i| row[i] = 0.6 * row[i] + 0.6 * row[i - 1]);
+        }
+        let mut hessian = Hessian::new(COLS).unwrap();
+        hessian.add(&x, 1);
+        hessian
+    }
+
+    fn solve(method: &Foem, scheme: &Scheme, w: &[f32], hessian: &Hessian, threads: usize) -> Vec<f32> {
+        let input = InputTask { hessian: hessian.clone(), drift: None, place: (0, 0), threads };
+        let Solver::Ready(solver) = method.prepare(input).unwrap().solver else { panic!("no solver") };
+        let (rows, cols) = (w.len() / COLS, COLS);
+        let (target, outer, outputs, scales, place) = (w, None, None, None, (0, 0));
+        let task = WeightTask { scheme, rows, cols, w, target, outer, outputs, scales, place, threads };
+        let solved = solver.solve(&task).unwrap();
+        assert!(solved.output_error.is_none());
+        solved.values().unwrap()
+    }
+
+    /// Without the term it is GPTQ; with all of it every weight is drawn back to the original and rounded to nearest.
+    #[test]
+    fn shares_of_the_term_go_from_gptq_to_rounding() {
+        let (hessian, w) = (hessian(), values(2, 20 * COLS));
+        for text in ["int3-g16", "nvfp4", "int4-channel-asym"] {
+            let scheme: Scheme = text.parse().unwrap();
+            let options = GptqOptions { range: crate::gptq::GroupRange::Amax, ..GptqOptions::default() };
+            let of = |beta| Foem { gptq: Gptq { options }, beta };
+            let plain = gptq(&scheme, &w, &hessian, options, None, 1).unwrap().dequantize().unwrap();
+            assert_eq!(solve(&of(0.0), &scheme, &w, &hessian, 1), plain, "{text}");
+            let nearest =
+                crate::rtn::quantize(&scheme, &w, 20, COLS, None, 1).unwrap().0.dequantize().unwrap();
+            assert_eq!(solve(&of(1.0), &scheme, &w, &hessian, 1), nearest, "{text}");
+            let part = solve(&of(BETA), &scheme, &w, &hessian, 1);
+            assert_eq!(part, solve(&of(BETA), &scheme, &w, &hessian, 3), "{text}");
+            let [none, some, all] = [&plain, &part, &nearest].map(|q| hessian.loss(&w, q));
+            assert!(none < some && some < all, "{text}: {none} {some} {all}");
+            let near = |q: &[f32]| q.iter().zip(&w).map(|(q, w)| f64::from(q - w).powi(2)).sum::<f64>();
+            assert!(near(&plain) > near(&part) && near(&part) > near(&nearest), "{text}");
+        }
+    }
+
+    /// The update of one row, written out.
+    #[test]
+    fn one_row_follows_the_formula() {
+        let (hessian, w, beta) = (hessian(), values(3, COLS), 0.3f64);
+        let scheme: Scheme = "int4-channel".parse().unwrap();
+        let options =
+            GptqOptions { range: crate::gptq::GroupRange::Amax, act_order: false, ..GptqOptions::default() };
+        let upper = crate::gptq::InverseFactor::new(&hessian, options, 1).unwrap().upper().to_vec();
+        let found = solve(&Foem { gptq: Gptq { options }, beta: beta as f32 }, &scheme, &w, &hessian, 1);
+        let nearest = mantissa_num::quantize(&scheme, &w, 1, COLS, mantissa_num::Given::default()).unwrap();
+        let step = f64::from(f32::from_bits(nearest.scales.codes.get(0)));
+        let mut x: Vec<f64> = w.iter().copied().map(f64::from).collect();
+        for j in 0..COLS {
+            let original = f64::from(w[j]);
+            x[j] -= beta * (x[j] - original);
+            let q = (x[j] / step).round_ties_even().clamp(-8.0, 7.0) * step;
+            assert!((q - f64::from(found[j])).abs() < 1e-6, "{j}: {q} {}", found[j]);
+            let e = (x[j] - q - beta * (x[j] - original)) / upper[j * COLS + j];
+            (j + 1..COLS).for_each(|i| x[i] -= e * upper[j * COLS + i]);
+        }
+    }
+}
