@@ -32,6 +32,7 @@ pub mod qtip;
 pub mod registry;
 pub mod rotate;
 pub mod rtn;
+pub mod scalesweep;
 pub mod smooth;
 pub mod solved;
 pub mod source;

@@ -14,6 +14,7 @@ use crate::options::TableSpec;
 use crate::qtip::method::Qtip;
 use crate::rotate::Rotate;
 use crate::rtn::Rtn;
+use crate::scalesweep::{ScaleSweep, ScaleSweepGptq};
 use crate::smooth::Smooth;
 use crate::spin::Spin;
 use crate::spqr::Spqr;
@@ -33,7 +34,7 @@ pub struct Registered {
 }
 
 /// All methods.
-pub const METHODS: [Registered; 9] = [
+pub const METHODS: [Registered; 12] = [
     row("rtn", "rounds to nearest, each weight by itself", |_| Box::new(Rtn)),
     row("rtn-mse", "rounds to nearest under the range of each block that loses least", |_| Box::new(RtnMse)),
     row("hqq", "finds zero points under which few weights are far off", |_| Box::<Hqq>::default()),
@@ -57,6 +58,16 @@ pub const METHODS: [Registered; 9] = [
     row("foem", "runs GPTQ with the first-order term of what weights have made up for", |_| {
         Box::<Foem>::default()
     }),
+    row("scalesweep", "rounds to nearest under the best of all FP4 block scales", |_| Box::new(ScaleSweep)),
+    row("scalesweep-gptq", "runs GPTQ and sweeps the scale of each FP4 block inside", |_| {
+        Box::<ScaleSweepGptq>::default()
+    }),
+    Registered {
+        variant_of: Some("scalesweep-gptq"),
+        ..row("scalesweep-gptaq", "runs GPTAQ and sweeps the scale of each FP4 block inside", |_| {
+            Box::new(ScaleSweepGptq::gptaq())
+        })
+    },
 ];
 
 const fn row(name: &'static str, summary: &'static str, new: fn(&Scheme) -> Box<dyn Method>) -> Registered {
