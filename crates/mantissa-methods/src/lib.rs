@@ -34,6 +34,7 @@ pub mod rotate;
 pub mod rtn;
 pub mod scalesweep;
 pub mod smooth;
+pub mod soar;
 pub mod solved;
 pub mod source;
 pub mod spin;

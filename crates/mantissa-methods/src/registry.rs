@@ -16,6 +16,7 @@ use crate::rotate::Rotate;
 use crate::rtn::Rtn;
 use crate::scalesweep::{ScaleSweep, ScaleSweepGptq};
 use crate::smooth::Smooth;
+use crate::soar::{Soar, SoarGptq};
 use crate::spin::Spin;
 use crate::spqr::Spqr;
 use crate::transform::Transform;
@@ -34,7 +35,7 @@ pub struct Registered {
 }
 
 /// All methods.
-pub const METHODS: [Registered; 12] = [
+pub const METHODS: [Registered; 15] = [
     row("rtn", "rounds to nearest, each weight by itself", |_| Box::new(Rtn)),
     row("rtn-mse", "rounds to nearest under the range of each block that loses least", |_| Box::new(RtnMse)),
     row("hqq", "finds zero points under which few weights are far off", |_| Box::<Hqq>::default()),
@@ -67,6 +68,12 @@ pub const METHODS: [Registered; 12] = [
         ..row("scalesweep-gptaq", "runs GPTAQ and sweeps the scale of each FP4 block inside", |_| {
             Box::new(ScaleSweepGptq::gptaq())
         })
+    },
+    row("soar", "finds global and block scales of FP4 together, in closed form", |_| Box::new(Soar)),
+    row("soar-gptq", "runs GPTQ under FP4 scales in closed form", |_| Box::<SoarGptq>::default()),
+    Registered {
+        variant_of: Some("soar-gptq"),
+        ..row("soar-gptaq", "runs GPTAQ under FP4 scales in closed form", |_| Box::new(SoarGptq::gptaq()))
     },
 ];
 

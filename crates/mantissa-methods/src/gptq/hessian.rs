@@ -173,7 +173,7 @@ impl Hessian {
     ///
     /// # Errors
     /// [`GptqError::NoTokens`] and [`GptqError::Value`].
-    pub(super) fn diagonal(&self) -> Result<Vec<f64>, GptqError> {
+    pub(crate) fn diagonal(&self) -> Result<Vec<f64>, GptqError> {
         if self.tokens == 0 {
             return Err(GptqError::NoTokens);
         }

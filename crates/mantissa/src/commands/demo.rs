@@ -292,7 +292,7 @@ mod tests {
         // AutoRound and QTIP take as long as all others together; data-free searches lie between the two
         // shown; SpQR is GPTQ with outliers kept apart, FOEM is GPTQ with one more term; the others search scales of FP4 alone.
         let left_out = ["autoround", "hqq", "qtip", "rtn-mse", "spqr"];
-        let searches = ["foem", "scalesweep", "scalesweep-gptq"];
+        let searches = ["foem", "scalesweep", "scalesweep-gptq", "soar", "soar-gptq"];
         let shown_or_not = |name: &&str| !left_out.contains(name) && !searches.contains(name);
         for name in registry::names().filter(shown_or_not) {
             assert!(shown.iter().any(|recipe| recipe.method.name() == name), "{name}");

@@ -73,6 +73,7 @@ fn methods_that_calibrate_have_the_same_bytes_at_every_level() {
         ("gemma2", "gptaq-int4-g8", "f32"),
         ("qwen3-moe", "gptaq-int4-g8+int8-token", "f32"),
         ("gemma2", "scalesweep-gptaq-nvfp4", "f32"),
+        ("gpt2", "soar-gptq-mxfp4", "f32"),
         ("gpt2", "foem-int4-g8", "f32"),
         ("gpt2", "awq-int4-g8-asym", "f32"),
         ("qwen3-moe", "awq-int4-g8-asym", "f32"),
