@@ -40,7 +40,7 @@ pub enum QuantError {
     #[error(transparent)]
     Recipe(Box<RecipeError>),
     /// The source is quantized already.
-    #[error("{}: found weights quantized as {convention}, allowed a dense model; give the model it was made from", .path.display())]
+    #[error("{}: expected a dense model, got weights quantized as {convention}; fix: give the model it was made from", .path.display())]
     AlreadyQuantized {
         /// The model.
         path: PathBuf,
@@ -82,7 +82,7 @@ pub enum QuantError {
     },
     /// Nothing would be quantized.
     #[error(
-        "recipe \"{recipe}\": found no layer to quantize, allowed at least one; its `keep` and `layers` leave every layer as it is"
+        "recipe \"{recipe}\": expected at least one layer to quantize, got none: its `keep` and `layers` leave every layer as it is"
     )]
     NothingToDo {
         /// The recipe.
@@ -100,14 +100,14 @@ pub enum QuantError {
     },
     /// The method calibrates, and there is nothing to calibrate on.
     #[error(
-        "recipe \"{recipe}\": found no calibration, allowed a text or token windows; give --calibration TEXT or --calibration-tokens FILE.json[:KEY]"
+        "recipe \"{recipe}\": expected a calibration text or token windows, got none; fix: give --calibration TEXT or --calibration-tokens FILE.json[:KEY]"
     )]
     NoCalibration {
         /// The recipe.
         recipe: String,
     },
     /// Products of the calibration are to be rounded where that is of no use, or not done.
-    #[error("recipe \"{recipe}\": found calibration products in {found}, allowed f32: {why}")]
+    #[error("recipe \"{recipe}\": expected calibration products in f32, got {found}: {why}")]
     Products {
         /// The recipe.
         recipe: String,
@@ -120,7 +120,7 @@ pub enum QuantError {
     #[error(transparent)]
     Calibrate(CalibrateError),
     /// A scheme that the method does not take.
-    #[error("{}: {module}: found scheme {scheme}, allowed for {method} {allowed}", .path.display())]
+    #[error("{}: {module}: expected for {method} {allowed}, got scheme {scheme}", .path.display())]
     Unsuited {
         /// The model.
         path: PathBuf,
@@ -152,7 +152,7 @@ pub enum QuantError {
         error: Box<mantissa_train::TrainError>,
     },
     /// The caller ended the run.
-    #[error("found a request to stop, allowed to run to the end")]
+    #[error("expected to run to the end, got a request to stop")]
     Interrupted,
     /// The output lost more than is allowed, and was not put in place.
     #[error(transparent)]

@@ -10,7 +10,7 @@ use crate::gptq::GptqError;
 #[non_exhaustive]
 pub enum CalibrateError {
     /// There is nothing to calibrate with.
-    #[error("calibration: found no tokens, allowed at least one window of one token")]
+    #[error("calibration: expected at least one window of one token, got no tokens")]
     Empty,
     /// A window holds no token.
     #[error("calibration window {window}: expected at least one token, got none; fix: leave the window out")]
@@ -36,7 +36,7 @@ pub enum CalibrateError {
     #[error(transparent)]
     States(#[from] mantissa_store::Error),
     /// The caller ended the run.
-    #[error("found a request to stop, allowed to run to the end")]
+    #[error("expected to run to the end, got a request to stop")]
     Interrupted,
 }
 

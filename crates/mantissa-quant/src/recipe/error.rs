@@ -7,7 +7,7 @@ use mantissa_store::Shown;
 #[non_exhaustive]
 pub enum RecipeError {
     /// The name is neither an alias nor composed as names are.
-    #[error("recipe \"{}\": found {}, allowed {allowed}; see `mantissa recipes`", Shown(.name), Shown(.found))]
+    #[error("recipe \"{}\": expected {allowed}, got {}; see `mantissa recipes`", Shown(.name), Shown(.found))]
     Name {
         /// The recipe's name.
         name: String,
@@ -27,7 +27,7 @@ pub enum RecipeError {
         error: mantissa_num::ParseError,
     },
     /// A key, or a value, of the file.
-    #[error("{file}: {}: found {}, allowed {allowed}", Shown(.field), Shown(.found))]
+    #[error("{file}: {}: expected {allowed}, got {}", Shown(.field), Shown(.found))]
     File {
         /// The file.
         file: String,

@@ -135,7 +135,7 @@ fn a_calibration_in_bf16_is_recorded_or_refused() {
         ("rtn-int4-g8", "nothing is solved on what layers read"),
     ] {
         let said = fail(2, &arguments(recipe, &temp.path().join("none"), "bf16"));
-        let found = format!("recipe \"{recipe}\": found calibration products in bf16, allowed f32: {why}");
+        let found = format!("recipe \"{recipe}\": expected calibration products in f32, got bf16: {why}");
         assert!(said.contains(&found), "{said}");
     }
 }
