@@ -35,7 +35,7 @@ pub struct Registered {
 }
 
 /// All methods.
-pub const METHODS: [Registered; 15] = [
+pub const METHODS: [Registered; 16] = [
     row("rtn", "rounds to nearest, each weight by itself", |_| Box::new(Rtn)),
     row("rtn-mse", "rounds to nearest under the range of each block that loses least", |_| Box::new(RtnMse)),
     row("hqq", "finds zero points under which few weights are far off", |_| Box::<Hqq>::default()),
