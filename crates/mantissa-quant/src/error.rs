@@ -73,7 +73,7 @@ pub enum QuantError {
         anew: bool,
     },
     /// The model is in the container that is asked for.
-    #[error("{}: found a model in {container}, allowed another container to convert it to", .path.display())]
+    #[error("{}: expected a format other than the source's, got {container}", .path.display())]
     NothingToConvert {
         /// The model.
         path: PathBuf,
@@ -172,7 +172,7 @@ pub enum QuantError {
     #[error(transparent)]
     Unfinished(Box<Unfinished>),
     /// A verification was asked to compare models of different shapes.
-    #[error("{}: found a model that is not the source of {}: {what}", .reference.display(), .model.display())]
+    #[error("{}: expected the source of {}, got another model: {what}", .reference.display(), .model.display())]
     Reference {
         /// The artifact.
         model: PathBuf,
@@ -183,9 +183,9 @@ pub enum QuantError {
     },
     /// A verification was given another text than the recorded figures were measured on.
     #[error(
-        "{}: found {} windows of {} tokens with SHA-256 {}, allowed those that its figures were measured on: {}, {} windows of {} tokens with SHA-256 {}",
-        .path.display(), .found.windows, .found.tokens, .found.sha256,
-        .recorded.name, .recorded.windows, .recorded.tokens, .recorded.sha256
+        "{}: expected the text that its figures were measured on ({}, {} windows of {} tokens with SHA-256 {}), got {} windows of {} tokens with SHA-256 {}",
+        .path.display(), .recorded.name, .recorded.windows, .recorded.tokens, .recorded.sha256,
+        .found.windows, .found.tokens, .found.sha256
     )]
     OtherText {
         /// The artifact.
@@ -236,11 +236,11 @@ impl From<RecipeError> for QuantError {
 /// An output that lost more than is allowed.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "KL: found {}, allowed {allowed}; nothing was put at {}{}",
-    .quality.evaluation.as_ref().map_or_else(String::new, |e| format!("{:.6} ± {:.6} nats", e.kl, e.kl_se)),
+    "KL: expected at most {allowed} nats/token, got {}; nothing was put at {}{}",
+    .quality.evaluation.as_ref().map_or_else(String::new, |e| format!("{:.6} ± {:.6}", e.kl, e.kl_se)),
     .out.display(),
     .kept.as_ref().map_or_else(String::new, |kept| format!(
-        "; the work is kept in {}: the same command with another --max-kl goes on from there, --restart begins anew",
+        "; the work is kept in {}: the same command with another --max-kl resumes from it, --restart starts over",
         kept.display()
     ))
 )]

@@ -136,9 +136,9 @@ impl Importance {
             Some(means) if means.len() != info.cols => Err(mantissa_store::Error::field(
                 std::path::Path::new(&self.name),
                 tensor,
-                format!("{} columns", means.len()),
-                format!("{}, those of {}", info.cols, info.module),
-                "it is of another model",
+                means.len().to_string(),
+                format!("{} columns", info.cols),
+                "fix: give the importance matrix of this model",
             )
             .into()),
             means => Ok(means),

@@ -175,7 +175,10 @@ fn a_gate_keeps_the_output_away_and_the_work() {
     let QuantError::Gate(failure) = &error else { panic!("{error}") };
     assert_eq!((failure.quality.evaluation.as_ref().unwrap().kl, failure.allowed), (kl, kl / 2.0));
     assert!(failure.kept.as_ref().unwrap().is_dir() && !out.exists() && evaluated > 0);
-    assert!(error.to_string().contains("KL: found 0.") && error.to_string().contains("kept in"), "{error}");
+    assert!(
+        error.to_string().contains("nats/token, got 0.") && error.to_string().contains("kept in"),
+        "{error}"
+    );
     // A laxer gate takes over the layers and the evaluation.
     let (done, evaluated) = with(Some(kl)).run(|_| false);
     assert_eq!((done.unwrap().resumed, evaluated), (21, 0));

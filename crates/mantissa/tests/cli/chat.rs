@@ -79,7 +79,7 @@ fn what_is_no_template_or_refuses_is_said_in_one_line() {
     says(Value::Null, "got no chat template");
     says(json!([{"name": "rag", "template": "x"}]), "chat templates named rag");
     says(json!(7), "chat_template");
-    says(json!("{{ raise_exception('only\nassistants') }}"), "template refuses: only assistants");
+    says(json!("{{ raise_exception('only\nassistants') }}"), "got: only assistants");
     says(json!("{% if %}"), "line 1");
     says(json!("\n\n{{ messages.nope.nope }}"), "line 3");
     says(json!("{% include '/etc/passwd' %}"), "chat_template: line 1");

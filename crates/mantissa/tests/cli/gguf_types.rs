@@ -181,7 +181,7 @@ fn wrong_importance_is_refused_by_name() {
     bytes.extend([1f32, 1.0].iter().flat_map(|v| v.to_le_bytes()));
     std::fs::write(&other, bytes).unwrap();
     let line = refused(&other);
-    assert!(line.contains("blk.0.attn_q.weight: expected 256, got 2 columns"), "{line}");
+    assert!(line.contains("blk.0.attn_q.weight: expected 256 columns, got 2"), "{line}");
     let line = refused(&model.join("model.safetensors"));
     assert!(line.contains("model.safetensors"), "{line}");
     assert!(!out.exists());

@@ -220,7 +220,7 @@ fn recalibration_changes_scales_alone() {
     let model = root().join("tests/data/tiny/llama2-gqa-tied");
     let none = temp.path().join("none");
     let line = fail(2, &["recalibrate", text(&model), "--tokens", text(&windows), "--out", text(&none)]);
-    assert!(line.contains("found") && !none.exists(), "{line}");
+    assert!(line.contains("expected static scales of inputs, keys or values") && !none.exists(), "{line}");
 }
 
 /// Learned or density-based levels lose less than uniform ones of the same width; learned ones need a text.
