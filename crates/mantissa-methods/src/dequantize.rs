@@ -3,7 +3,7 @@
 use mantissa_kernels::kernels;
 use mantissa_num::format::{Affine, Format};
 use mantissa_num::minifloat::{BF16, F16};
-use mantissa_num::{Blocks, Code, Codes, Quantized};
+use mantissa_num::{Blocks, Code, Codes, Quantized, TensorError};
 
 /// A tensor and what its rows need to be decoded. One per thread.
 pub struct Dequantizer<'a> {
@@ -91,6 +91,25 @@ impl<'a> Dequantizer<'a> {
             codes => out.iter_mut().zip(first..).for_each(|(v, i)| *v = format.element(codes.get(i))),
         }
     }
+}
+
+/// The values of codes in the order of the weight, whose columns' groups are `g_idx` or those of neighbours.
+pub(crate) fn dequantize_by_group(q: &Quantized, g_idx: Option<&[u32]>) -> Result<Vec<f32>, TensorError> {
+    let Some(g_idx) = g_idx else { return q.dequantize() };
+    q.check()?;
+    let groups = q.format.blocks().count(q.rows, q.cols) / q.rows.max(1);
+    let scale = |block: usize| if q.scales.is_empty() { 0 } else { q.scales.get(block) };
+    let zero = |block: usize| q.zeros().get(block).copied().unwrap_or(0);
+    let mut out = Vec::with_capacity(q.rows * q.cols);
+    for row in 0..q.rows {
+        let blocks = row * groups..(row + 1) * groups;
+        let decoders: Vec<_> = blocks.map(|b| q.format.decoder(scale(b), zero(b), q.outer())).collect();
+        let codes = (row * q.cols..).map(|i| q.codes.get(i));
+        out.extend(
+            g_idx.iter().zip(codes).map(|(&g, code)| decoders[g as usize].value(q.format.element(code))),
+        );
+    }
+    Ok(out)
 }
 
 #[cfg(test)]

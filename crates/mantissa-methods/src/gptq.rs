@@ -29,6 +29,7 @@ pub mod method;
 mod outliers;
 mod solve;
 
+use crate::dequantize::dequantize_by_group;
 use mantissa_kernels::{Kernels, NotPositiveDefinite, kernels};
 use mantissa_num::stored::Extra;
 use mantissa_num::{Blocks, Codes, Quantized, Scheme, TensorError};
@@ -454,25 +455,6 @@ impl GptqResult {
         self.outliers.iter().for_each(|outliers| outliers.fold(&mut values, rows, cols));
         Ok(values)
     }
-}
-
-/// The values of codes in the order of the weight, whose columns' groups are `g_idx` or those of neighbours.
-pub(crate) fn dequantize_by_group(q: &Quantized, g_idx: Option<&[u32]>) -> Result<Vec<f32>, TensorError> {
-    let Some(g_idx) = g_idx else { return q.dequantize() };
-    q.check()?;
-    let groups = q.format.blocks().count(q.rows, q.cols) / q.rows.max(1);
-    let scale = |block: usize| if q.scales.is_empty() { 0 } else { q.scales.get(block) };
-    let zero = |block: usize| q.zeros().get(block).copied().unwrap_or(0);
-    let mut out = Vec::with_capacity(q.rows * q.cols);
-    for row in 0..q.rows {
-        let blocks = row * groups..(row + 1) * groups;
-        let decoders: Vec<_> = blocks.map(|b| q.format.decoder(scale(b), zero(b), q.outer())).collect();
-        let codes = (row * q.cols..).map(|i| q.codes.get(i));
-        out.extend(
-            g_idx.iter().zip(codes).map(|(&g, code)| decoders[g as usize].value(q.format.element(code))),
-        );
-    }
-    Ok(out)
 }
 
 /// Checks that [`gptq`] can quantize a weight `[rows, cols]` by `scheme` into a layout that can be stored: one without `g_idx`

@@ -13,7 +13,7 @@ use crate::method::Method;
 use crate::options::TableSpec;
 use crate::qtip::method::Qtip;
 use crate::rotate::Rotate;
-use crate::rtn::Rtn;
+use crate::rtn::method::Rtn;
 use crate::scalesweep::{ScaleSweep, ScaleSweepGptq};
 use crate::smooth::Smooth;
 use crate::soar::{Soar, SoarGptq};

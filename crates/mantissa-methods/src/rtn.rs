@@ -8,6 +8,7 @@
 //! through the reference otherwise; the bits are the same.
 
 mod blocks;
+pub mod method;
 mod panel;
 
 use mantissa_kernels::for_each_with;
@@ -15,10 +16,12 @@ use mantissa_num::blockwise::{self, Block};
 use mantissa_num::{Blocks, Codes, Given, Quantized, ScaleLevel, Scheme, TensorError, code_unit};
 
 use crate::error_stats::ErrorStats;
-use crate::method::{Feature, Method, Work, refused_by_most};
 use crate::source::{self, PANEL, Scratch, WeightReader};
 pub use blocks::{Sink, quantize_blocks, stream_blocks};
 use panel::Elements;
+
+/// Name of rounding to nearest in recipes and reports.
+pub const NAME: &str = "rtn";
 
 /// Quantizes `w` (`[rows, cols]`, row-major) and measures the error. `outer` is the tensor-wide scale where fused partners
 /// share one; `None` takes it from `w`.
@@ -247,27 +250,6 @@ fn pieces_of<T>(mut all: &mut [T], size: usize, count: usize) -> Vec<&mut [T]> {
         all = rest;
     }
     pieces
-}
-
-/// Rounding to nearest: each weight by itself.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Rtn;
-
-/// Name of rounding to nearest in recipes and reports.
-pub const NAME: &str = "rtn";
-
-impl Method for Rtn {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn work(&self) -> Work<'_> {
-        Work::Nearest
-    }
-
-    fn refuses(&self, feature: Feature) -> Option<&'static str> {
-        if feature == Feature::GivenScales { None } else { refused_by_most(feature) }
-    }
 }
 
 #[cfg(test)]

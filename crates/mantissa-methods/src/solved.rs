@@ -3,8 +3,8 @@
 use mantissa_num::stored::Extra;
 use mantissa_num::{Quantized, TensorError};
 
+use crate::dequantize::dequantize_by_group;
 use crate::error_stats::ErrorStats;
-use crate::gptq::dequantize_by_group;
 use crate::judge::Judgement;
 
 /// A layer's weight as a method leaves it.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mantissa_methods::registry::{self, METHODS, TRANSFORMS};
-use mantissa_methods::rtn::{self, Rtn};
+use mantissa_methods::rtn::{self, method::Rtn};
 use mantissa_methods::{Method, Transform};
 use mantissa_model::KvPolicy;
 use mantissa_num::{Scheme, parse_activation, parse_weight};
