@@ -28,6 +28,7 @@ use crate::method::{
 };
 use crate::metric::weigh;
 use crate::options::{Key, OptionError, Options, Setting, TableSpec, shortest};
+use crate::rtn::shared_outer_scale;
 use crate::solved::Solved;
 
 /// Stretch of the sigmoid, ζ and γ of equation 23: h reaches 0 and 1.
@@ -169,6 +170,9 @@ struct Rounder {
 impl InputSolver for Rounder {
     fn solve(&self, task: &WeightTask<'_>) -> Result<Solved, MethodError> {
         let WeightTask { scheme, rows, cols, w, target, outer, threads, .. } = *task;
+        // A layer that is fused with no other has a global scale of its own.
+        let own = || shared_outer_scale(scheme, target.iter().map(|w| w.abs()));
+        let outer = outer.or_else(own);
         let diagonal: Vec<f32> = self.h.iter().step_by(cols + 1).copied().collect();
         let nearest = LearnedWeight::new(scheme, target, cols, &diagonal, outer, false, threads)?;
         let mut soft = SoftRounding::new(nearest, threads);
@@ -388,7 +392,7 @@ mod tests {
     #[test]
     fn learned_rounding_errs_less_on_the_inputs_and_moves_no_weight_past_its_neighbours() {
         let w = values(1, ROWS * COLS);
-        for name in ["int4-g16", "int3-g32-asym", "mxfp4", "nf4-g16"] {
+        for name in ["int4-g16", "int3-g32-asym", "mxfp4", "nvfp4", "nf4-g16"] {
             let scheme: Scheme = name.parse().unwrap();
             let still = solve(AdaRound { iterations: 1, rate: 0.0, lambda: 0.0 }, &scheme, &w, 1);
             let learned = solve(AdaRound::default(), &scheme, &w, 1);
