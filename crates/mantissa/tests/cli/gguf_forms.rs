@@ -322,7 +322,7 @@ fn only_experts_are_stored_in_the_published_layout() {
     // Experts in another scheme, and a model without experts.
     let int4 = dir.join("int4");
     quantize("rtn-int4-g32", "compressed-tensors", &int4);
-    assert!(fail(2, &convert(&int4, &dir.join("no"), &[])).contains("mxfp4 only"));
+    assert!(fail(2, &convert(&int4, &dir.join("no"), &[])).contains("MXFP4 weights only"));
     let llama = crate::lint::synthetic_of(dir, "bf16");
     let of_llama = dir.join("llama-mxfp4");
     let arguments = ["quantize", text(&llama), "--recipe", "mxfp4", "--format", "compressed-tensors"];
