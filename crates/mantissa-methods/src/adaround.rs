@@ -74,7 +74,7 @@ pub struct AdaRound {
 
 impl Default for AdaRound {
     fn default() -> Self {
-        AdaRound { iterations: 1000, rate: 0.01, lambda: 0.1 }
+        AdaRound { iterations: 1000, rate: 0.01, lambda: 10.0 }
     }
 }
 

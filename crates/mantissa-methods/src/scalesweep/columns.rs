@@ -469,7 +469,7 @@ impl Trial {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
     use super::super::quantize;
     use super::*;

@@ -199,10 +199,7 @@ fn gates_decide_the_exit_code_and_still_report() {
     assert_eq!(failed.status.code(), Some(1));
     let report: Value = serde_json::from_slice(&failed.stdout).unwrap();
     assert!(report["kl"].as_f64().unwrap() > 1e-9);
-    assert!(
-        String::from_utf8_lossy(&failed.stderr)
-            .starts_with("error: KL: expected at most ")
-    );
+    assert!(String::from_utf8_lossy(&failed.stderr).starts_with("error: KL: expected at most "));
     assert_eq!(with("--max-ppl-increase=-2").status.code(), Some(1));
 }
 

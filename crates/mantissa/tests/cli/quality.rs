@@ -17,7 +17,10 @@ fn an_output_is_measured_gated_and_measured_again() {
     let refused = mantissa(&[&quantize[..], &["--max-kl", "1e-9", "--json", "--quiet"]].concat());
     assert_eq!(refused.status.code(), Some(1));
     let line = stderr(&refused);
-    assert!(line.starts_with("error: KL: expected at most ") && line.contains("nothing was put at"), "{line}");
+    assert!(
+        line.starts_with("error: KL: expected at most ") && line.contains("nothing was put at"),
+        "{line}"
+    );
     let report: Value = serde_json::from_slice(&refused.stdout).unwrap();
     let kl = report["evaluation"]["kl"].as_f64().unwrap();
     assert!(report["output"].is_null() && kl > 1e-9 && !out.exists(), "{report}");
