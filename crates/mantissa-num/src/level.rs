@@ -120,12 +120,17 @@ impl ScaleLevel {
 
     /// Appends zero points.
     pub fn extend_zeros(&mut self, more: impl IntoIterator<Item = i32>) {
+        let mut more = more.into_iter().peekable();
+        // Nothing to append must not drop offsets of the other kind.
+        if more.peek().is_none() {
+            return;
+        }
         let mut zeros = match std::mem::take(&mut self.offsets) {
             Offsets::Zero(zeros) => zeros,
             _ => Vec::new(),
         };
         zeros.extend(more);
-        self.offsets = if zeros.is_empty() { Offsets::None } else { Offsets::Zero(zeros) };
+        self.offsets = Offsets::Zero(zeros);
     }
 
     /// Values of the lowest code, one per block; empty where the format has no bias.
@@ -138,12 +143,17 @@ impl ScaleLevel {
 
     /// Appends biases.
     pub fn extend_biases(&mut self, more: impl IntoIterator<Item = f32>) {
+        let mut more = more.into_iter().peekable();
+        // Nothing to append must not drop offsets of the other kind.
+        if more.peek().is_none() {
+            return;
+        }
         let mut biases = match std::mem::take(&mut self.offsets) {
             Offsets::Bias(biases) => biases,
             _ => Vec::new(),
         };
         biases.extend(more);
-        self.offsets = if biases.is_empty() { Offsets::None } else { Offsets::Bias(biases) };
+        self.offsets = Offsets::Bias(biases);
     }
 
     /// Tensor-wide scale as stored, where the format has one.
@@ -196,5 +206,18 @@ impl Nested<'_> {
     /// Value of block scale `i`, given its level in the code book: `level · factor + mean`.
     pub fn scale(&self, i: usize, level: f32) -> f32 {
         level * self.factor(i) + self.mean
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_appended_keeps_offsets_of_the_other_kind() {
+        let mut level = ScaleLevel::from(Codes::U8(vec![1, 2]));
+        level.extend_zeros([3, 4]);
+        level.extend_biases([]);
+        assert_eq!((level.zeros(), level.biases()), (&[3, 4][..], &[][..]));
     }
 }
