@@ -302,7 +302,7 @@ fn values_that_a_type_does_not_reach_are_refused_by_name() {
     bytes[at..at + 2].copy_from_slice(&[0x80, 0x4b]);
     fs::write(&path, bytes).unwrap();
     for (recipe, says) in
-        [("rtn-q8_0", "1 blocks that q8_0"), ("rtn-q4_1", "element 96"), ("rtn-f16", "in f16")]
+        [("rtn-q8_0", "1 blocks beyond it in q8_0"), ("rtn-q4_1", "element 96"), ("rtn-f16", "in f16")]
     {
         let error = try_quantize(&model, recipe, &out).unwrap_err();
         let text = error.to_string();
