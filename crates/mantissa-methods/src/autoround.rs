@@ -13,7 +13,7 @@
 //! gradient; the layer's own is `mantissa-train`'s.
 //!
 //! Some things are not as published, each because it loses less (docs/explain/methods.md): the norm is that of the Fisher information
-//! of the output ([`Metric`]); signs are of the gradient and its momentum together, which lets 512 tokens a step do where 2048
+//! of the output ([`Metric`](crate::metric::Metric)); signs are of the gradient and its momentum together, which lets 512 tokens a step do where 2048
 //! were taken; ranges begin where they lose least against each input's mean square, not at the largest magnitude; their step is
 //! a fifth of the offsets'; and of symmetric integers a group's multiplier may be negative, so that the larger side has the extra
 //! code.

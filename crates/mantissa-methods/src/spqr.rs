@@ -27,7 +27,7 @@ use crate::options::{Key, OptionError, Options, Setting, TableSpec};
 /// The largest share of outliers: from there on f16 with columns takes more than 8 bits a weight.
 pub const MOST_OUTLIERS: f64 = 0.2;
 
-/// Options of SpQR beside [`GptqOptions`](crate::gptq::GptqOptions).
+/// Options of SpQR beside [`GptqOptions`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SpqrOptions {
     /// Share of a layer's weights that stand beside the codes, up to [`MOST_OUTLIERS`].

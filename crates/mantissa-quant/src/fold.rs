@@ -5,7 +5,7 @@
 //! else changes, and rounding is left as the only difference of the two models. SmoothQuant and AWQ choose diagonals, QuaRot
 //! Hadamard matrices. Which tensors give and read a vector follows from the architecture ([`sites`]), for every model alike.
 //!
-//! [`Folded`] is the source as the pipeline then reads it; [`Record`] says all that is needed to come to the same tensors again,
+//! [`Folded`] is the source as the pipeline then reads it; `Record` says all that is needed to come to the same tensors again,
 //! and lies beside the output, so that it is verified against its source.
 
 pub(crate) mod record;

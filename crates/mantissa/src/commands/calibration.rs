@@ -48,7 +48,7 @@ struct Text {
     weight: f64,
 }
 
-/// Parses TEXT[:WEIGHT].
+/// Parses `TEXT[:WEIGHT]`.
 ///
 /// # Errors
 /// A message for a weight that is not above 0.
