@@ -195,7 +195,10 @@ fn what_gptq_cannot_do_is_refused_before_any_work() {
     assert!(refused("gptq-int4-g32", None).contains("--calibration TEXT"));
     assert!(refused("gptq-int4-g32", windows(&[vec![], vec![]])).contains("no tokens"));
     let message = refused("gptq-int4-g32", windows(&[vec![1], vec![1, 96]]));
-    assert!(message.contains("w.json: window 1: expected below 96, the model's vocabulary, got token 96"), "{message}");
+    assert!(
+        message.contains("w.json: window 1: expected below 96, the model's vocabulary, got token 96"),
+        "{message}"
+    );
     assert!(refused("gptq-int4-g32", windows(&[vec![1; 65]])).contains("65 tokens"));
     assert!(refused("gptq-int8-tensor", Some(calibration())).contains("groups or channels"));
     assert!(refused("gptq-q8_0", Some(calibration())).contains("use rtn"));

@@ -8,7 +8,7 @@ impl ModelFiles {
     /// Checks that [`tensor_f32`](Self::tensor_f32) finds a tensor of this name and shape.
     ///
     /// # Errors
-    /// [`Error::NoTensor`], [`Error::NotFloat`], or [`Error::Field`] for another shape.
+    /// [`NoTensor`](crate::Error::NoTensor), [`NotFloat`](crate::Error::NotFloat), or [`Field`](crate::Error::Field) for another shape.
     pub fn check_tensor(&self, name: &str, shape: &[usize]) -> Result<()> {
         self.opened().check_tensor(self, name, shape)
     }

@@ -405,7 +405,7 @@ impl Config {
 /// Checks that the tensors of a quantized `module` are there, in the shapes that its scheme has. Nothing of them is read.
 ///
 /// # Errors
-/// As [`Config::linear`] for what the headers show.
+/// As `Config::linear` for what the headers show.
 fn check(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<()> {
     let n = format!("{module}.weight");
     let format = stored_scheme(files, &n, rows, cols)?.format;

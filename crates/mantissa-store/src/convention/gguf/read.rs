@@ -63,7 +63,7 @@ impl Model {
     /// Checks that a tensor of this Hugging Face name and shape is there, whole or in parts. Nothing of it is read.
     ///
     /// # Errors
-    /// As [`tensor_f32`](Self::tensor_f32) for what the header shows.
+    /// As `tensor_f32` for what the header shows.
     pub(super) fn check(&self, files: &ModelFiles, name: &str, shape: &[usize]) -> Result<()> {
         // Parts are all there if they are found at all; how they are joined depends on the architecture.
         if self.joined(name).is_some() { Ok(()) } else { self.expect(files, name, shape).map(|_| ()) }
