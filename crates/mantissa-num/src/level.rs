@@ -1,4 +1,4 @@
-//! The stored values of a [`ScaleTree`](crate::ScaleTree): one [`ScaleLevel`] per node.
+//! The stored values of a [`ScaleTree`]: one [`ScaleLevel`] per node.
 
 use crate::codes::Codes;
 use crate::format::ScaleTree;

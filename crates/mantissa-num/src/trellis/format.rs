@@ -1,8 +1,8 @@
-//! A weight `[rows, cols]` of trellis codes between two rotations, as a [`Format`]: `W = diag(v) · H · C · H · diag(u)`.
+//! A weight `[rows, cols]` of trellis codes between two rotations, as a [`Format`](crate::Format): `W = diag(v) · H · C · H · diag(u)`.
 //!
 //! `C` holds the values of the states, tile after tile along the outputs, then along the inputs; `H` are Sylvester's matrices over
 //! their square roots, of the largest power of two up to 128 that divides the width (EXL3's own 128 where that divides both); `u` and `v`
-//! are signs times scales in f16. In a [`Quantized`] the codes are the words of the tiles in little-endian bytes, the scales `u` and then `v`.
+//! are signs times scales in f16. In a [`Quantized`](crate::Quantized) the codes are the words of the tiles in little-endian bytes, the scales `u` and then `v`.
 
 use super::{TILE, TrellisBook};
 use crate::hadamard::Hadamard;
