@@ -1,18 +1,23 @@
-//! Calibration, one layer in memory: the hidden states of all windows go through the model layer by layer, and for each layer
-//! the second moments `H = XᵀX / t` of what its linear layers read are collected.
+//! Layer-by-layer calibration. The hidden states of all calibration windows go through the model one layer at a time,
+//! and only that layer is in memory. For each input of its linear layers the Hessian `H = XᵀX / t` is collected.
 //!
-//! For each layer ([`Calibration::next_layer`]) the caller asks for statistics of what some linear layers read
-//! ([`Calibration::statistics`]), quantizes them and puts the new weights in place ([`CalibratedLayer::replace`]), and at last
-//! the windows go through the layer as it has become ([`Calibration::advance`]), so that the next layer sees what it will see in
-//! the quantized model. Asking once for all four inputs takes one pass; asking for one after another, with the weights before
-//! it already replaced, is what GPTQ's authors call `true_sequential`: one Hessian in memory, less error. A pass goes no
-//! further than what it is asked for depends on, and with [`Calibration::keeping`] begins where the last one of the layer ended,
-//! so that of all products only gate and up are made twice: the inner activation, the widest by far, is not kept.
+//! The caller does the following for each layer:
+//! 1. [`Calibration::next_layer`] loads the layer.
+//! 2. [`Calibration::statistics`] collects the Hessians of some inputs.
+//! 3. The caller quantizes the weights and puts them in place with [`CalibratedLayer::replace`].
+//! 4. [`Calibration::advance`] runs the windows through the quantized layer. The next layer then sees the states of the
+//!    quantized model.
 //!
-//! Windows run on several threads, a fixed number of tokens is summed at a time, and windows are added in their order:
-//! Hessians have the same bits on any number of threads.
+//! All inputs of a layer can be requested at once, which takes one pass. If they are requested one after another,
+//! earlier weights are already quantized: GPTQ's `true_sequential`, with one Hessian in memory and less error. A pass
+//! stops at the last input requested. With [`Calibration::keeping`] it also starts where the previous pass of the layer
+//! stopped. Only gate and up are then computed twice, because the MLP's inner activation, by far the widest, is not
+//! kept.
+//!
+//! Windows run on several threads. Tokens are summed in blocks of fixed size, and windows are added in order, so
+//! Hessians have the same bits for any number of threads.
 
-mod beside;
+mod drift;
 pub(crate) mod error;
 mod pass;
 mod sample;
@@ -42,81 +47,81 @@ use worker::Worker;
 use crate::gptq::Hessian;
 use crate::quality::TokenSet;
 
-/// Asked between two steps of long work whether to go on.
+/// Called between steps of long work; `Break` interrupts the run.
 pub type Tick<'a> = dyn FnMut() -> ControlFlow<()> + 'a;
 
 /// Token windows to calibrate on, each a sequence by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CalibrationSet {
-    /// Name that the user gave: a file, and a key.
+    /// Name that the user gave: a file and a key.
     pub name: String,
     /// Token ids.
     pub windows: Vec<Vec<u32>>,
 }
 
 impl CalibrationSet {
-    /// Tokens of all windows.
+    /// Returns the number of tokens of all windows.
     pub fn tokens(&self) -> usize {
         self.windows.iter().map(Vec::len).sum()
     }
 
-    /// Name, hash and size.
+    /// Returns name, hash and size.
     pub(crate) fn identity(&self) -> TokenSet {
         let sequence = |tokens: &Vec<u32>| Sequence { tokens: tokens.clone(), from: 1 };
         TokenSet::new(&self.name, &self.windows.iter().map(sequence).collect::<Vec<_>>())
     }
 
-    /// Tokens of the longest window.
+    /// Returns the number of tokens of the longest window.
     pub fn longest(&self) -> usize {
         self.windows.iter().map(Vec::len).max().unwrap_or(0)
     }
 }
 
-/// Hidden states on their way through a model.
+/// Hidden states of the calibration windows between two layers.
 pub struct Calibration<'a> {
     source: &'a dyn WeightSource,
     config: &'a ModelConfig,
-    /// `[tokens, hidden]` of each window, before layer `next`.
+    /// States of each window before layer `next`, `[tokens, hidden]`.
     states: States,
     next: usize,
     /// Tokens of the longest window.
     longest: usize,
     threads: usize,
-    /// True if the states behind the last layer are wanted too.
+    /// True if the windows also go through the last layer.
     to_the_end: bool,
-    /// True if the windows are kept inside a layer for its next pass.
+    /// True if the states inside a layer are kept for its next pass.
     keeps: bool,
     kept: Option<Kept>,
     /// Matmul operand dtype.
     products: Products,
 }
 
-/// Sums over the tokens of an input.
+/// Sums of squares over the tokens of an input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Squares {
     /// Sum of the squares of each column.
     pub sums: Vec<f64>,
-    /// Number of tokens; for an expert those routed to it.
+    /// Number of tokens; for an expert, of those routed to it.
     pub tokens: u64,
 }
 
-/// A layer on its way from the source to the output.
+/// A decoder layer whose weights are being replaced.
 #[derive(Debug)]
 pub struct CalibratedLayer {
     index: usize,
     layer: Layer,
     /// Quantizers of the inputs of linear layers whose weights are replaced.
     quantizers: BTreeMap<LinearInput, InputQuantizer>,
-    /// Number of replacements of weights before the heads, and of the one behind them.
+    /// Number of weights replaced: before the attention heads, and the output projection.
     replaced: [u32; 2],
 }
 
 impl<'a> Calibration<'a> {
-    /// Embeds `windows`, each a sequence by itself.
+    /// Embeds `windows`, each a separate sequence.
     ///
     /// # Errors
-    /// [`CalibrateError`] where there are no tokens, a window has none, one is not in the vocabulary, a window is longer than the
-    /// model's context or there is not enough memory.
+    /// [`CalibrateError`] if there are no tokens, a window is empty, a token is outside the vocabulary, a window is
+    /// longer than the model's context, or memory is short.
     pub fn begin(
         source: &'a dyn WeightSource,
         config: &'a ModelConfig,
@@ -127,7 +132,7 @@ impl<'a> Calibration<'a> {
         if longest == 0 {
             return Err(CalibrateError::Empty);
         }
-        // States, statistics and learned rounding take every window to have rows.
+        // States, statistics and learned rounding need at least one row per window.
         if let Some(window) = windows.iter().position(Vec::is_empty) {
             return Err(CalibrateError::EmptyWindow { window });
         }
@@ -161,55 +166,54 @@ impl<'a> Calibration<'a> {
         })
     }
 
-    /// The same, which keeps the windows inside a layer, as far as a pass has taken them, for those that ask for later inputs: every
-    /// product is then made once, but for gate and up, and as many states again are held as `state_bytes` says of those before
-    /// the layer.
+    /// Keeps the states inside a layer between its passes. Every product is then computed once, except gate and up. The
+    /// memory grows by [`kept_bytes`](Self::kept_bytes).
     #[must_use]
     pub fn keeping(self) -> Self {
         Calibration { keeps: true, ..self }
     }
 
-    /// The same, with the factors of the linear layers' products and of the Hessians rounded as `products` says.
+    /// Sets the dtype that matmul operands and inputs of the Hessians are rounded to.
     #[must_use]
     pub fn in_products(self, products: Products) -> Self {
         Calibration { products, ..self }
     }
 
-    /// The same windows once more, where they now are, to go another way.
+    /// Copies the windows with their present states.
     ///
     /// # Errors
-    /// The temporary folder has no room for their states, or these cannot be read back.
+    /// The temporary folder has no room for the states, or they cannot be read back.
     pub(crate) fn twin(&self) -> Result<Self, CalibrateError> {
         Ok(Calibration { states: self.states.copy(IN_MEMORY)?, kept: None, ..*self })
     }
 
-    /// The same, to be taken through the last layer as well.
+    /// Makes the windows go through the last layer as well.
     #[must_use]
     pub fn to_the_end(self) -> Self {
         Calibration { to_the_end: true, ..self }
     }
 
-    /// Hidden states of each window, `[tokens, hidden]`, as the next layer reads them.
+    /// Returns the states of each window, `[tokens, hidden]`: the input of the next layer.
     pub fn states(&self) -> &States {
         &self.states
     }
 
-    /// The same, at the end.
+    /// Returns the states.
     pub fn into_states(self) -> States {
         self.states
     }
 
-    /// The layer that [`next_layer`](Self::next_layer) gives.
+    /// Returns the index of the layer that [`next_layer`](Self::next_layer) loads.
     pub fn next_index(&self) -> usize {
         self.next
     }
 
-    /// Bytes of the states of `set` that are in memory: none where they are in a file.
+    /// Returns the bytes of the states of `set` in memory; 0 if they are in a file.
     pub(crate) fn state_bytes(config: &ModelConfig, set: &CalibrationSet) -> u64 {
         Self::bytes_of_width(set, config.hidden_size)
     }
 
-    /// The same of the windows inside a layer, where they are [kept](Self::keeping).
+    /// Returns the bytes of the states that [`keeping`](Self::keeping) adds.
     pub(crate) fn kept_bytes(config: &ModelConfig, set: &CalibrationSet) -> u64 {
         let (heads, hidden) = (config.num_attention_heads * config.head_dim, config.hidden_size);
         let of_heads = if heads == hidden { 0 } else { Self::bytes_of_width(set, heads) };
@@ -221,24 +225,24 @@ impl<'a> Calibration<'a> {
         if bytes > IN_MEMORY { 0 } else { bytes }
     }
 
-    /// Bytes of what each thread works in while the windows go through a layer. Between two passes, when weights are solved or learned,
-    /// only the [states](Self::state_bytes) are there.
+    /// Returns the bytes of the threads' buffers while the windows go through a layer. Between passes, while weights
+    /// are solved or learned, only the [states](Self::state_bytes) remain.
     pub(crate) fn pass_bytes(config: &ModelConfig, set: &CalibrationSet, threads: usize) -> u64 {
         let (longest, threads) = (set.longest(), threads.clamp(1, set.windows.len().max(1)) as u64);
-        // A window and its joined heads, and their bytes where they are in a file; and the states in the middle of a layer.
+        // Per thread: a window with its attention heads, as f32 and as bytes of a file, and the states after attention.
         let (heads, hidden) = (config.num_attention_heads * config.head_dim, config.hidden_size);
         let window = (8 * longest * (hidden + heads) + 4 * longest.max(MIN_ROWS) * hidden) as u64;
         let worker = Buffers::bytes_needed(config, longest, longest).saturating_add(window);
         worker.saturating_mul(threads)
     }
 
-    /// Bytes that are held while the windows go through a layer, the layer aside: states, and what each thread works in.
+    /// Returns the peak bytes of a pass without the layer: states and buffers of the threads.
     pub fn held_bytes(config: &ModelConfig, set: &CalibrationSet, threads: usize) -> u64 {
         Self::state_bytes(config, set).saturating_add(Self::pass_bytes(config, set, threads))
     }
 
-    /// Bytes that statistics of one input take beside them: the Hessian, and of one window per thread its states and what
-    /// linear layers read.
+    /// Returns the additional bytes for statistics of one input: the Hessian, and for each thread the states and the
+    /// input of one window.
     pub fn statistics_bytes(
         config: &ModelConfig,
         set: &CalibrationSet,
@@ -263,8 +267,8 @@ impl<'a> Calibration<'a> {
         Ok(Some(CalibratedLayer { index: self.next, layer, quantizers: BTreeMap::new(), replaced: [0; 2] }))
     }
 
-    /// Runs the windows through `layer`, as it now is, and collects what its linear layers read: a Hessian for each of
-    /// `inputs`, in their order. `tick` is asked after every window of each thread.
+    /// Runs the windows through `layer` with its present weights and returns the Hessian of each of `inputs`, in order.
+    /// Calls `tick` after each batch of one window per thread.
     ///
     /// # Errors
     /// [`CalibrateError`].
@@ -283,8 +287,9 @@ impl<'a> Calibration<'a> {
         Ok(hessians)
     }
 
-    /// Runs the windows through `layer`, as it now is, and sums the squares of what its linear layers `kinds` read, column by
-    /// column: the diagonals of [`statistics`](Self::statistics), at a fraction of its cost. `tick` is asked as there.
+    /// Runs the windows through `layer` with its present weights and sums the squares of the inputs of its linear
+    /// layers `kinds`, column by column: the diagonals of [`statistics`](Self::statistics) at a fraction of the cost.
+    /// With `through` it also [advances](Self::advance).
     ///
     /// # Errors
     /// [`CalibrateError`].
@@ -305,8 +310,8 @@ impl<'a> Calibration<'a> {
         self.fold(layer, kinds, through, tick, (none, add))
     }
 
-    /// Runs the windows through `layer`, as it now is, and finds the greatest magnitude of what its linear layers `kinds` read.
-    /// `tick` is asked as in [`statistics`](Self::statistics).
+    /// Runs the windows through `layer` with its present weights and returns the amax of each input of its linear
+    /// layers `kinds`. With `through` it also [advances](Self::advance).
     ///
     /// # Errors
     /// [`CalibrateError`].
@@ -321,8 +326,9 @@ impl<'a> Calibration<'a> {
         self.fold(layer, kinds, through, tick, (|_| 0f32, add))
     }
 
-    /// Runs the windows through `layer`, as it now is, and adds what its linear layers `kinds` read, window after window in their order,
-    /// to what `begin` makes for the width of each input; with `through` it is an [`advance`](Self::advance) at once. `tick` is asked as in [`statistics`](Self::statistics).
+    /// Runs the windows through `layer` with its present weights and folds the inputs of its linear layers `kinds`,
+    /// window by window in order. `begin` makes the initial value from an input's width. With `through` it also
+    /// [advances](Self::advance).
     ///
     /// # Errors
     /// [`CalibrateError`].
@@ -336,7 +342,7 @@ impl<'a> Calibration<'a> {
     ) -> Result<BTreeMap<LinearInput, T>, CalibrateError> {
         let inputs = distinct(kinds);
         let mut all: Vec<T> = inputs.iter().map(|&input| begin(self.config.input_width(input))).collect();
-        // Nothing reads what comes out of the last layer.
+        // No layer reads the states after the last one.
         let last = layer.index + 1 == self.config.num_hidden_layers && !self.to_the_end;
         self.pass(layer, &inputs, through && !last, tick, |worker, _| {
             all.iter_mut().zip(&worker.seen).for_each(|(one, x)| add(one, x));
@@ -347,8 +353,9 @@ impl<'a> Calibration<'a> {
         Ok(inputs.into_iter().zip(all).collect())
     }
 
-    /// Runs the windows through `layer`, as it now is, and keeps up to `most` tokens of what its linear layers `kinds` read, evenly
-    /// taken, with what all tokens together say of its columns. `tick` is asked as in [`statistics`](Self::statistics).
+    /// Runs the windows through `layer` with its present weights and samples up to `most` tokens of the inputs of its
+    /// linear layers `kinds`, evenly spaced. Means and peaks of the columns cover all tokens. With `through` it also
+    /// [advances](Self::advance).
     ///
     /// # Errors
     /// [`CalibrateError`].
@@ -371,9 +378,9 @@ impl<'a> Calibration<'a> {
         )
     }
 
-    /// Runs the windows through `layer`, as it now is, as far as `inputs` depend on, or with `through` to the next layer; `take` has the worker
-    /// of each window, in their order, and its tokens. `tick` is asked after every window of each thread; where it stops the run, the
-    /// states are of no further use.
+    /// Runs the windows through `layer` with its present weights, up to the last of `inputs` or, with `through`, to the
+    /// next layer. `take` gets the worker and the number of tokens of each window, in order. `tick` is called after
+    /// each batch of windows; if it interrupts the pass, the states are no longer valid.
     fn pass(
         &mut self,
         layer: &CalibratedLayer,
@@ -388,19 +395,19 @@ impl<'a> Calibration<'a> {
         let (mut running, mut workers) = (self.start(layer, inputs, through), self.workers()?);
         for windows in self.batches() {
             self.step(&mut running, &mut workers, windows, &mut take)?;
-            go_on(tick)?;
+            check_tick(tick)?;
         }
         self.finish(running);
         Ok(())
     }
 
-    /// Takes the windows through `layer`, as it now is, to the next one. `tick` is asked after every window of each thread;
-    /// where it stops the run, the states are of no further use.
+    /// Runs the windows through `layer` with its present weights to the next layer. `tick` is called after each batch
+    /// of windows; if it interrupts the pass, the states are no longer valid.
     ///
     /// # Errors
     /// [`CalibrateError::Forward`], [`CalibrateError::Interrupted`].
     pub fn advance(&mut self, layer: &CalibratedLayer, tick: &mut Tick<'_>) -> Result<(), CalibrateError> {
-        // Nothing reads what comes out of the last layer.
+        // No layer reads the states after the last one.
         if layer.index + 1 == self.config.num_hidden_layers && !self.to_the_end {
             self.next = layer.index + 1;
             return Ok(());
@@ -408,8 +415,8 @@ impl<'a> Calibration<'a> {
         self.pass(layer, &[], true, tick, |_, _| {})
     }
 
-    /// [`advance`](Self::advance), through the last layer too, which finds the greatest magnitude of the keys, after their
-    /// rotation, and of the values of each key-value head.
+    /// [Advances](Self::advance), also through the last layer, and returns the amax of the keys (after RoPE) and of the
+    /// values of each key-value head.
     ///
     /// # Errors
     /// As [`advance`](Self::advance).
@@ -420,7 +427,7 @@ impl<'a> Calibration<'a> {
     ) -> Result<[Vec<f32>; 2], CalibrateError> {
         let (heads, width) = (self.config.num_key_value_heads, self.config.head_dim.max(1));
         let mut peaks = [(); 2].map(|()| vec![0f32; heads]);
-        // Keys and values are made in a pass from the beginning.
+        // Keys and values are computed only in a pass from the start of the layer.
         self.kept = None;
         self.pass(layer, &[], true, tick, |worker, tokens| {
             let (keys, values) = worker.buffers.keys_and_values(tokens);
@@ -435,7 +442,7 @@ impl<'a> Calibration<'a> {
     }
 }
 
-/// Inputs of layers of these `kinds`, each once.
+/// Returns the distinct inputs of linear layers of `kinds`.
 fn distinct(kinds: impl IntoIterator<Item = LinearKind>) -> Vec<LinearInput> {
     let mut inputs: Vec<_> = kinds.into_iter().map(LinearKind::input).collect();
     inputs.sort_unstable();
@@ -443,7 +450,7 @@ fn distinct(kinds: impl IntoIterator<Item = LinearKind>) -> Vec<LinearInput> {
     inputs
 }
 
-/// Adds the inputs `x` of a layer, rounded as products are, to `hessian`.
+/// Adds the inputs `x`, rounded to the dtype of matmul operands, to `hessian`.
 fn add(hessian: &mut Hessian, products: Products, x: &[f32], threads: usize) {
     match products {
         Products::F32 => hessian.add(x, threads),
@@ -451,44 +458,45 @@ fn add(hessian: &mut Hessian, products: Products, x: &[f32], threads: usize) {
     }
 }
 
-pub(crate) fn go_on(tick: &mut Tick<'_>) -> Result<(), CalibrateError> {
+/// Calls `tick`; returns [`CalibrateError::Interrupted`] on `Break`.
+pub(crate) fn check_tick(tick: &mut Tick<'_>) -> Result<(), CalibrateError> {
     if tick().is_continue() { Ok(()) } else { Err(CalibrateError::Interrupted) }
 }
 
 impl CalibratedLayer {
-    /// Index of the layer.
+    /// Returns the layer's index.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// Number of replacements of weights that the windows at `place` depend on.
+    /// Returns the number of weights replaced before `place`.
     fn revision(&self, place: Place) -> u32 {
         let [before_heads, output] = self.replaced;
         if place == Place::Heads { before_heads } else { before_heads + output }
     }
 
-    /// One of the layer's linear layers; `None` where it has no such.
+    /// Returns a linear layer; `None` if the layer has none of this kind.
     pub fn linear(&self, kind: LinearKind) -> Option<&Linear> {
         self.layer.linear(kind)
     }
 
-    /// Sets the quantizers of inputs at run time: those of linear layers whose weights are
-    /// [replaced](Self::replace) from now on, and all of these in statistics.
+    /// Sets the quantizers of inputs at run time. They apply to linear layers whose weights are
+    /// [replaced](Self::replace) from now on, and to all inputs in statistics.
     pub fn quantize_inputs(&mut self, quantizers: BTreeMap<LinearInput, InputQuantizer>) {
         self.quantizers = quantizers;
     }
 
-    /// Puts `weight` (`[rows, cols]` of the linear layer `kind`) in place of the one that is there, with all that stands around its codes;
-    /// its bias stays, and its input is quantized as [told](Self::quantize_inputs). A kind that the layer does not have is left out.
+    /// Replaces the weight of the linear layer `kind` (`[rows, cols]`). Its bias stays, and its input gets the
+    /// quantizer from [`quantize_inputs`](Self::quantize_inputs). Does nothing if the layer has none of this kind.
     ///
     /// # Errors
-    /// [`LoadError::Weight`] where the weight does not have the shape.
+    /// [`LoadError::Weight`] if the shape differs.
     pub fn replace(&mut self, kind: LinearKind, weight: Weight) -> Result<(), LoadError> {
         let Some(old) = self.layer.linear_mut(kind) else { return Ok(()) };
         let quantizer = self.quantizers.get(&kind.input()).or(old.input());
         let input = quantizer.map(|input| input.quant().clone());
         let bias = old.bias().map(<[f32]>::to_vec);
-        // The input is rotated as before.
+        // Only the rotation of the input stays; other transforms and side tensors belong to the old weight.
         let mut transforms = old.transforms().clone();
         transforms.before.retain(|map| matches!(map, Map::Hadamard(_)));
         transforms.after.clear();

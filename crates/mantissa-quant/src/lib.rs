@@ -1,7 +1,7 @@
 //! Post-training quantization: recipes, methods and the streaming pipeline.
 //!
-//! One method is one file and one pure function on matrices. The pipeline orders them: [`Recipe`] → [`Plan`] (everything
-//! decided, nothing written) → [`run`] → [`verify`](verify::verify) with a reader that shares no code with the writer.
+//! The methods are pure functions on matrices in `mantissa-methods`. The pipeline orders them: [`Recipe`] → [`Plan`]
+//! (all decisions, nothing written) → [`run`] → [`verify`](verify::verify), which shares no code with the writer.
 #![forbid(unsafe_code)]
 
 pub mod allocate;

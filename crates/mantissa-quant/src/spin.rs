@@ -26,7 +26,7 @@ use mantissa_store::convention::{ActivationQuant, ModelFiles};
 use mantissa_train::{Policy, TrainError, TrainModel, range_slope};
 
 use crate::autoround::shuffled;
-use crate::calibrate::{Calibration, CalibrationSet, States, go_on};
+use crate::calibrate::{Calibration, CalibrationSet, States, check_tick};
 use crate::error::{QuantError, Result};
 use crate::fold::{Coordinates, Folded, Folds};
 use crate::input_scales::{self, InputScales};
@@ -69,7 +69,7 @@ pub(crate) fn learn(
     let held_out: Vec<Vec<usize>> = batches.held_out.chunks(batches.each).map(<[usize]>::to_vec).collect();
     let before = learner.loss(set, &teacher, &held_out)?;
     for step in 0..options.iterations {
-        go_on(&mut || tick(&format!("step {step} of {}", options.iterations)))?;
+        check_tick(&mut || tick(&format!("step {step} of {}", options.iterations)))?;
         let left = 1.0 - step as f64 / options.iterations as f64;
         learner.step(
             set,

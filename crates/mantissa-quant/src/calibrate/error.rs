@@ -9,7 +9,7 @@ use crate::gptq::GptqError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CalibrateError {
-    /// There is nothing to calibrate with.
+    /// The calibration set has no tokens.
     #[error("calibration: expected at least one window of one token, got no tokens")]
     Empty,
     /// A window holds no token.
@@ -18,30 +18,30 @@ pub enum CalibrateError {
         /// Index of the window.
         window: usize,
     },
-    /// A weight, the memory or the context.
+    /// Loading a layer failed, or memory or context is too small.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// A forward pass.
+    /// A forward pass failed.
     #[error("calibration window {window}: {error}")]
     Forward {
         /// Index of the window.
         window: usize,
-        /// The fault.
+        /// Cause.
         error: ForwardError,
     },
-    /// Memory for statistics.
+    /// Too little memory for statistics.
     #[error(transparent)]
     Statistics(#[from] GptqError),
-    /// Hidden states that are kept in a file.
+    /// The file of hidden states cannot be written or read.
     #[error(transparent)]
     States(#[from] mantissa_store::Error),
-    /// The caller ended the run.
+    /// The caller interrupted the run.
     #[error("expected to run to the end, got a request to stop")]
     Interrupted,
 }
 
 impl CalibrateError {
-    /// Tells whether the input or the environment is at fault.
+    /// Returns whether the input or the environment is at fault.
     pub fn class(&self) -> ErrorClass {
         match self {
             CalibrateError::Load(error) => error.class(),

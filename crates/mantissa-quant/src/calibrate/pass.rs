@@ -1,4 +1,4 @@
-//! A pass of all windows through a layer, a window for each thread at a time.
+//! A pass of all windows through a layer, in batches of one window per thread.
 
 use std::ops::Range;
 
@@ -8,56 +8,58 @@ use mantissa_model::{LinearInput, Place};
 use super::worker::{Pass, Worker};
 use super::{CalibrateError, CalibratedLayer, Calibration, IN_MEMORY, States};
 
-/// The windows inside a layer, where a pass for one of its inputs has left them.
+/// States inside a layer, kept where the previous pass stopped.
 pub(super) struct Kept {
     layer: usize,
     place: Place,
     /// Number of replacements of weights before the place.
     revision: u32,
-    /// `[tokens, query width]` of each window at its heads, `[tokens, hidden]` in the middle.
+    /// `[tokens, query width]` of each window at the attention heads, `[tokens, hidden]` after attention.
     states: States,
 }
 
-/// A pass that has begun.
+/// A pass in progress.
 pub(super) struct Running<'l> {
     layer: &'l CalibratedLayer,
     inputs: &'l [LinearInput],
     /// True if the pass goes to the end of the layer.
     through: bool,
-    /// Place where it began.
+    /// Start of the pass.
     from: Place,
-    /// States of the windows there, inside the layer.
+    /// States at the start, if it is inside the layer.
     inside: Option<States>,
-    /// Place where it ends, and the states there if they are wider.
-    came: Place,
-    room: Option<States>,
+    /// End of the pass.
+    end: Place,
+    /// States at the end, if their width differs from those at the start.
+    resized: Option<States>,
 }
 
 impl Calibration<'_> {
-    /// Windows that go through a layer together.
+    /// Returns the ranges of windows that go through a layer together.
     pub(super) fn batches(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let (threads, count) = (self.threads, self.states.len());
         (0..count).step_by(threads).map(move |first| first..count.min(first + threads))
     }
 
-    /// Begins a pass through `layer`, as it now is, as far as `inputs` depend on, or with `through` to the next layer.
+    /// Starts a pass through `layer` with its present weights, up to the last of `inputs` or, with `through`, to the
+    /// next layer.
     pub(super) fn start<'l>(
         &mut self,
         layer: &'l CalibratedLayer,
         inputs: &'l [LinearInput],
         through: bool,
     ) -> Running<'l> {
-        let kept = self.kept.take().filter(|kept| kept.serves(layer, inputs));
+        let kept = self.kept.take().filter(|kept| kept.usable_for(layer, inputs));
         let (from, inside) = kept.map_or((Place::Input, None), |kept| (kept.place, Some(kept.states)));
-        Running { layer, inputs, through, from, inside, came: from, room: None }
+        Running { layer, inputs, through, from, inside, end: from, resized: None }
     }
 
-    /// One for each thread.
+    /// Returns one worker per thread.
     pub(super) fn workers(&self) -> Result<Vec<Worker>, CalibrateError> {
         (0..self.threads).map(|_| Ok(Worker::new(self.config, self.longest)?)).collect()
     }
 
-    /// Takes a [batch](Self::batches) of windows on, which leaves in `workers` what it was made for; `take` has the worker of each, in their order, and its tokens.
+    /// Runs one [batch](Self::batches) of windows. `take` gets the worker and the number of tokens of each, in order.
     pub(super) fn step(
         &mut self,
         running: &mut Running<'_>,
@@ -66,7 +68,7 @@ impl Calibration<'_> {
         take: &mut impl FnMut(&Worker, usize),
     ) -> Result<(), CalibrateError> {
         let config = self.config;
-        let Running { layer, inputs, through, from, inside, came, room } = running;
+        let Running { layer, inputs, through, from, inside, end, resized } = running;
         let (states, inside_now) = (&self.states, inside.as_ref());
         let pass = Pass { layer, config, states, from: *from, inside: inside_now, inputs, through: *through };
         for_each(self.threads, windows.clone().zip(&mut *workers), |(window, worker)| {
@@ -77,32 +79,32 @@ impl Calibration<'_> {
             take(worker, worker.states.len() / config.hidden_size);
             if *through {
                 self.states.put(window, &worker.states)?;
-            } else if self.keeps && worker.came > *from {
-                *came = worker.came;
-                self.keep(window, worker.inside(), inside, room)?;
+            } else if self.keeps && worker.end > *from {
+                *end = worker.end;
+                self.keep(window, worker.inside(), inside, resized)?;
             }
         }
         Ok(())
     }
 
     /// Ends a pass of all windows.
-    pub(super) fn finish(&mut self, Running { layer, through, inside, came, room, .. }: Running<'_>) {
+    pub(super) fn finish(&mut self, Running { layer, through, inside, end, resized, .. }: Running<'_>) {
         if through {
             self.next = layer.index + 1;
         } else {
-            let revision = layer.revision(came);
-            let place = came;
-            self.kept = room.or(inside).map(|states| Kept { layer: layer.index, place, revision, states });
+            let revision = layer.revision(end);
+            let place = end;
+            self.kept = resized.or(inside).map(|states| Kept { layer: layer.index, place, revision, states });
         }
     }
 
-    /// Keeps a window inside a layer: in the place of what it was further back, if that is as wide, or else in `room`.
+    /// Keeps the states of a window inside a layer: over the old ones if the width is equal, else in `resized`.
     fn keep(
         &self,
         window: usize,
         values: &[f32],
         inside: &mut Option<States>,
-        room: &mut Option<States>,
+        resized: &mut Option<States>,
     ) -> Result<(), CalibrateError> {
         if let Some(inside) = inside.as_mut().filter(|inside| inside.elements(window) == values.len()) {
             return Ok(inside.put(window, values)?);
@@ -110,20 +112,21 @@ impl Calibration<'_> {
         let hidden = self.config.hidden_size;
         let tokens = |window| self.states.elements(window) / hidden;
         let width = values.len() / tokens(window).max(1);
-        let room = match room {
-            Some(room) => room,
+        let resized = match resized {
+            Some(resized) => resized,
             None => {
-                room.insert(States::of_lens((0..self.states.len()).map(|i| tokens(i) * width), IN_MEMORY)?)
+                resized.insert(States::of_lens((0..self.states.len()).map(|i| tokens(i) * width), IN_MEMORY)?)
             }
         };
-        Ok(room.put(window, values)?)
+        Ok(resized.put(window, values)?)
     }
 }
 
 impl Kept {
-    /// True if a pass through `layer`, as it now is, may begin here to find `inputs`.
-    fn serves(&self, layer: &CalibratedLayer, inputs: &[LinearInput]) -> bool {
-        let behind = inputs.iter().all(|input| input.turn() >= self.place.turn());
-        self.layer == layer.index && self.revision == layer.revision(self.place) && behind
+    /// True if a pass through `layer` for `inputs` can start here: same layer, same weights before this place, and no
+    /// input before it.
+    fn usable_for(&self, layer: &CalibratedLayer, inputs: &[LinearInput]) -> bool {
+        let later = inputs.iter().all(|input| input.turn() >= self.place.turn());
+        self.layer == layer.index && self.revision == layer.revision(self.place) && later
     }
 }

@@ -1,11 +1,11 @@
-//! Some tokens of what a linear layer reads, and what all of them say of its columns.
+//! Sampled tokens of an input, and statistics of its columns over all tokens.
 
 /// Statistics and sampled tokens of an input.
 #[derive(Clone, Debug)]
 pub(crate) struct Sample {
     /// Tokens seen.
     pub(crate) tokens: usize,
-    /// Some of them, `[_, width]`.
+    /// Sampled tokens, `[_, width]`.
     pub(crate) x: Vec<f32>,
     /// Sum of the magnitudes of each column.
     sums: Vec<f64>,
@@ -31,12 +31,12 @@ impl Sample {
         }
     }
 
-    /// Tokens of `x`.
+    /// Returns the number of sampled tokens.
     pub(crate) fn rows(&self) -> usize {
         self.x.len() / self.peaks.len().max(1)
     }
 
-    /// Mean magnitude of each column.
+    /// Returns the mean magnitude of each column.
     pub(crate) fn means(&self) -> Vec<f32> {
         self.sums.iter().map(|sum| (sum / self.tokens.max(1) as f64) as f32).collect()
     }

@@ -1,5 +1,4 @@
-//! Hidden states of all windows of a calibration: in memory while they are small, in a file of a temporary folder where they are
-//! not. A window is read and written whole, and has the same bits in both.
+//! Hidden states of all calibration windows: in memory if small, else in a temporary file. Both give the same bits.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -7,7 +6,7 @@ use std::path::PathBuf;
 
 use mantissa_store::{Error, Scratch, disk};
 
-/// Bytes of states that stay in memory.
+/// Bytes of states that are kept in memory.
 pub(crate) const IN_MEMORY: u64 = 256 << 20;
 
 /// States of windows, `[tokens, hidden]` each.
@@ -20,26 +19,26 @@ enum Place {
     File(Spilled),
 }
 
-/// Windows one after another in a file.
+/// States of the windows, one after another in a file.
 #[derive(Debug)]
 struct Spilled {
     file: File,
     path: PathBuf,
-    /// Elements before each window, and of all.
+    /// Start of each window in elements, and the total.
     starts: Vec<u64>,
     /// Removes the file.
     _folder: Scratch,
 }
 
 impl From<Vec<Vec<f32>>> for States {
-    /// In memory.
+    /// Keeps `windows` in memory.
     fn from(windows: Vec<Vec<f32>>) -> Self {
         States(Place::Memory(windows))
     }
 }
 
 impl States {
-    /// Zeros for windows of these numbers of elements: in memory up to `in_memory` bytes.
+    /// Returns zeros for windows of `lens` elements, in memory up to `in_memory` bytes.
     ///
     /// # Errors
     /// The temporary folder (`TMPDIR`) has no room for them.
@@ -63,7 +62,7 @@ impl States {
         Ok(States(Place::File(Spilled { file, path, starts, _folder: folder })))
     }
 
-    /// Windows.
+    /// Returns the number of windows.
     pub fn len(&self) -> usize {
         match &self.0 {
             Place::Memory(windows) => windows.len(),
@@ -71,12 +70,12 @@ impl States {
         }
     }
 
-    /// True if there are none.
+    /// True if there are no windows.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Elements of a window; 0 of one that there is not.
+    /// Returns the number of elements of a window; 0 if there is no such window.
     pub fn elements(&self, window: usize) -> usize {
         match &self.0 {
             Place::Memory(windows) => windows.get(window).map_or(0, Vec::len),
@@ -87,15 +86,15 @@ impl States {
         }
     }
 
-    /// Elements of all windows.
+    /// Returns the number of elements of all windows.
     pub fn total(&self) -> usize {
         (0..self.len()).map(|window| self.elements(window)).sum()
     }
 
-    /// Appends a window to `out`.
+    /// Appends the states of a window to `out`.
     ///
     /// # Errors
-    /// It cannot be read back.
+    /// The file cannot be read.
     pub fn append_to(&self, window: usize, out: &mut Vec<f32>) -> Result<(), Error> {
         match &self.0 {
             Place::Memory(windows) => {
@@ -106,7 +105,7 @@ impl States {
         }
     }
 
-    /// A window.
+    /// Returns the states of a window.
     ///
     /// # Errors
     /// As [`append_to`](Self::append_to).
@@ -116,10 +115,10 @@ impl States {
         Ok(states)
     }
 
-    /// Replaces a window by as many elements.
+    /// Replaces the states of a window by the same number of elements.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub(crate) fn put(&mut self, window: usize, states: &[f32]) -> Result<(), Error> {
         match &mut self.0 {
             Place::Memory(windows) => {
@@ -130,7 +129,7 @@ impl States {
         }
     }
 
-    /// The same once more.
+    /// Returns a copy.
     ///
     /// # Errors
     /// As [`of_lens`](Self::of_lens) and [`append_to`](Self::append_to).

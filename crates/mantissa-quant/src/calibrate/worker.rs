@@ -1,18 +1,19 @@
-//! One window at a time, on a thread of its own.
+//! Worker of a thread: runs one window at a time through a layer.
 
 use mantissa_model::{Buffers, ForwardError, LinearInput, LoadError, ModelConfig, Observer, Passage, Place};
 
 use super::{CalibrateError, CalibratedLayer, States};
 
-/// Buffers for one window at a time.
+/// Buffers for one window.
 pub(super) struct Worker {
     pub(super) buffers: Buffers,
-    /// States of the window, `[tokens, hidden]`, at the place that [`came`](Self::came) says.
+    /// States of the window, `[tokens, hidden]`, at [`end`](Self::end).
     pub(super) states: Vec<f32>,
-    /// The joined heads, `[tokens, query width]`, where it ended there.
+    /// Attention heads, `[tokens, query width]`, if the pass ended there.
     pub(super) heads: Vec<f32>,
-    pub(super) came: Place,
-    /// Inputs of the linear layers, in the order asked for.
+    /// End of the pass.
+    pub(super) end: Place,
+    /// Inputs of the linear layers, in the order requested.
     pub(super) seen: Vec<Vec<f32>>,
     result: Result<(), Failed>,
 }
@@ -23,15 +24,15 @@ enum Failed {
     Forward(ForwardError),
 }
 
-/// A pass through a layer: from where, and what for.
+/// A pass through a layer: its start, end and inputs.
 #[derive(Clone, Copy)]
 pub(super) struct Pass<'a> {
     pub(super) layer: &'a CalibratedLayer,
     pub(super) config: &'a ModelConfig,
     pub(super) states: &'a States,
-    /// Place where it begins.
+    /// Start of the pass.
     pub(super) from: Place,
-    /// Inside the layer, what the windows are there.
+    /// States at the start, if it is inside the layer.
     pub(super) inside: Option<&'a States>,
     pub(super) inputs: &'a [LinearInput],
     /// True if the pass goes to the end of the layer.
@@ -42,10 +43,10 @@ impl Worker {
     pub(super) fn new(config: &ModelConfig, longest: usize) -> Result<Self, LoadError> {
         let buffers = Buffers::plan(config, longest, longest)?;
         let (states, heads, seen) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Worker { buffers, states, heads, came: Place::Input, seen, result: Ok(()) })
+        Ok(Worker { buffers, states, heads, end: Place::Input, seen, result: Ok(()) })
     }
 
-    /// Takes a window through the layer, and keeps what its linear layers read.
+    /// Runs a window through the layer and keeps the requested inputs.
     pub(super) fn run(&mut self, pass: Pass<'_>, window: usize) {
         let inputs = pass.inputs;
         let mut seen = std::mem::take(&mut self.seen);
@@ -59,7 +60,7 @@ impl Worker {
         self.result = self.forward(pass, window, (!inputs.is_empty()).then_some(observer));
         self.seen = seen;
         if self.result.is_ok() {
-            self.result = self.as_read(pass).map_err(Failed::Forward);
+            self.result = self.transform_inputs(pass).map_err(Failed::Forward);
         }
     }
 
@@ -81,7 +82,7 @@ impl Worker {
         let to = last.filter(|_| !pass.through);
         let passage = Passage { from: pass.from, to, heads: &mut self.heads };
         let (states, buffers) = (&mut self.states, &mut self.buffers);
-        self.came = pass
+        self.end = pass
             .layer
             .layer
             .pass(pass.config, &lens, passage, states, observer, buffers)
@@ -89,13 +90,13 @@ impl Worker {
         Ok(())
     }
 
-    /// States of the window inside the layer, where it ended there.
+    /// Returns the states of the window inside the layer.
     pub(super) fn inside(&self) -> &[f32] {
-        if self.came == Place::Heads { &self.heads } else { &self.states }
+        if self.end == Place::Heads { &self.heads } else { &self.states }
     }
 
-    /// Inputs as the weights read them: transforms around the codes come first, then rounding.
-    fn as_read(&mut self, pass: Pass<'_>) -> Result<(), ForwardError> {
+    /// Transforms the inputs as the linear layers do: the weight's transforms first, then quantization.
+    fn transform_inputs(&mut self, pass: Pass<'_>) -> Result<(), ForwardError> {
         for (input, x) in pass.inputs.iter().zip(&mut self.seen) {
             let reader = input.readers().find_map(|kind| pass.layer.linear(kind));
             let Some(reader) = reader else { continue };

@@ -202,8 +202,8 @@ struct Run<'a, 'p> {
 impl Run<'_, '_> {
     fn advance(&mut self, work: u64, tensor: &str) -> Result<()> {
         self.done += work;
-        let go_on = (self.progress)(Progress { done: self.done, tensor, tokens: None }).is_continue();
-        self.durable(if go_on { Ok(()) } else { Err(QuantError::Interrupted) })
+        let check_tick = (self.progress)(Progress { done: self.done, tensor, tokens: None }).is_continue();
+        self.durable(if check_tick { Ok(()) } else { Err(QuantError::Interrupted) })
     }
 
     /// Makes finished work durable if `result` is an interruption.

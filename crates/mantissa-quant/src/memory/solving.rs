@@ -128,7 +128,7 @@ impl Beside {
         Beside {
             states: Calibration::state_bytes(config, set) + Calibration::kept_bytes(config, set),
             layer: config.layer_linears(info.layer).iter().map(|l| 4 * (l.rows * l.cols) as u64).sum(),
-            statistics: Calibration::beside_bytes(config, set, input, threads),
+            statistics: Calibration::drift_bytes(config, set, input, threads),
         }
     }
 }

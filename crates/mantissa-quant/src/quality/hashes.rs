@@ -52,16 +52,16 @@ impl SourceHashes<'_> {
         })
     }
 
-    /// The digests, by file name. `go_on` is asked again and again, and may end the wait.
+    /// The digests, by file name. `check_tick` is asked again and again, and may end the wait.
     ///
     /// # Errors
     /// A file that cannot be read; [`QuantError::Interrupted`].
-    pub(crate) fn wait(self, go_on: &mut dyn FnMut() -> ControlFlow<()>) -> Result<Digests> {
+    pub(crate) fn wait(self, check_tick: &mut dyn FnMut() -> ControlFlow<()>) -> Result<Digests> {
         let found = match self.running {
-            None => hash(&self.files, &mut vec![0; BUFFER], &mut || go_on().is_continue()),
+            None => hash(&self.files, &mut vec![0; BUFFER], &mut || check_tick().is_continue()),
             Some(running) => {
                 while !running.is_finished() {
-                    if go_on().is_break() {
+                    if check_tick().is_break() {
                         return Err(QuantError::Interrupted);
                     }
                     thread::sleep(POLL);
@@ -100,12 +100,16 @@ fn spawn<'scope>(
     thread::Builder::new().name("source hash".into()).stack_size(STACK).spawn_scoped(scope, work)
 }
 
-/// `None` where `go_on` has ended it.
-fn hash(files: &[PathBuf], buffer: &mut [u8], go_on: &mut dyn FnMut() -> bool) -> Result<Option<Digests>> {
+/// `None` where `check_tick` has ended it.
+fn hash(
+    files: &[PathBuf],
+    buffer: &mut [u8],
+    check_tick: &mut dyn FnMut() -> bool,
+) -> Result<Option<Digests>> {
     let mut digests = Digests::new();
     for path in files {
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        match hash_file_while(path, buffer, &mut |_| go_on())? {
+        match hash_file_while(path, buffer, &mut |_| check_tick())? {
             Some(digest) => digests.insert(name, digest),
             None => return Ok(None),
         };

@@ -54,7 +54,7 @@ impl Sequential<'_> {
         let Original { mut states, layer: original } = std::mem::take(&mut self.original);
         let found = match (&mut states, &original) {
             (Some(states), Some(original)) => {
-                self.calibration()?.statistics_beside(layer, (states, original), inputs, tick)?
+                self.calibration()?.statistics_with_drift(layer, (states, original), inputs, tick)?
             }
             _ => return Err(CalibrateError::Empty.into()),
         };

@@ -8,7 +8,7 @@ use mantissa_methods::method::Work;
 use mantissa_model::{LinearInfo, LinearKind, ModelConfig, WeightSource};
 use mantissa_train::{LayerTrainer, Options, Policy, SampledHead};
 
-use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, IN_MEMORY, States, Tick, go_on};
+use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, IN_MEMORY, States, Tick, check_tick};
 use crate::gptq::Hessian;
 use crate::metric::Metric;
 use crate::plan::Plan;
@@ -166,7 +166,7 @@ impl<'a> WayBack<'a> {
             head.gradients(&mut joined, first, seed)?;
             first += (joined.len() / d) as u64;
             part(&joined, states);
-            go_on(tick)?;
+            check_tick(tick)?;
         }
         shorten(&mut gradients, d);
         Ok(WayBack { source, config, options, inputs, gradients, each })
@@ -193,7 +193,7 @@ impl<'a> WayBack<'a> {
                 None => layer.input_gradient(&mut joined, &lens),
             }
             part(&joined, gradients);
-            go_on(tick)?;
+            check_tick(tick)?;
         }
         shorten(&mut self.gradients, d);
         Ok(())

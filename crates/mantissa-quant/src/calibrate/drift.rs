@@ -1,38 +1,37 @@
-//! Statistics of what the inputs of linear layers have become: the windows go through a layer of the model that is made and of the
-//! original side by side.
+//! Statistics with drift: the windows go through a layer of the quantized model and of the original model side by side.
 
 use std::mem::swap;
 
 use mantissa_model::{LinearInput, ModelConfig};
 
-use super::{CalibrateError, CalibratedLayer, Calibration, CalibrationSet, Tick, add, go_on};
+use super::{CalibrateError, CalibratedLayer, Calibration, CalibrationSet, Tick, add, check_tick};
 use crate::gptq::{Drift, Hessian};
 
-/// An input's second moments, and how it has moved.
-pub(crate) type Moved = (Hessian, Drift);
+/// Hessian of an input, and its drift from the original model.
+pub(crate) type WithDrift = (Hessian, Drift);
 
 impl Calibration<'_> {
-    /// [`statistics`](Self::statistics), with the drift of each of `inputs` from what they are when the windows of `reference`, the same,
-    /// go through its `original` layer. `tick` is asked as there.
+    /// [`statistics`](Self::statistics) with the drift of each of `inputs`. `reference` holds the same windows in the
+    /// original model; they go through its layer `original`.
     ///
     /// # Errors
     /// [`CalibrateError`].
-    pub(crate) fn statistics_beside(
+    pub(crate) fn statistics_with_drift(
         &mut self,
         layer: &CalibratedLayer,
         (reference, original): (&mut Calibration<'_>, &CalibratedLayer),
         inputs: &[LinearInput],
         tick: &mut Tick<'_>,
-    ) -> Result<Vec<Moved>, CalibrateError> {
+    ) -> Result<Vec<WithDrift>, CalibrateError> {
         let new = |&input: &LinearInput| {
             let width = self.config.input_width(input);
             Ok((Hessian::new(width)?, Drift::new(width)?))
         };
-        let mut all: Vec<Moved> = inputs.iter().map(new).collect::<Result<_, CalibrateError>>()?;
+        let mut all: Vec<WithDrift> = inputs.iter().map(new).collect::<Result<_, CalibrateError>>()?;
         let (threads, products) = (self.threads, self.products);
         let (mut now, mut before) =
             (self.start(layer, inputs, false), reference.start(original, inputs, false));
-        // The same workers for both: only what they saw is kept meanwhile.
+        // Both passes share the workers; only the inputs of the first are kept meanwhile.
         let mut workers = self.workers()?;
         let mut seen = vec![Vec::new(); workers.len()];
         for windows in self.batches() {
@@ -45,16 +44,16 @@ impl Calibration<'_> {
                     drift.add(before, now, threads);
                 }
             }
-            go_on(tick)?;
+            check_tick(tick)?;
         }
         self.finish(now);
         reference.finish(before);
         Ok(all)
     }
 
-    /// Bytes that [`statistics_beside`](Self::statistics_beside) takes beside what [`statistics`](Self::statistics) does, both layers
-    /// aside: the drift, and what was seen of a second window for each thread.
-    pub(crate) fn beside_bytes(
+    /// Returns the bytes that [`statistics_with_drift`](Self::statistics_with_drift) needs in addition to
+    /// [`statistics`](Self::statistics), without the layers: the drift, and one more input of a window per thread.
+    pub(crate) fn drift_bytes(
         config: &ModelConfig,
         set: &CalibrationSet,
         input: LinearInput,
