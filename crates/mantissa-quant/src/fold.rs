@@ -1,12 +1,13 @@
-//! A dense model in other coordinates: weights and norms changed so that together they compute what they did.
+//! Changes of a dense model's coordinates that preserve its function (SmoothQuant, AWQ, QuaRot, SpinQuant).
 //!
-//! A vector `x` inside a model (what a norm gives, the joined heads, the residual stream) becomes `M x`, with `M` a diagonal
-//! or orthogonal: what gives the vector is multiplied by `M` from the left, what reads it by `M⁻¹` from the right. Nothing
-//! else changes, and rounding is left as the only difference of the two models. SmoothQuant and AWQ choose diagonals, QuaRot
-//! Hadamard matrices. Which tensors give and read a vector follows from the architecture ([`sites`]), for every model alike.
+//! A vector `x` inside the model (output of a norm, attention heads, residual stream) becomes `M x`, with `M` diagonal
+//! or orthogonal. Tensors that produce the vector are multiplied by `M` from the left, tensors that read it by `M⁻¹`
+//! from the right. The model computes the same function; only rounding then makes a difference. SmoothQuant and AWQ
+//! choose diagonals, QuaRot Hadamard matrices. [`sites`] finds producers and readers from the architecture's features,
+//! for every model alike.
 //!
-//! [`Folded`] is the source as the pipeline then reads it; `Record` says all that is needed to come to the same tensors again,
-//! and lies beside the output, so that it is verified against its source.
+//! [`Folded`] is the changed model that the pipeline reads. `Record` is stored beside the output. It reproduces the
+//! changes, so that the output can be verified against its source.
 
 pub(crate) mod record;
 pub(crate) mod sites;
@@ -27,22 +28,22 @@ use serde_json::Value;
 use crate::awq;
 use crate::orthogonal::Orthogonal;
 
-/// `M`, by which a vector's coordinates change.
+/// Change of coordinates `M` of a vector.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Coordinates {
-    /// `x[i] / s[i]`. Where `s[i]` is 0, which nothing that reads the vector then sees, the new coordinate is 1.
+    /// `x[i] / s[i]`. Where `s[i]` is 0, no reader sees the channel, and the new coordinate is 1.
     Divided(Vec<f32>),
-    /// [`Hadamard::forward`] of each run of its length.
+    /// Hadamard rotation: [`Hadamard::forward`] of each block.
     Rotated(Hadamard),
-    /// [`Orthogonal::forward`] of each run of its length.
+    /// Learned rotation: [`Orthogonal::forward`] of each block.
     Turned(Arc<Orthogonal>),
-    /// Mirrored along this vector of length 1: `x - 2 (v·x) v` of each run of its length (Householder).
-    Mirrored(Vec<f32>),
+    /// Householder reflection along this unit vector: `x - 2 (v·x) v` of each block.
+    Reflected(Vec<f32>),
 }
 
 impl Coordinates {
-    /// `M x` of each row of `x` (`[_, width]`).
-    pub(crate) fn of_vectors(&self, x: &mut [f32]) {
+    /// Replaces each row `x` (`[_, width]`) by `M x`.
+    pub(crate) fn apply(&self, x: &mut [f32]) {
         match self {
             Coordinates::Divided(s) => {
                 for row in x.chunks_exact_mut(s.len().max(1)) {
@@ -51,46 +52,46 @@ impl Coordinates {
             }
             Coordinates::Rotated(rotation) => rotation.forward(x),
             Coordinates::Turned(matrix) => matrix.forward(x),
-            Coordinates::Mirrored(v) => x.chunks_exact_mut(v.len().max(1)).for_each(|x| mirror(x, v)),
+            Coordinates::Reflected(v) => x.chunks_exact_mut(v.len().max(1)).for_each(|x| reflect(x, v)),
         }
     }
 
-    /// `w M⁻¹` of each row of `w` (`[_, width]`).
-    fn of_readers(&self, w: &mut [f32]) {
+    /// Replaces each row `w` (`[_, width]`) by `w M⁻¹`.
+    fn apply_inverse(&self, w: &mut [f32]) {
         match self {
             Coordinates::Divided(s) => awq::multiply_columns(w, s),
             // M⁻¹ = Mᵀ, and (w Mᵀ)ᵀ = M wᵀ.
-            Coordinates::Rotated(_) | Coordinates::Turned(_) | Coordinates::Mirrored(_) => self.of_vectors(w),
+            Coordinates::Rotated(_) | Coordinates::Turned(_) | Coordinates::Reflected(_) => self.apply(w),
         }
     }
 }
 
-/// `x - 2 (v·x) v`.
-fn mirror(x: &mut [f32], v: &[f32]) {
+/// Replaces `x` by `x - 2 (v·x) v`.
+fn reflect(x: &mut [f32], v: &[f32]) {
     let dot: f64 = x.iter().zip(v).map(|(x, v)| f64::from(*x) * f64::from(*v)).sum();
     x.iter_mut().zip(v).for_each(|(x, v)| *x = (f64::from(*x) - 2.0 * dot * f64::from(*v)) as f32);
 }
 
-/// Changes of a tensor.
+/// Change of one tensor.
 #[derive(Clone, Debug, PartialEq)]
 enum Step {
-    /// Its rows read a vector in new coordinates.
-    Reads(Coordinates),
-    /// Its columns are such vectors.
-    Gives(Coordinates),
-    /// Its rows are.
-    Holds(Coordinates),
+    /// The rows read the vector: multiplied by `M⁻¹` from the right.
+    Input(Coordinates),
+    /// The columns produce the vector: multiplied by `M` from the left.
+    Output(Coordinates),
+    /// The rows are the vectors (embedding, bias).
+    Rows(Coordinates),
 }
 
-/// A tensor that changes.
+/// All changes of one tensor.
 #[derive(Clone, Debug, PartialEq)]
 struct Change {
-    /// As which it is seen.
+    /// Rows of the `[out, in]` view.
     rows: usize,
     cols: usize,
-    /// True if it is stored as the transpose of that.
+    /// True if the tensor is stored transposed.
     transposed: bool,
-    /// True if it holds the distance from 1 (Gemma's norms).
+    /// True if the tensor stores the difference from 1 (Gemma's norms).
     plus_one: bool,
     steps: Vec<Step>,
 }
@@ -106,11 +107,11 @@ impl Change {
         }
         for step in &self.steps {
             match step {
-                Step::Reads(coordinates) => coordinates.of_readers(&mut values),
-                Step::Holds(coordinates) => coordinates.of_vectors(&mut values),
-                Step::Gives(coordinates) => {
+                Step::Input(coordinates) => coordinates.apply_inverse(&mut values),
+                Step::Rows(coordinates) => coordinates.apply(&mut values),
+                Step::Output(coordinates) => {
                     let mut columns = transpose(&values, rows, cols);
-                    coordinates.of_vectors(&mut columns);
+                    coordinates.apply(&mut columns);
                     values = transpose(&columns, cols, rows);
                 }
             }
@@ -122,15 +123,15 @@ impl Change {
     }
 }
 
-/// The changes of a model's tensors.
+/// Changes of a model's tensors.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Folds {
     changes: BTreeMap<String, Change>,
-    /// Rotations of inputs at run time, by module.
+    /// Rotations of inputs at run time (online), by module.
     rotations: BTreeMap<String, Hadamard>,
-    /// For a model whose head is no longer tied: the head's tensor, and that of the embedding.
+    /// Head and embedding tensors of a model whose head is no longer tied.
     untied: Option<(String, String)>,
-    /// The configuration that says so.
+    /// Changed configuration, if the head is no longer tied.
     config: Option<Value>,
 }
 
@@ -146,46 +147,51 @@ impl Folds {
         change
     }
 
-    /// The input of `info` has new coordinates.
-    pub(crate) fn reads(&mut self, info: &LinearInfo, coordinates: &Coordinates) {
-        self.linear(info).steps.push(Step::Reads(coordinates.clone()));
+    /// Changes the coordinates of the input of `info`.
+    pub(crate) fn change_input(&mut self, info: &LinearInfo, coordinates: &Coordinates) {
+        self.linear(info).steps.push(Step::Input(coordinates.clone()));
     }
 
-    /// The output of `info` has.
-    pub(crate) fn gives(&mut self, info: &LinearInfo, coordinates: &Coordinates) {
-        self.linear(info).steps.push(Step::Gives(coordinates.clone()));
+    /// Changes the coordinates of the output of `info`, with its bias.
+    pub(crate) fn change_output(&mut self, info: &LinearInfo, coordinates: &Coordinates) {
+        self.linear(info).steps.push(Step::Output(coordinates.clone()));
         if info.bias {
-            self.holds(format!("{}.bias", info.module), (1, info.rows), coordinates);
+            self.change_rows(format!("{}.bias", info.module), (1, info.rows), coordinates);
         }
     }
 
-    /// The rows of the tensor `name` are vectors that have.
-    pub(crate) fn holds(&mut self, name: String, shape: (usize, usize), coordinates: &Coordinates) {
-        self.change(name, shape).steps.push(Step::Holds(coordinates.clone()));
+    /// Changes the coordinates of the rows of the tensor `name`.
+    pub(crate) fn change_rows(&mut self, name: String, shape: (usize, usize), coordinates: &Coordinates) {
+        self.change(name, shape).steps.push(Step::Rows(coordinates.clone()));
     }
 
-    /// The rows of the tensor `name` read a vector that has: what is no layer of its own.
-    pub(crate) fn reads_rows(&mut self, name: String, shape: (usize, usize), coordinates: &Coordinates) {
-        self.change(name, shape).steps.push(Step::Reads(coordinates.clone()));
+    /// Changes the coordinates of the input of the tensor `name`, which is no decoder linear layer (router, head).
+    pub(crate) fn change_tensor_input(
+        &mut self,
+        name: String,
+        shape: (usize, usize),
+        coordinates: &Coordinates,
+    ) {
+        self.change(name, shape).steps.push(Step::Input(coordinates.clone()));
     }
 
-    /// Gives the output of the norm `module` new coordinates. `plus_one` says that it holds the distance from 1, `bias` that it adds.
+    /// Changes the coordinates of the output of the norm `module`.
     pub(crate) fn norm(&mut self, module: &str, width: usize, form: NormParts, coordinates: &Coordinates) {
         let change = self.change(format!("{module}.weight"), (1, width));
         change.plus_one = form.plus_one;
-        change.steps.push(Step::Holds(coordinates.clone()));
+        change.steps.push(Step::Rows(coordinates.clone()));
         if form.bias {
-            self.holds(format!("{module}.bias"), (1, width), coordinates);
+            self.change_rows(format!("{module}.bias"), (1, width), coordinates);
         }
     }
 
-    /// The input of `info` is rotated as it comes, and its weight reads it so.
+    /// Rotates the input of `info` at run time, and its weight to match.
     pub(crate) fn rotate_input(&mut self, info: &LinearInfo, rotation: &Hadamard) {
-        self.reads(info, &Coordinates::Rotated(rotation.clone()));
+        self.change_input(info, &Coordinates::Rotated(rotation.clone()));
         self.rotations.insert(info.module.clone(), rotation.clone());
     }
 
-    /// The head of a model of this configuration is a tensor of its own from now on.
+    /// Unties the head: it becomes a tensor of its own that starts as a copy of the embedding.
     pub(crate) fn untie(&mut self, head: String, embedding: String, config: Option<&Value>) {
         self.untied = Some((head, embedding));
         self.config = config.cloned().map(|mut config| {
@@ -194,12 +200,13 @@ impl Folds {
         });
     }
 
-    /// Gradient of a loss as the coordinates `of` turn a little further: with `M` become `(1 + A) M` by `Σ S[i, j] A[i, j]`, to first
-    /// order in a small skew-symmetric `A`; `S` is `[n, n]`. `tensor` gives the values of a tensor that this changes, and the loss's
-    /// gradient with respect to them.
+    /// Returns the gradient of a loss with respect to a small rotation of `of`. If `M` becomes `(1 + A) M` with a small
+    /// skew-symmetric `A`, the loss changes by `Σ S[i, j] A[i, j]` to first order; `S`, `[n, n]`, is returned. `tensor`
+    /// gives the values of a changed tensor and the loss's gradient with respect to them.
     ///
-    /// A vector x that is held turns to `x + A x`, so that `S` is the sum of `g xᵀ` over all vectors; what reads one turns likewise.
-    pub(crate) fn turning<'t>(
+    /// A vector `x` becomes `x + A x`, so `S` is the sum of `g xᵀ` over all vectors. Rows that read a vector turn
+    /// likewise.
+    pub(crate) fn rotation_gradient<'t>(
         &self,
         of: &Arc<Orthogonal>,
         tensor: impl Fn(&str) -> Option<(&'t [f32], &'t [f32])>,
@@ -214,12 +221,13 @@ impl Folds {
         for (name, change) in &self.changes {
             for step in &change.steps {
                 let (coordinates, columns) = match step {
-                    Step::Reads(coordinates) | Step::Holds(coordinates) => (coordinates, change.transposed),
-                    Step::Gives(coordinates) => (coordinates, !change.transposed),
+                    Step::Input(coordinates) | Step::Rows(coordinates) => (coordinates, change.transposed),
+                    Step::Output(coordinates) => (coordinates, !change.transposed),
                 };
                 let turned = matches!(coordinates, Coordinates::Turned(matrix) if Arc::ptr_eq(matrix, of));
                 let Some((values, gradient)) = tensor(name).filter(|_| turned) else { continue };
                 if columns {
+                    // `gemm_tn` sums over rows, so vectors that lie in columns are transposed first.
                     let (rows, cols) = if change.transposed {
                         (change.cols, change.rows)
                     } else {
@@ -239,20 +247,22 @@ impl Folds {
         self.changes.contains_key(name)
     }
 
-    /// The tensor that a model with its own head has beyond the source, and the one that it begins as.
+    /// Returns the untied head's tensor and the embedding that it starts as.
     pub(crate) fn untied(&self) -> Option<(&str, &str)> {
         self.untied.as_ref().map(|(head, embedding)| (head.as_str(), embedding.as_str()))
     }
 }
 
-/// Parts of a norm.
+/// Form of a norm.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NormParts {
+    /// True if it stores the difference of its weights from 1.
     pub(crate) plus_one: bool,
+    /// True if it adds a bias.
     pub(crate) bias: bool,
 }
 
-/// A dense model as it is quantized: as it is, or in other coordinates.
+/// Dense model as the pipeline reads it, with or without changed coordinates.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Folded<'a> {
     files: &'a ModelFiles,
@@ -260,7 +270,7 @@ pub(crate) struct Folded<'a> {
 }
 
 impl<'a> Folded<'a> {
-    /// `files` as they are.
+    /// Reads `files` unchanged.
     pub(crate) fn plain(files: &'a ModelFiles) -> Self {
         Folded { files, folds: None }
     }
@@ -269,17 +279,17 @@ impl<'a> Folded<'a> {
         Folded { files, folds: Some(folds) }
     }
 
-    /// The files, unchanged.
+    /// Returns the unchanged files.
     pub(crate) fn files(&self) -> &'a ModelFiles {
         self.files
     }
 
-    /// Their folder.
+    /// Returns the model's folder.
     pub(crate) fn path(&self) -> &'a Path {
         self.files.dir()
     }
 
-    /// The tensor that `name` is made of.
+    /// Returns the stored tensor that `name` is made from.
     pub(crate) fn stored(&self, name: &str) -> Option<&'a TensorMeta> {
         let untied = self.folds.and_then(Folds::untied).filter(|(head, _)| *head == name);
         self.files.checkpoint().get(untied.map_or(name, |(_, embedding)| embedding))
@@ -290,7 +300,7 @@ impl<'a> Folded<'a> {
         self.folds.is_some_and(|folds| folds.has(name))
     }
 
-    /// The tensor `name` of this shape, widened and changed.
+    /// Returns the tensor `name` as f32, with its changes.
     ///
     /// # Errors
     /// As [`ModelFiles::tensor_f32`].
@@ -305,7 +315,7 @@ impl<'a> Folded<'a> {
         })
     }
 
-    /// The bytes of the changed tensor `name` in `dtype`, rounded to nearest even.
+    /// Returns the tensor `name`, with its changes, as bytes of `dtype`, rounded to nearest even.
     ///
     /// # Errors
     /// As [`tensor`](Self::tensor).
@@ -320,7 +330,7 @@ impl<'a> Folded<'a> {
     }
 }
 
-/// The little-endian bytes of `v` in a dtype of models.
+/// Returns the little-endian bytes of `v` in a float dtype.
 fn round_to(v: f32, dtype: Dtype) -> Vec<u8> {
     use mantissa_num::minifloat::{BF16, F16, Overflow};
     use mantissa_num::round::Rounding;
@@ -333,7 +343,7 @@ fn round_to(v: f32, dtype: Dtype) -> Vec<u8> {
     }
 }
 
-/// `v` as it is read back from `dtype`.
+/// Rounds `v` to `dtype` and back.
 pub(crate) fn rounded(v: f32, dtype: Dtype) -> f32 {
     let bytes = round_to(v, dtype);
     let word = || u16::from_le_bytes([bytes[0], bytes[1]]).into();

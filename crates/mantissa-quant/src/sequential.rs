@@ -1,18 +1,19 @@
-//! Layers by a method that calibrates: the windows go through the model as it becomes, one layer in memory.
+//! Quantization by methods that calibrate. The calibration windows go through the model as it is quantized, with one
+//! layer in memory.
 //!
-//! For each layer and each of its inputs in the order of the forward pass (GPTQ's `true_sequential`): second moments of the
-//! input, computed with every weight before it already quantized; the weights that read it; then the next. Asking once for
-//! all inputs of a layer would take a quarter of the passes and leaves more error. Of experts, whose inputs do not depend on
-//! one another, some are asked for in one pass. An expert that no token of the calibration was routed to is rounded to
-//! nearest and reported.
+//! The inputs of a layer are processed in the order of the forward pass (GPTQ's `true_sequential`). For each input its
+//! Hessian is collected with all earlier weights already quantized; then the weights that read it are quantized.
+//! Collecting all inputs of a layer at once would take a quarter of the passes, but leaves more error. Inputs of
+//! experts do not depend on one another, so several are collected in one pass. An expert that no calibration token was
+//! routed to falls back to RTN and is reported.
 //!
-//! Every solution is held against rounding to nearest ([`crate::judge`]), on windows of their own that go along where some are held out.
+//! Every solution is compared with RTN ([`crate::judge`]), on held-out windows if there are any.
 //!
-//! Where the recipe has inputs quantized at run time, the layers that are done read theirs so, and statistics and learning are of inputs
-//! as they are then.
+//! If the recipe quantizes inputs at run time, finished layers quantize theirs too, and statistics and learning see
+//! quantized inputs.
 //!
-//! A run that is resumed takes the layers that are done from the output, reads them back only when a later layer needs the
-//! states behind them, and so comes to the same statistics and the same bytes.
+//! A resumed run takes finished layers from the output. It reads them back only if a later layer needs their states,
+//! and so computes the same statistics and the same bytes.
 
 mod drift;
 mod fisher;
@@ -47,30 +48,30 @@ pub(crate) use learning::ToLearn;
 pub(crate) struct Sequential<'a> {
     plan: &'a Plan,
     source: &'a Folded<'a>,
-    /// The output as far as it is written.
+    /// Opens the output as far as it is written.
     stored: Box<dyn Fn() -> Result<ModelFiles> + 'a>,
-    /// Modules to be read from there.
+    /// Modules to read back from the output.
     recovered: BTreeSet<String>,
-    /// From the first layer that is not.
+    /// Calibration states, started at the first layer that is not finished.
     calibration: Option<Calibration<'a>>,
-    /// The windows that are held out, if any, at the same layer.
+    /// States of the held-out windows, if there are any, at the same layer.
     held_out: Option<Calibration<'a>>,
     layer: Option<CalibratedLayer>,
-    /// Solvers of the layer at hand.
+    /// Solvers of the current layer, by input.
     solvers: Vec<(LinearInput, Solver)>,
-    /// Comparisons with rounding to nearest, of the layer at hand.
+    /// Comparisons with RTN of the current layer, by input.
     judges: Vec<(LinearInput, Judge)>,
-    /// The unquantized model, for methods that need the drift from it.
+    /// Unquantized model, for methods that need the drift from it.
     original: drift::Original<'a>,
-    /// State of methods that learn a whole layer.
+    /// State of methods that learn a whole decoder layer.
     learning: learning::Learning<'a>,
-    /// Scales of inputs that are stored.
+    /// Stored scales of inputs.
     input_scales: Option<InputScales>,
-    /// Second moments of the gradients of outputs, by module, once they are found; empty where outputs count alike.
+    /// Output factors of the Fisher information by module, once computed; empty if the method does not need them.
     outputs: Option<BTreeMap<String, Hessian>>,
 }
 
-/// Inputs of experts whose statistics are collected in one pass.
+/// Number of expert inputs whose statistics are collected in one pass.
 pub(crate) const EXPERTS_AT_ONCE: usize = 8;
 
 impl<'a> Sequential<'a> {
@@ -96,15 +97,14 @@ impl<'a> Sequential<'a> {
         }
     }
 
-    /// Sets the stored scales of the inputs of linear layers: windows go through layers that are done as they
-    /// will at run time.
+    /// Sets the stored scales of inputs, so that finished layers quantize their inputs as at run time.
     pub(crate) fn scale_inputs(&mut self, scales: Option<&InputScales>) {
         if self.input_scales.is_none() {
             self.input_scales = scales.cloned();
         }
     }
 
-    /// Quantizers of the inputs of layer `index`.
+    /// Returns the quantizers of the inputs of layer `index`.
     fn quantizers(&self, index: usize) -> BTreeMap<LinearInput, InputQuantizer> {
         let of_layer = self.plan.quantized().map(|(info, _)| info).filter(|info| info.layer == index);
         let scheme = self.plan.activations.as_ref();
@@ -113,7 +113,7 @@ impl<'a> Sequential<'a> {
         })
     }
 
-    /// A layer that is stored already.
+    /// Registers a weight that is already in the output.
     pub(crate) fn recovered(&mut self, info: &LinearInfo) -> Result<()> {
         match self.layer.as_mut().filter(|layer| layer.index() == info.layer) {
             Some(layer) => put_back(&(self.stored)()?, info, layer)?,
@@ -122,7 +122,7 @@ impl<'a> Sequential<'a> {
         Ok(())
     }
 
-    /// A layer that is not.
+    /// Quantizes a weight that is not yet in the output.
     pub(crate) fn quantize(
         &mut self,
         info: &LinearInfo,
@@ -149,8 +149,8 @@ impl<'a> Sequential<'a> {
         self.judge((info, scheme, outer), w, target.as_deref(), solved, tick)
     }
 
-    /// A layer that is solved, for what it [should be](Self::target) if that is not the weight, or rounded to nearest where that errs less,
-    /// put in its place.
+    /// Compares a solution with RTN and puts the better one in place of the weight. `target` is the weight to
+    /// approximate if it is not `w` ([`target`](Self::target)).
     pub(crate) fn judge(
         &mut self,
         (info, scheme, outer): (&LinearInfo, &Scheme, Option<f32>),
@@ -172,6 +172,7 @@ impl<'a> Sequential<'a> {
         Ok(solved)
     }
 
+    /// Solves one weight with the solver of its input.
     fn solve(
         &self,
         solver: &dyn InputSolver,
@@ -183,7 +184,7 @@ impl<'a> Sequential<'a> {
         let w = whole(self.source, info, w, &mut scratch)?;
         let LinearInfo { rows, cols, .. } = *info;
         let threads = self.plan.options.threads;
-        let given = |target: &[f32], diagonal: &[f64]| {
+        let searched = |target: &[f32], diagonal: &[f64]| {
             let scheme = exl2::with_f16_scales(scheme);
             let scales = exl2::searched_scales(&scheme, target, (rows, cols), diagonal, threads)?;
             Some((scheme, scales))
@@ -198,14 +199,14 @@ impl<'a> Sequential<'a> {
             target: target.unwrap_or(w),
             outer,
             outputs: self.outputs.as_ref().and_then(|all| all.get(&info.module)),
-            scales: self.plan.container.facts().square_scales.then_some(&given),
+            scales: self.plan.container.facts().square_scales.then_some(&searched),
             place: (info.layer, place.unwrap_or(0)),
             threads,
         };
         solver.solve(&task).map_err(|error| method_error(self.source, &info.module, error))
     }
 
-    /// Takes the windows to the input of `layer`, through the layers before it as they are stored.
+    /// Runs the windows to the input of layer `target`, through the quantized layers before it.
     fn reach(&mut self, target: usize, tick: &mut Tick<'_>) -> Result<()> {
         while self.layer.as_ref().is_none_or(|layer| layer.index() < target) {
             if let Some(done) = self.layer.take() {
@@ -218,6 +219,7 @@ impl<'a> Sequential<'a> {
             let plan = self.plan;
             let of_layer = plan.quantized().map(|(info, _)| info).filter(|info| info.layer == layer.index());
             let stored: Vec<_> = of_layer.filter(|info| self.recovered.remove(&info.module)).collect();
+            // Weights that an earlier run stored take the place of the source's.
             if !stored.is_empty() {
                 let files = (self.stored)()?;
                 stored.into_iter().try_for_each(|info| put_back(&files, info, &mut layer))?;
@@ -227,7 +229,7 @@ impl<'a> Sequential<'a> {
         Ok(())
     }
 
-    /// The layer that the windows are before, as the source has it.
+    /// Loads the source's layer after the windows' present states.
     fn next_layer(&mut self) -> Result<Option<CalibratedLayer>> {
         let Some(mut layer) = self.calibration()?.next_layer()? else { return Ok(None) };
         layer.quantize_inputs(self.quantizers(layer.index()));
@@ -239,7 +241,8 @@ impl<'a> Sequential<'a> {
             let windows = self.plan.options.calibration.as_ref().map_or(&[][..], |set| &set.windows);
             let (source, config) = (self.source, &self.plan.config);
             let (threads, products) = (self.plan.options.threads, self.plan.options.products);
-            // A method that learns asks for one pass of a layer before all of its weights change.
+            // Methods that learn a layer make only one pass before all its weights change; kept states would be
+            // useless.
             let keeps = !matches!(self.plan.job.work(), Some(Work::Layer(_)));
             let begin = |windows| {
                 let begun = Calibration::begin(source, config, windows, threads)?.in_products(products);
@@ -258,7 +261,7 @@ impl<'a> Sequential<'a> {
         self.calibration.as_mut().ok_or(QuantError::Calibrate(CalibrateError::Empty))
     }
 
-    /// Makes the solver of `input` and what judges it, unless they are at hand.
+    /// Creates the solver of `input` and its comparison with RTN, unless they exist.
     fn prepare(&mut self, input: LinearInput, tick: &mut Tick<'_>) -> Result<()> {
         let judged = self.judges.iter().map(|(of, _)| of);
         if judged.chain(self.solvers.iter().map(|(of, _)| of)).any(|of| *of == input) {
@@ -303,8 +306,8 @@ impl<'a> Sequential<'a> {
         })
     }
 
-    /// The inputs whose statistics are collected with those of `input`: of experts the next few, which are of one kind and so
-    /// do not change each other; in the order of the plan.
+    /// Returns the inputs whose statistics are collected together with those of `input`, in the order of the plan: for
+    /// experts the next [`EXPERTS_AT_ONCE`] of the same kind, which do not change each other.
     fn together(&self, layer: usize, input: LinearInput) -> Vec<LinearInput> {
         let experts = std::mem::discriminant(&input);
         if !matches!(input, LinearInput::Expert(_) | LinearInput::ExpertDown(_)) {
@@ -319,20 +322,20 @@ impl<'a> Sequential<'a> {
     }
 }
 
-/// Puts a layer that is stored in its place.
+/// Reads a stored weight back and puts it in place.
 fn put_back(files: &ModelFiles, info: &LinearInfo, layer: &mut CalibratedLayer) -> Result<()> {
     let mut linear = files.linear(&info.module, info.rows, info.cols, false)?;
     let weight = match linear.weight {
         Weight::Quantized(q) => {
             let values = q.dequantize().map(|mut values| {
-                // A rotation of the input is the layer's own as well: it stays around the codes.
+                // A rotation of the input stays with the layer; the other transforms are folded into the values.
                 linear.transforms.before.retain(|map| !matches!(map, Map::Hadamard(_)));
                 linear.transforms.fold(&mut values, info.rows, info.cols);
                 values
             });
             dequantized(files, info, values)?
         }
-        // The values of a trellis, between rotations that belong to the weight.
+        // Values of a trellis between rotations that belong to the weight.
         Weight::F16(values) if !linear.transforms.is_empty() => {
             let mut values: Vec<f32> = values.into_iter().map(|v| F16.decode(v.into())).collect();
             linear.transforms.fold(&mut values, info.rows, info.cols);
@@ -343,7 +346,7 @@ fn put_back(files: &ModelFiles, info: &LinearInfo, layer: &mut CalibratedLayer) 
     put(layer, info.kind, weight)
 }
 
-/// As f32, whoever made it: stored and computed weights then run through the same loops.
+/// Wraps values as f32, so that stored and computed weights go through the same loops.
 fn dequantized(
     files: &ModelFiles,
     info: &LinearInfo,

@@ -1,21 +1,22 @@
-//! SpinQuant (Liu, Zhao, Fedorov, Soran, Choudhary, Krishnamoorthi, Chandra, Tian & Blankevoort 2024, "SpinQuant: LLM Quantization with
-//! Learned Rotations", arXiv:2405.16406, section 3): QuaRot's rotations of the residual stream (R1) and of values within each head (R2),
-//! from the randomized Hadamard matrices on learned by descent on the orthogonal matrices (`orthogonal.rs`).
+//! SpinQuant (Liu et al. 2024, "SpinQuant: LLM Quantization with Learned Rotations", arXiv:2405.16406, section 3):
+//! learns QuaRot's rotations of the residual stream (R1) and of the values within each head (R2). It starts at the
+//! randomized Hadamard matrices and descends on the orthogonal matrices (`orthogonal.rs`).
 //!
-//! What is learned on is the folded model itself, whole, with inputs of linear layers rounded as the recipe has them at run time, and
-//! weights as they are: whoever rounds them comes after. Where a recipe leaves inputs as they are, weights are rounded to nearest
-//! instead. The input of the down projection is rotated by a matrix that is not learned, and what rounding does to it is, in the original
-//! coordinates, the same whatever the others are; it is left as it is.
+//! The loss is computed on the complete folded model. Inputs of linear layers are quantized as the recipe says; weights
+//! stay unquantized, because a later method quantizes them. If the recipe leaves inputs unquantized, weights are
+//! quantized by RTN instead. The online rotation of the down projection's input is not learned. Its quantization error
+//! does not depend on the other rotations, so this input stays unquantized.
 //!
-//! Four things differ from the paper:
-//! * The gradient may be that by way of the ranges ([`Gradient`]): errors of a block are as large as its greatest magnitude, which a
-//!   rotation changes (Esser et al. 2020, "Learned Step Size Quantization", arXiv:1902.08153, has this derivative). The paper's passes the
-//!   rounding as if it were none, and holds ranges; it takes errors for vectors that turn with the values to where they do less harm, but
-//!   the next rounding draws them anew, with one range for a whole token in all directions alike.
-//! * The loss is the divergence from the model's own unrounded predictions, not the likelihood of the text: it is nothing but what
-//!   rounding costs, and its gradient has less noise.
-//! * A step has a given length, the root mean square of the angles by which it turns; 0.9 of the last direction stays in the next.
-//! * One window of the calibration in sixteen is not learned on: if it is not better off at the end, the rotations stay as they were.
+//! Four differences from the paper:
+//! * The gradient may be that of the quantization ranges ([`Gradient`]). The error of a block is proportional to its
+//!   amax, which a rotation changes (derivative: Esser et al. 2020, "Learned Step Size Quantization",
+//!   arXiv:1902.08153). The paper uses the straight-through estimator with fixed ranges. That treats errors as vectors
+//!   that rotate with the values, although the errors change at every rounding.
+//! * The loss is the KL divergence from the unquantized model's predictions, not the likelihood of the text. It
+//!   contains only the cost of rounding, and its gradient has less noise.
+//! * A step has a given length, the root mean square of its angles, and a momentum of 0.9.
+//! * One calibration window in sixteen is held out. If its loss is not lower at the end, the initial rotations are
+//!   used.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -37,23 +38,23 @@ use crate::rtn;
 
 pub use mantissa_methods::spin::{Gradient, SpinOptions};
 
-/// Share of the last direction in the next.
+/// Momentum of the direction.
 const MOMENTUM: f64 = 0.9;
 
-/// One window in so many is not learned on.
+/// Period of held-out windows: the last of each 16 is held out.
 const HELD_OUT: usize = 16;
 
 /// Learned rotations.
 pub(crate) struct Learned {
     pub(crate) rotations: Rotations,
-    /// KL on the windows that are not learned on, in nats per token: before, and after.
+    /// KL divergence on the held-out windows, in nats per token: before and after.
     pub(crate) kl: [f64; 2],
 }
 
-/// Learns the rotations of `source` on `set`. `tick` is told which step is next, and asked whether to go on.
+/// Learns the rotations of `source` on `set`. `tick` gets the name of the next step; `Break` interrupts the run.
 ///
 /// # Errors
-/// [`QuantError::Spin`] for architectures without a backward; as [`Calibration`] and as reading weights.
+/// [`QuantError::Spin`] for architectures without a backward pass; errors of [`Calibration`] and of reading weights.
 pub(crate) fn learn(
     plan: &Plan,
     source: &ModelFiles,
@@ -66,7 +67,8 @@ pub(crate) fn learn(
     let rotations = dense(&plan.config, Rotations::random(&plan.config, options.rotate));
     let mut learner = Learner::new(plan, source, options, rotations, &mut || tick("inputs"))?;
     let start = learner.rotations.clone();
-    let held_out: Vec<Vec<usize>> = batches.held_out.chunks(batches.each).map(<[usize]>::to_vec).collect();
+    let held_out: Vec<Vec<usize>> =
+        batches.held_out.chunks(batches.batch_windows).map(<[usize]>::to_vec).collect();
     let before = learner.loss(set, &teacher, &held_out)?;
     for step in 0..options.iterations {
         check_tick(&mut || tick(&format!("step {step} of {}", options.iterations)))?;
@@ -79,12 +81,12 @@ pub(crate) fn learn(
         )?;
     }
     let after = learner.loss(set, &teacher, &held_out)?;
-    // Also where one is no number.
+    // False also if a loss is NaN.
     let rotations = if after < before { learner.rotations } else { start };
     Ok(Learned { rotations, kl: [before, after] })
 }
 
-/// Last hidden states of the unquantized model, window by window.
+/// Returns the last hidden states of the unquantized model, window by window.
 fn teacher(
     plan: &Plan,
     source: &ModelFiles,
@@ -100,39 +102,39 @@ fn teacher(
     Ok(calibration.into_states())
 }
 
-/// The same rotations as matrices that can turn.
+/// Converts Hadamard rotations to matrices that can be learned.
 fn dense(config: &ModelConfig, mut rotations: Rotations) -> Rotations {
-    let turned = |by: &mut Coordinates, n: usize| {
+    let convert = |by: &mut Coordinates, n: usize| {
         if let Coordinates::Rotated(hadamard) = by {
             *by = Coordinates::Turned(Arc::new(Orthogonal::of_hadamard(hadamard, n)));
         }
     };
-    rotations.residual.iter_mut().for_each(|by| turned(by, config.hidden_size));
-    rotations.values.iter_mut().flatten().for_each(|by| turned(by, config.head_dim));
+    rotations.residual.iter_mut().for_each(|by| convert(by, config.hidden_size));
+    rotations.values.iter_mut().flatten().for_each(|by| convert(by, config.head_dim));
     rotations
 }
 
-/// Which windows a step takes.
+/// Windows of each step.
 struct Batches {
     learned: Vec<usize>,
     held_out: Vec<usize>,
-    /// Windows of a batch.
-    each: usize,
+    /// Windows per batch.
+    batch_windows: usize,
 }
 
 impl Batches {
     fn new(set: &CalibrationSet, options: SpinOptions) -> Self {
         let (held_out, learned): (Vec<_>, Vec<_>) =
             (0..set.windows.len()).partition(|window| window % HELD_OUT == HELD_OUT - 1);
-        // A text of few windows is all learned on, and judged by.
+        // A set of fewer than 16 windows is used both to learn and to judge.
         let held_out = if held_out.is_empty() { learned.clone() } else { held_out };
-        Batches { learned, held_out, each: windows_of_batch(set, options.batch_tokens) }
+        Batches { learned, held_out, batch_windows: windows_of_batch(set, options.batch_tokens) }
     }
 
-    /// Windows come in a new order each time that all have been taken.
+    /// Returns the windows of a step. The order is shuffled again after each pass over all windows.
     fn of_step(&self, step: usize, seed: u64) -> Vec<usize> {
         let n = self.learned.len();
-        let taken = (step * self.each..(step + 1) * self.each).map(|at| {
+        let taken = (step * self.batch_windows..(step + 1) * self.batch_windows).map(|at| {
             let order = shuffled(n, seed, (at / n) as u64);
             self.learned[order[at % n]]
         });
@@ -144,7 +146,7 @@ fn windows_of_batch(set: &CalibrationSet, batch_tokens: usize) -> usize {
     (batch_tokens / set.longest().max(1)).clamp(1, set.windows.len().max(1))
 }
 
-/// Options of the trainer.
+/// Returns the trainer's options.
 pub(crate) fn training_options(
     set: &CalibrationSet,
     options: SpinOptions,
@@ -158,18 +160,18 @@ pub(crate) fn training_options(
     }
 }
 
-/// The folded model, and the rotations that it is folded by.
+/// State of learning: the folded model and its rotations.
 struct Learner<'a> {
     plan: &'a Plan,
     source: &'a ModelFiles,
-    /// Nothing that runs beside the model is in it.
-    folded_by: RotateOptions,
+    /// Rotations folded into the model: those of the recipe without the online ones.
+    fold_options: RotateOptions,
     rotations: Rotations,
     folds: Folds,
-    /// Directions of the last step, of those that turn.
+    /// Momentum of each learned rotation.
     directions: Vec<Vec<f64>>,
     model: TrainModel,
-    /// The parameters before they are rounded, where they are.
+    /// Parameters before weights are rounded; `None` if inputs are quantized instead.
     unrounded: Option<Vec<f32>>,
     gradient: Gradient,
 }
@@ -182,8 +184,8 @@ impl<'a> Learner<'a> {
         rotations: Rotations,
         tick: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<Self> {
-        let folded_by = RotateOptions { online: false, ..options.rotate };
-        let folds = rotate::folds(source, &plan.config, folded_by, &rotations)?;
+        let fold_options = RotateOptions { online: false, ..options.rotate };
+        let folds = rotate::folds(source, &plan.config, fold_options, &rotations)?;
         let folded = Folded::new(source, &folds);
         let no_text = || QuantError::NoCalibration { recipe: plan.job.name() };
         let set = plan.text_for(Use::Transform).ok_or_else(no_text)?;
@@ -191,6 +193,7 @@ impl<'a> Learner<'a> {
         let mut model =
             TrainModel::load(&folded, training_options(set, options, plan.threads())).map_err(fault)?;
         if let Some(scheme) = &plan.activations {
+            // Scales that are stored, not computed at run time, come from the folded model's inputs.
             let scales = if scheme.has_outer_scale() || scheme.source == Source::Static {
                 let observed = (scheme, plan.observer);
                 input_scales::collect(&folded, &plan.config, observed, set, plan.threads(), tick)?
@@ -210,6 +213,7 @@ impl<'a> Learner<'a> {
         }
         let unrounded = plan.activations.is_none().then(Vec::new);
         let rounded = plan.activations.as_ref().unwrap_or(&plan.weights);
+        // Default gradient: the best one measured (docs/results/weights.md, "Gradients of learned rotations").
         let in_groups = matches!(rounded.format.blocks(), Blocks::Group(_));
         let best = match &plan.activations {
             _ if in_groups => Gradient::StraightThrough,
@@ -218,17 +222,17 @@ impl<'a> Learner<'a> {
         };
         let (directions, gradient) = (Vec::new(), options.gradient.unwrap_or(best));
         let mut learner =
-            Learner { plan, source, folded_by, rotations, folds, directions, model, unrounded, gradient };
+            Learner { plan, source, fold_options, rotations, folds, directions, model, unrounded, gradient };
         if learner.unrounded.is_some() {
-            // Loaded as they are, and rounded as they are folded.
+            // Weights were loaded unrounded.
             learner.refold()?;
         }
         Ok(learner)
     }
 
-    /// Folds the model by the rotations as they now are.
+    /// Folds the model by the present rotations and, without input quantization, rounds its weights.
     fn refold(&mut self) -> Result<()> {
-        self.folds = rotate::folds(self.source, &self.plan.config, self.folded_by, &self.rotations)?;
+        self.folds = rotate::folds(self.source, &self.plan.config, self.fold_options, &self.rotations)?;
         let folded = Folded::new(self.source, &self.folds);
         let table = self.model.parameters().table().clone();
         if let Some(unrounded) = &mut self.unrounded {
@@ -243,7 +247,7 @@ impl<'a> Learner<'a> {
                 if let Some((info, scheme)) = quantized.find(|(info, _)| info.dense_tensor().0 == *name) {
                     let rounded =
                         rtn::quantize(scheme, &values, info.rows, info.cols, None, self.plan.threads());
-                    // What cannot be rounded stays as it is, and is refused where it is quantized.
+                    // A weight that cannot be rounded stays unrounded here; quantizing it later reports the error.
                     values = rounded.ok().and_then(|(q, _)| q.dequantize().ok()).unwrap_or(values);
                 }
             }
@@ -252,7 +256,7 @@ impl<'a> Learner<'a> {
         Ok(())
     }
 
-    /// KL in nats per token over `batches` of windows.
+    /// Returns the KL divergence over `batches` of windows, in nats per token.
     fn loss(&mut self, set: &CalibrationSet, teacher: &States, batches: &[Vec<usize>]) -> Result<f64> {
         let (mut sum, mut count) = (0.0, 0);
         for windows in batches {
@@ -264,7 +268,7 @@ impl<'a> Learner<'a> {
         Ok(sum / count.max(1) as f64)
     }
 
-    /// Turns every rotation by `angle` against the gradient of a batch.
+    /// Rotates every learned matrix by `angle` against the gradient of a batch.
     fn step(&mut self, set: &CalibrationSet, teacher: &States, windows: &[usize], angle: f64) -> Result<()> {
         let (tokens, lens, states) = self.batch(set, teacher, windows)?;
         let batch = Batch { tokens: &tokens, lens: &lens };
@@ -272,27 +276,29 @@ impl<'a> Learner<'a> {
         let scale = 1.0 / tokens.len().max(1) as f32;
         let (errors, ranges) =
             (self.gradient != Gradient::Ranges, self.gradient != Gradient::StraightThrough);
+        // Gradients of weights are needed unless only ranges of inputs count.
         let weights = errors || self.unrounded.is_some();
         self.model.distill(&batch, &states, scale, weights).map_err(|error| fault(self.source, error))?;
-        let mut slopes: Vec<_> =
-            turning(&self.rotations).map(|matrix| vec![0.0; matrix.order() * matrix.order()]).collect();
-        let mut add = |found: Vec<Vec<f64>>| {
-            for (to, from) in slopes.iter_mut().zip(found) {
+        let mut gradients: Vec<_> = learned_matrices(&self.rotations)
+            .map(|matrix| vec![0.0; matrix.order() * matrix.order()])
+            .collect();
+        let mut add = |terms: Vec<Vec<f64>>| {
+            for (to, from) in gradients.iter_mut().zip(terms) {
                 to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
             }
         };
         if errors {
-            add(self.of_errors());
+            add(self.straight_through_gradients());
         }
         match &self.unrounded {
             _ if !ranges => {}
-            Some(unrounded) => add(self.of_weights(unrounded)),
-            None => add(self.of_inputs()),
+            Some(unrounded) => add(self.weight_range_gradients(unrounded)),
+            None => add(self.input_range_gradients()),
         }
-        self.directions.resize_with(slopes.len(), Vec::new);
-        for (direction, slope) in self.directions.iter_mut().zip(&slopes) {
-            direction.resize(slope.len(), 0.0);
-            direction.iter_mut().zip(slope).for_each(|(d, s)| *d = MOMENTUM * *d - s);
+        self.directions.resize_with(gradients.len(), Vec::new);
+        for (direction, gradient) in self.directions.iter_mut().zip(&gradients) {
+            direction.resize(gradient.len(), 0.0);
+            direction.iter_mut().zip(gradient).for_each(|(d, g)| *d = MOMENTUM * *d - g);
         }
         let mut directions = self.directions.iter();
         for by in self.rotations.residual.iter_mut().chain(self.rotations.values.iter_mut().flatten()) {
@@ -300,6 +306,7 @@ impl<'a> Learner<'a> {
                 && let Some(direction) = directions.next()
             {
                 let n = matrix.order();
+                // Scaled to a root mean square angle of `angle` per row.
                 let mean = (direction.iter().map(|v| v * v).sum::<f64>() / n as f64).sqrt();
                 if mean.is_finite() && mean > 0.0 {
                     let a: Vec<f64> = direction.iter().map(|v| v * angle / mean).collect();
@@ -310,8 +317,8 @@ impl<'a> Learner<'a> {
         self.refold()
     }
 
-    /// Gradient of the loss in each rotation, by way of the ranges of inputs.
-    fn of_inputs(&self) -> Vec<Vec<f64>> {
+    /// Gradient of the loss in each rotation through the ranges of inputs.
+    fn input_range_gradients(&self) -> Vec<Vec<f64>> {
         use LinearInput::{GateUp, O, Qkv};
         let slopes = |layer: usize, inputs: &[LinearInput], n: usize| {
             let mut sum = vec![0.0; n * n];
@@ -322,7 +329,7 @@ impl<'a> Learner<'a> {
         };
         let config = &self.plan.config;
         let mut all = Vec::new();
-        for matrix in self.rotations.residual.iter().filter_map(turned) {
+        for matrix in self.rotations.residual.iter().filter_map(learned_matrix) {
             let mut sum = vec![0.0; matrix.order() * matrix.order()];
             for layer in 0..config.num_hidden_layers {
                 let slopes = slopes(layer, &[Qkv, GateUp], matrix.order());
@@ -330,24 +337,27 @@ impl<'a> Learner<'a> {
             }
             all.push(skew(&sum, matrix.order()));
         }
-        for (layer, by) in self.rotations.values.iter().enumerate() {
-            let matrix = by.as_ref().and_then(turned);
+        for (layer, rotation) in self.rotations.values.iter().enumerate() {
+            let matrix = rotation.as_ref().and_then(learned_matrix);
             all.extend(matrix.map(|matrix| skew(&slopes(layer, &[O], matrix.order()), matrix.order())));
         }
         all
     }
 
-    /// The same, by way of the errors of inputs or weights.
-    fn of_errors(&self) -> Vec<Vec<f64>> {
+    /// Gradient of the loss in each rotation through the rounded values of inputs or weights (straight-through
+    /// estimator).
+    fn straight_through_gradients(&self) -> Vec<Vec<f64>> {
         let (values, gradients) = (self.model.parameters().values(), self.model.gradients().to_f32());
         let values = self.unrounded.as_deref().unwrap_or(&values);
-        turning(&self.rotations).map(|matrix| self.slope(matrix, values, &gradients)).collect()
+        learned_matrices(&self.rotations)
+            .map(|matrix| self.rotation_gradient(matrix, values, &gradients))
+            .collect()
     }
 
-    /// The same, by way of the ranges of weights.
-    fn of_weights(&self, unrounded: &[f32]) -> Vec<Vec<f64>> {
+    /// Gradient of the loss in each rotation through the ranges of weights.
+    fn weight_range_gradients(&self, unrounded: &[f32]) -> Vec<Vec<f64>> {
         let (parameters, gradients) = (self.model.parameters(), self.model.gradients().to_f32());
-        let (rounded, mut of_ranges) = (parameters.values(), vec![0.0; gradients.len()]);
+        let (rounded, mut range_gradients) = (parameters.values(), vec![0.0; gradients.len()]);
         for (info, scheme) in self.plan.quantized() {
             let Some(param) = parameters.table().by_name(&info.dense_tensor().0) else { continue };
             let block = crate::clip::group_of(scheme, info.cols).clamp(1, info.cols.max(1));
@@ -358,25 +368,29 @@ impl<'a> Learner<'a> {
             });
             for span in blocks {
                 let [x, q, g] = [unrounded, &rounded, &gradients].map(|of| &of[span.clone()]);
+                // The range of a block depends only on its largest weight.
                 if let Some((m, slope)) = range_slope(x, q, g) {
-                    of_ranges[span.start + m] = slope;
+                    range_gradients[span.start + m] = slope;
                 }
             }
         }
-        turning(&self.rotations).map(|matrix| self.slope(matrix, unrounded, &of_ranges)).collect()
+        learned_matrices(&self.rotations)
+            .map(|matrix| self.rotation_gradient(matrix, unrounded, &range_gradients))
+            .collect()
     }
 
-    /// Gradient in `matrix` of a loss that has these gradients with respect to the parameters, of these values.
-    fn slope(&self, matrix: &Arc<Orthogonal>, values: &[f32], gradients: &[f32]) -> Vec<f64> {
+    /// Gradient in `matrix` of a loss with `gradients` with respect to the parameters `values`.
+    fn rotation_gradient(&self, matrix: &Arc<Orthogonal>, values: &[f32], gradients: &[f32]) -> Vec<f64> {
         let table = self.model.parameters().table();
-        let s = self.folds.turning(matrix, |name| {
+        let s = self.folds.rotation_gradient(matrix, |name| {
             let range = table.by_name(name)?.range.clone();
             Some((&values[range.clone()], &gradients[range]))
         });
         skew(&s, matrix.order())
     }
 
-    /// Tokens and lengths of some windows, and what the original model gives in the end, in the coordinates of the folded one.
+    /// Returns tokens and lengths of some windows, and the original model's last states in the folded model's
+    /// coordinates.
     fn batch(
         &self,
         set: &CalibrationSet,
@@ -389,31 +403,31 @@ impl<'a> Learner<'a> {
             lens.push(set.windows[window].len());
             teacher.append_to(window, &mut states)?;
         }
-        self.rotations.residual.iter().for_each(|by| by.of_vectors(&mut states));
+        self.rotations.residual.iter().for_each(|by| by.apply(&mut states));
         Ok((tokens, lens, states))
     }
 }
 
-/// The matrices that turn, those of the residual stream first.
-fn turning(rotations: &Rotations) -> impl Iterator<Item = &Arc<Orthogonal>> {
+/// Iterates over the learned matrices, those of the residual stream first.
+fn learned_matrices(rotations: &Rotations) -> impl Iterator<Item = &Arc<Orthogonal>> {
     let all = rotations.residual.iter().chain(rotations.values.iter().flatten());
-    all.filter_map(turned)
+    all.filter_map(learned_matrix)
 }
 
-fn turned(by: &Coordinates) -> Option<&Arc<Orthogonal>> {
+fn learned_matrix(by: &Coordinates) -> Option<&Arc<Orthogonal>> {
     match by {
         Coordinates::Turned(matrix) => Some(matrix),
         _ => None,
     }
 }
 
-/// The skew-symmetric part of `s` (`[n, n]`).
+/// Returns the skew-symmetric part of `s` (`[n, n]`).
 fn skew(s: &[f32], n: usize) -> Vec<f64> {
     let entry = |at: usize| (f64::from(s[at]) - f64::from(s[at % n * n + at / n])) / 2.0;
     (0..n * n).map(entry).collect()
 }
 
-/// The inputs that are rounded as rotations are learned, each with one of the layers that read it.
+/// Iterates over the inputs that are quantized during learning, each with one of its linear layers.
 fn rounded_inputs(plan: &Plan, options: RotateOptions) -> impl Iterator<Item = (&LinearInfo, LinearInput)> {
     let online: Vec<String> =
         rotate::rotated_inputs(&plan.config, options).map(|(info, _)| info.module).collect();
@@ -424,7 +438,7 @@ fn rounded_inputs(plan: &Plan, options: RotateOptions) -> impl Iterator<Item = (
         .filter(move |(info, input)| seen.insert((info.layer, *input)))
 }
 
-/// Checks that rotations of this architecture can be learned.
+/// Checks that the architecture has a backward pass.
 ///
 /// # Errors
 /// [`QuantError::Spin`].
@@ -436,7 +450,7 @@ fn fault(source: &ModelFiles, error: TrainError) -> QuantError {
     QuantError::Spin { path: source.dir().to_owned(), error: Box::new(error) }
 }
 
-/// Peak memory of learning.
+/// Returns the buffers of learning with their bytes.
 pub(crate) fn buffers(plan: &Plan, set: &CalibrationSet, options: SpinOptions) -> Vec<(&'static str, u64)> {
     let untied =
         plan.config.tie_word_embeddings && options.rotate.residual && residual_of(&plan.config).is_ok();
@@ -456,15 +470,15 @@ pub(crate) fn buffers(plan: &Plan, set: &CalibrationSet, options: SpinOptions) -
     vec![
         ("states of the calibration", Calibration::state_bytes(&config, set)),
         ("model in training and what a batch saves", mantissa_train::Plan::new(&config, &training).bytes()),
-        ("inputs as they are rounded", if rounds { 4 * tokens.saturating_mul(inputs) } else { 0 }),
-        ("slopes of inputs", if rounds { 4 * (2 * layers * width * width + heads) } else { 0 }),
-        ("weights before they are rounded, and slopes", if rounds { 0 } else { 8 * config.parameters() }),
-        ("a tensor as it is folded", 16 * largest.unwrap_or(0)),
+        ("quantized inputs", if rounds { 4 * tokens.saturating_mul(inputs) } else { 0 }),
+        ("gradients of input ranges", if rounds { 4 * (2 * layers * width * width + heads) } else { 0 }),
+        ("unrounded weights and gradients of their ranges", if rounds { 0 } else { 8 * config.parameters() }),
+        ("tensor being folded", 16 * largest.unwrap_or(0)),
         (
             "states and predictions of the original model",
             8 * tokens * width + 4 * 512 * config.vocab_size as u64,
         ),
-        // Two in f64 and f32, slopes and directions; two more as one is solved for.
+        // Matrices in f64 and f32, gradients and directions; two more matrices while the residual one is solved for.
         ("rotations and their directions", 44 * (residual + heads) + 16 * residual),
     ]
 }

@@ -1,7 +1,8 @@
-//! Before any layer is quantized: the scales that a transform folds into the model, and the clips of its weights.
+//! Preparation before any layer is quantized: scales that a transform folds into the model, and clipping of its
+//! weights.
 //!
-//! The unquantized model runs over the calibration once, layer after layer; what is found does not depend on threads, so that a run
-//! that is resumed finds it again. Scales are searched on [`TOKENS`] tokens, evenly taken.
+//! The unquantized model runs over the calibration set once, layer by layer. Results do not depend on the number of
+//! threads, so a resumed run finds the same. Scales are searched on [`TOKENS`] evenly spaced tokens.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -27,42 +28,42 @@ use crate::source::{DenseTensor, Scratch};
 use crate::spin;
 use mantissa_methods::Solved;
 
-/// Tokens that searches multiply.
+/// Number of tokens that a search uses.
 pub(crate) const TOKENS: usize = 512;
 
-/// Results of the transform, before the first layer is quantized.
+/// Results of the transform.
 #[derive(Debug, Default)]
 pub(crate) struct Prepared {
     /// Changes folded into the model; `None` without a transform.
     pub(crate) record: Option<Record>,
-    /// The same as changes of its tensors.
+    /// The same changes, by tensor.
     pub(crate) folds: Folds,
-    /// Clip of each group of a weight ([`awq::clip_groups`]), by module.
+    /// Clipping step of each group of a weight ([`awq::clip_groups`]), by module.
     pub(crate) clips: BTreeMap<String, Vec<u8>>,
-    /// Gaps of the calibration in a layer's input, by module.
+    /// Warning about channels or experts that the calibration never reaches, by module.
     pub(crate) uncovered: BTreeMap<String, String>,
-    /// Comparison of the scales found for a layer's input with none, by module.
+    /// Error with the scales of a layer's input relative to none, by module.
     judged: BTreeMap<String, Judgement>,
 }
 
 impl Prepared {
-    /// Adds to `solved` how the scales of its input did; where they were given up, that is why it is not as the recipe asks.
+    /// Adds to `solved` the comparison of its input's scales with none and, if they were rejected, the reason.
     pub(crate) fn judge(&self, module: &str, rounded: bool, solved: &mut Solved) {
         let Some(judged) = self.judged.get(module) else { return };
-        let given_up = judged.fallback().map(|why| format!("scales of its input are left out: {why}"));
+        let rejected = judged.fallback().map(|why| format!("scales of its input not applied: {why}"));
         if rounded {
             solved.judged = solved.judged.or(Some(*judged));
-            solved.fallback = solved.fallback.take().or(given_up);
+            solved.fallback = solved.fallback.take().or(rejected);
         } else {
-            solved.notes.extend(given_up);
+            solved.notes.extend(rejected);
         }
     }
 }
 
-/// Finds what the transform of `plan` does to `source`. `tick` is told the layer or step, and asked whether to go on.
+/// Computes the transform of `plan` for `source`. `tick` gets the layer or step; `Break` interrupts the run.
 ///
 /// # Errors
-/// As [`Calibration`], and as reading weights.
+/// Errors of [`Calibration`] and of reading weights.
 pub(crate) fn prepare(
     plan: &Plan,
     source: &ModelFiles,
@@ -88,6 +89,7 @@ pub(crate) fn prepare(
     Ok(Prepared { record: Some(record), folds, ..found })
 }
 
+/// Search for the scales and clipping of all layers.
 struct Search<'a> {
     plan: &'a Plan,
     source: &'a ModelFiles,
@@ -96,32 +98,32 @@ struct Search<'a> {
     found: Prepared,
 }
 
-/// Tokens of the inputs of a layer.
+/// Sampled inputs of a layer.
 struct Samples {
-    /// Tokens of the calibration.
+    /// Samples of the calibration set.
     seen: BTreeMap<LinearInput, Sample>,
-    /// Tokens of the held-out windows.
+    /// Samples of the held-out windows.
     unseen: BTreeMap<LinearInput, Sample>,
 }
 
 impl Samples {
-    /// On what is judged what was found for `input` on `seen`.
-    fn judging<'s>(&'s self, input: LinearInput, seen: &'s Sample) -> Judging<'s> {
+    /// Returns the sample to judge results for `input` on: held-out windows if there are any, else `seen`.
+    fn judge_sample<'s>(&'s self, input: LinearInput, seen: &'s Sample) -> JudgeSample<'s> {
         match self.unseen.get(&input).filter(|sample| sample.tokens > 0) {
-            Some(sample) => Judging { sample, windows: Windows::HeldOut },
-            None => Judging { sample: seen, windows: Windows::Calibration },
+            Some(sample) => JudgeSample { sample, windows: Windows::HeldOut },
+            None => JudgeSample { sample: seen, windows: Windows::Calibration },
         }
     }
 }
 
-/// Tokens on which scales and clips are held against none.
+/// Sample on which scales and clipping are compared with none.
 #[derive(Clone, Copy)]
-struct Judging<'s> {
+struct JudgeSample<'s> {
     sample: &'s Sample,
     windows: Windows,
 }
 
-/// A weight that is to be quantized.
+/// A weight to be quantized.
 struct Weight<'a> {
     info: &'a LinearInfo,
     scheme: &'a Scheme,
@@ -146,11 +148,12 @@ impl Search<'_> {
             let samples = calibration.samples(&layer, kinds.clone(), TOKENS, true, tick)?;
             let unseen = held_out.as_mut().map(|unseen| unseen.samples(&layer, kinds, TOKENS, true, tick));
             let samples = Samples { seen: samples, unseen: unseen.transpose()?.unwrap_or_default() };
-            self.cover(&of_layer, &samples.seen);
+            self.note_coverage(&of_layer, &samples.seen);
             let mut scales = BTreeMap::new();
             for site in sites(&plan.config, index) {
                 if let Some(sample) = samples.seen.get(&site.input).filter(|sample| sample.tokens > 0)
-                    && let Some(s) = self.site(&site, sample, samples.judging(site.input, sample))?
+                    && let Some(s) =
+                        self.site_scales(&site, sample, samples.judge_sample(site.input, sample))?
                 {
                     self.record.divide(&site, &s);
                     site.readers.iter().for_each(|info| {
@@ -165,8 +168,12 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Notes what the calibration does not show of the inputs of a layer.
-    fn cover(&mut self, of_layer: &[(&LinearInfo, &Scheme)], samples: &BTreeMap<LinearInput, Sample>) {
+    /// Notes inputs of a layer that the calibration never reaches.
+    fn note_coverage(
+        &mut self,
+        of_layer: &[(&LinearInfo, &Scheme)],
+        samples: &BTreeMap<LinearInput, Sample>,
+    ) {
         for (info, _) in of_layer {
             let sample = samples.get(&info.kind.input()).filter(|sample| sample.tokens > 0);
             let note = match sample {
@@ -180,9 +187,13 @@ impl Search<'_> {
         }
     }
 
-    /// The scales of a site; `None` where they are best left as they are, on what they were searched on or on what they are
-    /// `judged` on.
-    fn site(&mut self, site: &Site, sample: &Sample, judging: Judging<'_>) -> Result<Option<Vec<f32>>> {
+    /// Returns the scales of a site; `None` if no scales are best, on the searched sample or on the one of `judging`.
+    fn site_scales(
+        &mut self,
+        site: &Site,
+        sample: &Sample,
+        judging: JudgeSample<'_>,
+    ) -> Result<Option<Vec<f32>>> {
         let inner = matches!(site.input, LinearInput::O | LinearInput::Down);
         if inner && !self.scaling.scales_inner() {
             return Ok(None);
@@ -201,7 +212,7 @@ impl Search<'_> {
         let found = (candidates.len() > 1).then(|| self.search(sample, &readers, &spread));
         let best = found.as_ref().map_or(0, |found| found.best);
         if let Some(losses) = found.filter(|_| best > 0).map(|found| found.losses) {
-            // The first candidate leaves everything as it is.
+            // Candidate 0 has no scaling.
             let both = match judging.windows {
                 Windows::Calibration => [losses[0], losses[best]],
                 Windows::HeldOut => {
@@ -225,7 +236,7 @@ impl Search<'_> {
         storable(self.source, &self.plan.config, site, s).map(Some)
     }
 
-    /// Scales of the channels of a site to choose from. The first of several leaves them as they are.
+    /// Returns candidate scales of a site. If there are several, the first is no scaling.
     fn candidates(&self, site: &Site, sample: &Sample, readers: &[Weight<'_>]) -> Vec<Vec<f32>> {
         let largest = |columns: &[f32]| {
             let mut channels = vec![0f32; site.channels];
@@ -238,8 +249,8 @@ impl Search<'_> {
         let mut weights = vec![0.0; site.width()];
         readers.iter().for_each(|reader| smooth::column_peaks(&reader.values, &mut weights));
         self.scaling.candidates(&Channels {
-            peaks: &largest(&live(&sample.peaks)),
-            means: &largest(&live(&sample.means())),
+            peaks: &largest(&replace_dead(&sample.peaks)),
+            means: &largest(&replace_dead(&sample.means())),
             weights: &largest(&weights),
         })
     }
@@ -258,7 +269,7 @@ impl Search<'_> {
         let quantize = scheme.map(|scheme| {
             move |x: &mut [f32]| {
                 let rows = x.len() / width.max(1);
-                // What cannot be quantized is compared as it is.
+                // An input that cannot be quantized is compared unquantized.
                 let _ = mantissa_num::fake_quantize(&scheme, x, rows, width, Given::default());
             }
         });
@@ -266,7 +277,7 @@ impl Search<'_> {
         awq::search(&sample.x, &readers, candidates, inputs, threads)
     }
 
-    /// Clips the weights of a layer, whose columns `scales` have been multiplied with.
+    /// Searches clipping for the weights of a layer, after their columns were multiplied by `scales`.
     fn clip(
         &mut self,
         of_layer: &[(&LinearInfo, &Scheme)],
@@ -275,14 +286,15 @@ impl Search<'_> {
     ) -> Result<()> {
         let threads = self.plan.threads();
         for (info, scheme) in of_layer {
-            // Scores are products of queries and keys, whose errors the error of either does not show.
+            // AWQ does not clip queries and keys: attention scores depend on their product, which the error of one does
+            // not show.
             let scores = matches!(info.kind, LinearKind::Q | LinearKind::K | LinearKind::Qkv);
             let grouped = clip::check_scheme(scheme).is_ok();
             let sample = samples.seen.get(&info.kind.input()).filter(|sample| !sample.x.is_empty());
             let (Some(sample), true) = (sample, grouped && !scores) else { continue };
             let mut weight = self.weight(info, scheme)?;
             let (mut x, mut judging) =
-                (sample.x.clone(), samples.judging(info.kind.input(), sample).sample.x.clone());
+                (sample.x.clone(), samples.judge_sample(info.kind.input(), sample).sample.x.clone());
             if let Some(s) = scales.get(&info.kind) {
                 awq::multiply_columns(&mut weight.values, s);
                 awq::divide_columns(&mut x, s);
@@ -294,7 +306,7 @@ impl Search<'_> {
             let found = awq::clips(&x, &reader, info.cols, group, threads);
             let mut clipped = weight.values.clone();
             awq::clip_groups(&mut clipped, info.cols, group, |i| found[i]);
-            // Groups were looked at one by one; together, and on other windows, they may err more.
+            // Groups were searched one by one. Clipping all of them may be worse, or worse on held-out windows.
             let loss = |w: &[f32]| awq::loss(&judging, &reader, w, info.cols, threads);
             if loss(&clipped) < loss(&weight.values) {
                 self.found.clips.insert(info.module.clone(), found);
@@ -312,7 +324,7 @@ impl Search<'_> {
     }
 }
 
-/// Rounds values to nearest in the place of a weight, and gives them as they are read back.
+/// Returns a function that quantizes values by RTN like a weight and dequantizes them.
 fn quantizer<'w>(weight: &'w Weight<'_>, threads: usize) -> impl Fn(&[f32]) -> Vec<f32> + Sync + 'w {
     let (scheme, info) = (weight.scheme, weight.info);
     move |values| {
@@ -321,8 +333,8 @@ fn quantizer<'w>(weight: &'w Weight<'_>, threads: usize) -> impl Fn(&[f32]) -> V
     }
 }
 
-/// Treats columns that were always zero as the smallest of the others: a scale near 0 would lose their weights for good.
-fn live(columns: &[f32]) -> Vec<f32> {
+/// Replaces zero columns by the smallest other column: a scale near 0 would lose their weights.
+fn replace_dead(columns: &[f32]) -> Vec<f32> {
     let least = columns.iter().filter(|v| **v > 0.0).fold(f32::INFINITY, |least, v| least.min(*v));
     let least = if least.is_finite() { least } else { 1.0 };
     columns.iter().map(|v| if *v > 0.0 { *v } else { least }).collect()

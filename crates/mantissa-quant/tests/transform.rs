@@ -155,7 +155,7 @@ fn another_record_is_found_out() {
     assert!(found.faults.iter().any(|fault| fault.contains("input_layernorm")), "{:?}", found.faults);
     fs::write(out.join(RECORD), text.replacen("layers.0.input", "layers.9.input", 1)).unwrap();
     let error = verify(&out, Some(&source), 1).unwrap_err().to_string();
-    assert!(error.contains("places that the model does not have"), "{error}");
+    assert!(error.contains("modules that the model does not have"), "{error}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What was folded, as it lies beside the output.
+//! Record of the folded changes, stored beside the output.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,16 +11,16 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Dtype, Error};
 use serde::{Deserialize, Serialize};
 
-use super::sites::{Giver, Site, norm_parts, sites};
+use super::sites::{Producer, Site, norm_parts, sites};
 use super::{Coordinates, Folds, rounded};
 use crate::error::Result;
 use crate::orthogonal::Orthogonal;
 use crate::rotate::{self, RotateOptions, Rotations};
 
-/// Name of the file. Loaders of models take no notice of it.
+/// File name of the record. Model loaders ignore it.
 pub(crate) const FILE_NAME: &str = "mantissa-transform.json";
 
-/// Far above what any model needs; keeps a hostile file from being read whole.
+/// Size limit of the file, far above what any model needs: a hostile file is not read whole.
 const MOST_BYTES: u64 = 256 << 20;
 
 const VERSION: u32 = 1;
@@ -30,20 +30,20 @@ const VERSION: u32 = 1;
 #[serde(deny_unknown_fields)]
 pub(crate) struct Record {
     version: u32,
-    /// The method's name.
+    /// Name of the transform.
     pub(crate) transform: String,
-    /// Divisors of the channels of a vector, by the module that gives it: f32 as hexadecimal digits of its bits.
+    /// Divisors of the channels of a vector, by the module that produces it: f32 as hexadecimal digits of its bits.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     scales: BTreeMap<String, String>,
     /// Rotations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rotation: Option<RotateOptions>,
-    /// The rotations, where they were learned.
+    /// Learned rotations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     learned: Option<Learned>,
 }
 
-/// Rotations that were learned, by [`Orthogonal::digits`].
+/// Learned rotations as [`Orthogonal::digits`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Learned {
@@ -53,7 +53,7 @@ struct Learned {
     /// Rotations of values within each head, by layer.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     values: BTreeMap<usize, String>,
-    /// KL of the model to itself with what the learning rounds, on windows that nothing was learned on: before, and after.
+    /// KL divergence from the unquantized model on windows held out from learning: before and after.
     kl: [String; 2],
 }
 
@@ -63,28 +63,28 @@ impl Record {
         Record { version: VERSION, transform, scales, rotation: None, learned: None }
     }
 
-    /// The file beside the model.
+    /// Returns the content of the file.
     ///
     /// # Errors
-    /// It has no spelling, which cannot be.
+    /// Serialization failed, which no value causes.
     pub(crate) fn to_json(&self) -> Result<Vec<u8>> {
-        let spell = |error: serde_json::Error| Error::Io {
+        let fault = |error: serde_json::Error| Error::Io {
             path: FILE_NAME.into(),
-            operation: "spell as JSON",
+            operation: "serialize as JSON",
             error: error.into(),
         };
-        let mut text = serde_json::to_vec_pretty(self).map_err(spell)?;
+        let mut text = serde_json::to_vec_pretty(self).map_err(fault)?;
         text.push(b'\n');
         Ok(text)
     }
 
-    /// Notes that the channels of `site` are divided by `s`.
+    /// Records that the channels of `site` are divided by `s`.
     pub(crate) fn divide(&mut self, site: &Site, s: &[f32]) {
         let digits = s.iter().map(|s| format!("{:08x}", s.to_bits())).collect();
         self.scales.insert(site.name().to_owned(), digits);
     }
 
-    /// Notes what was rotated, by what, and the KL before and after that was learned.
+    /// Records learned rotations, and the KL divergence before and after learning.
     pub(crate) fn rotate(&mut self, options: RotateOptions, rotations: &Rotations, kl: [f64; 2]) {
         let digits = |by: &Coordinates| match by {
             Coordinates::Turned(matrix) => Some(matrix.digits()),
@@ -97,14 +97,14 @@ impl Record {
         self.rotation = Some(options);
     }
 
-    /// By what the model's vectors are rotated.
+    /// Returns the rotations: learned ones, or random ones from the seed.
     fn rotations(&self, config: &ModelConfig, options: RotateOptions) -> Result<Rotations> {
         let mut rotations = Rotations::random(config, options);
         let Some(learned) = &self.learned else { return Ok(rotations) };
         let matrix = |field: String, digits: &str, n: usize| {
             let fault = || {
-                let allowed = format!("those of an orthogonal matrix of {n} rows");
-                Error::field(Path::new(FILE_NAME), field, format!("{} digits", digits.len()), allowed, "")
+                let expected = format!("those of an orthogonal matrix of {n} rows");
+                Error::field(Path::new(FILE_NAME), field, format!("{} digits", digits.len()), expected, "")
             };
             let matrix = Orthogonal::from_digits(digits, n).ok_or_else(fault)?;
             Result::Ok(Coordinates::Turned(Arc::new(matrix)))
@@ -115,13 +115,21 @@ impl Record {
         for (layer, digits) in &learned.values {
             let field = format!("learned.values.{layer}");
             let by = matrix(field.clone(), digits, config.head_dim)?;
-            let fault = || Error::field(Path::new(FILE_NAME), field, "a layer", "those of this model", "");
+            let fault = || {
+                Error::field(
+                    Path::new(FILE_NAME),
+                    field,
+                    "a layer that the model does not have",
+                    "a layer of this model",
+                    "",
+                )
+            };
             *rotations.values.get_mut(*layer).ok_or_else(fault)? = Some(by);
         }
         Ok(rotations)
     }
 
-    /// The record beside the model at `dir`; `None` where nothing was folded.
+    /// Reads the record beside the model at `dir`; `None` if nothing was folded.
     ///
     /// # Errors
     /// [`Error::Io`], [`Error::Field`].
@@ -133,23 +141,22 @@ impl Record {
         let io = |error| Error::Io { path: path.clone(), operation: "read", error };
         let mut text = Vec::new();
         File::open(&path).and_then(|file| file.take(MOST_BYTES + 1).read_to_end(&mut text)).map_err(io)?;
-        let fault =
-            |field: &str, found: String, allowed: &str| Error::field(&path, field, found, allowed, "");
+        let fault = |field: &str, got: String, expected: &str| Error::field(&path, field, got, expected, "");
         if text.len() as u64 > MOST_BYTES {
             return Err(fault("size", format!("more than {MOST_BYTES} bytes"), "a smaller file").into());
         }
         let record: Record = serde_json::from_slice(&text)
-            .map_err(|error| fault("content", error.to_string(), "what quantize writes"))?;
+            .map_err(|error| fault("content", error.to_string(), "a record written by mantissa quantize"))?;
         if record.version != VERSION {
             return Err(fault("version", record.version.to_string(), "1").into());
         }
         Ok(Some(record))
     }
 
-    /// The changes that it stands for, of the model `source`.
+    /// Returns the recorded changes as changes of the tensors of `source`.
     ///
     /// # Errors
-    /// [`Error::Field`] where it is of another model; as reading the source's norms.
+    /// [`Error::Field`] if the record belongs to another model; errors of reading the source's norms.
     pub(crate) fn folds(&self, source: &ModelFiles, config: &ModelConfig) -> Result<Folds> {
         let mut folds = match self.rotation {
             Some(options) => rotate::folds(source, config, options, &self.rotations(config, options)?)?,
@@ -159,21 +166,22 @@ impl Record {
         for site in (0..config.num_hidden_layers).flat_map(|layer| sites(config, layer)) {
             let Some(digits) = self.scales.get(site.name()) else { continue };
             let s = scales(digits).filter(|s| s.len() == site.channels).ok_or_else(|| {
-                let found = format!("{} digits", digits.len());
-                let allowed = format!("8 for each of {} positive numbers", site.channels);
-                Error::field(Path::new(FILE_NAME), format!("scales.{}", site.name()), found, allowed, "")
+                let got = format!("{} digits", digits.len());
+                let expected = format!("8 for each of {} positive numbers", site.channels);
+                Error::field(Path::new(FILE_NAME), format!("scales.{}", site.name()), got, expected, "")
             })?;
             site.divide(config, &s, &mut folds);
             known += 1;
         }
         if known < self.scales.len() {
-            let found = format!("{} places that the model does not have", self.scales.len() - known);
-            return Err(Error::field(Path::new(FILE_NAME), "scales", found, "those of this model", "").into());
+            let got = format!("{} modules that the model does not have", self.scales.len() - known);
+            return Err(Error::field(Path::new(FILE_NAME), "scales", got, "modules of this model", "").into());
         }
         Ok(folds)
     }
 }
 
+/// Parses 8 hexadecimal digits for each scale; `None` unless all are positive and finite.
 fn scales(digits: &str) -> Option<Vec<f32>> {
     let number = |chunk: &[u8]| {
         let text = std::str::from_utf8(chunk).ok().filter(|text| text.len() == 8)?;
@@ -183,15 +191,15 @@ fn scales(digits: &str) -> Option<Vec<f32>> {
     digits.as_bytes().chunks(8).map(number).collect()
 }
 
-/// The scales nearest to `s` under which what gives the vector is stored without loss in its own dtype: of a norm of 16 bits
-/// `w / round(w / s)`. What is rounded there would be missing in what reads it.
+/// Adjusts the scales `s` so that a 16-bit norm stores its divided weights without loss: `w / round(w / s)`. Otherwise
+/// the rounding error of the norm would be missing in the layers that read it.
 pub(crate) fn storable(
     source: &ModelFiles,
     config: &ModelConfig,
     site: &Site,
     s: Vec<f32>,
 ) -> Result<Vec<f32>> {
-    let Giver::Norm(module) = &site.giver else { return Ok(s) };
+    let Producer::Norm(module) = &site.producer else { return Ok(s) };
     let name = format!("{module}.weight");
     let dtype = source.checkpoint().get(&name).map_or(Dtype::F32, |meta| meta.dtype);
     if !matches!(dtype, Dtype::BF16 | Dtype::F16) {
@@ -201,9 +209,9 @@ pub(crate) fn storable(
     let weights = source.tensor_f32(&name, &[site.channels])?;
     let stored = |(s, w): (f32, f32)| {
         let w = w + offset;
-        let kept = rounded(w / s - offset, dtype) + offset;
-        let fitting = w / kept;
-        if fitting.is_finite() && fitting > 0.0 { fitting } else { s }
+        let stored = rounded(w / s - offset, dtype) + offset;
+        let exact = w / stored;
+        if exact.is_finite() && exact > 0.0 { exact } else { s }
     };
     Ok(s.into_iter().zip(weights).map(stored).collect())
 }

@@ -1,5 +1,4 @@
-//! Where a vector lies between what gives it and what reads it, with nothing but linear maps around: the places at which its
-//! channels can be scaled.
+//! Sites: vectors between a producer and readers, all linear, whose channels can therefore be scaled.
 
 use mantissa_model::config::{MlpForm, NormForm, NormPlaces, QkvForm};
 use mantissa_model::graph::NormKind;
@@ -7,78 +6,79 @@ use mantissa_model::{LinearInfo, LinearInput, LinearKind, ModelConfig, StoredAs}
 
 use super::{Coordinates, Folds, NormParts};
 
-/// Module that gives a vector.
+/// Module that produces a vector.
 #[derive(Clone, Debug)]
-pub(crate) enum Giver {
-    /// A norm, by its module.
+pub(crate) enum Producer {
+    /// Norm, by its module.
     Norm(String),
-    /// The rows of a linear layer from one on.
+    /// Rows of a linear layer, from this one on.
     Linear(LinearInfo, usize),
 }
 
 /// A vector whose channels can be scaled.
 #[derive(Clone, Debug)]
 pub(crate) struct Site {
-    /// Module that gives it.
-    pub(crate) giver: Giver,
-    /// Channels that it has where it is given.
+    /// Module that produces it.
+    pub(crate) producer: Producer,
+    /// Number of channels where it is produced.
     pub(crate) channels: usize,
-    /// Channels of a run; where the vector is read, runs are repeated this many times (grouped-query attention).
+    /// Channels of a block, and how many times each block is repeated where the vector is read (grouped-query
+    /// attention).
     repeats: (usize, usize),
-    /// As what it is read.
+    /// Input of the readers.
     pub(crate) input: LinearInput,
     /// Linear layers that read it.
     pub(crate) readers: Vec<LinearInfo>,
 }
 
 impl Site {
-    /// The name of what gives it, which is unique.
+    /// Returns the producer's module, which is unique.
     pub(crate) fn name(&self) -> &str {
-        match &self.giver {
-            Giver::Norm(module) => module,
-            Giver::Linear(info, _) => &info.module,
+        match &self.producer {
+            Producer::Norm(module) => module,
+            Producer::Linear(info, _) => &info.module,
         }
     }
 
-    /// The channel that column `column` of its readers is.
+    /// Returns the channel that column `column` of the readers reads.
     pub(crate) fn channel(&self, column: usize) -> usize {
-        let (run, repeat) = self.repeats;
-        column / (run * repeat) * run + column % run
+        let (block, repeat) = self.repeats;
+        column / (block * repeat) * block + column % block
     }
 
-    /// Columns of its readers.
+    /// Returns the number of columns of the readers.
     pub(crate) fn width(&self) -> usize {
         self.channels * self.repeats.1
     }
 
-    /// Values of its channels, for each column of its readers.
+    /// Expands values of the channels to the columns of the readers.
     pub(crate) fn spread(&self, of_channels: &[f32]) -> Vec<f32> {
         (0..self.width()).map(|column| of_channels[self.channel(column)]).collect()
     }
 
-    /// Divides its channels by `s`.
+    /// Divides the channels by `s`, and multiplies the readers' columns by it.
     pub(crate) fn divide(&self, config: &ModelConfig, s: &[f32], folds: &mut Folds) {
-        match &self.giver {
-            Giver::Norm(module) => {
+        match &self.producer {
+            Producer::Norm(module) => {
                 folds.norm(module, self.channels, norm_parts(config), &Coordinates::Divided(s.to_vec()));
             }
-            Giver::Linear(info, first) => {
+            Producer::Linear(info, first) => {
                 let mut all = vec![1.0; info.rows];
                 all[*first..*first + s.len()].copy_from_slice(s);
-                folds.gives(info, &Coordinates::Divided(all));
+                folds.change_output(info, &Coordinates::Divided(all));
             }
         }
         let spread = Coordinates::Divided(self.spread(s));
-        self.readers.iter().for_each(|info| folds.reads(info, &spread));
+        self.readers.iter().for_each(|info| folds.change_input(info, &spread));
     }
 }
 
-/// Parts of the norms of a model.
+/// Returns the form of the model's norms.
 pub(crate) fn norm_parts(config: &ModelConfig) -> NormParts {
     NormParts { plus_one: config.norm == NormForm::RmsPlusOne, bias: config.norm == NormForm::Layer }
 }
 
-/// The sites of layer `layer`. Experts' are not among them: their router reads what they do, and is not scaled.
+/// Returns the sites of a layer. The input of experts is none, because the router, which is not scaled, reads it too.
 pub(crate) fn sites(config: &ModelConfig, layer: usize) -> Vec<Site> {
     let linears = config.layer_linears(layer);
     let all_of = |inputs: &[LinearInput]| -> Vec<LinearInfo> {
@@ -99,16 +99,16 @@ pub(crate) fn sites(config: &ModelConfig, layer: usize) -> Vec<Site> {
             NormKind::KvLatent => &[LinearInput::KvLatent],
             _ => continue,
         };
-        let giver = Giver::Norm(config.norm_module(layer, kind));
+        let producer = Producer::Norm(config.norm_module(layer, kind));
         let readers = all_of(inputs);
-        found.push(Site { giver, channels, repeats: (channels, 1), input: inputs[0], readers });
+        found.push(Site { producer, channels, repeats: (channels, 1), input: inputs[0], readers });
     }
     found.extend(values(config, &linears));
     found.extend(inner(config, &linears));
     let routed = linears.iter().any(|info| matches!(info.kind, LinearKind::ExpertUp(_)));
     found.retain(|site| {
         let by_rows = site.readers.iter().all(|info| !matches!(info.stored, StoredAs::Stacked(_)));
-        // The norm before experts, and what their shared kin have inside.
+        // With routed experts, the norm before them and the inside of shared experts are no sites.
         let mlp = matches!(site.input, LinearInput::GateUp | LinearInput::Down);
         let shared = config.norm_places == NormPlaces::ParallelShared;
         !site.readers.is_empty() && by_rows && !(routed && (mlp || shared))
@@ -116,7 +116,7 @@ pub(crate) fn sites(config: &ModelConfig, layer: usize) -> Vec<Site> {
     found
 }
 
-/// From the values to the output projection.
+/// Returns the site from the values to the output projection.
 pub(crate) fn values(config: &ModelConfig, linears: &[LinearInfo]) -> Option<Site> {
     let plain = config.qkv == QkvForm::Separate
         && config.latent.is_none()
@@ -126,7 +126,7 @@ pub(crate) fn values(config: &ModelConfig, linears: &[LinearInfo]) -> Option<Sit
     let (v, o) = (find(LinearKind::V)?, find(LinearKind::O)?);
     let repeat = config.num_attention_heads / config.num_key_value_heads.max(1);
     (plain && v.rows * repeat == o.cols).then(|| Site {
-        giver: Giver::Linear(v.clone(), 0),
+        producer: Producer::Linear(v.clone(), 0),
         channels: v.rows,
         repeats: (config.head_dim, repeat),
         input: LinearInput::O,
@@ -134,7 +134,7 @@ pub(crate) fn values(config: &ModelConfig, linears: &[LinearInfo]) -> Option<Sit
     })
 }
 
-/// From the half of the MLP that is multiplied with the gate to the output projection.
+/// Returns the site from the up projection (the factor that the gate multiplies) to the down projection.
 fn inner(config: &ModelConfig, linears: &[LinearInfo]) -> Option<Site> {
     let find = |kind| linears.iter().find(|info| info.kind == kind);
     let down = find(LinearKind::Down)?;
@@ -145,7 +145,7 @@ fn inner(config: &ModelConfig, linears: &[LinearInfo]) -> Option<Site> {
     };
     let fits = up.rows == first + down.cols && !config.has_sub_norms();
     fits.then(|| Site {
-        giver: Giver::Linear(up.clone(), first),
+        producer: Producer::Linear(up.clone(), first),
         channels: down.cols,
         repeats: (down.cols, 1),
         input: LinearInput::Down,

@@ -1,4 +1,4 @@
-//! On every architecture that is known, random coordinates and rotations leave the logits as they are.
+//! Random scales and rotations leave the logits of every architecture unchanged.
 
 use std::path::{Path, PathBuf};
 
@@ -31,7 +31,7 @@ fn logits(source: &dyn WeightSource) -> Vec<f32> {
     logits
 }
 
-/// The largest difference, in units of the largest logit or of 1.
+/// Returns the largest difference relative to the largest logit, or to 1.
 fn difference(a: &[f32], b: &[f32]) -> f32 {
     let scale = a.iter().fold(1f32, |scale, v| scale.max(v.abs()));
     a.iter().zip(b).fold(0f32, |most, (a, b)| most.max((a - b).abs())) / scale
@@ -60,11 +60,11 @@ fn scaled_channels_leave_the_logits_of_every_architecture() {
             scaled.push((name, count / config.num_hidden_layers as u64));
         }
     }
-    // Two norms, values and the inner half of the MLP.
+    // Sites: two norms, the values, and the inside of the MLP.
     for name in ["llama2-gqa-tied", "gemma", "mistral-window", "qwen3-qknorm", "qwen2-bias", "mqa"] {
         assert!(scaled.contains(&(name.to_owned(), 4)), "{name} of {scaled:?}");
     }
-    // LayerNorms with biases, joined projections, sub-norms, a norm for both halves.
+    // LayerNorms with biases, fused projections, sub-norms, one norm for attention and MLP.
     for name in ["gpt2", "gpt-neox", "phi", "phi3", "bitnet-relu2", "gemma2", "mixtral", "deepseek-v2"] {
         assert!(scaled.iter().any(|(known, _)| known == name), "{name} of {scaled:?}");
     }

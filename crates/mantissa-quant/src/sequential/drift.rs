@@ -1,4 +1,4 @@
-//! The unquantized model beside the quantized one, for methods whose weights make up for the drift of their inputs.
+//! Unquantized model beside the quantized one, for methods that correct weights for the drift of their inputs (GPTAQ).
 
 use mantissa_model::{LinearInfo, LinearInput};
 
@@ -12,12 +12,12 @@ use crate::plan::Plan;
 use crate::rounding::{method_error, whole};
 use crate::source::{DenseTensor, Scratch};
 
-/// The unquantized model, as far as the quantized one is.
+/// Unquantized model, at the same layer as the quantized one.
 #[derive(Default)]
 pub(super) struct Original<'a> {
-    /// Its windows, where weights make up for anything.
+    /// States of its windows; `None` if the method does not need the drift.
     pub(super) states: Option<Calibration<'a>>,
-    /// The layer that they are before.
+    /// Layer after these states.
     layer: Option<CalibratedLayer>,
 }
 
@@ -26,12 +26,13 @@ pub(crate) fn needs_drift(plan: &Plan) -> bool {
     plan.job.needs().drift
 }
 
-/// True if it is found for `input`. For experts it is not: a token may not be routed to the same ones in both models.
+/// True if the drift of `input` is measured. Experts are left out: a token may be routed to other experts in the two
+/// models.
 pub(crate) fn uses_drift(plan: &Plan, input: LinearInput) -> bool {
     needs_drift(plan) && !matches!(input, LinearInput::Expert(_) | LinearInput::ExpertDown(_))
 }
 
-/// True if no later layer to be quantized reads the input of this one.
+/// True if no later weight to be quantized reads the same input.
 pub(crate) fn reads_last(plan: &Plan, info: &LinearInfo) -> bool {
     let same = |other: &LinearInfo| other.layer == info.layer && other.kind.input() == info.kind.input();
     let last = plan.quantized().map(|(other, _)| other).filter(|other| same(other)).last();
@@ -39,7 +40,8 @@ pub(crate) fn reads_last(plan: &Plan, info: &LinearInfo) -> bool {
 }
 
 impl Sequential<'_> {
-    /// Second moments of `inputs` of `layer`, as it now is, and of those that weights [make up for](uses_drift) how they have moved.
+    /// Collects the Hessians of `inputs` of `layer` with its present weights and, where [used](uses_drift), their
+    /// drift.
     pub(super) fn moments(
         &mut self,
         layer: &CalibratedLayer,
@@ -62,7 +64,7 @@ impl Sequential<'_> {
         Ok(found.into_iter().map(|(hessian, drift)| (hessian, Some(drift))).collect())
     }
 
-    /// Takes the windows in the original model to the input of layer `target`.
+    /// Runs the windows of the original model to the input of layer `target`.
     fn reach_original(&mut self, target: usize, tick: &mut Tick<'_>) -> Result<()> {
         let Original { states: Some(states), layer } = &mut self.original else { return Ok(()) };
         while layer.as_ref().is_none_or(|layer| layer.index() < target) {
@@ -77,7 +79,8 @@ impl Sequential<'_> {
         Ok(())
     }
 
-    /// The weight that a solution should be near, where it differs from `w`: one that makes up for the drift of its input.
+    /// Returns the weight that the solution approximates if it is not `w`: the one corrected for the drift of its
+    /// input.
     pub(super) fn target(&mut self, info: &LinearInfo, w: &DenseTensor<'_>) -> Result<Option<Vec<f32>>> {
         let (plan, source, input) = (self.plan, self.source, info.kind.input());
         let solver = self.solvers.iter_mut().find(|(of, _)| *of == input).map(|(_, solver)| solver);

@@ -1,5 +1,5 @@
-//! What errors cost the model, before the first layer is quantized: the metrics of all layers' outputs, and the second moments of the
-//! gradients of all linear layers' weights.
+//! Fisher information, computed before the first layer is quantized: metrics of all layers' outputs, and output factors
+//! of all linear layers.
 
 use std::collections::BTreeMap;
 
@@ -13,16 +13,17 @@ use crate::gptq::Hessian;
 use crate::metric::Metric;
 use crate::plan::Plan;
 
-/// Tokens of a step of the way back, for methods that do not say.
+/// Tokens per backward batch for methods that do not set a number.
 const BATCH_TOKENS: usize = 512;
 
-/// Options of the trainer of a layer.
+/// Returns the options of the layer trainer.
 pub(crate) fn options(plan: &Plan, set: &CalibrationSet) -> Options {
     let batch_tokens = match plan.job.work() {
         Some(Work::Layer(method)) => method.batch_tokens(),
         _ => BATCH_TOKENS,
     };
     let (max_tokens, max_len) = [Some(set), plan.held_out().as_ref()]
+        // Batches must hold whole windows of the calibration set and of the held-out set.
         .into_iter()
         .flatten()
         .map(|set| {
@@ -33,7 +34,7 @@ pub(crate) fn options(plan: &Plan, set: &CalibrationSet) -> Options {
     Options { max_tokens, max_len, threads: plan.options.threads, policy: Policy::fp32() }
 }
 
-/// An error on the way back.
+/// Error of the forward or backward pass.
 pub(super) enum MetricsError {
     Calibrate(CalibrateError),
     Train(mantissa_train::TrainError),
@@ -51,18 +52,18 @@ impl From<mantissa_train::TrainError> for MetricsError {
     }
 }
 
-/// Largest length of a token's gradient in units of the median. One whose states are almost zero (padding, whose embedding is) has a
-/// norm of almost infinite slope, and would by itself be the mean.
-const LONGEST: f64 = 10.0;
+/// Maximum length of a token's gradient in units of the median. Norms have an almost infinite slope at states near zero
+/// (padding with a zero embedding); one such token would dominate the mean.
+const MAX_LENGTH: f64 = 10.0;
 
-/// Tokens of the calibration that the Fisher information is the mean over, unless it has fewer.
+/// Number of calibration tokens that the Fisher information is averaged over, if there are as many.
 const TOKENS: usize = 1 << 15;
 
-/// A result of the way back.
+/// Result of the backward pass.
 type Found<T> = Result<T, MetricsError>;
 
-/// The metric of every layer's output in the model that `source` holds; `None` of a layer whose output no prediction depends on.
-/// Targets are drawn with `seed`.
+/// Returns the metric of every layer's output for the model in `source`; `None` for a layer whose output no prediction
+/// depends on. Targets are sampled with `seed`.
 pub(super) fn metrics(
     source: &dyn WeightSource,
     config: &ModelConfig,
@@ -77,7 +78,7 @@ pub(super) fn metrics(
         let mut moments = Hessian::new(config.hidden_size).map_err(CalibrateError::Statistics)?;
         back.gradients.iter().for_each(|g| moments.add(g, options.threads));
         metrics.push(Metric::new(&moments));
-        // What the first layer reads is not quantized.
+        // No metric is needed for the input of the first layer.
         if index > 0 {
             back.through(index, None, tick)?;
         }
@@ -86,10 +87,10 @@ pub(super) fn metrics(
     Ok(metrics)
 }
 
-/// Finds the cost of errors in the outputs of `linears` for the model in `source`, by module: the second moments of the
-/// gradients of the weights in their outputs, `Σ G Gᵀ` for the gradient `G[rows, cols]` of each batch. Gradients of tokens whose targets
-/// are drawn by themselves are uncorrelated, so that its mean is that of `|x|² g gᵀ` over tokens with input x and gradient g of the output:
-/// the output's factor of the Fisher information (YAQA: Tseng et al. 2025, arXiv 2505.22988, section 4.1).
+/// Returns, by module, the output factor of the Fisher information of `linears` for the model in `source` (YAQA: Tseng
+/// et al. 2025, arXiv 2505.22988, section 4.1): `Σ G Gᵀ` over batches, with `G[rows, cols]` the gradient of the weight.
+/// Targets are sampled, so gradients of different tokens are uncorrelated, and the mean equals that of `|x|² g gᵀ` over
+/// tokens with input `x` and output gradient `g`.
 pub(super) fn output_moments<'l>(
     source: &dyn WeightSource,
     config: &ModelConfig,
@@ -115,26 +116,25 @@ pub(super) fn output_moments<'l>(
     Ok(found)
 }
 
-/// Seed of the targets of [`output_moments`].
+/// Seed of the sampled targets of [`output_moments`].
 const SEED: u64 = 42;
 
-/// Second moments of the gradients of weights, by the layer's part.
+/// Sums of `G Gᵀ` of a layer's weights.
 type Moments = Vec<(LinearKind, Hessian)>;
 
-/// Gradients on their way from the predictions back through the layers.
+/// Backward pass, one layer in memory.
 ///
-/// The windows went forward first: one layer at a time is in memory, and the states between all layers are, or lie in files where
-/// they are large.
+/// A forward pass first stores the states between all layers, in files if they are large.
 struct WayBack<'a> {
     source: &'a dyn WeightSource,
     config: &'a ModelConfig,
     options: &'a Options,
-    /// Inputs of the layers that are ahead.
+    /// Inputs of the layers that are still to be passed.
     inputs: Vec<States>,
-    /// Gradients of the output of the last of them, window by window.
+    /// Gradients of the output of the last of these layers, by window.
     gradients: Vec<Vec<f32>>,
-    /// Windows at a time.
-    each: usize,
+    /// Windows per batch.
+    batch_windows: usize,
 }
 
 impl<'a> WayBack<'a> {
@@ -158,28 +158,30 @@ impl<'a> WayBack<'a> {
         let read = |window| last.window(window).map_err(CalibrateError::States);
         let mut gradients = (0..last.len()).map(read).collect::<Result<Vec<_>, _>>()?;
         drop(last);
-        let each = (options.max_tokens / options.max_len.max(1)).max(1);
+        let batch_windows = (options.max_tokens / options.max_len.max(1)).max(1);
         let mut head = SampledHead::load(source, config, options)?;
         let mut first = 0;
-        for states in gradients.chunks_mut(each) {
+        for states in gradients.chunks_mut(batch_windows) {
             let mut joined = states.concat();
             head.gradients(&mut joined, first, seed)?;
             first += (joined.len() / d) as u64;
-            part(&joined, states);
+            split(&joined, states);
             check_tick(tick)?;
         }
-        shorten(&mut gradients, d);
-        Ok(WayBack { source, config, options, inputs, gradients, each })
+        clip_lengths(&mut gradients, d);
+        Ok(WayBack { source, config, options, inputs, gradients, batch_windows })
     }
 
-    /// Takes the gradients through layer `index`, the last that is ahead, and adds those of its weights to `moments`.
+    /// Propagates the gradients back through layer `index`, the last that is left, and adds those of its weights to
+    /// `moments`.
     fn through(&mut self, index: usize, mut moments: Option<&mut Moments>, tick: &mut Tick<'_>) -> Found<()> {
-        let (d, each) = (self.config.hidden_size, self.each);
+        let (d, batch_windows) = (self.config.hidden_size, self.batch_windows);
         let Some(inputs) = self.inputs.pop() else { return Ok(()) };
         let mut layer = LayerTrainer::load(self.source, self.config, index, self.options.clone())?;
-        for (batch, gradients) in self.gradients.chunks_mut(each).enumerate() {
+        for (batch, gradients) in self.gradients.chunks_mut(batch_windows).enumerate() {
             let lens: Vec<usize> = gradients.iter().map(|x| x.len() / d).collect();
-            let (mut states, first) = (Vec::with_capacity(lens.iter().sum::<usize>() * d), batch * each);
+            let (mut states, first) =
+                (Vec::with_capacity(lens.iter().sum::<usize>() * d), batch * batch_windows);
             (first..first + lens.len())
                 .try_for_each(|window| inputs.append_to(window, &mut states))
                 .map_err(CalibrateError::States)?;
@@ -192,10 +194,10 @@ impl<'a> WayBack<'a> {
                 }
                 None => layer.input_gradient(&mut joined, &lens),
             }
-            part(&joined, gradients);
+            split(&joined, gradients);
             check_tick(tick)?;
         }
-        shorten(&mut self.gradients, d);
+        clip_lengths(&mut self.gradients, d);
         Ok(())
     }
 }
@@ -204,11 +206,12 @@ impl<'a> WayBack<'a> {
 fn add(layer: &LayerTrainer, kind: LinearKind, sum: &mut Hessian, threads: usize) {
     let (gradient, rows) = (layer.gradient(kind), sum.cols().max(1));
     let cols = gradient.len() / rows;
-    let turned: Vec<f32> = (0..gradient.len()).map(|i| gradient[i % rows * cols + i / rows]).collect();
-    sum.add(&turned, threads);
+    // `Hessian::add` sums over rows, so the gradient is transposed.
+    let transposed: Vec<f32> = (0..gradient.len()).map(|i| gradient[i % rows * cols + i / rows]).collect();
+    sum.add(&transposed, threads);
 }
 
-/// Peak memory of finding them; `table` is the bytes of the head as it is stored.
+/// Returns the buffers of computing the metrics at their peak; `table` is the bytes of the head as stored.
 pub(crate) fn metrics_buffers(
     config: &ModelConfig,
     set: &CalibrationSet,
@@ -225,15 +228,13 @@ pub(crate) fn metrics_buffers(
     let values = 4 * (config.vocab_size as u64).saturating_mul(config.hidden_size as u64);
     let head = SampledHead::bytes_needed(config, options);
     let always = [("states between all layers", between), ("gradients of all windows", states)];
+    // The phases follow each other, so only the largest counts.
     let phases = [
         vec![("buffers of the calibration", pass), ("layer in f32", layer)],
-        vec![("states behind the last layer", states)],
+        vec![("states after the last layer", states)],
+        vec![("head", head.max(values.saturating_add(table))), ("states and gradients of a batch", batch)],
         vec![
-            ("head as it is read or as it works", head.max(values.saturating_add(table))),
-            ("states and gradients of a batch", batch),
-        ],
-        vec![
-            ("layer in training and what a batch saves", LayerTrainer::bytes_needed(config, options)),
+            ("layer in training and its activations", LayerTrainer::bytes_needed(config, options)),
             ("states and gradients of a batch", 2 * batch),
             ("metrics", metrics_bytes(config)),
         ],
@@ -243,18 +244,18 @@ pub(crate) fn metrics_buffers(
     always.into_iter().chain(most).collect()
 }
 
-/// Bytes of what errors of the outputs of all layers cost.
+/// Returns the bytes of the output factors of all layers.
 pub(crate) fn outputs_bytes(plan: &Plan) -> u64 {
     let each = plan.quantized().map(|(info, _)| Hessian::bytes_needed(info.rows));
     if plan.weighs_outputs() { each.sum() } else { 0 }
 }
 
-/// Bytes of the metrics of all layers.
+/// Returns the bytes of the metrics of all layers.
 pub(crate) fn metrics_bytes(config: &ModelConfig) -> u64 {
     Hessian::bytes_needed(config.hidden_size).saturating_mul(config.num_hidden_layers as u64)
 }
 
-/// The first windows that hold [`TOKENS`].
+/// Returns the first windows that hold [`TOKENS`] tokens together.
 fn enough(windows: &[Vec<u32>]) -> &[Vec<u32>] {
     let mut tokens = 0;
     let last = windows.iter().position(|window| {
@@ -264,26 +265,26 @@ fn enough(windows: &[Vec<u32>]) -> &[Vec<u32>] {
     &windows[..last.map_or(windows.len(), |last| last + 1)]
 }
 
-/// Shortens the gradients of tokens to [`LONGEST`] medians; those that are not finite become zero.
-fn shorten(gradients: &mut [Vec<f32>], d: usize) {
+/// Clips the lengths of tokens' gradients to [`MAX_LENGTH`] medians and sets non-finite ones to zero.
+fn clip_lengths(gradients: &mut [Vec<f32>], d: usize) {
     let squares = |g: &[f32]| kernels().sum_squares_f64(g);
     let rows = gradients.iter().flat_map(|g| g.chunks_exact(d));
     let mut all: Vec<f64> = rows.map(squares).filter(|n| n.is_finite()).collect();
     all.sort_unstable_by(f64::total_cmp);
-    let most = all.get(all.len() / 2).map_or(0.0, |median| median * LONGEST * LONGEST);
+    let most = all.get(all.len() / 2).map_or(0.0, |median| median * MAX_LENGTH * MAX_LENGTH);
     for row in gradients.iter_mut().flat_map(|g| g.chunks_exact_mut(d)) {
-        let found = squares(row);
-        if !found.is_finite() {
+        let square = squares(row);
+        if !square.is_finite() {
             row.fill(0.0);
-        } else if found > most {
-            let factor = (most / found).sqrt();
+        } else if square > most {
+            let factor = (most / square).sqrt();
             row.iter_mut().for_each(|v| *v = (f64::from(*v) * factor) as f32);
         }
     }
 }
 
-/// Cuts `joined` into the slices that it was joined of.
-fn part(joined: &[f32], into: &mut [Vec<f32>]) {
+/// Splits the concatenation `joined` back into its slices.
+fn split(joined: &[f32], into: &mut [Vec<f32>]) {
     let mut rest = joined;
     for to in into {
         let (own, others) = rest.split_at(to.len());
@@ -297,16 +298,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_token_is_the_mean_by_itself() {
+    fn long_gradients_are_clipped() {
         let mut gradients = vec![vec![3.0, 4.0, 1e30, 0.0], vec![0.0, -5.0, f32::NAN, 1.0, 0.0, 6.0]];
-        shorten(&mut gradients, 2);
+        clip_lengths(&mut gradients, 2);
         // The median of 5, 5, 6 and 1e30.
         let expected = [vec![3.0, 4.0, 60.0, 0.0], vec![0.0, -5.0, 0.0, 0.0, 0.0, 6.0]];
         assert_eq!(gradients, expected);
     }
 
     #[test]
-    fn whole_windows_are_taken_until_there_are_enough() {
+    fn enough_takes_whole_windows() {
         let windows = vec![vec![0; TOKENS / 2]; 5];
         assert_eq!(enough(&windows).len(), 2);
         assert_eq!(enough(&windows[..1]).len(), 1);

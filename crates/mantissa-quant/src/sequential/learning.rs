@@ -1,5 +1,5 @@
-//! Methods that learn all weights of a decoder layer together. The unquantized model's states go along beside those of the quantized
-//! one: its outputs are what the quantized layer is to give.
+//! Methods that learn all weights of a decoder layer together (AutoRound and others). The unquantized model runs beside
+//! the quantized one; its outputs are the targets.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -23,25 +23,25 @@ use crate::rounding::{method_error, round_to_nearest, train_error, whole};
 use crate::source::{DenseTensor, Scratch};
 use mantissa_methods::Solved;
 
-/// A linear layer whose rounding is to be learned.
+/// A weight whose rounding is learned.
 #[derive(Clone, Copy)]
 pub(crate) struct ToLearn<'a> {
     pub(crate) info: &'a LinearInfo,
     pub(crate) scheme: &'a Scheme,
-    /// The tensor-wide scale, where fused partners share one.
+    /// Tensor-wide scale, if fused layers share one.
     pub(crate) outer: Option<f32>,
 }
 
-/// State of a method that learns, beside that of every method that calibrates.
+/// State of methods that learn, in addition to that of all methods that calibrate.
 #[derive(Default)]
 pub(crate) struct Learning<'a> {
-    /// The windows in the unquantized model.
+    /// Windows in the unquantized model.
     reference: Option<Calibration<'a>>,
-    /// The held-out windows in the unquantized model.
+    /// Held-out windows in the unquantized model.
     unseen: Option<Calibration<'a>>,
     /// Fisher information of each layer's output.
     metrics: Option<Vec<Option<Metric>>>,
-    /// Results of the layer at hand, by module.
+    /// Results of the current layer, by module.
     solved: BTreeMap<String, Solved>,
 }
 
@@ -51,7 +51,7 @@ impl<'a> Sequential<'a> {
         self.learning.solved.remove(module)
     }
 
-    /// Learns the weights of `linears`, those of layer `index` that are quantized, by `method`.
+    /// Learns the quantized weights `linears` of layer `index` by `method`.
     pub(crate) fn learn(
         &mut self,
         method: &dyn SolveLayer,
@@ -62,7 +62,7 @@ impl<'a> Sequential<'a> {
         self.metrics(tick)?;
         self.reach(index, tick)?;
         self.reference(index, tick)?;
-        // Without what a run before this one may have finished of it, which it is not learned with.
+        // Weights that an earlier run finished are reset to the source's: learning starts from the whole layer.
         self.layer = self.next_layer()?;
         let mut solver = method.begin();
         let columns = self.columns(linears, tick)?;
@@ -70,7 +70,7 @@ impl<'a> Sequential<'a> {
             let h = columns.get(&linear.info.kind.input()).map_or(&[][..], |h| &h[..]);
             self.add(&mut *solver, linear, h)?;
         }
-        // Its weights are held as they are learned, and there is no room for them twice.
+        // The solver holds the weights that it learns; there is no memory for a second copy.
         self.layer = None;
         let (note, judged) = self.reconstruct(index, &mut *solver, linears, tick)?;
         self.layer = self.next_layer()?;
@@ -96,14 +96,14 @@ impl<'a> Sequential<'a> {
         Ok(())
     }
 
-    /// A weight rounded to nearest.
+    /// Quantizes a weight by RTN.
     fn nearest(&self, linear: &ToLearn<'_>) -> Result<Solved> {
         let ToLearn { info, scheme, outer } = *linear;
         let w = DenseTensor::of_linear(self.source, info)?;
         round_to_nearest(self.plan, self.source, info, scheme, &w, outer)
     }
 
-    /// Puts the values of `linears`, rounded to nearest, in place of the weights in `trainer`, one after another.
+    /// Replaces the weights of `linears` in `trainer` by their RTN values, one after another.
     fn put_nearest(&self, trainer: &mut LayerTrainer, linears: &[ToLearn<'_>]) -> Result<()> {
         for linear in linears {
             let quantized = self.nearest(linear)?.quantized;
@@ -118,8 +118,8 @@ impl<'a> Sequential<'a> {
         Ok(())
     }
 
-    /// Learns the weights of layer `index`, whose windows are at hand and whose linear layers are `linears`; gives the note for the
-    /// report, and the error of the layer against that of one rounded to nearest.
+    /// Learns the weights of layer `index` on the present states. Returns the note for the report, and the layer's
+    /// output error relative to RTN.
     fn reconstruct(
         &self,
         index: usize,
@@ -141,7 +141,7 @@ impl<'a> Sequential<'a> {
         }
         let metric = self.learning.metrics.as_ref().and_then(|all| all.get(index)?.as_ref());
         let threads = plan.options.threads;
-        let mut on = |inputs: &dyn Windows, targets: &dyn Windows, work: &mut OnRun<'_>| {
+        let mut with_run = |inputs: &dyn Windows, targets: &dyn Windows, work: &mut OnRun<'_>| {
             let hidden = plan.config.hidden_size;
             work(&mut Run { inputs, targets, hidden, metric, threads, tick }).map_err(fault)
         };
@@ -150,17 +150,17 @@ impl<'a> Sequential<'a> {
             (Some(inputs), Some(targets)) => Some([inputs.states(), targets.states()]),
             _ => None,
         };
-        // First, and then forgotten: there is no room for it beside what is learned.
+        // RTN's error is measured first and its weights are dropped: there is no memory for both.
         self.put_nearest(&mut trainer, linears)?;
         let kinds = linears.iter().map(|linear| linear.info.kind).collect();
         let mut block = Trained { trainer, kinds };
         let [inputs, targets] = unseen.unwrap_or(seen);
         let (mut nearest, mut learned) = (f64::NAN, None);
-        on(inputs, targets, &mut |run| {
+        with_run(inputs, targets, &mut |run| {
             nearest = solver.error(&mut block, run)?;
             Ok(())
         })?;
-        on(seen[0], seen[1], &mut |run| {
+        with_run(seen[0], seen[1], &mut |run| {
             learned = Some(solver.learn(&mut block, run)?);
             Ok(())
         })?;
@@ -172,7 +172,7 @@ impl<'a> Sequential<'a> {
                 block.set_weight(i, &mut |values| solver.dequantize(i, values, threads));
             }
             judged.windows = judge::Windows::HeldOut;
-            on(inputs, targets, &mut |run| {
+            with_run(inputs, targets, &mut |run| {
                 judged.solved = solver.error(&mut block, run)?;
                 Ok(())
             })?;
@@ -180,7 +180,7 @@ impl<'a> Sequential<'a> {
         Ok((note, judged))
     }
 
-    /// Finds the Fisher information of the layers' outputs, if the method asks for it.
+    /// Computes the Fisher information of the layers' outputs, if the method needs it.
     fn metrics(&mut self, tick: &mut Tick<'_>) -> Result<()> {
         let plan = self.plan;
         let Some(Fisher::Layers { seed }) = plan.job.needs().fisher else { return Ok(()) };
@@ -193,7 +193,7 @@ impl<'a> Sequential<'a> {
         Ok(())
     }
 
-    /// Finds what errors of outputs cost, where that is asked for.
+    /// Computes the output factors of the Fisher information, if the method needs them.
     pub(super) fn find_outputs(&mut self, tick: &mut Tick<'_>) -> Result<()> {
         let plan = self.plan;
         let Some(set) = plan.text_for(Use::Solve).filter(|_| plan.weighs_outputs() && self.outputs.is_none())
@@ -207,7 +207,7 @@ impl<'a> Sequential<'a> {
         Ok(())
     }
 
-    /// Takes the windows in the unquantized model to what layer `index` gives.
+    /// Runs the windows of the unquantized model through layer `index`.
     fn reference(&mut self, index: usize, tick: &mut Tick<'_>) -> Result<()> {
         let (plan, source) = (self.plan, self.source);
         if self.learning.reference.is_none() {
@@ -229,7 +229,7 @@ impl<'a> Sequential<'a> {
         Ok(())
     }
 
-    /// Mean squares of what `linears` read, column by column, in the quantized model up to this layer.
+    /// Returns the mean squares of the inputs of `linears`, column by column, in the quantized model up to this layer.
     fn columns(
         &mut self,
         linears: &[ToLearn<'_>],
@@ -245,7 +245,7 @@ impl<'a> Sequential<'a> {
         Ok(sums?.into_iter().map(|(input, squares)| (input, means(squares))).collect())
     }
 
-    /// Adds a weight to those that `solver` learns; `h` is the mean square of each of its inputs.
+    /// Adds a weight to those that `solver` learns; `h` is the mean square of each input column.
     fn add(&self, solver: &mut dyn LayerSolver, linear: &ToLearn<'_>, h: &[f32]) -> Result<()> {
         let ToLearn { info, scheme, outer } = *linear;
         let plan = self.plan;
@@ -272,10 +272,10 @@ impl<'a> Sequential<'a> {
     }
 }
 
-/// Work on some windows.
+/// Work on a set of windows.
 type OnRun<'a> = dyn FnMut(&mut Run<'_>) -> std::result::Result<(), MethodError> + 'a;
 
-/// A layer in training, whose weights have the numbers of the linear layers `kinds`.
+/// Trainer of a layer; `kinds` maps the solver's indices of weights to linear layers.
 struct Trained {
     trainer: LayerTrainer,
     kinds: Vec<LinearKind>,
@@ -313,7 +313,7 @@ impl Windows for States {
     }
 }
 
-/// An error of the Fisher information that `method` asks for.
+/// Converts an error of computing the Fisher information for `method`.
 pub(super) fn metrics_error(source: &Folded<'_>, method: &str, error: MetricsError) -> QuantError {
     match error {
         MetricsError::Calibrate(error) => error.into(),

@@ -1,4 +1,5 @@
-//! On a tiny model: the slope is that of the loss, steps keep the function, and learning lowers what rounding costs.
+//! Tests on a tiny model: gradients match finite differences, steps preserve the function, and learning lowers the
+//! loss.
 
 use std::path::Path;
 
@@ -32,10 +33,10 @@ fn states(plan: &Plan, source: &ModelFiles) -> States {
     teacher(plan, source, plan.text_for(Use::Transform).unwrap(), &mut || ControlFlow::Continue(())).unwrap()
 }
 
-/// Under norms within the layers that weigh their channels, so that the function does depend on the rotations, and without rounding, so
-/// that it does smoothly.
+/// The norms get unequal weights, so that the function depends on the rotations. Nothing is rounded, so that it is
+/// smooth.
 #[test]
-fn slopes_are_those_of_the_loss() {
+fn gradients_match_finite_differences() {
     let source = source();
     let mut plan = plan(&source, "spin-int8-channel+int8-token");
     let teacher = states(&plan, &source);
@@ -61,7 +62,9 @@ fn slopes_are_those_of_the_loss() {
     let sum = learner.model.distill(&Batch { tokens: &tokens, lens: &lens }, &states, scale, true).unwrap();
     assert!(here > 0.0 && (sum / tokens.len() as f64 - here).abs() < 1e-6 * here, "{sum} {here}");
     let (values, gradients) = (learner.model.parameters().values(), learner.model.gradients().to_f32());
-    let slopes: Vec<_> = turning(&start).map(|matrix| learner.slope(matrix, &values, &gradients)).collect();
+    let slopes: Vec<_> = learned_matrices(&start)
+        .map(|matrix| learner.rotation_gradient(matrix, &values, &gradients))
+        .collect();
     assert_eq!(slopes.len(), 1 + plan.config.num_hidden_layers);
     let length = slopes[0].iter().map(|s| s * s).sum::<f64>().sqrt();
     drop((values, gradients));
@@ -76,7 +79,7 @@ fn slopes_are_those_of_the_loss() {
 }
 
 #[test]
-fn what_rounding_costs_falls_and_nothing_else_changes() {
+fn learning_lowers_the_loss_and_preserves_the_function() {
     let source = source();
     for recipe in ["spin-int4-channel+int4-token", "spin-int3-channel"] {
         let plan = plan(&source, recipe);
@@ -89,10 +92,10 @@ fn what_rounding_costs_falls_and_nothing_else_changes() {
         let learned = learn(&plan, &source, OPTIONS, set, &mut tick).unwrap();
         let [before, after] = learned.kl;
         assert!(steps > OPTIONS.iterations && after < before && after > 0.0, "{recipe}: {before} {after}");
-        assert!(turning(&learned.rotations).all(|matrix| matrix.error() <= 1e-6));
+        assert!(learned_matrices(&learned.rotations).all(|matrix| matrix.error() <= 1e-6));
         let start = dense(&plan.config, Rotations::random(&plan.config, OPTIONS.rotate));
         assert_ne!(start, learned.rotations);
-        // The model by itself is what it was.
+        // The unquantized model computes the same function as before.
         let teacher = states(&plan, &source);
         let mut learner = learner(&plan, &source);
         learner.rotations = learned.rotations;
