@@ -117,7 +117,7 @@ impl Method for AdaRound {
 
     fn refuses(&self, feature: Feature) -> Option<&'static str> {
         match feature {
-            Feature::StochasticRounding => Some("it chooses its codes otherwise"),
+            Feature::StochasticRounding => Some("it does not support stochastic rounding"),
             _ => refused_by_most(feature),
         }
     }
@@ -151,7 +151,7 @@ impl SolveInput for AdaRound {
     fn prepare(&self, task: InputTask) -> Result<Prepared, MethodError> {
         let InputTask { hessian, .. } = task;
         let solver = if hessian.tokens() == 0 {
-            Solver::RoundToNearest("no token of the calibration was routed to it".to_owned())
+            Solver::RoundToNearest("no calibration token was routed to it".to_owned())
         } else {
             Solver::Ready(Box::new(Rounder { options: *self, h: hessian.to_dense() }))
         };

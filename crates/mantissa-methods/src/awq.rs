@@ -1,45 +1,46 @@
-//! AWQ, activation-aware weight quantization (Lin, Tang, Tang, Yang, Chen, Wang, Xiao, Dang, Gan & Han 2023, "AWQ: Activation-aware
-//! Weight Quantization for LLM Compression and Acceleration", arXiv 2306.00978, section 3.2; `auto_scale.py` and `auto_clip.py`
-//! of the published code).
+//! AWQ, activation-aware weight quantization (Lin, Tang, Tang, Yang, Chen, Wang, Xiao, Dang, Gan & Han 2023, "AWQ:
+//! Activation-aware Weight Quantization for LLM Compression and Acceleration", arXiv 2306.00978, section 3.2;
+//! `auto_scale.py` and `auto_clip.py` of the published code).
 //!
-//! Weights matter as much as what they are multiplied with. Channel `j` of the input of some layers is divided by `s[j]` and their
-//! columns multiplied with it, which makes the error of large channels small:
+//! The importance of a weight follows the magnitude of the activations it multiplies. AWQ divides channel `j` of a
+//! layer's input by `s[j]` and multiplies the matching weight columns by it, which lowers the error of large
+//! channels:
 //!
 //! ```text
-//! s = mean |X|^r / sqrt(max · min),   r of 0, 0.05, … 0.95 with the least  ‖X Wᵀ - (X / s) Q(W · s)ᵀ‖²
+//! s = mean |X|^r / sqrt(max · min),   the r of 0, 0.05, … 0.95 with the least  ‖X Wᵀ - (X / s) Q(W · s)ᵀ‖²
 //! ```
 //!
-//! (`r = 0` leaves everything as it is.) Then each group of a weight is clipped at `1 - k/20` of its largest magnitude, `k` of 0 to
-//! 9 with the least error of the group's share of the output.
+//! (`r = 0` changes nothing.) Then each group of a weight is clipped to `1 - k/20` of its amax. `k` is the value from
+//! 0 to 9 with the least error of the group's contribution to the output.
 
 use mantissa_kernels::{MatMut, MatRef, for_each, kernels};
 
 use crate::transform::{Change, Channels, ScaleChannels, Transform};
 
-/// Ratios that are tried.
+/// Number of ratios tried.
 pub const RATIOS: usize = 20;
 
-/// Clips that are tried.
+/// Number of clipping ratios tried.
 pub const CLIPS: u8 = 10;
 
 /// Steps from a group's largest magnitude to 0.
 const CLIP_STEPS: f32 = 20.0;
 
-/// The smallest scale before all are brought around 1.
+/// Smallest scale before normalization.
 const LEAST: f32 = 1e-4;
 
 /// Rows of a weight that one thread multiplies at a time.
 const ROWS: usize = 64;
 
-/// A weight that reads the input, `[rows, cols]`, and what it becomes when it is quantized.
+/// Weight `[rows, cols]` that reads the input, with its quantizer.
 pub struct Reader<'a> {
     /// Its values.
     pub weight: &'a [f32],
-    /// Quantizes other values in its place and gives those that are read back.
+    /// Quantizes and dequantizes other values in place of the weight.
     pub quantize: &'a (dyn Fn(&[f32]) -> Vec<f32> + Sync),
 }
 
-/// Replaces activations (`[tokens, cols]`) by what their codes stand for.
+/// Replaces activations (`[tokens, cols]`) by their dequantized values.
 pub type Inputs<'a> = dyn Fn(&mut [f32]) + Sync + 'a;
 
 /// Result of a search.
@@ -47,11 +48,11 @@ pub type Inputs<'a> = dyn Fn(&mut [f32]) + Sync + 'a;
 pub struct Found {
     /// Sum over the readers and tokens of the squared error of their output, for each candidate.
     pub losses: Vec<f64>,
-    /// The first candidate of the least.
+    /// First candidate with the least sum.
     pub best: usize,
 }
 
-/// The scales of each ratio, from the mean magnitudes of the channels.
+/// Scales of each ratio, from the mean magnitudes of the channels.
 pub fn candidates(means: &[f32]) -> Vec<Vec<f32>> {
     let of_ratio = |k: usize| {
         let ratio = k as f32 / RATIOS as f32;
@@ -66,8 +67,8 @@ pub fn candidates(means: &[f32]) -> Vec<Vec<f32>> {
     (0..RATIOS).map(of_ratio).collect()
 }
 
-/// The one of `candidates`, scales of each column, under which `readers` of `x` (`[tokens, cols]`) err least. `inputs` quantizes
-/// the scaled activations, where they are to be quantized as well.
+/// Chooses from `candidates` (scales of each column) the one with the least output error of `readers` on `x`
+/// (`[tokens, cols]`). `inputs` quantizes the scaled activations if activations are quantized too.
 pub fn search(
     x: &[f32],
     readers: &[Reader<'_>],
@@ -90,7 +91,7 @@ pub fn search(
             let mut found = (reader.quantize)(&weight);
             loss += match &scaled {
                 None => {
-                    // X Wᵀ - (X / s) Qᵀ = X (W - Q / s)ᵀ: one product, and exact where they agree.
+                    // X Wᵀ - (X / s) Qᵀ = X (W - Q / s)ᵀ: one product, and exactly 0 where both agree.
                     divide_columns(&mut found, s);
                     found.iter_mut().zip(reader.weight).for_each(|(q, w)| *q = w - *q);
                     squares(&[(x, &found)], s.len(), threads)
@@ -107,7 +108,8 @@ pub fn search(
     Found { best: least.map_or(0, |(i, _)| i), losses }
 }
 
-/// Sum over the tokens `x` (`[_, cols]`) of the squared error of the output of `reader` with `weight` quantized in its place.
+/// Sum over the tokens of `x` (`[_, cols]`) of the squared output error of `reader`, with `weight` quantized in place
+/// of its own.
 pub fn loss(x: &[f32], reader: &Reader<'_>, weight: &[f32], cols: usize, threads: usize) -> f64 {
     let mut error = (reader.quantize)(weight);
     error.iter_mut().zip(reader.weight).for_each(|(q, w)| *q = w - *q);
@@ -146,8 +148,8 @@ fn squares(products: &[(&[f32], &[f32])], cols: usize, threads: usize) -> f64 {
     sums.iter().sum()
 }
 
-/// For each group of `group` columns of each row of the reader, the clip `k` under which its share of the output for `x` (`[tokens,
-/// cols]`) errs least.
+/// Clip index `k` for each group of `group` columns of each row, chosen by the error of the group's contribution to
+/// the output on `x` (`[tokens, cols]`).
 pub fn clips(x: &[f32], reader: &Reader<'_>, cols: usize, group: usize, threads: usize) -> Vec<u8> {
     let (rows, groups) = (reader.weight.len() / cols.max(1), cols.div_ceil(group.max(1)));
     let mut best = vec![(f64::INFINITY, 0u8); rows * groups];
@@ -174,7 +176,7 @@ pub fn clips(x: &[f32], reader: &Reader<'_>, cols: usize, group: usize, threads:
     best.into_iter().map(|(_, clip)| clip).collect()
 }
 
-/// Sum, for each of `rows` rows, over tokens of the square of `x · error` over the columns of `span`.
+/// Sum over tokens of the squared `x · error` over the columns of `span`, for each of `rows` rows.
 fn group_errors(
     x: &[f32],
     error: &[f32],
@@ -194,8 +196,8 @@ fn group_errors(
     sums
 }
 
-/// Clips each group of `group` columns of each row of `w` (`[_, cols]`) at `1 - k/20` of its largest magnitude, `k` what `of` says of the
-/// group.
+/// Clips each group of `group` columns of each row of `w` (`[_, cols]`) to `1 - k/20` of its amax, where `k` is
+/// `of(group)`.
 pub fn clip_groups(w: &mut [f32], cols: usize, group: usize, of: impl Fn(usize) -> u8) {
     let groups = cols.div_ceil(group.max(1));
     for (row, values) in w.chunks_exact_mut(cols.max(1)).enumerate() {
@@ -211,7 +213,7 @@ pub fn clip_groups(w: &mut [f32], cols: usize, group: usize, of: impl Fn(usize) 
     }
 }
 
-/// AWQ: columns of weights that read large channels become larger, and groups are clipped.
+/// AWQ: scales up weight columns that read large channels, then clips groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Awq;
 
@@ -252,7 +254,7 @@ mod tests {
     use crate::gptq::Hessian;
     use crate::rtn;
 
-    /// Pseudo-random values around 0, of which some columns are `outlier` times larger.
+    /// Pseudo-random values around 0, with some columns `outlier` times larger.
     fn values(seed: u64, rows: usize, cols: usize, outlier: f32) -> Vec<f32> {
         let value = |i: usize| {
             let uniform = random_u32(seed, i as u64) as f32 / u32::MAX as f32 - 0.5;
@@ -288,7 +290,7 @@ mod tests {
             let better = loss(&inputs, &reader, &clipped, cols, 2) < loss(&inputs, &reader, &scaled, cols, 2);
             let mut ours = quantize(if better { &clipped } else { &scaled });
             divide_columns(&mut ours, s);
-            // tr((W - Q) H (W - Q)ᵀ), by other code.
+            // tr((W - Q) H (W - Q)ᵀ), computed independently.
             let (ours, nearest) = (hessian.loss(&w, &ours), hessian.loss(&w, &quantize(&w)));
             assert!(ours < nearest, "{text}: {ours} for {nearest}");
         }

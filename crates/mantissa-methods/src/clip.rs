@@ -212,7 +212,7 @@ impl SolveWeight for RtnMse {
 }
 
 /// The coverage report's sentence on an input that no token reaches, for methods that need no text.
-pub(crate) const NOT_JUDGED: &str = "its layers are not held against rounding to nearest";
+pub(crate) const NOT_JUDGED: &str = "its layers are not compared with RTN";
 
 /// Memory of a search whose threads each find a piece of the codes, which are put together at the end.
 pub(crate) fn pieces(phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {

@@ -1,18 +1,18 @@
-//! Rows of a quantized tensor back to f32 by kernels: the bits of [`Quantized::dequantize_rows`], many elements at a time.
+//! Dequantizes rows to f32 with kernels. Gives the same bits as [`Quantized::dequantize_rows`], faster.
 
 use mantissa_kernels::kernels;
 use mantissa_num::format::{Affine, Format};
 use mantissa_num::minifloat::{BF16, F16};
 use mantissa_num::{Blocks, Code, Codes, Quantized, TensorError};
 
-/// A tensor and what its rows need to be decoded. One per thread.
+/// Tensor with lookup tables for decoding its rows. One per thread.
 pub struct Dequantizer<'a> {
     q: &'a Quantized,
-    /// The element of every code of at most 8 bits; `None` for integers, which are their own elements.
+    /// Element of every code of at most 8 bits; `None` for integers, where the code is the element.
     elements: Option<Box<[f32; 256]>>,
     /// The factor of every scale code of at most 8 bits.
     factors: Option<Box<[f32; 256]>>,
-    /// Remaining factor, the same for all blocks.
+    /// Remaining factor, equal for all blocks.
     tail: Option<f32>,
     scales: Vec<f32>,
     zeros: Vec<f32>,
@@ -50,7 +50,7 @@ impl<'a> Dequantizer<'a> {
         }
     }
 
-    /// Decodes `out.len()` elements from flat index `first` on, which lie in consecutive `blocks` of `group` elements.
+    /// Decodes `out.len()` elements from flat index `first` on, in consecutive `blocks` of `group` elements.
     fn line(&mut self, first: usize, blocks: std::ops::Range<usize>, group: usize, out: &mut [f32]) {
         let Codes::U8(codes) = &self.q.codes else { return self.wide(first, out) };
         let codes = &codes[first..first + out.len()];
@@ -77,7 +77,7 @@ impl<'a> Dequantizer<'a> {
         self.zeros.extend(blocks.map(|block| q.zeros().get(block).copied().unwrap_or(0) as f32));
     }
 
-    /// Plain casts to 16 bits and more.
+    /// Decodes plain casts to 16 bits and more.
     fn wide(&self, first: usize, out: &mut [f32]) {
         let format = &self.q.format;
         let end = first + out.len();
@@ -93,7 +93,7 @@ impl<'a> Dequantizer<'a> {
     }
 }
 
-/// The values of codes in the order of the weight, whose columns' groups are `g_idx` or those of neighbours.
+/// Dequantized values `[rows, cols]`. Column groups follow `g_idx`, or are adjacent without it.
 pub(crate) fn dequantize_by_group(q: &Quantized, g_idx: Option<&[u32]>) -> Result<Vec<f32>, TensorError> {
     let Some(g_idx) = g_idx else { return q.dequantize() };
     q.check()?;
@@ -135,7 +135,7 @@ mod tests {
         ];
         schemes.extend(more.iter().map(|text| text.parse::<Scheme>().unwrap()));
         for scheme in schemes {
-            // Codecs that do not divide the rows have nothing to compare.
+            // Codec blocks that do not divide the rows are skipped.
             let Ok(q) = mantissa_num::quantize(&scheme, &w, rows, cols, Given::default()) else { continue };
             let expected = q.dequantize().unwrap();
             let mut dequantizer = Dequantizer::new(&q);

@@ -16,9 +16,7 @@ pub enum MethodError {
     #[error("expected {0}")]
     Scheme(&'static str),
     /// The format stores no scales for the weight.
-    #[error(
-        "expected a weight whose scales the format stores, got one with values that are not numbers or out of range"
-    )]
+    #[error("expected a weight with scales that the format can store, got non-finite or out-of-range values")]
     Scales,
     /// There is not enough memory, or another fault of the environment.
     #[error(transparent)]

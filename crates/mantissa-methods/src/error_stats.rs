@@ -1,4 +1,4 @@
-//! How far a quantized tensor is from its source.
+//! Error of a quantized tensor against its source.
 
 use mantissa_kernels::{ErrorSums, kernels};
 use mantissa_num::Quantized;

@@ -1,9 +1,10 @@
-//! FOEM (Zheng, Qin, Li, Chu, Wang, Guo, Magno & Liu 2026, "First-Order Error Matters: Accurate Compensation for Quantized Large Language
-//! Models", AAAI 2026, arXiv 2507.11017): GPTQ with the first-order term of the loss.
+//! FOEM (Zheng, Qin, Li, Chu, Wang, Guo, Magno & Liu 2026, "First-Order Error Matters: Accurate Compensation for
+//! Quantized Large Language Models", AAAI 2026, arXiv 2507.11017): GPTQ with the first-order term of the loss.
 //!
-//! GPTQ expands the loss to second order around the weights at hand and drops the gradient, which is zero at the original weights `w⁰`. While columns
-//! are quantized the others move, to the latent weights `w`, and the gradient there is `g = (w - w⁰) H` to first order. In the solution `g H⁻¹` appears,
-//! which is `w - w⁰`: nothing has to be differentiated. With a share β of the term, for column j ([`gptq`](mod@crate::gptq) has U):
+//! GPTQ expands the loss to second order around the current weights and drops the gradient, which is zero at the
+//! original weights `w⁰`. Quantizing a column moves the remaining columns to latent weights `w`, where the gradient
+//! is `g = (w - w⁰) H` to first order. The solution needs only `g H⁻¹ = w - w⁰`, so nothing is differentiated. With a
+//! share β of the term, the update of column j is ([`gptq`](mod@crate::gptq) defines U):
 //!
 //! ```text
 //! w_j ← w_j - β (w_j - w⁰_j)
@@ -12,11 +13,13 @@
 //! w[j+1..] -= e · U[j, j+1..]
 //! ```
 //!
-//! This is the update of the authors' code in GPTQModel (read for the algorithm), where β is 0.2; there the first column of a block of 128 keeps its
-//! drift, an effect of the blocks that is not taken over. With β = 0 it is GPTQ.
+//! This is the update of the authors' code in GPTQModel (read for the algorithm), with β = 0.2. There the first
+//! column of each block of 128 keeps its drift, a side effect of blocking that is not reproduced here. β = 0 gives
+//! GPTQ.
 //!
-//! For the squared error of the layer's output GPTQ's latent weights are already best given the columns before them. The term draws them back to the
-//! original weights: it lowers what they owe to the calibration, not the error on it.
+//! GPTQ's latent weights already minimize the layer's output error on the calibration, given the columns before them.
+//! The first-order term pulls them back towards the original weights. It reduces overfitting to the calibration, not
+//! the calibration error.
 
 use mantissa_num::Scheme;
 

@@ -1,27 +1,27 @@
-//! GPTQ (Frantar, Ashkboos, Hoefler & Alistarh 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
-//! Transformers", arXiv 2210.17323, algorithm 1).
+//! GPTQ (Frantar, Ashkboos, Hoefler & Alistarh 2022, "GPTQ: Accurate Post-Training Quantization for Generative
+//! Pre-trained Transformers", arXiv 2210.17323, algorithm 1).
 //!
-//! Given a weight `W[n, k]` and the second moments `H[k, k] = XᵀX / t` of its inputs `X[t, k]`, choose codes with values
-//! `Q[n, k]` so that `tr((W - Q) H (W - Q)ᵀ)`, the mean squared error of the layer's output, is small. Columns are quantized
-//! one after another, and what is not quantized yet makes up for the error of what is:
+//! Given a weight `W[n, k]` and the Hessian `H[k, k] = XᵀX / t` of its inputs `X[t, k]`, GPTQ chooses codes with
+//! values `Q[n, k]` that make `tr((W - Q) H (W - Q)ᵀ)` small: the mean squared error of the layer's output. It
+//! quantizes one column after another and compensates each column's error in the columns not quantized yet:
 //!
 //! ```text
 //! (H + λI)⁻¹ = Uᵀ U,  U upper triangular,  λ = damp · mean(diag H)
 //! for j in 0..k:   Q[:, j] = quantize(W[:, j])
-//!                  e       = (W[:, j] - Q[:, j]) / U[j, j]              so that the loss with damping is the sum of e²
+//!                  e       = (W[:, j] - Q[:, j]) / U[j, j]              so that the damped loss is the sum of e²
 //!                  W[:, j+1..] -= e · U[j, j+1..]
 //! ```
 //!
-//! Rows do not meet, so they run on any number of threads. Updates beyond the block at hand wait for its end and are then one
-//! matrix product. All of it is f64, each weight one chain of fused multiply-adds in the order of the columns: neither blocks,
-//! threads nor the processor show in the codes.
+//! Rows are independent and run on any number of threads. Updates beyond the current block are delayed to its end and
+//! become one matrix product. All arithmetic is f64, and each weight is one chain of fused multiply-adds in column
+//! order. So the codes do not depend on blocks, threads or the processor.
 //!
-//! `U` takes one factorization and one triangular inverse, not two and a whole inverse: with `J` the reversal of order,
-//! `J (H + λI) J = L Lᵀ` gives `U = J L⁻¹ J`.
+//! `U` takes one factorization and one triangular inverse instead of two factorizations and a full inverse: with `J`
+//! the reversal of order, `J (H + λI) J = L Lᵀ` gives `U = J L⁻¹ J`.
 //!
-//! A column whose input was zero in every token (`H[j, j] = 0`) is dead: as in the published code its weights become zero and
-//! it takes no part in anything else. (There, its diagonal is set to 1 and counts in λ, which then depends on the scale of H;
-//! here λ is of the live columns.)
+//! A column whose input was zero in every token (`H[j, j] = 0`) is dead. As in the published code, its weights become
+//! zero and it takes no further part. (The published code sets its diagonal to 1 and counts it in λ, which makes λ
+//! depend on the scale of H. Here λ is computed from the live columns only.)
 
 mod drift;
 mod hessian;
@@ -42,14 +42,14 @@ pub(crate) use outliers::{as_f16, count, largest, sparse};
 /// Weights that a group's scale is taken from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GroupOrder {
-    /// The weights as they were, groups of neighbouring columns whatever the order of quantization. The stored layout is that
-    /// of any other method.
+    /// Original weights of adjacent columns, for any quantization order. The stored layout is the same as that of
+    /// RTN.
     #[default]
     Static,
-    /// Columns that are quantized one after another, with the updates of the blocks before their first, as the published code
-    /// does; the result depends on the block size.
+    /// Columns that are quantized consecutively, with the updates of the blocks before their first column, as in the
+    /// published code. The result depends on the block size.
     Original,
-    /// Columns that are quantized one after another, with all updates so far.
+    /// Columns that are quantized consecutively, with all updates so far.
     Current,
 }
 
@@ -60,16 +60,17 @@ pub const GROUP_ORDERS: [(&str, GroupOrder); 3] =
 /// Share of its weights' range that a group's scale covers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GroupRange {
-    /// The share of it that loses least in `Σ diag(H) (w - q)²` where the group is rounded to nearest, errors of rounding counting
-    /// half, since other columns make up for more of them than of what is clipped. GPTQ's code can search likewise (`mse`), with
-    /// powers of 2.4 of errors that are not weighed.
+    /// Share with the least `Σ diag(H) (w - q)²` under RTN. Rounding errors count half, because other columns
+    /// compensate more of them than of clipping errors. The published code has a similar search (`mse`), with
+    /// exponent 2.4 and unweighted errors.
     #[default]
     Mse,
     /// All of it, as published.
     Amax,
 }
 
-/// Weight of a rounding error in the search for a scale, that of a clipping error being 1: other columns make up for more of the first.
+/// Weight of a rounding error in the search for a scale; clipping errors count 1. Other columns compensate more of
+/// rounding errors.
 pub const OF_ROUNDING: f64 = 0.5;
 
 /// Group ranges by name.
@@ -102,8 +103,8 @@ impl GptqOptions {
 }
 
 impl Default for GptqOptions {
-    /// Act-order with static groups of searched ranges: less error than from left to right over whole ranges, and nothing in the
-    /// stored layout shows it.
+    /// Act-order, static groups, searched ranges. This errs less than column order with whole ranges, and the stored
+    /// layout is the same.
     fn default() -> Self {
         GptqOptions {
             damp: 0.01,
@@ -120,8 +121,8 @@ impl Default for GptqOptions {
 /// A quantized weight.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GptqResult {
-    /// Codes in the order of W. Where [`g_idx`](Self::g_idx) is there, a row's groups are not those of neighbouring columns,
-    /// and only [`dequantize`](Self::dequantize) reads it.
+    /// Codes in the column order of W. With [`g_idx`](Self::g_idx) a row's groups are not adjacent columns, and only
+    /// [`dequantize`](Self::dequantize) decodes them.
     pub quantized: Quantized,
     /// Group of each column, `[k]`, where it is not `column / group`.
     pub g_idx: Option<Vec<u32>>,
@@ -157,15 +158,15 @@ pub enum GptqError {
     /// An option out of range.
     #[error("{option}: expected {allowed}, got {found}")]
     Option {
-        /// Which.
+        /// Name of the option.
         option: &'static str,
-        /// Its value.
+        /// Value of the option.
         found: f64,
         /// The values allowed.
         allowed: &'static str,
     },
-    /// The scheme is not one that columns can be quantized by one after another, or its result could not be stored.
-    #[error("gptq: scheme {scheme}: found a scheme that it does not take: {why}")]
+    /// The scheme cannot be quantized column by column, or the result cannot be stored.
+    #[error("gptq: expected a supported scheme, got {scheme}: {why}")]
     Scheme {
         /// The scheme.
         scheme: String,
@@ -184,10 +185,8 @@ pub enum GptqError {
         /// Columns of the weight.
         cols: usize,
     },
-    /// No input was seen.
-    #[error(
-        "Hessian: expected at least 1 token of calibration, got 0; fix: give a text with a window's length of tokens"
-    )]
+    /// No token was seen.
+    #[error("Hessian: expected at least 1 token of calibration, got 0; fix: use a longer calibration text")]
     NoTokens,
     /// The Hessian holds NaN, infinity or a negative square.
     #[error(
@@ -212,18 +211,19 @@ pub enum GptqError {
         damp: f64,
     },
     /// Not enough memory.
-    #[error("Hessian: expected {bytes} free bytes, got no memory")]
+    #[error("Hessian: expected {bytes} bytes of free memory, got less")]
     Memory {
-        /// Bytes that were asked for.
+        /// Number of bytes requested.
         bytes: u64,
     },
 }
 
-/// Quantizes `w` (`[n, k]`, row-major; `k` are the columns of `hessian`) by `scheme`. `outer` is the tensor-wide scale where
-/// fused partners share one; `None` takes it from `w`. Weights that share their input share an [`InverseFactor`].
+/// Quantizes `w` (`[n, k]`, row-major; `k` is the width of `hessian`) by `scheme`. `outer` is the global scale if
+/// fused layers share one; `None` computes it from `w`. For several weights with the same input, use one
+/// [`InverseFactor`].
 ///
 /// # Errors
-/// See [`GptqError`]. [`GptqError::Singular`] is the caller's cue to round the layer to nearest instead.
+/// [`GptqError`]. On [`GptqError::Singular`] the caller should fall back to RTN.
 pub fn gptq(
     scheme: &Scheme,
     w: &[f32],
@@ -235,23 +235,23 @@ pub fn gptq(
     InverseFactor::new(hessian, options, threads)?.quantize(scheme, w, outer, threads)
 }
 
-/// Decisions on a weight before its columns are quantized.
+/// Decisions made before the columns of a weight are quantized.
 #[derive(Clone, Copy, Default)]
 struct Fixed<'a> {
-    /// Scales, `[rows, groups]`: groups are static then.
+    /// Scales `[rows, groups]`; implies static groups.
     scales: Option<&'a Codes>,
-    /// Which weights stand beside the codes, `[rows, cols]`.
+    /// Marks the outliers `[rows, cols]`, which are stored outside the codes.
     kept: Option<&'a [bool]>,
 }
 
-/// The order of columns and the factor of the inverse Hessian, which all weights with the same input share.
+/// Column order and factor of the inverse Hessian, shared by all weights with the same input.
 #[derive(Clone, Debug)]
 pub struct InverseFactor {
     kernels: Kernels,
     options: GptqOptions,
     /// Column at each position.
     order: Vec<usize>,
-    /// By column.
+    /// True for dead columns, by column.
     dead: Vec<bool>,
     /// Diagonal of the Hessian, by column.
     diagonal: Vec<f64>,
@@ -262,10 +262,10 @@ pub struct InverseFactor {
 }
 
 impl InverseFactor {
-    /// Factors the inverse of `hessian`. Takes `k³ / 3` multiply-adds in f64.
+    /// Factors the inverse of `hessian` in `k³ / 3` multiply-adds in f64.
     ///
     /// # Errors
-    /// [`GptqError`], of the options and the Hessian.
+    /// [`GptqError`] for invalid options or an invalid Hessian.
     pub fn new(hessian: &Hessian, options: GptqOptions, threads: usize) -> Result<Self, GptqError> {
         Self::at(*kernels(), hessian, options, threads)
     }
@@ -289,10 +289,10 @@ impl InverseFactor {
         Ok(InverseFactor { kernels, options, order, dead, diagonal, damp_used, lambda, upper })
     }
 
-    /// [`gptq`] of one weight.
+    /// Quantizes one weight, like [`gptq`].
     ///
     /// # Errors
-    /// [`GptqError`], of the weight and the scheme.
+    /// [`GptqError`] for an invalid weight or scheme.
     pub fn quantize(
         &self,
         scheme: &Scheme,
@@ -304,10 +304,11 @@ impl InverseFactor {
         self.solve((scheme, outer), w, Fixed::default(), threads)
     }
 
-    /// [`quantize`](Self::quantize) with the `count` weights kept apart that cost most among the codes: SpQR ([`crate::spqr`]).
+    /// Like [`quantize`](Self::quantize), but stores the `count` weights with the largest loss outside the codes
+    /// (SpQR, [`crate::spqr`]).
     ///
     /// # Errors
-    /// As there; [`GptqError::Scheme`] where groups are not of neighbouring columns.
+    /// As [`quantize`](Self::quantize); [`GptqError::Scheme`] if groups are not adjacent columns.
     pub fn quantize_with_outliers(
         &self,
         scheme: &Scheme,
@@ -317,7 +318,7 @@ impl InverseFactor {
         threads: usize,
     ) -> Result<GptqResult, GptqError> {
         if self.options.follows_order() {
-            let why = "outliers are of groups of neighbouring columns; use groups = \"static\"";
+            let why = "outliers need groups of adjacent columns; use groups = \"static\"";
             return Err(GptqError::Scheme { scheme: scheme.to_string(), why });
         }
         let outer = self.outer(scheme, w, outer);
@@ -325,11 +326,11 @@ impl InverseFactor {
         self.solve((scheme, outer), w, Fixed { kept: Some(&kept), scales: None }, threads)
     }
 
-    /// [`quantize`](Self::quantize) under scales that are chosen already, `[rows, groups]` of neighbouring columns, whatever
-    /// the options say of groups; for layouts that do not hold any scale.
+    /// Like [`quantize`](Self::quantize), with scales `[rows, groups]` given by the caller, for formats that cannot
+    /// store every scale. Groups are adjacent columns, whatever the options.
     ///
     /// # Errors
-    /// As there; [`GptqError::Length`] of the scales.
+    /// As [`quantize`](Self::quantize); [`GptqError::Length`] for the scales.
     pub fn quantize_under(
         &self,
         scheme: &Scheme,
@@ -340,7 +341,7 @@ impl InverseFactor {
         self.solve((scheme, None), w, Fixed { scales: Some(scales), kept: None }, threads)
     }
 
-    /// The tensor-wide scale of a scheme that has one: as given, or of the weight.
+    /// Global scale of a scheme that has one: `given`, or computed from the weight.
     fn outer(&self, scheme: &Scheme, w: &[f32], given: Option<f32>) -> Option<f32> {
         given.or_else(|| scheme.outer_scale(self.kernels.amax(w))).filter(|_| scheme.has_outer_scale())
     }
@@ -383,12 +384,12 @@ impl InverseFactor {
         })
     }
 
-    /// Columns whose input was always zero.
+    /// Number of columns whose input was always zero.
     pub fn dead_columns(&self) -> usize {
         self.dead.iter().filter(|&&dead| dead).count()
     }
 
-    /// Columns of the weights.
+    /// Number of columns of the weights.
     pub fn cols(&self) -> usize {
         self.order.len()
     }
@@ -398,7 +399,7 @@ impl InverseFactor {
         &self.upper
     }
 
-    /// Cost of a squared error in each column when those that are quantized later make up for it, `1 / U[j, j]²`, by column.
+    /// Loss of a unit squared error in each column after compensation by later columns, `1 / U[j, j]²`, by column.
     fn costs(&self) -> Vec<f64> {
         let k = self.order.len();
         let mut costs = vec![0.0; k];
@@ -409,7 +410,7 @@ impl InverseFactor {
         costs
     }
 
-    /// The diagonal of the Hessian, which says what a squared error in each column counts.
+    /// Diagonal of the Hessian: the loss of a unit squared error in each column, without compensation.
     pub fn diagonal(&self) -> &[f64] {
         &self.diagonal
     }
@@ -430,14 +431,14 @@ impl InverseFactor {
     }
 }
 
-/// Anonymous memory that [`InverseFactor::new`] takes beside the Hessian: U and scratch of the factorization.
+/// Anonymous memory of [`InverseFactor::new`] beside the Hessian: U and scratch of the factorization, in bytes.
 pub fn factor_bytes(cols: usize) -> u64 {
     let k = cols as u64;
     8 * k * k + (2 * 8 * 128 + 8) * k
 }
 
-/// Anonymous memory that [`InverseFactor::quantize`] takes beside the weight `[rows, cols]` and the factor: the codes twice,
-/// and what each thread works on.
+/// Anonymous memory of [`InverseFactor::quantize`] beside the weight `[rows, cols]` and the factor, in bytes: the
+/// codes twice and the threads' scratch.
 pub fn solve_bytes(rows: usize, cols: usize, threads: usize) -> u64 {
     let (n, k, threads) = (rows as u64, cols as u64, threads.max(1) as u64);
     let panel_rows = n.min(threads * solve::PANEL_ROWS as u64);
@@ -445,10 +446,10 @@ pub fn solve_bytes(rows: usize, cols: usize, threads: usize) -> u64 {
 }
 
 impl GptqResult {
-    /// The values `Q`, `[n, k]`.
+    /// Dequantized values `Q[n, k]`.
     ///
     /// # Errors
-    /// [`TensorError::Length`] where the parts do not fit together.
+    /// [`TensorError::Length`] if the parts have inconsistent lengths.
     pub fn dequantize(&self) -> Result<Vec<f32>, TensorError> {
         let mut values = dequantize_by_group(&self.quantized, self.g_idx.as_deref())?;
         let (rows, cols) = (self.quantized.rows, self.quantized.cols);
@@ -457,8 +458,8 @@ impl GptqResult {
     }
 }
 
-/// Checks that [`gptq`] can quantize a weight `[rows, cols]` by `scheme` into a layout that can be stored: one without `g_idx`
-/// unless `holds_g_idx`.
+/// Checks that [`gptq`] can quantize a weight `[rows, cols]` by `scheme` into a layout that the format stores:
+/// without `g_idx`, unless `holds_g_idx`.
 ///
 /// # Errors
 /// [`GptqError::Blocks`] and [`GptqError::Scheme`].
@@ -480,12 +481,12 @@ pub fn check_scheme(
         return refused("its scales are quantized together after the weight; use rtn");
     }
     if scheme.format.has_bias() {
-        return refused("its offsets are of KV caches; use -asym without a rule");
+        return refused("its offsets are for KV caches; use -asym without a rule");
     }
     let group = group_columns(scheme, rows, cols)?;
     if options.follows_order() && group < cols && !holds_g_idx {
         return refused(
-            "act-order with groups that follow it needs a g_idx, which this container does not hold; use format = \"gptq\", \
+            "act-order with groups in that order needs a g_idx, which this format cannot store; use format = \"gptq\", \
              groups = \"static\" or act_order = false",
         );
     }
@@ -507,7 +508,7 @@ fn check_options(options: GptqOptions) -> Result<(), GptqError> {
     Ok(())
 }
 
-/// Rows of `w`, whose values must be finite.
+/// Checks that the values of `w` are finite; returns its number of rows.
 pub(crate) fn check_weight(w: &[f32], cols: usize) -> Result<usize, GptqError> {
     let rows = w.len() / cols.max(1);
     if rows * cols != w.len() {
@@ -520,7 +521,7 @@ pub(crate) fn check_weight(w: &[f32], cols: usize) -> Result<usize, GptqError> {
     }
 }
 
-/// Columns of a group; all of them where a row has one scale or none.
+/// Columns of a group; all columns if a row has one scale or none.
 fn group_columns(scheme: &Scheme, rows: usize, cols: usize) -> Result<usize, GptqError> {
     match scheme.format.blocks() {
         _ if scheme.format.trellis().is_some() => Err(GptqError::Scheme {
@@ -535,7 +536,7 @@ fn group_columns(scheme: &Scheme, rows: usize, cols: usize) -> Result<usize, Gpt
     }
 }
 
-/// Positions → columns.
+/// Column at each position.
 fn column_order(diagonal: &[f64], act_order: bool) -> Vec<usize> {
     let mut order: Vec<usize> = (0..diagonal.len()).collect();
     if act_order {
@@ -550,13 +551,13 @@ fn group_indices(order: &[usize], group: usize) -> Vec<u32> {
     g_idx
 }
 
-/// Result of `factor` for the least damping from `damp` on under which the matrix is positive definite.
+/// Calls `factor` with increasing damping, from `damp` on, until the matrix is positive definite.
 fn damped(
     order: &[usize],
     damp: f64,
     factor: impl Fn(f64) -> Result<Result<Vec<f64>, NotPositiveDefinite>, GptqError>,
 ) -> Result<(f64, Vec<f64>), GptqError> {
-    /// Where no damping was asked for and some is needed.
+    /// First damping tried if none was requested and some is needed.
     const LEAST: f64 = 1e-4;
     let mut damp = damp;
     loop {

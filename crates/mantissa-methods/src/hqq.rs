@@ -1,9 +1,10 @@
-//! HQQ, half-quadratic quantization (Badri & Shaji 2023, "Half-Quadratic Quantization of Large Machine Learning Models",
-//! mobiusml.github.io/hqq_blog; `optimize_weights_proximal_legacy` of the published code): no calibration, only the weight.
+//! HQQ, half-quadratic quantization (Badri & Shaji 2023, "Half-Quadratic Quantization of Large Machine Learning
+//! Models", mobiusml.github.io/hqq_blog; `optimize_weights_proximal_legacy` of the published code). Needs no
+//! calibration.
 //!
-//! Each group of neighbouring columns keeps the scale of its range and finds the zero point under which few weights are far
-//! off: `min_z ‖W - s (q - z)‖_p^p` with `p < 1`, which forgives single outliers where a squared error would follow them. An
-//! error `E` stands between weight and codes, and both halves have closed forms:
+//! Each group of adjacent columns keeps the scale of its range and searches the zero point by `min_z ‖W - s (q -
+//! z)‖_p^p` with `p < 1`. This norm tolerates single outliers, which would dominate a squared error. An auxiliary
+//! error `E` separates weight and codes, and both half-problems have closed forms:
 //!
 //! ```text
 //! q = clamp(round(W / s + z), 0, 2^b - 1)
@@ -11,13 +12,15 @@
 //! z = mean over the group of  q - (W - E) / s
 //! ```
 //!
-//! Groups may also be of neighbouring rows of a column (tiles `tGx1`), the published code's `axis = 0`, and a row's or column's last group may
-//! be short.
+//! Groups may also be adjacent rows of a column (tiles `tGx1`), the published code's `axis = 0`. The last group of a
+//! row or column may be short.
 //!
-//! Steps end when the mean of `|W - s (q - z)|` over the weight no longer falls. `z` is no integer: with `s` it is stored as the value
-//! of the lowest code ([`Offset::Bias`]). Where the format has integer zero points ([`Offset::Zero`]), it is rounded at the end.
+//! The iteration ends when the mean of `|W - s (q - z)|` over the weight no longer falls. `z` is not an integer: it
+//! is stored with `s` as the value of the lowest code ([`Offset::Bias`]). For formats with integer zero points
+//! ([`Offset::Zero`]) it is rounded at the end.
 //!
-//! That is what is published. Here scales are found too ([`HqqOptions::scales`]): as fine a grid as the range allows is not the nearest.
+//! Beyond the paper, this implementation also searches the scales ([`HqqOptions::scales`]), because the scale of the
+//! whole range rarely has the least error.
 
 mod refine;
 
@@ -44,39 +47,40 @@ pub struct HqqOptions {
     pub norm: f32,
     /// β, the weight of the constraint.
     pub beta: f32,
-    /// True if scales are searched as well, and zero points again; the published result is then the starting point.
+    /// True if scales are searched too and zero points refined with them, starting from the published result.
     pub scales: bool,
 }
 
 impl Default for HqqOptions {
-    /// Those of the published code, and scales.
+    /// Constants of the published code, with the scale search on.
     fn default() -> Self {
         HqqOptions { iterations: 20, norm: 0.7, beta: 10.0, scales: true }
     }
 }
 
-/// The grids of a weight's groups.
+/// Scales and zero points of a weight's groups.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HqqGrids {
     /// `1 / s` of each group, in the order of the weight.
     pub inverse: Vec<f32>,
     /// `z` of each group, in units of the codes 0 to `2^b - 1`.
     pub zero: Vec<f32>,
-    /// Mean of `|W - s (q - z)|` before each step; the first is that of rounding to nearest.
+    /// Mean of `|W - s (q - z)|` before each step; the first entry is that of RTN.
     pub errors: Vec<f64>,
 }
 
-/// The largest `1 / s`: of a group whose values are all but equal.
+/// Largest `1 / s`, for groups with nearly equal values.
 const MAX_INVERSE: f32 = 2e4;
 
-/// Finds the grids of `w`, whose groups of `group` values follow one another, for codes of `bits` bits. Does not depend on
-/// `threads`.
+/// Finds scales and zero points for `w`, whose groups of `group` values are consecutive, for codes of `bits` bits.
+/// The result does not depend on `threads`.
 pub fn hqq(w: &[f32], group: usize, bits: u32, options: HqqOptions, threads: usize) -> HqqGrids {
     let group = group.max(1);
     of_lines(w, Lines { unit: group, group }, bits, options, threads)
 }
 
-/// Values whose groups follow one another within units, the last group of a unit being short where they do not divide it.
+/// Values in lines of consecutive groups. The last group of a line is short if the group size does not divide the
+/// line.
 #[derive(Clone, Copy)]
 struct Lines {
     unit: usize,
@@ -84,7 +88,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// Lines of `len` values. Groups that divide them are units of their own.
+    /// Splits lines of `len` values into groups. If the group size divides `len`, each group is a line of its own.
     fn new(len: usize, group: usize) -> Self {
         Lines { unit: if len.is_multiple_of(group) { group } else { len }, group }
     }
@@ -94,7 +98,7 @@ impl Lines {
         w.chunks(self.unit).flat_map(move |unit| unit.chunks(group))
     }
 
-    /// Values, and groups, that a thread takes at a time.
+    /// Values and groups that a thread takes at a time.
     fn at_once(&self) -> (usize, usize) {
         let units = rows_at_once(self.unit);
         (units * self.unit, units * self.unit.div_ceil(self.group))
@@ -128,7 +132,7 @@ fn of_lines(w: &[f32], lines: Lines, bits: u32, options: HqqOptions, threads: us
     HqqGrids { inverse, zero, errors }
 }
 
-/// One step of all groups; the sum of `|W - s (q - z)|` before it.
+/// Runs one step on all groups; returns the sum of `|W - s (q - z)|` before it.
 fn step(
     w: &[f32],
     lines: Lines,
@@ -160,7 +164,7 @@ fn step(
     sums.iter().sum()
 }
 
-/// The proximal operator of the norm for each of `errors` (Badri & Shaji 2023, equation 4).
+/// Applies the proximal operator of the norm to each of `errors` (Badri & Shaji 2023, equation 4).
 fn shrink(errors: &[f32], HqqOptions { norm, beta, .. }: HqqOptions, shrunk: &mut [f32]) {
     shrunk.iter_mut().zip(errors).for_each(|(cut, error)| *cut = error.abs());
     kernels().pow_inplace(shrunk, norm - 1.0);
@@ -169,7 +173,7 @@ fn shrink(errors: &[f32], HqqOptions { norm, beta, .. }: HqqOptions, shrunk: &mu
     }
 }
 
-/// The scheme that HQQ makes of one that says no offset: its own, with a float zero point.
+/// Scheme that HQQ uses for `scheme`: adds a float zero point if the scheme names no offset.
 pub fn with_float_zero(scheme: Scheme) -> Scheme {
     match &scheme.format {
         Format::Affine(Affine { code: Code::Int(bits), blocks, offset: Offset::None, .. }) => {
@@ -182,21 +186,21 @@ pub fn with_float_zero(scheme: Scheme) -> Scheme {
 /// Checks that [`quantize`] takes `scheme` for a weight of `cols` columns.
 ///
 /// # Errors
-/// The schemes that it takes.
+/// Names the schemes that it takes.
 pub fn check_scheme(scheme: &Scheme, cols: usize) -> Result<(), &'static str> {
     group_of(scheme, cols)
         .map(|_| ())
         .ok_or("integers with an offset in groups of a row or of a column, or in channels, such as int4-g64 or int4-t64x1")
 }
 
-/// Whose values a group has.
+/// Direction of a group.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Axis {
     Row,
     Column,
 }
 
-/// Bits of a code, values of a group, and of what they are.
+/// Bits of a code, values per group, and direction of the groups.
 fn group_of(scheme: &Scheme, cols: usize) -> Option<(u32, usize, Axis)> {
     let Format::Affine(Affine { code: Code::Int(bits), blocks, scale: Some(tree), offset }) = &scheme.format
     else {
@@ -212,8 +216,8 @@ fn group_of(scheme: &Scheme, cols: usize) -> Option<(u32, usize, Axis)> {
     (plain && group > 0).then_some((*bits, group, axis))
 }
 
-/// Quantizes `w` (`[rows, cols]`, finite) by `scheme`, with the mean magnitudes of the error of rounding to nearest and its
-/// own. `None` of schemes that [`check_scheme`] refuses.
+/// Quantizes `w` (`[rows, cols]`, finite) by `scheme`. Also returns the mean absolute errors of RTN and of the
+/// result. `None` for schemes that [`check_scheme`] refuses.
 pub fn quantize(
     scheme: &Scheme,
     w: &[f32],
@@ -229,7 +233,7 @@ pub fn quantize(
     quantize_lines(scheme, w, (rows, cols), (bits, Lines::new(cols, group)), options, threads)
 }
 
-/// [`quantize`] of groups down the columns: the transpose in groups along its rows, turned back.
+/// Like [`quantize`], for groups down the columns: transposes, quantizes along rows and transposes back.
 fn of_columns(
     scheme: &Scheme,
     w: &[f32],
@@ -251,7 +255,7 @@ fn of_columns(
     if let (Codes::U8(codes), Codes::U8(turned)) = (&mut q.codes, &found.codes) {
         codes.iter_mut().enumerate().for_each(|(i, code)| *code = turned[i % cols * rows + i / cols]);
     }
-    // Tiles go row of tiles by row of tiles.
+    // Tiles are stored by rows of tiles.
     let place = |tile: usize| tile % cols * groups + tile / cols;
     (0..groups * cols).for_each(|tile| q.scales.push(found.scales.get(place(tile))));
     q.scales
@@ -269,7 +273,7 @@ fn of_columns(
     Some((q, errors))
 }
 
-/// [`quantize`] of groups along the rows of `w`, whatever the blocks of `scheme`.
+/// Like [`quantize`], for groups along the rows of `w`, whatever the blocks of `scheme`.
 fn quantize_lines(
     scheme: &Scheme,
     w: &[f32],
@@ -344,7 +348,7 @@ fn mean_error(w: &[f32], q: &Quantized, threads: usize) -> f64 {
     sum / w.len().max(1) as f64
 }
 
-/// HQQ (Badri & Shaji 2023): zero points under which few weights are far off.
+/// HQQ (Badri & Shaji 2023): searches zero points under a norm that tolerates outliers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Hqq {
     /// Options; no recipe sets them.
@@ -374,7 +378,7 @@ impl Method for Hqq {
 
     fn refuses(&self, feature: Feature) -> Option<&'static str> {
         match feature {
-            Feature::StochasticRounding => Some("it chooses its codes otherwise"),
+            Feature::StochasticRounding => Some("it does not support stochastic rounding"),
             _ => refused_by_most(feature),
         }
     }
@@ -389,7 +393,7 @@ impl Method for Hqq {
 }
 
 impl SolveWeight for Hqq {
-    /// The result of [`quantize`], unless rounding to nearest under its own grids is nearer to the weight.
+    /// Returns the result of [`quantize`], or RTN's if that is closer to the weight.
     fn solve(&self, task: &WeightTask<'_>) -> Result<Solved, MethodError> {
         let WeightTask { scheme, rows, cols, w, threads, .. } = *task;
         Ok(match quantize(scheme, w, cols, self.options, threads) {
@@ -398,7 +402,7 @@ impl SolveWeight for Hqq {
                 Solved::rounded((quantized, stats))
             }
             _ => Solved {
-                fallback: Some("HQQ is no nearer to the weight than rounding to nearest".to_owned()),
+                fallback: Some("the error of HQQ is not smaller than that of RTN".to_owned()),
                 ..Solved::rounded(rtn::quantize(scheme, w, rows, cols, None, threads)?)
             },
         })
@@ -429,7 +433,7 @@ mod tests {
         }
     }
 
-    /// For each group, in the measure that the search has; and both find what integer zero points allow.
+    /// Each group under the norm of its search; the same holds with integer zero points.
     #[test]
     fn with_scales_no_group_is_further_off() {
         let w = weights(32 * 256);
@@ -473,7 +477,7 @@ mod tests {
         }
     }
 
-    /// Groups down the columns are those along the rows of the transpose; a short last group is a group by itself.
+    /// Groups down the columns equal those along the rows of the transpose. A short last group is a group by itself.
     #[test]
     fn groups_of_columns_and_short_ones() {
         let (rows, cols) = (80, 24);

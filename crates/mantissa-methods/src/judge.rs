@@ -1,10 +1,10 @@
-//! Solutions held against rounding to nearest.
+//! Comparison of a method's solution with RTN, and fallback to RTN if the solution is worse.
 //!
-//! What a method makes of a weight is to err less in the layer's output than rounding to nearest in the same scheme does. The measure is
-//! `tr((W - Q) H (W - Q)ᵀ)`, the mean over tokens of the squared error of the layer's output, with `H = XᵀX / t` of what the layer
-//! reads behind the quantized layers before it: on windows that the method has not seen, where some are held out, on the
-//! calibration where not. Where weights make up for what their input has become ([`Drift`](crate::gptq::Drift)), W is what they would be
-//! at full precision. A solution that errs more is given up for the rounded weight, and the layer's report says both figures.
+//! The measure is `tr((W - Q) H (W - Q)ᵀ)`, the mean over tokens of the squared error of the layer's output. `H = XᵀX
+//! / t` comes from the layer's input behind the quantized layers before it. It is taken on held-out windows if there
+//! are any, else on the calibration. Where weights are corrected for the drift of their input
+//! ([`Drift`](crate::gptq::Drift)), W is the corrected weight at full precision. A solution with a larger error than
+//! RTN in the same scheme is replaced by RTN, and the layer's report gives both errors.
 
 use mantissa_num::TensorError;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -13,38 +13,38 @@ use crate::gptq::Hessian;
 use crate::metric::weigh;
 use crate::solved::Solved;
 
-/// Rows of a weight whose errors are weighed at a time.
+/// Rows of a weight whose errors are computed at a time.
 const ROWS: usize = 2048;
 
-/// Whose error is measured.
+/// Output whose error is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Output {
     /// Output of the layer.
     Layer,
-    /// Output of all layers that read one input together, as they share the scales of its channels.
+    /// Outputs of all layers that read the same input, because they share the scales of its channels.
     Input,
-    /// Output of the decoder layer, whose linear layers are learned together: one of them may err more by itself and make up for
-    /// another.
+    /// Output of the decoder layer. Its linear layers are learned together, so one may err more if another
+    /// compensates for it.
     Block,
 }
 
-/// Windows that an error is measured on.
+/// Windows on which an error is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Windows {
-    /// The windows that the method works on.
+    /// Windows that the method works on.
     Calibration,
-    /// Windows that it has not seen.
+    /// Windows that the method has not seen.
     HeldOut,
 }
 
 impl Windows {
-    /// As sentences have it.
+    /// Name for messages.
     pub fn name(self) -> &'static str {
         match self {
             Windows::Calibration => "the calibration",
-            Windows::HeldOut => "the windows held out",
+            Windows::HeldOut => "held-out windows",
         }
     }
 }
@@ -52,31 +52,30 @@ impl Windows {
 /// Comparison of a solution with rounding to nearest in the same scheme.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Judgement {
-    /// Whose error is measured.
+    /// Output whose error is measured.
     pub of: Output,
-    /// On what.
+    /// Windows on which it is measured.
     pub windows: Windows,
     /// Mean squared error of that output with the method's solution.
     #[serde(deserialize_with = "null_is_nan")]
     pub solved: f64,
-    /// The same of the weight rounded to nearest.
+    /// Mean squared error of that output with the RTN weight.
     #[serde(deserialize_with = "null_is_nan")]
     pub nearest: f64,
 }
 
 impl Judgement {
-    /// Why the solution is given up, where it is.
+    /// Reason for the fallback to RTN; `None` if the solution is kept.
     pub fn fallback(&self) -> Option<String> {
         let Judgement { windows, solved, nearest, .. } = self;
-        // Not a number is no better than anything.
+        // NaN counts as worse.
         let kept = solved <= nearest;
-        (!kept).then(|| {
-            format!("worse than rounding to nearest on {}: {solved:.4e} for {nearest:.4e}", windows.name())
-        })
+        (!kept)
+            .then(|| format!("worse than RTN on {}: error {solved:.4e}, RTN {nearest:.4e}", windows.name()))
     }
 }
 
-/// Measures errors of weights that share an input.
+/// Measures output errors of weights that share an input.
 #[derive(Debug)]
 pub struct Judge {
     /// Sum of the moments `[cols, cols]`, symmetric.
@@ -87,8 +86,8 @@ pub struct Judge {
 }
 
 impl Judge {
-    /// By the moments of held-out windows where these have tokens (an expert may have seen none of them), by those of the
-    /// calibration where not.
+    /// Uses the second moments of held-out windows if these have tokens (an expert may have none), else those of the
+    /// calibration.
     pub fn new(calibration: Hessian, held_out: Option<Hessian>) -> Self {
         let (hessian, windows) = match held_out.filter(|unseen| unseen.tokens() > 0) {
             Some(unseen) => (unseen, Windows::HeldOut),
@@ -98,20 +97,20 @@ impl Judge {
         Judge { moments: hessian.into_symmetric(), cols, tokens, windows }
     }
 
-    /// Bytes that it takes beside the moments, for a weight of this shape: the error and a part of it weighed.
+    /// Memory beside the moments for a weight of this shape, in bytes: the error and a part of its product with H.
     pub fn bytes_needed(rows: usize, cols: usize) -> u64 {
         4 * (rows + rows.min(ROWS)) as u64 * cols as u64
     }
 
-    /// Windows that errors are measured on.
+    /// Windows on which errors are measured.
     pub fn windows(&self) -> Windows {
         self.windows
     }
 
-    /// `tr((W - Q) H (W - Q)ᵀ)`; the bits do not depend on `threads`.
+    /// Error `tr((W - Q) H (W - Q)ᵀ)`; the bits do not depend on `threads`.
     ///
     /// # Errors
-    /// [`TensorError`] if the parts of the solution do not fit together.
+    /// [`TensorError`] if the parts of the solution have inconsistent lengths.
     pub fn error(&self, w: &[f32], of: &Solved, threads: usize) -> Result<f64, TensorError> {
         let mut errors = of.values()?;
         errors.iter_mut().zip(w).for_each(|(q, w)| *q = w - *q);
@@ -124,7 +123,7 @@ impl Judge {
     }
 }
 
-/// A number that JSON has as `null` where it is none.
+/// Reads JSON `null` as NaN.
 fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Option::<f64>::deserialize(deserializer).map(|number| number.unwrap_or(f64::NAN))
 }
@@ -160,7 +159,7 @@ mod tests {
         assert!((found / expected - 1.0).abs() < 1e-5 && (found / other - 1.0).abs() < 1e-5);
         assert_eq!(judge.error(&w, &solved, 1).unwrap(), found);
         assert_eq!(judge.windows, Windows::Calibration);
-        // No token of the windows held out: those of the calibration decide.
+        // No token in the held-out windows, so the calibration decides.
         let none = Some(Hessian::new(cols).unwrap());
         assert_eq!(Judge::new(hessian.clone(), none).windows, Windows::Calibration);
         assert_eq!(Judge::new(hessian.clone(), Some(hessian)).windows, Windows::HeldOut);

@@ -52,12 +52,12 @@ pub trait Method: Debug + Send + Sync {
         Needs::default()
     }
 
-    /// The scheme that a recipe means where it names `scheme`; HQQ adds a floating-point zero point.
+    /// Scheme that a recipe means by `scheme`; HQQ adds a floating-point zero point.
     fn scheme(&self, scheme: Scheme) -> Scheme {
         scheme
     }
 
-    /// The scheme in which a weight of `scheme`, as the format stores it, is stored; SpQR has f16 scales.
+    /// Scheme in which a weight of `scheme` is stored; SpQR has f16 scales.
     fn stored_scheme(&self, scheme: Scheme) -> Scheme {
         scheme
     }
@@ -72,7 +72,7 @@ pub trait Method: Debug + Send + Sync {
         Ok(())
     }
 
-    /// Why the method does not go with `feature`; `None` if it does.
+    /// Reason why the method cannot be combined with `feature`; `None` if it can.
     fn refuses(&self, feature: Feature) -> Option<&'static str> {
         refused_by_most(feature)
     }
@@ -82,7 +82,7 @@ pub trait Method: Debug + Send + Sync {
         false
     }
 
-    /// Number of single weights that are stored beside the codes of a weight `[rows, cols]`.
+    /// Number of outliers stored outside the codes of a weight `[rows, cols]`.
     fn outliers(&self, rows: usize, cols: usize) -> usize {
         let _ = (rows, cols);
         0
@@ -93,23 +93,23 @@ pub trait Method: Debug + Send + Sync {
         None
     }
 
-    /// The method's behaviour where the calibration lacks something, for the coverage report; `None` if the method does not say.
+    /// Behaviour for a gap in the calibration, for the coverage report; `None` if the method does not say.
     fn lacking(&self, lack: Lack) -> Option<&'static str> {
         let _ = lack;
         None
     }
 
-    /// Memory of `phase` for one weight, beside the weight itself and the result.
+    /// Memory of `phase` for one weight, beside the weight and the result.
     fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
         let _ = (phase, extent);
         Vec::new()
     }
 }
 
-/// The reason for which most methods do not go with `feature`, if they do not.
+/// Reason why most methods cannot be combined with `feature`, if so.
 pub fn refused_by_most(feature: Feature) -> Option<&'static str> {
     match feature {
-        Feature::GivenScales => Some("it chooses its scales itself"),
+        Feature::GivenScales => Some("it chooses its own scales"),
         Feature::Trellis => Some("schemes other than a trellis, which qtip writes"),
         _ => None,
     }
@@ -118,7 +118,7 @@ pub fn refused_by_most(feature: Feature) -> Option<&'static str> {
 /// The unit of work of a method.
 #[derive(Clone, Copy)]
 pub enum Work<'a> {
-    /// Rounding to nearest, which the pipeline does panel by panel as weights are read.
+    /// RTN, which the pipeline runs panel by panel while it reads weights.
     Nearest,
     /// One weight, without calibration.
     Weight(&'a dyn SolveWeight),
@@ -133,9 +133,9 @@ pub enum Work<'a> {
 pub struct Needs {
     /// Calibration text.
     pub text: bool,
-    /// Comparison of each solution with RTN on what the layer reads; RTN replaces a solution that is worse.
+    /// Comparison of each solution with RTN on the layer's input; RTN replaces a solution that is worse.
     pub judged: bool,
-    /// The unquantized model beside the quantized one, for the drift of the layers' inputs between the two.
+    /// The unquantized model beside the quantized one, to measure the drift of layer inputs.
     pub drift: bool,
     /// Gradients inside a decoder layer: the architecture must have a backward.
     pub gradients: bool,
@@ -155,31 +155,31 @@ pub enum Fisher {
     Outputs,
 }
 
-/// A feature of a run that some methods do not go with.
+/// Feature of a run that some methods cannot be combined with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feature {
-    /// Inputs that are quantized at run time.
+    /// Inputs quantized at run time.
     QuantizedInputs,
-    /// A transform of the model before the method.
+    /// Transform of the model before the method.
     Transform,
-    /// Inputs that are rotated at run time.
+    /// Inputs rotated at run time.
     RotatedInputs,
     /// Scales that the format chooses ([`WeightTask::scales`]).
     GivenScales,
     /// Stochastic rounding.
     StochasticRounding,
-    /// Weights that are paths through a trellis; the reason names the schemes that the method takes instead.
+    /// Trellis-coded weights; the reason names the schemes that the method takes instead.
     Trellis,
 }
 
-/// A lack of the calibration for one input.
+/// Gap in the calibration of one input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lack {
-    /// No token reaches it.
+    /// No token reached it.
     Tokens,
     /// All of its channels are zero in every token.
     AllChannels,
-    /// Fewer tokens reach it than it has channels.
+    /// Fewer tokens reached it than it has channels.
     Few,
     /// Some of its channels are zero in every token.
     Channels,
@@ -196,7 +196,7 @@ pub struct WeightTask<'a> {
     pub cols: usize,
     /// The weight `[rows, cols]`.
     pub w: &'a [f32],
-    /// The weight that the result should be near, where it makes up for the drift of its input; `w` otherwise.
+    /// Weight that the result should approximate: corrected for the drift of its input, else `w`.
     pub target: &'a [f32],
     /// Global scale that fused layers share.
     pub outer: Option<f32>,
@@ -204,14 +204,14 @@ pub struct WeightTask<'a> {
     pub outputs: Option<&'a Hessian>,
     /// Scales that the format chooses; `None` if any scale can be stored.
     pub scales: Option<&'a GivenScales<'a>>,
-    /// The decoder layer, and the place of the weight among its linear layers.
+    /// Index of the decoder layer, and of the weight among its linear layers.
     pub place: (usize, usize),
     /// Threads.
     pub threads: usize,
 }
 
-/// Chooses the scales of a format that does not store every scale, for a weight and the diagonal of its Hessian; gives the scheme
-/// that they belong to, and `None` for a weight that has no such scales.
+/// Chooses the scales of a weight for a format that cannot store every scale, from the weight and the diagonal of its
+/// Hessian. Returns the scheme and codes of the scales; `None` for a weight without such scales.
 pub type GivenScales<'a> = dyn Fn(&[f32], &[f64]) -> Option<(Scheme, Codes)> + 'a;
 
 /// Quantizes one weight without calibration.
@@ -223,14 +223,14 @@ pub trait SolveWeight {
     fn solve(&self, task: &WeightTask<'_>) -> Result<Solved, MethodError>;
 }
 
-/// Statistics of an input that some weights share.
+/// Statistics of an input shared by one or more weights.
 #[derive(Debug)]
 pub struct InputTask {
     /// Second moments.
     pub hessian: Hessian,
     /// Drift from the unquantized model, for methods that [ask for it](Needs::drift); absent for experts.
     pub drift: Option<Drift>,
-    /// The decoder layer, and the place among its linear layers of the first that reads the input.
+    /// Index of the decoder layer, and of the first linear layer that reads the input.
     pub place: (usize, usize),
     /// Threads.
     pub threads: usize,
@@ -245,7 +245,7 @@ pub trait SolveInput {
     fn prepare(&self, task: InputTask) -> Result<Prepared, MethodError>;
 }
 
-/// A solver, and the second moments by which its solutions are compared with RTN; none if there is no RTN to compare with.
+/// Solver, and the second moments for comparing its solutions with RTN; `None` if RTN does not apply.
 #[derive(Debug)]
 pub struct Prepared {
     /// Solver.
@@ -254,16 +254,16 @@ pub struct Prepared {
     pub moments: Option<Hessian>,
 }
 
-/// The solver of weights that share an input.
+/// Solver of weights that share an input.
 #[derive(Debug)]
 pub enum Solver {
     /// A solver of the method.
     Ready(Box<dyn InputSolver>),
-    /// RTN, for the reason given.
+    /// RTN, with the reason.
     RoundToNearest(String),
 }
 
-/// Quantizes weights one after another, with everything that follows from their common input.
+/// Quantizes weights one after another, using shared statistics of their input.
 pub trait InputSolver: Debug {
     /// Quantizes the weight of `task`.
     ///
@@ -276,7 +276,7 @@ pub trait InputSolver: Debug {
         false
     }
 
-    /// The weight `w` with the correction for the drift of its input. `last` is true for the last weight that reads the input.
+    /// Returns `w` corrected for the drift of its input. `last` is true for the last weight that reads the input.
     ///
     /// # Errors
     /// [`MethodError`].
@@ -288,14 +288,14 @@ pub trait InputSolver: Debug {
 
 /// Quantizes all weights of a decoder layer together.
 pub trait SolveLayer {
-    /// Begins a layer that has no weights yet.
+    /// Starts a decoder layer without weights.
     fn begin(&self) -> Box<dyn LayerSolver>;
 
     /// Tokens of a step: as many windows as hold them, at least one.
     fn batch_tokens(&self) -> usize;
 }
 
-/// The weights of a decoder layer as they are learned.
+/// Weights of a decoder layer while they are learned.
 pub trait LayerSolver {
     /// Adds a weight. `h` is the mean square of each column's input, `[cols]`; `signed` is true if the format stores negative scales.
     ///
@@ -318,7 +318,7 @@ pub trait LayerSolver {
     /// Writes the dequantized values of weight `index` to `out`.
     fn dequantize(&self, index: usize, out: &mut [f32], threads: usize);
 
-    /// The weights as they are stored, in the order of [`add`](Self::add).
+    /// Quantized weights, in the order of [`add`](Self::add).
     fn finish(self: Box<Self>) -> Vec<Solved>;
 }
 
@@ -354,12 +354,12 @@ pub struct Run<'a> {
     pub metric: Option<&'a Metric>,
     /// Threads.
     pub threads: usize,
-    /// Asked after every step whether to go on.
+    /// Called after every step; decides if learning continues.
     pub tick: &'a mut dyn FnMut() -> ControlFlow<()>,
 }
 
 impl Run<'_> {
-    /// Asks whether to go on.
+    /// Checks for a stop request.
     ///
     /// # Errors
     /// [`MethodError::Stopped`].
@@ -382,16 +382,16 @@ pub trait Windows {
     /// Appends the values of window `index` to `out`.
     ///
     /// # Errors
-    /// The states cannot be read.
+    /// Fails if the states cannot be read.
     fn append_to(&self, index: usize, out: &mut Vec<f32>) -> Result<(), MethodError>;
 }
 
-/// A decoder layer that can be run and differentiated. Weights are named by their place among those that are quantized.
+/// Decoder layer that can be run and differentiated. Weights are identified by their index among the quantized ones.
 pub trait Block {
     /// Replaces `states` `[tokens, hidden]`, sequences of `lens` tokens, by the layer's output.
     ///
     /// # Errors
-    /// The layer cannot be run.
+    /// Fails if the layer cannot be run.
     fn forward(&mut self, states: &mut [f32], lens: &[usize]) -> Result<(), MethodError>;
 
     /// Computes the gradients of all weights from that of the last output.
@@ -420,7 +420,7 @@ pub enum Phase {
 /// A named amount of memory in bytes.
 pub type Buffer = (&'static str, u64);
 
-/// The size of a weight's problem, for memory estimates.
+/// Size of a weight's problem, for memory estimates.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent<'a> {
     /// Scheme.
@@ -439,7 +439,7 @@ pub struct Extent<'a> {
     pub inputs: u64,
     /// True if there are statistics of held-out windows as well.
     pub held_out: bool,
-    /// True if the drift of the input is known.
+    /// True if the drift of the input is measured.
     pub drift: bool,
     /// True if no later weight reads the input.
     pub last: bool,

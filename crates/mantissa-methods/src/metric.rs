@@ -1,21 +1,21 @@
-//! What an error of a layer's output costs the model: the Fisher information of the output.
+//! Fisher information of a layer's output: the KL divergence of the model caused by an error of that output.
 //!
-//! To second order in δ, KL(model(x) ‖ model(x + δ)) is `½ δᵀ F δ` with `F = E[g gᵀ]`, g being the gradient of `-ln p(y)` at x for y
-//! drawn from the model's own distribution. BRECQ (Li et al., ICLR 2021, arXiv:2102.05426, section 3.3) weighs a block's error by the
-//! diagonal of `g gᵀ`; here it is the whole matrix, the mean over all tokens, so that one matrix `[hidden, hidden]` of each layer
-//! is all that is kept.
+//! To second order in δ, KL(model(x) ‖ model(x + δ)) is `½ δᵀ F δ` with `F = E[g gᵀ]`. Here g is the gradient of `-ln
+//! p(y)` at x, for y drawn from the model's own distribution. BRECQ (Li et al., ICLR 2021, arXiv:2102.05426, section
+//! 3.3) weights a block's error by the diagonal of `g gᵀ`. This module uses the whole matrix averaged over all
+//! tokens, so one `[hidden, hidden]` matrix per layer is stored.
 
 use mantissa_kernels::{MatMut, MatRef, for_each, kernels, parts};
 
 use crate::gptq::Hessian;
 
-/// By what length errors of a layer's output are measured.
+/// Norm in which errors of a layer's output are measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ErrorMetric {
-    /// By what they cost the model, to second order: under the Fisher information of the output, [`Metric`].
+    /// Fisher information of the output ([`Metric`]): the effect on the model's KL, to second order.
     #[default]
     Fisher,
-    /// By their squares, as published.
+    /// Squared error, as published.
     Mse,
 }
 
@@ -23,13 +23,13 @@ pub enum ErrorMetric {
 pub const ERROR_METRICS: [(&str, ErrorMetric); 2] =
     [("fisher", ErrorMetric::Fisher), ("mse", ErrorMetric::Mse)];
 
-/// Share of the identity in a metric: what the calibration is indifferent to is not free.
+/// Share of the identity in a metric, so that directions without gradient in the calibration still count.
 const IDENTITY: f64 = 0.1;
 
-/// Rows that a thread weighs at a time.
+/// Rows that a thread multiplies at a time.
 const ROWS: usize = 512;
 
-/// The squared length by which errors of a layer's output are measured: `e M eᵀ`.
+/// Squared norm `e M eᵀ` in which errors of a layer's output are measured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Metric {
     hidden: usize,
@@ -38,8 +38,8 @@ pub struct Metric {
 }
 
 impl Metric {
-    /// Metric from the second moments of gradients, `[hidden, hidden]`: nine tenths of them, divided by the mean of their diagonal, and a
-    /// tenth of the identity. `None` where they are all zero, or not finite.
+    /// Creates the metric from second moments of gradients `[hidden, hidden]`: 0.9 of the moments, normalized to a
+    /// mean diagonal of 1, plus 0.1 of the identity. `None` if the moments are all zero or not finite.
     pub fn new(moments: &Hessian) -> Option<Self> {
         let hidden = moments.cols();
         let mut m = moments.to_dense();
@@ -54,13 +54,13 @@ impl Metric {
         Some(Metric { hidden, m })
     }
 
-    /// `errors M` for `errors` `[tokens, hidden]`.
+    /// Writes `errors M` for `errors` `[tokens, hidden]`.
     pub fn weigh(&self, errors: &[f32], out: &mut Vec<f32>, threads: usize) {
         weigh(&self.m, self.hidden, errors, out, threads);
     }
 }
 
-/// `errors M` for `errors` `[_, d]` and the symmetric `m` `[d, d]`.
+/// Returns `errors M` for `errors` `[_, d]` and the symmetric `m` `[d, d]`.
 pub fn weigh(m: &[f32], d: usize, errors: &[f32], out: &mut Vec<f32>, threads: usize) {
     out.resize(errors.len(), 0.0);
     let mut rest = &mut out[..];

@@ -1,4 +1,4 @@
-//! Options of methods and transforms in recipe files: one TOML table each, with the keys that its owner declares.
+//! Options of methods and transforms in recipe files: one TOML table each, with declared keys.
 
 use std::fmt;
 
@@ -22,7 +22,7 @@ pub struct Key {
     pub help: &'static str,
 }
 
-/// An option as it is set, in TOML: `gptq.damp = 0.01`.
+/// Option with its value, in TOML: `gptq.damp = 0.01`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setting {
     /// Table.
@@ -46,17 +46,17 @@ impl fmt::Display for Setting {
     }
 }
 
-/// An f32 as the shortest decimal that reads back as the same f32.
+/// Shortest decimal that reads back as the same f32.
 pub fn shortest(value: f32) -> f64 {
     value.to_string().parse().unwrap_or_else(|_| value.into())
 }
 
-/// Name of `value` among `known`; empty for a value that has none.
+/// Name of `value` among `known`; empty if it has none.
 pub fn name_of<T: PartialEq>(value: &T, known: &[(&'static str, T)]) -> &'static str {
     known.iter().find(|(_, one)| one == value).map_or("", |(name, _)| name)
 }
 
-/// A value of a key that is not one of those allowed.
+/// Error: a key's value is not allowed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OptionError {
     /// The key.
@@ -73,7 +73,7 @@ impl OptionError {
     }
 }
 
-/// The values of a table, read key by key. Every reader returns `None` for a key that is not set.
+/// Typed reader of a table's values. Every function returns `None` if the key is not set.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a>(&'a Table);
 
@@ -83,15 +83,15 @@ impl<'a> Options<'a> {
         Options(table)
     }
 
-    /// The value of `key` as TOML has it.
+    /// Raw TOML value of `key`.
     pub fn value(&self, key: &str) -> Option<&'a Value> {
         self.0.get(key)
     }
 
-    /// An integer from 1 to `most`.
+    /// Reads an integer from 1 to `most`.
     ///
     /// # Errors
-    /// [`OptionError`], as every reader.
+    /// [`OptionError`] if the value is not allowed.
     pub fn count(&self, key: &'static str, most: usize) -> Result<Option<usize>, OptionError> {
         let count = |value: &Value| {
             let n = value.as_integer().and_then(|n| usize::try_from(n).ok());
@@ -100,7 +100,7 @@ impl<'a> Options<'a> {
         self.read(key, count, || format!("1 to {most}"))
     }
 
-    /// A number with a decimal point from 0 to `most`.
+    /// Reads a number with a decimal point, from 0 to `most`.
     ///
     /// # Errors
     /// [`OptionError`].
@@ -110,7 +110,7 @@ impl<'a> Options<'a> {
         Ok(read.map(|number| number as f32))
     }
 
-    /// `true` or `false`.
+    /// Reads `true` or `false`.
     ///
     /// # Errors
     /// [`OptionError`].
@@ -118,16 +118,16 @@ impl<'a> Options<'a> {
         self.read(key, Value::as_bool, || "true or false".to_owned())
     }
 
-    /// `seed`, an integer from 0 on.
+    /// Reads `seed`, an integer of at least 0.
     ///
     /// # Errors
     /// [`OptionError`].
     pub fn seed(&self) -> Result<Option<u64>, OptionError> {
         let seed = |value: &Value| value.as_integer().and_then(|seed| u64::try_from(seed).ok());
-        self.read("seed", seed, || "an integer from 0 on".to_owned())
+        self.read("seed", seed, || "an integer of at least 0".to_owned())
     }
 
-    /// One of `known` by name.
+    /// Reads one of the names in `known`.
     ///
     /// # Errors
     /// [`OptionError`].
@@ -141,10 +141,10 @@ impl<'a> Options<'a> {
         found.map(Some).ok_or_else(|| OptionError::new(key, format_args!("\"{text}\""), names()))
     }
 
-    /// The value of `key` as `read` takes it; `allowed` says which values those are.
+    /// Converts the value of `key` with `read`. `allowed` names the allowed values.
     ///
     /// # Errors
-    /// [`OptionError`] with `allowed` if `read` does not take the value.
+    /// [`OptionError`] with `allowed` if `read` refuses the value.
     pub fn read<T>(
         &self,
         key: &'static str,

@@ -1,25 +1,26 @@
-//! Orthogonal matrices that are learned, and the steps by which they are.
+//! Learned orthogonal matrices and their update steps.
 //!
-//! A step along a skew-symmetric `A` is Cayley's transform, `M ← (1 - A/2)⁻¹ (1 + A/2) M`, which is orthogonal whatever the length of
-//! the step: the retraction of Li, Li & Todorovic 2020, "Efficient Riemannian Optimization on the Stiefel Manifold via the Cayley
-//! Transform" (arXiv:2002.01113), section 3.2, which SpinQuant descends with. It is solved exactly, in f64, in one order of operations.
+//! A step along a skew-symmetric `A` is the Cayley transform `M ← (1 - A/2)⁻¹ (1 + A/2) M`, which stays orthogonal
+//! for any step length. It is the retraction of Li, Li & Todorovic 2020, "Efficient Riemannian Optimization on the
+//! Stiefel Manifold via the Cayley Transform" (arXiv:2002.01113), section 3.2, which SpinQuant uses. It is solved
+//! exactly, in f64, in a fixed order of operations.
 
 use mantissa_kernels::{MatMut, MatRef, kernels};
 use mantissa_num::Hadamard;
 
-/// Vectors that are multiplied at a time.
+/// Vectors multiplied at a time.
 const ROWS: usize = 512;
 
-/// Largest distance of `M Mᵀ` from the identity for a matrix that is read.
+/// Largest allowed entry of `M Mᵀ - 1` for a matrix read from a file.
 const MOST_ERROR: f32 = 1e-4;
 
 /// An orthogonal matrix `M`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Orthogonal {
     n: usize,
-    /// `[n, n]`, as it is learned.
+    /// `[n, n]`, at the precision of learning.
     exact: Vec<f64>,
-    /// The same as it is multiplied and stored.
+    /// The same matrix in f32, as it is multiplied and stored.
     values: Vec<f32>,
 }
 
@@ -29,9 +30,9 @@ impl Orthogonal {
         Orthogonal { n, exact, values }
     }
 
-    /// The matrix of `n` rows that multiplies each run of its order by `hadamard`; `n` must be a multiple of it.
+    /// Block-diagonal matrix of `n` rows with `hadamard` as each block; `n` must be a multiple of its order.
     pub fn of_hadamard(hadamard: &Hadamard, n: usize) -> Self {
-        // Rows are what becomes of the unit vectors: the columns of M.
+        // Each row is the image of a unit vector, which is a column of M.
         let mut columns = vec![0.0; n * n];
         columns.iter_mut().step_by(n + 1).for_each(|v| *v = 1.0);
         hadamard.forward(&mut columns);
@@ -43,7 +44,7 @@ impl Orthogonal {
         self.n
     }
 
-    /// `M x` in place, for as many whole vectors as `x` holds.
+    /// Multiplies every vector of `x` by `M`, in place.
     pub fn forward(&self, x: &mut [f32]) {
         let n = self.n;
         let mut product = vec![0.0; ROWS.min(x.len() / n) * n];
@@ -55,7 +56,7 @@ impl Orthogonal {
         }
     }
 
-    /// One step along the skew-symmetric `a` (`[n, n]`).
+    /// Takes one step along the skew-symmetric `a` (`[n, n]`).
     pub fn turned(&self, a: &[f64]) -> Self {
         let n = self.n;
         let (mut left, mut right) = (a.to_vec(), self.exact.clone());
@@ -70,7 +71,7 @@ impl Orthogonal {
         Self::new(n, right)
     }
 
-    /// The greatest difference of an entry of `M Mᵀ` from that of 1, as the matrix is stored.
+    /// Largest absolute entry of `M Mᵀ - 1`, for the f32 matrix.
     pub fn error(&self) -> f32 {
         let n = self.n;
         let mut product = self.values.clone();
@@ -79,12 +80,13 @@ impl Orthogonal {
         product.iter().enumerate().fold(0.0, |most, (i, v)| most.max((v - unit(i)).abs()))
     }
 
-    /// Its entries, row by row: f32 as hexadecimal digits of their bits.
+    /// Entries row by row, as hexadecimal digits of their f32 bits.
     pub fn digits(&self) -> String {
         self.values.iter().map(|v| format!("{:08x}", v.to_bits())).collect()
     }
 
-    /// The matrix of `n` rows of [`digits`](Self::digits); `None` where these are others, or their matrix is not orthogonal.
+    /// Parses the matrix of `n` rows from [`digits`](Self::digits); `None` if the digits are invalid or the matrix is
+    /// not orthogonal.
     pub fn from_digits(digits: &str, n: usize) -> Option<Self> {
         if n == 0 || digits.len() != n.checked_mul(n)?.checked_mul(8)? {
             return None;
@@ -98,8 +100,8 @@ impl Orthogonal {
     }
 }
 
-/// Takes `b` to the solution of `a x = b` (`[n, n]` each), by elimination without pivots: the symmetric part of `a` is 1, so that none
-/// is small.
+/// Solves `a x = b` (`[n, n]` each) in place of `b`, by elimination without pivoting. That is stable because the
+/// symmetric part of `a` is 1.
 fn solve(a: &mut [f64], b: &mut [f64], n: usize) {
     for k in 0..n {
         let (above, below) = a.split_at_mut((k + 1) * n);

@@ -1,24 +1,28 @@
-//! QTIP (Tseng, Sun, Hou & De Sa 2024, "QTIP: Quantization with Trellises and Incoherence Processing", arXiv 2406.11235).
+//! QTIP (Tseng, Sun, Hou & De Sa 2024, "QTIP: Quantization with Trellises and Incoherence Processing", arXiv
+//! 2406.11235).
 //!
-//! A weight `W[n, k]` is rotated on both sides by randomized Hadamard matrices, after which its values are nearly normal whatever they were and
-//! no input stands out (incoherence processing: QuIP#, Tseng et al. 2024, arXiv 2402.04396, section 3), and is then coded tile by
-//! tile by paths through a trellis, whose values come as near to normal ones as vectors of hundreds of dimensions may. Tiles are taken from
-//! the first inputs to the last, and those that follow make up for the error of those before (BlockLDLQ, the same paper, section 4.1):
+//! The weight `W[n, k]` is rotated on both sides by randomized Hadamard matrices (incoherence processing: QuIP#,
+//! Tseng et al. 2024, arXiv 2402.04396, section 3). Its values are then nearly normal and no input stands out. Each
+//! 16 × 16 tile is coded as a path through a trellis, which quantizes a normal source nearly as well as a vector
+//! quantizer of hundreds of dimensions. Tiles are coded from the first inputs to the last, and later tiles compensate
+//! for the errors of earlier ones (BlockLDLQ, same paper, section 4.1):
 //!
 //! ```text
 //! C = Hₒᵀ diag(v)⁻¹ W diag(u) Hᵢᵀ,   (H' + λI)⁻¹ = Uᵀ U,   H' = Hᵢ diag(u) H diag(u) Hᵢᵀ,   u = ±1
 //! for 16 columns B after another:   Q_B = path(C_B),   C_rest -= (C_B - Q_B) U_BB⁻¹ U_B,rest
 //! ```
 //!
-//! Where second moments `G[n, n]` of the outputs' gradients say what an error of one output is to the others, the error that counts is
-//! `tr(G (W - Q) H (W - Q)ᵀ)`, and outputs are taken 16 after another as well, with the factor of `(G' + λI)⁻¹` on the left (YAQA: Tseng, Sun,
-//! Hou & De Sa 2025, arXiv 2505.22988, section 3): the Hessian of a whole weight is `G ⊗ H`, whose factor is that of both factors.
+//! With second moments `G[n, n]` of the outputs' gradients the loss is `tr(G (W - Q) H (W - Q)ᵀ)`, so outputs are
+//! compensated in blocks of 16 as well, with the factor of `(G' + λI)⁻¹` on the left (YAQA: Tseng, Sun, Hou & De Sa
+//! 2025, arXiv 2505.22988, section 3). The Hessian of the whole weight is then `G ⊗ H`, whose factor is the product
+//! of both factors.
 //!
-//! `v`, signs times scales, brings the values to the spread of the code book. When all tiles are coded it is fitted once more: the
-//! scale under which the output errs least, `tr(W H Pᵀ) / tr(P H Pᵀ)` for the weight `P` of scale 1.
+//! `v`, signs times scales, brings the values to the standard deviation of the code book. After all tiles are coded
+//! the scale is refitted to the least output error: `tr(W H Pᵀ) / tr(P H Pᵀ)` for the weight `P` at scale 1.
 //!
-//! Tiles of a diagonal do not meet, so they run on any number of threads, and the bytes do not depend on their number. A search takes
-//! 2^16 additions and comparisons for each weight, `1 + 160 / (256 · bits)` times: measured in docs/results/weights.md.
+//! Tiles on the same anti-diagonal are independent and run on any number of threads; the bytes do not depend on the
+//! number. A search takes `2^16 · (1 + 160 / (256 · bits))` additions and comparisons per weight: measured in
+//! docs/results/weights.md.
 
 pub mod method;
 mod solve;
@@ -34,20 +38,20 @@ use self::solve::Problem;
 use crate::gptq::{GptqError, GptqOptions, Hessian, InverseFactor};
 use crate::metric::ErrorMetric;
 
-/// Standard deviation of the values that are coded, by bits, that of the code book being 1: of a normal source of this spread the paths
-/// through the trellis leave least of its square (.269, .069, .018, .0046 … of it). More bits reach further into the tails.
+/// Standard deviation of the coded values by bits, relative to the code book's. At these values the trellis leaves
+/// the least share of a normal source's variance (.269, .069, .018, .0046 …). More bits reach further into the tails.
 const SPREAD: [f32; 8] = [1.15, 0.97, 0.95, 0.94, 0.91, 0.86, 0.8, 0.75];
 
-/// The same of the outputs' second moments: what the calibration is indifferent to is not free.
+/// λ as a fraction of the mean diagonal of the outputs' second moments.
 const OUTPUT_DAMP: f64 = 0.1;
 
 /// Options of QTIP.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QtipOptions {
-    /// Metric of errors of a layer's outputs: the outputs' factor of the Fisher information, where the architecture has a
-    /// backward, or by their squares, as published.
+    /// Norm of errors of a layer's outputs: the outputs' factor of the Fisher information if the architecture has a
+    /// backward, or squared errors as published.
     pub metric: ErrorMetric,
-    /// λ as a fraction of the mean of the Hessian's diagonal; where H is singular all the same, ten times as much is tried, up to 1.
+    /// λ as a fraction of the mean diagonal of the Hessian. While H is singular, λ is multiplied by 10, up to 1.
     pub damp: f64,
 }
 
@@ -57,18 +61,18 @@ impl Default for QtipOptions {
     }
 }
 
-/// A weight as it is coded.
+/// Quantized weight.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QtipResult {
     /// Codes, signs and scales.
     pub quantized: Quantized,
-    /// `tr((W - Q) H (W - Q)ᵀ)` with the H given.
+    /// Loss `tr((W - Q) H (W - Q)ᵀ)` under the given H.
     pub loss: f64,
-    /// Notes for the user: larger damping.
+    /// Notes for the user, for example increased damping.
     pub notes: Vec<String>,
 }
 
-/// Rotation of an input and the factor of the inverse of its rotated Hessian, which all weights that read the input share.
+/// Rotation of an input and the factor of its rotated inverse Hessian, shared by all weights that read the input.
 #[derive(Clone, Debug)]
 pub struct RotatedInput {
     kernels: Kernels,
@@ -78,15 +82,16 @@ pub struct RotatedInput {
 }
 
 impl RotatedInput {
-    /// Prepares the input with the second moments `hessian`; signs are those of `seed`.
+    /// Prepares the input from its second moments `hessian`; `seed` determines the signs.
     ///
     /// # Errors
-    /// [`GptqError`], of the Hessian. [`GptqError::Singular`] is the caller's cue to take [`Self::plain`] instead.
+    /// [`GptqError`] for an invalid Hessian. On [`GptqError::Singular`] the caller should use [`Self::plain`]
+    /// instead.
     pub fn new(hessian: Hessian, damp: f64, seed: u64, threads: usize) -> Result<Self, GptqError> {
         Self::at(*kernels(), hessian, damp, seed, threads)
     }
 
-    /// Prepares an input of `cols` values of which nothing is known: each counts alike, and none depends on another.
+    /// Prepares an input of `cols` values without statistics: all inputs count alike and are independent.
     ///
     /// # Errors
     /// [`GptqError::Memory`].
@@ -108,11 +113,12 @@ impl RotatedInput {
         Ok(RotatedInput { kernels, hessian, signs, factor })
     }
 
-    /// Codes `w` (`[n, k]`, both multiples of 16) by `scheme`, a trellis of whole bits; `outputs` `G[n, n]` says what errors of the outputs
-    /// cost, up to a factor, and the signs of the outputs are those of `seed`.
+    /// Codes `w` (`[n, k]`, both multiples of 16) by `scheme`, a trellis of whole bits. `outputs` are second moments
+    /// `G[n, n]` of the outputs' gradients, up to a factor. `seed` determines the signs of the outputs.
     ///
     /// # Errors
-    /// [`GptqError::Scheme`], [`GptqError::Length`], [`GptqError::Memory`], and [`GptqError::Weight`] of values that are no numbers.
+    /// [`GptqError::Scheme`], [`GptqError::Length`], [`GptqError::Memory`], and [`GptqError::Weight`] for non-finite
+    /// values.
     pub fn quantize(
         &self,
         scheme: &Scheme,
@@ -154,19 +160,19 @@ impl RotatedInput {
         Ok(QtipResult { quantized: q, loss, notes: self.factor.notes() })
     }
 
-    /// Root mean squares of the outputs that share a scale, by output.
+    /// Root mean square of the outputs that share a scale, by output.
     fn scales(&self, trellis: &Trellis, w: &[f32], rows: usize) -> Vec<f32> {
         let cols = self.signs.len();
         let shared = if trellis.channels { 1 } else { order(rows) };
         let of_block = |block: &[f32]| {
             let square = self.kernels.sum_squares_f64(block) / block.len().max(1) as f64;
-            // A block of zeros has a scale all the same.
+            // A block of zeros needs a nonzero scale too.
             if square > 0.0 { square.sqrt() as f32 } else { 1.0 }
         };
         w.chunks(shared * cols).flat_map(|block| std::iter::repeat_n(of_block(block), shared)).collect()
     }
 
-    /// The weight between its rotations, in units of the code book.
+    /// Rotated weight in units of the code book.
     fn targets(&self, w: &[f32], signs: &[f32], scales: &[f32]) -> Vec<f32> {
         let (rows, cols) = (signs.len(), self.signs.len());
         let mut targets = w.to_vec();
@@ -183,7 +189,8 @@ impl RotatedInput {
         targets
     }
 
-    /// The scales under which the output errs least, of outputs that share one; those given where they say nothing.
+    /// Scales with the least output error, per group of outputs that share one; keeps the given scale if the fit is
+    /// degenerate.
     fn fitted(&self, trellis: &Trellis, w: &[f32], unit: &[f32], rows: usize, given: Vec<f32>) -> Vec<f32> {
         let shared = if trellis.channels { 1 } else { order(rows) };
         let (with, own) = (self.hessian.inner(w, unit), self.hessian.inner(unit, unit));
@@ -204,10 +211,10 @@ impl RotatedInput {
     }
 }
 
-/// The trellis of `scheme` and its bits, where a weight `[rows, cols]` can be coded by it.
+/// Trellis of `scheme` and its bits, if it can code a weight `[rows, cols]`.
 ///
 /// # Errors
-/// The schemes that it takes.
+/// Names the schemes that it takes.
 pub fn check_scheme(scheme: &Scheme, rows: usize, cols: usize) -> Result<(Trellis, u32), &'static str> {
     let Format::Trellis(trellis) = scheme.format else {
         return Err("trellis1 to trellis8, whose paths it codes");
@@ -221,13 +228,13 @@ pub fn check_scheme(scheme: &Scheme, rows: usize, cols: usize) -> Result<(Trelli
     }
 }
 
-/// Anonymous memory that [`RotatedInput::quantize`] takes beside the weight `[rows, cols]` and its input.
+/// Anonymous memory of [`RotatedInput::quantize`] beside the weight `[rows, cols]` and its input, in bytes.
 pub fn solve_bytes(bits: u32, rows: usize, cols: usize, threads: usize) -> u64 {
     let (n, weights) = (rows as u64, (rows * cols) as u64);
     let threads = (threads.max(1) as u64).min(rows.min(cols).div_ceil(TILE) as u64);
-    // Of every state, and once more in the order of the search.
+    // Per state, and again in search order.
     let table = (4 + 4) << 16;
-    // Targets and what their errors leave to both sides; then the values between the rotations and the weight that they make.
+    // Targets and their errors in both directions; then the values between the rotations and the weight made of them.
     let values = (4 + 8 + 8) * weights;
     let outputs = 8 * n * n + (4 + 4) * n * n;
     let codes = u64::from(bits) * weights / 2;
@@ -238,7 +245,8 @@ fn signs(n: usize, seed: u64) -> Vec<f32> {
     (0..n as u64).map(|i| if random_u32(seed, i) >> 31 == 1 { -1.0 } else { 1.0 }).collect()
 }
 
-/// `Uᵀ[n, n]` for the second moments `outputs` of gradients of the outputs, rotated as the codes are; `None` of moments that say nothing.
+/// Factor `Uᵀ[n, n]` of the second moments `outputs` of the outputs' gradients, rotated like the codes; `None` for
+/// degenerate moments.
 fn lower(
     outputs: &Hessian,
     signs: &[f32],
@@ -253,7 +261,7 @@ fn lower(
     let maps: Vec<Map> = std::iter::once(Map::Diag(diagonal)).chain(rotation(n).map(Map::Hadamard)).collect();
     let options = GptqOptions { damp: OUTPUT_DAMP, act_order: false, ..GptqOptions::default() };
     match InverseFactor::new(&outputs.mapped(&maps)?, options, threads) {
-        // Gradients that are no numbers, or none: errors count alike.
+        // Gradients are zero or not finite: all errors count alike.
         Err(GptqError::Singular { .. } | GptqError::Value { .. } | GptqError::NoTokens) => Ok(None),
         Err(error) => Err(error),
         Ok(factor) if factor.dead_columns() > 0 => Ok(None),
@@ -269,7 +277,7 @@ fn input_maps(signs: &[f32]) -> Vec<Map> {
 }
 
 fn f16(x: f32) -> u16 {
-    // Beyond f16 the largest or the smallest of it.
+    // Clamp to the range of f16.
     let x = x.clamp(-F16.max(), F16.max());
     F16.encode(x, Overflow::Special, Rounding::NearestEven, 0) as u16
 }

@@ -26,9 +26,9 @@ use crate::transform::Transform;
 pub struct Registered {
     /// Name.
     pub name: &'static str,
-    /// The method whose options these are other defaults of; `None` for a method of its own.
+    /// Base method, if this row only changes its defaults; `None` for a method of its own.
     pub variant_of: Option<&'static str>,
-    /// One sentence on what it does.
+    /// One sentence on the method.
     pub summary: &'static str,
     /// The method with its defaults for weights of a scheme.
     pub new: fn(&Scheme) -> Box<dyn Method>,
@@ -36,40 +36,38 @@ pub struct Registered {
 
 /// All methods.
 pub const METHODS: [Registered; 16] = [
-    row("rtn", "rounds to nearest, each weight by itself", |_| Box::new(Rtn)),
-    row("rtn-mse", "rounds to nearest under the range of each block that loses least", |_| Box::new(RtnMse)),
-    row("hqq", "finds zero points under which few weights are far off", |_| Box::<Hqq>::default()),
-    row("gptq", "quantizes column by column, later columns make up for earlier errors", |_| {
+    row("rtn", "rounds each weight to nearest", |_| Box::new(Rtn)),
+    row("rtn-mse", "rounds to nearest, with a searched range for each block", |_| Box::new(RtnMse)),
+    row("hqq", "searches zero points under a norm that tolerates outliers", |_| Box::<Hqq>::default()),
+    row("gptq", "quantizes column by column and compensates errors in later columns", |_| {
         Box::<Gptq>::default()
     }),
-    row("spqr", "runs GPTQ with a few weights beside the codes, in f16", |_| Box::<Spqr>::default()),
+    row("spqr", "runs GPTQ and stores a few outlier weights in f16", |_| Box::<Spqr>::default()),
     row("autoround", "learns rounding and ranges by block reconstruction", |weights| {
         Box::new(AutoRound::of(weights))
     }),
-    row("adaround", "learns for each weight whether it is rounded up or down", |_| {
-        Box::<AdaRound>::default()
-    }),
-    row("qtip", "codes the rotated weight by paths through a trellis", |_| Box::<Qtip>::default()),
+    row("adaround", "learns to round each weight up or down", |_| Box::<AdaRound>::default()),
+    row("qtip", "codes the rotated weight with a trellis", |_| Box::<Qtip>::default()),
     Registered {
         variant_of: Some("gptq"),
-        ..row("gptaq", "runs GPTQ with weights that make up for the drift of their inputs", |_| {
+        ..row("gptaq", "runs GPTQ on weights corrected for the drift of their inputs", |_| {
             Box::new(Gptq::gptaq())
         })
     },
-    row("foem", "runs GPTQ with the first-order term of what weights have made up for", |_| {
-        Box::<Foem>::default()
+    row("foem", "runs GPTQ with the first-order term of the loss", |_| Box::<Foem>::default()),
+    row("scalesweep", "searches the FP4 scale of each block, then rounds to nearest", |_| {
+        Box::new(ScaleSweep)
     }),
-    row("scalesweep", "rounds to nearest under the best of all FP4 block scales", |_| Box::new(ScaleSweep)),
-    row("scalesweep-gptq", "runs GPTQ and sweeps the scale of each FP4 block inside", |_| {
+    row("scalesweep-gptq", "runs GPTQ with a search of each FP4 block scale", |_| {
         Box::<ScaleSweepGptq>::default()
     }),
     Registered {
         variant_of: Some("scalesweep-gptq"),
-        ..row("scalesweep-gptaq", "runs GPTAQ and sweeps the scale of each FP4 block inside", |_| {
+        ..row("scalesweep-gptaq", "runs GPTAQ with a search of each FP4 block scale", |_| {
             Box::new(ScaleSweepGptq::gptaq())
         })
     },
-    row("soar", "finds global and block scales of FP4 together, in closed form", |_| Box::new(Soar)),
+    row("soar", "optimizes global and block scales of FP4 jointly, in closed form", |_| Box::new(Soar)),
     row("soar-gptq", "runs GPTQ under FP4 scales in closed form", |_| Box::<SoarGptq>::default()),
     Registered {
         variant_of: Some("soar-gptq"),
@@ -106,22 +104,22 @@ pub struct RegisteredTransform {
 pub const TRANSFORMS: [RegisteredTransform; 4] = [
     RegisteredTransform {
         name: "smooth",
-        summary: "moves the range of activations into the weights",
+        summary: "migrates outliers from activations to weights",
         new: || Box::<Smooth>::default(),
     },
     RegisteredTransform {
         name: "awq",
-        summary: "scales up the columns of weights that read large channels, and clips groups",
+        summary: "scales weight columns by activation magnitude, and clips groups",
         new: || Box::new(Awq),
     },
     RegisteredTransform {
         name: "rotate",
-        summary: "spreads outliers by Hadamard rotations",
+        summary: "spreads outliers with Hadamard rotations",
         new: || Box::<Rotate>::default(),
     },
     RegisteredTransform {
         name: "spin",
-        summary: "spreads outliers by learned rotations",
+        summary: "spreads outliers with learned rotations",
         new: || Box::<Spin>::default(),
     },
 ];

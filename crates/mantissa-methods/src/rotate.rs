@@ -35,7 +35,7 @@ impl RotateOptions {
         Ok(())
     }
 
-    /// The options as `table` has them.
+    /// Options as set in `table`.
     pub fn settings(&self, table: &'static str) -> Vec<Setting> {
         vec![
             Setting::new(table, "residual", self.residual),
@@ -52,7 +52,7 @@ impl Default for RotateOptions {
     }
 }
 
-/// Keys of rotations, in every table that has them.
+/// Key for rotating the residual stream, in every table that has it.
 pub const RESIDUAL: Key =
     Key { name: "residual", help: "rotate the residual stream, if the architecture allows it" };
 /// Rotation of values.

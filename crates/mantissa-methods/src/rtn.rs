@@ -1,11 +1,11 @@
-//! Round to nearest (RTN): every weight by itself, the scale from its block's range.
+//! Round to nearest (RTN): each weight independently, with the scale from its block's range.
 //!
-//! No paper: the baseline that every method is measured against. With `W[N, K]`, blocks `B` and a scheme's functions of
+//! RTN has no paper; it is the baseline of every method. With `W[N, K]`, blocks `B` and the scheme's functions of
 //! [`mantissa_num::blockwise`]: `s_B = block(range of W over B)`, `code[n, k] = encode(W[n, k], s_B)`.
 //!
-//! Blocks are independent, so rows are cut into panels that hold whole blocks and run on several threads; the result does
-//! not depend on how many. A panel goes through the kernels where they have its elements and all values are finite, and
-//! through the reference otherwise; the bits are the same.
+//! Blocks are independent, so rows are split into panels of whole blocks, which run on several threads. The result
+//! does not depend on the number of threads. A panel uses the kernels if they support its elements and all values are
+//! finite, and the reference otherwise; the bits are the same.
 
 mod blocks;
 pub mod method;
@@ -23,8 +23,8 @@ use panel::Elements;
 /// Name of rounding to nearest in recipes and reports.
 pub const NAME: &str = "rtn";
 
-/// Quantizes `w` (`[rows, cols]`, row-major) and measures the error. `outer` is the tensor-wide scale where fused partners
-/// share one; `None` takes it from `w`.
+/// Quantizes `w` (`[rows, cols]`, row-major) and measures the error. `outer` is the global scale if fused layers
+/// share one; `None` computes it from `w`.
 ///
 /// # Errors
 /// [`TensorError::NonFinite`] with the index in `w`, and [`TensorError::Length`].
@@ -48,11 +48,11 @@ pub fn quantize(
     quantize_source(scheme, w, rows, cols, outer, threads)
 }
 
-/// [`quantize`] of a tensor that is read panel by panel, so that its f32 values never stand in memory together (but for a
-/// single block over the whole tensor where only the reference can encode it).
+/// Like [`quantize`], for a tensor read panel by panel, so that its f32 values are never in memory together.
+/// Exception: a single block over the whole tensor that only the reference can encode.
 ///
 /// # Errors
-/// Those of `source`, and [`TensorError::NonFinite`] as there.
+/// Errors of `source`, and [`TensorError::NonFinite`] as in [`quantize`].
 pub fn quantize_source<S: WeightReader + ?Sized>(
     scheme: &Scheme,
     source: &S,
@@ -85,26 +85,26 @@ pub fn quantize_source<S: WeightReader + ?Sized>(
     job.panels(source, rows, threads)
 }
 
-/// True if panels of rows can be quantized by themselves and put together: not where scales are quantized in turn, nor in
-/// formats that no weight is stored in for long (KV caches, f64) or that have no codes of elements.
+/// True if panels of rows can be quantized separately and concatenated. False for schemes with quantized scales, for
+/// formats not used for weights (KV caches, f64) and for formats without element codes.
 pub fn in_panels(scheme: &Scheme) -> bool {
     let format = &scheme.format;
     !scheme.needs_whole_tensor() && !format.has_bias() && format.codec().is_none() && code_unit(format) <= 4
 }
 
-/// The tensor-wide scale that fused partners share: of the largest amax among them.
+/// Global scale that fused layers share, from their largest amax.
 pub fn shared_outer_scale(scheme: &Scheme, amaxes: impl IntoIterator<Item = f32>) -> Option<f32> {
     let range = amaxes.into_iter().fold(blockwise::Range::EMPTY, blockwise::Range::with);
     scheme.outer_scale(range.amax())
 }
 
-/// Parameters that all panels of a tensor share.
+/// Parameters shared by all panels of a tensor.
 struct Job<'a> {
     scheme: &'a Scheme,
     cols: usize,
     outer: Option<f32>,
     elements: Option<Elements>,
-    /// The block of a tensor with a single one.
+    /// Block of a single-block tensor.
     fixed: Option<Block>,
 }
 
@@ -132,7 +132,7 @@ impl Job<'_> {
             *result = source.elements(first * cols..last * cols, scratch).and_then(|x| {
                 let part = self.panel(x, first)?;
                 codes.copy_from(&part.codes);
-                // A single block for all is the same in every panel.
+                // A single block is the same in every panel.
                 if self.fixed.is_none() || i == 0 {
                     scales.copy_from(&part.scales.codes);
                     zeros.copy_from_slice(part.zeros());
@@ -147,7 +147,7 @@ impl Job<'_> {
         Ok((q, stats))
     }
 
-    /// A tensor of the right size, to be filled.
+    /// Zeroed tensor of the right size.
     fn blank(&self, rows: usize) -> Quantized {
         let format = self.scheme.format.clone();
         let blocks = format.blocks().count(rows, self.cols);
@@ -178,7 +178,7 @@ impl Job<'_> {
     }
 }
 
-/// Rows of a panel that holds whole blocks; a block over all rows is chosen before.
+/// Rows of a panel of whole blocks; a block over all rows is chosen before.
 fn panel_rows(scheme: &Scheme, rows: usize, cols: usize) -> usize {
     let unit = match scheme.format.blocks() {
         Blocks::Row | Blocks::Group(_) | Blocks::Tensor => 1,
@@ -193,7 +193,7 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Adds the codes of a part to those before it.
+/// Appends the codes of a part.
 pub(crate) fn append(all: &mut Codes, part: Codes) {
     match (all, part) {
         (Codes::U8(all), Codes::U8(part)) => all.extend(part),
@@ -240,8 +240,8 @@ fn pieces(codes: &mut Codes, size: usize, count: usize) -> Vec<Piece<'_>> {
     }
 }
 
-/// `count` consecutive pieces of `size` elements; the last may be shorter, and a list that is shared or absent gives all of
-/// itself to the first.
+/// Splits `all` into `count` consecutive pieces of `size` elements. The last may be shorter; a shared or absent list
+/// goes to the first piece whole.
 fn pieces_of<T>(mut all: &mut [T], size: usize, count: usize) -> Vec<&mut [T]> {
     let mut pieces = Vec::with_capacity(count);
     for _ in 0..count {
@@ -316,13 +316,13 @@ mod tests {
             let mut w = weights(rows * cols);
             w[..cols.min(40)].fill(0.0);
             for scheme in schemes() {
-                // A search takes its time.
+                // Searched types are slow.
                 if scheme.format.codec().is_some_and(Codec::is_searched) && rows * cols > 1 << 16 {
                     continue;
                 }
                 let expected = mantissa_num::quantize(&scheme, &w, rows, cols, Given::default());
                 let Ok(expected) = expected else {
-                    // A codec that does not divide the rows.
+                    // Codec blocks do not divide the rows.
                     assert_eq!(quantize(&scheme, &w, rows, cols, None, 2).err(), expected.err());
                     continue;
                 };
@@ -336,7 +336,7 @@ mod tests {
         }
     }
 
-    /// Values at the edges of f32 and of the formats: subnormals, single outliers, ties, ranges near the limit.
+    /// Values at the limits of f32 and of the formats: subnormals, single outliers, ties, ranges near the maximum.
     fn extremes(rows: usize, cols: usize) -> Vec<f32> {
         let mut state = 1u32;
         let mut next = move || {

@@ -311,7 +311,7 @@ impl SolveWeight for ScaleSweep {
 /// Features that no sweep goes with.
 pub(crate) fn refuses(feature: Feature) -> Option<&'static str> {
     match feature {
-        Feature::GivenScales => Some("it chooses its scales itself"),
+        Feature::GivenScales => Some("it chooses its own scales"),
         Feature::StochasticRounding => Some("it rounds to nearest under each scale that it tries"),
         _ => None,
     }

@@ -1,14 +1,14 @@
-//! SmoothQuant (Xiao, Lin, Seznec, Wu, Demouth & Han 2022, "SmoothQuant: Accurate and Efficient Post-Training Quantization for
-//! Large Language Models", arXiv 2211.10438, equation 4).
+//! SmoothQuant (Xiao, Lin, Seznec, Wu, Demouth & Han 2022, "SmoothQuant: Accurate and Efficient Post-Training
+//! Quantization for Large Language Models", arXiv 2211.10438, equation 4).
 //!
-//! Activations have few channels that are far larger than the rest, weights have not. Channel `j` of the input of a linear
-//! layer is divided by `s[j]` and column `j` of the weight multiplied with it:
+//! Activations have a few channels that are far larger than the rest; weights do not. SmoothQuant divides channel `j`
+//! of a linear layer's input by `s[j]` and multiplies column `j` of the weight by it:
 //!
 //! ```text
 //! s[j] = max |X[:, j]|^α / max |W[:, j]|^(1 - α)
 //! ```
 //!
-//! so that both become about as hard to quantize at α = 1/2. The division is folded into the norm before the layer.
+//! At α = 1/2 both become about equally hard to quantize. The division is folded into the norm before the layer.
 
 use mantissa_kernels::kernels;
 use toml::Value;
@@ -19,13 +19,13 @@ use crate::transform::{Change, Channels, ScaleChannels, Transform};
 /// The smallest magnitude of a column of the weight, and the smallest scale.
 const LEAST: f32 = 1e-5;
 
-/// Default share of the difficulty that goes from activations to weights.
+/// Default migration strength α.
 pub const ALPHA: f32 = 0.5;
 
 /// Options of SmoothQuant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SmoothOptions {
-    /// α, 0 to 1; `None` takes for each input the one of 0, 0.05, … under which its layers err least.
+    /// α, 0 to 1; `None` searches 0, 0.05, … per input for the least output error of its layers.
     pub alpha: Option<f32>,
 }
 
@@ -35,7 +35,8 @@ impl Default for SmoothOptions {
     }
 }
 
-/// The scales of channels whose largest magnitudes are `inputs` (in the activations) and `weights` (over all weights that read them).
+/// Scales of channels with largest magnitudes `inputs` (in the activations) and `weights` (over all weights that read
+/// them).
 ///
 /// # Panics
 /// If the lengths differ.
@@ -58,16 +59,13 @@ pub fn column_peaks(w: &[f32], all: &mut [f32]) {
 
 const TABLE: TableSpec = TableSpec {
     name: "smooth",
-    keys: &[Key {
-        name: "alpha",
-        help: "share of the difficulty that goes to the weights, 0.0 to 1.0, or \"search\"",
-    }],
+    keys: &[Key { name: "alpha", help: "migration strength α, 0.0 to 1.0, or \"search\"" }],
 };
 
 /// Steps of a search for α, from 0 to 1.
 const ALPHA_STEPS: u16 = 20;
 
-/// SmoothQuant: large channels of activations become smaller, their columns of weights larger.
+/// SmoothQuant: scales down large channels of activations and scales up their weight columns.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Smooth {
     /// Options.
@@ -106,7 +104,7 @@ impl Transform for Smooth {
 }
 
 impl ScaleChannels for Smooth {
-    /// False: SmoothQuant is for the outputs of norms, whose channels differ most.
+    /// False: SmoothQuant scales only the outputs of norms, whose channels differ most.
     fn scales_inner(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! A weight as a method leaves it.
+//! Result of a method for one weight.
 
 use mantissa_num::stored::Extra;
 use mantissa_num::{Quantized, TensorError};
@@ -7,31 +7,31 @@ use crate::dequantize::dequantize_by_group;
 use crate::error_stats::ErrorStats;
 use crate::judge::Judgement;
 
-/// A layer's weight as a method leaves it.
+/// Quantized weight with its error and notes.
 #[derive(Clone, Debug)]
 pub struct Solved {
     /// Codes and scales.
     pub quantized: Quantized,
-    /// Group of each column, where groups are not of neighbours.
+    /// Group of each column, if groups are not adjacent columns.
     pub g_idx: Option<Vec<u32>>,
-    /// Single weights beside the codes.
+    /// Outliers stored outside the codes.
     pub outliers: Option<Extra>,
-    /// The scale of the layer's inputs that is stored, of a model as it was read.
+    /// Stored scale of the layer's inputs, from the model that was read.
     pub input_scale: Option<f32>,
     /// Error of the weight.
     pub stats: ErrorStats,
-    /// Why another method than the recipe's was taken.
+    /// Reason for a fallback to another method.
     pub fallback: Option<String>,
-    /// `tr((W - Q) H (W - Q)ᵀ)` on the calibration, where the method has an H.
+    /// Output error `tr((W - Q) H (W - Q)ᵀ)` on the calibration, if the method has an H.
     pub output_error: Option<f64>,
-    /// Comparison with rounding to nearest, where it was measured.
+    /// Comparison with RTN, if measured.
     pub judged: Option<Judgement>,
     /// Notes for the user.
     pub notes: Vec<String>,
 }
 
 impl Solved {
-    /// Rounded to nearest.
+    /// Result of RTN.
     pub fn rounded((quantized, stats): (Quantized, ErrorStats)) -> Self {
         Solved {
             quantized,
@@ -46,10 +46,10 @@ impl Solved {
         }
     }
 
-    /// The weight `[rows, cols]` as it is stored.
+    /// Dequantized weight `[rows, cols]`.
     ///
     /// # Errors
-    /// [`TensorError`] where the parts do not fit together.
+    /// [`TensorError`] if the parts have inconsistent lengths.
     pub fn values(&self) -> Result<Vec<f32>, TensorError> {
         let mut values = dequantize_by_group(&self.quantized, self.g_idx.as_deref())?;
         let (rows, cols) = (self.quantized.rows, self.quantized.cols);

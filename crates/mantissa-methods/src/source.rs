@@ -1,33 +1,33 @@
-//! Tensors that are read a panel at a time: a weight on disk is widened to f32 in the cache of the thread that uses it and never
-//! stands in memory as a whole.
+//! Tensors read a panel at a time. A weight on disk is widened to f32 in the cache of the thread that uses it and is
+//! never in memory as a whole.
 
 use std::ops::Range;
 
 use mantissa_kernels::{for_each_with, kernels};
 use mantissa_num::TensorError;
 
-/// Elements of a panel: enough to pay for a dispatch, little enough to stay in a core's cache and, at two bytes each, below what
-/// an allocator takes from the system anew every time.
+/// Elements of a panel: enough to amortize a dispatch, few enough for a core's cache and, at two bytes each, for the
+/// allocator to reuse memory instead of asking the system.
 pub const PANEL: usize = 1 << 15;
 
 /// Buffers in which a thread reads and widens a panel; reuse saves zeroing and page faults.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    /// Bytes as they are stored.
+    /// Bytes as stored.
     pub bytes: Vec<u8>,
     /// Elements in f32.
     pub values: Vec<f32>,
 }
 
-/// A flattened tensor that can be read in pieces, by several threads at once.
+/// Flattened tensor that several threads can read in pieces.
 pub trait WeightReader: Sync {
-    /// Why it could not be read, or its values not be quantized.
+    /// Error of reading or quantizing.
     type Error: From<TensorError> + Send;
 
-    /// Elements `range`; `scratch` holds them where they have to be brought into memory first.
+    /// Elements `range`; uses `scratch` if they must be read into memory first.
     ///
     /// # Errors
-    /// As the implementation says.
+    /// Depends on the implementation.
     fn elements<'a>(
         &'a self,
         range: Range<usize>,
@@ -43,11 +43,11 @@ impl WeightReader for [f32] {
     }
 }
 
-/// A source from its element `first` on.
+/// Source from element `first` on.
 pub struct Tail<'a, S: ?Sized> {
-    /// The whole.
+    /// Whole source.
     pub source: &'a S,
-    /// Its first element.
+    /// Index of its first element.
     pub first: usize,
 }
 
@@ -59,17 +59,17 @@ impl<S: WeightReader + ?Sized> WeightReader for Tail<'_, S> {
     }
 }
 
-/// The greatest magnitude among the `len` elements of `source`; NaN if one is NaN.
+/// Largest magnitude among the `len` elements of `source`; NaN if one is NaN.
 ///
 /// # Errors
 /// As [`WeightReader::elements`].
 pub fn amax<S: WeightReader + ?Sized>(source: &S, len: usize, threads: usize) -> Result<f32, S::Error> {
-    // Positive floats, infinity and NaN are ordered as their bits are.
+    // The bits of positive floats, infinity and NaN have the same order as their values.
     let parts = map_panels(source, len, threads, |x| kernels().amax(x).to_bits())?;
     Ok(f32::from_bits(parts.into_iter().max().unwrap_or(0)))
 }
 
-/// The least and the greatest of the `len` elements of `source`; `None` if one is not finite.
+/// Smallest and largest of the `len` elements of `source`; `None` if one is not finite.
 ///
 /// # Errors
 /// As [`WeightReader::elements`].

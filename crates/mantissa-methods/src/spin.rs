@@ -7,28 +7,28 @@ use crate::transform::{Change, Transform};
 /// Options of learned rotations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SpinOptions {
-    /// Rotations, and the signs that they begin with.
+    /// Rotations, and seed of the initial signs.
     pub rotate: RotateOptions,
     /// Number of steps.
     pub iterations: usize,
-    /// Root mean square of the angles of the first step, in radians; the others shrink linearly to nothing.
+    /// Root mean square of the rotation angles of the first step, in radians; decays linearly to 0.
     pub rate: f32,
-    /// Tokens of a step: whole windows, one at least.
+    /// Tokens of a step: whole windows, at least one.
     pub batch_tokens: usize,
-    /// Gradient that a step follows; `None` chooses by the scheme: ranges where a token has one scale, ranges and errors with weights
-    /// that have one scale per channel, errors where a group has one.
+    /// Gradient of a step; `None` chooses by the scheme: ranges for per-token scales, ranges and errors for weights
+    /// with per-channel scales, errors for groups.
     pub gradient: Option<Gradient>,
 }
 
-/// Gradient of the loss as a rotation turns.
+/// Gradient of the loss with respect to a rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gradient {
-    /// By way of the rounding errors, as if they turned with the values: gradients pass the rounding as if it were none, and ranges are
-    /// held (the straight-through estimator), as published.
+    /// Through the rounding errors, as published: rounding passes gradients unchanged and ranges are constant
+    /// (straight-through estimator).
     StraightThrough,
-    /// By way of the ranges of blocks, on which the size of the errors depends.
+    /// Through the ranges of blocks, which determine the size of the errors.
     Ranges,
-    /// The sum of the two.
+    /// Sum of both.
     Both,
 }
 
@@ -65,12 +65,12 @@ const TABLE: TableSpec = TableSpec {
         Key { name: "batch_tokens", help: "tokens of a step" },
         Key {
             name: "gradient",
-            help: "gradient of a step: both, ranges, straight-through; by default by the scheme",
+            help: "gradient of a step: both, ranges, straight-through; the default depends on the scheme",
         },
     ],
 };
 
-/// SpinQuant: QuaRot's rotations, learned.
+/// SpinQuant: learned rotations, starting from QuaRot's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spin {
     /// Options.

@@ -1,14 +1,18 @@
-//! SpQR (Dettmers, Svirschevski, Egiazarian, Kuznedelev, Frantar, Ashkboos, Borzunov, Hoefler & Alistarh 2023, "SpQR: A
-//! Sparse-Quantized Representation for Near-Lossless LLM Weight Compression", arXiv 2306.03078).
+//! SpQR (Dettmers, Svirschevski, Egiazarian, Kuznedelev, Frantar, Ashkboos, Borzunov, Hoefler & Alistarh 2023, "SpQR:
+//! A Sparse-Quantized Representation for Near-Lossless LLM Weight Compression", arXiv 2306.03078).
 //!
-//! Few weights cost most of what a quantization costs: they widen the range of their group, or fall far from its grid where the input is
-//! sensitive. A share of them stands beside the codes, in f16 with its column ([`mantissa_num::stored::Extra::Sparse`]); the groups'
-//! scales are of the others, and [`gptq`](mod@crate::gptq) goes through the columns as ever, these weights erring by the rounding of f16.
+//! A few weights cause most of the loss: they widen the range of their group, or round badly where the input is
+//! sensitive. SpQR stores a share of them as outliers in f16 with their column
+//! ([`mantissa_num::stored::Extra::Sparse`]). Group scales come from the other weights, and [`gptq`](mod@crate::gptq)
+//! runs as usual; outliers err only by the rounding of f16.
 //!
-//! Unlike the published code: as many weights of a layer as the share says, not those above a threshold, so that the size is known
-//! before the work; the range of a group is searched, as it is for GPTQ; columns by decreasing diagonal of the Hessian; what is stored beside the codes is what a
-//! weight has over its code, so that decoders add it; and scales are f16, not quantized again to 3 bits in groups of 16: a scale here
-//! has its own code and one above it for a block, and no offset of a block of scales (DESIGN's `ScaleTree`).
+//! Differences from the published code:
+//! - The number of outliers per layer is a fixed share instead of a threshold, so that the size is known beforehand.
+//! - The range of a group is searched, as in GPTQ here.
+//! - Columns are quantized by decreasing diagonal of the Hessian.
+//! - An outlier is stored as the difference from its code, so that decoders add it.
+//! - Scales are f16, not quantized again to 3 bits in groups of 16: `ScaleTree` has one scale above a block of
+//!   scales, but no offset for it.
 
 use mantissa_num::minifloat::F16;
 use mantissa_num::stored::Extra;
@@ -24,36 +28,36 @@ use crate::method::{
 };
 use crate::options::{Key, OptionError, Options, Setting, TableSpec};
 
-/// The largest share of outliers: from there on f16 with columns takes more than 8 bits a weight.
+/// Largest share of outliers; beyond it, f16 values with columns take more than 8 bits per weight.
 pub const MOST_OUTLIERS: f64 = 0.2;
 
 /// Options of SpQR beside [`GptqOptions`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SpqrOptions {
-    /// Share of a layer's weights that stand beside the codes, up to [`MOST_OUTLIERS`].
+    /// Share of a layer's weights stored as outliers, up to [`MOST_OUTLIERS`].
     pub outliers: f64,
 }
 
 impl Default for SpqrOptions {
-    /// About what the paper keeps.
+    /// Roughly the paper's share.
     fn default() -> Self {
         SpqrOptions { outliers: 0.01 }
     }
 }
 
 impl SpqrOptions {
-    /// Share of outliers, within its limits.
+    /// Share of outliers, clamped to its limits.
     fn share(self) -> f64 {
         self.outliers.clamp(0.0, MOST_OUTLIERS)
     }
 
-    /// Outliers of a weight `[rows, cols]`.
+    /// Number of outliers of a weight `[rows, cols]`.
     pub fn count(self, rows: usize, cols: usize) -> usize {
         count(self.share(), rows, cols)
     }
 }
 
-/// The scheme with scales of 16 bits, where they would be f32 and nothing stands above them.
+/// Scheme with f16 scales, if they would be f32 without a higher-level scale.
 pub fn with_f16_scales(mut scheme: Scheme) -> Scheme {
     if scheme.format.scale().is_some_and(|scale| scale.code == Code::F32 && scale.outer.is_none()) {
         scheme.format = scheme.format.with_scale_code(Code::Float(F16));
@@ -61,11 +65,11 @@ pub fn with_f16_scales(mut scheme: Scheme) -> Scheme {
     scheme
 }
 
-/// The `count` weights of `w` that rounding to nearest leaves furthest from themselves, to stand beside the codes `q`: what is stored of a
-/// layer that is rounded to nearest after all.
+/// Outliers for a layer that falls back to RTN: the `count` weights of `w` with the largest error under the codes
+/// `q`.
 ///
 /// # Errors
-/// [`TensorError`] where the parts of `q` do not fit.
+/// [`TensorError`] if the parts of `q` have inconsistent lengths.
 pub fn furthest(w: &[f32], q: &Quantized, count: usize) -> Result<Extra, TensorError> {
     let mut errors = q.dequantize()?;
     errors.iter_mut().zip(w).for_each(|(q, w)| *q = w - *q);
@@ -78,10 +82,10 @@ pub fn furthest(w: &[f32], q: &Quantized, count: usize) -> Result<Extra, TensorE
 /// SpQR's table.
 const TABLE: TableSpec = TableSpec {
     name: "spqr",
-    keys: &[Key { name: "outliers", help: "share of the weights that stand beside the codes, in f16" }],
+    keys: &[Key { name: "outliers", help: "share of the weights stored as outliers, in f16" }],
 };
 
-/// SpQR (arXiv 2306.03078): GPTQ with some weights beside the codes, in f16.
+/// SpQR (arXiv 2306.03078): GPTQ with outliers stored in f16.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spqr {
     /// Options of GPTQ.
@@ -133,9 +137,9 @@ impl Method for Spqr {
     fn refuses(&self, feature: Feature) -> Option<&'static str> {
         match feature {
             Feature::QuantizedInputs => {
-                Some("spqr keeps weights beside codes, for inputs as they are: no scheme of activations")
+                Some("SpQR stores outliers for unquantized inputs: it takes no activation scheme")
             }
-            Feature::RotatedInputs => Some("outliers read inputs as they are"),
+            Feature::RotatedInputs => Some("outliers need unrotated inputs"),
             _ => refused_by_most(feature),
         }
     }
@@ -152,7 +156,7 @@ impl Method for Spqr {
         let solve = solve_bytes(extent.rows, extent.cols, extent.threads);
         let mut buffers = method::buffers(phase, extent, ("codes and rows at work", solve));
         if phase == Phase::Solve {
-            // Gains, the largest of them, marks, and residuals; these of the rounded weight too.
+            // Gains, the largest of them, marks, and residuals, for the RTN weight too.
             let count = self.outliers(extent.rows, extent.cols) as u64;
             let bytes = if count > 0 { (4 + 4 + 4 + 1 + 1) * extent.weights() + 3 * 10 * count } else { 0 };
             buffers.push(("gains and marks of outliers", bytes));

@@ -1,4 +1,5 @@
-//! The interface of a transform: a change of the dense model before its weights are quantized, which leaves its outputs unchanged.
+//! Interface of transforms: changes of the dense model before its weights are quantized that leave its outputs
+//! unchanged.
 
 use std::fmt::Debug;
 
@@ -12,7 +13,7 @@ pub trait Transform: Debug + Send + Sync {
     /// Name in recipes and reports, for example `awq`.
     fn name(&self) -> &'static str;
 
-    /// The change of the model.
+    /// Change of the model.
     fn change(&self) -> Change<'_>;
 
     /// Tables of a recipe file that hold the transform's options.
@@ -48,7 +49,7 @@ pub trait Transform: Debug + Send + Sync {
         }
     }
 
-    /// The transform's behaviour where the calibration lacks something, for the coverage report; `None` if it does not say.
+    /// Behaviour for a gap in the calibration, for the coverage report; `None` if the transform does not say.
     fn lacking(&self, lack: Lack) -> Option<&'static str> {
         match self.change() {
             Change::Scales(_) => Some(match lack {
@@ -61,32 +62,33 @@ pub trait Transform: Debug + Send + Sync {
     }
 }
 
-/// The change that a transform makes.
+/// Change that a transform makes.
 #[derive(Clone, Copy)]
 pub enum Change<'a> {
-    /// Channels of activations are divided by scales that are searched on text, the columns of the weights multiplied with them.
+    /// Divides channels of activations by searched scales and multiplies the weight columns by them.
     Scales(&'a dyn ScaleChannels),
-    /// Activations are rotated by randomized Hadamard matrices.
+    /// Rotates activations by randomized Hadamard matrices.
     Rotation(RotateOptions),
     /// The same rotations, learned on text.
     LearnedRotation(SpinOptions),
 }
 
-/// Proposes scales for the channels of an activation.
+/// Proposes scales for channels of an activation.
 pub trait ScaleChannels {
-    /// True if channels are scaled that no norm gives: inputs of output and down projections.
+    /// True if inputs of output and down projections are scaled too, which no norm precedes.
     fn scales_inner(&self) -> bool;
 
-    /// Scales to choose from, by the error that they leave. The first of several leaves all channels as they are.
+    /// Candidate scales; the one with the least error is chosen. If there are several, the first leaves all channels
+    /// unchanged.
     fn candidates(&self, channels: &Channels<'_>) -> Vec<Vec<f32>>;
 
-    /// True if groups of weights are clipped as well, where weights are rounded to nearest.
+    /// True if groups of weights are clipped too, for weights quantized by RTN.
     fn clips(&self) -> bool {
         false
     }
 }
 
-/// Statistics of the channels of an activation, none of them 0 in the activation.
+/// Statistics of an activation's channels, all nonzero in the activation.
 #[derive(Clone, Copy, Debug)]
 pub struct Channels<'a> {
     /// Largest magnitude of each channel.

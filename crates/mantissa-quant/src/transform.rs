@@ -177,7 +177,7 @@ impl Search<'_> {
         for (info, _) in of_layer {
             let sample = samples.get(&info.kind.input()).filter(|sample| sample.tokens > 0);
             let note = match sample {
-                None => "no token of the calibration was routed to it".to_owned(),
+                None => "no calibration token was routed to it".to_owned(),
                 Some(sample) => match sample.peaks.iter().filter(|peak| **peak == 0.0).count() {
                     0 => continue,
                     n => format!("{n} of {} inputs were zero in every token of the calibration", info.cols),

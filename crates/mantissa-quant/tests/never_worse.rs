@@ -93,7 +93,7 @@ fn hold(recipe: &str, report: &LayerReport, [w, values, nearest]: [&[f32]; 3], h
         None => assert!(judged.solved <= judged.nearest && near(judged.solved, found), "{what}: {judged:?}"),
         Some(why) => {
             assert!(judged.solved > judged.nearest, "{what}: {judged:?}");
-            assert!(why.contains("worse than rounding to nearest on the windows held out"), "{what}: {why}");
+            assert!(why.contains("worse than RTN on held-out windows"), "{what}: {why}");
             assert_eq!(report.method, "rtn", "{what}");
             assert!(near(found, rounded), "{what}: {found} for {rounded}");
         }

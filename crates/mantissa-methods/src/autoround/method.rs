@@ -88,8 +88,8 @@ impl Method for AutoRound {
 
     fn refuses(&self, feature: Feature) -> Option<&'static str> {
         match feature {
-            Feature::StochasticRounding => Some("it chooses its codes otherwise"),
-            Feature::RotatedInputs => Some("AutoRound does not rotate inputs as it trains"),
+            Feature::StochasticRounding => Some("it does not support stochastic rounding"),
+            Feature::RotatedInputs => Some("AutoRound cannot rotate inputs while it trains"),
             _ => refused_by_most(feature),
         }
     }

@@ -1,15 +1,17 @@
-//! GPTAQ (Li, Yin, Lee, Xiao & Panda 2025, "GPTAQ: Efficient Finetuning-Free Quantization for Asymmetric Calibration", arXiv 2504.02692):
-//! weights make up for what the layers before them have made of the input.
+//! GPTAQ (Li, Yin, Lee, Xiao & Panda 2025, "GPTAQ: Efficient Finetuning-Free Quantization for Asymmetric
+//! Calibration", arXiv 2504.02692): corrects weights for the change of their input by the quantized layers before
+//! them.
 //!
-//! Behind quantized layers a linear layer reads `X̃` where in the original model it read `X`, and should give `X Wᵀ` all the same. Of
-//! `‖X Wᵀ - X̃ Qᵀ‖²` the part that depends on Q is, for the `H = X̃ᵀX̃ / t` of GPTQ,
+//! After quantized layers a linear layer reads `X̃` instead of the original `X`, but should still give `X Wᵀ`. The
+//! part of `‖X Wᵀ - X̃ Qᵀ‖²` that depends on Q is, with GPTQ's `H = X̃ᵀX̃ / t`,
 //!
 //! ```text
 //! tr((W' - Q) H (W' - Q)ᵀ),   W' = W + W D H⁻¹,   D = (X - X̃)ᵀ X̃ / t
 //! ```
 //!
-//! so that GPTQ of `W'` is what is asked for. (The paper updates columns by the row of `W D` at hand instead, an approximation of the
-//! same.) `H + λI` stands for H as in GPTQ, and a share of the change can be taken: as much of D as the calibration has by accident is in W' too.
+//! so GPTAQ is GPTQ of `W'`. (The paper instead updates columns by the current row of `W D`, an approximation of the
+//! same.) `H + λI` replaces H as in GPTQ. Only a share of the correction may be applied, because W' also fits
+//! sampling noise of the calibration in D.
 
 use mantissa_kernels::{MatMut, MatRef, for_each, kernels};
 
@@ -25,8 +27,8 @@ const ROWS: usize = 128;
 /// Rows of U that are widened together.
 const STRIP: usize = 128;
 
-/// `D = (X - X̃)ᵀ X̃ / t` for the inputs `X[t, k]` of a linear layer in the original model and `X̃[t, k]` in the one that is made, as the sum
-/// and the number of tokens.
+/// Drift `D = (X - X̃)ᵀ X̃ / t` between the inputs `X[t, k]` of a linear layer in the original model and `X̃[t, k]`
+/// in the quantized one. Stored as the sum and the number of tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Drift {
     cols: usize,
@@ -36,7 +38,7 @@ pub struct Drift {
 }
 
 impl Drift {
-    /// Drift over no tokens, for inputs of width `cols`.
+    /// Creates the drift of zero tokens, for inputs of width `cols`.
     ///
     /// # Errors
     /// [`GptqError::Memory`].
@@ -44,16 +46,16 @@ impl Drift {
         Ok(Drift { cols, tokens: 0, sum: zeros(cols)? })
     }
 
-    /// Bytes that it takes.
+    /// Memory of one drift, in bytes.
     pub fn bytes_needed(cols: usize) -> u64 {
         4 * (cols as u64).saturating_mul(cols as u64)
     }
 
-    /// Adds the inputs `original` and `now` (`[t, cols]`), the same tokens in both; `original` becomes their difference. The sum's bits do
-    /// not depend on `threads`.
+    /// Adds the inputs `original` and `now` (`[t, cols]`) of the same tokens; overwrites `original` by the
+    /// difference. The sum's bits do not depend on `threads`.
     ///
     /// # Panics
-    /// If these are not as many whole rows.
+    /// If the lengths differ or are not whole rows.
     pub fn add(&mut self, original: &mut [f32], now: &[f32], threads: usize) {
         let k = self.cols.max(1);
         let tokens = now.len() / k;
@@ -79,18 +81,19 @@ impl Drift {
     }
 }
 
-/// Anonymous memory that [`InverseFactor::corrected`] takes: the weight `[rows, cols]` as it should be, and what each thread works on.
+/// Anonymous memory of [`InverseFactor::corrected`], in bytes: the corrected weight `[rows, cols]` and the threads'
+/// scratch.
 pub fn correction_bytes(rows: usize, cols: usize, threads: usize) -> u64 {
     let (n, k, threads) = (rows as u64, cols as u64, threads.max(1) as u64);
     4 * n * k + threads * 4 * k * (3 * ROWS as u64 + STRIP as u64)
 }
 
 impl InverseFactor {
-    /// `W + share · W D (H + λI)⁻¹` for `w` `[n, k]`: of the weights that give what the layer gave before its input changed by `drift`, or
-    /// on the way there by that share. Values do not depend on `threads`. Takes `2 n k²` multiply-adds.
+    /// Returns `W + share · W D (H + λI)⁻¹` for `w` `[n, k]`: the weight corrected for `drift`, fully at `share` 1.
+    /// Values do not depend on `threads`. Takes `2 n k²` multiply-adds.
     ///
     /// # Errors
-    /// [`GptqError::Length`] where the widths do not agree, and [`GptqError::Weight`] of values that are no numbers.
+    /// [`GptqError::Length`] if the widths differ, and [`GptqError::Weight`] for non-finite values.
     pub fn corrected(
         &self,
         w: &[f32],
@@ -116,7 +119,7 @@ impl InverseFactor {
         Ok(out)
     }
 
-    /// `W D (H + λI)⁻¹` of some rows of the weight for the sum of `drift`, by position.
+    /// Change `W D (H + λI)⁻¹` of some rows of the weight, by position, from the sum of `drift`.
     fn change(&self, w: &[f32], drift: &Drift) -> Vec<f32> {
         let k = self.order.len();
         let n = w.len() / k.max(1);
@@ -154,7 +157,7 @@ mod tests {
     use super::*;
     use crate::testing::values;
 
-    /// Inputs whose columns depend on one another, and the same behind something that was rounded.
+    /// Correlated inputs, and the same inputs with rounding error.
     fn inputs(tokens: usize, cols: usize) -> [Vec<f32>; 2] {
         let mut original = values(1, tokens * cols);
         for row in original.chunks_exact_mut(cols) {
@@ -190,7 +193,7 @@ mod tests {
         (hessian, drift)
     }
 
-    /// Without damping the whole correction is the least squares solution, whatever the order of the columns, and codes of it err less
+    /// Without damping the full correction is the least squares solution, in any column order. Its codes err less
     /// than those of the weight.
     #[test]
     fn corrected_weights_give_what_the_layer_gave() {
@@ -204,7 +207,7 @@ mod tests {
             let whole = factor.corrected(&w, &drift, 1.0, 1).unwrap();
             let least = error(&x, &w, &whole, cols);
             assert!(least < 0.2 * error(&x, &w, &w, cols));
-            // The gradient of a least squares problem at its solution: no step in any direction is better.
+            // At the solution of a least squares problem the gradient is zero, so no step improves it.
             for (i, step) in [(3, 1e-2), (cols + 7, -1e-2), (5 * cols + 79, 1e-2)] {
                 let mut other = whole.clone();
                 other[i] += step;

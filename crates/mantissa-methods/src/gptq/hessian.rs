@@ -1,11 +1,11 @@
-//! The second moments of a linear layer's inputs, and the factor of their inverse that GPTQ needs.
+//! Second moments of a linear layer's inputs, and the factor of their inverse that GPTQ needs.
 
 use mantissa_kernels::{Kernels, MatRef, NotPositiveDefinite, kernels};
 use mantissa_num::stored::Map;
 
 use super::GptqError;
 
-/// `H = XᵀX / t` for the inputs `X[t, k]` of a linear layer, as the sum and the number of tokens.
+/// Hessian `H = XᵀX / t` of the inputs `X[t, k]` of a linear layer. Stored as the sum and the number of tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hessian {
     cols: usize,
@@ -15,7 +15,7 @@ pub struct Hessian {
 }
 
 impl Hessian {
-    /// Hessian of no tokens, for inputs of width `cols`.
+    /// Creates the Hessian of zero tokens, for inputs of width `cols`.
     ///
     /// # Errors
     /// [`GptqError::Memory`].
@@ -23,7 +23,7 @@ impl Hessian {
         Ok(Hessian { cols, tokens: 0, sum: zeros(cols)? })
     }
 
-    /// A Hessian computed elsewhere: the upper triangle of `sum` (`[cols, cols]`) over `tokens` tokens.
+    /// Creates a Hessian from the upper triangle of `sum` (`[cols, cols]`) over `tokens` tokens.
     ///
     /// # Errors
     /// [`GptqError::Length`].
@@ -37,7 +37,7 @@ impl Hessian {
         }
     }
 
-    /// The identity, as of one token whose inputs are independent.
+    /// Creates the identity: independent inputs, one token.
     ///
     /// # Errors
     /// [`GptqError::Memory`].
@@ -47,7 +47,7 @@ impl Hessian {
         Ok(Hessian { cols, tokens: 1, sum })
     }
 
-    /// Hessian of the inputs after `maps`, one after another: `M H Mᵀ`.
+    /// Hessian of the inputs after `maps` in order: `M H Mᵀ`.
     ///
     /// # Errors
     /// [`GptqError::Memory`].
@@ -68,14 +68,14 @@ impl Hessian {
         Ok(Hessian { sum, ..*self })
     }
 
-    /// `a[i] H b[i]ᵀ` of each row `i` of `a` and `b` (`[n, k]`), in f64. Takes `n k²` multiply-adds.
+    /// Inner products `a[i] H b[i]ᵀ` of each row `i` of `a` and `b` (`[n, k]`), in f64. Takes `n k²` multiply-adds.
     pub(crate) fn inner(&self, a: &[f32], b: &[f32]) -> Vec<f64> {
         let (k, tokens) = (self.cols.max(1), self.tokens.max(1) as f64);
         let row = |(a, b): (&[f32], &[f32])| {
             let b: Vec<f64> = b.iter().copied().map(f64::from).collect();
             let a: Vec<f64> = a.iter().copied().map(f64::from).collect();
             let one = |i: usize| {
-                // Row i of the upper triangle stands for row and column of the whole.
+                // Row i of the upper triangle stands for row i and column i of H.
                 let right = self.sum[i * k + i + 1..(i + 1) * k].iter().zip(&a[i + 1..]).zip(&b[i + 1..]);
                 let beside: f64 = right.map(|((h, x), y)| f64::from(*h) * (a[i] * y + x * b[i])).sum();
                 f64::from(self.sum[i * k + i]) * a[i] * b[i] + beside
@@ -85,13 +85,13 @@ impl Hessian {
         a.chunks_exact(k).zip(b.chunks_exact(k)).map(row).collect()
     }
 
-    /// Bytes that a Hessian of this width takes.
+    /// Memory of a Hessian of this width, in bytes.
     pub fn bytes_needed(cols: usize) -> u64 {
         4 * (cols as u64).saturating_mul(cols as u64)
     }
 
-    /// Adds the inputs `x` (`[t, cols]`). The sum's bits depend on how calls cut the inputs (cuts at multiples of 256 tokens
-    /// aside), never on `threads`.
+    /// Adds the inputs `x` (`[t, cols]`). The sum's bits depend on how calls split the inputs (except at multiples of
+    /// 256 tokens), never on `threads`.
     ///
     /// # Panics
     /// If `x` is not whole rows.
@@ -100,7 +100,7 @@ impl Hessian {
         kernels().accumulate_xtx(MatRef::new(x, tokens, self.cols), &mut self.sum, threads);
     }
 
-    /// Adds inputs rounded to bf16, which takes two bytes for each of them beside.
+    /// Like [`add`](Self::add), with inputs rounded to bf16; takes two more bytes per input.
     ///
     /// # Panics
     /// As [`add`](Self::add).
@@ -129,7 +129,7 @@ impl Hessian {
         self.tokens
     }
 
-    /// The sum `XᵀX` `[cols, cols]`, both triangles, in the place of the one.
+    /// Sum `XᵀX` `[cols, cols]` with both triangles, computed in place.
     pub(crate) fn into_symmetric(mut self) -> Vec<f32> {
         let k = self.cols;
         for i in 1..k {
@@ -150,8 +150,8 @@ impl Hessian {
         (0..k * k).map(element).collect()
     }
 
-    /// `tr((a - b) H (a - b)ᵀ)` for `a` and `b` `[n, k]`, in f64: the mean over tokens of the squared error of the layer's
-    /// output. Takes `n k²` multiply-adds.
+    /// Loss `tr((a - b) H (a - b)ᵀ)` of `a` and `b` `[n, k]`, in f64: the mean over tokens of the squared error of
+    /// the layer's output. Takes `n k²` multiply-adds.
     pub fn loss(&self, a: &[f32], b: &[f32]) -> f64 {
         let k = self.cols.max(1);
         let rows = a.chunks_exact(k).zip(b.chunks_exact(k));
@@ -169,7 +169,7 @@ impl Hessian {
         f64::from(self.sum[i * self.cols + i]) * d[i] + 2.0 * twice
     }
 
-    /// The diagonal of H.
+    /// Diagonal of H.
     ///
     /// # Errors
     /// [`GptqError::NoTokens`] and [`GptqError::Value`].
@@ -187,8 +187,8 @@ impl Hessian {
         Ok(diagonal.collect())
     }
 
-    /// `U[k, k]`, upper triangular with zeros below, with `(H + λI)⁻¹ = Uᵀ U` for columns in `order`; dead columns have a
-    /// diagonal of 1.
+    /// Factor `U[k, k]`, upper triangular with zeros below, with `(H + λI)⁻¹ = Uᵀ U` for columns in `order`. Dead
+    /// columns have a diagonal of 1.
     pub(super) fn inverse_factor(
         &self,
         kernels: &Kernels,
@@ -198,7 +198,7 @@ impl Hessian {
     ) -> Result<Result<Vec<f64>, NotPositiveDefinite>, GptqError> {
         let k = self.cols;
         let mut a = zeros(k)?;
-        // The reversed matrix, of which the factorization reads the lower triangle.
+        // The factorization reads the lower triangle of the reversed matrix.
         for (i, row) in a.chunks_exact_mut(k.max(1)).enumerate() {
             let column = order[k - 1 - i];
             for (j, out) in row[..=i].iter_mut().enumerate() {
@@ -210,7 +210,7 @@ impl Hessian {
             return Ok(Err(error));
         }
         kernels.invert_lower_f64(&mut a, k, threads);
-        // Reversing both axes of a row-major square is reversing its elements.
+        // Reversing both axes of a row-major square matrix reverses its elements.
         a.reverse();
         Ok(Ok(a))
     }

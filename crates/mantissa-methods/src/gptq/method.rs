@@ -18,23 +18,26 @@ use crate::method::{
 use crate::options::{Key, OptionError, Options, Setting, TableSpec, name_of, shortest};
 use crate::solved::Solved;
 
-/// The table of GPTQ's options, which other methods that go column by column share.
+/// Table of GPTQ's options, also used by other column-by-column methods.
 pub const TABLE: TableSpec = TableSpec {
     name: "gptq",
     keys: &[
         Key { name: "damp", help: "damping, as a fraction of the mean of the Hessian's diagonal" },
-        Key { name: "block", help: "columns between two updates of the rest of the weight" },
-        Key { name: "act_order", help: "columns by decreasing diagonal of the Hessian" },
-        Key { name: "groups", help: "weights that a group's scale is taken from: static, original, current" },
-        Key { name: "range", help: "share of its range that a group's scale covers: mse, amax" },
-        Key { name: "asymmetric", help: "share of their input's drift that weights make up for" },
+        Key { name: "block", help: "block size: columns between updates of the rest of the weight" },
+        Key { name: "act_order", help: "act-order: columns by decreasing diagonal of the Hessian" },
+        Key {
+            name: "groups",
+            help: "weights from which a group's scale is computed: static, original, current",
+        },
+        Key { name: "range", help: "range of a group's scale: mse (searched), amax (whole)" },
+        Key { name: "asymmetric", help: "share of the input drift that is corrected (GPTAQ)" },
     ],
 };
 
-/// Share of the drift that weights make up for in GPTAQ: on the models measured, all of it is no better.
+/// Default share of the drift correction in GPTAQ. The full correction was no better on the models measured.
 pub const GPTAQ_SHARE: f32 = 0.5;
 
-/// GPTQ (arXiv 2210.17323), and GPTAQ (arXiv 2504.02692) where weights make up for the drift of their inputs.
+/// GPTQ (arXiv 2210.17323), or GPTAQ (arXiv 2504.02692) with a drift correction above 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Gptq {
     /// Options.
@@ -69,7 +72,7 @@ impl GptqOptions {
         Ok(())
     }
 
-    /// The options as `[gptq]` has them.
+    /// Options as set in `[gptq]`.
     pub fn settings(&self) -> Vec<Setting> {
         let set = |key, value: Value| Setting::new(TABLE.name, key, value);
         vec![
@@ -147,7 +150,7 @@ impl SolveInput for Gptq {
     }
 }
 
-/// The behaviour of methods that go column by column where the calibration lacks something.
+/// Behaviour of column-by-column methods for a gap in the calibration.
 pub(crate) fn lacking(lack: Lack) -> &'static str {
     match lack {
         Lack::Tokens | Lack::AllChannels => "its layers are rounded to nearest",
@@ -156,7 +159,8 @@ pub(crate) fn lacking(lack: Lack) -> &'static str {
     }
 }
 
-/// Memory of a weight that is solved column by column and compared with RTN; `solve` is that of the columns themselves.
+/// Memory of a weight that is solved column by column and compared with RTN. `solve` is the memory of the columns
+/// alone.
 pub(crate) fn buffers(phase: Phase, extent: &Extent<'_>, solve: Buffer) -> Vec<Buffer> {
     let Extent { rows, cols, inputs, threads, .. } = *extent;
     let hessian = inputs * Hessian::bytes_needed(cols);
@@ -193,16 +197,16 @@ pub(crate) fn buffers(phase: Phase, extent: &Extent<'_>, solve: Buffer) -> Vec<B
     }
 }
 
-/// The solver of an input; `outliers` is the share of weights that stand beside the codes.
+/// Prepares the solver of an input. `outliers` is the share of weights stored outside the codes.
 pub(crate) fn prepare(task: InputTask, options: GptqOptions, outliers: f64) -> Result<Prepared, MethodError> {
     let InputTask { hessian, drift, threads, .. } = task;
     let round = |why: String| Solver::RoundToNearest(why);
     let solver = if hessian.tokens() == 0 {
-        round("no token of the calibration was routed to it".to_owned())
+        round("no calibration token was routed to it".to_owned())
     } else {
         match InverseFactor::new(&hessian, options, threads) {
             Ok(factor) if factor.dead_columns() == factor.cols() => {
-                round("its input is zero in every token of the calibration".to_owned())
+                round("its input is zero in every calibration token".to_owned())
             }
             Ok(factor) => {
                 let drift = drift.filter(|drift| !drift.is_zero());
@@ -216,7 +220,7 @@ pub(crate) fn prepare(task: InputTask, options: GptqOptions, outliers: f64) -> R
     Ok(Prepared { solver, moments: Some(hessian) })
 }
 
-/// The factor of an input, and how it has moved.
+/// Factor of an input's inverse Hessian, and the drift of the input.
 #[derive(Debug)]
 struct Columns {
     factor: InverseFactor,

@@ -1,4 +1,4 @@
-//! Which weights stand beside the codes: those that cost most among them.
+//! Selection of the outliers: the weights with the largest loss, stored outside the codes.
 
 use std::ops::Range as Span;
 
@@ -10,21 +10,23 @@ use mantissa_num::stored::Extra;
 
 use super::solve::Problem;
 
-/// Parts in which outliers are chosen: a group's range is another one without those of the parts before.
+/// Number of rounds in which outliers are chosen. Each round sees the group ranges without the outliers of the rounds
+/// before.
 const PARTS: usize = 4;
 
-/// Gain of a weight that is chosen; no gain is below 0.
+/// Gain of a chosen weight; real gains are at least 0.
 const CHOSEN: f32 = -1.0;
 
-/// Gain of a weight whose group has changed since; it is computed again.
+/// Gain of a weight whose group has changed since; must be recomputed.
 const UNKNOWN: f32 = f32::NAN;
 
 impl Problem<'_> {
-    /// Which `count` weights are to stand beside the codes, `[rows, cols]`.
+    /// Marks the `count` weights to store as outliers, `[rows, cols]`.
     ///
-    /// A weight gains what its group loses less without it, the group's scale being of the others then (SpQR, Dettmers et al. 2023,
-    /// section 4.2). That is computed for the least and the greatest of a group, on which the scale depends; the others gain their
-    /// own error. Errors weigh what they cost when the columns after them make up for them.
+    /// The gain of a weight is the reduction of its group's loss if the weight is removed and the scale is chosen
+    /// from the rest (SpQR, Dettmers et al. 2023, section 4.2). It is computed so for the smallest and the largest of
+    /// a group, which determine the scale. The gain of any other weight is its own error. Errors are weighted by
+    /// their loss after compensation by later columns.
     pub(super) fn outliers(&self, count: usize, threads: usize) -> Vec<bool> {
         let (rows, cols) = (self.rows, self.cols);
         let costs = self.factor.costs();
@@ -46,7 +48,7 @@ impl Problem<'_> {
         kept
     }
 
-    /// Marks the weights `found` as chosen, and the others of their groups as unknown.
+    /// Marks the weights `found` as chosen, and the rest of their groups as unknown.
     fn take(&self, found: &[bool], gains: &mut [f32], kept: &mut [bool]) {
         let cols = self.cols.max(1);
         for (at, _) in found.iter().enumerate().filter(|(_, found)| **found) {
@@ -58,7 +60,7 @@ impl Problem<'_> {
         }
     }
 
-    /// The gains of `rows`, of which some are known.
+    /// Gains of `rows`; recomputes unknown ones.
     fn gains(&self, rows: Span<usize>, costs: &[f64], known: &[f32]) -> Vec<f32> {
         let cols = self.cols;
         let mut gains = known[rows.start * cols..rows.end * cols].to_vec();
@@ -72,7 +74,7 @@ impl Problem<'_> {
         gains
     }
 
-    /// The gains of the group of `row` that begins at column `first`.
+    /// Gains of the group of `row` that begins at column `first`.
     fn group_gains(&self, row: usize, first: usize, costs: &[f64], gains: &mut [f32]) {
         let live: Vec<usize> = (0..gains.len()).filter(|&i| gains[i] != CHOSEN).collect();
         let value = |&i: &usize| (self.weight(row, first + i), costs[first + i]);
@@ -96,12 +98,12 @@ impl Problem<'_> {
     }
 }
 
-/// The number of outliers in a weight `[rows, cols]`, of which they are a `share`.
+/// Number of outliers in a weight `[rows, cols]` for a given `share`.
 pub(crate) fn count(share: f64, rows: usize, cols: usize) -> usize {
     (share * rows as f64 * cols as f64).round() as usize
 }
 
-/// Which `count` of `scores` are the largest, the first of equal ones; none of those below 0.
+/// Marks the `count` largest of `scores`, the first among equals, and none below 0.
 pub(crate) fn largest(scores: &[f32], count: usize) -> Vec<bool> {
     let mut found = vec![false; scores.len()];
     if count == 0 {
@@ -120,7 +122,7 @@ pub(crate) fn largest(scores: &[f32], count: usize) -> Vec<bool> {
     found
 }
 
-/// The weights `kept` of `[rows, cols]`, whose values are `values` row by row.
+/// Outliers of a weight `[rows, cols]`, marked by `kept`, with their `values` row by row.
 pub(crate) fn sparse(kept: &[bool], cols: usize, values: Vec<f32>) -> Extra {
     let (mut starts, mut index) = (vec![0], Vec::with_capacity(values.len()));
     for row in kept.chunks_exact(cols.max(1)) {
@@ -130,7 +132,7 @@ pub(crate) fn sparse(kept: &[bool], cols: usize, values: Vec<f32>) -> Extra {
     Extra::Sparse { starts, index, values }
 }
 
-/// The value of f16 that is nearest to `x`; its largest beyond that.
+/// Nearest f16 value, clamped to the largest finite one.
 pub(crate) fn as_f16(x: f32) -> f32 {
     F16.decode(F16.encode(x.clamp(-F16.max(), F16.max()), Overflow::Special, Rounding::NearestEven, 0))
 }

@@ -1,4 +1,4 @@
-//! The columns of GPTQ's algorithm, for some rows of the weight at a time.
+//! GPTQ's loop over columns, for some rows of the weight at a time.
 
 use std::ops::Range as Span;
 
@@ -11,18 +11,18 @@ use super::outliers::as_f16;
 use super::{Fixed, GptqOptions, GroupOrder, GroupRange, InverseFactor, OF_ROUNDING};
 use crate::rtn::append;
 
-/// Most rows that are solved together: they share one reading of U.
+/// Most rows solved together; they share one read of U.
 pub(super) const PANEL_ROWS: usize = 128;
 
-/// Shares of a group's range that are tried.
+/// Number of shares of a group's range that are tried.
 const SHARES: usize = 24;
 
-/// The largest of them, and the step to the next, for integers; and for other elements, whose largest gaps are beside the largest
-/// element, and whose scales may be powers of two.
+/// Largest share tried and the step between shares: for integers, and for other elements. Others need larger shares,
+/// because their largest gaps are next to the largest element and their scales may be powers of two.
 const OF_INTEGERS: (f32, f32) = (1.05, 0.025);
 const OF_OTHERS: (f32, f32) = (1.5, 0.04);
 
-/// Everything that the rows share.
+/// Data that the rows share.
 pub(super) struct Problem<'a> {
     pub(super) factor: &'a InverseFactor,
     pub(super) scheme: &'a Scheme,
@@ -36,14 +36,14 @@ pub(super) struct Problem<'a> {
     pub(super) group: usize,
 }
 
-/// The parameters of a group.
+/// Scale and zero point of a group.
 #[derive(Clone, Copy)]
 pub(super) struct Group {
     block: Block,
     decoder: Decoder,
 }
 
-/// One row on its way through the columns.
+/// State of one row while its columns are quantized.
 struct Row<'a> {
     index: usize,
     /// Weights by position, updated as columns are quantized.
@@ -68,7 +68,7 @@ struct Panel {
 }
 
 impl Problem<'_> {
-    /// The quantized weight, what the weights that are kept have over their codes, and the loss.
+    /// Quantizes all rows. Returns the weight, the residuals of outliers and the loss.
     pub(super) fn solve(&self, threads: usize) -> (Quantized, Vec<f32>, f64) {
         let format = &self.scheme.format;
         let grain = self.rows.div_ceil(threads.max(1)).next_multiple_of(8).min(PANEL_ROWS);
@@ -90,7 +90,7 @@ impl Problem<'_> {
             scales: ScaleLevel::from(scales).with_zeros(zeros).with_outer(outer),
             ..Quantized::empty(format.clone(), rows, cols)
         };
-        // Row by row in their order, whatever the panels were.
+        // Concatenate in row order, whatever the panels were.
         (quantized, residuals, losses.into_iter().sum())
     }
 
@@ -99,8 +99,8 @@ impl Problem<'_> {
         if self.fixed.scales.is_some() { GroupOrder::Static } else { self.factor.options.groups }
     }
 
-    /// Positions that are quantized before the rest of the row is updated. A group whose parameters need every update begins
-    /// a block or lies within one.
+    /// Positions that are quantized before the rest of the row is updated. A group that needs every update begins a
+    /// block or lies within one.
     fn cuts(&self) -> Vec<Span<usize>> {
         let GptqOptions { block, .. } = self.factor.options;
         let groups = self.groups();
@@ -165,7 +165,7 @@ impl Problem<'_> {
         let InverseFactor { kernels, order, dead, upper, .. } = factor;
         let groups = self.groups();
         let (k, is_static) = (self.cols, groups == GroupOrder::Static);
-        // Before this block's own updates: what the published code takes a group's range from.
+        // Groups in the original order take their range from values before this block's own updates.
         let lazy = if groups == GroupOrder::Original { row.w[cut.clone()].to_vec() } else { Vec::new() };
         for position in cut.clone() {
             let column = order[position];
@@ -177,7 +177,7 @@ impl Problem<'_> {
                 let weighed = values.map(|(w, &column)| (w, factor.diagonal[column]));
                 row.groups[group] = self.parameters(&weighed.collect::<Vec<_>>()).1;
             }
-            // FOEM's first-order term; without it these two lines change no bit.
+            // FOEM's first-order term. Without it these two lines change no bit.
             let (share, original) = (factor.options.first_order, f64::from(self.weight(row.index, column)));
             row.w[position] -= share * (row.w[position] - original);
             let index = (row.index * k + column) as u64;
@@ -217,8 +217,8 @@ impl Problem<'_> {
         }
     }
 
-    /// The parameters of a group of weights, each with what its squared error weighs, and what the errors weigh in all where they are
-    /// rounded to nearest.
+    /// Chooses the scale and zero point of a group, given its weights and the loss of a unit squared error of each.
+    /// Returns them with the total loss under RTN.
     pub(super) fn parameters(&self, values: &[(f32, f64)]) -> (f64, Group) {
         let whole = values.iter().fold(Range::EMPTY, |range, (w, _)| range.with(*w));
         let searched = self.factor.options.range == GroupRange::Mse && self.scheme.format.scale().is_some();
@@ -240,13 +240,13 @@ impl Problem<'_> {
         best
     }
 
-    /// Quantized values of the least and the greatest weight.
+    /// Quantized values of the smallest and the largest weight.
     pub(super) fn ends(&self, group: &Group, whole: Range) -> Range {
         let [min, max] = [whole.min, whole.max].map(|w| self.value(w, group, 0).1);
         Range { min, max, ..whole }
     }
 
-    /// Cost of the error of a weight that is rounded to nearest in a group whose values end at `ends`.
+    /// Loss of a weight's RTN error in a group whose values end at `ends`.
     pub(super) fn lost(&self, (w, weighs): (f32, f64), group: &Group, ends: Range) -> f64 {
         let error = f64::from(w) - f64::from(self.value(w, group, 0).1);
         let counts = if ends.min <= w && w <= ends.max { OF_ROUNDING } else { 1.0 };
@@ -273,7 +273,7 @@ impl Problem<'_> {
         self.fixed.kept.is_some_and(|kept| kept[row * self.cols + column])
     }
 
-    /// Which weights of `rows` do; of none nothing.
+    /// Outlier marks of `rows`; empty without outliers.
     fn kept_of(&self, rows: Span<usize>) -> &[bool] {
         self.fixed.kept.map_or(&[], |kept| &kept[rows.start * self.cols..rows.end * self.cols])
     }
@@ -302,7 +302,7 @@ impl Problem<'_> {
     }
 }
 
-/// Weights of the group that begins at `position`: from `lazy`, the block as it was, where there is one.
+/// Weights of the group that begins at `position`, taken from `lazy` (the block before its updates) if given.
 fn group_values<'a>(
     w: &'a [f64],
     lazy: &'a [f64],

@@ -74,7 +74,7 @@ fn textbook(scheme: &Scheme, w: &[f32], hessian: &Hessian, act_order: bool) -> V
     let k = hessian.cols();
     let options = GptqOptions { act_order, range: GroupRange::Amax, ..GptqOptions::default() };
     let InverseFactor { order, upper: u, .. } = InverseFactor::new(hessian, options, 1).unwrap();
-    // What a static group's parameters are does not depend on what becomes of its columns.
+    // Static parameters do not depend on the updates of their columns.
     let outer = scheme.outer_scale(kernels().amax(w)).filter(|_| scheme.has_outer_scale());
     let plain = mantissa_num::quantize(scheme, w, w.len() / k, k, Given::default()).unwrap();
     let group = group_columns(scheme, w.len() / k, k).unwrap();
@@ -187,7 +187,7 @@ fn the_loss_is_that_of_the_codes_and_not_above_round_to_nearest() {
     assert!(mean < 0.6, "{mean} of the loss of round to nearest");
 }
 
-/// Where inputs are independent nothing can make up for an error, and the codes are those of round to nearest.
+/// Independent inputs leave nothing to compensate, so the codes are those of RTN.
 #[test]
 fn a_diagonal_hessian_gives_round_to_nearest() {
     let (w, _) = problem(4, 3, 64);
@@ -235,14 +235,14 @@ fn a_singular_hessian_is_damped_more_and_says_so() {
     let cols = 48;
     let mut random = Random(6);
     let w = random.values(2 * cols);
-    // Fewer tokens than columns; without damping, no factor.
+    // Fewer tokens than columns: singular without damping.
     let few = hessian(&random.inputs(5, cols), cols);
     let scheme: Scheme = "int4-g16".parse().unwrap();
     let undamped = GptqOptions { damp: 0.0, ..GptqOptions::default() };
     let result = gptq(&scheme, &w, &few, undamped, None, 1).unwrap();
     assert!(result.damp_used > 0.0 && result.notes.len() == 1, "{:?}", result.notes);
     assert!(gptq(&scheme, &w, &few, GptqOptions::default(), None, 1).unwrap().notes.is_empty());
-    // Not a matrix of second moments at all: 3 off the diagonal of 1 needs a damping of more than 1.
+    // Not a Hessian at all: 3 off a diagonal of 1 needs a damping above 1.
     let mut sum = vec![3.0; cols * cols];
     (0..cols).for_each(|i| sum[i * cols + i] = 1.0);
     let indefinite = Hessian::from_sum(sum.clone(), cols, 1).unwrap();
@@ -304,7 +304,7 @@ fn a_scale_given_for_the_tensor_is_used() {
     let scheme: Scheme = "nvfp4".parse().unwrap();
     let given = gptq(&scheme, &w, &hessian, GptqOptions::default(), Some(123.0), 1).unwrap();
     assert_eq!(given.quantized.outer(), Some(123.0));
-    // One that the format has no place for is not.
+    // A format without `g_idx` refuses it.
     let scheme: Scheme = "int4-g32".parse().unwrap();
     let given = gptq(&scheme, &w, &hessian, GptqOptions::default(), Some(123.0), 1).unwrap();
     assert_eq!(given.quantized.outer(), None);
@@ -316,7 +316,7 @@ fn scales_that_are_given_are_kept() {
     let (w, hessian) = problem(31, rows, cols);
     let scheme: Scheme = "int3-g32".parse().unwrap();
     let chosen = gptq(&scheme, &w, &hessian, GptqOptions::default(), None, 1).unwrap();
-    // Whatever the groups would have been otherwise.
+    // Given scales make groups static, whatever the options.
     for options in options() {
         let factor = InverseFactor::new(&hessian, options, 1).unwrap();
         let found = factor.quantize_under(&scheme, &w, &chosen.quantized.scales.codes, 2).unwrap();
@@ -336,7 +336,7 @@ fn empty_weights_are_quantized() {
     assert_eq!((result.quantized.rows, result.loss, result.quantized.check()), (0, 0.0, Ok(())));
 }
 
-/// Of weights with long tails a searched range loses less.
+/// A searched range lowers the loss of weights with long tails.
 #[test]
 fn searched_ranges_lose_less() {
     let (rows, cols) = (16, 192);
@@ -354,8 +354,8 @@ fn searched_ranges_lose_less() {
     }
 }
 
-/// Weights beside the codes are as many as asked for, the loss is that of the whole, and it falls with their number; those that stand far
-/// from all others are among them.
+/// Checks the number of outliers, that the loss includes them and falls with their number, and that the weights
+/// furthest from all others are among them.
 #[test]
 fn outliers_stand_beside_the_codes() {
     let (rows, cols) = (24, 96);

@@ -1,53 +1,53 @@
-//! Scales beside the zero points: what the half-quadratic steps leave as it is.
+//! Scale search for HQQ, beyond the paper.
 //!
-//! A group's values are `s (q - z)` for codes `q`, and for codes that are given the best `s` and `z` are a regression of the weights on
-//! them. So the two take turns, codes to nearest and then `s` and `z` of them, from several beginnings: what the half-quadratic steps
-//! found, and the range of the group narrowed by and by. What errs least of all that is met stays, in `Σ |w - s (q - z)|^2.4` as
-//! of [`clip`](crate::clip). The regression weighs each value by `|error|^0.4` of the codes before (iteratively reweighted least
-//! squares), under which its squares are that sum.
+//! A group's values are `s (q - z)`. For fixed codes `q`, the best `s` and `z` are a linear regression of the weights
+//! on the codes. So this search alternates: codes by RTN, then `s` and `z` by regression. It starts from the
+//! half-quadratic result and from shrunken ranges of the group, and keeps the grid with the least `Σ |w - s (q -
+//! z)|^2.4` (the norm of [`clip`](crate::clip)). The regression weights each value by `|error|^0.4` of the previous
+//! codes (iteratively reweighted least squares), so that its squares sum to that norm.
 //!
-//! Scales are met as they are stored: each is rounded before `z` is found and the error is taken.
+//! Each scale is rounded to its stored precision before `z` and the error are computed.
 
 use mantissa_kernels::kernels;
 
 use crate::clip::NORM;
 
-/// Shares of its range that a group begins with: 1, 1 - [`SHARE_STEP`], …
+/// Number of shares of its range that a group starts from: 1, 1 - [`SHARE_STEP`], …
 const SHARES: usize = 13;
 
-/// From a share to the next.
+/// Step between shares.
 const SHARE_STEP: f32 = 0.025;
 
-/// Most turns from one beginning; few take more than five.
+/// Most iterations from one start; few take more than five.
 const TURNS: usize = 10;
 
-/// A group's grid: values are `step · (q - zero)`.
+/// Grid of a group: values are `step · (q - zero)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Grid {
     pub(super) step: f32,
     pub(super) zero: f32,
 }
 
-/// The grids that codes can have.
+/// Constraints on the grids.
 pub(super) struct Grids<'a> {
     /// The highest code; the lowest is 0.
     pub(super) top: f32,
     /// True if zero points are codes themselves.
     pub(super) integer_zero: bool,
-    /// The least step.
+    /// Smallest step.
     pub(super) least_step: f32,
-    /// A step as it is stored.
+    /// Rounds a step to its stored precision.
     pub(super) stored: &'a (dyn Fn(f32) -> f32 + Sync),
 }
 
 impl Grids<'_> {
-    /// The grid of that step and zero point, as they can be stored.
+    /// Grid of `step` and `zero`, rounded to what can be stored.
     pub(super) fn grid(&self, step: f32, zero: f32) -> Grid {
         let zero = if self.integer_zero { nearest(zero, self.top) } else { zero };
         Grid { step: (self.stored)(step), zero }
     }
 
-    /// The best grid met for the values `x`, `start` among them.
+    /// Best grid found for the values `x`, at least as good as `start`.
     pub(super) fn refine(&self, x: &[f32], start: Grid, turn: &mut Turn) -> Grid {
         let mut best = (f64::INFINITY, start);
         self.follow(x, start, turn, &mut best);
@@ -59,7 +59,8 @@ impl Grids<'_> {
             if step < self.least_step || !step.is_finite() {
                 break;
             }
-            // About the middle, so that a group on one side of zero stays there; an integer zero point narrows towards zero instead.
+            // Shrink about the middle, so that a group on one side of zero stays there; with an integer zero point
+            // shrink towards zero.
             let first = if self.integer_zero {
                 low * share
             } else {
@@ -71,12 +72,12 @@ impl Grids<'_> {
         best.1
     }
 
-    /// Takes turns from `grid` as long as they get nearer.
+    /// Iterates from `grid` while the error falls.
     fn follow(&self, x: &[f32], mut grid: Grid, turn: &mut Turn, best: &mut (f64, Grid)) {
         let mut last = f64::INFINITY;
         for _ in 0..TURNS {
             let error = turn.measure(x, grid, self.top);
-            // So far off that turns will not make up for it.
+            // Too far off to become the best.
             if error > 2.0 * best.0 {
                 break;
             }
@@ -94,7 +95,7 @@ impl Grids<'_> {
         }
     }
 
-    /// The grid of the codes and weights of `turn`; none where the codes are all one.
+    /// Regression of `x` on the codes of `turn`; `None` if all codes are equal.
     fn regression(&self, x: &[f32], turn: &Turn, zero: f32) -> Option<Grid> {
         let [mut sw, mut sx, mut sq, mut sxq, mut sqq] = [0.0; 5];
         for ((x, q), w) in x.iter().zip(&turn.codes).zip(&turn.weights) {
@@ -105,7 +106,7 @@ impl Grids<'_> {
             sxq += w * x * q;
             sqq += w * q * q;
         }
-        // An integer zero point stays, and the line goes through it.
+        // An integer zero point is kept; the line goes through it.
         let z = f64::from(zero);
         let (across, along) = if self.integer_zero {
             (sxq - z * sx, sqq - 2.0 * z * sq + z * z * sw)
@@ -122,7 +123,7 @@ impl Grids<'_> {
     }
 }
 
-/// State of a group after one turn.
+/// State of a group after one iteration.
 #[derive(Default)]
 pub(super) struct Turn {
     codes: Vec<f32>,
@@ -132,7 +133,7 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    /// Finds the codes of `x` on `grid`; their error.
+    /// Computes the codes of `x` on `grid`; returns their error.
     fn measure(&mut self, x: &[f32], Grid { step, zero }: Grid, top: f32) -> f64 {
         self.codes.resize(x.len(), 0.0);
         self.weights.resize(x.len(), 0.0);
@@ -146,11 +147,11 @@ impl Turn {
     }
 }
 
-/// 1.5·2^23: what is added to it loses its fraction, ties going to even.
+/// 1.5·2^23: adding and subtracting it rounds to an integer, ties to even.
 const ROUND_MAGIC: f32 = 12_582_912.0;
 
-/// The code from 0 to `top`, at most 255, that is nearest to `v`, ties to even.
+/// Nearest code to `v` from 0 to `top` (at most 255), ties to even.
 pub(super) fn nearest(v: f32, top: f32) -> f32 {
-    // Not by a call for each value, as the processors that every build runs on would take.
+    // Avoids `round_ties_even`, which is a function call on baseline x86-64.
     (v.clamp(0.0, top) + ROUND_MAGIC) - ROUND_MAGIC
 }

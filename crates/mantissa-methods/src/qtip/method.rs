@@ -58,7 +58,7 @@ impl Method for Qtip {
 
     fn needs(&self) -> Needs {
         let fisher = (self.options.metric == ErrorMetric::Fisher).then_some(Fisher::Outputs);
-        // RTN cannot store a trellis: there is nothing to compare a solution with.
+        // RTN cannot store a trellis, so there is nothing to compare with.
         Needs { text: true, fisher, ..Needs::default() }
     }
 
@@ -68,8 +68,8 @@ impl Method for Qtip {
 
     fn refuses(&self, feature: Feature) -> Option<&'static str> {
         match feature {
-            Feature::Transform => Some("qtip rotates each weight itself: no transform goes before it"),
-            Feature::StochasticRounding => Some("it chooses its codes otherwise"),
+            Feature::Transform => Some("QTIP rotates each weight itself: it takes no transform before it"),
+            Feature::StochasticRounding => Some("it does not support stochastic rounding"),
             _ => None,
         }
     }
@@ -80,7 +80,7 @@ impl Method for Qtip {
         let square = 8 * (extent.cols * extent.cols) as u64;
         let bits = extent.scheme.format.trellis().and_then(|trellis| trellis.whole_bits());
         match phase {
-            // The Hessian as it is and twice rotated.
+            // The Hessian, and two rotated copies.
             Phase::Prepare => vec![
                 ("Hessian", 3 * hessian + held_out),
                 ("factor and its scratch", factor_bytes(extent.cols) + (extent.inputs - 1) * square),
@@ -107,7 +107,7 @@ impl SolveInput for Qtip {
         };
         let (input, fallback) = match found {
             Err(GptqError::NoTokens) => {
-                let why = "no token of the calibration was routed to it".to_owned();
+                let why = "no calibration token was routed to it".to_owned();
                 (RotatedInput::plain(cols, seed, threads)?, Some(why))
             }
             Err(error @ GptqError::Singular { .. }) => {
@@ -119,7 +119,7 @@ impl SolveInput for Qtip {
     }
 }
 
-/// A rotated input; `fallback` says why nothing is known of it.
+/// Rotated input; `fallback` is the reason if it has no statistics.
 #[derive(Debug)]
 struct Paths {
     input: RotatedInput,
@@ -139,7 +139,8 @@ impl InputSolver for Paths {
     }
 }
 
-/// Seed of the signs of a vector of `layer`: `place` is `2 i` for the input of its linear layer `i`, `2 i + 1` for the output.
+/// Seed of the signs of a vector of `layer`. `place` is `2 i` for the input of linear layer `i` and `2 i + 1` for its
+/// output.
 fn seed(layer: usize, place: usize) -> u64 {
     (layer as u64) << 32 | place as u64
 }

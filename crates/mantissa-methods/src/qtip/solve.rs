@@ -1,4 +1,4 @@
-//! The tiles of a rotated weight, one after another along both sides, those that follow making up for the error of those before.
+//! Codes the tiles of a rotated weight along both dimensions, each compensating for the errors of earlier tiles.
 
 use mantissa_kernels::{Kernels, TrellisScratch, TrellisValues, for_each};
 use mantissa_num::trellis::{TILE, TILE_WEIGHTS, place, words};
@@ -6,7 +6,7 @@ use mantissa_num::trellis::{TILE, TILE_WEIGHTS, place, words};
 /// 16 × 16 values, row after row.
 type Tile = [f64; TILE_WEIGHTS];
 
-/// Values to code, `[rows, cols]`, and the weights of their errors.
+/// Values to code, `[rows, cols]`, and the factors that weight their errors.
 pub(super) struct Problem<'a> {
     pub(super) kernels: &'a Kernels,
     pub(super) values: &'a TrellisValues,
@@ -17,15 +17,15 @@ pub(super) struct Problem<'a> {
     pub(super) cols: usize,
     /// `U[cols, cols]` of the inputs.
     pub(super) inputs: &'a [f64],
-    /// `Uᵀ[rows, rows]` of the outputs, where one error of an output matters to another.
+    /// `Uᵀ[rows, rows]` of the outputs, if errors of outputs interact.
     pub(super) outputs: Option<&'a [f64]>,
 }
 
-/// Errors of the tiles that are coded, as far as others need them.
+/// Errors of coded tiles that later tiles compensate for.
 struct Errors {
-    /// For each 16 outputs `[16, cols]`: errors that later inputs of these are to make up for.
+    /// For each 16 outputs `[16, cols]`: errors that later inputs compensate for.
     across: Vec<Vec<f64>>,
-    /// For each 16 inputs `[rows, 16]`: errors that later outputs of these make up for.
+    /// For each 16 inputs `[rows, 16]`: errors that later outputs compensate for.
     down: Vec<Vec<f64>>,
 }
 
@@ -37,7 +37,7 @@ struct Coded {
 }
 
 impl Problem<'_> {
-    /// The tiles along the outputs and then along the inputs, as they are stored. Tiles of one diagonal do not meet.
+    /// Tiles by outputs, then inputs, as they are stored. Tiles on one anti-diagonal are independent.
     pub(super) fn solve(&self, threads: usize) -> Vec<u8> {
         let (down, across) = (self.rows / TILE, self.cols / TILE);
         let mut errors = Errors {
@@ -68,7 +68,7 @@ impl Problem<'_> {
         coded.concat().into_iter().flat_map(u32::to_le_bytes).collect()
     }
 
-    /// Tile `i` of the outputs, `j` of the inputs: the errors above it and to its left are known.
+    /// Codes tile `i` of the outputs, `j` of the inputs; the errors above it and to its left are known.
     fn tile(&self, i: usize, j: usize, errors: &Errors, scratch: &mut TrellisScratch) -> Coded {
         let (n, k, row, col) = (self.rows, self.cols, i * TILE, j * TILE);
         let mut target = [0.0; TILE_WEIGHTS];
@@ -97,7 +97,7 @@ impl Problem<'_> {
         Coded { words, across, down }
     }
 
-    /// The states of a tile, and how far their values are from the target.
+    /// States of a tile, and the distance of their values from the target.
     fn coded(&self, target: &Tile, scratch: &mut TrellisScratch) -> ([u16; TILE_WEIGHTS], Tile) {
         let at = |i: usize| {
             let (input, output) = place(i);
@@ -125,7 +125,7 @@ impl Errors {
     }
 }
 
-/// `x` times the inverse of the upper triangle that `upper` begins with, whose rows are `stride` apart.
+/// Returns `x` times the inverse of the upper triangle at the start of `upper`, with row stride `stride`.
 fn divide(x: &mut Tile, upper: &[f64], stride: usize) {
     for row in x.chunks_exact_mut(TILE) {
         for j in 0..TILE {
@@ -135,7 +135,7 @@ fn divide(x: &mut Tile, upper: &[f64], stride: usize) {
     }
 }
 
-/// The inverse of the lower triangle that `lower` begins with, whose rows are `stride` apart, times `x`.
+/// Returns the inverse of the lower triangle at the start of `lower`, with row stride `stride`, times `x`.
 fn divide_rows(x: &mut Tile, lower: &[f64], stride: usize) {
     for i in 0..TILE {
         for c in 0..TILE {

@@ -7,7 +7,7 @@ fn uniform(seed: u64, i: usize) -> f32 {
     random_u32(seed, i as u64) as f32 / u32::MAX as f32 - 0.5
 }
 
-/// Neighbouring values are alike, and some channels large.
+/// Correlated neighbours, with some large channels.
 fn correlated(seed: u64, rows: usize, width: usize) -> Vec<f32> {
     let value = |i: usize| {
         let (row, col) = (i / width, i % width);
@@ -58,7 +58,8 @@ fn more_bits_lose_less_and_inputs_count_by_what_they_are() {
     let input = RotatedInput::new(hessian.clone(), 0.01, 5, 2).unwrap();
     let plain = RotatedInput::plain(cols, 5, 2).unwrap();
     let mut last = energy;
-    // A normal source of independent inputs leaves .27, .070, .018 and .0047 of itself.
+    // Share of the variance of a normal source with independent inputs that trellises leave: .27, .070, .018 and
+    // .0047.
     for (text, most) in
         [("trellis1", 0.28), ("trellis2", 0.07), ("trellis3-3inst", 0.018), ("trellis4-channel", 0.0047)]
     {
@@ -85,12 +86,12 @@ fn outputs_count_by_what_they_cost() {
         assert!(cost(&weighed) < 0.85 * cost(&alike), "{text}: {} {}", cost(&weighed), cost(&alike));
         assert!(weighed.loss > alike.loss);
     }
-    // Moments that say nothing change nothing.
+    // Degenerate moments change nothing.
     let nothing = Hessian::from_sum(vec![0.0; rows * rows], rows, 7).unwrap();
     assert_eq!(code(&input, "trellis2", &w, Some(&nothing)), code(&input, "trellis2", &w, None));
 }
 
-/// All of a weight in one vector, whose Hessian is `G ⊗ H`: tiles one after another, as GPTQ takes columns.
+/// Codes the whole weight as one vector with Hessian `G ⊗ H`, tile by tile, as GPTQ takes columns.
 #[test]
 fn tiles_are_those_of_the_hessian_of_the_whole_weight() {
     let (rows, cols) = (32, 48);
@@ -179,7 +180,7 @@ fn bytes_depend_on_neither_threads_nor_level() {
 fn scales_are_shared_as_the_scheme_says() {
     let (rows, cols) = (96, 32);
     let (mut w, input) = (weight(rows, cols), RotatedInput::new(moments(1, 32), 0.01, 5, 2).unwrap());
-    // Zeros have a scale all the same.
+    // Zeros need a nonzero scale too.
     w[..32 * cols].fill(0.0);
     for (text, shared) in [("trellis3", 32), ("trellis3-channel", 1)] {
         let q = code(&input, text, &w, None).quantized;
@@ -208,7 +209,7 @@ fn what_cannot_be_coded_is_refused() {
     assert!(why("trellis2", &[f32::NAN; 16 * 32]).contains("non-finite"));
     let short = Hessian::identity(8).unwrap();
     assert!(input.quantize(&scheme("trellis2"), &w, Some(&short), 1, 1).is_err());
-    // The other methods leave trellises alone.
+    // Other methods refuse trellises.
     let found: Result<GptqResult, _> = crate::gptq::gptq(
         &scheme("trellis2"),
         &w,

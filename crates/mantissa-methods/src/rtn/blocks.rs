@@ -13,11 +13,11 @@ use crate::source::{PANEL, Scratch, WeightReader};
 /// Takes the blocks of a panel, and the offset of their first byte in the tensor. Threads call it in any order.
 pub type Sink<'a, E> = dyn Fn(u64, &[u8]) -> Result<(), E> + Sync + 'a;
 
-/// [`quantize_source`](super::quantize_source) into the blocks of `codec`, which are searched for by what they lose under
-/// `importance`, one weight per column, where the codec is [searched](Codec::is_searched).
+/// Like [`quantize_source`](super::quantize_source), into the closed blocks of `codec`. If the codec is
+/// [searched](Codec::is_searched), the search minimizes the error weighted by `importance`, one weight per column.
 ///
 /// # Errors
-/// Those of `source`; [`TensorError::Ragged`], [`TensorError::Length`] of `importance`, [`TensorError::NonFinite`],
+/// Errors of `source`; [`TensorError::Ragged`], [`TensorError::Length`] of `importance`, [`TensorError::NonFinite`],
 /// [`TensorError::ScaleOverflow`].
 pub fn quantize_blocks<S: WeightReader + ?Sized>(
     codec: &'static Codec,
@@ -40,11 +40,11 @@ pub fn quantize_blocks<S: WeightReader + ?Sized>(
     Ok((Quantized { codes, ..Quantized::empty(format, rows, cols) }, stats))
 }
 
-/// The blocks of [`quantize_blocks`], of which each panel goes to `sink` by the thread that made it, while it lies in the
-/// cache of that core: they never stand in memory together.
+/// Like [`quantize_blocks`], but passes each panel to `sink` from the thread that made it, while it is in that core's
+/// cache. The blocks are never in memory together.
 ///
 /// # Errors
-/// As there, and those of `sink`.
+/// As [`quantize_blocks`], and errors of `sink`.
 pub fn stream_blocks<S: WeightReader + ?Sized>(
     codec: &'static Codec,
     source: &S,

@@ -1,5 +1,5 @@
-//! The fast path: ranges by kernels, scales by the reference rules, codes by kernels. It gives the bits of
-//! [`mantissa_num::quantize`], because the rules are that function's own and the kernels round as it does.
+//! Fast path of RTN: ranges and codes by kernels, scales by the reference rules. Gives the same bits as
+//! [`mantissa_num::quantize`].
 
 use mantissa_kernels::{IntGrid, MinifloatLayout, Step, kernels};
 use mantissa_num::blockwise::{self, Block, Range};
@@ -105,8 +105,8 @@ impl Lines {
     }
 }
 
-/// Quantizes `x` (`[rows, cols]`, whole blocks). `fixed` is the block of a tensor with a single one, chosen from all of it.
-/// `None` where a value is not finite: the reference knows what becomes of it.
+/// Quantizes `x` (`[rows, cols]`, whole blocks). `fixed` is the block of a single-block tensor, chosen from all of
+/// it. `None` if a value is not finite, which the reference handles.
 pub(super) fn quantize(
     scheme: &Scheme,
     elements: &Elements,
@@ -210,8 +210,8 @@ fn encode_line(
     }
 }
 
-/// A block's step, for elements counted in `1 / unit`. Only power-of-two scales meet a unit other than 1, so that dividing
-/// by it is exact, down to subnormal scales.
+/// Step of a block, for elements counted in `1 / unit`. Only power-of-two scales occur with a unit other than 1, so
+/// the division is exact, down to subnormal scales.
 fn step(block: &Block, unit: f32) -> Option<Step> {
     match block.step() {
         blockwise::Step::Unit => Some(Step::Divide(1.0 / unit)),

@@ -54,7 +54,7 @@ impl SweepOptions {
     /// The keys of the options, of every table that has them.
     pub(crate) const KEYS: [Key; 2] = [
         Key { name: "damp", help: "damping, as a fraction of the mean of the Hessian's diagonal" },
-        Key { name: "asymmetric", help: "share of their input's drift that weights make up for" },
+        Key { name: "asymmetric", help: "share of the input drift that is corrected (GPTAQ)" },
     ];
 
     /// Sets the options that `options` names.

@@ -23,10 +23,10 @@
 //! act_order = true               # columns by decreasing diagonal
 //! groups = "static"              # what a group's scale is taken from: static, original, current
 //! range = "mse"                  # how much of its range it covers: mse, amax
-//! asymmetric = 0.0               # the share of their input's drift that weights make up for; 0.5 with method = "gptaq"
+//! asymmetric = 0.0               # the share of the input drift that is corrected (GPTAQ); 0.5 with method = "gptaq"
 //!
 //! [spqr]                         # optional, only with method = "spqr"; this is the default
-//! outliers = 0.01                # share of the weights that stand beside the codes, in f16
+//! outliers = 0.01                # share of the weights stored as outliers, in f16
 //!
 //! [smooth]                       # optional, only with transform = "smooth"
 //! alpha = 0.5                    # 0.0 to 1.0, or "search"
@@ -41,7 +41,7 @@
 //! iterations = 100               # steps
 //! rate = 0.03                    # root mean square of the angles of the first, in radians
 //! batch_tokens = 2048            # tokens of a step
-//! gradient = "ranges"            # what a step follows: both, ranges, straight-through; by default by the scheme
+//! gradient = "ranges"            # what a step follows: both, ranges, straight-through; the default depends on the scheme
 //!
 //! [autoround]                    # optional, only with method = "autoround"; these are the defaults
 //! iterations = 200               # steps of each layer; 600 where scales are powers of two

@@ -93,7 +93,7 @@ impl Asked<'_> {
         }
         let refused = |what: String| {
             let why = format!(
-                "--round: expected nearest, got stochastic with {what}: it chooses its codes otherwise"
+                "--round: expected nearest, got stochastic with {what}: it does not support stochastic rounding"
             );
             Err(model_not_storable(container, why))
         };
