@@ -1,7 +1,7 @@
-//! XXH64, a fast checksum of bytes that were written, for the journal of unfinished work.
+//! XXH64, a fast checksum for the journal of unfinished work.
 //!
-//! It finds torn and lost writes; it is no defence against somebody who makes them. Algorithm: Yann Collet, xxHash fast
-//! digest algorithm, <https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>, XXH64 with seed 0.
+//! It detects torn and lost writes, not deliberate changes. Algorithm: Yann Collet, xxHash fast digest algorithm,
+//! <https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>, XXH64 with seed 0.
 
 const P1: u64 = 0x9E37_79B1_85EB_CA87;
 const P2: u64 = 0xC2B2_AE3D_27D4_EB4F;
@@ -12,7 +12,7 @@ const P5: u64 = 0x27D4_EB2F_1656_67C5;
 /// Bytes taken at a time, eight for each lane.
 const STRIPE: usize = 32;
 
-/// XXH64 of bytes that arrive in pieces; the result does not depend on how they were cut.
+/// XXH64 of bytes that arrive in pieces; the result does not depend on the split.
 #[derive(Clone, Debug)]
 pub struct Checksum {
     lanes: [u64; 4],
@@ -29,7 +29,7 @@ impl Default for Checksum {
 }
 
 impl Checksum {
-    /// Checksum of bytes that are all there.
+    /// Checksum of `bytes`.
     pub fn of(bytes: &[u8]) -> u64 {
         let mut sum = Self::default();
         sum.update(bytes);

@@ -16,11 +16,11 @@ pub struct StagedFile {
 }
 
 impl StagedFile {
-    /// Begins writing the file `output`, whose parent folders are created if they do not exist.
+    /// Begins writing the file `output`; creates missing parent folders.
     ///
     /// # Errors
-    /// [`Error::Output`] when another process writes it or when a file is there that may not be replaced, [`Error::WrongKind`] when
-    /// something other than a regular file is there, [`Error::Io`].
+    /// [`Error::Output`] if another process writes it or an existing file may not be replaced, [`Error::WrongKind`]
+    /// if something other than a regular file exists there, [`Error::Io`].
     pub fn begin(output: &Output) -> Result<Self> {
         let begun = Begun::new(output, output.key(), &mut |_| false)?;
         begun.create_new_folder()?;
@@ -28,7 +28,7 @@ impl StagedFile {
         let before = match output.check_file(&begun.target.path()) {
             Ok(before) => before,
             Err(error) => {
-                // Nothing is in it yet; the error that matters is the other.
+                // Nothing was written yet; the original error matters more.
                 let _ = begun.work.remove();
                 return Err(error);
             }
@@ -41,7 +41,7 @@ impl StagedFile {
         &self.path
     }
 
-    /// Writes all of the file, which must not have been created yet, and makes it durable.
+    /// Writes the whole file, which must not exist yet, and makes it durable.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -49,10 +49,10 @@ impl StagedFile {
         write_new(&self.path, bytes)
     }
 
-    /// Makes the file durable and puts it in place of the target.
+    /// Makes the file durable and moves it to the target.
     ///
     /// # Errors
-    /// [`Error::Output`] when something else is at the target than when the work began, [`Error::Io`]; the old file is then still in
+    /// [`Error::Output`] if the target changed since the work began, [`Error::Io`]. The old file is then still in
     /// place, unless only the final sync of the parent failed.
     pub fn commit(self) -> Result<()> {
         let Begun { output, target, unpublished, .. } = &self.begun;
@@ -64,7 +64,7 @@ impl StagedFile {
             true => disk::rename(&self.path, &path),
             false => disk::rename_to_free(&self.path, &path),
         };
-        // The work folder, which now holds nothing but its mark, is removed by the drop.
+        // The drop removes the work folder, which now holds only its mark.
         unpublished.publish(put).map_err(|e| Error::io(&path, "rename into place", e))?;
         sync_folder(target.parent())
     }
@@ -72,7 +72,7 @@ impl StagedFile {
 
 impl Drop for StagedFile {
     fn drop(&mut self) {
-        // Nothing to report to; what stays is removed at the next start.
+        // Drop cannot report errors; the next start removes leftovers.
         let _ = self.begun.work.remove();
     }
 }

@@ -21,10 +21,10 @@ use crate::work::remove_marked;
 /// Bytes copied at a time.
 const COPY: usize = 1 << 20;
 
-/// Name of the file within a work folder that holds the inode of the new output before it is exchanged with the old one.
+/// File in a work folder that holds the inode of the new output before it is exchanged with the old one.
 const EXCHANGED: &str = "exchanged";
 
-/// An output folder being written. Dropped without [`Self::publish`], it removes what was written unless told to
+/// Output folder being written. Dropping it without [`Self::publish`] removes what was written, unless told to
 /// [keep](Self::keep) it.
 #[derive(Debug)]
 pub struct Staging {
@@ -44,23 +44,23 @@ pub struct Committed {
     pub path: PathBuf,
     /// The manifest now in it.
     pub manifest: Manifest,
-    /// The work folder with the replaced output, where it could not be removed; the next start on the same target tries again.
+    /// Work folder with the replaced output, if it could not be removed; the next start on the same target retries.
     pub leftover: Option<PathBuf>,
 }
 
 impl Staging {
-    /// Begins writing the output folder `output`, whose parents are created if they do not exist.
+    /// Begins writing the output folder `output`; creates missing parent folders.
     ///
     /// # Errors
-    /// [`Error::Output`] when another process writes it or when a folder is there that may not be replaced, [`Error::WrongKind`] when
-    /// it is a file, [`Error::Io`].
+    /// [`Error::Output`] if another process writes it or an existing folder may not be replaced, [`Error::WrongKind`]
+    /// if it is a file, [`Error::Io`].
     pub fn begin(output: &Output) -> Result<Self> {
         Self::resume(output, output.key(), &mut |_| false).map(|(staging, _)| staging)
     }
 
-    /// As [`Self::begin`], but resumes in the first work folder of a dead process that has the plan's `key` and that `fits`, given the
-    /// folder of its journal, accepts; returns whether there was one. Of such a folder the weight files and the journal are left, which
-    /// the caller must check.
+    /// Like [`Self::begin`], but resumes the first work folder of a dead process that has the plan's `key` and that
+    /// `fits` accepts, given the folder of its journal. Returns true if there was one. Only the weight files and the
+    /// journal of such a folder are kept; the caller must check them.
     ///
     /// # Errors
     /// As [`Self::begin`].
@@ -96,7 +96,7 @@ impl Staging {
         Ok((staging, resumed))
     }
 
-    /// Keeps what was written for [`Self::resume`], or removes it, where this is dropped without [`Self::publish`] or the process is
+    /// Sets if the work is kept for [`Self::resume`] when this is dropped without [`Self::publish`] or the process is
     /// told to end.
     pub fn keep(&mut self, kept: bool) {
         self.kept = kept;
@@ -123,13 +123,13 @@ impl Staging {
         &self.begun.others
     }
 
-    /// Gives the digest of a file that was hashed when it was finished, so that [`Self::seal`] need not read it
-    /// again. `file` is relative to [`Self::path`].
+    /// Sets the digest of a file that was hashed when it was finished, so that [`Self::seal`] need not read it again.
+    /// `file` is relative to [`Self::path`].
     pub fn record(&mut self, file: impl Into<String>, digest: FileDigest) {
         self.recorded.insert(file.into(), digest);
     }
 
-    /// Writes a file of the folder, which must not exist.
+    /// Writes a file in the folder, which must not exist yet.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -139,10 +139,10 @@ impl Staging {
         Ok(())
     }
 
-    /// Copies the regular file at `from` into the folder, where it must not exist, under the name `file`.
+    /// Copies the regular file at `from` into the folder as `file`, which must not exist there.
     ///
     /// # Errors
-    /// [`Error::Missing`], [`Error::WrongKind`], [`Error::Io`] naming the file that could not be read or written.
+    /// [`Error::Missing`], [`Error::WrongKind`], [`Error::Io`] with the file that could not be read or written.
     pub fn copy(&mut self, from: &Path, file: &str) -> Result<()> {
         let source = RegularFile::open(from, "a file to copy")?;
         let path = self.path.join(file);
@@ -158,8 +158,8 @@ impl Staging {
         Ok(())
     }
 
-    /// Makes every file durable and writes the manifest with `run` in it: the folder is complete, and can be opened and verified
-    /// before [`Self::publish`].
+    /// Makes every file durable and writes the manifest with `run` in it. The folder is then complete and can be
+    /// opened and verified before [`Self::publish`].
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -179,11 +179,11 @@ impl Staging {
         Ok(())
     }
 
-    /// Puts the sealed folder in place.
+    /// Moves the sealed folder to the target.
     ///
     /// # Errors
-    /// [`Error::Output`] when something else is at the target than when the work began, [`Error::Io`]; the old output is then still
-    /// in place, unless only the final sync of the parent failed.
+    /// [`Error::Output`] if the target changed since the work began, [`Error::Io`]. The old output is then still in
+    /// place, unless only the final sync of the parent failed.
     pub fn publish(mut self) -> Result<Committed> {
         let Some(manifest) = self.sealed.take() else {
             return Err(Error::io(
@@ -197,7 +197,7 @@ impl Staging {
         output.require_unchanged(&path, &self.before)?;
         unpublished.publish(|| self.replace(&path))?;
         self.published = true;
-        // The work is done and cannot be resumed, also where the sync fails.
+        // The work is finished and cannot be resumed, even if the sync fails.
         let synced = sync_folder(target.parent());
         let work = self.begun.work.path().to_owned();
         let leftover = remove_marked(&work).is_err().then_some(work);
@@ -205,10 +205,10 @@ impl Staging {
         Ok(Committed { path, manifest, leftover })
     }
 
-    /// [Seals](Self::seal) and [publishes](Self::publish).
+    /// [Seals](Self::seal) and [publishes](Self::publish) the folder.
     ///
     /// # Errors
-    /// As these.
+    /// As [`Self::seal`] and [`Self::publish`].
     pub fn commit(mut self, run: Map<String, Value>) -> Result<Committed> {
         self.seal(run)?;
         self.publish()
@@ -223,14 +223,14 @@ impl Staging {
         }
     }
 
-    /// Puts the new folder at `path`. The old one, if any, is then in the work folder.
+    /// Moves the new folder to `path`. The old one, if any, is then in the work folder.
     fn replace(&self, path: &Path) -> Result<()> {
         let new = &self.path;
         if !self.before.there {
             return disk::rename_to_free(new, path).map_err(|e| Error::io(path, "rename into place", e));
         }
         let work = self.begun.work.path();
-        // By this the next start tells the old output, in our work folder, from a new one.
+        // Lets the next start tell the old output in our work folder from a new one.
         let inode = fs::metadata(new).map_err(|e| Error::io(new, "look up", e))?.ino();
         write_new(&work.join(EXCHANGED), inode.to_string().as_bytes())?;
         sync_folder(work)?;
@@ -262,24 +262,24 @@ impl Staging {
 impl Drop for Staging {
     fn drop(&mut self) {
         if !self.published && !self.kept {
-            // Nothing to report to; what stays is removed at the next start.
+            // Drop cannot report errors; the next start removes leftovers.
             let _ = self.begun.work.remove();
         }
     }
 }
 
-/// Moves the old output aside and the new one in, where the file system cannot exchange them.
+/// Moves the old output aside and the new one in, on file systems that cannot exchange them.
 fn replace_in_two_steps(new: &Path, path: &Path, aside: &Path) -> Result<()> {
     disk::rename_to_free(path, aside).map_err(|e| Error::io(path, "move the old output aside", e))?;
     disk::rename_to_free(new, path).map_err(|error| {
-        // If this fails too, the next start puts it back.
+        // If this fails too, the next start restores the old output.
         let _ = disk::rename_to_free(aside, path);
         Error::io(path, "rename into place", error)
     })
 }
 
-/// Settles what a dead process has left of an exchange: puts an old output back that was moved aside, and returns whether the work
-/// folder holds nothing but what was replaced.
+/// Cleans up an exchange that a dead process began: restores an old output that was moved aside. Returns true if the
+/// work folder holds only what was replaced.
 pub(super) fn settle(target: &Target, work: &Path) -> Result<bool> {
     let (path, aside) = (target.path(), work.join(OLD));
     let Ok(recorded) = fs::read_to_string(work.join(EXCHANGED)) else { return Ok(false) };
@@ -290,6 +290,6 @@ pub(super) fn settle(target: &Target, work: &Path) -> Result<bool> {
     }
     let inode = |path: &Path| fs::metadata(path).map(|found| found.ino()).ok();
     let recorded: Option<u64> = recorded.trim().parse().ok();
-    // An exchange that has not taken place leaves the new output here.
+    // An exchange that did not happen leaves the new output here.
     Ok(recorded.is_some() && inode(&work.join(NEW)) != recorded)
 }

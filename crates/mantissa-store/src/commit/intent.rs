@@ -1,7 +1,8 @@
-//! The publication of several files, written down before it begins, so that a kill in between is completed by the next start.
+//! Publication of several files, recorded beforehand so that the next start completes it after a kill.
 //!
-//! The intent lists each new file by name and inode, in the order in which they are put in place, and the old files that go first.
-//! A step is done if the file at its name has the recorded inode, so repeating the list is safe. Old files are moved into the work folder, not deleted: an error in the middle moves them back.
+//! The intent lists each new file by name and inode, in the order in which they are moved into place, and the old
+//! files that are moved away first. A step is done if the file with its name has the recorded inode, so repeating the
+//! list is safe. Old files are moved into the work folder, not deleted, so that an error halfway can move them back.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -21,14 +22,14 @@ const INTENT: &str = "publish.json";
 /// Files of a publication.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Intent {
-    /// Names of old files that are moved away before anything is put in place, each with its inode.
+    /// Old files that are moved away first, by name, each with its inode.
     pub(super) retired: Vec<(String, u64)>,
-    /// Names of new files in the order in which they are put in place, each with its inode and, where it replaces one, that of the
-    /// old file.
+    /// New files by name, in the order in which they are moved into place. Each has its inode and the inode of the
+    /// old file it replaces, if any.
     pub(super) files: Vec<(String, u64, Option<u64>)>,
 }
 
-/// A step that was done, to be undone after an error.
+/// Completed step, to be undone after an error.
 enum Done {
     Moved(PathBuf, PathBuf),
     Exchanged(PathBuf, PathBuf),
@@ -54,13 +55,13 @@ impl Intent {
         Some(Intent { retired: retired.collect::<Option<_>>()?, files: files.collect::<Option<_>>()? })
     }
 
-    /// Carries out what is not done yet; after an error, what was done by this call is undone.
+    /// Runs the steps that are not done yet; after an error, undoes those of this call.
     pub(super) fn carry_out(&self, parent: &Path, work: &Path) -> Result<()> {
         let mut done = Vec::new();
         let result = self.steps(parent, work, &mut done);
         if result.is_err() {
             for step in done.iter().rev() {
-                // The error that is told is the first; what stays is completed by the next start.
+                // Report the first error; the next start completes the rest.
                 let _ = match step {
                     Done::Moved(from, to) => disk::rename_to_free(to, from),
                     Done::Exchanged(a, b) => disk::exchange(a, b).map(|_| ()),
@@ -105,7 +106,7 @@ impl Intent {
     }
 }
 
-/// Puts a file in place, in one step where one is there.
+/// Moves a file into place, atomically if it replaces one.
 fn put(new: &Path, at: &Path, there: bool, done: &mut Vec<Done>) -> Result<()> {
     let io = |error| Error::io(at, "rename into place", error);
     if !there {
@@ -115,13 +116,14 @@ fn put(new: &Path, at: &Path, there: bool, done: &mut Vec<Done>) -> Result<()> {
     }
     match disk::exchange(new, at).map_err(io)? {
         Some(()) => done.push(Done::Exchanged(new.to_owned(), at.to_owned())),
-        // Without exchange the old file is gone with the step, which can then not be undone.
+        // Without exchange, the step deletes the old file and cannot be undone.
         None => disk::rename(new, at).map_err(io)?,
     }
     Ok(())
 }
 
-/// Completes a publication that a dead process has begun; returns whether the work folder then holds nothing but what was replaced.
+/// Completes a publication that a dead process began. Returns true if the work folder then holds only what was
+/// replaced.
 pub(super) fn settle(target: &Target, work: &Path) -> Result<bool> {
     let Some(intent) = Intent::read(work) else { return Ok(false) };
     if !intent.has_begun(target.parent(), work) {
@@ -141,8 +143,8 @@ pub(super) fn is_under_way(parent: &Path, work: &Path) -> bool {
     Intent::read(work).is_some_and(|intent| intent.has_begun(parent, work) && !intent.is_done(parent))
 }
 
-/// The work folder of a publication of the single-file or split model at `path` that was interrupted between its first and its last
-/// step: files of it may be missing, or lie beside those of the model before. A new run of the command that wrote it completes it.
+/// Finds the work folder of an interrupted publication of the single-file or split model at `path`. Files of the
+/// model may be missing or mixed with those of the model before. Rerunning the command that wrote it completes it.
 pub fn interrupted_publication(path: &Path) -> Option<PathBuf> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name()?.to_str()?;

@@ -1,13 +1,14 @@
 //! Outputs that appear only when they are complete.
 //!
-//! An output is written into a work folder beside the target, `.NAME.mantissa-partial-PID` ([`crate::work`]), below `new`. It is
-//! sealed there (digests, manifest, fsync), may be opened and verified, and is then published: moved to its place by renames. Where
-//! something is there that may be replaced ([`crate::output`]), the two are exchanged in one step, so that a reader sees the old
-//! output or the new one. A kill at any time leaves one of them whole, and the next start on the same target completes the rest:
-//! it finishes a publication that has begun, and removes what was replaced.
+//! An output is written below `new` in a work folder beside the target, `.NAME.mantissa-partial-PID`
+//! ([`crate::work`]). There it is sealed (digests, manifest, fsync) and may be opened and verified. Renames then
+//! publish it. If it replaces something ([`crate::output`]), the two are exchanged in one step, so that a reader sees
+//! either the old or the new output. After a kill at any time one of them is whole. The next start on the same target
+//! finishes a publication that began and removes what was replaced.
 //!
-//! An advisory lock beside the target keeps a second writer out. Whoever holds it knows that any other work folder of the same
-//! target is of a dead process. It removes or resumes ([`Staging::resume`]) those of its own plan and leaves the others.
+//! An advisory lock beside the target excludes a second writer. So the holder knows that any other work folder of the
+//! target belongs to a dead process. It removes or resumes ([`Staging::resume`]) those of its own plan and leaves the
+//! others.
 
 mod file;
 mod folder;
@@ -40,7 +41,7 @@ const OLD: &str = "old";
 /// Purpose of the work folders of this module, in their names.
 const PURPOSE: &str = "partial";
 
-/// The beginning of every kind of output: its target, locked, with a work folder.
+/// Common start of every kind of output: its locked target, with a work folder.
 #[derive(Debug)]
 struct Begun {
     output: Output,
@@ -57,8 +58,8 @@ struct Begun {
 }
 
 impl Begun {
-    /// Locks the target, settles what dead processes have left, and creates a work folder marked with `key`, or takes over the
-    /// first of that key that `fits`.
+    /// Locks the target, cleans up after dead processes, and creates a work folder marked with `key`, or takes over
+    /// the first with that key that `fits` accepts.
     fn new(output: &Output, key: &str, fits: &mut dyn FnMut(&Path) -> bool) -> Result<Self> {
         let target = Target::prepare(output.path())?;
         let lock = if output.is_owned() { None } else { Some(Lock::acquire(&target)?) };
@@ -95,26 +96,27 @@ impl Begun {
         self.work.path().join(NEW)
     }
 
-    /// Creates the folder of what is to be published.
+    /// Creates the folder for the new output.
     fn create_new_folder(&self) -> Result<()> {
         let path = self.new_path();
         disk::create_folder(&path).map_err(|e| Error::io(&path, "create folder", e))
     }
 }
 
-/// Work folders of other plans that this process has met, and not told of yet.
+/// Work folders of other plans that this process found and has not reported yet.
 static OTHERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 fn tell_other(path: &Path) {
     OTHERS.lock().unwrap_or_else(PoisonError::into_inner).push(path.to_owned());
 }
 
-/// Takes the work folders of other plans that this process has met beside its outputs and left, so that its user is told of them.
+/// Takes the list of work folders of other plans that this process found beside its outputs and left in place, for a
+/// message to the user.
 pub fn take_others() -> Vec<PathBuf> {
     std::mem::take(&mut *OTHERS.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Outcome of a look at the work folders of dead processes.
+/// Result of the search for work folders of dead processes.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Cleaned {
     removed: Vec<PathBuf>,
@@ -122,8 +124,8 @@ struct Cleaned {
     adopted: Option<Left>,
 }
 
-/// Completes publications that were interrupted, removes work folders of the plan `key` but the first that `fits`, and leaves
-/// those of other plans. The caller holds the lock, so their owners are dead.
+/// Completes interrupted publications and removes work folders with the plan's `key`, except the first that `fits`
+/// accepts. Leaves those of other plans. The caller holds the lock, so their owners are dead.
 fn clean_up(target: &Target, key: &str, fits: &mut dyn FnMut(&Path) -> bool) -> Result<Cleaned> {
     let mut cleaned = Cleaned::default();
     for left in work::left(target, PURPOSE)? {

@@ -1,4 +1,4 @@
-//! Several files side by side as one output: the parts of a GGUF model, with what lies beside them.
+//! Several files as one output: the parts of a GGUF model and the files beside them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,26 +13,27 @@ use crate::work::remove_marked;
 /// Names of the files of an output, all in the folder of the output's path.
 #[derive(Clone, Debug)]
 pub struct FileSet {
-    /// Files that are of use only together; the first is the one by which the output is opened.
+    /// Parts, useful only together; the first is the one that is opened.
     pub parts: Vec<String>,
-    /// Files that describe the parts and are put in place after them.
+    /// Files that describe the parts; moved into place after them.
     pub beside: Vec<String>,
 }
 
-/// Files of an output being written. Dropped without [`Self::publish`], it removes what was written.
+/// Files of an output being written. Dropping it without [`Self::publish`] removes what was written.
 #[derive(Debug)]
 pub struct StagedSet {
     begun: Begun,
     set: FileSet,
-    /// Files of an older output of another number of parts, which go: the first is the one by which it is opened.
+    /// Files of an older output with another number of parts, to be removed; the first is the one that is opened.
     obsolete: Vec<String>,
     before: Vec<(String, Found)>,
 }
 
 impl StagedSet {
-    /// Begins writing the files `set` of `output`. Old files of the same names are replaced if `output` allows it, and so are
-    /// those that `obsolete` lists, if their own manifest lists them: files of an older output of another number of parts, the first of
-    /// them that by which it is opened. They are listed once the output is locked and an interrupted publication is completed.
+    /// Begins writing the files `set` of `output`. Replaces old files of the same names if `output` allows it. Also
+    /// removes the files that `obsolete` lists (an older output with another number of parts, the one that is opened
+    /// first), if their own manifest lists them. `obsolete` is called after the output is locked and an interrupted
+    /// publication is completed.
     ///
     /// # Errors
     /// As [`super::StagedFile::begin`]; [`OutputFault::OtherParts`] for an obsolete file that may not be removed.
@@ -55,7 +56,7 @@ impl StagedSet {
         self.begun.target.parent().join(name)
     }
 
-    /// Writes a file of the set, which must not have been created yet, and makes it durable.
+    /// Writes a file of the set, which must not exist yet, and makes it durable.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -63,7 +64,7 @@ impl StagedSet {
         write_new(&self.path().join(name), bytes)
     }
 
-    /// Makes every file durable: the set is complete, and can be opened and verified before [`Self::publish`].
+    /// Makes every file durable. The set is then complete and can be opened and verified before [`Self::publish`].
     ///
     /// # Errors
     /// [`Error::Io`] if one is missing or cannot be made durable.
@@ -76,13 +77,12 @@ impl StagedSet {
         sync_folders(&self.path())
     }
 
-    /// Puts the sealed files in place. One part is exchanged with the old one in one step. Of several, the old first goes first and
-    /// the new first comes last: a kill between them leaves a model that does not open, never parts of two, and the next start
-    /// completes it.
+    /// Moves the sealed files into place. A single part is exchanged with the old one in one step. With several
+    /// parts, the old first part is moved away first and the new first part comes last. So a kill in between leaves a
+    /// model that does not open, never parts of two, and the next start completes it.
     ///
     /// # Errors
-    /// [`Error::Output`] when something else is at a place than when the work began, [`Error::Io`]; the old files are then back in
-    /// place.
+    /// [`Error::Output`] if a target changed since the work began, [`Error::Io`]. The old files are then restored.
     pub fn publish(self) -> Result<Option<PathBuf>> {
         let Begun { output, target, unpublished, .. } = &self.begun;
         for (name, before) in &self.before {
@@ -113,7 +113,8 @@ impl StagedSet {
                 Error::Output { fault: OutputFault::Exists { .. }, .. } => other(),
                 error => error,
             })?;
-            // Another process of the same job may have been here since the names were listed, before the lock was taken.
+            // Another process of the same job may have changed files after the names were listed and before the lock
+            // was taken.
             if !found.there {
                 continue;
             }
@@ -138,7 +139,7 @@ impl StagedSet {
     fn intent(&self) -> Intent {
         let inode = |path: &Path| inode_of(path).unwrap_or(0);
         let (FileSet { parts, beside }, obsolete) = (&self.set, &self.obsolete);
-        // The old manifest and quality.json go first, so that they never stand beside the new weights.
+        // Remove the old manifest and quality.json first, so that they are never beside the new weights.
         let first = parts.first().filter(|_| parts.len() > 1);
         let going = beside.iter().rev().chain(obsolete).chain(first);
         let there = |name: &&String| fs::symlink_metadata(self.place(name)).is_ok();
@@ -157,8 +158,8 @@ impl StagedSet {
 
 impl Drop for StagedSet {
     fn drop(&mut self) {
-        // Nothing to report to; what stays is removed at the next start. A publication that has begun is not touched: an error has
-        // undone it, or the next start completes it.
+        // Drop cannot report errors; the next start removes leftovers. A publication that has begun is left alone: an
+        // error has undone it, or the next start completes it.
         if !self.begun.is_publishing() {
             let _ = self.begun.work.remove();
         }

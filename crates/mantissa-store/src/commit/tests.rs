@@ -74,7 +74,7 @@ fn an_error_in_a_publication_of_several_files_puts_the_old_ones_back() {
             result.unwrap();
             break;
         }
-        // The last operations, after all is in place, may fail too.
+        // The last operations, after all files are in place, may fail too.
         assert!(now == old || now == new, "operation {n}: {now:?}");
         failures += usize::from(result.is_err());
         publish_set(dir.path(), "old").unwrap();

@@ -1,8 +1,8 @@
 //! AWQ in the GEMM layout (AutoAWQ, vLLM, transformers), and AutoRound's naming of the same tensors.
 //!
-//! For a module with weight `[N, K]` and groups of `g` columns, `G = ceil(K/g)`: `qweight` I32 `[K, N/8]` and `qzeros` I32
-//! `[G, N/8]`, both packed along N in the order of [`AWQ_NIBBLES`], and `scales` F16 `[G, N]`; 4 bits.
-//! `w[n, k] = (q[n, k] - z[k/g, n]) · scales[k/g, n]`. The scales of activations are folded into the layers before.
+//! For a module with weight `[N, K]` and groups of `g` columns, `G = ceil(K/g)`: `qweight` I32 `[K, N/8]` and
+//! `qzeros` I32 `[G, N/8]`, both packed along N in the order of [`AWQ_NIBBLES`], and `scales` F16 `[G, N]`; 4 bits.
+//! `w[n, k] = (q[n, k] - z[k/g, n]) · scales[k/g, n]`. Activation scales are folded into the preceding layers.
 //!
 //! Source: AutoAWQ 0.2.9, `awq/modules/linear/gemm.py`, `awq/utils/packing_utils.py`, `awq/models/_config.py`.
 
@@ -68,7 +68,7 @@ impl Config {
         Ok(Config { path: path.to_owned(), group, auto_round: false })
     }
 
-    /// Parses AutoRound's, for tensors packed as AWQ's.
+    /// Parses AutoRound's `quantization_config` for tensors packed like AWQ's.
     ///
     /// # Errors
     /// As [`parse`](Self::parse).
@@ -82,10 +82,10 @@ impl Config {
         Layer { bits: BITS, group: self.group }
     }
 
-    /// Weight of `module`, `[rows, cols]`. Which layers are quantized follows from their tensors.
+    /// Weight of `module`, `[rows, cols]`. The tensors determine if the layer is quantized.
     ///
     /// # Errors
-    /// A tensor of the module is missing or has another dtype or shape than the config says.
+    /// A tensor of the module is missing, or its dtype or shape differs from the config.
     fn weight(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Weight> {
         let name = |suffix: &str| format!("{module}.{suffix}");
         if files.has(&name("weight")) {
@@ -139,10 +139,10 @@ pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotS
     ])
 }
 
-/// Bytes of the tensors that [`specs`] declares, by name.
+/// Bytes of the tensors declared by [`specs`], by name.
 ///
 /// # Errors
-/// [`NotStorable`] if scales are in another code than f16.
+/// [`NotStorable`] if scales are not f16.
 pub fn tensors(
     plan: &LinearPlan<'_>,
     q: &Quantized,
@@ -165,11 +165,11 @@ pub fn tensors(
     ])
 }
 
-/// `quantization_config` for modules of one group size, and the unquantized modules `kept`. Zero points are always stored,
-/// and so `zero_point` is always true: symmetric codes have the middle one.
+/// `quantization_config` for modules of one group size, and the unquantized modules `kept`. Zero points are always
+/// stored, so `zero_point` is always true; symmetric codes have the middle code as zero point.
 ///
 /// # Errors
-/// [`NotStorable`] if group sizes differ: there is one for the model.
+/// [`NotStorable`] if group sizes differ, because the config has one for the whole model.
 pub fn quantization_config(
     groups: &[(Scheme, Option<Scheme>, Vec<String>)],
     kept: &[String],
@@ -259,7 +259,8 @@ impl Convention for Awq {
     }
 }
 
-/// Groups of modules under the one group size of the model: a row as wide as the groups of other layers is a group of theirs.
+/// Groups modules under the model's single group size. A row exactly as wide as the groups of other layers counts as
+/// a group.
 fn groups_of_one_size(model: &ModelPlan<'_>) -> Vec<ModuleGroup> {
     let size = model.layers.iter().find_map(|layer| match layer.scheme.format.blocks() {
         Blocks::Group(size) => Some(size),

@@ -1,4 +1,4 @@
-//! Schemes of the KV cache that conventions can store.
+//! Schemes of the KV cache that formats can store.
 
 use mantissa_num::{Affine, Blocks, Code, Format, Offset, RowKind, Rule, Scheme, Source, minifloat};
 
@@ -39,7 +39,7 @@ pub(super) fn not_storable(scheme: &Scheme, why: impl Into<String>) -> NotStorab
     NotStorable { scheme: format!("kv-{scheme}"), why: why.into() }
 }
 
-/// Refuses a cache whose scales are computed at run time, in the format `name`, which has no place for it.
+/// Refuses a cache with scales computed at run time, which the format `name` cannot record.
 pub(super) fn require_static(name: &str, scheme: &Scheme) -> Result<(), NotStorable> {
     if scheme.source == Source::Static {
         return Ok(());
@@ -49,12 +49,12 @@ pub(super) fn require_static(name: &str, scheme: &Scheme) -> Result<(), NotStora
     Err(not_storable(scheme, format!("{name} {why}")))
 }
 
-/// `type` of a cache of 8 bits in compressed-tensors and ModelOpt.
+/// `type` of an 8-bit cache in compressed-tensors and ModelOpt.
 pub(super) fn element_type(scheme: &Scheme) -> &'static str {
     if is_float(scheme) { "float" } else { "int" }
 }
 
-/// ModelOpt's name of a cache of 8 bits (`kv_cache_quant_algo`).
+/// ModelOpt's name of an 8-bit cache (`kv_cache_quant_algo`).
 pub fn modelopt_algo(scheme: &Scheme) -> &'static str {
     if is_float(scheme) { "FP8" } else { "INT8" }
 }
@@ -81,7 +81,7 @@ pub(super) fn is_fixed(scheme: &Scheme) -> bool {
     whole && element && scale.code == Code::F32 && scale.outer.is_none()
 }
 
-/// True if serving engines have the element and its rule.
+/// True if serving engines support the element and its rule.
 pub(super) fn known(scheme: &Scheme) -> bool {
     match &scheme.format {
         Format::Affine(Affine { code: Code::Int(8), .. }) => scheme.encoder.rule == Rule::Full,

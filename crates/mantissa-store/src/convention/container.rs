@@ -1,4 +1,4 @@
-//! The trait that every checkpoint format implements, and the handle by which the rest of the tool names a format.
+//! Trait of all checkpoint formats, and the handle that names a format in the rest of the tool.
 
 use std::fmt;
 use std::path::Path;
@@ -19,7 +19,7 @@ pub type NamedBytes = Vec<(String, Vec<u8>)>;
 /// Tensors with their bytes.
 pub type StoredTensors = Vec<(TensorSpec, Vec<u8>)>;
 
-/// Checkpoint folder that some convention may recognise.
+/// Checkpoint folder that a format may recognise.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate<'a> {
     /// Tensors and `config.json`.
@@ -45,14 +45,14 @@ impl<'a> Candidate<'a> {
     }
 }
 
-/// Data stored beside the codes of a linear layer.
+/// Data stored outside the codes of a linear layer.
 #[derive(Clone, Copy, Debug)]
 pub enum Beside<'a> {
-    /// Nothing: groups are of neighbouring columns.
+    /// Nothing: groups are adjacent columns.
     Nothing,
     /// Group of each column (`g_idx`); codes are in the order of the weight.
     Groups(&'a [u32]),
-    /// Outliers, an [`Extra::Sparse`] of as many as the plan says.
+    /// Outliers, an [`Extra::Sparse`] with the planned count.
     Outliers(&'a Extra),
 }
 
@@ -64,7 +64,7 @@ pub enum Support {
     No,
     /// Stored.
     Yes,
-    /// Stored when the user names the format; the note says which readers refuse it.
+    /// Stored if the user names the format; the note names readers that refuse it.
     OnRequest(&'static str),
 }
 
@@ -74,7 +74,7 @@ pub enum Experts {
     /// One by one, each as a linear layer.
     #[default]
     OneByOne,
-    /// One by one, and only if the source stores them so.
+    /// One by one, but only if the source stores them so.
     AsInSource,
     /// Named and ordered by the format itself, whatever the source does.
     OwnNames,
@@ -85,7 +85,7 @@ pub enum Experts {
 /// Facts about a writable format, as data.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Facts {
-    /// True if the output is one file that names and types every tensor itself (GGUF), instead of a folder.
+    /// True if the output is one file with its own tensor names and types (GGUF) instead of a folder.
     pub one_file: bool,
     /// Place of experts.
     pub experts: Experts,
@@ -93,11 +93,11 @@ pub struct Facts {
     pub conv1d: bool,
     /// Support for the group of each column (act-order).
     pub group_order: Support,
-    /// True if a scale of the inputs, from calibration, can be stored.
+    /// True if a calibrated scale of the inputs can be stored.
     pub input_scales: bool,
     /// True if readers multiply integers by scales of either sign.
     pub signed_scales: bool,
-    /// True if outliers can be stored beside the codes.
+    /// True if outliers can be stored.
     pub outliers: bool,
     /// True if inputs can be rotated at run time.
     pub rotations: bool,
@@ -105,7 +105,7 @@ pub struct Facts {
     pub folded_transforms: bool,
     /// True if levels of a KV cache can be stored.
     pub kv_levels: bool,
-    /// True if block types are searched under the importance of columns.
+    /// True if block types are searched with an importance per column.
     pub importance: bool,
     /// True if scales are squares of 4-bit codes times one f16 per group, which a solver must choose itself (EXL2).
     pub square_scales: bool,
@@ -113,7 +113,7 @@ pub struct Facts {
     pub transposed: bool,
 }
 
-/// Linear layer of a model whose format is to be chosen, as far as a convention asks.
+/// Facts about a linear layer that influence the choice of a format.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LayerKind {
     /// True for the up-projection of latent attention's keys and values.
@@ -124,18 +124,18 @@ pub struct LayerKind {
 
 /// Checkpoint format: how one tool lays a model's weights out on disk.
 ///
-/// The defaults are those of a format that is read and not written. A writable format returns its [`Facts`] and implements
-/// `layer_specs`, `layer_tensors` and `quantization_config`.
+/// The defaults describe a read-only format. A writable format returns its [`Facts`] and implements `layer_specs`,
+/// `layer_tensors` and `quantization_config`.
 pub trait Convention: fmt::Debug + Send + Sync {
     /// Name on the command line and in reports.
     fn name(&self) -> &'static str;
 
-    /// Values of `quant_method` that the format is recognised by.
+    /// Values of `quant_method` that identify the format.
     fn quant_methods(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// Opens `path` if it is one file of this format.
+    /// Opens `path` if it is a single file of this format.
     ///
     /// # Errors
     /// File is malformed.
@@ -143,7 +143,7 @@ pub trait Convention: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Opens a folder if it is of this format.
+    /// Opens a folder of this format.
     ///
     /// # Errors
     /// [`crate::Error::Field`] names the key of the configuration, its value and the accepted values.
@@ -156,20 +156,20 @@ pub trait Convention: fmt::Debug + Send + Sync {
         None
     }
 
-    /// True if a recipe whose weights have these schemes is written in this format unless the user names another.
+    /// True if this is the default format for weights with these schemes.
     fn is_default_for(&self, _schemes: &[&Scheme]) -> bool {
         false
     }
 
-    /// Tensors of a linear layer, without regard to outliers. See [`specs`](Self::specs).
+    /// Tensors of a linear layer without outliers. See [`specs`](Self::specs).
     ///
     /// # Errors
-    /// [`NotStorable`] if the format cannot hold the scheme, or not on this shape.
+    /// [`NotStorable`] if the format cannot hold the scheme, or not in this shape.
     fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
         Err(NotStorable::new(plan.scheme, format!("{} is read, not written", self.name())))
     }
 
-    /// Bytes of the tensors that [`layer_specs`](Self::layer_specs) declares. `beside` holds only what the facts allow.
+    /// Bytes of the tensors declared by [`layer_specs`](Self::layer_specs). `beside` holds only what the facts allow.
     ///
     /// # Errors
     /// As [`layer_specs`](Self::layer_specs).
@@ -185,7 +185,7 @@ pub trait Convention: fmt::Debug + Send + Sync {
     /// `quantization_config` of a model; null for a format without `config.json`.
     ///
     /// # Errors
-    /// [`NotStorable`] if the layers do not go together in this format.
+    /// [`NotStorable`] if the format cannot combine the layers.
     fn quantization_config(&self, _model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
         Ok(Value::Null)
     }
@@ -207,13 +207,13 @@ pub trait Convention: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Names of the JSON files beside `config.json` in which the tools of this format describe the quantization. An output in
-    /// another format does not take them over.
+    /// Names of the JSON files beside `config.json` in which this format describes the quantization. An output in
+    /// another format does not copy them.
     fn side_files(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// Name and bytes of a file that is derived from the finished weight files, which `open` opens.
+    /// Name and bytes of a file derived from the finished weight files that `open` opens.
     ///
     /// # Errors
     /// A tensor is missing or cannot be read.
@@ -221,7 +221,7 @@ pub trait Convention: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Metadata of the weight files, beyond the library that they are for.
+    /// Metadata of the weight files, beyond their framework (`format`).
     fn metadata(&self, _model: &ModelPlan<'_>) -> Vec<(String, String)> {
         Vec::new()
     }
@@ -231,26 +231,25 @@ pub trait Convention: fmt::Debug + Send + Sync {
         scheme
     }
 
-    /// The only code in which the format stores the scales of integers in a model of `dtype`, if there is only one.
+    /// Only code that the format can store for integer scales in a model of `dtype`, if there is only one.
     fn scale_code(&self, _dtype: Dtype) -> Option<Code> {
         None
     }
 
-    /// Reason why a layer stays unquantized in this format, whatever its scheme; `None` if it need not.
+    /// Reason why a layer stays unquantized in this format under any scheme; `None` if it need not.
     fn keeps_dense(&self, _layer: LayerKind) -> Option<&'static str> {
         None
     }
 
-    /// Tensors of a layer as it was read, with everything stored around its codes except the bias. An unquantized layer has
-    /// none.
+    /// Tensors of a layer as it was read, with all side tensors except the bias. An unquantized layer has none.
     ///
     /// # Errors
-    /// [`NotStorable`] if the format cannot hold all of it.
+    /// [`NotStorable`] if the format cannot hold all parts.
     fn store(&self, module: &str, layer: &LinearWeight) -> std::result::Result<StoredTensors, NotStorable> {
         store_plain(self, module, layer)
     }
 
-    /// Checks that the format can hold a KV cache of `scheme`, whose scales are stored if they are static.
+    /// Checks that the format can hold a KV cache of `scheme`, including static scales.
     ///
     /// # Errors
     /// [`NotStorable`] with the reason.
@@ -266,16 +265,16 @@ pub trait Convention: fmt::Debug + Send + Sync {
             .map(|suffix| TensorSpec::new(format!("{module}.{suffix}"), Dtype::F32, shape.clone()))
     }
 
-    /// Facts of the format; those of one that can store nothing if it is read only.
+    /// Facts of the format; a read-only format can store nothing.
     fn facts(&self) -> Facts {
         self.writes().unwrap_or_default()
     }
 
-    /// Tensors of a linear layer. In GGUF they have their names there and blocks as rows of bytes; of stacked experts they are
-    /// one expert's part.
+    /// Tensors of a linear layer. For GGUF they have GGUF names, with blocks as rows of bytes; for stacked experts
+    /// they are one expert's part.
     ///
     /// # Errors
-    /// [`NotStorable`] if the format cannot hold the scheme, or not on this shape.
+    /// [`NotStorable`] if the format cannot hold the scheme, or not in this shape.
     fn specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
         if plan.outliers > 0 && !self.facts().outliers {
             let why = format!("{} stores no outliers beside its codes; fix: --format native", self.name());
@@ -284,11 +283,11 @@ pub trait Convention: fmt::Debug + Send + Sync {
         self.layer_specs(plan)
     }
 
-    /// Bytes of the tensors that [`specs`](Self::specs) declares, by name. For GGUF the rows are still in Hugging Face order
-    /// ([`to_gguf_order`](super::gguf::to_gguf_order)).
+    /// Bytes of the tensors declared by [`specs`](Self::specs), by name. For GGUF the rows are still in Hugging Face
+    /// order ([`to_gguf_order`](super::gguf::to_gguf_order)).
     ///
     /// # Errors
-    /// As [`specs`](Self::specs), and if the format does not store what is `beside`.
+    /// As [`specs`](Self::specs), and if the format does not store `beside`.
     fn tensors(
         &self,
         plan: &LinearPlan<'_>,
@@ -306,7 +305,7 @@ pub trait Convention: fmt::Debug + Send + Sync {
         self.layer_tensors(plan, q, beside)
     }
 
-    /// Checks that the format can say that keys and values are stored under `scheme`.
+    /// Checks that the format can record a KV cache of `scheme`.
     ///
     /// # Errors
     /// [`NotStorable`] with the reason.
@@ -319,8 +318,8 @@ pub trait Convention: fmt::Debug + Send + Sync {
     }
 }
 
-/// Tensors of a layer as it was read, in a format that stores nothing around the codes but stored input scales and the group of
-/// each column, as far as its facts allow.
+/// Tensors of a layer as it was read, for a format that stores only codes, input scales and the group of each column,
+/// as far as its facts allow.
 ///
 /// # Errors
 /// As [`Convention::store`].

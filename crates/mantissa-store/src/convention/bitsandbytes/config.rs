@@ -12,10 +12,10 @@ pub const QUANT_METHOD: &str = "bitsandbytes";
 /// `llm_int8_threshold` if the config does not state it.
 const DEFAULT_THRESHOLD: f32 = 6.0;
 
-/// One of the two ways in which weights are quantized.
+/// One of the two kinds of weight quantization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// `load_in_4bit`: a code book. Which one, every layer says itself.
+    /// `load_in_4bit`: a code book, named in each layer's tensors.
     FourBit,
     /// `load_in_8bit`: LLM.int8().
     EightBit,
@@ -25,7 +25,7 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     pub(super) kind: Kind,
-    /// Magnitude from which on values of the input are not quantized; `None` if all are.
+    /// Threshold: input values of at least this magnitude are not quantized; `None` if all are.
     pub(super) threshold: Option<f32>,
 }
 

@@ -1,16 +1,16 @@
 //! bitsandbytes (QLoRA, transformers, vLLM): NF4 and FP4 weights, and LLM.int8().
 //!
-//! 4 bits, for a module with weight `[N, K]`, flattened and cut into blocks of `B`: `weight` U8 `[ceil(N·K/2), 1]`, the first
-//! code in the high nibble; `weight.absmax` F32 `[ceil(N·K/B)]`; `weight.quant_map` F32 `[16]`; and
-//! `weight.quant_state.bitsandbytes__nf4` (or `__fp4`) U8, a JSON object as text. With double quantization `weight.absmax` holds
-//! U8 codes of the signed dynamic map, `weight.nested_absmax` F32 one amax to 256 of them, `weight.nested_quant_map` F32 `[256]`
-//! the map, and the JSON their mean. `w = map[code] · absmax`.
+//! 4 bits: a module's weight `[N, K]` is flattened and cut into blocks of `B`. `weight` U8 `[ceil(N·K/2), 1]` has the
+//! first code in the high nibble; `weight.absmax` F32 `[ceil(N·K/B)]`; `weight.quant_map` F32 `[16]`; and
+//! `weight.quant_state.bitsandbytes__nf4` (or `__fp4`) U8, a JSON object as text. With double quantization
+//! `weight.absmax` holds U8 codes of the signed dynamic map, `weight.nested_absmax` F32 one amax per 256 of them,
+//! `weight.nested_quant_map` F32 `[256]` the map, and the JSON their mean. `w = map[code] · absmax`.
 //!
-//! LLM.int8(): `weight` I8 `[N, K]`, `SCB` F32 `[N]`, the amax of each row, `weight_format` U8 `[]` = 0. `w = code · SCB / 127`;
-//! inputs are int8 per token, but for values of at least `llm_int8_threshold`.
+//! LLM.int8(): `weight` I8 `[N, K]`, `SCB` F32 `[N]`, the amax of each row, `weight_format` U8 `[]` = 0. `w = code ·
+//! SCB / 127`. Inputs are int8 per token, except values of at least `llm_int8_threshold`.
 //!
-//! Source: bitsandbytes 0.50.2, `functional.py` (`QuantState`), `nn/modules.py`, `backends/default/ops.py`; Dettmers et al. 2022
-//! (arXiv 2208.07339), 2023 (arXiv 2305.14314).
+//! Source: bitsandbytes 0.50.2, `functional.py` (`QuantState`), `nn/modules.py`, `backends/default/ops.py`; Dettmers
+//! et al. 2022 (arXiv 2208.07339), 2023 (arXiv 2305.14314).
 
 mod config;
 mod read;
@@ -33,10 +33,10 @@ use read::shape;
 /// Code books of 4 bits with their names here.
 const BOOKS: [(Book, &str); 2] = [(Book::Nf4, "nf4"), (Book::Fp4Bnb, "fp4")];
 
-/// Block sizes that the package's kernels have.
+/// Block sizes of the package's kernels.
 const BLOCK_SIZES: [u32; 8] = [32, 64, 128, 256, 512, 1024, 2048, 4096];
 
-/// Codes of the scales that share one of the level above.
+/// Scale codes that share one nested scale.
 const NESTED_BLOCK: u32 = 256;
 
 /// Divisor of `SCB` that gives the scale.

@@ -20,12 +20,12 @@ use crate::{Dtype, Result};
 /// Longest JSON text of a quantization state, in bytes; honest ones have about 170.
 const MAX_STATE: u64 = 4096;
 
-/// Largest difference of a level in a stored code book, as a share of it: what rounding to f16 makes.
+/// Largest relative difference of a level in a stored code book: the error of rounding to f16.
 const LEVEL_TOLERANCE: f32 = 1e-3;
 
 impl Config {
-    /// Weight of `module`, `[rows, cols]`, and of LLM.int8() the quantization of its input. Which layers are quantized
-    /// follows from their tensors.
+    /// Weight of `module`, `[rows, cols]`, and for LLM.int8() the quantization of its input. The tensors determine if
+    /// the layer is quantized.
     ///
     /// # Errors
     /// A tensor of the module is missing or contradicts another.
@@ -64,7 +64,7 @@ struct Reader<'a> {
 /// Fields of the JSON of a quantization state.
 struct State {
     block: u32,
-    /// Mean of the block scales and how many of their codes share an amax, in double quantization.
+    /// Mean of the block scales and number of codes per amax, for double quantization.
     nested: Option<(f32, u32)>,
 }
 
@@ -158,7 +158,7 @@ impl Reader<'_> {
         Ok(values)
     }
 
-    /// Refuses a code book that is not the one of its name: other readers use the stored levels.
+    /// Refuses a code book that differs from the named one, because other readers use the stored levels.
     fn check_map(&self, suffix: &str, book: Book) -> Result<()> {
         let name = self.name(suffix);
         let levels = self.floats(&name, book.levels().len())?;
@@ -168,7 +168,7 @@ impl Reader<'_> {
         Err(self.files.fault(&name, format!("level {} of code {at}", levels[at]), allowed, ""))
     }
 
-    /// The quantization state, whose name tells the code book.
+    /// Quantization state, with the code book that its name gives.
     fn state(&self) -> Result<(Book, State)> {
         let (book, name, state) = read_state(self.files, self.module)?;
         let book_name = BOOKS.iter().find(|(known, _)| *known == book).map_or("", |(_, name)| name);
@@ -202,7 +202,7 @@ impl Reader<'_> {
     }
 }
 
-/// The code book that the name of a quantization state tells, that name, and the state.
+/// Code book in the name of a quantization state, that name, and the state.
 fn read_state(files: &ModelFiles, module: &str) -> Result<(Book, String, Value)> {
     let named = |name: &str| format!("{module}.weight.quant_state.bitsandbytes__{name}");
     let found = BOOKS.iter().find(|(_, name)| files.has(&named(name))).unwrap_or(&BOOKS[0]);
@@ -218,7 +218,7 @@ fn read_state(files: &ModelFiles, module: &str) -> Result<(Book, String, Value)>
     Ok((found.0, name, state))
 }
 
-/// Rows and columns that a quantization state tells, where the number of codes confirms them.
+/// Rows and columns in a quantization state, if they agree with the number of codes.
 pub(super) fn shape(files: &ModelFiles, module: &str) -> Option<(usize, usize)> {
     let (_, _, state) = read_state(files, module).ok()?;
     let side = |i: usize| usize::try_from(state.get("shape")?.get(i)?.as_u64()?).ok();

@@ -12,11 +12,11 @@ use crate::{Dtype, TensorSpec};
 
 type Groups = [(Scheme, Option<Scheme>, Vec<String>)];
 
-/// Magnitude from which on values of the input are not quantized, unless the recipe asks for another.
+/// Default threshold: input values of at least this magnitude are not quantized.
 const THRESHOLD: f32 = 6.0;
 
-/// Bytes kept for the mean of the scales in the JSON of double quantization, the shortest text of any f32 as a double:
-/// the size of a tensor is declared before its values are known, and JSON may end in spaces.
+/// Bytes reserved in the JSON of double quantization for the mean of the scales: the longest shortest text of any f32
+/// as a double. A tensor's size is declared before its values are known, and JSON may end in spaces.
 const MEAN_WIDTH: usize = 26;
 
 /// Storage of a scheme.
@@ -95,7 +95,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
     Ok(all)
 }
 
-/// Bytes of the tensors that [`specs`] declares, by name.
+/// Bytes of the tensors declared by [`specs`], by name.
 ///
 /// # Errors
 /// As [`specs`].
@@ -127,8 +127,8 @@ fn floats(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
-/// An amax that gives `scale` when it is divided by 127. Where two neighbours do, below a power of two, it may be the other
-/// one; the weight is the same.
+/// An amax that gives `scale` when divided by 127. Just below a power of two, two neighbouring values do; the result
+/// may be the other one, and the weight is the same.
 fn row_amax(scale: f32) -> f32 {
     let near = scale * INT8_LEVELS;
     let exact = [near, near.next_down(), near.next_up()].into_iter().find(|amax| amax / INT8_LEVELS == scale);
@@ -154,12 +154,12 @@ fn state(layout: &Layout, rows: usize, cols: usize, mean: Option<f32>) -> Vec<u8
 /// Tensors of a layer as it was read.
 ///
 /// # Errors
-/// [`NotStorable`] if the format cannot hold all of it.
+/// [`NotStorable`] if the format cannot hold all parts.
 pub fn store(module: &str, layer: &LinearWeight) -> Result<Vec<(TensorSpec, Vec<u8>)>, NotStorable> {
     let Weight::Quantized(q) = &layer.weight else { return Ok(Vec::new()) };
     let mut scheme = Scheme::new(q.format.clone(), Rule::Amax);
     if scheme.format == int8_weight().format {
-        // Scales that are no row's amax over 127 would be moved.
+        // Scales that are not a row's amax over 127 would change.
         let exact = (0..q.scales.len()).map(|i| f32::from_bits(q.scales.get(i)));
         if exact.clone().all(|scale| row_amax(scale) / INT8_LEVELS == scale) {
             scheme.encoder.rule = Rule::Restricted;
@@ -178,7 +178,7 @@ pub fn store(module: &str, layer: &LinearWeight) -> Result<Vec<(TensorSpec, Vec<
 /// `quantization_config` for modules of one scheme, and the unquantized modules `kept`.
 ///
 /// # Errors
-/// [`NotStorable`] if schemes differ: there is one for the model.
+/// [`NotStorable`] if schemes differ, because the config has one for the whole model.
 pub fn quantization_config(groups: &Groups, kept: &[String]) -> Result<Value, NotStorable> {
     let mut layouts = Vec::new();
     for (scheme, input, modules) in groups {

@@ -142,7 +142,7 @@ pub struct Group {
 /// A pattern that names modules.
 #[derive(Clone, Debug)]
 pub(super) enum Target {
-    /// Every layer of the class `Linear`, which [`EMBEDDINGS`] are not.
+    /// Every layer of class `Linear`, which excludes [`EMBEDDINGS`].
     Linear,
     /// One module.
     Module(String),
@@ -215,7 +215,7 @@ impl Config {
         self.groups.iter().find(|group| group.targets.iter().any(|target| target.matches(module)))
     }
 
-    /// Scheme of the KV cache, if there is one that is applied.
+    /// Scheme of the KV cache, if one applies.
     pub(super) fn kv_scheme(&self) -> Option<Scheme> {
         self.kv.as_ref().map(Args::cache_scheme)
     }
@@ -270,12 +270,12 @@ impl Args {
         Ok(scheme)
     }
 
-    /// True if the columns of the weight may be in another order than their groups (`weight_g_idx`).
+    /// True if the columns of the weight may be reordered relative to their groups (`weight_g_idx`).
     pub(super) fn ordered_by_group(&self) -> bool {
         matches!(&self.actorder, Value::String(order) if matches!(order.as_str(), "group" | "dynamic"))
     }
 
-    /// Why a KV cache is not quantized so; `None` if it can be.
+    /// Reason why a KV cache cannot be quantized so; `None` if it can.
     fn not_of_a_cache(&self) -> Option<&'static str> {
         let fixed = self.dynamic == Value::Bool(false) || self.dynamic.is_null();
         match self.strategy {
@@ -392,7 +392,7 @@ fn parse_group(path: &Path, name: &str, value: &Value) -> Result<ParsedGroup> {
     Ok(ParsedGroup { group, output: args("output_activations")?.is_some() })
 }
 
-/// The tensors say how they are packed; the string is checked so that a format that is not read is named.
+/// The tensors determine the packing; the string is checked so that an unsupported format is named.
 fn check_format(path: &Path, key: &str, value: Option<&Value>) -> Result<()> {
     let Some(text) = value.and_then(Value::as_str) else { return Ok(()) };
     let also = ["dense", "naive-quantized", "mixed-precision"];
@@ -435,7 +435,7 @@ mod tests {
 
     use super::*;
 
-    /// Messages name what the config holds in the config's own words.
+    /// Messages quote the config's own words.
     #[test]
     fn arguments_that_are_no_scheme_are_named_as_in_the_config() {
         let message = |value: Value| {

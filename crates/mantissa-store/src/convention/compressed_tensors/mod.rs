@@ -98,7 +98,7 @@ impl Convention for CompressedTensors {
         Ok(config)
     }
 
-    /// Stores scales in the dtype of the model, to which its loaders cast them.
+    /// Stores scales in the model's dtype, to which loaders cast them.
     fn as_stored(&self, scheme: Scheme, dtype: Dtype) -> Scheme {
         with_scales_in(scheme, dtype)
     }
@@ -120,7 +120,7 @@ impl Convention for CompressedTensors {
     }
 }
 
-/// `kv_cache_scheme` for a cache of 8 bits with stored scales.
+/// `kv_cache_scheme` for an 8-bit cache with stored scales.
 fn kv_cache_scheme(scheme: &Scheme) -> Value {
     let strategy = if scheme.row == RowKind::Head { "attn_head" } else { "tensor" };
     json!({

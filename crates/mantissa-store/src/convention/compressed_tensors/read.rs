@@ -17,7 +17,7 @@ impl Config {
     /// Weight of `module`, the quantization of its input, and the order of its columns.
     ///
     /// # Errors
-    /// A tensor of the module is missing or has another dtype or shape than its group says.
+    /// A tensor of the module is missing, or its dtype or shape differs from its group's config.
     pub(super) fn layer(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
         let mut transforms = Transforms::default();
         let Some(group) = self.group(module) else {
@@ -38,10 +38,10 @@ impl Config {
         Ok(Parts { weight, input, transforms })
     }
 
-    /// Scales of the KV cache of the attention `module`, one or one per head of `kv_heads`.
+    /// Scales of the KV cache of the attention `module`: one, or one per head of `kv_heads`.
     ///
     /// # Errors
-    /// One is there and has another dtype or shape, or is not finite.
+    /// A scale is present with another dtype or shape, or is not finite.
     pub(super) fn cache(&self, files: &ModelFiles, module: &str, kv_heads: usize) -> Result<Option<KvQuant>> {
         let Some(scheme) = self.kv_scheme() else { return Ok(None) };
         let scale = |suffix: &str| files.read_cache_scale(&format!("{module}.{suffix}"), kv_heads);
@@ -57,7 +57,7 @@ impl Config {
         cols: usize,
     ) -> Result<(Quantized, Option<Vec<u32>>)> {
         let scale_name = format!("{module}.weight_scale");
-        // The layout of blocks does not depend on the scale's dtype, which only the tensor knows.
+        // The layout of blocks does not depend on the scale's dtype, which only the tensor has.
         let grid = args.weight_scheme(&self.path, Code::F32)?.format.blocks().grid(rows, cols);
         let (scale_code, scales) = files.read_scales(&scale_name, &grid)?;
         let scheme = args.weight_scheme(&self.path, scale_code)?;
@@ -92,8 +92,8 @@ impl Config {
         Ok((q, order))
     }
 
-    /// The columns sorted by group, where `weight_g_idx` has them in another order. A list that holds −1 was never filled,
-    /// and counts as absent, as in the package itself.
+    /// Columns sorted by group, if `weight_g_idx` has another order. A list that contains −1 was never filled and
+    /// counts as absent, as in the package itself.
     fn order(
         &self,
         files: &ModelFiles,
@@ -140,7 +140,7 @@ fn element(scheme: &Scheme) -> Code {
     }
 }
 
-/// Codes, one per byte, whichever of `weight_packed` and `weight` the module has, and the name of that tensor.
+/// Codes, one per byte, from `weight_packed` or `weight`, and the name of that tensor.
 fn read_codes(
     files: &ModelFiles,
     module: &str,
@@ -178,8 +178,8 @@ fn read_codes(
     Ok((packed, codes))
 }
 
-/// Words of a line of `n` codes before compressed-tensors 0.15: whole codes to a word, the bits that are left unused. Of 2, 4
-/// and 8 bits that is the same layout.
+/// Words per line of `n` codes before compressed-tensors 0.15: whole codes per word, remaining bits unused. For 2, 4
+/// and 8 bits this equals the dense layout.
 fn padded_words(bits: u32, n: usize) -> usize {
     n.div_ceil((32 / bits) as usize)
 }
@@ -196,7 +196,7 @@ fn unpack_padded(packing: Packing, bytes: &[u8], n: usize) -> Vec<u8> {
     codes
 }
 
-/// Refuses int8 codes beyond the bits that the config gives them: packed for running they would be cut.
+/// Refuses int8 codes outside the configured bits, which other readers would truncate when they pack them.
 fn refuse_wide(files: &ModelFiles, name: &str, element: Code, codes: &[u8]) -> Result<()> {
     let Code::Int(bits @ ..8) = element else { return Ok(()) };
     let allowed = -(1i8 << (bits - 1))..1i8 << (bits - 1);
@@ -205,8 +205,7 @@ fn refuse_wide(files: &ModelFiles, name: &str, element: Code, codes: &[u8]) -> R
     Err(files.fault(name, format!("code {} at element {at}", codes[at] as i8), range, ""))
 }
 
-/// Refuses zero points beside a symmetric weight, unless all are 0: other readers subtract them, and would see another
-/// weight.
+/// Refuses nonzero zero points of a symmetric weight: other readers subtract them and would decode another weight.
 fn refuse_zeros(files: &ModelFiles, name: &str, scheme: &Scheme, rows: usize, cols: usize) -> Result<()> {
     if !files.has(name) {
         return Ok(());
@@ -227,8 +226,8 @@ fn check_shape(files: &ModelFiles, module: &str, bytes: &[u8], rows: usize, cols
     Err(files.fault(&format!("{module}.weight_shape"), format!("{found:?}"), format!("[{rows}, {cols}]"), ""))
 }
 
-/// Zero points: packed down the rows as int32 words (`[ceil(rows·b/32), groups]`), or one byte each (int8, or FP8 beside
-/// FP8 codes, which are symmetric: only 0 is taken).
+/// Zero points: packed down the rows as int32 words (`[ceil(rows·b/32), groups]`), or one byte each (int8; FP8 beside
+/// FP8 codes, which are symmetric, so only 0 is accepted).
 fn read_zeros(files: &ModelFiles, name: &str, scheme: &Scheme, rows: usize, cols: usize) -> Result<Vec<i32>> {
     let grid = scheme.format.blocks().grid(rows, cols);
     let blocks: usize = grid.iter().product();

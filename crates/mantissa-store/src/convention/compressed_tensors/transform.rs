@@ -1,9 +1,9 @@
-//! `transform_config`: rotations that run beside the quantized layers.
+//! `transform_config`: rotations at run time, beside the quantized layers.
 //!
-//! A transform of a location `weight_input` or `weight_output` is folded into the weight already. `input` and `output` are
-//! products with a Hadamard matrix over √n, block by block where `head_dim` cuts the vector; `hadamard` without `randomize` is
-//! Sylvester's, which no tensor has to store. A rotation of queries (`q_attn`) and keys (`k_cache`) by the same matrix leaves
-//! every score as it is.
+//! A transform at `weight_input` or `weight_output` is already folded into the weight. `input` and `output` multiply
+//! by a Hadamard matrix over √n, in blocks if `head_dim` splits the vector. `hadamard` without `randomize` is
+//! Sylvester's matrix, which needs no stored tensor. Rotating queries (`q_attn`) and keys (`k_cache`) by the same
+//! matrix leaves every score unchanged.
 //!
 //! Source: compressed-tensors 0.20, `transform/transform_{config,scheme,args}.py`, `transform/factory/hadamard.py`,
 //! `transform/utils/{hadamard,matrix}.py`.
@@ -18,13 +18,13 @@ use super::config::{Target, fault, parse_targets};
 use crate::convention::ModelFiles;
 use crate::{Error, Result};
 
-/// A rotation that is to be run with some modules.
+/// Rotation to run with some modules.
 #[derive(Clone, Debug)]
 pub(super) struct Rotation {
     targets: Vec<Target>,
     ignore: Vec<Target>,
     side: Side,
-    /// Side of the matrix, where it is not the width of the vector.
+    /// Order of the matrix, if it is not the width of the vector.
     block: Option<usize>,
 }
 
@@ -34,10 +34,11 @@ enum Side {
     Output,
 }
 
-/// Parses `transform_config`. `cache` says that keys and values are quantized, which a rotation of keys would change.
+/// Parses `transform_config`. `cache` is true if keys and values are quantized, which a rotation of keys would
+/// change.
 ///
 /// # Errors
-/// [`Error::Field`] of transforms that would have to be run and are not known.
+/// [`Error::Field`] for unknown transforms that would have to run.
 pub(super) fn parse(path: &Path, value: Option<&Value>, cache: bool) -> Result<Vec<Rotation>> {
     let groups = match value.and_then(|v| v.get("config_groups")) {
         None | Some(Value::Null) => return Ok(Vec::new()),
@@ -84,7 +85,7 @@ pub(super) fn parse(path: &Path, value: Option<&Value>, cache: bool) -> Result<V
     Ok(all)
 }
 
-/// Refuses matrices that only a tensor of the checkpoint, or a seed that is not in it, could say.
+/// Refuses matrices that need a tensor of the checkpoint, or a seed that is not stored.
 fn require_sylvester(path: &Path, scheme: &Value, key: &dyn Fn(&str) -> String) -> Result<()> {
     let kind = scheme.get("type").and_then(Value::as_str).unwrap_or_default();
     let hint = "fold the transform into the weights, or use Sylvester's matrix";
@@ -99,8 +100,8 @@ fn require_sylvester(path: &Path, scheme: &Value, key: &dyn Fn(&str) -> String) 
     Ok(())
 }
 
-/// A `transform_config` under which the inputs of `modules` are rotated by Sylvester's matrix of order `order` over its root, run
-/// by run, and their weights have been. The same for each order that is given.
+/// `transform_config` that rotates the inputs of `modules` by Sylvester's matrix of order `order` over its root,
+/// block by block. The weights have been rotated already. One entry per given order.
 pub fn rotated_inputs<'a>(groups: impl IntoIterator<Item = (usize, Vec<&'a str>)>) -> Value {
     let apply = |location: &str, inverse: bool, modules: &[&str]| json!({"targets": modules, "location": location, "inverse": inverse, "ignore": []});
     let group = |(order, modules): (usize, Vec<&str>)| {
@@ -115,10 +116,11 @@ pub fn rotated_inputs<'a>(groups: impl IntoIterator<Item = (usize, Vec<&'a str>)
     json!({ "config_groups": groups })
 }
 
-/// Adds to `transforms` the rotations of `module`, `[rows, cols]`.
+/// Adds the rotations of `module`, `[rows, cols]`, to `transforms`.
 ///
 /// # Errors
-/// A matrix that does not fit the layer, and a rotated output of a layer with a bias, which is rotated with it.
+/// A matrix does not fit the layer, or the output of a layer with a bias is rotated (which would rotate the bias
+/// too).
 pub(super) fn apply(
     rotations: &[Rotation],
     files: &ModelFiles,
@@ -148,8 +150,8 @@ pub(super) fn apply(
             Side::Output => transforms.after.push(map),
         }
     }
-    // What is run on the input comes before the order of columns of the quantized weight. Of several hooks, each put in
-    // front, the last runs first.
+    // The input transform runs before the quantized weight's column order. Each hook is put in front, so the last one
+    // runs first.
     before.reverse();
     before.append(&mut transforms.before);
     transforms.before = before;

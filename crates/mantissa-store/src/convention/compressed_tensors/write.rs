@@ -48,7 +48,7 @@ pub fn pack_format(scheme: &Scheme, input: Option<&Scheme>) -> Result<PackFormat
 /// Tensors of a quantized linear layer.
 ///
 /// # Errors
-/// [`NotStorable`] if the format cannot hold the scheme, or not on this shape.
+/// [`NotStorable`] if the format cannot hold the scheme, or not in this shape.
 pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
     let LinearPlan { module, scheme, input, rows, cols, .. } = *plan;
     let format = pack_format(scheme, input)?;
@@ -105,12 +105,12 @@ pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
     Ok(all)
 }
 
-/// Name of the stored scale of the input: NVFP4's is for the level above the blocks.
+/// Name of the stored input scale; for NVFP4 it is the global scale.
 fn input_scale_name(plan: &LinearPlan<'_>) -> &'static str {
     if plan.input.is_some_and(Scheme::has_outer_scale) { "input_global_scale" } else { "input_scale" }
 }
 
-/// Refuses the group of each column where there are no groups of packed integers.
+/// Refuses a group per column (`g_idx`) for anything but packed integers in groups.
 fn refuse_groups(plan: &LinearPlan<'_>, format: PackFormat) -> Result<(), NotStorable> {
     if format == PackFormat::PackQuantized && matches!(plan.scheme.format.blocks(), Blocks::Group(_)) {
         return Ok(());
@@ -119,10 +119,11 @@ fn refuse_groups(plan: &LinearPlan<'_>, format: PackFormat) -> Result<(), NotSto
     Err(NotStorable { scheme: plan.scheme.to_string(), why })
 }
 
-/// Bytes of the tensors that [`specs`] declares, by name. `g_idx` is the group of each column where groups are not of neighbours.
+/// Bytes of the tensors declared by [`specs`], by name. `g_idx` is the group of each column if groups are not
+/// adjacent columns.
 ///
 /// # Errors
-/// As [`specs`]; and where the input has a stored scale that the plan does not give.
+/// As [`specs`]; also if the input needs a stored scale that the plan lacks.
 pub fn tensors(
     plan: &LinearPlan<'_>,
     q: &Quantized,
@@ -175,7 +176,7 @@ fn weight_tensors(module: &str, format: PackFormat, q: &Quantized) -> Vec<(Strin
     all
 }
 
-/// Zero points run down the rows: each column of groups is one packed line, and lines stand side by side.
+/// Zero points run down the rows: each column of groups is one packed line, and lines are adjacent.
 fn pack_zeros(zeros: &[u8], packing: Packing, q: &Quantized) -> Vec<u8> {
     let grid = q.format.blocks().grid(q.rows, q.cols);
     let (down, across) = (grid[0], zeros.len() / grid[0].max(1));
@@ -187,7 +188,8 @@ fn pack_zeros(zeros: &[u8], packing: Packing, q: &Quantized) -> Vec<u8> {
         .collect()
 }
 
-/// `quantization_config` for groups of modules, each with its scheme and that of its input. `by_group` says that `weight_g_idx` is stored.
+/// `quantization_config` for groups of modules, each with its scheme and its input's scheme. `by_group` is true if
+/// `weight_g_idx` is stored.
 ///
 /// # Errors
 /// As [`pack_format`].
@@ -201,7 +203,7 @@ pub fn quantization_config(
     for (i, (scheme, input, modules)) in groups.iter().enumerate() {
         let format = pack_format(scheme, input.as_ref())?.name();
         formats.push(format);
-        // One scheme for all is written as the class of the layers, the form that every loader takes.
+        // A single scheme is written for the class of the layers, the form that every loader accepts.
         let targets = if groups.len() == 1 { vec!["Linear".to_owned()] } else { modules.clone() };
         let mut weights = args(scheme, Value::Bool(false));
         if by_group && matches!(scheme.format.blocks(), Blocks::Group(_)) {
@@ -232,7 +234,7 @@ pub fn quantization_config(
     }))
 }
 
-/// `QuantizationArgs` of an input, where a server computes that scheme: always by the compressed-tensors rule.
+/// `QuantizationArgs` of an input, if a server computes that scheme: always by the compressed-tensors rule.
 fn input_args(scheme: &Scheme) -> Option<Value> {
     let Format::Affine(Affine { code, blocks, scale: Some(scale), offset: Offset::None }) = &scheme.format
     else {
@@ -241,7 +243,7 @@ fn input_args(scheme: &Scheme) -> Option<Value> {
     let dynamic = scheme.source == Source::Dynamic;
     let nvfp4 = Scheme::nvfp4(Some(Sense::Divisor));
     if scheme.format == nvfp4.format && scheme.encoder.rule == Rule::Ct {
-        // Blocks are scaled as they come, below the one scale that is stored.
+        // Block scales are computed at run time, below the one stored scale.
         return Some(args(scheme, json!("local")));
     }
     if *blocks == Blocks::Tensor && !dynamic && scale.code == Code::F32 {
@@ -256,7 +258,7 @@ fn input_args(scheme: &Scheme) -> Option<Value> {
     let known = match code {
         Code::Int(8) => per_token && scheme.encoder.rule == Rule::Full,
         Code::Float(f) if *f == minifloat::E4M3 && per_token => true,
-        // DeepSeek's: one for each token and as many columns as a tile of the weight has.
+        // DeepSeek's: one scale per token and tile width of columns.
         Code::Float(f)
             if *f == minifloat::E4M3 && matches!(blocks, Blocks::Group(_)) && scale.code == Code::F32 =>
         {
