@@ -29,6 +29,7 @@ pub mod metric;
 pub mod options;
 pub mod orthogonal;
 pub mod qtip;
+pub mod reconstruction;
 pub mod registry;
 pub mod rotate;
 pub mod rtn;

@@ -21,12 +21,12 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use mantissa_methods::reconstruction::shuffled;
 use mantissa_model::{Batch, InputQuantizer, LinearInfo, LinearInput, ModelConfig};
 use mantissa_num::{Blocks, Source};
 use mantissa_store::convention::{ActivationQuant, ModelFiles};
 use mantissa_train::{Policy, TrainError, TrainModel, range_slope};
 
-use crate::autoround::shuffled;
 use crate::calibrate::{Calibration, CalibrationSet, States, check_tick};
 use crate::error::{QuantError, Result};
 use crate::fold::{Coordinates, Folded, Folds};

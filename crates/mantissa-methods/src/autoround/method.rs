@@ -2,7 +2,7 @@
 
 use mantissa_num::Scheme;
 
-use super::{AutoRoundOptions, LearnedWeight, check_scheme, reconstruct, reconstruction_error};
+use super::{AutoRoundOptions, LearnedWeight, check_scheme};
 use crate::error::MethodError;
 use crate::error_stats::ErrorStats;
 use crate::method::{
@@ -11,6 +11,7 @@ use crate::method::{
 };
 use crate::metric::{ERROR_METRICS, ErrorMetric};
 use crate::options::{Key, OptionError, Options, Setting, TableSpec, name_of, shortest};
+use crate::reconstruction::{Parameters, Step, Steps, error, learn};
 use crate::solved::Solved;
 
 const TABLE: TableSpec = TableSpec {
@@ -124,6 +125,30 @@ struct Rounding {
     weights: Vec<LearnedWeight>,
 }
 
+impl Parameters for Rounding {
+    fn weights(&self) -> usize {
+        self.weights.len()
+    }
+
+    fn values(&self, index: usize, out: &mut [f32], threads: usize) {
+        self.weights[index].fake_quantize(out, threads);
+    }
+
+    fn step(&mut self, block: &dyn Block, step: &Step, threads: usize) {
+        let AutoRoundOptions { iterations, rate, clip_rate, .. } = self.options;
+        let rate = if rate > 0.0 { rate } else { 1.0 / iterations.max(1) as f32 };
+        let clip_rate = if clip_rate > 0.0 { clip_rate } else { rate / 5.0 };
+        let falls = 1.0 - step.index as f32 / step.count as f32;
+        for (index, weight) in self.weights.iter_mut().enumerate() {
+            weight.step(&block.gradient(index), rate * falls, clip_rate * falls, threads);
+        }
+    }
+
+    fn reset(&mut self) {
+        self.weights.iter_mut().for_each(LearnedWeight::reset);
+    }
+}
+
 impl LayerSolver for Rounding {
     fn add(&mut self, task: &WeightTask<'_>, h: &[f32], signed: bool) -> Result<(), MethodError> {
         let WeightTask { scheme, w, cols, outer, threads, .. } = *task;
@@ -132,11 +157,12 @@ impl LayerSolver for Rounding {
     }
 
     fn learn(&mut self, block: &mut dyn Block, run: &mut Run<'_>) -> Result<Learned, MethodError> {
-        reconstruct(block, &mut self.weights, run, self.options)
+        let AutoRoundOptions { iterations: count, batch_tokens, seed, .. } = self.options;
+        learn(self, block, run, &Steps { count, batch_tokens, seed })
     }
 
     fn error(&mut self, block: &mut dyn Block, run: &mut Run<'_>) -> Result<f64, MethodError> {
-        reconstruction_error(block, run, self.options)
+        error(block, run, self.options.batch_tokens)
     }
 
     fn dequantize(&self, index: usize, out: &mut [f32], threads: usize) {

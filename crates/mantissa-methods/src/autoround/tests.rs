@@ -127,16 +127,6 @@ fn what_has_no_table_is_refused() {
 }
 
 #[test]
-fn an_order_is_a_permutation_and_follows_from_its_seed() {
-    let order = shuffled(100, 42, 0);
-    let mut sorted = order.clone();
-    sorted.sort_unstable();
-    assert_eq!(sorted, (0..100).collect::<Vec<_>>());
-    assert_eq!(order, shuffled(100, 42, 0));
-    assert!(order != shuffled(100, 42, 1) && order != shuffled(100, 43, 0));
-}
-
-#[test]
 fn resetting_forgets_what_was_learned() {
     let w = weight(4, 64);
     for name in SCHEMES {
