@@ -1,26 +1,26 @@
-//! Which of several choices each unit takes, at the least cost under a budget: mixed precision.
+//! Mixed precision: assigns one choice of storage to each unit at the least total cost within a budget of bits.
 //!
-//! The multiple-choice knapsack (Kellerer, Pferschy and Pisinger, "Knapsack Problems", 2004, chapter 11): with `size[u][c]` in
-//! bits and `cost[u][c]`, one choice `c_u` for each unit,
+//! This is the multiple-choice knapsack (Kellerer, Pferschy and Pisinger, "Knapsack Problems", 2004, chapter 11): with
+//! `size[u][c]` in bits and `cost[u][c]`, one choice `c_u` for each unit,
 //!
 //! `min Σ_u cost[u][c_u]  subject to  Σ_u size[u][c_u] <= budget`.
 //!
-//! Solved exactly, by dynamic programming over the sizes and costs that no other combination beats in both (Nemhauser and Ullmann,
-//! Management Science 15, 1969), with partial solutions left out that cannot beat the best one known: for any `λ >= 0`,
-//! `Σ min_c (cost + λ size) - λ · what is left of the budget` is the least that the units still open can cost (the Lagrangian
-//! relaxation; `λ` is that of the linear relaxation, section 11.2 there). Where too many are left to be held, some are dropped, and
-//! the bound says by how much the result may miss the optimum.
+//! It is solved exactly, by dynamic programming over the Pareto-optimal sizes and costs (Nemhauser and Ullmann,
+//! Management Science 15, 1969). Partial solutions that cannot beat the best known one are pruned by the Lagrangian
+//! relaxation: for any `λ >= 0` the remaining units cost at least `Σ min_c (cost + λ size) - λ · remaining budget`. `λ`
+//! comes from the linear relaxation (section 11.2 there). If too many states remain for memory, some are dropped, and
+//! the bound says how far the result may be from the optimum.
 
 /// One way to store a unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
-    /// Bits of the unit, scales and zero points counted.
+    /// Size in bits, including scales and zero points.
     pub size: u64,
-    /// Cost, in any unit that adds up; finite.
+    /// Cost in any additive unit; finite.
     pub cost: f64,
 }
 
-/// Choice of each unit.
+/// Assignment of a choice to each unit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Allocation {
     /// Index of the choice of each unit.
@@ -29,43 +29,45 @@ pub struct Allocation {
     pub size: u64,
     /// Sum of their costs.
     pub cost: f64,
-    /// No allocation under the budget costs less than this; equal to `cost` where the optimum is proven.
+    /// Lower bound of the cost within the budget; equal to `cost` if the optimum is proven.
     pub bound: f64,
 }
 
-/// Why there is no allocation.
+/// Reasons why there is no allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AllocateError {
-    /// Even the smallest choices are too large together.
-    #[error("found a budget of {budget} bits, allowed at least {least}, the smallest choice of every unit")]
+    /// The smallest choices exceed the budget.
+    #[error(
+        "expected a budget of at least {least} bits, the smallest choice of every unit, got {budget} bits"
+    )]
     Budget {
-        /// The budget, bits.
+        /// Budget in bits.
         budget: u64,
-        /// The least that is possible, bits.
+        /// Smallest possible size in bits.
         least: u64,
     },
-    /// A unit without a choice, or with one whose cost is no number.
-    #[error("unit {unit}: found no choice of a finite cost")]
+    /// A unit without choices, or with a choice of non-finite cost.
+    #[error("unit {unit}: expected choices of finite cost, got none or a non-finite one")]
     Unit {
-        /// Its index.
+        /// Index of the unit.
         unit: usize,
     },
 }
 
-/// Combinations held at a time.
+/// Maximum number of states kept per unit.
 const MOST: usize = 1 << 18;
 
-/// A combination of choices of the first units.
+/// A combination of choices for the first units.
 #[derive(Clone, Copy)]
 struct State {
     size: u64,
     cost: f64,
-    /// Of the units before the last.
+    /// Index of the preceding state, of one unit fewer.
     before: u32,
     choice: u32,
 }
 
-/// The allocation of least cost under `budget` bits; of equal ones the smaller.
+/// Returns the allocation of least cost within `budget` bits; among equal costs the smaller one.
 ///
 /// # Errors
 /// [`AllocateError`].
@@ -85,7 +87,7 @@ fn allocate_within(units: &[Vec<Choice>], budget: u64, most: usize) -> Result<Al
         return Err(AllocateError::Budget { budget, least });
     }
     let (price, incumbent) = relaxed(units, budget);
-    // What the units from each on cost at least, at this price, and what they take at least.
+    // Lower bounds for the units from each index on: Lagrangian cost at this price, and size.
     let (mut priced, mut smallest_left) = (vec![0.0; units.len() + 1], vec![0u64; units.len() + 1]);
     for (u, choices) in units.iter().enumerate().rev() {
         let least = choices.iter().map(|c| c.cost + price * c.size as f64).fold(f64::INFINITY, f64::min);
@@ -93,7 +95,7 @@ fn allocate_within(units: &[Vec<Choice>], budget: u64, most: usize) -> Result<Al
         smallest_left[u] = smallest_left[u + 1] + smallest(choices);
     }
     let relaxation = priced[0] - price * budget as f64;
-    // Sums in another order differ in their last bits.
+    // Rounding tolerance: sums in another order differ in their last bits.
     let slack = 1e-12 * incumbent.cost.abs().max(relaxation.abs());
     let (mut levels, mut proven) = (Vec::with_capacity(units.len()), true);
     let mut last = vec![State { size: 0, cost: 0.0, before: 0, choice: 0 }];
@@ -110,11 +112,11 @@ fn allocate_within(units: &[Vec<Choice>], budget: u64, most: usize) -> Result<Al
                 choice: choice as u32,
             })
         });
-        let mut states = unbeaten(extended.filter(open).collect());
+        let mut states = pareto(extended.filter(open).collect());
         if states.len() > most {
             proven = false;
             let every = states.len().div_ceil(most);
-            // Evenly, the smallest and the cheapest kept.
+            // Evenly spaced, keeping the smallest and the cheapest state.
             let (n, mut i) = (states.len(), 0);
             states.retain(|_| {
                 i += 1;
@@ -123,14 +125,14 @@ fn allocate_within(units: &[Vec<Choice>], budget: u64, most: usize) -> Result<Al
         }
         levels.push(std::mem::replace(&mut last, states));
     }
-    let found = best(&last).map(|at| traced(&levels, &last, at, units));
+    let found = best(&last).map(|at| trace(&levels, &last, at, units));
     let found = found.filter(|found| found.cost <= incumbent.cost).unwrap_or(incumbent);
     let bound = if proven { found.cost } else { relaxation.min(found.cost) };
     Ok(Allocation { bound, ..found })
 }
 
-/// The linear relaxation, by its greedy solution: the price of a bit at which the budget is met, and the allocation without the
-/// one step that would have been taken in part.
+/// Solves the linear relaxation greedily. Returns the price of a bit at which the budget is met, and the allocation
+/// without the last, fractional step.
 fn relaxed(units: &[Vec<Choice>], budget: u64) -> (f64, Allocation) {
     let mut choices = Vec::with_capacity(units.len());
     let mut steps = Vec::new();
@@ -142,7 +144,7 @@ fn relaxed(units: &[Vec<Choice>], budget: u64) -> (f64, Allocation) {
             steps.push(((from.cost - to.cost) / (to.size - from.size) as f64, unit, pair[1]));
         }
     }
-    // The most that a bit brings first; within a unit the hull is steepest first already, and the sort is stable.
+    // Largest gain per bit first. Within a unit the hull is already sorted by gain, and the sort is stable.
     steps.sort_by(|a, b| b.0.total_cmp(&a.0));
     let size_of = |choices: &[usize]| units.iter().zip(choices).map(|(u, &c)| u[c].size).sum::<u64>();
     let (mut size, mut price) = (size_of(&choices), 0.0);
@@ -158,7 +160,7 @@ fn relaxed(units: &[Vec<Choice>], budget: u64) -> (f64, Allocation) {
     (price, Allocation { choices, size, cost, bound: cost })
 }
 
-/// The choices of the lower convex hull of cost over size, from the smallest to the cheapest.
+/// Returns the choices on the lower convex hull of cost over size, from the smallest to the cheapest.
 fn hull(choices: &[Choice]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..choices.len()).collect();
     order.sort_by(|&a, &b| {
@@ -183,8 +185,8 @@ fn hull(choices: &[Choice]) -> Vec<usize> {
     hull
 }
 
-/// Those that no other is as small and as cheap as, by size.
-fn unbeaten(mut states: Vec<State>) -> Vec<State> {
+/// Returns the Pareto-optimal states, sorted by size.
+fn pareto(mut states: Vec<State>) -> Vec<State> {
     states.sort_by(|a, b| a.size.cmp(&b.size).then(a.cost.total_cmp(&b.cost)));
     let mut least = f64::INFINITY;
     states.retain(|state| {
@@ -200,8 +202,8 @@ fn best(states: &[State]) -> Option<usize> {
     (0..states.len()).min_by(|&a, &b| states[a].cost.total_cmp(&states[b].cost))
 }
 
-/// The choices that led to a state of the last level.
-fn traced(levels: &[Vec<State>], last: &[State], at: usize, units: &[Vec<Choice>]) -> Allocation {
+/// Traces the choices that led to a state of the last level.
+fn trace(levels: &[Vec<State>], last: &[State], at: usize, units: &[Vec<Choice>]) -> Allocation {
     let State { size, cost, .. } = last[at];
     let mut choices = vec![0; units.len()];
     let (mut states, mut at) = (last, at);
@@ -234,7 +236,7 @@ mod tests {
         (0..n).map(|_| (0..choices).map(|_| choice()).collect()).collect()
     }
 
-    /// Every combination.
+    /// Tries every combination.
     fn exhaustive(units: &[Vec<Choice>], budget: u64) -> Option<f64> {
         let Some((first, rest)) = units.split_first() else { return Some(0.0) };
         let with = |c: &Choice| Some(c.cost + exhaustive(rest, budget.checked_sub(c.size)?)?);
@@ -259,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn with_too_little_memory_the_bound_holds_all_the_same() {
+    fn the_bound_holds_if_states_are_dropped() {
         for seed in 0..50 {
             let units = units(seed, 9, 3);
             let budget = 9 * 20;
@@ -271,8 +273,8 @@ mod tests {
     }
 
     #[test]
-    fn a_model_of_many_layers_is_solved_to_the_end() {
-        // Four widths; the cost of a unit falls fourfold with each bit, by factors that differ.
+    fn many_layers_are_solved_near_the_optimum() {
+        // Four widths; each bit divides a unit's cost by four, from different starting costs.
         let mut state = 3;
         let units: Vec<Vec<Choice>> = (0..400)
             .map(|_| {
@@ -288,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_allocated_is_told() {
+    fn impossible_allocations_are_errors() {
         let one = vec![vec![Choice { size: 10, cost: 1.0 }]];
         assert_eq!(allocate(&one, 9), Err(AllocateError::Budget { budget: 9, least: 10 }));
         assert_eq!(allocate(&[Vec::new()], 9), Err(AllocateError::Unit { unit: 0 }));

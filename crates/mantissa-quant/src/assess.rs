@@ -1,4 +1,4 @@
-//! The last step before an output is put in place: what it lost on a text, and whether that is allowed.
+//! Last steps before an output is put in place: evaluation, quality gate and verification.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -18,11 +18,11 @@ use crate::verify::load::load_check;
 use crate::verify::verification::Verification;
 use crate::verify::{Against, verify_against};
 
-/// Measures the output that lies complete at `staged`, where `plan` asks for it. What an earlier run has measured on the
-/// same text, and left in its `journal`, is taken over.
+/// Evaluates the complete output at `staged`, if `plan` asks for it. Figures that an earlier run recorded in `journal`
+/// for the same text are reused.
 ///
 /// # Errors
-/// As [`Figures::measure`].
+/// Errors of [`Figures::measure`].
 pub(crate) fn figures(
     plan: &Plan,
     source: &ModelFiles,
@@ -47,7 +47,8 @@ pub(crate) fn figures(
     Ok(Some(figures))
 }
 
-/// Checks that the output may be put at `out`. `kept` is the folder in which its parts stay if not.
+/// Checks that the KL divergence is within the limit. `kept` is the folder where the parts of the output stay
+/// otherwise.
 ///
 /// # Errors
 /// [`QuantError::Gate`].
@@ -62,7 +63,8 @@ pub(crate) fn gate(plan: &Plan, quality: &Quality, out: &Path, kept: Option<&Pat
     }
 }
 
-/// Opens the sealed output at `staged` and, where `plan` asks for it, verifies it; gives what was found and how long that took.
+/// Opens the sealed output at `staged` and, if `plan` asks for it, verifies it. Returns the verification and its
+/// duration.
 ///
 /// # Errors
 /// [`QuantError::NotLoadable`], [`QuantError::NotVerified`]: the output must not be put at `out`. I/O.
@@ -80,7 +82,7 @@ pub(crate) fn sealed(
     }
     let Check::Verify(reference) = &plan.check else { return Ok(None) };
     let begin = Instant::now();
-    // A recipe has read the dense source a moment ago, and recorded its errors then; a conversion has none.
+    // A recipe has just read the dense source and recorded its errors; a conversion has recorded none.
     let recorded = plan.job.recipe().is_none();
     let against = Against { reference: reference.as_deref(), recorded, text: None };
     let verification = verify_against(staged, &against, plan.threads(), &|_| ControlFlow::Continue(()))?;

@@ -1,9 +1,9 @@
-//! Scales of keys and values that are stored with a model, for a KV cache in 8 bits.
+//! Stored scales and levels of keys and values, for a quantized KV cache.
 //!
-//! The model runs over the calibration text with its weights as they are stored and nothing else quantized, and a scale follows from the greatest magnitude that the
-//! keys after their rotation, or the values, of a layer or of one of its heads had: the minmax observer of llm-compressor and the
-//! max calibration of ModelOpt. A change of container takes over the scales that are there. Levels of a policy such as `nuq4-1%` are
-//! found likewise, inputs being quantized as they are stored.
+//! The model runs over the calibration text with its weights as stored and nothing else quantized. A scale follows from
+//! the amax of the keys (after RoPE) or values of a layer or head, like llm-compressor's minmax observer and ModelOpt's
+//! max calibration. `convert` takes existing scales over. Levels of a policy such as `nuq4-1%` are calibrated likewise,
+//! with inputs quantized as stored.
 
 use mantissa_model::{KvPolicy, ModelConfig, find_kv_levels};
 use mantissa_num::{RowKind, Scheme, Source};
@@ -18,11 +18,11 @@ use crate::plan::{Options, Plan, Use, model_not_storable};
 use crate::recipe::Recipe;
 use crate::unquantized::Unquantized;
 
-/// The tensors of scales or levels of keys and values that `recipe` stores.
+/// Returns the specs of the tensors for scales or levels of keys and values that `recipe` stores.
 ///
 /// # Errors
-/// [`QuantError::NotStorable`] where the container cannot say how keys and values are stored, [`QuantError::NoCalibration`] where
-/// scales are to be found on nothing.
+/// [`QuantError::NotStorable`] if the container cannot describe the scheme of keys and values,
+/// [`QuantError::NoCalibration`] if scales need a calibration text and there is none.
 pub(crate) fn planned(
     source: &ModelFiles,
     recipe: &Recipe,
@@ -34,10 +34,10 @@ pub(crate) fn planned(
     if let Some(policy) = &recipe.kv_levels {
         if !container.facts().kv_levels {
             return Err(fault(format!(
-                "kv-{policy}: levels have a place in the native container alone: --format native"
+                "kv-{policy}: only the native format holds levels; fix: --format native"
             )));
         }
-        // Whether heads of this width can be stored so.
+        // Fails if the policy does not fit heads of this width.
         policy.bytes_per_token(config)?;
         require_text(recipe, config, options)?;
         return Ok(level_specs(config, policy));
@@ -45,39 +45,40 @@ pub(crate) fn planned(
     let Some(kv) = &recipe.kv else { return Ok(Vec::new()) };
     container.check_kv(kv).map_err(|error| fault(error.to_string()))?;
     if source.checkpoint().tensors().any(|meta| meta.name.ends_with(".k_scale")) {
-        return Err(fault("the source has scales of keys and values already".to_owned()));
+        return Err(fault("the source already has scales of keys and values".to_owned()));
     }
     if kv.source == Source::Dynamic {
-        // Whether heads of this width can be stored so.
+        // Fails if the scheme does not fit heads of this width.
         KvPolicy::of(kv).bytes_per_token(config)?;
         return Ok(Vec::new());
     }
     if config.latent.is_some() {
         return Err(fault(format!(
-            "kv-{kv}: scales of latents are not calibrated; a scheme without @static"
+            "kv-{kv}: static scales of latents are not supported; fix: use a scheme without @static"
         )));
     }
     require_text(recipe, config, options)?;
     Ok(specs(config, container, kv))
 }
 
-/// Requires a text to find scales or levels on.
+/// Requires a calibration text.
 fn require_text(recipe: &Recipe, config: &ModelConfig, options: &Options) -> Result<()> {
     let set = options.calibration.as_ref();
     check_windows(set.ok_or_else(|| QuantError::NoCalibration { recipe: recipe.name.clone() })?, config)
 }
 
-/// The tensors of the levels of all layers.
+/// Returns the specs of the levels of all layers.
 pub(crate) fn level_specs(config: &ModelConfig, policy: &KvPolicy) -> Vec<TensorSpec> {
     let blank = policy.blank_levels(config);
     let of_layer = |layer: usize| blank.tensors(&config.attention_module(layer)).into_iter();
     (0..config.num_hidden_layers).flat_map(of_layer).map(|(spec, _)| spec).collect()
 }
 
-/// The tensors that [`level_specs`] declares, with their bytes: levels of `policy` for the model `stored`, found on `set`.
+/// Calibrates levels of `policy` for the model `stored` on `set`. Returns the tensors of [`level_specs`] with their
+/// bytes.
 ///
 /// # Errors
-/// As [`find_kv_levels`].
+/// Errors of [`find_kv_levels`].
 pub(crate) fn levels(
     stored: &ModelFiles,
     config: &ModelConfig,
@@ -91,17 +92,18 @@ pub(crate) fn levels(
     Ok(tensors.map(|(spec, bytes)| (spec.name, bytes)).collect())
 }
 
-/// The tensors of all layers: their specs, and how many scales each of them has.
+/// Returns the specs of the scales of all layers.
 pub(crate) fn specs(config: &ModelConfig, container: Container, scheme: &Scheme) -> Vec<TensorSpec> {
     let count = cache::stored_scales(scheme, config.num_key_value_heads);
     let layers = if count > 0 { config.num_hidden_layers } else { 0 };
     (0..layers).flat_map(|layer| container.kv_specs(&config.attention_module(layer), count)).collect()
 }
 
-/// The tensors that [`planned`] declares, with their bytes. `stored` is the output, its layers written.
+/// Returns the tensors that [`planned`] declares, with their bytes. `stored` opens the output, whose layers are already
+/// written.
 ///
 /// # Errors
-/// As [`Calibration`] and [`levels`]; where scales that are taken over cannot be read.
+/// Errors of [`Calibration`] and [`levels`]; source scales that cannot be read.
 pub(crate) fn tensors(
     plan: &Plan,
     source: &ModelFiles,
@@ -114,8 +116,8 @@ pub(crate) fn tensors(
     let Some(scheme) = &plan.kv else { return Ok(Vec::new()) };
     let scales = match plan.text_for(Use::Cache) {
         Some(set) => calibrated(plan, scheme, &stored()?, set, tick)?,
-        // Those of the source; a recipe without a text was refused.
-        None => taken_over(plan, source)?,
+        // Without a text the scales are the source's: a recipe without a text was refused before.
+        None => source_scales(plan, source)?,
     };
     let bytes = |values: &Vec<f32>| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
     let specs = specs(&plan.config, plan.container, scheme);
@@ -126,7 +128,7 @@ pub(crate) fn tensors(
         .collect())
 }
 
-/// Scales of keys and of values of each layer.
+/// Scales of keys and of values, by layer.
 type Scales = Vec<[Vec<f32>; 2]>;
 
 fn calibrated(
@@ -149,7 +151,7 @@ fn calibrated(
     Ok(scales)
 }
 
-fn taken_over(plan: &Plan, source: &ModelFiles) -> Result<Scales> {
+fn source_scales(plan: &Plan, source: &ModelFiles) -> Result<Scales> {
     let heads = plan.config.num_key_value_heads;
     let quants = (0..plan.config.num_hidden_layers)
         .map(|layer| source.kv_quant(&plan.config.attention_module(layer), heads));
@@ -158,10 +160,10 @@ fn taken_over(plan: &Plan, source: &ModelFiles) -> Result<Scales> {
     scales.collect()
 }
 
-/// The scheme under which `source` stores keys and values, where it is one in all layers.
+/// Returns the scheme under which `source` stores keys and values.
 ///
 /// # Errors
-/// As [`ModelFiles::kv_quant`]; `Ok(Err(why))` where layers differ.
+/// Errors of [`ModelFiles::kv_quant`]; `Ok(Err(why))` if layers differ.
 pub fn of_source(
     source: &ModelFiles,
     config: &ModelConfig,

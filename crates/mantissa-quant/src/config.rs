@@ -1,4 +1,4 @@
-//! The configuration of a model on disk.
+//! Configuration of a model on disk.
 
 use mantissa_model::{LoadError, ModelConfig};
 use mantissa_store::convention::ModelFiles;
@@ -12,7 +12,7 @@ use crate::error::Result;
 pub fn model_config(source: &ModelFiles) -> Result<ModelConfig> {
     let file = source.config_path().display().to_string();
     let no_config = || {
-        // A weight file by itself, beside a config that is another model's.
+        // A single weight file is named itself: the `config.json` beside it belongs to another model.
         let alone = source.checkpoint().files().next().filter(|_| source.dir().join("config.json").exists());
         LoadError::NoConfig { location: alone.unwrap_or(source.dir()).display().to_string() }
     };

@@ -1,12 +1,12 @@
-//! What a calibration shows of a model, found before anything is solved on it.
+//! Coverage of a model by the calibration set, measured before any layer is solved.
 //!
-//! A method knows a layer's inputs by the tokens that it is given. What these leave out it cannot know: an expert that no token is
-//! routed to, a channel that is zero in all of them, more channels than tokens. The unquantized model runs over the calibration once
-//! and says of every input what it saw, and what the method does where that is not enough; of a text that stands for the traffic to
-//! come, how far the calibration is from it.
+//! A method learns about a layer's inputs only from the calibration tokens. Three gaps remain unseen: an expert that no
+//! token is routed to, a channel that is zero in all tokens, and more channels than tokens. The unquantized model runs
+//! over the calibration set once. For each input the report says what was seen, and what the method does about a gap.
+//! With an in-domain sample it also says how far the calibration set is from it.
 //!
-//! Models without experts need one window in most cases: once every channel of every input was other than zero, more tokens show
-//! nothing new, and windows are run (one, eight more, the rest) only until then. Experts are counted on all of them.
+//! Models without experts mostly need one window: once every channel of every input was nonzero, more tokens show
+//! nothing new. Windows run in steps (one, eight more, the rest) until then. Models with experts run all windows.
 
 pub(crate) mod report;
 
@@ -24,13 +24,13 @@ use crate::error::Result;
 use crate::fold::Folded;
 use crate::plan::Plan;
 
-/// Windows that are run before it is asked whether every channel was seen, in steps; after the last, all.
+/// Numbers of windows after which channels are checked; after the last, all windows run.
 const STEPS: [usize; 2] = [1, 9];
 
-/// Channels and tokens seen of an input.
+/// Tokens and channels seen of an input.
 struct Seen {
     tokens: u64,
-    /// By channel: zero so far.
+    /// True for channels that were zero so far.
     silent: Vec<bool>,
 }
 
@@ -53,11 +53,11 @@ impl Seen {
 }
 
 impl Coverage {
-    /// Runs the unquantized `source` over what `plan` calibrates on; `None` where it does not. The result does not depend on threads.
-    /// `tick` is asked after every window of each thread whether to go on.
+    /// Runs the unquantized `source` over the calibration set of `plan`; `None` if the plan does not calibrate. The
+    /// result does not depend on the number of threads. `tick` is called after each batch of windows.
     ///
     /// # Errors
-    /// As [`Calibration`].
+    /// Errors of [`Calibration`].
     pub fn find(plan: &Plan, source: &ModelFiles, tick: &mut Tick<'_>) -> Result<Option<Self>> {
         let Some(set) = plan.text() else { return Ok(None) };
         let (config, plain) = (&plan.config, Folded::plain(source));
@@ -102,7 +102,7 @@ impl Coverage {
             }
             let Some(seen) = seen.get(&key) else { continue };
             let silent = seen.silent.iter().filter(|silent| **silent).count();
-            // Where fewer windows than all were run, every token reaches every input.
+            // Without experts every token reaches every input, also those of windows that did not run.
             let routed = plan.config.experts.is_some();
             let tokens = if routed { seen.tokens } else { set.tokens() as u64 };
             let channels = info.cols;
@@ -113,12 +113,12 @@ impl Coverage {
         inputs.into_iter().map(|(_, input)| input).collect()
     }
 
-    /// Compares the calibration that `plan` has with `traffic`, windows of the model's tokens.
+    /// Compares the calibration set of `plan` with `traffic`, an in-domain sample as windows of tokens.
     pub fn compare(&mut self, plan: &Plan, traffic: &[Vec<u32>]) {
         self.traffic = plan.text().map(|set| Traffic::between(&set.windows, traffic));
     }
 
-    /// Warnings, one line for each kind of gap.
+    /// Returns warnings, one line for each kind of gap.
     pub fn warnings(&self) -> Vec<String> {
         let all = self.inputs.len();
         let line = |what: &str, found: &dyn Fn(&InputCoverage) -> Option<String>| {
@@ -126,13 +126,11 @@ impl Coverage {
             let (first, of_first) = lacking.next()?;
             let (count, done) = (lacking.count() + 1, first.fallback.as_deref().unwrap_or_default());
             let module = &first.modules[0];
-            Some(format!(
-                "calibration: {count} of {all} inputs {what}, the first that of {module}{of_first}: {done}"
-            ))
+            Some(format!("calibration: {count} of {all} inputs {what}, first {module}{of_first}: {done}"))
         };
         let none = line("are reached by no token", &|input| (input.tokens == 0).then(String::new));
         let few = line("are reached by fewer tokens than they have channels", &|input| {
-            // Those that all tokens reach are spoken of once for the whole model.
+            // Inputs that all tokens reach are left out: the caller warns once about a small calibration set.
             let few = input.tokens > 0 && input.tokens < self.tokens && input.tokens < input.channels as u64;
             few.then(|| format!(" ({} for {})", input.tokens, input.channels))
         });
@@ -144,7 +142,7 @@ impl Coverage {
     }
 }
 
-/// Kind of the input.
+/// Returns the kind of an input, as reports name it.
 fn site(input: LinearInput) -> &'static str {
     match input {
         LinearInput::Qkv => "q k v",
@@ -160,7 +158,7 @@ fn site(input: LinearInput) -> &'static str {
     }
 }
 
-/// Behaviour of the recipe for an input with a gap.
+/// Returns how the recipe treats an input with a gap; `None` without a gap.
 fn fallback(plan: &Plan, tokens: u64, channels: usize, silent: usize) -> Option<&'static str> {
     let few = tokens < channels as u64;
     if !few && silent == 0 {
@@ -175,17 +173,17 @@ fn fallback(plan: &Plan, tokens: u64, channels: usize, silent: usize) -> Option<
     };
     let of_method = plan.job.recipe().and_then(|recipe| recipe.method.lacking(lack));
     let of_transform = plan.job.transform().and_then(|transform| transform.lacking(lack));
-    // A method that calibrates by itself has the last word.
+    // If the method calibrates, its behavior decides, else the transform's.
     let found = if plan.job.needs().text { of_method.or(of_transform) } else { of_transform.or(of_method) };
     Some(found.unwrap_or(match () {
-        () if unseen => "what is found on it is as of inputs of 1",
-        () if few => "what is found on it is of these tokens",
-        () => "they do not count",
+        () if unseen => "its scale assumes inputs of at most 1",
+        () if few => "its statistics are of these tokens only",
+        () => "these channels are ignored",
     }))
 }
 
 impl Traffic {
-    /// Compares `traffic` with `calibration`, windows of tokens. Sequences do not cross the ends of windows.
+    /// Compares `traffic` with `calibration`, both as windows of tokens. Sequences do not cross windows.
     pub fn between(calibration: &[Vec<u32>], traffic: &[Vec<u32>]) -> Self {
         Traffic {
             tokens: traffic.iter().map(|window| window.len() as u64).sum(),
@@ -199,12 +197,12 @@ impl Traffic {
     }
 }
 
-/// Sequences of `N` tokens.
+/// Iterates over sequences of `N` tokens.
 fn grams<const N: usize>(windows: &[Vec<u32>]) -> impl Iterator<Item = [u32; N]> + '_ {
     windows.iter().flat_map(|window| window.windows(N).filter_map(|gram| gram.try_into().ok()))
 }
 
-/// The share of the sequences of `traffic` that `calibration` has not.
+/// Returns the share of the sequences of `traffic` that `calibration` does not contain.
 fn unseen<const N: usize>(calibration: &[Vec<u32>], traffic: &[Vec<u32>]) -> f64 {
     let known: HashSet<[u32; N]> = grams(calibration).collect();
     let (mut all, mut new) = (0u64, 0u64);
@@ -215,12 +213,12 @@ fn unseen<const N: usize>(calibration: &[Vec<u32>], traffic: &[Vec<u32>]) -> f64
     new as f64 / all.max(1) as f64
 }
 
-/// The Jensen-Shannon distance of the distributions of sequences.
+/// Returns the Jensen-Shannon distance between the distributions of sequences.
 fn distance<const N: usize>(a: &[Vec<u32>], b: &[Vec<u32>]) -> f64 {
     let (a, b) = (counts(grams::<N>(a)), counts(grams::<N>(b)));
     let total = |counts: &HashMap<[u32; N], u64>| counts.values().sum::<u64>().max(1) as f64;
     let (in_a, in_b) = (total(&a), total(&b));
-    // In the order of the sequences: a sum has the same bits every time.
+    // Summed in sorted order, so that the result has the same bits every time.
     let mut keys: Vec<&[u32; N]> = a.keys().chain(b.keys().filter(|key| !a.contains_key(*key))).collect();
     keys.sort_unstable();
     let term = |p: f64, m: f64| if p > 0.0 { p * (p / m).log2() } else { 0.0 };
@@ -247,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_as_far_as_its_tokens_say() {
+    fn distances_match_hand_computed_values() {
         let same = vec![vec![1, 2, 3, 1], vec![2, 3]];
         let found = Traffic::between(&same, &same);
         assert_eq!((found.tokens, found.unseen, found.distance), (6, [0.0; 3], [0.0; 2]));
@@ -255,7 +253,7 @@ mod tests {
         let found = Traffic::between(&same, &[vec![7, 8, 9]]);
         assert_eq!(found.unseen, [1.0; 3]);
         assert!(found.distance.iter().all(|distance| (distance - 1.0).abs() < 1e-12), "{found:?}");
-        // 4 is new; of the pairs (1, 2), (2, 4), (4, 1) two are; of the triples both.
+        // 1 of 4 tokens is new (4), 2 of 3 pairs, and both triples.
         let found = Traffic::between(&same, &[vec![1, 2, 4, 1]]);
         assert_eq!(found.unseen, [0.25, 2.0 / 3.0, 1.0]);
         // p = (1/3, 1/3, 1/3, 0), q = (1/2, 1/4, 0, 1/4): by hand.
@@ -268,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_speaks_once_it_is_not_zero() {
+    fn a_channel_is_silent_until_it_is_nonzero() {
         let mut seen = Seen::new(3);
         seen.add(&[0.0, 0.0, 1.0, 0.0, 0.0, 0.0]);
         let mut more = Seen::new(3);

@@ -1,4 +1,4 @@
-//! Why a model could not be quantized or verified.
+//! Errors of quantization and verification.
 
 use std::path::PathBuf;
 
@@ -17,166 +17,166 @@ use crate::verify::verification::Verification;
 /// Result of the fallible functions of this crate.
 pub type Result<T> = std::result::Result<T, QuantError>;
 
-/// An error of the pipeline.
+/// Error of the pipeline.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QuantError {
-    /// A file.
+    /// A file cannot be read or written.
     #[error(transparent)]
     Store(#[from] mantissa_store::Error),
-    /// The model.
+    /// The model cannot be loaded.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// A forward pass.
+    /// A forward pass failed.
     #[error(transparent)]
     Forward(#[from] mantissa_model::ForwardError),
-    /// An evaluation.
+    /// An evaluation failed.
     #[error(transparent)]
     Eval(EvalError),
-    /// The tokenizer, where it goes into the same file.
+    /// The tokenizer, which the output includes, cannot be read.
     #[error(transparent)]
     Tokenizer(#[from] mantissa_model::TokenizerError),
-    /// The recipe.
+    /// The recipe is wrong.
     #[error(transparent)]
     Recipe(Box<RecipeError>),
-    /// The source is quantized already.
+    /// The source is already quantized.
     #[error("{}: expected a dense model, got weights quantized as {convention}; fix: give the model it was made from", .path.display())]
     AlreadyQuantized {
-        /// The model.
+        /// Path of the model.
         path: PathBuf,
-        /// Its convention.
+        /// Format of the source.
         convention: &'static str,
     },
-    /// Layers, or the model as a whole, cannot be stored as the recipe asks; nothing has been written.
+    /// Layers, or the model as a whole, cannot be stored as the recipe asks. Nothing was written.
     #[error("{what} cannot be stored in {container}: {list}")]
     NotStorable {
         /// Number of layers out of all, or the model.
         what: String,
-        /// The container.
+        /// Container.
         container: &'static str,
-        /// The first of them with the reason, and how many more.
+        /// First layers with reasons, and the number of others.
         list: String,
     },
-    /// A container cannot hold some layers, or the model as a whole, as they are; nothing has been written.
+    /// A container cannot hold some layers, or the model as a whole, without loss. Nothing was written.
     #[error(
-        "{what} cannot be stored in {container}{}: {list}{}", if *.anew { "" } else { " without loss" },
-        if *.anew { "" } else { "; --requantize SCHEME rounds them anew" }
+        "{what} cannot be stored in {container}{}: {list}{}", if *.requantized { "" } else { " without loss" },
+        if *.requantized { "" } else { "; fix: --requantize SCHEME, which rounds them again" }
     )]
     NotLossless {
         /// Number of layers out of all, or the model.
         what: String,
-        /// The container.
+        /// Container.
         container: &'static str,
-        /// The first of them with the reason, and how many more.
+        /// First layers with reasons, and the number of others.
         list: String,
-        /// True if they are requantized already.
-        anew: bool,
+        /// True if the layers are already requantized.
+        requantized: bool,
     },
-    /// The model is in the container that is asked for.
+    /// The model already has the requested format.
     #[error("{}: expected a format other than the source's, got {container}", .path.display())]
     NothingToConvert {
-        /// The model.
+        /// Path of the model.
         path: PathBuf,
-        /// The container.
+        /// Container.
         container: &'static str,
     },
-    /// Nothing would be quantized.
+    /// The recipe quantizes no layer.
     #[error(
-        "recipe \"{recipe}\": expected at least one layer to quantize, got none: its `keep` and `layers` leave every layer as it is"
+        "recipe \"{recipe}\": expected at least one layer to quantize, got none: its `keep` and `layers` leave every layer unquantized"
     )]
     NothingToDo {
-        /// The recipe.
+        /// Name of the recipe.
         recipe: String,
     },
-    /// A tensor holds values that the scheme cannot.
+    /// A tensor holds values that the scheme cannot represent.
     #[error("{}: tensor \"{tensor}\": {error}", .path.display())]
     Tensor {
-        /// The model.
+        /// Path of the model.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// Description of the fault.
+        /// Cause.
         error: TensorError,
     },
-    /// The method calibrates, and there is nothing to calibrate on.
+    /// The method calibrates, and no calibration text was given.
     #[error(
         "recipe \"{recipe}\": expected a calibration text or token windows, got none; fix: give --calibration TEXT or --calibration-tokens FILE.json[:KEY]"
     )]
     NoCalibration {
-        /// The recipe.
+        /// Name of the recipe.
         recipe: String,
     },
-    /// Products of the calibration are to be rounded where that is of no use, or not done.
-    #[error("recipe \"{recipe}\": expected calibration products in f32, got {found}: {why}")]
+    /// The matmul operand dtype of calibration cannot be used with this recipe.
+    #[error("recipe \"{recipe}\": expected calibration products in f32, got {got}: {why}")]
     Products {
-        /// The recipe.
+        /// Name of the recipe.
         recipe: String,
-        /// Requested value.
-        found: &'static str,
-        /// Why it is refused.
+        /// Requested dtype.
+        got: &'static str,
+        /// Reason.
         why: String,
     },
-    /// Calibration.
+    /// Calibration failed.
     #[error(transparent)]
     Calibrate(CalibrateError),
-    /// A scheme that the method does not take.
-    #[error("{}: {module}: expected for {method} {allowed}, got scheme {scheme}", .path.display())]
+    /// The method does not take the scheme.
+    #[error("{}: {module}: expected for {method} {expected}, got scheme {scheme}", .path.display())]
     Unsuited {
-        /// The model.
+        /// Path of the model.
         path: PathBuf,
-        /// The layer.
+        /// Module of the layer.
         module: String,
-        /// The method.
+        /// Name of the method.
         method: &'static str,
-        /// The scheme.
+        /// Scheme.
         scheme: String,
-        /// Schemes that it takes.
-        allowed: &'static str,
+        /// Schemes that the method takes.
+        expected: &'static str,
     },
-    /// The method.
+    /// The method failed.
     #[error("{}: {what}: {error}", .path.display())]
     Method {
-        /// The model.
+        /// Path of the model.
         path: PathBuf,
-        /// The layer or input.
+        /// Layer or input.
         what: String,
-        /// Description of the fault.
+        /// Cause.
         error: Box<MethodError>,
     },
     /// Rotations cannot be learned.
-    #[error("{}: spin: {error}; rotate needs no gradients", .path.display())]
+    #[error("{}: spin: {error}; fix: use rotate, which needs no gradients", .path.display())]
     Spin {
-        /// The model.
+        /// Path of the model.
         path: PathBuf,
-        /// Description of the fault.
+        /// Cause.
         error: Box<mantissa_train::TrainError>,
     },
-    /// The caller ended the run.
+    /// The caller interrupted the run.
     #[error("expected to run to the end, got a request to stop")]
     Interrupted,
-    /// The output lost more than is allowed, and was not put in place.
+    /// The quality loss exceeds the limit; the output was not put in place.
     #[error(transparent)]
     Gate(Box<GateFailure>),
-    /// The finished output did not verify, and was not put in place.
+    /// The finished output failed verification and was not put in place.
     #[error(transparent)]
     NotVerified(Box<NotVerified>),
-    /// The finished output cannot be opened, and was not put in place.
-    #[error("{}: expected an output that can be opened, got one that cannot, so nothing was put there: {error}", .out.display())]
+    /// The finished output cannot be opened and was not put in place.
+    #[error("{}: expected an output that can be opened, got one that cannot; nothing was put there: {error}", .out.display())]
     NotLoadable {
-        /// Intended place.
+        /// Path of the output.
         out: PathBuf,
-        /// Why it cannot be opened.
+        /// Cause.
         error: Box<QuantError>,
     },
-    /// A run ended early; what it had done is kept.
+    /// A run ended early; finished work is kept.
     #[error(transparent)]
     Unfinished(Box<Unfinished>),
-    /// A verification was asked to compare models of different shapes.
+    /// The reference of a verification is another model.
     #[error("{}: expected the source of {}, got another model: {what}", .reference.display(), .model.display())]
     Reference {
-        /// The artifact.
+        /// Path of the artifact.
         model: PathBuf,
-        /// The model given as its source.
+        /// Path of the model given as its source.
         reference: PathBuf,
         /// Difference.
         what: String,
@@ -185,15 +185,15 @@ pub enum QuantError {
     #[error(
         "{}: expected the text that its figures were measured on ({}, {} windows of {} tokens with SHA-256 {}), got {} windows of {} tokens with SHA-256 {}",
         .path.display(), .recorded.name, .recorded.windows, .recorded.tokens, .recorded.sha256,
-        .found.windows, .found.tokens, .found.sha256
+        .got.windows, .got.tokens, .got.sha256
     )]
     OtherText {
-        /// The artifact.
+        /// Path of the artifact.
         path: PathBuf,
-        /// Text on which its figures were measured.
+        /// Text of the recorded figures.
         recorded: Box<TokenSet>,
-        /// Text that was given.
-        found: Box<TokenSet>,
+        /// Given text.
+        got: Box<TokenSet>,
     },
 }
 
@@ -233,66 +233,66 @@ impl From<RecipeError> for QuantError {
     }
 }
 
-/// An output that lost more than is allowed.
+/// An output whose quality loss exceeds the limit.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "KL: expected at most {allowed} nats/token, got {}; nothing was put at {}{}",
     .quality.evaluation.as_ref().map_or_else(String::new, |e| format!("{:.6} ± {:.6}", e.kl, e.kl_se)),
     .out.display(),
     .kept.as_ref().map_or_else(String::new, |kept| format!(
-        "; the work is kept in {}: the same command with another --max-kl resumes from it, --restart starts over",
+        "; finished work is kept in {}: rerun with another --max-kl to resume, or with --restart to start over",
         kept.display()
     ))
 )]
 pub struct GateFailure {
-    /// Description and measured loss of the output.
+    /// Contents of `quality.json`, with the measured loss.
     pub quality: Quality,
-    /// The largest KL allowed, nats.
+    /// Maximum KL divergence in nats per token.
     pub allowed: f64,
-    /// Intended place.
+    /// Path of the output.
     pub out: PathBuf,
-    /// Folder of its parts, if the work can be resumed.
+    /// Folder of the finished parts, if the run can be resumed.
     pub kept: Option<PathBuf>,
 }
 
-/// An output that did not verify.
+/// An output that failed verification.
 #[derive(Debug, thiserror::Error)]
 #[error("verify: {}; nothing was put at {}", .verification.faults.join("; "), .out.display())]
 pub struct NotVerified {
-    /// Description and errors of the output.
+    /// Contents of `quality.json`.
     pub quality: Quality,
-    /// Faults.
+    /// Result of the verification, with its faults.
     pub verification: Verification,
-    /// Intended place.
+    /// Path of the output.
     pub out: PathBuf,
 }
 
-/// A run that ended early, and what of it is kept.
+/// A run that ended early, with its finished work.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{error}; {done} finished tensors and layers are kept in {}: the same command goes on from there, --restart begins anew",
+    "{error}; {done} finished tensors and layers are kept in {}: rerun the same command to resume, or with --restart to start over",
     .kept.display()
 )]
 pub struct Unfinished {
-    /// Why it ended.
+    /// Cause.
     pub error: QuantError,
-    /// The staging folder.
+    /// Folder of the finished work.
     pub kept: PathBuf,
-    /// Copied tensors and quantized layers in it.
+    /// Number of finished tensors and layers.
     pub done: usize,
 }
 
-/// Parts that cannot be stored, each with its reason.
+/// Parts of a model that cannot be stored, each with its reason.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Refused {
-    /// Reasons about the model as a whole: its KV cache, its inputs.
+    /// Reasons that concern the whole model: its KV cache, its inputs.
     pub(crate) whole: Vec<String>,
-    /// Layers.
+    /// Reasons of layers.
     pub(crate) layers: Vec<String>,
 }
 
 impl Refused {
-    /// Refuses the model as a whole.
+    /// Refuses the whole model.
     pub(crate) fn whole(why: impl Into<String>) -> Self {
         Refused { whole: vec![why.into()], layers: Vec::new() }
     }
@@ -308,6 +308,7 @@ impl Refused {
     }
 
     fn what(&self, total: usize) -> String {
+        // The whole model and layers are counted apart.
         match (self.layers.len(), self.whole.is_empty()) {
             (0, _) => "the model".to_owned(),
             (count, true) => format!("{count} of {total} layers"),
@@ -315,7 +316,7 @@ impl Refused {
         }
     }
 
-    /// The first of them, and how many more.
+    /// Lists the first reasons, and the number of others.
     fn list(&self) -> String {
         const SHOWN: usize = 6;
         let all: Vec<&str> = self.whole.iter().chain(&self.layers).map(String::as_str).collect();
@@ -326,27 +327,27 @@ impl Refused {
 }
 
 impl QuantError {
-    /// [`QuantError::NotStorable`] of these of `total` layers.
+    /// Returns [`QuantError::NotStorable`] for refused parts of a model of `total` layers.
     pub(crate) fn not_storable(container: Container, total: usize, refused: &Refused) -> Self {
         let (what, list) = (refused.what(total), refused.list());
         QuantError::NotStorable { what, container: container.name(), list }
     }
 
-    /// [`QuantError::NotLossless`] of these of `total` layers.
+    /// Returns [`QuantError::NotLossless`] for refused parts of a model of `total` layers.
     pub(crate) fn not_lossless(container: Container, total: usize, refused: &Refused) -> Self {
         let (what, list) = (refused.what(total), refused.list());
-        QuantError::NotLossless { what, container: container.name(), list, anew: false }
+        QuantError::NotLossless { what, container: container.name(), list, requantized: false }
     }
 
-    /// The same of layers that are rounded `anew`, which is then no cure.
-    pub(crate) fn rounding(mut self, rounds: bool) -> Self {
-        if let QuantError::NotLossless { anew, .. } = &mut self {
-            *anew = rounds;
+    /// Marks [`QuantError::NotLossless`] as an error of requantization, for which requantizing is no fix.
+    pub(crate) fn of_requantization(mut self, rounds: bool) -> Self {
+        if let QuantError::NotLossless { requantized, .. } = &mut self {
+            *requantized = rounds;
         }
         self
     }
 
-    /// Tells whether the input or the environment is at fault.
+    /// Returns whether the input or the environment is at fault.
     pub fn class(&self) -> ErrorClass {
         match self {
             QuantError::Store(e) => e.class(),
@@ -370,7 +371,7 @@ impl QuantError {
         }
     }
 
-    /// True if the caller has ended the run.
+    /// True if the caller interrupted the run.
     pub fn is_interruption(&self) -> bool {
         match self {
             QuantError::Interrupted => true,
@@ -384,9 +385,9 @@ impl QuantError {
 mod tests {
     use super::*;
 
-    /// A KV cache is no layer, and is not counted as one.
+    /// A KV cache is not counted among layers.
     #[test]
-    fn what_is_refused_of_the_whole_is_not_counted_among_layers() {
+    fn refusals_of_the_whole_model_are_not_counted_as_layers() {
         let error = |whole: &[&str], layers: usize| {
             let refused = Refused {
                 whole: whole.iter().map(|why| (*why).to_owned()).collect(),

@@ -1,10 +1,11 @@
-//! The scales of EXL2: within a group of columns all rows share an f16, and each has the square of 1 to 16 times it.
+//! Scales of EXL2. Within a group of columns all rows share one f16 unit; the scale of a row is the unit times the
+//! square of a root from 1 to 16.
 //!
-//! Rounded to nearest, a row takes the smallest of these under which no code is cut: at least that of
-//! [`Rule::Full`](mantissa_num::Rule::Full), and for small rows of a group up to four times it (root 2 for root 1). GPTQ takes
-//! those that lose least, chosen before its columns are quantized. exllamav2 searches sizes of groups and widths within a
-//! layer as well (`conversion/adaptivegptq.py`); here all groups of a layer have those of its scheme, and widths differ
-//! from layer to layer.
+//! RTN gives each row the smallest of these scales that clips no code: at least the scale of
+//! [`Rule::Full`](mantissa_num::Rule::Full), and for small rows of a group up to four times it (root 2 instead of 1).
+//! GPTQ takes the scales of least error, chosen before its columns are quantized. exllamav2 also searches group sizes
+//! and widths within a layer (`conversion/adaptivegptq.py`). Here a layer has one group size, and widths differ between
+//! layers.
 
 use std::ops::Range;
 
@@ -16,23 +17,23 @@ use mantissa_store::convention::exl2::square_scale;
 
 use crate::gptq::OF_ROUNDING;
 
-/// The largest root of a scale.
+/// Largest root.
 const MAX_ROOT: u8 = 16;
 
-/// Shares of the largest row's range that the largest scale of a group is tried at.
+/// Ratios of the largest row's range that are tried for the largest scale of a group.
 const SHARES: [f32; 8] = [1.0, 0.94, 0.88, 0.82, 0.76, 0.7, 0.62, 0.54];
 
-/// Scales that a row tries, as shares of that of its whole range.
+/// Scales that are tried for a row, relative to the scale of its whole range.
 const TRIED: Range<f32> = 0.4..1.2;
 
-/// Symmetric integers in groups, which is what EXL2 holds.
+/// Grid of symmetric integers in groups, the only codes of EXL2.
 #[derive(Clone, Copy)]
 struct Grid {
-    /// The largest code; the least is one further out.
+    /// Largest code; the smallest is `-top - 1`.
     top: i32,
     /// Steps from 0 to the end of a range.
     half: f32,
-    /// Columns of a group.
+    /// Columns per group.
     group: usize,
 }
 
@@ -51,19 +52,19 @@ impl Grid {
         ((w / step).round_ties_even() as i32).clamp(-self.top - 1, self.top)
     }
 
-    /// Columns of group `g`.
+    /// Returns the columns of group `g`.
     fn span(self, g: usize, cols: usize) -> Range<usize> {
         g * self.group..cols.min((g + 1) * self.group)
     }
 
-    /// The scale of each row of a group under which no code is cut.
+    /// Returns for each row of a group the smallest scale that clips no code.
     fn wanted(self, w: &[f32], cols: usize, span: &Range<usize>) -> Vec<f32> {
         let amax = |row: &[f32]| row[span.clone()].iter().fold(0f32, |amax, v| amax.max(v.abs()));
         w.chunks_exact(cols.max(1)).map(|row| amax(row) / self.half).collect()
     }
 
-    /// Error of a row of a group under `step`: squares weighed by `weights`, those of rounding counting
-    /// [less](OF_ROUNDING).
+    /// Returns the error of a row of a group under `step`: squares weighted by `weights`. Rounding errors count
+    /// [less](OF_ROUNDING) than clipping.
     fn loss(self, w: &[f32], weights: &[f64], step: f32) -> f64 {
         let (low, high) = ((-self.top - 1) as f32 * step, self.top as f32 * step);
         w.iter().zip(weights).fold(0.0, |sum, (&w, h)| {
@@ -74,15 +75,15 @@ impl Grid {
     }
 }
 
-/// The scheme with scales as EXL2 stores them.
+/// Returns the scheme with the f16 scales of EXL2.
 pub(crate) fn with_f16_scales(scheme: &Scheme) -> Scheme {
     let mut scheme = scheme.clone();
     scheme.format = scheme.format.with_scale_code(Code::Float(F16));
     scheme
 }
 
-/// A weight `w` (`[rows, cols]`) as codes and scales; `None` of other schemes than symmetric integers in groups, of values that are no
-/// numbers, and of scales beyond f16.
+/// Quantizes a weight `w` (`[rows, cols]`) by RTN. `None` if the scheme is not symmetric integers in groups, values are
+/// not finite, or scales exceed f16.
 pub(crate) fn quantize(scheme: &Scheme, w: &[f32], rows: usize, cols: usize) -> Option<Quantized> {
     let grid = Grid::of(scheme)?;
     let groups = cols.div_ceil(grid.group);
@@ -105,8 +106,8 @@ pub(crate) fn quantize(scheme: &Scheme, w: &[f32], rows: usize, cols: usize) -> 
     Some(Quantized { codes: Codes::U8(codes), scales: Codes::U16(scales).into(), ..empty })
 }
 
-/// The scales `[rows, groups]` under which `w`, rounded to nearest, loses least when a squared error in a column counts its
-/// one of `weights`; `None` as of [`quantize`].
+/// Searches the scales `[rows, groups]` of least error for rounding `w` to nearest; `weights` weight the squared error
+/// of each column. `None` as in [`quantize`].
 pub(crate) fn searched_scales(
     scheme: &Scheme,
     w: &[f32],
@@ -125,8 +126,8 @@ pub(crate) fn searched_scales(
     Some(Codes::U16((0..rows).flat_map(by_row).collect()))
 }
 
-/// The scales of a group, one per row: of several units the one under which all rows together lose least, each with the best
-/// of its squares.
+/// Searches the scales of a group, one per row: tries several units, each with the best root of every row, and keeps
+/// the unit of least total error.
 fn scales_of_group(
     grid: Grid,
     w: &[f32],
@@ -158,8 +159,8 @@ fn scales_of_group(
     best.1
 }
 
-/// The square under which a row of a group loses least, and what it loses: of those near the row's whole range, the smallest
-/// that reaches it or the largest of all among them.
+/// Returns the least error of a row of a group and its scale. Scales near the row's whole range are tried, including
+/// the smallest that covers it.
 fn best_square(grid: Grid, w: &[f32], weights: &[f64], wanted: f32, table: &[u16]) -> (f64, u16) {
     let value = |scale: u16| F16.decode(scale.into());
     let covers = table.iter().position(|&scale| value(scale) >= wanted).unwrap_or(table.len() - 1);
@@ -170,12 +171,13 @@ fn best_square(grid: Grid, w: &[f32], weights: &[f64], wanted: f32, table: &[u16
     losses.fold((f64::INFINITY, table[covers]), |best, next| if next.0 < best.0 { next } else { best })
 }
 
-/// The scales of a group, by their roots.
+/// Returns the scales of a group by root.
 fn squares_of(unit: u16) -> Vec<u16> {
     (1..=MAX_ROOT).map(|root| square_scale(root, unit)).collect()
 }
 
-/// The f16 pattern of the smallest unit whose 256-fold, as it is decoded, is at least `largest`; at least the smallest f16.
+/// Returns the f16 bits of the smallest unit, at least the smallest f16, whose largest scale decodes to at least
+/// `largest`.
 fn unit(largest: f32) -> Option<u16> {
     let near = F16.encode(largest / 256.0, Overflow::Special, Rounding::NearestEven, 0) as u16;
     let reaches = |unit: u16| F16.decode(square_scale(MAX_ROOT, unit).into()) >= largest;
@@ -191,7 +193,7 @@ mod tests {
     use super::*;
 
     fn weight(rows: usize, cols: usize) -> Vec<f32> {
-        // Rows of very different sizes, one of zeros.
+        // Rows of very different magnitudes, and one of zeros.
         let value = |i: usize| ((i * i % 997) as f32 * 0.37).sin() * 0.1 / ((i / cols) as f32 + 1.0);
         (0..rows * cols).map(|i| if i / cols == 7 { 0.0 } else { value(i) }).collect()
     }

@@ -1,9 +1,9 @@
-//! Importance of the columns of weights: the mean square of what each input of a linear layer is, over some text.
+//! Importance matrices: the mean square of each input of a linear layer over a text.
 //!
-//! A weight's squared error times the importance of its column, summed, is the expected squared error of the layer's output
-//! if inputs are independent: the diagonal of the Hessian that GPTQ takes whole. llama.cpp calls a file of them an importance
-//! matrix (imatrix) and has written two encodings, which are both read: GGUF (`tools/imatrix`, since 2025), which is also
-//! written, and the older `.dat`. They are found here from a text, or given.
+//! The squared error of a weight times the importance of its column, summed, is the expected squared error of the
+//! layer's output if inputs are independent. It is the diagonal of GPTQ's Hessian. llama.cpp calls the file an
+//! importance matrix (imatrix). Both of its encodings are read: GGUF (`tools/imatrix`, since 2025), which is also
+//! written, and the older `.dat`. Importance is computed here from a text, or read from a file.
 
 mod file;
 
@@ -21,24 +21,24 @@ use crate::gptq::Hessian;
 /// Importance of the columns of some weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Importance {
-    /// The file it is from, or the text it was found on.
+    /// Name of the file, or of the text.
     pub name: String,
-    /// The texts it was found on.
+    /// Names of the texts.
     pub datasets: Vec<String>,
-    /// Windows, and tokens of a window.
+    /// Number of windows.
     pub chunks: u32,
-    /// Tokens of a window.
+    /// Tokens per window.
     pub chunk_size: u32,
-    /// By the name of the weight in GGUF.
+    /// Entries by the GGUF name of the weight.
     pub entries: BTreeMap<String, Entry>,
 }
 
-/// Importance of the columns of one weight, or of several stacked (the experts of a mixture).
+/// Importance of the columns of one weight, or of several stacked weights (experts).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
-    /// Sum of squares of each column, matrix after matrix: `[matrices, cols]`.
+    /// Sums of squares of each column, matrix after matrix: `[matrices, cols]`.
     pub sums: Vec<f32>,
-    /// Tokens that each matrix saw.
+    /// Number of tokens of each matrix.
     pub counts: Vec<f32>,
 }
 
@@ -47,7 +47,7 @@ impl Entry {
         Entry { sums: vec![0.0; matrices * cols], counts: vec![0.0; matrices] }
     }
 
-    /// Puts what matrix `index` saw, where there is one.
+    /// Sets the sums of matrix `index`; does nothing if there is no such matrix.
     fn put(&mut self, index: usize, seen: &Squares) {
         let cols = seen.sums.len();
         if let (Some(sums), Some(count)) =
@@ -58,12 +58,12 @@ impl Entry {
         }
     }
 
-    /// The mean square of each column of matrix `index`; `None` where there is none, or it saw nothing.
+    /// Returns the mean square of each column of matrix `index`; `None` if there is no such matrix or it has no tokens.
     pub fn means(&self, index: usize) -> Option<Vec<f32>> {
         self.means_by(*self.counts.get(index)?, index, self.sums.len() / self.counts.len())
     }
 
-    /// The same of matrices of `cols` columns; the older encoding has one count for all of them.
+    /// Returns the same for an expert of `cols` columns. The older encoding has one count for all experts.
     fn means_of_expert(&self, index: usize, cols: usize) -> Option<Vec<f32>> {
         match self.counts[..] {
             [of_all] => self.means_by(of_all, index, cols),
@@ -78,11 +78,11 @@ impl Entry {
 }
 
 impl Importance {
-    /// Runs `set` through the model of `source`, unquantized, and sums the squares of what each linear layer reads. `tick` is
-    /// told the layer after every few windows, and asked whether to go on.
+    /// Runs `set` through the unquantized model of `source` and sums the squares of the inputs of each linear layer.
+    /// `tick` gets the layer's index after each batch of windows.
     ///
     /// # Errors
-    /// As [`Calibration`].
+    /// Errors of [`Calibration`].
     pub fn collect(
         source: &ModelFiles,
         config: &ModelConfig,
@@ -115,15 +115,16 @@ impl Importance {
         })
     }
 
-    /// Predicted peak memory of [`collect`](Self::collect): hidden states, a layer in f32 and what its layers read.
+    /// Predicts the peak memory of [`collect`](Self::collect): hidden states, a layer in f32 and the inputs of linear
+    /// layers.
     pub fn bytes_needed(config: &ModelConfig, set: &CalibrationSet, threads: usize) -> u64 {
         buffers(config, set, threads).iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// The importance of the columns of a linear layer's weight, of an expert its own.
+    /// Returns the importance of the columns of a linear layer's weight.
     ///
     /// # Errors
-    /// [`mantissa_store::Error::Field`] where it has another number of columns.
+    /// [`mantissa_store::Error::Field`] if the number of columns differs.
     pub fn of(&self, info: &LinearInfo) -> Result<Option<Vec<f32>>> {
         let Some(Place { tensor, expert }) = place(&format!("{}.weight", info.module)) else {
             return Ok(None);
@@ -146,7 +147,7 @@ impl Importance {
     }
 }
 
-/// Memory of a pass over all windows that sums the squares of inputs; layers are alike.
+/// Returns the buffers of a pass over all windows that sums the squares of inputs. All layers need the same.
 pub(crate) fn buffers(
     config: &ModelConfig,
     set: &CalibrationSet,
@@ -169,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn experts_have_counts_of_their_own_or_share_one() {
+    fn experts_have_separate_or_shared_counts() {
         let entry = |counts: &[f32]| Entry { sums: vec![2.0, 4.0, 6.0, 8.0], counts: counts.to_vec() };
         assert_eq!(entry(&[2.0]).means_of_expert(1, 2), Some(vec![3.0, 4.0]));
         assert_eq!(entry(&[2.0]).means_of_expert(2, 2), None);

@@ -1,8 +1,8 @@
-//! Scales of inputs that are stored with a model: static ones, and NVFP4's for the whole tensor.
+//! Stored scales of inputs: static scales, and NVFP4's global scale.
 //!
-//! The model runs unquantized over the calibration text, and the scale of a layer's inputs follows from a magnitude that an [`Observer`]
-//! takes from them: that magnitude over the largest code, or, for NVFP4 as compressed-tensors stores it, `448 · 6` over it. Layers
-//! that read the same input have one scale, as servers that fuse them need.
+//! The unquantized model runs over the calibration text, and an [`Observer`] chooses a magnitude of each input. The
+//! scale is that magnitude divided by the largest code. NVFP4 as compressed-tensors stores it has `448 · 6` divided by
+//! the magnitude. Layers that read the same input share one scale, which engines that fuse them need.
 
 mod observer;
 
@@ -19,13 +19,14 @@ pub use observer::{OBSERVERS, Observer, Share};
 use crate::calibrate::{Calibration, CalibrationSet, Tick};
 use crate::error::Result;
 
-/// The scale of the inputs of each linear layer, by module.
+/// Input scales of linear layers, by module.
 pub(crate) type InputScales = BTreeMap<String, f32>;
 
-/// Runs `set` through the model of `source`, unquantized, and takes the scale that each linear layer's inputs have under `scheme`.
+/// Runs `set` through the unquantized model of `source` and returns the input scale of each linear layer under
+/// `scheme`.
 ///
 /// # Errors
-/// As [`Calibration`].
+/// Errors of [`Calibration`].
 pub(crate) fn collect(
     source: &dyn WeightSource,
     config: &ModelConfig,
@@ -49,8 +50,8 @@ pub(crate) fn collect(
     Ok(scales)
 }
 
-/// Scales of `inputs` under `scheme` that a run finds, module by module, as they quantize the inputs; none of a scheme of which
-/// a token by itself does not say how it is quantized.
+/// Returns the quantizers of inputs under `scheme` with the stored `scales`. Inputs whose quantization needs more than
+/// one token are left out.
 pub(crate) fn quantizers<'a>(
     scheme: &'a Scheme,
     scales: Option<&'a InputScales>,
@@ -64,8 +65,8 @@ pub(crate) fn quantizers<'a>(
     linears.filter_map(quantizer).collect()
 }
 
-/// The scale under which the largest code of `scheme` stands for `amax`. Inputs that were never anything but zero (an expert that saw no token)
-/// have the scale of an amax of 1.
+/// Returns the scale under which the largest code of `scheme` decodes to `amax`. An input that was always zero (an
+/// expert without tokens) gets the scale of an amax of 1.
 pub(crate) fn scale(scheme: &Scheme, amax: f32) -> f32 {
     let amax = if amax > 0.0 { amax } else { 1.0 };
     match &scheme.format {
@@ -86,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_largest_code_stands_for_the_peak() {
+    fn the_largest_code_decodes_to_amax() {
         for (text, expected) in [
             ("fp8-e4m3-tensor@static", 3.5 / 448.0),
             ("int8-tensor@static", 3.5 / 127.5),

@@ -1,12 +1,12 @@
 //! Journal of an unfinished run, from which the next run resumes bit-exactly.
 //!
-//! The journal lies in the work folder beside the output, which outlives a killed process. Its first line is a key: a hash of everything
-//! that decides the output. After it stands a line for every unit of work, a copied tensor or a quantized layer, with a
-//! checksum of each tensor written and the layer's report, and one for an evaluation of the whole. A run with the same key takes over what is on disk as its
-//! checksums say, and does the rest; a run with another key begins anew.
+//! The journal is in the work folder beside the output, which survives a killed process. Its first line is a key: a
+//! hash of everything that determines the output. One line follows for every unit of work (copied tensor or quantized
+//! layer), with the checksum of each tensor written and the layer's report. An evaluation has a line too. A run with
+//! the same key reuses the units whose checksums match and computes the rest. A run with another key starts over.
 //!
-//! A line follows its data, and every [`BATCH`] bytes both are made durable, data first. A power cut may still leave a line
-//! without its data: the checksum tells.
+//! A line follows its data. Every [`BATCH`] bytes both are synced to disk, data first. After a power cut a line may
+//! lack its data, which the checksum shows.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,7 +23,7 @@ use crate::plan::Plan;
 use crate::quality::{Figures, TokenSet};
 use crate::report::LayerReport;
 
-/// Bytes written between two points at which everything is made durable.
+/// Bytes written between syncs.
 const BATCH: u64 = 256 << 20;
 
 /// Choice between resuming an unfinished run and starting over.
@@ -32,28 +32,28 @@ pub enum Start {
     /// Resumes a run of the same plan on the same source.
     #[default]
     Resume,
-    /// Never: what was left is removed.
+    /// Never resumes: removes the unfinished run.
     Restart,
 }
 
-/// A unit of work that is done.
+/// A finished unit of work.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Unit {
-    /// A copied tensor, or the module of a quantized layer.
+    /// Copied tensor, or module of a quantized layer.
     name: String,
-    /// Checksums of the tensors written, in hexadecimal.
+    /// Checksums of the written tensors, in hexadecimal.
     tensors: Vec<(String, String)>,
     /// Report of a quantized layer.
     pub(crate) report: Option<LayerReport>,
 }
 
-/// An evaluation of the whole that is done. It stands after every unit of work.
+/// A finished evaluation. Its line follows those of all units.
 #[derive(Debug, Serialize, Deserialize)]
 struct Evaluated {
     figures: Figures,
 }
 
-/// The journal of a run, and what was found in it.
+/// Journal of a run, with the lines of an earlier run.
 #[derive(Debug)]
 pub(crate) struct Journal {
     lines: mantissa_store::Journal,
@@ -65,7 +65,7 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Begins the output folder `out`, or takes over what a run with the same `key` has left.
+    /// Starts the output folder `out`, or resumes a run with the same `key`.
     pub(crate) fn begin(out: &Output, key: &str, start: Start) -> Result<(Staging, Self)> {
         let mut lines = Vec::new();
         let (mut staging, resumed) = Staging::resume(out, key, &mut |left| {
@@ -93,17 +93,17 @@ impl Journal {
         Journal { lines, left, evaluated: Vec::new(), recovered: 0, done: 0, unsynced: 0 }
     }
 
-    /// Units taken over from another run.
+    /// Returns the number of units reused from an earlier run.
     pub(crate) fn recovered(&self) -> usize {
         self.recovered
     }
 
-    /// Units that are done, taken over or not.
+    /// Returns the number of finished units, reused ones included.
     pub(crate) fn done(&self) -> usize {
         self.done
     }
 
-    /// The unit `name` as another run has left it, if its bytes are what it wrote.
+    /// Returns the unit `name` of an earlier run if its bytes match the checksums.
     pub(crate) fn recover(&mut self, name: &str, writer: &mut ShardedWriter) -> Result<Option<Unit>> {
         let Some(unit) = self.left.remove(name) else { return Ok(None) };
         let parsed = unit.tensors.iter().map(|(tensor, sum)| Some((tensor.clone(), parse(sum)?)));
@@ -116,7 +116,7 @@ impl Journal {
         Ok(Some(unit))
     }
 
-    /// Writes down that the unit `name` is done: the tensors written with their checksums, `bytes` in all.
+    /// Records the finished unit `name`: checksums of its tensors, `bytes` in all, and its report.
     pub(crate) fn record(
         &mut self,
         name: &str,
@@ -133,19 +133,20 @@ impl Journal {
         if self.unsynced >= BATCH { self.sync(writer) } else { Ok(()) }
     }
 
-    /// Figures that another run measured on these windows. Its output equals this one's: key and checksums match.
+    /// Returns figures that an earlier run measured on the same windows. Key and checksums match, so its output has the
+    /// same bytes.
     pub(crate) fn figures(&self, text: &TokenSet) -> Option<Figures> {
         let same = self.evaluated.iter().rfind(|figures| figures.text.sha256 == text.sha256)?;
         Some(Figures { text: text.clone(), ..same.clone() })
     }
 
-    /// Writes down what was measured.
+    /// Records an evaluation.
     pub(crate) fn record_figures(&mut self, figures: &Figures) -> Result<()> {
         self.lines.append(&json!(Evaluated { figures: figures.clone() }).to_string())?;
         Ok(self.lines.sync()?)
     }
 
-    /// Makes everything durable that is done.
+    /// Syncs all finished work to disk.
     pub(crate) fn sync(&mut self, writer: &ShardedWriter) -> Result<()> {
         writer.sync()?;
         self.lines.sync()?;
@@ -158,12 +159,12 @@ fn parse(checksum: &str) -> Option<u64> {
     u64::from_str_radix(checksum, 16).ok()
 }
 
-/// Hash of what decides the output: this version, the plan but for its threads, and the source: names, shapes and places
-/// of its tensors, its config, and length and times of its weight files. The time of the last change of a file's inode is
-/// among them, which no copying tool can set back.
+/// Hashes everything that determines the output: version, plan without its threads, and source. Of the source it hashes
+/// names, shapes and offsets of tensors, config, and length and times of weight files. The inode's change time is
+/// included: no copying tool can set it back.
 ///
 /// # Errors
-/// Files of the source that cannot be looked up.
+/// A file of the source cannot be examined.
 pub fn key(plan: &Plan, source: &ModelFiles) -> Result<String> {
     let files = source.checkpoint().files().map(file_identity).collect::<Result<Vec<_>>>()?;
     let tensors: Vec<_> = source.checkpoint().tensors().collect();
@@ -176,7 +177,7 @@ pub fn key(plan: &Plan, source: &ModelFiles) -> Result<String> {
     Ok(format!("mantissa quantize 1 {}", FileDigest::of(text.as_bytes()).hex()))
 }
 
-/// Name, length, and times of change in seconds and nanoseconds.
+/// Name, length, and times of modification and change in seconds and nanoseconds.
 type FileIdentity = (String, u64, [i64; 4]);
 
 fn file_identity(path: &Path) -> Result<FileIdentity> {

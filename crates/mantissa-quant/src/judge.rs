@@ -1,4 +1,4 @@
-//! Solutions held against rounding to nearest: the pipeline's part of [`mantissa_methods::judge`].
+//! Comparison of solutions with RTN: the pipeline's part of [`mantissa_methods::judge`].
 
 use mantissa_methods::Solved;
 pub(crate) use mantissa_methods::judge::Judge;
@@ -13,7 +13,7 @@ use crate::source::{DenseTensor, Scratch};
 
 pub use mantissa_methods::judge::{Judgement, Output, Windows};
 
-/// A weight and how it is to be stored.
+/// A weight, its scheme and its solution's target.
 #[derive(Clone, Copy)]
 pub(crate) struct Case<'a> {
     pub(crate) plan: &'a Plan,
@@ -21,15 +21,14 @@ pub(crate) struct Case<'a> {
     pub(crate) info: &'a LinearInfo,
     pub(crate) scheme: &'a Scheme,
     pub(crate) w: &'a DenseTensor<'a>,
-    /// The tensor-wide scale, where fused partners share one.
+    /// Tensor-wide scale, if fused layers share one.
     pub(crate) outer: Option<f32>,
-    /// The weight that the solution should be near, where it makes up for the drift of its input.
+    /// Weight that the solution approximates, if corrected for the drift of its input.
     pub(crate) target: Option<&'a [f32]>,
 }
 
 impl Case<'_> {
-    /// `solved`, or the weight `w` rounded to nearest where that errs less. What is rounded to nearest already has nothing to be held
-    /// against.
+    /// Returns `solved`, or RTN of `w` if its error is smaller. A solution that already is RTN is returned unchanged.
     pub(crate) fn better(&self, judge: &Judge, solved: Solved) -> Result<Solved> {
         if solved.fallback.is_some() {
             return Ok(solved);

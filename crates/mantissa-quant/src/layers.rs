@@ -1,4 +1,4 @@
-//! The layers of a plan, quantized one after another by its method.
+//! Quantizes the layers of a plan one after another.
 
 use mantissa_methods::Solved;
 use mantissa_methods::method::{SolveLayer, SolveWeight, WeightTask, Work};
@@ -27,27 +27,27 @@ use crate::sequential::{Sequential, ToLearn};
 use crate::source::{self, DenseError, DenseTensor, Scratch};
 use crate::transform::Prepared;
 
-/// The tensors that a layer becomes, by name, and its error.
+/// Tensors of a quantized layer by name, and its report.
 pub(crate) type QuantizedLayer = (Vec<(String, Vec<u8>)>, LayerReport);
 
-/// The layers of a plan.
+/// Quantizer of a plan's layers.
 pub(crate) struct Layers<'a> {
     plan: &'a Plan,
     source: &'a Folded<'a>,
-    /// Clips of the groups of weights, for transforms that clip.
+    /// Result of the transform: clips of weights, warnings and comparisons.
     prepared: Option<&'a Prepared>,
-    /// The tensor-wide scale of the last group. Fused partners follow each other, so that one is enough.
+    /// Tensor-wide scale of the last fused group. Fused layers follow each other, so one is enough.
     shared: Option<((usize, FusedGroup), Option<f32>)>,
     /// State of a method that calibrates.
     sequential: Option<Sequential<'a>>,
-    /// Importance that searched blocks are weighed by.
+    /// Importance that weights the errors of searched blocks.
     importance: Option<&'a Importance>,
-    /// The scales of inputs that are stored, once they are found.
+    /// Stored scales of inputs, once computed.
     input_scales: Option<InputScales>,
 }
 
 impl<'a> Layers<'a> {
-    /// `stored` reads back what a run that is resumed has taken over.
+    /// Creates the quantizer. `stored` opens the output, to read back layers of a resumed run.
     pub(crate) fn new(
         plan: &'a Plan,
         source: &'a Folded<'a>,
@@ -66,18 +66,17 @@ impl<'a> Layers<'a> {
         }
     }
 
-    /// With what searched blocks are to be weighed by.
-    pub(crate) fn weighed(self, importance: Option<&'a Importance>) -> Self {
+    /// Sets the importance that weights the errors of searched blocks.
+    pub(crate) fn with_importance(self, importance: Option<&'a Importance>) -> Self {
         Layers { importance, ..self }
     }
 
-    /// With what was found before any layer is quantized.
+    /// Sets the result of the transform.
     pub(crate) fn prepared(self, prepared: &'a Prepared) -> Self {
         Layers { prepared: Some(prepared), ..self }
     }
 
-    /// Reads a layer and quantizes it into the tensors of the plan's container. Layers come in the order of the plan. Long
-    /// work asks `tick` whether to go on.
+    /// Reads a layer and quantizes it into the tensors of the plan's container. Layers come in the order of the plan.
     pub(crate) fn quantize(
         &mut self,
         info: &LinearInfo,
@@ -93,6 +92,7 @@ impl<'a> Layers<'a> {
                 convert::rounded(plan, files, info, scheme, outer)?
             }
         };
+        // Notes of the transform: gaps in the calibration, and scales that did not help.
         if let Some(prepared) = self.prepared {
             solved.notes.extend(prepared.uncovered.get(&info.module).cloned());
             prepared.judge(&info.module, self.plan.job.rounds_to_nearest(), &mut solved);
@@ -113,7 +113,7 @@ impl<'a> Layers<'a> {
                 self.source.path(),
                 &info.module,
                 e.to_string(),
-                "a scheme that the container holds",
+                "a scheme that the format holds",
                 "",
             )
         })?;
@@ -125,13 +125,13 @@ impl<'a> Layers<'a> {
         Ok((tensors, self.plan.layer_report(info, scheme, method, solved)))
     }
 
-    /// The scale of a layer's inputs that is stored, where the plan has such.
+    /// Returns the stored scale of a layer's input, if the plan has one.
     fn input_scale(&mut self, info: &LinearInfo, tick: &mut Tick<'_>) -> Result<Option<f32>> {
         self.find_input_scales(tick)?;
         Ok(self.input_scales.as_ref().and_then(|scales| scales.get(&info.module)).copied())
     }
 
-    /// Finds the scales of inputs that are stored, where the plan has such and they are not yet found.
+    /// Computes the stored scales of inputs, if the plan has them and they are not computed yet.
     fn find_input_scales(&mut self, tick: &mut Tick<'_>) -> Result<()> {
         let plan = self.plan;
         if let (Some(scheme), Some(set), None) =
@@ -145,7 +145,7 @@ impl<'a> Layers<'a> {
         Ok(())
     }
 
-    /// The recipe's method on a layer of the source.
+    /// Applies the recipe's method to a layer of the source.
     fn solve(
         &mut self,
         recipe: &Recipe,
@@ -154,6 +154,7 @@ impl<'a> Layers<'a> {
         tick: &mut Tick<'_>,
     ) -> Result<Solved> {
         if self.sequential.is_some() && self.plan.activations.is_some() {
+            // The method must see inputs quantized as at run time.
             self.find_input_scales(tick)?;
             let scales = self.input_scales.as_ref();
             self.sequential.iter_mut().for_each(|sequential| sequential.scale_inputs(scales));
@@ -191,7 +192,7 @@ impl<'a> Layers<'a> {
         }
     }
 
-    /// The result of a method that learns; the linear layers of a decoder layer are learned together when the first is asked for.
+    /// Returns the result of a method that learns. The first call for a decoder layer learns all its linear layers.
     fn learned(&mut self, method: &dyn SolveLayer, info: &LinearInfo, tick: &mut Tick<'_>) -> Result<Solved> {
         if let Some(solved) = self.sequential.as_mut().and_then(|s| s.take_learned(&info.module)) {
             return Ok(solved);
@@ -207,7 +208,7 @@ impl<'a> Layers<'a> {
         sequential.take_learned(&info.module).ok_or_else(|| CalibrateError::Empty.into())
     }
 
-    /// A factor and blocks of what is left, as ternary weights are stored in GGUF.
+    /// Quantizes ternary weights to GGUF blocks with a factor for the whole weight.
     fn ternary(&self, info: &LinearInfo, scheme: &Scheme, w: &DenseTensor<'_>) -> Result<Solved> {
         let codec = self.plan.blocks_of_ternary(scheme).unwrap_or(CodecId::Tq2_0);
         let mut scratch = Scratch::default();
@@ -216,7 +217,7 @@ impl<'a> Layers<'a> {
             .map_err(|error| dense_error(self.source, info, error.into()))
     }
 
-    /// The result of a method that needs no calibration.
+    /// Applies a method that needs no calibration.
     fn searched(
         &self,
         method: &dyn SolveWeight,
@@ -244,12 +245,12 @@ impl<'a> Layers<'a> {
         method.solve(&task).map_err(|error| method_error(self.source, &info.module, error))
     }
 
-    /// Clip of each group of a layer.
+    /// Returns the clipping step of each group of a layer.
     fn clips(&self, info: &LinearInfo) -> Option<&'a [u8]> {
         self.prepared.and_then(|prepared| prepared.clips.get(&info.module)).map(Vec::as_slice)
     }
 
-    /// Rounded to nearest after each group is clipped.
+    /// Clips each group, then rounds to nearest.
     fn clipped_by(
         &self,
         clips: &[u8],
@@ -270,7 +271,7 @@ impl<'a> Layers<'a> {
         Ok(Solved::rounded((quantized, stats)))
     }
 
-    /// Blocks that lose least under the importance of their columns.
+    /// Searches blocks of least error, weighted by the importance of their columns.
     fn search(
         &self,
         info: &LinearInfo,
@@ -282,11 +283,11 @@ impl<'a> Layers<'a> {
         let threads = self.plan.options.threads;
         let found = rtn::quantize_blocks(codec, w, info.rows, info.cols, weights.as_deref(), threads);
         let solved = found.map(Solved::rounded).map_err(|error| dense_error(self.source, info, error))?;
-        let notes = not_weighed(importance, weights.is_none());
+        let notes = note_missing_importance(importance, weights.is_none());
         Ok(Solved { notes, ..solved })
     }
 
-    /// [`quantize`](Self::quantize) of a layer that [becomes blocks panel by panel](Plan::streamed), which go to `sink`.
+    /// Quantizes a layer that is [streamed](Plan::streamed): its blocks go to `sink`, panel by panel.
     pub(crate) fn stream(
         &mut self,
         info: &LinearInfo,
@@ -300,20 +301,21 @@ impl<'a> Layers<'a> {
         let stats = rtn::stream_blocks(codec, &w, shape, weights.as_deref(), plan.options.threads, sink);
         let stats = stats.map_err(|error| dense_error(self.source, info, error))?;
         let empty = Quantized::empty(scheme.format.clone(), info.rows, info.cols);
-        let notes = importance.map_or_else(Vec::new, |given| not_weighed(given, weights.is_none()));
+        let notes =
+            importance.map_or_else(Vec::new, |given| note_missing_importance(given, weights.is_none()));
         let solved = Solved { notes, ..Solved::rounded((empty, stats)) };
         Ok(plan.layer_report(info, scheme, plan.job.method(), solved))
     }
 
-    /// Takes a layer over from an unfinished run as it is stored.
+    /// Reuses a stored layer of an unfinished run.
     ///
     /// # Errors
-    /// As its reader.
+    /// The layer cannot be read.
     pub(crate) fn recovered(&mut self, info: &LinearInfo) -> Result<()> {
         self.sequential.as_mut().map_or(Ok(()), |sequential| sequential.recovered(info))
     }
 
-    /// The tensor-wide scale that a layer shares with its fused partners, where it has one.
+    /// Returns the tensor-wide scale that a layer shares with its fused layers, if the scheme has one.
     fn outer(&mut self, info: &LinearInfo, scheme: &Scheme) -> Result<Option<f32>> {
         let Some(group) = info.kind.fused().filter(|_| scheme.has_outer_scale()) else { return Ok(None) };
         if let Some((key, outer)) = self.shared
@@ -326,7 +328,7 @@ impl<'a> Layers<'a> {
         Ok(outer)
     }
 
-    /// The tensor-wide scale of fused partners. vLLM runs q, k and v (gate and up) as one matrix with one global scale.
+    /// Computes the tensor-wide scale of fused layers. vLLM runs qkv (gate_up) as one matrix with one global scale.
     fn shared_outer(&self, layer: usize, group: FusedGroup, scheme: &Scheme) -> Result<Option<f32>> {
         let mut amaxes = Vec::new();
         for (info, partner) in self.plan.quantized() {
@@ -344,7 +346,7 @@ impl<'a> Layers<'a> {
     }
 }
 
-/// Notes for a layer whose importance is `unknown`.
-fn not_weighed(importance: &Importance, unknown: bool) -> Vec<String> {
-    Vec::from_iter(unknown.then(|| format!("no importance in {}", importance.name)))
+/// Returns a note if the importance of a layer is `missing`.
+fn note_missing_importance(importance: &Importance, missing: bool) -> Vec<String> {
+    Vec::from_iter(missing.then(|| format!("no importance in {}", importance.name)))
 }

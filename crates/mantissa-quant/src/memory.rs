@@ -1,9 +1,9 @@
-//! The memory of a run, as a sum of named buffers: what is predicted before it begins and held under `--memory`.
+//! Memory of a run as a sum of named buffers: predicted before the run starts, and held to `--memory`.
 //!
-//! A run holds one layer at a time, so its peak is that of the layer with the largest buffers, in the stage that needs more:
-//! quantizing it, or reading it back to verify it. Models that are small enough have their logits compared at the end, which
-//! takes the whole model in f32; an evaluation holds source and output side by side. Sizes follow from shapes and formats; what the allocator adds was measured (`bench/memory.py`
-//! compares the sum with the kernel's account).
+//! A run holds one layer at a time. Its peak is that of the layer with the largest buffers, while it is quantized or
+//! read back for verification. Small models also have their logits compared at the end, which needs the whole model in
+//! f32. An evaluation holds source and output together. Sizes follow from shapes and formats; the allocator's overhead
+//! was measured (`bench/memory.py` compares the sum with the kernel's account).
 
 mod solving;
 
@@ -33,44 +33,45 @@ use crate::transform;
 use crate::verify::logits::MAX_LOGIT_PARAMETERS;
 use crate::verify::memory::logits_buffers;
 
-/// Code, tables, arguments and the larger of the pieces in which files are copied, hashed and compared;
-/// measured. The thread that hashes the source has a piece of its own.
+/// Code, tables, arguments and the larger of the buffers for copying, hashing and comparing files; measured. The thread
+/// that hashes the source has a buffer of its own.
 const BASE: u64 = 1_250_000 + (300 << 10);
 
-/// Names, shapes and journal lines of a tensor of source or output.
+/// Names, shapes and journal lines per tensor of source or output.
 const PER_TENSOR: u64 = 1 << 10;
 
-/// Blocks larger than this, glibc's largest threshold, are given back to the system when they are freed. Smaller ones come
-/// from its heap once one of their size has been freed, and leave holes there.
+/// Largest block of glibc's heap. Larger blocks are returned to the system when freed. Smaller ones leave holes once
+/// blocks of other sizes were freed.
 const HEAP_BLOCK: u64 = 32 << 20;
 
-/// Share of the heap's blocks that holes add where layers of several sizes take turns; measured, mostly nothing, at times a
-/// fifth, as threads happen to free.
+/// Share of the heap's blocks that holes add when layers of several sizes alternate; measured, mostly nothing,
+/// sometimes a fifth, depending on the order in which threads free.
 const HOLES: f64 = 0.06;
 
-/// The same where statistics, factors and weights of several sizes take turns with states that stay; measured.
+/// Share that holes add when statistics, factors and weights of several sizes alternate with states that stay;
+/// measured.
 const HOLES_OF_CALIBRATION: f64 = 0.18;
 
-/// Share of a calibration's blocks of the heap that it still holds when all of them are freed; measured.
+/// Share of a calibration's heap blocks that is still held when all of them are freed; measured.
 const LEFT_BY_CALIBRATION: f64 = 0.25;
 
-/// A part of a run and the buffers that it holds at its peak.
+/// A stage of a run and its buffers at the peak.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stage {
-    /// For example `quantize model.layers.0.mlp.up_proj`.
+    /// Name, for example `quantize model.layers.0.mlp.up_proj`.
     pub name: String,
     /// Buffers with their bytes.
     pub buffers: Vec<(&'static str, u64)>,
 }
 
 impl Stage {
-    /// Bytes of all its buffers.
+    /// Returns the bytes of all buffers.
     pub fn bytes(&self) -> u64 {
         self.buffers.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 }
 
-/// The stage of the run with the highest peak of anonymous memory; `verified` says that the output is read back.
+/// Returns the stage with the highest peak of anonymous memory; `verified` is true if the output is read back.
 pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
     let mut stages = Vec::new();
     if let Some(set) = plan.solving_text() {
@@ -79,21 +80,21 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
     if let Some(set) = plan.text_for(Use::Importance) {
         stages.push(embedding_windows(plan, set));
         let buffers = importance::buffers(&plan.config, set, plan.options.threads);
-        stages.push(Stage { name: "find the importance".to_owned(), buffers });
+        stages.push(Stage { name: "compute the importance matrix".to_owned(), buffers });
     }
     if let Some(set) = plan.text_for(Use::Inputs).filter(|_| plan.text_for(Use::Solve).is_none()) {
         stages.push(embedding_windows(plan, set));
         let mut buffers = importance::buffers(&plan.config, set, plan.options.threads);
         if plan.observer.samples() {
-            buffers.push(("tokens of each input", 2 * sample_bytes(plan, set, input_scales::TOKENS)));
+            buffers.push(("sampled tokens of each input", 2 * sample_bytes(plan, set, input_scales::TOKENS)));
         }
-        stages.push(Stage { name: "find the scales of inputs".to_owned(), buffers });
+        stages.push(Stage { name: "calibrate input scales".to_owned(), buffers });
     }
     if let Some(set) = plan.text_for(Use::Transform) {
         stages.push(embedding_windows(plan, set));
         stages.push(match plan.job.transform().map(|transform| transform.change()) {
             Some(Change::LearnedRotation(options)) => {
-                let name = "learn the rotations".to_owned();
+                let name = "learn rotations".to_owned();
                 with_holes_of_calibration(name, spin::buffers(plan, set, options))
             }
             _ => searching(plan, set),
@@ -105,23 +106,27 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
         if plan.weighs_outputs() {
             let gradient = plan.quantized().map(|(info, _)| 4 * (info.rows * info.cols) as u64).max();
             buffers.retain(|(what, _)| *what != "metrics");
-            buffers.push(("second moments of gradients", outputs_bytes(plan)));
+            // Output factors take the place of the metrics of layers' outputs.
+            buffers.push(("output factors of the Fisher information", outputs_bytes(plan)));
             buffers.push(("gradient of a weight", gradient.unwrap_or(0)));
         }
-        stages.push(with_holes_of_calibration("find what errors cost".to_owned(), buffers));
+        stages.push(with_holes_of_calibration("compute the Fisher information".to_owned(), buffers));
     }
     if let Some(values) = plan.gguf.as_ref().map(Layout::largest_joined).filter(|&n| n > 0) {
-        let buffers =
-            vec![("values", 4 * values), ("values of the parts", 4 * values), ("packed tensors", 4 * values)];
-        stages.push(Stage { name: "take tensors apart".to_owned(), buffers });
+        let buffers = vec![
+            ("values", 4 * values),
+            ("values of the split tensors", 4 * values),
+            ("packed tensors", 4 * values),
+        ];
+        stages.push(Stage { name: "split fused tensors".to_owned(), buffers });
     }
     if let Some(set) = plan.text_for(Use::Cache) {
         stages.push(embedding_windows(plan, set));
         let mut buffers = importance::buffers(&plan.config, set, plan.options.threads);
         if plan.kv_levels.is_some() {
-            buffers.push(("keys, values, weights and places", level_bytes(&plan.config, set)));
+            buffers.push(("keys, values, weights and indices", level_bytes(&plan.config, set)));
         }
-        stages.push(Stage { name: "find the scales of keys and values".to_owned(), buffers });
+        stages.push(Stage { name: "calibrate the KV cache".to_owned(), buffers });
     }
     for (info, scheme) in plan.quantized() {
         match plan.text_for(Use::Solve) {
@@ -139,6 +144,7 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
         }
     }
     if verified && plan.config.parameters() <= MAX_LOGIT_PARAMETERS {
+        // The heap keeps part of the calibration's blocks while logits are compared.
         let left = stages.iter().filter(|_| plan.text_for(Use::Solve).is_some()).map(from_heap).max();
         let mut logits = comparing_logits(plan);
         let left = left.map(|bytes| (bytes as f64 * LEFT_BY_CALIBRATION) as u64);
@@ -156,19 +162,19 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
 }
 
 impl Plan {
-    /// Predicted peak of anonymous memory; `verified` says that the output is read back.
+    /// Predicts the peak of anonymous memory; `verified` is true if the output is read back.
     pub fn peak_bytes(&self, verified: bool) -> u64 {
         peak_stage(self, verified).bytes()
     }
 }
 
-/// Sizes of a layer and of what it becomes, in bytes.
+/// Sizes of a layer and of its quantized tensors, in bytes.
 struct Sizes {
     /// One unit per code.
     codes: u64,
     /// Stored block scales, and zero points as i32.
     scales: u64,
-    /// The tensors of the output.
+    /// Output tensors.
     stored: u64,
     blocks: u64,
     zeros: u64,
@@ -200,7 +206,7 @@ impl Sizes {
         }
     }
 
-    /// The size of the layer's problem for the method.
+    /// Returns the size of the layer's problem, for the method.
     fn extent<'a>(&self, plan: &Plan, info: &LinearInfo, scheme: &'a Scheme) -> Extent<'a> {
         let (rows, cols) = (info.rows, info.cols);
         Extent {
@@ -222,6 +228,7 @@ impl Sizes {
     }
 }
 
+/// Memory of quantizing a layer without calibration.
 fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     let sizes = Sizes::of(plan, info, scheme);
     if plan.streamed(info, scheme).is_some() {
@@ -229,20 +236,20 @@ fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     }
     let mut buffers =
         vec![("codes", sizes.codes), ("scales", sizes.scales), ("packed tensors", sizes.stored)];
-    buffers.push(("words as they are turned", turned(plan, &sizes)));
+    buffers.push(("transposed words", transposed(plan, &sizes)));
     if info.stored != StoredAs::Rows {
-        // As it is stored, and its rows: of stacked experts with those that it takes turns with.
+        // The stored tensor and its rows in f32; stacked experts are read together with those interleaved with them.
         let values = (info.rows * info.cols) as u64;
         let turns = if let StoredAs::Stacked(stack) = &info.stored { stack.turns as u64 } else { 1 };
-        buffers.push(("weight in its own order and in f32", 4 * (turns + 2) * values));
+        buffers.push(("weight as stored and in f32", 4 * (turns + 2) * values));
     }
     if plan.blocks_of_ternary(scheme).is_some() {
-        buffers.push(("values, quotients and what they decode to", 12 * (info.rows * info.cols) as u64));
+        buffers.push(("values, quotients and dequantized values", 12 * (info.rows * info.cols) as u64));
     }
     let searched = matches!(plan.job.work(), Some(Work::Weight(_)));
     let whole = !rtn::in_panels(scheme) || plan.container.facts().square_scales || searched;
     if whole && scheme.format.codec().is_none() {
-        // The source in f32, and its decoded rows.
+        // The source in f32, and one decoded row.
         buffers.push(("values", 4 * (info.rows * info.cols + info.cols) as u64));
     }
     if searched {
@@ -251,11 +258,12 @@ fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     with_holes(plan, format!("quantize {}", info.module), buffers, sizes.panels)
 }
 
-/// Memory of formats that store a weight as its transpose: codes and words in both orders.
-fn turned(plan: &Plan, sizes: &Sizes) -> u64 {
+/// Memory of formats that store a weight transposed: codes and words in both orders.
+fn transposed(plan: &Plan, sizes: &Sizes) -> u64 {
     if plan.container.facts().transposed { 2 * sizes.codes + sizes.stored } else { 0 }
 }
 
+/// Memory of embedding the calibration windows.
 fn embedding_windows(plan: &Plan, set: &CalibrationSet) -> Stage {
     let table = plan.config.vocab_size as u64 * plan.config.hidden_size as u64;
     let buffers = vec![
@@ -265,66 +273,67 @@ fn embedding_windows(plan: &Plan, set: &CalibrationSet) -> Stage {
             if needs_drift(plan) { Calibration::state_bytes(&plan.config, set) } else { 0 },
         ),
         ("embedding", 4 * table),
-        ("embedding as it is read", stored_table(plan)),
+        ("embedding as stored", stored_table(plan)),
     ];
     Stage { name: "embed the calibration".to_owned(), buffers }
 }
 
-/// Bytes of embedding or head as they are stored.
+/// Returns the stored bytes of embedding or head.
 fn stored_table(plan: &Plan) -> u64 {
     let table = plan.config.vocab_size as u64 * plan.config.hidden_size as u64;
     plan.copied.iter().filter(|meta| meta.numel() == table).map(|meta| meta.len).max().unwrap_or(0)
 }
 
-/// Up to `most` tokens of each input, evenly taken: fewer than that, but more than half.
+/// Bytes of up to `most` evenly spaced tokens of each input.
 fn sample_bytes(plan: &Plan, set: &CalibrationSet, most: usize) -> u64 {
     let widths: usize = LinearInput::PLAIN.iter().map(|&input| plan.config.input_width(input)).sum();
     4 * set.tokens().min(most) as u64 * widths as u64
 }
 
-/// The search for the scales and clips of a transform.
+/// Memory of searching scales and clipping of a transform.
 fn searching(plan: &Plan, set: &CalibrationSet) -> Stage {
     let mut buffers = importance::buffers(&plan.config, set, plan.options.threads);
     let largest = plan.quantized().map(|(info, _)| 4 * (info.rows * info.cols) as u64).max().unwrap_or(0);
     let groups = plan.quantized().map(|(info, scheme)| scheme.format.blocks().count(info.rows, info.cols));
-    buffers.push(("tokens of each input", sample_bytes(plan, set, transform::TOKENS)));
-    buffers.push(("factors as bf16", factors(plan, set)));
-    // Those that read one input, and of one the scaled, the codes and what they decode to.
+    buffers.push(("sampled tokens of each input", sample_bytes(plan, set, transform::TOKENS)));
+    buffers.push(("bf16 operands", factors(plan, set)));
+    // Layers that read one input; and of one layer the scaled weight, codes and dequantized values.
     buffers.push(("weights in f32", 6 * largest));
     buffers.push(("clips", 17 * groups.sum::<usize>() as u64));
-    Stage { name: "search the transform".to_owned(), buffers }
+    Stage { name: "search scales and clipping".to_owned(), buffers }
 }
 
-/// Keys and values of a layer, each with a weight, and again beside its place, as their levels are found.
+/// Returns the bytes of calibrating levels: keys and values of a layer with a weight each, and again sorted with their
+/// index.
 pub fn level_bytes(config: &ModelConfig, set: &CalibrationSet) -> u64 {
     (24 * set.tokens() as u64).saturating_mul(config.key_value_width() as u64)
 }
 
-/// States of the calibration, with those of the windows that are held out, where some are.
+/// Bytes of the calibration states, including those of held-out windows.
 fn states(plan: &Plan, set: &CalibrationSet) -> u64 {
     let of = |set: &CalibrationSet| Calibration::state_bytes(&plan.config, set);
     of(set).saturating_add(plan.held_out().as_ref().map_or(0, of))
 }
 
-/// The same windows inside a layer.
+/// Bytes of the states kept inside a layer, including those of held-out windows.
 fn kept(plan: &Plan, set: &CalibrationSet) -> u64 {
     let of = |set: &CalibrationSet| Calibration::kept_bytes(&plan.config, set);
     of(set).saturating_add(plan.held_out().as_ref().map_or(0, of))
 }
 
-/// Memory of rounded matmul operands of all threads; an upper bound for second moments.
+/// Bytes of the rounded matmul operands of all threads; an upper bound for Hessians.
 fn factors(plan: &Plan, set: &CalibrationSet) -> u64 {
     let widths = LinearInput::PLAIN.iter().map(|&input| plan.config.input_width(input));
     let of_thread = plan.options.products.bytes_needed(set.longest(), widths.max().unwrap_or(0));
     of_thread * plan.options.threads.clamp(1, set.windows.len().max(1)) as u64
 }
 
-/// A weight rounded to nearest beside its solution, and the errors of both.
+/// Bytes of comparing a solution with RTN: the RTN weight and the errors of both.
 fn judging_bytes(info: &LinearInfo, sizes: &Sizes) -> u64 {
     sizes.codes + sizes.scales + Judge::bytes_needed(info.rows, info.cols)
 }
 
-/// A layer that is solved without a text and judged on one.
+/// Memory of a layer that is solved without calibration and compared with RTN on a text.
 fn judged(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Scheme) -> [Stage; 2] {
     let statistics = Solving::of(plan, set, info, scheme).statistics();
     let mut solve = quantizing(plan, info, scheme);
@@ -335,13 +344,13 @@ fn judged(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Scheme)
             "layer in f32",
             plan.config.layer_linears(info.layer).iter().map(|l| 4 * (l.rows * l.cols) as u64).sum(),
         ),
-        ("moments by which it is judged", Hessian::bytes_needed(info.cols)),
-        ("rounded to nearest, and errors", judging_bytes(info, &Sizes::of(plan, info, scheme))),
+        ("Hessian of the comparison with RTN", Hessian::bytes_needed(info.cols)),
+        ("RTN weight and errors", judging_bytes(info, &Sizes::of(plan, info, scheme))),
     ]);
     [statistics, solve]
 }
 
-/// Learning the layer that `info` is of. Before and after, when that layer is not in training, it takes less.
+/// Memory of learning the layer of `info`. Before and after, when the layer is not in training, less is needed.
 fn learning(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Scheme) -> Stage {
     let sizes = Sizes::of(plan, info, scheme);
     let extent = sizes.extent(plan, info, scheme);
@@ -352,9 +361,9 @@ fn learning(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Schem
         quantized.map(|&input| LayerTrainer::quantized_input_bytes(&plan.config, input, &options)).sum();
     let mut buffers = vec![
         ("states of the calibration, twice", 2 * states(plan, set)),
-        ("layer in training and what a batch saves", LayerTrainer::bytes_needed(&plan.config, &options)),
+        ("layer in training and its activations", LayerTrainer::bytes_needed(&plan.config, &options)),
     ];
-    // All weights of the layer under the scheme of this one.
+    // All weights of the layer, under the scheme of this one.
     for linear in plan.config.layer_linears(info.layer) {
         let extent = Extent { rows: linear.rows, cols: linear.cols, ..extent };
         for (name, bytes) in plan.job.buffers(Phase::Learn, &extent) {
@@ -365,18 +374,18 @@ fn learning(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Schem
         }
     }
     buffers.extend([
-        ("a weight rounded to nearest", sizes.codes + sizes.scales),
-        ("inputs as they are quantized", inputs),
+        ("RTN weight", sizes.codes + sizes.scales),
+        ("quantized inputs", inputs),
         ("states and differences of a batch", 2 * batch),
         (
-            "metrics, and differences under one",
+            "metrics and weighted differences",
             if fisher(plan) { metrics_bytes(&plan.config) + batch } else { 0 },
         ),
     ]);
     with_holes_of_calibration(format!("learn {}", info.module), buffers)
 }
 
-/// True if errors of layers' outputs are measured by the Fisher information.
+/// True if the method measures errors of layers' outputs by the Fisher information.
 fn fisher(plan: &Plan) -> bool {
     matches!(plan.job.needs().fisher, Some(Fisher::Layers { .. }))
 }
@@ -388,29 +397,30 @@ fn with_holes_of_calibration(name: String, buffers: Vec<(&'static str, u64)>) ->
     stage
 }
 
-/// Bytes of a stage's buffers that come from the heap.
+/// Returns the bytes of a stage's buffers that come from the heap.
 fn from_heap(stage: &Stage) -> u64 {
     stage.buffers.iter().map(|(_, bytes)| *bytes).filter(|&bytes| bytes <= HEAP_BLOCK).sum()
 }
 
+/// Memory of verifying a layer.
 fn verifying(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     let sizes = Sizes::of(plan, info, scheme);
     let weights = (info.rows * info.cols) as u64;
-    // Values between the rotations in f16 and twice in f32, the weight that they make and the source.
+    // Trellis: values between the rotations in f16 and twice in f32, the resulting weight, and the source.
     let values = if scheme.format.trellis().is_some() { (2 + 2 * 4 + 4 + 4) * weights } else { 0 };
     let buffers = vec![
         ("values of both readers and the source", values),
-        ("codes of the ordinary reader", sizes.codes),
-        ("scales of the ordinary reader", sizes.scales),
+        ("codes of the reader", sizes.codes),
+        ("scales of the reader", sizes.scales),
         ("packed tensors of the independent reader", sizes.stored),
-        ("words as they are turned", turned(plan, &sizes)),
+        ("transposed words", transposed(plan, &sizes)),
         ("scales of the independent reader", 4 * (sizes.blocks + sizes.zeros)),
     ];
     with_holes(plan, format!("verify {}", info.module), buffers, sizes.panels)
 }
 
 fn with_holes(plan: &Plan, name: String, buffers: Vec<(&'static str, u64)>, panels: u64) -> Stage {
-    // Buffers of a size that no layer had before are mapped by themselves, which leaves no holes.
+    // The first buffers of each size are mapped separately, which leaves no holes; repeated sizes come from the heap.
     let sizes: std::collections::BTreeSet<_> =
         plan.quantized().map(|(info, _)| info.rows * info.cols).collect();
     let repeated = plan.quantized().count() > 2 * sizes.len();
@@ -423,7 +433,7 @@ fn with_holes(plan: &Plan, name: String, buffers: Vec<(&'static str, u64)>, pane
     stage
 }
 
-/// Source and output, or source and source in bf16, run side by side on every thread.
+/// Memory of an evaluation: source and output, or source and its bf16 copy, run together on every thread.
 fn evaluating(plan: &Plan, evaluation: &Evaluation) -> Stage {
     let Evaluation { sequences, source_bytes, floor_runs, .. } = evaluation;
     let config = &plan.config;
@@ -432,23 +442,23 @@ fn evaluating(plan: &Plan, evaluation: &Evaluation) -> Stage {
     let logits = (mantissa_eval::ROWS * config.vocab_size) as u64 * 4;
     let pass = Buffers::bytes_needed(config, longest, longest).saturating_add(logits);
     let in_bf16 = if *floor_runs { 2 * config.parameters() } else { 0 };
-    // A tensor passes through its stored bytes and, where it is quantized, through one byte per code.
+    // Loading a tensor needs its stored bytes and, if it is quantized, one byte per code.
     let largest = plan.specs.iter().map(spec_bytes).max().unwrap_or(0);
     let widest = plan.linears.iter().map(|l| (l.info.rows * l.info.cols) as u64).max().unwrap_or(0);
-    // Ids, and per position the KL and its sorted copy.
+    // Ids, and the KL of each position with a sorted copy.
     let tokens = 12 * evaluation.text.tokens;
     let buffers = vec![
         ("weights of the source", *source_bytes),
         ("weights of the output", plan.output_bytes().max(in_bf16)),
-        ("a tensor as it is read", largest.saturating_add(widest)),
+        ("tensor being loaded", largest.saturating_add(widest)),
         ("buffers and logits of all threads", pass.saturating_mul(2 * threads)),
         ("windows", tokens),
     ];
     Stage { name: "evaluate the output".to_owned(), buffers }
 }
 
-/// The second of two models, decoded to f32; the first is smaller and gone by then. A table that is not quantized passes
-/// through its stored bytes, its bytes as f32 and its values before it is kept.
+/// Memory of comparing logits: the second of two models, decoded to f32. The first is smaller and freed before. An
+/// unquantized table needs its stored bytes, its bytes as f32 and its values.
 fn comparing_logits(plan: &Plan) -> Stage {
     Stage { name: "compare logits".to_owned(), buffers: logits_buffers(&plan.config, stored_table(plan)) }
 }

@@ -1,8 +1,8 @@
-//! `quality.json`: what an artifact is and what it lost, beside the weights.
+//! `quality.json`: description and measured quality loss of an artifact, stored beside its weights.
 //!
-//! Everything in it can be found again: hashes of what went in and came out, the error of every tensor, and, where a text
-//! was given, perplexity, KL and top-1 against the source with standard errors. Nothing in it depends on time, machine,
-//! threads or places of files. [`mod@crate::verify`] holds it against what is there.
+//! It holds hashes of inputs and outputs and the error of every tensor. With an evaluation text it also holds
+//! perplexity, KL divergence and top-1 agreement with the source, with standard errors. All of it is reproducible: it
+//! does not depend on time, machine, threads or file paths. [`mod@crate::verify`] compares it with the files.
 
 pub(crate) mod check;
 pub(crate) mod figures;
@@ -19,48 +19,48 @@ use crate::coverage::report::Coverage;
 use crate::error_stats::ErrorReport;
 use crate::report::LayerReport;
 
-/// Name of the file in a folder; what follows the name of a single file in the name of its own.
+/// File name in a folder; suffix of the name for a single file.
 pub const QUALITY_NAME: &str = "quality.json";
 
-/// Largest `quality.json` read, in bytes.
+/// Size limit of `quality.json`, in bytes.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// Version of the layout, and the only one that is read.
+/// Version of the layout; no other is read.
 pub(crate) const VERSION: u32 = 1;
 
 /// Digests by file name.
 pub type Digests = BTreeMap<String, FileDigest>;
 
-/// The contents of `quality.json`.
+/// Contents of `quality.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Quality {
     /// Version of this layout.
     pub version: u32,
-    /// Tool and version.
+    /// Name and version of the tool.
     pub tool: String,
-    /// The recipe: its name, or the name of its file.
+    /// Name of the recipe, or of its file.
     pub recipe: String,
-    /// Its method.
+    /// Name of the method.
     pub method: String,
     /// Scheme of linear weights where no exception applies.
     pub weights: String,
-    /// Scheme of their inputs.
+    /// Scheme of inputs.
     pub activations: Option<String>,
-    /// Scheme of keys and values in the cache, where they are not stored as they are.
+    /// Scheme of keys and values in the cache, if quantized.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv: Option<String>,
-    /// The container.
+    /// Container.
     pub container: String,
-    /// Bits per weight of the quantized layers by their schemes, scales and zero points counted, these as wide as codes.
+    /// Bits per weight of the quantized layers by their schemes, including scales and zero points (as wide as codes).
     pub linear_bits_per_weight: f64,
-    /// Bits per weight of all tensors of these layers as the container stores them; `None` in files of older versions.
+    /// Bits per weight of all stored tensors of these layers; `None` in files of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub linear_stored_bits_per_weight: Option<f64>,
-    /// Bits per parameter of all tensors of the output, embeddings and head included.
+    /// Bits per parameter of all output tensors, including embeddings and head.
     pub bits_per_weight: f64,
-    /// Bytes of those tensors.
+    /// Bytes of these tensors.
     pub bytes: u64,
-    /// Parameters of the model.
+    /// Number of parameters of the model.
     pub parameters: u64,
     /// Hashes of source and output.
     pub hashes: Hashes,
@@ -69,7 +69,7 @@ pub struct Quality {
     /// Matmul operand dtype of calibration, if not f32.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration_dtype: Option<String>,
-    /// Held-out part of it, on which layers were compared with RTN.
+    /// Held-out windows, on which layers were compared with RTN.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_out: Option<TokenSet>,
     /// Coverage of the calibration.
@@ -77,44 +77,44 @@ pub struct Quality {
     pub coverage: Option<Coverage>,
     /// Quality loss on a text.
     pub evaluation: Option<Figures>,
-    /// Layers that are not stored or not quantized as the recipe asks; the layer says why.
+    /// Layers not stored or quantized as the recipe asks; the layer's report has the reason.
     pub fallbacks: Vec<String>,
-    /// Layers left as they are.
+    /// Layers left unquantized.
     pub kept: Vec<String>,
     /// Notes for the user.
     pub notes: Vec<String>,
-    /// The quantized layers.
+    /// Reports of the quantized layers.
     pub layers: Vec<LayerReport>,
     /// All other tensors.
     pub tensors: Vec<TensorReport>,
 }
 
-/// Digests of what went in and what came out.
+/// Digests of source, recipe and output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hashes {
-    /// Digest of each weight file of the source, and of its `config.json`.
+    /// Digests of the source's weight files and of its `config.json`.
     pub source: Digests,
-    /// SHA-256 of the recipe: of the bytes of its file, or of its name.
+    /// SHA-256 of the recipe: of its file, or of its name.
     pub recipe: String,
-    /// Digest of each weight file written, and of their index.
+    /// Digests of the written weight files and of their index.
     pub weights: Digests,
 }
 
 /// A tensor that is not the weight of a quantized layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TensorReport {
-    /// Its name in the source.
+    /// Name in the source.
     pub tensor: String,
-    /// Scheme in which it is stored.
+    /// Name of the stored scheme.
     pub scheme: String,
-    /// Its shape.
+    /// Shape.
     pub shape: Vec<usize>,
-    /// Error figures; absent where it was taken over byte for byte, or widened.
+    /// Error figures; `None` if the tensor was copied or widened.
     pub error: Option<ErrorReport>,
 }
 
 impl TensorReport {
-    /// Describes a tensor that is copied.
+    /// Describes a copied tensor.
     pub(crate) fn copied(meta: &TensorMeta) -> Self {
         let scheme = match meta.dtype {
             Dtype::BF16 => "bf16".to_owned(),
@@ -126,46 +126,47 @@ impl TensorReport {
     }
 }
 
-/// Quality loss of an artifact on a text. Means are over predicted tokens, standard errors over windows ([`mantissa_eval`]).
+/// Quality loss of an artifact on a text. Means are over predicted tokens, standard errors over windows
+/// ([`mantissa_eval`]).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Figures {
-    /// The text.
+    /// Text.
     pub text: TokenSet,
-    /// Predicted tokens.
+    /// Number of predicted tokens.
     pub predicted: u64,
-    /// Mean loss, nats.
+    /// Mean loss in nats per token.
     pub nll: f64,
-    /// Its standard error.
+    /// Standard error of `nll`.
     #[serde(deserialize_with = "null_is_nan")]
     pub nll_se: f64,
-    /// `exp(nll)`.
+    /// Perplexity, `exp(nll)`.
     pub ppl: f64,
-    /// Mean KL(source ‖ artifact), nats.
+    /// Mean KL(source ‖ artifact) in nats per token.
     pub kl: f64,
-    /// Its standard error.
+    /// Standard error of `kl`.
     #[serde(deserialize_with = "null_is_nan")]
     pub kl_se: f64,
-    /// 99th percentile over positions.
+    /// 99th percentile of KL over positions.
     pub kl_p99: f32,
-    /// Share of positions at which both have the same most probable token.
+    /// Top-1 agreement: share of positions at which both predict the same token.
     pub top1: f64,
-    /// Its standard error.
+    /// Standard error of `top1`.
     #[serde(deserialize_with = "null_is_nan")]
     pub top1_se: f64,
-    /// Loss minus the source's.
+    /// Δ loss: loss minus the source's.
     pub delta_nll: f64,
-    /// Its paired standard error.
+    /// Paired standard error of `delta_nll`.
     #[serde(deserialize_with = "null_is_nan")]
     pub delta_nll_se: f64,
-    /// KL(source ‖ source with its weights rounded to bf16), nats: what storing the model unquantized would lose. 0 for a
+    /// KL(source ‖ source with weights rounded to bf16), nats per token: the loss of storing the model in bf16. 0 for a
     /// bf16 source.
     pub noise_floor_kl: f64,
-    /// Its standard error.
+    /// Standard error of `noise_floor_kl`.
     #[serde(deserialize_with = "null_is_nan")]
     pub noise_floor_kl_se: f64,
 }
 
-/// A standard error that one position does not give is NaN, which JSON spells null.
+/// Deserializes null as NaN: the standard error of a single position is NaN, which JSON cannot express.
 fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
@@ -173,19 +174,18 @@ fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Resul
 /// Windows of tokens, identified by their ids.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenSet {
-    /// Name that the user gave it: a file name, and a key. Not part of the hash.
+    /// Name that the user gave: a file name and a key. Not part of the hash.
     pub name: String,
-    /// SHA-256 over all windows: of each the number of ids, the index of the first id that is predicted, and the ids, all
-    /// as little-endian u32.
+    /// SHA-256 over all windows: number of ids, index of the first predicted id, and the ids, all as little-endian u32.
     pub sha256: String,
     /// Number of windows.
     pub windows: usize,
-    /// Number of ids in them.
+    /// Number of ids.
     pub tokens: u64,
 }
 
 impl TokenSet {
-    /// Identifies `sequences`.
+    /// Describes `sequences` under `name`.
     pub fn new(name: &str, sequences: &[Sequence]) -> Self {
         let word = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let window = |s: &Sequence| {
@@ -202,10 +202,10 @@ impl TokenSet {
 }
 
 impl Quality {
-    /// Reads the file of the model folder or single file `artifact`; `None` where there is none.
+    /// Reads the file of the model folder or single file `artifact`; `None` if there is none.
     ///
     /// # Errors
-    /// [`mantissa_store::Error`] where it cannot be read, is malformed or of another version.
+    /// [`mantissa_store::Error`] if the file cannot be read, is malformed or has another version.
     pub fn read(artifact: &Path) -> Result<Option<Self>, Error> {
         let path = quality_path(artifact);
         if !path.exists() {
@@ -214,9 +214,9 @@ impl Quality {
         let value = json::read_strict(&path, MAX_BYTES, QUALITY_NAME)?;
         let version = value.get("version").and_then(serde_json::Value::as_u64);
         if version != Some(VERSION.into()) {
-            let found = version.map_or_else(|| "no number".to_owned(), |v| v.to_string());
+            let got = version.map_or_else(|| "no number".to_owned(), |v| v.to_string());
             let hint = "it was written by another version of mantissa";
-            return Err(Error::field(&path, "version", found, VERSION.to_string(), hint));
+            return Err(Error::field(&path, "version", got, VERSION.to_string(), hint));
         }
         let quality = serde_json::from_value(value);
         Ok(Some(quality.map_err(|e| {
@@ -224,18 +224,18 @@ impl Quality {
         })?))
     }
 
-    /// The text of the file.
+    /// Returns the contents of the file.
     pub(crate) fn to_json(&self) -> Result<String, Error> {
-        let spell = |error: serde_json::Error| Error::Io {
+        let fault = |error: serde_json::Error| Error::Io {
             path: QUALITY_NAME.into(),
-            operation: "spell as JSON",
+            operation: "serialize as JSON",
             error: error.into(),
         };
-        Ok(serde_json::to_string_pretty(self).map_err(spell)? + "\n")
+        Ok(serde_json::to_string_pretty(self).map_err(fault)? + "\n")
     }
 }
 
-/// Path of the `quality.json` of the model folder or single file `artifact`.
+/// Returns the path of the `quality.json` of the model folder or single file `artifact`.
 pub fn quality_path(artifact: &Path) -> PathBuf {
     companion_path(artifact, QUALITY_NAME)
 }
@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_set_is_what_is_predicted_from_what() {
+    fn the_hash_covers_windows_and_predicted_positions() {
         let sequence = |tokens: &[u32], from| Sequence { tokens: tokens.to_vec(), from };
         let set = TokenSet::new("a.json:k", &[sequence(&[1, 2, 3], 1), sequence(&[4], 1)]);
         let words = [3u32, 1, 1, 2, 3, 1, 1, 4];

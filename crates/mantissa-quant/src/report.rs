@@ -6,30 +6,30 @@ use mantissa_methods::judge::Judgement;
 
 use crate::error_stats::ErrorReport;
 
-/// The error of one layer's weight.
+/// Report of one quantized layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerReport {
     /// Module name.
     pub module: String,
-    /// Scheme.
+    /// Name of the scheme.
     pub scheme: String,
-    /// Method that chose its codes.
+    /// Method that chose the codes.
     pub method: String,
-    /// Why scheme or method are not what the recipe asks for, where they are not.
+    /// Reason why scheme or method differ from the recipe; `None` if they do not.
     pub fallback: Option<String>,
-    /// Dtype in which its scales are stored.
+    /// Dtype of the stored scales.
     pub scale_dtype: String,
-    /// `[out, in]`.
+    /// Shape of the weight, `[out, in]`.
     pub shape: [usize; 2],
-    /// Bits per weight by the scheme: scales, zero points and outliers counted, zero points as wide as codes.
+    /// Bits per weight by the scheme, including scales, zero points (as wide as codes) and outliers.
     pub bits_per_weight: f64,
-    /// Bits per weight of all tensors of the layer as the container stores them; `None` in files of older versions.
+    /// Bits per weight of all stored tensors of the layer; `None` in files of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_bits_per_weight: Option<f64>,
-    /// Single weights that stand beside the codes, where some do.
+    /// Number of outliers stored beside the codes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outliers: Option<usize>,
-    /// Mean over the tokens of the calibration of the squared error of the layer's output, `tr((W - Q) H (W - Q)ᵀ)`.
+    /// Mean squared error of the layer's output over the calibration tokens, `tr((W - Q) H (W - Q)ᵀ)`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_error: Option<f64>,
     /// Comparison of the method's solution with RTN, if both were measured.

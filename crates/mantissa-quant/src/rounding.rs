@@ -1,5 +1,4 @@
-//! Rounding to nearest of a layer's weight as its format stores it, the weight's values as methods read them, and errors with the
-//! layer's name.
+//! RTN of a layer's weight as its format stores it, values of weights for methods, and errors with the layer's name.
 
 use mantissa_methods::{MethodError, Solved};
 use mantissa_model::LinearInfo;
@@ -17,7 +16,7 @@ use crate::rtn;
 use crate::source::{self, DenseError, DenseTensor, Scratch, WeightReader as _};
 use crate::spqr;
 
-/// All of a weight, in f32.
+/// Returns all values of a weight as f32.
 pub(crate) fn whole<'w>(
     source: &Folded<'_>,
     info: &LinearInfo,
@@ -27,7 +26,7 @@ pub(crate) fn whole<'w>(
     w.elements(0..info.rows * info.cols, scratch).map_err(|error| dense_error(source, info, error))
 }
 
-/// Rounds a weight to nearest, under the scales that its container has.
+/// Quantizes a weight by RTN, with the kind of scales that its container stores.
 pub(crate) fn round_to_nearest(
     plan: &Plan,
     source: &Folded<'_>,
@@ -47,6 +46,7 @@ pub(crate) fn round_to_nearest(
     let quantized = rtn::quantize_source(scheme, w, info.rows, info.cols, outer, plan.options.threads);
     let solved = quantized.map(Solved::rounded).map_err(|error| dense_error(source, info, error))?;
     if !solved.stats.is_finite() {
+        // Infinite errors come either from values outside the element's range or from the source itself.
         let whole = refuse_overflow(scheme, w, info.rows * info.cols, plan.options.threads);
         whole.map_err(|error| dense_error(source, info, error))?;
     }
@@ -56,7 +56,7 @@ pub(crate) fn round_to_nearest(
     }
 }
 
-/// A weight rounded to nearest, with the weights beside the codes that it leaves furthest off.
+/// Adds outliers to a weight quantized by RTN: the weights of largest error.
 fn with_outliers(
     source: &Folded<'_>,
     info: &LinearInfo,
@@ -73,7 +73,8 @@ fn with_outliers(
     Ok(Solved { stats, ..solved })
 }
 
-/// A plain cast turns what its element does not reach into infinity, which is an error where the `len` elements of `w` are finite.
+/// Returns an error if a plain cast overflows: the `len` elements of `w` are finite, but the element would make some
+/// infinite.
 pub(crate) fn refuse_overflow<S>(
     scheme: &Scheme,
     w: &S,
@@ -92,18 +93,18 @@ where
     }
 }
 
-/// An error of a layer's weight, with its name.
+/// Adds the names of model and tensor to an error of a layer's weight.
 pub(crate) fn dense_error(source: &Folded<'_>, info: &LinearInfo, error: DenseError) -> QuantError {
     error.of(source.files(), &info.dense_tensor().0, &format!("{}.weight", info.module))
 }
 
-/// The error of a weight whose scales the format does not hold.
+/// Returns the error of a weight whose scales do not fit f16.
 fn out_of_reach(source: &Folded<'_>, info: &LinearInfo) -> QuantError {
-    let found = "values that are no numbers, or beyond what f16 scales reach";
-    Error::field(source.path(), &info.module, found, "weights whose scales are f16", "").into()
+    let got = "values that are not finite, or scales beyond f16";
+    Error::field(source.path(), &info.module, got, "weights whose scales fit f16", "").into()
 }
 
-/// The error of a method with the model and the layer or input `what`.
+/// Adds the names of model and layer or input (`what`) to an error of a method.
 pub(crate) fn method_error(source: &Folded<'_>, what: &str, error: MethodError) -> QuantError {
     let path = source.path().to_owned();
     match error {
@@ -113,12 +114,12 @@ pub(crate) fn method_error(source: &Folded<'_>, what: &str, error: MethodError) 
     }
 }
 
-/// A layer that cannot be run or differentiated.
+/// Error of a layer without forward or backward pass.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}; gptq needs no gradients")]
+#[error("{0}; fix: use gptq, which needs no gradients")]
 struct NoGradients(#[source] TrainError);
 
-/// An error of training as that of a method.
+/// Converts an error of training to one of a method.
 pub(crate) fn train_error(error: TrainError) -> MethodError {
     match error.class() {
         ErrorClass::Environment => MethodError::Environment(NoGradients(error).into()),

@@ -8,11 +8,11 @@ use mantissa_store::{Error, Staging};
 use crate::error::Result;
 use crate::quality::QUALITY_NAME;
 
-/// Largest file that is copied along with the weights, in bytes.
+/// Size limit of a copied file, in bytes.
 const MAX_SIDECAR: u64 = 256 << 20;
 
-/// Copies tokenizer, generation settings, licence and other regular files of the source folder, except weights and the files
-/// that a job writes itself. Names are sorted, so that the manifest is the same every time.
+/// Copies tokenizer, generation settings, licence and other regular files of the source folder. Weights and files that
+/// a job writes itself are left out. Names are sorted, so the manifest is always the same.
 pub(crate) fn copy_sidecars(from: &Path, staging: &mut Staging) -> Result<()> {
     const WEIGHTS: [&str; 9] = ["safetensors", "bin", "pt", "pth", "ckpt", "gguf", "onnx", "h5", "msgpack"];
     let io = |error| Error::Io { path: from.to_owned(), operation: "list folder", error };
@@ -25,7 +25,7 @@ pub(crate) fn copy_sidecars(from: &Path, staging: &mut Staging) -> Result<()> {
         let ours = name.ends_with(".index.json")
             || name.starts_with("mantissa-")
             || ["config.json", QUALITY_NAME].contains(&name)
-            // They describe how the source's weights are stored, not the output's.
+            // These describe how the source's weights are stored, not the output's.
             || side_files().any(|file| file == name);
         let small = std::fs::metadata(&path).is_ok_and(|m| m.is_file() && m.len() <= MAX_SIDECAR);
         if ours || !small || name.starts_with('.') || WEIGHTS.contains(&extension) {

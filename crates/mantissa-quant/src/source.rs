@@ -1,5 +1,5 @@
-//! Sources of a tensor's values, a panel at a time: a weight on disk is widened in the cache of the thread that uses it
-//! and never stands in memory as f32.
+//! Readers of tensor values, one panel at a time: a weight on disk is widened in the cache of the thread that uses it,
+//! and is never in memory as f32 as a whole.
 
 use std::ops::Range;
 
@@ -16,11 +16,11 @@ pub use mantissa_methods::source::{Scratch, WeightReader, amax};
 use crate::error::QuantError;
 use crate::fold::Folded;
 
-/// Refuses a tensor of a model that holds values which are no numbers, with their count in the whole of it. Schemes that
-/// have a code for NaN or infinity are no exception: such a weight is damage.
+/// Refuses a tensor with non-finite values and counts them over the whole tensor. This includes schemes with a code for
+/// NaN or infinity, because such a weight is damaged.
 ///
 /// # Errors
-/// [`mantissa_store::Error::NonFinite`], and where it cannot be read.
+/// [`mantissa_store::Error::NonFinite`]; the tensor cannot be read.
 pub(crate) fn require_finite(files: &ModelFiles, name: &str) -> Result<(), mantissa_store::Error> {
     let Some((file, meta)) = files.checkpoint().locate(name) else { return Ok(()) };
     let mut numbers = FiniteScan::new(meta.dtype);
@@ -43,7 +43,7 @@ enum Values<'a> {
     Memory(Vec<f32>),
 }
 
-/// Why a [`DenseTensor`] could not be quantized.
+/// Error of reading or quantizing a [`DenseTensor`].
 #[derive(Debug)]
 pub(crate) enum DenseError {
     Store(mantissa_store::Error),
@@ -51,10 +51,10 @@ pub(crate) enum DenseError {
 }
 
 impl DenseError {
-    /// As the error of `tensor`, whose values are those that `files` hold under the name `stored`.
+    /// Adds the name `tensor`; its values are stored in `files` under `stored`.
     pub(crate) fn of(self, files: &ModelFiles, stored: &str, tensor: &str) -> QuantError {
         match self {
-            // A panel knows of its own elements; the message is about the whole tensor.
+            // A panel counts only its own elements; the message is about the whole tensor.
             DenseError::Store(error @ mantissa_store::Error::NonFinite { .. }) => {
                 require_finite(files, stored).err().unwrap_or(error).into()
             }
@@ -73,10 +73,10 @@ impl From<TensorError> for DenseError {
 }
 
 impl<'a> DenseTensor<'a> {
-    /// The tensor `name`, which must have this shape.
+    /// Opens the tensor `name` of this shape.
     ///
     /// # Errors
-    /// As [`ModelFiles::tensor_f32`].
+    /// Errors of [`ModelFiles::tensor_f32`].
     pub(crate) fn open(
         files: &'a ModelFiles,
         name: &str,
@@ -87,15 +87,16 @@ impl<'a> DenseTensor<'a> {
             Some(dtype @ (Dtype::BF16 | Dtype::F16 | Dtype::F32)) => {
                 Ok(DenseTensor(Values::File { files, name: name.to_owned(), dtype }))
             }
-            // Rare dtypes, and every fault.
+            // Rare dtypes and all errors.
             _ => Ok(DenseTensor(Values::Memory(files.tensor_f32(name, shape)?))),
         }
     }
 
-    /// The weight `[rows, cols]` of a linear layer of a dense model. One that is stored in another order is brought into memory.
+    /// Opens the weight `[rows, cols]` of a linear layer. A weight stored in another order, or changed, is loaded into
+    /// memory.
     ///
     /// # Errors
-    /// As [`ModelFiles::tensor_f32`] and [`ModelFiles::expert`].
+    /// Errors of [`ModelFiles::tensor_f32`] and [`ModelFiles::expert`].
     pub(crate) fn of_linear(source: &Folded<'a>, info: &LinearInfo) -> Result<Self, mantissa_store::Error> {
         let (rows, cols, files) = (info.rows, info.cols, source.files());
         let (name, shape) = info.dense_tensor();
@@ -120,7 +121,7 @@ impl From<Vec<f32>> for DenseTensor<'_> {
     }
 }
 
-/// The values of a dense weight.
+/// Converts a dense weight to f32.
 fn widened(weight: Weight) -> Vec<f32> {
     let out = |bits: &[u16]| vec![0.0; bits.len()];
     match weight {
@@ -135,7 +136,7 @@ fn widened(weight: Weight) -> Vec<f32> {
             kernels().f16_to_f32(&bits, &mut values);
             values
         }
-        // A source that is quantized is refused before.
+        // Unreachable: quantized sources are refused before.
         Weight::Quantized(q) => q.dequantize().unwrap_or_default(),
     }
 }

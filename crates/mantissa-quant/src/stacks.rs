@@ -1,4 +1,4 @@
-//! Layers that are stored stacked: experts of one tensor.
+//! Stacked experts: layers that share one tensor.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use mantissa_store::convention::{Stack, gpt_oss};
 use crate::error::Result;
 use crate::plan::{PlannedLinear, model_not_storable};
 
-/// Place of a layer in a stacked tensor.
+/// Returns the place of a layer in a stacked tensor.
 pub(crate) fn stack_of(info: &LinearInfo) -> Option<&Stack> {
     match &info.stored {
         StoredAs::Stacked(stack) => Some(stack),
@@ -17,16 +17,16 @@ pub(crate) fn stack_of(info: &LinearInfo) -> Option<&Stack> {
     }
 }
 
-/// Requires a model that has experts stacked.
+/// Requires a model with stacked experts.
 pub(crate) fn require(config: &ModelConfig) -> Result<()> {
     if config.decoder_linears().any(|info| stack_of(&info).is_some()) {
         return Ok(());
     }
-    let why = "it holds experts stacked as in gpt-oss, and the model has none: --format compressed-tensors";
+    let why = "it holds only stacked experts as in gpt-oss, and the model has none; fix: --format compressed-tensors";
     Err(model_not_storable(gpt_oss::CONTAINER, why))
 }
 
-/// Leaves all but stacked experts as they are, of which a tensor has all or none.
+/// Leaves all layers but stacked experts unquantized.
 pub(crate) fn keep_others(linears: &mut [PlannedLinear]) -> Result<()> {
     for linear in linears.iter_mut().filter(|linear| stack_of(&linear.info).is_none()) {
         linear.scheme = None;
@@ -34,7 +34,7 @@ pub(crate) fn keep_others(linears: &mut [PlannedLinear]) -> Result<()> {
     require_whole(linears)
 }
 
-/// Requires of every stacked tensor that all of its experts are quantized, or none.
+/// Requires that the experts of a stacked tensor are all quantized or all unquantized.
 pub(crate) fn require_whole(linears: &[PlannedLinear]) -> Result<()> {
     let tensors = |quantized: bool| -> BTreeSet<&str> {
         let some = linears.iter().filter(move |linear| linear.scheme.is_some() == quantized);
@@ -42,14 +42,14 @@ pub(crate) fn require_whole(linears: &[PlannedLinear]) -> Result<()> {
     };
     match tensors(true).intersection(&tensors(false)).next() {
         Some(tensor) => {
-            let why = format!("{tensor}: some of its experts are quantized and others not");
+            let why = format!("{tensor}: expected all or none of its experts to be quantized, got some");
             Err(model_not_storable(gpt_oss::CONTAINER, why))
         }
         None => Ok(()),
     }
 }
 
-/// The tensors of stacked layers: codes and scales of all experts.
+/// Returns the specs of the stacked tensors: codes and scales of all experts.
 pub(crate) fn specs(linears: &[PlannedLinear]) -> Vec<TensorSpec> {
     let first = |linear: &&PlannedLinear| {
         let of_first = stack_of(&linear.info).is_some_and(|stack| (stack.expert, stack.turn) == (0, 0));

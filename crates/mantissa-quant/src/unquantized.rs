@@ -1,4 +1,4 @@
-//! A model as calibration of its scales runs it.
+//! View of a model for calibration: weights as stored, nothing else quantized.
 
 use mantissa_model::{LoadError, SourceView, WeightSource};
 use mantissa_store::convention::{KvLevels, KvQuant, LinearWeight, ModelFiles};

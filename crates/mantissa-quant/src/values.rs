@@ -1,4 +1,4 @@
-//! Weights of linear layers of any model, dense or quantized.
+//! Weights of linear layers of dense and quantized models.
 
 use mantissa_model::{LinearInfo, linear_weight};
 use mantissa_store::convention::{LinearWeight, ModelFiles};
@@ -8,15 +8,15 @@ use crate::error::Result;
 /// Reads the weight of a layer, without its bias.
 ///
 /// # Errors
-/// It cannot be read.
+/// The weight cannot be read.
 pub(crate) fn weight_of(source: &ModelFiles, info: &LinearInfo) -> Result<LinearWeight> {
     Ok(linear_weight(source, &LinearInfo { bias: false, ..info.clone() })?)
 }
 
-/// Decodes the weight that a layer multiplies with, rotations and diagonals included.
+/// Returns the effective weight of a layer, including rotations and diagonals.
 ///
 /// # Errors
-/// Tensors that do not fit each other.
+/// The tensors do not fit each other.
 pub(crate) fn values_of(info: &LinearInfo, mut weight: LinearWeight) -> Result<Vec<f32>> {
     let transforms = std::mem::take(&mut weight.transforms);
     weight.input = None;

@@ -259,7 +259,7 @@ fn whatever_is_changed_is_found() {
         ("top1", |q| q["evaluation"]["top1"] = json!(1.0), "evaluation.top1"),
         ("se", |q| q["evaluation"]["kl_se"] = json!(0.0), "evaluation.kl_se"),
         ("floor", |q| q["evaluation"]["noise_floor_kl"] = json!(0.01), "evaluation.noise_floor_kl"),
-        ("layer", |q| q["layers"][3]["mse"] = json!(1e-9), "found mse"),
+        ("layer", |q| q["layers"][3]["mse"] = json!(1e-9), "expected mse"),
         (
             "weights",
             |q| q["hashes"]["weights"]["model.safetensors"]["sha256"] = json!("0".repeat(64)),
@@ -342,7 +342,7 @@ fn figures_are_measured_again_on_their_own_text_alone() {
     // Without the source the loss is still checked.
     let text = windows();
     let found = verify_against(&out, &against(&text), 1, &go_on).unwrap();
-    assert!(found.ok && found.notes.iter().any(|n| n.contains("without the source")), "{found:?}");
+    assert!(found.ok && found.notes.iter().any(|n| n.contains("no source given")), "{found:?}");
     tamper(&out, |q| q["evaluation"]["nll"] = json!(1.0));
     assert!(!verify_against(&out, &against(&text), 1, &go_on).unwrap().ok);
 }

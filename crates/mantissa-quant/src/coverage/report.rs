@@ -1,15 +1,15 @@
-//! The coverage of a calibration, as reports hold it.
+//! Coverage as stored in reports.
 
 use serde::{Deserialize, Serialize};
 
 /// Coverage of a model by a calibration set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Coverage {
-    /// Windows of the calibration.
+    /// Number of calibration windows.
     pub windows: usize,
-    /// Their tokens.
+    /// Number of their tokens.
     pub tokens: u64,
-    /// Tokens that were run to find this; fewer than all if they reached every channel.
+    /// Tokens that were run for the report; fewer than all if these reached every channel.
     pub tokens_run: u64,
     /// Inputs of linear layers, in the order of the forward pass.
     pub inputs: Vec<InputCoverage>,
@@ -25,25 +25,26 @@ pub struct InputCoverage {
     pub modules: Vec<String>,
     /// Kind of the input, the same in all layers: `q k v`, `o`, `gate up`, `down`, `expert down` …
     pub site: String,
-    /// Tokens that reach it: of an expert those that are routed to it.
+    /// Tokens that reach it; for an expert, those routed to it.
     pub tokens: u64,
-    /// Its channels, the columns of those layers.
+    /// Number of channels.
     pub channels: usize,
-    /// Channels that were zero in every one of the tokens.
+    /// Channels that were zero in all these tokens.
     pub silent: usize,
     /// Behaviour of the recipe for the gap; `None` without a gap.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fallback: Option<String>,
 }
 
-/// Distance of a calibration from an in-domain sample, by their tokens.
+/// Distance of the calibration set from an in-domain sample.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Traffic {
-    /// Tokens of the text.
+    /// Tokens of the sample.
     pub tokens: u64,
-    /// Share of its sequences of one, two and three tokens, by occurrence, that are not in the calibration.
+    /// Share of the sample's sequences of one, two and three tokens, by occurrence, that the calibration set does not
+    /// contain.
     pub unseen: [f64; 3],
-    /// The Jensen-Shannon distance of the distributions of one and of two tokens: the root of the divergence in bits, 0 for equal ones,
-    /// 1 for such as have nothing in common (Endres & Schindelin 2003).
+    /// Jensen-Shannon distance between the distributions of one and of two tokens: the root of the divergence in bits.
+    /// 0 for equal distributions, 1 for disjoint ones (Endres & Schindelin 2003).
     pub distance: [f64; 2],
 }

@@ -1,4 +1,4 @@
-//! Importance matrices on disk: GGUF, read and written, and llama.cpp's older `.dat`, read.
+//! Files of importance matrices: GGUF (read and written) and llama.cpp's older `.dat` (read).
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -10,21 +10,21 @@ use mantissa_store::{Error, Output, StagedFile};
 use super::{Entry, Importance};
 use crate::error::Result;
 
-/// Suffixes of the two tensors of an entry.
+/// Suffixes of the two tensors of an entry: sums of squares, and token counts.
 const SUMS: &str = ".in_sum2";
 const COUNTS: &str = ".counts";
 
-/// Largest `.dat`: that of a model of some hundred billion parameters is a hundredth of it.
+/// Size limit of a `.dat`. A model of some hundred billion parameters needs a hundredth of it.
 const MAX_DAT: u64 = 1 << 30;
 
-/// Longest name in a `.dat`, far above any.
+/// Length limit of a name in a `.dat`.
 const MAX_NAME: usize = 256;
 
 impl Importance {
-    /// Reads an importance matrix in either encoding, known by its first bytes.
+    /// Reads an importance matrix in either encoding, recognized by its first bytes.
     ///
     /// # Errors
-    /// [`Error`] with what in the file is not as it should be.
+    /// [`Error`] with the faulty field.
     pub fn read(path: &Path) -> Result<Self> {
         let found = if Gguf::sniff(path) { read_gguf(path)? } else { read_dat(path)? };
         if found.entries.is_empty() {
@@ -36,7 +36,7 @@ impl Importance {
         Ok(found)
     }
 
-    /// Writes it as GGUF, as llama.cpp's `llama-imatrix` does. The file appears when it is complete.
+    /// Writes GGUF like llama.cpp's `llama-imatrix`. The file appears only when it is complete.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -73,16 +73,11 @@ impl Importance {
     }
 }
 
-fn fault(
-    path: &Path,
-    field: &str,
-    found: impl Into<String>,
-    allowed: impl Into<String>,
-) -> crate::QuantError {
-    Error::field(path, field, found, allowed, "is it an importance matrix of llama.cpp?").into()
+fn fault(path: &Path, field: &str, got: impl Into<String>, expected: impl Into<String>) -> crate::QuantError {
+    Error::field(path, field, got, expected, "is it an importance matrix of llama.cpp?").into()
 }
 
-/// Sums and counts that can be means of squares.
+/// Checks that sums and counts are finite and not negative, and that their numbers match.
 fn check(path: &Path, name: &str, entry: &Entry) -> Result<()> {
     let bad = |v: &f32| !v.is_finite() || *v < 0.0;
     if let Some(v) = entry.sums.iter().chain(&entry.counts).find(|v| bad(v)) {
@@ -90,8 +85,8 @@ fn check(path: &Path, name: &str, entry: &Entry) -> Result<()> {
     }
     let (sums, matrices) = (entry.sums.len(), entry.counts.len());
     if matrices == 0 || sums == 0 || !sums.is_multiple_of(matrices) {
-        let found = format!("{sums} sums with {matrices} counts");
-        return Err(fault(path, name, found, "as many sums for each count, and at least one"));
+        let got = format!("{sums} sums with {matrices} counts");
+        return Err(fault(path, name, got, "as many sums for each count, and at least one"));
     }
     Ok(())
 }
@@ -139,8 +134,9 @@ fn read_gguf(path: &Path) -> Result<Importance> {
     Ok(Importance { name: file_name(path), datasets, chunks, chunk_size, entries })
 }
 
-/// `.dat`: i32 entries; of each i32 length, name, i32 calls, i32 values, f32 values (means times calls); then, if it is not of
-/// the first version, i32 chunks, i32 length, data set.
+/// Reads a `.dat`: the number of entries as i32. Each entry has its name (length as i32, bytes), calls (i32), number of
+/// values (i32) and f32 values, which are means times calls. Newer versions add chunks (i32) and the name of the data
+/// set (length as i32, bytes).
 fn read_dat(path: &Path) -> Result<Importance> {
     let expected = "an importance matrix of llama.cpp, .gguf or .dat";
     let io = |error| Error::opening(path, expected, "read", error);
@@ -217,7 +213,8 @@ impl Cursor<'_> {
         let n =
             self.count(&format!("length of {field}"), if field == "data set" { 1 << 16 } else { MAX_NAME })?;
         let bytes = self.take(field, n)?.to_vec();
-        String::from_utf8(bytes).map_err(|_| fault(self.path, field, "bytes that are no text", "UTF-8"))
+        String::from_utf8(bytes)
+            .map_err(|_| fault(self.path, field, "bytes that are not UTF-8", "UTF-8 text"))
     }
 
     fn floats(&mut self, field: &str, n: usize) -> Result<Vec<f32>> {

@@ -1,4 +1,4 @@
-//! Observers: which magnitude of some inputs the largest code is to stand for.
+//! Observers: choose the magnitude of an input that the largest code represents.
 
 use std::collections::BTreeMap;
 
@@ -8,35 +8,35 @@ use mantissa_num::{Given, Scheme};
 use super::scale;
 use crate::calibrate::{CalibrateError, CalibratedLayer, Calibration, Sample, Tick};
 
-/// Which magnitude the largest code stands for.
+/// Rule for the magnitude that the largest code represents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Observer {
-    /// The greatest ("max" calibration of ModelOpt, the static minmax observer of llm-compressor).
+    /// Amax ("max" calibration of ModelOpt, llm-compressor's static minmax observer).
     #[default]
     Max,
-    /// The one that this share of the values of up to 2048 tokens do not exceed.
+    /// Percentile of the magnitudes of up to 2048 tokens.
     Percentile(Share),
-    /// The share 1, 0.975, …, 0.3 of the greatest magnitude with the least squared error of those values.
+    /// The ratio 1, 0.975, …, 0.3 of the amax with the least squared error of these values.
     Mse,
-    /// The one at which clipping and rounding lose least information of the distribution of those values' magnitudes, by KL of a
-    /// histogram of 2048 bins (Migacz 2017, "8-bit Inference with TensorRT", GTC, slides 20 to 38).
+    /// Threshold of least KL divergence between these magnitudes and their clipped and rounded values, on a histogram
+    /// of 2048 bins (Migacz 2017, "8-bit Inference with TensorRT", GTC, slides 20 to 38).
     Kl,
-    /// The greater end of a range whose ends follow those of one window after another, a hundredth of the way each (the moving-average
-    /// min-max observer of quantization-aware training: Jacob et al. 2018, arXiv 1712.05877, section 3.1; PyTorch's constant).
+    /// Larger end of a moving average of minimum and maximum over windows, with weight 0.01 (Jacob et al. 2018, arXiv
+    /// 1712.05877, section 3.1; PyTorch's constant).
     MovingAverage,
 }
 
-/// A share in millionths.
+/// Percentile in millionths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share(u32);
 
 impl Share {
-    /// So many percent, from 50 to 100.
+    /// Returns a percentile from 50 to 100; `None` outside.
     pub fn of_percent(percent: f64) -> Option<Self> {
         (50.0..=100.0).contains(&percent).then(|| Share((percent * 1e4).round() as u32))
     }
 
-    /// As a part of 1.
+    /// Returns the percentile as a fraction of 1.
     fn part(self) -> f64 {
         f64::from(self.0) / 1e6
     }
@@ -58,33 +58,34 @@ pub const OBSERVERS: [(&str, Observer); 5] = [
     ("moving-average", Observer::MovingAverage),
 ];
 
-/// Tokens that an observer looks at which does not take the greatest of all.
+/// Number of tokens that sampling observers keep.
 pub(crate) const TOKENS: usize = 2048;
 
-/// Ratios of the greatest that [`Observer::Mse`] tries, 1/40 apart.
+/// Number of ratios that [`Observer::Mse`] tries, 1/40 apart.
 const RATIOS: u8 = 29;
 
 /// Bins of the histogram of [`Observer::Kl`].
 const BINS: usize = 2048;
 
-/// Bins that it keeps at least, and bins from one threshold to the next that it tries.
+/// Smallest number of bins that [`Observer::Kl`] keeps.
 const FIRST: usize = 128;
+/// Bins between thresholds that [`Observer::Kl`] tries.
 const STEP: usize = 8;
 
-/// Step of [`Observer::MovingAverage`] towards a window.
-const FOLLOWED: f32 = 0.01;
+/// Weight of a new window in [`Observer::MovingAverage`].
+const AVERAGING: f32 = 0.01;
 
 impl Observer {
-    /// True if it looks at some tokens only, whose values it keeps.
+    /// True if it keeps sampled tokens.
     pub(crate) fn samples(self) -> bool {
         matches!(self, Observer::Percentile(_) | Observer::Mse | Observer::Kl)
     }
 
-    /// Runs the windows of `calibration` through `layer` and takes a magnitude of what each input of its linear layers `kinds` reads.
-    /// `scheme` is that of an input; with `through` the windows are at the next layer then.
+    /// Runs the windows of `calibration` through `layer` and returns the magnitude of each input of its linear layers
+    /// `kinds`. `scheme` returns the scheme of an input. With `through` the windows advance to the next layer.
     ///
     /// # Errors
-    /// As [`Calibration`].
+    /// Errors of [`Calibration`].
     pub(crate) fn magnitudes<'s>(
         self,
         calibration: &mut Calibration<'_>,
@@ -112,7 +113,8 @@ impl Observer {
         }
     }
 
-    /// The magnitude that the largest code of `scheme` is to stand for, of inputs `x` (`[_, cols]`) whose greatest is `peak`.
+    /// Returns the magnitude that the largest code of `scheme` represents, for inputs `x` (`[_, cols]`) with amax
+    /// `peak`.
     fn of(self, scheme: &Scheme, x: &[f32], cols: usize, peak: f32) -> f32 {
         match self {
             Observer::Max | Observer::MovingAverage => peak,
@@ -142,7 +144,7 @@ impl Observer {
     }
 }
 
-/// Replaces `values` (`[_, cols]`) by what their codes stand for under a scale by which the largest stands for `amax`.
+/// Quantizes and dequantizes `values` (`[_, cols]`) with the largest code at `amax`.
 fn round(
     scheme: &Scheme,
     amax: f32,
@@ -153,17 +155,17 @@ fn round(
     mantissa_num::fake_quantize(scheme, values, values.len() / cols.max(1), cols, given)
 }
 
-/// Ends that follow those of windows.
+/// Moving average of minimum and maximum.
 #[derive(Clone, Copy, Debug, Default)]
 struct Range(Option<[f32; 2]>);
 
 impl Range {
-    /// Takes in a window; the first sets both ends. One without values, of an expert, changes nothing.
+    /// Adds a window. The first sets both ends; one without values (of an expert) changes nothing.
     fn follow(&mut self, x: &[f32]) {
         let Some(first) = x.first() else { return };
         let ends = x.iter().fold([*first; 2], |[low, high], v| [low.min(*v), high.max(*v)]);
         let old = self.0.unwrap_or(ends);
-        self.0 = Some([0, 1].map(|i| old[i] + FOLLOWED * (ends[i] - old[i])));
+        self.0 = Some([0, 1].map(|i| old[i] + AVERAGING * (ends[i] - old[i])));
     }
 
     fn magnitude(self) -> f32 {
@@ -171,7 +173,7 @@ impl Range {
     }
 }
 
-/// Counts of magnitudes from 0 to a greatest, in [`BINS`] of equal width.
+/// Histogram of magnitudes from 0 to the peak, in [`BINS`] bins of equal width.
 struct Histogram {
     peak: f32,
     counts: Vec<f64>,
@@ -182,20 +184,21 @@ impl Histogram {
         let mut counts = vec![0.0; BINS];
         for v in x {
             let at = f64::from(v.abs()) / f64::from(peak) * BINS as f64;
-            // Not a number where the peak is 0: what is cast is 0.
+            // NaN if the peak is 0; the cast then gives bin 0.
             counts[(at as usize).min(BINS - 1)] += 1.0;
         }
-        // Zeros say nothing of a range: every one has them.
+        // Zeros do not count: they are exact under every range. The first bin gets the count of the second.
         counts[0] = counts[1];
         Histogram { peak, counts }
     }
 
-    /// The magnitude of the middle of bin `bin`.
+    /// Returns the middle of bin `bin`.
     fn middle(&self, bin: usize) -> f32 {
         self.peak * (bin as f32 + 0.5) / BINS as f32
     }
 
-    /// The upper end of the bins to keep: of [`FIRST`], and [`STEP`] more each time, those of the least [`divergence`](Self::divergence).
+    /// Returns the end of the bins to keep: of [`FIRST`], [`FIRST`] + [`STEP`], … the one of least
+    /// [`divergence`](Self::divergence).
     fn threshold(&self, scheme: &Scheme) -> f32 {
         let end = |bins: usize| self.peak * bins as f32 / BINS as f32;
         let tried = (FIRST..=BINS).step_by(STEP).map(|bins| (bins, self.divergence(scheme, bins, end(bins))));
@@ -203,8 +206,8 @@ impl Histogram {
         best.map_or(self.peak, |(bins, _)| end(bins))
     }
 
-    /// `Σ p ln(p / q)`: p are the first `bins` bins with all beyond in the last of them; q is what codes leave of the first `bins`
-    /// alone, each code's count spread over those of its bins that are not empty.
+    /// Returns `Σ p ln(p / q)`. `p` is the first `bins` bins, with all counts beyond added to the last. `q` is the
+    /// quantized histogram of these bins alone: the count of each code, spread evenly over its non-empty bins.
     fn divergence(&self, scheme: &Scheme, bins: usize, amax: f32) -> f64 {
         let (kept, beyond) = self.counts.split_at(bins);
         let mut values: Vec<f32> = (0..bins).map(|bin| self.middle(bin)).collect();
@@ -222,7 +225,7 @@ impl Histogram {
             for (i, n) in counts.iter().enumerate() {
                 let n = n + if at + i + 1 == bins { outliers } else { 0.0 };
                 if n > 0.0 {
-                    // What the last bin has of outliers alone no code can give: infinite.
+                    // A last bin that holds only outliers has q = 0: the divergence is infinite.
                     let q = if counts[i] > 0.0 { q } else { 0.0 };
                     divergence += n / total * (n / total / q).ln();
                 }
@@ -275,13 +278,13 @@ mod tests {
         assert_eq!((Share::of_percent(49.9), Share::of_percent(f64::NAN)), (None, None));
     }
 
-    /// Of values that are spread evenly nothing can be cut; of those with tails, the tails are.
+    /// Evenly distributed values are not clipped; the tails of a Gaussian are.
     #[test]
-    fn information_decides_what_is_clipped() {
+    fn kl_clips_tails_only() {
         let int8 = parse_activation("int8-tensor@static").unwrap();
         let even: Vec<f32> = (0..100_000).map(|i| (i as f32 + 0.5) / 100_000.0).collect();
         assert_eq!(Observer::Kl.of(&int8, &even, 100, 1.0), 1.0);
-        // A Gaussian by its quantiles: between three and five deviations, as entropy calibration is known to cut.
+        // A Gaussian is clipped between three and five standard deviations, as known of entropy calibration.
         let normal: Vec<f32> = (0..200_000)
             .map(|i| {
                 let word = |j: usize| {
@@ -299,12 +302,12 @@ mod tests {
         far.extend((0..10).map(|i| 40.0 - i as f32));
         let found = Observer::Kl.of(&int8, &far, 10, 40.0);
         assert!((2.5..=6.0).contains(&found), "{found}");
-        // Nothing but zeros: no range, and no panic.
+        // Only zeros: no range, and no panic.
         assert_eq!(Observer::Kl.of(&int8, &[0.0; 8], 4, 0.0), 0.0);
     }
 
     #[test]
-    fn a_moving_range_follows_by_a_hundredth() {
+    fn the_moving_average_has_weight_one_hundredth() {
         let mut range = Range::default();
         range.follow(&[]);
         assert_eq!(range.magnitude(), 0.0);

@@ -1,28 +1,29 @@
-//! The memory of a layer that is solved on a calibration: statistics of its input, their factor, and the solution.
+//! Memory of a layer that is solved on a calibration set: statistics of its input, their factor, and the solution.
 
 use mantissa_methods::method::{Buffer, Extent, Phase};
 use mantissa_model::{LinearInfo, LinearInput};
 use mantissa_num::Scheme;
 
-use super::{Sizes, Stage, kept, states, turned, with_holes_of_calibration};
+use super::{Sizes, Stage, kept, states, transposed, with_holes_of_calibration};
 use crate::calibrate::{Calibration, CalibrationSet};
 use crate::gptq::Hessian;
 use crate::plan::Plan;
 use crate::sequential::{EXPERTS_AT_ONCE, outputs_bytes, uses_drift};
 
-/// Sizes that the stages of one layer share, in bytes where nothing else is said.
+/// Sizes shared by the stages of one layer, in bytes.
 pub(super) struct Solving<'a> {
     plan: &'a Plan,
     set: &'a CalibrationSet,
     info: &'a LinearInfo,
     sizes: Sizes,
-    /// Held in all of them.
+    /// Buffers held in all stages.
     base: [(&'static str, u64); 6],
-    /// Memory of the unquantized model.
-    original: Beside,
-    /// The size of the problem; `inputs` are those whose statistics are collected in one pass, for experts several.
+    /// Memory of the unquantized model, for methods that need the drift.
+    original: Original,
+    /// Size of the problem; `inputs` is the number of inputs whose statistics are collected in one pass (several for
+    /// experts).
     extent: Extent<'a>,
-    /// Second moments of held-out windows.
+    /// Hessians of held-out windows.
     unseen: u64,
 }
 
@@ -35,14 +36,14 @@ impl<'a> Solving<'a> {
     ) -> Self {
         let of_layer = plan.config.layer_linears(info.layer).into_iter();
         let layer: u64 = of_layer.map(|l| (l.rows * l.cols) as u64 * 4).sum();
-        let original = Beside::of(plan, set, info);
+        let original = Original::of(plan, set, info);
         let base = [
             ("states of the calibration", states(plan, set)),
             ("states inside the layer", kept(plan, set)),
             ("layer in f32", layer),
-            ("states in the original model, and inside its layer", original.states),
+            ("states of the original model", original.states),
             ("layer of the original model in f32", original.layer),
-            ("second moments of gradients", outputs_bytes(plan)),
+            ("output factors of the Fisher information", outputs_bytes(plan)),
         ];
         let at_once = match (info.kind.input(), &plan.config.experts) {
             (LinearInput::Expert(_) | LinearInput::ExpertDown(_), Some(experts)) => {
@@ -56,12 +57,12 @@ impl<'a> Solving<'a> {
         Solving { plan, set, info, sizes, base, original, extent, unseen }
     }
 
-    /// The stages in their order.
+    /// Returns the stages in order.
     pub(super) fn stages(&self) -> [Stage; 4] {
         [self.statistics(), self.factor(), self.correction(), self.solution()]
     }
 
-    /// The pass that collects the statistics.
+    /// Memory of the pass that collects statistics.
     pub(super) fn statistics(&self) -> Stage {
         let (config, threads, input) = (&self.plan.config, self.plan.options.threads, self.info.kind.input());
         let statistics = self.extent.inputs * Calibration::statistics_bytes(config, self.set, input, threads);
@@ -70,32 +71,32 @@ impl<'a> Solving<'a> {
             &[
                 ("buffers of the calibration", Calibration::pass_bytes(config, self.set, threads)),
                 ("Hessian and inputs of a window per thread", statistics),
-                ("factors as bf16", super::factors(self.plan, self.set)),
+                ("bf16 operands", super::factors(self.plan, self.set)),
                 ("Hessian of held-out windows", self.unseen),
                 ("drift from the original model", self.original.statistics),
             ],
         )
     }
 
-    /// The solver of the input.
+    /// Memory of creating the input's solver.
     fn factor(&self) -> Stage {
         self.stage("factor for", &self.of_method(Phase::Prepare))
     }
 
-    /// The weight that makes up for the drift of its input.
+    /// Memory of correcting a weight for the drift of its input.
     fn correction(&self) -> Stage {
         self.stage("correct", &self.of_method(Phase::Correct))
     }
 
-    /// The codes.
+    /// Memory of solving a weight.
     fn solution(&self) -> Stage {
         let Solving { plan, sizes, .. } = self;
         let mut buffers = self.of_method(Phase::Solve);
         buffers.extend([
-            ("weight as it is read and in f32", 2 * 4 * self.extent.weights()),
+            ("weight as stored and in f32", 2 * 4 * self.extent.weights()),
             ("scales", sizes.scales),
             ("packed tensors", sizes.stored),
-            ("words as they are turned", turned(plan, sizes)),
+            ("transposed words", transposed(plan, sizes)),
         ]);
         self.stage("solve", &buffers)
     }
@@ -110,22 +111,22 @@ impl<'a> Solving<'a> {
     }
 }
 
-/// Memory of the unquantized model beside the quantized one; none where drift is not needed.
+/// Memory of the unquantized model; zero if the drift is not needed.
 #[derive(Default)]
-struct Beside {
+struct Original {
     states: u64,
     layer: u64,
-    /// Statistics of a pass, beside those of the quantized model.
+    /// Additional statistics of a pass.
     statistics: u64,
 }
 
-impl Beside {
+impl Original {
     fn of(plan: &Plan, set: &CalibrationSet, info: &LinearInfo) -> Self {
         let (config, threads, input) = (&plan.config, plan.options.threads, info.kind.input());
         if !uses_drift(plan, input) {
-            return Beside::default();
+            return Original::default();
         }
-        Beside {
+        Original {
             states: Calibration::state_bytes(config, set) + Calibration::kept_bytes(config, set),
             layer: config.layer_linears(info.layer).iter().map(|l| 4 * (l.rows * l.cols) as u64).sum(),
             statistics: Calibration::drift_bytes(config, set, input, threads),

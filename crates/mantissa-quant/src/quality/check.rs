@@ -1,4 +1,4 @@
-//! The way back: what `quality.json` says, held against what is there.
+//! Comparison of `quality.json` with the files.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -13,16 +13,16 @@ use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorReport;
 use crate::verify::verification::Verification;
 
-/// Error figures of a weight agree when they differ by no more than this share: the sums have other parts.
+/// Relative tolerance of error figures; the sums are split differently.
 const ERROR_TOLERANCE: f64 = 1e-6;
 
-/// Reads what the artifact says of itself. None, or one that cannot be used, is said in `found`.
+/// Reads the `quality.json` of the artifact. If it is missing or unusable, `found` says so.
 pub(crate) fn read(artifact: &Path, found: &mut Verification) -> Option<Quality> {
     match Quality::read(artifact) {
         Ok(Some(quality)) => Some(quality),
         Ok(None) => {
             found.notes.push(format!(
-                "no {QUALITY_NAME}, so that another tool has written this: no hash of a source and no figure to check"
+                "no {QUALITY_NAME}: written by another tool, so there are no source hashes and figures to check"
             ));
             None
         }
@@ -33,11 +33,11 @@ pub(crate) fn read(artifact: &Path, found: &mut Verification) -> Option<Quality>
     }
 }
 
-/// The recorded digests of the weight files against the manifest's, which were compared with the files, or, without a
-/// manifest, against the files.
+/// Compares the recorded digests of the weight files with the manifest's, which were compared with the files. Without a
+/// manifest, compares them with the files.
 ///
 /// # Errors
-/// A file that is there and cannot be read.
+/// A file exists and cannot be read.
 pub(crate) fn weights(
     quality: &Quality,
     files: &ModelFiles,
@@ -50,7 +50,7 @@ pub(crate) fn weights(
         let listed = manifest.and_then(|m| m.files.get(&name)).copied();
         actual.insert(name, listed.map_or_else(|| hash_file(path), Ok)?);
     }
-    // Whoever renames a single file keeps the name that is recorded.
+    // A single file may have been renamed; only its digest must match.
     if files.gguf().is_some() && actual.len() == 1 && quality.hashes.weights.len() == 1 {
         let pairs = actual.iter().zip(quality.hashes.weights.values());
         found.faults.extend(pairs.filter_map(|((name, digest), recorded)| {
@@ -62,7 +62,7 @@ pub(crate) fn weights(
         let recorded = quality.hashes.weights.get(name);
         found.faults.extend(differs("hashes.weights", name, recorded, Some(digest)));
     }
-    // Beside the weight files only their index is recorded.
+    // Besides weight files only their index is recorded.
     for (name, recorded) in quality.hashes.weights.iter().filter(|(name, _)| !actual.contains_key(*name)) {
         let listed = manifest.and_then(|m| m.files.get(name));
         if manifest.is_some() || !name.ends_with(".index.json") {
@@ -72,10 +72,10 @@ pub(crate) fn weights(
     Ok(())
 }
 
-/// The recorded digests of the source against the files of `source`.
+/// Compares the recorded digests of the source with the files of `source`.
 ///
 /// # Errors
-/// A file that is there and cannot be read.
+/// A file exists and cannot be read.
 pub(crate) fn source(quality: &Quality, source: &ModelFiles, found: &mut Verification) -> Result<()> {
     let actual = hashes::of_source(source)?;
     found.source_files = actual.len();
@@ -87,6 +87,7 @@ pub(crate) fn source(quality: &Quality, source: &ModelFiles, found: &mut Verific
     Ok(())
 }
 
+/// Returns a fault if two digests differ.
 fn differs(
     field: &str,
     name: &str,
@@ -96,18 +97,18 @@ fn differs(
     let text = |digest: Option<&FileDigest>| digest.map_or_else(|| "no file".to_owned(), FileDigest::hex);
     let recorded_text = recorded.map_or_else(|| "nothing".to_owned(), FileDigest::hex);
     (recorded != actual).then(|| {
-        format!("{name}: found SHA-256 {}, {QUALITY_NAME} records {recorded_text} ({field})", text(actual))
+        format!("{name}: expected SHA-256 {recorded_text} ({QUALITY_NAME}, {field}), got {}", text(actual))
     })
 }
 
-/// The recorded error of layers, by module.
+/// Returns the recorded reports of layers, by module.
 pub(crate) fn errors(quality: Option<&Quality>) -> BTreeMap<&str, &crate::LayerReport> {
     quality.map(|q| q.layers.iter().map(|l| (l.module.as_str(), l)).collect()).unwrap_or_default()
 }
 
-/// Fault in the recorded error of a layer, if it differs from the measured one.
+/// Returns a fault if the recorded error of a layer differs from the measured one.
 pub(crate) fn error_fault(module: &str, recorded: &ErrorReport, again: &ErrorReport) -> Option<String> {
-    // Containers that have a global scale as each other's reciprocal differ by a unit in its last place.
+    // Formats that store the global scale as its reciprocal differ by a unit in the last place.
     if recorded.mse == 0.0 && again.relative_error <= f64::from(f32::EPSILON) {
         return None;
     }
@@ -119,13 +120,13 @@ pub(crate) fn error_fault(module: &str, recorded: &ErrorReport, again: &ErrorRep
         ("max_abs_error", recorded.max_abs_error, again.max_abs_error),
     ];
     let (name, recorded, again) = pairs.into_iter().find(|&(_, a, b)| !near(a, b))?;
-    Some(format!("{module}: found {name} {again:e}, {QUALITY_NAME} records {recorded:e}"))
+    Some(format!("{module}: expected {name} {recorded:e} ({QUALITY_NAME}), got {again:e}"))
 }
 
-/// Measures on `sequences` again what was recorded: all figures against `source`, without one the loss.
+/// Measures the recorded figures again on `sequences`: all of them against `source`, or without a source only the loss.
 ///
 /// # Errors
-/// [`QuantError::OtherText`] where the figures were measured on other windows; as [`Figures::measure`].
+/// [`QuantError::OtherText`] if the figures were measured on other windows; errors of [`Figures::measure`].
 pub(crate) fn figures(
     quality: &Quality,
     artifact: &ModelFiles,
@@ -136,19 +137,19 @@ pub(crate) fn figures(
     found: &mut Verification,
 ) -> Result<()> {
     let Some(recorded) = &quality.evaluation else {
-        found.notes.push(format!("{QUALITY_NAME} records no figures on a text: none were checked"));
+        found.notes.push(format!("{QUALITY_NAME} has no evaluation: no figures to check"));
         return Ok(());
     };
     let text = TokenSet::new(&recorded.text.name, sequences);
     if text != recorded.text {
         let path = artifact.dir().to_owned();
-        let (recorded, found) = (Box::new(recorded.text.clone()), Box::new(text));
-        return Err(QuantError::OtherText { path, recorded, found });
+        let (recorded, got) = (Box::new(recorded.text.clone()), Box::new(text));
+        return Err(QuantError::OtherText { path, recorded, got });
     }
     let again = match source {
         Some(source) => Figures::measure(artifact, source, &text, sequences, threads, progress)?,
         None => {
-            found.notes.push("without the source only loss and perplexity were measured again".into());
+            found.notes.push("no source given: only loss and perplexity were measured again".into());
             recorded.loss_again(artifact, sequences, threads, progress)?
         }
     };
@@ -157,9 +158,9 @@ pub(crate) fn figures(
         let (name, value, within) = (recorded.name, recorded.value, recorded.within);
         let holds = (again.value - value).abs() <= within || (again.value.is_nan() && value.is_nan());
         if !holds {
-            let found_now = again.value;
+            let got = again.value;
             found.faults.push(format!(
-                "evaluation.{name}: found {found_now}, {QUALITY_NAME} records {value} (allowed within {within:.1e})"
+                "evaluation.{name}: expected {value} ± {within:.1e} ({QUALITY_NAME}), got {got}"
             ));
         }
     }

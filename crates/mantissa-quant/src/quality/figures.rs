@@ -11,23 +11,23 @@ use mantissa_store::convention::{KvLevels, KvQuant, LinearWeight, ModelFiles, St
 use super::{Figures, TokenSet};
 use crate::error::Result;
 
-/// A text to evaluate an output on before it is put in place, and what it may lose there.
+/// Evaluation text for an output, and the limit of its quality loss.
 #[derive(Clone, Debug)]
 pub struct Evaluation {
-    /// The windows, as the report names them.
+    /// Description of the windows in reports.
     pub text: TokenSet,
-    /// The windows.
+    /// Windows.
     pub sequences: Vec<Sequence>,
-    /// The largest KL, in nats, at which the output is put in place.
+    /// Maximum KL divergence in nats per token for the output to be put in place.
     pub max_kl: Option<f64>,
     /// Bytes of the source's tensors.
     pub(crate) source_bytes: u64,
-    /// True if the noise floor takes a run of its own.
+    /// True if the noise floor needs a run of its own.
     pub(crate) floor_runs: bool,
 }
 
 impl Evaluation {
-    /// On `sequences`, which reports call `name`.
+    /// Creates an evaluation on `sequences`, called `name` in reports.
     ///
     /// # Errors
     /// [`mantissa_eval::EvalError`] for windows that `source` cannot run.
@@ -44,13 +44,13 @@ impl Evaluation {
         Ok(Evaluation { text, sequences, max_kl, source_bytes, floor_runs })
     }
 
-    /// The measure of its progress: tokens that [`Figures::measure`] runs.
+    /// Returns the total of its progress: the number of tokens that [`Figures::measure`] runs.
     pub fn work(&self) -> u64 {
         self.text.tokens * if self.floor_runs { 2 } else { 1 }
     }
 }
 
-/// One figure with how far a second measurement may lie from it.
+/// A figure and the tolerance of a second measurement.
 pub(crate) struct Bounded {
     pub(crate) name: &'static str,
     pub(crate) value: f64,
@@ -58,11 +58,11 @@ pub(crate) struct Bounded {
 }
 
 impl Figures {
-    /// Measures the model in `artifact` against `source` on `sequences`. The result does not depend on `threads`. `progress`
-    /// is told the tokens run, of [`Evaluation::work`], and may end it.
+    /// Measures the model in `artifact` against `source` on `sequences`. The result does not depend on `threads`.
+    /// `progress` gets the tokens run out of [`Evaluation::work`]; `Break` interrupts the evaluation.
     ///
     /// # Errors
-    /// Whatever loading or running either model raises; [`crate::QuantError::Interrupted`].
+    /// Errors of loading and running the models; [`crate::QuantError::Interrupted`].
     pub fn measure(
         artifact: &ModelFiles,
         source: &ModelFiles,
@@ -89,7 +89,7 @@ impl Figures {
             nll: own.nll,
             nll_se: own.nll_se,
             ppl: own.ppl,
-            // Sums of differences: a model against itself may come out a little below zero.
+            // Rounding of sums may make the KL of a model against itself slightly negative.
             kl: c.kl.max(0.0),
             kl_se: c.kl_se,
             kl_p99: c.kl_p99,
@@ -102,10 +102,10 @@ impl Figures {
         })
     }
 
-    /// The figures that need no source, measured again: loss with standard error, and perplexity.
+    /// Measures the figures that need no source again: loss, its standard error, and perplexity.
     ///
     /// # Errors
-    /// As [`Self::measure`].
+    /// Errors of [`Self::measure`].
     pub(crate) fn loss_again(
         &self,
         artifact: &ModelFiles,
@@ -117,9 +117,9 @@ impl Figures {
         Ok(Figures { nll: own.nll, nll_se: own.nll_se, ppl: own.ppl, predicted: own.tokens, ..self.clone() })
     }
 
-    /// Every figure, and how far another may be from it that was measured on another processor. Earlier versions multiplied in an
-    /// order that followed the processor, which moved logits in their last bits; an input that is quantized and falls on the other
-    /// side of a boundary moves all tokens after it.
+    /// Returns every figure with the tolerance of a measurement on another processor. Earlier versions multiplied in an
+    /// order that depended on the processor, which changed the last bits of logits. If that moves a quantized input
+    /// across a rounding boundary, all later tokens change.
     pub(crate) fn bounded(&self, inputs_quantized: bool) -> [Bounded; 13] {
         let (loss, share, of_kl, least) =
             if inputs_quantized { (2e-3, 5e-3, 2e-2, 1e-5) } else { (1e-5, 1e-3, 1e-3, 1e-7) };
@@ -144,13 +144,13 @@ impl Figures {
     }
 }
 
-/// True if every tensor that the model uses is stored in bf16, so that rounding to it changes nothing.
+/// True if every tensor that the model uses is stored in bf16, so that rounding to bf16 changes nothing.
 fn is_bf16(source: &ModelFiles, config: &ModelConfig) -> bool {
     let stored = |name: &str| source.checkpoint().get(name).is_none_or(|meta| meta.dtype == Dtype::BF16);
     config.tensors().iter().all(|tensor| stored(&tensor.name))
 }
 
-/// A dense model with its weights rounded to bf16.
+/// View of a dense model with its weights rounded to bf16.
 struct InBf16<'a>(&'a ModelFiles);
 
 fn to_bf16(values: &[f32]) -> Vec<u16> {

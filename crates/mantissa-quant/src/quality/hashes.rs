@@ -1,7 +1,7 @@
-//! Hashing the source beside the work on it.
+//! Hashes of the source, computed while the run works on it.
 //!
-//! A hash runs through a file from its beginning, and quantization reads panels of it in any order, so that the two cannot
-//! share their reads. A thread of its own hashes while the others quantize; what it reads lies in the page cache for them.
+//! A hash reads a file from its beginning, and quantization reads panels in any order, so they cannot share reads. A
+//! separate thread hashes while the others quantize; what it reads is in the page cache for them.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -19,24 +19,24 @@ use crate::error::{QuantError, Result};
 /// Bytes per read.
 const BUFFER: usize = 256 << 10;
 
-/// Time between two looks at the thread that hashes.
+/// Interval between checks of the hashing thread.
 const POLL: Duration = Duration::from_millis(10);
 
-/// Stack of the thread that hashes.
+/// Stack size of the hashing thread.
 const STACK: usize = 128 << 10;
 
-/// The digests of a source, on their way.
+/// Digests of a source being computed.
 pub(crate) struct SourceHashes<'scope> {
     files: Vec<PathBuf>,
-    /// `None` where there is no thread for it: the work is then done when it is asked for.
+    /// Hashing thread; `None` if there is none, and the files are hashed in [`wait`](Self::wait).
     running: Option<ScopedJoinHandle<'scope, Result<Option<Digests>>>>,
 }
 
 impl SourceHashes<'_> {
-    /// Runs `work` with the hashing of `source` under way, on a thread of its own if `threads` allows two.
+    /// Runs `work` while `source` is hashed on a separate thread, if `threads` is at least two.
     ///
     /// # Errors
-    /// Those of `work`; hashing is then given up.
+    /// Errors of `work`; hashing is then stopped.
     pub(crate) fn beside<T>(
         source: &ModelFiles,
         threads: usize,
@@ -45,14 +45,14 @@ impl SourceHashes<'_> {
         let stop = AtomicBool::new(false);
         let files = files_of(source);
         thread::scope(|scope| {
-            // However `work` ends, the scope does not wait for the rest of the files.
+            // Stops hashing when `work` ends, so that the scope does not wait for the rest of the files.
             let _stop = StopOnDrop(&stop);
             let running = if threads > 1 { spawn(scope, files.clone(), &stop).ok() } else { None };
             work(SourceHashes { files, running })
         })
     }
 
-    /// The digests, by file name. `check_tick` is asked again and again, and may end the wait.
+    /// Returns the digests by file name. `check_tick` is called repeatedly; `Break` interrupts the wait.
     ///
     /// # Errors
     /// A file that cannot be read; [`QuantError::Interrupted`].
@@ -73,7 +73,7 @@ impl SourceHashes<'_> {
     }
 }
 
-/// Digests of the weight files of `source` and of its `config.json`, by file name.
+/// Returns the digests of the weight files of `source` and of its `config.json`, by file name.
 ///
 /// # Errors
 /// A file that cannot be read.
@@ -81,10 +81,10 @@ pub(super) fn of_source(source: &ModelFiles) -> Result<Digests> {
     Ok(hash(&files_of(source), &mut vec![0; BUFFER], &mut || true)?.unwrap_or_default())
 }
 
-/// What decides what a source is.
+/// Returns the files that define a source.
 fn files_of(source: &ModelFiles) -> Vec<PathBuf> {
     let weights = source.checkpoint().files().map(Path::to_owned);
-    // The metadata of a GGUF file are in the file.
+    // GGUF metadata are part of the weight file.
     let config = Some(source.config_path()).filter(|path| source.gguf().is_none() && path.is_file());
     weights.chain(config).collect()
 }
@@ -94,13 +94,13 @@ fn spawn<'scope>(
     files: Vec<PathBuf>,
     stop: &'scope AtomicBool,
 ) -> io::Result<ScopedJoinHandle<'scope, Result<Option<Digests>>>> {
-    // Made here: a first allocation of its own costs a thread address space.
+    // Allocated on this thread: a first allocation on the new thread would reserve address space for an arena.
     let mut buffer = vec![0; BUFFER];
     let work = move || hash(&files, &mut buffer, &mut || !stop.load(Ordering::Relaxed));
     thread::Builder::new().name("source hash".into()).stack_size(STACK).spawn_scoped(scope, work)
 }
 
-/// `None` where `check_tick` has ended it.
+/// Hashes `files`; `None` if `check_tick` stopped it.
 fn hash(
     files: &[PathBuf],
     buffer: &mut [u8],

@@ -89,7 +89,9 @@ impl Plan {
         }
         if !refused.is_empty() {
             let total = converted(source, &config, container).len();
-            return Err(QuantError::not_lossless(container, total, &refused).rounding(requantize.is_some()));
+            return Err(
+                QuantError::not_lossless(container, total, &refused).of_requantization(requantize.is_some())
+            );
         }
         let activations = inputs.into_iter().next().flatten().filter(|_| requantize.is_none());
         let table = Scheme::plain(match dtype {

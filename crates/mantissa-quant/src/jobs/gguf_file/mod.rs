@@ -178,7 +178,7 @@ impl Run<'_, '_> {
         let none =
             || Err(Error::NoTensor { path: self.source.dir().to_owned(), tensor: String::new() }.into());
         let plain = Folded::plain(self.source);
-        let mut layers = Layers::new(self.plan, &plain, Box::new(none)).weighed(self.importance);
+        let mut layers = Layers::new(self.plan, &plain, Box::new(none)).with_importance(self.importance);
         let mut reports = Vec::new();
         for (info, scheme) in self.plan.quantized() {
             reports.push(match self.plan.streamed(info, scheme) {

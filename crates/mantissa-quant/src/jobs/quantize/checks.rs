@@ -123,7 +123,7 @@ impl Asked<'_> {
             true => format!("{} learns in f32", recipe.method.name()),
             false => "nothing is solved on what layers read".to_owned(),
         };
-        Err(QuantError::Products { recipe: recipe.name.clone(), found: options.products.name(), why })
+        Err(QuantError::Products { recipe: recipe.name.clone(), got: options.products.name(), why })
     }
 
     /// The text, which there must be.
@@ -173,14 +173,14 @@ impl Asked<'_> {
             let trellis =
                 recipe.method.refuses(Feature::Trellis).filter(|_| scheme.format.trellis().is_some());
             let takes = match trellis {
-                Some(allowed) => Err(MethodError::Scheme(allowed)),
+                Some(expected) => Err(MethodError::Scheme(expected)),
                 None => recipe.method.takes(scheme, (info.rows, info.cols), holds_g_idx),
             };
             match takes {
-                Err(MethodError::Scheme(allowed)) => {
+                Err(MethodError::Scheme(expected)) => {
                     let (path, module, scheme) =
                         (source.dir().to_owned(), module.clone(), scheme.to_string());
-                    Err(QuantError::Unsuited { path, module, method, scheme, allowed })
+                    Err(QuantError::Unsuited { path, module, method, scheme, expected })
                 }
                 checked => checked.map_err(|error| fault(module, error)),
             }
