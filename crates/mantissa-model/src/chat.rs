@@ -240,7 +240,7 @@ fn read_template(path: PathBuf) -> Result<Option<String>, ConfigError> {
     match String::from_utf8(bytes) {
         Ok(template) => Ok(Some(template)),
         Err(error) => {
-            let found = format!("no UTF-8 at byte {}", error.utf8_error().valid_up_to());
+            let found = format!("invalid UTF-8 at byte {}", error.utf8_error().valid_up_to());
             Err(fault(path, found, "a template in UTF-8"))
         }
     }

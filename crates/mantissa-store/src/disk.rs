@@ -1,5 +1,5 @@
-//! Every change that this program makes to files and folders. Nothing else may create, write, rename or remove: so each change can
-//! be made to fail, be replaced by a kill, or be recorded ([`crate::failpoint`]), in every command, also in those to come.
+//! All changes that this program makes to files and folders. No other module may create, write, rename or remove. So
+//! in every command each change can be made to fail, be replaced by a kill, or be recorded ([`crate::failpoint`]).
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -14,32 +14,32 @@ use crate::failpoint::{Change, change};
 /// Creates a file that must not exist, open for reading and writing.
 ///
 /// # Errors
-/// As the system.
+/// I/O errors.
 pub fn create_new(path: &Path) -> io::Result<File> {
     change(Change::Create(path), || File::options().read(true).write(true).create_new(true).open(path))
 }
 
-/// Opens a file for appending, and creates it where there is none.
+/// Opens a file for appending; creates it if missing.
 ///
 /// # Errors
-/// As the system.
+/// I/O errors.
 pub fn open_append(path: &Path) -> io::Result<File> {
     let open = || File::options().append(true).create(true).open(path);
     if path.exists() { open() } else { change(Change::Create(path), open) }
 }
 
-/// Creates a folder, which must not exist; its parent must.
+/// Creates a folder, which must not exist, in an existing parent.
 ///
 /// # Errors
-/// As the system.
+/// I/O errors.
 pub fn create_folder(path: &Path) -> io::Result<()> {
     change(Change::Folder(path), || fs::create_dir(path))
 }
 
-/// Creates a folder and its parents, where they do not exist.
+/// Creates a folder and missing parents.
 ///
 /// # Errors
-/// As the system.
+/// I/O errors.
 pub fn create_folders(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
@@ -48,16 +48,16 @@ pub fn create_folders(path: &Path) -> io::Result<()> {
         create_folders(parent)?;
     }
     match create_folder(path) {
-        // Another process was first.
+        // Another process created it first.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
         result => result,
     }
 }
 
-/// Writes all bytes at the file's place, which is its end; `path` is its name.
+/// Writes all bytes at the current position, the end of the file; `path` is its name.
 ///
 /// # Errors
-/// As the system.
+/// I/O errors.
 pub fn append(mut file: &File, path: &Path, bytes: &[u8]) -> io::Result<()> {
     change(Change::Write(path, None, bytes), || file.write_all(bytes))
 }
@@ -65,37 +65,37 @@ pub fn append(mut file: &File, path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// Writes all bytes from the offset `at` on.
 ///
 /// # Errors
-/// As the system.
+/// I/O errors.
 pub fn write_at(file: &File, path: &Path, bytes: &[u8], at: u64) -> io::Result<()> {
     change(Change::Write(path, Some(at), bytes), || file.write_all_at(bytes, at))
 }
 
-/// Sets the length of a file; what is beyond the old one reads as zeros.
+/// Sets the length of a file; new bytes read as zeros.
 ///
 /// # Errors
-/// As the system.
+/// I/O errors.
 pub fn set_len(file: &File, path: &Path, len: u64) -> io::Result<()> {
     change(Change::Length(path, len), || file.set_len(len))
 }
 
-/// Sets the length and takes the disk space now: a full disk is found before hours of work, not after.
+/// Sets the length and reserves the disk space, so that a full disk is found before hours of work.
 ///
 /// # Errors
-/// As the system.
+/// I/O errors.
 pub fn reserve(file: &File, path: &Path, len: u64) -> io::Result<()> {
     change(Change::Length(path, len), || {
         match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, len)) {
-            // File systems without reservation get a sparse file and find a full disk when they write.
+            // File systems without reservation get a sparse file; a full disk then fails at a write.
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => file.set_len(len),
             result => result.map_err(io::Error::from),
         }
     })
 }
 
-/// Puts a text on a file or folder as the extended attribute `name`; nothing where the file system has no attributes.
+/// Sets the extended attribute `name` of a file or folder; does nothing on file systems without attributes.
 ///
 /// # Errors
-/// As the system.
+/// I/O errors.
 pub fn mark(path: &Path, name: &str, text: &str) -> io::Result<()> {
     change(Change::Mark(path, text), || match setxattr(path, name, text.as_bytes(), XattrFlags::empty()) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM) => Ok(()),
@@ -106,7 +106,7 @@ pub fn mark(path: &Path, name: &str, text: &str) -> io::Result<()> {
 /// Makes content and metadata of an open file durable.
 ///
 /// # Errors
-/// As the system.
+/// I/O errors.
 pub fn sync(file: &File, path: &Path) -> io::Result<()> {
     change(Change::Sync(path), || file.sync_all())
 }
@@ -114,7 +114,7 @@ pub fn sync(file: &File, path: &Path) -> io::Result<()> {
 /// Makes the content of an open file durable.
 ///
 /// # Errors
-/// As the system.
+/// I/O errors.
 pub fn sync_data(file: &File, path: &Path) -> io::Result<()> {
     change(Change::Sync(path), || file.sync_data())
 }
@@ -122,26 +122,26 @@ pub fn sync_data(file: &File, path: &Path) -> io::Result<()> {
 /// Makes the file or folder at `path` durable.
 ///
 /// # Errors
-/// As the system.
+/// I/O errors.
 pub fn sync_path(path: &Path) -> io::Result<()> {
     change(Change::Sync(path), || File::open(path)?.sync_all())
 }
 
-/// Moves a name; a file that is at the new one is replaced in the same step.
+/// Renames a file or folder; atomically replaces a file at the new name.
 ///
 /// # Errors
-/// As the system.
+/// I/O errors.
 pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
     change(Change::Rename(from, to), || fs::rename(from, to))
 }
 
-/// Moves a name to one at which there must be nothing.
+/// Renames to a name that must not exist.
 ///
 /// # Errors
-/// [`io::ErrorKind::AlreadyExists`] if something is there; as the system.
+/// [`io::ErrorKind::AlreadyExists`] if it exists; other I/O errors.
 pub fn rename_to_free(from: &Path, to: &Path) -> io::Result<()> {
     change(Change::Rename(from, to), || match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-        // File systems without the flag: looked up first, which leaves a moment between.
+        // File systems without the flag: check first, which leaves a short race.
         Err(error) if unsupported(error) => match fs::symlink_metadata(to) {
             Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
             Err(_) => fs::rename(from, to),
@@ -150,10 +150,10 @@ pub fn rename_to_free(from: &Path, to: &Path) -> io::Result<()> {
     })
 }
 
-/// Exchanges two names in one step; `None` if the file system cannot.
+/// Exchanges two names atomically; `None` if the file system cannot.
 ///
 /// # Errors
-/// As the system.
+/// I/O errors.
 pub fn exchange(a: &Path, b: &Path) -> io::Result<Option<()>> {
     change(Change::Exchange(a, b), || match renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE) {
         Err(error) if unsupported(error) => Ok(None),
@@ -168,15 +168,15 @@ fn unsupported(error: Errno) -> bool {
 /// Removes a file.
 ///
 /// # Errors
-/// As the system.
+/// I/O errors.
 pub fn remove_file(path: &Path) -> io::Result<()> {
     change(Change::RemoveFile(path), || fs::remove_file(path))
 }
 
-/// Removes a file, if there is one.
+/// Removes a file, if it exists.
 ///
 /// # Errors
-/// As the system.
+/// I/O errors.
 pub fn remove_file_if_there(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -187,22 +187,22 @@ pub fn remove_file_if_there(path: &Path) -> io::Result<()> {
 /// Removes an empty folder.
 ///
 /// # Errors
-/// As the system.
+/// I/O errors.
 pub fn remove_folder(path: &Path) -> io::Result<()> {
     change(Change::RemoveFolder(path), || fs::remove_dir(path))
 }
 
-/// Removes a file, or a folder with all that is in it. Links are removed, never followed. For what this process made, or what a
-/// mark says that a dead one made.
+/// Removes a file, or a folder with its content. Links are removed, never followed. Only for paths that this process
+/// created, or that a mark attributes to a dead process.
 ///
 /// # Errors
-/// As the system.
+/// I/O errors.
 pub fn remove_all(path: &Path) -> io::Result<()> {
     if !fs::symlink_metadata(path)?.is_dir() {
         return remove_file(path);
     }
     let mut entries = fs::read_dir(path)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
-    // In one order, so that a fault hits the same step each time.
+    // Fixed order, so that a fault hits the same step each time.
     entries.sort();
     entries.iter().try_for_each(|entry| remove_all(entry))?;
     remove_folder(path)

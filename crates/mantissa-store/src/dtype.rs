@@ -4,8 +4,8 @@ use std::fmt;
 
 /// Data type of a tensor's elements.
 ///
-/// Variants stand in the order of the reference implementation, by ascending alignment: its writer lays tensors
-/// out by descending [`Ord`], so the order is part of what [`crate::SafetensorsWriter`] puts on disk.
+/// Variants are in the order of the reference implementation, by ascending alignment. Its writer lays tensors out by
+/// descending [`Ord`], so the order determines the bytes of [`crate::SafetensorsWriter`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Dtype {
     /// One byte, 0 or 1.
@@ -145,7 +145,7 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// Why a dtype and a shape give no byte length.
+/// Reason why a dtype and a shape give no byte length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SizeFault {
     /// A dimension, the element count or the bit count does not fit.
@@ -156,11 +156,11 @@ pub enum SizeFault {
 
 /// Bytes of a tensor of this dtype and shape; rank 0 is one element.
 ///
-/// The product of the non-zero dimensions must fit as well, so that no consumer of an accepted shape can
-/// overflow, whatever subset of dimensions it multiplies.
+/// The product of the non-zero dimensions must fit as well, so that readers of an accepted shape can multiply any
+/// subset of dimensions without overflow.
 ///
 /// # Errors
-/// [`SizeFault`] when the size overflows 63 bits or ends within a byte.
+/// [`SizeFault`] if the size overflows 63 bits or ends within a byte.
 pub fn byte_len(dtype: Dtype, shape: &[usize]) -> Result<u64, SizeFault> {
     let mut nonzero: u64 = 1;
     for &dim in shape {

@@ -1,7 +1,7 @@
-//! Errors of files and paths, and who must act on them.
+//! Errors of files and paths, classified by who must act on them.
 //!
-//! Every message is one line, `<file>: <tensor or field>: expected X, got Y; <cause or fix>`. Text that comes from a
-//! file is escaped and cut to 200 characters, so that a hostile name can neither forge a line nor flood a log.
+//! Every message is one line, `<file>: <tensor or field>: expected X, got Y; <cause or fix>`. Text from a file is
+//! escaped and cut to 200 characters, so that a hostile name can neither forge a line nor flood a log.
 
 use std::fmt;
 use std::io;
@@ -113,7 +113,7 @@ pub enum Error {
         /// The fault.
         fault: JsonFault,
     },
-    /// A field of a JSON file, or of a header's metadata, has a value that is not allowed.
+    /// A field of a JSON file, or of a header's metadata, has an unexpected value.
     #[error(transparent)]
     Field(Box<FieldFault>),
     /// The index of a sharded checkpoint and its shards disagree.
@@ -124,7 +124,7 @@ pub enum Error {
         /// The fault.
         fault: IndexFault,
     },
-    /// A folder holds several weight files and nothing says which to read.
+    /// A folder holds several weight files, and it is unclear which to read.
     #[error(
         "{}: expected model.safetensors or model.safetensors.index.json, got {count} .safetensors files and no index; fix: name one file",
         ShownPath(.path)
@@ -141,7 +141,7 @@ pub enum Error {
         /// The folder.
         path: PathBuf,
     },
-    /// A tensor was asked for that is not there.
+    /// A requested tensor does not exist.
     #[error("{}: tensor \"{}\": expected a tensor of this name, got none", ShownPath(.path), Shown(.tensor))]
     NoTensor {
         /// File or folder.
@@ -149,7 +149,7 @@ pub enum Error {
         /// The name asked for.
         tensor: String,
     },
-    /// A tensor of floats was asked for and the tensor holds something else.
+    /// A requested tensor is not a float.
     #[error("{}: tensor \"{}\": expected dtype F64, F32, F16 or BF16, got {dtype}", ShownPath(.path), Shown(.tensor))]
     NotFloat {
         /// The file.
@@ -176,7 +176,7 @@ pub enum Error {
         /// The first.
         value: f32,
     },
-    /// A read within a tensor reaches beyond it.
+    /// A read exceeds its tensor.
     #[error("{}: tensor \"{}\": expected a read within {size} bytes, got {len} bytes at byte {offset}", ShownPath(.path), Shown(.tensor))]
     Range {
         /// The file.
@@ -190,7 +190,7 @@ pub enum Error {
         /// Bytes of the tensor.
         size: u64,
     },
-    /// A tensor cannot be written as asked.
+    /// A tensor cannot be written as requested.
     #[error("{}: tensor \"{}\": {fault}", ShownPath(.path), Shown(.tensor))]
     Write {
         /// The file.
@@ -211,7 +211,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Tells whether the input or the environment is at fault.
+    /// Class of the error: input or environment.
     pub fn class(&self) -> ErrorClass {
         match self {
             Self::Io { .. } | Self::Memory { .. } | Self::Output { fault: OutputFault::Busy { .. }, .. } => {
@@ -238,8 +238,8 @@ impl Error {
         }))
     }
 
-    /// Classifies a failed `operation` on a file that the caller named: a missing file or a folder is bad input; anything else is the
-    /// environment's fault. `expected` names what was looked for.
+    /// Classifies a failed `operation` on a file that the caller named: a missing file or a folder is bad input;
+    /// anything else is the environment's fault. `expected` describes the file.
     pub fn opening(path: &Path, expected: &'static str, operation: &'static str, error: io::Error) -> Self {
         let path = path.to_owned();
         match error.kind() {

@@ -1,16 +1,16 @@
-//! File operations that fail on demand, so that tests can put a fault or a kill at every one of them.
+//! File operations that fail on demand, so that tests can inject a fault or a kill at each of them.
 //!
-//! Every change of a file or folder goes through [`crate::disk`], and so through `change`; reads go through `read`. Two ways
-//! arm a fault:
+//! Every change of a file or folder goes through [`crate::disk`], and so through `change`; reads go through `read`.
+//! There are two ways to arm a fault:
 //!
 //! - [`failing`], in the process: for one call and its thread.
-//! - the environment, for a whole process, so that a test can run any command under it: `MANTISSA_FAULT=kill:N` kills the
-//!   process (SIGKILL) in place of its change number N, `stop:N` stops it (SIGSTOP) before that change until it is continued,
-//!   `error:N` fails that change with EIO, `full:N` fails it and all later ones that take space with ENOSPC. `MANTISSA_TRACE=FILE`
-//!   appends one line per change to FILE, and the bytes written to `FILE.data`.
+//! - The environment, for a whole process, so that a test can run any command under it: `MANTISSA_FAULT=kill:N` kills
+//!   the process (SIGKILL) instead of its change number N, `stop:N` stops it (SIGSTOP) before that change until it is
+//!   continued, `error:N` fails that change with EIO, `full:N` fails it and all later ones that take space with
+//!   ENOSPC. `MANTISSA_TRACE=FILE` appends one line per change to FILE, and the bytes written to `FILE.data`.
 //!
-//! The environment can harm only the process that it is given to. Where nothing is armed, the cost is one thread-local load and
-//! one atomic load beside a system call.
+//! The environment affects only its own process. Unarmed, the cost is one thread-local load and one atomic load per
+//! system call.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -35,13 +35,13 @@ pub enum Operation {
 /// Numbers of the operations of one kind that fail, counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failing {
-    /// This one alone.
+    /// Only this one.
     Once(u64),
-    /// This one and all after it but removals, as on a full disk.
+    /// This one and all later ones except removals, as on a full disk.
     From(u64),
 }
 
-/// A change of the file system.
+/// Change of the file system.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Change<'a> {
     /// A file is created empty.
@@ -56,7 +56,7 @@ pub(crate) enum Change<'a> {
     Mark(&'a Path, &'a str),
     /// A file or folder is made durable.
     Sync(&'a Path),
-    /// A name is moved, and what was at the new one is gone.
+    /// A name is moved; a file at the new name is replaced.
     Rename(&'a Path, &'a Path),
     /// Two names are exchanged.
     Exchange(&'a Path, &'a Path),
@@ -93,8 +93,8 @@ thread_local! {
     static ARMED: Cell<Option<Armed>> = const { Cell::new(None) };
 }
 
-/// Runs `work` with the operations that `failing` names failing with `errno`; gives its result and the number of
-/// operations of that kind that were tried.
+/// Runs `work` while the operations named by `failing` fail with `errno`. Returns its result and the number of
+/// operations of that kind.
 pub fn failing<T>(
     operation: Operation,
     failing: Failing,
@@ -138,7 +138,7 @@ fn check(operation: Operation, full: bool) -> io::Result<()> {
     if fails { Err(io::Error::from_raw_os_error(armed.errno)) } else { Ok(()) }
 }
 
-/// A fault that the environment arms for the process.
+/// Fault armed by the environment for the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Kill(u64),

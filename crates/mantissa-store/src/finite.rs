@@ -1,14 +1,14 @@
-//! Non-finite values, counted while a tensor's bytes pass by.
+//! Counts non-finite values while a tensor's bytes are read.
 //!
 //! A NaN among the weights makes every logit NaN, and an infinity makes every other weight of its block 0. Both are
-//! refused where a weight is read, by name, before anything is computed from them.
+//! refused by name when a weight is read, before anything is computed from them.
 
 use std::path::Path;
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 
-/// Elements looked at before it is asked whether one was no number; keeps the common loop free of branches.
+/// Elements per check for non-finite values; keeps the inner loop free of branches.
 const STRIDE: usize = 1024;
 
 /// Counts NaN and infinities of one tensor. Integers and dtypes without such codes never have any.
@@ -21,12 +21,12 @@ pub struct FiniteScan {
 }
 
 impl FiniteScan {
-    /// Nothing seen yet of a tensor of this dtype.
+    /// Starts the count for a tensor of this dtype.
     pub fn new(dtype: Dtype) -> Self {
         FiniteScan { dtype, seen: 0, count: 0, first: None }
     }
 
-    /// Looks at the next bytes of the tensor, whole little-endian elements.
+    /// Counts the next bytes of the tensor, whole little-endian elements.
     pub fn update(&mut self, bytes: &[u8]) {
         match self.dtype {
             Dtype::F32 => self.scan(bytes, |b| u32::from_le_bytes(b) & 0x7f80_0000 == 0x7f80_0000),
@@ -41,10 +41,10 @@ impl FiniteScan {
         }
     }
 
-    /// [`Error::NonFinite`] if there was one. `path` and `tensor` say of what.
+    /// Returns [`Error::NonFinite`] if any were counted. `path` and `tensor` are for the message.
     ///
     /// # Errors
-    /// That one.
+    /// [`Error::NonFinite`].
     pub fn finish(&self, path: &Path, tensor: &str) -> Result<()> {
         let Some((index, value)) = self.first else { return Ok(()) };
         let (path, tensor) = (path.to_owned(), tensor.to_owned());
@@ -64,7 +64,8 @@ impl FiniteScan {
     }
 }
 
-/// Decodes a non-finite element as NaN or an infinity of its sign: the mantissa tells them apart, except in E4M3, which has no infinity.
+/// Decodes a non-finite element as NaN or a signed infinity. The mantissa tells them apart, except in E4M3, which has
+/// no infinity.
 fn value(dtype: Dtype, element: &[u8]) -> f32 {
     let wide = match element {
         [a] => u64::from(*a),
@@ -129,7 +130,7 @@ mod tests {
         );
     }
 
-    /// Every code of every narrow float: none is counted that a number stands for, and none is missed.
+    /// Tests every code of every narrow float: numbers are not counted, and no non-finite code is missed.
     #[test]
     fn every_code_is_told_apart() {
         for word in 0..=u16::MAX {

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use crate::error::Result;
 use crate::reader::RegularFile;
 
-/// Bytes per read: large enough that the hash, not the system call, is the cost.
+/// Bytes per read: large enough to amortize system calls.
 const CHUNK: usize = 1 << 20;
 
 /// Length and SHA-256 of a file. As JSON `{"bytes": length, "sha256": "64 hexadecimal digits"}`.
@@ -85,10 +85,10 @@ impl FileDigest {
     }
 }
 
-/// Digest of the bytes now on disk at `path`, in 1 MiB of memory.
+/// Digest of the file at `path` as it is on disk, in 1 MiB of memory.
 ///
 /// # Errors
-/// [`crate::Error::Missing`], [`crate::Error::WrongKind`] or [`crate::Error::Io`] when it cannot be read.
+/// [`crate::Error::Missing`], [`crate::Error::WrongKind`] or [`crate::Error::Io`] if it cannot be read.
 pub fn hash_file(path: &Path) -> Result<FileDigest> {
     let source = RegularFile::open(path, "a file to hash")?;
     let mut hasher = Sha256::new();
@@ -99,8 +99,8 @@ pub fn hash_file(path: &Path) -> Result<FileDigest> {
     Ok(FileDigest { len: source.len(), sha256: hasher.finalize().into() })
 }
 
-/// As [`hash_file`], through `buffer`, which must not be empty. `go_on` is told the bytes hashed and may end it: the result
-/// is then `None`.
+/// Like [`hash_file`], with the nonempty `buffer`. `go_on` receives the number of bytes hashed and may stop; the
+/// result is then `None`.
 ///
 /// # Errors
 /// As [`hash_file`].
@@ -118,7 +118,7 @@ pub fn hash_file_while(
     Ok(whole.then(|| FileDigest { len: source.len(), sha256: hasher.finalize().into() }))
 }
 
-/// Hands a file to `take` piece by piece, with the number of bytes read so far; false where `take` has ended it.
+/// Passes a file to `take` piece by piece, with the number of bytes read so far. Returns false if `take` stopped it.
 fn each_piece(
     source: &RegularFile,
     buffer: &mut [u8],

@@ -1,7 +1,7 @@
 //! The JSON of a safetensors header, streamed into entries without an intermediate tree.
 //!
-//! A visitor can only fail with text, so it leaves what it knows - the scope it was in, and a typed fault if it
-//! found one - in [`Scope`], from which the error is made.
+//! A visitor can only fail with text. So it records its scope, and a typed fault if it found one, in [`Scope`], from
+//! which the error is built.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -58,8 +58,8 @@ impl Scope {
     }
 }
 
-/// Byte where the parser stopped. It counts lines, and columns in bytes, and means by a column now the last byte
-/// read and now the next: right to within one byte.
+/// Byte at which the parser stopped. The parser's column is the last byte read or the next one, so this is accurate
+/// to one byte.
 fn position(text: &str, error: &serde_json::Error) -> usize {
     let line_start: usize =
         text.split_inclusive('\n').take(error.line().saturating_sub(1)).map(str::len).sum();
@@ -154,7 +154,7 @@ struct Fields<'a> {
 }
 
 impl Fields<'_> {
-    /// Records a typed fault of the tensor in scope and gives the error that unwinds the parser.
+    /// Records a typed fault of the current tensor and returns the error that unwinds the parser.
     fn fail<E: serde::de::Error>(self, fault: TensorFault) -> E {
         let mut scope = self.scope.borrow_mut();
         if let Scope::Tensor(name) = &mut *scope {
@@ -224,7 +224,7 @@ impl<'de> Visitor<'de> for Fields<'_> {
         let offsets = self.require(offsets, "data_offsets")?;
         let pair = <[u64; 2]>::try_from(offsets)
             .map_err(|found| self.fail(Number::Offset.fault(format!("{} numbers", found.len()))))?;
-        // Each was checked to lie below 2^63, so this can only fail where addresses have 32 bits.
+        // Each was checked to be below 2^63, so this fails only with 32-bit addresses.
         let shape = dims.iter().map(|&dim| usize::try_from(dim)).collect::<std::result::Result<_, _>>();
         let shape =
             shape.map_err(|_| self.fail(Number::Dimension.fault("a dimension beyond memory".into())))?;

@@ -1,7 +1,7 @@
-//! A journal: lines appended to a file beside unfinished work, each with its checksum.
+//! Journal: lines appended to a file beside unfinished work, each with its checksum.
 //!
-//! A line is `CHECKSUM TEXT\n`, the XXH64 of the text in 16 hexadecimal digits. Whoever reads it back takes the lines that
-//! are whole: a line torn by a kill or lost in a power cut is as if it had not been written.
+//! A line is `CHECKSUM TEXT\n`, the XXH64 of the text in 16 hexadecimal digits. Reading returns only whole lines; a
+//! line torn by a kill or lost in a power cut is ignored.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
@@ -50,7 +50,7 @@ impl Journal {
         Some(bytes.split(|&b| b == b'\n').filter_map(whole_line).collect())
     }
 
-    /// Opens the journal of the folder `dir` to go on with it.
+    /// Opens the journal of the folder `dir` to continue it.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -58,22 +58,22 @@ impl Journal {
         let path = dir.join(JOURNAL_NAME);
         let file = open(&path, true).map_err(|e| Error::io(&path, "open journal", e))?;
         let mut journal = Self { path, file };
-        // The last line may be torn: what follows must not become part of it.
+        // The last line may be torn; end it, so that the next is not appended to it.
         journal.write(b"\n")?;
         Ok(journal)
     }
 
-    /// Appends a line; `text` holds no line break. It is durable after the next [`Self::sync`].
+    /// Appends a line; `text` has no line break. It is durable after the next [`Self::sync`].
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn append(&mut self, text: &str) -> Result<()> {
         debug_assert!(!text.contains('\n'));
-        // One write: a kill leaves a line or none.
+        // A single write, so that a kill leaves the whole line or none.
         self.write(format!("{:016x} {text}\n", Checksum::of(text.as_bytes())).as_bytes())
     }
 
-    /// Makes every line durable. What the lines speak of should be durable first.
+    /// Makes every line durable. Make the data that the lines describe durable first.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -89,7 +89,7 @@ impl Journal {
 
 fn open(path: &Path, append: bool) -> std::io::Result<File> {
     let mut options = OpenOptions::new();
-    // Not through a link, which in a shared folder somebody else may have planted, and not waiting for a pipe.
+    // Do not follow a link, which others can plant in a shared folder, and do not wait for a pipe.
     options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
     options.read(true).append(append).open(path)
 }

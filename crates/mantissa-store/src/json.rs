@@ -1,6 +1,6 @@
 //! Strict JSON: duplicate keys are an error, depth is limited to 128 (by `serde_json`), size is capped.
 //!
-//! Two readers that disagree on which of two equal keys counts would see two different models.
+//! Readers that resolve duplicate keys differently would see different models.
 
 use std::cell::RefCell;
 use std::fmt;

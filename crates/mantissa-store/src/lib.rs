@@ -1,15 +1,14 @@
-//! Untrusted model files in, typed tensors out, and back to disk atomically.
+//! Reads untrusted model files as typed tensors, and writes outputs atomically.
 //!
-//! Reading: [`SafeTensors`] opens one file through checks that are stricter than the format's own reader, and
-//! [`Checkpoint`] opens a Hugging Face folder of them. Both read headers only; tensors are read on demand, whole
-//! or in panels, with positioned reads (never mmap: a file truncated under a map is a SIGBUS).
+//! Reading: [`SafeTensors`] opens one file with stricter checks than the format's own reader, and [`Checkpoint`]
+//! opens a Hugging Face folder. Both read headers only. Tensors are read on demand, whole or in panels, with
+//! positioned reads (never mmap: truncating a mapped file raises SIGBUS).
 //!
-//! Writing: [`SafetensorsWriter`] and [`ShardedWriter`] fill files in any order and know what is still missing;
-//! [`Staging`] and [`StagedFile`] make an output appear only when it is complete, with a [`Manifest`] of hashes
-//! written last.
+//! Writing: [`SafetensorsWriter`] and [`ShardedWriter`] fill files in any order and track missing bytes. [`Staging`]
+//! and [`StagedFile`] make an output appear only when it is complete, with a [`Manifest`] of hashes written last.
 //!
-//! Every error names its file and its tensor or field, and says through [`Error::class`] whether the input or
-//! the environment is at fault. The crate needs a Unix (positioned I/O, advisory locks, atomic exchange).
+//! Every error names its file and its tensor or field, and [`Error::class`] attributes it to the input or the
+//! environment. The crate requires Unix (positioned I/O, advisory locks, atomic exchange).
 #![forbid(unsafe_code)]
 
 pub mod checksum;

@@ -1,4 +1,4 @@
-//! One writer at a time for an output or a training run: an advisory lock on a file beside it, which says who holds it.
+//! One writer at a time for an output or a training run: an advisory lock on a file beside it that names its owner.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek};
@@ -15,7 +15,7 @@ use crate::failpoint::{Change, change};
 use crate::target::Target;
 use crate::unpublished::Unpublished;
 
-/// First word of a lock file, by which it is told from a file of somebody else.
+/// First word of a lock file, which distinguishes it from other files.
 const WORD: &str = "mantissa-lock";
 
 /// Name in the file name of a lock inside a folder: `.run.mantissa-lock`.
@@ -37,17 +37,17 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Takes the lock of the output or run at `path`, whose parent folders are created if they do not exist.
+    /// Takes the lock of the output or run at `path`; creates missing parent folders.
     ///
     /// # Errors
-    /// [`Error::Output`] with [`OutputFault::Busy`] and the owner's process id and start, [`OutputFault::NotALock`] if a file of
-    /// somebody else has the lock's name, [`Error::Io`].
+    /// [`Error::Output`] with [`OutputFault::Busy`] and the owner's process id and start, [`OutputFault::NotALock`]
+    /// if another file has the lock's name, [`Error::Io`].
     pub fn of(path: &Path) -> Result<Self> {
         let closed = |error: &io::Error| {
             matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
         };
         match Self::acquire(&Target::prepare(path)?) {
-            // Of a folder whose parent cannot be written, such as a mounted volume, the lock lies in the folder.
+            // If the parent is not writable (a mounted volume), the lock is inside the folder.
             Err(Error::Io { error, .. }) if closed(&error) && path.is_dir() => {
                 Self::acquire(&Target::prepare(&path.join(INSIDE))?)
             }
@@ -55,15 +55,15 @@ impl Lock {
         }
     }
 
-    /// Takes the lock of `target`, or says who holds it.
+    /// Takes the lock of `target`, or fails with its owner.
     pub(crate) fn acquire(target: &Target) -> Result<Self> {
         Self::acquire_as(target, "lock")
     }
 
-    /// As [`Self::acquire`], by a lock file of another name.
+    /// Like [`Self::acquire`], with another lock file name.
     pub(crate) fn acquire_as(target: &Target, name: &str) -> Result<Self> {
         let path = target.sibling(name);
-        // The owner before us unlinks the file while it holds it, so the one we open can already be gone.
+        // The previous owner unlinks the file while holding it, so the one we open may be gone already.
         for _ in 0..64 {
             let mut file = open(&path)?;
             let text = text_of(&mut file);
@@ -79,7 +79,7 @@ impl Lock {
                 Err(TryLockError::Error(error)) => return Err(Error::io(&path, "lock", error)),
             }
             if is_at(&file, &path).map_err(|e| Error::io(&path, "lock", e))? {
-                // Owned before it is written, so that a failed write removes it.
+                // Take ownership before writing, so that a failed write removes the file.
                 let unpublished = Unpublished::lock(&path);
                 let lock = Self { path, file, _unpublished: unpublished };
                 lock.write_owner().map_err(|e| Error::io(&lock.path, "write lock", e))?;
@@ -98,14 +98,14 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Before the lock is released, so that nobody can have locked this very file in between.
+        // Unlink before the lock is released, so that nobody can have locked this very file in between.
         let _ = disk::remove_file(&self.path);
     }
 }
 
 fn open(path: &Path) -> Result<File> {
     let mut options = OpenOptions::new();
-    // A link planted in a shared folder must not have its target truncated.
+    // Do not truncate the target of a planted link.
     options.read(true).write(true).create(true).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
     change(Change::Create(path), || options.open(path)).map_err(|e| Error::io(path, "create lock file", e))
 }
@@ -122,13 +122,12 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
 fn text_of(file: &mut File) -> String {
     let mut bytes = Vec::new();
     let read = file.rewind().and_then(|()| file.take(MAX_LOCK).read_to_end(&mut bytes));
-    // What cannot be read is not taken for ours.
-    // A power cut may leave zeros where a dead process wrote who it was.
+    // Treat an unreadable file as foreign. A power cut may leave zeros in place of the owner.
     let text = || String::from_utf8_lossy(&bytes).trim_start_matches('\0').to_owned();
     read.map_or_else(|_| "?".to_owned(), |_| text())
 }
 
-/// The owner as messages name it. One that has just taken the lock gets a moment to write who it is.
+/// Owner for messages. Waits briefly for one that has just taken the lock to write its name.
 fn owner_of(file: &mut File, mut text: String) -> String {
     for _ in 0..OWNER_TRIES {
         if !text.is_empty() {
@@ -140,7 +139,7 @@ fn owner_of(file: &mut File, mut text: String) -> String {
     owner(&text)
 }
 
-/// The owner as messages name it: process id and start.
+/// Owner for messages: process id and start.
 fn owner(text: &str) -> String {
     let mut words = text.split_whitespace().skip(1);
     match (words.next(), words.next().and_then(|seconds| seconds.parse().ok())) {

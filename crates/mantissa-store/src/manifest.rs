@@ -1,6 +1,6 @@
 //! `mantissa-manifest.json`: length and SHA-256 of every file of an output folder, written last.
 //!
-//! A folder with a manifest was complete when it was named. The manifest holds no time and no host, so that the
+//! A folder with a manifest was complete when it got its name. The manifest holds no time and no host, so that the
 //! same inputs give the same bytes.
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ pub const MANIFEST_NAME: &str = "mantissa-manifest.json";
 /// Longest manifest read, in bytes.
 const MAX_MANIFEST_BYTES: u64 = 64 << 20;
 
-/// The field of a run that holds the runs before it.
+/// Field of a run that holds the runs before it.
 const HISTORY: &str = "history";
 
 /// The layout version that this crate writes, and the only one it reads.
@@ -72,7 +72,7 @@ impl Manifest {
         Self::read_file(&dir.join(MANIFEST_NAME))
     }
 
-    /// Reads the manifest at `path`, such as one that lies beside a single file.
+    /// Reads the manifest at `path`, such as one beside a single file.
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -81,12 +81,12 @@ impl Manifest {
         Self::from_value(path, &value)
     }
 
-    /// Reads the runs that made the model at `model`, a folder or a single file, from its manifest: oldest first, its own last. Each
-    /// has the fields of the run (`command` and so on), `tool`, and under `weights` the SHA-256 of each weight file that it wrote, by
-    /// which a reader sees whether the next run found them unchanged. Empty without a manifest.
+    /// Reads the runs that made the model at `model`, a folder or a single file, from its manifest, oldest first.
+    /// Each has the fields of the run (`command` and so on), `tool`, and under `weights` the SHA-256 of each weight
+    /// file it wrote, which shows if the next run found them unchanged. Empty without a manifest.
     ///
     /// # Errors
-    /// As [`Self::read`], but for a manifest that is not there.
+    /// As [`Self::read`], except for a missing manifest.
     pub fn history(model: &Path) -> Result<Vec<Value>> {
         match Self::read_file(&manifest_path(model)) {
             Ok(manifest) => Ok(manifest.into_history()),
@@ -95,8 +95,8 @@ impl Manifest {
         }
     }
 
-    /// The fields `run` of what is made of the model at `source`: with what made that, under `history`, if it is known. So a
-    /// model that was fine-tuned and then quantized is told from one that was quantized and then fine-tuned.
+    /// Fields of `run`, a run on the model at `source`, with the source's own history under `history`, if known. This
+    /// tells a fine-tuned, then quantized model from a quantized, then fine-tuned one.
     ///
     /// # Errors
     /// As [`Self::history`].
@@ -122,10 +122,10 @@ impl Manifest {
         runs
     }
 
-    /// Compares the files that it lists with those in the folder `dir`; empty when nothing differs.
+    /// Compares the listed files with those in the folder `dir`; empty if nothing differs.
     ///
     /// # Errors
-    /// [`Error::Io`] when a file that exists cannot be read.
+    /// [`Error::Io`] if an existing file cannot be read.
     pub fn compare(&self, dir: &Path) -> Result<Vec<Mismatch>> {
         let mut found = Vec::new();
         for (file, &expected) in &self.files {
@@ -190,7 +190,7 @@ pub enum Mismatch {
         /// SHA-256 in the manifest, hexadecimal.
         expected: String,
     },
-    /// A file that the manifest does not list; what it does list may still be intact.
+    /// A file that the manifest does not list; the listed files may still be intact.
     #[error("{}: the manifest does not list this file", Shown(.file))]
     Unlisted {
         /// Its name.
@@ -244,7 +244,7 @@ pub(crate) fn files_under(dir: &Path) -> Result<Vec<String>> {
 fn compare(dir: &Path, file: &str, expected: FileDigest) -> Result<Option<Mismatch>> {
     let name = || file.to_owned();
     let path = dir.join(file);
-    // The length first: a truncated file need not be hashed.
+    // Compare the length first: a truncated file need not be hashed.
     match fs::metadata(&path) {
         Ok(metadata) if metadata.is_file() && metadata.len() != expected.len => {
             return Ok(Some(Mismatch::Length {

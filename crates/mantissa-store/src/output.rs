@@ -1,11 +1,12 @@
-//! Paths that may be written, and what may be replaced there.
+//! Paths that may be written, and rules for replacing outputs.
 //!
-//! Replacing deletes what was there. So a file or folder is replaced only if the same job wrote it and it is unchanged since, or with
-//! `--overwrite`; and of a folder every file must be listed in its `mantissa-manifest.json`, with `--overwrite` too.
+//! Replacing deletes the old output. So a file or folder is replaced only if the same job wrote it and it is
+//! unchanged since, or with `--overwrite`. Even then every file of a folder must be listed in its
+//! `mantissa-manifest.json`.
 //!
-//! A job is a command line with its inputs. An output keeps the key of its job in the extended attribute [`ATTRIBUTE`], not in its
-//! content: the same inputs give the same bytes wherever they are written. A copy loses the attribute, and so does an output on a
-//! file system without attributes: it is then replaced only with `--overwrite`.
+//! A job is a command line with its inputs. An output keeps the key of its job in the extended attribute
+//! [`ATTRIBUTE`], not in its content: the same inputs give the same bytes wherever they are written. Copies and file
+//! systems without attributes lose the key; such an output is replaced only with `--overwrite`.
 
 use std::fs;
 use std::io;
@@ -32,7 +33,7 @@ const MAX_ATTRIBUTE: usize = 256;
 pub struct Job(String);
 
 impl Job {
-    /// The job that `text` describes in full.
+    /// Key of the job that `text` describes completely.
     pub fn of(text: &str) -> Self {
         let mut hex = FileDigest::of(text.as_bytes()).hex();
         hex.truncate(32);
@@ -60,18 +61,18 @@ enum Rule {
 }
 
 impl Output {
-    /// A path at which there must be nothing, or an empty folder.
+    /// Path at which nothing may exist except an empty folder.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Output { path: path.into(), rule: Rule::New }
     }
 
-    /// A path that `job` writes, where it replaces only what it wrote itself or, with `overwrite`, any output.
+    /// Path written by `job`, which replaces only its own output or, with `overwrite`, any output.
     pub fn of_job(path: impl Into<PathBuf>, job: Job, overwrite: bool) -> Self {
         Output { path: path.into(), rule: Rule::Job { job, overwrite } }
     }
 
-    /// A path inside a folder that belongs to this process alone, which holds its lock: a training run, a work folder. Whatever is
-    /// there may be replaced, and no lock of its own is taken.
+    /// Path inside a folder that only this process uses and has locked: a training run, a work folder. Anything there
+    /// may be replaced, and no further lock is taken.
     pub fn owned(path: impl Into<PathBuf>) -> Self {
         Output { path: path.into(), rule: Rule::Owned }
     }
@@ -81,12 +82,13 @@ impl Output {
         &self.path
     }
 
-    /// Path `path`, by the same rule: a file that belongs to this output, such as the manifest beside a GGUF file.
+    /// Path `path` under the same rule, for a file that belongs to this output, such as the manifest beside a GGUF
+    /// file.
     pub fn at(&self, path: impl Into<PathBuf>) -> Self {
         Output { path: path.into(), rule: self.rule.clone() }
     }
 
-    /// Refuses now what writing a folder here would refuse later, before hours of work.
+    /// Checks early, before hours of work, that a folder may be written here.
     ///
     /// # Errors
     /// As [`crate::Staging::begin`], which checks again.
@@ -98,7 +100,7 @@ impl Output {
         matches!(self.rule, Rule::Owned)
     }
 
-    /// Key of what writes here, for the mark of a work folder.
+    /// Key of the writer, for the mark of a work folder.
     pub(crate) fn key(&self) -> &str {
         match &self.rule {
             Rule::Job { job, .. } => job.key(),
@@ -118,15 +120,15 @@ impl Output {
         Ok(attribute(path).as_deref() == Some(job.key()) && verify_manifest(path)?.is_empty())
     }
 
-    /// Puts the key of the job on a file that is written and not yet in place. Before its last fsync: after a power cut an output
-    /// without its key would be refused to the job that wrote it.
+    /// Sets the key of the job on a file that is written and not yet in place. Call it before the last fsync: after a
+    /// power cut, an output without its key could not be replaced by its own job.
     pub(crate) fn mark_file(&self, staged: &Path) -> Result<()> {
         let Rule::Job { job, .. } = &self.rule else { return Ok(()) };
         let found = fs::metadata(staged).map_err(|e| Error::io(staged, "look up", e))?;
         mark(staged, &file_mark(job, &found))
     }
 
-    /// Puts the key of the job on a folder that is written and not yet in place, before its last fsync.
+    /// Sets the key of the job on a folder that is written and not yet in place, before its last fsync.
     pub(crate) fn mark_folder(&self, staged: &Path) -> Result<()> {
         match &self.rule {
             Rule::Job { job, .. } => mark(staged, job.key()),
@@ -134,10 +136,10 @@ impl Output {
         }
     }
 
-    /// Refuses to write the folder `path` over what is there; gives what may be replaced.
+    /// Refuses to write the folder `path` over anything that may not be replaced; returns what may be.
     ///
     /// # Errors
-    /// [`Error::Output`], [`Error::WrongKind`] if it is no folder, [`Error::Io`].
+    /// [`Error::Output`], [`Error::WrongKind`] if it is not a folder, [`Error::Io`].
     pub(crate) fn check_folder(&self, path: &Path) -> Result<Found> {
         match fs::symlink_metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::nothing()),
@@ -159,7 +161,7 @@ impl Output {
         Ok(found)
     }
 
-    /// Refuses to write the file `path` over what is there; gives what may be replaced.
+    /// Refuses to write the file `path` over anything that may not be replaced; returns what may be.
     ///
     /// # Errors
     /// As [`Self::check_folder`].
@@ -173,7 +175,7 @@ impl Output {
         Ok(Found { there: true, files: vec![(String::new(), identity(&found))] })
     }
 
-    /// Refuses the path where something is there that is not what `found` was, checked before the work began.
+    /// Refuses the path if it has changed from `found`, the state checked before the work began.
     ///
     /// # Errors
     /// [`OutputFault::Changed`], [`Error::Io`].
@@ -194,7 +196,7 @@ impl Output {
 /// Files at an output's path, each with its identity: inode, length and time of change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// True if anything is there, be it an empty folder.
+    /// True if anything exists there, even an empty folder.
     pub(crate) there: bool,
     files: Vec<(String, [i64; 4])>,
 }
@@ -237,7 +239,7 @@ fn attribute(path: &Path) -> Option<String> {
     String::from_utf8(bytes.get(..len)?.to_vec()).ok()
 }
 
-/// Marks an output as ours. On a file system without attributes the output is replaced only with `--overwrite`.
+/// Marks an output as ours. Without attributes on the file system it is replaced only with `--overwrite`.
 fn mark(path: &Path, text: &str) -> Result<()> {
     disk::mark(path, ATTRIBUTE, text).map_err(|e| Error::io(path, "set an attribute", e))
 }
@@ -255,7 +257,7 @@ fn require_listed(path: &Path, found: &Found) -> Result<()> {
     }
 }
 
-/// Looks up the file at `path`; an error where something other than a file is there.
+/// Looks up the file at `path`; fails for anything other than a file.
 pub(crate) fn require_file_or_nothing(path: &Path) -> Result<Option<fs::Metadata>> {
     match failpoint::read(|| fs::symlink_metadata(path)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

@@ -1,7 +1,8 @@
-//! The paths that a command reads and those that it writes, checked against each other before any work.
+//! The paths that a command reads and writes, checked against each other before any work.
 //!
-//! No output may be an input, by path or by device and inode, so that symbolic and hard links are seen through; nor may it be what
-//! another job wrote, unless `--overwrite` is given ([`crate::output`]); nor may two outputs be one.
+//! An output must not be an input, compared by path and by device and inode, which resolves symbolic and hard links.
+//! It must not be the output of another job without `--overwrite` ([`crate::output`]). Two outputs must not be the
+//! same.
 
 use std::collections::HashMap;
 use std::fs;
@@ -23,7 +24,7 @@ pub enum Kind {
     Folder,
     /// A GGUF model: a file, or parts of one, with files beside it.
     Gguf,
-    /// Folder of a training run, which refuses what is there by rules of its own; it may lie in an input's folder.
+    /// Folder of a training run, which has its own rules for existing files; it may lie in an input's folder.
     Run,
 }
 
@@ -37,7 +38,7 @@ pub struct Paths {
 #[derive(Clone, Debug)]
 struct Read {
     path: PathBuf,
-    /// True if the job is another one when its content is.
+    /// True if the content is part of the job's identity.
     decides: bool,
 }
 
@@ -48,30 +49,30 @@ struct Write {
     kind: Kind,
 }
 
-/// End of the name of what describes a GGUF model beside it.
+/// Suffix of files that describe a GGUF model beside it.
 const QUALITY_SUFFIX: &str = "quality.json";
 
 /// Device and inode.
 type FileId = (u64, u64);
 
 impl Paths {
-    /// Adds an input: a file, or a folder whose files are inputs. One that does not exist is the command's to refuse.
+    /// Adds an input: a file, or a folder whose files are inputs. The command itself refuses a missing one.
     pub fn read(&mut self, path: impl Into<PathBuf>) {
         self.reads.push(Read { path: path.into(), decides: true });
     }
 
-    /// Adds an input that may change between two runs of the same job, such as the folder of a run under way.
+    /// Adds an input that may change between runs of the same job, such as the folder of a run in progress.
     pub fn watch(&mut self, path: impl Into<PathBuf>) {
         self.reads.push(Read { path: path.into(), decides: false });
     }
 
-    /// Adds an output, which messages name by `option`.
+    /// Adds an output; messages name it by `option`.
     pub fn write(&mut self, option: impl Into<String>, path: impl Into<PathBuf>, kind: Kind) {
         self.writes.push(Write { option: option.into(), path: path.into(), kind });
     }
 
-    /// Refuses outputs that are inputs, that may not be replaced, or that are one another. `command` is the command line: with the
-    /// identities of the inputs it is the job, which may replace what it wrote itself.
+    /// Refuses outputs that are inputs, that may not be replaced, or that coincide. `command` is the command line.
+    /// With the identities of the inputs it forms the job, which may replace its own output.
     ///
     /// # Errors
     /// [`Error::Output`], [`Error::WrongKind`], [`Error::Io`].
@@ -122,7 +123,7 @@ impl Paths {
     }
 }
 
-/// True if `file` is a part of the GGUF model that `write` makes at `model`, or lies beside it or a part under its name.
+/// True if `file` is a part of the GGUF model written at `model`, or a file beside it or a part.
 fn belongs(write: &Write, model: &Path, file: &Path) -> bool {
     if write.kind != Kind::Gguf || model.parent() != file.parent() {
         return false;
@@ -135,7 +136,7 @@ fn belongs(write: &Write, model: &Path, file: &Path) -> bool {
     file == model || is_part_of(&model, file)
 }
 
-/// Files that exist of the GGUF model at `path`: itself, its parts, and what lies beside.
+/// Existing files of the GGUF model at `path`: itself, its parts, and files beside it.
 fn gguf_files(path: &Path) -> Vec<PathBuf> {
     let mut files = vec![path.to_owned()];
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -150,7 +151,7 @@ fn gguf_files(path: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Permission to write the outputs, given when all paths are checked.
+/// Permission to write the outputs, granted after all paths are checked.
 #[derive(Clone, Debug)]
 pub struct Permits {
     job: Job,
@@ -159,7 +160,7 @@ pub struct Permits {
 }
 
 impl Permits {
-    /// Output at `path`; `None` if the command has not named it among its [`Paths`].
+    /// Output at `path`; `None` if it is not among the command's [`Paths`].
     pub fn output(&self, path: &Path) -> Option<Output> {
         self.writes.iter().find(|write| write.path == path).map(|write| self.of(write))
     }
@@ -171,9 +172,9 @@ impl Permits {
 
 /// Inputs that exist.
 struct Inputs {
-    /// Resolved paths with the names that they were given by.
+    /// Resolved paths with their original spelling.
     paths: Vec<(PathBuf, PathBuf)>,
-    /// Files, and whether they are named themselves, not just their folder.
+    /// Files, and true for each that is named itself rather than its folder.
     files: HashMap<FileId, (PathBuf, bool)>,
     /// Text that changes when an input does.
     described: String,
@@ -190,7 +191,7 @@ impl Inputs {
                 let mut files: Vec<_> =
                     entries.unwrap_or_default().into_iter().map(|entry| entry.path()).collect();
                 files.sort();
-                // An output of this command in a folder that it reads is not part of what it was made from.
+                // An output of this command inside a folder that it reads is not an input.
                 for file in files.iter().filter(|file| file.is_file()) {
                     inputs.add(file, false, *decides && !outputs.contains(file));
                 }
@@ -215,7 +216,7 @@ impl Inputs {
         self.described += &format!("{name} {dev} {ino} {len} {}.{}\n", found.mtime(), found.mtime_nsec());
     }
 
-    /// Refuses an output that is an input, holds one or, if it is a folder, lies in one.
+    /// Refuses an output that is an input, contains one, or is a folder inside one.
     fn refuse(&self, write: &Write, resolved: &Path) -> Result<()> {
         for (input, named) in &self.paths {
             let relation = if input == resolved {
@@ -232,11 +233,11 @@ impl Inputs {
         Ok(())
     }
 
-    /// Refuses a file that exists and is an input by device and inode, and is no output of this very job.
+    /// Refuses a file that is an input by device and inode, unless it is an output of this job.
     fn refuse_file(&self, write: &Write, resolved: &Path, output: &Output) -> Result<()> {
         let Ok(found) = fs::metadata(resolved) else { return Ok(()) };
         match self.files.get(&(found.dev(), found.ino())) {
-            // A file in a folder that is read, but an output of ours, is not part of what the folder is for.
+            // An output of ours in an input folder does not belong to the input.
             Some((input, named)) if *named || !(output.wrote_file(resolved) || is_output(resolved)) => {
                 Err(overlap(write, "is", input))
             }

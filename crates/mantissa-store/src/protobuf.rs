@@ -1,7 +1,7 @@
-//! Protocol Buffers, as far as an ONNX graph needs them: numbers, texts and messages within messages, written.
+//! Writer for the part of Protocol Buffers that an ONNX graph needs: integers, strings and nested messages.
 //!
-//! Two of the wire types, in the order in which they are given. A crate would bring its derive macros or a code generator for less
-//! than this. Source: protobuf.dev, "Encoding".
+//! It uses two of the wire types, in the given order. A crate would bring derive macros or a code generator for less
+//! code than this. Source: protobuf.dev, "Encoding".
 
 /// A message that is being written.
 #[derive(Debug, Default)]
@@ -10,23 +10,23 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    /// Field `field`, an integer that is not negative.
+    /// Writes a non-negative integer as field `field`.
     pub(crate) fn number(&mut self, field: u32, value: u64) {
         self.varint(u64::from(field) << 3);
         self.varint(value);
     }
 
-    /// Field `field`, a string.
+    /// Writes a string as field `field`.
     pub(crate) fn text(&mut self, field: u32, value: &str) {
         self.delimited(field, value.as_bytes());
     }
 
-    /// Field `field`, a message.
+    /// Writes a message as field `field`.
     pub(crate) fn message(&mut self, field: u32, value: Message) {
         self.delimited(field, &value.bytes);
     }
 
-    /// The message in full.
+    /// Bytes of the message.
     pub(crate) fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }
@@ -37,7 +37,7 @@ impl Message {
         self.bytes.extend_from_slice(value);
     }
 
-    /// Seven bits to the byte, the lowest first; the eighth says that more follow.
+    /// Seven bits per byte, lowest first; the eighth bit marks a continuation.
     fn varint(&mut self, mut value: u64) {
         while value > 0x7f {
             self.bytes.push(value as u8 | 0x80);

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, JsonFault, Result};
 use crate::failpoint;
 
-/// An open regular file whose length was taken once, at opening.
+/// Open regular file; its length was read at opening.
 ///
-/// A file truncated later gives an I/O error on the read that meets its end, never a signal.
+/// If the file is truncated later, a read past its end is an I/O error, never a signal.
 #[derive(Debug)]
 pub(crate) struct RegularFile {
     path: PathBuf,
@@ -20,7 +20,7 @@ pub(crate) struct RegularFile {
 impl RegularFile {
     /// Opens `path`, which must be a regular file. `expected` names what was looked for.
     pub(crate) fn open(path: &Path, expected: &'static str) -> Result<Self> {
-        // Looked at before it is opened: opening a pipe would wait for its writer.
+        // Check before opening: opening a pipe would wait for its writer.
         let before =
             failpoint::read(|| fs::metadata(path)).map_err(|e| Error::opening(path, expected, "open", e))?;
         require_regular(path, &before, expected)?;

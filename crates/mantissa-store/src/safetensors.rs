@@ -1,12 +1,12 @@
-//! The safetensors format, read through checks stricter than its reference implementation's.
+//! The safetensors format, read with stricter checks than its reference implementation's.
 //!
 //! Layout: 8 bytes little-endian header length, a JSON header, the data. The header maps each tensor's name to
 //! `{"dtype", "shape", "data_offsets": [begin, end]}`, offsets from the start of the data, and may hold one
 //! `__metadata__` object of strings. <https://github.com/huggingface/safetensors#format>
 //!
-//! Stricter than the reference: a repeated key anywhere is refused (tensor, field, `__metadata__` or a key in
-//! it), and so is an unknown field in a tensor's entry, since one that a later version defines could change what
-//! the bytes mean. As lenient as the reference: white space may precede `{`, and the data need not be aligned.
+//! Stricter than the reference: a repeated key is refused anywhere (tensor, field, `__metadata__` or a key in it). So
+//! is an unknown field in a tensor's entry, because a later version could use it to change the meaning of the bytes.
+//! As lenient as the reference: white space may precede `{`, and the data need not be aligned.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -66,7 +66,7 @@ impl SafeTensors {
         Ok(Self { source, header })
     }
 
-    /// Another format's file, its tensors already checked against it.
+    /// Wraps another format's file, with its tensors already checked.
     pub(crate) fn of_parts(source: RegularFile, tensors: Vec<TensorMeta>) -> Self {
         let mut by_name: Vec<usize> = (0..tensors.len()).collect();
         by_name.sort_by(|&a, &b| tensors[a].name.cmp(&tensors[b].name));

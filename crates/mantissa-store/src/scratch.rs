@@ -1,4 +1,4 @@
-//! A folder of files that are of use only while this process runs.
+//! Folder of temporary files, used only while this process runs.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -12,10 +12,10 @@ use crate::error::{Error, Result};
 use crate::failpoint::{Change, change};
 use crate::unpublished::Unpublished;
 
-/// Names tried before a folder for temporary files is taken to be unusable.
+/// Number of names tried before the folder for temporary files counts as unusable.
 const TRIES: usize = 64;
 
-/// A folder below the system's folder for temporary files (`TMPDIR`), readable by its owner only. It is removed when dropped,
+/// Folder below the system's folder for temporary files (`TMPDIR`), readable only by its owner. It is removed on drop
 /// and when a signal ends the process; only a kill leaves it behind.
 #[derive(Debug)]
 pub struct Scratch {
@@ -24,7 +24,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// A new, empty folder.
+    /// Creates an empty folder.
     ///
     /// # Errors
     /// [`Error::Io`] names the folder for temporary files.
@@ -36,7 +36,7 @@ impl Scratch {
             let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.subsec_nanos());
             let count = COUNT.fetch_add(1, Ordering::Relaxed);
             let path = parent.join(format!("mantissa-{}-{count}-{clock:08x}", std::process::id()));
-            // Never a folder that is there already: someone else's would be read as ours.
+            // Never reuse an existing folder: it may belong to someone else.
             let create = || DirBuilder::new().mode(0o700).create(&path);
             match Unpublished::create(&path, || change(Change::Folder(&path), create)) {
                 Ok(unpublished) => return Ok(Scratch { path, _unpublished: unpublished }),
@@ -56,7 +56,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What cannot be removed is in the folder for temporary files, where the system removes it.
+        // Anything left is in the folder for temporary files, which the system cleans.
         let _ = disk::remove_all(&self.path);
     }
 }

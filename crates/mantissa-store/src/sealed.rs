@@ -1,6 +1,7 @@
-//! A checksum of a whole safetensors file in its own metadata, by which one flipped bit is found wherever it is.
+//! Checksum of a whole safetensors file in its own metadata, which detects a single flipped bit anywhere.
 //!
-//! The checksum is the XXH64 of the file with the digits of the checksum as zeros. It stands under [`KEY`] as 16 hexadecimal digits.
+//! The checksum is the XXH64 of the file with the digits of the checksum as zeros, stored under [`KEY`] as 16
+//! hexadecimal digits.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -27,10 +28,11 @@ pub fn reserve(metadata: &mut BTreeMap<String, String>) {
     metadata.insert(KEY.to_owned(), ZEROS.to_owned());
 }
 
-/// Writes the checksum into the finished file at `path`, whose metadata have [room](reserve) for it, and makes it durable.
+/// Writes the checksum into the finished file at `path`, whose metadata [reserve](reserve) space for it, and makes it
+/// durable.
 ///
 /// # Errors
-/// [`Error::Field`] if there is no room, [`Error::Io`].
+/// [`Error::Field`] without reserved space, [`Error::Io`].
 pub fn seal(path: &Path) -> Result<()> {
     let (sum, at, _) = sum(path)?;
     let file =
@@ -53,12 +55,12 @@ pub fn check(path: &Path) -> Result<()> {
     Err(Error::field(path, KEY, format!("a file with checksum {sum:016x}"), allowed, "the file is damaged"))
 }
 
-/// True if `error` says that a file differs from its checksum or has none: it is damaged, and its copies elsewhere may be sound.
+/// True if `error` is a missing or wrong checksum: this file is damaged, while copies may be intact.
 pub fn is_damage(error: &Error) -> bool {
     matches!(error, Error::Field(fault) if fault.field == KEY)
 }
 
-/// Checksum of a file, where its digits stand, and what they are.
+/// Checksum of a file, the position of its digits, and the stored digits.
 fn sum(path: &Path) -> Result<(u64, u64, String)> {
     let source = RegularFile::open(path, "a safetensors file")?;
     let missing = || Error::field(path, KEY, "no checksum", "16 hexadecimal digits", "the file is damaged");
@@ -84,7 +86,7 @@ fn sum(path: &Path) -> Result<(u64, u64, String)> {
     Ok((sum.finish(), at, stated))
 }
 
-/// The header after its length field; `None` if the length cannot be true.
+/// Header after its length field; `None` if the length is invalid.
 fn header_text(source: &RegularFile) -> Result<Option<Vec<u8>>> {
     if source.len() < 8 {
         return Ok(None);

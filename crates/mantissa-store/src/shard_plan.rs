@@ -1,4 +1,4 @@
-//! Splitting tensors over files named as Hugging Face does, and writing them through one interface.
+//! Splits tensors over files named as in Hugging Face checkpoints, and writes them through one interface.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -95,8 +95,8 @@ impl ShardPlan {
 
 /// Writes tensors of a [`ShardPlan`] by name, in any order.
 ///
-/// A file is created at its first write and finished (synced, hashed, closed) at its last, so that writing in
-/// the plan's order keeps one file open.
+/// A file is created at its first write and finished (synced, hashed, closed) at its last, so writing in the plan's
+/// order keeps only one file open.
 #[derive(Debug)]
 pub struct ShardedWriter {
     dir: PathBuf,
@@ -109,7 +109,7 @@ pub struct ShardedWriter {
 #[derive(Debug)]
 enum State {
     Pending,
-    /// Perhaps on disk, begun by another process.
+    /// May be on disk, begun by another process.
     Left,
     Open(SafetensorsWriter),
     Done(FileDigest),
@@ -125,15 +125,15 @@ impl ShardedWriter {
         Self { dir: dir.to_owned(), plan, metadata, states, shard_of }
     }
 
-    /// As [`Self::new`], in a folder where another process has begun the same files. What [`Self::recover`] does not find
-    /// is to be written again.
+    /// Like [`Self::new`], in a folder where another process has begun the same files. Everything that
+    /// [`Self::recover`] does not find must be written again.
     pub fn resume(dir: &Path, plan: ShardPlan, metadata: BTreeMap<String, String>) -> Self {
         let mut writer = Self::new(dir, plan, metadata);
         writer.states.iter_mut().for_each(|state| *state = State::Left);
         writer
     }
 
-    /// Counts these tensors as written where all of them are on disk with these [checksums](crate::Checksum); returns whether
+    /// Counts these tensors as written if all are on disk with these [checksums](crate::Checksum). Returns true if
     /// they are.
     ///
     /// # Errors
@@ -156,7 +156,7 @@ impl ShardedWriter {
         Ok(true)
     }
 
-    /// Makes durable what was written.
+    /// Makes everything written durable.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -193,10 +193,10 @@ impl ShardedWriter {
         self.close_if_complete(at)
     }
 
-    /// Finishes every file and writes the index; gives each file's name and digest, the index last.
+    /// Finishes every file and writes the index. Returns each file's name and digest, the index last.
     ///
     /// # Errors
-    /// As [`SafetensorsWriter::finish`], naming the first tensor that is incomplete.
+    /// As [`SafetensorsWriter::finish`], naming the first incomplete tensor.
     pub fn finish(mut self) -> Result<Vec<(String, FileDigest)>> {
         let mut digests = Vec::with_capacity(self.states.len() + 1);
         for at in 0..self.states.len() {
@@ -233,7 +233,7 @@ impl ShardedWriter {
         }
     }
 
-    /// The writer of shard `at` if there is one, perhaps of a file that another process has begun.
+    /// Writer of shard `at` if it exists, perhaps for a file begun by another process.
     fn left(&mut self, at: usize) -> Result<Option<&SafetensorsWriter>> {
         if let State::Left = self.states[at] {
             let shard = &self.plan.shards[at];

@@ -1,9 +1,9 @@
-//! A checkpoint: a Hugging Face folder of safetensors files and its config, or one bare file.
+//! Checkpoint: a Hugging Face folder of safetensors files and its config, or one bare file.
 //!
-//! In a folder, `model.safetensors` comes before `model.safetensors.index.json`, as in transformers; a folder
-//! with neither and exactly one other `.safetensors` file is read with a warning. Shards are named by the index,
-//! which is untrusted: only a file name inside the folder is allowed. Links inside the folder are followed, since
-//! the Hugging Face cache stores its files that way; it is the name that is checked. A bare file has no config.
+//! In a folder, `model.safetensors` comes before `model.safetensors.index.json`, as in transformers. A folder with
+//! neither and exactly one other `.safetensors` file is read with a warning. The index names the shards and is
+//! untrusted, so only file names inside the folder are allowed. Links inside the folder are followed, because the
+//! Hugging Face cache uses them; only the name is checked. A bare file has no config.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -34,11 +34,11 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a folder or one `.safetensors` file; reads headers, index and config, and no tensor.
+    /// Opens a folder or one `.safetensors` file; reads headers, index and config, but no tensor.
     ///
     /// # Errors
-    /// [`Error::Missing`], [`Error::NoWeights`] or [`Error::Ambiguous`] when there is nothing, or too much, to
-    /// read; [`Error::Foreign`] for pickles and GGUF; [`Error::Index`] when index and shards disagree; else as
+    /// [`Error::Missing`], [`Error::NoWeights`] or [`Error::Ambiguous`] if there is nothing, or too much, to read;
+    /// [`Error::Foreign`] for pickles and GGUF; [`Error::Index`] if index and shards disagree; else as
     /// [`SafeTensors::open`] and [`crate::json::parse_strict`].
     pub fn open(path: &Path) -> Result<Self> {
         let expected = "a model folder or a .safetensors file";
@@ -119,7 +119,7 @@ impl Checkpoint {
         &self.dir
     }
 
-    /// Oddities that were accepted, one line each.
+    /// Accepted irregularities, one line each.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
@@ -156,15 +156,15 @@ impl Checkpoint {
         Ok(opened)
     }
 
-    /// Files of a GGUF model: tensors as they are stored, and the config made from the metadata. The "folder" is the
-    /// (first) file.
+    /// Files of a GGUF model: tensors as stored, and the config made from the metadata. The "folder" is the (first)
+    /// file.
     pub(crate) fn of_gguf(path: &Path, files: Vec<SafeTensors>, config: Option<Value>) -> Self {
         let by_name = index(&files);
         Self { dir: path.to_owned(), files, by_name, config, warnings: Vec::new() }
     }
 
-    /// Those of `names` in `dir` that [`ShardedWriter`](crate::ShardedWriter) has begun, with the config that will be written:
-    /// headers are whole, and each tensor is what has been written of it.
+    /// Opens those of `names` in `dir` that [`ShardedWriter`](crate::ShardedWriter) has begun, with the future
+    /// config. Headers are complete; tensors hold what has been written so far.
     ///
     /// # Errors
     /// As [`SafeTensors::open`].
@@ -185,7 +185,7 @@ impl Checkpoint {
         Self { dir: dir.to_owned(), files: vec![file], by_name, config: None, warnings: Vec::new() }
     }
 
-    /// A folder whose one weight file has another name, as some quantizers leave it.
+    /// Folder with a single weight file of another name, as some quantizers write it.
     fn open_only(dir: &Path) -> Result<Self> {
         let mut foreign = None;
         let mut weights = Vec::new();
@@ -264,7 +264,7 @@ fn weight_map(path: &Path, index: &Value) -> Result<BTreeMap<String, String>> {
         .collect()
 }
 
-/// The shard's name is a plain file name, and there is such a file.
+/// Checks that the shard's name is a plain file name and that the file exists.
 fn require_shard(path: &Path, dir: &Path, tensor: &str, shard: &str) -> Result<()> {
     let (tensor, shard) = (tensor.to_owned(), shard.to_owned());
     let plain = shard.ends_with(".safetensors") && !shard.contains(['/', '\\', '\0']);
@@ -277,7 +277,7 @@ fn require_shard(path: &Path, dir: &Path, tensor: &str, shard: &str) -> Result<(
     }
 }
 
-/// Index and shards hold the same tensors in the same places.
+/// Checks that index and shards hold the same tensors in the same places.
 fn match_shards(
     path: &Path,
     shard_of: &BTreeMap<String, String>,
@@ -307,7 +307,7 @@ fn match_shards(
     Ok(by_name)
 }
 
-/// Some writers count tied tensors twice, so a wrong total is worth a line and no more.
+/// Some writers count tied tensors twice, so a wrong total is only a warning.
 fn total_size_warning(path: &Path, index: &Value, total: u64) -> Option<String> {
     let stated = &index["metadata"]["total_size"];
     if stated.is_null() || stated.as_u64() == Some(total) || stated.as_f64() == Some(total as f64) {

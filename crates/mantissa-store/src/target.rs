@@ -1,4 +1,4 @@
-//! Output paths: where they really are, and whether they touch the input.
+//! Output paths: resolution, and overlap with inputs.
 
 use std::ffi::OsString;
 use std::fs;
@@ -9,11 +9,11 @@ use crate::disk;
 use crate::error::{Error, OutputFault, Result};
 use crate::failpoint;
 
-/// Refuses an output that is the input, lies inside it or contains it; neither the output nor its parents need
-/// exist. Links are resolved first.
+/// Refuses an output that is the input, lies inside it or contains it. Neither the output nor its parents need exist.
+/// Links are resolved first.
 ///
 /// # Errors
-/// [`Error::Output`] when they overlap, [`Error::Missing`] when the input does not exist, [`Error::Io`].
+/// [`Error::Output`] if they overlap, [`Error::Missing`] if the input does not exist, [`Error::Io`].
 pub fn refuse_overlap(input: &Path, output: &Path) -> Result<()> {
     let from =
         fs::canonicalize(input).map_err(|e| Error::opening(input, "an existing input", "resolve", e))?;
@@ -31,7 +31,7 @@ pub fn refuse_overlap(input: &Path, output: &Path) -> Result<()> {
     Err(Error::output(output, OutputFault::Overlap { relation, input }))
 }
 
-/// An output path taken apart: an existing, canonical folder and a name in it.
+/// Output path split into an existing, canonical folder and a name in it.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     parent: PathBuf,
@@ -39,7 +39,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Resolves a path, through a link where it is one, and creates its parent folders.
+    /// Resolves a path, following a link, and creates its parent folders.
     pub(crate) fn prepare(path: &Path) -> Result<Self> {
         let resolved = resolve(path)?;
         let (Some(parent), Some(name)) = (resolved.parent(), resolved.file_name()) else {
@@ -96,7 +96,7 @@ impl Target {
     }
 }
 
-/// The canonical path of `path`, of which the last parts need not exist.
+/// Canonical form of `path`, whose last parts need not exist.
 pub(crate) fn resolve(path: &Path) -> Result<PathBuf> {
     let absolute = std::path::absolute(path).map_err(|e| Error::io(path, "resolve", e))?;
     let mut missing: Vec<OsString> = Vec::new();
@@ -107,7 +107,7 @@ pub(crate) fn resolve(path: &Path) -> Result<PathBuf> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(Error::io(path, "resolve", error)),
         }
-        // `..` after a missing part has no meaning yet, and `file_name` is None for it.
+        // `..` after a missing part is undefined, and `file_name` is None for it.
         let last = match existing.components().next_back() {
             Some(Component::Normal(name)) => name.to_owned(),
             _ => return Err(Error::output(path, OutputFault::NoName)),
@@ -118,7 +118,7 @@ pub(crate) fn resolve(path: &Path) -> Result<PathBuf> {
         missing.push(last);
         existing = parent;
     }
-    // A dangling link exists and does not resolve: an error, where writing through it would surprise.
+    // A dangling link exists and does not resolve: fail instead of writing through it.
     let mut resolved = fs::canonicalize(existing).map_err(|e| Error::io(path, "resolve link", e))?;
     resolved.extend(missing.into_iter().rev());
     Ok(resolved)

@@ -1,7 +1,7 @@
 //! Text files of any length, read a part at a time: documents between separators, lines, or one text up to a limit.
 //!
-//! Nothing is held but the part in hand, and that only up to the limit that the caller sets: an endless line and a pipe that never
-//! ends cannot take more. Devices are refused before they are read.
+//! Only the current part is in memory, and only up to the caller's limit, so an endless line or pipe cannot exhaust
+//! it. Devices are refused before they are read.
 
 use std::fs::File;
 use std::io::Read;
@@ -19,17 +19,17 @@ pub enum Part<'a> {
     Text(&'a str),
     /// Nothing is left.
     End,
-    /// The part has more bytes than it may.
+    /// The part exceeds its limit.
     TooLong,
 }
 
-/// A text file or pipe, and the part of it that is in hand.
+/// Text file or pipe, and its current part.
 #[derive(Debug)]
 pub struct TextFile {
     path: PathBuf,
     input: File,
     size: Option<u64>,
-    /// Start of the text that was read and not yet given out.
+    /// Start of the text that was read and not returned yet.
     buffer: Vec<u8>,
     start: usize,
     /// Place of `start` in the file.
@@ -47,7 +47,7 @@ impl TextFile {
     pub fn open(path: &Path) -> Result<Self> {
         let failed = |error| Error::opening(path, "a UTF-8 text", "read text", error);
         let refused = |found: &str| {
-            let hint = "write what is to be read to a file first";
+            let hint = "write the text to a file first";
             Error::field(path, "text", found, "a regular file or a pipe", hint)
         };
         let kind = std::fs::metadata(path).map_err(failed)?;
@@ -73,7 +73,7 @@ impl TextFile {
         self.size
     }
 
-    /// Whole text; `None` if it has more than `most` bytes.
+    /// Reads the whole text; `None` if it has more than `most` bytes.
     ///
     /// # Errors
     /// [`Error::Field`] for a text that is not UTF-8, with the byte; [`Error::Io`].
@@ -93,13 +93,13 @@ impl TextFile {
         text.map(Some).map_err(|error| not_utf8(&path, error.utf8_error().valid_up_to() as u64))
     }
 
-    /// The next part before a `separator` or the end. There are as many as [`str::split`] gives.
+    /// Reads the next part before a `separator` or the end; the parts are those of [`str::split`].
     ///
     /// # Errors
-    /// [`Error::Field`] for a part that is not UTF-8, with the byte, and for a separator of nothing; [`Error::Io`].
+    /// [`Error::Field`] for a part that is not UTF-8, with the byte, and for an empty separator; [`Error::Io`].
     pub fn part(&mut self, separator: &str, most: u64) -> Result<Part<'_>> {
         if separator.is_empty() {
-            let hint = "name what stands between two documents, such as '<|endoftext|>'";
+            let hint = "give the text between two documents, such as '<|endoftext|>'";
             return Err(Error::field(&self.path, "separator", "nothing", "one character or more", hint));
         }
         if self.finished {
@@ -115,7 +115,7 @@ impl TextFile {
                 self.finished = true;
                 break (self.buffer.len(), self.buffer.len());
             }
-            // A separator may have begun in what was searched.
+            // A separator may begin in the part already searched.
             searched = (self.buffer.len() - self.start).saturating_sub(separator.len() - 1);
             if searched as u64 > most {
                 return Ok(Part::TooLong);
@@ -131,7 +131,7 @@ impl TextFile {
         part.map(Part::Text).map_err(|error| not_utf8(&self.path, at + error.valid_up_to() as u64))
     }
 
-    /// The next piece of a text without separators: some `least` bytes or more, ended where `cut` finds a place in them.
+    /// Reads the next piece of a text without separators: at least about `least` bytes, ended where `cut` allows.
     ///
     /// # Errors
     /// As [`part`](Self::part).
@@ -152,7 +152,7 @@ impl TextFile {
             }
             let valid = match std::str::from_utf8(held) {
                 Ok(text) => text.len(),
-                // What is read ends inside a character.
+                // The buffer ends inside a character.
                 Err(error) if error.error_len().is_none() && !self.ended => error.valid_up_to(),
                 Err(error) => return Err(not_utf8(&self.path, self.offset + error.valid_up_to() as u64)),
             };
@@ -172,7 +172,7 @@ impl TextFile {
         }
     }
 
-    /// Reads a piece behind what is held, which moves to the front.
+    /// Reads a piece after the buffered text, which moves to the front.
     fn fill(&mut self) -> Result<()> {
         self.buffer.drain(..self.start);
         self.start = 0;
@@ -190,7 +190,7 @@ impl TextFile {
     }
 }
 
-/// Name of what is neither a regular file nor a pipe nor a folder, which reading tells of by itself.
+/// Name of a file type that is not a regular file, pipe or folder.
 fn device(kind: &std::fs::Metadata) -> Option<&'static str> {
     use std::os::unix::fs::FileTypeExt;
     let kind = kind.file_type();
@@ -206,10 +206,10 @@ fn device(kind: &std::fs::Metadata) -> Option<&'static str> {
 }
 
 fn not_utf8(path: &Path, at: u64) -> Error {
-    Error::field(path, "text", format!("no UTF-8 at byte {at}"), "a UTF-8 text", "convert it with iconv")
+    Error::field(path, "text", format!("invalid UTF-8 at byte {at}"), "a UTF-8 text", "convert it with iconv")
 }
 
-/// The first place of `needle`, which has a byte at least.
+/// First position of the nonempty `needle`.
 fn find(text: &[u8], needle: &[u8]) -> Option<usize> {
     let mut from = 0;
     loop {
@@ -262,7 +262,7 @@ mod tests {
         assert!(open.buffer.len() < 3 * PIECE);
         assert_eq!(file(&dir, &text).whole(1000).unwrap(), None);
         assert_eq!(file(&dir, &text).whole(text.len() as u64).unwrap().unwrap().len(), text.len());
-        // A part of exactly as many bytes as allowed is none of them.
+        // A part of exactly the limit is accepted.
         let mut open = file(&dir, b"abc\ndefg");
         assert_eq!(open.part("\n", 3).unwrap(), Part::Text("abc"));
         assert_eq!(open.part("\n", 3).unwrap(), Part::TooLong);
@@ -277,8 +277,8 @@ mod tests {
         let bytes = [b"good\n".as_slice(), b"b\xffd"].concat();
         let mut open = file(&dir, &bytes);
         assert_eq!(open.part("\n", 10).unwrap(), Part::Text("good"));
-        assert!(open.part("\n", 10).unwrap_err().to_string().contains("no UTF-8 at byte 6"));
-        assert!(file(&dir, &bytes).whole(10).unwrap_err().to_string().contains("no UTF-8 at byte 6"));
+        assert!(open.part("\n", 10).unwrap_err().to_string().contains("invalid UTF-8 at byte 6"));
+        assert!(file(&dir, &bytes).whole(10).unwrap_err().to_string().contains("invalid UTF-8 at byte 6"));
         assert!(matches!(TextFile::open(dir.path()), Err(Error::WrongKind { .. })));
     }
 }

@@ -1,5 +1,5 @@
-//! Hashing a file while it is written: a hash needs the bytes from the first on, and a writer knows up to where all of them are
-//! there.
+//! Hashes a file while it is written. A hash needs the bytes in order, and the writer knows how far the file is
+//! complete.
 
 use std::fs::File;
 use std::io;
@@ -32,9 +32,9 @@ struct Shared {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
-    /// Bytes from the start of the file that are there and will not change.
+    /// Bytes from the start of the file that are final.
     written: u64,
-    /// No more will come.
+    /// True if no more will come.
     ended: bool,
 }
 
@@ -48,7 +48,7 @@ impl Shared {
         self.changed.notify_one();
     }
 
-    /// State of the file once it has more than `hashed` bytes, or will not have more.
+    /// Waits until the file has more than `hashed` bytes or is complete.
     fn more_than(&self, hashed: u64) -> State {
         let waiting = |state: &mut State| state.written <= hashed && !state.ended;
         *self.changed.wait_while(self.state(), waiting).unwrap_or_else(PoisonError::into_inner)
@@ -56,29 +56,29 @@ impl Shared {
 }
 
 impl TrailingHash {
-    /// Begins on `file`, of which nothing counts as written yet.
+    /// Starts on `file`, with nothing written yet.
     ///
     /// # Errors
-    /// The system gives no second handle, or no thread.
+    /// The system provides no second handle or no thread.
     pub(crate) fn begin(file: &File) -> io::Result<Self> {
         let (file, shared) = (file.try_clone()?, Arc::new(Shared::default()));
         let of_thread = Arc::clone(&shared);
-        // Made here: a first allocation of its own costs a thread address space.
+        // Allocate here: a thread's first allocation would reserve address space of its own.
         let mut piece = vec![0; PIECE];
         let work = move || hash(&file, &of_thread, &mut piece);
         let thread = thread::Builder::new().name("output hash".into()).stack_size(STACK).spawn(work)?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// First `written` bytes of the file are there for good.
+    /// Marks the first `written` bytes of the file as final.
     pub(crate) fn advance(&self, written: u64) {
         self.shared.set(State { written, ended: false });
     }
 
-    /// Digest of the file, which is `len` bytes long and complete.
+    /// Digest of the complete file of `len` bytes.
     ///
     /// # Errors
-    /// It could not be read back.
+    /// The file cannot be read back.
     pub(crate) fn finish(mut self, len: u64) -> io::Result<FileDigest> {
         self.shared.set(State { written: len, ended: true });
         let Some(thread) = self.thread.take() else { return Err(io::ErrorKind::Other.into()) };
@@ -89,7 +89,7 @@ impl TrailingHash {
 
 impl Drop for TrailingHash {
     fn drop(&mut self) {
-        // The thread ends at the next piece, by itself: what it would find is not wanted.
+        // The thread ends by itself at the next piece; its result is not needed.
         self.shared.set(State { written: 0, ended: true });
     }
 }

@@ -1,4 +1,5 @@
-//! Outputs that this process has begun and not yet put in place, so that a signal handler's thread can take it away: work folders and locks.
+//! Outputs begun and not yet published by this process, so that its signal thread can remove them: work folders and
+//! locks.
 
 use std::cell::Cell;
 use std::fs;
@@ -27,22 +28,22 @@ thread_local! {
     static ENDER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Stops this thread for ever if the process is being ended: a file made now would be left behind.
+/// Blocks this thread for ever if the process is ending: a file made now would be left behind.
 pub(crate) fn stop_if_ending() {
     while ENDING.load(Ordering::SeqCst) && !ENDER.get() {
         thread::park();
     }
 }
 
-/// Removes every output that this process has begun and not put in place, and its lock, before the process exits. Work that can be
-/// resumed ([`crate::Staging::keep`]) stays. For the thread that has received a signal, while others still write.
+/// Before the process exits, removes every output that it has begun and not published, and its lock. Resumable work
+/// ([`crate::Staging::keep`]) stays. Called by the thread that received a signal, while others still write.
 ///
-/// After this no other thread changes a file: those that try wait for the exit.
+/// Afterwards no other thread changes a file: those that try wait for the exit.
 pub fn abandon_unpublished() {
     let begun = begun();
     ENDER.set(true);
     ENDING.store(true, Ordering::SeqCst);
-    // Locks come before what they protect, and are removed after it.
+    // Locks are registered before what they protect, and removed after it.
     for entry in begun.iter().rev().filter(|entry| !entry.kept) {
         remove(&entry.path);
     }
@@ -56,14 +57,14 @@ pub(crate) struct Unpublished {
 }
 
 impl Unpublished {
-    /// A folder that is removed with all that is in it.
+    /// Folder that is removed with its content.
     pub(crate) fn folder(path: &Path) -> Self {
         let path = path.to_owned();
         begun().push(Begun { path: path.clone(), kept: false });
         Self { path }
     }
 
-    /// A folder that `create` makes. No signal comes between: such a folder would be left behind.
+    /// Folder created by `create`, with no signal in between that could leave it behind.
     pub(crate) fn create(path: &Path, create: impl FnOnce() -> io::Result<()>) -> io::Result<Self> {
         let mut begun = begun();
         create()?;
@@ -81,12 +82,12 @@ impl Unpublished {
         begun().iter_mut().filter(|entry| entry.path == self.path).for_each(|entry| entry.kept = kept);
     }
 
-    /// Runs `put`, which moves outputs to their final places, so that the process is not ended halfway by a signal.
+    /// Runs `put`, which moves outputs to their final places, so that a signal does not end the process halfway.
     pub(crate) fn publish<T, E>(&self, put: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let mut begun = begun();
         let result = put();
         if result.is_ok() {
-            // What now lies under this name, if anything, is what was replaced.
+            // Whatever has this name now is the replaced output.
             begun.retain(|entry| entry.path != self.path);
         }
         result

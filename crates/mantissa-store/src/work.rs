@@ -1,8 +1,8 @@
-//! Work folders: places beside an output where it is made, which a killed process leaves behind.
+//! Work folders: places beside an output where it is made, left behind by killed processes.
 //!
-//! A work folder is created with a fresh name by mkdir and marked by a file [`MARK_NAME`] of ours, which says for which output, by
-//! which plan and by which process. Only a folder with our mark, for the same output, is ever resumed or removed, and of these only
-//! one of the same plan or one that holds nothing. A name alone proves nothing: anybody can take it.
+//! A work folder is created with a fresh name by mkdir and marked by our file [`MARK_NAME`], which names the output,
+//! the plan and the process. Only a folder with our mark for the same output is ever resumed or removed, and only if
+//! it has the same plan or is empty. A name alone proves nothing, because anybody can use it.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -35,18 +35,18 @@ pub(crate) struct Work {
     path: PathBuf,
 }
 
-/// A work folder that a dead process has left.
+/// Work folder left by a dead process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Left {
     /// The folder.
     pub(crate) path: PathBuf,
-    /// Key of the plan that it was made by; `None` if the process was killed before it was marked, and the folder is empty.
+    /// Key of its plan; `None` if the process was killed before it wrote the mark, and the folder is empty.
     pub(crate) key: Option<String>,
 }
 
 impl Work {
-    /// Creates the folder `.NAME.mantissa-PURPOSE-PID` beside `target`, or with a number after it where that is taken.
-    /// A signal removes it, as long as the second value lives.
+    /// Creates the folder `.NAME.mantissa-PURPOSE-PID` beside `target`, with a number appended if the name is taken.
+    /// A signal removes it while the second value lives.
     pub(crate) fn create(target: &Target, purpose: &str, key: &str) -> Result<(Self, Unpublished)> {
         let name = format!("{purpose}-{}", std::process::id());
         for n in 0..TRIES {
@@ -59,7 +59,7 @@ impl Work {
                     return match marked {
                         Ok(()) => Ok((work, unpublished)),
                         Err(error) => {
-                            // It holds nothing yet but perhaps a part of the mark; the error that matters is the first.
+                            // It holds at most a part of the mark; the first error matters more.
                             let _ = work.remove();
                             Err(error)
                         }
@@ -72,7 +72,7 @@ impl Work {
         Err(Error::output(&target.sibling(&name), OutputFault::NoFreeName))
     }
 
-    /// Takes over a folder that a dead process has left. The caller holds the lock of its output.
+    /// Takes over a folder left by a dead process. The caller holds the lock of its output.
     pub(crate) fn adopt(left: Left) -> Self {
         Work { path: left.path }
     }
@@ -82,15 +82,15 @@ impl Work {
         &self.path
     }
 
-    /// Removes the folder: what is in it first, its mark last, so that a kill in between leaves a folder that is still known as
-    /// ours, or an empty one.
+    /// Removes the folder: its content first, its mark last. After a kill in between, the folder is still recognised
+    /// as ours, or is empty.
     pub(crate) fn remove(&self) -> Result<()> {
         remove_marked(&self.path)
     }
 }
 
-/// A folder beside an output for files that are of use until the output is there, kept where the process dies: the next one with
-/// the same plan takes it over.
+/// Folder beside an output for files that are needed until the output is complete. If the process dies, it stays, and
+/// the next process with the same plan takes it over.
 #[derive(Debug)]
 pub struct WorkFolder {
     work: Work,
@@ -99,10 +99,11 @@ pub struct WorkFolder {
 }
 
 impl WorkFolder {
-    /// Takes over the folder for `purpose` beside `output` that a dead process with the same `key` has left, or creates one.
+    /// Takes over the folder for `purpose` beside `output` left by a dead process with the same `key`, or creates
+    /// one.
     ///
     /// # Errors
-    /// [`Error::Output`] when another process works there, [`Error::Io`].
+    /// [`Error::Output`] if another process works there, [`Error::Io`].
     pub fn begin(output: &Path, purpose: &'static str, key: &str) -> Result<Self> {
         let target = Target::prepare(output)?;
         let lock = Lock::acquire_as(&target, &format!("{purpose}-lock"))?;
@@ -116,7 +117,7 @@ impl WorkFolder {
         }
         let work = match taken {
             Some(left) => Work::adopt(left),
-            // What is in it is kept, also when a signal ends the process.
+            // Its content is kept, even when a signal ends the process.
             None => Work::create(&target, purpose, key)?.0,
         };
         Ok(WorkFolder { work, others, _lock: lock })
@@ -127,7 +128,7 @@ impl WorkFolder {
         self.work.path()
     }
 
-    /// Folders that processes with other plans have left for the same output. They are never removed.
+    /// Folders left by processes with other plans for the same output. They are never removed.
     pub fn others(&self) -> &[PathBuf] {
         &self.others
     }
@@ -135,7 +136,7 @@ impl WorkFolder {
     /// Removes the folder.
     ///
     /// # Errors
-    /// [`Error::Io`]; what is left is removed by the next process with the same key.
+    /// [`Error::Io`]; the next process with the same key removes what is left.
     pub fn remove(self) -> Result<()> {
         self.work.remove()
     }
@@ -153,8 +154,8 @@ pub(crate) fn remove_marked(path: &Path) -> Result<()> {
     disk::remove_folder(path).map_err(io)
 }
 
-/// Work folders for `purpose` that dead processes have left beside `target`, sorted by name. The caller holds the lock of `target`,
-/// so that no process lives that made one. Folders of such a name without our mark are not among them.
+/// Work folders for `purpose` that dead processes left beside `target`, sorted by name, without unmarked ones. The
+/// caller holds the lock of `target`, so their processes are dead.
 pub(crate) fn left(target: &Target, purpose: &str) -> Result<Vec<Left>> {
     let mut found = Vec::new();
     for path in target.siblings(purpose)? {
@@ -167,9 +168,9 @@ pub(crate) fn left(target: &Target, purpose: &str) -> Result<Vec<Left>> {
     Ok(found)
 }
 
-/// Removes every work folder in the folder `dir` that a dead process has left for an output whose name is `ours`; gives them. For
-/// outputs that only the caller writes, which holds the lock of the whole: the files of a training run. Other processes may write
-/// other outputs in the same folder.
+/// Removes every work folder in `dir` that a dead process left for an output whose name `ours` accepts; returns them.
+/// Only for outputs under a lock that the caller holds, such as the files of a training run. Other processes may
+/// write other outputs in the same folder.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -225,7 +226,7 @@ fn write_mark(folder: &Path, name: &str, key: &str) -> Result<()> {
 enum Marked {
     /// With the key of its plan.
     Ours(String),
-    /// Nothing in it but perhaps an empty mark: a process was killed before it had written one.
+    /// Empty, or with an empty mark: the process was killed before it wrote one.
     Empty,
     NotOurs,
 }
@@ -237,7 +238,7 @@ fn read_mark(folder: &Path, name: &str) -> Result<Marked> {
     let nothing_else = entries.iter().all(|entry| *entry == mark);
     match text {
         None if entries.is_empty() => return Ok(Marked::Empty),
-        // Nothing of use to anybody, whoever's plan it was: killed at its beginning or at the end of its clean-up.
+        // Useless under any plan: killed at its start or at the end of its clean-up.
         Some(text) if nothing_else && (text.is_empty() || is_ours(&text, name)) => return Ok(Marked::Empty),
         _ => {}
     }
@@ -249,16 +250,16 @@ fn read_mark(folder: &Path, name: &str) -> Result<Marked> {
     })
 }
 
-/// True if the text of a mark says that the folder is of the output `name`.
+/// True if the text of a mark names the output `name`.
 fn is_ours(text: &str, name: &str) -> bool {
     let value: Value = serde_json::from_str(text).unwrap_or_default();
     value["tool"] == "mantissa" && value["output"] == name
 }
 
-/// Text of a mark; `None` if there is none that can be read.
+/// Text of a mark; `None` if it cannot be read.
 fn mark_text(path: &Path) -> Option<String> {
     let mut options = fs::File::options();
-    // Not through a link, which in a shared folder somebody else may have planted, and not waiting for a pipe.
+    // Do not follow a link, which others can plant in a shared folder, and do not wait for a pipe.
     options.read(true).custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
     let file = options.open(path).ok()?;
     let mut text = String::new();
@@ -281,8 +282,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let target = target(dir.path());
         let at = |name: &str| dir.path().join(name);
-        // A stranger's folder that has the name, another one with a mark of another output, an empty one, one with a mark that a
-        // power cut has left as zeros, and ours.
+        // A foreign folder with that name, one with the mark of another output, an empty one, one whose mark is zeros
+        // after a power cut, and ours.
         for name in ["1", "2", "3", "4"] {
             fs::create_dir(at(&format!(".out.mantissa-partial-{name}"))).unwrap();
         }

@@ -1,7 +1,7 @@
-//! Writing one safetensors file: header first, then tensors in any order, whole or in ranges.
+//! Writes one safetensors file: header first, then tensors in any order, whole or in ranges.
 //!
-//! The bytes are those of the reference implementation's writer: tensors by descending dtype alignment and then
-//! by name, a compact header padded with spaces to 8 bytes.
+//! The bytes equal those of the reference implementation's writer: tensors by descending dtype alignment and then by
+//! name, a compact header padded with spaces to 8 bytes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, OpenOptions};
@@ -49,11 +49,10 @@ impl TensorSpec {
     }
 }
 
-/// A safetensors file being written.
+/// Safetensors file being written.
 ///
-/// It knows which bytes are still missing: [`Self::finish`] refuses an incomplete file, and writing a byte twice
-/// is an error. Dropped without `finish`, it leaves a file that no reader should see: write into a
-/// [`crate::Staging`] folder.
+/// It tracks missing bytes: [`Self::finish`] refuses an incomplete file, and writing a byte twice is an error.
+/// Dropping it without `finish` leaves an incomplete file, so write into a [`crate::Staging`] folder.
 #[derive(Debug)]
 pub struct SafetensorsWriter {
     path: PathBuf,
@@ -91,8 +90,8 @@ impl SafetensorsWriter {
         Ok(Self::of(path, file, tensors, end))
     }
 
-    /// Opens a file that [`Self::create`] has begun with the same arguments and nobody has finished; `None` if there is
-    /// no such file. Every byte counts as missing until [`Self::count_as_written`] says otherwise.
+    /// Opens an unfinished file begun by [`Self::create`] with the same arguments; `None` if there is none. Every
+    /// byte counts as missing until [`Self::count_as_written`] marks it.
     ///
     /// # Errors
     /// As [`Self::create`] for the arguments, [`Error::Io`].
@@ -121,8 +120,8 @@ impl SafetensorsWriter {
         Self { path: path.to_owned(), file, tensors, by_name, end, incomplete: 0, hash: None }
     }
 
-    /// Hashes the file on a thread of its own while it is written, as far as there is no gap. Where the system gives no
-    /// thread, [`Self::finish`] hashes all of it, as without this call.
+    /// Hashes the file on its own thread while it is written, up to the first gap. If the system provides no thread,
+    /// [`Self::finish`] hashes all of it.
     pub fn hash_beside(&mut self) {
         self.hash = TrailingHash::begin(&self.file).ok();
         self.advance_hash();

@@ -55,8 +55,8 @@ fn every_layout_decodes_to_the_weight_beside_it() {
         let largest = expected.iter().fold(0f32, |a, v| a.max(v.abs()));
         for (row, expected) in rows.zip(expected.chunks_exact(linear.cols)) {
             for (col, (found, expected)) in w[row * linear.cols..].iter().zip(expected).enumerate() {
-                // Two rotations in f32, and products of a zero point that is a float, lose a little; everything else is
-                // exact but for one rounding.
+                // Two rotations in f32 and products with a float zero point add small errors; everything else is
+                // exact up to one rounding.
                 let inexact = name.starts_with("exl3") || name.starts_with("hqq");
                 let allowed = if inexact { 2e-6 * largest } else { 1e-7 * largest };
                 assert!((found - expected).abs() <= allowed, "{name} [{row}, {col}]: {found} for {expected}");

@@ -1,5 +1,5 @@
-//! Quantized weights that contradict their config, hold no numbers, or would be read as other weights elsewhere; each
-//! beside the twin that is read.
+//! Quantized weights that contradict their config, hold non-finite values, or would be decoded differently elsewhere;
+//! each beside a counterpart that is accepted.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::Path;
@@ -319,8 +319,8 @@ fn native_outliers_that_fit_no_weight_are_refused() {
     let rotated = json!({"quant_method": "mantissa", "format": "native", "input_rotations": {MODULE: 32}});
     for (damaged, says) in [
         (past, "columns below 64"),
-        (back, "columns of row 2 that do not rise"),
-        (twice, "columns of row 0 that do not rise"),
+        (back, "columns of row 2 that do not ascend"),
+        (twice, "columns of row 0 that do not ascend"),
         (WithOutliers { counts: vec![1; ROWS], ..good() }, "sparse part"),
         (WithOutliers { counts: vec![u16::MAX; ROWS], ..good() }, "sparse part"),
         (WithOutliers { counts: vec![2; ROWS - 1], ..good() }, "outlier_counts"),

@@ -122,6 +122,6 @@ fn documents_of_text_and_of_json_lines() {
     let bad = file("b.jsonl", b"{\"text\": \"one\"}\n{\"txt\": \"two\"}\n");
     assert!(message(&bad, &lines).contains("b.jsonl: line 2: expected a JSON object"));
     assert!(message(&file("c.jsonl", b"{"), &lines).contains("line 1"));
-    assert!(message(&file("d.txt", b"ab\xff"), &split).contains("no UTF-8 at byte 2"));
+    assert!(message(&file("d.txt", b"ab\xff"), &split).contains("invalid UTF-8 at byte 2"));
     assert!(message(&temp.path().join("none.txt"), &split).contains("no such file"));
 }

@@ -150,7 +150,7 @@ fn templates_are_found_where_models_keep_them() {
     std::fs::write(&own, "of its own").unwrap();
     assert_eq!(load(json!({"chat_template": "a"})).unwrap().get("default"), Some("of its own"));
     std::fs::write(&own, [b'a', 0xff]).unwrap();
-    assert!(load(json!({})).unwrap_err().to_string().contains("no UTF-8 at byte 1"));
+    assert!(load(json!({})).unwrap_err().to_string().contains("invalid UTF-8 at byte 1"));
     std::fs::write(&own, vec![b'a'; MAX_TEMPLATE + 1]).unwrap();
     assert!(load(json!({})).unwrap_err().to_string().contains("up to 262144 bytes"));
 }

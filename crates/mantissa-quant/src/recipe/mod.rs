@@ -245,7 +245,8 @@ fn read_capped(file: &str) -> Result<String, RecipeError> {
     if bytes.len() as u64 > MOST {
         return Err(fault("more".to_owned()));
     }
-    String::from_utf8(bytes).map_err(|e| fault(format!("no UTF-8 at byte {}", e.utf8_error().valid_up_to())))
+    String::from_utf8(bytes)
+        .map_err(|e| fault(format!("invalid UTF-8 at byte {}", e.utf8_error().valid_up_to())))
 }
 
 fn block_multiple(scheme: &Scheme, side: usize) -> usize {

@@ -44,8 +44,7 @@ pub(super) fn require_static(name: &str, scheme: &Scheme) -> Result<(), NotStora
     if scheme.source == Source::Static {
         return Ok(());
     }
-    let why =
-        "says nothing of a cache whose scales are computed at run time; fix: @static, or --format native";
+    let why = "cannot record a KV cache with scales computed at run time; fix: @static, or --format native";
     Err(not_storable(scheme, format!("{name} {why}")))
 }
 

@@ -254,7 +254,7 @@ pub trait Convention: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`NotStorable`] with the reason.
     fn kv_format(&self, scheme: &Scheme) -> std::result::Result<(), NotStorable> {
-        let why = format!("{} has no place for how keys and values are stored", self.name());
+        let why = format!("{} cannot record a KV-cache scheme", self.name());
         Err(cache::not_storable(scheme, why))
     }
 
@@ -333,10 +333,10 @@ pub(super) fn store_plain<C: Convention + ?Sized>(
     let no = |why: &str| Err(NotStorable::new(&scheme, format!("{module}: {} {why}", format.name())));
     let stored = layer.input.as_ref().is_some_and(|input| input.outer.is_some());
     if stored && !format.facts().input_scales {
-        return no("holds no stored scale of the inputs");
+        return no("cannot store a scale of the inputs");
     }
     if layer.input.as_ref().is_some_and(|input| input.keep_above.is_some()) {
-        return no("keeps no columns of the inputs");
+        return no("cannot keep input columns unquantized");
     }
     let around = &layer.transforms;
     let input = layer.input.as_ref().map(|input| &input.scheme);
@@ -351,7 +351,7 @@ pub(super) fn store_plain<C: Convention + ?Sized>(
             let (own, g_idx) = in_own_order(q, order);
             format.tensors(&plan, &own, Beside::Groups(&g_idx))?
         }
-        _ => return no("holds nothing around the codes but the order of columns"),
+        _ => return no("stores no side tensors except the column order"),
     };
     Ok(format.specs(&plan)?.into_iter().zip(bytes.into_iter().map(|(_, bytes)| bytes)).collect())
 }

@@ -1,11 +1,13 @@
-//! EXL2 (exllamav2): groups of rows of one width of code each, 2 to 8 bits, in one weight.
+//! EXL2 (exllamav2): groups of rows with their own code width, 2 to 8 bits, in one weight.
 //!
-//! For a module with weight `[N, K]`, whose K columns are sorted by the width of their codes: `q_weight` I32 `[Σ rows·bits/32,
-//! N']` packed along K, group after group, each a bit stream; `q_scale` I32 `[G, N'/8]`, eight 4-bit fields `s - 1` to the word;
-//! `q_scale_max` F16 `[G]`; `q_groups` I16 `[2·G]`, bits and first row of `q_weight` of each; `q_invperm` I32 `[K]`, where each
-//! column went. `N'` is N rounded up to 32. `w = (q - 2^(b-1)) · s² · q_scale_max / 256`, the scale an f16.
+//! For a module with weight `[N, K]`, whose K columns are sorted by code width: `q_weight` I32 `[Σ rows·bits/32, N']`
+//! packed along K, group after group, each a bit stream; `q_scale` I32 `[G, N'/8]`, eight 4-bit fields `s - 1` per
+//! word; `q_scale_max` F16 `[G]`; `q_groups` I16 `[2·G]`, bits and first row in `q_weight` of each group; `q_invperm`
+//! I32 `[K]`, the new position of each column. `N'` is N rounded up to 32. `w = (q - 2^(b-1)) · s² · q_scale_max /
+//! 256`, with the scale as an f16.
 //!
-//! Source: exllamav2 0.3, `conversion/adaptivegptq.py`, `exllamav2_ext/cuda/{q_matrix,pack_tensor}.cu`, `quant/qdq_util.cuh`.
+//! Source: exllamav2 0.3, `conversion/adaptivegptq.py`, `exllamav2_ext/cuda/{q_matrix,pack_tensor}.cu`,
+//! `quant/qdq_util.cuh`.
 
 mod write;
 
@@ -34,17 +36,17 @@ const WIDTHS: [usize; 6] = [2, 3, 4, 5, 6, 8];
 /// Rows of a module's tensors are padded to a multiple of this.
 const PADDING: usize = 32;
 
-/// A group of neighbouring columns, in the order of the codes.
+/// Group of adjacent columns, in the order of the codes.
 #[derive(Clone, Copy, Debug)]
 struct Group {
     bits: usize,
-    /// First row of `q_weight`, and how many.
+    /// First row in `q_weight`, and number of rows.
     words: (usize, usize),
-    /// First column, and how many.
+    /// First column, and number of columns.
     columns: (usize, usize),
 }
 
-/// Weight of `module`, `[rows, cols]`, with its columns in the order of the codes.
+/// Weight of `module`, `[rows, cols]`, with its columns in code order.
 ///
 /// # Errors
 /// A tensor of the module is missing, has another dtype or shape, or contradicts another.
@@ -72,7 +74,7 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// The groups, which follow from the first row of each: the columns before the last from the rows that they fill.
+/// Groups, derived from the first row of each: all but the last have the columns that fill their rows.
 fn groups(files: &ModelFiles, name: &str, weight: &str, cols: usize) -> Result<Vec<Group>> {
     let meta = files.meta(name)?;
     let &[fields] = meta.shape.as_slice() else {
@@ -134,7 +136,7 @@ fn codes(files: &ModelFiles, name: &str, groups: &[Group], rows: usize, cols: us
     Ok(codes)
 }
 
-/// Scales `[rows, cols / step]` as f16 patterns, those of a group repeated for each `step` of its columns.
+/// Scales `[rows, cols / step]` as f16 patterns; a group's scales are repeated for each `step` of its columns.
 fn scales(
     files: &ModelFiles,
     module: &str,
@@ -167,7 +169,7 @@ fn f16(x: f32) -> u16 {
     F16.encode(x, Overflow::Special, Rounding::NearestEven, 0) as u16
 }
 
-/// The column at each place of the codes; `None` if they are in their own order.
+/// Column at each position of the codes; `None` if they are in the original order.
 fn order(files: &ModelFiles, name: &str, cols: usize) -> Result<Option<Vec<u32>>> {
     if !files.has(name) {
         return Ok(None);

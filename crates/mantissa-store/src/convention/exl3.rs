@@ -1,11 +1,16 @@
-//! EXL3 (exllamav3): codes of a trellis between two rotations.
+//! EXL3 (exllamav3): trellis codes between two rotations.
 //!
-//! For a module with weight `[N, K]`, both multiples of 128: `trellis` I16 `[K/16, N/16, 16·b]` (`b` 1 to 8, or half-integer with `mul1`), tiles of the transposed and
-//! rotated weight ([`mantissa_num::trellis`]); `suh` F16 `[K]` and `svh` F16 `[N]`, signs and scales of input and output (in
-//! older files `su` and `sv` I16, a bit for each sign); a scalar `mcg` or `mul1`, whose presence chooses the code book.
-//! `y = svh · H(C · H(suh · x))` with `H` the Hadamard matrices of blocks of 128, over √128.
+//! For a module with weight `[N, K]`, both multiples of 128:
+//! - `trellis` I16 `[K/16, N/16, 16·b]` (`b` 1 to 8, or half-integer with `mul1`): tiles of the transposed, rotated
+//!   weight ([`mantissa_num::trellis`]).
+//! - `suh` F16 `[K]` and `svh` F16 `[N]`: signs and scales of input and output (in older files `su` and `sv` I16, one
+//!   bit per sign).
+//! - A scalar `mcg` or `mul1`, whose presence selects the code book.
 //!
-//! Source: exllamav3 0.0, `modules/quant/exl3.py`, `exllamav3_ext/quant/pack.cu`; of half-integer rates `exl3_lib/quantize.py` (`frac_k`).
+//! `y = svh · H(C · H(suh · x))`, with `H` the Hadamard matrices of blocks of 128, over √128.
+//!
+//! Source: exllamav3 0.0, `modules/quant/exl3.py`, `exllamav3_ext/quant/pack.cu`; half-integer rates:
+//! `exl3_lib/quantize.py` (`frac_k`).
 
 mod write;
 
@@ -27,7 +32,7 @@ pub const QUANT_METHOD: &str = "exl3";
 /// Order of the rotations.
 const ROTATED: usize = 128;
 
-/// Weight of `module`, `[rows, cols]`, with the rotations around it.
+/// Weight of `module`, `[rows, cols]`, with its input and output rotations.
 ///
 /// # Errors
 /// A tensor of the module is missing or has another dtype or shape.
@@ -66,7 +71,7 @@ fn book(files: &ModelFiles, module: &str) -> Result<TrellisBook> {
     Ok(TrellisBook::ThreeInst)
 }
 
-/// The trellis and its tiles, whose order is that of [`mantissa_num::trellis`].
+/// Trellis and its tiles, in the order of [`mantissa_num::trellis`].
 fn codes(
     files: &ModelFiles,
     name: &str,
@@ -76,7 +81,7 @@ fn codes(
 ) -> Result<(Trellis, Vec<u8>)> {
     let meta = files.meta(name)?;
     let width = meta.shape.last().copied().unwrap_or(0);
-    // Half a bit more to the weight is half a line of a tile, and only one code book has it.
+    // Half a bit per weight is half a line of a tile; only one code book supports it.
     let whole = width.is_multiple_of(TILE) || (book == TrellisBook::Mul1 && width.is_multiple_of(TILE / 2));
     let trellis = u8::try_from(2 * width / TILE).ok().and_then(|bits| Trellis::new(bits, book, true));
     let Some(trellis) = trellis.filter(|_| whole) else {
@@ -87,7 +92,7 @@ fn codes(
     Ok((trellis, files.read_exact(name, &[Dtype::I16, Dtype::U16], &shape)?))
 }
 
-/// Scales with their signs as f16 patterns, or signs packed to bits: a set one is negative.
+/// Scales with their signs as f16 patterns, or signs packed to bits (1 is negative).
 fn signs(files: &ModelFiles, module: &str, [scales, packed]: [&str; 2], n: usize) -> Result<Vec<u16>> {
     let name = format!("{module}.{scales}");
     let old = format!("{module}.{packed}");
@@ -154,7 +159,7 @@ impl Convention for Exl3 {
         Ok(Some((FILE_NAME, tensor_storage(quantization, model.specs))))
     }
 
-    /// Gives a trellis the scale that EXL3 has for each channel.
+    /// Gives a trellis the per-channel scale of EXL3.
     fn as_stored(&self, mut scheme: Scheme, _dtype: Dtype) -> Scheme {
         if let Format::Trellis(trellis) = &mut scheme.format {
             trellis.channels = true;
@@ -163,7 +168,7 @@ impl Convention for Exl3 {
     }
 }
 
-/// Mean bits of a code over the weights that are stored in a trellis.
+/// Mean code bits over the trellis-coded weights.
 fn mean_bits(model: &ModelPlan<'_>) -> f64 {
     let half_bits = |layer: &PlannedLayer<'_>| {
         layer.scheme.format.trellis().map_or(0, |trellis| trellis.half_bits() * layer.rows * layer.cols)

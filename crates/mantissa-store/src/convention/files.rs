@@ -1,4 +1,4 @@
-//! Models on disk, in whatever convention: tensors out, with the checks that all conventions share.
+//! Models on disk in any format: reading of tensors, with the checks that all formats share.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -12,9 +12,9 @@ use super::weight::{KvQuant, LinearWeight, Parts, Weight};
 use crate::finite::{FiniteScan, require_finite};
 use crate::{Checkpoint, Dtype, Error, Result, TensorMeta};
 
-/// Opened model, as its convention knows it: the parsed configuration, which reads tensors.
+/// Opened model: the parsed configuration of its format, which reads tensors.
 pub trait Opened: Any + Debug + Send + Sync {
-    /// Name of the convention, for reports.
+    /// Name of the format, for reports.
     fn name(&self) -> &'static str;
 
     /// True if some linear layer may be quantized.
@@ -27,31 +27,32 @@ pub trait Opened: Any + Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Suffixes of the tensors that may hold the codes of a layer under another name than `weight`, each with the tensors without
-    /// which they cannot be decoded.
+    /// Suffixes of tensors that may hold the codes of a layer in place of `weight`, each with the tensors needed to
+    /// decode it.
     fn code_tensors(&self) -> &'static [(&'static str, &'static [&'static str])] {
         &[]
     }
 
-    /// Suffixes of the scales, one of which belongs to codes that are a tensor `weight`.
+    /// Suffixes of scales, one of which accompanies codes in a tensor `weight`.
     fn weight_scales(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// Checks by the headers that the tensors of linear layer `module` are there, whose codes are not a tensor `weight`.
+    /// Checks by the headers that the tensors of linear layer `module` exist, for codes that are not in a tensor
+    /// `weight`.
     ///
     /// # Errors
-    /// [`Error::NoTensor`] names the first that is missing; [`Error::Field`] for one in another shape.
+    /// [`Error::NoTensor`] names the first missing tensor; [`Error::Field`] for another shape.
     fn check_codes(&self, files: &ModelFiles, module: &str, _rows: usize, _cols: usize) -> Result<()> {
         let name = |suffix: &str| format!("{module}.{suffix}");
         let Some((_, beside)) = self.code_tensors().iter().find(|(codes, _)| files.has(&name(codes))) else {
-            // A missing layer is reported under the name of an unquantized weight.
+            // Report a missing layer under the name of an unquantized weight.
             return files.meta(&name("weight")).map(|_| ());
         };
         beside.iter().try_for_each(|suffix| files.meta(&name(suffix)).map(|_| ()))
     }
 
-    /// Weight of linear layer `module`, `[rows, cols]`, and everything stored with it except the bias.
+    /// Weight of linear layer `module`, `[rows, cols]`, with all side tensors except the bias.
     ///
     /// # Errors
     /// As [`ModelFiles::linear`].
@@ -70,17 +71,18 @@ pub trait Opened: Any + Debug + Send + Sync {
         None
     }
 
-    /// Rows and columns of the quantized weight of `module`, according to its tensors; `codes` is its tensor `weight`.
+    /// Rows and columns of the quantized weight of `module`, derived from its tensors; `codes` is its tensor
+    /// `weight`.
     fn coded_shape(&self, _files: &ModelFiles, _module: &str, _codes: &TensorMeta) -> Option<(usize, usize)> {
         None
     }
 
-    /// Names of the tensors that hold the stacked experts of `tensor` quantized, if the convention stacks them.
+    /// Names of the tensors that hold the stacked, quantized experts of `tensor`, if the format stacks experts.
     fn expert_tensors(&self, _tensor: &str) -> Option<[String; 2]> {
         None
     }
 
-    /// Weight `[rows, cols]` of one of the experts that [`expert_tensors`](Self::expert_tensors) names.
+    /// Weight `[rows, cols]` of one of the experts listed by [`expert_tensors`](Self::expert_tensors).
     ///
     /// # Errors
     /// A tensor is missing or has another dtype or shape.
@@ -94,7 +96,7 @@ pub trait Opened: Any + Debug + Send + Sync {
         checkpoint.get(name).is_some()
     }
 
-    /// Unquantized tensor of this Hugging Face name, widened to f32.
+    /// Unquantized tensor with this Hugging Face name, widened to f32.
     ///
     /// # Errors
     /// As [`ModelFiles::tensor_f32`].
@@ -113,13 +115,13 @@ pub trait Opened: Any + Debug + Send + Sync {
         files.expect_float(meta)
     }
 
-    /// True if [`check_tensor`](Self::check_tensor) is all that headers show of a linear layer's weight.
+    /// True if [`check_tensor`](Self::check_tensor) is the only header check of a linear layer's weight.
     fn types_every_tensor(&self) -> bool {
         false
     }
 }
 
-/// Model on disk: weights in some convention, and its configuration.
+/// Model on disk: weights in some format, and its configuration.
 #[derive(Debug)]
 pub struct ModelFiles {
     checkpoint: Checkpoint,
@@ -127,22 +129,23 @@ pub struct ModelFiles {
 }
 
 impl ModelFiles {
-    /// Joins a checkpoint and its convention.
+    /// Combines a checkpoint and its opened format.
     pub(super) fn new(checkpoint: Checkpoint, opened: Box<dyn Opened>) -> Self {
         ModelFiles { checkpoint, opened }
     }
 
-    /// The model as its convention knows it.
+    /// Opened format of the model.
     pub(super) fn opened(&self) -> &dyn Opened {
         &*self.opened
     }
 
-    /// The model as convention `T` knows it; `None` if it is in another.
+    /// Opened format as `T`; `None` if the model is in another format.
     pub fn as_convention<T: Opened>(&self) -> Option<&T> {
         (&*self.opened as &dyn Any).downcast_ref()
     }
 
-    /// Name of the convention, for reports: `dense`, `compressed-tensors`, `native`, `gguf`, `gptq`, `awq`, `auto-round` …
+    /// Name of the format, for reports: `dense`, `compressed-tensors`, `native`, `gguf`, `gptq`, `awq`, `auto-round`
+    /// …
     pub fn convention_name(&self) -> &'static str {
         self.opened.name()
     }
@@ -152,7 +155,7 @@ impl ModelFiles {
         self.opened.is_quantized()
     }
 
-    /// Requests of the checkpoint that this reader ignores, for the user to know.
+    /// Features of the checkpoint that this reader ignores, for a message to the user.
     pub fn notes(&self) -> Vec<String> {
         self.opened.notes()
     }
@@ -167,12 +170,12 @@ impl ModelFiles {
         self.checkpoint.config()
     }
 
-    /// The model folder; a GGUF file itself.
+    /// Model folder, or the GGUF file.
     pub fn dir(&self) -> &Path {
         self.checkpoint.dir()
     }
 
-    /// Source of the config, for messages: `config.json`, or the GGUF file itself.
+    /// Source of the config, for messages: `config.json`, or the GGUF file.
     pub fn config_path(&self) -> PathBuf {
         let one_file = self.opened.types_every_tensor();
         if one_file { self.dir().to_owned() } else { self.dir().join("config.json") }
@@ -186,7 +189,8 @@ impl ModelFiles {
     /// Reads an unquantized tensor, widened to f32.
     ///
     /// # Errors
-    /// [`Error::NoTensor`], [`Error::NotFloat`], [`Error::NonFinite`], or [`Error::Field`] when the shape is not `shape`.
+    /// [`Error::NoTensor`], [`Error::NotFloat`], [`Error::NonFinite`], or [`Error::Field`] if the shape is not
+    /// `shape`.
     pub fn tensor_f32(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let values = self.opened.tensor_f32(self, name, shape)?;
         require_finite(&values, self.path_of(name), name)?;
@@ -196,16 +200,16 @@ impl ModelFiles {
     /// Reads the weight of linear layer `module` (`model.layers.0.self_attn.q_proj`), `[rows, cols]` = `[out, in]`.
     ///
     /// # Errors
-    /// A tensor is missing, has another dtype or shape than the convention and the layer require, or holds non-finite values
-    /// ([`Error::NonFinite`]; in GGUF's block types they show when the model runs).
+    /// A tensor is missing, has another dtype or shape than the format and the layer require, or holds non-finite
+    /// values ([`Error::NonFinite`]; in GGUF block types they show only when the model runs).
     pub fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight> {
         let Parts { weight, input, transforms } = self.opened.linear(self, module, rows, cols)?;
         let bias = if bias { Some(self.tensor_f32(&format!("{module}.bias"), &[rows])?) } else { None };
         Ok(LinearWeight { rows, cols, weight, bias, input, transforms })
     }
 
-    /// Quantization of keys and values in the cache of the attention `module` (`model.layers.0.self_attn`), if the checkpoint
-    /// asks for it. A missing scale is 1, as in serving engines.
+    /// Quantization of the KV cache of the attention `module` (`model.layers.0.self_attn`), if the checkpoint has
+    /// one. A missing scale is 1, as in serving engines.
     ///
     /// # Errors
     /// A scale is neither one value nor one per head of `kv_heads`, or not greater than 0.
@@ -213,8 +217,9 @@ impl ModelFiles {
         self.opened.kv_quant(self, module, kv_heads)
     }
 
-    /// Rows and columns of the quantized weight of `module` according to its tensors, in conventions whose codes are a tensor
-    /// `weight` (ModelOpt, bitsandbytes, FP8). `None` if it is unquantized, or if nothing bounds what the tensors say.
+    /// Rows and columns of the quantized weight of `module`, derived from its tensors, for formats with the codes in
+    /// a tensor `weight` (ModelOpt, bitsandbytes, FP8). `None` if it is unquantized, or if nothing bounds the stated
+    /// sizes.
     pub fn coded_shape(&self, module: &str) -> Option<(usize, usize)> {
         let codes = self.checkpoint.get(&format!("{module}.weight"))?;
         if !matches!(codes.dtype, Dtype::U8 | Dtype::I8 | Dtype::F8E4M3) || codes.len == 0 {
@@ -240,7 +245,7 @@ impl ModelFiles {
         }
     }
 
-    /// Reads an unquantized weight, in a convention whose quantized layers have a tensor `scale` beside the codes.
+    /// Reads an unquantized weight, in a format whose quantized layers have a tensor `scale` beside the codes.
     pub(crate) fn dense_without(
         &self,
         module: &str,
@@ -261,7 +266,7 @@ impl ModelFiles {
         ))
     }
 
-    /// Decodes a trellis whose codes are the tensor `name` into its values and the rotations around them.
+    /// Decodes the trellis codes in tensor `name`; returns values and rotations.
     pub(super) fn unfolded(&self, name: &str, q: &Quantized) -> Result<Parts> {
         let Some(unfolded) = q.unfold() else { return Ok(Weight::Quantized(q.clone()).into()) };
         let (values, transforms) =
@@ -284,7 +289,7 @@ impl ModelFiles {
         self.checkpoint.read(name)
     }
 
-    /// Reads a scale tensor in the shape of its blocks, with the code that it is stored in.
+    /// Reads a scale tensor in the shape of its blocks, with its stored code.
     pub(crate) fn read_scales(&self, name: &str, grid: &[usize]) -> Result<(Code, Codes)> {
         let meta = self.meta(name)?;
         let code = scale_code(meta.dtype).ok_or_else(|| {
@@ -294,7 +299,7 @@ impl ModelFiles {
         Ok((code, Codes::from_le_bytes(code.unit_bytes(), &self.checkpoint.read(name)?)))
     }
 
-    /// Reads a single value of a float's dtype, of shape `[1]` or `[]`.
+    /// Reads a single float value of shape `[1]` or `[]`.
     pub(crate) fn read_scalar(&self, name: &str) -> Result<f32> {
         let meta = self.meta(name)?;
         if meta.shape.iter().product::<usize>() != 1 {
@@ -325,8 +330,8 @@ impl ModelFiles {
         }
     }
 
-    /// Refuses a list of one value per block in another shape than the blocks: the same values in another order would decode to
-    /// another weight. A single value may have any number of axes.
+    /// Refuses a list of per-block values in another shape than the blocks: in another order the same values would
+    /// decode to another weight. A single value may have any number of axes.
     pub(crate) fn expect_grid(&self, meta: &TensorMeta, grid: &[usize]) -> Result<()> {
         let single = |shape: &[usize]| shape.iter().all(|&n| n == 1);
         if meta.shape == grid || (single(&meta.shape) && single(grid)) {
@@ -343,7 +348,7 @@ impl ModelFiles {
         scan.finish(self.path_of(name), name)
     }
 
-    /// Path of the file that holds a tensor, for messages; the folder if none does.
+    /// Path of the file with a tensor, for messages; the folder if there is none.
     pub(crate) fn path_of(&self, name: &str) -> &Path {
         self.checkpoint.locate(name).map_or(self.dir(), |(file, _)| file.path())
     }
@@ -366,7 +371,7 @@ impl ModelFiles {
         Err(self.fault(&meta.name, format!("dtype {}", meta.dtype), allowed.join(" or "), ""))
     }
 
-    /// Refuses a tensor that is not stored in floats of at least 16 bits.
+    /// Refuses a tensor that is not a float of at least 16 bits.
     pub(crate) fn expect_float(&self, meta: &TensorMeta) -> Result<()> {
         if matches!(meta.dtype, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16) {
             return Ok(());
@@ -387,7 +392,7 @@ impl ModelFiles {
     }
 }
 
-/// Code of scales of a dtype; U8 scales are E8M0 by convention.
+/// Scale code for a dtype; U8 scales are E8M0 by convention.
 pub(super) fn scale_code(dtype: Dtype) -> Option<Code> {
     match dtype {
         Dtype::F32 => Some(Code::F32),
@@ -399,7 +404,7 @@ pub(super) fn scale_code(dtype: Dtype) -> Option<Code> {
     }
 }
 
-/// Dtype of scales of a code.
+/// Dtype for a scale code.
 pub(super) fn scale_dtype(code: Code) -> Option<Dtype> {
     match code {
         Code::F32 => Some(Dtype::F32),

@@ -1,12 +1,13 @@
-//! FP8 of DeepSeek-V3 and transformers (`quant_method: "fp8"`): blocks, and vLLM's per tensor and per channel.
+//! FP8 of DeepSeek-V3 and transformers (`quant_method: "fp8"`): blocks, and vLLM's per-tensor and per-channel scales.
 //!
-//! For a module with weight `[N, K]` and blocks of `r × c`: `weight` F8_E4M3 `[N, K]` and `weight_scale_inv` `[ceil(N/r), ceil(K/c)]`
-//! F32, or F8_E8M0 where `scale_fmt` is `"ue8m0"`: despite its name the factor, `w = code · scale`. Inputs are FP8 with a scale for
-//! each token and `c` columns; `"activation_scheme": "static"` has one stored scale (`activation_scale`, vLLM's `input_scale`) instead.
-//! Without `weight_block_size`, `weight_scale` is F32 `[]` or `[N, 1]`.
+//! For a module with weight `[N, K]` and blocks of `r × c`: `weight` F8_E4M3 `[N, K]` and `weight_scale_inv`
+//! `[ceil(N/r), ceil(K/c)]` F32, or F8_E8M0 if `scale_fmt` is `"ue8m0"`. Despite its name it is the factor: `w = code
+//! · scale`. Inputs are FP8 with a scale per token and `c` columns; `"activation_scheme": "static"` has one stored
+//! scale (`activation_scale`, vLLM's `input_scale`) instead. Without `weight_block_size`, `weight_scale` is F32 `[]`
+//! or `[N, 1]`.
 //!
-//! Source: DeepSeek-V3, `README_WEIGHTS.md` and `inference/fp8_cast_bf16.py`; transformers 5, `integrations/finegrained_fp8.py`;
-//! vLLM, `model_executor/layers/quantization/fp8.py`.
+//! Source: DeepSeek-V3, `README_WEIGHTS.md` and `inference/fp8_cast_bf16.py`; transformers 5,
+//! `integrations/finegrained_fp8.py`; vLLM, `model_executor/layers/quantization/fp8.py`.
 
 use std::path::{Path, PathBuf};
 
@@ -24,7 +25,7 @@ use crate::{Dtype, Error, Result, TensorMeta, TensorSpec};
 /// `quant_method` of this format.
 pub const QUANT_METHOD: &str = "fp8";
 
-/// Name of the format that is written.
+/// Name of the written format.
 pub const NAME: &str = "deepseek-fp8";
 
 const E4M3: Code = Code::Float(minifloat::E4M3);
@@ -78,10 +79,11 @@ impl Config {
         Ok(Config { path: path.to_owned(), block, fixed, powers })
     }
 
-    /// Weight of `module`, `[rows, cols]`, and the quantization of its input. A weight that is not FP8 is left as it is.
+    /// Weight of `module`, `[rows, cols]`, and the quantization of its input. A weight that is not FP8 is read
+    /// unquantized.
     ///
     /// # Errors
-    /// A tensor of the module is missing or has another dtype or shape than the config says.
+    /// A tensor of the module is missing, or its dtype or shape differs from the config.
     fn layer(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
         let name = |suffix: &str| format!("{module}.{suffix}");
         let codes_name = name("weight");
@@ -143,7 +145,7 @@ fn block_sides(value: &Value) -> Option<(u32, u32)> {
     }
 }
 
-/// Scheme of inputs: a scale for each token and `cols` columns, a power of two where scales are.
+/// Scheme of inputs: a scale per token and `cols` columns, a power of two if the weight scales are.
 fn dynamic(cols: u32, powers: bool) -> Scheme {
     match powers {
         true => Scheme::power_of_two_tiles(E4M3, Blocks::Tile { rows: 1, cols }),
@@ -165,12 +167,12 @@ fn layout(scheme: &Scheme, input: Option<&Scheme>) -> std::result::Result<((u32,
     };
     let dtype = match scale.code {
         Code::F32 => Dtype::F32,
-        // Written as what it is, and not as bytes.
+        // Use the FP8 dtype, not U8.
         Code::E8m0 => Dtype::F8E8M0,
         code => scale_dtype(code).unwrap_or(Dtype::F32),
     };
     let expected = dynamic(*cols, scale.code == Code::E8m0);
-    // What a row of the input is called does not matter.
+    // The name of an input row does not matter.
     if input.map(|input| Scheme { row: expected.row, ..input.clone() }).as_ref() != Some(&expected) {
         return no(format!("{NAME} quantizes the inputs as well: add +{expected}"));
     }
@@ -191,7 +193,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotS
     ])
 }
 
-/// Bytes of the tensors that [`specs`] declares, by name.
+/// Bytes of the tensors declared by [`specs`], by name.
 ///
 /// # Errors
 /// As [`specs`].
@@ -207,7 +209,7 @@ pub fn tensors(
 /// Tensors of a layer as it was read.
 ///
 /// # Errors
-/// [`NotStorable`] if the format cannot hold all of it.
+/// [`NotStorable`] if the format cannot hold all parts.
 pub fn store(
     module: &str,
     layer: &LinearWeight,
@@ -215,7 +217,7 @@ pub fn store(
     let Weight::Quantized(q) = &layer.weight else { return Ok(Vec::new()) };
     let scheme = Scheme::new(q.format.clone(), mantissa_num::Rule::Amax);
     if !layer.transforms.is_empty() {
-        let why = format!("{module}: {NAME} stores nothing around the codes");
+        let why = format!("{module}: {NAME} stores no side tensors");
         return Err(NotStorable { scheme: scheme.to_string(), why });
     }
     let input = layer.input.as_ref().map(|input| &input.scheme);
@@ -227,7 +229,7 @@ pub fn store(
 /// `quantization_config` for modules of one block size, and the unquantized modules `kept`.
 ///
 /// # Errors
-/// [`NotStorable`] if blocks differ: there is one size for the model.
+/// [`NotStorable`] if block sizes differ, because the config has one for the whole model.
 pub fn quantization_config(
     groups: &[(Scheme, Option<Scheme>, Vec<String>)],
     kept: &[String],
@@ -237,7 +239,7 @@ pub fn quantization_config(
         let found = layout(scheme, input.as_ref())?;
         if *first.get_or_insert(found) != found {
             let module = modules.first().map_or("", String::as_str);
-            let why = format!("{module}: {NAME} has one size of blocks for the model");
+            let why = format!("{module}: {NAME} has one block size for the model");
             return Err(NotStorable { scheme: scheme.to_string(), why });
         }
     }
@@ -256,7 +258,7 @@ pub fn quantization_config(
     Ok(config)
 }
 
-/// FP8 in blocks as DeepSeek-V3 has it, read by vLLM, SGLang and transformers.
+/// Block-wise FP8 as in DeepSeek-V3, read by vLLM, SGLang and transformers.
 #[derive(Debug)]
 pub(super) struct DeepseekFp8;
 

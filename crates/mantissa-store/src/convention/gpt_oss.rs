@@ -1,7 +1,8 @@
-//! gpt-oss (`quant_method: "mxfp4"`): the experts of a layer stacked, in MXFP4; everything else is dense.
+//! gpt-oss (`quant_method: "mxfp4"`): a layer's experts stacked in MXFP4; everything else is dense.
 //!
-//! A projection `n` of `E` experts, each `[N, K]`: `n_blocks` U8 `[E, N, K/32, 16]`, the first of two codes in the low nibble, and
-//! `n_scales` U8 `[E, N, K/32]`, E8M0. `w = fp4 · 2^(scale - 127)`. Gate and up are one projection whose even rows are the gate's.
+//! For projection `n` of `E` experts, each `[N, K]`: `n_blocks` U8 `[E, N, K/32, 16]`, the first of two codes in the
+//! low nibble, and `n_scales` U8 `[E, N, K/32]`, E8M0. `w = fp4 · 2^(scale - 127)`. Gate and up are one projection
+//! with the gate in its even rows.
 //!
 //! Source: gpt_oss, `torch/weights.py`; transformers 5, `integrations/mxfp4.py`.
 
@@ -22,10 +23,10 @@ pub const QUANT_METHOD: &str = "mxfp4";
 /// Elements that share a scale, and bytes of their codes.
 const BLOCK: usize = 32;
 
-/// The weight `[rows, cols]` of one expert. Where gate and up are one projection, it is every other row of that.
+/// Weight `[rows, cols]` of one expert. If gate and up are one projection, it is every other row of it.
 ///
 /// # Errors
-/// A tensor is missing or has another dtype or shape, columns that 32 does not divide included.
+/// A tensor is missing or has another dtype or shape, or 32 does not divide the columns.
 pub fn expert(files: &ModelFiles, stack: &Stack, rows: usize, cols: usize) -> Result<Quantized> {
     let [codes_name, scales_name] = names(&stack.tensor);
     if !cols.is_multiple_of(BLOCK) {
@@ -68,10 +69,10 @@ pub fn stacked_specs(name: &str, experts: usize, rows: usize, cols: usize) -> [T
     ]
 }
 
-/// Tensors of one layer's part of a stack: its codes and scales, as if it were stored alone.
+/// Tensors of one layer's part of a stack, codes and scales, as if it were stored alone.
 ///
 /// # Errors
-/// [`NotStorable`] for another scheme than MXFP4, columns that 32 does not divide, or inputs that are to be quantized.
+/// [`NotStorable`] for another scheme than MXFP4, if 32 does not divide the columns, or if inputs are quantized.
 pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
     let refuse = |why: String| Err(NotStorable { scheme: plan.scheme.to_string(), why });
     if plan.scheme.format != Scheme::mx(Code::Float(minifloat::E2M1)).format {
@@ -86,7 +87,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotS
     Ok(stacked_specs(plan.module, 1, plan.rows, plan.cols).into())
 }
 
-/// Bytes of the tensors that [`specs`] declares.
+/// Bytes of the tensors declared by [`specs`].
 ///
 /// # Errors
 /// As [`specs`].
@@ -102,7 +103,7 @@ pub fn part(
     Ok(tensors.into_iter().map(|(spec, bytes)| (spec.name, bytes)).collect())
 }
 
-/// Tensors of projection `name` for its experts, all of one shape and in MXFP4; `None` if one is not.
+/// Stacked tensors of projection `name` for its experts; `None` unless all have one shape and MXFP4.
 pub fn tensors(name: &str, experts: &[Quantized]) -> Option<[(TensorSpec, Vec<u8>); 2]> {
     let format = Scheme::mx(Code::Float(minifloat::E2M1)).format;
     let (rows, cols) = experts.first().map(|q| (q.rows, q.cols))?;
@@ -157,7 +158,7 @@ impl Convention for GptOss {
     }
 
     fn quantization_config(&self, _model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
-        // As in the published models.
+        // Same exclusions as the published models.
         Ok(json!({
             "quant_method": QUANT_METHOD,
             "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"],
@@ -182,7 +183,7 @@ impl Opened for GptOss {
         expert(files, stack, rows, cols)
     }
 
-    /// Reads a layer beside the experts, which is unquantized.
+    /// Reads an unquantized layer other than the experts.
     fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
         Ok(files.dense(module, rows, cols)?.into())
     }

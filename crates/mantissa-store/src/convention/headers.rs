@@ -1,20 +1,21 @@
-//! Checks of a model by its headers alone: every tensor that a reader will ask for is there, in its shape. No weight is read.
+//! Checks a model by its headers alone: every tensor that a reader needs exists in the right shape. Reads no weight.
 
 use super::files::ModelFiles;
 use super::stacked::Stack;
 use crate::{Result, TensorMeta};
 
 impl ModelFiles {
-    /// Checks that [`tensor_f32`](Self::tensor_f32) finds a tensor of this name and shape.
+    /// Checks that [`tensor_f32`](Self::tensor_f32) will find a tensor of this name and shape.
     ///
     /// # Errors
-    /// [`NoTensor`](crate::Error::NoTensor), [`NotFloat`](crate::Error::NotFloat), or [`Field`](crate::Error::Field) for another shape.
+    /// [`NoTensor`](crate::Error::NoTensor), [`NotFloat`](crate::Error::NotFloat), or [`Field`](crate::Error::Field)
+    /// for another shape.
     pub fn check_tensor(&self, name: &str, shape: &[usize]) -> Result<()> {
         self.opened().check_tensor(self, name, shape)
     }
 
-    /// Checks that [`linear`](Self::linear) finds the tensors of a linear layer: a dense weight of this shape, or codes with what
-    /// decodes them.
+    /// Checks that [`linear`](Self::linear) will find the tensors of a linear layer: a dense weight of this shape, or
+    /// codes with the tensors that decode them.
     ///
     /// # Errors
     /// As [`check_tensor`](Self::check_tensor).
@@ -33,7 +34,7 @@ impl ModelFiles {
         }
     }
 
-    /// Checks that [`expert`](Self::expert) finds the tensors of stacked experts.
+    /// Checks that [`expert`](Self::expert) will find the tensors of stacked experts.
     ///
     /// # Errors
     /// As [`check_tensor`](Self::check_tensor).
@@ -47,7 +48,7 @@ impl ModelFiles {
         self.expect_float(meta)
     }
 
-    /// Checks codes that are a tensor `weight`.
+    /// Checks codes in a tensor `weight`.
     fn check_one_code_each(&self, meta: &TensorMeta, module: &str, rows: usize, cols: usize) -> Result<()> {
         if let Some(found) = self.coded_shape(module).filter(|found| *found != (rows, cols)) {
             let hint = "config.json and the weights must belong together";

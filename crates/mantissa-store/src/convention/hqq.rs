@@ -1,12 +1,15 @@
-//! HQQ (Half-Quadratic Quantization, Badri and Shaji 2023), read: `quant_method: "hqq"`, as transformers saves it.
+//! HQQ (Half-Quadratic Quantization, Badri and Shaji 2023), read only: `quant_method: "hqq"`, as transformers saves
+//! it.
 //!
-//! For a module with weight `[N, K]` and groups of `g`: with `axis` 1 the weight is seen as `[N·K/g, g]`, a group to the line, with `axis` 0
-//! as `[g, N·K/g]`, a group to the column. `W_q` holds the unsigned codes of that array, lines far apart sharing a unit
-//! ([`Strided`]); `scale` and `zero` `[N·K/g, 1]` or `[1, N·K/g]` are floats, `w = (code - zero) · scale`. What Python would keep
-//! beside them is there as tensors, too: `nbits`, `axis`, `group_size`, `shape` and, as text, `packing`.
+//! For a module with weight `[N, K]` and groups of `g`: with `axis` 1 the weight is reshaped to `[N·K/g, g]`, one
+//! group per row; with `axis` 0 to `[g, N·K/g]`, one group per column. `W_q` holds the unsigned codes of that array,
+//! with distant rows sharing a unit ([`Strided`]). `scale` and `zero` `[N·K/g, 1]` or `[1, N·K/g]` are floats: `w =
+//! (code - zero) · scale`. Python attributes are stored as tensors, too: `nbits`, `axis`, `group_size`, `shape` and,
+//! as text, `packing`.
 //!
-//! Groups that lie in one row are kept as they are, with `-zero · scale` as the bias of each; others have no place among
-//! [`Blocks`] and are decoded. Source: hqq 0.2.8, `core/quantize.py`, `core/bitpack.py`, `core/utils.py` (`encode_safetensor_type`).
+//! Groups within one row are kept, with `-zero · scale` as each group's bias. [`Blocks`] cannot represent others, so
+//! they are decoded. Source: hqq 0.2.8, `core/quantize.py`, `core/bitpack.py`, `core/utils.py`
+//! (`encode_safetensor_type`).
 
 use mantissa_num::format::{Affine, Format, Offset};
 use mantissa_num::pack::Strided;
@@ -20,10 +23,10 @@ use crate::{Dtype, Result};
 /// `quant_method` of this format.
 pub const QUANT_METHOD: &str = "hqq";
 
-/// Longest text that stands for a name.
+/// Longest text of a name.
 const MAX_TEXT: usize = 64;
 
-/// The array as which a weight is quantized.
+/// Array to which a weight is reshaped.
 struct Layout {
     packing: Strided,
     /// Lines and columns of the array.
@@ -36,7 +39,8 @@ struct Layout {
 /// Weight of `module`, `[rows, cols]`. A module without `W_q` is dense.
 ///
 /// # Errors
-/// A tensor of the module is missing, has another dtype or shape, or contradicts another; scales that are quantized themselves.
+/// A tensor of the module is missing, has another dtype or shape, or contradicts another; or scales are quantized
+/// themselves.
 fn weight(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Weight> {
     let name = |suffix: &str| format!("{module}.{suffix}");
     let codes_name = name("W_q");
@@ -87,7 +91,7 @@ fn layout(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<
     let name = |suffix: &str| format!("{module}.{suffix}");
     for flag in ["quant_scale", "quant_zero", "view_as_float"].map(name) {
         if files.has(&flag) && number(files, &flag)? != 0 {
-            let hint = "scales, zero points and codes are read as they are; quantize without the option";
+            let hint = "quantized scales and zero points are not supported; quantize without the option";
             return Err(files.fault(&flag, "true", "false", hint));
         }
     }
@@ -121,7 +125,7 @@ fn layout(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<
     };
     let group_name = name("group_size");
     let total = rows * cols;
-    // Without groups there is one scale to the row (axis 1) or column, and newer versions store its length.
+    // Without groups there is one scale per row (axis 1) or column, and newer versions store its length.
     let group = match files.has(&group_name) {
         true => number(files, &group_name)?,
         false => (if by_line { cols } else { rows }) as i64,
@@ -135,7 +139,7 @@ fn layout(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<
     Ok(Layout { packing, lines, cols: width, by_line })
 }
 
-/// A whole number that is stored as a tensor of one value.
+/// Integer stored as a tensor of one value.
 fn number(files: &ModelFiles, name: &str) -> Result<i64> {
     let meta = files.meta(name)?;
     if meta.shape.iter().product::<usize>() != 1 {
@@ -148,7 +152,7 @@ fn number(files: &ModelFiles, name: &str) -> Result<i64> {
     Ok(if bytes.len() == 4 { i64::from(i64::from_le_bytes(word) as i32) } else { i64::from_le_bytes(word) })
 }
 
-/// A text that is stored as a byte for each character.
+/// Text stored as one byte per character.
 fn text(files: &ModelFiles, name: &str) -> Result<String> {
     let meta = files.meta(name)?;
     files.expect_dtype(meta, &[Dtype::U8])?;

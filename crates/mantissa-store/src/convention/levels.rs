@@ -1,9 +1,9 @@
-//! Levels of a KV cache that a calibration text has decided, stored with a model in the native format.
+//! Calibrated levels of a KV cache, stored with a model in the native format.
 //!
-//! `config.json` has the policy, as text, under `quantization_config.kv_levels`. Beside the scales of an attention module `m` stand
-//! `m.k_levels` F32 `[codes]`, the level of each code of the keys, ascending; `m.k_ranges` F32 `[2, width]`, of each channel of the
-//! keys of all heads the middle and half the width of its range; and `m.v_levels` F32 `[codes]`, the levels of the values. A side
-//! that the policy stores otherwise has none.
+//! `config.json` has the policy as text under `quantization_config.kv_levels`. An attention module `m` has, beside
+//! its scales: `m.k_levels` F32 `[codes]`, the ascending levels of the keys' codes; `m.k_ranges` F32 `[2, width]`,
+//! the middle and half-width of each key channel over all heads; and `m.v_levels` F32 `[codes]`, the levels of the
+//! values. Keys or values that the policy stores otherwise have none.
 
 use super::files::ModelFiles;
 use crate::finite::require_finite;
@@ -29,14 +29,14 @@ pub struct KvLevels {
     pub values: Option<Vec<f32>>,
 }
 
-/// Levels of keys, and what brings each channel to them: `middle + half · level`.
+/// Levels of keys, and the map of each channel: `middle + half · level`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct KeyLevels {
     /// Ascending.
     pub levels: Vec<f32>,
     /// Middles of all channels.
     pub middles: Vec<f32>,
-    /// Half the widths of all channels.
+    /// Half-widths of all channels.
     pub halves: Vec<f32>,
 }
 
@@ -65,10 +65,11 @@ impl ModelFiles {
         self.opened().kv_policy()
     }
 
-    /// Reads the levels of the attention `module`, whose keys have `width` values to the token.
+    /// Reads the levels of the attention `module`, whose keys have `width` values per token.
     ///
     /// # Errors
-    /// A tensor has another dtype or shape, or holds what is not finite, levels that do not ascend or a width below 0.
+    /// A tensor has another dtype or shape, or holds non-finite values, levels that do not ascend or a negative
+    /// width.
     pub fn kv_levels(&self, module: &str, width: usize) -> Result<Option<KvLevels>> {
         let Some(policy) = self.kv_policy() else { return Ok(None) };
         let [k_levels, k_ranges, v_levels] = SUFFIXES.map(|suffix| format!("{module}.{suffix}"));
@@ -116,7 +117,7 @@ impl ModelFiles {
     }
 }
 
-/// Refuses a model that says both that its cache has a scheme and that it has levels.
+/// Refuses a model that states both a scheme and levels for its cache.
 pub(super) fn alone(path: &std::path::Path, scheme: bool, levels: bool) -> Result<()> {
     match scheme && levels {
         true => {

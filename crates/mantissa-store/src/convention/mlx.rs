@@ -1,9 +1,9 @@
-//! MLX (mlx-lm): `quantization` in `config.json`, with `group_size`, `bits` and `mode`, and what differs by module.
+//! MLX (mlx-lm): `quantization` in `config.json`, with `group_size`, `bits`, `mode` and overrides by module.
 //!
-//! For a module with weight `[N, K]`: `weight` U32 `[N, K·b/32]`, each row one little-endian bit stream of unsigned codes, and
-//! `scales` `[N, K/g]`. Mode `affine` (2, 3, 4, 5, 6, 8 bits) has `biases` `[N, K/g]` too, both in the model's dtype:
-//! `w = scale · code + bias`; written in f32, which it takes as well. `mxfp4` and `mxfp8` have E8M0 scales of 32, `nvfp4` E4M3 scales of 16, all as U8. The embedding is
-//! quantized like any layer.
+//! For a module with weight `[N, K]`: `weight` U32 `[N, K·b/32]`, each row one little-endian bit stream of unsigned
+//! codes, and `scales` `[N, K/g]`. Mode `affine` (2, 3, 4, 5, 6, 8 bits) has `biases` `[N, K/g]` too, both in the
+//! model's dtype (written as f32, which loaders accept): `w = scale · code + bias`. `mxfp4` and `mxfp8` have E8M0
+//! scales of 32, `nvfp4` E4M3 scales of 16, all as U8. The embedding is quantized like any layer.
 //!
 //! Source: mlx, `python/mlx/nn/layers/quantized.py`, `mlx/ops.cpp` (`quantize`); mlx-lm, `utils.py`.
 
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{Dtype, Error, Result, TensorSpec};
 
-/// Name of the convention, for people.
+/// Name of the format, for messages.
 pub const NAME: &str = "mlx";
 
 /// Meaning of a code.
@@ -51,11 +51,11 @@ struct Layer {
 #[derive(Clone, Debug)]
 pub struct Config {
     default: Layer,
-    /// By module; `None` leaves it dense.
+    /// By module; `None` leaves a module dense.
     layers: BTreeMap<String, Option<Layer>>,
 }
 
-/// The object that describes the quantization, in a config of this format.
+/// Object that describes the quantization, in a config of this format.
 fn found(config: &Value) -> Option<&Value> {
     let object =
         |key: &str| config.get(key).filter(|v| v.get("group_size").is_some() && v.get("bits").is_some());
@@ -83,10 +83,10 @@ impl Config {
         Ok(Config { default, layers })
     }
 
-    /// Weight of `module`, `[rows, cols]`. Which layers are quantized follows from their tensors.
+    /// Weight of `module`, `[rows, cols]`. The tensors determine if the layer is quantized.
     ///
     /// # Errors
-    /// A tensor of the module is missing or has another dtype or shape than the config says.
+    /// A tensor of the module is missing, or its dtype or shape differs from the config.
     fn weight(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Weight> {
         let name = |suffix: &str| format!("{module}.{suffix}");
         let (codes_name, scales_name, biases_name) = (name("weight"), name("scales"), name("biases"));
@@ -132,12 +132,12 @@ impl Config {
 }
 
 impl Layer {
-    /// Layout of codes in words. Affine codes are signed here: offset binary makes them of the unsigned ones.
+    /// Layout of codes in words. Affine codes are signed here, converted from unsigned by offset binary.
     fn packing(self) -> Packing {
         Packing { offset_binary: self.mode == Mode::Affine, unit_bytes: 4, ..Packing::rows(self.bits) }
     }
 
-    /// The format of a weight whose scales are stored in `scale`, and bytes of a scale.
+    /// Format of a weight with scales stored in `scale`, and bytes of a scale.
     fn format(self, scale: Code) -> (Format, usize) {
         match self.mode {
             Mode::Affine => {
@@ -148,7 +148,7 @@ impl Layer {
             }
             Mode::Mxfp4 => (Scheme::mx(Code::Float(minifloat::E2M1)).format, 1),
             Mode::Mxfp8 => (Scheme::mx(Code::Float(minifloat::E4M3)).format, 1),
-            // Without a scale for the tensor.
+            // No global scale.
             Mode::Nvfp4 => (Scheme::nvfp4(None).format, 1),
         }
     }
@@ -180,14 +180,14 @@ fn layer(path: &Path, key: &str, value: &Value) -> Result<Layer> {
     Ok(Layer { mode, bits, group })
 }
 
-/// Mode, bits and group size in which a scheme is stored.
+/// Mode, bits and group size that store a scheme.
 ///
 /// # Errors
-/// [`NotStorable`] of schemes that no mode is.
+/// [`NotStorable`] for schemes without a mode.
 fn layer_of(scheme: &Scheme, input: Option<&Scheme>) -> std::result::Result<Layer, NotStorable> {
     let no = |why: String| Err(NotStorable { scheme: scheme.to_string(), why });
     if input.is_some() {
-        return no("mlx has no place for quantized activations".to_owned());
+        return no("mlx cannot store quantized activations".to_owned());
     }
     let modes = MODES.iter().filter(|(mode, _)| *mode != Mode::Affine);
     for (mode, _) in modes {
@@ -241,7 +241,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotS
     Ok(all)
 }
 
-/// Bytes of the tensors that [`specs`] declares, by name.
+/// Bytes of the tensors declared by [`specs`], by name.
 ///
 /// # Errors
 /// As [`specs`].
@@ -260,8 +260,8 @@ pub fn tensors(
     Ok(all)
 }
 
-/// `quantization` for groups of modules, each with its scheme: that of the first for all, and the others by name. Modules that
-/// are kept as they are have no scales, by which loaders know them.
+/// `quantization` for groups of modules, each with its scheme: the first scheme as the default, and the others by
+/// name. Unquantized modules have no scales, by which loaders recognise them.
 ///
 /// # Errors
 /// As [`specs`].
@@ -320,7 +320,7 @@ impl Convention for Mlx {
         quantization(&model.groups())
     }
 
-    /// mlx-lm looks under the first key, hubs under the second.
+    /// mlx-lm reads the first key, hubs the second.
     fn config_keys(&self) -> &'static [&'static str] {
         &["quantization", "quantization_config"]
     }

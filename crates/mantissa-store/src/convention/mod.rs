@@ -1,18 +1,18 @@
 //! Checkpoint formats: how each tool lays quantized weights out on disk, one module each.
 //!
-//! [`ModelFiles`] opens a model in any format and reads its tensors. A [`Container`] names a format that is written. Both go
-//! through one trait, [`Convention`], and one table with a row for each format (`registry.rs`).
+//! [`ModelFiles`] opens a model in any format and reads its tensors. A [`Container`] names a writable format. Both
+//! use one trait, [`Convention`], and one table with a row per format (`registry.rs`).
 //!
 //! # Adding a format
 //!
-//! 1. `convention/NAME.rs`: a unit struct that implements [`Convention`], a parsed configuration that implements [`Opened`], and
-//!    `pub const CONTAINER`. The module is declared below.
+//! 1. `convention/NAME.rs`: a unit struct that implements [`Convention`], a parsed configuration that implements
+//!    [`Opened`], and `pub const CONTAINER`. Declare the module below.
 //! 2. `convention/registry.rs`: one row.
-//! 3. `mantissa-verify`: one arm in `reader.rs`, with a decoder written from the format's own description; a layout of its own
-//!    takes a module there.
+//! 3. `mantissa-verify`: one arm in `reader.rs`, with a decoder written from the format's own description; a new
+//!    layout needs a module there.
 //!
-//! Commands, recipes, conversion, memory plans and help read the rest from the trait. Engines that load the format are rules of
-//! the serving contract (`mantissa-plan`).
+//! Commands, recipes, conversion, memory plans and help read the rest from the trait. Engines that load the format
+//! are rules of the serving contract (`mantissa-plan`).
 
 pub mod awq;
 pub mod bitsandbytes;

@@ -1,16 +1,21 @@
-//! mantissa's own container, for whatever no public convention holds.
+//! mantissa's own format, for everything that no public format holds.
 //!
-//! For a weight `n` (`model.layers.0.mlp.up_proj.weight`): `n.packed` U8, the codes as [`packing`] lays them out, or the
-//! blocks of a codec, or the tiles of a trellis; `n.scale` in the shape of the blocks (U8 where the scale has 8 bits, F16 or BF16 where its
-//! code is one of these, else F32); `n.zero` I32, under scales of 16 bits I8, or `n.bias` F32 for the minima of `:minmax`, in the same shape; `n.global` F32 `[1]`. Under double quantization `n.scale`
-//! holds codes, `n.nested_scale` F32 their amaxes and `n.nested_offset` F32 `[1]` their mean. The file's metadata holds,
-//! under the key `n`, the Scheme's text and the shape: `int4-g32 [352, 128]`. `module.input_scale` F32 `[1]` is the scale of inputs that
-//! are quantized under a stored one: a static scale, or what their scheme has above its blocks. Outliers that stand beside the codes are
-//! `n.outlier_counts`, `n.outlier_columns` and `n.outlier_values`, row by row.
-//! `config.json` says `quantization_config.quant_method = "mantissa"`, lists activation schemes by module, and the order of
-//! Sylvester's matrix (over its square root) that each run of a module's input is multiplied with before it is quantized, and names
-//! the scheme of keys and values (`kv_cache`), whose scales, where they are static, are `k_scale` and `v_scale` of each attention
-//! module, or the policy of a cache whose levels are stored ([`levels`]).
+//! Tensors of a weight `n` (`model.layers.0.mlp.up_proj.weight`):
+//! - `n.packed` U8: codes as laid out by [`packing`], codec blocks, or trellis tiles.
+//! - `n.scale`, in the shape of the blocks: U8 for 8-bit scale codes, F16 or BF16 for those codes, else F32.
+//! - `n.zero` I32 (I8 under 16-bit scales), or `n.bias` F32 for the minima of `:minmax`, in the same shape.
+//! - `n.global` F32 `[1]`.
+//! - Double quantization: `n.scale` holds codes, `n.nested_scale` F32 their amaxes, `n.nested_offset` F32 `[1]` their
+//!   mean.
+//! - Outliers: `n.outlier_counts`, `n.outlier_columns` and `n.outlier_values`, row by row.
+//!
+//! `module.input_scale` F32 `[1]` is the static or global scale of a quantized input. The file's metadata holds,
+//! under the key `n`, the scheme's text and the shape: `int4-g32 [352, 128]`.
+//!
+//! `config.json` has `quantization_config.quant_method = "mantissa"` and lists by module the activation schemes and
+//! the order of Sylvester's matrix (over its square root) that multiplies each run of an input before it is
+//! quantized. It also names the KV-cache scheme (`kv_cache`) or the policy of a cache with stored levels
+//! ([`levels`]). Static cache scales are `k_scale` and `v_scale` of each attention module.
 
 mod format;
 mod outliers;
@@ -50,15 +55,15 @@ pub struct Config {
     inputs: BTreeMap<String, Scheme>,
     rotations: BTreeMap<String, Hadamard>,
     kv: Option<Scheme>,
-    /// The policy of the cache, where its levels are stored.
+    /// Policy of the cache, if its levels are stored.
     levels: Option<String>,
 }
 
 /// Key under which rotations of inputs are listed.
 const ROTATIONS: &str = "input_rotations";
 
-/// Packing of the codes of a format: integers as in compressed-tensors, code books of 4 bits as in bitsandbytes, other codes low
-/// bits first. `None` for codes wider than a byte, which take a unit each, and for codecs.
+/// Packing of the codes of a format: integers as in compressed-tensors, 4-bit code books as in bitsandbytes, other
+/// codes from the low bits up. `None` for codes wider than a byte, which take a unit each, and for codecs.
 pub fn packing(format: &Format) -> Option<Packing> {
     match format {
         Format::Table(table) if table.book.bits() == 4 => Some(Packing::bitsandbytes()),
@@ -205,10 +210,10 @@ fn input_scale(module: &str) -> String {
     format!("{module}.input_scale")
 }
 
-/// Tensors of a layer with outliers beside its codes, as it was read.
+/// Tensors of a layer with outliers, as it was read.
 ///
 /// # Errors
-/// [`NotStorable`] if anything but outliers stands beside the codes.
+/// [`NotStorable`] if it has side tensors other than outliers.
 fn store(
     module: &str,
     layer: &LinearWeight,
@@ -216,7 +221,7 @@ fn store(
 ) -> std::result::Result<StoredTensors, NotStorable> {
     let scheme = Scheme::new(q.format.clone(), Rule::Amax);
     let [extra @ Extra::Sparse { index, .. }] = layer.transforms.extras.as_slice() else {
-        let why = format!("{module}: native stores outliers beside codes, nothing else");
+        let why = format!("{module}: native stores outliers, but no other side tensors");
         return Err(NotStorable::new(&scheme, why));
     };
     let input = layer.input.as_ref().map(|input| &input.scheme);
@@ -229,10 +234,11 @@ fn store(
     Ok(specs(&plan)?.into_iter().zip(bytes.into_iter().map(|(_, bytes)| bytes)).collect())
 }
 
-/// Bytes of the tensors that [`specs`] declares.
+/// Bytes of the tensors declared by [`specs`].
 ///
 /// # Errors
-/// [`NotStorable`] if the input has a stored scale that the plan does not give, or the outliers are not as many as the plan says.
+/// [`NotStorable`] if the input needs a stored scale that the plan lacks, or the number of outliers differs from the
+/// plan.
 fn all_tensors(
     plan: &LinearPlan<'_>,
     q: &Quantized,
@@ -260,7 +266,7 @@ pub fn quantization_config(inputs: &BTreeMap<String, Scheme>) -> Value {
     json!({ "quant_method": QUANT_METHOD, "format": "native", "input_activations": inputs })
 }
 
-/// Adds to `config` that the inputs of `modules` are rotated, run by run of `order` values, before they are quantized.
+/// Records in `config` that the inputs of `modules` are rotated in runs of `order` values before they are quantized.
 fn rotate_inputs<'a>(config: &mut Value, modules: impl IntoIterator<Item = (&'a str, usize)>) {
     let all: serde_json::Map<_, _> =
         modules.into_iter().map(|(module, order)| (module.to_owned(), json!(order))).collect();
@@ -276,7 +282,7 @@ impl Config {
     /// Reads the activation schemes and rotations.
     ///
     /// # Errors
-    /// [`Error::Field`] if one is not a scheme, or no power of two.
+    /// [`Error::Field`] for an invalid scheme, or an order that is not a power of two.
     pub fn parse(checkpoint: &Checkpoint) -> Result<Self> {
         let path = checkpoint.dir().join("config.json");
         let quantization = checkpoint.config().and_then(|c| c.get("quantization_config"));
@@ -320,10 +326,10 @@ impl Config {
         Ok(Config { inputs, rotations, kv, levels })
     }
 
-    /// Quantization of keys and values of the attention `module`.
+    /// Quantization of the KV cache of the attention `module`.
     ///
     /// # Errors
-    /// A scale is there and has another shape, or is not greater than 0; one is not there.
+    /// A scale is missing, has another shape, or is not greater than 0.
     fn cache(&self, files: &ModelFiles, module: &str, kv_heads: usize) -> Result<Option<KvQuant>> {
         let Some(scheme) = &self.kv else { return Ok(None) };
         if scheme.source == Source::Dynamic {
@@ -341,7 +347,7 @@ impl Config {
     /// Weight of `module`, the quantization of its input and its rotation.
     ///
     /// # Errors
-    /// A tensor is missing or does not have the shape that the scheme requires; a rotation does not divide the input.
+    /// A tensor is missing or its shape differs from the scheme; or a rotation's order does not divide the input.
     fn layer(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
         let rotation = self.rotations.get(module).cloned().map(Map::Hadamard);
         if let Some(Err(error)) = rotation.as_ref().map(|map| map.check(cols)) {
@@ -395,17 +401,17 @@ impl Config {
         sound::check(files, Names { codes: &packed, scales: &scales, zeros: &zeros }, &q)?;
         let extras = outliers::read(files, &n, (rows, cols))?.into_iter().collect::<Vec<_>>();
         if !extras.is_empty() && !transforms.before.is_empty() {
-            let hint = "outliers read the input as it comes, the codes as it is rotated";
+            let hint = "outliers use the unrotated input, the codes the rotated one";
             return Err(files.fault(module, "outliers and a rotation of the input", "one of the two", hint));
         }
         Ok(Parts { weight: Weight::Quantized(q), input, transforms: Transforms { extras, ..transforms } })
     }
 }
 
-/// Checks that the tensors of a quantized `module` are there, in the shapes that its scheme has. Nothing of them is read.
+/// Checks that the tensors of a quantized `module` exist in the shapes of its scheme. Reads only headers.
 ///
 /// # Errors
-/// As `Config::linear` for what the headers show.
+/// As `Config::linear`, as far as headers show.
 fn check(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<()> {
     let n = format!("{module}.weight");
     let format = stored_scheme(files, &n, rows, cols)?.format;

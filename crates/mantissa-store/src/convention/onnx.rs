@@ -1,18 +1,21 @@
-//! ONNX, written: the weights as initializers, each with a DequantizeLinear node (opset 21, which has 4-bit integers and blocks).
+//! ONNX, write only: weights as initializers, each with a DequantizeLinear node (opset 21, which has 4-bit integers
+//! and blocks).
 //!
-//! `model.onnx` is a graph without inputs, of which every output is a dequantized weight `[N, K]` in float, under the name of its tensor in
-//! the model (`model.layers.0.mlp.up_proj.weight`). Its data are external: they lie in the safetensors files beside it, which
-//! hold the rest of the model as well. For a module with weight `[N, K]`:
+//! `model.onnx` is a graph without inputs. Every output is a dequantized weight `[N, K]` in float, named like its
+//! tensor in the model (`model.layers.0.mlp.up_proj.weight`). The data are external: they are in the safetensors
+//! files beside it, which also hold the rest of the model. For a module with weight `[N, K]`:
 //!
-//! | scheme | `weight_quantized` | `weight_scale` | `weight_zero_point` |
-//! |---|---|---|---|
-//! | int4 | INT4, two to the byte, the first in the low bits, rows after rows | FLOAT | INT4 packed likewise |
-//! | int8 | INT8 `[N, K]` | FLOAT | INT8 |
-//! | fp8-e4m3, fp8-e5m2 (and fnuz) | that type `[N, K]` | FLOAT | none |
+//! ```text
+//! scheme                             weight_quantized                              weight_scale  weight_zero_point
+//! int4                               INT4, two per byte, the first in the low      FLOAT         INT4, packed alike
+//!                                    bits, row after row
+//! int8                               INT8 [N, K]                                   FLOAT         INT8
+//! fp8-e4m3, fp8-e5m2 (and fnuz)      that type [N, K]                              FLOAT         none
+//! ```
 //!
-//! One scale: `[]`; a scale per row: `[N]`, `axis` 0; groups along a row: `[N, K/g]`, `axis` 1, `block_size` g. Symmetric weights have no zero
-//! point. `config.json` names the scheme and shape of each layer, from which mantissa reads the same tensors; the graph itself is not
-//! read.
+//! One scale: `[]`; a scale per row: `[N]`, `axis` 0; groups along a row: `[N, K/g]`, `axis` 1, `block_size` g.
+//! Symmetric weights have no zero point. `config.json` has the scheme and shape of each layer, from which mantissa
+//! reads the same tensors; it does not read the graph.
 //!
 //! Source: ONNX 1.23, `onnx/onnx.proto`, `docs/Operators.md` (DequantizeLinear), `docs/ExternalData.md`.
 
@@ -99,7 +102,7 @@ impl Config {
     /// Weight of `module`, `[rows, cols]`. A module that the config does not list is dense.
     ///
     /// # Errors
-    /// A tensor of the module is missing or has another dtype or shape than its scheme says.
+    /// A tensor of the module is missing, or its dtype or shape differs from its scheme.
     fn weight(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Weight> {
         let Some(layer) = self.layers.get(module) else { return files.dense(module, rows, cols) };
         let [codes_name, scales_name, zeros_name] = names(module);
@@ -141,10 +144,10 @@ fn names(module: &str) -> [String; 3] {
     ["weight_quantized", "weight_scale", "weight_zero_point"].map(|suffix| format!("{module}.{suffix}"))
 }
 
-/// Element type of a scheme: its dtype in safetensors, and its number in `TensorProto.DataType`.
+/// Element type of a scheme: its dtype in safetensors and its number in `TensorProto.DataType`.
 ///
 /// # Errors
-/// Why a DequantizeLinear node does not compute the scheme.
+/// Reason why a DequantizeLinear node cannot compute the scheme.
 fn element(scheme: &Scheme) -> std::result::Result<(Dtype, u64), NotStorable> {
     let no = |why: &str| Err(NotStorable { scheme: scheme.to_string(), why: why.to_owned() });
     let Format::Affine(Affine { code, blocks, scale: Some(scale), offset: Offset::None | Offset::Zero }) =
@@ -169,7 +172,7 @@ fn element(scheme: &Scheme) -> std::result::Result<(Dtype, u64), NotStorable> {
     }
 }
 
-/// The shape of scales and zero points in the graph.
+/// Shape of scales and zero points in the graph.
 fn scale_shape(scheme: &Scheme, rows: usize, cols: usize) -> Vec<usize> {
     match scheme.format.blocks() {
         Blocks::Tensor => Vec::new(),
@@ -205,7 +208,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotS
     let no = |why: String| Err(NotStorable { scheme: scheme.to_string(), why });
     element(scheme)?;
     if plan.input.is_some() {
-        return no("onnx is written with weights alone; leave the inputs out".to_owned());
+        return no("onnx stores only weights; remove the activation scheme".to_owned());
     }
     if let Blocks::Group(group) = scheme.format.blocks()
         && !cols.is_multiple_of(group as usize)
@@ -215,7 +218,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotS
     Ok(layer_specs(module, scheme, rows, cols))
 }
 
-/// Bytes of the tensors that [`specs`] declares, by name.
+/// Bytes of the tensors declared by [`specs`], by name.
 ///
 /// # Errors
 /// As [`specs`].
@@ -248,7 +251,7 @@ fn quantization_config(model: &ModelPlan<'_>) -> Value {
     json!({"quant_method": QUANT_METHOD, "file": FILE_NAME, "layers": layers})
 }
 
-/// Bytes of [`FILE_NAME`] for a model of this convention; `None` of any other.
+/// Bytes of [`FILE_NAME`] for a model in this format; `None` for any other.
 ///
 /// # Errors
 /// A tensor of a layer is missing.
@@ -305,7 +308,7 @@ fn node(module: &str, layer: &Layer) -> Message {
     node
 }
 
-/// `TensorProto` of each part of a weight, whose bytes lie in the file that holds the tensor.
+/// `TensorProto` of each part of a weight, with its bytes in the file that holds the tensor.
 fn initializers(files: &ModelFiles, module: &str, layer: &Layer) -> Result<Vec<Message>> {
     let Layer { scheme, rows, cols } = layer;
     let number = element(scheme).map_or(0, |(_, number)| number);

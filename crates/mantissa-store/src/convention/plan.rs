@@ -1,4 +1,4 @@
-//! Plans of what is written: one linear layer, and the model as a whole for its configuration.
+//! Plans of an output: one linear layer, and the whole model for its configuration.
 
 use mantissa_num::{Scheme, Source};
 
@@ -22,7 +22,7 @@ pub struct LinearPlan<'a> {
     /// Stored scale of the input ([`ActivationQuant::outer`](super::ActivationQuant::outer)), from calibration; `None` if
     /// the scheme has none ([`Self::stores_input_scale`]).
     pub input_scale: Option<f32>,
-    /// Number of outliers stored beside the codes in f16, each with its column
+    /// Number of outliers stored in f16, each with its column
     /// ([`Extra::Sparse`](mantissa_num::stored::Extra::Sparse)).
     pub outliers: usize,
 }
@@ -101,7 +101,7 @@ impl<'a> PlannedLayer<'a> {
     }
 }
 
-/// Model to be stored: everything that a `quantization_config` and the files beside it say.
+/// Model to be stored: all data for `quantization_config` and the files beside it.
 #[derive(Clone, Debug)]
 pub struct ModelPlan<'a> {
     /// Quantized linear layers, in the order of the forward pass.
@@ -133,7 +133,7 @@ pub struct ModelPlan<'a> {
 }
 
 impl<'a> ModelPlan<'a> {
-    /// Creates the plan of a model whose `layers`, most of them under the scheme `weights`, are all that is quantized.
+    /// Creates the plan of a model in which only `layers` are quantized, most of them by the scheme `weights`.
     pub fn new(layers: Vec<PlannedLayer<'a>>, weights: &'a Scheme) -> Self {
         ModelPlan {
             layers,
@@ -157,7 +157,7 @@ impl<'a> ModelPlan<'a> {
         self.groups_by(|layer| layer.scheme.clone())
     }
 
-    /// Groups modules by the scheme that `scheme_of` gives for each.
+    /// Groups modules by the result of `scheme_of`.
     pub fn groups_by(&self, scheme_of: impl Fn(&PlannedLayer<'_>) -> Scheme) -> Vec<ModuleGroup> {
         let mut groups: Vec<ModuleGroup> = Vec::new();
         for layer in &self.layers {
@@ -175,7 +175,7 @@ impl<'a> ModelPlan<'a> {
         self.layers.iter().map(|layer| layer.rows * layer.cols).sum()
     }
 
-    /// Modules that stay unquantized, with head and embedding.
+    /// Unquantized modules, including head and embedding.
     pub fn kept_with_tables(&self) -> Vec<String> {
         self.kept.iter().cloned().chain([self.head.clone(), self.embedding.clone()]).collect()
     }

@@ -1,18 +1,22 @@
-//! optimum-quanto, read: `quanto_qmap.json` beside `config.json` says how each module is quantized.
+//! optimum-quanto, read only: `quanto_qmap.json` beside `config.json` has the quantization of each module.
 //!
 //! For a module with weight `[N, K]`:
 //!
-//! | `weights` | codes | others |
-//! |---|---|---|
-//! | qint8 | `weight._data` I8 `[N, K]` | `weight._scale` `[N, 1]` |
-//! | qfloat8_e4m3fn, qfloat8_e4m3fnuz, qfloat8_e5m2 | `weight._data` in that dtype `[N, K]` | `weight._scale` `[N, 1]` |
-//! | qint4, qint2 | `weight._data._data` U8: the array `[N·K/g, g]`, lines far apart sharing a byte ([`Strided`]) | `weight._scale`, `weight._shift` `[N·K/g, 1]` |
+//! ```text
+//! weights                                          codes                                   others
+//! qint8                                            weight._data I8 [N, K]                  weight._scale [N, 1]
+//! qfloat8_e4m3fn, qfloat8_e4m3fnuz, qfloat8_e5m2   weight._data in that dtype [N, K]       weight._scale [N, 1]
+//! qint4, qint2                                     weight._data._data U8: array            weight._scale, weight._shift
+//!                                                  [N·K/g, g]                              [N·K/g, 1]
+//! ```
 //!
-//! A float shift is subtracted after scaling, `w = code · scale - shift`, an integer one before. Groups are of 128 columns, or of the next
-//! smaller multiple of 32 that divides a row, or whole rows: the scales' shape tells. Activations that are quantized too have
-//! an `input_scale`.
+//! In qint4 and qint2, distant rows of the array share a byte ([`Strided`]). A float shift is subtracted after
+//! scaling, `w = code · scale - shift`; an integer shift before. Groups have 128 columns, or the next smaller
+//! multiple of 32 that divides a row, or are whole rows; the shape of the scales shows which. Activations that are
+//! quantized too have an `input_scale`.
 //!
-//! Source: optimum-quanto 0.2.7, `models/transformers_models.py`, `tensor/{packed,grouped,qbits}.py`, `tensor/weights/*.py`.
+//! Source: optimum-quanto 0.2.7, `models/transformers_models.py`, `tensor/{packed,grouped,qbits}.py`,
+//! `tensor/weights/*.py`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -29,10 +33,10 @@ use super::{Candidate, Convention, ModelFiles, Opened, Parts, Weight};
 use crate::json::read_strict;
 use crate::{Dtype, Error, Result};
 
-/// Name of the convention, for people.
+/// Name of the format, for messages.
 pub const NAME: &str = "quanto";
 
-/// The file by which a folder is known for one of this format.
+/// File that identifies a folder of this format.
 pub const FILE_NAME: &str = "quanto_qmap.json";
 
 /// Longest [`FILE_NAME`] read: it lists every layer.
@@ -65,7 +69,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads [`FILE_NAME`] in `dir`; `None` if there is none.
+    /// Reads [`FILE_NAME`] in `dir`; `None` if it does not exist.
     ///
     /// # Errors
     /// [`Error::Field`] names the module and the key; as [`read_strict`].
@@ -91,16 +95,14 @@ impl Config {
                 kind.ok_or_else(|| fault(&format!("{module}.weights"), text("weights").to_owned(), &names))?;
             modules.insert(module.clone(), kind);
         }
-        let note = format!(
-            "inputs of {active} modules stay as they are: quanto's quantization of them is not applied"
-        );
+        let note = format!("quanto's quantization of the inputs of {active} modules is not applied");
         Ok(Some(Config { modules, notes: (active > 0).then_some(note).into_iter().collect() }))
     }
 
     /// Weight of `module`, `[rows, cols]`. A module that the map does not name is dense.
     ///
     /// # Errors
-    /// A tensor of the module is missing or has another dtype or shape than the map says.
+    /// A tensor of the module is missing, or its dtype or shape differs from the map.
     fn weight(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Weight> {
         let Some(kind) = self.modules.get(module).copied() else { return files.dense(module, rows, cols) };
         let scales_name = format!("{module}.weight._scale");
@@ -176,7 +178,7 @@ impl Convention for Quanto {
         NAME
     }
 
-    /// Recognises a folder by its map, which no `quantization_config` names.
+    /// Recognises a folder by its map; there is no `quantization_config`.
     fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
         if folder.quantization.is_some() {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! The table of checkpoint formats, one row each, and what is looked up in it.
+//! Table of checkpoint formats, one row each, and lookups in it.
 
 use std::path::Path;
 
@@ -13,8 +13,9 @@ use super::{
 };
 use crate::{Checkpoint, Error, Result};
 
-/// Every checkpoint format. A model is of the first that recognises it: MLX before those that go by `quant_method`, which
-/// it lacks; Quanto before ModelOpt, which an older checkpoint names in a file alone; plain weights last.
+/// All checkpoint formats. The first that recognises a model reads it. MLX comes before formats identified by
+/// `quant_method`, which it lacks. Quanto comes before ModelOpt, whose older checkpoints name it only in a file.
+/// Plain weights come last.
 const ROWS: [&dyn Convention; 16] = [
     &gguf::Gguf,
     &mlx::Mlx,
@@ -50,15 +51,15 @@ impl Container {
         Self::all().find(|container| container.name() == name)
     }
 
-    /// The format in which a model with weights of these schemes is written unless the user names one: the first that is a
-    /// default for them and `holds` them, else mantissa's own.
+    /// Default format for weights with these schemes: the first that is a default for them and that `holds` accepts,
+    /// else mantissa's own.
     pub fn default_for(schemes: &[&Scheme], holds: impl Fn(Container) -> bool) -> Container {
         let mut defaults = Self::all().filter(|container| container.is_default_for(schemes));
         defaults.find(|container| holds(*container)).unwrap_or(native::CONTAINER)
     }
 }
 
-/// Names of the files beside `config.json` in which the tools of some format describe the quantization.
+/// Names of the files beside `config.json` in which any format describes the quantization.
 pub fn side_files() -> impl Iterator<Item = &'static str> {
     ROWS.into_iter().flat_map(Convention::side_files).copied()
 }
@@ -80,8 +81,8 @@ impl ModelFiles {
         Ok(ModelFiles::new(checkpoint, opened))
     }
 
-    /// Opens a model that is being written into `dir`: the begun ones of the weight files `names`, and its config. Only tensors
-    /// known to be written may be read from it.
+    /// Opens a model while it is written to `dir`, from its partial weight files `names` and its config. Read only
+    /// tensors known to be written.
     ///
     /// # Errors
     /// As [`Self::open`].

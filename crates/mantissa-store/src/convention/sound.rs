@@ -1,4 +1,4 @@
-//! Checks of quantized weights in every convention: finite values, and zero points in the range of the codes.
+//! Checks of quantized weights in every format: finite values, and zero points in the range of the codes.
 
 use mantissa_num::format::{Affine, Format};
 use mantissa_num::{Code, Codes, Quantized};
@@ -6,7 +6,7 @@ use mantissa_num::{Code, Codes, Quantized};
 use super::ModelFiles;
 use crate::{Error, Result};
 
-/// Tensors that the parts of a weight came from, for messages.
+/// Source tensors of a weight's parts, for messages.
 #[derive(Clone, Copy)]
 pub(super) struct Names<'a> {
     pub(super) codes: &'a str,
@@ -14,8 +14,8 @@ pub(super) struct Names<'a> {
     pub(super) zeros: &'a str,
 }
 
-/// Refuses a weight with a code, a scale or a dequantized value that is not finite, or a zero point out of range.
-/// Lists of a wrong length are left to [`Quantized::check`].
+/// Refuses a weight with a non-finite code, scale or dequantized value, or a zero point out of range. Leaves lists of
+/// a wrong length to [`Quantized::check`].
 ///
 /// # Errors
 /// [`Error::NonFinite`] and [`Error::Field`] name the tensor.
@@ -33,7 +33,7 @@ fn check_zeros(files: &ModelFiles, name: &str, q: &Quantized) -> Result<()> {
     Err(files.fault(name, format!("zero point {} at element {at}", q.zeros()[at]), range, ""))
 }
 
-/// Refuses codes that are no numbers; gives the greatest magnitude of a code, zero points included.
+/// Refuses non-finite codes; returns the largest magnitude of a code, zero points included.
 fn check_codes(files: &ModelFiles, name: &str, q: &Quantized) -> Result<f32> {
     let Codes::U8(codes) = &q.codes else {
         let wide = matches!(q.codes, Codes::U16(_) | Codes::U32(_));
@@ -47,20 +47,20 @@ fn check_codes(files: &ModelFiles, name: &str, q: &Quantized) -> Result<f32> {
     let known = 1u32 << q.format.code_bits().min(8);
     let table: Vec<f32> = (0..known).map(|code| q.format.element(code)).collect();
     if table.iter().any(|v| !v.is_finite()) {
-        // A code of fewer bits than its byte has been unpacked and is below `known`.
+        // Codes narrower than their byte are unpacked, so they are below `known`.
         let value = |i: usize| table.get(usize::from(codes[i])).copied().unwrap_or(0.0);
         refuse(files, name, codes.len(), value)?;
     }
     Ok(table.iter().filter(|v| v.is_finite()).fold(0f32, |amax, v| amax.max(v.abs())))
 }
 
-/// Refuses blocks whose scale, or whose largest possible value, is not finite.
+/// Refuses blocks with a scale or largest possible value that is not finite.
 fn check_scales(files: &ModelFiles, name: &str, q: &Quantized, largest: f32) -> Result<()> {
     let Some(tree) = q.format.scale() else { return Ok(()) };
     let scale = |i| tree.code.decode(q.scales.get(i));
     refuse(files, name, q.scales.len(), scale)?;
     if let Some(nested) = q.nested() {
-        // A list of another length is left to `Quantized::check`.
+        // `Quantized::check` reports lists of another length.
         let known = q.scales.len().min(nested.len() * nested.block);
         return refuse(files, name, known, |i| nested.scale(i, scale(i)) * largest);
     }

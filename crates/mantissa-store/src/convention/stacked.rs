@@ -1,38 +1,39 @@
-//! Experts whose weights stand in one tensor for all of them, as gpt-oss has them.
+//! Experts stacked in one tensor, as in gpt-oss.
 
 use super::files::ModelFiles;
 use super::weight::Weight;
 use crate::{Dtype, Result};
 
-/// Place of one expert's weight `[rows, cols]` in a tensor `[experts, cols, turns · rows]` of all: element (row, col) is
-/// element `[expert, col, turns · row + turn]`. Its bias has the same place in `{tensor}_bias` `[experts, turns · rows]`.
+/// Place of one expert's weight `[rows, cols]` in the stacked tensor `[experts, cols, turns · rows]`: element (row,
+/// col) is element `[expert, col, turns · row + turn]`. Its bias has the same place in `{tensor}_bias` `[experts,
+/// turns · rows]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stack {
     /// Name of the tensor.
     pub tensor: String,
-    /// Experts in it.
+    /// Number of experts in it.
     pub experts: usize,
-    /// Its index.
+    /// Index of the expert.
     pub expert: usize,
-    /// Projections whose outputs take turns in it: two where gate and up are one.
+    /// Number of projections interleaved in it: two if gate and up are fused.
     pub turns: usize,
-    /// Its index.
+    /// Index of the projection.
     pub turn: usize,
 }
 
 impl Stack {
-    /// Shape of the dense tensor.
+    /// Shape of the dense stacked tensor.
     pub fn shape(&self, rows: usize, cols: usize) -> [usize; 3] {
         [self.experts, cols, self.turns * rows]
     }
 
-    /// The expert's part of the values of the whole tensor, as `[rows, cols]`.
+    /// Extracts the expert's values from the whole tensor, as `[rows, cols]`.
     pub fn part_of<T: Copy>(&self, values: &[T], rows: usize, cols: usize) -> Vec<T> {
         let size = self.turns * rows * cols;
         self.turned(&values[self.expert * size..(self.expert + 1) * size], rows, cols)
     }
 
-    /// `[cols, turns · rows]` values of the expert as `[rows, cols]`.
+    /// Reorders `[cols, turns · rows]` values of the expert to `[rows, cols]`.
     fn turned<T: Copy>(&self, values: &[T], rows: usize, cols: usize) -> Vec<T> {
         let width = self.turns * rows;
         let at = |row: usize, col: usize| values[col * width + self.turns * row + self.turn];
@@ -44,7 +45,7 @@ impl Stack {
 }
 
 impl ModelFiles {
-    /// True if linear layer `module` is stored by itself, unquantized or quantized, in any convention.
+    /// True if linear layer `module` has its own tensors, unquantized or quantized, in any format.
     pub fn has_linear(&self, module: &str) -> bool {
         let codes = self.opened().code_tensors().iter().map(|(codes, _)| *codes);
         codes.chain(["weight"]).any(|name| self.has(&format!("{module}.{name}")))
@@ -56,7 +57,8 @@ impl ModelFiles {
         matches!(dtype, Some(Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16))
     }
 
-    /// The weight `[rows, cols]` of one of stacked experts: unquantized, or in MXFP4 ([`gpt_oss`](super::gpt_oss)). Of the tensor only its part is read.
+    /// Weight `[rows, cols]` of a stacked expert: unquantized, or in MXFP4 ([`gpt_oss`](super::gpt_oss)). Reads only
+    /// its part of the tensor.
     ///
     /// # Errors
     /// A tensor is missing, has another dtype or shape, or holds non-finite values.

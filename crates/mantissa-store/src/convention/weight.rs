@@ -1,4 +1,4 @@
-//! Linear layers as conventions hand them to the model: the weight, and the quantization of its input.
+//! Linear layers as formats pass them to the model: the weight, and the quantization of its input.
 
 use mantissa_num::stored::Transforms;
 use mantissa_num::{Codes, Quantized, Scheme};
@@ -20,16 +20,16 @@ pub enum Weight {
     Quantized(Quantized),
 }
 
-/// Run-time quantization of a linear layer's input, each token by itself, as the checkpoint asks for it.
+/// Run-time quantization of a linear layer's input, each token by itself, as stated by the checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ActivationQuant {
-    /// The scheme; its source tells whether scales are computed from each input or stored.
+    /// Scheme; its source determines if scales are computed from each input or stored.
     pub scheme: Scheme,
     /// Stored global scale (NVFP4's `input_global_scale`), or the static per-tensor scale.
     pub outer: Option<f32>,
-    /// Values of at least this magnitude stay unquantized, and scales are computed from the others: LLM.int8() (Dettmers et al.
-    /// 2022, section 3.2). bitsandbytes keeps a column for every token of the batch if one token has such a value; here each
-    /// token is quantized independently of the others in the batch.
+    /// Values of at least this magnitude stay unquantized, and scales are computed from the others: LLM.int8()
+    /// (Dettmers et al. 2022, section 3.2). bitsandbytes leaves a column unquantized for the whole batch if one token
+    /// has such a value. Here each token is quantized independently of the rest of the batch.
     pub keep_above: Option<f32>,
 }
 
@@ -40,11 +40,11 @@ impl ActivationQuant {
     }
 }
 
-/// Quantization of keys (after RoPE) and values as they enter the cache, as the checkpoint asks for it: `round(x / scale)` in the
-/// element of the scheme, times the scale.
+/// Quantization of keys (after RoPE) and values when they enter the cache, as stated by the checkpoint: `round(x /
+/// scale)` in the element of the scheme, times the scale.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KvQuant {
-    /// The scheme: static with one block for all values of a head; or dynamic, in the native format.
+    /// Scheme: static with one block for all values of a head; or dynamic, in the native format.
     pub scheme: Scheme,
     /// Scales of the keys: one, or one per key-value head; empty for a dynamic scheme.
     pub k_scale: Vec<f32>,
@@ -52,14 +52,14 @@ pub struct KvQuant {
     pub v_scale: Vec<f32>,
 }
 
-/// Stored linear layer without its bias, as conventions read it.
+/// Stored linear layer without its bias.
 #[derive(Debug)]
 pub struct Parts {
     /// The weight.
     pub weight: Weight,
-    /// Quantization of the input, if the checkpoint asks for it.
+    /// Quantization of the input, if the checkpoint has one.
     pub input: Option<ActivationQuant>,
-    /// Maps and extra parts around the codes.
+    /// Side tensors and transforms.
     pub transforms: Transforms,
 }
 
@@ -92,14 +92,14 @@ pub struct LinearWeight {
     pub weight: Weight,
     /// Bias `[rows]`, widened to f32.
     pub bias: Option<Vec<f32>>,
-    /// Quantization of the input, after the maps before the weight, if the checkpoint asks for it.
+    /// Quantization of the input, after the maps before the weight, if the checkpoint has one.
     pub input: Option<ActivationQuant>,
     /// Side tensors and transforms.
     pub transforms: Transforms,
 }
 
-/// Returns a weight whose columns the reader sorted by group (`order` is its permutation) in the weight's own order, with the
-/// group of each column (`g_idx`).
+/// Restores the original column order of a weight that the reader sorted by group (`order` is its permutation), with
+/// the group of each column (`g_idx`).
 pub fn in_own_order(q: &Quantized, order: &[u32]) -> (Quantized, Vec<u32>) {
     let size = q.format.blocks().len(1, q.cols).max(1);
     let mut g_idx = vec![0; q.cols];

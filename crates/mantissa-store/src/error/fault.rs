@@ -1,4 +1,4 @@
-//! Faults by the part of the input or output that has them.
+//! Faults, grouped by the part of the input or output.
 
 use std::path::PathBuf;
 
@@ -367,11 +367,11 @@ pub enum OutputFault {
     },
     /// The target has changed since the work began.
     #[error(
-        "output: expected what was there when the work began, got something that changed since; fix: look at it, then choose another path or run again"
+        "output: expected a target unchanged since the work began, got a changed one; fix: check it, then choose another path or run again"
     )]
     Changed,
     /// A publication was interrupted, and its files were changed or removed since.
-    #[error("output: expected the files of an interrupted publication as it left them, got others; fix: take what you need from {}, then remove that folder and run again", ShownPath(.work))]
+    #[error("output: expected the unchanged files of an interrupted publication, got others; fix: save what you need from {}, then remove that folder and run again", ShownPath(.work))]
     Stuck {
         /// The work folder with the other files.
         work: PathBuf,
@@ -394,7 +394,7 @@ pub enum OutputFault {
     NotALock,
     /// All names for a work folder are taken.
     #[error(
-        "work folder: expected a free name, got 64 that are taken; fix: remove what killed processes left there"
+        "work folder: expected a free name, got 64 taken names; fix: remove the leftovers of killed processes there"
     )]
     NoFreeName,
     /// Two outputs of one command have the same path, or one lies inside the other.

@@ -1,4 +1,4 @@
-//! A reader over the part of a file that must be taken in order: bounded by the file, charged for memory.
+//! Reader for the sequential part of a file: bounded by the file, with a memory budget.
 
 use std::path::Path;
 
@@ -79,7 +79,7 @@ impl<'a> Cursor<'a> {
         Error::Gguf { path: self.path().to_owned(), fault: Box::new(fault) }
     }
 
-    /// Counts `bytes` of memory that `part` will take.
+    /// Charges `bytes` of memory for `part`.
     pub(super) fn charge(&mut self, bytes: u64, part: impl Fn() -> String) -> Result<()> {
         self.charged = self.charged.saturating_add(bytes);
         if self.charged <= MAX_METADATA_BYTES {
@@ -88,7 +88,7 @@ impl<'a> Cursor<'a> {
         Err(self.fault(GgufFault::Budget { part: part(), allowed: MAX_METADATA_BYTES }))
     }
 
-    /// Refuses a count whose elements, at `min_bytes` each, the rest of the file cannot hold.
+    /// Refuses a count of elements of at least `min_bytes` each that the rest of the file cannot hold.
     pub(super) fn check_count(&self, count: u64, min_bytes: u64, field: impl Fn() -> String) -> Result<()> {
         let remaining = self.remaining();
         let allowed = remaining / min_bytes;
@@ -154,7 +154,7 @@ impl<'a> Cursor<'a> {
         Err(self.fault(GgufFault::Truncated { part: part(), at, available, needed }))
     }
 
-    /// Moves the window so that it begins here.
+    /// Moves the window to begin here.
     fn refill(&mut self) -> Result<()> {
         let len = WINDOW.min(self.remaining());
         self.window.resize(usize::try_from(len).unwrap_or(0), 0);

@@ -20,18 +20,18 @@ pub enum GgufFault {
         /// Bytes it takes.
         needed: u64,
     },
-    /// The first bytes are something else.
+    /// The magic is another one.
     #[error("magic: expected \"GGUF\", got bytes {0:02x?}; the file is not GGUF", .found)]
     Magic {
         /// The first four bytes.
         found: [u8; 4],
     },
-    /// The magic stands backwards.
+    /// The magic is byte-reversed.
     #[error(
         "magic: expected \"GGUF\", got \"FUGG\"; the bytes are swapped; fix: write the file on a little-endian machine"
     )]
     SwappedMagic,
-    /// The version reads as a small number with its bytes reversed.
+    /// The version is byte-reversed.
     #[error(
         "version: expected little-endian files, got version {version} in big-endian order; fix: convert it with gguf_convert_endian.py of llama.cpp"
     )]
@@ -51,16 +51,16 @@ pub enum GgufFault {
         /// The version.
         found: u32,
     },
-    /// A count or length that cannot be.
+    /// A count or length is impossible.
     #[error(
         "{field}: expected at most {allowed} (what the {remaining} bytes after it can hold), got {found}"
     )]
     Count {
         /// The count at fault.
         field: String,
-        /// It, as an unsigned number.
+        /// Its value, as an unsigned number.
         found: u64,
-        /// The most that fits.
+        /// Maximum that fits.
         allowed: u64,
         /// Bytes that remain.
         remaining: u64,
@@ -87,7 +87,7 @@ pub enum GgufFault {
         /// The part being read.
         part: String,
     },
-    /// A key has no characters.
+    /// A key is empty.
     #[error("key number {index}: expected a name, got an empty key")]
     EmptyKey {
         /// Its position.
@@ -109,7 +109,7 @@ pub enum GgufFault {
         /// The number.
         found: u32,
     },
-    /// A key whose type the format defines has another.
+    /// A key has another type than the format defines.
     #[error("key \"{}\": expected {allowed}, got {found}", Shown(.key))]
     KeyType {
         /// The key.
@@ -119,13 +119,13 @@ pub enum GgufFault {
         /// Type that it must have.
         allowed: &'static str,
     },
-    /// A key stands twice.
+    /// A key occurs twice.
     #[error("key \"{}\": expected one, got a second", Shown(.key))]
     DuplicateKey {
         /// The key.
         key: String,
     },
-    /// `general.alignment` cannot be used.
+    /// `general.alignment` is invalid.
     #[error("key \"general.alignment\": expected a power of two up to {allowed}, got {found}")]
     Alignment {
         /// The value.
@@ -133,7 +133,7 @@ pub enum GgufFault {
         /// The largest allowed.
         allowed: u64,
     },
-    /// A tensor's info is at fault.
+    /// A tensor info is invalid.
     #[error("tensor \"{}\": {fault}", Shown(.tensor))]
     Tensor {
         /// The tensor.
@@ -147,22 +147,22 @@ pub enum GgufFault {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorFault {
-    /// The name stands twice.
+    /// The name occurs twice.
     #[error("expected one, got a second")]
     Duplicate,
-    /// The number of dimensions.
+    /// The number of dimensions is invalid.
     #[error("expected 1 to 4 dimensions, got {found}")]
     Dimensions {
         /// The number.
         found: u32,
     },
-    /// A dimension is negative, as the format counts.
+    /// A dimension is negative as a signed number.
     #[error("expected dimensions from 0 to 2^63 - 1, got {found}")]
     Dimension {
         /// The dimension, as an unsigned number.
         found: u64,
     },
-    /// Elements or bytes cannot be counted.
+    /// The number of elements or bytes overflows.
     #[error("expected fewer than 2^63 elements and bytes, got shape {shape:?} (fastest first)")]
     Overflow {
         /// Dimensions as in the file.
@@ -173,7 +173,7 @@ pub enum TensorFault {
     Type {
         /// The number.
         found: u32,
-        /// The types that are.
+        /// Defined types.
         allowed: String,
     },
     /// Blocks do not divide a row.
@@ -194,7 +194,7 @@ pub enum TensorFault {
         /// The alignment.
         alignment: u64,
     },
-    /// The data end behind the file.
+    /// The data extend beyond the file.
     #[error(
         "expected data within {available} bytes, got {len} bytes at offset {offset}; the file is truncated or corrupt"
     )]
@@ -206,7 +206,7 @@ pub enum TensorFault {
         /// Bytes of the data section.
         available: u64,
     },
-    /// The data lie over another tensor's.
+    /// The data overlap another tensor's.
     #[error("expected an offset from {end} on, where \"{}\" ends, got {offset}", Shown(.previous))]
     Overlap {
         /// The offset.

@@ -1,4 +1,4 @@
-//! Everything before the data section, parsed and checked.
+//! Parses and checks everything before the data section.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -89,7 +89,7 @@ impl GgufHeader {
         self.by_name.get(name).copied()
     }
 
-    /// Takes in the tensors of another file of the same model; gives the name of one that is there already.
+    /// Adds the tensors of another file of the same model; returns the name of one that exists already.
     pub(super) fn extend(&mut self, tensors: Vec<GgufTensor>) -> std::result::Result<(), String> {
         for tensor in tensors {
             if self.by_name.insert(tensor.name.clone(), self.tensors.len()).is_some() {
@@ -131,7 +131,7 @@ fn parse_version(cursor: &mut Cursor<'_>) -> Result<u32> {
         2 | 3 => return Ok(version),
         0 => GgufFault::VersionZero,
         1 => GgufFault::VersionOne,
-        // No version will reach 65536: the low half is empty only when the bytes are reversed.
+        // No version will reach 65536, so the low half is zero only if the bytes are reversed.
         _ if version & 0xffff == 0 => GgufFault::BigEndian { version: version.swap_bytes() },
         found => GgufFault::FutureVersion { found },
     };
@@ -157,7 +157,7 @@ fn parse_metadata(cursor: &mut Cursor<'_>, count: u64) -> Result<Metadata> {
     Ok(metadata)
 }
 
-/// Memory of a pair beyond its key's bytes: the entry and its place in the map, with the slack of growing both.
+/// Memory of a pair beyond its key's bytes: the entry and its place in the map, with growth slack.
 const PAIR_MEMORY: usize = 2 * (size_of::<(String, Value)>() + size_of::<(String, usize)>());
 
 fn parse_type(cursor: &mut Cursor<'_>, key: &str) -> Result<ValueType> {
@@ -255,7 +255,7 @@ fn parse_tensors(cursor: &mut Cursor<'_>, count: u64) -> Result<Vec<GgufTensor>>
     let mut tensors = Vec::new();
     for index in 0..count {
         let name = cursor.string(|| format!("name of tensor number {index}"))?;
-        // Kept here, in the map of names and, while parsing, in the set.
+        // Stored here, in the map of names and, while parsing, in the set.
         cursor.charge((2 * name.len() + TENSOR_MEMORY) as u64, || format!("tensor number {index}"))?;
         let tensor = parse_tensor(cursor, name)?;
         if !names.insert(tensor.name.clone()) {
@@ -303,7 +303,7 @@ pub(super) fn byte_len(ty: GgmlType, dims: &[u64]) -> std::result::Result<(Vec<u
     if row % elements as u64 != 0 {
         return Err(TensorFault::Row { found: row, block: elements, ty: ty.name });
     }
-    // Zero dimensions count as one here: what the others multiply to must fit whatever is computed from them.
+    // Zero dimensions count as one here: the product of the others must not overflow either.
     let fits = |product: Option<u64>| product.filter(|&n| i64::try_from(n).is_ok());
     let product = dims.iter().try_fold(1u64, |n, &dim| fits(n.checked_mul(dim.max(1))));
     let blocks = product.map(|n| n.div_ceil(elements as u64));
@@ -336,7 +336,7 @@ fn place(
     }
     check_overlap(cursor, &tensors)?;
     tensors.iter_mut().for_each(|tensor| {
-        // A tensor without elements may stand at the padded end; it has no byte to read.
+        // A tensor without elements may lie at the padded end; it has no bytes.
         tensor.offset =
             (data_start + tensor.offset).min(if tensor.len == 0 { cursor.len() } else { u64::MAX });
     });

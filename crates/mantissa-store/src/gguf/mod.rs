@@ -1,11 +1,12 @@
 //! GGUF, the single-file model format of ggml and llama.cpp: version 3, little-endian, read and written.
 //!
 //! Layout (`docs/gguf.md` of ggml): magic, version, counts, key-value metadata, tensor infos, padding to
-//! `general.alignment`, the data section. Dimensions stand fastest first in the file and outermost first here.
+//! `general.alignment`, the data section. Dimensions are stored fastest first in the file and outermost first here.
 //!
-//! The file is untrusted. Every length is checked in the order cap, bytes that remain, checked arithmetic, and only
-//! then allocated for; what parsing holds in memory is charged against one budget, so that neither a count nor many
-//! empty strings cost more than [`MAX_METADATA_BYTES`]. Version 2 has the layout of version 3 and is read as such.
+//! The file is untrusted. Every length is checked against a cap, then against the remaining bytes, then with checked
+//! arithmetic, before memory is allocated. All memory of parsing counts towards one budget, so that neither a large
+//! count nor many empty strings cost more than [`MAX_METADATA_BYTES`]. Version 2 has the layout of version 3 and is
+//! read as such.
 
 mod cursor;
 mod fault;
@@ -56,13 +57,12 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    /// Opens the file and checks everything but the values of its tensors. Of a model that is split over several files
-    /// this is one; [`open_model`](Self::open_model) takes them all.
+    /// Opens the file and checks everything except the values of its tensors. If the model is split over several
+    /// files, opens only this one; [`open_model`](Self::open_model) opens all.
     ///
     /// # Errors
     /// [`Error::Missing`](crate::Error::Missing), [`Error::WrongKind`](crate::Error::WrongKind) or
-    /// [`Error::Io`](crate::Error::Io) when it cannot be read, [`Error::Gguf`](crate::Error::Gguf) when it is
-    /// malformed.
+    /// [`Error::Io`](crate::Error::Io) if it cannot be read, [`Error::Gguf`](crate::Error::Gguf) if it is malformed.
     pub fn open(path: &Path) -> Result<Self> {
         let source = RegularFile::open(path, "a .gguf file")?;
         let header = GgufHeader::read(&source)?;
@@ -70,10 +70,10 @@ impl Gguf {
         Ok(Self { files: vec![SafeTensors::of_parts(source, stored)], first: vec![0], header })
     }
 
-    /// Opens the file and, where it is the first of a model split by llama.cpp (`split.count`), all others of it.
+    /// Opens the file and, if it is the first of a model split by llama.cpp (`split.count`), all others.
     ///
     /// # Errors
-    /// As [`open`](Self::open) of each; [`Error::Field`](crate::Error::Field) if files do not belong together.
+    /// As [`open`](Self::open) for each; [`Error::Field`](crate::Error::Field) if files do not belong together.
     pub fn open_model(path: &Path) -> Result<Self> {
         split::open(Self::open(path)?)
     }
@@ -139,7 +139,7 @@ impl Gguf {
 }
 
 impl GgufTensor {
-    /// The tensor as a reader of plain bytes sees it.
+    /// The tensor as plain bytes.
     pub(crate) fn as_stored(&self) -> TensorMeta {
         let (dtype, shape) = self.stored_shape();
         TensorMeta { name: self.name.clone(), dtype, shape, offset: self.offset, len: self.len }

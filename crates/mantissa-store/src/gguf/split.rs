@@ -1,7 +1,7 @@
 //! Models in several files, as llama.cpp's `gguf-split` writes them: `NAME-00001-of-00003.gguf` and so on.
 //!
-//! The first file holds the metadata. Each states its number (`split.no`, from 0), how many there are (`split.count`) and how
-//! many tensors they have together (`split.tensors.count`).
+//! The first file holds the metadata. Each states its number (`split.no`, from 0), the number of files
+//! (`split.count`) and the total number of tensors (`split.tensors.count`).
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 /// Most files of a model: their numbers have five digits.
 const MAX_FILES: u64 = 99_999;
 
-/// The other files of the model that `first` begins.
+/// Opens the other files of the model that begins with `first`.
 pub(super) fn open(mut first: Gguf) -> Result<Gguf> {
     let path = first.path().to_owned();
     let Some(count) = first.metadata().uint("split.count")?.filter(|count| *count > 1) else {
@@ -61,7 +61,7 @@ pub(super) fn part_name(stem: &str, number: u64, count: u64) -> String {
     format!("{stem}-{:05}-of-{count:05}.gguf", number + 1)
 }
 
-/// True if `file` is the name of a part of the model `model`, such as `m-00001-of-00003.gguf` of `m.gguf`, in whatever number.
+/// True if `file` is a part of the model `model` with any number, such as `m-00001-of-00003.gguf` for `m.gguf`.
 pub fn is_part_of(model: &str, file: &str) -> bool {
     let stem = model.strip_suffix(".gguf").unwrap_or(model);
     let numbers = file.strip_prefix(stem).and_then(|rest| rest.strip_prefix('-')?.strip_suffix(".gguf"));
@@ -71,8 +71,8 @@ pub fn is_part_of(model: &str, file: &str) -> bool {
         .is_some_and(|(number, count)| five(number) && five(count))
 }
 
-/// Name of file `number` (from 0) beside the first. What stands around the ending, in the name of a file that is not yet in its
-/// place, stays.
+/// Name of file `number` (from 0), derived from the first. Keeps whatever surrounds the ending, for files that are
+/// not in place yet.
 fn part_path(first: &Path, number: u64, count: u64) -> Result<PathBuf> {
     let ending = part_name("", 0, count);
     let name = first.file_name().and_then(|name| name.to_str()).unwrap_or_default();

@@ -11,8 +11,8 @@ use crate::hash::FileDigest;
 /// Most files: their count is a u16.
 const MAX_FILES: usize = u16::MAX as usize;
 
-/// Tensors of each file, in order, so that those of a file have at most `max_bytes` together; a larger tensor has a file of its
-/// own. Without a limit all are in one.
+/// Distributes tensors over files in order, with at most `max_bytes` per file; a larger tensor gets its own file.
+/// Without a limit, one file.
 pub fn split(specs: &[GgufTensorSpec], max_bytes: Option<u64>) -> Vec<Vec<GgufTensorSpec>> {
     let mut files: Vec<Vec<GgufTensorSpec>> = vec![Vec::new()];
     let mut bytes = 0u64;
@@ -32,7 +32,8 @@ pub fn split(specs: &[GgufTensorSpec], max_bytes: Option<u64>) -> Vec<Vec<GgufTe
     files
 }
 
-/// Paths of a model's `count` files: `out` where it is one, else `NAME-00001-of-00003.gguf` and so on for `NAME.gguf`.
+/// Paths of a model's `count` files: `out` for a single file, else `NAME-00001-of-00003.gguf` and so on for
+/// `NAME.gguf`.
 ///
 /// # Errors
 /// [`Error::Field`] for more files than can be numbered.
@@ -57,8 +58,8 @@ pub struct GgufSplitWriter {
 }
 
 impl GgufSplitWriter {
-    /// Creates the files `paths`, one for each of `parts`. The first holds the metadata; where there are others, each says which it
-    /// is of how many.
+    /// Creates the files `paths`, one for each of `parts`. The first holds the metadata; with several files, each
+    /// states its number and the count.
     ///
     /// # Errors
     /// As [`GgufWriter::create`].
@@ -86,13 +87,13 @@ impl GgufSplitWriter {
         Ok(GgufSplitWriter { files, of })
     }
 
-    /// File that holds a tensor; of an unknown one the first, which refuses it by name.
+    /// File that holds a tensor. An unknown tensor goes to the first file, which refuses it by name.
     fn file(&mut self, name: &str) -> &mut GgufWriter {
         let number = self.of.get(name).copied().unwrap_or(0);
         &mut self.files[number]
     }
 
-    /// As [`GgufWriter::hash_beside`], where there is a single file.
+    /// Like [`GgufWriter::hash_beside`], for a single file.
     pub fn hash_beside(&mut self) {
         if let [file] = &mut self.files[..] {
             file.hash_beside();

@@ -1,4 +1,4 @@
-//! Files as byte literals: one per fault, with twins that are accepted.
+//! GGUF files as byte literals: one per fault, with accepted counterparts.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use super::fault::TensorFault;
 use super::*;
 use crate::error::Error;
 
-/// A file being put together by hand, so that each part can be wrong on its own.
+/// File assembled by hand, so that each part can be wrong on its own.
 #[derive(Clone)]
 struct File {
     head: Vec<u8>,

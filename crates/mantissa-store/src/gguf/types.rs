@@ -5,7 +5,7 @@ use mantissa_num::codec::Codec;
 
 use crate::dtype::Dtype;
 
-/// A tensor type that ggml defines. Numbers that ggml has removed, or that only forks use, are not among them.
+/// Tensor type defined by ggml, without removed types and those of forks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GgmlType {
     /// Number in the file.
@@ -110,7 +110,7 @@ impl GgmlType {
         if cols.is_multiple_of(elements) { (cols / elements).checked_mul(bytes) } else { None }
     }
 
-    /// llama.cpp's number for a file most of whose weights have this type (`llama_ftype`, another numbering).
+    /// llama.cpp's number for a file with mostly this type (`llama_ftype`, another numbering).
     pub fn file_type(self) -> Option<u32> {
         let (_, number) = FILE_TYPES.into_iter().find(|(ty, _)| *ty == self)?;
         Some(number)

@@ -204,10 +204,10 @@ impl Metadata {
         &self.path
     }
 
-    /// An integer that is not negative.
+    /// Reads a non-negative integer.
     ///
     /// # Errors
-    /// [`Error::Field`] if the key holds something else.
+    /// [`Error::Field`] if the key holds another type.
     pub fn uint(&self, key: &str) -> Result<Option<u64>> {
         self.typed(key, "an integer that is not negative", Value::as_u64)
     }
@@ -239,7 +239,7 @@ impl Metadata {
         })
     }
 
-    /// An array whose every element `of` accepts.
+    /// Reads an array whose elements `of` accepts.
     ///
     /// # Errors
     /// As [`uint`](Self::uint).

@@ -35,7 +35,7 @@ impl GgufTensorSpec {
         Self { name: name.into(), ty, shape: shape.into() }
     }
 
-    /// The tensor as a reader that knows bytes only sees it: blocks as `U8 [.., bytes of a row]`.
+    /// The tensor as plain bytes: blocks as `U8 [.., bytes of a row]`.
     pub fn as_stored(&self) -> TensorSpec {
         let Self { name, ty, shape } = self.clone();
         let tensor = GgufTensor { name, ty, shape, offset: 0, len: 0 };
@@ -54,16 +54,16 @@ impl GgufTensorSpec {
     }
 }
 
-/// A GGUF file being written. It knows which bytes are still missing, as [`SafetensorsWriter`] does.
+/// GGUF file being written. Tracks missing bytes, like [`SafetensorsWriter`].
 #[derive(Debug)]
 pub struct GgufWriter(SafetensorsWriter);
 
 impl GgufWriter {
-    /// Creates the file, which must not exist, writes all but the data and reserves its disk space. Tensors lie in the
-    /// order given, as llama.cpp requires.
+    /// Creates the file, which must not exist, writes everything except the data and reserves its disk space. Tensors
+    /// are stored in the given order, as llama.cpp requires.
     ///
     /// # Errors
-    /// [`Error::Write`] for a name given twice or too long, a key given twice, or a shape that blocks do not divide;
+    /// [`Error::Write`] for a duplicate or too long name, a duplicate key, or a shape that blocks do not divide;
     /// [`Error::Io`].
     pub fn create(path: &Path, metadata: &[(String, Value)], specs: &[GgufTensorSpec]) -> Result<Self> {
         refuse_duplicates(path, metadata, specs)?;
@@ -83,7 +83,7 @@ impl GgufWriter {
         SafetensorsWriter::create_laid_out(path, Layout::of(header, tensors, data)).map(Self)
     }
 
-    /// As [`SafetensorsWriter::hash_beside`].
+    /// Like [`SafetensorsWriter::hash_beside`].
     pub fn hash_beside(&mut self) {
         self.0.hash_beside();
     }

@@ -73,8 +73,8 @@ pub fn values(linear: &LinearWeight) -> Vec<f32> {
     w
 }
 
-/// The model in `dir` with its weight file damaged, `count` times, each in another way: it is refused as an input, or what is read
-/// passes `check`. Not two models of one test have the same `seed`.
+/// Damages the weight file of the model in `dir` in `count` different ways. Each result must be refused as an input,
+/// or pass `check`. Every test needs its own `seed`.
 pub fn survive_damage(dir: &Path, seed: u64, count: u64, check: impl Fn(&LinearWeight)) {
     let copy = tempfile::tempdir().unwrap();
     std::fs::copy(dir.join("config.json"), copy.path().join("config.json")).unwrap();

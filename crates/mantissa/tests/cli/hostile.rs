@@ -143,7 +143,7 @@ fn texts_that_are_no_utf8_or_too_long_are_refused() {
     let story = temp.path().join("t.txt");
     fs::write(&story, b"the cat\xff sat").unwrap();
     let line = fail(2, &["eval", &plain, "--text", text(&story)]);
-    assert!(line.contains("no UTF-8 at byte 7"), "{line}");
+    assert!(line.contains("invalid UTF-8 at byte 7"), "{line}");
     fs::write(&story, vec![b'a'; 9 << 20]).unwrap();
     let line = fail(2, &["eval", &plain, "--text", text(&story)]);
     assert!(

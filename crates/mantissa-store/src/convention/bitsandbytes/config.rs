@@ -60,7 +60,7 @@ impl Config {
         };
         if value.get("bnb_4bit_quant_storage").and_then(Value::as_str).is_some_and(|t| t != "uint8") {
             let found = value["bnb_4bit_quant_storage"].to_string();
-            let hint = "bytes viewed as floats are read by no other tool; save it with uint8";
+            let hint = "no other tool reads bytes viewed as floats; save it with uint8";
             return Err(Error::field(path, key("bnb_4bit_quant_storage"), found, "\"uint8\"", hint));
         }
         Ok(Config { kind, threshold: (threshold > 0.0).then_some(threshold) })

@@ -39,7 +39,7 @@ fn layout(scheme: &Scheme, input: Option<&Scheme>) -> Result<Layout, NotStorable
             _ => return no(format!("bitsandbytes has blocks of {BLOCK_SIZES:?}")),
         };
         if input.is_some() {
-            return no("bitsandbytes quantizes no inputs of 4-bit weights".to_owned());
+            return no("bitsandbytes does not quantize the inputs of 4-bit weights".to_owned());
         }
         let doubled = match table.scale.nested() {
             None => false,
@@ -53,7 +53,7 @@ fn layout(scheme: &Scheme, input: Option<&Scheme>) -> Result<Layout, NotStorable
     }
     if scheme.encoder.rule != Rule::Restricted {
         return no(
-            "bitsandbytes stores the amax of a row, 127 scales; use int8-channel:restricted".to_owned()
+            "bitsandbytes stores a row's amax, 127 times the scale; use int8-channel:restricted".to_owned()
         );
     }
     if input != Some(&int8_input()) {
@@ -166,7 +166,7 @@ pub fn store(module: &str, layer: &LinearWeight) -> Result<Vec<(TensorSpec, Vec<
         }
     }
     if !layer.transforms.is_empty() {
-        let why = format!("{module}: bitsandbytes stores nothing around the codes");
+        let why = format!("{module}: bitsandbytes stores no side tensors");
         return Err(NotStorable { scheme: scheme.to_string(), why });
     }
     let input = layer.input.as_ref().map(|input| &input.scheme);

@@ -281,7 +281,7 @@ impl Args {
         match self.strategy {
             _ if !fixed => Some("its scales are dynamic"),
             _ if !self.symmetric => Some("it is not symmetric"),
-            _ if self.num_bits != 8 => Some("it has other than 8 bits"),
+            _ if self.num_bits != 8 => Some("it does not have 8 bits"),
             None | Some(Strategy::Tensor | Strategy::AttnHead) => None,
             _ => Some("its strategy is neither \"tensor\" nor \"attn_head\""),
         }

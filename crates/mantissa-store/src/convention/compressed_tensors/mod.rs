@@ -116,7 +116,10 @@ impl Convention for CompressedTensors {
         if cache::known(scheme) {
             return Ok(());
         }
-        Err(cache::not_storable(scheme, "compressed-tensors knows a KV cache of int8 (:full) and fp8-e4m3"))
+        Err(cache::not_storable(
+            scheme,
+            "compressed-tensors supports a KV cache of int8 (:full) and fp8-e4m3",
+        ))
     }
 }
 

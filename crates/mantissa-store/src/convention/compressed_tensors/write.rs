@@ -21,7 +21,7 @@ pub fn pack_format(scheme: &Scheme, input: Option<&Scheme>) -> Result<PackFormat
     if let Some(input) = input {
         input_args(input).ok_or_else(|| NotStorable {
             scheme: input.to_string(),
-            why: "compressed-tensors asks for activations as int8 or fp8-e4m3 per token, fp8-e4m3 in groups, or with one scale that \
+            why: "compressed-tensors takes activations as int8 or fp8-e4m3 per token, fp8-e4m3 in groups, or with one scale that \
                   calibration finds (fp8-e4m3-tensor@static, int8-tensor@static), nvfp4, mxfp4 or mxfp8-e4m3 with rule :ct"
                 .to_owned(),
         })?;

@@ -1,4 +1,4 @@
-//! Codes and scales → tensors of a module, and the `quantization_config` that names the convention.
+//! Codes and scales → tensors of a module, and the `quantization_config` that describes them.
 
 use mantissa_num::format::{Affine, Format, Offset};
 use mantissa_num::minifloat::F16;
@@ -11,30 +11,30 @@ use super::{PADDING, QUANT_METHOD, WIDTHS, f16};
 use crate::convention::{LinearPlan, LinearWeight, NotStorable, Weight};
 use crate::{Dtype, TensorSpec};
 
-/// The version of the convention that is written.
+/// Version of the format that is written.
 const VERSION: &str = "0.3.2";
 
-/// The largest root of a scale: it is stored less one, in 4 bits.
+/// Largest root of a scale; it is stored minus one, in 4 bits.
 const MAX_ROOT: u8 = 16;
 
-/// Groups fill whole words whatever the width of their codes.
+/// Group sizes are multiples of this, so that groups fill whole words at any code width.
 const WORD: usize = 32;
 
-/// Scales of a group: squares of small whole numbers times one f16.
+/// Scales of a group: squares of small integers times one f16.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Squares {
     /// The f16 pattern of `q_scale_max`.
     pub largest: u16,
-    /// The root of each row, 1 to 16.
+    /// Root of each row, 1 to 16.
     pub roots: Vec<u8>,
 }
 
-/// The f16 pattern of the scale of `root` where `unit` is that of root 1.
+/// f16 pattern of the scale with `root`, if `unit` is the scale with root 1.
 pub fn square_scale(root: u8, unit: u16) -> u16 {
     f16(f32::from(root) * f32::from(root) * F16.decode(unit.into()))
 }
 
-/// `scales` (f16 patterns) as squares times one f16; `None` if they are none.
+/// Writes `scales` (f16 patterns) as squares times one f16; `None` if that is impossible.
 pub fn squares(scales: &[u16]) -> Option<Squares> {
     let value = |scale: u16| F16.decode(scale.into());
     let top = scales.iter().copied().max_by(|a, b| value(*a).total_cmp(&value(*b)))?;
@@ -53,12 +53,12 @@ pub fn squares(scales: &[u16]) -> Option<Squares> {
     None
 }
 
-/// Bits of a code, and columns of a group, of what this convention holds.
+/// Bits of a code and columns of a group, for schemes that this format holds.
 fn layout(plan: &LinearPlan<'_>) -> Result<(u32, usize), NotStorable> {
     let LinearPlan { module, scheme, cols, .. } = *plan;
     let no = |why: String| Err(NotStorable { scheme: scheme.to_string(), why });
     if plan.input.is_some() {
-        return no("exl2 has no place for quantized activations".to_owned());
+        return no("exl2 cannot store quantized activations".to_owned());
     }
     let Format::Affine(Affine {
         code: Code::Int(bits),
@@ -88,10 +88,10 @@ fn layout(plan: &LinearPlan<'_>) -> Result<(u32, usize), NotStorable> {
     Ok((*bits, group))
 }
 
-/// Tensors of a quantized linear layer, all of whose groups have one width.
+/// Tensors of a quantized linear layer whose groups all have the same code width.
 ///
 /// # Errors
-/// [`NotStorable`] if the format cannot hold the scheme, or not on this shape.
+/// [`NotStorable`] if the format cannot hold the scheme, or not in this shape.
 pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
     let (bits, group) = layout(plan)?;
     let words = plan.cols * bits as usize / 32;
@@ -110,7 +110,7 @@ fn all_specs(module: &str, words: usize, groups: usize, rows: usize, cols: usize
     ]
 }
 
-/// Neighbouring columns that share a scale in each row.
+/// Adjacent columns that share a scale in each row.
 struct Span {
     bits: usize,
     start: usize,
@@ -118,10 +118,10 @@ struct Span {
     squares: Squares,
 }
 
-/// Bytes of the tensors that [`specs`] declares, by name.
+/// Bytes of the tensors declared by [`specs`], by name.
 ///
 /// # Errors
-/// As [`specs`]; and where the scales of a group are no squares times one f16.
+/// As [`specs`]; also if the scales of a group are not squares times one f16.
 pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
     let (bits, group) = layout(plan)?;
     let mut spans = Vec::with_capacity(q.cols / group);
@@ -146,7 +146,7 @@ fn squares_of(plan: &LinearPlan<'_>, q: &Quantized, block: usize) -> Result<Squa
     })
 }
 
-/// Tensors of spans that hold the columns of `q` one after another; `order` is the column of the weight at each place.
+/// Tensors of spans that hold the columns of `q` in sequence; `order` is the original column at each position.
 fn bytes(module: &str, q: &Quantized, spans: &[Span], order: &[u32]) -> Vec<(String, Vec<u8>)> {
     let name = |suffix: &str| format!("{module}.{suffix}");
     let Codes::U8(codes) = &q.codes else { return Vec::new() };
@@ -179,11 +179,11 @@ fn bytes(module: &str, q: &Quantized, spans: &[Span], order: &[u32]) -> Vec<(Str
     ]
 }
 
-/// Tensors of a layer as it was read. Blocks that share their scales are one group again, and a group takes the fewest bits that hold
-/// its codes; groups come from the widest to the narrowest, as kernels run through them.
+/// Tensors of a layer as it was read. Blocks that share their scales become one group, and a group takes the fewest
+/// bits that hold its codes. Groups are sorted from widest to narrowest, the order in which kernels process them.
 ///
 /// # Errors
-/// [`NotStorable`] if the format cannot hold all of it.
+/// [`NotStorable`] if the format cannot hold all parts.
 pub fn store(module: &str, layer: &LinearWeight) -> Result<Vec<(TensorSpec, Vec<u8>)>, NotStorable> {
     let Weight::Quantized(q) = &layer.weight else { return Ok(Vec::new()) };
     let scheme = Scheme::new(q.format.clone(), Rule::Amax);
@@ -192,7 +192,7 @@ pub fn store(module: &str, layer: &LinearWeight) -> Result<Vec<(TensorSpec, Vec<
     let order = match (layer.transforms.before.as_slice(), layer.transforms.after.as_slice()) {
         ([], []) => own.as_slice(),
         ([Map::Perm(order)], []) => order.as_slice(),
-        _ => return no("exl2 stores nothing around the codes but the order of columns"),
+        _ => return no("exl2 stores no side tensors except the column order"),
     };
     let (Format::Affine(Affine { code: Code::Int(_), blocks, offset: Offset::None, .. }), Codes::U8(codes)) =
         (&q.format, &q.codes)
@@ -200,7 +200,7 @@ pub fn store(module: &str, layer: &LinearWeight) -> Result<Vec<(TensorSpec, Vec<
         return no("exl2 holds integers in groups, without zero points");
     };
     if layer.input.is_some() || !layer.transforms.extras.is_empty() || !blocks.within_rows() {
-        return no("exl2 holds integers in groups, without zero points, inputs as they are");
+        return no("exl2 holds integers in groups, without zero points or quantized inputs");
     }
     let plan = LinearPlan::new(module, &scheme, None, (q.rows, q.cols));
     let step = blocks.len(1, q.cols).max(1);
@@ -227,7 +227,7 @@ pub fn store(module: &str, layer: &LinearWeight) -> Result<Vec<(TensorSpec, Vec<
     Ok(specs.into_iter().zip(bytes).collect())
 }
 
-/// Narrowest width that holds the codes of some columns.
+/// Narrowest code width that holds the given columns.
 fn width_of(codes: &[u8], cols: usize, columns: std::ops::Range<usize>) -> usize {
     let lines = codes.chunks_exact(cols.max(1)).flat_map(|row| &row[columns.clone()]);
     let (low, high) = lines.fold((0, 0), |(low, high): (i8, i8), &code| {
@@ -238,7 +238,7 @@ fn width_of(codes: &[u8], cols: usize, columns: std::ops::Range<usize>) -> usize
     WIDTHS.into_iter().find(|&bits| holds(bits)).unwrap_or(8)
 }
 
-/// `quantization_config` for layers of `bits` per weight on average.
+/// `quantization_config` for layers of `bits` bits per weight on average.
 pub fn quantization_config(bits: f64) -> Value {
     json!({"quant_method": QUANT_METHOD, "version": VERSION, "bits": bits, "head_bits": 16})
 }

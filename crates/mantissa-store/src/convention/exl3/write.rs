@@ -1,4 +1,4 @@
-//! Trellis codes → tensors of a module, and the two configurations that name the convention.
+//! Trellis codes → tensors of a module, and the two configurations that describe them.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,13 @@ use super::{QUANT_METHOD, ROTATED};
 use crate::convention::{LinearPlan, NotStorable};
 use crate::{Dtype, TensorSpec};
 
-/// The version of the convention that is written.
+/// Version of the format that is written.
 const VERSION: &str = "0.0.6";
 
-/// File beside `config.json` that lists what is stored of each module.
+/// File beside `config.json` that lists the stored tensors of each module.
 pub const FILE_NAME: &str = "quantization_config.json";
 
-/// Trellis of a layer that this convention holds.
+/// Trellis of a layer, if this format holds it.
 fn layout(plan: &LinearPlan<'_>) -> Result<Trellis, NotStorable> {
     let LinearPlan { module, scheme, rows, cols, .. } = *plan;
     let no = |why: String| Err(NotStorable { scheme: scheme.to_string(), why });
@@ -24,7 +24,7 @@ fn layout(plan: &LinearPlan<'_>) -> Result<Trellis, NotStorable> {
         return no("exl3 holds trellis1 to trellis8".to_owned());
     };
     if plan.input.is_some() {
-        return no("exl3 has no place for quantized activations".to_owned());
+        return no("exl3 cannot store quantized activations".to_owned());
     }
     if !trellis.channels {
         return no("exl3 stores a scale of each input and output: -channel".to_owned());
@@ -40,7 +40,7 @@ fn layout(plan: &LinearPlan<'_>) -> Result<Trellis, NotStorable> {
     Ok(trellis)
 }
 
-/// Name of the scalar tensor that chooses the code book; `None` if its absence does.
+/// Name of the scalar tensor that selects the code book; `None` if its absence does.
 fn marker(book: TrellisBook) -> Option<&'static str> {
     (book != TrellisBook::ThreeInst).then(|| book.name())
 }
@@ -64,7 +64,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
     Ok(all)
 }
 
-/// Bytes of the tensors that [`specs`] declares, by name.
+/// Bytes of the tensors declared by [`specs`], by name.
 ///
 /// # Errors
 /// As [`specs`].
@@ -77,7 +77,7 @@ pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, Vec<
     Ok(specs(plan)?.into_iter().map(|spec| spec.name).zip(bytes).collect())
 }
 
-/// `quantization_config` for layers of `bits` per code on average and the code book of the first.
+/// `quantization_config` for layers of `bits` bits per code on average and the first layer's code book.
 pub fn quantization_config(bits: f64, first: &Scheme) -> Value {
     let book = first.format.trellis().map_or("", |trellis| trellis.book.name());
     json!({
@@ -90,7 +90,8 @@ pub fn quantization_config(bits: f64, first: &Scheme) -> Value {
     })
 }
 
-/// Content of [`FILE_NAME`]: `config`, the `quantization_config`, and what is stored of each module, `specs` being all tensors of the model.
+/// Content of [`FILE_NAME`]: `config`, the `quantization_config`, and the tensors of each module. `specs` are all
+/// tensors of the model.
 pub fn tensor_storage(config: &Value, specs: &[TensorSpec]) -> Value {
     let mut modules: BTreeMap<&str, Vec<&TensorSpec>> = BTreeMap::new();
     for spec in specs {

@@ -1,4 +1,4 @@
-//! The metadata of a GGUF file as the `config.json` that it was made from.
+//! Converts the metadata of a GGUF file to the `config.json` that it was made from.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -7,10 +7,10 @@ use super::{Architecture, RowOrder};
 use crate::error::Result;
 use crate::gguf::{Gguf, Metadata, Value};
 
-/// Tensor of what frequencies are divided by (Llama 3's scaling).
+/// Tensor of frequency divisors (Llama 3's scaling).
 pub const ROPE_FACTORS: &str = "rope_freqs.weight";
 
-/// Those of LongRoPE: for contexts longer than the original one, and for others.
+/// Tensors of LongRoPE's divisors: for contexts longer than the original one, and for others.
 pub const LONG_ROPE: [&str; 2] = ["rope_factors_long.weight", "rope_factors_short.weight"];
 
 /// Model description from the metadata.
@@ -30,7 +30,7 @@ pub(super) fn parse(gguf: &Gguf) -> Result<Parsed> {
     let Some(name) = gguf.metadata().text("general.architecture")? else { return Ok(none(None)) };
     match Architecture::parse(name) {
         Some(architecture) => Reader { gguf, architecture, metadata: gguf.metadata() }.parse(),
-        // Whoever builds a model from it is told which there are.
+        // Lets the builder of a model report the supported architectures.
         None => Ok(none(Some(json!({ "model_type": name })))),
     }
 }
@@ -97,7 +97,7 @@ impl Reader<'_> {
         self.metadata.float(&self.key(key))
     }
 
-    /// A number of heads: one for all layers, or a list of equal ones.
+    /// Number of heads: one for all layers, or a list of equal numbers.
     fn heads(&self, key: &str) -> Result<Option<u64>> {
         let key = self.key(key);
         let Some(Value::Array(_, values)) = self.metadata.get(&key) else { return self.metadata.uint(&key) };
@@ -129,12 +129,12 @@ impl Reader<'_> {
         Ok(Some(dim))
     }
 
-    /// Width of what is rotated of a head.
+    /// Width of the rotated part of a head.
     pub(super) fn rotated(&self, head_dim: Option<u64>) -> Result<Option<u64>> {
         Ok(self.uint("rope.dimension_count")?.or(head_dim))
     }
 
-    /// Biases are there or not; those of one kind come together.
+    /// Biases of one kind are present in all layers or in none.
     fn put_biases(&self, config: &mut Map<String, Json>) -> Result<()> {
         let has = |name: &str| self.gguf.get(&format!("blk.0.{name}.bias")).is_some();
         let all = |names: &[&str]| match names.iter().filter(|name| has(name)).count() {
@@ -146,7 +146,7 @@ impl Reader<'_> {
             }
         };
         let attention = match self.architecture {
-            // They always have them.
+            // Architectures that always have biases.
             Architecture::Phi2 | Architecture::GptNeox | Architecture::Gpt2 => return Ok(()),
             Architecture::Qwen2Moe => {
                 config.insert("qkv_bias".into(), json!(all(&["attn_q", "attn_k", "attn_v"])?));
@@ -168,7 +168,7 @@ impl Reader<'_> {
             return Ok(Some(json!({ "rope_type": "factors", "factors": factors })));
         }
         let key = self.key("rope.scaling.type");
-        // An older key for linear scaling, and the newer pair.
+        // Older key for linear scaling, and the newer pair.
         let factor = match self.float("rope.scaling.factor")? {
             Some(factor) => Some(factor),
             None => self.float("rope.scale_linear")?,
@@ -203,7 +203,7 @@ impl Reader<'_> {
         const MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
         match self.architecture {
             Architecture::Deepseek2 => {
-                // A tenth of what the configs say; without it llama.cpp stretches scores and angles otherwise.
+                // A tenth of the configs' value; llama.cpp otherwise scales scores and angles differently.
                 let Some(tenth) = self.float(MULTIPLIER)?.filter(|&found| found != 0.0) else {
                     return Err(self.metadata.fault(&self.key(MULTIPLIER), "none", "a number other than 0"));
                 };
@@ -229,7 +229,7 @@ impl Reader<'_> {
         }
     }
 
-    /// LongRoPE: a tensor of factors for contexts up to the original one, another beyond it.
+    /// LongRoPE: one tensor of factors for contexts up to the original one, another beyond it.
     fn long_rope(&self, rotated: Option<u64>) -> Result<Option<Json>> {
         if !LONG_ROPE.iter().any(|name| self.gguf.get(name).is_some()) {
             return Ok(None);
@@ -251,7 +251,7 @@ impl Reader<'_> {
         Ok(Some(Json::Object(scaling)))
     }
 
-    /// Tensor `name`: what each frequency is divided by.
+    /// Tensor `name`: the divisor of each frequency.
     fn factors(&self, name: &str, rotated: Option<u64>) -> Result<Option<Vec<f32>>> {
         let Some(tensor) = self.gguf.get(name) else { return Ok(None) };
         let expected = rotated.unwrap_or(0) / 2;

@@ -1,7 +1,7 @@
-//! Features of single architectures: experts, windows, caps, partial rotation; and refused metadata.
+//! Features of single architectures: experts, sliding windows, caps, partial rotation; and refused metadata.
 //!
-//! The fields are those of transformers' configs, the rules that have no key are llama.cpp's (`llama-model.cpp`, one loader
-//! for each architecture).
+//! The fields are those of transformers' configs. Rules without a key follow llama.cpp (`llama-model.cpp`, one loader
+//! per architecture).
 
 use serde_json::{Map, Value as Json, json};
 
@@ -10,7 +10,7 @@ use super::config::{LONG_ROPE, Reader, small};
 use crate::error::Result;
 use crate::gguf::Value;
 
-/// Keys that would change the computation in a way that is not known here, with the values under which they do not.
+/// Keys with an unsupported effect on the computation, with the values that have none.
 const UNSUPPORTED: [(&str, &[f64]); 14] = [
     ("expert_count", &[0.0]),
     ("expert_group_count", &[0.0, 1.0]),
@@ -29,7 +29,7 @@ const UNSUPPORTED: [(&str, &[f64]); 14] = [
 ];
 
 impl Architecture {
-    /// Keys of [`UNSUPPORTED`] that it has.
+    /// Keys of [`UNSUPPORTED`] that the file has.
     fn has_key(self, key: &str) -> bool {
         match key {
             "expert_count" => self.may_have_experts(),
@@ -48,8 +48,8 @@ impl Architecture {
         matches!(self, Self::Llama | Self::Qwen2Moe | Self::Qwen3Moe | Self::Deepseek2 | Self::GptOss)
     }
 
-    /// The layers without a window are the last of so many each, where the file does not say otherwise; `None` if no layer
-    /// has a window in llama.cpp.
+    /// Default period of the sliding-window pattern, whose last layer has full attention; `None` if llama.cpp gives
+    /// no layer a window.
     pub fn default_window_period(self) -> Option<u32> {
         match self {
             Self::Gemma2 | Self::GptOss => Some(2),
@@ -58,8 +58,8 @@ impl Architecture {
         }
     }
 
-    /// Square of the divisor of attention scores: the width of a head or, in the largest models of Gemma 2 and 3, which llama.cpp
-    /// tells by their layers, the width of the residual stream per head.
+    /// Square of the divisor of attention scores: the head width. For the largest models of Gemma 2 and 3, which
+    /// llama.cpp identifies by their number of layers, it is the residual width per head.
     pub fn query_scale(self, layers: u64, hidden: u64, heads: u64, head_dim: u64) -> u64 {
         let largest = match self {
             Self::Gemma2 => layers == 46,
@@ -106,7 +106,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// The experts of a mixture; in every layer, as llama.cpp has them.
+    /// Experts of a mixture; in every layer, as in llama.cpp.
     pub(super) fn put_experts(&self, config: &mut Map<String, Json>) -> Result<()> {
         let mixture = self.architecture != Architecture::Llama && self.architecture.may_have_experts();
         let count = self.uint("expert_count")?.filter(|&n| n > 0);
@@ -125,7 +125,7 @@ impl Reader<'_> {
             config.insert("num_local_experts".into(), json!(count));
             return Ok(());
         }
-        // Older files do not state the widths; the tensors have them.
+        // Older files do not state the widths; take them from the tensors.
         let width = |key: &str, name: &str, dimension: usize| -> Result<Option<u64>> {
             let shape = self.gguf.get(&format!("blk.0.{name}.weight")).map(|tensor| &tensor.shape);
             let of_tensor = shape.and_then(|shape| shape.get(dimension)).map(|&n| n as u64);
@@ -153,7 +153,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// The experts of DeepSeek. With scores that are sigmoids it is V3, with softmax V2.
+    /// Experts of DeepSeek: V3 with sigmoid scores, V2 with softmax.
     fn put_deepseek_experts(
         &self,
         config: &mut Map<String, Json>,
@@ -230,7 +230,7 @@ impl Reader<'_> {
                 self.put_partial(config, "rotary_pct", head_dim)?;
             }
             Architecture::Bitnet => {
-                // llama.cpp has SiLU where the file does not say otherwise.
+                // llama.cpp uses SiLU unless the file says otherwise.
                 let stated = self.metadata.text(&self.key("hidden_activation"))?;
                 config.insert("hidden_act".into(), json!(stated.unwrap_or("silu")));
             }
@@ -257,8 +257,8 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// The widths of latent attention. llama.cpp counts one head of keys, as wide as the latent and its rotated part; files of
-    /// before state the widths of a head.
+    /// Widths of latent attention. llama.cpp counts one key head, as wide as the latent and its rotated part; older
+    /// files state the widths of a head.
     fn put_latent(&self, config: &mut Map<String, Json>) -> Result<()> {
         config.remove("num_key_value_heads");
         config.insert("rope_interleave".into(), json!(true));
@@ -303,9 +303,9 @@ impl Reader<'_> {
         self.put_windows(config, layers)
     }
 
-    /// Windows, and the layers that have them.
+    /// Sliding windows, and the layers that have them.
     fn put_windows(&self, config: &mut Map<String, Json>, layers: u64) -> Result<()> {
-        /// As many as a model may have.
+        /// Maximum number of layers.
         const MOST: u64 = 10_000;
         let window = self.uint("attention.sliding_window")?.filter(|&n| n > 0);
         config.insert("sliding_window".into(), json!(window));
@@ -320,7 +320,7 @@ impl Reader<'_> {
             _ => {
                 let stated = self.metadata.uint(&key)?;
                 let period = stated.unwrap_or(self.architecture.default_window_period().unwrap_or(1).into());
-                // llama.cpp: a period of 0 is no layer without a window.
+                // In llama.cpp a period of 0 gives every layer a window.
                 (0..layers.min(MOST)).map(|layer| period == 0 || layer % period < period - 1).collect()
             }
         };
@@ -332,7 +332,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// The share of a head that is rotated; as a float it must give the width again when it is multiplied and cut off.
+    /// Share of a head that is rotated. As a float it must give the width again when multiplied and truncated.
     fn put_partial(&self, config: &mut Map<String, Json>, field: &str, head_dim: Option<u64>) -> Result<()> {
         let (Some(dim), Some(rotated)) = (head_dim, self.rotated(head_dim)?) else { return Ok(()) };
         let share = rotated as f64 / dim as f64;
@@ -341,7 +341,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// An epsilon that the architecture's configs do not have.
+    /// Epsilon that the architecture's configs do not state.
     fn require_epsilon(&self, fixed: f64) -> Result<()> {
         match self.float("attention.layer_norm_epsilon")? {
             Some(eps) if (eps - fixed).abs() > 1e-6 * fixed => {

@@ -1,26 +1,27 @@
-//! Tensors of a checkpoint that are several in a GGUF file.
+//! Tensors of a checkpoint that a GGUF file stores in several parts.
 //!
-//! - gpt-oss joins the biases of its experts, `[experts, 2 · width]`, those of gate and up taking turns; in GGUF each projection
-//!   has its own, `[experts, width]`. (The weights are read expert by expert, [`super::place`].)
-//! - DeepSeek's projection from the latent of keys and values has, head by head, the rows of its keys and then those of its values,
-//!   `[heads · (unrotated + value), rank]`. llama.cpp multiplies queries with it in place of keys ("absorption"), so its converter
-//!   takes it apart: keys transposed, `[heads, rank, unrotated]`, and values, `[heads, value, rank]`.
+//! - gpt-oss joins the biases of its experts, `[experts, 2 · width]`, with gate and up interleaved; in GGUF each
+//!   projection has its own, `[experts, width]`. (The weights are read expert by expert, [`super::place`].)
+//! - DeepSeek's projection from the latent of keys and values has, per head, the rows of its keys and then those of
+//!   its values, `[heads · (unrotated + value), rank]`. llama.cpp multiplies queries by it instead of expanding keys
+//!   ("absorption"). So its converter splits it: keys transposed, `[heads, rank, unrotated]`, and values, `[heads,
+//!   value, rank]`.
 //!
 //! Source: llama.cpp, `conversion/gpt_oss.py` and `conversion/deepseek.py`; `deepseek2.cpp`.
 
 use super::Architecture;
 use super::names::layer;
 
-/// A tensor that is several.
+/// Tensor that GGUF stores in parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Joined {
-    /// Biases of experts, under these names; of several, elements take turns.
+    /// Biases of experts, under these names; with several names, elements are interleaved.
     Biases(Vec<String>),
-    /// Projections of the latent to keys and to values.
+    /// Projections of the latent to keys and values.
     KeysAndValues([String; 2]),
 }
 
-/// One of the tensors that a tensor becomes.
+/// One part of a split tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JoinedPart<T> {
     /// Its name in GGUF.
@@ -32,8 +33,8 @@ pub struct JoinedPart<T> {
 }
 
 impl Architecture {
-    /// Parts of the tensor with this Hugging Face name, if the file has it in several. Older files have the projection of
-    /// [`Joined::KeysAndValues`] whole, at [`Architecture::place`].
+    /// Parts of the tensor with this Hugging Face name, if the file has it in parts. Older files have the projection
+    /// of [`Joined::KeysAndValues`] whole, at [`Architecture::place`].
     pub fn joined(self, hf: &str) -> Option<Joined> {
         let (layer, module) = layer(hf.strip_prefix("model.layers.")?)?;
         let stored = |name: &str| format!("blk.{layer}.{name}");
@@ -61,8 +62,8 @@ impl Joined {
         }
     }
 
-    /// The shapes of the parts of a tensor `[rows, cols]`; of [`Joined::KeysAndValues`] with `heads` heads whose keys have
-    /// `unrotated` rows. `None` if the rows are no such.
+    /// Shapes of the parts of a tensor `[rows, cols]`. [`Joined::KeysAndValues`] has `heads` heads whose keys have
+    /// `unrotated` rows. `None` if the rows do not fit.
     pub fn shapes(
         &self,
         rows: usize,
@@ -81,7 +82,7 @@ impl Joined {
         }
     }
 
-    /// The parts of `values`, `[rows, cols]`; heads as in [`Self::shapes`].
+    /// Splits `values`, `[rows, cols]`, into the parts; heads as in [`Self::shapes`].
     pub fn split<T: Copy>(
         &self,
         values: &[T],
@@ -111,7 +112,7 @@ impl Joined {
         Some(named.map(|((name, shape), values)| JoinedPart { name, shape, values }).collect())
     }
 
-    /// The inverse of [`Self::split`]: the tensor `[rows, cols]`; `None` if shapes do not fit together.
+    /// Inverse of [`Self::split`]: the tensor `[rows, cols]`; `None` if the shapes do not match.
     pub fn join<T: Copy>(&self, parts: &[(&[usize], &[T])], rows: usize, cols: usize) -> Option<Vec<T>> {
         let heads = match (self, parts.first()) {
             (Joined::KeysAndValues(_), Some(([heads, _, unrotated], _))) => (*heads, *unrotated),
@@ -175,7 +176,7 @@ mod tests {
             ("blk.1.ffn_gate_exps.bias", &[0, 2, 4, 6][..])
         );
         assert_eq!(parts[1].values, [1, 3, 5, 7]);
-        // One head of two rows of keys and one of values, over a latent of three.
+        // One head with two rows of keys and one of values, over a latent of three.
         let joined = Architecture::Deepseek2.joined("model.layers.1.self_attn.kv_b_proj.weight").unwrap();
         let parts = joined.split(&[0, 1, 2, 3, 4, 5, 6, 7, 8], 3, 3, (1, 2)).unwrap();
         assert_eq!((&parts[0].shape[..], &parts[0].values[..]), (&[1, 3, 2][..], &[0, 3, 1, 4, 2, 5][..]));

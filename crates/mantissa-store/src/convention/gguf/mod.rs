@@ -1,8 +1,8 @@
 //! Models in GGUF files, as llama.cpp's converter writes them: names, row order, metadata, block types.
 //!
-//! A model is presented under Hugging Face names and in Hugging Face row order, its metadata as the `config.json` that it
-//! was made from, so that nothing above this module knows where it came from. What changes the computation and is not understood
-//! is refused by its key.
+//! A model is presented under Hugging Face names and in Hugging Face row order, with its metadata as the original
+//! `config.json`. So nothing above this module depends on GGUF. Metadata with an unsupported effect on the
+//! computation is refused by its key.
 
 mod config;
 mod family;
@@ -32,7 +32,7 @@ use crate::{Checkpoint, Result, TensorSpec};
 /// Name on the command line and in reports.
 pub const NAME: &str = "gguf";
 
-/// An architecture of GGUF that is read and written.
+/// Supported GGUF architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Architecture {
@@ -66,9 +66,9 @@ pub enum Architecture {
     Bitnet,
     /// GPT-2.
     Gpt2,
-    /// DeepSeek-V2 and V3: the projection from the latent of keys and values is taken apart.
+    /// DeepSeek-V2 and V3: the key-value up-projection is split.
     Deepseek2,
-    /// gpt-oss: gate and up of the experts are taken apart.
+    /// gpt-oss: gate and up of the experts are split.
     GptOss,
 }
 
@@ -104,12 +104,12 @@ impl Architecture {
         Self::NAMES.iter().find(|(known, ..)| *known == self).map_or("", |(_, name, _)| name)
     }
 
-    /// `model_type` of the checkpoints that it is made from; Mistral's and Mixtral's are `llama` too, DeepSeek-V2's `deepseek2`.
+    /// `model_type` of its source checkpoints; Mistral's and Mixtral's are `llama` too, DeepSeek-V2's `deepseek2`.
     pub fn model_type(self) -> &'static str {
         Self::NAMES.iter().find(|(known, ..)| *known == self).map_or("", |(.., model_type)| model_type)
     }
 
-    /// The architecture that a Hugging Face `model_type` is written as.
+    /// Architecture to write for a Hugging Face `model_type`.
     pub fn of_model_type(model_type: &str) -> Option<Self> {
         let written = match model_type {
             "mistral" | "mixtral" => "llama",
@@ -127,7 +127,7 @@ impl Architecture {
         }
     }
 
-    /// True if the tensor with this Hugging Face name is stored with 1 added, as the norms of Gemma are.
+    /// True if the tensor with this Hugging Face name is stored with 1 added, like Gemma's norms.
     pub fn adds_one(self, hf: &str) -> bool {
         matches!(self, Self::Gemma | Self::Gemma2 | Self::Gemma3) && hf.ends_with("norm.weight")
     }
@@ -195,7 +195,7 @@ impl Convention for Gguf {
         tensors(plan, q)
     }
 
-    /// Keeps the up-projection of a latent unquantized: the file has it in two parts, one of them transposed.
+    /// Keeps the up-projection of a latent unquantized: the file has it in two parts, one transposed.
     fn keeps_dense(&self, layer: LayerKind) -> Option<&'static str> {
         layer.latent_kv.then_some("GGUF has it transposed")
     }
@@ -251,7 +251,7 @@ pub struct Model {
     notes: Vec<String>,
 }
 
-/// True if `path` is a GGUF file by its extension or, for a file of another name, by its first bytes.
+/// True if `path` is a GGUF file by its extension or its first bytes.
 fn is_gguf(path: &Path) -> bool {
     let named = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
     let folder = path.is_dir();
@@ -282,14 +282,13 @@ impl Model {
         self.tensor(name).is_some() || self.joined(name).is_some()
     }
 
-    /// The parts of the tensor with this Hugging Face name, where it is several in this file.
+    /// Parts of the tensor with this Hugging Face name, if this file has it in parts.
     pub fn joined(&self, name: &str) -> Option<Joined> {
         let joined = self.architecture?.joined(name)?;
         joined.names().iter().all(|part| self.header.get(part).is_some()).then_some(joined)
     }
 
-    /// Tensor that has this Hugging Face name, or, where that stands for none, this GGUF name.
-    /// Of an expert it is the tensor that holds it.
+    /// Tensor with this Hugging Face name, or else this GGUF name. For an expert, the tensor that holds it.
     pub fn tensor(&self, name: &str) -> Option<&GgufTensor> {
         self.place(name).and_then(|place| self.header.get(&place.tensor)).or_else(|| self.header.get(name))
     }
@@ -302,7 +301,7 @@ impl Model {
         }
     }
 
-    /// The architecture, if it is one that is read.
+    /// Architecture, if it is supported.
     pub fn architecture(&self) -> Option<Architecture> {
         self.architecture
     }

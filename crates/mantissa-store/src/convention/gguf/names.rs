@@ -1,5 +1,5 @@
-//! Names of tensors: Hugging Face's and GGUF's (`gguf-py`'s `TENSOR_NAMES` and `TensorNameMap`, for the architectures that are
-//! known).
+//! Tensor names of Hugging Face and GGUF (`gguf-py`'s `TENSOR_NAMES` and `TensorNameMap`), for the supported
+//! architectures.
 
 use super::Architecture;
 
@@ -22,7 +22,7 @@ const TOP: [(&str, &str); 13] = [
 /// Prefixes of the names of a layer's tensors.
 const LAYERS: [&str; 4] = ["model.layers.", "gpt_neox.layers.", "transformer.h.", "h."];
 
-/// Tensors of a layer that no module has as its weight or bias.
+/// Tensors of a layer that are not a module's weight or bias.
 const VECTORS: [(&str, &str); 2] =
     [("self_attn.sinks", "attn_sinks.weight"), ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias")];
 
@@ -76,10 +76,10 @@ const LAYER: [(&str, &str); 46] = [
     ("mlp.router", "ffn_gate_inp"),
 ];
 
-/// Name of the norm that follows the attention (Gemma 2 and 3, OLMo 2) or is called so (gpt-oss).
+/// Name of the norm after attention (Gemma 2 and 3, OLMo 2), or one with that name (gpt-oss).
 const AFTER_ATTENTION: (&str, &str) = ("post_attention_layernorm", "post_attention_norm");
 
-/// Weight of one expert is a part of the tensor of all.
+/// An expert's weight is part of the stacked tensor.
 const EXPERT: [(&str, &str); 6] = [
     ("gate_proj", "ffn_gate_exps"),
     ("up_proj", "ffn_up_exps"),
@@ -94,7 +94,7 @@ const EXPERT: [(&str, &str); 6] = [
 pub struct Place {
     /// The GGUF tensor.
     pub tensor: String,
-    /// Index along the outermost dimension: the experts of a layer are one tensor `[experts, rows, cols]`.
+    /// Index along the outermost dimension, for experts stacked as `[experts, rows, cols]`.
     pub expert: Option<usize>,
 }
 
@@ -111,8 +111,8 @@ impl Architecture {
     }
 }
 
-/// Place of the tensor with this Hugging Face name. For linear layers, embedding and head it is the same in every architecture;
-/// for norms see [`Architecture::place`].
+/// Place of the tensor with this Hugging Face name. It is the same in every architecture for linear layers, embedding
+/// and head; for norms see [`Architecture::place`].
 pub fn place(hf: &str) -> Option<Place> {
     if let Some(tensor) = stored_name(hf) {
         return Some(Place { tensor, expert: None });
@@ -125,7 +125,8 @@ pub fn place(hf: &str) -> Option<Place> {
     Some(Place { tensor: format!("blk.{layer}.{stored}.weight"), expert: Some(number) })
 }
 
-/// The GGUF name of a tensor with this Hugging Face name, `.weight` or `.bias` included, where it is a tensor by itself.
+/// GGUF name of a tensor with this Hugging Face name, `.weight` or `.bias` included, if GGUF stores it as a tensor by
+/// itself.
 pub fn stored_name(hf: &str) -> Option<String> {
     if let Some((layer, vector)) = LAYERS.iter().find_map(|prefix| hf.strip_prefix(prefix)).and_then(layer)
         && let Some((_, stored)) = VECTORS.iter().find(|(name, _)| *name == vector)
@@ -142,7 +143,7 @@ pub fn stored_name(hf: &str) -> Option<String> {
     Some(format!("blk.{layer}.{stored}.{part}"))
 }
 
-/// Name that a tensor of a GGUF file has in Llama's checkpoints, or in those of an architecture that alone has it.
+/// Name of a GGUF tensor in Llama's checkpoints, or in those of the only architecture that has it.
 pub fn hf_name(stored: &str) -> Option<String> {
     let (module, part) = split(stored)?;
     if let Some((hf, _)) = TOP.iter().find(|(_, name)| *name == module) {
@@ -157,7 +158,7 @@ fn split(name: &str) -> Option<(&str, &str)> {
     name.rsplit_once('.').filter(|(_, part)| ["weight", "bias"].contains(part))
 }
 
-/// A layer's number, written as numbers are, and the rest.
+/// Layer number in canonical decimal form, and the rest.
 pub(super) fn layer(name: &str) -> Option<(usize, &str)> {
     let (number, rest) = name.split_once('.')?;
     let layer: usize = number.parse().ok()?;

@@ -1,24 +1,25 @@
-//! The order of rows: of q and k where the converter interleaves them, of projections that are joined.
+//! Row order of q and k, which the converter interleaves, and of fused projections.
 //!
-//! Rotary embedding turns pairs. Hugging Face pairs row `i` of a head with row `i + d/2`, ggml's `llama` pairs rows `2i`
-//! and `2i + 1`; so the converter interleaves the halves of every head (llama, olmo). GPT-NeoX joins query, key and value head
-//! by head; in GGUF all queries come first, then all keys, then all values. Whole rows move: block types stay as they are.
+//! Rotary embedding rotates pairs. Hugging Face pairs row `i` of a head with row `i + d/2`; ggml's `llama` pairs rows
+//! `2i` and `2i + 1`. So the converter interleaves the halves of every head (llama, olmo). GPT-NeoX fuses query, key
+//! and value head by head; in GGUF all queries come first, then all keys, then all values. Only whole rows move, so
+//! block types are unaffected.
 
-/// Row order of a model, as far as it differs from Hugging Face's.
+/// Row order of a model, relative to Hugging Face's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RowOrder {
-    /// Heads of q and of k whose halves are interleaved; `None` if rows stand as in Hugging Face.
+    /// Heads of q and of k whose halves are interleaved; `None` for Hugging Face order.
     pub interleaved: Option<(usize, usize)>,
-    /// Heads of a projection that Hugging Face joins head by head.
+    /// Heads of a projection that Hugging Face fuses head by head.
     pub by_head: Option<usize>,
 }
 
 /// Permutation of the rows of one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moved {
-    /// The halves of so many heads are interleaved.
+    /// Interleaves the halves of each of this many heads.
     Interleaved(usize),
-    /// Query, key and value of so many heads are taken apart.
+    /// Separates query, key and value of this many heads.
     ByHead(usize),
 }
 
@@ -41,7 +42,7 @@ impl RowOrder {
 }
 
 impl Moved {
-    /// Rows of `row` units in GGUF order, from Hugging Face order.
+    /// Reorders rows of `row` units from Hugging Face to GGUF order.
     pub fn to_gguf<T: Copy>(self, rows: &[T], row: usize) -> Vec<T> {
         match self {
             Moved::Interleaved(heads) => to_gguf_order(rows, row, heads),
@@ -49,7 +50,7 @@ impl Moved {
         }
     }
 
-    /// The inverse of [`Self::to_gguf`].
+    /// Inverse of [`Self::to_gguf`].
     pub fn to_hf<T: Copy>(self, rows: &[T], row: usize) -> Vec<T> {
         match self {
             Moved::Interleaved(heads) => to_hf_order(rows, row, heads),
@@ -58,7 +59,8 @@ impl Moved {
     }
 }
 
-/// `out[i, o] = rows[o, i]`, of `outer · inner` runs of whole rows. What is no such number of runs is returned as it is.
+/// Transposes runs of whole rows: `out[i, o] = rows[o, i]`, with `outer · inner` runs. Other lengths are returned
+/// unchanged.
 fn turned<T: Copy>(rows: &[T], row: usize, outer: usize, inner: usize) -> Vec<T> {
     let runs = outer.saturating_mul(inner);
     let units = row.saturating_mul(runs);
@@ -73,13 +75,13 @@ fn turned<T: Copy>(rows: &[T], row: usize, outer: usize, inner: usize) -> Vec<T>
     out
 }
 
-/// Rows of `row` units in GGUF order, from Hugging Face order, in `heads` heads. Lengths that are not whole heads of an even
-/// number of rows are returned as they are.
+/// Reorders rows of `row` units from Hugging Face to GGUF order, in `heads` heads. Lengths that are not whole heads
+/// with an even number of rows are returned unchanged.
 pub fn to_gguf_order<T: Copy>(rows: &[T], row: usize, heads: usize) -> Vec<T> {
     permuted(rows, row, heads, |i, half| (i % 2) * half + i / 2)
 }
 
-/// The inverse of [`to_gguf_order`].
+/// Inverse of [`to_gguf_order`].
 pub fn to_hf_order<T: Copy>(rows: &[T], row: usize, heads: usize) -> Vec<T> {
     permuted(rows, row, heads, |i, half| 2 * (i % half) + i / half)
 }

@@ -1,4 +1,4 @@
-//! Tensors of a GGUF model in Hugging Face order.
+//! Reads tensors of a GGUF model in Hugging Face order.
 
 use mantissa_num::{Blocks, CodecId, Codes, Format, Quantized, Scheme, Sense, minifloat};
 
@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::gguf::{GgufTensor, Storage};
 use crate::{Dtype, TensorMeta};
 
-/// A tensor, or the part of it that is one expert's.
+/// Tensor, or one expert's part of it.
 #[derive(Clone, Copy)]
 struct Found<'a> {
     tensor: &'a GgufTensor,
@@ -29,7 +29,7 @@ impl Found<'_> {
         Ok(bytes)
     }
 
-    /// The `count` numbers of the part, of a type that is no blocks.
+    /// Reads the `count` numbers of the part, for plain types.
     fn read_f32(&self, files: &ModelFiles, count: usize) -> Result<Vec<f32>> {
         match self.part {
             (_, 1) => files.checkpoint().read_f32(&self.tensor.name),
@@ -39,7 +39,7 @@ impl Found<'_> {
 }
 
 impl Model {
-    /// A tensor of any type as f32.
+    /// Reads a tensor of any type as f32.
     pub(super) fn values_f32(&self, files: &ModelFiles, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         if let Some(joined) = self.joined(name) {
             let values = |part: &str| self.part(files, part, |found, shape| self.values(files, found, shape));
@@ -60,16 +60,16 @@ impl Model {
         })
     }
 
-    /// Checks that a tensor of this Hugging Face name and shape is there, whole or in parts. Nothing of it is read.
+    /// Checks that a tensor with this Hugging Face name and shape exists, whole or in parts. Reads only headers.
     ///
     /// # Errors
-    /// As `tensor_f32` for what the header shows.
+    /// As `tensor_f32`, as far as headers show.
     pub(super) fn check(&self, files: &ModelFiles, name: &str, shape: &[usize]) -> Result<()> {
-        // Parts are all there if they are found at all; how they are joined depends on the architecture.
+        // If any part is found, all parts exist; how they combine depends on the architecture.
         if self.joined(name).is_some() { Ok(()) } else { self.expect(files, name, shape).map(|_| ()) }
     }
 
-    /// Values of a tensor, or of its part, in the order of the file.
+    /// Values of a tensor or of its part, in file order.
     fn values(&self, files: &ModelFiles, found: Found<'_>, shape: &[usize]) -> Result<Vec<f32>> {
         let tensor = found.tensor;
         Ok(match tensor.ty.storage {
@@ -80,7 +80,7 @@ impl Model {
         })
     }
 
-    /// A whole tensor of this GGUF name, as `read` gives it.
+    /// Reads a whole tensor with this GGUF name using `read`.
     fn part<T>(
         &self,
         files: &ModelFiles,
@@ -92,7 +92,7 @@ impl Model {
         Ok((tensor.shape.clone(), read(Found { tensor, part: (0, 1) }, &tensor.shape)?))
     }
 
-    /// Tensor `shape` of the parts that `read` gives.
+    /// Combines the parts returned by `read` to the tensor of `shape`.
     fn joined_values<T: Copy>(
         &self,
         files: &ModelFiles,
@@ -113,7 +113,7 @@ impl Model {
         })
     }
 
-    /// Weight of a layer that is several tensors here: in 16 bits where all of them are, else widened.
+    /// Weight of a layer that GGUF stores in parts: 16-bit if all parts are, else widened.
     fn joined_weight(&self, files: &ModelFiles, joined: &Joined, rows: usize, cols: usize) -> Result<Weight> {
         let all = |dtype| {
             let stored = joined.names().iter().filter_map(|part| self.header.get(part));
@@ -136,7 +136,7 @@ impl Model {
         self.joined_values(files, joined, &[rows, cols], values).map(Weight::F32)
     }
 
-    /// Weight of linear layer `module` as it is stored, `[rows, cols]`.
+    /// Weight of linear layer `module` as stored, `[rows, cols]`.
     pub(super) fn weight(
         &self,
         files: &ModelFiles,
@@ -173,7 +173,7 @@ impl Model {
         }
     }
 
-    /// The blocks of a tensor, in the order of the file.
+    /// Blocks of a tensor, in file order.
     fn blocks(&self, files: &ModelFiles, found: Found<'_>, shape: &[usize]) -> Result<Quantized> {
         let tensor = found.tensor;
         let Storage::Blocks(codec) = tensor.ty.storage else {
@@ -186,8 +186,8 @@ impl Model {
         Ok(Quantized { codes, ..Quantized::empty(Format::Codec(codec), rows, cols) })
     }
 
-    /// A weight in blocks with the factor that may stand beside it: NVFP4 is then the two-level format, and what is ternary
-    /// (BitNet's TQ1_0 and TQ2_0) the format of that name.
+    /// Block-quantized weight with its optional factor: with it NVFP4 has two levels, and ternary types (BitNet's
+    /// TQ1_0 and TQ2_0) are read as the ternary format.
     fn scaled(&self, files: &ModelFiles, found: Found<'_>, q: Quantized) -> Result<Weight> {
         let Some(factor) = self.factor(files, found)? else { return Ok(Weight::Quantized(q)) };
         if q.format == Format::Codec(CodecId::Nvfp4) {
@@ -203,13 +203,13 @@ impl Model {
         Ok(Weight::F32(values))
     }
 
-    /// Tensor of factors beside a weight, one for each matrix.
+    /// Tensor of factors for a weight, one per matrix.
     fn beside(&self, found: Found<'_>) -> Option<&GgufTensor> {
         let name = found.tensor.name.strip_suffix(".weight").map(|module| format!("{module}.scale"));
         name.and_then(|name| self.header.get(&name))
     }
 
-    /// The factor that stands beside a weight: NVFP4 may have one, and in BitNet every type.
+    /// Factor of a weight: optional for NVFP4 and for every type in BitNet.
     fn factor(&self, files: &ModelFiles, found: Found<'_>) -> Result<Option<f32>> {
         let (which, of) = found.part;
         let Some(scale) = self.beside(found) else { return Ok(None) };
@@ -250,7 +250,7 @@ impl Model {
     }
 }
 
-/// Values that are -1, 0 and 1 as codes, with a factor for all; `None` if others are among them.
+/// Values that are all -1, 0 or 1, as codes with one factor; `None` for other values.
 fn ternary(values: &[f32], rows: usize, cols: usize, factor: f32) -> Option<Quantized> {
     let trits = values.iter().all(|value| [-1.0, 0.0, 1.0].contains(value));
     trits.then(|| {
@@ -264,8 +264,8 @@ fn ternary(values: &[f32], rows: usize, cols: usize, factor: f32) -> Option<Quan
     })
 }
 
-/// Codes one by one and scale bytes, with a multiplier for the tensor. In blocks a scale's sign bit is ignored and 0x7f
-/// stands for 0.
+/// Unpacks codes and scale bytes, with a multiplier for the tensor. In blocks a scale's sign bit is ignored and 0x7f
+/// means 0.
 fn two_level_nvfp4(q: &Quantized, factor: f32) -> Quantized {
     const SCALES: usize = 4;
     const NIBBLES: usize = 8;

@@ -1,4 +1,4 @@
-//! Models of one layer, written and opened again.
+//! Round trips of models with one layer.
 
 use std::path::{Path, PathBuf};
 
@@ -161,7 +161,7 @@ fn other_architectures_open_and_say_what_they_are() {
     assert_eq!(files.config().unwrap()["model_type"], json!("starcoder"));
 }
 
-/// Every scheme that can be written: what is read back has the values that were written, in Hugging Face order.
+/// Every writable scheme reads back as the values written, in Hugging Face order.
 #[test]
 fn weights_of_every_type_are_read_back() {
     let dir = tempfile::tempdir().unwrap();
@@ -207,7 +207,7 @@ fn weights_of_every_type_are_read_back() {
             Weight::F16(words) => words.iter().map(|w| half::f16::from_bits(*w).to_f32()).collect(),
             Weight::Bf16(words) => words.iter().map(|w| half::bf16::from_bits(*w).to_f32()).collect(),
         };
-        // A divisor or an amax becomes a factor: one rounding more.
+        // Converting a divisor or an amax to a factor adds one rounding.
         let tolerance = if ["nvfp4", "nvfp4:te"].contains(&text) { 1e-6 } else { 0.0 };
         for (i, (a, b)) in expected.iter().zip(&found).enumerate() {
             assert!((a - b).abs() <= tolerance * b.abs(), "{text} {i}: {a} {b}");

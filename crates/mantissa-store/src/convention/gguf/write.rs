@@ -9,7 +9,7 @@ use mantissa_num::{
     minifloat,
 };
 
-/// The GGUF type that holds `format` without loss, if there is one.
+/// GGUF type that holds `format` without loss, if any.
 pub fn block_type(format: &Format) -> Option<GgmlType> {
     match format {
         Format::Codec(id) => GgmlType::of_codec(*id),
@@ -45,10 +45,10 @@ fn is_ternary(format: &Format) -> bool {
     *format == Scheme::ternary(Blocks::Tensor).format
 }
 
-/// Tensors of a linear layer: its weight, and the factor beside it where there is one.
+/// Tensors of a linear layer: its weight, and its factor if it has one.
 ///
 /// # Errors
-/// [`NotStorable`] if GGUF has no type for the scheme, its blocks do not divide a row, or the input is to be quantized.
+/// [`NotStorable`] if GGUF has no type for the scheme, its blocks do not divide a row, or the input is quantized.
 pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
     let ty = stored_type(plan)?;
     let name = stored(plan, "weight")?;
@@ -63,7 +63,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
     Ok(specs)
 }
 
-/// Bytes of the tensors that [`specs`] declares, rows in the order of `q`.
+/// Bytes of the tensors declared by [`specs`], rows in the order of `q`.
 ///
 /// # Errors
 /// As [`specs`].
@@ -88,7 +88,7 @@ pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, Vec<
     Ok(all)
 }
 
-/// Blocks of TQ2_0 of scale 1, or 0 where all codes are.
+/// TQ2_0 blocks with scale 1, or 0 if all codes are 0.
 fn trits(codes: &[u8]) -> Vec<u8> {
     let codec = CodecId::Tq2_0.codec();
     let values: Vec<f32> = codes.iter().map(|&code| f32::from(code as i8)).collect();
@@ -116,7 +116,7 @@ fn stored_type(plan: &LinearPlan<'_>) -> Result<GgmlType, NotStorable> {
 }
 
 fn stored(plan: &LinearPlan<'_>, part: &str) -> Result<String, NotStorable> {
-    // A module without a name asks about the scheme alone.
+    // A module without a name asks only about the scheme.
     let name = if plan.module.is_empty() {
         Some(String::new())
     } else {
@@ -140,7 +140,7 @@ fn blocks(codes: &[u8], stored: &Codes, group: usize, scales: usize) -> Vec<u8> 
     out
 }
 
-/// The scale of the whole tensor as the factor that GGUF keeps.
+/// Global scale as the factor that GGUF stores.
 fn factor(format: &Format, outer: f32) -> f32 {
     match format.scale().and_then(ScaleTree::tensor_wide).map(|tree| tree.sense) {
         Some(Sense::Divisor) => 1.0 / outer,
@@ -149,8 +149,8 @@ fn factor(format: &Format, outer: f32) -> f32 {
     }
 }
 
-/// Metadata that say what the model is, without tokenizer, rotary scaling and what only some architectures have. `file_type` is
-/// llama.cpp's number for its mixture of types, `quantized` says whether any weight is in blocks.
+/// Metadata that describes the model, without tokenizer, rope scaling and keys of single architectures. `file_type`
+/// is llama.cpp's number for its mixture of types; `quantized` is true if any weight is block-quantized.
 pub fn metadata(
     architecture: Architecture,
     name: Option<&str>,
@@ -189,7 +189,7 @@ pub fn metadata(
     all
 }
 
-/// Key of what is added to the variance in norms.
+/// Key of the epsilon in norms.
 pub(super) fn epsilon_key(architecture: Architecture) -> &'static str {
     if architecture.has_layer_norms() {
         "attention.layer_norm_epsilon"

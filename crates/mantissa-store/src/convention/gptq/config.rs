@@ -21,7 +21,7 @@ pub const AUTO_ROUND_FILE: &str = "quantization_config.json";
 /// Layout of the codes in a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// One bit stream along the packed axis.
+    /// Dense bit stream along the packed axis.
     Stream,
     /// `gptq_p`: bit planes, see [`mantissa_num::pack::planar_block`].
     Planar,
@@ -46,7 +46,7 @@ impl Layer {
     }
 }
 
-/// Settings of the modules that a pattern matches, other than the model's.
+/// Override of settings for modules that match a pattern.
 #[derive(Clone, Debug)]
 struct Override {
     pattern: Regex,
@@ -82,7 +82,8 @@ impl Config {
         Ok(Config { layout, version, auto_round: false, default, overrides, notes: Vec::new() })
     }
 
-    /// Parses AutoRound's, for tensors packed as GPTQ's. Its own packing stores zero points as they are, `auto_gptq` less one.
+    /// Parses AutoRound's `quantization_config` for tensors packed like GPTQ's. Its own packing stores zero points
+    /// unchanged, `auto_gptq` minus one.
     ///
     /// # Errors
     /// As [`parse`](Self::parse).
@@ -103,7 +104,7 @@ impl Config {
         Ok(Config { layout, version, auto_round: true, default, overrides, notes: Vec::new() })
     }
 
-    /// Believes the zero points of `checkpoint` more than the label, where they leave no doubt.
+    /// Corrects the version label if the zero points in `checkpoint` clearly contradict it.
     pub(super) fn check_version(&mut self, checkpoint: &Checkpoint) {
         let Some(found) = version::of_data(self, checkpoint) else { return };
         if found != self.version {
@@ -116,7 +117,7 @@ impl Config {
         }
     }
 
-    /// Version of the zero points, decided from the data if they leave no doubt.
+    /// Version of the zero points, from the data if it is unambiguous.
     pub fn version(&self) -> ZeroVersion {
         self.version
     }
@@ -152,7 +153,7 @@ pub fn packing_format(value: &Value) -> &str {
 const STREAM_BITS: [u32; 4] = [2, 3, 4, 8];
 const PLANAR_BITS: [u32; 7] = [2, 3, 4, 5, 6, 7, 8];
 
-/// A `quantization_config`, for reading its keys.
+/// Keys of a `quantization_config`, with access functions.
 struct Keys<'a> {
     path: &'a Path,
     value: &'a Value,
@@ -184,7 +185,7 @@ impl Keys<'_> {
         Error::field(self.path, format!("quantization_config.{key}"), found, allowed, hint)
     }
 
-    /// `bits` and `group_size` of `object`, which lies at `at`; what it lacks is `default`'s.
+    /// `bits` and `group_size` of `object`, which is at `at`; missing keys take the values of `default`.
     fn layer(&self, object: &Value, at: &str, default: Option<Layer>, allowed: &[u32]) -> Result<Layer> {
         let key = |key: &str| if at.is_empty() { key.to_owned() } else { format!("{at}.{key}") };
         let show = |value: Option<&Value>| value.map_or("nothing".to_owned(), Value::to_string);
@@ -210,7 +211,7 @@ impl Keys<'_> {
         Ok(Layer { bits, group })
     }
 
-    /// Patterns of `key`: `-:PATTERN` (or 16 bits, AutoRound) leaves modules dense, others change what they name.
+    /// Patterns of `key`: `-:PATTERN` (or 16 bits, AutoRound) leaves modules dense, others override settings.
     fn overrides(&self, key: &str, default: Layer, allowed: &[u32]) -> Result<Vec<Override>> {
         let object = match self.value.get(key) {
             None | Some(Value::Null) => return Ok(Vec::new()),
@@ -224,7 +225,7 @@ impl Keys<'_> {
             let layer = if dense { None } else { Some(self.layer(object, &at, Some(default), allowed)?) };
             let pattern = text.strip_prefix("-:").or_else(|| text.strip_prefix("+:")).unwrap_or(text);
             let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-            // AutoRound's keys are names or patterns; GPTQModel's always patterns, for the start of a name.
+            // AutoRound's keys are names or patterns; GPTQModel's are always patterns for the start of a name.
             let regex = match key == "extra_config" && pattern.chars().all(plain) {
                 true => Regex::new(&format!("^{}$", regex::escape(pattern))),
                 false => Regex::new(&format!("^(?:{pattern})")),

@@ -115,7 +115,7 @@ impl Convention for Gptq {
     }
 }
 
-/// True if a folder is AutoRound's, whose tensors are GPTQ's or AWQ's.
+/// True if a folder is AutoRound's, with GPTQ or AWQ tensors.
 pub(in crate::convention) fn is_auto_round(folder: &Candidate<'_>) -> bool {
     AUTO_ROUND.contains(&folder.method())
 }

@@ -12,10 +12,10 @@ use crate::convention::{ModelFiles, Weight, scale_code};
 use crate::{Dtype, Result};
 
 impl Config {
-    /// Weight of `module`, `[rows, cols]`, with its columns sorted by group where `g_idx` has them in another order.
+    /// Weight of `module`, `[rows, cols]`, with its columns sorted by group if `g_idx` reorders them.
     ///
     /// # Errors
-    /// A tensor of the module is missing or has another dtype or shape than its settings say.
+    /// A tensor of the module is missing, or its dtype or shape differs from its settings.
     pub(super) fn weight(
         &self,
         files: &ModelFiles,
@@ -60,7 +60,7 @@ impl Config {
         let bytes = files.read_exact(name, &[Dtype::I32], &[words, rows])?;
         let fields = lines(self.layout, &transpose_words(&bytes, words, rows), layer.bits, words);
         let fields = fields.ok_or_else(|| self.unpackable(files, name, layer, cols))?;
-        // The middle code stands for 0: adding half the range modulo the range flips the top bit.
+        // The middle code means 0: adding half the range modulo the range flips the top bit.
         Ok(fields.into_iter().map(|field| centred(field, layer.bits) as u8).collect())
     }
 
@@ -75,8 +75,8 @@ impl Config {
     ) -> Result<Vec<i32>> {
         let words = self.words(files, name, layer, rows)?;
         let mut bytes = files.read_exact(name, &[Dtype::I32], &[groups, words])?;
-        // Between versions a whole word was moved by one in each field, so that what a zero point of 0 borrowed from its
-        // neighbour comes back; where fields straddle words, each was moved by itself.
+        // Converters between versions add one to each field of a whole word, so a zero point of 0 borrows from its
+        // neighbour and the inverse restores it. Fields that straddle words are converted one by one.
         let whole = self.version == ZeroVersion::V1 && 32u32.is_multiple_of(layer.bits);
         if whole {
             let ones = (0..32).step_by(layer.bits as usize).fold(0u32, |ones, shift| ones | 1 << shift);
@@ -92,7 +92,7 @@ impl Config {
         Ok(transpose(&zeros, groups, rows))
     }
 
-    /// Words of a line of `n` codes, which it must fill.
+    /// Words of a line of `n` codes; the codes must fill them.
     fn words(&self, files: &ModelFiles, name: &str, layer: Layer, n: usize) -> Result<usize> {
         let fits = match self.layout {
             Layout::Stream => (n * layer.bits as usize).is_multiple_of(32),
@@ -112,13 +112,13 @@ impl Config {
     }
 }
 
-/// A field as a number around 0: less `2^(bits-1)`.
+/// Converts a field to signed: minus `2^(bits-1)`.
 pub(in crate::convention) fn centred(field: u8, bits: u32) -> i32 {
     let mask = ((1u16 << bits) - 1) as u8;
     i32::from(field & mask) - (1 << (bits - 1))
 }
 
-/// Integers in groups. Zero points that are all the middle of the range are none.
+/// Integer codes in groups. Zero points that all equal the middle of the range are dropped.
 pub(in crate::convention) fn group_int(
     (bits, blocks): (u32, Blocks),
     (rows, cols): (usize, usize),
@@ -155,7 +155,7 @@ pub(in crate::convention) fn read_scales(
     Ok((code, scales))
 }
 
-/// The columns sorted by group, where `g_idx` is there and they are not.
+/// Columns sorted by group, if `g_idx` exists and reorders them.
 pub(in crate::convention) fn read_order(
     files: &ModelFiles,
     name: &str,

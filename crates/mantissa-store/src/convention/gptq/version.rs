@@ -1,5 +1,5 @@
-//! Version of the zero points in a file. `gptq` (v1) files hold the zero point less one, `gptq_v2` files the zero point, and the
-//! label is at times the other one's: converted files kept an old config, and tools wrote v2 under the old name.
+//! Version of the stored zero points. `gptq` (v1) files hold the zero point minus one, `gptq_v2` files the zero
+//! point. The label is sometimes wrong: converted files kept an old config, and tools wrote v2 under the old name.
 
 use mantissa_num::pack::{PLANAR_BLOCK, Packing, planar_block};
 
@@ -9,9 +9,9 @@ use crate::{Checkpoint, Dtype};
 /// Version of stored zero points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ZeroVersion {
-    /// Less one (`gptq`).
+    /// Minus one (`gptq`).
     V1,
-    /// As they are (`gptq_v2`, `gptq_p`).
+    /// Unchanged (`gptq_v2`, `gptq_p`).
     V2,
 }
 
@@ -25,15 +25,15 @@ impl ZeroVersion {
     }
 }
 
-/// Modules that are looked at, and the most bytes of a tensor that is read for it.
+/// Number of modules inspected, and the maximum bytes of a tensor read for it.
 const MODULES: usize = 8;
 const MOST_BYTES: u64 = 64 << 20;
 
-/// Version that the zero points of some modules show; `None` if they leave doubt.
+/// Version shown by the zero points of some modules; `None` if ambiguous.
 ///
-/// A symmetric file has one zero point everywhere, `2^(b-1)`: v2 stores that number, v1 the one below. Otherwise the zero
-/// point is the code of a weight of 0, and weights of a trained layer are 0 on average, to a small part of a step: the mean
-/// of code less stored zero point is near 0 in v2 and near 1 in v1.
+/// A symmetric file has one zero point everywhere, `2^(b-1)`: v2 stores that number, v1 the one below. Otherwise the
+/// zero point is the code of weight 0, and trained weights average to about 0. So the mean of code minus stored zero
+/// point is near 0 in v2 and near 1 in v1.
 pub(super) fn of_data(config: &Config, checkpoint: &Checkpoint) -> Option<ZeroVersion> {
     let mut zeros: Vec<_> = checkpoint.tensors().filter(|meta| meta.name.ends_with(".qzeros")).collect();
     zeros.sort_by_key(|meta| (meta.len, meta.name.clone()));
@@ -70,18 +70,18 @@ struct Sample<'a> {
 }
 
 impl<'a> Sample<'a> {
-    /// Whatever is wrong with the tensors is left to the reader of the weight.
+    /// Leaves invalid tensors to the reader of the weight.
     fn read(config: &Config, checkpoint: &Checkpoint, module: &'a str) -> Option<Self> {
         let layer = config.layer(module)?;
         let zeros = fields(config, checkpoint, &format!("{module}.qzeros"), layer.bits)?;
         (!zeros.is_empty()).then_some(Sample { module, layer, zeros })
     }
 
-    /// Mean of code less stored zero point.
+    /// Mean of code minus stored zero point.
     fn shift(&self, config: &Config, checkpoint: &Checkpoint) -> Option<f64> {
         let name = format!("{}.qweight", self.module);
-        // Words run down the columns; the mean does not mind the order, only whole blocks count in bit streams that
-        // straddle words.
+        // Words run down the columns. The mean does not depend on the order, but bit streams that straddle words need
+        // whole blocks.
         let codes = match self.layer.bits {
             3 | 5 | 6 | 7 => column_fields(config, checkpoint, &name, self.layer.bits)?,
             bits => fields(config, checkpoint, &name, bits)?,
@@ -121,7 +121,7 @@ pub(super) fn lines(layout: Layout, bytes: &[u8], bits: u32, words: usize) -> Op
             let packing = Packing { offset_binary: false, ..Packing::gptq(bits) };
             let per_line = words * 32 / bits as usize;
             let lines = bytes.len() / (4 * words).max(1);
-            // What is left of the last word holds no code.
+            // The remaining bits of the last word hold no code.
             if packing.line_bytes(per_line) != 4 * words {
                 return None;
             }
@@ -144,7 +144,7 @@ pub(super) fn lines(layout: Layout, bytes: &[u8], bits: u32, words: usize) -> Op
 /// Transposes `[rows, cols]` words of four bytes.
 pub(super) fn transpose_words(bytes: &[u8], rows: usize, cols: usize) -> Vec<u8> {
     let words = bytes.as_chunks::<4>().0;
-    // A tensor of no rows may state any number of columns.
+    // A tensor without rows may state any number of columns.
     if words.is_empty() {
         return Vec::new();
     }

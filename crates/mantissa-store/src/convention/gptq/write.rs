@@ -8,23 +8,23 @@ use serde_json::{Map, Value, json};
 use crate::convention::{LinearPlan, NotStorable};
 use crate::{Dtype, TensorSpec};
 
-/// File that repeats `quantization_config` for loaders that do not look into `config.json`.
+/// File that repeats `quantization_config` for loaders that do not read `config.json`.
 pub const FILE_NAME: &str = "quantize_config.json";
 
 /// Settings of the method in `quantization_config`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Settings {
-    /// True if some `g_idx` has columns in another order than their own (act-order).
+    /// True if some `g_idx` reorders its columns (act-order).
     pub desc_act: bool,
-    /// Damping of the Hessian, where GPTQ was the method.
+    /// Damping of the Hessian, if the method was GPTQ.
     pub damp: Option<f64>,
 }
 
-/// Bits and columns of a group (`None` for a whole row) of a scheme that is integers in groups with one level of scales.
+/// Bits and columns of a group (`None` for a whole row) of a scheme: integers in groups with one level of scales.
 ///
 /// # Errors
-/// [`NotStorable`] of any other scheme, of quantized inputs, and of groups that do not divide a row: the kernels that read
-/// these formats need whole ones.
+/// [`NotStorable`] for any other scheme, for quantized inputs, and for groups that do not divide a row, which the
+/// kernels for these formats require.
 pub(in crate::convention) fn int_groups(
     container: &str,
     plan: &LinearPlan<'_>,
@@ -33,7 +33,7 @@ pub(in crate::convention) fn int_groups(
     let no = |why: String| Err(NotStorable { scheme: plan.scheme.to_string(), why });
     let list = || widths.iter().map(|bits| format!("int{bits}")).collect::<Vec<_>>().join(", ");
     if plan.input.is_some() {
-        return no(format!("{container} has no place for quantized activations"));
+        return no(format!("{container} cannot store quantized activations"));
     }
     let Format::Affine(Affine {
         code: Code::Int(bits),
@@ -84,11 +84,11 @@ pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
     ])
 }
 
-/// Bytes of the tensors that [`specs`] declares, by name. `g_idx` is the group of each column where groups are not of
-/// neighbours; `v2` stores zero points as they are.
+/// Bytes of the tensors declared by [`specs`], by name. `g_idx` is the group of each column if groups are not
+/// adjacent columns; `v2` stores zero points unchanged.
 ///
 /// # Errors
-/// [`NotStorable`] if scales are in another code than f16.
+/// [`NotStorable`] if scales are not f16.
 pub fn tensors(
     plan: &LinearPlan<'_>,
     q: &Quantized,
@@ -102,7 +102,7 @@ pub fn tensors(
     };
     let packing = Packing::gptq(q.format.code_bits());
     let (groups, size) = (q.format.blocks().count(1, q.cols), q.format.blocks().len(1, q.cols).max(1));
-    // In v1 a zero point of 0 would not fit its field; it is only written if there are none.
+    // In v1 a zero point of 0 would not fit its field; v1 is only written if none is 0.
     let lowered = i32::from(!v2);
     let zeros: Vec<u8> = match q.zeros().is_empty() {
         true => vec![(-lowered) as u8; groups * q.rows],
@@ -120,12 +120,12 @@ pub fn tensors(
     ])
 }
 
-/// `quantization_config` for groups of modules, each with its scheme: that of the first for all, and `dynamic` for the
-/// others and for the modules `kept` as they are. Symmetric models are written as v1, which every reader takes; a zero point
-/// of 0 needs v2.
+/// `quantization_config` for groups of modules, each with its scheme: the first scheme as the default, and `dynamic`
+/// for the others and for the unquantized modules `kept`. Symmetric models are written as v1, which every reader
+/// accepts; a zero point of 0 needs v2.
 ///
 /// # Errors
-/// [`NotStorable`] if only some schemes have zero points: one version counts for all tensors.
+/// [`NotStorable`] if only some schemes have zero points, because one version applies to all tensors.
 pub fn quantization_config(
     groups: &[(Scheme, Option<Scheme>, Vec<String>)],
     kept: &[String],

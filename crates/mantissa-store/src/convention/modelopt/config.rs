@@ -12,7 +12,7 @@ use crate::{Error, Result};
 /// `quant_method` of this format.
 pub const QUANT_METHOD: &str = "modelopt";
 
-/// File that says the same beside `config.json`, and in older checkpoints alone.
+/// File with the same content beside `config.json`; older checkpoints have only this.
 pub const FILE_NAME: &str = "hf_quant_config.json";
 
 /// Longest [`FILE_NAME`] read: it may list every layer.
@@ -23,20 +23,20 @@ const MAX_BYTES: u64 = 16 << 20;
 pub enum Algo {
     /// FP8 with a scale for the weight and one for all inputs.
     Fp8,
-    /// FP8 with a scale per output channel and per token.
+    /// FP8 with scales per output channel and per token.
     Fp8PerChannel,
-    /// 4-bit integers in groups.
+    /// 4-bit integers in groups, weights only.
     Int4Awq,
-    /// NVFP4, inputs too.
+    /// NVFP4 weights and inputs.
     Nvfp4,
     /// NVFP4 weights.
     Nvfp4WeightOnly,
-    /// MXFP8, inputs too.
+    /// MXFP8 weights and inputs.
     Mxfp8,
 }
 
 impl Algo {
-    /// Every algorithm with its names, the one that is written first.
+    /// Every algorithm with its names; the first is written.
     pub const NAMES: [(Algo, &'static str); 7] = [
         (Algo::Fp8, "FP8"),
         (Algo::Fp8PerChannel, "FP8_PER_CHANNEL_PER_TOKEN"),
@@ -59,17 +59,17 @@ pub struct Config {
     pub(super) path: PathBuf,
     /// Algorithm of every quantized layer; `None` if each has its own.
     default: Option<Algo>,
-    /// By name, in a model of mixed precision.
+    /// By name, for mixed precision.
     layers: BTreeMap<String, Algo>,
-    /// Columns of a group of integers, where the configuration says so.
+    /// Columns of a group of integers, if the configuration states it.
     pub(super) group: Option<u32>,
     pub(super) kv: Option<Scheme>,
     notes: Vec<String>,
 }
 
 impl Config {
-    /// Parses the `quantization_config` of the config at `path`, if it has one, and [`FILE_NAME`] in its folder, where
-    /// that is. `None` if neither is.
+    /// Parses the `quantization_config` of the config at `path` and [`FILE_NAME`] in its folder, as far as they
+    /// exist. `None` if neither does.
     ///
     /// # Errors
     /// [`Error::Field`] names the key, its value and the accepted values; as [`read_strict`].
@@ -98,7 +98,7 @@ impl Config {
     }
 }
 
-/// Sources of keys: the format's own file, and `config.json` for what it lacks.
+/// Sources of keys: the format's own file first, then `config.json`.
 struct Keys<'a> {
     path: &'a Path,
     first: &'a Value,
@@ -157,7 +157,7 @@ impl<'a> Keys<'a> {
         })
     }
 
-    /// Scheme of the KV cache, if it is one that is applied.
+    /// Scheme of the KV cache, if one applies.
     fn cache(&self, notes: &mut Vec<String>) -> Option<Scheme> {
         let name = self.get("kv_cache_quant_algo").and_then(Value::as_str);
         let scheme = self.get("kv_cache_scheme");
@@ -173,7 +173,7 @@ impl<'a> Keys<'a> {
             "FP8" => Scheme::scaled_float(Code::Float(minifloat::E4M3), Blocks::Tensor),
             "INT8" => Scheme::int_symmetric(8, Blocks::Tensor),
             other => {
-                notes.push(format!("the KV cache stays f32: quantization {other} of it is not applied"));
+                notes.push(format!("KV-cache quantization {other} is not applied; the cache stays f32"));
                 return None;
             }
         };

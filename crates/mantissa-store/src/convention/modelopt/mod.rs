@@ -109,7 +109,7 @@ impl Convention for Modelopt {
         if cache::known(scheme) && scheme.row != RowKind::Head {
             return Ok(());
         }
-        let why = "modelopt knows a KV cache of int8 (:full) and fp8-e4m3 with one scale per tensor";
+        let why = "modelopt supports a KV cache of int8 (:full) and fp8-e4m3 with one scale per tensor";
         Err(cache::not_storable(scheme, why))
     }
 
@@ -135,7 +135,7 @@ impl Opened for Config {
     fn coded_shape(&self, files: &ModelFiles, module: &str, codes: &TensorMeta) -> Option<(usize, usize)> {
         let &[rows, cols] = codes.shape.as_slice() else { return None };
         match codes.dtype {
-            // Two codes to a byte: NVFP4 packs columns, int4 rows.
+            // Two codes per byte: NVFP4 packs columns, int4 rows.
             Dtype::U8 if files.has(&format!("{module}.weight_scale_2")) => Some((rows, cols.checked_mul(2)?)),
             Dtype::U8 => Some((rows.checked_mul(2)?, cols)),
             _ => Some((rows, cols)),

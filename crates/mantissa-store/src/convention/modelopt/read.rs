@@ -15,11 +15,11 @@ use crate::{Dtype, Result};
 const NVFP4_BLOCK: u32 = 16;
 
 impl Config {
-    /// Weight of `module`, what its input is multiplied by, and the quantization of that. A weight whose dtype is a
-    /// float's of 16 bits or more is left as it is.
+    /// Weight of `module`, the multiplier of its input (`pre_quant_scale`), and the quantization of the result. A
+    /// float weight of 16 bits or more is unquantized.
     ///
     /// # Errors
-    /// A tensor of the module is missing or has another dtype or shape than its algorithm says.
+    /// A tensor of the module is missing, or its dtype or shape differs from its algorithm.
     pub(super) fn layer(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
         let name = format!("{module}.weight");
         if !matches!(files.meta(&name)?.dtype, Dtype::U8 | Dtype::I8 | Dtype::F8E4M3) {
@@ -51,7 +51,7 @@ impl Config {
     /// Scales of the KV cache of the attention `module`.
     ///
     /// # Errors
-    /// One is there and has another shape, or is not finite; affine caches.
+    /// A scale is present with another shape or not finite, or the cache is affine.
     pub(super) fn cache(&self, files: &ModelFiles, module: &str, kv_heads: usize) -> Result<Option<KvQuant>> {
         let Some(scheme) = self.kv.clone() else { return Ok(None) };
         for bias in ["k_proj.k_bias", "v_proj.v_bias"].map(|name| format!("{module}.{name}")) {
@@ -76,7 +76,7 @@ pub(super) fn fixed() -> Scheme {
     Scheme { source: Source::Static, ..scheme }
 }
 
-/// MXFP8 as GPUs convert: the exponent is rounded up.
+/// MXFP8 as converted by GPUs: the exponent is rounded up.
 pub(super) fn mxfp8_input() -> Scheme {
     let mut scheme = Scheme::mx(Code::Float(minifloat::E4M3));
     scheme.encoder.rule = Rule::Rceil;
@@ -96,7 +96,7 @@ impl Reader<'_> {
         format!("{}.{suffix}", self.module)
     }
 
-    /// Puts codes and scales together, and refuses what no honest weight holds.
+    /// Combines codes and scales; refuses invalid values.
     fn weight(
         &self,
         (code, blocks, scale): (Code, Blocks, ScaleTree),
@@ -154,14 +154,14 @@ impl Reader<'_> {
         let codes = self.unpacked(&name, Packing::rows(4).unpack(&bytes, self.rows, self.cols, false))?;
         let blocks = Blocks::Group(NVFP4_BLOCK);
         let scales = self.files.read_exact(&scale, &[Dtype::F8E4M3], &blocks.grid(self.rows, self.cols))?;
-        // The tensor's scale is a factor: the sense that torchao stores too.
+        // The global scale is a factor, as in torchao.
         let format = Scheme::nvfp4(Some(Sense::Multiplier)).format;
         let tree = format.scale().cloned().unwrap_or(ScaleTree::leaf(Code::F32));
         let element = Code::Float(minifloat::E2M1);
         self.weight((element, blocks, tree), codes, Codes::U8(scales), Some(outer))
     }
 
-    /// Servers take the reciprocal of `input_scale` as compressed-tensors' global scale.
+    /// Servers use the reciprocal of `input_scale` as compressed-tensors' global scale.
     fn nvfp4_input(&self) -> Result<Option<ActivationQuant>> {
         let name = self.name("input_scale");
         if !self.files.has(&name) {
@@ -198,7 +198,7 @@ impl Reader<'_> {
         self.files.expect_dtype(meta, &[Dtype::F32, Dtype::BF16, Dtype::F16])?;
         let blocks = match self.config.group {
             Some(group) => Blocks::Group(group),
-            // Older configurations do not say: the shape does.
+            // Older configurations omit the group size, so take it from the shape.
             None => match meta.shape.as_slice() {
                 &[_, groups] if groups > 0 && self.cols.is_multiple_of(groups) => {
                     Blocks::Group(u32::try_from(self.cols / groups).unwrap_or(u32::MAX))

@@ -11,12 +11,12 @@ use super::read::{fixed, mxfp8_input, per_token};
 use crate::convention::{LinearPlan, LinearWeight, NotStorable, Weight, cache, scale_dtype};
 use crate::{Dtype, TensorSpec};
 
-/// The version of the convention, which loaders look at.
+/// Version of the format, which loaders check.
 const VERSION: &str = "0.47.0";
 
 type Groups = [(Scheme, Option<Scheme>, Vec<String>)];
 
-/// The scheme as this convention stores it: the tensor's scale of NVFP4 is a factor here.
+/// Scheme as this format stores it: NVFP4's global scale is a factor.
 pub fn as_stored(scheme: Scheme) -> Scheme {
     match scheme.encoder.rule {
         Rule::Ct if scheme.has_outer_scale() => scheme.clone().with_variant("torchao").unwrap_or(scheme),
@@ -24,7 +24,7 @@ pub fn as_stored(scheme: Scheme) -> Scheme {
     }
 }
 
-/// The algorithm of weights in `scheme` and inputs in `input`.
+/// Algorithm for weights in `scheme` and inputs in `input`.
 ///
 /// # Errors
 /// [`NotStorable`] with the reason why this format cannot hold them.
@@ -115,10 +115,10 @@ fn weight_specs(plan: &LinearPlan<'_>, algo: Algo) -> Result<Vec<TensorSpec>, No
     Ok(all)
 }
 
-/// Bytes of the tensors that [`specs`] declares, by name.
+/// Bytes of the tensors declared by [`specs`], by name.
 ///
 /// # Errors
-/// As [`specs`]; and where the input has a stored scale that the plan does not give.
+/// As [`specs`]; also if the input needs a stored scale that the plan lacks.
 pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
     let mut all = weight_tensors(plan, q)?;
     if plan.stores_input_scale() {
@@ -148,17 +148,17 @@ fn weight_tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, V
     Ok(all)
 }
 
-/// Tensors of a layer as it was read, with the scale of its inputs and what they are multiplied by.
+/// Tensors of a layer as it was read, with the scale and the multiplier of its inputs.
 ///
 /// # Errors
-/// [`NotStorable`] if the format cannot hold all of it.
+/// [`NotStorable`] if the format cannot hold all parts.
 pub fn store(module: &str, layer: &LinearWeight) -> Result<Vec<(TensorSpec, Vec<u8>)>, NotStorable> {
     let Weight::Quantized(q) = &layer.weight else { return Ok(Vec::new()) };
     let scheme = Scheme::new(q.format.clone(), Rule::Amax);
     let no = |why: &str| Err(NotStorable { scheme: scheme.to_string(), why: format!("{module}: {why}") });
     let input = layer.input.as_ref();
     if input.is_some_and(|input| input.keep_above.is_some()) {
-        return no("modelopt keeps no columns of the input");
+        return no("modelopt cannot keep input columns unquantized");
     }
     let plan = LinearPlan {
         input_scale: input.and_then(|input| input.outer),
@@ -176,13 +176,13 @@ pub fn store(module: &str, layer: &LinearWeight) -> Result<Vec<(TensorSpec, Vec<
     ) {
         ([], true) => {}
         ([Map::Diag(scale)], true) => push("pre_quant_scale", vec![layer.cols], scale),
-        _ => return no("modelopt stores nothing around the codes but factors of the input"),
+        _ => return no("modelopt stores no side tensors except input multipliers"),
     }
     Ok(all)
 }
 
-/// `quantization_config` for groups of modules, each with its scheme and that of its input, and the modules `kept` as they
-/// are.
+/// `quantization_config` for groups of modules, each with its scheme and its input's scheme, and the unquantized
+/// modules `kept`.
 ///
 /// # Errors
 /// As [`specs`].
@@ -194,7 +194,7 @@ pub fn quantization_config(groups: &Groups, kept: &[String]) -> Result<Value, No
     Ok(config)
 }
 
-/// Content of [`FILE_NAME`](super::FILE_NAME) for the same, with the scheme of keys and values.
+/// Content of [`FILE_NAME`](super::FILE_NAME) for the same modules, with the KV-cache scheme.
 ///
 /// # Errors
 /// As [`specs`].
@@ -202,7 +202,7 @@ pub fn hf_quant_config(groups: &Groups, kept: &[String], kv: Option<&Scheme>) ->
     let mut quantization = quantization(groups)?;
     quantization["kv_cache_quant_algo"] = json!(kv.map(cache::modelopt_algo));
     quantization["exclude_modules"] = json!(kept);
-    // Loaders know the convention by this name.
+    // Loaders recognise the format by this name.
     Ok(json!({"producer": {"name": "modelopt", "version": VERSION}, "quantization": quantization}))
 }
 

@@ -1,6 +1,6 @@
-//! Single weights beside the codes in mantissa's own container, row by row: of a weight `n` `[rows, cols]`, `n.outlier_counts`
-//! `[rows]`, how many there are in each row, `n.outlier_columns`, both U16, or U32 from 65536 columns on, and `n.outlier_values`
-//! F16, what is added to the values of the codes there.
+//! Outliers in mantissa's own format, row by row. For a weight `n` `[rows, cols]`: `n.outlier_counts` `[rows]`, the
+//! number per row, and `n.outlier_columns`, both U16 (U32 from 65536 columns on), and `n.outlier_values` F16, which
+//! are added to the decoded values.
 
 use mantissa_num::Rounding;
 use mantissa_num::minifloat::{F16, Overflow};
@@ -20,7 +20,7 @@ pub(super) fn specs(n: &str, (rows, cols): (usize, usize), count: usize) -> Vec<
     OUTLIER_PARTS.into_iter().zip(shapes).map(spec).collect()
 }
 
-/// Bits of `count` outliers of a weight `[rows, cols]`; none take none.
+/// Bits of `count` outliers of a weight `[rows, cols]`; 0 without outliers.
 pub fn outlier_bits(rows: usize, cols: usize, count: usize) -> u64 {
     if count == 0 {
         return 0;
@@ -29,17 +29,17 @@ pub fn outlier_bits(rows: usize, cols: usize, count: usize) -> u64 {
     specs("", (rows, cols), count).iter().map(bits).sum()
 }
 
-/// Bytes of the tensors that [`specs`] declares. Values that f16 does not reach are its largest.
+/// Bytes of the tensors declared by [`specs`]. Values beyond f16 are clamped to its largest.
 ///
 /// # Errors
-/// [`NotStorable`] of anything but as many single weights as `plan` says, of its shape.
+/// [`NotStorable`] unless the side tensors are outliers with the planned count and shape.
 pub(super) fn tensors(
     plan: &LinearPlan<'_>,
     extra: &Extra,
 ) -> std::result::Result<Vec<(String, Vec<u8>)>, NotStorable> {
     let refuse = |why: String| Err(NotStorable { scheme: plan.scheme.to_string(), why });
     let Extra::Sparse { starts, index, values } = extra else {
-        return refuse(format!("{}: native keeps single weights beside codes, nothing else", plan.module));
+        return refuse(format!("{}: native stores outliers, but no other side tensors", plan.module));
     };
     if let Err(error) = extra.check(plan.rows, plan.cols) {
         return refuse(format!("{}: {error}", plan.module));
@@ -110,7 +110,7 @@ pub(super) fn read(files: &ModelFiles, n: &str, (rows, cols): (usize, usize)) ->
     rising(&extra).map_err(|row| {
         files.fault(
             &columns,
-            format!("columns of row {row} that do not rise"),
+            format!("columns of row {row} that do not ascend"),
             "each column once, in order",
             "",
         )
@@ -118,7 +118,7 @@ pub(super) fn read(files: &ModelFiles, n: &str, (rows, cols): (usize, usize)) ->
     Ok(Some(extra))
 }
 
-/// The first row in which a column does not stand behind the one before it.
+/// First row with columns that do not ascend.
 fn rising(extra: &Extra) -> std::result::Result<(), usize> {
     let Extra::Sparse { starts, index, .. } = extra else { return Ok(()) };
     let rises = |span: &[u32]| {

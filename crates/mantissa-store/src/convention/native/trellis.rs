@@ -1,6 +1,7 @@
-//! Trellis codes in mantissa's own container: `n.packed` U8, the tiles as [`mantissa_num::trellis`] orders them, and around them either
-//! `n.scale` F16 `[cols + rows]`, signs times scales of inputs and of outputs; or `n.signs` U8, a set bit for each of these that is
-//! negative, the lowest first, and `n.scale` F16, one for each run of outputs that are rotated together, those of inputs being 1.
+//! Trellis codes in mantissa's own format: `n.packed` U8, the tiles in the order of [`mantissa_num::trellis`], and
+//! signs and scales in one of two forms. Either `n.scale` F16 `[cols + rows]` holds signs times scales of inputs and
+//! outputs. Or `n.signs` U8 has a bit per input and output (1 is negative, lowest bit first), and `n.scale` F16 one
+//! scale per run of outputs that are rotated together; input scales are then 1.
 
 use mantissa_num::trellis::{Trellis, order};
 use mantissa_num::{Codes, Quantized};
@@ -14,7 +15,7 @@ const SIGN: u16 = 0x8000;
 /// 1 as an f16.
 const ONE: u16 = 0x3c00;
 
-/// Refuses a weight that is not of whole tiles.
+/// Refuses a weight that is not a whole number of tiles.
 ///
 /// # Errors
 /// [`NotStorable`].
@@ -22,11 +23,12 @@ pub(super) fn check(plan: &LinearPlan<'_>) -> std::result::Result<(), NotStorabl
     if Trellis::fits(plan.rows, plan.cols) {
         return Ok(());
     }
-    let why = format!("{}: [{}, {}] is not of whole tiles of 16 × 16", plan.module, plan.rows, plan.cols);
+    let why =
+        format!("{}: [{}, {}] is not a whole number of 16 × 16 tiles", plan.module, plan.rows, plan.cols);
     Err(NotStorable { scheme: plan.scheme.to_string(), why })
 }
 
-/// Tensors of the weight `n` beside its codes.
+/// Tensors of the weight `n` other than its codes.
 pub(super) fn scale_specs(n: &str, trellis: &Trellis, rows: usize, cols: usize) -> Vec<TensorSpec> {
     let scale = |count| TensorSpec::new(format!("{n}.scale"), Dtype::F16, vec![count]);
     match trellis.channels {
@@ -57,7 +59,7 @@ pub(super) fn scale_tensors(n: &str, trellis: &Trellis, q: &Quantized) -> Vec<(S
     vec![(format!("{n}.signs"), signs), (name, shared)]
 }
 
-/// Signs times scales, as [`mantissa_num::trellis`] has them.
+/// Signs times scales, in the form of [`mantissa_num::trellis`].
 pub(super) fn read_scales(
     files: &ModelFiles,
     n: &str,
