@@ -1,5 +1,5 @@
-//! What long products of E4M3 lose to each accumulator: root mean square of the error beside that of the exact sum, 64 products
-//! of each length. The figures stand in docs/results/arithmetic.md.
+//! Error of long dot products of E4M3 for each accumulator: root mean square of the error next to that of the exact
+//! sum, 64 products of each length. Results are in docs/results/arithmetic.md.
 
 use mantissa_num::minifloat::E4M3;
 use mantissa_num::round::random_u32;
@@ -7,7 +7,7 @@ use mantissa_num::{Accumulator, AccumulatorError};
 
 const UNITS: [&str; 4] = ["f32", "hopper", "hopper-128", "hopper-32"];
 
-/// A factor from a seed and its place.
+/// Factor from a seed and its index.
 type Draw = fn(u64, u64) -> f64;
 
 fn main() -> Result<(), AccumulatorError> {
@@ -36,12 +36,12 @@ fn main() -> Result<(), AccumulatorError> {
     Ok(())
 }
 
-/// Between 0 and 1, neither of them.
+/// Uniform between 0 and 1, excluding both.
 fn uniform(seed: u64, i: u64) -> f64 {
     (f64::from(random_u32(seed, i)) + 0.5) / 2f64.powi(32)
 }
 
-/// By Box and Muller.
+/// Normal value by the Box–Muller transform.
 fn normal(seed: u64, i: u64) -> f64 {
     let angle = std::f64::consts::TAU * uniform(seed, 2 * i + 1);
     (-2.0 * uniform(seed, 2 * i).ln()).sqrt() * angle.cos()

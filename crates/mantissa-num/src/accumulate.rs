@@ -1,13 +1,14 @@
 //! Accumulators of matrix units: sums of products of 8-bit floats.
 //!
-//! Hopper's tensor cores keep about 14 bits of the sum: the 32 products of one step, and what was summed before, are shifted
-//! to the greatest exponent among them and cut off below the 14th bit, toward zero; the sum is kept with as many bits
-//! (DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", arXiv 2412.19437, sec. 3.3.2 and 3.5.2). As a format of the sum that is
-//! 8 bits of exponent and 13 of mantissa behind the leading one (Zhang et al. 2024, "SageAttention2", arXiv 2411.10958,
-//! sec. 3.4). DeepSeek's remedy is promotion: every 128 products the sum is added to one in f32, and begins anew.
+//! Hopper's tensor cores keep about 14 bits of the sum. The 32 products of one step and the previous sum are aligned
+//! to their greatest exponent and truncated below the 14th bit, toward zero; the sum is kept with as many bits
+//! (DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", arXiv 2412.19437, sec. 3.3.2 and 3.5.2). As a format of the
+//! sum, that is 8 exponent bits and 13 mantissa bits after the leading one (Zhang et al. 2024, "SageAttention2",
+//! arXiv 2411.10958, sec. 3.4). DeepSeek's remedy is promotion: every 128 products the sum is added to an f32 sum and
+//! restarts at 0.
 //!
-//! A model of published descriptions, which nobody has compared here with the silicon. What they leave open is decided so: a
-//! product stands at the sum of its factors' exponents, before its mantissa, of [1, 4), is normalized.
+//! This models published descriptions and was not compared with the hardware. Where they are ambiguous, a product is
+//! aligned at the sum of its factors' exponents, before its mantissa in [1, 4) is normalized.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,7 +16,7 @@ use std::str::FromStr;
 /// Products that Hopper's tensor cores add in one step: `k` of `wgmma.m64nNk32` with 8-bit operands.
 pub const HOPPER_STEP: usize = 32;
 
-/// Bits behind the leading one that they keep.
+/// Bits kept after the leading one.
 pub const HOPPER_FRACTION_BITS: u32 = 13;
 
 /// DeepSeek-V3's interval of promotion, four steps.
@@ -29,7 +30,7 @@ pub enum Accumulator {
     F32,
     /// Hopper's 14 bits.
     Hopper {
-        /// Products after which the sum is added to one in f32, a multiple of [`HOPPER_STEP`]; `None` for never.
+        /// Products after which the sum is added to an f32 sum, a multiple of [`HOPPER_STEP`]; `None` for never.
         promote: Option<usize>,
     },
 }
@@ -44,7 +45,7 @@ impl fmt::Display for Accumulator {
     }
 }
 
-/// The text names no accumulator.
+/// The text is not the name of an accumulator.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("accumulator: expected f32, hopper, hopper-128 or another multiple of 32, got \"{0}\"")]
 pub struct AccumulatorError(String);
@@ -66,8 +67,8 @@ impl FromStr for Accumulator {
 }
 
 impl Accumulator {
-    /// `Σ a_i b_i` of floats of at most 8 bits (any whose products are exact in f32), in the order in which they come. NaN or
-    /// infinite where one of them is.
+    /// Dot product `Σ a_i b_i` in the given order, for floats of at most 8 bits (any whose products are exact in
+    /// f32). NaN or infinite if one of them is.
     ///
     /// # Panics
     /// If the lengths differ.
@@ -84,7 +85,7 @@ impl Accumulator {
     }
 }
 
-/// The sum of products that stay in the tensor core's accumulator.
+/// Sum of products that stay in the tensor core's accumulator.
 fn hopper_chain(a: &[f32], b: &[f32]) -> f32 {
     let (a, a_rest) = a.as_chunks::<HOPPER_STEP>();
     let (b, b_rest) = b.as_chunks::<HOPPER_STEP>();
@@ -100,10 +101,10 @@ fn hopper_chain(a: &[f32], b: &[f32]) -> f32 {
     hopper_step(sum, &padded(a_rest), &padded(b_rest))
 }
 
-/// One step: `sum` and 32 products.
+/// Adds 32 products to `sum` in one step.
 fn hopper_step(sum: f32, a: &[f32; HOPPER_STEP], b: &[f32; HOPPER_STEP]) -> f32 {
-    // The greatest power of two that a term stands at, and the greatest factor: as bits, which are ordered as magnitudes are and
-    // compared faster. A product of zero stands nowhere: its factor's exponent bits are 0.
+    // The greatest power of two among the terms, and the greatest factor. Both are compared as bits, which order like
+    // magnitudes and compare faster. A product of zero has exponent bits 0.
     let (mut top, mut greatest) = (power(sum).to_bits() as i32, sum.to_bits() & MAGNITUDE);
     for (a, b) in a.iter().zip(b) {
         top = top.max((power(*a) * power(*b)).to_bits() as i32);
@@ -114,12 +115,12 @@ fn hopper_step(sum: f32, a: &[f32; HOPPER_STEP], b: &[f32; HOPPER_STEP]) -> f32 
         return sum;
     }
     if !f32::from_bits(greatest).is_finite() || !(LEAST..=GREATEST).contains(&top) {
-        // A term is infinite or NaN, or beyond what 8-bit floats reach.
+        // A term is infinite, NaN, or beyond the range of 8-bit floats.
         return a.iter().zip(b).fold(sum, |sum, (a, b)| sum + a * b);
     }
     let unit = top * UNIT;
     let per_unit = 1.0 / unit;
-    // A conversion to an integer cuts off toward zero. Terms are below 2^15, so that the sum of 33 fits.
+    // Conversion to an integer truncates toward zero. Terms are below 2^15, so the sum of 33 fits.
     let whole = |x: f32| (x * per_unit) as i32;
     let total = a.iter().zip(b).fold(whole(sum), |total, (a, b)| total + whole(a * b));
     let excess = (32 - total.unsigned_abs().leading_zeros()).saturating_sub(HOPPER_FRACTION_BITS + 1);
@@ -127,17 +128,17 @@ fn hopper_step(sum: f32, a: &[f32; HOPPER_STEP], b: &[f32; HOPPER_STEP]) -> f32 
     if total < 0 { -kept } else { kept }
 }
 
-/// The last bit kept beside a term of 1.
+/// Last bit kept beside a term of 1.
 const UNIT: f32 = 1.0 / (1 << HOPPER_FRACTION_BITS) as f32;
 
-/// Between these powers nothing overflows, and no last bit is subnormal.
+/// Between these powers nothing overflows, and the last bit is never subnormal.
 const LEAST: f32 = 1e-30;
 const GREATEST: f32 = 1e30;
 
-/// All bits but the sign.
+/// All bits except the sign.
 const MAGNITUDE: u32 = 0x7fff_ffff;
 
-/// The power of two at or below a magnitude; 0 for zero and what is subnormal in f32.
+/// Power of two at or below a magnitude; 0 for zero and f32 subnormals.
 fn power(x: f32) -> f32 {
     f32::from_bits(x.to_bits() & 0x7f80_0000)
 }
@@ -150,7 +151,7 @@ mod tests {
     const HOPPER: Accumulator = Accumulator::Hopper { promote: None };
     const PROMOTED: Accumulator = Accumulator::Hopper { promote: Some(HOPPER_PROMOTION) };
 
-    /// Equal terms stall where one of them is less than the last bit kept: 14 bits are full at 2^14.
+    /// The sum of equal terms stalls when a term is below the last bit kept: at 2^14 with 14 bits.
     #[test]
     fn a_sum_of_ones_stalls_where_its_bits_are_full() {
         for (k, sum) in [(1, 1.0), (100, 100.0), (16_384, 16_384.0), (65_536, 16_384.0)] {
@@ -161,7 +162,7 @@ mod tests {
         assert_eq!(HOPPER.dot(&[-1.0; 40_000], &[1.0; 40_000]), -16_384.0);
     }
 
-    /// Beside a term of 2^e nothing below 2^(e - 13) is left, toward zero on either side.
+    /// Next to a term of 2^e, anything below 2^(e - 13) is truncated toward zero, for both signs.
     #[test]
     fn terms_are_cut_off_below_the_greatest_of_their_step() {
         let mut b = [0.0; 32];
@@ -174,7 +175,7 @@ mod tests {
                 assert_eq!(HOPPER.dot(&[1.0; 32], &b), 256.0 + sign * left, "{small}");
             }
         }
-        // What cancels leaves what was not cut off.
+        // Cancellation leaves the truncated remainder.
         (b[1], b[7]) = (-256.0, 2f32.powi(-6));
         assert_eq!(HOPPER.dot(&[1.0; 32], &b), 0.0);
         assert_eq!(HOPPER.dot(&[1.0; 32], &[2f32.powi(-6); 32]), 0.5);
@@ -194,7 +195,7 @@ mod tests {
         }
     }
 
-    /// Factors of one sign, K = 4096: every product beside a long sum loses, on average half of the last bit kept.
+    /// Factors of one sign, K = 4096: each product loses on average half of the last bit of the long sum.
     #[test]
     fn long_products_of_one_sign_lose_percents_without_promotion() {
         let random = |seed, i| f64::from(crate::round::random_u32(seed, i)) / f64::from(u32::MAX);

@@ -1,8 +1,8 @@
-//! One block at a time: from its range to a scale, from a value to a code, from a code back to a value.
+//! One block at a time: from its range to a scale, from a value to a code, and from a code to a value.
 //!
-//! Every operation is one f32 operation, rounded by itself (no fused multiply-add), in the order that the named producer
-//! uses; `golden/README.md` of the reference data states each formula. Solvers (GPTQ and its kin) call these same three
-//! functions, so no method has a private idea of a format.
+//! Every operation is one f32 operation, rounded by itself (no fused multiply-add), in the order of the named
+//! producer; `golden/README.md` of the reference data has each formula. Solvers such as GPTQ call the same three
+//! functions, so no method has its own definition of a format.
 
 mod nested;
 mod rules;
@@ -15,7 +15,7 @@ use crate::scheme::{Rule, Scheme};
 
 pub use nested::nest;
 
-/// Statistics of a block from which its scale follows.
+/// Statistics of a block that determine its scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Range {
     /// Smallest value, NaN aside.
@@ -31,7 +31,7 @@ pub struct Range {
 }
 
 impl Range {
-    /// Range of no values.
+    /// Empty range.
     pub const EMPTY: Range =
         Range { min: f32::INFINITY, max: f32::NEG_INFINITY, nan: false, abs_sum: 0.0, count: 0 };
 
@@ -63,12 +63,12 @@ impl Range {
         }
     }
 
-    /// Largest magnitude; 0 of no values.
+    /// Largest magnitude; 0 if empty.
     pub fn amax(self) -> f32 {
         if self.min > self.max { 0.0 } else { self.min.abs().max(self.max.abs()) }
     }
 
-    /// Mean magnitude; 0 of no values.
+    /// Mean magnitude; 0 if empty.
     pub fn abs_mean(self) -> f32 {
         (self.abs_sum / self.count.max(1) as f64) as f32
     }
@@ -79,8 +79,8 @@ impl Range {
     }
 }
 
-/// Turns elements into values: `(element - zero) · inner`, times `tail` where the format multiplies twice, plus the block's
-/// bias where it has one.
+/// Turns elements into values: `(element - zero) · inner`, times `tail` for formats that multiply twice, plus the
+/// block's bias if it has one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decoder {
     zero: f32,
@@ -90,7 +90,7 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Multiplies elements by `scale`: a block whose scale is already known as a number.
+    /// Multiplies elements by `scale`: a block with a known numeric scale.
     pub const fn scaled(scale: f32) -> Self {
         Decoder { zero: 0.0, inner: scale, tail: None, bias: None }
     }
@@ -107,8 +107,8 @@ impl Decoder {
         self.bias.map_or(scaled, |bias| scaled + bias)
     }
 
-    /// (`zero`, `inner`, `tail`) of the formula, for loops over many elements. `inner` is 1 in a format without scales; the
-    /// bias is the caller's to add.
+    /// (`zero`, `inner`, `tail`) of the formula, for loops over many elements. `inner` is 1 in a format without
+    /// scales; the caller adds the bias.
     pub const fn parts(&self) -> (f32, f32, Option<f32>) {
         (self.zero, self.inner, self.tail)
     }
@@ -117,12 +117,12 @@ impl Decoder {
 /// A block's chosen parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Block {
-    /// Code of the scale as stored (bit pattern for an f32 scale). 0 where the format has none. Under double quantization the
-    /// bit pattern of the scale before it is quantized in turn, by [`nest`].
+    /// Scale code as stored (bit pattern for an f32 scale). 0 if the format has none. Under double quantization it is
+    /// the bit pattern of the scale before [`nest`] quantizes it.
     pub scale: u32,
-    /// Zero point in the signed domain; 0 where the format has none.
+    /// Zero point in the signed domain; 0 if the format has none.
     pub zero: i32,
-    /// The value of the lowest code, where the format has a bias.
+    /// Value of the lowest code, if the format has a bias.
     pub bias: f32,
     step: Step,
 }
@@ -141,13 +141,13 @@ impl Block {
 /// Step that brings a value to the element's grid.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {
-    /// As it is.
+    /// Unchanged.
     Unit,
     /// Divided by this.
     Divide(f32),
     /// Multiplied by this.
     Multiply(f32),
-    /// Every value is brought to this one.
+    /// Every value becomes this one.
     Constant(f32),
 }
 
@@ -163,7 +163,7 @@ impl Step {
 }
 
 impl Format {
-    /// The element that `code` stands for, before scaling. NaN in a codec or trellis, which have no codes of elements.
+    /// Element of `code`, before scaling. NaN for a codec or trellis, which have no element codes.
     pub fn element(&self, code: u32) -> f32 {
         match self {
             Format::Affine(a) => a.code.decode(code),
@@ -172,10 +172,10 @@ impl Format {
         }
     }
 
-    /// The most, in units of the scale, by which any rule here may miss a finite value: the largest distance between
-    /// neighbouring elements, or, under power-of-two scales, what lies between the largest element and the next power of
-    /// two (OCP's floor rule clips it). Infinite where a rule clips without bound (ternary) and where there is no scale to
-    /// measure in (a codec, a trellis).
+    /// Maximum error of any rule for a finite value, in units of the scale. It is the largest distance between
+    /// adjacent elements or, for power-of-two scales, the distance from the largest element to the next power of two
+    /// (OCP's floor rule clips it). Infinite if a rule clips without bound (ternary) or there is no scale (a codec, a
+    /// trellis).
     pub fn error_bound(&self) -> f32 {
         let affine = match self {
             Format::Affine(affine) => affine,
@@ -205,10 +205,9 @@ impl Format {
         elements.windows(2).map(|w| w[1] - w[0]).fold(0.0, f32::max)
     }
 
-    /// The stored code of the block scale under which elements are multiplied by what is nearest to `multiplier`, for methods
-    /// that choose scales themselves. A scale that its code would round to zero becomes its smallest positive value. Negative
-    /// multipliers keep their sign where the code has one. `None` in a format without scales, or whose scales are themselves
-    /// quantized in blocks.
+    /// Stored code of the block scale nearest to `multiplier`, for methods that choose scales themselves. A scale
+    /// that would round to zero becomes the code's smallest positive value. Negative multipliers keep their sign if
+    /// the code has one. `None` for a format without scales, or with scales that are quantized in blocks themselves.
     pub fn nearest_scale(&self, multiplier: f32, outer: Option<f32>) -> Option<u32> {
         let tree = self.scale()?;
         if tree.nested().is_some() {
@@ -229,14 +228,15 @@ impl Format {
         })
     }
 
-    /// Decoder of a block with this stored scale, zero point and tensor-wide scale, its bias aside
-    /// ([`Decoder::with_bias`]). Blocks under double quantization decode as [`Nested::scale`](crate::Nested::scale) says.
+    /// Decoder of a block with this stored scale, zero point and global scale, without its bias
+    /// ([`Decoder::with_bias`]). Blocks under double quantization decode as in
+    /// [`Nested::scale`](crate::Nested::scale).
     pub fn decoder(&self, scale: u32, zero: i32, outer: Option<f32>) -> Decoder {
         let Some(tree) = self.scale() else { return Decoder::scaled(1.0) };
         let inner = tree.code.decode(scale);
         let zero = match self {
             Format::Affine(Affine { offset: Offset::Zero, .. }) => zero as f32,
-            // The lowest code stands for the bias.
+            // The lowest code means the bias itself.
             Format::Affine(Affine { offset: Offset::Bias, code: Code::Int(bits), .. }) => lowest(*bits),
             _ => 0.0,
         };
@@ -256,7 +256,7 @@ fn lowest(bits: u32) -> f32 {
 }
 
 impl Scheme {
-    /// The tensor-wide scale as stored, from the tensor's amax. `None` where the format has one level or none.
+    /// Global scale as stored, from the tensor's amax. `None` if the format has at most one level.
     pub fn outer_scale(&self, amax: f32) -> Option<f32> {
         match self.format.scale()?.tensor_wide()?.sense {
             Sense::Amax { .. } => Some(amax),
@@ -271,9 +271,10 @@ impl Scheme {
         }
     }
 
-    /// Chooses scale, zero point and bias of a block. `short` is true if the block has fewer elements than the format's block
-    /// size (only code books care); `outer` is the tensor-wide scale as stored. [`Rule::FourOverSix`] looks at the values
-    /// themselves: [`block_of`](Self::block_of). A codec or trellis has no such block: this is one that does nothing.
+    /// Chooses scale, zero point and bias of a block. `short` is true if the block has fewer elements than the
+    /// format's block size (matters only for code books); `outer` is the global scale as stored.
+    /// [`Rule::FourOverSix`] needs the values themselves: [`block_of`](Self::block_of). A codec or trellis has no
+    /// such block and gets one that does nothing.
     pub fn block(&self, range: Range, short: bool, outer: Option<f32>) -> Block {
         let rule = self.encoder.rule;
         let floor = self.encoder.floor;
@@ -300,7 +301,7 @@ impl Scheme {
         }
     }
 
-    /// [`block`](Self::block) of a block that is `x`, under every rule.
+    /// [`block`](Self::block) of the block `x`, under every rule.
     pub fn block_of(&self, x: &[f32], short: bool, outer: Option<f32>) -> Block {
         let six = self.block(Range::of(x), short, outer);
         match (self.encoder.rule, self.format.scale()) {
@@ -314,14 +315,14 @@ impl Scheme {
     }
 
     fn squared_error(&self, x: &[f32], block: &Block, outer: Option<f32>) -> f32 {
-        // As the reference weighs candidates: against code · (scale / encode scale), each step in f32.
+        // Weigh candidates like the reference: against code · (scale / encode scale), each step in f32.
         let encode = rules::encode_scale(self.format.scale(), outer.unwrap_or(1.0));
         let scale = self.format.scale().map_or(1.0, |tree| tree.code.decode(block.scale)) * (1.0 / encode);
         let error = |v: &f32| self.format.element(self.encode(*v, block, 0)) * scale - v;
         x.iter().map(error).fold(0.0, |sum, e| sum + e * e)
     }
 
-    /// A block with a scale that was taken beforehand and no zero point: a static activation scale.
+    /// Block with a precomputed scale and no zero point: a static activation scale.
     pub fn block_with_scale(&self, scale: f32) -> Block {
         match self.format.scale() {
             None => Block::new(0, Step::Unit),
@@ -332,8 +333,8 @@ impl Scheme {
         }
     }
 
-    /// Code of `x` in `block`. `index` is the element's position in its tensor, the counter of stochastic rounding. A codec
-    /// has no codes of elements: 0.
+    /// Code of `x` in `block`. `index` is the element's position in its tensor, the counter of stochastic rounding. 0
+    /// for a codec, which has no element codes.
     pub fn encode(&self, x: f32, block: &Block, index: u64) -> u32 {
         match &self.format {
             Format::Affine(affine) => self.encode_affine(x, block, affine, index),
@@ -384,7 +385,7 @@ impl Scheme {
         let scaled = block.step.apply(x);
         let zero = block.zero as f32;
         let q = match self.encoder.rule {
-            // The zero point joins before rounding (compressed-tensors) or after (torchao).
+            // The zero point is added before rounding (compressed-tensors) or after (torchao).
             Rule::Torchao => (rounding.integer(scaled, index) + zero).clamp(low, high),
             _ => rounding.integer((scaled + zero).clamp(low, high), index),
         };
@@ -392,14 +393,14 @@ impl Scheme {
     }
 }
 
-/// DeepGEMM's FP4: halves toward zero, and no negative zero.
+/// DeepGEMM's FP4: halves round toward zero, and there is no negative zero.
 fn encode_half_down(element: MiniFloat, x: f32, rounding: Rounding, index: u64) -> u32 {
     let rounding = if rounding == Rounding::NearestEven { Rounding::NearestDown } else { rounding };
     let code = element.encode(x, Overflow::Saturate, rounding, index);
     if element.decode(code) == 0.0 { 0 } else { code }
 }
 
-/// f16 and bf16 overflow to infinity as IEEE says; narrower or scaled elements saturate.
+/// f16 and bf16 overflow to infinity as in IEEE 754; narrower or scaled elements saturate.
 fn overflow_of(element: &MiniFloat, scaled: bool) -> Overflow {
     if element.bits() == 16 && !scaled { Overflow::Special } else { Overflow::Saturate }
 }

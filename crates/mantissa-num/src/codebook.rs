@@ -1,12 +1,13 @@
-//! Code books: formats whose codes are indices into a table of levels.
+//! Code books: formats with codes that index a table of levels.
 
 /// A named table of levels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Book {
-    /// NormalFloat-4 of QLoRA (Dettmers et al. 2023, appendix E), as bitsandbytes tabulates it (torchao rounds to four digits).
+    /// NormalFloat-4 of QLoRA (Dettmers et al. 2023, appendix E), with bitsandbytes' table (torchao rounds to four
+    /// digits).
     Nf4,
-    /// The FP4 map of bitsandbytes (`create_fp4_map`): not E2M1, neither in values nor in code order.
+    /// FP4 map of bitsandbytes (`create_fp4_map`): differs from E2M1 in values and code order.
     Fp4Bnb,
     /// The signed dynamic map of 8-bit optimizers (Dettmers et al. 2022, section 2.1, `create_dynamic_map`): decimal
     /// exponents of unary length, each with twice the fractions of the one below, so that 0 and ±1 are exact.
@@ -15,10 +16,9 @@ pub enum Book {
     Dyn8Unsigned,
     /// The signed dynamic map of 4 bits (torchao's `create_dynamic_map(True, 3, 4)`).
     Dyn4,
-    /// The signed linear map of 8 bits (`create_linear_map` of bitsandbytes): 255 even levels over [-1, 1], and zero.
-    /// Smallest step of the dynamic map: below 1/510 of the largest value of its block it has no levels.
+    /// Signed linear map of 8 bits (`create_linear_map` of bitsandbytes): 255 even levels over [-1, 1], and zero.
     Lin8,
-    /// The unsigned linear map of 8 bits: 256 even levels over [0, 1].
+    /// Unsigned linear map of 8 bits: 256 even levels over [0, 1]. Values below 1/510 of their block's amax become 0.
     Lin8Unsigned,
 }
 
@@ -100,19 +100,19 @@ impl Book {
         }
     }
 
-    /// Elements of a flat block where a name says nothing: 64 for the weight formats, as bitsandbytes defaults to, and 256
-    /// for the maps of optimizer state.
+    /// Default block size in elements: 64 for the weight formats, as in bitsandbytes, and 256 for the maps of
+    /// optimizer state.
     pub const fn default_block(self) -> u32 {
         if self.is_state_map() { 256 } else { 64 }
     }
 
-    /// True if the book is one of the maps of optimizer state, which bitsandbytes' CPU code quantizes through a table of
-    /// 65 536 entries ([`encode_by_table`](Self::encode_by_table)).
+    /// True for the maps of optimizer state, which bitsandbytes' CPU code quantizes through a table of 65 536 entries
+    /// ([`encode_by_table`](Self::encode_by_table)).
     pub const fn is_state_map(self) -> bool {
         !matches!(self, Book::Nf4 | Book::Fp4Bnb)
     }
 
-    /// The map for magnitudes, such as second moments, that goes with a signed one.
+    /// Map for magnitudes, such as second moments, that corresponds to a signed one.
     pub const fn unsigned(self) -> Option<Book> {
         match self {
             Book::Dyn8 => Some(Book::Dyn8Unsigned),
@@ -147,8 +147,8 @@ impl Book {
         }
     }
 
-    /// Code of the level nearest to `v` in [-1, 1]: with the levels sorted, the number of midpoints strictly below `v`
-    /// picks the code, so that a value on a midpoint takes the lower level. Midpoints are f32 numbers, as in bitsandbytes.
+    /// Code of the level nearest to `v` in [-1, 1]. The number of midpoints strictly below `v` selects the sorted
+    /// level, so a value on a midpoint takes the lower one. Midpoints are f32, as in bitsandbytes.
     pub fn encode(self, v: f32) -> u32 {
         let (levels, order) = (self.levels(), self.ascending());
         let level = |i: usize| levels[usize::from(order[i])];
@@ -161,15 +161,15 @@ impl Book {
         u32::from(order[low])
     }
 
-    /// The code that bitsandbytes' CPU backend gives `v`: the nearest code to the nearest of 65 536 points over [-1, 1], all
-    /// in f32.
+    /// Code by bitsandbytes' CPU backend: the nearest code to the nearest of 65 536 points over [-1, 1], all in f32.
     pub fn encode_by_table(self, v: f32) -> u32 {
         let point = ((v.clamp(-1.0, 1.0) + 1.0) * 0.5 * 65535.0 + 0.5).trunc();
         self.encode(-1.0 + 2.0 * point / 65535.0)
     }
 }
 
-/// Both zeros are kept, positive first: a value just above zero takes code 8, as the bitsandbytes CPU backend does.
+/// Both zeros are kept, the positive one first: a value just above zero takes code 8, as in bitsandbytes' CPU
+/// backend.
 const FP4_BNB_ASCENDING: [u8; 16] = [11, 10, 13, 12, 15, 14, 9, 0, 8, 1, 6, 7, 4, 5, 2, 3];
 
 static IDENTITY: [u8; 256] = {
@@ -182,8 +182,9 @@ static IDENTITY: [u8; 256] = {
     all
 };
 
-/// `create_dynamic_map` of bitsandbytes for `N` codes, ascending: 0, 1, and for each decade from the lowest up `2^i` (signed)
-/// or `2^(i+1)` levels of either sign, the means of neighbours on an even grid over [0.1, 1], in f32.
+/// `create_dynamic_map` of bitsandbytes for `N` codes, ascending. It holds 0 and 1, and for each decade from the
+/// lowest up `2^i` (signed) or `2^(i+1)` levels of either sign: the means of neighbours on an even grid over [0.1,
+/// 1], in f32.
 const fn dynamic_map<const N: usize>(signed: bool) -> [f32; N] {
     const DECADES: [f32; 7] = [1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6];
     let decades = N.ilog2() as usize - 1;
@@ -219,14 +220,14 @@ const fn linear_map(signed: bool) -> [f32; 256] {
         let low = (start as f64 + step as f64 * i as f64) as f32;
         let high = (1.0 - step as f64 * (points - 1 - i) as f64) as f32;
         let level = if i < points / 2 { low } else { high };
-        // Signed, code 127 is the zero that is put in; the middle of the grid, 3.7e-9 as the step is rounded, comes after it.
+        // The signed map inserts zero as code 127; the middle of the grid, 3.7e-9 by the rounded step, follows it.
         map[if signed && i >= 127 { i + 1 } else { i }] = level;
         i += 1;
     }
     map
 }
 
-/// Point `i` of `torch.linspace(0.1, 1, n + 1)`: the step is an f32, the product and the sum are rounded once (a fused
+/// Point `i` of `torch.linspace(0.1, 1, n + 1)`: the step is an f32, product and sum are rounded once (a fused
 /// multiply-add), and the upper half counts down from the end.
 const fn grid_point(i: usize, n: usize) -> f32 {
     let step = ((1.0f32 - 0.1) / n as f32) as f64;

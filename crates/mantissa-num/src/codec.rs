@@ -1,8 +1,9 @@
-//! Closed block formats: a block of elements becomes a fixed number of bytes, and no code stands for one element by itself.
+//! Closed block formats: a block of elements becomes a fixed number of bytes, without a separate code per element.
 //!
-//! These are the quantized types of GGUF (ggml's `ggml-common.h` and `ggml-quants.c`, as `docs/gguf.md` of ggml names them).
-//! Decoding follows the C reference bit for bit: one f32 operation at a time, in its order, without fused multiply-add.
-//! Each file below holds one family; a new closed format is one more [`Codec`] in one of them, or one more file.
+//! These are the quantized types of GGUF (ggml's `ggml-common.h` and `ggml-quants.c`, named as in ggml's
+//! `docs/gguf.md`). Decoding matches the C reference bit for bit: one f32 operation at a time, in its order, without
+//! fused multiply-add. Each file below holds one family. To add a closed format, add one [`Codec`] to a file, or a
+//! file.
 
 mod fp4;
 mod grids;
@@ -21,10 +22,11 @@ use crate::error::TensorError;
 use crate::lanes::{Lanes, Portable};
 use crate::minifloat::{F16, f16_bits};
 
-/// A closed block format by name.
+/// Name of a closed block format.
 ///
-/// GGUF's own MXFP4 and NVFP4 are called `gguf-mxfp4` and `gguf-nvfp4`: they hold the elements of [`mxfp4`](crate::Scheme::mx)
-/// and of NVFP4 in another order, and NVFP4 there has no scale for the whole tensor. GGUF's F32, F16 and BF16 are plain casts.
+/// GGUF's own MXFP4 and NVFP4 are `gguf-mxfp4` and `gguf-nvfp4`: they hold the elements of
+/// [`mxfp4`](crate::Scheme::mx) and of NVFP4 in another order, and NVFP4 there has no global scale. GGUF's F32, F16
+/// and BF16 are plain casts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 #[allow(missing_docs)] // Named as GGUF names them.
@@ -61,14 +63,14 @@ pub enum CodecId {
 type DecodeBlock = fn(&[u8], &mut [f32]);
 type EncodeBlock = fn(&[f32], &mut [u8]);
 
-/// Writer of a block.
+/// Encoder of a block.
 #[derive(Clone, Copy, Debug)]
 enum Encode {
-    /// By a formula, that of the reference, bit for bit.
+    /// The reference's formula, bit for bit.
     Formula(EncodeBlock),
-    /// By the reference's formula, and where columns have an importance by a search of our own.
+    /// The reference's formula; with an importance per column, our own search.
     Weighed(EncodeBlock),
-    /// By a search of our own for what loses least.
+    /// Our own search for the least error.
     Search,
 }
 
@@ -157,8 +159,8 @@ impl CodecId {
         self.codec().name
     }
 
-    /// The grid of a lattice type (IQ1 to IQ3), data of the format: of each point the level indices of its coordinates, the
-    /// first in the low bits; two bits each, in IQ3 three.
+    /// Grid of a lattice type (IQ1 to IQ3), data of the format. Each entry holds the level indices of a point's
+    /// coordinates, the first in the low bits: two bits each, three in IQ3.
     pub const fn grid(self) -> Option<&'static [u16]> {
         match self {
             CodecId::Iq1S | CodecId::Iq1M => Some(&grids::IQ1),
@@ -173,7 +175,7 @@ impl CodecId {
 }
 
 impl Codec {
-    /// True if the importance of columns makes a difference to the bytes.
+    /// True if an importance per column changes the bytes.
     pub const fn takes_importance(&self) -> bool {
         !matches!(self.encode, Encode::Formula(_))
     }
@@ -183,7 +185,7 @@ impl Codec {
         matches!(self.encode, Encode::Search)
     }
 
-    /// Bytes of a `[rows, cols]` tensor; `None` where blocks do not divide a row, or on overflow.
+    /// Bytes of a `[rows, cols]` tensor; `None` if blocks do not divide a row, or on overflow.
     pub fn total_bytes(&self, rows: usize, cols: usize) -> Option<usize> {
         let whole = cols.is_multiple_of(self.elements);
         (cols / self.elements).checked_mul(self.bytes)?.checked_mul(rows).filter(|_| whole)
@@ -197,10 +199,10 @@ impl Codec {
         (self.decode)(&block[..self.bytes], &mut out[..self.elements]);
     }
 
-    /// Decodes as many whole blocks as both slices hold.
+    /// Decodes all whole blocks that both slices hold.
     #[inline(always)]
     pub fn decode(&self, blocks: &[u8], out: &mut [f32]) {
-        // By name where much is decoded, as what a pointer leads to is not compiled for the caller's instruction set.
+        // Call hot decoders by name: code behind a pointer is not compiled for the caller's instruction set.
         match self.id {
             CodecId::Q4_0 => self.decode_by(legacy::decode_q4_0, blocks, out),
             CodecId::Q8_0 => self.decode_by(legacy::decode_q8_0, blocks, out),
@@ -217,9 +219,9 @@ impl Codec {
         }
     }
 
-    /// Encodes one block of finite values. A scale past the largest f16 is stored as infinity, as the reference stores it:
-    /// such a block decodes to infinities and NaN, which happens for magnitudes past 65504 times the largest code only, and
-    /// which [`quantize`](crate::quantize) refuses.
+    /// Encodes one block of finite values. A scale beyond f16 is stored as infinity, as in the reference. Such a
+    /// block decodes to infinities and NaN; it needs magnitudes beyond 65504 times the largest code, and
+    /// [`quantize`](crate::quantize) refuses it.
     ///
     /// # Panics
     /// A slice is shorter than a block.
@@ -227,14 +229,14 @@ impl Codec {
         self.encode(&x[..self.elements], None, &mut block[..self.bytes]);
     }
 
-    /// Encodes as many whole blocks as both slices hold. `importance`, one weight that is finite and not negative for each
-    /// column of whole rows, is what a search weighs squared errors by; formulas [ignore](Self::takes_importance) it.
+    /// Encodes all whole blocks that both slices hold. `importance` has one finite, non-negative weight per column of
+    /// whole rows, by which a search weights squared errors; formulas [ignore](Self::takes_importance) it.
     pub fn encode(&self, x: &[f32], importance: Option<&[f32]>, blocks: &mut [u8]) {
         encode_with(Portable, self, x, importance, blocks);
     }
 }
 
-/// [`Codec::encode`] by the loops of `l`, which give the same bytes.
+/// Like [`Codec::encode`], using the lanes `l`, which give the same bytes.
 #[inline(always)]
 pub fn encode_with<L: Lanes>(l: L, codec: &Codec, x: &[f32], importance: Option<&[f32]>, blocks: &mut [u8]) {
     let n = codec.elements;
@@ -247,11 +249,11 @@ pub fn encode_with<L: Lanes>(l: L, codec: &Codec, x: &[f32], importance: Option<
         let weights = weights.as_mut().and_then(Iterator::next);
         match (codec.encode, weights) {
             (Encode::Search, _) => search::encode_block(l, codec.id, x, weights, block),
-            // Of larger values the formula knows what becomes.
+            // The formula handles larger values.
             (Encode::Weighed(_), Some(_)) if amax(x) <= F16.max() => {
                 search::encode_block(l, codec.id, x, weights, block);
             }
-            // By name, as what a pointer leads to is not compiled for the level of `l`.
+            // Call by name: code behind a pointer is not compiled for the level of `l`.
             (Encode::Formula(_) | Encode::Weighed(_), _) if codec.id == CodecId::Q4_0 => {
                 legacy::encode_q4_0(x, block);
             }
@@ -262,7 +264,8 @@ pub fn encode_with<L: Lanes>(l: L, codec: &Codec, x: &[f32], importance: Option<
 }
 
 impl Codec {
-    /// Refuses blocks that decode to infinity. No scale is larger than the values of its block, so most need no look.
+    /// Refuses blocks that decode to infinity. A scale never exceeds the values of its block, so most blocks pass
+    /// without decoding.
     ///
     /// # Errors
     /// [`TensorError::ScaleOverflow`].
@@ -302,8 +305,7 @@ fn f16_at(block: &[u8], at: usize) -> f32 {
     f16_value(u16_at(block, at))
 }
 
-/// The value of an f16: sixteen bits moved to where f32 has its fields, and the bias made up for, which is exact down to
-/// subnormals.
+/// Value of an f16: moves the bits to the fields of f32 and corrects the bias, which is exact down to subnormals.
 #[inline]
 fn f16_value(bits: u16) -> f32 {
     const INFINITY: u32 = 0x7c00;
@@ -322,8 +324,8 @@ fn put_f16(block: &mut [u8], at: usize, x: f32) {
     block[at..at + 2].copy_from_slice(&f16_bits(x).to_le_bytes());
 }
 
-/// `1 / scale` of the scale before it is rounded to f16, as the reference divides, or 0 where the scale is. A scale whose
-/// inverse overflows is zero in f16, and 0 is returned for it too: its codes decode to zero, whatever they are.
+/// `1 / scale` of the unrounded scale, as in the reference, or 0 for scale 0. A scale with an overflowing inverse is
+/// zero in f16; it also gives 0, because its codes decode to zero anyway.
 fn inverse(scale: f32) -> f32 {
     let inverse = 1.0 / scale;
     if inverse.is_finite() { inverse } else { 0.0 }

@@ -9,10 +9,10 @@ pub enum Codes {
     U16(Vec<u16>),
     /// Codes of 17 to 32 bits.
     U32(Vec<u32>),
-    /// Bit patterns of f64. [`get`](Codes::get) and [`push`](Codes::push) give and take the f32 pattern of the same value,
-    /// nearest-even where a file holds more digits.
+    /// Bit patterns of f64. [`get`](Codes::get) and [`push`](Codes::push) use the f32 pattern of the same value,
+    /// rounded to nearest even if a file holds more digits.
     U64(Vec<u64>),
-    /// Whole blocks of a codec, row by row, or the tiles of a trellis: bytes, not codes of elements.
+    /// Whole codec blocks, row by row, or trellis tiles: bytes instead of element codes.
     Packed(Vec<u8>),
 }
 
@@ -27,7 +27,7 @@ impl Codes {
         }
     }
 
-    /// Number of codes, or of bytes where there are none.
+    /// Number of codes, or of bytes for packed data.
     pub fn len(&self) -> usize {
         match self {
             Codes::U8(v) | Codes::Packed(v) => v.len(),
@@ -52,7 +52,7 @@ impl Codes {
         }
     }
 
-    /// Appends a code, cut to the unit.
+    /// Appends a code, truncated to the unit.
     pub fn push(&mut self, code: u32) {
         match self {
             Codes::U8(v) | Codes::Packed(v) => v.push(code as u8),

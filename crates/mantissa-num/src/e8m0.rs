@@ -16,7 +16,7 @@ pub fn decode(code: u8) -> f32 {
     }
 }
 
-/// The code of `2^exponent`, clamped to what E8M0 holds.
+/// Code of `2^exponent`, clamped to E8M0's range.
 pub fn from_exponent(exponent: i32) -> u8 {
     (exponent + BIAS).clamp(0, 254) as u8
 }
@@ -37,15 +37,15 @@ pub fn ceil_of_abs(x: f32) -> u8 {
     ceil_log2(x).map_or(0, from_exponent)
 }
 
-/// Nearest code as `ml_dtypes` rounds: ties away from zero (1.5 → 2), past 2^127 → NaN; 0, negative, infinite and NaN
-/// inputs give NaN.
+/// Nearest code by `ml_dtypes`' rounding: ties away from zero (1.5 → 2), beyond 2^127 → NaN; 0, negative, infinite
+/// and NaN inputs give NaN.
 pub fn nearest(x: f32) -> u8 {
     if !(x.is_finite() && x > 0.0) {
         return NAN;
     }
     let bits = x.to_bits();
     let (exponent, fraction) = (bits >> 23, bits & 0x007f_ffff);
-    // 2^-127 sits half-way up the subnormals, and everything below it rounds to it.
+    // 2^-127 is in the middle of the subnormals; everything below rounds to it.
     let up = if exponent == 0 { fraction > 0x0040_0000 } else { fraction >= 0x0040_0000 };
     (exponent + u32::from(up)).min(255) as u8
 }

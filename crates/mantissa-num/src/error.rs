@@ -54,7 +54,7 @@ pub enum TensorError {
         /// The codec.
         codec: &'static str,
     },
-    /// Blocks of a codec whose scale would be infinite.
+    /// Codec blocks with an infinite scale.
     #[error(
         "expected block scales of at most 65504, the largest f16, got {count} blocks beyond it in {codec}, the first at element {index} of magnitude {amax:e}; fix: keep this tensor or store it as bf16 or f32"
     )]
@@ -68,7 +68,7 @@ pub enum TensorError {
         /// The codec.
         codec: &'static str,
     },
-    /// Finite values whose code in a plain cast is infinity, where none may be written.
+    /// Finite values that a plain cast would turn into infinity, where infinity is not allowed.
     #[error(
         "expected magnitudes up to {allowed} in {element}, got {amax:e}; fix: keep this tensor or store it as bf16 or f32"
     )]
@@ -83,7 +83,7 @@ pub enum TensorError {
 }
 
 impl TensorError {
-    /// Moves the index of an error in a part that begins at element `first` to the whole tensor.
+    /// Shifts the index of an error in a part that begins at element `first` to the whole tensor.
     pub fn shifted(self, first: usize) -> Self {
         match self {
             TensorError::NonFinite { count, index, value } => {

@@ -1,6 +1,7 @@
-//! `Format`: what a decoder needs to turn stored codes into numbers, and nothing else.
+//! `Format`: everything a decoder needs to turn stored codes into numbers, and nothing else.
 //!
-//! Two formats are equal when they decode equally. How a writer chose scales or rounded is the [`Encoder`](crate::Encoder)'s.
+//! Two formats are equal if they decode equally. The choice of scales and rounding belongs to the
+//! [`Encoder`](crate::Encoder).
 
 use std::hash::{Hash, Hasher};
 
@@ -10,16 +11,16 @@ use crate::e8m0;
 use crate::minifloat::MiniFloat;
 use crate::trellis::Trellis;
 
-/// A code: some bits that stand for one number.
+/// Code: bits that represent one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Code {
-    /// IEEE 754 binary64. Every value here is an f32, so that the code passed around is the f32 pattern, from and to which
+    /// IEEE 754 binary64. Every value here is an f32, so codes are passed as f32 patterns, which
     /// [`Codes::U64`](crate::Codes::U64) converts without loss.
     F64,
     /// IEEE 754 binary32; the code is its bit pattern.
     F32,
-    /// TensorFloat-32: an f32 of which 10 mantissa bits are kept, nearest-even; the code is the f32 pattern.
+    /// TensorFloat-32: an f32 rounded to 10 mantissa bits, nearest-even; the code is the f32 pattern.
     Tf32,
     /// A floating-point element of at most 16 bits.
     Float(MiniFloat),
@@ -27,16 +28,16 @@ pub enum Code {
     Int(u32),
     /// -1, 0 or 1, in two's complement.
     Ternary,
-    /// An index into a code book: a scale that is itself quantized ([`Table`] is for elements).
+    /// Index into a code book, for scales that are quantized themselves ([`Table`] is for elements).
     Book(Book),
-    /// An 8-bit two's complement integer `k` that stands for `k/64` (the INT8 element of OCP MX v1.0, section 5.3.4).
+    /// 8-bit two's complement integer `k` with value `k/64` (the INT8 element of OCP MX v1.0, section 5.3.4).
     Fixed64,
     /// An unsigned power of two, `2^(code-127)`.
     E8m0,
 }
 
 impl Code {
-    /// Bits that the code takes in packed storage.
+    /// Bits of the code in packed storage.
     pub const fn bits(self) -> u32 {
         match self {
             Code::F64 => 64,
@@ -49,7 +50,7 @@ impl Code {
         }
     }
 
-    /// The number that `code` stands for. Integers read the low 8 bits as two's complement.
+    /// Number represented by `code`. Integers read the low 8 bits as two's complement.
     pub fn decode(self, code: u32) -> f32 {
         match self {
             Code::F64 | Code::F32 | Code::Tf32 => f32::from_bits(code),
@@ -74,7 +75,7 @@ impl Code {
         }
     }
 
-    /// Bytes of one code where each code has its own storage unit (`cast`'s `n.codes`).
+    /// Bytes of one code if each code has its own storage unit (`cast`'s `n.codes`).
     pub const fn unit_bytes(self) -> usize {
         match self.bits() {
             0..=8 => 1,
@@ -147,7 +148,7 @@ impl Blocks {
         }
     }
 
-    /// Splits one row into runs of consecutive elements that lie in one block, as (block, first column, end column).
+    /// Splits one row into runs of consecutive elements in the same block, as (block, first column, end column).
     pub fn runs(self, cols: usize, row: usize) -> impl Iterator<Item = (usize, usize, usize)> {
         let mut start = 0;
         std::iter::from_fn(move || {
@@ -174,13 +175,13 @@ impl Blocks {
         }
     }
 
-    /// True if every block lies within one row, so that rows can be processed by themselves.
+    /// True if every block lies within one row, so rows can be processed independently.
     pub const fn within_rows(self) -> bool {
         matches!(self, Blocks::Row | Blocks::Group(_))
     }
 }
 
-/// Meaning of a stored outer scale for the numbers below it.
+/// Effect of a stored outer scale on the values below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Sense {
@@ -193,19 +194,19 @@ pub enum Sense {
         /// Product of the largest element and the largest inner scale, 6 · 448 = 2688 for NVFP4.
         full_scale: u32,
     },
-    /// `value = element · (inner · scale + mean)`: double quantization (QLoRA, Dettmers et al. 2023, section 3) stores how
-    /// scales differ from their mean, which is kept for the whole tensor.
+    /// `value = element · (inner · scale + mean)`: double quantization (QLoRA, Dettmers et al. 2023, section 3)
+    /// stores the difference of scales from their mean, which is stored once per tensor.
     Residual,
 }
 
-/// The scale of a block: its own code, and, where scales are themselves scaled, the level above.
+/// Scale of a block: its own code and, if scales are scaled themselves, the level above.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ScaleTree {
     /// Code of the stored scale.
     pub code: Code,
     /// Meaning of the scale for the level below.
     pub sense: Sense,
-    /// The level above: which of *these* scales share one, and that level's own tree.
+    /// Level above: the blocks of *these* scales that share one, and that level's own tree.
     pub outer: Option<(Blocks, Box<ScaleTree>)>,
 }
 
@@ -215,17 +216,17 @@ impl ScaleTree {
         ScaleTree { code, sense: Sense::Multiplier, outer: None }
     }
 
-    /// These scales below `outer`, which `blocks` of them share.
+    /// Tree of these scales below `outer`, shared by `blocks` of them.
     pub fn below(code: Code, blocks: Blocks, outer: ScaleTree) -> Self {
         ScaleTree { code, sense: Sense::Multiplier, outer: Some((blocks, Box::new(outer))) }
     }
 
-    /// The tree of the one scale that the whole tensor shares, where there is one.
+    /// Tree of the global scale, if there is one.
     pub fn tensor_wide(&self) -> Option<&ScaleTree> {
         self.outer.as_ref().filter(|(blocks, _)| *blocks == Blocks::Tensor).map(|(_, tree)| &**tree)
     }
 
-    /// Blocks of these scales that share one of the level above, and that level's tree, in double quantization.
+    /// Under double quantization, the blocks of these scales that share a nested scale, and that level's tree.
     pub fn nested(&self) -> Option<(Blocks, &ScaleTree)> {
         self.outer.as_ref().filter(|(_, tree)| tree.sense == Sense::Residual).map(|(b, tree)| (*b, &**tree))
     }
@@ -239,17 +240,17 @@ pub enum Offset {
     None,
     /// `value = (code - zero) · scale` with an integer zero point per block, in the signed domain of the code.
     Zero,
-    /// `value = (code + 2^(b-1)) · scale + bias` with an f32 bias per block, the block's minimum: the lowest code stands for
-    /// the bias itself (KV caches).
+    /// `value = (code + 2^(b-1)) · scale + bias` with an f32 bias per block, the block's minimum: the lowest code
+    /// means the bias itself (KV caches).
     Bias,
 }
 
-/// A format whose codes are numbers in their own right.
+/// Format whose codes are numbers.
 #[derive(Clone, Debug, Eq)]
 pub struct Affine {
     /// The element.
     pub code: Code,
-    /// Elements that share a scale. [`Blocks::Tensor`] where there is none.
+    /// Elements that share a scale. [`Blocks::Tensor`] without a scale.
     pub blocks: Blocks,
     /// The scale; `None` for a plain cast.
     pub scale: Option<ScaleTree>,
@@ -257,7 +258,8 @@ pub struct Affine {
     pub offset: Offset,
 }
 
-/// Affine formats are equal when they decode equally: tiles of one row are groups, and without scales blocks do not matter.
+/// Affine formats are equal if they decode equally: tiles of one row are groups, and without scales blocks do not
+/// matter.
 impl PartialEq for Affine {
     fn eq(&self, other: &Self) -> bool {
         self.decoded_by() == other.decoded_by()
@@ -271,7 +273,7 @@ impl Hash for Affine {
 }
 
 impl Affine {
-    /// The parts that a decoder uses, with one spelling of blocks.
+    /// Parts used by a decoder, with canonical blocks.
     fn decoded_by(&self) -> (Code, Option<(Blocks, &ScaleTree)>, Offset) {
         let blocks = match self.blocks {
             Blocks::Tile { rows: 1, cols } => Blocks::Group(cols),
@@ -281,7 +283,7 @@ impl Affine {
     }
 }
 
-/// A format whose codes are indices into a table: `value = table[code] · scale`.
+/// Format whose codes index a table: `value = table[code] · scale`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Table {
     /// The table.
@@ -292,7 +294,7 @@ pub struct Table {
     pub scale: ScaleTree,
 }
 
-/// Stored form of a tensor: all that a reader needs, and nothing else.
+/// Stored form of a tensor: everything a reader needs, and nothing else.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Format {
@@ -302,7 +304,7 @@ pub enum Format {
     Table(Table),
     /// Blocks of bytes without a code per element.
     Codec(CodecId),
-    /// Tiles of states of a trellis, between two rotations.
+    /// Tiles of trellis states between two rotations.
     Trellis(Trellis),
 }
 
@@ -331,7 +333,7 @@ impl Format {
         }
     }
 
-    /// Bits of an element's code; 0 where elements have none (a codec, a trellis).
+    /// Bits of an element's code; 0 without element codes (a codec, a trellis).
     pub const fn code_bits(&self) -> u32 {
         match self {
             Format::Affine(a) => a.code.bits(),
@@ -350,7 +352,7 @@ impl Format {
         matches!(self, Format::Affine(Affine { offset: Offset::Bias, .. }))
     }
 
-    /// The codec, where the format is one.
+    /// The codec, if the format is one.
     pub const fn codec(&self) -> Option<&'static Codec> {
         match self {
             Format::Codec(id) => Some(id.codec()),
@@ -358,7 +360,7 @@ impl Format {
         }
     }
 
-    /// The trellis, where the format is one.
+    /// The trellis, if the format is one.
     pub const fn trellis(&self) -> Option<Trellis> {
         match self {
             Format::Trellis(trellis) => Some(*trellis),
@@ -366,8 +368,8 @@ impl Format {
         }
     }
 
-    /// The same format with its innermost scale stored as `code`. A convention that keeps scales in the model's dtype
-    /// (compressed-tensors) uses this before the codes are chosen. Formats without a scale are returned unchanged.
+    /// The same format with its innermost scale stored as `code`. Checkpoint formats that keep scales in the model's
+    /// dtype (compressed-tensors) use this before codes are chosen. Formats without a scale are returned unchanged.
     pub fn with_scale_code(mut self, code: Code) -> Self {
         match &mut self {
             Format::Affine(Affine { scale: Some(scale), .. }) => scale.code = code,
@@ -378,8 +380,8 @@ impl Format {
         self
     }
 
-    /// Bits of a `[rows, cols]` tensor in packed storage, scales, zero points and biases included. A zero point takes the
-    /// bits of a code, a bias 32.
+    /// Bits of a `[rows, cols]` tensor in packed storage, including scales, zero points and biases. A zero point
+    /// takes the bits of a code, a bias 32.
     pub fn total_bits(&self, rows: usize, cols: usize) -> u64 {
         let blocks = self.blocks().count(rows, cols);
         if let Format::Trellis(trellis) = self {

@@ -1,6 +1,8 @@
-//! The text of a [`Scheme`]: `ELEMENT[-GRANULARITY][-sym|-asym][:RULE][@static|@dynamic|@delayedLEN]`, or a named format.
+//! Text form of a [`Scheme`]: `ELEMENT[-GRANULARITY][-sym|-asym][:RULE][@static|@dynamic|@delayedLEN]`, or a named
+//! format.
 //!
-//! Printing gives the shortest text that parses back to the same scheme; rounding has no text (it is a run's option).
+//! Printing gives the shortest text that parses back to the same scheme. Rounding has no text; it is an option of a
+//! run.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,20 +19,20 @@ use crate::variant::is_nvfp4;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseError {
-    /// No element or named format begins the text.
+    /// The text does not begin with an element or a named format.
     #[error("scheme: expected one of {}, got \"{text}\"", element_names())]
     Element {
         /// The text.
         text: String,
     },
-    /// A part after the element is not understood.
+    /// A part after the element is unknown.
     #[error("scheme \"{text}\": expected {allowed}, got \"{part}\"")]
     Part {
         /// The text.
         text: String,
         /// The part.
         part: String,
-        /// Texts that may stand there.
+        /// Allowed texts.
         allowed: String,
     },
 }
@@ -61,7 +63,7 @@ const FLOATS: [MiniFloat; 9] = [
 /// Elements wider than 16 bits.
 const WIDE: [(&str, Code); 3] = [("f64", Code::F64), ("f32", Code::F32), ("tf32", Code::Tf32)];
 
-/// Code books, the longer of two names with a common beginning first.
+/// Code books; of two names with a common prefix the longer one comes first.
 const BOOKS: [Book; 7] =
     [Book::Nf4, Book::Fp4Bnb, Book::Dyn8Unsigned, Book::Dyn8, Book::Dyn4, Book::Lin8Unsigned, Book::Lin8];
 
@@ -72,20 +74,20 @@ const INTS: [(&str, u32); 7] =
 /// Name of a trellis before its bits.
 const TRELLIS: &str = "trellis";
 
-/// Suffix of a trellis where each channel has a scale.
+/// Suffix of a trellis with a scale per channel.
 const CHANNELS: &str = "channel";
 
-/// Name of [`Rule::Clip`] before the hundredths of the range that a scale covers.
+/// Name of [`Rule::Clip`], before the hundredths of the range that a scale covers.
 const CLIP: &str = "clip";
 
 /// Name of delayed scaling before the length of its amax history.
 const DELAYED: &str = "delayed";
 
-/// Largest group or tile side the grammar takes: far above any in use, far below overflow.
+/// Largest group or tile side in the grammar: far above any in use, far below overflow.
 const MAX_GROUP: u32 = 1 << 24;
 
-/// One representative of everything that the grammar can name and this crate can write, default rules, for tables and
-/// tests.
+/// One representative of everything that the grammar can name and this crate can write, with default rules, for
+/// tables and tests.
 pub fn catalogue() -> Vec<Scheme> {
     let mut all: Vec<Scheme> = WIDE.iter().map(|(_, code)| Scheme::plain(*code)).collect();
     all.extend(FLOATS.map(|f| Scheme::plain(Code::Float(f))));
@@ -102,7 +104,7 @@ pub fn catalogue() -> Vec<Scheme> {
 /// Parses the scheme of a weight or of optimizer state.
 ///
 /// # Errors
-/// As [`Scheme::from_str`], and for delayed scaling, which needs the amax history of a run.
+/// As [`Scheme::from_str`]; also for delayed scaling, which needs the amax history of a run.
 pub fn parse_weight(text: &str) -> Result<Scheme, ParseError> {
     without_history(text, text.parse()?)
 }
@@ -120,8 +122,8 @@ fn without_history(text: &str, scheme: Scheme) -> Result<Scheme, ParseError> {
 /// Parses the scheme of an activation or a KV cache, whose rows are tokens unless they are heads.
 ///
 /// # Errors
-/// As [`Scheme::from_str`]; for a trellis, whose values are coded together; for delayed scaling, which needs the amax history of
-/// a run.
+/// As [`Scheme::from_str`]; also for a trellis, whose values are coded together, and for delayed scaling, which needs
+/// the amax history of a run.
 pub fn parse_activation(text: &str) -> Result<Scheme, ParseError> {
     let mut scheme = without_history(text, text.parse()?)?;
     if scheme.format.trellis().is_some() {
@@ -198,7 +200,7 @@ fn parse_body(text: &str, body: &str) -> Result<Scheme, ParseError> {
     if let Some(&id) = CodecId::ALL.iter().find(|id| id.name() == body) {
         return Ok(Scheme::codec(id));
     }
-    // Names share prefixes (fp8-e4m3, fp8-e4m3fnuz): a name counts only at a hyphen or at the end.
+    // Names share prefixes (fp8-e4m3, fp8-e4m3fnuz), so a name must end at a hyphen or at the end.
     let after = |name: &str| match body.strip_prefix(name) {
         Some("") => Some(""),
         Some(rest) => rest.strip_prefix('-'),
@@ -281,7 +283,7 @@ fn parse_float(text: &str, rest: &str, float: MiniFloat) -> Result<Scheme, Parse
 }
 
 fn parse_book(text: &str, rest: &str, book: Book) -> Result<Scheme, ParseError> {
-    // Double quantization is of weights: the maps of optimizer state have no use for it.
+    // Double quantization applies to weights; the maps of optimizer state do not use it.
     let (size, doubled) = match rest.strip_suffix("dq").filter(|_| !book.is_state_map()) {
         Some(size) => (size.strip_suffix('-').unwrap_or(size), true),
         None => (rest, false),

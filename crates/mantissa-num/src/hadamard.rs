@@ -1,17 +1,18 @@
-//! Hadamard rotations: orthogonal, fast, and spreading outliers over all channels.
+//! Hadamard rotations: fast orthogonal transforms that spread outliers over all channels.
 //!
-//! `H = kron(B, S) / sqrt(n)` with `n = K·2^p`, `S` the Sylvester matrix of order `2^p` and `B` a Hadamard matrix of order `K`,
-//! chosen as QuaRot chooses it (Ashkboos et al. 2024, arXiv 2404.00456, section 3 and its published code): 1 for powers of
-//! two, else the first of 172, 156, 140, 108, 60, 52, 36, 28, 40, 20, 12 that leaves a power of two. Vectors `x[n]` are rows:
-//! `y = x·Hᵀ`, and `x = y·H` because `H` is orthogonal. The `S` part takes `n·p` additions, the `B` part `n·K`.
+//! `H = kron(B, S) / sqrt(n)` with `n = K·2^p`, `S` the Sylvester matrix of order `2^p` and `B` a Hadamard matrix of
+//! order `K`. `K` is chosen as in QuaRot (Ashkboos et al. 2024, arXiv 2404.00456, section 3 and its published code):
+//! 1 for powers of two, else the first of 172, 156, 140, 108, 60, 52, 36, 28, 40, 20, 12 that leaves a power of two.
+//! Vectors `x[n]` are rows: `y = x·Hᵀ`, and `x = y·H` because `H` is orthogonal. The `S` part takes `n·p` additions,
+//! the `B` part `n·K`.
 //!
-//! The order of additions is fixed, so that a result depends on nothing but the input.
+//! The order of additions is fixed, so the result depends only on the input.
 
 mod bases;
 
 use crate::round::random_u32;
 
-/// Orders tried before giving up, with their matrices as bits, in the order of QuaRot's `get_hadK`.
+/// Base orders that are tried, with their matrices as bits, in the order of QuaRot's `get_hadK`.
 const BASES: [(usize, &[u32]); 11] = [
     (172, &bases::HAD172),
     (156, &bases::HAD156),
@@ -72,7 +73,7 @@ impl Real for f64 {
     }
 }
 
-/// A Hadamard transform of one length, perhaps with signs: `y = (x·diag(signs))·Hᵀ`.
+/// Hadamard transform of one length, optionally with signs: `y = (x·diag(signs))·Hᵀ`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hadamard {
     n: usize,
@@ -81,7 +82,7 @@ pub struct Hadamard {
 }
 
 impl Hadamard {
-    /// The transform of vectors of `n`. `None` where `n` is 0 or no known base leaves a power of two.
+    /// Creates the transform of vectors of `n`. `None` if `n` is 0 or no known base leaves a power of two.
     pub fn new(n: usize) -> Option<Self> {
         let base = match n.is_power_of_two() {
             true => None,
@@ -90,13 +91,13 @@ impl Hadamard {
         Some(Hadamard { n, base, signs: None })
     }
 
-    /// The same with `signs`, each 1 or -1, applied first. `None` where there are not `n` of them or one is neither.
+    /// The same with `signs`, each 1 or -1, applied first. `None` if their number is wrong or one is neither.
     pub fn with_signs(self, signs: &[i8]) -> Option<Self> {
         let fits = signs.len() == self.n && signs.iter().all(|s| s.abs() == 1);
         fits.then(|| Hadamard { signs: Some(signs.to_vec()), ..self })
     }
 
-    /// The randomized transform whose signs come from `seed`: element `i` is negated where bit 31 of its random word is set.
+    /// Randomized transform with signs from `seed`: element `i` is negated if bit 31 of its random word is set.
     pub fn randomized(self, seed: u64) -> Self {
         let sign = |i: u64| if random_u32(seed, i) >> 31 == 1 { -1 } else { 1 };
         let signs = (0..self.n as u64).map(sign).collect();
@@ -116,7 +117,7 @@ impl Hadamard {
         }
     }
 
-    /// `x·diag(signs)·Hᵀ` in place, for as many whole vectors as `x` holds.
+    /// Computes `x·diag(signs)·Hᵀ` in place, for every whole vector in `x`.
     pub fn forward<T: Real>(&self, x: &mut [T]) {
         for x in x.chunks_exact_mut(self.n) {
             self.flip(x);
@@ -124,7 +125,7 @@ impl Hadamard {
         }
     }
 
-    /// `x·H·diag(signs)` in place, for as many whole vectors as `x` holds: the inverse of [`forward`](Self::forward).
+    /// Computes `x·H·diag(signs)` in place, for every whole vector in `x`: the inverse of [`forward`](Self::forward).
     pub fn transpose<T: Real>(&self, x: &mut [T]) {
         for x in x.chunks_exact_mut(self.n) {
             self.transform(x, true);
@@ -151,7 +152,7 @@ impl Hadamard {
     }
 }
 
-/// The Walsh-Hadamard butterflies in natural order: `x·S` of a power of two, unscaled.
+/// Walsh-Hadamard butterflies in natural order: unscaled `x·S` for a power of two.
 fn sylvester<T: Real>(x: &mut [T]) {
     let mut half = 1;
     while half < x.len() {

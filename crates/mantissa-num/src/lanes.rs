@@ -1,12 +1,13 @@
-//! Sixteen f32 side by side: the arithmetic in which the searches of [`codec`](crate::codec) are written.
+//! Sixteen f32 side by side: the arithmetic of the searches in [`codec`](crate::codec).
 //!
-//! A search compares many candidates for one block; each lane is a candidate, or a part of the block. Every operation is the
-//! IEEE operation of each lane by itself, fused where it is called so and nowhere else, so that [`Portable`] and any faster implementation agree bit for bit.
+//! A search compares many candidates for one block; each lane is a candidate, or a part of the block. Every operation
+//! is the IEEE operation of each lane, fused only where its name says so. So [`Portable`] and any faster
+//! implementation agree bit for bit.
 
 /// Number of lanes.
 pub const LANES: usize = 16;
 
-/// The operations on [`LANES`] values. A value of the type stands for the right to use an instruction set.
+/// Operations on [`LANES`] values. A value of the type proves that its instruction set is available.
 pub trait Lanes: Copy {
     /// The values.
     type V: Copy;
@@ -23,7 +24,7 @@ pub trait Lanes: Copy {
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a * b`.
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a * b + c`, rounded once: fused at every level, in software where the processor cannot.
+    /// `a * b + c`, rounded once: fused at every level, in software if the processor has no FMA.
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// `c - a * b`, rounded once.
     fn sub_mul(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
@@ -31,7 +32,7 @@ pub trait Lanes: Copy {
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
     /// `|a|`.
     fn abs(self, a: Self::V) -> Self::V;
-    /// `a` without its fraction.
+    /// `a` truncated to an integer.
     fn trunc(self, a: Self::V) -> Self::V;
     /// `if b > a { b } else { a }`.
     fn greater(self, a: Self::V, b: Self::V) -> Self::V;
@@ -41,21 +42,21 @@ pub trait Lanes: Copy {
     fn if_less(self, a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V;
     /// The last eight lanes, then the first eight.
     fn swap_halves(self, a: Self::V) -> Self::V;
-    /// The first lane of the least value, and the value; no lane is NaN.
+    /// First lane with the smallest value, and the value; no lane is NaN.
     fn least(self, a: Self::V) -> (usize, f32);
     /// The greatest value; no lane is NaN.
     fn greatest(self, a: Self::V) -> f32;
-    /// The low byte of each lane [without its fraction](Self::trunc), in two's complement; no magnitude reaches 2^22.
+    /// Low byte of each lane [truncated](Self::trunc), in two's complement; magnitudes are below 2^22.
     fn bytes(self, a: Self::V) -> [u8; LANES];
 
-    /// The bits of the f16 nearest to each lane, ties to even, infinite where none is near; no lane is NaN.
+    /// Bits of the f16 nearest to each lane, ties to even, infinite beyond its range; no lane is NaN.
     #[inline(always)]
     fn halves(self, a: Self::V) -> [u16; LANES] {
         self.to_array(a).map(crate::minifloat::f16_bits)
     }
 }
 
-/// Arrays, and whatever the compiler makes of them.
+/// Plain arrays, vectorized by the compiler.
 #[derive(Clone, Copy, Debug)]
 pub struct Portable;
 
@@ -155,7 +156,7 @@ impl Lanes for Portable {
 
     #[inline(always)]
     fn bytes(self, a: [f32; LANES]) -> [u8; LANES] {
-        // Leaves an integer in the low bits, in two's complement: a conversion that compilers vectorize, as they do not a
+        // Leaves an integer in the low bits, in two's complement. Compilers vectorize this conversion, but not a
         // saturating cast.
         const INTEGERS: f32 = 12_582_912.0; // 1.5 · 2^23
         a.map(|v| (v.trunc() + INTEGERS).to_bits() as u8)

@@ -1,4 +1,4 @@
-//! The stored values of a [`ScaleTree`]: one [`ScaleLevel`] per node.
+//! Stored values of a [`ScaleTree`]: one [`ScaleLevel`] per node.
 
 use crate::codes::Codes;
 use crate::format::ScaleTree;
@@ -6,12 +6,13 @@ use crate::format::ScaleTree;
 /// One level of stored scales: its codes, the offsets of its blocks and the level above.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScaleLevel {
-    /// Scale codes, one per block of the level below, in the order of [`Blocks::grid`](crate::Blocks::grid). Empty where the
-    /// format has no scales. A trellis holds f16 patterns of the inputs, then of the outputs ([`crate::trellis`]).
+    /// Scale codes, one per block of the level below, in the order of [`Blocks::grid`](crate::Blocks::grid). Empty
+    /// for formats without scales. A trellis holds f16 patterns of the inputs, then of the outputs
+    /// ([`crate::trellis`]).
     pub codes: Codes,
     /// Offsets of the values below.
     pub offsets: Offsets,
-    /// The level above, which scales `codes`: the tensor-wide scale of NVFP4, or the scales of double quantization.
+    /// Level above, which scales `codes`: the global scale of NVFP4, or the scales of double quantization.
     pub outer: Option<Box<ScaleLevel>>,
 }
 
@@ -30,7 +31,7 @@ pub enum Offsets {
 }
 
 impl Offsets {
-    /// Zero points to change in place; empty where the format has none.
+    /// Zero points, mutable; empty if the format has none.
     pub fn zeros_mut(&mut self) -> &mut [i32] {
         match self {
             Offsets::Zero(zeros) => zeros,
@@ -38,7 +39,7 @@ impl Offsets {
         }
     }
 
-    /// Biases to change in place; empty where the format has none.
+    /// Biases, mutable; empty if the format has none.
     pub fn biases_mut(&mut self) -> &mut [f32] {
         match self {
             Offsets::Bias(biases) => biases,
@@ -59,13 +60,13 @@ impl ScaleLevel {
         Codes::U32(vec![scale.to_bits()]).into()
     }
 
-    /// The scales of double quantization: f32 `factors`, and the `mean` added after multiplying.
+    /// Scales of double quantization: f32 `factors`, and the `mean` added after multiplying.
     pub fn residual(factors: &[f32], mean: f32) -> Self {
         let codes = Codes::U32(factors.iter().map(|factor| factor.to_bits()).collect());
         ScaleLevel { codes, offsets: Offsets::Mean(mean), outer: None }
     }
 
-    /// The same level below a tensor-wide scale, or below none.
+    /// The same level below an optional global scale.
     pub fn with_outer(self, scale: Option<f32>) -> Self {
         ScaleLevel { outer: scale.map(|scale| Box::new(Self::single(scale))), ..self }
     }
@@ -110,7 +111,7 @@ impl ScaleLevel {
         self.codes.to_le_bytes()
     }
 
-    /// Zero points in the signed domain, one per block; empty where the format has none.
+    /// Zero points in the signed domain, one per block; empty if the format has none.
     pub fn zeros(&self) -> &[i32] {
         match &self.offsets {
             Offsets::Zero(zeros) => zeros,
@@ -121,7 +122,7 @@ impl ScaleLevel {
     /// Appends zero points.
     pub fn extend_zeros(&mut self, more: impl IntoIterator<Item = i32>) {
         let mut more = more.into_iter().peekable();
-        // Nothing to append must not drop offsets of the other kind.
+        // Appending nothing must not drop offsets of the other kind.
         if more.peek().is_none() {
             return;
         }
@@ -133,7 +134,7 @@ impl ScaleLevel {
         self.offsets = Offsets::Zero(zeros);
     }
 
-    /// Values of the lowest code, one per block; empty where the format has no bias.
+    /// Values of the lowest code, one per block; empty if the format has no bias.
     pub fn biases(&self) -> &[f32] {
         match &self.offsets {
             Offsets::Bias(biases) => biases,
@@ -144,7 +145,7 @@ impl ScaleLevel {
     /// Appends biases.
     pub fn extend_biases(&mut self, more: impl IntoIterator<Item = f32>) {
         let mut more = more.into_iter().peekable();
-        // Nothing to append must not drop offsets of the other kind.
+        // Appending nothing must not drop offsets of the other kind.
         if more.peek().is_none() {
             return;
         }
@@ -156,13 +157,13 @@ impl ScaleLevel {
         self.offsets = Offsets::Bias(biases);
     }
 
-    /// Tensor-wide scale as stored, where the format has one.
+    /// Global scale as stored, if the format has one.
     pub fn tensor_wide(&self) -> Option<f32> {
         let outer = self.outer.as_ref()?;
         (outer.offsets == Offsets::None && outer.len() == 1).then(|| f32::from_bits(outer.get(0)))
     }
 
-    /// Level above under double quantization, as `tree` describes these scales.
+    /// Level above under double quantization, as described by `tree`.
     pub fn nested(&self, tree: &ScaleTree) -> Option<Nested<'_>> {
         let (blocks, _) = tree.nested()?;
         let outer = self.outer.as_deref()?;
@@ -171,12 +172,12 @@ impl ScaleLevel {
     }
 }
 
-/// Scales of double quantization: each multiplies a run of block scales, and their mean is added.
+/// Scales of double quantization: each multiplies a run of block scales; their mean is added.
 #[derive(Clone, Copy, Debug)]
 pub struct Nested<'a> {
     /// Number of consecutive block scales that share a factor.
     pub block: usize,
-    /// f32 patterns of the factors: the amax of each run of scales, mean removed.
+    /// f32 patterns of the factors: the amax of each run of scales minus the mean.
     factors: &'a Codes,
     /// Mean of all block scales.
     pub mean: f32,

@@ -1,6 +1,6 @@
 //! Number formats as data: bits ↔ value, rounding, [`Scheme`]s, block and packing layouts.
 //!
-//! Pure: no I/O, no threads, no unsafe code. It is the specification that every faster path of mantissa is compared with.
+//! Pure: no I/O, no threads, no unsafe code. Every faster path of mantissa is tested against this specification.
 //!
 //! ```
 //! use mantissa_num::{Given, Scheme, quantize};

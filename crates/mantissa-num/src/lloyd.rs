@@ -1,17 +1,17 @@
-//! Scalar quantizers of least squared error: levels that fit values, or a density.
+//! Scalar quantizers with the least squared error: levels fitted to values, or to a density.
 //!
-//! Lloyd's iteration (Lloyd 1982, "Least Squares Quantization in PCM"; Max 1960): each value goes to its nearest level, each
-//! level to the weighted mean of its values, until nothing moves. In one dimension with the values sorted a level's share is a
-//! run of them, and its mean a difference of running sums.
+//! Lloyd's iteration (Lloyd 1982, "Least Squares Quantization in PCM"; Max 1960) assigns each value to its nearest
+//! level and moves each level to the weighted mean of its values, until nothing changes. For sorted values a level's
+//! share is a consecutive run, whose mean follows from running sums.
 
-/// Iterations at most; what is left to gain after as many is far below the error of a level stored in f32.
+/// Maximum number of iterations; further gains are far below the error of an f32 level.
 const ITERATIONS: usize = 2000;
 
-/// Points at which a density is taken.
+/// Number of points at which a density is sampled.
 const POINTS: usize = 16_384;
 
-/// `count` ascending levels of least `Σ weight · (value - level)²` as Lloyd's iteration finds it from levels that begin at
-/// equal shares of the weight. Pairs that are not finite or have no weight are left out; without any the levels are 0.
+/// Returns `count` ascending levels with the least `Σ weight · (value - level)²` by Lloyd's iteration, starting at
+/// equal shares of the weight. Pairs that are not finite or have no weight are ignored; without any the levels are 0.
 pub fn levels(values: &[(f32, f32)], count: usize) -> Vec<f32> {
     let usable = |(value, weight): &&(f32, f32)| value.is_finite() && weight.is_finite() && *weight > 0.0;
     let mut sorted: Vec<(f32, f32)> = values.iter().filter(usable).copied().collect();
@@ -23,7 +23,7 @@ pub fn levels(values: &[(f32, f32)], count: usize) -> Vec<f32> {
         distinct.resize(count, sorted[last].0);
         return distinct;
     }
-    // Sums of the weights, and of the weighted values, before each place.
+    // Running sums of the weights, and of the weighted values.
     let mut sums = vec![(0f64, 0f64)];
     for (value, weight) in &sorted {
         let (weights, values) = sums[sums.len() - 1];
@@ -48,7 +48,7 @@ pub fn levels(values: &[(f32, f32)], count: usize) -> Vec<f32> {
                 None => sorted.len(),
             };
             let (below, up_to) = (sums[first], sums[end]);
-            // A level without values stays, for values that may come to it.
+            // A level without values stays, because values may reach it later.
             let mean = if end > first { (up_to.1 - below.1) / (up_to.0 - below.0) } else { level };
             moved |= mean != level;
             next.push(mean);
@@ -63,12 +63,12 @@ pub fn levels(values: &[(f32, f32)], count: usize) -> Vec<f32> {
     levels.into_iter().map(|level| level as f32).collect()
 }
 
-/// `2^bits` levels of least squared error for one coordinate of a random vector of `dim` coordinates and length `√dim`: the
-/// density is proportional to `(1 - x²/dim)^((dim - 3)/2)` (Zandieh et al. 2025, "TurboQuant", arXiv 2504.19874, lemma 1), the
-/// normal one in the limit. `dim` at least 2, and `bits` 1 to 8.
+/// Returns `2^bits` levels with the least squared error for one coordinate of a random vector of `dim` coordinates
+/// and length `√dim`. The density is proportional to `(1 - x²/dim)^((dim - 3)/2)` (Zandieh et al. 2025, "TurboQuant",
+/// arXiv 2504.19874, lemma 1), the normal density in the limit. `dim` is at least 2, and `bits` 1 to 8.
 pub fn sphere_levels(dim: usize, bits: u32) -> Vec<f32> {
     let dim = dim.max(2) as f64;
-    // Beyond ten the normal density is below what adds up in f64.
+    // Beyond ten the normal density is negligible in f64.
     let reach = dim.sqrt().min(10.0);
     let width = 2.0 * reach / POINTS as f64;
     let point = |i: usize| {
@@ -76,13 +76,13 @@ pub fn sphere_levels(dim: usize, bits: u32) -> Vec<f32> {
         (x as f32, ((dim - 3.0) / 2.0 * (1.0 - x * x / dim).ln()).exp() as f32)
     };
     let half = 1usize << bits.clamp(1, 8) >> 1;
-    // Symmetric exactly, though the iteration is so but for its rounding.
+    // Make the levels exactly symmetric; the iteration is symmetric only up to rounding.
     let all = levels(&(0..POINTS).map(point).collect::<Vec<_>>(), 2 * half);
     let magnitude = |i: usize| (all[half + i] - all[half - 1 - i]) / 2.0;
     (0..2 * half).map(|i| if i < half { -magnitude(half - 1 - i) } else { magnitude(i - half) }).collect()
 }
 
-/// Index of the level nearest to `x` among ascending `levels`, the lower one of two as near; the first for NaN.
+/// Index of the level nearest to `x` among ascending `levels`, the lower one for ties; the first for NaN.
 pub fn nearest(levels: &[f32], x: f32) -> usize {
     let above = levels.partition_point(|level| *level < x);
     match (above.checked_sub(1), levels.get(above)) {
@@ -108,7 +108,7 @@ mod tests {
         sum / total
     }
 
-    /// The errors that Max tabulates for the normal density (1960, table I).
+    /// Errors in Max's table for the normal density (1960, table I).
     #[test]
     fn levels_of_long_vectors_are_those_of_the_normal_density() {
         for (bits, error) in [(1, 0.3634), (2, 0.1175), (3, 0.03454), (4, 0.009497)] {
@@ -122,7 +122,7 @@ mod tests {
         }
     }
 
-    /// One coordinate of a vector in three dimensions is uniform (Archimedes), whose best levels are even.
+    /// One coordinate of a vector in three dimensions is uniform (Archimedes), so its best levels are evenly spaced.
     #[test]
     fn levels_of_three_dimensions_are_even() {
         let levels = sphere_levels(3, 3);

@@ -27,7 +27,7 @@ pub enum Special {
 pub enum Overflow {
     /// The largest finite value of the same sign, for infinities too.
     Saturate,
-    /// Infinity where the format has one, else NaN, else the largest finite value.
+    /// Infinity if the format has one, else NaN, else the largest finite value.
     Special,
 }
 
@@ -52,7 +52,7 @@ const fn float(name: &'static str, e: u32, m: u32, bias: i32, special: Special) 
 
 /// IEEE 754 binary16.
 pub const F16: MiniFloat = float("f16", 5, 10, 15, Special::Ieee);
-/// TensorFloat-32, the 19 high bits of an f32: 8 exponent and 10 mantissa bits. Kept in 32 bits: see
+/// TensorFloat-32, the 19 high bits of an f32: 8 exponent and 10 mantissa bits. Stored in 32 bits: see
 /// [`Code::Tf32`](crate::Code::Tf32).
 pub const TF32: MiniFloat = float("tf32", 8, 10, 127, Special::Ieee);
 /// bfloat16: the upper half of an f32.
@@ -106,8 +106,8 @@ impl MiniFloat {
         if negative { -value } else { value }
     }
 
-    /// The code of `x`. NaN becomes the NaN code (sign kept where there are two), or code 0 in a format without NaN.
-    /// `index` is the element's position in its tensor: the counter of stochastic rounding.
+    /// Code of `x`. NaN becomes the NaN code (sign kept if there are two), or code 0 in a format without NaN. `index`
+    /// is the element's position in its tensor: the counter of stochastic rounding.
     pub fn encode(&self, x: f32, overflow: Overflow, rounding: Rounding, index: u64) -> u32 {
         let bits = x.to_bits();
         let sign = if bits >> 31 == 1 { self.sign_mask() } else { 0 };
@@ -132,7 +132,7 @@ impl MiniFloat {
         sign | magnitude
     }
 
-    /// [`encode`](Self::encode) with saturation and nearest-even rounding: what scaled elements use.
+    /// [`encode`](Self::encode) with saturation and nearest-even rounding, as for scaled elements.
     pub fn encode_saturating(&self, x: f32) -> u32 {
         self.encode(x, Overflow::Saturate, Rounding::NearestEven, 0)
     }
@@ -181,7 +181,7 @@ impl MiniFloat {
 
     const fn nan_code(&self, sign: u32) -> Option<u32> {
         match self.special {
-            // The quiet bit, as hardware and ml_dtypes write it.
+            // The quiet bit, as in hardware and ml_dtypes.
             Special::Ieee => Some(sign | (self.max_code() + 1) | 1 << (self.mantissa_bits - 1)),
             Special::NanOnly => Some(sign | self.magnitude_mask()),
             Special::Fnuz => Some(self.sign_mask()),
@@ -189,7 +189,7 @@ impl MiniFloat {
         }
     }
 
-    /// Rounds a finite f32 magnitude to a code magnitude, which may lie past [`max_code`](Self::max_code).
+    /// Rounds a finite f32 magnitude to a code magnitude, which may exceed [`max_code`](Self::max_code).
     fn round_magnitude(&self, bits: u32, rounding: Rounding, index: u64) -> u32 {
         let m = self.mantissa_bits as i32;
         let field = (bits >> 23) as i32;
@@ -218,7 +218,8 @@ pub(crate) fn pow2(e: i32) -> f64 {
     f64::from_bits(((e + 1023) as u64) << 52)
 }
 
-/// Rounds to the nearest f16, ties to even. Values that are normal in f16, as most scales are, take integer operations alone.
+/// Rounds to the nearest f16, ties to even. Values that are normal in f16, as most scales are, need only integer
+/// operations.
 #[inline]
 pub(crate) fn f16_bits(x: f32) -> u16 {
     const DROPPED: u32 = 23 - 10;
@@ -237,7 +238,7 @@ pub(crate) fn f16_bits(x: f32) -> u16 {
 mod tests {
     use super::*;
 
-    /// Interesting values as (format, code, value): limits, neighbours of the subnormal range, specials.
+    /// Test values as (format, code, value): limits, neighbours of the subnormal range, specials.
     const TABLE: &[(MiniFloat, u32, f32)] = &[
         (E4M3, 0b0_1111_110, 448.0),
         (E4M3, 0b0_0001_000, 0.015625),

@@ -1,11 +1,11 @@
-//! Packing orders, as data: how codes of fewer than 8 bits share bytes in each on-disk convention.
+//! Packing orders, as data: layout of codes with fewer than 8 bits in each on-disk format.
 
-/// End of a unit that the first code takes.
+/// End of a unit at which the first code is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum First {
     /// Code `i` occupies bits `[i·b, (i+1)·b)` of the little-endian byte stream.
     Low,
-    /// The first code of a byte sits in its highest bits (bitsandbytes).
+    /// The first code of a byte is in its highest bits (bitsandbytes).
     High,
 }
 
@@ -31,15 +31,15 @@ impl Packing {
         Packing { bits, unit_bytes: 4, first: First::Low, offset_binary: true, flat: false }
     }
 
-    /// GPTQ's `qweight` (lines run along K) and, with zero points in place of codes, `qzeros` (along N): a code is stored plus
-    /// `2^(bits-1)`, which makes it the unsigned number of the published code. AWQ packs the same way along N, in the order
-    /// of [`AWQ_NIBBLES`].
+    /// GPTQ's `qweight` (lines along K) and, with zero points as codes, `qzeros` (along N). Codes are stored plus
+    /// `2^(bits-1)`, which gives the unsigned numbers of the published code. AWQ packs the same way along N, in the
+    /// order of [`AWQ_NIBBLES`].
     pub const fn gptq(bits: u32) -> Self {
         Self::compressed_tensors_int(bits)
     }
 
     /// Rows of raw codes, low bits first, padded to bytes: FP4 pairs of compressed-tensors, ModelOpt and MX, and the
-    /// native container.
+    /// native format.
     pub const fn rows(bits: u32) -> Self {
         Packing { bits, unit_bytes: 1, first: First::Low, offset_binary: false, flat: false }
     }
@@ -72,8 +72,8 @@ impl Packing {
         out
     }
 
-    /// Unpacks a `[rows, cols]` array into one code per byte. `signed` codes are sign-extended.
-    /// `packed` must hold [`total_bytes`](Self::total_bytes); `None` where it does not.
+    /// Unpacks a `[rows, cols]` array into one code per byte. `signed` codes are sign-extended. `packed` must hold
+    /// [`total_bytes`](Self::total_bytes), else `None`.
     pub fn unpack(&self, packed: &[u8], rows: usize, cols: usize, signed: bool) -> Option<Vec<u8>> {
         if packed.len() != self.total_bytes(rows, cols) {
             return None;
@@ -88,14 +88,15 @@ impl Packing {
         Some(out)
     }
 
-    /// Packs a `[rows, cols]` array along its rows' axis (dim 0): each column is a line, and the units of all lines lie
-    /// `[units, cols]`, so that a unit holds codes of consecutive rows (GPTQ's `qweight`, compressed-tensors' zero points).
+    /// Packs a `[rows, cols]` array along dim 0: each column is a line, and the units of all lines are stored
+    /// `[units, cols]`. So a unit holds codes of consecutive rows (GPTQ's `qweight`, compressed-tensors' zero
+    /// points).
     pub fn pack_dim0(&self, codes: &[u8], rows: usize, cols: usize) -> Vec<u8> {
         let lines = self.pack(&transpose(codes, rows, cols), rows);
         self.transpose_units(&lines, cols, self.line_bytes(rows) / self.unit_bytes)
     }
 
-    /// The inverse of [`pack_dim0`](Self::pack_dim0), as [`unpack`](Self::unpack).
+    /// Inverse of [`pack_dim0`](Self::pack_dim0), like [`unpack`](Self::unpack).
     pub fn unpack_dim0(&self, packed: &[u8], rows: usize, cols: usize, signed: bool) -> Option<Vec<u8>> {
         if packed.len() != self.total_bytes(cols, rows) {
             return None;
@@ -109,7 +110,7 @@ impl Packing {
         (0..cols).flat_map(|c| (0..rows).flat_map(move |r| unit(r, c).iter().copied())).collect()
     }
 
-    /// Sets the bits from `shift` on of `fields` to the codes of one line.
+    /// Sets the bits of `fields` from `shift` on to the codes of one line.
     fn unpack_add(&self, line: &[u8], shift: u32, fields: &mut [u8]) {
         let mut plane = vec![0; fields.len()];
         self.unpack_line(line, &mut plane, false);
@@ -124,7 +125,7 @@ impl Packing {
         if self.offset_binary { 1 << (self.bits - 1) } else { 0 }
     }
 
-    /// Packs one line into `out`, which is zero beforehand.
+    /// Packs one line into `out`, which must be zero.
     fn pack_line(&self, codes: &[u8], out: &mut [u8]) {
         match (self.first, self.bits) {
             (_, 4) => self.pack_nibbles(codes, out),
@@ -178,7 +179,7 @@ impl Packing {
             return self.unpack_one_by_one(packed, out, signed);
         }
         let (bits, mask, bias) = (self.bits as usize, self.mask() as u8, self.bias() as u8);
-        // A field whose top bit is its sign is extended by flipping that bit and taking it off again.
+        // A field with its sign in the top bit is extended by flipping that bit and subtracting it.
         let top = if signed { 1 << (self.bits - 1) } else { 0 };
         let finish = |field: u8| ((field & mask ^ bias) ^ top).wrapping_sub(top);
         if bits == 8 {
@@ -202,7 +203,7 @@ impl Packing {
         self.unpack_one_by_one(packed_rest, rest, signed);
     }
 
-    /// Between this packing's order of nibbles and low first.
+    /// Converts between this packing's nibble order and low first.
     fn swap_nibbles(&self, packed: u32) -> u32 {
         match self.first {
             First::Low => packed,
@@ -231,8 +232,8 @@ impl Packing {
     }
 }
 
-/// Codes of an array's first axis that stand far apart in it and share a unit: with `n` lines of units, field `f` of the unit in line `u` is the
-/// code of line `f · n + u`. What lies beyond the last line is padding.
+/// Packing in which distant lines of an array share a unit: with `n` lines of units, field `f` of the unit in line
+/// `u` is the code of line `f · n + u`. Fields beyond the last line are padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Strided {
     /// Bits of a code, 1 to 8.
@@ -246,7 +247,7 @@ pub struct Strided {
 }
 
 impl Strided {
-    /// HQQ's packing of this name (`hqq/core/bitpack.py`): bytes, but ten codes of 3 bits in 30 of 32 bits.
+    /// HQQ's packing with this name (`hqq/core/bitpack.py`): bytes, or ten 3-bit codes in 30 of 32 bits.
     pub fn hqq(name: &str) -> Option<Self> {
         let (bits, unit_bytes, fields) = match name {
             "8bit_u8" => (8, 1, 1),
@@ -264,12 +265,12 @@ impl Strided {
         Strided { bits, unit_bytes: 1, fields: 8 / bits as usize, first: First::Low }
     }
 
-    /// Lines of units that `lines` lines of codes take.
+    /// Number of unit lines for `lines` lines of codes.
     pub const fn unit_lines(&self, lines: usize) -> usize {
         lines.div_ceil(self.fields)
     }
 
-    /// The unsigned codes `[lines, cols]`; `None` where `packed` does not hold `[unit_lines, cols]` units.
+    /// Unsigned codes `[lines, cols]`; `None` unless `packed` holds `[unit_lines, cols]` units.
     pub fn unpack(&self, packed: &[u8], lines: usize, cols: usize) -> Option<Vec<u8>> {
         let count = self.unit_lines(lines).checked_mul(cols)?;
         if packed.len() != count.checked_mul(self.unit_bytes)? {
@@ -287,11 +288,11 @@ impl Strided {
     }
 }
 
-/// AWQ's GEMM order: which of eight neighbouring codes the nibbles of a word hold, the lowest nibble first (AutoAWQ,
-/// `utils/packing_utils.py`).
+/// AWQ's GEMM order: index of the code in each nibble of a word, among eight adjacent codes, lowest nibble first
+/// (AutoAWQ, `utils/packing_utils.py`).
 pub const AWQ_NIBBLES: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
-/// `out[i] = values[order[i]]` within each run of `order.len()` values, of which `values` holds whole ones.
+/// `out[i] = values[order[i]]` within each run of `order.len()` values; `values` must hold whole runs.
 pub fn gather_runs(values: &[u8], order: &[usize]) -> Vec<u8> {
     values.chunks_exact(order.len()).flat_map(|run| order.iter().map(|&from| run[from])).collect()
 }
@@ -322,8 +323,8 @@ pub const fn planes(bits: u32) -> Option<&'static [u32]> {
     }
 }
 
-/// One block of GPTQ's planar layout, `bits` little-endian words, to the fields of its 32 codes: plane after plane, each a
-/// bit stream by itself, the lowest bits first. `None` where there is no such layout or `block` has another length.
+/// Unpacks one block of GPTQ's planar layout, `bits` little-endian words, to the fields of its 32 codes. Each plane
+/// is a bit stream of its own, lowest bits first. `None` for other widths or another length of `block`.
 pub fn planar_block(block: &[u8], bits: u32) -> Option<[u8; PLANAR_BLOCK]> {
     let planes = planes(bits).filter(|_| block.len() == bits as usize * 4)?;
     let (mut fields, mut start, mut shift) = ([0; PLANAR_BLOCK], 0, 0);
@@ -336,7 +337,7 @@ pub fn planar_block(block: &[u8], bits: u32) -> Option<[u8; PLANAR_BLOCK]> {
     Some(fields)
 }
 
-/// Eight nibbles, the lowest first, to the low halves of eight bytes.
+/// Spreads eight nibbles, lowest first, over the low halves of eight bytes.
 fn spread_nibbles(packed: u32) -> u64 {
     let fours = (u64::from(packed) | u64::from(packed) << 16) & 0x0000_ffff_0000_ffff;
     let pairs = (fours | fours << 8) & 0x00ff_00ff_00ff_00ff;
@@ -398,7 +399,7 @@ mod tests {
         let fields: [u8; 32] = std::array::from_fn(|i| (i * 37 % 128) as u8);
         for bits in 2..=8 {
             let fields = fields.map(|f| f & ((1u16 << bits) - 1) as u8);
-            // Straight from the description: word `i` of a plane of width w holds codes from 32/w · i on, w bits each.
+            // From the description: word `i` of a plane of width w holds codes from 32/w · i on, w bits each.
             let mut words = Vec::new();
             let mut shift = 0;
             for &width in planes(bits).unwrap() {
@@ -419,7 +420,7 @@ mod tests {
     proptest! {
         #[test]
         fn packing_round_trips(bits in 1u32..=8, rows in 0usize..5, cols in 0usize..40, offset in any::<bool>(), high in any::<bool>(), seed in any::<u64>()) {
-            // Codes that straddle bytes have no order with the first in the high bits.
+            // Codes that straddle bytes cannot be ordered with the first in the high bits.
             let first = if high && 8 % bits == 0 { First::High } else { First::Low };
             let packing = Packing { bits, unit_bytes: 4, first, offset_binary: offset, flat: rows % 2 == 0 };
             let codes: Vec<u8> = (0..rows * cols)
@@ -432,7 +433,7 @@ mod tests {
                 let packed = packing.pack_dim0(&codes, rows, cols);
                 prop_assert_eq!(packing.unpack_dim0(&packed, rows, cols, true).unwrap(), &codes[..]);
             }
-            // The fast loops against the definition, one code at a time.
+            // Compares the fast loops with the definition, one code at a time.
             let line = if packing.flat { rows * cols } else { cols };
             for (codes, packed) in codes.chunks_exact(line.max(1)).zip(packed.chunks_exact(packing.line_bytes(line).max(1))) {
                 let mut slow = vec![0; packed.len()];

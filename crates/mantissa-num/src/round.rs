@@ -1,9 +1,9 @@
-//! Rounding modes and the counter-based random numbers that stochastic rounding draws.
+//! Rounding modes and the counter-based random numbers of stochastic rounding.
 //!
-//! Philox4x32-10: J. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011. The counter is the element's
-//! index in its tensor and the key the seed, so that a result depends neither on order nor on threads.
+//! Philox4x32-10: J. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011. The counter is the
+//! element's index in its tensor and the key is the seed, so the result depends on neither order nor threads.
 
-/// Rounding of a real value to one of its two neighbouring codes.
+/// Rounding of a real value to one of its two adjacent codes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Rounding {
     /// To the nearest code, ties to the even code (RNE).
@@ -11,14 +11,14 @@ pub enum Rounding {
     NearestEven,
     /// To the nearest code, ties toward zero (DeepGEMM's FP4).
     NearestDown,
-    /// Up (away from zero) with a probability equal to the distance travelled from the lower neighbour.
+    /// Up (away from zero) with a probability equal to the distance from the lower neighbour.
     Stochastic {
         /// Key of the random stream.
         seed: u64,
     },
-    /// [`Rounding::Stochastic`] with this random word for every element: what another generator drew.
+    /// [`Rounding::Stochastic`] with this random word for every element, drawn by another generator.
     Drawn {
-        /// Rounds up where it is below `2^32` times the distance from the lower neighbour.
+        /// Random word; rounds up if it is below `2^32` times the distance from the lower neighbour.
         word: u32,
     },
 }
@@ -79,9 +79,9 @@ fn rounds_up(rest: u64, drop: u32, odd: bool) -> bool {
     rest > half || (rest == half && odd)
 }
 
-/// The word of the stream `seed` that belongs to element `index`.
+/// Word of the stream `seed` for element `index`.
 pub fn random_u32(seed: u64, index: u64) -> u32 {
-    // One block of four words serves four neighbouring elements.
+    // One block of four words serves four adjacent elements.
     let block =
         philox4x32_10([(index >> 2) as u32, (index >> 34) as u32, 0, 0], [seed as u32, (seed >> 32) as u32]);
     block[(index & 3) as usize]

@@ -1,4 +1,4 @@
-//! `Scheme`: what a user names - a [`Format`], how a writer chooses its codes, and when scales are taken.
+//! `Scheme`: the storage that a user names. It combines a [`Format`], the writer's choices, and the source of scales.
 
 use crate::codebook::Book;
 use crate::codec::CodecId;
@@ -6,8 +6,8 @@ use crate::format::{Affine, Blocks, Code, Format, Offset, ScaleTree, Sense, Tabl
 use crate::minifloat;
 use crate::round::Rounding;
 
-/// Rule by which a writer picks a block's scale and codes, where implementations differ. `golden/README.md` of the reference
-/// data lists the formulas; [`blockwise`](crate::blockwise) implements them.
+/// Rule by which a writer chooses a block's scale and codes, where implementations differ. `golden/README.md` of the
+/// reference data lists the formulas; [`blockwise`](crate::blockwise) implements them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Rule {
@@ -21,7 +21,7 @@ pub enum Rule {
     Even,
     /// `2^ceil(log2(amax / max_element))`, exact (what `cvt.rp` to UE8M0 and Transformer Engine compute).
     Rceil,
-    /// [`Rule::Rceil`] as torchao computes it eagerly: f32 logarithm, and no scaling at all where the code is 0.
+    /// [`Rule::Rceil`] as torchao computes it eagerly: with an f32 logarithm, and without scaling if the code is 0.
     TorchaoRceil,
     /// compressed-tensors.
     Ct,
@@ -29,27 +29,29 @@ pub enum Rule {
     Te,
     /// Symmetric integers over the whole code range: `scale = amax / ((2^b - 1) / 2)`.
     Full,
-    /// [`Rule::Full`] over so many hundredths of the range, 1 to 99: `scale = p / 100 · amax / ((2^b - 1) / 2)`, and what lies
-    /// beyond takes the outermost codes. Of tokens: QuaRot's `a_clip_ratio` (Ashkboos et al. 2024, arXiv 2404.00456, section 4.3).
+    /// [`Rule::Full`] over this many hundredths of the range, 1 to 99: `scale = p / 100 · amax / ((2^b - 1) / 2)`;
+    /// values beyond take the outermost codes. For tokens this is QuaRot's `a_clip_ratio` (Ashkboos et al. 2024,
+    /// arXiv 2404.00456, section 4.3).
     Clip(u8),
-    /// Symmetric integers without the most negative code: `scale = max(amax, 1e-5) / (2^(b-1) - 1)`; of a KV cache's head
-    /// vectors `max(amax / (2^(b-1) - 1), 1e-8)`.
+    /// Symmetric integers without the most negative code: `scale = max(amax, 1e-5) / (2^(b-1) - 1)`; for head vectors
+    /// of a KV cache `max(amax / (2^(b-1) - 1), 1e-8)`.
     Restricted,
-    /// torchao: multiplies by the reciprocal of the scale, and adds the zero point after rounding. NVFP4 without a tensor-wide
-    /// scale: `scale = clamp(amax / 6, 2^-6, 448)`.
+    /// torchao: multiplies by the reciprocal of the scale, and adds the zero point after rounding. NVFP4 without a
+    /// global scale: `scale = clamp(amax / 6, 2^-6, 448)`.
     Torchao,
     /// torchao's `SYMMETRIC_NO_CLIPPING_ERR`: `scale = max(min / qmin, max / qmax)`.
     NoClippingErr,
-    /// Asymmetric integers of a KV cache: `scale = max((max - min) / (2^b - 1), 1e-8)`, and the minimum itself is kept.
+    /// Asymmetric integers of a KV cache: `scale = max((max - min) / (2^b - 1), 1e-8)`, and the minimum itself is
+    /// stored.
     MinMax,
-    /// Four Over Six (Cook et al. 2026, arXiv 2512.02010) as Transformer Engine has it: of mapping a block's amax to 4 or
-    /// to 6, the one with the smaller squared error; the tensor's amax maps to 6 · 256.
+    /// Four Over Six (Cook et al. 2026, arXiv 2512.02010) as in Transformer Engine: maps a block's amax to 4 or to 6,
+    /// whichever has the smaller squared error; the tensor's amax maps to 6 · 256.
     FourOverSix,
     /// DeepGEMM tiles: `scale = max(amax, 1e-4) / max_element`, times the reciprocal; an E8M0 scale is rounded up.
     Floor1e4,
     /// torchao tiles: `1 / scale = max_element / max(amax, 1e-12)`.
     Floor1e12,
-    /// DeepSeek-V3's own kernel: as [`Rule::Floor1e4`], but dividing.
+    /// DeepSeek-V3's own kernel: like [`Rule::Floor1e4`], but dividing.
     DeepSeekV3,
     /// DeepGEMM's FP4: `scale = max(amax, 1e-4) / 6` (a power of two, rounded up, under E8M0), and halves round toward zero.
     DeepGemm,
@@ -62,7 +64,7 @@ pub enum Rule {
     AbsMean,
 }
 
-/// Decisions of a writer that a reader never needs.
+/// Choices of a writer that a reader never needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Encoder {
     /// Choice of scales and codes.
@@ -83,23 +85,24 @@ pub enum ScaleFloor {
     KvCache,
 }
 
-/// When a scale is taken.
+/// Time at which a scale is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Source {
-    /// Beforehand, from calibration; stored with the model.
+    /// In advance, by calibration; stored with the model.
     Static,
     /// From the tensor being quantized.
     #[default]
     Dynamic,
-    /// From the largest amax of the last `len` steps (delayed scaling of Transformer Engine). The amax history is run state.
+    /// From the largest amax of the last `len` steps (delayed scaling of Transformer Engine). The amax history is run
+    /// state.
     Delayed {
         /// Length of the amax history, in steps.
         len: u32,
     },
 }
 
-/// Rows of a tensor where each has a scale of its own: `int8-channel` is a weight's, `int8-token` an activation's.
+/// Kind of row with its own scale: `int8-channel` is for weights, `int8-token` for activations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RowKind {
     /// Output channels of a weight.
@@ -114,16 +117,16 @@ pub enum RowKind {
 /// Tensor amax over tensor scale under [`Rule::FourOverSix`]: 6 · 256.
 pub(crate) const FOUR_OVER_SIX_SCALE: u32 = 6 * 256;
 
-/// A way of storing a tensor, as a user names it. Parses from and prints to text: see [`grammar`](crate::grammar).
+/// Storage of a tensor, as named by a user. Parses from and prints to text: see [`grammar`](crate::grammar).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Scheme {
     /// Stored format, all that a reader needs.
     pub format: Format,
     /// Decisions of the writer.
     pub encoder: Encoder,
-    /// When scales are taken.
+    /// Source of scales.
     pub source: Source,
-    /// Kind of row that shares a scale, where blocks are rows.
+    /// Kind of row that shares a scale, for blocks that are rows.
     pub row: RowKind,
 }
 
@@ -160,8 +163,8 @@ impl Scheme {
         Self::new(format, Rule::Floor)
     }
 
-    /// NVFP4: groups of 16 E2M1 elements with an E4M3 scale each. `global` is the meaning of the f32 scale of the tensor, on
-    /// which producers differ; `None` where there is none.
+    /// NVFP4: groups of 16 E2M1 elements with an E4M3 scale each. `global` is the meaning of the global f32 scale,
+    /// which differs between producers; `None` without one.
     pub fn nvfp4(global: Option<Sense>) -> Self {
         let rule = match global {
             Some(Sense::Amax { full_scale: FOUR_OVER_SIX_SCALE }) => Rule::FourOverSix,
@@ -198,8 +201,8 @@ impl Scheme {
         Self::new(format, if book.is_state_map() { Rule::Nearest } else { Rule::Amax })
     }
 
-    /// A code book whose block scales are themselves quantized (bitsandbytes' `compress_statistics`): their differences
-    /// from the mean scale are signed dynamic 8-bit codes over flat blocks of 256 with an f32 amax each.
+    /// Code book whose block scales are quantized themselves (bitsandbytes' `compress_statistics`): differences from
+    /// the mean scale as signed dynamic 8-bit codes over flat blocks of 256 with an f32 amax each.
     pub fn double_quantized(book: Book, block: u32) -> Self {
         let nested = ScaleTree { code: Code::F32, sense: Sense::Residual, outer: None };
         let scale = ScaleTree::below(Code::Book(Book::Dyn8), Blocks::Flat(256), nested);
@@ -211,8 +214,7 @@ impl Scheme {
         Self::new(Format::Codec(id), Rule::Amax)
     }
 
-    /// The scheme of a writer of `format` where no variant is named: the family's first [variant](Self::variants) that
-    /// stores it.
+    /// Default scheme of `format`: the family's first [variant](Self::variants) that stores it.
     pub fn writing(format: Format) -> Self {
         let any = Self::new(format, Rule::Amax);
         let variants = any.variants();
@@ -227,7 +229,7 @@ impl Scheme {
         self
     }
 
-    /// True if a scale may cover a share of its range ([`Rule::Clip`]): symmetric integers with a scale for each token.
+    /// True if a scale may cover a share of its range ([`Rule::Clip`]): symmetric integers with a scale per token.
     pub fn clips(&self) -> bool {
         let symmetric =
             matches!(&self.format, Format::Affine(Affine { code: Code::Int(_), offset: Offset::None, .. }));
@@ -240,9 +242,9 @@ impl Scheme {
         (self.clips() && (1..100).contains(&hundredths)).then_some(self)
     }
 
-    /// True if NaN and infinities have a documented code. Plain casts keep them (or saturate). An E8M0 block with a NaN has
-    /// the NaN scale; one with an infinity has the scale of 2^128, under which everything but the infinity vanishes.
-    /// Everywhere else they are an error.
+    /// True if NaN and infinities have a documented code. Plain casts keep them (or saturate). An E8M0 block with a
+    /// NaN has the NaN scale; one with an infinity has the scale of 2^128, at which everything except the infinity
+    /// becomes 0. Otherwise they are an error.
     pub fn accepts_non_finite(&self) -> bool {
         match (&self.format, self.format.scale()) {
             (Format::Codec(_) | Format::Trellis(_), _) => false,
@@ -251,13 +253,13 @@ impl Scheme {
         }
     }
 
-    /// True if the format has a scale for the whole tensor above the block scales.
+    /// True if the format has a global scale above the block scales.
     pub fn has_outer_scale(&self) -> bool {
         self.format.scale().is_some_and(|scale| scale.tensor_wide().is_some())
     }
 
-    /// True if codes depend on values outside their block by more than the tensor-wide scale, so that a tensor can only be
-    /// quantized whole: the scales of double quantization are stored relative to their mean.
+    /// True if codes depend on values outside their block beyond the global scale, so that a tensor must be quantized
+    /// whole: double quantization stores scales relative to their mean.
     pub fn needs_whole_tensor(&self) -> bool {
         self.format.scale().is_some_and(|scale| scale.nested().is_some())
     }

@@ -1,12 +1,16 @@
-//! Transforms around the codes of a stored linear layer: `Stored = Format + … + [Diag | Hadamard | Perm]… + [Columns | Sparse | LowRank]…`.
+//! Transforms around the codes of a stored linear layer: `Stored = Format + … + [Diag | Hadamard | Perm]… + [Columns
+//! | Sparse | LowRank]…`.
 //!
-//! `y = After(W · Before(x)) + Extras(x)`, with `W` `[rows, cols]` the decoded codes, `x` `[cols]` and `y` `[rows]`. GPTQ's act-order (`g_idx`) is a
-//! permutation before a weight whose columns are sorted by group, AWQ's and SmoothQuant's scales that are not folded are a diagonal, EXL3's and
-//! compressed-tensors' rotations are Hadamard matrices and signs; LLM.int8() and SpQR keep columns or single weights beside the codes.
+//! `y = After(W · Before(x)) + Extras(x)`, with `W` `[rows, cols]` the decoded codes, `x` `[cols]` and `y` `[rows]`.
+//! Examples:
+//! - GPTQ's act-order (`g_idx`): a permutation before a weight whose columns are sorted by group.
+//! - Unfolded scales of AWQ and SmoothQuant: a diagonal.
+//! - Rotations of EXL3 and compressed-tensors: Hadamard matrices and signs.
+//! - LLM.int8() and SpQR: columns or single weights stored outside the codes.
 
 use crate::hadamard::Hadamard;
 
-/// A linear map of vectors of one width to itself.
+/// Linear map of vectors to vectors of the same width.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Map {
     /// `y[i] = x[p[i]]`.
@@ -24,7 +28,7 @@ pub enum Extra {
     Columns {
         /// Columns of the input.
         index: Vec<u32>,
-        /// Their weights.
+        /// Weights of those columns.
         values: Vec<f32>,
     },
     /// `y += U · (D · x)`, `D` `[rank, cols]` and `U` `[rows, rank]` row-major.
@@ -38,7 +42,7 @@ pub enum Extra {
     },
     /// `y[r] += Σ values[i] · x[index[i]]` over `i` from `starts[r]` to `starts[r + 1]`: compressed sparse rows.
     Sparse {
-        /// `[rows + 1]`, not falling.
+        /// Row starts `[rows + 1]`, non-decreasing.
         starts: Vec<u32>,
         /// Columns.
         index: Vec<u32>,
@@ -47,26 +51,26 @@ pub enum Extra {
     },
 }
 
-/// Everything around the codes.
+/// All transforms and terms around the codes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Transforms {
-    /// On the input, in the order in which they are applied.
+    /// Maps of the input, in order of application.
     pub before: Vec<Map>,
-    /// On the product, in the order in which they are applied.
+    /// Maps of the product, in order of application.
     pub after: Vec<Map>,
     /// Terms added to it, computed from the unmapped input.
     pub extras: Vec<Extra>,
 }
 
-/// A transform does not fit the layer.
+/// A transform does not match the layer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: expected {allowed}, got {found}")]
 pub struct MisfitError {
-    /// Part that does not fit.
+    /// Part that does not match.
     pub what: &'static str,
     /// Value of the part.
     pub found: String,
-    /// Values that fit.
+    /// Expected values.
     pub allowed: String,
 }
 
@@ -89,7 +93,7 @@ impl Map {
     /// Checks that the map takes vectors of `width` values.
     ///
     /// # Errors
-    /// [`MisfitError`]: another length, or no permutation.
+    /// [`MisfitError`]: another length, or not a permutation.
     pub fn check(&self, width: usize) -> Result<(), MisfitError> {
         match self {
             Map::Perm(p) => {
@@ -109,7 +113,7 @@ impl Map {
         }
     }
 
-    /// Maps each row of `x` (`[_, width]`), which the map must [fit](Self::check).
+    /// Maps each row of `x` (`[_, width]`), which must pass [`check`](Self::check).
     pub fn apply(&self, x: &mut [f32], width: usize) {
         self.each(x, width, false);
     }
@@ -140,7 +144,7 @@ impl Map {
 }
 
 impl Extra {
-    /// Checks that the term belongs to a layer `[rows, cols]`.
+    /// Checks that the term matches a layer `[rows, cols]`.
     ///
     /// # Errors
     /// [`MisfitError`].
@@ -166,7 +170,7 @@ impl Extra {
         }
     }
 
-    /// Adds its part of the product: `y` `[t, rows]`, `x` `[t, cols]`.
+    /// Adds its term to the product: `y` `[t, rows]`, `x` `[t, cols]`.
     pub fn add(&self, x: &[f32], y: &mut [f32], rows: usize, cols: usize) {
         let tokens = x.chunks_exact(cols.max(1)).zip(y.chunks_exact_mut(rows.max(1)));
         let mut hidden = Vec::new();
@@ -195,7 +199,7 @@ impl Extra {
         }
     }
 
-    /// Adds to `weight` (`[rows, cols]`) what [`add`](Self::add) adds to its products.
+    /// Adds to `weight` (`[rows, cols]`) the matrix whose product [`add`](Self::add) adds.
     pub fn fold(&self, weight: &mut [f32], rows: usize, cols: usize) {
         let of_row = weight.chunks_exact_mut(cols.max(1)).take(rows);
         match self {
@@ -229,27 +233,27 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 }
 
 impl Transforms {
-    /// True if there is nothing around the codes.
+    /// True if there are no transforms and no terms.
     pub fn is_empty(&self) -> bool {
         self.before.is_empty() && self.after.is_empty() && self.extras.is_empty()
     }
 
-    /// Checks that all transforms belong to a layer `[rows, cols]`.
+    /// Checks that all transforms match a layer `[rows, cols]`.
     ///
     /// # Errors
-    /// [`MisfitError`] names the first that does not.
+    /// [`MisfitError`] names the first mismatch.
     pub fn check(&self, rows: usize, cols: usize) -> Result<(), MisfitError> {
         self.before.iter().try_for_each(|map| map.check(cols))?;
         self.after.iter().try_for_each(|map| map.check(rows))?;
         self.extras.iter().try_for_each(|extra| extra.check(rows, cols))
     }
 
-    /// Replaces the decoded codes `weight` (`[rows, cols]`) by the weight that the layer as a whole multiplies with.
+    /// Replaces the decoded codes `weight` (`[rows, cols]`) by the effective weight of the whole layer.
     pub fn fold(&self, weight: &mut [f32], rows: usize, cols: usize) {
         if rows == 0 || cols == 0 {
             return;
         }
-        // W · Bₙ ⋯ B₁: the last map of the input is next to the weight.
+        // W · Bₙ ⋯ B₁: the last input map is next to the weight.
         self.before.iter().rev().for_each(|map| map.apply_transposed(weight, cols));
         if !self.after.is_empty() {
             let mut column = vec![0.0; rows];
@@ -263,8 +267,8 @@ impl Transforms {
     }
 }
 
-/// The permutation that sorts columns by group, columns of a group in their order, for [`Map::Perm`]; and the groups so sorted. `None` where
-/// they are sorted already.
+/// Permutation that sorts columns by group, stable within a group, for [`Map::Perm`]; and the sorted groups. `None`
+/// if they are sorted already.
 pub fn by_group(groups: &[u32]) -> Option<(Vec<u32>, Vec<u32>)> {
     if groups.is_sorted() {
         return None;

@@ -1,7 +1,7 @@
-//! The order in which tensor cores read block scales (cuBLAS "1D block scaling factors layout", torchao's `to_blocked`).
+//! Order in which tensor cores read block scales (cuBLAS "1D block scaling factors layout", torchao's `to_blocked`).
 //!
-//! A `[rows, cols]` array of one-byte scales is cut into tiles of 128 × 4, padded with zeros, tiles row-major; inside a tile
-//! the scale of row `r`, column `c` lies at `(r % 32)·16 + (r / 32)·4 + c`.
+//! A `[rows, cols]` array of one-byte scales is split into tiles of 128 × 4, padded with zeros, tiles row-major.
+//! Inside a tile the scale of row `r`, column `c` is at `(r % 32)·16 + (r / 32)·4 + c`.
 
 const TILE_ROWS: usize = 128;
 const TILE_COLS: usize = 4;

@@ -1,4 +1,4 @@
-//! Whole tensors: `[rows, cols]` of f32 ↔ codes and scales. The reference that every fast path is compared with.
+//! Whole tensors: `[rows, cols]` of f32 ↔ codes and scales. Every fast path is tested against this reference.
 
 use std::ops::Range as Rows;
 
@@ -20,17 +20,18 @@ pub struct Quantized {
     pub rows: usize,
     /// Last axis.
     pub cols: usize,
-    /// One per element. Integers are sign-extended to 8 bits. Of a codec or trellis, [`Codes::Packed`].
+    /// One code per element. Integers are sign-extended to 8 bits. [`Codes::Packed`] for a codec or trellis.
     pub codes: Codes,
     /// Stored block scales and offsets, and the levels above them.
     pub scales: ScaleLevel,
 }
 
-/// Parameters that a caller may fix beforehand.
+/// Parameters that a caller may fix.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Given {
-    /// Tensor-wide scale as stored, instead of one from this tensor's amax: fused partners share theirs, and a static
-    /// activation scale comes from calibration. For a format with a single level of scales it is the scale of every block.
+    /// Global scale as stored, in place of one from this tensor's amax: fused layers share theirs, and a static
+    /// activation scale comes from calibration. For a format with a single level of scales it is the scale of every
+    /// block.
     pub outer: Option<f32>,
     /// Flat index of the first element in its tensor, for stochastic rounding of a panel.
     pub first_index: u64,
@@ -40,8 +41,8 @@ pub struct Given {
 ///
 /// # Errors
 /// [`TensorError::NonFinite`] unless the scheme [accepts](Scheme::accepts_non_finite) such values,
-/// [`TensorError::Length`] when `x` does not match the shape, of a codec [`TensorError::Ragged`] and
-/// [`TensorError::ScaleOverflow`], and of a trellis [`TensorError::Searched`].
+/// [`TensorError::Length`] if `x` does not match the shape, [`TensorError::Ragged`] and
+/// [`TensorError::ScaleOverflow`] for a codec, [`TensorError::Searched`] for a trellis.
 pub fn quantize(
     scheme: &Scheme,
     x: &[f32],
@@ -74,7 +75,7 @@ pub fn quantize(
     Ok(q)
 }
 
-/// Replaces each element by the value of its code: quantize and dequantize in place, as an activation is.
+/// Quantizes and dequantizes each element in place, as for activations.
 ///
 /// # Errors
 /// As [`quantize`].
@@ -101,7 +102,7 @@ pub fn fake_quantize(
 }
 
 impl Quantized {
-    /// Without codes or scales yet: what a reader or writer of `format` fills in.
+    /// Creates a tensor without codes or scales, for a reader or writer of `format` to fill.
     pub fn empty(format: Format, rows: usize, cols: usize) -> Self {
         let codes = match format {
             Format::Codec(_) | Format::Trellis(_) => Codes::Packed(Vec::new()),
@@ -111,17 +112,17 @@ impl Quantized {
         Quantized { format, rows, cols, codes, scales: scales.into() }
     }
 
-    /// Tensor-wide scale as stored, where the format has one.
+    /// Global scale as stored, if the format has one.
     pub fn outer(&self) -> Option<f32> {
         self.scales.tensor_wide()
     }
 
-    /// Zero points in the signed domain, one per block; empty where the format has none.
+    /// Zero points in the signed domain, one per block; empty if the format has none.
     pub fn zeros(&self) -> &[i32] {
         self.scales.zeros()
     }
 
-    /// Values of the lowest code, one per block; empty where the format has no bias.
+    /// Values of the lowest code, one per block; empty if the format has no bias.
     pub fn biases(&self) -> &[f32] {
         self.scales.biases()
     }
@@ -139,7 +140,7 @@ impl Quantized {
     /// Dequantizes all rows.
     ///
     /// # Errors
-    /// [`TensorError::Length`] when codes, scales or zero points do not match the shape.
+    /// [`TensorError::Length`] if codes, scales or zero points do not match the shape.
     pub fn dequantize(&self) -> Result<Vec<f32>, TensorError> {
         self.check()?;
         if let Format::Trellis(trellis) = &self.format {
@@ -150,8 +151,8 @@ impl Quantized {
         Ok(out)
     }
 
-    /// Dequantizes some rows into `out` (`[rows.len(), cols]`), of a trellis from all of them. The tensor must have passed
-    /// [`check`](Self::check).
+    /// Dequantizes some rows into `out` (`[rows.len(), cols]`); a trellis decodes all rows for it. The tensor must
+    /// have passed [`check`](Self::check).
     pub fn dequantize_rows(&self, rows: Rows<usize>, out: &mut [f32]) {
         if let Some(codec) = self.format.codec() {
             return self.decode_blocks(codec, rows, out);
@@ -180,8 +181,8 @@ impl Quantized {
     /// Checks that all lists match the shape and the format.
     ///
     /// # Errors
-    /// [`TensorError::Length`] names the first list that does not, [`TensorError::Ragged`] a codec that does not divide rows,
-    /// [`TensorError::Tiles`] a trellis that does not divide the tensor.
+    /// [`TensorError::Length`] names the first mismatch, [`TensorError::Ragged`] a codec whose blocks do not divide
+    /// rows, [`TensorError::Tiles`] a trellis whose tiles do not divide the tensor.
     pub fn check(&self) -> Result<(), TensorError> {
         let blocks = self.format.blocks().count(self.rows, self.cols);
         let per_block = |present: bool| if present { blocks } else { 0 };
@@ -208,7 +209,7 @@ impl Quantized {
         }
     }
 
-    /// Codes, or bytes of a codec, that the shape requires.
+    /// Number of codes, or bytes of a codec, required by the shape.
     fn code_count(&self) -> Result<usize, TensorError> {
         let (rows, cols) = (self.rows, self.cols);
         match &self.format {
@@ -236,7 +237,7 @@ impl Quantized {
     }
 }
 
-/// Codes reserved at once for a shape that may come from a file.
+/// Number of codes reserved at once, for shapes that may come from a file.
 const MAX_RESERVED: usize = 1 << 24;
 
 fn ragged(codec: &Codec, cols: usize) -> TensorError {
@@ -308,7 +309,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Blocks under a rule that needs more than their range: each is one run of one row.
+    /// Blocks under a rule that needs more than their range: each is one run of a row.
     fn choose_by_values(&mut self, scheme: &Scheme, x: &[f32]) {
         for row in 0..self.rows {
             for (block, start, end) in self.geometry.runs(self.cols, row) {
@@ -378,7 +379,7 @@ fn check_finite(x: &[f32]) -> Result<(), TensorError> {
 mod tests {
     use super::*;
 
-    /// Types with scales in f16, and the largest magnitude, in units of 65504, that both signs reach.
+    /// Types with f16 scales, and the largest magnitude, in units of 65504, that both signs reach.
     const REACH: [(&str, f32); 7] = [
         ("q4_0", 8.0),
         ("q5_0", 16.0),

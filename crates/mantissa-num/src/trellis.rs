@@ -1,9 +1,10 @@
-//! EXL3's trellis (turboderp's exllamav3, after QTIP: Tseng et al. 2024, arXiv 2406.11235): tiles of 16 × 16 weights, each
-//! weight the value of a 16-bit state, of which neighbours share all but `b` bits.
+//! EXL3's trellis (turboderp's exllamav3, after QTIP: Tseng et al. 2024, arXiv 2406.11235): tiles of 16 × 16 weights.
+//! Each weight is the value of a 16-bit state, and adjacent states share all but `b` bits.
 //!
-//! A tile is a ring of `256 · b` bits, the highest bit of each 32-bit word first. State `i` is the 16 bits that end with bit
-//! `⌊(i + 1) · b⌋`: at half-integer rates every second weight has a bit more; its value comes from a few integer operations, the *code book*. Source: `exllamav3_ext/quant/codebook.cuh`,
-//! `pack.cu`, and `exl3_lib/quantize.py` for the order of weights.
+//! A tile is a ring of `256 · b` bits, the highest bit of each 32-bit word first. State `i` is the 16 bits that end
+//! with bit `⌊(i + 1) · b⌋`, so at half-integer rates every second weight has one bit more. Its value is a few
+//! integer operations, the *code book*. Source: `exllamav3_ext/quant/codebook.cuh`, `pack.cu`, and
+//! `exl3_lib/quantize.py` for the order of weights.
 
 mod format;
 
@@ -23,9 +24,9 @@ pub const TILE_WEIGHTS: usize = TILE * TILE;
 pub enum TrellisBook {
     /// "3INST": the two halves, masked to small f16, of a linear congruence.
     ThreeInst,
-    /// The same of a product.
+    /// Like "3INST", with a product.
     Mcg,
-    /// The sum of the bytes of a product.
+    /// Sum of the bytes of a product.
     Mul1,
 }
 
@@ -39,7 +40,7 @@ impl TrellisBook {
         Self::NAMES.iter().find(|(book, _)| *book == self).map_or("", |(_, name)| name)
     }
 
-    /// The multiplier, by which a file names its book.
+    /// Multiplier, by which a file identifies its book.
     pub const fn multiplier(self) -> u32 {
         match self {
             TrellisBook::ThreeInst => 89_226_354,
@@ -48,17 +49,18 @@ impl TrellisBook {
         }
     }
 
-    /// The f16 pattern of the value of `state`. Each operation is one in f16, as on the device.
+    /// f16 pattern of the value of `state`. Each operation is a single f16 operation, as on the GPU.
     pub fn value(self, state: u16) -> u16 {
         let x = u32::from(state).wrapping_mul(self.multiplier());
         match self {
             TrellisBook::ThreeInst => sum_of_halves(x.wrapping_add(64_248_484)),
             TrellisBook::Mcg => sum_of_halves(x),
             TrellisBook::Mul1 => {
-                // 0x6400 is 1024, where an f16 counts in ones: adding the sum of bytes to the pattern adds it to the value.
+                // 0x6400 is 1024, where f16 has steps of 1: adding the sum of bytes to the pattern adds it to the
+                // value.
                 let sum: u32 = x.to_le_bytes().into_iter().map(u32::from).sum();
                 let (inverse, bias) = (F16.decode(0x1eee), F16.decode(0xc931));
-                // 22 bits of product and the bias fit f32 exactly, so that the rounding to f16 is the only one.
+                // 22 bits of product and the bias fit f32 exactly, so the rounding to f16 is the only one.
                 f16(F16.decode(0x6400 + sum) * inverse + bias)
             }
         }
@@ -71,7 +73,7 @@ impl TrellisBook {
 }
 
 fn sum_of_halves(x: u32) -> u16 {
-    // Sign and mantissa are the state's, the exponent is nearly fixed.
+    // Sign and mantissa come from the state; the exponent is nearly fixed.
     let x = (x & 0x8fff_8fff) ^ 0x3b60_3b60;
     f16(F16.decode(x & 0xffff) + F16.decode(x >> 16))
 }
@@ -80,16 +82,16 @@ fn f16(x: f32) -> u16 {
     F16.encode(x, Overflow::Special, Rounding::NearestEven, 0) as u16
 }
 
-/// Row (input feature) and column (output feature) within its tile of the weight with each state: the order in which a
-/// tensor core takes the fragments of a 16 × 16 matrix.
+/// Row (input feature) and column (output feature) in its tile for the weight of each state: the fragment order of a
+/// 16 × 16 matrix in tensor cores.
 pub fn place(i: usize) -> (usize, usize) {
     let (lane, element) = (i / 8, i % 8);
     let row = lane % 4 * 2 + [0, 1, 8, 9][element % 4];
     (row, lane / 4 + element / 4 * 8)
 }
 
-/// The states of a tile of `half_bits / 2` bits a weight, `4 · half_bits` words; `None` of another number of words, and for other than 1
-/// to 8 bits.
+/// States of a tile with `half_bits / 2` bits per weight, `4 · half_bits` words; `None` for another number of words,
+/// or outside 1 to 8 bits.
 pub fn states(words: &[u32], half_bits: usize) -> Option<[u16; TILE_WEIGHTS]> {
     if !(2..=16).contains(&half_bits) || words.len() != 4 * half_bits {
         return None;
@@ -102,8 +104,8 @@ pub fn states(words: &[u32], half_bits: usize) -> Option<[u16; TILE_WEIGHTS]> {
     }))
 }
 
-/// The words of a tile with the states `states`, of which only the bits that each adds to the ring count: the inverse of [`states`]
-/// where each begins with what the one before it ends with, all around. `None` for other than 1 to 8 bits.
+/// Words of a tile with the states `states`, using only the bits that each adds to the ring. Inverse of [`states`] if
+/// each begins with the end of the one before it, cyclically. `None` outside 1 to 8 bits.
 pub fn words(states: &[u16; TILE_WEIGHTS], half_bits: usize) -> Option<Vec<u32>> {
     if !(2..=16).contains(&half_bits) {
         return None;
@@ -143,7 +145,7 @@ mod tests {
             let bit = |at: usize| u16::from(words[at % ring / 32] >> (31 - at % 32) & 1 == 1);
             let mut last = ring;
             for (i, state) in states(&words, half_bits).unwrap().into_iter().enumerate() {
-                // The extra bit of a half-integer rate is that of odd weights.
+                // At half-integer rates, odd weights have the extra bit.
                 last += half_bits / 2 + half_bits % 2 * (i % 2);
                 let expected = (last - 16..last).fold(0u16, |state, at| state << 1 | bit(at));
                 assert_eq!(state, expected, "{half_bits} {i}");
@@ -167,7 +169,7 @@ mod tests {
 
     #[test]
     fn values_are_those_of_a_unit_normal() {
-        // exllamav3 scales weights so that the code book matches them: mean 0, standard deviation 1.24.
+        // exllamav3 scales weights to match the code book: mean 0, standard deviation 1.24.
         for book in [TrellisBook::ThreeInst, TrellisBook::Mcg, TrellisBook::Mul1] {
             let values: Vec<f64> = book.table().iter().map(|&v| f64::from(F16.decode(v.into()))).collect();
             let mean = values.iter().sum::<f64>() / 65_536.0;

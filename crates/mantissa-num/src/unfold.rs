@@ -9,7 +9,8 @@ use crate::tensor::Quantized;
 use crate::trellis::{TILE, TILE_WEIGHTS, Trellis, place, rotation, states};
 
 impl Quantized {
-    /// The values between the rotations, `[rows, cols]` as f16 patterns, and the maps around them. `None` of another format.
+    /// Values between the rotations, `[rows, cols]` as f16 patterns, and the maps around them. `None` for any other
+    /// format.
     ///
     /// # Errors
     /// [`TensorError::Length`] and [`TensorError::Tiles`].
@@ -46,7 +47,8 @@ impl Quantized {
         }
     }
 
-    /// The weight itself, from what [`unfold`](Self::unfold) gives. The tensor must have passed [`check`](Self::check).
+    /// Effective weight, from the result of [`unfold`](Self::unfold). The tensor must have passed
+    /// [`check`](Self::check).
     pub(crate) fn folded(&self, trellis: &Trellis) -> Vec<f32> {
         let mut values: Vec<f32> = self.values(trellis).into_iter().map(|v| F16.decode(v.into())).collect();
         self.maps().fold(&mut values, self.rows, self.cols);
@@ -106,7 +108,7 @@ mod tests {
         let bytes: Vec<u8> =
             words(&[7; TILE_WEIGHTS], 4).unwrap().iter().flat_map(|w| w.to_le_bytes()).collect();
         let Codes::Packed(codes) = &mut q.codes else { unreachable!() };
-        // Of 2 × 3 tiles the fourth: the second along the outputs of the second along the inputs.
+        // Fourth of 2 × 3 tiles: the second along the outputs of the second along the inputs.
         codes[3 * bytes.len()..4 * bytes.len()].copy_from_slice(&bytes);
         let tile = q.unfold().unwrap().unwrap().0[16 * cols + 16];
         assert_eq!(states(&words(&[7; TILE_WEIGHTS], 4).unwrap(), 4).unwrap()[0], 0xffff);
@@ -120,7 +122,7 @@ mod tests {
         assert!(matches!(q.dequantize(), Err(TensorError::Length { what: "scales", .. })));
         let q = random("trellis2", 24, 32);
         assert!(matches!(q.unfold(), Some(Err(TensorError::Tiles { .. }))));
-        // Values are coded together, by a search that this crate does not have.
+        // Values are coded together, by a search that this crate lacks.
         let scheme: Scheme = "trellis2".parse().unwrap();
         let found = quantize(&scheme, &[0.0; 256], 16, 16, crate::Given::default());
         assert!(matches!(found, Err(TensorError::Searched { .. })));

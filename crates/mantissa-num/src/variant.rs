@@ -1,13 +1,13 @@
-//! Named variants of a scheme: what `:NAME` stands for in the [grammar](crate::grammar).
+//! Named variants of a scheme: the meaning of `:NAME` in the [grammar](crate::grammar).
 //!
-//! A producer's name may decide how its files decode (which tensor-wide scale NVFP4 has), how codes are chosen, or both. A
+//! A producer's name may determine how its files decode (the global scale of NVFP4), how codes are chosen, or both. A
 //! [`Variant`] names both parts; the format keeps the first and the encoder rule the second.
 
 use crate::format::{Affine, Blocks, Code, Format, Offset, Sense, Table};
 use crate::minifloat::{E2M1, E4M3};
 use crate::scheme::{FOUR_OVER_SIX_SCALE, Rule, Scheme};
 
-/// A name after the colon: what its producer stores and how it chooses scales and codes.
+/// Name after the colon: a producer's storage and its choice of scales and codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variant {
     /// Name in the grammar.
@@ -17,7 +17,7 @@ pub struct Variant {
     stored: Part,
 }
 
-/// Part of the format that a variant decides.
+/// Part of the format that a variant determines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     /// Nothing.
@@ -26,7 +26,7 @@ enum Part {
     Offset(Offset),
     /// Scales of tiles: E8M0 or a wider code.
     PowersOfTwo(bool),
-    /// NVFP4: meaning of the tensor-wide scale, and whether a scale covers 16 × 16 elements.
+    /// NVFP4: meaning of the global scale, and true if a scale covers 16 × 16 elements.
     Nvfp4(Option<Sense>, bool),
 }
 
@@ -102,7 +102,7 @@ impl Variant {
         own == *format
     }
 
-    /// Turns a format of the family into the one that the variant stores.
+    /// Converts a format of the family to the one that the variant stores.
     fn write(&self, format: &mut Format) {
         match (self.stored, &mut *format) {
             (Part::Offset(offset), Format::Affine(affine)) => affine.offset = offset,
@@ -123,7 +123,7 @@ impl Variant {
 }
 
 impl Scheme {
-    /// Variants that may be named for this scheme's family, the default first; `:amax` alone where nothing can be chosen.
+    /// Variants of this scheme's family, the default first; only `:amax` if there is no choice.
     pub fn variants(&self) -> &'static [Variant] {
         match &self.format {
             Format::Affine(affine) => affine_variants(affine),
@@ -132,13 +132,13 @@ impl Scheme {
         }
     }
 
-    /// The variant that this scheme is: its format and its rule. `None` where no name stands for both.
+    /// Variant of this scheme, by its format and rule. `None` if no name describes both.
     pub fn variant(&self) -> Option<&'static Variant> {
         let rule = self.encoder.rule;
         self.variants().iter().find(|variant| variant.rule == rule && variant.stores(&self.format))
     }
 
-    /// The same scheme as the variant `name` has it; `None` where the family has no such variant.
+    /// The same scheme in variant `name`; `None` if the family has no such variant.
     pub fn with_variant(mut self, name: &str) -> Option<Self> {
         let variant = self.variants().iter().find(|variant| variant.name == name)?;
         self.encoder.rule = variant.rule;
@@ -147,7 +147,7 @@ impl Scheme {
     }
 }
 
-/// True for E2M1 elements under E4M3 scales, whatever is above them.
+/// True for E2M1 elements under E4M3 scales, with any levels above.
 pub(crate) fn is_nvfp4(affine: &Affine) -> bool {
     let scale = affine.scale.as_ref().map(|scale| scale.code);
     affine.code == Code::Float(E2M1) && scale == Some(Code::Float(E4M3))
@@ -164,7 +164,7 @@ fn affine_variants(affine: &Affine) -> &'static [Variant] {
         (Code::Ternary, ..) => &TERNARY,
         (_, _, _, Blocks::Tile { .. }) => &TILES,
         (Code::Float(E2M1), _, Code::E8m0, _) => &MICROSCALED,
-        // `:deepgemm` is of FP4 alone.
+        // `:deepgemm` applies only to FP4.
         (_, _, Code::E8m0, _) => &MICROSCALED[..6],
         (Code::Float(E2M1), ..) => &FP4,
         _ => &PLAIN,

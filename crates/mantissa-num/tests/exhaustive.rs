@@ -1,12 +1,12 @@
-//! All 2^32 floats through three elements, against a formula that shares nothing with the encoder.
+//! Checks all 2^32 floats through three elements against an independent formula.
 //!
 //! `cargo test --release -p mantissa-num -- --ignored exhaustive` (a few minutes).
 
 use mantissa_num::Rounding;
 use mantissa_num::minifloat::{BF16, E4M3, E5M2, MiniFloat, Overflow};
 
-/// The nearest value of a format with `mantissa` bits whose smallest binade is `2^least` and whose largest value is `max`, ties
-/// to even, before overflow: in f64, where the division by a power of two and the rounding are exact.
+/// Nearest value of a format with `mantissa` bits, smallest binade `2^least` and largest value `max`, ties to even,
+/// before overflow. In f64 the division by a power of two and the rounding are exact.
 fn nearest(x: f32, mantissa: i32, least: i32) -> f64 {
     let x = f64::from(x);
     let exponent = ((x.to_bits() >> 52) & 0x7ff) as i32 - 1023;
@@ -28,7 +28,8 @@ fn for_every_float(check: impl Fn(f32) + Sync) {
     });
 }
 
-/// `decode(encode(x))` is the nearest value with the sign of `x`; past `max` it is `max` or, unsaturated, what `special` says.
+/// Checks that `decode(encode(x))` is the nearest value with the sign of `x`; beyond `max` it is `max` or,
+/// unsaturated, `special`.
 fn check_element(format: MiniFloat, mantissa: i32, least: i32, max: f64, special: f64) {
     let values: Vec<f32> = (0..1u32 << format.bits()).map(|code| format.decode(code)).collect();
     for_every_float(|x| {

@@ -31,7 +31,7 @@ fn whole_blocks(scheme: &Scheme, cols: usize) -> usize {
     scheme.format.codec().map_or(cols, |codec| cols.next_multiple_of(codec.elements))
 }
 
-/// Rows that have broken other tools: zeros, signed zeros, one huge outlier, subnormals, the extremes of f32.
+/// Difficult rows: zeros, signed zeros, one huge outlier, subnormals, the extremes of f32.
 fn hard_rows(cols: usize) -> Vec<Vec<f32>> {
     let ramp: Vec<f32> = (0..cols).map(|i| (i as f32 - cols as f32 / 2.0) * 0.01).collect();
     let with = |i: usize, v: f32| {
@@ -60,16 +60,16 @@ fn hard_rows_stay_finite_under_every_scheme() {
         let cols = whole_blocks(&scheme, 70);
         for (i, row) in hard_rows(cols).into_iter().enumerate() {
             let quantized = quantize(&scheme, &row, 1, cols, Given::default());
-            // GGUF's f16 scales do not reach all of f32.
+            // GGUF's f16 scales do not cover all of f32.
             let large = scheme.format.codec().is_some() && row.iter().any(|v| v.abs() > 65504.0);
             if large && matches!(quantized, Err(TensorError::ScaleOverflow { .. })) {
                 continue;
             }
             let q = quantized.unwrap();
             let values = q.dequantize().unwrap();
-            // A plain f16 cast of 1e38 is infinity, as IEEE 754 says.
+            // A plain f16 cast of 1e38 is infinity by IEEE 754.
             let sixteen_bits = ["f16", "bf16", "tf32"].contains(&scheme.to_string().as_str());
-            // A scale rounded up makes the grid at f32::MAX coarser than its distance to 2^128, where torchao and the
+            // A rounded-up scale makes the grid at f32::MAX coarser than its distance to 2^128, where torchao and the
             // hardware conversion land too. The default rule stays below.
             let powers = scheme.format.scale().is_some_and(|scale| scale.code == Code::E8m0);
             let up = powers && scheme.encoder.rule != Rule::Floor && row.contains(&-f32::MAX);
@@ -99,7 +99,7 @@ fn non_finite_values_are_counted_or_have_a_documented_code() {
             assert!(error.contains("2 non-finite") && error.contains("element 1"), "{scheme}: {error}");
         }
     }
-    // A NaN in a Microscaling block makes its scale NaN; an infinity takes the scale and leaves the rest zero.
+    // A NaN in a Microscaling block makes its scale NaN; an infinity determines the scale and makes the rest zero.
     let mx: Scheme = "mxfp4".parse().unwrap();
     assert_eq!(quantize(&mx, &x, 1, 4, Given::default()).unwrap().scales.get(0), 255);
     let inf = quantize(&mx, &[1.0, f32::INFINITY], 1, 2, Given::default()).unwrap();
@@ -153,7 +153,7 @@ proptest! {
                     // NVFP4 block scales are themselves rounded by up to 1/16, and reciprocals by an ulp.
                     let coarse = scheme.format.scale().is_some_and(|s| !matches!(s.code, Code::F32 | Code::E8m0));
                     let bound = gap.abs() * 1.0001 + x.abs() * if coarse { 0.125 } else { 1e-6 };
-                    // One level of E4M3 scales reaches 448 · 6 and no further.
+                    // One level of E4M3 scales covers at most 448 · 6.
                     if scheme.to_string() == "nvfp4:torchao-1level" && x.abs() > 2688.0 {
                         continue;
                     }
@@ -168,7 +168,7 @@ proptest! {
         }
         let mut faked = x.clone();
         fake_quantize(scheme, &mut faked, rows, cols, Given::default()).unwrap();
-        // A block type's f16 scale overflows past 65504 times its largest element, to NaN and infinity as in ggml.
+        // A block type's f16 scale overflows beyond 65504 times its largest element, to NaN and infinity as in ggml.
         let equal = faked.iter().zip(&values).all(|(a, b)| a == b || (a.is_nan() && b.is_nan()));
         prop_assert!(equal, "{scheme}: {faked:?} {values:?}");
     }

@@ -9,7 +9,7 @@ use crate::tensors::Tensors;
 use crate::weight::Weight;
 
 impl<T: Tensors + ?Sized> Reader<'_, T> {
-    /// A weight of bitsandbytes, by the levels that the file holds.
+    /// Reads a weight of bitsandbytes, using the levels in the file.
     pub(crate) fn bitsandbytes(&self) -> Result<Weight, T::Error> {
         match self.dtype("weight") {
             Some("I8") => {
@@ -50,7 +50,7 @@ impl<T: Tensors + ?Sized> Reader<'_, T> {
         Ok(Weight { high_first: true, scales: Some(scales), ..stored })
     }
 
-    /// The JSON beside a weight of 4 bits.
+    /// JSON of a 4-bit weight.
     fn state(&self) -> Result<Value, T::Error> {
         let names = ["nf4", "fp4"].map(|name| format!("weight.quant_state.bitsandbytes__{name}"));
         let name = names.iter().find(|name| self.has(name)).unwrap_or(&names[0]);

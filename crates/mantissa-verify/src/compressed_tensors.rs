@@ -1,4 +1,4 @@
-//! Weights of compressed-tensors: packed integers, FP4, and one code to the byte.
+//! Weights of compressed-tensors: packed integers, FP4, and one code per byte.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use crate::tensors::Tensors;
 use crate::weight::Weight;
 
 impl<T: Tensors + ?Sized> Reader<'_, T> {
-    /// The kind of weight, by the names of its tensors.
+    /// Kind of weight, from the names of its tensors.
     pub(crate) fn compressed_tensors(&self) -> Result<Weight, T::Error> {
         if self.has("weight_global_scale") {
             self.fp4(Some(self.scalar("weight_global_scale")?))
@@ -24,7 +24,7 @@ impl<T: Tensors + ?Sized> Reader<'_, T> {
         }
     }
 
-    /// The `weights` arguments of the compressed-tensors group that names this module, or of the first.
+    /// The `weights` arguments of the compressed-tensors group with this module, else of the first group.
     pub(crate) fn group_weights(&self) -> Option<&Value> {
         let groups = self.tensors.config()?.get("quantization_config")?.get("config_groups")?.as_object()?;
         let quoted = format!("\"{}\"", self.module);
@@ -102,7 +102,7 @@ impl<T: Tensors + ?Sized> Reader<'_, T> {
         Ok(Some((0..scales.down).flat_map(|row| lines.iter().map(move |line| line[row])).collect()))
     }
 
-    /// The group of each column, where compressed-tensors has them in another order than their own.
+    /// Group of each column, if compressed-tensors reorders the columns.
     fn column_groups(&self) -> Result<Vec<usize>, T::Error> {
         if !self.has("weight_g_idx") {
             return Ok(Vec::new());
@@ -116,7 +116,7 @@ impl<T: Tensors + ?Sized> Reader<'_, T> {
         }
     }
 
-    /// Codes of lines of `n`, of which only whole ones stand in a word, one to the byte.
+    /// Codes of lines of `n`, one per byte; a word holds only whole codes.
     fn padded_words(&self, bytes: &[u8], bits: usize, n: usize) -> Vec<u8> {
         let per_word = 32 / bits;
         let line = n.div_ceil(per_word);

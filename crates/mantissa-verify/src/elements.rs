@@ -1,4 +1,4 @@
-//! Values of codes, from their bits, in f64.
+//! Values of codes, computed from their bits in f64.
 
 /// Values of offset-binary integers of `bits` bits.
 pub(crate) fn int_values(bits: usize) -> Vec<f32> {
@@ -22,7 +22,7 @@ pub(crate) fn float_value(code: u32, exponent: u32, mantissa: u32, bias: i32) ->
     special.unwrap_or_else(|| mini_float(code, exponent, mantissa, bias)) as f32
 }
 
-/// `bits` bits from bit `at` of a little-endian stream: they lie in one byte or two.
+/// Extracts `bits` bits from bit `at` of a little-endian stream; they span at most two bytes.
 pub(crate) fn field(bytes: &[u8], at: usize, bits: usize) -> u8 {
     let next = bytes.get(at / 8 + 1).copied().unwrap_or(0);
     let pair = u16::from(bytes[at / 8]) | u16::from(next) << 8;
@@ -49,7 +49,7 @@ fn special(code: u32, exponent: u32, mantissa: u32, bias: i32) -> Option<f64> {
     }
 }
 
-/// `(-1)^s · 2^(E-B) · (1 + M/2^m)`, or `(-1)^s · 2^(1-B) · M/2^m` where `E` is 0.
+/// Value `(-1)^s · 2^(E-B) · (1 + M/2^m)`, or `(-1)^s · 2^(1-B) · M/2^m` for `E` = 0.
 fn mini_float(code: u32, exponent: u32, mantissa: u32, bias: i32) -> f64 {
     let fraction = f64::from(code & ((1 << mantissa) - 1)) / f64::from(1u32 << mantissa);
     let field = (code >> mantissa & ((1 << exponent) - 1)) as i32;

@@ -1,4 +1,4 @@
-//! EXL2's weights: groups of columns with codes of one width each, decoded one code at a time.
+//! EXL2 weights: groups of columns, each with its own code width, decoded one code at a time.
 
 use mantissa_num::minifloat::{F16, Overflow};
 use mantissa_num::round::Rounding;
@@ -7,21 +7,21 @@ use crate::reader::Reader;
 use crate::tensors::Tensors;
 use crate::weight::{Layout, Weight};
 
-/// A weight `[n, k]` stored as its transpose, columns by width.
+/// Weight `[n, k]` stored as its transpose, with columns sorted by code width.
 pub(crate) struct Segments {
     words: Vec<u32>,
     /// Rows, padded.
     across: usize,
     groups: Vec<Group>,
-    /// Place of each column among the codes.
+    /// Position of each column among the codes.
     places: Vec<usize>,
-    /// Group of each place.
+    /// Group of each position.
     of_place: Vec<usize>,
 }
 
 struct Group {
     bits: usize,
-    /// First word and first place.
+    /// First word and first position.
     starts: (usize, usize),
     /// By row.
     scales: Vec<f32>,

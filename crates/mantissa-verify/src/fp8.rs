@@ -14,20 +14,20 @@ impl<T: Tensors + ?Sized> Reader<'_, T> {
         matches!(self.dtype("weight"), Some("U8" | "I8" | "F8_E4M3"))
     }
 
-    /// The bytes of the codes, of which there must be `bits` bits to an element.
+    /// Bytes of the codes; their number must match `bits` bits per element.
     pub(crate) fn codes(&self, bits: usize) -> Result<Vec<u8>, T::Error> {
         let bytes = self.bytes("weight")?;
         let enough = bytes.len() * 8 >= self.rows * self.cols * bits;
         if enough { Ok(bytes) } else { Err(self.short("weight")) }
     }
 
-    /// One FP8 code to the byte.
+    /// One FP8 code per byte.
     pub(crate) fn fp8(&self, scales: Scales) -> Result<Weight, T::Error> {
         let stored = self.stored(self.codes(8)?, 8, 8, float_values(4, 3, 7));
         Ok(Weight { scales: Some(scales), ..stored })
     }
 
-    /// A weight of DeepSeek's convention.
+    /// Reads a weight of DeepSeek's format.
     pub(crate) fn fp8_blocks(&self) -> Result<Weight, T::Error> {
         if !self.has_codes() {
             return self.dense();

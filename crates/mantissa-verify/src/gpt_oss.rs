@@ -8,7 +8,7 @@ use crate::weight::Weight;
 /// Elements that share a scale.
 const GROUP: usize = 32;
 
-/// One expert of a stack: projections of an expert take turns row by row.
+/// One expert of a stack; the projections of an expert are interleaved row by row.
 #[derive(Clone, Copy, Debug)]
 pub struct Expert<'a> {
     /// Name of the stacked tensor, without `_blocks` and `_scales`.
@@ -17,7 +17,7 @@ pub struct Expert<'a> {
     pub experts: usize,
     /// Index of this expert.
     pub expert: usize,
-    /// Number of projections that take turns.
+    /// Number of interleaved projections.
     pub turns: usize,
     /// Index of this projection.
     pub turn: usize,
@@ -26,7 +26,7 @@ pub struct Expert<'a> {
 /// Reads the weight `[rows, cols]` of an expert, to be decoded row by row.
 ///
 /// # Errors
-/// A tensor that is missing or has another size.
+/// A missing tensor, or one of another size.
 pub fn open_stacked<T: Tensors + ?Sized>(
     tensors: &T,
     stack: &Expert<'_>,

@@ -1,10 +1,10 @@
-//! GPTQ's and AWQ's weights: words that hold codes of several columns or rows, decoded one code at a time.
+//! GPTQ and AWQ weights: words with codes of several columns or rows, decoded one code at a time.
 
 use crate::reader::Reader;
 use crate::tensors::Tensors;
 use crate::weight::{Layout, Weight};
 
-/// Place in its word of each of eight neighbouring columns (AWQ).
+/// Position in its word of each of eight adjacent columns (AWQ).
 const AWQ_PLACE: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 /// Order of the codes of a line in its words.
@@ -18,7 +18,7 @@ pub enum WordOrder {
     Awq,
 }
 
-/// Packing of a layer's words, as its configuration states it.
+/// Packing of a layer's words, as stated by its configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Words {
     /// Bits of a code.
@@ -27,11 +27,11 @@ pub struct Words {
     pub group: Option<usize>,
     /// Order of the codes in their words.
     pub order: WordOrder,
-    /// True if zero points are stored less one (`gptq` version 1).
+    /// True if zero points are stored minus one (`gptq` version 1).
     pub zeros_less_one: bool,
 }
 
-/// A weight `[n, k]` stored as its transpose.
+/// Weight `[n, k]` stored as its transpose.
 pub(crate) struct Columns {
     words: Vec<u32>,
     bits: usize,
@@ -42,7 +42,7 @@ pub(crate) struct Columns {
     groups: Vec<usize>,
     /// `[groups, rows]`.
     scales: Vec<f32>,
-    /// `[groups, rows]`, unsigned as the codes are.
+    /// `[groups, rows]`, unsigned like the codes.
     zeros: Vec<f32>,
 }
 
@@ -101,7 +101,7 @@ impl<T: Tensors + ?Sized> Reader<'_, T> {
         let expected = if matches!(order, WordOrder::Awq) { lines(cols, rows) } else { lines(rows, cols) };
         let words = self.exact_words("qweight", expected)?;
         let mut packed = self.exact_words("qzeros", lines(count, rows))?;
-        // Whole words were lowered by one in each field, but for fields that straddle words.
+        // Each field of a whole word was lowered by one, except fields that straddle words.
         let whole = v1 && 32usize.is_multiple_of(bits);
         if whole {
             let ones = (0..32 / bits).map(|i| 1 << (i * bits)).sum::<u32>();

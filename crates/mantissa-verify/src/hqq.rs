@@ -1,4 +1,4 @@
-//! Weights of HQQ: arrays of which lines far apart share a byte or word.
+//! HQQ weights: arrays with distant lines sharing a byte or word.
 
 use crate::reader::Reader;
 use crate::tensors::Tensors;
@@ -11,7 +11,8 @@ pub(crate) struct Array {
 }
 
 impl<T: Tensors + ?Sized> Reader<'_, T> {
-    /// Takes the array `suffix` apart: `fields` codes of `bits` bits in a unit of `unit` bytes, the first of them highest or lowest.
+    /// Unpacks the array `suffix`: `fields` codes of `bits` bits per unit of `unit` bytes, the first one highest or
+    /// lowest.
     pub(crate) fn strided(
         &self,
         suffix: &str,
@@ -37,7 +38,7 @@ impl<T: Tensors + ?Sized> Reader<'_, T> {
         Ok(Array { codes: (0..total).map(code).collect(), cols })
     }
 
-    /// A weight of HQQ, by the name of its packing.
+    /// Reads a weight of HQQ, given the name of its packing.
     pub(crate) fn hqq(&self) -> Result<Weight, T::Error> {
         if !self.has("W_q") {
             return self.dense();
@@ -70,7 +71,7 @@ impl<T: Tensors + ?Sized> Reader<'_, T> {
         Ok(self.in_groups(array, scales, biases))
     }
 
-    /// Unsigned codes of which each line is a group of a row.
+    /// Unsigned codes whose lines are groups of a row.
     pub(crate) fn in_groups(&self, array: Array, scales: Vec<f32>, biases: Vec<f32>) -> Weight {
         let values = (0..=255u8).map(f32::from).collect();
         let scales = Some(self.lines(scales, array.cols));

@@ -1,12 +1,12 @@
-//! Decodes quantized weights a second time, from the format descriptions and not from the writers.
+//! Decodes quantized weights a second time, from the format descriptions instead of the writers.
 //!
-//! The crate depends on [`mantissa_num`] for code books, grids and trellis books, and on nothing else of the workspace. A code's
-//! value comes from arithmetic in f64, once for each code of a tensor. Codes are cut from the bytes by their bit positions.
+//! The crate depends only on [`mantissa_num`], for code books, grids and trellis books. The value of each code is
+//! computed once per tensor in f64. Codes are extracted from the bytes by their bit positions.
 //!
-//! - [`open`] reads a weight of a checkpoint folder through [`Tensors`], which hands out bytes with their dtypes and shapes.
+//! - [`open`] reads a weight of a checkpoint folder through [`Tensors`], which provides bytes with dtypes and shapes.
 //! - [`open_stacked`] reads one expert of gpt-oss' stacked MXFP4.
 //! - [`trellis::open`] reads QTIP and EXL3 weights, which have rotations around their codes.
-//! - [`gguf`] reads GGUF files: container, block types and moved rows.
+//! - [`gguf`] reads GGUF files: container, block types and reordered rows.
 #![forbid(unsafe_code)]
 
 mod bitsandbytes;

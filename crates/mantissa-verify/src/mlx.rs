@@ -7,7 +7,7 @@ use crate::tensors::Tensors;
 use crate::weight::Weight;
 
 impl<T: Tensors + ?Sized> Reader<'_, T> {
-    /// A weight of MLX. Which mode, its tensors show.
+    /// Reads a weight of MLX; its tensors determine the mode.
     pub(crate) fn mlx(&self) -> Result<Weight, T::Error> {
         if self.dtype("weight") != Some("U32") {
             return self.dense();

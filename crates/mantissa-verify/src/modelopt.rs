@@ -9,7 +9,7 @@ use crate::weight::Weight;
 pub(crate) const NVFP4_BLOCK: usize = 16;
 
 impl<T: Tensors + ?Sized> Reader<'_, T> {
-    /// A weight of ModelOpt; which algorithm, its tensors show.
+    /// Reads a weight of ModelOpt; its tensors determine the algorithm.
     pub(crate) fn modelopt(&self) -> Result<Weight, T::Error> {
         if !self.has_codes() {
             return self.dense();

@@ -1,4 +1,4 @@
-//! The container of mantissa's own: a scheme's text says what the bytes are.
+//! mantissa's own format, in which a scheme's text describes the bytes.
 
 use mantissa_num::codebook::{DYN4, DYN8, DYN8_UNSIGNED, FP4_BNB, LIN8, LIN8_UNSIGNED, NF4};
 
@@ -9,18 +9,18 @@ use crate::scales::Scales;
 use crate::tensors::Tensors;
 use crate::weight::{Layout, Weight};
 
-/// Scales that share one of the level above, under double quantization.
+/// Scales that share a nested scale, under double quantization.
 const NESTED: usize = 256;
 
 impl<T: Tensors + ?Sized> Reader<'_, T> {
-    /// The scheme's text in the metadata of the native container; empty in other conventions.
+    /// Scheme's text in the metadata of the native format; empty in other formats.
     pub(crate) fn native_scheme(&self) -> &str {
         let n = self.name("weight");
         let text = self.tensors.metadata(&format!("{n}.packed"), &n).unwrap_or_default();
         text.split(' ').next().unwrap_or_default()
     }
 
-    /// `level · amax + mean` of each scale, as two operations of f32.
+    /// Computes `level · amax + mean` for each scale, as two f32 operations.
     pub(crate) fn nested_scales(&self, suffix: &str) -> Result<Vec<f32>, T::Error> {
         let codes = self.bytes(suffix)?;
         let amaxes = self.floats("weight.nested_scale")?;
@@ -56,7 +56,7 @@ impl<T: Tensors + ?Sized> Reader<'_, T> {
         let mut zeros = self.zeros()?;
         if self.has("weight.bias") {
             biases = self.floats("weight.bias")?;
-            // The lowest code stands for the bias.
+            // The lowest code means the bias itself.
             zeros = vec![element.lowest(); biases.len()];
         }
         let count = scales.values.len();
@@ -78,8 +78,8 @@ impl<T: Tensors + ?Sized> Reader<'_, T> {
         Ok(words.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b) as f32).collect())
     }
 
-    /// The scales with that of the whole tensor, and what is left to multiply by. Who wrote it says what it means:
-    /// 2688/amax, amax/2688, or the amax itself, over 6 · 448 or, with four over six, 6 · 256.
+    /// Scales multiplied by the global scale, and the remaining factor. The producer determines the meaning of the
+    /// global scale: 2688/amax, amax/2688, or the amax itself, over 6 · 448 or, with four over six, 6 · 256.
     fn with_global(
         &self,
         scheme: &str,
@@ -102,7 +102,7 @@ impl<T: Tensors + ?Sized> Reader<'_, T> {
     }
 }
 
-/// The block that a scheme's text names, as rows and columns.
+/// Block of a scheme's text, as rows and columns.
 pub(crate) fn block_of_text(text: &str) -> Option<(usize, usize)> {
     let base = text.split([':', '@', ' ']).next()?;
     if base.starts_with("mx") {
@@ -119,7 +119,7 @@ pub(crate) fn block_of_text(text: &str) -> Option<(usize, usize)> {
     })
 }
 
-/// An element of the native container, from the first part of the scheme's text.
+/// Element of the native format, from the first part of the scheme's text.
 enum Element {
     Int(usize),
     Ternary,
@@ -143,7 +143,7 @@ impl Element {
         let float = |exponent, mantissa, bias| Some(Element::Float { exponent, mantissa, bias });
         match base {
             "f64" => Some(Element::F64),
-            // tf32 is an f32 whose last bits are 0.
+            // tf32 is an f32 with zero low bits.
             "f32" | "tf32" => Some(Element::F32),
             "mxint8" => Some(Element::Fixed64),
             "f16" => float(5, 10, 15),
@@ -161,7 +161,7 @@ impl Element {
         }
     }
 
-    /// A code book and the size of its blocks: `nf4`, `nf4-tensor`, `nf4-g128`, `nf4-dq`, `nf4-g128-dq`.
+    /// Code book and block size: `nf4`, `nf4-tensor`, `nf4-g128`, `nf4-dq`, `nf4-g128-dq`.
     fn book(base: &str) -> Option<Self> {
         let books: [(&str, &'static [f32], usize); 7] = [
             ("nf4", &NF4, 64),
@@ -207,7 +207,7 @@ impl Element {
         matches!(self, Element::Book(levels, _) if levels.len() == 16)
     }
 
-    /// Bits of a code; of blocks none is asked for.
+    /// Bits of a code; not used for blocks.
     fn bits(&self) -> usize {
         match self {
             Element::Int(bits) => *bits,
@@ -220,7 +220,7 @@ impl Element {
         }
     }
 
-    /// Bits from the start of one row to the start of the next: integers fill whole int32 words, the rest whole bytes.
+    /// Bits from one row to the next: integers fill whole int32 words, other codes whole bytes.
     fn row_bits(&self, cols: usize) -> usize {
         match self {
             Element::Int(bits) => (cols * bits).div_ceil(32) * 32,
@@ -242,7 +242,7 @@ impl Element {
         }
     }
 
-    /// The value of every code; none of wide floats, whose codes are too many.
+    /// Value of every code; empty for wide floats, which have too many codes.
     fn values(&self) -> Vec<f32> {
         match self {
             Element::Int(bits) => int_values(*bits),

@@ -7,7 +7,7 @@ use crate::tensors::Tensors;
 use crate::weight::Weight;
 
 impl<T: Tensors + ?Sized> Reader<'_, T> {
-    /// `(code - zero point) · scale`; the number of scales shows the blocks.
+    /// Reads `(code - zero point) · scale`; the number of scales determines the blocks.
     pub(crate) fn onnx(&self) -> Result<Weight, T::Error> {
         if !self.has("weight_quantized") {
             return self.dense();

@@ -1,4 +1,4 @@
-//! Single weights beside the codes, in the container of mantissa's own: how many a row has, their columns, their values.
+//! Outliers in mantissa's own format: number per row, columns, values.
 
 use crate::elements::float_values;
 use crate::reader::Reader;
@@ -6,14 +6,14 @@ use crate::tensors::Tensors;
 
 /// As stored.
 pub(crate) struct Outliers {
-    /// Start of each row's weights, and the end of the last.
+    /// Start of each row's outliers, and the end of the last row.
     starts: Vec<usize>,
     columns: Vec<usize>,
     values: Vec<f32>,
 }
 
 impl Outliers {
-    /// Adds those of `row`.
+    /// Adds the outliers of `row`.
     pub(crate) fn add(&self, row: usize, out: &mut [f32]) {
         for i in self.starts[row]..self.starts[row + 1] {
             let column = self.columns.get(i).copied().unwrap_or(usize::MAX);
@@ -25,7 +25,7 @@ impl Outliers {
 }
 
 impl<T: Tensors + ?Sized> Reader<'_, T> {
-    /// The outliers of a weight of the native container, where it has some.
+    /// Reads the outliers of a weight in the native format, if any.
     pub(crate) fn outliers(&self) -> Result<Option<Outliers>, T::Error> {
         if !self.has("weight.outlier_counts") {
             return Ok(None);

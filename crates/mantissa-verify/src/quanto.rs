@@ -1,4 +1,4 @@
-//! Weights of quanto: bytes, and nibbles or pairs of bits whose lines lie far apart.
+//! quanto weights: bytes, or nibbles and bit pairs with distant lines.
 
 use crate::elements::{float_values, signed_bytes};
 use crate::reader::Reader;
@@ -6,7 +6,7 @@ use crate::tensors::Tensors;
 use crate::weight::Weight;
 
 impl<T: Tensors + ?Sized> Reader<'_, T> {
-    /// A weight of quanto; its codes' dtype and name show which kind.
+    /// Reads a weight of quanto; the dtype and name of its codes determine the kind.
     pub(crate) fn quanto(&self) -> Result<Weight, T::Error> {
         if self.has("weight") {
             return self.dense();
@@ -29,7 +29,7 @@ impl<T: Tensors + ?Sized> Reader<'_, T> {
         let name = "weight._data._data";
         let cols = self.rows * self.cols / scales.len().max(1);
         let bytes = self.tensor(name).map_or(0, |tensor| tensor.bytes) as usize;
-        // Two codes to the byte, or four.
+        // Two or four codes per byte.
         let bits = if bytes * 3 > self.rows * self.cols { 4 } else { 2 };
         let array = self.strided(name, (bits, 1, 8 / bits), false, cols)?;
         if matches!(self.dtype("weight._shift"), Some("I8" | "U8")) {

@@ -1,4 +1,4 @@
-//! Reads the tensors of one linear layer, in whichever checkpoint format it is stored.
+//! Reads the tensors of one linear layer in any checkpoint format.
 
 use crate::elements::{float_value, float_values};
 use crate::tensors::{Fault, Tensor, Tensors};
@@ -7,7 +7,7 @@ use crate::weight::Weight;
 /// Reads the weight of linear layer `module` (`[rows, cols]`), to be decoded row by row.
 ///
 /// # Errors
-/// A tensor that is missing or does not hold enough bytes; the errors of [`Tensors::read`].
+/// A missing tensor, or one with too few bytes; the errors of [`Tensors::read`].
 pub fn open<T: Tensors + ?Sized>(
     tensors: &T,
     module: &str,
@@ -23,7 +23,7 @@ pub fn open<T: Tensors + ?Sized>(
         "onnx" => reader.onnx(),
         "hqq" => reader.hqq(),
         "quanto" => reader.quanto(),
-        // The others are told apart by the names of their tensors, some layers of which may be dense.
+        // Other formats are told apart by the names of their tensors; some layers may be dense.
         _ if reader.has("weight.packed") => reader.native(),
         _ if reader.has("qweight") => reader.gptq(),
         _ if reader.has("q_weight") => reader.exl2(),
@@ -106,7 +106,7 @@ impl<'a, T: Tensors + ?Sized> Reader<'a, T> {
         self.wrong(suffix, "the bytes that the shape needs", "too few bytes")
     }
 
-    /// A weight of `bits`-bit codes with these values, in rows that fill units of `unit` bits.
+    /// Weight of `bits`-bit codes with these values, in rows padded to units of `unit` bits.
     pub(crate) fn stored(&self, bytes: Vec<u8>, bits: usize, unit: usize, values: Vec<f32>) -> Weight {
         Weight::new(self.cols, bytes, bits, unit, values)
     }

@@ -7,7 +7,7 @@ use crate::native;
 use crate::reader::Reader;
 use crate::tensors::Tensors;
 
-/// Scales as read, with the shape of their grid and of a block.
+/// Scales as read, with the shapes of their grid and of a block.
 pub(crate) struct Scales {
     pub(crate) values: Vec<f32>,
     /// Scales along the rows of the weight.
@@ -16,12 +16,12 @@ pub(crate) struct Scales {
     pub(crate) across: usize,
     /// Rows and columns of a block.
     pub(crate) side: (usize, usize),
-    /// Elements of a block of the flattened weight, and of a row, instead of a grid.
+    /// Elements of a block of the flattened weight, and of a row, in place of a grid.
     pub(crate) flat: Option<(usize, usize)>,
 }
 
 impl Scales {
-    /// The scale of (`row`, `start`), and the column of `cols` at which another begins.
+    /// Scale at (`row`, `start`), and the column of `cols` at which the next one begins.
     pub(crate) fn run(&self, row: usize, start: usize, cols: usize) -> (usize, usize) {
         let (at, end) = match self.flat {
             Some((block, per_row)) => {
@@ -44,11 +44,11 @@ impl Scales {
 }
 
 impl<T: Tensors + ?Sized> Reader<'_, T> {
-    /// Scales whose blocks the file states, or whose grid divides the weight evenly.
+    /// Scales with blocks stated by the file, or with a grid that divides the weight evenly.
     pub(crate) fn scales(&self, suffix: &str) -> Result<Scales, T::Error> {
         let Some(tensor) = self.tensor(suffix) else { return Err(self.missing(suffix)) };
         let values = match tensor.dtype {
-            // The native format keeps every kind of 8-bit scale as raw bytes; the scheme tells them apart.
+            // The native format keeps all 8-bit scales as raw bytes; the scheme determines their kind.
             "U8" if self.has("weight.nested_scale") => self.nested_scales(suffix)?,
             "U8" | "F8_E8M0" if !self.native_scheme().starts_with("nvfp4") => {
                 let values: [f32; 256] = std::array::from_fn(|code| power_of_two(code as u8));
@@ -70,7 +70,7 @@ impl<T: Tensors + ?Sized> Reader<'_, T> {
         Ok(Scales { values, down, across, side, flat: None })
     }
 
-    /// Scales whose blocks have `side` rows and columns, whatever axes the list has.
+    /// Scales with blocks of `side` rows and columns, for any axes of the list.
     pub(crate) fn scales_of(&self, suffix: &str, side: (usize, usize)) -> Result<Scales, T::Error> {
         let values: Vec<f32> = match self.dtype(suffix) {
             Some("U8" | "F8_E8M0") => self.bytes(suffix)?.into_iter().map(power_of_two).collect(),
@@ -96,7 +96,7 @@ impl<T: Tensors + ?Sized> Reader<'_, T> {
         Ok(self.bytes(suffix)?.into_iter().map(|code| values[usize::from(code)]).collect())
     }
 
-    /// Rows and columns of a block where the file states them: in the scheme's text, or in the group's arguments.
+    /// Rows and columns of a block, if the scheme's text or the group's arguments state them.
     fn block(&self, suffix: &str) -> Option<(usize, usize)> {
         if let Some(weight) = suffix.strip_suffix(".scale") {
             let weight = self.name(weight);

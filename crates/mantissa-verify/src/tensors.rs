@@ -1,4 +1,4 @@
-//! The only door through which bytes of a checkpoint come in.
+//! Access to the bytes of a checkpoint; the only one in this crate.
 
 use serde_json::Value;
 
@@ -22,19 +22,19 @@ impl Tensor<'_> {
     }
 }
 
-/// A tensor that does not hold what its format needs.
+/// Missing or unexpected tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The tensor is not there.
+    /// The tensor is missing.
     Missing {
         /// Name of the tensor.
         tensor: String,
     },
-    /// The tensor is there and is something else.
+    /// The tensor has another form.
     Wrong {
         /// Name of the tensor.
         tensor: String,
-        /// Value that the format needs.
+        /// Expected value.
         expected: String,
         /// Value in the file.
         got: String,
@@ -55,7 +55,7 @@ pub trait Tensors {
     /// Fills `out` with bytes of the tensor `name`, from byte `start` on.
     ///
     /// # Errors
-    /// A read beyond the tensor, or one that the system refuses.
+    /// A read beyond the tensor, or an I/O error.
     fn read(&self, name: &str, start: u64, out: &mut [u8]) -> Result<(), Self::Error>;
 
     /// Value of `key` in the metadata of the file that holds the tensor `name`.

@@ -1,5 +1,5 @@
-//! Weights of trellis codes (QTIP, EXL3): bit after bit of the ring, each state's value by the code book, rotations as sums over
-//! signs in f64.
+//! Trellis-coded weights (QTIP, EXL3): states read bit by bit from the ring, values from the code book, rotations as
+//! signed sums in f64.
 
 use mantissa_num::trellis::TrellisBook;
 
@@ -25,7 +25,7 @@ pub struct Trellis {
 /// Reads the trellis codes of `module`; `None` if it has none.
 ///
 /// # Errors
-/// A tensor that is missing or does not hold what the shape needs.
+/// A missing tensor, or one that does not match the shape.
 pub fn open<T: Tensors + ?Sized>(
     tensors: &T,
     module: &str,
@@ -56,7 +56,7 @@ impl<T: Tensors + ?Sized> Reader<'_, T> {
         self.coded(&codes, book, inputs, outputs, "trellis")
     }
 
-    /// The weight whose scheme is called `trellis` and `text`.
+    /// Weight with the scheme named by `trellis` and `text`.
     fn native_trellis(&self, text: &str) -> Result<Trellis, T::Error> {
         let (rows, cols) = (self.rows, self.cols);
         let codes = self.bytes("weight.packed")?;
@@ -111,7 +111,8 @@ impl<T: Tensors + ?Sized> Reader<'_, T> {
         for (tile, codes) in codes.chunks_exact(bytes).enumerate() {
             let (output, input) = (tile % (rows / SIDE) * SIDE, tile / (rows / SIDE) * SIDE);
             for (i, value) in ring(codes, book).into_iter().enumerate() {
-                // Fragments of a tensor core: a thread holds two neighbours, two eight further down, and the same eight across.
+                // Tensor-core fragments: a thread holds two adjacent values, two values eight rows further down, and
+                // the same eight columns across.
                 let (thread, part) = (i / 8, i % 8);
                 let down = thread % 4 * 2 + part % 2 + part / 2 % 2 * 8;
                 let across = thread / 4 + part / 4 * 8;
@@ -123,7 +124,7 @@ impl<T: Tensors + ?Sized> Reader<'_, T> {
 }
 
 impl Trellis {
-    /// The weight itself, `[rows, cols]`.
+    /// Decoded weight, `[rows, cols]`.
     pub fn whole(&self) -> Vec<f32> {
         let (rows, cols) = (self.rows, self.cols);
         let mut w: Vec<f64> = self.values.iter().copied().map(f64::from).collect();
@@ -147,7 +148,7 @@ fn book(name: &str) -> TrellisBook {
     }
 }
 
-/// The 256 values of a tile, whose bits stand in 32-bit words from the highest to the lowest.
+/// The 256 values of a tile, whose bits are stored in 32-bit words from the highest to the lowest.
 fn ring(codes: &[u8], book: TrellisBook) -> Vec<f32> {
     let n = 8 * codes.len();
     let bit = |at: usize| {
@@ -162,7 +163,7 @@ fn ring(codes: &[u8], book: TrellisBook) -> Vec<f32> {
     (0..256).map(|i| half(book.value(state(i)))).collect()
 }
 
-/// Multiplies runs of `run` values with Sylvester's matrix over its square root.
+/// Multiplies runs of `run` values by Sylvester's matrix over its square root.
 fn rotate(x: &mut [f64], run: usize) {
     for x in x.chunks_exact_mut(run) {
         let old = x.to_vec();

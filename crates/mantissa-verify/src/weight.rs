@@ -26,11 +26,11 @@ pub struct Weight {
     pub(crate) tail: Option<f32>,
     /// Biases of the blocks, one per scale, added at the end; may be empty.
     pub(crate) biases: Vec<f32>,
-    /// Group of each column, where groups are not of neighbouring columns.
+    /// Group of each column, if groups are not adjacent columns.
     pub(crate) groups: Vec<usize>,
-    /// Layouts that are decoded as a whole, instead of all this.
+    /// Layouts that are decoded as a whole, instead of the fields above.
     pub(crate) layout: Layout,
-    /// Single weights added to the decoded values.
+    /// Outliers added to the decoded values.
     pub(crate) outliers: Option<Outliers>,
 }
 
@@ -40,14 +40,14 @@ pub(crate) enum Layout {
     Rows,
     /// Blocks of bytes.
     Blocks(Blocks, BlockType),
-    /// Words that run along columns, of GPTQ and AWQ.
+    /// Words along columns, as in GPTQ and AWQ.
     Columns(Columns),
-    /// Groups of columns of several widths, of EXL2.
+    /// Groups of columns with different code widths, as in EXL2.
     Segments(Segments),
 }
 
 impl Weight {
-    /// A weight of codes of `bits` bits with these values, in rows that fill units of `unit` bits.
+    /// Weight of codes of `bits` bits with these values, in rows padded to units of `unit` bits.
     pub(crate) fn new(cols: usize, bytes: Vec<u8>, bits: usize, unit: usize, values: Vec<f32>) -> Self {
         Weight {
             cols,
@@ -66,7 +66,7 @@ impl Weight {
         }
     }
 
-    /// A weight of another layout than a stream of codes.
+    /// Weight in a layout other than a stream of codes.
     pub(crate) fn of_layout(cols: usize, layout: Layout) -> Self {
         Weight { layout, ..Weight::new(cols, Vec::new(), 8, 8, Vec::new()) }
     }
@@ -122,7 +122,7 @@ impl Weight {
     fn elements(&self, row: usize, out: &mut [f32]) {
         let first = row * self.row_bits;
         let bytes = &self.bytes[first / 8..];
-        // Rows of code books follow each other within a byte.
+        // Rows of code books may begin within a byte.
         let whole = first.is_multiple_of(8);
         match self.bits {
             64 => {
@@ -144,7 +144,7 @@ impl Weight {
         }
     }
 
-    /// Values of codes that stand two to the byte.
+    /// Values of codes stored two per byte.
     fn nibbles(&self, bytes: &[u8], out: &mut [f32]) {
         let (pairs, last) = out.as_chunks_mut::<2>();
         let (first, second) = if self.high_first { (4, 0) } else { (0, 4) };

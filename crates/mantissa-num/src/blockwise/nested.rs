@@ -1,16 +1,16 @@
 //! Double quantization: block scales that are quantized themselves.
 //!
-//! QLoRA (Dettmers et al. 2023), section 3, as bitsandbytes implements `compress_statistics`: with scales `a[n]` and their
-//! mean `m`, `a - m` is stored in signed dynamic 8-bit codes over flat blocks of 256 with an f32 amax each.
+//! QLoRA (Dettmers et al. 2023), section 3, as in bitsandbytes' `compress_statistics`: for scales `a[n]` with mean
+//! `m`, `a - m` is stored in signed dynamic 8-bit codes over flat blocks of 256 with an f32 amax each.
 
 use super::Range;
 use crate::codes::Codes;
 use crate::format::{Code, ScaleTree};
 use crate::level::ScaleLevel;
 
-/// Quantizes `scales` as the tree describes: their codes below the level above. `mean` is taken from the scales where it is not
-/// given (in f64, in order, then rounded; torch's f32 sum may differ in the last place). `None` where the tree's scales are
-/// not [nested](ScaleTree::nested).
+/// Quantizes `scales` as the tree describes. `mean`, if not given, is computed from the scales (in f64, in order,
+/// then rounded; torch's f32 sum may differ in the last place). `None` if the tree's scales are not
+/// [nested](ScaleTree::nested).
 pub fn nest(tree: &ScaleTree, scales: &[f32], mean: Option<f32>) -> Option<ScaleLevel> {
     let (blocks, _) = tree.nested()?;
     let Code::Book(book) = tree.code else { return None };
@@ -22,7 +22,7 @@ pub fn nest(tree: &ScaleTree, scales: &[f32], mean: Option<f32>) -> Option<Scale
     for run in scales.chunks(block) {
         let residuals: Vec<f32> = run.iter().map(|s| s - mean).collect();
         let amax = Range::of(&residuals).amax();
-        // Code 0 in a run without differences, whose amax of 0 it multiplies.
+        // Code 0 for a run of equal scales, whose amax is 0.
         let code = |r: &f32| if amax == 0.0 { 0 } else { book.encode_by_table(r * (1.0 / amax.max(1e-38))) };
         residuals.iter().for_each(|r| codes.push(code(r)));
         factors.push(amax);

@@ -1,6 +1,6 @@
 //! Block scales from the range of a block, by rule.
 //!
-//! A group per family of formats; the formulas are those of `golden/README.md`, one f32 operation at a time.
+//! One group per family of formats. The formulas are those of `golden/README.md`, one f32 operation at a time.
 
 use super::{Block, Range, Step};
 use crate::e8m0;
@@ -35,12 +35,12 @@ pub(super) fn asymmetric(rule: Rule, range: Range, bits: u32, tree: &ScaleTree) 
     let (min, max) = range.with_zero();
     let levels = high - low;
     let raw = spread(min, max, levels);
-    // No code may decode to infinity: |code - zero| is at most `levels` where the range is one-sided, and half of it,
-    // rounded up, where it is balanced; only ranges within a code of f32's own limit are affected.
+    // No code may decode to infinity. |code - zero| is at most `levels` for a one-sided range, and half of it,
+    // rounded up, for a balanced one. Only ranges within a code of f32's limit are affected.
     let reach = (max.max(-min) / raw).ceil().clamp(1.0, levels);
     let (scale, value) = store_scale(tree.code, raw.min(largest_scale((reach + 1.0).min(levels))));
     let zero = match rule {
-        // Of an all-zero group this is the lowest code, 0 in torchao's unsigned domain.
+        // For an all-zero group this is the lowest code, 0 in torchao's unsigned domain.
         Rule::Torchao => (low - (min / value).round_ties_even()).clamp(low, high),
         _ if min == 0.0 && max == 0.0 => 0.0,
         _ => (low - min / value).clamp(low, high).round_ties_even(),
@@ -58,7 +58,7 @@ pub(super) fn biased(range: Range, bits: u32, tree: &ScaleTree) -> Block {
     Block { bias: min, ..Block::new(scale, Step::Divide(value)) }
 }
 
-/// `(max - min) / levels`, also where the difference overflows.
+/// `(max - min) / levels`, without overflow of the difference.
 fn spread(min: f32, max: f32, levels: f32) -> f32 {
     let spread = (max - min) / levels;
     if spread.is_finite() { spread } else { max / levels - min / levels }
@@ -123,7 +123,7 @@ pub(super) fn microscaled(rule: Rule, range: Range, code: Code) -> Block {
 /// Smallest block scale that torchao writes: the smallest normal E4M3.
 const TORCHAO_SCALE_FLOOR: f32 = 0.015625;
 
-/// NVFP4 under `outer`, the tensor-wide scale as stored.
+/// NVFP4 under `outer`, the global scale as stored.
 pub(super) fn nvfp4(rule: Rule, range: Range, tree: &ScaleTree, outer: f32) -> Block {
     let amax = range.amax();
     match rule {
@@ -149,7 +149,7 @@ pub(super) fn nvfp4(rule: Rule, range: Range, tree: &ScaleTree, outer: f32) -> B
     }
 }
 
-/// The other candidate of [`Rule::FourOverSix`]: amax maps to 4, that is 6 · 1.5 times as large a scale.
+/// Second candidate of [`Rule::FourOverSix`]: amax maps to 4, so the scale is 1.5 times larger.
 pub(super) fn four(range: Range, tree: &ScaleTree, outer: f32) -> Block {
     let encode = encode_scale(Some(tree), outer);
     transformer_engine(range.amax() * (encode * (1.0 / E2M1.max())) * 1.5, encode)
@@ -186,8 +186,8 @@ pub(super) fn table(rule: Rule, table: &Table, range: Range, short: bool) -> Blo
     Block::new(scale, step)
 }
 
-/// The stored code of a block scale and the value it then has. A zero scale becomes the f32 epsilon, as in
-/// compressed-tensors and torchao, so that nothing is ever divided by zero; a scale that a narrower code would round to
+/// Stored code of a block scale, and its decoded value. A zero scale becomes the f32 epsilon, as in
+/// compressed-tensors and torchao, so that division is always defined. A scale that a narrower code would round to
 /// zero becomes its smallest positive value.
 pub(super) fn store_scale(code: Code, scale: f32) -> (u32, f32) {
     let scale = if scale == 0.0 { f32::EPSILON } else { scale };
@@ -199,12 +199,12 @@ pub(super) fn store_scale(code: Code, scale: f32) -> (u32, f32) {
     (stored, code.decode(stored))
 }
 
-/// The largest scale under which an element of magnitude `reach` still decodes to a finite f32.
+/// Largest scale at which an element of magnitude `reach` still decodes to a finite f32.
 fn largest_scale(reach: f32) -> f32 {
     (f32::MAX / reach).next_down()
 }
 
-/// Exponent of a Microscaling block, before it is clamped to E8M0's range. `emax` is the exponent of the largest element.
+/// Exponent of a Microscaling block before clamping to E8M0's range. `emax` is the exponent of the largest element.
 fn shared_exponent(rule: Rule, amax: f32, code: Code) -> i32 {
     let (emax, mantissa_bits) = match code {
         Code::Float(f) => (f.max_exponent(), f.mantissa_bits),
@@ -216,7 +216,7 @@ fn shared_exponent(rule: Rule, amax: f32, code: Code) -> i32 {
         Rule::Ceil => field(bits) + i32::from(bits & 0x007f_ffff != 0) - emax,
         // Half an ulp of the element's mantissa; a carry moves the exponent up.
         Rule::Even => field(bits + (1 << (22 - mantissa_bits))) - emax,
-        // compressed-tensors knows one mantissa width per element width: 3 bits for FP6, else the 1 bit of FP4.
+        // compressed-tensors has one mantissa width per element width: 3 bits for FP6, else the 1 bit of FP4.
         Rule::Ct => {
             let mantissa = if code.bits() == 6 { 3 } else { 1 };
             field(bits + (1 << (22 - mantissa))) - emax
@@ -227,8 +227,8 @@ fn shared_exponent(rule: Rule, amax: f32, code: Code) -> i32 {
     }
 }
 
-/// `ceil(log2 x)` where the logarithm is first rounded to f32, as an eager f32 `log2` does: a quotient just above a power
-/// of two stays at it.
+/// `ceil(log2 x)` with the logarithm first rounded to f32, like an eager f32 `log2`: a quotient just above a power of
+/// two is not rounded up.
 fn ceil_log2_rounded(x: f32) -> i32 {
     let Some(floor) = e8m0::floor_log2(x) else { return -127 };
     let mantissa = f64::from(x) / pow2(floor);

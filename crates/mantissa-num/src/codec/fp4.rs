@@ -1,7 +1,8 @@
-//! E2M1 elements in GGUF's order: MXFP4 (32 with an E8M0 scale) and NVFP4 (four times 16 with an unsigned E4M3 scale).
+//! E2M1 elements in GGUF's order: MXFP4 (32 with an E8M0 scale) and NVFP4 (four times 16 with an unsigned E4M3
+//! scale).
 //!
-//! Nibbles are half-split within a scale's elements. As in ggml, scales decode to half their value and elements to twice
-//! theirs, which changes results only where a scale is the smallest or the largest: MXFP4's byte 255 is the finite 2^128.
+//! Nibbles are half-split within a scale's elements. As in ggml, scales decode to half their value and elements to
+//! twice theirs. That changes results only for the smallest and largest scale: MXFP4's byte 255 is the finite 2^128.
 
 use super::{Codec, CodecId, Encode, amax};
 use crate::e8m0;
@@ -67,7 +68,7 @@ fn encode_elements(x: &[f32], scale: f32, nibbles: &mut [u8]) {
     }
 }
 
-/// The code whose scaled value is nearest to `x`, the first of equals: ties go to the smaller magnitude.
+/// Code with the scaled value nearest to `x`, the first among equals: ties go to the smaller magnitude.
 fn nearest(x: f32, scale: f32) -> u8 {
     let error = |code: u8| (DOUBLED[usize::from(code)] * scale - x).abs();
     (1..16).fold(0, |best, code| if error(code) < error(best) { code } else { best })
@@ -78,11 +79,11 @@ fn half_e8m0(code: u8) -> f32 {
     pow2(i32::from(code) - 128) as f32
 }
 
-/// The code of `2^(floor(log2 amax) - 2)`, 0 for zero. The reference takes an f32 logarithm, which just below a power of two
-/// rounds up to it. Where its byte would wrap around (amax below 2^-125) this is clamped to 0.
+/// Code of `2^(floor(log2 amax) - 2)`, 0 for zero. The reference takes an f32 logarithm, which just below a power of
+/// two rounds up to it. If its byte would wrap around (amax below 2^-125), this is clamped to 0.
 fn mxfp4_scale(amax: f32) -> u8 {
     let Some(floor) = e8m0::floor_log2(amax) else { return 0 };
-    // log2(2 - e) = 1 - e/(2 ln 2) to far below an f32 ulp, where e is small enough to matter.
+    // log2(2 - e) = 1 - e/(2 ln 2) to far below an f32 ulp, for every e that matters.
     let missing = (2.0 - f64::from(amax) / pow2(floor)) / 2.0 * std::f64::consts::LOG2_E;
     let next = floor + 1;
     let rounded = (f64::from(next) - missing.min(0.5)) as f32;
@@ -90,7 +91,8 @@ fn mxfp4_scale(amax: f32) -> u8 {
     e8m0::from_exponent(exponent - 2)
 }
 
-/// Half the value of an unsigned E4M3 byte. As in the reference the sign bit is ignored and 0x7f, elsewhere NaN, is 0.
+/// Half the value of an unsigned E4M3 byte. As in the reference, the sign bit is ignored and 0x7f (NaN elsewhere) is
+/// 0.
 fn half_ue4m3(code: u8) -> f32 {
     let (field, fraction) = (i32::from(code >> 3 & 15), f64::from(code & 7));
     let raw = match (code, field) {
@@ -101,7 +103,7 @@ fn half_ue4m3(code: u8) -> f32 {
     (raw * 0.5) as f32
 }
 
-/// The nearest unsigned E4M3 code of `x >= 0`, ties up, as ggml rounds: from 2^8 on everything is the largest finite code.
+/// Nearest unsigned E4M3 code of `x >= 0`, ties up, as in ggml; from 2^8 on the largest finite code.
 fn ue4m3(x: f32) -> u8 {
     const LARGEST: u32 = 0x7e;
     if x < E4M3.min_normal() {

@@ -1,7 +1,7 @@
-//! Lattice types: groups of eight (IQ1, IQ2) or four (IQ3) magnitudes are a point of a grid, with signs apart.
+//! Lattice types: groups of eight (IQ1, IQ2) or four (IQ3) magnitudes are a grid point, with separate signs.
 //!
-//! Super-blocks of 256 with an f16 scale `d` (IQ1_M spreads its bits over the scale words), cut into 8 sub-blocks of 32 with
-//! small integer scales. The grids are data of the format, in [`super::grids`].
+//! Super-blocks of 256 with an f16 scale `d` (IQ1_M spreads its bits over the scale words) are split into 8
+//! sub-blocks of 32 with small integer scales. The grids are data of the format, in [`super::grids`].
 
 use super::{Codec, CodecId, Encode, f16_at, grids, u16_at, u32_at};
 use crate::minifloat::F16;
@@ -76,12 +76,12 @@ pub(super) const IQ2_LEVELS: [f32; 4] = [8.0, 25.0, 43.0, 0.0];
 pub(super) const IQ3_XXS_LEVELS: [f32; 8] = [4.0, 12.0, 20.0, 28.0, 36.0, 44.0, 52.0, 62.0];
 pub(super) const IQ3_S_LEVELS: [f32; 8] = [1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0];
 
-/// Parts of a searched block, before they are packed.
+/// Parts of a searched block before packing.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lattice {
     /// The f16 scale.
     pub(super) d: u16,
-    /// The integer of each span's scale.
+    /// Integer scale of each span.
     pub(super) scales: [u8; 16],
     pub(super) spans: [Span; 16],
 }
@@ -91,7 +91,7 @@ pub(super) struct Lattice {
 pub(super) struct Span {
     /// Index of each point in the grid.
     pub(super) points: [u16; 8],
-    /// The signs of each eight elements, 1 = minus; or 1 where their shift is negative.
+    /// Signs of each eight elements, 1 = minus; or 1 if their shift is negative.
     pub(super) bits: [u8; 4],
 }
 
@@ -112,13 +112,13 @@ impl Lattice {
     }
 }
 
-/// The eight signs of a 7-bit index: the eighth makes the number of minus signs even.
+/// Eight signs of a 7-bit index: the eighth makes the number of minus signs even.
 fn signs(index: u32) -> u8 {
     let low = (index & 127) as u8;
     low | ((low.count_ones() as u8 & 1) << 7)
 }
 
-/// `scale · level · sign` of each coordinate of a grid point of `out.len()` coordinates of `bits` bits.
+/// `scale · level · sign` of each coordinate of a grid point with `out.len()` coordinates of `bits` bits.
 fn put_point(point: u16, bits: usize, levels: &[f32], signs: u8, scale: f32, out: &mut [f32]) {
     for (i, out) in out.iter_mut().enumerate() {
         let level = levels[usize::from(point >> (bits * i)) & ((1 << bits) - 1)];
@@ -140,7 +140,7 @@ fn decode_iq2_xxs(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// The scale of the `half` of a sub-block whose two 4-bit scales share a byte.
+/// Scale of the `half` of a sub-block with two 4-bit scales per byte.
 fn iq2_scale(d: f32, scales: u8, half: usize) -> f32 {
     d * (0.5 + f32::from(scales >> (4 * half) & 15)) * 0.25
 }
@@ -214,12 +214,12 @@ fn decode_iq1_s(block: &[u8], out: &mut [f32]) {
 
 fn decode_iq1_m(block: &[u8], out: &mut [f32]) {
     let scales = [0, 1, 2, 3].map(|i| u16_at(block, 48 + 2 * i));
-    // The top nibbles of the four words are the f16 scale.
+    // The top nibbles of the four words form the f16 scale.
     let d = F16.decode((0..4).map(|i| u32::from(scales[i] >> 12) << (4 * i)).sum());
     for (group, out) in out.chunks_exact_mut(8).enumerate() {
         let (sub, half) = (group / 4, group % 4 / 2);
         let scale = scales[sub / 2] >> (sub % 2 * 6 + half * 3) & 7;
-        // A nibble per group: three high index bits, then the sign of the shift.
+        // One nibble per group: three high index bits, then the sign of the shift.
         let nibble = block[32 + group / 2] >> (group % 2 * 4) & 15;
         let index = usize::from(block[group]) | usize::from(nibble & 7) << 8;
         put_shifted(index, d * f32::from(2 * scale + 1), nibble >> 3 == 1, out);
@@ -262,7 +262,7 @@ pub(super) fn put_iq2_s(from: &Lattice, block: &mut [u8]) {
     put_scale_pairs(from, &mut block[74..82]);
 }
 
-/// Two 4-bit scales to a byte.
+/// Packs two 4-bit scales per byte.
 fn put_scale_pairs(from: &Lattice, bytes: &mut [u8]) {
     for (i, byte) in bytes.iter_mut().enumerate() {
         *byte = from.scales[2 * i] | from.scales[2 * i + 1] << 4;

@@ -1,6 +1,7 @@
-//! Super-blocks of 256 with scaled scales (K-quants): Q2_K to Q6_K, and Q8_K, their partner in integer dot products.
+//! Super-blocks of 256 with quantized scales (K-quants): Q2_K to Q6_K, and Q8_K, their partner in integer dot
+//! products.
 //!
-//! `d` and `dmin` are f16. A sub-block decodes `(d·scale)·q`, or `(d·scale)·q - dmin·min` where it has a minimum.
+//! `d` and `dmin` are f16. A sub-block decodes `(d·scale)·q`, or `(d·scale)·q - dmin·min` if it has a minimum.
 
 use super::{Codec, CodecId, Encode, f16_at, signed_amax};
 
@@ -70,7 +71,7 @@ fn decode_q2_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// The bytes and the shift of sub-block `sub` of 16 among 2-bit codes: four shifts over 32 bytes, then the next 32 bytes.
+/// Byte and shift of sub-block `sub` of 16 among 2-bit codes: four shifts over 32 bytes, then the next 32 bytes.
 fn pairs(codes: &[u8], sub: usize) -> (&[u8], usize) {
     (&codes[sub / 8 * 32 + sub % 2 * 16..][..16], sub % 8 / 2 * 2)
 }
@@ -152,7 +153,7 @@ fn decode_q8_k(block: &[u8], out: &mut [f32]) {
 fn encode_q8_k(x: &[f32], block: &mut [u8]) {
     block.fill(0);
     let max = signed_amax(x);
-    // The inverse of a subnormal overflows; such a block is stored as zeros.
+    // The inverse of a subnormal overflows, so such a block is stored as zeros.
     let inverse = -127.0 / max;
     if max == 0.0 || !inverse.is_finite() {
         return;
@@ -169,13 +170,13 @@ fn encode_q8_k(x: &[f32], block: &mut [u8]) {
     }
 }
 
-/// Parts of a searched super-block, before they are packed.
+/// Parts of a searched super-block before packing.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SuperBlock {
     /// f16 scales of the integer scales and minima.
     pub(super) d: u16,
     pub(super) dmin: u16,
-    /// One per sub-block, as far as there are sub-blocks.
+    /// One per sub-block; unused entries follow.
     pub(super) scales: [i8; 16],
     pub(super) mins: [u8; 16],
     /// Factor of the scale: signed where the type has no minimum, in IQ4_XS a level.
@@ -188,14 +189,14 @@ impl SuperBlock {
 }
 
 impl SuperBlock {
-    /// Runs of 32 codes, each of which the types keep together: so that a byte of several is made of the same place of
-    /// several runs, and a register of bytes at once.
+    /// Runs of 32 codes that the types keep together. A byte with several codes takes them from the same position of
+    /// several runs, so a whole register of bytes is built at once.
     fn runs(&self) -> &[[i8; 32]] {
         self.codes.as_chunks::<32>().0
     }
 }
 
-/// Puts codes, raised by `raise` to 0 to 3, in the places of [`pairs`].
+/// Puts codes, shifted by `raise` to 0 to 3, in the places of [`pairs`].
 fn put_pairs(from: &SuperBlock, raise: i8, bytes: &mut [u8]) {
     let place = |code: i8, run: usize| ((code + raise) as u8 & 3) << (2 * run);
     for (runs, bytes) in from.runs().as_chunks::<4>().0.iter().zip(bytes.as_chunks_mut::<32>().0) {
@@ -206,7 +207,7 @@ fn put_pairs(from: &SuperBlock, raise: i8, bytes: &mut [u8]) {
     }
 }
 
-/// One bit of each code: that of run `r` is bit `r` of a byte.
+/// One bit of each code; run `r` is bit `r` of a byte.
 fn put_bits(from: &SuperBlock, bit: impl Fn(i8) -> bool, bytes: &mut [u8]) {
     for (r, run) in from.runs().iter().enumerate() {
         for (byte, &code) in bytes.iter_mut().zip(run) {
@@ -250,7 +251,7 @@ pub(super) fn put_q5_k(from: &SuperBlock, block: &mut [u8]) {
     put_nibbles_k(from, &mut block[48..]);
 }
 
-/// The f16 scales, and what [`scale_min`] reads.
+/// f16 scales, and the bytes that [`scale_min`] reads.
 fn put_scales_k(from: &SuperBlock, block: &mut [u8]) {
     block[..2].copy_from_slice(&from.d.to_le_bytes());
     block[2..4].copy_from_slice(&from.dmin.to_le_bytes());

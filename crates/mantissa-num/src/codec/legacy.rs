@@ -1,8 +1,8 @@
-//! One scale per block of 32: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1; Q1_0, signs with one scale per
-//! 128; and Q2_0, two bits with one scale per 64.
+//! One scale per block of 32: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1; Q1_0, signs with one scale per 128; and Q2_0, two
+//! bits with one scale per 64.
 //!
-//! `d` and `m` are f16. Elements of the 4- and 5-bit types are half-split: byte `j` holds element `j` (low nibble) and
-//! element `j + 16` (high nibble). Type 0 decodes `(q - 2^(b-1))·d` with `d` signed, type 1 decodes `q·d + m`.
+//! `d` and `m` are f16. Elements of the 4- and 5-bit types are half-split: byte `j` holds element `j` (low nibble)
+//! and element `j + 16` (high nibble). Type 0 decodes `(q - 2^(b-1))·d` with `d` signed, type 1 decodes `q·d + m`.
 
 use super::{Codec, CodecId, Encode, amax, f16_at, inverse, put_f16, signed_amax, u32_at};
 
@@ -15,7 +15,7 @@ pub(super) const Q1_0: Codec = Codec {
     decode: decode_q1_0,
     encode: Encode::Formula(encode_q1_0),
 };
-/// `d | 16 bytes of four 2-bit codes`; a code less one is what is scaled.
+/// `d | 16 bytes of four 2-bit codes`; the code minus one is scaled.
 pub(super) const Q2_0: Codec = Codec {
     id: CodecId::Q2_0,
     name: "q2_0",
@@ -106,7 +106,7 @@ fn decode_q2_0(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// `d` is the largest magnitude, so that the highest of the four codes is never written: the type is one of ternary weights.
+/// `d` is the largest magnitude, so the highest of the four codes is never written: the type is for ternary weights.
 fn encode_q2_0(x: &[f32], block: &mut [u8]) {
     let d = amax(x);
     put_f16(block, 0, d);
@@ -117,7 +117,7 @@ fn encode_q2_0(x: &[f32], block: &mut [u8]) {
     }
 }
 
-/// The unsigned element codes of a half-split block: nibbles from `nibbles` on, joined by `high` bits.
+/// Unsigned element codes of a half-split block: nibbles from `nibbles` on, combined with `high` bits.
 fn half_split(block: &[u8], nibbles: usize, high: u32) -> impl Iterator<Item = (usize, f32)> {
     (0..2 * HALF).map(move |i| {
         let byte = block[nibbles + i % HALF];
@@ -136,7 +136,7 @@ fn put_half_split(block: &mut [u8], nibbles: usize, codes: impl Iterator<Item = 
     high
 }
 
-/// Writes a block of Q4_0, Q4_1, Q5_0 or Q5_1 whose codes and scales (bits of f16s) have been found.
+/// Writes a block of Q4_0, Q4_1, Q5_0 or Q5_1 from its codes and scales (f16 bits).
 pub(super) fn put_codes(codec: CodecId, d: u16, m: u16, codes: &[f32; 2 * HALF], block: &mut [u8]) {
     let (nibbles, high_at, has_min) = match codec {
         CodecId::Q4_0 => (2, None, false),
@@ -157,7 +157,7 @@ pub(super) fn put_codes(codec: CodecId, d: u16, m: u16, codes: &[f32; 2 * HALF],
 #[inline(always)]
 pub(super) fn decode_q4_0(block: &[u8], out: &mut [f32]) {
     let d = f16_at(block, 0);
-    // Integers first, and then one long conversion: both are vectors even at the least level.
+    // Integers first, then one long conversion: both vectorize at every instruction-set level.
     let mut codes = [0i8; 2 * HALF];
     let (low, high) = codes.split_at_mut(HALF);
     for ((low, high), byte) in low.iter_mut().zip(high).zip(&block[2..]) {
@@ -193,7 +193,7 @@ fn decode_q8_1(block: &[u8], out: &mut [f32]) {
     out.iter_mut().zip(&block[4..]).for_each(|(out, &q)| *out = f32::from(q as i8) * d);
 }
 
-/// Written so that a compiler keeps it in vector registers, at whatever level it is inlined.
+/// Structured so that a compiler keeps it in vector registers at any level it is inlined.
 #[inline(always)]
 pub(super) fn encode_q4_0(x: &[f32], block: &mut [u8]) {
     let (Some(x), Some(block)) = (x.first_chunk::<{ 2 * HALF }>(), block.first_chunk_mut::<{ 2 + HALF }>())
@@ -226,7 +226,7 @@ fn encode_q5_1(x: &[f32], block: &mut [u8]) {
     block[4..8].copy_from_slice(&high.to_le_bytes());
 }
 
-/// Maps the value of largest magnitude to code 0, `-half`, so that `d` takes the opposite sign of it.
+/// Maps the value of largest magnitude to code 0, `-half`, so `d` has the opposite sign.
 fn encode_signed(x: &[f32], block: &mut [u8], nibbles: usize, half: f32) -> u32 {
     let (d, id, bias) = signed_scale(signed_amax(x), half);
     put_f16(block, 0, d);
@@ -235,21 +235,21 @@ fn encode_signed(x: &[f32], block: &mut [u8], nibbles: usize, half: f32) -> u32 
     put_half_split(block, nibbles, x.iter().map(code))
 }
 
-/// Scale, inverse and bias of [`encode_signed`], for the value of largest magnitude.
+/// Scale, inverse and bias of [`encode_signed`] for the value of largest magnitude.
 #[inline(always)]
 fn signed_scale(extreme: f32, half: f32) -> (f32, f32, f32) {
     let d = extreme / -half;
     let id = inverse(d);
-    // The reference's casts of infinities give code 0 where the scale has no inverse.
+    // The reference's casts of infinities give code 0 if the scale has no inverse.
     let bias = if id == 0.0 && d != 0.0 { 0.0 } else { half + 0.5 };
     (d, id, bias)
 }
 
-/// Added to an integer of magnitude below 2^22 it leaves that in the low bits, in two's complement: a conversion that
-/// compilers vectorize, as they do not a saturating cast.
+/// Added to an integer of magnitude below 2^22, it leaves the integer in the low bits, in two's complement. Compilers
+/// vectorize this conversion, but not a saturating cast.
 const INTEGERS: f32 = 12_582_912.0; // 1.5 · 2^23
 
-/// [`signed_amax`] of one block: least and greatest by halves, and a look at the order only where they are opposites.
+/// [`signed_amax`] of one block: smallest and largest by halves, comparing positions only if they are opposites.
 #[inline(always)]
 fn signed_amax_of_block(x: &[f32; 2 * HALF]) -> f32 {
     let min = fold_halves(x, |a, b| if b < a { b } else { a });
@@ -261,7 +261,7 @@ fn signed_amax_of_block(x: &[f32; 2 * HALF]) -> f32 {
     }
 }
 
-/// Folds halves onto each other; `f` must not depend on the order.
+/// Folds halves onto each other; the result of `f` must not depend on the order.
 #[inline(always)]
 fn fold_halves(x: &[f32; 2 * HALF], f: impl Fn(f32, f32) -> f32) -> f32 {
     let mut folded: [f32; HALF] = std::array::from_fn(|i| f(x[i], x[i + HALF]));
@@ -312,11 +312,11 @@ fn encode_bytes(x: &[f32], block: &mut [u8], at: usize) -> f32 {
     d
 }
 
-/// The greatest float below a half, which added before truncation rounds half away from zero: with a half itself the float
-/// before a half would reach 1, and at larger magnitudes the sum of a tie rounds up to the integer.
+/// Largest float below a half. Added before truncation it rounds half away from zero. A half itself would round the
+/// float below a half up to 1, and ties at larger magnitudes up to the next integer.
 pub(super) const BELOW_HALF: f32 = 0.5 - f32::EPSILON / 4.0;
 
-/// `v`, of magnitude below 127.5, rounded as `roundf` does, half away from zero.
+/// Rounds `v`, of magnitude below 127.5, like `roundf`: half away from zero.
 #[inline(always)]
 fn nearest_byte(v: f32) -> u8 {
     ((v + BELOW_HALF.copysign(v)).trunc() + INTEGERS).to_bits() as u8
@@ -326,7 +326,7 @@ fn nearest_byte(v: f32) -> u8 {
 mod tests {
     use super::*;
 
-    /// Bytes that `quantize_row_q2_0_ref` of ggml gave for these elements.
+    /// Bytes from ggml's `quantize_row_q2_0_ref` for these elements.
     #[test]
     fn q2_0_has_the_bytes_of_the_reference() {
         let x: [f32; 64] = std::array::from_fn(|i| ((i * 37 % 64) as f32 - 32.0) / 16.0);
@@ -354,7 +354,8 @@ mod tests {
         });
     }
 
-    /// The order of equal magnitudes decides the sign of the scale; zeros, subnormals and the largest values as well.
+    /// Tests that the order of equal magnitudes decides the sign of the scale; also zeros, subnormals and the largest
+    /// values.
     #[test]
     fn extremes_of_a_block_are_found_in_any_place() {
         let signs = |seed: u32, i: u32| if seed.wrapping_mul(0x9e37_79b9) >> i & 1 == 1 { -1.0 } else { 1.0 };
@@ -375,7 +376,7 @@ mod tests {
         }
     }
 
-    /// Errors squared and weighed, of both ways to write a block.
+    /// Weighted squared errors of both encoders.
     fn errors(codec: &Codec, seed: u64) -> (f64, f64) {
         let at = |i: u64, stream: u64| {
             let bits = crate::round::random_u32(seed, i | stream << 32);

@@ -1,22 +1,22 @@
-//! Where blocks hold 4-bit fields in pairs.
+//! Positions of paired 4-bit fields in blocks.
 
 use std::ops::Range;
 
 use super::CodecId;
 
-/// The bytes of a block of which each holds two 4-bit fields. They come in runs: the low fields of a run's bytes belong to
-/// its first elements, the high fields to as many that follow (ggml's `ggml-quants.c`, the `dequantize_row_*` functions).
+/// Bytes of a block that hold two 4-bit fields each. They come in runs: the low fields of a run's bytes belong to its
+/// first elements, the high fields to the following ones (ggml's `ggml-quants.c`, the `dequantize_row_*` functions).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nibbles {
     /// The bytes.
     pub bytes: Range<usize>,
-    /// Bytes of a run; its elements are twice as many.
+    /// Bytes of a run; it has twice as many elements.
     pub run: usize,
 }
 
 impl CodecId {
-    /// Its 4-bit fields; `None` where codes have another width or no fields of their own. Of types of 5 and 6 bits these are
-    /// the low parts of the codes.
+    /// 4-bit fields of a codec; `None` if codes have another width or no fields of their own. For 5- and 6-bit types
+    /// these are the low parts of the codes.
     pub fn nibbles(self) -> Option<Nibbles> {
         let (start, run) = match self {
             CodecId::Mxfp4 => (1, 16),
@@ -40,7 +40,7 @@ impl CodecId {
 mod tests {
     use super::*;
 
-    /// A change of a field changes the one element that it belongs to.
+    /// Changing a field changes only its own element.
     #[test]
     fn fields_belong_to_the_elements_that_runs_say() {
         let mut known = 0;

@@ -1,5 +1,5 @@
-//! Q4_0 and Q8_0 by their formulas, sixteen blocks at a time: scales, their inverses and their f16 bits take a lane per block,
-//! codes a lane per element. The bytes are those of [`legacy`](super::legacy), block by block.
+//! Q4_0 and Q8_0 by their formulas, sixteen blocks at a time: a lane per block for scales, their inverses and f16
+//! bits, a lane per element for codes. The bytes equal those of [`legacy`](super::legacy).
 
 use super::legacy::BELOW_HALF;
 use super::{CodecId, signed_amax};
@@ -10,7 +10,7 @@ const BLOCK: usize = 2 * LANES;
 
 type Elements = [[f32; BLOCK]; LANES];
 
-/// Encodes as many times sixteen blocks as both slices hold; gives what is left over, everything where the codec is another.
+/// Encodes multiples of sixteen blocks; returns the rest, or everything for other codecs.
 #[inline(always)]
 pub(super) fn encode<'x, 'b, L: Lanes>(
     l: L,
@@ -50,7 +50,7 @@ fn halves<L: Lanes>(l: L, x: &[f32; BLOCK]) -> [L::V; 2] {
     [l.load(&halves[0]), l.load(&halves[1])]
 }
 
-/// As [`super::inverse`].
+/// Like [`super::inverse`].
 #[inline(always)]
 fn inverse<L: Lanes>(l: L, d: L::V) -> L::V {
     let inverse = l.div(l.splat(1.0), d);
@@ -72,7 +72,7 @@ fn q8_0<L: Lanes>(l: L, x: &Elements, blocks: &mut [[u8; 34]; LANES]) {
         let id = l.splat(ids[i]);
         let [a, b] = halves(l, &x[i]);
         let codes = block[2..].as_chunks_mut::<LANES>().0;
-        // Half away from zero.
+        // Round half away from zero.
         for (v, codes) in [l.mul(a, id), l.mul(b, id)].into_iter().zip(codes) {
             *codes = l.bytes(l.add(v, l.if_less(v, zero, down, up)));
         }
@@ -85,7 +85,7 @@ fn q4_0<L: Lanes>(l: L, x: &Elements, blocks: &mut [[u8; 18]; LANES]) {
     let extremes = signed_extremes(l, x);
     let d = l.div(extremes, l.splat(-8.0));
     let id = inverse(l, d);
-    // The reference's casts of infinities give code 0 where the scale has no inverse.
+    // The reference's casts of infinities give code 0 if the scale has no inverse.
     let without = l.if_less(zero, l.abs(d), zero, l.splat(8.5));
     let bias = l.if_less(zero, l.abs(id), l.splat(8.5), without);
     let (bits, ids, biases) = (l.halves(d), l.to_array(id), l.to_array(bias));
@@ -99,7 +99,7 @@ fn q4_0<L: Lanes>(l: L, x: &Elements, blocks: &mut [[u8; 18]; LANES]) {
     }
 }
 
-/// [`signed_amax`] of each block: least and greatest, and a look at the order only where they are opposites.
+/// [`signed_amax`] of each block: smallest and largest, comparing positions only if they are opposites.
 #[inline(always)]
 fn signed_extremes<L: Lanes>(l: L, x: &Elements) -> L::V {
     let (mut low, mut high) = ([0.0; LANES], [0.0; LANES]);
@@ -124,7 +124,8 @@ mod tests {
     use super::*;
     use crate::lanes::Portable;
 
-    /// Signs and places of equal magnitudes, zeros of both signs, subnormals, ties and the largest values, block by block.
+    /// Tests signs and positions of equal magnitudes, zeros of both signs, subnormals, ties and the largest values,
+    /// block by block.
     #[test]
     fn sixteen_blocks_have_the_bytes_of_each() {
         let levels = [0.0, -0.0, 1e-45, 3e-39, 1e-7, 0.02, 1.0, 6e4, 1e30, f32::MAX];

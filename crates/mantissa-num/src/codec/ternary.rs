@@ -37,7 +37,8 @@ fn for_each_trit(mut f: impl FnMut(usize, usize, usize)) {
     }
 }
 
-/// A byte is a fraction of 256 whose base-3 digits are the trits: multiplying by 3 brings the next digit above the point.
+/// A byte is a fraction of 256 with the trits as base-3 digits: multiplying by 3 moves the next digit above the
+/// point.
 fn decode_tq1_0(block: &[u8], out: &mut [f32]) {
     const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
     let d = f16_at(block, 52);

@@ -1,6 +1,6 @@
-//! Hadamard matrices of orders that no power of two gives. Written by `tables/make_tables.py`; do not edit.
+//! Hadamard matrices of orders that are not powers of two. Written by `tables/make_tables.py`; do not edit.
 //!
-//! Each row takes `ceil(order / 32)` words; bit `j % 32` of word `j / 32` is set where entry `j` is -1.
+//! Each row takes `ceil(order / 32)` words; bit `j % 32` of word `j / 32` is set if entry `j` is -1.
 
 pub(super) static HAD12: [u32; 12] = [
     0x00000ffe, 0x00000474, 0x000008e8, 0x000001d2, 0x000003a4, 0x00000748, 0x00000e90, 0x00000d22,

@@ -1,8 +1,10 @@
-//! A weight `[rows, cols]` of trellis codes between two rotations, as a [`Format`](crate::Format): `W = diag(v) · H · C · H · diag(u)`.
+//! Weight `[rows, cols]` of trellis codes between two rotations, as a [`Format`](crate::Format): `W = diag(v) · H · C
+//! · H · diag(u)`.
 //!
-//! `C` holds the values of the states, tile after tile along the outputs, then along the inputs; `H` are Sylvester's matrices over
-//! their square roots, of the largest power of two up to 128 that divides the width (EXL3's own 128 where that divides both); `u` and `v`
-//! are signs times scales in f16. In a [`Quantized`](crate::Quantized) the codes are the words of the tiles in little-endian bytes, the scales `u` and then `v`.
+//! `C` holds the values of the states, tile by tile along the outputs, then along the inputs. `H` are Sylvester's
+//! matrices over their square roots, of the largest power of two up to 128 that divides the width (always 128 in
+//! EXL3). `u` and `v` are signs times scales in f16. In a [`Quantized`](crate::Quantized) the codes are the words of
+//! the tiles as little-endian bytes, and the scales are `u`, then `v`.
 
 use super::{TILE, TrellisBook};
 use crate::hadamard::Hadamard;
@@ -10,7 +12,7 @@ use crate::hadamard::Hadamard;
 /// Largest order of a rotation.
 const MAX_ORDER: usize = 128;
 
-/// Rates in half bits that a tile may have.
+/// Allowed rates in half bits.
 const HALF_BITS: std::ops::RangeInclusive<u8> = 2..=16;
 
 /// Trellis codes of one rate and code book.
@@ -19,8 +21,8 @@ pub struct Trellis {
     half_bits: u8,
     /// Map from a state to a value.
     pub book: TrellisBook,
-    /// True if each input and each output has a scale of its own, an f16 with the sign, as EXL3 stores them. Otherwise
-    /// outputs that are rotated together share one, inputs have none, and each of both has a bit for its sign.
+    /// True if each input and each output has its own scale, an f16 with the sign, as in EXL3. Otherwise outputs that
+    /// are rotated together share a scale, inputs have none, and both have one bit per sign.
     pub channels: bool,
 }
 
@@ -35,7 +37,7 @@ impl Trellis {
         self.half_bits as usize
     }
 
-    /// Bits of a code, where they are whole.
+    /// Bits of a code; `None` at half-integer rates.
     pub const fn whole_bits(&self) -> Option<u32> {
         if self.half_bits.is_multiple_of(2) { Some(self.half_bits as u32 / 2) } else { None }
     }
@@ -45,7 +47,7 @@ impl Trellis {
         4 * self.half_bits()
     }
 
-    /// True if the shape has whole tiles only.
+    /// True if the shape is a whole number of tiles.
     pub const fn fits(rows: usize, cols: usize) -> bool {
         rows.is_multiple_of(TILE) && cols.is_multiple_of(TILE)
     }
@@ -67,7 +69,7 @@ pub fn order(width: usize) -> usize {
     (1usize << width.trailing_zeros().min(MAX_ORDER.trailing_zeros())).min(width)
 }
 
-/// The rotation of vectors of `width`; `None` of no width.
+/// Rotation of vectors of `width`; `None` for width 0.
 pub fn rotation(width: usize) -> Option<Hadamard> {
     Hadamard::new(order(width))
 }

@@ -148,7 +148,7 @@ fn compare_double_quantized(t: &SafeTensors<'_>, tensor: &str, base: &str, schem
     let tree = scheme.format.scale().unwrap();
     let absmax = t.f32(&format!("{}.absmax", base.trim_end_matches("_double_quant"))).unwrap();
 
-    // Our own mean is within one unit in the last place of the package's f32 sum.
+    // Our mean is within one unit in the last place of the package's f32 sum.
     let x = t.f32(&format!("{tensor}.x")).unwrap();
     let (rows, cols) = t.shape2(&format!("{tensor}.x"));
     let mut q = quantize(scheme, &x, rows, cols, Given::default()).unwrap();
@@ -186,8 +186,8 @@ fn nf4_of_bf16_matches() {
     }
 }
 
-/// torchao's NF4Tensor keeps 8-bit integer scales around their mean: another leaf of the same tree. Its levels are NF4 rounded
-/// to four decimals, a table that the file brings along.
+/// torchao's NF4Tensor keeps 8-bit integer scales around their mean: another leaf of the same tree. Its levels are
+/// NF4 rounded to four decimals; the file has the table.
 #[test]
 fn torchao_nf4_decodes() {
     for file in open("bnb_blockwise.safetensors") {
@@ -200,7 +200,7 @@ fn torchao_nf4_decodes() {
         let scale = ScaleTree::below(Code::Int(8), Blocks::Flat(per_factor), residual);
         let format = Format::Table(Table { book: Book::Nf4, blocks: Blocks::Flat(64), scale });
         let packed = t.u8("weights.torchao_nf4.quantized_data").unwrap();
-        // It divides by this factor where the tree multiplies by a scale.
+        // It divides by this factor; the tree multiplies by a scale.
         let factors: Vec<f32> = get("quantization_factor").iter().map(|f| 1.0 / f).collect();
         let nested = ScaleLevel::residual(&factors, get("scaler_mean")[0]);
         let codes = Codes::U8(t.u8("weights.torchao_nf4.quantized_scalers_i8").unwrap());

@@ -96,7 +96,7 @@ fn integers_round_to_even_and_clamp() {
         let x = t.f32("int.x").unwrap();
         for bits in [8u32, 4] {
             for (rule, column) in [("full", "rne_clamp_full"), ("restricted", "rne_clamp_symmetric")] {
-                // A block whose scale is exactly 1 leaves rounding and clamping alone.
+                // A block with a scale of exactly 1 involves only rounding and clamping.
                 let scheme: Scheme = format!("int{bits}-tensor:{rule}").parse().unwrap();
                 let high = ((1 << (bits - 1)) - 1) as f32;
                 let top = if rule == "full" { high + 0.5 } else { high };
@@ -111,7 +111,8 @@ fn integers_round_to_even_and_clamp() {
     }
 }
 
-/// No data has these elements: tf32 against rounding by addition, f64 and ternary against what they are.
+/// No reference data for these elements: checks tf32 against rounding by addition, f64 and ternary against their
+/// definitions.
 #[test]
 fn wide_elements_and_ternary_are_their_formulas() {
     let random = |i: u64| f32::from_bits(mantissa_num::round::random_u32(9, i));

@@ -24,7 +24,7 @@ fn codes(q: &Quantized) -> Vec<i64> {
     (0..q.codes.len()).map(|i| q.codes.get(i).into()).collect()
 }
 
-/// Compares scales, codes and, where they are there, values of one entry. Whether it is in this file.
+/// Compares scales, codes and, if present, values of one entry. Returns true if the entry is in this file.
 fn compare(t: &SafeTensors<'_>, x: &str, base: &str, scheme: &str) -> bool {
     let Some(scale) = t.f32(&format!("{base}.scale")) else { return false };
     let (rows, cols) = t.shape2(x);

@@ -5,7 +5,7 @@ use safetensors::SafeTensors;
 
 use crate::support::{Get, assert_bytes, assert_same, open};
 
-/// Types whose bytes are a formula of the block; the rest are searched for.
+/// Types with a formula for the bytes; the others are searched.
 const WRITTEN: [&str; 13] = [
     "Q1_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q8_K", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4",
     "BF16",
@@ -28,7 +28,7 @@ fn decode(kind: &str, bytes: Vec<u8>, elements: usize) -> Vec<f32> {
     Quantized { codes, ..Quantized::empty(format, 1, elements) }.dequantize().unwrap()
 }
 
-/// Every stored pair of bytes and values, whoever wrote the bytes.
+/// Every stored pair of bytes and values, from any writer.
 #[test]
 fn every_block_type_decodes() {
     let mut kinds = std::collections::BTreeSet::new();
@@ -43,11 +43,11 @@ fn every_block_type_decodes() {
             kinds.insert(kind.to_string());
         }
     }
-    // All of formats.md but Q1_0, Q8_1 and Q8_K, whose bytes come without values, and Q2_0, of which there is no data.
+    // All of formats.md except Q1_0, Q8_1 and Q8_K, whose bytes have no values, and Q2_0, which has no data.
     assert_eq!(kinds.len(), 24, "{kinds:?}");
 }
 
-/// The tensor of bytes that a tensor of values belongs to.
+/// Tensor of bytes that belongs to a tensor of values.
 fn bytes_of(values: &str) -> Option<String> {
     if let Some(base) = values.strip_suffix(".random_bytes.dequant") {
         return Some(format!("{base}.random_bytes"));
@@ -65,7 +65,7 @@ fn written_types_have_the_bytes_of_the_reference() {
         let t = file.tensors();
         for kind in WRITTEN {
             for input in ["edge", "gaussian", "student_t3"] {
-                // Where both are there they differ only in the sign of the scale of a block of negative zeros: see below.
+                // If both exist they differ only in the sign of the scale of a block of negative zeros: see below.
                 let names = ["ggml_c_bytes", "gguf_py_bytes"].map(|p| format!("{kind}.{input}.{p}"));
                 let Some(name) = names.iter().find(|name| t.u8(name).is_some()) else { continue };
                 encode_matches(&t, kind, input, name);
@@ -80,7 +80,7 @@ fn encode_matches(t: &SafeTensors<'_>, kind: &str, input: &str, name: &str) {
     let expected = t.u8(name).unwrap();
     let x_name = format!("input.{input}");
     let (_, cols) = t.shape2(&x_name);
-    // The C reference has fewer rows of some types than there are inputs.
+    // The C reference has fewer rows than inputs for some types.
     let (rows, _) = t.shape2(name);
     let x = &t.f32(&x_name).unwrap()[..rows * cols];
     let found = encode(kind, x, rows, cols);
@@ -97,7 +97,7 @@ fn encode_matches(t: &SafeTensors<'_>, kind: &str, input: &str, name: &str) {
     }
 }
 
-/// The bytes, with scales past the largest f16 as infinity, which the reference writes and `quantize` refuses.
+/// Bytes with infinity for scales beyond f16, which the reference writes and `quantize` refuses.
 fn encode(kind: &str, x: &[f32], rows: usize, cols: usize) -> Vec<u8> {
     let quantized = quantize(&scheme(kind), x, rows, cols, Given::default());
     let Some(codec) = scheme(kind).format.codec() else { return quantized.unwrap().codes.to_le_bytes() };
@@ -113,7 +113,7 @@ fn encode(kind: &str, x: &[f32], rows: usize, cols: usize) -> Vec<u8> {
     bytes
 }
 
-/// Below 2^-125 the reference's scale byte wraps around; there ours is clamped, and the error no larger.
+/// Below 2^-125 the reference's scale byte wraps around; ours is clamped, with no larger error.
 fn compare_mxfp4(what: &str, x: &[f32], found: &[u8], expected: &[u8]) {
     for ((x, found), expected) in x.chunks(32).zip(found.chunks(17)).zip(expected.chunks(17)) {
         let amax = x.iter().fold(0f32, |a, v| a.max(v.abs()));
@@ -129,7 +129,7 @@ fn compare_mxfp4(what: &str, x: &[f32], found: &[u8], expected: &[u8]) {
     }
 }
 
-/// The bytes of the integer types come without values: their codes times their scale must be near the input.
+/// The bytes of the integer types have no values: their codes times their scale must be near the input.
 #[test]
 fn activation_types_decode_what_they_encode() {
     for kind in ["Q8_1", "Q8_K", "Q1_0"] {
@@ -149,7 +149,7 @@ fn activation_types_decode_what_they_encode() {
     }
 }
 
-/// Types whose bytes are searched for.
+/// Types with searched bytes.
 const SEARCHED: [&str; 14] = [
     "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ2_XS",
     "IQ2_S", "IQ1_S", "IQ1_M",
@@ -166,7 +166,7 @@ fn errors(kind: &str, x: &[f32], weights: Option<&[f32]>, bytes: &[u8]) -> Vec<f
     (0..x.len() / n).map(|b| (b * n..(b + 1) * n).map(square).sum()).collect()
 }
 
-/// At least as good as the reference's search in 99 of 100 blocks, nowhere worse by more than 1e-4, and better on the whole.
+/// At least as good as the reference's search in 99 of 100 blocks, never worse by more than 1e-4, and better overall.
 #[test]
 fn searches_lose_no_more_than_the_reference() {
     let mut checked = std::collections::BTreeSet::new();

@@ -20,7 +20,7 @@ fn bytes(q: &Quantized) -> Vec<u8> {
     codes.clone()
 }
 
-/// Codes as the data has them: unsigned where there is a minimum.
+/// Codes as in the data: unsigned if there is a minimum.
 fn codes(q: &Quantized) -> Vec<i64> {
     let shift = if q.format.has_bias() { 1 << (q.format.code_bits() - 1) } else { 0 };
     let signed = q.format.element(0xff) == -1.0;
@@ -85,7 +85,7 @@ fn groups_of_a_token_match() {
     }
 }
 
-/// Groups of tokens per channel (KIVI's keys) are groups of a row of the transpose, head by head.
+/// Groups of tokens per channel (KIVI's keys) are groups of a row of the transpose, per head.
 #[test]
 fn groups_of_tokens_per_channel_match() {
     for file in open("kv_cache.safetensors") {
@@ -104,7 +104,7 @@ fn groups_of_tokens_per_channel_match() {
                 let q = run(&scheme, &transpose(x, tokens, channels), channels, tokens);
                 let at = |all: &[f32], n: usize| all[head * n..][..n].to_vec();
                 let n = groups * channels;
-                // The data has [group, channel] where the transpose has [channel, group].
+                // The data has [group, channel], the transpose [channel, group].
                 assert_same(&base, &transpose(&scales(&q), channels, groups), &at(&scale, n), true);
                 assert_same(&base, &transpose(q.biases(), channels, groups), &at(&min, n), false);
                 let n = tokens * channels;

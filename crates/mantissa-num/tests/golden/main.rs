@@ -1,6 +1,6 @@
-//! Golden reference data: every case of these families, with the tolerance that the data's README states.
+//! Golden reference data: every case of these families, with the tolerance stated in the data's README.
 //!
-//! Runs on the committed subset, and on the whole set where `../shared/golden` stands beside the checkout.
+//! Runs on the committed subset, and on the whole set if `../shared/golden` exists beside the checkout.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod activations;

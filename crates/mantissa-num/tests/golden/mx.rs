@@ -56,7 +56,7 @@ fn ocp_floor_is_bit_exact() {
     }
 }
 
-/// torchao divides by 2^-126 where the scale code is 0 (floor, ceil, even), so codes are compared where it is not.
+/// torchao divides by 2^-126 for scale code 0 (floor, ceil, even), so codes are compared only for others.
 #[test]
 fn torchao_rules_choose_the_same_scales_and_codes() {
     for file in open("mx_formats.safetensors") {
@@ -120,8 +120,9 @@ fn torchao_codes(
     }
 }
 
-/// microxcaling takes the exponent from an f32 logarithm (wrong just below a power of two) and loses the sign of zero;
-/// its `even` mode is otherwise the OCP rule. The blocks where scales differ are shown to be of that kind.
+/// microxcaling takes the exponent from an f32 logarithm (wrong just below a power of two) and loses the sign of
+/// zero; its `even` mode is otherwise the OCP rule. The test shows that blocks with different scales are of that
+/// kind.
 #[test]
 fn microxcaling_even_equals_floor_but_for_its_logarithm() {
     for file in open("mx_formats.safetensors") {

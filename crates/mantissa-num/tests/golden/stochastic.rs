@@ -9,8 +9,8 @@ fn encode(format: MiniFloat, x: f32, overflow: Overflow, word: u32) -> i64 {
     format.encode(x, overflow, Rounding::Drawn { word }, 0).into()
 }
 
-/// Rounding adds a word to the bits that are cut off and truncates; the other map compares, and is the same under
-/// `r -> 65535 - r`.
+/// Rounding adds a word to the truncated bits and truncates; the other map compares, and is the same under `r ->
+/// 65535 - r`.
 #[test]
 fn bf16_maps_match_for_a_given_word() {
     for file in open("stochastic_rounding.safetensors") {
@@ -19,7 +19,7 @@ fn bf16_maps_match_for_a_given_word() {
         let (bits, random, finite) = (get("x_bits"), get("rand_u16"), get("finite_mask"));
         let rows: Vec<usize> = (0..bits.len()).filter(|&i| finite[i] != 0).collect();
         let round = |i: usize, word: u32| {
-            // Our own draw is 32 bits wide; a 16-bit word is its upper half.
+            // Our own draw has 32 bits; a 16-bit word is its upper half.
             encode(BF16, f32::from_bits(bits[i] as u32), Overflow::Special, word << 16)
         };
         let pick = |values: Vec<i64>| rows.iter().map(|&i| values[i]).collect::<Vec<i64>>();
@@ -40,18 +40,18 @@ fn probabilities_are_exact() {
             let (toward, away) = (get("code_toward_zero"), get("code_away_from_zero"));
             let probabilities = t.f64(&format!("{name}.prob_away_f64")).unwrap();
             for (i, &x) in t.f32(&format!("{name}.x")).unwrap().iter().enumerate() {
-                // A draw of all ones never rounds up, one of all zeros does wherever something is cut off.
+                // A draw of all ones never rounds up; one of all zeros always does unless the value is exact.
                 let low = encode(format, x, Overflow::Saturate, u32::MAX);
                 let high = encode(format, x, Overflow::Saturate, 0);
                 if probabilities[i] == 1.0 {
-                    // The largest finite value itself, listed as all the way up from the code below.
+                    // The largest finite value itself, listed as fully up from the code below.
                     assert_eq!((low, high), (away[i], away[i]), "{name}[{i}] {x:e}");
                     continue;
                 }
                 assert_eq!(low, toward[i], "{name}[{i}] {x:e}");
                 let expected = if probabilities[i] == 0.0 { toward[i] } else { away[i] };
                 assert_eq!(high, expected, "{name}[{i}] {x:e}");
-                // The share of the 2^32 draws that round up is the probability, cut off below 2^-32.
+                // The share of the 2^32 draws that round up is the probability, truncated below 2^-32.
                 let threshold = (probabilities[i] * 4_294_967_296.0).floor() as u64;
                 let rounds_up =
                     |word: u64| encode(format, x, Overflow::Saturate, word as u32) == high && high != low;
@@ -62,8 +62,8 @@ fn probabilities_are_exact() {
     }
 }
 
-/// The file's specification: k of N draws away from zero is binomial with the exact probability, within five standard
-/// deviations, and over many x the mean of z is within 5/sqrt(M).
+/// From the file's specification: k of N draws away from zero is binomial with the exact probability, within five
+/// standard deviations; over many x the mean of z is within 5/sqrt(M).
 #[test]
 fn draws_are_independent_and_unbiased() {
     const DRAWS: u64 = 4000;

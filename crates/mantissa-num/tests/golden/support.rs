@@ -9,7 +9,7 @@ pub struct Golden {
     bytes: Vec<u8>,
 }
 
-/// `name.safetensors` of the committed subset and, where it is there, of the whole set.
+/// `name.safetensors` of the committed subset and, if present, of the whole set.
 pub fn open(name: &str) -> Vec<Golden> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let committed = root.join("tests/data/golden").join(name);
@@ -28,7 +28,7 @@ impl Golden {
     }
 }
 
-/// Typed access by name; `None` where this file (a subset) lacks the tensor.
+/// Typed access by name; `None` if this file (a subset) lacks the tensor.
 pub trait Get {
     fn f32(&self, name: &str) -> Option<Vec<f32>>;
     fn f64(&self, name: &str) -> Option<Vec<f64>>;
@@ -79,7 +79,7 @@ impl Get for SafeTensors<'_> {
     }
 }
 
-/// Equal bit patterns, except that any NaN equals any NaN and, where `zeros` is false, that the sign of zero is free.
+/// Equal bit patterns; any NaN equals any NaN and, unless `zeros` is true, the sign of zero is ignored.
 pub fn same(a: f32, b: f32, zeros: bool) -> bool {
     a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()) || (!zeros && a == 0.0 && b == 0.0)
 }

@@ -1,5 +1,5 @@
-//! The block types of GGUF files and of the native format, from the descriptions of `ggml-common.h`: values come from
-//! arithmetic in f64 and are rounded once. Also bounds of the error that rounding to nearest leaves, from the source's own values.
+//! Block types of GGUF files and of the native format, from the descriptions in `ggml-common.h`. Values are computed
+//! in f64 and rounded once. Also bounds the error of rounding to nearest, given the source's values.
 
 use super::super_blocks::{self, Element};
 use crate::elements::float_values;
@@ -197,7 +197,7 @@ fn layout(ty: BlockType) -> Option<Layout> {
             (0..32).for_each(|i| out[i] = level(nibble(&b[8..], i) + fifth(&b[4..], i), d, m));
         }),
         BlockType::MXFP4 => of(32, 17, |_, b, out| {
-            // A byte of 255 is a number here: 2^128, past what an f32 holds, but for the elements below 1.
+            // Byte 255 is a number here: 2^128, beyond f32 except for elements below 1.
             let scale = 2f64.powi(i32::from(b[0]) - 127);
             (0..32).for_each(|i| out[i] = (e2m1(nibble(&b[1..], i)) * scale) as f32);
         }),
@@ -206,7 +206,7 @@ fn layout(ty: BlockType) -> Option<Layout> {
             let d = all.half(b, 0);
             (0..128).for_each(|i| out[i] = if b[2 + i / 8] >> (i % 8) & 1 == 1 { d } else { -d });
         }),
-        // Codes in their order, four to the byte.
+        // Consecutive codes, four per byte.
         BlockType::Q2_0 => of(64, 18, |all, b, out| {
             let d = all.half(b, 0);
             (0..64).for_each(|i| out[i] = level(f64::from(b[2 + i / 4] >> (i % 4 * 2) & 3) - 1.0, d, 0.0));
@@ -227,7 +227,7 @@ fn layout(ty: BlockType) -> Option<Layout> {
         }),
         BlockType::TQ2_0 => of(256, 66, |all, b, out| {
             let d = all.half(b, 64);
-            // Four 2-bit codes to the byte, 32 elements apart.
+            // Four 2-bit codes per byte, 32 elements apart.
             let code = |i: usize| b[i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3;
             (0..256).for_each(|i| out[i] = level(f64::from(code(i)) - 1.0, d, 0.0));
         }),
@@ -256,7 +256,7 @@ impl Blocks {
         Blocks { half: float_values(5, 10, 15) }
     }
 
-    /// Decodes whole blocks of `ty`; `factor` multiplies the scales of NVFP4. Other types are left as they are.
+    /// Decodes whole blocks of `ty`; `factor` multiplies the scales of NVFP4 and is ignored for other types.
     pub fn decode(&self, ty: BlockType, bytes: &[u8], factor: Option<f32>, out: &mut [f32]) {
         let Some(layout) = layout(ty) else { return };
         for (block, out) in bytes.chunks_exact(layout.bytes).zip(out.chunks_exact_mut(layout.elements)) {
@@ -276,7 +276,7 @@ impl Blocks {
         out.iter_mut().enumerate().for_each(|(i, out)| *out = element(b, i, &half) as f32);
     }
 
-    /// Four scales, then four times 16 elements. A scale times the factor is an f32 of its own.
+    /// Four scales, then four times 16 elements. The product of scale and factor is rounded to f32.
     fn nvfp4(&self, b: &[u8], factor: f32, out: &mut [f32]) {
         for (sub, out) in out.chunks_exact_mut(16).enumerate() {
             let scale = (ue4m3(b[sub]) * f64::from(factor)) as f32;
@@ -289,7 +289,7 @@ impl Blocks {
     }
 }
 
-/// `code · d + m`; exact but for the rounding to f32, as both factors are short.
+/// Computes `code · d + m`, exact up to the rounding to f32, because both factors are short.
 fn level(code: f64, d: f32, m: f32) -> f32 {
     (code * f64::from(d) + f64::from(m)) as f32
 }
@@ -311,7 +311,7 @@ fn e2m1(code: f64) -> f64 {
     if code < 8 { MAGNITUDES[code] } else { -MAGNITUDES[code - 8] }
 }
 
-/// An E4M3 without sign; the byte that is NaN elsewhere is 0.
+/// Unsigned E4M3; the byte that means NaN elsewhere is 0.
 fn ue4m3(code: u8) -> f64 {
     let (exponent, fraction) = (i32::from(code >> 3 & 15), f64::from(code & 7) / 8.0);
     match (code, exponent) {
@@ -321,8 +321,8 @@ fn ue4m3(code: u8) -> f64 {
     }
 }
 
-/// Element `i` of a TQ1_0 block: a byte is a number of five base-3 digits, as a fraction of 256 rounded up. 32 bytes hold
-/// digit after digit of 32 elements, 16 bytes of 16, and four bytes of four.
+/// Element `i` of a TQ1_0 block. A byte holds five base-3 digits as a fraction of 256, rounded up. 32 bytes hold
+/// digit after digit of 32 elements, then 16 bytes of 16, and four bytes of four.
 fn trit(block: &[u8], i: usize) -> f64 {
     let (byte, digit) = match i {
         0..160 => (i % 32, i / 32),
@@ -333,20 +333,20 @@ fn trit(block: &[u8], i: usize) -> f64 {
     f64::from(number / 3u32.pow(4 - digit as u32) % 3) - 1.0
 }
 
-/// Elements that are rounded together: a weight's error is bounded by the range of these in the source.
+/// Elements that are rounded together; the error bound depends on their range in the source.
 pub fn bound_group(ty: BlockType) -> usize {
     if ty == BlockType::NVFP4 { 16 } else { layout(ty).map_or(1, |layout| layout.elements) }
 }
 
-/// The most by which rounding the group `x` of the source to nearest may miss an element, under any rule that writes the
-/// type: half a step, a whole one where the largest element of the other sign is clipped or steps grow, and what rounding
-/// scale and offset to their own formats adds. `factor` is that of the whole tensor. Where the elements were `weighed` by the
-/// importance of their columns, the 4- and 5-bit types are searched for too.
+/// Maximum error of an element when the group `x` of the source is rounded to nearest, under any rule that writes the
+/// type. It is half a step, or a whole one where the largest element of the other sign is clipped or steps grow, plus
+/// the rounding of scale and offset to their own formats. `factor` is the scale of the whole tensor. With `weighed`
+/// (importance per column) the 4- and 5-bit types are searched too.
 pub fn allowed(ty: BlockType, x: &[f32], factor: f32, weighed: bool) -> f64 {
     let (low, high) =
         x.iter().fold((f64::MAX, f64::MIN), |(low, high), &v| (low.min(v.into()), high.max(v.into())));
     let amax = low.abs().max(high.abs());
-    // Of the step, and of scales in f16: half a unit of 2^-11 of the scale, or of 2^-24 where it is subnormal.
+    // Relative to the step, and to scales in f16: half a unit of 2^-11 of the scale, or of 2^-24 if it is subnormal.
     let steps = |step: f64, codes: f64| step * 1.0001 + amax * 2f64.powi(-10) + codes * 2f64.powi(-24);
     match ty {
         BlockType::F32 => 0.0,
@@ -363,7 +363,8 @@ pub fn allowed(ty: BlockType, x: &[f32], factor: f32, weighed: bool) -> f64 {
         BlockType::MXFP4 => amax * 0.5 * 1.0001 + 2f64.powi(-125),
         // The scale is amax/6, or amax/4 by choice, to 1/16 of it or half its smallest step.
         BlockType::NVFP4 => amax * (2.0 / 6.0 + 1.0 / 16.0) + f64::from(factor.abs()) * 6.0 * 2f64.powi(-9),
-        // Searched for, so that one element may give way to others of more importance; but never further than its block.
+        // Searched types may give up accuracy in one element for more important ones, but never beyond the block's
+        // range.
         _ => 2.0 * amax * 1.0001 + 2f64.powi(-12),
     }
 }

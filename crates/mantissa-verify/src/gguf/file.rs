@@ -1,8 +1,8 @@
-//! A second reader of the GGUF container, written from its description (`docs/gguf.md` of ggml). It goes through the file once,
-//! keeps what verification asks for, and skips the rest.
+//! Second reader of the GGUF container, written from its description (`docs/gguf.md` of ggml). It reads the file
+//! once, keeps the parts that verification needs and skips the rest.
 //!
-//! It is stricter than a reader has to be: what llama.cpp's own reader requires (tensors one after another, in the order of
-//! their infos) and what the description says of padding (zero bytes, nothing after the last tensor) must hold.
+//! It is stricter than a reader has to be. It enforces the order that llama.cpp's reader requires (tensors
+//! consecutive, in the order of their infos) and the described padding (zero bytes, nothing after the last tensor).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +14,7 @@ use super::{BlockType, Error};
 
 type Result<T> = std::result::Result<T, Error>;
 
-/// Longest key and longest string that is kept; longer strings are skipped.
+/// Longest key and longest stored string; longer strings are skipped.
 const MAX_TEXT: u64 = 1 << 16;
 
 /// Arrays within arrays, at most.
@@ -27,7 +27,7 @@ pub enum Key {
     Number(u64),
     /// A short string.
     Text(String),
-    /// An array of so many elements.
+    /// Array with this number of elements.
     List(u64),
     /// Anything else.
     Other,
@@ -55,7 +55,7 @@ impl Tensor {
     }
 }
 
-/// A GGUF file whose container is as described.
+/// GGUF file with a valid container.
 #[derive(Debug)]
 pub struct GgufFile {
     path: PathBuf,
@@ -69,7 +69,7 @@ pub struct GgufFile {
 }
 
 impl GgufFile {
-    /// Opens the files `paths` of one model and collects the tensors of all of them. Each file of a split model states its number.
+    /// Opens the files `paths` of one model and merges their tensors. Each file of a split model states its number.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -111,10 +111,10 @@ impl GgufFile {
         }
     }
 
-    /// Reads everything but the values of the tensors.
+    /// Reads everything except the values of the tensors.
     ///
     /// # Errors
-    /// [`Error::Field`] for the first thing that is not as described; [`Error::Io`].
+    /// [`Error::Field`] for the first deviation from the description; [`Error::Io`].
     pub fn open(path: &Path) -> Result<Self> {
         let io = |error| Error::Io { path: path.to_owned(), operation: "open", error };
         let file = fs::File::open(path).map_err(io)?;
@@ -154,10 +154,10 @@ impl GgufFile {
         Ok(bytes)
     }
 
-    /// Reads the scale that may stand beside a weight: the one of matrix `which` of `of`.
+    /// Reads the optional scale of a weight: that of matrix `which` of `of`.
     ///
     /// # Errors
-    /// [`Error::Field`] where it is not one f32 for each matrix; [`Error::Io`].
+    /// [`Error::Field`] unless it is one f32 per matrix; [`Error::Io`].
     pub fn factor(&self, weight: &str, which: u64, of: u64) -> Result<Option<f32>> {
         let Some(name) = weight.strip_suffix(".weight").map(|module| format!("{module}.scale")) else {
             return Ok(None);
@@ -203,7 +203,7 @@ impl GgufFile {
         self.file.read_exact_at(bytes, at).map_err(io)
     }
 
-    /// Puts the tensors where the sizes of those before them say, and compares that with their offsets.
+    /// Places the tensors by the sizes of those before them, and compares that with their offsets.
     fn placed(mut self, infos: Vec<Info>, header: u64, alignment: u64, len: u64) -> Result<Self> {
         let path = self.path.clone();
         let past = |name: &str| fault(&path, name, "sizes past 64 bits", "a tensor that the file holds");
@@ -251,7 +251,7 @@ impl GgufFile {
     }
 }
 
-/// Bytes of a tensor, or what is allowed instead.
+/// Size of a tensor in bytes, or the expected value if it has none.
 fn byte_len(ty: BlockType, dims: &[u64]) -> std::result::Result<u64, &'static str> {
     let (elements, bytes) = ty.block();
     if !dims[0].is_multiple_of(elements as u64) {
@@ -269,7 +269,7 @@ struct Info {
     offset: u64,
 }
 
-/// The part of the file that must be taken in order.
+/// Sequential part of the file.
 struct Stream<'a> {
     path: &'a Path,
     reader: BufReader<&'a fs::File>,
@@ -282,7 +282,7 @@ impl Stream<'_> {
         fault(self.path, field, found, allowed)
     }
 
-    /// Refuses to go past the end.
+    /// Refuses to read past the end.
     fn require(&self, n: u64, what: &str) -> Result<()> {
         let left = self.len - self.at;
         if n <= left {
@@ -322,7 +322,7 @@ impl Stream<'_> {
         self.take(what).map(u64::from_le_bytes)
     }
 
-    /// A string; `None` where it is longer than is kept.
+    /// Reads a string; `None` if it is too long to keep.
     fn text(&mut self, what: &str) -> Result<Option<String>> {
         let n = self.u64(what)?;
         self.require(n, what)?;
@@ -371,7 +371,7 @@ impl Stream<'_> {
         })
     }
 
-    /// Goes over an array; gives how many elements it has.
+    /// Skips an array; returns its number of elements.
     fn list(&mut self, key: &str, depth: u32) -> Result<u64> {
         let (kind, count) = (self.u32(key)?, self.u64(key)?);
         if let Some(size) = width(kind) {
@@ -414,7 +414,7 @@ impl Stream<'_> {
     }
 }
 
-/// Bytes of a value whose size its type tells.
+/// Size of a fixed-size value, in bytes.
 fn width(kind: u32) -> Option<u64> {
     match kind {
         0 | 1 | 7 => Some(1),

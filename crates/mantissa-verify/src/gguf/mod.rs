@@ -17,7 +17,7 @@ pub use file::{GgufFile, Key, Tensor};
 pub use model::{Model, Place};
 pub use parts::Parts;
 
-/// A GGUF file that cannot be read, or is not as the format's description says.
+/// Unreadable GGUF file, or one that deviates from the format's description.
 #[derive(Debug)]
 pub enum Error {
     /// The operating system refused an operation.
@@ -29,7 +29,7 @@ pub enum Error {
         /// The system's answer.
         error: io::Error,
     },
-    /// A field, a key or a tensor is not as described.
+    /// A field, a key or a tensor deviates from the description.
     Field {
         /// The file.
         path: PathBuf,

@@ -1,4 +1,4 @@
-//! A GGUF file as the tensors of the checkpoint that it was made from.
+//! Presents a GGUF file as the tensors of its source checkpoint.
 
 use std::ops::Range;
 use std::path::Path;
@@ -11,11 +11,11 @@ use super::{BlockType, Blocks, Error};
 pub struct Place {
     /// Name of the tensor in the file.
     pub tensor: String,
-    /// Index of the matrix in it, if it holds those of all experts.
+    /// Index of the matrix in it, if the tensor stacks all experts.
     pub expert: Option<usize>,
 }
 
-/// A tensor of the file, and the index of a matrix in it out of how many.
+/// Tensor of the file, and a matrix index with the number of matrices.
 pub type Found<'a> = (String, &'a Tensor, (u64, u64));
 
 /// Finds the place of a checkpoint's tensor in a GGUF file.
@@ -31,14 +31,14 @@ pub struct Model<'a> {
     pub(super) architecture: String,
     /// Finds the place of a checkpoint's tensor.
     places: Places<'a>,
-    /// Heads of q and k where their rows are interleaved.
+    /// Heads of q and k whose rows are interleaved.
     interleaved: Option<(u64, u64)>,
-    /// Heads of the fused projection where those of a checkpoint are fused head by head.
+    /// Heads of a fused projection that checkpoints fuse head by head.
     by_head: Option<u64>,
 }
 
 impl<'a> Model<'a> {
-    /// The model in `file`, whose tensors `places` finds by their Hugging Face names.
+    /// Wraps `file`, with `places` to find its tensors by Hugging Face name.
     pub fn new(file: GgufFile, places: impl Fn(&str) -> Option<Place> + Sync + 'a) -> Self {
         let architecture = file.text("general.architecture").unwrap_or("").to_owned();
         let heads = file.number(&format!("{architecture}.attention.head_count"));
@@ -72,17 +72,18 @@ impl<'a> Model<'a> {
         Ok((place.tensor, tensor, part))
     }
 
-    /// True if the file holds 1 more than the checkpoint: every norm of Gemma.
+    /// True if the file stores the tensor plus 1: every norm of Gemma.
     pub fn adds_one(&self, name: &str) -> bool {
         ["gemma", "gemma2", "gemma3"].contains(&self.architecture.as_str()) && name.contains("norm")
     }
 
-    /// The row of the file that holds row `row` of `rows` in Hugging Face order. Rows `i` and `i + d/2` of a head of `d` are
-    /// turned together by the rotary embedding, and llama.cpp stores such pairs next to each other.
+    /// File row of row `row` of `rows` in Hugging Face order. Rotary embedding rotates rows `i` and `i + d/2` of a
+    /// head of `d` together, and llama.cpp stores such pairs adjacently.
     fn stored_row(&self, stored: &str, row: usize, rows: usize) -> usize {
         let Some((_, part)) = stored.split_once(".attn_") else { return row };
         if let Some(heads) = self.by_head.filter(|_| part.starts_with("qkv.")) {
-            // A checkpoint has query, key and value of a head together; the file all queries, all keys, then all values.
+            // A checkpoint groups query, key and value by head; the file has all queries, then all keys, then all
+            // values.
             let heads = usize::try_from(heads).unwrap_or(1).max(1);
             let width = rows / heads / 3;
             if width == 0 || rows != 3 * heads * width {
@@ -108,7 +109,7 @@ impl<'a> Model<'a> {
     /// Decodes rows `range` of the tensor `name` (`[rows, cols]`; a vector is a column) into `out`.
     ///
     /// # Errors
-    /// A tensor that is missing; a scale beside it that is not one f32 for each matrix; I/O.
+    /// A missing tensor; a scale that is not one f32 per matrix; I/O.
     pub fn rows(
         &self,
         name: &str,
@@ -126,7 +127,7 @@ impl<'a> Model<'a> {
             _ => (None, beside),
         };
         let first = usize::try_from(which).unwrap_or(usize::MAX).saturating_mul(rows);
-        // A vector is one row of the file, and a column here.
+        // A vector is one row in the file, and a column here.
         let column = Tensor { dims: vec![1, tensor.dims[0]], ..tensor.clone() };
         let tensor = if tensor.dims.len() == 1 { &column } else { tensor };
         let in_order = range.clone().all(|row| self.stored_row(&stored, row, rows) == row);
@@ -187,7 +188,7 @@ impl<'a> Model<'a> {
     }
 }
 
-/// Multiplies with the scale that stands beside a weight.
+/// Multiplies by the scale stored with a weight.
 fn multiply(values: &mut [f32], factor: Option<f32>) {
     if let Some(factor) = factor {
         values.iter_mut().for_each(|value| *value *= factor);

@@ -1,17 +1,17 @@
-//! Tensors of a checkpoint that llama.cpp's converter takes apart, read element by element from where its description puts
-//! them: biases of gpt-oss' experts, and DeepSeek's projection from the latent of keys and values.
+//! Tensors of a checkpoint that llama.cpp's converter splits, read element by element: biases of gpt-oss' experts,
+//! and DeepSeek's projection from the latent of keys and values.
 
 use std::ops::Range;
 
 use super::file::Tensor;
 use super::{Error, Model};
 
-/// The tensors of the file that hold one tensor of the checkpoint.
+/// Tensors of the file that hold one tensor of the checkpoint.
 #[derive(Clone, Debug)]
 pub enum Parts {
-    /// Biases of experts: elements of several tensors take turns.
+    /// Biases of experts: the elements of several tensors are interleaved.
     Turns(Vec<String>),
-    /// For each head the rows of keys, transposed in the first tensor, then those of values.
+    /// Per head, the rows of keys (transposed in the first tensor), then those of values.
     KeysAndValues([String; 2]),
 }
 
@@ -44,7 +44,7 @@ impl Parts {
 }
 
 impl Model<'_> {
-    /// The tensors that hold the tensor of this Hugging Face name, if there are several.
+    /// Tensors of the file that hold the parts of this Hugging Face tensor, if it is split.
     pub fn parts(&self, name: &str) -> Option<Parts> {
         let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
         let stored = |part: &str| format!("blk.{layer}.{part}");

@@ -1,15 +1,15 @@
-//! The second decoder of super-blocks (K-quants) and of the IQ types: each element by itself, from its index, in f64, rounded
-//! once. Grids are data of the format, as is the table of types, and shared with the first.
+//! Second decoder of super-blocks (K-quants) and of the IQ types. It computes each element from its index in f64 and
+//! rounds once. Grids and the type table are data of the format, shared with the first decoder.
 //!
-//! Products of an f16, a scale of up to 8 bits and a code of up to 7 are exact in f64, so that one rounding at the end gives
-//! what the C reference gives with f32 operations, of which at most one rounds.
+//! Products of an f16, a scale of up to 8 bits and a code of up to 7 are exact in f64. So one rounding at the end
+//! equals the C reference's f32 operations, of which at most one rounds.
 
 use mantissa_num::CodecId;
 
 /// The value of an f16.
 pub(super) type Half<'a> = &'a dyn Fn(u16) -> f64;
 
-/// The value of one element of a block: bytes, index, and what f16 bits mean.
+/// Value of one element of a block, given its bytes, its index and the f16 table.
 pub(super) type Element = fn(&[u8], usize, Half<'_>) -> f64;
 
 /// Levels of IQ4, as ggml's `kvalues_iq4nl`.
@@ -20,12 +20,12 @@ fn field(byte: u8, shift: usize, bits: u32) -> f64 {
     f64::from(u32::from(byte) >> shift & ((1 << bits) - 1))
 }
 
-/// The 16 bits from byte `at` on.
+/// 16 bits from byte `at` on.
 fn word(b: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([b[at], b[at + 1]])
 }
 
-/// The place of 2-bit code `i` among its bytes, and the shift there.
+/// Byte and shift of 2-bit code `i`.
 fn pair(i: usize) -> (usize, usize) {
     (i / 128 * 32 + i % 32, i % 128 / 32 * 2)
 }
@@ -45,8 +45,9 @@ pub(super) fn q3_k(b: &[u8], i: usize, half: Half<'_>) -> f64 {
     half(word(b, 108)) * scale * code
 }
 
-/// Scale and minimum of sub-block `sub`, six bits each in 12 bytes: bytes 0 to 3 are the scales 0 to 3 and, above them, two
-/// bits of the scales 4 to 7; bytes 4 to 7 the same of the minima; bytes 8 to 11 the low nibbles of the last four of both.
+/// Scale and minimum of sub-block `sub`, six bits each in 12 bytes. Bytes 0 to 3 hold the scales 0 to 3 and, above
+/// them, two bits of the scales 4 to 7; bytes 4 to 7 hold the same for the minima; bytes 8 to 11 hold the low nibbles
+/// of the last four of both.
 fn six_bits(b: &[u8], sub: usize) -> (f64, f64) {
     let at = sub % 4;
     if sub < 4 {
@@ -59,7 +60,7 @@ fn six_bits(b: &[u8], sub: usize) -> (f64, f64) {
     )
 }
 
-/// The nibble of element `i`: 64 elements to 32 bytes.
+/// Nibble of element `i`: 32 bytes per 64 elements.
 fn nibble(b: &[u8], i: usize) -> f64 {
     field(b[i / 64 * 32 + i % 32], i / 32 % 2 * 4, 4)
 }
@@ -108,13 +109,13 @@ fn coordinate(codec: CodecId, point: usize, i: usize, bits: usize) -> usize {
     usize::from(word >> (bits * i)) & ((1 << bits) - 1)
 }
 
-/// Minus one where bit `i` is set; of seven stored signs the eighth makes the number of minus signs even.
+/// -1 if bit `i` is set. Of seven stored signs, the eighth makes the number of minus signs even.
 fn sign(bits: u32, stored: u32, i: usize) -> f64 {
     let minus = if i as u32 == stored { bits.count_ones() % 2 == 1 } else { bits >> i & 1 == 1 };
     if minus { -1.0 } else { 1.0 }
 }
 
-/// The four bytes from `at` on: signs of four eights, seven bits each, and a 4-bit scale on top.
+/// Four bytes from `at` on: four times seven sign bits, with a 4-bit scale on top.
 fn signs_and_scale(b: &[u8], at: usize, i: usize) -> (f64, f64) {
     let word = u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
     (sign(word >> (7 * (i % 32 / 8)) & 127, 7, i % 8), f64::from(word >> 28))
@@ -127,7 +128,7 @@ pub(super) fn iq2_xxs(b: &[u8], i: usize, half: Half<'_>) -> f64 {
     half(word(b, 0)) * (0.5 + scale) * 0.25 * level * sign
 }
 
-/// The scale of 16 elements, two to a byte from `at` on.
+/// Scale of 16 elements, two per byte from `at` on.
 fn sixteen(b: &[u8], at: usize, i: usize) -> f64 {
     (0.5 + field(b[at + i / 32], i / 16 % 2 * 4, 4)) * 0.25
 }
@@ -170,7 +171,7 @@ pub(super) fn iq1_s(b: &[u8], i: usize, half: Half<'_>) -> f64 {
 }
 
 pub(super) fn iq1_m(b: &[u8], i: usize, half: Half<'_>) -> f64 {
-    // The f16 is spread over the top nibbles of four words; three bits below it are a scale of 16 elements each.
+    // The f16 is spread over the top nibbles of four words; the three bits below are a scale of 16 elements each.
     let bits = (0..4).fold(0, |bits, n| bits | word(b, 48 + 2 * n) >> 12 << (4 * n));
     let scale = word(b, 48 + i / 64 * 2) >> (i / 16 % 4 * 3) & 7;
     let (eight, nibble) = (i / 8, b[32 + i / 16] >> (i / 8 % 2 * 4) & 15);

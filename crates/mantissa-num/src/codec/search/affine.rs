@@ -1,4 +1,4 @@
-//! Q2_K, Q4_K, Q5_K: sub-blocks `(d·scale)·q - dmin·min` with small integers `scale` and `min`, neither negative.
+//! Q2_K, Q4_K, Q5_K: sub-blocks `(d·scale)·q - dmin·min` with small non-negative integers `scale` and `min`.
 
 use super::super::k_quants::{self, SuperBlock};
 use super::sub_blocks::{Coder, SubBlocks, nearest};
@@ -12,14 +12,15 @@ struct Kind {
     codes: f32,
     /// The largest integer scale and minimum.
     levels: f32,
-    /// Offsets of the first guesses: a sub-block's range is cut into `codes + to - i·step` for `i` below `cuts`, finest
-    /// first: of two cuts that are as good, the one with the smaller scale leaves more room to the other sub-blocks.
+    /// Offsets of the first guesses. A sub-block's range is divided by `codes + to - i·step` for `i` below `cuts`,
+    /// finest first: among equally good cuts, the one with the smaller scale leaves more range to the other
+    /// sub-blocks.
     to: f32,
     step: f32,
     cuts: usize,
-    /// Number of times that codes and scales are fitted to each other before anything is rounded.
+    /// Number of alternations between codes and scales before anything is rounded.
     fits: usize,
-    /// Pairs of f16 scales that are tried (of an [uneven] block, sixteen), and how often the integers are chosen under
+    /// Number of pairs of f16 scales that are tried (sixteen for an [uneven] block), and of integer choices under
     /// each.
     starts: usize,
     rounds: usize,
@@ -56,14 +57,14 @@ struct Fit<V> {
     q: V,
 }
 
-/// Sums of each sub-block that do not depend on codes.
+/// Sums of each sub-block that are independent of codes.
 #[derive(Clone, Copy)]
 struct Sums<V> {
     w: V,
     x: V,
 }
 
-/// A choice for the whole block.
+/// Candidate for the whole block.
 #[derive(Clone, Copy)]
 struct Choice<V> {
     d: (u16, f32),
@@ -95,7 +96,7 @@ impl<L: Lanes> Coder<L> for Steps<L::V> {
     }
 }
 
-/// State that stays the same while a block is searched.
+/// Constant state during the search of a block.
 struct Job<'a, L: Lanes> {
     l: L,
     kind: &'a Kind,
@@ -138,7 +139,8 @@ fn search<L: Lanes>(l: L, kind: &Kind, target: &Target) -> SuperBlock {
 }
 
 impl<L: Lanes> Job<'_, L> {
-    /// From two f16 scales: the sub-blocks' integers, then the f16 scales of least squares, and so on while it gains.
+    /// Alternates from two f16 scales: the sub-blocks' integers, then the f16 scales by least squares, while the
+    /// error falls.
     #[inline(always)]
     fn descend(
         &self,
@@ -167,9 +169,10 @@ impl<L: Lanes> Job<'_, L> {
         best
     }
 
-    /// Fills `best` with candidates of the two f16 scales, the best first: of sixteen that bring the largest scale to `levels`
-    /// or little below it, each with that of sixteen that do so with the largest minimum with which its integers meet all
-    /// scales and minima best. Off by `ds` and `dm`, a sub-block loses `ds² sum w q² - 2 ds dm sum w q + dm² sum w` more.
+    /// Fills `best` with candidates of the two f16 scales, best first. Sixteen candidates map the largest scale to
+    /// `levels` or slightly below; sixteen do the same for the largest minimum. Each scale is paired with the minimum
+    /// scale whose integers fit all scales and minima best. With errors `ds` and `dm`, the loss of a sub-block grows
+    /// by `ds² sum w q² - 2 ds dm sum w q + dm² sum w`.
     #[inline(always)]
     fn choose_scales(&self, fit: &Fit<L::V>, best: &mut [(f32, f32)]) {
         let (l, subs) = (self.l, MOST / self.kind.sub);
@@ -180,7 +183,7 @@ impl<L: Lanes> Job<'_, L> {
         let steps: [f32; LANES] = std::array::from_fn(|i| self.kind.levels * (1.0 - i as f32 / 160.0));
         let d = l.div(l.splat(scale), l.load(&steps));
         let inv = inverse(l, d);
-        // Of each candidate of `d` what the sub-blocks lose, and the factor of a minimum's miss in it.
+        // For each candidate of `d`: the loss of the sub-blocks, and the factor of a minimum's error in it.
         let (mut own, mut factors) = (l.splat(0.0), [l.splat(0.0); LANES]);
         for i in 0..subs {
             let s = l.splat(s[i]);
@@ -212,7 +215,8 @@ impl<L: Lanes> Job<'_, L> {
         }
     }
 
-    /// Codes of some cuts of the range, then for each the scale and minimum of least squares, then codes anew.
+    /// Codes for several cuts of the range; then for each the scale and minimum by least squares, then the codes
+    /// again.
     #[inline(always)]
     fn fit(&self) -> Fit<L::V> {
         let (l, kind) = (self.l, self.kind);
@@ -221,14 +225,14 @@ impl<L: Lanes> Job<'_, L> {
         let least = l.sub(zero, low);
         let unit = inverse(l, l.greater(zero, l.sub(high, low)));
         let mut best = Fit { s: zero, m: least, qq: zero, q: zero };
-        // What a sub-block of equal elements gains is never compared.
+        // The gain of a sub-block with equal elements is never compared.
         let mut gain = l.if_less(zero, unit, l.splat(-f32::MAX), l.splat(f32::MAX));
         for cut in 0..kind.cuts {
             let cuts = kind.codes + kind.to - cut as f32 * kind.step;
             let (mut inv, mut m) = (l.mul(l.splat(cuts), unit), least);
             for pass in 1..=kind.fits {
                 let (fit, gained) = self.least_squares(inv, m);
-                // Of cuts with the same gain the first wins, whatever their last bits are.
+                // Among cuts with equal gain the first wins, independent of last-bit differences.
                 let gained = l.mul(gained, l.splat(1.0 - cut as f32 * f32::EPSILON));
                 best = Fit {
                     s: l.if_less(gain, gained, fit.s, best.s),
@@ -245,8 +249,8 @@ impl<L: Lanes> Job<'_, L> {
         best
     }
 
-    /// The scale and minimum of least squares for the codes `round((x + m)·inv)`, and by how much they bring `sum w (x - y)²`
-    /// below `sum w x²`.
+    /// Scale and minimum by least squares for the codes `round((x + m)·inv)`, and the reduction from `sum w x²` to
+    /// `sum w (x - y)²`.
     #[inline(always)]
     fn least_squares(&self, inv: L::V, m: L::V) -> (Fit<L::V>, L::V) {
         let (l, zero, tiny) = (self.l, self.l.splat(0.0), self.l.splat(1e-30));
@@ -257,7 +261,7 @@ impl<L: Lanes> Job<'_, L> {
         );
         let det = l.greater(tiny, l.sub(l.mul(w, qq), l.mul(q, q)));
         let above = l.sub(l.mul(qq, x), l.mul(q, xq));
-        // Where the offset would be positive it is 0.
+        // A positive offset becomes 0.
         let over = l.if_less(zero, above, l.greater(tiny, qq), det);
         let scaled = l.if_less(zero, above, xq, l.sub(l.mul(w, xq), l.mul(x, q)));
         let one_over = l.div(l.splat(1.0), over);
@@ -267,8 +271,8 @@ impl<L: Lanes> Job<'_, L> {
         (Fit { s, m: l.sub(zero, offset), qq, q }, gained)
     }
 
-    /// The integers of every sub-block for given f16 scales: of four times four around `s / d` and `m / dmin`, those with which
-    /// the decoder errs least.
+    /// Integers of every sub-block for given f16 scales: of four times four around `s / d` and `m / dmin`, those with
+    /// the least decoding error.
     #[inline(always)]
     fn choose_integers(&self, d: (u16, f32), dmin: (u16, f32), s: L::V, m: L::V) -> Choice<L::V> {
         let (l, kind) = (self.l, self.kind);
@@ -293,7 +297,7 @@ impl<L: Lanes> Job<'_, L> {
         Choice { d, dmin, scales, mins, error: total(l, error) }
     }
 
-    /// The codes under a choice.
+    /// Codes under a candidate.
     #[inline(always)]
     fn steps(&self, choice: &Choice<L::V>) -> Steps<L::V> {
         let l = self.l;
@@ -303,7 +307,7 @@ impl<L: Lanes> Job<'_, L> {
         Steps { inv, start: l.mul(offset, inv), step, offset, most: self.kind.codes }
     }
 
-    /// The two f16 scales of least squares for integers and codes as they are: with `x ~ d·(L q) - dmin·M`.
+    /// The two f16 scales by least squares for fixed integers and codes: `x ~ d·(L q) - dmin·M`.
     #[inline(always)]
     fn refit(&self, choice: &Choice<L::V>) -> (f64, f64) {
         let l = self.l;
@@ -328,7 +332,7 @@ impl<L: Lanes> Job<'_, L> {
     }
 }
 
-/// The integer below `v / unit`, and at `levels` or -1 where that is further out.
+/// Integer below `v / unit`, clamped to -1 and `levels`.
 #[inline(always)]
 fn below<L: Lanes>(l: L, v: L::V, unit: f32, levels: f32) -> L::V {
     let inverse = if unit == 0.0 { 0.0 } else { (1.0 / unit).min(f32::MAX) };

@@ -1,14 +1,14 @@
-//! Shared parts of the lattice types, and IQ2 and IQ3: magnitudes are a point of a grid, signs are stored apart.
+//! Common parts of the lattice types, and IQ2 and IQ3: magnitudes are a grid point, signs are stored separately.
 //!
-//! The nearest point of the grid is found exactly, for the weights at hand, by looking at all of them: sixteen at a time,
-//! with `w (t - s g)² = w t² + g (s² w g - 2 s w t)` for coordinate `g` of a point.
+//! The search for the nearest grid point is exact under the given weights. It compares all points, sixteen at a time,
+//! using `w (t - s g)² = w t² + g (s² w g - 2 s w t)` for coordinate `g` of a point.
 
 use super::super::CodecId;
 use super::super::grids;
 use super::super::iq::{self, IQ2_LEVELS, IQ3_S_LEVELS, IQ3_XXS_LEVELS, Lattice, Span};
 use super::{INFINITE, LANES, Lanes, MOST, Target, inverse, least, round, ternary_lattice};
 
-/// Coordinates of sixteen points, coordinate by coordinate, for point after point of a grid.
+/// Coordinates of sixteen points, by coordinate, for all points of a grid.
 type Planes = [[f32; LANES]];
 
 /// Differences between the types.
@@ -24,18 +24,18 @@ pub(super) struct Kind {
     pub(super) unit: f32,
     /// The levels of a coordinate, ascending.
     pub(super) levels: &'static [f32],
-    /// Scales first looked at, in units of the largest element over the largest level: `from`, `from + step` …
+    /// First scales tried, in units of the largest element over the largest level: `from`, `from + step` …
     pub(super) from: f32,
     pub(super) step: f32,
     pub(super) choice: Choice,
 }
 
-/// Choices of a span other than its points.
+/// Further choices of a span besides its points.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Choice {
-    /// Every sign.
+    /// Any signs.
     Signs,
-    /// Signs of which an even number is minus in every eight.
+    /// Signs with an even number of minus signs in every eight.
     EvenSigns,
     /// A shift of all coordinates of the span.
     ShiftOfSpan,
@@ -43,11 +43,11 @@ pub(super) enum Choice {
     ShiftOfPoint,
 }
 
-/// Fit of a span under some scale.
+/// Fit of a span under one scale.
 #[derive(Clone, Copy)]
 pub(super) struct Met {
     pub(super) span: Span,
-    /// `sum w x y / s` and `sum w (y / s)²`, for the scale of least squares.
+    /// `sum w x y / s` and `sum w (y / s)²`, for the scale by least squares.
     pub(super) xq: f32,
     pub(super) qq: f32,
     pub(super) error: f32,
@@ -56,13 +56,13 @@ pub(super) struct Met {
 impl Met {
     pub(super) const NOTHING: Met = Met { span: Span::ZERO, xq: 0.0, qq: 0.0, error: 0.0 };
 
-    /// The scale of least squares for the points as they are.
+    /// Scale by least squares for fixed points.
     fn scale(&self) -> f32 {
         if self.qq > 0.0 { (self.xq / self.qq).max(0.0) } else { 0.0 }
     }
 }
 
-/// The planes of a grid whose words hold `bits` bits a coordinate.
+/// Planes of a grid whose words hold `bits` bits per coordinate.
 pub(super) const fn planes<const POINTS: usize, const OUT: usize>(
     grid: &[u16; POINTS],
     coords: usize,
@@ -95,7 +95,7 @@ const IQ2_XXS: Kind = Kind {
     planes: &IQ2_XXS_PLANES,
     scales: 16.0,
     unit: 0.125,
-    // The fourth level is not in the grids.
+    // The grids do not use the fourth level.
     levels: &[IQ2_LEVELS[0], IQ2_LEVELS[1], IQ2_LEVELS[2]],
     from: 0.55,
     step: 0.05,
@@ -154,7 +154,7 @@ pub(super) fn search<L: Lanes>(l: L, kind: &Kind, target: &Target) -> Lattice {
     out
 }
 
-/// From an f16 scale: the spans' integers and points, then the f16 scale for them, and so on while it gains.
+/// Alternates from an f16 scale: the spans' integers and points, then the f16 scale for them, while the error falls.
 #[inline(always)]
 fn descend<L: Lanes>(l: L, kind: &Kind, target: &Target, d: (u16, f32), s: [f32; 16]) -> Chosen {
     const ROUNDS: usize = 3;
@@ -181,8 +181,8 @@ fn part<'a>(kind: &Kind, target: &'a Target, span: usize) -> (&'a [f32], &'a [f3
     (&target.x[range.clone()], &target.w[range])
 }
 
-/// The best scale of a span by itself. A first one comes from sixteen with every element at its nearest level, grid or no
-/// grid; from there, below and above it, points and scale are fitted to each other.
+/// Best scale of a single span. Sixteen scales with every element at its nearest level, ignoring the grid, give a
+/// first guess. From there, below and above, points and scale are fitted alternately.
 #[inline(always)]
 fn free_scale<L: Lanes>(l: L, kind: &Kind, x: &[f32], w: &[f32]) -> (f32, Met) {
     let amax = x.iter().fold(0f32, |max, v| max.max(v.abs()));
@@ -222,7 +222,7 @@ fn free_scale<L: Lanes>(l: L, kind: &Kind, x: &[f32], w: &[f32]) -> (f32, Met) {
     (best.1.scale(), best.1)
 }
 
-/// As [`super::choose_scales`], for odd multiples of the unit.
+/// Like [`super::choose_scales`], for odd multiples of the unit.
 #[inline(always)]
 fn choose_scale<L: Lanes>(l: L, kind: &Kind, s: &[f32], a: &[f32]) -> f32 {
     let largest = s.iter().fold(0f32, |max, &v| max.max(v)) / kind.unit;
@@ -247,7 +247,7 @@ fn choose_scale<L: Lanes>(l: L, kind: &Kind, s: &[f32], a: &[f32]) -> f32 {
     l.to_array(d)[least(l, cost).0]
 }
 
-/// A choice for the whole block.
+/// Candidate for the whole block.
 struct Chosen {
     d: (u16, f32),
     scales: [f32; 16],
@@ -255,7 +255,7 @@ struct Chosen {
     error: f32,
 }
 
-/// The integers of every span for a given f16 scale: the two about its own scale, by what they lose.
+/// Integers of every span for a given f16 scale: the better of the two next to its own scale.
 #[inline(always)]
 fn choose_integers<L: Lanes>(l: L, kind: &Kind, target: &Target, d: (u16, f32), s: &[f32; 16]) -> Chosen {
     let mut chosen = Chosen { d, scales: [0.0; 16], met: [Met::NOTHING; 16], error: 0.0 };
@@ -277,7 +277,7 @@ fn choose_integers<L: Lanes>(l: L, kind: &Kind, target: &Target, d: (u16, f32), 
     chosen
 }
 
-/// The f16 scale of least squares for integers and points as they are.
+/// f16 scale by least squares for fixed integers and points.
 #[inline(always)]
 fn refit(kind: &Kind, chosen: &Chosen) -> f64 {
     let (mut squares, mut products) = (0f64, 0f64);
@@ -289,7 +289,7 @@ fn refit(kind: &Kind, chosen: &Chosen) -> f64 {
     if squares > 0.0 { (products / squares).max(0.0) } else { 0.0 }
 }
 
-/// The point of the grid nearest to `t` (as many as coordinates) under scale `s`.
+/// Grid point nearest to `t` (one value per coordinate) under scale `s`.
 #[inline(always)]
 pub(super) fn nearest_point<L: Lanes>(l: L, kind: &Kind, t: &[f32], w: &[f32], s: f32) -> usize {
     let (mut linear, mut square) = ([l.splat(0.0); 8], [l.splat(0.0); 8]);
@@ -357,7 +357,7 @@ fn signed<L: Lanes>(l: L, kind: &Kind, x: &[f32], w: &[f32], s: f32) -> Met {
     met
 }
 
-/// The element whose wrong sign costs least: it will be met by the lowest level, from the other side.
+/// Element whose wrong sign costs least: it gets the lowest level with the other sign.
 #[inline(always)]
 fn cheapest_flip(kind: &Kind, t: &[f32; 8], w: &[f32], s: f32) -> usize {
     let lowest = s * kind.levels[0];

@@ -1,17 +1,18 @@
-//! The searches behind the encoders of the K- and IQ-types: the bytes of a block that lose least.
+//! Searches of the encoders of K- and IQ-types for the bytes with the least error.
 //!
-//! The search minimises `sum w (x - y)²` over a block, `y` being what the decoder makes of the bytes and `w` the importance
-//! of each column (1 where none is given; otherwise the mean square of the layer's input, as in llama.cpp's importance
-//! matrix, which makes it the expected squared error of the layer's output under independent inputs).
+//! The search minimizes `sum w (x - y)²` over a block. `y` are the decoded values and `w` the importance of each
+//! column: 1 if none is given, else the mean square of the layer's input, as in llama.cpp's importance matrix. That
+//! makes it the expected squared error of the layer's output under independent inputs.
 //!
-//! All of them have the same shape. Sixteen candidates of a sub-block's scale are tried, each for all sub-blocks at once, one per
-//! [lane](crate::lanes) (of lattices and of blocks with a single scale, sixteen candidates at once): their codes, then the
-//! scale (and minimum) that is best for those codes by least squares. The block's f16 scale is chosen
-//! so that the sub-blocks' small integers meet their scales best. Then, with that scale as it will be stored, the integers
-//! around each sub-block's scale are tried with codes rounded anew for each, by the error that the decoder will make; the
-//! f16 scale is fitted again to all that, and the last step repeated while it gains.
+//! All searches have the same steps:
+//! 1. Try sixteen candidates of a sub-block's scale, for all sub-blocks at once, one per [lane](crate::lanes). (For
+//!    lattices and single-scale blocks the lanes hold sixteen candidates.) For each, choose the codes, then the best
+//!    scale (and minimum) for those codes by least squares.
+//! 2. Choose the block's f16 scale so that the sub-blocks' small integers fit their scales best.
+//! 3. With that scale as stored, try the integers around each sub-block's scale, each with new codes, by the
+//!    decoder's actual error. Refit the f16 scale and repeat this step while the error falls.
 //!
-//! Blocks are brought to magnitudes near 1 by a power of two first, so that nothing overflows on the way.
+//! Blocks are first scaled by a power of two to magnitudes near 1, so that nothing overflows.
 
 mod affine;
 mod lattice;
@@ -30,8 +31,8 @@ const MOST: usize = 256;
 /// The largest f16.
 const LARGEST_HALF: f64 = 65504.0;
 
-/// Encodes one block of `codec`, which must be one that [takes importance](super::Codec::takes_importance), by the loops of `l`.
-/// `importance` has one finite weight that is not negative per element of the block.
+/// Encodes one block of `codec`, which must [take importance](super::Codec::takes_importance), using the lanes `l`.
+/// `importance` has one finite, non-negative weight per element of the block.
 #[inline(always)]
 pub(super) fn encode_block<L: Lanes>(
     l: L,
@@ -67,13 +68,13 @@ pub(super) fn encode_block<L: Lanes>(
     }
 }
 
-/// The least weight.
+/// Smallest weight.
 const LEAST: f32 = 1e-8;
 
-/// A block to be met, in units of a power of two.
+/// Block to encode, in units of a power of two.
 struct Target {
     x: [f32; MOST],
-    /// Weights, at most 1, and never quite 0: columns of no importance are still met where that costs the others nothing.
+    /// Weights, at most 1 and never 0, so that columns without importance are still fitted where that is free.
     w: [f32; MOST],
     /// True if not all weights are 1.
     weighted: bool,
@@ -110,11 +111,12 @@ impl Target {
         target
     }
 
-    /// Multiplies the weights of columns that have an importance by `sqrt(mean x² + x²)`, as llama.cpp does in its searches.
+    /// Multiplies the weights of columns that have an importance by `sqrt(mean x² + x²)`, as llama.cpp does in its
+    /// searches.
     ///
-    /// Importance is only the diagonal of a layer's second moments, and what is least under it is not what the model loses
-    /// least by: with two bits the divergence of ref-8m is 8 % lower with this factor (`docs/explain/gguf-search.md`), though the error as
-    /// weighed by importance alone is 2 to 3 % higher.
+    /// Importance is only the diagonal of a layer's Hessian, so its minimum is not the minimum of the model's loss.
+    /// At two bits this factor lowers the KL of ref-8m by 8 % (`docs/explain/gguf-search.md`), although the error
+    /// weighted by importance alone grows by 2 to 3 %.
     fn favour_large(&mut self) {
         if !self.weighted {
             return;
@@ -128,7 +130,7 @@ impl Target {
         self.w.iter_mut().for_each(|w| *w = (*w / most).max(LEAST));
     }
 
-    /// The f16 nearest to a scale: its bits, and its value in units.
+    /// f16 nearest to a scale: its bits, and its value in units.
     #[inline(always)]
     fn half(&self, scale: f64) -> (u16, f32) {
         let real = (scale * pow2(self.exponent)).clamp(-LARGEST_HALF, LARGEST_HALF);
@@ -141,14 +143,14 @@ impl Target {
         (code, (f64::from(F16.decode(code.into())) * pow2(-self.exponent)) as f32)
     }
 
-    /// True if a value is further out than the largest f16 scale reaches with `reach` times it.
+    /// True if a value exceeds the largest f16 scale times `reach`.
     #[inline(always)]
     fn beyond(&self, value: f32, reach: f32) -> bool {
         f64::from(value) * pow2(self.exponent) > LARGEST_HALF * f64::from(reach)
     }
 }
 
-/// The f16 infinity, as the scale of a block that no scale reaches; it decodes to what is refused.
+/// f16 infinity, the scale of a block beyond f16; its decoded values are refused.
 const INFINITE: u16 = 0x7c00;
 
 /// 1.5·2^23: adding and subtracting it rounds `|x| <= 2^22` to the nearest integer, ties to even.
@@ -169,7 +171,7 @@ fn inverse<L: Lanes>(l: L, s: L::V) -> L::V {
     l.if_less(zero, l.mul(s, s), inverse, zero)
 }
 
-/// The least of the values and 0, and the greatest of the values; their number is a multiple of [`LANES`].
+/// Smallest of the values and 0, and the largest of the values; their number is a multiple of [`LANES`].
 #[inline(always)]
 fn extremes<L: Lanes>(l: L, x: &[f32]) -> (f32, f32) {
     let zero = l.splat(0.0);
@@ -185,7 +187,7 @@ fn extremes<L: Lanes>(l: L, x: &[f32]) -> (f32, f32) {
 const COUNT: [f32; LANES] =
     [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
 
-/// The lane of the least value, the first of equals; NaN never wins.
+/// Lane of the smallest value, the first among equals; NaN never wins.
 #[inline(always)]
 fn least<L: Lanes>(l: L, a: L::V) -> (usize, f32) {
     let limit = l.splat(f32::MAX);
@@ -202,17 +204,17 @@ fn total<L: Lanes>(l: L, a: L::V) -> f32 {
     (four[0] + four[2]) + (four[1] + four[3])
 }
 
-/// True if the sub-blocks of a block have such different scales that the exact fit of one of them decides its error, as it
-/// is where a single element dwarfs the rest. Then it pays to try many block scales.
+/// True if the scales of sub-blocks differ so much that the exact fit of one decides the error, for example if a
+/// single element dominates. Then many block scales are tried.
 fn uneven(scales: &[f32]) -> bool {
     const RATIO: f32 = 2.5;
     let most = scales.iter().fold(0f32, |max, s| max.max(s.abs()));
     scales.iter().filter(|s| s.abs() * RATIO < most).count() > scales.len() / 2
 }
 
-/// Chooses the f16 scale `d` whose integers `round(s / d)` meet the sub-blocks' scales `s` best: of sixteen that bring the
-/// largest scale to `most - i·step`, those of least `sum a (d·round(s/d) - s)²`, `a` being how much a sub-block minds. Fills
-/// `best`, the best first.
+/// Chooses the f16 scale `d` whose integers `round(s / d)` fit the sub-blocks' scales `s` best. Of sixteen that map
+/// the largest scale to `most - i·step`, takes those with the least `sum a (d·round(s/d) - s)²`, where `a` is a
+/// sub-block's sensitivity. Fills `best`, best first.
 #[inline(always)]
 fn choose_scales<L: Lanes>(l: L, s: &[f32], a: &[f32], most: f32, step: f32, best: &mut [f32]) {
     let largest = s.iter().fold(0f32, |max, &v| if v.abs() > max.abs() { v } else { max });

@@ -1,6 +1,7 @@
-//! Types with one f16 scale for a block, or one and a minimum: IQ4_NL, and with importance Q4_0, Q5_0, Q4_1, Q5_1.
+//! Types with one f16 scale per block, or one and a minimum: IQ4_NL, and with importance Q4_0, Q5_0, Q4_1, Q5_1.
 //!
-//! Sixteen candidates at once, one per lane; each lane's scale of least squares is rounded to f16 before lanes are compared.
+//! Sixteen candidates at once, one per lane. Each lane's scale by least squares is rounded to f16 before lanes are
+//! compared.
 
 use super::super::{CodecId, iq4, legacy};
 use super::sub_blocks::nearest;
@@ -20,7 +21,7 @@ pub(super) fn encode_iq4_nl<L: Lanes>(l: L, target: &mut Target, block: &mut [u8
     iq4::put_iq4_nl(d.0, &values, block);
 }
 
-/// Elements of the blocks of 4 and 5 bits.
+/// Elements of the 4- and 5-bit blocks.
 const BLOCK: usize = 32;
 
 /// Q4_0, Q4_1, Q5_0 and Q5_1.
@@ -54,8 +55,8 @@ pub(super) fn encode_legacy<L: Lanes>(l: L, codec: CodecId, target: &mut Target,
     legacy::put_codes(codec, d.0, m.0, &codes, block);
 }
 
-/// The f16 scale and minimum of a block with codes up to `most`: sixteen cuts of its range, for each codes and then scale and
-/// minimum of least squares, in turn; compared as they are once rounded to f16.
+/// f16 scale and minimum of a block with codes up to `most`. For sixteen cuts of its range, alternates between codes
+/// and least squares; compares after rounding to f16.
 #[inline(always)]
 fn pair<L: Lanes>(l: L, target: &Target, most: f32) -> ((u16, f32), (u16, f32)) {
     const PASSES: usize = 4;
@@ -64,7 +65,7 @@ fn pair<L: Lanes>(l: L, target: &Target, most: f32) -> ((u16, f32), (u16, f32)) 
     let high = x.iter().copied().fold(f32::MIN, f32::max);
     let (zero, tiny) = (l.splat(0.0), l.splat(1e-30));
     let (sw, sx) = weights(l, x, w);
-    // From one cut more than there are codes to three less; the first pair is that of the formula, fitted to nothing.
+    // From one cut more than there are codes to three fewer; the first pair is the formula's, without a fit.
     let cuts = l.sub(l.splat(most + 1.0), l.mul(l.load(&COUNT), l.splat(0.25)));
     let mut scale = l.div(l.splat(high - low), cuts);
     let mut min = l.splat(low);
@@ -98,7 +99,7 @@ fn pair<L: Lanes>(l: L, target: &Target, most: f32) -> ((u16, f32), (u16, f32)) 
         if pass < PASSES {
             let det = l.greater(tiny, l.sub(l.mul(sw, sqq), l.mul(sq, sq)));
             scale = l.greater(zero, l.div(l.sub(l.mul(sw, sxq), l.mul(sx, sq)), det));
-            // The minimum of least squares for the scale.
+            // Minimum by least squares for the scale.
             min = l.div(l.sub(sx, l.mul(scale, sq)), sw);
         }
     }
@@ -116,8 +117,8 @@ fn weights<L: Lanes>(l: L, x: &[f32], w: &[f32]) -> (L::V, L::V) {
     (l.splat(total(l, sw)), l.splat(total(l, sx)))
 }
 
-/// The f16 scale of a block of `n` elements: `guesses` times sixteen, from 1.2 down of what brings the largest element to an
-/// end of the codes in steps of 1/80.
+/// f16 scale of a block of `n` elements. Tries `guesses` times sixteen scales that map the largest element to an end
+/// of the codes, from factor 1.2 down in steps of 1/80.
 #[inline(always)]
 fn single<L: Lanes, E: Element>(l: L, target: &Target, n: usize, guesses: usize) -> (u16, f32) {
     let (x, w) = (&target.x[..n], &target.w[..n]);
@@ -141,8 +142,8 @@ fn single<L: Lanes, E: Element>(l: L, target: &Target, n: usize, guesses: usize)
     best.0
 }
 
-/// The scales of least squares for the codes of sixteen guesses, then codes anew. Guesses bring the largest element to either
-/// end of the codes times `to`, `to - step` …
+/// Scales by least squares for the codes of sixteen guesses, then the codes again. Guesses map the largest element to
+/// either end of the codes times `to`, `to - step` …
 #[inline(always)]
 fn fit<L: Lanes, E: Element>(
     l: L,
@@ -157,7 +158,7 @@ fn fit<L: Lanes, E: Element>(
         return [0.0; LANES];
     }
     let (zero, tiny) = (l.splat(0.0), l.splat(1e-30));
-    // Both ends of the codes in turn, times `to`, `to - step` … in twos.
+    // Alternate between both ends of the codes, times `to`, `to - step` …, in pairs.
     let ends: [f32; LANES] = std::array::from_fn(|i| if i % 2 == 0 { E::RANGE.0 } else { E::RANGE.1 });
     let twos: [f32; LANES] = std::array::from_fn(|i| (i / 2) as f32);
     let factors = l.sub(l.splat(to), l.mul(l.load(&twos), l.splat(step)));

@@ -1,22 +1,22 @@
-//! A block with its sub-blocks side by side: a candidate is tried for all of them at once, and nothing has to be gathered
-//! across lanes to compare two candidates.
+//! Block with its sub-blocks side by side. A candidate is tried on all of them at once, and comparing candidates
+//! needs no gather across lanes.
 
 use super::{LANES, Lanes, MOST, ROUND, Target, round};
 
-/// Picks the code of an element and the error it leaves. A trait and not a closure: closures are not inlined for certain,
-/// and outside of the function that enables an instruction set each of its instructions would be a call.
+/// Chooses the code of an element and computes its error. This is a trait because closures are not reliably inlined;
+/// outside of the function that enables an instruction set, each intrinsic would be a call.
 pub(super) trait Coder<L: Lanes> {
     /// The code of an element.
     fn code(&self, l: L, x: L::V) -> L::V;
-    /// The element less what it decodes to.
+    /// Element minus its decoded value.
     fn miss(&self, l: L, x: L::V) -> L::V;
 }
 
 /// Elements of a lane.
 const DEEP: usize = MOST / LANES;
 
-/// Elements and weights of a block. With sub-blocks of 16 lane `i` holds sub-block `i`; with sub-blocks of 32 it holds the
-/// first half of sub-block `i`, and lane `i + 8` the second. [`fold`](Self::fold) makes both hold the same.
+/// Elements and weights of a block. With sub-blocks of 16, lane `i` holds sub-block `i`. With sub-blocks of 32 it
+/// holds the first half of sub-block `i`, and lane `i + 8` the second. [`fold`](Self::fold) makes both hold the same.
 pub(super) struct SubBlocks<L: Lanes> {
     pub(super) x: [L::V; DEEP],
     pub(super) w: [L::V; DEEP],
@@ -39,7 +39,7 @@ impl<L: Lanes> SubBlocks<L> {
         if self.halves { l.add(a, l.swap_halves(a)) } else { a }
     }
 
-    /// The least element of each sub-block and 0, and the greatest.
+    /// Smallest of the elements and 0, and the largest element, by sub-block.
     #[inline(always)]
     pub(super) fn extremes(&self, l: L) -> (L::V, L::V) {
         let (mut low, mut high) = (l.splat(0.0), l.splat(f32::MIN));
@@ -63,7 +63,7 @@ impl<L: Lanes> SubBlocks<L> {
         (self.fold(l, ww), self.fold(l, wx))
     }
 
-    /// `sum w q`, `sum w q²` and `sum w x q` of each sub-block, `q` being the codes of `x`.
+    /// `sum w q`, `sum w q²` and `sum w x q` of each sub-block, for the codes `q` of `x`.
     #[inline(always)]
     pub(super) fn moments(&self, l: L, coder: &impl Coder<L>) -> (L::V, L::V, L::V) {
         let (mut sq, mut sqq, mut sxq) = (l.splat(0.0), l.splat(0.0), l.splat(0.0));
@@ -88,7 +88,7 @@ impl<L: Lanes> SubBlocks<L> {
         self.fold(l, error)
     }
 
-    /// The codes of all elements, in the order of the block.
+    /// Codes of all elements, in block order.
     #[inline(always)]
     pub(super) fn codes(&self, l: L, coder: &impl Coder<L>) -> [i8; MOST] {
         let mut rows = [[0.0; LANES]; DEEP];
@@ -106,13 +106,13 @@ impl<L: Lanes> SubBlocks<L> {
     }
 }
 
-/// An integer of at most 22 bits as its low byte; a cast would look for values out of range.
+/// Low byte of an integer of at most 22 bits; a cast would check the range.
 #[inline(always)]
 fn small(integer: f32) -> i8 {
     (integer + ROUND).to_bits() as i8
 }
 
-/// Where the first element of a lane stands in the block.
+/// Position in the block of a lane's first element.
 #[inline(always)]
 fn place(lane: usize, halves: bool) -> usize {
     DEEP * if halves { lane % 8 * 2 + lane / 8 } else { lane }

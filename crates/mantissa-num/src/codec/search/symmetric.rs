@@ -1,7 +1,7 @@
 //! Types without a minimum: Q3_K, Q6_K, IQ4_XS, whose sub-blocks have a signed integer scale.
 //!
-//! Codes reach one step further down than up (or, in the tables of IQ4, unevenly), so that the sign of a scale matters: both
-//! are tried.
+//! Codes reach one step further down than up (or unevenly, in IQ4's table), so the sign of a scale matters; both are
+//! tried.
 
 use std::marker::PhantomData;
 
@@ -38,7 +38,7 @@ pub(super) struct Table;
 impl Element for Table {
     const RANGE: (f32, f32) = (LEVELS[0], LEVELS[15]);
 
-    /// Steps up at every midpoint that is passed.
+    /// Counts the midpoints below the value.
     #[inline(always)]
     fn nearest<L: Lanes>(l: L, v: L::V) -> L::V {
         let mut level = l.splat(LEVELS[0]);
@@ -55,16 +55,16 @@ struct Kind {
     sub: usize,
     /// The least and the largest integer scale.
     scales: (f32, f32),
-    /// Spacing of the scales that are tried for the whole block, in units of the largest integer.
+    /// Spacing of the trial scales for the whole block, in units of the largest integer.
     step: f32,
-    /// First guesses of a sub-block's scale: what the search fits from.
+    /// First guesses of a sub-block's scale, where the fit starts.
     guesses: (f32, f32),
-    /// Number of times that codes and scales are fitted to each other for each guess.
+    /// Number of alternations between codes and scales for each guess.
     fits: usize,
-    /// Block scales that are tried (of an [uneven] block, all sixteen), and how often the integers are chosen under each.
+    /// Number of block scales tried (all sixteen for an [uneven] block), and of integer choices under each.
     starts: usize,
     rounds: usize,
-    /// Distance around the nearest integer to a sub-block's own scale that is tried, and in later rounds.
+    /// Distance around the nearest integer to a sub-block's own scale that is tried, first and in later rounds.
     reach: (i32, i32),
     later: (i32, i32),
 }
@@ -131,7 +131,7 @@ struct Fit<V> {
     qq: V,
 }
 
-/// A choice for the whole block.
+/// Candidate for the whole block.
 #[derive(Clone, Copy)]
 struct Choice<V> {
     d: (u16, f32),
@@ -139,7 +139,7 @@ struct Choice<V> {
     error: f32,
 }
 
-/// Codes nearest to `x·inv`, which decode to `step` times what they stand for.
+/// Codes nearest to `x·inv`; their values are multiplied by `step`.
 struct Steps<E, V> {
     step: V,
     inv: V,
@@ -165,7 +165,7 @@ impl<E: Element, L: Lanes> Coder<L> for Steps<E, L::V> {
     }
 }
 
-/// State that stays the same while a block is searched.
+/// Constant state during the search of a block.
 struct Job<'a, L: Lanes> {
     l: L,
     kind: &'a Kind,
@@ -201,12 +201,12 @@ fn search<L: Lanes, E: Element>(l: L, kind: &Kind, target: &Target) -> SuperBloc
 }
 
 impl<L: Lanes> Job<'_, L> {
-    /// From an f16 scale: the sub-blocks' integers, then the f16 scale for them, and so on while it gains.
+    /// Alternates from an f16 scale: the sub-blocks' integers, then the f16 scale for them, while the error falls.
     #[inline(always)]
     fn descend<E: Element>(&self, mut d: (u16, f32), mut s: L::V) -> Choice<L::V> {
         let mut best = Choice { d, scales: self.l.splat(0.0), error: f32::INFINITY };
         for round in 1..=self.kind.rounds {
-            // Later rounds begin at integers that were the best for almost the same block scale.
+            // Later rounds start from integers that were best for almost the same block scale.
             let (from, to) = if round == 1 { self.kind.reach } else { self.kind.later };
             let next = self.choose_integers::<E>(d, s, from, to);
             if next.error >= best.error {
@@ -225,9 +225,9 @@ impl<L: Lanes> Job<'_, L> {
         best
     }
 
-    /// The scale of least squares for the codes of sixteen guesses, then codes anew. Guesses bring the largest element to
-    /// either end of the codes times `to`, `to - step` …: the finest first, as of two that are as good the smaller scale
-    /// leaves more room to the other sub-blocks.
+    /// Scale by least squares for the codes of sixteen guesses, then the codes again. Guesses map the largest element
+    /// to either end of the codes times `to`, `to - step` …, finest first: among equally good ones the smaller scale
+    /// leaves more range to the other sub-blocks.
     #[inline(always)]
     fn fit<E: Element>(&self) -> Fit<L::V> {
         let (l, (to, step)) = (self.l, self.kind.guesses);
@@ -236,13 +236,13 @@ impl<L: Lanes> Job<'_, L> {
         let unit = inverse(l, l.if_less(high, l.sub(zero, low), low, high));
         let (mut best, mut gain) = (Fit { s: zero, qq: zero }, zero);
         for guess in 0..GUESSES {
-            // Both ends of the codes in turn.
+            // Alternate between both ends of the codes.
             let end = if guess % 2 == 0 { E::RANGE.0 } else { E::RANGE.1 };
             let mut inv = l.mul(l.splat(end * (to - (guess / 2) as f32 * step)), unit);
             for pass in 1..=self.kind.fits {
                 let (_, qq, xq) = self.parts.moments(l, &Steps::<E, _>::new(zero, inv));
                 let s = l.div(xq, l.greater(tiny, qq));
-                // Of guesses with the same gain the first wins, whatever their last bits are.
+                // Among guesses with equal gain the first wins, independent of last-bit differences.
                 let gained = l.mul(l.mul(s, xq), l.splat(1.0 - guess as f32 * f32::EPSILON));
                 best =
                     Fit { s: l.if_less(gain, gained, s, best.s), qq: l.if_less(gain, gained, qq, best.qq) };
@@ -255,8 +255,8 @@ impl<L: Lanes> Job<'_, L> {
         best
     }
 
-    /// The integers of every sub-block for a given f16 scale: of those around `s / d`, the one with which the decoder errs
-    /// least.
+    /// Integers of every sub-block for a given f16 scale: of those around `s / d`, the one with the least decoding
+    /// error.
     #[inline(always)]
     fn choose_integers<E: Element>(&self, d: (u16, f32), s: L::V, from: i32, to: i32) -> Choice<L::V> {
         let (l, (low, high)) = (self.l, self.kind.scales);
@@ -275,14 +275,14 @@ impl<L: Lanes> Job<'_, L> {
         Choice { d, scales, error: total(l, error) }
     }
 
-    /// The codes under a choice.
+    /// Codes under a candidate.
     #[inline(always)]
     fn steps<E: Element>(&self, choice: &Choice<L::V>) -> Steps<E, L::V> {
         let step = self.l.mul(self.l.splat(choice.d.1), choice.scales);
         Steps::new(step, inverse(self.l, step))
     }
 
-    /// The f16 scale of least squares for integers and codes as they are.
+    /// f16 scale by least squares for fixed integers and codes.
     #[inline(always)]
     fn refit<E: Element>(&self, choice: &Choice<L::V>) -> f64 {
         let l = self.l;

@@ -13,7 +13,7 @@ const IQ1_S: Kind = Kind {
     planes: &PLANES,
     scales: 8.0,
     unit: 1.0,
-    // Of magnitudes, for the first guess.
+    // Levels of magnitudes, for the first guess.
     levels: &[0.0, 1.0],
     from: 0.3,
     step: 0.045,
@@ -31,8 +31,8 @@ pub(super) fn encode_iq1_m<L: Lanes>(l: L, target: &mut Target, block: &mut [u8]
     iq::put_iq1_m(&search(l, &IQ1_M, target), block);
 }
 
-/// Points and shifts of a span under scale `s`: each point by itself with either shift, of which then the best is taken point
-/// by point or for the whole span.
+/// Points and shifts of a span under scale `s`: each point with either shift, then the better one per point or for
+/// the whole span.
 #[inline(always)]
 pub(super) fn shifted<L: Lanes>(l: L, kind: &Kind, x: &[f32], w: &[f32], s: f32) -> Met {
     const SHIFTS: [f32; 2] = [IQ1_DELTA, -IQ1_DELTA];
