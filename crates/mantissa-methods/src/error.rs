@@ -25,7 +25,7 @@ pub enum MethodError {
     #[error(transparent)]
     Input(BoxedError),
     /// The caller asked to stop.
-    #[error("expected to run to the end, got a request to stop")]
+    #[error("interrupted before the end")]
     Stopped,
 }
 

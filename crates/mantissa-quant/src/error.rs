@@ -152,7 +152,7 @@ pub enum QuantError {
         error: Box<mantissa_train::TrainError>,
     },
     /// The caller interrupted the run.
-    #[error("expected to run to the end, got a request to stop")]
+    #[error("interrupted before the end")]
     Interrupted,
     /// The quality loss exceeds the limit; the output was not put in place.
     #[error(transparent)]

@@ -165,9 +165,7 @@ fn check_weights(
     }
     if let Some(source) = source {
         if unjudged > 0 {
-            found.notes.push(format!(
-                "{unjudged} weights are not said to be rounded to nearest: their errors are reported, not judged"
-            ));
+            found.notes.push(format!("{unjudged} weights are not RTN: error reported, bound not checked"));
         }
         check_copied(files, source, &config, threads, found)?;
         if folds != Folds::default() {

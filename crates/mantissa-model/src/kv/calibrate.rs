@@ -38,7 +38,7 @@ pub enum KvCalibrationError {
         error: ForwardError,
     },
     /// The caller ended the run.
-    #[error("expected to run to the end, got a request to stop")]
+    #[error("interrupted before the end")]
     Stopped,
 }
 

@@ -36,7 +36,7 @@ pub enum CalibrateError {
     #[error(transparent)]
     States(#[from] mantissa_store::Error),
     /// The caller interrupted the run.
-    #[error("expected to run to the end, got a request to stop")]
+    #[error("interrupted before the end")]
     Interrupted,
 }
 

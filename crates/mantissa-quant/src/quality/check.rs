@@ -22,7 +22,7 @@ pub(crate) fn read(artifact: &Path, found: &mut Verification) -> Option<Quality>
         Ok(Some(quality)) => Some(quality),
         Ok(None) => {
             found.notes.push(format!(
-                "no {QUALITY_NAME}: written by another tool, so there are no source hashes and figures to check"
+                "no {QUALITY_NAME} next to the weights: source hashes and figures not checked"
             ));
             None
         }

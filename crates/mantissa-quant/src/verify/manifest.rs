@@ -23,7 +23,7 @@ pub(super) fn check_manifest(artifact: &Path, found: &mut Verification) -> Resul
     }
     let path = manifest_path(artifact);
     if !path.exists() {
-        found.note_unhashed(format!("no {}: hashes were not checked", name_of(&path)));
+        found.note_unhashed(format!("no {} next to the weights: not checked for damage", name_of(&path)));
         return Ok(None);
     }
     let manifest = Manifest::read_file(&path)?;

@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::app::Context;
 use crate::output::{Align, Table};
 
-/// Rows and columns of the weight for which bits per weight are given.
+/// Rows and columns of the bf16 weight for which bits per weight are given.
 const SIDE: usize = 4096;
 
 /// List recipes with bits per weight, calibration need, format and engines that load them
@@ -77,7 +77,10 @@ fn row(name: &'static str, full: String) -> Result<Row> {
         recipe: full,
         weights: recipe.weights.to_string(),
         activations: recipe.activations.as_ref().map(ToString::to_string),
-        bits_per_weight: recipe.weights.format.bits_per_weight(SIDE, SIDE),
+        bits_per_weight: container
+            .as_stored(recipe.weights.clone(), Dtype::BF16)
+            .format
+            .bits_per_weight(SIDE, SIDE),
         calibration: recipe.needs_calibration(),
         importance: weighed && recipe.rounds_to_nearest(),
         format: container.name(),
@@ -98,7 +101,7 @@ fn human(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     table.write(out)?;
     writeln!(
         out,
-        "\nbits: for a [{SIDE}, {SIDE}] weight, scales and zero points included; for a file type, its main type"
+        "\nbits: for a [{SIDE}, {SIDE}] weight of a bf16 model, scales and zero points included; for a file type, its main type"
     )?;
     writeln!(
         out,

@@ -104,7 +104,7 @@ pub fn human(out: &mut dyn Write, v: &Verification) -> io::Result<()> {
         write!(out, ", {} tensors compared with the source", v.compared)?;
     }
     if let Some(ratio) = v.max_error_in_bounds {
-        write!(out, " (largest error {ratio:.3} of the bound)")?;
+        write!(out, " (largest error {ratio:.3} × RTN's bound)")?;
     }
     if let Some(difference) = v.max_logit_difference {
         write!(out, ", logits within {difference:.1e}")?;

@@ -73,8 +73,14 @@ fn strict_verification_fails_where_no_hash_vouches_for_bytes() {
     // No manifest.
     write_out();
     fs::remove_file(&manifest).unwrap();
-    assert!(verify(false, 0).contains("note: no mantissa-manifest.json: hashes were not checked"));
-    assert!(verify(true, 1).contains("error: verify: no mantissa-manifest.json: hashes were not checked"));
+    assert!(
+        verify(false, 0)
+            .contains("note: no mantissa-manifest.json next to the weights: not checked for damage")
+    );
+    assert!(
+        verify(true, 1)
+            .contains("error: verify: no mantissa-manifest.json next to the weights: not checked for damage")
+    );
     // A file outside the manifest, such as weights that another reader would load.
     write_out();
     write(&out.join("more.safetensors"), &[("x", Dtype::F32, &[1], vec![0; 4])]);
@@ -98,7 +104,10 @@ fn strict_verification_of_a_gguf_file_asks_for_its_manifest() {
     fs::remove_file(&manifest).unwrap();
     succeed(&strict[..2]);
     let line = fail(1, &strict);
-    assert!(line.contains("verify: no q.gguf.mantissa-manifest.json: hashes were not checked"), "{line}");
+    assert!(
+        line.contains("verify: no q.gguf.mantissa-manifest.json next to the weights: not checked for damage"),
+        "{line}"
+    );
     fs::write(&manifest, whole).unwrap();
     flip(&out);
     assert!(fail(1, &strict).contains("q.gguf: expected SHA-256"));
