@@ -1,10 +1,10 @@
-//! Speed of every kernel at every available level, beside what this machine can do: `cargo run --release
+//! Speed of every kernel at every available level, compared with the limits of this machine: `cargo run --release
 //! --example kernel_bench [kernel] [elements]`.
 //!
-//! The memory limits are measured here with plain loops of the same read/write mix over buffers larger than
-//! the last private cache; the arithmetic limits with loops of independent fused multiply-adds and bf16 dot
-//! products in registers. Every figure is the median of several runs, in processor time of the one thread that
-//! runs it where the system tells (Unix), so that other work on the machine shows less.
+//! The memory limits are measured with plain loops of the same read/write mix over buffers larger than the last
+//! private cache. The arithmetic limits are measured with loops of independent fused multiply-adds and bf16 dot
+//! products in registers. Every figure is the median of several runs, in processor time of the running thread if the
+//! system reports it (Unix), so that other load on the machine matters less.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use mantissa_kernels::{AdamWStep, CausalAttention, Isa, Kernels, MatMut, MatRef};
@@ -12,8 +12,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 const RUNS: usize = 9;
-/// Elements of the streaming operands unless the second argument says otherwise: 64 MiB of f32, more than the
-/// private caches.
+/// Default number of elements of the streaming operands: 64 MiB of f32, more than the private caches.
 const BIG: usize = 16 << 20;
 const ROW: usize = 4096;
 
@@ -74,7 +73,7 @@ impl Bench {
         let (big, filter) = (self.big, &self.filter);
         let (x, y, out) = (&self.x[..big], &self.y[..big], &mut self.out[..big]);
         let weight = wave(ROW);
-        // A rotation, so that rotating again and again neither vanishes nor overflows.
+        // A rotation, which neither vanishes nor overflows when repeated.
         let (cos, sin) = (vec![0.8; big / ROW * 64], vec![0.6; big / ROW * 64]);
         let mut halves = vec![0_u16; big];
         let run = |name: &str, bytes_per_value: usize, f: &mut dyn FnMut()| {
@@ -94,7 +93,7 @@ impl Bench {
         run("rms_norm (rows of 4096)", 8, &mut || k.rms_norm(x, &weight, 1e-5, out));
         run("rope_rotate (32 heads of 128)", 8, &mut || k.rope_rotate(out, ROW / 128, 128, &cos, &sin));
         run("silu_mul", 12, &mut || k.silu_mul(x, y, out));
-        // What backward passes change in place.
+        // Operands that backward passes change in place.
         let (mut grad, mut other) = (wave(big), wave(big));
         run("silu_mul_backward", 24, &mut || k.silu_mul_backward(&mut grad, &mut other, out));
         let mut d_weight = vec![0.0; ROW];
@@ -250,8 +249,8 @@ impl Bench {
         }
     }
 
-    /// The three products of a linear layer in training, (tokens, out, in), at bf16 and f16: on tiles, by the dot product
-    /// of AVX-512 and widened, where there are these.
+    /// The three products of a linear layer in training, (tokens, out, in), in bf16 and f16: on AMX tiles, on the
+    /// AVX-512 dot product and widened, as available.
     fn half_products(&mut self, k: &Kernels) {
         let widening = k.with_bf16_dot(false).expect("every processor can widen");
         let dot = Kernels::new(Isa::Avx512).and_then(|k| k.with_bf16_dot(true));
@@ -306,7 +305,7 @@ impl Bench {
             _ => ((t, out), (t, inp), (out, inp)),
         };
         let (a, b, c) = (bits(a_rows * a_cols), bits(b_rows * b_cols), &mut self.out[..m * n]);
-        // In turns with the peaks, because the clock of a shared machine moves; medians of speeds and ratios.
+        // Alternate with the peaks, because the clock of a shared machine varies; take medians of speeds and ratios.
         let mut runs: [Vec<f64>; 3] = Default::default();
         for _ in 0..RUNS {
             let (a, b) = (MatRef::new(&a, a_rows, a_cols), MatRef::new(&b, b_rows, b_cols));
@@ -324,7 +323,7 @@ impl Bench {
         );
     }
 
-    /// GFLOP/s over the visible scores alone: 4 operations per visible (query, key) pair and element.
+    /// GFLOP/s, counting only visible scores: 4 operations per visible (query, key) pair and element.
     fn attention(&mut self, k: &Kernels, t: usize, heads: usize, kv_heads: usize, head_dim: usize) {
         let s = t.max(2048);
         let shape = CausalAttention { heads, kv_heads, head_dim, scale: 0.125, window: None };
@@ -354,13 +353,13 @@ const HALF_PRODUCTS: [(HalfProduct, HalfProduct); 3] = [
 /// The time of one call.
 type Stopwatch = fn(&mut dyn FnMut()) -> f64;
 
-/// Operations a second that the processor can do at most.
+/// Peak operations per second of the processor.
 type Peak = fn(Stopwatch) -> Option<f64>;
 
-/// Steps of a peak's loop, each of some independent instructions.
+/// Steps of a peak's loop, each with several independent instructions.
 const STEPS: usize = 50_000;
 
-/// Operations a second of fused multiply-adds in registers, 2 operations each.
+/// Operations per second of fused multiply-adds in registers, 2 operations each.
 fn fma_peak(seconds: Stopwatch) -> Option<f64> {
     #[cfg(target_arch = "x86_64")]
     {
@@ -378,7 +377,7 @@ fn fma_peak(seconds: Stopwatch) -> Option<f64> {
     None
 }
 
-/// Operations a second of `VDPBF16PS` in registers: 16 lanes of two multiplications and two additions.
+/// Operations per second of `VDPBF16PS` in registers: 16 lanes of two multiplications and two additions.
 fn bf16_dot_peak(seconds: Stopwatch) -> Option<f64> {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512bf16") {
@@ -389,7 +388,7 @@ fn bf16_dot_peak(seconds: Stopwatch) -> Option<f64> {
     None
 }
 
-/// Operations a second of `TDPBF16PS` in registers: 16 x 16 x 32 multiplications and as many additions.
+/// Operations per second of `TDPBF16PS` in registers: 16 x 16 x 32 multiplications and as many additions.
 fn bf16_tile_peak(seconds: Stopwatch) -> Option<f64> {
     #[cfg(target_arch = "x86_64")]
     if Isa::Amx.is_available() {
@@ -399,16 +398,16 @@ fn bf16_tile_peak(seconds: Stopwatch) -> Option<f64> {
     None
 }
 
-/// Six independent sums of tiles, `steps` times. Only where the level amx is available.
+/// Sums six independent tiles, `steps` times. Only if the level amx is available.
 #[cfg(target_arch = "x86_64")]
 fn bf16_tiles(steps: usize) {
-    // Palette 1; 64 bytes a row and 16 rows in each of eight tiles.
+    // Palette 1; 16 rows of 64 bytes in each of eight tiles.
     let mut config = [0_u8; 64];
     config[0] = 1;
     (16..32).step_by(2).for_each(|place| config[place] = 64);
     config[48..56].fill(16);
-    // SAFETY: the caller has found AMX available; the configuration is read, and the tiles, which begin as zeros, are only
-    // used within the block and released at its end.
+    // SAFETY: the caller has checked that AMX is available; the configuration is only read, and the tiles, which
+    // start as zeros, are used only within the block and released at its end.
     unsafe {
         std::arch::asm!(
             "ldtilecfg [{config}]",
@@ -436,7 +435,7 @@ fn bf16_tiles(steps: usize) {
 fn bf16_dot_512(steps: usize) {
     use std::arch::x86_64::{__m512bh, __m512i, _mm512_dpbf16_ps, _mm512_set1_epi32, _mm512_set1_ps};
     let halves = _mm512_set1_epi32(black_box(0x3f00_3f00));
-    // SAFETY: registers of one size, all bit patterns of which are values.
+    // SAFETY: registers of one size; all bit patterns are valid.
     let halves = unsafe { std::mem::transmute::<__m512i, __m512bh>(halves) };
     let mut sums = [_mm512_set1_ps(black_box(1.0)); 24];
     for _ in 0..steps {
@@ -485,7 +484,7 @@ fn seconds(f: &mut dyn FnMut()) -> f64 {
     median((0..RUNS).map(|_| once(f)).collect())
 }
 
-/// Time of one call, repeated until 20 ms are over.
+/// Time of one call, averaged over 20 ms.
 fn once(f: &mut dyn FnMut()) -> f64 {
     let start = now();
     let mut calls = 0;

@@ -1,12 +1,12 @@
-//! Products of bf16 on the tiles of AMX: eight registers of 16 rows of 64 bytes, and `TDPBF16PS`, which multiplies a tile
-//! of 16 x 32 bf16 with one of 32 x 16 and adds the product to a tile of 16 x 16 f32 (Intel SDM, volumes 1, chapter 18,
-//! and 2). There are no stable intrinsics, so that the tile instructions are written as assembly.
+//! bf16 products on AMX tiles: eight registers of 16 rows of 64 bytes, and `TDPBF16PS`, which multiplies a tile of 16
+//! x 32 bf16 by one of 32 x 16 and adds the product to a tile of 16 x 16 f32 (Intel SDM, volumes 1, chapter 18, and
+//! 2). There are no stable intrinsics, so the tile instructions are written as assembly.
 //!
-//! Blocked as `generic::gemm_packed`, but both operands are packed into tiles, and sums begin at the old value of C, so that
-//! how k is cut into blocks does not show. For each 32 elements of k, `TDPBF16PS` forms two chains of fused multiply-adds
-//! that begin at 0, one of the even elements and one of the odd ones, adds them to each other and the result to C,
-//! everything rounded to nearest even and subnormals flushed to zero. So an element depends on its row, its column, k and
-//! its old value alone.
+//! Blocking follows `generic::gemm_packed`, but both operands are packed into tiles, and sums start at the old value
+//! of C, so that the blocking of k does not affect the result. For each 32 elements of k, `TDPBF16PS` computes two
+//! chains of fused multiply-adds that start at 0, one of the even and one of the odd elements, adds them to each
+//! other and the result to C. Everything is rounded to nearest even, and subnormals are flushed to zero. So an
+//! element depends only on its row, its column, k and its old value.
 
 use crate::generic::{self, Operand};
 use crate::{MatMut, MatRef};
@@ -18,24 +18,24 @@ use std::ops::Range;
 /// Rows of a tile, 32-bit values of a row, and pairs of bf16 along k.
 const SIDE: usize = 16;
 
-/// Lines of a block of C, two tiles; and elements of k of a tile.
+/// Lines of a block of C (two tiles), and elements of k per tile.
 const PAIR: usize = 2 * SIDE;
 
-/// Longest block of k: two panels of A, two of B and the block of C that they make fit the first-level cache.
+/// Longest block of k: two panels of A, two of B and their block of C fit the first-level cache.
 const DEPTH: usize = 288;
 
-/// Blocks of k that a block of C takes before the next one: C, four bytes an element there and back, comes from memory once
-/// for all of them.
+/// Blocks of k processed for one block of C before the next. Each block of C is then read and written once for all of
+/// them.
 const DEPTHS: usize = 8;
 
-/// Rows of A in a block: 144 KiB. The block of C that it makes is 512 KiB.
+/// Rows of A in a block: 144 KiB. Its block of C is 512 KiB.
 const BLOCK_ROWS: usize = 256;
 
-/// Columns of B in a block: 288 KiB, which with A and C is half of the second-level cache of the processors that have AMX;
-/// all its blocks of k together are 2.25 MiB.
+/// Columns of B in a block: 288 KiB, with A and C half of the second-level cache of processors with AMX. All its
+/// blocks of k together are 2.25 MiB.
 const BLOCK_COLS: usize = 512;
 
-/// Elements that operands are fetched ahead while they are packed: four cache lines.
+/// Prefetch distance in elements while packing: four cache lines.
 const AHEAD: usize = 128;
 
 /// One row of a tile.
@@ -43,7 +43,7 @@ const AHEAD: usize = 128;
 #[repr(C, align(64))]
 struct TileRow([u32; SIDE]);
 
-/// Packed operands, which a thread keeps: fresh memory would cost as much as the product.
+/// Packed operands, kept per thread: fresh memory would cost as much as the product.
 #[derive(Default)]
 struct PackedOperands {
     a: Vec<TileRow>,
@@ -67,7 +67,7 @@ enum Order {
 /// [`generic::gemm_bf16`] on tiles.
 ///
 /// # Safety
-/// [`is_available`] has said yes, and the processor has the target features.
+/// [`is_available`] must have returned true, and the processor must have the target features.
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")]
 pub(crate) fn gemm_bf16(a: Operand<'_, u16>, b: Operand<'_, u16>, mut c: MatMut<'_>, accumulate: bool) {
     let Some((m, n, k)) = generic::gemm_shape("gemm_bf16", a, b, &mut c, accumulate) else { return };
@@ -97,11 +97,11 @@ pub(crate) fn gemm_bf16(a: Operand<'_, u16>, b: Operand<'_, u16>, mut c: MatMut<
     PACKED.set(packed);
 }
 
-/// The tiles of this thread, configured as eight of 16 rows of 64 bytes until this is dropped.
+/// Tiles of this thread, configured as eight of 16 rows of 64 bytes until dropped.
 struct Tiles;
 
 impl Tiles {
-    /// Only where [`is_available`] has said yes.
+    /// Only if [`is_available`] has returned true.
     fn configure() -> Self {
         /// Palette 1, no start row, 14 reserved bytes, bytes of a row of each tile, rows of each tile.
         #[repr(C, align(64))]
@@ -114,8 +114,8 @@ impl Tiles {
         config.head[0] = 1;
         config.row_bytes[..8].fill(64);
         config.rows[..8].fill(SIDE as u8);
-        // SAFETY: reads the 64 bytes of a configuration that palette 1 allows. The tile registers belong to nobody else
-        // on this thread: the compiler uses none, and this module leaves none configured.
+        // SAFETY: reads the 64 bytes of a configuration allowed by palette 1. Nobody else uses the tile registers on
+        // this thread: the compiler never does, and this module leaves none configured.
         unsafe {
             asm!(
                 "ldtilecfg [{}]", in(reg) &raw const config, options(nostack, preserves_flags, readonly),
@@ -129,8 +129,8 @@ impl Tiles {
 
 impl Drop for Tiles {
     fn drop(&mut self) {
-        // SAFETY: only makes the tiles of this thread what they were, unused, which also spares the system their 8 KiB
-        // when it changes threads.
+        // SAFETY: only resets the tiles of this thread to unused, which also saves the system their 8 KiB at thread
+        // switches.
         unsafe {
             asm!(
                 "tilerelease", options(nostack, preserves_flags, nomem),
@@ -157,7 +157,7 @@ fn block(
         for (col, b) in cols.clone().step_by(PAIR).zip(b.chunks_exact(PAIR * tiles)) {
             let stride = c.stride();
             if col + PAIR < cols.end {
-                // The next block's part of C comes from memory while this one's sums are formed.
+                // Prefetch the next block's part of C while this one's sums are computed.
                 let next = &c.as_mut_slice()[row * stride + col + PAIR..];
                 for line in next.chunks(stride).take(rows.len()) {
                     prefetch(line.as_ptr());
@@ -184,19 +184,19 @@ fn block(
     }
 }
 
-/// Brings the cache line at `place`, whatever it is.
+/// Prefetches the cache line at `place`.
 #[inline]
 #[target_feature(enable = "sse")]
 fn prefetch(place: *const f32) {
-    // SAFETY: a prefetch reads nothing, and no address is wrong for it. (Safe in newer toolchains than the oldest supported.)
+    // SAFETY: a prefetch reads nothing and accepts any address. (Safe in newer toolchains than the oldest supported.)
     #[allow(unused_unsafe)]
     unsafe {
         _mm_prefetch::<_MM_HINT_T0>(place.cast());
     }
 }
 
-/// `C[32, 32] = A B`, or `C += A B` if `add`, for two panels of A, two of B and rows of C every `stride` values. Tiles
-/// must be configured.
+/// Computes `C[32, 32] = A B`, or `C += A B` if `add`, for two panels of A, two of B and rows of C every `stride`
+/// values. Tiles must be configured.
 #[inline(always)]
 fn multiply(a: &[TileRow], b: &[TileRow], c: &mut [f32], stride: usize, add: bool) {
     let tiles = a.len() / PAIR;
@@ -204,9 +204,9 @@ fn multiply(a: &[TileRow], b: &[TileRow], c: &mut [f32], stride: usize, add: boo
     assert!(c.len() >= (PAIR - 1) * stride + PAIR);
     let (a_next, b_next) = (&a[tiles * SIDE..], &b[tiles * SIDE..]);
     let (c, stride) = (c.as_mut_ptr(), stride * size_of::<f32>());
-    // SAFETY: the loop reads `tiles` tiles of 1024 bytes from each of the four panels, which are as long. Tiles of C are 16
-    // rows of 64 bytes, every `stride` bytes from `c`, 16 values later, 16 rows later and both: within C by the assertions.
-    // The stores are to a slice that nobody else holds.
+    // SAFETY: the loop reads `tiles` tiles of 1024 bytes from each of the four panels, which have that length. Tiles
+    // of C are 16 rows of 64 bytes, every `stride` bytes from `c`, 16 values later, 16 rows later and both: within C
+    // by the assertions. The stores go to a slice that we borrow exclusively.
     unsafe {
         asm!(
             "lea {c2}, [{c} + {below}]",
@@ -259,8 +259,8 @@ fn multiply(a: &[TileRow], b: &[TileRow], c: &mut [f32], stride: usize, add: boo
     }
 }
 
-/// Packs `lines` of `operand` for the block `depth` of k: panel after panel of 16 lines, tile after tile of 32 elements
-/// along k, filled up with zeros to an even number of panels.
+/// Packs `lines` of `operand` for the block `depth` of k: panels of 16 lines, each with tiles of 32 elements along k,
+/// padded with zeros to an even number of panels.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn pack(
@@ -277,7 +277,7 @@ fn pack(
         Operand::Columns(m) => (m, false),
     };
     let transpose = by_line != (order == Order::Lines);
-    // Along the rows of the operand as they lie in memory.
+    // Along the rows of the operand as stored.
     let (outer, inner) =
         if by_line { (lines.clone(), depth.clone()) } else { (depth.clone(), lines.clone()) };
     let mut read = [[_mm512_setzero_si512(); SIDE]; 2];
@@ -307,7 +307,8 @@ fn pack(
     }
 }
 
-/// Two tiles of [`Order::Lines`] from up to 32 rows and columns of a matrix whose rows are lines; leaves those beyond.
+/// Packs two tiles of [`Order::Lines`] from up to 32 rows and columns of a matrix whose rows are lines; leaves the
+/// rest unchanged.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn read_lines(m: MatRef<'_, u16>, rows: Range<usize>, cols: Range<usize>, tiles: &mut [[__m512i; SIDE]; 2]) {
@@ -316,11 +317,12 @@ fn read_lines(m: MatRef<'_, u16>, rows: Range<usize>, cols: Range<usize>, tiles:
     }
 }
 
-/// Two tiles of [`Order::Steps`] from up to 32 rows and columns of a matrix whose columns are lines; leaves those beyond.
+/// Packs two tiles of [`Order::Steps`] from up to 32 rows and columns of a matrix whose columns are lines; leaves the
+/// rest unchanged.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn read_steps(m: MatRef<'_, u16>, rows: Range<usize>, cols: Range<usize>, tiles: &mut [[__m512i; SIDE]; 2]) {
-    // Quarters of both interleaved halves, in the order of their lines.
+    // Quarters of both interleaved halves, in line order.
     let first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
     let second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
     let [left, right] = tiles;
@@ -336,7 +338,7 @@ fn read_steps(m: MatRef<'_, u16>, rows: Range<usize>, cols: Range<usize>, tiles:
     }
 }
 
-/// Up to 32 values, zeros beyond.
+/// Up to 32 values, padded with zeros.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn load(values: &[u16]) -> __m512i {
@@ -389,11 +391,11 @@ fn store_transposed(rows: &[__m512i; SIDE], out: &mut [TileRow; SIDE]) {
     }
 }
 
-/// True if this process may use tiles of bf16 and the processor has those that this module is written for. Asks the
-/// system for leave, which holds for all threads of the process, those that run already too (Linux,
+/// True if this process may use bf16 tiles and the processor has the supported ones. Requests permission from the
+/// system, which applies to all threads of the process, including running ones (Linux,
 /// Documentation/arch/x86/xstate.rst).
 pub(crate) fn is_available() -> bool {
-    // SAFETY: `_xgetbv` needs the system to have enabled XSAVE, which it has where AVX is found.
+    // SAFETY: `_xgetbv` requires that the system enabled XSAVE, which AVX implies.
     let enabled = || is_x86_feature_detected!("avx") && unsafe { xcr0() } & TILE_STATES == TILE_STATES;
     processor_has_tiles() && enabled() && permitted()
 }
@@ -401,20 +403,20 @@ pub(crate) fn is_available() -> bool {
 /// XTILECFG and XTILEDATA (Intel SDM, volume 1, 13.3).
 const TILE_STATES: u64 = 1 << 17 | 1 << XTILEDATA;
 
-/// The state component that Linux gives on demand.
+/// The state component that Linux grants on demand.
 const XTILEDATA: u64 = 18;
 
 #[target_feature(enable = "xsave")]
 fn xcr0() -> u64 {
-    // SAFETY: register 0 exists wherever XSAVE is enabled, which the caller has found out.
+    // SAFETY: register 0 exists if XSAVE is enabled, which the caller has checked.
     unsafe { _xgetbv(0) }
 }
 
 /// CPUID leaf 7: AMX-BF16 (EDX bit 22) and AMX-TILE (bit 24); leaf 1D, palette 1: tiles of 1024 bytes in rows of 64, eight
 /// of them, of 16 rows (Intel SDM, volume 2, CPUID).
 fn processor_has_tiles() -> bool {
-    // SAFETY: every x86-64 processor has CPUID, and leaves are asked for up to the highest that it names. (Safe functions
-    // in newer toolchains than the oldest supported.)
+    // SAFETY: every x86-64 processor has CPUID, and leaves are queried up to the highest one reported. (Safe
+    // functions in newer toolchains than the oldest supported.)
     #[allow(unused_unsafe)]
     unsafe {
         if __cpuid(0).eax < 0x1d {
@@ -438,7 +440,7 @@ fn permitted() -> bool {
     const ARCH_PRCTL: u64 = 158;
     const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
     let result: i64;
-    // SAFETY: a system call with two numbers, which touches no memory of ours; it clobbers RCX and R11.
+    // SAFETY: a system call with two integers that touches none of our memory; it clobbers RCX and R11.
     unsafe {
         asm!(
             "syscall",
@@ -453,7 +455,7 @@ fn permitted() -> bool {
     result == 0
 }
 
-/// Other systems are not asked.
+/// Only Linux is supported.
 #[cfg(not(target_os = "linux"))]
 fn permitted() -> bool {
     false
@@ -472,7 +474,7 @@ mod tests {
         let rows: [[u32; SIDE]; SIDE] =
             std::array::from_fn(|r| std::array::from_fn(|c| (100 * r + c) as u32));
         let mut columns = [TileRow([0; SIDE]); SIDE];
-        // SAFETY: arrays of the size of registers, all bit patterns of which are values; AVX-512 was just found.
+        // SAFETY: arrays of register size; all bit patterns are valid; AVX-512 was detected.
         unsafe {
             let registers = std::mem::transmute::<[[u32; SIDE]; SIDE], [__m512i; SIDE]>(rows);
             store_transposed(&registers, &mut columns);

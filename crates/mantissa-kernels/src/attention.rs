@@ -1,15 +1,13 @@
-//! Causal attention of one sequence (Vaswani et al. 2017, "Attention Is All You Need", eq. 1) with grouped
-//! key/value heads (Ainslie et al. 2023, "GQA") and an optional sliding window (Beltagy et al. 2020,
-//! "Longformer", sec. 3.1).
+//! Causal attention of one sequence (Vaswani et al. 2017, "Attention Is All You Need", eq. 1) with grouped key/value
+//! heads (Ainslie et al. 2023, "GQA") and an optional sliding window (Beltagy et al. 2020, "Longformer", sec. 3.1).
 //!
-//! Shapes: `q[t, heads * head_dim]`, `k` and `v` `[s, kv_heads * head_dim]`, `out` like `q`; query `i` stands
-//! at position `s - t + i`, and query head `h` reads key/value head `h / (heads / kv_heads)`. A query at
-//! position `p` sees the keys `j <= p` and, with a window, only those with `p - j < window`.
+//! Shapes: `q[t, heads * head_dim]`, `k` and `v` `[s, kv_heads * head_dim]`, `out` like `q`. Query `i` is at position
+//! `s - t + i`, and query head `h` reads key/value head `h / (heads / kv_heads)`. A query at position `p` sees the
+//! keys `j <= p` and, with a window, only those with `p - j < window`.
 //!
-//! A block of queries of all heads that share a key/value head is stacked into one matrix, so that its keys
-//! and values are packed once: one `S = Q Kᵀ` against all keys that any of the queries sees, a softmax per
-//! row, and one `P V`. Keys that a row does not see get the weight 0. The softmax's division is applied to
-//! the rows of the result.
+//! A block of queries of all heads that share a key/value head is stacked into one matrix, so that its keys and
+//! values are packed once: one `S = Q Kᵀ` with all keys that any of the queries sees, a softmax per row, and one `P
+//! V`. Keys that a row does not see get weight 0. The softmax's division is applied to the rows of the result.
 
 use crate::generic::ln;
 use crate::{Element, Kernels, MatMut, MatRef};
@@ -29,31 +27,30 @@ pub struct CausalAttention {
     pub head_dim: usize,
     /// Factor of the scores before the softmax, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
-    /// Number of keys that a query sees, itself included; `None` for all that precede it.
+    /// Number of keys that a query sees, including itself; `None` for all preceding keys.
     pub window: Option<usize>,
 }
 
-/// Change that some models make to the scores between their scale and the softmax.
+/// Change of the scores between scaling and softmax, in some models.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ScoreRules<'a> {
     /// Scores become `cap * tanh(score / cap)` (Gemma 2).
     pub softcap: Option<f32>,
-    /// One score for each query head that takes its share of the softmax and has no value (gpt-oss; Xiao et al. 2023).
+    /// Sink: one score per query head that takes part in the softmax and has no value (gpt-oss; Xiao et al. 2023).
     pub sinks: Option<&'a [f32]>,
-    /// Rounding of the weights before the values are weighted. They are `exp(score - greatest)`, in [0, 1], and 1
-    /// becomes the greatest element: one scale for all, as in SageAttention2 (Zhang et al. 2024, arXiv 2411.10958, sec. 3.3).
-    /// Their sum is that of the unrounded ones.
+    /// Rounding of the softmax weights before they multiply the values. The weights are `exp(score - max)`, in [0,
+    /// 1], and 1 maps to the largest element: one scale for all, as in SageAttention2 (Zhang et al. 2024, arXiv
+    /// 2411.10958, sec. 3.3). Their sum is that of the unrounded weights.
     pub weights: Option<Element>,
 }
 
 impl CausalAttention {
-    /// Queries are handled in blocks of this many. A sequence may be cut between calls at any multiple of it
-    /// (with `k` and `v` cut after the last query) without changing a bit of the result: this is how callers
-    /// spread one sequence over threads.
+    /// Query block size. A sequence may be split between calls at any multiple of it (with `k` and `v` ending at the
+    /// last query) without changing a bit of the result, so callers can spread one sequence over threads.
     pub const QUERY_BLOCK: usize = QUERY_BLOCK;
 
-    /// Number of f32 of scratch that [`Kernels::attention_causal`] needs for `t` queries and `s` keys; `usize::MAX`, which
-    /// no slice has, where the number overflows.
+    /// Number of f32 of scratch that [`Kernels::attention_causal`] needs for `t` queries and `s` keys; `usize::MAX`,
+    /// which no slice has, on overflow.
     pub fn scratch_len(&self, t: usize, s: usize) -> usize {
         let positions = t.min(QUERY_BLOCK);
         let keys = self.window.map_or(s, |w| s.min(w.saturating_add(positions)));
@@ -67,11 +64,11 @@ impl Kernels {
     /// Causal attention of one sequence; shapes and mask as in [`CausalAttention`], `scratch` of at least
     /// [`CausalAttention::scratch_len`].
     ///
-    /// The result depends on this sequence alone, not on what else a batch holds.
+    /// The result depends only on this sequence, not on the rest of a batch.
     ///
     /// # Panics
-    /// If `heads` is no multiple of `kv_heads`, a size is 0, a slice is not whole rows, `k`, `v`, `q` and
-    /// `out` disagree, there are more queries than keys, or `scratch` is too short.
+    /// If `heads` is not a multiple of `kv_heads`, a size is 0, a slice is not whole rows, `k`, `v`, `q` and `out`
+    /// disagree, there are more queries than keys, or `scratch` is too short.
     pub fn attention_causal(
         &self,
         shape: &CausalAttention,
@@ -84,10 +81,10 @@ impl Kernels {
         self.attention(shape, ScoreRules::default(), q, k, v, out, None, scratch);
     }
 
-    /// [`Self::attention_causal`] with scores that follow `rules`.
+    /// [`Self::attention_causal`] with scores modified by `rules`.
     ///
     /// # Panics
-    /// As there, and if the sinks are not one for each query head.
+    /// As there, and if the number of sinks is not the number of query heads.
     pub fn attention_causal_with(
         &self,
         shape: &CausalAttention,
@@ -106,9 +103,9 @@ impl Kernels {
         self.attention(shape, rules, q, k, v, out, None, scratch);
     }
 
-    /// [`Self::attention_causal`], same bits, which also writes `lse[t, heads]`: the logarithm of the sum of
-    /// `exp(scale * score)` over the keys that a query sees, from which
-    /// [`Self::attention_causal_backward`] makes the weights again.
+    /// [`Self::attention_causal`] with the same bits, which also writes `lse[t, heads]`: the logarithm of the sum of
+    /// `exp(scale * score)` over the visible keys. [`Self::attention_causal_backward`] recomputes the weights from
+    /// it.
     ///
     /// # Panics
     /// As there, and if `lse` has another length.
@@ -200,7 +197,7 @@ impl Kernels {
                 }
             };
             if let Some(sinks) = rules.sinks {
-                // Where this is infinite, so much greater is the sink, the values' weights are 0, as they should be.
+                // If this is infinite, the sink is so much larger that the values' weights are correctly 0.
                 let mut sink = [sinks[kv_head * group + r % group] - max];
                 self.exp_inplace(&mut sink);
                 *sum += sink[0];

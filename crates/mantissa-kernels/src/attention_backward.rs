@@ -1,10 +1,9 @@
-//! Backward of causal attention of one whole sequence (Dao et al. 2022, "FlashAttention", alg. 4): the weights
-//! are made again from the scores and the saved log-sum-exp, so that nothing of size `[t, t]` is kept.
+//! Backward of causal attention of one whole sequence (Dao et al. 2022, "FlashAttention", alg. 4). The weights are
+//! recomputed from the scores and the saved log-sum-exp, so nothing of size `[t, t]` is stored.
 //!
-//! Blocks of queries are stacked as in the forward. Per block and key/value head, with `P` the weights and
-//! `D` the sums of `dO ∘ O` along a row: `dV += Pᵀ dO`, `dS = scale · P ∘ (dO Vᵀ - D)`, `dQ = dS K`,
-//! `dK += dSᵀ Q`. The blocks add to `dK` and `dV` in their order, and heads that share them add within one
-//! product.
+//! Blocks of queries are stacked as in the forward. Per block and key/value head, with `P` the weights and `D` the
+//! sums of `dO ∘ O` along a row: `dV += Pᵀ dO`, `dS = scale · P ∘ (dO Vᵀ - D)`, `dQ = dS K`, `dK += dSᵀ Q`. The
+//! blocks add to `dK` and `dV` in order, and heads that share them add within one product.
 
 use crate::attention::{Block, QUERY_BLOCK, check, stack};
 use crate::{CausalAttention, Kernels, MatMut, MatRef};
@@ -152,7 +151,7 @@ impl Kernels {
     }
 }
 
-/// [`Block::seen`], to write to.
+/// [`Block::seen`], mutable.
 fn seen_mut<'a>(shape: &CausalAttention, block: &Block, kv_head: usize, kv: &'a mut [f32]) -> MatMut<'a> {
     let width = shape.kv_heads * shape.head_dim;
     let start = block.first_key * width + kv_head * shape.head_dim;

@@ -1,13 +1,13 @@
 //! Cholesky factorization and triangular inverse in f64, blocked so that nearly all of the work is
 //! [`Kernels::gemm_sub_f64`].
 //!
-//! Every element is one chain of fused multiply-adds in ascending order, as in the textbook loops, and blocks
-//! only cut the chains: the bits depend neither on blocks nor on threads nor on the level.
+//! Every element is one chain of fused multiply-adds in ascending order, as in the textbook loops, and blocks only
+//! split the chains. So the bits depend on neither blocks nor threads nor the level.
 
 use crate::{Kernels, for_each};
 use std::fmt;
 
-/// Columns that are factored, and rows that are inverted, before a product spreads them over the rest.
+/// Columns factored, and rows inverted, before a product updates the rest.
 const BLOCK: usize = 128;
 
 /// The same, within a block.
@@ -18,7 +18,7 @@ const INNER: usize = 16;
 pub struct NotPositiveDefinite {
     /// Row of the pivot.
     pub pivot: usize,
-    /// The value whose root was to be taken.
+    /// The pivot.
     pub value: f64,
 }
 
@@ -40,7 +40,7 @@ impl Kernels {
     /// multiply-adds and `BLOCK n` values of scratch.
     ///
     /// # Errors
-    /// [`NotPositiveDefinite`] with the first pivot that is not a positive finite number; `a` is then spoilt.
+    /// [`NotPositiveDefinite`] with the first pivot that is not a positive finite number; `a` is then undefined.
     ///
     /// # Panics
     /// If `a` is not `[n, n]`.
@@ -62,7 +62,7 @@ impl Kernels {
             for_each(threads, below.chunks_mut(rows_per_piece(n) * n).enumerate(), |(i, rows)| {
                 let (top, count) = (i * rows_per_piece(n), rows.len() / n);
                 let left = transposed_back(panel, rest, top, count, width);
-                // Up to the diagonal block of these rows: what is right of it is the other triangle's.
+                // Up to the diagonal block of these rows; the other triangle is right of it.
                 let shape = (count, top + count, width);
                 self.gemm_sub_f64(shape, &left, width, panel, rest, &mut rows[first + width..], n);
             });
@@ -118,7 +118,7 @@ impl Kernels {
         }
     }
 
-    /// Subtracts `L[rows, ..] X` for the rows of X that are done, of which row p ends at column p.
+    /// Subtracts `L[rows, ..] X` for the finished rows of X, where row p ends at column p.
     fn sub_products(&self, rows: &mut [f64], left: &[f64], done: &[f64], n: usize) {
         let first = done.len() / n;
         for p in (0..first).step_by(BLOCK) {
@@ -128,7 +128,7 @@ impl Kernels {
         }
     }
 
-    /// Finishes the rows of a block, from which the products with all rows above it have been subtracted.
+    /// Finishes the rows of a block, after the products with all rows above were subtracted.
     fn invert_block(&self, block: &mut [f64], left: &[f64], n: usize, first: usize, width: usize) {
         for start in (0..width).step_by(INNER) {
             let end = width.min(start + INNER);
@@ -150,7 +150,7 @@ impl Kernels {
     }
 }
 
-/// Rows of a piece of work: enough to pay for packing the other operand.
+/// Rows per piece of work: enough to amortize packing the other operand.
 fn rows_per_piece(n: usize) -> usize {
     if n < 4 * BLOCK { 32 } else { BLOCK }
 }
@@ -186,7 +186,7 @@ fn transposed(rows: &[f64], n: usize, first: usize, count: usize, width: usize) 
 
 /// `out[p, i] = rows[i, first + p]` for the `count` rows.
 fn transpose(rows: &[f64], n: usize, first: usize, out: &mut [f64], count: usize) {
-    // Some columns at a time, so that a cache line read is used whole.
+    // Several columns at a time, so that each cache line is used completely.
     for (group, out) in out.chunks_mut(INNER * count.max(1)).enumerate() {
         let at = first + group * INNER;
         for (i, row) in rows.chunks_exact(n).enumerate() {

@@ -1,4 +1,4 @@
-//! The table of kernels of one instruction-set level, and the process-wide choice of a level.
+//! Table of kernels of one instruction-set level, and the process-wide choice of a level.
 
 use crate::generic;
 #[cfg(target_arch = "x86_64")]
@@ -14,10 +14,10 @@ use crate::{
 use mantissa_num::CodecId;
 use std::sync::OnceLock;
 
-/// The kernels of the level that `MANTISSA_ISA` forces or else of the best one, resolved on first use.
+/// Kernels of the level forced by `MANTISSA_ISA`, or else of the best one, resolved at first use.
 ///
-/// A value of `MANTISSA_ISA` that [`init`] would refuse counts as unset here: programs call [`init`] at
-/// start-up to report it.
+/// A value of `MANTISSA_ISA` that [`init`] would refuse counts as unset here; programs call [`init`] at start-up to
+/// report it.
 pub fn kernels() -> &'static Kernels {
     static TABLE: OnceLock<Kernels> = OnceLock::new();
     TABLE.get_or_init(|| {
@@ -26,10 +26,10 @@ pub fn kernels() -> &'static Kernels {
     })
 }
 
-/// Resolves [`kernels`], with an error for a `MANTISSA_ISA` that cannot be honoured.
+/// Resolves [`kernels`]; fails for a `MANTISSA_ISA` that cannot be used.
 ///
 /// # Errors
-/// [`IsaError`], which lists the levels that this processor has.
+/// [`IsaError`], which lists the levels of this processor.
 pub fn init() -> Result<&'static Kernels, IsaError> {
     Isa::from_env()?;
     Ok(kernels())
@@ -61,13 +61,13 @@ impl Kernels {
         self.isa
     }
 
-    /// True if bf16 products run on the processor's own dot product (`VDPBF16PS` of AVX-512 BF16, at level amx
-    /// `TDPBF16PS`) and not by widening to f32. [`Self::new`] chooses it where the processor has it and is faster with it.
+    /// True if bf16 products use the processor's own dot product (`VDPBF16PS` of AVX-512 BF16, at level amx
+    /// `TDPBF16PS`) instead of widening to f32. [`Self::new`] uses it if the processor has it and is faster with it.
     pub fn bf16_dot(&self) -> bool {
         self.bf16_dot
     }
 
-    /// These kernels with the order of bf16 products that all levels have: without `VDPBF16PS`, which has another.
+    /// The same kernels with the standard order of bf16 products: without `VDPBF16PS`, which has another order.
     pub fn in_common_order(self) -> Self {
         match self.isa {
             #[cfg(target_arch = "x86_64")]
@@ -76,8 +76,8 @@ impl Kernels {
         }
     }
 
-    /// These kernels with bf16 products on the processor's own dot product, or by widening to f32, whichever
-    /// is `wanted`. `None` if the dot product is wanted and the level or the processor lacks it.
+    /// These kernels with bf16 products on the processor's own dot product, or by widening to f32, as `wanted`.
+    /// `None` if the dot product is wanted and the level or the processor lacks it.
     pub fn with_bf16_dot(self, wanted: bool) -> Option<Self> {
         match self.isa {
             #[cfg(target_arch = "x86_64")]
@@ -91,12 +91,11 @@ impl Kernels {
     }
 }
 
-/// The level avx512 with bf16 products on `VDPBF16PS`. Only for processors that [`isa::has_bf16_dot`] finds to
-/// have it.
+/// Level avx512 with bf16 products on `VDPBF16PS`. Only for processors on which [`isa::has_bf16_dot`] is true.
 #[cfg(target_arch = "x86_64")]
 const AVX512_BF16: Kernels = Kernels { bf16_dot: true, gemm_bf16: crate::x86::gemm_bf16_dot, ..AVX512 };
 
-/// The level avx512 with bf16 products on tiles. Only for processes that [`Isa::is_available`] finds to have them.
+/// Level avx512 with bf16 products on tiles. Only for processes in which [`Isa::is_available`] returned true.
 #[cfg(target_arch = "x86_64")]
 const AMX: Kernels = Kernels { isa: Isa::Amx, bf16_dot: true, gemm_bf16: crate::amx::gemm_bf16, ..AVX512 };
 
@@ -138,8 +137,8 @@ macro_rules! kernels {
     (@api { $(
         $(#[$doc:meta])* fn $name:ident $([$simd:ident])? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?;
     )* }) => {
-        /// The kernels of one instruction-set level. See the crate documentation for what is identical
-        /// between levels.
+        /// Kernels of one instruction-set level. The crate documentation states which results are identical between
+        /// levels.
         #[derive(Clone, Copy, Debug)]
         pub struct Kernels {
             isa: Isa,
@@ -152,9 +151,10 @@ macro_rules! kernels {
                 $(#[$doc])*
                 #[inline]
                 pub fn $name(&self, $($arg: $ty),*) $(-> $ret)? {
-                    // SAFETY: the only requirement of a table entry is that the processor has the features of
-                    // `self.isa` (and its operating system's leave), and AVX-512 BF16 if `self.bf16_dot`; `Kernels::new` and `with_bf16_dot`, the
-                    // only sources of a `Kernels`, have checked that. Contracts are asserted inside.
+                    // SAFETY: a table entry only requires that the processor has the features of `self.isa` (and the
+                    // operating system's permission), and AVX-512 BF16 if `self.bf16_dot`; `Kernels::new` and
+                    // `with_bf16_dot`, the only sources of a `Kernels`, have checked that. Contracts are asserted
+                    // inside.
                     unsafe { (self.$name)($($arg),*) }
                 }
             )*
@@ -208,9 +208,8 @@ kernels! {
         fn sub_axpy_f64(alpha: f64, x: &[f64], y: &mut [f64]);
 
         /// `C[m, n] -= A[m, p] B[p, n]` for `shape` = (m, n, p) and row-major operands with row strides. Every
-        /// element is one chain of fused multiply-adds that begins at its old value and takes the products in
-        /// the order of `p`, so that a product cut into pieces has the bits of the whole. Panics if a slice is
-        /// too short.
+        /// element is one chain of fused multiply-adds that starts at its old value and takes the products in the
+        /// order of `p`, so a product split into pieces has the bits of the whole. Panics if a slice is too short.
         fn gemm_sub_f64[simd](
             shape: (usize, usize, usize),
             a: &[f64],
@@ -221,9 +220,9 @@ kernels! {
             ldc: usize,
         );
 
-        /// Adds rows `48 band..` (at most 48) of `XᵀX` to `h`, which begins at the first of them and has rows
-        /// of `k`: columns before `48 band` are left alone. `packed` holds `tokens` rows of 48 columns of X for
-        /// every panel of 48 columns, the last filled up with zeros. Behind [`Self::accumulate_xtx`].
+        /// Adds rows `48 band..` (at most 48) of `XᵀX` to `h`, which begins at the first of them and has rows of `k`;
+        /// columns before `48 band` are unchanged. `packed` holds `tokens` rows of 48 columns of X for every panel of
+        /// 48 columns, the last padded with zeros. Used by [`Self::accumulate_xtx`].
         fn xtx_band[simd](packed: &[f32], tokens: usize, k: usize, band: usize, h: &mut [f32]);
 
         /// `sum x[i]` in f64, in 16 lanes.
@@ -232,15 +231,14 @@ kernels! {
         /// `sum x[i]^2` in f64, in 16 lanes.
         fn sum_squares_f64[simd](x: &[f32]) -> f64;
 
-        /// The greatest |x|: NaN if any element is NaN, else infinity if any is infinite, 0 if `x` is empty.
-        /// The result is finite exactly when all of `x` is.
+        /// Largest |x|: NaN if any element is NaN, else infinity if any is infinite, 0 if `x` is empty. The result is
+        /// finite exactly if all of `x` is.
         fn amax[simd](x: &[f32]) -> f32;
 
-        /// (least, greatest) of `x`: both NaN if any element is NaN, (infinity, -infinity) if `x` is empty.
+        /// (smallest, largest) of `x`: both NaN if any element is NaN, (infinity, -infinity) if `x` is empty.
         fn min_max[simd](x: &[f32]) -> (f32, f32);
 
-        /// Index of the greatest element, the lowest one of equals; NaN never wins. `None` if `x` is empty or
-        /// all NaN.
+        /// Index of the largest element, the lowest one for ties; NaN never wins. `None` if `x` is empty or all NaN.
         fn argmax[simd](x: &[f32]) -> Option<usize>;
 
         /// Replaces each `x[i]` by `e^x[i]`, within 1 ulp.
@@ -253,17 +251,17 @@ kernels! {
         /// Softmax of one row in place.
         fn softmax[simd](row: &mut [f32]);
 
-        /// Replaces each `x[i]` by `exp(scale * x[i] - max)`, `max` being the greatest `scale * x[i]`, and
-        /// returns the sum of the results: softmax without its division.
+        /// Replaces each `x[i]` by `exp(scale * x[i] - max)`, where `max` is the largest `scale * x[i]`, and returns
+        /// the sum of the results: softmax without its division.
         fn softmax_numerators[simd](row: &mut [f32], scale: f32) -> f32;
 
-        /// [`Self::softmax_numerators`] with the maximum as well: (sum, max). The logarithm of the sum of all
+        /// [`Self::softmax_numerators`] that also returns the maximum: (sum, max). The logarithm of the sum of all
         /// `exp(scale * x[i])` is `max + ln(sum)`.
         fn softmax_numerators_max[simd](row: &mut [f32], scale: f32) -> (f32, f32);
 
-        /// Backward of one row of attention: `scores` become the weights `p = exp(scale * s - lse)` and
-        /// `grads`, the gradient of those weights, becomes that of the scores, `scale * p * (dp - delta)`,
-        /// where `delta` is the sum of all `p * dp`. Panics if the lengths differ.
+        /// Backward of one row of attention: `scores` become the weights `p = exp(scale * s - lse)`. `grads`, the
+        /// gradient of those weights, becomes that of the scores, `scale * p * (dp - delta)`, where `delta` is the
+        /// sum of all `p * dp`. Panics if the lengths differ.
         fn softmax_backward(scores: &mut [f32], grads: &mut [f32], scale: f32, lse: f32, delta: f32);
 
         /// Softmax cross-entropy of one row of logits: returns the negative log-likelihood of `target` in
@@ -272,7 +270,7 @@ kernels! {
         /// logit `target`.
         fn cross_entropy_backward[simd](row: &mut [f32], target: usize, scale: f32) -> f64;
 
-        /// The statistics that turn logits into log-probabilities: f32 logits, sum in f64, absolute error of
+        /// Statistics that turn logits into log-probabilities: f32 logits, sum in f64, absolute error of
         /// [`LogSumExp::nll`] below 1e-12.
         fn log_softmax_stats[simd](row: &[f32]) -> LogSumExp;
 
@@ -295,22 +293,22 @@ kernels! {
             dweight: &mut [f32],
         );
 
-        /// Rotates, in place, every head of `x[t, heads * head_dim]` by the tables `cos[t, half]` and `sin[t,
-        /// half]`: element `i` of the first `half` with element `i` of the second (half-split, NEOX). `half`
-        /// is `cos.len() / t`, usually `head_dim / 2`; with fewer angles the rest of each head stays (partial
-        /// rotary). Panics if the lengths do not agree.
+        /// Rotates, in place, every head of `x[t, heads * head_dim]` by the tables `cos[t, half]` and `sin[t, half]`:
+        /// element `i` of the first `half` with element `i` of the second (half-split, NEOX). `half` is `cos.len() /
+        /// t`, usually `head_dim / 2`; with fewer angles the rest of each head is unchanged (partial rotary). Panics
+        /// if the lengths do not agree.
         fn rope_rotate(x: &mut [f32], heads: usize, head_dim: usize, cos: &[f32], sin: &[f32]);
 
-        /// Backward of [`Self::rope_rotate`], in place on the gradient: the transpose of the rotation. Shapes
-        /// and panics as there.
+        /// Backward of [`Self::rope_rotate`], in place on the gradient: the transposed rotation. Shapes and panics as
+        /// there.
         fn rope_rotate_back(x: &mut [f32], heads: usize, head_dim: usize, cos: &[f32], sin: &[f32]);
 
         /// SwiGLU: `out = gate * sigmoid(gate) * up`. Panics if the lengths differ.
         fn silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
 
-        /// Backward of [`Self::silu_mul`] without further memory: `gate` and `up` become their gradients, and
-        /// `out`, which holds the gradient of the output, becomes the output again (with the bits of the
-        /// forward), for the weight gradient of the layer that reads it. Panics if the lengths differ.
+        /// Backward of [`Self::silu_mul`] without further memory: `gate` and `up` become their gradients. `out`,
+        /// which holds the gradient of the output, becomes the output again (with the bits of the forward), for the
+        /// weight gradient of the layer that reads it. Panics if the lengths differ.
         fn silu_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32]);
 
         /// `out = max(gate, 0)^2 * up`. Panics if the lengths differ.
@@ -349,9 +347,9 @@ kernels! {
         /// f32 to bf16 bits, nearest-even, NaN quiet. Panics if the lengths differ.
         fn f32_to_bf16(x: &[f32], bits: &mut [u16]);
 
-        /// [`Self::f32_to_bf16`], but 0 for what is less than 2^-50 in magnitude. No product of two such factors and no sum of
-        /// products is subnormal then, so that [`Self::gemm_bf16_nt`] and its siblings, where [`Self::bf16_dot`] does not
-        /// bring another order, have the same bits on every processor.
+        /// [`Self::f32_to_bf16`], but 0 for magnitudes below 2^-50. Then no product of two such factors and no sum of
+        /// products is subnormal. So [`Self::gemm_bf16_nt`] and its siblings have the same bits on every processor,
+        /// unless [`Self::bf16_dot`] uses another order.
         fn f32_to_bf16_factors(x: &[f32], bits: &mut [u16]);
 
         /// f32 to f16 bits, nearest-even, NaN quiet, overflow to infinity. Panics if the lengths differ.
@@ -367,8 +365,8 @@ kernels! {
         /// `out[i]` if `accumulate`. Each row has the bits of [`Self::dot`]. Panics if `b` is too short.
         fn gemv[simd](b: &[f32], ldb: usize, x: &[f32], out: &mut [f32], accumulate: bool);
 
-        /// `C[t, n] = A[t, k] Bᵀ` for `shape` = (t, n, k) and row-major operands with row strides, added to C
-        /// if `accumulate`: no packing and the bits of [`Self::dot`] for every element, for few rows.
+        /// `C[t, n] = A[t, k] Bᵀ` for `shape` = (t, n, k) and row-major operands with row strides, added to C if
+        /// `accumulate`. Without packing and with the bits of [`Self::dot`] for every element, for few rows.
         /// [`Self::gemm_nt`] chooses. Panics if a slice is too short.
         fn gemm_nt_small[simd](
             shape: (usize, usize, usize),
@@ -381,16 +379,17 @@ kernels! {
             accumulate: bool,
         );
 
-        /// A product of f32 into `c`, added to it if `accumulate`: rows of C are the lines of `a`, columns those of
-        /// `b`. Behind [`Self::gemm_nt`] and its siblings, which say what is computed. Panics if the shapes do not agree.
+        /// Product of f32 into `c`, added to it if `accumulate`: rows of C are the lines of `a`, columns those of
+        /// `b`. Used by [`Self::gemm_nt`] and its siblings, which document the result. Panics if the shapes do not
+        /// agree.
         fn gemm_f32[simd](a: Operand<'_, f32>, b: Operand<'_, f32>, c: MatMut<'_>, accumulate: bool);
 
-        /// A product of bf16 bits into the f32 `c`, added to it if `accumulate`: rows of C are the lines of
-        /// `a`, columns those of `b`. Behind [`Self::gemm_bf16_nt`] and its siblings, which say what is
-        /// computed. Panics if the shapes do not agree.
+        /// Product of bf16 bits into the f32 `c`, added to it if `accumulate`: rows of C are the lines of `a`,
+        /// columns those of `b`. Used by [`Self::gemm_bf16_nt`] and its siblings, which document the result. Panics
+        /// if the shapes do not agree.
         fn gemm_bf16[simd](a: Operand<'_, u16>, b: Operand<'_, u16>, c: MatMut<'_>, accumulate: bool);
 
-        /// [`Self::gemm_bf16`] of f16 bits, behind [`Self::gemm_f16_nt`] and its siblings.
+        /// [`Self::gemm_bf16`] of f16 bits, used by [`Self::gemm_f16_nt`] and its siblings.
         fn gemm_f16[simd](a: Operand<'_, u16>, b: Operand<'_, u16>, c: MatMut<'_>, accumulate: bool);
 
         /// `out[i] = sum_p x[p] B[p, i]` in the order of `p`, for the row-major `B[x.len(), out.len()]` with
@@ -425,8 +424,8 @@ kernels! {
         /// `ceil(x.len() / group)` of both.
         fn group_min_max[simd](x: &[f32], group: usize, low: &mut [f32], high: &mut [f32]);
 
-        /// Sums of the squared error, the squared value and the greatest error of `y` against `x`. Panics if
-        /// the lengths differ.
+        /// Sums of the squared error and the squared value, and the largest error, of `y` against `x`. Panics if the
+        /// lengths differ.
         fn error_sums[simd](x: &[f32], y: &[f32]) -> ErrorSums;
 
         /// `codes[i]`: the minifloat nearest to `x[i]` under its group's step, ties to even, saturating; NaN
@@ -440,9 +439,9 @@ kernels! {
             codes: &mut [u8],
         );
 
-        /// `codes[i] = order[n]` where `n` of the ascending `midpoints` lie strictly below `x[i]` under its
-        /// group's step, clamped to [-1, 1]. Panics unless there are `x.len()` codes and
-        /// `ceil(x.len() / group)` steps.
+        /// `codes[i] = order[n]`, where `n` is the number of ascending `midpoints` strictly below `x[i]` under its
+        /// group's step, clamped to [-1, 1]. Panics unless there are `x.len()` codes and `ceil(x.len() / group)`
+        /// steps.
         fn book_codes(
             x: &[f32],
             group: usize,
@@ -452,10 +451,10 @@ kernels! {
             codes: &mut [u8],
         );
 
-        /// `codes[i] = RNE(clamp(v + zeros[g], low, high))` in two's complement, where `v` is `x[i]` under
-        /// the step of its group `g`; or `clamp(RNE(v) + zeros[g], low, high)` as the grid says. Zeros are
-        /// integers. A NaN element gets an unspecified code. Panics unless there are `x.len()` codes and
-        /// `ceil(x.len() / group)` steps and zeros, and `low <= high`.
+        /// `codes[i] = RNE(clamp(v + zeros[g], low, high))` in two's complement, where `v` is `x[i]` under the step
+        /// of its group `g`; or `clamp(RNE(v) + zeros[g], low, high)`, depending on the grid. Zeros are integers. A
+        /// NaN element gets an unspecified code. Panics unless there are `x.len()` codes and `ceil(x.len() / group)`
+        /// steps and zeros, and `low <= high`.
         fn int_codes(
             x: &[f32],
             group: usize,
@@ -485,8 +484,8 @@ kernels! {
             codes: &mut [i8],
         ) -> Result<(), NonFinite>;
 
-        /// The codes of [`Self::quant_int_sym`] for scales already chosen (clipped, rounded to bf16, shared
-        /// …). A NaN element gets an unspecified code. Panics as there.
+        /// Codes of [`Self::quant_int_sym`] for given scales (clipped, rounded to bf16, shared …). A NaN element gets
+        /// an unspecified code. Panics as there.
         fn int_codes_sym(x: &[f32], group: usize, qmin: i8, qmax: i8, scales: &[f32], codes: &mut [i8]);
 
         /// Asymmetric round-to-nearest of one row in the signed domain `qmin = -2^(bits-1)`,
@@ -511,8 +510,8 @@ kernels! {
         ) -> Result<(), NonFinite>;
 
         /// [`Codec::encode`](mantissa_num::codec::Codec::encode) of whole blocks of `codec`, the same bytes at every
-        /// level: by its formula, or by the search for what loses least under `importance`, one weight per column of
-        /// whole rows. Panics unless `x` and `blocks` hold as many whole blocks, and rows whole blocks.
+        /// level: by its formula, or by the search for the least error under `importance`, one weight per column of
+        /// whole rows. Panics unless `x` and `blocks` hold equally many whole blocks, and rows whole blocks.
         fn encode_blocks[simd](
             codec: CodecId,
             x: &[f32],
@@ -520,13 +519,13 @@ kernels! {
             blocks: &mut [u8],
         );
 
-        /// [`Codec::decode`](mantissa_num::codec::Codec::decode) of whole blocks of `codec`, the same values at every level.
-        /// Panics unless `blocks` and `out` hold as many whole blocks.
+        /// [`Codec::decode`](mantissa_num::codec::Codec::decode) of whole blocks of `codec`, the same values at every
+        /// level. Panics unless `blocks` and `out` hold equally many whole blocks.
         fn decode_blocks(codec: CodecId, blocks: &[u8], out: &mut [f32]);
 
-        /// One weight of a search through a trellis: into `next` the least cost of each group of states behind it, from
-        /// `costs`, those before it, and the squared distance of a state's value from `target`; into `from` what
-        /// [`TrellisValues::state`] goes back by. `scratch` is left with anything. Panics unless all have the length
+        /// One step of a trellis search. Writes to `next` the least cost of each group of states after it, from
+        /// `costs`, those before it, and the squared distance of a state's value from `target`. Writes to `from` the
+        /// back-pointers of [`TrellisValues::state`]. `scratch` is left undefined. Panics unless all have the length
         /// [`TrellisValues::groups`].
         fn trellis_step(
             values: &TrellisValues,
@@ -537,7 +536,8 @@ kernels! {
             from: &mut [u8],
         );
 
-        /// [`Self::error_sums`] of `x` and what [`Self::decode_blocks`] makes of `blocks`, to the bit. Panics as there.
+        /// [`Self::error_sums`] of `x` and the output of [`Self::decode_blocks`] for `blocks`, bit for bit. Panics as
+        /// there.
         fn block_error_sums[simd](codec: CodecId, blocks: &[u8], x: &[f32]) -> ErrorSums;
 
         /// Packs `codes[i] + offset` as a little-endian stream of `bits` (1 to 8) each; bytes of `out` beyond

@@ -1,22 +1,22 @@
-//! Rounding in place to the elements of a format, the scale given: what simulated quantization does to activations.
+//! Rounds values in place to the elements of a format at a given scale: simulated quantization of activations.
 
-/// Element that a scaled value is rounded to.
+/// Element to which a scaled value is rounded.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Element {
     /// Integers.
     Int {
-        /// The least.
+        /// Smallest.
         low: f32,
-        /// The greatest.
+        /// Largest.
         high: f32,
     },
     /// Floats of at most 8 bits, saturating.
     Float {
-        /// Bits of the mantissa beside the leading one.
+        /// Mantissa bits after the leading one.
         mantissa_bits: u32,
-        /// The smallest normal magnitude.
+        /// Smallest normal magnitude.
         min_normal: f32,
-        /// The greatest magnitude.
+        /// Largest magnitude.
         max: f32,
     },
 }
@@ -33,7 +33,7 @@ impl Element {
         }
     }
 
-    /// Replaces each value by `scale` times the element nearest to its quotient by `scale`.
+    /// Replaces each value `v` by `scale` times the element nearest to `v / scale`.
     pub fn round_scaled(self, x: &mut [f32], scale: f32) {
         match self {
             Element::Int { low, high } => {
@@ -63,13 +63,13 @@ fn round_int(x: f32, low: f32, high: f32) -> f32 {
     (x.clamp(low, high) + ROUND) - ROUND
 }
 
-/// The nearest element, ties to even. `least` is the bit pattern of the smallest normal element, `shift` the
-/// difference of f32's and the element's mantissa widths in the place of f32's exponent.
+/// Nearest element, ties to even. `least` is the bit pattern of the smallest normal element, `shift` the difference
+/// of f32's and the element's mantissa widths, at the position of f32's exponent.
 #[inline]
 fn round_float(x: f32, least: u32, shift: u32, max: f32) -> f32 {
     let magnitude = x.abs().min(max);
-    // The power of two whose f32 ulp is the distance of elements around `magnitude`: adding it and taking it
-    // away rounds to one.
+    // Power of two whose f32 ulp equals the spacing of elements around `magnitude`: adding and subtracting it rounds
+    // to an element.
     let step = f32::from_bits((magnitude.to_bits() & 0x7f80_0000).max(least) + shift);
     ((magnitude + step) - step).copysign(x)
 }

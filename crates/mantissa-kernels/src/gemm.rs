@@ -1,24 +1,24 @@
-//! f32 matrix products: packed panels for real matrices, row loops where one operand is nearly a vector.
+//! f32 matrix products: packed panels for real matrices, row loops if one operand is nearly a vector.
 //!
-//! Names as in BLAS for row-major operands: the letters say which operand is transposed (`n`: as stored, `t`:
-//! transposed). A forward pass is `nt` (`Y = X Wᵀ`), its backward passes are `nn` (`dX = dY W`) and `tn` (`dW
-//! = dYᵀ X`). One thread: callers split rows.
+//! Names as in BLAS for row-major operands: the letters state which operand is transposed (`n`: as stored, `t`:
+//! transposed). A forward pass is `nt` (`Y = X Wᵀ`), its backward passes are `nn` (`dX = dY W`) and `tn` (`dW = dYᵀ
+//! X`). One thread: callers split rows.
 
 use crate::{Kernels, MatMut, MatRef, Operand};
 
-/// Up to this many rows, reading B in place beats packing it for the blocked product.
+/// Up to this many rows, reading B in place is faster than packing it for the blocked product.
 const SMALL_ROWS: usize = 24;
 
-/// The same where B is `[k, n]`.
+/// The same for B `[k, n]`.
 const SMALL_ROWS_ACROSS: usize = 8;
 
 impl Kernels {
     /// `C[t, n] = A[t, k] Bᵀ`, `B[n, k]`; added to C if `accumulate`.
     ///
-    /// Up to 24 rows every element has the bits of [`Self::dot`]. Beyond that every block of 512 along k is one chain of
-    /// fused multiply-adds that begins at 0 and takes the products in their order, and the blocks' sums are added to C in
-    /// theirs. Either way an element depends on its row of A, its column of B and its old value alone, and has the same
-    /// bits at every level and on every processor. A thread keeps up to 2 MiB for packed operands.
+    /// Up to 24 rows, every element has the bits of [`Self::dot`]. Beyond that, every block of 512 along k is one
+    /// chain of fused multiply-adds that starts at 0 and takes the products in order, and the blocks' sums are added
+    /// to C in order. Either way an element depends only on its row of A, its column of B and its old value, and has
+    /// the same bits at every level and on every processor. A thread keeps up to 2 MiB for packed operands.
     ///
     /// # Panics
     /// If the shapes do not agree.
@@ -133,8 +133,8 @@ mod tests {
         }
     }
 
-    /// A row of a product must not depend on its neighbours, so that how a caller cuts its rows cannot show
-    /// in the result.
+    /// A row of a product must not depend on its neighbours, so that the caller's split of rows cannot affect the
+    /// result.
     #[test]
     fn rows_do_not_depend_on_how_many_there_are() {
         let (n, k) = (131, 1031);

@@ -15,7 +15,7 @@ pub enum Isa {
     Avx2,
     /// x86-64 with AVX-512 F, BW, VL and DQ, AVX2 and FMA.
     Avx512,
-    /// [`Self::Avx512`] with AVX-512 BF16 and the tiles of AMX (AMX-TILE, AMX-BF16), where the system grants them.
+    /// [`Self::Avx512`] with AVX-512 BF16 and AMX tiles (AMX-TILE, AMX-BF16), if the system permits them.
     Amx,
     /// AArch64 with NEON.
     Neon,
@@ -36,8 +36,8 @@ impl Isa {
         Self::ALL.into_iter().filter(|isa| isa.is_available())
     }
 
-    /// True if this processor (and operating system) can run the level. Asking for [`Self::Amx`] makes the process one
-    /// that may use tiles, where the system lets it.
+    /// True if this processor (and operating system) can run the level. Querying [`Self::Amx`] requests permission to
+    /// use tiles for the process.
     pub fn is_available(self) -> bool {
         match self {
             Self::Scalar => true,
@@ -59,10 +59,10 @@ impl Isa {
         }
     }
 
-    /// The level that `MANTISSA_ISA` forces, or the detected one where it is unset or empty.
+    /// Level forced by `MANTISSA_ISA`, or the detected one if it is unset or empty.
     ///
     /// # Errors
-    /// [`IsaError`] if the value names no level, or one that this processor lacks.
+    /// [`IsaError`] for an unknown level, or one that this processor lacks.
     pub fn from_env() -> Result<Self, IsaError> {
         match std::env::var_os(ENV) {
             Some(value) if !value.is_empty() => Self::parse(&value.to_string_lossy()),
@@ -70,11 +70,10 @@ impl Isa {
         }
     }
 
-    /// The level called `name`, if this processor can run it.
+    /// Level called `name`, if this processor can run it.
     ///
     /// # Errors
-    /// [`IsaError::Unknown`] for another name, [`IsaError::Unavailable`] for a level that this processor
-    /// lacks.
+    /// [`IsaError::Unknown`] for another name, [`IsaError::Unavailable`] for a level that this processor lacks.
     pub fn parse(name: &str) -> Result<Self, IsaError> {
         let found = Self::ALL.into_iter().find(|isa| isa.name() == name);
         match found {
@@ -138,9 +137,9 @@ pub(crate) fn has_bf16_dot() -> bool {
 }
 
 /// True if `VDPBF16PS` is faster than widening to f32. On AMD it is: twice the f32 peak, measured on Zen 5. On
-/// Emerald Rapids it is half of the f32 peak (one begins every other cycle, against two f32 multiply-adds in
-/// each), and the fast bf16 unit is AMX. Intel's processors of that line are told by AVX-512 FP16, which came
-/// with it. A rule and not a measurement, so that one processor always takes one path.
+/// Emerald Rapids it is half of the f32 peak (one starts every other cycle, against two f32 multiply-adds in each),
+/// and the fast bf16 unit is AMX. Those Intel processors are recognised by AVX-512 FP16, which came with it. This is
+/// a rule, not a measurement, so that a given processor always takes the same path.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn prefers_bf16_dot() -> bool {
     has_bf16_dot() && !(is_intel() && is_x86_feature_detected!("avx512fp16"))

@@ -2,31 +2,30 @@
 //!
 //! # How dispatch works
 //!
-//! Every kernel is written once, as plain Rust over slices, in the private module `generic`. A macro
-//! instantiates the whole set once per instruction-set level ([`Isa`]) inside functions that enable that
-//! level's target features, so that the compiler vectorizes the same arithmetic with wider registers. A
-//! [`Kernels`] value is the table of the functions of one level; [`Kernels::new`] refuses a level that the
-//! processor lacks, and that is the only condition under which calling through the table is sound.
-//! [`kernels`] resolves the best level once per process. `MANTISSA_ISA=scalar|avx2|avx512|amx|neon` forces a
-//! level; a binary calls [`init`] first so that a bad value is an error.
+//! Every kernel is written once, as plain Rust over slices, in the private module `generic`. A macro instantiates the
+//! whole set once per instruction-set level ([`Isa`]) inside functions that enable that level's target features, so
+//! that the compiler vectorizes the same arithmetic with wider registers. A [`Kernels`] value is the table of the
+//! functions of one level. [`Kernels::new`] refuses a level that the processor lacks, which is the only condition for
+//! calling through the table soundly. [`kernels`] resolves the best level once per process.
+//! `MANTISSA_ISA=scalar|avx2|avx512|amx|neon` forces a level; a binary calls [`init`] first so that a bad value is an
+//! error.
 //!
-//! # What "identical at every level" means
+//! # Identical bits at every level
 //!
-//! Every kernel of [`Kernels`] gives the same bits at every level, whatever the slice length or its
-//! alignment: reductions run in 16 lane accumulators (element `i` belongs to lane `i mod 16`) that are
-//! combined in one fixed tree, nothing is reassociated, `exp` is our own polynomial, and a multiply-add is
-//! fused either at every level (where a kernel's documentation says so) or at none. Where a result is NaN, it
-//! is NaN at every level but its payload is not specified (Rust leaves it open). Converters are exact in NaN
-//! payloads too.
+//! Every kernel of [`Kernels`] gives the same bits at every level, for any slice length and alignment. Reductions use
+//! 16 lane accumulators (element `i` belongs to lane `i mod 16`) that are combined in one fixed tree. Nothing is
+//! reassociated, and `exp` is our own polynomial. A multiply-add is fused either at every level (if a kernel's
+//! documentation says so) or at none. A NaN result is NaN at every level, but its payload is unspecified (Rust leaves
+//! it open). Converters preserve NaN payloads too.
 //!
-//! Exempt are the products of bf16 ([`Kernels::gemm_bf16_nt`] and its siblings) where the processor's own dot product
-//! serves them ([`Kernels::bf16_dot`]): subnormals are flushed to zero, and at level amx the tiles round their sums in
-//! another order. Those of f32 and f16 are not exempt.
+//! Exempt are the bf16 products ([`Kernels::gemm_bf16_nt`] and its siblings) if they use the processor's own dot
+//! product ([`Kernels::bf16_dot`]): subnormals are flushed to zero, and at level amx the tiles round their sums in
+//! another order. Products of f32 and f16 are not exempt.
 //!
 //! # Contracts
 //!
-//! Kernels are safe functions. Lengths are checked with real asserts that name the kernel; the values may be
-//! anything (NaN and infinities included) and never cause more than a NaN in the output.
+//! Kernels are safe functions. Lengths are checked with real asserts that name the kernel. Values may be anything
+//! (NaN and infinities included) and at worst cause NaN in the output.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;

@@ -1,6 +1,6 @@
 //! Row-major matrix views: a slice, a shape and a row stride, checked once.
 
-/// A read-only row-major view: element (r, c) is `data[r * stride + c]`. Elements are f32 unless the type says
+/// Read-only row-major view: element (r, c) is `data[r * stride + c]`. Elements are f32 unless the type states
 /// otherwise: `MatRef<u16>` holds the bits of bf16 or f16.
 #[derive(Clone, Copy, Debug)]
 pub struct MatRef<'a, T = f32> {
@@ -56,10 +56,10 @@ impl<'a, T> MatRef<'a, T> {
         &self.data[r * self.stride..][..self.cols]
     }
 
-    /// Columns `span` alone.
+    /// Columns `span` only.
     ///
     /// # Panics
-    /// If there are no such columns.
+    /// If `span` is out of range.
     pub fn columns(&self, span: std::ops::Range<usize>) -> Self {
         let (rows, cols) = (self.rows, self.cols);
         assert!(span.start <= span.end && span.end <= cols, "MatRef: columns {span:?} of {cols}");
@@ -132,7 +132,7 @@ impl<'a> MatMut<'a> {
     }
 }
 
-/// Every element lies inside `len` elements, without overflow, and no two rows overlap.
+/// Checks that every element lies inside `len` elements, without overflow, and that no two rows overlap.
 fn check(view: &str, len: usize, rows: usize, cols: usize, stride: usize) {
     assert!(stride >= cols, "{view}: row stride {stride} is less than {cols} columns");
     if rows == 0 || cols == 0 {

@@ -1,8 +1,8 @@
-//! Work split over threads with results that do not depend on how many there are.
+//! Splits work over threads; results do not depend on the number of threads.
 //!
-//! Threads take fixed pieces of the work from a shared cursor; which thread takes which piece varies, the
-//! pieces and the order in which their results are combined do not. The calling thread works too, so one
-//! thread runs inline. A panic in a piece stops the hand-out and reaches the caller.
+//! Threads take fixed pieces of the work from a shared cursor. Which thread takes a piece varies; the pieces and the
+//! order in which their results are combined do not. The calling thread works too, so one thread runs inline. A panic
+//! in a piece stops the work and reaches the caller.
 
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -17,9 +17,9 @@ pub fn available_threads() -> usize {
 
 /// Calls `f` with every item of `items`, on at most `threads` threads (0 counts as 1).
 ///
-/// The items carry what a piece of work may write, for example `out.chunks_mut(64 * d).enumerate()`: a crate
-/// without `unsafe` splits its output this way. Taking an item is done under a lock, so an item should be
-/// worth microseconds.
+/// The items carry the output that a piece of work may write, for example `out.chunks_mut(64 * d).enumerate()`, so
+/// that a crate without `unsafe` can split its output. Taking an item needs a lock, so an item should take at least
+/// microseconds.
 pub fn for_each<I, F>(threads: usize, items: I, f: F)
 where
     I: IntoIterator,
@@ -29,8 +29,8 @@ where
     for_each_with(threads, || (), items, |(), item| f(item));
 }
 
-/// [`for_each`] where every thread has a value of `new` by itself, such as buffers that it uses again: the results must not
-/// depend on what an earlier item has left in it.
+/// Like [`for_each`], with a value of `new` per thread, such as reused buffers. The results must not depend on the
+/// state that an earlier item left in it.
 pub fn for_each_with<T, N, I, F>(threads: usize, new: N, items: I, f: F)
 where
     N: Fn() -> T + Sync,
@@ -45,8 +45,7 @@ where
         return items.for_each(|item| f(&mut own, item));
     }
     let items = Mutex::new(Some(items.fuse()));
-    // The lock is released before `f` runs; an iterator that panicked while it was held hands out nothing
-    // more.
+    // The lock is released before `f` runs; an iterator that panicked while locked yields nothing more.
     let take = || items.lock().unwrap_or_else(PoisonError::into_inner).as_mut().and_then(Iterator::next);
     run_on(threads, || {
         let stop = StopOnPanic(|| *items.lock().unwrap_or_else(PoisonError::into_inner) = None);
@@ -99,10 +98,10 @@ where
     results.into_iter().flatten().fold(init, fold)
 }
 
-/// Runs `work` on `threads` threads, the caller's among them, and hands on the first panic.
+/// Runs `work` on `threads` threads, including the caller's, and propagates the first panic.
 fn run_on(threads: usize, work: impl Fn() + Sync) {
     thread::scope(|scope| {
-        // Where the system gives no more threads, those that there are do the work.
+        // If the system refuses more threads, the existing ones do the work.
         let spawn = |_| thread::Builder::new().spawn_scoped(scope, &work).ok();
         let helpers: Vec<_> = (1..threads).map_while(spawn).collect();
         work();
@@ -123,8 +122,8 @@ impl<F: Fn()> Drop for StopOnPanic<F> {
     }
 }
 
-/// Cuts `rows` into nearly equal parts of at most `most`. The parts of a large pass are all large, so that none
-/// is multiplied by the path for single rows.
+/// Splits `rows` into nearly equal parts of at most `most`. The parts of a large pass are all large, so that none
+/// uses the path for few rows.
 pub fn parts(rows: usize, most: usize) -> impl Iterator<Item = Range<usize>> + Clone {
     let parts = rows.div_ceil(most.max(1));
     (0..parts).map(move |i| i * rows / parts..(i + 1) * rows / parts)

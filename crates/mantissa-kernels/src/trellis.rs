@@ -1,15 +1,16 @@
-//! Trellis codes of a ring of weights: the search of QTIP (Tseng et al. 2024, arXiv 2406.11235, section 3 and algorithm 4).
+//! Trellis search over a ring of weights: QTIP (Tseng et al. 2024, arXiv 2406.11235, section 3 and algorithm 4).
 //!
-//! A ring has no first state. A search over the weights around the seam, free at both ends, finds the group of states that the
-//! ring passes there, and a second one goes all around from that group to itself. The paper searches the whole ring, begun at its
-//! other side, for the seam; beyond a few constraint lengths nothing shows at the seam any more, as in decoders of tail-biting convolutional codes.
+//! A ring has no first state. A first search over the weights around the seam, free at both ends, finds the group of
+//! states at the seam. A second one goes once around from that group to itself. The paper's first search covers the
+//! whole ring, starting opposite the seam. Beyond a few constraint lengths, weights no longer affect the seam, as in
+//! decoders of tail-biting convolutional codes.
 
 use crate::{Kernels, TrellisValues};
 
-/// Constraint lengths (16 bits) of a search on either side of the seam.
+/// Constraint lengths (16 bits) searched on either side of the seam.
 const AROUND: usize = 5;
 
-/// Scratch memory of a search: 2^(16 - k) bytes for each weight of the ring.
+/// Scratch memory of a search: 2^(16 - k) bytes per weight of the ring.
 #[derive(Clone, Debug)]
 pub struct TrellisScratch {
     costs: Vec<f32>,
@@ -26,18 +27,18 @@ impl TrellisScratch {
         TrellisScratch { next: costs.clone(), turned: costs.clone(), costs, from }
     }
 
-    /// Bytes that one takes.
+    /// Size of one in bytes.
     pub fn bytes_needed(bits: u32, weights: usize) -> u64 {
         (12 + weights as u64) << (16 - bits.min(16))
     }
 }
 
 impl Kernels {
-    /// States of the ring whose values are near `targets` in the sum of squares, into `states`: each begins with the `16 - k` bits that the one
-    /// before it ends with, the first with those of the last. Equal at every level.
+    /// Writes the states of the ring with values near `targets`, in the sum of squares, to `states`. Each begins with
+    /// the last `16 - k` bits of the one before it, cyclically. Equal at every level.
     ///
     /// # Panics
-    /// The lengths differ, or `scratch` is of fewer weights or another rate.
+    /// If the lengths differ, or `scratch` is for fewer weights or another rate.
     pub fn trellis_ring(
         &self,
         values: &TrellisValues,
@@ -65,7 +66,7 @@ impl Kernels {
         values.back(&scratch.from, seam, states);
     }
 
-    /// The costs of the groups behind `targets`, from those in `scratch`.
+    /// Costs of the groups after `targets`, from those in `scratch`.
     fn forward<'s>(
         &self,
         values: &TrellisValues,
@@ -93,7 +94,7 @@ impl TrellisValues {
     }
 }
 
-/// The first of the least.
+/// First minimum.
 fn least(costs: &[f32]) -> usize {
     let first = (0, f32::INFINITY);
     costs.iter().enumerate().fold(first, |best, (i, &cost)| if cost < best.1 { (i, cost) } else { best }).0
@@ -114,7 +115,7 @@ mod tests {
         (TrellisValues::new(bits, &table).unwrap(), table)
     }
 
-    /// Sums of twelve uniforms: nearly normal.
+    /// Sums of twelve uniform values: nearly normal.
     fn normal(seed: u64, n: usize) -> Vec<f32> {
         let one = |i: usize| {
             let uniform = |j: usize| f64::from(random_u32(seed, (12 * i + j) as u64)) / f64::from(u32::MAX);
@@ -136,7 +137,7 @@ mod tests {
 
     #[test]
     fn short_rings_are_the_best_of_their_seam() {
-        // Rings so short that every one can be tried: the states of a ring of 16 bits are its rotations.
+        // Rings short enough to try all: the states of a ring of 16 bits are its rotations.
         for (bits, weights) in [(8, 2usize), (4, 4), (2, 8), (1, 16)] {
             let (values, table) = values(bits);
             let mut scratch = TrellisScratch::new(&values, weights);
@@ -191,7 +192,7 @@ mod tests {
             let (values, table) = values(bits);
             let mut scratch = TrellisScratch::new(&values, 256);
             let (mut sum, mut states) = (0.0, vec![0; 256]);
-            // The book is of standard deviation 1.24.
+            // The book's standard deviation is 1.24.
             let spread = 1.24;
             for seed in 0..3 {
                 let targets: Vec<f32> = normal(100 + seed, 256).iter().map(|t| t * spread).collect();

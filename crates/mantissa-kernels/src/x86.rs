@@ -1,9 +1,9 @@
-//! Hand-written x86 kernels: only where the compiler cannot find the instruction.
+//! Hand-written x86 kernels, only where the compiler cannot find the instruction.
 //!
-//! bf16 pairs are multiplied and added by one instruction, which no plain Rust means.
+//! One instruction multiplies and adds bf16 pairs; no plain Rust code compiles to it.
 //!
-//! A 16-entry f32 table fits in registers and one permutation looks up a register of codes; from `lut[code]`
-//! the compiler makes one scalar load per element. The arithmetic (one multiplication) is that of
+//! A 16-entry f32 table fits in registers, and one permutation looks up a register of codes; for `lut[code]` the
+//! compiler generates one scalar load per element. The arithmetic (one multiplication) is that of
 //! `generic::dequant_lut4`, so the bits are the same.
 
 use crate::MatMut;
@@ -21,7 +21,7 @@ pub(crate) fn gemm_bf16_dot(a: Operand<'_, u16>, b: Operand<'_, u16>, c: MatMut<
     generic::product::<_, 8, 3>(Bf16Pairs::new(), "gemm_bf16", a, b, c, accumulate);
 }
 
-/// Panels of pairs of bf16, the even element in the low half. Proof that AVX-512 BF16 is available.
+/// Panels of bf16 pairs, the even element in the low half. Proves that AVX-512 BF16 is available.
 #[derive(Clone, Copy)]
 struct Bf16Pairs(Avx512);
 
@@ -65,19 +65,19 @@ impl Panels for Bf16Pairs {
 
     #[inline(always)]
     fn load(self, step: &[u32; LANES]) -> __m512bh {
-        // SAFETY: the array is as large as the register, all bit patterns of which are values.
+        // SAFETY: the array has the size of the register; all bit patterns are valid.
         unsafe { std::mem::transmute::<[u32; LANES], __m512bh>(*step) }
     }
 
     #[inline(always)]
     fn splat(self, step: u32) -> __m512bh {
-        // SAFETY: `self` can only be made where AVX-512 is available; registers are of one size.
+        // SAFETY: `self` exists only if AVX-512 is available; registers have one size.
         unsafe { std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi32(step as i32)) }
     }
 
     #[inline(always)]
     fn add_product(self, a: __m512bh, b: __m512bh, sum: __m512) -> __m512 {
-        // SAFETY: `self` can only be made where AVX-512 BF16 is available.
+        // SAFETY: `self` exists only if AVX-512 BF16 is available.
         unsafe { _mm512_dpbf16_ps(sum, a, b) }
     }
 }
@@ -95,8 +95,7 @@ pub(crate) fn dequant_lut4_avx2(
     let (low, high) = unsafe { (_mm256_loadu_ps(lut.as_ptr()), _mm256_loadu_ps(lut.as_ptr().add(8))) };
     let look_up = |codes: __m128i| {
         let index = _mm256_cvtepu8_epi32(codes);
-        // The permutation reads bits 0-2 of the index; the blend reads the sign, to which the shift brings
-        // bit 3.
+        // The permutation reads bits 0-2 of the index; the blend reads the sign, to which the shift moves bit 3.
         let upper_half = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(index));
         _mm256_blendv_ps(
             _mm256_permutevar8x32_ps(low, index),
@@ -137,7 +136,7 @@ pub(crate) fn dequant_lut4_avx512(
     });
 }
 
-/// Sixteen bytes whose low nibbles are the codes of `bytes` in order; their high nibbles are junk.
+/// Sixteen bytes whose low nibbles are the codes of `bytes` in order; their high nibbles are undefined.
 #[inline]
 #[target_feature(enable = "sse2")]
 fn split_nibbles(bytes: [u8; 8]) -> __m128i {
@@ -145,7 +144,7 @@ fn split_nibbles(bytes: [u8; 8]) -> __m128i {
     _mm_unpacklo_epi8(low, _mm_srli_epi16::<4>(low))
 }
 
-/// Hands every whole run of 16 codes within a group to `decode`, and does what is left one by one.
+/// Passes every whole run of 16 codes within a group to `decode`, and handles the rest one by one.
 #[inline(always)]
 fn by_sixteen(
     codes: &[u8],

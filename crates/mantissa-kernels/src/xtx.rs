@@ -1,4 +1,4 @@
-//! `H += XᵀX`: the second moments of a linear layer's inputs.
+//! `H += XᵀX`: second moments of a linear layer's inputs.
 
 use std::ops::Range;
 
@@ -8,17 +8,16 @@ use crate::{Kernels, MatMut, MatRef, for_each};
 /// Tokens whose products are summed in f32 before they are added to H.
 const TOKENS: usize = 256;
 
-/// Multiply-adds that are worth a thread's start.
+/// Multiply-adds that amortize starting a thread.
 const WORTH_A_THREAD: usize = 1 << 22;
 
 impl Kernels {
-    /// `H += XᵀX` for `x` `[t, k]` and the upper triangle of the row-major `h` `[k, k]`; below the diagonal `h`
-    /// may be written but means nothing.
+    /// `H += XᵀX` for `x` `[t, k]` and the upper triangle of the row-major `h` `[k, k]`; values below the diagonal
+    /// may be overwritten and are undefined.
     ///
-    /// For every block of 256 tokens (the last may be shorter) and every element, the products are one f32
-    /// chain of fused multiply-adds in the order of the tokens; the chain's end is added to `h`. So the bits
-    /// are the same on any number of threads and at every level, and in any calls that cut `x` at multiples of
-    /// 256 tokens.
+    /// For every block of 256 tokens (the last may be shorter) and every element, the products are one f32 chain of
+    /// fused multiply-adds in token order; its result is added to `h`. So the bits are the same on any number of
+    /// threads, at every level, and for any calls that split `x` at multiples of 256 tokens.
     ///
     /// # Panics
     /// If `h` is not `[k, k]`.
@@ -45,13 +44,13 @@ impl Kernels {
 /// Rows of H that a thread takes at a time.
 const BAND: usize = 512;
 
-/// Largest square on the diagonal of H of which the lower half is formed too.
+/// Largest square on the diagonal of H whose lower half is computed too.
 const SQUARE: usize = 128;
 
 impl Kernels {
-    /// [`Self::accumulate_xtx`] of bf16 bits: products are added to `h` as [`Self::gemm_bf16_tn`] adds them, 32 tokens after 32. So
-    /// the bits are the same on any number of threads, and in any calls that cut `x` at multiples of 32 tokens; and at every level
-    /// where [`Self::gemm_bf16_tn`]'s are.
+    /// [`Self::accumulate_xtx`] of bf16 bits: products are added to `h` in the order of [`Self::gemm_bf16_tn`], 32
+    /// tokens at a time. So the bits are the same on any number of threads, for any calls that split `x` at multiples
+    /// of 32 tokens, and at every level where those of [`Self::gemm_bf16_tn`] are.
     ///
     /// # Panics
     /// If `h` is not `[k, k]`.
@@ -99,7 +98,7 @@ impl Kernels {
     }
 }
 
-/// Copies tokens into panels of 48 columns. What fills up the last panel is zero already.
+/// Copies tokens into panels of 48 columns. The padding of the last panel is zero already.
 fn pack(x: MatRef<'_>, first: usize, tokens: usize, packed: &mut [f32]) {
     for (p, panel) in packed.chunks_exact_mut(tokens * PANEL).enumerate() {
         let width = PANEL.min(x.cols() - p * PANEL);
@@ -151,7 +150,7 @@ mod tests {
         }
     }
 
-    /// The order of the products is that of the documentation, and no bit shows threads, level or cuts.
+    /// The order of the products is the documented one, and no bit depends on threads, level or splits.
     #[test]
     fn bf16_has_one_result_at_every_level_thread_count_and_cut() {
         for (t, k) in [(0, 3), (1, 1), (33, 47), (100, 145), (64, 700)] {

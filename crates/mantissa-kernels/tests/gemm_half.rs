@@ -1,11 +1,10 @@
-//! The products of bf16 and f16 operands against their definition, at every available level and on either path
-//! of bf16.
+//! Products of bf16 and f16 operands against their definition, at every available level and on both bf16 paths.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use half::{bf16, f16};
 use mantissa_kernels::{Isa, Kernels, MatMut, MatRef};
 
-/// Length of a block of k, as the documentation of `gemm_bf16_nt` has it.
+/// Length of a block of k, as documented for `gemm_bf16_nt`.
 const DEPTH: usize = 512;
 
 /// Around every vector, tile and block boundary.
@@ -35,7 +34,7 @@ const F16: Half = Half {
     widen: |h| f16::from_bits(h).to_f32(),
 };
 
-/// Every level, and avx512 and amx with either path of bf16 where there are two.
+/// Every level, and avx512 and amx with both bf16 paths if available.
 fn paths() -> Vec<Kernels> {
     let levels = Isa::available().map(|isa| Kernels::new(isa).unwrap());
     levels.flat_map(|k| [false, true].map(|dot| k.with_bf16_dot(dot))).flatten().collect()
@@ -116,14 +115,14 @@ fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|x| x.to_bits()).collect()
 }
 
-/// All three products within the documented error of the definition; and one result, whatever the storage.
+/// All three products within the documented error of the definition, with the same result for any storage.
 fn check_definition(half: &Half, shape: (usize, usize, usize)) {
     let operands = Operands::wave(half, shape);
     let exact = operands.exact();
     let k = shape.2;
     let roundings = (k.min(DEPTH) + k.div_ceil(DEPTH)) as f64 * 1.001 / 16_777_216.0;
     for kernels in paths() {
-        // Here a fused multiply-add is a call of a function; the large shapes are left to the other levels.
+        // Here a fused multiply-add is a function call; the large shapes are left to the other levels.
         if kernels.isa() == Isa::Scalar && shape.0 * shape.1 * shape.2 > 300_000 {
             continue;
         }
@@ -151,7 +150,7 @@ fn check_definition(half: &Half, shape: (usize, usize, usize)) {
     }
 }
 
-/// All shapes of [`SIZES`] but those that are large in two dimensions.
+/// All shapes of [`SIZES`] except those that are large in two dimensions.
 fn check_sizes(half: &Half) {
     for (m, n) in SIZES.iter().flat_map(|&m| SIZES.map(|n| (m, n))) {
         let shapes = SIZES.iter().map(|&k| (m, n, k));
@@ -179,7 +178,7 @@ fn blocks_of_all_three_dimensions_meet() {
     }
 }
 
-/// Where nothing is subnormal, widening gives the same bits at every level, and so do the tiles of level amx.
+/// Without subnormals, widening gives the same bits at every level, and so do the tiles of level amx.
 #[test]
 fn levels_agree_bit_for_bit() {
     for half in [BF16, F16] {
@@ -196,7 +195,7 @@ fn levels_agree_bit_for_bit() {
     }
 }
 
-/// The bits of every element: from its old value on, `add(sum, products)` for each `block` elements of k.
+/// Bits of every element: starting at its old value, `add(sum, products)` for each `block` elements of k.
 fn in_order(operands: &Operands, block: usize, add: impl Fn(f32, &[(f32, f32)]) -> f32) -> Vec<u32> {
     let (m, n, k) = operands.shape;
     let element = |(i, j): (usize, usize)| {
@@ -206,9 +205,9 @@ fn in_order(operands: &Operands, block: usize, add: impl Fn(f32, &[(f32, f32)]) 
     (0..m * n).map(|e| element((e / n, e % n))).collect()
 }
 
-/// The orders in which products of bf16 are added, as the documentation of `gemm_bf16_nt` has them: for each 32 elements of k
-/// two chains that begin at 0, of the even and of the odd elements, then their sum, then C; on the dot product of AVX-512 for
-/// each 512 elements one chain, of each pair the odd one first.
+/// Orders in which bf16 products are added, as documented for `gemm_bf16_nt`. For each 32 elements of k: two chains
+/// that start at 0, of the even and of the odd elements, then their sum, then C. On the dot product of AVX-512: for
+/// each 512 elements one chain, with the odd element of each pair first.
 #[test]
 fn bf16_is_added_in_the_documented_order() {
     let operands = Operands::wave(&BF16, (37, 41, 1101));
@@ -246,7 +245,7 @@ fn is_intel() -> bool {
     false
 }
 
-/// Tests that cuts of rows, columns, or k at whole blocks cannot show in the result.
+/// Splitting rows, columns, or k at whole blocks must not affect the result.
 #[test]
 fn splits_change_no_bit() {
     let (m, n, k) = (203, 810, 2 * DEPTH + 101);
@@ -347,7 +346,7 @@ fn nan_and_infinity_reach_their_rows_and_columns_and_no_other() {
     }
 }
 
-/// f16's subnormals are ordinary f32; bf16's are f32 subnormals, which the dot product may flush.
+/// f16's subnormals are normal f32; bf16's are f32 subnormals, which the dot product may flush.
 #[test]
 fn subnormals_count_or_are_flushed_as_documented() {
     for kernels in paths() {

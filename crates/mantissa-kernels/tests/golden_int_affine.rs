@@ -1,21 +1,20 @@
-//! Integer round-to-nearest against what compressed-tensors wrote, bit for bit, at every available level.
+//! Integer round-to-nearest against the output of compressed-tensors, bit for bit, at every available level.
 //!
-//! A subset of the golden file is committed; the whole file is compared too where it lies beside the repository.
+//! A subset of the golden file is committed; the whole file is compared too if it exists beside the repository.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use mantissa_kernels::{Isa, Kernels};
 use std::path::Path;
 use std::rc::Rc;
 
-/// A safetensors file whose tensors are looked up by scanning the header text, which is enough for a file
-/// that we trust.
+/// Safetensors file with tensors found by scanning the header text, which is enough for a trusted file.
 struct Golden {
     header: String,
     data: Vec<u8>,
 }
 
 impl Golden {
-    /// The committed subset and, where it is beside the repository, the whole file.
+    /// The committed subset and, if it exists beside the repository, the whole file.
     fn open() -> Vec<Self> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let whole = root.join("../shared/golden/int_affine.safetensors");
@@ -137,8 +136,7 @@ fn asymmetric(
     1
 }
 
-/// The packed words, where the file has them: rows of 128 four-bit codes fill whole words, so rows need no
-/// padding.
+/// The packed words, if the file has them: rows of 128 four-bit codes fill whole words, so rows need no padding.
 fn packed(golden: &Golden, kernels: &Kernels, codes: &[i8], bits: u32, name: impl Fn(&str) -> String) {
     if let Some(expected) = golden.bytes(&name("compressed_tensors.packed_i32")) {
         let mut out = vec![0; expected.len()];

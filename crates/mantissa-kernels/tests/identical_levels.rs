@@ -49,7 +49,7 @@ impl Random {
         (0..len).map(|_| self.next() as u8).collect()
     }
 
-    /// Ordinary values, any bit pattern at all, or special values among ordinary ones.
+    /// Ordinary values, any bit pattern, or special values among ordinary ones.
     fn floats(&mut self, kind: Kind, len: usize) -> Vec<f32> {
         let mut one = || match kind {
             Kind::Ordinary => self.unit() * 4.0,
@@ -68,7 +68,7 @@ enum Kind {
     Special,
 }
 
-/// Bits with every NaN made one: its payload is the only thing left open.
+/// Bits with a canonical NaN: only its payload is unspecified.
 fn bits(x: &[f32]) -> Vec<u64> {
     x.iter().map(|v| if v.is_nan() { u64::MAX } else { u64::from(v.to_bits()) }).collect()
 }
@@ -77,7 +77,7 @@ fn bits64(x: f64) -> u64 {
     if x.is_nan() { u64::MAX } else { x.to_bits() }
 }
 
-/// Runs `kernel` at every level over the table of lengths and kinds; it gets the same random numbers at each.
+/// Runs `kernel` at every level over the table of lengths and kinds, with the same random numbers at each.
 fn assert_identical(name: &str, kernel: impl Fn(&Kernels, &mut Random, Kind, usize) -> Vec<u64>) {
     let scalar = Kernels::new(Isa::Scalar).unwrap();
     for isa in Isa::available() {
@@ -227,7 +227,7 @@ fn training() {
     });
 }
 
-/// Any bits at all, subnormals included; the path of bf16 that may flush them is exempt.
+/// Any bits, including subnormals; the bf16 path that may flush them is exempt.
 #[test]
 fn half_products() {
     assert_identical("half products", |k, random, _, len| {
@@ -271,7 +271,7 @@ fn converters() {
         let x = random.floats(kind, len);
         let (mut halves, mut bytes, mut wide) = (vec![0_u16; len], vec![0_u8; 2 * len], vec![0.0; len]);
         let mut all: Vec<u64> = Vec::new();
-        // Payloads of NaN are specified here, so the bits are compared as they are.
+        // NaN payloads are specified here, so the raw bits are compared.
         for (narrow, widen) in [
             (
                 Kernels::f32_to_bf16 as fn(&Kernels, &[f32], &mut [u16]),
@@ -336,7 +336,7 @@ fn quantizers() {
             for bits_ in [2, 3, 4, 5, 6, 8] {
                 let qmin = (-(1_i32 << (bits_ - 1))) as i8;
                 let qmax = ((1_i32 << (bits_ - 1)) - 1) as i8;
-                // A group that is refused keeps what was there.
+                // A refused group keeps its previous content.
                 codes.fill(0);
                 let result = k.quant_int_sym(
                     &x,
@@ -432,7 +432,7 @@ fn error_sums() {
     });
 }
 
-/// Tests random blocks, whose scales may be infinite or NaN, at a length of which no power of two is a part.
+/// Tests random blocks, whose scales may be infinite or NaN, at a length not divisible by a power of two.
 #[test]
 fn error_sums_of_blocks_are_those_of_their_values() {
     let mut random = Random(19);
@@ -454,8 +454,8 @@ fn error_sums_of_blocks_are_those_of_their_values() {
     }
 }
 
-/// Against the codec itself, whose loops are compiled for no level: finite values of all magnitudes, a row of zeros, blocks
-/// whose extremes are opposites.
+/// Compares with the codec itself, which is not compiled for a level: finite values of all magnitudes, a row of
+/// zeros, blocks with opposite extremes.
 #[test]
 fn blocks_of_formulas() {
     let mut random = Random(7);
@@ -476,8 +476,9 @@ fn blocks_of_formulas() {
     }
 }
 
-/// Every codec, most of which search, with importance and without, against the codec itself, which is compiled for no level:
-/// ordinary values, tiny and large ones, a block of zeros, one value that dwarfs its block, ties.
+/// Compares every codec, most of which search, with and without importance, with the codec itself, which is not
+/// compiled for a level: ordinary values, tiny and large ones, a block of zeros, one value that dominates its block,
+/// ties.
 #[test]
 fn blocks_of_searches() {
     let mut random = Random(11);

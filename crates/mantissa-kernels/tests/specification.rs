@@ -1,11 +1,11 @@
-//! The integer quantizers against `mantissa-num`, the specification, bit for bit, at every available level.
+//! Integer quantizers against `mantissa-num`, the specification, bit for bit, at every available level.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use mantissa_kernels::{Isa, Kernels};
 use mantissa_num::{Given, Scheme, quantize};
 use proptest::prelude::*;
 
-/// Rows of ordinary magnitude, of any magnitude, and with the largest values there are.
+/// Rows of ordinary magnitude, of any magnitude, and with the largest values.
 fn row() -> impl Strategy<Value = Vec<f32>> {
     let any = prop::num::f32::NORMAL | prop::num::f32::SUBNORMAL | prop::num::f32::ZERO;
     let huge = prop_oneof![Just(f32::MAX), Just(f32::MIN), Just(3e38_f32), Just(-1e38_f32), Just(0.0_f32)];
@@ -56,8 +56,7 @@ proptest! {
             prop_assert_eq!(&zeros, expected.zeros());
             let codes_expected: Vec<i8> = (0..x.len()).map(|i| expected.codes.get(i) as u8 as i8).collect();
             prop_assert_eq!(&codes, &codes_expected);
-            // And back: the unsigned domain of the packed formats decodes to what the specification decodes
-            // to.
+            // And back: the unsigned domain of the packed formats decodes to the same values as the specification.
             let offset = 1_i32 << (bits_ - 1);
             let unsigned: Vec<u8> = codes.iter().map(|&c| (i32::from(c) + offset) as u8).collect();
             let zeros: Vec<f32> = zeros.iter().map(|&z| (z + offset) as f32).collect();

@@ -31,7 +31,7 @@ pub(crate) fn silu_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32
 #[inline(always)]
 pub(crate) fn relu2_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
     gated("relu2_mul", gate, up, out, |g| {
-        // Written so that NaN stays NaN.
+        // Formulated so that NaN stays NaN.
         let r = if g < 0.0 { 0.0 } else { g };
         r * r
     });
@@ -55,8 +55,8 @@ pub(crate) fn gelu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
     });
 }
 
-/// `erfc(|x|)` within a relative error of 1e-8: `t · exp(-x² + P(2t - 1))` with `t = 1 / (1 + |x| / 2)`, the form of Press
-/// et al., "Numerical Recipes", sec. 6.2; P, of degree 12, was fitted by us at Chebyshev points.
+/// `erfc(|x|)` within a relative error of 1e-8: `t · exp(-x² + P(2t - 1))` with `t = 1 / (1 + |x| / 2)`, the form of
+/// Press et al., "Numerical Recipes", sec. 6.2; P, of degree 12, was fitted at Chebyshev points.
 #[inline(always)]
 fn erfc_of_magnitude(x: f64) -> f64 {
     /// Constant term first.
@@ -89,7 +89,7 @@ fn erfc_of_magnitude(x: f64) -> f64 {
 pub(crate) fn limited_swiglu_mul(alpha: f32, limit: f32, gate: &[f32], up: &[f32], out: &mut [f32]) {
     assert!(gate.len() == out.len() && up.len() == out.len(), "limited_swiglu_mul: gate, up and out differ");
     for ((out, &g), &u) in out.iter_mut().zip(gate).zip(up) {
-        // Written so that NaN stays NaN.
+        // Formulated so that NaN stays NaN.
         let g = if g > limit { limit } else { g };
         *out = (super::clamp(u, -limit, limit) + 1.0) * (g / (1.0 + exp(-alpha * g)));
     }
@@ -100,7 +100,8 @@ pub(crate) fn softcap(x: &mut [f32], scale: f32, cap: f32) {
     for x in x {
         let u = *x * scale / cap;
         let (u2, e) = (u * u, exp(-2.0 * u.abs()));
-        // Near 0 the series, whose first term left out is 62/2835 u⁹; elsewhere (1 - e) / (1 + e) does not cancel.
+        // Near 0 use the series, whose first omitted term is 62/2835 u⁹; elsewhere (1 - e) / (1 + e) has no
+        // cancellation.
         let near = u - u * u2 * (1.0 / 3.0 - u2 * (2.0 / 15.0 - u2 * (17.0 / 315.0)));
         let far = ((1.0 - e) / (1.0 + e)).copysign(u);
         *x = cap * if u2 < 0.04 { near } else { far };
@@ -135,8 +136,8 @@ mod tests {
     fn activations_match_their_definitions() {
         assert!(worst(silu_mul, |x| x / (1.0 + (-x).exp())) < 5e-7);
         assert!(worst(relu2_mul, |x| x.max(0.0).powi(2)) < 2e-7);
-        // u is large where gelu is tiny, so its rounding shows as |u| * 2^-24 in the result; only the useful
-        // range is held to more.
+        // u is large where gelu is tiny, so its rounding adds |u| * 2^-24 to the result; only the useful range is
+        // tested more strictly.
         let gelu = |x: f64| {
             x / (1.0 + (-2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).exp())
         };

@@ -8,7 +8,7 @@ use super::ErrorSums;
 use super::error::Running;
 use crate::simd::Simd;
 
-/// Elements decoded between two looks at them: whole blocks of every codec, little enough for the nearest cache.
+/// Elements decoded between checks: whole blocks of every codec, small enough for the first-level cache.
 const PIECE: usize = 512;
 
 #[inline(always)]

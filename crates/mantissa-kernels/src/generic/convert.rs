@@ -99,8 +99,8 @@ pub(super) fn from_bf16(h: u16) -> f32 {
 #[inline(always)]
 fn to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
-    // Half of the dropped part, less one when the kept part is even: the carry is round-to-nearest-even, and
-    // runs into infinity by itself.
+    // Half of the dropped part, minus one if the kept part is even: the carry implements round-to-nearest-even and
+    // overflows into infinity correctly.
     let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
     let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
     ((if is_nan { bits | 0x0040_0000 } else { rounded }) >> 16) as u16
@@ -115,7 +115,7 @@ const F16_MIN_NORMAL: u32 = (127 - 14) << 23;
 pub(super) fn from_f16(h: u16) -> f32 {
     let magnitude = u32::from(h & 0x7fff) << 13;
     let sign = u32::from(h & 0x8000) << 16;
-    // Subnormal: 2^-14·(1 + m/1024) - 2^-14, exact, and without the slow f32 subnormals of a multiplication.
+    // Subnormal: 2^-14·(1 + m/1024) - 2^-14, exact, and without slow f32 subnormals.
     let subnormal = f32::from_bits(F16_MIN_NORMAL | magnitude) - f32::from_bits(F16_MIN_NORMAL);
     let special = magnitude | 0x7f80_0000 | if magnitude > 0x7c00 << 13 { 0x0040_0000 } else { 0 };
     let mut bits = magnitude.wrapping_add(F16_REBIAS);
@@ -128,9 +128,9 @@ pub(super) fn from_f16(h: u16) -> f32 {
 fn to_f16(x: f32) -> u16 {
     let magnitude = x.to_bits() & 0x7fff_ffff;
     let sign = (x.to_bits() >> 16) & 0x8000;
-    // Normal: as in `to_bf16`, with the exponent moved; values from 65520 up carry into infinity.
+    // Normal: as in `to_bf16`, with the exponent shifted; values from 65520 up carry into infinity.
     let normal = magnitude.wrapping_sub(F16_REBIAS).wrapping_add(0xfff + ((magnitude >> 13) & 1)) >> 13;
-    // Subnormal: at 0.5 an f32 step is 2^-24, the f16 subnormal step, so that this addition rounds.
+    // Subnormal: at 0.5 an f32 step is 2^-24, the f16 subnormal step, so this addition rounds.
     let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits());
     let nan = 0x7e00 | ((magnitude >> 13) & 0x3ff);
     let mut bits = if magnitude < F16_MIN_NORMAL { subnormal } else { normal };
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn narrowing_agrees_with_the_half_crate() {
         (0..=u32::MAX).step_by(1021).for_each(narrowing_agrees);
-        // Every neighbourhood of a value of either type: exact, just off, halfway, just off halfway.
+        // Neighbourhood of every value of either type: exact, just off, halfway, just off halfway.
         for h in 0..=u16::MAX {
             for base in [from_f16(h).to_bits(), from_bf16(h).to_bits()] {
                 for offset in [0, 1, 0xfff, 0x1000, 0x1001, 0x7fff, 0x8000, 0x8001] {

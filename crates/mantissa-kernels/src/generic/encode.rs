@@ -1,12 +1,12 @@
-//! Codes of elements whose block already has its step: bring the element to the code's grid, round to
-//! nearest even, store one byte. The steps come from the reference rules; these loops only apply them, each
-//! operation rounded by itself (division stays division).
+//! Codes of elements whose block has its step already: divides by the step, rounds to nearest even, stores one byte.
+//! The steps come from the reference rules; these loops only apply them, with each operation rounded by itself
+//! (division stays division).
 //!
 //! One call covers one line: groups of `group` elements, the last may be shorter.
 
 use super::{clamp, round_even_i32};
 
-/// Step that brings an element to its code's grid.
+/// Step that maps an element to its code's grid.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {
     /// `x / scale`.
@@ -33,9 +33,9 @@ pub struct MinifloatLayout {
 /// Grid of integer codes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct IntGrid {
-    /// The least code.
+    /// Smallest code.
     pub low: i8,
-    /// The greatest code.
+    /// Largest code.
     pub high: i8,
     /// True if the zero point is added after rounding (torchao) instead of before (compressed-tensors).
     pub zero_after_rounding: bool,
@@ -61,7 +61,7 @@ pub(crate) fn minifloat_codes(
     let drop = 23 - mantissa_bits;
     let rebias = (127 - bias) << 23;
     let min_normal = rebias + (1 << 23);
-    // Below a half of this power of two an f32 step is the subnormal step 2^(1-bias-m), so that adding it rounds.
+    // Below half of this power of two an f32 step is the subnormal step 2^(1-bias-m), so adding it rounds.
     let magic = f32::from_bits((127 + 1 + 23 - bias - mantissa_bits) << 23);
     let half = (1 << (drop - 1)) - 1;
     let zero_sign = u32::from(signed_zero);
@@ -71,10 +71,10 @@ pub(crate) fn minifloat_codes(
         let normal = magnitude.wrapping_sub(rebias).wrapping_add(half).wrapping_add(odd).wrapping_shr(drop);
         let subnormal = (f32::from_bits(magnitude) + magic).to_bits().wrapping_sub(magic.to_bits());
         let code = if magnitude < min_normal { subnormal } else { normal };
-        // Infinities and NaN are the largest magnitudes of all.
+        // As bits, infinities and NaN are the largest magnitudes.
         let code = code.min(u32::from(max_code));
         let keeps_sign = u32::from(code != 0) | zero_sign;
-        // The sign of x, not of a NaN that the step made of it: that one is not specified.
+        // Use the sign of x, not of a NaN computed by the step, whose sign is unspecified.
         (code | ((x.to_bits() >> 31) & keeps_sign).wrapping_shl(sign_bit)) as u8
     });
 }
@@ -118,7 +118,7 @@ pub(crate) fn int_codes(
     for ((x, codes), (&step, &zero)) in groups.zip(steps.iter().zip(zeros)) {
         if grid.zero_after_rounding {
             encode_group(x, step, codes, |_, scaled| {
-                // No code lies past 2^8, so that this limit, which rounding needs, changes nothing.
+                // No code exceeds 2^8, so this limit, which rounding needs, changes nothing.
                 let rounded = round_even_i32(clamp(scaled, -4e6, 4e6)) as f32;
                 round_even_i32(clamp(rounded + zero, low, high)) as i8 as u8
             });
@@ -154,8 +154,7 @@ fn encode_group(x: &[f32], step: Step, codes: &mut [u8], code: impl Fn(f32, f32)
     }
 }
 
-/// A known number of elements at a time: groups are too short for a loop of unknown length to be worth its
-/// prologue.
+/// A fixed number of elements at a time: groups are too short to amortize the prologue of a loop of variable length.
 #[inline(always)]
 fn each(x: &[f32], codes: &mut [u8], code: impl Fn(f32) -> u8) {
     let (x_chunks, x_tail) = x.as_chunks::<CHUNK>();

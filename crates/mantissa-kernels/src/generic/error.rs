@@ -11,7 +11,7 @@ pub struct ErrorSums {
     pub squared_error: f64,
     /// `sum x²`, likewise.
     pub squared_value: f64,
-    /// The greatest `|x - y|` as f32: NaN if any is NaN.
+    /// Largest `|x - y|` as f32: NaN if any is NaN.
     pub max_error: f32,
 }
 
@@ -23,11 +23,11 @@ pub(crate) fn error_sums<S: Simd>(simd: S, x: &[f32], y: &[f32]) -> ErrorSums {
     sums.finish(simd)
 }
 
-/// [`ErrorSums`] on their way, in lanes.
+/// [`ErrorSums`] under accumulation, in lanes.
 pub(super) struct Running<S: Simd> {
     error: S::F64,
     value: S::F64,
-    /// Largest difference, in f64: rounded to f32 the greatest stays the greatest.
+    /// Largest difference, in f64; rounding to f32 preserves the order.
     max: S::F64,
 }
 
@@ -38,7 +38,7 @@ impl<S: Simd> Running<S> {
         Running { error: zero, value: zero, max: zero }
     }
 
-    /// Adds elements, the first of them in lane 0: all slices but the last have whole lanes.
+    /// Adds elements, the first one in lane 0; all slices except the last have whole lanes.
     #[inline(always)]
     pub(super) fn add(&mut self, simd: S, x: &[f32], y: &[f32]) {
         let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>());
@@ -46,7 +46,7 @@ impl<S: Simd> Running<S> {
             self.add_lanes(simd, x, y);
         }
         if !x_rest.is_empty() {
-            // What is missing is 0, which changes no sum.
+            // Missing elements are 0, which changes no sum.
             let (mut x, mut y) = ([0.0; LANES], [0.0; LANES]);
             x[..x_rest.len()].copy_from_slice(x_rest);
             y[..y_rest.len()].copy_from_slice(y_rest);
@@ -70,7 +70,7 @@ impl<S: Simd> Running<S> {
         ErrorSums {
             squared_error,
             squared_value: tree(simd.to_array_f64(self.value), |a, b| a + b),
-            // Squares have no sign that could cancel: their sum is NaN where a difference is.
+            // Squares cannot cancel, so their sum is NaN if a difference is.
             max_error: if squared_error.is_nan() { f32::NAN } else { max as f32 },
         }
     }

@@ -1,10 +1,10 @@
 //! e^x that vectorizes and is the same on every platform.
 //!
-//! Range reduction after Cody & Waite, "Software Manual for the Elementary Functions" (1980), ch. 6:
-//! x = n·ln 2 + r with |r| <= ln 2 / 2, where ln 2 is split in a high part of 9 significant bits (so that
-//! n·high is exact) and the rest. Then e^r = 1 + r + r²·P(r), P of degree 4 with coefficients fitted by us
-//! (Lawson's iteration for the minimax relative error on |r| <= 0.3467; 0.07 units of 2^-24 after rounding
-//! them to f32), and e^x = 2^n·e^r with 2^n applied in two factors, so that subnormal results are rounded once.
+//! Range reduction after Cody & Waite, "Software Manual for the Elementary Functions" (1980), ch. 6: x = n·ln 2 + r
+//! with |r| <= ln 2 / 2, where ln 2 is split into a high part of 9 significant bits (so that n·high is exact) and the
+//! rest. Then e^r = 1 + r + r²·P(r). P has degree 4, with coefficients fitted by Lawson's iteration for the minimax
+//! relative error on |r| <= 0.3467 (0.07 units of 2^-24 after rounding them to f32). Finally e^x = 2^n·e^r, with 2^n
+//! applied in two factors, so that subnormal results are rounded once.
 
 use super::{ROUND_MAGIC, round_even_i32};
 
@@ -12,8 +12,7 @@ const LN2_HIGH: f32 = 0.693_359_375; // 355/512
 const LN2_LOW: f32 = -2.121_944_4e-4; // ln 2 - 355/512
 /// P, constant term first.
 const P: [f32; 5] = [0.499_999_94, 0.166_665_21, 0.041_668_39, 0.008_368_735, 0.001_381_455_9];
-/// Beyond these e^x is 0 or infinite in f32; they also bound n to [-151, 129], where both factors of 2^n are
-/// normal.
+/// Beyond these e^x is 0 or infinite in f32; they also limit n to [-151, 129], where both factors of 2^n are normal.
 const LOWEST: f32 = -104.0;
 const HIGHEST: f32 = 89.0;
 
@@ -48,7 +47,7 @@ pub(crate) fn exp_inplace(x: &mut [f32]) {
 const ROUND_MAGIC_F64: f64 = 6_755_399_441_055_744.0;
 const LN2_HIGH_F64: f64 = 0.693_147_180_369_123_816_490; // the top 32 bits of ln 2
 const LN2_LOW_F64: f64 = 1.908_214_929_270_587_700_02e-10; // ln 2 minus the above
-/// 1/k! for k = 13 down to 2; the first term left out is below 0.3467^14/14! = 4.1e-18.
+/// 1/k! for k = 13 down to 2; the first omitted term is below 0.3467^14/14! = 4.1e-18.
 const INVERSE_FACTORIALS: [f64; 12] = [
     1.0 / 6_227_020_800.0,
     1.0 / 479_001_600.0,
@@ -64,8 +63,8 @@ const INVERSE_FACTORIALS: [f64; 12] = [
     0.5,
 ];
 
-/// e^x in f64 for x <= 0, relative error below 4e-16; anything under -700 counts as -700 (1e-304, nothing
-/// beside a sum that contains 1).
+/// e^x in f64 for x <= 0, relative error below 4e-16; anything under -700 counts as -700 (1e-304, negligible in a sum
+/// that contains 1).
 #[inline(always)]
 pub(crate) fn exp_f64_nonpositive(x: f64) -> f64 {
     exp_f64_bounded(if x < -700.0 { -700.0 } else { x })
@@ -82,15 +81,14 @@ fn exp_f64_bounded(x: f64) -> f64 {
         p = p * r + c;
     }
     let e_r = (p * (r * r) + r) + 1.0;
-    // The low bits of `shifted` hold n; the shift drops everything else, and adding 1023 makes it an exponent
-    // field.
+    // The low bits of `shifted` hold n; the shift drops everything else, and adding 1023 gives an exponent field.
     e_r * f64::from_bits(shifted.to_bits().wrapping_add(1023) << 52)
 }
 
-/// `x[i]^exponent` for `x[i] >= 0`, computed as e^(exponent · ln x) in f64 and rounded once: the error before that is below
-/// 2^-40 of the result for every f32 `x` and `|exponent| <= 8`. NaN for NaN and below 0.
+/// `x[i]^exponent` for `x[i] >= 0`, computed as e^(exponent · ln x) in f64 and rounded once. The error before
+/// rounding is below 2^-40 of the result for every f32 `x` and `|exponent| <= 8`. NaN for NaN and below 0.
 ///
-/// Our own because the C library's differs between platforms and is taken one value at a time.
+/// The C library's version differs between platforms and is not vectorized.
 #[inline(always)]
 pub(crate) fn pow_inplace(x: &mut [f32], exponent: f32) {
     let (zero, infinity) = match exponent {
@@ -110,9 +108,9 @@ pub(crate) fn pow_inplace(x: &mut [f32], exponent: f32) {
 /// ln m = 2(s + s³/3 + s⁵/5 + …), without a branch.
 #[inline(always)]
 fn ln_of_f32(x: f32) -> f64 {
-    /// 2^52, whose last bit is 1: an integer below it, as the low bits of the representation, is added to it.
+    /// 2^52, whose last bit is 1: adds an integer below it, given as the low bits of the representation.
     const UNIT: f64 = 4_503_599_627_370_496.0;
-    /// Makes the exponent positive for every f32, the least of which is 2^-149.
+    /// Makes the exponent positive for every f32, the smallest of which is 2^-149.
     const BIAS: u64 = 1024;
     let bits = f64::from(x).to_bits();
     let offset = bits.wrapping_sub(std::f64::consts::FRAC_1_SQRT_2.to_bits()).wrapping_add(BIAS << 52);
@@ -121,7 +119,7 @@ fn ln_of_f32(x: f32) -> f64 {
     let m = f64::from_bits(bits.wrapping_sub(biased.wrapping_sub(BIAS) << 52));
     let s = (m - 1.0) / (m + 1.0);
     let s2 = s * s;
-    // |s| <= 0.1716, so the first term left out (s^19 / 19) is below 2e-16.
+    // |s| <= 0.1716, so the first omitted term (s^19 / 19) is below 2e-16.
     let mut sum = 1.0 / 17.0;
     for odd in [15.0, 13.0, 11.0, 9.0, 7.0, 5.0, 3.0, 1.0] {
         sum = sum * s2 + 1.0 / odd;
@@ -129,7 +127,8 @@ fn ln_of_f32(x: f32) -> f64 {
     k * std::f64::consts::LN_2 + 2.0 * s * sum
 }
 
-/// e^x in f64 for an x whose e^x is rounded to f32 next: beyond the range of f32 it is that of a bound that rounds to 0 or infinity.
+/// e^x in f64 for an e^x that is then rounded to f32; beyond the range of f32, e^x of a bound that rounds to 0 or
+/// infinity.
 #[inline(always)]
 fn exp_f64_of_f32(x: f64) -> f64 {
     let x = if x < -110.0 { -110.0 } else { x };

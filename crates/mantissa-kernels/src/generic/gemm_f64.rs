@@ -1,11 +1,11 @@
 //! `C -= A B` in f64, the block update of factorizations and of GPTQ.
 //!
-//! Every element is one chain of fused multiply-adds in the order of p that begins at its old value. A chain
-//! may be cut anywhere and continued later, so neither tiles nor blocks nor threads can show in the result.
+//! Every element is one chain of fused multiply-adds in the order of p that starts at its old value. A chain may be
+//! split anywhere and continued later, so the result depends on neither tiles nor blocks nor threads.
 
 use crate::simd::{LANES, Simd};
 
-/// Terms of a chain that are taken while a tile is in registers; a packed panel of B is 16 KiB.
+/// Terms of a chain that are processed while a tile is in registers; a packed panel of B is 16 KiB.
 const DEPTH: usize = 128;
 
 /// Rows of a tile: with 32 registers 8 x 16, else 2 x 16.
@@ -80,7 +80,7 @@ fn product<S: Simd, const R: usize>(
     }
 }
 
-/// Tiles of `R` rows, term by term; the last is filled up with zeros.
+/// Tiles of `R` rows, term by term; the last is padded with zeros.
 #[inline(always)]
 fn pack_rows<const R: usize>(a: &[f64], lda: usize, m: usize, depth: usize) -> Vec<[f64; R]> {
     let mut packed = vec![[0.0; R]; m.div_ceil(R) * depth];

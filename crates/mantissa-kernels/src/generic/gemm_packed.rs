@@ -1,12 +1,12 @@
-//! Products of f32, bf16 or f16 operands into f32, blocked as in Goto and van de Geijn, "Anatomy of
-//! High-Performance Matrix Multiplication" (2008): blocks of both operands are packed into panels that a tile
-//! of the output, held in registers, reads from front to back.
+//! Products of f32, bf16 or f16 operands into f32, blocked as in Goto and van de Geijn, "Anatomy of High-Performance
+//! Matrix Multiplication" (2008): blocks of both operands are packed into panels that a tile of the output, held in
+//! registers, reads from front to back.
 //!
-//! The order of the arithmetic is fixed and the same for every level, tile and block: k is cut into blocks of
-//! [`DEPTH`], within a block the sum begins at 0 and takes the products in their order, each by one fused
-//! multiply-add; the blocks' sums are added to C in their order. Products of bf16 are added as `TDPBF16PS` of AMX adds
-//! them: for each [`CHAINED`] elements of k two chains that begin at 0, of the even and of the odd elements, then their
-//! sum to C. Either way an element depends on its own row, column and k alone.
+//! The order of the arithmetic is fixed and the same for every level, tile and block. k is split into blocks of
+//! [`DEPTH`]. Within a block the sum starts at 0 and takes the products in order, each by one fused multiply-add; the
+//! blocks' sums are added to C in order. Products of bf16 are added in the order of AMX's `TDPBF16PS`: for each
+//! [`CHAINED`] elements of k two chains that start at 0, of the even and of the odd elements, then their sum to C.
+//! Either way an element depends only on its own row, column and k.
 
 use std::cell::Cell;
 
@@ -15,11 +15,11 @@ use super::padded;
 use crate::simd::{LANES, Simd};
 use crate::{MatMut, MatRef};
 
-/// Length of a block of k; even. A constant, not a cache size, because it shows in the bits. A panel of B of 48
+/// Length of a block of k; even. A constant, not a cache size, because it affects the bits. A panel of B of 48
 /// columns takes 48 KiB of bf16 pairs, 96 KiB widened; longer blocks mean fewer passes over C.
 pub(crate) const DEPTH: usize = 512;
 
-/// Elements of k in a pair of chains of bf16 products: what a tile of AMX holds.
+/// Elements of k in a pair of chains of bf16 products: the size of an AMX tile.
 const CHAINED: usize = 32;
 
 /// Rows of A in a block: 192 KiB of bf16 pairs, 384 KiB widened. A multiple of all tile heights.
@@ -39,11 +39,11 @@ struct PackedOperands {
 }
 
 thread_local! {
-    /// Kept between products: they are many and small, and fresh memory would be cleared for each.
+    /// Kept between products: they are many and small, and fresh memory would have to be cleared for each.
     static PACKED: Cell<PackedOperands> = const { Cell::new(PackedOperands { a: Vec::new(), b: Vec::new() }) };
 }
 
-/// `len` values of whatever was in `buffer`, which grows where it is too short.
+/// Returns `len` values of unspecified content from `buffer`, growing it if it is too short.
 #[inline(always)]
 fn first_values(buffer: &mut Vec<u32>, len: usize) -> &mut [u32] {
     if buffer.len() < len {
@@ -58,7 +58,7 @@ fn first_values(buffer: &mut Vec<u32>, len: usize) -> &mut [u32] {
 pub enum Operand<'a, T> {
     /// `[lines, k]`: rows run along k.
     Rows(MatRef<'a, T>),
-    /// `[k, lines]`: rows run across the lines.
+    /// `[k, lines]`: rows run across lines.
     Columns(MatRef<'a, T>),
 }
 
@@ -72,26 +72,26 @@ impl<T> Operand<'_, T> {
     }
 }
 
-/// Layout of operands in panels, and the step of the product that reads them.
+/// Panel layout of operands, and the step of the product that reads them.
 ///
-/// A panel holds a few lines, filled up with zeros, for one block of k: step by step, and within a step line by
-/// line. A step is one 32-bit value of every line.
+/// A panel holds a few lines, padded with zeros, for one block of k: step by step, and within a step line by line. A
+/// step is one 32-bit value per line.
 pub(crate) trait Panels: Copy {
     /// Element type of the operands.
     type Element: Copy + Default;
-    /// The level whose accumulators the sums are.
+    /// Level whose accumulators hold the sums.
     type Level: Simd;
     /// A step of 16 lines.
     type Vector: Copy;
-    /// Steps of every two elements along k.
+    /// Steps per two elements along k.
     const STEPS: usize;
-    /// True if sums are pairs of chains of [`CHAINED`] steps, added to C one after another, and not one chain of a block.
+    /// True if sums are pairs of chains of [`CHAINED`] steps, added to C in order, instead of one chain per block.
     const PAIRED: bool;
 
     fn level(self) -> Self::Level;
 
-    /// The steps of one line, `row` being its elements; what follows them in `out` is left alone, but an odd
-    /// row is filled up with a zero.
+    /// Writes the steps of one line with elements `row`. Leaves the rest of `out` unchanged, but pads an odd row with
+    /// a zero.
     fn along_k(self, row: &[Self::Element], out: &mut [u32; DEPTH]);
 
     /// The steps of `G` lines for two elements along k; lines begin every `width` values.
@@ -105,7 +105,7 @@ pub(crate) trait Panels: Copy {
 
     fn load(self, step: &[u32; LANES]) -> Self::Vector;
     fn splat(self, step: u32) -> Self::Vector;
-    /// `sum` plus the product of the elements of a step, where it has two the odd one before the even one.
+    /// Adds the product of a step's elements to `sum`; of two elements, the odd one before the even one.
     fn add_product(
         self,
         a: Self::Vector,
@@ -123,7 +123,7 @@ pub(crate) fn gemm_bf16<S: Simd>(
     accumulate: bool,
 ) {
     let panels = Widened::<S, Bf16> { simd, element: std::marker::PhantomData };
-    // Two chains an element.
+    // Two chains per element.
     if S::WIDE {
         product::<_, 4, 3>(panels, "gemm_bf16", a, b, c, accumulate);
     } else {
@@ -170,11 +170,11 @@ fn widened<S: Simd, E: Widen>(
     }
 }
 
-/// A float type, by how it widens.
+/// Float type, with its widening to f32.
 trait Widen: Copy {
-    /// As operands hold it.
+    /// Type as stored in operands.
     type Bits: Copy + Default;
-    /// As [`Panels::PAIRED`].
+    /// Same as [`Panels::PAIRED`].
     const PAIRED: bool;
 
     fn widen(stored: Self::Bits) -> f32;
@@ -274,7 +274,7 @@ impl<S: Simd, E: Widen> Panels for Widened<S, E> {
     }
 }
 
-/// Rows and columns of C and length of k, if there is anything to multiply. A product over no k is done here.
+/// Rows and columns of C and length of k, if there is anything to multiply. Handles a product with k = 0 itself.
 ///
 /// Panics if the shapes do not agree.
 #[inline(always)]
@@ -310,7 +310,7 @@ pub(crate) fn product<P: Panels, const R: usize, const V: usize>(
     let mut buffers = PACKED.take();
     let packed_a = first_values(&mut buffers.a, m.min(BLOCK_ROWS).next_multiple_of(R) * steps);
     let packed_b = first_values(&mut buffers.b, n.min(BLOCK_COLS).next_multiple_of(width) * steps + LANES);
-    // The vectors of B begin at cache lines: a load across two of them costs two.
+    // Align the vectors of B to cache lines: a load across two of them costs two.
     let aligned = packed_b.as_ptr().align_offset(LANES * size_of::<u32>()).min(LANES);
     let packed_b = &mut packed_b[aligned..];
     for col in (0..n).step_by(BLOCK_COLS) {
@@ -330,8 +330,8 @@ pub(crate) fn product<P: Panels, const R: usize, const V: usize>(
     PACKED.set(buffers);
 }
 
-/// Packs `lines` of `operand` for a block of k into panels of (`width`, `steps`), in groups of `G` lines, of
-/// which `width` is a multiple.
+/// Packs `lines` of `operand` for a block of k into panels of (`width`, `steps`), in groups of `G` lines; `width` is
+/// a multiple of `G`.
 #[inline(always)]
 fn pack<P: Panels, const G: usize>(
     panels: P,
@@ -366,8 +366,8 @@ fn pack<P: Panels, const G: usize>(
     }
 }
 
-/// Packs up to 8 lines, from `lines.start` on, into the places from `offset` on of a panel; lines from
-/// `lines.end` on are zeros. What `staged` holds does not matter.
+/// Packs up to 8 lines, from `lines.start` on, at `offset` of a panel; lines from `lines.end` on are zeros. The
+/// previous content of `staged` does not matter.
 #[inline(always)]
 fn pack_transposed<P: Panels>(
     panels: P,
@@ -420,7 +420,7 @@ fn pack_across<P: Panels, const G: usize>(
     }
 }
 
-/// `rest`, filled up with zeros.
+/// `rest`, padded with zeros.
 #[inline(always)]
 fn filled_up<T: Copy + Default, const G: usize>(rest: &[T]) -> [T; G] {
     let mut all = [T::default(); G];
@@ -442,7 +442,7 @@ fn block<P: Panels, const R: usize, const V: usize>(
         let width = (cols.end - col).min(V * LANES);
         for (row, a) in rows.clone().step_by(R).zip(a.chunks_exact(R * steps)) {
             let tile = (row..rows.end.min(row + R), col..col + width);
-            // Vectors beyond the matrix are left out: a matrix of 64 columns takes 48 + 16, not 96.
+            // Skip vectors beyond the matrix: a matrix of 64 columns takes 48 + 16, not 96.
             match width.div_ceil(LANES) {
                 1 if V > 1 => add_tile::<P, R, V, 1>(panels, a, b, tile, c, add),
                 2 if V > 2 => add_tile::<P, R, V, 2>(panels, a, b, tile, c, add),
@@ -452,7 +452,7 @@ fn block<P: Panels, const R: usize, const V: usize>(
     }
 }
 
-/// The tile of `rows` x `cols` of C, as [`block`]: the first `W` vectors of a panel of B.
+/// Computes the tile of `rows` x `cols` of C, like [`block`], with the first `W` vectors of a panel of B.
 #[inline(always)]
 fn add_tile<P: Panels, const R: usize, const V: usize, const W: usize>(
     panels: P,
@@ -463,7 +463,7 @@ fn add_tile<P: Panels, const R: usize, const V: usize, const W: usize>(
     add: bool,
 ) {
     let simd = panels.level();
-    // C comes from memory while the sums are formed.
+    // Prefetch C while the sums are computed.
     for row in rows.clone() {
         c.row_mut(row)[cols.clone()].chunks(LANES).for_each(|line| simd.prefetch(line));
     }
@@ -519,7 +519,7 @@ fn add_step<P: Panels, const R: usize, const V: usize, const W: usize>(
     }
 }
 
-/// [`add_tile`] of pairs of chains: sums begin at the old C, or at 0.
+/// [`add_tile`] of pairs of chains: sums start at the old C, or at 0.
 #[inline(always)]
 fn add_paired_tile<P: Panels, const R: usize, const V: usize, const W: usize>(
     panels: P,
@@ -541,7 +541,7 @@ fn add_paired_tile<P: Panels, const R: usize, const V: usize, const W: usize>(
     for (a, b) in a.chunks(CHAINED).zip(b.chunks(CHAINED)) {
         let mut even = [[simd.splat(0.0); W]; R];
         let mut odd = even;
-        // Steps are even in number: an odd k is filled up with a zero.
+        // The number of steps is even: an odd k is padded with a zero.
         for (a, b) in a.as_chunks::<2>().0.iter().zip(b.as_chunks::<2>().0) {
             add_step(panels, &a[0], &b[0], &mut even);
             add_step(panels, &a[1], &b[1], &mut odd);

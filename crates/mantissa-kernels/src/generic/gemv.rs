@@ -1,8 +1,8 @@
-//! Matrix times vector, for products of so few rows that a blocked GEMM would spend its time packing.
+//! Matrix times vector, for products with so few rows that a blocked GEMM would mostly pack.
 //!
-//! Row-major `B[n, k]`. [`gemv`]: `c[i] = sum_p B[i, p] x[p]`, each row reduced as in `dot`, so that the
-//! result does not depend on how rows are grouped; [`gemm_nt_small`] does it for a few `x` while it has the
-//! rows of B at hand. [`gevm`]: `c[i] = sum_p x[p] B[p, i]`, summed in the order of `p`.
+//! Row-major `B[n, k]`. [`gemv`]: `c[i] = sum_p B[i, p] x[p]`, each row reduced as in `dot`, so that the result does
+//! not depend on the grouping of rows; [`gemm_nt_small`] does this for a few `x` per read of B. [`gevm`]: `c[i] =
+//! sum_p x[p] B[p, i]`, summed in the order of `p`.
 
 use super::reduce::dot;
 use super::{padded, tree};
@@ -40,7 +40,7 @@ pub(crate) fn gemm_nt_small<S: Simd>(
     }
     let row = |i: usize| &b[i * ldb..][..k];
     let whole = n - n % ROWS;
-    // Rows of B outside, rows of A inside: B, the large operand, comes from memory once.
+    // B, the large operand, in the outer loop is read from memory once.
     for i in (0..whole).step_by(ROWS) {
         let rows = [row(i), row(i + 1), row(i + 2), row(i + 3)];
         for r in 0..t {

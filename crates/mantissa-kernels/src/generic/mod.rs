@@ -1,7 +1,6 @@
-//! Every kernel, written once. All functions are `#[inline(always)]` so that each level of
-//! [`crate::dispatch`] compiles its own copy with its own registers; the rules that keep those copies
-//! bit-identical are at the top of `lib.rs`. What each kernel computes and its contract are documented on the
-//! [`crate::Kernels`] method of the same name.
+//! Every kernel, written once. All functions are `#[inline(always)]` so that each level of [`crate::dispatch`]
+//! compiles its own copy with its own registers; the rules that keep those copies bit-identical are at the top of
+//! `lib.rs`. Results and contracts are documented on the [`crate::Kernels`] method of the same name.
 
 mod activation;
 mod blocks;
@@ -63,7 +62,7 @@ pub use trellis::TrellisValues;
 pub(crate) use trellis::trellis_step;
 pub(crate) use xtx::{PANEL as XTX_PANEL, xtx_band};
 
-/// The last, short chunk of a row, filled up with a value that changes no lane.
+/// Last, short chunk of a row, padded with a value that changes no lane.
 #[inline(always)]
 fn padded(tail: &[f32], fill: f32) -> [f32; LANES] {
     let mut chunk = [fill; LANES];
@@ -79,7 +78,7 @@ fn tree<T: Copy>(lanes: [T; LANES], combine: impl Fn(T, T) -> T) -> T {
     combine(combine(four[0], four[2]), combine(four[1], four[3]))
 }
 
-/// `x` limited to `[low, high]`; NaN stays NaN. (`f32::clamp` panics on a NaN limit and compiles to more.)
+/// `x` clamped to `[low, high]`; NaN stays NaN. (`f32::clamp` panics on a NaN limit and compiles to more code.)
 #[inline(always)]
 fn clamp(x: f32, low: f32, high: f32) -> f32 {
     let x = if x < low { low } else { x };
@@ -91,8 +90,7 @@ fn clamp(x: f32, low: f32, high: f32) -> f32 {
 /// included.
 const ROUND_MAGIC: f32 = 12_582_912.0;
 
-/// The nearest integer to `x`, ties to even, for `|x| <= 2^22`; an unspecified integer for anything else, NaN
-/// included.
+/// Nearest integer to `x`, ties to even, for `|x| <= 2^22`; otherwise (NaN included) an unspecified integer.
 #[inline(always)]
 fn round_even_i32(x: f32) -> i32 {
     ((x + ROUND_MAGIC).to_bits() as i32).wrapping_sub(ROUND_MAGIC.to_bits() as i32)

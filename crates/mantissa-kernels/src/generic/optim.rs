@@ -5,7 +5,7 @@
 /// the learning rate `lr`, decay `wd` and step number `t` from 1:
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWStep {
-    /// Factor of the gradient, for clipping and unscaling: 1 leaves it as it is.
+    /// Factor of the gradient, for clipping and unscaling; 1 leaves it unchanged.
     pub grad_scale: f32,
     /// Factor of the parameter before the update, `1 - lr wd`.
     pub decay: f32,

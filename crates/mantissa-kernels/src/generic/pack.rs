@@ -32,8 +32,8 @@ pub(crate) fn unpack_codes_le(packed: &[u8], bits: u32, codes: &mut [u8]) {
     }
 }
 
-/// Eight codes of `B` bits are `B` bytes: the unit in which streams are read and written. Returns whether a
-/// code needed more than `B` bits.
+/// Reads or writes eight codes of `B` bits as `B` bytes, the unit of streams. Returns true if a code needed more than
+/// `B` bits.
 #[inline(always)]
 fn pack<const B: usize>(codes: &[i8], offset: u8, out: &mut [u8]) -> bool {
     let used = (codes.len() * B).div_ceil(8);

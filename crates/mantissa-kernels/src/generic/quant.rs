@@ -9,10 +9,10 @@ use super::{clamp, round_even_i32};
 use crate::simd::Simd;
 use std::fmt;
 
-/// Smallest scale, in place of zero (a group of zeros, or one so small that the quotient underflows).
+/// Smallest scale, used in place of zero (a group of zeros, or one so small that the quotient underflows).
 const ZERO_SCALE: f32 = f32::EPSILON;
 
-/// A group that has no scale, because an element is NaN or infinite.
+/// A group without a scale, because an element is NaN or infinite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NonFinite {
     /// The first such element of the row.
@@ -84,9 +84,9 @@ pub(crate) fn quant_int_asym<S: Simd>(
             return Err(first_non_finite(x, g * group));
         }
         let (low, high) = (lesser(0.0, low), greater(0.0, high));
-        // Values, not references: the codes written below could alias them for all the compiler knows.
+        // Copy the values: the compiler cannot rule out that the codes written below alias them.
         let step = asym_scale(low, high, steps);
-        // In a group of zeros compressed-tensors computes 0/0 and casts the NaN to 0.
+        // For a group of zeros compressed-tensors computes 0/0 and casts the NaN to 0.
         let zero = if low == high { 0.0 } else { clamp(qmin - low / step, qmin, qmax) };
         let zero_point = round_even_i32(zero);
         let offset = zero_point as f32;
@@ -113,9 +113,9 @@ fn asym_scale(low: f32, high: f32, steps: f32) -> f32 {
     if scale < largest_scale(steps) { nonzero(scale) } else { huge_asym_scale(low, high, steps) }
 }
 
-/// [`asym_scale`] for ranges within a code of f32's own limit: `high - low` may overflow where the two
-/// quotients do not, and no code may decode to infinity. `|code - zero|` is at most `steps` where the range
-/// is one-sided, and half of it, rounded up, where it is balanced.
+/// [`asym_scale`] for ranges within a code of f32's limit: `high - low` may overflow where the two quotients do not,
+/// and no code may decode to infinity. `|code - zero|` is at most `steps` for a one-sided range, and half of it,
+/// rounded up, for a balanced one.
 #[cold]
 fn huge_asym_scale(low: f32, high: f32, steps: f32) -> f32 {
     let spread = (high - low) / steps;
@@ -124,7 +124,7 @@ fn huge_asym_scale(low: f32, high: f32, steps: f32) -> f32 {
     scale.min(largest_scale((reach + 1.0).min(steps)))
 }
 
-/// The largest scale under which a code of magnitude `reach` still decodes to a finite f32.
+/// Largest scale at which a code of magnitude `reach` still decodes to a finite f32.
 #[inline(always)]
 fn largest_scale(reach: f32) -> f32 {
     (f32::MAX / reach).next_down()
@@ -217,7 +217,7 @@ mod tests {
                     let expected = naive_asym(&x, group, bits);
                     prop_assert_eq!((&scales, &zeros, &codes), (&expected.0, &expected.1, &expected.2));
                 }
-                // Whatever the range, every code decodes to a finite value.
+                // For any range, every code decodes to a finite value.
                 for (i, &code) in codes.iter().enumerate() {
                     let (scale, zero) = (scales[i / group], zeros[i / group]);
                     prop_assert!(((f32::from(code) - f32::from(zero)) * scale).is_finite());

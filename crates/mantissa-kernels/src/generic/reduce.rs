@@ -74,7 +74,7 @@ pub(crate) fn sum_terms_f64<S: Simd>(simd: S, x: &[f32], term: impl Fn(f32) -> f
         for (t, &x) in terms.iter_mut().zip(block) {
             *t = term(x);
         }
-        // Only the last block can be short; what it leaves over adds nothing.
+        // Only the last block can be short; its missing elements add nothing.
         terms[block.len()..].fill(0.0);
         let used = block.len().div_ceil(LANES);
         for chunk in &terms.as_chunks::<LANES>().0[..used] {
@@ -100,7 +100,7 @@ pub(crate) fn min_max<S: Simd>(simd: S, x: &[f32]) -> (f32, f32) {
         (low, high, magnitude) = (simd.lesser(low, x), simd.greater(high, x), simd.max_abs(magnitude, x));
     }
     if !tail.is_empty() {
-        // NaN changes neither extreme, so it can fill up the tail; only real elements may report it.
+        // NaN changes neither extreme, so it can pad the tail; only real elements may report it.
         let x = simd.load(&padded(tail, f32::NAN));
         (low, high) = (simd.lesser(low, x), simd.greater(high, x));
         magnitude = simd.max_abs(magnitude, simd.load(&padded(tail, 0.0)));
@@ -111,7 +111,7 @@ pub(crate) fn min_max<S: Simd>(simd: S, x: &[f32]) -> (f32, f32) {
     (tree(simd.to_array(low), lesser), tree(simd.to_array(high), greater))
 }
 
-/// The greatest value, NaN passed over; -infinity for an empty slice.
+/// Largest value, ignoring NaN; -infinity for an empty slice.
 #[inline(always)]
 pub(crate) fn max_ignoring_nan<S: Simd>(simd: S, x: &[f32]) -> f32 {
     let lanes = fold(simd, x, f32::NEG_INFINITY, f32::NEG_INFINITY, |lanes, x| simd.greater(lanes, x));
@@ -127,7 +127,7 @@ pub(crate) fn argmax<S: Simd>(simd: S, x: &[f32]) -> Option<usize> {
     Some(block * BLOCK + offset)
 }
 
-/// Folds whole chunks and then the tail, filled up with `fill`, into 16 lanes.
+/// Folds whole chunks and then the tail, padded with `fill`, into 16 lanes.
 #[inline(always)]
 fn fold<S: Simd>(
     simd: S,

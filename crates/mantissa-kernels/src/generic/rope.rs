@@ -1,5 +1,5 @@
-//! Rotary position embedding (Su et al. 2021, "RoFormer", eq. 34) in the half-split layout of GPT-NeoX and
-//! Hugging Face Llama: component `i` of the first half of a head turns with component `i` of the second half.
+//! Rotary position embedding (Su et al. 2021, "RoFormer", eq. 34) in the half-split layout of GPT-NeoX and Hugging
+//! Face Llama: component `i` of the first half of a head rotates with component `i` of the second half.
 
 #[inline(always)]
 pub(crate) fn rope_rotate(x: &mut [f32], heads: usize, head_dim: usize, cos: &[f32], sin: &[f32]) {
@@ -53,7 +53,7 @@ fn rotate_head(first: &mut [f32], second: &mut [f32], cos: &[f32], sin: &[f32]) 
     }
 }
 
-/// The transpose of [`rotate_head`]: the turn by the negative angle, with the tables' factor (YaRN) kept.
+/// Transpose of [`rotate_head`]: rotates by the negative angle and keeps the tables' factor (YaRN).
 #[inline(always)]
 fn rotate_head_back(first: &mut [f32], second: &mut [f32], cos: &[f32], sin: &[f32]) {
     for (((a, b), c), s) in first.iter_mut().zip(second).zip(cos).zip(sin) {

@@ -80,10 +80,10 @@ pub(crate) fn log_softmax_stats<S: Simd>(simd: S, row: &[f32]) -> LogSumExp {
     LogSumExp { max, ln_sum: ln(sum) }
 }
 
-/// ln x for finite normal x > 0, relative error below 1e-15 (NaN and the rest pass through the library).
+/// ln x for finite normal x > 0, relative error below 1e-15 (NaN and other values use the library).
 ///
-/// Our own because the C library's differs between platforms: x = 2^k·m with m in [1/√2, √2), s = (m - 1)/(m
-/// + 1), ln m = 2(s + s³/3 + s⁵/5 + …).
+/// The C library's version differs between platforms: x = 2^k·m with m in [1/√2, √2), s = (m - 1)/(m + 1), ln m = 2(s
+/// + s³/3 + s⁵/5 + …).
 #[inline(always)]
 pub(crate) fn ln(x: f64) -> f64 {
     if !x.is_normal() || x <= 0.0 {
@@ -94,7 +94,7 @@ pub(crate) fn ln(x: f64) -> f64 {
     let m = f64::from_bits(x.to_bits().wrapping_sub((k as u64) << 52));
     let s = (m - 1.0) / (m + 1.0);
     let s2 = s * s;
-    // |s| <= 0.1716, so the first term left out (s^25 / 25) is below 3e-21.
+    // |s| <= 0.1716, so the first omitted term (s^25 / 25) is below 3e-21.
     let mut sum = 0.0;
     for odd in (0..12).rev().map(|i| f64::from(2 * i + 1)) {
         sum = sum * s2 + 1.0 / odd;

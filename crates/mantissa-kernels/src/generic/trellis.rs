@@ -1,12 +1,14 @@
-//! The cheapest path through a trellis: Viterbi's algorithm (1967) over the states of [`mantissa_num::trellis`].
+//! Cheapest path through a trellis: Viterbi's algorithm (1967) over the states of [`mantissa_num::trellis`].
 //!
-//! With `k` bits a weight, the 2^k states that may stand before a state share the 16 - k bits that it begins with, its *group*; so
-//! what is kept between two weights is one cost for each group, and a weight takes one addition and one comparison for each
-//! state. A state is `x · 2^(16-k) + g`: of group `g` after it, reached from group `state >> k` by the bits `x` that fall out.
+//! With `k` bits per weight, the 2^k possible predecessors of a state share the 16 - k bits that it begins with, its
+//! *group*. So only one cost per group is stored between two weights, and a weight takes one addition and one
+//! comparison per state. A state is `x · 2^(16-k) + g`: its group is `g` afterwards, reached from group `state >> k`
+//! by the bits `x` that drop out.
 
 use crate::simd::LANES;
 
-/// Groups are numbered `a · 2^k + n`. Where 2^k does not fill the lanes they run along `a`, and values and results are held `n` first.
+/// Groups are numbered `a · 2^k + n`. If 2^k does not fill the lanes, lanes run along `a`, and values and results are
+/// stored with `n` outermost.
 const WIDE: usize = LANES;
 
 /// Values of the 65 536 states in the order in which [`crate::Kernels::trellis_step`] reads them.
@@ -17,7 +19,8 @@ pub struct TrellisValues {
 }
 
 impl TrellisValues {
-    /// Prepares a search over `table`, the value of each state, for codes of `bits`; `None` for other than 65 536 values and 1 to 8 bits.
+    /// Prepares a search over `table`, the value of each state, for codes of `bits`; `None` unless there are 65 536
+    /// values and 1 to 8 bits.
     pub fn new(bits: u32, table: &[f32]) -> Option<Self> {
         if table.len() != 1 << 16 || !(1..=8).contains(&bits) {
             return None;
@@ -30,7 +33,7 @@ impl TrellisValues {
         Some(TrellisValues { bits, values })
     }
 
-    /// Groups of states.
+    /// Number of groups of states.
     pub fn groups(&self) -> usize {
         1 << (16 - self.bits)
     }
@@ -40,7 +43,7 @@ impl TrellisValues {
         self.bits
     }
 
-    /// The state of the path behind group `group`, of which a step left `from`.
+    /// State of the path that ends in group `group`, given the back-pointers `from` of its step.
     pub fn state(&self, from: &[u8], group: usize) -> u16 {
         let n = 1usize << self.bits;
         let at = if n < WIDE { group % n * (self.groups() / n) + group / n } else { group };
@@ -73,7 +76,7 @@ pub(crate) fn trellis_step(
     }
 }
 
-/// The least `cost + (target - value)²` so far, and where it came from.
+/// Least `cost + (target - value)²` so far, and its origin.
 #[derive(Clone, Copy)]
 struct Best {
     cost: [f32; LANES],
@@ -83,7 +86,7 @@ struct Best {
 impl Best {
     const NONE: Self = Best { cost: [f32::INFINITY; LANES], from: [0; LANES] };
 
-    /// Takes what is less, of equals what came first.
+    /// Takes the smaller one; for ties, the first.
     #[inline(always)]
     fn take(&mut self, target: f32, costs: &[f32; LANES], values: &[f32; LANES], x: u32) {
         for lane in 0..LANES {
@@ -107,7 +110,7 @@ fn lanes(x: &[f32], at: usize) -> &[f32; LANES] {
     x[at..].first_chunk().unwrap_or(&[0.0; LANES])
 }
 
-/// Groups `a · N + n` for neighbouring `a`: values are `[n][x][a]`, results `[n][a]`, which are turned at the end.
+/// Groups `a · N + n` for adjacent `a`: values are `[n][x][a]`, results `[n][a]`, which are transposed at the end.
 #[inline(always)]
 fn along<const N: usize>(
     values: &[f32],
@@ -145,7 +148,7 @@ fn along<const N: usize>(
     }
 }
 
-/// Groups `a · N + n` for neighbouring `n`: values are those of the states in their order.
+/// Groups `a · N + n` for adjacent `n`: values are those of the states in order.
 #[inline(always)]
 fn across<const N: usize>(values: &[f32], target: f32, costs: &[f32], next: &mut [f32], from: &mut [u8]) {
     let down = costs.len() / N;

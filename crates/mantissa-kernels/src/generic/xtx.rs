@@ -1,5 +1,5 @@
-//! `H += XᵀX` for one block of tokens: each sum over the tokens is one f32 chain of fused multiply-adds in
-//! their order, beginning at 0, and is then added to H. How the output is cut into tiles cannot show.
+//! `H += XᵀX` for one block of tokens: each sum over the tokens is one f32 chain of fused multiply-adds in token
+//! order, starting at 0, and is then added to H. The tiling of the output does not affect the result.
 
 use crate::simd::{LANES, Simd};
 

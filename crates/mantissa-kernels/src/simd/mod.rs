@@ -1,9 +1,9 @@
-//! Sixteen lanes of accumulators, the one thing the compiler does not vectorize by itself: from `lanes[i] +=
-//! a[i] * b[i]` it makes sixteen scalar chains, at every level (measured: a third of the memory bandwidth).
+//! Sixteen lanes of accumulators, the one case that the compiler does not vectorize: from `lanes[i] += a[i] * b[i]`
+//! it generates sixteen scalar chains, at every level (measured: a third of the memory bandwidth).
 //!
-//! A [`Simd`] value is proof that its level is available, and the operations are its methods; kernels that
-//! reduce take it as their first argument. Every operation is the same IEEE operation per lane at every
-//! level, so that the levels agree bit for bit.
+//! A [`Simd`] value proves that its level is available, and the operations are its methods; reducing kernels take it
+//! as their first argument. Every operation is the same IEEE operation per lane at every level, so the levels agree
+//! bit for bit.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86;
@@ -28,11 +28,11 @@ pub(crate) trait Simd: Copy {
     fn to_array(self, a: Self::F32) -> [f32; LANES];
     fn add(self, a: Self::F32, b: Self::F32) -> Self::F32;
     fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32;
-    /// `a * b + c`, rounded once: fused at every level, in software where the processor cannot.
+    /// `a * b + c`, rounded once: fused at every level, in software if the processor has no FMA.
     fn mul_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
-    /// `if b > a { b } else { a }`: NaN in `b` is passed over.
+    /// `if b > a { b } else { a }`: ignores NaN in `b`.
     fn greater(self, a: Self::F32, b: Self::F32) -> Self::F32;
-    /// `if b < a { b } else { a }`: NaN in `b` is passed over.
+    /// `if b < a { b } else { a }`: ignores NaN in `b`.
     fn lesser(self, a: Self::F32, b: Self::F32) -> Self::F32;
     /// The maximum, as integers, of the bits of `a` (not negative) and of `|b|`: orders finite < infinite <
     /// NaN.
@@ -46,14 +46,14 @@ pub(crate) trait Simd: Copy {
     fn load_wide(self, x: &[f32; LANES]) -> Self::F64;
     fn sub_f64(self, a: Self::F64, b: Self::F64) -> Self::F64;
     fn mul_f64(self, a: Self::F64, b: Self::F64) -> Self::F64;
-    /// The greater of `a` and `|b|`: NaN in `b` is passed over.
+    /// Maximum of `a` and `|b|`: ignores NaN in `b`.
     fn max_abs_f64(self, a: Self::F64, b: Self::F64) -> Self::F64;
     fn add_f64(self, a: Self::F64, b: Self::F64) -> Self::F64;
     /// `c - a * b`, rounded once.
     fn sub_mul_f64(self, a: Self::F64, b: Self::F64, c: Self::F64) -> Self::F64;
     fn to_array_f64(self, a: Self::F64) -> [f64; LANES];
 
-    /// Asks for the cache line where `x` begins, to write to it soon.
+    /// Prefetches the cache line at the start of `x` for writing.
     fn prefetch(self, x: &[f32]);
 
     /// Element (i, j) of the result is element (j, i) of `rows`.

@@ -28,16 +28,15 @@ impl Avx512 {
     }
 }
 
-/// Implements the methods of one level. Each body may use that level's intrinsics and reads or writes whole
-/// arrays by pointer.
+/// Implements the methods of one level. Each body may use that level's intrinsics and reads or writes whole arrays by
+/// pointer.
 macro_rules! methods {
     ($($(#[$doc:meta])* fn $name:ident($self:ident $(, $arg:ident: $ty:ty)*) -> $ret:ty { $body:expr })*) => {
         $(
             #[inline(always)]
             fn $name($self $(, $arg: $ty)*) -> $ret {
-                // SAFETY: `self` can only be made where the level's features are available, and pointers come
-                // from references to arrays of exactly the 16 elements that the body reads or writes, with no
-                // demand on alignment.
+                // SAFETY: `self` exists only if the level's features are available, and pointers come from references
+                // to arrays of exactly the 16 elements that the body reads or writes, without alignment requirements.
                 unsafe { $body }
             }
         )*
@@ -158,7 +157,7 @@ fn max_lane_256(a: [__m256; 2]) -> f32 {
     f32::from_bits(_mm_cvtsi128_si32(one) as u32)
 }
 
-/// Three rounds of exchanges, at distances 1, 2 and 4.
+/// Transposes in three rounds of exchanges, at distances 1, 2 and 4.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn transpose_8x8(rows: [&[u32; 8]; 8]) -> [[u32; 8]; 8] {
@@ -180,7 +179,7 @@ fn transpose_8x8(rows: [&[u32; 8]; 8]) -> [[u32; 8]; 8] {
     let low = |j: usize| _mm256_permute2x128_si256::<0x20>(upper[j], lower[j]);
     let high = |j: usize| _mm256_permute2x128_si256::<0x31>(upper[j], lower[j]);
     let columns = [low(0), low(1), low(2), low(3), high(0), high(1), high(2), high(3)];
-    // SAFETY: 8 registers of 8 lanes are 64 u32, all bit patterns of which are values.
+    // SAFETY: 8 registers of 8 lanes are 64 u32; all bit patterns are valid.
     unsafe { std::mem::transmute::<[__m256i; 8], [[u32; 8]; 8]>(columns) }
 }
 
@@ -300,7 +299,7 @@ impl Lanes for Avx2 {
     }
 }
 
-/// Rounding toward zero, without an exception for what is dropped.
+/// Rounding toward zero, without raising the inexact exception.
 const TOWARD_ZERO: i32 = _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC;
 
 /// The greatest of 16 lanes; none is NaN.
@@ -313,18 +312,18 @@ fn greatest_256(a: [__m256; 2]) -> f32 {
     _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
 }
 
-/// The low bytes of 16 lanes without their fractions.
+/// Low bytes of 16 lanes, truncated to integers.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn bytes_256(a: [__m256; 2]) -> __m128i {
     let low = _mm256_set1_epi32(0xff);
     let a = a.map(|a| _mm256_and_si256(_mm256_cvttps_epi32(a), low));
-    // Packing takes halves of both operands in turn.
+    // Packing takes halves of both operands alternately.
     let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(a[0], a[1]));
     _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words))
 }
 
-/// The first of 16 lanes with the least value, and the value; no lane is NaN.
+/// First of 16 lanes with the smallest value, and the value; no lane is NaN.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn least_256(a: [__m256; 2]) -> (usize, f32) {
