@@ -205,6 +205,11 @@ impl Context {
         output::to_stdout(human)
     }
 
+    /// Returns the smallest `--memory` that accepts work of `needs` bytes: texts that the process holds count too.
+    pub fn least_memory(&self, needs: u64) -> u64 {
+        needs.saturating_add(self.texts.load(Ordering::Relaxed))
+    }
+
     /// Refuses work whose predicted peak memory exceeds `--memory` or, without it, the available memory.
     /// `needs` excludes the bytes that tokenizing texts left allocated; they are added.
     ///
@@ -213,7 +218,7 @@ impl Context {
     pub fn require_memory(&self, what: &str, needs: u64) -> Result<()> {
         let (allowed, limit) = self.ceiling();
         let needs = match limit {
-            Limit::Option => needs.saturating_add(self.texts.load(Ordering::Relaxed)),
+            Limit::Option => self.least_memory(needs),
             // The process already holds this memory, so it is not part of the available memory.
             Limit::Available => needs,
         };

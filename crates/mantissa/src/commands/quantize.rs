@@ -29,7 +29,7 @@ use crate::output::bytes;
 /// A recipe is a name such as rtn-int4-g128 ([TRANSFORM-]METHOD-SCHEME[+ACTIVATION]), a short name that
 /// `mantissa recipes` lists, or a TOML file. Linear layers are quantized; embeddings, head and norms keep
 /// their dtype. The output appears only when it is complete, and is the same at any number of threads. A run
-/// that was killed, stopped or out of disk space resumes bit-exactly with the same command.
+/// that was killed, stopped or out of disk space resumes bit-exactly with the same command; GGUF output starts over.
 ///
 /// With --text or --tokens the finished output is compared with the source before it appears at --out, and
 /// quality.json next to the weights records the quality loss. With --max-kl the output appears only if the
@@ -154,6 +154,8 @@ struct DryRun<'a> {
     output_bytes: u64,
     /// Predicted, not measured.
     predicted_peak_memory: u64,
+    /// Smallest `--memory` that accepts the work.
+    least_memory: u64,
     /// Stage with the peak, and its buffers.
     peak_stage: &'a str,
     peak_buffers: BTreeMap<&'static str, u64>,
@@ -219,10 +221,11 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     plan.evaluation = args.measure.evaluation(&args.model, &source, another, context)?;
     let peak = plan.peak_bytes(args.verify);
     // The prediction is accurate to 10 %, and a ceiling must hold.
-    context.require_memory("quantize", peak + peak / 10)?;
+    let needs = peak + peak / 10;
+    context.require_memory("quantize", needs)?;
     let source_bytes = source.checkpoint().total_bytes();
     if args.dry_run {
-        return dry_run(&plan, source_bytes, args.verify, context);
+        return dry_run(&plan, source_bytes, args.verify, context.least_memory(needs), context);
     }
     context.warn_all(&plan.notes)?;
     if args.verify {
@@ -300,7 +303,13 @@ fn sha256(plan: &Plan, outcome: &Outcome) -> Option<String> {
     files.values().next().filter(|_| single).map(FileDigest::hex)
 }
 
-fn dry_run(plan: &Plan, source_bytes: u64, verified: bool, context: &Context) -> Result<()> {
+fn dry_run(
+    plan: &Plan,
+    source_bytes: u64,
+    verified: bool,
+    least_memory: u64,
+    context: &Context,
+) -> Result<()> {
     let peak = peak_stage(plan, verified);
     let layers = plan.quantized().count();
     let report = DryRun {
@@ -313,6 +322,7 @@ fn dry_run(plan: &Plan, source_bytes: u64, verified: bool, context: &Context) ->
         source_bytes,
         output_bytes: plan.output_bytes(),
         predicted_peak_memory: peak.bytes(),
+        least_memory,
         peak_stage: &peak.name,
         peak_buffers: peak.buffers.iter().copied().collect(),
         notes: &plan.notes,
@@ -331,6 +341,7 @@ fn dry_run(plan: &Plan, source_bytes: u64, verified: bool, context: &Context) ->
         writeln!(out, "{} of tensors, source {}", bytes(report.output_bytes), bytes(report.source_bytes))?;
         let (peak, stage) = (bytes(report.predicted_peak_memory), report.peak_stage);
         writeln!(out, "{peak} peak memory (predicted), at the step: {stage}")?;
+        writeln!(out, "{} is the least that --memory accepts", bytes(report.least_memory))?;
         report.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
     })
 }

@@ -29,8 +29,9 @@ fn a_ceiling_below_the_prediction_refuses_the_work() {
     let line = fail(3, &[&quantize[..], &["--memory", "2M"]].concat());
     assert!(line.contains("at most 2.00 MB of memory (--memory)"), "{line}");
     assert!(!out.exists());
-    let enough = (peak + peak / 10 + 1).to_string();
-    succeed(&[&quantize[..], &["--memory", &enough]].concat());
+    let least = plan["least_memory"].as_u64().unwrap();
+    fail(3, &[&quantize[..], &["--memory", &(least - 1).to_string()]].concat());
+    succeed(&[&quantize[..], &["--memory", &least.to_string()]].concat());
 }
 
 #[test]
