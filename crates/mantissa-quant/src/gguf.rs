@@ -1,7 +1,8 @@
-//! A quantized model as one GGUF file that llama.cpp runs: what each tensor becomes, the metadata, and the writing.
+//! Plan of a GGUF file for llama.cpp: the type of each tensor, and the metadata.
 //!
-//! Linear layers take the recipe's scheme; where its blocks do not divide a row, f16, which is noted. The embedding and the
-//! head are f16 unless a rule of the recipe names them, norms and other vectors f32, as llama.cpp requires.
+//! Linear layers take the recipe's scheme. If its blocks do not divide a row, they fall back to f16 with a note.
+//! Embedding and head are f16 unless a rule of the recipe names them. Norms and other vectors are f32, as llama.cpp
+//! requires.
 
 mod architecture;
 pub(crate) mod layout;
@@ -27,8 +28,8 @@ use parameters::Adding;
 pub(crate) use parameters::{dense_name, heads, linear_of, parameters, values};
 pub(crate) use ternary::quantize as quantize_ternary;
 
-/// Replaces schemes whose blocks do not divide a row by f16; gives the modules, each with the reason.
-/// A layer that becomes several tensors is left out.
+/// Replaces schemes whose blocks do not divide a row and returns the modules, each with the reason. Layers that become
+/// several tensors are left out.
 pub(crate) fn fall_back(config: &ModelConfig, linears: &mut [PlannedLinear]) -> Vec<(String, String)> {
     let mut fallbacks = Vec::new();
     for PlannedLinear { info, scheme } in linears {
@@ -47,7 +48,7 @@ pub(crate) fn fall_back(config: &ModelConfig, linears: &mut [PlannedLinear]) -> 
     fallbacks
 }
 
-/// Scheme used instead of one whose blocks do not divide rows of `cols`: blocks of 32, or f16.
+/// Returns the fallback of a layer's scheme for rows of `cols`: blocks of 32, or f16.
 fn fitting_in(config: &ModelConfig, wanted: &Scheme, cols: usize) -> Scheme {
     let ternary = wanted.format.codec().and_then(|codec| ternary::smaller(config, codec.id));
     match ternary.filter(|codec| cols.is_multiple_of(codec.codec().elements)) {
@@ -56,7 +57,7 @@ fn fitting_in(config: &ModelConfig, wanted: &Scheme, cols: usize) -> Scheme {
     }
 }
 
-/// The same of a tensor that is no layer.
+/// Returns the fallback of another tensor's scheme.
 fn fitting(wanted: &Scheme, cols: usize) -> Scheme {
     let fits = |codec: &CodecId| cols.is_multiple_of(codec.codec().elements);
     let codec = match wanted.format {
@@ -67,6 +68,8 @@ fn fitting(wanted: &Scheme, cols: usize) -> Scheme {
 }
 
 impl Layout {
+    /// Plans a file.
+    ///
     /// # Errors
     /// A field of the model that GGUF or llama.cpp cannot express.
     pub(crate) fn new(
@@ -93,6 +96,7 @@ impl Layout {
         let mut adding = Adding { source, job, weights, options, planned, experts: experts(config), stacks };
         for info in parameters(config) {
             if let Some(joined) = architecture.joined(&info.name) {
+                // GGUF splits some tensors, such as the joined projection from the latent (MLA).
                 layout.add_joined(&adding, config, info, joined)?;
                 continue;
             }
@@ -133,8 +137,8 @@ impl Layout {
             let ty = block_type(&scheme.format).unwrap_or(GgmlType::F32);
             let factor = ternary::factor_beside(config, job, scheme);
             if factor && ty != GgmlType::NVFP4 && self.architecture != Architecture::Bitnet {
-                let allowed = "a scheme whose scales lie in its blocks: only bitnet has factors beside them";
-                return Err(fault(source, &info.name, scheme.to_string(), allowed));
+                let expected = "a scheme with scales in its blocks; only bitnet has a separate factor";
+                return Err(fault(source, &info.name, scheme.to_string(), expected));
             }
             return adding.declare(&mut self.tensors, &place, ty, &info, factor);
         }
@@ -148,7 +152,7 @@ impl Layout {
                 source,
                 &info.name,
                 scheme.to_string(),
-                "a type of GGUF whose blocks divide a row, such as f16 or q8_0",
+                "a GGUF type whose blocks divide a row, such as f16 or q8_0",
             )
         })?;
         adding.declare(&mut self.tensors, &place, ty, &info, false)?;
@@ -156,7 +160,7 @@ impl Layout {
         Ok(())
     }
 
-    /// Scheme of embedding and head by the file type, if no rule of the recipe names them.
+    /// Returns the file type's scheme of embedding and head, unless a rule of the recipe names them.
     fn table_scheme(
         &mut self,
         job: &Job,
@@ -197,12 +201,12 @@ impl Layout {
     }
 }
 
-/// Experts of a layer that has them.
+/// Returns the number of experts of a layer.
 fn experts(config: &ModelConfig) -> usize {
     config.experts.as_ref().map_or(0, |experts| usize::from(experts.count))
 }
 
-/// The scheme of a tensor that is not quantized as a layer.
+/// Returns the scheme of a tensor that is not quantized as a layer.
 fn cast_scheme(
     source: &ModelFiles,
     (job, weights): (&Job, &Scheme),
@@ -215,7 +219,7 @@ fn cast_scheme(
     let module = info.name.trim_end_matches(".weight");
     let full = Scheme::new(Format::plain(Code::F32), Rule::Amax);
     match (info.role, job) {
-        // llama.cpp multiplies by routers in f32 only, and takes positions so.
+        // llama.cpp needs routers and positions in f32.
         (Role::Side { .. } | Role::Positions, _) => Ok(full),
         (Role::Embedding | Role::Head, Job::Convert { table, .. } | Job::Requantize { table, .. }) => {
             Ok(table.clone())
@@ -233,6 +237,7 @@ fn cast_scheme(
     }
 }
 
+/// Returns the scheme of the source's dtype.
 fn source_scheme(source: &ModelFiles, name: &str) -> Result<Scheme> {
     let meta = source.checkpoint().get(name);
     let meta =

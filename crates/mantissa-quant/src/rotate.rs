@@ -229,7 +229,7 @@ fn norm_weights(
     if let Some(channel) = weights.iter().position(|w| *w == 0.0).filter(|_| parts.bias) {
         let expected =
             "a weight other than 0, because the norm has a bias and the residual stream is rotated";
-        let fix = "set residual = false in [rotate]";
+        let fix = "fix: set residual = false in [rotate]";
         return Err(Error::field(source.dir(), format!("{name}[{channel}]"), "0", expected, fix).into());
     }
     let weights = Coordinates::Divided(weights);

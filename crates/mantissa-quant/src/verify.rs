@@ -1,17 +1,18 @@
-//! Verification of an artifact, with [`mantissa_verify`] as the second reader.
+//! Verification of an artifact, with [`mantissa_verify`] as the independent reader.
 //!
-//! The rows of a weight are checked on several threads; faults come in the order of the rows whatever their number.
+//! 1. Compares files with the manifest's hashes, and the hashes in `quality.json` with them and with the source's
+//!    files.
+//! 2. Decodes every quantized weight with the independent and the ordinary reader: equal bit for bit.
+//! 3. With the source: every weight is within the scheme's bound and has the recorded error; all other tensors are
+//!    equal byte for byte.
+//! 4. Compares the logits of both readers: equal within 1e-4 of the largest.
+//! 5. With the evaluation text: measures the recorded figures again.
 //!
-//! 1. The manifest's hashes; those of `quality.json` against them, and, where the source is given, against its files.
-//! 2. Every quantized weight decoded independently and by the ordinary reader: equal bit for bit.
-//! 3. Against the source, where given: every weight within the scheme's bound and with the recorded error, every other
-//!    tensor equal byte for byte.
-//! 4. Logits of the model as read ordinarily and as decoded independently: equal within 1e-4 of the largest.
-//! 5. Where the text is given: the recorded figures, measured again.
+//! A GGUF file has its manifest and `quality.json` beside it. Its container is also read twice and compared: names,
+//! types, shapes, offsets. Every tensor counts as a weight, and its bound follows from the range of its block in the
+//! source. The model that the metadata describe is compared with the source's.
 //!
-//! A GGUF file has its manifest and `quality.json` beside it. Its container is read a second time as well, and compared: names,
-//! types, shapes, places. There every tensor counts as a weight, its bound is taken from the range of its block in the source,
-//! and the model that the metadata describe is compared with the source's.
+//! Rows of a weight are checked on several threads. Faults come in the order of rows for any number of threads.
 
 mod gguf;
 mod gguf_parts;
@@ -54,36 +55,38 @@ use crate::report::LayerReport;
 use crate::rtn;
 use crate::stacks::stack_of;
 
-/// Bytes compared at a time: they stay in a core's cache.
+/// Bytes compared at a time; they fit a core's cache.
 const COMPARED: u64 = 1 << 19;
 
 /// Reference, records and text that an artifact is verified against.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Against<'a> {
-    /// The dense model that it was made from.
+    /// Source: the dense model that the artifact was made from.
     pub reference: Option<&'a Path>,
-    /// True if the records of `quality.json` are checked, its hashes and the error of every layer. A caller that has just
-    /// written that leaves it out.
+    /// True if the source hashes and layer errors in `quality.json` are checked. False for a caller that has just
+    /// written them.
     pub recorded: bool,
-    /// The windows that the recorded figures were measured on.
+    /// Windows of the recorded figures, to measure them again.
     pub text: Option<&'a [Sequence]>,
 }
 
-/// Verifies the model folder or GGUF file `artifact`, against the dense model `reference` where one is given. Where the method
-/// rounds to nearest, an error past the scheme's bound is a fault. The result does not depend on `threads`.
+/// Verifies the model folder or GGUF file `artifact`, against the dense model `reference` if one is given. If the
+/// method is RTN, an error beyond the scheme's bound is a fault. The result does not depend on `threads`.
 ///
 /// # Errors
-/// [`QuantError`](crate::QuantError) for what cannot be read at all, unless hashes have shown already that it is damaged; what can be read and
-/// is wrong is a fault of the [`Verification`].
+/// [`QuantError`](crate::QuantError) for files that cannot be read, unless hashes already show damage. A readable but
+/// wrong file is a fault of the [`Verification`].
 pub fn verify(artifact: &Path, reference: Option<&Path>, threads: usize) -> Result<Verification> {
     let against = Against { reference, recorded: true, text: None };
     verify_against(artifact, &against, threads, &|_| ControlFlow::Continue(()))
 }
 
-/// [`verify`] against whatever there is. `progress` is told the tokens of [`Against::text`] that were run, and may end it.
+/// Verifies against reference, records and text. `progress` gets the tokens of [`Against::text`] that were run; `Break`
+/// interrupts it.
 ///
 /// # Errors
-/// As [`verify`]; [`QuantError::OtherText`](crate::QuantError::OtherText) for windows that are not those of the recorded figures.
+/// Errors of [`verify`]; [`QuantError::OtherText`](crate::QuantError::OtherText) if the windows are not those of the
+/// recorded figures.
 pub fn verify_against(
     artifact: &Path,
     against: &Against<'_>,
@@ -94,6 +97,7 @@ pub fn verify_against(
     let manifest = check_manifest(artifact, &mut found)?;
     let damaged = !found.faults.is_empty();
     match check_model(artifact, against, manifest.as_ref(), threads, progress, &mut found) {
+        // A damaged file may fail anywhere; its hash has already reported it.
         Err(error) if error.class() == ErrorClass::Input && damaged => {
             found.faults.push(error.to_string());
         }
@@ -131,13 +135,14 @@ fn check_model(
         (Some(quality), Some(text)) => {
             check::figures(quality, &files, source.as_ref(), text, threads, progress, found)?;
         }
-        (None, Some(_)) => found.notes.push("no figures are recorded: none were checked".into()),
+        (None, Some(_)) => found.notes.push("no quality.json: no figures to check".into()),
         _ => {}
     }
     Ok(())
 }
 
-/// Steps 2 to 4. `recorded` says by module what method chose the codes and what error it left; with `errors` that is checked.
+/// Performs steps 2 to 4. `recorded` has each layer's report, with method and error; `errors` is true if the error is
+/// checked.
 fn check_weights(
     files: &ModelFiles,
     source: Option<&ModelFiles>,
@@ -169,7 +174,7 @@ fn check_weights(
         }
         check_copied(files, source, &config, threads, found)?;
         if folds != Folds::default() {
-            let what = "logits of the source and of the source as it is folded";
+            let what = "logits of the source and of the transformed source";
             let folded = model_config(source.files())?;
             compare_logits(source.files(), source, &folded, what, found)?;
         }
@@ -177,13 +182,14 @@ fn check_weights(
     if files.kv_policy().is_none() {
         return compare_readers(files, &Independent::new(files), &config, found);
     }
-    // A level that is as near as another one is taken by either, which the rounding of sums decides: weights are compared without.
+    // Rounding of sums decides between two equally near levels, so readers may differ. Weights are compared with the
+    // cache in f32.
     check_kv_levels(files, &config)?;
     let independent = Independent::new(files);
     compare_readers(&CacheInF32(files), &CacheInF32(&independent), &config, found)
 }
 
-/// Tensors that are not linear weights must have been taken over byte for byte, or as a transform changes them.
+/// Checks that tensors other than linear weights were copied byte for byte, or changed as the transform says.
 fn check_copied(
     files: &ModelFiles,
     source: &Folded<'_>,
@@ -197,7 +203,7 @@ fn check_copied(
             continue;
         };
         if ours.dtype != theirs.dtype || ours.shape != theirs.shape {
-            continue; // a quantized layer under its own name; compared as a weight
+            continue; // a quantized layer of the same name; compared as a weight
         }
         found.compared += 1;
         let same = if source.changes(&info.name) {

@@ -1,4 +1,4 @@
-//! The contents of a GGUF file as decided, before it is written.
+//! Planned contents of a GGUF file.
 
 use mantissa_model::TensorInfo;
 use mantissa_num::Scheme;
@@ -9,7 +9,7 @@ use mantissa_store::{Error, TensorSpec};
 
 use crate::error::QuantError;
 
-/// Everything of the file that the plan of the linear layers does not say.
+/// Contents of the file besides the plan of linear layers.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     pub(crate) metadata: Vec<(String, Value)>,
@@ -31,7 +31,7 @@ pub(crate) struct Cast {
     pub(crate) scheme: Scheme,
 }
 
-/// A tensor of the checkpoint that becomes several, each under a scheme.
+/// A checkpoint tensor that GGUF splits into several, each with a scheme.
 #[derive(Clone, Debug)]
 pub(crate) struct JoinedCast {
     pub(crate) info: TensorInfo,
@@ -40,19 +40,19 @@ pub(crate) struct JoinedCast {
 }
 
 impl Layout {
-    /// The tensors of the file as bytes under their names, blocks as rows of bytes.
+    /// Returns the specs of the file's tensors as stored; blocks are rows of bytes.
     pub(crate) fn specs(&self) -> Vec<TensorSpec> {
         self.tensors.iter().map(GgufTensorSpec::as_stored).collect()
     }
 
-    /// Elements of the largest tensor that becomes several.
+    /// Returns the elements of the largest split tensor.
     pub(crate) fn largest_joined(&self) -> u64 {
         let elements = |cast: &JoinedCast| cast.info.shape.iter().map(|&n| n as u64).product();
         self.joined.iter().map(elements).max().unwrap_or(0)
     }
 }
 
-/// A part of the model that GGUF or llama.cpp has no place for.
-pub(crate) fn fault(source: &ModelFiles, field: &str, found: impl Into<String>, allowed: &str) -> QuantError {
-    Error::field(&source.config_path(), field, found, allowed, "write it in another container").into()
+/// Returns the error of a part of the model that GGUF or llama.cpp cannot express.
+pub(crate) fn fault(source: &ModelFiles, field: &str, got: impl Into<String>, expected: &str) -> QuantError {
+    Error::field(&source.config_path(), field, got, expected, "fix: write another format").into()
 }

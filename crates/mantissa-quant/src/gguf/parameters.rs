@@ -1,4 +1,4 @@
-//! Parameters of a model as a GGUF file lists them, and the values of those that a checkpoint stores differently.
+//! Parameters of a model as GGUF lists them, with the values of those that a checkpoint stores differently.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,8 @@ use crate::error::Result;
 use crate::plan::{Job, Options, PlannedLinear, scheme_of};
 use crate::values::values_of;
 
-/// Lists every parameter: linear layers as `[out, in]` and experts one by one, whatever dense checkpoints do.
+/// Lists every parameter: linear layers as `[out, in]` and experts one by one, also if the checkpoint stores them
+/// otherwise.
 pub(crate) fn parameters(config: &ModelConfig) -> Vec<TensorInfo> {
     let mut all: Vec<TensorInfo> = Vec::new();
     let mut experts_of = None;
@@ -50,12 +51,12 @@ pub(crate) fn linear_of(config: &ModelConfig, info: &TensorInfo) -> Option<Linea
     }
 }
 
-/// Name of the tensor of a dense checkpoint that holds a parameter.
+/// Returns the checkpoint tensor that holds a parameter.
 pub(crate) fn dense_name(config: &ModelConfig, info: &TensorInfo) -> String {
     linear_of(config, info).map_or_else(|| info.name.clone(), |linear| linear.dense_tensor().0)
 }
 
-/// Number of heads, and rows of the keys of each in the projection from the latent (MLA).
+/// Returns the number of heads, and the rows of each head's keys in the projection from the latent (MLA).
 pub(crate) fn heads(config: &ModelConfig) -> (usize, usize) {
     (config.num_attention_heads, config.latent.map_or(0, |latent| latent.unrotated))
 }
@@ -75,7 +76,7 @@ pub(crate) fn values(source: &ModelFiles, config: &ModelConfig, info: &TensorInf
 pub(super) struct Adding<'a> {
     pub(super) source: &'a ModelFiles,
     pub(super) job: &'a Job,
-    /// Scheme of linear weights to which no exception applies.
+    /// Scheme of linear weights without an exception.
     pub(super) weights: &'a Scheme,
     pub(super) options: &'a Options,
     /// Planned linear layers by module.
@@ -87,7 +88,8 @@ pub(super) struct Adding<'a> {
 }
 
 impl Adding<'_> {
-    /// Declares a tensor, or, at the first of its experts, the stacked tensor; with `factor` also one f32 per matrix.
+    /// Declares a tensor. For experts, declares the stacked tensor at the first one. With `factor` also declares one
+    /// f32 per matrix.
     ///
     /// # Errors
     /// Experts of one tensor have different types.
@@ -104,9 +106,9 @@ impl Adding<'_> {
             match self.stacks.get(stored) {
                 Some(of_all) if *of_all == ty => return Ok(()),
                 Some(of_all) => {
-                    let allowed =
+                    let expected =
                         format!("{}, as the experts before it: they are one tensor in GGUF", of_all.name);
-                    return Err(fault(self.source, &info.name, ty.name, &allowed));
+                    return Err(fault(self.source, &info.name, ty.name, &expected));
                 }
                 None => drop(self.stacks.insert(stored.clone(), ty)),
             }
@@ -170,7 +172,7 @@ impl Layout {
         }
         let instead = fitting(&wanted, cols);
         self.notes.push(format!(
-            "{name}: {instead} instead of {wanted}: its rows are {cols} wide, with no factor beside them"
+            "{name}: {instead} instead of {wanted}: rows of {cols} do not fit its blocks, or it needs a separate factor"
         ));
         instead
     }

@@ -1,9 +1,9 @@
-//! Ternary weights of BitNet, without loss.
+//! Lossless storage of BitNet's ternary weights.
 //!
-//! A ternary weight is -s, 0 or s with one `s` for the matrix, in f32. The scale of a block of TQ1_0, TQ2_0 or Q4_0 is f16, which
-//! holds few such `s`; so a factor in f32 stands beside the weight (`blk.N.attn_q.scale`, which llama.cpp reads in this
-//! architecture), and the blocks hold the weight divided by it: -1, 0 and 1 under a scale of 1. Of a weight that is not ternary
-//! the factor is the largest magnitude, and the blocks are the codec's.
+//! A ternary weight is -s, 0 or s, with one f32 `s` per matrix. TQ1_0, TQ2_0 and Q4_0 have f16 scales, which cannot
+//! represent most `s`. So an f32 factor is stored beside the weight (`blk.N.attn_q.scale`, which llama.cpp reads for
+//! this architecture). The blocks hold the weight divided by it: -1, 0 and 1 with a scale of 1. For a weight that is
+//! not ternary the factor is the amax, and the blocks are the codec's.
 
 use mantissa_model::ModelConfig;
 use mantissa_num::{CodecId, Codes, Format, Quantized, Scheme, TensorError};
@@ -14,18 +14,18 @@ use crate::plan::{Job, Plan};
 use crate::rtn;
 use mantissa_methods::Solved;
 
-/// The block types that hold -1, 0 and 1 under a scale of 1.
+/// Block types that represent -1, 0 and 1 with a scale of 1.
 const TERNARY: [CodecId; 3] = [CodecId::Tq1_0, CodecId::Tq2_0, CodecId::Q4_0];
 
 /// f16 of 1.
 const ONE: [u8; 2] = 0x3c00u16.to_le_bytes();
 
-/// True if a scale stands beside a layer under `scheme`.
+/// True if a layer under `scheme` has a factor beside it.
 pub(super) fn factor_beside(config: &ModelConfig, job: &Job, scheme: &Scheme) -> bool {
     has_factor(&scheme.format) || blocks_of_ternary(config, job, scheme).is_some()
 }
 
-/// The block type, where a layer of a model is stored as this module says.
+/// Returns the block type if a layer is stored with a factor and ternary blocks.
 fn blocks_of_ternary(config: &ModelConfig, job: &Job, scheme: &Scheme) -> Option<CodecId> {
     let Format::Codec(codec) = scheme.format else { return None };
     let applies = config.architecture.ternary && job.rounds_to_nearest();
@@ -33,23 +33,23 @@ fn blocks_of_ternary(config: &ModelConfig, job: &Job, scheme: &Scheme) -> Option
 }
 
 impl Plan {
-    /// The block type of a layer that is stored as a factor and blocks of what is left.
+    /// Returns the block type of a layer stored with a factor and ternary blocks.
     pub(crate) fn blocks_of_ternary(&self, scheme: &Scheme) -> Option<CodecId> {
         self.gguf.as_ref()?;
         blocks_of_ternary(&self.config, &self.job, scheme)
     }
 }
 
-/// Block type used instead of TQ1_0 and TQ2_0 if rows are not multiples of 256.
+/// Returns the block type used instead of TQ1_0 and TQ2_0 if rows are not multiples of 256.
 pub(super) fn smaller(config: &ModelConfig, wanted: CodecId) -> Option<CodecId> {
     let ternary = [CodecId::Tq1_0, CodecId::Tq2_0].contains(&wanted) && config.architecture.ternary;
     ternary.then_some(CodecId::Q4_0)
 }
 
-/// A weight `[rows, cols]` as its largest magnitude and blocks of the quotients.
+/// Quantizes a weight `[rows, cols]` to its amax and blocks of the quotients.
 ///
 /// # Errors
-/// A value is no number.
+/// A value is NaN.
 pub(crate) fn quantize(
     codec: CodecId,
     w: &[f32],
@@ -73,8 +73,8 @@ pub(crate) fn quantize(
     Ok(Solved::rounded((q, stats)))
 }
 
-/// A block whose scale is 1: `d | 16 bytes`, element `i` in the low nibble of byte `i`, element `i + 16` in the high one, each
-/// plus 8.
+/// Returns a Q4_0 block with scale 1: `d | 16 bytes`. Byte `i` has element `i` in the low nibble and element `i + 16`
+/// in the high one, each plus 8.
 fn q4_0_of_trits(x: &[f32]) -> Vec<u8> {
     let code = |v: f32| (v + 8.0) as u8;
     let bytes = x[..16].iter().zip(&x[16..]).map(|(&low, &high)| code(low) | code(high) << 4);
@@ -87,8 +87,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ternary_weights_lose_nothing() {
-        // No f16 is near it.
+    fn ternary_weights_are_lossless() {
+        // Not representable in f16.
         let s = 0.123_456_79_f32;
         let w: Vec<f32> = (0..512).map(|i| s * (i % 3) as f32 - s).collect();
         for codec in TERNARY {
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn other_weights_are_the_codecs() {
+    fn other_weights_use_the_codec() {
         let w: Vec<f32> = (0..256).map(|i| (i as f32 * 0.7).sin()).collect();
         for codec in TERNARY {
             let solved = quantize(codec, &w, 1, 256, 1).unwrap();

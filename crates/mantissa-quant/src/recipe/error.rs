@@ -6,39 +6,39 @@ use mantissa_store::Shown;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecipeError {
-    /// The name is neither an alias nor composed as names are.
-    #[error("recipe \"{}\": expected {allowed}, got {}; see `mantissa recipes`", Shown(.name), Shown(.found))]
+    /// The name is neither an alias nor a valid composition.
+    #[error("recipe \"{}\": expected {expected}, got {}; see `mantissa recipes`", Shown(.name), Shown(.got))]
     Name {
-        /// The recipe's name.
+        /// Name of the recipe.
         name: String,
-        /// The part at fault.
-        found: String,
-        /// The parts allowed there.
-        allowed: String,
+        /// Faulty part.
+        got: String,
+        /// Valid parts.
+        expected: String,
     },
-    /// A scheme in the recipe is not one.
+    /// A scheme in the recipe does not parse.
     #[error("recipe \"{}\": {field}: {error}", Shown(.name))]
     Scheme {
-        /// The recipe's name or file.
+        /// Name or file of the recipe.
         name: String,
-        /// The field.
+        /// Field.
         field: String,
-        /// The fault.
+        /// Cause.
         error: mantissa_num::ParseError,
     },
-    /// A key, or a value, of the file.
-    #[error("{file}: {}: expected {allowed}, got {}", Shown(.field), Shown(.found))]
+    /// A key or value of the file is wrong.
+    #[error("{file}: {}: expected {expected}, got {}", Shown(.field), Shown(.got))]
     File {
-        /// The file.
+        /// File.
         file: String,
-        /// The key.
+        /// Key.
         field: String,
-        /// Its value.
-        found: String,
-        /// The values allowed, with the nearest one for a misspelt value.
-        allowed: String,
+        /// Value.
+        got: String,
+        /// Valid values, with the nearest one for a misspelt value.
+        expected: String,
     },
-    /// The file is not there or cannot be read.
+    /// The file does not exist or cannot be read.
     #[error(transparent)]
     Read(mantissa_store::Error),
 }

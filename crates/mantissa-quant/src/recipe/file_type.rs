@@ -1,8 +1,8 @@
-//! llama.cpp's file types: which tensor of a model gets which block type, as data.
+//! llama.cpp's file types as data: the block type of each tensor of a model.
 //!
-//! The table restates `llama_tensor_get_type` of llama.cpp's `src/llama-quant.cpp` for dense decoders of the Llama family, so
-//! that a file called `Q4_K_M` has the sizes and the mixture that its readers know under this name; `general.file_type` is
-//! `llama_ftype` of `include/llama.h`. Embeddings and head are part of a file type, unlike of other recipes.
+//! The table follows `llama_tensor_get_type` of llama.cpp's `src/llama-quant.cpp` for dense decoders of the Llama
+//! family, so a file called `Q4_K_M` has the expected size and mixture. `general.file_type` is `llama_ftype` of
+//! `include/llama.h`. Unlike other recipes, a file type includes embedding and head.
 
 use mantissa_model::{LinearKind, ModelConfig};
 use mantissa_num::CodecId;
@@ -14,11 +14,11 @@ use mantissa_num::CodecId::{
 /// A file type.
 #[derive(Clone, Copy, Debug)]
 pub struct FileType {
-    /// Its name, as a recipe.
+    /// Name as a recipe.
     pub name: &'static str,
     /// `general.file_type`.
     pub number: u32,
-    /// The type of all that no rule names.
+    /// Block type of tensors without a rule.
     pub base: CodecId,
     rules: &'static [Rule],
 }
@@ -29,23 +29,23 @@ impl PartialEq for FileType {
     }
 }
 
-/// A tensor of a model, as file types tell them apart.
+/// A tensor of a model as file types distinguish them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// The output head, and the embedding where it is the head too.
+    /// Output head, including a tied embedding.
     Head,
-    /// An embedding that is not the head.
+    /// Untied embedding.
     Embedding,
     /// A linear layer of decoder layer `layer`.
     Linear {
-        /// Which one.
+        /// Kind.
         kind: LinearKind,
         /// Index of the layer.
         layer: usize,
     },
 }
 
-/// A rule of a file type; the first that applies counts.
+/// Rule of a file type; the first that applies is used.
 #[derive(Clone, Copy, Debug)]
 struct Rule {
     of: Of,
@@ -60,25 +60,25 @@ enum Of {
     Is(LinearKind),
 }
 
-/// Layers that a rule applies to. Fractions of layers are rounded down.
+/// Condition of a rule. Fractions of layers are rounded down.
 #[derive(Clone, Copy, Debug)]
 enum When {
     Always,
     /// At least four query heads share a key head.
     Grouped,
-    /// The layers that count most: the first and the last eighth, and of those between every third, from the third on.
+    /// The first and last eighth of the layers, and every third in between, starting at the third.
     MoreBits,
-    /// The first `1 / n` of the layers.
+    /// First `1 / n` of the layers.
     FirstPart(usize),
-    /// The first layers.
+    /// First layers.
     First(usize),
     /// All but the first and the last eighth of the layers.
     Middle,
-    /// No importance is given.
+    /// No importance matrix is given.
     Blind,
-    /// The first eighth, and no importance is given.
+    /// First eighth of the layers, without an importance matrix.
     FirstBlind,
-    /// The first eighth, and importance is given.
+    /// First eighth of the layers, with an importance matrix.
     FirstSeen,
 }
 
@@ -94,16 +94,16 @@ const GATE: Of = Of::Is(LinearKind::Gate);
 const UP: Of = Of::Is(LinearKind::Up);
 const DOWN: Of = Of::Is(LinearKind::Down);
 
-/// The head of most types.
+/// Head of most file types.
 const HEAD: Rule = rule(Of::Head, When::Always, Q6K);
-/// The head of those below three bits.
+/// Head of file types below three bits.
 const LOW_HEAD: Rule = rule(Of::Head, When::Always, Q5K);
 
 const fn of(name: &'static str, number: u32, base: CodecId, rules: &'static [Rule]) -> FileType {
     FileType { name, number, base, rules }
 }
 
-/// Every file type that can be written by name.
+/// File types that can be written by name.
 pub const FILE_TYPES: [FileType; 29] = [
     of("q4_0", 2, Q4_0, &[HEAD, rule(DOWN, When::FirstSeen, Q4_1)]),
     of("q4_1", 3, Q4_1, &[HEAD]),
@@ -222,7 +222,7 @@ const IQ2_S: [Rule; 6] = [
     rule(O, When::Always, Iq3S),
 ];
 
-/// Replacement of a type whose blocks of 256 do not divide a row: llama.cpp's choice, with blocks of 32.
+/// Fallbacks for types whose blocks of 256 do not divide a row: llama.cpp's choice with blocks of 32.
 const SMALLER: [(CodecId, CodecId); 16] = [
     (Q4K, Q5_0),
     (Q5K, Q5_1),
@@ -242,18 +242,18 @@ const SMALLER: [(CodecId, CodecId); 16] = [
     (CodecId::Q8K, Q8_0),
 ];
 
-/// The type with blocks of 32 that stands in for one with blocks of 256.
+/// Returns the type with blocks of 32 that replaces one with blocks of 256.
 pub fn smaller(codec: CodecId) -> Option<CodecId> {
     SMALLER.iter().find(|(wanted, _)| *wanted == codec).map(|(_, smaller)| *smaller)
 }
 
 impl FileType {
-    /// The file type of this name.
+    /// Returns the file type of this name.
     pub fn parse(name: &str) -> Option<Self> {
         FILE_TYPES.into_iter().find(|ty| ty.name == name)
     }
 
-    /// The type of `part` of the model; `importance` says whether there is one.
+    /// Returns the type of `part` of the model; `importance` is true if there is an importance matrix.
     pub fn choose(&self, config: &ModelConfig, part: Part, importance: bool) -> CodecId {
         let (of, layer) = match part {
             Part::Head => (Of::Head, 0),
@@ -278,7 +278,7 @@ impl FileType {
     }
 }
 
-/// Kinds that llama.cpp takes the linear layers of an expert for.
+/// Maps the linear layers of experts to the dense kinds that llama.cpp treats them as.
 fn dense(kind: LinearKind) -> LinearKind {
     match kind {
         LinearKind::ExpertGate(_) | LinearKind::SharedGate => LinearKind::Gate,
@@ -310,7 +310,7 @@ mod tests {
             .collect()
     }
 
-    /// As llama.cpp mixes a model of 16 layers (its own log of such a run lists the same).
+    /// Matches llama.cpp's log for a model of 16 layers.
     #[test]
     fn q4_k_m_gives_more_bits_to_half_of_v_and_down() {
         let config = config(16, 8, 4);

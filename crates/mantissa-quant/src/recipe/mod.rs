@@ -1,55 +1,55 @@
-//! Recipes: which method, which scheme for what, which container. By name (`[TRANSFORM-][METHOD-]SCHEME[+ACTIVATION][+kv-SCHEME]`, transform or method at least), by alias, by the name
-//! of one of llama.cpp's file types (`q4_k_m`), or as a
-//! TOML file with exactly the keys below.
+//! Recipes: method, schemes and container of a quantized model. A recipe is given by name
+//! (`[TRANSFORM-][METHOD-]SCHEME[+ACTIVATION][+kv-SCHEME]` with at least a transform or a method), by alias, as one of
+//! llama.cpp's file types (`q4_k_m`), or as a TOML file with exactly these keys:
 //!
 //! ```toml
-//! method = "rtn"                 # how codes are chosen: see docs/reference/recipes.md
+//! method = "rtn"                 # method; see docs/reference/recipes.md
 //! weights = "int4-g128"          # scheme of the decoder's linear layers
-//! activations = "int8-token"     # optional: scheme of their inputs at run time
+//! activations = "int8-token"     # optional: scheme of their inputs
 //! transform = "smooth"           # optional, before the method: smooth, awq, rotate, spin
-//! observer = "max"               # optional, of static inputs: max, percentile, mse, kl, moving-average
+//! observer = "max"               # optional, for static inputs: max, percentile, mse, kl, moving-average
 //! percentile = 99.99             # optional, only with observer = "percentile"; this is the default
-//! kv = "int8-head"               # optional: scheme of keys and values in the cache
-//! format = "compressed-tensors"  # optional: the container; by default the first that holds the schemes
-//! keep = ["lm_head"]             # optional: modules left as they are, by name or glob
+//! kv = "int8-head"               # optional: scheme of the KV cache
+//! format = "compressed-tensors"  # optional: container; by default the first that holds the schemes
+//! keep = ["lm_head"]             # optional: modules left unquantized, by name or glob
 //!
-//! [[layers]]                     # optional, the first that matches counts
+//! [[layers]]                     # optional; the first match is used
 //! modules = ["*.down_proj"]
 //! weights = "int8-channel"
 //!
 //! [gptq]                         # optional, only with method = "gptq", "gptaq" or "spqr"; these are the defaults
-//! damp = 0.01                    # of the mean of the Hessian's diagonal
-//! block = 128                    # columns between two updates of the rest
-//! act_order = true               # columns by decreasing diagonal
-//! groups = "static"              # what a group's scale is taken from: static, original, current
-//! range = "mse"                  # how much of its range it covers: mse, amax
-//! asymmetric = 0.0               # the share of the input drift that is corrected (GPTAQ); 0.5 with method = "gptaq"
+//! damp = 0.01                    # damping, relative to the mean of the Hessian's diagonal
+//! block = 128                    # columns per block update
+//! act_order = true               # columns in order of decreasing diagonal
+//! groups = "static"              # weights that a group's scale is computed from: static, original, current
+//! range = "mse"                  # range of a group: mse, amax
+//! asymmetric = 0.0               # share of the input drift that weights correct; 0.5 with method = "gptaq"
 //!
 //! [spqr]                         # optional, only with method = "spqr"; this is the default
-//! outliers = 0.01                # share of the weights stored as outliers, in f16
+//! outliers = 0.01                # share of weights stored separately in f16
 //!
 //! [smooth]                       # optional, only with transform = "smooth"
 //! alpha = 0.5                    # 0.0 to 1.0, or "search"
 //!
 //! [rotate]                       # optional, only with transform = "rotate"; these are the defaults
-//! residual = true                # the residual stream, where the architecture allows it
-//! values = true                  # values within each head
-//! online = true                  # inputs of down projections, as the model runs
-//! seed = 0                       # of the random signs
+//! residual = true                # rotate the residual stream, if the architecture allows it
+//! values = true                  # rotate values within each head
+//! online = true                  # rotate inputs of down projections at run time
+//! seed = 0                       # seed of the random signs
 //!
-//! [spin]                         # optional, only with transform = "spin"; the keys of [rotate], and
+//! [spin]                         # optional, only with transform = "spin"; has the keys of [rotate], and
 //! iterations = 100               # steps
-//! rate = 0.03                    # root mean square of the angles of the first, in radians
-//! batch_tokens = 2048            # tokens of a step
-//! gradient = "ranges"            # what a step follows: both, ranges, straight-through; the default depends on the scheme
+//! rate = 0.03                    # root mean square of the first step's angles, in radians
+//! batch_tokens = 2048            # tokens per step
+//! gradient = "ranges"            # gradient: both, ranges, straight-through; the default depends on the scheme
 //!
 //! [autoround]                    # optional, only with method = "autoround"; these are the defaults
-//! iterations = 200               # steps of each layer; 600 where scales are powers of two
-//! rate = 0.005                   # first step of a weight's offset; by default 1 / iterations
-//! clip_rate = 0.001              # first step of a group's range; by default a fifth of the rate
-//! batch_tokens = 512             # tokens of a step; 256 where scales are powers of two
-//! seed = 42                      # of the order of the windows
-//! metric = "fisher"              # of errors of a layer's output: fisher, mse
+//! iterations = 200               # steps per layer; 600 if scales are powers of two
+//! rate = 0.005                   # first step of a weight's offset; default: 1 / iterations
+//! clip_rate = 0.001              # first step of a group's range; default: a fifth of the rate
+//! batch_tokens = 512             # tokens per step; 256 if scales are powers of two
+//! seed = 42                      # seed of the order of windows
+//! metric = "fisher"              # metric of output errors: fisher, mse
 //! ```
 
 pub(crate) mod error;
@@ -74,45 +74,45 @@ pub use name::ALIASES;
 
 use crate::input_scales::Observer;
 
-/// A rule for some layers.
+/// Exception for some layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerRule {
     /// Names or globs of modules.
     pub modules: Vec<Glob>,
-    /// Their scheme; `None` leaves them as they are.
+    /// Scheme; `None` leaves them unquantized.
     pub weights: Option<Scheme>,
 }
 
-/// A recipe: transform, method and schemes of a model.
+/// Recipe: transform, method and schemes of a model.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     /// Name, as the user gave it.
     pub name: String,
-    /// Transform of the dense model before the method; its outputs stay the same.
+    /// Transform of the dense model before the method; preserves its function.
     pub transform: Option<Arc<dyn Transform>>,
-    /// Method, with its options.
+    /// Method with its options.
     pub method: Arc<dyn Method>,
     /// Scheme of the decoder's linear layers.
     pub weights: Scheme,
-    /// Scheme of their inputs at run time.
+    /// Scheme of their inputs.
     pub activations: Option<Scheme>,
-    /// Observer that static scales of inputs are taken from.
+    /// Observer for static scales of inputs.
     pub observer: Observer,
-    /// Scheme of keys and values in the cache.
+    /// Scheme of the KV cache.
     pub kv: Option<Scheme>,
-    /// Policy of keys and values under levels that are found on the calibration text and stored with the model.
+    /// KV cache policy whose levels are calibrated and stored with the model.
     pub kv_levels: Option<KvPolicy>,
-    /// llama.cpp's mixture of block types, where the recipe is one: it says what becomes of every tensor.
+    /// llama.cpp's file type, if the recipe is one: it sets the block type of every tensor.
     pub file_type: Option<FileType>,
-    /// Container; `None` takes the first that holds the schemes.
+    /// Container; `None` selects the first that holds the schemes.
     pub container: Option<Container>,
-    /// Exceptions; the first that matches a module counts.
+    /// Exceptions; the first that matches a module is used.
     pub layers: Vec<LayerRule>,
-    /// SHA-256, in hexadecimal, of what says all this: the bytes of its file, or its name.
+    /// SHA-256 of the recipe file, or of the name, in hexadecimal.
     pub sha256: String,
 }
 
-/// A module name in which `*` stands for any characters.
+/// Module name in which `*` matches any characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Glob(String);
 
@@ -121,7 +121,7 @@ impl Glob {
     pub fn matches(&self, module: &str) -> bool {
         let mut parts = self.0.split('*');
         let Some(mut rest) = parts.next().and_then(|first| module.strip_prefix(first)) else { return false };
-        let mut open = false; // whether a `*` precedes what is left
+        let mut open = false; // true if a `*` precedes the rest
         for part in parts {
             open = true;
             match rest.find(part) {
@@ -139,10 +139,10 @@ impl Glob {
 }
 
 impl Recipe {
-    /// A recipe by name, alias or path of a `.toml` file.
+    /// Loads a recipe by name, alias or path of a `.toml` file.
     ///
     /// # Errors
-    /// [`RecipeError`] names the part at fault and what may stand there.
+    /// [`RecipeError`] names the faulty part and the valid ones.
     pub fn load(text: &str) -> Result<Self, RecipeError> {
         if Self::is_file(text) {
             return Self::from_toml(text, &read_capped(text)?);
@@ -150,52 +150,52 @@ impl Recipe {
         name::parse(text)
     }
 
-    /// True if `text` names a file, not a recipe by its parts.
+    /// True if `text` is the path of a file.
     pub fn is_file(text: &str) -> bool {
         text.ends_with(".toml") || text.contains('/')
     }
 
-    /// Name in reports: the recipe's name, or that of its file without the folder.
+    /// Returns the name for reports: the recipe's name, or that of its file without the folder.
     pub fn label(&self) -> &str {
         Path::new(&self.name).file_name().and_then(|name| name.to_str()).unwrap_or(&self.name)
     }
 
-    /// True if it needs calibration text.
+    /// True if the recipe needs a calibration text.
     pub fn needs_calibration(&self) -> bool {
         self.method.needs().text || self.transform.as_ref().is_some_and(|transform| transform.needs_text())
     }
 
-    /// True if weights are rounded to nearest and nothing else is done to them.
+    /// True if the method is RTN.
     pub fn rounds_to_nearest(&self) -> bool {
         matches!(self.method.work(), Work::Nearest)
     }
 
-    /// Transform and method, as reports call them: `awq-rtn`.
+    /// Returns the names of transform and method for reports: `awq-rtn`.
     pub fn method_name(&self) -> String {
         let transform =
             self.transform.as_ref().map_or(String::new(), |transform| format!("{}-", transform.name()));
         transform + self.method.name()
     }
 
-    /// A recipe by the text of a `.toml` file; `file` is its name in errors.
+    /// Parses the text of a `.toml` file; `file` is its name in errors.
     ///
     /// # Errors
-    /// As [`load`](Self::load).
+    /// Errors of [`load`](Self::load).
     pub fn from_toml(file: &str, text: &str) -> Result<Self, RecipeError> {
         toml_file::parse(file, text)
     }
 
-    /// Single weights of a layer `[rows, cols]` that stand beside its codes.
+    /// Returns the number of outliers of a layer `[rows, cols]`.
     pub fn outliers(&self, rows: usize, cols: usize) -> usize {
         self.method.outliers(rows, cols)
     }
 
-    /// The first rule that names `module`.
+    /// Returns the first rule that names `module`.
     pub fn rule_of(&self, module: &str) -> Option<&LayerRule> {
         self.layers.iter().find(|rule| rule.modules.iter().any(|glob| glob.matches(module)))
     }
 
-    /// The scheme of `module`'s weight, file types aside; `None` leaves it as it is.
+    /// Returns the scheme of `module`'s weight without file types; `None` leaves it unquantized.
     pub fn weights_of(&self, module: &str) -> Option<&Scheme> {
         match self.rule_of(module) {
             Some(rule) => rule.weights.as_ref(),
@@ -203,12 +203,12 @@ impl Recipe {
         }
     }
 
-    /// The container to write: the one asked for, or the first that holds every scheme of the recipe.
+    /// Returns the container to write: the requested one, or the first that holds every scheme of the recipe.
     pub fn container(&self) -> Container {
         self.container.unwrap_or_else(|| {
             let of_rules = self.layers.iter().filter_map(|rule| rule.weights.as_ref());
             let schemes: Vec<&Scheme> = std::iter::once(&self.weights).chain(of_rules).collect();
-            // A shape that every block divides: only the scheme is in question here.
+            // A shape that every block divides, because only the scheme matters here.
             let side = 1 << 24;
             let holds = |container: Container, scheme: &&Scheme| {
                 let input = self.activations.as_ref();
@@ -226,7 +226,7 @@ impl Recipe {
     }
 }
 
-/// The text of a file that is no larger than any recipe.
+/// Reads a file up to the size limit of recipes.
 fn read_capped(file: &str) -> Result<String, RecipeError> {
     const MOST: u64 = 4 << 20;
     let path = Path::new(file);
@@ -234,11 +234,11 @@ fn read_capped(file: &str) -> Result<String, RecipeError> {
         let expected = "a recipe in TOML, or a name of `mantissa recipes`";
         RecipeError::Read(mantissa_store::Error::opening(path, expected, "read recipe", error))
     };
-    let fault = |found: String| RecipeError::File {
+    let fault = |got: String| RecipeError::File {
         file: file.to_owned(),
         field: "recipe".to_owned(),
-        found,
-        allowed: format!("UTF-8 text of at most {MOST} bytes"),
+        got,
+        expected: format!("UTF-8 text of at most {MOST} bytes"),
     };
     let mut bytes = Vec::new();
     File::open(path).map_err(io)?.take(MOST + 1).read_to_end(&mut bytes).map_err(io)?;
@@ -256,11 +256,11 @@ fn block_multiple(scheme: &Scheme, side: usize) -> usize {
     }
 }
 
-/// `; did you mean "x"?` where `found` is close to one of `names`.
-pub(crate) fn suggestion<'a>(found: &str, names: impl IntoIterator<Item = &'a str>) -> String {
+/// Returns `; did you mean "x"?` if `got` is close to one of `names`.
+pub(crate) fn suggestion<'a>(got: &str, names: impl IntoIterator<Item = &'a str>) -> String {
     let close = names
         .into_iter()
-        .map(|name| (strsim::damerau_levenshtein(found, name), name))
+        .map(|name| (strsim::damerau_levenshtein(got, name), name))
         .filter(|(distance, name)| *distance <= name.len().max(3) / 3)
         .min();
     close.map_or_else(String::new, |(_, name)| format!("; did you mean \"{name}\"?"))
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recipe_is_known_by_its_text() {
+    fn the_hash_is_of_the_name_or_the_file() {
         let named = Recipe::load("nf4").unwrap();
         // printf nf4 | sha256sum
         assert_eq!(named.sha256, "017fde3d7e68f5ad24453e66bf2d76a6485584672bded01eca7b44be5a6a6a84");
@@ -311,7 +311,7 @@ mod tests {
             "rtn-mxfp8-e4m3",
             "rtn-int8-channel+int8-token",
             "rtn-int3-g32-asym",
-            // Whose scale of all inputs is found on a text, and stored.
+            // With a global scale of inputs, calibrated and stored.
             "rtn-nvfp4+nvfp4",
         ] {
             assert_eq!(container(name), compressed_tensors::CONTAINER, "{name}");

@@ -1,4 +1,4 @@
-//! Recipe names: `[TRANSFORM-][METHOD-]SCHEME[+ACTIVATION][+kv-SCHEME]`, and short names for common ones.
+//! Recipe names: `[TRANSFORM-][METHOD-]SCHEME[+ACTIVATION][+kv-SCHEME]`, and aliases of common ones.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use mantissa_store::convention::gguf;
 use super::{FILE_TYPES, FileType, Recipe, RecipeError};
 use crate::input_scales::Observer;
 
-/// Recipes by name, most of them short for what they stand for.
+/// Aliases with the full names of their recipes.
 pub const ALIASES: [(&str, &str); 19] = [
     ("rtn-int4-g128", "rtn-int4-g128"),
     ("hqq-int4-g64", "hqq-int4-g64"),
@@ -36,12 +36,13 @@ pub const ALIASES: [(&str, &str); 19] = [
     ("bf16", "rtn-bf16"),
 ];
 
+/// Parses a name.
 pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
     if let Some(file_type) = FileType::parse(text) {
         return Ok(of_file_type(text, file_type));
     }
-    let spelt = ALIASES.iter().find(|(alias, _)| *alias == text).map_or(text, |(_, full)| full);
-    let mut parts = spelt.split('+');
+    let full = ALIASES.iter().find(|(alias, _)| *alias == text).map_or(text, |(_, full)| full);
+    let mut parts = full.split('+');
     let first = parts.next().unwrap_or_default();
     let (transform, rest) = transform_and_rest(first);
     let (method, weights) = method_and_scheme(text, rest, transform.is_some())?;
@@ -78,7 +79,7 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
     })
 }
 
-/// The policy of a cache whose levels are found on a text, where `text` is one.
+/// Parses a KV cache policy with calibrated levels; `None` for other text.
 pub(super) fn levels_of(text: &str) -> Option<KvPolicy> {
     text.parse().ok().filter(KvPolicy::is_calibrated)
 }
@@ -106,9 +107,9 @@ fn transform_and_rest(part: &str) -> (Option<Arc<dyn Transform>>, &str) {
     found.map_or((None, part), |(row, rest)| (Some((row.new)().into()), rest))
 }
 
-/// After a transform, a method that is not named is round to nearest.
+/// Parses method and scheme; after a transform the method defaults to RTN.
 fn method_and_scheme(text: &str, part: &str, after: bool) -> Result<(Arc<dyn Method>, Scheme), RecipeError> {
-    // "rtn-mse-…" is not a scheme of "rtn": the longest name counts.
+    // The longest name matches, so that "rtn-mse-…" is not a scheme of "rtn".
     let rest = |name: &str| part.strip_prefix(name)?.strip_prefix('-');
     let named = METHODS.iter().filter_map(|row| Some((row, rest(row.name)?)));
     let rounded = || registry::find(rtn::NAME).filter(|_| after).map(|row| (row, part));
@@ -137,8 +138,8 @@ fn scheme(
     parse(text).map_err(|error| RecipeError::Scheme { name: name.to_owned(), field: field.to_owned(), error })
 }
 
-fn fault(name: &str, found: &str, allowed: &str) -> RecipeError {
-    RecipeError::Name { name: name.to_owned(), found: format!("\"{found}\""), allowed: allowed.to_owned() }
+fn fault(name: &str, got: &str, expected: &str) -> RecipeError {
+    RecipeError::Name { name: name.to_owned(), got: format!("\"{got}\""), expected: expected.to_owned() }
 }
 
 #[cfg(test)]
@@ -147,7 +148,7 @@ mod tests {
     use super::*;
     use mantissa_store::convention::native;
 
-    /// The value of an option, `table.key`.
+    /// Returns the value of an option `table.key`.
     fn setting(method: &dyn Method, option: &str) -> String {
         let settings = method.settings().into_iter();
         let found = settings.map(|setting| setting.to_string()).find_map(|text| {

@@ -1,4 +1,4 @@
-//! Recipe files. Unknown keys are refused, with the nearest known one.
+//! Recipe files. Unknown keys are errors that name the nearest known key.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::name::levels_of;
 use super::{FILE_TYPES, FileType, Glob, LayerRule, Recipe, RecipeError, suggestion};
 use crate::input_scales::{OBSERVERS, Observer, Share};
 
-/// Keys of every recipe; the tables of transforms and methods come after them.
+/// Keys of every recipe; tables of transforms and methods are added.
 const KEYS: [&str; 11] = [
     "transform",
     "method",
@@ -30,12 +30,13 @@ const KEYS: [&str; 11] = [
 ];
 const LAYER_KEYS: [&str; 2] = ["modules", "weights"];
 
-/// Bytes of the longest text that is parsed as a scheme, far above any: its errors quote it.
+/// Maximum length of a scheme in bytes, far above any; errors quote it.
 const MAX_SCHEME: usize = 120;
 
-/// Far above any real recipe; keeps a hostile file from being read whole.
+/// Maximum number of rules, far above any real recipe; limits hostile files.
 const MAX_RULES: usize = 10_000;
 
+/// Parses a recipe file.
 pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
     let table: Table = text.parse().map_err(|e: toml::de::Error| {
         let message = e.message().replace('\n', " ");
@@ -58,7 +59,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
             return Err(reader.fault(
                 "weights",
                 "a scheme",
-                "none beside file_type, which says it for every tensor",
+                "none beside file_type, which sets the type of every tensor",
             ));
         }
     };
@@ -91,7 +92,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
     })
 }
 
-/// Reads the observer of static scales of inputs, and its percentile.
+/// Reads the observer for static scales of inputs, and its percentile.
 fn observer(reader: &Reader<'_>) -> Result<Observer, RecipeError> {
     let observer = reader.one_of("observer", &OBSERVERS)?.unwrap_or_default();
     let Some(value) = reader.table.get("percentile") else { return Ok(observer) };
@@ -104,30 +105,30 @@ fn observer(reader: &Reader<'_>) -> Result<Observer, RecipeError> {
     share.map(Observer::Percentile).ok_or_else(fault)
 }
 
-/// A file type of llama.cpp as the mixture that `keep` and `layers` make exceptions from.
+/// Reads llama.cpp's file type, from which `keep` and `layers` are exceptions.
 fn file_type(reader: &Reader<'_>, method: &str) -> Result<Option<FileType>, RecipeError> {
     let Some(name) = reader.string("file_type")? else { return Ok(None) };
     if method != rtn::NAME {
-        return Err(reader.fault("file_type", format!("\"{name}\""), "none but with method \"rtn\""));
+        return Err(reader.fault("file_type", format!("\"{name}\""), "no file type unless method \"rtn\""));
     }
     let names = || FILE_TYPES.iter().map(|ty| ty.name);
-    let allowed = || names().collect::<Vec<_>>().join(", ") + &suggestion(name, names());
+    let expected = || names().collect::<Vec<_>>().join(", ") + &suggestion(name, names());
     let found =
-        FileType::parse(name).ok_or_else(|| reader.fault("file_type", format!("\"{name}\""), allowed()));
+        FileType::parse(name).ok_or_else(|| reader.fault("file_type", format!("\"{name}\""), expected()));
     found.map(Some)
 }
 
-/// The transform with the options of its table.
+/// Reads the transform with the options of its table.
 fn transform(reader: &Reader<'_>) -> Result<Option<Arc<dyn Transform>>, RecipeError> {
     let rows = TRANSFORMS.map(|row| (row.name, row));
     let mut named = reader.one_of("transform", &rows)?.map(|row| (row.new)());
     let own = named.as_ref().map_or(&[][..], |transform| transform.tables());
-    let allowed =
+    let with =
         named.as_ref().map_or("no transform".to_owned(), |named| format!("transform \"{}\"", named.name()));
     let other = |spec: &TableSpec| own.iter().all(|own| own.name != spec.name);
     for spec in registry::transform_tables().iter().filter(|spec| other(spec)) {
         if reader.table.contains_key(spec.name) {
-            return Err(reader.fault(spec.name, "a table", format!("none with {allowed}")));
+            return Err(reader.fault(spec.name, "a table", format!("none with {with}")));
         }
     }
     if let Some(transform) = &mut named {
@@ -147,13 +148,13 @@ fn container(reader: &Reader<'_>) -> Result<Option<Container>, RecipeError> {
     found.map(Some).ok_or_else(|| reader.fault("format", format!("\"{text}\""), names.join(", ")))
 }
 
-/// The method by its name, with the options of its tables. Tables of other methods are refused.
+/// Sets the options of the method from its tables. Tables of other methods are errors.
 fn options(reader: &Reader<'_>, method: &mut dyn Method) -> Result<(), RecipeError> {
     for spec in registry::tables() {
         let Some(table) = reader.options(&spec)? else { continue };
         if !method.tables().iter().any(|own| own.name == spec.name) {
-            let allowed = format!("none with method \"{}\"", method.name());
-            return Err(reader.fault(spec.name, "a table", allowed));
+            let expected = format!("none with method \"{}\"", method.name());
+            return Err(reader.fault(spec.name, "a table", expected));
         }
         let set = method.set(spec.name, Options::new(table.table));
         set.map_err(|error| table.fault(error.key, error.found, error.allowed))?;
@@ -185,6 +186,7 @@ fn layer_rules(reader: &Reader<'_>, method: &dyn Method) -> Result<Vec<LayerRule
         .collect()
 }
 
+/// A table of the file, with its place for errors.
 struct Reader<'a> {
     file: &'a str,
     table: &'a Table,
@@ -192,7 +194,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// The table of a method or transform, which holds its keys alone.
+    /// Returns the table of a method or transform after checking its keys.
     fn options(&self, spec: &TableSpec) -> Result<Option<Reader<'a>>, RecipeError> {
         let Some(value) = self.table.get(spec.name) else { return Ok(None) };
         let table = value.as_table().ok_or_else(|| self.fault(spec.name, value.type_str(), "a table"))?;
@@ -206,8 +208,8 @@ impl<'a> Reader<'a> {
         Err(RecipeError::File {
             file: self.file.to_owned(),
             field: format!("{}{key}", self.at),
-            found: "an unknown key".to_owned(),
-            allowed: known.join(", ") + &suggestion(key, known.iter().copied()),
+            got: "an unknown key".to_owned(),
+            expected: known.join(", ") + &suggestion(key, known.iter().copied()),
         })
     }
 
@@ -219,7 +221,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads the value that the name under `key` stands for.
+    /// Returns the value named by the text under `key`.
     fn one_of<T: Copy>(&self, key: &str, known: &[(&str, T)]) -> Result<Option<T>, RecipeError> {
         let Some(text) = self.string(key)? else { return Ok(None) };
         let found = known.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
@@ -234,8 +236,8 @@ impl<'a> Reader<'a> {
     ) -> Result<Option<Scheme>, RecipeError> {
         let Some(text) = self.string(key)? else { return Ok(None) };
         if text.len() > MAX_SCHEME {
-            let found = format!("{} bytes, \"{text}\"", text.len());
-            return Err(self.fault(key, found, "a scheme such as \"int4-g128\""));
+            let got = format!("{} bytes, \"{text}\"", text.len());
+            return Err(self.fault(key, got, "a scheme such as \"int4-g128\""));
         }
         parse(text).map(Some).map_err(|error| RecipeError::Scheme {
             name: self.file.to_owned(),
@@ -255,17 +257,17 @@ impl<'a> Reader<'a> {
         list.iter().map(glob).collect::<Result<_, _>>().map(Some)
     }
 
-    fn fault(&self, key: &str, found: impl Into<String>, allowed: impl Into<String>) -> RecipeError {
-        fault(self.file, &format!("{}{key}", self.at), found, allowed)
+    fn fault(&self, key: &str, got: impl Into<String>, expected: impl Into<String>) -> RecipeError {
+        fault(self.file, &format!("{}{key}", self.at), got, expected)
     }
 }
 
-fn fault(file: &str, field: &str, found: impl Into<String>, allowed: impl Into<String>) -> RecipeError {
+fn fault(file: &str, field: &str, got: impl Into<String>, expected: impl Into<String>) -> RecipeError {
     RecipeError::File {
         file: file.to_owned(),
         field: field.to_owned(),
-        found: found.into(),
-        allowed: allowed.into(),
+        got: got.into(),
+        expected: expected.into(),
     }
 }
 
@@ -311,7 +313,7 @@ mod tests {
         assert_eq!(of("model.layers.0.self_attn.q_proj"), None);
     }
 
-    /// The options of a method, as a recipe file has them.
+    /// Returns the options of the method in a recipe file.
     fn settings(text: &str) -> Vec<String> {
         let method = parse("r.toml", text).unwrap().method;
         method.settings().iter().map(ToString::to_string).collect()
@@ -329,7 +331,7 @@ mod tests {
         ];
         let text = format!("method = \"gptq\"\nweights = \"int4-g32\"\n[gptq]\n{}", own.join("\n"));
         assert_eq!(settings(&text), own.map(|line| format!("gptq.{line}")));
-        // GPTAQ is known by its name, as in names of recipes, and its share may be another.
+        // GPTAQ is selected by its name, as in recipe names; its share can be changed.
         let text = "method = \"gptaq\"\nweights = \"int4-g32\"";
         let gptaq = parse("r.toml", text).unwrap().method;
         let named = crate::recipe::name::parse("gptaq-int4-g32").unwrap().method;
@@ -402,9 +404,9 @@ mod tests {
         assert_eq!(settings(&text), own.map(|line| format!("autoround.{line}")));
     }
 
-    /// Six thousand characters of a file say no more than two hundred.
+    /// Quoted text is limited to 200 characters.
     #[test]
-    fn what_a_message_quotes_is_cut_and_escaped() {
+    fn quoted_text_is_cut_and_escaped() {
         let long = "x".repeat(6000);
         for text in [
             format!("{long} = 1"),
@@ -423,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_name_file_key_and_cure() {
+    fn faults_name_file_key_and_fix() {
         for (text, parts) in [
             ("weigths = \"nf4\"", ["weigths", "did you mean \"weights\"?"]),
             ("weights = 4", ["integer", "a string"]),

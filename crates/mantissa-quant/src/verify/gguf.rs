@@ -24,7 +24,7 @@ use crate::fold::Folded;
 use crate::gguf::{dense_name, linear_of, parameters};
 use crate::source::{DenseError, DenseTensor, PANEL, Scratch, WeightReader};
 
-/// Tensors of rotary factors, which the configuration holds.
+/// Tensors of rotary factors; their values are part of the configuration.
 const ROPE_FACTORS: [&str; 3] =
     ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
 
@@ -52,6 +52,7 @@ pub(super) fn check(
     };
     let config = model_config(files)?;
     if !same_container(files, &file, found) {
+        // Without the same tensors in both readers nothing else can be compared.
         return Ok(());
     }
     check_keys(&file, found);
@@ -71,14 +72,14 @@ pub(super) fn check(
     if let Some((name, tensor)) = opaque.first() {
         let (n, ty) = (opaque.len(), tensor.ty);
         found.notes.push(format!(
-            "{n} tensors, the first {name} as {ty:?}, have a type that is decoded once only: neither they nor logits were compared"
+            "{n} tensors (first: {name}, {ty:?}) have a type that only one reader decodes: neither they nor logits were compared"
         ));
         return Ok(());
     }
     compare_readers(files, &Independent { files, model: &model }, &config, found)
 }
 
-/// Checks that both readers find the same tensors in the same places.
+/// Checks that both readers find the same tensors at the same offsets.
 fn same_container(files: &ModelFiles, file: &GgufFile, found: &mut Verification) -> bool {
     let before = found.faults.len();
     let ordinary = files.gguf().map_or(&[][..], |model| model.tensors());
@@ -93,7 +94,7 @@ fn same_container(files: &ModelFiles, file: &GgufFile, found: &mut Verification)
         let ty = BlockType::from_id(theirs.ty.id);
         let theirs_is =
             ty.map(|ty| Tensor { ty, file: number, dims, start: theirs.offset, bytes: theirs.len });
-        // A tensor without elements has no place.
+        // The offset of a tensor without elements does not matter.
         let same =
             ours.is_some_and(|ours| Some(ours) == theirs_is.as_ref() || (ours.bytes, theirs.len) == (0, 0));
         if !same {
@@ -105,7 +106,7 @@ fn same_container(files: &ModelFiles, file: &GgufFile, found: &mut Verification)
     found.faults.len() == before
 }
 
-/// Checks keys that llama.cpp uses without comparing them with the tensors.
+/// Checks keys that llama.cpp uses without comparing them with tensors.
 fn check_keys(file: &GgufFile, found: &mut Verification) {
     let blocks = file.tensors.iter().find(|(_, t)| t.ty.is_blocks());
     if let (Some((name, tensor)), version) = (blocks, file.number("general.quantization_version"))
@@ -113,7 +114,7 @@ fn check_keys(file: &GgufFile, found: &mut Verification) {
     {
         let version = version.map_or("none".to_owned(), |v| v.to_string());
         found.faults.push(format!(
-            "general.quantization_version: found {version}, allowed 2 with blocks such as {name}'s ({:?})",
+            "general.quantization_version: expected 2 for blocks such as those of {name} ({:?}), got {version}",
             tensor.ty
         ));
     }
@@ -122,12 +123,12 @@ fn check_keys(file: &GgufFile, found: &mut Verification) {
         && *tokens != rows
     {
         found.faults.push(format!(
-            "tokenizer.ggml.tokens: found {tokens} tokens, allowed {rows}, the rows of token_embd.weight"
+            "tokenizer.ggml.tokens: expected {rows} tokens, the rows of token_embd.weight, got {tokens}"
         ));
     }
 }
 
-/// Tensors that the model does not use.
+/// Notes tensors that the model does not use.
 fn note_unknown(model: &Model<'_>, config: &ModelConfig, found: &mut Verification) {
     let mut known = BTreeSet::new();
     for info in parameters(config) {
@@ -141,13 +142,13 @@ fn note_unknown(model: &Model<'_>, config: &ModelConfig, found: &mut Verificatio
     };
     let all: Vec<_> = model.file.tensors.keys().filter(unknown).collect();
     if let Some(first) = all.first() {
-        found.notes.push(format!("{} tensors are not of the architecture, the first is {first}", all.len()));
+        found.notes.push(format!("{} tensors do not belong to the architecture (first: {first})", all.len()));
     }
 }
 
-/// The model that the metadata describe is the source's.
+/// Checks that the metadata describe the source's model.
 fn check_config(ours: &ModelConfig, theirs: &ModelConfig, found: &mut Verification) {
-    // Architectures that GGUF has one name for.
+    // Some architectures share one name in GGUF.
     let family = |c: &ModelConfig| match Architecture::of_model_type(c.architecture.name) {
         Some(written) if c.experts.is_none() => written.model_type(),
         _ => c.architecture.name,
@@ -178,7 +179,7 @@ fn check_config(ours: &ModelConfig, theirs: &ModelConfig, found: &mut Verificati
     };
     for ((field, ours), (_, theirs)) in text(ours).into_iter().zip(text(theirs)) {
         if ours != theirs {
-            found.faults.push(format!("{field}: found {ours}, allowed {theirs} as in the source"));
+            found.faults.push(format!("{field}: expected {theirs} as in the source, got {ours}"));
         }
     }
     let near = |a: f32, b: f32| (a - b).abs() <= 2e-6 * b.abs();
@@ -187,24 +188,24 @@ fn check_config(ours: &ModelConfig, theirs: &ModelConfig, found: &mut Verificati
     let rotated = frequencies.0.iter().zip(&frequencies.1).position(|(&a, &b)| !near(a, b));
     if let Some(i) = rotated {
         let (a, b) = (frequencies.0[i], frequencies.1[i]);
-        found.faults.push(format!("rotary frequency {i}: found {a:e}, allowed {b:e} as in the source"));
+        found.faults.push(format!("rotary frequency {i}: expected {b:e} as in the source, got {a:e}"));
     }
     let scales = (ours.rope.attention_factor(), theirs.rope.attention_factor());
     if !near(scales.0, scales.1) {
         found.faults.push(format!(
-            "rotary attention factor: found {}, allowed {} as in the source",
-            scales.0, scales.1
+            "rotary attention factor: expected {} as in the source, got {}",
+            scales.1, scales.0
         ));
     }
 }
 
-/// The file as a model, decoded independently; the configuration is the ordinary reader's.
+/// Model decoded independently; its configuration is the ordinary reader's.
 struct Independent<'a> {
     files: &'a ModelFiles,
     model: &'a Model<'a>,
 }
 
-/// The independent reader's model of the opened GGUF file.
+/// Returns the independent reader's model of a GGUF file.
 fn independent(file: GgufFile) -> Model<'static> {
     let architecture = file.text("general.architecture").and_then(Architecture::parse);
     Model::new(file, move |name| {
@@ -213,7 +214,7 @@ fn independent(file: GgufFile) -> Model<'static> {
     })
 }
 
-/// The error of the ordinary reader that says the same.
+/// Converts an error of the independent reader to the ordinary reader's.
 pub(super) fn store_error(path: &Path, error: mantissa_verify::gguf::Error) -> Error {
     use mantissa_verify::gguf::Error as Other;
     match error {
@@ -240,7 +241,7 @@ impl WeightSource for Independent<'_> {
         self.model.has(tensor)
     }
 
-    /// Every layer stands in rows here, whatever dense checkpoints do.
+    /// Returns false: every layer is stored by rows here.
     fn is_dense(&self, _tensor: &str) -> bool {
         false
     }
@@ -269,14 +270,14 @@ impl Independent<'_> {
     }
 }
 
-/// Rows and columns; a vector is a column, so that what moves rows moves its elements.
+/// Returns rows and columns. A vector is a column, so that moving rows moves its elements.
 fn matrix(shape: &[usize]) -> (usize, usize) {
     (shape.first().copied().unwrap_or(1), shape.iter().skip(1).product())
 }
 
-/// A tensor as the ordinary reader hands it out, row by row.
+/// A tensor from the ordinary reader, row by row.
 enum Ordinary<'a> {
-    /// Plain and in its order: read as it is asked for.
+    /// Unquantized and in its order: read on demand.
     Streamed {
         files: &'a ModelFiles,
         stored: String,
@@ -290,13 +291,13 @@ enum Ordinary<'a> {
 impl<'a> Ordinary<'a> {
     fn open(files: &'a ModelFiles, stored: String, tensor: &Tensor, info: &TensorInfo) -> Result<Self> {
         let (rows, cols) = matrix(&info.shape);
-        let as_stored = |model: &gguf::Model| {
+        let unchanged = |model: &gguf::Model| {
             let part = model.place(&info.name).is_some_and(|place| place.expert.is_some());
             let moved = model.row_order().of(&info.name).is_some();
-            let raised = model.architecture().is_some_and(|found| found.adds_one(&info.name));
-            !part && !moved && !raised
+            let offset = model.architecture().is_some_and(|found| found.adds_one(&info.name));
+            !part && !moved && !offset
         };
-        if !tensor.ty.is_blocks() && files.gguf().is_some_and(as_stored) {
+        if !tensor.ty.is_blocks() && files.gguf().is_some_and(unchanged) {
             return Ok(Ordinary::Streamed { files, stored });
         }
         let module = info.name.strip_suffix(".weight").filter(|_| info.shape.len() == 2);
@@ -330,7 +331,7 @@ impl<'a> Ordinary<'a> {
     }
 }
 
-/// One tensor, decoded twice and compared with its source.
+/// Check of one tensor: decoded twice and compared with its source.
 pub(super) struct TensorCheck<'a> {
     pub(super) files: &'a ModelFiles,
     pub(super) model: &'a Model<'a>,
@@ -357,8 +358,8 @@ impl TensorCheck<'_> {
             dims.push(of);
         }
         if tensor.dims != dims {
-            let found_dims = &tensor.dims;
-            found.faults.push(format!("{stored}: found dimensions {found_dims:?}, allowed {dims:?}"));
+            let got = &tensor.dims;
+            found.faults.push(format!("{stored}: expected dimensions {dims:?}, got {got:?}"));
             return Ok(());
         }
         let (rows, cols) = matrix(shape);
@@ -386,6 +387,7 @@ impl TensorCheck<'_> {
         Ok(())
     }
 
+    /// Opens the source's tensor.
     pub(super) fn dense<'s>(&self, source: &'s ModelFiles) -> Result<DenseTensor<'s>> {
         if source.is_quantized() || !source.has(&dense_name(self.config, self.info)) {
             let what = format!("it has no dense tensor {}", self.info.name);
@@ -397,6 +399,7 @@ impl TensorCheck<'_> {
         })
     }
 
+    /// Compares a range of rows between the readers, and with the source.
     fn panel(
         &self,
         range: Range<usize>,
@@ -424,11 +427,11 @@ impl TensorCheck<'_> {
         let mut scratch = Scratch::default();
         let elements = range.start * cols..range.end * cols;
         let mut w = source.elements(elements, &mut scratch).map_err(|error| self.error(error))?;
-        let raised: Vec<f32>;
+        let offset: Vec<f32>;
         if self.model.adds_one(&self.info.name) {
-            // The file has the sum, rounded.
-            raised = w.iter().map(|w| (w + 1.0) - 1.0).collect();
-            w = &raised;
+            // The file stores the sum with 1, rounded to f32.
+            offset = w.iter().map(|w| (w + 1.0) - 1.0).collect();
+            w = &offset;
         }
         for (i, (w, ours)) in w.chunks(cols).zip(ours.chunks(cols)).enumerate() {
             worst_of_row((ty, factor, self.weighed), range.start + i, w, ours, &mut found.worst);
@@ -458,7 +461,7 @@ mod tests {
     use mantissa_store::gguf::GgmlType;
 
     #[test]
-    fn both_readers_number_and_size_the_types_alike() {
+    fn both_readers_agree_on_block_types() {
         for theirs in GgmlType::ALL {
             let ours = BlockType::from_id(theirs.id).unwrap();
             assert_eq!(format!("{ours:?}"), theirs.name);

@@ -1,4 +1,4 @@
-//! Tensors of a checkpoint that are several in a GGUF file, against the source.
+//! Verification of tensors that a GGUF file splits into several.
 
 use mantissa_verify::gguf::Parts;
 
@@ -10,7 +10,8 @@ use crate::gguf::heads;
 use crate::source::{Scratch, WeightReader as _};
 
 impl TensorCheck<'_> {
-    /// Compares such a tensor as a whole with the ordinary reader's, and each part, row by row as it is stored, with the source.
+    /// Compares a split tensor as a whole with the ordinary reader's, and each part, row by row as stored, with the
+    /// source.
     pub(super) fn run_parts(&self, parts: &Parts, found: &mut Verification) -> Result<()> {
         let name = &self.info.name;
         let [rows, cols] = *self.info.shape.as_slice() else { return Ok(()) };
@@ -23,9 +24,11 @@ impl TensorCheck<'_> {
         let dims = &decoded[0].0.dims;
         let keys = [unrotated, cols, heads].map(|n| n as u64);
         if total != rows * cols || (matches!(parts, Parts::KeysAndValues(_)) && dims[..] != keys) {
-            found
-                .faults
-                .push(format!("{name}: its parts have dimensions {dims:?} and together {total} elements"));
+            // Keys and values are split per head with keys transposed, so their shape must match too.
+            found.faults.push(format!(
+                "{name}: expected {} elements in its parts, got {total} (first part {dims:?})",
+                rows * cols
+            ));
             return Ok(());
         }
         let mut ours = vec![0.0; rows * cols];
@@ -43,6 +46,7 @@ impl TensorCheck<'_> {
         let (dense, mut scratch) = (self.dense(source)?, Scratch::default());
         let w = dense.elements(0..rows * cols, &mut scratch).map_err(|error| self.error(error))?;
         let mut expected: Vec<Vec<f32>> = decoded.iter().map(|(_, values)| vec![0.0; values.len()]).collect();
+        // The source's values in the places of the parts, to bound the errors block by block.
         for (i, w) in w.iter().enumerate() {
             let (part, row, col) = parts.at(i / cols, i % cols, rows, &decoded[0].0);
             let width = usize::try_from(decoded[part].0.dims[0]).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! The door of [`mantissa_verify`] to the files of a model, and a model whose linear layers it decodes.
+//! Adapter from a model's files to [`mantissa_verify`], and a model whose linear layers it decodes.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use mantissa_store::convention::{KvQuant, LinearWeight, ModelFiles, Stack, Weigh
 use mantissa_verify::{Expert, Fault, Tensor, Tensors, WordOrder, Words};
 use serde_json::Value;
 
-/// The stored tensors of a model, for [`mantissa_verify`].
+/// Stored tensors of a model, for [`mantissa_verify`].
 pub(super) struct CheckpointTensors<'a>(pub(super) &'a ModelFiles);
 
 impl Tensors for CheckpointTensors<'_> {
@@ -63,18 +63,18 @@ impl Tensors for CheckpointTensors<'_> {
 /// Decodes the weight of linear layer `module` (`[rows, cols]`) with the independent reader.
 ///
 /// # Errors
-/// A tensor that is missing or does not hold enough bytes.
+/// A tensor is missing or too short.
 pub fn decode(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Vec<f32>, Error> {
     Ok(mantissa_verify::open(&CheckpointTensors(files), module, rows, cols)?.whole(rows))
 }
 
-/// One expert of a stack.
+/// Converts one expert of a stack.
 pub(super) fn expert(stack: &Stack) -> Expert<'_> {
     let Stack { tensor, experts, expert, turns, turn, .. } = stack;
     Expert { tensor, experts: *experts, expert: *expert, turns: *turns, turn: *turn }
 }
 
-/// A model whose linear layers are decoded independently.
+/// Model whose linear layers are decoded independently.
 pub(super) struct Independent<'a> {
     files: &'a ModelFiles,
 }
@@ -108,10 +108,10 @@ impl WeightSource for Independent<'_> {
     }
 
     fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight, LoadError> {
-        // Bias and input scheme are not part of what is decoded twice.
+        // Only the weight is decoded twice; bias and input scheme are the ordinary reader's.
         let ordinary = self.files.linear(module, rows, cols, bias)?;
         if !matches!(ordinary.weight, Weight::Quantized(_)) && !ordinary.transforms.is_empty() {
-            // The rotations around a trellis are the weight's own.
+            // Trellis: the rotations belong to the weight.
             return Ok(
                 match mantissa_verify::trellis::open(&CheckpointTensors(self.files), module, rows, cols)? {
                     Some(trellis) => {
@@ -123,8 +123,7 @@ impl WeightSource for Independent<'_> {
             );
         }
         let weight = Weight::F32(decode(self.files, module, rows, cols)?);
-        // What is decoded here has its columns in their own order.
-        // Single weights beside the codes are among the values.
+        // The decoded weight has its columns in their own order and includes outliers.
         let transforms = match column_order(&ordinary.transforms) {
             Ok(Some(_)) => Transforms::default(),
             Ok(None) => Transforms { extras: Vec::new(), ..ordinary.transforms },
@@ -155,15 +154,16 @@ impl WeightSource for Independent<'_> {
     }
 }
 
-/// The column of the weight at each column of its codes, where they differ and nothing else stands around the codes.
+/// Returns the column of the weight at each column of its codes if they differ; an error if the independent reader does
+/// not support the transforms.
 pub(super) fn column_order(transforms: &Transforms) -> std::result::Result<Option<&[u32]>, &'static str> {
     match (transforms.before.as_slice(), transforms.after.as_slice(), transforms.extras.as_slice()) {
         ([], [], []) => Ok(None),
         ([Map::Perm(order)], [], []) => Ok(Some(order)),
-        // Of a rotated input: the codes are of the weight that reads it so, as the source is folded.
+        // Rotated input: codes and transformed source are both of the rotated weight.
         ([Map::Hadamard(_)], [], []) => Ok(None),
-        // Single weights, which both decoders add.
+        // Outliers, which both readers add.
         ([], [], [Extra::Sparse { .. }]) => Ok(None),
-        _ => Err("maps and extras"),
+        _ => Err("transforms and side tensors"),
     }
 }

@@ -1,5 +1,5 @@
-//! Check that `mantissa run` can open a model: everything that it needs is there and parses. Headers and small files are read, weights
-//! are not.
+//! Check that `mantissa run` can open a model: all files and tensors exist and parse. Headers and small files are read,
+//! weights are not.
 
 use std::path::Path;
 
@@ -8,11 +8,11 @@ use mantissa_store::convention::ModelFiles;
 
 use crate::error::Result;
 
-/// Checks the model folder or GGUF file `model`: its index and headers, `config.json`, `generation_config.json`, every tensor of the
-/// architecture with its shape, what decodes quantized layers, and the tokenizer, if there is one.
+/// Checks the model folder or GGUF file `model`: index and headers, `config.json`, `generation_config.json`, every
+/// tensor of the architecture with its shape, side tensors of quantized layers, and the tokenizer, if there is one.
 ///
 /// # Errors
-/// [`QuantError`](crate::QuantError) names the file and the tensor or field that keeps the model from being opened.
+/// [`QuantError`](crate::QuantError) names the file and the tensor or field at fault.
 pub fn load_check(model: &Path) -> Result<()> {
     let files = ModelFiles::open(model)?;
     loadable(&files)?;
@@ -23,15 +23,15 @@ pub fn load_check(model: &Path) -> Result<()> {
     Ok(())
 }
 
-/// [`load_check`] of a source whose headers have been read. The tokenizer in the metadata of a GGUF file is left out: no output
-/// takes it over.
+/// Checks a source whose headers were read, like [`load_check`]. The tokenizer in GGUF metadata is left out, because no
+/// output copies it.
 ///
 /// # Errors
-/// As there.
+/// Errors of [`load_check`].
 pub(crate) fn loadable(files: &ModelFiles) -> Result<()> {
-    // With the token ids of generation_config.json.
+    // Includes the token ids of generation_config.json.
     let config = load_config(files)?;
-    // Linear layers first, one by one: a config may ask for more layers than a list of their tensors has room for.
+    // Linear layers one by one first: a config may name more layers than memory has room to list.
     for info in config.decoder_linears() {
         check_linear(files, &info)?;
     }
@@ -51,7 +51,7 @@ pub(crate) fn loadable(files: &ModelFiles) -> Result<()> {
     check_tokenizer(files)
 }
 
-/// A linear layer as [`mantissa_model::linear_weight`] reads it.
+/// Checks a linear layer as [`mantissa_model::linear_weight`] reads it.
 fn check_linear(files: &ModelFiles, info: &LinearInfo) -> Result<()> {
     let LinearInfo { module, rows, cols, bias, stored, .. } = info;
     let (rows, cols, by_rows) = (*rows, *cols, info.is_by_rows(files));
@@ -77,7 +77,7 @@ fn check_linear(files: &ModelFiles, info: &LinearInfo) -> Result<()> {
     Ok(())
 }
 
-/// Scales of keys and values, which are a few numbers to a layer.
+/// Checks scales of keys and values by reading them: they are a few numbers per layer.
 fn check_caches(files: &ModelFiles, config: &ModelConfig) -> Result<()> {
     for layer in 0..config.num_hidden_layers {
         files.kv_quant(&config.attention_module(layer), config.num_key_value_heads)?;
@@ -85,7 +85,7 @@ fn check_caches(files: &ModelFiles, config: &ModelConfig) -> Result<()> {
     Ok(())
 }
 
-/// The tokenizer of a folder with its configuration and its templates. A model without one runs on token ids.
+/// Checks the tokenizer of a folder with its configuration and templates. A model without one runs on token ids.
 fn check_tokenizer(files: &ModelFiles) -> Result<()> {
     if files.gguf().is_none() && files.dir().join("tokenizer.json").exists() {
         Tokenizer::load(files.dir())?;
@@ -107,7 +107,7 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/tiny")
     }
 
-    /// A copy of a small model with its tokenizer.
+    /// Copies a small model with its tokenizer.
     fn copy(dir: &Path) {
         let from = data().join("llama2-gqa-tied");
         for name in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
@@ -115,7 +115,7 @@ mod tests {
         }
     }
 
-    /// Writes the weights of the small model as `change` leaves them, which gets every tensor and may give none.
+    /// Rewrites the small model's weights; `change` gets every tensor and returns it changed, or `None` to drop it.
     fn rewrite(dir: &Path, change: impl Fn(TensorSpec) -> Option<TensorSpec>) {
         let from = SafeTensors::open(&data().join("llama2-gqa-tied/model.safetensors")).unwrap();
         let specs = from.tensors().iter().map(|t| TensorSpec::new(&t.name, t.dtype, t.shape.clone()));

@@ -1,14 +1,14 @@
-//! Logits of two readers of a model.
+//! Comparison of the logits of two readers of a model.
 
 use mantissa_model::{Batch, Buffers, Decoder, ModelConfig, WeightSource};
 
 use super::verification::Verification;
 use crate::error::Result;
 
-/// Most parameters of a model whose logits are compared: two copies are held in memory as f32.
+/// Largest number of parameters for which logits are compared: two copies are in memory as f32.
 pub(crate) const MAX_LOGIT_PARAMETERS: u64 = 64 << 20;
 
-/// Tokens of the logit comparison.
+/// Number of tokens of the comparison.
 pub(super) const LOGIT_TOKENS: usize = 32;
 
 /// Compares the logits of a model in the ordinary and in the independent reader.
@@ -23,8 +23,8 @@ pub(super) fn compare_readers(
     Ok(())
 }
 
-/// Compares the logits of two models that should be equal, on a fixed pseudo-random text. Returns their largest difference; `what`
-/// names them in faults.
+/// Compares the logits of two models that should be equal, on fixed pseudo-random tokens. Returns their largest
+/// difference; `what` names them in faults.
 pub(super) fn compare_logits(
     one: &dyn WeightSource,
     other: &dyn WeightSource,
@@ -34,7 +34,9 @@ pub(super) fn compare_logits(
 ) -> Result<Option<f32>> {
     if config.parameters() > MAX_LOGIT_PARAMETERS {
         let millions = config.parameters() / 1_000_000;
-        found.notes.push(format!("{what} were not compared: {millions} million parameters, twice in memory"));
+        found.notes.push(format!(
+            "{what} were not compared: two copies of {millions} million parameters do not fit the limit"
+        ));
         return Ok(None);
     }
     let length = LOGIT_TOKENS.min(config.max_position_embeddings);

@@ -1,4 +1,4 @@
-//! The files of an artifact against the hashes of its manifest.
+//! Comparison of an artifact's files with its manifest.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::quality::{QUALITY_NAME, quality_path};
 /// Compares the files with the manifest, if there is one, and returns it.
 ///
 /// # Errors
-/// A manifest or a file that cannot be read.
+/// The manifest or a file cannot be read.
 pub(super) fn check_manifest(artifact: &Path, found: &mut Verification) -> Result<Option<Manifest>> {
     if let Some(work) = interrupted_publication(artifact) {
         found.faults.push(format!(
@@ -32,7 +32,7 @@ pub(super) fn check_manifest(artifact: &Path, found: &mut Verification) -> Resul
         if artifact.is_dir() { verify_manifest(artifact)? } else { single(artifact, &manifest)? };
     for mismatch in mismatches {
         match &mismatch {
-            // What tools leave behind: .gitattributes, .cache of a download.
+            // Files that tools leave behind: .gitattributes, .cache of a download.
             Mismatch::Unlisted { file } if file.split('/').any(|part| part.starts_with('.')) => {
                 found.notes.push(mismatch.to_string());
             }
@@ -47,8 +47,8 @@ fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// A single file, or the parts of a split one, and its `quality.json` against the manifest. Whoever renames all of them keeps the
-/// names that it says.
+/// Compares a single file, or the parts of a split one, and its `quality.json` with the manifest. If all were renamed,
+/// the manifest still has the old names.
 fn single(artifact: &Path, manifest: &Manifest) -> Result<Vec<Mismatch>> {
     let (mut found, mut listed) = (Vec::new(), Vec::new());
     let one = manifest.files.keys().filter(|name| !name.ends_with(QUALITY_NAME)).count() == 1;
@@ -56,7 +56,7 @@ fn single(artifact: &Path, manifest: &Manifest) -> Result<Vec<Mismatch>> {
         let path = match name {
             _ if name.ends_with(QUALITY_NAME) => quality_path(artifact),
             _ if one => artifact.to_owned(),
-            // The parts of a split model find each other by their names.
+            // Parts of a split model refer to each other by name, so they cannot be renamed.
             name => artifact.with_file_name(name),
         };
         found.extend(Mismatch::of_file(&path, *digest)?);
@@ -64,7 +64,7 @@ fn single(artifact: &Path, manifest: &Manifest) -> Result<Vec<Mismatch>> {
     }
     let parts = match ModelFiles::open(artifact) {
         Ok(files) => files.checkpoint().files().map(name_of).collect(),
-        // Why it cannot be opened is told by what opens it next.
+        // The next step that opens it reports the reason.
         Err(_) => vec![name_of(artifact)],
     };
     let omitted = parts.into_iter().filter(|part| !listed.contains(part));

@@ -1,4 +1,4 @@
-//! The memory that verification takes, predicted from the shapes and sizes of what is stored.
+//! Predicted memory of a verification.
 
 use std::collections::BTreeMap;
 
@@ -10,19 +10,20 @@ use crate::config::model_config;
 use crate::error::Result;
 use crate::source::PANEL;
 
-/// Code tables, the pieces in which files are hashed and compared, and holes of the heap; measured.
+/// Code tables, buffers for hashing and comparing files, and holes of the heap; measured.
 const BASE: u64 = 8 << 20;
 
-/// Names, shapes and digests of a tensor, in the lists of both readers.
+/// Names, shapes and digests per tensor, in the lists of both readers.
 const PER_TENSOR: u64 = 2 << 10;
 
-/// Bytes of every weight around which matrices stand: values between the rotations and the weight, by both readers.
+/// Bytes per weight of a trellis: values between the rotations and the weight, in both readers.
 const ROTATED: u64 = 22;
 
-/// Predicted peak memory of [`verify_against`](super::verify_against) without a text, whose figures take what an evaluation takes.
+/// Predicts the peak memory of [`verify_against`](super::verify_against) without a text; figures need the memory of an
+/// evaluation.
 ///
 /// # Errors
-/// A configuration that cannot be read.
+/// The configuration cannot be read.
 pub fn verify_bytes(files: &ModelFiles, source: Option<&ModelFiles>, threads: usize) -> Result<u64> {
     let config = model_config(files)?;
     let all = [Some(files), source];
@@ -30,20 +31,20 @@ pub fn verify_bytes(files: &ModelFiles, source: Option<&ModelFiles>, threads: us
     let stored = stored_by_module(files);
     let trellis = files.checkpoint().tensors().any(|meta| meta.name.ends_with(".trellis"));
     let weight = config.decoder_linears().map(|info| {
-        // Experts that are stored as one tensor are read as one.
+        // Experts stored as one tensor are read as one.
         let stored = stored.get(info.module.as_str()).copied().unwrap_or_else(|| largest(files));
         checking(&info, stored, trellis, threads)
     });
     let weight = weight.max().unwrap_or(0);
     let mut needs = weight.max(copying(files, &config));
     if config.parameters() <= MAX_LOGIT_PARAMETERS {
-        // The source is compared with itself where a transform has folded something into it.
+        // If a transform changed the source, it is compared with the original.
         needs = all.into_iter().flatten().map(|files| comparing(files, &config)).fold(needs, u64::max);
     }
     Ok(BASE + tensors as u64 * PER_TENSOR + needs)
 }
 
-/// Bytes of the tensors of every module and of those above it.
+/// Returns the stored bytes of every module, including modules within it.
 pub fn stored_by_module(files: &ModelFiles) -> BTreeMap<&str, u64> {
     let mut stored = BTreeMap::new();
     for meta in files.checkpoint().tensors() {
@@ -54,17 +55,17 @@ pub fn stored_by_module(files: &ModelFiles) -> BTreeMap<&str, u64> {
     stored
 }
 
-/// A weight of `stored` bytes by both readers, and the rows that each thread decodes and compares.
+/// Bytes of checking a weight of `stored` bytes: both readers, and the rows that each thread decodes and compares.
 fn checking(info: &LinearInfo, stored: u64, trellis: bool, threads: usize) -> u64 {
     let weights = (info.rows * info.cols) as u64;
-    // The tensors, and as they are unpacked and turned; codes have a byte each, scales four.
+    // Tensors, unpacked and transposed; one byte per code, four per scale.
     let readers = 3 * stored + 2 * weights + weights / 2;
     let rotated = if trellis { ROTATED * weights } else { 0 };
     let panel = (PANEL.max(info.cols) as u64) * 24;
     readers + rotated + panel * threads as u64
 }
 
-/// A tensor that a transform changes, with the source's.
+/// Bytes of comparing a tensor that a transform changes with the source's.
 fn copying(files: &ModelFiles, config: &ModelConfig) -> u64 {
     let table = config.vocab_size as u64 * config.hidden_size as u64;
     let plain = |name: &str| name.ends_with("norm.weight") || name.contains("embed") || name.contains("head");
@@ -72,7 +73,7 @@ fn copying(files: &ModelFiles, config: &ModelConfig) -> u64 {
     2 * read.unwrap_or(0).min(8 * table) + 4 * read.map_or(0, |_| config.hidden_size as u64)
 }
 
-/// A model in f32, and the logits of both readers.
+/// Bytes of comparing logits: a model in f32, and the logits of both readers.
 fn comparing(files: &ModelFiles, config: &ModelConfig) -> u64 {
     let table = config.vocab_size as u64 * config.hidden_size as u64;
     let tables = files.checkpoint().tensors().filter(|meta| meta.numel() == table);
@@ -83,26 +84,27 @@ fn comparing(files: &ModelFiles, config: &ModelConfig) -> u64 {
     model.saturating_add(logits).saturating_add(Buffers::bytes_needed(config, length, length))
 }
 
+/// Returns the bytes of the largest tensor.
 fn largest(files: &ModelFiles) -> u64 {
     files.checkpoint().tensors().map(|meta| meta.len).max().unwrap_or(0)
 }
 
-/// Share that holes of the heap add to a model that is loaded once; measured.
+/// Share that holes of the heap add to a loaded model; measured.
 const HOLES_OF_MODEL: f64 = 0.05;
 
-/// Memory of the second of two models whose logits are compared, decoded to f32. The first is smaller and freed by then. The embedding
-/// is stored in `stored` bytes.
+/// Memory of the second of two models whose logits are compared, decoded to f32. The first is smaller and freed before.
+/// The embedding has `stored` bytes.
 pub(crate) fn logits_buffers(config: &ModelConfig, stored: u64) -> Vec<(&'static str, u64)> {
     let linears: u64 = config.decoder_linears().map(|info| (info.rows * info.cols) as u64 * 4).sum();
     let table = config.vocab_size as u64 * config.hidden_size as u64;
     let passing = stored + 8 * table;
     let kept = if config.tie_word_embeddings { linears } else { linears + 4 * table };
     let buffers = if config.tie_word_embeddings && passing > 4 * table + linears {
-        vec![("embedding as it is read", passing)]
+        vec![("embedding being loaded", passing)]
     } else if config.tie_word_embeddings {
         vec![("embedding", 4 * table), ("linear layers", linears)]
     } else {
-        vec![("linear layers and embedding", kept), ("head as it is read", passing)]
+        vec![("linear layers and embedding", kept), ("head being loaded", passing)]
     };
     let model: u64 = buffers.iter().map(|(_, bytes)| bytes).sum();
     let holes = ("holes of the heap", (model as f64 * HOLES_OF_MODEL) as u64);

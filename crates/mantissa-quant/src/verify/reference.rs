@@ -1,4 +1,4 @@
-//! Source of a weight under verification, dense or in another format.
+//! Source of a weight to verify, dense or in another format.
 
 use std::path::{Path, PathBuf};
 
@@ -11,18 +11,19 @@ use crate::source::DenseTensor;
 use crate::stacks::stack_of;
 use crate::values::values_of;
 
-/// The weight of the source that the codes of a layer stand for, around which `around` stands in the model at `dir`.
+/// Returns the source weight of a layer's codes; `transforms` are those around the codes in the model at `dir`.
 pub(super) fn source_weight<'a>(
     dir: &Path,
     source: &Folded<'a>,
     info: &LinearInfo,
-    around: &Transforms,
+    transforms: &Transforms,
 ) -> Result<DenseTensor<'a>> {
     let ((name, _), files) = (info.dense_tensor(), source.files());
     if files.is_quantized() && (info.is_by_rows(files) || stack_of(info).is_some()) {
-        // Of a change of container: what the source's codes decode to. Where both read the same rotated input, codes are compared.
+        // After a conversion: the dequantized source. If both have the same rotated input, rotated weights are
+        // compared.
         let mut weight = linear_weight(files, &LinearInfo { bias: false, ..info.clone() })?;
-        if matches!(around.before.as_slice(), [Map::Hadamard(_)]) && weight.transforms == *around {
+        if matches!(transforms.before.as_slice(), [Map::Hadamard(_)]) && weight.transforms == *transforms {
             weight.transforms = Transforms::default();
         }
         return Ok(values_of(info, weight)?.into());

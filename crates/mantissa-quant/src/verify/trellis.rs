@@ -1,4 +1,4 @@
-//! Weights of trellis codes, which the ordinary reader gives as values between two rotations.
+//! Weights of trellis codes. The ordinary reader returns their values between two rotations.
 
 use mantissa_num::minifloat::F16;
 use mantissa_num::stored::{Map, Transforms};
@@ -15,12 +15,12 @@ use crate::quality::check;
 use crate::source::{Scratch, WeightReader as _};
 
 impl WeightCheck<'_> {
-    /// Compares what stands between the rotations, bit for bit, and the signs and scales around them; and the error of the whole
-    /// weight with the one recorded. Whether the rotations are where they belong the logits show.
+    /// Compares the values between the rotations bit for bit, the signs and scales around them, and the error of the
+    /// whole weight with the recorded one. The places of the rotations are checked by the logits.
     pub(super) fn trellis(&self, linear: &LinearWeight, found: &mut Verification) -> Result<()> {
         let (module, rows, cols) = (&self.info.module, linear.rows, linear.cols);
         let Some(ours) = trellis::open(&CheckpointTensors(self.files), module, rows, cols)? else {
-            found.notes.push(format!("{module}: its codes have one reader: it was not decoded twice"));
+            found.notes.push(format!("{module}: not decoded twice: only one reader supports its codes"));
             return Ok(());
         };
         found.weights += 1;
@@ -42,7 +42,7 @@ impl WeightCheck<'_> {
     }
 }
 
-/// The first thing that the two readers decode differently.
+/// Returns the first difference between the two readers.
 fn difference(module: &str, ours: &Trellis, theirs: &[f32], transforms: &Transforms) -> Option<String> {
     let diagonal = |maps: &[Map]| {
         let diagonal = |map: &Map| if let Map::Diag(d) = map { Some(d.clone()) } else { None };

@@ -9,30 +9,30 @@ use crate::quality::Figures;
 pub struct Verification {
     /// True if there is no fault.
     pub ok: bool,
-    /// Files whose hash was checked; 0 without a manifest.
+    /// Number of files whose hash was checked; 0 without a manifest.
     pub files: usize,
-    /// Files of the source whose hash was compared with the recorded one.
+    /// Number of source files whose hash was compared with the recorded one.
     pub source_files: usize,
-    /// Quantized weights decoded; of a GGUF file, all its tensors.
+    /// Number of quantized weights decoded; for a GGUF file, of all tensors.
     pub weights: usize,
-    /// Tensors compared with the source.
+    /// Number of tensors compared with the source.
     pub compared: usize,
-    /// Largest error against the source in units of the scheme's bound (at most 1 for round-to-nearest).
+    /// Largest error relative to the scheme's bound (at most 1 for RTN).
     pub max_error_in_bounds: Option<f64>,
-    /// Largest difference of logits; absent where they were not compared.
+    /// Largest difference of logits; `None` if they were not compared.
     pub max_logit_difference: Option<f32>,
-    /// The recorded figures as measured again.
+    /// Recorded figures, measured again.
     pub figures: Option<Figures>,
     /// Faults.
     pub faults: Vec<String>,
-    /// Checks left out, with the reason.
+    /// Notes on checks left out, with the reason.
     pub notes: Vec<String>,
-    /// Notes on bytes that no hash covers: there is no manifest, or it omits a file.
+    /// Notes on bytes without a hash: there is no manifest, or it omits a file.
     pub unhashed: Vec<String>,
 }
 
 impl Verification {
-    /// The same, where bytes that no hash vouches for are a fault.
+    /// Turns notes on bytes without a hash into faults.
     #[must_use]
     pub fn strictly(mut self) -> Self {
         let unhashed = std::mem::take(&mut self.unhashed);
@@ -42,7 +42,7 @@ impl Verification {
         self
     }
 
-    /// Notes that no hash vouches for some bytes.
+    /// Adds a note on bytes without a hash.
     pub(super) fn note_unhashed(&mut self, note: String) {
         self.unhashed.push(note.clone());
         self.notes.push(note);

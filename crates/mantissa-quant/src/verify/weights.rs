@@ -1,4 +1,4 @@
-//! Quantized weights of a folder, decoded by both readers and compared with their source.
+//! Quantized weights of a folder: decoded by both readers and compared with their source.
 
 use std::ops::Range;
 
@@ -29,27 +29,28 @@ pub(super) struct WeightCheck<'a> {
     pub(super) files: &'a ModelFiles,
     pub(super) source: Option<&'a Folded<'a>>,
     pub(super) info: &'a LinearInfo,
-    /// Its report in `quality.json`.
+    /// Report of the layer in `quality.json`.
     pub(super) recorded: Option<&'a LayerReport>,
     /// True if the recorded error is checked.
     pub(super) errors: bool,
 }
 
-/// A weight as the ordinary reader has it.
+/// A weight from the ordinary reader.
 struct Coded<'a> {
     q: &'a Quantized,
-    /// The column of the weight at each column of its codes, where they differ.
+    /// Column of the weight at each column of its codes, if they differ.
     order: Option<&'a [u32]>,
-    /// Parts added to the values of the codes.
+    /// Side tensors added to the values of the codes.
     extras: &'a [Extra],
 }
 
 impl WeightCheck<'_> {
-    /// True if an error past the scheme's bound is a fault: the weight was rounded to nearest.
+    /// True if an error beyond the scheme's bound is a fault, because the weight is RTN.
     pub(super) fn bounded(&self) -> bool {
         self.recorded.is_some_and(|layer| layer.method == rtn::NAME)
     }
 
+    /// Checks the weight.
     pub(super) fn run(&self, threads: usize, found: &mut Verification) -> Result<()> {
         let LinearInfo { module, rows, cols, .. } = self.info;
         let linear = linear_weight(self.files, &LinearInfo { bias: false, ..self.info.clone() })?;
@@ -59,7 +60,9 @@ impl WeightCheck<'_> {
         let order = match column_order(&linear.transforms) {
             Ok(order) => order,
             Err(what) => {
-                found.notes.push(format!("{module}: {what} around its codes: it was not decoded twice"));
+                found.notes.push(format!(
+                    "{module}: not decoded twice: the independent reader does not support its {what}"
+                ));
                 return Ok(());
             }
         };
@@ -95,6 +98,7 @@ impl WeightCheck<'_> {
         Ok(())
     }
 
+    /// Compares a range of rows between the readers, and with the source.
     fn rows(
         &self,
         rows: Range<usize>,
@@ -125,6 +129,7 @@ impl WeightCheck<'_> {
             }
             if let Some(w) = w {
                 let mut permuted;
+                // Blocks are bounded in the order of the codes, so the source's row is permuted like them.
                 let mut w = &w[i * cols..][..cols];
                 if order.is_some() {
                     permuted = w.to_vec();
@@ -144,7 +149,7 @@ impl WeightCheck<'_> {
     }
 
     fn difference(&self, row: usize, ours: &[f32], theirs: &[f32]) -> Option<String> {
-        // NaN is rare: a whole row is compared before an element is looked for.
+        // NaN is rare, so whole rows are compared before elements.
         if ours.iter().zip(theirs).fold(true, |same, (a, b)| same & (a == b)) {
             return None;
         }
@@ -164,14 +169,14 @@ impl WeightCheck<'_> {
     }
 }
 
-/// Adds the single weights of a row to the values of its codes.
+/// Adds the outliers of a row to the values of its codes.
 fn add_row(extra: &Extra, row: usize, out: &mut [f32]) {
     let Extra::Sparse { starts, index, values } = extra else { return };
     let span = starts[row] as usize..starts[row + 1] as usize;
     index[span.clone()].iter().zip(&values[span]).for_each(|(&i, v)| out[i as usize] += v);
 }
 
-/// Brings a row of the weight into the order of its codes.
+/// Permutes a row of the weight into the order of its codes.
 fn in_order(row: &mut [f32], order: Option<&[u32]>, sorted: &mut Vec<f32>) {
     let Some(order) = order else { return };
     sorted.clear();
@@ -179,7 +184,7 @@ fn in_order(row: &mut [f32], order: Option<&[u32]>, sorted: &mut Vec<f32>) {
     row.copy_from_slice(sorted);
 }
 
-/// The type of a codec's blocks.
+/// Returns the block type of a codec.
 fn block_type(format: &Format) -> Option<BlockType> {
     match format {
         Format::Codec(id) => GgmlType::of_codec(*id).and_then(|ty| BlockType::from_name(ty.name)),

@@ -1,23 +1,23 @@
-//! The element of a weight that is furthest from its source, in units of the error bound.
+//! Element of a weight with the largest error relative to the error bound.
 
 use mantissa_num::{Code, Quantized};
 use mantissa_verify::gguf::{BlockType, allowed, bound_group};
 
 use crate::error_stats::ErrorStats;
 
-/// Findings about some rows.
+/// Results of checking some rows.
 #[derive(Default)]
 pub(super) struct Rows {
-    /// The first element that the two readers decode differently.
+    /// First element that the readers decode differently.
     pub(super) difference: Option<String>,
     pub(super) worst: Worst,
     pub(super) error: ErrorStats,
 }
 
-/// The element furthest from its source.
+/// Element with the largest error.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Worst {
-    /// Error in units of the bound.
+    /// Error relative to the bound.
     pub(super) ratio: f64,
     row: usize,
     col: usize,
@@ -40,7 +40,7 @@ impl Worst {
     }
 }
 
-/// Finds the largest `|w - ŵ|` of a row in units of the most that rounding to nearest under any rule may miss, `bound` steps.
+/// Finds the largest `|w - ŵ|` of a row relative to the bound of RTN under any rule: `bound` steps.
 pub(super) fn worst_error(
     q: &Quantized,
     bound: f32,
@@ -49,7 +49,7 @@ pub(super) fn worst_error(
     decoded: &[f32],
     worst: &mut Worst,
 ) {
-    // A scale that a narrow code rounded down clips by as much as it was rounded: 1/16 for E4M3, 1/256 for bf16.
+    // A scale that rounds down clips by its rounding error: at most 1/16 for E4M3, 1/256 for bf16.
     let slack = q.format.scale().map_or(0.0, |s| if s.code == Code::F32 { 1e-6 } else { 0.0625 });
     for (block, start, end) in q.format.blocks().runs(q.cols, row) {
         let (_, inner, tail) = q.block_decoder(block).parts();
@@ -58,7 +58,7 @@ pub(super) fn worst_error(
         let allowed = |w: f32| step + f64::from(w.abs()) * slack + nested;
         let error = |w: f32, decoded: f32| (f64::from(w) - f64::from(decoded)).abs();
         let (w, decoded) = (&w[start..end], &decoded[start..end]);
-        // Most blocks hold nothing worse than what was seen, which a multiplication shows; only the others divide.
+        // Most blocks hold no larger error than known, which multiplications show; only the others divide.
         let known = worst.ratio * (1.0 - 1e-12);
         let within = |w, decoded| error(w, decoded) <= known * allowed(w);
         if w.iter().zip(decoded).fold(true, |all, (&w, &decoded)| all & within(w, decoded)) {
@@ -73,15 +73,15 @@ pub(super) fn worst_error(
     }
 }
 
-/// Error that double quantization adds to a block: its scale is a level of the signed dynamic map, whose levels
-/// are at most 1/64 apart, of the amax of its run. A scale that is too small clips by as much.
+/// Returns the error that double quantization adds to a block. Its scale is a level of the signed dynamic map times the
+/// amax of its run, and levels are at most 1/64 apart. A scale that is too small clips by as much.
 fn nested_slack(q: &Quantized, block: usize, bound: f32) -> f64 {
     let Some(nested) = q.nested() else { return 0.0 };
     f64::from(nested.factor(block)) / 64.0 * f64::from(1.0 + bound)
 }
 
-/// Finds the largest error of row `row` in units of the most that its blocks allow; type, factor and weighing
-/// as in [`allowed`].
+/// Finds the largest error of row `row` relative to the bound of its blocks. Type, factor and weighting as in
+/// [`allowed`].
 pub(super) fn worst_of_row(
     (ty, factor, weighed): (BlockType, f32, bool),
     row: usize,
