@@ -86,10 +86,10 @@ impl<'a> Layers<'a> {
         let (plan, files) = (self.plan, self.source.files());
         let mut solved = match &plan.job {
             Job::Quantize(recipe) => self.solve(recipe, info, scheme, tick)?,
-            Job::Convert { drops_inputs, .. } => convert::layer(plan, files, info, scheme, *drops_inputs)?,
+            Job::Convert { drops_inputs, .. } => convert::recoded(plan, files, info, scheme, *drops_inputs)?,
             Job::Requantize { .. } => {
                 let outer = self.outer(info, scheme)?;
-                convert::rounded(plan, files, info, scheme, outer)?
+                convert::requantized(plan, files, info, scheme, outer)?
             }
         };
         // Notes of the transform: gaps in the calibration, and scales that did not help.

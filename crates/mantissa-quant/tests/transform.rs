@@ -166,7 +166,7 @@ fn what_a_transform_or_a_search_cannot_do_is_refused_before_any_work() {
     let offline =
         file(temp.path(), "transform = \"rotate\"\nweights = \"int4-g32\"\n[rotate]\nonline = false");
     for (recipe, container, part) in [
-        ("awq-q4_0", None, "transforms go into the other containers"),
+        ("awq-q4_0", None, "transforms are not supported in this format"),
         ("rotate-int4-g32", Some(gptq::CONTAINER), "online = false"),
         ("rotate-autoround-int4-g32", None, "AutoRound does not rotate"),
         ("hqq-nf4", None, "integers with an offset"),

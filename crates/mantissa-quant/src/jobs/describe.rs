@@ -1,4 +1,4 @@
-//! `quality.json` of an output that a plan made.
+//! `quality.json` of an output.
 
 use mantissa_model::Products;
 use mantissa_store::TensorMeta;
@@ -10,20 +10,20 @@ use crate::plan::{Plan, Use};
 use crate::quality::{Digests, Hashes, Quality, TensorReport, VERSION};
 use crate::report::LayerReport;
 
-/// Results of filling an output.
-pub(super) struct Found {
-    /// Quantized layers.
+/// Contents of a filled output.
+pub(super) struct Contents {
+    /// Reports of quantized layers.
     pub(super) layers: Vec<LayerReport>,
-    /// All other tensors.
+    /// Reports of all other tensors.
     pub(super) tensors: Vec<TensorReport>,
-    /// Digests of the files of the source.
+    /// Digests of the source's files.
     pub(super) source: Digests,
     /// Digests of the weight files written.
     pub(super) weights: Digests,
 }
 
 impl TensorReport {
-    /// Describes a tensor that is copied, or changed by a transform and stored in its dtype.
+    /// Describes a tensor that is copied, or changed by a transform and stored in its own dtype.
     pub(super) fn kept(meta: &TensorMeta, folded: &Folded<'_>) -> Self {
         let copied = Self::copied(meta);
         match folded.changes(&meta.name) {
@@ -34,11 +34,11 @@ impl TensorReport {
 }
 
 impl Quality {
-    /// Describes an output that `plan` made of `source`, before it is evaluated.
-    pub(super) fn new(plan: &Plan, source: &ModelFiles, found: Found) -> Self {
-        let Found { layers, tensors, source: source_hashes, weights } = found;
+    /// Describes an output of `plan` before its evaluation.
+    pub(super) fn new(plan: &Plan, source: &ModelFiles, found: Contents) -> Self {
+        let Contents { layers, tensors, source: source_hashes, weights } = found;
         let (bytes, parameters) = (plan.output_bytes(), plan.config.parameters());
-        // Notes may name files of the source by their place on this machine.
+        // Notes may contain the source's path on this machine, which must not affect the output's bytes.
         let place = format!("{}/", source.dir().display());
         let fallbacks = layers.iter().filter(|layer| layer.fallback.is_some());
         Quality {

@@ -1,12 +1,12 @@
-//! A folder in the Hugging Face layout as the destination of a job.
+//! Output folder in the Hugging Face layout.
 //!
-//! Layers are read, quantized, packed and written one by one; everything else is copied in pieces. Nothing in the output depends on
-//! threads, time or machine, nor on how often the run was interrupted: every finished unit is written to a [`crate::journal`],
-//! from which the next run with the same plan resumes.
+//! Layers are read, quantized, packed and written one by one; all other tensors are copied in pieces. The output does
+//! not depend on threads, time, machine or interruptions. Every finished unit is recorded in a [`crate::journal`], from
+//! which the next run with the same plan resumes.
 //!
-//! If a run ends early, its work folder stays if resuming can help: after a kill, an interruption, and an error of the environment
-//! (disk full, I/O, memory), provided that a unit of work is done. After an error in source or recipe it is removed. A work
-//! folder of another plan for the same output is left where it is.
+//! If a run ends early, its work folder is kept where resuming can help: after a kill, an interruption, or an error of
+//! the environment (disk full, I/O, memory), if at least one unit is finished. After an error in source or recipe it is
+//! removed. Work folders of other plans for the same output are not touched.
 
 mod stacks;
 
@@ -20,7 +20,7 @@ use mantissa_store::{
 };
 use serde_json::{Map, Value};
 
-use super::describe::Found;
+use super::describe::Contents;
 use super::{Destination, Published, Task};
 use crate::cache_scales;
 use crate::error::{QuantError, Result, Unfinished};
@@ -48,10 +48,10 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Begins the work folder, or adopts that of an unfinished run with the same plan.
+    /// Starts the work folder, or resumes that of an unfinished run with the same plan.
     ///
     /// # Errors
-    /// A source that changed or cannot be looked up; I/O.
+    /// The source changed or cannot be examined; I/O.
     pub(super) fn begin(task: &Task<'_>, start: Start) -> Result<Self> {
         let Task { plan, source, out } = *task;
         let config = plan.output_config(source)?;
@@ -68,7 +68,7 @@ impl Folder {
         task: &Task<'_>,
         prepared: &Prepared,
         progress: &mut Tell<'_>,
-    ) -> Result<Found> {
+    ) -> Result<Contents> {
         let Task { plan, source, .. } = *task;
         let folded = Folded::new(source, &prepared.folds);
         let Folder { staging, journal, shards, config } = self;
@@ -77,6 +77,7 @@ impl Folder {
         let layers = Layers::new(plan, &folded, Box::new(&stored)).prepared(prepared);
         let mut writer = ShardedWriter::resume(staging.path(), shards.clone(), plan.metadata());
         SourceHashes::beside(source, plan.threads(), |hashes| {
+            // The source is hashed on another thread meanwhile.
             let (folded, writing) = (&folded, &mut writer);
             let mut run =
                 Run { plan, folded, layers, writer: writing, journal, progress: &mut *progress, done: 0 };
@@ -88,11 +89,11 @@ impl Folder {
             let weights = writer.finish()?.into_iter().collect();
             let tensors = plan.copied.iter().map(|meta| TensorReport::kept(meta, folded)).collect();
             let source = hashes.wait(&mut || progress(Progress::hashing(plan.work_bytes())))?;
-            Ok(Found { layers, tensors, source, weights })
+            Ok(Contents { layers, tensors, source, weights })
         })
     }
 
-    /// Writes what describes the weights.
+    /// Writes the files beside the weights.
     fn describe(&mut self, task: &Task<'_>, prepared: &Prepared) -> Result<()> {
         let Task { plan, source, .. } = *task;
         let Folder { staging, config, .. } = self;
@@ -107,7 +108,7 @@ impl Folder {
         if let Some((name, bytes)) = plan.container.companion(&finished)? {
             staging.write(name, &bytes)?;
         }
-        // A GGUF source has no files of its own beside it.
+        // A GGUF source has no sidecar files.
         if source.gguf().is_none() {
             copy_sidecars(source.dir(), staging)?;
         }
@@ -116,7 +117,7 @@ impl Folder {
 }
 
 impl Destination for Folder {
-    fn fill(&mut self, task: &Task<'_>, progress: &mut Tell<'_>) -> Result<Found> {
+    fn fill(&mut self, task: &Task<'_>, progress: &mut Tell<'_>) -> Result<Contents> {
         let plan = task.plan;
         let mut tick = |stage: &str| {
             let tensor = format!("{}: {stage}", plan.job.method_name());
@@ -155,7 +156,7 @@ impl Destination for Folder {
     }
 
     fn abandon(mut self, error: QuantError) -> QuantError {
-        // The next run with the same plan may be allowed to lose more.
+        // Kept: the next run with the same plan may have a higher limit.
         if matches!(error, QuantError::Gate(_)) {
             return error;
         }
@@ -166,15 +167,15 @@ impl Destination for Folder {
 }
 
 fn unfinished(error: QuantError, kept: &Path, done: usize) -> QuantError {
-    // A failure of the last step, which nothing can be taken over from, leaves no folder.
+    // The last step can fail after the folder was moved; then nothing can be resumed.
     if !kept.exists() {
         return error;
     }
     QuantError::Unfinished(Box::new(Unfinished { error, kept: kept.to_owned(), done }))
 }
 
-/// Removes from an adopted folder whatever a resumed run does not go on with: everything but its weight files
-/// is written anew, and what else lies there is not of this run.
+/// Removes everything but the plan's weight files from a resumed folder. All other files are written again, and unknown
+/// ones do not belong to this run.
 fn sweep(dir: &Path, shards: &ShardPlan) -> Result<()> {
     let io = |path: &Path, error| Error::Io { path: path.to_owned(), operation: "clean up", error };
     for entry in std::fs::read_dir(dir).map_err(|e| io(dir, e))? {
@@ -188,7 +189,7 @@ fn sweep(dir: &Path, shards: &ShardPlan) -> Result<()> {
     Ok(())
 }
 
-/// Writing of weights under way.
+/// State of writing the weights.
 struct Run<'a, 'p> {
     plan: &'a Plan,
     folded: &'a Folded<'a>,
@@ -202,12 +203,12 @@ struct Run<'a, 'p> {
 impl Run<'_, '_> {
     fn advance(&mut self, work: u64, tensor: &str) -> Result<()> {
         self.done += work;
-        let check_tick = (self.progress)(Progress { done: self.done, tensor, tokens: None }).is_continue();
-        self.durable(if check_tick { Ok(()) } else { Err(QuantError::Interrupted) })
+        let continues = (self.progress)(Progress { done: self.done, tensor, tokens: None }).is_continue();
+        self.sync_if_interrupted(if continues { Ok(()) } else { Err(QuantError::Interrupted) })
     }
 
-    /// Makes finished work durable if `result` is an interruption.
-    fn durable<T>(&mut self, result: Result<T>) -> Result<T> {
+    /// Syncs finished work to disk if `result` is an interruption.
+    fn sync_if_interrupted<T>(&mut self, result: Result<T>) -> Result<T> {
         if matches!(result, Err(QuantError::Interrupted)) {
             self.journal.sync(self.writer)?;
         }
@@ -227,6 +228,7 @@ impl Run<'_, '_> {
             }
         }
         let Some((head, embedding)) = &self.plan.untied else { return Ok(()) };
+        // An untied head is not among the source's tensors: it is made from the embedding.
         let Some(meta) = self.folded.files().checkpoint().get(embedding).cloned() else { return Ok(()) };
         let copied = self.plan.copied.iter().any(|meta| meta.name == *head);
         if !copied && self.journal.recover(head, self.writer)?.is_none() {
@@ -235,7 +237,7 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// A tensor that a transform changes, or adds.
+    /// Writes a tensor that a transform changes or adds.
     fn write_folded(&mut self, name: &str, shape: &[usize], dtype: Dtype) -> Result<()> {
         let bytes = self.folded.bytes(name, shape, dtype)?;
         self.writer.write(name, &bytes)?;
@@ -243,7 +245,7 @@ impl Run<'_, '_> {
         self.journal.record(name, written, bytes.len() as u64, None, self.writer)
     }
 
-    /// Tensors that a change of container writes under another name, order or type.
+    /// Writes tensors that a conversion renames, reorders or casts.
     fn write_dense(&mut self) -> Result<()> {
         for dense in &self.plan.dense {
             let name = &dense.info.name;
@@ -273,6 +275,7 @@ impl Run<'_, '_> {
             numbers.update(&buffer[..n]);
             at += n as u64;
             if at == meta.len {
+                // Recorded before the progress call, so that an interruption there does not lose the tensor.
                 numbers.finish(self.folded.path(), &meta.name)?;
                 let written = vec![(meta.name.clone(), checksum.finish())];
                 self.journal.record(&meta.name, written, meta.len, None, self.writer)?;
@@ -301,7 +304,7 @@ impl Run<'_, '_> {
         Ok(reports)
     }
 
-    /// Scales or levels of keys and values, which are found with the model as it is stored.
+    /// Writes scales or levels of keys and values, calibrated with the stored model.
     fn write_cache_scales(&mut self, stored: &dyn Fn() -> Result<ModelFiles>) -> Result<()> {
         const UNIT: &str = "scales of keys and values";
         let plan = self.plan;
@@ -314,13 +317,13 @@ impl Run<'_, '_> {
         let (done, progress) = (self.done, &mut *self.progress);
         let mut tick = || progress(Progress { done, tensor: UNIT, tokens: None });
         let tensors = cache_scales::tensors(plan, self.folded.files(), stored, &mut tick);
-        let tensors = self.durable(tensors)?;
+        let tensors = self.sync_if_interrupted(tensors)?;
         let (written, _) = self.write_all(tensors)?;
         self.journal.record(UNIT, written, 0, None, self.writer)?;
         self.advance(0, UNIT)
     }
 
-    /// Writes tensors; gives their checksums, and their size in bytes.
+    /// Writes tensors and returns their checksums and total size in bytes.
     fn write_all(&mut self, tensors: Vec<(String, Vec<u8>)>) -> Result<(Vec<(String, u64)>, u64)> {
         let (mut written, mut total) = (Vec::with_capacity(tensors.len()), 0);
         for (name, bytes) in tensors {
@@ -335,7 +338,7 @@ impl Run<'_, '_> {
         let (done, progress) = (self.done, &mut *self.progress);
         let mut tick = || progress(Progress { done, tensor: &info.module, tokens: None });
         let quantized = self.layers.quantize(info, scheme, &mut tick);
-        let (tensors, report) = self.durable(quantized)?;
+        let (tensors, report) = self.sync_if_interrupted(quantized)?;
         let (written, total) = self.write_all(tensors)?;
         self.journal.record(&info.module, written, total, Some(&report), self.writer)?;
         Ok(report)

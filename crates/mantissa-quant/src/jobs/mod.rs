@@ -1,5 +1,5 @@
-//! Carries out plans. Every job runs in the same frame: it begins a work folder beside the output, fills it, measures and verifies
-//! what lies there, and only then puts it in place. What differs is the [`Destination`].
+//! Execution of plans. Every job has the same steps: start a work folder beside the output, fill it, evaluate and
+//! verify it, and put it in place. Jobs differ in their [`Destination`].
 
 pub(crate) mod convert;
 mod describe;
@@ -24,64 +24,64 @@ use crate::progress::{Progress, Tell};
 use crate::quality::Quality;
 use crate::verify::verification::Verification;
 
-use describe::Found;
+use describe::Contents;
 use folder::Folder;
 use gguf_file::GgufFiles;
 
 /// Result of a run.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Description and measured loss of the output.
+    /// Contents of `quality.json`.
     pub quality: Quality,
-    /// The output in its place.
+    /// Output in its place.
     pub committed: Committed,
-    /// Copied tensors and layers that were taken over from an unfinished run.
+    /// Number of units resumed from an unfinished run.
     pub resumed: usize,
-    /// Time that it took to make one file of weights durable after all of it was written. `None` for a folder, whose tensors are
-    /// made durable as they are written.
+    /// Time to sync a file of weights to disk after it was written. `None` for a folder, whose tensors are synced as
+    /// they are written.
     pub synced: Option<Duration>,
-    /// Verification before the output was put in place, and the time it took, if the plan asks for it.
+    /// Verification before the output was put in place, with its duration, if the plan asks for it.
     pub verification: Option<(Verification, Duration)>,
 }
 
-/// The files of an output while they are written.
+/// Output while it is written.
 trait Destination: Sized {
     /// Writes the weights and the files that describe them.
-    fn fill(&mut self, task: &Task<'_>, progress: &mut Tell<'_>) -> Result<Found>;
+    fn fill(&mut self, task: &Task<'_>, progress: &mut Tell<'_>) -> Result<Contents>;
 
     /// Path that opens the staged model.
     fn staged(&self) -> PathBuf;
 
-    /// Journal of the work done, if an unfinished run can be resumed.
+    /// Returns the journal, if an unfinished run can be resumed.
     fn journal(&mut self) -> Option<&mut Journal> {
         None
     }
 
-    /// Work folder that outlives a failed quality gate.
+    /// Returns the work folder that is kept if the quality gate fails.
     fn kept(&self) -> Option<&Path> {
         None
     }
 
-    /// Writes `quality.json` and the manifest, and makes all files durable.
+    /// Writes `quality.json` and the manifest, and syncs all files to disk.
     fn seal(&mut self, quality: &Quality, run: Map<String, Value>) -> Result<()>;
 
     /// Puts the output in place of the old one.
     fn publish(self) -> Result<Published>;
 
-    /// Keeps or removes the work folder after `error`, which it may wrap in what is kept.
+    /// Keeps or removes the work folder after `error`. May wrap the error with what is kept.
     fn abandon(self, error: QuantError) -> QuantError {
         error
     }
 }
 
-/// An output in its place.
+/// An output that was put in place.
 struct Published {
     committed: Committed,
     resumed: usize,
     synced: Option<Duration>,
 }
 
-/// A plan, its source and the place of its output.
+/// A plan with its source and output.
 #[derive(Clone, Copy)]
 struct Task<'a> {
     plan: &'a Plan,
@@ -89,16 +89,17 @@ struct Task<'a> {
     out: &'a Output,
 }
 
-/// Carries out `plan` into `out`. `progress` is told every step and may end the run between two of them.
+/// Executes `plan` and writes the output to `out`. `progress` is called at every step; `Break` interrupts the run.
 ///
-/// A folder is journaled: everything done so far is durable when a run ends, and the next run with the same plan resumes it. A GGUF
-/// file begins anew. Only a kill between the renames at the end may leave a GGUF file, the old or the new, without `quality.json`
-/// and manifest; the next start completes it.
+/// A folder has a journal: when a run ends, its finished work is on disk, and the next run with the same plan resumes
+/// it. A GGUF file starts over. Only a kill between the last renames can leave a GGUF file, old or new, without
+/// `quality.json` and manifest. The next start completes it.
 ///
 /// # Errors
-/// [`QuantError::Store`] for files, [`QuantError::Tensor`] for values that a scheme cannot hold, [`QuantError::Interrupted`] if
-/// `progress` ends the run, [`QuantError::Gate`] if the output loses more than [`Plan::evaluation`] allows; wrapped in
-/// [`QuantError::Unfinished`] if a work folder is kept. The old content of `out`, if any, is then still in place.
+/// [`QuantError::Store`] for files, [`QuantError::Tensor`] for values that a scheme cannot represent,
+/// [`QuantError::Interrupted`] if `progress` ends the run, [`QuantError::Gate`] if the quality loss exceeds the limit
+/// of [`Plan::evaluation`]; wrapped in [`QuantError::Unfinished`] if a work folder is kept. The old content of `out`,
+/// if any, is then still in place.
 pub fn run(
     plan: &Plan,
     source: &ModelFiles,
@@ -125,7 +126,7 @@ impl Task<'_> {
         }
     }
 
-    /// Everything but the last renames.
+    /// Performs all steps but the last renames.
     fn finish<D: Destination>(
         &self,
         to: &mut D,
@@ -142,10 +143,10 @@ impl Task<'_> {
         Ok((quality, verification))
     }
 
-    /// Description of this run in the manifest, after those of the runs that made the source.
+    /// Returns the manifest's description of this run, after those of the runs that made the source.
     ///
     /// # Errors
-    /// A malformed manifest of the source.
+    /// The source's manifest is malformed.
     fn run_fields(&self) -> Result<Map<String, Value>> {
         let plan = self.plan;
         let fields = json!({

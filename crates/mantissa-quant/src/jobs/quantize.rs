@@ -1,4 +1,4 @@
-//! Quantizes a dense model by a recipe: everything is decided here, before any work.
+//! Plans the quantization of a dense model by a recipe.
 
 mod checks;
 
@@ -22,12 +22,13 @@ use crate::stacks;
 use crate::verify::load::loadable;
 
 impl Plan {
-    /// Decides what `recipe` does to `source`.
+    /// Plans the quantization of `source` by `recipe`.
     ///
     /// # Errors
     /// [`QuantError::AlreadyQuantized`]; [`QuantError::NoCalibration`], [`QuantError::Calibrate`] and
-    /// [`QuantError::Method`] where the method or what it is to calibrate on does not fit; [`QuantError::NotStorable`] with the layers that the container cannot hold;
-    /// [`QuantError::NothingToDo`]; a source that could not be run, with the tensor or the file that it lacks.
+    /// [`QuantError::Method`] if the method or its calibration text does not fit; [`QuantError::NotStorable`] with the
+    /// layers that the container cannot hold; [`QuantError::NothingToDo`]; an incomplete source, with the missing
+    /// tensor or file.
     pub fn new(source: &ModelFiles, recipe: Recipe, options: Options) -> Result<Self> {
         if source.is_quantized() || source.gguf().is_some() {
             let (path, convention) = (source.dir().to_owned(), source.convention_name());
@@ -51,7 +52,7 @@ impl Plan {
         let job = Job::Quantize(Box::new(recipe.clone()));
         let input = recipe.activations.as_ref();
         let quantized = output_of_linears(&job, input, container, &linears, recipe.method.follows_order())?;
-        let asked = checks::Asked {
+        let asked = checks::Request {
             source,
             recipe: &recipe,
             container,
@@ -86,6 +87,7 @@ impl Plan {
             }
         };
         let rotation = recipe.transform.as_ref().and_then(|transform| transform.rotation());
+        // Folding the last norm into the head separates it from a tied embedding.
         let untied = rotation.filter(|options| rotate::unties(&config, *options));
         let untied = untied.map(|_| [config.head_module().to_owned(), config.embedding_module()]);
         let untied =
@@ -123,14 +125,15 @@ impl Plan {
             options,
             gguf,
         };
-        // What only the layers together cannot be stored as.
+        // Some combinations of layers cannot be described although each layer can be stored.
         plan.output_config(source)?;
-        // What the source lacks, the output would lack.
+        // An incomplete source would give an incomplete output.
         loadable(source)?;
         Ok(plan)
     }
 }
 
+/// Plans one linear layer.
 fn planned(
     source: &ModelFiles,
     recipe: &Recipe,
@@ -161,8 +164,8 @@ fn planned(
     Ok(PlannedLinear { info, scheme })
 }
 
-/// Every tensor of the source that is not the weight of a quantized layer, by name. Stacked experts are kept where one of them
-/// stays as it is.
+/// Returns the source's tensors that are copied, by name: all but the weights of quantized layers. A tensor of stacked
+/// experts is copied if one of them stays unquantized.
 fn copied_tensors(source: &ModelFiles, linears: &[PlannedLinear]) -> Vec<TensorMeta> {
     let tensors = |quantized: bool| {
         let of_kind = linears.iter().filter(move |linear| linear.scheme.is_some() == quantized);
@@ -175,6 +178,7 @@ fn copied_tensors(source: &ModelFiles, linears: &[PlannedLinear]) -> Vec<TensorM
     copied
 }
 
+/// Returns notes on the source and on patterns of the recipe.
 fn notes(
     source: &ModelFiles,
     recipe: &Recipe,
@@ -190,11 +194,11 @@ fn notes(
     if let Some(first) = unknown.first() {
         let fate = if container.facts().one_file { "left out" } else { "copied" };
         notes.push(format!(
-            "{} tensors that the architecture does not use are {fate}, the first is {first}",
+            "{} tensors that the architecture does not use are {fate} (first: {first})",
             unknown.len()
         ));
     }
-    notes.extend(of_other_orders(config, container));
+    notes.extend(storage_note(config, container));
     let mut modules: Vec<_> = config.decoder_linears().map(|l| l.module).collect();
     if container.facts().one_file {
         modules.extend([EMBEDDING, HEAD].map(str::to_owned));
@@ -207,9 +211,9 @@ fn notes(
     notes
 }
 
-/// Notes on layers that no dense checkpoint stores as `[out, in]` by themselves.
-fn of_other_orders(config: &ModelConfig, container: Container) -> Option<String> {
-    // GGUF has one order for all models; the other has that of the source.
+/// Returns a note on layers that dense checkpoints do not store separately as `[out, in]`.
+fn storage_note(config: &ModelConfig, container: Container) -> Option<String> {
+    // GGUF has one order for all models; gpt-oss has the source's.
     let facts = container.facts();
     if matches!(facts.experts, Experts::OwnNames | Experts::Stacked) {
         return None;
@@ -219,7 +223,7 @@ fn of_other_orders(config: &ModelConfig, container: Container) -> Option<String>
         StoredAs::Stacked(_) => Some(EXPERTS_APART.to_owned()),
         _ if facts.conv1d => None,
         _ => Some(format!(
-            "the source stores its layers as Conv1D, [in, out]: mantissa reads them in {}, other readers only with --format gptq",
+            "the source stores its layers as Conv1D, [in, out]: in {} only mantissa reads them; fix for other engines: --format gptq",
             container.name()
         )),
     }

@@ -1,8 +1,8 @@
-//! New scales of inputs and of keys and values for a quantized model whose weights stay as they are.
+//! New scales of inputs and of the KV cache for a quantized model, with unchanged weights.
 //!
-//! The model runs over another text with its weights as stored and nothing else quantized; what is found of it takes the place
-//! of the scales that calibration had found before, tensor by tensor, in the dtype and the sense in which each is stored. Every
-//! other tensor keeps its bytes, its dtype and its place among the files.
+//! The model runs over another text with its weights as stored and nothing else quantized. New scales replace the
+//! calibrated ones, tensor by tensor, in the stored dtype and sense. All other tensors keep their bytes, dtype and
+//! place in the files.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -28,25 +28,25 @@ use crate::sidecars::copy_sidecars;
 use crate::unquantized::Unquantized;
 use crate::verify::load::{load_check, loadable};
 
-/// The new scales of an artifact.
+/// New scales of an artifact.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Recalibration {
-    /// Bytes of the tensors that change, by name.
+    /// Bytes of the changed tensors, by name.
     tensors: BTreeMap<String, Vec<u8>>,
-    /// Scales of inputs among them.
+    /// Number of changed input scales.
     pub inputs: usize,
-    /// Scales of keys and values among them.
+    /// Number of changed scales of keys and values.
     pub cache: usize,
-    /// Policy of new KV levels, and their tensors.
+    /// Policy of new KV cache levels, with their tensors.
     levels: Option<(KvPolicy, Vec<TensorSpec>)>,
 }
 
 impl Recalibration {
-    /// Finds the scales of `source` on `set`, those of inputs by `observer`, and the levels of its keys and values: of `policy`, or
-    /// else of the policy that they are stored under.
+    /// Calibrates the scales of `source` on `set`, input scales with `observer`, and levels of keys and values: those
+    /// of `policy`, or of the stored policy.
     ///
     /// # Errors
-    /// As [`Calibration`]; where no scale is stored that a text decides; where the model has no place for levels.
+    /// Errors of [`Calibration`]; no stored scale depends on a text; the format does not hold levels.
     pub fn collect(
         source: &ModelFiles,
         config: &ModelConfig,
@@ -56,7 +56,7 @@ impl Recalibration {
         tick: &mut Tick<'_>,
     ) -> Result<Self> {
         check_windows(set, config)?;
-        // What the source lacks, the output would lack.
+        // An incomplete source would give an incomplete output.
         loadable(source)?;
         let kv = cache_scales::of_source(source, config)?.unwrap_or_default();
         let mut found = Recalibration::default();
@@ -69,15 +69,15 @@ impl Recalibration {
         found.scales(source, config, set, (observer, kv.as_ref()), threads, tick)?;
         match found.tensors.is_empty() {
             true => {
-                let (found, allowed) =
-                    ("no scale that a text decides", "static scales of inputs, keys or values");
-                Err(Error::field(source.dir(), "scales", found, allowed, "weights alone need no text").into())
+                let (got, expected) =
+                    ("no scale that depends on a text", "static scales of inputs, keys or values");
+                Err(Error::field(source.dir(), "scales", got, expected, "weights need no text").into())
             }
             false => Ok(found),
         }
     }
 
-    /// True if new levels of keys and values were found.
+    /// True if new levels of keys and values were calibrated.
     pub fn has_levels(&self) -> bool {
         self.levels.is_some()
     }
@@ -121,7 +121,7 @@ impl Recalibration {
         Ok(())
     }
 
-    /// The scales of keys and values of a layer from their peaks.
+    /// Sets the scales of keys and values of a layer from their amax.
     fn put_cache(
         &mut self,
         source: &ModelFiles,
@@ -147,15 +147,15 @@ impl Recalibration {
         Ok(())
     }
 
-    /// Writes the artifact with its new scales into the folder `out`.
+    /// Writes the artifact with its new scales to the folder `out`.
     ///
     /// # Errors
-    /// Files that cannot be read or written. The old content of `out`, if any, is then still in place.
+    /// A file cannot be read or written. The old content of `out`, if any, is then still in place.
     pub fn write(&self, source: &ModelFiles, set: &CalibrationSet, out: &Output) -> Result<Committed> {
         refuse_overlap(source.dir(), out.path())?;
         let mut staging = Staging::begin(out)?;
         let index = self.write_configs(source, &mut staging)?;
-        // Weights and their errors are what they were; what was measured was of the old scales.
+        // Weights and their errors are unchanged; figures measured with the old scales no longer hold.
         let mut quality = Quality::read(source.dir())?.map(|old| Quality {
             calibration: Some(set.identity()),
             held_out: None,
@@ -188,12 +188,12 @@ impl Recalibration {
         });
         let fields = fields.as_object().cloned().unwrap_or_default();
         staging.seal(Manifest::run_after(source.dir(), fields)?)?;
-        // An output that no command opens must not take the place of one that works.
+        // An output that does not open must not replace one that works.
         load_check(staging.path())?;
         Ok(staging.publish()?)
     }
 
-    /// Writes what describes the weights: as it was, but for levels of keys and values. Returns what a new index of their files is.
+    /// Copies the configuration files; new levels change config and index. Returns the digest of a changed index.
     fn write_configs(&self, source: &ModelFiles, staging: &mut Staging) -> Result<Option<FileDigest>> {
         let mut digest = None;
         for name in ["config.json", INDEX_NAME, "hf_quant_config.json", "quantize_config.json"] {
@@ -218,7 +218,7 @@ impl Recalibration {
         Ok(digest)
     }
 
-    /// Writes one file of weights, its changed tensors replaced; the `last` has the levels.
+    /// Writes one weight file with its changed tensors; the `last` gets the levels.
     fn copy(&self, from: &SafeTensors, to: &Path, last: bool) -> Result<FileDigest> {
         let replaced = |name: &str| self.levels.is_some() && is_level(name);
         let kept = || from.tensors().iter().filter(|meta| !replaced(&meta.name));
@@ -253,20 +253,20 @@ impl Recalibration {
 /// Bytes copied at a time.
 const COPY: usize = 1 << 20;
 
-/// Longest index read, in bytes.
+/// Size limit of an index, in bytes.
 const MAX_INDEX_BYTES: u64 = 64 << 20;
 
-/// Names of the tensors of scales of inputs.
+/// Suffixes of input scale tensors.
 const INPUT_SCALES: [&str; 2] = ["input_scale", "input_global_scale"];
 
-/// The policy whose levels are to be found: the one given, or the one that they are stored under.
+/// Returns the policy whose levels are calibrated: the given or the stored one.
 fn levels_to_find(
     source: &ModelFiles,
     policy: Option<&KvPolicy>,
     scheme: Option<&Scheme>,
 ) -> Result<Option<KvPolicy>> {
-    let refuse = |found: String, allowed: &str, hint: &str| {
-        Err(Error::field(source.dir(), "KV cache", found, allowed, hint).into())
+    let refuse = |got: String, expected: &str, hint: &str| {
+        Err(Error::field(source.dir(), "KV cache", got, expected, hint).into())
     };
     let Some(policy) = policy else {
         return Ok(source.kv_policy().and_then(|policy| policy.parse().ok()));
@@ -274,16 +274,18 @@ fn levels_to_find(
     if !policy.is_calibrated() {
         return refuse(
             policy.to_string(),
-            "levels of a text: nuq4, nuq3-1% …",
-            "--kv of run and eval takes others",
+            "a policy with calibrated levels: nuq4, nuq3-1% …",
+            "other policies need no calibration: give them to --kv of run and eval",
         );
     }
     if source.convention_name() != native::NAME {
-        let hint = "convert --format native";
-        return refuse(format!("levels in {}", source.convention_name()), "the native container", hint);
+        let hint = "fix: mantissa convert --format native";
+        return refuse(format!("levels in {}", source.convention_name()), "the native format", hint);
     }
     match scheme {
-        Some(scheme) => refuse(format!("keys and values under {scheme}"), "a model without", ""),
+        Some(scheme) => {
+            refuse(format!("keys and values under {scheme}"), "a model with an unquantized KV cache", "")
+        }
         None => Ok(Some(policy.clone())),
     }
 }
@@ -296,7 +298,7 @@ fn file_name(path: &Path) -> String {
     path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned()
 }
 
-/// The index of the weight files with the levels `specs` in the last of them, in place of others.
+/// Changes the index of the weight files: levels `specs` in the last file replace old ones.
 fn indexed(mut index: Value, source: &ModelFiles, specs: &[TensorSpec]) -> Value {
     let file = source.checkpoint().files().last().map(file_name).unwrap_or_default();
     let old: u64 =
@@ -312,20 +314,20 @@ fn indexed(mut index: Value, source: &ModelFiles, specs: &[TensorSpec]) -> Value
     index
 }
 
-/// A linear layer with a stored scale of its inputs.
+/// A linear layer with a stored input scale.
 struct StoredInput {
     kind: LinearKind,
     scheme: Scheme,
-    /// The scale as the model is read.
+    /// Scale as the reader returns it.
     outer: f32,
-    /// The tensor that holds it.
+    /// Tensor that stores it.
     tensor: String,
 }
 
 impl StoredInput {
     fn put(&self, source: &ModelFiles, peak: f32, found: &mut Recalibration) -> Result<()> {
         let new = scale(&self.scheme, peak);
-        // Some conventions store the reciprocal of what others do.
+        // Some formats store the reciprocal.
         let old = source.checkpoint().read_f32(&self.tensor)?.first().copied().unwrap_or(self.outer);
         let direct = (old - self.outer).abs() <= 1e-2 * self.outer.abs();
         let bytes = stored(source, &self.tensor, &[if direct { new } else { 1.0 / new }])?;
@@ -335,7 +337,7 @@ impl StoredInput {
     }
 }
 
-/// The stored scales of inputs of a layer's linear layers.
+/// Returns the stored input scales of a layer's linear layers.
 fn stored_inputs(source: &ModelFiles, config: &ModelConfig, layer: usize) -> Result<Vec<StoredInput>> {
     let mut all = Vec::new();
     for info in config.layer_linears(layer) {
@@ -349,7 +351,7 @@ fn stored_inputs(source: &ModelFiles, config: &ModelConfig, layer: usize) -> Res
     Ok(all)
 }
 
-/// Scales as the tensor `name` stores them.
+/// Encodes scales as the tensor `name` stores them.
 fn stored(source: &ModelFiles, name: &str, scales: &[f32]) -> Result<Vec<u8>> {
     let no_tensor = || Error::NoTensor { path: source.dir().to_owned(), tensor: name.to_owned() };
     let meta = source.checkpoint().get(name).ok_or_else(no_tensor)?;

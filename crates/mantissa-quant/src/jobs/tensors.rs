@@ -8,8 +8,8 @@ use crate::error::Result;
 use crate::plan::{Job, PlannedLinear, layer_plan, not_storable};
 use crate::stacks;
 
-/// Note for formats that have no stacked experts.
-pub(crate) const EXPERTS_APART: &str = "experts that the source stores stacked are stored one by one, which mantissa reads; other servers expect them stacked";
+/// Note for formats without stacked experts.
+pub(crate) const EXPERTS_APART: &str = "experts that the source stacks in one tensor are stored one by one: mantissa reads them, other engines expect one tensor";
 
 /// Declares the tensors of the quantized layers. `input` is the scheme of their inputs.
 ///
@@ -26,10 +26,12 @@ pub(crate) fn output_of_linears(
     for PlannedLinear { info, scheme } in linears {
         let Some(scheme) = scheme else { continue };
         match container.specs(&layer_plan(job, input, info, scheme, by_group)) {
-            // A graph names the weights of a model as its dense checkpoint does.
+            // ONNX graphs name weights as dense checkpoints do, so they cannot name single experts of a stack.
             Ok(_) if container.facts().experts == Experts::AsInSource && stacks::stack_of(info).is_some() => {
-                faults
-                    .push(format!("{}: the source stores its experts stacked, as ONNX cannot", info.module));
+                faults.push(format!(
+                    "{}: the source stacks its experts in one tensor, which ONNX cannot hold",
+                    info.module
+                ));
             }
             Ok(all) => specs.extend(all),
             Err(fault) => faults.push(fault.to_string()),

@@ -1,4 +1,4 @@
-//! The work that makes the stored weights.
+//! Work that produces the stored weights.
 
 use mantissa_methods::method::{Buffer, Extent, Needs, Phase, Work};
 use mantissa_num::Scheme;
@@ -6,7 +6,7 @@ use mantissa_store::FileDigest;
 
 use crate::recipe::{Recipe, Transform};
 
-/// The work that makes the stored weights.
+/// Work that produces the stored weights.
 #[derive(Clone, Debug)]
 pub enum Job {
     /// Quantizes a dense model with the transform and the method of a recipe.
@@ -15,25 +15,25 @@ pub enum Job {
     Convert {
         /// True if inputs are no longer quantized at run time.
         drops_inputs: bool,
-        /// Scheme of embedding and head in formats that store them under one.
+        /// Scheme of embedding and head, for formats that store them under one.
         table: Scheme,
     },
-    /// Decodes a quantized model and rounds it to nearest under another scheme.
+    /// Decodes a quantized model and quantizes it by RTN to another scheme.
     Requantize {
-        /// The scheme, as the user gave it.
+        /// Scheme that the user gave.
         scheme: Scheme,
-        /// Scheme of embedding and head in formats that store them under one.
+        /// Scheme of embedding and head, for formats that store them under one.
         table: Scheme,
     },
 }
 
 impl Job {
-    /// Command that plans the job: `quantize` or `convert`.
+    /// Returns the command that plans the job: `quantize` or `convert`.
     pub fn command(&self) -> &'static str {
         if self.recipe().is_some() { "quantize" } else { "convert" }
     }
 
-    /// The recipe, if there is one.
+    /// Returns the recipe, if there is one.
     pub fn recipe(&self) -> Option<&Recipe> {
         match self {
             Job::Quantize(recipe) => Some(recipe),
@@ -41,12 +41,12 @@ impl Job {
         }
     }
 
-    /// Name as the user gave it: that of a recipe, or the path of its file.
+    /// Returns the name that the user gave: a recipe or the path of its file.
     pub fn name(&self) -> String {
         self.recipe().map_or_else(|| self.label(), |recipe| recipe.name.clone())
     }
 
-    /// Name in reports: that of the recipe or of its file, `convert`, or `convert-SCHEME`.
+    /// Returns the name in reports: the recipe or its file, `convert`, or `convert-SCHEME`.
     pub fn label(&self) -> String {
         match self {
             Job::Quantize(recipe) => recipe.label().to_owned(),
@@ -55,7 +55,7 @@ impl Job {
         }
     }
 
-    /// SHA-256, in hexadecimal, of the recipe's file, or of the [`label`](Self::label).
+    /// Returns the SHA-256, in hexadecimal, of the recipe's file or of the [`label`](Self::label).
     pub fn sha256(&self) -> String {
         match self {
             Job::Quantize(recipe) => recipe.sha256.clone(),
@@ -63,7 +63,7 @@ impl Job {
         }
     }
 
-    /// Name of the method in the reports of layers: `gptq`; `repacked` if codes are kept.
+    /// Returns the name of the method in reports of layers, such as `gptq`; `repacked` if codes are kept.
     pub fn method(&self) -> &'static str {
         match self {
             Job::Quantize(recipe) => recipe.method.name(),
@@ -72,12 +72,12 @@ impl Job {
         }
     }
 
-    /// Transform and method, as reports name them: `awq-rtn`.
+    /// Returns the names of transform and method in reports: `awq-rtn`.
     pub fn method_name(&self) -> String {
         self.recipe().map_or_else(|| self.method().to_owned(), Recipe::method_name)
     }
 
-    /// True if weights are rounded to nearest and nothing else is done to them.
+    /// True if weights are only quantized by RTN.
     pub fn rounds_to_nearest(&self) -> bool {
         match self {
             Job::Quantize(recipe) => recipe.rounds_to_nearest(),
@@ -86,7 +86,7 @@ impl Job {
         }
     }
 
-    /// Scheme of embedding and head in formats that store them under one; a recipe says it by rules.
+    /// Returns the scheme of embedding and head for formats that store them under one; recipes have rules instead.
     pub(crate) fn table(&self) -> Option<&Scheme> {
         match self {
             Job::Quantize(_) => None,
@@ -94,27 +94,27 @@ impl Job {
         }
     }
 
-    /// The recipe's transform.
+    /// Returns the recipe's transform.
     pub(crate) fn transform(&self) -> Option<&dyn Transform> {
         self.recipe().and_then(|recipe| recipe.transform.as_deref())
     }
 
-    /// Statistics and passes that the recipe's method needs; none without a recipe.
+    /// Returns the statistics and passes that the recipe's method needs; none without a recipe.
     pub(crate) fn needs(&self) -> Needs {
         self.recipe().map_or_else(Needs::default, |recipe| recipe.method.needs())
     }
 
-    /// Unit of work of the recipe's method.
+    /// Returns the unit of work of the recipe's method.
     pub(crate) fn work(&self) -> Option<Work<'_>> {
         self.recipe().map(|recipe| recipe.method.work())
     }
 
-    /// Memory of `phase` of the recipe's method for one weight.
+    /// Returns the buffers of `phase` of the recipe's method for one weight.
     pub(crate) fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
         self.recipe().map_or_else(Vec::new, |recipe| recipe.method.buffers(phase, extent))
     }
 
-    /// Number of single weights beside the codes of a weight `[rows, cols]`.
+    /// Returns the number of outliers of a weight `[rows, cols]`.
     pub(crate) fn outliers(&self, rows: usize, cols: usize) -> usize {
         self.recipe().map_or(0, |recipe| recipe.outliers(rows, cols))
     }

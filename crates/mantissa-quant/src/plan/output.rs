@@ -1,4 +1,4 @@
-//! Configuration of the output beside its weights: `config.json`, metadata of the weight files, and the format's own file.
+//! Configuration files of the output: `config.json`, metadata of the weight files, and the format's own file.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +10,11 @@ use super::{Plan, model_not_storable};
 use crate::error::{QuantError, Result};
 
 impl Plan {
-    /// Builds the `config.json` of the output: that of the source, with the `quantization_config` of the format.
+    /// Builds the output's `config.json`: the source's with the format's `quantization_config`.
     pub(crate) fn output_config(&self, source: &ModelFiles) -> Result<Value> {
         let mut config = source.config().cloned().unwrap_or_default();
         if source.gguf().is_some() {
-            named_class(&mut config);
+            add_class(&mut config);
         }
         let quantization = self.container.quantization_config(&self.model()).map_err(|e| self.fault(e))?;
         if let Value::Object(fields) = &mut config {
@@ -23,7 +23,7 @@ impl Plan {
             }
             let keys = self.container.config_keys();
             if !keys.contains(&"quantization") {
-                // The description of a source in MLX's format.
+                // A source in MLX's format has its own description, which no longer holds.
                 fields.remove("quantization");
             }
             for key in keys {
@@ -33,20 +33,20 @@ impl Plan {
         Ok(config)
     }
 
-    /// Metadata of the weight files.
+    /// Returns the metadata of the weight files.
     pub(crate) fn metadata(&self) -> BTreeMap<String, String> {
         let mut metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
         metadata.extend(self.container.metadata(&self.model()));
         metadata
     }
 
-    /// Name and content of the configuration file that the format has beside `config.json`.
+    /// Returns name and content of the format's own configuration file, if it has one.
     pub(crate) fn side_config(&self, config: &Value) -> Result<Option<(&'static str, Value)>> {
         let quantization = &config["quantization_config"];
         self.container.side_config(&self.model(), quantization).map_err(|e| self.fault(e))
     }
 
-    /// The plan as a format sees it.
+    /// Returns the plan as formats take it.
     fn model(&self) -> ModelPlan<'_> {
         let layer = |(info, scheme)| {
             let LinearInfo { module, rows, cols, .. }: &LinearInfo = info;
@@ -73,8 +73,8 @@ impl Plan {
         model_not_storable(self.container, error.to_string())
     }
 
-    /// Linear modules that stay unquantized: layers without a scheme, and the routers of experts, which servers would
-    /// otherwise take for quantized.
+    /// Returns the unquantized linear modules: layers without a scheme, and routers, which engines would otherwise read
+    /// as quantized.
     fn kept(&self) -> Vec<String> {
         let kept = self.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone());
         let sides = self.config.tensors().into_iter().filter(|t| matches!(t.role, Role::Side { .. }));
@@ -82,8 +82,8 @@ impl Plan {
     }
 }
 
-/// Adds the class that loaders ask for to the config of a model that was a GGUF file.
-fn named_class(config: &mut Value) {
+/// Adds the class that loaders need to the config of a model from a GGUF file.
+fn add_class(config: &mut Value) {
     const CLASSES: [(&str, &str); 4] = [
         ("llama", "LlamaForCausalLM"),
         ("qwen2", "Qwen2ForCausalLM"),

@@ -1,4 +1,4 @@
-//! Reports of layers as a plan stores them.
+//! Reports of the layers of a plan.
 
 use mantissa_methods::Solved;
 use mantissa_model::LinearInfo;
@@ -9,7 +9,7 @@ use super::Plan;
 use crate::report::LayerReport;
 
 impl Plan {
-    /// Reports a layer that was solved by `method`.
+    /// Builds the report of a layer that was solved by `method`.
     pub(crate) fn layer_report(
         &self,
         info: &LinearInfo,
@@ -37,6 +37,7 @@ impl Plan {
     }
 }
 
+/// Returns the dtype of a format's scales.
 fn scale_dtype(format: &Format) -> &'static str {
     if format.codec().is_some() {
         return "in blocks";

@@ -12,22 +12,22 @@ use crate::recipe::Recipe;
 /// A use of the calibration text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// The method calibrates.
+    /// The method needs calibration.
     Solve,
-    /// Layers are compared with RTN, of a method that needs no text itself.
+    /// Solutions of a method without calibration are compared with RTN.
     Judge,
-    /// Searched blocks are weighed by the importance of their columns.
+    /// Searched blocks are weighted by the importance of their columns.
     Importance,
-    /// The transform calibrates.
+    /// The transform needs calibration.
     Transform,
-    /// Scales of inputs are stored.
+    /// Input scales are stored.
     Inputs,
     /// Scales or levels of keys and values are stored.
     Cache,
 }
 
 impl Use {
-    /// The uses that `recipe` has for a text, whether there is one or not.
+    /// Returns the uses that `recipe` has for a text, whether or not one is given.
     pub(crate) fn all(
         recipe: &Recipe,
         container: Container,
@@ -37,7 +37,7 @@ impl Use {
         let uses = [
             (Use::Solve, recipe.method.needs().text),
             (Use::Judge, is_judged(recipe, container)),
-            (Use::Importance, options.importance.is_none() && weighs(recipe, container, linears)),
+            (Use::Importance, options.importance.is_none() && uses_importance(recipe, container, linears)),
             (Use::Transform, recipe.transform.as_ref().is_some_and(|transform| transform.needs_text())),
             (Use::Inputs, recipe.activations.is_some() && stores_input_scales(recipe, container)),
             (Use::Cache, stores_cache_scales(recipe.kv.as_ref(), recipe.kv_levels.as_ref())),
@@ -47,30 +47,30 @@ impl Use {
 }
 
 impl Plan {
-    /// The calibration text, if it is used so.
+    /// Returns the calibration text if it has this use.
     pub(crate) fn text_for(&self, of: Use) -> Option<&CalibrationSet> {
         self.options.calibration.as_ref().filter(|_| self.uses.contains(&of))
     }
 
-    /// The calibration text, if layers are solved on it or compared with RTN.
+    /// Returns the calibration text if layers are solved on it or compared with RTN.
     pub(crate) fn solving_text(&self) -> Option<&CalibrationSet> {
         self.text_for(Use::Solve).or(self.text_for(Use::Judge))
     }
 
-    /// The calibration text, if weights depend on it.
+    /// Returns the calibration text if weights depend on it.
     pub(crate) fn text(&self) -> Option<&CalibrationSet> {
         let set = self.options.calibration.as_ref();
         set.filter(|_| self.uses.iter().any(|of| *of != Use::Cache))
     }
 
-    /// Windows that methods do not see, on which their solutions are compared with RTN.
+    /// Returns the held-out windows, on which solutions are compared with RTN.
     pub(crate) fn held_out(&self) -> Option<CalibrationSet> {
         self.options.held_out_set()
     }
 }
 
 impl Options {
-    /// The held-out windows under the name of the calibration text, if there are any.
+    /// Returns the held-out windows under the name of the calibration text.
     pub(crate) fn held_out_set(&self) -> Option<CalibrationSet> {
         let (windows, set) = (&self.held_out, self.calibration.as_ref()?);
         let name = format!("{} (held out)", set.name);
@@ -78,21 +78,21 @@ impl Options {
     }
 }
 
-/// True if blocks of some layer depend on the importance of columns where it is known.
-pub(crate) fn weighs(recipe: &Recipe, container: Container, linears: &[PlannedLinear]) -> bool {
+/// True if blocks of some layer depend on the importance of columns, if it is given.
+pub(crate) fn uses_importance(recipe: &Recipe, container: Container, linears: &[PlannedLinear]) -> bool {
     let searched = |linear: &PlannedLinear| {
         linear.scheme.as_ref().and_then(|s| s.format.codec()).is_some_and(Codec::takes_importance)
     };
     recipe.rounds_to_nearest() && container.facts().importance && linears.iter().any(searched)
 }
 
-/// True if the method needs no text, and its solutions can be compared with RTN on one.
+/// True if the method needs no calibration and its solutions can be compared with RTN on a text.
 pub(crate) fn is_judged(recipe: &Recipe, container: Container) -> bool {
     let needs = recipe.method.needs();
     needs.judged && !needs.text && !container.facts().square_scales
 }
 
-/// True if an output holds scales or levels of keys and values under this scheme or policy.
+/// True if an output stores scales or levels of keys and values under this scheme or policy.
 pub(crate) fn stores_cache_scales(scheme: Option<&Scheme>, levels: Option<&KvPolicy>) -> bool {
     scheme.is_some_and(|scheme| scheme.source == Source::Static) || levels.is_some()
 }

@@ -1,4 +1,4 @@
-//! Tensors that are not quantized, where names, order or type change, or that the source has quantized.
+//! Dense tensors that a conversion renames, reorders, casts or decodes.
 
 use mantissa_model::{LinearInfo, ModelConfig, Role, StoredAs, TensorInfo};
 use mantissa_num::pack::transpose;
@@ -13,7 +13,7 @@ use crate::plan::PlannedLinear;
 use crate::stacks::stack_of;
 use crate::values::{values_of, weight_of};
 
-/// The dense tensors of a GGUF model. Each takes the narrowest dtype that holds its values exactly.
+/// Plans the dense tensors of a GGUF model. Each takes the narrowest dtype that represents its values exactly.
 pub(super) fn of_gguf(
     source: &ModelFiles,
     config: &ModelConfig,
@@ -22,7 +22,7 @@ pub(super) fn of_gguf(
     notes: &mut Vec<String>,
 ) -> Result<Vec<Dense>> {
     notes.push(
-        "a tokenizer in GGUF metadata is not written as tokenizer.json: copy it from the source model"
+        "the tokenizer in the GGUF metadata is not converted to tokenizer.json; fix: copy it from the original model"
             .to_owned(),
     );
     let mut all = Vec::new();
@@ -36,12 +36,11 @@ pub(super) fn of_gguf(
             continue;
         }
         if stacked {
-            let why =
-                format!("{}: its experts stand one by one in GGUF, and are not all quantized", info.name);
+            let why = format!("{}: expected all of its experts to be quantized or none, got some", info.name);
             return Err(QuantError::not_lossless(container, linears.len(), &Refused::whole(why)));
         }
         let values = values(source, config, &info)?;
-        // Vectors stay f32, as in the file.
+        // Vectors stay f32, as in GGUF.
         let narrow = matches!(info.role, Role::Embedding | Role::Head | Role::Linear { .. });
         let dtype = if narrow { narrowest(&values) } else { Dtype::F32 };
         all.push(Dense { info, dtype });
@@ -49,7 +48,7 @@ pub(super) fn of_gguf(
     Ok(all)
 }
 
-/// The layers beside the experts that the source, a folder, has quantized, decoded; dtypes are chosen as in [`of_gguf`].
+/// Plans the decoded layers other than experts of a quantized folder. Dtypes are chosen as in [`of_gguf`].
 pub(super) fn decoded(
     source: &ModelFiles,
     config: &ModelConfig,
@@ -70,14 +69,14 @@ pub(super) fn decoded(
     Ok(all)
 }
 
-/// True if every layer that dense checkpoints keep in the stacked tensor `name` is quantized by itself.
+/// True if every layer that dense checkpoints store in the stacked tensor `name` is quantized separately.
 fn all_quantized(linears: &[PlannedLinear], name: &str) -> bool {
     let of_stack = |linear: &&PlannedLinear| linear.info.dense_tensor().0 == name;
     linears.iter().filter(of_stack).all(|linear| linear.scheme.is_some())
 }
 
-/// The values of a tensor in the order of dense checkpoints: GGUF has every layer as `[out, in]`. Of a folder it is a layer that is
-/// not dense there.
+/// Returns the values of a tensor in the order of dense checkpoints. GGUF stores every layer as `[out, in]`. In a
+/// folder it is a layer that is not dense there.
 fn values(source: &ModelFiles, config: &ModelConfig, info: &TensorInfo) -> Result<Vec<f32>> {
     match gguf::linear_of(config, info) {
         Some(linear) if source.gguf().is_none() => values_of(&linear, weight_of(source, &linear)?),
@@ -88,6 +87,7 @@ fn values(source: &ModelFiles, config: &ModelConfig, info: &TensorInfo) -> Resul
     }
 }
 
+/// Returns the narrowest dtype that represents all values exactly.
 fn narrowest(values: &[f32]) -> Dtype {
     let bf16 = |v: &f32| v.to_bits() & 0xffff == 0;
     if values.iter().all(bf16) {
@@ -98,10 +98,10 @@ fn narrowest(values: &[f32]) -> Dtype {
 }
 
 impl Dense {
-    /// Its bytes.
+    /// Returns the bytes of the tensor.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The source tensor cannot be read.
     pub(crate) fn bytes(&self, source: &ModelFiles, config: &ModelConfig) -> Result<Vec<u8>> {
         let values = values(source, config, &self.info)?;
         Ok(match self.dtype {
@@ -115,7 +115,7 @@ impl Dense {
     }
 }
 
-/// A dense weight under a plain scheme of its own type.
+/// Converts a dense weight to a plain scheme of the same dtype.
 pub(super) fn plain(
     weight: Weight,
     scheme: &Scheme,

@@ -1,16 +1,16 @@
-//! A change of container: the codes and scales of a quantized model, stored as another convention has them.
+//! Conversion: stores the codes and scales of a quantized model in another format.
 //!
-//! Each weight is recoded into the first format that the container holds without loss ([`recode`]); what cannot be is refused
-//! with the reason, before anything is written. The writing is the pipeline's. Before the output is put in place every layer
-//! is read back from it and compared with the source: bit for bit, but for a global scale that the containers store as each
-//! other's reciprocal, which may differ by one unit in the last place ([`prove`]). With a scheme to requantize to, weights are
-//! decoded and rounded to nearest instead, and the error that this adds is reported.
+//! Each weight is recoded to the first format that the container holds without loss ([`recode`]). Layers without such a
+//! format are refused with the reason before anything is written. Before the output is put in place, every layer is
+//! read back and compared with the source ([`prove`]). It must be equal bit for bit. Only a global scale that one
+//! format stores as the reciprocal may differ by one unit in the last place. With a scheme to requantize to, weights
+//! are decoded and quantized by RTN instead, and the added error is reported.
 
-mod around;
 mod dense;
 mod proof;
 mod recode;
 pub(crate) mod rewritten;
+mod transforms;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,27 +39,27 @@ use mantissa_methods::Solved;
 use super::tensors::{EXPERTS_APART, output_of_linears};
 use crate::gguf::layout::Layout;
 use crate::values::{values_of, weight_of};
-use around::group_order;
 use rewritten::Dense;
+use transforms::group_order;
 
 pub(crate) use proof::prove;
 
-/// Changes that a conversion may make beside the format.
+/// Changes of a conversion besides the format.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Changes<'a> {
-    /// Weights are decoded and rounded to nearest under this scheme.
+    /// Scheme to decode and quantize weights to by RTN.
     pub requantize: Option<&'a Scheme>,
-    /// Inputs are no longer quantized at run time.
+    /// True if inputs are no longer quantized at run time.
     pub drop_inputs: bool,
 }
 
 impl Plan {
-    /// Decides how `source` is stored in `container`: without loss, or, with a scheme, rounded to nearest under it. Every
-    /// weight is read for that.
+    /// Plans the conversion of `source` to `container`: without loss, or by RTN to the scheme of `changes`. Reads every
+    /// weight to decide.
     ///
     /// # Errors
-    /// [`QuantError::NotLossless`] with the layers that the container cannot hold as they are and the reasons;
-    /// [`QuantError::NothingToConvert`]; a source that could not be run, with what it lacks; what cannot be read.
+    /// [`QuantError::NotLossless`] with the layers that the container cannot hold and the reasons;
+    /// [`QuantError::NothingToConvert`]; an incomplete source, with what is missing; a file that cannot be read.
     pub fn conversion(
         source: &ModelFiles,
         container: Container,
@@ -77,18 +77,18 @@ impl Plan {
         if container.facts().experts == Experts::Stacked {
             stacks::require(&config)?;
         }
-        // What the source lacks, the output would lack.
+        // An incomplete source would give an incomplete output.
         loadable(source)?;
         let dtype = model_dtype(source);
-        let Decided { linears, inputs, by_group, rotations, mut refused } =
-            Decided::new(source, &config, container, changes, dtype)?;
-        refused.whole.extend(of_the_whole(&inputs, requantize));
+        let Decisions { linears, inputs, by_group, rotations, mut refused } =
+            Decisions::new(source, &config, container, changes, dtype)?;
+        refused.whole.extend(model_refusal(&inputs, requantize));
         let kv = cache_quantization(source, &config, container, requantize, &mut refused)?;
         if refused.is_empty() && linears.iter().all(|linear| linear.scheme.is_none()) {
-            refused.whole.push("no layer is quantized, which mantissa quantize does".to_owned());
+            refused.whole.push("no layer is quantized; fix: use mantissa quantize".to_owned());
         }
         if !refused.is_empty() {
-            let total = converted(source, &config, container).len();
+            let total = layers_to_convert(source, &config, container).len();
             return Err(
                 QuantError::not_lossless(container, total, &refused).of_requantization(requantize.is_some())
             );
@@ -103,38 +103,38 @@ impl Plan {
             Some(scheme) => Job::Requantize { scheme: scheme.clone(), table },
             None => Job::Convert { drops_inputs: drop_inputs, table },
         };
-        let kept = Kept { activations, kv, by_group, rotations };
-        finish(source, config, job, container, linears, options, kept)
+        let inherited = Inherited { activations, kv, by_group, rotations };
+        finish(source, config, job, container, linears, options, inherited)
     }
 }
 
-/// Properties of the source that the output keeps.
-struct Kept {
+/// Properties that the output inherits from the source.
+struct Inherited {
     /// Scheme of inputs.
     activations: Option<Scheme>,
     /// Scheme of keys and values.
     kv: Option<Scheme>,
-    /// True if groups of some layer are not of neighbouring columns.
+    /// True if groups of some layer have columns that are not adjacent.
     by_group: bool,
-    /// Modules whose inputs are rotated as the model runs, and the orders of the matrices.
+    /// Modules with rotated inputs, and the orders of the matrices.
     rotations: Vec<(String, usize)>,
 }
 
 /// Decisions about the layers of a model.
 #[derive(Default)]
-struct Decided {
+struct Decisions {
     linears: Vec<PlannedLinear>,
-    /// Input scheme of each layer that is stored again.
+    /// Input scheme of each quantized layer of the output.
     inputs: Vec<Option<Scheme>>,
-    /// True if groups of some layer are not of neighbouring columns.
+    /// True if groups of some layer have columns that are not adjacent.
     by_group: bool,
-    /// Modules whose inputs are rotated as the model runs, and the orders of the matrices.
+    /// Modules with rotated inputs, and the orders of the matrices.
     rotations: Vec<(String, usize)>,
-    /// Refused parts, with the reasons.
+    /// Refused parts with reasons.
     refused: Refused,
 }
 
-impl Decided {
+impl Decisions {
     fn new(
         source: &ModelFiles,
         config: &ModelConfig,
@@ -143,8 +143,8 @@ impl Decided {
         dtype: Dtype,
     ) -> Result<Self> {
         let Changes { requantize, drop_inputs } = changes;
-        let mut all = Decided::default();
-        for info in converted(source, config, container) {
+        let mut all = Decisions::default();
+        for info in layers_to_convert(source, config, container) {
             let mut weight = weight_of(source, &info)?;
             weight.input = weight.input.filter(|_| !drop_inputs);
             if let Some(why) = keeps_dense(&info, container) {
@@ -158,7 +158,7 @@ impl Decided {
                 Ok(scheme) => {
                     if requantize.is_none() {
                         all.by_group |= group_order(&weight.transforms).is_some();
-                        let rotated = around::rotation(&weight.transforms);
+                        let rotated = transforms::rotation(&weight.transforms);
                         all.rotations.extend(rotated.map(|order| (info.module.clone(), order)));
                     }
                     if scheme.is_some() {
@@ -167,7 +167,7 @@ impl Decided {
                     all.linears.push(PlannedLinear { info, scheme });
                 }
                 Err(why) => {
-                    // Containers name the layer themselves where it is its shape that does not fit.
+                    // Some reasons already start with the module.
                     let name = format!("{}: ", info.module);
                     all.refused.layers.push(format!("{name}{}", why.strip_prefix(&name).unwrap_or(&why)));
                 }
@@ -177,8 +177,8 @@ impl Decided {
     }
 }
 
-/// Scheme of keys and values in the new format. Requantizing leaves out what the format cannot hold; a conversion
-/// refuses.
+/// Returns the scheme of keys and values in the new format. If the format cannot hold it, requantizing leaves it out
+/// and a conversion is refused.
 fn cache_quantization(
     source: &ModelFiles,
     config: &ModelConfig,
@@ -187,9 +187,7 @@ fn cache_quantization(
     refused: &mut Refused,
 ) -> Result<Option<Scheme>> {
     if let Some(policy) = source.kv_policy().filter(|_| requantize.is_none()) {
-        refused
-            .whole
-            .push(format!("KV cache: the levels of {policy} have a place in the native container alone"));
+        refused.whole.push(format!("KV cache: only the native format holds the levels of {policy}"));
     }
     let kv = match cache_scales::of_source(source, config)? {
         Ok(kv) => kv,
@@ -207,9 +205,9 @@ fn cache_quantization(
     })
 }
 
-/// The layers that a conversion is about: those that the source holds one by one, and experts that it holds stacked in MXFP4; for
-/// containers that say of every layer how it is stored, all.
-fn converted(source: &ModelFiles, config: &ModelConfig, container: Container) -> Vec<LinearInfo> {
+/// Returns the layers to convert: those stored separately, and experts stacked in MXFP4. Formats that describe every
+/// layer get all.
+fn layers_to_convert(source: &ModelFiles, config: &ModelConfig, container: Container) -> Vec<LinearInfo> {
     match container.facts().experts {
         Experts::OwnNames | Experts::Stacked => config.decoder_linears().collect(),
         Experts::OneByOne | Experts::AsInSource => {
@@ -221,7 +219,7 @@ fn converted(source: &ModelFiles, config: &ModelConfig, container: Container) ->
     }
 }
 
-/// Reason why a format keeps a layer unquantized, whatever the others are.
+/// Returns the reason why a format always keeps a layer unquantized.
 fn keeps_dense(info: &LinearInfo, container: Container) -> Option<&'static str> {
     let kind = LayerKind { latent_kv: info.kind == LinearKind::KvB, expert: stack_of(info).is_some() };
     container.keeps_dense(kind)
@@ -231,7 +229,7 @@ fn is_quantized(weight: &LinearWeight) -> bool {
     matches!(weight.weight, Weight::Quantized(_))
 }
 
-/// The scheme under which the container holds a layer as it is; `None` leaves it dense.
+/// Returns the scheme under which the container holds a layer without loss; `None` leaves it dense.
 fn decide(
     info: &LinearInfo,
     weight: &LinearWeight,
@@ -244,13 +242,15 @@ fn decide(
         let plan = LinearPlan::new(&info.module, &scheme, None, (info.rows, info.cols));
         return container.specs(&plan).map(|_| Some(scheme)).map_err(|error| error.why);
     }
-    if !around::keeps(container, &weight.transforms) {
-        let why = "a permutation, rotation, diagonal or extra part stands around its codes, which";
-        return Err(format!("{why} {} does not keep", container.name()));
+    if !transforms::holds(container, &weight.transforms) {
+        return Err(format!(
+            "{} does not hold its permutation, rotation, diagonal or side tensors (outliers)",
+            container.name()
+        ));
     }
     let input = weight.input.as_ref();
     if let Some(outer) = input.and_then(|input| input.outer).filter(|_| !container.facts().input_scales) {
-        return Err(format!("its input has a stored scale ({outer:e}), which is not carried over"));
+        return Err(format!("the format does not store its input scale ({outer:e})"));
     }
     let plain = |code| Ok(container.facts().one_file.then(|| Scheme::plain(code)));
     match &weight.weight {
@@ -265,20 +265,20 @@ fn decide(
     }
 }
 
-/// Returns the reason that the model as a whole cannot be converted.
-fn of_the_whole(inputs: &[Option<Scheme>], requantize: Option<&Scheme>) -> Option<String> {
+/// Returns the reason why the model as a whole cannot be converted.
+fn model_refusal(inputs: &[Option<Scheme>], requantize: Option<&Scheme>) -> Option<String> {
     let differ = requantize.is_none() && inputs.windows(2).any(|pair| pair[0] != pair[1]);
-    differ.then(|| "inputs: layers whose inputs are quantized in different ways".to_owned())
+    differ.then(|| "inputs: expected one scheme in all layers, got several".to_owned())
 }
 
-/// The dtype of the model: what its config says, or that of its embedding.
+/// Returns the dtype of the model: that of its config, or of its embedding.
 fn model_dtype(source: &ModelFiles) -> Dtype {
     let field = |name| source.config()?.get(name)?.as_str();
     match field("dtype").or_else(|| field("torch_dtype")) {
         Some("bfloat16") => Dtype::BF16,
         Some("float16") => Dtype::F16,
         Some("float32") => Dtype::F32,
-        // In GGUF the type of the embedding is all that says it.
+        // GGUF metadata have no dtype, so the embedding decides.
         _ if source.gguf().is_some() => {
             let table = source.gguf().and_then(|model| model.tensor(&format!("{EMBEDDING}.weight")));
             match table.map(|table| table.ty.storage) {
@@ -290,7 +290,7 @@ fn model_dtype(source: &ModelFiles) -> Dtype {
     }
 }
 
-/// The plan of what was decided.
+/// Completes the plan of a conversion.
 fn finish(
     source: &ModelFiles,
     config: ModelConfig,
@@ -298,7 +298,7 @@ fn finish(
     container: Container,
     linears: Vec<PlannedLinear>,
     options: Options,
-    Kept { activations, kv, by_group, rotations }: Kept,
+    Inherited { activations, kv, by_group, rotations }: Inherited,
 ) -> Result<Plan> {
     if container.facts().experts == Experts::Stacked {
         stacks::require_whole(&linears)?;
@@ -365,13 +365,13 @@ fn finish(
         dense,
         gguf,
     };
-    // What only the layers together cannot be stored as.
+    // Some combinations of layers cannot be described although each layer can be stored.
     plan.output_config(source)?;
     Ok(plan)
 }
 
-/// Tensors that are taken over byte by byte: all but those of the quantized layers and of what is `dense`, their biases excepted.
-/// Scales of the KV cache are the container's, or, where it has no place for them, are told as `left_out`.
+/// Returns the tensors that are copied byte by byte: all but those of quantized and `dense` layers, except their
+/// biases. Scales of the KV cache are written by the container or, if it cannot hold them, noted as `left_out`.
 fn copied(
     source: &ModelFiles,
     linears: &[PlannedLinear],
@@ -382,10 +382,10 @@ fn copied(
     let quantized = linears.iter().filter(|l| l.scheme.is_some()).map(|l| l.info.module.as_str());
     let stored: BTreeSet<&str> = quantized.chain(dense.iter().filter_map(Dense::module)).collect();
     let stacks = whole_stacks(linears);
-    // The parts of a weight may have dots in their names (`weight.absmax`).
+    // Names of a weight's tensors may have more dots (`weight.absmax`).
     let of_layer = |name: &str| {
         let dots = name.match_indices('.').map(|(at, _)| &name[..at]);
-        // The bias of the layer stays; `weight.bias` is a part of the weight.
+        // The layer's bias is copied; `weight.bias` belongs to the weight.
         dots.into_iter().any(|module| stored.contains(module) && name[module.len()..] != *".bias")
     };
     const SCALES: [&str; 3] = ["k_scale", "v_scale", "q_scale"];
@@ -412,7 +412,7 @@ fn copied(
     copied
 }
 
-/// Names that the source may have for stacked tensors of which every layer is quantized, dense or in MXFP4.
+/// Returns the source's possible names of stacked tensors whose layers are all quantized, dense or MXFP4.
 fn whole_stacks(linears: &[PlannedLinear]) -> BTreeSet<String> {
     let mut missing: BTreeMap<&str, usize> = BTreeMap::new();
     for stack in linears.iter().filter(|l| l.scheme.is_some()).filter_map(|l| stack_of(&l.info)) {
@@ -423,8 +423,9 @@ fn whole_stacks(linears: &[PlannedLinear]) -> BTreeSet<String> {
     whole.flat_map(|tensor| std::iter::once(tensor.to_owned()).chain(gpt_oss::names(tensor))).collect()
 }
 
-/// A layer decoded and rounded to nearest under `scheme`. `outer` is the tensor-wide scale that it shares with fused partners.
-pub(crate) fn rounded(
+/// Decodes a layer and quantizes it by RTN to `scheme`. `outer` is the tensor-wide scale that it shares with fused
+/// layers.
+pub(crate) fn requantized(
     plan: &Plan,
     source: &ModelFiles,
     info: &LinearInfo,
@@ -442,8 +443,8 @@ pub(crate) fn rounded(
     rounded.map(Solved::rounded).map_err(tensor)
 }
 
-/// A layer with its codes and scales in `scheme`, which holds them without loss.
-pub(crate) fn layer(
+/// Recodes a layer to `scheme`, which holds its codes and scales without loss.
+pub(crate) fn recoded(
     plan: &Plan,
     source: &ModelFiles,
     info: &LinearInfo,
@@ -469,7 +470,7 @@ pub(crate) fn layer(
     Ok(Solved { g_idx, input_scale, ..Solved::rounded((quantized, ErrorStats::default())) })
 }
 
-/// The greatest magnitude of a layer's weight, for a scale that it shares with others.
+/// Returns the amax of a layer's weight, for a scale that fused layers share.
 pub(crate) fn amax(source: &ModelFiles, info: &LinearInfo) -> Result<f32> {
     let weight = weight_of(source, info)?;
     Ok(values_of(info, weight)?.iter().fold(0f32, |amax, v| amax.max(v.abs())))

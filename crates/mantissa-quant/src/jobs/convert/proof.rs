@@ -1,4 +1,4 @@
-//! The output of a change of container, read back and held against the source.
+//! Comparison of a converted output with its source.
 
 use std::path::Path;
 
@@ -11,10 +11,10 @@ use crate::error::{QuantError, Refused, Result};
 use crate::plan::{Job, Plan, PlannedLinear};
 use crate::values::{values_of, weight_of};
 
-/// Compares every layer of the output that lies at `staged` with the source.
+/// Compares every layer of the output at `staged` with the source.
 ///
 /// # Errors
-/// [`QuantError::NotLossless`] names the layers that are read back as something else: a fault of a reader or a writer.
+/// [`QuantError::NotLossless`] names the layers that differ, which is a fault of a reader or a writer.
 pub(crate) fn prove(plan: &Plan, source: &ModelFiles, staged: &Path) -> Result<()> {
     let Job::Convert { drops_inputs, .. } = plan.job else { return Ok(()) };
     let written = ModelFiles::open(staged)?;
@@ -33,9 +33,9 @@ pub(crate) fn prove(plan: &Plan, source: &ModelFiles, staged: &Path) -> Result<(
     }
 }
 
-/// Checks that two layers compute the same.
+/// Checks that two layers compute the same function.
 fn same(info: &LinearInfo, a: LinearWeight, b: LinearWeight) -> Result<std::result::Result<(), String>> {
-    // What a row is called does not matter.
+    // The kind of row (token, ...) does not affect the values.
     let input = |weight: &LinearWeight| {
         let mut input = weight.input.clone()?;
         input.scheme = input.scheme.with_rows(RowKind::Token);
@@ -43,7 +43,7 @@ fn same(info: &LinearInfo, a: LinearWeight, b: LinearWeight) -> Result<std::resu
     };
     let close = match (input(&a), input(&b)) {
         (None, None) => true,
-        // Containers may store it as each other's reciprocal.
+        // One format may store the scale as the reciprocal of the other's.
         (Some((a, x)), Some((b, y))) => {
             let apart = a.zip(b).map_or(0, |(a, b): (f32, f32)| a.to_bits().abs_diff(b.to_bits()));
             x == y && a.is_some() == b.is_some() && apart <= 1
@@ -51,7 +51,7 @@ fn same(info: &LinearInfo, a: LinearWeight, b: LinearWeight) -> Result<std::resu
         _ => false,
     };
     if !close {
-        return Ok(Err("its input is quantized otherwise".to_owned()));
+        return Ok(Err("expected the source's input scheme and scale, got others".to_owned()));
     }
     if let (Weight::Quantized(a), Weight::Quantized(b)) = (&a.weight, &b.weight)
         && let Some(verdict) = recode::same_but_for_reciprocal(a, b)
@@ -61,5 +61,5 @@ fn same(info: &LinearInfo, a: LinearWeight, b: LinearWeight) -> Result<std::resu
     let (a, b) = (values_of(info, a)?, values_of(info, b)?);
     let Some(at) = a.iter().zip(&b).position(|(a, b)| a != b) else { return Ok(Ok(())) };
     let (row, col) = (at / info.cols, at % info.cols);
-    Ok(Err(format!("element [{row}, {col}] is read back as {:e}, and was {:e}", a[at], b[at])))
+    Ok(Err(format!("element [{row}, {col}]: expected {:e}, got {:e}", b[at], a[at])))
 }

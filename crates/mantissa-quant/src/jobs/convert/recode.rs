@@ -1,17 +1,18 @@
-//! Codes and scales of one format as those of another that decodes to the same numbers.
+//! Recoding: codes and scales of one format as another format that decodes to the same values.
 
 use mantissa_num::format::{Affine, Format, Offset, ScaleTree, Sense};
 use mantissa_num::minifloat::{self, BF16, E2M1, E4M3, F16, MiniFloat};
 use mantissa_num::{Blocks, Code, CodecId, Codes, Quantized, Rounding, ScaleLevel, Scheme};
 use mantissa_store::convention::{Container, LinearPlan};
 
+/// Result whose error is a reason.
 type Why<T> = std::result::Result<T, String>;
 
-/// The scheme under which `container` holds `q` without loss, and the codes and scales. `only` is the one code that scales of
-/// integers may have.
+/// Returns the scheme under which `container` holds `q` without loss, with the recoded weight. `only` is the only scale
+/// dtype allowed for integers.
 ///
 /// # Errors
-/// The reason why there is none: of the first format that the container holds, what does not fit; or why it holds none.
+/// Reason why there is none: what does not fit the first format that the container holds, or why it holds none.
 pub(super) fn target(
     q: &Quantized,
     container: Container,
@@ -38,7 +39,7 @@ pub(super) fn target(
     Err(misfit.or(not_held).unwrap_or_else(|| format!("{} has no format for it", container.name())))
 }
 
-/// Formats that may decode to the same numbers, the nearest first.
+/// Returns formats that may decode to the same values, the nearest first.
 fn candidates(q: &Quantized) -> Vec<Format> {
     let mut all = vec![q.format.clone()];
     let mut add = |format: Format| {
@@ -46,7 +47,7 @@ fn candidates(q: &Quantized) -> Vec<Format> {
             all.push(format);
         }
     };
-    let base = match opened(q) {
+    let base = match unpack_blocks(q) {
         Some(affine) => affine.format,
         None => q.format.clone(),
     };
@@ -73,7 +74,7 @@ fn candidates(q: &Quantized) -> Vec<Format> {
     all
 }
 
-/// The same with each meaning of NVFP4's scale of the whole tensor.
+/// Returns the format with each sense of NVFP4's global scale.
 fn senses(format: &Format) -> Vec<Format> {
     let mut all = vec![format.clone()];
     let Format::Affine(Affine { code: Code::Float(E2M1), scale: Some(scale), .. }) = format else {
@@ -87,7 +88,7 @@ fn senses(format: &Format) -> Vec<Format> {
     all
 }
 
-/// The same with and without zero points.
+/// Returns the format with and without zero points.
 fn offsets(format: &Format) -> Vec<Format> {
     let Format::Affine(affine) = format else { return vec![format.clone()] };
     let other = match (affine.code, affine.offset) {
@@ -98,26 +99,29 @@ fn offsets(format: &Format) -> Vec<Format> {
     vec![format.clone(), Format::Affine(Affine { offset: other, ..affine.clone() })]
 }
 
-/// `q` under `format`.
+/// Recodes `q` to `format`.
 ///
 /// # Errors
-/// What of it `format` cannot hold, and where.
+/// The part of `q` that `format` cannot hold, and its place.
 pub(super) fn recode(q: &Quantized, format: &Format) -> Why<Quantized> {
     if q.format == *format {
         return Ok(Quantized { format: format.clone(), ..q.clone() });
     }
-    let q = &opened(q).unwrap_or_else(|| q.clone());
+    let q = &unpack_blocks(q).unwrap_or_else(|| q.clone());
     match format {
-        Format::Codec(id) => closed(q, *id),
+        Format::Codec(id) => pack_blocks(q, *id),
         Format::Affine(to) => affine(q, to),
-        _ => Err("code books are kept as they are".to_owned()),
+        _ => Err("code books cannot be recoded".to_owned()),
     }
 }
 
+/// Recodes integers or floats with scales.
 fn affine(q: &Quantized, to: &Affine) -> Why<Quantized> {
-    let Format::Affine(from) = &q.format else { return Err("its codes are not numbers".to_owned()) };
+    let Format::Affine(from) = &q.format else {
+        return Err("its codes are not integers or floats".to_owned());
+    };
     let (Some(old), Some(new)) = (&from.scale, &to.scale) else {
-        return Err("one of them has no scales".to_owned());
+        return Err("expected scales in both formats, got one without".to_owned());
     };
     if from.code != to.code || from.blocks != to.blocks {
         return Err("codes or groups differ".to_owned());
@@ -125,21 +129,21 @@ fn affine(q: &Quantized, to: &Affine) -> Why<Quantized> {
     let mut out =
         Quantized { codes: q.codes.clone(), ..Quantized::empty(Format::Affine(to.clone()), q.rows, q.cols) };
     let scales = scales(q, old.code, new.code)?;
-    let outer = outer(q.outer(), old, new)?;
+    let outer = global_scale(q.outer(), old, new)?;
     let zeros = match (from.offset, to.offset) {
         (a, b) if a == b => q.zeros().to_vec(),
         (Offset::None, Offset::Zero) => vec![0; from.blocks.count(q.rows, q.cols)],
         (Offset::Zero, Offset::None) => match q.zeros().iter().position(|&zero| zero != 0) {
             None => Vec::new(),
-            Some(at) => return Err(format!("zero point {} of group {at}, and it holds none", q.zeros()[at])),
+            Some(at) => return Err(format!("zero point of group {at}: expected 0, got {}", q.zeros()[at])),
         },
-        _ => return Err("a float minimum in place of zero points".to_owned()),
+        _ => return Err("expected zero points, got float minima".to_owned()),
     };
     out.scales = ScaleLevel::from(scales).with_zeros(zeros).with_outer(outer);
     Ok(out)
 }
 
-/// Scales as codes of another element.
+/// Recodes scales to another dtype.
 fn scales(q: &Quantized, from: Code, to: Code) -> Why<Codes> {
     if from == to {
         return Ok(q.scales.codes.clone());
@@ -150,11 +154,11 @@ fn scales(q: &Quantized, from: Code, to: Code) -> Why<Codes> {
         let code = match to {
             Code::F32 => value.to_bits(),
             Code::Float(float) => encode(float, value),
-            _ => return Err("scales of another kind".to_owned()),
+            _ => return Err("scales of this dtype cannot be recoded".to_owned()),
         };
         if to.decode(code) != value {
             let name = if let Code::Float(float) = to { float.name } else { "f32" };
-            return Err(format!("scale {value:e} of group {i} is no {name}"));
+            return Err(format!("scale {value:e} of group {i} is not representable in {name}"));
         }
         out.push(code);
     }
@@ -165,7 +169,7 @@ fn encode(float: MiniFloat, value: f32) -> u32 {
     float.encode(value, minifloat::Overflow::Special, Rounding::NearestEven, 0)
 }
 
-/// Values as f16 words, where each is one.
+/// Converts values to f16 words; `None` if one is not representable.
 pub(super) fn f16_words(values: &[f32]) -> Option<Vec<u16>> {
     let word = |&value: &f32| {
         let code = encode(F16, value);
@@ -174,27 +178,27 @@ pub(super) fn f16_words(values: &[f32]) -> Option<Vec<u16>> {
     values.iter().map(word).collect()
 }
 
-/// The scale of the whole tensor under another meaning.
-fn outer(stored: Option<f32>, from: &ScaleTree, to: &ScaleTree) -> Why<Option<f32>> {
+/// Converts a global scale to another sense.
+fn global_scale(stored: Option<f32>, from: &ScaleTree, to: &ScaleTree) -> Why<Option<f32>> {
     let sense = |tree: &ScaleTree| tree.tensor_wide().map(|tree| tree.sense);
     let factor = match (sense(from), stored) {
         (None, _) | (_, None) => 1.0,
         (Some(Sense::Divisor), Some(stored)) => 1.0 / stored,
         (Some(Sense::Multiplier), Some(stored)) => stored,
         (Some(Sense::Amax { full_scale }), Some(stored)) => stored / full_scale as f32,
-        _ => return Err("scales that are scaled in another way".to_owned()),
+        _ => return Err("scales of scales of another kind cannot be recoded".to_owned()),
     };
     match sense(to) {
         a if a == sense(from) => Ok(stored),
         None if factor == 1.0 => Ok(None),
-        None => Err(format!("a scale of {factor:e} for the whole tensor, and it holds none")),
+        None => Err(format!("global scale: expected none, got {factor:e}")),
         Some(Sense::Multiplier) => Ok(Some(factor)),
         Some(Sense::Divisor) => Ok(Some(1.0 / factor)),
-        Some(_) => Err("scales that are scaled in another way".to_owned()),
+        Some(_) => Err("scales of scales of another kind cannot be recoded".to_owned()),
     }
 }
 
-/// Checks that `recoded` decodes to the numbers of `q`.
+/// Checks that `recoded` decodes to the values of `q`.
 fn exact(q: &Quantized, recoded: Quantized) -> Why<Quantized> {
     if let Some(verdict) = same_but_for_reciprocal(q, &recoded) {
         return verdict.map(|()| recoded);
@@ -203,14 +207,15 @@ fn exact(q: &Quantized, recoded: Quantized) -> Why<Quantized> {
     let (old, new) = (decode(q)?, decode(&recoded)?);
     match old.iter().zip(&new).position(|(a, b)| a != b) {
         None => Ok(recoded),
-        Some(at) => Err(format!("element {at}, {:e}, would become {:e}", old[at], new[at])),
+        Some(at) => Err(format!("element {at}: expected {:e}, got {:e}", old[at], new[at])),
     }
 }
 
-/// The comparison of two NVFP4 weights whose scales of the whole tensor have different meanings: codes and block scales are
-/// equal, and each global scale is the other's reciprocal within one unit in the last place. `None` of other weights.
+/// Compares two NVFP4 weights whose global scales have different senses: codes and block scales must be equal, and
+/// global scales reciprocal within one unit in the last place. `None` for other weights.
 pub(super) fn same_but_for_reciprocal(a: &Quantized, b: &Quantized) -> Option<Why<()>> {
-    let (a, b) = (opened(a).unwrap_or_else(|| a.clone()), opened(b).unwrap_or_else(|| b.clone()));
+    let (a, b) =
+        (unpack_blocks(a).unwrap_or_else(|| a.clone()), unpack_blocks(b).unwrap_or_else(|| b.clone()));
     let sense = |q: &Quantized| q.format.scale().and_then(ScaleTree::tensor_wide).map(|tree| tree.sense);
     let (x, y) = match (sense(&a), sense(&b)) {
         (Some(Sense::Divisor), Some(Sense::Multiplier)) => (1.0 / a.outer()?, b.outer()?),
@@ -221,11 +226,15 @@ pub(super) fn same_but_for_reciprocal(a: &Quantized, b: &Quantized) -> Option<Wh
         return Some(Err("codes or block scales differ".to_owned()));
     }
     let apart = x.to_bits().abs_diff(y.to_bits());
-    Some(if apart <= 1 { Ok(()) } else { Err(format!("global scales {x:e} and {y:e}, {apart} units apart")) })
+    Some(if apart <= 1 {
+        Ok(())
+    } else {
+        Err(format!("expected global scales within 1 ulp, got {x:e} and {y:e}, {apart} ulp apart"))
+    })
 }
 
-/// The codes and scales inside blocks of GGUF, where the type is nothing but these: MXFP4, NVFP4, Q4_0, Q8_0.
-fn opened(q: &Quantized) -> Option<Quantized> {
+/// Unpacks GGUF blocks that hold only codes and scales: MXFP4, NVFP4, Q4_0, Q8_0.
+fn unpack_blocks(q: &Quantized) -> Option<Quantized> {
     let Format::Codec(id) = q.format else { return None };
     let Codes::Packed(bytes) = &q.codes else { return None };
     let integer = |bits| {
@@ -248,7 +257,7 @@ fn opened(q: &Quantized) -> Option<Quantized> {
             }
             CodecId::Nvfp4 => {
                 for (scale, nibbles) in block[..4].iter().zip(block[4..].chunks_exact(8)) {
-                    // The sign is ignored, and the code of NaN stands for 0.
+                    // llama.cpp ignores the sign and decodes NaN as 0.
                     let scale = u32::from(scale & 0x7f);
                     out.scales.push(if scale == 0x7f { 0 } else { scale });
                     half_split(nibbles, |code| out.codes.push(code.into()));
@@ -267,17 +276,17 @@ fn opened(q: &Quantized) -> Option<Quantized> {
     Some(out)
 }
 
-/// Nibbles of a block: the first half of its elements are the low ones.
+/// Splits the nibbles of a block: low nibbles are the first half of its elements.
 fn half_split(bytes: &[u8], mut push: impl FnMut(u8)) {
     bytes.iter().for_each(|byte| push(byte & 15));
     bytes.iter().for_each(|byte| push(byte >> 4));
 }
 
-/// Symmetric integers as blocks of Q4_0 or Q8_0.
-fn closed(q: &Quantized, id: CodecId) -> Why<Quantized> {
+/// Packs symmetric integers into blocks of Q4_0 or Q8_0.
+fn pack_blocks(q: &Quantized, id: CodecId) -> Why<Quantized> {
     const BLOCK: usize = 32;
     let Format::Affine(Affine { code: Code::Int(bits), blocks, scale: Some(scale), .. }) = &q.format else {
-        return Err("its codes are no integers".to_owned());
+        return Err("its codes are not integers".to_owned());
     };
     let width = if id == CodecId::Q4_0 { 4 } else { 8 };
     let whole = match blocks {
@@ -286,10 +295,10 @@ fn closed(q: &Quantized, id: CodecId) -> Why<Quantized> {
         _ => false,
     };
     if *bits != width || !whole || !q.cols.is_multiple_of(BLOCK) {
-        return Err(format!("groups that are no whole blocks of {BLOCK}"));
+        return Err(format!("expected groups of whole blocks of {BLOCK}, got others"));
     }
     if let Some(at) = q.zeros().iter().position(|&zero| zero != 0) {
-        return Err(format!("zero point {} of group {at}, and the type has none", q.zeros()[at]));
+        return Err(format!("zero point of group {at}: expected 0, got {}", q.zeros()[at]));
     }
     let words = scales(q, scale.code, Code::Float(F16))?;
     let Codes::U8(codes) = &q.codes else { return Err("codes wider than a byte".to_owned()) };

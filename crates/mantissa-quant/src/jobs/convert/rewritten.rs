@@ -1,9 +1,9 @@
-//! Dense tensors of an output that are no tensors of its source.
+//! Dense tensors of an output that its source does not have in this form.
 
 use mantissa_model::TensorInfo;
 use mantissa_store::{Dtype, TensorSpec};
 
-/// A dense tensor of the output that is no tensor of the source.
+/// A dense tensor of the output that is not copied from the source.
 #[derive(Clone, Debug)]
 pub(crate) struct Dense {
     /// Name and shape.
@@ -16,7 +16,7 @@ impl Dense {
         TensorSpec::new(&self.info.name, self.dtype, self.info.shape.clone())
     }
 
-    /// The module whose weight it is.
+    /// Returns the module whose weight it is.
     pub(super) fn module(&self) -> Option<&str> {
         self.info.name.strip_suffix(".weight")
     }

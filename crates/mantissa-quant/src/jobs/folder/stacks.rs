@@ -1,7 +1,6 @@
-//! Experts that are stored stacked, as gpt-oss publishes them: one tensor for all experts of a layer, to which each contributes a
-//! part.
+//! Stacked experts as gpt-oss stores them: one tensor for all experts of a layer.
 //!
-//! The unit of the journal is the tensor: a part of it cannot be recovered by a checksum.
+//! The unit of the journal is the whole tensor, because a checksum covers no part of it.
 
 use std::ops::ControlFlow;
 
@@ -18,7 +17,7 @@ use crate::progress::Progress;
 use crate::report::LayerReport;
 use crate::stacks::stack_of;
 
-/// The layers of one stacked tensor, in the order of its parts.
+/// Layers of one stacked tensor, in the order of its parts.
 struct Stacked<'a> {
     stack: &'a Stack,
     members: Vec<(&'a LinearInfo, &'a Scheme)>,
@@ -46,7 +45,7 @@ impl Run<'_, '_> {
         Ok(reports)
     }
 
-    /// The reports of a tensor that another run has written, with all of its layers'.
+    /// Returns the reports of a tensor that an earlier run wrote, if it wrote those of all its layers.
     fn recovered(&mut self, stacked: &Stacked<'_>) -> Result<Option<Vec<LayerReport>>> {
         if self.journal.recover(&stacked.stack.tensor, self.writer)?.is_none() {
             return Ok(None);
@@ -70,7 +69,7 @@ impl Run<'_, '_> {
         let names = gpt_oss::names(&stack.tensor);
         let (mut sums, mut total, mut reports) = ([Checksum::default(), Checksum::default()], 0, Vec::new());
         for (expert, turns) in members.chunks(stack.turns.max(1)).enumerate() {
-            // Of each projection that takes turns its codes and its scales, row by row.
+            // Codes and scales of each interleaved projection, row by row.
             let mut parts: [Vec<Vec<u8>>; 2] = [Vec::new(), Vec::new()];
             for (info, scheme) in turns {
                 let (tensors, report) = self.quantized(info, scheme)?;
@@ -81,7 +80,7 @@ impl Run<'_, '_> {
             }
             let rows = turns.first().map_or(1, |(info, _)| info.rows);
             for ((name, sum), part) in names.iter().zip(&mut sums).zip(&parts) {
-                let bytes = in_turns(part, rows);
+                let bytes = interleaved(part, rows);
                 self.writer.write_range(name, (expert * bytes.len()) as u64, &bytes)?;
                 sum.update(&bytes);
                 total += bytes.len() as u64;
@@ -104,12 +103,12 @@ impl Run<'_, '_> {
             ControlFlow::Break(()) => Err(QuantError::Interrupted),
             ControlFlow::Continue(()) => self.layers.quantize(info, scheme, &mut tick),
         };
-        self.durable(quantized)
+        self.sync_if_interrupted(quantized)
     }
 }
 
-/// The rows of several parts, taking turns.
-fn in_turns(parts: &[Vec<u8>], rows: usize) -> Vec<u8> {
+/// Interleaves the rows of several parts.
+fn interleaved(parts: &[Vec<u8>], rows: usize) -> Vec<u8> {
     let row = parts.first().map_or(0, |part| part.len() / rows.max(1));
     let mut out = Vec::with_capacity(parts.iter().map(Vec::len).sum());
     for i in 0..rows {

@@ -1,4 +1,4 @@
-//! One GGUF file, or the files that it is split into, as the destination of a job.
+//! Output as one GGUF file, or several if split.
 
 mod publish;
 mod stream;
@@ -18,7 +18,7 @@ use mantissa_store::gguf::{GgufSplitWriter, GgufTensorSpec, Value, split};
 use mantissa_store::{Committed, Error, FileDigest, Manifest};
 use serde_json::Map;
 
-use super::describe::Found;
+use super::describe::Contents;
 use super::{Destination, Published, Task};
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
@@ -38,7 +38,7 @@ use crate::source::{DenseError, DenseTensor, Tail, WeightReader, require_finite}
 
 use publish::Output;
 
-/// Elements cast between two writes: panels of all threads.
+/// Number of elements cast between writes, for all threads.
 const CAST: usize = 1 << 21;
 
 /// GGUF files being written.
@@ -47,14 +47,14 @@ pub(super) struct GgufFiles<'a> {
     output: Output,
     /// Tensors of each file.
     parts: Vec<Vec<GgufTensorSpec>>,
-    /// Time that it took to make the weights durable.
+    /// Time to sync the weights to disk.
     synced: Duration,
     /// Manifest, once sealed.
     manifest: Manifest,
 }
 
 impl<'a> GgufFiles<'a> {
-    /// Begins the files of the plan's layout.
+    /// Starts the files of the plan's layout.
     ///
     /// # Errors
     /// I/O.
@@ -72,7 +72,7 @@ impl<'a> GgufFiles<'a> {
 }
 
 impl Destination for GgufFiles<'_> {
-    fn fill(&mut self, task: &Task<'_>, progress: &mut Tell<'_>) -> Result<Found> {
+    fn fill(&mut self, task: &Task<'_>, progress: &mut Tell<'_>) -> Result<Contents> {
         let Task { plan, source, .. } = *task;
         let GgufFiles { layout, output, parts, .. } = self;
         SourceHashes::beside(source, plan.threads(), |hashes| {
@@ -90,14 +90,14 @@ impl Destination for GgufFiles<'_> {
             let importance = importance.as_deref();
             let mut run = Run { plan, source, layout, importance, writer, progress: &mut *progress, done: 0 };
             let (layers, tensors) = run.fill()?;
-            // Timed by itself: it is the disk's time, and may be many times that of the work.
+            // Timed separately: this is the disk's time, and may be much longer than the work.
             let begin = Instant::now();
             run.writer.sync()?;
             self.synced = begin.elapsed();
             let digests = run.writer.finish()?;
             let source = hashes.wait(&mut || progress(Progress::hashing(plan.work_bytes())))?;
             let weights = output.names().into_iter().zip(digests).collect();
-            Ok(Found { layers, tensors, source, weights })
+            Ok(Contents { layers, tensors, source, weights })
         })
     }
 
@@ -124,7 +124,7 @@ impl Destination for GgufFiles<'_> {
     }
 }
 
-/// Importance matrix for searched blocks: as given, or computed on the calibration text.
+/// Returns the importance matrix for searched blocks: given, or computed on the calibration text.
 fn importance<'a>(
     plan: &'a Plan,
     source: &ModelFiles,
@@ -138,7 +138,7 @@ fn importance<'a>(
     Ok(Some(Cow::Owned(found)))
 }
 
-/// Metadata that llama.cpp's quantizer writes about an importance matrix.
+/// Returns the metadata that llama.cpp's quantizer writes about an importance matrix.
 fn imatrix_metadata(importance: &Importance) -> Vec<(String, Value)> {
     let count = Value::U32(u32::try_from(importance.entries.len()).unwrap_or(u32::MAX));
     let mut all = vec![("quantize.imatrix.file".to_owned(), Value::String(importance.name.clone()))];
@@ -149,7 +149,7 @@ fn imatrix_metadata(importance: &Importance) -> Vec<(String, Value)> {
     all
 }
 
-/// A run under way.
+/// State of writing the tensors.
 struct Run<'a, 'p> {
     plan: &'a Plan,
     source: &'a ModelFiles,
@@ -174,7 +174,7 @@ impl Run<'_, '_> {
             tensors.push(report);
             self.advance(work, &name)?;
         }
-        // A run into one file is never taken over.
+        // GGUF files have no journal, so no layer is ever read back.
         let none =
             || Err(Error::NoTensor { path: self.source.dir().to_owned(), tensor: String::new() }.into());
         let plain = Folded::plain(self.source);
@@ -217,8 +217,8 @@ impl Run<'_, '_> {
         }
     }
 
-    /// Writes tensor `stored`, which has the rows of `name` in Hugging Face order, or is a factor beside them. An expert's are
-    /// a part of it.
+    /// Writes tensor `stored`: the rows of `name`, moved from Hugging Face to GGUF order, or its factor. An expert is
+    /// written into its part of the tensor.
     fn write(&mut self, name: &str, stored: &str, rows: usize, bytes: &[u8]) -> Result<()> {
         let place = self.layout.architecture.place(name);
         if let Some(expert) = place.and_then(|place| place.expert) {
@@ -233,7 +233,7 @@ impl Run<'_, '_> {
         }
     }
 
-    /// Writes a tensor under its scheme, in panels of rows where no row moves. Gives the bytes read, and the error.
+    /// Writes a tensor under its scheme, in panels of rows if no row moves. Returns the bytes read, and a report.
     fn write_cast(&mut self, cast: &Cast) -> Result<(u64, TensorReport)> {
         let Cast { info, place, scheme } = cast;
         let stored = &place.tensor;
@@ -247,6 +247,7 @@ impl Run<'_, '_> {
         let cols: usize = info.shape.iter().skip(1).product();
         let config = &self.plan.config;
         if linear_of(config, info).is_some_and(|linear| linear.stored != StoredAs::Rows) {
+            // Layers that checkpoints store in another order, or stacked, are loaded whole.
             let values = DenseTensor::from(values(self.source, config, info)?);
             let (bytes, error) = self.cast_bytes(info, scheme, &values, rows, cols)?;
             self.write(&info.name, stored, rows, &bytes)?;
@@ -262,6 +263,7 @@ impl Run<'_, '_> {
             && self.layout.order.of(&info.name).is_none()
             && place.expert.is_none();
         if info.shape.len() < 2 {
+            // Vectors are small and f32.
             let values = self.values(info)?;
             let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
             self.write(&info.name, stored, rows, &bytes)?;
@@ -293,7 +295,7 @@ impl Run<'_, '_> {
         Ok((meta.len, report(Some(error))))
     }
 
-    /// The values of a tensor that is brought into memory, all of them numbers.
+    /// Loads the values of a tensor and requires them to be finite.
     fn values(&self, info: &TensorInfo) -> Result<Vec<f32>> {
         let mut values = self.source.tensor_f32(&info.name, &info.shape)?;
         if self.layout.architecture.adds_one(&info.name) {
@@ -305,7 +307,7 @@ impl Run<'_, '_> {
         Ok(values)
     }
 
-    /// Writes the parts of a tensor. Gives the bytes read, and the error.
+    /// Writes the parts of a split tensor. Returns the bytes read, and a report.
     fn write_joined(&mut self, cast: &JoinedCast) -> Result<(u64, TensorReport)> {
         let JoinedCast { info, joined, schemes } = cast;
         let (config, source) = (&self.plan.config, self.source);
@@ -337,7 +339,7 @@ impl Run<'_, '_> {
         Ok((4 * values.len() as u64, report))
     }
 
-    /// The bytes of the first rows of a matrix under its scheme, and their error.
+    /// Quantizes the first rows of a matrix to its scheme. Returns bytes and error.
     fn cast_bytes<S>(
         &self,
         info: &TensorInfo,

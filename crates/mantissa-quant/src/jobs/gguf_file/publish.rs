@@ -1,4 +1,4 @@
-//! The files of a GGUF output until they are in their places: those of weights, and `quality.json` and manifest beside the first.
+//! Files of a GGUF output until they are in place: weights, and `quality.json` and manifest beside the first.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use mantissa_store::{Error, FileSet, MANIFEST_NAME, StagedSet, beside};
 use crate::error::Result;
 use crate::quality::QUALITY_NAME;
 
-/// Files being written, in a work folder beside their places.
+/// Files being written, in a work folder beside the output.
 pub(super) struct Output {
     staged: StagedSet,
     parts: Vec<String>,
@@ -17,10 +17,10 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Begins the `count` files of the model `out`.
+    /// Starts the `count` files of the model `out`.
     ///
     /// # Errors
-    /// As [`StagedSet::begin`].
+    /// Errors of [`StagedSet::begin`].
     pub(super) fn begin(out: &mantissa_store::Output, count: usize) -> Result<Self> {
         let paths = split_paths(out.path(), count)?;
         let parts: Vec<String> = paths.iter().map(|path| name_of(path)).collect();
@@ -30,22 +30,22 @@ impl Output {
         Ok(Output { staged, parts, beside: names })
     }
 
-    /// Paths at which the weight files are written.
+    /// Returns the paths of the staged weight files.
     pub(super) fn staged(&self) -> Vec<PathBuf> {
         self.parts.iter().map(|name| self.staged.path().join(name)).collect()
     }
 
-    /// The file that the model is opened by, in its place.
+    /// Returns the final path of the file that opens the model.
     pub(super) fn first(&self) -> PathBuf {
         self.staged.place(&self.parts[0])
     }
 
-    /// Names of the files of weights.
+    /// Returns the names of the weight files.
     pub(super) fn names(&self) -> Vec<String> {
         self.parts.clone()
     }
 
-    /// Writes what lies beside the weights and makes all files durable.
+    /// Writes the files beside the weights and syncs all files to disk.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -55,24 +55,24 @@ impl Output {
         Ok(self.staged.seal()?)
     }
 
-    /// Puts the weights, and then what lies beside them, in place of the old ones; gives the work folder where that could not be
-    /// removed.
+    /// Puts the weights, then the files beside them, in place of the old ones. Returns the work folder if it could not
+    /// be removed.
     ///
     /// # Errors
-    /// As [`StagedSet::publish`].
+    /// Errors of [`StagedSet::publish`].
     pub(super) fn publish(self) -> Result<Option<PathBuf>> {
         Ok(self.staged.publish()?)
     }
 }
 
-/// Names of files of the model `out` that exist and are none of `parts`: of an older output in another number of parts, with what
-/// lies beside its first. Parts that are opened first come first.
+/// Returns existing files of the model `out` that are not among `parts`: an older output with another number of parts,
+/// and the files beside its first. The first parts come first.
 fn obsolete(out: &Path, parts: &[String]) -> std::result::Result<Vec<String>, Error> {
     let own = name_of(out);
     let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let entries = match fs::read_dir(parent) {
         Ok(entries) => entries,
-        // It is created with the output.
+        // The folder is created with the output.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => {
             return Err(Error::Io { path: parent.to_owned(), operation: "list folder", error });

@@ -1,5 +1,5 @@
-//! Blocks written by the threads that make them, a panel at a time: neither a tensor's blocks stand in memory together, nor do
-//! they leave the cache of a core before they are written.
+//! Streaming of blocks: each thread writes its blocks panel by panel. A tensor's blocks are never in memory together,
+//! and are written from the core's cache.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -22,8 +22,8 @@ use crate::rtn;
 use crate::source::{DenseError, WeightReader};
 
 impl Plan {
-    /// The blocks of a layer of a GGUF file that can be found and written panel by panel: it is a tensor by itself, and its
-    /// rows stay in their order.
+    /// Returns the codec of a layer whose blocks can be streamed: it has a tensor of its own, and its rows keep their
+    /// order.
     pub(crate) fn streamed(&self, info: &LinearInfo, scheme: &Scheme) -> Option<&'static Codec> {
         let layout = self.gguf.as_ref()?;
         let name = format!("{}.weight", info.module);
@@ -45,11 +45,11 @@ impl Run<'_, '_> {
         (scheme, codec): (&Scheme, &'static Codec),
     ) -> Result<LayerReport> {
         let stored = self.stored(&self.plan.linear_plan(info, scheme))?;
-        let sink = into(&mut self.writer, &stored);
+        let sink = sink_to(&mut self.writer, &stored);
         layers.stream(info, (scheme, codec), &sink)
     }
 
-    /// Writes the blocks of a matrix that is no layer.
+    /// Streams the blocks of a matrix that is not a layer.
     pub(super) fn stream_matrix<S>(
         &mut self,
         linear: &LinearPlan<'_>,
@@ -60,11 +60,11 @@ impl Run<'_, '_> {
         S: WeightReader<Error = DenseError> + ?Sized,
     {
         let (stored, threads) = (self.stored(linear)?, self.plan.threads());
-        let sink = into(&mut self.writer, &stored);
+        let sink = sink_to(&mut self.writer, &stored);
         Ok(rtn::stream_blocks(codec, values, (linear.rows, linear.cols), None, threads, &sink))
     }
 
-    /// The name of the tensor that a matrix becomes.
+    /// Returns the name of the tensor that stores a matrix.
     fn stored(&self, linear: &LinearPlan<'_>) -> Result<String> {
         let specs = gguf::specs(linear)
             .map_err(|e| fault(self.source, linear.module, e.to_string(), "a scheme that GGUF holds"))?;
@@ -72,8 +72,8 @@ impl Run<'_, '_> {
     }
 }
 
-/// Writes to the tensor `stored`, one thread at a time.
-fn into<'a>(
+/// Returns a sink that writes to the tensor `stored`, one thread at a time.
+fn sink_to<'a>(
     writer: &'a mut GgufSplitWriter,
     stored: &'a str,
 ) -> impl Fn(u64, &[u8]) -> std::result::Result<(), DenseError> + Sync + 'a {

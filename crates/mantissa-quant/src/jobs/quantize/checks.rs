@@ -13,15 +13,15 @@ use crate::calibrate::windows::check_windows;
 use crate::error::{QuantError, Result};
 use crate::fold::Folded;
 use crate::input_scales::Observer;
-use crate::plan::texts::{is_judged, stores_cache_scales, weighs};
+use crate::plan::texts::{is_judged, stores_cache_scales, uses_importance};
 use crate::plan::{Options, PlannedLinear, model_not_storable, stores_input_scales};
 use crate::recipe::Recipe;
 use crate::rotate;
 use crate::rounding::{method_error, train_error};
 use crate::spin;
 
-/// The decided parts of a plan, for its checks.
-pub(super) struct Asked<'a> {
+/// Parts of a plan to check.
+pub(super) struct Request<'a> {
     pub(super) source: &'a ModelFiles,
     pub(super) recipe: &'a Recipe,
     pub(super) container: Container,
@@ -30,22 +30,21 @@ pub(super) struct Asked<'a> {
     pub(super) options: &'a Options,
 }
 
-impl Asked<'_> {
-    /// Checks that the method can do what is asked and has what it needs; gives what the user should know of it.
+impl Request<'_> {
+    /// Checks that the method supports the request and has what it needs. Returns notes for the user.
     pub(super) fn notes(&self) -> Result<Vec<String>> {
-        let Asked { recipe, container, linears, options, .. } = *self;
+        let Request { recipe, container, linears, options, .. } = *self;
         if recipe.observer != Observer::Max && !stores_input_scales(recipe, container) {
-            let what =
-                "observer: no scale of inputs is stored; name a static scheme of activations, or nvfp4";
+            let what = "observer: no input scale is stored; fix: use a static activation scheme or nvfp4";
             return Err(model_not_storable(container, what));
         }
         let per_block = recipe.activations.as_ref().is_some_and(Scheme::has_outer_scale);
         if recipe.observer == Observer::Kl && per_block {
-            let what = "observer: kl is of one scale for all inputs, not of blocks with their own: max, percentile or mse";
+            let what = "observer: kl supports one scale per tensor, not block scales; fix: use max, percentile or mse";
             return Err(model_not_storable(container, what));
         }
         if let Some(scheme) = &recipe.activations {
-            // What stores a scale finds it.
+            // Schemes with a stored scale need one to be checked; any positive value does.
             let found = (scheme.has_outer_scale() || scheme.source == Source::Static).then_some(1.0);
             if let Err(error) =
                 InputQuantizer::new("activations", &ActivationQuant::new(scheme.clone(), found))
@@ -57,16 +56,16 @@ impl Asked<'_> {
         self.check_products()?;
         self.check_method()?;
         let mut notes = self.check_transform()?;
-        notes.extend(self.inputs_of_no_server());
-        if weighs(recipe, container, linears) {
+        notes.extend(self.unsupported_input_note());
+        if uses_importance(recipe, container, linears) {
             return self.importance();
         }
         if let Some(importance) = &options.importance {
-            let why = "no layer has blocks that depend on it, into GGUF and without another method";
-            return Ok(vec![format!("{}: not used, as {why}", importance.name)]);
+            let why = "only GGUF blocks quantized without another method depend on it";
+            return Ok(vec![format!("{}: not used: {why}", importance.name)]);
         }
         if recipe.method.needs().text {
-            notes.extend(self.alike());
+            notes.extend(self.unweighted_note());
             notes.extend(self.few_tokens(self.windows()?)?);
             return Ok(notes);
         }
@@ -84,10 +83,10 @@ impl Asked<'_> {
         Ok(notes)
     }
 
-    /// Whether what is asked for of rounding between two codes is done: methods that choose codes by a search of their own, code books
-    /// and blocks with one do not round.
+    /// Checks that stochastic rounding is supported if requested. Methods that search codes, code books and searched
+    /// blocks do not support it.
     fn check_rounding(&self) -> Result<()> {
-        let Asked { recipe, container, linears, options, .. } = *self;
+        let Request { recipe, container, linears, options, .. } = *self;
         if options.rounding == Rounding::NearestEven {
             return Ok(());
         }
@@ -107,10 +106,10 @@ impl Asked<'_> {
         }
     }
 
-    /// Whether something is solved on what the layers read, and may read it with its products rounded. AutoRound learns to come near
-    /// the outputs of the original model, which it has in f32; SpinQuant learns in f32 too.
+    /// Checks that calibration may use rounded matmul operands: some solution must depend on the inputs of layers.
+    /// AutoRound and SpinQuant learn in f32.
     fn check_products(&self) -> Result<()> {
-        let Asked { recipe, container, options, .. } = *self;
+        let Request { recipe, container, options, .. } = *self;
         let change = recipe.transform.as_ref().map(|transform| transform.change());
         let searched = matches!(change, Some(Change::Scales(_)));
         let judged = is_judged(recipe, container) && options.calibration.is_some();
@@ -121,12 +120,12 @@ impl Asked<'_> {
         }
         let why = match learned {
             true => format!("{} learns in f32", recipe.method.name()),
-            false => "nothing is solved on what layers read".to_owned(),
+            false => "no method solves on inputs of layers".to_owned(),
         };
         Err(QuantError::Products { recipe: recipe.name.clone(), got: options.products.name(), why })
     }
 
-    /// The text, which there must be.
+    /// Returns the calibration text, which is required here.
     fn windows(&self) -> Result<&CalibrationSet> {
         let none = || QuantError::NoCalibration { recipe: self.recipe.name.clone() };
         let set = self.options.calibration.as_ref().ok_or_else(none)?;
@@ -143,11 +142,11 @@ impl Asked<'_> {
 
     /// Checks that the method takes the schemes and their layout.
     fn check_method(&self) -> Result<()> {
-        let Asked { source, recipe, container, options, .. } = *self;
+        let Request { source, recipe, container, options, .. } = *self;
         let refused = |why: &str| Err(model_not_storable(container, why));
         if container.facts().square_scales && recipe.method.refuses(Feature::GivenScales).is_some() {
             return refused(
-                "exl2 has scales that rows of a group share, which rounding to nearest knows and GPTQ with groups = \"static\": \
+                "exl2 stores scales that rows of a group share, which only rtn and gptq with groups = \"static\" support; fix: \
                  use rtn- or gptq-",
             );
         }
@@ -161,7 +160,7 @@ impl Asked<'_> {
             let checked = LayerTrainer::check(self.config);
             checked.map_err(|error| fault(recipe.method.name(), train_error(error)))?;
         }
-        // compressed-tensors of today refuses it: only who asks for the container has it.
+        // Current compressed-tensors refuses g_idx, so it is written only if the container was requested.
         let asked = options.container.or(recipe.container) == Some(container);
         let holds_g_idx = match container.facts().group_order {
             Support::No => false,
@@ -187,21 +186,25 @@ impl Asked<'_> {
         })
     }
 
-    /// Notes that errors of outputs count alike although the method would weigh them.
-    fn alike(&self) -> Option<String> {
-        let Asked { recipe, config, .. } = *self;
+    /// Notes that output errors are unweighted although the method would weight them.
+    fn unweighted_note(&self) -> Option<String> {
+        let Request { recipe, config, .. } = *self;
         let wanted = recipe.method.needs().fisher == Some(Fisher::Outputs);
         let error = LayerTrainer::check(config).err().filter(|_| wanted)?;
-        Some(format!("errors of a layer's outputs count alike, as what they cost takes a backward: {error}"))
+        Some(format!(
+            "output errors of a layer are unweighted, because the Fisher information needs a backward pass: {error}"
+        ))
     }
 
-    /// Checks that format and method go with the transform. Returns notes on what it leaves out.
+    /// Checks that format and method support the transform. Returns notes on parts that it leaves out.
     fn check_transform(&self) -> Result<Vec<String>> {
-        let Asked { recipe, container, config, .. } = *self;
+        let Request { recipe, container, config, .. } = *self;
         let Some(transform) = &recipe.transform else { return Ok(Vec::new()) };
         let refused = |why: &str| Err(model_not_storable(container, why));
         if !container.facts().folded_transforms {
-            return refused("transforms go into the other containers, as norms are folded into weights");
+            return refused(
+                "transforms are not supported in this format, because they change norms; fix: use another format",
+            );
         }
         if let Some(why) = recipe.method.refuses(Feature::Transform) {
             return refused(why);
@@ -210,10 +213,12 @@ impl Asked<'_> {
         let table = transform.name();
         let online = rotate::rotated_inputs(config, options).next().is_some();
         if online && !container.facts().rotations {
-            return refused(&format!("it cannot say that inputs are rotated: online = false in [{table}]"));
+            return refused(&format!(
+                "the format cannot store rotated inputs; fix: set online = false in [{table}]"
+            ));
         }
         if let Some(why) = recipe.method.refuses(Feature::RotatedInputs).filter(|_| online) {
-            return refused(&format!("{why}: online = false in [{table}]"));
+            return refused(&format!("{why}; fix: set online = false in [{table}]"));
         }
         if matches!(transform.change(), Change::LearnedRotation(_)) {
             spin::check(self.source, config)?;
@@ -222,30 +227,30 @@ impl Asked<'_> {
         Ok(residual.map(|why| format!("the residual stream is not rotated: {why}")).into_iter().collect())
     }
 
-    /// Inputs that are quantized by a rule which servers' kernels do not have.
-    fn inputs_of_no_server(&self) -> Option<String> {
+    /// Notes that inputs use a rule that kernels of engines do not have.
+    fn unsupported_input_note(&self) -> Option<String> {
         let scheme = self.recipe.activations.as_ref()?;
         (scheme.encoder.rule == Rule::FourOverSix).then(|| {
             format!(
-                "inputs under {scheme} are mantissa's alone: vLLM and SGLang map every block's largest value to 6, as +nvfp4 does"
+                "only mantissa quantizes inputs as {scheme}: vLLM and SGLang map every block's amax to 6, as +nvfp4 does"
             )
         })
     }
 
-    /// Fewer tokens than a layer has inputs say nothing of some directions of them.
+    /// Notes a calibration with fewer tokens than a layer has inputs, which leaves some directions unseen.
     fn few_tokens(&self, set: &CalibrationSet) -> Result<Vec<String>> {
         let widest = self.quantized().map(|(linear, _)| linear.info.cols).max().unwrap_or(0);
         let (name, tokens) = (&set.name, set.tokens());
         let what = self.recipe.method.lacking(Lack::Few);
-        let what = what.unwrap_or("the Hessian is singular but for its damping");
+        let what = what.unwrap_or("only damping keeps the Hessian from being singular");
         let few =
             format!("{name}: {tokens} tokens for layers of {widest} inputs: {what}; more text is better");
         Ok((tokens < widest).then_some(few).into_iter().collect())
     }
 
-    /// Checks the importance, or what it is to be found on.
+    /// Checks the importance matrix, or the text that it is computed on.
     fn importance(&self) -> Result<Vec<String>> {
-        let Asked { config, linears, options, .. } = *self;
+        let Request { config, linears, options, .. } = *self;
         let Some(importance) = &options.importance else {
             options.calibration.as_ref().map_or(Ok(()), |set| check_windows(set, config))?;
             let low = |(_, scheme): (&PlannedLinear, &Scheme)| {
@@ -253,14 +258,14 @@ impl Asked<'_> {
                 codec.is_some_and(|codec| codec.is_searched() && codec.bytes * 8 < 3 * codec.elements)
             };
             let blind = options.calibration.is_none() && self.quantized().any(low);
-            let note = "types below three bits without importance lose much: give --calibration TEXT or --imatrix FILE";
+            let note = "types below three bits need an importance matrix for good quality; fix: give --calibration TEXT or --imatrix FILE";
             return Ok(blind.then(|| note.to_owned()).into_iter().collect());
         };
         let mut missing = 0;
         for linear in linears.iter().filter(|linear| linear.scheme.is_some()) {
             missing += usize::from(importance.of(&linear.info)?.is_none());
         }
-        let note = format!("{}: no importance of {missing} layers", importance.name);
+        let note = format!("{}: no importance for {missing} layers", importance.name);
         Ok((missing > 0).then_some(note).into_iter().collect())
     }
 }

@@ -21,9 +21,9 @@ fn format(scheme: &str) -> Format {
     scheme.parse::<Scheme>().unwrap().format
 }
 
-/// There and back: codes and scales are the ones that were.
+/// Recoding there and back gives the same codes and scales.
 #[test]
-fn what_is_recoded_comes_back() {
+fn recoding_is_reversible() {
     for (from, scale, to) in [
         ("int4-g32", Some(F16), Format::Codec(CodecId::Q4_0)),
         ("int4-g128", Some(F16), Format::Codec(CodecId::Q4_0)),
@@ -54,7 +54,7 @@ fn what_is_recoded_comes_back() {
 }
 
 #[test]
-fn blocks_are_opened_to_codes_and_scales() {
+fn blocks_unpack_to_codes_and_scales() {
     for name in ["q4_0", "q8_0", "mxfp4-blocks", "nvfp4-blocks"] {
         let id = match name {
             "q4_0" => CodecId::Q4_0,
@@ -63,33 +63,33 @@ fn blocks_are_opened_to_codes_and_scales() {
             _ => CodecId::Nvfp4,
         };
         let q = quantize(&Scheme::codec(id), &values(), SHAPE.0, SHAPE.1, Given::default()).unwrap();
-        let open = opened(&q).unwrap();
+        let open = unpack_blocks(&q).unwrap();
         assert_eq!(open.dequantize().unwrap(), q.dequantize().unwrap(), "{name}");
         if let CodecId::Q4_0 | CodecId::Q8_0 = id {
-            assert_eq!(closed(&open, id).unwrap(), q, "{name}");
+            assert_eq!(pack_blocks(&open, id).unwrap(), q, "{name}");
         }
     }
     let k = quantize(&Scheme::codec(CodecId::Q4_1), &values(), SHAPE.0, SHAPE.1, Given::default()).unwrap();
-    assert!(opened(&k).is_none() && recode(&k, &format("int4-g32")).is_err());
+    assert!(unpack_blocks(&k).is_none() && recode(&k, &format("int4-g32")).is_err());
 }
 
 #[test]
-fn what_does_not_fit_is_refused_with_the_place() {
+fn values_that_do_not_fit_are_refused_with_their_place() {
     let q = quantized("int4-g32", None);
     let why = recode(&q, &q.format.clone().with_scale_code(Code::Float(F16))).unwrap_err();
-    assert!(why.contains("is no f16") && why.contains("group 0"), "{why}");
+    assert!(why.contains("not representable in f16") && why.contains("group 0"), "{why}");
     let asym = quantized("int4-g32-asym", Some(F16));
     let why = recode(&asym, &format("int4-g32").with_scale_code(Code::Float(F16))).unwrap_err();
     assert!(why.starts_with("zero point"), "{why}");
     let why = recode(&quantized("int4-g16", Some(F16)), &Format::Codec(CodecId::Q4_0)).unwrap_err();
-    assert!(why.contains("no whole blocks of 32"), "{why}");
+    assert!(why.contains("whole blocks of 32"), "{why}");
     let nvfp4 = quantized("nvfp4:ct", None);
     let why = recode(&nvfp4, &format("nvfp4:torchao-1level")).unwrap_err();
-    assert!(why.contains("for the whole tensor"), "{why}");
+    assert!(why.contains("global scale"), "{why}");
 }
 
 #[test]
-fn a_container_says_what_it_takes() {
+fn the_container_decides_the_format() {
     let held = |q: &Quantized, container| target(q, container, "model.layers.0.mlp.up_proj", None, None);
     let (scheme, _) = held(&quantized("int4-g32", Some(F16)), gguf::CONTAINER).unwrap();
     assert_eq!(scheme.to_string(), "q4_0");
@@ -105,16 +105,16 @@ fn a_container_says_what_it_takes() {
     };
     let why = held(&q4_k, compressed_tensors::CONTAINER).unwrap_err();
     assert!(why.contains("compressed-tensors holds"), "{why}");
-    // The only scales that loaders of the container keep are not these.
+    // Loaders of this container only read bf16 scales of bf16 models.
     let bf16 = Some(Code::Float(BF16));
     let why = target(&quantized("int4-g32", Some(F16)), compressed_tensors::CONTAINER, "m", None, bf16)
         .unwrap_err();
-    assert!(why.contains("is no bf16"), "{why}");
+    assert!(why.contains("not representable in bf16"), "{why}");
 }
 
-/// A name that is written beside the weights is read as the format that they have.
+/// A scheme's name in the output is parsed to the format of the weights.
 #[test]
-fn the_rule_of_a_format_names_that_format() {
+fn names_of_formats_parse_to_them() {
     for name in [
         "int4-g32",
         "int4-g32-asym",
