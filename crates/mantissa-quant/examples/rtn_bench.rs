@@ -1,5 +1,5 @@
-//! Speed of round-to-nearest, error statistics included, on one thread: millions of weights per second for each scheme named,
-//! or for a list that covers every fast path.
+//! Speed of RTN with error statistics on one thread, in millions of weights per second. Runs the given schemes, or a
+//! list that covers every fast path.
 //!
 //!     cargo run --release -p mantissa-quant --example rtn_bench [scheme ...]
 
@@ -12,7 +12,7 @@ use mantissa_quant::{ErrorStats, rtn};
 const ROWS: usize = 512;
 const COLS: usize = 2048;
 const RUNS: usize = 5;
-/// Calls per run: the system counts in milliseconds.
+/// Calls per run, because the system counts in milliseconds.
 const CALLS: u32 = 16;
 const SCHEMES: [&str; 22] = [
     "int4-g128",
@@ -54,7 +54,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Median seconds of a call; of this process on a processor where the system tells, so that other work counts little.
+/// Returns the median seconds of a call: CPU time of this process if the system reports it, so that other load matters
+/// little.
 fn median<T>(mut f: impl FnMut() -> T) -> f64 {
     let mut seconds: Vec<f64> = (0..RUNS)
         .map(|_| {

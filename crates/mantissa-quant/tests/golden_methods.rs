@@ -1,6 +1,6 @@
-//! HQQ, SmoothQuant and AWQ against the results of the published code, with the tolerances that the data's README states.
+//! HQQ, SmoothQuant and AWQ compared with results of the published code, within the tolerances of the data's README.
 //!
-//! The committed file is a part of the data; where the whole of it lies beside the repository, that is read as well.
+//! The committed file has a part of the data. If all of it lies next to the repository, that is used too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use mantissa_quant::smooth;
 use mantissa_store::SafeTensors;
 
 #[test]
-fn hqq_finds_the_zero_points_and_codes_of_the_published_code() {
+fn hqq_matches_the_published_code() {
     for file in files("hqq") {
         let w = f32s(&file, "W");
         for bits in [8, 4, 3, 2] {
@@ -41,7 +41,7 @@ fn hqq_finds_the_zero_points_and_codes_of_the_published_code() {
             let values = q.dequantize().unwrap();
             for (i, value) in values.iter().enumerate() {
                 let expected = (f32::from(expected[i]) - zeros[i / 64]) * scales[i / 64];
-                // A code that differs is one step away.
+                // Differing codes are one step apart.
                 assert!((value - expected).abs() <= 1.001 * scales[i / 64], "{name}: value {i}");
             }
         }
@@ -49,7 +49,7 @@ fn hqq_finds_the_zero_points_and_codes_of_the_published_code() {
 }
 
 #[test]
-fn smooth_scales_are_those_of_the_published_formula() {
+fn smooth_scales_match_the_published_formula() {
     for file in files("awq_smoothquant") {
         let inputs = f32s(&file, "smoothquant.act_scales");
         let mut weights = vec![0.0; inputs.len()];
@@ -69,7 +69,7 @@ fn smooth_scales_are_those_of_the_published_formula() {
     }
 }
 
-/// AWQ's own group quantization: the range is not widened to hold 0, and the zero point is added after rounding.
+/// AWQ's own group quantization: the range need not include 0, and the zero point is added after rounding.
 fn pseudo_quantize(bits: u32, group: usize) -> impl Fn(&[f32]) -> Vec<f32> + Sync {
     let top = ((1u32 << bits) - 1) as f32;
     move |w| {
@@ -86,7 +86,7 @@ fn pseudo_quantize(bits: u32, group: usize) -> impl Fn(&[f32]) -> Vec<f32> + Syn
 }
 
 #[test]
-fn awq_finds_the_scales_and_clips_of_the_published_search() {
+fn awq_matches_the_published_search() {
     for file in files("awq_smoothquant") {
         let (x, w) = (f32s(&file, "X"), f32s(&file, "W"));
         let (cols, tokens, rows) = (128, x.len() / 128, w.len() / 128);

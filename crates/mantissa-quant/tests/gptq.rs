@@ -1,6 +1,6 @@
-//! GPTQ against the float64 evaluation of the published algorithm, with the tolerance that the data's README states.
+//! GPTQ compared with a float64 evaluation of the published algorithm, within the tolerance of the data's README.
 //!
-//! The committed file holds some rows of each case; where the whole of it lies beside the repository, that is read as well.
+//! The committed file has some rows of each case. If all of them lie next to the repository, these are used too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ const GROUPS: [(&str, GroupOrder); 3] =
 const CASES: [&str; 2] = ["a_64x96", "b_256x256"];
 
 #[test]
-fn codes_and_losses_are_those_of_the_published_algorithm() {
+fn codes_and_losses_match_the_published_algorithm() {
     for file in files() {
         let mut checked = 0;
         for case in CASES {
@@ -55,7 +55,7 @@ fn compare(file: &SafeTensors, entry: &str, result: &GptqResult, bits: u32, kind
     let equal = equal_codes(result, &bytes(file, &format!("{entry}.codes")).unwrap(), bits);
     let expected = f64::from_le_bytes(bytes(file, &format!("{entry}.loss_f64")).unwrap().try_into().unwrap());
     println!("{entry}: {:.3} % equal codes, loss {} for {expected}", 100.0 * equal, result.loss);
-    // With static groups the data still names each column's group.
+    // The data names each column's group also for static groups.
     let trivial: Vec<u32> = (0..result.quantized.cols as u32).map(|column| column / 32).collect();
     let g_idx = u32s(file, &format!("{entry}.g_idx"));
     assert_eq!(result.g_idx.as_ref().unwrap_or(&trivial), g_idx.as_ref().unwrap_or(&trivial), "{entry}");
@@ -70,12 +70,12 @@ fn compare(file: &SafeTensors, entry: &str, result: &GptqResult, bits: u32, kind
 }
 
 #[test]
-fn columns_are_taken_in_the_order_of_the_data() {
+fn columns_are_processed_in_the_order_of_the_data() {
     for file in files() {
         for case in CASES {
             let perm = u32s(&file, &format!("{case}.perm")).unwrap();
             let w = f32s(&file, &format!("{case}.W"));
-            // Groups of one column: a column's group is its position.
+            // With groups of one column, a column's group is its position.
             let scheme: Scheme = "int4-g1".parse().unwrap();
             let options = GptqOptions { groups: GroupOrder::Current, ..GptqOptions::default() };
             let result = gptq(&scheme, &w[..perm.len()], &hessian(&file, case), options, None, 1).unwrap();
@@ -121,7 +121,7 @@ fn close(a: f64, b: f64, tolerance: f64) -> bool {
     (a - b).abs() <= tolerance * b.abs()
 }
 
-/// Share of equal codes; ours are in the signed domain.
+/// Returns the share of equal codes; ours are signed.
 fn equal_codes(result: &GptqResult, expected: &[u8], bits: u32) -> f64 {
     let offset = 1_i32 << (bits - 1);
     let ours = (0..expected.len()).map(|i| i32::from(result.quantized.codes.get(i) as u8 as i8) + offset);

@@ -1,4 +1,4 @@
-//! Statistics collected layer by layer are those of the model as it has become.
+//! Statistics collected layer by layer equal those of the quantized model.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::HashMap;
@@ -22,7 +22,7 @@ fn files() -> ModelFiles {
     ModelFiles::open(&data.join("qwen2-bias")).unwrap()
 }
 
-/// Windows of several lengths; tokens repeat, as in a text.
+/// Returns windows of several lengths; tokens repeat, as in a text.
 fn windows(vocab_size: usize) -> Vec<Vec<u32>> {
     let token = |i: usize| ((i * i + 3 * i) % vocab_size) as u32;
     [20, 1, 24, 7, 24]
@@ -32,12 +32,12 @@ fn windows(vocab_size: usize) -> Vec<Vec<u32>> {
         .collect()
 }
 
-/// What the linear layers of `layer` read in `decoder`, window by window.
+/// Returns the Hessians of the inputs of `layer` in `decoder`, window by window.
 fn direct(decoder: &Decoder, files: &ModelFiles, windows: &[Vec<u32>], layer: usize) -> Vec<Hessian> {
     direct_quantized(decoder, files, windows, layer, None)
 }
 
-/// The same, each token quantized.
+/// Returns the same with each token quantized.
 fn direct_quantized(
     decoder: &Decoder,
     files: &ModelFiles,
@@ -67,7 +67,7 @@ fn direct_quantized(
 }
 
 #[test]
-fn statistics_are_those_of_the_decoder_at_any_thread_count() {
+fn statistics_equal_the_decoders_for_any_number_of_threads() {
     let files = files();
     let decoder = Decoder::load(&files).unwrap();
     let (config, windows) = (decoder.config(), windows(decoder.config().vocab_size));
@@ -90,15 +90,15 @@ fn statistics_are_those_of_the_decoder_at_any_thread_count() {
     }
 }
 
-/// The whole of sequential GPTQ on a small model: what each step sees is what the finished model computes.
+/// Runs sequential GPTQ on a small model: each step's inputs equal those of the finished model.
 #[test]
-fn later_statistics_see_the_weights_that_were_replaced() {
+fn later_statistics_see_replaced_weights() {
     for keeps in [false, true] {
         replaced_weights_are_seen(keeps);
     }
 }
 
-/// A calibration that keeps windows inside a layer or not.
+/// Starts a calibration that keeps windows inside a layer or not.
 fn begin<'a>(
     files: &'a ModelFiles,
     config: &'a ModelConfig,
@@ -145,10 +145,10 @@ fn replaced_weights_are_seen(keeps: bool) {
     }
 }
 
-/// Every architecture, its inputs asked for in any order, weights replaced between: passes that go on where another ended find what those
-/// from the beginning find.
+/// Requests the inputs of every architecture in any order, with weights replaced in between. Passes that start where
+/// another stopped give the same bits as passes from the start.
 #[test]
-fn kept_windows_change_no_bit() {
+fn kept_windows_give_the_same_bits() {
     let data = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/tiny");
     let mut models: Vec<_> = std::fs::read_dir(data).unwrap().map(|entry| entry.unwrap().path()).collect();
     models.sort();
@@ -166,7 +166,7 @@ fn kept_windows_change_no_bit() {
             let mut inputs: Vec<_> = infos.iter().map(|info| info.kind.input()).collect();
             inputs.sort_unstable_by_key(|input| (input.turn(), *input));
             inputs.dedup();
-            // Forward as GPTQ asks, and then those again whose windows have moved on.
+            // First in GPTQ's order, then inputs before the kept windows.
             let again = [inputs[inputs.len() - 1], inputs[0], inputs[inputs.len() / 2]];
             for input in inputs.iter().chain(&again) {
                 let found = plain.statistics(&a, &[*input], &mut go_on).unwrap();
@@ -194,9 +194,9 @@ fn kept_windows_change_no_bit() {
     assert!(tried > 20, "{tried} models");
 }
 
-/// Where inputs are quantized at run time, statistics are of what they become, and the layers that are done read theirs so.
+/// With quantized inputs, statistics are of the quantized values, and finished layers read theirs quantized.
 #[test]
-fn statistics_are_those_of_quantized_inputs() {
+fn statistics_are_of_quantized_inputs() {
     let files = files();
     let dense = Decoder::load(&files).unwrap();
     let (config, windows) = (dense.config(), windows(dense.config().vocab_size));

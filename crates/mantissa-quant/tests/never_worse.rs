@@ -1,6 +1,6 @@
-//! No solver is worse than rounding to nearest in the same scheme on windows that it has not seen, on any layer, or it is given up for
-//! that and says so. What the reports say is found a second time: the output runs over the windows, and for what each layer reads
-//! there the errors of its weight and of the rounded one are summed in f64.
+//! No solution is worse than RTN in the same scheme on held-out windows, on any layer; otherwise the layer falls back
+//! to RTN and the report says so. The reported errors are computed a second time: the output runs over the windows, and
+//! the errors of each weight and of its RTN version are summed in f64.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -19,7 +19,7 @@ use mantissa_store::Dtype;
 use mantissa_store::convention::{ModelFiles, Weight};
 use tempfile::TempDir;
 
-/// A model, and windows of tokens for it.
+/// A model with token windows.
 struct Case {
     source: PathBuf,
     calibration: CalibrationSet,
@@ -46,7 +46,7 @@ impl Case {
         (plan, outcome)
     }
 
-    /// Quantizes without a transform and holds the report against errors that are found anew.
+    /// Quantizes without a transform and compares the report with recomputed errors.
     fn check(&self, recipe: &str, out: &Path) -> Quality {
         let (plan, outcome) = self.quantize(recipe, out);
         let (source, files) = (ModelFiles::open(&self.source).unwrap(), ModelFiles::open(out).unwrap());
@@ -77,7 +77,7 @@ impl Case {
     }
 }
 
-/// Holds what is reported of a layer against the errors of its weight as stored and as rounded to nearest.
+/// Compares a layer's report with the errors of its weight as stored and of RTN.
 fn hold(recipe: &str, report: &LayerReport, [w, values, nearest]: [&[f32]; 3], hessian: &Hessian) {
     let what = format!("{recipe}, {}", report.module);
     let (found, rounded) = (hessian.loss(w, values), hessian.loss(w, nearest));
@@ -100,7 +100,7 @@ fn hold(recipe: &str, report: &LayerReport, [w, values, nearest]: [&[f32]; 3], h
     }
 }
 
-/// Every window but each fourth is calibrated on.
+/// Holds out every fourth window.
 fn split(source: PathBuf, windows: Vec<Vec<u32>>) -> Case {
     let (mut seen, mut held_out) = (Vec::new(), Vec::new());
     for (i, window) in windows.into_iter().enumerate() {
@@ -110,7 +110,7 @@ fn split(source: PathBuf, windows: Vec<Vec<u32>>) -> Case {
     Case { source, calibration, held_out }
 }
 
-/// Windows of tokens that repeat, as in a text.
+/// Returns windows of repeating tokens, as in a text.
 fn windows(config: &ModelConfig, count: usize, length: usize) -> Vec<Vec<u32>> {
     let vocab = config.vocab_size as u64;
     let token = |w: usize, i: usize| ((i * i / 3 + 7 * i + 31 * w) as u64 * 2_654_435_761 % vocab) as u32;
@@ -133,9 +133,9 @@ fn on_random_models() {
     }
 }
 
-/// A solution that fits a handful of tokens is given up where others say so, and what is stored instead is rounded to nearest.
+/// A solution that fits only a handful of tokens falls back to RTN on other windows.
 #[test]
-fn what_only_fits_its_tokens_is_given_up() {
+fn overfitted_solutions_fall_back_to_rtn() {
     let temp = TempDir::new().unwrap();
     let (out, recipe) = (temp.path().join("out"), temp.path().join("r.toml"));
     let text = "method = \"gptq\"\nweights = \"int3-g32\"\nformat = \"gptq\"\n[gptq]\ndamp = 0.00001\n";
@@ -151,18 +151,19 @@ fn what_only_fits_its_tokens_is_given_up() {
         given_up.len()
     };
     assert!(given_up("static") > 3);
-    // The container has an order of groups for all layers, those that were given up too.
+    // The format has a group order for all layers, also those that fell back.
     assert!(given_up("current") > 3);
-    // Without windows held out, it is as good as it looks.
+    // Without held-out windows the overfit is not seen.
     let unaware = Case { held_out: Vec::new(), ..case };
     let (_, outcome) = unaware.quantize(recipe.to_str().unwrap(), &out);
     let of_calibration = |l: &LayerReport| l.judged.is_some_and(|j| j.windows == Windows::Calibration);
     assert!(outcome.quality.layers.iter().all(|l| of_calibration(l) && l.fallback.is_none()));
 }
 
-/// Methods whose measure is another's: AutoRound that of the decoder layer, AWQ and SmoothQuant that of all layers that read an input.
+/// Methods with a joint error measure: AutoRound that of the decoder layer, AWQ and SmoothQuant that of all layers that
+/// read an input.
 #[test]
-fn layers_that_are_solved_together_are_judged_together() {
+fn jointly_solved_layers_are_judged_jointly() {
     let temp = TempDir::new().unwrap();
     let out = temp.path().join("out");
     let recipe = temp.path().join("r.toml");
@@ -190,7 +191,7 @@ fn layers_that_are_solved_together_are_judged_together() {
     assert!(judged(smooth, Output::Input) > 2);
 }
 
-/// The models that may stand beside the checkout, on a few windows each.
+/// Models that may lie next to the checkout, on a few windows each.
 #[test]
 fn on_trained_models() {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/models");

@@ -1,4 +1,5 @@
-//! The pipeline on small random models: every kind of recipe, read back and verified; what must be refused.
+//! The pipeline on small random models: every kind of recipe is read back and verified, and impossible ones are
+//! refused.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -65,7 +66,7 @@ const RECIPES: &[&str] = &[
 ];
 
 #[test]
-fn every_recipe_verifies_and_reads_back_what_was_measured() {
+fn every_recipe_verifies_with_its_measured_errors() {
     let temp = TempDir::new().unwrap();
     for dtype in [Dtype::F32, Dtype::BF16] {
         let source = model(temp.path(), dtype, 1);
@@ -118,9 +119,9 @@ fn gptq_recipes_verify_and_report_their_output_error() {
     }
 }
 
-/// The first layer reads the same in every run, so that its output error can be compared.
+/// The first layer has the same input in every run, so its output errors can be compared.
 #[test]
-fn gptq_beats_rounding_on_what_it_minimises() {
+fn gptq_beats_rtn_in_output_error() {
     let temp = TempDir::new().unwrap();
     let source = ModelFiles::open(&model(temp.path(), Dtype::F32, 8)).unwrap();
     let config = mantissa_quant::model_config(&source).unwrap();
@@ -157,7 +158,7 @@ fn gptq_beats_rounding_on_what_it_minimises() {
 }
 
 #[test]
-fn an_input_that_is_never_excited_is_rounded_to_nearest_and_said() {
+fn a_dead_input_falls_back_to_rtn_with_a_note() {
     let temp = TempDir::new().unwrap();
     let path = model(temp.path(), Dtype::F32, 9);
     let weights = path.join("model.safetensors");
@@ -180,7 +181,7 @@ fn an_input_that_is_never_excited_is_rounded_to_nearest_and_said() {
 }
 
 #[test]
-fn what_gptq_cannot_do_is_refused_before_any_work() {
+fn unsupported_gptq_recipes_are_refused_before_any_work() {
     let temp = TempDir::new().unwrap();
     let source = model(temp.path(), Dtype::BF16, 10);
     let out = temp.path().join("out");
@@ -206,7 +207,7 @@ fn what_gptq_cannot_do_is_refused_before_any_work() {
     let text = "method = \"gptq\"\nweights = \"int4-g32\"\n[gptq]\ngroups = \"current\"\n";
     std::fs::write(&path, text).unwrap();
     assert!(refused(path.to_str().unwrap(), Some(calibration())).contains("g_idx"));
-    // From left to right, groups that follow the order are those of neighbouring columns.
+    // From left to right, groups that follow the order have adjacent columns.
     std::fs::write(&path, format!("{text}act_order = false\n")).unwrap();
     let with = Options { calibration: Some(calibration()), ..options(1) };
     quantize(&source, path.to_str().unwrap(), &out, with).unwrap();
@@ -214,7 +215,7 @@ fn what_gptq_cannot_do_is_refused_before_any_work() {
 }
 
 #[test]
-fn groups_may_follow_the_order_of_columns_where_the_container_says_so() {
+fn groups_follow_the_column_order_if_the_format_stores_it() {
     let temp = TempDir::new().unwrap();
     let source = model(temp.path(), Dtype::BF16, 12);
     for (groups, weights, checkpoint_format) in
@@ -245,7 +246,7 @@ fn groups_may_follow_the_order_of_columns_where_the_container_says_so() {
 }
 
 #[test]
-fn integers_in_groups_have_the_same_codes_in_every_container() {
+fn grouped_integers_have_the_same_codes_in_every_format() {
     let temp = TempDir::new().unwrap();
     let source = model(temp.path(), Dtype::F16, 13);
     for recipe in ["rtn-int4-g32", "rtn-int4-g32-asym", "rtn-int4-channel"] {
@@ -290,7 +291,7 @@ fn bytes_do_not_depend_on_threads() {
 }
 
 #[test]
-fn fused_partners_share_the_global_scale() {
+fn fused_layers_share_the_global_scale() {
     let temp = TempDir::new().unwrap();
     quantize(&model(temp.path(), Dtype::F32, 3), "rtn-nvfp4", &temp.path().join("q"), options(2)).unwrap();
     let files = ModelFiles::open(&temp.path().join("q")).unwrap();
@@ -347,7 +348,7 @@ fn a_recipe_file_mixes_schemes_and_keeps_layers() {
 }
 
 #[test]
-fn tampering_is_found() {
+fn tampering_is_detected() {
     let temp = TempDir::new().unwrap();
     let out = temp.path().join("q");
     let source = model(temp.path(), Dtype::F32, 6);
@@ -366,17 +367,18 @@ fn another_model_is_not_the_source() {
     let temp = TempDir::new().unwrap();
     let out = temp.path().join("q");
     quantize(&model(temp.path(), Dtype::F32, 7), "rtn-int4-g32", &out, options(1)).unwrap();
-    // Same shapes and other weights: errors far past the bound.
+    // Same shapes and other weights: errors far beyond the bound.
     let found = verify(&out, Some(&model(temp.path(), Dtype::F32, 8)), 2).unwrap();
     assert!(found.faults.iter().any(|f| f.contains("× the bound")), "{:?}", found.faults);
-    // A quantized model is the source of a change of container, which loses nothing; what rounding lost is not of it.
+    // A quantized model is the source of a conversion, which is lossless; its quantization error is not the
+    // conversion's.
     let found = verify(&out, Some(&out), 2).unwrap();
     assert!(found.faults.iter().any(|fault| fault.contains("mse")), "{:?}", found.faults);
     assert!(!found.ok);
 }
 
 #[test]
-fn what_cannot_be_stored_is_refused_before_anything_is_written() {
+fn unstorable_layers_are_refused_before_anything_is_written() {
     let temp = TempDir::new().unwrap();
     let out = temp.path().join("q");
     let source = model(temp.path(), Dtype::F32, 9);
@@ -392,17 +394,17 @@ fn what_cannot_be_stored_is_refused_before_anything_is_written() {
     );
     assert!(attempt("rtn-nf4", Some(compressed_tensors::CONTAINER)).to_string().contains("code books"));
     assert!(!out.exists());
-    // Our own container takes the ragged group.
+    // The native format holds ragged groups.
     let native = Options { container: Some(native::CONTAINER), ..options(1) };
     quantize(&source, "rtn-int4-g24", &out, native).unwrap();
     assert!(verify(&out, Some(&source), 2).unwrap().ok);
-    // And a quantized model is no source.
+    // A quantized model cannot be a source.
     let error = quantize(&out, "rtn-int4-g32", &temp.path().join("again"), options(1)).unwrap_err();
     assert!(matches!(error, QuantError::AlreadyQuantized { .. }), "{error}");
 }
 
 #[test]
-fn values_that_no_code_stands_for_name_tensor_and_element() {
+fn values_without_a_code_name_tensor_and_element() {
     let temp = TempDir::new().unwrap();
     let source = model(temp.path(), Dtype::F32, 10);
     let path = source.join("model.safetensors");
@@ -412,7 +414,7 @@ fn values_that_no_code_stands_for_name_tensor_and_element() {
     bytes[tensor.offset as usize + 40..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
     std::fs::write(&path, bytes).unwrap();
     let out = temp.path().join("q");
-    // Also where the scheme has a code for NaN: such a weight is damage.
+    // Also if the scheme has a code for NaN, because such a weight is damage.
     for recipe in ["rtn-int4-g32", "mxfp4", "nvfp4", "rtn-fp8-e5m2-channel", "rtn-int8-tensor"] {
         let error = quantize(&source, recipe, &out, options(2)).unwrap_err().to_string();
         let says = "tensor \"model.layers.1.mlp.up_proj.weight\": expected finite values, got 1 non-finite values, the first (NaN) at element 10";
@@ -421,9 +423,9 @@ fn values_that_no_code_stands_for_name_tensor_and_element() {
     }
 }
 
-/// What is copied and not quantized is looked at too, and counted over the whole tensor.
+/// Copied, unquantized tensors are also checked, and non-finite values are counted over the whole tensor.
 #[test]
-fn copied_tensors_hold_numbers() {
+fn copied_tensors_must_be_finite() {
     let temp = TempDir::new().unwrap();
     let source = model(temp.path(), Dtype::BF16, 10);
     let path = source.join("model.safetensors");

@@ -1,4 +1,4 @@
-//! `quality.json`: what it says is what is there, it is the same every time, and whatever is changed in it is found.
+//! `quality.json` is correct and reproducible, and any change in it is detected.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -37,7 +37,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Runs; `stop` is asked with the tokens evaluated. Gives the outcome and how often that was.
+    /// Runs the plan; `stop` is called with the tokens evaluated. Returns the outcome and the number of these calls.
     fn run(&self, stop: impl Fn(u64) -> bool + Sync) -> (Result<Outcome, QuantError>, usize) {
         let mut evaluated = 0;
         let result = (|| {
@@ -72,7 +72,7 @@ fn quantize(source: &Path, recipe: &str, out: &Path, options: Options) -> Outcom
 }
 
 #[test]
-fn it_says_what_is_there() {
+fn it_describes_the_output() {
     let temp = TempDir::new().unwrap();
     for dtype in [Dtype::F32, Dtype::BF16, Dtype::F16] {
         let (source, out) = (model(temp.path(), dtype, 1), temp.path().join(format!("q-{dtype}")));
@@ -104,9 +104,9 @@ fn it_says_what_is_there() {
     }
 }
 
-/// An f32 model of which every weight is a bf16 number loses nothing in bf16; one that is not loses what a copy in bf16 does.
+/// The noise floor is 0 for an f32 model whose weights are all bf16 values; else it is the loss of a bf16 copy.
 #[test]
-fn the_noise_floor_is_the_source_in_bf16() {
+fn the_noise_floor_is_the_loss_of_bf16() {
     let temp = TempDir::new().unwrap();
     let source = model(temp.path(), Dtype::F32, 2);
     let floor = |source: &Path, out: &str| {
@@ -130,24 +130,24 @@ fn the_noise_floor_is_the_source_in_bf16() {
     let go_on = |_| ControlFlow::Continue(());
     let (_, expected) = compare(&load(&rounded), &load(&source), &windows(), 1, &go_on).unwrap();
     let (kl, se) = floor(&source, "q");
-    // bf16 weights are widened panel by panel, f32 ones are not: the sums have the same terms.
+    // bf16 weights are widened panel by panel, f32 weights are not; the sums have the same terms.
     assert!((kl - expected.kl).abs() < 1e-3 * kl && (se - expected.kl_se).abs() < 1e-2 * se && kl > 1e-7);
     assert!(floor(&rounded, "r").0 < 1e-3 * kl);
 }
 
-/// Nearest bf16, ties to even, by the bits.
+/// Rounds to the nearest bf16, ties to even, on the bits.
 fn half_to_even(x: f32) -> f32 {
     let bits = x.to_bits();
     f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
 }
 
 #[test]
-fn it_is_the_same_every_time_and_names_no_place() {
+fn it_is_reproducible_and_contains_no_path() {
     let temp = TempDir::new().unwrap();
     let source = model(temp.path(), Dtype::F32, 3);
     let recipe = temp.path().join("mixed.toml");
     fs::write(&recipe, "weights = \"int4-g32\"\nkeep = [\"*.nothing\"]\n").unwrap();
-    // A note that names the folder of the source.
+    // Adds a note that contains the source's path.
     fs::rename(source.join("model.safetensors"), source.join("other.safetensors")).unwrap();
     let out = |name: &str| temp.path().join(name);
     for threads in [1, 2, 5] {
@@ -164,7 +164,7 @@ fn it_is_the_same_every_time_and_names_no_place() {
 }
 
 #[test]
-fn a_gate_keeps_the_output_away_and_the_work() {
+fn a_failed_gate_keeps_the_work_but_writes_no_output() {
     let temp = TempDir::new().unwrap();
     let (source, out) = (model(temp.path(), Dtype::F32, 4), temp.path().join("out"));
     let expected = temp.path().join("expected");
@@ -179,18 +179,18 @@ fn a_gate_keeps_the_output_away_and_the_work() {
         error.to_string().contains("nats/token, got 0.") && error.to_string().contains("kept in"),
         "{error}"
     );
-    // A laxer gate takes over the layers and the evaluation.
+    // A higher limit reuses the layers and the evaluation.
     let (done, evaluated) = with(Some(kl)).run(|_| false);
     assert_eq!((done.unwrap().resumed, evaluated), (21, 0));
     assert_eq!(files(&out), files(&expected));
-    // A gate that fails leaves the old output.
+    // A failed gate leaves the old output in place.
     let again = Job { recipe: "rtn-int2-g32", ..with(Some(kl)) };
     assert!(matches!(again.run(|_| false).0, Err(QuantError::Gate(_))));
     assert_eq!(files(&out), files(&expected));
 }
 
 #[test]
-fn an_evaluation_that_was_stopped_is_gone_on_with() {
+fn an_interrupted_evaluation_is_repeated() {
     let temp = TempDir::new().unwrap();
     let (source, out) = (model(temp.path(), Dtype::F32, 5), temp.path().join("out"));
     let expected = temp.path().join("expected");
@@ -199,14 +199,14 @@ fn an_evaluation_that_was_stopped_is_gone_on_with() {
     let error = job.run(|tokens| tokens >= 60).0.unwrap_err();
     assert!(error.is_interruption() && !out.exists(), "{error}");
     let (done, evaluated) = job.run(|_| false);
-    // Four windows against the source, and four of the source in bf16.
+    // Four windows against the source, and four against its bf16 copy.
     assert_eq!((done.unwrap().resumed, evaluated), (21, 8));
     assert_eq!(files(&out), files(&expected));
     assert_eq!(names_in(temp.path()).iter().filter(|name| name.contains("partial")).count(), 0);
 }
 
 #[test]
-fn windows_that_the_model_cannot_run_are_refused_first() {
+fn unusable_windows_are_refused_first() {
     let temp = TempDir::new().unwrap();
     let source = ModelFiles::open(&model(temp.path(), Dtype::F32, 6)).unwrap();
     let refused = |tokens: Vec<u32>| {
@@ -217,7 +217,7 @@ fn windows_that_the_model_cannot_run_are_refused_first() {
     assert!(refused(vec![1; 65]).contains("at most 64 tokens"));
 }
 
-/// Changes `quality.json`, and the manifest so that it agrees.
+/// Changes `quality.json` and updates the manifest to match.
 fn tamper(out: &Path, change: impl FnOnce(&mut Value)) {
     let path = out.join(QUALITY_NAME);
     let mut value: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -226,7 +226,7 @@ fn tamper(out: &Path, change: impl FnOnce(&mut Value)) {
     agree(out, QUALITY_NAME);
 }
 
-/// Makes the manifest agree with a file.
+/// Updates the manifest's entry of a file.
 fn agree(out: &Path, file: &str) {
     let mut manifest = Manifest::read(out).unwrap();
     manifest.files.insert(file.to_owned(), FileDigest::of(&fs::read(out.join(file)).unwrap()));
@@ -240,7 +240,7 @@ fn check(out: &Path, source: &Path) -> Result<Verification, QuantError> {
 }
 
 #[test]
-fn whatever_is_changed_is_found() {
+fn any_change_is_detected() {
     let temp = TempDir::new().unwrap();
     let source = model(temp.path(), Dtype::F32, 7);
     let pristine = temp.path().join("pristine");
@@ -283,7 +283,7 @@ fn whatever_is_changed_is_found() {
 }
 
 #[test]
-fn a_weight_that_was_changed_with_its_manifest_is_found() {
+fn a_weight_changed_with_its_manifest_is_detected() {
     let temp = TempDir::new().unwrap();
     let (source, out) = (model(temp.path(), Dtype::F32, 8), temp.path().join("out"));
     quantize(&source, RECIPE, &out, Options { threads: 1, ..Options::default() });
@@ -295,18 +295,18 @@ fn a_weight_that_was_changed_with_its_manifest_is_found() {
     agree(&out, "model.safetensors");
     let found = verify(&out, None, 1).unwrap();
     assert!(found.faults.iter().any(|f| f.contains("hashes.weights")), "{:?}", found.faults);
-    // Without a manifest the files themselves are hashed.
+    // Without a manifest the files are hashed.
     fs::remove_file(out.join(MANIFEST_NAME)).unwrap();
     let found = verify(&out, None, 1).unwrap();
     assert!(found.faults.iter().any(|f| f.contains("hashes.weights")), "{:?}", found.faults);
-    // Without a quality.json it is as if from another tool.
+    // An output without quality.json counts as another tool's.
     fs::remove_file(out.join(QUALITY_NAME)).unwrap();
     let found = verify(&out, None, 1).unwrap();
     assert!(found.ok && found.notes.iter().any(|n| n.contains("another tool")), "{found:?}");
 }
 
 #[test]
-fn a_file_that_is_none_is_a_fault() {
+fn an_invalid_file_is_a_fault() {
     let temp = TempDir::new().unwrap();
     let (source, out) = (model(temp.path(), Dtype::F32, 9), temp.path().join("out"));
     quantize(&source, RECIPE, &out, options(1));
@@ -327,7 +327,7 @@ fn a_file_that_is_none_is_a_fault() {
 }
 
 #[test]
-fn figures_are_measured_again_on_their_own_text_alone() {
+fn figures_are_measured_again_only_on_their_own_text() {
     let temp = TempDir::new().unwrap();
     let (source, out) = (model(temp.path(), Dtype::F32, 10), temp.path().join("out"));
     quantize(&source, RECIPE, &out, options(1));
@@ -339,7 +339,7 @@ fn figures_are_measured_again_on_their_own_text_alone() {
         matches!(error, QuantError::OtherText { .. }) && error.to_string().contains("w.json:k"),
         "{error}"
     );
-    // Without the source the loss is still checked.
+    // The loss is also checked without the source.
     let text = windows();
     let found = verify_against(&out, &against(&text), 1, &go_on).unwrap();
     assert!(found.ok && found.notes.iter().any(|n| n.contains("no source given")), "{found:?}");
@@ -348,10 +348,10 @@ fn figures_are_measured_again_on_their_own_text_alone() {
 }
 
 #[test]
-fn a_gguf_file_has_its_own_beside_it() {
+fn a_gguf_file_has_its_own_quality_json() {
     let temp = TempDir::new().unwrap();
     let (source, out) = (model(temp.path(), Dtype::F32, 11), temp.path().join("m.gguf"));
-    // 64 columns are whole blocks of 32 and no block of 256; 96 are no blocks of 64.
+    // 64 columns are divisible by 32 but not by 256; 96 columns are not divisible by 64.
     let recipe = temp.path().join("r.toml");
     let text = "weights = \"q8_0\"\n[[layers]]\nmodules = [\"*.down_proj\"]\nweights = \"nvfp4\"\n";
     fs::write(&recipe, text).unwrap();

@@ -1,4 +1,4 @@
-//! A run that ends early, by interruption, fault or kill, is gone on with to the bytes of one that was never disturbed.
+//! A run that ends early, by interruption, error or kill, resumes to the same bytes as an undisturbed run.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 const RECIPE: &str = "rtn-nvfp4";
 
-/// 7 copied tensors (embedding, head, norms) and 14 layers.
+/// Number of units: 7 copied tensors (embedding, head, norms) and 14 layers.
 const UNITS: usize = 21;
 
 fn options() -> Options {
@@ -25,7 +25,7 @@ fn options() -> Options {
     Options { threads: 1, max_shard_bytes: 30_000, ..Options::default() }
 }
 
-/// Runs until `steps` steps are done, or to the end.
+/// Runs for `steps` steps, or to the end.
 fn quantize(
     source: &Path,
     recipe: &str,
@@ -52,7 +52,7 @@ fn whole(source: &Path, out: &Path) -> Result<Outcome, QuantError> {
     quantize(source, RECIPE, out, Start::Resume, usize::MAX)
 }
 
-/// The staging folder that is left beside `out`.
+/// Returns the work folder beside `out`.
 fn left_beside(out: &Path) -> Option<std::path::PathBuf> {
     let parent = out.parent().unwrap();
     let partial = |name: &String| {
@@ -83,15 +83,15 @@ fn a_run_interrupted_after_every_step_ends_in_the_same_bytes() {
             }
         }
     }
-    // After the last unit the two files of the source are hashed, each in one step.
+    // After the last unit, the two files of the source are hashed in one step each.
     assert_eq!(interruptions, UNITS + 2);
     assert_eq!(files(&out), files(&expected));
     assert_eq!(left_beside(&out), None);
 }
 
-/// Layers of a method that calibrates see the states behind those that are done, which are then read from the output.
+/// Methods that calibrate need the states after finished layers, which are then read from the output.
 #[test]
-fn calibrated_layers_are_gone_on_with_to_the_same_bytes() {
+fn calibrated_layers_resume_to_the_same_bytes() {
     let temp = TempDir::new().unwrap();
     let source = model(temp.path(), Dtype::BF16, 6);
     let opened = ModelFiles::open(&source).unwrap();
@@ -126,7 +126,7 @@ fn calibrated_layers_are_gone_on_with_to_the_same_bytes() {
         let (expected, out) = (temp.path().join("expected"), temp.path().join("out"));
         attempt(&expected, usize::MAX).unwrap();
         let (mut interruptions, mut taken_over) = (0, 0);
-        // Steps are tensors, layers, and every window of calibration between them.
+        // Steps are tensors, layers, and the calibration windows in between.
         for steps in (3..).step_by(4) {
             match attempt(&out, steps) {
                 Ok(outcome) => {
@@ -145,7 +145,7 @@ fn calibrated_layers_are_gone_on_with_to_the_same_bytes() {
 }
 
 #[test]
-fn only_the_same_work_is_gone_on_with() {
+fn only_the_same_plan_resumes() {
     let temp = TempDir::new().unwrap();
     let source = model(temp.path(), Dtype::BF16, 2);
     let begun = |name: &str| {
@@ -162,7 +162,7 @@ fn only_the_same_work_is_gone_on_with() {
     let other = quantize(&source, "rtn-nf4", &out, Start::Resume, usize::MAX).unwrap();
     assert_eq!(other.resumed, 0);
     assert!(left_beside(&out).is_some(), "the work of another plan is left");
-    // The same bytes written once more are another source: nothing says that they are the same but their times.
+    // The same bytes written again are another source, because only the files' times show whether they changed.
     let out = begun("source-written-again");
     let weights = source.join("model.safetensors");
     fs::write(&weights, fs::read(&weights).unwrap()).unwrap();
@@ -170,13 +170,13 @@ fn only_the_same_work_is_gone_on_with() {
 }
 
 #[test]
-fn what_was_damaged_is_done_again() {
+fn damaged_units_are_repeated() {
     let temp = TempDir::new().unwrap();
     let source = model(temp.path(), Dtype::BF16, 3);
     let expected = temp.path().join("expected");
     whole(&source, &expected).unwrap();
     type Damage<'a> = &'a dyn Fn(&Path);
-    // The first of the weight files, in the folder of what is to be published.
+    // First weight file in the staged output.
     let weights = |dir: &Path| dir.join("new").join(&names_in(&dir.join("new"))[0]);
     let damages: [(&str, Damage<'_>); 6] = [
         ("a byte of a tensor", &|dir| {
@@ -218,7 +218,7 @@ fn what_was_damaged_is_done_again() {
 }
 
 #[test]
-fn an_error_of_the_source_leaves_nothing() {
+fn an_error_in_the_source_leaves_nothing() {
     let temp = TempDir::new().unwrap();
     let source = model(temp.path(), Dtype::F32, 4);
     let weights = source.join("model.safetensors");
@@ -236,7 +236,8 @@ fn an_error_of_the_source_leaves_nothing() {
     assert!(left_beside(&out).is_none() && !out.exists());
 }
 
-/// Steps a fault over every file operation; after each, the old output is whole, and the next run gives the same bytes.
+/// Injects a fault into every file operation in turn. After each, the old output is complete, and the next run gives
+/// the same bytes.
 fn step_over(operation: Operation, errno: Errno, from: impl Fn(u64) -> Failing, stride: u64) {
     let temp = TempDir::new().unwrap();
     let source = model(temp.path(), Dtype::BF16, 5);
@@ -286,7 +287,7 @@ fn step_over(operation: Operation, errno: Errno, from: impl Fn(u64) -> Failing, 
         }
         let strays = || names_in(temp.path()).iter().any(|name| name.contains(".mantissa-"));
         if strays() {
-            // The clean-up after the end failed: the next run makes up for it.
+            // Cleaning up failed after the end; the next run does it.
             whole(&source, &out).unwrap();
             assert_eq!(files(&out), expected, "run again after {operation:?} {n}");
         }

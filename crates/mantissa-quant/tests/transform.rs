@@ -1,5 +1,5 @@
-//! Transforms and the methods that search without text, through the pipeline: what is written verifies against its source, whatever the
-//! threads and interruptions, and what cannot be had is refused before any work.
+//! Transforms and search methods without a text, through the pipeline: outputs verify against their source for any
+//! number of threads and interruptions, and impossible requests are refused before any work.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -21,7 +21,7 @@ fn options(threads: usize, container: Option<Container>) -> Options {
     Options { threads, container, calibration: Some(calibration()), ..Options::default() }
 }
 
-/// Runs until `steps` steps are done, or to the end.
+/// Runs for `steps` steps, or to the end.
 fn quantize(
     model: &Path,
     recipe: &str,
@@ -44,7 +44,7 @@ fn quantize(
     )
 }
 
-/// A recipe file in `dir`.
+/// Writes a recipe file in `dir`.
 fn file(dir: &Path, text: &str) -> String {
     let path = dir.join("recipe.toml");
     fs::write(&path, text).unwrap();
@@ -52,7 +52,7 @@ fn file(dir: &Path, text: &str) -> String {
 }
 
 #[test]
-fn every_transform_verifies_against_its_source_at_any_number_of_threads() {
+fn every_transform_verifies_for_any_number_of_threads() {
     let temp = TempDir::new().unwrap();
     let searched = "transform = \"smooth\"\nweights = \"int4-channel\"\nactivations = \"int8-token\"\nformat = \"native\"\n[smooth]\nalpha = \"search\"";
     let kept = "transform = \"awq\"\nweights = \"int4-g32\"\nkeep = [\"*.0.self_attn.v_proj\", \"*.1.mlp.gate_proj\"]";
@@ -112,7 +112,7 @@ fn every_transform_verifies_against_its_source_at_any_number_of_threads() {
 }
 
 #[test]
-fn an_interrupted_transform_is_gone_on_with_to_the_same_bytes() {
+fn an_interrupted_transform_resumes_to_the_same_bytes() {
     let temp = TempDir::new().unwrap();
     let source = model(temp.path(), Dtype::F32, 5);
     let text = "transform = \"spin\"\nweights = \"int4-channel\"\nactivations = \"int4-token\"\n[spin]\niterations = 5";
@@ -140,12 +140,12 @@ fn an_interrupted_transform_is_gone_on_with_to_the_same_bytes() {
 }
 
 #[test]
-fn another_record_is_found_out() {
+fn a_changed_record_is_detected() {
     let temp = TempDir::new().unwrap();
     let source = model(temp.path(), Dtype::F32, 6);
     let out = temp.path().join("out");
     quantize(&source, "awq-int4-g32-asym", &out, options(1, None), usize::MAX).unwrap();
-    // Without what the hashes say of it.
+    // Without the manifest's hashes.
     fs::remove_file(out.join("mantissa-manifest.json")).unwrap();
     let text = fs::read_to_string(out.join(RECORD)).unwrap();
     let at = text.find("input_layernorm\": \"").unwrap() + "input_layernorm\": \"".len();
@@ -159,7 +159,7 @@ fn another_record_is_found_out() {
 }
 
 #[test]
-fn what_a_transform_or_a_search_cannot_do_is_refused_before_any_work() {
+fn unsupported_transforms_and_searches_are_refused_before_any_work() {
     let temp = TempDir::new().unwrap();
     let source = model(temp.path(), Dtype::F32, 7);
     let out = temp.path().join("out");
@@ -171,7 +171,7 @@ fn what_a_transform_or_a_search_cannot_do_is_refused_before_any_work() {
         ("rotate-autoround-int4-g32", None, "AutoRound does not rotate"),
         ("hqq-nf4", None, "integers with an offset"),
         ("hqq-int4-t4x4", None, "in groups of a row or of a column"),
-        // Of groups with a short last one, which only the native container holds.
+        // Groups with a short last one, which only the native format holds.
         ("hqq-int4-g64", Some(mlx::CONTAINER), "cannot be stored in mlx"),
         ("rtn-mse-nf4", None, "a scale per group"),
         ("rtn-mse-int4-g32", Some(exl2::CONTAINER), "exl2"),
@@ -189,7 +189,7 @@ fn what_a_transform_or_a_search_cannot_do_is_refused_before_any_work() {
 }
 
 #[test]
-fn observers_of_static_inputs_take_no_more_than_the_greatest() {
+fn observers_stay_within_the_amax() {
     let temp = TempDir::new().unwrap();
     let source = model(temp.path(), Dtype::F32, 8);
     let scales = |observer: &str, transform: &str| -> Vec<f32> {
@@ -213,7 +213,7 @@ fn observers_of_static_inputs_take_no_more_than_the_greatest() {
         let found = scales(observer, "");
         assert!(found.iter().zip(&greatest).all(|(a, b)| *a > 0.0 && a <= b), "{observer}: {found:?}");
     }
-    // The scale is of the input as it is scaled.
+    // The scale is that of the scaled input.
     assert_ne!(scales("max", "transform = \"smooth\"\n")[0], greatest[0]);
     let dynamic =
         file(temp.path(), "weights = \"int8-channel\"\nactivations = \"int8-token\"\nobserver = \"mse\"");

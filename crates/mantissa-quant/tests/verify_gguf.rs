@@ -1,4 +1,4 @@
-//! Verification of GGUF files: every type that is written holds, and whatever is changed in a file is found.
+//! Verification of GGUF files: every written type verifies, and any change in a file is detected.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -33,14 +33,14 @@ fn quantize(model: &Path, recipe: &str, out: &Path) {
     try_quantize(model, recipe, out).unwrap();
 }
 
-/// Verifies at one and at three threads, which must agree.
+/// Verifies with one and with three threads, which must agree.
 fn checked(path: &Path, reference: Option<&Path>) -> Verification {
     let found = verify(path, reference, 1).unwrap();
     assert_eq!(found, verify(path, reference, 3).unwrap());
     found
 }
 
-/// Writes the file anew, and a manifest that agrees with it.
+/// Rewrites the file and updates its manifest.
 fn rewrite(path: &Path, bytes: &[u8]) {
     fs::write(path, bytes).unwrap();
     let beside = manifest_path(path);
@@ -49,7 +49,7 @@ fn rewrite(path: &Path, bytes: &[u8]) {
     fs::write(beside, manifest.to_json()).unwrap();
 }
 
-/// Where the bytes of a tensor lie in the file.
+/// Returns the offset of a tensor's bytes in the file.
 fn place(path: &Path, tensor: &str) -> usize {
     usize::try_from(Gguf::open(path).unwrap().get(tensor).unwrap().offset).unwrap()
 }
@@ -61,7 +61,7 @@ fn written(temp: &TempDir, recipe: &str) -> (PathBuf, PathBuf) {
 }
 
 #[test]
-fn every_type_that_is_written_verifies() {
+fn every_written_type_verifies() {
     let temp = TempDir::new().unwrap();
     let all = [
         "f32",
@@ -84,7 +84,7 @@ fn every_type_that_is_written_verifies() {
         "nvfp4:torchao",
         "nvfp4:4over6",
     ];
-    // Blocks of 256 divide the first; in the others what does not fit is f16.
+    // Blocks of 256 divide the rows of the first model; in the others, rows that do not fit are f16.
     for (dtype, sizes, schemes) in [
         (Dtype::BF16, [256, 256], &all[..]),
         (Dtype::F32, [64, 96], &all[..8]),
@@ -101,7 +101,7 @@ fn every_type_that_is_written_verifies() {
             assert_eq!(found.max_logit_difference, Some(0.0), "{scheme}");
             let worst = found.max_error_in_bounds.unwrap();
             assert!(worst <= 1.0 && (*scheme != "f32" || worst == 0.0), "{dtype} {scheme}: {worst}");
-            // Their blocks divide every row here.
+            // Blocks divide every row here.
             assert!(!scheme.starts_with("q") || worst > 0.2, "{dtype} {scheme}: {worst}");
         }
     }
@@ -131,7 +131,7 @@ fn every_architecture_verifies() {
 }
 
 #[test]
-fn any_byte_changed_is_found_by_the_hash() {
+fn any_changed_byte_is_detected_by_the_hash() {
     let temp = TempDir::new().unwrap();
     let (model, out) = written(&temp, "rtn-q8_0");
     let whole = fs::read(&out).unwrap();
@@ -145,9 +145,9 @@ fn any_byte_changed_is_found_by_the_hash() {
     }
 }
 
-/// Without a hash to tell: the infos of the tensors, and the padding, say nothing that cannot be checked.
+/// Without hashes every bit of tensor infos and padding can still be checked.
 #[test]
-fn any_bit_of_the_tensor_infos_changed_is_found() {
+fn any_changed_bit_of_tensor_infos_is_detected() {
     let temp = TempDir::new().unwrap();
     let (model, out) = written(&temp, "rtn-q8_0");
     let whole = fs::read(&out).unwrap();
@@ -159,7 +159,7 @@ fn any_bit_of_the_tensor_infos_changed_is_found() {
             let mut bytes = whole.clone();
             bytes[at] ^= 1 << bit;
             rewrite(&out, &bytes);
-            // Unreadable, or readable and at fault.
+            // The file is unreadable, or readable with a fault.
             if let Ok(found) = verify(&out, Some(&model), 1) {
                 assert!(!found.ok, "byte {at}, bit {bit}: {found:?}");
             }
@@ -172,7 +172,7 @@ fn any_bit_of_the_tensor_infos_changed_is_found() {
 }
 
 #[test]
-fn no_change_of_the_keys_makes_it_panic() {
+fn no_changed_key_makes_it_panic() {
     let temp = TempDir::new().unwrap();
     let (_, out) = written(&temp, "rtn-q8_0");
     let whole = fs::read(&out).unwrap();
@@ -188,7 +188,7 @@ fn no_change_of_the_keys_makes_it_panic() {
 }
 
 #[test]
-fn weights_that_are_not_the_sources_are_found_where_the_hash_agrees() {
+fn weights_that_differ_from_the_source_are_detected_with_valid_hashes() {
     let temp = TempDir::new().unwrap();
     let (model, out) = written(&temp, "rtn-q8_0");
     let whole = fs::read(&out).unwrap();
@@ -200,7 +200,7 @@ fn weights_that_are_not_the_sources_are_found_where_the_hash_agrees() {
         assert!(!found.ok && found.faults.iter().any(|fault| fault.contains(says)), "{found:?}");
     };
     let q = place(&out, "blk.0.attn_q.weight");
-    // The exponent of a block's scale, a code, and two rows in Hugging Face order (rows of two blocks of 34 bytes).
+    // The exponent of a block's scale, a code, and two rows in Hugging Face order (two blocks of 34 bytes per row).
     tampered(&|bytes| bytes[q + 1] ^= 4, "layers.0.self_attn.q_proj.weight: element [0, ");
     tampered(&|bytes| bytes[q + 34 + 2] ^= 0x40, "q_proj.weight: element [0, 32]");
     tampered(&|bytes| (0..68).for_each(|i| bytes.swap(q + 68 + i, q + 136 + i)), "q_proj.weight: element [");
@@ -209,7 +209,7 @@ fn weights_that_are_not_the_sources_are_found_where_the_hash_agrees() {
 }
 
 #[test]
-fn another_source_is_found() {
+fn another_source_is_detected() {
     let temp = TempDir::new().unwrap();
     let (model, out) = written(&temp, "rtn-q8_0");
     let config = fs::read_to_string(model.join("config.json")).unwrap();
@@ -246,9 +246,9 @@ fn a_renamed_file_keeps_its_manifest() {
     assert!(found.ok && found.files == 2 && found.notes.is_empty(), "{found:?}");
 }
 
-/// Every write in turn fails, alone and with all after it.
+/// Every write fails in turn, alone and with all later ones.
 #[test]
-fn a_failed_write_leaves_the_old_file_or_the_new_and_no_manifest_of_another() {
+fn a_failed_write_leaves_the_old_or_the_new_file_without_a_wrong_manifest() {
     let temp = TempDir::new().unwrap();
     let model = model(temp.path(), Dtype::BF16, 5);
     let dir = temp.path().join("outputs");
@@ -269,7 +269,7 @@ fn a_failed_write_leaves_the_old_file_or_the_new_and_no_manifest_of_another() {
             assert_eq!(error.class(), ErrorClass::Environment, "{error}");
             let found = read();
             let whole = found == old || found == new;
-            // Once the file is in place, what fails after it can only cost what lies beside it.
+            // Once the file is in place, later failures can only lose the files beside it.
             let of = if found.0 == new.0 { &new } else { &old };
             let missing = found.1[1].is_none() && (found.1[0].is_none() || found.1[0] == of.1[0]);
             let bare = missing && (found.0 == new.0 || (found.0 == old.0 && writes > 3));
@@ -289,7 +289,7 @@ fn a_failed_write_leaves_the_old_file_or_the_new_and_no_manifest_of_another() {
 }
 
 #[test]
-fn values_that_a_type_does_not_reach_are_refused_by_name() {
+fn values_beyond_a_type_are_refused_by_name() {
     let temp = TempDir::new().unwrap();
     let (model, out) = (model(temp.path(), Dtype::BF16, 5), temp.path().join("m.gguf"));
     let path = model.join("model.safetensors");
@@ -298,7 +298,7 @@ fn values_that_a_type_does_not_reach_are_refused_by_name() {
     let name = "model.layers.1.mlp.up_proj.weight";
     let (_, meta) = files.checkpoint().locate(name).unwrap();
     let at = meta.offset as usize + 2 * 100;
-    // 2^24 in bf16: past 127 · 65504, which is just below 2^23.
+    // 2^24 in bf16 exceeds 127 · 65504, which is just below 2^23.
     bytes[at..at + 2].copy_from_slice(&[0x80, 0x4b]);
     fs::write(&path, bytes).unwrap();
     for (recipe, says) in

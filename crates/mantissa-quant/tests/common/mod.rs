@@ -1,5 +1,5 @@
-//! Small random models, and what a folder holds.
-#![allow(dead_code)] // each test program uses a part
+//! Small random models and the contents of folders.
+#![allow(dead_code)] // each test program uses only some of these
 
 use std::path::{Path, PathBuf};
 
@@ -9,12 +9,12 @@ use mantissa_num::{Rounding, minifloat};
 use mantissa_quant::calibrate::CalibrationSet;
 use mantissa_store::{Dtype, SafetensorsWriter, TensorSpec};
 
-/// Writes a Llama of two layers (hidden 64, ffn 96: whole groups of 32, no group of 64) with random weights.
+/// Writes a Llama of two layers with random weights (hidden 64, FFN 96: multiples of 32, but 96 is not one of 64).
 pub fn model(dir: &Path, dtype: Dtype, seed: u64) -> PathBuf {
     sized_model(dir, dtype, seed, [64, 96])
 }
 
-/// The same with another width of states and MLP.
+/// Writes the same with other widths of states and MLP.
 pub fn sized_model(dir: &Path, dtype: Dtype, seed: u64, [hidden, ffn]: [usize; 2]) -> PathBuf {
     let path = dir.join(format!("{dtype}-{seed}-{hidden}"));
     std::fs::create_dir(&path).unwrap();
@@ -57,7 +57,7 @@ fn encode(dtype: Dtype, x: f32) -> Vec<u8> {
     }
 }
 
-/// Names of the entries of a folder, sorted.
+/// Returns the names in a folder, sorted.
 pub fn names_in(dir: &Path) -> Vec<String> {
     let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
     let mut names: Vec<_> = std::fs::read_dir(dir).unwrap().map(name).collect();
@@ -65,7 +65,7 @@ pub fn names_in(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Names and contents of the files of a folder, sorted.
+/// Returns names and contents of the files in a folder, sorted.
 pub fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
     let mut all: Vec<_> = std::fs::read_dir(dir)
         .unwrap()
@@ -76,7 +76,7 @@ pub fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// Windows of several lengths; tokens repeat, as in a text.
+/// Returns windows of several lengths; tokens repeat, as in a text.
 pub fn calibration() -> CalibrationSet {
     let token = |i: usize| ((i * i + 3 * i) % 96) as u32;
     let window = |(w, &len): (usize, &usize)| (0..len).map(|i| token(31 * w + i)).collect();
