@@ -219,7 +219,7 @@ fn window(file: &str, name: &str, index: usize, value: &Value) -> Result<Sequenc
     let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
     let tokens: Option<Vec<u32>> = ids.iter().map(id).collect();
     let tokens = tokens
-        .ok_or_else(|| field(file, &at(), "a value that is no token id", "ids from 0 to 4294967295"))?;
+        .ok_or_else(|| field(file, &at(), "a value that is not a token id", "ids from 0 to 4294967295"))?;
     Ok(Sequence { tokens, from: 1 })
 }
 

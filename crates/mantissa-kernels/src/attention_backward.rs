@@ -73,7 +73,7 @@ impl Kernels {
             grads.q.len() == saved.q.len()
                 && grads.k.len() == saved.k.len()
                 && grads.v.len() == saved.v.len(),
-            "attention_causal_backward: gradients have not the shapes of q, k and v"
+            "attention_causal_backward: gradients do not have the shapes of q, k and v"
         );
         let needed = shape.backward_scratch_len(t);
         assert!(

@@ -70,7 +70,7 @@ impl Kernels {
 
 fn check(kernel: &str, (m, n): (usize, usize), (k_a, k_b): (usize, usize), c: &MatMut<'_>) {
     assert_eq!(k_a, k_b, "{kernel}: the inner dimensions of A and B differ");
-    assert_eq!((m, n), (c.rows(), c.cols()), "{kernel}: C has not the shape of the product");
+    assert_eq!((m, n), (c.rows(), c.cols()), "{kernel}: C does not have the shape of the product");
 }
 
 #[cfg(test)]

@@ -400,7 +400,7 @@ fn inner_dimensions_are_checked() {
 }
 
 #[test]
-#[should_panic(expected = "gemm_f16: C has not the shape")]
+#[should_panic(expected = "gemm_f16: C does not have the shape")]
 fn the_shape_of_the_result_is_checked() {
     let (a, mut c) = ([0; 8], [0.0; 4]);
     let kernels = mantissa_kernels::kernels();

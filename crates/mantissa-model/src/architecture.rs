@@ -28,7 +28,7 @@ pub struct Architecture {
     pub(crate) fixed_flags: &'static [(&'static str, bool)],
     /// Names of its tensors.
     pub(crate) names: Names,
-    /// True if the head is the embedding where `tie_word_embeddings` is absent.
+    /// True if the head is the embedding if `tie_word_embeddings` is absent.
     pub(crate) tied: bool,
     /// Kind of norm.
     pub(crate) norm: NormForm,
@@ -42,13 +42,13 @@ pub struct Architecture {
     pub(crate) head_norms: HeadNorms,
     /// True if the inputs of the output and down projections are normed.
     pub(crate) sub_norms: bool,
-    /// Activation where `hidden_act` is absent.
+    /// Activation if `hidden_act` is absent.
     pub(crate) activation: Activation,
     /// True if configs say `gelu` and mean the tanh approximation.
     pub(crate) gelu_is_tanh: bool,
     /// Width of a head.
     pub(crate) head_dim: HeadDim,
-    /// Multiple of `hidden_size` that `intermediate_size` is where it is absent; `None` if it is required.
+    /// Multiple of `hidden_size` that `intermediate_size` is if it is absent; `None` if it is required.
     pub(crate) default_ffn: Option<usize>,
     /// Storage of q, k and v.
     pub(crate) qkv: QkvForm,
@@ -62,7 +62,7 @@ pub struct Architecture {
     pub(crate) conv1d: bool,
     /// Layers with a sliding window.
     pub(crate) windows: Windows,
-    /// Window where `sliding_window` is absent; null means no window.
+    /// Window if `sliding_window` is absent; null means no window.
     pub(crate) default_window: Option<usize>,
     /// Rotary position embedding.
     pub(crate) rope: RopeRules,

@@ -2,7 +2,7 @@
 //! Ainslie et al. 2023, "GQA"), RoPE, QK norms (Qwen3) and a norm before the output projection (BitNet). Latent
 //! attention is in [`crate::latent`].
 //!
-//! The flow reads `normed` `[rows, hidden]` and adds its result to `residual` `[rows, hidden]`.
+//! The layer reads `normed` `[rows, hidden]` and adds its result to `residual` `[rows, hidden]`.
 
 use mantissa_kernels::{ScoreRules, for_each, kernels};
 

@@ -104,7 +104,7 @@ impl Sizes {
         self.rows.min(MLP_TOKENS)
     }
 
-    /// Lengths of the fields of [`Buffers`], in their order; `None` where one overflows.
+    /// Lengths of the fields of [`Buffers`], in their order; `None` if one overflows.
     fn lengths(&self) -> Option<[usize; 21]> {
         let by_rows = |width: usize| self.rows.checked_mul(width);
         let inner = self.mlp_rows().checked_mul(self.intermediate)?;
@@ -139,12 +139,11 @@ impl Sizes {
 }
 
 impl Buffers {
-    /// Allocates for passes of up to `max_tokens` tokens in sequences (cached ones included) of up to
-    /// `max_len`.
+    /// Allocates for passes of up to `max_tokens` tokens in sequences (including cached tokens) of up to `max_len`.
     ///
     /// # Errors
-    /// [`LoadError::Context`] where `max_len` exceeds the model's context, [`LoadError::Memory`] where there
-    /// is not enough memory.
+    /// [`LoadError::Context`] if `max_len` exceeds the model's context, [`LoadError::Memory`] if there is not enough
+    /// memory.
     pub fn plan(config: &ModelConfig, max_tokens: usize, max_len: usize) -> Result<Self, LoadError> {
         check_context(config, max_len)?;
         let memory =
@@ -193,7 +192,7 @@ impl Buffers {
         })
     }
 
-    /// Bytes that [`plan`](Self::plan) allocates; `u64::MAX` where the number overflows.
+    /// Bytes that [`plan`](Self::plan) allocates; `u64::MAX` on overflow.
     pub fn bytes_needed(config: &ModelConfig, max_tokens: usize, max_len: usize) -> u64 {
         let lengths = Sizes::new(config, max_tokens, max_len).lengths();
         let sizes = Sizes::new(config, max_tokens, max_len);
@@ -240,7 +239,7 @@ impl Buffers {
         }
     }
 
-    /// Splits the buffers into what a layer's flow writes, the quantized copy of an input, and the panel of a weight.
+    /// Splits the buffers into the outputs of a layer, the quantized copy of an input, and the panel of a weight.
     /// `local` selects the tables of layers with their own rotary parameters.
     pub(crate) fn activations(&mut self, local: bool) -> (Activations<'_>, &mut [f32], &mut [f32]) {
         let activations = Activations {

@@ -50,8 +50,7 @@ impl KvCache {
     /// Allocates for `capacity` tokens in f32.
     ///
     /// # Errors
-    /// [`LoadError::Context`] where the model's context is shorter, [`LoadError::Memory`] where there is not
-    /// enough memory.
+    /// [`LoadError::Context`] if the model's context is shorter, [`LoadError::Memory`] if there is not enough memory.
     pub fn plan(config: &ModelConfig, capacity: usize) -> Result<Self, LoadError> {
         Self::with_layers(config, capacity, config.num_hidden_layers, |_| None)
     }
@@ -79,7 +78,7 @@ impl KvCache {
         Ok(KvCache { layers, scratch, latent, len: 0, capacity, width })
     }
 
-    /// Bytes that [`plan`](Self::plan) allocates; `u64::MAX` where the number overflows.
+    /// Bytes that [`plan`](Self::plan) allocates; `u64::MAX` on overflow.
     pub fn bytes_needed(config: &ModelConfig, capacity: usize) -> u64 {
         let layers = layer_bytes(config, capacity, None).saturating_mul(config.num_hidden_layers as u64);
         layers.saturating_add(latent_scratch(config, capacity))

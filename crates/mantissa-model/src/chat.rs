@@ -1,13 +1,14 @@
-//! Chat templates: a conversation rendered to the text format that a model was trained on, by the Jinja template in
+//! Chat templates: renders a conversation to the text format that a model was trained on, by the Jinja template in
 //! its files.
 //!
 //! A template is an untrusted program. It sees the conversation, the names of the special tokens and a few pure
-//! functions; there is no loader, so `include` and `import` find nothing, and no host object to reach from. [`render`]
-//! bounds the steps it may take, the bytes it may print, and, by limits on its source, the depth of everything that
-//! recurses. What it cannot bound is the size of a string that a template builds and does not print: the engine counts
-//! instructions, and thirty of them can double a string to a gigabyte. So a program that renders the template of an
-//! untrusted file must do so in a separate process with a limited address space, as the `mantissa` binary does. The
-//! stack may overflow there as well, on a value that is nested with every step.
+//! functions. There is no loader, so `include` and `import` find nothing, and no host object to reach from.
+//! [`render`] limits its steps, its output bytes and, by limits on its source, the depth of all recursion.
+//!
+//! The size of a string that a template builds and does not print is not limited: the engine counts instructions, and
+//! thirty of them can double a string to a gigabyte. So render templates of untrusted files in a separate process
+//! with a limited address space, as the `mantissa` binary does. The stack may overflow there as well, on a value that
+//! is nested with every step.
 
 mod functions;
 mod source;
@@ -35,8 +36,8 @@ pub const MAX_STEPS: u64 = 200_000;
 /// Longest text that a template may print, in bytes.
 pub const MAX_OUTPUT: usize = 8 << 20;
 
-/// Stack of the thread that renders. Parsing takes little of it, because the source is limited; but values are
-/// printed, compared and dropped by recursion, and a template can spend all its steps on nesting one.
+/// Stack of the rendering thread. Parsing takes little of it, because the source is limited. But values are printed,
+/// compared and dropped by recursion, and a template can spend all its steps on nesting one.
 pub const STACK: usize = 64 << 20;
 
 /// Error of rendering a conversation. The template or the conversation is at fault in every case.
@@ -129,7 +130,7 @@ fn render_here(template: &str, context: &Value) -> Result<String, ChatError> {
     let compiled = engine.template_from_named_str("chat_template", template).map_err(|e| error_of(&e))?;
     let context = minijinja::Value::from(Serde(context));
     compiled.render_captured_to(context, &mut out).map_err(|e| error_of(&e))?;
-    String::from_utf8(out.bytes).map_err(|_| failure("output that is no UTF-8"))
+    String::from_utf8(out.bytes).map_err(|_| failure("output that is not UTF-8"))
 }
 
 /// Writer that accepts up to [`MAX_OUTPUT`] bytes.

@@ -1,4 +1,4 @@
-//! A model's `config.json`, checked: a [`ModelConfig`] can be built and allocated for.
+//! A model's checked `config.json`: a [`ModelConfig`] can be built and allocated for.
 //!
 //! Field names and defaults are those of transformers 5.23. Fields that do not change the computation are ignored.
 

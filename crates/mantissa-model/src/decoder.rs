@@ -80,12 +80,13 @@ impl Decoder {
         &self.layers
     }
 
-    /// Stores keys and values of every layer as `policy` says, instead of as the checkpoint asks. A pass over whole
-    /// sequences sees every key and value except the sinks by its stored value;
-    /// [`forward_cached`](Self::forward_cached) stores tokens as they leave the window.
+    /// Stores keys and values of every layer by `policy` instead of the checkpoint's scheme. A pass over whole
+    /// sequences uses the stored values of all keys and values except the sinks;
+    /// [`forward_cached`](Self::forward_cached) stores tokens when they leave the window.
     ///
     /// # Errors
-    /// [`LoadError::KvScheme`] if the model's heads cannot be stored that way, or the policy needs a calibration text.
+    /// [`LoadError::KvScheme`] if the model's heads cannot be stored that way, or the policy needs a calibration
+    /// text.
     pub fn set_kv(&mut self, policy: &KvPolicy) -> Result<(), LoadError> {
         if policy.is_calibrated() {
             let allowed = "a calibration text for its levels (--calibration, --calibration-tokens)";
@@ -97,8 +98,8 @@ impl Decoder {
         Ok(())
     }
 
-    /// Stores keys and values as `policy` says, with levels found on calibration `windows` of tokens; the model runs
-    /// over them with keys and values in f32. Other policies are set as by [`set_kv`](Self::set_kv).
+    /// Stores keys and values by `policy`, with levels calibrated on `windows` of tokens, over which the model runs
+    /// with keys and values in f32. For other policies, same as [`set_kv`](Self::set_kv).
     ///
     /// # Errors
     /// [`KvCalibrationError`].
@@ -121,7 +122,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Rounds the operands of every layer's attention as `operands` says.
+    /// Rounds the attention operands of every layer to `operands`.
     ///
     /// # Errors
     /// [`LoadError::AttentionOperands`] if the model's heads cannot be rounded that way.
@@ -131,8 +132,8 @@ impl Decoder {
         Ok(())
     }
 
-    /// Accumulates the products of linear layers with 8-bit float weights and inputs as `accumulator` does, and
-    /// returns the number of such layers. Their weights then take four more bytes per element.
+    /// Simulates `accumulator` in linear layers with 8-bit float weights and inputs, and returns the number of such
+    /// layers. Their weights then take four more bytes per element.
     pub fn set_accumulator(&mut self, accumulator: Accumulator) -> usize {
         let linears = self.layers.iter_mut().flat_map(Layer::linears_mut).chain(&mut self.head);
         linears.map(|linear| linear.set_accumulator(accumulator)).filter(|set| *set).count()
@@ -171,11 +172,11 @@ impl Decoder {
         self.run(batch.tokens, &seqs, None, buffers)
     }
 
-    /// Continues the sequence in `cache` by `tokens` and appends them to it.
+    /// Continues the sequence in `cache` with `tokens` and appends them to it.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward), and [`ForwardError::Cache`]. The cache then holds its former tokens, of which
-    /// some may have left its window.
+    /// As [`forward`](Self::forward), and [`ForwardError::Cache`]. The cache then holds its previous tokens, some of
+    /// which may have left its window.
     pub fn forward_cached<'a>(
         &'a self,
         tokens: &[u32],
@@ -246,8 +247,8 @@ impl Hidden<'_> {
         self.states
     }
 
-    /// Computes the logits of the tokens `rows` into `out` (`[rows.len(), vocabulary]`). Calls for more than 64 rows
-    /// give a token the same bits however the tokens are split; smaller ones may differ in the last bits.
+    /// Computes the logits of the tokens `rows` into `out` (`[rows.len(), vocabulary]`). In calls with more than 64
+    /// rows a token has the same bits however the tokens are split; smaller calls may differ in the last bits.
     ///
     /// # Errors
     /// [`ForwardError::Input`].

@@ -1,11 +1,11 @@
 //! Computation of a decoder layer, written once for evaluation, calibration, generation and training: `x +=
 //! attention(norm(x))`, `x += mlp(norm(x))`, on `residual` `[rows, hidden]`. Architectures differ in the places of
-//! norms, in how projections are stored and in the structure of the MLP; the config states it, and no layer knows its
-//! model's name.
+//! norms, in the storage of projections and in the structure of the MLP. The config states these; no layer depends on
+//! its model's name.
 //!
-//! [`Operators`] provides what depends on how weights are held (norms and linear layers), [`Activations`] the buffers.
-//! Everything else (RoPE, attention, the gate, and the order of operations) is here, so that a model has the same bits
-//! wherever its pass runs.
+//! [`Operators`] provides everything that depends on how weights are stored (norms and linear layers),
+//! [`Activations`] the buffers. Everything else (RoPE, attention, the gate, and the order of operations) is here, so
+//! a model has the same bits in every kind of pass.
 
 pub(crate) mod operators;
 

@@ -1,9 +1,9 @@
-//! Generation: the prompt runs through the cache, then token by token, greedy or sampled.
+//! Generation: the prompt runs through the cache, then one token at a time, greedy or sampled.
 //!
-//! Sampling draws from the softmax of `logits / temperature`, cut to the `top_k` most probable tokens and then to the
-//! fewest that hold `top_p` of what is left (Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration").
-//! Draw `i` takes word `i` of the Philox stream of the seed, so that a run is the same on every machine and in any
-//! order of calls.
+//! Sampling draws from the softmax of `logits / temperature`, restricted to the `top_k` most probable tokens and then
+//! to the fewest that hold `top_p` of the rest (Holtzman et al. 2020, "The Curious Case of Neural Text
+//! Degeneration"). Draw `i` takes word `i` of the Philox stream of the seed, so a run is the same on every machine
+//! and in any order of calls.
 
 use std::ops::ControlFlow;
 

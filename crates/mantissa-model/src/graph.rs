@@ -1,5 +1,5 @@
-//! Parameters of a model as data: name, shape and role of each. Loading, inspecting, quantizing, verifying and writing
-//! a synthetic model all walk this list.
+//! Parameters of a model as data: name, shape and role of each. Loading, inspecting, quantizing, verifying and
+//! synthesizing a model all use this list.
 //!
 //! Names are those of Hugging Face checkpoints. Shapes are `[out, in]` for linear layers, `[rows, width]` for the
 //! embedding.
@@ -132,8 +132,8 @@ impl LinearInfo {
         }
     }
 
-    /// True if `source` holds the layer as one tensor `[out, in]`. Quantized layers are stored that way, whatever the
-    /// architecture's dense checkpoints do.
+    /// True if `source` holds the layer as one tensor `[out, in]`. Quantized layers are stored that way, even if the
+    /// architecture's dense checkpoints are not.
     pub fn is_by_rows(&self, source: &dyn WeightSource) -> bool {
         match &self.stored {
             StoredAs::Rows => true,

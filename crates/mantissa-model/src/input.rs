@@ -56,10 +56,10 @@ impl InputQuantizer {
             return refuse("a stored scale");
         }
         if quant.keep_above.is_some_and(|limit| limit.is_nan() || limit <= 0.0) {
-            return refuse("values kept from a magnitude greater than 0 on");
+            return refuse("an outlier threshold greater than 0");
         }
         if fixed && scheme.format.has_zero() {
-            return refuse("a symmetric scheme where the scale is stored");
+            return refuse("a symmetric scheme if the scale is stored");
         }
         if !fixed && scheme.format.scale().is_some() && !within_rows(scheme.format.blocks()) {
             return refuse("scales per token or per group of a token");

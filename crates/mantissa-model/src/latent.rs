@@ -1,11 +1,12 @@
-//! Multi-head latent attention (DeepSeek-V2, sec. 2.1.2 and 2.1.3): queries, keys and values are projected from narrow
-//! latents, here to ordinary heads, so that masks and kernels are those of any other model. Through a cache the
+//! Multi-head latent attention (DeepSeek-V2, sec. 2.1.2 and 2.1.3). Queries, keys and values are projected from
+//! narrow latents to ordinary heads, so masks and kernels are the same as in any other model. With a cache the
 //! latents are not expanded: their projection is applied to the queries and to the weighted latents (sec. 2.1.2,
 //! "absorbed"), and attention reads one vector per token, its latent and the rotated part of its keys.
 //!
-//! A head of queries and keys is laid out as its rotated part, then the other, then zeros up to the common width of
-//! heads; a head of values as its values, then zeros. Zeros change no score, nor does the order of elements as long as
-//! queries and keys agree. With the rotated part first and its pairs half of it apart, the ordinary rotation applies.
+//! A head of queries and keys consists of its rotated part, then the rest, then zeros up to the common width of
+//! heads; a head of values of its values, then zeros. Zeros change no score, nor does the order of elements as long
+//! as queries and keys agree. With the rotated part first and its pairs half of it apart, the ordinary rotation
+//! applies.
 
 use mantissa_kernels::kernels;
 

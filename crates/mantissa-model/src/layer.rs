@@ -22,9 +22,9 @@ use crate::operands::OperandRounding;
 use crate::products::Products;
 use crate::source::WeightSource;
 
-/// Callback for the inputs of linear layers: which input, and its values `[tokens, width]`, without padding and before
-/// run-time quantization. Tokens come in order; those of a long pass may come in several calls. An expert receives the
-/// tokens routed to it.
+/// Callback for the inputs of linear layers: the kind of input, and its values `[tokens, width]`, without padding and
+/// before run-time quantization. Tokens come in order; those of a long pass may come in several calls. An expert
+/// receives the tokens routed to it.
 pub type Observer<'a> = dyn FnMut(LinearInput, &[f32]) + 'a;
 
 /// Points at which states may pause in a layer, in order.
@@ -171,16 +171,16 @@ impl Layer {
         self.pass(config, lens, passage, states, observer, b).map(|_| ())
     }
 
-    /// Runs part of the layer, from where an earlier pass left the states to the end, or as far as an input depends
-    /// on. Returns the point that states and heads have reached; a pass that continues from there gives the same bits
-    /// as one from the beginning. If attention and MLP run in parallel, only a pass to the end advances.
+    /// Runs part of the layer, from the point of `states` to the input `to` or the end. Returns the point that states
+    /// and heads have reached; a pass that continues from there gives the same bits as one from the beginning. If
+    /// attention and MLP run in parallel, only a pass to the end advances.
     ///
     /// # Errors
     /// As [`run`](Self::run); [`ForwardError::Lengths`] if the numbers of heads and states differ. States and heads
     /// are unchanged then.
     ///
     /// # Panics
-    /// If the input is read before the point where the states are.
+    /// If the input is read before the point of the states.
     pub fn pass(
         &self,
         config: &ModelConfig,
@@ -367,7 +367,7 @@ fn load_linear(source: &dyn WeightSource, info: &LinearInfo) -> Result<Linear, L
     Linear::new(&info.module, linear_weight(source, info)?)
 }
 
-/// Reads a linear layer `[rows, cols]` with its bias, in whatever form `source` stores it.
+/// Reads a linear layer `[rows, cols]` with its bias, in any storage of `source`.
 ///
 /// # Errors
 /// As [`WeightSource`].

@@ -1,12 +1,12 @@
 //! One decoder for all supported decoder-only language models, built from their `config.json`.
 //!
-//! An [`Architecture`] is a row of features, [`ModelConfig`] the checked configuration, [`graph`] the list of
-//! parameters (name, shape and role), [`Linear`] a linear layer in any storage, and [`Decoder`] the model: a forward
-//! pass over packed sequences for evaluation and one through a [`KvCache`] for generation. Weights come through
-//! [`WeightSource`], so that a checkpoint in any format and a model in memory are read alike.
+//! An [`Architecture`] is a row of features, [`ModelConfig`] the checked configuration, and [`graph`] the list of
+//! parameters (name, shape and role). [`Linear`] is a linear layer in any storage. [`Decoder`] is the model: a
+//! forward pass over packed sequences for evaluation, and one through a [`KvCache`] for generation. Weights come
+//! through [`WeightSource`], so checkpoints in any format and models in memory are read alike.
 //!
 //! Activations are f32. Memory is planned: [`Buffers::plan`] and [`KvCache::plan`] allocate, forward passes do not.
-//! [`flow`] defines the computation of a layer once, for whoever holds the weights: a [`Layer`] here, an arena in
+//! [`flow`] defines the computation of a layer once, for all owners of weights: a [`Layer`] here, an arena in
 //! training. A decoder is `Sync`; callers run one [`Buffers`] per thread.
 #![forbid(unsafe_code)]
 

@@ -132,8 +132,8 @@ impl Linear {
         panel_rows(cols).min(rows).saturating_mul(cols)
     }
 
-    /// Accumulates products as `accumulator` does; true if weight and input are 8-bit floats, the only products that
-    /// are not always accumulated in f32.
+    /// Simulates `accumulator` in the layer's products. Returns true if weight and input are 8-bit floats; all other
+    /// products are accumulated in f32.
     pub(crate) fn set_accumulator(&mut self, accumulator: Accumulator) -> bool {
         let simulated = Simulated::new(self.input(), self.factored(), accumulator);
         let fits = simulated.is_some();
@@ -164,9 +164,8 @@ impl Linear {
         &self.transforms
     }
 
-    /// Brings inputs `x` `[t, cols]` to the form that `weight` `[rows, cols]`, written here, is multiplied by:
-    /// transformed and quantized if the input is quantized, else unchanged. Side tensors are folded into the weight;
-    /// parts that read the unquantized input still do.
+    /// Transforms inputs `x` `[t, cols]`, quantizes them if the input is quantized, and writes the matching `weight`
+    /// `[rows, cols]`. Side tensors are folded into the weight; those that read the unquantized input still do.
     ///
     /// # Errors
     /// [`ForwardError::Input`].
@@ -326,7 +325,7 @@ pub(crate) struct Job<'a> {
 }
 
 /// Runs linear layers that read the same input `x`. The input is transformed and quantized into `quantized` (at least
-/// `x.len()`) if they ask for it, once for consecutive layers that ask for the same.
+/// `x.len()`) if needed, once for consecutive layers with the same transform and quantizer.
 pub(crate) fn forward_fused<'a>(
     jobs: impl IntoIterator<Item = Job<'a>>,
     x: &[f32],
@@ -410,9 +409,9 @@ fn add_bias(bias: &[f32], out: &mut [f32]) {
     out.chunks_exact_mut(bias.len()).for_each(|row| kernels().axpy(1.0, bias, row));
 }
 
-/// Largest number of rows of a panel. A weight is cut into nearly equal panels, so that each of several has more than
-/// half of this: with 192 rows, packing `x` costs little compared to the product, and no panel takes the path of small
-/// products.
+/// Maximum number of rows of a panel. A weight is split into nearly equal panels, so each of several has more than
+/// half of this. With 192 rows, packing `x` costs little compared to the product, and no panel uses the path for
+/// small products.
 fn panel_rows(cols: usize) -> usize {
     (PANEL / cols.max(1)).clamp(384, 1024)
 }

@@ -1,7 +1,7 @@
-//! The gated MLP (Shazeer 2020, "GLU Variants Improve Transformer"): `down(act(gate(x)) · up(x))`, with
-//! BitNet's norm before the down projection; and the one without a gate, `down(act(up(x)))`.
+//! Gated MLP (Shazeer 2020, "GLU Variants Improve Transformer"): `down(act(gate(x)) · up(x))`, with BitNet's norm
+//! before the down projection; and the MLP without a gate, `down(act(up(x)))`.
 //!
-//! The flow reads `normed` `[rows, hidden]` and adds its result to `residual` `[rows, hidden]`, some rows at a time.
+//! It reads `normed` `[rows, hidden]` and adds its result to `residual` `[rows, hidden]`, some rows at a time.
 
 use std::ops::Range;
 

@@ -1,13 +1,13 @@
-//! Attention operands in few bits, rounded as kernels with 8-bit products do (SageAttention, Zhang et al. 2024, arXiv
-//! 2410.02367; FlashAttention-3, Shah et al. 2024, arXiv 2407.08608, sec. 3.3). Measures their cost, whatever the
-//! cache stores.
+//! Low-bit attention operands, rounded as in kernels with 8-bit products (SageAttention, Zhang et al. 2024, arXiv
+//! 2410.02367; FlashAttention-3, Shah et al. 2024, arXiv 2407.08608, sec. 3.3). Measures their quality loss,
+//! independent of the cache's scheme.
 //!
 //! Text: items separated by commas. `int8` and `fp8` set all operands; `q=SCHEME`, `k=SCHEME` and `v=SCHEME` set one
 //! each, with a row per token and head (`int8-head`, `fp8-e4m3-head`) or token; `p=int8`, `p=fp8-e4m3` … set the
-//! weights, in [0, 1] before normalization; 1 maps to the largest element. `rotate` multiplies queries and keys by a
-//! Hadamard matrix before rounding, which changes no score (FlashAttention-3's incoherent processing). `smooth`
-//! subtracts the mean of each channel of the keys over a sequence before rounding: all scores of a query change by one
-//! number, which the softmax cancels (SageAttention, sec. 4.2).
+//! weights, in [0, 1] before normalization, with 1 mapped to the largest element. `rotate` multiplies queries and
+//! keys by a Hadamard matrix before rounding, which changes no score (FlashAttention-3's incoherent processing).
+//! `smooth` subtracts the mean of each channel of the keys over a sequence before rounding. This shifts all scores of
+//! a query by one number, which the softmax cancels (SageAttention, sec. 4.2).
 
 use std::fmt;
 use std::str::FromStr;
@@ -103,7 +103,7 @@ impl AttentionOperands {
             return Err(refused("models whose cache holds heads, not latents"));
         }
         let hadamard =
-            || Hadamard::new(head).ok_or_else(|| refused("heads of a width with a Hadamard matrix"));
+            || Hadamard::new(head).ok_or_else(|| refused("heads with a width that has a Hadamard matrix"));
         let rotation = self.rotate.then(hadamard).transpose()?;
         let side = |scheme: &Option<Scheme>, width: usize, rotation: &Option<Hadamard>| {
             let Some(scheme) = scheme else { return Ok(None) };

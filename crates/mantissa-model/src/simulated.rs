@@ -25,9 +25,9 @@ impl Simulated {
         Some(Simulated { accumulator, weight: weight? })
     }
 
-    /// Computes `out = x Wᵀ`, or `out += x Wᵀ`; `x` `[t, cols]`, `out` `[t, rows]`. A chain of products ends where the
-    /// factor of either operand changes: its sum is multiplied by both factors, and the results of a row are added in
-    /// f32.
+    /// Computes `out = x Wᵀ`, or `out += x Wᵀ`; `x` `[t, cols]`, `out` `[t, rows]`. A chain of products ends where
+    /// the scale factor of either operand changes. Its sum is multiplied by both factors, and the results of a row
+    /// are added in f32.
     pub(crate) fn product(&self, x: &Factored, out: &mut [f32], accumulate: bool) {
         let rows = self.weight.elements.len() / self.weight.cols.max(1);
         for (t, out) in out.chunks_exact_mut(rows.max(1)).enumerate() {
@@ -84,8 +84,8 @@ mod tests {
         out
     }
 
-    /// Elements and factors are those of the f32 product: short chains of a promoting unit come close to it, long ones
-    /// lose accuracy.
+    /// Elements and factors equal those of the f32 product: short chains of a promoting unit are close to it, long
+    /// ones lose accuracy.
     #[test]
     fn a_simulated_product_is_near_the_one_in_f32_and_loses_bits() {
         let (rows, cols) = (5, 4096);

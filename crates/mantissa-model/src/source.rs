@@ -72,7 +72,7 @@ pub trait WeightSource {
     }
 }
 
-/// A source that overrides parts of another. Every implementation is a [`WeightSource`]; what it does not override
+/// Source that overrides parts of another. Every implementation is a [`WeightSource`]; everything not overridden
 /// comes from [`base`](Self::base).
 pub trait SourceView {
     /// Source underneath.

@@ -1,9 +1,9 @@
-//! Text to token ids and back, by a model folder's `tokenizer.json`.
+//! Text to token ids and back, using a model folder's `tokenizer.json`.
 //!
-//! The file is untrusted and the `tokenizers` crate panics on some of what it may hold: it is checked first, field by
-//! field, and every call into the crate is guarded as well, so that a panic becomes an error. Truncation and padding
-//! settings are dropped before loading: a text is always encoded whole. The longest text follows from the file: its
-//! steps bound memory and time.
+//! The file is untrusted, and the `tokenizers` crate panics on some content. So the file is first checked field by
+//! field, and every call into the crate is guarded, which turns a panic into an error. Truncation and padding
+//! settings are dropped before loading: a text is always encoded whole. The longest text depends on the file, whose
+//! steps determine memory and time.
 
 mod charsmap;
 mod check;
@@ -59,9 +59,9 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Largest memory per byte of a text during encoding: the library holds the original and the normalized text, the
-    /// place of every byte, and data of each token. Measured: 250 if every byte becomes a token of a byte-level model,
-    /// 105 to 135 on prose.
+    /// Maximum memory per byte of a text during encoding. The library holds the original and the normalized text, the
+    /// offset of every byte, and data of each token. Measured: 250 if every byte becomes a token of a byte-level
+    /// model, 105 to 135 on prose.
     pub const ENCODING: u64 = 256;
 
     /// Largest memory per byte of `tokenizer.json` during loading and after it; 35 were measured.

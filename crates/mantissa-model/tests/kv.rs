@@ -33,8 +33,8 @@ fn cached(decoder: &Decoder, tokens: &[u32]) -> Vec<f32> {
     out
 }
 
-/// Eight bits cost little (more if a router with random weights changes its choice), whether a window runs at once or
-/// token by token, and they cost something.
+/// Eight bits cost little (more if a router with random weights changes its choice), both for a window at once and
+/// for one token at a time; and they cost something.
 #[test]
 fn quantized_caches_stay_near_and_are_quantized() {
     for dir in tiny() {

@@ -1,5 +1,5 @@
-//! Experts stacked in one tensor: in MXFP4 they compute what their values do, and stored one by one what they do
-//! stacked.
+//! Experts stacked in one tensor: MXFP4 experts compute the same as their decoded values, and separate experts the
+//! same as stacked ones.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::Path;

@@ -50,8 +50,8 @@ fn the_cache_gives_the_logits_of_the_full_pass() {
     }
 }
 
-/// Token by token through the cache, past windows, with sinks and latents: the tokens that one pass over the whole
-/// text would choose.
+/// Generates one token at a time through the cache, past windows, with sinks and latents. The tokens must be those
+/// that one pass over the whole text would choose.
 #[test]
 fn greedy_text_is_that_of_the_full_pass() {
     for dir in tiny() {

@@ -1,6 +1,7 @@
 //! Optimizers against recorded runs of PyTorch and bitsandbytes, with the tolerances of the data's README.
 //!
-//! The committed file holds whole blocks of each tensor; where the whole lies beside the repository, that is read as well.
+//! The committed file holds whole blocks of each tensor; the complete file is read as well if it exists beside the
+//! repository.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::PathBuf;

@@ -32,8 +32,8 @@ fn moved(
     loss.nll
 }
 
-/// For every parameter tensor of every kind of model: the derivative of the loss along a direction with a large share of
-/// the gradient, and along the gradient itself, is what central differences give.
+/// Compares gradients with central differences for every parameter tensor of every kind of model: along a direction
+/// with a large share of the gradient, and along the gradient itself.
 #[test]
 fn gradients_are_the_slopes_of_the_loss() {
     for dir in trainable() {
@@ -213,8 +213,8 @@ fn a_layers_input_gradient_is_the_slope_of_its_output() {
     }
 }
 
-/// A layer whose inputs are quantized gives the bits of that layer in evaluation, and the gradient of a weight is of what its input has
-/// become.
+/// A layer with quantized inputs gives the same bits as in evaluation, and its weight gradients use the quantized
+/// inputs.
 #[test]
 fn inputs_are_quantized_as_in_evaluation() {
     let quant = ActivationQuant::new(parse_activation("int4-token").unwrap(), None);

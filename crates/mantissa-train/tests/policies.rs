@@ -165,8 +165,8 @@ fn the_remainder_is_a_whole_master_copy() {
     assert!(different * 500 < whole.len(), "{different} of {} differ", whole.len());
 }
 
-/// The mechanism of experiment E1: updates far below half a unit in the last place of bf16. Rounded to nearest hardly one
-/// counts; rounded stochastically they do on average; a master copy keeps them all.
+/// Mechanism of experiment E1: updates far below half a unit in the last place of bf16. With rounding to nearest
+/// hardly any takes effect; with stochastic rounding they do on average; a master copy keeps them all.
 #[test]
 fn small_updates_need_a_master_copy_or_stochastic_rounding() {
     let Text { tokens, lens, targets } = text(300);

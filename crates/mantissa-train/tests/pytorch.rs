@@ -47,8 +47,8 @@ fn amax(x: &[f32]) -> f32 {
     x.iter().fold(0.0, |max, v| v.abs().max(max))
 }
 
-/// Every tensor of `arena` against those recorded under `prefix`: within the tolerance of the tensor's greatest value,
-/// or of a thousandth of the greatest of all for tensors that are 0 but for rounding.
+/// Compares every tensor of `arena` with the one recorded under `prefix`: within the tolerance relative to the
+/// tensor's largest value, or to a thousandth of the largest of all for tensors that are 0 up to rounding.
 fn compare(model: &TrainModel, arena: &[f32], prefix: &str, expected: &Expected, variant: &str) {
     let recorded = expected.tensors.iter().filter(|(name, _)| name.starts_with(prefix));
     let greatest = recorded.clone().fold(0.0_f32, |max, (_, values)| max.max(amax(values)));

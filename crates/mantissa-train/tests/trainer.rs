@@ -77,8 +77,8 @@ fn policies() -> Vec<Policy> {
     named.filter(|policy| policy.scaling.is_none()).chain(scaled).collect()
 }
 
-/// Experiment E14: every policy, rule of loss scaling, rounding and kind of moments, stopped after any step, at one and at two
-/// threads.
+/// Experiment E14: every policy, loss scaling rule, rounding and moment format, stopped after any step, with one and
+/// two threads.
 #[test]
 fn a_run_that_is_stopped_goes_on_with_the_same_bits() {
     let temp = TempDir::new().unwrap();
@@ -111,8 +111,8 @@ fn a_run_that_is_stopped_goes_on_with_the_same_bits() {
     assert!(skipped >= 12, "{skipped} skipped steps among those that were gone on from");
 }
 
-/// Experiment E9 in small: second moments that a linear map rounds to 0 make updates without bound; the dynamic map, with blocks and
-/// without, stays with f32.
+/// Experiment E9, small: second moments that a linear map rounds to 0 cause unbounded updates; the dynamic map, with
+/// and without blocks, stays close to f32.
 #[test]
 fn linear_moments_explode_and_dynamic_ones_do_not() {
     let temp = TempDir::new().unwrap();

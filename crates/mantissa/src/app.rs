@@ -324,8 +324,8 @@ fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
     }
 }
 
-/// Returns the arguments that decide the output, and the working folder. Together with the inputs they
-/// identify a rerun of the same command.
+/// Returns the arguments that affect the output, and the working folder. Together with the inputs they identify a
+/// rerun of the same command.
 fn job_text(arguments: &[OsString]) -> String {
     // Options that do not change the output, with the number of their values.
     const PLAIN: [&str; 5] = ["--quiet", "--overwrite", "--resume", "--restart", "--json"];

@@ -170,10 +170,10 @@ fn divergence_of_gptq() {
     }
 }
 
-/// Artifacts whose figure is not met, and what stands in its place: perplexity on the three texts.
+/// Artifacts whose recorded figure is not reproduced, and the perplexities on the three texts that replace it.
 ///
-/// ModelOpt's own figures of `mo_INT4_AWQ_g32` were taken before its export, which changes the weights (docs/results/interop.md). Here are those of
-/// the file itself, decoded in PyTorch and run by transformers.
+/// ModelOpt's own figures of `mo_INT4_AWQ_g32` were measured before its export, which changes the weights
+/// (docs/results/interop.md). These are the figures of the file itself, decoded in PyTorch and run by transformers.
 const OF_THE_FILE: [(&str, [f64; 3]); 1] =
     [("mo_INT4_AWQ_g32", [2.302_292_871, 23.787_771_551, 18.795_792_753])];
 

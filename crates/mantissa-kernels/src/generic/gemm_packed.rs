@@ -287,7 +287,7 @@ pub(crate) fn shape<T>(
 ) -> Option<(usize, usize, usize)> {
     let ((m, k), (n, k_b)) = (a.shape(), b.shape());
     assert_eq!(k, k_b, "{kernel}: the inner dimensions of A and B differ");
-    assert_eq!((m, n), (c.rows(), c.cols()), "{kernel}: C has not the shape of the product");
+    assert_eq!((m, n), (c.rows(), c.cols()), "{kernel}: C does not have the shape of the product");
     if k == 0 && !accumulate {
         (0..m).for_each(|r| c.row_mut(r).fill(0.0));
     }

@@ -411,5 +411,5 @@ fn outliers_are_of_groups_of_neighbours() {
     let options = GptqOptions { groups: GroupOrder::Current, ..GptqOptions::default() };
     let factor = InverseFactor::new(&hessian, options, 1).unwrap();
     let error = factor.quantize_with_outliers(&"int3-g16".parse().unwrap(), &w, None, 5, 1).unwrap_err();
-    assert!(error.to_string().contains("groups of neighbouring columns"), "{error}");
+    assert!(error.to_string().contains("groups of adjacent columns"), "{error}");
 }

@@ -7,7 +7,7 @@ use super::features::{HeadNorms, Scores};
 pub(crate) enum Flag {
     /// Always this value.
     Fixed(bool),
-    /// The value of the field, or this default where the field is absent.
+    /// The value of the field, or this default if the field is absent.
     Field(&'static str, bool),
 }
 
@@ -27,7 +27,7 @@ pub(crate) enum Eps {
 pub(crate) enum HeadDim {
     /// The value of `head_dim`, or `hidden_size / num_attention_heads`.
     Stated,
-    /// The value of `head_dim`, this default where the field is absent, or `hidden_size / num_attention_heads` where it
+    /// The value of `head_dim`, this default if the field is absent, or `hidden_size / num_attention_heads` where it
     /// is null.
     IfAbsent(usize),
     /// The value of `head_dim`, or this default.
@@ -67,9 +67,9 @@ pub(crate) enum Windows {
     None,
     /// Every layer.
     Every,
-    /// Layers from `max_window_layers` (28) on, if `use_sliding_window` is set; `layer_types` decides where it is given.
+    /// Layers from `max_window_layers` (28) on, if `use_sliding_window` is set; `layer_types` takes precedence.
     Late,
-    /// Layers with an even index; `layer_types` decides where it is given.
+    /// Layers with an even index; `layer_types` takes precedence.
     Even,
     /// Every layer but the last of each period, which the first of these fields states; `layer_types` decides where it
     /// is given.
@@ -90,11 +90,11 @@ pub(crate) enum NoRope {
 /// Rotary position embedding.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RopeRules {
-    /// Base where the config has none.
+    /// Base if the config has none.
     pub(crate) theta: f64,
-    /// Share of a head that is rotated where the config does not state it; `None` if a head is always rotated whole.
+    /// Share of a head that is rotated if the config does not state it; `None` if a head is always rotated whole.
     pub(crate) partial: Option<f64>,
-    /// Base of layers with a window where the config has none; `None` if all layers have the same parameters.
+    /// Base of layers with a window if the config has none; `None` if all layers have the same parameters.
     pub(crate) local_theta: Option<f64>,
     /// True if the config must have rotary parameters.
     pub(crate) required: bool,
@@ -102,7 +102,7 @@ pub(crate) struct RopeRules {
     pub(crate) no_rope: NoRope,
 }
 
-/// Caps of scores and logits, `cap · tanh(x / cap)`, where their fields are absent; null removes a cap.
+/// Caps of scores and logits, `cap · tanh(x / cap)`, if their fields are absent; null removes a cap.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Softcaps {
     /// Default of `attn_logit_softcapping`.
@@ -123,7 +123,7 @@ pub(crate) struct LatentRules {
 pub(crate) struct ExpertRules {
     /// Field of the number of experts.
     pub(crate) count: &'static str,
-    /// Field that is read where `count` is absent.
+    /// Field that is read if `count` is absent.
     pub(crate) count_alias: Option<&'static str>,
     /// Field of an expert's inner width.
     pub(crate) width: &'static str,

@@ -74,7 +74,7 @@ pub(crate) struct LatentScratch {
 }
 
 impl LatentScratch {
-    /// Lengths of the fields, in their order; `None` where one overflows.
+    /// Lengths of the fields, in their order; `None` if one overflows.
     fn lengths(latent: &Latent, config: &ModelConfig, capacity: usize) -> Option<[usize; 7]> {
         let (heads, joined) = (config.num_attention_heads, latent.kv_rank.checked_add(latent.rotated)?);
         let queries = LATENT_QUERIES.checked_mul(heads)?.checked_mul(joined)?;

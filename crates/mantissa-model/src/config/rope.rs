@@ -92,7 +92,7 @@ fn one(
 fn whole(fields: Fields<'_>) -> Result<(), ConfigError> {
     match fields.optional_number("partial_rotary_factor")? {
         Some(factor) if factor != 1.0 => {
-            Err(fields.error("partial_rotary_factor", "1: heads are rotated whole"))
+            Err(fields.error("partial_rotary_factor", "1: heads are rotated completely"))
         }
         _ => Ok(()),
     }
@@ -113,7 +113,7 @@ fn rotated(
     let factor = fields.optional_positive("partial_rotary_factor")?.unwrap_or(default);
     let rotated = (width as f64 * factor) as usize;
     if factor > 1.0 || rotated == 0 || !rotated.is_multiple_of(2) {
-        let allowed = format!("a share of {width}, the width of a head, that is even");
+        let allowed = format!("a share of the head width {width} that gives an even number");
         return Err(fields.error("partial_rotary_factor", allowed));
     }
     Ok(rotated)
@@ -160,7 +160,7 @@ fn factors(fields: Fields<'_>, field: &str, count: usize) -> Result<Vec<f32>, Co
         Some(factors) => Ok(factors),
         None => Err(fields.error(
             field,
-            format!("{count} finite numbers greater than 0, half of what is rotated of a head"),
+            format!("{count} finite numbers greater than 0, half the rotated width of a head"),
         )),
     }
 }
@@ -217,7 +217,7 @@ fn yarn(
     // The reference treats 0 as absent here.
     let or = |field: &str, default: f64| -> Result<f64, ConfigError> {
         match fields.optional_number(field)?.filter(|x| *x != 0.0) {
-            Some(x) if x < 0.0 => Err(fields.error(field, "a number that is not negative")),
+            Some(x) if x < 0.0 => Err(fields.error(field, "a number of at least 0")),
             x => Ok(x.unwrap_or(default)),
         }
     };

@@ -1,4 +1,4 @@
-//! Interface of a layer's flow: the operators of whoever holds its weights ([`Operators`]), and buffers for its
+//! Interface of a layer's computation: the operators of the owner of its weights ([`Operators`]), and buffers for its
 //! activations ([`Activations`]).
 
 use crate::error::ForwardError;
@@ -47,7 +47,7 @@ pub trait Operators {
     /// Normalizes each vector of `x` into `out`.
     fn norm(&mut self, kind: NormKind, x: &[f32], out: &mut [f32]);
 
-    /// Runs linear layers, biases included, that all read `x` `[rows, in]`, of which the first `tokens` rows are not
+    /// Runs linear layers with their biases on the same input `x` `[rows, in]`; rows beyond the first `tokens` are
     /// padding.
     ///
     /// # Errors
@@ -63,8 +63,8 @@ pub trait Operators {
     /// Computes `out = x Wᵀ + b` of a router or gate. Does nothing where models with experts are refused.
     fn side(&mut self, _: SideKind, _x: &[f32], _out: &mut [f32]) {}
 
-    /// Brings inputs `x` `[t, in]` of a linear layer to the form that its `weight` `[out, in]`, written here, is
-    /// multiplied by: `x Wᵀ` is then the output without the bias.
+    /// Transforms and quantizes inputs `x` `[t, in]` of a linear layer, and writes the matching `weight` `[out, in]`:
+    /// `x Wᵀ` is then the output without the bias.
     ///
     /// # Errors
     /// [`ForwardError::Input`]; [`ForwardError::OtherModel`] from implementations without a cache.

@@ -59,7 +59,7 @@ impl RowCodec {
         let format = &scheme.format;
         if scheme.source == Source::Static {
             return refuse(
-                "scales taken from what is cached, or a checkpoint with stored ones (recipe +kv-SCHEME)",
+                "scales computed from the cached values, or stored in the checkpoint (recipe +kv-SCHEME)",
             );
         }
         let by_itself = format.scale().is_none()
@@ -70,11 +70,11 @@ impl RowCodec {
             );
         }
         if scheme.needs_whole_tensor() || code_unit(format) > 4 {
-            return refuse("codes of at most 32 bits whose scales are not quantized in turn");
+            return refuse("codes of at most 32 bits with unquantized scales");
         }
         if format.codec().is_some_and(|codec| !cols.is_multiple_of(codec.elements)) {
             return refuse(
-                "blocks that divide the row of a token; a scheme by group cuts its last one short",
+                "blocks that divide a token's row; with a scheme by group the last one may be short",
             );
         }
         let plain = ActivationQuant::new(scheme.clone(), None);

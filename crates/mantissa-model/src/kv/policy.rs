@@ -53,7 +53,7 @@ pub struct KvParseError {
 }
 
 /// Requirement of policies that rotate.
-const NO_ROTATION: &str = "heads of a width with a Hadamard matrix";
+const NO_ROTATION: &str = "heads with a width that has a Hadamard matrix";
 
 /// Seed of TurboQuant's random signs: constant, so that every run decodes the same cache.
 const SIGNS: u64 = 0;
@@ -87,7 +87,7 @@ impl FromStr for KvPolicy {
                 None => &["keys", "values"],
             };
             if !says.iter().all(|name| said.insert(*name)) {
-                return Err(fault(part, "each part once: it says what another has said"));
+                return Err(fault(part, "each part once, without overlap"));
             }
             match part.split_once('=') {
                 Some(("keys", name)) => policy.keys = scheme(name)?,
@@ -226,10 +226,7 @@ impl KvPolicy {
                 Ok(Some(Side::tokens(codec, rank, None)))
             }
             None if plain => Ok(None),
-            _ => {
-                Err(self
-                    .refused("one scheme of codes alone (and scales=) where keys and values share a latent"))
-            }
+            _ => Err(self.refused("a single scheme (and scales=), because keys and values share a latent")),
         }
     }
 
@@ -256,7 +253,7 @@ impl KvPolicy {
                 Ok(Side::tokens(codec, width, Some(rotation.randomized(SIGNS))))
             }
             KvScheme::Nuq { .. } if self.rotate || width > 1 << 16 => {
-                Err(self.refused("nuq without rotate, of at most 65536 keys and values of a token"))
+                Err(self.refused("nuq without rotate, for at most 65536 key and value elements per token"))
             }
             KvScheme::Nuq { bits, outliers } => {
                 let levels = levels.unwrap_or_else(|| vec![0.0; 1 << bits]);

@@ -44,9 +44,9 @@ pub(crate) fn of_layer(
     let stored = source.kv_levels(&config.attention_module(layer), config.key_value_width())?;
     let Some(stored) = stored else { return Ok(None) };
     let refuse = |allowed| LoadError::KvScheme { scheme: stored.policy.clone(), allowed };
-    let policy: KvPolicy = stored.policy.parse().map_err(|_| refuse("a policy as --kv has it"))?;
+    let policy: KvPolicy = stored.policy.parse().map_err(|_| refuse("a KV cache policy, as for --kv"))?;
     if !policy.is_calibrated() || sizes(&stored) != sizes(&policy.blank_levels(config)) {
-        return Err(refuse("levels for every code of a policy that has such, and ranges of keys"));
+        return Err(refuse("one level per code, and ranges of keys"));
     }
     policy.quantizer_with(config, &LayerBooks::of(stored)).map(Some)
 }

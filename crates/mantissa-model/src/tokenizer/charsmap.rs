@@ -1,6 +1,6 @@
-//! SentencePiece's precompiled character map, `precompiled_charsmap` in base64: a double-array trie of UTF-8 bytes (u32
-//! units, the layout of darts-clone) and the texts that its values point into, each ended by a NUL. The library indexes
-//! both without asking, so every unit that a text can reach is visited here.
+//! SentencePiece's precompiled character map, `precompiled_charsmap` in base64: a double-array trie of UTF-8 bytes
+//! (u32 units, the layout of darts-clone) and the NUL-terminated texts to which its values point. The library indexes
+//! both unchecked, so every unit that a text can reach is visited here.
 
 use super::fault::{Fault, fault};
 
@@ -25,7 +25,7 @@ pub(super) fn check(at: &str, base64: &str) -> Result<u64, Fault> {
     }
     let (trie, texts) = rest.split_at(size);
     let units: Vec<u32> = trie.as_chunks::<4>().0.iter().map(|unit| u32::from_le_bytes(*unit)).collect();
-    let texts = std::str::from_utf8(texts).map_err(|_| broken("texts that are no UTF-8"))?;
+    let texts = std::str::from_utf8(texts).map_err(|_| broken("texts that are not UTF-8"))?;
     let values = reachable(&units).ok_or_else(|| broken("a trie that points outside of itself"))?;
     let mut longest = 1;
     for value in values {

@@ -1,8 +1,8 @@
 //! Checks of a `tokenizer.json` before the tokenizers library reads it.
 //!
-//! The library panics on some contradictions, gives other tokens than the file states on others, and takes exponential
-//! time or memory on a few. Each is checked here, so that a file is refused at loading with the field at fault.
-//! Truncation and padding are dropped: a text is always encoded whole.
+//! On some contradictions the library panics, on others it gives other tokens than the file states, and on a few it
+//! takes exponential time or memory. Each is checked here, so a bad file is refused at loading with the field at
+//! fault. Truncation and padding are dropped: a text is always encoded whole.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -193,7 +193,11 @@ fn check_merges(model: &Map<String, Value>, vocabulary: &Vocabulary<'_>) -> Resu
         whole.push_str(rest);
         for token in [left, right, &whole] {
             if !vocabulary.0.contains_key(token) {
-                return Err(fault(at(), format!("\"{token}\", which is no token"), "tokens of model.vocab"));
+                return Err(fault(
+                    at(),
+                    format!("\"{token}\", which is not a token"),
+                    "tokens of model.vocab",
+                ));
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Tokenizers in GGUF metadata: read into a `tokenizer.json`, and written from one.
 //!
-//! There are two kinds. `gpt2`: byte-level BPE with a list of merges and a named pre-tokenizer. `llama`: SentencePiece
-//! BPE, which merges adjacent pieces whose text is a token, highest score first; a `tokenizer.json` states the same as
-//! merges in that order, one for every way to split a token in two.
+//! There are two kinds. `gpt2` is byte-level BPE with a list of merges and a named pre-tokenizer. `llama` is
+//! SentencePiece BPE, which merges adjacent pieces whose text is a token, highest score first; a `tokenizer.json`
+//! states this as merges in that order, one for every way to split a token in two.
 
 mod export;
 mod import;

@@ -1,11 +1,11 @@
-//! Classification of the regular expressions of a `tokenizer.json`: those that run in linear time on any text, and the
+//! Classifies the regular expressions of a `tokenizer.json`: those that run in linear time on any text, and the
 //! others.
 //!
-//! The tokenizers library runs them on `fancy-regex`: expressions that plain `regex` supports run on a finite
-//! automaton; others (look-around, atomic groups, references) run on a backtracking machine that can take exponential
+//! The tokenizers library runs them on `fancy-regex`. Expressions that plain `regex` supports run on a finite
+//! automaton. Others (look-around, atomic groups, references) run on a backtracking machine that can take exponential
 //! time and, past its limit, silently leaves the rest of the text unsplit. So of the second kind only the expressions
-//! of known tokenizers are accepted. Plain expressions never backtrack, but a search that runs far and then fails
-//! starts again at the next character, which is quadratic; texts are limited if that can happen.
+//! of known tokenizers are accepted. Plain expressions never backtrack. But a search that runs far and then fails
+//! restarts at the next character, which is quadratic; texts are limited if that can happen.
 
 use regex_syntax::hir::{Hir, HirKind};
 
@@ -71,7 +71,7 @@ pub(super) fn measure(pattern: &str) -> Result<Measure, String> {
         }
     }
     if known && cost == Cost::Quadratic {
-        return Err("look-around beside parts that can fail late".into());
+        return Err("look-around next to parts that can fail late".into());
     }
     // The size of the automaton, because counted repetitions multiply.
     if !known {

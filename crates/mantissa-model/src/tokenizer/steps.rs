@@ -1,6 +1,6 @@
 //! Steps before and after the model in a `tokenizer.json`: normalizers, pre-tokenizers, post-processors, decoders.
 //!
-//! For each: does the library know it, can it fail on some text, and by how much can it lengthen one?
+//! Checks for each: the library supports it, it cannot fail on any text, and how much it can lengthen one.
 
 use serde_json::Value;
 
@@ -151,8 +151,7 @@ impl Walk {
         Ok(())
     }
 
-    /// Checks the fields of a step that can do harm; returns the largest number of bytes that it makes of one because
-    /// of them.
+    /// Checks the critical fields of a step; returns the largest number of bytes that they make of one.
     fn fields(&mut self, at: &str, name: &str, value: &Value) -> Result<u64, Fault> {
         let text = |field: &str| value.get(field).and_then(Value::as_str);
         match (self.kind, name) {
@@ -199,7 +198,7 @@ impl Walk {
         })?;
         let measure = regexes::measure(regex).map_err(|found| {
             let allowed =
-                "an expression that the `regex` crate knows, or the look-around of a tokenizer in use";
+                "an expression that the `regex` crate supports, or the look-around of a known tokenizer";
             fault(field(), format!("{found} in {regex}"), allowed)
         })?;
         if measure.cost == Cost::Quadratic {
@@ -251,7 +250,7 @@ impl Walk {
         };
         if ids.len() != texts.len() {
             let found = format!("{} ids and {} tokens of \"{name}\"", ids.len(), texts.len());
-            return Err(fault(at, found, "as many of the one as of the other"));
+            return Err(fault(at, found, "equally many ids and tokens"));
         }
         ids.iter().try_for_each(|id| self.id(at, id))?;
         Ok(ids.len())

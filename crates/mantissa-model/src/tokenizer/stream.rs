@@ -2,8 +2,8 @@
 
 use super::{Tokenizer, TokenizerError};
 
-/// Largest number of tokens held back for a continuation. A character has at most four bytes and so four tokens;
-/// longer runs that end in U+FFFD are not UTF-8 and are returned as they are.
+/// Maximum number of tokens held back for a continuation. A character has at most four bytes and so four tokens;
+/// longer runs that end in U+FFFD are not UTF-8 and are returned unchanged.
 const MAX_HELD: usize = 8;
 
 /// Decodes a growing list of tokens.
@@ -37,7 +37,7 @@ impl<'a> DecodeStream<'a> {
         Ok(())
     }
 
-    /// Takes the next token and returns the text that it completes, which may be empty.
+    /// Adds the next token and returns the text that it completes, which may be empty.
     ///
     /// # Errors
     /// As [`Tokenizer::decode`].

@@ -76,9 +76,9 @@ fn truncation_and_padding_do_not_cut_texts() {
 fn contradictions_are_refused_at_loading_by_their_field() {
     type Change = fn(&mut Value);
     let changes: [(&str, &str, Change); 34] = [
-        ("merges[0]", "\"ab\", which is no token", |f| f["model"]["merges"] = json!([["ab", "cd"]])),
+        ("merges[0]", "\"ab\", which is not a token", |f| f["model"]["merges"] = json!([["ab", "cd"]])),
         ("merges[0]", "two tokens", |f| f["model"]["merges"] = json!(["a"])),
-        ("merges[0]", "\"zq\", which is no token", |f| f["model"]["merges"] = json!([["z", "q"]])),
+        ("merges[0]", "\"zq\", which is not a token", |f| f["model"]["merges"] = json!([["z", "q"]])),
         ("merges[1]", "two tokens", |f| f["model"]["merges"] = json!(["#version: 0.2", "a b c"])),
         ("merges[0]", "begins with \"##\"", |f| {
             f["model"]["continuing_subword_prefix"] = json!("##");
@@ -122,7 +122,7 @@ fn contradictions_are_refused_at_loading_by_their_field() {
         ("post_processor.single", "the sequence A once", |f| {
             f["post_processor"]["single"] = json!(vec![json!({"Sequence": {"id": "A", "type_id": 0}}); 1000]);
         }),
-        ("post_processor.single[0]", "as many of the one", |f| {
+        ("post_processor.single[0]", "equally many", |f| {
             f["post_processor"]["special_tokens"]["<s>"]["ids"] = json!([1, 2]);
         }),
         ("post_processor.single[0]", "id 4000000000", |f| {

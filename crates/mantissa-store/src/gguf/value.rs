@@ -209,7 +209,7 @@ impl Metadata {
     /// # Errors
     /// [`Error::Field`] if the key holds another type.
     pub fn uint(&self, key: &str) -> Result<Option<u64>> {
-        self.typed(key, "an integer that is not negative", Value::as_u64)
+        self.typed(key, "an integer of at least 0", Value::as_u64)
     }
 
     /// A float.

@@ -1,9 +1,10 @@
-//! The experiments of mixed precision: `cargo run --profile ci -p mantissa-train --example experiments -- bench/training [E1 E2 …]`.
+//! Experiments on mixed precision: `cargo run --profile ci -p mantissa-train --example experiments -- bench/training
+//! [E1 E2 …]`.
 //!
-//! Each `E*.toml` of the folder is an experiment: arms, which change settings of the folder's `base.toml`, and checks of what the
-//! arms measured, with the value published and the interval allowed. All of them run unless some are named. A table of each goes
-//! to standard output and its figures as JSON into `record`, the folder beside. The exit status is 1 where a check failed, 2 where
-//! something could not be run.
+//! Each `E*.toml` of the folder is an experiment. It has arms, which change settings of the folder's `base.toml`, and
+//! checks of the measured figures, with the published value and the allowed interval. All experiments run unless some
+//! are named. A table of each goes to standard output, and its figures as JSON into the folder `record` beside. The
+//! exit status is 1 if a check failed, 2 if something could not run.
 
 mod arms;
 mod lab;

@@ -42,10 +42,10 @@ pub enum Arm {
         #[serde(default)]
         set: Vec<String>,
     },
-    /// Gradients of one batch for the mean loss times 2^`log2_scale`, divided by that again, compared with
-    /// those in f32 for the same weights. Figures over the decoder's linear weights: `error`, the norm of the
-    /// difference over the norm, and `zeros`, the share of gradients that are wrongly 0. `scale` is the total
-    /// loss factor as a power of two.
+    /// Compares the gradients of one batch with those in f32 for the same weights. The loss is the mean loss times
+    /// 2^`log2_scale`, divided out again. Figures over the decoder's linear weights: `error`, the norm of the
+    /// difference over the norm, and `zeros`, the share of gradients that are wrongly 0. `scale` is the total loss
+    /// factor as a power of two.
     Gradients {
         /// Name.
         name: String,

@@ -1,4 +1,4 @@
-//! Checks of what arms have found.
+//! Checks of the arms' figures.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Master weights: what is stored in addition to the working copy, and how an updated weight is written to both.
+//! Master weights: data stored in addition to the working copy, and the update of both.
 
 use mantissa_kernels::kernels;
 use mantissa_model::{LoadError, zeros};

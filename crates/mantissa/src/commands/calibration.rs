@@ -130,8 +130,7 @@ impl CalibrationArgs {
         Ok(Some((CalibrationSet { name, windows }, held_out)))
     }
 
-    /// Takes `count` samples of all texts together, each text's in its own order; returns them after the
-    /// names of the texts.
+    /// Takes `count` samples of all texts together, each text's in order; returns them with the names of the texts.
     fn texts(
         &self,
         source: &ModelFiles,

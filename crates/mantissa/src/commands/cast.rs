@@ -132,12 +132,7 @@ fn scheme_of(args: &Args, seed: u64) -> Result<Scheme> {
     let mut scheme = args.scheme.clone();
     if scheme.source != Source::Dynamic {
         let found = format!("\"{scheme}\"");
-        return Err(BadInput::new(
-            "--scheme",
-            found,
-            "@dynamic: scales are taken from the tensors themselves",
-        )
-        .into());
+        return Err(BadInput::new("--scheme", found, "@dynamic: scales are computed from the tensors").into());
     }
     if args.round == Round::Stochastic {
         if matches!(scheme.format, Format::Table(_) | Format::Codec(_)) {

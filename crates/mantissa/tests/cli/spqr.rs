@@ -73,7 +73,7 @@ fn what_cannot_hold_outliers_is_refused_before_any_work() {
     for (recipe, format, says) in [
         ("spqr-int4-g32", "gptq", "gptq stores no outliers beside its codes; fix: --format native"),
         ("spqr-int4-g32", "compressed-tensors", "compressed-tensors stores no outliers"),
-        ("spqr-int4-g32+int8-token", "native", "no scheme of activations"),
+        ("spqr-int4-g32+int8-token", "native", "no activation scheme"),
         (text(&rotated), "native", "online = false in [rotate]"),
         (text(&moved), "native", "needs a g_idx"),
         ("spqr-trellis2", "native", "schemes other than a trellis"),

@@ -1,11 +1,11 @@
-//! Every `mantissa …` command of README and docs/guide is run.
+//! Runs every `mantissa …` command of README and docs/guide.
 //!
-//! Commands stand in blocks fenced as `sh`; the blocks of a page run in its order, in a folder of their own that holds what the
-//! examples take for granted (`provide`). Comments before a block change that:
+//! Commands are in blocks fenced as `sh`. The blocks of a page run in order, in a folder of their own with the files
+//! that the examples assume (`provide`). Comments before a block change that:
 //!
-//! - `<!-- docs-test: skip REASON -->`: needs something that is not here;
+//! - `<!-- docs-test: skip REASON -->`: needs something that is not available here;
 //! - `<!-- docs-test: exit N -->`: ends with this exit code;
-//! - `<!-- docs-test: file NAME -->`: the block is the file that commands of the page read.
+//! - `<!-- docs-test: file NAME -->`: the block is a file that commands of the page read.
 
 use std::fs;
 use std::path::Path;

@@ -93,8 +93,8 @@ fn part(name: &str, text: &str, agree: &dyn Fn(&str, &str) -> bool) {
     assert!(found > 0, "no page has the part {name}");
 }
 
-/// True if two texts differ in nothing but the last digits of measured figures, which another processor's order of sums moves:
-/// numbers with more than two decimals, by at most two per cent and a step.
+/// True if two texts differ only in the last digits of measured figures, which depend on the processor's order of
+/// sums: numbers with more than two decimals, by at most two per cent and a step.
 fn agree(shown: &str, ran: &str, step: f64) -> bool {
     let (shown, ran): (Vec<_>, Vec<_>) =
         (shown.split_whitespace().collect(), ran.split_whitespace().collect());

@@ -74,7 +74,7 @@ const CHANGES: [&str; 22] = [
     "renameat",
 ];
 
-/// Files of the store that may change files: the one module, and those that pass their changes to its
+/// Source files of the store that may change files: the one module, and those that pass their changes to its
 /// failpoints.
 const MAY: [&str; 4] = ["disk.rs", "failpoint.rs", "lock.rs", "scratch.rs"];
 

@@ -166,8 +166,8 @@ impl Room {
         self.plain(&tree::read(&self.path("out")))
     }
 
-    /// Prepares two scenarios: over nothing, and with `--overwrite` over another command's outputs; foreign
-    /// files are present in both.
+    /// Prepares two scenarios: with nothing at the outputs, and with `--overwrite` over another command's outputs.
+    /// Foreign files are present in both.
     pub fn scenarios(&self) -> Vec<Scenario> {
         let base = [words(self.case.command), words("--threads 1 --quiet")].concat();
         self.reset(&Tree::new());
