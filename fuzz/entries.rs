@@ -1,4 +1,4 @@
-//! One function for each parser of untrusted input: it takes any bytes and must return. Used by the fuzz targets and, on
+//! One function per parser of untrusted input: it takes any bytes and must return. Used by the fuzz targets and, on
 //! mutations of valid files, by the tests of the main workspace.
 #![allow(dead_code)] // each target uses one
 
@@ -19,10 +19,10 @@ mod structured;
 
 pub use structured::{conventions, split, windows};
 
-/// Largest tensor that is read once its header has passed, in elements.
+/// Maximum elements of a tensor that is read after its header has passed.
 const SMALL: usize = 1 << 16;
 
-/// Bytes where the parsers want a file, for as long as this lives.
+/// Bytes as a temporary file, for parsers that need one.
 struct OnDisk(PathBuf);
 
 impl OnDisk {
@@ -39,7 +39,7 @@ impl Drop for OnDisk {
     }
 }
 
-/// A safetensors file: its header, and, where that passes, its tensors and what they would be as a model.
+/// Safetensors file: its header and, if that passes, its tensors and the model they form.
 pub fn safetensors(data: &[u8]) {
     let Some((len, rest)) = data.split_first_chunk::<8>() else { return };
     let len = u64::from_le_bytes(*len);
@@ -57,7 +57,7 @@ pub fn safetensors(data: &[u8]) {
     }
 }
 
-/// A GGUF file: its header, and, where that passes, its configuration, tokenizer and weights.
+/// GGUF file: its header and, if that passes, its configuration, tokenizer and weights.
 pub fn gguf(data: &[u8]) {
     let Ok(header) = GgufHeader::parse(Path::new("f"), data) else { return };
     for tensor in &header.tensors {
@@ -76,7 +76,7 @@ pub fn gguf(data: &[u8]) {
     }
 }
 
-/// A `config.json`: the architecture and its sizes, and the quantization that it may state.
+/// `config.json`: the architecture with its sizes, and the quantization.
 pub fn config(data: &[u8]) {
     let path = Path::new("config.json");
     let Ok(value) = json::parse_strict(data, path, 1 << 20) else { return };
@@ -95,7 +95,7 @@ pub fn config(data: &[u8]) {
     }
 }
 
-/// The weight file of a module of GPTQ, AWQ, EXL2, EXL3 or HQQ, whose metadata may state its shape.
+/// Weight file of a module of GPTQ, AWQ, EXL2, EXL3 or HQQ, whose metadata may state its shape.
 pub fn integers(data: &[u8]) {
     let has = |part: &str| data.windows(part.len()).any(|window| window == part.as_bytes());
     let method = match (has(".trellis"), has(".q_weight"), data.len() % 3) {
@@ -156,7 +156,7 @@ pub fn floats(data: &[u8]) {
     }
 }
 
-/// A model folder with this weight file, for as long as this lives.
+/// Temporary model folder with this weight file.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -168,7 +168,7 @@ impl Folder {
     }
 
     fn empty() -> Self {
-        // Tests of one process run side by side.
+        // Tests of one process run concurrently.
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let (process, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let path = std::env::temp_dir().join(format!("mantissa-fuzz-{process}-{count}"));
@@ -203,7 +203,7 @@ pub fn train(data: &[u8]) {
     let _ = (config.policy(), config.moments(), config.schedule(), config.optimizer_options());
 }
 
-/// What stands beside weights: the journal of an unfinished run, a manifest, token windows.
+/// Files beside weights: the journal of an unfinished run, a manifest, token windows.
 pub fn beside(data: &[u8]) {
     let folder = Folder::empty();
     let write = |name: &str| fs::write(folder.0.join(name), data).expect("a temporary file");
@@ -257,7 +257,7 @@ pub fn template(data: &[u8]) {
     }
 }
 
-/// Encodes and decodes: whatever passed the checks gives ids that are known, or an error.
+/// Encodes and decodes: any file that passed the checks gives known ids, or an error.
 fn exercise(tokenizer: &Tokenizer) {
     for text in ["", "Once upon a time", " a\n\tb  ü 你好 🦀<s></s>\u{0}", &"ab".repeat(300)] {
         for bos in [Bos::Auto, Bos::Never] {
@@ -272,7 +272,7 @@ fn exercise(tokenizer: &Tokenizer) {
     let _ = tokenizer.decode(&[0, 1, 2, 3, u32::MAX]);
 }
 
-/// Arithmetic on any sizes that a config may have.
+/// Arithmetic on all sizes in a config.
 fn sizes(config: &ModelConfig) {
     for context in [1, 4096, usize::MAX] {
         let _ = (Buffers::bytes_needed(config, context, context), KvCache::bytes_needed(config, context));

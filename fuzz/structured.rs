@@ -1,4 +1,4 @@
-//! Entry functions whose input says how to damage something whole: raw bytes rarely pass the first checks of a header.
+//! Entry functions that damage a valid input as the bytes say: raw bytes rarely pass the first checks of a header.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -19,8 +19,8 @@ mod subjects;
 
 use subjects::Subject;
 
-/// A whole model of some convention, changed as the bytes say: tensors get other shapes, dtypes, names and contents, fields of
-/// the configuration other values. What opens and loads must run.
+/// Whole model of some format, changed by the bytes: tensors get other shapes, dtypes, names and contents, config
+/// fields other values. A model that opens and loads must run.
 pub fn conventions(data: &[u8]) {
     static ALL: LazyLock<Vec<Subject>> = LazyLock::new(subjects::all);
     let Some((&which, changes)) = data.split_first() else { return };
@@ -40,7 +40,7 @@ pub fn conventions(data: &[u8]) {
     let _ = passed.and_then(|mut hidden| hidden.logits(2..3, &mut logits));
 }
 
-/// One change of a model: what, of which tensor, where, and values.
+/// Makes one change of a model: its kind, tensor, position and values.
 fn alter(subject: &mut Subject, [what, which, place, value, low, high]: [u8; 6]) {
     const DTYPES: [&str; 12] =
         ["F64", "F32", "F16", "BF16", "I64", "I32", "U32", "I16", "I8", "U8", "F8_E4M3", "F8_E8M0"];
@@ -59,7 +59,7 @@ fn alter(subject: &mut Subject, [what, which, place, value, low, high]: [u8; 6])
         3 if !tensor.shape.is_empty() => {
             let axis = usize::from(place) % tensor.shape.len();
             tensor.shape[axis] = number;
-            // Of an honest length, to get beyond the header.
+            // A correct length, to get past the header.
             let size = tensor.shape.iter().try_fold(4u64, |n, &d| n.checked_mul(d));
             if let Some(size) = size.filter(|size| *size < 1 << 20) {
                 tensor.bytes.resize(size as usize, high);
@@ -77,7 +77,7 @@ fn alter(subject: &mut Subject, [what, which, place, value, low, high]: [u8; 6])
     }
 }
 
-/// Gives a field of the quantization, or of the model, another value.
+/// Changes a field of the quantization config, or of the model config.
 fn alter_field(config: &mut serde_json::Value, place: u8, kind: u8, number: u64) {
     let root = if config.get("quantization").is_some() { "quantization" } else { "quantization_config" };
     let inside = place & 1 == 0 && config.get(root).is_some();
@@ -101,7 +101,7 @@ fn alter_field(config: &mut serde_json::Value, place: u8, kind: u8, number: u64)
     };
 }
 
-/// A GGUF model in two files, whose numbers, counts and names the bytes give.
+/// GGUF model in two files, with numbers, counts and names from the bytes.
 pub fn split(data: &[u8]) {
     let Some((&[no, of, tensors, names], rest)) = data.split_first_chunk::<4>() else { return };
     let folder = Folder::empty();
@@ -122,7 +122,7 @@ pub fn split(data: &[u8]) {
         if writer.write(&name, &vec![0; 8 * cols]).is_err() || writer.finish().is_err() {
             return;
         }
-        // What follows damages the second file.
+        // The remaining bytes damage the second file.
         if let (1, Some(changes)) = (part, rest.get(2..)) {
             let mut bytes = fs::read(&path).expect("just written");
             for &[at, by] in changes.as_chunks::<2>().0 {
@@ -138,10 +138,10 @@ pub fn split(data: &[u8]) {
     }
 }
 
-/// Bytes that a token file may take in memory.
+/// Memory limit of a token file, in bytes.
 const MEMORY: u64 = 64 << 20;
 
-/// Fragments that a damaged token file may hold.
+/// Fragments of a damaged token file.
 const WORDS: [&str; 16] = [
     "[",
     "]",
@@ -161,8 +161,9 @@ const WORDS: [&str; 16] = [
     " ",
 ];
 
-/// Lists of token windows of any lengths, as a file that may be damaged: what the parser takes, the calibration, the KV cache's
-/// levels and an evaluation must take too. The windows as they are, empty ones included, go into the calibration by themselves.
+/// Lists of token windows of any lengths, as a file that may be damaged. Windows that the parser accepts must be
+/// accepted by the calibration, the KV cache's levels and an evaluation too. The undamaged windows, including empty
+/// ones, also go into the calibration directly.
 pub fn windows(data: &[u8]) {
     let Some((&how, rest)) = data.split_first() else { return };
     let end = rest.iter().position(|byte| *byte == BREAK).unwrap_or(rest.len());
@@ -207,7 +208,7 @@ pub fn windows(data: &[u8]) {
     }
 }
 
-/// Begins a window, and behind all windows the changes of the text; ids from 200 on are beyond the vocabulary.
+/// Starts a window and, after all windows, the changes of the text; ids from 200 on are outside the vocabulary.
 const BREAK: u8 = 240;
 
 /// A model of two layers and 200 tokens.
@@ -228,7 +229,7 @@ static WINDOWED: LazyLock<(MapSource, ModelConfig, Decoder)> = LazyLock::new(|| 
     (source, parsed, decoder)
 });
 
-/// Takes windows through all layers, one input after another as methods do; false where they are refused.
+/// Runs windows through all layers, one input after another as methods do; false if they are refused.
 fn calibrate(list: &[Vec<u32>], how: u8) -> bool {
     let (source, config, _) = &*WINDOWED;
     let threads = 1 + usize::from(how >> 2 & 3);

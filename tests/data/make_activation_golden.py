@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Record what the compressed_tensors package does to activations at run time, scheme by scheme.
+"""Records run-time activation quantization by the compressed_tensors package, by scheme.
 
     python make_activation_golden.py DATA_DIR
 
@@ -10,7 +10,7 @@ DATA_DIR/activation_fake_quant.safetensors:
   input_global_scale   F32[1]     of NVFP4: 2688 / 12.5, so that some blocks saturate their E4M3 scale
   SCHEME.y             F32[R,64]  x after the package's fake quantization (quantize, dequantize, float32 throughout)
 
-SCHEME is int8_token, fp8_token, mxfp4, mxfp8 or nvfp4; `schemes` in the metadata holds the JSON of each as it stands in
+SCHEME is int8_token, fp8_token, mxfp4, mxfp8 or nvfp4; `schemes` in the metadata holds the JSON of each, as in
 a checkpoint's `input_activations`. The output is bit-exact reference data, except that zeros compare by value.
 
 Needs compressed-tensors 0.20 and torch.
@@ -52,7 +52,7 @@ def main(data):
 
 
 def fake_quantize(x, args):
-    """As the package does inside a Linear: on [batch, position, hidden], with the module's stored global scale."""
+    """Quantizes like a Linear of the package: on [batch, position, hidden], with the module's stored global scale."""
     arguments = QuantizationArgs.model_validate(args)
     module = torch.nn.Linear(x.shape[1], 1, bias=False)
     module.quantization_scheme = QuantizationScheme(targets=["Linear"], input_activations=arguments)
@@ -63,7 +63,7 @@ def fake_quantize(x, args):
 
 
 def check(x, outputs):
-    """The rule written out for int8, and that every scheme changes something and keeps zeros and magnitudes."""
+    """Checks int8 against its formula, and that every scheme changes some values and keeps zeros and magnitudes."""
     scale = x.abs().amax(1, keepdim=True) / 127.5
     scale[scale == 0] = torch.finfo(torch.float32).eps
     assert torch.equal((x / scale).clamp(-128, 127).round() * scale, outputs["int8_token"])

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""One module in each layout of integer weights: GPTQ (v1, v2, planar, act-order), AWQ, EXL2, EXL3.
+"""Writes one module in each layout of integer weights: GPTQ (v1, v2, planar, act-order), AWQ, EXL2, EXL3.
 
     python make_conventions.py conventions
 
 Codes, zero points and scales are drawn from a seed; words are packed bit by bit from the descriptions of the formats, and the
-weight is computed beside them in float64 from the same drawn numbers. Nothing here is a quantizer, and nothing of the Rust
-readers is used. Each folder holds `config.json` and `model.safetensors` with the tensors of the module `model.layers.0.mlp.up_proj`,
+expected weight is computed in float64 from the same numbers. The script has no quantizer and uses no code of the Rust
+readers. Each folder holds `config.json` and `model.safetensors` with the tensors of the module `model.layers.0.mlp.up_proj`,
 `expected_rows` I32[r] and `expected` F32[r, K], those rows of its weight.
 """
 
@@ -116,7 +116,7 @@ def exl2(folder):
     n, groups = 62, [(8, 32), (6, 32), (5, 32), (4, 64), (3, 32), (2, 48)]
     k, padded = sum(size for _, size in groups), 64
     rng = np.random.default_rng(9)
-    perm = rng.permutation(k)  # column at each place of the codes
+    perm = rng.permutation(k)  # column at each position of the codes
     weight, words, fields, largest, table, row, at = np.zeros((k, n)), [], [], [], [], 0, 0
     for bits, size in groups:
         codes = rng.integers(0, 1 << bits, (size, padded))
@@ -157,7 +157,7 @@ def exl3(folder, book, bits):
             last = 0
             for t in range(256):
                 state = 0
-                # Half a bit more on average: a bit more for every odd weight.
+                # Half a bit more on average: odd weights have one more bit.
                 last += int(bits) + (t % 2 if bits % 1 else 0)
                 for b in range(last - 16, last):
                     state = state << 1 | int(ring[b % len(ring)])

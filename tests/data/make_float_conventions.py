@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""One module in each layout of float weights and of inputs quantized with them: compressed-tensors, ModelOpt, bitsandbytes, DeepSeek's FP8.
+"""Writes one module in each layout of float weights and quantized inputs: compressed-tensors, ModelOpt, bitsandbytes, DeepSeek's FP8.
 
     python make_float_conventions.py float_conventions
 
-As make_conventions.py: codes and scales are drawn from a seed and packed from the descriptions of the formats, the weight is
-computed beside them in float64 from the same numbers, and nothing of the Rust readers is used. The metadata of each weight file
-name the container that writes the layout, and the scheme of the input as mantissa prints it.
+Like make_conventions.py: codes and scales are drawn from a seed and packed from the descriptions of the formats, the expected
+weight is computed in float64 from the same numbers, and no code of the Rust readers is used. The metadata of each weight file
+name the format that writes the layout, and the scheme of the input as printed by mantissa.
 """
 
 import json
@@ -50,7 +50,7 @@ def e2m1(codes):
 
 
 def fp8_codes(rng, shape):
-    """All codes but NaN."""
+    """All codes except NaN."""
     codes = rng.integers(0, 254, shape)
     return (codes + (codes >= 127)).astype(np.uint8)
 
@@ -64,12 +64,12 @@ def powers(rng, shape):
 
 
 def spread(blocks, down, across):
-    """Each block's value for all its elements, cut at the edges."""
+    """Repeats each block's value for all its elements, cropped at the edges."""
     return np.repeat(np.repeat(blocks, down, 0), across, 1)[:N, :K].astype(np.float64)
 
 
 def pairs(codes):
-    """Two codes to a byte along the last axis, the first in the low nibble."""
+    """Packs two codes per byte along the last axis, the first in the low nibble."""
     return (codes[..., ::2] | codes[..., 1::2] << 4).astype(np.uint8)
 
 
@@ -86,7 +86,7 @@ def ct(weights, fmt, inputs=None, **more):
 
 
 def words(codes, bits, per_word=None):
-    """Rows of codes as int32 words, dense or with whole codes in each."""
+    """Packs rows of codes into int32 words, densely or with whole codes per word."""
     per_row = []
     for row in codes:
         row = [int(c) for c in row]
@@ -205,7 +205,7 @@ def bnb(**more):
 
 
 def dynamic_map():
-    """The signed dynamic map of 8 bits: seven decades, each with twice the levels of the one below, zero and one."""
+    """Signed dynamic map of 8 bits: seven decades, each with twice the levels of the one below, plus zero and one."""
     levels = [0.0, 1.0]
     for decade in range(7):
         bounds = np.linspace(0.1, 1, 2**decade + 1)

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Cut the golden reference files down to the size that is committed under tests/data/golden.
+"""Cuts the golden reference files down to the subset committed under tests/data/golden.
 
     python make_golden_subset.py SHARED_GOLDEN OUT
 
 Every kept tensor keeps its name, its dtype and its meaning; only rows, columns or whole tensors are left out, so one
-test routine reads either the originals or this subset. What was cut is written in each file's `subset` metadata entry.
+test routine reads either the originals or this subset. Each file's `subset` metadata entry states what was cut.
 Needs numpy and safetensors. The output is a pure function of the input: running it twice gives equal bytes.
 
 After each cut the script recomputes, in plain numpy float32 and independently of the packages that produced the
-originals, what the cut could have broken (block and row scales, tensor-wide maxima, the value of every kept code).
+originals, everything that the cut could break (block and row scales, tensor-wide maxima, the value of every kept code).
 """
 
 import json
@@ -128,7 +128,7 @@ def codebooks(tensors, metadata, _decode):
 
 def mx_formats(tensors, metadata, decode):
     labels = json.loads(metadata["row_labels"])
-    # The rows whose meaning is not in their first two blocks: the only outlier is in block 6, and block 2 holds -0.
+    # Rows whose feature is not in their first two blocks: the only outlier is in block 6, and block 2 holds -0.
     starts = [{"outliers_1pct_x60": 6, "zero_blocks": 2}.get(label, 0) for label in labels]
     special_starts = [0] * len(tensors["x_special"])
     kept = {}
@@ -208,7 +208,7 @@ def bnb_blockwise(tensors, metadata, _decode):
         elif rest[0].endswith("_b64_double_quant") and tensor == "rows":
             kept[name] = values
         elif rest[0].startswith("dynamic8_") and rest[0].endswith("_b256") and tensor != "weights":
-            # What is decoded is a product of a code's level and absmax: one tensor shows it.
+            # Decoded values are products of a code's level and absmax; one tensor is enough.
             if rest[1] != "dequant_nearest" or tensor != "rows":
                 kept[name] = values
     for name in [k for k in kept if k.endswith(".absmax") and "dynamic8" not in k]:
@@ -221,13 +221,13 @@ def gguf_blocks(tensors, metadata, _decode):
     for name, values in tensors.items():
         family, *rest = name.split(".")
         if "grid_i8" in rest or "ksigns" in rest or name == "imatrix.student_t3":
-            continue  # tables of the format, which the crate holds
+            continue  # tables of the format, which are part of the crate
         if family == "imatrix":
             kept[name] = values
             continue
         if rest[0] in ("edge", "gaussian", "student_t3"):
             written = family in GGUF_WRITTEN or family == "input" or rest[-1].endswith("bytes")
-            # The edge inputs are there for what is written; random blocks cover decoding.
+            # The edge inputs test encoding; random blocks cover decoding.
             if not written or rest[0] == "student_t3" or (rest[0] == "edge" and "dequant" in rest[-1]):
                 continue
             values = values[:2] if rest[0] == "gaussian" else values
@@ -297,7 +297,7 @@ GGUF_WRITTEN = ("Q1_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q8_K", 
 
 
 def gptq(tensors, metadata, _decode):
-    """Rows of W do not meet, so any of them are quantized as in the whole; their losses are computed anew."""
+    """Rows of W are independent, so any of them are quantized as in the whole; their losses are recomputed."""
     kept_rows = {"a_64x96": 12, "b_256x256": 8}
     kept = {}
     for name, values in tensors.items():
@@ -327,7 +327,7 @@ def gptq_loss(tensors, entry):
 
 
 def hqq(tensors, metadata, _decode):
-    """A step of HQQ ends where the mean error of the whole tensor rises, so that W stays whole; the groups of its rows."""
+    """HQQ stops when the mean error of the whole tensor rises, so W is kept complete, with the groups of some rows."""
     keep = ("W",) + tuple(f"hqq_lib.w{bits}_g64_axis1.{part}" for bits in (4, 3, 2) for part in ("codes", "scale", "zero"))
     kept = {name: tensors[name] for name in keep}
     for bits in (4, 3, 2):
@@ -339,7 +339,7 @@ def hqq(tensors, metadata, _decode):
 
 
 def awq_smoothquant(tensors, metadata, _decode):
-    """The first tokens of X, with the losses of llm-awq's search computed anew; clips depend on all tokens and are left out."""
+    """First tokens of X, with recomputed losses of llm-awq's search; clips depend on all tokens and are left out."""
     tokens, kept = 96, {"W": tensors["W"], "X": np.ascontiguousarray(tensors["X"][:96])}
     for name, values in tensors.items():
         if name.startswith("pseudo_quant.") or (name.startswith("smoothquant.") and ".w8a8." not in name):
@@ -356,7 +356,7 @@ def awq_smoothquant(tensors, metadata, _decode):
 
 
 def awq_search(x, w, bits, group):
-    """Losses of 20 ratios and the scales of the best, in float64."""
+    """Losses of 20 ratios and the scales of the best one, in float64."""
     x, w = x.astype(np.float64), w.astype(np.float64)
     mean, losses, found = np.abs(x).mean(axis=0), [], []
     for k in range(20):
@@ -376,7 +376,7 @@ def awq_search(x, w, bits, group):
 
 
 def cut_blocks(values, starts, columns, block, count):
-    """Keep `count` blocks of each row from block `starts[row]` on; a tensor may hold a value, a byte or a scale per column."""
+    """Keeps `count` blocks of each row from block `starts[row]` on; a tensor may hold a value, a byte or a scale per column."""
     per_block = values.shape[1] * block // columns
     rows = [row[s * per_block : (s + count) * per_block] for row, s in zip(values, starts, strict=True)]
     return np.ascontiguousarray(np.stack(rows))
@@ -396,7 +396,7 @@ def note(metadata, text):
     return {**metadata, "subset": text}
 
 
-# --- checks: each recomputes in float32 what a wrong cut would break ---
+# --- checks: each recomputes in float32 what an incorrect cut would break ---
 
 
 def check_wide_codes(kept, family):
@@ -516,7 +516,7 @@ def read(folder, name):
 
 
 def write(path, tensors, metadata):
-    """Write a safetensors file with sorted names: the package's own writer does not promise a metadata order."""
+    """Writes a safetensors file with sorted names; the package's own writer does not guarantee a metadata order."""
     header, offset = {"__metadata__": dict(sorted(metadata.items()))}, 0
     # Widest dtypes first, as the safetensors library does: every tensor stays aligned to its element.
     order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))

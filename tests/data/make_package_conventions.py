@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""One module as hqq and optimum-quanto store it, with the weight that the package decodes.
+"""Writes one module as stored by hqq and optimum-quanto, with the weight that the package decodes.
 
     python make_package_conventions.py conventions    (ninja on PATH; hqq 0.2.8.post1, optimum-quanto 0.2.7, torch 2.15, on the CPU)
 
 Folders have the form of make_conventions.py: `config.json` (and quanto's `quanto_qmap.json`) and `model.safetensors` with the tensors of
 the module `model.layers.0.mlp.up_proj` as the package serializes them, `expected_rows` and `expected`, those rows of the
-weight as its own `dequantize` gives them in float32.
+weight decoded by its own `dequantize` in float32.
 """
 
 import json
@@ -46,7 +46,7 @@ def hqq(folder, bits, group, axis):
     config = BaseQuantizeConfig(nbits=bits, group_size=group, axis=axis)
     layer = HQQLinear(linear(), config, compute_dtype=torch.float32, device="cpu")
     weight = layer.dequantize().float()
-    # As transformers writes it: `HqqConfig.to_dict`.
+    # Same as transformers' `HqqConfig.to_dict`.
     quantization = {"quant_config": config, "quant_method": "hqq", "skip_modules": ["lm_head"]}
     write(folder, {"quantization_config": quantization}, layer.state_dict(), weight)
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Make the tiny random models under tests/data/tiny, each with the logits transformers computes for it.
+"""Makes the tiny random models under tests/data/tiny, with the logits that transformers computes for each.
 
     python make_tiny_models.py OUT [VARIANT…]
 
-One directory per architecture feature (rotary scaling, window, bias, norm, storage dtype, sharding). Each holds what
-`save_pretrained` writes and `expected.safetensors`: `input_ids` I64[2,T] and `logits` F32[2,T,V], computed on CPU in
+One directory per architecture feature (rotary scaling, window, bias, norm, storage dtype, sharding). Each holds the
+files of `save_pretrained` and `expected.safetensors`: `input_ids` I64[2,T] and `logits` F32[2,T,V], computed on CPU in
 float32 (weights stored in a 16-bit dtype are read back and widened first), eager attention, whole sequence, no cache.
 
-For each feature the script recomputes the logits with that feature alone removed and refuses a model whose logits move
-by less than 100 times the tolerance the tests use (1e-4): a reader that ignores the feature cannot pass.
+For each feature the script recomputes the logits with only that feature removed, and refuses a model whose logits change
+by less than 100 times the tests' tolerance (1e-4). So a reader that ignores the feature cannot pass.
 
 Needs torch 2.15, transformers 5.23, safetensors 0.8, tokenizers 0.23 (other versions may draw other random numbers).
 """
@@ -46,7 +46,7 @@ class Variant:
     config_class: type
     model_class: type
     config: dict
-    # What to remove, one at a time: a label and the config fields (or the "weights:..." edit) that remove it.
+    # Features to remove, one at a time: a label and the config fields (or the "weights:..." edit) that remove it.
     without: dict = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     tokens: int = TOKENS
@@ -261,7 +261,7 @@ def reference(model, variant, config):
 
 
 def randomize(model):
-    """Weights large enough that every feature shows in the logits, norm weights around 1, non-zero biases."""
+    """Draws weights large enough that every feature affects the logits, norm weights around 1, non-zero biases."""
     # Gemma's norms add 1 to their weights.
     center = 0.0 if "Gemma" in type(model).__name__ else 1.0
     with torch.no_grad():
@@ -279,7 +279,7 @@ def randomize(model):
 
 
 def corrections(model):
-    """What routers add to the scores they choose by is a buffer."""
+    """Score corrections of routers are buffers, not parameters."""
     return [(name, buffer) for name, buffer in model.named_buffers() if "e_score_correction_bias" in name]
 
 
@@ -297,7 +297,7 @@ def check_structure(model, variant, config):
 
 
 def check_conditioning(model, input_ids, logits):
-    """float64 matrix products give the same logits: a correct reader with another order of summation stays in tolerance."""
+    """Checks that float64 matrix products give the same logits, so a correct reader with another summation order is within tolerance."""
     wide = forward(copy.deepcopy(model).double(), input_ids)
     error = (wide - logits).abs().max().item()
     assert error < TOLERANCE / 3, f"float32 rounding alone moves the logits by {error}"
@@ -329,7 +329,7 @@ def edit_weights(model, edit):
 
 
 def write_old_style(path):
-    """config.json as transformers 4 wrote it: rope_theta and rope_scaling with `type` instead of rope_parameters."""
+    """Writes config.json in the style of transformers 4: rope_theta and rope_scaling with `type` instead of rope_parameters."""
     config = json.loads(path.read_text())
     parameters = config.pop("rope_parameters")
     config["rope_theta"] = parameters.pop("rope_theta")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Record what PyTorch gives for a training step of three models under tests/data/tiny: losses, gradients, updates.
+"""Records PyTorch's training steps of three models under tests/data/tiny: losses, gradients, updates.
 
     python make_train_gradients.py TINY OUT
 
@@ -7,8 +7,8 @@ One file per model, `OUT/<variant>.safetensors`: `loss` F64[4], the mean cross-e
 model's recorded `input_ids` before each of three AdamW steps and after the last; `grad.<parameter>`, the gradients of the
 first loss; `after.<parameter>`, the parameters after the third step. All in float32 on CPU with eager attention.
 
-AdamW decays every parameter, as `torch.optim.AdamW(model.parameters())` does. Its eps is large: some gradients are 0 but for
-rounding (a bias of the keys moves no softmax), and with the usual eps the first steps would take them for a direction.
+AdamW decays every parameter, like `torch.optim.AdamW(model.parameters())`. Its eps is large: some gradients are 0 up to
+rounding (a bias of the keys does not change the softmax), and with the usual eps the first steps would follow that rounding.
 
 Needs torch 2.15, transformers 5.23, safetensors 0.8 (another version may round differently).
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare two logits files (safetensors with `logits` F32[W,T,V] and `input_ids` I64[W,T]).
+"""Compares two logits files (safetensors with `logits` F32[W,T,V] and `input_ids` I64[W,T]).
 
     python compare_logits.py A B [--tol 1e-3]
 

@@ -6,8 +6,7 @@
 
 MANTISSA is the binary and MODEL a dense Hugging Face folder. `mantissa imatrix` computes the importance
 matrix on TEXT; both quantizers use it; `mantissa eval --reference MODEL` measures both files on the windows or the text. Prints a table with the
-difference of the KLs in nats and its standard error, windows being the unit and the two files measured on the same ones
-(paired). llama.cpp quantizes a bf16 GGUF file that mantissa wrote, so that weights and tokenizer are the same.
+paired difference of the KLs in nats and its standard error, with windows as the unit. llama.cpp quantizes a bf16 GGUF file that mantissa wrote, so that weights and tokenizer are the same.
 Exit code 0 if none of our types is worse by more than two standard errors.
 """
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Run a compressed-tensors checkpoint with transformers and the compressed_tensors package; write its logits.
+"""Runs a compressed-tensors checkpoint with transformers and the compressed_tensors package; writes its logits.
 
     python compressed_tensors_logits.py ARTIFACT_DIR [--tokens FILE.json:KEY] [--windows N] --out logits.safetensors
 
 Writes `logits` F32[W,T,V] and `input_ids` I64[W,T], computed on CPU in float32 with eager attention, and prints the
-perplexity over the windows (position t predicts t+1). None of the numerics here is ours: weights are decoded and
-activations quantized by the installed packages. `--via` chooses how (README.md tells when each one is needed):
+perplexity over the windows (position t predicts t+1). Only the installed packages decode weights and
+quantize activations. `--via` chooses the path (README.md states when each one is needed):
 
   transformers  from_pretrained; weights are decompressed at the first forward, activations quantized as configured
   dequantize    from_pretrained with CompressedTensorsConfig(dequantize=True): weights only, no activation quantization
@@ -98,7 +98,7 @@ def load_with_package(artifact):
     del config.quantization_config
     model = AutoModelForCausalLM.from_config(config, **LOADING)
     stored = read_tensors(artifact)
-    # Status "compressed" means to the package's forward: the weight is decoded already, quantize the input only.
+    # For the package's forward, status "compressed" means that the weight is decoded already and only the input is quantized.
     apply_quantization_config(model, quantization, show_progress=False)
     for name, module in model.named_modules():
         if hasattr(module, "quantization_scheme"):
@@ -124,7 +124,7 @@ def fill_quantized(module, state, quantization):
 
 
 def decode(state, scheme, fmt):
-    """The weight in float32, by the package's own unpacking and dequantization."""
+    """Weight in float32, by the package's own unpacking and dequantization."""
     if fmt in FP4_FORMATS:
         rows, half = state["weight_packed"].shape
         codes = unpack_fp4_from_uint8(state["weight_packed"], rows, 2 * half, dtype=torch.float32)
@@ -138,7 +138,7 @@ def decode(state, scheme, fmt):
 
 
 def load_dense(model, stored):
-    """Everything that no scheme claimed: embeddings, norms, ignored modules."""
+    """Tensors without a scheme: embeddings, norms, ignored modules."""
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name, tensor in stored.items():
@@ -195,7 +195,7 @@ def read_tensors(artifact):
 
 
 def take(stored, module_name):
-    """Remove and return the tensors of one module, by their local names."""
+    """Removes and returns the tensors of one module, by their local names."""
     prefix = f"{module_name}."
     names = [name for name in stored if name.startswith(prefix) and "." not in name[len(prefix):]]
     return {name[len(prefix):]: stored.pop(name) for name in names}

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Decode an EXL2 folder as exllamav2's kernels do, and compare with our decoder.
+"""Decodes an EXL2 folder like exllamav2's kernels, and compares with our decoder.
 
     python exl2_weights.py DIR DENSE.safetensors
 
-exllamav2 runs on GPUs alone; its decoding is written here once more, in numpy, from `exllamav2_ext/cuda/q_matrix.cu` (make_group_map, the scales) and
+exllamav2 runs only on GPUs; this script reimplements its decoding in numpy, from `exllamav2_ext/cuda/q_matrix.cu` (make_group_map, the scales) and
 `quant/qdq_{2,3,4,5,6,8}.cuh` before the shuffle. Each weight must equal the tensor of its name in DENSE.safetensors
-(`cargo run --release -p mantissa-model --example dense -- DIR DENSE.safetensors`) bit for bit. Exit 1 where one does not.
-What the kernels demand is asked for as well: groups from the widest to the narrowest codes, whole words, q_weight padded to 32 columns.
+(`cargo run --release -p mantissa-model --example dense -- DIR DENSE.safetensors`) bit for bit. Exit 1 if one does not.
+Also checks the kernels' requirements: groups from the widest to the narrowest codes, whole words, q_weight padded to 32 columns.
 """
 
 import json
@@ -47,7 +47,7 @@ def decode(parts):
     height, width = parts["q_invperm"].shape[0], words.shape[1]
     assert width % 32 == 0, "q_weight is padded to whole warps"
     assert (np.diff(groups[:, 0]) <= 0).all(), "groups come from the widest codes to the narrowest"
-    # make_group_map: the rows of a group follow from the words up to the next one's; the last takes what is left.
+    # make_group_map: the rows of a group follow from the words up to the next group; the last one takes the rest.
     rows_of, row = [], 0
     for i, (bits, start) in enumerate(groups):
         if i + 1 < len(groups):
@@ -71,7 +71,7 @@ def decode(parts):
             code = ((low | high << np.uint64(32)) >> np.uint64(at % 32)).astype(np.int64) & ((1 << bits) - 1)
             out[row] = (code - (1 << (bits - 1))).astype(np.float32) * scale
             row += 1
-    # Row r of the matrix is at place q_invperm[r].
+    # Row r of the matrix is at position q_invperm[r].
     return out[parts["q_invperm"].astype(int)].T, {int(bits) for bits in groups[:, 0]}
 
 

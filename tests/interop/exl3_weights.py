@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Decode an EXL3 folder as exllamav3 does, and compare with our decoder.
+"""Decodes an EXL3 folder like exllamav3, and compares with our decoder.
 
     python exl3_weights.py DIR DENSE.safetensors
 
-exllamav3 runs on GPUs alone; its decoding is written here once more, in numpy, from `exllamav3_ext/quant/codebook.cuh` (decode_3inst, decode_mul1: f16
+exllamav3 runs only on GPUs; this script reimplements its decoding in numpy, from `exllamav3_ext/quant/codebook.cuh` (decode_3inst, decode_mul1: f16
 arithmetic, operation by operation), `exl3_dq.cuh` (the window of a state), `exl3_lib/quantize.py` (tensor_core_perm, preapply_had_l and _r) and
 `modules/quant/exl3.py` (get_weight_tensor). The rotations are sums of f64 here and of f32 in ours: each weight must be within 1e-6 of the largest of its
-tensor in DENSE.safetensors (`cargo run --release -p mantissa-model --example dense -- DIR DENSE.safetensors`). Exit 1 where one is not, or where
-`quantization_config.json` does not describe what is stored.
+tensor in DENSE.safetensors (`cargo run --release -p mantissa-model --example dense -- DIR DENSE.safetensors`). Exit 1 if one is not, or if
+`quantization_config.json` does not match the stored tensors.
 """
 
 import json
@@ -76,7 +76,7 @@ def value(states, multiplier, addend, sums):
     if sums:
         total = (x & 0xFF) + (x >> 8 & 0xFF) + (x >> 16 & 0xFF) + (x >> 24)
         inverse, bias = (np.uint16(pattern).view(np.float16).astype(np.float64) for pattern in (0x1EEE, 0xC931))
-        # One fused multiply-add in f16, of the sum as 1024 more than it is.
+        # One fused multiply-add in f16, on the sum plus 1024.
         return ((total + 1024.0) * inverse + bias).astype(np.float16).astype(np.float64)
     x = (x & 0x8FFF8FFF) ^ 0x3B603B60
     low, high = (x & 0xFFFF).astype(np.uint16).view(np.float16), (x >> 16).astype(np.uint16).view(np.float16)

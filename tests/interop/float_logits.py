@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Run a bitsandbytes or FP8 checkpoint with the weights that bitsandbytes or transformers decode; write the logits.
+"""Runs a bitsandbytes or FP8 checkpoint with the weights that bitsandbytes or transformers decode; writes the logits.
 
     python float_logits.py ARTIFACT_DIR [--tokens FILE.json:KEY] [--windows N] --out logits.safetensors
 
-bitsandbytes: each layer's QuantState is made by the package from the stored tensors, and decoded by its own code for the CPU
-(the portable one of 4 bits, `int8_vectorwise_dequant`). FP8 (`quant_method: "fp8"`): transformers loads the directory with
+bitsandbytes: the package builds each layer's QuantState from the stored tensors and decodes it with its own CPU code
+(the portable 4-bit code, `int8_vectorwise_dequant`). FP8 (`quant_method: "fp8"`): transformers loads the directory with
 `dequantize=True`. The weights run in a dense float32 model, inputs unquantized. Output and options are those of
 compressed_tensors_logits.py; needs `pip install bitsandbytes==0.50.2 accelerate` beside it.
 """
@@ -59,7 +59,7 @@ def load(artifact):
 
 
 def decoded(stored):
-    """Every weight in float32, by the package's own reader and decoder."""
+    """Decodes every weight to float32 with the package's own reader and decoder."""
     from bitsandbytes import functional
 
     weights = {}
@@ -80,7 +80,7 @@ def decoded(stored):
 
 
 def four_bits(codes, state):
-    """By the package's portable code: its CPU kernel takes rows for whole blocks, and is wrong where they are not."""
+    """Decodes with the package's portable code: its CPU kernel assumes rows of whole blocks, and is wrong for others."""
     from bitsandbytes import functional
     from bitsandbytes.backends.default.ops import _dequantize_4bit_compute
 

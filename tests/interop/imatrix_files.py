@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Importance matrices between mantissa and the `gguf` package, in both of llama.cpp's encodings.
+"""Exchanges importance matrices between mantissa and the `gguf` package, in both of llama.cpp's encodings.
 
     python imatrix_files.py MANTISSA MODEL CALIBRATION.txt [--recipe q4_k_m]
 
-`mantissa imatrix` writes the GGUF encoding: the package reads it, with the keys and shapes of llama-imatrix. The same figures,
-written by the package as GGUF and by this script as the older .dat, make `mantissa quantize --imatrix` write the same tensors.
-Exit code 1 where they do not.
+`mantissa imatrix` writes the GGUF encoding; the package reads it, with the keys and shapes of llama-imatrix. With the same values,
+written by the package as GGUF and by this script as the older .dat, `mantissa quantize --imatrix` must write the same tensors.
+Exit code 1 if it does not.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def write_gguf(path, entries):
 
 
 def write_dat(path, entries):
-    """llama.cpp's imatrix.cpp of before 2025-07: means times calls, here of one call."""
+    """Format of llama.cpp's imatrix.cpp before 2025-07: means times calls, here one call."""
     text = lambda name: struct.pack("<i", len(name.encode())) + name.encode()
     out = [struct.pack("<i", len(entries))]
     for name, (sums, counts) in entries.items():

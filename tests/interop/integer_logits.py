@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Run a GPTQ or AWQ checkpoint with the weights that GPTQModel decodes; write the logits.
+"""Runs a GPTQ or AWQ checkpoint with the weights that GPTQModel decodes; writes the logits.
 
     python integer_logits.py ARTIFACT_DIR [--tokens FILE.json:KEY] [--windows N] --out logits.safetensors
 
-GPTQModel loads the directory on the CPU, as it would for inference; each of its quantized layers decodes its own weight, with
+GPTQModel loads the directory on the CPU, as for inference. Each quantized layer decodes its own weight, with
 the scales widened to float32 first so that the product is not rounded to float16. Those weights run in a dense float32 model of transformers.
 Output and options are those of compressed_tensors_logits.py.
 """

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Decode an MLX folder with the mlx package on the CPU, and compare with our decoder.
+"""Decodes an MLX folder with the mlx package on the CPU, and compares with our decoder.
 
     python mlx_weights.py DIR DENSE.safetensors
 
-`mlx.core.dequantize` decodes each weight from the tensors of the folder with the group size, bits and mode that its config gives the module, as
-`mlx.nn.QuantizedLinear` does. The result must agree with the tensor of that name in DENSE.safetensors (`cargo run --release -p mantissa-model
---example dense -- DIR DENSE.safetensors`) within the rounding of one product and one sum. Exit 1 where it does not.
+`mlx.core.dequantize` decodes each weight from the tensors of the folder with the module's group size, bits and mode from the config, like
+`mlx.nn.QuantizedLinear`. The result must agree with the tensor of that name in DENSE.safetensors (`cargo run --release -p mantissa-model
+--example dense -- DIR DENSE.safetensors`) within the rounding of one product and one sum. Exit 1 if it does not.
 Needs `pip install mlx==0.32.4 mlx-cpu==0.32.4` (Linux on x86-64) and numpy.
 """
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Check the ONNX graph of a folder that `mantissa quantize --format onnx` wrote.
+"""Checks the ONNX graph of a folder that `mantissa quantize --format onnx` wrote.
 
     python onnx_weights.py DIR DENSE.safetensors
 
-`onnx.checker` takes the file with its external data; ONNX Runtime on the CPU and, with `--reference`, onnx's own reference evaluator run it. Every output,
+`onnx.checker` checks the file with its external data; ONNX Runtime on the CPU and, with `--reference`, onnx's own reference evaluator run it. Every output,
 the weight that a DequantizeLinear node computes, must equal the tensor of that name in DENSE.safetensors bit for bit, which
-`cargo run --release -p mantissa-model --example dense -- DIR DENSE.safetensors` writes with our decoder. Exit 1 where one does not.
+`cargo run --release -p mantissa-model --example dense -- DIR DENSE.safetensors` writes with our decoder. Exit 1 if one does not.
 Needs `pip install onnx==1.23.2 onnxruntime==1.31.1 safetensors numpy`.
 """
 
