@@ -1,21 +1,21 @@
-//! Errors of methods, without the names of files and layers, which the caller adds.
+//! Errors of methods, without file and layer names, which the caller adds.
 
 use mantissa_num::TensorError;
 
-/// Any error of a caller's own code, which a method passes on.
+/// Error of the caller's code that a method passes through.
 pub type BoxedError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A weight, an input or a layer that a method could not quantize.
+/// A weight, an input or a layer could not be quantized.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MethodError {
-    /// A weight holds values that are not numbers, or that the scheme cannot hold.
+    /// A weight holds values that are not finite or that the scheme cannot hold.
     #[error(transparent)]
     Weight(#[from] TensorError),
-    /// The method does not take the scheme; `0` says which schemes it takes.
+    /// The method does not take the scheme; `0` names the schemes it takes.
     #[error("expected {0}")]
     Scheme(&'static str),
-    /// The format stores no scales for the weight.
+    /// The format cannot store the weight's scales.
     #[error("expected a weight with scales that the format can store, got non-finite or out-of-range values")]
     Scales,
     /// There is not enough memory, or another fault of the environment.
@@ -24,7 +24,7 @@ pub enum MethodError {
     /// Any other fault of the input.
     #[error(transparent)]
     Input(BoxedError),
-    /// The caller asked to stop.
+    /// The caller requested a stop.
     #[error("interrupted before the end")]
     Stopped,
 }

@@ -20,7 +20,7 @@ pub struct ErrorStats {
 pub struct ErrorReport {
     /// Mean squared error.
     pub mse: f64,
-    /// `10 log10(sum x² / sum (x - x̂)²)` in dB; absent where the error is zero.
+    /// `10 log10(sum x² / sum (x - x̂)²)` in dB; absent if the error is zero.
     pub sqnr_db: Option<f64>,
     /// `||x - x̂|| / ||x||` (Frobenius); 0 for a zero tensor.
     pub relative_error: f64,

@@ -39,7 +39,7 @@ pub use hessian::Hessian;
 pub use method::Gptq;
 pub(crate) use outliers::{as_f16, count, largest, sparse};
 
-/// Weights that a group's scale is taken from.
+/// Weights from which a group's scale is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GroupOrder {
     /// Original weights of adjacent columns, for any quantization order. The stored layout is the same as that of
@@ -57,7 +57,7 @@ pub enum GroupOrder {
 pub const GROUP_ORDERS: [(&str, GroupOrder); 3] =
     [("static", GroupOrder::Static), ("original", GroupOrder::Original), ("current", GroupOrder::Current)];
 
-/// Share of its weights' range that a group's scale covers.
+/// Share of its weights' range covered by a group's scale.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GroupRange {
     /// Share with the least `Σ diag(H) (w - q)²` under RTN. Rounding errors count half, because other columns
@@ -65,7 +65,7 @@ pub enum GroupRange {
     /// exponent 2.4 and unweighted errors.
     #[default]
     Mse,
-    /// All of it, as published.
+    /// The whole range, as published.
     Amax,
 }
 
@@ -79,17 +79,17 @@ pub const GROUP_RANGES: [(&str, GroupRange); 2] = [("mse", GroupRange::Mse), ("a
 /// Options of [`gptq`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GptqOptions {
-    /// λ as a fraction of the mean of H's diagonal; where H is singular all the same, ten times as much is tried, up to 1.
+    /// λ as a fraction of the mean diagonal of H. While H is singular, λ is multiplied by 10, up to 1.
     pub damp: f64,
-    /// Columns between two products with the rest of the weight.
+    /// Block size: columns between two updates of the rest of the weight.
     pub block: usize,
-    /// Columns by decreasing diagonal of H, equal ones in their own order, instead of from left to right.
+    /// Act-order: columns by decreasing diagonal of H, ties in original order, instead of from left to right.
     pub act_order: bool,
-    /// Weights that a group's scale is taken from.
+    /// Weights from which a group's scale is computed.
     pub groups: GroupOrder,
-    /// Share of their range that it covers.
+    /// Share of their range covered by the scale.
     pub range: GroupRange,
-    /// The share of their input's [`Drift`] that weights make up for: 0 in GPTQ, 1 all of it.
+    /// Share of the input [`Drift`] that is corrected: 0 in GPTQ, 1 for the full correction.
     pub asymmetric: f32,
     /// Share of FOEM's first-order term ([`foem`](crate::foem)): 0 in GPTQ.
     pub first_order: f64,
@@ -124,15 +124,15 @@ pub struct GptqResult {
     /// Codes in the column order of W. With [`g_idx`](Self::g_idx) a row's groups are not adjacent columns, and only
     /// [`dequantize`](Self::dequantize) decodes them.
     pub quantized: Quantized,
-    /// Group of each column, `[k]`, where it is not `column / group`.
+    /// Group of each column, `[k]`, if it is not `column / group`.
     pub g_idx: Option<Vec<u32>>,
-    /// Single weights that stand beside the codes, an [`Extra::Sparse`]: what each has over its code, as f16 has it.
+    /// Outliers, an [`Extra::Sparse`]: the difference of each from its code, as f16.
     pub outliers: Option<Extra>,
-    /// `tr((W - Q) H (W - Q)ᵀ)` with the H given, not damped; of W with its dead columns zero.
+    /// Loss `tr((W - Q) H (W - Q)ᵀ)` under the given H without damping, with dead columns of W set to zero.
     pub loss: f64,
-    /// The `damp` that made H positive definite, at least the one asked for.
+    /// Damping that made H positive definite, at least the requested one.
     pub damp_used: f64,
-    /// Columns whose input was always zero, and whose weights now are.
+    /// Columns whose input was always zero, and whose weights are now zero.
     pub dead_columns: usize,
     /// Notes for the user: larger damping, dead columns.
     pub notes: Vec<String>,

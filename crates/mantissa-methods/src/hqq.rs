@@ -494,7 +494,8 @@ mod tests {
             assert!((0..rows * cols).all(|i| values[i] == other[i % cols * rows + i / cols]));
             assert_eq!(errors, others);
         }
-        // Of 80 columns the last 16 have a scale of their own: as in a weight that ends before them, and one of nothing else.
+        // Of 80 columns the last 16 have their own scale: compared with a weight of 64 columns, and one of the last
+        // 16 only.
         let scheme = with_float_zero("int4-g64".parse().unwrap());
         let of = |columns: std::ops::Range<usize>| {
             let part: Vec<f32> =

@@ -1,7 +1,8 @@
-//! The interface of a post-training quantization method.
+//! Interface of a post-training quantization method.
 //!
-//! A method is one value that holds its own options. It says what it needs ([`Needs`]), which schemes it takes, the memory it uses,
-//! and solves one [unit of work](Work). The pipeline runs the model, collects statistics and stores the result.
+//! A method is one value that holds its own options. It states its [needs](Needs), the schemes it takes and the
+//! memory it uses, and solves one [unit of work](Work). The pipeline runs the model, collects statistics and stores
+//! the result.
 
 use std::borrow::Cow;
 use std::fmt::Debug;
@@ -23,7 +24,7 @@ pub trait Method: Debug + Send + Sync {
     /// Unit of work, with the functions that solve it.
     fn work(&self) -> Work<'_>;
 
-    /// Name in recipes: that of a registry row with these options where there is one, [`name`](Self::name) otherwise.
+    /// Name in recipes: that of the registry row with these options, if any, else [`name`](Self::name).
     fn recipe_name(&self) -> &'static str {
         self.name()
     }

@@ -31,7 +31,7 @@ use crate::options::{Key, OptionError, Options, Setting, TableSpec};
 /// Largest share of outliers; beyond it, f16 values with columns take more than 8 bits per weight.
 pub const MOST_OUTLIERS: f64 = 0.2;
 
-/// Options of SpQR beside [`GptqOptions`].
+/// Options of SpQR, in addition to [`GptqOptions`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SpqrOptions {
     /// Share of a layer's weights stored as outliers, up to [`MOST_OUTLIERS`].

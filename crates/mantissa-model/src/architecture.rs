@@ -1,8 +1,8 @@
-//! Architectures as data: one row of features each. No code asks for a model by its name; it asks for a feature.
+//! Architectures as data: one row of features each. No code depends on a model's name, only on its features.
 //!
-//! A row states what `config.json` does not, which fields state the rest, and how the checkpoint's tensors are named.
-//! [`ModelConfig`](crate::ModelConfig) is a row applied to a config. Adding an architecture without new features is one
-//! row in `architecture/table.rs` and recorded logits in `tests/data/tiny`.
+//! A row states everything that `config.json` does not, which fields state the rest, and how the checkpoint's tensors
+//! are named. [`ModelConfig`](crate::ModelConfig) is a row applied to a config. To add an architecture without new
+//! features, add one row in `architecture/table.rs` and recorded logits in `tests/data/tiny`.
 
 pub(crate) mod features;
 pub(crate) mod names;

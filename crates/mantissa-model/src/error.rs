@@ -73,7 +73,7 @@ pub enum LoadError {
         /// Values supported.
         allowed: &'static str,
     },
-    /// Operands of attention cannot be rounded as asked.
+    /// Operands of attention cannot be rounded as requested.
     #[error("attention operands: expected {allowed}, got {operands}")]
     AttentionOperands {
         /// The operands.
@@ -81,7 +81,7 @@ pub enum LoadError {
         /// Values supported.
         allowed: &'static str,
     },
-    /// Keys or values cannot be cached as asked.
+    /// Keys or values cannot be cached as requested.
     #[error("KV cache: expected {allowed}, got {scheme}")]
     KvScheme {
         /// The scheme or policy.

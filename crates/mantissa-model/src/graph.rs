@@ -22,7 +22,7 @@ use crate::source::WeightSource;
 pub enum Role {
     /// Token embedding.
     Embedding,
-    /// Output head; absent where it is tied to the embedding.
+    /// Output head; absent if it is tied to the embedding.
     Head,
     /// Weight of a norm.
     Norm {

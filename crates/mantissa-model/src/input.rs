@@ -17,7 +17,7 @@ use crate::error::LoadError;
 use crate::factored::Factored;
 use crate::packed::Packed;
 
-/// Quantizes inputs as a checkpoint asks. Two are equal if they give equal results.
+/// Quantizes inputs as stated by a checkpoint. Two are equal if they give equal results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputQuantizer {
     quant: ActivationQuant,
@@ -71,7 +71,7 @@ impl InputQuantizer {
         Ok(InputQuantizer { quant: quant.clone(), path })
     }
 
-    /// Quantization that the checkpoint asks for.
+    /// Quantization stated by the checkpoint.
     pub fn quant(&self) -> &ActivationQuant {
         &self.quant
     }

@@ -1,4 +1,5 @@
-//! Quantization of keys and values as they enter the cache: with scales that a checkpoint stores, or as a [`KvPolicy`] says.
+//! Quantization of keys and values when they enter the cache: with scales stored in a checkpoint, or by a
+//! [`KvPolicy`].
 
 mod book;
 mod calibrate;

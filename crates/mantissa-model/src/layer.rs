@@ -54,7 +54,7 @@ impl Place {
 /// Part of a layer that a pass runs.
 #[derive(Debug)]
 pub struct Passage<'a> {
-    /// Point where the states are.
+    /// Point that the states have reached.
     pub from: Place,
     /// Input to stop at: products of this input and of later ones are not computed. `None` runs to the end.
     pub to: Option<LinearInput>,
@@ -341,7 +341,7 @@ impl Operators for Evaluate<'_, '_> {
     }
 }
 
-/// Builds the quantizer of keys and values that the checkpoint asks for; calibrated levels take precedence over a scheme.
+/// Builds the checkpoint's quantizer of keys and values; calibrated levels take precedence over a scheme.
 fn cache_quantizer(
     source: &dyn WeightSource,
     config: &ModelConfig,

@@ -48,7 +48,8 @@ impl LayerFlow {
         Ok(())
     }
 
-    /// Projects `x` to gate and up, `[rows, intermediate]`. Without a gate, up stands in its place, next to ones.
+    /// Projects `x` to gate and up, `[rows, intermediate]`. Without a gate, `gate` receives the up projection and
+    /// `up` ones.
     fn gate_and_up(
         &self,
         operators: &mut impl Operators,

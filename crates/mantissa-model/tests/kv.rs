@@ -147,7 +147,7 @@ impl SourceView for QuantizedLatents<'_> {
     }
 }
 
-/// Latent attention caches a latent and a rotated part, whatever the projection of the latent reads.
+/// Latent attention caches a latent and a rotated part, even if the projection of the latent quantizes its input.
 #[test]
 fn latents_are_cached_as_such() {
     let mut models = 0;

@@ -86,7 +86,7 @@ fn observed_inputs_are_what_the_linear_layers_read() {
     }
 }
 
-/// Checks that every linear layer's input was seen, once per token; those of experts as often as tokens are routed.
+/// Checks that every linear layer's input was observed once per token; those of experts once per routed token.
 fn check_widths(config: &ModelConfig, seen: &BTreeMap<LinearInput, Vec<f32>>, tokens: usize) {
     let mut routed = 0;
     for info in config.layer_linears(0) {

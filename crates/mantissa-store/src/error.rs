@@ -68,7 +68,7 @@ pub enum Error {
         path: PathBuf,
         /// Tensor or part of the file.
         what: String,
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: u64,
     },
     /// File is something else, recognised by its first bytes or its name.
@@ -146,7 +146,7 @@ pub enum Error {
     NoTensor {
         /// File or folder.
         path: PathBuf,
-        /// The name asked for.
+        /// Name requested.
         tensor: String,
     },
     /// A requested tensor is not a float.
@@ -185,7 +185,7 @@ pub enum Error {
         tensor: String,
         /// First byte, from the tensor's start.
         offset: u64,
-        /// Bytes asked for.
+        /// Bytes requested.
         len: u64,
         /// Bytes of the tensor.
         size: u64,

@@ -83,7 +83,7 @@ impl SafetensorsWriter {
         let file = disk::create_new(path).map_err(|e| Error::io(path, "create", e))?;
         let begun = disk::reserve(&file, path, end).and_then(|()| disk::write_at(&file, path, &header, 0));
         if let Err(error) = begun {
-            // Our own file of a moment ago; the error that matters is the one above.
+            // We just created this file; the first error matters more.
             let _ = disk::remove_file(path);
             return Err(Error::io(path, "reserve disk space", error));
         }
@@ -286,7 +286,7 @@ impl Layout {
     }
 }
 
-/// Bytes of a tensor that have been written: disjoint spans, begin to end, neighbours joined.
+/// Bytes of a tensor that have been written: disjoint spans, begin to end, adjacent ones merged.
 #[derive(Debug, Default)]
 struct Written {
     spans: BTreeMap<u64, u64>,

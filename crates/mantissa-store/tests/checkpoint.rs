@@ -1,4 +1,4 @@
-//! Model folders: what is found, what an index may say, what is refused.
+//! Model folders: their files, valid indexes, and refusals.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -189,7 +189,7 @@ fn configs_are_strict() {
     assert!(matches!(error, Error::Json { fault: JsonFault::TooLarge { .. }, .. }), "{error}");
 }
 
-/// Every model of the reference collections opens, where they lie beside the repository.
+/// Every model of the reference collections opens, if they exist beside the repository.
 #[test]
 fn reference_models_open() {
     let shared = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");

@@ -1,4 +1,4 @@
-//! Modules packed by a script of its own (`tests/data/make_conventions.py`), with their weights: each reader gives those.
+//! Modules packed by a script (`tests/data/make_conventions.py`), with their weights, which each reader must return.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::{Path, PathBuf};
@@ -184,7 +184,7 @@ fn broken_exl2_is_refused_by_name() {
     }
 }
 
-/// Groups of every width, columns in another order: the same tensors, but for the padding of scales.
+/// Groups of every width, with reordered columns: the same tensors, except for the padding of scales.
 #[test]
 fn exl2_is_written_back_as_it_was() {
     let dir = data().join("exl2");
@@ -324,7 +324,7 @@ fn broken_quanto_is_refused_by_name() {
         let error = copy.read(&copy.good, 16, 256).expect(text);
         assert!(error.contains(says), "{text}: {error}");
     }
-    // What is asked of inputs is not applied, and said.
+    // A request to quantize inputs is not applied, and reported.
     let text = r#"{"model.layers.0.mlp.up_proj": {"weights": "qint4", "activations": "qint8"}}"#;
     std::fs::write(&map, text).unwrap();
     let files = ModelFiles::open(copy.dir.path()).unwrap();

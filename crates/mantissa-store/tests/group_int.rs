@@ -1,4 +1,4 @@
-//! GPTQ, AutoRound and AWQ: what is written reads back, layouts match the published descriptions, and damage is refused.
+//! GPTQ, AutoRound and AWQ: outputs read back, layouts match the published descriptions, and damage is refused.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "common/one_module.rs"]
@@ -131,7 +131,7 @@ fn a_mislabelled_version_is_decided_from_the_data() {
 
 #[test]
 fn a_zero_point_of_0_survives_v1() {
-    // What GPTQModel makes of v2: whole words less one in each field, so that a 0 borrows from its neighbour.
+    // GPTQModel's conversion of v2: whole words minus one in each field, so a 0 borrows from its neighbour.
     let scheme = scheme("int4-g32-asym");
     let mut q = weight(&scheme);
     q.scales.offsets.zeros_mut().iter_mut().step_by(5).for_each(|zero| *zero = -8);
@@ -155,7 +155,7 @@ fn auto_round_has_the_same_tensors_without_g_idx() {
         let (linear, notes) = model.read_with_notes().unwrap();
         assert_eq!((quantized(&linear), notes), (&q, vec![]));
     }
-    // A layer of its own bits, by name.
+    // A layer with its own bits, by name.
     model.config["bits"] = json!(8);
     model.config["extra_config"] =
         json!({MODULE: {"bits": 4}, "lm_head": {"bits": 16, "data_type": "float"}});
@@ -212,7 +212,7 @@ fn what_the_containers_do_not_hold_is_refused() {
     assert!(gptq::CONTAINER.specs(&plan).unwrap_err().to_string().contains("activations"));
 }
 
-/// One change of a config, and what its message must name.
+/// A change of a config, and the text that its message must contain.
 fn broken_configs(container: Container) -> Vec<(&'static str, Value, &'static str)> {
     let mut all = vec![
         ("bits", json!(5), "bits"),
@@ -357,7 +357,8 @@ fn seeded_damage_never_panics() {
     }
 }
 
-/// Checkpoints that the public packages wrote, from the data beside the repository: their codes written again are their bytes.
+/// Checkpoints of the public packages, from the data beside the repository: their codes are written back to the same
+/// bytes.
 #[test]
 fn codes_of_the_public_packages_are_written_as_they_wrote_them() {
     let Some(artifacts) = artifacts() else { return };
@@ -390,7 +391,7 @@ fn codes_of_the_public_packages_are_written_as_they_wrote_them() {
                 _ => container.tensors(&plan, q, Beside::Nothing).unwrap(),
             };
             for (tensor, bytes) in written {
-                // AutoRound leaves g_idx out.
+                // AutoRound omits g_idx.
                 if checkpoint.get(&tensor).is_some() || container == awq::CONTAINER {
                     assert!(checkpoint.read(&tensor).unwrap() == bytes, "{name}: {tensor}");
                 } else {

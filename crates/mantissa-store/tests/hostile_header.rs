@@ -1,4 +1,4 @@
-//! Corrupt safetensors headers, by section of the file, each group beside a twin that must be accepted.
+//! Corrupt safetensors headers, by section of the file, each group beside a counterpart that must be accepted.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -244,7 +244,7 @@ fn reads_stay_within_the_tensor_and_the_file() {
     assert!(matches!(opened.read_f32(&forged), Err(Error::Range { .. })));
 }
 
-/// Files of the reference collection, where it lies beside the repository.
+/// Files of the reference collection, if it exists beside the repository.
 #[test]
 fn reference_collection() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/reference/hostile-files");

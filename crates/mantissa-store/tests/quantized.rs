@@ -9,7 +9,7 @@ use mantissa_store::{Dtype, Error, ErrorClass, SafetensorsWriter, TensorSpec};
 use serde_json::{Value, json};
 
 const MODULE: &str = "model.layers.0.mlp.up_proj";
-/// Not square, and with as many groups across as no axis has rows, so that no transposed shape is accepted by chance.
+/// Not square, and with a number of groups that no axis has, so that no transposed shape is accepted by chance.
 const ROWS: usize = 8;
 const COLS: usize = 64;
 
@@ -92,7 +92,7 @@ fn zero_points_must_be_asked_for_and_in_range() {
     let scale = || scales(&[ROWS, 2], 0.5);
     assert!(read(int4(true), &[packed(), scale(), zeros(0)]).is_ok(), "all 0 changes nothing");
     refused(int4(true), &[packed(), scale(), zeros(3)], "weight_zero_point", "symmetric");
-    // Packed ones: 0x8 stands for 0.
+    // In packed codes 0x8 means 0.
     let words = |byte: u8| ("weight_zero_point", Dtype::I32, vec![1, 2], vec![byte; 8]);
     assert!(read(int4(true), &[packed(), scale(), words(0x88)]).is_ok());
     refused(int4(true), &[packed(), scale(), words(0x89)], "weight_zero_point", "symmetric");
@@ -295,7 +295,7 @@ fn native_outliers_are_added_to_the_codes_and_stored_again() {
     layer.transforms.fold(&mut values, ROWS, COLS);
     for (row, values) in values.chunks_exact(COLS).enumerate() {
         for (column, value) in values.iter().enumerate() {
-            // Code 9 stands for 1, the zero point is -1, the scale a half.
+            // Code 9 means 1, the zero point is -1, the scale a half.
             let outlier = if column == row || column == 63 { 1.5 } else { 0.0 };
             assert_eq!(*value, 1.0 + outlier, "[{row}, {column}]");
         }

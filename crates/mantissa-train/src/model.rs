@@ -273,7 +273,7 @@ impl TrainModel {
     }
 
     /// # Errors
-    /// [`TrainError::Stopped`] where that is asked for.
+    /// [`TrainError::Stopped`] if a stop was requested.
     pub(crate) fn go_on(&self) -> Result<(), TrainError> {
         if self.stop.is_some_and(|stop| stop()) { Err(TrainError::Stopped) } else { Ok(()) }
     }

@@ -106,7 +106,7 @@ fn thread_counts_change_no_bit() {
     }
 }
 
-/// Two batches add up to the gradient of both together, and tokens without a target to nothing.
+/// The gradients of two batches add up to that of both together; tokens without a target contribute nothing.
 #[test]
 fn gradients_accumulate() {
     let dir = &trainable()[0];

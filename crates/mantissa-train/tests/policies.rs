@@ -155,7 +155,7 @@ fn copy(from: Vec<(String, Array<'_>)>, to: Vec<(String, ArrayMut<'_>)>) {
     }
 }
 
-/// A master copy in 16 more bits is a master copy in f32, but for halves.
+/// A master copy in 16 more bits equals one in f32, except for ties.
 #[test]
 fn the_remainder_is_a_whole_master_copy() {
     let run =

@@ -228,7 +228,7 @@ fn the_first_operator_that_is_not_finite_is_named() {
     }
 }
 
-/// A step that is looked at has the bits of one that is not, and says what pure bf16 loses.
+/// A step with telemetry has the same bits as one without, and reports the updates that pure bf16 loses.
 #[test]
 fn measured_steps_change_nothing_and_show_stalled_weights() {
     let temp = TempDir::new().unwrap();
@@ -296,7 +296,7 @@ fn a_stopped_step_leaves_the_run_as_it_was() {
     assert!(bits(&stopped) == bits(&whole));
 }
 
-/// SGD learns, stops and goes on, under every kind of master copy; what does not decay does not.
+/// SGD learns, stops and resumes with every kind of master copy; tensors without weight decay do not decay.
 #[test]
 fn sgd_is_an_optimizer_like_the_other() {
     let temp = TempDir::new().unwrap();

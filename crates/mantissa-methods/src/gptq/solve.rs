@@ -90,7 +90,7 @@ impl Problem<'_> {
             scales: ScaleLevel::from(scales).with_zeros(zeros).with_outer(outer),
             ..Quantized::empty(format.clone(), rows, cols)
         };
-        // Concatenate in row order, whatever the panels were.
+        // Concatenate in row order, independent of the panels.
         (quantized, residuals, losses.into_iter().sum())
     }
 
@@ -268,7 +268,7 @@ impl Problem<'_> {
         Group { block, decoder: self.scheme.format.decoder(block.scale, block.zero, self.outer) }
     }
 
-    /// True if a weight is an outlier, stored beside the codes.
+    /// True if a weight is an outlier, stored outside the codes.
     fn is_kept(&self, row: usize, column: usize) -> bool {
         self.fixed.kept.is_some_and(|kept| kept[row * self.cols + column])
     }

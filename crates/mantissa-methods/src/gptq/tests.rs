@@ -18,7 +18,7 @@ impl Random {
         (0..n).map(|_| self.unit() + self.unit() + self.unit()).collect()
     }
 
-    /// Inputs that a few directions of different strength make up, as a model's do, with some noise.
+    /// Inputs spanned by a few directions of different strength, like a model's, with some noise.
     fn inputs(&mut self, tokens: usize, cols: usize) -> Vec<f32> {
         let rank = cols.div_ceil(4);
         let directions = self.values(rank * cols);

@@ -102,7 +102,7 @@ pub struct Biases {
     pub experts: bool,
 }
 
-/// Scores that a router makes of its logits.
+/// Scores that a router computes from its logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scores {
     /// Softmax over all experts.

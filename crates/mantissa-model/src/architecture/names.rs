@@ -1,4 +1,4 @@
-//! Names of an architecture's parameters in a Hugging Face checkpoint. Nothing else in the project spells them.
+//! Names of an architecture's parameters in a Hugging Face checkpoint. No other module contains these names.
 
 use crate::graph::kinds::{LinearKind, NormKind};
 

@@ -27,12 +27,12 @@ pub(crate) enum Eps {
 pub(crate) enum HeadDim {
     /// The value of `head_dim`, or `hidden_size / num_attention_heads`.
     Stated,
-    /// The value of `head_dim`, this default if the field is absent, or `hidden_size / num_attention_heads` where it
-    /// is null.
+    /// The value of `head_dim`; this default if the field is absent, or `hidden_size / num_attention_heads` if it is
+    /// null.
     IfAbsent(usize),
     /// The value of `head_dim`, or this default.
     Default(usize),
-    /// `hidden_size / num_attention_heads` whatever the config says; every query head has its own key-value head.
+    /// `hidden_size / num_attention_heads`, ignoring the config; every query head has its own key-value head.
     Divided,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct BiasRules {
 impl BiasRules {
     /// No biases.
     pub(crate) const NONE: Self = Self::all(Flag::Fixed(false));
-    /// Biases of the attention alone, where `attention_bias` says so.
+    /// Biases of the attention only, if `attention_bias` is set.
     pub(crate) const ATTENTION: Self = {
         let flag = Flag::Field("attention_bias", false);
         BiasRules { qkv: flag, output: flag, ..Self::NONE }
@@ -71,8 +71,8 @@ pub(crate) enum Windows {
     Late,
     /// Layers with an even index; `layer_types` takes precedence.
     Even,
-    /// Every layer but the last of each period, which the first of these fields states; `layer_types` decides where it
-    /// is given.
+    /// Every layer except the last of each period, which the first of these fields states; `layer_types` takes
+    /// precedence.
     ButLast { fields: &'static [&'static str], default: usize },
 }
 
@@ -145,7 +145,7 @@ pub(crate) struct ExpertRules {
     pub(crate) bias: bool,
     /// Fields that are supported with these values only.
     pub(crate) only: &'static [(&'static str, &'static [&'static str])],
-    /// Defaults of `swiglu_alpha` and `swiglu_limit`, where the activation is clamped.
+    /// Defaults of `swiglu_alpha` and `swiglu_limit`, if the activation is clamped.
     pub(crate) swiglu: Option<(f64, f64)>,
     /// True if a dense checkpoint stores the experts of a layer as one tensor, gate and up interleaved.
     pub(crate) stacked: bool,

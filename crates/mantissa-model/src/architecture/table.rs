@@ -1,4 +1,4 @@
-//! The table of architectures, one row each. Rows state their differences from the one that they end with.
+//! Table of architectures, one row each. A row states its differences from the base row at its end.
 
 use super::Architecture;
 use super::features::{Activation, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores};

@@ -25,7 +25,7 @@ pub struct Latent {
 }
 
 impl Latent {
-    /// Epsilon of the norms of the latents, whatever the config says of the others.
+    /// Epsilon of the norms of the latents, independent of the config's epsilon for other norms.
     pub const EPS: f32 = 1e-6;
 
     pub(super) fn parse(

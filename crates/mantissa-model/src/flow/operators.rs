@@ -60,7 +60,8 @@ pub trait Operators {
         jobs: &mut [Job<'_>],
     ) -> Result<(), ForwardError>;
 
-    /// Computes `out = x Wᵀ + b` of a router or gate. Does nothing where models with experts are refused.
+    /// Computes `out = x Wᵀ + b` of a router or gate. Does nothing in implementations that refuse models with
+    /// experts.
     fn side(&mut self, _: SideKind, _x: &[f32], _out: &mut [f32]) {}
 
     /// Transforms and quantizes inputs `x` `[t, in]` of a linear layer, and writes the matching `weight` `[out, in]`:

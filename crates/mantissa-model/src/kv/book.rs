@@ -271,7 +271,7 @@ mod tests {
         assert_eq!(through(&codec, &x), x, "kept");
     }
 
-    /// The error of a random direction is that of the density's levels, whatever its length.
+    /// The error of a random direction equals that of the density's levels, for any length.
     #[test]
     fn a_length_scales_the_levels_of_a_sphere() {
         for (bits, expected) in [(2, 0.1175), (4, 0.0095)] {

@@ -274,7 +274,7 @@ impl KvPolicy {
         LoadError::KvScheme { scheme: self.to_string(), allowed }
     }
 
-    /// Returns the scheme with its scales stored as the policy says.
+    /// Returns the scheme with its scales stored in the policy's type.
     fn narrowed(&self, scheme: &Scheme) -> Scheme {
         match self.scales {
             Some(code) if scheme.format.scale().is_some_and(|tree| tree.code == Code::F32) => {

@@ -1,4 +1,4 @@
-//! Keys, or values, of a layer: rotated if the policy says so, cut into rows, stored by [`Rows`].
+//! Keys, or values, of a layer: optionally rotated, split into rows, stored by [`Rows`].
 
 use mantissa_num::pack::transpose;
 use mantissa_num::{Hadamard, TensorError};

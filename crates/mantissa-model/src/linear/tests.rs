@@ -70,7 +70,7 @@ fn every_storage_gives_the_bits_of_the_dense_product_with_its_values() {
     }
 }
 
-/// Every storage multiplies its values as bf16, whatever part of the tokens it is given.
+/// Every storage multiplies its values as bf16, for any part of the tokens.
 #[test]
 fn products_in_bf16_are_those_of_the_rounded_factors() {
     let (rows, cols, tokens) = (1100, 160, 40);

@@ -20,7 +20,7 @@ pub fn tiny() -> Vec<PathBuf> {
     dirs
 }
 
-/// A file of the data beside the repository, or `None`, said on stderr, on a clone without it.
+/// A file of the data beside the repository; `None`, with a message on stderr, if it does not exist.
 pub fn shared(name: &str) -> Option<PathBuf> {
     let path = workspace().join("../shared").join(name);
     if path.exists() {

@@ -77,7 +77,7 @@ impl Staging {
                 return Err(error);
             }
         };
-        // A folder that was taken over stays if anything goes wrong before the caller decides.
+        // A folder that was taken over is kept if an error occurs before the caller decides.
         let staging = Self {
             begun,
             path,
@@ -113,7 +113,7 @@ impl Staging {
         self.begun.work.path()
     }
 
-    /// Work folders of killed processes that were removed, or whose output was put back, at the start.
+    /// Work folders of killed processes that were removed, or whose output was restored, at the start.
     pub fn cleaned(&self) -> &[PathBuf] {
         &self.begun.cleaned
     }

@@ -7,7 +7,8 @@ use super::plan::NotStorable;
 /// Key of the KV-cache scheme in the `quantization_config` of the native format.
 pub(super) const NATIVE_KEY: &str = "kv_cache";
 
-/// Number of scales that a scheme of keys or values stores in a layer of `heads` key-value heads: one per head or one in all.
+/// Number of scales that a scheme of keys or values stores in a layer of `heads` key-value heads: one per head, or
+/// one.
 pub fn stored_scales(scheme: &Scheme, heads: usize) -> usize {
     match scheme.source {
         Source::Static if scheme.row == RowKind::Head => heads,

@@ -76,7 +76,7 @@ pub enum Experts {
     OneByOne,
     /// One by one, but only if the source stores them so.
     AsInSource,
-    /// Named and ordered by the format itself, whatever the source does.
+    /// Named and ordered by the format itself, independent of the source.
     OwnNames,
     /// Stacked: one tensor holds all experts of a projection, and nothing else is quantized.
     Stacked,

@@ -357,7 +357,7 @@ pub enum OutputFault {
     /// The path has no name to write to, such as `/`.
     #[error("output: expected a path that ends in a name, got no file name")]
     NoName,
-    /// Something is there that this job did not write.
+    /// The path holds something that this job did not write.
     #[error(
         "output: expected nothing at this path, got {what} that this job did not write; fix: choose another path, or replace it with --overwrite"
     )]
@@ -409,7 +409,7 @@ pub enum OutputFault {
         /// The other option.
         other: String,
     },
-    /// Files of a GGUF model in another number of parts lie beside the output.
+    /// Files of the GGUF model in another number of parts are beside the output.
     #[error("output: expected no other files of this model, got \"{}\"; fix: remove it, or replace it with --overwrite", Shown(.entry))]
     OtherParts {
         /// First of them.

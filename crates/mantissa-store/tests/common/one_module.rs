@@ -1,4 +1,4 @@
-//! A model of one linear layer, as the tests of conventions write, read and damage it.
+//! A model of one linear layer that the format tests write, read and damage.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use mantissa_store::{Error, ErrorClass, SafetensorsWriter, TensorSpec};
 use serde_json::{Value, json};
 
 pub const MODULE: &str = "model.layers.0.mlp.up_proj";
-/// Not square, and with other numbers of groups than rows.
+/// Not square, and the numbers of groups differ from the number of rows.
 pub const ROWS: usize = 32;
 pub const COLS: usize = 96;
 
@@ -100,7 +100,7 @@ pub fn survive_damage(dir: &Path, seed: u64, count: u64, check: impl Fn(&LinearW
     }
 }
 
-/// Checkpoints that the public packages wrote, where the data beside the repository is there.
+/// Checkpoints of the public packages, if the data exists beside the repository.
 pub fn artifacts() -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/artifacts");
     if !path.is_dir() {

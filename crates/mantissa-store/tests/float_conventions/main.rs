@@ -1,6 +1,6 @@
-//! ModelOpt, bitsandbytes, DeepSeek's FP8 and the rarer layouts of compressed-tensors: modules packed by a script of its own
-//! (`tests/data/make_float_conventions.py`) decode to the weights beside them and are written back to the same bytes; damage is
-//! refused.
+//! ModelOpt, bitsandbytes, DeepSeek's FP8 and the rarer layouts of compressed-tensors: modules packed by a script
+//! (`tests/data/make_float_conventions.py`) decode to their expected weights and are written back to the same bytes;
+//! damage is refused.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../common/one_module.rs"]
@@ -94,7 +94,7 @@ fn every_layout_decodes_to_the_weight_beside_it() {
     }
 }
 
-/// Equal, but for an amax of LLM.int8() of which two neighbours give the same scale.
+/// Equal, except for an amax of LLM.int8() if two neighbours give the same scale.
 fn same_bytes(spec: &TensorSpec, ours: &[u8], theirs: &[u8]) -> bool {
     let scales = |bytes: &[u8]| -> Vec<f32> {
         bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b) / 127.0).collect()
@@ -130,7 +130,7 @@ fn what_was_read_is_written_back_to_the_same_bytes() {
     assert_eq!(seen, 18);
 }
 
-/// Artifacts that the packages themselves wrote: every layer, tensor by tensor.
+/// Artifacts written by the packages: every layer, tensor by tensor.
 #[test]
 fn artifacts_are_written_back_to_the_same_bytes() {
     let Some(artifacts) = artifacts() else { return };
@@ -216,7 +216,7 @@ fn what_is_quantized_reads_back_bit_for_bit() {
         let plan = LinearPlan::new(MODULE, &scheme, input.as_ref(), (ROWS, COLS));
         let stored = plan.stores_input_scale().then_some(0.037);
         if stored.is_some() {
-            // The scale is calibrated: without, there is nothing to write.
+            // The scale is calibrated; without it nothing can be written.
             assert!(
                 container
                     .tensors(&plan, &q, Beside::Nothing)
@@ -243,7 +243,7 @@ fn what_is_quantized_reads_back_bit_for_bit() {
     }
 }
 
-/// Groups of columns that are no neighbours, as GPTQ's act-order leaves them.
+/// Groups of columns that are not adjacent, as in GPTQ's act-order.
 #[test]
 fn compressed_tensors_holds_the_group_of_each_column() {
     for text in ["int4-g32", "int3-g32-asym"] {
@@ -379,7 +379,7 @@ fn experts_in_mxfp4_read_back_and_split() {
         |experts, expert, turns, turn| Stack { tensor: name.to_owned(), experts, expert, turns, turn };
     for (i, expected) in [&q, &second].into_iter().enumerate() {
         assert_eq!(&gpt_oss::expert(&files, &stack(2, i, 1, 0), ROWS, COLS).unwrap(), expected);
-        // Gate and up take turns.
+        // Gate and up are interleaved.
         let w = expected.dequantize().unwrap();
         for turn in 0..2 {
             let half = gpt_oss::expert(&files, &stack(2, i, 2, turn), ROWS / 2, COLS).unwrap();

@@ -1,4 +1,4 @@
-//! Refusals by name: schemes that are not held, contradictions, damage.
+//! Refusals by name: unsupported schemes, contradictions, damage.
 
 use super::*;
 
@@ -80,7 +80,7 @@ fn what_the_containers_do_not_hold_is_refused() {
     }
 }
 
-/// Tensors without which a module is another, and no damaged one.
+/// Tensors without which a module is another valid one, not a damaged one.
 const OPTIONAL: [&str; 4] = ["input_scale", "pre_quant_scale", "weight_g_idx", "weight_format"];
 
 /// Every change of a tensor that can be made to any layout is refused.
@@ -250,7 +250,7 @@ fn transforms_that_would_have_to_be_run_and_are_not_known_are_refused() {
         let text = with(change).refused(says);
         assert!(text.contains(says), "{says}: {text}");
     }
-    // Folded into the weights already, whatever the matrix.
+    // Already folded into the weights, for any matrix.
     let folded = with(&|u| {
         u["type"] = json!("random-hadamard");
         u["apply"][0]["location"] = json!("weight_output");

@@ -63,7 +63,7 @@ pub enum Arm {
         #[serde(default)]
         operands: BTreeMap<String, String>,
     },
-    /// Loss scales of steps of which some overflow. Figure: `wrong`, the number of unexpected scales.
+    /// Loss scales of steps, some of which overflow. Figure: `wrong`, the number of unexpected scales.
     Scaler {
         /// Name.
         name: String,
@@ -107,7 +107,8 @@ impl Arm {
     }
 }
 
-/// `(of - minus) / over`, its magnitude where `abs` says so, lies between `min` and `max`, in the mean of all seeds.
+/// Requires the mean over all seeds of `(of - minus) / over`, or of its magnitude with `abs`, to be between `min` and
+/// `max`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Check {

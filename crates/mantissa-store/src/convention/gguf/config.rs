@@ -24,7 +24,7 @@ pub(super) struct Parsed {
 }
 
 /// # Errors
-/// [`crate::Error::Field`] names a key that is of the wrong type, or asks for what is not understood.
+/// [`crate::Error::Field`] names a key with a wrong type or an unsupported value.
 pub(super) fn parse(gguf: &Gguf) -> Result<Parsed> {
     let none = |config| Parsed { config, architecture: None, order: RowOrder::default(), notes: Vec::new() };
     let Some(name) = gguf.metadata().text("general.architecture")? else { return Ok(none(None)) };
