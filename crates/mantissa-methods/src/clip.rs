@@ -1,9 +1,10 @@
-//! Clipping: the range of each block is narrowed where that loses less than it saves.
+//! Clipping: narrows the range of each block if that lowers the error.
 //!
-//! Round to nearest under `Range(r · min, r · max)` for a few ratios `r` from 1 down, and the one with the least
-//! `Σ |w - q|^2.4` over the block's weights: what llm-compressor's observer "mse" takes (OMSE of Choukroun et al. 2019, "Low-bit
-//! Quantization of Neural Networks for Efficient Inference", arXiv 1902.06822, has the exponent 2, under which large weights
-//! are cut off more than is good for the model). 1 is among the ratios, so that no block is worse than without.
+//! Tries round to nearest under `Range(r · min, r · max)` for ratios `r` from 1 down, and keeps the one with the
+//! least `Σ |w - q|^2.4` over the block's weights. This is the norm of llm-compressor's observer "mse". (OMSE of
+//! Choukroun et al. 2019, "Low-bit Quantization of Neural Networks for Efficient Inference", arXiv 1902.06822, has
+//! the exponent 2, which clips large weights more than is good for the model.) The ratios include 1, so no block is
+//! worse than without clipping.
 
 use std::ops::Range as Span;
 
@@ -18,20 +19,19 @@ use crate::rtn::append;
 use crate::solved::Solved;
 use crate::source::PANEL;
 
-/// Ratios that are tried: 1, 1 - 1/[`STEPS`], …
+/// Number of ratios tried: 1, 1 - 1/[`STEPS`], …
 const RATIOS: usize = 71;
 
-/// Steps from 1 to 0: as fine as that observer's, which goes down to 0.81.
+/// Steps from 1 to 0: as fine as in that observer, which goes down to 0.81.
 const STEPS: usize = 100;
 
-/// The exponent of errors.
+/// Exponent of the error norm.
 pub(crate) const NORM: f32 = 2.4;
 
-/// Values whose errors are raised to that power together.
+/// Values whose errors are raised to the power together.
 const AT_ONCE: usize = 16;
 
-/// Rows (or groups) of `len` values that one thread takes at a time; a choice that results do not depend on but for the
-/// order of their sums.
+/// Rows (or groups) of `len` values that one thread takes at a time. Affects results only by the order of their sums.
 pub(crate) fn rows_at_once(len: usize) -> usize {
     (PANEL / len.max(1)).max(1)
 }
@@ -39,7 +39,7 @@ pub(crate) fn rows_at_once(len: usize) -> usize {
 /// Checks that [`quantize`] takes `scheme`.
 ///
 /// # Errors
-/// The schemes that it takes.
+/// Names the schemes that it takes.
 pub fn check_scheme(scheme: &Scheme) -> Result<(), &'static str> {
     let within = matches!(scheme.format.blocks(), Blocks::Row | Blocks::Group(_));
     let blockwise = scheme.format.codec().is_none() && !scheme.needs_whole_tensor();
@@ -55,11 +55,12 @@ pub fn group_of(scheme: &Scheme, cols: usize) -> usize {
     }
 }
 
-/// Quantizes `w` (`[rows, cols]`) by `scheme` with the range of least error for each block. `outer` is the
-/// tensor-wide scale where fused partners share one; `None` takes it from `w`.
+/// Quantizes `w` (`[rows, cols]`) by `scheme`, with the range of least error for each block. `outer` is the global
+/// scale if fused layers share one; `None` computes it from `w`.
 ///
 /// # Errors
-/// [`TensorError::NonFinite`] and [`TensorError::Length`]. Schemes that [`check_scheme`] refuses are rounded to nearest.
+/// [`TensorError::NonFinite`] and [`TensorError::Length`]. Schemes that [`check_scheme`] refuses are rounded to
+/// nearest.
 pub fn quantize(
     scheme: &Scheme,
     w: &[f32],
@@ -98,7 +99,7 @@ fn codes_of(scheme: &Scheme, len: usize) -> Codes {
     Codes::with_capacity(code_unit(&scheme.format), len)
 }
 
-/// Some rows.
+/// Quantizes some rows.
 fn panel(scheme: &Scheme, w: &[f32], cols: usize, outer: Option<f32>, span: Span<usize>) -> Quantized {
     let format = &scheme.format;
     let empty = Quantized::empty(format.clone(), span.len(), cols);
@@ -123,7 +124,7 @@ fn panel(scheme: &Scheme, w: &[f32], cols: usize, outer: Option<f32>, span: Span
     q
 }
 
-/// The parameters of least error for the block `x`, whose first element is the `first` of its tensor.
+/// Parameters with the least error for the block `x`, whose first element has index `first` in its tensor.
 fn best(scheme: &Scheme, x: &[f32], first: usize, outer: Option<f32>) -> Block {
     let whole = scheme.block_of(x, false, outer);
     let (mut best, mut least) = (whole, error(scheme, x, first, &whole, outer, f64::INFINITY));
@@ -137,7 +138,7 @@ fn best(scheme: &Scheme, x: &[f32], first: usize, outer: Option<f32>) -> Block {
             ..range
         };
         let block = scheme.block(narrowed, false, outer);
-        // Scales of few bits stay the same for several ratios.
+        // Scales with few bits are the same for several ratios.
         if (block.scale, block.zero, block.bias) == (last.scale, last.zero, last.bias) {
             continue;
         }
@@ -150,7 +151,7 @@ fn best(scheme: &Scheme, x: &[f32], first: usize, outer: Option<f32>) -> Block {
     best
 }
 
-/// The error of `x` under `block`, or more than `most`.
+/// Error of `x` under `block`; may stop early above `most`.
 fn error(scheme: &Scheme, x: &[f32], first: usize, block: &Block, outer: Option<f32>, most: f64) -> f64 {
     let format = &scheme.format;
     let mut decoder = format.decoder(block.scale, block.zero, outer);
@@ -174,7 +175,7 @@ fn error(scheme: &Scheme, x: &[f32], first: usize, block: &Block, outer: Option<
     sum
 }
 
-/// Rounding to nearest under the range of each block that loses least.
+/// RTN with a searched range for each block.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RtnMse;
 
@@ -211,10 +212,10 @@ impl SolveWeight for RtnMse {
     }
 }
 
-/// The coverage report's sentence on an input that no token reaches, for methods that need no text.
+/// Sentence of the coverage report on an input that no token reaches, for methods that need no text.
 pub(crate) const NOT_JUDGED: &str = "its layers are not compared with RTN";
 
-/// Memory of a search whose threads each find a piece of the codes, which are put together at the end.
+/// Memory of a search in which each thread produces a piece of the codes, concatenated at the end.
 pub(crate) fn pieces(phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
     let bytes = extent.codes + 2 * extent.scales;
     Vec::from_iter((phase == Phase::Solve).then_some(("codes and scales of the pieces", bytes)))

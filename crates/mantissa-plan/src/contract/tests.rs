@@ -7,7 +7,7 @@ fn stored(scheme: &str) -> Stored {
     Stored { format, outer: None, input: None, act_order: false }
 }
 
-/// One layer of a model of 4096 columns and an MLP of 11008, as Llama 2 7B has them.
+/// One layer of a model with 4096 columns and an MLP of 11008, as in Llama 2 7B.
 fn subject(convention: &str, scheme: &str) -> Subject {
     let linear = |name: &str, rows, cols| Linear {
         module: format!("model.layers.0.{name}"),
@@ -38,7 +38,7 @@ fn target(text: &str) -> Target {
     Target::parse(text).unwrap()
 }
 
-/// Rules that a subject breaks, with the tensor of the first finding of each.
+/// Rules that a subject breaks, with the tensor of each rule's first finding.
 fn broken(subject: &Subject, text: &str) -> Vec<(&'static str, String)> {
     let mut found: Vec<_> =
         lint(subject, &target(text)).findings.into_iter().map(|f| (f.rule, f.tensor)).collect();
@@ -85,7 +85,7 @@ fn groups_must_divide_what_a_gpu_has() {
     assert_eq!(finding.found, "2752 columns of 11008 on 4 GPUs, groups of 128");
     assert!(report.fails() && finding.source.contains("vllm-project/vllm"));
     assert_eq!(broken(&subject("compressed-tensors", "int4-g64"), "vllm:tp=4"), []);
-    // A planned model is judged alike.
+    // The same for a planned model.
     let planned = Subject { planned: true, ..model };
     assert!(lint(&planned, &target("sglang:tp=4")).fails());
 }
@@ -94,11 +94,11 @@ fn groups_must_divide_what_a_gpu_has() {
 fn tiles_must_divide_rows_and_columns() {
     let mut model = subject("deepseek-fp8", "fp8-e4m3-t128x128");
     assert_eq!(broken(&model, "vllm:tp=2"), []);
-    // 11008 / 4 = 2752 is no multiple of 128, of rows nor of columns.
+    // 11008 / 4 = 2752 is not a multiple of 128, neither for rows nor for columns.
     let found = lint(&model, &target("vllm:tp=4")).findings;
     let modules: Vec<_> = found.iter().map(|f| f.tensor.rsplit('.').next().unwrap()).collect();
     assert_eq!(modules, ["gate_proj", "up_proj", "down_proj"]);
-    // Joined on one GPU, all but the last must be whole.
+    // On one GPU, all layers of a fused matrix except the last must be whole tiles.
     model.linears.iter_mut().filter(|l| l.module.contains("self_attn")).for_each(|l| l.rows = 100);
     let found = lint(&model, &target("vllm")).findings;
     let modules: Vec<_> = found.iter().map(|f| f.tensor.rsplit('.').next().unwrap()).collect();
@@ -157,7 +157,7 @@ fn joined_layers_are_stored_alike_and_share_scales() {
     let mut model = subject("compressed-tensors", "int4-g128");
     model.linears[2].stored = Some(stored("int4-g32"));
     assert_eq!(broken(&model, "sglang"), [("fused-alike", "model.layers.0.self_attn.v_proj".to_owned())]);
-    // Block types too, but in GGUF, whose readers take each part in its own.
+    // So are block types, except in GGUF, whose readers decode each part in its own type.
     let mut model = subject("gguf", "q4_k");
     model.linears[2].stored = Some(stored("q6_k"));
     let fused = |model: &Subject| {
@@ -219,7 +219,7 @@ fn every_rule_is_told_apart_sourced_and_reachable() {
     }
 }
 
-/// What a load test in `tests/interop`, or the engine's own list, shows of a format.
+/// Checks formats against a load test in `tests/interop`, or the engine's own list.
 #[test]
 fn loads_in_agrees_with_the_load_tests() {
     let names = |convention: &str, scheme: &str, input: Option<&str>| {
@@ -232,9 +232,9 @@ fn loads_in_agrees_with_the_load_tests() {
     };
     let w4a16 = names("compressed-tensors", "int4-g128", None);
     assert_eq!(w4a16, ["vLLM", "SGLang", "LMDeploy", "transformers", "mantissa"]);
-    // from_pretrained stops at the size of weight_zero_point.
+    // from_pretrained fails at the size of weight_zero_point.
     assert!(!names("compressed-tensors", "int4-g128-asym", None).contains(&"transformers"));
-    // SGLang and TensorRT-LLM take NVFP4 weights with NVFP4 activations only.
+    // SGLang and TensorRT-LLM take NVFP4 weights only with NVFP4 activations.
     let weight_only = names("compressed-tensors", "nvfp4", None);
     assert!(!weight_only.contains(&"SGLang") && !weight_only.contains(&"TensorRT-LLM"), "{weight_only:?}");
     let both = names("compressed-tensors", "nvfp4", Some("nvfp4"));
