@@ -28,12 +28,10 @@ use mantissa_kernels::{for_each, kernels, map_reduce_fixed};
 use mantissa_num::format::{Affine, Offset};
 use mantissa_num::{Blocks, Code, Codes, Format, Quantized, Rule, Scheme};
 
-use crate::clip::{NOT_JUDGED, pieces, rows_at_once};
+use crate::clip::{pieces, rows_at_once};
 use crate::error::MethodError;
 use crate::error_stats::ErrorStats;
-use crate::method::{
-    Buffer, Extent, Feature, Lack, Method, Needs, Phase, SolveWeight, WeightTask, Work, refused_by_most,
-};
+use crate::method::{Buffer, Extent, Feature, Method, Phase, SolveWeight, WeightTask, Work, refused_by_most};
 use crate::rtn;
 use crate::solved::Solved;
 use refine::{Grid, Grids, Turn, nearest};
@@ -364,10 +362,6 @@ impl Method for Hqq {
         Work::Weight(self)
     }
 
-    fn needs(&self) -> Needs {
-        Needs { judged: true, ..Needs::default() }
-    }
-
     fn scheme(&self, scheme: Scheme) -> Scheme {
         with_float_zero(scheme)
     }
@@ -381,10 +375,6 @@ impl Method for Hqq {
             Feature::StochasticRounding => Some("it does not support stochastic rounding"),
             _ => refused_by_most(feature),
         }
-    }
-
-    fn lacking(&self, lack: Lack) -> Option<&'static str> {
-        (lack == Lack::Tokens).then_some(NOT_JUDGED)
     }
 
     fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {

@@ -50,7 +50,7 @@ pub trait Method: Debug + Send + Sync {
 
     /// Statistics and passes that the method needs.
     fn needs(&self) -> Needs {
-        Needs::default()
+        self.work().needs()
     }
 
     /// Scheme that a recipe means by `scheme`; HQQ adds a floating-point zero point.
@@ -96,8 +96,9 @@ pub trait Method: Debug + Send + Sync {
 
     /// Behaviour for a gap in the calibration, for the coverage report; `None` if the method does not say.
     fn lacking(&self, lack: Lack) -> Option<&'static str> {
-        let _ = lack;
-        None
+        // A method without calibration reads the text to be compared with RTN, for nothing else.
+        let unread = matches!(self.work(), Work::Weight(_)) && lack == Lack::Tokens;
+        unread.then_some("its layers are not held against rounding to nearest")
     }
 
     /// Memory of `phase` for one weight, beside the weight and the result.
@@ -127,6 +128,19 @@ pub enum Work<'a> {
     Input(&'a dyn SolveInput),
     /// All weights of a decoder layer, learned together by running the layer.
     Layer(&'a dyn SolveLayer),
+}
+
+impl Work<'_> {
+    /// Needs of most methods with this unit of work.
+    pub fn needs(&self) -> Needs {
+        let none = Needs::default();
+        match self {
+            Work::Nearest => none,
+            Work::Weight(_) => Needs { judged: true, ..none },
+            Work::Input(_) => Needs { text: true, judged: true, ..none },
+            Work::Layer(_) => Needs { text: true, judged: true, gradients: true, ..none },
+        }
+    }
 }
 
 /// Statistics and passes that a method needs.

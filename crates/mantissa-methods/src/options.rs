@@ -110,6 +110,16 @@ impl<'a> Options<'a> {
         Ok(read.map(|number| number as f32))
     }
 
+    /// Reads a number from 0 to 1, in f64.
+    ///
+    /// # Errors
+    /// [`OptionError`].
+    pub fn fraction(&self, key: &'static str) -> Result<Option<f64>, OptionError> {
+        let number = |value: &Value| value.as_float().or_else(|| value.as_integer().map(|i| i as f64));
+        let fraction = |value: &Value| number(value).filter(|n| (0.0..=1.0).contains(n));
+        self.read(key, fraction, || "a number from 0 to 1".to_owned())
+    }
+
     /// Reads `true` or `false`.
     ///
     /// # Errors

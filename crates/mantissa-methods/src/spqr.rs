@@ -23,8 +23,7 @@ use crate::error::MethodError;
 use crate::gptq::method::{self, lacking, prepare};
 use crate::gptq::{GptqOptions, as_f16, check_scheme, count, largest, solve_bytes, sparse};
 use crate::method::{
-    Buffer, Extent, Feature, InputTask, Lack, Method, Needs, Phase, Prepared, SolveInput, Work,
-    refused_by_most,
+    Buffer, Extent, Feature, InputTask, Lack, Method, Phase, Prepared, SolveInput, Work, refused_by_most,
 };
 use crate::options::{Key, OptionError, Options, Setting, TableSpec};
 
@@ -120,10 +119,6 @@ impl Method for Spqr {
     fn settings(&self) -> Vec<Setting> {
         let own = Setting::new(TABLE.name, "outliers", self.options.outliers);
         self.gptq.settings().into_iter().chain([own]).collect()
-    }
-
-    fn needs(&self) -> Needs {
-        Needs { text: true, judged: true, ..Needs::default() }
     }
 
     fn stored_scheme(&self, scheme: Scheme) -> Scheme {

@@ -57,10 +57,7 @@ impl GptqOptions {
     /// # Errors
     /// A value that is not allowed.
     pub fn set(&mut self, options: Options<'_>) -> Result<(), OptionError> {
-        let number = |value: &Value| value.as_float().or_else(|| value.as_integer().map(|i| i as f64));
-        let damp = |value: &Value| number(value).filter(|damp| (0.0..=1.0).contains(damp));
-        let damp = options.read("damp", damp, || "a number from 0 to 1".to_owned())?;
-        self.damp = damp.unwrap_or(self.damp);
+        self.damp = options.fraction("damp")?.unwrap_or(self.damp);
         let block =
             |value: &Value| value.as_integer().and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0);
         let block = options.read("block", block, || "1 or more columns".to_owned())?;
@@ -112,7 +109,7 @@ impl Method for Gptq {
     }
 
     fn needs(&self) -> Needs {
-        Needs { text: true, judged: true, drift: self.options.asymmetric > 0.0, ..Needs::default() }
+        Needs { drift: self.options.asymmetric > 0.0, ..self.work().needs() }
     }
 
     fn takes(&self, scheme: &Scheme, shape: (usize, usize), group_order: bool) -> Result<(), MethodError> {
