@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn token_files_say_what_is_wrong() {
+    fn token_file_errors_name_the_fault() {
         let dir = std::env::temp_dir().join(format!("mantissa-tokens-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let path = dir.join("t.json");

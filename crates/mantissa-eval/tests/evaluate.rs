@@ -38,7 +38,7 @@ fn log_probabilities(row: &[f32]) -> Vec<f64> {
 }
 
 #[test]
-fn the_loss_is_that_of_the_recorded_logits() {
+fn the_loss_matches_the_recorded_logits() {
     for name in ["llama1-mha", "qwen3-qknorm", "bitnet-silu"] {
         let (sequences, logits) = expected(name);
         let found = evaluate(&decoder(name), None, &sequences, 2, &|_| {}).unwrap();

@@ -255,7 +255,7 @@ mod tests {
     const SIZES: [usize; 8] = [0, 1, 7, 16, 33, 128, 129, 300];
 
     #[test]
-    fn the_bits_are_those_of_the_textbook_at_every_level_and_thread_count() {
+    fn bits_match_the_textbook_at_every_level_and_thread_count() {
         for n in SIZES {
             let a = positive_definite(n, 0.1);
             let factor = textbook_cholesky(&a, n);

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_lists_what_is_available() {
+    fn an_unknown_name_lists_the_available_levels() {
         let message = Isa::parse("sse9").map_err(|e| e.to_string());
         assert!(message.is_err_and(|m| m.contains("\"sse9\"") && m.contains("available here: scalar")));
     }

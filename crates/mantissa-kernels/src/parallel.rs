@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_thread_keeps_is_its_own() {
+    fn thread_state_is_not_shared() {
         for threads in [1, 2, 4] {
             let made = AtomicUsize::new(0);
             let mut out = vec![0_usize; 500];

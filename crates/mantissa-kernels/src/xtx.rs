@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bits_are_those_of_the_definition_at_every_level_and_thread_count() {
+    fn bits_match_the_definition_at_every_level_and_thread_count() {
         for (t, k) in [(0, 3), (1, 1), (5, 47), (300, 48), (257, 100), (600, 145)] {
             let x = wave(t * k);
             let mut expected = vec![0.5; k * k];
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_cut_at_whole_blocks_add_up() {
+    fn calls_split_at_whole_blocks_add_up() {
         let (t, k) = (700, 60);
         let x = wave(t * k);
         let (mut whole, mut parts) = (vec![0.0; k * k], vec![0.0; k * k]);

@@ -160,12 +160,12 @@ fn check_sizes(half: &Half) {
 }
 
 #[test]
-fn bf16_products_are_those_of_the_definition() {
+fn bf16_products_match_the_definition() {
     check_sizes(&BF16);
 }
 
 #[test]
-fn f16_products_are_those_of_the_definition() {
+fn f16_products_match_the_definition() {
     check_sizes(&F16);
 }
 

@@ -434,7 +434,7 @@ fn error_sums() {
 
 /// Tests random blocks, whose scales may be infinite or NaN, at a length not divisible by a power of two.
 #[test]
-fn error_sums_of_blocks_are_those_of_their_values() {
+fn error_sums_of_blocks_match_their_values() {
     let mut random = Random(19);
     for id in CodecId::ALL {
         let codec = id.codec();

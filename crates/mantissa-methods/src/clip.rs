@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn other_blocks_and_values_that_are_none_are_said() {
+    fn other_blocks_and_non_finite_values_are_reported() {
         for text in ["nf4", "int4-t4x4-asym", "fp8-e4m3-tensor", "bf16"] {
             assert!(check_scheme(&text.parse().unwrap()).is_err(), "{text}");
         }

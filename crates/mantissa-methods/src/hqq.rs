@@ -425,7 +425,7 @@ mod tests {
 
     /// Each group under the norm of its search; the same holds with integer zero points.
     #[test]
-    fn with_scales_no_group_is_further_off() {
+    fn the_scale_search_makes_no_group_worse() {
         let w = weights(32 * 256);
         for text in ["int4-g32", "int4-g64-asym", "int2-channel", "int3-t16x1", "int8-g256"] {
             let scheme = with_float_zero(text.parse().unwrap());
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_offset_gets_one_and_the_rest_is_refused() {
+    fn a_missing_offset_is_added_and_other_schemes_are_refused() {
         let scheme = with_float_zero("int4-g64".parse().unwrap());
         assert_eq!(scheme.to_string(), "int4-g64-asym:minmax");
         assert!(check_scheme(&scheme, 256).is_ok() && check_scheme(&scheme, 96).is_ok());

@@ -138,7 +138,7 @@ mod tests {
     use crate::testing::values;
 
     #[test]
-    fn the_error_is_that_of_the_outputs() {
+    fn the_error_matches_the_outputs() {
         let (tokens, rows, cols) = (50, 7, 32);
         let (x, w) = (values(1, tokens * cols), values(2, rows * cols));
         let scheme: Scheme = "int3-g16".parse().unwrap();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_worse_or_no_number_is_given_up() {
+    fn worse_and_non_finite_solutions_fall_back() {
         let of = |solved: f64| {
             let windows = Windows::HeldOut;
             Judgement { of: Output::Layer, windows, solved, nearest: 2.0 }.fallback()

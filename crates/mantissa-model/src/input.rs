@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_beyond_a_clipped_range_takes_the_outermost_codes() {
+    fn values_beyond_a_clipped_range_take_the_outermost_codes() {
         let mut x = [-10.0, 8.0, 10.0, 1.0, -0.5, 0.0];
         quantizer("int4-token:clip60", None).apply(&mut x, 6).unwrap();
         let s = 10.0 * 0.6 / 7.5;
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn static_scales_are_used_as_they_are() {
+    fn static_scales_are_used_unchanged() {
         let mut x = [0.3, -1.0, 500.0, -500.0, 1.25];
         quantizer("int8-tensor@static", Some(0.5)).apply(&mut x, 5).unwrap();
         assert_eq!(x, [0.5, -1.0, 63.5, -64.0, 1.0]);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_token_cannot_have_is_refused() {
+    fn schemes_beyond_one_token_are_refused() {
         for (text, outer) in
             [("int8-tensor", None), ("int8-tensor@static", None), ("nvfp4", None), ("nf4", None)]
         {

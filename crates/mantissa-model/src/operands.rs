@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn operands_print_as_they_parse() {
+    fn operands_round_trip_as_text() {
         for text in [
             "q=int8-head,k=int8-head,v=int8-head,p=int8",
             "q=fp8-e4m3-token,p=fp8-e5m2,rotate",
@@ -201,7 +201,7 @@ mod tests {
 
     /// An offset common to all keys costs them bits unless it is subtracted first.
     #[test]
-    fn smoothing_keeps_the_bits_of_keys_beside_a_common_offset() {
+    fn smoothing_preserves_the_precision_of_keys_with_a_common_offset() {
         let config = ModelConfig::from_json(&crate::config::example("llama"), "config.json").unwrap();
         let width = config.key_value_width();
         let x: Vec<f32> = (0..20 * width)

@@ -87,7 +87,7 @@ mod tests {
     /// Elements and factors equal those of the f32 product: short chains of a promoting unit are close to it, long
     /// ones lose accuracy.
     #[test]
-    fn a_simulated_product_is_near_the_one_in_f32_and_loses_bits() {
+    fn a_simulated_product_is_near_f32_and_less_precise() {
         let (rows, cols) = (5, 4096);
         let x = wave(3 * cols, 1.0);
         for (weight, input) in [
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn other_products_are_left_as_they_are() {
+    fn other_products_are_unchanged() {
         for (weight, input) in [
             ("int8-channel", "fp8-e4m3-token"),
             ("fp8-e4m3-channel", "int8-token"),

@@ -63,7 +63,7 @@ fn quantized_caches_stay_near_and_are_quantized() {
 
 /// A window as long as the text, and f32, give the bits of an unquantized cache.
 #[test]
-fn what_stays_in_the_window_has_its_bits() {
+fn tokens_in_the_window_keep_their_bits() {
     for dir in tiny() {
         let (sequences, _) = expected(&dir);
         let reference = cached(&load(&dir), &sequences[0]);
@@ -149,7 +149,7 @@ impl SourceView for QuantizedLatents<'_> {
 
 /// Latent attention caches a latent and a rotated part, even if the projection of the latent quantizes its input.
 #[test]
-fn latents_are_cached_as_such() {
+fn latents_are_cached_unexpanded() {
     let mut models = 0;
     for dir in tiny() {
         let decoder = load(&dir);

@@ -47,7 +47,7 @@ fn normed(decoder: &Decoder, files: &ModelFiles, states: &[f32]) -> Vec<f32> {
 
 /// Every linear layer applied to its observed input gives the observed input of the next step.
 #[test]
-fn observed_inputs_are_what_the_linear_layers_read() {
+fn observed_inputs_are_those_of_the_linear_layers() {
     for dir in tiny() {
         let decoder = load(&dir);
         let config = decoder.config();

@@ -50,7 +50,7 @@ fn f32_tensor(name: &str, shape: &[usize], values: &[f32]) -> (TensorSpec, Vec<u
 }
 
 #[test]
-fn stacked_experts_compute_what_their_values_do() {
+fn stacked_experts_compute_like_their_values() {
     let dir = tempfile::tempdir().unwrap();
     let (dense, parsed) = (config(), ModelConfig::from_json(&config(), "config.json").unwrap());
     let scheme: Scheme = "mxfp4".parse().unwrap();

@@ -38,7 +38,7 @@ fn cached(decoder: &Decoder, tokens: &[u32], pieces: &[usize]) -> Vec<f32> {
 }
 
 #[test]
-fn the_cache_gives_the_logits_of_the_full_pass() {
+fn cached_logits_match_the_full_pass() {
     for dir in tiny() {
         let decoder = load(&dir);
         let (sequences, _) = expected(&dir);
@@ -53,7 +53,7 @@ fn the_cache_gives_the_logits_of_the_full_pass() {
 /// Generates one token at a time through the cache, past windows, with sinks and latents. The tokens must be those
 /// that one pass over the whole text would choose.
 #[test]
-fn greedy_text_is_that_of_the_full_pass() {
+fn greedy_text_matches_the_full_pass() {
     for dir in tiny() {
         let decoder = load(&dir);
         let (sequences, _) = expected(&dir);

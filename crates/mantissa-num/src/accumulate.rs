@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn few_bits_are_exact_and_what_is_not_finite_shows() {
+    fn short_sums_are_exact_and_non_finite_values_propagate() {
         let a: Vec<f32> = (0..96).map(|i| ((i * 7) % 15) as f32 - 7.0).collect();
         let b: Vec<f32> = (0..96).map(|i| ((i * 5) % 13) as f32 - 6.0).collect();
         let exact: f32 = a.iter().zip(&b).map(|(a, b)| a * b).sum();
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn names_print_as_they_parse() {
+    fn names_round_trip_as_text() {
         for text in ["f32", "hopper", "hopper-128", "hopper-32"] {
             assert_eq!(text.parse::<Accumulator>().unwrap().to_string(), text);
         }

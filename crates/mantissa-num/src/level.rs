@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_appended_keeps_offsets_of_the_other_kind() {
+    fn appending_nothing_keeps_offsets_of_the_other_kind() {
         let mut level = ScaleLevel::from(Codes::U8(vec![1, 2]));
         level.extend_zeros([3, 4]);
         level.extend_biases([]);

@@ -110,7 +110,7 @@ mod tests {
 
     /// Errors in Max's table for the normal density (1960, table I).
     #[test]
-    fn levels_of_long_vectors_are_those_of_the_normal_density() {
+    fn levels_of_long_vectors_match_the_normal_density() {
         for (bits, error) in [(1, 0.3634), (2, 0.1175), (3, 0.03454), (4, 0.009497)] {
             let levels = sphere_levels(1 << 20, bits);
             let found = normal_error(&levels);

@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn f16_scales_are_those_of_the_reference() {
+    fn f16_scales_match_the_reference() {
         let reference = |x| F16.encode(x, Overflow::Special, Rounding::NearestEven, 0) as u16;
         for code in 0..=0x7c00u16 {
             let (x, next) = (F16.decode(code.into()), F16.decode((code + 1).min(0x7bff).into()));

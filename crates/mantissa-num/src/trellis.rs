@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_hold_what_states_read() {
+    fn words_and_states_round_trip() {
         for half_bits in 2..=16 {
             let words: Vec<u32> = (0..4 * half_bits as u64).map(|i| crate::round::random_u32(5, i)).collect();
             let states = states(&words, half_bits).unwrap();
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_those_of_a_unit_normal() {
+    fn values_match_a_unit_normal() {
         // exllamav3 scales weights to match the code book: mean 0, standard deviation 1.24.
         for book in [TrellisBook::ThreeInst, TrellisBook::Mcg, TrellisBook::Mul1] {
             let values: Vec<f64> = book.table().iter().map(|&v| f64::from(F16.decode(v.into()))).collect();

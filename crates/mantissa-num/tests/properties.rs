@@ -107,7 +107,7 @@ fn non_finite_values_are_counted_or_have_a_documented_code() {
 }
 
 #[test]
-fn a_static_scale_is_used_as_it_is() {
+fn a_static_scale_is_used_unchanged() {
     let scheme: Scheme = "fp8-e4m3-tensor@static".parse().unwrap();
     let given = Given { outer: Some(0.25), ..Given::default() };
     let q = quantize(&scheme, &[1.0, 1000.0, -0.3], 1, 3, given).unwrap();

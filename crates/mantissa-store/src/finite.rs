@@ -132,7 +132,7 @@ mod tests {
 
     /// Tests every code of every narrow float: numbers are not counted, and no non-finite code is missed.
     #[test]
-    fn every_code_is_told_apart() {
+    fn every_code_is_classified() {
         for word in 0..=u16::MAX {
             let bytes = word.to_le_bytes();
             for (dtype, value) in [

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_hashes_as_its_bytes_do() {
+    fn a_file_hashes_like_its_bytes() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         for len in [0, 1, CHUNK - 1, CHUNK, 2 * CHUNK + 17] {

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_those_of_serde_json() {
+    fn values_match_serde_json() {
         let text = r#" {"b":[1,-2,3.5,null,true,"x\u0041",{}],"a":{"b":18446744073709551615}} "#;
         let ours = parse_strict(text.as_bytes(), Path::new("c"), 1000).unwrap();
         assert_eq!(ours, serde_json::from_str::<Value>(text).unwrap());

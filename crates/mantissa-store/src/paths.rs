@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn an_input_is_never_an_output_by_whatever_name() {
+    fn an_input_is_never_an_output_under_any_name() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         fs::create_dir(at("model")).unwrap();

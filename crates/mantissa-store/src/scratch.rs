@@ -69,7 +69,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn it_is_private_and_goes_away() {
+    fn it_is_private_and_removed() {
         let (a, b) = (Scratch::new().unwrap(), Scratch::new().unwrap());
         assert_ne!(a.path(), b.path());
         assert_eq!(fs::metadata(a.path()).unwrap().permissions().mode() & 0o777, 0o700);

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_those_of_split() {
+    fn parts_match_str_split() {
         let dir = tempfile::TempDir::new().unwrap();
         let long = format!("{}<|end|>ü{}<|end|><|en", "a".repeat(PIECE - 3), "b".repeat(2 * PIECE));
         for text in ["", "a", "<|end|>", "a<|end|>b", "a<<|end|>|end|>", "<|end|><|end|>x\n", &long] {
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_not_held() {
+    fn texts_beyond_the_limit_are_not_held() {
         let dir = tempfile::TempDir::new().unwrap();
         let text = [b"ab\n", "c".repeat(1 << 20).as_bytes()].concat();
         let mut open = file(&dir, &text);

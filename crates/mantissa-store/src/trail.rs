@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_digest_is_of_all_that_was_written_in_whatever_pieces() {
+    fn the_digest_covers_all_writes_in_any_pieces() {
         let bytes: Vec<u8> = (0..3 * PIECE + 11).map(|i| (i % 253) as u8).collect();
         for pieces in [1, 7, 1000] {
             let file = tempfile::tempfile().unwrap();

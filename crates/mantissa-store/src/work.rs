@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_sweeps_what_is_marked_in_its_folder() {
+    fn a_run_removes_marked_folders_in_its_folder() {
         let dir = tempfile::tempdir().unwrap();
         let target = target(dir.path());
         let work = Work::create(&target, "partial", "").unwrap().0;

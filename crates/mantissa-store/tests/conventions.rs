@@ -42,7 +42,7 @@ fn values(linear: &LinearWeight) -> Vec<f32> {
 }
 
 #[test]
-fn every_layout_decodes_to_the_weight_beside_it() {
+fn every_layout_decodes_to_its_expected_weight() {
     let mut seen = 0;
     for entry in std::fs::read_dir(data()).unwrap() {
         let dir = entry.unwrap().path();
@@ -186,7 +186,7 @@ fn broken_exl2_is_refused_by_name() {
 
 /// Groups of every width, with reordered columns: the same tensors, except for the padding of scales.
 #[test]
-fn exl2_is_written_back_as_it_was() {
+fn exl2_is_written_back_identically() {
     let dir = data().join("exl2");
     let (files, linear) = open(&dir).unwrap();
     let tensors = exl2::CONTAINER.store(MODULE, &linear).unwrap();

@@ -51,7 +51,7 @@ impl Model {
 }
 
 #[test]
-fn what_is_written_reads_back_bit_for_bit() {
+fn outputs_read_back_bit_for_bit() {
     for text in ["int2-g32", "int3-g32", "int4-g32", "int8-g48", "int4-channel", "int3-channel-asym"] {
         for text in [text.to_owned(), text.replace("-asym", "") + "-asym"] {
             let scheme = scheme(&text);
@@ -71,7 +71,7 @@ fn what_is_written_reads_back_bit_for_bit() {
 }
 
 #[test]
-fn gptq_words_are_as_described() {
+fn gptq_words_match_the_description() {
     let scheme = scheme("int4-g32");
     let q = weight(&scheme);
     let model = Model::written(gptq::CONTAINER, &scheme, &q, None);
@@ -89,7 +89,7 @@ fn gptq_words_are_as_described() {
 }
 
 #[test]
-fn columns_come_sorted_by_group() {
+fn columns_are_sorted_by_group() {
     for text in ["int4-g32", "int3-g32-asym"] {
         let scheme = scheme(text);
         let q = weight(&scheme);
@@ -189,7 +189,7 @@ fn layers_may_have_settings_of_their_own() {
 }
 
 #[test]
-fn what_the_containers_do_not_hold_is_refused() {
+fn unsupported_schemes_are_refused() {
     let refused = |container: Container, text: &str, rows: usize, cols: usize| {
         let scheme: Scheme = text.parse().unwrap();
         let plan = LinearPlan::new(MODULE, &scheme, None, (rows, cols));
@@ -360,7 +360,7 @@ fn seeded_damage_never_panics() {
 /// Checkpoints of the public packages, from the data beside the repository: their codes are written back to the same
 /// bytes.
 #[test]
-fn codes_of_the_public_packages_are_written_as_they_wrote_them() {
+fn codes_of_public_packages_are_written_back_identically() {
     let Some(artifacts) = artifacts() else { return };
     for (name, container) in [
         ("gptqm_w4_g32_sym_gar", gptq::CONTAINER),

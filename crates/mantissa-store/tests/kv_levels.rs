@@ -32,7 +32,7 @@ fn config() -> Value {
 }
 
 #[test]
-fn levels_are_read_as_they_were_written() {
+fn levels_round_trip() {
     let all = levels();
     assert_eq!(read(&config(), &all.tensors(MODULE)).unwrap(), Some(all.clone()));
     let values = KvLevels { keys: None, ..all.clone() };

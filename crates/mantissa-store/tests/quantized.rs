@@ -87,7 +87,7 @@ fn scales_in_another_shape_are_refused() {
 }
 
 #[test]
-fn zero_points_must_be_asked_for_and_in_range() {
+fn zero_points_must_be_declared_and_in_range() {
     let zeros = |code: u8| ("weight_zero_point", Dtype::I8, vec![ROWS, 2], vec![code; 2 * ROWS]);
     let scale = || scales(&[ROWS, 2], 0.5);
     assert!(read(int4(true), &[packed(), scale(), zeros(0)]).is_ok(), "all 0 changes nothing");
@@ -119,7 +119,7 @@ fn columns_in_another_order_are_refused() {
 }
 
 #[test]
-fn what_is_no_number_is_refused_by_tensor_count_and_index() {
+fn non_finite_values_are_refused_by_tensor_count_and_index() {
     let mut scale = scales(&[ROWS, 2], 0.5);
     scale.3[4 * 5..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
     scale.3[4 * 9..][..4].copy_from_slice(&f32::INFINITY.to_le_bytes());

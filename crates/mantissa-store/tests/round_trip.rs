@@ -184,7 +184,7 @@ fn bad_specs_are_refused_before_a_file_exists() {
 }
 
 #[test]
-fn a_sharded_writer_names_what_is_missing() {
+fn a_sharded_writer_names_missing_tensors() {
     let dir = tempfile::tempdir().unwrap();
     let specs = vec![TensorSpec::new("a", Dtype::U8, [4]), TensorSpec::new("b", Dtype::U8, [4])];
     let plan = ShardPlan::new(specs, 4).unwrap();

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_aligned_and_disjoint_and_a_value_depends_on_its_place_alone() {
+    fn places_are_aligned_and_disjoint_and_values_depend_only_on_place() {
         let config = config(6, 2);
         let params = Parameters::random(&config, 0.5, 3).unwrap();
         let table = params.table();

@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nearest_codes_are_those_of_the_book() {
+    fn nearest_codes_match_the_book() {
         for (book, points) in [(Book::Dyn8, &*SIGNED), (Book::Dyn8Unsigned, &*UNSIGNED)] {
             for i in 0..200_000u32 {
                 let v = (i as f32 * 0.61).sin() * 10f32.powi(-(i as i32 % 8));

@@ -355,7 +355,7 @@ mod tests {
 
     /// A message quotes at most eighty characters of the file.
     #[test]
-    fn what_a_message_quotes_is_cut_and_escaped() {
+    fn quotations_in_messages_are_cut_and_escaped() {
         let long = "x".repeat(6000);
         for text in [
             format!("{long} = 1"),

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_gradient_is_that_of_the_divergence() {
+    fn the_gradient_matches_the_divergence() {
         let teacher = [0.3, -1.0, 2.0, 0.5];
         let logits = [0.1f32, 0.4, 1.0, -2.0];
         let at = |logits: &[f32]| {

@@ -341,7 +341,7 @@ mod tests {
 
     /// Compares the counted limits with the rounding itself.
     #[test]
-    fn limits_are_those_of_rounding() {
+    fn limits_match_rounding() {
         for precision in [Precision::F32, Precision::Bf16, Precision::F16] {
             let Limits { tiny, huge } = Limits::of(precision);
             let next = |value: f32, by: i32| f32::from_bits(value.to_bits().wrapping_add_signed(by));

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn operands_are_rounded_where_products_share_them_and_else_left_alone() {
+    fn shared_operands_are_rounded_and_others_are_not() {
         let values: Vec<f32> = (0..3 * 700).map(|i| (i as f32 * 0.517).sin()).collect();
         for precision in [Precision::F32, Precision::Bf16, Precision::F16] {
             let mut operand = Operand::new(precision, 3 * 702).unwrap();
@@ -263,7 +263,7 @@ mod tests {
 
     /// With codes held fixed, a rotation changes the loss through the block ranges only.
     #[test]
-    fn slopes_are_those_of_the_ranges() {
+    fn slopes_match_the_ranges() {
         for (scheme, block, order) in [("int4-token", 24, 8), ("int4-token", 24, 24), ("int4-g8", 8, 24)] {
             let quant = ActivationQuant::new(parse_activation(scheme).unwrap(), None);
             let quantizer = InputQuantizer::new("m", &quant).unwrap();

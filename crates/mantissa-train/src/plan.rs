@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_before_work() {
+    fn excess_memory_is_refused_before_work() {
         let options =
             |max_tokens, max_len| Options { max_tokens, max_len, threads: 1, policy: Policy::fp32() };
         let error = allocate(&config(&[]), &options(8, 65)).unwrap_err();

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_must_be_f32_is_named() {
+    fn fields_that_must_be_f32_are_named() {
         let policy = Policy { norms: Precision::Bf16, ..Policy::bf16() };
         let message = policy.check().map_err(|error| error.to_string());
         assert!(message.is_err_and(|m| m.contains("policy.norms: expected f32, got bf16")));

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_goes_on_where_it_was() {
+    fn a_restored_state_continues() {
         let options = ScalingOptions { initial: 64.0, interval: 3, ..ScalingOptions::MEGATRON };
         for cut in 0..12 {
             let overflow = |step: u32| step % 5 == 2;

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn values_come_back_rounded_once() {
+    fn values_are_rounded_once() {
         let values = [1.0, 1.003_906_3, -70_000.0, 1e-9, 0.333_333_34];
         for (precision, expected) in [
             (Precision::Bf16, [1.0, 1.0, -70_144.0, 9.968_062e-10, 0.333_984_38]),

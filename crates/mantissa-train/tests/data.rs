@@ -18,7 +18,7 @@ fn write_tokens(path: &Path, vocab_size: usize, ids: &[u32]) {
 }
 
 #[test]
-fn tokens_of_narrow_and_wide_vocabularies_come_back() {
+fn tokens_of_narrow_and_wide_vocabularies_round_trip() {
     let temp = TempDir::new().unwrap();
     for (vocab_size, bytes) in [(300, 2), (65_536, 2), (65_537, 4)] {
         let path = temp.path().join(format!("{vocab_size}.safetensors"));
@@ -54,7 +54,7 @@ fn another_file_is_not_one_of_tokens() {
 }
 
 #[test]
-fn an_epoch_shows_every_window_once_and_a_cursor_goes_on() {
+fn an_epoch_visits_every_window_once_and_a_cursor_resumes() {
     let temp = TempDir::new().unwrap();
     let path = temp.path().join("t.safetensors");
     // 10 windows of 8 and the token after them; two more tokens are never used.

@@ -71,7 +71,7 @@ fn adamw_stays_with_the_textbook_in_f64() {
 
 /// The recorded run is that of bitsandbytes' CPU backend.
 #[test]
-fn adamw_with_8_bit_moments_is_that_of_bitsandbytes() {
+fn adamw_with_8_bit_moments_matches_bitsandbytes() {
     for file in files() {
         let (mut p, grads) = (f32s(&file, "p0"), f32s(&file, "grads"));
         let (n, blocks) = (p.len(), p.len() / BLOCK);

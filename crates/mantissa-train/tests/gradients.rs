@@ -165,7 +165,7 @@ fn wrong_batches_are_refused() {
 }
 
 #[test]
-fn a_gradient_that_is_not_finite_changes_nothing() {
+fn a_non_finite_gradient_changes_nothing() {
     let dir = &trainable()[0];
     let mut model = train_model(dir, 1).unwrap();
     let mut optimizer = AdamW::new(model.parameters(), &Policy::fp32(), AdamWOptions::default()).unwrap();

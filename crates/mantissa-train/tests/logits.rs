@@ -29,7 +29,7 @@ fn training_and_evaluation_give_the_same_bits() {
 
 /// Architectures with a feature that has no backward are refused, and the feature is named.
 #[test]
-fn what_cannot_be_trained_is_refused() {
+fn untrainable_models_are_refused() {
     let refused: Vec<_> = tiny()
         .iter()
         .filter_map(|dir| match train_model(dir, 1) {

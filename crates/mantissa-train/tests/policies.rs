@@ -200,7 +200,7 @@ fn small_updates_need_a_master_copy_or_stochastic_rounding() {
 
 /// Bytes of each parameter, as the literature counts them.
 #[test]
-fn memory_of_weights_gradients_and_states_is_that_of_the_table() {
+fn memory_of_weights_gradients_and_states_matches_the_table() {
     let config = serde_json::json!({
         "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
         "num_attention_heads": 4, "vocab_size": 1024, "max_position_embeddings": 64, "rms_norm_eps": 1e-5

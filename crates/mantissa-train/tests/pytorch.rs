@@ -64,7 +64,7 @@ fn compare(model: &TrainModel, arena: &[f32], prefix: &str, expected: &Expected,
 }
 
 #[test]
-fn steps_are_those_of_pytorch() {
+fn steps_match_pytorch() {
     for variant in ["llama1-mha", "llama2-gqa-tied", "qwen2-bias"] {
         let dir = data().join("tiny").join(variant);
         assert_eq!(name(&dir), variant);

@@ -80,7 +80,7 @@ fn policies() -> Vec<Policy> {
 /// Experiment E14: every policy, loss scaling rule, rounding and moment format, stopped after any step, with one and
 /// two threads.
 #[test]
-fn a_run_that_is_stopped_goes_on_with_the_same_bits() {
+fn a_stopped_run_resumes_bit_exactly() {
     let temp = TempDir::new().unwrap();
     let tokens = tokens(temp.path());
     let all =
@@ -176,7 +176,7 @@ fn a_loss_scale_finds_its_place() {
 }
 
 #[test]
-fn divergence_is_said_with_its_tensor_and_leaves_the_last_weights() {
+fn divergence_names_its_tensor_and_keeps_the_last_weights() {
     let temp = TempDir::new().unwrap();
     let tokens = tokens(temp.path());
     let mut trainer = trainer(&tokens, &Policy::fp32(), MomentFormat::F32, 1e30, 1);
@@ -281,7 +281,7 @@ fn saturated_and_underflowed_operands_are_counted() {
 
 /// A stop is heeded within a step, which is then done again.
 #[test]
-fn a_stopped_step_leaves_the_run_as_it_was() {
+fn a_stopped_step_leaves_the_run_unchanged() {
     let temp = TempDir::new().unwrap();
     let tokens = tokens(temp.path());
     let new = || trainer(&tokens, &Policy::bf16(), MomentFormat::F32, 3e-3, 1);

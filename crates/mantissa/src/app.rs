@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_what_decides_its_output() {
+    fn a_job_is_identified_by_what_decides_its_output() {
         let job = |text: &str| job_text(&text.split(' ').map(OsString::from).collect::<Vec<_>>());
         let same = job("mantissa cast a --out b");
         for other in

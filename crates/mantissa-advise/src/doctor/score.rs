@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flatter_model_gains_nothing() {
+    fn a_flatter_model_has_no_gain() {
         // An over-confident model improves at temperature 1 by flattening alone; the best-temperature loss
         // must not change.
         let sharp = score(|i| ([5.0 + 0.1 * i as f64, 4.0, 3.5, 3.2, 3.3, 3.4], 8));
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn temperatures_are_what_they_say() {
+    fn temperatures_scale_the_logits() {
         let mut segment = Segment::default();
         segment.add(&[1.0, 3.0], 0);
         let expected = (1.0 + 2f64.exp()).ln();
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_entropy_of_a_text_is_that_of_its_tokens() {
+    fn the_entropy_of_a_text_follows_its_token_frequencies() {
         let windows = [Sequence { tokens: vec![9, 0, 1, 0, 1], from: 1 }];
         assert!((entropy(&windows) - 2f64.ln()).abs() < 1e-12);
     }

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn powers_are_those_of_the_library_in_f64() {
+    fn powers_match_the_library_in_f64() {
         let mut differ = 0;
         let mut all = 0;
         for exponent in [2.4f32, 0.05, 0.5, 1.0, -0.3, 0.95, -1.7, 3.0, 0.0] {

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_is_located() {
+    fn non_finite_values_are_located() {
         let mut x = [1.0; 10];
         x[7] = f32::NAN;
         let (mut scales, mut zeros, mut codes) = ([0.0; 3], [0; 3], [0; 10]);

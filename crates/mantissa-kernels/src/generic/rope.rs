@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_the_rotated_part_stays() {
+    fn values_after_the_rotated_part_are_unchanged() {
         let mut x = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
         rope_rotate(&mut x, 1, 3, &[0.0, 0.0], &[1.0, -1.0]);
         assert_eq!(x, [-2.0, 1.0, 3.0, 5.0, -4.0, 6.0]);

@@ -196,7 +196,7 @@ mod tests {
     /// Without damping the full correction is the least squares solution, in any column order. Its codes err less
     /// than those of the weight.
     #[test]
-    fn corrected_weights_give_what_the_layer_gave() {
+    fn corrected_weights_preserve_the_layers_output() {
         let (tokens, rows, cols) = (600, 10, 80);
         let (x, w) = (inputs(tokens, cols), values(3, rows * cols));
         let (hessian, drift) = statistics(&x, cols, 2);

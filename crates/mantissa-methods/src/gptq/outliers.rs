@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_largest_are_as_many_as_asked_for() {
+    fn the_requested_number_of_largest_is_chosen() {
         let scores = [1.0, 3.0, CHOSEN, 2.0, 3.0, 2.0, 0.0];
         let of = |count| {
             let found = largest(&scores, count);

@@ -99,7 +99,7 @@ fn textbook(scheme: &Scheme, w: &[f32], hessian: &Hessian, act_order: bool) -> V
 }
 
 #[test]
-fn every_scheme_gives_the_bits_of_the_unblocked_loop() {
+fn every_scheme_matches_the_unblocked_loop() {
     let (w, hessian) = problem(1, 5, 192);
     for text in SCHEMES {
         let scheme: Scheme = text.parse().unwrap();
@@ -162,7 +162,7 @@ fn current_groups_do_not_depend_on_the_block() {
 }
 
 #[test]
-fn the_loss_is_that_of_the_codes_and_not_above_round_to_nearest() {
+fn the_loss_matches_the_codes_and_is_not_above_rtn() {
     let mut ratios = Vec::new();
     for seed in 0..20 {
         let (w, hessian) = problem(seed, 6, 192);
@@ -189,7 +189,7 @@ fn the_loss_is_that_of_the_codes_and_not_above_round_to_nearest() {
 
 /// Independent inputs leave nothing to compensate, so the codes are those of RTN.
 #[test]
-fn a_diagonal_hessian_gives_round_to_nearest() {
+fn a_diagonal_hessian_gives_rtn() {
     let (w, _) = problem(4, 3, 64);
     let mut sum = vec![0.0; 64 * 64];
     (0..64).for_each(|i| sum[i * 64 + i] = 1.0 + i as f32);
@@ -256,7 +256,7 @@ fn a_singular_hessian_is_damped_more_and_says_so() {
 }
 
 #[test]
-fn what_cannot_be_done_is_refused() {
+fn unsupported_requests_are_refused() {
     let (mut w, hessian) = problem(7, 2, 64);
     let run = |text: &str, w: &[f32], hessian: &Hessian, options| {
         gptq(&text.parse().unwrap(), w, hessian, options, None, 1).unwrap_err()
@@ -357,7 +357,7 @@ fn searched_ranges_lose_less() {
 /// Checks the number of outliers, that the loss includes them and falls with their number, and that the weights
 /// furthest from all others are among them.
 #[test]
-fn outliers_stand_beside_the_codes() {
+fn outliers_are_stored_outside_the_codes() {
     let (rows, cols) = (24, 96);
     let (mut w, hessian) = problem(11, rows, cols);
     let far = [5usize, 100, 777, 1500];
@@ -406,7 +406,7 @@ fn outliers_depend_on_neither_threads_nor_level() {
 }
 
 #[test]
-fn outliers_are_of_groups_of_neighbours() {
+fn outliers_need_groups_of_adjacent_columns() {
     let (w, hessian) = problem(13, 8, 64);
     let options = GptqOptions { groups: GroupOrder::Current, ..GptqOptions::default() };
     let factor = InverseFactor::new(&hessian, options, 1).unwrap();

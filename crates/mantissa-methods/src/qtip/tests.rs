@@ -51,7 +51,7 @@ fn two_sided(g: &Hessian, h: &Hessian, a: &[f32], b: &[f32]) -> f64 {
 }
 
 #[test]
-fn more_bits_lose_less_and_inputs_count_by_what_they_are() {
+fn more_bits_lose_less_and_inputs_count_by_their_moments() {
     let (rows, cols) = (48, 96);
     let (w, hessian) = (weight(rows, cols), moments(1, cols));
     let energy = hessian.loss(&w, &vec![0.0; w.len()]);
@@ -75,7 +75,7 @@ fn more_bits_lose_less_and_inputs_count_by_what_they_are() {
 }
 
 #[test]
-fn outputs_count_by_what_they_cost() {
+fn outputs_count_by_their_moments() {
     let (rows, cols) = (64, 48);
     let (w, hessian, outputs) = (weight(rows, cols), moments(1, cols), moments(2, rows));
     let input = RotatedInput::new(hessian.clone(), 0.01, 5, 2).unwrap();
@@ -93,7 +93,7 @@ fn outputs_count_by_what_they_cost() {
 
 /// Codes the whole weight as one vector with Hessian `G ⊗ H`, tile by tile, as GPTQ takes columns.
 #[test]
-fn tiles_are_those_of_the_hessian_of_the_whole_weight() {
+fn tiles_match_the_hessian_of_the_whole_weight() {
     let (rows, cols) = (32, 48);
     let targets: Vec<f32> = (0..rows * cols).map(|i| 3.0 * (uniform(4, i) + uniform(5, i))).collect();
     let table: Vec<f32> =
@@ -196,7 +196,7 @@ fn scales_are_shared_as_the_scheme_says() {
 }
 
 #[test]
-fn what_cannot_be_coded_is_refused() {
+fn uncodable_weights_are_refused() {
     let input = RotatedInput::plain(32, 1, 1).unwrap();
     let why = |text: &str, w: &[f32]| match input.quantize(&scheme(text), w, None, 1, 1) {
         Err(error) => error.to_string(),

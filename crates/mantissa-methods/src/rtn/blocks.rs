@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn panels_that_are_handed_on_make_up_the_tensor() {
+    fn streamed_panels_form_the_tensor() {
         // Two panels, the last one short, so that a thread uses its buffers again.
         let (rows, cols) = (136, 256);
         let w: Vec<f32> = (0..rows * cols).map(|i| ((i * i) as f32 * 0.013).sin() * 0.03).collect();
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_sink_refuses_is_the_error() {
+    fn errors_of_the_sink_are_returned() {
         let w = vec![1.0; 4 * PANEL];
         let refuse = |_: u64, _: &[u8]| {
             Err(TensorError::Length { what: "room", found: 0, expected: 1, rows: 1, cols: 1 })

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_that_was_cut_goes_on_as_one_that_never_went_further() {
+    fn a_truncated_cache_continues_like_a_shorter_one() {
         for text in ["int8-head,sinks=1", "int8-g4-asym:minmax,channel-keys"] {
             for len in [0, 1, 4, 6, 9, 12] {
                 let (mut cache, width) = key_cache(text, 16);

@@ -45,7 +45,7 @@ fn the_common_forms_of_templates_render_as_in_jinja() {
 }
 
 #[test]
-fn json_is_that_of_python() {
+fn json_matches_python() {
     let template = r#"{{ {"b": [1, 2.5, none, true], "a": {"ü": "<&>\"\n", "e": [], "o": {}}} | tojson }}"#;
     let expected = r#"{"b": [1, 2.5, null, true], "a": {"ü": "<&>\"\n", "e": [], "o": {}}}"#;
     assert_eq!(rendered(template).unwrap(), expected);
@@ -65,7 +65,7 @@ fn a_template_can_refuse_and_ask_for_the_date() {
 }
 
 #[test]
-fn nothing_of_the_host_is_there() {
+fn no_host_object_is_reachable() {
     for probe in [
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{{ messages.__class__.__init__.__globals__ }}",

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
+    fn dates_match_the_calendar() {
         for (seconds, text) in [
             (0, "1970-01-01 Thu 001"),
             (951_782_400, "2000-02-29 Tue 060"),

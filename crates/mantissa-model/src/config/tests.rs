@@ -265,7 +265,7 @@ fn of(model_type: &str, changes: Value) -> Result<ModelConfig, ConfigError> {
 
 /// Fields that change what a model computes and are not supported are refused by the name they have in the file.
 #[test]
-fn what_a_type_cannot_do_is_named() {
+fn unsupported_features_of_a_type_are_named() {
     let cases = [
         ("gemma2", "use_bidirectional_attention", json!(true)),
         ("gemma3_text", "hidden_activation", json!("relu")),

@@ -242,7 +242,7 @@ mod tests {
 
     /// Outliers come back in f16, the others at the nearest level of the range without outliers.
     #[test]
-    fn a_row_comes_back_at_the_levels_of_its_range_and_as_it_was_where_kept() {
+    fn rows_decode_to_levels_and_outliers_exactly() {
         let levels: Vec<f32> = (0..8).map(|i| i as f32 / 3.5 - 1.0).collect();
         let mut x = wave(20);
         (x[4], x[17]) = (100.0, -50.25);
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_have_ranges_of_their_own_and_store_none() {
+    fn columns_have_calibrated_ranges_and_store_none() {
         let spans = (0..16).map(|i| Span::of(-1.0 - i as f32, 1.0 + i as f32)).collect();
         let codec = BookCodec::new(vec![-1.0, 0.0, 0.5, 1.0], 16, Scaling::Columns(spans), 1);
         assert_eq!(codec.row_bytes(), 4 + 4);

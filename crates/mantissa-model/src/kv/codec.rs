@@ -293,7 +293,7 @@ mod tests {
 
     /// Bytes decode to the values of the reference, and whole sequences see the same.
     #[test]
-    fn rows_come_back_with_the_values_of_the_reference() {
+    fn rows_decode_to_the_values_of_the_reference() {
         let schemes = [
             "int8-head",
             "int8-head:restricted",
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_row_can_be_by_itself_is_refused() {
+    fn schemes_beyond_one_row_are_refused() {
         for text in ["fp8-e4m3-tensor", "int8-t16x16", "nf4-dq", "f64", "int8-tensor@static"] {
             let error = RowCodec::new(&parse_activation(text).unwrap(), 64).unwrap_err().to_string();
             assert!(error.contains(text), "{error}");

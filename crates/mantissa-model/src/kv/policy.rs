@@ -291,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn policies_print_as_they_parse() {
+    fn policies_round_trip_as_text() {
         for text in [
             "int8-head",
             "f32",
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_are_refused_with_what_is_allowed() {
+    fn other_texts_are_refused_with_the_expected_form() {
         for text in [
             "",
             "int9-head",
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_a_token_are_those_of_the_scheme() {
+    fn bytes_per_token_match_the_scheme() {
         let config = crate::config::example("llama");
         let config = ModelConfig::from_json(&config, "config.json").unwrap();
         let elements = (2 * config.key_value_width() * config.num_hidden_layers) as f64;

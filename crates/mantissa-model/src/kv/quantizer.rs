@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_cache_cannot_have_is_refused() {
+    fn unsupported_cache_schemes_are_refused() {
         let new = |text: &str, k_scale: Vec<f32>| {
             let quant = KvQuant { scheme: scheme(text), k_scale, v_scale: vec![1.0] };
             KvQuantizer::stored("m", &quant, 2, 4)

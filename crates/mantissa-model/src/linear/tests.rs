@@ -51,7 +51,7 @@ fn storages(w: &[f32], rows: usize, cols: usize) -> Vec<(String, Weight)> {
 }
 
 #[test]
-fn every_storage_gives_the_bits_of_the_dense_product_with_its_values() {
+fn every_storage_matches_the_dense_product_of_its_values() {
     for (rows, cols) in [(7, 33), (130, 64), (1100, 129), (397, 700), (40, 512)] {
         let w = wave(rows * cols, 0.0);
         for (name, weight) in storages(&w, rows, cols) {
@@ -72,7 +72,7 @@ fn every_storage_gives_the_bits_of_the_dense_product_with_its_values() {
 
 /// Every storage multiplies its values as bf16, for any part of the tokens.
 #[test]
-fn products_in_bf16_are_those_of_the_rounded_factors() {
+fn bf16_products_match_the_rounded_factors() {
     let (rows, cols, tokens) = (1100, 160, 40);
     let rounded =
         |values: &[f32]| -> Vec<f32> { values.iter().map(|&v| bf16::from_f32(v).to_f32()).collect() };
@@ -151,7 +151,7 @@ fn fused_partners_get_the_input_they_ask_for() {
 
 /// Side tensors and transforms give the product with the folded weight, alone and fused.
 #[test]
-fn transforms_are_those_of_the_folded_weight() {
+fn transforms_match_the_folded_weight() {
     use mantissa_num::stored::{Extra, Map};
     let (rows, cols, tokens) = (16, 48, 3);
     let transforms = Transforms {

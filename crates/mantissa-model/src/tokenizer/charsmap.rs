@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn base64_is_read_whole_or_not() {
+    fn base64_is_read_completely_or_refused() {
         for text in ["", "a", "ab", "abc", "abcd"] {
             assert_eq!(decode(&encode(text.as_bytes())).unwrap(), text.as_bytes());
         }

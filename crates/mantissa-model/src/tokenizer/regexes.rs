@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_take_long_is_told_apart() {
+    fn slow_expressions_are_recognised() {
         for pattern in [r"(a+)+b", r"a*b", r".*[^a]|a", r"(a|ab)*c", r"x+$", r"\w+\b"] {
             assert_eq!(cost(pattern), Ok(Cost::Quadratic), "{pattern}");
         }

@@ -22,7 +22,7 @@ fn load_text(text: &str) -> Result<Tokenizer, TokenizerError> {
 }
 
 #[test]
-fn ids_and_texts_are_those_of_transformers() {
+fn ids_and_texts_match_transformers() {
     let tokenizer = Tokenizer::load(&tiny()).unwrap();
     let cases = read_json(&tiny().join("tokenizer_expected.json")).unwrap().unwrap();
     for case in cases.as_array().unwrap() {
@@ -47,7 +47,7 @@ fn ids_and_texts_are_those_of_transformers() {
 }
 
 #[test]
-fn bytes_that_are_no_text_come_out_at_last() {
+fn bytes_that_are_not_text_are_returned_eventually() {
     let tokenizer = Tokenizer::load(&tiny()).unwrap();
     let half = tokenizer.encode("П", Bos::Never).unwrap()[0];
     let mut stream = tokenizer.stream();
@@ -171,7 +171,7 @@ fn contradictions_are_refused_at_loading_by_their_field() {
 }
 
 #[test]
-fn other_models_are_held_to_the_same() {
+fn other_models_are_checked_alike() {
     let with = |model: Value| {
         changed(|f| {
             *f = json!({"version": "1.0", "added_tokens": [], "model": model});

@@ -8,7 +8,7 @@ fn canonical(text: &str) -> String {
 }
 
 #[test]
-fn canonical_texts_print_as_they_parse() {
+fn canonical_texts_round_trip() {
     for text in [
         "f32",
         "bf16",
@@ -97,7 +97,7 @@ fn spelt_out_defaults_print_short() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_name_the_wrong_part() {
     for (text, part) in [
         ("int4-g0", "g0"),
         ("int4-g+8", "g+8"),

@@ -131,7 +131,7 @@ fn compare_mxfp4(what: &str, x: &[f32], found: &[u8], expected: &[u8]) {
 
 /// The bytes of the integer types have no values: their codes times their scale must be near the input.
 #[test]
-fn activation_types_decode_what_they_encode() {
+fn activation_types_round_trip() {
     for kind in ["Q8_1", "Q8_K", "Q1_0"] {
         for file in open("gguf_blocks.safetensors") {
             let t = file.tensors();

@@ -98,7 +98,7 @@ mod tests {
     use crate::convention::{Container, compressed_tensors, gguf, modelopt, native};
 
     #[test]
-    fn containers_hold_what_their_readers_know() {
+    fn formats_hold_the_caches_their_readers_support() {
         let check = |container: Container, text: &str| container.check_kv(&parse_activation(text).unwrap());
         for text in ["fp8-e4m3-tensor@static", "int8-tensor@static"] {
             for container in [compressed_tensors::CONTAINER, modelopt::CONTAINER, native::CONTAINER] {

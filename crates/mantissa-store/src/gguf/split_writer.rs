@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_to_several_files_is_one_model() {
+    fn several_files_form_one_model() {
         let dir = tempfile::tempdir().unwrap();
         let specs = [spec("a", 1), spec("b", 2)];
         let parts = split(&specs, Some(4));

@@ -129,7 +129,7 @@ fn files_cut_anywhere_before_the_data_are_errors() {
 }
 
 #[test]
-fn counts_are_checked_against_what_remains() {
+fn counts_are_checked_against_the_remaining_bytes() {
     let file = File::new().tensor("t", &[32], F32, 0);
     for count in [u64::MAX, 1 << 63, 1 << 32, 100] {
         let tensors = fault(&file.bytes_counted(count, 0));
@@ -140,7 +140,7 @@ fn counts_are_checked_against_what_remains() {
 }
 
 #[test]
-fn lengths_are_checked_against_what_remains() {
+fn lengths_are_checked_against_the_remaining_bytes() {
     for len in [1u64 << 63, u64::MAX, 1 << 40, 4096] {
         let key = File { pairs: vec![len.to_le_bytes().to_vec()], ..File::new() };
         assert!(matches!(key.fault(), GgufFault::Count { .. }));
@@ -310,7 +310,7 @@ fn a_file_and_its_bytes_parse_alike_across_windows() {
 }
 
 #[test]
-fn what_is_written_is_read_back() {
+fn written_files_are_read_back() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
     let values = [
@@ -351,7 +351,7 @@ fn what_is_written_is_read_back() {
 }
 
 #[test]
-fn what_readers_would_refuse_is_not_written() {
+fn files_that_readers_refuse_are_not_written() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
     let create = |names: [&str; 2], cols: usize, keys: [&str; 2]| {

@@ -65,7 +65,7 @@ fn container(name: &str) -> Option<Container> {
 }
 
 #[test]
-fn every_layout_decodes_to_the_weight_beside_it() {
+fn every_layout_decodes_to_its_expected_weight() {
     let all = folders();
     assert_eq!(all.len(), 24);
     for (name, dir) in all {
@@ -103,7 +103,7 @@ fn same_bytes(spec: &TensorSpec, ours: &[u8], theirs: &[u8]) -> bool {
 }
 
 #[test]
-fn what_was_read_is_written_back_to_the_same_bytes() {
+fn checkpoints_are_written_back_to_the_same_bytes() {
     let mut seen = 0;
     for (name, dir) in folders() {
         let (model, [written_by, _]) = Model::of(&dir);
@@ -175,7 +175,7 @@ fn artifacts_are_written_back_to_the_same_bytes() {
 }
 
 #[test]
-fn what_is_quantized_reads_back_bit_for_bit() {
+fn quantized_weights_read_back_bit_for_bit() {
     for (container, scheme, input) in [
         (modelopt::CONTAINER, "int4-g32", ""),
         (modelopt::CONTAINER, "int4-g48:restricted", ""),
@@ -341,7 +341,7 @@ fn caches_have_their_scales() {
 }
 
 #[test]
-fn an_older_checkpoint_of_modelopt_has_its_own_file_alone() {
+fn an_older_modelopt_checkpoint_has_only_its_own_file() {
     let dir = tempfile::tempdir().unwrap();
     let model = folder("modelopt-int4-awq");
     model.write(dir.path());

@@ -41,7 +41,7 @@ fn broken_onnx_is_refused_by_name() {
 }
 
 #[test]
-fn what_the_containers_do_not_hold_is_refused() {
+fn unsupported_schemes_are_refused() {
     for (container, scheme, input, says) in [
         (modelopt::CONTAINER, "int4-g32-asym", "", "without zero points"),
         (modelopt::CONTAINER, "nf4", "", "modelopt holds"),

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_learned_reads_any_text_and_is_the_same_again() {
+    fn training_is_deterministic_and_encodes_any_text() {
         let trained = train_bpe(&documents(), 285).unwrap();
         assert_eq!(train_bpe(&documents(), 285).unwrap(), trained);
         let dir = tempfile::TempDir::new().unwrap();

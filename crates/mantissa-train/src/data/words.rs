@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_have_the_words_of_the_whole() {
+    fn pieces_and_the_whole_text_have_the_same_words() {
         let text = "It's  the\u{a0}\tfox's 12 3x4,\r\n\n don't -- \u{85}日本 語e\u{301}\n\t\u{0}\u{0} a\u{1} 'll ' s\n";
         let whole = counted(&[text]);
         for at in (1..text.len()).filter(|&at| text.is_char_boundary(at) && is_boundary(text, at)) {

@@ -140,14 +140,14 @@ mod tests {
     }
 
     #[test]
-    fn names_of_nothing_are_said() {
+    fn names_without_a_tensor_are_reported() {
         let groups = DecayGroups { no_decay: vec!["norm".into()], ..DecayGroups::default() };
         let error = groups.select(&table()).unwrap_err();
         assert_eq!((error.key, error.name.as_str()), ("no_decay", "norm"));
     }
 
     #[test]
-    fn stars_stand_for_any_characters() {
+    fn stars_match_any_characters() {
         for (pattern, text, expected) in [
             ("*", "", true),
             ("a*b", "ab", true),

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_are_those_of_the_scheme() {
+    fn codes_match_the_scheme() {
         let values: Vec<f32> = (0..1000).map(|i| (i as f32 * 0.7).sin() * 10f32.powi(i % 5 - 4)).collect();
         for text in ["dyn8", "lin8", "lin8-g100", "dyn8-tensor", "lin8-tensor"] {
             let scheme: Scheme = text.parse().unwrap();

@@ -179,7 +179,7 @@ mod tests {
 
     /// Compares six steps on 600 values with torch 2.15 (`tests/data/make_sgd.py`), in f32.
     #[test]
-    fn steps_are_those_of_pytorch() {
+    fn steps_match_pytorch() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/train/sgd.safetensors");
         let file = SafeTensors::open(&path).unwrap();
         let read = |name: &str| file.read_f32(file.get(name).unwrap()).unwrap();

@@ -59,7 +59,7 @@ fn any_bytes_decode_as_the_reference_decodes_them() {
 }
 
 #[test]
-fn what_the_writer_rounds_is_within_the_bound_and_a_wrong_scale_is_not() {
+fn rounding_is_within_the_bound_and_a_wrong_scale_is_not() {
     let blocks = Blocks::new();
     // Q1_0 has only signs and an unbounded error; searched types are bounded only by their block.
     let bounded = |ty: &&BlockType| **ty != BlockType::Q1_0 && !codec_of(**ty).codec().is_searched();

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_a_chart_too() {
+    fn an_empty_chart_is_valid() {
         assert!(chart(Vec::new()).contains("</svg>"));
     }
 }

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_asks_for_nothing() {
+    fn a_page_loads_nothing() {
         let mut page = Page::new("a & b");
         page.push(Html::paragraph("text"));
         let html = page.html();

@@ -285,7 +285,7 @@ fn static_scales_of_inputs_are_calibrated() {
 }
 
 #[test]
-fn a_calibration_is_asked_for_and_checked() {
+fn a_calibration_is_required_and_checked() {
     let temp = TempDir::new().unwrap();
     let (model, out) = (model(), temp.path().join("out"));
     let refused = |code: i32, more: &[&str]| {
@@ -323,7 +323,7 @@ fn a_calibration_is_asked_for_and_checked() {
 }
 
 #[test]
-fn token_windows_are_used_as_they_are() {
+fn token_windows_are_used_unchanged() {
     let temp = TempDir::new().unwrap();
     let (model, out, windows) = (model(), temp.path().join("out"), temp.path().join("w.json"));
     fs::write(&windows, "{\"a\": [[1, 2, 3, 4, 5], [6]], \"b\": [[7, 8, 9]]}").unwrap();
@@ -350,7 +350,7 @@ fn token_windows_are_used_as_they_are() {
 /// Coverage gaps are reported before any layer is solved, with the consequence, and are an error under
 /// --strict.
 #[test]
-fn coverage_is_said_before_anything_is_solved() {
+fn coverage_is_reported_before_solving() {
     let temp = TempDir::new().unwrap();
     let (windows, out) = (temp.path().join("w.json"), temp.path().join("out"));
     fs::write(&windows, "[[7, 9, 11], [5]]").unwrap();

@@ -90,7 +90,7 @@ fn ranks_0_and_1_are_one_row_and_empty_tensors_pass() {
 
 /// Tensors of several panels, in every split, equal one call of the reference.
 #[test]
-fn panels_give_what_the_whole_tensor_gives_at_any_thread_count() {
+fn panels_match_the_whole_tensor_at_any_thread_count() {
     let dir = tempfile::tempdir().unwrap();
     let schemes = [
         "int4-g32-asym",
@@ -170,7 +170,7 @@ fn sqnr_is_the_ratio_of_energies() {
 }
 
 #[test]
-fn other_float_dtypes_are_widened_and_the_rest_is_skipped_and_said() {
+fn other_float_dtypes_are_widened_and_the_rest_reported_as_skipped() {
     let dir = tempfile::tempdir().unwrap();
     let (input, out) = (dir.path().join("in.safetensors"), dir.path().join("out.safetensors"));
     let tensors: [(&str, Dtype, &[usize], Vec<u8>); 4] = [
@@ -194,7 +194,7 @@ fn other_float_dtypes_are_widened_and_the_rest_is_skipped_and_said() {
 }
 
 #[test]
-fn what_cannot_be_cast_is_refused_and_named() {
+fn invalid_casts_are_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let (input, out) = (dir.path().join("in.safetensors"), dir.path().join("out.safetensors"));
     let mut x = values(128);

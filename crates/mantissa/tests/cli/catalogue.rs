@@ -97,7 +97,7 @@ fn every_scheme_is_cast() {
 }
 
 #[test]
-fn names_and_dtypes_of_what_is_beside_the_codes() {
+fn names_and_dtypes_of_side_tensors() {
     let dir = tempfile::tempdir().unwrap();
     let (input, out) = (dir.path().join("in.safetensors"), dir.path().join("out.safetensors"));
     write_x(&input, &[80, 256], &values(80 * 256));
@@ -185,7 +185,7 @@ fn is_shared(scheme: &Scheme) -> bool {
 }
 
 #[test]
-fn every_scheme_goes_through_the_native_container() {
+fn every_scheme_round_trips_in_the_native_format() {
     let temp = TempDir::new().unwrap();
     let (model, dense) = (model(temp.path()), temp.path().join("dense"));
     fs::create_dir(&dense).unwrap();

@@ -69,7 +69,7 @@ fn a_gguf_file_brings_its_template() {
 }
 
 #[test]
-fn what_is_no_template_or_refuses_is_said_in_one_line() {
+fn invalid_or_refusing_templates_fail_in_one_line() {
     let temp = tempfile::tempdir().unwrap();
     let says = |template: Value, says: &str| {
         let folder = model(temp.path(), &template);

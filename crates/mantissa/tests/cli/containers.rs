@@ -8,7 +8,7 @@ use crate::lint::synthetic_of;
 use crate::support::{fail, json, root, text};
 
 #[test]
-fn what_is_written_is_verified_and_computes_the_same() {
+fn outputs_verify_and_compute_the_same() {
     let temp = TempDir::new().unwrap();
     let model = synthetic_of(temp.path(), "bf16");
     let tokens = crate::main_job::windows(temp.path());
@@ -116,7 +116,7 @@ fn onnx_keeps_codes_and_scales() {
 
 /// Modules as hqq and optimum-quanto store them, decoded by both readers to the same bits.
 #[test]
-fn the_second_decoder_reads_what_other_packages_wrote() {
+fn the_second_decoder_reads_files_of_other_packages() {
     use mantissa_quant::verify::decode;
     use mantissa_store::convention::{ModelFiles, Weight};
     let data = root().join("tests/data/conventions");
@@ -142,7 +142,7 @@ fn the_second_decoder_reads_what_other_packages_wrote() {
 
 /// Outputs that no engine or reader could run are refused before anything is written.
 #[test]
-fn what_is_not_done_is_not_accepted() {
+fn unsupported_requests_are_not_accepted() {
     let temp = TempDir::new().unwrap();
     let (model, out) = (root().join("tests/data/tiny/llama1-mha"), temp.path().join("q"));
     let refused = |recipe: &str, more: &[&str]| {

@@ -147,7 +147,7 @@ fn integers_go_there_and_back() {
 }
 
 #[test]
-fn fp8_goes_there_and_back() {
+fn fp8_round_trips() {
     const ROWS: &[Row] = &[
         ("f32", "rtn-fp8-e4m3-t128x128+fp8-e4m3-g128", "deepseek-fp8", "compressed-tensors", ""),
         ("f32", "rtn-fp8-e4m3-t128x128+fp8-e4m3-g128", "compressed-tensors", "deepseek-fp8", ""),
@@ -189,7 +189,7 @@ fn both_versions_of_gptq_are_read_alike() {
 
 /// Tokenizer, generation settings and chat templates are copied; the old format's description is not.
 #[test]
-fn what_stands_beside_the_weights_goes_along() {
+fn files_beside_the_weights_are_copied() {
     let temp = TempDir::new().unwrap();
     let (first, out) = (temp.path().join("first"), temp.path().join("out"));
     quantize(Path::new("demo"), "rtn-int4-g32-asym", "awq", &first);
@@ -287,7 +287,7 @@ fn a_dense_model_becomes_a_dense_gguf_file() {
 }
 
 #[test]
-fn what_cannot_be_kept_is_refused_and_requantizing_says_what_it_costs() {
+fn lossy_conversions_are_refused_and_requantizing_reports_the_error() {
     let temp = TempDir::new().unwrap();
     let (model, out) = (synthetic_of(temp.path(), "bf16"), temp.path().join("out"));
     let refused = |from: &Path, format: &str| {

@@ -90,7 +90,7 @@ fn demo_is_a_model_everywhere() {
 }
 
 #[test]
-fn a_model_of_that_name_is_what_is_meant() {
+fn an_existing_model_named_demo_takes_precedence() {
     let dir = TempDir::new().unwrap();
     let tiny = root().join("tests/data/tiny/llama2-gqa-tied");
     fs::create_dir(dir.path().join("demo")).unwrap();
@@ -103,7 +103,7 @@ fn a_model_of_that_name_is_what_is_meant() {
 }
 
 #[test]
-fn where_nothing_can_be_written_the_environment_is_at_fault() {
+fn an_unwritable_folder_is_an_environment_error() {
     let dir = TempDir::new().unwrap();
     let missing = dir.path().join("missing");
     let output =

@@ -311,7 +311,7 @@ fn a_text() -> Vec<&'static str> {
 
 /// Without the source, the loss on a text decides, on the trained built-in model.
 #[test]
-fn a_text_tells_the_fault_of_a_trained_model() {
+fn a_text_reveals_the_fault_of_a_trained_model() {
     let whole = |recipe: &str, part: &str, change: &dyn Fn(&mut [u8]), repair: &str| {
         let temp = TempDir::new().unwrap();
         let out = temp.path().join("q");
@@ -353,7 +353,7 @@ fn transposed_scales_are_named() {
 
 /// A fault in one tensor, without the source.
 #[test]
-fn a_text_tells_the_tensor() {
+fn a_text_reveals_the_faulty_tensor() {
     let temp = TempDir::new().unwrap();
     let out = temp.path().join("q");
     quantize("demo", "rtn-int4-g32", &out);
@@ -365,7 +365,7 @@ fn a_text_tells_the_tensor() {
 
 /// A model with an untested fault: nothing is wrongly named.
 #[test]
-fn what_is_not_tried_is_not_named() {
+fn untested_faults_are_not_named() {
     let temp = TempDir::new().unwrap();
     let out = temp.path().join("q");
     quantize("demo", "rtn-int4-g32", &out);

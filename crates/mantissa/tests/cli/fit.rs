@@ -63,7 +63,7 @@ fn the_budget_goes_where_it_saves_most() {
 
 /// Every method of recipe names works, and the saved recipe names it.
 #[test]
-fn every_method_of_recipe_names_is_a_method_here() {
+fn every_recipe_method_is_accepted() {
     let temp = TempDir::new().unwrap();
     let (model, tokens) = (tiny("llama2-gqa-tied"), windows(temp.path()));
     for (method, said) in [
@@ -89,7 +89,7 @@ fn every_method_of_recipe_names_is_a_method_here() {
 }
 
 #[test]
-fn what_no_choice_meets_is_refused() {
+fn an_impossible_budget_is_refused() {
     let temp = TempDir::new().unwrap();
     let (model, out, tokens) = (tiny("llama1-mha"), temp.path().join("fit"), windows(temp.path()));
     let base = ["fit", text(&model), "--schemes", "int4-g8,int8-g8", "--out", text(&out), "--quiet"];

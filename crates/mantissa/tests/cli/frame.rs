@@ -42,7 +42,7 @@ fn a_missing_model_exits_2_and_is_named() {
 }
 
 #[test]
-fn json_goes_to_stdout_alone_or_to_a_file_beside_the_text() {
+fn json_goes_to_stdout_without_text_or_to_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("report.json");
     let direct = json(&["schemes", "--json"]);

@@ -51,7 +51,7 @@ pub fn logits(dir: &Path, model: &Path, tokens: &str) -> Vec<f32> {
 }
 
 #[test]
-fn every_architecture_is_written_and_has_its_logits() {
+fn every_architecture_is_written_with_the_same_logits() {
     let temp = TempDir::new().unwrap();
     let (dir, tokens) = (temp.path(), windows(temp.path()));
     let scalar = json!({"query_pre_attn_scalar": 12});
@@ -112,7 +112,7 @@ fn experts_are_one_tensor_in_blocks_too() {
 }
 
 #[test]
-fn what_llama_cpp_does_not_compute_is_refused_by_its_field() {
+fn features_beyond_llama_cpp_are_refused_by_field() {
     let temp = TempDir::new().unwrap();
     for (name, field) in [
         ("gemma2", "query_pre_attn_scalar"),

@@ -125,7 +125,7 @@ fn contexts_are_checked_by_arithmetic_before_anything_is_allocated() {
 }
 
 #[test]
-fn a_cache_that_no_memory_holds_is_said_in_bytes() {
+fn a_cache_beyond_memory_is_reported_in_bytes() {
     let temp = tempfile::tempdir().unwrap();
     let long = model(temp.path(), |config| config["max_position_embeddings"] = json!(1_000_000_000));
     let started = Instant::now();

@@ -49,7 +49,7 @@ fn a_dense_model_adds_up() {
 }
 
 #[test]
-fn statistics_are_those_of_the_values_at_any_thread_count() {
+fn statistics_match_the_values_at_any_thread_count() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("bare.safetensors");
     let mut x = values(400 * 500);

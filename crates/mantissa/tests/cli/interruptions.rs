@@ -283,7 +283,7 @@ fn other_commands_leave_nothing_when_they_are_stopped() {
 }
 
 #[test]
-fn of_two_writers_the_second_is_told_who_the_first_is() {
+fn the_second_of_two_writers_learns_the_first_ones_process() {
     let temp = TempDir::new().unwrap();
     let model = model(temp.path());
     let dir = temp.path().join("outputs");
@@ -431,7 +431,7 @@ fn a_full_file_system() {
 /// Calibrated methods, killed ten times at seeded moments and resumed each time, give the bytes of an
 /// undisturbed run.
 #[test]
-fn ten_kills_change_no_byte_of_a_method_that_calibrates() {
+fn ten_kills_change_no_byte_of_a_calibrated_method() {
     let temp = TempDir::new().unwrap();
     let sizes = ["--hidden", "64", "--layers", "3", "--ffn", "192", "--heads", "4", "--vocab", "256"];
     let model = synth(temp.path(), "model", &sizes);
@@ -488,7 +488,7 @@ fn ten_kills_change_no_byte_of_a_method_that_calibrates() {
 
 /// An interrupted `fit` names the work folder it leaves; the same command then finishes as if undisturbed.
 #[test]
-fn a_fit_that_is_interrupted_says_what_it_leaves() {
+fn an_interrupted_fit_names_what_it_keeps() {
     let temp = TempDir::new().unwrap();
     let model = model(temp.path());
     let (out, tokens) = (temp.path().join("out"), temp.path().join("t.json"));

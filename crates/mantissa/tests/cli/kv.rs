@@ -177,7 +177,7 @@ fn cache_scales_are_near_those_of_llm_compressor() {
 
 /// `recalibrate` recomputes the scales on other windows and changes nothing else.
 #[test]
-fn recalibration_changes_scales_alone() {
+fn recalibration_changes_only_scales() {
     let temp = TempDir::new().unwrap();
     let (old, new, same) = (temp.path().join("old"), temp.path().join("new"), temp.path().join("same"));
     quantize(&old, "rtn-int8-channel+int8-tensor@static+kv-fp8-e4m3-tensor@static", &[]);

@@ -51,7 +51,7 @@ fn quantize_verify_and_measure() {
 /// Reported bits as stored include a format's zero points, group indices and shapes, and match `inspect` on
 /// the file.
 #[test]
-fn bits_as_stored_are_those_of_the_file() {
+fn stored_bits_match_the_file() {
     let temp = TempDir::new().unwrap();
     let model = crate::lint::synthetic_of(temp.path(), "bf16");
     for (i, (recipe, format, by_scheme, shown)) in [
@@ -169,7 +169,7 @@ fn linears(model: &Path) -> usize {
 
 /// Conv1D is reported as known to GPTQ readers only, and the GPTQ format holds it.
 #[test]
-fn transposed_weights_and_stacked_experts_are_said() {
+fn transposed_weights_and_stacked_experts_are_reported() {
     let temp = TempDir::new().unwrap();
     let said = |name: &str, format: &str| {
         let (model, out) = (tiny(name), temp.path().join(format!("{name}-{format}")));

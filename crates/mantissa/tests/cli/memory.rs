@@ -384,7 +384,7 @@ fn a_pipe_that_never_ends_is_read_to_the_limit() {
 }
 
 #[test]
-fn a_separator_of_nothing_is_refused_by_its_option() {
+fn an_empty_separator_is_refused_by_its_option() {
     for arguments in [
         &["eval", "demo", "--text", "x.txt", "--split", ""][..],
         &["verify", "demo", "--text", "x.txt", "--split", ""],

@@ -36,7 +36,7 @@ fn inputs(dir: &Path) -> PathBuf {
 }
 
 #[test]
-fn no_output_replaces_an_input_by_whatever_name() {
+fn no_output_replaces_an_input_under_any_name() {
     let temp = TempDir::new().unwrap();
     let model = inputs(temp.path());
     let (model, at) = (text(&model), |name: &str| text(&temp.path().join(name)).to_owned());
@@ -74,7 +74,7 @@ fn no_output_replaces_an_input_by_whatever_name() {
 }
 
 #[test]
-fn what_another_command_wrote_is_replaced_only_on_request() {
+fn outputs_of_other_commands_are_replaced_only_on_request() {
     let temp = TempDir::new().unwrap();
     let at = |name: &str| temp.path().join(name);
     let model = inputs(temp.path());

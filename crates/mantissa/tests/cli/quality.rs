@@ -93,7 +93,7 @@ fn options_without_a_text_are_mistakes() {
 
 /// Input that predicts nothing has no figures, and passes no gate.
 #[test]
-fn nothing_to_predict_is_a_mistake() {
+fn nothing_to_predict_is_an_error() {
     let temp = TempDir::new().unwrap();
     let (model, tokens) = (tiny("llama1-mha"), windows(temp.path()));
     let gates = ["--max-kl", "9", "--max-ppl-increase", "9"];
@@ -135,7 +135,7 @@ fn a_dry_run_counts_the_evaluation() {
 }
 
 #[test]
-fn a_tampered_or_missing_file_is_said() {
+fn a_tampered_or_missing_file_is_reported() {
     let temp = TempDir::new().unwrap();
     let (model, out) = (tiny("llama1-mha"), temp.path().join("q"));
     succeed(&["quantize", text(&model), "--recipe", "nf4", "--out", text(&out), "--quiet"]);

@@ -49,7 +49,7 @@ fn outliers_are_stored_counted_and_read_twice() {
 }
 
 #[test]
-fn more_outliers_lose_less_and_none_of_it_depends_on_threads_or_level() {
+fn more_outliers_lose_less_independent_of_threads_and_level() {
     let temp = TempDir::new().unwrap();
     let (model, tokens) = (synthetic_of(temp.path(), "bf16"), windows(temp.path()));
     let mut costs = Vec::new();
@@ -65,7 +65,7 @@ fn more_outliers_lose_less_and_none_of_it_depends_on_threads_or_level() {
 }
 
 #[test]
-fn what_cannot_hold_outliers_is_refused_before_any_work() {
+fn formats_without_outliers_are_refused_before_any_work() {
     let temp = TempDir::new().unwrap();
     let (model, tokens) = (synthetic_of(temp.path(), "bf16"), windows(temp.path()));
     let rotated = recipe(temp.path(), "r", "weights = \"int4-g32\"\ntransform = \"rotate\"\n");
@@ -90,7 +90,7 @@ fn what_cannot_hold_outliers_is_refused_before_any_work() {
 
 /// Without coverage, layers fall back to RTN, with the largest errors stored as outliers.
 #[test]
-fn what_is_given_up_keeps_its_furthest_weights() {
+fn a_fallback_keeps_the_outliers_with_the_largest_errors() {
     let temp = TempDir::new().unwrap();
     let (model, tokens) = (synthetic_of(temp.path(), "bf16"), windows(temp.path()));
     let few = temp.path().join("few.json");

@@ -67,7 +67,7 @@ fn checkpoints(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_run_learns_keeps_its_last_checkpoints_and_gives_a_model() {
+fn a_run_learns_keeps_checkpoints_and_writes_a_model() {
     let temp = TempDir::new().unwrap();
     let config = settings(temp.path(), "bf16", "8bit");
     let planned = json(&["train", text(&config), "--dry-run", "--json"]);
@@ -123,7 +123,7 @@ fn the_runs_that_made_a_model_are_recorded_in_their_order() {
 }
 
 #[test]
-fn killed_at_any_time_a_run_goes_on_to_the_same_bits() {
+fn a_run_killed_at_any_time_resumes_bit_exactly() {
     for (i, (policy, moments)) in
         [("fp16", "f32"), ("bf16-pure-sr", "bf16"), ("bf16", "8bit:cpu")].into_iter().enumerate()
     {
@@ -190,7 +190,7 @@ fn signals_leave_a_checkpoint_of_the_last_step() {
 }
 
 #[test]
-fn settings_and_data_that_cannot_be_are_named_and_leave_nothing() {
+fn invalid_settings_and_data_are_named_and_leave_nothing() {
     let temp = TempDir::new().unwrap();
     let config = settings(temp.path(), "fp32", "f32");
     let refused = |change: &str, part: &str| {
@@ -211,7 +211,7 @@ fn settings_and_data_that_cannot_be_are_named_and_leave_nothing() {
 
 /// For a model of some MB: every policy with every optimizer state.
 #[test]
-fn the_memory_of_a_run_is_what_the_dry_run_says() {
+fn the_memory_of_a_run_matches_the_dry_run() {
     let temp = TempDir::new().unwrap();
     let config = settings(temp.path(), "fp32", "f32");
     let model = temp.path().join("config.json");
@@ -333,7 +333,7 @@ fn a_signal_ends_a_run_with_a_checkpoint_within_five_seconds() {
 }
 
 #[test]
-fn what_decays_is_said_before_a_run() {
+fn weight_decay_groups_are_reported_before_a_run() {
     let temp = TempDir::new().unwrap();
     let config = settings(temp.path(), "fp32", "f32");
     let dry = |change: &str| json(&["train", text(&config), "--dry-run", "--json", "--set", change]);

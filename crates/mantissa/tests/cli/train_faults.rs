@@ -249,7 +249,7 @@ fn a_run_that_fails_at_any_change_of_a_file_ends_with_the_same_model() {
 }
 
 #[test]
-fn a_restart_removes_the_files_of_the_run_alone_and_can_be_killed() {
+fn a_restart_removes_only_the_runs_files_and_can_be_killed() {
     let job = Job::new();
     plant(&job.at("base"));
     job.succeed("base", &["--quiet"]);

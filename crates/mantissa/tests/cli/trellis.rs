@@ -131,7 +131,7 @@ fn exl3_holds_the_codes_of_the_native_container() {
 }
 
 #[test]
-fn what_trellises_are_not_for_is_refused() {
+fn unsupported_uses_of_trellises_are_refused() {
     let temp = TempDir::new().unwrap();
     let (model, tokens) = (synthetic_of(temp.path(), "bf16"), windows(temp.path()));
     let out = temp.path().join("out");

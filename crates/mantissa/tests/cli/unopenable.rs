@@ -179,7 +179,7 @@ fn convert_recalibrate_and_fit_refuse_them_and_leave_the_old_output() {
 
 /// The check before publishing refuses no output of any format.
 #[test]
-fn what_is_written_passes_the_check() {
+fn outputs_pass_the_check() {
     let temp = TempDir::new().unwrap();
     let mut checked = 0;
     let mut written = |arguments: &[&str], out: &Path| {

@@ -18,14 +18,14 @@ const END: &str = "<!-- end generated -->";
 static WRITING: Mutex<()> = Mutex::new(());
 
 #[test]
-fn tables_of_the_demo_are_those_of_a_run() {
+fn demo_tables_match_a_run() {
     let demo = Demo::run();
     part("demo-table", &demo.table(), &|shown, ran| agree(shown, ran, 1.01e-4));
     part("demo-output", &demo.output(), &|shown, ran| agree(shown, ran, 2.01e-5));
 }
 
 #[test]
-fn references_are_those_of_the_binary() {
+fn references_match_the_binary() {
     part("cli", &tables::commands(), &str::eq);
     part("recipes", &tables::recipes(), &str::eq);
     part("schemes", &tables::schemes(), &str::eq);

@@ -54,7 +54,7 @@ fn assert_same(dir: &Path, rows: usize) {
 }
 
 #[test]
-fn byte_level_bpe_comes_back() {
+fn byte_level_bpe_round_trips() {
     let dir = workspace().join("tests/data/tiny/llama2-gqa-tied");
     let rows =
         crate::config::read_json(&dir.join("config.json")).unwrap().unwrap()["vocab_size"].as_u64().unwrap();
@@ -62,7 +62,7 @@ fn byte_level_bpe_comes_back() {
 }
 
 #[test]
-fn the_tokenizers_of_the_shared_models_come_back() {
+fn tokenizers_of_the_shared_models_round_trip() {
     for (model, rows) in [("babyllama-105", 105), ("stories260K", 512), ("ref-8m", 4096)] {
         let dir = workspace().join("../shared/models").join(model);
         if dir.exists() {
@@ -108,7 +108,7 @@ fn scores_order_the_merges() {
 }
 
 #[test]
-fn what_is_not_known_is_refused_by_its_key() {
+fn unknown_values_are_refused_by_their_key() {
     let dir = workspace().join("tests/data/tiny/llama2-gqa-tied");
     let replaced = |key: &str, value: Option<Value>| {
         let result = by_gguf(&dir, 1024, |metadata| {

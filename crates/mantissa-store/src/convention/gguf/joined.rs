@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_apart_is_joined_again() {
+    fn split_tensors_are_joined_again() {
         round_trip("model.layers.3.mlp.experts.gate_up_proj_bias", Architecture::GptOss, 3, 8, (0, 0));
         round_trip("model.layers.3.mlp.experts.down_proj_bias", Architecture::GptOss, 3, 8, (0, 0));
         round_trip("model.layers.0.self_attn.kv_b_proj.weight", Architecture::Deepseek2, 10, 4, (2, 3));

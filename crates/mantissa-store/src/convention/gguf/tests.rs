@@ -78,7 +78,7 @@ fn rows_are_interleaved_by_head_and_back() {
 }
 
 #[test]
-fn names_depend_on_where_a_norm_stands() {
+fn names_depend_on_the_place_of_a_norm() {
     let norm = "model.layers.3.post_attention_layernorm.weight";
     let name = |architecture: Architecture| architecture.place(norm).unwrap().tensor;
     assert_eq!(name(Architecture::Llama), "blk.3.ffn_norm.weight");
@@ -134,7 +134,7 @@ fn metadata_become_the_config() {
 }
 
 #[test]
-fn what_is_not_understood_is_refused_by_its_key() {
+fn unsupported_metadata_is_refused_by_its_key() {
     let text = |s: &str| Value::String(s.to_owned());
     for (key, value) in [
         ("llama.expert_group_count", Value::U32(8)),
@@ -156,7 +156,7 @@ fn what_is_not_understood_is_refused_by_its_key() {
 }
 
 #[test]
-fn other_architectures_open_and_say_what_they_are() {
+fn other_architectures_open_with_their_name() {
     let files = open_with(&[("general.architecture", Value::String("starcoder".into()))]).unwrap();
     assert_eq!(files.config().unwrap()["model_type"], json!("starcoder"));
 }
@@ -216,7 +216,7 @@ fn weights_of_every_type_are_read_back() {
 }
 
 #[test]
-fn what_gguf_cannot_hold_is_refused() {
+fn schemes_beyond_gguf_are_refused() {
     let specs =
         |text: &str, cols: usize, input: Option<&Scheme>| -> std::result::Result<Vec<TensorSpec>, String> {
             let scheme: Scheme = text.parse().unwrap();

@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_words_take_no_time_whatever_their_shape() {
+    fn empty_tensors_of_any_shape_take_no_time() {
         assert!(transpose_words(&[], 0, usize::MAX / 4).is_empty());
         assert_eq!(transpose_words(&[1, 2, 3, 4, 5, 6, 7, 8], 1, 2), [1, 2, 3, 4, 5, 6, 7, 8]);
     }

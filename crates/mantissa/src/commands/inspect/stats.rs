@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn merged_moments_equal_those_of_the_whole() {
+    fn merged_moments_match_the_whole() {
         let x: Vec<f32> =
             (0..1000).map(|i| (i as f32 * 0.7).sin() * (1.0 + i as f32 / 100.0) + 2.0).collect();
         let whole = Moments::of(&x);

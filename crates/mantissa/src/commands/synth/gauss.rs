@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moments_are_those_of_a_gaussian() {
+    fn moments_match_a_gaussian() {
         let mut x = vec![0.0; 1 << 18];
         fill(3, 5, 0, 0.02, &mut x);
         let n = x.len() as f64;
