@@ -28,7 +28,7 @@ pub fn reserve(metadata: &mut BTreeMap<String, String>) {
     metadata.insert(KEY.to_owned(), ZEROS.to_owned());
 }
 
-/// Writes the checksum into the finished file at `path`, whose metadata [reserve](reserve) space for it, and makes it
+/// Writes the checksum into the finished file at `path`, whose metadata must [`reserve`] space for it, and makes it
 /// durable.
 ///
 /// # Errors
