@@ -1,19 +1,21 @@
-//! AdaRound: rounding up or down, learned for each weight.
+//! AdaRound: learns to round each weight up or down.
 //!
-//! "Up or Down? Adaptive Rounding for Post-Training Quantization" (Nagel et al., ICML 2020, arXiv:2004.10568). A weight W `[n, k]`
-//! lies between two values of its grid, `a ≤ W ≤ b`. With one parameter V per weight,
+//! "Up or Down? Adaptive Rounding for Post-Training Quantization" (Nagel et al., ICML 2020, arXiv:2004.10568). A
+//! weight W `[n, k]` lies between two values of its grid, `a ≤ W ≤ b`. With one parameter V per weight, Adam solves
 //!
 //! ```text
 //! W̃ = a + h(V)·(b − a)          h(V) = clip(σ(V)·(ζ − γ) + γ, 0, 1)     ζ = 1.1, γ = −0.1       (equations 22 and 23)
 //! minimise over V:   ‖W X − W̃ X‖² + λ Σ (1 − |2·h(V) − 1|^β)             β falls from 20 to 2    (equations 21 and 24)
 //! ```
 //!
-//! by Adam; at the end h is rounded to 0 or 1. The grid is that of RTN with each group's range chosen by the mean square of the
-//! inputs ([`LearnedWeight`]), and stays fixed.
+//! At the end h is rounded to 0 or 1. The grid is that of RTN, with each group's range chosen by the mean square of
+//! the inputs ([`LearnedWeight`]), and stays fixed.
 //!
-//! Differences from the paper: the first term is `tr((W − W̃) H (W − W̃)ᵀ)` with `H = XᵀX / t` of the whole calibration, so that
-//! every step sees all tokens instead of a batch of 32 samples, and 1000 steps do instead of 10 000; it is divided by its mean per weight at
-//! RTN, so that one λ serves all layers; ReLU and the asymmetric inputs of equation 25 do not occur.
+//! Differences from the paper:
+//! - The first term is `tr((W − W̃) H (W − W̃)ᵀ)` with `H = XᵀX / t` of the whole calibration. So every step sees all
+//!   tokens instead of a batch of 32 samples, and 1000 steps suffice instead of 10 000.
+//! - It is divided by its mean per weight under RTN, so that one λ serves all layers.
+//! - ReLU and the asymmetric inputs of equation 25 are not used.
 
 use mantissa_kernels::{for_each, kernels};
 use mantissa_num::Scheme;
@@ -31,7 +33,7 @@ use crate::options::{Key, OptionError, Options, Setting, TableSpec, shortest};
 use crate::rtn::shared_outer_scale;
 use crate::solved::Solved;
 
-/// Stretch of the sigmoid, ζ and γ of equation 23: h reaches 0 and 1.
+/// Stretch of the sigmoid, ζ and γ of equation 23, so that h reaches 0 and 1.
 const ZETA: f32 = 1.1;
 const GAMMA: f32 = -0.1;
 
@@ -40,13 +42,13 @@ const BETA1: f32 = 0.9;
 const BETA2: f32 = 0.999;
 const EPSILON: f32 = 1e-8;
 
-/// Share of the steps without the regularizer, which lets weights move before they settle.
+/// Share of the steps without the regularizer, in which weights move freely.
 const WARMUP: f32 = 0.2;
 
 /// First and last exponent β of the regularizer.
 const EXPONENTS: (f32, f32) = (20.0, 2.0);
 
-/// Steps of the bisection that inverts h, from ±2 on.
+/// Steps of the bisection that inverts h, starting at ±2.
 const BISECTIONS: usize = 24;
 
 /// Weights that a thread updates at a time.
@@ -64,7 +66,7 @@ const TABLE: TableSpec = TableSpec {
 /// AdaRound (arXiv 2004.10568).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdaRound {
-    /// Steps of each weight.
+    /// Number of steps per weight.
     pub iterations: usize,
     /// Learning rate of Adam.
     pub rate: f32,
@@ -125,7 +127,7 @@ impl Method for AdaRound {
     fn lacking(&self, lack: Lack) -> Option<&'static str> {
         Some(match lack {
             Lack::Tokens | Lack::AllChannels => "its layers are rounded to nearest",
-            Lack::Few => "rounding is learned on less than it can fit",
+            Lack::Few => "learned rounding may overfit",
             Lack::Channels => "their weights are rounded to nearest",
         })
     }
@@ -136,9 +138,9 @@ impl Method for AdaRound {
         match phase {
             Phase::Prepare => vec![("Hessian", hessian + held_out), ("Hessian, both triangles", hessian)],
             Phase::Correct | Phase::Solve => vec![
-                ("Hessian and moments by which it is judged", 2 * hessian + held_out),
+                ("Hessian and moments for the comparison with RTN", 2 * hessian + held_out),
                 ("weight in f32", 4 * extent.weights()),
-                ("rounding as it is learned", SoftRounding::bytes_needed(extent)),
+                ("learned rounding", SoftRounding::bytes_needed(extent)),
                 ("errors and gradient", 8 * extent.weights()),
                 ("codes and scales", extent.codes + extent.scales),
             ],
@@ -159,7 +161,7 @@ impl SolveInput for AdaRound {
     }
 }
 
-/// The second moments of an input, for the weights that read it.
+/// Second moments of an input, for the weights that read it.
 #[derive(Debug)]
 struct Rounder {
     options: AdaRound,
@@ -170,7 +172,7 @@ struct Rounder {
 impl InputSolver for Rounder {
     fn solve(&self, task: &WeightTask<'_>) -> Result<Solved, MethodError> {
         let WeightTask { scheme, rows, cols, w, target, outer, threads, .. } = *task;
-        // A layer that is fused with no other has a global scale of its own.
+        // A layer that is not fused has its own global scale.
         let own = || shared_outer_scale(scheme, target.iter().map(|w| w.abs()));
         let outer = outer.or_else(own);
         let diagonal: Vec<f32> = self.h.iter().step_by(cols + 1).copied().collect();
@@ -192,13 +194,13 @@ impl InputSolver for Rounder {
         let mut values = quantized.dequantize()?;
         let after = self.error(target, &mut values, &mut gradient, threads);
         let stats = ErrorStats::of(w, &quantized);
-        let note = format!("output error {after:.4e}, {before:.4e} before its rounding was learned");
+        let note = format!("output error {after:.4e}, {before:.4e} before learning");
         Ok(Solved { output_error: Some(after), notes: vec![note], ..Solved::rounded((quantized, stats)) })
     }
 }
 
 impl Rounder {
-    /// Replaces `values` by their errors E, and `gradient` by `E H`; gives `tr(E H Eᵀ)`.
+    /// Replaces `values` by their errors E, and `gradient` by `E H`; returns `tr(E H Eᵀ)`.
     fn error(&self, w: &[f32], values: &mut [f32], gradient: &mut Vec<f32>, threads: usize) -> f64 {
         let cols = self.h.len().isqrt();
         values.iter_mut().zip(w).for_each(|(value, w)| *value -= w);
@@ -207,19 +209,20 @@ impl Rounder {
     }
 }
 
-/// The regularizer of a step.
+/// Regularizer of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Schedule {
     /// Number of the step, from 1.
     step: i32,
     /// λ; 0 during the warm-up.
     lambda: f32,
-    /// β, a whole even number.
+    /// β, an even integer.
     exponent: u32,
 }
 
 impl Schedule {
-    /// The regularizer of `step`, from 0, of `steps`: none for a fifth of them; then β falls linearly from 20 to 2, in even numbers.
+    /// Regularizer of `step`, from 0, of `steps`: none in the first fifth; then β falls linearly from 20 to 2, in
+    /// even numbers.
     pub fn at(step: usize, steps: usize, lambda: f32) -> Self {
         let done = step as f32 / steps.max(1) as f32;
         let (first, last) = EXPONENTS;
@@ -229,13 +232,13 @@ impl Schedule {
     }
 }
 
-/// A weight whose values lie between their two neighbours in the grid, and the state of Adam.
+/// Weight with values between its two grid neighbours, and the state of Adam.
 #[derive(Clone, Debug)]
 pub struct SoftRounding {
     weight: LearnedWeight,
     /// Lower neighbour a of each weight, `[rows, cols]`.
     low: Vec<f32>,
-    /// Distance b − a to the upper one; 0 for a weight outside of the grid, which has one value.
+    /// Distance b − a to the upper neighbour; 0 for a weight outside the grid, which has one value.
     span: Vec<f32>,
     /// V.
     v: Vec<f32>,
@@ -244,7 +247,7 @@ pub struct SoftRounding {
 }
 
 impl SoftRounding {
-    /// `weight` with h(V) where its values lie between their neighbours.
+    /// Wraps `weight`, with h(V) initialized to its position between the neighbours.
     pub fn new(mut weight: LearnedWeight, threads: usize) -> Self {
         let len = weight.weight().len();
         let (mut low, mut span) = (vec![0.0; len], vec![0.0; len]);
@@ -282,7 +285,8 @@ impl SoftRounding {
         });
     }
 
-    /// Takes a step of Adam along `factor` times `gradient`, that of the loss by [`values`](Self::values), and the regularizer's.
+    /// Takes an Adam step along the regularizer's gradient plus `factor` times `gradient`, the loss gradient with
+    /// respect to [`values`](Self::values).
     pub fn step(&mut self, gradient: &[f32], factor: f32, rate: f32, schedule: &Schedule, threads: usize) {
         let rate = rate * (1.0 - BETA2.powi(schedule.step)).sqrt() / (1.0 - BETA1.powi(schedule.step));
         let pieces = self.v.chunks_mut(PIECE).zip(self.first.chunks_mut(PIECE));
@@ -293,7 +297,7 @@ impl SoftRounding {
             for (i, e) in e.into_iter().enumerate() {
                 let sigmoid = 1.0 / (1.0 + e);
                 let h = stretched(sigmoid);
-                // h is flat where the stretch is cut off.
+                // h is flat where it is clipped.
                 let slope = if h > 0.0 && h < 1.0 { sigmoid * (1.0 - sigmoid) * (ZETA - GAMMA) } else { 0.0 };
                 let pull = schedule.lambda * regularizer_slope(h, schedule.exponent);
                 let g = (factor * gradient[i] * span[i] + pull) * slope;
@@ -304,7 +308,7 @@ impl SoftRounding {
         });
     }
 
-    /// The weight with every h rounded to 0 or 1.
+    /// Returns the weight with every h rounded to 0 or 1.
     pub fn harden(self) -> LearnedWeight {
         let SoftRounding { mut weight, v, .. } = self;
         // h ≥ 1/2 where V ≥ 0: the stretch is symmetric.
@@ -312,14 +316,14 @@ impl SoftRounding {
         weight
     }
 
-    /// Bytes of a weight of `extent` as its rounding is learned.
+    /// Memory of a weight of `extent` while its rounding is learned, in bytes.
     pub fn bytes_needed(extent: &Extent<'_>) -> u64 {
         LearnedWeight::bytes_needed(extent.rows, extent.cols, extent.group) + 20 * extent.weights()
     }
 }
 
-/// Writes V with `h(V) = share` to `v`, by bisection: the sign of V is then exact, and the same on every machine. A share that is not
-/// a number gives 0.
+/// Writes V with `h(V) = share` to `v`. Bisection makes the sign of V exact and equal on every machine. A NaN share
+/// gives 0.
 fn invert(share: &[f32], v: &mut [f32]) {
     let mut reach = 4.0f32;
     let mut e = vec![0.0; v.len()];
@@ -341,12 +345,12 @@ fn invert(share: &[f32], v: &mut [f32]) {
     }
 }
 
-/// The rectified sigmoid, equation 23.
+/// Rectified sigmoid, equation 23.
 fn stretched(sigmoid: f32) -> f32 {
     (sigmoid * (ZETA - GAMMA) + GAMMA).clamp(0.0, 1.0)
 }
 
-/// Derivative of `1 − |2h − 1|^β` by h, for an even β.
+/// Derivative of `1 − |2h − 1|^β` with respect to h, for an even β.
 fn regularizer_slope(h: f32, exponent: u32) -> f32 {
     let x = 2.0 * h - 1.0;
     -2.0 * exponent as f32 * (1..exponent).fold(1.0, |power, _| power * x)
@@ -361,7 +365,7 @@ mod tests {
     const ROWS: usize = 12;
     const COLS: usize = 32;
 
-    /// Second moments of inputs that depend on each other.
+    /// Second moments of correlated inputs.
     fn hessian() -> Hessian {
         let noise = values(3, 400 * COLS);
         let correlated = |(i, v): (usize, &f32)| v * 0.3 + noise[i - i % 4];
@@ -400,7 +404,7 @@ mod tests {
             assert!(error < 0.8 * still_error, "{name}: {error} of {still_error}");
             let measured = hessian().loss(&w, &learned.values().unwrap());
             assert!((measured / error - 1.0).abs() < 1e-3, "{name}: {measured} {error}");
-            // Scales are those of the starting point, and a weight takes one of the two values beside it.
+            // Scales are unchanged, and every weight takes one of its two neighbours.
             assert_eq!(learned.quantized.scales, still.quantized.scales, "{name}");
             let pairs = still.values().unwrap().into_iter().zip(learned.values().unwrap()).zip(&w);
             for ((nearest, q), w) in pairs {

@@ -87,7 +87,7 @@ pub enum AutoRoundError {
         expected: usize,
     },
     /// The scheme has no rounding to learn.
-    #[error("autoround: scheme {scheme}: found a scheme that it does not take: {why}; use rtn")]
+    #[error("autoround: expected a supported scheme, got {scheme}: {why}; use rtn")]
     Scheme {
         /// The scheme.
         scheme: String,

@@ -1,15 +1,15 @@
 //! Block reconstruction: learns the weights of a decoder layer by the error of the layer's output.
 //!
-//! The frame of BRECQ (Li et al., ICLR 2021, arXiv:2102.05426), in which other methods learn other parameters. For one decoder layer
-//! `f` with the weights W of its linear layers, inputs X' `[tokens, hidden]` as the quantized layers before it give them, and the
-//! outputs `f(X; W)` of the original model,
+//! This is the objective of BRECQ (Li et al., ICLR 2021, arXiv:2102.05426), with exchangeable parameters. For one
+//! decoder layer `f` with the weights W of its linear layers, inputs X' `[tokens, hidden]` from the quantized layers
+//! before it, and the outputs `f(X; W)` of the original model:
 //!
 //! ```text
 //! minimise over the parameters p:   ‖ f(X'; Q(W; p)) − f(X; W) ‖²
 //! ```
 //!
-//! by steps on a few windows each. The norm is that of the Fisher information of the output ([`Metric`](crate::metric::Metric)) where
-//! a [`Run`] has it. A method supplies its [`Parameters`]; the layer's forward and backward come as a [`Block`].
+//! Each step uses a few windows. The norm is the Fisher information of the output ([`Metric`](crate::metric::Metric))
+//! if a [`Run`] has it. A method supplies its [`Parameters`], and a [`Block`] the layer's forward and backward.
 
 use mantissa_kernels::kernels;
 use mantissa_num::round::philox4x32_10;
@@ -17,7 +17,7 @@ use mantissa_num::round::philox4x32_10;
 use crate::error::MethodError;
 use crate::method::{Block, Learned, Run};
 
-/// Number, size and order of the steps.
+/// Number, batch size and order of the steps.
 #[derive(Clone, Copy, Debug)]
 pub struct Steps {
     /// Number of steps.
@@ -35,32 +35,33 @@ pub struct Step {
     pub index: usize,
     /// Number of steps.
     pub count: usize,
-    /// Factor of the block's gradients that makes them those of the mean error relative to the starting point's; 0 if that has none.
+    /// Factor that scales the block's gradients to those of the mean error relative to the initial error; 0 if that
+    /// is 0.
     pub relative: f32,
 }
 
-/// Parameters from which the weights of a layer follow. Weights are in the order of the [`Block`].
+/// Parameters that determine the weights of a layer. Weights are in the order of the [`Block`].
 pub trait Parameters {
     /// Number of weights.
     fn weights(&self) -> usize;
 
-    /// Writes the dequantized values of weight `index` to `out`; those of the starting point before [`begin`](Self::begin).
+    /// Writes the dequantized values of weight `index` to `out`; before [`begin`](Self::begin), the initial ones.
     fn values(&self, index: usize, out: &mut [f32], threads: usize);
 
-    /// Begins learning, after the error of the starting point is measured.
+    /// Begins learning, after the initial error was measured.
     fn begin(&mut self) {}
 
     /// Takes a step along the gradients of `block`, which has run forward and backward.
     fn step(&mut self, block: &dyn Block, step: &Step, threads: usize);
 
-    /// Ends learning: [`values`](Self::values) are then those that are stored.
+    /// Ends learning; [`values`](Self::values) then returns the stored values.
     fn finish(&mut self) {}
 
-    /// Returns to the starting point.
+    /// Returns to the initial parameters.
     fn reset(&mut self);
 }
 
-/// Learns `parameters` of the weights of `block`. Where the layer's output is no better for it, they are reset.
+/// Learns `parameters` for the weights of `block`. Resets them if the layer's output is no better.
 ///
 /// # Errors
 /// [`MethodError`].
@@ -83,7 +84,7 @@ pub fn learn(
         let batch = order.split_off(order.len() - each);
         layer.put(parameters, threads);
         let values = layer.gradients(&batch, run)?;
-        // The gradients are half of those of the summed error.
+        // The gradients are those of half the summed error.
         let relative = if before > 0.0 { (2.0 / (before * values as f64)) as f32 } else { 0.0 };
         parameters.step(&*layer.block, &Step { index, count: steps.count, relative }, threads);
         run.go_on()?;
@@ -98,7 +99,7 @@ pub fn learn(
     Ok(Learned::new(run, before, before))
 }
 
-/// The error that [`learn`] minimises, with the weights that `block` has; `batch_tokens` at a time.
+/// Error that [`learn`] minimizes, with the current weights of `block`; runs `batch_tokens` at a time.
 ///
 /// # Errors
 /// [`MethodError`].
@@ -114,22 +115,22 @@ fn at_once(run: &Run<'_>, batch_tokens: usize) -> usize {
     (batch_tokens / longest.max(1)).clamp(1, count.max(1))
 }
 
-/// A layer as it is learned.
+/// Layer while it is learned.
 struct Layer<'a> {
     block: &'a mut dyn Block,
-    /// Differences under the metric.
+    /// Differences multiplied by the metric.
     weighed: Vec<f32>,
 }
 
 impl Layer<'_> {
-    /// Puts the weights' present values in place.
+    /// Writes the weights' current values to the block.
     fn put(&mut self, parameters: &dyn Parameters, threads: usize) {
         for index in 0..parameters.weights() {
             self.block.set_weight(index, &mut |values| parameters.values(index, values, threads));
         }
     }
 
-    /// Runs some windows; gives the differences from the targets, and the lengths.
+    /// Runs some windows; returns the differences from the targets, and the lengths.
     fn differences(&mut self, batch: &[usize], run: &Run<'_>) -> Result<(Vec<f32>, Vec<usize>), MethodError> {
         let Run { inputs, targets, hidden, .. } = *run;
         let lens: Vec<usize> = batch.iter().map(|&i| inputs.elements(i) / hidden).collect();
@@ -142,7 +143,7 @@ impl Layer<'_> {
         Ok((states, lens))
     }
 
-    /// Computes the gradients of half the summed error of a batch; gives the number of values of its output.
+    /// Computes the gradients of half the summed error of a batch; returns the number of its output values.
     fn gradients(&mut self, batch: &[usize], run: &Run<'_>) -> Result<usize, MethodError> {
         let (differences, lens) = self.differences(batch, run)?;
         match run.metric {
@@ -155,7 +156,7 @@ impl Layer<'_> {
         Ok(differences.len())
     }
 
-    /// Mean squared error over all windows, under the metric where there is one, `each` at a time.
+    /// Mean squared error over all windows, under the metric if there is one, `each` windows at a time.
     fn loss(&mut self, each: usize, run: &mut Run<'_>) -> Result<f64, MethodError> {
         let (mut sum, mut count) = (0.0, 0);
         let all: Vec<usize> = (0..run.inputs.count()).collect();
@@ -176,7 +177,7 @@ impl Layer<'_> {
     }
 }
 
-/// The numbers below `n` in an order that follows from seed and counter alone (Fisher and Yates; Philox4x32-10).
+/// Permutation of the numbers below `n`, determined by seed and counter (Fisher–Yates; Philox4x32-10).
 pub fn shuffled(n: usize, seed: u64, counter: u64) -> Vec<usize> {
     let mut all: Vec<usize> = (0..n).collect();
     for i in (1..n).rev() {

@@ -1,20 +1,20 @@
-//! The elements of a format as a table, and where a weight lies between two of them.
+//! Elements of a format as a table, and the position of a weight between two of them.
 
 use mantissa_num::pack::sign_extend;
 use mantissa_num::{Code, Format, Rule, Scheme};
 
-/// Tables up to this length are searched from end to end, without a branch.
+/// Tables up to this length are searched linearly, without branches.
 const SHORT: usize = 16;
 
-/// 2²³: added to an f32 of smaller magnitude and taken off again, it rounds to an integer.
+/// 2²³: adding and subtracting it rounds an f32 of smaller magnitude to an integer.
 const INTEGERS_FROM: f32 = 8_388_608.0;
 
-/// The elements of a format in ascending order, with their codes.
+/// Elements of a format in ascending order, with their codes.
 #[derive(Clone, Debug)]
 pub(super) struct Levels {
     pub(super) values: Vec<f32>,
     pub(super) codes: Vec<u32>,
-    /// The elements are consecutive integers.
+    /// True if the elements are consecutive integers.
     pub(super) integers: bool,
     /// Largest magnitude.
     pub(super) reach: f32,
@@ -30,7 +30,8 @@ pub(super) struct Rounded {
 }
 
 impl Levels {
-    /// `None` for a format that has no such table: codecs, plain casts, and elements wider than 8 bits.
+    /// Table of the scheme's elements; `None` for formats without one: codecs, plain casts, and elements wider than 8
+    /// bits.
     pub(super) fn of(scheme: &Scheme) -> Option<Self> {
         let format = &scheme.format;
         let wide = match format {
@@ -42,7 +43,7 @@ impl Levels {
             return None;
         }
         let low = match format {
-            // One code less under the restricted range.
+            // The restricted range has one code less.
             Format::Affine(affine) if scheme.encoder.rule == Rule::Restricted => affine.code.bits(),
             _ => 0,
         };
@@ -60,7 +61,7 @@ impl Levels {
             .map(|code| (format.element(code), code))
             .filter(|(value, _)| value.is_finite() && allowed(*value))
             .collect();
-        // Of two codes of one value (-0 and 0) the smaller is written.
+        // If two codes have one value (-0 and 0), the smaller is written.
         all.sort_by(|a, b| a.0.total_cmp(&(b.0 + 0.0)).then(a.1.cmp(&b.1)));
         all.dedup_by(|b, a| {
             a.0 == b.0 && {
@@ -74,18 +75,18 @@ impl Levels {
         (values.len() > 1).then_some(Levels { values, codes, integers, reach })
     }
 
-    /// The least and the greatest element.
+    /// Smallest and largest element.
     pub(super) fn ends(&self) -> (f32, f32) {
         (self.values[0], self.values[self.values.len() - 1])
     }
 
-    /// The element that `u`, in units of the scale, becomes under `offset`.
+    /// Element for `u`, in units of the scale, under `offset`.
     #[inline(always)]
     pub(super) fn round(&self, u: f32, offset: f32) -> Rounded {
         if self.integers { integer(self.ends(), u, offset) } else { self.find(u, offset) }
     }
 
-    /// The same of a table, by search.
+    /// The same for a table, by search.
     fn find(&self, u: f32, offset: f32) -> Rounded {
         let (low, high) = self.ends();
         let inside = low <= u && u < high;
@@ -109,14 +110,14 @@ impl Levels {
     }
 }
 
-/// [`Levels::round`] of the integers from `low` to `high`; without a branch, so that loops over it are of vectors.
+/// [`Levels::round`] for the integers from `low` to `high`; branch-free, so that loops over it vectorize.
 #[inline(always)]
 pub(super) fn integer((low, high): (f32, f32), u: f32, offset: f32) -> Rounded {
     let inside = low <= u && u < high;
     let above = if inside { u - low } else { 0.0 };
     let nearest = (above + INTEGERS_FROM) - INTEGERS_FROM;
     let whole = nearest - if nearest > above { 1.0 } else { 0.0 };
-    // Next to the greatest, the difference may have been rounded to it.
+    // For `u` just below `high`, `u - low` may round to `high - low`.
     let below = low + whole.min(high - low - 1.0);
     let up = if inside && u - below + offset >= 0.5 { 1.0 } else { 0.0 };
     Rounded { level: if u >= high { high } else { below + up }, inside }

@@ -97,15 +97,15 @@ impl Method for AutoRound {
 
     fn lacking(&self, lack: Lack) -> Option<&'static str> {
         Some(match lack {
-            Lack::Tokens | Lack::AllChannels => "the rounding of its layers stays as it begins",
-            Lack::Few => "rounding is learned on less than it can fit",
-            Lack::Channels => "the rounding of their weights stays as it begins",
+            Lack::Tokens | Lack::AllChannels => "its layers keep their initial rounding",
+            Lack::Few => "learned rounding may overfit",
+            Lack::Channels => "their weights keep their initial rounding",
         })
     }
 
     fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
         let bytes = LearnedWeight::bytes_needed(extent.rows, extent.cols, extent.group);
-        Vec::from_iter((phase == Phase::Learn).then_some(("rounding as it is learned", bytes)))
+        Vec::from_iter((phase == Phase::Learn).then_some(("learned rounding", bytes)))
     }
 }
 

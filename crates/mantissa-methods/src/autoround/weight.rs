@@ -95,7 +95,7 @@ impl Group {
     }
 }
 
-const NO_TABLE: &str = "its elements are no table of at most 256 values with a scale";
+const NO_TABLE: &str = "its elements are not a table of at most 256 values with a scale";
 
 fn refused(scheme: &Scheme, why: &'static str) -> AutoRoundError {
     AutoRoundError::Scheme { scheme: scheme.to_string(), why }

@@ -183,7 +183,7 @@ pub(crate) fn buffers(phase: Phase, extent: &Extent<'_>, solve: Buffer) -> Vec<B
             ("factor", inputs * square),
             if extent.last { ("drift", 0) } else { drift },
             ("corrected weight", of_drift(4 * extent.weights())),
-            ("moments by which it is judged", hessian),
+            ("moments for the comparison with RTN", hessian),
             (
                 "rounded to nearest, and errors",
                 extent.codes + extent.scales + Judge::bytes_needed(rows, cols),
