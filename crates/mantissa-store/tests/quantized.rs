@@ -194,7 +194,7 @@ fn dense_weights_are_numbers_in_every_dtype() {
     }
 }
 
-/// The native container states zero points in 32 bits.
+/// The native format states zero points in 32 bits.
 #[test]
 fn native_zero_points_are_codes() {
     let read = |zero: i32| {

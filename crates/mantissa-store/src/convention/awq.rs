@@ -196,7 +196,7 @@ pub fn quantization_config(
     }))
 }
 
-/// The convention of AutoRound's tensors, by `packing_format`.
+/// Format of AutoRound's tensors, by `packing_format`.
 pub(super) fn auto_round_has(value: &Value) -> bool {
     gptq::packing_format(value).contains("awq")
 }

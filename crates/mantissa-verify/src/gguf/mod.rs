@@ -1,4 +1,4 @@
-//! GGUF files, read a second time: container, block types and moved rows.
+//! Second reader of GGUF files: container, block types and reordered rows.
 
 mod blocks;
 mod file;
