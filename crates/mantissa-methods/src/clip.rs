@@ -10,12 +10,12 @@ use std::ops::Range as Span;
 
 use mantissa_kernels::{kernels, map_reduce_fixed};
 use mantissa_num::blockwise::{Block, Range};
-use mantissa_num::{Blocks, Codes, Given, Quantized, Scheme, TensorError, code_unit};
+use mantissa_num::{Blocks, Codes, Given, Quantized, Scheme, TensorError, check_finite, code_unit};
 
 use crate::error::MethodError;
 use crate::error_stats::ErrorStats;
-use crate::method::{Buffer, Extent, Lack, Method, Needs, Phase, SolveWeight, WeightTask, Work};
-use crate::rtn::append;
+use crate::method::{Buffer, Extent, Method, Phase, SolveWeight, WeightTask, Work};
+use crate::rtn::{append, outer_scale_of};
 use crate::solved::Solved;
 use crate::source::PANEL;
 
@@ -74,14 +74,10 @@ pub fn quantize(
         let stats = ErrorStats::of(w, &q);
         return Ok((q, stats));
     }
-    let mut bad = w.iter().enumerate().filter(|(_, v)| !v.is_finite());
-    if let Some((index, &value)) = bad.next() {
-        return Err(TensorError::NonFinite { count: 1 + bad.count(), index, value });
-    }
-    let format = &scheme.format;
-    let amax = || w.iter().fold(0f32, |amax, v| amax.max(v.abs()));
-    let outer = outer.filter(|_| scheme.has_outer_scale()).or_else(|| scheme.outer_scale(amax()));
-    let mut start = Quantized { codes: codes_of(scheme, 0), ..Quantized::empty(format.clone(), rows, cols) };
+    check_finite(w)?;
+    let outer = outer_scale_of(scheme, w, outer);
+    let empty = Quantized::empty(scheme.format.clone(), rows, cols);
+    let mut start = Quantized { codes: codes_of(scheme, 0), ..empty };
     start.set_outer(outer);
     let panel = |span: Span<usize>| panel(scheme, w, cols, outer, span);
     let q = map_reduce_fixed(threads, rows, rows_at_once(cols), panel, start, |mut all, part| {
@@ -188,16 +184,8 @@ impl Method for RtnMse {
         Work::Weight(self)
     }
 
-    fn needs(&self) -> Needs {
-        Needs { judged: true, ..Needs::default() }
-    }
-
     fn takes(&self, scheme: &Scheme, _: (usize, usize), _: bool) -> Result<(), MethodError> {
         check_scheme(scheme).map_err(MethodError::Scheme)
-    }
-
-    fn lacking(&self, lack: Lack) -> Option<&'static str> {
-        (lack == Lack::Tokens).then_some(NOT_JUDGED)
     }
 
     fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
@@ -211,9 +199,6 @@ impl SolveWeight for RtnMse {
         Ok(Solved::rounded(quantize(scheme, w, rows, cols, outer, threads)?))
     }
 }
-
-/// Sentence of the coverage report on an input that no token reaches, for methods that need no text.
-pub(crate) const NOT_JUDGED: &str = "its layers are not compared with RTN";
 
 /// Memory of a search in which each thread produces a piece of the codes, concatenated at the end.
 pub(crate) fn pieces(phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {

@@ -98,7 +98,7 @@ pub trait Method: Debug + Send + Sync {
     fn lacking(&self, lack: Lack) -> Option<&'static str> {
         // A method without calibration reads the text to be compared with RTN, for nothing else.
         let unread = matches!(self.work(), Work::Weight(_)) && lack == Lack::Tokens;
-        unread.then_some("its layers are not held against rounding to nearest")
+        unread.then_some("its layers are not compared with RTN")
     }
 
     /// Memory of `phase` for one weight, beside the weight and the result.

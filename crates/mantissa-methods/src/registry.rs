@@ -14,9 +14,9 @@ use crate::options::TableSpec;
 use crate::qtip::method::Qtip;
 use crate::rotate::Rotate;
 use crate::rtn::method::Rtn;
-use crate::scalesweep::{ScaleSweep, ScaleSweepGptq};
+use crate::scalesweep::{ScaleSweep, SweptGptq};
 use crate::smooth::Smooth;
-use crate::soar::{Soar, SoarGptq};
+use crate::soar::{self, Soar};
 use crate::spin::Spin;
 use crate::spqr::Spqr;
 use crate::transform::Transform;
@@ -59,19 +59,19 @@ pub const METHODS: [Registered; 16] = [
         Box::new(ScaleSweep)
     }),
     row("scalesweep-gptq", "runs GPTQ with a search of each FP4 block scale", |_| {
-        Box::<ScaleSweepGptq>::default()
+        Box::new(SweptGptq::scalesweep())
     }),
     Registered {
         variant_of: Some("scalesweep-gptq"),
         ..row("scalesweep-gptaq", "runs GPTAQ with a search of each FP4 block scale", |_| {
-            Box::new(ScaleSweepGptq::gptaq())
+            Box::new(SweptGptq::scalesweep().gptaq())
         })
     },
     row("soar", "optimizes global and block scales of FP4 jointly, in closed form", |_| Box::new(Soar)),
-    row("soar-gptq", "runs GPTQ under FP4 scales in closed form", |_| Box::<SoarGptq>::default()),
+    row("soar-gptq", "runs GPTQ under FP4 scales in closed form", |_| Box::new(soar::gptq())),
     Registered {
         variant_of: Some("soar-gptq"),
-        ..row("soar-gptaq", "runs GPTAQ under FP4 scales in closed form", |_| Box::new(SoarGptq::gptaq()))
+        ..row("soar-gptaq", "runs GPTAQ under FP4 scales in closed form", |_| Box::new(soar::gptq().gptaq()))
     },
 ];
 

@@ -11,7 +11,7 @@ mod blocks;
 pub mod method;
 mod panel;
 
-use mantissa_kernels::for_each_with;
+use mantissa_kernels::{for_each_with, kernels};
 use mantissa_num::blockwise::{self, Block};
 use mantissa_num::{Blocks, Codes, Given, Quantized, ScaleLevel, Scheme, TensorError, code_unit};
 
@@ -90,6 +90,11 @@ pub fn quantize_source<S: WeightReader + ?Sized>(
 pub fn in_panels(scheme: &Scheme) -> bool {
     let format = &scheme.format;
     !scheme.needs_whole_tensor() && !format.has_bias() && format.codec().is_none() && code_unit(format) <= 4
+}
+
+/// Global scale of `w` under `scheme`, if it has one: `given`, or from its amax.
+pub(crate) fn outer_scale_of(scheme: &Scheme, w: &[f32], given: Option<f32>) -> Option<f32> {
+    given.or_else(|| scheme.outer_scale(kernels().amax(w))).filter(|_| scheme.has_outer_scale())
 }
 
 /// Global scale that fused layers share, from their largest amax.

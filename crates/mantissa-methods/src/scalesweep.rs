@@ -20,27 +20,27 @@
 //!
 //! Of E4M3 the scale is limited to its largest value 448; blocks that would need more take that, as the paper's proof excludes.
 //!
-//! [`ScaleSweepGptq`] runs the same sweep inside GPTQ.
+//! [`SweptGptq`] runs the same sweep inside GPTQ.
 
 mod columns;
 
 use std::ops::{Range as Span, RangeInclusive};
 
-use mantissa_kernels::{kernels, map_reduce_fixed};
+use mantissa_kernels::map_reduce_fixed;
 use mantissa_num::minifloat::{E2M1, E4M3};
 use mantissa_num::{
-    Affine, Blocks, Code, Codes, Format, Quantized, ScaleLevel, Scheme, TensorError, code_unit,
+    Affine, Blocks, Code, Codes, Format, Quantized, ScaleLevel, Scheme, TensorError, check_finite, code_unit,
 };
 
-use crate::clip::{NOT_JUDGED, pieces, rows_at_once};
+use crate::clip::{pieces, rows_at_once};
 use crate::error::MethodError;
 use crate::error_stats::ErrorStats;
-use crate::method::{Buffer, Extent, Feature, Lack, Method, Needs, Phase, SolveWeight, WeightTask, Work};
-use crate::rtn::append;
+use crate::method::{Buffer, Extent, Feature, Method, Phase, SolveWeight, WeightTask, Work};
+use crate::rtn::{append, outer_scale_of};
 use crate::solved::Solved;
 
-pub(crate) use columns::{Columns, buffers, prepare};
-pub use columns::{ScaleSweepGptq, SweepOptions};
+pub(crate) use columns::Choice;
+pub use columns::{SweepOptions, SweptGptq};
 
 /// Schemes that the sweep takes.
 const TAKES: &str = "FP4 elements in groups with E4M3 or power-of-two scales: nvfp4 or mxfp4";
@@ -163,15 +163,21 @@ impl<'a> Scales<'a> {
         self.around(amax, if self.has_powers() { (1, 1) } else { (8, 7) })
     }
 
-    /// The scale in `candidates` of least squared error for the block `x`, and that error; the lowest of equal ones.
-    pub(crate) fn best(&self, x: &[f32], candidates: RangeInclusive<u32>) -> (u32, f64) {
+    /// The scale in `candidates` of least `Σ h (x - q)²` for the block `x`, and that error; the lowest of equal ones. `h(i)` is the weight
+    /// of the error of element `i`.
+    pub(crate) fn best(
+        &self,
+        x: &[f32],
+        h: impl Fn(usize) -> f64,
+        candidates: RangeInclusive<u32>,
+    ) -> (u32, f64) {
         let mut best = (*candidates.start(), f64::INFINITY);
         for scale in candidates {
             let levels = self.levels(scale);
             let mut error = 0.0;
-            for x in x.iter().copied().map(f64::from) {
+            for (i, x) in x.iter().copied().map(f64::from).enumerate() {
                 let e = x - levels.value(levels.nearest(x));
-                error += e * e;
+                error += h(i) * e * e;
             }
             if error < best.1 {
                 best = (scale, error);
@@ -209,27 +215,12 @@ pub fn quantize(
     if check_scheme(scheme).is_err() {
         return crate::rtn::quantize(scheme, w, rows, cols, outer, threads);
     }
-    finite(w)?;
-    let outer = outer_of(scheme, w, outer);
-    let scales = Scales::new(scheme, outer);
-    let choose = |_: usize, x: &[f32]| scales.best(x, scales.bounded(amax(x))).0;
+    check_finite(w)?;
+    let scales = Scales::new(scheme, outer_scale_of(scheme, w, outer));
+    let choose = |_: usize, x: &[f32]| scales.best(x, |_| 1.0, scales.bounded(amax(x))).0;
     let q = encode(&scales, w, (rows, cols), &choose, threads);
     let stats = ErrorStats::of(w, &q);
     Ok((q, stats))
-}
-
-/// Refuses values that are not finite.
-pub(crate) fn finite(w: &[f32]) -> Result<(), TensorError> {
-    let mut bad = w.iter().enumerate().filter(|(_, v)| !v.is_finite());
-    match bad.next() {
-        None => Ok(()),
-        Some((index, &value)) => Err(TensorError::NonFinite { count: 1 + bad.count(), index, value }),
-    }
-}
-
-/// The global scale: as given, or of the weight.
-pub(crate) fn outer_of(scheme: &Scheme, w: &[f32], given: Option<f32>) -> Option<f32> {
-    given.or_else(|| scheme.outer_scale(kernels().amax(w))).filter(|_| scheme.has_outer_scale())
 }
 
 /// Rounds `w` to nearest under the scale that `choose` takes for each block, by the block's index and its values.
@@ -280,20 +271,12 @@ impl Method for ScaleSweep {
         Work::Weight(self)
     }
 
-    fn needs(&self) -> Needs {
-        Needs { judged: true, ..Needs::default() }
-    }
-
     fn takes(&self, scheme: &Scheme, _: (usize, usize), _: bool) -> Result<(), MethodError> {
         check_scheme(scheme).map_err(MethodError::Scheme)
     }
 
     fn refuses(&self, feature: Feature) -> Option<&'static str> {
         refuses(feature)
-    }
-
-    fn lacking(&self, lack: Lack) -> Option<&'static str> {
-        (lack == Lack::Tokens).then_some(NOT_JUDGED)
     }
 
     fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
@@ -352,7 +335,7 @@ mod tests {
             let (q, _) = quantize(&scheme, &w, (rows, cols), None, 2).unwrap();
             q.check().unwrap();
             let scales = Scales::new(&scheme, q.outer());
-            let all = |x: &[f32]| scales.best(x, scales.limited(0)..=scales.limited(u32::MAX)).1;
+            let all = |x: &[f32]| scales.best(x, |_| 1.0, scales.limited(0)..=scales.limited(u32::MAX)).1;
             let group = cols / (q.scales.codes.len() / rows);
             let found = errors(&q, &w);
             let (nearest, _) = crate::rtn::quantize(&scheme, &w, rows, cols, None, 1).unwrap();
@@ -379,7 +362,7 @@ mod tests {
             for x in weights(seed, 16 * 64).chunks(16) {
                 let x: Vec<f32> = x.iter().map(|v| v * 100.0).collect();
                 let range = scales.bounded(amax(&x));
-                let (start, best) = (*range.start(), scales.best(&x, range).0);
+                let (start, best) = (*range.start(), scales.best(&x, |_| 1.0, range).0);
                 found[(best - start) as usize] += 1;
             }
         }

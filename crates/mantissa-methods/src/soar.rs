@@ -20,22 +20,17 @@
 //! Fused layers (qkv, gate and up) share one global scale, which engines require: it stays as it is, and block scales alone are searched. Powers of
 //! two (MXFP4) have no global scale, and nothing but the sweep is left.
 //!
-//! With GPTQ ([`SoarGptq`]) `h` is the diagonal of the Hessian, and the scales that are found stay while GPTQ goes through the columns.
+//! With GPTQ ([`gptq`]) `h` is the diagonal of the Hessian, and the scales that are found stay while GPTQ goes through the columns.
 
-use mantissa_num::{Quantized, Scheme, Sense, TensorError};
+use mantissa_num::{Quantized, Scheme, Sense, TensorError, check_finite};
 
-use crate::clip::{NOT_JUDGED, pieces};
+use crate::clip::pieces;
 use crate::error::MethodError;
 use crate::error_stats::ErrorStats;
-use crate::gptq::method::{GPTAQ_SHARE, lacking};
-use crate::method::{
-    Buffer, Extent, Feature, InputSolver, InputTask, Lack, Method, Needs, Phase, Prepared, SolveInput,
-    SolveWeight, WeightTask, Work,
-};
-use crate::options::{OptionError, Options, Setting, TableSpec};
-use crate::scalesweep::{
-    Columns, Scales, SweepOptions, amax, buffers, check_scheme, encode, finite, outer_of, prepare, refuses,
-};
+use crate::method::{Buffer, Extent, Feature, Method, Phase, SolveWeight, WeightTask, Work};
+use crate::options::TableSpec;
+use crate::rtn::outer_scale_of;
+use crate::scalesweep::{Choice, Scales, SweepOptions, SweptGptq, amax, check_scheme, encode, refuses};
 use crate::solved::Solved;
 
 /// Most turns of global and block scales.
@@ -60,8 +55,8 @@ pub fn quantize(
     if check_scheme(scheme).is_err() {
         return Ok(crate::rtn::quantize(scheme, w, rows, cols, outer, threads)?.0);
     }
-    finite(w)?;
-    let mut best = swept(scheme, w, (rows, cols), h, outer_of(scheme, w, outer), threads);
+    check_finite(w)?;
+    let mut best = swept(scheme, w, (rows, cols), h, outer_scale_of(scheme, w, outer), threads);
     if outer.is_some() || !scheme.has_outer_scale() {
         return Ok(best);
     }
@@ -93,28 +88,12 @@ fn swept(
     let group = scheme.format.blocks().len(1, cols).max(1);
     let choose = |block: usize, x: &[f32]| {
         if h.is_empty() {
-            return scales.best(x, scales.bounded(amax(x))).0;
+            return scales.best(x, |_| 1.0, scales.bounded(amax(x))).0;
         }
         let first = block % row_blocks.max(1) * group;
-        weighed(&scales, x, &h[first..first + x.len()])
+        scales.best(x, |i| h[first + i], scales.weighed(amax(x))).0
     };
     encode(&scales, w, (rows, cols), &choose, threads)
-}
-
-/// The scale of least error for the block `x` with weights `h`.
-fn weighed(scales: &Scales<'_>, x: &[f32], h: &[f64]) -> u32 {
-    let candidates = scales.weighed(amax(x));
-    let error = |scale: u32| {
-        let levels = scales.levels(scale);
-        let each = x.iter().zip(h).map(|(x, h)| {
-            let e = f64::from(*x) - levels.value(levels.nearest(f64::from(*x)));
-            h * e * e
-        });
-        each.sum::<f64>()
-    };
-    let first = *candidates.start();
-    let found = candidates.map(|scale| (error(scale), scale)).min_by(|a, b| a.0.total_cmp(&b.0));
-    found.map_or(first, |(_, scale)| scale)
 }
 
 /// The error of `q`, and the factor of its global scale that would make it least.
@@ -150,20 +129,12 @@ impl Method for Soar {
         Work::Weight(self)
     }
 
-    fn needs(&self) -> Needs {
-        Needs { judged: true, ..Needs::default() }
-    }
-
     fn takes(&self, scheme: &Scheme, _: (usize, usize), _: bool) -> Result<(), MethodError> {
         check_scheme(scheme).map_err(MethodError::Scheme)
     }
 
     fn refuses(&self, feature: Feature) -> Option<&'static str> {
         refuses(feature)
-    }
-
-    fn lacking(&self, lack: Lack) -> Option<&'static str> {
-        (lack == Lack::Tokens).then_some(NOT_JUDGED)
     }
 
     fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
@@ -187,113 +158,30 @@ impl SolveWeight for Soar {
     }
 }
 
-/// SOAR's table.
-const TABLE: TableSpec = TableSpec { name: "soar", keys: &SweepOptions::KEYS };
-
-/// GPTQ under the scales of SOAR.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct SoarGptq {
-    /// Options.
-    pub options: SweepOptions,
-}
-
-impl SoarGptq {
-    /// The same with the options of GPTAQ.
-    pub fn gptaq() -> Self {
-        SoarGptq { options: SweepOptions { asymmetric: GPTAQ_SHARE, ..SweepOptions::default() } }
-    }
-}
-
-impl Method for SoarGptq {
-    fn name(&self) -> &'static str {
-        "soar-gptq"
-    }
-
-    fn work(&self) -> Work<'_> {
-        Work::Input(self)
-    }
-
-    fn recipe_name(&self) -> &'static str {
-        if *self == Self::gptaq() { "soar-gptaq" } else { self.name() }
-    }
-
-    fn tables(&self) -> &'static [TableSpec] {
-        &[TABLE]
-    }
-
-    fn set(&mut self, _: &str, options: Options<'_>) -> Result<(), OptionError> {
-        self.options.set(options)
-    }
-
-    fn settings(&self) -> Vec<Setting> {
-        self.options.settings(TABLE.name)
-    }
-
-    fn needs(&self) -> Needs {
-        self.options.needs()
-    }
-
-    fn takes(&self, scheme: &Scheme, _: (usize, usize), _: bool) -> Result<(), MethodError> {
-        check_scheme(scheme).map_err(MethodError::Scheme)
-    }
-
-    fn refuses(&self, feature: Feature) -> Option<&'static str> {
-        refuses(feature)
-    }
-
-    fn damping(&self) -> Option<f64> {
-        Some(self.options.damp)
-    }
-
-    fn lacking(&self, lack: Lack) -> Option<&'static str> {
-        Some(lacking(lack))
-    }
-
-    fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
-        let mut buffers = buffers(phase, extent);
-        if phase == Phase::Solve {
-            let turns = 3 * (extent.codes + extent.scales) + 4 * extent.weights();
-            buffers.push(("turns of the scales, and values", turns));
-        }
-        buffers
-    }
-}
-
-impl SolveInput for SoarGptq {
-    fn prepare(&self, task: InputTask) -> Result<Prepared, MethodError> {
-        let h = task.hessian.diagonal()?;
-        prepare(task, self.options, |columns| Box::new(Under { columns, h }))
-    }
-}
-
-/// GPTQ under scales that are found before.
-#[derive(Debug)]
-struct Under {
-    columns: Columns,
-    /// Diagonal of the Hessian.
-    h: Vec<f64>,
-}
-
-impl InputSolver for Under {
-    fn solve(&self, task: &WeightTask<'_>) -> Result<Solved, MethodError> {
+/// GPTQ under the scales of SOAR, which are found before the first column and stay.
+static SCALES: Choice = Choice {
+    names: ["soar-gptq", "soar-gptaq"],
+    table: TableSpec { name: "soar", keys: &SweepOptions::KEYS },
+    buffer: Some(|extent| {
+        let turns = 3 * (extent.codes + extent.scales) + 4 * extent.weights();
+        ("turns of the scales, and values", turns)
+    }),
+    solve: |columns, task| {
         let WeightTask { scheme, rows, cols, target, outer, threads, .. } = *task;
-        let found = quantize(scheme, target, (rows, cols), &self.h, outer, threads)?;
+        let found = quantize(scheme, target, (rows, cols), &columns.diagonal()?, outer, threads)?;
         let scales = Scales::new(scheme, found.outer());
         let row_blocks = found.scales.codes.len() / rows.max(1);
         let stored = |row: usize, block: usize| found.scales.codes.get(row * row_blocks + block);
-        self.columns.solve(task, &scales, &|sweep| {
+        columns.solve(task, &scales, &|sweep| {
             let scale = stored(sweep.row, sweep.block);
             scale..=scale
         })
-    }
+    },
+};
 
-    fn corrects(&self) -> bool {
-        self.columns.corrects()
-    }
-
-    fn corrected(&mut self, w: &[f32], last: bool, threads: usize) -> Result<Option<Vec<f32>>, MethodError> {
-        self.columns.corrected(w, last, threads)
-    }
+/// GPTQ under the scales of SOAR.
+pub fn gptq() -> SweptGptq {
+    SweptGptq::of(&SCALES)
 }
 
 #[cfg(test)]
@@ -301,7 +189,7 @@ impl InputSolver for Under {
 mod tests {
     use super::*;
     use crate::gptq::Hessian;
-    use crate::method::Solver;
+    use crate::method::{InputTask, SolveInput, Solver};
     use crate::testing::values;
 
     fn weights(seed: u64, n: usize) -> Vec<f32> {
@@ -370,7 +258,7 @@ mod tests {
             let (target, outer, outputs, scales, place) = (w, None, None, None, (0, 0));
             let task =
                 WeightTask { scheme, rows, cols, w, target, outer, outputs, scales, place, threads: 2 };
-            let solver = match SoarGptq::default().prepare(input).unwrap().solver {
+            let solver = match gptq().prepare(input).unwrap().solver {
                 Solver::Ready(solver) => solver,
                 round => panic!("{round:?}"),
             };

@@ -49,4 +49,4 @@ pub use hadamard::Hadamard;
 pub use level::{Nested, Offsets, ScaleLevel};
 pub use round::Rounding;
 pub use scheme::{Encoder, RowKind, Rule, ScaleFloor, Scheme, Source};
-pub use tensor::{Given, Quantized, code_unit, fake_quantize, quantize};
+pub use tensor::{Given, Quantized, check_finite, code_unit, fake_quantize, quantize};

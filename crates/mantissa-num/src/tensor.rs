@@ -366,7 +366,11 @@ fn check_length(x: &[f32], rows: usize, cols: usize) -> Result<(), TensorError> 
     }
 }
 
-fn check_finite(x: &[f32]) -> Result<(), TensorError> {
+/// Checks that all values are finite.
+///
+/// # Errors
+/// [`TensorError::NonFinite`] with the first value that is not, and their number.
+pub fn check_finite(x: &[f32]) -> Result<(), TensorError> {
     let mut bad = x.iter().enumerate().filter(|(_, v)| !v.is_finite());
     match bad.next() {
         None => Ok(()),

@@ -16,10 +16,9 @@ use std::ops::{Range as Span, RangeInclusive};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use mantissa_kernels::{kernels, map_reduce_fixed};
-use mantissa_num::{Codes, Quantized, ScaleLevel, Scheme, TensorError, code_unit};
-use toml::Value;
+use mantissa_num::{Codes, Quantized, ScaleLevel, Scheme, TensorError, check_finite, code_unit};
 
-use super::{Levels, Scales, check_scheme, finite, outer_of, refuses};
+use super::{Levels, Scales, check_scheme, refuses};
 use crate::error::MethodError;
 use crate::error_stats::ErrorStats;
 use crate::gptq::method::{self, GPTAQ_SHARE, lacking};
@@ -29,7 +28,7 @@ use crate::method::{
     Solver, WeightTask, Work,
 };
 use crate::options::{Key, OptionError, Options, Setting, TableSpec, shortest};
-use crate::rtn::append;
+use crate::rtn::{append, outer_scale_of};
 use crate::solved::Solved;
 
 /// Rows that are solved together: they share one reading of U.
@@ -62,10 +61,7 @@ impl SweepOptions {
     /// # Errors
     /// A value that is not allowed.
     pub(crate) fn set(&mut self, options: Options<'_>) -> Result<(), OptionError> {
-        let number = |value: &Value| value.as_float().or_else(|| value.as_integer().map(|i| i as f64));
-        let damp = |value: &Value| number(value).filter(|damp| (0.0..=1.0).contains(damp));
-        let damp = options.read("damp", damp, || "a number from 0 to 1".to_owned())?;
-        self.damp = damp.unwrap_or(self.damp);
+        self.damp = options.fraction("damp")?.unwrap_or(self.damp);
         self.asymmetric = options.number("asymmetric", 1.0)?.unwrap_or(self.asymmetric);
         Ok(())
     }
@@ -76,11 +72,6 @@ impl SweepOptions {
         vec![Setting::new(table, "damp", self.damp), Setting::new(table, "asymmetric", share)]
     }
 
-    /// Statistics that the options ask for.
-    pub(crate) fn needs(&self) -> Needs {
-        Needs { text: true, judged: true, drift: self.asymmetric > 0.0, ..Needs::default() }
-    }
-
     /// The options of GPTQ that stand for the same.
     fn gptq(&self) -> GptqOptions {
         let SweepOptions { damp, asymmetric } = *self;
@@ -88,26 +79,58 @@ impl SweepOptions {
     }
 }
 
-/// ScaleSweep's table.
-const TABLE: TableSpec = TableSpec { name: "scalesweep", keys: &SweepOptions::KEYS };
+/// A choice of block scales inside GPTQ.
+#[derive(Debug)]
+pub(crate) struct Choice {
+    /// Names in recipes, of GPTQ and of GPTAQ.
+    pub(crate) names: [&'static str; 2],
+    /// Table of its options.
+    pub(crate) table: TableSpec,
+    /// Memory of choosing the scales of a weight, beside that of the columns.
+    pub(crate) buffer: Option<fn(&Extent<'_>) -> Buffer>,
+    /// Quantizes the weight of a task by [`Columns::solve`], under the scales that it chooses.
+    pub(crate) solve: fn(&Columns, &WeightTask<'_>) -> Result<Solved, MethodError>,
+}
 
-/// GPTQ with the sweep of each block's scales inside, and GPTAQ.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct ScaleSweepGptq {
+/// The sweep of all scales that may be best, for each block when its turn comes.
+static SWEEP: Choice = Choice {
+    names: ["scalesweep-gptq", "scalesweep-gptaq"],
+    table: TableSpec { name: "scalesweep", keys: &SweepOptions::KEYS },
+    buffer: None,
+    solve: |columns, task| {
+        let scales = Scales::new(task.scheme, outer_scale_of(task.scheme, task.target, task.outer));
+        columns.solve(task, &scales, &|sweep| scales.weighed(sweep.amax()))
+    },
+};
+
+/// GPTQ, or GPTAQ, under block scales that a search chooses: those of ScaleSweep, or of SOAR ([`soar`](crate::soar)).
+#[derive(Clone, Copy, Debug)]
+pub struct SweptGptq {
+    choice: &'static Choice,
     /// Options.
     pub options: SweepOptions,
 }
 
-impl ScaleSweepGptq {
+impl SweptGptq {
+    /// GPTQ with the sweep of each block's scales inside.
+    pub fn scalesweep() -> Self {
+        SweptGptq::of(&SWEEP)
+    }
+
+    /// GPTQ under the scales of `choice`.
+    pub(crate) fn of(choice: &'static Choice) -> Self {
+        SweptGptq { choice, options: SweepOptions::default() }
+    }
+
     /// The same with the options of GPTAQ.
-    pub fn gptaq() -> Self {
-        ScaleSweepGptq { options: SweepOptions { asymmetric: GPTAQ_SHARE, ..SweepOptions::default() } }
+    pub fn gptaq(self) -> Self {
+        SweptGptq { options: SweepOptions { asymmetric: GPTAQ_SHARE, ..SweepOptions::default() }, ..self }
     }
 }
 
-impl Method for ScaleSweepGptq {
+impl Method for SweptGptq {
     fn name(&self) -> &'static str {
-        "scalesweep-gptq"
+        self.choice.names[0]
     }
 
     fn work(&self) -> Work<'_> {
@@ -115,11 +138,11 @@ impl Method for ScaleSweepGptq {
     }
 
     fn recipe_name(&self) -> &'static str {
-        if *self == Self::gptaq() { "scalesweep-gptaq" } else { self.name() }
+        self.choice.names[usize::from(self.options == self.gptaq().options)]
     }
 
     fn tables(&self) -> &'static [TableSpec] {
-        &[TABLE]
+        std::slice::from_ref(&self.choice.table)
     }
 
     fn set(&mut self, _: &str, options: Options<'_>) -> Result<(), OptionError> {
@@ -127,11 +150,11 @@ impl Method for ScaleSweepGptq {
     }
 
     fn settings(&self) -> Vec<Setting> {
-        self.options.settings(TABLE.name)
+        self.options.settings(self.choice.table.name)
     }
 
     fn needs(&self) -> Needs {
-        self.options.needs()
+        Needs { drift: self.options.asymmetric > 0.0, ..self.work().needs() }
     }
 
     fn takes(&self, scheme: &Scheme, _: (usize, usize), _: bool) -> Result<(), MethodError> {
@@ -151,36 +174,33 @@ impl Method for ScaleSweepGptq {
     }
 
     fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
-        buffers(phase, extent)
+        let mut buffers = buffers(phase, extent);
+        let choosing = self.choice.buffer.filter(|_| phase == Phase::Solve);
+        buffers.extend(choosing.map(|buffer| buffer(extent)));
+        buffers
     }
 }
 
-impl SolveInput for ScaleSweepGptq {
+impl SolveInput for SweptGptq {
     fn prepare(&self, task: InputTask) -> Result<Prepared, MethodError> {
-        prepare(task, self.options, |columns| Box::new(Swept(columns)))
+        let SweptGptq { choice, options } = *self;
+        let Prepared { solver, moments } = method::prepare(task, options.gptq(), 0.0)?;
+        let solver = match (solver, &moments) {
+            (Solver::Ready(gptq), Some(hessian)) => {
+                let (hessian, ordered) = (hessian.clone(), Mutex::new(None));
+                Solver::Ready(Box::new(Swept {
+                    columns: Columns { gptq, hessian, damp: options.damp, ordered },
+                    choice,
+                }))
+            }
+            (round, _) => round,
+        };
+        Ok(Prepared { solver, moments })
     }
-}
-
-/// Prepares the solver that `of` makes of the columns of an input.
-pub(crate) fn prepare(
-    task: InputTask,
-    options: SweepOptions,
-    of: impl FnOnce(Columns) -> Box<dyn InputSolver>,
-) -> Result<Prepared, MethodError> {
-    let hessian = task.hessian.clone();
-    let Prepared { solver, moments } = method::prepare(task, options.gptq(), 0.0)?;
-    let solver = match solver {
-        Solver::Ready(gptq) => {
-            let ordered = Mutex::new(None);
-            Solver::Ready(of(Columns { gptq, hessian, damp: options.damp, ordered }))
-        }
-        round => round,
-    };
-    Ok(Prepared { solver, moments })
 }
 
 /// Memory of a weight that is solved block by block.
-pub(crate) fn buffers(phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
+fn buffers(phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
     let cols = extent.cols;
     let rows = extent.rows.min(extent.threads.max(1) * PANEL_ROWS) as u64;
     let work = 2 * (extent.codes + extent.scales) + rows * (8 + 8) * cols as u64;
@@ -197,23 +217,24 @@ pub(crate) fn buffers(phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
     buffers
 }
 
-/// Sweeps the scale of each block.
+/// The columns of an input under the scales of a choice.
 #[derive(Debug)]
-struct Swept(Columns);
+struct Swept {
+    columns: Columns,
+    choice: &'static Choice,
+}
 
 impl InputSolver for Swept {
     fn solve(&self, task: &WeightTask<'_>) -> Result<Solved, MethodError> {
-        let outer = outer_of(task.scheme, task.target, task.outer);
-        let scales = Scales::new(task.scheme, outer);
-        self.0.solve(task, &scales, &|sweep| scales.weighed(sweep.amax()))
+        (self.choice.solve)(&self.columns, task)
     }
 
     fn corrects(&self) -> bool {
-        self.0.corrects()
+        self.columns.gptq.corrects()
     }
 
     fn corrected(&mut self, w: &[f32], last: bool, threads: usize) -> Result<Option<Vec<f32>>, MethodError> {
-        self.0.corrected(w, last, threads)
+        self.columns.gptq.corrected(w, last, threads)
     }
 }
 
@@ -291,22 +312,12 @@ struct Panel {
 }
 
 impl Columns {
-    /// True if [`corrected`](Self::corrected) changes weights.
-    pub(crate) fn corrects(&self) -> bool {
-        self.gptq.corrects()
-    }
-
-    /// The weight `w` with the correction for the drift of its input.
+    /// Diagonal of the Hessian.
     ///
     /// # Errors
-    /// [`MethodError`].
-    pub(crate) fn corrected(
-        &mut self,
-        w: &[f32],
-        last: bool,
-        threads: usize,
-    ) -> Result<Option<Vec<f32>>, MethodError> {
-        self.gptq.corrected(w, last, threads)
+    /// [`GptqError::NoTokens`] and [`GptqError::Value`].
+    pub(crate) fn diagonal(&self) -> Result<Vec<f64>, GptqError> {
+        self.hessian.diagonal()
     }
 
     /// Quantizes `task.target` under the scales that `candidates` gives for each block, the best of which is kept.
@@ -320,7 +331,7 @@ impl Columns {
         candidates: &(dyn Fn(&Sweep<'_>) -> RangeInclusive<u32> + Sync),
     ) -> Result<Solved, MethodError> {
         let WeightTask { scheme, rows, cols, w, target, threads, .. } = *task;
-        finite(target)?;
+        check_finite(target)?;
         if target.len() != rows * cols || cols != self.hessian.cols() {
             let (found, expected) = (target.len(), rows * self.hessian.cols());
             return Err(TensorError::Length { what: "values", found, expected, rows, cols }.into());
@@ -497,7 +508,7 @@ mod tests {
         let scheme: Scheme = text.parse().unwrap();
         let task = task(&scheme, w, hessian.cols(), threads);
         let input = InputTask { hessian: hessian.clone(), drift: None, place: (0, 0), threads };
-        match ScaleSweepGptq::default().prepare(input).unwrap().solver {
+        match SweptGptq::scalesweep().prepare(input).unwrap().solver {
             Solver::Ready(solver) => solver.solve(&task).unwrap().quantized,
             round => panic!("{round:?}"),
         }
@@ -533,7 +544,7 @@ mod tests {
         seen.sort_unstable();
         assert!(seen.into_iter().eq(0..cols));
         let scheme: Scheme = "nvfp4".parse().unwrap();
-        let scales = Scales::new(&scheme, outer_of(&scheme, &w, None));
+        let scales = Scales::new(&scheme, outer_scale_of(&scheme, &w, None));
         let (mut x, mut q, mut sum) = (vec![0.0; cols], vec![0.0; cols], 0.0);
         ordered.order.iter().zip(&mut x).for_each(|(c, x)| *x = f64::from(w[*c]));
         let upper = ordered.factor.upper();
