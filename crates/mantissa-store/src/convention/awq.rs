@@ -17,7 +17,7 @@ use super::gptq::{self, Layer, centred, group_int, int_groups, read_scales};
 use super::sound::{self, Names};
 use super::{
     Beside, Candidate, Container, Convention, Facts, LinearPlan, ModelFiles, ModelPlan, ModuleGroup,
-    NamedBytes, NotStorable, Opened, Parts, Weight,
+    NamedBytes, NotStorable, Opened, Parts, Storable, Weight,
 };
 use crate::{Dtype, Error, Result, TensorSpec};
 
@@ -123,7 +123,7 @@ fn fields(files: &ModelFiles, name: &str, lines: usize, n: usize) -> Result<Vec<
 ///
 /// # Errors
 /// [`NotStorable`] if the format cannot hold the scheme, or not on this shape.
-pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+pub fn specs(plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
     int_groups("awq", plan, &[BITS])?;
     let LinearPlan { module, scheme, rows, cols, .. } = *plan;
     if !rows.is_multiple_of(PER_WORD) {
@@ -143,10 +143,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotS
 ///
 /// # Errors
 /// [`NotStorable`] if scales are not f16.
-pub fn tensors(
-    plan: &LinearPlan<'_>,
-    q: &Quantized,
-) -> std::result::Result<Vec<(String, Vec<u8>)>, NotStorable> {
+pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Storable<NamedBytes> {
     let name = |suffix: &str| format!("{}.{suffix}", plan.module);
     let (Codes::U8(codes), Codes::U16(scales)) = (&q.codes, &q.scales.codes) else {
         let why = "gptq and awq store scales in f16".to_owned();
@@ -170,10 +167,7 @@ pub fn tensors(
 ///
 /// # Errors
 /// [`NotStorable`] if group sizes differ, because the config has one for the whole model.
-pub fn quantization_config(
-    groups: &[(Scheme, Option<Scheme>, Vec<String>)],
-    kept: &[String],
-) -> std::result::Result<Value, NotStorable> {
+pub fn quantization_config(groups: &[ModuleGroup], kept: &[String]) -> Storable<Value> {
     let size = |scheme: &Scheme| match scheme.format.blocks() {
         Blocks::Group(group) => i64::from(group),
         _ => -1,
@@ -233,20 +227,15 @@ impl Convention for Awq {
         Some(Facts { folded_transforms: true, transposed: true, ..Facts::default() })
     }
 
-    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
         specs(plan)
     }
 
-    fn layer_tensors(
-        &self,
-        plan: &LinearPlan<'_>,
-        q: &Quantized,
-        _beside: Beside<'_>,
-    ) -> std::result::Result<NamedBytes, NotStorable> {
+    fn layer_tensors(&self, plan: &LinearPlan<'_>, q: &Quantized, _: Beside<'_>) -> Storable<NamedBytes> {
         tensors(plan, q)
     }
 
-    fn quantization_config(&self, model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
+    fn quantization_config(&self, model: &ModelPlan<'_>) -> Storable<Value> {
         quantization_config(&groups_of_one_size(model), &model.kept)
     }
 

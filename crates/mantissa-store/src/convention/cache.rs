@@ -2,7 +2,7 @@
 
 use mantissa_num::{Affine, Blocks, Code, Format, Offset, RowKind, Rule, Scheme, Source, minifloat};
 
-use super::plan::NotStorable;
+use super::plan::{NotStorable, Storable};
 
 /// Key of the KV-cache scheme in the `quantization_config` of the native format.
 pub(super) const NATIVE_KEY: &str = "kv_cache";
@@ -41,7 +41,7 @@ pub(super) fn not_storable(scheme: &Scheme, why: impl Into<String>) -> NotStorab
 }
 
 /// Refuses a cache with scales computed at run time, which the format `name` cannot record.
-pub(super) fn require_static(name: &str, scheme: &Scheme) -> Result<(), NotStorable> {
+pub(super) fn require_static(name: &str, scheme: &Scheme) -> Storable<()> {
     if scheme.source == Source::Static {
         return Ok(());
     }

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::cache;
 use super::files::{ModelFiles, Opened};
-use super::plan::{LinearPlan, ModelPlan, NotStorable};
+use super::plan::{LinearPlan, ModelPlan, NotStorable, Storable};
 use super::weight::{LinearWeight, Weight, in_own_order};
 use crate::{Checkpoint, Dtype, Result, TensorSpec};
 
@@ -36,6 +36,20 @@ impl<'a> Candidate<'a> {
     /// Returns the `quantization_config` if its `quant_method` is `method`.
     pub fn of_method(&self, method: &str) -> Option<&'a Value> {
         self.quantization.filter(|_| self.method() == method)
+    }
+
+    /// Opens the folder by `parse`, which gets the path of `config.json` and the `quantization_config`, if its
+    /// `quant_method` is `method`.
+    ///
+    /// # Errors
+    /// Those of `parse`.
+    pub fn open_as<O: Opened + 'static>(
+        &self,
+        method: &str,
+        parse: impl FnOnce(&Path, &Value) -> Result<O>,
+    ) -> Result<Option<Box<dyn Opened>>> {
+        let Some(value) = self.of_method(method) else { return Ok(None) };
+        Ok(Some(Box::new(parse(self.config_path, value)?)))
     }
 
     /// Returns `quant_method`; empty if there is none.
@@ -165,7 +179,7 @@ pub trait Convention: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// [`NotStorable`] if the format cannot hold the scheme, or not in this shape.
-    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
         Err(NotStorable::new(plan.scheme, format!("{} is read, not written", self.name())))
     }
 
@@ -178,7 +192,7 @@ pub trait Convention: fmt::Debug + Send + Sync {
         plan: &LinearPlan<'_>,
         _q: &Quantized,
         _beside: Beside<'_>,
-    ) -> std::result::Result<NamedBytes, NotStorable> {
+    ) -> Storable<NamedBytes> {
         Err(NotStorable::new(plan.scheme, format!("{} is read, not written", self.name())))
     }
 
@@ -186,7 +200,7 @@ pub trait Convention: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// [`NotStorable`] if the format cannot combine the layers.
-    fn quantization_config(&self, _model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
+    fn quantization_config(&self, _model: &ModelPlan<'_>) -> Storable<Value> {
         Ok(Value::Null)
     }
 
@@ -203,7 +217,7 @@ pub trait Convention: fmt::Debug + Send + Sync {
         &self,
         _model: &ModelPlan<'_>,
         _quantization: &Value,
-    ) -> std::result::Result<Option<(&'static str, Value)>, NotStorable> {
+    ) -> Storable<Option<(&'static str, Value)>> {
         Ok(None)
     }
 
@@ -245,7 +259,7 @@ pub trait Convention: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// [`NotStorable`] if the format cannot hold all parts.
-    fn store(&self, module: &str, layer: &LinearWeight) -> std::result::Result<StoredTensors, NotStorable> {
+    fn store(&self, module: &str, layer: &LinearWeight) -> Storable<StoredTensors> {
         store_plain(self, module, layer)
     }
 
@@ -253,7 +267,7 @@ pub trait Convention: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// [`NotStorable`] with the reason.
-    fn kv_format(&self, scheme: &Scheme) -> std::result::Result<(), NotStorable> {
+    fn kv_format(&self, scheme: &Scheme) -> Storable<()> {
         let why = format!("{} cannot record a KV-cache scheme", self.name());
         Err(cache::not_storable(scheme, why))
     }
@@ -275,7 +289,7 @@ pub trait Convention: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// [`NotStorable`] if the format cannot hold the scheme, or not in this shape.
-    fn specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+    fn specs(&self, plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
         if plan.outliers > 0 && !self.facts().outliers {
             let why = format!("{} stores no outliers beside its codes; fix: --format native", self.name());
             return Err(NotStorable::new(plan.scheme, why));
@@ -288,12 +302,7 @@ pub trait Convention: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// As [`specs`](Self::specs), and if the format does not store `beside`.
-    fn tensors(
-        &self,
-        plan: &LinearPlan<'_>,
-        q: &Quantized,
-        beside: Beside<'_>,
-    ) -> std::result::Result<NamedBytes, NotStorable> {
+    fn tensors(&self, plan: &LinearPlan<'_>, q: &Quantized, beside: Beside<'_>) -> Storable<NamedBytes> {
         if matches!(beside, Beside::Groups(_)) && self.facts().group_order == Support::No {
             let why =
                 format!("{} stores no g_idx (the group of each column); fix: --format gptq", self.name());
@@ -309,7 +318,7 @@ pub trait Convention: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// [`NotStorable`] with the reason.
-    fn check_kv(&self, scheme: &Scheme) -> std::result::Result<(), NotStorable> {
+    fn check_kv(&self, scheme: &Scheme) -> Storable<()> {
         if scheme.source == Source::Static && !cache::is_fixed(scheme) {
             let why = "stores scales of a KV cache of 8-bit integers or floats, per tensor or per head: int8-tensor@static, fp8-e4m3-head@static …";
             return Err(cache::not_storable(scheme, format!("{} {why}", self.name())));
@@ -327,7 +336,7 @@ pub(super) fn store_plain<C: Convention + ?Sized>(
     format: &C,
     module: &str,
     layer: &LinearWeight,
-) -> std::result::Result<StoredTensors, NotStorable> {
+) -> Storable<StoredTensors> {
     let Weight::Quantized(q) = &layer.weight else { return Ok(Vec::new()) };
     let scheme = Scheme::new(q.format.clone(), Rule::Amax);
     let no = |why: &str| Err(NotStorable::new(&scheme, format!("{module}: {} {why}", format.name())));

@@ -22,7 +22,7 @@ use super::gptq::{centred, group_int};
 use super::sound::{self, Names};
 use super::{
     Beside, Candidate, Container, Convention, Facts, LinearPlan, LinearWeight, ModelFiles, ModelPlan,
-    NamedBytes, NotStorable, Opened, Parts, StoredTensors, Weight,
+    NamedBytes, Opened, Parts, Storable, StoredTensors, Weight,
 };
 use crate::{Dtype, Result, TensorSpec};
 
@@ -213,31 +213,26 @@ impl Convention for Exl2 {
     }
 
     fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
-        Ok(folder.of_method(QUANT_METHOD).map(|_| Box::new(Exl2) as Box<dyn Opened>))
+        folder.open_as(QUANT_METHOD, |_, _| Ok(Exl2))
     }
 
     fn writes(&self) -> Option<Facts> {
         Some(Facts { square_scales: true, ..Facts::default() })
     }
 
-    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
         specs(plan)
     }
 
-    fn layer_tensors(
-        &self,
-        plan: &LinearPlan<'_>,
-        q: &Quantized,
-        _beside: Beside<'_>,
-    ) -> std::result::Result<NamedBytes, NotStorable> {
+    fn layer_tensors(&self, plan: &LinearPlan<'_>, q: &Quantized, _: Beside<'_>) -> Storable<NamedBytes> {
         tensors(plan, q)
     }
 
-    fn store(&self, module: &str, layer: &LinearWeight) -> std::result::Result<StoredTensors, NotStorable> {
+    fn store(&self, module: &str, layer: &LinearWeight) -> Storable<StoredTensors> {
         store(module, layer)
     }
 
-    fn quantization_config(&self, model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
+    fn quantization_config(&self, model: &ModelPlan<'_>) -> Storable<Value> {
         Ok(quantization_config(model.bits_per_weight))
     }
 

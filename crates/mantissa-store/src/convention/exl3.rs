@@ -19,8 +19,8 @@ use mantissa_num::{Codes, Format, Quantized, Scheme};
 use serde_json::Value;
 
 use super::{
-    Beside, Candidate, Container, Convention, Facts, LinearPlan, ModelFiles, ModelPlan, NamedBytes,
-    NotStorable, Opened, Parts, PlannedLayer,
+    Beside, Candidate, Container, Convention, Facts, LinearPlan, ModelFiles, ModelPlan, NamedBytes, Opened,
+    Parts, PlannedLayer, Storable,
 };
 use crate::{Dtype, Result, TensorSpec};
 
@@ -123,27 +123,22 @@ impl Convention for Exl3 {
     }
 
     fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
-        Ok(folder.of_method(QUANT_METHOD).map(|_| Box::new(Exl3) as Box<dyn Opened>))
+        folder.open_as(QUANT_METHOD, |_, _| Ok(Exl3))
     }
 
     fn writes(&self) -> Option<Facts> {
         Some(Facts::default())
     }
 
-    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
         specs(plan)
     }
 
-    fn layer_tensors(
-        &self,
-        plan: &LinearPlan<'_>,
-        q: &Quantized,
-        _beside: Beside<'_>,
-    ) -> std::result::Result<NamedBytes, NotStorable> {
+    fn layer_tensors(&self, plan: &LinearPlan<'_>, q: &Quantized, _: Beside<'_>) -> Storable<NamedBytes> {
         tensors(plan, q)
     }
 
-    fn quantization_config(&self, model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
+    fn quantization_config(&self, model: &ModelPlan<'_>) -> Storable<Value> {
         Ok(quantization_config(mean_bits(model), model.weights))
     }
 
@@ -155,7 +150,7 @@ impl Convention for Exl3 {
         &self,
         model: &ModelPlan<'_>,
         quantization: &Value,
-    ) -> std::result::Result<Option<(&'static str, Value)>, NotStorable> {
+    ) -> Storable<Option<(&'static str, Value)>> {
         Ok(Some((FILE_NAME, tensor_storage(quantization, model.specs))))
     }
 

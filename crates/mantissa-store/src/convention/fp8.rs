@@ -18,7 +18,8 @@ use serde_json::{Value, json};
 use super::sound::{self, Names};
 use super::{
     ActivationQuant, Beside, Candidate, Container, Convention, Facts, LinearPlan, LinearWeight, ModelFiles,
-    ModelPlan, NamedBytes, NotStorable, Opened, Parts, StoredTensors, Weight, scale_code, scale_dtype,
+    ModelPlan, ModuleGroup, NamedBytes, NotStorable, Opened, Parts, Storable, StoredTensors, Weight,
+    scale_code, scale_dtype,
 };
 use crate::{Dtype, Error, Result, TensorMeta, TensorSpec};
 
@@ -154,7 +155,7 @@ fn dynamic(cols: u32, powers: bool) -> Scheme {
 }
 
 /// Rows and columns of a block, and the dtype of scales.
-fn layout(scheme: &Scheme, input: Option<&Scheme>) -> std::result::Result<((u32, u32), Dtype), NotStorable> {
+fn layout(scheme: &Scheme, input: Option<&Scheme>) -> Storable<((u32, u32), Dtype)> {
     let no = |why: String| Err(NotStorable { scheme: scheme.to_string(), why });
     let Format::Affine(Affine {
         code: E4M3,
@@ -183,7 +184,7 @@ fn layout(scheme: &Scheme, input: Option<&Scheme>) -> std::result::Result<((u32,
 ///
 /// # Errors
 /// [`NotStorable`] if the format cannot hold the scheme.
-pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+pub fn specs(plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
     let (_, scale) = layout(plan.scheme, plan.input)?;
     let LinearPlan { module, scheme, rows, cols, .. } = *plan;
     let grid = scheme.format.blocks().grid(rows, cols);
@@ -197,10 +198,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotS
 ///
 /// # Errors
 /// As [`specs`].
-pub fn tensors(
-    plan: &LinearPlan<'_>,
-    q: &Quantized,
-) -> std::result::Result<Vec<(String, Vec<u8>)>, NotStorable> {
+pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Storable<NamedBytes> {
     layout(plan.scheme, plan.input)?;
     let name = |suffix: &str| format!("{}.{suffix}", plan.module);
     Ok(vec![(name("weight"), q.codes.to_le_bytes()), (name("weight_scale_inv"), q.scales.to_le_bytes())])
@@ -210,10 +208,7 @@ pub fn tensors(
 ///
 /// # Errors
 /// [`NotStorable`] if the format cannot hold all parts.
-pub fn store(
-    module: &str,
-    layer: &LinearWeight,
-) -> std::result::Result<Vec<(TensorSpec, Vec<u8>)>, NotStorable> {
+pub fn store(module: &str, layer: &LinearWeight) -> Storable<StoredTensors> {
     let Weight::Quantized(q) = &layer.weight else { return Ok(Vec::new()) };
     let scheme = Scheme::new(q.format.clone(), mantissa_num::Rule::Amax);
     if !layer.transforms.is_empty() {
@@ -230,10 +225,7 @@ pub fn store(
 ///
 /// # Errors
 /// [`NotStorable`] if block sizes differ, because the config has one for the whole model.
-pub fn quantization_config(
-    groups: &[(Scheme, Option<Scheme>, Vec<String>)],
-    kept: &[String],
-) -> std::result::Result<Value, NotStorable> {
+pub fn quantization_config(groups: &[ModuleGroup], kept: &[String]) -> Storable<Value> {
     let mut first = None;
     for (scheme, input, modules) in groups {
         let found = layout(scheme, input.as_ref())?;
@@ -275,32 +267,26 @@ impl Convention for DeepseekFp8 {
     }
 
     fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
-        let Some(value) = folder.of_method(QUANT_METHOD) else { return Ok(None) };
-        Ok(Some(Box::new(Config::parse(folder.config_path, value)?)))
+        folder.open_as(QUANT_METHOD, Config::parse)
     }
 
     fn writes(&self) -> Option<Facts> {
         Some(Facts { folded_transforms: true, ..Facts::default() })
     }
 
-    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
         specs(plan)
     }
 
-    fn layer_tensors(
-        &self,
-        plan: &LinearPlan<'_>,
-        q: &Quantized,
-        _beside: Beside<'_>,
-    ) -> std::result::Result<NamedBytes, NotStorable> {
+    fn layer_tensors(&self, plan: &LinearPlan<'_>, q: &Quantized, _: Beside<'_>) -> Storable<NamedBytes> {
         tensors(plan, q)
     }
 
-    fn store(&self, module: &str, layer: &LinearWeight) -> std::result::Result<StoredTensors, NotStorable> {
+    fn store(&self, module: &str, layer: &LinearWeight) -> Storable<StoredTensors> {
         store(module, layer)
     }
 
-    fn quantization_config(&self, model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
+    fn quantization_config(&self, model: &ModelPlan<'_>) -> Storable<Value> {
         quantization_config(&model.groups(), &model.kept)
     }
 }

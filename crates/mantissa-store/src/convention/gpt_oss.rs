@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::sound::{self, Names};
 use super::{
     Beside, Candidate, Container, Convention, Experts, Facts, LayerKind, LinearPlan, ModelFiles, ModelPlan,
-    NamedBytes, NotStorable, Opened, Parts, Stack,
+    NamedBytes, NotStorable, Opened, Parts, Stack, Storable,
 };
 use crate::{Dtype, Result, TensorSpec};
 
@@ -73,7 +73,7 @@ pub fn stacked_specs(name: &str, experts: usize, rows: usize, cols: usize) -> [T
 ///
 /// # Errors
 /// [`NotStorable`] for another scheme than MXFP4, if 32 does not divide the columns, or if inputs are quantized.
-pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+pub fn specs(plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
     let refuse = |why: String| Err(NotStorable { scheme: plan.scheme.to_string(), why });
     if plan.scheme.format != Scheme::mx(Code::Float(minifloat::E2M1)).format {
         return refuse("mxfp4 holds MXFP4 weights only".to_owned());
@@ -91,10 +91,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotS
 ///
 /// # Errors
 /// As [`specs`].
-pub fn part(
-    plan: &LinearPlan<'_>,
-    q: &Quantized,
-) -> std::result::Result<Vec<(String, Vec<u8>)>, NotStorable> {
+pub fn part(plan: &LinearPlan<'_>, q: &Quantized) -> Storable<NamedBytes> {
     specs(plan)?;
     let tensors = tensors(plan.module, std::slice::from_ref(q)).ok_or_else(|| NotStorable {
         scheme: plan.scheme.to_string(),
@@ -137,27 +134,22 @@ impl Convention for GptOss {
     }
 
     fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
-        Ok(folder.of_method(QUANT_METHOD).map(|_| Box::new(GptOss) as Box<dyn Opened>))
+        folder.open_as(QUANT_METHOD, |_, _| Ok(GptOss))
     }
 
     fn writes(&self) -> Option<Facts> {
         Some(Facts { folded_transforms: true, experts: Experts::Stacked, conv1d: true, ..Facts::default() })
     }
 
-    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
         specs(plan)
     }
 
-    fn layer_tensors(
-        &self,
-        plan: &LinearPlan<'_>,
-        q: &Quantized,
-        _beside: Beside<'_>,
-    ) -> std::result::Result<NamedBytes, NotStorable> {
+    fn layer_tensors(&self, plan: &LinearPlan<'_>, q: &Quantized, _: Beside<'_>) -> Storable<NamedBytes> {
         part(plan, q)
     }
 
-    fn quantization_config(&self, _model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
+    fn quantization_config(&self, _model: &ModelPlan<'_>) -> Storable<Value> {
         // Same exclusions as the published models.
         Ok(json!({
             "quant_method": QUANT_METHOD,

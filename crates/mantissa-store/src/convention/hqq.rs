@@ -181,7 +181,7 @@ impl Convention for Hqq {
     }
 
     fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
-        Ok(folder.of_method(QUANT_METHOD).map(|_| Box::new(Hqq) as Box<dyn Opened>))
+        folder.open_as(QUANT_METHOD, |_, _| Ok(Hqq))
     }
 }
 

@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 
 use super::sound::{self, Names};
 use super::{
-    Beside, Candidate, Container, Convention, Facts, LinearPlan, ModelFiles, ModelPlan, NamedBytes,
-    NotStorable, Opened, Parts, Weight, scale_code, scale_dtype,
+    Beside, Candidate, Container, Convention, Facts, LinearPlan, ModelFiles, ModelPlan, ModuleGroup,
+    NamedBytes, NotStorable, Opened, Parts, Storable, Weight, scale_code, scale_dtype,
 };
 use crate::{Dtype, Error, Result, TensorSpec};
 
@@ -184,7 +184,7 @@ fn layer(path: &Path, key: &str, value: &Value) -> Result<Layer> {
 ///
 /// # Errors
 /// [`NotStorable`] for schemes without a mode.
-fn layer_of(scheme: &Scheme, input: Option<&Scheme>) -> std::result::Result<Layer, NotStorable> {
+fn layer_of(scheme: &Scheme, input: Option<&Scheme>) -> Storable<Layer> {
     let no = |why: String| Err(NotStorable { scheme: scheme.to_string(), why });
     if input.is_some() {
         return no("mlx cannot store quantized activations".to_owned());
@@ -220,7 +220,7 @@ fn layer_of(scheme: &Scheme, input: Option<&Scheme>) -> std::result::Result<Laye
 ///
 /// # Errors
 /// [`NotStorable`] if the format cannot hold the scheme, or not on this shape.
-pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+pub fn specs(plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
     let layer = layer_of(plan.scheme, plan.input)?;
     let LinearPlan { module, scheme, rows, cols, .. } = *plan;
     let bits = cols * layer.bits as usize;
@@ -245,10 +245,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotS
 ///
 /// # Errors
 /// As [`specs`].
-pub fn tensors(
-    plan: &LinearPlan<'_>,
-    q: &Quantized,
-) -> std::result::Result<Vec<(String, Vec<u8>)>, NotStorable> {
+pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Storable<NamedBytes> {
     let layer = layer_of(plan.scheme, plan.input)?;
     let name = |suffix: &str| format!("{}.{suffix}", plan.module);
     let Codes::U8(codes) = &q.codes else { return Ok(Vec::new()) };
@@ -265,9 +262,7 @@ pub fn tensors(
 ///
 /// # Errors
 /// As [`specs`].
-pub fn quantization(
-    groups: &[(Scheme, Option<Scheme>, Vec<String>)],
-) -> std::result::Result<Value, NotStorable> {
+pub fn quantization(groups: &[ModuleGroup]) -> Storable<Value> {
     let mut config = json!({});
     for (i, (scheme, input, modules)) in groups.iter().enumerate() {
         let layer = layer_of(scheme, input.as_ref())?;
@@ -303,20 +298,15 @@ impl Convention for Mlx {
         Some(Facts { folded_transforms: true, ..Facts::default() })
     }
 
-    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
         specs(plan)
     }
 
-    fn layer_tensors(
-        &self,
-        plan: &LinearPlan<'_>,
-        q: &Quantized,
-        _beside: Beside<'_>,
-    ) -> std::result::Result<NamedBytes, NotStorable> {
+    fn layer_tensors(&self, plan: &LinearPlan<'_>, q: &Quantized, _: Beside<'_>) -> Storable<NamedBytes> {
         tensors(plan, q)
     }
 
-    fn quantization_config(&self, model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
+    fn quantization_config(&self, model: &ModelPlan<'_>) -> Storable<Value> {
         quantization(&model.groups())
     }
 

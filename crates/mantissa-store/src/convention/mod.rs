@@ -46,7 +46,7 @@ pub use container::{
 };
 pub use files::{ModelFiles, Opened};
 pub use levels::{KeyLevels, KvLevels};
-pub use plan::{LinearPlan, ModelPlan, ModuleGroup, NotStorable, PlannedLayer};
+pub use plan::{LinearPlan, ModelPlan, ModuleGroup, NotStorable, PlannedLayer, Storable};
 pub use registry::side_files;
 pub use stacked::Stack;
 pub use weight::{ActivationQuant, KvQuant, LinearWeight, Parts, Weight};

@@ -34,8 +34,8 @@ use serde_json::{Value, json};
 
 use super::sound::{self, Names};
 use super::{
-    ActivationQuant, KvQuant, LinearPlan, LinearWeight, ModelFiles, NotStorable, Parts, StoredTensors,
-    Weight, cache, levels,
+    ActivationQuant, KvQuant, LinearPlan, LinearWeight, ModelFiles, NamedBytes, NotStorable, Parts, Storable,
+    StoredTensors, Weight, cache, levels,
 };
 use crate::{Checkpoint, Dtype, Error, Result, TensorSpec};
 
@@ -181,7 +181,7 @@ fn floats(values: &[f32]) -> Vec<u8> {
 ///
 /// # Errors
 /// [`NotStorable`] if the blocks of a codec do not divide a row, or tiles of a trellis the weight.
-pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+pub fn specs(plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
     let n = format!("{}.weight", plan.module);
     if let Some(codec) = plan.scheme.format.codec() {
         let (cols, block) = (plan.cols, codec.elements);
@@ -214,11 +214,7 @@ fn input_scale(module: &str) -> String {
 ///
 /// # Errors
 /// [`NotStorable`] if it has side tensors other than outliers.
-fn store(
-    module: &str,
-    layer: &LinearWeight,
-    q: &Quantized,
-) -> std::result::Result<StoredTensors, NotStorable> {
+fn store(module: &str, layer: &LinearWeight, q: &Quantized) -> Storable<StoredTensors> {
     let scheme = Scheme::new(q.format.clone(), Rule::Amax);
     let [extra @ Extra::Sparse { index, .. }] = layer.transforms.extras.as_slice() else {
         let why = format!("{module}: native stores outliers, but no other side tensors");
@@ -239,11 +235,7 @@ fn store(
 /// # Errors
 /// [`NotStorable`] if the input needs a stored scale that the plan lacks, or the number of outliers differs from the
 /// plan.
-fn all_tensors(
-    plan: &LinearPlan<'_>,
-    q: &Quantized,
-    outliers: Option<&Extra>,
-) -> std::result::Result<Vec<(String, Vec<u8>)>, NotStorable> {
+fn all_tensors(plan: &LinearPlan<'_>, q: &Quantized, outliers: Option<&Extra>) -> Storable<NamedBytes> {
     let n = format!("{}.weight", plan.module);
     let mut all = vec![(format!("{n}.packed"), pack_codes(q))];
     all.extend(scale_tensors(&n, q));

@@ -31,7 +31,7 @@ use serde_json::{Map, Value, json};
 use super::sound::{self, Names};
 use super::{
     Beside, Candidate, Container, Convention, Experts, Facts, LinearPlan, ModelFiles, ModelPlan, NamedBytes,
-    NotStorable, Opened, Parts, PlannedLayer, Weight,
+    NotStorable, Opened, Parts, PlannedLayer, Storable, Weight,
 };
 use crate::protobuf::Message;
 use crate::{Dtype, Error, Result, TensorSpec};
@@ -148,7 +148,7 @@ fn names(module: &str) -> [String; 3] {
 ///
 /// # Errors
 /// Reason why a DequantizeLinear node cannot compute the scheme.
-fn element(scheme: &Scheme) -> std::result::Result<(Dtype, u64), NotStorable> {
+fn element(scheme: &Scheme) -> Storable<(Dtype, u64)> {
     let no = |why: &str| Err(NotStorable { scheme: scheme.to_string(), why: why.to_owned() });
     let Format::Affine(Affine { code, blocks, scale: Some(scale), offset: Offset::None | Offset::Zero }) =
         &scheme.format
@@ -203,7 +203,7 @@ fn layer_specs(module: &str, scheme: &Scheme, rows: usize, cols: usize) -> Vec<T
 ///
 /// # Errors
 /// [`NotStorable`] if the format cannot hold the scheme, or not on this shape.
-pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+pub fn specs(plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
     let LinearPlan { module, scheme, rows, cols, .. } = *plan;
     let no = |why: String| Err(NotStorable { scheme: scheme.to_string(), why });
     element(scheme)?;
@@ -222,10 +222,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotS
 ///
 /// # Errors
 /// As [`specs`].
-pub fn tensors(
-    plan: &LinearPlan<'_>,
-    q: &Quantized,
-) -> std::result::Result<Vec<(String, Vec<u8>)>, NotStorable> {
+pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Storable<NamedBytes> {
     element(plan.scheme)?;
     let [codes_name, scales_name, zeros_name] = names(plan.module);
     let Codes::U8(codes) = &q.codes else { return Ok(Vec::new()) };
@@ -380,28 +377,22 @@ impl Convention for Onnx {
     }
 
     fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
-        let Some(value) = folder.of_method(QUANT_METHOD) else { return Ok(None) };
-        Ok(Some(Box::new(Config::parse(folder.config_path, value)?)))
+        folder.open_as(QUANT_METHOD, Config::parse)
     }
 
     fn writes(&self) -> Option<Facts> {
         Some(Facts { folded_transforms: true, experts: Experts::AsInSource, ..Facts::default() })
     }
 
-    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
         specs(plan)
     }
 
-    fn layer_tensors(
-        &self,
-        plan: &LinearPlan<'_>,
-        q: &Quantized,
-        _beside: Beside<'_>,
-    ) -> std::result::Result<NamedBytes, NotStorable> {
+    fn layer_tensors(&self, plan: &LinearPlan<'_>, q: &Quantized, _: Beside<'_>) -> Storable<NamedBytes> {
         tensors(plan, q)
     }
 
-    fn quantization_config(&self, model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
+    fn quantization_config(&self, model: &ModelPlan<'_>) -> Storable<Value> {
         Ok(quantization_config(model))
     }
 

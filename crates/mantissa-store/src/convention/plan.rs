@@ -47,11 +47,7 @@ impl<'a> LinearPlan<'a> {
     ///
     /// # Errors
     /// [`NotStorable`] if calibration has not set it.
-    pub(super) fn input_scale_bytes(
-        &self,
-        container: &str,
-        reciprocal: bool,
-    ) -> Result<Vec<u8>, NotStorable> {
+    pub(super) fn input_scale_bytes(&self, container: &str, reciprocal: bool) -> Storable<Vec<u8>> {
         let Some(scale) = self.input_scale else {
             let input = self.input.map_or(String::new(), ToString::to_string);
             let why = format!("{container} stores a scale of the inputs ({input}), which needs calibration");
@@ -70,6 +66,9 @@ pub struct NotStorable {
     /// The reason.
     pub why: String,
 }
+
+/// Result of work that fails if a format cannot store something.
+pub type Storable<T> = Result<T, NotStorable>;
 
 impl NotStorable {
     /// Creates the error for `scheme`.

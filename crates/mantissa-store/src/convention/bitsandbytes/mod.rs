@@ -25,7 +25,7 @@ use serde_json::Value;
 
 use super::{
     Beside, Candidate, Container, Convention, Facts, LinearPlan, LinearWeight, ModelFiles, ModelPlan,
-    NamedBytes, NotStorable, Opened, Parts, StoredTensors,
+    NamedBytes, Opened, Parts, Storable, StoredTensors,
 };
 use crate::{Dtype, Result, TensorMeta, TensorSpec};
 use read::shape;
@@ -74,32 +74,26 @@ impl Convention for Bitsandbytes {
     }
 
     fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
-        let Some(value) = folder.of_method(QUANT_METHOD) else { return Ok(None) };
-        Ok(Some(Box::new(Config::parse(folder.config_path, value)?)))
+        folder.open_as(QUANT_METHOD, Config::parse)
     }
 
     fn writes(&self) -> Option<Facts> {
         Some(Facts { folded_transforms: true, ..Facts::default() })
     }
 
-    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
         specs(plan)
     }
 
-    fn layer_tensors(
-        &self,
-        plan: &LinearPlan<'_>,
-        q: &Quantized,
-        _beside: Beside<'_>,
-    ) -> std::result::Result<NamedBytes, NotStorable> {
+    fn layer_tensors(&self, plan: &LinearPlan<'_>, q: &Quantized, _: Beside<'_>) -> Storable<NamedBytes> {
         tensors(plan, q)
     }
 
-    fn store(&self, module: &str, layer: &LinearWeight) -> std::result::Result<StoredTensors, NotStorable> {
+    fn store(&self, module: &str, layer: &LinearWeight) -> Storable<StoredTensors> {
         store(module, layer)
     }
 
-    fn quantization_config(&self, model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
+    fn quantization_config(&self, model: &ModelPlan<'_>) -> Storable<Value> {
         quantization_config(&model.groups(), &model.kept)
     }
 }

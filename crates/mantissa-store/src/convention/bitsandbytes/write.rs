@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 
 use super::config::{Kind, QUANT_METHOD};
 use super::{BLOCK_SIZES, BOOKS, INT8_LEVELS, NESTED_BLOCK, int8_input, int8_weight};
-use crate::convention::{LinearPlan, LinearWeight, NotStorable, Weight};
+use crate::convention::{
+    LinearPlan, LinearWeight, ModuleGroup, NamedBytes, NotStorable, Storable, StoredTensors, Weight,
+};
 use crate::{Dtype, TensorSpec};
-
-type Groups = [(Scheme, Option<Scheme>, Vec<String>)];
 
 /// Default threshold: input values of at least this magnitude are not quantized.
 const THRESHOLD: f32 = 6.0;
@@ -27,7 +27,7 @@ struct Layout {
     doubled: bool,
 }
 
-fn layout(scheme: &Scheme, input: Option<&Scheme>) -> Result<Layout, NotStorable> {
+fn layout(scheme: &Scheme, input: Option<&Scheme>) -> Storable<Layout> {
     let no = |why: String| Err(NotStorable { scheme: scheme.to_string(), why });
     if let Format::Table(table) = &scheme.format {
         let book = BOOKS.iter().find(|(book, _)| *book == table.book);
@@ -66,7 +66,7 @@ fn layout(scheme: &Scheme, input: Option<&Scheme>) -> Result<Layout, NotStorable
 ///
 /// # Errors
 /// [`NotStorable`] if the format cannot hold the scheme.
-pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
+pub fn specs(plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
     let layout = layout(plan.scheme, plan.input)?;
     let LinearPlan { module, scheme, rows, cols, .. } = *plan;
     let spec =
@@ -99,7 +99,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
 ///
 /// # Errors
 /// As [`specs`].
-pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
+pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Storable<NamedBytes> {
     let layout = layout(plan.scheme, plan.input)?;
     let name = |suffix: &str| format!("{}.{suffix}", plan.module);
     let Codes::U8(codes) = &q.codes else { return Ok(Vec::new()) };
@@ -155,7 +155,7 @@ fn state(layout: &Layout, rows: usize, cols: usize, mean: Option<f32>) -> Vec<u8
 ///
 /// # Errors
 /// [`NotStorable`] if the format cannot hold all parts.
-pub fn store(module: &str, layer: &LinearWeight) -> Result<Vec<(TensorSpec, Vec<u8>)>, NotStorable> {
+pub fn store(module: &str, layer: &LinearWeight) -> Storable<StoredTensors> {
     let Weight::Quantized(q) = &layer.weight else { return Ok(Vec::new()) };
     let mut scheme = Scheme::new(q.format.clone(), Rule::Amax);
     if scheme.format == int8_weight().format {
@@ -179,7 +179,7 @@ pub fn store(module: &str, layer: &LinearWeight) -> Result<Vec<(TensorSpec, Vec<
 ///
 /// # Errors
 /// [`NotStorable`] if schemes differ, because the config has one for the whole model.
-pub fn quantization_config(groups: &Groups, kept: &[String]) -> Result<Value, NotStorable> {
+pub fn quantization_config(groups: &[ModuleGroup], kept: &[String]) -> Storable<Value> {
     let mut layouts = Vec::new();
     for (scheme, input, modules) in groups {
         let layout = layout(scheme, input.as_ref())?;

@@ -11,7 +11,7 @@ use super::cache;
 use super::container::with_scales_in;
 use super::{
     Beside, Candidate, Container, Convention, Facts, KvQuant, LinearPlan, ModelFiles, ModelPlan, NamedBytes,
-    NotStorable, Opened, Parts, Support,
+    Opened, Parts, Storable, Support,
 };
 use crate::{Dtype, Result, TensorSpec};
 
@@ -44,8 +44,7 @@ impl Convention for CompressedTensors {
     }
 
     fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
-        let Some(value) = folder.of_method(QUANT_METHOD) else { return Ok(None) };
-        Ok(Some(Box::new(Config::parse(folder.config_path, value)?)))
+        folder.open_as(QUANT_METHOD, Config::parse)
     }
 
     fn writes(&self) -> Option<Facts> {
@@ -65,7 +64,7 @@ impl Convention for CompressedTensors {
         schemes.iter().all(|scheme| scheme.format.codec().is_none())
     }
 
-    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
         specs(plan)
     }
 
@@ -74,7 +73,7 @@ impl Convention for CompressedTensors {
         plan: &LinearPlan<'_>,
         q: &Quantized,
         beside: Beside<'_>,
-    ) -> std::result::Result<NamedBytes, NotStorable> {
+    ) -> Storable<NamedBytes> {
         let g_idx = match beside {
             Beside::Groups(g_idx) => Some(g_idx),
             _ => None,
@@ -82,7 +81,7 @@ impl Convention for CompressedTensors {
         tensors(plan, q, g_idx)
     }
 
-    fn quantization_config(&self, model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
+    fn quantization_config(&self, model: &ModelPlan<'_>) -> Storable<Value> {
         let ignore: Vec<_> = std::iter::once(model.head.clone()).chain(model.kept.iter().cloned()).collect();
         let mut config = quantization_config(&model.groups(), &ignore, model.by_group)?;
         if !model.rotations.is_empty() {
@@ -111,7 +110,7 @@ impl Convention for CompressedTensors {
         })
     }
 
-    fn kv_format(&self, scheme: &Scheme) -> std::result::Result<(), NotStorable> {
+    fn kv_format(&self, scheme: &Scheme) -> Storable<()> {
         cache::require_static(QUANT_METHOD, scheme)?;
         if cache::known(scheme) {
             return Ok(());

@@ -6,14 +6,14 @@ use mantissa_num::{Blocks, Code, Codes, Quantized, Rule, Scheme, Source, miniflo
 use serde_json::{Value, json};
 
 use super::config::PackFormat;
-use crate::convention::{LinearPlan, NotStorable, scale_dtype};
+use crate::convention::{LinearPlan, ModuleGroup, NamedBytes, NotStorable, Storable, scale_dtype};
 use crate::{Dtype, TensorSpec};
 
 /// Packing that holds `scheme` for weights and `input` for activations.
 ///
 /// # Errors
 /// [`NotStorable`] with the reason why this format cannot hold them.
-pub fn pack_format(scheme: &Scheme, input: Option<&Scheme>) -> Result<PackFormat, NotStorable> {
+pub fn pack_format(scheme: &Scheme, input: Option<&Scheme>) -> Storable<PackFormat> {
     let no = |why: &str| Err(NotStorable { scheme: scheme.to_string(), why: why.to_owned() });
     let Format::Affine(Affine { code, blocks, scale: Some(scale), .. }) = &scheme.format else {
         return no("compressed-tensors holds neither plain casts nor code books");
@@ -49,7 +49,7 @@ pub fn pack_format(scheme: &Scheme, input: Option<&Scheme>) -> Result<PackFormat
 ///
 /// # Errors
 /// [`NotStorable`] if the format cannot hold the scheme, or not in this shape.
-pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
+pub fn specs(plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
     let LinearPlan { module, scheme, input, rows, cols, .. } = *plan;
     let format = pack_format(scheme, input)?;
     let blocks = scheme.format.blocks();
@@ -111,7 +111,7 @@ fn input_scale_name(plan: &LinearPlan<'_>) -> &'static str {
 }
 
 /// Refuses a group per column (`g_idx`) for anything but packed integers in groups.
-fn refuse_groups(plan: &LinearPlan<'_>, format: PackFormat) -> Result<(), NotStorable> {
+fn refuse_groups(plan: &LinearPlan<'_>, format: PackFormat) -> Storable<()> {
     if format == PackFormat::PackQuantized && matches!(plan.scheme.format.blocks(), Blocks::Group(_)) {
         return Ok(());
     }
@@ -124,11 +124,7 @@ fn refuse_groups(plan: &LinearPlan<'_>, format: PackFormat) -> Result<(), NotSto
 ///
 /// # Errors
 /// As [`specs`]; also if the input needs a stored scale that the plan lacks.
-pub fn tensors(
-    plan: &LinearPlan<'_>,
-    q: &Quantized,
-    g_idx: Option<&[u32]>,
-) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
+pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized, g_idx: Option<&[u32]>) -> Storable<NamedBytes> {
     let format = pack_format(plan.scheme, plan.input)?;
     let mut all = weight_tensors(plan.module, format, q);
     if plan.by_group {
@@ -193,11 +189,7 @@ fn pack_zeros(zeros: &[u8], packing: Packing, q: &Quantized) -> Vec<u8> {
 ///
 /// # Errors
 /// As [`pack_format`].
-pub fn quantization_config(
-    groups: &[(Scheme, Option<Scheme>, Vec<String>)],
-    ignore: &[String],
-    by_group: bool,
-) -> Result<Value, NotStorable> {
+pub fn quantization_config(groups: &[ModuleGroup], ignore: &[String], by_group: bool) -> Storable<Value> {
     let mut config_groups = serde_json::Map::new();
     let mut formats = Vec::new();
     for (i, (scheme, input, modules)) in groups.iter().enumerate() {

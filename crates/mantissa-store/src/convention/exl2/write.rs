@@ -8,7 +8,7 @@ use mantissa_num::{Blocks, Code, Codes, Quantized, Rule, Scheme, minifloat};
 use serde_json::{Value, json};
 
 use super::{PADDING, QUANT_METHOD, WIDTHS, f16};
-use crate::convention::{LinearPlan, LinearWeight, NotStorable, Weight};
+use crate::convention::{LinearPlan, LinearWeight, NamedBytes, NotStorable, Storable, StoredTensors, Weight};
 use crate::{Dtype, TensorSpec};
 
 /// Version of the format that is written.
@@ -54,7 +54,7 @@ pub fn squares(scales: &[u16]) -> Option<Squares> {
 }
 
 /// Bits of a code and columns of a group, for schemes that this format holds.
-fn layout(plan: &LinearPlan<'_>) -> Result<(u32, usize), NotStorable> {
+fn layout(plan: &LinearPlan<'_>) -> Storable<(u32, usize)> {
     let LinearPlan { module, scheme, cols, .. } = *plan;
     let no = |why: String| Err(NotStorable { scheme: scheme.to_string(), why });
     if plan.input.is_some() {
@@ -92,7 +92,7 @@ fn layout(plan: &LinearPlan<'_>) -> Result<(u32, usize), NotStorable> {
 ///
 /// # Errors
 /// [`NotStorable`] if the format cannot hold the scheme, or not in this shape.
-pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
+pub fn specs(plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
     let (bits, group) = layout(plan)?;
     let words = plan.cols * bits as usize / 32;
     Ok(all_specs(plan.module, words, plan.cols / group, plan.rows, plan.cols))
@@ -122,7 +122,7 @@ struct Span {
 ///
 /// # Errors
 /// As [`specs`]; also if the scales of a group are not squares times one f16.
-pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
+pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Storable<NamedBytes> {
     let (bits, group) = layout(plan)?;
     let mut spans = Vec::with_capacity(q.cols / group);
     for block in 0..q.cols / group {
@@ -133,7 +133,7 @@ pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, Vec<
     Ok(bytes(plan.module, q, &spans, &own))
 }
 
-fn squares_of(plan: &LinearPlan<'_>, q: &Quantized, block: usize) -> Result<Squares, NotStorable> {
+fn squares_of(plan: &LinearPlan<'_>, q: &Quantized, block: usize) -> Storable<Squares> {
     let Codes::U16(scales) = &q.scales.codes else {
         let why = format!("{}: exl2 stores scales in f16", plan.module);
         return Err(NotStorable { scheme: plan.scheme.to_string(), why });
@@ -184,7 +184,7 @@ fn bytes(module: &str, q: &Quantized, spans: &[Span], order: &[u32]) -> Vec<(Str
 ///
 /// # Errors
 /// [`NotStorable`] if the format cannot hold all parts.
-pub fn store(module: &str, layer: &LinearWeight) -> Result<Vec<(TensorSpec, Vec<u8>)>, NotStorable> {
+pub fn store(module: &str, layer: &LinearWeight) -> Storable<StoredTensors> {
     let Weight::Quantized(q) = &layer.weight else { return Ok(Vec::new()) };
     let scheme = Scheme::new(q.format.clone(), Rule::Amax);
     let no = |why: &str| Err(NotStorable { scheme: scheme.to_string(), why: format!("{module}: {why}") });

@@ -7,7 +7,7 @@ use mantissa_num::{Format, Quantized, Scheme};
 use serde_json::{Map, Value, json};
 
 use super::{QUANT_METHOD, ROTATED};
-use crate::convention::{LinearPlan, NotStorable};
+use crate::convention::{LinearPlan, NamedBytes, NotStorable, Storable};
 use crate::{Dtype, TensorSpec};
 
 /// Version of the format that is written.
@@ -17,7 +17,7 @@ const VERSION: &str = "0.0.6";
 pub const FILE_NAME: &str = "quantization_config.json";
 
 /// Trellis of a layer, if this format holds it.
-fn layout(plan: &LinearPlan<'_>) -> Result<Trellis, NotStorable> {
+fn layout(plan: &LinearPlan<'_>) -> Storable<Trellis> {
     let LinearPlan { module, scheme, rows, cols, .. } = *plan;
     let no = |why: String| Err(NotStorable { scheme: scheme.to_string(), why });
     let Format::Trellis(trellis) = scheme.format else {
@@ -49,7 +49,7 @@ fn marker(book: TrellisBook) -> Option<&'static str> {
 ///
 /// # Errors
 /// [`NotStorable`] if the format cannot hold the scheme, or not on this shape.
-pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
+pub fn specs(plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
     let trellis = layout(plan)?;
     let (rows, cols) = (plan.rows, plan.cols);
     let spec =
@@ -68,7 +68,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
 ///
 /// # Errors
 /// As [`specs`].
-pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
+pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Storable<NamedBytes> {
     let trellis = layout(plan)?;
     let mut inputs = q.scales.to_le_bytes();
     let outputs = inputs.split_off((2 * q.cols).min(inputs.len()));

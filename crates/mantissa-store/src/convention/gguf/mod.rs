@@ -23,8 +23,8 @@ pub use write::{Sizes, block_type, has_factor, metadata, specs, tensors};
 use mantissa_num::{Quantized, Scheme};
 
 use super::{
-    Beside, Container, Convention, Experts, Facts, LayerKind, LinearPlan, ModelFiles, NamedBytes,
-    NotStorable, Opened, Parts,
+    Beside, Container, Convention, Experts, Facts, LayerKind, LinearPlan, ModelFiles, NamedBytes, Opened,
+    Parts, Storable,
 };
 use crate::gguf::{Gguf as GgufFile, GgufHeader, GgufTensor, Metadata, Storage};
 use crate::{Checkpoint, Result, TensorSpec};
@@ -182,16 +182,11 @@ impl Convention for Gguf {
         schemes.iter().any(|scheme| scheme.format.codec().is_some())
     }
 
-    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
         specs(plan)
     }
 
-    fn layer_tensors(
-        &self,
-        plan: &LinearPlan<'_>,
-        q: &Quantized,
-        _beside: Beside<'_>,
-    ) -> std::result::Result<NamedBytes, NotStorable> {
+    fn layer_tensors(&self, plan: &LinearPlan<'_>, q: &Quantized, _: Beside<'_>) -> Storable<NamedBytes> {
         tensors(plan, q)
     }
 

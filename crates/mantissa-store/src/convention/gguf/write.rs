@@ -1,7 +1,7 @@
 //! Linear layers in GGUF, and the metadata of a model.
 
 use super::{Architecture, place};
-use crate::convention::{LinearPlan, NotStorable};
+use crate::convention::{LinearPlan, NamedBytes, NotStorable, Storable};
 use crate::gguf::{GgmlType, Storage, Value};
 use crate::{Dtype, TensorSpec};
 use mantissa_num::{
@@ -49,7 +49,7 @@ fn is_ternary(format: &Format) -> bool {
 ///
 /// # Errors
 /// [`NotStorable`] if GGUF has no type for the scheme, its blocks do not divide a row, or the input is quantized.
-pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
+pub fn specs(plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
     let ty = stored_type(plan)?;
     let name = stored(plan, "weight")?;
     let (dtype, cols) = match ty.storage {
@@ -67,7 +67,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
 ///
 /// # Errors
 /// As [`specs`].
-pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
+pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Storable<NamedBytes> {
     let ty = stored_type(plan)?;
     let bytes = match (ty, &q.codes) {
         (_, Codes::Packed(bytes)) => bytes.clone(),
@@ -97,7 +97,7 @@ fn trits(codes: &[u8]) -> Vec<u8> {
     blocks
 }
 
-fn stored_type(plan: &LinearPlan<'_>) -> Result<GgmlType, NotStorable> {
+fn stored_type(plan: &LinearPlan<'_>) -> Storable<GgmlType> {
     let refuse = |why: String| NotStorable { scheme: plan.scheme.to_string(), why };
     if plan.input.is_some() {
         return Err(refuse("GGUF has no quantization of inputs".to_owned()));
@@ -115,7 +115,7 @@ fn stored_type(plan: &LinearPlan<'_>) -> Result<GgmlType, NotStorable> {
     Ok(ty)
 }
 
-fn stored(plan: &LinearPlan<'_>, part: &str) -> Result<String, NotStorable> {
+fn stored(plan: &LinearPlan<'_>, part: &str) -> Storable<String> {
     // A module without a name asks only about the scheme.
     let name = if plan.module.is_empty() {
         Some(String::new())

@@ -12,8 +12,8 @@ use serde_json::Value;
 
 use super::container::with_scales_in;
 use super::{
-    Beside, Candidate, Container, Convention, Facts, LinearPlan, ModelFiles, ModelPlan, NamedBytes,
-    NotStorable, Opened, Parts, Support,
+    Beside, Candidate, Container, Convention, Facts, LinearPlan, ModelFiles, ModelPlan, NamedBytes, Opened,
+    Parts, Storable, Support,
 };
 use crate::{Dtype, Result, TensorSpec};
 
@@ -72,7 +72,7 @@ impl Convention for Gptq {
         })
     }
 
-    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
         specs(plan)
     }
 
@@ -81,7 +81,7 @@ impl Convention for Gptq {
         plan: &LinearPlan<'_>,
         q: &Quantized,
         beside: Beside<'_>,
-    ) -> std::result::Result<NamedBytes, NotStorable> {
+    ) -> Storable<NamedBytes> {
         let g_idx = match beside {
             Beside::Groups(g_idx) => Some(g_idx),
             _ => None,
@@ -89,7 +89,7 @@ impl Convention for Gptq {
         tensors(plan, q, g_idx, plan.scheme.format.has_zero())
     }
 
-    fn quantization_config(&self, model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
+    fn quantization_config(&self, model: &ModelPlan<'_>) -> Storable<Value> {
         let settings = Settings { desc_act: model.by_group, damp: model.damp };
         quantization_config(&model.groups(), &model.kept, settings)
     }
@@ -102,7 +102,7 @@ impl Convention for Gptq {
         &self,
         _model: &ModelPlan<'_>,
         quantization: &Value,
-    ) -> std::result::Result<Option<(&'static str, Value)>, NotStorable> {
+    ) -> Storable<Option<(&'static str, Value)>> {
         Ok(Some((FILE_NAME, quantization.clone())))
     }
 

@@ -5,7 +5,7 @@ use mantissa_num::pack::{Packing, transpose};
 use mantissa_num::{Blocks, Code, Codes, Quantized, Scheme, minifloat};
 use serde_json::{Map, Value, json};
 
-use crate::convention::{LinearPlan, NotStorable};
+use crate::convention::{LinearPlan, ModuleGroup, NamedBytes, NotStorable, Storable};
 use crate::{Dtype, TensorSpec};
 
 /// File that repeats `quantization_config` for loaders that do not read `config.json`.
@@ -29,7 +29,7 @@ pub(in crate::convention) fn int_groups(
     container: &str,
     plan: &LinearPlan<'_>,
     widths: &[u32],
-) -> Result<(u32, Option<u32>), NotStorable> {
+) -> Storable<(u32, Option<u32>)> {
     let no = |why: String| Err(NotStorable { scheme: plan.scheme.to_string(), why });
     let list = || widths.iter().map(|bits| format!("int{bits}")).collect::<Vec<_>>().join(", ");
     if plan.input.is_some() {
@@ -63,7 +63,7 @@ pub(in crate::convention) fn int_groups(
 ///
 /// # Errors
 /// [`NotStorable`] if the format cannot hold the scheme, or not on this shape.
-pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
+pub fn specs(plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
     let (bits, _) = int_groups("gptq", plan, &[2, 3, 4, 8])?;
     let LinearPlan { module, scheme, rows, cols, .. } = *plan;
     for (what, n) in [("columns", cols), ("rows", rows)] {
@@ -94,7 +94,7 @@ pub fn tensors(
     q: &Quantized,
     g_idx: Option<&[u32]>,
     v2: bool,
-) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
+) -> Storable<NamedBytes> {
     let name = |suffix: &str| format!("{}.{suffix}", plan.module);
     let (Codes::U8(codes), Codes::U16(scales)) = (&q.codes, &q.scales.codes) else {
         let why = "gptq and awq store scales in f16".to_owned();
@@ -126,11 +126,7 @@ pub fn tensors(
 ///
 /// # Errors
 /// [`NotStorable`] if only some schemes have zero points, because one version applies to all tensors.
-pub fn quantization_config(
-    groups: &[(Scheme, Option<Scheme>, Vec<String>)],
-    kept: &[String],
-    settings: Settings,
-) -> Result<Value, NotStorable> {
+pub fn quantization_config(groups: &[ModuleGroup], kept: &[String], settings: Settings) -> Storable<Value> {
     let v2 = groups.first().is_some_and(|(scheme, ..)| scheme.format.has_zero());
     if let Some((scheme, ..)) = groups.iter().find(|(scheme, ..)| scheme.format.has_zero() != v2) {
         let why = "gptq stores the zero points of a model in one version: make all layers -asym, or none"

@@ -20,7 +20,7 @@ use super::cache;
 use super::container::with_scales_in;
 use super::{
     Beside, Candidate, Container, Convention, Facts, KvQuant, LinearPlan, LinearWeight, ModelFiles,
-    ModelPlan, NamedBytes, NotStorable, Opened, Parts, StoredTensors,
+    ModelPlan, NamedBytes, Opened, Parts, Storable, StoredTensors,
 };
 use crate::{Dtype, Result, TensorMeta, TensorSpec};
 
@@ -60,24 +60,19 @@ impl Convention for Modelopt {
         Some(Facts { input_scales: true, folded_transforms: true, transposed: true, ..Facts::default() })
     }
 
-    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
         specs(plan)
     }
 
-    fn layer_tensors(
-        &self,
-        plan: &LinearPlan<'_>,
-        q: &Quantized,
-        _beside: Beside<'_>,
-    ) -> std::result::Result<NamedBytes, NotStorable> {
+    fn layer_tensors(&self, plan: &LinearPlan<'_>, q: &Quantized, _: Beside<'_>) -> Storable<NamedBytes> {
         tensors(plan, q)
     }
 
-    fn store(&self, module: &str, layer: &LinearWeight) -> std::result::Result<StoredTensors, NotStorable> {
+    fn store(&self, module: &str, layer: &LinearWeight) -> Storable<StoredTensors> {
         store(module, layer)
     }
 
-    fn quantization_config(&self, model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
+    fn quantization_config(&self, model: &ModelPlan<'_>) -> Storable<Value> {
         let mut config = quantization_config(&model.groups(), &model.kept_with_tables())?;
         if let Some(kv) = model.kv {
             config["kv_cache_scheme"] =
@@ -94,7 +89,7 @@ impl Convention for Modelopt {
         &self,
         model: &ModelPlan<'_>,
         _quantization: &Value,
-    ) -> std::result::Result<Option<(&'static str, Value)>, NotStorable> {
+    ) -> Storable<Option<(&'static str, Value)>> {
         let content = hf_quant_config(&model.groups(), &model.kept_with_tables(), model.kv)?;
         Ok(Some((FILE_NAME, content)))
     }
@@ -104,7 +99,7 @@ impl Convention for Modelopt {
         as_stored(if grouped { with_scales_in(scheme, dtype) } else { scheme })
     }
 
-    fn kv_format(&self, scheme: &Scheme) -> std::result::Result<(), NotStorable> {
+    fn kv_format(&self, scheme: &Scheme) -> Storable<()> {
         cache::require_static(QUANT_METHOD, scheme)?;
         if cache::known(scheme) && scheme.row != RowKind::Head {
             return Ok(());

@@ -8,13 +8,14 @@ use serde_json::{Value, json};
 
 use super::config::{Algo, QUANT_METHOD};
 use super::read::{fixed, mxfp8_input, per_token};
-use crate::convention::{LinearPlan, LinearWeight, NotStorable, Weight, cache, scale_dtype};
+use crate::convention::{
+    LinearPlan, LinearWeight, ModuleGroup, NamedBytes, NotStorable, Storable, StoredTensors, Weight, cache,
+    scale_dtype,
+};
 use crate::{Dtype, TensorSpec};
 
 /// Version of the format, which loaders check.
 const VERSION: &str = "0.47.0";
-
-type Groups = [(Scheme, Option<Scheme>, Vec<String>)];
 
 /// Scheme as this format stores it: NVFP4's global scale is a factor.
 pub fn as_stored(scheme: Scheme) -> Scheme {
@@ -28,7 +29,7 @@ pub fn as_stored(scheme: Scheme) -> Scheme {
 ///
 /// # Errors
 /// [`NotStorable`] with the reason why this format cannot hold them.
-fn algo(scheme: &Scheme, input: Option<&Scheme>) -> Result<Algo, NotStorable> {
+fn algo(scheme: &Scheme, input: Option<&Scheme>) -> Storable<Algo> {
     let no = |why: &str| Err(NotStorable { scheme: scheme.to_string(), why: why.to_owned() });
     let Format::Affine(Affine { code, blocks, scale: Some(scale), offset: Offset::None }) = &scheme.format
     else {
@@ -76,7 +77,7 @@ fn algo(scheme: &Scheme, input: Option<&Scheme>) -> Result<Algo, NotStorable> {
 ///
 /// # Errors
 /// [`NotStorable`] if the format cannot hold the scheme, or not on this shape.
-pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
+pub fn specs(plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
     let mut all = weight_specs(plan, algo(plan.scheme, plan.input)?)?;
     if plan.stores_input_scale() {
         all.push(TensorSpec::new(format!("{}.input_scale", plan.module), Dtype::F32, Vec::new()));
@@ -84,7 +85,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
     Ok(all)
 }
 
-fn weight_specs(plan: &LinearPlan<'_>, algo: Algo) -> Result<Vec<TensorSpec>, NotStorable> {
+fn weight_specs(plan: &LinearPlan<'_>, algo: Algo) -> Storable<Vec<TensorSpec>> {
     let LinearPlan { module, scheme, rows, cols, .. } = *plan;
     let no = |why: String| Err(NotStorable { scheme: scheme.to_string(), why });
     if let Blocks::Group(group) = scheme.format.blocks()
@@ -119,7 +120,7 @@ fn weight_specs(plan: &LinearPlan<'_>, algo: Algo) -> Result<Vec<TensorSpec>, No
 ///
 /// # Errors
 /// As [`specs`]; also if the input needs a stored scale that the plan lacks.
-pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
+pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Storable<NamedBytes> {
     let mut all = weight_tensors(plan, q)?;
     if plan.stores_input_scale() {
         // compressed-tensors' global scale is the reciprocal.
@@ -129,7 +130,7 @@ pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, Vec<
     Ok(all)
 }
 
-fn weight_tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
+fn weight_tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Storable<NamedBytes> {
     let algo = algo(plan.scheme, plan.input)?;
     let name = |suffix: &str| format!("{}.{suffix}", plan.module);
     let Codes::U8(codes) = &q.codes else { return Ok(Vec::new()) };
@@ -152,7 +153,7 @@ fn weight_tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, V
 ///
 /// # Errors
 /// [`NotStorable`] if the format cannot hold all parts.
-pub fn store(module: &str, layer: &LinearWeight) -> Result<Vec<(TensorSpec, Vec<u8>)>, NotStorable> {
+pub fn store(module: &str, layer: &LinearWeight) -> Storable<StoredTensors> {
     let Weight::Quantized(q) = &layer.weight else { return Ok(Vec::new()) };
     let scheme = Scheme::new(q.format.clone(), Rule::Amax);
     let no = |why: &str| Err(NotStorable { scheme: scheme.to_string(), why: format!("{module}: {why}") });
@@ -186,7 +187,7 @@ pub fn store(module: &str, layer: &LinearWeight) -> Result<Vec<(TensorSpec, Vec<
 ///
 /// # Errors
 /// As [`specs`].
-pub fn quantization_config(groups: &Groups, kept: &[String]) -> Result<Value, NotStorable> {
+pub fn quantization_config(groups: &[ModuleGroup], kept: &[String]) -> Storable<Value> {
     let mut config = quantization(groups)?;
     config["quant_method"] = json!(QUANT_METHOD);
     config["ignore"] = json!(kept);
@@ -198,7 +199,7 @@ pub fn quantization_config(groups: &Groups, kept: &[String]) -> Result<Value, No
 ///
 /// # Errors
 /// As [`specs`].
-pub fn hf_quant_config(groups: &Groups, kept: &[String], kv: Option<&Scheme>) -> Result<Value, NotStorable> {
+pub fn hf_quant_config(groups: &[ModuleGroup], kept: &[String], kv: Option<&Scheme>) -> Storable<Value> {
     let mut quantization = quantization(groups)?;
     quantization["kv_cache_quant_algo"] = json!(kv.map(cache::modelopt_algo));
     quantization["exclude_modules"] = json!(kept);
@@ -206,7 +207,7 @@ pub fn hf_quant_config(groups: &Groups, kept: &[String], kv: Option<&Scheme>) ->
     Ok(json!({"producer": {"name": "modelopt", "version": VERSION}, "quantization": quantization}))
 }
 
-fn quantization(groups: &Groups) -> Result<Value, NotStorable> {
+fn quantization(groups: &[ModuleGroup]) -> Storable<Value> {
     let mut all = Vec::new();
     for (scheme, input, modules) in groups {
         let algo = algo(scheme, input.as_ref())?;

@@ -14,7 +14,7 @@ use crate::convention::cache;
 use crate::convention::container::store_plain;
 use crate::convention::{
     Beside, Candidate, Container, Convention, Facts, KvQuant, LinearPlan, LinearWeight, ModelFiles,
-    ModelPlan, NamedBytes, NotStorable, Opened, Parts, PlannedLayer, StoredTensors, Weight,
+    ModelPlan, NamedBytes, Opened, Parts, PlannedLayer, Storable, StoredTensors, Weight,
 };
 use crate::{Result, TensorSpec};
 
@@ -35,8 +35,7 @@ impl Convention for Native {
     }
 
     fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
-        let native = folder.of_method(QUANT_METHOD).is_some();
-        Ok(if native { Some(Box::new(Config::parse(folder.checkpoint)?)) } else { None })
+        folder.open_as(QUANT_METHOD, |_, _| Config::parse(folder.checkpoint))
     }
 
     fn writes(&self) -> Option<Facts> {
@@ -52,7 +51,7 @@ impl Convention for Native {
         })
     }
 
-    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
         specs(plan)
     }
 
@@ -61,14 +60,14 @@ impl Convention for Native {
         plan: &LinearPlan<'_>,
         q: &Quantized,
         beside: Beside<'_>,
-    ) -> std::result::Result<NamedBytes, NotStorable> {
+    ) -> Storable<NamedBytes> {
         match beside {
             Beside::Outliers(outliers) => all_tensors(plan, q, Some(outliers)),
             _ => all_tensors(plan, q, None),
         }
     }
 
-    fn quantization_config(&self, model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
+    fn quantization_config(&self, model: &ModelPlan<'_>) -> Storable<Value> {
         let input = |layer: &PlannedLayer<'_>| Some((layer.module.to_owned(), model.input.cloned()?));
         let inputs: BTreeMap<_, _> = model.layers.iter().filter_map(input).collect();
         let mut config = quantization_config(&inputs);
@@ -90,7 +89,7 @@ impl Convention for Native {
     }
 
     /// Stores outliers too, which no other format has.
-    fn store(&self, module: &str, layer: &LinearWeight) -> std::result::Result<StoredTensors, NotStorable> {
+    fn store(&self, module: &str, layer: &LinearWeight) -> Storable<StoredTensors> {
         let Transforms { before, after, extras } = &layer.transforms;
         let kept_columns = layer.input.as_ref().is_some_and(|input| input.keep_above.is_some());
         let outliers = !extras.is_empty() && before.is_empty() && after.is_empty() && !kept_columns;
@@ -100,7 +99,7 @@ impl Convention for Native {
         }
     }
 
-    fn kv_format(&self, _scheme: &Scheme) -> std::result::Result<(), NotStorable> {
+    fn kv_format(&self, _scheme: &Scheme) -> Storable<()> {
         Ok(())
     }
 }

@@ -6,7 +6,7 @@ use mantissa_num::Rounding;
 use mantissa_num::minifloat::{F16, Overflow};
 use mantissa_num::stored::{Extra, MisfitError};
 
-use crate::convention::{LinearPlan, ModelFiles, NotStorable};
+use crate::convention::{LinearPlan, ModelFiles, NamedBytes, NotStorable, Storable};
 use crate::{Dtype, Result, TensorSpec};
 
 /// Suffixes of the tensors that hold the outliers of a weight.
@@ -33,10 +33,7 @@ pub fn outlier_bits(rows: usize, cols: usize, count: usize) -> u64 {
 ///
 /// # Errors
 /// [`NotStorable`] unless the side tensors are outliers with the planned count and shape.
-pub(super) fn tensors(
-    plan: &LinearPlan<'_>,
-    extra: &Extra,
-) -> std::result::Result<Vec<(String, Vec<u8>)>, NotStorable> {
+pub(super) fn tensors(plan: &LinearPlan<'_>, extra: &Extra) -> Storable<NamedBytes> {
     let refuse = |why: String| Err(NotStorable { scheme: plan.scheme.to_string(), why });
     let Extra::Sparse { starts, index, values } = extra else {
         return refuse(format!("{}: native stores outliers, but no other side tensors", plan.module));

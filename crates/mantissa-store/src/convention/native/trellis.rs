@@ -6,7 +6,7 @@
 use mantissa_num::trellis::{Trellis, order};
 use mantissa_num::{Codes, Quantized};
 
-use crate::convention::{LinearPlan, ModelFiles, NotStorable};
+use crate::convention::{LinearPlan, ModelFiles, NotStorable, Storable};
 use crate::{Dtype, Result, TensorSpec};
 
 /// The sign of an f16.
@@ -19,7 +19,7 @@ const ONE: u16 = 0x3c00;
 ///
 /// # Errors
 /// [`NotStorable`].
-pub(super) fn check(plan: &LinearPlan<'_>) -> std::result::Result<(), NotStorable> {
+pub(super) fn check(plan: &LinearPlan<'_>) -> Storable<()> {
     if Trellis::fits(plan.rows, plan.cols) {
         return Ok(());
     }
