@@ -37,7 +37,8 @@ use mantissa_num::{Blocks, Codes, Quantized, Scheme, TensorError};
 pub use drift::{Drift, correction_bytes};
 pub use hessian::Hessian;
 pub use method::Gptq;
-pub(crate) use outliers::{as_f16, count, largest, sparse};
+pub(crate) use outliers::{count, largest, sparse};
+pub(crate) use solve::as_f16;
 
 /// Weights from which a group's scale is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -41,7 +41,7 @@ impl Case<'_> {
             None => whole(source, info, w, &mut scratch)?,
         };
         let error = |of: &Solved| {
-            judge.error(values, of, threads).map_err(|error| {
+            of.values().map(|q| judge.error(values, q, threads)).map_err(|error| {
                 let (path, tensor) = (source.path().to_owned(), format!("{}.weight", info.module));
                 QuantError::Tensor { path, tensor, error }
             })

@@ -3,9 +3,7 @@
 use std::ops::Range as Span;
 
 use mantissa_kernels::map_reduce_fixed;
-use mantissa_num::Rounding;
 use mantissa_num::blockwise::Range;
-use mantissa_num::minifloat::{F16, Overflow};
 use mantissa_num::stored::Extra;
 
 use super::solve::Problem;
@@ -130,11 +128,6 @@ pub(crate) fn sparse(kept: &[bool], cols: usize, values: Vec<f32>) -> Extra {
         starts.push(index.len() as u32);
     }
     Extra::Sparse { starts, index, values }
-}
-
-/// Nearest f16 value, clamped to the largest finite one.
-pub(crate) fn as_f16(x: f32) -> f32 {
-    F16.decode(F16.encode(x.clamp(-F16.max(), F16.max()), Overflow::Special, Rounding::NearestEven, 0))
 }
 
 #[cfg(test)]

@@ -5,11 +5,16 @@ use std::ops::Range as Span;
 use mantissa_kernels::map_reduce_fixed;
 use mantissa_num::blockwise::{Block, Decoder, Range};
 use mantissa_num::format::Affine;
-use mantissa_num::{Code, Codes, Format, Quantized, ScaleLevel, Scheme, code_unit};
+use mantissa_num::minifloat::{F16, Overflow};
+use mantissa_num::{Code, Codes, Format, Quantized, Rounding, ScaleLevel, Scheme, code_unit};
 
-use super::outliers::as_f16;
 use super::{Fixed, GptqOptions, GroupOrder, GroupRange, InverseFactor, OF_ROUNDING};
 use crate::rtn::append;
+
+/// Nearest f16 value, clamped to the largest finite one.
+pub(crate) fn as_f16(x: f32) -> f32 {
+    F16.decode(F16.encode(x.clamp(-F16.max(), F16.max()), Overflow::Special, Rounding::NearestEven, 0))
+}
 
 /// Most rows solved together; they share one read of U.
 pub(super) const PANEL_ROWS: usize = 128;
