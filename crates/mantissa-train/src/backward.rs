@@ -15,33 +15,13 @@ use mantissa_model::{LinearInput, LinearKind};
 use crate::arena::Parameters;
 use crate::forward::rms_norm;
 use crate::gradients::Gradients;
+use crate::gradients::Wanted;
 use crate::health::{OperandKind, Operator, Watch};
 use crate::model::{LayerOps, TrainModel};
 use crate::plan::{Saved, Scratch, scores_per_thread};
 use crate::policy::Policy;
 use crate::profile::{Part, Profile};
 use crate::rows::{PART, rows, rows_mut, take};
-
-/// Gradients to compute for a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wanted {
-    /// Gradients of parameters and input.
-    All,
-    /// Gradients of linear weights only; `d_residual` is not used afterwards.
-    Weights,
-    /// Gradient of the input only.
-    Input,
-}
-
-impl Wanted {
-    fn weights(self) -> bool {
-        self != Wanted::Input
-    }
-
-    fn input(self) -> bool {
-        self != Wanted::Weights
-    }
-}
 
 impl TrainModel {
     /// Propagates `d_residual` `[tokens, hidden]` from the output of layer `i` to its input. Overwrites the

@@ -9,8 +9,8 @@ use mantissa_kernels::{for_each, kernels};
 use mantissa_model::flow::{MIN_ROWS, parts};
 use mantissa_model::{Batch, ForwardError, InputQuantizer, LinearInput, LoadError, zeros};
 
-use crate::backward::Wanted;
 use crate::error::TrainError;
+use crate::gradients::Wanted;
 use crate::model::TrainModel;
 use crate::operand::Operand;
 use crate::plan::HEAD_ROWS;

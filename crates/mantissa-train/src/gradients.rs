@@ -8,6 +8,29 @@ use mantissa_model::{LoadError, zeros};
 use crate::arena::ParamTable;
 use crate::store::{Precision, Store, StoreRef};
 
+/// Gradients to compute for a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// Gradients of parameters and input.
+    All,
+    /// Gradients of linear weights only; `d_residual` is not used afterwards.
+    Weights,
+    /// Gradient of the input only.
+    Input,
+}
+
+impl Wanted {
+    /// True if gradients of linear weights are wanted.
+    pub(crate) fn weights(self) -> bool {
+        self != Wanted::Input
+    }
+
+    /// True if the gradient of the input is wanted.
+    pub(crate) fn input(self) -> bool {
+        self != Wanted::Weights
+    }
+}
+
 /// Arena of gradients.
 #[derive(Clone, Debug)]
 pub struct Gradients {

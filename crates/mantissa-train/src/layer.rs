@@ -10,9 +10,10 @@ use mantissa_model::{
 };
 
 use crate::arena::Parameters;
-use crate::backward::Wanted;
 use crate::error::TrainError;
-use crate::model::{Options, TrainModel};
+use crate::gradients::Wanted;
+use crate::model::TrainModel;
+use crate::plan::Options;
 use crate::store::{Precision, Store};
 
 /// Decoder layer with forward and backward.

@@ -48,13 +48,13 @@ pub use error::TrainError;
 pub use gradients::Gradients;
 pub use health::{OperandHealth, StepHealth, WeightHealth};
 pub use layer::LayerTrainer;
-pub use model::{IGNORE_TARGET, Loss, Options, TrainModel, next_token_targets};
+pub use model::{IGNORE_TARGET, Loss, TrainModel, next_token_targets};
 pub use operand::range_slope;
 pub use optim::{
     AdamW, AdamWOptions, Array, ArrayMut, DecayGroups, MomentFormat, NoSuchTensor, Optimizer, Sgd,
     SgdOptions, StateMap, clip_factor,
 };
-pub use plan::Plan;
+pub use plan::{Options, Plan};
 pub use policy::{GemmPolicy, LinearPolicy, Master, Policy};
 pub use profile::{Part, Profile};
 pub use sampled::SampledHead;

@@ -11,30 +11,15 @@ use mantissa_model::{
 };
 
 use crate::arena::{ParamTable, Parameters};
-use crate::backward::Wanted;
 use crate::error::TrainError;
-use crate::gradients::Gradients;
+use crate::gradients::{Gradients, Wanted};
 use crate::health::{OperandKind, Operator, Watch};
 use crate::linear::LinearOp;
-use crate::plan::{Saved, Scratch, allocate};
-use crate::policy::Policy;
+use crate::plan::{Options, Saved, Scratch, allocate};
 use crate::profile::{Part, Profile};
 
 /// Target of a token without a loss.
 pub const IGNORE_TARGET: u32 = u32::MAX;
-
-/// Sizes and precision that a model in training is planned for.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Options {
-    /// Maximum tokens per batch.
-    pub max_tokens: usize,
-    /// Maximum tokens per sequence.
-    pub max_len: usize,
-    /// Number of threads; results do not depend on it.
-    pub threads: usize,
-    /// Precision policy.
-    pub policy: Policy,
-}
 
 /// Loss of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

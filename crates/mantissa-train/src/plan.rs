@@ -6,13 +6,26 @@ use mantissa_model::{HeadNorms, LoadError, ModelConfig, zeros};
 
 use crate::arena::ParamTable;
 use crate::gradients::Gradients;
-use crate::model::Options;
 use crate::operand::Operand;
+use crate::policy::Policy;
 use crate::rows::PART;
 use crate::store::Precision;
 
 /// Tokens whose logits are held at a time.
 pub(crate) const HEAD_ROWS: usize = 512;
+
+/// Sizes and precision that a model in training is planned for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// Maximum tokens per batch.
+    pub max_tokens: usize,
+    /// Maximum tokens per sequence.
+    pub max_len: usize,
+    /// Number of threads; results do not depend on it.
+    pub threads: usize,
+    /// Precision policy.
+    pub policy: Policy,
+}
 
 /// Memory of a model in training by purpose. Not included: optimizer state
 /// ([`AdamW::bytes`](crate::AdamW::bytes)), and the matmul packing buffers of about one L2 cache per thread.

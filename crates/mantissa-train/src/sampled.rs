@@ -15,7 +15,7 @@ use mantissa_num::round::random_u32;
 
 use crate::backward::norm_backward_part;
 use crate::error::TrainError;
-use crate::model::Options;
+use crate::plan::Options;
 use crate::rows::{rows, take};
 
 /// Maximum tokens whose logits a thread holds. A part of [`parts`] has more than half of it; the split
