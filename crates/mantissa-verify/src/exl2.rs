@@ -5,10 +5,10 @@ use mantissa_num::round::Rounding;
 
 use crate::reader::Reader;
 use crate::tensors::Tensors;
-use crate::weight::{Layout, Weight};
+use crate::weight::{Rows, Weight};
 
 /// Weight `[n, k]` stored as its transpose, with columns sorted by code width.
-pub(crate) struct Segments {
+struct Segments {
     words: Vec<u32>,
     /// Rows, padded.
     across: usize,
@@ -27,9 +27,8 @@ struct Group {
     scales: Vec<f32>,
 }
 
-impl Segments {
-    /// Decodes row `row` of the weight into `out`.
-    pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
+impl Rows for Segments {
+    fn row(&self, row: usize, out: &mut [f32]) {
         for (v, &place) in out.iter_mut().zip(&self.places) {
             let Group { bits, starts, scales } = &self.groups[self.of_place[place]];
             let at = (place - starts.1) * bits;
@@ -84,7 +83,7 @@ impl<T: Tensors + ?Sized> Reader<'_, T> {
             return Err(self.short("q_groups"));
         }
         let segments = Segments { words, across, groups, places, of_place };
-        Ok(Weight::of_layout(cols, Layout::Segments(segments)))
+        Ok(Weight::of_rows(cols, segments))
     }
 }
 

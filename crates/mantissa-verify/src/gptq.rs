@@ -1,38 +1,14 @@
 //! GPTQ and AWQ weights: words with codes of several columns or rows, decoded one code at a time.
 
 use crate::reader::Reader;
-use crate::tensors::Tensors;
-use crate::weight::{Layout, Weight};
+use crate::tensors::{Tensors, WordOrder, Words};
+use crate::weight::{Rows, Weight};
 
 /// Position in its word of each of eight adjacent columns (AWQ).
 const AWQ_PLACE: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
-/// Order of the codes of a line in its words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WordOrder {
-    /// One bit stream.
-    Stream,
-    /// Bit planes of each 32 codes (`gptq_p`).
-    Planes,
-    /// Nibbles in the order of AWQ.
-    Awq,
-}
-
-/// Packing of a layer's words, as stated by its configuration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Words {
-    /// Bits of a code.
-    pub bits: usize,
-    /// Group size; `None` if a row is one group.
-    pub group: Option<usize>,
-    /// Order of the codes in their words.
-    pub order: WordOrder,
-    /// True if zero points are stored minus one (`gptq` version 1).
-    pub zeros_less_one: bool,
-}
-
 /// Weight `[n, k]` stored as its transpose.
-pub(crate) struct Columns {
+struct Columns {
     words: Vec<u32>,
     bits: usize,
     order: WordOrder,
@@ -46,9 +22,8 @@ pub(crate) struct Columns {
     zeros: Vec<f32>,
 }
 
-impl Columns {
-    /// Decodes row `row` of the weight into `out`.
-    pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
+impl Rows for Columns {
+    fn row(&self, row: usize, out: &mut [f32]) {
         for (k, (v, group)) in out.iter_mut().zip(&self.groups).enumerate() {
             let code = match self.order {
                 WordOrder::Awq => {
@@ -120,7 +95,7 @@ impl<T: Tensors + ?Sized> Reader<'_, T> {
             return Err(self.short("scales"));
         }
         let columns = Columns { words, bits, order, rows, groups, scales, zeros };
-        Ok(Weight::of_layout(cols, Layout::Columns(columns)))
+        Ok(Weight::of_rows(cols, columns))
     }
 
     fn exact_words(&self, suffix: &str, expected: usize) -> Result<Vec<u32>, T::Error> {

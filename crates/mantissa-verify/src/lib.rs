@@ -22,6 +22,7 @@ mod mlx;
 mod modelopt;
 mod native;
 mod onnx;
+mod open;
 mod outliers;
 mod quanto;
 mod reader;
@@ -31,7 +32,6 @@ pub mod trellis;
 mod weight;
 
 pub use gpt_oss::{Expert, open_stacked};
-pub use gptq::{WordOrder, Words};
-pub use reader::open;
-pub use tensors::{Fault, Tensor, Tensors};
+pub use open::open;
+pub use tensors::{Fault, Tensor, Tensors, WordOrder, Words};
 pub use weight::Weight;

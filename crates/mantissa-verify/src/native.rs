@@ -102,23 +102,6 @@ impl<T: Tensors + ?Sized> Reader<'_, T> {
     }
 }
 
-/// Block of a scheme's text, as rows and columns.
-pub(crate) fn block_of_text(text: &str) -> Option<(usize, usize)> {
-    let base = text.split([':', '@', ' ']).next()?;
-    if base.starts_with("mx") {
-        return Some((1, 32));
-    }
-    if base == "nvfp4" {
-        return Some(if text.starts_with("nvfp4:te-2d") { (16, 16) } else { (1, 16) });
-    }
-    base.split('-').find_map(|part| {
-        if let Some((rows, cols)) = part.strip_prefix('t').and_then(|t| t.split_once('x')) {
-            return Some((rows.parse().ok()?, cols.parse().ok()?));
-        }
-        Some((1, part.strip_prefix('g')?.parse().ok()?))
-    })
-}
-
 /// Element of the native format, from the first part of the scheme's text.
 enum Element {
     Int(usize),

@@ -1,35 +1,7 @@
-//! Reads the tensors of one linear layer in any checkpoint format.
+//! Reads the tensors of one linear layer.
 
-use crate::elements::{float_value, float_values};
+use crate::elements::float_value;
 use crate::tensors::{Fault, Tensor, Tensors};
-use crate::weight::Weight;
-
-/// Reads the weight of linear layer `module` (`[rows, cols]`), to be decoded row by row.
-///
-/// # Errors
-/// A missing tensor, or one with too few bytes; the errors of [`Tensors::read`].
-pub fn open<T: Tensors + ?Sized>(
-    tensors: &T,
-    module: &str,
-    rows: usize,
-    cols: usize,
-) -> Result<Weight, T::Error> {
-    let reader = Reader { tensors, module, rows, cols };
-    match tensors.convention() {
-        "modelopt" => reader.modelopt(),
-        "bitsandbytes" => reader.bitsandbytes(),
-        "fp8" => reader.fp8_blocks(),
-        "mlx" => reader.mlx(),
-        "onnx" => reader.onnx(),
-        "hqq" => reader.hqq(),
-        "quanto" => reader.quanto(),
-        // Other formats are told apart by the names of their tensors; some layers may be dense.
-        _ if reader.has("weight.packed") => reader.native(),
-        _ if reader.has("qweight") => reader.gptq(),
-        _ if reader.has("q_weight") => reader.exl2(),
-        _ => reader.compressed_tensors(),
-    }
-}
 
 /// The tensors of one linear layer.
 pub(crate) struct Reader<'a, T: ?Sized> {
@@ -104,27 +76,5 @@ impl<'a, T: Tensors + ?Sized> Reader<'a, T> {
 
     pub(crate) fn short(&self, suffix: &str) -> T::Error {
         self.wrong(suffix, "the bytes that the shape needs", "too few bytes")
-    }
-
-    /// Weight of `bits`-bit codes with these values, in rows padded to units of `unit` bits.
-    pub(crate) fn stored(&self, bytes: Vec<u8>, bits: usize, unit: usize, values: Vec<f32>) -> Weight {
-        Weight::new(self.cols, bytes, bits, unit, values)
-    }
-
-    /// An unquantized weight.
-    pub(crate) fn dense(&self) -> Result<Weight, T::Error> {
-        let (bits, values) = match self.dtype("weight") {
-            None => return Err(self.missing("weight")),
-            Some("F32") => (32, Vec::new()),
-            Some("F64") => (64, Vec::new()),
-            Some("F16") => (16, float_values(5, 10, 15)),
-            Some("BF16") => (16, float_values(8, 7, 127)),
-            Some(other) => return Err(self.wrong("weight", "F64, F32, F16 or BF16", other)),
-        };
-        let bytes = self.bytes("weight")?;
-        match bytes.len() / (bits / 8) < self.rows * self.cols {
-            true => Err(self.short("weight")),
-            false => Ok(self.stored(bytes, bits, bits, values)),
-        }
     }
 }

@@ -3,7 +3,6 @@
 use serde_json::Value;
 
 use crate::elements::{float_values, power_of_two};
-use crate::native;
 use crate::reader::Reader;
 use crate::tensors::Tensors;
 
@@ -100,7 +99,7 @@ impl<T: Tensors + ?Sized> Reader<'_, T> {
     fn block(&self, suffix: &str) -> Option<(usize, usize)> {
         if let Some(weight) = suffix.strip_suffix(".scale") {
             let weight = self.name(weight);
-            return native::block_of_text(self.tensors.metadata(&format!("{weight}.scale"), &weight)?);
+            return block_of_text(self.tensors.metadata(&format!("{weight}.scale"), &weight)?);
         }
         let weights = self.group_weights()?;
         if let Some([rows, cols]) =
@@ -110,4 +109,21 @@ impl<T: Tensors + ?Sized> Reader<'_, T> {
         }
         Some((1, weights.get("group_size")?.as_u64()? as usize))
     }
+}
+
+/// Block of a scheme's text, as rows and columns.
+fn block_of_text(text: &str) -> Option<(usize, usize)> {
+    let base = text.split([':', '@', ' ']).next()?;
+    if base.starts_with("mx") {
+        return Some((1, 32));
+    }
+    if base == "nvfp4" {
+        return Some(if text.starts_with("nvfp4:te-2d") { (16, 16) } else { (1, 16) });
+    }
+    base.split('-').find_map(|part| {
+        if let Some((rows, cols)) = part.strip_prefix('t').and_then(|t| t.split_once('x')) {
+            return Some((rows.parse().ok()?, cols.parse().ok()?));
+        }
+        Some((1, part.strip_prefix('g')?.parse().ok()?))
+    })
 }

@@ -2,8 +2,6 @@
 
 use serde_json::Value;
 
-use crate::gptq::Words;
-
 /// A stored tensor, as the header of its file describes it.
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor<'a> {
@@ -39,6 +37,30 @@ pub enum Fault {
         /// Value in the file.
         got: String,
     },
+}
+
+/// Order of the codes of a line in its words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WordOrder {
+    /// One bit stream.
+    Stream,
+    /// Bit planes of each 32 codes (`gptq_p`).
+    Planes,
+    /// Nibbles in the order of AWQ.
+    Awq,
+}
+
+/// Packing of a layer's words, as stated by its configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Words {
+    /// Bits of a code.
+    pub bits: usize,
+    /// Group size; `None` if a row is one group.
+    pub group: Option<usize>,
+    /// Order of the codes in their words.
+    pub order: WordOrder,
+    /// True if zero points are stored minus one (`gptq` version 1).
+    pub zeros_less_one: bool,
 }
 
 /// The tensors of a checkpoint, by name, and its configuration.

@@ -1,11 +1,11 @@
 //! A weight as stored, decoded row by row.
 
-use crate::elements::field;
-use crate::exl2::Segments;
+use crate::elements::{field, float_values};
 use crate::gguf::{BlockType, Blocks};
-use crate::gptq::Columns;
 use crate::outliers::Outliers;
+use crate::reader::Reader;
 use crate::scales::Scales;
+use crate::tensors::Tensors;
 
 /// A weight as stored: its codes, their values, and the factors of its blocks.
 pub struct Weight {
@@ -40,10 +40,14 @@ pub(crate) enum Layout {
     Rows,
     /// Blocks of bytes.
     Blocks(Blocks, BlockType),
-    /// Words along columns, as in GPTQ and AWQ.
-    Columns(Columns),
-    /// Groups of columns with different code widths, as in EXL2.
-    Segments(Segments),
+    /// A layout of the format's own.
+    Own(Box<dyn Rows>),
+}
+
+/// Codes of a weight in a layout of the format's own.
+pub(crate) trait Rows: Send + Sync {
+    /// Decodes row `row` of the weight into `out`.
+    fn row(&self, row: usize, out: &mut [f32]);
 }
 
 impl Weight {
@@ -66,9 +70,9 @@ impl Weight {
         }
     }
 
-    /// Weight in a layout other than a stream of codes.
-    pub(crate) fn of_layout(cols: usize, layout: Layout) -> Self {
-        Weight { layout, ..Weight::new(cols, Vec::new(), 8, 8, Vec::new()) }
+    /// A weight whose codes are `rows`.
+    pub(crate) fn of_rows(cols: usize, rows: impl Rows + 'static) -> Self {
+        Weight { layout: Layout::Own(Box::new(rows)), ..Weight::new(cols, Vec::new(), 8, 8, Vec::new()) }
     }
 
     /// Decodes row `row` into `out` (`[cols]`).
@@ -78,8 +82,7 @@ impl Weight {
             Layout::Blocks(blocks, ty) => {
                 blocks.decode(*ty, &self.bytes[row * self.row_bits / 8..], None, out);
             }
-            Layout::Columns(columns) => columns.row(row, out),
-            Layout::Segments(segments) => segments.row(row, out),
+            Layout::Own(rows) => rows.row(row, out),
         }
         if let Some(outliers) = &self.outliers {
             outliers.add(row, out);
@@ -163,5 +166,29 @@ impl Weight {
             return if at.is_multiple_of(8) { byte >> 4 } else { byte & 15 };
         }
         field(&self.bytes, at, self.bits)
+    }
+}
+
+impl<T: Tensors + ?Sized> Reader<'_, T> {
+    /// Weight of `bits`-bit codes with these values, in rows padded to units of `unit` bits.
+    pub(crate) fn stored(&self, bytes: Vec<u8>, bits: usize, unit: usize, values: Vec<f32>) -> Weight {
+        Weight::new(self.cols, bytes, bits, unit, values)
+    }
+
+    /// An unquantized weight.
+    pub(crate) fn dense(&self) -> Result<Weight, T::Error> {
+        let (bits, values) = match self.dtype("weight") {
+            None => return Err(self.missing("weight")),
+            Some("F32") => (32, Vec::new()),
+            Some("F64") => (64, Vec::new()),
+            Some("F16") => (16, float_values(5, 10, 15)),
+            Some("BF16") => (16, float_values(8, 7, 127)),
+            Some(other) => return Err(self.wrong("weight", "F64, F32, F16 or BF16", other)),
+        };
+        let bytes = self.bytes("weight")?;
+        match bytes.len() / (bits / 8) < self.rows * self.cols {
+            true => Err(self.short("weight")),
+            false => Ok(self.stored(bytes, bits, bits, values)),
+        }
     }
 }
