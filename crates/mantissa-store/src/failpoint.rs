@@ -21,7 +21,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rustix::process::{Signal, getpid, kill_process};
 
-use crate::unpublished::stop_if_ending;
+use crate::ending::stop_if_ending;
 
 /// Operations that can be made to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,6 +16,7 @@ pub mod commit;
 pub mod convention;
 pub mod disk;
 pub mod dtype;
+mod ending;
 pub mod error;
 #[doc(hidden)]
 pub mod failpoint;
@@ -36,6 +37,7 @@ mod scratch;
 pub mod sealed;
 pub mod shard_plan;
 pub mod shards;
+mod shown;
 pub mod target;
 pub mod text;
 mod trail;
@@ -50,7 +52,7 @@ pub use commit::{
     write_file_atomic,
 };
 pub use dtype::Dtype;
-pub use error::{Error, ErrorClass, Result, Shown};
+pub use error::{Error, ErrorClass, Result};
 pub use finite::FiniteScan;
 pub use gguf::{Gguf, GgufWriter};
 pub use hash::{FileDigest, hash_file, hash_file_while};
@@ -65,6 +67,7 @@ pub use safetensors::{Header, SafeTensors, TensorMeta};
 pub use scratch::Scratch;
 pub use shard_plan::{DEFAULT_SHARD_BYTES, INDEX_NAME, Shard, ShardPlan, ShardedWriter};
 pub use shards::Checkpoint;
+pub use shown::Shown;
 pub use target::refuse_overlap;
 pub use text::{Part, TextFile};
 pub use unpublished::abandon_unpublished;

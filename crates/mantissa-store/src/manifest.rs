@@ -9,10 +9,11 @@ use std::path::{Component, Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-use crate::error::{Error, Result, Shown};
+use crate::error::{Error, Result};
 use crate::failpoint;
 use crate::hash::{FileDigest, hash_file};
 use crate::json;
+use crate::shown::Shown;
 
 /// File name of the manifest within an output folder.
 pub const MANIFEST_NAME: &str = "mantissa-manifest.json";

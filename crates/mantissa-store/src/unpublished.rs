@@ -1,16 +1,14 @@
 //! Outputs begun and not yet published by this process, so that its signal thread can remove them: work folders and
 //! locks.
 
-use std::cell::Cell;
 use std::fs;
 use std::io;
 use std::mem;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
 
 use crate::disk;
+use crate::ending;
 use crate::work;
 
 struct Begun {
@@ -20,29 +18,13 @@ struct Begun {
 
 static BEGUN: Mutex<Vec<Begun>> = Mutex::new(Vec::new());
 
-/// True once the process is being ended.
-static ENDING: AtomicBool = AtomicBool::new(false);
-
-thread_local! {
-    /// True for the thread that ends the process.
-    static ENDER: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Blocks this thread for ever if the process is ending: a file made now would be left behind.
-pub(crate) fn stop_if_ending() {
-    while ENDING.load(Ordering::SeqCst) && !ENDER.get() {
-        thread::park();
-    }
-}
-
 /// Before the process exits, removes every output that it has begun and not published, and its lock. Resumable work
 /// ([`crate::Staging::keep`]) stays. Called by the thread that received a signal, while others still write.
 ///
 /// Afterwards no other thread changes a file: those that try wait for the exit.
 pub fn abandon_unpublished() {
     let begun = begun();
-    ENDER.set(true);
-    ENDING.store(true, Ordering::SeqCst);
+    ending::begin();
     // Locks are registered before what they protect, and removed after it.
     for entry in begun.iter().rev().filter(|entry| !entry.kept) {
         remove(&entry.path);

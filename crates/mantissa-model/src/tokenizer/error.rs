@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use mantissa_store::ErrorClass;
-use mantissa_store::error::Shown;
+use mantissa_store::Shown;
 
 use crate::config::ConfigError;
 

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::{Shown, ShownPath};
 use crate::dtype::Dtype;
+use crate::shown::{Shown, ShownPath};
 
 /// Fault of a safetensors file as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,6 +1,6 @@
 //! Faults of GGUF files.
 
-use crate::error::Shown;
+use crate::shown::Shown;
 
 /// A fault of a GGUF file, by the part that is at fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

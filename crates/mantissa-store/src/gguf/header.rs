@@ -161,12 +161,12 @@ fn parse_metadata(cursor: &mut Cursor<'_>, count: u64) -> Result<Metadata> {
 const PAIR_MEMORY: usize = 2 * (size_of::<(String, Value)>() + size_of::<(String, usize)>());
 
 fn parse_type(cursor: &mut Cursor<'_>, key: &str) -> Result<ValueType> {
-    let found = cursor.u32(|| format!("type of key \"{}\"", crate::error::Shown(key)))?;
+    let found = cursor.u32(|| format!("type of key \"{}\"", crate::shown::Shown(key)))?;
     ValueType::from_id(found).ok_or_else(|| cursor.fault(GgufFault::ValueType { key: key.to_owned(), found }))
 }
 
 fn parse_value(cursor: &mut Cursor<'_>, key: &str, ty: ValueType, depth: usize) -> Result<Value> {
-    let part = || format!("value of key \"{}\"", crate::error::Shown(key));
+    let part = || format!("value of key \"{}\"", crate::shown::Shown(key));
     Ok(match ty {
         ValueType::U8 => Value::U8(u8::from_le_bytes(cursor.array(part)?)),
         ValueType::I8 => Value::I8(i8::from_le_bytes(cursor.array(part)?)),
@@ -192,7 +192,7 @@ fn parse_array(cursor: &mut Cursor<'_>, key: &str, depth: usize) -> Result<Value
     if depth >= MAX_ARRAY_DEPTH {
         return Err(cursor.fault(GgufFault::Depth { key: key.to_owned(), allowed: MAX_ARRAY_DEPTH }));
     }
-    let part = || format!("array of key \"{}\"", crate::error::Shown(key));
+    let part = || format!("array of key \"{}\"", crate::shown::Shown(key));
     let items = parse_type(cursor, key)?;
     let count = cursor.u64(part)?;
     cursor.check_count(count, items.min_bytes(), || format!("length of {}", part()))?;
@@ -270,7 +270,7 @@ fn parse_tensors(cursor: &mut Cursor<'_>, count: u64) -> Result<Vec<GgufTensor>>
 const TENSOR_MEMORY: usize = 2 * (size_of::<GgufTensor>() + 32 + 2 * size_of::<(String, usize)>());
 
 fn parse_tensor(cursor: &mut Cursor<'_>, name: String) -> Result<GgufTensor> {
-    let part = || format!("info of tensor \"{}\"", crate::error::Shown(&name));
+    let part = || format!("info of tensor \"{}\"", crate::shown::Shown(&name));
     let dimensions = cursor.u32(part)?;
     if !(1..=MAX_DIMENSIONS).contains(&dimensions) {
         return Err(tensor_fault(cursor, &name, TensorFault::Dimensions { found: dimensions }));

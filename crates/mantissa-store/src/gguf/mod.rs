@@ -9,7 +9,7 @@
 //! read as such.
 
 mod cursor;
-mod fault;
+pub(crate) mod fault;
 mod header;
 mod split;
 mod split_writer;

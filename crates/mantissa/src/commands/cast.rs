@@ -12,7 +12,7 @@ use anyhow::Result;
 use clap::ValueEnum;
 use mantissa_num::{Format, Rounding, Scheme, Source};
 use mantissa_store::convention::native;
-use mantissa_store::error::Shown;
+use mantissa_store::Shown;
 use mantissa_store::{
     Dtype, Kind, Paths, SafeTensors, SafetensorsWriter, StagedFile, TensorMeta, TensorSpec,
 };

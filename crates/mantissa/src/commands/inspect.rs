@@ -12,7 +12,7 @@ use anyhow::Result;
 use mantissa_advise::subject::bytes_of_weight;
 use mantissa_model::ModelConfig;
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::error::Shown;
+use mantissa_store::Shown;
 use mantissa_store::{Checkpoint, Error, Manifest, Paths};
 use serde::Serialize;
 use serde_json::Value;

@@ -12,7 +12,7 @@ use mantissa_num::blockwise::{self, Block};
 use mantissa_num::{Blocks, Codes, Given, Quantized, ScaleLevel, Scheme, TensorError, code_unit, quantize};
 use mantissa_store::SafetensorsWriter;
 use mantissa_store::convention::native;
-use mantissa_store::error::Shown;
+use mantissa_store::Shown;
 
 use crate::error::BadInput;
 use crate::output;

@@ -8,7 +8,7 @@ use anyhow::Result;
 use mantissa_model::{LinearInfo, ModelConfig, RopeScaling};
 use mantissa_store::Checkpoint;
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::error::Shown;
+use mantissa_store::Shown;
 use serde::Serialize;
 
 use super::inventory::Entry;

@@ -11,7 +11,7 @@ use mantissa_num::pack::Packing;
 use mantissa_num::{Format, Scheme};
 use mantissa_store::convention::compressed_tensors::{Args, Config};
 use mantissa_store::convention::{ModelFiles, Weight, gguf, gpt_oss, gptq, native};
-use mantissa_store::error::Shown;
+use mantissa_store::Shown;
 use mantissa_store::gguf::GgufTensor;
 use mantissa_store::{Checkpoint, Dtype, TensorMeta};
 use serde::Serialize;

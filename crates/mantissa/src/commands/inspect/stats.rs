@@ -12,7 +12,7 @@ use mantissa_kernels::map_reduce_fixed;
 use mantissa_num::Quantized;
 use mantissa_num::stored::Extra;
 use mantissa_store::convention::{ModelFiles, Weight};
-use mantissa_store::error::Shown;
+use mantissa_store::Shown;
 use serde::Serialize;
 
 use super::Model;
