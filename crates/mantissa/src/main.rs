@@ -8,6 +8,7 @@
 
 mod app;
 mod commands;
+mod context;
 mod embedded;
 mod error;
 mod interrupt;

@@ -15,7 +15,7 @@ use mantissa_store::{Paths, TextFile};
 use super::conversations::{self, Lines};
 use super::model;
 use super::text::{check_tokens, load_tokenizer};
-use crate::app::Context;
+use crate::context::Context;
 use crate::error::BadInput;
 
 /// Calibration options of a command.

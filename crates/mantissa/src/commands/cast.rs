@@ -11,15 +11,15 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::ValueEnum;
 use mantissa_num::{Format, Rounding, Scheme, Source};
-use mantissa_store::convention::native;
 use mantissa_store::Shown;
+use mantissa_store::convention::native;
 use mantissa_store::{
     Dtype, Kind, Paths, SafeTensors, SafetensorsWriter, StagedFile, TensorMeta, TensorSpec,
 };
 use serde::Serialize;
 
 use self::panels::{Caster, Cost};
-use crate::app::Context;
+use crate::context::Context;
 use crate::error::BadInput;
 use crate::output::{self, Align, Table, bytes, number};
 use crate::progress::Unit;

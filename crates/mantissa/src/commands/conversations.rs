@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::render_chat;
-use crate::app::Context;
+use crate::context::Context;
 use crate::error::BadInput;
 use crate::output::bytes;
 

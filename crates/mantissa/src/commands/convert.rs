@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::model::{self, ModelPath};
 use super::outcome::{MeasureArgs, carry_out, human_figures, layer_table, linear_bits};
 use super::quantize::{container, kind_of, scheme};
-use crate::app::Context;
+use crate::context::Context;
 use crate::output::bytes;
 
 /// Convert a quantized model to another checkpoint format without loss

@@ -13,7 +13,7 @@ use mantissa_store::TextFile;
 use mantissa_store::convention::ModelFiles;
 
 use super::text::load_tokenizer;
-use crate::app::Context;
+use crate::context::Context;
 use crate::error::BadInput;
 use crate::interrupt;
 use crate::output::{Align, Table, count};

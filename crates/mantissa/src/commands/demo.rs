@@ -17,7 +17,7 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Kind, Output, Paths, Scratch};
 use serde::Serialize;
 
-use crate::app::Context;
+use crate::context::Context;
 use crate::embedded::{self, CALIBRATION, DOMAINS, SEPARATOR};
 use crate::error::GateFailed;
 use crate::output::{Align, Table, bytes};

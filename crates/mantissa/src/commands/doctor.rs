@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::model::{self, ModelPath, Use};
 use super::text::TextArgs;
-use crate::app::Context;
+use crate::context::Context;
 use crate::embedded;
 use crate::error::{BadInput, GateFailed};
 use crate::output::{Align, Table, number};

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::calibration::CalibrationArgs;
 use super::model::{self, Model, ModelPath, Use};
 use super::text::{TextArgs, bound};
-use crate::app::Context;
+use crate::context::Context;
 use crate::error::{BadInput, GateFailed};
 use crate::progress::Unit;
 

@@ -23,7 +23,7 @@ use super::lint;
 use super::model::{self, ModelPath};
 use super::outcome::{MeasureArgs, carry_out, human_figures, left_by_another, linear_bits};
 use super::quantize::{container, kind_of, scheme};
-use crate::app::Context;
+use crate::context::Context;
 use crate::error::{BadInput, Exit, exit_of};
 use crate::interrupt;
 use crate::output::{Align, Table, bytes, number, written};

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::calibration::CalibrationArgs;
 use super::model::{self, ModelPath};
 use super::text::separator;
-use crate::app::Context;
+use crate::context::Context;
 use crate::error::BadInput;
 use crate::interrupt;
 use crate::output::count;

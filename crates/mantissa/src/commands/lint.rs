@@ -12,7 +12,7 @@ use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
 use super::model::{self, ModelPath};
-use crate::app::Context;
+use crate::context::Context;
 use crate::error::GateFailed;
 use crate::memory::PROCESS;
 

@@ -34,7 +34,7 @@ use clap::Subcommand;
 use mantissa_store::Paths;
 
 pub use self::outcome::left_by_another;
-use crate::app::Context;
+use crate::context::Context;
 use crate::memory::PROCESS;
 
 /// Command to run.

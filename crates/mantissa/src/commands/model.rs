@@ -16,7 +16,7 @@ use mantissa_store::{Checkpoint, INDEX_NAME, Paths, interrupted_publication};
 use serde::{Serialize, Serializer};
 
 use super::calibration::CalibrationArgs;
-use crate::app::Context;
+use crate::context::Context;
 use crate::embedded;
 
 /// Model ready to run.

@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use super::model::ModelPath;
 use super::text::{TextArgs, bound};
-use crate::app::Context;
+use crate::context::Context;
 use crate::interrupt;
 use crate::output::{Align, Table, number};
 use crate::progress::Unit;

@@ -20,7 +20,7 @@ use super::coverage;
 use super::lint;
 use super::model::{self, ModelPath};
 use super::outcome::{MeasureArgs, carry_out, human_figures, layer_table, linear_bits};
-use crate::app::Context;
+use crate::context::Context;
 use crate::error::BadInput;
 use crate::output::bytes;
 

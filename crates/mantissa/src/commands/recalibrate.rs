@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::model::{self, ModelPath};
 use super::text::TextArgs;
-use crate::app::Context;
+use crate::context::Context;
 use crate::error::BadInput;
 use crate::interrupt;
 use crate::progress::Unit;

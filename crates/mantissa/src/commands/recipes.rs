@@ -13,7 +13,7 @@ use mantissa_store::Dtype;
 use mantissa_store::convention::Container;
 use serde::Serialize;
 
-use crate::app::Context;
+use crate::context::Context;
 use crate::output::{Align, Table};
 
 /// Rows and columns of the bf16 weight for which bits per weight are given.

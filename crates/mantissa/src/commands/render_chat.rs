@@ -16,7 +16,7 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::app::Context;
+use crate::context::Context;
 use crate::error::{BadInput, ChatFailed};
 use crate::output::{self, bytes};
 

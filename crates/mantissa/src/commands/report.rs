@@ -13,7 +13,7 @@ use mantissa_store::{Kind, Paths};
 use serde::Serialize;
 
 use super::train::folder;
-use crate::app::Context;
+use crate::context::Context;
 use crate::error::BadInput;
 use crate::memory::PROCESS;
 

@@ -17,7 +17,7 @@ use super::calibration::CalibrationArgs;
 use super::model::{self, ModelPath, Use};
 use super::render_chat;
 use super::text::{BosArg, load_tokenizer};
-use crate::app::Context;
+use crate::context::Context;
 use crate::error::StdoutError;
 
 /// Generate text from a prompt, streaming

@@ -13,7 +13,7 @@ use mantissa_num::pack::sign_extend;
 use mantissa_num::{Code, Scheme, e8m0};
 use serde::Serialize;
 
-use crate::app::Context;
+use crate::context::Context;
 use crate::output::{Align, Table, number};
 
 /// Rows and columns of the weight for which bits per weight are given.

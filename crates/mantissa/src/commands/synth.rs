@@ -16,7 +16,7 @@ use mantissa_store::shard_plan::DEFAULT_SHARD_BYTES;
 use mantissa_store::{Dtype, Kind, Paths, ShardPlan, ShardedWriter, Staging, TensorSpec};
 use serde_json::{Map, Value, json};
 
-use crate::app::Context;
+use crate::context::Context;
 use crate::output::{bytes, count};
 use crate::progress::{Progress, Unit};
 

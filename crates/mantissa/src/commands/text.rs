@@ -12,7 +12,7 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Paths, TextFile};
 
 use super::model;
-use crate::app::Context;
+use crate::context::Context;
 use crate::error::BadInput;
 use crate::output::bytes;
 

@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::text::separator;
-use crate::app::Context;
+use crate::context::Context;
 use crate::output::bytes;
 
 /// Train a byte-level BPE tokenizer on texts

@@ -17,7 +17,7 @@ use mantissa_train::config::RunConfig;
 use mantissa_train::{StepReport, TrainError, Trainer};
 use serde::Serialize;
 
-use crate::app::Context;
+use crate::context::Context;
 use crate::error::Stopped;
 use crate::interrupt;
 use crate::machine::{Machine, peak_anonymous};

@@ -8,7 +8,7 @@ use mantissa_quant::verify::{Against, Verification, verify_against, verify_bytes
 
 use super::model::{self, ModelPath, Use};
 use super::text::TextArgs;
-use crate::app::Context;
+use crate::context::Context;
 use crate::error::GateFailed;
 use crate::progress::Unit;
 use mantissa_store::Paths;

@@ -11,8 +11,8 @@ use mantissa_kernels::map_reduce_fixed;
 use mantissa_num::blockwise::{self, Block};
 use mantissa_num::{Blocks, Codes, Given, Quantized, ScaleLevel, Scheme, TensorError, code_unit, quantize};
 use mantissa_store::SafetensorsWriter;
-use mantissa_store::convention::native;
 use mantissa_store::Shown;
+use mantissa_store::convention::native;
 
 use crate::error::BadInput;
 use crate::output;

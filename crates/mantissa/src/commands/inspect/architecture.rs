@@ -7,8 +7,8 @@ use std::path::Path;
 use anyhow::Result;
 use mantissa_model::{LinearInfo, ModelConfig, RopeScaling};
 use mantissa_store::Checkpoint;
-use mantissa_store::convention::ModelFiles;
 use mantissa_store::Shown;
+use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
 use super::inventory::Entry;

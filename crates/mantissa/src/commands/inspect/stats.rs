@@ -11,8 +11,8 @@ use anyhow::Result;
 use mantissa_kernels::map_reduce_fixed;
 use mantissa_num::Quantized;
 use mantissa_num::stored::Extra;
-use mantissa_store::convention::{ModelFiles, Weight};
 use mantissa_store::Shown;
+use mantissa_store::convention::{ModelFiles, Weight};
 use serde::Serialize;
 
 use super::Model;

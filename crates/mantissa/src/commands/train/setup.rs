@@ -15,7 +15,7 @@ use mantissa_train::{
 };
 use serde_json::Value;
 
-use crate::app::Context;
+use crate::context::Context;
 use crate::error::BadInput;
 use crate::progress::anonymous_memory;
 

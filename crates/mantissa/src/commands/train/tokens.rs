@@ -11,7 +11,7 @@ use mantissa_train::data::{DataError, TokenFile, TokenWriter, documents_within};
 
 use super::owned::{How, MADE_FROM, RunFault, RunFolder, TOKENS};
 use super::setup::Setup;
-use crate::app::Context;
+use crate::context::Context;
 use crate::error::BadInput;
 
 /// Tokens of a run, before anything is written.

@@ -1,0 +1,261 @@
+//! Options and services that all commands share.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::Result;
+use clap::Args;
+use mantissa_eval::TokenError;
+use mantissa_store::{Kind, Output, Paths, Permits};
+use serde::Serialize;
+
+use crate::error::{BadInput, GateFailed, OverMemory, one_line};
+use crate::memory::{self, Limit};
+use crate::output::{self, parse_bytes};
+use crate::progress::{Progress, Unit, anonymous_memory};
+
+// No doc comment: clap would use it as the description of the command it is flattened into.
+#[derive(Args)]
+#[command(next_help_heading = "Common options")]
+pub(crate) struct Common {
+    /// Print the result as one JSON object on standard output and nothing else
+    ///
+    /// With =FILE, write the JSON to FILE and print the text output as usual.
+    #[arg(long, global = true, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
+    pub(crate) json: Option<PathBuf>,
+    /// Hide progress and warnings
+    #[arg(long, global = true)]
+    quiet: bool,
+    /// Number of threads [default: all cores]
+    ///
+    /// Results do not depend on it.
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Seed of all random numbers
+    #[arg(long, global = true, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Memory ceiling, such as 12G, 800M or 4Gi [default: available memory]
+    ///
+    /// K, M, G, T are powers of 1000; Ki, Mi, Gi, Ti powers of 1024. A command that would need more fails
+    /// before it starts (exit code 3). `recipes` and `schemes` need about 3 MB and have no ceiling.
+    #[arg(long, global = true, value_name = "SIZE", value_parser = parse_bytes)]
+    memory: Option<u64>,
+    /// Treat warnings as errors (exit code 1)
+    #[arg(long, global = true)]
+    strict: bool,
+    /// Replace existing outputs
+    ///
+    /// Without it, a command replaces only outputs that the same command wrote from the same inputs.
+    #[arg(long, global = true)]
+    overwrite: bool,
+}
+
+/// Common options and services of a command run.
+pub struct Context {
+    /// Number of threads, at least 1.
+    pub threads: usize,
+    /// Seed of all random numbers.
+    pub seed: u64,
+    /// Memory ceiling in bytes.
+    pub memory: Option<u64>,
+    quiet: bool,
+    strict: bool,
+    json: Json,
+    permits: Permits,
+    /// Bytes that tokenizing texts left allocated in the process.
+    texts: AtomicU64,
+}
+
+/// Destination of the JSON report.
+enum Json {
+    Nowhere,
+    Stdout,
+    File(PathBuf),
+}
+
+impl Json {
+    fn new(argument: Option<PathBuf>) -> Result<Self> {
+        Ok(match argument {
+            None => Json::Nowhere,
+            Some(path) if path.as_os_str() == "-" => Json::Stdout,
+            Some(path) if path.as_os_str().is_empty() => {
+                return Err(BadInput::new("--json=", "an empty name", "--json or --json=FILE").into());
+            }
+            Some(path) => Json::File(path),
+        })
+    }
+}
+
+impl Context {
+    /// Checks `paths`, all those of the command line, against each other, before any work. `job` identifies a rerun of
+    /// the same command.
+    pub(crate) fn new(common: Common, mut paths: Paths, job: &str) -> Result<Self> {
+        let json = Json::new(common.json)?;
+        if let Json::File(path) = &json {
+            paths.write("--json", path, Kind::File);
+        }
+        let permits = paths.check(job, common.overwrite)?;
+        let threads = common.threads.map_or_else(mantissa_kernels::available_threads, usize::from);
+        let Common { quiet, seed, memory, strict, .. } = common;
+        Ok(Context { threads, seed, memory, quiet, strict, json, permits, texts: AtomicU64::new(0) })
+    }
+
+    /// Returns the output at `path`, one of the paths that the command declared.
+    ///
+    /// # Errors
+    /// The command did not declare it: a bug.
+    pub fn output(&self, path: &Path) -> Result<Output> {
+        let output = self.permits.output(path);
+        output
+            .ok_or_else(|| anyhow::anyhow!("internal: {} is not among the command's outputs", path.display()))
+    }
+
+    /// Starts a progress display on standard error.
+    pub fn progress(&self, total: u64, unit: Unit) -> Progress {
+        Progress::new(total, unit, self.quiet)
+    }
+
+    /// Prints a warning on one line of standard error, unless `--quiet`.
+    pub fn warn(&self, message: &str) {
+        if !self.quiet {
+            // A failure to write to standard error cannot be reported anywhere.
+            let _ = writeln!(io::stderr().lock(), "warning: {}", one_line(message));
+        }
+    }
+
+    /// Prints a note on one line of standard error, unless `--quiet`.
+    pub fn note(&self, message: &str) {
+        if !self.quiet {
+            // A failure to write to standard error cannot be reported anywhere.
+            let _ = writeln!(io::stderr().lock(), "{}", one_line(message));
+        }
+    }
+
+    /// True if warnings are errors (`--strict`).
+    pub fn is_strict(&self) -> bool {
+        self.strict
+    }
+
+    /// Prints every warning; fails under `--strict` if there is one.
+    ///
+    /// # Errors
+    /// [`GateFailed`] with the first warning and the number of warnings.
+    pub fn warn_all(&self, warnings: &[String]) -> Result<()> {
+        warnings.iter().for_each(|warning| self.warn(warning));
+        match warnings {
+            [first, ..] if self.strict => {
+                let count = warnings.len();
+                Err(GateFailed::new(format!("--strict: expected no warnings, got {count}; first: {first}"))
+                    .into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// True if text output goes to standard output: false if `--json` without a file uses it.
+    pub fn prints_text(&self) -> bool {
+        !matches!(self.json, Json::Stdout)
+    }
+
+    /// Writes the result: JSON if `--json` asks for it, and the text of `human` to standard output unless the
+    /// JSON goes there.
+    ///
+    /// # Errors
+    /// The JSON file or standard output cannot be written.
+    pub fn report<T: Serialize>(
+        &self,
+        json: &T,
+        human: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<()> {
+        let text = || serde_json::to_string_pretty(json).map(|text| text + "\n");
+        if let Json::File(path) = &self.json {
+            mantissa_store::write_file_atomic(&self.output(path)?, text()?.as_bytes())?;
+        }
+        if let Json::Stdout = self.json {
+            let text = text()?;
+            return output::to_stdout(|out| out.write_all(text.as_bytes()));
+        }
+        output::to_stdout(human)
+    }
+
+    /// Returns the smallest `--memory` that accepts work of `needs` bytes: texts that the process holds count too.
+    pub fn least_memory(&self, needs: u64) -> u64 {
+        needs.saturating_add(self.texts.load(Ordering::Relaxed))
+    }
+
+    /// Refuses work whose predicted peak memory exceeds `--memory` or, without it, the available memory.
+    /// `needs` excludes the bytes that tokenizing texts left allocated; they are added.
+    ///
+    /// # Errors
+    /// [`OverMemory`] with both sizes.
+    pub fn require_memory(&self, what: &str, needs: u64) -> Result<()> {
+        let (allowed, limit) = self.ceiling();
+        let needs = match limit {
+            Limit::Option => self.least_memory(needs),
+            // The process already holds this memory, so it is not part of the available memory.
+            Limit::Available => needs,
+        };
+        if needs > allowed {
+            return Err(OverMemory { what: what.into(), needs, allowed, limit }.into());
+        }
+        Ok(())
+    }
+
+    /// Refuses work that needs `more` memory than the process holds now.
+    ///
+    /// # Errors
+    /// [`OverMemory`] with both sizes.
+    pub fn require_more_memory(&self, what: &str, more: u64) -> Result<()> {
+        let (allowed, limit) = self.ceiling();
+        let needs = held(limit).saturating_add(more);
+        if needs > allowed {
+            return Err(OverMemory { what: what.into(), needs, allowed, limit }.into());
+        }
+        Ok(())
+    }
+
+    /// Returns the bytes that the process may still allocate.
+    pub fn memory_left(&self) -> u64 {
+        let (allowed, limit) = self.ceiling();
+        allowed.saturating_sub(held(limit))
+    }
+
+    /// Makes the error of work that needs `more` than the `left` bytes of [`memory_left`](Self::memory_left).
+    pub fn over_memory(&self, what: &str, more: u64, left: u64) -> anyhow::Error {
+        let (allowed, limit) = self.ceiling();
+        let held = if limit == Limit::Option { allowed.saturating_sub(left) } else { 0 };
+        OverMemory { what: what.into(), needs: more.saturating_add(held), allowed, limit }.into()
+    }
+
+    /// Runs `read`, which tokenizes texts; memory that stays allocated is added to later requirements.
+    ///
+    /// # Errors
+    /// Those of `read`; [`OverMemory`] if it runs out of memory.
+    pub fn reading_texts<T>(&self, read: impl FnOnce() -> Result<T>) -> Result<T> {
+        let before = anonymous_memory().unwrap_or(0);
+        let result = read();
+        let left = anonymous_memory().unwrap_or(0).saturating_sub(before);
+        self.texts.fetch_add(left, Ordering::Relaxed);
+        result.map_err(|error| match error.downcast::<TokenError>() {
+            Ok(TokenError::Memory { what, needs, allowed }) => self.over_memory(&what, needs, allowed),
+            Ok(error) => error.into(),
+            Err(error) => error,
+        })
+    }
+
+    fn ceiling(&self) -> (u64, Limit) {
+        match self.memory {
+            Some(allowed) => (allowed, Limit::Option),
+            None => (memory::available().unwrap_or(u64::MAX), Limit::Available),
+        }
+    }
+}
+
+/// Returns the bytes of a limit that the process already holds.
+fn held(limit: Limit) -> u64 {
+    match limit {
+        Limit::Option => anonymous_memory().unwrap_or(0).max(memory::PROCESS),
+        Limit::Available => 0,
+    }
+}
