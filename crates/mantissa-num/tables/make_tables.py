@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Write the tables of `src/codec/grids.rs` and `src/hadamard/bases.rs` from the golden reference files.
+"""Writes the tables of `src/codec/grids.rs` and `src/hadamard/bases.rs` from the golden reference files.
 
     python make_tables.py SHARED_GOLDEN CRATE
 
-The grids of the GGUF IQ types and the Hadamard matrices of non-power-of-two order are facts of the formats: lists that
-no formula gives. They are packed as small integers, and each packing is undone and compared here before it is written.
+The grids of the GGUF IQ types and the Hadamard matrices of non-power-of-two order are data of the formats, without a
+formula. They are packed as small integers; each packing is undone and compared before it is written.
 Needs numpy and safetensors; run `cargo fmt` afterwards.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 GRIDS = (
-    # name, golden tensor, levels, bits of a level's index, what it is
+    # name, golden tensor, levels, bits of a level's index, description
     ("IQ1", "IQ1_S.grid_i8", (-1, 0, 1), 2, "IQ1_S and IQ1_M: 2048 points of eight coordinates in {-1, 0, 1}"),
     ("IQ2_XXS", "IQ2_XXS.grid_i8", (8, 25, 43), 2, "IQ2_XXS: 256 points of eight coordinates in {8, 25, 43}"),
     ("IQ2_XS", "IQ2_XS.grid_i8", (8, 25, 43), 2, "IQ2_XS: 512 points of eight coordinates in {8, 25, 43}"),

@@ -138,7 +138,7 @@ fn steps_have_the_same_bits_on_any_number_of_threads_and_from_a_state() {
         let first = f64::from_bits(one.0[0]);
         assert!(f64::from_bits(one.0[3]) < first, "{name}: the loss falls from {first}");
         assert!(run(2, 9) == one, "{name}: two threads");
-        assert!(run(3, 2) == one, "{name}: gone on with");
+        assert!(run(3, 2) == one, "{name}: resumed");
     }
 }
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The bigram model that the embedded model has to beat: bigram.json.
+"""Makes bigram.json, the bigram model that the embedded model must beat.
 
     bigram.py TOKENIZER_DIR PREPARED_DIR > bigram.json      (needs the PyPI package tokenizers)
 
 An interpolated bigram with absolute discounting (Ney, Essen and Kneser 1994): p(w|v) = max(c(v,w) - d, 0) / c(v) + d n(v) / c(v) p(w),
-n(v) the number of different tokens after v, p(w) the unigram with one added to each count. It is counted on the training text in
-the tokens of the model; the discount d is the best for the held-out text itself, which favours it. Windows are those of the demo: each
+n(v) the number of different tokens after v, p(w) the unigram with one added to each count. Counts are from the training text,
+tokenized by the model's tokenizer. The discount d is optimal for the held-out text itself, which favours the bigram model. Windows are those of the demo: each
 document cut into 255 tokens with the BOS before them, an incomplete last window dropped unless it is the only one.
 """
 

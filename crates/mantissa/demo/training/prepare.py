@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Cuts the texts that the embedded model learns from and is measured on.
+"""Prepares the training and evaluation texts of the embedded model.
 
     prepare.py TEXT_DIR OUT_DIR
 
 TEXT_DIR holds tinystories-train-first1000.txt, wikipedia-cal.txt, wikitext103-raw-train-first1000.txt and code-rust-alloc.txt
 (NOTICE.md names their sources). OUT_DIR gets train/*.txt, documents ended by a line <|endoftext|>, held-out/*.txt, about
-24 KB for each domain, and calibration.txt, 24 documents of each domain out of train/. No document is on both sides, and nothing is taken that the project's evaluations use: of the stories only
-129 to 1000 are learned from, of the code neither the first twentieth nor the last fifth, of wikipedia-cal all but its last twentieth.
+24 KB for each domain, and calibration.txt, 24 documents of each domain out of train/. No document is in both sets, and texts of the project's evaluations are excluded. Training uses stories
+129 to 1000, the code without its first twentieth and last fifth, and wikipedia-cal without its last twentieth.
 """
 
 import pathlib
@@ -24,7 +24,7 @@ def read(folder, name):
 
 
 def first_bytes(documents, limit=HELD_OUT_BYTES):
-    """As many whole documents as begin within `limit` bytes."""
+    """Returns the documents that begin within `limit` bytes."""
     taken, size = [], 0
     for document in documents:
         if size >= limit:
@@ -45,7 +45,7 @@ def encyclopedia(folder):
     articles = [re.sub(r"\n{3,}", "\n\n", article).strip() for article in articles]
     articles = [article for article in articles if len(article) >= 300]
     cut = len(articles) * 19 // 20
-    # WikiText's own spacing of punctuation is undone, so that prose is written in one way.
+    # Undo WikiText's spacing of punctuation, so that all prose has one form.
     wiki = read(folder, "wikitext103-raw-train-first1000.txt")
     wiki = re.sub(r" @(.)@ ", r"\1", wiki)
     wiki = re.sub(r" ([.,;:!?)'\]])", r"\1", wiki).replace("( ", "(").replace("[ ", "[")
