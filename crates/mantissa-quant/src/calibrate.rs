@@ -419,7 +419,7 @@ impl<'a> Calibration<'a> {
     /// values of each key-value head.
     ///
     /// # Errors
-    /// As [`advance`](Self::advance).
+    /// Errors of [`advance`](Self::advance).
     pub fn advance_with_cache_peaks(
         &mut self,
         layer: &CalibratedLayer,

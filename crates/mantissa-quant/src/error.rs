@@ -120,7 +120,7 @@ pub enum QuantError {
     #[error(transparent)]
     Calibrate(CalibrateError),
     /// The method does not take the scheme.
-    #[error("{}: {module}: expected for {method} {expected}, got scheme {scheme}", .path.display())]
+    #[error("{}: {module}: {method}: expected {expected}, got scheme {scheme}", .path.display())]
     Unsuited {
         /// Path of the model.
         path: PathBuf,
@@ -312,7 +312,7 @@ impl Refused {
         match (self.layers.len(), self.whole.is_empty()) {
             (0, _) => "the model".to_owned(),
             (count, true) => format!("{count} of {total} layers"),
-            (count, false) => format!("the model, {count} of {total} layers among it,"),
+            (count, false) => format!("the model and {count} of {total} layers"),
         }
     }
 
@@ -404,7 +404,7 @@ mod tests {
                 .starts_with("the model cannot be stored in gptq without loss: KV cache: why;")
         );
         let both = error(&["KV cache: why"], 35);
-        assert!(both.starts_with("the model, 35 of 35 layers among it, cannot be stored"), "{both}");
+        assert!(both.starts_with("the model and 35 of 35 layers cannot be stored"), "{both}");
         assert!(both.contains(": KV cache: why; layer 0: why;") && both.contains("; and 30 more;"), "{both}");
     }
 }

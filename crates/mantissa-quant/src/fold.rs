@@ -303,7 +303,7 @@ impl<'a> Folded<'a> {
     /// Returns the tensor `name` as f32, with its changes.
     ///
     /// # Errors
-    /// As [`ModelFiles::tensor_f32`].
+    /// Errors of [`ModelFiles::tensor_f32`].
     pub(crate) fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, mantissa_store::Error> {
         let Some(folds) = self.folds else { return self.files.tensor_f32(name, shape) };
         let stored =
@@ -318,7 +318,7 @@ impl<'a> Folded<'a> {
     /// Returns the tensor `name`, with its changes, as bytes of `dtype`, rounded to nearest even.
     ///
     /// # Errors
-    /// As [`tensor`](Self::tensor).
+    /// Errors of [`tensor`](Self::tensor).
     pub(crate) fn bytes(
         &self,
         name: &str,

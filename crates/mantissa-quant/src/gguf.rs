@@ -134,6 +134,7 @@ impl Layout {
         if let (Role::Linear { .. }, Some(scheme)) =
             (info.role, planned.and_then(|linear| linear.scheme.as_ref()))
         {
+            // The method quantizes this layer later; here only its tensor is declared.
             let ty = block_type(&scheme.format).unwrap_or(GgmlType::F32);
             let factor = ternary::factor_beside(config, job, scheme);
             if factor && ty != GgmlType::NVFP4 && self.architecture != Architecture::Bitnet {
@@ -142,6 +143,7 @@ impl Layout {
             }
             return adding.declare(&mut self.tensors, &place, ty, &info, factor);
         }
+        // All other tensors are cast when the file is written.
         let scheme = of_type.map_or_else(|| cast_scheme(source, (job, weights), config, &info), Ok)?;
         let ty = block_type(&scheme.format).filter(|ty| {
             let cols = info.shape.last().copied().unwrap_or(1);

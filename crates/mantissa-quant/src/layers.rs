@@ -164,6 +164,7 @@ impl<'a> Layers<'a> {
         }
         let outer = self.outer(info, scheme)?;
         let w = DenseTensor::of_linear(self.source, info)?;
+        // The transform has searched this clipping; only rounding is left.
         if let Some(clips) = self.clips(info) {
             return self.clipped_by(clips, info, scheme, &w, outer);
         }

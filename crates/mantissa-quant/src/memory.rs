@@ -134,6 +134,7 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
                 stages.push(learning(plan, set, info, scheme));
             }
             Some(set) => stages.extend(Solving::of(plan, set, info, scheme).stages()),
+            // A method that needs no text may still be compared with RTN on one.
             None => match plan.text_for(Use::Judge) {
                 Some(set) => stages.extend(judged(plan, set, info, scheme)),
                 None => stages.push(quantizing(plan, info, scheme)),
@@ -269,7 +270,7 @@ fn embedding_windows(plan: &Plan, set: &CalibrationSet) -> Stage {
     let buffers = vec![
         ("states of the calibration", states(plan, set)),
         (
-            "states in the original model",
+            "states of the original model",
             if needs_drift(plan) { Calibration::state_bytes(&plan.config, set) } else { 0 },
         ),
         ("embedding", 4 * table),

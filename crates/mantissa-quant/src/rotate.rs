@@ -170,6 +170,7 @@ fn residual(
             if readers.is_empty() {
                 continue;
             }
+            // Readers take over the weights of the norm, which become 1, and rotate back.
             let weights = norm_weights(source, config, &config.norm_module(layer, kind), rotated, folds)?;
             let read = || weights.iter().chain(rotated);
             readers.into_iter().for_each(|info| read().for_each(|by| folds.change_input(info, by)));
@@ -182,6 +183,7 @@ fn residual(
                 }
             }
         }
+        // These layers add to the residual stream, so they produce it rotated.
         let adds = |info: &&LinearInfo| {
             use LinearKind as L;
             matches!(info.kind, L::O | L::Down | L::SharedDown | L::ExpertDown(_))

@@ -180,7 +180,7 @@ impl Search<'_> {
                 None => "no calibration token was routed to it".to_owned(),
                 Some(sample) => match sample.peaks.iter().filter(|peak| **peak == 0.0).count() {
                     0 => continue,
-                    n => format!("{n} of {} inputs were zero in every token of the calibration", info.cols),
+                    n => format!("{n} of {} inputs were zero in every calibration token", info.cols),
                 },
             };
             self.found.uncovered.insert(info.module.clone(), note);

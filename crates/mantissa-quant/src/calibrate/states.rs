@@ -108,7 +108,7 @@ impl States {
     /// Returns the states of a window.
     ///
     /// # Errors
-    /// As [`append_to`](Self::append_to).
+    /// Errors of [`append_to`](Self::append_to).
     pub fn window(&self, window: usize) -> Result<Vec<f32>, Error> {
         let mut states = Vec::with_capacity(self.elements(window));
         self.append_to(window, &mut states)?;
@@ -132,7 +132,7 @@ impl States {
     /// Returns a copy.
     ///
     /// # Errors
-    /// As [`of_lens`](Self::of_lens) and [`append_to`](Self::append_to).
+    /// Errors of [`of_lens`](Self::of_lens) and [`append_to`](Self::append_to).
     pub(crate) fn copy(&self, in_memory: u64) -> Result<Self, Error> {
         let mut copy = Self::of_lens((0..self.len()).map(|window| self.elements(window)), in_memory)?;
         for window in 0..self.len() {

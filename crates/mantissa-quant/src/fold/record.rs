@@ -103,7 +103,7 @@ impl Record {
         let Some(learned) = &self.learned else { return Ok(rotations) };
         let matrix = |field: String, digits: &str, n: usize| {
             let fault = || {
-                let expected = format!("those of an orthogonal matrix of {n} rows");
+                let expected = format!("the digits of an orthogonal matrix of {n} rows");
                 Error::field(Path::new(FILE_NAME), field, format!("{} digits", digits.len()), expected, "")
             };
             let matrix = Orthogonal::from_digits(digits, n).ok_or_else(fault)?;
@@ -167,7 +167,7 @@ impl Record {
             let Some(digits) = self.scales.get(site.name()) else { continue };
             let s = scales(digits).filter(|s| s.len() == site.channels).ok_or_else(|| {
                 let got = format!("{} digits", digits.len());
-                let expected = format!("8 for each of {} positive numbers", site.channels);
+                let expected = format!("8 digits for each of {} positive numbers", site.channels);
                 Error::field(Path::new(FILE_NAME), format!("scales.{}", site.name()), got, expected, "")
             })?;
             site.divide(config, &s, &mut folds);

@@ -74,7 +74,8 @@ impl Importance {
 }
 
 fn fault(path: &Path, field: &str, got: impl Into<String>, expected: impl Into<String>) -> crate::QuantError {
-    Error::field(path, field, got, expected, "is it an importance matrix of llama.cpp?").into()
+    Error::field(path, field, got, expected, "fix: give an importance matrix of llama.cpp (.gguf or .dat)")
+        .into()
 }
 
 /// Checks that sums and counts are finite and not negative, and that their numbers match.
@@ -86,7 +87,7 @@ fn check(path: &Path, name: &str, entry: &Entry) -> Result<()> {
     let (sums, matrices) = (entry.sums.len(), entry.counts.len());
     if matrices == 0 || sums == 0 || !sums.is_multiple_of(matrices) {
         let got = format!("{sums} sums with {matrices} counts");
-        return Err(fault(path, name, got, "as many sums for each count, and at least one"));
+        return Err(fault(path, name, got, "the same number of sums, at least one, for each count"));
     }
     Ok(())
 }

@@ -52,6 +52,7 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
             if kv.is_some() || kv_levels.is_some() {
                 return Err(fault(text, part, "one scheme of keys and values"));
             }
+            // A policy with calibrated levels comes first: its names are not schemes.
             kv_levels = levels_of(rest);
             if kv_levels.is_none() {
                 kv = Some(scheme(text, "kv", rest, parse_activation)?);

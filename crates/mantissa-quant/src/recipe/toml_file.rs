@@ -63,9 +63,11 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
             ));
         }
     };
+    // Some defaults of a method depend on the scheme, so the scheme is read first.
     let mut method = (row.new)(&weights);
     let weights = method.scheme(weights);
     let mut layers = Vec::new();
+    // `keep` comes before `[[layers]]`, because the first rule that matches is used.
     if let Some(keep) = reader.globs("keep")? {
         layers.push(LayerRule { modules: keep, weights: None });
     }
@@ -109,7 +111,7 @@ fn observer(reader: &Reader<'_>) -> Result<Observer, RecipeError> {
 fn file_type(reader: &Reader<'_>, method: &str) -> Result<Option<FileType>, RecipeError> {
     let Some(name) = reader.string("file_type")? else { return Ok(None) };
     if method != rtn::NAME {
-        return Err(reader.fault("file_type", format!("\"{name}\""), "no file type unless method \"rtn\""));
+        return Err(reader.fault("file_type", format!("\"{name}\""), "none without method \"rtn\""));
     }
     let names = || FILE_TYPES.iter().map(|ty| ty.name);
     let expected = || names().collect::<Vec<_>>().join(", ") + &suggestion(name, names());

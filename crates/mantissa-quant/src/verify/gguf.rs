@@ -31,7 +31,7 @@ const ROPE_FACTORS: [&str; 3] =
 /// Checks container, tensors and logits of the opened GGUF model `files`; `bounded` as in [`super::verify`].
 ///
 /// # Errors
-/// [`QuantError`] for what cannot be read at all.
+/// [`QuantError`] if a file cannot be read.
 pub(super) fn check(
     files: &ModelFiles,
     source: Option<&ModelFiles>,
@@ -346,6 +346,7 @@ pub(super) struct TensorCheck<'a> {
 impl TensorCheck<'_> {
     fn run(&self, threads: usize, found: &mut Verification) -> Result<()> {
         let TensorInfo { name, shape, .. } = self.info;
+        // GGUF splits some tensors of a checkpoint.
         if let Some(parts) = self.model.parts(name) {
             return self.run_parts(&parts, found);
         }

@@ -54,6 +54,7 @@ impl WeightCheck<'_> {
     pub(super) fn run(&self, threads: usize, found: &mut Verification) -> Result<()> {
         let LinearInfo { module, rows, cols, .. } = self.info;
         let linear = linear_weight(self.files, &LinearInfo { bias: false, ..self.info.clone() })?;
+        // The ordinary reader returns trellis weights as values with transforms; dense weights have none.
         let Weight::Quantized(q) = &linear.weight else {
             return if linear.transforms.is_empty() { Ok(()) } else { self.trellis(&linear, found) };
         };
@@ -74,6 +75,7 @@ impl WeightCheck<'_> {
         };
         let weight = |source| source_weight(self.files.dir(), source, self.info, &linear.transforms);
         let source = self.source.map(weight).transpose()?;
+        // Threads check whole rows; parts are merged in order, so faults do not depend on their number.
         let grain = (PANEL / (*cols).max(1)).max(1);
         let coded = Coded { q, order, extras: &linear.transforms.extras };
         let check = |range: Range<usize>| self.rows(range, &coded, &ours, source.as_ref());

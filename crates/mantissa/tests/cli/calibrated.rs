@@ -132,7 +132,7 @@ fn a_calibration_in_bf16_is_recorded_or_refused() {
     assert_ne!(f32.1, bf16.1);
     for (recipe, why) in [
         ("autoround-int4-g8", "autoround learns in f32"),
-        ("rtn-int4-g8", "nothing is solved on what layers read"),
+        ("rtn-int4-g8", "no method solves on inputs of layers"),
     ] {
         let said = fail(2, &arguments(recipe, &temp.path().join("none"), "bf16"));
         let found = format!("recipe \"{recipe}\": expected calibration products in f32, got bf16: {why}");

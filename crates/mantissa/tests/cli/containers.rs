@@ -158,7 +158,7 @@ fn unsupported_requests_are_not_accepted() {
     let experts = root().join("tests/data/tiny/gpt-oss");
     let onnx =
         ["quantize", text(&experts), "--recipe", "rtn-int8-channel", "--format", "onnx", "--out", text(&out)];
-    assert!(fail(2, &onnx).contains("experts stacked") && !out.exists());
+    assert!(fail(2, &onnx).contains("stacks its experts") && !out.exists());
     for recipe in ["rtn-nf4", "hqq-int4-g8", "autoround-int4-g8"] {
         let line = refused(recipe, &["--round", "stochastic"]);
         assert!(line.contains("stochastic") && line.contains("nearest"), "{line}");

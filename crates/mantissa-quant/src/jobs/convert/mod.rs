@@ -93,6 +93,7 @@ impl Plan {
                 QuantError::not_lossless(container, total, &refused).of_requantization(requantize.is_some())
             );
         }
+        // All layers have the same input scheme here, so the first one counts.
         let activations = inputs.into_iter().next().flatten().filter(|_| requantize.is_none());
         let table = Scheme::plain(match dtype {
             Dtype::BF16 => Code::Float(minifloat::BF16),
