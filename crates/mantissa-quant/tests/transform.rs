@@ -168,7 +168,7 @@ fn unsupported_transforms_and_searches_are_refused_before_any_work() {
     for (recipe, container, part) in [
         ("awq-q4_0", None, "transforms are not supported in this format"),
         ("rotate-int4-g32", Some(gptq::CONTAINER), "online = false"),
-        ("rotate-autoround-int4-g32", None, "AutoRound does not rotate"),
+        ("rotate-autoround-int4-g32", None, "AutoRound cannot rotate inputs"),
         ("hqq-nf4", None, "integers with an offset"),
         ("hqq-int4-t4x4", None, "in groups of a row or of a column"),
         // Groups with a short last one, which only the native format holds.

@@ -139,7 +139,7 @@ fn recipes_name_schemes_of_the_cache() {
     for (recipe, format, why) in [
         ("rtn-int4-g8+kv-int8-head", "compressed-tensors", "native"),
         ("rtn-int8-channel+kv-fp8-e4m3-tensor@static", "compressed-tensors", "calibration"),
-        ("rtn-q8_0+kv-fp8-e4m3-tensor@static", "gguf", "no place"),
+        ("rtn-q8_0+kv-fp8-e4m3-tensor@static", "gguf", "cannot record"),
     ] {
         let out = at("none");
         let arguments =
