@@ -171,15 +171,56 @@ struct Layout {
 }
 
 fn layout(ty: BlockType) -> Option<Layout> {
+    floats(ty)
+        .or_else(|| bytes(ty))
+        .or_else(|| fours_and_fives(ty))
+        .or_else(|| narrow(ty))
+        .or_else(|| super_block(ty))
+}
+
+/// Floats, alone and in blocks under a scale.
+fn floats(ty: BlockType) -> Option<Layout> {
     let of = |elements, bytes, decode| Some(Layout { elements, bytes, decode });
     match ty {
         BlockType::F32 => of(1, 4, |_, b, out| out[0] = f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
         BlockType::F16 => of(1, 2, |all, b, out| out[0] = all.half(b, 0)),
         BlockType::BF16 => of(1, 2, |_, b, out| out[0] = f32::from_le_bytes([0, 0, b[0], b[1]])),
+        BlockType::MXFP4 => of(32, 17, |_, b, out| {
+            // Byte 255 is a number here: 2^128, beyond f32 except for elements below 1.
+            let scale = 2f64.powi(i32::from(b[0]) - 127);
+            (0..32).for_each(|i| out[i] = (e2m1(nibble(&b[1..], i)) * scale) as f32);
+        }),
+        BlockType::NVFP4 => of(64, 36, |all, b, out| all.nvfp4(b, 1.0, out)),
+        _ => None,
+    }
+}
+
+/// Codes of 8 bits.
+fn bytes(ty: BlockType) -> Option<Layout> {
+    let of = |elements, bytes, decode| Some(Layout { elements, bytes, decode });
+    match ty {
         BlockType::Q8_0 => of(32, 34, |all, b, out| {
             let d = all.half(b, 0);
             (0..32).for_each(|i| out[i] = level(f64::from(b[2 + i] as i8), d, 0.0));
         }),
+        // A scale, the sum of the elements for dot products, and the elements.
+        BlockType::Q8_1 => of(32, 36, |all, b, out| {
+            let d = all.half(b, 0);
+            (0..32).for_each(|i| out[i] = level(f64::from(b[4 + i] as i8), d, 0.0));
+        }),
+        // The scale is an f32; sums of 16 elements follow.
+        BlockType::Q8_K => of(256, 292, |_, b, out| {
+            let d = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+            (0..256).for_each(|i| out[i] = level(f64::from(b[4 + i] as i8), d, 0.0));
+        }),
+        _ => None,
+    }
+}
+
+/// Codes of 4 and 5 bits in blocks of 32.
+fn fours_and_fives(ty: BlockType) -> Option<Layout> {
+    let of = |elements, bytes, decode| Some(Layout { elements, bytes, decode });
+    match ty {
         BlockType::Q4_0 => of(32, 18, |all, b, out| {
             let d = all.half(b, 0);
             (0..32).for_each(|i| out[i] = level(nibble(&b[2..], i) - 8.0, d, 0.0));
@@ -196,12 +237,14 @@ fn layout(ty: BlockType) -> Option<Layout> {
             let (d, m) = (all.half(b, 0), all.half(b, 2));
             (0..32).for_each(|i| out[i] = level(nibble(&b[8..], i) + fifth(&b[4..], i), d, m));
         }),
-        BlockType::MXFP4 => of(32, 17, |_, b, out| {
-            // Byte 255 is a number here: 2^128, beyond f32 except for elements below 1.
-            let scale = 2f64.powi(i32::from(b[0]) - 127);
-            (0..32).for_each(|i| out[i] = (e2m1(nibble(&b[1..], i)) * scale) as f32);
-        }),
-        BlockType::NVFP4 => of(64, 36, |all, b, out| all.nvfp4(b, 1.0, out)),
+        _ => None,
+    }
+}
+
+/// Codes of 1 and 2 bits, and ternary ones.
+fn narrow(ty: BlockType) -> Option<Layout> {
+    let of = |elements, bytes, decode| Some(Layout { elements, bytes, decode });
+    match ty {
         BlockType::Q1_0 => of(128, 18, |all, b, out| {
             let d = all.half(b, 0);
             (0..128).for_each(|i| out[i] = if b[2 + i / 8] >> (i % 8) & 1 == 1 { d } else { -d });
@@ -210,16 +253,6 @@ fn layout(ty: BlockType) -> Option<Layout> {
         BlockType::Q2_0 => of(64, 18, |all, b, out| {
             let d = all.half(b, 0);
             (0..64).for_each(|i| out[i] = level(f64::from(b[2 + i / 4] >> (i % 4 * 2) & 3) - 1.0, d, 0.0));
-        }),
-        // A scale, the sum of the elements for dot products, and the elements.
-        BlockType::Q8_1 => of(32, 36, |all, b, out| {
-            let d = all.half(b, 0);
-            (0..32).for_each(|i| out[i] = level(f64::from(b[4 + i] as i8), d, 0.0));
-        }),
-        // The scale is an f32; sums of 16 elements follow.
-        BlockType::Q8_K => of(256, 292, |_, b, out| {
-            let d = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-            (0..256).for_each(|i| out[i] = level(f64::from(b[4 + i] as i8), d, 0.0));
         }),
         BlockType::TQ1_0 => of(256, 54, |all, b, out| {
             let d = all.half(b, 52);
@@ -231,6 +264,14 @@ fn layout(ty: BlockType) -> Option<Layout> {
             let code = |i: usize| b[i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3;
             (0..256).for_each(|i| out[i] = level(f64::from(code(i)) - 1.0, d, 0.0));
         }),
+        _ => None,
+    }
+}
+
+/// Super-blocks of K- and IQ-quants.
+fn super_block(ty: BlockType) -> Option<Layout> {
+    let of = |elements, bytes, decode| Some(Layout { elements, bytes, decode });
+    match ty {
         BlockType::Q2_K => of(256, 84, |all, b, out| all.elements(b, super_blocks::q2_k, out)),
         BlockType::Q3_K => of(256, 110, |all, b, out| all.elements(b, super_blocks::q3_k, out)),
         BlockType::Q4_K => of(256, 144, |all, b, out| all.elements(b, super_blocks::q4_k, out)),

@@ -195,18 +195,13 @@ impl Reader<'_> {
 
     /// Fields of single architectures.
     pub(super) fn put_family(&self, config: &mut Map<String, Json>, head_dim: Option<u64>) -> Result<()> {
-        let mut rename = |from: &str, to: &str| {
-            if let Some(value) = config.remove(from) {
-                config.insert(to.into(), value);
-            }
-        };
         match self.architecture {
             Architecture::Gemma => {
                 config.insert("hidden_act".into(), json!("gelu_pytorch_tanh"));
             }
             Architecture::Gemma2 | Architecture::Gemma3 => self.put_gemma(config, head_dim)?,
             Architecture::Phi2 => {
-                rename("rms_norm_eps", "layer_norm_eps");
+                rename(config, "rms_norm_eps", "layer_norm_eps");
                 config.insert("hidden_act".into(), json!("gelu_new"));
                 self.put_partial(config, "partial_rotary_factor", head_dim)?;
             }
@@ -219,34 +214,13 @@ impl Reader<'_> {
                 let clip = self.float("attention.clamp_kqv")?.filter(|&clip| clip > 0.0);
                 config.insert("clip_qkv".into(), json!(clip));
             }
-            Architecture::GptNeox => {
-                rename("rms_norm_eps", "layer_norm_eps");
-                rename("rope_theta", "rotary_emb_base");
-                config.insert("hidden_act".into(), json!("gelu"));
-                let biased = self.gguf.get("blk.0.attn_qkv.bias").is_some();
-                config.insert("attention_bias".into(), json!(biased));
-                let parallel = self.metadata.flag(&self.key("use_parallel_residual"))?;
-                config.insert("use_parallel_residual".into(), json!(parallel.unwrap_or(true)));
-                self.put_partial(config, "rotary_pct", head_dim)?;
-            }
+            Architecture::GptNeox => self.put_gpt_neox(config, head_dim)?,
             Architecture::Bitnet => {
                 // llama.cpp uses SiLU unless the file says otherwise.
                 let stated = self.metadata.text(&self.key("hidden_activation"))?;
                 config.insert("hidden_act".into(), json!(stated.unwrap_or("silu")));
             }
-            Architecture::Gpt2 => {
-                for (from, to) in [
-                    ("hidden_size", "n_embd"),
-                    ("num_hidden_layers", "n_layer"),
-                    ("num_attention_heads", "n_head"),
-                    ("intermediate_size", "n_inner"),
-                    ("max_position_embeddings", "n_positions"),
-                    ("rms_norm_eps", "layer_norm_epsilon"),
-                ] {
-                    rename(from, to);
-                }
-                config.insert("activation_function".into(), json!("gelu_new"));
-            }
+            Architecture::Gpt2 => put_gpt2(config),
             Architecture::Deepseek2 => self.put_latent(config)?,
             Architecture::GptOss => {
                 let layers = config.get("num_hidden_layers").and_then(Json::as_u64).unwrap_or(0);
@@ -255,6 +229,18 @@ impl Reader<'_> {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Fields of GPT-NeoX, whose names differ from those of Llama.
+    fn put_gpt_neox(&self, config: &mut Map<String, Json>, head_dim: Option<u64>) -> Result<()> {
+        rename(config, "rms_norm_eps", "layer_norm_eps");
+        rename(config, "rope_theta", "rotary_emb_base");
+        config.insert("hidden_act".into(), json!("gelu"));
+        let biased = self.gguf.get("blk.0.attn_qkv.bias").is_some();
+        config.insert("attention_bias".into(), json!(biased));
+        let parallel = self.metadata.flag(&self.key("use_parallel_residual"))?;
+        config.insert("use_parallel_residual".into(), json!(parallel.unwrap_or(true)));
+        self.put_partial(config, "rotary_pct", head_dim)
     }
 
     /// Widths of latent attention. llama.cpp counts one key head, as wide as the latent and its rotated part; older
@@ -351,4 +337,26 @@ impl Reader<'_> {
             _ => Ok(()),
         }
     }
+}
+
+/// Renames a field, if it is set.
+fn rename(config: &mut Map<String, Json>, from: &str, to: &str) {
+    if let Some(value) = config.remove(from) {
+        config.insert(to.into(), value);
+    }
+}
+
+/// Fields of GPT-2, whose names differ from those of Llama.
+fn put_gpt2(config: &mut Map<String, Json>) {
+    for (from, to) in [
+        ("hidden_size", "n_embd"),
+        ("num_hidden_layers", "n_layer"),
+        ("num_attention_heads", "n_head"),
+        ("intermediate_size", "n_inner"),
+        ("max_position_embeddings", "n_positions"),
+        ("rms_norm_eps", "layer_norm_epsilon"),
+    ] {
+        rename(config, from, to);
+    }
+    config.insert("activation_function".into(), json!("gelu_new"));
 }
