@@ -73,77 +73,8 @@ impl Stage {
 
 /// Returns the stage with the highest peak of anonymous memory; `verified` is true if the output is read back.
 pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
-    let mut stages = Vec::new();
-    if let Some(set) = plan.solving_text() {
-        stages.push(embedding_windows(plan, set));
-    }
-    if let Some(set) = plan.text_for(Use::Importance) {
-        stages.push(embedding_windows(plan, set));
-        let buffers = importance::buffers(&plan.config, set, plan.options.threads);
-        stages.push(Stage { name: "compute the importance matrix".to_owned(), buffers });
-    }
-    if let Some(set) = plan.text_for(Use::Inputs).filter(|_| plan.text_for(Use::Solve).is_none()) {
-        stages.push(embedding_windows(plan, set));
-        let mut buffers = importance::buffers(&plan.config, set, plan.options.threads);
-        if plan.observer.samples() {
-            buffers.push(("sampled tokens of each input", 2 * sample_bytes(plan, set, input_scales::TOKENS)));
-        }
-        stages.push(Stage { name: "calibrate input scales".to_owned(), buffers });
-    }
-    if let Some(set) = plan.text_for(Use::Transform) {
-        stages.push(embedding_windows(plan, set));
-        stages.push(match plan.job.transform().map(|transform| transform.change()) {
-            Some(Change::LearnedRotation(options)) => {
-                let name = "learn rotations".to_owned();
-                with_holes_of_calibration(name, spin::buffers(plan, set, options))
-            }
-            _ => searching(plan, set),
-        });
-    }
-    if let Some(set) = plan.text_for(Use::Solve).filter(|_| fisher(plan) || plan.weighs_outputs()) {
-        let options = learning_options(plan, set);
-        let mut buffers = metrics_buffers(&plan.config, set, &options, stored_table(plan));
-        if plan.weighs_outputs() {
-            let gradient = plan.quantized().map(|(info, _)| 4 * (info.rows * info.cols) as u64).max();
-            buffers.retain(|(what, _)| *what != "metrics");
-            // Output factors take the place of the metrics of layers' outputs.
-            buffers.push(("output factors of the Fisher information", outputs_bytes(plan)));
-            buffers.push(("gradient of a weight", gradient.unwrap_or(0)));
-        }
-        stages.push(with_holes_of_calibration("compute the Fisher information".to_owned(), buffers));
-    }
-    if let Some(values) = plan.gguf.as_ref().map(Layout::largest_joined).filter(|&n| n > 0) {
-        let buffers = vec![
-            ("values", 4 * values),
-            ("values of the split tensors", 4 * values),
-            ("packed tensors", 4 * values),
-        ];
-        stages.push(Stage { name: "split fused tensors".to_owned(), buffers });
-    }
-    if let Some(set) = plan.text_for(Use::Cache) {
-        stages.push(embedding_windows(plan, set));
-        let mut buffers = importance::buffers(&plan.config, set, plan.options.threads);
-        if plan.kv_levels.is_some() {
-            buffers.push(("keys, values, weights and indices", level_bytes(&plan.config, set)));
-        }
-        stages.push(Stage { name: "calibrate the KV cache".to_owned(), buffers });
-    }
-    for (info, scheme) in plan.quantized() {
-        match plan.text_for(Use::Solve) {
-            Some(set) if matches!(plan.job.work(), Some(Work::Layer(_))) => {
-                stages.push(learning(plan, set, info, scheme));
-            }
-            Some(set) => stages.extend(Solving::of(plan, set, info, scheme).stages()),
-            // A method that needs no text may still be compared with RTN on one.
-            None => match plan.text_for(Use::Judge) {
-                Some(set) => stages.extend(judged(plan, set, info, scheme)),
-                None => stages.push(quantizing(plan, info, scheme)),
-            },
-        }
-        if verified {
-            stages.push(verifying(plan, info, scheme));
-        }
-    }
+    let mut stages = before_layers(plan);
+    stages.extend(of_layers(plan, verified));
     if verified && plan.config.parameters() <= MAX_LOGIT_PARAMETERS {
         // The heap keeps part of the calibration's blocks while logits are compared.
         let left = stages.iter().filter(|_| plan.text_for(Use::Solve).is_some()).map(from_heap).max();
@@ -160,6 +91,94 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
     let tensors = (plan.specs.len() + plan.linears.len() + plan.copied.len()) as u64;
     peak.buffers.push(("base", BASE + tensors * PER_TENSOR));
     peak
+}
+
+/// Stages before the first layer is quantized: passes over calibration texts, and the split of fused tensors.
+fn before_layers(plan: &Plan) -> Vec<Stage> {
+    let mut stages: Vec<_> =
+        plan.solving_text().map(|set| embedding_windows(plan, set)).into_iter().collect();
+    if let Some(set) = plan.text_for(Use::Importance) {
+        stages.extend(collecting(plan, set, "compute the importance matrix", None));
+    }
+    if let Some(set) = plan.text_for(Use::Inputs).filter(|_| plan.text_for(Use::Solve).is_none()) {
+        let sampled = || ("sampled tokens of each input", 2 * sample_bytes(plan, set, input_scales::TOKENS));
+        stages.extend(collecting(plan, set, "calibrate input scales", plan.observer.samples().then(sampled)));
+    }
+    if let Some(set) = plan.text_for(Use::Transform) {
+        stages.extend([embedding_windows(plan, set), transforming(plan, set)]);
+    }
+    if let Some(set) = plan.text_for(Use::Solve).filter(|_| fisher(plan) || plan.weighs_outputs()) {
+        stages.push(informing(plan, set));
+    }
+    stages.extend(plan.gguf.as_ref().map(Layout::largest_joined).filter(|&n| n > 0).map(splitting));
+    if let Some(set) = plan.text_for(Use::Cache) {
+        let levels = || ("keys, values, weights and indices", level_bytes(&plan.config, set));
+        stages.extend(collecting(plan, set, "calibrate the KV cache", plan.kv_levels.is_some().then(levels)));
+    }
+    stages
+}
+
+/// A pass over the windows of `set` that collects statistics, with the buffer `own` of its purpose.
+fn collecting(plan: &Plan, set: &CalibrationSet, name: &str, own: Option<(&'static str, u64)>) -> [Stage; 2] {
+    let mut buffers = importance::buffers(&plan.config, set, plan.options.threads);
+    buffers.extend(own);
+    [embedding_windows(plan, set), Stage { name: name.to_owned(), buffers }]
+}
+
+/// The search for a transform: rotations that are learned, or scales.
+fn transforming(plan: &Plan, set: &CalibrationSet) -> Stage {
+    match plan.job.transform().map(|transform| transform.change()) {
+        Some(Change::LearnedRotation(options)) => {
+            with_holes_of_calibration("learn rotations".to_owned(), spin::buffers(plan, set, options))
+        }
+        _ => searching(plan, set),
+    }
+}
+
+/// The passes that find the Fisher information, of the layers' outputs or of those of linear layers.
+fn informing(plan: &Plan, set: &CalibrationSet) -> Stage {
+    let options = learning_options(plan, set);
+    let mut buffers = metrics_buffers(&plan.config, set, &options, stored_table(plan));
+    if plan.weighs_outputs() {
+        let gradient = plan.quantized().map(|(info, _)| 4 * (info.rows * info.cols) as u64).max();
+        buffers.retain(|(what, _)| *what != "metrics");
+        // Output factors take the place of the metrics of layers' outputs.
+        buffers.push(("output factors of the Fisher information", outputs_bytes(plan)));
+        buffers.push(("gradient of a weight", gradient.unwrap_or(0)));
+    }
+    with_holes_of_calibration("compute the Fisher information".to_owned(), buffers)
+}
+
+/// The split of the largest tensor that GGUF stores as several, of `values` elements.
+fn splitting(values: u64) -> Stage {
+    let buffers = vec![
+        ("values", 4 * values),
+        ("values of the split tensors", 4 * values),
+        ("packed tensors", 4 * values),
+    ];
+    Stage { name: "split fused tensors".to_owned(), buffers }
+}
+
+/// Stages of each quantized layer.
+fn of_layers(plan: &Plan, verified: bool) -> Vec<Stage> {
+    let mut stages = Vec::new();
+    for (info, scheme) in plan.quantized() {
+        match plan.text_for(Use::Solve) {
+            Some(set) if matches!(plan.job.work(), Some(Work::Layer(_))) => {
+                stages.push(learning(plan, set, info, scheme));
+            }
+            Some(set) => stages.extend(Solving::of(plan, set, info, scheme).stages()),
+            // A method that needs no text may still be compared with RTN on one.
+            None => match plan.text_for(Use::Judge) {
+                Some(set) => stages.extend(judged(plan, set, info, scheme)),
+                None => stages.push(quantizing(plan, info, scheme)),
+            },
+        }
+        if verified {
+            stages.push(verifying(plan, info, scheme));
+        }
+    }
+    stages
 }
 
 impl Plan {

@@ -4,12 +4,13 @@ mod checks;
 
 use std::collections::BTreeSet;
 
+use mantissa_methods::rotate::RotateOptions;
 use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::{LinearInfo, ModelConfig, StoredAs};
 use mantissa_store::convention::{Container, Experts, ModelFiles, Support};
 use mantissa_store::{TensorMeta, TensorSpec};
 
-use super::tensors::{EXPERTS_APART, output_of_linears};
+use super::tensors::{EXPERTS_APART, output_of_linears, output_specs};
 use crate::cache_scales;
 use crate::config::model_config;
 use crate::error::{QuantError, Result};
@@ -66,38 +67,15 @@ impl Plan {
         let mut notes = notes(source, &recipe, container, &config, &copied);
         notes.extend(fallbacks.iter().map(|(module, why)| format!("{module}: {why}")));
         notes.extend(calibrating);
-        if let Support::OnRequest(note) = container.facts().group_order
-            && recipe.method.follows_order()
-        {
-            notes.push(note.to_owned());
-        }
-        let fallbacks = fallbacks.into_iter().collect();
-        let gguf = match container.facts().one_file {
-            true => Some(Layout::new(source, &job, &recipe.weights, &config, &linears, &options)?),
-            false => None,
-        };
-        let mut specs: Vec<_> = match &gguf {
-            Some(layout) => {
-                notes.extend(layout.notes.iter().cloned());
-                layout.specs()
-            }
-            None => {
-                let copied = copied.iter().map(|m| TensorSpec::new(&m.name, m.dtype, m.shape.clone()));
-                copied.chain(quantized).chain(cached).collect()
-            }
-        };
+        notes.extend(note_on_order(container, &recipe));
+        let layout = || Layout::new(source, &job, &recipe.weights, &config, &linears, &options);
+        let gguf = container.facts().one_file.then(layout).transpose()?;
+        notes.extend(gguf.iter().flat_map(|layout| layout.notes.iter().cloned()));
         let rotation = recipe.transform.as_ref().and_then(|transform| transform.rotation());
-        // Folding the last norm into the head separates it from a tied embedding.
-        let untied = rotation.filter(|options| rotate::unties(&config, *options));
-        let untied = untied.map(|_| [config.head_module().to_owned(), config.embedding_module()]);
-        let untied =
-            untied.map(|[head, embedding]| (format!("{head}.weight"), format!("{embedding}.weight")));
-        if let Some((head, embedding)) = &untied
-            && let Some(meta) = source.checkpoint().get(embedding)
-            && !source.has(head)
-        {
-            specs.push(TensorSpec::new(head, meta.dtype, meta.shape.clone()));
-        }
+        let untied = rotation.and_then(|options| untied_head(&config, options));
+        let head = untied.as_ref().and_then(|names| spec_of_untied(source, names));
+        let own = quantized.into_iter().chain(cached);
+        let specs = output_specs(gguf.as_ref(), &copied, own).into_iter().chain(head).collect();
         let rotated = rotation.map(|options| rotate::rotated_inputs(&config, options));
         let rotated = rotated.into_iter().flatten().map(|(info, matrix)| (info.module, matrix.order()));
         let plan = Plan {
@@ -118,7 +96,7 @@ impl Plan {
             specs,
             copied,
             notes,
-            fallbacks,
+            fallbacks: fallbacks.into_iter().collect(),
             evaluation: None,
             check: Check::default(),
             coverage: None,
@@ -131,6 +109,26 @@ impl Plan {
         loadable(source)?;
         Ok(plan)
     }
+}
+
+/// Returns the note of a format that not all readers load with the group of each column.
+fn note_on_order(container: Container, recipe: &Recipe) -> Option<String> {
+    match container.facts().group_order {
+        Support::OnRequest(note) if recipe.method.follows_order() => Some(note.to_owned()),
+        _ => None,
+    }
+}
+
+/// Returns the weights of head and embedding that a rotation separates: it folds the last norm into the head.
+fn untied_head(config: &ModelConfig, options: RotateOptions) -> Option<(String, String)> {
+    let name = |module: &str| format!("{module}.weight");
+    rotate::unties(config, options).then(|| (name(config.head_module()), name(&config.embedding_module())))
+}
+
+/// Declares the head of [`untied_head`], which the source stores as the embedding alone.
+fn spec_of_untied(source: &ModelFiles, (head, embedding): &(String, String)) -> Option<TensorSpec> {
+    let meta = source.checkpoint().get(embedding).filter(|_| !source.has(head))?;
+    Some(TensorSpec::new(head, meta.dtype, meta.shape.clone()))
 }
 
 /// Plans one linear layer.

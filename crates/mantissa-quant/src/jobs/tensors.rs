@@ -1,15 +1,26 @@
 //! Tensors of the quantized layers of an output.
 
 use mantissa_num::Scheme;
-use mantissa_store::TensorSpec;
 use mantissa_store::convention::{Container, Experts};
+use mantissa_store::{TensorMeta, TensorSpec};
 
 use crate::error::Result;
+use crate::gguf::layout::Layout;
 use crate::plan::{Job, PlannedLinear, layer_plan, not_storable};
 use crate::stacks;
 
 /// Note for formats without stacked experts.
 pub(crate) const EXPERTS_APART: &str = "experts that the source stacks in one tensor are stored one by one: mantissa reads them, other engines expect one tensor";
+
+/// Declares the tensors of the output: those of a GGUF `layout`, or in a folder the `copied` ones and the format's `own`.
+pub(crate) fn output_specs(
+    layout: Option<&Layout>,
+    copied: &[TensorMeta],
+    own: impl Iterator<Item = TensorSpec>,
+) -> Vec<TensorSpec> {
+    let copied = copied.iter().map(|meta| TensorSpec::new(&meta.name, meta.dtype, meta.shape.clone()));
+    layout.map_or_else(|| copied.chain(own).collect(), Layout::specs)
+}
 
 /// Declares the tensors of the quantized layers. `input` is the scheme of their inputs.
 ///

@@ -36,7 +36,7 @@ use crate::stacks::{self, stack_of};
 use crate::verify::load::loadable;
 use mantissa_methods::Solved;
 
-use super::tensors::{EXPERTS_APART, output_of_linears};
+use super::tensors::{EXPERTS_APART, output_of_linears, output_specs};
 use crate::gguf::layout::Layout;
 use crate::values::{values_of, weight_of};
 use rewritten::Dense;
@@ -291,6 +291,13 @@ fn model_dtype(source: &ModelFiles) -> Dtype {
     }
 }
 
+/// Returns a note on experts that the source stacks and the output stores one by one.
+fn note_on_experts(source: &ModelFiles, container: Container, linears: &[PlannedLinear]) -> Option<String> {
+    let apart = |linear: &PlannedLinear| stack_of(&linear.info).is_some() && !linear.info.is_by_rows(source);
+    let one_by_one = matches!(container.facts().experts, Experts::OneByOne | Experts::AsInSource);
+    (one_by_one && linears.iter().any(apart)).then(|| EXPERTS_APART.to_owned())
+}
+
 /// Completes the plan of a conversion.
 fn finish(
     source: &ModelFiles,
@@ -306,41 +313,24 @@ fn finish(
     }
     let quantized = output_of_linears(&job, activations.as_ref(), container, &linears, by_group)?;
     let mut notes = source.notes();
-    let (copied, dense) = match source.gguf() {
-        Some(_) => (Vec::new(), dense::of_gguf(source, &config, container, &linears, &mut notes)?),
-        None => {
-            let left_out = kv.is_none();
-            let dense = match container.facts().experts {
-                Experts::Stacked => dense::decoded(source, &config, &linears)?,
-                _ => Vec::new(),
-            };
-            (copied(source, &linears, &dense, left_out, &mut notes), dense)
-        }
+    let dense = match (source.gguf(), container.facts().experts) {
+        (Some(_), _) => dense::of_gguf(source, &config, container, &linears, &mut notes)?,
+        (None, Experts::Stacked) => dense::decoded(source, &config, &linears)?,
+        (None, _) => Vec::new(),
     };
-    let apart = |linear: &PlannedLinear| stack_of(&linear.info).is_some() && !linear.info.is_by_rows(source);
-    if matches!(container.facts().experts, Experts::OneByOne | Experts::AsInSource)
-        && linears.iter().any(apart)
-    {
-        notes.push(EXPERTS_APART.to_owned());
-    }
+    let copied = match source.gguf() {
+        Some(_) => Vec::new(),
+        None => copied(source, &linears, &dense, kv.is_none(), &mut notes),
+    };
+    notes.extend(note_on_experts(source, container, &linears));
     let first = linears.iter().find_map(|linear| linear.scheme.clone());
     let weights = first.unwrap_or_else(|| job.table().cloned().unwrap_or(Scheme::plain(Code::F32)));
-    let gguf = match container.facts().one_file {
-        true => Some(Layout::new(source, &job, &weights, &config, &linears, &options)?),
-        false => None,
-    };
-    let specs = match &gguf {
-        Some(layout) => {
-            notes.extend(layout.notes.iter().cloned());
-            layout.specs()
-        }
-        None => {
-            let copied =
-                copied.iter().map(|m| mantissa_store::TensorSpec::new(&m.name, m.dtype, m.shape.clone()));
-            let cached = kv.iter().flat_map(|kv| cache_scales::specs(&config, container, kv));
-            copied.chain(dense.iter().map(Dense::spec)).chain(quantized).chain(cached).collect()
-        }
-    };
+    let layout = || Layout::new(source, &job, &weights, &config, &linears, &options);
+    let gguf = container.facts().one_file.then(layout).transpose()?;
+    notes.extend(gguf.iter().flat_map(|layout| layout.notes.iter().cloned()));
+    let cached = kv.iter().flat_map(|kv| cache_scales::specs(&config, container, kv));
+    let own = dense.iter().map(Dense::spec).chain(quantized).chain(cached);
+    let specs = output_specs(gguf.as_ref(), &copied, own);
     let plan = Plan {
         job,
         weights,
