@@ -125,7 +125,7 @@ fn killed_at_fifty_moments_and_gone_on_with() {
         assert_eq!(names_in(&dir), ["out"], "trial {trial}");
         fs::remove_dir_all(&out).unwrap();
     }
-    println!("{resumed} of 50 kills left something to go on with");
+    println!("{resumed} of 50 kills left work to resume");
     assert!(resumed >= 3, "{resumed}");
 }
 
@@ -150,7 +150,7 @@ fn signals_end_a_quantization_in_order() {
         assert!(begin.elapsed() < Duration::from_secs(5));
         assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
         let line = stderr(&output);
-        assert!(line.contains("go on") || line.contains("goes on"), "{line}");
+        assert!(line.contains("rerun the same command to resume"), "{line}");
         assert_eq!(strays(&dir).len(), 1, "the staging folder and no lock");
         let report = json(&arguments(&model, &out));
         assert!(report["resumed"].as_u64().unwrap() >= 12, "{report}");
@@ -235,7 +235,7 @@ fn signals_leave_the_old_gguf_file_and_nothing_else() {
         signal(&child, name);
         let output = end(child);
         assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
-        assert!(!stderr(&output).contains("goes on"), "{}", stderr(&output));
+        assert!(!stderr(&output).contains("to resume"), "{}", stderr(&output));
         assert!(files(&dir) == old, "{:?}", names_in(&dir));
     }
 }

@@ -10,7 +10,7 @@ use crate::support::{mantissa, root};
 const ELSEWHERE: [(&str, &str); 2] = [
     (
         "train",
-        "goes on from checkpoints rather than to the bytes of one output: tests/cli/train.rs, power.rs",
+        "resumes from checkpoints instead of completing one output: tests/cli/train.rs, power.rs",
     ),
     ("render-chat", "is a part of run in a process of its own, and writes to its standard output alone"),
 ];
