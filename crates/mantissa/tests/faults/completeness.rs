@@ -8,10 +8,7 @@ use crate::support::{mantissa, root};
 
 /// Commands outside the table, with the reason.
 const ELSEWHERE: [(&str, &str); 2] = [
-    (
-        "train",
-        "resumes from checkpoints instead of completing one output: tests/cli/train.rs, power.rs",
-    ),
+    ("train", "resumes from checkpoints instead of completing one output: tests/cli/train.rs, power.rs"),
     ("render-chat", "is a part of run in a process of its own, and writes to its standard output alone"),
 ];
 
