@@ -166,8 +166,8 @@ impl<'a> Calibration<'a> {
         })
     }
 
-    /// Keeps the states inside a layer between its passes. Every product is then computed once, except gate and up. The
-    /// memory grows by [`kept_bytes`](Self::kept_bytes).
+    /// Keeps the states inside a layer between its passes, in additional memory. Every product is then computed once, except
+    /// gate and up.
     #[must_use]
     pub fn keeping(self) -> Self {
         Calibration { keeps: true, ..self }
