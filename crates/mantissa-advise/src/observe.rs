@@ -134,8 +134,8 @@ impl Looking<'_> {
             .filter(|meta| meta.name.ends_with(".qzeros") && meta.dtype == Dtype::I32)
             .map(|meta| meta.name.clone())
             .collect();
-        let awq = self.files.convention_name().starts_with("awq");
-        if zeros.is_empty() || !symmetric || awq {
+        // AWQ stores zero points in another order, and as they are.
+        if zeros.is_empty() || !symmetric || self.files.gptq().is_none() {
             return Ok(());
         }
         self.examined.push(Observed::ZeroPointVersion);
@@ -162,7 +162,7 @@ impl Looking<'_> {
     /// codes, and widths that do not divide a word.
     fn zero_point_note(&mut self) {
         let what = Observed::ZeroPointVersion;
-        if !["gptq", "auto-round"].contains(&self.files.convention_name()) || self.examined.contains(&what) {
+        if self.files.gptq().is_none() || self.examined.contains(&what) {
             return;
         }
         self.examined.push(what);

@@ -17,7 +17,7 @@ use super::gptq::{self, Layer, centred, group_int, int_groups, read_scales};
 use super::sound::{self, Names};
 use super::{
     Beside, Candidate, Container, Convention, Facts, LinearPlan, ModelFiles, ModelPlan, ModuleGroup,
-    NamedBytes, NotStorable, Opened, Parts, Storable, Weight,
+    NamedBytes, NotStorable, Opened, Parts, ShapeSource, Storable, Weight,
 };
 use crate::{Dtype, Error, Result, TensorSpec};
 
@@ -270,6 +270,10 @@ fn groups_of_one_size(model: &ModelPlan<'_>) -> Vec<ModuleGroup> {
 impl Opened for Config {
     fn name(&self) -> &'static str {
         if self.auto_round { "auto-round" } else { QUANT_METHOD }
+    }
+
+    fn shapes(&self) -> ShapeSource {
+        ShapeSource::Words
     }
 
     fn code_tensors(&self) -> &'static [(&'static str, &'static [&'static str])] {

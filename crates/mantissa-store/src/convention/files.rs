@@ -12,10 +12,32 @@ use super::weight::{KvQuant, LinearWeight, Parts, Weight};
 use crate::finite::{FiniteScan, require_finite};
 use crate::{Checkpoint, Dtype, Error, Result, TensorMeta};
 
+/// Place of the shapes of quantized weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShapeSource {
+    /// Nowhere in the files: the architecture knows them.
+    Architecture,
+    /// Tensors of codes have them ([`Opened::coded_shape`]).
+    Codes,
+    /// Words of packed codes give them, with the number of bits that the configuration states (GPTQ, AWQ).
+    Words,
+    /// A tensor beside the packed codes records them, or the codes have them (compressed-tensors).
+    Recorded,
+    /// The metadata of the file state them, with the scheme (mantissa's own format).
+    Metadata,
+    /// Tensors hold the experts of a layer, stacked as the architecture says (gpt-oss).
+    Stacked,
+}
+
 /// Opened model: the parsed configuration of its format, which reads tensors.
 pub trait Opened: Any + Debug + Send + Sync {
     /// Name of the format, for reports.
     fn name(&self) -> &'static str;
+
+    /// Place of the shapes of quantized weights.
+    fn shapes(&self) -> ShapeSource {
+        ShapeSource::Architecture
+    }
 
     /// True if some linear layer may be quantized.
     fn is_quantized(&self) -> bool {
@@ -148,6 +170,11 @@ impl ModelFiles {
     /// …
     pub fn convention_name(&self) -> &'static str {
         self.opened.name()
+    }
+
+    /// Place of the shapes of quantized weights.
+    pub fn shapes(&self) -> ShapeSource {
+        self.opened.shapes()
     }
 
     /// True if some linear layer may be quantized.

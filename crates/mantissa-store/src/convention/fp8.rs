@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 use super::sound::{self, Names};
 use super::{
     ActivationQuant, Beside, Candidate, Container, Convention, Facts, LinearPlan, LinearWeight, ModelFiles,
-    ModelPlan, ModuleGroup, NamedBytes, NotStorable, Opened, Parts, Storable, StoredTensors, Weight,
-    scale_code, scale_dtype,
+    ModelPlan, ModuleGroup, NamedBytes, NotStorable, Opened, Parts, ShapeSource, Storable, StoredTensors,
+    Weight, scale_code, scale_dtype,
 };
 use crate::{Dtype, Error, Result, TensorMeta, TensorSpec};
 
@@ -294,6 +294,10 @@ impl Convention for DeepseekFp8 {
 impl Opened for Config {
     fn name(&self) -> &'static str {
         QUANT_METHOD
+    }
+
+    fn shapes(&self) -> ShapeSource {
+        ShapeSource::Codes
     }
 
     fn coded_shape(&self, _files: &ModelFiles, _module: &str, codes: &TensorMeta) -> Option<(usize, usize)> {

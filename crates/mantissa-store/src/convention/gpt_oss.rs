@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::sound::{self, Names};
 use super::{
     Beside, Candidate, Container, Convention, Experts, Facts, LayerKind, LinearPlan, ModelFiles, ModelPlan,
-    NamedBytes, NotStorable, Opened, Parts, Stack, Storable,
+    NamedBytes, NotStorable, Opened, Parts, ShapeSource, Stack, Storable,
 };
 use crate::{Dtype, Result, TensorSpec};
 
@@ -165,6 +165,10 @@ impl Convention for GptOss {
 impl Opened for GptOss {
     fn name(&self) -> &'static str {
         QUANT_METHOD
+    }
+
+    fn shapes(&self) -> ShapeSource {
+        ShapeSource::Stacked
     }
 
     fn expert_tensors(&self, tensor: &str) -> Option<[String; 2]> {

@@ -8,7 +8,7 @@
 //! 1. `convention/NAME.rs`: a unit struct that implements [`Convention`], a parsed configuration that implements
 //!    [`Opened`], and `pub const CONTAINER`. Declare the module below.
 //! 2. `convention/registry.rs`: one row.
-//! 3. `mantissa-verify`: one arm in `reader.rs`, with a decoder written from the format's own description; a new
+//! 3. `mantissa-verify`: one arm in `open.rs`, with a decoder written from the format's own description; a new
 //!    layout needs a module there.
 //!
 //! Commands, recipes, conversion, memory plans and help read the rest from the trait. Engines that load the format
@@ -44,7 +44,7 @@ mod weight;
 pub use container::{
     Beside, Candidate, Container, Convention, Experts, Facts, LayerKind, NamedBytes, StoredTensors, Support,
 };
-pub use files::{ModelFiles, Opened};
+pub use files::{ModelFiles, Opened, ShapeSource};
 pub use levels::{KeyLevels, KvLevels};
 pub use plan::{LinearPlan, ModelPlan, ModuleGroup, NotStorable, PlannedLayer, Storable};
 pub use registry::side_files;

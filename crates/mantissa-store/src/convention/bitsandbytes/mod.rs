@@ -25,7 +25,7 @@ use serde_json::Value;
 
 use super::{
     Beside, Candidate, Container, Convention, Facts, LinearPlan, LinearWeight, ModelFiles, ModelPlan,
-    NamedBytes, Opened, Parts, Storable, StoredTensors,
+    NamedBytes, Opened, Parts, ShapeSource, Storable, StoredTensors,
 };
 use crate::{Dtype, Result, TensorMeta, TensorSpec};
 use read::shape;
@@ -101,6 +101,10 @@ impl Convention for Bitsandbytes {
 impl Opened for Config {
     fn name(&self) -> &'static str {
         QUANT_METHOD
+    }
+
+    fn shapes(&self) -> ShapeSource {
+        ShapeSource::Codes
     }
 
     fn coded_shape(&self, files: &ModelFiles, module: &str, codes: &TensorMeta) -> Option<(usize, usize)> {

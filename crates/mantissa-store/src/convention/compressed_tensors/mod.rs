@@ -11,7 +11,7 @@ use super::cache;
 use super::container::with_scales_in;
 use super::{
     Beside, Candidate, Container, Convention, Facts, KvQuant, LinearPlan, ModelFiles, ModelPlan, NamedBytes,
-    Opened, Parts, Storable, Support,
+    Opened, Parts, ShapeSource, Storable, Support,
 };
 use crate::{Dtype, Result, TensorSpec};
 
@@ -135,6 +135,10 @@ fn kv_cache_scheme(scheme: &Scheme) -> Value {
 impl Opened for Config {
     fn name(&self) -> &'static str {
         QUANT_METHOD
+    }
+
+    fn shapes(&self) -> ShapeSource {
+        ShapeSource::Recorded
     }
 
     fn notes(&self) -> Vec<String> {

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::container::with_scales_in;
 use super::{
     Beside, Candidate, Container, Convention, Facts, LinearPlan, ModelFiles, ModelPlan, NamedBytes, Opened,
-    Parts, Storable, Support,
+    Parts, ShapeSource, Storable, Support,
 };
 use crate::{Dtype, Result, TensorSpec};
 
@@ -123,6 +123,10 @@ pub(in crate::convention) fn is_auto_round(folder: &Candidate<'_>) -> bool {
 impl Opened for Config {
     fn name(&self) -> &'static str {
         if self.is_auto_round() { "auto-round" } else { QUANT_METHOD }
+    }
+
+    fn shapes(&self) -> ShapeSource {
+        ShapeSource::Words
     }
 
     fn notes(&self) -> Vec<String> {

@@ -20,7 +20,7 @@ use super::cache;
 use super::container::with_scales_in;
 use super::{
     Beside, Candidate, Container, Convention, Facts, KvQuant, LinearPlan, LinearWeight, ModelFiles,
-    ModelPlan, NamedBytes, Opened, Parts, Storable, StoredTensors,
+    ModelPlan, NamedBytes, Opened, Parts, ShapeSource, Storable, StoredTensors,
 };
 use crate::{Dtype, Result, TensorMeta, TensorSpec};
 
@@ -117,6 +117,10 @@ impl Convention for Modelopt {
 impl Opened for Config {
     fn name(&self) -> &'static str {
         QUANT_METHOD
+    }
+
+    fn shapes(&self) -> ShapeSource {
+        ShapeSource::Codes
     }
 
     fn notes(&self) -> Vec<String> {

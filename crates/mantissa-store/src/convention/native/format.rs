@@ -14,7 +14,7 @@ use crate::convention::cache;
 use crate::convention::container::store_plain;
 use crate::convention::{
     Beside, Candidate, Container, Convention, Facts, KvQuant, LinearPlan, LinearWeight, ModelFiles,
-    ModelPlan, NamedBytes, Opened, Parts, PlannedLayer, Storable, StoredTensors, Weight,
+    ModelPlan, NamedBytes, Opened, Parts, PlannedLayer, ShapeSource, Storable, StoredTensors, Weight,
 };
 use crate::{Result, TensorSpec};
 
@@ -107,6 +107,10 @@ impl Convention for Native {
 impl Opened for Config {
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    fn shapes(&self) -> ShapeSource {
+        ShapeSource::Metadata
     }
 
     fn kv_quant(&self, files: &ModelFiles, module: &str, kv_heads: usize) -> Result<Option<KvQuant>> {

@@ -11,7 +11,7 @@ use mantissa_num::pack::Packing;
 use mantissa_num::{Format, Scheme};
 use mantissa_store::Shown;
 use mantissa_store::convention::compressed_tensors::{Args, Config};
-use mantissa_store::convention::{ModelFiles, Weight, gguf, gpt_oss, gptq, native};
+use mantissa_store::convention::{ModelFiles, ShapeSource, Weight, gguf, gpt_oss, gptq, native};
 use mantissa_store::gguf::GgufTensor;
 use mantissa_store::{Checkpoint, Dtype, TensorMeta};
 use serde::Serialize;
@@ -91,23 +91,9 @@ impl Inventory {
         let checkpoint = model.checkpoint();
         let quantized = match model {
             Model::Raw(_) => HashMap::new(),
-            Model::Known(files) if files.convention_name() == "compressed-tensors" => {
-                compressed(files, warnings)?
-            }
-            Model::Known(files) if files.convention_name() == "native" => native_weights(files)?,
-            Model::Known(files) if ["modelopt", "bitsandbytes", "fp8"].contains(&files.convention_name()) => {
-                coded_weights(files)?
-            }
-            Model::Known(files) if files.gptq().is_some() || files.awq().is_some() => word_weights(files)?,
-            Model::Known(files) => match config.filter(|_| files.is_quantized()) {
-                Some(config) if files.convention_name() == gpt_oss::QUANT_METHOD => {
-                    stacked_weights(files, config, warnings)
-                }
-                Some(config) => by_architecture(files, config, warnings),
-                None => HashMap::new(),
-            },
+            Model::Known(files) => quantized_weights(files, config, warnings)?,
         };
-        let run_time = model.convention() == "compressed-tensors";
+        let run_time = matches!(model, Model::Known(files) if files.as_convention::<Config>().is_some());
         let parts: HashSet<String> = quantized
             .iter()
             .flat_map(|(codes, weight)| weight.parts.iter().filter(move |p| *p != codes))
@@ -123,6 +109,24 @@ impl Inventory {
             }
         }
         Ok(Inventory { entries })
+    }
+}
+
+/// Finds the quantized weights, by the names of their codes.
+fn quantized_weights(
+    files: &ModelFiles,
+    config: Option<&ModelConfig>,
+    warnings: &mut Vec<String>,
+) -> Result<HashMap<String, Found>> {
+    let config = config.filter(|_| files.is_quantized());
+    match (files.shapes(), config) {
+        (ShapeSource::Recorded, _) => compressed(files, warnings),
+        (ShapeSource::Metadata, _) => native_weights(files),
+        (ShapeSource::Codes, _) => coded_weights(files),
+        (ShapeSource::Words, _) => word_weights(files),
+        (ShapeSource::Stacked, Some(config)) => Ok(stacked_weights(files, config, warnings)),
+        (ShapeSource::Architecture, Some(config)) => Ok(by_architecture(files, config, warnings)),
+        (_, None) => Ok(HashMap::new()),
     }
 }
 
