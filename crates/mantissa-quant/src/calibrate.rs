@@ -166,8 +166,8 @@ impl<'a> Calibration<'a> {
         })
     }
 
-    /// Keeps the states inside a layer between its passes, in additional memory. Every product is then computed once, except
-    /// gate and up.
+    /// Keeps the states inside a layer between its passes, in additional memory. Every product is then computed once,
+    /// except gate and up.
     #[must_use]
     pub fn keeping(self) -> Self {
         Calibration { keeps: true, ..self }
@@ -288,8 +288,8 @@ impl<'a> Calibration<'a> {
     }
 
     /// Runs the windows through `layer` with its present weights and sums the squares of the inputs of its linear
-    /// layers `kinds`, column by column: the diagonals of [`statistics`](Self::statistics) at a fraction of the cost.
-    /// With `through` it also [advances](Self::advance).
+    /// layers `kinds`, column by column. The sums are the diagonals of [`statistics`](Self::statistics), at a fraction
+    /// of the cost. With `through` it also [advances](Self::advance).
     ///
     /// # Errors
     /// [`CalibrateError`].

@@ -1,7 +1,7 @@
-//! Scales of EXL2. Within a group of columns all rows share one f16 unit; the scale of a row is the unit times the
+//! Scales of EXL2. Within a group of columns all rows share one f16 unit. The scale of a row is the unit times the
 //! square of a root from 1 to 16.
 //!
-//! RTN gives each row the smallest of these scales that clips no code: at least the scale of
+//! RTN gives each row the smallest of these scales that clips no code. That is at least the scale of
 //! [`Rule::Full`](mantissa_num::Rule::Full), and for small rows of a group up to four times it (root 2 instead of 1).
 //! GPTQ takes the scales of least error, chosen before its columns are quantized. exllamav2 also searches group sizes
 //! and widths within a layer (`conversion/adaptivegptq.py`). Here a layer has one group size, and widths differ between

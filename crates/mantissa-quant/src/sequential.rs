@@ -306,8 +306,8 @@ impl<'a> Sequential<'a> {
         })
     }
 
-    /// Returns the inputs whose statistics are collected together with those of `input`, in the order of the plan: for
-    /// experts the next [`EXPERTS_AT_ONCE`] of the same kind, which do not change each other.
+    /// Returns the inputs whose statistics are collected together with those of `input`, in the order of the plan. For
+    /// experts these are the next [`EXPERTS_AT_ONCE`] of the same kind, which do not change each other.
     fn together(&self, layer: usize, input: LinearInput) -> Vec<LinearInput> {
         let experts = std::mem::discriminant(&input);
         if !matches!(input, LinearInput::Expert(_) | LinearInput::ExpertDown(_)) {

@@ -1,5 +1,5 @@
-//! Readers of tensor values, one panel at a time: a weight on disk is widened in the cache of the thread that uses it,
-//! and is never in memory as f32 as a whole.
+//! Readers of tensor values, one panel at a time. A weight on disk is widened in the cache of the thread that uses it.
+//! It is never in memory as f32 as a whole.
 
 use std::ops::Range;
 

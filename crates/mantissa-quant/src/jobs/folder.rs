@@ -4,8 +4,8 @@
 //! not depend on threads, time, machine or interruptions. Every finished unit is recorded in a [`crate::journal`], from
 //! which the next run with the same plan resumes.
 //!
-//! If a run ends early, its work folder is kept where resuming can help: after a kill, an interruption, or an error of
-//! the environment (disk full, I/O, memory), if at least one unit is finished. After an error in source or recipe it is
+//! If a run ends early with at least one finished unit, its work folder is kept if resuming can help: after a kill, an
+//! interruption, or an error of the environment (disk full, I/O, memory). After an error in source or recipe it is
 //! removed. Work folders of other plans for the same output are not touched.
 
 mod stacks;
