@@ -20,6 +20,8 @@ use rules::{BiasRules, Eps, ExpertRules, Flag, HeadDim, LatentRules, RopeRules, 
 pub struct Architecture {
     /// `model_type` in config.json.
     pub name: &'static str,
+    /// Class in `architectures` of config.json, by which transformers and vLLM find the model.
+    pub class: &'static str,
     /// True if weights are trained to be ternary, so that one scale and codes of -1, 0 and 1 hold them without loss.
     pub ternary: bool,
     /// Fields that its config.json names differently: `(ours, its own)`.

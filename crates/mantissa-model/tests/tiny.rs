@@ -19,6 +19,16 @@ fn logits_agree_with_transformers() {
     }
 }
 
+#[test]
+fn the_class_of_an_architecture_is_that_of_transformers() {
+    for dir in tiny() {
+        let config = std::fs::read_to_string(dir.join("config.json")).unwrap();
+        let config: serde_json::Value = serde_json::from_str(&config).unwrap();
+        let class = load(&dir).config().architecture.class;
+        assert_eq!(config["architectures"], serde_json::json!([class]), "{}", dir.display());
+    }
+}
+
 /// Computes the logits of every token of one sequence, through the cache in pieces of the given lengths (the last
 /// repeats).
 fn cached(decoder: &Decoder, tokens: &[u32], pieces: &[usize]) -> Vec<f32> {

@@ -15,6 +15,7 @@ pub(super) static TABLE: &[Architecture] = &[
     // A window on every layer, unless it is null.
     Architecture {
         name: "mistral",
+        class: "MistralForCausalLM",
         biases: BiasRules::NONE,
         windows: Windows::Every,
         default_window: Some(4096),
@@ -24,6 +25,7 @@ pub(super) static TABLE: &[Architecture] = &[
     // QK norms.
     Architecture {
         name: "qwen3",
+        class: "Qwen3ForCausalLM",
         biases: BiasRules::ATTENTION,
         head_norms: HeadNorms::Each,
         head_dim: HeadDim::IfAbsent(128),
@@ -32,6 +34,7 @@ pub(super) static TABLE: &[Architecture] = &[
     // SmolLM3: some layers have no position embedding.
     Architecture {
         name: "smollm3",
+        class: "SmolLM3ForCausalLM",
         fixed_flags: &[("use_sliding_window", false)],
         tied: true,
         rope: RopeRules { theta: 2_000_000.0, no_rope: NoRope::Listed, ..ROPE },
@@ -40,6 +43,7 @@ pub(super) static TABLE: &[Architecture] = &[
     // Seed-OSS: separate flags for the biases of q, k, v and of the output.
     Architecture {
         name: "seed_oss",
+        class: "SeedOssForCausalLM",
         head_dim: HeadDim::IfAbsent(128),
         biases: BiasRules {
             qkv: Flag::Field("attention_bias", true),
@@ -49,10 +53,17 @@ pub(super) static TABLE: &[Architecture] = &[
         ..LLAMA
     },
     // Arcee (AFM): squared ReLU, no gate.
-    Architecture { name: "arcee", activation: Activation::Relu2, mlp: MlpForm::Plain, ..LLAMA },
+    Architecture {
+        name: "arcee",
+        class: "ArceeForCausalLM",
+        activation: Activation::Relu2,
+        mlp: MlpForm::Plain,
+        ..LLAMA
+    },
     // EXAONE 4.0: norms after attention and MLP, QK norms, windows; layers without a window have no position embedding.
     Architecture {
         name: "exaone4",
+        class: "Exaone4ForCausalLM",
         norm_places: NormPlaces::After,
         head_norms: HeadNorms::Each,
         biases: BiasRules::NONE,
@@ -64,6 +75,7 @@ pub(super) static TABLE: &[Architecture] = &[
     // StarCoder2: LayerNorm, no gate, biases everywhere.
     Architecture {
         name: "starcoder2",
+        class: "Starcoder2ForCausalLM",
         aliases: &[("rms_norm_eps", "norm_epsilon")],
         names: Names {
             linears: &[(LinearKind::Up, "mlp.c_fc"), (LinearKind::Down, "mlp.c_proj")],
@@ -81,6 +93,7 @@ pub(super) static TABLE: &[Architecture] = &[
     // BitNet b1.58: norms before the output and the down projection, ternary weights.
     Architecture {
         name: "bitnet",
+        class: "BitNetForCausalLM",
         biases: BiasRules::ATTENTION,
         activation: Activation::Relu2,
         sub_norms: true,
@@ -93,6 +106,7 @@ pub(super) static TABLE: &[Architecture] = &[
     // Gemma 3 (text): as Gemma 2 without default caps; QK norms, rotary parameters of its own for layers with a window.
     Architecture {
         name: "gemma3_text",
+        class: "Gemma3ForCausalLM",
         head_norms: HeadNorms::Each,
         softcaps: Some(Softcaps { attention: None, logits: None }),
         windows: Windows::ButLast {
@@ -105,6 +119,7 @@ pub(super) static TABLE: &[Architecture] = &[
     // Phi-1, 1.5 and 2: attention and MLP in parallel on one norm, partial rotation, no gate, a bias of the head.
     Architecture {
         name: "phi",
+        class: "PhiForCausalLM",
         aliases: &[("rms_norm_eps", "layer_norm_eps")],
         fixed_flags: &[("qk_layernorm", false)],
         names: Names::PHI,
@@ -121,6 +136,7 @@ pub(super) static TABLE: &[Architecture] = &[
     // Phi-3 and Phi-4: joined projections, partial rotation, LongRoPE.
     Architecture {
         name: "phi3",
+        class: "Phi3ForCausalLM",
         biases: BiasRules::NONE,
         qkv: QkvForm::Joined,
         mlp: MlpForm::GatedJoined,
@@ -131,6 +147,7 @@ pub(super) static TABLE: &[Architecture] = &[
     // OLMo: norms without parameters, clipped q, k and v.
     Architecture {
         name: "olmo",
+        class: "OlmoForCausalLM",
         biases: BiasRules::ATTENTION,
         norm: NormForm::LayerPlain,
         eps: Eps::Fixed(1e-5),
@@ -140,6 +157,7 @@ pub(super) static TABLE: &[Architecture] = &[
     // OLMo 2: norms after attention and MLP, one QK norm for all heads.
     Architecture {
         name: "olmo2",
+        class: "Olmo2ForCausalLM",
         biases: BiasRules::ATTENTION,
         norm_places: NormPlaces::After,
         head_norms: HeadNorms::Whole,
@@ -148,6 +166,7 @@ pub(super) static TABLE: &[Architecture] = &[
     // GPT-2: learned positions, joined projections stored `[in, out]`.
     Architecture {
         name: "gpt2",
+        class: "GPT2LMHeadModel",
         aliases: &[
             ("hidden_size", "n_embd"),
             ("num_hidden_layers", "n_layer"),
@@ -179,6 +198,7 @@ pub(super) static TABLE: &[Architecture] = &[
     // GPT-NeoX and Pythia: attention and MLP in parallel, projections joined head by head.
     Architecture {
         name: "gpt_neox",
+        class: "GPTNeoXForCausalLM",
         aliases: &[
             ("rms_norm_eps", "layer_norm_eps"),
             ("rope_theta", "rotary_emb_base"),
@@ -198,6 +218,7 @@ pub(super) static TABLE: &[Architecture] = &[
     },
     Architecture {
         name: "mixtral",
+        class: "MixtralForCausalLM",
         names: Names { experts: ExpertNames::MIXTRAL, ..Names::LLAMA },
         biases: BiasRules::NONE,
         windows: Windows::Every,
@@ -208,14 +229,16 @@ pub(super) static TABLE: &[Architecture] = &[
     // Qwen1.5-MoE and Qwen2-MoE: a shared expert with a gate.
     Architecture {
         name: "qwen2_moe",
+        class: "Qwen2MoeForCausalLM",
         biases: BiasRules { qkv: Flag::Field("qkv_bias", true), ..BiasRules::NONE },
         experts: Some(ExpertRules { shared: SharedRules::Gated, ..QWEN_EXPERTS }),
         ..QWEN_MOE
     },
-    Architecture { name: "qwen3_moe", head_norms: HeadNorms::Each, ..QWEN_MOE },
+    Architecture { name: "qwen3_moe", class: "Qwen3MoeForCausalLM", head_norms: HeadNorms::Each, ..QWEN_MOE },
     // DeepSeek-V2: multi-head latent attention, shared experts, routing limited to groups.
     Architecture {
         name: "deepseek_v2",
+        class: "DeepseekV2ForCausalLM",
         fixed_flags: &[("norm_topk_prob", false)],
         // The reference multiplies complex numbers, which are adjacent pairs.
         latent: Some(LatentRules { interleaved: Flag::Fixed(true) }),
@@ -232,6 +255,7 @@ pub(super) static TABLE: &[Architecture] = &[
     // DeepSeek-V3 and R1: sigmoid scores with corrections.
     Architecture {
         name: "deepseek_v3",
+        class: "DeepseekV3ForCausalLM",
         biases: BiasRules::ATTENTION,
         latent: Some(LatentRules { interleaved: Flag::Field("rope_interleave", true) }),
         experts: Some(ExpertRules {
@@ -249,6 +273,7 @@ pub(super) static TABLE: &[Architecture] = &[
     // gpt-oss: attention sinks, stacked experts with biases and a clamped SwiGLU.
     Architecture {
         name: "gpt_oss",
+        class: "GptOssForCausalLM",
         names: Names { experts: ExpertNames::GPT_OSS, ..Names::LLAMA },
         head_dim: HeadDim::Default(64),
         biases: BiasRules { experts: true, ..ATTENTION_BIAS },
@@ -271,6 +296,7 @@ pub(super) static TABLE: &[Architecture] = &[
 /// Llama 1, 2 and 3.
 const LLAMA: Architecture = Architecture {
     name: "llama",
+    class: "LlamaForCausalLM",
     aliases: &[],
     fixed_flags: &[],
     names: Names::LLAMA,
@@ -317,6 +343,7 @@ const ATTENTION_BIAS: BiasRules = {
 /// Qwen2 and Qwen2.5: biases on q, k and v.
 const QWEN2: Architecture = Architecture {
     name: "qwen2",
+    class: "Qwen2ForCausalLM",
     biases: BiasRules { qkv: Flag::Fixed(true), ..BiasRules::NONE },
     windows: Windows::Late,
     default_window: Some(4096),
@@ -326,6 +353,7 @@ const QWEN2: Architecture = Architecture {
 /// Gemma: scaled embedding, norms that add 1 to their weights, GELU.
 const GEMMA: Architecture = Architecture {
     name: "gemma",
+    class: "GemmaForCausalLM",
     fixed_flags: &[("use_bidirectional_attention", false)],
     tied: true,
     norm: NormForm::RmsPlusOne,
@@ -341,6 +369,7 @@ const GEMMA: Architecture = Architecture {
 /// Gemma 2: norms before and after attention and MLP, capped scores and logits, a window on every other layer.
 const GEMMA2: Architecture = Architecture {
     name: "gemma2",
+    class: "Gemma2ForCausalLM",
     aliases: &[("hidden_act", "hidden_activation")],
     names: Names::GEMMA2,
     norm_places: NormPlaces::Both,

@@ -13,8 +13,11 @@ impl Plan {
     /// Builds the output's `config.json`: the source's with the format's `quantization_config`.
     pub(crate) fn output_config(&self, source: &ModelFiles) -> Result<Value> {
         let mut config = source.config().cloned().unwrap_or_default();
-        if source.gguf().is_some() {
-            add_class(&mut config);
+        // A GGUF file does not state the class that loaders ask for.
+        if let (Some(_), Value::Object(fields)) = (source.gguf(), &mut config) {
+            fields
+                .entry("architectures")
+                .or_insert_with(|| serde_json::json!([self.config.architecture.class]));
         }
         let quantization = self.container.quantization_config(&self.model()).map_err(|e| self.fault(e))?;
         if let Value::Object(fields) = &mut config {
@@ -79,23 +82,5 @@ impl Plan {
         let kept = self.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone());
         let sides = self.config.tensors().into_iter().filter(|t| matches!(t.role, Role::Side { .. }));
         kept.chain(sides.filter_map(|t| t.name.strip_suffix(".weight").map(str::to_owned))).collect()
-    }
-}
-
-/// Adds the class that loaders need to the config of a model from a GGUF file.
-fn add_class(config: &mut Value) {
-    const CLASSES: [(&str, &str); 4] = [
-        ("llama", "LlamaForCausalLM"),
-        ("qwen2", "Qwen2ForCausalLM"),
-        ("qwen3", "Qwen3ForCausalLM"),
-        ("gpt_oss", "GptOssForCausalLM"),
-    ];
-    let Some(fields) = config.as_object_mut().filter(|fields| !fields.contains_key("architectures")) else {
-        return;
-    };
-    let class = fields.get("model_type").and_then(Value::as_str);
-    let class = CLASSES.iter().find(|(name, _)| Some(*name) == class).map(|(_, class)| *class);
-    if let Some(class) = class {
-        fields.insert("architectures".to_owned(), serde_json::json!([class]));
     }
 }
