@@ -22,7 +22,6 @@ mod mlx;
 mod modelopt;
 mod native;
 mod onnx;
-mod open;
 mod outliers;
 mod quanto;
 mod reader;
@@ -32,6 +31,34 @@ pub mod trellis;
 mod weight;
 
 pub use gpt_oss::{Expert, open_stacked};
-pub use open::open;
 pub use tensors::{Fault, Tensor, Tensors, WordOrder, Words};
 pub use weight::Weight;
+
+use reader::Reader;
+
+/// Reads the weight of linear layer `module` (`[rows, cols]`), to be decoded row by row.
+///
+/// # Errors
+/// A missing tensor, or one with too few bytes; the errors of [`Tensors::read`].
+pub fn open<T: Tensors + ?Sized>(
+    tensors: &T,
+    module: &str,
+    rows: usize,
+    cols: usize,
+) -> Result<Weight, T::Error> {
+    let reader = Reader { tensors, module, rows, cols };
+    match tensors.convention() {
+        "modelopt" => reader.modelopt(),
+        "bitsandbytes" => reader.bitsandbytes(),
+        "fp8" => reader.fp8_blocks(),
+        "mlx" => reader.mlx(),
+        "onnx" => reader.onnx(),
+        "hqq" => reader.hqq(),
+        "quanto" => reader.quanto(),
+        // Other formats are told apart by the names of their tensors; some layers may be dense.
+        _ if reader.has("weight.packed") => reader.native(),
+        _ if reader.has("qweight") => reader.gptq(),
+        _ if reader.has("q_weight") => reader.exl2(),
+        _ => reader.compressed_tensors(),
+    }
+}

@@ -1,15 +1,16 @@
 //! Checkpoint formats: how each tool lays quantized weights out on disk, one module each.
 //!
 //! [`ModelFiles`] opens a model in any format and reads its tensors. A [`Container`] names a writable format. Both
-//! use one trait, [`Convention`], and one table with a row per format (`registry.rs`).
+//! use one trait, [`Convention`], and one table with a row per format (`ROWS`).
 //!
 //! # Adding a format
 //!
 //! 1. `convention/NAME.rs`: a unit struct that implements [`Convention`], a parsed configuration that implements
-//!    [`Opened`], and `pub const CONTAINER`. Declare the module below.
-//! 2. `convention/registry.rs`: one row.
-//! 3. `mantissa-verify`: one arm in `open.rs`, with a decoder written from the format's own description; a new
-//!    layout needs a module there.
+//!    [`Opened`], and `pub const CONTAINER`.
+//! 2. This file: the module and its row.
+//! 3. `NAME.rs` in `mantissa-verify`: a decoder written from the format's own description. A format with the tensors
+//!    of another needs none.
+//! 4. `lib.rs` in `mantissa-verify`: that module and its arm in `open`.
 //!
 //! Commands, recipes, conversion, memory plans and help read the rest from the trait. Engines that load the format
 //! are rules of the serving contract (`mantissa-plan`).
@@ -52,3 +53,25 @@ pub use stacked::Stack;
 pub use weight::{ActivationQuant, KvQuant, LinearWeight, Parts, Weight};
 
 use files::{scale_code, scale_dtype};
+
+/// All checkpoint formats. The first that recognises a model reads it. MLX comes before formats identified by
+/// `quant_method`, which it lacks. Quanto comes before ModelOpt, whose older checkpoints name it only in a file.
+/// Plain weights come last.
+const ROWS: [&dyn Convention; 16] = [
+    &gguf::Gguf,
+    &mlx::Mlx,
+    &compressed_tensors::CompressedTensors,
+    &gptq::Gptq,
+    &awq::Awq,
+    &bitsandbytes::Bitsandbytes,
+    &fp8::DeepseekFp8,
+    &gpt_oss::GptOss,
+    &exl2::Exl2,
+    &exl3::Exl3,
+    &onnx::Onnx,
+    &hqq::Hqq,
+    &quanto::Quanto,
+    &modelopt::Modelopt,
+    &native::Native,
+    &dense::Dense,
+];

@@ -1,4 +1,4 @@
-//! Table of checkpoint formats, one row each, and lookups in it.
+//! Lookups in the table of checkpoint formats.
 
 use std::path::Path;
 
@@ -7,33 +7,8 @@ use serde_json::Value;
 
 use super::container::{Candidate, Container, Convention};
 use super::files::{ModelFiles, Opened};
-use super::{
-    awq, bitsandbytes, compressed_tensors, dense, exl2, exl3, fp8, gguf, gpt_oss, gptq, hqq, mlx, modelopt,
-    native, onnx, quanto,
-};
+use super::{ROWS, native};
 use crate::{Checkpoint, Error, Result};
-
-/// All checkpoint formats. The first that recognises a model reads it. MLX comes before formats identified by
-/// `quant_method`, which it lacks. Quanto comes before ModelOpt, whose older checkpoints name it only in a file.
-/// Plain weights come last.
-const ROWS: [&dyn Convention; 16] = [
-    &gguf::Gguf,
-    &mlx::Mlx,
-    &compressed_tensors::CompressedTensors,
-    &gptq::Gptq,
-    &awq::Awq,
-    &bitsandbytes::Bitsandbytes,
-    &fp8::DeepseekFp8,
-    &gpt_oss::GptOss,
-    &exl2::Exl2,
-    &exl3::Exl3,
-    &onnx::Onnx,
-    &hqq::Hqq,
-    &quanto::Quanto,
-    &modelopt::Modelopt,
-    &native::Native,
-    &dense::Dense,
-];
 
 impl Container {
     /// Every writable format.
