@@ -42,6 +42,18 @@ MODELS = {
     "gpt-neox-serial": {"hidden_act": "gelu"},
     "bitnet-silu": {},
     "gpt2": {},
+    "smollm3": {"no_rope_layers": [1, 1]},
+    # llama.cpp does not rotate the last of each four layers.
+    "smollm3-nope": {"num_hidden_layers": 4, "layer_types": None, "no_rope_layers": [1, 1, 1, 0]},
+    "seed-oss": {},
+    "arcee": {},
+    # llama.cpp has windows in the model of 64 layers only, and rotates every layer of the others.
+    "exaone4": {"sliding_window": None, "layer_types": None},
+    "exaone4-windows": {
+        "num_hidden_layers": 64,
+        "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 16,
+    },
+    "starcoder2": {"sliding_window": None},
     # 27 layers, otherwise llama.cpp expects a query latent.
     "deepseek-v2": {"topk_method": "greedy", "num_hidden_layers": 27, **EPSILON},
     "deepseek-v3": EPSILON,
@@ -64,23 +76,22 @@ def renamed(tensors, name):
     if name == "qwen2-moe":
         # The first layer has no experts.
         return {k.replace("layers.1.", "layers.0."): v for k, v in tensors.items() if "layers.0." not in k}
-    if name == "deepseek-v2":
-        more = {
-            k.replace("layers.1.", f"layers.{layer}."): v
-            for k, v in tensors.items()
-            for layer in range(2, 27)
-            if "layers.1." in k
-        }
-        return tensors | more
-    return tensors
+    layers = MODELS[name].get("num_hidden_layers", 0)
+    return tensors | {
+        k.replace("layers.1.", f"layers.{layer}."): v
+        for k, v in tensors.items()
+        for layer in range(2, layers)
+        if "layers.1." in k
+    }
 
 
 def make(name, folder):
     out = folder / name
     out.mkdir(parents=True)
-    config = json.loads((TINY / name / "config.json").read_text()) | MODELS[name]
+    tiny = next(TINY / name.removesuffix(end) for end in ("", "-nope", "-windows") if (TINY / name.removesuffix(end)).exists())
+    config = json.loads((tiny / "config.json").read_text()) | MODELS[name]
     (out / "config.json").write_text(json.dumps(config))
-    save_file(renamed(load_file(TINY / name / "model.safetensors"), name), out / "model.safetensors")
+    save_file(renamed(load_file(tiny / "model.safetensors"), name), out / "model.safetensors")
     return out
 
 

@@ -282,11 +282,8 @@ fn parse_activation(fields: Fields<'_>, architecture: &Architecture) -> Result<A
     match fields.text("hidden_act")? {
         None => Ok(architecture.activation),
         Some("gelu") if architecture.gelu_is_tanh => Ok(Activation::GeluTanh),
-        Some("silu" | "swish") => Ok(Activation::Silu),
-        Some("relu2") => Ok(Activation::Relu2),
-        Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
-        Some("gelu") => Ok(Activation::Gelu),
-        Some(_) => Err(fields.error("hidden_act", "silu, relu2, gelu, gelu_pytorch_tanh or gelu_new")),
+        Some(name) => Activation::parse(name)
+            .ok_or_else(|| fields.error("hidden_act", "silu, relu2, gelu, gelu_pytorch_tanh or gelu_new")),
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod architecture;
 pub(crate) mod layout;
+mod limits;
 mod parameters;
 mod ternary;
 
@@ -14,7 +15,7 @@ use std::collections::HashMap;
 use mantissa_model::{LinearKind, ModelConfig, Role, TensorInfo};
 use mantissa_num::{Code, CodecId, Format, Rule, Scheme, minifloat};
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::convention::gguf::{self, Architecture, block_type};
+use mantissa_store::convention::gguf::{self, block_type};
 use mantissa_store::gguf::{GgmlType, GgufTensorSpec, Storage, Value};
 use mantissa_store::{Dtype, Error};
 
@@ -68,8 +69,6 @@ fn fitting(wanted: &Scheme, cols: usize) -> Scheme {
 }
 
 impl Layout {
-    /// Plans a file.
-    ///
     /// # Errors
     /// A field of the model that GGUF or llama.cpp cannot express.
     pub(crate) fn new(
@@ -80,7 +79,7 @@ impl Layout {
         linears: &[PlannedLinear],
         options: &Options,
     ) -> Result<Self> {
-        let architecture = architecture::architecture(source, config)?;
+        let architecture = limits::architecture(source, config)?;
         let mut layout = Layout {
             metadata: Vec::new(),
             tensors: Vec::new(),
@@ -96,7 +95,6 @@ impl Layout {
         let mut adding = Adding { source, job, weights, options, planned, experts: experts(config), stacks };
         for info in parameters(config) {
             if let Some(joined) = architecture.joined(&info.name) {
-                // GGUF splits some tensors, such as the joined projection from the latent (MLA).
                 layout.add_joined(&adding, config, info, joined)?;
                 continue;
             }
@@ -113,7 +111,7 @@ impl Layout {
             job.recipe().and_then(|recipe| recipe.file_type).map(|ty| ty.number).or_else(|| ty.file_type());
         layout.metadata = gguf::metadata(architecture, name, &sizes(config), number, quantized);
         layout.metadata.extend(family_metadata(architecture, config));
-        layout.metadata.extend(rope_metadata(source, architecture, &config.rope)?);
+        layout.metadata.extend(rope_metadata(architecture, &config.rope));
         layout.put_tokenizer(source, config)?;
         Ok(layout)
     }
@@ -137,7 +135,7 @@ impl Layout {
             // The method quantizes this layer later; here only its tensor is declared.
             let ty = block_type(&scheme.format).unwrap_or(GgmlType::F32);
             let factor = ternary::factor_beside(config, job, scheme);
-            if factor && ty != GgmlType::NVFP4 && self.architecture != Architecture::Bitnet {
+            if factor && ty != GgmlType::NVFP4 && !self.architecture.weight_factors {
                 let expected = "a scheme with scales in its blocks; only bitnet has a separate factor";
                 return Err(fault(source, &info.name, scheme.to_string(), expected));
             }
@@ -239,7 +237,6 @@ fn cast_scheme(
     }
 }
 
-/// Returns the scheme of the source's dtype.
 fn source_scheme(source: &ModelFiles, name: &str) -> Result<Scheme> {
     let meta = source.checkpoint().get(name);
     let meta =

@@ -16,6 +16,19 @@ pub enum Activation {
     Gelu,
 }
 
+impl Activation {
+    /// Finds the function that this name stands for in config.json.
+    pub fn parse(name: &str) -> Option<Self> {
+        Some(match name {
+            "silu" | "swish" => Activation::Silu,
+            "relu2" => Activation::Relu2,
+            "gelu_pytorch_tanh" | "gelu_new" => Activation::GeluTanh,
+            "gelu" => Activation::Gelu,
+            _ => return None,
+        })
+    }
+}
+
 impl fmt::Display for Activation {
     /// Prints the name used in config.json.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

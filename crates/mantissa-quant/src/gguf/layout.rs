@@ -16,7 +16,7 @@ pub(crate) struct Layout {
     pub(crate) tensors: Vec<GgufTensorSpec>,
     pub(crate) casts: Vec<Cast>,
     pub(crate) joined: Vec<JoinedCast>,
-    pub(crate) architecture: Architecture,
+    pub(crate) architecture: &'static Architecture,
     pub(crate) order: RowOrder,
     /// Rotary factors by the name of their tensor.
     pub(crate) rope_factors: Vec<(&'static str, Vec<f32>)>,

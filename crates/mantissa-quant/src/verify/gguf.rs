@@ -153,6 +153,11 @@ fn check_config(ours: &ModelConfig, theirs: &ModelConfig, found: &mut Verificati
         Some(written) if c.experts.is_none() => written.model_type(),
         _ => c.architecture.name,
     };
+    // A window as wide as the context leaves out no key.
+    let windows = |c: &ModelConfig| -> Vec<_> {
+        let within = |window: &usize| *window < c.max_position_embeddings;
+        c.windows.iter().map(|window| window.filter(within)).collect()
+    };
     let text = |c: &ModelConfig| {
         [
             ("model_type", family(c).to_owned()),
@@ -175,6 +180,8 @@ fn check_config(ours: &ModelConfig, theirs: &ModelConfig, found: &mut Verificati
             ("softcapping", format!("{:?} {:?}", c.attention_softcap, c.logit_softcap)),
             ("clip_qkv", format!("{:?}", c.clip_qkv)),
             ("latent", format!("{:?}", c.latent)),
+            ("sliding_window", format!("{:?}", windows(c))),
+            ("rotated_layers", format!("{:?}", c.rotated_layers)),
         ]
     };
     for ((field, ours), (_, theirs)) in text(ours).into_iter().zip(text(theirs)) {

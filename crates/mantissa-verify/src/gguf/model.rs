@@ -23,6 +23,15 @@ type Places<'a> = Box<dyn Fn(&str) -> Option<Place> + Sync + 'a>;
 
 type Result<T> = std::result::Result<T, Error>;
 
+/// Architectures whose converter interleaves the rows of q and k.
+const INTERLEAVED: [&str; 4] = ["llama", "olmo", "smollm3", "arcee"];
+
+/// Architectures whose converter takes a projection that is fused head by head apart.
+const FUSED_BY_HEAD: [&str; 1] = ["gptneox"];
+
+/// Architectures whose converter adds 1 to the weights of norms.
+const RAISED_NORMS: [&str; 3] = ["gemma", "gemma2", "gemma3"];
+
 /// A GGUF model under the names and in the row order of Hugging Face checkpoints.
 pub struct Model<'a> {
     /// The container.
@@ -43,8 +52,8 @@ impl<'a> Model<'a> {
         let architecture = file.text("general.architecture").unwrap_or("").to_owned();
         let heads = file.number(&format!("{architecture}.attention.head_count"));
         let key_heads = file.number(&format!("{architecture}.attention.head_count_kv")).or(heads);
-        let interleaved = heads.zip(key_heads).filter(|_| ["llama", "olmo"].contains(&architecture.as_str()));
-        let by_head = heads.filter(|_| architecture == "gptneox");
+        let interleaved = heads.zip(key_heads).filter(|_| INTERLEAVED.contains(&architecture.as_str()));
+        let by_head = heads.filter(|_| FUSED_BY_HEAD.contains(&architecture.as_str()));
         let places = Box::new(places);
         Model { file, blocks: Blocks::new(), architecture, places, interleaved, by_head }
     }
@@ -74,7 +83,7 @@ impl<'a> Model<'a> {
 
     /// True if the file stores the tensor plus 1: every norm of Gemma.
     pub fn adds_one(&self, name: &str) -> bool {
-        ["gemma", "gemma2", "gemma3"].contains(&self.architecture.as_str()) && name.contains("norm")
+        RAISED_NORMS.contains(&self.architecture.as_str()) && name.contains("norm")
     }
 
     /// File row of row `row` of `rows` in Hugging Face order. Rotary embedding rotates rows `i` and `i + d/2` of a

@@ -43,6 +43,56 @@ fn qwen2_moe(dir: &Path) -> PathBuf {
     out
 }
 
+/// Repeats the layers of the tiny model to the 64 of the only model whose windows llama.cpp computes, in its pattern.
+fn exaone4(dir: &Path) -> PathBuf {
+    let types: Vec<_> =
+        (0..64).map(|layer| if layer % 4 == 3 { "full_attention" } else { "sliding_attention" }).collect();
+    let out = model(dir, "exaone4", &json!({"num_hidden_layers": 64, "layer_types": types}));
+    let named = dir.join("exaone4-windows");
+    std::fs::rename(out, &named).unwrap();
+    let source = File::open(&tiny("exaone4").join("model.safetensors"));
+    let mut tensors = Vec::new();
+    for name in source.names() {
+        let layers = if name.contains("layers.0.") {
+            0..64
+        } else if name.contains("layers.") {
+            continue;
+        } else {
+            0..1
+        };
+        tensors.extend(layers.map(|layer| {
+            let renamed = name.replace("layers.0.", &format!("layers.{layer}."));
+            (renamed, source.shape(&name), source.bytes(&name))
+        }));
+    }
+    let tensors: Vec<_> = tensors
+        .iter()
+        .map(|(name, shape, bytes)| (name.as_str(), Dtype::F32, &shape[..], bytes.clone()))
+        .collect();
+    let file = named.join("model.safetensors");
+    std::fs::remove_file(&file).unwrap();
+    write(&file, &tensors);
+    named
+}
+
+/// Every tensor and every key of the file is of those that the `gguf` package lists for the architecture.
+fn known_to_the_gguf_package(architecture: &str, file: &Gguf) {
+    let record: Value = serde_json::from_str(include_str!("../../../../tests/data/gguf_names.json")).unwrap();
+    let listed = |list: &Value, name: &str| list.as_array().unwrap().iter().any(|known| known == name);
+    let tensors = &record["architectures"][architecture]["tensors"];
+    for tensor in file.tensors() {
+        let (module, _) = tensor.name.rsplit_once('.').unwrap();
+        let layer = module.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+        let template = layer.map_or(module.to_owned(), |(_, name)| format!("blk.{{bid}}.{name}"));
+        assert!(listed(tensors, &template), "{architecture}: {}", tensor.name);
+    }
+    for (key, _) in file.metadata().iter() {
+        let prefix = format!("{architecture}.");
+        let template = key.strip_prefix(&prefix).map_or(key.to_owned(), |rest| format!("{{arch}}.{rest}"));
+        assert!(listed(&record["keys"], &template), "{architecture}: {key}");
+    }
+}
+
 pub fn logits(dir: &Path, model: &Path, tokens: &str) -> Vec<f32> {
     let out = dir.join("logits.safetensors");
     let _ = std::fs::remove_file(&out);
@@ -70,6 +120,12 @@ fn every_architecture_is_written_with_the_same_logits() {
         ("gptneox", model(dir, "gpt-neox", &none)),
         ("gptneox", model(dir, "gpt-neox-serial", &json!({"hidden_act": "gelu"}))),
         ("phi3", model(dir, "phi3-longrope", &none)),
+        ("smollm3", model(dir, "smollm3", &json!({"no_rope_layers": [1, 1]}))),
+        ("seed_oss", model(dir, "seed-oss", &none)),
+        ("arcee", model(dir, "arcee", &none)),
+        ("exaone4", exaone4(dir)),
+        ("exaone4", model(dir, "exaone4", &json!({"sliding_window": null, "layer_types": null}))),
+        ("starcoder2", model(dir, "starcoder2", &json!({"sliding_window": null}))),
         ("bitnet", model(dir, "bitnet-silu", &none)),
         ("gpt2", model(dir, "gpt2", &none)),
         ("deepseek2", model(dir, "deepseek-v2", &json!({"topk_method": "greedy", "rms_norm_eps": 1e-6}))),
@@ -84,6 +140,7 @@ fn every_architecture_is_written_with_the_same_logits() {
         assert_eq!(done["verification"]["ok"], true, "{architecture}: {done}");
         let file = Gguf::open(&out).unwrap();
         assert_eq!(file.metadata().text("general.architecture").unwrap(), Some(architecture));
+        known_to_the_gguf_package(architecture, &file);
         complete(&out, &model);
         never_accused(text(&out), &["--reference", text(&model)]);
         let (source, found) = (logits(dir, &model, &tokens), logits(dir, &out, &tokens));
@@ -121,6 +178,10 @@ fn features_beyond_llama_cpp_are_refused_by_field() {
         ("deepseek-v2", "rms_norm_eps"),
         ("gpt-oss", "swiglu_limit"),
         ("bitnet-relu2", "tie_word_embeddings"),
+        ("smollm3", "no_rope_layers"),
+        ("seed-oss-biases", "attention_out_bias"),
+        ("exaone4", "sliding_window"),
+        ("starcoder2", "sliding_window"),
     ] {
         let (model, out) = (tiny(name), temp.path().join(format!("{name}.gguf")));
         let error = fail(

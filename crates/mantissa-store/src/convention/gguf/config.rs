@@ -2,8 +2,9 @@
 
 use serde_json::{Map, Value as Json, json};
 
+use super::architecture::{Architecture, Yarn};
+use super::order::RowOrder;
 use super::write::epsilon_key;
-use super::{Architecture, RowOrder};
 use crate::error::Result;
 use crate::gguf::{Gguf, Metadata, Value};
 
@@ -18,7 +19,7 @@ pub(super) struct Parsed {
     /// `None` if the file names no architecture.
     pub config: Option<Json>,
     /// The architecture, if it is known.
-    pub architecture: Option<Architecture>,
+    pub architecture: Option<&'static Architecture>,
     pub order: RowOrder,
     pub notes: Vec<String>,
 }
@@ -38,7 +39,7 @@ pub(super) fn parse(gguf: &Gguf) -> Result<Parsed> {
 /// Reader of the metadata of a known architecture.
 pub(super) struct Reader<'a> {
     pub(super) gguf: &'a Gguf,
-    pub(super) architecture: Architecture,
+    pub(super) architecture: &'static Architecture,
     pub(super) metadata: &'a Metadata,
 }
 
@@ -48,10 +49,7 @@ impl Reader<'_> {
         let heads = self.heads("attention.head_count")?;
         let kv_heads = self.heads("attention.head_count_kv")?.or(heads);
         let hidden = self.uint("embedding_length")?;
-        let head_dim = match self.architecture {
-            Architecture::Deepseek2 => None,
-            _ => self.head_dim(hidden, heads)?,
-        };
+        let head_dim = if self.architecture.latent { None } else { self.head_dim(hidden, heads)? };
         let mut config = Map::new();
         let mut put = |field: &str, value: Option<u64>| value.map(|v| config.insert(field.into(), json!(v)));
         put("hidden_size", hidden);
@@ -86,7 +84,7 @@ impl Reader<'_> {
     }
 
     pub(super) fn key(&self, key: &str) -> String {
-        format!("{}.{key}", self.architecture.name())
+        format!("{}.{key}", self.architecture.name)
     }
 
     pub(super) fn uint(&self, key: &str) -> Result<Option<u64>> {
@@ -118,7 +116,7 @@ impl Reader<'_> {
         let stated = self.uint("attention.key_length")?;
         let derived = || hidden.zip(heads).and_then(|(d, h)| d.checked_div(h));
         let Some(dim) = stated.or_else(derived) else { return Ok(None) };
-        let in_part = self.architecture.rotates_in_part();
+        let in_part = self.architecture.partial.is_some();
         for key in ["attention.value_length", "rope.dimension_count"] {
             let fits = |found: u64| found == dim || (in_part && key.starts_with("rope") && found < dim);
             if let Some(found) = self.uint(key)?.filter(|&found| !fits(found)) {
@@ -145,18 +143,9 @@ impl Reader<'_> {
                 Err(self.metadata.fault(&field, "only some of these", "all of them or none"))
             }
         };
-        let attention = match self.architecture {
-            // Architectures that always have biases.
-            Architecture::Phi2 | Architecture::GptNeox | Architecture::Gpt2 => return Ok(()),
-            Architecture::Qwen2Moe => {
-                config.insert("qkv_bias".into(), json!(all(&["attn_q", "attn_k", "attn_v"])?));
-                Ok(false)
-            }
-            Architecture::Qwen2 => all(&["attn_q", "attn_k", "attn_v"]),
-            _ => all(&["attn_q", "attn_k", "attn_v", "attn_output"]),
-        };
-        config.insert("attention_bias".into(), json!(attention?));
-        config.insert("mlp_bias".into(), json!(all(&["ffn_gate", "ffn_up", "ffn_down"])?));
+        for bias in self.architecture.biases {
+            config.insert(bias.field.into(), json!(all(bias.tensors)?));
+        }
         Ok(())
     }
 
@@ -201,19 +190,18 @@ impl Reader<'_> {
             }
         }
         const MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
-        match self.architecture {
-            Architecture::Deepseek2 => {
-                // A tenth of the configs' value; llama.cpp otherwise scales scores and angles differently.
-                let Some(tenth) = self.float(MULTIPLIER)?.filter(|&found| found != 0.0) else {
-                    return Err(self.metadata.fault(&self.key(MULTIPLIER), "none", "a number other than 0"));
-                };
-                let mscale = (tenth * 1e7).round() / 1e6;
-                yarn.insert("mscale".into(), json!(mscale));
-                yarn.insert("mscale_all_dim".into(), json!(mscale));
-            }
-            _ => self.refuse(MULTIPLIER)?,
+        if self.architecture.yarn == Yarn::Multiplier {
+            // A tenth of the configs' value; llama.cpp otherwise scales scores and angles differently.
+            let Some(tenth) = self.float(MULTIPLIER)?.filter(|&found| found != 0.0) else {
+                return Err(self.metadata.fault(&self.key(MULTIPLIER), "none", "a number other than 0"));
+            };
+            let mscale = (tenth * 1e7).round() / 1e6;
+            yarn.insert("mscale".into(), json!(mscale));
+            yarn.insert("mscale_all_dim".into(), json!(mscale));
+        } else {
+            self.refuse(MULTIPLIER)?;
         }
-        if self.architecture == Architecture::GptOss {
+        if self.architecture.yarn == Yarn::Untruncated {
             yarn.insert("truncate".into(), json!(false));
         }
         self.refuse("rope.scaling.yarn_ext_factor")?;
@@ -269,7 +257,7 @@ impl Reader<'_> {
     }
 
     fn notes(&self) -> Result<Vec<String>> {
-        if self.architecture.default_window_period().is_some() {
+        if self.architecture.has_windows(small(self.uint("block_count")?.unwrap_or(0))) {
             return Ok(Vec::new());
         }
         let window = self.uint("attention.sliding_window")?.filter(|&n| n > 0);

@@ -1,11 +1,10 @@
-//! Features of single architectures: experts, sliding windows, caps, partial rotation; and refused metadata.
+//! Features beyond a plain decoder: experts, windows, caps, partial rotation; and refused metadata.
 //!
-//! The fields are those of transformers' configs. Rules without a key follow llama.cpp (`llama-model.cpp`, one loader
-//! per architecture).
+//! The fields are those of transformers' configs, the rules that have no key are llama.cpp's (one loader for each architecture).
 
 use serde_json::{Map, Value as Json, json};
 
-use super::Architecture;
+use super::architecture::{Experts, Unrotated, Windows};
 use super::config::{LONG_ROPE, Reader, small};
 use crate::error::Result;
 use crate::gguf::Value;
@@ -28,47 +27,15 @@ const UNSUPPORTED: [(&str, &[f64]); 14] = [
     ("rope.scaling.attn_factor", &[1.0]),
 ];
 
-impl Architecture {
-    /// Keys of [`UNSUPPORTED`] that the file has.
-    fn has_key(self, key: &str) -> bool {
-        match key {
-            "expert_count" => self.may_have_experts(),
-            "attention.clamp_kqv" => self == Self::Olmo,
-            "attn_logit_softcapping" => self == Self::Gemma2,
-            "final_logit_softcapping" => matches!(self, Self::Gemma2 | Self::Gemma3),
-            "expert_group_count"
-            | "expert_gating_func"
-            | "expert_weights_scale"
-            | "leading_dense_block_count" => self == Self::Deepseek2,
-            _ => false,
-        }
-    }
-
-    fn may_have_experts(self) -> bool {
-        matches!(self, Self::Llama | Self::Qwen2Moe | Self::Qwen3Moe | Self::Deepseek2 | Self::GptOss)
-    }
-
-    /// Default period of the sliding-window pattern, whose last layer has full attention; `None` if llama.cpp gives
-    /// no layer a window.
-    pub fn default_window_period(self) -> Option<u32> {
-        match self {
-            Self::Gemma2 | Self::GptOss => Some(2),
-            Self::Gemma3 => Some(6),
-            _ => None,
-        }
-    }
-
-    /// Square of the divisor of attention scores: the head width. For the largest models of Gemma 2 and 3, which
-    /// llama.cpp identifies by their number of layers, it is the residual width per head.
-    pub fn query_scale(self, layers: u64, hidden: u64, heads: u64, head_dim: u64) -> u64 {
-        let largest = match self {
-            Self::Gemma2 => layers == 46,
-            Self::Gemma3 => layers == 62,
-            _ => false,
-        };
-        if largest { hidden.checked_div(heads).unwrap_or(head_dim) } else { head_dim }
-    }
-}
+/// Tensors that change the computation, by the end of their names.
+const GUARDED: [&str; 6] = [
+    "attn_qkv.weight",
+    "ffn_gate_inp.weight",
+    "ffn_gate_exps.weight",
+    "ffn_gate_inp.bias",
+    "exp_probs_b.bias",
+    "attn_sinks.weight",
+];
 
 impl Reader<'_> {
     pub(super) fn refuse_unsupported(&self) -> Result<()> {
@@ -86,20 +53,10 @@ impl Reader<'_> {
                 return Err(self.metadata.fault(&key, found, allowed));
             }
         }
-        let is = |known: &[Architecture]| known.contains(&self.architecture);
-        let joined = is(&[Architecture::Phi3, Architecture::GptNeox, Architecture::Gpt2]);
-        let experts = self.architecture.may_have_experts();
-        for (suffix, known) in [
-            ("attn_qkv.weight", joined),
-            ("ffn_gate_inp.weight", experts),
-            ("ffn_gate_exps.weight", experts),
-            ("ffn_gate_inp.bias", is(&[Architecture::GptOss])),
-            ("exp_probs_b.bias", is(&[Architecture::Deepseek2])),
-            ("attn_sinks.weight", is(&[Architecture::GptOss])),
-        ] {
+        for suffix in GUARDED {
             let tensor = self.gguf.tensors().iter().find(|tensor| tensor.name.ends_with(suffix));
-            if let Some(tensor) = tensor.filter(|_| !known) {
-                let allowed = format!("none in the architecture {}", self.architecture.name());
+            if let Some(tensor) = tensor.filter(|_| !self.architecture.has_tensor(suffix)) {
+                let allowed = format!("none in the architecture {}", self.architecture.name);
                 return Err(self.metadata.fault(&tensor.name, "this tensor", allowed));
             }
         }
@@ -108,55 +65,55 @@ impl Reader<'_> {
 
     /// Experts of a mixture; in every layer, as in llama.cpp.
     pub(super) fn put_experts(&self, config: &mut Map<String, Json>) -> Result<()> {
-        let mixture = self.architecture != Architecture::Llama && self.architecture.may_have_experts();
-        let count = self.uint("expert_count")?.filter(|&n| n > 0);
-        let Some(count) = count.filter(|_| self.architecture.may_have_experts()) else {
-            return match mixture {
-                true => Err(self.metadata.fault(&self.key("expert_count"), "none", "at least 1")),
-                false => Ok(()),
+        let form = self.architecture.experts;
+        if form == Experts::None {
+            return Ok(());
+        }
+        let Some(count) = self.uint("expert_count")?.filter(|&n| n > 0) else {
+            return match form {
+                Experts::Some { .. } => Ok(()),
+                _ => Err(self.metadata.fault(&self.key("expert_count"), "none", "at least 1")),
             };
         };
         let Some(used) = self.uint("expert_used_count")? else {
             return Err(self.metadata.fault(&self.key("expert_used_count"), "none", format!("1 to {count}")));
         };
         config.insert("num_experts_per_tok".into(), json!(used));
-        if !mixture {
-            config.insert("model_type".into(), json!("mixtral"));
-            config.insert("num_local_experts".into(), json!(count));
-            return Ok(());
-        }
-        // Older files do not state the widths; take them from the tensors.
-        let width = |key: &str, name: &str, dimension: usize| -> Result<Option<u64>> {
-            let shape = self.gguf.get(&format!("blk.0.{name}.weight")).map(|tensor| &tensor.shape);
-            let of_tensor = shape.and_then(|shape| shape.get(dimension)).map(|&n| n as u64);
-            Ok(self.uint(key)?.filter(|&n| n > 0).or(of_tensor))
-        };
-        let own = width("expert_feed_forward_length", "ffn_gate_exps", 1)?;
-        match self.architecture {
-            Architecture::GptOss => {
+        let own = self.expert_width("expert_feed_forward_length", "ffn_gate_exps", 1)?;
+        match form {
+            Experts::None => Ok(()),
+            Experts::Some { model_type } => {
+                config.insert("model_type".into(), json!(model_type));
                 config.insert("num_local_experts".into(), json!(count));
-                if own.is_some() {
-                    config.insert("intermediate_size".into(), json!(own));
-                }
-                return Ok(());
+                Ok(())
             }
-            Architecture::Deepseek2 => return self.put_deepseek_experts(config, count, own),
-            _ => {}
+            Experts::Grouped { softmax } => self.put_grouped_experts(config, softmax, count, own),
+            Experts::Every { count: count_field, width, normalized, shared } => {
+                config.insert(count_field.into(), json!(count));
+                own.map(|own| config.insert(width.into(), json!(own)));
+                normalized.map(|flag| config.insert("norm_topk_prob".into(), json!(flag)));
+                if let Some(field) = shared {
+                    let width =
+                        self.expert_width("expert_shared_feed_forward_length", "ffn_gate_shexp", 0)?;
+                    config.insert(field.into(), json!(width));
+                }
+                Ok(())
+            }
         }
-        config.insert("num_experts".into(), json!(count));
-        config.insert("moe_intermediate_size".into(), json!(own));
-        config.insert("norm_topk_prob".into(), json!(self.architecture == Architecture::Qwen3Moe));
-        if self.architecture == Architecture::Qwen2Moe {
-            let shared = width("expert_shared_feed_forward_length", "ffn_gate_shexp", 0)?;
-            config.insert("shared_expert_intermediate_size".into(), json!(shared));
-        }
-        Ok(())
     }
 
-    /// Experts of DeepSeek: V3 with sigmoid scores, V2 with softmax.
-    fn put_deepseek_experts(
+    /// Width that a key states, or else a dimension of the tensors: older files do not state it.
+    fn expert_width(&self, key: &str, name: &str, dimension: usize) -> Result<Option<u64>> {
+        let shape = self.gguf.get(&format!("blk.0.{name}.weight")).map(|tensor| &tensor.shape);
+        let of_tensor = shape.and_then(|shape| shape.get(dimension)).map(|&n| n as u64);
+        Ok(self.uint(key)?.filter(|&n| n > 0).or(of_tensor))
+    }
+
+    /// The experts of DeepSeek. Models with softmax scores have a `model_type` of their own.
+    fn put_grouped_experts(
         &self,
         config: &mut Map<String, Json>,
+        softmax: &str,
         count: u64,
         width: Option<u64>,
     ) -> Result<()> {
@@ -178,7 +135,7 @@ impl Reader<'_> {
                 return Err(self.metadata.fault(&key, found, "1 with softmax scores, or no such key"));
             }
             0 | 1 => {
-                config.insert("model_type".into(), json!("deepseek_v2"));
+                config.insert("model_type".into(), json!(softmax));
                 config.insert("topk_method".into(), json!("greedy"));
             }
             2 => {
@@ -193,54 +150,47 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Fields of single architectures.
+    /// Fields of features that not every architecture has.
     pub(super) fn put_family(&self, config: &mut Map<String, Json>, head_dim: Option<u64>) -> Result<()> {
-        match self.architecture {
-            Architecture::Gemma => {
-                config.insert("hidden_act".into(), json!("gelu_pytorch_tanh"));
+        let row = self.architecture;
+        for (from, to) in row.renamed {
+            if let Some(value) = config.remove(*from) {
+                config.insert((*to).into(), value);
             }
-            Architecture::Gemma2 | Architecture::Gemma3 => self.put_gemma(config, head_dim)?,
-            Architecture::Phi2 => {
-                rename(config, "rms_norm_eps", "layer_norm_eps");
-                config.insert("hidden_act".into(), json!("gelu_new"));
-                self.put_partial(config, "partial_rotary_factor", head_dim)?;
-            }
-            Architecture::Phi3 => {
-                config.insert("sliding_window".into(), Json::Null);
-                self.put_partial(config, "partial_rotary_factor", head_dim)?;
-            }
-            Architecture::Olmo => {
-                self.require_epsilon(1e-5)?;
-                let clip = self.float("attention.clamp_kqv")?.filter(|&clip| clip > 0.0);
-                config.insert("clip_qkv".into(), json!(clip));
-            }
-            Architecture::GptNeox => self.put_gpt_neox(config, head_dim)?,
-            Architecture::Bitnet => {
-                // llama.cpp uses SiLU unless the file says otherwise.
-                let stated = self.metadata.text(&self.key("hidden_activation"))?;
-                config.insert("hidden_act".into(), json!(stated.unwrap_or("silu")));
-            }
-            Architecture::Gpt2 => put_gpt2(config),
-            Architecture::Deepseek2 => self.put_latent(config)?,
-            Architecture::GptOss => {
-                let layers = config.get("num_hidden_layers").and_then(Json::as_u64).unwrap_or(0);
-                self.put_windows(config, layers)?;
-            }
-            _ => {}
         }
-        Ok(())
-    }
-
-    /// Fields of GPT-NeoX, whose names differ from those of Llama.
-    fn put_gpt_neox(&self, config: &mut Map<String, Json>, head_dim: Option<u64>) -> Result<()> {
-        rename(config, "rms_norm_eps", "layer_norm_eps");
-        rename(config, "rope_theta", "rotary_emb_base");
-        config.insert("hidden_act".into(), json!("gelu"));
-        let biased = self.gguf.get("blk.0.attn_qkv.bias").is_some();
-        config.insert("attention_bias".into(), json!(biased));
-        let parallel = self.metadata.flag(&self.key("use_parallel_residual"))?;
-        config.insert("use_parallel_residual".into(), json!(parallel.unwrap_or(true)));
-        self.put_partial(config, "rotary_pct", head_dim)
+        let stated = match row.other_activation {
+            Some(_) => self.metadata.text(&self.key("hidden_activation"))?,
+            None => None,
+        };
+        config.insert(row.activation_field.into(), json!(stated.unwrap_or(row.activation)));
+        if row.parallel_key {
+            let parallel = self.metadata.flag(&self.key("use_parallel_residual"))?;
+            config.insert("use_parallel_residual".into(), json!(parallel.unwrap_or(true)));
+        }
+        if row.windows == Windows::Zero {
+            config.insert("sliding_window".into(), Json::Null);
+        }
+        if let Some(field) = row.partial {
+            self.put_partial(config, field, head_dim)?;
+        }
+        if let Some(eps) = row.fixed_epsilon {
+            self.require_epsilon(eps)?;
+        }
+        if row.has_key("attention.clamp_kqv") {
+            let clip = self.float("attention.clamp_kqv")?.filter(|&clip| clip > 0.0);
+            config.insert("clip_qkv".into(), json!(clip));
+        }
+        if row.latent {
+            self.put_latent(config)?;
+        }
+        if let Unrotated::LastOf(period) = row.unrotated {
+            config.insert("no_rope_layer_interval".into(), json!(period));
+        }
+        self.put_scores(config, head_dim)?;
+        match row.windows {
+            Windows::Periodic { period, .. } => self.put_windows(config, period),
+            _ => Ok(()),
+        }
     }
 
     /// Widths of latent attention. llama.cpp counts one key head, as wide as the latent and its rotated part; older
@@ -270,29 +220,38 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn put_gemma(&self, config: &mut Map<String, Json>, head_dim: Option<u64>) -> Result<()> {
-        config.insert("hidden_activation".into(), json!("gelu_pytorch_tanh"));
+    /// Caps and scale of the attention scores, and the rotary base of layers with a window.
+    fn put_scores(&self, config: &mut Map<String, Json>, head_dim: Option<u64>) -> Result<()> {
+        let row = self.architecture;
         let caps = ["attn_logit_softcapping", "final_logit_softcapping"];
-        for cap in caps.into_iter().filter(|cap| self.architecture.has_key(cap)) {
+        for cap in caps.into_iter().filter(|cap| row.has_key(cap)) {
             if let Some(limit) = self.float(cap)? {
                 config.insert(cap.into(), json!(Some(limit).filter(|&limit| limit > 0.0)));
             }
         }
-        let of = |field: &str| config.get(field).and_then(Json::as_u64).unwrap_or(0);
-        let (layers, hidden, heads) = (of("num_hidden_layers"), of("hidden_size"), of("num_attention_heads"));
-        let scale = self.architecture.query_scale(layers, hidden, heads, head_dim.unwrap_or(0));
-        config.insert("query_pre_attn_scalar".into(), json!(scale));
-        if self.architecture == Architecture::Gemma3 {
+        if row.wide_scale.is_some() {
+            let of = |field: &str| small(config.get(field).and_then(Json::as_u64).unwrap_or(0));
+            let (layers, hidden) = (of("num_hidden_layers"), of("hidden_size"));
+            let heads = of("num_attention_heads");
+            let scale = row.query_scale(layers, hidden, heads, small(head_dim.unwrap_or(0)));
+            config.insert("query_pre_attn_scalar".into(), json!(scale));
+        }
+        if row.local_theta {
             let local = self.float("rope.freq_base_swa")?.unwrap_or(10_000.0);
             config.insert("rope_local_base_freq".into(), json!(local));
         }
-        self.put_windows(config, layers)
+        Ok(())
     }
 
-    /// Sliding windows, and the layers that have them.
-    fn put_windows(&self, config: &mut Map<String, Json>, layers: u64) -> Result<()> {
+    /// Sliding windows, and the layers that have them; `default` is their period where no key states it.
+    fn put_windows(&self, config: &mut Map<String, Json>, default: u32) -> Result<()> {
         /// Maximum number of layers.
         const MOST: u64 = 10_000;
+        let layers = config.get("num_hidden_layers").and_then(Json::as_u64).unwrap_or(0);
+        if !self.architecture.has_windows(small(layers)) {
+            config.insert("sliding_window".into(), Json::Null);
+            return Ok(());
+        }
         let window = self.uint("attention.sliding_window")?.filter(|&n| n > 0);
         config.insert("sliding_window".into(), json!(window));
         let key = self.key("attention.sliding_window_pattern");
@@ -304,8 +263,7 @@ impl Reader<'_> {
                 return Err(self.metadata.fault(&key, format!("{} flags", flags.len()), layers.to_string()));
             }
             _ => {
-                let stated = self.metadata.uint(&key)?;
-                let period = stated.unwrap_or(self.architecture.default_window_period().unwrap_or(1).into());
+                let period = self.metadata.uint(&key)?.unwrap_or(default.into());
                 // In llama.cpp a period of 0 gives every layer a window.
                 (0..layers.min(MOST)).map(|layer| period == 0 || layer % period < period - 1).collect()
             }
@@ -337,26 +295,4 @@ impl Reader<'_> {
             _ => Ok(()),
         }
     }
-}
-
-/// Renames a field, if it is set.
-fn rename(config: &mut Map<String, Json>, from: &str, to: &str) {
-    if let Some(value) = config.remove(from) {
-        config.insert(to.into(), value);
-    }
-}
-
-/// Fields of GPT-2, whose names differ from those of Llama.
-fn put_gpt2(config: &mut Map<String, Json>) {
-    for (from, to) in [
-        ("hidden_size", "n_embd"),
-        ("num_hidden_layers", "n_layer"),
-        ("num_attention_heads", "n_head"),
-        ("intermediate_size", "n_inner"),
-        ("max_position_embeddings", "n_positions"),
-        ("rms_norm_eps", "layer_norm_epsilon"),
-    ] {
-        rename(config, from, to);
-    }
-    config.insert("activation_function".into(), json!("gelu_new"));
 }

@@ -10,6 +10,7 @@
 //! Source: llama.cpp, `conversion/gpt_oss.py` and `conversion/deepseek.py`; `deepseek2.cpp`.
 
 use super::Architecture;
+use super::architecture::Split;
 use super::names::layer;
 
 /// Tensor that GGUF stores in parts.
@@ -35,21 +36,14 @@ pub struct JoinedPart<T> {
 impl Architecture {
     /// Parts of the tensor with this Hugging Face name, if the file has it in parts. Older files have the projection
     /// of [`Joined::KeysAndValues`] whole, at [`Architecture::place`].
-    pub fn joined(self, hf: &str) -> Option<Joined> {
+    pub fn joined(&self, hf: &str) -> Option<Joined> {
         let (layer, module) = layer(hf.strip_prefix("model.layers.")?)?;
         let stored = |name: &str| format!("blk.{layer}.{name}");
-        match (self, module) {
-            (Self::GptOss, "mlp.experts.gate_up_proj_bias") => {
-                Some(Joined::Biases(vec![stored("ffn_gate_exps.bias"), stored("ffn_up_exps.bias")]))
-            }
-            (Self::GptOss, "mlp.experts.down_proj_bias") => {
-                Some(Joined::Biases(vec![stored("ffn_down_exps.bias")]))
-            }
-            (Self::Deepseek2, "self_attn.kv_b_proj.weight") => {
-                Some(Joined::KeysAndValues([stored("attn_k_b.weight"), stored("attn_v_b.weight")]))
-            }
-            _ => None,
-        }
+        let (_, split) = self.split.iter().find(|(name, _)| *name == module)?;
+        Some(match split {
+            Split::Biases(names) => Joined::Biases(names.iter().map(|name| stored(name)).collect()),
+            Split::KeysAndValues(names) => Joined::KeysAndValues(names.map(stored)),
+        })
     }
 }
 
@@ -150,8 +144,12 @@ impl Joined {
 mod tests {
     use super::*;
 
-    fn round_trip(name: &str, architecture: Architecture, rows: usize, cols: usize, heads: (usize, usize)) {
-        let joined = architecture.joined(name).unwrap();
+    fn split_of(architecture: &str, name: &str) -> Option<Joined> {
+        Architecture::parse(architecture).unwrap().joined(name)
+    }
+
+    fn round_trip(name: &str, architecture: &str, rows: usize, cols: usize, heads: (usize, usize)) {
+        let joined = split_of(architecture, name).unwrap();
         let values: Vec<usize> = (0..rows * cols).collect();
         let parts = joined.split(&values, rows, cols, heads).unwrap();
         let borrowed: Vec<_> = parts.iter().map(|part| (&part.shape[..], &part.values[..])).collect();
@@ -162,14 +160,14 @@ mod tests {
 
     #[test]
     fn split_tensors_are_joined_again() {
-        round_trip("model.layers.3.mlp.experts.gate_up_proj_bias", Architecture::GptOss, 3, 8, (0, 0));
-        round_trip("model.layers.3.mlp.experts.down_proj_bias", Architecture::GptOss, 3, 8, (0, 0));
-        round_trip("model.layers.0.self_attn.kv_b_proj.weight", Architecture::Deepseek2, 10, 4, (2, 3));
+        round_trip("model.layers.3.mlp.experts.gate_up_proj_bias", "gpt-oss", 3, 8, (0, 0));
+        round_trip("model.layers.3.mlp.experts.down_proj_bias", "gpt-oss", 3, 8, (0, 0));
+        round_trip("model.layers.0.self_attn.kv_b_proj.weight", "deepseek2", 10, 4, (2, 3));
     }
 
     #[test]
     fn parts_are_in_the_order_of_the_converter() {
-        let joined = Architecture::GptOss.joined("model.layers.1.mlp.experts.gate_up_proj_bias").unwrap();
+        let joined = split_of("gpt-oss", "model.layers.1.mlp.experts.gate_up_proj_bias").unwrap();
         let parts = joined.split(&[0, 1, 2, 3, 4, 5, 6, 7], 2, 4, (0, 0)).unwrap();
         assert_eq!(
             (parts[0].name.as_str(), &parts[0].values[..]),
@@ -177,10 +175,10 @@ mod tests {
         );
         assert_eq!(parts[1].values, [1, 3, 5, 7]);
         // One head with two rows of keys and one of values, over a latent of three.
-        let joined = Architecture::Deepseek2.joined("model.layers.1.self_attn.kv_b_proj.weight").unwrap();
+        let joined = split_of("deepseek2", "model.layers.1.self_attn.kv_b_proj.weight").unwrap();
         let parts = joined.split(&[0, 1, 2, 3, 4, 5, 6, 7, 8], 3, 3, (1, 2)).unwrap();
         assert_eq!((&parts[0].shape[..], &parts[0].values[..]), (&[1, 3, 2][..], &[0, 3, 1, 4, 2, 5][..]));
         assert_eq!((&parts[1].shape[..], &parts[1].values[..]), (&[1, 1, 3][..], &[6, 7, 8][..]));
-        assert_eq!(Architecture::Llama.joined("model.layers.1.self_attn.kv_b_proj.weight"), None);
+        assert_eq!(split_of("llama", "model.layers.1.self_attn.kv_b_proj.weight"), None);
     }
 }

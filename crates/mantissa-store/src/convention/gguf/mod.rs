@@ -4,16 +4,19 @@
 //! `config.json`. So nothing above this module depends on GGUF. Metadata with an unsupported effect on the
 //! computation is refused by its key.
 
+mod architecture;
 mod config;
 mod family;
 mod joined;
 mod names;
 mod order;
 mod read;
+mod table;
 mod write;
 
 use std::path::Path;
 
+pub use architecture::{Architecture, Bias, Experts as GgufExperts, Presence, Unrotated, Windows, Yarn};
 pub use config::{LONG_ROPE, ROPE_FACTORS};
 pub use joined::{Joined, JoinedPart};
 pub use names::{Place, hf_name, place, stored_name};
@@ -31,122 +34,6 @@ use crate::{Checkpoint, Result, TensorSpec};
 
 /// Name on the command line and in reports.
 pub const NAME: &str = "gguf";
-
-/// Supported GGUF architecture.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Architecture {
-    /// Llama, Mistral and Mixtral: the rows of q and k are interleaved.
-    Llama,
-    /// Qwen2 and Qwen2.5.
-    Qwen2,
-    /// Qwen1.5-MoE and Qwen2-MoE.
-    Qwen2Moe,
-    /// Qwen3.
-    Qwen3,
-    /// Qwen3-MoE.
-    Qwen3Moe,
-    /// Gemma: norms hold 1 plus the weight.
-    Gemma,
-    /// Gemma 2.
-    Gemma2,
-    /// Gemma 3, text only.
-    Gemma3,
-    /// Phi-1, 1.5 and 2.
-    Phi2,
-    /// Phi-3 and Phi-4.
-    Phi3,
-    /// OLMo: rows as in Llama.
-    Olmo,
-    /// OLMo 2.
-    Olmo2,
-    /// GPT-NeoX and Pythia.
-    GptNeox,
-    /// BitNet b1.58: a factor beside each ternary weight.
-    Bitnet,
-    /// GPT-2.
-    Gpt2,
-    /// DeepSeek-V2 and V3: the key-value up-projection is split.
-    Deepseek2,
-    /// gpt-oss: gate and up of the experts are split.
-    GptOss,
-}
-
-impl Architecture {
-    /// Every architecture with its name in `general.architecture` and its `model_type`.
-    pub const NAMES: [(Self, &'static str, &'static str); 17] = [
-        (Self::Llama, "llama", "llama"),
-        (Self::Qwen2, "qwen2", "qwen2"),
-        (Self::Qwen2Moe, "qwen2moe", "qwen2_moe"),
-        (Self::Qwen3, "qwen3", "qwen3"),
-        (Self::Qwen3Moe, "qwen3moe", "qwen3_moe"),
-        (Self::Gemma, "gemma", "gemma"),
-        (Self::Gemma2, "gemma2", "gemma2"),
-        (Self::Gemma3, "gemma3", "gemma3_text"),
-        (Self::Phi2, "phi2", "phi"),
-        (Self::Phi3, "phi3", "phi3"),
-        (Self::Olmo, "olmo", "olmo"),
-        (Self::Olmo2, "olmo2", "olmo2"),
-        (Self::GptNeox, "gptneox", "gpt_neox"),
-        (Self::Bitnet, "bitnet", "bitnet"),
-        (Self::Gpt2, "gpt2", "gpt2"),
-        (Self::Deepseek2, "deepseek2", "deepseek_v3"),
-        (Self::GptOss, "gpt-oss", "gpt_oss"),
-    ];
-
-    /// The architecture with this name.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::NAMES.into_iter().find(|(_, known, _)| *known == name).map(|(architecture, ..)| architecture)
-    }
-
-    /// Name in `general.architecture`.
-    pub fn name(self) -> &'static str {
-        Self::NAMES.iter().find(|(known, ..)| *known == self).map_or("", |(_, name, _)| name)
-    }
-
-    /// `model_type` of its source checkpoints; Mistral's and Mixtral's are `llama` too, DeepSeek-V2's `deepseek2`.
-    pub fn model_type(self) -> &'static str {
-        Self::NAMES.iter().find(|(known, ..)| *known == self).map_or("", |(.., model_type)| model_type)
-    }
-
-    /// Architecture to write for a Hugging Face `model_type`.
-    pub fn of_model_type(model_type: &str) -> Option<Self> {
-        let written = match model_type {
-            "mistral" | "mixtral" => "llama",
-            "deepseek_v2" => "deepseek_v3",
-            other => other,
-        };
-        Self::NAMES.into_iter().find(|(.., known)| *known == written).map(|(architecture, ..)| architecture)
-    }
-
-    /// Row order in a model with these numbers of heads.
-    pub fn row_order(self, heads: usize, kv_heads: usize) -> RowOrder {
-        RowOrder {
-            interleaved: matches!(self, Self::Llama | Self::Olmo).then_some((heads, kv_heads)),
-            by_head: (self == Self::GptNeox).then_some(heads),
-        }
-    }
-
-    /// True if the tensor with this Hugging Face name is stored with 1 added, like Gemma's norms.
-    pub fn adds_one(self, hf: &str) -> bool {
-        matches!(self, Self::Gemma | Self::Gemma2 | Self::Gemma3) && hf.ends_with("norm.weight")
-    }
-
-    /// True if there are norms after attention and MLP.
-    pub(super) fn norms_results(self) -> bool {
-        matches!(self, Self::Gemma2 | Self::Gemma3 | Self::Olmo2)
-    }
-
-    /// True if RoPE may cover only a part of each head.
-    pub(super) fn rotates_in_part(self) -> bool {
-        matches!(self, Self::Phi2 | Self::Phi3 | Self::GptNeox)
-    }
-
-    /// True if the norms are LayerNorms, whose epsilon has another key.
-    pub fn has_layer_norms(self) -> bool {
-        matches!(self, Self::Phi2 | Self::Olmo | Self::GptNeox | Self::Gpt2)
-    }
-}
 
 /// GGUF, read by llama.cpp: one file.
 #[derive(Debug)]
@@ -241,7 +128,7 @@ impl ModelFiles {
 #[derive(Clone, Debug)]
 pub struct Model {
     header: GgufHeader,
-    architecture: Option<Architecture>,
+    architecture: Option<&'static Architecture>,
     order: RowOrder,
     notes: Vec<String>,
 }
@@ -297,7 +184,7 @@ impl Model {
     }
 
     /// Architecture, if it is supported.
-    pub fn architecture(&self) -> Option<Architecture> {
+    pub fn architecture(&self) -> Option<&'static Architecture> {
         self.architecture
     }
 

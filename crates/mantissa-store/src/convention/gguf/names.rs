@@ -76,7 +76,7 @@ const LAYER: [(&str, &str); 46] = [
     ("mlp.router", "ffn_gate_inp"),
 ];
 
-/// Name of the norm after attention (Gemma 2 and 3, OLMo 2), or one with that name (gpt-oss).
+/// Name of the norm that follows the attention (Gemma 2 and 3, OLMo 2, EXAONE 4.0) or is called so (gpt-oss, Seed-OSS).
 const AFTER_ATTENTION: (&str, &str) = ("post_attention_layernorm", "post_attention_norm");
 
 /// An expert's weight is part of the stacked tensor.
@@ -100,10 +100,9 @@ pub struct Place {
 
 impl Architecture {
     /// Place of the tensor with this Hugging Face name, `.weight` or `.bias` included.
-    pub fn place(self, hf: &str) -> Option<Place> {
+    pub fn place(&self, hf: &str) -> Option<Place> {
         let Some((module, part)) = split(hf) else { return place(hf) };
-        let called_so = self.norms_results() || self == Self::GptOss;
-        if called_so && module.ends_with(AFTER_ATTENTION.0) {
+        if self.post_attention_norm && module.ends_with(AFTER_ATTENTION.0) {
             let (layer, _) = layer(module.strip_prefix("model.layers.")?)?;
             return Some(Place { tensor: format!("blk.{layer}.{}.{part}", AFTER_ATTENTION.1), expert: None });
         }

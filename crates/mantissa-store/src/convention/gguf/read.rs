@@ -2,7 +2,7 @@
 
 use mantissa_num::{Blocks, CodecId, Codes, Format, Quantized, Scheme, Sense, minifloat};
 
-use super::{Architecture, Joined, Model};
+use super::{Joined, Model};
 use crate::convention::{ModelFiles, Weight};
 use crate::error::{Error, Result};
 use crate::gguf::{GgufTensor, Storage};
@@ -214,7 +214,7 @@ impl Model {
         let (which, of) = found.part;
         let Some(scale) = self.beside(found) else { return Ok(None) };
         let two_level = found.tensor.ty.storage == Storage::Blocks(CodecId::Nvfp4);
-        if !two_level && self.architecture != Some(Architecture::Bitnet) {
+        if !two_level && !self.architecture.is_some_and(|architecture| architecture.weight_factors) {
             return Err(files.fault(&scale.name, "a scale", "none beside this type", ""));
         }
         if scale.numel() != of as u64 {

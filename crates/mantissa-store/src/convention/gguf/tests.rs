@@ -26,6 +26,10 @@ const SIZES: Sizes = Sizes {
     rope_theta: 10_000.0,
 };
 
+fn architecture(name: &str) -> &'static Architecture {
+    Architecture::parse(name).unwrap()
+}
+
 fn wave(n: usize) -> Vec<f32> {
     (0..n).map(|i| (i as f32 * 0.377).sin() * (1.0 + (i % 13) as f32)).collect()
 }
@@ -33,7 +37,7 @@ fn wave(n: usize) -> Vec<f32> {
 fn write(dir: &Path, extra: &[(&str, Value)], tensors: &[(GgufTensorSpec, Vec<u8>)]) -> PathBuf {
     let path = dir.join("m.gguf");
     let _ = std::fs::remove_file(&path);
-    let mut metadata = super::metadata(Architecture::Llama, Some("m"), &SIZES, Some(0), false);
+    let mut metadata = super::metadata(architecture("llama"), Some("m"), &SIZES, Some(0), false);
     for (key, value) in extra {
         metadata.retain(|(known, _)| known != key);
         metadata.push(((*key).to_owned(), value.clone()));
@@ -80,12 +84,29 @@ fn rows_are_interleaved_by_head_and_back() {
 #[test]
 fn names_depend_on_the_place_of_a_norm() {
     let norm = "model.layers.3.post_attention_layernorm.weight";
-    let name = |architecture: Architecture| architecture.place(norm).unwrap().tensor;
-    assert_eq!(name(Architecture::Llama), "blk.3.ffn_norm.weight");
-    assert_eq!(name(Architecture::Gemma2), "blk.3.post_attention_norm.weight");
-    assert_eq!(name(Architecture::Olmo2), "blk.3.post_attention_norm.weight");
-    let before = Architecture::Gemma3.place("model.layers.3.pre_feedforward_layernorm.weight").unwrap();
+    let name = |name: &str| architecture(name).place(norm).unwrap().tensor;
+    assert_eq!(name("llama"), "blk.3.ffn_norm.weight");
+    assert_eq!(name("gemma2"), "blk.3.post_attention_norm.weight");
+    assert_eq!(name("olmo2"), "blk.3.post_attention_norm.weight");
+    let before = architecture("gemma3").place("model.layers.3.pre_feedforward_layernorm.weight").unwrap();
     assert_eq!(before.tensor, "blk.3.ffn_norm.weight");
+}
+
+/// The `gguf` package has these architectures and gives their modules these names.
+#[test]
+fn names_are_those_of_the_gguf_package() {
+    let record: serde_json::Value =
+        serde_json::from_str(include_str!("../../../../../tests/data/gguf_names.json")).unwrap();
+    for row in Architecture::all() {
+        let names = record["architectures"][row.name]["names"].as_object().unwrap();
+        for (module, stored) in names {
+            let hf = module.replace("{bid}", "3");
+            let place = row.place(&format!("{hf}.weight")).or_else(|| row.place(&hf));
+            let found = place.map(|place| place.tensor.replace("blk.3.", "blk.{bid}."));
+            let expected = format!("{}.weight", stored.as_str().unwrap());
+            assert_eq!(found, Some(expected), "{}: {module}", row.name);
+        }
+    }
 }
 
 #[test]
@@ -106,12 +127,14 @@ fn experts_are_parts_of_one_tensor() {
 fn joined_projections_are_taken_apart_and_joined() {
     // Two heads of one row each: q0 k0 v0 q1 k1 v1, rows of two.
     let rows = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11];
-    let moved =
-        Architecture::GptNeox.row_order(2, 2).of("gpt_neox.layers.0.attention.query_key_value.bias").unwrap();
+    let moved = architecture("gptneox")
+        .row_order(2, 2)
+        .of("gpt_neox.layers.0.attention.query_key_value.bias")
+        .unwrap();
     let stored = moved.to_gguf(&rows, 2);
     assert_eq!(stored, [0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11]);
     assert_eq!(moved.to_hf(&stored, 2), rows);
-    assert_eq!(Architecture::Olmo2.row_order(2, 2).of("model.layers.0.self_attn.q_proj.weight"), None);
+    assert_eq!(architecture("olmo2").row_order(2, 2).of("model.layers.0.self_attn.q_proj.weight"), None);
 }
 
 #[test]

@@ -152,13 +152,13 @@ fn factor(format: &Format, outer: f32) -> f32 {
 /// Metadata that describes the model, without tokenizer, rope scaling and keys of single architectures. `file_type`
 /// is llama.cpp's number for its mixture of types; `quantized` is true if any weight is block-quantized.
 pub fn metadata(
-    architecture: Architecture,
+    architecture: &Architecture,
     name: Option<&str>,
     sizes: &Sizes,
     file_type: Option<u32>,
     quantized: bool,
 ) -> Vec<(String, Value)> {
-    let a = architecture.name();
+    let a = architecture.name;
     let u32_of = |n: usize| Value::U32(u32::try_from(n).unwrap_or(u32::MAX));
     let mut all = vec![("general.architecture".to_owned(), Value::String(a.to_owned()))];
     all.push(("general.type".to_owned(), Value::String("model".to_owned())));
@@ -190,12 +190,8 @@ pub fn metadata(
 }
 
 /// Key of the epsilon in norms.
-pub(super) fn epsilon_key(architecture: Architecture) -> &'static str {
-    if architecture.has_layer_norms() {
-        "attention.layer_norm_epsilon"
-    } else {
-        "attention.layer_norm_rms_epsilon"
-    }
+pub(super) fn epsilon_key(architecture: &Architecture) -> &'static str {
+    if architecture.layer_norms { "attention.layer_norm_epsilon" } else { "attention.layer_norm_rms_epsilon" }
 }
 
 /// The sizes that [`metadata`] states.

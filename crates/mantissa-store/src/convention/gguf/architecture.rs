@@ -1,0 +1,271 @@
+//! Architectures of GGUF as data: one row of facts each. No code asks for an architecture by its name.
+//!
+//! A row states what llama.cpp's converter changes, which metadata keys the architecture has, and what its loader and graph
+//! require without a key. Adding an architecture without new facts is one row in `table.rs`.
+
+use std::fmt;
+
+use super::order::RowOrder;
+use super::table::TABLE;
+
+/// An architecture of GGUF that is read and written. Two are equal when their names are.
+#[derive(Clone, Copy)]
+pub struct Architecture {
+    /// Name in `general.architecture`.
+    pub name: &'static str,
+    /// `model_type` of the checkpoints that are written as it. Without experts, a file is read as the first.
+    pub model_types: &'static [&'static str],
+    /// Activation of the MLP, under its name in `config.json`, and the field of its own that states it.
+    pub activation: &'static str,
+    /// Field of `config.json` for the activation.
+    pub(super) activation_field: &'static str,
+    /// Another activation, which the key `hidden_activation` states.
+    pub other_activation: Option<&'static str>,
+    /// Fields that its `config.json` names differently: `(common name, its own)`.
+    pub(super) renamed: &'static [(&'static str, &'static str)],
+    /// True if the norms are LayerNorms, whose epsilon has another key.
+    pub(super) layer_norms: bool,
+    /// Epsilon of models whose `config.json` has no field for it.
+    pub(super) fixed_epsilon: Option<f64>,
+    /// True if the weights of norms are stored with 1 added.
+    pub(super) norms_plus_one: bool,
+    /// True if `post_attention_layernorm` is stored as `post_attention_norm`; else it is the norm before the MLP.
+    pub(super) post_attention_norm: bool,
+    /// Order of the rows of q, k and v.
+    pub(super) rows: Rows,
+    /// Tensors that are several in the file, by their name in a layer.
+    pub(super) split: &'static [(&'static str, Split)],
+    /// True if a factor stands beside weights of any type.
+    pub weight_factors: bool,
+    /// Tensors that are refused in other architectures, by the end of their names.
+    pub(super) tensors: &'static [&'static str],
+    /// Keys that are refused in other architectures.
+    pub(super) keys: &'static [&'static str],
+    /// Biases that a field of `config.json` states.
+    pub biases: &'static [Bias],
+    /// Head that is the embedding.
+    pub tied: Presence,
+    /// True if the heads together must be as wide as the residual stream.
+    pub heads_fill_width: bool,
+    /// Field for the share of a head that is rotated; `None` if heads are rotated whole.
+    pub(super) partial: Option<&'static str>,
+    /// Layers that are not rotated.
+    pub unrotated: Unrotated,
+    /// True if frequencies may have divisors (`rope_freqs`).
+    pub rope_factors: bool,
+    /// True if there may be divisors for short and for long contexts (LongRoPE).
+    pub long_rope: bool,
+    /// Form of YaRN.
+    pub yarn: Yarn,
+    /// True if layers with a window have a rotary base of their own.
+    pub(super) local_theta: bool,
+    /// Sliding windows.
+    pub windows: Windows,
+    /// Number of layers of the model whose scores are divided by the root of `hidden_size / heads`; `None` if all models divide
+    /// by the root of a head's width, and no field says otherwise.
+    pub(super) wide_scale: Option<usize>,
+    /// True if the key `use_parallel_residual` states where the MLP stands.
+    pub parallel_key: bool,
+    /// True if attention is latent.
+    pub latent: bool,
+    /// Mixture of experts.
+    pub experts: Experts,
+    /// `alpha` and `limit` of the experts' SwiGLU, which no key states.
+    pub swiglu: Option<(f32, f32)>,
+}
+
+/// Order of rows that differs from Hugging Face's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rows {
+    /// The same order.
+    Same,
+    /// The halves of each head of q and k are interleaved.
+    Interleaved,
+    /// q, k and v, which a checkpoint joins head by head, stand one after the other.
+    ByHead,
+}
+
+/// Form in which a tensor is split into several of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Split {
+    /// Biases of experts; of several, elements take turns.
+    Biases(&'static [&'static str]),
+    /// Projections of the latent to keys and to values.
+    KeysAndValues([&'static str; 2]),
+}
+
+/// A field of `config.json` that states whether some linear layers have a bias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bias {
+    /// Name of the field.
+    pub field: &'static str,
+    /// Tensors of a layer with the bias, without `.bias`.
+    pub tensors: &'static [&'static str],
+    /// Value of the field that llama.cpp loads.
+    pub presence: Presence,
+}
+
+/// Possible values of a feature.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// Never there.
+    Absent,
+    /// There or not.
+    Optional,
+    /// Always there.
+    Required,
+}
+
+impl Presence {
+    /// True if the feature may be `present`.
+    pub fn allows(self, present: bool) -> bool {
+        self == Presence::Optional || (self == Presence::Required) == present
+    }
+}
+
+/// Layers whose queries and keys are not rotated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unrotated {
+    /// No layer.
+    None,
+    /// The last of each so many layers.
+    LastOf(usize),
+    /// Layers without a window, in models that have windows.
+    WithoutWindow,
+}
+
+/// Sliding windows that llama.cpp computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Windows {
+    /// No windows: keys are not read.
+    Ignored,
+    /// No windows, which a key of 0 states.
+    Zero,
+    /// Windows on all layers but the last of each period.
+    Periodic {
+        /// Period where no key states it.
+        period: u32,
+        /// True if a key may state another period.
+        stated: bool,
+        /// Number of layers of the only model with windows; `None` if any model may have them.
+        only_with: Option<usize>,
+    },
+}
+
+/// Form of YaRN, the scaling of rotary frequencies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Yarn {
+    /// As in its reference.
+    Standard,
+    /// A key states the multiplier of the logarithm in the factor of scores (DeepSeek).
+    Multiplier,
+    /// The ends of the ramp are not rounded (gpt-oss).
+    Untruncated,
+}
+
+/// Mixture of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Experts {
+    /// No experts.
+    None,
+    /// Experts in some models, which are then of this `model_type`.
+    Some {
+        /// `model_type` of the models with experts.
+        model_type: &'static str,
+    },
+    /// Experts in every layer.
+    Every {
+        /// Field of the number of experts.
+        count: &'static str,
+        /// Field of an expert's inner width.
+        width: &'static str,
+        /// True if weights are normalized; `None` if no field states it.
+        normalized: Option<bool>,
+        /// Field of the width of the shared expert, which has a gate.
+        shared: Option<&'static str>,
+    },
+    /// Experts after dense layers, with shared experts, scaled and grouped (DeepSeek).
+    Grouped {
+        /// `model_type` of models with softmax scores.
+        softmax: &'static str,
+    },
+}
+
+impl Architecture {
+    /// Every architecture.
+    pub fn all() -> impl Iterator<Item = &'static Self> {
+        TABLE.iter()
+    }
+
+    /// Finds the architecture with this name in `general.architecture`.
+    pub fn parse(name: &str) -> Option<&'static Self> {
+        Self::all().find(|row| row.name == name)
+    }
+
+    /// Finds the architecture that checkpoints with this `model_type` are written as.
+    pub fn of_model_type(model_type: &str) -> Option<&'static Self> {
+        Self::all().find(|row| row.model_types.contains(&model_type))
+    }
+
+    /// Lists every `model_type` that is written, for a message.
+    pub fn model_types_known() -> String {
+        Self::all().flat_map(|row| row.model_types).copied().collect::<Vec<_>>().join(", ")
+    }
+
+    /// `model_type` of a file that does not state another.
+    pub fn model_type(&self) -> &'static str {
+        self.model_types.first().copied().unwrap_or("")
+    }
+
+    /// Row order in a model with these numbers of heads.
+    pub fn row_order(&self, heads: usize, kv_heads: usize) -> RowOrder {
+        RowOrder {
+            interleaved: (self.rows == Rows::Interleaved).then_some((heads, kv_heads)),
+            by_head: (self.rows == Rows::ByHead).then_some(heads),
+        }
+    }
+
+    /// True if the tensor with this Hugging Face name is stored with 1 added.
+    pub fn adds_one(&self, hf: &str) -> bool {
+        self.norms_plus_one && hf.ends_with("norm.weight")
+    }
+
+    /// True if a model of so many layers may have windows.
+    pub fn has_windows(&self, layers: usize) -> bool {
+        match self.windows {
+            Windows::Periodic { only_with, .. } => only_with.is_none_or(|only| only == layers),
+            _ => false,
+        }
+    }
+
+    /// True if it has this key, which is refused in others.
+    pub fn has_key(&self, key: &str) -> bool {
+        self.keys.contains(&key) || (key == "expert_count" && self.experts != Experts::None)
+    }
+
+    /// True if it has tensors with this end of their names, which are refused in others.
+    pub(super) fn has_tensor(&self, suffix: &str) -> bool {
+        let expert = ["ffn_gate_inp.weight", "ffn_gate_exps.weight"].contains(&suffix);
+        self.tensors.contains(&suffix) || (expert && self.experts != Experts::None)
+    }
+
+    /// Square of the divisor of attention scores in a model of these sizes.
+    pub fn query_scale(&self, layers: usize, hidden: usize, heads: usize, head_dim: usize) -> usize {
+        match self.wide_scale {
+            Some(wide) if wide == layers => hidden.checked_div(heads).unwrap_or(head_dim),
+            _ => head_dim,
+        }
+    }
+}
+
+impl PartialEq for Architecture {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl fmt::Debug for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Architecture({})", self.name)
+    }
+}

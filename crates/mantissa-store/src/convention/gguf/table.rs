@@ -1,0 +1,302 @@
+//! The table of GGUF architectures, one row each. Rows state their differences from the one that they end with.
+//!
+//! Facts of llama.cpp (of llama-cpp-python 0.3.36): names and keys from `gguf-py/gguf/constants.py`, what its converter changes
+//! from `conversion/`, what a loader requires and a graph computes from `src/models/`, one file for each architecture, and the
+//! pairs of the rotary embedding from `llama_model_rope_type`.
+
+use super::architecture::{Architecture, Bias, Experts, Presence, Rows, Split, Unrotated, Windows, Yarn};
+
+/// Every architecture.
+pub(super) static TABLE: &[Architecture] = &[
+    // Mistral and Mixtral have no architecture of their own.
+    Architecture {
+        name: "llama",
+        model_types: &["llama", "mistral", "mixtral"],
+        rows: Rows::Interleaved,
+        biases: &[
+            Bias { presence: Presence::Optional, ..ATTENTION_BIAS },
+            Bias { presence: Presence::Optional, ..MLP_BIAS },
+        ],
+        rope_factors: true,
+        long_rope: true,
+        experts: Experts::Some { model_type: "mixtral" },
+        ..PLAIN
+    },
+    Architecture {
+        name: "qwen2",
+        model_types: &["qwen2"],
+        biases: &[Bias { tensors: QKV, presence: Presence::Optional, ..ATTENTION_BIAS }, MLP_BIAS],
+        ..PLAIN
+    },
+    Architecture {
+        name: "qwen2moe",
+        model_types: &["qwen2_moe"],
+        biases: &[
+            Bias { field: "qkv_bias", tensors: QKV, presence: Presence::Optional },
+            Bias { tensors: &["attn_output"], ..ATTENTION_BIAS },
+            MLP_BIAS,
+        ],
+        experts: Experts::Every {
+            count: "num_experts",
+            width: "moe_intermediate_size",
+            normalized: Some(false),
+            shared: Some("shared_expert_intermediate_size"),
+        },
+        ..PLAIN
+    },
+    Architecture { name: "qwen3", model_types: &["qwen3"], ..PLAIN },
+    Architecture {
+        name: "qwen3moe",
+        model_types: &["qwen3_moe"],
+        experts: Experts::Every {
+            count: "num_experts",
+            width: "moe_intermediate_size",
+            normalized: Some(true),
+            shared: None,
+        },
+        ..PLAIN
+    },
+    // The graph has no divisors of frequencies, and rotates all layers but the last of each four.
+    Architecture {
+        name: "smollm3",
+        model_types: &["smollm3"],
+        rows: Rows::Interleaved,
+        unrotated: Unrotated::LastOf(4),
+        ..PLAIN
+    },
+    Architecture {
+        name: "seed_oss",
+        model_types: &["seed_oss"],
+        post_attention_norm: true,
+        biases: &[
+            Bias { tensors: QKV, presence: Presence::Optional, ..ATTENTION_BIAS },
+            Bias { field: "attention_out_bias", tensors: &["attn_output"], presence: Presence::Absent },
+            MLP_BIAS,
+        ],
+        ..PLAIN
+    },
+    Architecture {
+        name: "arcee",
+        model_types: &["arcee"],
+        activation: "relu2",
+        rows: Rows::Interleaved,
+        biases: &[ATTENTION_BIAS, Bias { tensors: &["ffn_up", "ffn_down"], ..MLP_BIAS }],
+        rope_factors: true,
+        ..PLAIN
+    },
+    // Only a model of 64 layers (32B) has windows; the others are rotated in every layer.
+    Architecture {
+        name: "exaone4",
+        model_types: &["exaone4"],
+        post_attention_norm: true,
+        biases: &[],
+        heads_fill_width: true,
+        unrotated: Unrotated::WithoutWindow,
+        rope_factors: true,
+        windows: Windows::Periodic { period: 4, stated: true, only_with: Some(64) },
+        ..PLAIN
+    },
+    Architecture {
+        name: "starcoder2",
+        model_types: &["starcoder2"],
+        activation: "gelu_pytorch_tanh",
+        renamed: &[("rms_norm_eps", "norm_epsilon")],
+        layer_norms: true,
+        biases: &[Bias {
+            field: "use_bias",
+            tensors: &["attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"],
+            presence: Presence::Required,
+        }],
+        heads_fill_width: true,
+        ..PLAIN
+    },
+    GEMMA,
+    Architecture {
+        name: "gemma2",
+        model_types: &["gemma2"],
+        keys: &["attn_logit_softcapping", "final_logit_softcapping"],
+        windows: Windows::Periodic { period: 2, stated: true, only_with: None },
+        wide_scale: Some(46),
+        ..GEMMA2
+    },
+    Architecture {
+        name: "gemma3",
+        model_types: &["gemma3_text"],
+        keys: &["final_logit_softcapping"],
+        windows: Windows::Periodic { period: 6, stated: true, only_with: None },
+        wide_scale: Some(62),
+        local_theta: true,
+        ..GEMMA2
+    },
+    Architecture {
+        name: "phi2",
+        model_types: &["phi"],
+        activation: "gelu_new",
+        renamed: &[("rms_norm_eps", "layer_norm_eps")],
+        layer_norms: true,
+        biases: &[],
+        partial: Some("partial_rotary_factor"),
+        ..PLAIN
+    },
+    Architecture {
+        name: "phi3",
+        model_types: &["phi3"],
+        tensors: &["attn_qkv.weight"],
+        partial: Some("partial_rotary_factor"),
+        long_rope: true,
+        windows: Windows::Zero,
+        ..PLAIN
+    },
+    Architecture {
+        name: "olmo",
+        model_types: &["olmo"],
+        layer_norms: true,
+        fixed_epsilon: Some(1e-5),
+        rows: Rows::Interleaved,
+        keys: &["attention.clamp_kqv"],
+        ..PLAIN
+    },
+    Architecture { name: "olmo2", model_types: &["olmo2"], post_attention_norm: true, ..PLAIN },
+    Architecture {
+        name: "gptneox",
+        model_types: &["gpt_neox"],
+        activation: "gelu",
+        renamed: &[("rms_norm_eps", "layer_norm_eps"), ("rope_theta", "rotary_emb_base")],
+        layer_norms: true,
+        rows: Rows::ByHead,
+        tensors: &["attn_qkv.weight"],
+        biases: &[Bias { tensors: &["attn_qkv"], presence: Presence::Required, ..ATTENTION_BIAS }],
+        partial: Some("rotary_pct"),
+        parallel_key: true,
+        ..PLAIN
+    },
+    // llama.cpp has SiLU where the file does not say otherwise.
+    Architecture {
+        name: "bitnet",
+        model_types: &["bitnet"],
+        other_activation: Some("relu2"),
+        weight_factors: true,
+        tied: Presence::Required,
+        ..PLAIN
+    },
+    Architecture {
+        name: "gpt2",
+        model_types: &["gpt2"],
+        activation: "gelu_new",
+        activation_field: "activation_function",
+        renamed: &[
+            ("hidden_size", "n_embd"),
+            ("num_hidden_layers", "n_layer"),
+            ("num_attention_heads", "n_head"),
+            ("intermediate_size", "n_inner"),
+            ("max_position_embeddings", "n_positions"),
+            ("rms_norm_eps", "layer_norm_epsilon"),
+        ],
+        layer_norms: true,
+        tensors: &["attn_qkv.weight"],
+        biases: &[],
+        ..PLAIN
+    },
+    Architecture {
+        name: "deepseek2",
+        model_types: &["deepseek_v3", "deepseek_v2"],
+        split: &[(
+            "self_attn.kv_b_proj.weight",
+            Split::KeysAndValues(["attn_k_b.weight", "attn_v_b.weight"]),
+        )],
+        tensors: &["exp_probs_b.bias"],
+        keys: &[
+            "expert_group_count",
+            "expert_gating_func",
+            "expert_weights_scale",
+            "leading_dense_block_count",
+        ],
+        yarn: Yarn::Multiplier,
+        latent: true,
+        experts: Experts::Grouped { softmax: "deepseek_v2" },
+        ..PLAIN
+    },
+    Architecture {
+        name: "gpt-oss",
+        model_types: &["gpt_oss"],
+        post_attention_norm: true,
+        split: &[
+            ("mlp.experts.gate_up_proj_bias", Split::Biases(&["ffn_gate_exps.bias", "ffn_up_exps.bias"])),
+            ("mlp.experts.down_proj_bias", Split::Biases(&["ffn_down_exps.bias"])),
+        ],
+        tensors: &["ffn_gate_inp.bias", "attn_sinks.weight"],
+        biases: &[Bias { presence: Presence::Required, ..ATTENTION_BIAS }, MLP_BIAS],
+        tied: Presence::Absent,
+        yarn: Yarn::Untruncated,
+        windows: Windows::Periodic { period: 2, stated: false, only_with: None },
+        experts: Experts::Every {
+            count: "num_local_experts",
+            width: "intermediate_size",
+            normalized: None,
+            shared: None,
+        },
+        swiglu: Some((1.702, 7.0)),
+        ..PLAIN
+    },
+];
+
+/// Projections to queries, keys and values.
+const QKV: &[&str] = &["attn_q", "attn_k", "attn_v"];
+
+/// Biases of the attention, which most loaders do not have for its output.
+const ATTENTION_BIAS: Bias = Bias {
+    field: "attention_bias",
+    tensors: &["attn_q", "attn_k", "attn_v", "attn_output"],
+    presence: Presence::Absent,
+};
+
+/// Biases of a gated MLP.
+const MLP_BIAS: Bias =
+    Bias { field: "mlp_bias", tensors: &["ffn_gate", "ffn_up", "ffn_down"], presence: Presence::Absent };
+
+/// Attention and a gated MLP, each after an RMSNorm; no biases, windows or experts.
+const PLAIN: Architecture = Architecture {
+    name: "",
+    model_types: &[],
+    activation: "silu",
+    activation_field: "hidden_act",
+    other_activation: None,
+    renamed: &[],
+    layer_norms: false,
+    fixed_epsilon: None,
+    norms_plus_one: false,
+    post_attention_norm: false,
+    rows: Rows::Same,
+    split: &[],
+    weight_factors: false,
+    tensors: &[],
+    keys: &[],
+    biases: &[ATTENTION_BIAS, MLP_BIAS],
+    tied: Presence::Optional,
+    heads_fill_width: false,
+    partial: None,
+    unrotated: Unrotated::None,
+    rope_factors: false,
+    long_rope: false,
+    yarn: Yarn::Standard,
+    local_theta: false,
+    windows: Windows::Ignored,
+    wide_scale: None,
+    parallel_key: false,
+    latent: false,
+    experts: Experts::None,
+    swiglu: None,
+};
+
+/// Gemma: norms hold 1 plus the weight.
+const GEMMA: Architecture = Architecture {
+    name: "gemma",
+    model_types: &["gemma"],
+    activation: "gelu_pytorch_tanh",
+    norms_plus_one: true,
+    ..PLAIN
+};
+
+/// Gemma 2 and 3.
+const GEMMA2: Architecture =
+    Architecture { activation_field: "hidden_activation", post_attention_norm: true, ..GEMMA };
