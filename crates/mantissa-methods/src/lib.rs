@@ -16,6 +16,7 @@
 pub mod adaround;
 pub mod autoround;
 pub mod awq;
+pub mod brecq;
 pub mod clip;
 pub mod dequantize;
 mod error;

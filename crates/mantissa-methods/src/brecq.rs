@@ -1,0 +1,311 @@
+//! BRECQ: learned rounding up or down, for the weights of a decoder layer together.
+//!
+//! "BRECQ: Pushing the Limit of Post-Training Quantization by Block Reconstruction" (Li et al., ICLR 2021,
+//! arXiv:2102.05426). The output of a block is reconstructed, here of a decoder layer. A block is larger than a linear
+//! layer, so that weights compensate for one another, and smaller than the model, so that it does not overfit the
+//! calibration set. With the block's output z and the soft rounding W̃(V) of [AdaRound](crate::adaround),
+//!
+//! ```text
+//! minimise over V:   E[Δzᵀ H Δz] + λ Σ (1 − |2·h(V) − 1|^β)       Δz = f(X'; W̃(V)) − f(X; W)
+//! ```
+//!
+//! by Adam on a few windows a step. H is the Fisher information of the output (section 3.3); X' comes from the
+//! quantized layers before the block.
+//!
+//! Differences from the paper:
+//! - H is the [whole matrix](crate::metric::Metric), averaged over tokens, instead of the diagonal of each sample.
+//! - The first term is divided by its value at RTN per weight of the layer, so that one λ serves all layers.
+//! - Ranges minimise the weight error under the mean square of the inputs ([`LearnedWeight`]).
+//! - There are fewer steps.
+//! - Step sizes of activations and bits per layer are not learned.
+
+use mantissa_num::Scheme;
+
+use crate::adaround::{Schedule, SoftRounding};
+use crate::autoround::{LearnedWeight, check_scheme};
+use crate::error::MethodError;
+use crate::error_stats::ErrorStats;
+use crate::method::{
+    Block, Buffer, Extent, Feature, Fisher, Lack, LayerSolver, Learned, Method, Needs, Phase, Run,
+    SolveLayer, WeightTask, Work, refused_by_most,
+};
+use crate::metric::{ERROR_METRICS, ErrorMetric};
+use crate::options::{Key, OptionError, Options, Setting, TableSpec, name_of, shortest};
+use crate::reconstruction::{Parameters, Step, Steps, error, learn};
+use crate::solved::Solved;
+
+const TABLE: TableSpec = TableSpec {
+    name: "brecq",
+    keys: &[
+        Key { name: "iterations", help: "steps of each layer" },
+        Key { name: "rate", help: "learning rate of Adam" },
+        Key { name: "lambda", help: "weight of the regularizer, relative to RTN's error per weight" },
+        Key { name: "batch_tokens", help: "tokens of a step" },
+        Key { name: "seed", help: "seed of the order of the windows" },
+        Key { name: "metric", help: "metric of errors of a layer's output: fisher, mse" },
+    ],
+};
+
+/// BRECQ (arXiv 2102.05426).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Brecq {
+    /// Steps of each layer.
+    pub iterations: usize,
+    /// Learning rate of Adam.
+    pub rate: f32,
+    /// Weight λ of the regularizer, relative to RTN's error per weight.
+    pub lambda: f32,
+    /// Tokens of a step: as many windows as hold them, at least one.
+    pub batch_tokens: usize,
+    /// Seed of the order of the windows, and of the targets that the Fisher information draws.
+    pub seed: u64,
+    /// Metric of the errors that are minimised.
+    pub metric: ErrorMetric,
+}
+
+impl Default for Brecq {
+    fn default() -> Self {
+        Brecq {
+            iterations: 600,
+            rate: 0.01,
+            lambda: 1.0,
+            batch_tokens: 512,
+            seed: 42,
+            metric: ErrorMetric::default(),
+        }
+    }
+}
+
+impl Method for Brecq {
+    fn name(&self) -> &'static str {
+        "brecq"
+    }
+
+    fn work(&self) -> Work<'_> {
+        Work::Layer(self)
+    }
+
+    fn tables(&self) -> &'static [TableSpec] {
+        &[TABLE]
+    }
+
+    fn set(&mut self, _: &str, from: Options<'_>) -> Result<(), OptionError> {
+        self.iterations = from.count("iterations", 1_000_000)?.unwrap_or(self.iterations);
+        self.rate = from.number("rate", 1.0)?.unwrap_or(self.rate);
+        self.lambda = from.number("lambda", 1e6)?.unwrap_or(self.lambda);
+        self.batch_tokens = from.count("batch_tokens", 1 << 24)?.unwrap_or(self.batch_tokens);
+        self.seed = from.seed()?.unwrap_or(self.seed);
+        self.metric = from.one_of("metric", &ERROR_METRICS)?.unwrap_or(self.metric);
+        Ok(())
+    }
+
+    fn settings(&self) -> Vec<Setting> {
+        let set = |key, value: toml::Value| Setting::new(TABLE.name, key, value);
+        vec![
+            set("iterations", (self.iterations as i64).into()),
+            set("rate", shortest(self.rate).into()),
+            set("lambda", shortest(self.lambda).into()),
+            set("batch_tokens", (self.batch_tokens as i64).into()),
+            set("seed", (self.seed as i64).into()),
+            set("metric", name_of(&self.metric, &ERROR_METRICS).into()),
+        ]
+    }
+
+    fn needs(&self) -> Needs {
+        let Brecq { metric, seed, .. } = *self;
+        let fisher = (metric == ErrorMetric::Fisher).then_some(Fisher::Layers { seed });
+        Needs { fisher, ..self.work().needs() }
+    }
+
+    fn takes(&self, scheme: &Scheme, (rows, cols): (usize, usize), _: bool) -> Result<(), MethodError> {
+        Ok(check_scheme(scheme, rows, cols)?)
+    }
+
+    fn refuses(&self, feature: Feature) -> Option<&'static str> {
+        match feature {
+            Feature::StochasticRounding => Some("it does not support stochastic rounding"),
+            Feature::RotatedInputs => Some("BRECQ cannot rotate inputs while it trains"),
+            _ => refused_by_most(feature),
+        }
+    }
+
+    fn lacking(&self, lack: Lack) -> Option<&'static str> {
+        Some(match lack {
+            Lack::Tokens | Lack::AllChannels => "its layers are rounded to nearest",
+            Lack::Few => "learned rounding may overfit",
+            Lack::Channels => "their weights are rounded to nearest",
+        })
+    }
+
+    fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
+        let learned = ("rounding as it is learned", SoftRounding::bytes_needed(extent));
+        Vec::from_iter((phase == Phase::Learn).then_some(learned))
+    }
+}
+
+impl SolveLayer for Brecq {
+    fn begin(&self) -> Box<dyn LayerSolver> {
+        Box::new(Rounding { options: *self, soft: Vec::new(), hard: Vec::new(), elements: 0, begun: false })
+    }
+
+    fn batch_tokens(&self) -> usize {
+        self.batch_tokens
+    }
+}
+
+/// The weights of a layer.
+#[derive(Debug)]
+struct Rounding {
+    options: Brecq,
+    /// Weights before they are rounded.
+    soft: Vec<SoftRounding>,
+    /// Rounded weights.
+    hard: Vec<LearnedWeight>,
+    /// Number of elements of all weights.
+    elements: usize,
+    /// True after learning has begun.
+    begun: bool,
+}
+
+impl Parameters for Rounding {
+    fn weights(&self) -> usize {
+        self.soft.len() + self.hard.len()
+    }
+
+    fn values(&self, index: usize, out: &mut [f32], threads: usize) {
+        match self.hard.get(index) {
+            Some(weight) => weight.fake_quantize(out, threads),
+            None if self.begun => self.soft[index].values(out, threads),
+            None => self.soft[index].nearest(out, threads),
+        }
+    }
+
+    fn begin(&mut self) {
+        self.begun = true;
+    }
+
+    fn step(&mut self, block: &dyn Block, step: &Step, threads: usize) {
+        let schedule = Schedule::at(step.index, step.count, self.options.lambda);
+        // The regularizer is a sum over elements: the relative error is scaled to the same size.
+        let factor = step.relative * self.elements as f32;
+        for (index, weight) in self.soft.iter_mut().enumerate() {
+            weight.step(&block.gradient(index), factor, self.options.rate, &schedule, threads);
+        }
+    }
+
+    fn finish(&mut self) {
+        self.hard.extend(self.soft.drain(..).map(SoftRounding::harden));
+    }
+
+    fn reset(&mut self) {
+        self.hard.iter_mut().for_each(LearnedWeight::reset);
+    }
+}
+
+impl LayerSolver for Rounding {
+    fn add(&mut self, task: &WeightTask<'_>, h: &[f32], signed: bool) -> Result<(), MethodError> {
+        let WeightTask { scheme, w, cols, outer, threads, .. } = *task;
+        let nearest = LearnedWeight::new(scheme, w, cols, h, outer, signed, threads)?;
+        self.soft.push(SoftRounding::new(nearest, threads));
+        self.elements += w.len();
+        Ok(())
+    }
+
+    fn learn(&mut self, block: &mut dyn Block, run: &mut Run<'_>) -> Result<Learned, MethodError> {
+        let Brecq { iterations: count, batch_tokens, seed, .. } = self.options;
+        learn(self, block, run, &Steps { count, batch_tokens, seed })
+    }
+
+    fn error(&mut self, block: &mut dyn Block, run: &mut Run<'_>) -> Result<f64, MethodError> {
+        error(block, run, self.options.batch_tokens)
+    }
+
+    fn dequantize(&self, index: usize, out: &mut [f32], threads: usize) {
+        self.values(index, out, threads);
+    }
+
+    fn finish(self: Box<Self>) -> Vec<Solved> {
+        let solved = |weight: LearnedWeight| {
+            let quantized = weight.quantized();
+            let stats = ErrorStats::of(weight.weight(), &quantized);
+            Solved::rounded((quantized, stats))
+        };
+        self.hard.into_iter().map(solved).collect()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::testing::{Mlp, run_on};
+
+    const SCHEMES: [&str; 5] = ["int4-g32", "int3-g32-asym", "mxfp4", "nvfp4", "nf4-g32"];
+
+    /// Errors before and after learning, and the weights.
+    fn solve(options: Brecq, name: &str, signed: bool, threads: usize) -> (Learned, Vec<Solved>) {
+        let scheme: Scheme = name.parse().unwrap();
+        let mut block = Mlp::new(7);
+        let windows = block.windows(8, 24);
+        let mut solver = options.begin();
+        for (place, (rows, cols)) in Mlp::SHAPES.into_iter().enumerate() {
+            let w = block.weight(place);
+            let outer = scheme.outer_scale(w.iter().fold(0f32, |amax, v| amax.max(v.abs())));
+            let (outputs, scales, place) = (None, None, (0, place));
+            let scheme = &scheme;
+            let task =
+                WeightTask { scheme, rows, cols, w, target: w, outer, outputs, scales, place, threads };
+            solver.add(&task, &vec![1.0; cols], signed).unwrap();
+        }
+        let learned = run_on(&windows, threads, |run| solver.learn(&mut block, run)).unwrap();
+        // The values that are stored are those whose error is reported.
+        for index in 0..Mlp::SHAPES.len() {
+            block.set_weight(index, &mut |out| solver.dequantize(index, out, threads));
+        }
+        let found = run_on(&windows, threads, |run| solver.error(&mut block, run)).unwrap();
+        assert_eq!(found, learned.after, "{name}");
+        let solved = solver.finish();
+        for (index, solved) in solved.iter().enumerate() {
+            assert_eq!(solved.values().unwrap(), block.weight(index), "{name}");
+        }
+        (learned, solved)
+    }
+
+    fn options() -> Brecq {
+        Brecq { iterations: 300, rate: 0.01, lambda: 1.0, batch_tokens: 96, ..Brecq::default() }
+    }
+
+    #[test]
+    fn a_layer_errs_less_and_no_weight_moves_past_its_neighbours() {
+        for (name, signed) in SCHEMES.into_iter().flat_map(|name| [(name, false), (name, true)]) {
+            let (learned, solved) = solve(options(), name, signed, 1);
+            assert!(learned.after < 0.9 * learned.before, "{name}: {} of {}", learned.after, learned.before);
+            let (_, still) = solve(Brecq { iterations: 1, rate: 0.0, ..options() }, name, signed, 1);
+            for (index, (solved, still)) in solved.iter().zip(&still).enumerate() {
+                assert_eq!(solved.quantized.scales, still.quantized.scales, "{name}");
+                let values = still.values().unwrap().into_iter().zip(solved.values().unwrap());
+                for ((nearest, q), w) in values.zip(Mlp::new(7).weight(index)) {
+                    assert!(q == nearest || (q - w) * (nearest - w) <= 0.0, "{name}: {w} {nearest} {q}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rounding_that_is_no_better_is_given_up() {
+        let (learned, solved) = solve(Brecq { rate: 0.0, ..options() }, "int4-g32", false, 1);
+        assert_eq!(learned.after, learned.before);
+        let (_, still) = solve(Brecq { iterations: 1, rate: 0.0, ..options() }, "int4-g32", false, 1);
+        let codes = |all: Vec<Solved>| all.into_iter().map(|one| one.quantized).collect::<Vec<_>>();
+        assert!(codes(solved) == codes(still));
+    }
+
+    #[test]
+    fn bits_do_not_depend_on_threads() {
+        let of = |threads| {
+            let (_, solved) = solve(options(), "int4-g32", true, threads);
+            solved.into_iter().map(|one| one.quantized).collect::<Vec<_>>()
+        };
+        assert!(of(1) == of(3));
+    }
+}
