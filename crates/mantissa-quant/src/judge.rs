@@ -40,12 +40,7 @@ impl Case<'_> {
             Some(target) => target,
             None => whole(source, info, w, &mut scratch)?,
         };
-        let error = |of: &Solved| {
-            of.values().map(|q| judge.error(values, q, threads)).map_err(|error| {
-                let (path, tensor) = (source.path().to_owned(), format!("{}.weight", info.module));
-                QuantError::Tensor { path, tensor, error }
-            })
-        };
+        let error = |of: &Solved| self.values(of).map(|q| judge.error(values, q, threads));
         let judged = Judgement {
             of: Output::Layer,
             windows: judge.windows(),
@@ -55,6 +50,14 @@ impl Case<'_> {
         Ok(match judged.fallback() {
             None => Solved { judged: Some(judged), ..solved },
             fallback => Solved { fallback, judged: Some(judged), ..nearest },
+        })
+    }
+
+    /// Dequantizes a solution.
+    fn values(&self, of: &Solved) -> Result<Vec<f32>> {
+        of.values().map_err(|error| {
+            let (path, tensor) = (self.source.path().to_owned(), format!("{}.weight", self.info.module));
+            QuantError::Tensor { path, tensor, error }
         })
     }
 }

@@ -254,9 +254,15 @@ fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     if plan.streamed(info, scheme).is_some() {
         return with_holes(plan, format!("quantize {}", info.module), Vec::new(), sizes.panels);
     }
+    let buffers = loaded(plan, info, scheme, &sizes);
+    with_holes(plan, format!("quantize {}", info.module), buffers, sizes.panels)
+}
+
+/// Buffers of a weight that is quantized as a whole.
+fn loaded(plan: &Plan, info: &LinearInfo, scheme: &Scheme, sizes: &Sizes) -> Vec<(&'static str, u64)> {
     let mut buffers =
         vec![("codes", sizes.codes), ("scales", sizes.scales), ("packed tensors", sizes.stored)];
-    buffers.push(("transposed words", transposed(plan, &sizes)));
+    buffers.push(("transposed words", transposed(plan, sizes)));
     if info.stored != StoredAs::Rows {
         // The stored tensor and its rows in f32; stacked experts are read together with those interleaved with them.
         let values = (info.rows * info.cols) as u64;
@@ -275,7 +281,7 @@ fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     if searched {
         buffers.extend(plan.job.buffers(Phase::Solve, &sizes.extent(plan, info, scheme)));
     }
-    with_holes(plan, format!("quantize {}", info.module), buffers, sizes.panels)
+    buffers
 }
 
 /// Memory of formats that store a weight transposed: codes and words in both orders.

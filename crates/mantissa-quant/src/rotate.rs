@@ -14,7 +14,7 @@
 
 use mantissa_model::config::{NormForm, NormPlaces};
 use mantissa_model::graph::NormKind;
-use mantissa_model::{LinearInfo, LinearInput, LinearKind, ModelConfig, Role, StoredAs};
+use mantissa_model::{LinearInfo, LinearInput, LinearKind, ModelConfig, Role, StoredAs, TensorInfo};
 use mantissa_num::Hadamard;
 use mantissa_store::Error;
 use mantissa_store::convention::ModelFiles;
@@ -147,41 +147,12 @@ fn residual(
 ) -> Result<()> {
     let d = config.hidden_size;
     let embedding = format!("{}.weight", config.embedding_module());
-    let positions = format!("{}.weight", config.positions_module());
-    for rotated in rotated {
-        folds.change_rows(embedding.clone(), (config.vocab_size, d), rotated);
-        if config.learned_positions {
-            folds.change_rows(positions.clone(), (config.max_position_embeddings, d), rotated);
-        }
-    }
+    rotated.iter().for_each(|by| change_embeddings(config, &embedding, by, folds));
     let sides: Vec<_> = config.tensors().into_iter().collect();
     for layer in 0..config.num_hidden_layers {
         let linears = config.layer_linears(layer);
         for (kind, _) in config.norms() {
-            let reads = |input: LinearInput| match kind {
-                NormKind::Input if config.norm_places == NormPlaces::ParallelShared => {
-                    input == LinearInput::Qkv || reads_mlp_norm(input)
-                }
-                NormKind::Input => input == LinearInput::Qkv,
-                NormKind::Post => reads_mlp_norm(input),
-                _ => false,
-            };
-            let readers: Vec<_> = linears.iter().filter(|info| reads(info.kind.input())).collect();
-            if readers.is_empty() {
-                continue;
-            }
-            // Readers take over the weights of the norm, which become 1, and rotate back.
-            let weights = norm_weights(source, config, &config.norm_module(layer, kind), rotated, folds)?;
-            let read = || weights.iter().chain(rotated);
-            readers.into_iter().for_each(|info| read().for_each(|by| folds.change_input(info, by)));
-            for side in sides.iter().filter(|t| matches!(t.role, Role::Side { layer: of, .. } if of == layer))
-            {
-                // Routers and gates read the norm before the MLP.
-                if kind == NormKind::Post {
-                    read()
-                        .for_each(|by| folds.change_tensor_input(side.name.clone(), (side.shape[0], d), by));
-                }
-            }
+            change_readers(source, config, (layer, kind), &sides, rotated, folds)?;
         }
         // These layers add to the residual stream, so they produce it rotated.
         let adds = |info: &&LinearInfo| {
@@ -202,6 +173,57 @@ fn residual(
         folds.untie(head, embedding, source.config());
     }
     Ok(())
+}
+
+/// Rotates the rows of the embedding, and of learned positions.
+fn change_embeddings(config: &ModelConfig, embedding: &str, by: &Coordinates, folds: &mut Folds) {
+    let d = config.hidden_size;
+    folds.change_rows(embedding.to_owned(), (config.vocab_size, d), by);
+    if config.learned_positions {
+        let positions = format!("{}.weight", config.positions_module());
+        folds.change_rows(positions, (config.max_position_embeddings, d), by);
+    }
+}
+
+/// Folds the weights of a norm into its readers, and rotates these: linear layers, routers and gates.
+fn change_readers(
+    source: &ModelFiles,
+    config: &ModelConfig,
+    (layer, kind): (usize, NormKind),
+    sides: &[TensorInfo],
+    rotated: &[Coordinates],
+    folds: &mut Folds,
+) -> Result<()> {
+    let linears = config.layer_linears(layer);
+    let mut readers = linears.iter().filter(|info| reads_norm(config, kind, info.kind.input())).peekable();
+    if readers.peek().is_none() {
+        return Ok(());
+    }
+    // Readers take over the weights of the norm, which become 1, and rotate back.
+    let weights = norm_weights(source, config, &config.norm_module(layer, kind), rotated, folds)?;
+    let read = || weights.iter().chain(rotated);
+    readers.for_each(|info| read().for_each(|by| folds.change_input(info, by)));
+    // Routers and gates read the norm before the MLP.
+    let reads = |side: &&TensorInfo| {
+        kind == NormKind::Post && matches!(side.role, Role::Side { layer: of, .. } if of == layer)
+    };
+    for side in sides.iter().filter(reads) {
+        let shape = (side.shape[0], config.hidden_size);
+        read().for_each(|by| folds.change_tensor_input(side.name.clone(), shape, by));
+    }
+    Ok(())
+}
+
+/// True if the input is the output of the norm `kind`.
+fn reads_norm(config: &ModelConfig, kind: NormKind, input: LinearInput) -> bool {
+    match kind {
+        NormKind::Input if config.norm_places == NormPlaces::ParallelShared => {
+            input == LinearInput::Qkv || reads_mlp_norm(input)
+        }
+        NormKind::Input => input == LinearInput::Qkv,
+        NormKind::Post => reads_mlp_norm(input),
+        _ => false,
+    }
 }
 
 /// True if the input is the output of the norm before the MLP.
@@ -227,12 +249,8 @@ fn norm_weights(
     if parts.plus_one {
         weights.iter_mut().for_each(|w| *w += 1.0);
     }
-    // Readers would be multiplied by the weight 0, which would lose the channel's bias.
-    if let Some(channel) = weights.iter().position(|w| *w == 0.0).filter(|_| parts.bias) {
-        let expected =
-            "a weight other than 0, because the norm has a bias and the residual stream is rotated";
-        let fix = "fix: set residual = false in [rotate]";
-        return Err(Error::field(source.dir(), format!("{name}[{channel}]"), "0", expected, fix).into());
+    if parts.bias {
+        refuse_zeros(source, &name, &weights)?;
     }
     let weights = Coordinates::Divided(weights);
     folds.norm(module, width, parts, &weights);
@@ -240,4 +258,13 @@ fn norm_weights(
         rotated.iter().for_each(|by| folds.change_rows(bias.clone(), (1, width), by));
     }
     Ok(Some(weights))
+}
+
+/// Refuses a weight of 0 in the norm `name`, which has a bias: readers would be multiplied by 0, which would lose the
+/// channel's bias.
+fn refuse_zeros(source: &ModelFiles, name: &str, weights: &[f32]) -> Result<()> {
+    let Some(channel) = weights.iter().position(|w| *w == 0.0) else { return Ok(()) };
+    let expected = "a weight other than 0, because the norm has a bias and the residual stream is rotated";
+    let fix = "fix: set residual = false in [rotate]";
+    Err(Error::field(source.dir(), format!("{name}[{channel}]"), "0", expected, fix).into())
 }

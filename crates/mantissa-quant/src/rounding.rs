@@ -36,12 +36,7 @@ pub(crate) fn round_to_nearest(
     outer: Option<f32>,
 ) -> Result<Solved> {
     if plan.container.facts().square_scales {
-        let mut scratch = Scratch::default();
-        let w = whole(source, info, w, &mut scratch)?;
-        let quantized = exl2::quantize(scheme, w, info.rows, info.cols);
-        let quantized = quantized.ok_or_else(|| out_of_reach(source, info))?;
-        let stats = ErrorStats::of(w, &quantized);
-        return Ok(Solved::rounded((quantized, stats)));
+        return under_square_scales(source, info, scheme, w);
     }
     let quantized = rtn::quantize_source(scheme, w, info.rows, info.cols, outer, plan.options.threads);
     let solved = quantized.map(Solved::rounded).map_err(|error| dense_error(source, info, error))?;
@@ -125,4 +120,19 @@ pub(crate) fn train_error(error: TrainError) -> MethodError {
         ErrorClass::Environment => MethodError::Environment(NoGradients(error).into()),
         _ => MethodError::input(NoGradients(error)),
     }
+}
+
+/// Rounds a weight to nearest under the scales that EXL2 stores.
+fn under_square_scales(
+    source: &Folded<'_>,
+    info: &LinearInfo,
+    scheme: &Scheme,
+    w: &DenseTensor<'_>,
+) -> Result<Solved> {
+    let mut scratch = Scratch::default();
+    let w = whole(source, info, w, &mut scratch)?;
+    let quantized = exl2::quantize(scheme, w, info.rows, info.cols);
+    let quantized = quantized.ok_or_else(|| out_of_reach(source, info))?;
+    let stats = ErrorStats::of(w, &quantized);
+    Ok(Solved::rounded((quantized, stats)))
 }

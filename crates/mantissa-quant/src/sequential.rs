@@ -261,10 +261,15 @@ impl<'a> Sequential<'a> {
         self.calibration.as_mut().ok_or(QuantError::Calibrate(CalibrateError::Empty))
     }
 
+    /// True if the solver of `input`, or its judge, exists.
+    fn is_prepared(&self, input: LinearInput) -> bool {
+        let judged = self.judges.iter().map(|(of, _)| of);
+        judged.chain(self.solvers.iter().map(|(of, _)| of)).any(|of| *of == input)
+    }
+
     /// Creates the solver of `input` and its comparison with RTN, unless they exist.
     fn prepare(&mut self, input: LinearInput, tick: &mut Tick<'_>) -> Result<()> {
-        let judged = self.judges.iter().map(|(of, _)| of);
-        if judged.chain(self.solvers.iter().map(|(of, _)| of)).any(|of| *of == input) {
+        if self.is_prepared(input) {
             return Ok(());
         }
         self.solvers.clear();

@@ -162,14 +162,19 @@ impl WeightReader for DenseTensor<'_> {
         numbers.update(bytes);
         numbers.finish(files.dir(), name).map_err(DenseError::Store)?;
         values.resize(range.len(), 0.0);
-        match dtype {
-            Dtype::BF16 => kernels().bf16_le_to_f32(bytes, values),
-            Dtype::F16 => kernels().f16_le_to_f32(bytes, values),
-            _ => {
-                let bytes = bytes.as_chunks::<4>().0;
-                values.iter_mut().zip(bytes).for_each(|(v, b)| *v = f32::from_le_bytes(*b));
-            }
-        }
+        widen(dtype, bytes, values);
         Ok(values)
+    }
+}
+
+/// Converts stored values of `dtype`, a float of 16 or 32 bits, to f32.
+fn widen(dtype: Dtype, bytes: &[u8], values: &mut [f32]) {
+    match dtype {
+        Dtype::BF16 => kernels().bf16_le_to_f32(bytes, values),
+        Dtype::F16 => kernels().f16_le_to_f32(bytes, values),
+        _ => {
+            let bytes = bytes.as_chunks::<4>().0;
+            values.iter_mut().zip(bytes).for_each(|(v, b)| *v = f32::from_le_bytes(*b));
+        }
     }
 }

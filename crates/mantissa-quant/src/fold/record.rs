@@ -101,14 +101,6 @@ impl Record {
     fn rotations(&self, config: &ModelConfig, options: RotateOptions) -> Result<Rotations> {
         let mut rotations = Rotations::random(config, options);
         let Some(learned) = &self.learned else { return Ok(rotations) };
-        let matrix = |field: String, digits: &str, n: usize| {
-            let fault = || {
-                let expected = format!("the digits of an orthogonal matrix of {n} rows");
-                Error::field(Path::new(FILE_NAME), field, format!("{} digits", digits.len()), expected, "")
-            };
-            let matrix = Orthogonal::from_digits(digits, n).ok_or_else(fault)?;
-            Result::Ok(Coordinates::Turned(Arc::new(matrix)))
-        };
         if let Some(digits) = &learned.residual {
             rotations.residual = vec![matrix("learned.residual".to_owned(), digits, config.hidden_size)?];
         }
@@ -214,6 +206,16 @@ pub(crate) fn storable(
         if exact.is_finite() && exact > 0.0 { exact } else { s }
     };
     Ok(s.into_iter().zip(weights).map(stored).collect())
+}
+
+/// Reads an orthogonal matrix of `n` rows from the digits in `field`.
+fn matrix(field: String, digits: &str, n: usize) -> Result<Coordinates> {
+    let fault = || {
+        let expected = format!("the digits of an orthogonal matrix of {n} rows");
+        Error::field(Path::new(FILE_NAME), field, format!("{} digits", digits.len()), expected, "")
+    };
+    let matrix = Orthogonal::from_digits(digits, n).ok_or_else(fault)?;
+    Ok(Coordinates::Turned(Arc::new(matrix)))
 }
 
 #[cfg(test)]

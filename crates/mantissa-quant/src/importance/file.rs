@@ -47,22 +47,8 @@ impl Importance {
             ("imatrix.chunk_count".to_owned(), Value::U32(self.chunks)),
             ("imatrix.chunk_size".to_owned(), Value::U32(self.chunk_size)),
         ];
-        let spec = |name: &str, suffix: &str, matrices: usize, cols: usize| {
-            GgufTensorSpec::new(format!("{name}{suffix}"), GgmlType::F32, [matrices, cols])
-        };
-        let specs: Vec<_> = self
-            .entries
-            .iter()
-            .flat_map(|(name, entry)| {
-                let matrices = entry.counts.len();
-                [
-                    spec(name, SUMS, matrices, entry.sums.len() / matrices.max(1)),
-                    spec(name, COUNTS, matrices, 1),
-                ]
-            })
-            .collect();
         let staged = StagedFile::begin(output)?;
-        let mut writer = GgufWriter::create(staged.path(), &metadata, &specs)?;
+        let mut writer = GgufWriter::create(staged.path(), &metadata, &self.specs())?;
         let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
         for (name, entry) in &self.entries {
             writer.write(&format!("{name}{SUMS}"), &bytes(&entry.sums))?;
@@ -70,6 +56,19 @@ impl Importance {
         }
         writer.finish()?;
         Ok(staged.commit()?)
+    }
+
+    /// Declares the sums and the counts of each tensor.
+    fn specs(&self) -> Vec<GgufTensorSpec> {
+        let spec = |name: &str, suffix: &str, matrices: usize, cols: usize| {
+            GgufTensorSpec::new(format!("{name}{suffix}"), GgmlType::F32, [matrices, cols])
+        };
+        let of_entry = |(name, entry): (&String, &Entry)| {
+            let matrices = entry.counts.len();
+            let cols = entry.sums.len() / matrices.max(1);
+            [spec(name, SUMS, matrices, cols), spec(name, COUNTS, matrices, 1)]
+        };
+        self.entries.iter().flat_map(of_entry).collect()
     }
 }
 

@@ -118,16 +118,7 @@ impl Observer {
     fn of(self, scheme: &Scheme, x: &[f32], cols: usize, peak: f32) -> f32 {
         match self {
             Observer::Max | Observer::MovingAverage => peak,
-            Observer::Percentile(share) => {
-                let mut magnitudes: Vec<f32> = x.iter().map(|v| v.abs()).collect();
-                let at = (magnitudes.len() as f64 * share.part()) as usize;
-                let at = at.min(magnitudes.len().saturating_sub(1));
-                if magnitudes.is_empty() {
-                    peak
-                } else {
-                    *magnitudes.select_nth_unstable_by(at, f32::total_cmp).1
-                }
-            }
+            Observer::Percentile(share) => percentile(x, share.part()).unwrap_or(peak),
             Observer::Mse => {
                 let ratios = (0..RATIOS).map(|i| peak * (1.0 - f32::from(i) / 40.0));
                 let error = |amax: f32| {
@@ -234,6 +225,14 @@ impl Histogram {
         }
         if divergence.is_nan() { f64::INFINITY } else { divergence }
     }
+}
+
+/// Magnitude that the share `part` of the values stays below; `None` without values.
+fn percentile(x: &[f32], part: f64) -> Option<f32> {
+    let mut magnitudes: Vec<f32> = x.iter().map(|v| v.abs()).collect();
+    let at = (magnitudes.len() as f64 * part) as usize;
+    let at = at.min(magnitudes.len().checked_sub(1)?);
+    Some(*magnitudes.select_nth_unstable_by(at, f32::total_cmp).1)
 }
 
 #[cfg(test)]

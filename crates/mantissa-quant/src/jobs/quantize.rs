@@ -8,7 +8,7 @@ use mantissa_methods::rotate::RotateOptions;
 use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::{LinearInfo, ModelConfig, StoredAs};
 use mantissa_store::convention::{Container, Experts, ModelFiles, Support};
-use mantissa_store::{TensorMeta, TensorSpec};
+use mantissa_store::{Dtype, TensorMeta, TensorSpec};
 
 use super::tensors::{EXPERTS_APART, output_of_linears, output_specs};
 use crate::cache_scales;
@@ -140,26 +140,29 @@ fn planned(
     options: &Options,
     info: LinearInfo,
 ) -> Result<PlannedLinear> {
-    let (name, shape) = info.dense_tensor();
-    let no_tensor =
-        || mantissa_store::Error::NoTensor { path: source.dir().to_owned(), tensor: name.clone() };
-    let meta = source.checkpoint().get(&name).ok_or_else(no_tensor)?;
-    if meta.shape != shape {
-        let what = (format!("shape {:?}", meta.shape), format!("{shape:?}"));
-        return Err(mantissa_store::Error::field(
-            source.dir(),
-            &name,
-            what.0,
-            what.1,
-            "config.json and weights differ",
-        )
-        .into());
-    }
+    let dtype = dense_dtype(source, &info)?;
     let scheme = scheme_of(recipe, config, options, &info).map(|mut scheme| {
         scheme.encoder.rounding = options.rounding;
-        recipe.method.stored_scheme(container.as_stored(scheme, meta.dtype))
+        recipe.method.stored_scheme(container.as_stored(scheme, dtype))
     });
     Ok(PlannedLinear { info, scheme })
+}
+
+/// Returns the dtype of the dense weight of a layer.
+///
+/// # Errors
+/// The source has no such tensor, or one in another shape.
+fn dense_dtype(source: &ModelFiles, info: &LinearInfo) -> Result<Dtype> {
+    let (name, shape) = info.dense_tensor();
+    let Some(meta) = source.checkpoint().get(&name) else {
+        return Err(mantissa_store::Error::NoTensor { path: source.dir().to_owned(), tensor: name }.into());
+    };
+    if meta.shape != shape {
+        let (got, expected) = (format!("shape {:?}", meta.shape), format!("{shape:?}"));
+        let why = "config.json and weights differ";
+        return Err(mantissa_store::Error::field(source.dir(), &name, got, expected, why).into());
+    }
+    Ok(meta.dtype)
 }
 
 /// Returns the source's tensors that are copied, by name: all but the weights of quantized layers. A tensor of stacked
@@ -186,16 +189,7 @@ fn notes(
 ) -> Vec<String> {
     let mut notes = source.notes();
     notes.extend(source.checkpoint().warnings().iter().cloned());
-    let known: std::collections::BTreeSet<String> = config.tensors().into_iter().map(|t| t.name).collect();
-    let unknown: Vec<_> =
-        copied.iter().filter(|m| !known.contains(&m.name)).map(|m| m.name.as_str()).collect();
-    if let Some(first) = unknown.first() {
-        let fate = if container.facts().one_file { "left out" } else { "copied" };
-        notes.push(format!(
-            "{} tensors that the architecture does not use are {fate} (first: {first})",
-            unknown.len()
-        ));
-    }
+    notes.extend(note_on_unused(container, config, copied));
     notes.extend(storage_note(config, container));
     let mut modules: Vec<_> = config.decoder_linears().map(|l| l.module).collect();
     if container.facts().one_file {
@@ -207,6 +201,17 @@ fn notes(
         }
     }
     notes
+}
+
+/// Returns a note on tensors that the architecture does not use.
+fn note_on_unused(container: Container, config: &ModelConfig, copied: &[TensorMeta]) -> Option<String> {
+    let known: BTreeSet<String> = config.tensors().into_iter().map(|t| t.name).collect();
+    let unknown: Vec<_> =
+        copied.iter().filter(|m| !known.contains(&m.name)).map(|m| m.name.as_str()).collect();
+    let first = unknown.first()?;
+    let fate = if container.facts().one_file { "left out" } else { "copied" };
+    let count = unknown.len();
+    Some(format!("{count} tensors that the architecture does not use are {fate} (first: {first})"))
 }
 
 /// Returns a note on layers that dense checkpoints do not store separately as `[out, in]`.

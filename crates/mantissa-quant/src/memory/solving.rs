@@ -1,7 +1,7 @@
 //! Memory of a layer that is solved on a calibration set: statistics of its input, their factor, and the solution.
 
 use mantissa_methods::method::{Buffer, Extent, Phase};
-use mantissa_model::{LinearInfo, LinearInput};
+use mantissa_model::{LinearInfo, LinearInput, ModelConfig};
 use mantissa_num::Scheme;
 
 use super::{Sizes, Stage, kept, states, transposed, with_holes_of_calibration};
@@ -45,14 +45,9 @@ impl<'a> Solving<'a> {
             ("layer of the original model in f32", original.layer),
             ("output factors of the Fisher information", outputs_bytes(plan)),
         ];
-        let at_once = match (info.kind.input(), &plan.config.experts) {
-            (LinearInput::Expert(_) | LinearInput::ExpertDown(_), Some(experts)) => {
-                EXPERTS_AT_ONCE.min(experts.count.into()) as u64
-            }
-            _ => 1,
-        };
         let sizes = Sizes::of(plan, info, scheme);
-        let extent = Extent { inputs: at_once, ..sizes.extent(plan, info, scheme) };
+        let inputs = inputs_at_once(&plan.config, info);
+        let extent = Extent { inputs, ..sizes.extent(plan, info, scheme) };
         let unseen = if extent.held_out { extent.inputs * Hessian::bytes_needed(info.cols) } else { 0 };
         Solving { plan, set, info, sizes, base, original, extent, unseen }
     }
@@ -131,5 +126,15 @@ impl Original {
             layer: config.layer_linears(info.layer).iter().map(|l| 4 * (l.rows * l.cols) as u64).sum(),
             statistics: Calibration::drift_bytes(config, set, input, threads),
         }
+    }
+}
+
+/// Number of inputs whose statistics are held at once: more than one for experts.
+fn inputs_at_once(config: &ModelConfig, info: &LinearInfo) -> u64 {
+    match (info.kind.input(), &config.experts) {
+        (LinearInput::Expert(_) | LinearInput::ExpertDown(_), Some(experts)) => {
+            EXPERTS_AT_ONCE.min(experts.count.into()) as u64
+        }
+        _ => 1,
     }
 }
