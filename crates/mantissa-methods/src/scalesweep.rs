@@ -1,24 +1,27 @@
-//! ScaleSweep (Lin & Wan 2026, "ScaleSweep: Accurate NVFP4 Post-Training Quantization of LLMs via Block Scale Initialization", arXiv
-//! 2606.07618): tries the few stored block scales among which the best must be, and keeps the one of least error.
+//! ScaleSweep (Lin & Wan 2026, "ScaleSweep: Accurate NVFP4 Post-Training Quantization of LLMs via Block Scale
+//! Initialization", arXiv 2606.07618): tries the few stored block scales that can be best, and keeps the one with the
+//! least error.
 //!
-//! For a block `x` of FP4 (E2M1) elements with the greatest magnitude M, and for the values `s` that a stored scale can have:
+//! For a block `x` of FP4 (E2M1) elements with amax M, over the values `s` of a stored scale:
 //!
 //! ```text
 //! minimise over s:   L(s) = Σ (x - s · round(x / s))²
 //! ```
 //!
-//! The paper and the proof in its repository bound the scales that can be best, from both sides:
+//! The paper and the proof in its repository bound the best scale from both sides:
 //!
-//! - **From above**, for any weights of the errors: if `s ≥ M / 3.5`, every `|x| ≤ 3.5 s` rounds to `3 s` or less, and all of these values
-//!   are values under `s / 2` as well: `L(s / 2) ≤ L(s)`. The best scale is therefore below `12/7 · M / 6`.
-//! - **From below**, for equal weights: going from s to 2 s costs at most `s² / 4` for each of the n - 1 other elements and changes the
-//!   error of the greatest by `-24 a s + 28 s²` with `a = M / 6`. So 2 s is better while `s < 24 a / (28 + (n - 1) / 4)`.
+//! - **From above**, for any error weights: if `s ≥ M / 3.5`, every `|x| ≤ 3.5 s` rounds to `3 s` or less. All of
+//!   these values exist under `s / 2` as well, so `L(s / 2) ≤ L(s)`. The best scale is therefore below `12/7 · M /
+//!   6`.
+//! - **From below**, for equal weights: doubling s adds at most `s² / 4` for each of the n - 1 other elements and
+//!   changes the error of the largest by `-24 a s + 28 s²` with `a = M / 6`. So 2 s is better while `s < 24 a / (28 +
+//!   (n - 1) / 4)`.
 //!
-//! For NVFP4 (n = 16, E4M3 scales) this and an enumeration of the remaining E4M3 values give the codes from 3 below to 7 above that of
-//! `M / 6`. For MXFP4 (n = 32, powers of two, which the paper does not treat) the same inequalities leave `0.67 a < s < 1.72 a`: the
-//! power of two at or above a, and the one below it.
+//! For NVFP4 (n = 16, E4M3 scales) these bounds and an enumeration of the remaining E4M3 values leave the codes from
+//! 3 below to 7 above that of `M / 6`. For MXFP4 (n = 32, powers of two, not treated in the paper) the same
+//! inequalities leave `0.67 a < s < 1.72 a`: the power of two at or above a, and the one below it.
 //!
-//! Of E4M3 the scale is limited to its largest value 448; blocks that would need more take that, as the paper's proof excludes.
+//! E4M3 scales end at 448. Blocks that need more, which the paper's proof excludes, take 448.
 //!
 //! [`SweptGptq`] runs the same sweep inside GPTQ.
 
@@ -51,7 +54,7 @@ const VALUES: usize = 15;
 /// Checks that `scheme` has FP4 elements and scales to sweep.
 ///
 /// # Errors
-/// The schemes that the sweep takes.
+/// Names the schemes that the sweep takes.
 pub fn check_scheme(scheme: &Scheme) -> Result<(), &'static str> {
     let Format::Affine(Affine {
         code: Code::Float(E2M1), blocks: Blocks::Group(_), scale: Some(tree), ..
@@ -63,18 +66,18 @@ pub fn check_scheme(scheme: &Scheme) -> Result<(), &'static str> {
     if swept { Ok(()) } else { Err(TAKES) }
 }
 
-/// The values of FP4 elements under every stored scale of a tensor.
+/// Values of FP4 elements under every stored scale of a tensor.
 #[derive(Debug)]
 pub(crate) struct Scales<'a> {
     scheme: &'a Scheme,
     outer: Option<f32>,
     /// Codes of the elements, ascending by value.
     codes: [u32; VALUES],
-    /// By code of the scale.
+    /// Values by scale code.
     levels: Vec<Levels>,
 }
 
-/// The values of the elements under one scale, ascending, and the middles between neighbours.
+/// Values of the elements under one scale, ascending, and the midpoints between them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Levels {
     values: [f64; VALUES],
@@ -82,13 +85,13 @@ pub(crate) struct Levels {
 }
 
 impl Levels {
-    /// Place of the value nearest to `x`.
+    /// Index of the value nearest to `x`.
     #[inline]
     pub(crate) fn nearest(&self, x: f64) -> usize {
         self.middles.iter().map(|middle| usize::from(x >= *middle)).sum()
     }
 
-    /// The value at `place`.
+    /// Value at index `place`.
     #[inline]
     pub(crate) fn value(&self, place: usize) -> f64 {
         self.values[place]
@@ -100,7 +103,7 @@ impl<'a> Scales<'a> {
     pub(crate) fn new(scheme: &'a Scheme, outer: Option<f32>) -> Self {
         let format = &scheme.format;
         let mut elements: Vec<(f32, u32)> = (0..1 << 4).map(|code| (format.element(code), code)).collect();
-        // Of -0 and 0 the smaller code is written.
+        // Of -0 and 0, write the smaller code.
         elements.sort_by(|a, b| (a.0 + 0.0).total_cmp(&(b.0 + 0.0)).then(a.1.cmp(&b.1)));
         elements.dedup_by(|b, a| a.0 == b.0);
         let mut codes = [0; VALUES];
@@ -120,17 +123,17 @@ impl<'a> Scales<'a> {
         Scales { scheme, outer, codes, levels: (0..=highest).map(of_scale).collect() }
     }
 
-    /// The values under the scale of code `scale`.
+    /// Values under the scale with code `scale`.
     pub(crate) fn levels(&self, scale: u32) -> &Levels {
         &self.levels[scale as usize]
     }
 
-    /// The code of the element at `place` among its values.
+    /// Code of the element at index `place`.
     pub(crate) fn code(&self, place: usize) -> u32 {
         self.codes[place]
     }
 
-    /// The code of the scale nearest to `scale`, or for powers of two of the one at or above it.
+    /// Code of the scale nearest to `scale`; for powers of two, the one at or above it.
     pub(crate) fn code_of(&self, scale: f32) -> u32 {
         let nearest = self.scheme.format.nearest_scale(scale, self.outer).unwrap_or(0);
         let below = |code: u32| self.levels(code).values[VALUES - 1] < f64::from(scale * E2M1.max());
@@ -143,28 +146,28 @@ impl<'a> Scales<'a> {
     }
 
     fn limited(&self, code: u32) -> u32 {
-        // 0 is no scale of E4M3; of E8M0 it is 2⁻¹²⁷.
+        // Code 0 is not a valid E4M3 scale; in E8M0 it is 2⁻¹²⁷.
         code.clamp(u32::from(!self.has_powers()), self.levels.len() as u32 - 1)
     }
 
-    /// Codes of the scales from `below` under to `above` over that of `amax / 6`.
+    /// Codes of the scales from `below` codes below to `above` codes above that of `amax / 6`.
     pub(crate) fn around(&self, amax: f32, (below, above): (u32, u32)) -> RangeInclusive<u32> {
         let base = self.code_of(amax / E2M1.max());
         self.limited(base.saturating_sub(below))..=self.limited(base + above)
     }
 
-    /// Codes of the scales among which the one of least squared error of a block is.
+    /// Codes of the scales that can have a block's least squared error.
     pub(crate) fn bounded(&self, amax: f32) -> RangeInclusive<u32> {
         self.around(amax, if self.has_powers() { (1, 0) } else { (3, 7) })
     }
 
-    /// Codes of the scales that are tried where errors are weighed, for which no bound from below is known: down to half of `amax / 6`.
+    /// Codes of the scales tried for weighted errors, which have no bound from below: down to half of `amax / 6`.
     pub(crate) fn weighed(&self, amax: f32) -> RangeInclusive<u32> {
         self.around(amax, if self.has_powers() { (1, 1) } else { (8, 7) })
     }
 
-    /// The scale in `candidates` of least `Σ h (x - q)²` for the block `x`, and that error; the lowest of equal ones. `h(i)` is the weight
-    /// of the error of element `i`.
+    /// Scale in `candidates` with the least `Σ h (x - q)²` for the block `x`, and that error; the lowest for ties.
+    /// `h(i)` is the weight of element `i`'s error.
     pub(crate) fn best(
         &self,
         x: &[f32],
@@ -187,7 +190,7 @@ impl<'a> Scales<'a> {
     }
 }
 
-/// The largest finite scale of a code.
+/// Code of the largest finite scale.
 fn highest(code: Code) -> u32 {
     match code {
         Code::E8m0 => 254,
@@ -200,8 +203,8 @@ pub(crate) fn amax(x: &[f32]) -> f32 {
     x.iter().fold(0.0, |amax: f32, v| amax.max(v.abs()))
 }
 
-/// Quantizes `w` (`[rows, cols]`) under the scale of least squared error of each block. `outer` is the global scale where fused layers
-/// share one; `None` takes it from `w`.
+/// Quantizes `w` (`[rows, cols]`) with the scale of least squared error for each block. `outer` is the global scale
+/// if fused layers share one; `None` computes it from `w`.
 ///
 /// # Errors
 /// [`TensorError::NonFinite`]; schemes that [`check_scheme`] refuses are rounded to nearest.
@@ -223,7 +226,7 @@ pub fn quantize(
     Ok((q, stats))
 }
 
-/// Rounds `w` to nearest under the scale that `choose` takes for each block, by the block's index and its values.
+/// Rounds `w` to nearest, with the scale that `choose` returns for each block, given its index and values.
 pub(crate) fn encode(
     scales: &Scales<'_>,
     w: &[f32],
@@ -291,7 +294,7 @@ impl SolveWeight for ScaleSweep {
     }
 }
 
-/// Features that no sweep goes with.
+/// Features that the sweep does not support.
 pub(crate) fn refuses(feature: Feature) -> Option<&'static str> {
     match feature {
         Feature::GivenScales => Some("it chooses its own scales"),
@@ -306,7 +309,7 @@ mod tests {
     use super::*;
     use crate::testing::values;
 
-    /// Values with tails: cubes and fifth powers of uniform ones, of several sizes.
+    /// Heavy-tailed values: cubes and fifth powers of uniform ones, of several sizes.
     fn weights(seed: u64, n: usize) -> Vec<f32> {
         let power = |i: usize| 1 + 2 * (i / 32 % 4) as i32;
         values(seed, n).iter().enumerate().map(|(i, v)| v.powi(power(i)) * 0.1).collect()
@@ -326,7 +329,7 @@ mod tests {
         sums
     }
 
-    /// The bounded sweep finds the best of all scales, and no block is worse than rounded to nearest.
+    /// The bounded sweep finds the best of all scales, and no block is worse than RTN.
     #[test]
     fn the_best_scale_is_within_the_bounds() {
         let (rows, cols) = (64, 160);
@@ -346,13 +349,13 @@ mod tests {
                 assert!(found[b] <= nearest[b] * (1.0 + 1e-5), "{text} {b}: {} {}", found[b], nearest[b]);
             }
             let sum = |errors: &[f64]| errors.iter().sum::<f64>();
-            // Two powers of two leave little to choose.
+            // There are only two powers of two to choose from.
             let share = if text.starts_with("mxfp4") { 1.0 } else { 0.9 };
             assert!(sum(&found) < share * sum(&nearest), "{text}: {} {}", sum(&found), sum(&nearest));
         }
     }
 
-    /// The bounds are not wider than needed: both ends of them are the best somewhere.
+    /// The bounds are tight: both ends are the best scale for some block.
     #[test]
     fn both_ends_of_the_bounds_are_used() {
         let scheme = scheme("nvfp4");

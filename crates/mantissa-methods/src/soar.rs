@@ -1,7 +1,8 @@
-//! SOAR (Bao, Yan, Li, Qin, Yu & Zhang 2026, "SOAR: Scale Optimization for Accurate Reconstruction in NVFP4 Quantization", arXiv
-//! 2605.12245): global and block scales together, in closed form.
+//! SOAR (Bao, Yan, Li, Qin, Yu & Zhang 2026, "SOAR: Scale Optimization for Accurate Reconstruction in NVFP4
+//! Quantization", arXiv 2605.12245): optimizes global and block scales jointly, in closed form.
 //!
-//! The paper's text was not available to us, its abstract and a summary were; its code is not published. The following is derived from these.
+//! Only the paper's abstract and a summary were available to us, and its code is not published. This implementation
+//! is derived from these.
 //!
 //! For blocks `w_b` of a weight, elements `q_b`, stored block scales `s_b` and a global scale g:
 //!
@@ -12,15 +13,18 @@
 //!                     g   = Σ_b s_b Σ_i h w q / Σ_b s_b² Σ_i h q²         stored in f32, and exact
 //! ```
 //!
-//! - **CJSO** (closed-form joint scale optimization) takes the two in turns. Here too, until g stays: each turn lowers the error or ends.
-//! - **DSS** (decoupled scale search) chooses elements by a scale σ of high precision, `q = round(w / σ)`, and stores another,
-//!   which it searches near the closed form. For a sum of squares no element serves a stored scale better than the nearest one, so that the sweep
-//!   of all stored scales that can be best ([`scalesweep`](crate::scalesweep)) finds what every σ would. That sweep is what runs here for `s_b` and `q_b`.
+//! - **CJSO** (closed-form joint scale optimization) alternates between the two, here until g converges: each step
+//!   lowers the error or is the last.
+//! - **DSS** (decoupled scale search) chooses elements by a high-precision scale σ, `q = round(w / σ)`, and stores
+//!   another scale, searched near the closed form. For a sum of squares, the best elements under a stored scale are
+//!   the nearest ones. So the sweep of all stored scales that can be best ([`scalesweep`](crate::scalesweep)) finds
+//!   the optimum over every σ, and is used here for `s_b` and `q_b`.
 //!
-//! Fused layers (qkv, gate and up) share one global scale, which engines require: it stays as it is, and block scales alone are searched. Powers of
-//! two (MXFP4) have no global scale, and nothing but the sweep is left.
+//! Fused layers (qkv, gate and up) share one global scale, as engines require: it is kept, and only block scales are
+//! searched. Powers of two (MXFP4) have no global scale, so only the sweep remains.
 //!
-//! With GPTQ ([`gptq`]) `h` is the diagonal of the Hessian, and the scales that are found stay while GPTQ goes through the columns.
+//! With GPTQ ([`gptq`]) `h` is the diagonal of the Hessian, and the scales stay fixed while GPTQ quantizes the
+//! columns.
 
 use mantissa_num::{Quantized, Scheme, Sense, TensorError, check_finite};
 
@@ -33,14 +37,14 @@ use crate::rtn::outer_scale_of;
 use crate::scalesweep::{Choice, Scales, SweepOptions, SweptGptq, amax, check_scheme, encode, refuses};
 use crate::solved::Solved;
 
-/// Most turns of global and block scales.
+/// Maximum number of alternations between global and block scales.
 const TURNS: usize = 8;
 
-/// Change of the global scale, as a share of it, with which the turns end.
+/// Relative change of the global scale at which the iteration ends.
 const STILL: f64 = 1e-5;
 
-/// Quantizes `w` (`[rows, cols]`) under block scales, and where `outer` is `None` a global scale, of least squared error. `h` weighs the errors
-/// of each column; empty for equal weights.
+/// Quantizes `w` (`[rows, cols]`) with the block scales of least squared error, and the global scale if `outer` is
+/// `None`. `h` weights the errors of each column; empty for equal weights.
 ///
 /// # Errors
 /// [`TensorError::NonFinite`]; schemes that the sweep does not take are rounded to nearest.
@@ -74,7 +78,7 @@ pub fn quantize(
     Ok(best)
 }
 
-/// The best block scales and elements under the global scale `outer`.
+/// Best block scales and elements under the global scale `outer`.
 fn swept(
     scheme: &Scheme,
     w: &[f32],
@@ -96,7 +100,7 @@ fn swept(
     encode(&scales, w, (rows, cols), &choose, threads)
 }
 
-/// The error of `q`, and the factor of its global scale that would make it least.
+/// Error of `q`, and the factor of its global scale that minimizes it.
 fn refit(q: &Quantized, w: &[f32], h: &[f64]) -> Result<(f64, f64), TensorError> {
     let (mut error, mut product, mut square) = (0.0, 0.0, 0.0);
     for (i, (q, w)) in q.dequantize()?.iter().zip(w).enumerate().map(|(i, pair)| (i % q.cols.max(1), pair)) {
@@ -108,7 +112,7 @@ fn refit(q: &Quantized, w: &[f32], h: &[f64]) -> Result<(f64, f64), TensorError>
     Ok((error, if square > 0.0 { product / square } else { 1.0 }))
 }
 
-/// `outer` with values `factor` times as large; `None` where that cannot be stored.
+/// Scales `outer` so that values become `factor` times as large; `None` if that cannot be stored.
 fn scaled(scheme: &Scheme, outer: f32, factor: f64) -> Option<f32> {
     let divides = scheme.format.scale()?.tensor_wide()?.sense == Sense::Divisor;
     let factor = if divides { 1.0 / factor } else { factor };
@@ -158,7 +162,7 @@ impl SolveWeight for Soar {
     }
 }
 
-/// GPTQ under the scales of SOAR, which are found before the first column and stay.
+/// GPTQ under SOAR's scales, which are chosen before the first column and fixed.
 static SCALES: Choice = Choice {
     names: ["soar-gptq", "soar-gptaq"],
     table: TableSpec { name: "soar", keys: &SweepOptions::KEYS },
@@ -179,7 +183,7 @@ static SCALES: Choice = Choice {
     },
 };
 
-/// GPTQ under the scales of SOAR.
+/// GPTQ under SOAR's scales.
 pub fn gptq() -> SweptGptq {
     SweptGptq::of(&SCALES)
 }
@@ -200,7 +204,7 @@ mod tests {
         refit(q, w, h).unwrap().0
     }
 
-    /// A global scale in closed form errs less than that of the largest magnitude, and no factor of it is better for these codes.
+    /// The closed-form global scale errs less than that from amax, and no factor of it is better for these codes.
     #[test]
     fn global_scales_are_those_of_least_squares() {
         let (rows, cols) = (40, 128);
@@ -229,7 +233,7 @@ mod tests {
         let (rows, cols) = (240, 96);
         let w = weights(2, rows * cols);
         let h: Vec<f64> = (0..cols).map(|c| if c % 3 == 0 { 20.0 } else { 1.0 }).collect();
-        // Of powers of two there is hardly another to choose.
+        // There are hardly any powers of two to choose from.
         for (text, strict) in [("nvfp4", true), ("mxfp4", false)] {
             let scheme: Scheme = text.parse().unwrap();
             let of = |h: &[f64]| quantize(&scheme, &w, (rows, cols), h, Some(5000.0), 1).unwrap();
@@ -240,7 +244,7 @@ mod tests {
         }
     }
 
-    /// Codes of GPTQ under these scales err less in the output than rounding to nearest under them.
+    /// GPTQ's codes under these scales have a smaller output error than RTN under the same scales.
     #[test]
     fn columns_make_up_under_the_scales() {
         let (rows, cols) = (30, 96);

@@ -1,16 +1,17 @@
-//! ScaleSweep inside GPTQ: block by block, each under the scale of least error once later columns make up for it.
+//! ScaleSweep inside GPTQ: chooses each block's scale by its error after compensation in later columns.
 //!
-//! With `(H + λI)⁻¹ = Uᵀ U` GPTQ's loss is `Σ e²` with `e_j = (w_j - q_j) / U_jj`, where `w` holds what earlier columns have left to make
-//! up for ([`gptq`](mod@crate::gptq)). So the loss of a block follows from its own columns and the diagonal block of U alone, and the scale
-//! of a block can be chosen by it: quantize the block's columns one after another under each scale of the sweep, and keep the codes of
-//! least `Σ e²`. GPTQ with static scales chooses them before the updates, by the diagonal of H.
+//! With `(H + λI)⁻¹ = Uᵀ U` GPTQ's loss is `Σ e²` with `e_j = (w_j - q_j) / U_jj`, where `w` includes the
+//! compensation of earlier columns ([`gptq`](mod@crate::gptq)). So the loss of a block depends only on its own
+//! columns and the diagonal block of U. For each scale of the sweep, the block's columns are quantized one after
+//! another, and the codes with the least `Σ e²` are kept. GPTQ with static scales chooses them before the updates, by
+//! the diagonal of H.
 //!
-//! The paper initializes the scales of GPTQ by the sweep weighted with the diagonal of H; taking the loss itself in its place is our own.
-//! For this loss no bound is known, so that the sweep is the paper's for weighted errors: E4M3 scales from half of `M / 6` to 7 codes
-//! above; powers of two one to either side.
+//! The paper initializes GPTQ's scales by the sweep weighted with the diagonal of H; using the loss itself is our own
+//! variant. This loss has no known bound, so the sweep is the paper's for weighted errors: E4M3 scales from half of
+//! `M / 6` to 7 codes above; powers of two one to either side.
 //!
-//! A block's columns have to follow one another. Blocks are taken by decreasing sum of the diagonal of H, and the columns of a block by
-//! decreasing diagonal; the stored layout is that of any other method.
+//! The columns of a block must be consecutive. Blocks are taken by decreasing sum of the diagonal of H, and the
+//! columns of a block by decreasing diagonal. The stored layout is the same as that of RTN.
 
 use std::ops::{Range as Span, RangeInclusive};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,7 +32,7 @@ use crate::options::{Key, OptionError, Options, Setting, TableSpec, shortest};
 use crate::rtn::{append, outer_scale_of};
 use crate::solved::Solved;
 
-/// Rows that are solved together: they share one reading of U.
+/// Rows solved together; they share one read of U.
 const PANEL_ROWS: usize = 128;
 
 /// Options of methods that sweep scales inside GPTQ.
@@ -39,7 +40,7 @@ const PANEL_ROWS: usize = 128;
 pub struct SweepOptions {
     /// Damping λ of the Hessian, as a fraction of the mean of its diagonal.
     pub damp: f64,
-    /// Share of their input's drift that weights make up for, as in GPTAQ: 0 in GPTQ, 1 all of it.
+    /// Share of the input drift that is corrected, as in GPTAQ: 0 in GPTQ, 1 for the full correction.
     pub asymmetric: f32,
 }
 
@@ -50,7 +51,7 @@ impl Default for SweepOptions {
 }
 
 impl SweepOptions {
-    /// The keys of the options, of every table that has them.
+    /// Keys of the options, in every table that has them.
     pub(crate) const KEYS: [Key; 2] = [
         Key { name: "damp", help: "damping, as a fraction of the mean of the Hessian's diagonal" },
         Key { name: "asymmetric", help: "share of the input drift that is corrected (GPTAQ)" },
@@ -66,33 +67,33 @@ impl SweepOptions {
         Ok(())
     }
 
-    /// The options as `table` has them.
+    /// Options as set in `table`.
     pub(crate) fn settings(&self, table: &'static str) -> Vec<Setting> {
         let share = shortest(self.asymmetric);
         vec![Setting::new(table, "damp", self.damp), Setting::new(table, "asymmetric", share)]
     }
 
-    /// The options of GPTQ that stand for the same.
+    /// Equivalent options of GPTQ.
     fn gptq(&self) -> GptqOptions {
         let SweepOptions { damp, asymmetric } = *self;
         GptqOptions { damp, asymmetric, act_order: false, ..GptqOptions::default() }
     }
 }
 
-/// A choice of block scales inside GPTQ.
+/// Way of choosing block scales inside GPTQ.
 #[derive(Debug)]
 pub(crate) struct Choice {
-    /// Names in recipes, of GPTQ and of GPTAQ.
+    /// Names in recipes, with GPTQ and with GPTAQ.
     pub(crate) names: [&'static str; 2],
     /// Table of its options.
     pub(crate) table: TableSpec,
-    /// Memory of choosing the scales of a weight, beside that of the columns.
+    /// Memory of choosing the scales of a weight, in addition to that of the columns.
     pub(crate) buffer: Option<fn(&Extent<'_>) -> Buffer>,
     /// Quantizes the weight of a task by [`Columns::solve`], under the scales that it chooses.
     pub(crate) solve: fn(&Columns, &WeightTask<'_>) -> Result<Solved, MethodError>,
 }
 
-/// The sweep of all scales that may be best, for each block when its turn comes.
+/// Sweep of all scales that can be best, for each block when it is quantized.
 static SWEEP: Choice = Choice {
     names: ["scalesweep-gptq", "scalesweep-gptaq"],
     table: TableSpec { name: "scalesweep", keys: &SweepOptions::KEYS },
@@ -103,7 +104,7 @@ static SWEEP: Choice = Choice {
     },
 };
 
-/// GPTQ, or GPTAQ, under block scales that a search chooses: those of ScaleSweep, or of SOAR ([`soar`](crate::soar)).
+/// GPTQ, or GPTAQ, with block scales chosen by a search: ScaleSweep's, or SOAR's ([`soar`](crate::soar)).
 #[derive(Clone, Copy, Debug)]
 pub struct SweptGptq {
     choice: &'static Choice,
@@ -112,12 +113,12 @@ pub struct SweptGptq {
 }
 
 impl SweptGptq {
-    /// GPTQ with the sweep of each block's scales inside.
+    /// GPTQ with a scale sweep for each block.
     pub fn scalesweep() -> Self {
         SweptGptq::of(&SWEEP)
     }
 
-    /// GPTQ under the scales of `choice`.
+    /// GPTQ with the scales of `choice`.
     pub(crate) fn of(choice: &'static Choice) -> Self {
         SweptGptq { choice, options: SweepOptions::default() }
     }
@@ -217,7 +218,7 @@ fn buffers(phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
     buffers
 }
 
-/// The columns of an input under the scales of a choice.
+/// Solver of an input's columns with the scales of a choice.
 #[derive(Debug)]
 struct Swept {
     columns: Columns,
@@ -238,13 +239,13 @@ impl InputSolver for Swept {
     }
 }
 
-/// A block whose scale is to be chosen.
+/// Block whose scale is being chosen.
 pub(crate) struct Sweep<'a> {
     /// Row of the weight.
     pub(crate) row: usize,
-    /// Place of the block in its row.
+    /// Index of the block in its row.
     pub(crate) block: usize,
-    /// Its weights, with the updates so far, in the order in which they are quantized.
+    /// Its weights with the updates so far, in quantization order.
     pub(crate) w: &'a [f64],
 }
 
@@ -255,18 +256,18 @@ impl Sweep<'_> {
     }
 }
 
-/// GPTQ of blocks whose columns follow one another, for weights that share an input.
+/// GPTQ on blocks of consecutive columns, for weights that share an input.
 #[derive(Debug)]
 pub(crate) struct Columns {
     /// Corrects weights for the drift of the input.
     gptq: Box<dyn InputSolver>,
     hessian: Hessian,
     damp: f64,
-    /// For the last block size that was asked for.
+    /// Factor for the last block size used.
     ordered: Mutex<Option<Arc<Ordered>>>,
 }
 
-/// The factor of the inverse Hessian for columns in the order of blocks.
+/// Factor of the inverse Hessian for columns in block order.
 #[derive(Debug)]
 struct Ordered {
     group: usize,
@@ -283,7 +284,7 @@ impl Ordered {
         let order = order_of_blocks(k, group, diagonal);
         let permuted = order.iter().flat_map(|&i| order.iter().map(move |&j| (i, j)));
         let permuted = permuted.map(|(i, j)| dense[i * k + j]).collect();
-        // Of one token, as its mean is: nothing depends on the number but whether there is one.
+        // Counts as one token, because it is a mean already; only zero tokens would differ.
         let permuted = Hessian::from_sum(permuted, k, 1)?;
         let options = GptqOptions { damp, act_order: false, ..GptqOptions::default() };
         Ok(Ordered { group, order, factor: InverseFactor::new(&permuted, options, threads)? })
@@ -320,7 +321,7 @@ impl Columns {
         self.hessian.diagonal()
     }
 
-    /// Quantizes `task.target` under the scales that `candidates` gives for each block, the best of which is kept.
+    /// Quantizes `task.target`, with the best of the scales that `candidates` returns for each block.
     ///
     /// # Errors
     /// [`MethodError`].
@@ -361,7 +362,7 @@ impl Columns {
         Ok(Solved { notes: ordered.factor.notes(), ..Solved::rounded((quantized, stats)) })
     }
 
-    /// The factor for blocks of `group` columns.
+    /// Factor for blocks of `group` columns.
     fn ordered(&self, group: usize, threads: usize) -> Result<Arc<Ordered>, GptqError> {
         let mut known = self.ordered.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(ordered) = known.as_ref().filter(|ordered| ordered.group == group) {
@@ -384,7 +385,7 @@ fn panel(
     let Ordered { group, order, factor } = ordered;
     let (k, n, moments) = (order.len(), span.len(), factor.diagonal());
     let per_row = k.div_ceil(*group);
-    // A column whose input was always zero becomes zero.
+    // Dead columns become zero.
     let value = |row: usize, position: usize| {
         if moments[position] == 0.0 { 0.0 } else { f64::from(target[row * k + order[position]]) }
     };
@@ -421,7 +422,7 @@ fn panel(
     Panel { codes: all, scales: stored }
 }
 
-/// A block under one scale after another.
+/// Trial of one block under several scales.
 #[derive(Default)]
 struct Trial {
     /// Diagonal block of U `[width, width]`.
@@ -430,13 +431,13 @@ struct Trial {
     x: Vec<f64>,
     places: Vec<usize>,
     errors: Vec<f64>,
-    /// Places of the values that are best, and the errors `e` that they leave.
+    /// Indices of the best values, and their errors `e`.
     best: Vec<usize>,
     best_errors: Vec<f64>,
 }
 
 impl Trial {
-    /// Takes the diagonal block of U that begins at `upper`, whose rows are `stride` apart.
+    /// Loads the diagonal block of U that begins at `upper`, with row stride `stride`.
     fn load(&mut self, upper: &[f64], stride: usize, width: usize) {
         self.width = width;
         self.upper.clear();
@@ -445,7 +446,7 @@ impl Trial {
         self.errors.resize(width, 0.0);
     }
 
-    /// The scale in `candidates` of least `Σ e²` for the weights `x`; the lowest of equal ones.
+    /// Scale in `candidates` with the least `Σ e²` for the weights `x`; the lowest for ties.
     fn sweep(&mut self, scales: &Scales<'_>, x: &[f64], candidates: RangeInclusive<u32>) -> u32 {
         let (mut scale, mut least) = (*candidates.start(), f64::INFINITY);
         for candidate in candidates {
@@ -459,7 +460,7 @@ impl Trial {
         scale
     }
 
-    /// Quantizes `x` column by column; the sum of e², or where that is more than `most` a part of it.
+    /// Quantizes `x` column by column; returns the sum of e², or a part of it above `most`.
     fn quantize(&mut self, levels: &Levels, x: &[f64], most: f64) -> f64 {
         self.x.clear();
         self.x.extend_from_slice(x);
@@ -486,7 +487,7 @@ mod tests {
     use super::*;
     use crate::testing::values;
 
-    /// Inputs whose columns depend on one another.
+    /// Correlated inputs.
     fn hessian(cols: usize) -> Hessian {
         let mut x = values(1, 500 * cols);
         for row in x.chunks_exact_mut(cols) {
@@ -514,7 +515,8 @@ mod tests {
         }
     }
 
-    /// Less error of the output than the sweep alone and than GPTQ under static scales; the bits do not depend on threads.
+    /// The output error is lower than with the sweep alone and than with GPTQ's static scales; the bits do not depend
+    /// on threads.
     #[test]
     fn outputs_err_less_than_with_static_scales() {
         let (rows, cols) = (150, 160);
@@ -533,7 +535,7 @@ mod tests {
         }
     }
 
-    /// The loss that the trial sums is that of the weight, by the Hessian with its damping.
+    /// The trial's loss equals that of the weight under the damped Hessian.
     #[test]
     fn sums_of_errors_are_the_damped_loss() {
         let (cols, group) = (48, 16);
@@ -566,7 +568,7 @@ mod tests {
         assert!((sum - loss).abs() < 1e-5 * loss, "{sum} {loss}");
     }
 
-    /// Columns without input take no part, and a short last block is a block by itself.
+    /// Dead columns take no part, and a short last block is a block by itself.
     #[test]
     fn dead_columns_become_zero() {
         let cols = 72;
