@@ -1,22 +1,23 @@
 //! AutoRound: learned rounding and clipping by block reconstruction.
 //!
 //! "Optimize Weight Rounding via Signed Gradient Descent for the Quantization of LLMs" (SignRound, Cheng et al. 2023,
-//! arXiv:2309.05516), in the frame of BRECQ (Li et al., ICLR 2021). For one decoder layer `f` with the weights W of its linear
-//! layers, inputs X' `[tokens, hidden]` as the quantized layers before it give them, and the outputs `f(X; W)` of the original
-//! model,
+//! arXiv:2309.05516), with the objective of BRECQ (Li et al., ICLR 2021). For one decoder layer `f` with the weights
+//! W of its linear layers, inputs X' `[tokens, hidden]` from the quantized layers before it, and the outputs `f(X;
+//! W)` of the original model:
 //!
 //! ```text
 //! minimise over v, α, β:   ‖ f(X'; Q(W; v, α, β)) - f(X; W) ‖²        v ∈ [-1/2, 1/2] per weight, α and β per group
 //! ```
 //!
-//! by descent along signs with a step that falls linearly to 0 (200 steps, 1/200 at first). [`LearnedWeight`] is Q and its
-//! gradient; the layer's own is `mantissa-train`'s.
+//! Sign descent takes 200 steps, whose length falls linearly from 1/200 to 0. [`LearnedWeight`] is Q and its
+//! gradient; the layer's gradient comes from `mantissa-train`.
 //!
-//! Some things are not as published, each because it loses less (docs/explain/methods.md): the norm is that of the Fisher information
-//! of the output ([`Metric`](crate::metric::Metric)); signs are of the gradient and its momentum together, which lets 512 tokens a step do where 2048
-//! were taken; ranges begin where they lose least against each input's mean square, not at the largest magnitude; their step is
-//! a fifth of the offsets'; and of symmetric integers a group's multiplier may be negative, so that the larger side has the extra
-//! code.
+//! Differences from the paper, each because it lowers the loss (docs/explain/methods.md):
+//! - The norm is the Fisher information of the output ([`Metric`](crate::metric::Metric)).
+//! - Signs are those of gradient plus momentum, so that 512 tokens per step suffice instead of 2048.
+//! - Ranges start at the least error weighted by each input's mean square instead of at amax. Their step is a fifth
+//!   of the offsets'.
+//! - In symmetric integers a group's multiplier may be negative, so that the larger side has the extra code.
 
 mod levels;
 pub mod method;
@@ -33,7 +34,7 @@ pub use weight::{LearnedWeight, check_scheme};
 /// Options of AutoRound.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AutoRoundOptions {
-    /// Steps of descent for each layer.
+    /// Number of steps per layer.
     pub iterations: usize,
     /// First step of offsets; 0 for `1 / iterations`.
     pub rate: f32,
@@ -42,9 +43,9 @@ pub struct AutoRoundOptions {
     pub clip_rate: f32,
     /// Tokens of a step: as many windows as hold them, at least one.
     pub batch_tokens: usize,
-    /// Seed of the order of the windows, and of the targets that the Fisher information draws.
+    /// Seed of the order of the windows, and of the targets sampled for the Fisher information.
     pub seed: u64,
-    /// Metric of the errors that are minimised.
+    /// Metric of the minimized errors.
     pub metric: ErrorMetric,
 }
 
@@ -72,21 +73,21 @@ impl AutoRoundOptions {
     }
 }
 
-/// A weight whose rounding cannot be learned.
+/// The rounding of a weight cannot be learned.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AutoRoundError {
-    /// Lengths that do not agree.
+    /// Lengths disagree.
     #[error("{what}: expected {expected}, got {found}")]
     Length {
-        /// Name.
+        /// Name of the quantity.
         what: &'static str,
         /// Its length.
         found: usize,
         /// The length required.
         expected: usize,
     },
-    /// The scheme has no rounding to learn.
+    /// The scheme has no learnable rounding.
     #[error("autoround: expected a supported scheme, got {scheme}: {why}; use rtn")]
     Scheme {
         /// The scheme.

@@ -119,7 +119,7 @@ impl SolveLayer for AutoRound {
     }
 }
 
-/// The weights of a layer.
+/// Weights of a layer.
 struct Rounding {
     options: AutoRoundOptions,
     weights: Vec<LearnedWeight>,

@@ -46,7 +46,7 @@ fn the_first_values_are_no_worse_than_rounding_to_nearest_and_are_what_is_stored
             let scheme: Scheme = name.parse().unwrap();
             let nearest = quantize(&scheme, &w, rows, cols, Given::default()).unwrap().dequantize().unwrap();
             let (first, nearest) = (error(&w, &values), error(&w, &nearest));
-            // A grid of clips: within a step of it where the published range is the best.
+            // Compares with a grid of clips: within one step where the published range is the best.
             assert!(first <= nearest * 1.02, "{name}: {first} against {nearest}");
             if signed && name == "int4-g32" {
                 assert!(
@@ -64,7 +64,7 @@ fn offsets_reach_both_neighbours_and_no_other() {
     let w = weight(rows, cols);
     for name in SCHEMES {
         let start = learned(name, &w, cols, false);
-        // Gradients up move values down; the clips stand still.
+        // Positive gradients lower values; the clips do not change.
         let [low, first, high] = [1.0f32, 0.0, -1.0].map(|direction| {
             let mut moved = start.clone();
             (0..300).for_each(|_| moved.step(&vec![direction; w.len()], 0.005, 0.0, 2));
@@ -87,11 +87,11 @@ fn clips_follow_the_gradient_of_their_group() {
     let (rows, cols) = (8, 160);
     let w = weight(rows, cols);
     for name in ["int4-g32", "int4-g32-asym", "int3-g32"] {
-        // Ranges begin as narrow as they may: only the smallest weights count at first.
+        // Ranges start as narrow as allowed: only the smallest weights count at first.
         let h: Vec<f32> = (0..cols).map(|column| if column % 5 == 0 { 1.0 } else { 0.0 }).collect();
         let scheme: Scheme = name.parse().unwrap();
         let mut learned = LearnedWeight::new(&scheme, &w, cols, &h, None, false, 2).unwrap();
-        // What matters most is what clips: the largest weight of each group.
+        // The most important weights are those that clip: the largest of each group.
         let matters = |i: usize| {
             let group = &w[i / 32 * 32..][..32];
             if group.iter().all(|other| other.abs() <= w[i].abs()) { 100.0 } else { 1.0 }
@@ -140,7 +140,7 @@ fn resetting_forgets_what_was_learned() {
     }
 }
 
-/// After large gradients of one sign, small ones of the other do not turn the steps at once.
+/// After large gradients of one sign, small ones of the other sign do not reverse the steps at once.
 #[test]
 fn steps_have_momentum() {
     let w = weight(4, 64);
@@ -170,7 +170,7 @@ fn a_metric_is_symmetric_and_has_the_mean_of_the_identity() {
     let trace: f32 = (0..hidden).map(|i| m[i * hidden + i]).sum();
     assert!((trace - hidden as f32).abs() < 1e-4, "{trace}");
     assert!((0..hidden).all(|i| (0..hidden).all(|j| m[i * hidden + j] == m[j * hidden + i])));
-    // A direction in which no gradient has a part keeps a tenth of the identity.
+    // A direction without gradients keeps a tenth of the identity.
     assert!((m[0] - 0.1).abs() < 1e-6 && m[1].abs() < 1e-6, "{m:?}");
     let errors: Vec<f32> = (0..1100 * hidden).map(|i| (i as f32 * 0.3).cos()).collect();
     let (mut one, mut three) = (Vec::new(), Vec::new());

@@ -1,13 +1,14 @@
-//! The rounding and clipping of one weight as parameters: the pure part of SignRound.
+//! Rounding and clipping of one weight as parameters: the pure part of SignRound.
 //!
-//! W `[n, k]` in groups of `g` columns. With a group's multiplier s and zero point z, `u = w/s + z` lies between two elements
-//! `a ≤ u ≤ b` of the format, `t = (u - a)/(b - a)`, and the weight becomes `s·((t + v ≥ 1/2 ? b : a) - z)` with a learned
-//! offset `v ∈ [-1/2, 1/2]` (SignRound, equation 3, where a and b are neighbouring integers; here of any grid, so that FP4 and
-//! code books are rounded by the same rule). s follows from the group's range times learned factors (equation 4).
+//! W `[n, k]` has groups of `g` columns. With a group's multiplier s and zero point z, `u = w/s + z` lies between two
+//! elements `a ≤ u ≤ b` of the format. With `t = (u - a)/(b - a)` and a learned offset `v ∈ [-1/2, 1/2]`, the weight
+//! becomes `s·((t + v ≥ 1/2 ? b : a) - z)`. (SignRound, equation 3, where a and b are adjacent integers; here
+//! elements of any grid, so that FP4 and code books use the same rule.) s follows from the group's range times
+//! learned factors (equation 4).
 //!
-//! Gradients pass the rounding straight through. An update takes only their signs (equation 5), `v -= η·sign(∂L/∂v)`, which
-//! is what makes one step size serve all layers: every weight can reach either neighbour in the time there is. Here the sign is of
-//! the gradient and its decaying mean together.
+//! Gradients pass the rounding unchanged (straight-through estimator). An update uses only their signs (equation 5),
+//! `v -= η·sign(∂L/∂v)`, so one step size serves all layers: every weight can reach either neighbour in the available
+//! steps. Here the sign is that of the gradient plus its decaying mean.
 
 use std::ops::RangeInclusive;
 
@@ -18,28 +19,29 @@ use mantissa_num::{Blocks, Code, Codes, Quantized, ScaleLevel, Scheme, code_unit
 use super::AutoRoundError;
 use super::levels::{Levels, Rounded, integer};
 
-/// Rows that a thread works on at a time.
+/// Rows that a thread processes at a time.
 const ROWS: usize = 16;
 
 /// Factors of a group's range that are tried before learning begins.
 const CLIPS: RangeInclusive<f32> = 0.70..=1.06;
 
-/// The same where scales are powers of two, of which they are to reach every one that may be the best: an E8M0 scale by the OCP
-/// rule is up to half as large again as the range asks for.
+/// The same for power-of-two scales. The factors must reach every scale that can be best: an E8M0 scale by the OCP
+/// rule is up to 1.5 times the exact one.
 const CLIPS_OF_POWERS: RangeInclusive<f32> = 0.60..=1.50;
 
-/// Number of factors that are tried.
+/// Number of factors tried.
 const TRIED: usize = 19;
 
 /// Largest change of a factor by learning.
 const CLIP_REACH: f32 = 0.5;
 
-/// Decay of the momentum, and its share in a step's direction beside the gradient: β₂ and β₁ of Lion (Chen et al. 2023, "Symbolic
-/// Discovery of Optimization Algorithms", arXiv:2302.06675, algorithm 2), which takes signs as well.
+/// Decay of the momentum, and its share in the step direction relative to the gradient: β₂ and β₁ of Lion (Chen et
+/// al. 2023, "Symbolic Discovery of Optimization Algorithms", arXiv:2302.06675, algorithm 2), which uses signs as
+/// well.
 const DECAY: f32 = 0.9;
 const SHARE: f32 = 0.5;
 
-/// A weight whose rounding is learned.
+/// Weight with learned rounding.
 #[derive(Clone, Debug)]
 pub struct LearnedWeight {
     scheme: Scheme,
@@ -59,20 +61,20 @@ pub struct LearnedWeight {
     groups: Vec<Group>,
 }
 
-/// Learned parameters of a group, and the scale that follows from them.
+/// Learned parameters of a group, and the resulting scale.
 #[derive(Clone, Copy, Debug)]
 struct Group {
-    /// Range of its weights, 0 included.
+    /// Range of its weights, including 0.
     min: f32,
     max: f32,
-    /// Factors of min and max; of symmetric formats both are one, whose sign is the multiplier's.
+    /// Factors of min and max. Symmetric formats use one factor for both, whose sign is the multiplier's.
     clip: [f32; 2],
-    /// Where they began.
+    /// Initial factors.
     start: [f32; 2],
     scale: u32,
     zero: i32,
     decoder: Decoder,
-    /// Factor of the elements, all levels of scales together.
+    /// Factor of the elements, combining all levels of scales.
     multiplier: f32,
 }
 
@@ -109,7 +111,7 @@ pub fn check_scheme(scheme: &Scheme, rows: usize, cols: usize) -> Result<(), Aut
     levels_and_group(scheme, rows, cols).map(drop)
 }
 
-/// The elements of `scheme`, and the columns of a group.
+/// Elements of `scheme`, and columns of a group.
 fn levels_and_group(scheme: &Scheme, rows: usize, cols: usize) -> Result<(Levels, usize), AutoRoundError> {
     let levels = Levels::of(scheme).ok_or_else(|| refused(scheme, NO_TABLE))?;
     if scheme.format.scale().is_some_and(|tree| tree.nested().is_some()) {
@@ -125,14 +127,14 @@ fn levels_and_group(scheme: &Scheme, rows: usize, cols: usize) -> Result<(Levels
 }
 
 impl LearnedWeight {
-    /// `w` `[rows, cols]` in the groups of `scheme`, rounded to nearest, each group's range reduced to what loses least in
-    /// `Σ h (w - q)²`; `h` is the mean square of each column's input, `[cols]`. `outer` is the tensor-wide scale where the
-    /// scheme has one. With `signed`, multipliers may be negative where the format holds that: the side of a group that
-    /// reaches further then has the code that the other has not.
+    /// Rounds `w` `[rows, cols]` to nearest in the groups of `scheme`, with each group's range reduced to the least
+    /// `Σ h (w - q)²`. `h` is the mean square of each column's input, `[cols]`. `outer` is the global scale if the
+    /// scheme has one. With `signed`, multipliers may be negative if the format can store that: the side of a group
+    /// that reaches further then gets the extra code.
     ///
     /// # Errors
-    /// [`AutoRoundError::Scheme`] for formats whose elements are no table of at most 256 values in groups within rows, and
-    /// [`AutoRoundError::Length`].
+    /// [`AutoRoundError::Scheme`] for formats whose elements are not a table of at most 256 values in groups within
+    /// rows, and [`AutoRoundError::Length`].
     pub fn new(
         scheme: &Scheme,
         w: &[f32],
@@ -164,7 +166,7 @@ impl LearnedWeight {
             momentum: vec![0.0; w.len()],
             groups: vec![Group::BLANK; rows * per_row],
         };
-        // Only integers have an element on one side that the other lacks.
+        // Only integers have an element on one side without a counterpart.
         let signed =
             signed && all.levels.integers && !narrow && !all.has_powers() && !scheme.format.has_zero();
         let mut groups = std::mem::take(&mut all.groups);
@@ -180,7 +182,7 @@ impl LearnedWeight {
         Ok(all)
     }
 
-    /// The clip of a group that loses least.
+    /// Chooses a group's clip with the least error.
     fn first(&self, w: &[f32], h: &[f32], signed: bool) -> Group {
         let range = Range::of(w);
         let (min, max) = (range.min.min(0.0), range.max.max(0.0));
@@ -211,7 +213,7 @@ impl LearnedWeight {
         self.scheme.format.scale().is_some_and(|tree| tree.code == Code::E8m0)
     }
 
-    /// Scale and zero point of the clips, as they are stored.
+    /// Scale and zero point for the clips, as stored.
     fn derived(&self, group: Group) -> Group {
         let Group { min, max, clip, .. } = group;
         let format = &self.scheme.format;
@@ -242,12 +244,12 @@ impl LearnedWeight {
         self.cols
     }
 
-    /// The weight as it was, `[rows, cols]`.
+    /// Original weight `[rows, cols]`.
     pub fn weight(&self) -> &[f32] {
         &self.w
     }
 
-    /// Forgets what was learned: offsets and ranges are again those that [`new`](Self::new) found.
+    /// Resets offsets and ranges to those chosen by [`new`](Self::new).
     pub fn reset(&mut self) {
         self.offsets.fill(0.0);
         let mut groups = std::mem::take(&mut self.groups);
@@ -255,7 +257,7 @@ impl LearnedWeight {
         self.groups = groups;
     }
 
-    /// Fixes the rounding of every weight between two elements: to the upper one where `up` of its index is true.
+    /// Fixes the rounding of every weight between two elements: up if `up` of its index is true.
     pub(crate) fn choose(&mut self, up: impl Fn(usize) -> bool) {
         self.offsets.iter_mut().enumerate().for_each(|(i, offset)| *offset = if up(i) { 0.5 } else { -0.5 });
     }
@@ -282,7 +284,7 @@ impl LearnedWeight {
         });
     }
 
-    /// The values of a group's weights.
+    /// Values of a group's weights.
     fn values_of(&self, group: &Group, w: &[f32], offsets: &[f32], out: &mut [f32]) {
         let (zero, inner, tail) = group.decoder.parts();
         // A factor of 1 changes no bit.
@@ -300,8 +302,8 @@ impl LearnedWeight {
         }
     }
 
-    /// One step of sign descent. `gradient` `[rows, cols]` is that of the loss with respect to the values of
-    /// [`fake_quantize`](Self::fake_quantize); `rate` and `clip_rate` are the lengths of the step for offsets and for clips.
+    /// Takes one step of sign descent. `gradient` `[rows, cols]` is that of the loss with respect to the values of
+    /// [`fake_quantize`](Self::fake_quantize); `rate` and `clip_rate` are the step lengths for offsets and clips.
     ///
     /// # Panics
     /// If `gradient` has another length.
@@ -344,7 +346,7 @@ impl LearnedWeight {
         } else {
             step_offsets(&group, learned, w, gradient, rate, |u, offset| self.levels.round(u, offset))
         };
-        // A power of two that moves at all doubles or halves: it stays where the search has put it.
+        // A power of two can only double or halve, so it stays where the search put it.
         if self.has_powers() {
             return group;
         }
@@ -359,7 +361,7 @@ impl LearnedWeight {
         self.derived(Group { clip, ..group })
     }
 
-    /// Gradients of the two clips.
+    /// Gradients of both clips.
     fn of_clips(&self, group: &Group, by_scale: f64, by_zero: f64) -> [f64; 2] {
         let (min, max) = (f64::from(group.min), f64::from(group.max));
         if !self.scheme.format.has_zero() {
@@ -370,12 +372,12 @@ impl LearnedWeight {
         let span = f64::from(high - low);
         let multiplier = f64::from(group.multiplier);
         let clipped_min = min * f64::from(group.clip[0]);
-        // z = low - min·β/s, so that s moves it as well.
+        // z = low - min·β/s, so s changes it too.
         let through = by_scale + by_zero * clipped_min / (multiplier * multiplier);
         [through * -min / span - by_zero * min / multiplier, through * max / span]
     }
 
-    /// Codes, scales and zero points as they now are.
+    /// Current codes, scales and zero points.
     pub fn quantized(&self) -> Quantized {
         let format = &self.scheme.format;
         let mut codes = Codes::with_capacity(code_unit(format), self.w.len());
@@ -401,15 +403,15 @@ impl LearnedWeight {
         }
     }
 
-    /// Bytes that a learned weight takes: weight, offset and momentum in f32, and a group's state.
+    /// Memory of a learned weight in bytes: weight, offset and momentum in f32, and the groups' states.
     pub fn bytes_needed(rows: usize, cols: usize, group: usize) -> u64 {
         let groups = rows as u64 * cols.div_ceil(group.max(1)) as u64;
         12 * (rows * cols) as u64 + size_of::<Group>() as u64 * groups
     }
 }
 
-/// The step of a group's offsets and of their momentum; gives the gradients of its multiplier and of its zero point, which only
-/// clipped weights notice.
+/// Steps a group's offsets and their momentum; returns the gradients of its multiplier and of its zero point, to
+/// which only clipped weights contribute.
 #[inline(always)]
 fn step_offsets(
     group: &Group,
