@@ -144,6 +144,42 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Creates a plan that has no tensors, notes or uses yet.
+    pub(crate) fn begun(
+        job: Job,
+        weights: Scheme,
+        container: Container,
+        config: ModelConfig,
+        linears: Vec<PlannedLinear>,
+        options: Options,
+    ) -> Self {
+        Plan {
+            job,
+            weights,
+            activations: None,
+            kv: None,
+            kv_levels: None,
+            container,
+            config,
+            linears,
+            specs: Vec::new(),
+            copied: Vec::new(),
+            notes: Vec::new(),
+            fallbacks: BTreeMap::new(),
+            evaluation: None,
+            check: Check::default(),
+            coverage: None,
+            options,
+            uses: Vec::new(),
+            observer: Observer::default(),
+            by_group: false,
+            rotations: Vec::new(),
+            untied: None,
+            dense: Vec::new(),
+            gguf: None,
+        }
+    }
+
     /// Returns the number of threads.
     pub(crate) fn threads(&self) -> usize {
         self.options.threads

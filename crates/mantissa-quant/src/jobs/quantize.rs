@@ -16,7 +16,7 @@ use crate::config::model_config;
 use crate::error::{QuantError, Result};
 use crate::gguf;
 use crate::gguf::layout::Layout;
-use crate::plan::{Check, Job, Options, Plan, PlannedLinear, Use, scheme_of};
+use crate::plan::{Job, Options, Plan, PlannedLinear, Use, scheme_of};
 use crate::recipe::Recipe;
 use crate::rotate;
 use crate::stacks;
@@ -37,17 +37,7 @@ impl Plan {
         }
         let config = model_config(source)?;
         let container = options.container.unwrap_or_else(|| recipe.container());
-        let mut linears: Vec<_> = config
-            .decoder_linears()
-            .map(|info| planned(source, &recipe, &config, container, &options, info))
-            .collect::<Result<_>>()?;
-        if container.facts().experts == Experts::Stacked {
-            stacks::require(&config)?;
-            stacks::keep_others(&mut linears)?;
-        }
-        if linears.iter().all(|linear| linear.scheme.is_none()) {
-            return Err(QuantError::NothingToDo { recipe: recipe.name });
-        }
+        let mut linears = planned_linears(source, &recipe, &config, container, &options)?;
         let fallbacks =
             if container.facts().one_file { gguf::fall_back(&config, &mut linears) } else { Vec::new() };
         let job = Job::Quantize(Box::new(recipe.clone()));
@@ -83,25 +73,16 @@ impl Plan {
             by_group: recipe.method.follows_order(),
             rotations: rotated.collect(),
             untied,
-            dense: Vec::new(),
             observer: recipe.observer,
-            weights: recipe.weights,
             activations: recipe.activations,
             kv: recipe.kv,
             kv_levels: recipe.kv_levels,
-            job,
-            container,
-            config,
-            linears,
             specs,
             copied,
             notes,
             fallbacks: fallbacks.into_iter().collect(),
-            evaluation: None,
-            check: Check::default(),
-            coverage: None,
-            options,
             gguf,
+            ..Plan::begun(job, recipe.weights, container, config, linears, options)
         };
         // Some combinations of layers cannot be described although each layer can be stored.
         plan.output_config(source)?;
@@ -129,6 +110,31 @@ fn untied_head(config: &ModelConfig, options: RotateOptions) -> Option<(String, 
 fn spec_of_untied(source: &ModelFiles, (head, embedding): &(String, String)) -> Option<TensorSpec> {
     let meta = source.checkpoint().get(embedding).filter(|_| !source.has(head))?;
     Some(TensorSpec::new(head, meta.dtype, meta.shape.clone()))
+}
+
+/// Plans the linear layers.
+///
+/// # Errors
+/// [`QuantError::NothingToDo`] if none is quantized.
+fn planned_linears(
+    source: &ModelFiles,
+    recipe: &Recipe,
+    config: &ModelConfig,
+    container: Container,
+    options: &Options,
+) -> Result<Vec<PlannedLinear>> {
+    let mut linears: Vec<_> = config
+        .decoder_linears()
+        .map(|info| planned(source, recipe, config, container, options, info))
+        .collect::<Result<_>>()?;
+    if container.facts().experts == Experts::Stacked {
+        stacks::require(config)?;
+        stacks::keep_others(&mut linears)?;
+    }
+    match linears.iter().all(|linear| linear.scheme.is_none()) {
+        true => Err(QuantError::NothingToDo { recipe: recipe.name.clone() }),
+        false => Ok(linears),
+    }
 }
 
 /// Plans one linear layer.

@@ -29,8 +29,7 @@ use crate::config::model_config;
 use crate::error::{QuantError, Refused, Result};
 use crate::error_stats::ErrorStats;
 use crate::gguf;
-use crate::input_scales::Observer;
-use crate::plan::{Check, Job, Options, Plan, PlannedLinear};
+use crate::plan::{Job, Options, Plan, PlannedLinear};
 use crate::rtn;
 use crate::stacks::{self, stack_of};
 use crate::verify::load::loadable;
@@ -332,29 +331,16 @@ fn finish(
     let own = dense.iter().map(Dense::spec).chain(quantized).chain(cached);
     let specs = output_specs(gguf.as_ref(), &copied, own);
     let plan = Plan {
-        job,
-        weights,
         activations,
         kv,
-        kv_levels: None,
-        container,
-        config,
-        linears,
         specs,
         copied,
         notes,
-        fallbacks: Default::default(),
-        evaluation: None,
-        check: Check::default(),
-        coverage: None,
-        options,
-        uses: Vec::new(),
-        observer: Observer::default(),
         by_group,
         rotations,
-        untied: None,
         dense,
         gguf,
+        ..Plan::begun(job, weights, container, config, linears, options)
     };
     // Some combinations of layers cannot be described although each layer can be stored.
     plan.output_config(source)?;
