@@ -27,6 +27,7 @@ pub mod hqq;
 pub mod judge;
 pub mod method;
 pub mod metric;
+pub mod omniquant;
 pub mod options;
 pub mod orthogonal;
 pub mod qtip;

@@ -11,6 +11,7 @@ use crate::foem::Foem;
 use crate::gptq::Gptq;
 use crate::hqq::Hqq;
 use crate::method::Method;
+use crate::omniquant::OmniQuant;
 use crate::options::TableSpec;
 use crate::qtip::method::Qtip;
 use crate::rotate::Rotate;
@@ -36,7 +37,7 @@ pub struct Registered {
 }
 
 /// All methods.
-pub const METHODS: [Registered; 17] = [
+pub const METHODS: [Registered; 18] = [
     row("rtn", "rounds each weight to nearest", |_| Box::new(Rtn)),
     row("rtn-mse", "rounds to nearest, with a searched range for each block", |_| Box::new(RtnMse)),
     row("hqq", "searches zero points under a norm that tolerates outliers", |_| Box::<Hqq>::default()),
@@ -46,6 +47,9 @@ pub const METHODS: [Registered; 17] = [
     row("spqr", "runs GPTQ and stores a few outlier weights in f16", |_| Box::<Spqr>::default()),
     row("autoround", "learns rounding and ranges by block reconstruction", |weights| {
         Box::new(AutoRound::of(weights))
+    }),
+    row("omniquant", "learns the clipping of each group by block reconstruction", |_| {
+        Box::<OmniQuant>::default()
     }),
     row("adaround", "learns to round each weight up or down", |_| Box::<AdaRound>::default()),
     row("brecq", "learns to round up or down by block reconstruction", |_| Box::<Brecq>::default()),

@@ -22,6 +22,9 @@ use super::levels::{Levels, Rounded, integer};
 /// Rows that a thread processes at a time.
 const ROWS: usize = 16;
 
+/// Groups that a thread works on at a time.
+const GROUPS: usize = 512;
+
 /// Factors of a group's range that are tried before learning begins.
 const CLIPS: RangeInclusive<f32> = 0.70..=1.06;
 
@@ -94,6 +97,15 @@ impl Group {
     #[inline(always)]
     fn unit(&self, w: f32) -> f32 {
         w / self.multiplier + self.zero as f32
+    }
+
+    /// Adds to the gradients of the multiplier and of the zero point, which only clipped weights notice, those of a weight `u` in
+    /// units of the scale, where `g` is the gradient of its value.
+    #[inline(always)]
+    fn add_gradients(&self, (by_scale, by_zero): (&mut f64, &mut f64), g: f32, u: f32, rounded: Rounded) {
+        let Rounded { level, inside } = rounded;
+        *by_scale += f64::from(g * (level - if inside { u } else { self.zero as f32 }));
+        *by_zero -= if inside { 0.0 } else { f64::from(g * self.multiplier) };
     }
 }
 
@@ -262,6 +274,46 @@ impl LearnedWeight {
         self.offsets.iter_mut().enumerate().for_each(|(i, offset)| *offset = if up(i) { 0.5 } else { -0.5 });
     }
 
+    /// Factors of the ranges of the groups, `[rows, groups]`: those of the least and of the greatest weight; of symmetric formats
+    /// both are one.
+    pub(crate) fn clips(&self) -> impl Iterator<Item = [f32; 2]> + '_ {
+        self.groups.iter().map(|group| group.clip)
+    }
+
+    /// Sets the factors of the ranges, `[rows, groups]`.
+    pub(crate) fn set_clips(&mut self, clips: &[[f32; 2]], threads: usize) {
+        let mut groups = std::mem::take(&mut self.groups);
+        let pieces = groups.chunks_mut(GROUPS).zip(clips.chunks(GROUPS));
+        for_each(threads, pieces, |(groups, clips)| {
+            for (group, &clip) in groups.iter_mut().zip(clips) {
+                *group = self.derived(Group { clip, ..*group });
+            }
+        });
+        self.groups = groups;
+    }
+
+    /// Gradients of the factors of the ranges, `[rows, groups]`, where `gradient` `[rows, cols]` is that of the values of
+    /// [`fake_quantize`](Self::fake_quantize). They pass the rounding of weights, scales and zero points straight through.
+    pub(crate) fn clip_gradients(&self, gradient: &[f32], threads: usize) -> Vec<[f64; 2]> {
+        let per_row = self.cols.div_ceil(self.group).max(1);
+        let mut found = vec![[0.0; 2]; self.groups.len()];
+        for_each(threads, found.chunks_mut(GROUPS).enumerate(), |(piece, found)| {
+            for (i, to) in (piece * GROUPS..).zip(found) {
+                let (row, column) = (i / per_row, i % per_row * self.group);
+                let span = row * self.cols + column..row * self.cols + (column + self.group).min(self.cols);
+                let group = &self.groups[i];
+                let (mut by_scale, mut by_zero) = (0.0, 0.0);
+                for at in span {
+                    let u = group.unit(self.w[at]);
+                    let rounded = self.levels.round(u, self.offsets[at]);
+                    group.add_gradients((&mut by_scale, &mut by_zero), gradient[at], u, rounded);
+                }
+                *to = self.of_clips(group, by_scale, by_zero);
+            }
+        });
+        found
+    }
+
     /// The values that the weight now has, `[rows, cols]`.
     ///
     /// # Panics
@@ -421,17 +473,15 @@ fn step_offsets(
     rate: f32,
     round: impl Fn(f32, f32) -> Rounded,
 ) -> (f64, f64) {
-    let (zero, multiplier) = (group.zero as f32, group.multiplier);
-    let step = rate * multiplier.signum();
+    let step = rate * group.multiplier.signum();
     let (mut by_scale, mut by_zero) = (0.0f64, 0.0f64);
     for (((offset, momentum), &w), &gradient) in offsets.iter_mut().zip(momentum).zip(w).zip(gradient) {
         let g = SHARE * *momentum + (1.0 - SHARE) * gradient;
         *momentum = DECAY * *momentum + (1.0 - DECAY) * gradient;
         let u = group.unit(w);
-        let Rounded { level, inside } = round(u, *offset);
-        by_scale += f64::from(g * (level - if inside { u } else { zero }));
-        by_zero -= if inside { 0.0 } else { f64::from(g * multiplier) };
-        let moved = if inside && g != 0.0 { step * g.signum() } else { 0.0 };
+        let rounded = round(u, *offset);
+        group.add_gradients((&mut by_scale, &mut by_zero), g, u, rounded);
+        let moved = if rounded.inside && g != 0.0 { step * g.signum() } else { 0.0 };
         *offset = (*offset - moved).clamp(-0.5, 0.5);
     }
     (by_scale, by_zero)
