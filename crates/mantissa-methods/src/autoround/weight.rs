@@ -25,7 +25,7 @@ const ROWS: usize = 16;
 /// Groups that a thread works on at a time.
 const GROUPS: usize = 512;
 
-/// Factors of a group's range that are tried before learning begins.
+/// Factors of a group's range that are tried before learning.
 const CLIPS: RangeInclusive<f32> = 0.70..=1.06;
 
 /// The same for power-of-two scales. The factors must reach every scale that can be best: an E8M0 scale by the OCP
@@ -314,7 +314,7 @@ impl LearnedWeight {
         found
     }
 
-    /// The values that the weight now has, `[rows, cols]`.
+    /// Writes the current values of the weight, `[rows, cols]`.
     ///
     /// # Panics
     /// If `out` has another length.
