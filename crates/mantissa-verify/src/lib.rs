@@ -3,7 +3,7 @@
 //! The crate depends only on [`mantissa_num`], for code books, grids and trellis books. The value of each code is
 //! computed once per tensor in f64. Codes are extracted from the bytes by their bit positions.
 //!
-//! - [`open`] reads a weight of a checkpoint folder through [`Tensors`], which provides bytes with dtypes and shapes.
+//! - [`open()`] reads a weight of a checkpoint folder through [`Tensors`], which provides bytes with dtypes and shapes.
 //! - [`open_stacked`] reads one expert of gpt-oss' stacked MXFP4.
 //! - [`trellis::open`] reads QTIP and EXL3 weights, which have rotations around their codes.
 //! - [`gguf`] reads GGUF files: container, block types and reordered rows.
