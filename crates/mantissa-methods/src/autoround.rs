@@ -19,6 +19,7 @@
 //!   of the offsets'.
 //! - In symmetric integers a group's multiplier may be negative, so that the larger side has the extra code.
 
+mod adam;
 mod levels;
 pub mod method;
 mod weight;
@@ -31,15 +32,27 @@ use crate::metric::ErrorMetric;
 pub use method::AutoRound;
 pub use weight::{LearnedWeight, check_scheme};
 
+/// Direction of the steps of offsets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Update {
+    /// Signs of the gradient and its momentum together.
+    #[default]
+    Sign,
+    /// Adam: weights whose gradients are noise move less.
+    Adam,
+}
+
 /// Options of AutoRound.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AutoRoundOptions {
     /// Number of steps per layer.
     pub iterations: usize,
-    /// First step of offsets; 0 for `1 / iterations`.
+    /// Direction of the steps of offsets.
+    pub update: Update,
+    /// First step of offsets; 0 for `1 / iterations`, four times that with Adam.
     pub rate: f32,
-    /// First step of a group's range, as a share of it; 0 for a fifth of that of the
-    /// offsets: a range moves all weights of its group.
+    /// First step of a group's range, as a share of it; 0 for a fifth of the step of the
+    /// offsets by signs: a range moves all weights of its group.
     pub clip_rate: f32,
     /// Tokens of a step: as many windows as hold them, at least one.
     pub batch_tokens: usize,
@@ -53,6 +66,7 @@ impl Default for AutoRoundOptions {
     fn default() -> Self {
         AutoRoundOptions {
             iterations: 200,
+            update: Update::default(),
             rate: 0.0,
             clip_rate: 0.0,
             batch_tokens: 512,
@@ -63,6 +77,18 @@ impl Default for AutoRoundOptions {
 }
 
 impl AutoRoundOptions {
+    /// First steps of offsets and of ranges.
+    fn rates(&self) -> (f32, f32) {
+        let even = 1.0 / self.iterations.max(1) as f32;
+        let of_update = match self.update {
+            Update::Sign => even,
+            Update::Adam => 4.0 * even,
+        };
+        let rate = if self.rate > 0.0 { self.rate } else { of_update };
+        let by_signs = if self.update == Update::Sign { rate } else { even };
+        (rate, if self.clip_rate > 0.0 { self.clip_rate } else { by_signs / 5.0 })
+    }
+
     /// Defaults for weights of `scheme`. Scales that are powers of two are not learned: they take more steps of fewer tokens.
     pub fn of(scheme: &Scheme) -> Self {
         let powers = scheme.format.scale().is_some_and(|tree| tree.code == Code::E8m0);

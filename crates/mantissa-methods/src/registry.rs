@@ -37,7 +37,7 @@ pub struct Registered {
 }
 
 /// All methods.
-pub const METHODS: [Registered; 18] = [
+pub const METHODS: [Registered; 19] = [
     row("rtn", "rounds each weight to nearest", |_| Box::new(Rtn)),
     row("rtn-mse", "rounds to nearest, with a searched range for each block", |_| Box::new(RtnMse)),
     row("hqq", "searches zero points under a norm that tolerates outliers", |_| Box::<Hqq>::default()),
@@ -51,6 +51,12 @@ pub const METHODS: [Registered; 18] = [
     row("omniquant", "learns the clipping of each group by block reconstruction", |_| {
         Box::<OmniQuant>::default()
     }),
+    Registered {
+        variant_of: Some("autoround"),
+        ..row("autoround-adam", "runs AutoRound with the steps of Adam", |weights| {
+            Box::new(AutoRound::adam(weights))
+        })
+    },
     row("adaround", "learns to round each weight up or down", |_| Box::<AdaRound>::default()),
     row("brecq", "learns to round up or down by block reconstruction", |_| Box::<Brecq>::default()),
     row("qtip", "codes the rotated weight with a trellis", |_| Box::<Qtip>::default()),

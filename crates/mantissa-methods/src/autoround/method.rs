@@ -2,7 +2,8 @@
 
 use mantissa_num::Scheme;
 
-use super::{AutoRoundOptions, LearnedWeight, check_scheme};
+use super::adam::Adam;
+use super::{AutoRoundOptions, LearnedWeight, Update, check_scheme};
 use crate::error::MethodError;
 use crate::error_stats::ErrorStats;
 use crate::method::{
@@ -18,8 +19,14 @@ const TABLE: TableSpec = TableSpec {
     name: "autoround",
     keys: &[
         Key { name: "iterations", help: "steps of each layer" },
-        Key { name: "rate", help: "first step of a weight's offset; 0.0 for 1 / iterations" },
-        Key { name: "clip_rate", help: "first step of a group's range; 0.0 for a fifth of the rate" },
+        Key {
+            name: "rate",
+            help: "first step of a weight's offset; 0.0 for 1 / iterations (adam: 4 / iterations)",
+        },
+        Key {
+            name: "clip_rate",
+            help: "first step of a group's range; 0.0 for a fifth of the rate (adam: .2 / iterations)",
+        },
         Key { name: "batch_tokens", help: "tokens of a step" },
         Key { name: "seed", help: "seed of the order of the windows" },
         Key { name: "metric", help: "metric of errors of a layer's output: fisher, mse" },
@@ -38,6 +45,11 @@ impl AutoRound {
     pub fn of(scheme: &Scheme) -> Self {
         AutoRound { options: AutoRoundOptions::of(scheme) }
     }
+
+    /// The same with steps along the directions of Adam.
+    pub fn adam(scheme: &Scheme) -> Self {
+        AutoRound { options: AutoRoundOptions { update: Update::Adam, ..AutoRoundOptions::of(scheme) } }
+    }
 }
 
 impl Method for AutoRound {
@@ -47,6 +59,13 @@ impl Method for AutoRound {
 
     fn work(&self) -> Work<'_> {
         Work::Layer(self)
+    }
+
+    fn recipe_name(&self) -> &'static str {
+        match self.options.update {
+            Update::Sign => self.name(),
+            Update::Adam => "autoround-adam",
+        }
     }
 
     fn tables(&self) -> &'static [TableSpec] {
@@ -65,7 +84,7 @@ impl Method for AutoRound {
     }
 
     fn settings(&self) -> Vec<Setting> {
-        let AutoRoundOptions { iterations, rate, clip_rate, batch_tokens, seed, metric } = self.options;
+        let AutoRoundOptions { iterations, rate, clip_rate, batch_tokens, seed, metric, .. } = self.options;
         let set = |key, value: toml::Value| Setting::new(TABLE.name, key, value);
         vec![
             set("iterations", (iterations as i64).into()),
@@ -105,13 +124,20 @@ impl Method for AutoRound {
 
     fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
         let bytes = LearnedWeight::bytes_needed(extent.rows, extent.cols, extent.group);
-        Vec::from_iter((phase == Phase::Learn).then_some(("learned rounding", bytes)))
+        if phase != Phase::Learn {
+            return Vec::new();
+        }
+        let mut buffers = vec![("learned rounding", bytes)];
+        if self.options.update == Update::Adam {
+            buffers.push(("moments of gradients", Adam::BYTES * extent.weights()));
+        }
+        buffers
     }
 }
 
 impl SolveLayer for AutoRound {
     fn begin(&self) -> Box<dyn LayerSolver> {
-        Box::new(Rounding { options: self.options, weights: Vec::new() })
+        Box::new(Rounding { options: self.options, weights: Vec::new(), adam: Vec::new() })
     }
 
     fn batch_tokens(&self) -> usize {
@@ -123,6 +149,8 @@ impl SolveLayer for AutoRound {
 struct Rounding {
     options: AutoRoundOptions,
     weights: Vec<LearnedWeight>,
+    /// State of each weight's steps; empty with signs.
+    adam: Vec<Adam>,
 }
 
 impl Parameters for Rounding {
@@ -135,12 +163,18 @@ impl Parameters for Rounding {
     }
 
     fn step(&mut self, block: &dyn Block, step: &Step, threads: usize) {
-        let AutoRoundOptions { iterations, rate, clip_rate, .. } = self.options;
-        let rate = if rate > 0.0 { rate } else { 1.0 / iterations.max(1) as f32 };
-        let clip_rate = if clip_rate > 0.0 { clip_rate } else { rate / 5.0 };
         let falls = 1.0 - step.index as f32 / step.count as f32;
+        let (rate, clip_rate) = self.options.rates();
+        let (rate, clip_rate) = (rate * falls, clip_rate * falls);
         for (index, weight) in self.weights.iter_mut().enumerate() {
-            weight.step(&block.gradient(index), rate * falls, clip_rate * falls, threads);
+            let gradient = block.gradient(index);
+            match self.adam.get_mut(index) {
+                None => weight.step(&gradient, rate, clip_rate, threads),
+                Some(adam) => {
+                    let directions = adam.directions(&gradient, threads);
+                    weight.step_along(&gradient, &directions, rate, clip_rate, threads);
+                }
+            }
         }
     }
 
@@ -153,6 +187,9 @@ impl LayerSolver for Rounding {
     fn add(&mut self, task: &WeightTask<'_>, h: &[f32], signed: bool) -> Result<(), MethodError> {
         let WeightTask { scheme, w, cols, outer, threads, .. } = *task;
         self.weights.push(LearnedWeight::new(scheme, w, cols, h, outer, signed, threads)?);
+        if self.options.update == Update::Adam {
+            self.adam.push(Adam::new(w.len()));
+        }
         Ok(())
     }
 

@@ -383,6 +383,41 @@ impl LearnedWeight {
         (self.offsets, self.groups, self.momentum) = (offsets, groups, momentum);
     }
 
+    /// One step along `directions` `[rows, cols]` of length `rate`, in place of the gradient's signs; clips take theirs by the signs
+    /// of `gradient`, as in [`step`](Self::step).
+    ///
+    /// # Panics
+    /// If `gradient` or `directions` have another length.
+    pub fn step_along(
+        &mut self,
+        gradient: &[f32],
+        directions: &[f32],
+        rate: f32,
+        clip_rate: f32,
+        threads: usize,
+    ) {
+        assert_eq!(directions.len(), self.w.len(), "a weight of {} values", self.w.len());
+        let (cols, per_row) = (self.cols.max(1), self.cols.div_ceil(self.group));
+        let mut offsets = std::mem::take(&mut self.offsets);
+        let this = &*self;
+        let pieces = offsets.chunks_mut(cols).zip(this.w.chunks(cols)).zip(directions.chunks(cols));
+        let pieces = pieces.zip(this.groups.chunks(per_row.max(1)));
+        for_each(threads, pieces, |(((offsets, w), directions), groups)| {
+            let values = offsets.iter_mut().zip(w).zip(directions).enumerate();
+            for (column, ((offset, &w), direction)) in values {
+                let group = &groups[column / this.group];
+                if this.levels.round(group.unit(w), *offset).inside {
+                    *offset = (*offset - rate * group.multiplier.signum() * direction).clamp(-0.5, 0.5);
+                }
+            }
+        });
+        self.offsets = offsets;
+        // Offsets stay: this step is that of the clips.
+        if !self.has_powers() {
+            self.step(gradient, 0.0, clip_rate, threads);
+        }
+    }
+
     /// The group after a step; the step of its offsets is taken.
     fn step_group(
         &self,

@@ -43,10 +43,10 @@
 //! batch_tokens = 2048            # tokens per step
 //! gradient = "ranges"            # gradient: both, ranges, straight-through; the default depends on the scheme
 //!
-//! [autoround]                    # optional, only with method = "autoround"; these are the defaults
+//! [autoround]                    # optional, with method = "autoround" or "autoround-adam"; these are the defaults
 //! iterations = 200               # steps per layer; 600 if scales are powers of two
-//! rate = 0.005                   # first step of a weight's offset; default: 1 / iterations
-//! clip_rate = 0.001              # first step of a group's range; default: a fifth of the rate
+//! rate = 0.005                   # first step of a weight's offset; default: 1 / iterations, with adam 4 / iterations
+//! clip_rate = 0.001              # first step of a group's range; default: a fifth of the rate, with adam .2 / iterations
 //! batch_tokens = 512             # tokens per step; 256 if scales are powers of two
 //! seed = 42                      # seed of the order of windows
 //! metric = "fisher"              # metric of output errors: fisher, mse
