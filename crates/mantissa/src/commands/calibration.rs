@@ -13,6 +13,7 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Paths, TextFile};
 
 use super::conversations::{self, Lines};
+use super::generated;
 use super::model;
 use super::text::{check_tokens, load_tokenizer};
 use crate::context::Context;
@@ -39,6 +40,12 @@ pub struct CalibrationArgs {
     /// Maximum sample length in tokens, BOS included [default: 2048, or the model's context if less]
     #[arg(long, value_name = "N")]
     length: Option<usize>,
+    /// Number of additional calibration samples that the unquantized model generates
+    ///
+    /// Each continues a few tokens of a calibration sample, sampled at temperature 1 with --seed. Learned
+    /// rounding and GPTAQ overfit a small calibration set; such samples extend it without more text.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    generated_samples: u32,
 }
 
 /// Calibration text with its share of the samples.
@@ -123,10 +130,20 @@ impl CalibrationArgs {
             (name.map_or_else(String::new, |n| n.to_string_lossy().into()), windows)
         } else if self.is_text() {
             self.texts(source, split, self.samples as usize + apart as usize, context)?
+        } else if self.generated_samples > 0 {
+            let allowed = "--calibration or --calibration-tokens with it";
+            return Err(BadInput::new("--generated-samples", "neither", allowed).into());
         } else {
             return Ok(None);
         };
         let held_out = hold_out(&mut windows, apart as usize)?;
+        let count = self.generated_samples as usize;
+        if count == 0 {
+            return Ok(Some((CalibrationSet { name, windows }, held_out)));
+        }
+        let name = format!("{name} + {count} generated");
+        let generated = generated::samples(source, &windows, count, context)?;
+        windows.extend(generated);
         Ok(Some((CalibrationSet { name, windows }, held_out)))
     }
 

@@ -10,6 +10,7 @@ mod demo;
 mod doctor;
 mod eval;
 mod fit;
+mod generated;
 mod imatrix;
 mod inspect;
 mod lint;

@@ -143,7 +143,11 @@ pub fn require_memory_and(percent: u64, paths: &[&Path], used: Use<'_>, context:
     context.require_memory(&what, needs.saturating_add(needs / 100 * percent))
 }
 
-fn require(models: &[ModelFiles], used: Use<'_>, context: &Context) -> Result<()> {
+/// Checks that memory holds the models of these files side by side.
+///
+/// # Errors
+/// Not enough memory.
+pub fn require(models: &[ModelFiles], used: Use<'_>, context: &Context) -> Result<()> {
     let (what, needs) = needed(models, used)?;
     context.require_memory(&what, needs)
 }

@@ -1,0 +1,88 @@
+//! Calibration samples that the unquantized model generates.
+//!
+//! "LLM-QAT: Data-Free Quantization Aware Training for Large Language Models" (Liu et al. 2023, arXiv 2305.17888) trains on text that
+//! the model samples itself; Williams et al. 2024 (arXiv 2410.17170) calibrate on such text.
+
+use anyhow::Result;
+use mantissa_kernels::for_each;
+use mantissa_model::{Decoder, GenerateError, GenerateOptions, Sampling, generate};
+use mantissa_store::convention::ModelFiles;
+
+use super::model::{self, Use};
+use crate::context::Context;
+
+/// Tokens of a calibration sample that a generated sample continues.
+const PROMPT: usize = 8;
+
+/// Generates `count` samples by the model in `source`, each of the length of the sample of `windows` that it continues.
+///
+/// # Errors
+/// The model cannot be loaded or run; not enough memory.
+pub fn samples(
+    source: &ModelFiles,
+    windows: &[Vec<u32>],
+    count: usize,
+    context: &Context,
+) -> Result<Vec<Vec<u32>>> {
+    if windows.is_empty() {
+        return Ok(Vec::new());
+    }
+    let longest = windows.iter().map(Vec::len).max().unwrap_or(0);
+    let threads = context.threads.min(count);
+    let used = Use { pass: PROMPT, longest, threads, cached: true, logits: 1, kv: None, calibration: None };
+    model::require(std::slice::from_ref(source), used, context)?;
+    let decoder = Decoder::load(source)?;
+    let mut all: Vec<Result<Vec<u32>, GenerateError>> = (0..count).map(|_| Ok(Vec::new())).collect();
+    for_each(threads, all.iter_mut().enumerate(), |(index, sample)| {
+        let window = &windows[index % windows.len()];
+        *sample = continued(&decoder, window, prompt(window, index / windows.len()), context.seed, index);
+    });
+    Ok(all.into_iter().collect::<Result<_, _>>()?)
+}
+
+/// The prompt that `window` gives in this `round`: other tokens in every round, as long as there are others.
+fn prompt(window: &[u32], round: usize) -> &[u32] {
+    let length = PROMPT.min(window.len().div_ceil(2));
+    let places = (window.len() / length.max(1)).max(1);
+    let start = round % places * length;
+    &window[start..(start + length).min(window.len())]
+}
+
+/// Generates the sample with this `index`: `prompt` and its continuation, as long as `window`.
+fn continued(
+    decoder: &Decoder,
+    window: &[u32],
+    prompt: &[u32],
+    seed: u64,
+    index: usize,
+) -> Result<Vec<u32>, GenerateError> {
+    let sampling = Sampling {
+        temperature: 1.0,
+        // Streams of samples are far apart: two seeds that follow one another share none.
+        seed: seed.wrapping_add((index as u64 + 1) << 32),
+        ..Sampling::default()
+    };
+    let options = GenerateOptions {
+        max_new_tokens: window.len() - prompt.len(),
+        sampling,
+        stop: Vec::new(),
+        ignore_eos: true,
+    };
+    let generated = generate(decoder, prompt, &options, |_| std::ops::ControlFlow::Continue(()))?;
+    Ok(prompt.iter().copied().chain(generated.tokens).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_are_other_tokens_in_every_round() {
+        let window: Vec<u32> = (0..20).collect();
+        assert_eq!(prompt(&window, 0), &window[..8]);
+        assert_eq!(prompt(&window, 1), &window[8..16]);
+        assert_eq!(prompt(&window, 2), &window[..8]);
+        assert_eq!(prompt(&window[..3], 5), &window[..2]);
+        assert_eq!(prompt(&window[..1], 1), &window[..1]);
+    }
+}
