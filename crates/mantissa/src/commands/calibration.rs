@@ -44,7 +44,7 @@ pub struct CalibrationArgs {
     ///
     /// Each continues a few tokens of a calibration sample, sampled at temperature 1 with --seed. Learned
     /// rounding and GPTAQ overfit a small calibration set; such samples extend it without more text.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100_000))]
     generated_samples: u32,
 }
 

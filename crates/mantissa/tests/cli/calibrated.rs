@@ -463,6 +463,30 @@ fn texts_are_mixed_compared_and_held_out() {
     assert!(refused(&["--calibration", text(&a), "--traffic", text(&empty)]).contains("got no token"));
 }
 
+/// Samples that the model generates extend the calibration, the same ones on any number of threads.
+#[test]
+fn generated_samples_extend_the_calibration() {
+    let temp = TempDir::new().unwrap();
+    let (model, a) = (model(), calibration_text(temp.path()));
+    let quantized = |name: &str, more: &[&str]| {
+        let out = temp.path().join(name);
+        let all =
+            ["quantize", text(&model), "--recipe", "gptq-int4-g8", "--out", text(&out), "--length", "24"];
+        let all = [&all[..], &["--samples", "3", "--calibration", text(&a), "--json"], more].concat();
+        (json(&all)["calibration"].clone(), fs::read(out.join("model.safetensors")).unwrap())
+    };
+    let (_, plain) = quantized("plain", &[]);
+    let (calibration, more) = quantized("more", &["--generated-samples", "5", "--threads", "1"]);
+    assert_eq!(calibration["windows"], 8, "{calibration}");
+    assert_eq!(calibration["name"], "calibration.txt + 5 generated");
+    assert!(plain != more);
+    assert!(more == quantized("threads", &["--generated-samples", "5", "--threads", "3"]).1);
+    assert!(more != quantized("seed", &["--generated-samples", "5", "--seed", "1"]).1);
+    let alone =
+        ["quantize", text(&model), "--recipe", "gptq-int4-g8", "--generated-samples", "5", "--out", "x"];
+    assert!(fail(2, &alone).contains("--generated-samples: expected --calibration"));
+}
+
 /// Conversations are rendered with the model's chat template, documents used as they are; the same tokens
 /// passed by hand give the same bytes.
 #[test]

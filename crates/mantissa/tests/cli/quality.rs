@@ -143,7 +143,7 @@ fn a_tampered_or_missing_file_is_reported() {
     let changed = fs::read_to_string(&path).unwrap().replacen("\"mse\": ", "\"mse\": 1", 1);
     fs::write(&path, changed).unwrap();
     let line = fail(1, &["verify", text(&out), "--reference", text(&model), "--quiet"]);
-    assert!(line.contains("found mse") && line.contains("as in the manifest"), "{line}");
+    assert!(line.contains("expected mse") && line.contains("as in the manifest"), "{line}");
     for name in ["quality.json", "mantissa-manifest.json"] {
         fs::remove_file(out.join(name)).unwrap();
     }
