@@ -168,7 +168,7 @@ mod tests {
             Judgement { of: Output::Layer, windows, solved, nearest: 2.0 }.fallback()
         };
         assert_eq!((of(1.5), of(2.0)), (None, None));
-        assert!(of(2.5).is_some_and(|why| why.contains("held out: 2.5000e0 for 2.0000e0")));
+        assert!(of(2.5).is_some_and(|why| why.contains("held-out windows: error 2.5000e0, RTN 2.0000e0")));
         assert!(of(f64::NAN).is_some());
     }
 }
