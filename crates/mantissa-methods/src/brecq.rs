@@ -67,7 +67,7 @@ impl Default for Brecq {
     fn default() -> Self {
         Brecq {
             iterations: 600,
-            rate: 0.03,
+            rate: 0.1,
             lambda: 10.0,
             batch_tokens: 512,
             seed: 42,
