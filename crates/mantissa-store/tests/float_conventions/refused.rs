@@ -61,7 +61,7 @@ fn unsupported_schemes_are_refused() {
         (onnx::CONTAINER, "int4-g36", "", "multiple of 36"),
         (onnx::CONTAINER, "nvfp4", "", "one level"),
         (onnx::CONTAINER, "fp8-e4m3-t16x32", "", "one axis"),
-        (onnx::CONTAINER, "int4-g32", "int8-token", "weights alone"),
+        (onnx::CONTAINER, "int4-g32", "int8-token", "stores only weights"),
         (exl2::CONTAINER, "int7-g32", "", "int8 with f16"),
         (exl2::CONTAINER, "int4-g48", "", "multiple of 32"),
         (exl2::CONTAINER, "int4-g32-asym", "", "without zero points"),
