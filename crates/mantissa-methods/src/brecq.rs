@@ -67,8 +67,8 @@ impl Default for Brecq {
     fn default() -> Self {
         Brecq {
             iterations: 600,
-            rate: 0.1,
-            lambda: 10.0,
+            rate: 0.2,
+            lambda: 50.0,
             batch_tokens: 512,
             seed: 42,
             metric: ErrorMetric::default(),
