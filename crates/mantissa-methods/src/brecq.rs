@@ -24,7 +24,6 @@ use mantissa_num::Scheme;
 use crate::adaround::{Schedule, SoftRounding};
 use crate::autoround::{LearnedWeight, check_scheme};
 use crate::error::MethodError;
-use crate::error_stats::ErrorStats;
 use crate::method::{
     Block, Buffer, Extent, Feature, Fisher, Lack, LayerSolver, Learned, Method, Needs, Phase, Run,
     SolveLayer, WeightTask, Work, refused_by_most,
@@ -112,9 +111,7 @@ impl Method for Brecq {
     }
 
     fn needs(&self) -> Needs {
-        let Brecq { metric, seed, .. } = *self;
-        let fisher = (metric == ErrorMetric::Fisher).then_some(Fisher::Layers { seed });
-        Needs { fisher, ..self.work().needs() }
+        Needs { fisher: Fisher::of_layers(self.metric, self.seed), ..self.work().needs() }
     }
 
     fn takes(&self, scheme: &Scheme, (rows, cols): (usize, usize), _: bool) -> Result<(), MethodError> {
@@ -225,12 +222,7 @@ impl LayerSolver for Rounding {
     }
 
     fn finish(self: Box<Self>) -> Vec<Solved> {
-        let solved = |weight: LearnedWeight| {
-            let quantized = weight.quantized();
-            let stats = ErrorStats::of(weight.weight(), &quantized);
-            Solved::rounded((quantized, stats))
-        };
-        self.hard.into_iter().map(solved).collect()
+        self.hard.iter().map(LearnedWeight::solved).collect()
     }
 }
 
@@ -238,38 +230,9 @@ impl LayerSolver for Rounding {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::testing::{Mlp, run_on};
+    use crate::testing::{Mlp, learn_mlp as solve};
 
     const SCHEMES: [&str; 5] = ["int4-g32", "int3-g32-asym", "mxfp4", "nvfp4", "nf4-g32"];
-
-    /// Errors before and after learning, and the weights.
-    fn solve(options: Brecq, name: &str, signed: bool, threads: usize) -> (Learned, Vec<Solved>) {
-        let scheme: Scheme = name.parse().unwrap();
-        let mut block = Mlp::new(7);
-        let windows = block.windows(8, 24);
-        let mut solver = options.begin();
-        for (place, (rows, cols)) in Mlp::SHAPES.into_iter().enumerate() {
-            let w = block.weight(place);
-            let outer = scheme.outer_scale(w.iter().fold(0f32, |amax, v| amax.max(v.abs())));
-            let (outputs, scales, place) = (None, None, (0, place));
-            let scheme = &scheme;
-            let task =
-                WeightTask { scheme, rows, cols, w, target: w, outer, outputs, scales, place, threads };
-            solver.add(&task, &vec![1.0; cols], signed).unwrap();
-        }
-        let learned = run_on(&windows, threads, |run| solver.learn(&mut block, run)).unwrap();
-        // The values that are stored are those whose error is reported.
-        for index in 0..Mlp::SHAPES.len() {
-            block.set_weight(index, &mut |out| solver.dequantize(index, out, threads));
-        }
-        let found = run_on(&windows, threads, |run| solver.error(&mut block, run)).unwrap();
-        assert_eq!(found, learned.after, "{name}");
-        let solved = solver.finish();
-        for (index, solved) in solved.iter().enumerate() {
-            assert_eq!(solved.values().unwrap(), block.weight(index), "{name}");
-        }
-        (learned, solved)
-    }
 
     fn options() -> Brecq {
         Brecq { iterations: 300, rate: 0.01, lambda: 1.0, batch_tokens: 96, ..Brecq::default() }
@@ -278,9 +241,9 @@ mod tests {
     #[test]
     fn a_layer_errs_less_and_no_weight_moves_past_its_neighbours() {
         for (name, signed) in SCHEMES.into_iter().flat_map(|name| [(name, false), (name, true)]) {
-            let (learned, solved) = solve(options(), name, signed, 1);
+            let (learned, solved) = solve(&options(), name, signed, 1);
             assert!(learned.after < 0.9 * learned.before, "{name}: {} of {}", learned.after, learned.before);
-            let (_, still) = solve(Brecq { iterations: 1, rate: 0.0, ..options() }, name, signed, 1);
+            let (_, still) = solve(&Brecq { iterations: 1, rate: 0.0, ..options() }, name, signed, 1);
             for (index, (solved, still)) in solved.iter().zip(&still).enumerate() {
                 assert_eq!(solved.quantized.scales, still.quantized.scales, "{name}");
                 let values = still.values().unwrap().into_iter().zip(solved.values().unwrap());
@@ -293,9 +256,9 @@ mod tests {
 
     #[test]
     fn rounding_that_is_no_better_is_given_up() {
-        let (learned, solved) = solve(Brecq { rate: 0.0, ..options() }, "int4-g32", false, 1);
+        let (learned, solved) = solve(&Brecq { rate: 0.0, ..options() }, "int4-g32", false, 1);
         assert_eq!(learned.after, learned.before);
-        let (_, still) = solve(Brecq { iterations: 1, rate: 0.0, ..options() }, "int4-g32", false, 1);
+        let (_, still) = solve(&Brecq { iterations: 1, rate: 0.0, ..options() }, "int4-g32", false, 1);
         let codes = |all: Vec<Solved>| all.into_iter().map(|one| one.quantized).collect::<Vec<_>>();
         assert!(codes(solved) == codes(still));
     }
@@ -303,7 +266,7 @@ mod tests {
     #[test]
     fn bits_do_not_depend_on_threads() {
         let of = |threads| {
-            let (_, solved) = solve(options(), "int4-g32", true, threads);
+            let (_, solved) = solve(&options(), "int4-g32", true, threads);
             solved.into_iter().map(|one| one.quantized).collect::<Vec<_>>()
         };
         assert!(of(1) == of(3));

@@ -12,7 +12,7 @@ use mantissa_num::{Codes, Scheme};
 
 use crate::error::MethodError;
 use crate::gptq::{Drift, Hessian};
-use crate::metric::Metric;
+use crate::metric::{ErrorMetric, Metric};
 use crate::options::{OptionError, Options, Setting, TableSpec};
 use crate::solved::Solved;
 
@@ -168,6 +168,13 @@ pub enum Fisher {
     },
     /// Fisher information of the outputs of linear layers ([`WeightTask::outputs`]), if the architecture has a backward.
     Outputs,
+}
+
+impl Fisher {
+    /// Fisher information that a method needs to measure the errors of layers by `metric`.
+    pub fn of_layers(metric: ErrorMetric, seed: u64) -> Option<Self> {
+        (metric == ErrorMetric::Fisher).then_some(Fisher::Layers { seed })
+    }
 }
 
 /// Feature of a run that some methods cannot be combined with.

@@ -21,7 +21,6 @@ use mantissa_num::Scheme;
 
 use crate::autoround::{LearnedWeight, check_scheme};
 use crate::error::MethodError;
-use crate::error_stats::ErrorStats;
 use crate::method::{
     Block, Buffer, Extent, Feature, Fisher, Lack, LayerSolver, Learned, Method, Needs, Phase, Run,
     SolveLayer, WeightTask, Work, refused_by_most,
@@ -108,8 +107,7 @@ impl Method for OmniQuant {
     }
 
     fn needs(&self) -> Needs {
-        let fisher = (self.metric == ErrorMetric::Fisher).then_some(Fisher::Layers { seed: self.seed });
-        Needs { text: true, judged: true, gradients: true, fisher, ..Needs::default() }
+        Needs { fisher: Fisher::of_layers(self.metric, self.seed), ..self.work().needs() }
     }
 
     fn takes(&self, scheme: &Scheme, (rows, cols): (usize, usize), _: bool) -> Result<(), MethodError> {
@@ -204,12 +202,7 @@ impl LayerSolver for Clipping {
     }
 
     fn finish(self: Box<Self>) -> Vec<Solved> {
-        let solved = |clipped: ClippedWeight| {
-            let quantized = clipped.weight.quantized();
-            let stats = ErrorStats::of(clipped.weight.weight(), &quantized);
-            Solved::rounded((quantized, stats))
-        };
-        self.weights.into_iter().map(solved).collect()
+        self.weights.iter().map(|clipped| clipped.weight.solved()).collect()
     }
 }
 
@@ -290,37 +283,10 @@ fn sigmoids(logits: &mut [f32]) -> &mut [f32] {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::testing::{Mlp, run_on};
+    use crate::testing::learn_mlp as solve;
 
     const SCHEMES: [&str; 6] =
         ["int4-g32", "int4-g32-asym", "int3-g32-asym", "int2-g32-asym", "nvfp4", "nf4-g32"];
-
-    /// Errors before and after learning, and the weights.
-    fn solve(options: OmniQuant, name: &str, signed: bool, threads: usize) -> (Learned, Vec<Solved>) {
-        let scheme: Scheme = name.parse().unwrap();
-        let mut block = Mlp::new(7);
-        let windows = block.windows(8, 24);
-        let mut solver = options.begin();
-        for (place, (rows, cols)) in Mlp::SHAPES.into_iter().enumerate() {
-            let w = block.weight(place);
-            let outer = scheme.outer_scale(w.iter().fold(0f32, |amax, v| amax.max(v.abs())));
-            let (outputs, scales, place, scheme) = (None, None, (0, place), &scheme);
-            let task =
-                WeightTask { scheme, rows, cols, w, target: w, outer, outputs, scales, place, threads };
-            solver.add(&task, &vec![1.0; cols], signed).unwrap();
-        }
-        let learned = run_on(&windows, threads, |run| solver.learn(&mut block, run)).unwrap();
-        for index in 0..Mlp::SHAPES.len() {
-            block.set_weight(index, &mut |out| solver.dequantize(index, out, threads));
-        }
-        let found = run_on(&windows, threads, |run| solver.error(&mut block, run)).unwrap();
-        assert_eq!(found, learned.after, "{name}: the error is that of what is stored");
-        let solved = solver.finish();
-        for (index, solved) in solved.iter().enumerate() {
-            assert_eq!(solved.values().unwrap(), block.weight(index), "{name}");
-        }
-        (learned, solved)
-    }
 
     fn options() -> OmniQuant {
         OmniQuant { iterations: 200, batch_tokens: 96, ..OmniQuant::default() }
@@ -333,7 +299,7 @@ mod tests {
     #[test]
     fn a_layer_errs_less() {
         for (name, signed) in SCHEMES.into_iter().flat_map(|name| [(name, false), (name, true)]) {
-            let (learned, _) = solve(options(), name, signed, 1);
+            let (learned, _) = solve(&options(), name, signed, 1);
             assert!(learned.after < 0.95 * learned.before, "{name}: {} of {}", learned.after, learned.before);
         }
     }
@@ -341,10 +307,10 @@ mod tests {
     #[test]
     fn ranges_that_are_no_better_are_given_up() {
         for name in SCHEMES {
-            let (still, first) = solve(OmniQuant { rate: 0.0, ..options() }, name, true, 1);
+            let (still, first) = solve(&OmniQuant { rate: 0.0, ..options() }, name, true, 1);
             assert_eq!(still.after, still.before, "{name}");
             // A step too long to be of use.
-            let (wild, solved) = solve(OmniQuant { iterations: 1, rate: 30.0, ..options() }, name, true, 1);
+            let (wild, solved) = solve(&OmniQuant { iterations: 1, rate: 30.0, ..options() }, name, true, 1);
             assert_eq!((wild.before, wild.after), (still.before, still.before), "{name}");
             assert!(stored(solved) == stored(first), "{name}");
         }
@@ -353,7 +319,7 @@ mod tests {
     #[test]
     fn bits_do_not_depend_on_threads() {
         for name in ["int4-g32-asym", "nvfp4"] {
-            let of = |threads| stored(solve(options(), name, true, threads).1);
+            let of = |threads| stored(solve(&options(), name, true, threads).1);
             assert!(of(1) == of(3), "{name}");
         }
     }

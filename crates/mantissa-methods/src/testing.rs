@@ -3,8 +3,11 @@
 use std::borrow::Cow;
 use std::ops::ControlFlow;
 
+use mantissa_num::Scheme;
+
 use crate::error::MethodError;
-use crate::method::{Block, Run, Windows};
+use crate::method::{Block, Learned, Run, SolveLayer, WeightTask, Windows};
+use crate::solved::Solved;
 
 /// Pseudo-random values from -1 to 1.
 pub fn values(seed: u64, n: usize) -> Vec<f32> {
@@ -130,4 +133,37 @@ pub fn run_on<T>(
 ) -> T {
     let tick = &mut || ControlFlow::Continue(());
     work(&mut Run { inputs, targets, hidden: Mlp::HIDDEN, metric: None, threads, tick })
+}
+
+/// Learns the weights of an [`Mlp`] in the scheme `name`; gives the errors before and after, and the weights. Checks that
+/// the reported error and the dequantized values are those of the stored weights.
+#[allow(clippy::unwrap_used)]
+pub fn learn_mlp(
+    method: &dyn SolveLayer,
+    name: &str,
+    signed: bool,
+    threads: usize,
+) -> (Learned, Vec<Solved>) {
+    let scheme: Scheme = name.parse().unwrap();
+    let mut block = Mlp::new(7);
+    let windows = block.windows(8, 24);
+    let mut solver = method.begin();
+    for (place, (rows, cols)) in Mlp::SHAPES.into_iter().enumerate() {
+        let w = block.weight(place);
+        let outer = scheme.outer_scale(w.iter().fold(0f32, |amax, v| amax.max(v.abs())));
+        let (outputs, scales, place, scheme) = (None, None, (0, place), &scheme);
+        let task = WeightTask { scheme, rows, cols, w, target: w, outer, outputs, scales, place, threads };
+        solver.add(&task, &vec![1.0; cols], signed).unwrap();
+    }
+    let learned = run_on(&windows, threads, |run| solver.learn(&mut block, run)).unwrap();
+    for index in 0..Mlp::SHAPES.len() {
+        block.set_weight(index, &mut |out| solver.dequantize(index, out, threads));
+    }
+    let found = run_on(&windows, threads, |run| solver.error(&mut block, run)).unwrap();
+    assert_eq!(found, learned.after, "{name}");
+    let solved = solver.finish();
+    for (index, solved) in solved.iter().enumerate() {
+        assert_eq!(solved.values().unwrap(), block.weight(index), "{name}");
+    }
+    (learned, solved)
 }

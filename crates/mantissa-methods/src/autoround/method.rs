@@ -5,12 +5,11 @@ use mantissa_num::Scheme;
 use super::adam::Adam;
 use super::{AutoRoundOptions, LearnedWeight, Update, check_scheme};
 use crate::error::MethodError;
-use crate::error_stats::ErrorStats;
 use crate::method::{
     Block, Buffer, Extent, Feature, Fisher, Lack, LayerSolver, Learned, Method, Needs, Phase, Run,
     SolveLayer, WeightTask, Work, refused_by_most,
 };
-use crate::metric::{ERROR_METRICS, ErrorMetric};
+use crate::metric::ERROR_METRICS;
 use crate::options::{Key, OptionError, Options, Setting, TableSpec, name_of, shortest};
 use crate::reconstruction::{Parameters, Step, Steps, error, learn};
 use crate::solved::Solved;
@@ -98,8 +97,7 @@ impl Method for AutoRound {
 
     fn needs(&self) -> Needs {
         let AutoRoundOptions { metric, seed, .. } = self.options;
-        let fisher = (metric == ErrorMetric::Fisher).then_some(Fisher::Layers { seed });
-        Needs { text: true, judged: true, gradients: true, fisher, ..Needs::default() }
+        Needs { fisher: Fisher::of_layers(metric, seed), ..self.work().needs() }
     }
 
     fn takes(&self, scheme: &Scheme, (rows, cols): (usize, usize), _: bool) -> Result<(), MethodError> {
@@ -209,11 +207,6 @@ impl LayerSolver for Rounding {
     }
 
     fn finish(self: Box<Self>) -> Vec<Solved> {
-        let solved = |weight: LearnedWeight| {
-            let quantized = weight.quantized();
-            let stats = ErrorStats::of(weight.weight(), &quantized);
-            Solved::rounded((quantized, stats))
-        };
-        self.weights.into_iter().map(solved).collect()
+        self.weights.iter().map(LearnedWeight::solved).collect()
     }
 }

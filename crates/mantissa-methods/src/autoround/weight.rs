@@ -18,6 +18,8 @@ use mantissa_num::{Blocks, Code, Codes, Quantized, ScaleLevel, Scheme, code_unit
 
 use super::AutoRoundError;
 use super::levels::{Levels, Rounded, integer};
+use crate::error_stats::ErrorStats;
+use crate::solved::Solved;
 
 /// Rows that a thread processes at a time.
 const ROWS: usize = 16;
@@ -462,6 +464,13 @@ impl LearnedWeight {
         // z = low - min·β/s, so s changes it too.
         let through = by_scale + by_zero * clipped_min / (multiplier * multiplier);
         [through * -min / span - by_zero * min / multiplier, through * max / span]
+    }
+
+    /// Current weight with its error, as a method returns it.
+    pub(crate) fn solved(&self) -> Solved {
+        let quantized = self.quantized();
+        let stats = ErrorStats::of(self.weight(), &quantized);
+        Solved::rounded((quantized, stats))
     }
 
     /// Current codes, scales and zero points.

@@ -1,4 +1,4 @@
-//! What llama.cpp computes of an architecture: a model that needs more is refused by its field.
+//! Limits of llama.cpp's architectures. Refuses a model that needs more, by its field.
 //!
 //! The facts are rows of [`Architecture`]; what its loaders require is in `src/models/` of llama.cpp.
 
