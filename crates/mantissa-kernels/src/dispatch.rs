@@ -184,7 +184,9 @@ macro_rules! kernels {
 
 kernels! {
     levels {
-        SCALAR = Scalar in scalar uses (Portable, Portable);
+        SCALAR = Scalar in scalar uses (Portable, Portable) with {
+            encode_blocks: generic::encode_blocks_scalar,
+        };
         #[cfg(target_arch = "x86_64")]
         AVX2 = Avx2 in avx2 uses (x86::Avx2, x86::Avx2::new()) features "avx2,fma" with {
             dequant_lut4: crate::x86::dequant_lut4_avx2,

@@ -19,6 +19,17 @@ pub(crate) fn encode_blocks<L: Lanes>(
     importance: Option<&[f32]>,
     blocks: &mut [u8],
 ) {
+    let sizes = whole_rows(codec, x, importance, blocks);
+    encode_with(simd, sizes, x, importance, blocks);
+}
+
+/// [`encode_blocks`] as `mantissa-num` has compiled it, so that the searches are compiled once for no level.
+pub(crate) fn encode_blocks_scalar(codec: CodecId, x: &[f32], importance: Option<&[f32]>, blocks: &mut [u8]) {
+    whole_rows(codec, x, importance, blocks).encode(x, importance, blocks);
+}
+
+/// Returns the codec; panics unless `x` and `blocks` hold equally many whole blocks, and rows whole blocks.
+fn whole_rows(codec: CodecId, x: &[f32], importance: Option<&[f32]>, blocks: &[u8]) -> &'static Codec {
     let sizes = codec.codec();
     require_whole(sizes, x.len(), blocks.len());
     if let Some(row) = importance {
@@ -26,7 +37,7 @@ pub(crate) fn encode_blocks<L: Lanes>(
             !row.is_empty() && row.len().is_multiple_of(sizes.elements) && x.len().is_multiple_of(row.len());
         assert!(whole, "encode_blocks: {} weights for {} elements", row.len(), x.len());
     }
-    encode_with(simd, sizes, x, importance, blocks);
+    sizes
 }
 
 #[inline(always)]

@@ -26,7 +26,7 @@ use crate::simd::LANES;
 pub(crate) use activation::{
     gelu_mul, gelu_tanh_mul, limited_swiglu_mul, relu2_mul, silu_mul, silu_mul_backward, softcap,
 };
-pub(crate) use blocks::{block_error_sums, decode_blocks, encode_blocks};
+pub(crate) use blocks::{block_error_sums, decode_blocks, encode_blocks, encode_blocks_scalar};
 pub(crate) use convert::{
     bf16_le_to_f32, bf16_to_f32, f16_le_to_f32, f16_to_f32, f32_to_bf16, f32_to_bf16_factors, f32_to_bf16_le,
     f32_to_f16, f32_to_f16_le,
