@@ -11,12 +11,14 @@
 //! ([`stats`]). Differences from a reference are taken per position first (paired).
 #![forbid(unsafe_code)]
 
+mod diff;
 mod error;
 mod evaluate;
 mod pass;
 pub mod stats;
 mod tokens;
 
+pub use diff::{Candidate, Continuation, Diff, DiffError, Difference, diff};
 pub use error::EvalError;
 pub use evaluate::{
     Comparison, Evaluation, WindowResult, check_sequences, compare, divergence, evaluate, evaluate_decoding,

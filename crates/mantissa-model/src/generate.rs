@@ -108,6 +108,78 @@ impl GenerateError {
     }
 }
 
+/// A sequence that grows token by token: its KV cache, and the logits of the next token.
+#[derive(Debug)]
+pub struct Decoding<'a> {
+    decoder: &'a Decoder,
+    cache: KvCache,
+    buffers: Buffers,
+    logits: Vec<f32>,
+}
+
+impl<'a> Decoding<'a> {
+    /// Runs `prompt`, with room for `new` more tokens.
+    ///
+    /// # Errors
+    /// [`GenerateError`]; before any allocation if prompt and new tokens exceed the model's context.
+    pub fn begin(decoder: &'a Decoder, prompt: &[u32], new: usize) -> Result<Self, GenerateError> {
+        let config = decoder.config();
+        if prompt.is_empty() {
+            return Err(GenerateError::EmptyPrompt);
+        }
+        let context = prompt.len().saturating_add(new);
+        check_context(config, context)?;
+        let cache = KvCache::for_decoder(decoder, context)?;
+        let buffers = Buffers::plan(config, prompt.len().min(PREFILL), context)?;
+        let mut decoding = Decoding { decoder, cache, buffers, logits: vec![0.0; config.vocab_size] };
+        decoding.extend(prompt)?;
+        Ok(decoding)
+    }
+
+    /// Appends a token.
+    ///
+    /// # Errors
+    /// [`GenerateError::Forward`] if the model cannot be run, or the planned number of tokens is exceeded.
+    pub fn push(&mut self, token: u32) -> Result<(), GenerateError> {
+        self.extend(&[token])
+    }
+
+    fn extend(&mut self, tokens: &[u32]) -> Result<(), GenerateError> {
+        let end = self.cache.len() + tokens.len();
+        for part in tokens.chunks(PREFILL) {
+            let mut hidden = self.decoder.forward_cached(part, &mut self.cache, &mut self.buffers)?;
+            let last = hidden.tokens() - 1;
+            if self.cache.len() == end {
+                hidden.logits(last..last + 1, &mut self.logits)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Logits of the next token, `[vocabulary]`.
+    pub fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+
+    /// Returns the most probable next token.
+    ///
+    /// # Errors
+    /// [`ForwardError::NoLogits`] if all logits are NaN.
+    pub fn most_probable(&self) -> Result<u32, GenerateError> {
+        let best = kernels().argmax(&self.logits).ok_or_else(|| self.no_logits())?;
+        Ok(best as u32)
+    }
+
+    /// Model that runs.
+    pub fn decoder(&self) -> &'a Decoder {
+        self.decoder
+    }
+
+    fn no_logits(&self) -> ForwardError {
+        ForwardError::NoLogits { position: self.cache.len() - 1 }
+    }
+}
+
 /// Continues `prompt`. `on_token` receives every new token and may end the generation.
 ///
 /// # Errors
@@ -119,31 +191,14 @@ pub fn generate(
     mut on_token: impl FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Generated, GenerateError> {
     let sampling = options.sampling.check()?;
-    let config = decoder.config();
-    if prompt.is_empty() {
-        return Err(GenerateError::EmptyPrompt);
-    }
-    let context = prompt.len().saturating_add(options.max_new_tokens);
-    check_context(config, context)?;
-    let mut cache = KvCache::for_decoder(decoder, context)?;
-    let mut buffers = Buffers::plan(config, prompt.len().min(PREFILL), context)?;
-    let mut logits = vec![0.0; config.vocab_size];
+    let mut decoding = Decoding::begin(decoder, prompt, options.max_new_tokens)?;
     let mut choices = Vec::new();
     let mut tokens = Vec::new();
-
-    let mut input = prompt;
     while tokens.len() < options.max_new_tokens {
-        for part in input.chunks(PREFILL) {
-            let mut hidden = decoder.forward_cached(part, &mut cache, &mut buffers)?;
-            let last = hidden.tokens() - 1;
-            if cache.len() >= prompt.len() {
-                hidden.logits(last..last + 1, &mut logits)?;
-            }
-        }
         let draw = tokens.len() as u64;
-        let position = cache.len() - 1;
-        let next = sampling.choose(&logits, draw, &mut choices).ok_or(ForwardError::NoLogits { position })?;
-        let is_end = !options.ignore_eos && config.eos_token_ids.contains(&next);
+        let next = sampling.choose(decoding.logits(), draw, &mut choices);
+        let next = next.ok_or_else(|| decoding.no_logits())?;
+        let is_end = !options.ignore_eos && decoder.config().eos_token_ids.contains(&next);
         if is_end || options.stop.contains(&next) {
             return Ok(Generated { tokens, stopped: StopReason::Token(next) });
         }
@@ -151,7 +206,9 @@ pub fn generate(
         if on_token(next).is_break() {
             return Ok(Generated { tokens, stopped: StopReason::Caller });
         }
-        input = &tokens[tokens.len() - 1..];
+        if tokens.len() < options.max_new_tokens {
+            decoding.push(next)?;
+        }
     }
     Ok(Generated { tokens, stopped: StopReason::Length })
 }

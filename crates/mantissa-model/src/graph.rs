@@ -197,6 +197,22 @@ impl ModelConfig {
         readers.map(|linear| linear.module).collect::<Vec<_>>().join(", ")
     }
 
+    /// Lists the matrices outside the decoder layers: the embedding, and the head unless it is tied to it.
+    pub fn tables(&self) -> Vec<LinearInfo> {
+        let head = (!self.tie_word_embeddings).then_some(LinearKind::Head);
+        [LinearKind::Embedding].into_iter().chain(head).map(|kind| self.table(kind)).collect()
+    }
+
+    /// Returns the embedding or the head as a matrix, in a layer after the last one.
+    pub fn table(&self, kind: LinearKind) -> LinearInfo {
+        let (rows, cols, bias) = self.linear_shape(kind);
+        let module = match kind {
+            LinearKind::Head => self.head_module().to_owned(),
+            _ => self.embedding_module(),
+        };
+        LinearInfo { module, layer: self.num_hidden_layers, kind, rows, cols, bias, stored: StoredAs::Rows }
+    }
+
     /// Returns one linear layer.
     pub fn linear(&self, layer: usize, kind: LinearKind) -> LinearInfo {
         let (rows, cols, bias) = self.linear_shape(kind);
@@ -252,6 +268,8 @@ impl ModelConfig {
             LinearKind::ExpertDown(_) => (d, width, biases.experts),
             LinearKind::SharedGate | LinearKind::SharedUp => (shared, d, biases.mlp),
             LinearKind::SharedDown => (d, shared, biases.mlp),
+            LinearKind::Embedding => (self.vocab_size, d, false),
+            LinearKind::Head => (self.vocab_size, d, self.head_bias),
         }
     }
 

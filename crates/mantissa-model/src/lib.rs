@@ -48,7 +48,9 @@ pub use config::{Activation, ConfigError, HeadNorms, ModelConfig, read_json};
 pub use decoder::{Batch, Decoder, Hidden, load_config};
 pub use embedding::{Embedding, load_embedding};
 pub use error::{ForwardError, LoadError};
-pub use generate::{GenerateError, GenerateOptions, Generated, PREFILL, Sampling, StopReason, generate};
+pub use generate::{
+    Decoding, GenerateError, GenerateOptions, Generated, PREFILL, Sampling, StopReason, generate,
+};
 pub use graph::{FusedGroup, LinearInfo, LinearInput, LinearKind, Role, StoredAs, TensorInfo};
 pub use input::InputQuantizer;
 pub use kv::{

@@ -199,6 +199,15 @@ impl Tokenizer {
         TokenizerError::TextTooLong { path: self.path.clone(), found, allowed: self.max_text }
     }
 
+    /// Returns the first id below `vocabulary` that stands for different tokens in two tokenizers, with both tokens. An
+    /// id that only one of them has is padding of the vocabulary and no difference.
+    pub fn first_difference(&self, other: &Self, vocabulary: usize) -> Option<(u32, [String; 2])> {
+        (0u32..).take(vocabulary).find_map(|id| {
+            let both = [self.inner.id_to_token(id)?, other.inner.id_to_token(id)?];
+            (both[0] != both[1]).then_some((id, both))
+        })
+    }
+
     /// Beginning-of-text token.
     pub fn bos(&self) -> Option<u32> {
         self.bos

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use mantissa_advise::AdviseError;
-use mantissa_eval::{EvalError, TokenError};
+use mantissa_eval::{DiffError, EvalError, TokenError};
 use mantissa_model::{GenerateError, LoadError};
 use mantissa_quant::QuantError;
 use mantissa_store::ErrorClass;
@@ -143,6 +143,7 @@ fn library_class(error: &(dyn std::error::Error + 'static)) -> Option<ErrorClass
     let load = || error.downcast_ref().map(LoadError::class);
     let generate = || error.downcast_ref().map(GenerateError::class);
     let eval = || error.downcast_ref().map(EvalError::class);
+    let diff = || error.downcast_ref().map(DiffError::class);
     let tokens = || error.downcast_ref().map(TokenError::class);
     let train = || error.downcast_ref().map(TrainError::class);
     let data = || error.downcast_ref().map(DataError::class);
@@ -151,6 +152,7 @@ fn library_class(error: &(dyn std::error::Error + 'static)) -> Option<ErrorClass
         .or_else(load)
         .or_else(generate)
         .or_else(eval)
+        .or_else(diff)
         .or_else(tokens)
         .or_else(train)
         .or_else(data)

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod app;
+mod columns;
 mod commands;
 mod context;
 mod embedded;

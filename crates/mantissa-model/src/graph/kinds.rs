@@ -1,6 +1,7 @@
 //! Kinds of linear layers, norms and vectors in a decoder layer, and the inputs of linear layers.
 
-/// Linear layer of a decoder layer. [`layer_linears`](crate::ModelConfig::layer_linears) lists those of a model.
+/// Linear layer of a decoder layer, or a matrix outside the layers.
+/// [`layer_linears`](crate::ModelConfig::layer_linears) and [`tables`](crate::ModelConfig::tables) list those of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum LinearKind {
@@ -42,6 +43,10 @@ pub enum LinearKind {
     SharedUp,
     /// Down of the shared experts.
     SharedDown,
+    /// Token embedding.
+    Embedding,
+    /// Output head.
+    Head,
 }
 
 /// Linear layers that read the same input, which serving engines fuse into one.
@@ -82,6 +87,8 @@ pub enum LinearInput {
     ExpertDown(u16),
     /// Inner activation of the shared experts.
     SharedDown,
+    /// Outside the decoder layers: tokens for the embedding, normed last states for the head.
+    Outside,
 }
 
 /// Norm of a decoder layer.
@@ -145,6 +152,7 @@ impl LinearInput {
             LinearInput::O => 2,
             LinearInput::GateUp | LinearInput::Expert(_) => 3,
             LinearInput::Down | LinearInput::ExpertDown(_) | LinearInput::SharedDown => 4,
+            LinearInput::Outside => 5,
         }
     }
 
@@ -161,6 +169,7 @@ impl LinearInput {
             LinearInput::Expert(e) => &[L::ExpertGate(e), L::ExpertUp(e)],
             LinearInput::ExpertDown(e) => &[L::ExpertDown(e)],
             LinearInput::SharedDown => &[L::SharedDown],
+            LinearInput::Outside => &[],
         };
         let readers: Vec<LinearKind> = readers.to_vec();
         readers.into_iter()
@@ -217,6 +226,7 @@ impl LinearKind {
             LinearKind::ExpertGate(e) | LinearKind::ExpertUp(e) => LinearInput::Expert(e),
             LinearKind::ExpertDown(e) => LinearInput::ExpertDown(e),
             LinearKind::SharedDown => LinearInput::SharedDown,
+            LinearKind::Embedding | LinearKind::Head => LinearInput::Outside,
         }
     }
 }

@@ -7,6 +7,7 @@ mod conversations;
 mod convert;
 mod coverage;
 mod demo;
+mod diff;
 mod doctor;
 mod eval;
 mod fit;
@@ -46,6 +47,7 @@ pub enum Command {
     Quantize(quantize::Args),
     Fit(Box<fit::Args>),
     Eval(Box<eval::Args>),
+    Diff(diff::Args),
     Imatrix(imatrix::Args),
     Run(Box<run::Args>),
     Verify(verify::Args),
@@ -78,6 +80,7 @@ pub fn paths(command: &Command) -> Result<Paths> {
         Command::Quantize(args) => quantize::paths(args, p)?,
         Command::Fit(args) => fit::paths(args, p)?,
         Command::Eval(args) => eval::paths(args, p),
+        Command::Diff(args) => diff::paths(args, p),
         Command::Imatrix(args) => imatrix::paths(args, p),
         Command::Run(args) => run::paths(args, p),
         Command::Verify(args) => verify::paths(args, p),
@@ -110,6 +113,7 @@ pub fn run(command: Command, context: &Context) -> Result<()> {
         Command::Quantize(args) => quantize::run(&args, context),
         Command::Fit(args) => fit::run(&args, context),
         Command::Eval(args) => eval::run(&args, context),
+        Command::Diff(args) => diff::run(&args, context),
         Command::Imatrix(args) => imatrix::run(&args, context),
         Command::Run(args) => run::run(&args, context),
         Command::Verify(args) => verify::run(&args, context),

@@ -208,6 +208,14 @@ pub fn context_length(files: &ModelFiles) -> Result<usize> {
     Ok(model_config(files)?.max_position_embeddings)
 }
 
+/// Returns the vocabulary size of a model.
+///
+/// # Errors
+/// As [`model_config`].
+pub fn vocabulary(files: &ModelFiles) -> Result<usize> {
+    Ok(model_config(files)?.vocab_size)
+}
+
 /// Returns the model folder that `file` is the weight file or index of, if it has a config.
 fn folder_of(file: &Path) -> Option<&Path> {
     let dir = match file.parent()? {

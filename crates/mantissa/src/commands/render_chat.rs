@@ -11,11 +11,12 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::Result;
-use mantissa_model::{ChatTemplates, Tokenizer, chat};
+use mantissa_model::{ChatTemplates, Message, Tokenizer, chat};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::model::ModelPath;
 use crate::context::Context;
 use crate::error::{BadInput, ChatFailed};
 use crate::output::{self, bytes};
@@ -95,6 +96,22 @@ pub fn template<'t>(model: &Path, tokenizer: &'t Tokenizer, hint: &str) -> Resul
         );
         BadInput::new(model.display().to_string(), found, allowed).into()
     })
+}
+
+/// Renders `prompt` as a user message, after the system message if there is one, with the chat template of `model`.
+///
+/// # Errors
+/// As [`template`] and [`render`].
+pub fn conversation(
+    model: &ModelPath,
+    tokenizer: &Tokenizer,
+    system: Option<&str>,
+    prompt: &str,
+) -> Result<String> {
+    let template = template(model.named(), tokenizer, "fix: leave out --chat")?;
+    let system = system.map(|text| Message::new("system", text));
+    let messages: Vec<Message> = system.into_iter().chain([Message::new("user", prompt)]).collect();
+    render(model, template, &chat::context(&messages, tokenizer.special_tokens()))
 }
 
 /// Renders the template of `model` in a separate process.

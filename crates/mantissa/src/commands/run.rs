@@ -7,8 +7,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use mantissa_model::{
-    Bos, Decoder, GenerateOptions, Generated, KvPolicy, Message, Sampling, StopReason, Tokenizer, chat,
-    generate,
+    Bos, Decoder, GenerateOptions, Generated, KvPolicy, Sampling, StopReason, Tokenizer, generate,
 };
 use mantissa_store::Paths;
 use serde::Serialize;
@@ -101,7 +100,9 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let files = model::open(&args.model, context)?;
     let tokenizer = load_tokenizer(&files, context)?;
-    let rendered = if args.chat { Some(rendered(args, &tokenizer)?) } else { None };
+    let conversation =
+        || render_chat::conversation(&args.model, &tokenizer, args.system.as_deref(), &args.prompt);
+    let rendered = args.chat.then(conversation).transpose()?;
     let prompt = encode(args, rendered.as_deref(), &tokenizer, context)?;
     let limit = model::context_length(&files)?;
     let options = options(args, prompt.len(), limit, context);
@@ -188,14 +189,6 @@ fn stream(
     Ok((text, generated))
 }
 
-/// Renders the conversation of the arguments with the model's chat template.
-fn rendered(args: &Args, tokenizer: &Tokenizer) -> Result<String> {
-    let template = render_chat::template(args.model.named(), tokenizer, "fix: leave out --chat")?;
-    let system = args.system.iter().map(|text| Message::new("system", text));
-    let messages: Vec<Message> = system.chain([Message::new("user", &args.prompt)]).collect();
-    render_chat::render(&args.model, template, &chat::context(&messages, tokenizer.special_tokens()))
-}
-
 fn emit(text: &mut String, piece: &str, streaming: bool) -> Result<()> {
     text.push_str(piece);
     if streaming {
@@ -205,7 +198,8 @@ fn emit(text: &mut String, piece: &str, streaming: bool) -> Result<()> {
     Ok(())
 }
 
-fn stop_name(reason: StopReason) -> &'static str {
+/// Returns the name of a reason for the end of a text.
+pub fn stop_name(reason: StopReason) -> &'static str {
     match reason {
         StopReason::Length => "length",
         StopReason::Token(_) => "stop token",

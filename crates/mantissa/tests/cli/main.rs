@@ -9,6 +9,7 @@ mod chat;
 mod containers;
 mod convert;
 mod demo;
+mod diff;
 mod doctor;
 mod fit;
 mod frame;
