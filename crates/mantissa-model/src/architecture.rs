@@ -12,6 +12,7 @@ mod table;
 use std::fmt;
 
 use features::{Activation, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm};
+use mantissa_num::nearest_list;
 use names::Names;
 use rules::{BiasRules, Eps, ExpertRules, Flag, HeadDim, LatentRules, RopeRules, Softcaps, Windows};
 
@@ -97,9 +98,10 @@ impl Architecture {
         table::TABLE.iter()
     }
 
-    /// Lists the names of all, for a message.
-    pub fn known() -> String {
-        Self::all().map(|architecture| architecture.name).collect::<Vec<_>>().join(", ")
+    /// Lists the names nearest to `got`, for a message.
+    pub fn nearest(got: &str) -> String {
+        let names = nearest_list(got, Self::all().map(|architecture| architecture.name));
+        format!("{names} (docs/reference/architectures.md lists all)")
     }
 }
 

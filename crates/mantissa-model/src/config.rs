@@ -241,7 +241,7 @@ pub fn read_json(path: &Path) -> Result<Option<Value>, ConfigError> {
 fn find_architecture(fields: Fields<'_>) -> Result<&'static Architecture, ConfigError> {
     let name = fields.text("model_type")?;
     let known = name.and_then(Architecture::find);
-    known.ok_or_else(|| fields.error("model_type", Architecture::known()))
+    known.ok_or_else(|| fields.error("model_type", Architecture::nearest(name.unwrap_or("llama"))))
 }
 
 /// Refuses values of flags that are not supported.

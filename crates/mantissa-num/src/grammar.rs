@@ -11,6 +11,7 @@ use crate::codebook::Book;
 use crate::codec::CodecId;
 use crate::format::{Affine, Blocks, Code, Format, Offset, ScaleTree, Sense, Table};
 use crate::minifloat::{self, MiniFloat};
+use crate::nearest::nearest_list;
 use crate::scheme::{RowKind, Rule, Scheme, Source};
 use crate::trellis::{Trellis, TrellisBook};
 use crate::variant::is_nvfp4;
@@ -20,7 +21,10 @@ use crate::variant::is_nvfp4;
 #[non_exhaustive]
 pub enum ParseError {
     /// The text does not begin with an element or a named format.
-    #[error("scheme: expected one of {}, got \"{text}\"", element_names())]
+    #[error(
+        "scheme: expected {}, got \"{text}\"; fix: `mantissa schemes` lists all names",
+        nearest_list(text, element_names())
+    )]
     Element {
         /// The text.
         text: String,
@@ -172,7 +176,8 @@ impl fmt::Display for Scheme {
     }
 }
 
-fn element_names() -> String {
+/// Names with which a scheme can begin.
+fn element_names() -> impl Iterator<Item = &'static str> {
     let wide = WIDE.iter().map(|(name, _)| *name);
     let floats = FLOATS.iter().map(|f| f.name);
     let ints = INTS.iter().map(|(name, _)| *name);
@@ -180,7 +185,7 @@ fn element_names() -> String {
     let books = BOOKS.iter().map(|b| b.name());
     let codecs = CodecId::ALL.iter().map(|id| id.name());
     let names = wide.chain(floats).chain(ints).chain(["ternary"]).chain(books).chain(["nf4-dq"]);
-    names.chain(mx).chain(["nvfp4", "trellis1 to trellis8"]).chain(codecs).collect::<Vec<_>>().join(", ")
+    names.chain(mx).chain(["nvfp4", "trellis2", "trellis3", "trellis4"]).chain(codecs)
 }
 
 fn part(text: &str, part: &str, allowed: impl Into<String>) -> ParseError {

@@ -18,7 +18,7 @@ use crate::error::Result;
 pub(super) fn architecture(source: &ModelFiles, config: &ModelConfig) -> Result<&'static Architecture> {
     let name = config.architecture.name;
     let Some(row) = Architecture::of_model_type(name) else {
-        return Err(fault(source, "model_type", name, &Architecture::model_types_known()));
+        return Err(fault(source, "model_type", name, &Architecture::nearest_model_types(name)));
     };
     let limits = Limits { source, config, row };
     limits.check_activation()?;

@@ -70,7 +70,7 @@ use mantissa_store::convention::{Container, LinearPlan};
 pub use error::RecipeError;
 pub use file_type::{FILE_TYPES, FileType, Part, smaller};
 pub use mantissa_methods::{METHODS, Method, TRANSFORMS, Transform};
-pub use name::ALIASES;
+pub use name::{ALIASES, TYPED, spelled_out};
 
 use crate::input_scales::Observer;
 
@@ -203,6 +203,13 @@ impl Recipe {
         }
     }
 
+    /// True if a folder in this format can rotate inputs at run time, or the recipe rotates none.
+    fn rotates_in(&self, container: Container) -> bool {
+        let online = self.transform.as_ref().and_then(|transform| transform.rotation());
+        let facts = container.facts();
+        facts.one_file || facts.rotations || online.is_none_or(|options| !options.online)
+    }
+
     /// Returns the container to write: the requested one, or the first that holds every scheme of the recipe.
     pub fn container(&self) -> Container {
         self.container.unwrap_or_else(|| {
@@ -217,7 +224,7 @@ impl Recipe {
                 let plan = LinearPlan { outliers, ..LinearPlan::new("", scheme, input, shape) };
                 let levels = self.kv_levels.is_none() || container.facts().kv_levels;
                 let cached = levels && self.kv.as_ref().is_none_or(|kv| container.check_kv(kv).is_ok());
-                cached && container.specs(&plan).is_ok()
+                cached && self.rotates_in(container) && container.specs(&plan).is_ok()
             };
             Container::default_for(&schemes, |container| {
                 schemes.iter().all(|scheme| holds(container, scheme))
@@ -270,7 +277,7 @@ pub(crate) fn suggestion<'a>(got: &str, names: impl IntoIterator<Item = &'a str>
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use mantissa_store::convention::{compressed_tensors, native};
+    use mantissa_store::convention::{bitsandbytes, compressed_tensors, native};
 
     #[test]
     fn globs_match_whole_names() {
@@ -316,7 +323,13 @@ mod tests {
         ] {
             assert_eq!(container(name), compressed_tensors::CONTAINER, "{name}");
         }
-        for name in ["rtn-nf4", "rtn-mxint8", "rtn-nvfp4:te", "rtn-mxfp6-e2m3", "rtn-fp8-e5m2-channel"] {
+        for name in ["nf4", "rtn-nf4-dq", "rtn-fp4-bnb", "rtn-nf4-g128", "awq-nf4"] {
+            assert_eq!(container(name), bitsandbytes::CONTAINER, "{name}");
+        }
+        for name in ["rtn-nf4-g100", "spqr-nf4", "rotate-nf4", "rtn-nf4+int8-token", "rtn-nf4+kv-int8-head"] {
+            assert_eq!(container(name), native::CONTAINER, "{name}");
+        }
+        for name in ["rtn-mxint8", "rtn-nvfp4:te", "rtn-mxfp6-e2m3", "rtn-fp8-e5m2-channel", "rtn-dyn8"] {
             assert_eq!(container(name), native::CONTAINER, "{name}");
         }
     }

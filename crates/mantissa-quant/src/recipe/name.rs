@@ -6,7 +6,7 @@ use mantissa_methods::registry::{self, METHODS, TRANSFORMS};
 use mantissa_methods::rtn::{self, method::Rtn};
 use mantissa_methods::{Method, Transform};
 use mantissa_model::KvPolicy;
-use mantissa_num::{Scheme, parse_activation, parse_weight};
+use mantissa_num::{Scheme, nearest_list, parse_activation, parse_weight};
 use mantissa_store::FileDigest;
 use mantissa_store::convention::gguf;
 
@@ -14,7 +14,7 @@ use super::{FILE_TYPES, FileType, Recipe, RecipeError};
 use crate::input_scales::Observer;
 
 /// Aliases with the full names of their recipes.
-pub const ALIASES: [(&str, &str); 19] = [
+pub const ALIASES: [(&str, &str); 35] = [
     ("rtn-int4-g128", "rtn-int4-g128"),
     ("hqq-int4-g64", "hqq-int4-g64"),
     ("gptq-int4-g128", "gptq-int4-g128"),
@@ -23,25 +23,118 @@ pub const ALIASES: [(&str, &str); 19] = [
     ("awq-int4-g128-asym", "awq-int4-g128-asym"),
     ("autoround-int4-g128", "autoround-int4-g128"),
     ("autoround-nvfp4", "autoround-nvfp4"),
+    ("gptaq-nvfp4", "gptaq-nvfp4"),
+    ("scalesweep-gptaq-nvfp4", "scalesweep-gptaq-nvfp4"),
+    ("brecq-int4-g128", "brecq-int4-g128"),
+    ("spqr-int3-g16", "spqr-int3-g16"),
+    ("qtip-trellis2", "qtip-trellis2"),
+    ("qtip-trellis3", "qtip-trellis3"),
+    ("qtip-trellis4", "qtip-trellis4"),
     ("w8a16", "rtn-int8-channel"),
     ("w4a16", "rtn-int4-g128"),
     ("w8a8", "rtn-int8-channel+int8-token"),
     ("w8a8-smooth", "smooth-int8-channel+int8-token"),
+    ("rotate-w8a8", "rotate-int8-channel+int8-token"),
+    ("w4a8", "rtn-int4-g128+int8-token"),
+    ("w4afp8", "rtn-int4-g128+fp8-e4m3-token"),
+    ("rotate-w4a4", "rotate-gptq-int4-channel+int4-token"),
+    ("spin-w4a4", "spin-gptq-int4-channel+int4-token"),
     ("fp8-weight", "rtn-fp8-e4m3-channel"),
     ("fp8-dynamic", "rtn-fp8-e4m3-channel+fp8-e4m3-token"),
+    ("fp8-kv-fp8", "rtn-fp8-e4m3-channel+fp8-e4m3-token+kv-fp8-e4m3-tensor@static"),
+    ("w4a16-kv-fp8", "rtn-int4-g128+kv-fp8-e4m3-tensor@static"),
+    ("w4a16-kv-int8", "rtn-int4-g128+kv-int8-head"),
     ("nvfp4", "rtn-nvfp4"),
+    ("nvfp4-w4a4", "rtn-nvfp4+nvfp4"),
     ("mxfp4", "rtn-mxfp4"),
     ("mxfp8", "rtn-mxfp8-e4m3"),
     ("nf4", "rtn-nf4"),
     ("bf16", "rtn-bf16"),
 ];
 
+/// Other names that people type, from the tools where they are usual, with the recipes or [`ALIASES`] they stand for.
+pub const TYPED: [(&str, &str); 38] = [
+    ("int8", "rtn-int8-channel"),
+    ("int4", "rtn-int4-g128"),
+    ("rtn", "rtn-int4-g128"),
+    ("hqq", "hqq-int4-g64"),
+    ("gptq", "gptq-int4-g128"),
+    ("gptaq", "gptaq-int4-g128"),
+    ("awq", "awq-int4-g128-asym"),
+    ("autoround", "autoround-int4-g128"),
+    ("auto-round", "autoround-int4-g128"),
+    ("brecq", "brecq-int4-g128"),
+    ("spqr", "spqr-int3-g16"),
+    ("qtip", "qtip-trellis2"),
+    ("smoothquant", "w8a8-smooth"),
+    ("quarot", "rotate-w4a4"),
+    ("spinquant", "spin-w4a4"),
+    ("fp8", "fp8-dynamic"),
+    ("fp8-e4m3", "fp8-dynamic"),
+    ("w8a8-fp8", "fp8-dynamic"),
+    ("w8a8-int8", "w8a8"),
+    ("w4a16-asym", "rtn-int4-g128-asym"),
+    ("w4a16-int4", "w4a16"),
+    ("w4a8-int8", "w4a8"),
+    ("w4a8-fp8", "w4afp8"),
+    ("w4a4", "rotate-w4a4"),
+    ("nvfp4a16", "nvfp4"),
+    ("w4a16-nvfp4", "nvfp4"),
+    ("w4a4-nvfp4", "nvfp4-w4a4"),
+    ("mxfp4a16", "mxfp4"),
+    ("mxfp8-e4m3", "mxfp8"),
+    ("bnb", "nf4"),
+    ("bnb-4bit", "nf4"),
+    ("bitsandbytes", "nf4"),
+    ("qlora", "nf4"),
+    ("bfloat16", "bf16"),
+    // As `llama-quantize` resolves them.
+    ("q3_k", "q3_k_m"),
+    ("q4_k", "q4_k_m"),
+    ("q5_k", "q5_k_m"),
+    ("q4km", "q4_k_m"),
+];
+
+/// Returns what a name stands for, if it is not spelled out already: the full name of an alias, a file type's own name.
+pub fn spelled_out(text: &str) -> Option<String> {
+    if Recipe::is_file(text) {
+        return None;
+    }
+    let name = canonical(text);
+    let full = full_name(&name);
+    let shown = match FileType::parse(full) {
+        Some(ty) => format!("{full} (llama.cpp file type {})", ty.number),
+        None => full.to_owned(),
+    };
+    (full != text).then_some(shown)
+}
+
+/// Returns the name under which a recipe is recorded: lower case, with names of [`TYPED`] replaced by theirs.
+fn canonical(text: &str) -> String {
+    let lower = text.to_lowercase();
+    let listed = |name: &str| {
+        let alias = ALIASES.iter().map(|(alias, _)| *alias);
+        let own = alias.chain(FILE_TYPES.iter().map(|ty| ty.name)).find(|own| *own == name);
+        own.or_else(|| TYPED.iter().find(|(typed, _)| *typed == name).map(|(_, of)| *of)).map(str::to_owned)
+    };
+    // Tools differ in what joins the parts of a name: `FP8_DYNAMIC`, `q4-k-m`.
+    let spellings = [lower.clone(), lower.replace('_', "-"), lower.replace('-', "_")];
+    spellings.iter().find_map(|spelling| listed(spelling)).unwrap_or(lower)
+}
+
+/// Returns the full name of an alias; other names are their own.
+fn full_name(name: &str) -> &str {
+    ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |(_, full)| full)
+}
+
 /// Parses a name.
-pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
+pub(super) fn parse(given: &str) -> Result<Recipe, RecipeError> {
+    let name = canonical(given);
+    let text = name.as_str();
     if let Some(file_type) = FileType::parse(text) {
         return Ok(of_file_type(text, file_type));
     }
-    let full = ALIASES.iter().find(|(alias, _)| *alias == text).map_or(text, |(_, full)| full);
+    let full = full_name(text);
     let mut parts = full.split('+');
     let first = parts.next().unwrap_or_default();
     let (transform, rest) = transform_and_rest(first);
@@ -115,19 +208,29 @@ fn method_and_scheme(text: &str, part: &str, after: bool) -> Result<(Arc<dyn Met
     let named = METHODS.iter().filter_map(|row| Some((row, rest(row.name)?)));
     let rounded = || registry::find(rtn::NAME).filter(|_| after).map(|row| (row, part));
     let found = named.min_by_key(|(_, rest)| rest.len()).or_else(rounded);
-    let (row, rest) = found.ok_or_else(|| {
-        let names: Vec<_> = METHODS.iter().map(|row| format!("{}-SCHEME", row.name)).collect();
-        let aliases: Vec<_> = ALIASES.iter().map(|(alias, _)| *alias).collect();
-        let file_types = FILE_TYPES.iter().map(|ty| ty.name);
-        let near = super::suggestion(text, aliases.iter().copied().chain(file_types.clone()));
-        let file_types: Vec<_> = file_types.collect();
-        let all = [aliases.join(", "), file_types.join(", ")].join(", ");
-        fault(text, text, &format!("{} or one of {all}{near}", names.join(", ")))
-    })?;
+    let (row, rest) = found.ok_or_else(|| fault(text, text, &nearest_names(text, part)))?;
     let weights = scheme(text, "weights", rest, parse_weight)?;
     let method: Arc<dyn Method> = (row.new)(&weights).into();
     let weights = method.scheme(weights);
     Ok((method, weights))
+}
+
+/// Lists the recipes nearest to `text`, whose `part` names no method: aliases, file types, and the same scheme under other
+/// methods.
+fn nearest_names(text: &str, part: &str) -> String {
+    let scheme = part.split_once('-').map_or(part, |(_, scheme)| scheme);
+    let schemes = [part, scheme].into_iter().find(|scheme| parse_weight(scheme).is_ok());
+    let composed: Vec<String> = schemes.map_or_else(Vec::new, |scheme| {
+        METHODS.iter().map(|row| text.replacen(part, &format!("{}-{scheme}", row.name), 1)).collect()
+    });
+    let aliases = ALIASES.iter().map(|(alias, _)| *alias);
+    let typed = TYPED.iter().map(|(typed, _)| *typed);
+    let names = aliases.chain(typed).chain(FILE_TYPES.iter().map(|ty| ty.name));
+    // A scheme alone lacks only its method.
+    match composed.is_empty() {
+        true => nearest_list(text, names),
+        false => nearest_list(text, composed.iter().map(String::as_str)),
+    }
 }
 
 fn scheme(
@@ -209,11 +312,54 @@ mod tests {
     }
 
     #[test]
+    fn names_are_recognised_as_people_type_them() {
+        let cases = [
+            ("W4A16", "w4a16", Some("rtn-int4-g128")),
+            ("INT4", "rtn-int4-g128", Some("rtn-int4-g128")),
+            ("GPTQ", "gptq-int4-g128", Some("gptq-int4-g128")),
+            ("Q4_K_M", "q4_k_m", Some("q4_k_m (llama.cpp file type 15)")),
+            ("q4-k-m", "q4_k_m", Some("q4_k_m (llama.cpp file type 15)")),
+            ("FP8_DYNAMIC", "fp8-dynamic", Some("rtn-fp8-e4m3-channel+fp8-e4m3-token")),
+            ("fp8", "fp8-dynamic", Some("rtn-fp8-e4m3-channel+fp8-e4m3-token")),
+            ("nvfp4", "nvfp4", Some("rtn-nvfp4")),
+            ("RTN-INT4-G32", "rtn-int4-g32", Some("rtn-int4-g32")),
+            ("rtn-int4-g32", "rtn-int4-g32", None),
+            ("gptq-int4-g128", "gptq-int4-g128", None),
+            ("q4_k_m", "q4_k_m", None),
+        ];
+        for (typed, name, full) in cases {
+            assert_eq!(parse(typed).unwrap().name, name, "{typed}");
+            assert_eq!(spelled_out(typed).as_deref(), full, "{typed}");
+        }
+        assert_eq!(spelled_out("recipes/mine.toml"), None);
+    }
+
+    #[test]
+    fn every_typed_name_parses_and_hides_no_other() {
+        for (typed, of) in TYPED {
+            assert!(parse(typed).is_ok(), "{typed}");
+            assert!(ALIASES.iter().all(|(alias, _)| *alias != typed), "{typed}");
+            assert!(FileType::parse(typed).is_none() && canonical(of) == of, "{typed}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_name_is_answered_with_at_most_five() {
+        for wrong in ["mxpf4", "magic-int4-g128", "int3-g64", "nonsense"] {
+            let message = parse(wrong).unwrap_err().to_string();
+            let list = message.split("expected ").nth(1).unwrap().split(", got").next().unwrap();
+            assert!(list.matches(", ").count() <= 3, "{message}");
+        }
+    }
+
+    #[test]
     fn faults_name_the_part_and_the_nearest() {
         let message = |name: &str| parse(name).unwrap_err().to_string();
-        assert!(message("mxpf4").contains("did you mean \"mxfp4\"?"));
+        assert!(message("mxpf4").contains("expected mxfp4, "));
+        assert!(message("gtpq-int3-g64").contains("expected gptq-int3-g64, "));
+        assert!(message("int3-g64").contains("rtn-int3-g64"));
         assert!(message("rtn-int4-g0").contains("g0"));
-        assert!(message("magic-int4-g128").contains("gptq-SCHEME"));
+        assert!(message("magic-int4-g128").contains("gptq-int4-g128"));
         assert!(message("rtn-int4-g32+int8-token+int8-token").contains("one activation scheme"));
         assert!(message("rtn-int4-g32+kv-int8-head+kv-int8-head").contains("one scheme of keys"));
         assert!(message("rtn-int4-g32+kv-nuq4+kv-int8-head").contains("one scheme of keys"));

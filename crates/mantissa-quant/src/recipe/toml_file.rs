@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mantissa_methods::options::{Options, TableSpec};
 use mantissa_methods::registry::{self, METHODS, TRANSFORMS};
 use mantissa_methods::{Method, Transform, rtn};
-use mantissa_num::{Scheme, parse_activation, parse_weight};
+use mantissa_num::{Scheme, nearest_list, parse_activation, parse_weight};
 use mantissa_store::FileDigest;
 use mantissa_store::convention::{Container, gguf};
 use toml::{Table, Value};
@@ -48,7 +48,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
     let tables = tables.map(|spec| spec.name);
     reader.refuse_unknown(&KEYS.into_iter().chain(tables).collect::<Vec<_>>())?;
     let named = reader.string("method")?.unwrap_or("rtn");
-    let names = || METHODS.map(|row| row.name).join(", ");
+    let names = || nearest_list(named, METHODS.iter().map(|row| row.name));
     let row = registry::find(named).ok_or_else(|| reader.fault("method", format!("\"{named}\""), names()))?;
     let file_type = file_type(&reader, named)?;
     let weights = match (reader.scheme("weights", parse_weight)?, file_type) {
@@ -113,8 +113,7 @@ fn file_type(reader: &Reader<'_>, method: &str) -> Result<Option<FileType>, Reci
     if method != rtn::NAME {
         return Err(reader.fault("file_type", format!("\"{name}\""), "none without method \"rtn\""));
     }
-    let names = || FILE_TYPES.iter().map(|ty| ty.name);
-    let expected = || names().collect::<Vec<_>>().join(", ") + &suggestion(name, names());
+    let expected = || nearest_list(name, FILE_TYPES.iter().map(|ty| ty.name));
     let found =
         FileType::parse(name).ok_or_else(|| reader.fault("file_type", format!("\"{name}\""), expected()));
     found.map(Some)
@@ -145,9 +144,9 @@ fn transform(reader: &Reader<'_>) -> Result<Option<Arc<dyn Transform>>, RecipeEr
 
 fn container(reader: &Reader<'_>) -> Result<Option<Container>, RecipeError> {
     let Some(text) = reader.string("format")? else { return Ok(None) };
-    let names = Container::names();
+    let names = || nearest_list(text, Container::names());
     let found = Container::named(text);
-    found.map(Some).ok_or_else(|| reader.fault("format", format!("\"{text}\""), names.join(", ")))
+    found.map(Some).ok_or_else(|| reader.fault("format", format!("\"{text}\""), names()))
 }
 
 /// Sets the options of the method from its tables. Tables of other methods are errors.
@@ -432,10 +431,10 @@ mod tests {
             ("weigths = \"nf4\"", ["weigths", "did you mean \"weights\"?"]),
             ("weights = 4", ["integer", "a string"]),
             ("weights = \"int4-gg\"", ["weights", "gg"]),
-            ("weights = \"nf4\"\nmethod = \"magic\"", ["magic", "rtn"]),
-            ("weights = \"nf4\"\nformat = \"zip\"", ["zip", "native"]),
+            ("weights = \"nf4\"\nmethod = \"gtpq\"", ["expected gptq, ", "got \"gtpq\""]),
+            ("weights = \"nf4\"\nformat = \"nativ\"", ["expected native, ", "got \"nativ\""]),
             ("method = \"rtn\"", ["weights", "nothing"]),
-            ("file_type = \"q4_k_n\"", ["q4_k_n", "did you mean \"q4_k_m\"?"]),
+            ("file_type = \"q4_k_n\"", ["q4_k_n", "expected q4_k_"]),
             ("file_type = \"q4_0\"\nweights = \"q4_0\"", ["weights", "none beside file_type"]),
             ("file_type = \"q4_0\"\nmethod = \"gptq\"", ["file_type", "method \"rtn\""]),
             ("weights = \"nf4\"\n[[layers]]\nweights = \"nf4\"", ["layers[0].modules", "nothing"]),

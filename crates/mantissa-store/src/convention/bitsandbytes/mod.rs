@@ -20,7 +20,7 @@ pub use config::{Config, Kind, QUANT_METHOD};
 pub use write::{quantization_config, specs, store, tensors};
 
 use mantissa_num::codebook::Book;
-use mantissa_num::{Blocks, Code, Quantized, RowKind, Rule, Scheme};
+use mantissa_num::{Blocks, Code, Format, Quantized, RowKind, Rule, Scheme};
 use serde_json::Value;
 
 use super::{
@@ -79,6 +79,16 @@ impl Convention for Bitsandbytes {
 
     fn writes(&self) -> Option<Facts> {
         Some(Facts { folded_transforms: true, ..Facts::default() })
+    }
+
+    /// Code books, either all double quantized or none: no other public format stores them.
+    fn is_default_for(&self, schemes: &[&Scheme]) -> bool {
+        let doubled = |scheme: &Scheme| match &scheme.format {
+            Format::Table(table) => Some(table.scale.nested().is_some()),
+            _ => None,
+        };
+        let first = schemes.first().and_then(|scheme| doubled(scheme));
+        first.is_some() && schemes.iter().all(|scheme| doubled(scheme) == first)
     }
 
     fn layer_specs(&self, plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {

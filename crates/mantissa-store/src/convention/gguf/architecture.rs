@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use mantissa_num::nearest_list;
+
 use super::order::RowOrder;
 use super::table::TABLE;
 
@@ -207,9 +209,10 @@ impl Architecture {
         Self::all().find(|row| row.model_types.contains(&model_type))
     }
 
-    /// Lists every `model_type` that is written, for a message.
-    pub fn model_types_known() -> String {
-        Self::all().flat_map(|row| row.model_types).copied().collect::<Vec<_>>().join(", ")
+    /// Lists the written `model_type`s nearest to `got`, for a message.
+    pub fn nearest_model_types(got: &str) -> String {
+        let names = nearest_list(got, Self::all().flat_map(|row| row.model_types).copied());
+        format!("{names} (docs/reference/gguf.md lists all)")
     }
 
     /// `model_type` of a file that does not state another.

@@ -116,10 +116,10 @@ pub fn config(
     if let Some(name) = value["model_type"].as_str()
         && mantissa_model::Architecture::find(name).is_none()
     {
-        let known = mantissa_model::Architecture::known();
+        let known = mantissa_model::Architecture::nearest(name);
         let name = Shown(name);
         warnings.push(format!(
-            "{file}: model_type: expected one of {known}, got \"{name}\"; tensors are shown without the architecture"
+            "{file}: model_type: expected {known}, got \"{name}\"; tensors are shown without the architecture"
         ));
         return Ok(None);
     }
