@@ -38,8 +38,9 @@ pub const GPUS: [Gpu; 22] = [
 ];
 
 impl Gpu {
-    /// Parses a GPU name, or a capability such as `sm90`.
+    /// Parses a GPU name, or a capability such as `sm90`, in any case.
     pub fn parse(text: &str) -> Option<Self> {
+        let text = &*text.to_lowercase();
         if let Some(gpu) = GPUS.into_iter().find(|gpu| gpu.name == text) {
             return Some(gpu);
         }
@@ -61,7 +62,8 @@ mod tests {
     #[test]
     fn gpus_have_names_and_capabilities() {
         assert_eq!(Gpu::parse("h100").map(|gpu| gpu.to_string()), Some("h100 (SM 9.0)".to_owned()));
+        assert_eq!(Gpu::parse("H100").map(|gpu| gpu.sm), Some(90));
         assert_eq!(Gpu::parse("sm89").map(|gpu| gpu.sm), Some(89));
-        assert_eq!((Gpu::parse("sm42"), Gpu::parse("H100"), Gpu::parse("")), (None, None, None));
+        assert_eq!((Gpu::parse("sm42"), Gpu::parse("H101"), Gpu::parse("")), (None, None, None));
     }
 }

@@ -52,6 +52,7 @@ impl Server {
             Server::TensorrtLlm => "TensorRT-LLM",
             Server::Mlx => "mlx-lm",
             Server::Exllamav2 => "ExLlamaV2",
+            Server::Mantissa => "mantissa",
         }
     }
 }
@@ -60,7 +61,9 @@ impl Server {
 /// [`READERS`], and mantissa.
 pub fn loads_in(subject: &Subject) -> Vec<&'static str> {
     let keeps = |server: Server| !lint(subject, &Target { server, tp: 1, gpu: None }).fails();
-    let engines = Server::NAMES.into_iter().map(|(server, _)| server).filter(|server| keeps(*server));
+    let engines = Server::NAMES.into_iter().map(|(server, _)| server);
+    let others = engines.filter(|server| *server != Server::Mantissa && keeps(*server));
     let readers = READERS.iter().filter(|reader| reader.convention == subject.convention);
-    engines.map(Server::title).chain(readers.map(|reader| reader.name)).chain(["mantissa"]).collect()
+    let own = Server::Mantissa.title();
+    others.map(Server::title).chain(readers.map(|reader| reader.name)).chain([own]).collect()
 }

@@ -11,7 +11,7 @@ mod subject;
 
 use std::fmt;
 
-use mantissa_num::CodecId;
+use mantissa_num::{CodecId, nearest_list};
 use serde::Serialize;
 
 pub use loads::{READERS, Reader, loads_in};
@@ -41,11 +41,13 @@ pub enum Server {
     Mlx,
     /// ExLlamaV2.
     Exllamav2,
+    /// mantissa itself, which reads every format that it writes.
+    Mantissa,
 }
 
 impl Server {
     /// Every engine with its command-line name.
-    pub const NAMES: [(Server, &'static str); 8] = [
+    pub const NAMES: [(Server, &'static str); 9] = [
         (Server::Vllm, "vllm"),
         (Server::LlamaCpp, "llama.cpp"),
         (Server::Sglang, "sglang"),
@@ -54,7 +56,29 @@ impl Server {
         (Server::TensorrtLlm, "tensorrt-llm"),
         (Server::Mlx, "mlx"),
         (Server::Exllamav2, "exllamav2"),
+        (Server::Mantissa, "mantissa"),
     ];
+
+    /// Other names that people type.
+    const TYPED: [(&'static str, Server); 10] = [
+        ("llamacpp", Server::LlamaCpp),
+        ("llama-cpp", Server::LlamaCpp),
+        ("ollama", Server::LlamaCpp),
+        ("hf", Server::Transformers),
+        ("huggingface", Server::Transformers),
+        ("trtllm", Server::TensorrtLlm),
+        ("trt-llm", Server::TensorrtLlm),
+        ("mlx-lm", Server::Mlx),
+        ("exllama", Server::Exllamav2),
+        ("turbomind", Server::Lmdeploy),
+    ];
+
+    /// Returns the engine of this name, in any case.
+    pub fn named(name: &str) -> Option<Self> {
+        let name = name.to_lowercase();
+        let own = Self::NAMES.iter().find(|(_, own)| *own == name).map(|(server, _)| *server);
+        own.or_else(|| Self::TYPED.iter().find(|(typed, _)| *typed == name).map(|(_, server)| *server))
+    }
 
     /// Returns the command-line name.
     pub fn name(self) -> &'static str {
@@ -102,8 +126,8 @@ impl Target {
         let fault =
             |field, found: &str, allowed: String| TargetError { field, found: found.to_owned(), allowed };
         let (name, options) = text.split_once(':').unwrap_or((text, ""));
-        let server = Server::NAMES.iter().find(|(_, known)| *known == name).map(|(server, _)| *server);
-        let server = server.ok_or_else(|| fault("server", name, Server::NAMES.map(|(_, n)| n).join(", ")))?;
+        let names = || nearest_list(name, Server::NAMES.iter().map(|(_, known)| *known));
+        let server = Server::named(name).ok_or_else(|| fault("server", name, names()))?;
         let mut target = Target { server, tp: 1, gpu: None };
         for option in options.split(',').filter(|option| !option.is_empty()) {
             match option.split_once('=') {
@@ -112,8 +136,8 @@ impl Target {
                     target.tp = parsed.ok_or_else(|| fault("tp", n, format!("1 to {MAX_TP}")))?;
                 }
                 Some(("gpu", name)) => {
-                    let names =
-                        || format!("{} or a capability such as sm90", GPUS.map(|g| g.name).join(", "));
+                    let near = || nearest_list(name, GPUS.iter().map(|gpu| gpu.name));
+                    let names = || format!("{}, or a capability such as sm90", near());
                     target.gpu = Some(Gpu::parse(name).ok_or_else(|| fault("gpu", name, names()))?);
                 }
                 _ => {
