@@ -307,6 +307,14 @@ mod tests {
         }
         let same: KvPolicy = "keys=int8-head,values=int8-head".parse().unwrap();
         assert_eq!(same.to_string(), "int8-head");
+        for (short, full) in [
+            ("int8", "int8-head"),
+            ("INT4", "int4-head-asym"),
+            ("fp8", "fp8-e4m3-head"),
+            ("keys=int8,values=int4,window=64", "keys=int8-head,values=int4-head-asym,window=64"),
+        ] {
+            assert_eq!(short.parse::<KvPolicy>().unwrap().to_string(), full);
+        }
     }
 
     #[test]

@@ -32,12 +32,19 @@ pub enum KvScheme {
     },
 }
 
+/// Short names with the schemes they stand for. One scale per token and head: the granularity with the least loss among
+/// those that attention kernels read (docs/results/kv-cache.md).
+const SHORT: [(&str, &str); 3] =
+    [("int8", "int8-head"), ("int4", "int4-head-asym"), ("fp8", "fp8-e4m3-head")];
+
 impl KvScheme {
-    /// Parses a name.
+    /// Parses a name, in any case; `int8`, `int4` and `fp8` stand for one scale per token and head.
     ///
     /// # Errors
     /// [`ParseError`] if neither the cache nor the grammar has a scheme of this name.
     pub(crate) fn parse(name: &str) -> Result<Self, ParseError> {
+        let lower = name.to_ascii_lowercase();
+        let name = SHORT.iter().find(|(short, _)| *short == lower).map_or(lower.as_str(), |(_, full)| full);
         let bits = |digits: &str| digits.parse().ok().filter(|bits| (1..=8).contains(bits));
         if let Some(bits) = name.strip_prefix("turbo").and_then(bits) {
             return Ok(KvScheme::Turbo { bits });
