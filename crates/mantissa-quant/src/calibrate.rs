@@ -57,9 +57,16 @@ pub struct CalibrationSet {
     pub name: String,
     /// Token ids.
     pub windows: Vec<Vec<u32>>,
+    /// SHA-256 of the text that the windows were cut from, in hexadecimal, if it is part of the program.
+    pub text_sha256: Option<String>,
 }
 
 impl CalibrationSet {
+    /// Makes a set of `windows` from a text or token file called `name`.
+    pub fn new(name: impl Into<String>, windows: Vec<Vec<u32>>) -> Self {
+        CalibrationSet { name: name.into(), windows, text_sha256: None }
+    }
+
     /// Returns the number of tokens of all windows.
     pub fn tokens(&self) -> usize {
         self.windows.iter().map(Vec::len).sum()
@@ -68,7 +75,8 @@ impl CalibrationSet {
     /// Returns name, hash and size.
     pub(crate) fn identity(&self) -> TokenSet {
         let sequence = |tokens: &Vec<u32>| Sequence { tokens: tokens.clone(), from: 1 };
-        TokenSet::new(&self.name, &self.windows.iter().map(sequence).collect::<Vec<_>>())
+        let set = TokenSet::new(&self.name, &self.windows.iter().map(sequence).collect::<Vec<_>>());
+        TokenSet { text_sha256: self.text_sha256.clone(), ..set }
     }
 
     /// Returns the number of tokens of the longest window.

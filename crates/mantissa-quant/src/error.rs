@@ -100,7 +100,7 @@ pub enum QuantError {
     },
     /// The method calibrates, and no calibration text was given.
     #[error(
-        "recipe \"{recipe}\": expected a calibration text or token windows, got none; fix: give --calibration TEXT or --calibration-tokens FILE.json[:KEY]"
+        "recipe \"{recipe}\": expected a calibration text or token windows, got none; fix: --calibration TEXT, --calibration-tokens FILE.json[:KEY], or --calibration default for the built-in text"
     )]
     NoCalibration {
         /// Name of the recipe.

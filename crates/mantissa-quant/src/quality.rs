@@ -182,6 +182,9 @@ pub struct TokenSet {
     pub windows: usize,
     /// Number of ids.
     pub tokens: u64,
+    /// SHA-256 of the text itself, if it is part of the program.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text_sha256: Option<String>,
 }
 
 impl TokenSet {
@@ -197,6 +200,7 @@ impl TokenSet {
             sha256: FileDigest::of_pieces(sequences.iter().map(window)).hex(),
             windows: sequences.len(),
             tokens: sequences.iter().map(|s| s.tokens.len() as u64).sum(),
+            text_sha256: None,
         }
     }
 }

@@ -106,7 +106,7 @@ fn split(source: PathBuf, windows: Vec<Vec<u32>>) -> Case {
     for (i, window) in windows.into_iter().enumerate() {
         if i % 4 == 3 { held_out.push(window) } else { seen.push(window) }
     }
-    let calibration = CalibrationSet { name: "windows".to_owned(), windows: seen };
+    let calibration = CalibrationSet::new("windows", seen);
     Case { source, calibration, held_out }
 }
 
@@ -141,7 +141,7 @@ fn overfitted_solutions_fall_back_to_rtn() {
     let text = "method = \"gptq\"\nweights = \"int3-g32\"\nformat = \"gptq\"\n[gptq]\ndamp = 0.00001\n";
     std::fs::write(&recipe, text).unwrap();
     let source = model(temp.path(), Dtype::BF16, 3);
-    let few = CalibrationSet { name: "few".to_owned(), windows: vec![vec![1, 2, 3, 4, 5]] };
+    let few = CalibrationSet::new("few", vec![vec![1, 2, 3, 4, 5]]);
     let case = Case { source, calibration: few, held_out: calibration().windows };
     let given_up = |groups: &str| {
         std::fs::write(&recipe, format!("{text}groups = \"{groups}\"\n")).unwrap();

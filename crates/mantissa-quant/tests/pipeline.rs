@@ -191,8 +191,7 @@ fn unsupported_gptq_recipes_are_refused_before_any_work() {
         assert!(!out.exists());
         error.to_string()
     };
-    let windows =
-        |windows: &[Vec<u32>]| Some(CalibrationSet { name: "w.json".to_owned(), windows: windows.to_vec() });
+    let windows = |windows: &[Vec<u32>]| Some(CalibrationSet::new("w.json", windows.to_vec()));
     assert!(refused("gptq-int4-g32", None).contains("--calibration TEXT"));
     assert!(refused("gptq-int4-g32", windows(&[vec![], vec![]])).contains("no tokens"));
     let message = refused("gptq-int4-g32", windows(&[vec![1], vec![1, 96]]));

@@ -74,7 +74,7 @@ impl Options {
     pub(crate) fn held_out_set(&self) -> Option<CalibrationSet> {
         let (windows, set) = (&self.held_out, self.calibration.as_ref()?);
         let name = format!("{} (held out)", set.name);
-        (!windows.is_empty()).then(|| CalibrationSet { name, windows: windows.clone() })
+        (!windows.is_empty()).then(|| CalibrationSet::new(name, windows.clone()))
     }
 }
 

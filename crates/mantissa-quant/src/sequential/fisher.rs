@@ -218,7 +218,7 @@ pub(crate) fn metrics_buffers(
     options: &Options,
     table: u64,
 ) -> Vec<(&'static str, u64)> {
-    let used = CalibrationSet { name: String::new(), windows: enough(&set.windows).to_vec() };
+    let used = CalibrationSet::new("", enough(&set.windows).to_vec());
     let pass = Calibration::pass_bytes(config, &used, options.threads);
     let layer: u64 = config.layer_linears(0).iter().map(|l| 4 * (l.rows * l.cols) as u64).sum();
     let states = 4 * (used.tokens() as u64).saturating_mul(config.hidden_size as u64);

@@ -81,5 +81,5 @@ pub fn calibration() -> CalibrationSet {
     let token = |i: usize| ((i * i + 3 * i) % 96) as u32;
     let window = |(w, &len): (usize, &usize)| (0..len).map(|i| token(31 * w + i)).collect();
     let lens = [40, 1, 64, 17, 64];
-    CalibrationSet { name: "windows".to_owned(), windows: lens.iter().enumerate().map(window).collect() }
+    CalibrationSet::new("windows", lens.iter().enumerate().map(window).collect())
 }

@@ -17,6 +17,7 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Kind, Output, Paths, Scratch};
 use serde::Serialize;
 
+use super::choose;
 use crate::context::Context;
 use crate::embedded::{self, CALIBRATION, DOMAINS, SEPARATOR};
 use crate::error::GateFailed;
@@ -136,6 +137,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         [] => RECIPES.to_vec(),
         chosen => chosen.iter().map(String::as_str).collect(),
     };
+    args.recipes.iter().for_each(|recipe| choose::note_name(recipe, context));
     let recipes: Vec<_> = names.into_iter().map(Recipe::load).collect::<Result<_, _>>()?;
     // Measured: 61 MB with two threads, and each thread has buffers of its own.
     context.require_memory("demo", (64 << 20) + (8 << 20) * context.threads as u64)?;
@@ -176,7 +178,7 @@ impl Bench {
         }
         let calibration = windows("calibration", CALIBRATION, &tokenizer)?;
         let windows = calibration.into_iter().map(|sequence| sequence.tokens).collect();
-        let calibration = CalibrationSet { name: "demo calibration".to_owned(), windows };
+        let calibration = CalibrationSet::new("demo calibration", windows);
         Ok(Bench { files, decoder, texts, calibration })
     }
 

@@ -17,6 +17,10 @@ use crate::interrupt;
 use crate::output::count;
 use crate::progress::Unit;
 
+/// Calibration that the command needs.
+const CALIBRATION: &str =
+    "--calibration or --calibration-tokens (--calibration default is the built-in text)";
+
 /// Compute an importance matrix: the mean square of each linear layer's input, per column
 ///
 /// Writes llama.cpp's GGUF encoding, which llama-quantize and `mantissa quantize` take as --imatrix.
@@ -60,8 +64,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let source = model::open(&args.model, context)?;
     let config = model_config(&source)?;
     let set = args.calibration.load(&source, args.split.as_deref(), context)?;
-    let set =
-        set.ok_or_else(|| BadInput::new("imatrix", "neither", "--calibration or --calibration-tokens"))?;
+    let set = set.ok_or_else(|| BadInput::new("imatrix", "neither", CALIBRATION))?;
     let needs = Importance::bytes_needed(&config, &set, context.threads);
     context.require_memory("imatrix", model::BASE.saturating_add(needs))?;
     let progress = context.progress(config.num_hidden_layers as u64, Unit::Items("layers"));

@@ -3,12 +3,15 @@
 
 mod calibration;
 mod cast;
+mod choose;
 mod conversations;
 mod convert;
 mod coverage;
+mod default_text;
 mod demo;
 mod diff;
 mod doctor;
+mod ending;
 mod eval;
 mod fit;
 mod generated;

@@ -1,13 +1,16 @@
 //! `mantissa quantize`: makes a verified quantized model from a dense one.
 
+mod request;
+
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use mantissa_model::Products;
-use mantissa_num::{Rounding, Scheme};
+use mantissa_num::{Rounding, Scheme, nearest_list};
 use mantissa_plan::contract::Target;
+use mantissa_quant::calibrate::CalibrationSet;
 use mantissa_quant::memory::peak_stage;
 use mantissa_quant::verify::Verification;
 use mantissa_quant::{Check, Importance, LayerReport, Options, Outcome, Plan, Quality, Recipe, Start};
@@ -15,8 +18,11 @@ use mantissa_store::convention::{Container, ModelFiles};
 use mantissa_store::{DEFAULT_SHARD_BYTES, FileDigest, Kind, Paths};
 use serde::Serialize;
 
+use self::request::{Request, measure_on_default};
 use super::calibration::CalibrationArgs;
+use super::choose::{Choice, predict};
 use super::coverage;
+use super::ending::Ending;
 use super::lint;
 use super::model::{self, ModelPath};
 use super::outcome::{MeasureArgs, carry_out, human_figures, layer_table, linear_bits};
@@ -34,8 +40,13 @@ use crate::output::bytes;
 /// With --text or --tokens the finished output is compared with the source before it appears at --out, and
 /// quality.json next to the weights records the quality loss. With --max-kl the output appears only if the
 /// loss is within the limit.
+///
+/// With --for and without --recipe the recipe with the least measured KL that loads there is chosen, for
+/// --bits bits per weight. It is calibrated and measured on a built-in text unless one is given.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
+  mantissa quantize demo --for vllm
+  mantissa quantize path/to/model --for llama.cpp --bits 5
   mantissa quantize demo --recipe rtn-int4-g128 --out demo-int4
   mantissa quantize demo --recipe gptq-int4-g128 --calibration story.txt --samples 16 --length 256 --out demo-gptq
   mantissa quantize demo --recipe nvfp4 --out demo-nvfp4 --text story.txt --context 256 --max-kl 1
@@ -47,12 +58,15 @@ use crate::output::bytes;
 pub struct Args {
     /// Dense Hugging Face folder, or demo (the embedded model)
     model: ModelPath,
-    /// Recipe name or TOML file
-    #[arg(long, value_name = "RECIPE")]
-    recipe: String,
-    /// Output folder, or file with --format gguf
+    /// Recipe name or TOML file [default with --for: chosen]
+    #[arg(long, value_name = "RECIPE", required_unless_present = "targets")]
+    recipe: Option<String>,
+    /// Bits per weight of the recipe to choose, 2 to 8 [default: 4]
+    #[arg(long, value_name = "BITS", requires = "targets", conflicts_with = "recipe", value_parser = clap::value_parser!(u32).range(2..=8))]
+    bits: Option<u32>,
+    /// Output folder, or file with --format gguf [default: MODEL-RECIPE in the working folder]
     #[arg(long, value_name = "DIR_OR_FILE")]
-    out: PathBuf,
+    out: Option<PathBuf>,
     /// Checkpoint format of the output [default: the recipe's, or the first that holds its schemes]
     #[arg(long, value_name = "FORMAT", value_parser = container)]
     format: Option<Container>,
@@ -77,8 +91,8 @@ pub struct Args {
     /// In-domain text sample; reports how far the calibration is from it before work begins
     #[arg(long, value_name = "TEXT")]
     traffic: Option<PathBuf>,
-    /// Refuse at once (exit code 1) what this engine would not load or would compute wrongly; see `mantissa
-    /// lint`
+    /// Engine to quantize for: chooses the recipe if none is given, else refuses at once (exit code 1) what the
+    /// engine would not load or would compute wrongly; see `mantissa lint`
     #[arg(long = "for", value_name = "SERVER[:tp=N,gpu=NAME]", value_parser = lint::target)]
     targets: Vec<Target>,
     /// Preview size, bits per weight and peak memory; write nothing
@@ -124,8 +138,8 @@ enum Factors {
 /// # Errors
 /// A message with the accepted names.
 pub fn container(text: &str) -> Result<Container, String> {
-    let found = Container::named(text);
-    found.ok_or_else(|| format!("expected {}, got \"{text}\"", Container::names().join(", ")))
+    let found = Container::named(&text.to_lowercase());
+    found.ok_or_else(|| format!("expected {}, got \"{text}\"", nearest_list(text, Container::names())))
 }
 
 /// Returns whether a format is a file or a folder.
@@ -144,6 +158,12 @@ pub fn scheme(text: &str) -> Result<Scheme, String> {
 #[derive(Serialize)]
 struct DryRun<'a> {
     recipe: &'a str,
+    /// Full name of a recipe that was given by a short one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stands_for: Option<&'a str>,
+    /// Choice of a recipe that was not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chosen: Option<&'a Choice>,
     container: &'static str,
     layers: usize,
     kept: usize,
@@ -154,6 +174,8 @@ struct DryRun<'a> {
     output_bytes: u64,
     /// Predicted, not measured.
     predicted_peak_memory: u64,
+    /// Predicted, not measured.
+    predicted_seconds: f64,
     /// Smallest `--memory` that accepts the work.
     least_memory: u64,
     /// Stage with the peak, and its buffers.
@@ -165,6 +187,12 @@ struct DryRun<'a> {
 #[derive(Serialize)]
 struct Done<'a> {
     output: &'a Path,
+    /// Full name of a recipe that was given by a short one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stands_for: Option<&'a str>,
+    /// Choice of a recipe that was not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chosen: Option<&'a Choice>,
     /// SHA-256 of an output that is a single file.
     #[serde(skip_serializing_if = "Option::is_none")]
     sha256: Option<String>,
@@ -182,6 +210,8 @@ struct Done<'a> {
     quality: &'a Quality,
     verification: Option<&'a Verification>,
     verify_seconds: Option<f64>,
+    #[serde(flatten)]
+    ending: Ending,
 }
 
 /// Adds the paths that the command reads and writes.
@@ -193,14 +223,11 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
     args.calibration.paths(paths);
     args.measure.paths(paths);
     [&args.imatrix, &args.traffic].into_iter().flatten().for_each(|path| paths.read(path));
-    if Recipe::is_file(&args.recipe) {
-        paths.read(&args.recipe);
-    }
+    args.recipe.iter().filter(|recipe| Recipe::is_file(recipe)).for_each(|recipe| paths.read(recipe));
     if !args.dry_run {
-        let container = args
-            .format
-            .map_or_else(|| Ok(Recipe::load(&args.recipe)?.container()), Ok::<_, anyhow::Error>)?;
-        paths.write("--out", &args.out, kind_of(container));
+        let source = args.recipe.is_none().then(|| model::open_quietly(&args.model)).transpose()?;
+        let request = Request::new(args, source.as_ref())?;
+        paths.write("--out", &request.out, kind_of(request.container()));
     }
     Ok(())
 }
@@ -213,19 +240,27 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
 /// [`QuantError::NotVerified`](mantissa_quant::QuantError::NotVerified) if the output does not verify. An old
 /// output then stays in place.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let recipe = Recipe::load(&args.recipe)?;
     let source = model::open(&args.model, context)?;
-    let mut plan = Plan::new(&source, recipe, options(args, &source, context)?)?;
+    let request = Request::new(args, Some(&source))?;
+    let options = options(args, &request, &source, context)?;
+    let tokens = options.calibration.as_ref().map_or(0, CalibrationSet::tokens);
+    let mut plan = Plan::new(&source, request.recipe.clone(), options)?;
     lint::check_plan(&plan, &source, &args.targets, context)?;
     let another = args.calibration.is_text();
     plan.evaluation = args.measure.evaluation(&args.model, &source, another, context)?;
+    if request.chosen.is_some() && plan.evaluation.is_none() {
+        measure_on_default(&mut plan, &source, args.verify, context)?;
+    }
     let peak = plan.peak_bytes(args.verify);
     // The prediction is accurate to 10 %, and a ceiling must hold.
     let needs = peak + peak / 10;
     context.require_memory("quantize", needs)?;
     let source_bytes = source.checkpoint().total_bytes();
+    let seconds = predict::seconds(&plan, tokens, context.threads);
+    request.announce(args, &plan, (seconds, peak), context);
     if args.dry_run {
-        return dry_run(&plan, source_bytes, args.verify, context.least_memory(needs), context);
+        let given = (&request, seconds, source_bytes);
+        return dry_run(&plan, given, args.verify, context.least_memory(needs), context);
     }
     context.warn_all(&plan.notes)?;
     if args.verify {
@@ -234,14 +269,16 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     plan.coverage = coverage::find(&plan, &source, args.traffic.as_deref(), context)?;
     let start = std::time::Instant::now();
     let begin = if args.restart { Start::Restart } else { Start::Resume };
-    let outcome = carry_out(&plan, &source, &context.output(&args.out)?, begin, context)?;
+    let outcome = carry_out(&plan, &source, &context.output(&request.out)?, begin, context)?;
     let sync_seconds = outcome.synced.map(|time| time.as_secs_f64());
     let verify_seconds = outcome.verification.as_ref().map(|(_, time)| time.as_secs_f64());
     let beside = sync_seconds.unwrap_or(0.0) + verify_seconds.unwrap_or(0.0);
     let seconds = start.elapsed().as_secs_f64() - beside;
-    let written = crate::output::written(&args.out, plan.container, &outcome);
+    let written = crate::output::written(&request.out, plan.container, &outcome);
     let done = Done {
         output: written,
+        stands_for: request.stands_for.as_deref(),
+        chosen: request.chosen.as_ref(),
         sha256: sha256(&plan, &outcome),
         source_bytes,
         resumed: outcome.resumed,
@@ -251,18 +288,20 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         quality: &outcome.quality,
         verification: outcome.verification.as_ref().map(|(verification, _)| verification),
         verify_seconds,
+        ending: Ending::new(&plan, &source, written, &args.targets),
     };
     context.report(&done, |out| human(out, &done))?;
     context.warn_all(&layer_notes(&outcome.quality))
 }
 
 /// Makes the options of the plan.
-fn options(args: &Args, source: &ModelFiles, context: &Context) -> Result<Options> {
+fn options(args: &Args, request: &Request, source: &ModelFiles, context: &Context) -> Result<Options> {
     let rounding = match args.round {
         Round::Nearest => Rounding::NearestEven,
         Round::Stochastic => Rounding::Stochastic { seed: context.seed },
     };
-    let loaded = args.calibration.load_apart(source, args.measure.split(), args.hold_out, context)?;
+    let calibration = request.calibration(args);
+    let loaded = calibration.load_apart(source, args.measure.split(), args.hold_out, context)?;
     if loaded.is_none() && (args.hold_out > 0 || args.traffic.is_some()) {
         let option = if args.hold_out > 0 { "--hold-out" } else { "--traffic" };
         let allowed = "--calibration or --calibration-tokens with it";
@@ -271,7 +310,7 @@ fn options(args: &Args, source: &ModelFiles, context: &Context) -> Result<Option
     let (calibration, held_out) = loaded.unzip();
     Ok(Options {
         threads: context.threads,
-        container: args.format,
+        container: request.format,
         max_shard_bytes: args.max_shard_size.unwrap_or(DEFAULT_SHARD_BYTES),
         max_gguf_bytes: args.max_shard_size,
         rounding,
@@ -305,7 +344,7 @@ fn sha256(plan: &Plan, outcome: &Outcome) -> Option<String> {
 
 fn dry_run(
     plan: &Plan,
-    source_bytes: u64,
+    (request, predicted_seconds, source_bytes): (&Request, f64, u64),
     verified: bool,
     least_memory: u64,
     context: &Context,
@@ -314,6 +353,8 @@ fn dry_run(
     let layers = plan.quantized().count();
     let report = DryRun {
         recipe: &plan.job.name(),
+        stands_for: request.stands_for.as_deref(),
+        chosen: request.chosen.as_ref(),
         container: plan.container.name(),
         layers,
         kept: plan.linears.len() - layers,
@@ -322,6 +363,7 @@ fn dry_run(
         source_bytes,
         output_bytes: plan.output_bytes(),
         predicted_peak_memory: peak.bytes(),
+        predicted_seconds,
         least_memory,
         peak_stage: &peak.name,
         peak_buffers: peak.buffers.iter().copied().collect(),
@@ -341,6 +383,7 @@ fn dry_run(
         writeln!(out, "{} of tensors, source {}", bytes(report.output_bytes), bytes(report.source_bytes))?;
         let (peak, stage) = (bytes(report.predicted_peak_memory), report.peak_stage);
         writeln!(out, "{peak} peak memory (predicted), at the step: {stage}")?;
+        writeln!(out, "{} (predicted)", predict::duration(predicted_seconds))?;
         writeln!(out, "{} is the least that --memory accepts", bytes(report.least_memory))?;
         report.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
     })
@@ -381,7 +424,8 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
         writeln!(out, "sha256 {hash}")?;
     }
     match done.verification {
-        Some(v) => super::verify::human(out, v),
-        None => writeln!(out, "not verified"),
+        Some(v) => super::verify::human(out, v)?,
+        None => writeln!(out, "not verified")?,
     }
+    done.ending.human(out)
 }

@@ -13,6 +13,7 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Kind, Paths};
 use serde::Serialize;
 
+use super::calibration::CalibrationArgs;
 use super::model::{self, ModelPath};
 use super::text::TextArgs;
 use crate::context::Context;
@@ -28,11 +29,18 @@ use crate::progress::Unit;
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa quantize demo --recipe rtn-int8-channel+kv-fp8-e4m3-tensor@static --calibration story.txt --length 256 --out demo-kv
-  mantissa recalibrate demo-kv --text story.txt --context 128 --out demo-kv-2
-  mantissa recalibrate path/to/native --kv nuq4-1%,pre-rope --text calibration.txt --out path/to/with-levels")]
+  mantissa recalibrate demo-kv --calibration story.txt --length 128 --out demo-kv-2
+  mantissa recalibrate path/to/native --kv nuq4-1%,pre-rope --calibration text.txt --out path/to/with-levels")]
+// Their earlier names, which take every window of a text instead of --samples.
+#[command(mut_arg("text", |arg| arg.hide(true)), mut_arg("tokens", |arg| arg.hide(true)))]
+#[command(mut_arg("context", |arg| arg.hide(true)), mut_arg("stride", |arg| arg.hide(true)))]
+#[command(mut_arg("bos", |arg| arg.hide(true)), mut_arg("limit", |arg| arg.hide(true)))]
+#[command(mut_arg("docs", |arg| arg.hide(true)))]
 pub struct Args {
     /// Quantized model folder
     model: ModelPath,
+    #[command(flatten)]
+    calibration: CalibrationArgs,
     #[command(flatten)]
     text: TextArgs,
     /// Observer of static input scales: max, mse, … or percentile-P
@@ -76,6 +84,7 @@ struct Report<'a> {
 /// Adds the paths that the command reads and writes.
 pub fn paths(args: &Args, paths: &mut Paths) {
     args.model.paths(paths);
+    args.calibration.paths(paths);
     args.text.paths(paths);
     paths.write("--out", &args.out, Kind::Folder);
 }
@@ -87,10 +96,7 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let source = model::open(&args.model, context)?;
     let config = model_config(&source)?;
-    let sequences = args.text.sequences(&args.model, false, context)?;
-    let sequences = sequences.ok_or_else(|| BadInput::new("recalibrate", "neither", "--text or --tokens"))?;
-    let windows = sequences.into_iter().map(|sequence| sequence.tokens).collect();
-    let set = CalibrationSet { name: args.text.name(), windows };
+    let set = calibration(args, &source, context)?;
     let needs = Calibration::held_bytes(&config, &set, context.threads)
         .saturating_add(level_bytes(&config, &set))
         .saturating_add(source.checkpoint().total_bytes())
@@ -110,6 +116,25 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
             if cache_levels { ", and KV cache levels," } else { "" }
         )
     })
+}
+
+/// Loads the windows: samples of --calibration, or all of --text or --tokens.
+fn calibration(args: &Args, source: &ModelFiles, context: &Context) -> Result<CalibrationSet> {
+    let samples = args.calibration.load(source, args.text.split(), context)?;
+    let windows = args.text.sequences(&args.model, args.calibration.is_text(), context)?;
+    match (samples, windows) {
+        (Some(samples), None) => Ok(samples),
+        (None, Some(windows)) => {
+            let windows = windows.into_iter().map(|sequence| sequence.tokens).collect();
+            Ok(CalibrationSet::new(args.text.name(), windows))
+        }
+        (given, _) => {
+            let found = if given.is_some() { "--text or --tokens as well" } else { "neither" };
+            let allowed =
+                "--calibration or --calibration-tokens (--calibration default is the built-in text)";
+            Err(BadInput::new("recalibrate", found, allowed).into())
+        }
+    }
 }
 
 /// Runs the model on the windows and collects the new scales.

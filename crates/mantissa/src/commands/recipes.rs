@@ -1,5 +1,6 @@
 //! `mantissa recipes`: lists recipes by name.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use anyhow::Result;
@@ -7,7 +8,7 @@ use mantissa_num::Scheme;
 use mantissa_num::codec::Codec;
 use mantissa_plan::contract::{self, Input, Linear, Shape, Stored, Subject};
 use mantissa_quant::Recipe;
-use mantissa_quant::recipe::{ALIASES, FILE_TYPES, TRANSFORMS};
+use mantissa_quant::recipe::{ALIASES, FILE_TYPES, TRANSFORMS, TYPED};
 use mantissa_quant::registry;
 use mantissa_store::Dtype;
 use mantissa_store::convention::Container;
@@ -21,7 +22,7 @@ const SIDE: usize = 4096;
 
 /// List recipes with bits per weight, calibration need, format and engines that load them
 ///
-/// Any [TRANSFORM-]METHOD-SCHEME[+ACTIVATION] is a recipe; `mantissa schemes` lists the schemes.
+/// Any [TRANSFORM-]METHOD-SCHEME[+ACTIVATION][+kv-SCHEME] is a recipe; `mantissa schemes` lists the schemes.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa recipes
@@ -34,6 +35,8 @@ struct Report {
     methods: Vec<&'static str>,
     bits_per_weight_shape: [usize; 2],
     recipes: Vec<Row>,
+    /// Other names, with the recipes of the list that they stand for.
+    other_names: BTreeMap<&'static str, &'static str>,
 }
 
 #[derive(Serialize)]
@@ -63,7 +66,8 @@ pub fn run(_args: &Args, context: &Context) -> Result<()> {
         aliases.chain(file_types).map(|(name, full)| row(name, full)).collect::<Result<Vec<_>>>()?;
     let methods = registry::names().collect();
     let transforms = TRANSFORMS.iter().map(|row| row.name).collect();
-    let report = Report { transforms, methods, bits_per_weight_shape: [SIDE, SIDE], recipes };
+    let other_names = TYPED.into_iter().collect();
+    let report = Report { transforms, methods, bits_per_weight_shape: [SIDE, SIDE], recipes, other_names };
     context.report(&report, |out| human(out, &report))
 }
 
@@ -109,10 +113,12 @@ fn human(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     )?;
     writeln!(
         out,
-        "any [TRANSFORM-]METHOD-SCHEME[+ACTIVATION] is a recipe; transforms: {}; methods: {}",
+        "any [TRANSFORM-]METHOD-SCHEME[+ACTIVATION][+kv-SCHEME] is a recipe; transforms: {}; methods: {}",
         report.transforms.join(", "),
         report.methods.join(", ")
-    )
+    )?;
+    let others: Vec<_> = report.other_names.iter().map(|(name, of)| format!("{name} = {of}")).collect();
+    writeln!(out, "upper or lower case; also: {}", others.join(", "))
 }
 
 fn cells(row: &Row) -> [String; 6] {

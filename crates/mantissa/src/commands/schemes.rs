@@ -1,5 +1,6 @@
 //! `mantissa schemes`: lists number formats with their properties and hardware support.
 
+mod cache;
 mod hardware;
 
 use std::collections::HashSet;
@@ -24,7 +25,8 @@ const SIDE: usize = 4096;
 /// List number formats with bits per weight, range, rules and native hardware support
 ///
 /// A scheme is ELEMENT[-GRANULARITY][-sym|-asym][:RULE], or a named format. Ranges are those of the elements,
-/// before scaling. Bits per weight count scales and zero points of a [4096, 4096] weight.
+/// before scaling. Bits per weight count scales and zero points of a [4096, 4096] weight. Block types and
+/// trellises have no codes of single elements. Schemes of the KV cache alone have a table of their own.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa schemes
@@ -35,6 +37,8 @@ pub struct Args {}
 struct Report {
     bits_per_weight_shape: [usize; 2],
     schemes: Vec<Row>,
+    /// Schemes of the KV cache alone, and the usual ones of the grammar for it.
+    kv_cache: Vec<cache::Row>,
 }
 
 /// Number format.
@@ -43,10 +47,11 @@ struct Row {
     name: String,
     /// Example scheme names of this family.
     examples: Vec<String>,
-    element_bits: u32,
+    /// Bits of an element's code; this and the following fields but `bits_per_weight` are `None` for block types and
+    /// trellises, whose elements have no codes of their own.
+    element_bits: Option<u32>,
     bits_per_weight: f64,
-    /// Largest finite element; this and the following fields are `None` for block types, which have no
-    /// elements of their own.
+    /// Largest finite element.
     largest: Option<f64>,
     /// Smallest (most negative) finite element.
     lowest: Option<f64>,
@@ -67,9 +72,17 @@ struct Row {
 
 /// Runs the command.
 pub fn run(_: &Args, context: &Context) -> Result<()> {
-    let schemes = catalogue().iter().map(row).collect();
-    let report = Report { bits_per_weight_shape: [SIDE, SIDE], schemes };
-    context.report(&report, |out| print(&report.schemes, out))
+    let schemes = catalogue().into_iter().chain(trellises()).map(|scheme| row(&scheme)).collect();
+    let report = Report { bits_per_weight_shape: [SIDE, SIDE], schemes, kv_cache: cache::rows() };
+    context.report(&report, |out| {
+        print(&report.schemes, out)?;
+        cache::print(&report.kv_cache, out)
+    })
+}
+
+/// Trellises of whole bits, which QTIP solves for.
+fn trellises() -> impl Iterator<Item = Scheme> {
+    (1..=8).filter_map(|bits| format!("trellis{bits}").parse().ok())
 }
 
 fn row(scheme: &Scheme) -> Row {
@@ -77,7 +90,7 @@ fn row(scheme: &Scheme) -> Row {
     let name = scheme.to_string();
     Row {
         examples: examples(scheme, &name),
-        element_bits: scheme.format.code_bits(),
+        element_bits: Some(scheme.format.code_bits()).filter(|&bits| bits > 0),
         bits_per_weight: scheme.format.bits_per_weight(SIDE, SIDE),
         largest: values.largest,
         lowest: values.lowest,
@@ -140,7 +153,12 @@ impl Values {
         // Integer codes are stored sign-extended.
         let signed = matches!(format, Format::Affine(Affine { code: Code::Int(_), .. }));
         let code = |c: u32| if signed { sign_extend(c as u8, bits).into() } else { c };
-        let finite = || (0..1u32 << bits).map(|c| format.element(code(c))).filter(|v| v.is_finite());
+        // Ternary codes are -1, 0 and 1, the last two's complement: a fourth pattern of their two bits is not used.
+        let codes: Vec<u32> = match format {
+            Format::Affine(Affine { code: Code::Ternary, .. }) => vec![0xff, 0, 1],
+            _ => (0..1u32 << bits).map(code).collect(),
+        };
+        let finite = || codes.iter().map(|&c| format.element(c)).filter(|v| v.is_finite());
         // Adding zero turns -0 into 0.
         let distinct: HashSet<u32> = finite().map(|v| (v + 0.0).to_bits()).collect();
         Values {
@@ -175,6 +193,7 @@ fn examples(scheme: &Scheme, name: &str) -> Vec<String> {
         Format::Affine(Affine { code: Code::Float(float), scale: None, .. }) if float.bits() <= 8 => {
             texts.extend(["tensor", "channel", "t128x128"].map(|rest| format!("{element}-{rest}")));
         }
+        Format::Trellis(_) => texts.push(format!("{name}-channel")),
         _ => {}
     }
     let other = scheme.variants().get(1);
@@ -211,7 +230,7 @@ fn print_formats(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
     for row in rows {
         table.row([
             row.name.clone(),
-            row.element_bits.to_string(),
+            row.element_bits.map_or_else(|| "-".into(), |bits| bits.to_string()),
             format!("{:.4}", row.bits_per_weight),
             number(row.largest, 4),
             number(row.smallest_normal, 4),
@@ -259,6 +278,7 @@ mod tests {
             ("mxint8", 127.0 / 64.0, None, None, 256),
             ("nf4", 1.0, None, None, 16),
             ("fp4-bnb", 1.0, None, None, 15),
+            ("ternary-g128", 1.0, None, None, 3),
         ];
         for (name, largest, normal, subnormal, levels) in cases {
             let row = find(name);
@@ -272,8 +292,19 @@ mod tests {
     }
 
     #[test]
+    fn block_types_and_trellises_have_no_element_codes() {
+        for (name, bits) in [("q4_k", 4.5), ("iq1_s", 1.5625), ("trellis2", 2.0)] {
+            let row = find(name);
+            assert_eq!((row.element_bits, row.largest, row.levels), (None, None, None), "{name}");
+            assert!((row.bits_per_weight - bits).abs() < 0.02, "{name}: {}", row.bits_per_weight);
+        }
+        assert_eq!(find("ternary-g128").element_bits, Some(2));
+        assert_eq!(trellises().count(), 8);
+    }
+
+    #[test]
     fn every_example_is_a_scheme() {
-        for scheme in catalogue() {
+        for scheme in catalogue().into_iter().chain(trellises()) {
             for text in row(&scheme).examples {
                 assert!(text.parse::<Scheme>().is_ok(), "{text}");
             }

@@ -1,0 +1,208 @@
+//! Chooses a measured recipe for an engine: `quantize MODEL --for ENGINE` without `--recipe`.
+
+pub mod predict;
+mod table;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use mantissa_advise::subject;
+use mantissa_plan::contract::{Target, lint};
+use mantissa_quant::calibrate::CalibrationSet;
+use mantissa_quant::recipe::spelled_out;
+use mantissa_quant::{Options, Plan, QuantError, Recipe};
+use mantissa_store::convention::{Container, ModelFiles};
+use serde::Serialize;
+
+use self::table::{CANDIDATES, Candidate, MODEL, SOURCE};
+use crate::context::Context;
+use crate::error::BadInput;
+
+/// Nominal bits per weight without `--bits`.
+pub const BITS: u32 = 4;
+
+/// Chosen recipe, with the reason.
+#[derive(Clone, Debug, Serialize)]
+pub struct Choice {
+    /// Recipe.
+    pub recipe: &'static str,
+    /// Checkpoint format.
+    #[serde(serialize_with = "by_name")]
+    pub format: Container,
+    /// Nominal bits per weight.
+    pub bits: u32,
+    /// KL in nats/token that was measured with this recipe on `model`.
+    pub measured_kl: f64,
+    /// Model of the figure.
+    pub model: &'static str,
+    /// Page with the figure.
+    pub source: &'static str,
+    /// One line for the user.
+    pub why: String,
+    /// Recipes with a smaller KL that do not fit this model or engine, with the reasons.
+    pub skipped: Vec<Skipped>,
+}
+
+/// Candidate that does not fit.
+#[derive(Clone, Debug, Serialize)]
+pub struct Skipped {
+    /// Recipe.
+    pub recipe: &'static str,
+    /// Checkpoint format.
+    pub format: &'static str,
+    /// Reason.
+    pub why: String,
+}
+
+fn by_name<S: serde::Serializer>(format: &Container, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(format.name())
+}
+
+/// Chooses the recipe with the least measured KL among those of `bits` that fit `source` and load in every target. With
+/// `format`, only recipes in that format.
+///
+/// # Errors
+/// No candidate fits; the first reasons, and the bits at which one does.
+pub fn choose(
+    source: &ModelFiles,
+    targets: &[Target],
+    bits: u32,
+    format: Option<Container>,
+) -> Result<Choice> {
+    // A source that no recipe can quantize is refused as `--recipe` would refuse it.
+    let plain = Plan::new(source, Recipe::load("w8a16")?, Options { threads: 1, ..Options::default() });
+    if let Err(error @ QuantError::AlreadyQuantized { .. }) = plain {
+        return Err(error.into());
+    }
+    let (found, skipped) = search(source, targets, bits, format);
+    let engines = targets.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
+    let Some((candidate, container, fitting)) = found else {
+        return Err(none(source, targets, bits, format, &engines, &skipped));
+    };
+    let of = if fitting == 1 {
+        format!("the only measured {bits}-bit recipe that loads in {engines}")
+    } else {
+        format!("least KL of the {fitting} measured {bits}-bit recipes that load in {engines}")
+    };
+    let why = format!("{of}: {:.5} nats/token on {MODEL} ({SOURCE})", candidate.kl);
+    Ok(Choice {
+        recipe: candidate.recipe,
+        format: container,
+        bits,
+        measured_kl: candidate.kl,
+        model: MODEL,
+        source: SOURCE,
+        why,
+        skipped,
+    })
+}
+
+/// Best candidate with its format and the number of those that fit.
+type Found = (&'static Candidate, Container, usize);
+
+/// Returns the best candidate, and the better ones that do not fit.
+fn search(
+    source: &ModelFiles,
+    targets: &[Target],
+    bits: u32,
+    format: Option<Container>,
+) -> (Option<Found>, Vec<Skipped>) {
+    let mut candidates: Vec<_> = CANDIDATES.iter().filter(|candidate| candidate.bits == bits).collect();
+    candidates.sort_by(|a, b| a.kl.total_cmp(&b.kl));
+    let (mut best, mut fitting, mut skipped) = (None, 0, Vec::new());
+    for candidate in candidates {
+        let Some(container) = Container::named(candidate.format) else { continue };
+        if format.is_some_and(|wanted| wanted != container) {
+            continue;
+        }
+        match fits(candidate, container, source, targets) {
+            Ok(()) => {
+                fitting += 1;
+                best = best.or(Some((candidate, container)));
+            }
+            Err(why) if best.is_none() => {
+                skipped.push(Skipped { recipe: candidate.recipe, format: candidate.format, why });
+            }
+            Err(_) => {}
+        }
+    }
+    (best.map(|(candidate, container)| (candidate, container, fitting)), skipped)
+}
+
+/// Checks that the recipe can be stored for this model and loads in every target.
+///
+/// # Errors
+/// The first reason why not.
+fn fits(
+    candidate: &Candidate,
+    container: Container,
+    source: &ModelFiles,
+    targets: &[Target],
+) -> Result<(), String> {
+    if let Some(least) = candidate.least_sm
+        && !targets.iter().all(|target| target.gpu.is_some_and(|gpu| gpu.sm >= least))
+    {
+        return Err(format!(
+            "needs a GPU with native FP4, such as gpu=b200 (SM {}.{})",
+            least / 10,
+            least % 10
+        ));
+    }
+    let recipe = Recipe::load(candidate.recipe).map_err(|error| error.to_string())?;
+    // Stands for the calibration text, which is not tokenized for a question of shapes.
+    let calibration = Some(CalibrationSet::new("", vec![vec![0, 0]]));
+    let options = Options { container: Some(container), calibration, threads: 1, ..Options::default() };
+    let plan = Plan::new(source, recipe, options).map_err(|error| error.to_string())?;
+    let subject = subject::of_plan(&plan, source);
+    for target in targets {
+        if let Some(finding) = lint(&subject, target).findings.iter().find(|f| f.severity.fails()) {
+            return Err(format!("{target}: {} [{}]", finding.requires, finding.rule));
+        }
+    }
+    Ok(())
+}
+
+/// Makes the error if no candidate fits.
+fn none(
+    source: &ModelFiles,
+    targets: &[Target],
+    bits: u32,
+    format: Option<Container>,
+    engines: &str,
+    skipped: &[Skipped],
+) -> anyhow::Error {
+    let held = format.map_or_else(String::new, |format| format!(" in format {}", format.name()));
+    let reason = |skipped: &Skipped| format!("{} in {}: {}", skipped.recipe, skipped.format, skipped.why);
+    let why = skipped.first().map_or_else(|| "none is measured".to_owned(), reason);
+    let others: Vec<_> = (2..=8)
+        .filter(|&other| other != bits && search(source, targets, other, format).0.is_some())
+        .map(|other| other.to_string())
+        .collect();
+    let fix = match others.is_empty() {
+        true => "give --recipe, which `mantissa recipes` lists".to_owned(),
+        false => format!("--bits {}", others.join(" or ")),
+    };
+    let found = format!("none{held} ({why}); fix: {fix}");
+    BadInput::new("--for", found, format!("a measured {bits}-bit recipe that loads in {engines}")).into()
+}
+
+/// Prints what a recipe's short name stands for.
+pub fn note_name(recipe: &str, context: &Context) {
+    if let Some(full) = spelled_out(recipe) {
+        context.note(&format!("recipe {recipe} is {full}"));
+    }
+}
+
+/// Returns the output's name if `--out` is not given: the model's name and the recipe's, in the working folder.
+pub fn default_out(model: &Path, recipe: &Recipe, container: Container) -> PathBuf {
+    let full = model.canonicalize().unwrap_or_else(|_| model.to_owned());
+    let own = if model.file_name().is_some() { model } else { &full };
+    let name = own.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy());
+    let name = name.trim_end_matches(".safetensors");
+    let label = recipe.label().trim_end_matches(".toml").replace([':', '/', '%', ','], "-");
+    let mut out = format!("{name}-{label}");
+    if container != recipe.container() {
+        out += &format!("-{}", container.name());
+    }
+    PathBuf::from(if container.facts().one_file { out + ".gguf" } else { out })
+}

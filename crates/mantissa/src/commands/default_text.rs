@@ -1,0 +1,78 @@
+//! Built-in text for calibration and measurement: English prose, documentation, code, dialogue and other languages.
+//!
+//! Origin and licences: `crates/mantissa/calibration/README.md`.
+
+use std::path::Path;
+
+use anyhow::Result;
+use mantissa_eval::{Sequence, TextOptions, sequences_from_text};
+use mantissa_model::{Bos, Tokenizer};
+use mantissa_store::FileDigest;
+use mantissa_store::convention::ModelFiles;
+
+use super::model;
+use super::text::load_tokenizer;
+use crate::context::Context;
+
+/// Name on the command line and in reports.
+pub const NAME: &str = "default";
+
+/// Name of the held-out part in reports.
+pub const HELD_OUT_NAME: &str = "default (held out)";
+
+/// Tokens per window.
+pub const WINDOW: usize = 512;
+
+/// Text to calibrate on.
+const CALIBRATION: &str = include_str!("../../calibration/default.txt");
+
+/// Text to measure on: pieces of the same kinds that [`CALIBRATION`] does not have.
+const HELD_OUT: &str = include_str!("../../calibration/held-out.txt");
+
+/// True if `path` names the built-in text.
+pub fn is(path: &Path) -> bool {
+    path.as_os_str() == NAME
+}
+
+/// Returns the SHA-256 of the calibration text in hexadecimal.
+pub fn sha256() -> String {
+    FileDigest::of(CALIBRATION.as_bytes()).hex()
+}
+
+/// Returns the windows to calibrate on.
+///
+/// # Errors
+/// The tokenizer fails.
+pub fn calibration(tokenizer: &Tokenizer, options: &TextOptions) -> Result<Vec<Sequence>> {
+    let options = TextOptions { split: None, docs: None, stride: None, ..options.clone() };
+    Ok(sequences_from_text(NAME, CALIBRATION, tokenizer, &options)?)
+}
+
+/// Returns the held-out windows to measure on.
+///
+/// # Errors
+/// No tokenizer, or it fails.
+pub fn held_out(source: &ModelFiles, context: &Context) -> Result<Vec<Sequence>> {
+    let tokenizer = load_tokenizer(source, context)?;
+    let window = WINDOW.min(model::context_length(source)?);
+    let options = TextOptions { split: None, docs: None, context: window, stride: None, bos: Bos::Auto };
+    Ok(sequences_from_text(HELD_OUT_NAME, HELD_OUT, &tokenizer, &options)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_texts_are_small_and_share_no_piece() {
+        assert!(CALIBRATION.len() + HELD_OUT.len() < 250_000);
+        let shared = HELD_OUT.split("\n\n").filter(|piece| piece.len() > 200 && CALIBRATION.contains(*piece));
+        assert_eq!(shared.count(), 0);
+    }
+
+    #[test]
+    fn the_readme_states_the_hashes() {
+        let readme = include_str!("../../calibration/README.md");
+        assert!(readme.contains(&sha256()) && readme.contains(&FileDigest::of(HELD_OUT.as_bytes()).hex()));
+    }
+}

@@ -1,0 +1,96 @@
+//! Recipe, format, output and texts of `quantize` where the command line leaves them to be chosen.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use mantissa_quant::recipe::spelled_out;
+use mantissa_quant::{Evaluation, Plan, Recipe};
+use mantissa_store::convention::{Container, ModelFiles};
+
+use super::super::calibration::CalibrationArgs;
+use super::super::choose::{self, Choice, predict};
+use super::super::default_text;
+use super::Args;
+use crate::context::Context;
+use crate::output::bytes;
+
+/// Recipe, format and output: those of the command line, or chosen.
+pub(super) struct Request {
+    /// Recipe.
+    pub(super) recipe: Recipe,
+    /// Full name of a recipe that was given by a short one.
+    pub(super) stands_for: Option<String>,
+    /// Checkpoint format, if given or chosen.
+    pub(super) format: Option<Container>,
+    /// Output: `--out`, or the name of model and recipe.
+    pub(super) out: PathBuf,
+    /// Choice of a recipe that was not given.
+    pub(super) chosen: Option<Choice>,
+}
+
+impl Request {
+    /// Reads the recipe, or chooses one for `source`.
+    ///
+    /// # Errors
+    /// An invalid recipe; no measured recipe that fits.
+    pub(super) fn new(args: &Args, source: Option<&ModelFiles>) -> Result<Self> {
+        let chosen = match (&args.recipe, source) {
+            (None, Some(source)) => {
+                let bits = args.bits.unwrap_or(choose::BITS);
+                Some(choose::choose(source, &args.targets, bits, args.format)?)
+            }
+            _ => None,
+        };
+        let name = chosen.as_ref().map_or(args.recipe.as_deref().unwrap_or_default(), |choice| choice.recipe);
+        let recipe = Recipe::load(name)?;
+        let format = chosen.as_ref().map(|choice| choice.format).or(args.format);
+        let container = format.unwrap_or_else(|| recipe.container());
+        let derived = || choose::default_out(args.model.named(), &recipe, container);
+        let out = args.out.clone().unwrap_or_else(derived);
+        let stands_for = args.recipe.as_deref().and_then(spelled_out);
+        Ok(Request { recipe, stands_for, format, out, chosen })
+    }
+
+    /// Returns the checkpoint format of the output.
+    pub(super) fn container(&self) -> Container {
+        self.format.unwrap_or_else(|| self.recipe.container())
+    }
+
+    /// Returns the calibration options: the built-in text for a chosen recipe that is better with one, if no other is given.
+    pub(super) fn calibration(&self, args: &Args) -> CalibrationArgs {
+        let importance = self.container().facts().importance && args.imatrix.is_none();
+        let used = self.chosen.is_some() && (self.recipe.needs_calibration() || importance);
+        if used { args.calibration.or_default() } else { args.calibration.clone() }
+    }
+
+    /// Prints what a short name stands for and what was chosen, with the predictions for `plan`.
+    pub(super) fn announce(&self, args: &Args, plan: &Plan, (seconds, peak): (f64, u64), context: &Context) {
+        args.recipe.iter().for_each(|recipe| choose::note_name(recipe, context));
+        let Some(choice) = &self.chosen else { return };
+        context.note(&format!("recipe {} in {}: {}", choice.recipe, choice.format.name(), choice.why));
+        let (out, size) = (self.out.display(), bytes(plan.output_bytes()));
+        let time = predict::duration(seconds);
+        context.note(&format!("output {out}: {size}; {time} and {} of memory (predicted)", bytes(peak)));
+    }
+}
+
+/// Measures the output on the held-out part of the built-in text, if memory holds both models.
+///
+/// # Errors
+/// No tokenizer; windows that the model cannot run.
+pub(super) fn measure_on_default(
+    plan: &mut Plan,
+    source: &ModelFiles,
+    verified: bool,
+    context: &Context,
+) -> Result<()> {
+    let windows = context.reading_texts(|| default_text::held_out(source, context))?;
+    plan.evaluation = Some(Evaluation::new(source, default_text::HELD_OUT_NAME, windows, None)?);
+    let peak = plan.peak_bytes(verified);
+    if context.require_memory("quantize", peak + peak / 10).is_err() {
+        plan.evaluation = None;
+        context
+            .note(&format!("KL not measured: it would need {} of memory; fix: mantissa eval", bytes(peak)));
+    }
+    Ok(())
+}
