@@ -285,7 +285,7 @@ fn human(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use mantissa_store::convention::{compressed_tensors, gguf, native};
+    use mantissa_store::convention::{bitsandbytes, compressed_tensors, gguf};
 
     /// A sample of the methods, so that the demo stays at about a minute: a new one does not have to be added.
     #[test]
@@ -294,7 +294,7 @@ mod tests {
         for name in ["rtn", "gptq"] {
             assert!(shown.iter().any(|recipe| recipe.method.name() == name), "{name}");
         }
-        for container in [compressed_tensors::CONTAINER, gguf::CONTAINER, native::CONTAINER] {
+        for container in [compressed_tensors::CONTAINER, gguf::CONTAINER, bitsandbytes::CONTAINER] {
             assert!(shown.iter().any(|recipe| recipe.container() == container), "{container:?}");
         }
     }
