@@ -42,6 +42,7 @@ pub mod target;
 pub mod text;
 mod trail;
 mod unpublished;
+mod view;
 mod widen;
 pub mod work;
 pub mod writer;

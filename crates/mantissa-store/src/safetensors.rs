@@ -73,6 +73,12 @@ impl SafeTensors {
         Self { source, header: Header { tensors, by_name, metadata: BTreeMap::new() } }
     }
 
+    /// Replaces the tensors by others that lie in this file.
+    pub(crate) fn with_tensors(self, mut tensors: Vec<TensorMeta>) -> Self {
+        tensors.sort_by_key(|meta| meta.offset);
+        Self::of_parts(self.source, tensors)
+    }
+
     /// All tensors, in the order of their bytes in the file.
     pub fn tensors(&self) -> &[TensorMeta] {
         &self.header.tensors

@@ -15,6 +15,7 @@ use crate::error::{Error, ForeignKind, IndexFault, Result};
 use crate::json::read_strict;
 use crate::safetensors::{SafeTensors, TensorMeta};
 use crate::shard_plan::{INDEX_NAME, SINGLE_NAME};
+use crate::view::{View, Viewed};
 
 /// Longest `config.json` read, in bytes.
 pub const MAX_CONFIG_BYTES: u64 = 16 << 20;
@@ -31,6 +32,8 @@ pub struct Checkpoint {
     by_name: BTreeMap<String, (usize, usize)>,
     config: Option<Value>,
     warnings: Vec<String>,
+    /// Tensors that are read otherwise than they are stored, by name.
+    views: BTreeMap<String, View>,
 }
 
 impl Checkpoint {
@@ -69,7 +72,10 @@ impl Checkpoint {
     /// [`Error::NoTensor`], else as [`SafeTensors::read`].
     pub fn read(&self, name: &str) -> Result<Vec<u8>> {
         let (file, meta) = self.require(name)?;
-        file.read(meta)
+        match self.views.get(name) {
+            Some(view) => view.read(file, meta),
+            None => file.read(meta),
+        }
     }
 
     /// Fills `buf` with a tensor's bytes from `byte_offset` on.
@@ -78,7 +84,10 @@ impl Checkpoint {
     /// [`Error::NoTensor`], else as [`SafeTensors::read_range`].
     pub fn read_range(&self, name: &str, byte_offset: u64, buf: &mut [u8]) -> Result<()> {
         let (file, meta) = self.require(name)?;
-        file.read_range(meta, byte_offset, buf)
+        match self.views.get(name) {
+            Some(view) => view.read_range(file, meta, byte_offset, buf),
+            None => file.read_range(meta, byte_offset, buf),
+        }
     }
 
     /// A tensor of F64, F32, F16 or BF16 as f32, row-major.
@@ -87,7 +96,10 @@ impl Checkpoint {
     /// [`Error::NoTensor`], else as [`SafeTensors::read_f32`].
     pub fn read_f32(&self, name: &str) -> Result<Vec<f32>> {
         let (file, meta) = self.require(name)?;
-        file.read_f32(meta)
+        match self.views.get(name) {
+            Some(view) => view.read_elements_f32(file, meta, 0, meta.numel()),
+            None => file.read_f32(meta),
+        }
     }
 
     /// `count` elements of such a tensor, from element `first` on, as f32.
@@ -96,7 +108,10 @@ impl Checkpoint {
     /// As [`read_f32`](Self::read_f32), and [`Error::Range`].
     pub fn read_elements_f32(&self, name: &str, first: usize, count: usize) -> Result<Vec<f32>> {
         let (file, meta) = self.require(name)?;
-        file.read_elements_f32(meta, first as u64, count as u64)
+        match self.views.get(name) {
+            Some(view) => view.read_elements_f32(file, meta, first as u64, count as u64),
+            None => file.read_elements_f32(meta, first as u64, count as u64),
+        }
     }
 
     /// `config.json`, an object, where the folder has one.
@@ -160,7 +175,23 @@ impl Checkpoint {
     /// file.
     pub(crate) fn of_gguf(path: &Path, files: Vec<SafeTensors>, config: Option<Value>) -> Self {
         let by_name = index(&files);
-        Self { dir: path.to_owned(), files, by_name, config, warnings: Vec::new() }
+        Self { dir: path.to_owned(), files, by_name, config, warnings: Vec::new(), views: BTreeMap::new() }
+    }
+
+    /// The same files with other tensors: each is a range of the bytes of a tensor that this checkpoint has, under
+    /// another name, with a [`View`] if it is read otherwise than it is stored.
+    pub(crate) fn viewed(self, tensors: Vec<Viewed>, config: Option<Value>) -> Self {
+        let mut of_file: Vec<Vec<TensorMeta>> = self.files.iter().map(|_| Vec::new()).collect();
+        let mut views = BTreeMap::new();
+        for Viewed { stored, meta, view } in tensors {
+            let Some(&(file, _)) = self.by_name.get(&stored) else { continue };
+            views.extend(view.map(|view| (meta.name.clone(), view)));
+            of_file[file].push(meta);
+        }
+        let files: Vec<_> =
+            self.files.into_iter().zip(of_file).map(|(file, tensors)| file.with_tensors(tensors)).collect();
+        let by_name = index(&files);
+        Self { files, by_name, config, views, ..self }
     }
 
     /// Opens those of `names` in `dir` that [`ShardedWriter`](crate::ShardedWriter) has begun, with the future
@@ -176,13 +207,27 @@ impl Checkpoint {
         let begun = names.into_iter().map(|name| dir.join(name)).filter(|path| path.exists());
         let files = begun.map(|path| SafeTensors::open(&path)).collect::<Result<Vec<_>>>()?;
         let by_name = index(&files);
-        Ok(Self { dir: dir.to_owned(), files, by_name, config: Some(config), warnings: Vec::new() })
+        Ok(Self {
+            dir: dir.to_owned(),
+            files,
+            by_name,
+            config: Some(config),
+            warnings: Vec::new(),
+            views: BTreeMap::new(),
+        })
     }
 
     fn of_one(dir: &Path, file: SafeTensors) -> Self {
         let by_name =
             file.tensors().iter().enumerate().map(|(i, meta)| (meta.name.clone(), (0, i))).collect();
-        Self { dir: dir.to_owned(), files: vec![file], by_name, config: None, warnings: Vec::new() }
+        Self {
+            dir: dir.to_owned(),
+            files: vec![file],
+            by_name,
+            config: None,
+            warnings: Vec::new(),
+            views: BTreeMap::new(),
+        }
     }
 
     /// Folder with a single weight file of another name, as some quantizers write it.
@@ -221,7 +266,14 @@ impl Checkpoint {
             names.iter().map(|name| SafeTensors::open(&dir.join(name))).collect::<Result<Vec<_>>>()?;
         let names: Vec<&str> = names.into_iter().collect();
         let by_name = match_shards(&path, &shard_of, &names, &files)?;
-        let mut opened = Self { dir: dir.to_owned(), files, by_name, config: None, warnings: Vec::new() };
+        let mut opened = Self {
+            dir: dir.to_owned(),
+            files,
+            by_name,
+            config: None,
+            warnings: Vec::new(),
+            views: BTreeMap::new(),
+        };
         opened.warnings.extend(total_size_warning(&path, &index, opened.total_bytes()));
         Ok(opened)
     }

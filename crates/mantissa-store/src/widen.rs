@@ -26,11 +26,7 @@ impl SafeTensors {
     /// # Errors
     /// As [`read_f32`](Self::read_f32), and [`Error::Range`] beyond the tensor.
     pub fn read_elements_f32(&self, meta: &TensorMeta, first: u64, count: u64) -> Result<Vec<f32>> {
-        let widen = widener(meta.dtype).ok_or_else(|| Error::NotFloat {
-            path: self.path().to_owned(),
-            tensor: meta.name.clone(),
-            dtype: meta.dtype,
-        })?;
+        let widen = self.widener(meta)?;
         let size = meta.dtype.bits() / 8;
         self.require_range(meta, first.saturating_mul(size), count.saturating_mul(size))?;
         let mut values = reserve(self.path(), &meta.name, count, count.saturating_mul(4))?;
@@ -41,6 +37,26 @@ impl SafeTensors {
             widen(&panel[..n], &mut values);
         }
         Ok(values)
+    }
+
+    /// Widens bytes of the tensor.
+    ///
+    /// # Errors
+    /// [`Error::NotFloat`], [`Error::Memory`].
+    pub(crate) fn widened(&self, meta: &TensorMeta, bytes: &[u8]) -> Result<Vec<f32>> {
+        let widen = self.widener(meta)?;
+        let count = bytes.len() as u64 / (meta.dtype.bits() / 8).max(1);
+        let mut values = reserve(self.path(), &meta.name, count, count.saturating_mul(4))?;
+        widen(bytes, &mut values);
+        Ok(values)
+    }
+
+    fn widener(&self, meta: &TensorMeta) -> Result<Widen> {
+        widener(meta.dtype).ok_or_else(|| Error::NotFloat {
+            path: self.path().to_owned(),
+            tensor: meta.name.clone(),
+            dtype: meta.dtype,
+        })
     }
 }
 

@@ -137,6 +137,11 @@ pub trait Opened: Any + Debug + Send + Sync {
         files.expect_float(meta)
     }
 
+    /// Metadata and names, if the model is a GGUF file.
+    fn gguf(&self) -> Option<&super::gguf::Model> {
+        None
+    }
+
     /// True if [`check_tensor`](Self::check_tensor) is the only header check of a linear layer's weight.
     fn types_every_tensor(&self) -> bool {
         false
@@ -154,6 +159,11 @@ impl ModelFiles {
     /// Combines a checkpoint and its opened format.
     pub(super) fn new(checkpoint: Checkpoint, opened: Box<dyn Opened>) -> Self {
         ModelFiles { checkpoint, opened }
+    }
+
+    /// Checkpoint of the model.
+    pub(super) fn into_checkpoint(self) -> Checkpoint {
+        self.checkpoint
     }
 
     /// Opened format of the model.
@@ -204,8 +214,7 @@ impl ModelFiles {
 
     /// Source of the config, for messages: `config.json`, or the GGUF file.
     pub fn config_path(&self) -> PathBuf {
-        let one_file = self.opened.types_every_tensor();
-        if one_file { self.dir().to_owned() } else { self.dir().join("config.json") }
+        if self.gguf().is_some() { self.dir().to_owned() } else { self.dir().join("config.json") }
     }
 
     /// True if a tensor of this name is stored.

@@ -6,6 +6,7 @@
 
 mod architecture;
 mod config;
+mod dense;
 mod family;
 mod joined;
 mod names;
@@ -18,6 +19,7 @@ use std::path::Path;
 
 pub use architecture::{Architecture, Bias, Experts as GgufExperts, Presence, Unrotated, Windows, Yarn};
 pub use config::{LONG_ROPE, ROPE_FACTORS};
+pub use dense::DenseTensor;
 pub use joined::{Joined, JoinedPart};
 pub use names::{Place, hf_name, place, stored_name};
 pub use order::{Moved, RowOrder, to_gguf_order, to_hf_order};
@@ -115,12 +117,16 @@ impl Opened for Model {
     fn types_every_tensor(&self) -> bool {
         true
     }
+
+    fn gguf(&self) -> Option<&Model> {
+        Some(self)
+    }
 }
 
 impl ModelFiles {
     /// Metadata and names of a GGUF model; `None` for any other.
     pub fn gguf(&self) -> Option<&Model> {
-        self.as_convention()
+        self.opened().gguf()
     }
 }
 

@@ -10,10 +10,10 @@ use crate::{Dtype, TensorMeta};
 
 /// Tensor, or one expert's part of it.
 #[derive(Clone, Copy)]
-struct Found<'a> {
-    tensor: &'a GgufTensor,
+pub(super) struct Found<'a> {
+    pub(super) tensor: &'a GgufTensor,
     /// Index of the part, and number of parts.
-    part: (usize, usize),
+    pub(super) part: (usize, usize),
 }
 
 impl Found<'_> {
@@ -204,7 +204,7 @@ impl Model {
     }
 
     /// Tensor of factors for a weight, one per matrix.
-    fn beside(&self, found: Found<'_>) -> Option<&GgufTensor> {
+    pub(super) fn beside(&self, found: Found<'_>) -> Option<&GgufTensor> {
         let name = found.tensor.name.strip_suffix(".weight").map(|module| format!("{module}.scale"));
         name.and_then(|name| self.header.get(&name))
     }
@@ -228,7 +228,7 @@ impl Model {
         Ok(Some(factor))
     }
 
-    fn expect(&self, files: &ModelFiles, name: &str, shape: &[usize]) -> Result<Found<'_>> {
+    pub(super) fn expect(&self, files: &ModelFiles, name: &str, shape: &[usize]) -> Result<Found<'_>> {
         let place = self.place(name);
         let missing = || Error::NoTensor {
             path: files.dir().to_owned(),
