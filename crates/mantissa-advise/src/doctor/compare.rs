@@ -9,7 +9,7 @@ use super::config::differing_field;
 use super::pair::{Comparing, DIAGONAL, Layers, beyond};
 use super::tensors::{TensorRow, dense_rows, in_order, linear_rows, rounded_layer};
 use super::tokenizer::tokenizer_fault;
-use super::{Alternative, Diagnosis, Fault};
+use super::{Alternative, Diagnosis, Fault, wrong_label};
 use crate::error::AdviseError;
 use crate::run::{Ends, States, each, silenced, through};
 use crate::values::relative_error;
@@ -68,7 +68,9 @@ pub fn against(
     let windows = short(windows, &config);
     let comparing =
         Comparing { files, reference, config: &config, theirs: &theirs, threads, windows: &windows };
-    comparing.run(progress)
+    let found = comparing.run(progress)?;
+    let fault = found.fault.or_else(|| wrong_label(files));
+    Ok(Diagnosis { fault, ..found })
 }
 
 /// Predicts the peak memory of [`against`] in bytes, beyond the process: embedding and head of both models,

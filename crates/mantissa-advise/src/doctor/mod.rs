@@ -21,6 +21,8 @@ mod tensors;
 mod tokenizer;
 mod trial;
 
+use mantissa_store::convention::ModelFiles;
+use mantissa_store::convention::gptq::ZeroVersion;
 use serde::Serialize;
 
 pub use alternative::{ALTERNATIVES, Alternative, Entry};
@@ -104,6 +106,19 @@ pub struct Baseline {
     pub token_entropy: f64,
     /// Share of tokens that were the argmax (top-1 accuracy).
     pub hits: f64,
+}
+
+/// Finds a GPTQ `checkpoint_format` that the zero points contradict. This reader follows the data, so no trial shows it;
+/// readers that follow the label compute with zero points off by one.
+fn wrong_label(files: &ModelFiles) -> Option<Fault> {
+    let found = files.gptq().filter(|config| config.contradicts_label())?.version();
+    let alternative = match found {
+        ZeroVersion::V1 => Alternative::ZeroPointUp,
+        ZeroVersion::V2 => Alternative::ZeroPointDown,
+    };
+    let Fault { tensor, layers, cause, fix, .. } =
+        Fault::of(alternative, "quantization_config.checkpoint_format".to_owned(), Vec::new());
+    Some(Fault { tensor, layers, alternative: None, cause, fix })
 }
 
 impl Fault {

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::alternative::Unit;
 use super::change::LayerWeights;
 use super::score::{Gain, LEAST_UNITS, PART_ERRORS, Score, WHOLE_ERRORS, entropy, with_and_without};
-use super::{ALTERNATIVES, Alternative, Baseline, Diagnosis, Entry, Fault};
+use super::{ALTERNATIVES, Alternative, Baseline, Diagnosis, Entry, Fault, wrong_label};
 use crate::error::AdviseError;
 use crate::run::{Ends, States, silenced, through};
 
@@ -60,7 +60,7 @@ pub fn examine(
         Some(alternative) => Some(tried.locate(alternative)?),
         None => tried.in_parts()?,
     };
-    Ok(tried.diagnosis(fault))
+    Ok(tried.diagnosis(fault.or_else(|| wrong_label(files))))
 }
 
 struct Trying<'a> {

@@ -63,6 +63,7 @@ pub struct Config {
     default: Layer,
     overrides: Vec<Override>,
     notes: Vec<String>,
+    contradicts_label: bool,
 }
 
 impl Config {
@@ -79,7 +80,15 @@ impl Config {
         if let Some(packed) = value.get("pack_dtype").and_then(Value::as_str).filter(|t| *t != "int32") {
             return Err(keys.fault("pack_dtype", packed, "\"int32\""));
         }
-        Ok(Config { layout, version, auto_round: false, default, overrides, notes: Vec::new() })
+        Ok(Config {
+            layout,
+            version,
+            auto_round: false,
+            default,
+            overrides,
+            notes: Vec::new(),
+            contradicts_label: false,
+        })
     }
 
     /// Parses AutoRound's `quantization_config` for tensors packed like GPTQ's. Its own packing stores zero points
@@ -101,7 +110,15 @@ impl Config {
         let default = keys.layer(value, "", None, &STREAM_BITS)?;
         let overrides = keys.overrides("extra_config", default, &STREAM_BITS)?;
         let layout = Layout::Stream;
-        Ok(Config { layout, version, auto_round: true, default, overrides, notes: Vec::new() })
+        Ok(Config {
+            layout,
+            version,
+            auto_round: true,
+            default,
+            overrides,
+            notes: Vec::new(),
+            contradicts_label: false,
+        })
     }
 
     /// Corrects the version label if the zero points in `checkpoint` clearly contradict it.
@@ -114,12 +131,18 @@ impl Config {
                  other readers compute with zero points off by one, write \"checkpoint_format\": \"{found_name}\""
             ));
             self.version = found;
+            self.contradicts_label = true;
         }
     }
 
     /// Version of the zero points, from the data if it is unambiguous.
     pub fn version(&self) -> ZeroVersion {
         self.version
+    }
+
+    /// True if the zero points contradict the version that the config states.
+    pub fn contradicts_label(&self) -> bool {
+        self.contradicts_label
     }
 
     /// Layout of codes in words.
