@@ -88,6 +88,10 @@ impl Transform for Rotate {
         self.options.set(options)
     }
 
+    fn fold_only(&mut self) {
+        self.options.online = false;
+    }
+
     fn settings(&self) -> Vec<Setting> {
         self.options.settings(TABLE.name)
     }

@@ -100,6 +100,10 @@ impl Transform for Spin {
         Ok(())
     }
 
+    fn fold_only(&mut self) {
+        self.options.rotate.online = false;
+    }
+
     fn settings(&self) -> Vec<Setting> {
         let SpinOptions { rotate, iterations, rate, batch_tokens, gradient } = self.options;
         let mut settings = rotate.settings(TABLE.name);

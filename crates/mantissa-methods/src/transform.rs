@@ -30,6 +30,9 @@ pub trait Transform: Debug + Send + Sync {
         Ok(())
     }
 
+    /// Leaves out the part that runs with the model, for methods that cannot run it; only changes of weights are left.
+    fn fold_only(&mut self) {}
+
     /// All options as they are set; [`set`](Self::set) reads them back.
     fn settings(&self) -> Vec<Setting> {
         Vec::new()

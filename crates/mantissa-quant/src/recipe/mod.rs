@@ -57,12 +57,13 @@ mod file_type;
 mod name;
 mod toml_file;
 
+use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
-use mantissa_methods::method::Work;
+use mantissa_methods::method::{Feature, Work};
 use mantissa_model::KvPolicy;
 use mantissa_num::Scheme;
 use mantissa_store::convention::{Container, LinearPlan};
@@ -115,6 +116,12 @@ pub struct Recipe {
 /// Module name in which `*` matches any characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Glob(String);
+
+impl fmt::Display for Glob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
 
 impl Glob {
     /// True if `module` matches.
@@ -212,24 +219,30 @@ impl Recipe {
 
     /// Returns the container to write: the requested one, or the first that holds every scheme of the recipe.
     pub fn container(&self) -> Container {
-        self.container.unwrap_or_else(|| {
-            let of_rules = self.layers.iter().filter_map(|rule| rule.weights.as_ref());
-            let schemes: Vec<&Scheme> = std::iter::once(&self.weights).chain(of_rules).collect();
-            // A shape that every block divides, because only the scheme matters here.
-            let side = 1 << 24;
-            let holds = |container: Container, scheme: &&Scheme| {
-                let input = self.activations.as_ref();
-                let shape = (side, block_multiple(scheme, side));
-                let outliers = self.method.outliers(shape.0, shape.1).min(1);
-                let plan = LinearPlan { outliers, ..LinearPlan::new("", scheme, input, shape) };
-                let levels = self.kv_levels.is_none() || container.facts().kv_levels;
-                let cached = levels && self.kv.as_ref().is_none_or(|kv| container.check_kv(kv).is_ok());
-                cached && self.rotates_in(container) && container.specs(&plan).is_ok()
-            };
-            Container::default_for(&schemes, |container| {
-                schemes.iter().all(|scheme| holds(container, scheme))
-            })
-        })
+        self.container
+            .unwrap_or_else(|| Container::default_for(&self.schemes(), |container| self.fits(container)))
+    }
+
+    /// True if `container` holds every scheme of the recipe, on shapes that blocks divide.
+    pub fn fits(&self, container: Container) -> bool {
+        // A shape that every block divides, because only the scheme matters here.
+        let side = 1 << 24;
+        let holds = |scheme: &Scheme| {
+            let input = self.activations.as_ref();
+            let shape = (side, block_multiple(scheme, side));
+            let outliers = self.method.outliers(shape.0, shape.1).min(1);
+            let plan = LinearPlan { outliers, ..LinearPlan::new("", scheme, input, shape) };
+            let levels = self.kv_levels.is_none() || container.facts().kv_levels;
+            let cached = levels && self.kv.as_ref().is_none_or(|kv| container.check_kv(kv).is_ok());
+            cached && self.rotates_in(container) && container.specs(&plan).is_ok()
+        };
+        self.schemes().into_iter().all(holds)
+    }
+
+    /// Returns the schemes of weights: the default, and those of exceptions.
+    fn schemes(&self) -> Vec<&Scheme> {
+        let of_rules = self.layers.iter().filter_map(|rule| rule.weights.as_ref());
+        std::iter::once(&self.weights).chain(of_rules).collect()
     }
 }
 
@@ -254,6 +267,14 @@ fn read_capped(file: &str) -> Result<String, RecipeError> {
     }
     String::from_utf8(bytes)
         .map_err(|e| fault(format!("invalid UTF-8 at byte {}", e.utf8_error().valid_up_to())))
+}
+
+/// Leaves out rotations at run time where the method cannot rotate inputs. A recipe file can still ask for them.
+pub(crate) fn for_method(mut transform: Box<dyn Transform>, method: &dyn Method) -> Box<dyn Transform> {
+    if method.refuses(Feature::RotatedInputs).is_some() {
+        transform.fold_only();
+    }
+    transform
 }
 
 fn block_multiple(scheme: &Scheme, side: usize) -> usize {

@@ -139,6 +139,7 @@ pub(super) fn parse(given: &str) -> Result<Recipe, RecipeError> {
     let first = parts.next().unwrap_or_default();
     let (transform, rest) = transform_and_rest(first);
     let (method, weights) = method_and_scheme(text, rest, transform.is_some())?;
+    let transform = transform.map(|transform| Arc::from(super::for_method(transform, &*method)));
     let (mut activations, mut kv, mut kv_levels) = (None, None, None);
     for part in parts {
         if let Some(rest) = part.strip_prefix("kv-") {
@@ -195,10 +196,10 @@ fn of_file_type(text: &str, file_type: FileType) -> Recipe {
     }
 }
 
-fn transform_and_rest(part: &str) -> (Option<Arc<dyn Transform>>, &str) {
+fn transform_and_rest(part: &str) -> (Option<Box<dyn Transform>>, &str) {
     let rest = |name: &str| part.strip_prefix(name)?.strip_prefix('-');
     let found = TRANSFORMS.iter().find_map(|row| Some((row, rest(row.name)?)));
-    found.map_or((None, part), |(row, rest)| (Some((row.new)().into()), rest))
+    found.map_or((None, part), |(row, rest)| (Some((row.new)()), rest))
 }
 
 /// Parses method and scheme; after a transform the method defaults to RTN.

@@ -11,7 +11,7 @@ use mantissa_store::convention::{Container, gguf};
 use toml::{Table, Value};
 
 use super::name::levels_of;
-use super::{FILE_TYPES, FileType, Glob, LayerRule, Recipe, RecipeError, suggestion};
+use super::{FILE_TYPES, FileType, Glob, LayerRule, Recipe, RecipeError, for_method, suggestion};
 use crate::input_scales::{OBSERVERS, Observer, Share};
 
 /// Keys of every recipe; tables of transforms and methods are added.
@@ -73,7 +73,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
     }
     layers.extend(layer_rules(&reader, &*method)?);
     let kv_levels = reader.string("kv")?.and_then(levels_of);
-    let transform = transform(&reader)?;
+    let transform = transform(&reader, &*method)?;
     options(&reader, &mut *method)?;
     Ok(Recipe {
         name: file.to_owned(),
@@ -119,10 +119,10 @@ fn file_type(reader: &Reader<'_>, method: &str) -> Result<Option<FileType>, Reci
     found.map(Some)
 }
 
-/// Reads the transform with the options of its table.
-fn transform(reader: &Reader<'_>) -> Result<Option<Arc<dyn Transform>>, RecipeError> {
+/// Reads the transform with the options of its table. Its defaults depend on the method.
+fn transform(reader: &Reader<'_>, method: &dyn Method) -> Result<Option<Arc<dyn Transform>>, RecipeError> {
     let rows = TRANSFORMS.map(|row| (row.name, row));
-    let mut named = reader.one_of("transform", &rows)?.map(|row| (row.new)());
+    let mut named = reader.one_of("transform", &rows)?.map(|row| for_method((row.new)(), method));
     let own = named.as_ref().map_or(&[][..], |transform| transform.tables());
     let with =
         named.as_ref().map_or("no transform".to_owned(), |named| format!("transform \"{}\"", named.name()));
