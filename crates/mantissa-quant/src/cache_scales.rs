@@ -33,9 +33,7 @@ pub(crate) fn planned(
     let fault = |why: String| model_not_storable(container, why);
     if let Some(policy) = &recipe.kv_levels {
         if !container.facts().kv_levels {
-            return Err(fault(format!(
-                "kv-{policy}: only the native format holds levels; fix: --format native"
-            )));
+            return Err(fault(format!("kv-{policy}: only the native format holds levels")));
         }
         // Fails if the policy does not fit heads of this width.
         policy.bytes_per_token(config)?;

@@ -48,29 +48,33 @@ pub enum QuantError {
         convention: &'static str,
     },
     /// Layers, or the model as a whole, cannot be stored as the recipe asks. Nothing was written.
-    #[error("{what} cannot be stored in {container}: {list}")]
+    #[error("{what} cannot be stored in {container}: {list}{}", fix.as_ref().map_or_else(String::new, |fix| format!("; fix: {fix}")))]
     NotStorable {
         /// Number of layers out of all, or the model.
         what: String,
         /// Container.
         container: &'static str,
-        /// First layers with reasons, and the number of others.
+        /// First reasons, each with its layers, and the number of others.
         list: String,
+        /// Options under which the same model can be stored.
+        fix: Option<String>,
     },
     /// A container cannot hold some layers, or the model as a whole, without loss. Nothing was written.
     #[error(
         "{what} cannot be stored in {container}{}: {list}{}", if *.requantized { "" } else { " without loss" },
-        if *.requantized { "" } else { "; fix: --requantize SCHEME, which rounds them again" }
+        scheme.as_ref().map_or_else(String::new, |scheme| format!("; fix: --requantize {scheme}, which rounds them again"))
     )]
     NotLossless {
         /// Number of layers out of all, or the model.
         what: String,
         /// Container.
         container: &'static str,
-        /// First layers with reasons, and the number of others.
+        /// First reasons, each with its layers, and the number of others.
         list: String,
         /// True if the layers are already requantized.
         requantized: bool,
+        /// Scheme to requantize to, which the container holds.
+        scheme: Option<String>,
     },
     /// The model already has the requested format.
     #[error("{}: expected a format other than the source's, got {container}", .path.display())]
@@ -287,8 +291,8 @@ pub struct Unfinished {
 pub(crate) struct Refused {
     /// Reasons that concern the whole model: its KV cache, its inputs.
     pub(crate) whole: Vec<String>,
-    /// Reasons of layers.
-    pub(crate) layers: Vec<String>,
+    /// Modules of layers, each with its reason.
+    pub(crate) layers: Vec<(String, String)>,
 }
 
 impl Refused {
@@ -298,7 +302,7 @@ impl Refused {
     }
 
     /// Refuses layers.
-    pub(crate) fn layers(layers: Vec<String>) -> Self {
+    pub(crate) fn layers(layers: Vec<(String, String)>) -> Self {
         Refused { whole: Vec::new(), layers }
     }
 
@@ -316,12 +320,25 @@ impl Refused {
         }
     }
 
-    /// Lists the first reasons, and the number of others.
+    /// Lists the first reasons, each once with its layers, and the number of others.
     fn list(&self) -> String {
-        const SHOWN: usize = 6;
-        let all: Vec<&str> = self.whole.iter().chain(&self.layers).map(String::as_str).collect();
-        let more =
-            if all.len() > SHOWN { format!("; and {} more", all.len() - SHOWN) } else { String::new() };
+        const SHOWN: usize = 4;
+        let mut reasons: Vec<(&str, &str, usize)> = Vec::new();
+        for (module, why) in &self.layers {
+            match reasons.iter_mut().find(|(known, ..)| known == why) {
+                Some((.., count)) => *count += 1,
+                None => reasons.push((why, module, 1)),
+            }
+        }
+        let of_layers = reasons.iter().map(|(why, module, count)| match count {
+            1 => format!("{module}: {why}"),
+            _ => format!("{why} ({count} layers, first {module})"),
+        });
+        let all: Vec<String> = self.whole.iter().cloned().chain(of_layers).collect();
+        let more = match all.len().saturating_sub(SHOWN) {
+            0 => String::new(),
+            others => format!("; and {others} more reasons"),
+        };
         all[..all.len().min(SHOWN)].join("; ") + &more
     }
 }
@@ -330,13 +347,29 @@ impl QuantError {
     /// Returns [`QuantError::NotStorable`] for refused parts of a model of `total` layers.
     pub(crate) fn not_storable(container: Container, total: usize, refused: &Refused) -> Self {
         let (what, list) = (refused.what(total), refused.list());
-        QuantError::NotStorable { what, container: container.name(), list }
+        QuantError::NotStorable { what, container: container.name(), list, fix: None }
     }
 
     /// Returns [`QuantError::NotLossless`] for refused parts of a model of `total` layers.
     pub(crate) fn not_lossless(container: Container, total: usize, refused: &Refused) -> Self {
         let (what, list) = (refused.what(total), refused.list());
-        QuantError::NotLossless { what, container: container.name(), list, requantized: false }
+        QuantError::NotLossless { what, container: container.name(), list, requantized: false, scheme: None }
+    }
+
+    /// Adds options under which the model can be stored to [`QuantError::NotStorable`].
+    pub(crate) fn with_fix(mut self, found: Option<String>) -> Self {
+        if let QuantError::NotStorable { fix, .. } = &mut self {
+            *fix = found;
+        }
+        self
+    }
+
+    /// Adds a scheme to requantize to to [`QuantError::NotLossless`].
+    pub(crate) fn with_scheme(mut self, found: Option<String>) -> Self {
+        if let QuantError::NotLossless { scheme, .. } = &mut self {
+            *scheme = found;
+        }
+        self
     }
 
     /// Marks [`QuantError::NotLossless`] as an error of requantization, for which requantizing is no fix.
@@ -385,26 +418,42 @@ impl QuantError {
 mod tests {
     use super::*;
 
+    fn error(whole: &[&str], layers: &[&str]) -> String {
+        let refused = Refused {
+            whole: whole.iter().map(|why| (*why).to_owned()).collect(),
+            layers: layers
+                .iter()
+                .enumerate()
+                .map(|(i, why)| (format!("layer {i}"), (*why).to_owned()))
+                .collect(),
+        };
+        QuantError::not_lossless(mantissa_store::convention::gptq::CONTAINER, 35, &refused).to_string()
+    }
+
     /// A KV cache is not counted among layers.
     #[test]
     fn refusals_of_the_whole_model_are_not_counted_as_layers() {
-        let error = |whole: &[&str], layers: usize| {
-            let refused = Refused {
-                whole: whole.iter().map(|why| (*why).to_owned()).collect(),
-                layers: (0..layers).map(|i| format!("layer {i}: why")).collect(),
-            };
-            QuantError::not_lossless(mantissa_store::convention::gptq::CONTAINER, 35, &refused).to_string()
-        };
-        assert!(
-            error(&[], 2)
-                .starts_with("2 of 35 layers cannot be stored in gptq without loss: layer 0: why; layer 1")
+        assert_eq!(
+            error(&[], &["a", "b"]),
+            "2 of 35 layers cannot be stored in gptq without loss: layer 0: a; layer 1: b"
         );
-        assert!(
-            error(&["KV cache: why"], 0)
-                .starts_with("the model cannot be stored in gptq without loss: KV cache: why;")
+        assert_eq!(
+            error(&["KV cache: why"], &[]),
+            "the model cannot be stored in gptq without loss: KV cache: why"
         );
-        let both = error(&["KV cache: why"], 35);
+        let both = error(&["KV cache: why"], &["a"; 35]);
         assert!(both.starts_with("the model and 35 of 35 layers cannot be stored"), "{both}");
-        assert!(both.contains(": KV cache: why; layer 0: why;") && both.contains("; and 30 more;"), "{both}");
+        assert!(both.ends_with(": KV cache: why; a (35 layers, first layer 0)"), "{both}");
+    }
+
+    #[test]
+    fn reasons_are_listed_once() {
+        let line = error(&[], &["a", "b", "a", "c", "d", "e", "f"]);
+        assert!(
+            line.ends_with(
+                "a (2 layers, first layer 0); layer 1: b; layer 3: c; layer 4: d; and 2 more reasons"
+            ),
+            "{line}"
+        );
     }
 }

@@ -29,6 +29,9 @@ use parameters::Adding;
 pub(crate) use parameters::{dense_name, heads, linear_of, parameters, values};
 pub(crate) use ternary::quantize as quantize_ternary;
 
+/// Keys of a GGUF source that only the writer of a file decides.
+const DECIDED: [&str; 3] = ["general.alignment", "general.file_type", "general.quantization_version"];
+
 /// Replaces schemes whose blocks do not divide a row and returns the modules, each with the reason. Layers that become
 /// several tensors are left out.
 pub(crate) fn fall_back(config: &ModelConfig, linears: &mut [PlannedLinear]) -> Vec<(String, String)> {
@@ -106,10 +109,10 @@ impl Layout {
         }
         let ty = block_type(&weights.format).unwrap_or(GgmlType::F16);
         let quantized = layout.tensors.iter().any(|t| !matches!(t.ty.storage, Storage::Plain(_)));
-        let name = source.dir().file_name().and_then(|name| name.to_str());
+        let name = name_of(source);
         let number =
             job.recipe().and_then(|recipe| recipe.file_type).map(|ty| ty.number).or_else(|| ty.file_type());
-        layout.metadata = gguf::metadata(architecture, name, &sizes(config), number, quantized);
+        layout.metadata = gguf::metadata(architecture, name.as_deref(), &sizes(config), number, quantized);
         layout.metadata.extend(family_metadata(architecture, config));
         layout.metadata.extend(rope_metadata(architecture, &config.rope));
         layout.put_tokenizer(source, config)?;
@@ -187,7 +190,17 @@ impl Layout {
         Some(scheme)
     }
 
+    /// Adds the tokenizer. A GGUF source has it in its own metadata, with descriptions of the model.
     fn put_tokenizer(&mut self, source: &ModelFiles, config: &ModelConfig) -> Result<()> {
+        if let Some(model) = source.gguf() {
+            let of_model = |key: &str| key.starts_with("tokenizer.") || key.starts_with("general.");
+            for (key, value) in model.metadata().iter().filter(|(key, _)| of_model(key)) {
+                if !DECIDED.contains(&key) && !self.metadata.iter().any(|(name, _)| name == key) {
+                    self.metadata.push((key.to_owned(), value.clone()));
+                }
+            }
+            return Ok(());
+        }
         let exported = mantissa_model::tokenizer::gguf::export(source.dir(), config.vocab_size)?;
         self.metadata.extend(exported.metadata);
         self.notes.extend(exported.notes);
@@ -199,6 +212,14 @@ impl Layout {
         }
         Ok(())
     }
+}
+
+/// Returns the name of a model: that in the metadata of a GGUF file, or that of its folder.
+fn name_of(source: &ModelFiles) -> Option<String> {
+    let stated = source.gguf().and_then(|model| model.metadata().text("general.name").ok().flatten());
+    let of_path =
+        || source.dir().file_stem().filter(|_| source.gguf().is_some()).or(source.dir().file_name());
+    stated.or_else(|| of_path()?.to_str()).map(str::to_owned)
 }
 
 /// Returns the number of experts of a layer.

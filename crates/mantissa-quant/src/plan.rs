@@ -1,5 +1,6 @@
 //! Plan of a job, made before any work: schemes of all layers and tensors of the output.
 
+pub(crate) mod alternative;
 mod job;
 mod output;
 mod report;
@@ -26,6 +27,7 @@ use crate::quality::figures::Evaluation;
 use crate::recipe::{Part, Recipe};
 
 pub use job::Job;
+pub(crate) use job::rounds_each;
 pub(crate) use texts::Use;
 
 /// Options of a run; none changes the meaning of a scheme.
@@ -299,7 +301,7 @@ pub(crate) fn stores_input_scales(recipe: &Recipe, container: Container) -> bool
 }
 
 /// Returns the error of layers that the container cannot hold.
-pub(crate) fn not_storable(container: Container, total: usize, faults: Vec<String>) -> QuantError {
+pub(crate) fn not_storable(container: Container, total: usize, faults: Vec<(String, String)>) -> QuantError {
     QuantError::not_storable(container, total, &Refused::layers(faults))
 }
 

@@ -22,7 +22,7 @@ pub(crate) fn require(config: &ModelConfig) -> Result<()> {
     if config.decoder_linears().any(|info| stack_of(&info).is_some()) {
         return Ok(());
     }
-    let why = "it holds only stacked experts as in gpt-oss, and the model has none; fix: --format compressed-tensors";
+    let why = "it holds only stacked experts as in gpt-oss, and the model has none";
     Err(model_not_storable(gpt_oss::CONTAINER, why))
 }
 

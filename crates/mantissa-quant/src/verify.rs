@@ -47,12 +47,13 @@ pub use verification::Verification;
 use weights::WeightCheck;
 
 use crate::config::model_config;
+use crate::dense_source;
 use crate::error::Result;
 use crate::fold::record::Record;
 use crate::fold::{Folded, Folds};
+use crate::plan::rounds_each;
 use crate::quality::check;
 use crate::report::LayerReport;
-use crate::rtn;
 use crate::stacks::stack_of;
 
 /// Bytes compared at a time; they fit a core's cache.
@@ -116,7 +117,7 @@ fn check_model(
     found: &mut Verification,
 ) -> Result<()> {
     let files = ModelFiles::open(artifact)?;
-    let source = against.reference.map(ModelFiles::open).transpose()?;
+    let source = against.reference.map(reference_files).transpose()?;
     let quality = check::read(artifact, found);
     if let Some(quality) = &quality {
         check::weights(quality, &files, manifest, found)?;
@@ -125,7 +126,7 @@ fn check_model(
         }
     }
     if files.gguf().is_some() {
-        let bounded = quality.as_ref().is_some_and(|quality| quality.method == rtn::NAME);
+        let bounded = quality.as_ref().is_some_and(|quality| rounds_each(&quality.method));
         gguf::check(&files, source.as_ref(), bounded, threads, found)?;
     } else {
         let recorded = check::errors(quality.as_ref());
@@ -139,6 +140,15 @@ fn check_model(
         _ => {}
     }
     Ok(())
+}
+
+/// Opens the source. An unquantized GGUF file is read as the dense checkpoint that jobs read, if it has no parts that
+/// only its own reader joins.
+fn reference_files(path: &Path) -> Result<ModelFiles> {
+    match dense_source(ModelFiles::open(path)?) {
+        Err(error) if error.class() == ErrorClass::Input => Ok(ModelFiles::open(path)?),
+        opened => opened,
+    }
 }
 
 /// Performs steps 2 to 4. `recorded` has each layer's report, with method and error; `errors` is true if the error is

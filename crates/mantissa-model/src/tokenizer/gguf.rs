@@ -5,9 +5,11 @@
 //! states this as merges in that order, one for every way to split a token in two.
 
 mod export;
+mod folder;
 mod import;
 
 pub use export::{Exported, export};
+pub use folder::folder_files;
 pub(super) use import::{special_tokens, tokenizer_json};
 
 /// Types of tokens (`tokenizer.ggml.token_type`).

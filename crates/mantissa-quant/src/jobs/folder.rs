@@ -13,6 +13,7 @@ mod stacks;
 use std::path::{Path, PathBuf};
 
 use mantissa_model::LinearInfo;
+use mantissa_model::tokenizer::gguf::folder_files;
 use mantissa_num::Scheme;
 use mantissa_store::convention::{Experts, ModelFiles};
 use mantissa_store::{
@@ -108,9 +109,15 @@ impl Folder {
         if let Some((name, bytes)) = plan.container.companion(&finished)? {
             staging.write(name, &bytes)?;
         }
-        // A GGUF source has no sidecar files.
-        if source.gguf().is_none() {
-            copy_sidecars(source.dir(), staging)?;
+        match source.gguf() {
+            None => copy_sidecars(source.dir(), staging)?,
+            // A GGUF source has its tokenizer in the metadata. Conversions leave it out, with a note.
+            Some(model) if plan.job.recipe().is_some() => {
+                for (name, content) in folder_files(model.metadata()).unwrap_or_default() {
+                    write_json(staging, name, &content)?;
+                }
+            }
+            Some(_) => {}
         }
         Ok(())
     }

@@ -6,7 +6,9 @@ use std::collections::BTreeSet;
 
 use mantissa_methods::rotate::RotateOptions;
 use mantissa_model::graph::{EMBEDDING, HEAD};
+use mantissa_model::tokenizer::gguf::folder_files;
 use mantissa_model::{LinearInfo, ModelConfig, StoredAs};
+use mantissa_store::convention::gguf::Model as GgufModel;
 use mantissa_store::convention::{Container, Experts, ModelFiles, Support};
 use mantissa_store::{Dtype, TensorMeta, TensorSpec};
 
@@ -16,6 +18,7 @@ use crate::config::model_config;
 use crate::error::{QuantError, Result};
 use crate::gguf;
 use crate::gguf::layout::Layout;
+use crate::plan::alternative;
 use crate::plan::{Job, Options, Plan, PlannedLinear, Use, scheme_of};
 use crate::recipe::Recipe;
 use crate::rotate;
@@ -31,7 +34,20 @@ impl Plan {
     /// layers that the container cannot hold; [`QuantError::NothingToDo`]; an incomplete source, with the missing
     /// tensor or file.
     pub fn new(source: &ModelFiles, recipe: Recipe, options: Options) -> Result<Self> {
-        if source.is_quantized() || source.gguf().is_some() {
+        let plan = |recipe, options| Self::of_recipe(source, recipe, options);
+        plan(recipe.clone(), options.clone()).map_err(|error| match &error {
+            QuantError::NotStorable { list, .. } if !list.contains("fix: ") => {
+                let fix = alternative::options(&recipe, &options, plan);
+                error.with_fix(fix)
+            }
+            _ => error,
+        })
+    }
+
+    /// Plans the quantization as [`new`](Self::new), without a fix for what the format cannot hold.
+    fn of_recipe(source: &ModelFiles, recipe: Recipe, options: Options) -> Result<Self> {
+        // A GGUF file is a source only as `dense_source` presents it.
+        if source.is_quantized() || source.as_convention::<GgufModel>().is_some() {
             let (path, convention) = (source.dir().to_owned(), source.convention_name());
             return Err(QuantError::AlreadyQuantized { path, convention });
         }
@@ -58,6 +74,7 @@ impl Plan {
         notes.extend(fallbacks.iter().map(|(module, why)| format!("{module}: {why}")));
         notes.extend(calibrating);
         notes.extend(note_on_order(container, &recipe));
+        notes.extend(note_on_tokenizer(source, container));
         let layout = || Layout::new(source, &job, &recipe.weights, &config, &linears, &options);
         let gguf = container.facts().one_file.then(layout).transpose()?;
         notes.extend(gguf.iter().flat_map(|layout| layout.notes.iter().cloned()));
@@ -90,6 +107,15 @@ impl Plan {
         loadable(source)?;
         Ok(plan)
     }
+}
+
+/// Returns a note on the tokenizer of a GGUF source that a model folder cannot have.
+fn note_on_tokenizer(source: &ModelFiles, container: Container) -> Option<String> {
+    let model = source.gguf().filter(|_| !container.facts().one_file)?;
+    let error = folder_files(model.metadata()).err()?;
+    Some(format!(
+        "the tokenizer in the GGUF metadata is not converted to tokenizer.json ({error}); fix: copy it from the original model"
+    ))
 }
 
 /// Returns the note of a format that not all readers load with the group of each column.
@@ -203,7 +229,7 @@ fn notes(
     }
     for rule in &recipe.layers {
         for glob in rule.modules.iter().filter(|glob| !modules.iter().any(|m| glob.matches(m))) {
-            notes.push(format!("recipe pattern {glob:?} matches no layer"));
+            notes.push(format!("recipe pattern \"{glob}\" matches no layer"));
         }
     }
     notes

@@ -39,13 +39,14 @@ pub(crate) fn output_of_linears(
         match container.specs(&layer_plan(job, input, info, scheme, by_group)) {
             // ONNX graphs name weights as dense checkpoints do, so they cannot name single experts of a stack.
             Ok(_) if container.facts().experts == Experts::AsInSource && stacks::stack_of(info).is_some() => {
-                faults.push(format!(
-                    "{}: the source stacks its experts in one tensor, which ONNX cannot hold",
-                    info.module
-                ));
+                let why = "the source stacks its experts in one tensor, which ONNX cannot hold";
+                faults.push((info.module.clone(), why.to_owned()));
             }
             Ok(all) => specs.extend(all),
-            Err(fault) => faults.push(fault.to_string()),
+            Err(fault) => {
+                let own = format!("{}: ", info.module);
+                faults.push((info.module.clone(), fault.to_string().replace(&own, "")));
+            }
         }
     }
     match faults.is_empty() {

@@ -27,6 +27,28 @@ pub enum Job {
     },
 }
 
+/// Name in reports for K-types of llama.cpp, whose scales are searched for the least error.
+const K_QUANT: &str = "k-quant";
+
+/// Name in reports for IQ-types of llama.cpp.
+const I_QUANT: &str = "i-quant";
+
+/// Returns the name for RTN to searched block types, as llama.cpp's users know it; `None` for other methods and
+/// schemes.
+fn block_method(recipe: &Recipe) -> Option<&'static str> {
+    let codec = recipe.weights.format.codec().filter(|_| recipe.method_name() == crate::rtn::NAME)?;
+    match codec.name {
+        name if name.starts_with("iq") => Some(I_QUANT),
+        name if name.ends_with("_k") => Some(K_QUANT),
+        _ => None,
+    }
+}
+
+/// True if a report's method rounds each weight by itself, so that the scheme bounds its error.
+pub(crate) fn rounds_each(method: &str) -> bool {
+    [crate::rtn::NAME, K_QUANT, I_QUANT].contains(&method)
+}
+
 impl Job {
     /// Returns the command that plans the job: `quantize` or `convert`.
     pub fn command(&self) -> &'static str {
@@ -66,7 +88,7 @@ impl Job {
     /// Returns the name of the method in reports of layers, such as `gptq`; `repacked` if codes are kept.
     pub fn method(&self) -> &'static str {
         match self {
-            Job::Quantize(recipe) => recipe.method.name(),
+            Job::Quantize(recipe) => block_method(recipe).unwrap_or(recipe.method.name()),
             Job::Convert { .. } => "repacked",
             Job::Requantize { .. } => crate::rtn::NAME,
         }
@@ -74,7 +96,10 @@ impl Job {
 
     /// Returns the names of transform and method in reports: `awq-rtn`.
     pub fn method_name(&self) -> String {
-        self.recipe().map_or_else(|| self.method().to_owned(), Recipe::method_name)
+        match self.recipe() {
+            Some(recipe) if block_method(recipe).is_none() => recipe.method_name(),
+            _ => self.method().to_owned(),
+        }
     }
 
     /// True if weights are only quantized by RTN.

@@ -18,9 +18,9 @@ use crate::dequantize::Dequantizer;
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
 use crate::fold::Folded;
+use crate::plan::rounds_each;
 use crate::quality::check;
 use crate::report::LayerReport;
-use crate::rtn;
 use crate::source::{DenseError, DenseTensor, PANEL, Scratch, WeightReader};
 use crate::stacks::stack_of;
 
@@ -47,7 +47,7 @@ struct Coded<'a> {
 impl WeightCheck<'_> {
     /// True if an error beyond the scheme's bound is a fault, because the weight is RTN.
     pub(super) fn bounded(&self) -> bool {
-        self.recorded.is_some_and(|layer| layer.method == rtn::NAME)
+        self.recorded.is_some_and(|layer| rounds_each(&layer.method))
     }
 
     /// Checks the weight.

@@ -127,7 +127,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
     int_groups("awq", plan, &[BITS])?;
     let LinearPlan { module, scheme, rows, cols, .. } = *plan;
     if !rows.is_multiple_of(PER_WORD) {
-        let why = format!("{module}: {rows} rows are not a multiple of {PER_WORD}; fix: --format native");
+        let why = format!("{module}: {rows} rows are not a multiple of {PER_WORD}");
         return Err(NotStorable { scheme: scheme.to_string(), why });
     }
     let groups = scheme.format.blocks().count(1, cols);
@@ -175,9 +175,7 @@ pub fn quantization_config(groups: &[ModuleGroup], kept: &[String]) -> Storable<
     let first = groups.first().map_or(-1, |(scheme, ..)| size(scheme));
     if let Some((scheme, _, modules)) = groups.iter().find(|(scheme, ..)| size(scheme) != first) {
         let module = modules.first().map_or("", String::as_str);
-        let why = format!(
-            "{module}: awq has one group size for the model, {first} in other layers; fix: --format gptq"
-        );
+        let why = format!("{module}: awq has one group size for the model, {first} in other layers");
         return Err(NotStorable { scheme: scheme.to_string(), why });
     }
     Ok(json!({

@@ -45,7 +45,7 @@ pub(super) fn require_static(name: &str, scheme: &Scheme) -> Storable<()> {
     if scheme.source == Source::Static {
         return Ok(());
     }
-    let why = "cannot record a KV cache with scales computed at run time; fix: @static, or --format native";
+    let why = "cannot record a KV cache with scales computed at run time, only @static ones";
     Err(not_storable(scheme, format!("{name} {why}")))
 }
 

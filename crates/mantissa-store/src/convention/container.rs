@@ -291,7 +291,7 @@ pub trait Convention: fmt::Debug + Send + Sync {
     /// [`NotStorable`] if the format cannot hold the scheme, or not in this shape.
     fn specs(&self, plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
         if plan.outliers > 0 && !self.facts().outliers {
-            let why = format!("{} stores no outliers beside its codes; fix: --format native", self.name());
+            let why = format!("{} stores no outliers beside its codes", self.name());
             return Err(NotStorable::new(plan.scheme, why));
         }
         self.layer_specs(plan)
@@ -304,8 +304,7 @@ pub trait Convention: fmt::Debug + Send + Sync {
     /// As [`specs`](Self::specs), and if the format does not store `beside`.
     fn tensors(&self, plan: &LinearPlan<'_>, q: &Quantized, beside: Beside<'_>) -> Storable<NamedBytes> {
         if matches!(beside, Beside::Groups(_)) && self.facts().group_order == Support::No {
-            let why =
-                format!("{} stores no g_idx (the group of each column); fix: --format gptq", self.name());
+            let why = format!("{} stores no g_idx (the group of each column)", self.name());
             return Err(NotStorable::new(plan.scheme, why));
         }
         if matches!(beside, Beside::Outliers(_)) {

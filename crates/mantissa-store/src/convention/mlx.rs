@@ -225,7 +225,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
     let LinearPlan { module, scheme, rows, cols, .. } = *plan;
     let bits = cols * layer.bits as usize;
     if !bits.is_multiple_of(32) || !cols.is_multiple_of(layer.group as usize) {
-        let why = format!("{module}: {cols} columns are not whole words and groups; fix: --format native");
+        let why = format!("{module}: {cols} columns are not whole words and groups");
         return Err(NotStorable { scheme: scheme.to_string(), why });
     }
     let grid = scheme.format.blocks().grid(rows, cols);

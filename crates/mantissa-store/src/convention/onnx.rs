@@ -213,7 +213,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
     if let Blocks::Group(group) = scheme.format.blocks()
         && !cols.is_multiple_of(group as usize)
     {
-        return no(format!("{module}: {cols} columns are not a multiple of {group}; fix: --format native"));
+        return no(format!("{module}: {cols} columns are not a multiple of {group}"));
     }
     Ok(layer_specs(module, scheme, rows, cols))
 }

@@ -29,6 +29,7 @@ use crate::config::model_config;
 use crate::error::{QuantError, Refused, Result};
 use crate::error_stats::ErrorStats;
 use crate::gguf;
+use crate::plan::alternative;
 use crate::plan::{Job, Options, Plan, PlannedLinear};
 use crate::rtn;
 use crate::stacks::{self, stack_of};
@@ -84,13 +85,15 @@ impl Plan {
         refused.whole.extend(model_refusal(&inputs, requantize));
         let kv = cache_quantization(source, &config, container, requantize, &mut refused)?;
         if refused.is_empty() && linears.iter().all(|linear| linear.scheme.is_none()) {
-            refused.whole.push("no layer is quantized; fix: use mantissa quantize".to_owned());
+            refused.whole.push("no layer is quantized".to_owned());
         }
         if !refused.is_empty() {
             let total = layers_to_convert(source, &config, container).len();
-            return Err(
-                QuantError::not_lossless(container, total, &refused).of_requantization(requantize.is_some())
-            );
+            let error = QuantError::not_lossless(container, total, &refused);
+            return Err(match requantize {
+                Some(_) => error.of_requantization(true),
+                None => error.with_scheme(alternative::scheme(source, &config, container, dtype)),
+            });
         }
         // All layers have the same input scheme here, so the first one counts.
         let activations = inputs.into_iter().next().flatten().filter(|_| requantize.is_none());
@@ -149,7 +152,7 @@ impl Decisions {
             weight.input = weight.input.filter(|_| !drop_inputs);
             if let Some(why) = keeps_dense(&info, container) {
                 match requantize.is_none() && (is_quantized(&weight) || !weight.transforms.is_empty()) {
-                    true => all.refused.layers.push(format!("{}: {why}", info.module)),
+                    true => all.refused.layers.push((info.module.clone(), why.to_owned())),
                     false => all.linears.push(PlannedLinear { info, scheme: None }),
                 }
                 continue;
@@ -169,7 +172,8 @@ impl Decisions {
                 Err(why) => {
                     // Some reasons already start with the module.
                     let name = format!("{}: ", info.module);
-                    all.refused.layers.push(format!("{name}{}", why.strip_prefix(&name).unwrap_or(&why)));
+                    let why = why.strip_prefix(&name).unwrap_or(&why).to_owned();
+                    all.refused.layers.push((info.module.clone(), why));
                 }
             }
         }
@@ -434,8 +438,8 @@ pub(crate) fn recoded(
         Weight::Quantized(q) => recode::recode(&q, &scheme.format),
         dense => dense::plain(dense, scheme, info.rows, info.cols),
     };
-    let refuse = |why| {
-        let refused = Refused::layers(vec![format!("{}: {why}", info.module)]);
+    let refuse = |why: String| {
+        let refused = Refused::layers(vec![(info.module.clone(), why)]);
         QuantError::not_lossless(plan.container, plan.linears.len(), &refused)
     };
     let mut quantized = quantized.map_err(refuse)?;

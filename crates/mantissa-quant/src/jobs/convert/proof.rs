@@ -24,7 +24,7 @@ pub(crate) fn prove(plan: &Plan, source: &ModelFiles, staged: &Path) -> Result<(
         let mut theirs = weight_of(source, info)?;
         theirs.input = theirs.input.filter(|_| !drops_inputs);
         if let Err(why) = same(info, ours, theirs)? {
-            refused.push(format!("{}: {why}", info.module));
+            refused.push((info.module.clone(), why));
         }
     }
     match refused.is_empty() {

@@ -146,8 +146,7 @@ impl Request<'_> {
         let refused = |why: &str| Err(model_not_storable(container, why));
         if container.facts().square_scales && recipe.method.refuses(Feature::GivenScales).is_some() {
             return refused(
-                "exl2 stores scales that rows of a group share, which only rtn and gptq with groups = \"static\" support; fix: \
-                 use rtn- or gptq-",
+                "exl2 stores scales that rows of a group share, which only rtn and gptq with groups = \"static\" support",
             );
         }
         if let Some(why) =
@@ -202,9 +201,7 @@ impl Request<'_> {
         let Some(transform) = &recipe.transform else { return Ok(Vec::new()) };
         let refused = |why: &str| Err(model_not_storable(container, why));
         if !container.facts().folded_transforms {
-            return refused(
-                "transforms are not supported in this format, because they change norms; fix: use another format",
-            );
+            return refused("transforms are not supported in this format, because they change norms");
         }
         if let Some(why) = recipe.method.refuses(Feature::Transform) {
             return refused(why);
@@ -214,11 +211,11 @@ impl Request<'_> {
         let online = rotate::rotated_inputs(config, options).next().is_some();
         if online && !container.facts().rotations {
             return refused(&format!(
-                "the format cannot store rotated inputs; fix: set online = false in [{table}]"
+                "the format cannot store rotated inputs, unless a recipe file has online = false in [{table}]"
             ));
         }
         if let Some(why) = recipe.method.refuses(Feature::RotatedInputs).filter(|_| online) {
-            return refused(&format!("{why}; fix: set online = false in [{table}]"));
+            return refused(&format!("{why}; fix: set online = false in [{table}] of the recipe file"));
         }
         if matches!(transform.change(), Change::LearnedRotation(_)) {
             spin::check(self.source, config)?;

@@ -186,8 +186,7 @@ pub fn quantization_config(groups: &[ModuleGroup], kept: &[String]) -> Storable<
         let same = |first: &Layout| (first.kind, first.doubled) == (layout.kind, layout.doubled);
         if layouts.first().is_some_and(|first| !same(first)) {
             let module = modules.first().map_or("", String::as_str);
-            let why =
-                format!("{module}: bitsandbytes has one kind of weight for the model; fix: --format native");
+            let why = format!("{module}: bitsandbytes has one kind of weight for the model");
             return Err(NotStorable { scheme: scheme.to_string(), why });
         }
         layouts.push(layout);

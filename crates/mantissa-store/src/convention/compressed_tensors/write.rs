@@ -56,7 +56,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
     if let Blocks::Group(group) | Blocks::Tile { cols: group, .. } = blocks
         && !cols.is_multiple_of(group as usize)
     {
-        let why = format!("{module}: {cols} columns are not a multiple of {group}; fix: --format native");
+        let why = format!("{module}: {cols} columns are not a multiple of {group}");
         return Err(NotStorable { scheme: scheme.to_string(), why });
     }
     let spec = |suffix: &str, dtype, shape: Vec<usize>| TensorSpec {

@@ -33,9 +33,7 @@ fn layout(plan: &LinearPlan<'_>) -> Storable<Trellis> {
         return no("exl3 has codes of half bits with mul1 alone".to_owned());
     }
     if !rows.is_multiple_of(ROTATED) || !cols.is_multiple_of(ROTATED) {
-        return no(format!(
-            "{module}: [{rows}, {cols}] are not multiples of {ROTATED}; fix: --format native"
-        ));
+        return no(format!("{module}: [{rows}, {cols}] are not multiples of {ROTATED}"));
     }
     Ok(trellis)
 }

@@ -51,10 +51,9 @@ pub(in crate::convention) fn int_groups(
     match blocks {
         Blocks::Row => Ok((*bits, None)),
         Blocks::Group(group) if plan.cols.is_multiple_of(*group as usize) => Ok((*bits, Some(*group))),
-        Blocks::Group(group) => no(format!(
-            "{}: {} columns are not a multiple of {group}; fix: --format native",
-            plan.module, plan.cols
-        )),
+        Blocks::Group(group) => {
+            no(format!("{}: {} columns are not a multiple of {group}", plan.module, plan.cols))
+        }
         _ => no(format!("{container} holds {} in groups or by channel", list())),
     }
 }
@@ -68,8 +67,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
     let LinearPlan { module, scheme, rows, cols, .. } = *plan;
     for (what, n) in [("columns", cols), ("rows", rows)] {
         if !(n * bits as usize).is_multiple_of(32) {
-            let why =
-                format!("{module}: {n} {what} of {bits} bits do not fill 32-bit words; fix: --format native");
+            let why = format!("{module}: {n} {what} of {bits} bits do not fill 32-bit words");
             return Err(NotStorable { scheme: scheme.to_string(), why });
         }
     }

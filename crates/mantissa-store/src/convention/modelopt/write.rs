@@ -91,10 +91,10 @@ fn weight_specs(plan: &LinearPlan<'_>, algo: Algo) -> Storable<Vec<TensorSpec>> 
     if let Blocks::Group(group) = scheme.format.blocks()
         && !cols.is_multiple_of(group as usize)
     {
-        return no(format!("{module}: {cols} columns are not a multiple of {group}; fix: --format native"));
+        return no(format!("{module}: {cols} columns are not a multiple of {group}"));
     }
     if algo == Algo::Int4Awq && !rows.is_multiple_of(2) {
-        return no(format!("{module}: {rows} rows do not make pairs; fix: --format native"));
+        return no(format!("{module}: {rows} rows do not make pairs"));
     }
     let spec =
         |suffix: &str, dtype, shape: Vec<usize>| TensorSpec::new(format!("{module}.{suffix}"), dtype, shape);
