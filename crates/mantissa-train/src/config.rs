@@ -302,12 +302,16 @@ impl RunConfig {
     }
 }
 
-/// Returns the line at the start of `span`, after its table header.
+/// Names the place of `span`: the table, and the line in it.
 fn place(text: &str, span: Option<std::ops::Range<usize>>) -> String {
     let start = span.map_or(0, |span| span.start.min(text.len()));
     let before = text.get(..start).unwrap_or_default();
     let line = text.lines().nth(before.matches('\n').count()).unwrap_or_default();
-    let table = before.lines().rfind(|line| line.starts_with('[')).filter(|table| *table != line);
+    // The parser points at the start of the file for a missing table, and into the header for an unknown one.
+    if start == 0 {
+        return "settings".to_owned();
+    }
+    let table = before.lines().rfind(|line| line.starts_with('[')).filter(|_| !line.starts_with('['));
     table.map_or_else(|| line.to_owned(), |table| format!("{table} {line}"))
 }
 
