@@ -48,7 +48,7 @@ fn guarded(work: impl FnOnce() -> Exit) -> Exit {
 
 fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
     let arguments: Vec<OsString> = arguments.collect();
-    let cli = match Cli::try_parse_from(&arguments) {
+    let cli = match Cli::try_parse_from(without_help_of_help(&arguments)) {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
@@ -71,6 +71,13 @@ fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
             exit
         }
     }
+}
+
+/// Drops `--help` and `-h` after the subcommand `help`, which is help already.
+fn without_help_of_help(arguments: &[OsString]) -> Vec<OsString> {
+    let of_help = arguments.get(1).is_some_and(|first| first == "help");
+    let is_flag = |argument: &&OsString| *argument == "--help" || *argument == "-h";
+    arguments.iter().filter(|argument| !(of_help && is_flag(argument))).cloned().collect()
 }
 
 /// Returns the arguments that affect the output, and the working folder. Together with the inputs they identify a

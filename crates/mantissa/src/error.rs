@@ -52,17 +52,23 @@ impl GateFailed {
 
 /// An option or a file cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("{what}: expected {allowed}, got {found}")]
+#[error("{what}: expected {allowed}, got {found}{}", fix.as_ref().map_or_else(String::new, |fix| format!("; fix: {fix}")))]
 pub struct BadInput {
     what: String,
     found: String,
     allowed: String,
+    fix: Option<String>,
 }
 
 impl BadInput {
     /// Makes the error; `what` names the option, or the file and the tensor or field.
     pub fn new(what: impl Into<String>, found: impl Into<String>, allowed: impl Into<String>) -> Self {
-        BadInput { what: what.into(), found: found.into(), allowed: allowed.into() }
+        BadInput { what: what.into(), found: found.into(), allowed: allowed.into(), fix: None }
+    }
+
+    /// Adds options or a command that work.
+    pub fn with_fix(self, fix: impl Into<String>) -> Self {
+        BadInput { fix: Some(fix.into()), ..self }
     }
 }
 

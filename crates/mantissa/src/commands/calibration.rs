@@ -36,9 +36,9 @@ pub struct CalibrationArgs {
     /// A list of lists of token ids or, with KEY, an object of such lists.
     #[arg(long, value_name = "FILE.json[:KEY]")]
     calibration_tokens: Option<String>,
-    /// Number of calibration samples
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
-    samples: u32,
+    /// Number of calibration samples [default: 128]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    samples: Option<u32>,
     /// Maximum sample length in tokens, BOS included [default: 2048, or the model's context if less]
     #[arg(long, value_name = "N")]
     length: Option<usize>,
@@ -76,6 +76,9 @@ fn weighted(text: &str) -> Result<Text, String> {
 
 /// Default sample length in tokens.
 const LENGTH: usize = 2048;
+
+/// Default number of samples.
+const SAMPLES: u32 = 128;
 
 impl CalibrationArgs {
     /// Adds the calibration files to the inputs of a command.
@@ -126,13 +129,15 @@ impl CalibrationArgs {
         context: &Context,
     ) -> Result<Option<(CalibrationSet, Vec<Vec<u32>>)>> {
         let (name, mut windows) = if let Some(argument) = &self.calibration_tokens {
+            let given = [("--samples", self.samples.is_some()), ("--length", self.length.is_some())];
+            context.warn_all(&unused("the windows of --calibration-tokens", &given))?;
             let windows = token_windows(argument, context.memory_left())?;
             check_tokens(argument, source, &windows)?;
             let windows: Vec<_> = windows.into_iter().map(|s| s.tokens).collect();
             let name = Path::new(argument).file_name();
             (name.map_or_else(String::new, |n| n.to_string_lossy().into()), windows)
         } else if self.is_text() {
-            self.texts(source, split, self.samples as usize + apart as usize, context)?
+            self.texts(source, split, self.samples.unwrap_or(SAMPLES) as usize + apart as usize, context)?
         } else if self.generated_samples > 0 {
             let allowed = "--calibration or --calibration-tokens with it";
             return Err(BadInput::new("--generated-samples", "neither", allowed).into());
@@ -220,6 +225,14 @@ impl CalibrationArgs {
             }
         }
     }
+}
+
+/// Returns a warning about options that token windows do not use, each with true if it was given.
+pub fn unused(windows: &str, options: &[(&str, bool)]) -> Vec<String> {
+    let given: Vec<_> = options.iter().filter(|(_, given)| *given).map(|(name, _)| *name).collect();
+    let names = given.join(", ");
+    let warning = format!("{names}: ignored, because {windows} are used as they are; fix: leave out {names}");
+    if given.is_empty() { Vec::new() } else { vec![warning] }
 }
 
 /// Removes `count` evenly spaced windows and returns them; at least one must be left.

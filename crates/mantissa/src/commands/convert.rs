@@ -11,9 +11,10 @@ use mantissa_store::convention::Container;
 use mantissa_store::{DEFAULT_SHARD_BYTES, Paths};
 use serde::Serialize;
 
+use super::destination::Destination;
 use super::model::{self, ModelPath};
 use super::outcome::{MeasureArgs, carry_out, human_figures, layer_table, linear_bits};
-use super::quantize::{container, kind_of, scheme};
+use super::quantize::{container, scheme};
 use crate::context::Context;
 use crate::output::bytes;
 
@@ -40,7 +41,9 @@ pub struct Args {
     /// Checkpoint format of the output
     #[arg(long, value_name = "FORMAT", value_parser = container)]
     format: Container,
-    /// Output folder, or file with --format gguf
+    /// Output folder, or GGUF file if it ends in .gguf
+    ///
+    /// GGUF output in a folder is named MODEL-SCHEME.gguf.
     #[arg(long, value_name = "DIR_OR_FILE")]
     out: PathBuf,
     /// Decode the weights and round them to nearest under this scheme
@@ -80,10 +83,21 @@ struct Done<'a> {
 }
 
 /// Adds the paths that the command reads and writes.
-pub fn paths(args: &Args, paths: &mut Paths) {
+///
+/// # Errors
+/// As [`Destination::of_format`].
+pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
     args.model.paths(paths);
     args.measure.paths(paths);
-    paths.write("--out", &args.out, kind_of(args.format));
+    let destination = destination(args)?;
+    paths.write("--out", &destination.path, destination.kind());
+    Ok(())
+}
+
+/// Resolves the output.
+fn destination(args: &Args) -> Result<Destination> {
+    let label = args.requantize.as_ref().map_or_else(|| "converted".to_owned(), ToString::to_string);
+    Destination::of_format(&args.model, &label, args.format, &args.out)
 }
 
 /// Runs the command.
@@ -108,8 +122,9 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     if args.verify {
         plan.check = Check::Verify(None);
     }
-    let outcome = carry_out(&plan, &source, &context.output(&args.out)?, Start::Resume, context)?;
-    let written = crate::output::written(&args.out, plan.container, &outcome);
+    let out = destination(args)?.path;
+    let outcome = carry_out(&plan, &source, &context.output(&out)?, Start::Resume, context)?;
+    let written = crate::output::written(&out, plan.container, &outcome);
     let errors = outcome.quality.layers.iter().map(|layer| layer.error.relative_error);
     let done = Done {
         output: written,

@@ -11,7 +11,9 @@ use mantissa_num::Scheme;
 use mantissa_plan::contract::Target;
 use mantissa_quant::allocate::{AllocateError, Allocation, Choice, allocate};
 use mantissa_quant::verify::Verification;
-use mantissa_quant::{Check, Job, Options, Outcome, Plan, Quality, Recipe, Start, plan_key};
+use mantissa_quant::{
+    Check, Job, Options, Outcome, Plan, Quality, QuantError, Recipe, Start, dense_source, plan_key,
+};
 use mantissa_store::convention::{Container, ModelFiles, native};
 use mantissa_store::{
     FileDigest, Journal, Kind, Output, Paths, WorkFolder, disk, verify_manifest, write_file_atomic,
@@ -19,10 +21,11 @@ use mantissa_store::{
 use serde::{Deserialize, Serialize};
 
 use super::calibration::CalibrationArgs;
+use super::destination::Destination;
 use super::lint;
 use super::model::{self, ModelPath};
 use super::outcome::{MeasureArgs, carry_out, human_figures, left_by_another, linear_bits};
-use super::quantize::{container, kind_of, scheme};
+use super::quantize::{container, scheme};
 use crate::context::Context;
 use crate::error::{BadInput, Exit, exit_of};
 use crate::interrupt;
@@ -44,7 +47,7 @@ use crate::progress::Unit as Progressed;
   mantissa fit path/to/model --budget 6GB --method gptq --calibration text.txt --text sample.txt --out path/to/model-fit
   mantissa fit path/to/model --budget 5bpw --schemes int4-g128,int8-g128 --for vllm:tp=2 --text sample.txt --out path/to/out")]
 pub struct Args {
-    /// Dense Hugging Face folder, or demo (the embedded model)
+    /// Dense Hugging Face folder, unquantized .gguf file, or demo (the embedded model)
     model: ModelPath,
     /// Budget: bits per weight (4.5bpw) or total size (6GB)
     ///
@@ -52,7 +55,9 @@ pub struct Args {
     /// tensors.
     #[arg(long, value_name = "BPW_OR_SIZE", value_parser = budget)]
     budget: Budget,
-    /// Output folder, or file with --format gguf
+    /// Output folder, or GGUF file if it ends in .gguf
+    ///
+    /// GGUF output in a folder is named MODEL-fit.gguf.
     #[arg(long, value_name = "DIR_OR_FILE")]
     out: PathBuf,
     /// Method of every layer, as in recipe names
@@ -144,14 +149,43 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
     args.model.paths(paths);
     args.calibration.paths(paths);
     args.measure.paths(paths);
+    let destination = destination(args)?;
+    paths.write("--out", &destination.path, destination.kind());
+    args.save_recipe.iter().for_each(|path| paths.write("--save-recipe", path, Kind::File));
+    Ok(())
+}
+
+/// Turns a recipe that an error proposes into the candidate schemes with its group size.
+fn with_schemes(error: QuantError, args: &Args, schemes: &[Scheme]) -> QuantError {
+    let is_group = |part: &str| part.strip_prefix('g').is_some_and(|n| n.parse::<u32>().is_ok());
+    match error {
+        QuantError::NotStorable { what, container, list, fix: Some(fix) } => {
+            let named = fix.strip_prefix(&format!("--recipe {}-", args.method)).map(str::to_owned);
+            let group =
+                named.and_then(|scheme| scheme.split('-').find(|part| is_group(part)).map(str::to_owned));
+            let fix = group.map_or(fix, |group| {
+                let regrouped = |scheme: &Scheme| {
+                    let scheme = scheme.to_string();
+                    let parts =
+                        scheme.split('-').map(|part| if is_group(part) { group.as_str() } else { part });
+                    parts.collect::<Vec<_>>().join("-")
+                };
+                format!("--schemes {}", schemes.iter().map(regrouped).collect::<Vec<_>>().join(","))
+            });
+            QuantError::NotStorable { what, container, list, fix: Some(fix) }
+        }
+        error => error,
+    }
+}
+
+/// Resolves the output by the first candidate.
+fn destination(args: &Args) -> Result<Destination> {
     let container = match (args.format, args.schemes.first()) {
         (Some(format), _) => format,
         (None, Some(scheme)) => Recipe::load(&format!("{}-{scheme}", args.method))?.container(),
         (None, None) => native::CONTAINER,
     };
-    paths.write("--out", &args.out, kind_of(container));
-    args.save_recipe.iter().for_each(|path| paths.write("--save-recipe", path, Kind::File));
-    Ok(())
+    Destination::of_format(&args.model, "fit", container, &args.out)
 }
 
 /// Runs the command.
@@ -160,13 +194,16 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
 /// A budget that no choice meets; input that cannot be quantized; I/O;
 /// [`GateFailed`](crate::error::GateFailed) if an engine would refuse the result or it does not verify.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let source = model::open(&args.model, context)?;
+    let out = destination(args)?.path;
+    let source = dense_source(model::open(&args.model, context)?)?;
     let Some(sequences) = args.measure.sequences(&args.model, context)? else {
         return Err(BadInput::new("fit", "neither", "--text or --tokens").into());
     };
     if sequences.len() < 2 {
-        let allowed = "at least two windows, one to choose schemes on and one to evaluate; fix: set a smaller --context";
-        return Err(BadInput::new("--text", "one window", allowed).into());
+        let allowed = "at least two windows, one to choose schemes on and one to evaluate";
+        return Err(BadInput::new("--text", "one window", allowed)
+            .with_fix("set a smaller --context")
+            .into());
     }
     let (measured_on, rest) = halves(sequences, args.windows as usize);
     let options = Options {
@@ -176,7 +213,10 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         ..Options::default()
     };
     let schemes = schemes(args, &source)?;
-    let plan = |recipe: Recipe| -> Result<Plan> { Ok(Plan::new(&source, recipe, options.clone())?) };
+    let plan = |recipe: Recipe| -> Result<Plan> {
+        Ok(Plan::new(&source, recipe, options.clone())
+            .map_err(|error| with_schemes(error, args, &schemes))?)
+    };
     let plans: Result<Vec<Plan>> =
         schemes.iter().map(|scheme| plan(Recipe::load(&format!("{}-{scheme}", args.method))?)).collect();
     let plans = plans?;
@@ -185,7 +225,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let limit = limit(args.budget, &plans[0])?;
     // A budget that no choice meets is refused before anything is measured.
     choose(&sizes(&plans, &units), limit, &plans[0])?;
-    let work = WorkFolder::begin(&args.out, "fit", &key(&plans, &source, &units, &measured_on)?)?;
+    let work = WorkFolder::begin(&out, "fit", &key(&plans, &source, &units, &measured_on)?)?;
     work.others().iter().for_each(|path| context.warn(&left_by_another(path)));
     let left =
         format!("measurements are kept in {}; rerun the same command to resume", work.path().display());
@@ -205,7 +245,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     // Removed only now, so that a rerun after a kill need not measure again.
     work.remove()?;
     let done = Done {
-        output: written(&args.out, plans[0].container, &outcome),
+        output: written(&out, plans[0].container, &outcome),
         method: &args.method,
         units: &rows,
         predicted_kl: found.cost,
@@ -242,7 +282,8 @@ fn write(
     plan.evaluation = Some(args.measure.evaluation_on(source, " (held-out windows)", rest)?);
     context.warn_all(&plan.notes)?;
     plan.check = Check::Verify(Some(args.model.to_path_buf()));
-    let outcome = carry_out(&plan, source, &context.output(&args.out)?, Start::Resume, context)?;
+    let outcome =
+        carry_out(&plan, source, &context.output(&destination(args)?.path)?, Start::Resume, context)?;
     Ok((rows, found, outcome))
 }
 

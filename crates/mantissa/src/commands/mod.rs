@@ -9,6 +9,7 @@ mod convert;
 mod coverage;
 mod default_text;
 mod demo;
+mod destination;
 mod diff;
 mod doctor;
 mod ending;
@@ -87,7 +88,7 @@ pub fn paths(command: &Command) -> Result<Paths> {
         Command::Imatrix(args) => imatrix::paths(args, p),
         Command::Run(args) => run::paths(args, p),
         Command::Verify(args) => verify::paths(args, p),
-        Command::Convert(args) => convert::paths(args, p),
+        Command::Convert(args) => convert::paths(args, p)?,
         Command::Recalibrate(args) => recalibrate::paths(args, p),
         Command::Lint(args) => lint::paths(args, p),
         Command::Doctor(args) => doctor::paths(args, p),

@@ -13,7 +13,9 @@ use mantissa_plan::contract::Target;
 use mantissa_quant::calibrate::CalibrationSet;
 use mantissa_quant::memory::peak_stage;
 use mantissa_quant::verify::Verification;
-use mantissa_quant::{Check, Importance, LayerReport, Options, Outcome, Plan, Quality, Recipe, Start};
+use mantissa_quant::{
+    Check, Importance, LayerReport, Options, Outcome, Plan, Quality, Recipe, Start, dense_source,
+};
 use mantissa_store::convention::{Container, ModelFiles};
 use mantissa_store::{DEFAULT_SHARD_BYTES, FileDigest, Kind, Paths};
 use serde::Serialize;
@@ -56,7 +58,7 @@ use crate::output::bytes;
   mantissa quantize path/to/model --recipe rtn-int4-g128 --for vllm:tp=4,gpu=h100 --out path/to/model-int4
   mantissa quantize path/to/model --recipe recipe.toml --format native --out path/to/out --dry-run")]
 pub struct Args {
-    /// Dense Hugging Face folder, or demo (the embedded model)
+    /// Dense Hugging Face folder, unquantized .gguf file, or demo (the embedded model)
     model: ModelPath,
     /// Recipe name or TOML file [default with --for: chosen]
     #[arg(long, value_name = "RECIPE", required_unless_present = "targets")]
@@ -64,7 +66,9 @@ pub struct Args {
     /// Bits per weight of the recipe to choose, 2 to 8 [default: 4]
     #[arg(long, value_name = "BITS", requires = "targets", conflicts_with = "recipe", value_parser = clap::value_parser!(u32).range(2..=8))]
     bits: Option<u32>,
-    /// Output folder, or file with --format gguf [default: MODEL-RECIPE in the working folder]
+    /// Output folder, or GGUF file if it ends in .gguf [default: MODEL-RECIPE in the working folder]
+    ///
+    /// GGUF output in a folder is named MODEL-RECIPE.gguf.
     #[arg(long, value_name = "DIR_OR_FILE")]
     out: Option<PathBuf>,
     /// Checkpoint format of the output [default: the recipe's, or the first that holds its schemes]
@@ -240,7 +244,7 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
 /// [`QuantError::NotVerified`](mantissa_quant::QuantError::NotVerified) if the output does not verify. An old
 /// output then stays in place.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let source = model::open(&args.model, context)?;
+    let source = dense_source(model::open(&args.model, context)?)?;
     let request = Request::new(args, Some(&source))?;
     let options = options(args, &request, &source, context)?;
     let tokens = options.calibration.as_ref().map_or(0, CalibrationSet::tokens);
@@ -389,6 +393,15 @@ fn dry_run(
     })
 }
 
+/// Describes layers that are not stored or quantized as the recipe asks; `None` if there are none.
+fn fallback_line(quality: &Quality) -> Option<String> {
+    let count = quality.fallbacks.len();
+    let first = quality.layers.iter().find_map(|layer| Some((layer, layer.fallback.as_ref()?)));
+    let (layer, why) = first.filter(|_| count > 0)?;
+    let all = quality.layers.len();
+    Some(format!("{count} of {all} layers fell back from the recipe: {why} (first: {})", layer.module))
+}
+
 fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
     let r = done.quality;
     layer_table(out, r)?;
@@ -404,6 +417,9 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
         bytes(done.source_bytes),
         r.bits_per_weight,
     )?;
+    if let Some(line) = fallback_line(r) {
+        writeln!(out, "{line}")?;
+    }
     if done.resumed > 0 {
         writeln!(out, "resumed: {} tensors and layers from an unfinished run", done.resumed)?;
     }

@@ -43,10 +43,10 @@ pub struct Args {
     #[arg(long, value_name = "TEXT", requires = "chat")]
     system: Option<String>,
     /// Maximum number of new tokens
-    #[arg(short, value_name = "N", default_value_t = 128)]
+    #[arg(short, long = "max-tokens", visible_alias = "n-predict", value_name = "N", default_value_t = 128)]
     n: usize,
     /// Sampling temperature; 0 is greedy
-    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
     temperature: f32,
     /// Sample from the K most probable tokens; 0 uses all
     #[arg(long, value_name = "K", default_value_t = 0)]

@@ -11,6 +11,7 @@ use mantissa_quant::model_config;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Paths, TextFile};
 
+use super::calibration::unused;
 use super::model;
 use crate::context::Context;
 use crate::error::BadInput;
@@ -109,7 +110,15 @@ impl TextArgs {
             return Err(BadInput::new("--split", "no text to split", "--text with it").into());
         }
         let sequences = match (&self.tokens, &self.text) {
-            (Some(tokens), _) => token_file(tokens, context.memory_left())?,
+            (Some(tokens), _) => {
+                let given = [
+                    ("--context", self.context.is_some()),
+                    ("--stride", self.stride.is_some()),
+                    ("--bos", self.bos.is_some()),
+                ];
+                context.warn_all(&unused("the windows of --tokens", &given))?;
+                token_file(tokens, context.memory_left())?
+            }
             (None, Some(path)) => self.cut(path, model, context)?,
             (None, None) => return Ok(None),
         };

@@ -68,10 +68,11 @@ fn more_outliers_lose_less_independent_of_threads_and_level() {
 fn formats_without_outliers_are_refused_before_any_work() {
     let temp = TempDir::new().unwrap();
     let (model, tokens) = (synthetic_of(temp.path(), "bf16"), windows(temp.path()));
-    let rotated = recipe(temp.path(), "r", "weights = \"int4-g32\"\ntransform = \"rotate\"\n");
+    let rotated =
+        recipe(temp.path(), "r", "weights = \"int4-g32\"\ntransform = \"rotate\"\n[rotate]\nonline = true\n");
     let moved = recipe(temp.path(), "m", "weights = \"int4-g32\"\n[gptq]\ngroups = \"current\"\n");
     for (recipe, format, says) in [
-        ("spqr-int4-g32", "gptq", "gptq stores no outliers beside its codes; fix: --format native"),
+        ("spqr-int4-g32", "gptq", "gptq stores no outliers beside its codes"),
         ("spqr-int4-g32", "compressed-tensors", "compressed-tensors stores no outliers"),
         ("spqr-int4-g32+int8-token", "native", "no activation scheme"),
         (text(&rotated), "native", "online = false in [rotate]"),

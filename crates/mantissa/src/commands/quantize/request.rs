@@ -10,6 +10,7 @@ use mantissa_store::convention::{Container, ModelFiles};
 use super::super::calibration::CalibrationArgs;
 use super::super::choose::{self, Choice, predict};
 use super::super::default_text;
+use super::super::destination::Destination;
 use super::Args;
 use crate::context::Context;
 use crate::output::bytes;
@@ -44,9 +45,16 @@ impl Request {
         let name = chosen.as_ref().map_or(args.recipe.as_deref().unwrap_or_default(), |choice| choice.recipe);
         let recipe = Recipe::load(name)?;
         let format = chosen.as_ref().map(|choice| choice.format).or(args.format);
-        let container = format.unwrap_or_else(|| recipe.container());
-        let derived = || choose::default_out(args.model.named(), &recipe, container);
-        let out = args.out.clone().unwrap_or_else(derived);
+        let (format, out) = match &args.out {
+            Some(out) => {
+                let destination = Destination::of_recipe(&args.model, &recipe, format, out)?;
+                (destination.format(&recipe, format), destination.path)
+            }
+            None => {
+                let container = format.unwrap_or_else(|| recipe.container());
+                (format, choose::default_out(args.model.named(), &recipe, container))
+            }
+        };
         let stands_for = args.recipe.as_deref().and_then(spelled_out);
         Ok(Request { recipe, stands_for, format, out, chosen })
     }

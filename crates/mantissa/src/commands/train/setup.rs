@@ -164,6 +164,11 @@ fn tokenizer(dir: &Path, context: &Context) -> Result<Tokenizer> {
 /// Opens the initial model in `dir`.
 fn initial(dir: &Path) -> Result<ModelFiles> {
     let files = ModelFiles::open(dir)?;
+    if files.is_quantized() || files.gguf().is_some() {
+        let found = format!("weights in format {}", files.convention_name());
+        let error = BadInput::new(format!("{}: model.init", dir.display()), found, "a dense model folder");
+        return Err(error.with_fix("set model.init to the folder that it was quantized from").into());
+    }
     // The history goes into the trained model's manifest, which is written last; a bad one must fail now.
     Manifest::history(files.dir())?;
     Ok(files)
