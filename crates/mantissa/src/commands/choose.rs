@@ -59,7 +59,7 @@ fn by_name<S: serde::Serializer>(format: &Container, serializer: S) -> Result<S:
 }
 
 /// Chooses the recipe with the least measured KL among those of `bits` that fit `source` and load in every target. With
-/// `format`, only recipes in that format.
+/// `format`, only recipes in that format. Spare candidates count only if no other fits.
 ///
 /// # Errors
 /// No candidate fits; the first reasons, and the bits at which one does.
@@ -79,12 +79,13 @@ pub fn choose(
     let Some((candidate, container, fitting)) = found else {
         return Err(none(source, targets, bits, format, &engines, &skipped));
     };
+    let smaller = if candidate.spare { " in groups that divide this model's rows" } else { "" };
     let of = if fitting == 1 {
         format!("the only measured {bits}-bit recipe that loads in {engines}")
     } else {
         format!("least KL of the {fitting} measured {bits}-bit recipes that load in {engines}")
     };
-    let why = format!("{of}: {:.5} nats/token on {MODEL} ({SOURCE})", candidate.kl);
+    let why = format!("{of}{smaller}: {:.5} nats/token on {MODEL} ({SOURCE})", candidate.kl);
     Ok(Choice {
         recipe: candidate.recipe,
         format: container,
@@ -108,7 +109,7 @@ fn search(
     format: Option<Container>,
 ) -> (Option<Found>, Vec<Skipped>) {
     let mut candidates: Vec<_> = CANDIDATES.iter().filter(|candidate| candidate.bits == bits).collect();
-    candidates.sort_by(|a, b| a.kl.total_cmp(&b.kl));
+    candidates.sort_by(|a, b| a.spare.cmp(&b.spare).then(a.kl.total_cmp(&b.kl)));
     let (mut best, mut fitting, mut skipped) = (None, 0, Vec::new());
     for candidate in candidates {
         let Some(container) = Container::named(candidate.format) else { continue };
@@ -116,6 +117,7 @@ fn search(
             continue;
         }
         match fits(candidate, container, source, targets) {
+            Ok(()) if best.is_some_and(|(best, _): (&Candidate, _)| candidate.spare && !best.spare) => {}
             Ok(()) => {
                 fitting += 1;
                 best = best.or(Some((candidate, container)));

@@ -21,17 +21,25 @@ pub struct Candidate {
     pub bits: u32,
     /// Measured KL in nats/token.
     pub kl: f64,
+    /// True if the recipe is offered only where no other of its bits fits: smaller groups, which lose less but take half a bit
+    /// more, divide rows that groups of 128 do not.
+    pub spare: bool,
     /// Least compute capability times ten of a GPU on which the recipe is offered; `None` offers it everywhere.
     pub least_sm: Option<u32>,
 }
 
 const fn row(recipe: &'static str, format: &'static str, bits: u32, kl: f64) -> Candidate {
-    Candidate { recipe, format, bits, kl, least_sm: None }
+    Candidate { recipe, format, bits, kl, spare: false, least_sm: None }
+}
+
+/// Offers a recipe only where no other fits.
+const fn spare(recipe: &'static str, format: &'static str, bits: u32, kl: f64) -> Candidate {
+    Candidate { spare: true, ..row(recipe, format, bits, kl) }
 }
 
 /// Offers a recipe only where the GPU multiplies its format natively.
 const fn native(recipe: &'static str, format: &'static str, bits: u32, kl: f64, sm: u32) -> Candidate {
-    Candidate { recipe, format, bits, kl, least_sm: Some(sm) }
+    Candidate { least_sm: Some(sm), ..row(recipe, format, bits, kl) }
 }
 
 /// Compute capability times ten of the first GPUs that multiply FP4.
@@ -40,13 +48,56 @@ const BLACKWELL: u32 = 100;
 const CT: &str = "compressed-tensors";
 
 /// Every candidate; of equally good ones the first is chosen.
-pub const CANDIDATES: [Candidate; 8] = [
+pub const CANDIDATES: [Candidate; 25] = [
+    row("rtn-int8-g64-asym:minmax", "mlx", 8, 0.00003),
     row("rtn-int8-channel", CT, 8, 0.00005),
+    row("rtn-int8-g128", "exl2", 8, 0.00005),
+    row("q8_0", "gguf", 8, 0.00007),
     row("mxfp8", CT, 8, 0.00082),
     row("fp8-dynamic", CT, 8, 0.00184),
+    row("rtn-int6-g64-asym:minmax", "mlx", 6, 0.00044),
+    row("q6_k", "gguf", 6, 0.00061),
+    row("rtn-int6-g128", "exl2", 6, 0.00078),
+    row("q5_k_m", "gguf", 5, 0.00130),
+    row("rtn-int5-g64-asym:minmax", "mlx", 5, 0.00178),
+    row("rtn-int5-g128", "exl2", 5, 0.00324),
     native("gptaq-nvfp4", CT, 4, 0.00305, BLACKWELL),
     row("gptaq-int4-g128-asym", CT, 4, 0.00399),
+    row("q4_k_m", "gguf", 4, 0.00439),
     row("gptaq-int4-g128", CT, 4, 0.00448),
+    row("gptaq-int4-g128", "modelopt", 4, 0.00448),
+    row("gptq-int4-g128", "exl2", 4, 0.00502),
+    row("hqq-int4-g64", "mlx", 4, 0.00637),
+    spare("gptaq-int4-g32-asym", CT, 4, 0.00262),
+    spare("gptaq-int4-g32", CT, 4, 0.00330),
     row("qtip-trellis3", "native", 3, 0.00714),
+    row("q3_k_m", "gguf", 3, 0.01632),
     row("qtip-trellis2", "native", 2, 0.03503),
+    row("q2_k", "gguf", 2, 0.06380),
 ];
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use mantissa_quant::Recipe;
+    use mantissa_store::convention::Container;
+
+    /// The page writes `.00448 ± .00009` where the table has 0.00448.
+    #[test]
+    fn every_candidate_exists_and_its_figure_is_on_the_page() {
+        let page = include_str!("../../../../../docs/results/weights.md");
+        let section = page.split("## Recipes by engine").nth(1).unwrap().split("\n## ").next().unwrap();
+        for candidate in CANDIDATES {
+            let Candidate { recipe, format, bits, kl, .. } = candidate;
+            assert!(Recipe::load(recipe).is_ok() && Container::named(format).is_some(), "{recipe}");
+            let figure = format!("{kl:.5}");
+            let stated = section.lines().any(|line| {
+                line.starts_with(&format!("| {bits} | `{recipe}`"))
+                    && line.contains(format)
+                    && line.contains(figure.trim_start_matches('0'))
+            });
+            assert!(stated, "{recipe} in {format}: {figure}");
+        }
+    }
+}
