@@ -113,7 +113,8 @@ fn search(
     let (mut best, mut fitting, mut skipped) = (None, 0, Vec::new());
     for candidate in candidates {
         let Some(container) = Container::named(candidate.format) else { continue };
-        if format.is_some_and(|wanted| wanted != container) {
+        let usual = || targets.iter().all(|target| candidate.is_usual_in(target.server));
+        if !format.map_or_else(usual, |wanted| wanted == container) {
             continue;
         }
         match fits(candidate, container, source, targets) {
@@ -123,6 +124,8 @@ fn search(
                 best = best.or(Some((candidate, container)));
             }
             Err(why) if best.is_none() => {
+                // The first layer stands for all.
+                let why = why.split("; ").next().unwrap_or_default().to_owned();
                 skipped.push(Skipped { recipe: candidate.recipe, format: candidate.format, why });
             }
             Err(_) => {}

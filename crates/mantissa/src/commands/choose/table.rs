@@ -4,6 +4,8 @@
 //! (docs/results/weights.md, "Recipes by engine"). Methods that need a backward pass (AutoRound, BRECQ) are left out: they lose
 //! less at 4 bits, but take 4 to 40 times as long.
 
+use mantissa_plan::contract::Server;
+
 /// Page with the figures.
 pub const SOURCE: &str = "docs/results/weights.md";
 
@@ -26,6 +28,21 @@ pub struct Candidate {
     pub spare: bool,
     /// Least compute capability times ten of a GPU on which the recipe is offered; `None` offers it everywhere.
     pub least_sm: Option<u32>,
+}
+
+impl Candidate {
+    /// True if the format is the one in which users of `server` keep such models. Engines read others too, such as vLLM and
+    /// transformers GGUF, but slowly or by way of dense weights.
+    pub fn is_usual_in(&self, server: Server) -> bool {
+        match self.format {
+            "gguf" => matches!(server, Server::LlamaCpp | Server::Mantissa),
+            "mlx" => server == Server::Mlx,
+            "exl2" => server == Server::Exllamav2,
+            "modelopt" => server == Server::TensorrtLlm,
+            "native" => server == Server::Mantissa,
+            _ => true,
+        }
+    }
 }
 
 const fn row(recipe: &'static str, format: &'static str, bits: u32, kl: f64) -> Candidate {
