@@ -2,35 +2,45 @@
 
 use std::error::Error;
 use std::ffi::OsString;
+use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook};
 use std::process::ExitCode;
 
-use clap::Parser;
 use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
 
 use crate::commands::{self, Command};
 use crate::context::{Common, Context};
 use crate::embedded;
 use crate::error::{Exit, exit_of, print_error};
+use crate::help;
 use crate::interrupt;
 use crate::output;
 
 /// Quantize LLMs, measure the loss, verify the files, run them
 #[derive(Parser)]
-#[command(name = "mantissa", version, arg_required_else_help = true)]
+#[command(name = NAME, version, arg_required_else_help = true, arg(help::flag()))]
 #[command(after_help = "EXAMPLES
   mantissa demo
   mantissa inspect demo
   mantissa quantize demo --recipe rtn-int4-g128 --out demo-int4
   mantissa eval demo --text story.txt --context 256
 
-Exit codes: 0 done, 1 a quality gate failed, 2 bad input or usage, 3 environment (I/O, memory, disk), 130 and 143 stopped by
-SIGINT and SIGTERM.")]
+Exit codes: 0 done, 1 a quality gate failed, 2 bad input or usage,
+3 environment (I/O, memory, disk), 130 SIGINT, 143 SIGTERM.")]
 struct Cli {
     #[command(flatten)]
     common: Common,
     #[command(subcommand)]
     command: Command,
+}
+
+/// Name of the program.
+pub const NAME: &str = "mantissa";
+
+/// Returns the description of all commands and flags.
+pub fn command() -> clap::Command {
+    Cli::command()
 }
 
 /// Runs the command line of this process.
@@ -47,10 +57,10 @@ fn guarded(work: impl FnOnce() -> Exit) -> Exit {
 }
 
 fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
-    let arguments: Vec<OsString> = arguments.collect();
-    let cli = match Cli::try_parse_from(without_help_of_help(&arguments)) {
+    let arguments = help::without_subcommand(arguments.collect());
+    let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
-        Err(error) => return usage(&error),
+        Err(error) => return usage(&error, &arguments),
     };
     let paths = commands::paths(&cli.command);
     let context = paths.and_then(|paths| Context::new(cli.common, paths, &job_text(&arguments)));
@@ -73,18 +83,11 @@ fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
     }
 }
 
-/// Drops `--help` and `-h` after the subcommand `help`, which is help already.
-fn without_help_of_help(arguments: &[OsString]) -> Vec<OsString> {
-    let of_help = arguments.get(1).is_some_and(|first| first == "help");
-    let is_flag = |argument: &&OsString| *argument == "--help" || *argument == "-h";
-    arguments.iter().filter(|argument| !(of_help && is_flag(argument))).cloned().collect()
-}
-
 /// Returns the arguments that affect the output, and the working folder. Together with the inputs they identify a
 /// rerun of the same command.
 fn job_text(arguments: &[OsString]) -> String {
     // Options that do not change the output, with the number of their values.
-    const PLAIN: [&str; 5] = ["--quiet", "--overwrite", "--resume", "--restart", "--json"];
+    const PLAIN: [&str; 6] = ["--quiet", "--overwrite", "--resume", "--restart", "--json", "--layers"];
     const VALUED: [&str; 2] = ["--threads", "--memory"];
     let mut text = std::env::current_dir().map_or_else(|_| String::new(), |dir| dir.display().to_string());
     let mut skip = false;
@@ -104,17 +107,13 @@ fn job_text(arguments: &[OsString]) -> String {
 }
 
 /// Prints help and version to standard output, and a usage error as one line.
-fn usage(error: &clap::Error) -> Exit {
+fn usage(error: &clap::Error, arguments: &[OsString]) -> Exit {
     match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            let text = error.render().to_string();
-            match output::to_stdout(|out| out.write_all(text.as_bytes())) {
-                Ok(()) => Exit::Done,
-                Err(error) => exit_of(&error),
-            }
-        }
+        ErrorKind::DisplayHelp => print(&help::page(command(), arguments)),
+        ErrorKind::DisplayVersion => print(&error.render().to_string()),
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            let _ = error.print();
+            // A failure to write to standard error cannot be reported anywhere.
+            let _ = io::stderr().lock().write_all(help::page(command(), arguments).as_bytes());
             Exit::Input
         }
         _ => {
@@ -126,6 +125,14 @@ fn usage(error: &clap::Error) -> Exit {
             print_error(&usage_line(&error.render().to_string()));
             Exit::Input
         }
+    }
+}
+
+/// Prints a text to standard output.
+fn print(text: &str) -> Exit {
+    match output::to_stdout(|out| out.write_all(text.as_bytes())) {
+        Ok(()) => Exit::Done,
+        Err(error) => exit_of(&error),
     }
 }
 
@@ -153,7 +160,6 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_tree_is_consistent() {

@@ -11,17 +11,19 @@ use mantissa_store::{Kind, Output, Paths, Permits};
 use serde::Serialize;
 
 use crate::error::{BadInput, GateFailed, OverMemory, one_line};
+use crate::help;
 use crate::memory::{self, Limit};
 use crate::output::{self, parse_bytes};
 use crate::progress::{Progress, Unit, anonymous_memory};
 
 // No doc comment: clap would use it as the description of the command it is flattened into.
 #[derive(Args)]
-#[command(next_help_heading = "Common options")]
+#[command(next_help_heading = help::COMMON)]
 pub(crate) struct Common {
-    /// Print the result as one JSON object on standard output and nothing else
+    /// Print the result as JSON, or write it to FILE
     ///
-    /// With =FILE, write the JSON to FILE and print the text output as usual.
+    /// Without =FILE, one JSON object goes to standard output and nothing else. With =FILE, the text output is
+    /// printed as usual.
     #[arg(long, global = true, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     pub(crate) json: Option<PathBuf>,
     /// Hide progress and warnings
@@ -35,14 +37,14 @@ pub(crate) struct Common {
     /// Seed of all random numbers
     #[arg(long, global = true, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Memory ceiling, such as 12G, 800M or 4Gi [default: available memory]
+    /// Memory ceiling, such as 12G [default: available]
     ///
-    /// K, M, G, T are powers of 1000; Ki, Mi, Gi, Ti powers of 1024. A command that would need more fails
-    /// before it starts (exit code 3). `recipes` and `schemes` need about 3 MB and have no ceiling.
+    /// K, M, G, T are powers of 1000; Ki, Mi, Gi, Ti powers of 1024. A command that would need more fails before
+    /// it starts (exit code 3). `recipes` and `schemes` need about 3 MB and have no ceiling.
     #[arg(long, global = true, value_name = "SIZE", value_parser = parse_bytes)]
     memory: Option<u64>,
     /// Treat warnings as errors (exit code 1)
-    #[arg(long, global = true)]
+    #[arg(long, global = true, hide_short_help = true)]
     strict: bool,
     /// Replace existing outputs
     ///
@@ -113,7 +115,12 @@ impl Context {
 
     /// Starts a progress display on standard error.
     pub fn progress(&self, total: u64, unit: Unit) -> Progress {
-        Progress::new(total, unit, self.quiet)
+        Progress::new(total, unit, self.quiet, false)
+    }
+
+    /// Starts a progress display whose steps have figures of their own.
+    pub fn progress_with_status(&self, total: u64, unit: Unit) -> Progress {
+        Progress::new(total, unit, self.quiet, true)
     }
 
     /// Prints a warning on one line of standard error, unless `--quiet`.

@@ -22,6 +22,8 @@ const FILES: [(&str, &[u8]); 4] = [
 pub struct Domain {
     /// Name of the domain.
     pub name: &'static str,
+    /// Heading of its KL in tables.
+    pub kl_heading: &'static str,
     /// Held-out documents, each ended by [`SEPARATOR`].
     pub held_out: &'static str,
 }
@@ -31,9 +33,9 @@ pub const SEPARATOR: &str = "<|endoftext|>";
 
 /// Domains that the model was trained on.
 pub const DOMAINS: [Domain; 3] = [
-    Domain { name: "stories", held_out: include_str!("../demo/text/stories.txt") },
-    Domain { name: "prose", held_out: include_str!("../demo/text/prose.txt") },
-    Domain { name: "code", held_out: include_str!("../demo/text/code.txt") },
+    Domain { name: "stories", kl_heading: "KL stories", held_out: include_str!("../demo/text/stories.txt") },
+    Domain { name: "prose", kl_heading: "KL prose", held_out: include_str!("../demo/text/prose.txt") },
+    Domain { name: "code", kl_heading: "KL code", held_out: include_str!("../demo/text/code.txt") },
 ];
 
 /// Calibration documents of every domain, from the training text.

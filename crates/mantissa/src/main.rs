@@ -12,12 +12,14 @@ mod commands;
 mod context;
 mod embedded;
 mod error;
+mod help;
 mod interrupt;
 mod machine;
 mod memory;
 mod output;
 mod progress;
 mod report;
+mod table;
 mod tensors;
 
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! Text output: aligned tables, sizes, counts.
+//! Text output: sizes, counts, numbers.
 
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
@@ -8,6 +8,7 @@ use mantissa_quant::Outcome;
 use mantissa_store::convention::Container;
 
 use crate::error::StdoutError;
+pub use crate::table::{Align, Table, labelled, paragraph};
 
 /// Writes to standard output through a buffer.
 ///
@@ -17,78 +18,6 @@ pub fn to_stdout(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result
     let mut out = BufWriter::new(io::stdout().lock());
     let written = write(&mut out).and_then(|()| out.flush());
     Ok(written.map_err(StdoutError)?)
-}
-
-/// Alignment of a column.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Align {
-    /// Left, for text.
-    Left,
-    /// Right, for numbers.
-    Right,
-}
-
-/// Table with aligned columns.
-pub struct Table {
-    columns: Vec<(&'static str, Align)>,
-    rows: Vec<Vec<String>>,
-}
-
-impl Table {
-    /// Starts a table with these headings.
-    pub fn new(columns: impl Into<Vec<(&'static str, Align)>>) -> Self {
-        Table { columns: columns.into(), rows: Vec::new() }
-    }
-
-    /// Appends a row; cells beyond the headings are dropped.
-    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows.push(cells.into_iter().take(self.columns.len()).collect());
-    }
-
-    /// Returns the headings with their alignment.
-    pub fn columns(&self) -> &[(&'static str, Align)] {
-        &self.columns
-    }
-
-    /// Returns the rows.
-    pub fn rows(&self) -> &[Vec<String>] {
-        &self.rows
-    }
-
-    /// Writes headings and rows, with two spaces between columns and none at line ends.
-    ///
-    /// # Errors
-    /// As `out`.
-    pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        let widths = self.widths();
-        let headings: Vec<&str> = self.columns.iter().map(|(name, _)| *name).collect();
-        writeln!(out, "{}", self.line(&headings, &widths))?;
-        for row in &self.rows {
-            let cells: Vec<&str> = row.iter().map(String::as_str).collect();
-            writeln!(out, "{}", self.line(&cells, &widths))?;
-        }
-        Ok(())
-    }
-
-    fn widths(&self) -> Vec<usize> {
-        let width = |text: &str| text.chars().count();
-        let column =
-            |i: usize| self.rows.iter().filter_map(move |row| row.get(i)).map(|cell| width(cell)).max();
-        self.columns
-            .iter()
-            .enumerate()
-            .map(|(i, (name, _))| width(name).max(column(i).unwrap_or(0)))
-            .collect()
-    }
-
-    fn line(&self, cells: &[&str], widths: &[usize]) -> String {
-        let padded =
-            cells.iter().zip(&self.columns).zip(widths).map(|((cell, (_, align)), &width)| match align {
-                Align::Left => format!("{cell:<width$}"),
-                Align::Right => format!("{cell:>width$}"),
-            });
-        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
-    }
 }
 
 /// Formats a size in bytes with powers of 1000: `2.47 GB`.
@@ -180,19 +109,6 @@ pub(crate) fn written<'a>(out: &'a Path, container: Container, outcome: &'a Outc
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn columns_are_aligned() {
-        let mut table = Table::new([("name", Align::Left), ("bytes", Align::Right)]);
-        table.row(["a".into(), "1".into()]);
-        table.row(["längere".into(), "1000000".into()]);
-        let mut text = Vec::new();
-        table.write(&mut text).unwrap();
-        assert_eq!(
-            String::from_utf8(text).unwrap(),
-            "name       bytes\na              1\nlängere  1000000\n"
-        );
-    }
 
     #[test]
     fn sizes_read_well() {

@@ -1,10 +1,11 @@
 //! Progress display: a bar on a terminal, a line every few seconds elsewhere.
 
 use std::fmt::Write as _;
-use std::io::{self, IsTerminal, Write as _};
+use std::io::{self, Write as _};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use console::Term;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 use crate::memory::kib_field;
@@ -36,6 +37,14 @@ impl Unit {
             Unit::Items(name) => format!(" {name}"),
         }
     }
+
+    /// Formats a rate, without the time.
+    fn per_second(self, rate: f64) -> String {
+        match self {
+            Unit::Items(_) if rate < 10.0 => format!("{rate:.2}"),
+            unit => unit.amount(rate as u64),
+        }
+    }
 }
 
 /// Progress on standard error; can be shared between threads.
@@ -48,21 +57,31 @@ enum Kind {
 }
 
 impl Progress {
-    /// Starts counting to `total` (0 if unknown); silent if `quiet`.
-    pub fn new(total: u64, unit: Unit, quiet: bool) -> Self {
-        Progress(match (quiet, io::stderr().is_terminal()) {
+    /// Starts counting to `total` (0 if unknown); silent if `quiet`. With `status`, a bar has a line below it
+    /// for the figures of [`status`](Self::status).
+    pub fn new(total: u64, unit: Unit, quiet: bool, status: bool) -> Self {
+        Progress(match (quiet, terminal()) {
             (true, _) => Kind::Silent,
-            (false, true) => Kind::Bar(bar(total, unit)),
-            (false, false) => Kind::Lines(Mutex::new(Lines::new(total, unit))),
+            (false, Some(columns)) => Kind::Bar(bar(total, unit, columns, status)),
+            (false, None) => Kind::Lines(Mutex::new(Lines::new(total, unit))),
         })
     }
 
-    /// Sets the current activity.
-    pub fn message(&self, text: impl Into<String>) {
+    /// Sets the current activity; the name of a tensor is shortened.
+    pub fn message(&self, text: impl AsRef<str>) {
         match &self.0 {
             Kind::Silent => {}
-            Kind::Bar(bar) => bar.set_message(text.into()),
-            Kind::Lines(lines) => lock(lines).message = text.into(),
+            Kind::Bar(bar) => bar.set_prefix(short(text.as_ref())),
+            Kind::Lines(lines) => lock(lines).message = short(text.as_ref()),
+        }
+    }
+
+    /// Sets the figures of the current step.
+    pub fn status(&self, text: String) {
+        match &self.0 {
+            Kind::Silent => {}
+            Kind::Bar(bar) => bar.set_message(text),
+            Kind::Lines(lines) => lock(lines).message = text,
         }
     }
 
@@ -121,22 +140,74 @@ fn lock(lines: &Mutex<Lines>) -> std::sync::MutexGuard<'_, Lines> {
     lines.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn bar(total: u64, unit: Unit) -> ProgressBar {
-    let amounts = match unit {
-        Unit::Bytes => "{bytes}/{total_bytes}  {bytes_per_sec}".into(),
-        Unit::Items(name) => format!("{{human_pos}}/{{human_len}} {name}  {{per_sec}}"),
+/// Fewest columns of the bar.
+const BAR: usize = 20;
+
+/// Columns of the texts behind the bar: percentage or amounts, rate, remaining time, memory.
+const FIGURES: usize = 40;
+
+/// Columns of a terminal that has room for amounts.
+const WIDE: usize = 110;
+
+/// Makes a bar for a terminal with this many columns; `status` adds a line below it.
+fn bar(total: u64, unit: Unit, columns: usize, status: bool) -> ProgressBar {
+    let style = ProgressStyle::with_template(&template(total, unit, columns, status));
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+    // A failed redraw is made good by the next.
+    let amounts = move |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+        let whole = state.len().filter(|&len| len > 0).map(|len| format!(" of {}", unit.amount(len)));
+        let _ = write!(out, "{}{}{}", unit.amount(state.pos()), whole.unwrap_or_default(), unit.name());
     };
-    let template = match (total, unit) {
-        (0, Unit::Items(name)) => format!("{{msg}} {{human_pos}} {name}  {{per_sec}}  {{memory}}"),
-        _ => format!("{{msg}} {{wide_bar}} {amounts}  ETA {{eta}}  {{memory}}"),
+    let rate = move |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+        let _ = write!(out, "{}/s", unit.per_second(state.per_sec()));
     };
-    let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    let left = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+        let _ = out.write_str(&duration(state.eta().as_secs_f64()));
+    };
     let memory = |_: &ProgressState, out: &mut dyn std::fmt::Write| {
-        // A failed redraw is made good by the next.
-        let _ = out.write_str(&anonymous_memory().map(bytes).unwrap_or_default());
+        let _ = out.write_str(&anonymous_memory().map_or_else(|| "?".to_owned(), bytes));
     };
-    ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr())
-        .with_style(style.with_key("memory", memory))
+    let style = style.with_key("amounts", amounts).with_key("rate", rate);
+    let style = style.with_key("left", left).with_key("memory", memory);
+    ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr()).with_style(style)
+}
+
+/// Returns the template of a bar: name, bar, figures.
+fn template(total: u64, unit: Unit, columns: usize, status: bool) -> String {
+    let status = if status { "\n{wide_msg}" } else { "" };
+    if total == 0 {
+        let rate = if matches!(unit, Unit::Items(_)) { "  {rate}" } else { "" };
+        return format!("{{prefix}} {{amounts}}{rate}  memory {{memory}}{status}");
+    }
+    let name = columns.saturating_sub(BAR + FIGURES).clamp(10, 28);
+    if columns < WIDE {
+        return format!(
+            "{{prefix:{name}!}} {{bar:{BAR}}} {{percent:>3}}%  {{rate}}  ETA {{left}}  mem {{memory}}{status}"
+        );
+    }
+    format!("{{prefix:{name}!}} {{bar:{BAR}}} {{amounts}}  {{rate}}  ETA {{left}}  memory {{memory}}{status}")
+}
+
+/// Shortens the name of a tensor: `layer 12 down_proj`. Other texts stay as they are.
+pub fn short(name: &str) -> String {
+    if name.contains(' ') || !name.contains('.') {
+        return name.to_owned();
+    }
+    let parts: Vec<&str> = name.trim_end_matches(".weight").split('.').collect();
+    let last = parts.last().copied().unwrap_or(name);
+    match parts.iter().find(|part| part.bytes().all(|digit| digit.is_ascii_digit())) {
+        Some(layer) if *layer != last => format!("layer {layer} {last}"),
+        _ => last.to_owned(),
+    }
+}
+
+/// Formats a time in seconds, minutes or hours.
+fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 100.0 => format!("{s:.0} s"),
+        s if s < 6000.0 => format!("{:.0} min", s / 60.0),
+        s => format!("{:.1} h", s / 3600.0),
+    }
 }
 
 /// State of the line display.
@@ -167,12 +238,9 @@ impl Lines {
 
     /// Formats the rate (per second) and the remaining time.
     fn rate(&self, rate: f64) -> String {
-        let per_second = match self.unit {
-            Unit::Items(_) if rate < 10.0 => format!("{rate:.2}"),
-            unit => unit.amount(rate as u64),
-        };
+        let per_second = self.unit.per_second(rate);
         match self.total.saturating_sub(self.done) as f64 / rate {
-            left if self.total > 0 => format!(", {per_second}/s, {left:.0} s left"),
+            left if self.total > 0 => format!(", {per_second}/s, {} left", duration(left)),
             _ => format!(", {per_second}/s"),
         }
     }
@@ -197,6 +265,12 @@ impl Lines {
     }
 }
 
+/// Returns the columns of the terminal behind standard error; `None` if it is no terminal.
+fn terminal() -> Option<usize> {
+    let term = Term::stderr();
+    term.is_term().then(|| usize::from(term.size().1))
+}
+
 /// Returns the anonymous resident memory of this process in bytes; `None` if unknown.
 pub fn anonymous_memory() -> Option<u64> {
     kib_field(&std::fs::read_to_string("/proc/self/status").ok()?, "RssAnon:")
@@ -206,6 +280,57 @@ pub fn anonymous_memory() -> Option<u64> {
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests {
     use super::*;
+    use indicatif::TermLike;
+    use std::sync::Arc;
+
+    /// Terminal that keeps what was drawn last.
+    #[derive(Clone, Debug)]
+    struct Screen {
+        columns: u16,
+        text: Arc<Mutex<String>>,
+    }
+
+    impl Screen {
+        fn add(&self, text: &str) -> io::Result<()> {
+            self.text.lock().unwrap().push_str(text);
+            Ok(())
+        }
+
+        fn clear(&self) -> io::Result<()> {
+            self.text.lock().unwrap().clear();
+            Ok(())
+        }
+    }
+
+    impl TermLike for Screen {
+        fn width(&self) -> u16 {
+            self.columns
+        }
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            self.clear()
+        }
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn write_line(&self, text: &str) -> io::Result<()> {
+            self.add(&format!("{text}\n"))
+        }
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.add(text)
+        }
+        fn clear_line(&self) -> io::Result<()> {
+            self.clear()
+        }
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
 
     #[test]
     fn a_line_says_how_far_how_fast_and_how_long() {
@@ -223,14 +348,52 @@ mod tests {
         assert_eq!(begun.line(begun.start, None), "0 B of 2.00 MB");
     }
 
+    /// Returns what a bar draws on a terminal with this many columns.
+    fn drawn(columns: u16, unit: Unit, status: bool) -> String {
+        let screen = Screen { columns, text: Arc::default() };
+        let bar = bar(4000, unit, columns.into(), status);
+        bar.set_draw_target(ProgressDrawTarget::term_like(Box::new(screen.clone())));
+        bar.set_prefix(short("model.layers.12.mlp.down_proj.weight"));
+        bar.set_message("loss 2.8312");
+        bar.set_position(1000);
+        bar.abandon();
+        screen.text.lock().unwrap().trim_end().to_owned()
+    }
+
     #[test]
-    fn the_bar_template_is_valid() {
-        for (total, unit) in [(10, Unit::Bytes), (10, Unit::Items("layers")), (0, Unit::Items("steps"))] {
-            let bar = bar(total, unit);
-            bar.set_draw_target(ProgressDrawTarget::hidden());
-            bar.inc(3);
-            assert_eq!(bar.position(), 3);
+    fn a_bar_fits_the_terminal_and_says_what_its_figures_are() {
+        for columns in [80, 100, 120, 200] {
+            for unit in [Unit::Bytes, Unit::Items("layers")] {
+                let text = drawn(columns, unit, false);
+                assert_eq!(text.lines().count(), 1, "{text}");
+                let cells = text.chars().filter(|cell| ['█', '░', '▉', '▓', '▒'].contains(cell)).count();
+                assert!(cells >= 20, "{columns}: {cells} cells: {text}");
+                assert!(text.starts_with("layer 12 down_proj ") && text.contains("ETA "), "{text}");
+                assert!(text.contains("mem") && text.contains("/s"), "{text}");
+            }
         }
+        let text = drawn(80, Unit::Items("steps"), true);
+        assert!(text.lines().nth(1).is_some_and(|line| line.contains("loss 2.8312")), "{text}");
+    }
+
+    #[test]
+    fn names_are_short() {
+        for (name, shown) in [
+            ("model.layers.12.mlp.down_proj.weight", "layer 12 down_proj"),
+            ("model.layers.3.mlp.experts.7.up_proj", "layer 3 up_proj"),
+            ("model.embed_tokens.weight", "embed_tokens"),
+            ("lm_head.weight", "lm_head"),
+            ("blk.3.ffn_down.weight", "layer 3 ffn_down"),
+            ("hash of the source", "hash of the source"),
+            ("evaluation", "evaluation"),
+        ] {
+            assert_eq!(short(name), shown);
+        }
+    }
+
+    #[test]
+    fn long_times_are_in_minutes_and_hours() {
+        assert_eq!([9.4, 150.0, 9000.0].map(duration), ["9 s", "2 min", "2.5 h"]);
     }
 
     #[test]

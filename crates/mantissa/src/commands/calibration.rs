@@ -23,30 +23,34 @@ use crate::error::BadInput;
 /// Calibration options of a command.
 #[derive(Clone, clap::Args)]
 pub struct CalibrationArgs {
-    /// Calibration text in UTF-8 (repeatable)
+    /// Calibration text (repeatable)
     ///
-    /// The text is cut into windows, of which --samples are taken evenly. In a .jsonl file each line is one
-    /// sample: {"text": …}, or {"messages": […]}, rendered with the model's chat template. Several texts
-    /// share the samples by WEIGHT [default: 1]. `default` is the built-in text: prose, code, dialogue and twelve
-    /// languages, 200 kB, in samples of 512 tokens.
-    #[arg(long, value_name = "TEXT[:WEIGHT]", value_parser = weighted, conflicts_with = "calibration_tokens")]
+    /// UTF-8. The text is cut into windows, of which --samples are taken evenly. In a .jsonl file each line is
+    /// one sample: {"text": …}, or {"messages": […]}, rendered with the model's chat template. Several texts,
+    /// each given as TEXT:WEIGHT, share the samples by weight [default: 1]. `default` is the built-in text:
+    /// prose, code, dialogue and twelve languages, 200 kB, in samples of 512 tokens.
+    #[arg(long, value_name = "TEXT", value_parser = weighted, conflicts_with = "calibration_tokens", help_heading = "Calibration")]
     calibration: Vec<Text>,
-    /// Calibration token windows instead of text, used as they are
+    /// Calibration token windows instead of text
     ///
-    /// A list of lists of token ids or, with KEY, an object of such lists.
-    #[arg(long, value_name = "FILE.json[:KEY]")]
+    /// FILE.json is a list of lists of token ids, or with FILE.json:KEY an object of such lists. The windows are
+    /// used as they are.
+    #[arg(long, value_name = "FILE", help_heading = "Calibration", hide_short_help = true)]
     calibration_tokens: Option<String>,
     /// Number of calibration samples [default: 128]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Calibration")]
     samples: Option<u32>,
-    /// Maximum sample length in tokens, BOS included [default: 2048, or the model's context if less]
-    #[arg(long, value_name = "N")]
-    length: Option<usize>,
-    /// Number of additional calibration samples that the unquantized model generates
+    /// Maximum sample length in tokens [default: 2048]
     ///
-    /// Each continues a few tokens of a calibration sample, sampled at temperature 1 with --seed. Learned
-    /// rounding and GPTAQ overfit a small calibration set; such samples extend it without more text.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100_000))]
+    /// BOS included. The default is the model's context if that is less.
+    #[arg(long, value_name = "N", help_heading = "Calibration")]
+    length: Option<usize>,
+    /// Number of samples that the unquantized model generates
+    ///
+    /// They are added to the calibration. Each continues a few tokens of a calibration sample, sampled at
+    /// temperature 1 with --seed. Learned rounding and GPTAQ overfit a small calibration set; such samples extend
+    /// it without more text.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100_000), help_heading = "Calibration", hide_short_help = true)]
     generated_samples: u32,
 }
 

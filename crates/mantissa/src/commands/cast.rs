@@ -25,7 +25,7 @@ use crate::output::{self, Align, Table, bytes, number};
 use crate::progress::Unit;
 use crate::tensors::FloatTensor;
 
-/// Cast every float tensor of a safetensors file to one scheme, and print the error
+/// Cast every float tensor of a safetensors file to one scheme
 ///
 /// For an input tensor `n` the output holds `n.codes`, `n.scale`, `n.zero` and `n.global` if the scheme has
 /// them (`n.nested_scale` and `n.nested_offset` for double quantization, `n.bias` for the minima of :minmax),
@@ -35,15 +35,18 @@ use crate::tensors::FloatTensor;
 /// The signal-to-quantization-noise ratio (SQNR) is 10 log10(sum x^2 / sum (x - dequant)^2).
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
-  mantissa cast weights.safetensors --scheme int4-g32 --out weights-int4.safetensors
-  mantissa cast weights.safetensors --scheme mxfp4:rceil --packed --out weights-mxfp4.safetensors
-  mantissa cast weights.safetensors --scheme fp8-e4m3 --round stochastic --seed 7 --out weights-fp8.safetensors --json")]
+  mantissa cast weights.safetensors --scheme int4-g32 --out int4.safetensors
+  mantissa cast demo-int4/model.safetensors --scheme mxfp4:rceil --packed \\
+      --out mxfp4.safetensors
+  mantissa cast weights.safetensors --scheme fp8-e4m3 --round stochastic \\
+      --seed 7 --out fp8.safetensors --json")]
 pub struct Args {
     /// Safetensors file to read
     #[arg(value_name = "IN.safetensors")]
     input: PathBuf,
-    /// Scheme, such as int8-channel, int4-g128-asym, fp8-e4m3-tensor, mxfp4, nvfp4 or nf4; `mantissa schemes`
-    /// lists all
+    /// Scheme; see `mantissa schemes`
+    ///
+    /// Such as int8-channel, int4-g128-asym, fp8-e4m3-tensor, mxfp4, nvfp4 or nf4.
     #[arg(long, value_name = "SCHEME")]
     scheme: Scheme,
     /// Safetensors file to write
@@ -52,7 +55,9 @@ pub struct Args {
     /// Also write the packed bytes, as `n.packed`
     #[arg(long)]
     packed: bool,
-    /// Rounding between two codes; stochastic rounding uses --seed
+    /// Rounding between two codes
+    ///
+    /// Stochastic rounding uses --seed.
     #[arg(long, value_enum, default_value_t = Round::Nearest)]
     round: Round,
 }

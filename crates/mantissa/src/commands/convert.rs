@@ -16,9 +16,9 @@ use super::model::{self, ModelPath};
 use super::outcome::{MeasureArgs, carry_out, human_figures, layer_table, linear_bits};
 use super::quantize::{container, scheme};
 use crate::context::Context;
-use crate::output::bytes;
+use crate::output::{bytes, labelled};
 
-/// Convert a quantized model to another checkpoint format without loss
+/// Convert a quantized model to another format without loss
 ///
 /// Keeps codes and scales: compressed-tensors, GPTQ, AWQ, ModelOpt, GGUF and others, wherever the target
 /// format can hold them exactly. A dense model becomes a dense GGUF file.
@@ -33,35 +33,42 @@ use crate::output::bytes;
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa convert demo-nvfp4 --format gguf --out demo-nvfp4.gguf
-  mantissa convert path/to/model.gguf --format compressed-tensors --out path/to/model-ct --json
-  mantissa convert path/to/model-gptq --format gguf --requantize q4_0 --out path/to/model-q4_0.gguf --text sample.txt")]
+  mantissa convert path/to/model.gguf --format compressed-tensors \\
+      --out model-ct --json
+  mantissa convert path/to/model-gptq --format gguf --requantize q4_0 \\
+      --out model-q4_0.gguf --text sample.txt")]
 pub struct Args {
-    /// Model folder or GGUF file
+    /// Model folder or .gguf file
     model: ModelPath,
     /// Checkpoint format of the output
-    #[arg(long, value_name = "FORMAT", value_parser = container)]
+    #[arg(long, value_name = "FORMAT", value_parser = container, help_heading = "Output")]
     format: Container,
     /// Output folder, or GGUF file if it ends in .gguf
     ///
     /// GGUF output in a folder is named MODEL-SCHEME.gguf.
-    #[arg(long, value_name = "DIR_OR_FILE")]
+    #[arg(long, value_name = "PATH", help_heading = "Output")]
     out: PathBuf,
-    /// Decode the weights and round them to nearest under this scheme
-    #[arg(long, value_name = "SCHEME", value_parser = scheme)]
+    /// Decode the weights and round them to this scheme
+    #[arg(long, value_name = "SCHEME", value_parser = scheme, help_heading = "Output")]
     requantize: Option<Scheme>,
-    /// Drop the run-time quantization of activations, which not every format can hold
-    #[arg(long)]
+    /// Drop the run-time quantization of activations
+    ///
+    /// Not every format can hold it.
+    #[arg(long, help_heading = "Output", hide_short_help = true)]
     drop_inputs: bool,
-    /// Verify the finished output with the independent decoder before it appears at --out
+    /// Verify the output before it appears at --out
     ///
     /// With --verify=false the output is only opened.
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set, help_heading = "Output", hide_short_help = true)]
     verify: bool,
-    /// Maximum size of a weight file [default: 5G; with --format gguf one file]
+    /// Maximum size of a weight file [default: 5G; GGUF: none]
     ///
     /// A split NAME.gguf becomes NAME-00001-of-0000N.gguf and so on.
-    #[arg(long, value_name = "SIZE", value_parser = crate::output::parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = crate::output::parse_bytes, help_heading = "Output", hide_short_help = true)]
     max_shard_size: Option<u64>,
+    /// With --requantize, list every layer, not only the ten worst
+    #[arg(long, help_heading = "Output", hide_short_help = true)]
+    layers: bool,
     #[command(flatten)]
     measure: MeasureArgs,
 }
@@ -135,33 +142,26 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         quality: &outcome.quality,
         verification: outcome.verification.as_ref().map(|(verification, _)| verification),
     };
-    context.report(&done, |out| human(out, &done))
+    context.report(&done, |out| human(out, &done, args.layers))
 }
 
-fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
+fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::Result<()> {
     let quality = done.quality;
-    if let Some(error) = done.max_relative_error {
-        layer_table(out, quality)?;
-        writeln!(out, "requantized: largest relative error of a layer {error:.4}")?;
-        quality.evaluation.iter().try_for_each(|figures| human_figures(out, figures))?;
-    } else {
-        writeln!(
-            out,
-            "{} layers kept their codes and scales, verified by reading back",
-            quality.layers.len()
-        )?;
-    }
-    writeln!(
-        out,
-        "{}: from {} to {}, {} at {} in linear layers",
-        done.output.display(),
-        done.from,
-        quality.container,
-        bytes(quality.bytes),
-        linear_bits(quality.linear_bits_per_weight, quality.linear_stored_bits_per_weight)
-    )?;
+    let (output, count) = (done.output.display(), quality.layers.len());
+    let formats = format!("{output}: {count} layers from {} to {}", done.from, quality.container);
+    labelled(out, "output", &formats)?;
+    labelled(out, "size", &bytes(quality.bytes))?;
+    let linear = linear_bits(quality.linear_bits_per_weight, quality.linear_stored_bits_per_weight);
+    labelled(out, "bits", &format!("{linear} in linear layers"))?;
+    let codes = match done.max_relative_error {
+        Some(error) => format!("requantized: largest relative error of a layer {error:.4}"),
+        None => "all codes and scales kept, verified by reading back".to_owned(),
+    };
+    labelled(out, "codes", &codes)?;
+    quality.evaluation.iter().try_for_each(|figures| human_figures(out, figures))?;
     match done.verification {
-        Some(v) => super::verify::human(out, v),
-        None => writeln!(out, "not verified"),
+        Some(v) => super::verify::human(out, v)?,
+        None => writeln!(out, "not verified")?,
     }
+    if done.max_relative_error.is_some() { layer_table(out, quality, layers) } else { Ok(()) }
 }

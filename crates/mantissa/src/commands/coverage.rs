@@ -97,7 +97,8 @@ fn table(inputs: &[InputCoverage]) -> Table {
         ("min tokens", Align::Right),
         ("unreached", Align::Right),
         ("silent channels", Align::Right),
-    ]);
+    ])
+    .optional(["channels", "inputs"]);
     let mut sites: BTreeMap<(usize, &str), Vec<&InputCoverage>> = BTreeMap::new();
     let mut order: Vec<&str> = Vec::new();
     for input in inputs {

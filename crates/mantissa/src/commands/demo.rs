@@ -21,7 +21,7 @@ use super::choose;
 use crate::context::Context;
 use crate::embedded::{self, CALIBRATION, DOMAINS, SEPARATOR};
 use crate::error::GateFailed;
-use crate::output::{Align, Table, bytes};
+use crate::output::{Align, Table, bytes, paragraph};
 use crate::progress::Unit;
 
 /// Recipes shown: every method and format, and the most common schemes.
@@ -48,7 +48,7 @@ const RECIPES: [&str; 17] = [
 /// Tokens per window, BOS included.
 const WINDOW: usize = 256;
 
-/// Quantize the embedded model by many recipes and measure the quality loss of each, offline
+/// Quantize the embedded model by many recipes, offline
 ///
 /// The model is a Llama of 1.3 million parameters, trained by this program. Every output is verified by an
 /// independent decoder and compared with the model on text that neither training nor calibration has seen:
@@ -57,14 +57,14 @@ const WINDOW: usize = 256;
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa demo
-  mantissa demo --recipe rtn-q4_0 --recipe gptq-int4-g32 --report two.html --json
+  mantissa demo --recipe rtn-q4_0 --recipe nvfp4 --report two.html
   mantissa run demo -p 'Once upon a time' -n 200
   mantissa quantize demo --recipe nvfp4 --out demo-nvfp4")]
 pub struct Args {
     /// HTML report to write
     #[arg(long, value_name = "FILE.html", default_value = "demo-report.html")]
     report: PathBuf,
-    /// Recipes to run (repeatable) [default: a selection]; see `mantissa recipes`
+    /// Recipe to run (repeatable) [default: a selection]
     #[arg(long = "recipe", value_name = "RECIPE")]
     recipes: Vec<String>,
 }
@@ -250,16 +250,18 @@ fn windows(name: &str, text: &str, tokenizer: &Tokenizer) -> Result<Vec<Sequence
 /// Makes the table: one row for the unquantized model, one per recipe.
 fn table(report: &Report<'_>) -> Table {
     let mut columns = vec![("recipe", Align::Left), ("bits", Align::Right), ("size", Align::Right)];
-    columns.extend(DOMAINS.iter().flat_map(|domain| [(domain.name, Align::Right), ("KL", Align::Right)]));
-    let mut table = Table::new(columns);
+    let domain = |heading| [(heading, Align::Right), ("±", Align::Right), ("ppl", Align::Right)];
+    columns.extend(DOMAINS.iter().flat_map(|d| domain(d.kl_heading)));
+    let mut table = Table::new(columns).optional(["ppl", "±"]);
     let mut dense = vec!["(bf16)".to_owned(), "16".to_owned(), bytes(report.bytes)];
-    dense.extend(report.dense.iter().flat_map(|f| [format!("{:.3}", f.ppl), String::new()]));
+    dense.extend(report.dense.iter().flat_map(|f| [String::new(), String::new(), format!("{:.3}", f.ppl)]));
     table.row(dense);
     for row in &report.recipes {
         let name = if row.fallbacks > 0 { format!("{} *", row.recipe) } else { row.recipe.clone() };
         let mut cells = vec![name, format!("{:.3}", row.linear_stored_bits_per_weight), bytes(row.bytes)];
-        let kl = |f: &Figures| format!("{:.5} ± {:.5}", f.kl, f.kl_se);
-        cells.extend(row.domains.iter().flat_map(|f| [format!("{:.3}", f.ppl), kl(f)]));
+        let figures =
+            |f: &Figures| [format!("{:.5}", f.kl), format!("{:.5}", f.kl_se), format!("{:.3}", f.ppl)];
+        cells.extend(row.domains.iter().flat_map(figures));
         table.row(cells);
     }
     table
@@ -269,14 +271,11 @@ fn human(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
     table(report).write(out)?;
     let tokens: Vec<_> = report.dense.iter().map(|f| format!("{} of {}", f.tokens, f.domain)).collect();
     writeln!(out)?;
-    writeln!(out, "bits: per weight of the quantized layers, as stored; size: all tensors")?;
-    writeln!(
-        out,
-        "stories, prose, code: perplexity; KL: nats/token to the bf16 model, ± standard error; {} tokens",
-        tokens.join(", ")
-    )?;
+    paragraph(out, 2, "bits: per weight of the quantized layers, as stored; size: all tensors")?;
+    let kl = "KL: nats/token to the bf16 model, ± standard error; ppl: perplexity";
+    paragraph(out, 2, &format!("{kl}; {} tokens", tokens.join(", ")))?;
     if report.recipes.iter().any(|row| row.fallbacks > 0) {
-        writeln!(out, "*: some layers fell back to another scheme or method")?;
+        paragraph(out, 2, "*: some layers fell back to another scheme or method")?;
     }
     writeln!(out, "{} in {:.1} s", report.report.display(), report.seconds)
 }

@@ -45,7 +45,7 @@ const WINDOWS: usize = 8;
   mantissa doctor path/to/quantized --reference path/to/model
   mantissa doctor path/to/model.gguf --text sample.txt --context 128 --json")]
 pub struct Args {
-    /// Model folder or GGUF file
+    /// Model folder or .gguf file
     model: ModelPath,
     /// Source model to compare with
     #[arg(long, value_name = "SOURCE")]
@@ -211,7 +211,8 @@ fn trials(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {
         ("Δ loss at best temperature", Align::Right),
         ("Δ top-1", Align::Right),
         ("", Align::Left),
-    ]);
+    ])
+    .optional(["Δ top-1", "tensors", "perplexity"]);
     found.trials.iter().for_each(|trial| table.row(trial_cells(trial)));
     table.write(out)?;
     if !found.not_applicable.is_empty() {
@@ -265,7 +266,8 @@ fn tensors(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {
         ("error", Align::Right),
         ("expected from rounding", Align::Right),
         ("best alternative", Align::Left),
-    ]);
+    ])
+    .optional(["expected from rounding"]);
     for row in &differ {
         let best = row.best.map_or("none".to_owned(), |(name, error)| format!("{name}: {error:.4}"));
         let best = if row.diagonal { format!("{best}; equals the source up to scales") } else { best };

@@ -19,9 +19,10 @@ use super::model::{self, Model, ModelPath, Use};
 use super::text::{TextArgs, bound};
 use crate::context::Context;
 use crate::error::{BadInput, GateFailed};
+use crate::output::labelled;
 use crate::progress::Unit;
 
-/// Measure perplexity and, with --reference, the quality loss (KL, top-1 agreement, Δ loss)
+/// Measure perplexity and, with --reference, KL and top-1 agreement
 ///
 /// NLL is the mean of -ln p over predicted tokens, in nats; KL is KL(reference || model) over the same
 /// positions. Standard errors take windows (documents) as the independent unit; differences are paired per
@@ -30,16 +31,21 @@ use crate::progress::Unit;
 #[command(after_help = "EXAMPLES
   mantissa eval demo --text story.txt --context 256
   mantissa eval demo-int4 --reference demo --text story.txt --context 256
-  mantissa eval demo --reference demo --text story.txt --context 256 --kv int4-head-asym,window=64 --prefill 32
-  mantissa eval path/to/model --text stories.txt --split '<|endoftext|>' --docs 1..64 --json
-  mantissa eval path/to/quantized --reference path/to/model --tokens windows.json:eval --max-kl 0.05")]
+  mantissa eval demo --reference demo --text story.txt --context 256 \\
+      --kv int4-head-asym,window=64 --prefill 32
+  mantissa eval path/to/model --text stories.txt --split '<|endoftext|>' \\
+      --docs 1..64 --json
+  mantissa eval path/to/quantized --reference path/to/model \\
+      --tokens windows.json:eval --max-kl 0.05")]
 pub struct Args {
-    /// Hugging Face folder (dense or quantized), .gguf file, or demo (the embedded model)
+    /// Hugging Face folder, .gguf file, or demo
+    ///
+    /// demo is the model inside the binary.
     model: ModelPath,
     #[command(flatten)]
     text: TextArgs,
-    /// Reference model to compare with
-    #[arg(long, value_name = "MODEL")]
+    /// Model to compare with
+    #[arg(long, value_name = "MODEL", help_heading = "Evaluation")]
     reference: Option<ModelPath>,
     /// Quantize the KV cache of MODEL
     ///
@@ -47,37 +53,43 @@ pub struct Args {
     /// keys=SCHEME,values=SCHEME,window=N,sinks=N,scales=f16,channel-keys,pre-rope,rotate. Without --prefill,
     /// every position of a window is quantized. nuq4-1% and similar learn their levels on --calibration,
     /// unless MODEL has them.
-    #[arg(long, value_name = "SCHEME")]
+    #[arg(long, value_name = "SCHEME", help_heading = "Simulation")]
     kv: Option<KvPolicy>,
     #[command(flatten)]
     calibration: CalibrationArgs,
-    /// Decode like generation: N tokens of each window as prompt, the rest one by one
+    /// Decode like generation, with N tokens as the prompt
     ///
-    /// Only the tokens after the prompt count.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    /// The rest of each window is decoded one by one, and only those tokens count.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Simulation", hide_short_help = true)]
     prefill: Option<u32>,
     /// Simulate attention operand dtypes of MODEL
     ///
     /// int8 or fp8 for all operands, or q=SCHEME,k=SCHEME,v=SCHEME,p=ELEMENT for queries, keys, values and
     /// attention weights, plus rotate, smooth.
-    #[arg(long, value_name = "OPERANDS")]
+    #[arg(long, value_name = "OPERANDS", help_heading = "Simulation", hide_short_help = true)]
     attention_operands: Option<AttentionOperands>,
-    /// Simulate the accumulator of an FP8 matrix unit for MODEL's FP8 matmuls
+    /// Simulate an FP8 accumulator for MODEL's FP8 matmuls
     ///
     /// f32, hopper (14 bits) or hopper-128 (14 bits, added to f32 every 128 products).
-    #[arg(long, value_name = "UNIT")]
+    #[arg(long, value_name = "UNIT", help_heading = "Simulation", hide_short_help = true)]
     accumulator: Option<Accumulator>,
     /// Write the sums of each window to this JSON file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Output", hide_short_help = true)]
     per_window: Option<PathBuf>,
-    /// Write all logits (F32 [windows, tokens, vocabulary]) and token ids to this safetensors file
-    #[arg(long, value_name = "FILE.safetensors")]
+    /// Write all logits to this safetensors file
+    ///
+    /// F32 [windows, tokens, vocabulary], and the token ids.
+    #[arg(long, value_name = "FILE", help_heading = "Output", hide_short_help = true)]
     logits: Option<PathBuf>,
-    /// Fail (exit code 1) if KL exceeds this bound (nats/token)
-    #[arg(long, value_name = "NATS", value_parser = bound, requires = "reference")]
+    /// Fail if the KL is higher (nats/token)
+    ///
+    /// Exit code 1.
+    #[arg(long, value_name = "NATS", value_parser = bound, requires = "reference", help_heading = "Evaluation")]
     max_kl: Option<f64>,
-    /// Fail (exit code 1) if perplexity grows by more than this share, such as 0.02
-    #[arg(long, value_name = "SHARE", value_parser = bound, requires = "reference")]
+    /// Fail if perplexity grows by more, such as 0.02
+    ///
+    /// A share of the reference's perplexity. Exit code 1.
+    #[arg(long, value_name = "SHARE", value_parser = bound, requires = "reference", help_heading = "Evaluation")]
     max_ppl_increase: Option<f64>,
 }
 
@@ -214,36 +226,27 @@ fn simulate(args: &Args, decoder: &mut Decoder) -> Result<()> {
 }
 
 fn human(out: &mut dyn Write, r: &Report<'_>) -> io::Result<()> {
-    writeln!(
-        out,
-        "perplexity  {:.4}  (NLL {:.6} ± {:.6} nats, {} tokens, {} windows)",
-        r.ppl, r.nll, r.nll_se, r.tokens, r.windows
-    )?;
+    let nll = format!("NLL {:.6} ± {:.6} nats, {} tokens, {} windows", r.nll, r.nll_se, r.tokens, r.windows);
+    labelled(out, "perplexity", &format!("{:.4}  ({nll})", r.ppl))?;
     if let Some(kv) = &r.kv {
-        writeln!(out, "KV cache    {kv}: {} bytes per token", r.kv_bytes_per_token)?;
+        labelled(out, "KV cache", &format!("{kv}: {} bytes per token", r.kv_bytes_per_token))?;
     }
     if let Some(operands) = &r.attention_operands {
-        writeln!(out, "attention   {operands}")?;
+        labelled(out, "attention", operands)?;
     }
     if let Some(accumulator) = &r.accumulator {
-        writeln!(out, "accumulator {accumulator}")?;
+        labelled(out, "accumulator", accumulator)?;
     }
     r.comparison.iter().try_for_each(|c| human_comparison(out, c))?;
     writeln!(out, "{:.0} tok/s", r.tokens as f64 / r.seconds)
 }
 
 fn human_comparison(out: &mut dyn Write, c: &Comparison) -> io::Result<()> {
-    writeln!(
-        out,
-        "KL          {:.6} ± {:.6} nats/token  (median {:.6}, p99 {:.4}, max {:.3})",
-        c.kl, c.kl_se, c.kl_median, c.kl_p99, c.kl_max
-    )?;
-    writeln!(out, "top-1       {:.2} ± {:.2} %", 100.0 * c.top1, 100.0 * c.top1_se)?;
-    writeln!(
-        out,
-        "Δ loss      {:+.6} ± {:.6} nats/token  (reference {:.6})",
-        c.delta_nll, c.delta_nll_se, c.reference_nll
-    )
+    let spread = format!("median {:.6}, p99 {:.4}, max {:.3}", c.kl_median, c.kl_p99, c.kl_max);
+    labelled(out, "KL", &format!("{:.6} ± {:.6} nats/token  ({spread})", c.kl, c.kl_se))?;
+    labelled(out, "top-1", &format!("{:.2} ± {:.2} %", 100.0 * c.top1, 100.0 * c.top1_se))?;
+    let loss = format!("{:+.6} ± {:.6} nats/token", c.delta_nll, c.delta_nll_se);
+    labelled(out, "Δ loss", &format!("{loss}  (reference {:.6})", c.reference_nll))
 }
 
 fn per_window(result: &Evaluation) -> Value {

@@ -24,15 +24,15 @@ use super::calibration::CalibrationArgs;
 use super::destination::Destination;
 use super::lint;
 use super::model::{self, ModelPath};
-use super::outcome::{MeasureArgs, carry_out, human_figures, left_by_another, linear_bits};
+use super::outcome::{MeasureArgs, carry_out, human_figures, left_by_another, linear_bits, worst};
 use super::quantize::{container, scheme};
 use crate::context::Context;
 use crate::error::{BadInput, Exit, exit_of};
 use crate::interrupt;
-use crate::output::{Align, Table, bytes, number, written};
-use crate::progress::Unit as Progressed;
+use crate::output::{Align, Table, bytes, labelled, number, paragraph, written};
+use crate::progress::{Unit as Progressed, short};
 
-/// Choose the scheme of every layer by measured KL, under a budget of bits or bytes
+/// Choose the scheme of every layer by measured KL, under a budget
 ///
 /// Quantizes the model under each candidate scheme, measures the KL of each layer alone on --text, and
 /// chooses the schemes with the smallest sum of KL.
@@ -43,45 +43,58 @@ use crate::progress::Unit as Progressed;
 /// appears at --out. All layers use --method; --save-recipe keeps the recipe found.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
-  mantissa fit demo --budget 4.5bpw --schemes int4-g32,int8-g32 --text story.txt --context 128 --out demo-fit
-  mantissa fit path/to/model --budget 6GB --method gptq --calibration text.txt --text sample.txt --out path/to/model-fit
-  mantissa fit path/to/model --budget 5bpw --schemes int4-g128,int8-g128 --for vllm:tp=2 --text sample.txt --out path/to/out")]
+  mantissa fit demo --budget 4.5bpw --schemes int4-g32,int8-g32 \\
+      --text story.txt --context 128 --out demo-fit
+  mantissa fit path/to/model --budget 6GB --method gptq \\
+      --calibration text.txt --text sample.txt --out model-fit
+  mantissa fit path/to/model --budget 5bpw --schemes int4-g128,int8-g128 \\
+      --for vllm:tp=2 --text sample.txt --out model-vllm")]
 pub struct Args {
-    /// Dense Hugging Face folder, unquantized .gguf file, or demo (the embedded model)
+    /// Unquantized folder or .gguf file, or demo
+    ///
+    /// A Hugging Face folder, or a GGUF file of F16, BF16 or F32. demo is the model inside the binary.
     model: ModelPath,
-    /// Budget: bits per weight (4.5bpw) or total size (6GB)
+    /// Bits per weight (4.5bpw) or total size (6GB)
     ///
     /// Bits per weight count the quantized layers with their scales and zero points; a size counts all
     /// tensors.
-    #[arg(long, value_name = "BPW_OR_SIZE", value_parser = budget)]
+    #[arg(long, value_name = "BUDGET", value_parser = budget, help_heading = "Recipe")]
     budget: Budget,
     /// Output folder, or GGUF file if it ends in .gguf
     ///
     /// GGUF output in a folder is named MODEL-fit.gguf.
-    #[arg(long, value_name = "DIR_OR_FILE")]
+    #[arg(long, value_name = "PATH", help_heading = "Output")]
     out: PathBuf,
     /// Method of every layer, as in recipe names
-    #[arg(long, value_name = "METHOD", default_value = "rtn")]
+    #[arg(long, value_name = "METHOD", default_value = "rtn", help_heading = "Recipe")]
     method: String,
-    /// Candidate schemes [default: int3, int4, int6 and int8 with group size 128]
+    /// Candidate schemes [default: int3, int4, int6, int8]
     ///
-    /// The default group size is 32 if 128 does not divide every row.
-    #[arg(long, value_name = "SCHEME,…", value_delimiter = ',', value_parser = scheme)]
+    /// Separated by commas. The default schemes have groups of 128, or of 32 if 128 does not divide every row.
+    #[arg(long, value_name = "SCHEMES", value_delimiter = ',', value_parser = scheme, help_heading = "Recipe")]
     schemes: Vec<Scheme>,
-    /// Checkpoint format of the output [default: the first that holds the schemes]
-    #[arg(long, value_name = "FORMAT", value_parser = container)]
+    /// Checkpoint format [default: from the schemes]
+    ///
+    /// The default is the first format that holds the schemes.
+    #[arg(long, value_name = "FORMAT", value_parser = container, help_heading = "Output")]
     format: Option<Container>,
     #[command(flatten)]
     calibration: CalibrationArgs,
-    /// Refuse (exit code 1) what this engine would not load or would compute wrongly; see `mantissa lint`
-    #[arg(long = "for", value_name = "SERVER[:tp=N,gpu=NAME]", value_parser = lint::target)]
+    /// Engine that the output must load in
+    ///
+    /// Refuses (exit code 1) what this engine would not load or would compute wrongly; see `mantissa lint` for
+    /// ENGINE[:tp=N,gpu=NAME].
+    #[arg(long = "for", value_name = "ENGINE", value_parser = lint::target, help_heading = "Recipe")]
     targets: Vec<Target>,
     /// Maximum number of windows for measuring each layer
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Evaluation", hide_short_help = true)]
     windows: u32,
     /// Save the recipe found, for `quantize --recipe`
-    #[arg(long, value_name = "FILE.toml")]
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
     save_recipe: Option<PathBuf>,
+    /// List every unit, not only the ten with the largest KL
+    #[arg(long, help_heading = "Output")]
+    layers: bool,
     #[command(flatten)]
     measure: MeasureArgs,
 }
@@ -254,7 +267,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         quality: &outcome.quality,
         verification: outcome.verification.as_ref().map(|(verification, _)| verification),
     };
-    context.report(&done, |out| human(out, &done))
+    context.report(&done, |out| human(out, &done, args.layers))
 }
 
 /// Chooses the schemes by the measured costs, and writes the recipe and the output, which is evaluated on
@@ -452,7 +465,7 @@ fn measure_one(
     let (progress, mut done) = (context.progress(units.len() as u64, Progressed::Items("units")), 0);
     let measured = baseline.measure(model, units, &mut |unit| {
         done += 1;
-        progress.message(format!("{scheme} {}", unit.name()));
+        progress.message(format!("{scheme} {}", short(&unit.name())));
         progress.set(done);
     })?;
     progress.finish();
@@ -516,45 +529,55 @@ fn recipe_text(
     text
 }
 
-fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
-    let mut table = Table::new([
+fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::Result<()> {
+    let quality = done.quality;
+    let (output, format) = (done.output.display(), &quality.container);
+    labelled(out, "output", &format!("{output}: {} layers in format {format}", quality.layers.len()))?;
+    labelled(out, "size", &bytes(quality.bytes))?;
+    let linear = linear_bits(quality.linear_bits_per_weight, quality.linear_stored_bits_per_weight);
+    labelled(out, "bits", &format!("{linear} in linear layers by {}", done.method))?;
+    let (sum, bound) = (done.predicted_kl, done.predicted_kl_bound);
+    labelled(
+        out,
+        "predicted",
+        &format!("KL {sum:.6} nats/token, the sum over units (lower bound {bound:.6})"),
+    )?;
+    quality.evaluation.iter().try_for_each(|figures| human_figures(out, figures))?;
+    done.verification.map_or(Ok(()), |verification| super::verify::human(out, verification))?;
+    unit_table(out, done, layers)
+}
+
+/// Prints the ten units with the largest KL, or all.
+fn unit_table(out: &mut dyn Write, done: &Done<'_>, all: bool) -> io::Result<()> {
+    let chosen = |row: &Row| row.candidates.iter().find(|c| c.scheme == row.scheme).cloned();
+    let (rows, heading) =
+        worst(done.units, (all, "units", "KL"), |row| chosen(row).map_or(0.0, |chosen| chosen.kl));
+    let columns = [
         ("unit", Align::Left),
         ("chosen", Align::Left),
         ("bits", Align::Right),
-        ("KL (nats/token)", Align::Right),
+        ("KL", Align::Right),
         ("±", Align::Right),
         ("KL of other schemes", Align::Left),
-    ]);
-    for row in done.units {
-        let (chosen, others): (Vec<_>, Vec<_>) = row.candidates.iter().partition(|c| c.scheme == row.scheme);
-        let chosen = chosen.first();
-        let other = |c: &&Candidate| format!("{} {}", c.scheme, number(Some(c.kl), 3));
+    ];
+    let mut table = Table::new(columns).optional(["±", "bits"]);
+    for row in rows {
+        let others = row.candidates.iter().filter(|c| c.scheme != row.scheme);
+        let others = others.map(|c| format!("{} {}", c.scheme, number(Some(c.kl), 3)));
+        let chosen = chosen(row);
         table.row([
             row.unit.clone(),
             row.scheme.clone(),
             format!("{:.3}", row.bits_per_weight),
-            number(chosen.map(|c| c.kl), 3),
-            number(chosen.map(|c| c.kl_se), 2),
-            others.iter().map(other).collect::<Vec<_>>().join(", "),
+            number(chosen.as_ref().map(|c| c.kl), 3),
+            number(chosen.as_ref().map(|c| c.kl_se), 2),
+            others.collect::<Vec<_>>().join(", "),
         ]);
     }
+    writeln!(out, "\n{heading}")?;
     table.write(out)?;
-    writeln!(
-        out,
-        "\nKL of each unit alone (nats/token) on {} windows; sum of the chosen {:.6} (lower bound {:.6})",
-        done.windows, done.predicted_kl, done.predicted_kl_bound
-    )?;
-    let quality = done.quality;
-    writeln!(
-        out,
-        "{}: {} in linear layers by {}, {}",
-        done.output.display(),
-        linear_bits(quality.linear_bits_per_weight, quality.linear_stored_bits_per_weight),
-        done.method,
-        bytes(quality.bytes),
-    )?;
-    quality.evaluation.iter().try_for_each(|figures| human_figures(out, figures))?;
-    done.verification.map_or(Ok(()), |verification| super::verify::human(out, verification))
+    let windows = done.windows;
+    paragraph(out, 0, &format!("KL of each unit alone quantized (nats/token), on {windows} windows"))
 }
 
 #[cfg(test)]

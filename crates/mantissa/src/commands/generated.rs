@@ -3,6 +3,8 @@
 //! "LLM-QAT: Data-Free Quantization Aware Training for Large Language Models" (Liu et al. 2023, arXiv 2305.17888) trains on text that
 //! the model samples itself; Williams et al. 2024 (arXiv 2410.17170) calibrate on such text.
 
+use std::ops::ControlFlow;
+
 use anyhow::Result;
 use mantissa_kernels::for_each;
 use mantissa_model::{Decoder, GenerateError, GenerateOptions, Sampling, generate};
@@ -10,6 +12,7 @@ use mantissa_store::convention::ModelFiles;
 
 use super::model::{self, Use};
 use crate::context::Context;
+use crate::progress::{Progress, Unit};
 
 /// Tokens of a calibration sample that a generated sample continues.
 const PROMPT: usize = 8;
@@ -32,11 +35,20 @@ pub fn samples(
     let used = Use { pass: PROMPT, longest, threads, cached: true, logits: 1, kv: None, calibration: None };
     model::require(std::slice::from_ref(source), used, context)?;
     let decoder = Decoder::load(source)?;
+    let prompts: Vec<_> = (0..count)
+        .map(|index| {
+            let window = &windows[index % windows.len()];
+            (window, prompt(window, index / windows.len()))
+        })
+        .collect();
+    let total = prompts.iter().map(|(window, prompt)| (window.len() - prompt.len()) as u64).sum();
+    let progress = context.progress(total, Unit::Items("tokens"));
+    progress.message("generate samples");
     let mut all: Vec<Result<Vec<u32>, GenerateError>> = (0..count).map(|_| Ok(Vec::new())).collect();
     for_each(threads, all.iter_mut().enumerate(), |(index, sample)| {
-        let window = &windows[index % windows.len()];
-        *sample = continued(&decoder, window, prompt(window, index / windows.len()), context.seed, index);
+        *sample = continued(&decoder, prompts[index], context.seed, index, &progress);
     });
+    progress.finish();
     Ok(all.into_iter().collect::<Result<_, _>>()?)
 }
 
@@ -51,10 +63,10 @@ fn prompt(window: &[u32], round: usize) -> &[u32] {
 /// Generates the sample with this `index`: `prompt` and its continuation, as long as `window`.
 fn continued(
     decoder: &Decoder,
-    window: &[u32],
-    prompt: &[u32],
+    (window, prompt): (&Vec<u32>, &[u32]),
     seed: u64,
     index: usize,
+    progress: &Progress,
 ) -> Result<Vec<u32>, GenerateError> {
     let sampling = Sampling {
         temperature: 1.0,
@@ -68,7 +80,10 @@ fn continued(
         stop: Vec::new(),
         ignore_eos: true,
     };
-    let generated = generate(decoder, prompt, &options, |_| std::ops::ControlFlow::Continue(()))?;
+    let generated = generate(decoder, prompt, &options, |_| {
+        progress.add(1);
+        ControlFlow::Continue(())
+    })?;
     Ok(prompt.iter().copied().chain(generated.tokens).collect())
 }
 

@@ -21,15 +21,17 @@ use crate::progress::Unit;
 const CALIBRATION: &str =
     "--calibration or --calibration-tokens (--calibration default is the built-in text)";
 
-/// Compute an importance matrix: the mean square of each linear layer's input, per column
+/// Compute an importance matrix for GGUF K- and IQ-types
 ///
 /// Writes llama.cpp's GGUF encoding, which llama-quantize and `mantissa quantize` take as --imatrix.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
-  mantissa imatrix demo --calibration story.txt --length 128 --samples 4 --out imatrix.gguf
-  mantissa quantize demo --recipe q4_k_m --imatrix imatrix.gguf --out demo-q4_k_m.gguf")]
+  mantissa imatrix demo --calibration story.txt --length 128 --samples 4 \\
+      --out imatrix.gguf
+  mantissa quantize demo --recipe q4_k_m --imatrix imatrix.gguf \\
+      --out demo-q4_k_m.gguf")]
 pub struct Args {
-    /// Hugging Face folder or GGUF file
+    /// Hugging Face folder, .gguf file, or demo
     model: ModelPath,
     #[command(flatten)]
     calibration: CalibrationArgs,
@@ -37,7 +39,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE.gguf")]
     out: PathBuf,
     /// Separator between documents of the text
-    #[arg(long, value_name = "SEP", value_parser = separator)]
+    #[arg(long, value_name = "SEP", value_parser = separator, help_heading = "Calibration", hide_short_help = true)]
     split: Option<String>,
 }
 

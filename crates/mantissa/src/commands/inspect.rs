@@ -26,7 +26,7 @@ use crate::memory::PROCESS;
 use crate::output::{self, Align, Table, bytes, count, number};
 use crate::progress::Unit;
 
-/// Show what a model holds: tensors, dtypes, schemes, parameters, size and bits per weight
+/// Show tensors, schemes, parameters, size and bits per weight
 ///
 /// MODEL is a Hugging Face folder (dense or quantized), a .gguf file, or one bare .safetensors file, which
 /// needs no config and no known architecture. Reads headers only, unless --stats asks for value statistics.
@@ -37,12 +37,12 @@ use crate::progress::Unit;
   mantissa inspect path/to/model --tensors --stats
   mantissa inspect path/to/model.safetensors --json")]
 pub struct Args {
-    /// Model folder, .gguf or .safetensors file, or demo (the embedded model)
+    /// Model folder, .gguf or .safetensors file, or demo
     model: ModelPath,
     /// List every tensor
     #[arg(long)]
     tensors: bool,
-    /// Show range, moments and outliers of every float tensor
+    /// Show range, moments and outliers of float tensors
     ///
     /// Reads all weights; quantized ones are dequantized.
     #[arg(long)]
@@ -288,7 +288,10 @@ fn print(args: &Args, report: &Report, out: &mut dyn Write) -> io::Result<()> {
 }
 
 fn print_summary(report: &Report, out: &mut dyn Write) -> io::Result<()> {
-    let mut line = |name: &str, text: String| writeln!(out, "{name:<14} {text}");
+    let mut line = |name: &str, text: String| {
+        write!(out, "{name:<14} ")?;
+        output::paragraph(out, 15, &text)
+    };
     line("model", report.model.display().to_string())?;
     match (&report.architecture, &report.model_type) {
         (Some(architecture), _) => line("architecture", architecture.to_string())?,
@@ -334,7 +337,8 @@ fn print_totals(totals: &[Total], out: &mut dyn Write) -> io::Result<()> {
         ("parameters", Align::Right),
         ("bytes", Align::Right),
         ("bits/weight", Align::Right),
-    ]);
+    ])
+    .optional(["bytes", "tensors"]);
     for total in totals {
         table.row([
             total.scheme.clone(),
@@ -354,7 +358,8 @@ fn print_tensors(tensors: &[TensorReport], out: &mut dyn Write) -> io::Result<()
         ("shape", Align::Left),
         ("bytes", Align::Right),
         ("bits/weight", Align::Right),
-    ]);
+    ])
+    .optional(["bytes", "bits/weight"]);
     for TensorReport { entry, bits_per_weight, .. } in tensors {
         table.row([
             Shown(&entry.name).to_string(),

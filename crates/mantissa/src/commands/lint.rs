@@ -19,7 +19,7 @@ use crate::memory::PROCESS;
 /// Layers listed per finding in the text output; the JSON lists all.
 const LISTED: usize = 4;
 
-/// Check that a model will load and compute correctly in a serving engine
+/// Check that a model will load and compute correctly in an engine
 ///
 /// Checks shapes, group sizes and tensor parallelism; shared scales of fused layers (qkv, gate_up);
 /// zero-point versions, read from the data; names against the config; the head; and kernel support of a GPU
@@ -33,13 +33,13 @@ const LISTED: usize = 4;
   mantissa lint path/to/quantized --for vllm:tp=4,gpu=h100 --for sglang --json
   mantissa lint path/to/model.gguf --for llama.cpp --reference path/to/model")]
 pub struct Args {
-    /// Model folder or GGUF file
+    /// Model folder or .gguf file
     model: ModelPath,
     /// Engine with its options (repeatable)
     ///
     /// vllm, sglang, lmdeploy and tensorrt-llm take :tp=N,gpu=NAME; llama.cpp, transformers, mlx and
     /// exllamav2 take :gpu=NAME.
-    #[arg(long = "for", value_name = "SERVER[:tp=N,gpu=NAME]", required = true, value_parser = target)]
+    #[arg(long = "for", value_name = "ENGINE", required = true, value_parser = target)]
     targets: Vec<Target>,
     /// Source model, for checks that compare with it
     #[arg(long, value_name = "SOURCE")]

@@ -4,6 +4,7 @@
 mod calibration;
 mod cast;
 mod choose;
+mod completions;
 mod conversations;
 mod convert;
 mod coverage;
@@ -19,6 +20,7 @@ mod generated;
 mod imatrix;
 mod inspect;
 mod lint;
+mod man;
 mod model;
 mod outcome;
 mod quantize;
@@ -65,6 +67,8 @@ pub enum Command {
     Cast(cast::Args),
     Recipes(recipes::Args),
     Schemes(schemes::Args),
+    Completions(completions::Args),
+    Man(man::Args),
     #[command(hide = true)]
     RenderChat(render_chat::Args),
     #[command(hide = true)]
@@ -97,7 +101,11 @@ pub fn paths(command: &Command) -> Result<Paths> {
         Command::Tokenizer(args) => tokenizer::paths(args, p),
         Command::Cast(args) => cast::paths(args, p),
         Command::Synth(args) => synth::paths(args, p),
-        Command::Recipes(_) | Command::Schemes(_) | Command::RenderChat(_) => {}
+        Command::Recipes(_)
+        | Command::Schemes(_)
+        | Command::Completions(_)
+        | Command::Man(_)
+        | Command::RenderChat(_) => {}
     }
     Ok(paths)
 }
@@ -131,6 +139,8 @@ pub fn run(command: Command, context: &Context) -> Result<()> {
         Command::Cast(args) => cast::run(&args, context),
         Command::Recipes(args) => recipes::run(&args, context),
         Command::Schemes(args) => schemes::run(&args, context),
+        Command::Completions(args) => completions::run(&args, context),
+        Command::Man(args) => man::run(&args, context),
         Command::RenderChat(args) => render_chat::run(&args, context),
         Command::Synth(args) => synth::run(&args, context),
     }

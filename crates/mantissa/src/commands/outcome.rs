@@ -19,7 +19,7 @@ use super::model::ModelPath;
 use super::text::{TextArgs, bound};
 use crate::context::Context;
 use crate::interrupt;
-use crate::output::{Align, Table, number};
+use crate::output::{Align, Table, labelled, number};
 use crate::progress::Unit;
 
 /// Options of the evaluation that runs before an output appears.
@@ -27,9 +27,10 @@ use crate::progress::Unit;
 pub struct MeasureArgs {
     #[command(flatten)]
     text: TextArgs,
-    /// Keep the output away from --out and fail (exit code 1) if KL on that text exceeds this bound
-    /// (nats/token)
-    #[arg(long, value_name = "NATS", value_parser = bound, requires = "measured_on")]
+    /// Fail if the KL on that text is higher (nats/token)
+    ///
+    /// The output then stays away from --out, and the exit code is 1.
+    #[arg(long, value_name = "NATS", value_parser = bound, requires = "measured_on", help_heading = "Evaluation")]
     max_kl: Option<f64>,
 }
 
@@ -153,8 +154,8 @@ fn unverified(failure: &NotVerified, context: &Context) -> Result<()> {
     let NotVerified { quality, verification, .. } = failure;
     let rejected = Unverified { output: None, verification, quality };
     context.report(&rejected, |out| {
-        layer_table(out, quality)?;
-        super::verify::human(out, verification)
+        super::verify::human(out, verification)?;
+        layer_table(out, quality, false)
     })
 }
 
@@ -163,8 +164,8 @@ fn reject(failure: &GateFailure, context: &Context) -> Result<()> {
     let GateFailure { quality, allowed, kept, .. } = failure;
     let rejected = Rejected { output: None, max_kl: *allowed, kept: kept.as_deref(), quality };
     context.report(&rejected, |out| {
-        layer_table(out, quality)?;
-        quality.evaluation.iter().try_for_each(|figures| human_figures(out, figures))
+        quality.evaluation.iter().try_for_each(|figures| human_figures(out, figures))?;
+        layer_table(out, quality, false)
     })
 }
 
@@ -181,11 +182,31 @@ fn differ(scheme: f64, stored: f64) -> bool {
     format!("{scheme:.3}") != format!("{stored:.3}")
 }
 
-/// Prints the layers with their schemes and errors.
+/// Layers that are listed without `--layers`.
+const WORST: usize = 10;
+
+/// Returns the rows with the largest `error`, unless `all` are shown or there are few, with the line above the table.
+pub fn worst<'a, T>(
+    rows: &'a [T],
+    (all, named, by): (bool, &str, &str),
+    error: impl Fn(&T) -> f64,
+) -> (Vec<&'a T>, String) {
+    let mut rows: Vec<&T> = rows.iter().collect();
+    let count = rows.len();
+    if all || count <= WORST {
+        return (rows, format!("{count} {named}:"));
+    }
+    // Stable: equal rows stay in the order of the model.
+    rows.sort_by(|a, b| error(b).total_cmp(&error(a)));
+    rows.truncate(WORST);
+    (rows, format!("{WORST} of {count} {named}, largest {by} first (--layers lists all):"))
+}
+
+/// Prints the ten layers with the largest relative errors, or `all`.
 ///
 /// # Errors
 /// As `out`.
-pub fn layer_table(out: &mut dyn Write, quality: &Quality) -> io::Result<()> {
+pub fn layer_table(out: &mut dyn Write, quality: &Quality, all: bool) -> io::Result<()> {
     let apart = |layer: &LayerReport| {
         layer.stored_bits_per_weight.is_some_and(|stored| differ(layer.bits_per_weight, stored))
     };
@@ -196,17 +217,23 @@ pub fn layer_table(out: &mut dyn Write, quality: &Quality) -> io::Result<()> {
         ("method", Align::Left),
         ("bits", Align::Right),
         ("SQNR dB", Align::Right),
-        ("relative error", Align::Right),
+        ("rel. error", Align::Right),
         ("max error", Align::Right),
-        ("output error vs RTN", Align::Right),
     ];
+    // The last cell, so that tables without it drop it.
+    if quality.layers.iter().any(|layer| layer.judged.is_some()) {
+        columns.push(("error vs RTN", Align::Right));
+    }
     if stored {
         columns.insert(4, ("stored", Align::Right));
     }
-    let mut table = Table::new(columns);
-    quality.layers.iter().for_each(|layer| table.row(layer_cells(layer, stored)));
-    table.write(out)?;
-    writeln!(out)
+    let optional = ["max error", "stored", "method", "SQNR dB", "error vs RTN", "bits"];
+    let mut table = Table::new(columns).optional(optional);
+    let (layers, heading) =
+        worst(&quality.layers, (all, "layers", "relative error"), |layer| layer.error.relative_error);
+    layers.iter().for_each(|layer| table.row(layer_cells(layer, stored)));
+    writeln!(out, "\n{heading}")?;
+    table.write(out)
 }
 
 /// Returns the cells of a layer, with its bits per weight as stored if `stored`.
@@ -233,17 +260,15 @@ fn layer_cells(layer: &LayerReport, stored: bool) -> Vec<String> {
 /// # Errors
 /// As `out`.
 pub fn human_figures(out: &mut dyn Write, f: &Figures) -> io::Result<()> {
-    writeln!(
-        out,
-        "perplexity  {:.4}  (NLL {:.6} ± {:.6} nats, {} tokens, {} windows of {})",
+    let perplexity = format!(
+        "{:.4}  (NLL {:.6} ± {:.6} nats, {} tokens, {} windows of {})",
         f.ppl, f.nll, f.nll_se, f.predicted, f.text.windows, f.text.name
-    )?;
-    writeln!(out, "KL          {:.6} ± {:.6} nats/token  (p99 {:.4})", f.kl, f.kl_se, f.kl_p99)?;
-    writeln!(
-        out,
-        "bf16 KL     {:.6} ± {:.6} nats/token  (noise floor)",
-        f.noise_floor_kl, f.noise_floor_kl_se
-    )?;
-    writeln!(out, "top-1       {:.2} ± {:.2} %", 100.0 * f.top1, 100.0 * f.top1_se)?;
-    writeln!(out, "Δ loss      {:+.6} ± {:.6} nats/token", f.delta_nll, f.delta_nll_se)
+    );
+    labelled(out, "perplexity", &perplexity)?;
+    let kl = format!("{:.6} ± {:.6} nats/token  (p99 {:.4})", f.kl, f.kl_se, f.kl_p99);
+    labelled(out, "KL", &kl)?;
+    let floor = format!("{:.6} ± {:.6} nats/token  (noise floor)", f.noise_floor_kl, f.noise_floor_kl_se);
+    labelled(out, "bf16 KL", &floor)?;
+    labelled(out, "top-1", &format!("{:.2} ± {:.2} %", 100.0 * f.top1, 100.0 * f.top1_se))?;
+    labelled(out, "Δ loss", &format!("{:+.6} ± {:.6} nats/token", f.delta_nll, f.delta_nll_se))
 }

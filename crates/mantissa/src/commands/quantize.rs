@@ -30,9 +30,9 @@ use super::model::{self, ModelPath};
 use super::outcome::{MeasureArgs, carry_out, human_figures, layer_table, linear_bits};
 use crate::context::Context;
 use crate::error::BadInput;
-use crate::output::bytes;
+use crate::output::{bytes, labelled};
 
-/// Quantize a model by a recipe, verify the output and report the error of every layer
+/// Quantize a model by a recipe, verify and measure the output
 ///
 /// A recipe is a name such as rtn-int4-g128 ([TRANSFORM-]METHOD-SCHEME[+ACTIVATION]), a short name that
 /// `mantissa recipes` lists, or a TOML file. Linear layers are quantized; embeddings, head and norms keep
@@ -50,76 +50,98 @@ use crate::output::bytes;
   mantissa quantize demo --for vllm
   mantissa quantize path/to/model --for llama.cpp --bits 5
   mantissa quantize demo --recipe rtn-int4-g128 --out demo-int4
-  mantissa quantize demo --recipe gptq-int4-g128 --calibration story.txt --samples 16 --length 256 --out demo-gptq
-  mantissa quantize demo --recipe nvfp4 --out demo-nvfp4 --text story.txt --context 256 --max-kl 1
+  mantissa quantize demo --recipe gptq-int4-g128 --calibration story.txt \\
+      --samples 16 --length 256 --out demo-gptq
+  mantissa quantize demo --recipe nvfp4 --out demo-nvfp4 --text story.txt \\
+      --context 256 --max-kl 1
   mantissa quantize demo --recipe rtn-q4_0 --out demo-q4_0.gguf
-  mantissa quantize path/to/model --recipe q4_k_m --calibration text.txt --out path/to/model-q4_k_m.gguf
-  mantissa quantize path/to/model --recipe q4_k_m --imatrix imatrix.gguf --out path/to/model-q4_k_m.gguf
-  mantissa quantize path/to/model --recipe rtn-int4-g128 --for vllm:tp=4,gpu=h100 --out path/to/model-int4
-  mantissa quantize path/to/model --recipe recipe.toml --format native --out path/to/out --dry-run")]
+  mantissa quantize path/to/model --recipe q4_k_m --imatrix imatrix.gguf \\
+      --out model-q4_k_m.gguf
+  mantissa quantize path/to/model --recipe rtn-int4-g128 \\
+      --for vllm:tp=4,gpu=h100 --out model-int4
+  mantissa quantize path/to/model --recipe recipe.toml --out out --dry-run")]
 pub struct Args {
-    /// Dense Hugging Face folder, unquantized .gguf file, or demo (the embedded model)
+    /// Unquantized folder or .gguf file, or demo
+    ///
+    /// A Hugging Face folder, or a GGUF file of F16, BF16 or F32. demo is the model inside the binary.
     model: ModelPath,
     /// Recipe name or TOML file [default with --for: chosen]
-    #[arg(long, value_name = "RECIPE", required_unless_present = "targets")]
+    ///
+    /// `mantissa recipes` lists the names.
+    #[arg(long, value_name = "RECIPE", required_unless_present = "targets", help_heading = "Recipe")]
     recipe: Option<String>,
     /// Bits per weight of the recipe to choose, 2 to 8 [default: 4]
-    #[arg(long, value_name = "BITS", requires = "targets", conflicts_with = "recipe", value_parser = clap::value_parser!(u32).range(2..=8))]
+    #[arg(long, value_name = "BITS", requires = "targets", conflicts_with = "recipe", value_parser = clap::value_parser!(u32).range(2..=8), help_heading = "Recipe")]
     bits: Option<u32>,
-    /// Output folder, or GGUF file if it ends in .gguf [default: MODEL-RECIPE in the working folder]
+    /// Output folder or .gguf file [default: MODEL-RECIPE]
     ///
-    /// GGUF output in a folder is named MODEL-RECIPE.gguf.
-    #[arg(long, value_name = "DIR_OR_FILE")]
+    /// The default is in the working folder. GGUF output in a folder is named MODEL-RECIPE.gguf.
+    #[arg(long, value_name = "PATH", help_heading = "Output")]
     out: Option<PathBuf>,
-    /// Checkpoint format of the output [default: the recipe's, or the first that holds its schemes]
-    #[arg(long, value_name = "FORMAT", value_parser = container)]
+    /// Checkpoint format [default: from the recipe]
+    ///
+    /// The default is the recipe's own format, or the first that holds its schemes.
+    #[arg(long, value_name = "FORMAT", value_parser = container, help_heading = "Recipe")]
     format: Option<Container>,
     #[command(flatten)]
     calibration: CalibrationArgs,
-    /// Importance matrix for K- and IQ-types, from llama.cpp or `mantissa imatrix`
+    /// Importance matrix for K- and IQ-types
     ///
-    /// Replaces --calibration for types whose rounding is weighted by column importance.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["calibration", "calibration_tokens"])]
+    /// From llama.cpp or `mantissa imatrix`. Replaces --calibration for types whose rounding is weighted by
+    /// column importance.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["calibration", "calibration_tokens"], help_heading = "Calibration")]
     imatrix: Option<PathBuf>,
     /// Number of held-out calibration samples
     ///
     /// The fallback test compares each method with RTN on these samples instead of on the calibration. They
     /// are taken evenly, in addition to --samples.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Calibration", hide_short_help = true)]
     hold_out: u32,
-    /// Matmul operand dtype during calibration: activations and Hessians
+    /// Matmul operand dtype during calibration
     ///
-    /// bf16 is several times faster on a CPU with AMX tiles, and gives the same result without them.
-    #[arg(long, value_enum, value_name = "DTYPE", default_value_t = Factors::F32)]
+    /// For activations and Hessians. bf16 is several times faster on a CPU with AMX tiles, and gives the same
+    /// result without them.
+    #[arg(long, value_enum, value_name = "DTYPE", default_value_t = Factors::F32, help_heading = "Calibration", hide_short_help = true)]
     calibration_dtype: Factors,
-    /// In-domain text sample; reports how far the calibration is from it before work begins
-    #[arg(long, value_name = "TEXT")]
+    /// In-domain text sample to compare the calibration with
+    ///
+    /// Reports how far the calibration is from it before work begins.
+    #[arg(long, value_name = "TEXT", help_heading = "Calibration", hide_short_help = true)]
     traffic: Option<PathBuf>,
-    /// Engine to quantize for: chooses the recipe if none is given, else refuses at once (exit code 1) what the
-    /// engine would not load or would compute wrongly; see `mantissa lint`
-    #[arg(long = "for", value_name = "SERVER[:tp=N,gpu=NAME]", value_parser = lint::target)]
+    /// Engine to quantize for; chooses the recipe if none is given
+    ///
+    /// With a recipe, refuses at once (exit code 1) what the engine would not load or would compute wrongly; see
+    /// `mantissa lint` for ENGINE[:tp=N,gpu=NAME].
+    #[arg(long = "for", value_name = "ENGINE", value_parser = lint::target, help_heading = "Recipe")]
     targets: Vec<Target>,
-    /// Preview size, bits per weight and peak memory; write nothing
-    #[arg(long)]
+    /// Preview size, bits per weight and memory; write nothing
+    #[arg(long, help_heading = "Output")]
     dry_run: bool,
-    /// Verify the finished output before it appears at --out
+    /// List every layer, not only the ten worst
+    #[arg(long, help_heading = "Output")]
+    layers: bool,
+    /// Verify the output before it appears at --out
     ///
     /// With --verify=false the output is only opened.
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set, help_heading = "Output", hide_short_help = true)]
     verify: bool,
     /// Resume an unfinished run of the same command (the default)
-    #[arg(long, conflicts_with = "restart")]
+    #[arg(long, conflicts_with = "restart", help_heading = "Output", hide_short_help = true)]
     resume: bool,
-    /// Start over, and remove what an unfinished run of the same command left
-    #[arg(long)]
+    /// Start over instead of resuming
+    ///
+    /// Removes what an unfinished run of the same command left.
+    #[arg(long, help_heading = "Output", hide_short_help = true)]
     restart: bool,
-    /// Rounding between two codes; stochastic rounding uses --seed
-    #[arg(long, value_enum, default_value_t = Round::Nearest)]
+    /// Rounding between two codes
+    ///
+    /// Stochastic rounding uses --seed.
+    #[arg(long, value_enum, default_value_t = Round::Nearest, help_heading = "Recipe", hide_short_help = true)]
     round: Round,
-    /// Maximum size of a weight file [default: 5G; with --format gguf one file]
+    /// Maximum size of a weight file [default: 5G; GGUF: none]
     ///
     /// A split NAME.gguf becomes NAME-00001-of-0000N.gguf and so on.
-    #[arg(long, value_name = "SIZE", value_parser = crate::output::parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = crate::output::parse_bytes, help_heading = "Output", hide_short_help = true)]
     max_shard_size: Option<u64>,
     #[command(flatten)]
     measure: MeasureArgs,
@@ -294,7 +316,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         verify_seconds,
         ending: Ending::new(&plan, &source, written, &args.targets),
     };
-    context.report(&done, |out| human(out, &done))?;
+    context.report(&done, |out| human(out, &done, args.layers))?;
     context.warn_all(&layer_notes(&outcome.quality))
 }
 
@@ -402,46 +424,41 @@ fn fallback_line(quality: &Quality) -> Option<String> {
     Some(format!("{count} of {all} layers fell back from the recipe: {why} (first: {})", layer.module))
 }
 
-fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
+fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::Result<()> {
     let r = done.quality;
-    layer_table(out, r)?;
-    let kept = if r.kept.is_empty() { String::new() } else { format!(", {} layers kept", r.kept.len()) };
-    writeln!(
-        out,
-        "{}: {} layers in format {} at {}{kept}; {} from {} ({:.3} bits per weight with embeddings and head)",
-        done.output.display(),
-        r.layers.len(),
-        r.container,
-        linear_bits(r.linear_bits_per_weight, r.linear_stored_bits_per_weight),
-        bytes(r.bytes),
-        bytes(done.source_bytes),
-        r.bits_per_weight,
-    )?;
+    let kept = if r.kept.is_empty() { String::new() } else { format!(", {} kept", r.kept.len()) };
+    let output = done.output.display();
+    labelled(out, "output", &format!("{output}: {} layers in format {}{kept}", r.layers.len(), r.container))?;
+    labelled(out, "size", &format!("{} from {}", bytes(r.bytes), bytes(done.source_bytes)))?;
+    let linear = linear_bits(r.linear_bits_per_weight, r.linear_stored_bits_per_weight);
+    let all = format!("{:.3} with embeddings and head", r.bits_per_weight);
+    labelled(out, "bits", &format!("{linear} in these layers, {all}"))?;
     if let Some(line) = fallback_line(r) {
-        writeln!(out, "{line}")?;
+        labelled(out, "fallbacks", &line)?;
     }
-    if done.resumed > 0 {
-        writeln!(out, "resumed: {} tensors and layers from an unfinished run", done.resumed)?;
-    }
-    let beside =
-        |what, seconds: Option<f64>| seconds.map(|s| format!(", {what} {s:.2} s")).unwrap_or_default();
-    writeln!(
-        out,
-        "{:.2} s, {} weights/s{}{}",
-        done.seconds,
-        crate::output::count(done.weights_per_second as u64),
-        beside("fsync", done.sync_seconds),
-        beside("verify", done.verify_seconds),
-    )?;
-    if let Some(figures) = &r.evaluation {
-        human_figures(out, figures)?;
-    }
-    if let Some(hash) = &done.sha256 {
-        writeln!(out, "sha256 {hash}")?;
-    }
+    r.evaluation.iter().try_for_each(|figures| human_figures(out, figures))?;
     match done.verification {
         Some(v) => super::verify::human(out, v)?,
         None => writeln!(out, "not verified")?,
     }
+    human_time(out, done)?;
+    if let Some(hash) = &done.sha256 {
+        labelled(out, "sha256", hash)?;
+    }
+    layer_table(out, r, layers)?;
     done.ending.human(out)
+}
+
+/// Prints times, and what an unfinished run contributed.
+fn human_time(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
+    let beside =
+        |what, seconds: Option<f64>| seconds.map(|s| format!(", {what} {s:.2} s")).unwrap_or_default();
+    let resumed = match done.resumed {
+        0 => String::new(),
+        n => format!("; {n} tensors and layers from an unfinished run"),
+    };
+    let rate = crate::output::count(done.weights_per_second as u64);
+    let (synced, verified) = (beside("fsync", done.sync_seconds), beside("verify", done.verify_seconds));
+    let text = format!("{:.2} s, {rate} weights/s{synced}{verified}{resumed}", done.seconds);
+    labelled(out, "time", &text)
 }

@@ -21,16 +21,20 @@ use crate::error::BadInput;
 use crate::interrupt;
 use crate::progress::Unit;
 
-/// Recompute the static activation scales and KV cache scales of a quantized model
+/// Recompute the static activation and KV cache scales of a model
 ///
 /// Covers static input scales, NVFP4's global input scale, and scales or levels of the KV cache. Weights keep
 /// their bytes. The model runs with its stored weights and no other quantization. quality.json is copied
 /// without the figures that were measured with the old scales.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
-  mantissa quantize demo --recipe rtn-int8-channel+kv-fp8-e4m3-tensor@static --calibration story.txt --length 256 --out demo-kv
-  mantissa recalibrate demo-kv --calibration story.txt --length 128 --out demo-kv-2
-  mantissa recalibrate path/to/native --kv nuq4-1%,pre-rope --calibration text.txt --out path/to/with-levels")]
+  mantissa quantize demo --out demo-kv \\
+      --recipe rtn-int8-channel+kv-fp8-e4m3-tensor@static \\
+      --calibration story.txt --length 256
+  mantissa recalibrate demo-kv --calibration story.txt --length 128 \\
+      --out demo-kv-2
+  mantissa recalibrate path/to/native --kv nuq4-1%,pre-rope \\
+      --calibration text.txt --out with-levels")]
 // Their earlier names, which take every window of a text instead of --samples.
 #[command(mut_arg("text", |arg| arg.hide(true)), mut_arg("tokens", |arg| arg.hide(true)))]
 #[command(mut_arg("context", |arg| arg.hide(true)), mut_arg("stride", |arg| arg.hide(true)))]
@@ -43,14 +47,18 @@ pub struct Args {
     calibration: CalibrationArgs,
     #[command(flatten)]
     text: TextArgs,
-    /// Observer of static input scales: max, mse, … or percentile-P
-    #[arg(long, value_name = "OBSERVER", value_parser = observer, default_value = "max")]
+    /// Observer of static scales
+    ///
+    /// max, mse, kl, moving-average, percentile, or percentile-P such as percentile-99.9.
+    #[arg(long, value_name = "OBSERVER", value_parser = observer, default_value = "max", help_heading = "Scales")]
     observer: Observer,
-    /// Store KV cache levels for this policy (nuq4, nuq3-1% …, as in run --kv); needs the native format
-    #[arg(long, value_name = "POLICY")]
+    /// Store KV cache levels for this policy
+    ///
+    /// nuq4, nuq3-1% and so on, as in run --kv; needs the native format.
+    #[arg(long, value_name = "POLICY", help_heading = "Scales")]
     kv: Option<KvPolicy>,
     /// Output folder
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help_heading = "Output")]
     out: PathBuf,
 }
 

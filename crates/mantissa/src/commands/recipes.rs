@@ -15,12 +15,12 @@ use mantissa_store::convention::Container;
 use serde::Serialize;
 
 use crate::context::Context;
-use crate::output::{Align, Table};
+use crate::output::{Align, Table, paragraph};
 
 /// Rows and columns of the bf16 weight for which bits per weight are given.
 const SIDE: usize = 4096;
 
-/// List recipes with bits per weight, calibration need, format and engines that load them
+/// List recipes, and where their outputs load
 ///
 /// Any [TRANSFORM-]METHOD-SCHEME[+ACTIVATION][+kv-SCHEME] is a recipe; `mantissa schemes` lists the schemes.
 #[derive(clap::Args)]
@@ -100,25 +100,21 @@ fn human(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         ("calibration", Align::Left),
         ("format", Align::Left),
         ("loads in", Align::Left),
-    ]);
+    ])
+    .optional(["recipe", "format", "calibration"]);
     report.recipes.iter().for_each(|row| table.row(cells(row)));
     table.write(out)?;
-    writeln!(
-        out,
-        "\nbits: for a [{SIDE}, {SIDE}] weight of a bf16 model, scales and zero points included; for a file type, its main type"
-    )?;
-    writeln!(
-        out,
-        "calibration recommended: rounding is weighted by column importance if a calibration is given"
-    )?;
-    writeln!(
-        out,
-        "any [TRANSFORM-]METHOD-SCHEME[+ACTIVATION][+kv-SCHEME] is a recipe; transforms: {}; methods: {}",
-        report.transforms.join(", "),
-        report.methods.join(", ")
-    )?;
+    writeln!(out)?;
+    let shape =
+        format!("bits: for a [{SIDE}, {SIDE}] weight of a bf16 model, scales and zero points included");
+    paragraph(out, 2, &format!("{shape}; for a file type, its main type"))?;
+    let recommended = "rounding is weighted by column importance if a calibration is given";
+    paragraph(out, 2, &format!("calibration recommended: {recommended}"))?;
+    paragraph(out, 2, "any [TRANSFORM-]METHOD-SCHEME[+ACTIVATION][+kv-SCHEME] is a recipe")?;
+    paragraph(out, 2, &format!("transforms: {}", report.transforms.join(", ")))?;
+    paragraph(out, 2, &format!("methods: {}", report.methods.join(", ")))?;
     let others: Vec<_> = report.other_names.iter().map(|(name, of)| format!("{name} = {of}")).collect();
-    writeln!(out, "upper or lower case; also: {}", others.join(", "))
+    paragraph(out, 2, &format!("upper or lower case; also: {}", others.join(", ")))
 }
 
 fn cells(row: &Row) -> [String; 6] {

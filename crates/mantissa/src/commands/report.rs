@@ -17,7 +17,7 @@ use crate::context::Context;
 use crate::error::BadInput;
 use crate::memory::PROCESS;
 
-/// Write one self-contained HTML page for a training run or a quantized model
+/// Write an HTML page for a training run or a quantized model
 ///
 /// The page loads nothing else. A training run shows loss, learning rate, gradient norm, loss scale,
 /// throughput, tensor health, settings, machine and memory; a quantized model its layers, errors, bits and
@@ -27,10 +27,12 @@ use crate::memory::PROCESS;
   mantissa report demo-int4
   mantissa report runs/first --out first.html")]
 pub struct Args {
-    /// Folder of a training run, or a quantized model (folder or .gguf file)
+    /// Training run, or quantized folder or .gguf file
     run: PathBuf,
-    /// HTML file to write [default: report.html in the run's folder, or NAME.report.html next to the model]
-    #[arg(long)]
+    /// HTML file [default: report.html in a run, or beside a model]
+    ///
+    /// For a quantized model NAME.report.html next to it.
+    #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
 

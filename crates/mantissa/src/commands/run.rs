@@ -26,43 +26,52 @@ use crate::error::StdoutError;
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa run demo -p 'Once upon a time' -n 200
-  mantissa run demo -p 'Once upon a time' --temperature 0.8 --top-p 0.95 --seed 7
+  mantissa run demo -p 'Once upon a time' --temperature 0.8 --seed 7
   mantissa run demo -p 'Once upon a time' --kv int8-head
-  mantissa run path/to/model -p 'Once upon a time' --kv keys=int4-g32-asym,values=int4-head-asym,window=64,sinks=4,channel-keys
-  mantissa run path/to/model --chat -p 'Why is the sky blue?' --system 'Answer briefly.'")]
+  mantissa run path/to/model -p 'Once upon a time' \\
+      --kv keys=int4-g32-asym,values=int4-head-asym,window=64,channel-keys
+  mantissa run path/to/model --chat -p 'Why is the sky blue?'")]
 pub struct Args {
-    /// Hugging Face folder (dense or quantized), .gguf file, or demo (the embedded model)
+    /// Hugging Face folder, .gguf file, or demo
+    ///
+    /// Dense or quantized. demo is the model inside the binary.
     model: ModelPath,
     /// Prompt
-    #[arg(short, long, value_name = "TEXT")]
+    #[arg(short, long, value_name = "TEXT", help_heading = "Prompt")]
     prompt: String,
-    /// Render the prompt as a user message with the model's chat template
-    #[arg(long, conflicts_with = "bos")]
+    /// Use the prompt as a chat message of the user
+    ///
+    /// The model's chat template renders it.
+    #[arg(long, conflicts_with = "bos", help_heading = "Prompt")]
     chat: bool,
     /// System message before the prompt
-    #[arg(long, value_name = "TEXT", requires = "chat")]
+    #[arg(long, value_name = "TEXT", requires = "chat", help_heading = "Prompt")]
     system: Option<String>,
     /// Maximum number of new tokens
-    #[arg(short, long = "max-tokens", visible_alias = "n-predict", value_name = "N", default_value_t = 128)]
+    #[arg(short, long = "max-tokens", visible_alias = "n-predict", value_name = "N", default_value_t = 128, help_heading = "Sampling")]
     n: usize,
     /// Sampling temperature; 0 is greedy
-    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true, help_heading = "Sampling")]
     temperature: f32,
-    /// Sample from the K most probable tokens; 0 uses all
-    #[arg(long, value_name = "K", default_value_t = 0)]
+    /// Sample from the K most probable tokens
+    ///
+    /// 0 uses all.
+    #[arg(long, value_name = "K", default_value_t = 0, help_heading = "Sampling")]
     top_k: usize,
-    /// Sample from the smallest set of tokens with this total probability
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    /// Sample from tokens of total probability P
+    ///
+    /// The smallest set of the most probable tokens whose probabilities sum to P.
+    #[arg(long, value_name = "P", default_value_t = 1.0, help_heading = "Sampling")]
     top_p: f32,
     /// BOS before the prompt; auto follows the tokenizer
-    #[arg(long, value_enum, default_value_t = BosArg::Auto)]
+    #[arg(long, value_enum, default_value_t = BosArg::Auto, help_heading = "Prompt", hide_short_help = true)]
     bos: BosArg,
-    /// Quantize the KV cache
+    /// Quantize the KV cache, such as int8-head
     ///
     /// A scheme (int8-head, int4-g32-asym …), or
     /// keys=SCHEME,values=SCHEME,window=N,sinks=N,scales=f16,channel-keys,pre-rope,rotate. nuq4-1% and
     /// similar learn their levels on --calibration, unless MODEL has them.
-    #[arg(long, value_name = "SCHEME")]
+    #[arg(long, value_name = "SCHEME", help_heading = "KV cache")]
     kv: Option<KvPolicy>,
     #[command(flatten)]
     calibration: CalibrationArgs,

@@ -22,7 +22,7 @@ const SIDE: usize = 4096;
 
 // The text is terminal help, not a page with links.
 #[allow(rustdoc::broken_intra_doc_links)]
-/// List number formats with bits per weight, range, rules and native hardware support
+/// List number formats: bits, range, rules, hardware
 ///
 /// A scheme is ELEMENT[-GRANULARITY][-sym|-asym][:RULE], or a named format. Ranges are those of the elements,
 /// before scaling. Bits per weight count scales and zero points of a [4096, 4096] weight. Block types and
@@ -226,7 +226,8 @@ fn print_formats(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
         ("smallest subnormal", Align::Right),
         ("levels", Align::Right),
         ("rules", Align::Left),
-    ]);
+    ])
+    .optional(["levels", "smallest subnormal", "element bits", "smallest normal"]);
     for row in rows {
         table.row([
             row.name.clone(),

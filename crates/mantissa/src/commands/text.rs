@@ -21,31 +21,54 @@ use crate::output::bytes;
 /// "measured_on"`.
 #[derive(clap::Args)]
 pub struct TextArgs {
-    /// UTF-8 text to measure on
-    #[arg(long, value_name = "TEXT", group = "measured_on")]
+    /// Text to measure on (UTF-8)
+    #[arg(long, value_name = "TEXT", group = "measured_on", help_heading = "Evaluation")]
     text: Option<PathBuf>,
-    /// Token windows instead of text, used as they are
+    /// Token windows instead of text
     ///
-    /// A list of lists of token ids or, with KEY, an object of such lists.
-    #[arg(long, value_name = "FILE.json[:KEY]", group = "measured_on")]
+    /// FILE.json is a list of lists of token ids, or with FILE.json:KEY an object of such lists. The windows are
+    /// used as they are.
+    #[arg(
+        long,
+        value_name = "FILE",
+        group = "measured_on",
+        help_heading = "Evaluation",
+        hide_short_help = true
+    )]
     tokens: Option<String>,
-    /// Maximum window length in tokens, BOS included [default: the model's context]
-    #[arg(long, value_name = "N", requires = "measured_on")]
+    /// Window length in tokens [default: model's context]
+    ///
+    /// The longest window, BOS included.
+    #[arg(long, value_name = "N", requires = "measured_on", help_heading = "Evaluation")]
     context: Option<usize>,
     /// Stride in tokens between windows [default: no overlap]
-    #[arg(long, value_name = "N", requires = "measured_on")]
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "measured_on",
+        help_heading = "Evaluation",
+        hide_short_help = true
+    )]
     stride: Option<usize>,
     /// BOS before each window; auto follows the tokenizer [default: auto]
-    #[arg(long, value_enum, requires = "measured_on")]
+    #[arg(long, value_enum, requires = "measured_on", help_heading = "Evaluation", hide_short_help = true)]
     bos: Option<BosArg>,
-    /// Split the text into documents at this separator; each is stripped and becomes one window
-    #[arg(long, value_name = "SEP", value_parser = separator)]
+    /// Split the text into documents at this separator
+    ///
+    /// Each is stripped and becomes one window.
+    #[arg(long, value_name = "SEP", value_parser = separator, help_heading = "Evaluation", hide_short_help = true)]
     split: Option<String>,
     /// Range of documents, 1-based and inclusive
-    #[arg(long, value_name = "A..B", requires = "split")]
+    #[arg(
+        long,
+        value_name = "A..B",
+        requires = "split",
+        help_heading = "Evaluation",
+        hide_short_help = true
+    )]
     docs: Option<String>,
     /// Stop after this many predicted tokens
-    #[arg(long, value_name = "TOKENS", requires = "measured_on", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "TOKENS", requires = "measured_on", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Evaluation", hide_short_help = true)]
     limit: Option<u32>,
 }
 

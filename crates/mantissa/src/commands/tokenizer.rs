@@ -21,18 +21,21 @@ use crate::output::bytes;
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa tokenizer story.txt --vocab 300 --out tokenizer
-  mantissa tokenizer stories.txt code.txt --vocab 4096 --split '<|endoftext|>' --out tokenizer")]
+  mantissa tokenizer stories.txt code.txt --vocab 4096 \\
+      --split '<|endoftext|>' --out tokenizer")]
 pub struct Args {
-    /// UTF-8 texts, or .jsonl files with one document per line
+    /// Texts, or .jsonl files with a document per line
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// Vocabulary size, including the 256 bytes and 2 special tokens
+    /// Vocabulary size
+    ///
+    /// Includes the 256 bytes and 2 special tokens.
     #[arg(long, value_name = "N")]
     vocab: usize,
     /// Separator between documents of a text
     #[arg(long, value_name = "SEP", value_parser = separator)]
     split: Option<String>,
-    /// Field of a .jsonl line that holds the document
+    /// Field of a .jsonl line with the text
     #[arg(long, value_name = "FIELD", default_value = "text")]
     field: String,
     /// Output folder

@@ -28,7 +28,7 @@ use owned::{How, RunFolder};
 use setup::Setup;
 use tokens::Tokens;
 
-/// Train a model from a TOML file: data, precision policy, optimizer, schedule, checkpoints
+/// Train a model from a TOML file
 ///
 /// The run's folder is the setting `out`. It holds the settings with all defaults, the tokens, a log with one
 /// JSON line per step, tensor health for some steps, checkpoints, and at the end the model as a Hugging Face
@@ -43,16 +43,16 @@ use tokens::Tokens;
 pub struct Args {
     /// Settings file (TOML)
     config: PathBuf,
-    /// Override a setting, as section.key=value (repeatable)
+    /// Override a setting: section.key=value (repeatable)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
     /// Resume from the last sound checkpoint of the run
     #[arg(long, conflicts_with = "restart")]
     resume: bool,
-    /// Start over: remove the files of the existing run, and no others
+    /// Start over: remove the files of the existing run
     #[arg(long)]
     restart: bool,
-    /// Preview memory and weight decay groups; write nothing
+    /// Preview memory and weight decay; write nothing
     #[arg(long)]
     dry_run: bool,
 }
@@ -252,7 +252,8 @@ impl<'a> Course<'a> {
     /// Runs the remaining steps; returns the last loss.
     fn run(&mut self, context: &Context) -> Result<Option<f64>> {
         let total = self.settings.schedule.steps;
-        let progress = context.progress(total, crate::progress::Unit::Items("steps"));
+        let progress = context.progress_with_status(total, crate::progress::Unit::Items("steps"));
+        progress.message("training");
         progress.begin_at(self.trainer.progress().steps);
         let mut last: Option<LogLine> = self.log.last();
         let mut loss = None;
@@ -265,7 +266,7 @@ impl<'a> Course<'a> {
                 }
                 line => line?,
             };
-            progress.message(status(&line));
+            progress.status(status(&line));
             progress.set(line.step);
             self.log.write(&line)?;
             loss = Some(line.loss);

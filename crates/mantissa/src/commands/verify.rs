@@ -1,5 +1,6 @@
 //! `mantissa verify`: checks a model with a reader that shares no code with the writer.
 
+use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 
@@ -10,10 +11,11 @@ use super::model::{self, ModelPath, Use};
 use super::text::TextArgs;
 use crate::context::Context;
 use crate::error::GateFailed;
+use crate::output::paragraph;
 use crate::progress::Unit;
 use mantissa_store::Paths;
 
-/// Check a model with an independent reader: hashes, weights, logits
+/// Check a model with an independent reader
 ///
 /// Checks the hashes of the manifest and quality.json, decodes every quantized weight with two decoders, and
 /// compares logits; for a GGUF file also the file structure. With --reference, every weight is compared with
@@ -26,12 +28,13 @@ use mantissa_store::Paths;
 #[command(after_help = "EXAMPLES
   mantissa verify demo-int4 --reference demo
   mantissa verify path/to/quantized --strict
-  mantissa verify path/to/quantized --reference path/to/model --text story.txt --json
+  mantissa verify path/to/quantized --reference path/to/model \\
+      --text story.txt --json
   mantissa verify path/to/model-q4_0.gguf --reference path/to/model")]
 pub struct Args {
-    /// Model folder or GGUF file to check
+    /// Model folder or .gguf file to check
     model: ModelPath,
-    /// Dense source model
+    /// Unquantized source model
     #[arg(long, value_name = "SOURCE")]
     reference: Option<ModelPath>,
     #[command(flatten)]
@@ -96,24 +99,24 @@ pub fn require(found: &Verification) -> Result<()> {
 /// As `out`.
 pub fn human(out: &mut dyn Write, v: &Verification) -> io::Result<()> {
     let verdict = if v.ok { "verified" } else { "NOT verified" };
-    write!(out, "{verdict}: {} files by hash, {} weights decoded twice", v.files, v.weights)?;
+    let mut text = format!("{verdict}: {} files by hash, {} weights decoded twice", v.files, v.weights);
     if v.source_files > 0 {
-        write!(out, ", {} source files by hash", v.source_files)?;
+        let _ = write!(text, ", {} source files by hash", v.source_files);
     }
     if v.compared > 0 {
-        write!(out, ", {} tensors compared with the source", v.compared)?;
+        let _ = write!(text, ", {} tensors compared with the source", v.compared);
     }
     if let Some(ratio) = v.max_error_in_bounds {
-        write!(out, " (largest error {ratio:.3} × RTN's bound)")?;
+        let _ = write!(text, " (largest error {ratio:.3} × RTN's bound)");
     }
     if let Some(difference) = v.max_logit_difference {
-        write!(out, ", logits within {difference:.1e}")?;
+        let _ = write!(text, ", logits within {difference:.1e}");
     }
-    writeln!(out)?;
+    paragraph(out, 2, &text)?;
     if let Some(figures) = &v.figures {
         writeln!(out, "measured again on {}:", figures.text.name)?;
         super::outcome::human_figures(out, figures)?;
     }
-    v.faults.iter().try_for_each(|fault| writeln!(out, "fault: {fault}"))?;
-    v.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
+    v.faults.iter().try_for_each(|fault| paragraph(out, 2, &format!("fault: {fault}")))?;
+    v.notes.iter().try_for_each(|note| paragraph(out, 2, &format!("note: {note}")))
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 /// Returns the binary, ready for arguments.
 pub fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mantissa"));
-    command.stdin(Stdio::null()).env_remove("MANTISSA_ISA");
+    command.stdin(Stdio::null()).env_remove("MANTISSA_ISA").env_remove("COLUMNS");
     command
 }
 

@@ -211,12 +211,12 @@ pub fn commands() -> String {
     let dir = TempDir::new().unwrap();
     let help = |arguments: &[&str]| output_in(dir.path(), arguments);
     let all = help(&["--help"]);
-    let list = all.split("Commands:\n").nth(1).unwrap().split("\n\n").next().unwrap();
-    let names = list.lines().filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    let list = all.split("\nCommon options:").next().unwrap();
+    let names = list.lines().filter(|line| line.starts_with("  "));
     let mut page = String::new();
     let mut common = String::new();
     for name in names.filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help") {
-        let text = help(&[name, "--help"]);
+        let text = help(&[name, "--help-all"]);
         let (own, rest) = text.split_once("\nCommon options:\n").expect("common options");
         let (options, examples) = rest.split_once("\nEXAMPLES\n").expect("examples");
         common = options.to_owned();

@@ -204,6 +204,22 @@ rows! {
         outputs: &[Out::Report("r.json")],
         pace: SOME,
     };
+    completions: Case {
+        name: "completions",
+        prepare: nothing,
+        command: "completions bash --json=out/c.json",
+        old: "completions zsh --json=out/c.json",
+        outputs: &[Out::Report("c.json")],
+        pace: SOME,
+    };
+    man: Case {
+        name: "man",
+        prepare: nothing,
+        command: "man quantize --json=out/m.json",
+        old: "man --json=out/m.json",
+        outputs: &[Out::Report("m.json")],
+        pace: SOME,
+    };
     schemes: Case {
         name: "schemes",
         prepare: nothing,

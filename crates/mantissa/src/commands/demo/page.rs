@@ -31,8 +31,8 @@ pub(super) fn page(report: &Report<'_>) -> Page {
     page.push(Html::heading("All results"));
     page.push(table(&super::table(report)));
     page.push(Html::paragraph(
-        "bits: per weight of the quantized layers, as stored; embeddings and norms stay bf16. size: all tensors. stories, prose, \
-         code: perplexity, not comparable between domains. KL: nats/token to the bf16 model, ± standard error over windows. \
+        "bits: per weight of the quantized layers, as stored; embeddings and norms stay bf16. size: all tensors. KL: \
+         nats/token to the bf16 model, ± standard error over windows. ppl: perplexity, not comparable between domains. \
          *: some layers fell back to another scheme or method.",
     ));
     page

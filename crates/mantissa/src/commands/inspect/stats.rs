@@ -292,7 +292,8 @@ pub fn print<'a>(tensors: impl Iterator<Item = (&'a str, &'a Stats)>, out: &mut 
         ("zeros %", Align::Right),
         ("NaN", Align::Right),
         ("Inf", Align::Right),
-    ]);
+    ])
+    .optional(["zeros %", "row amax min..median..max", "mean", "kurtosis", "Inf", "NaN", "min", "max"]);
     tensors.for_each(|(name, stats)| table.row(cells(name, stats)));
     table.write(out)
 }

@@ -1,0 +1,65 @@
+//! `mantissa man`: prints man pages.
+
+use anyhow::Result;
+use clap::Command;
+use clap_mangen::Man;
+use serde::Serialize;
+
+use crate::app;
+use crate::context::Context;
+use crate::error::BadInput;
+
+/// Print a man page in roff
+///
+/// Without COMMAND the page of mantissa itself. To install them, save each as mantissa.1 or
+/// mantissa-COMMAND.1 in ~/.local/share/man/man1.
+#[derive(clap::Args)]
+#[command(after_help = "EXAMPLES
+  mantissa man > mantissa.1
+  mantissa man quantize > mantissa-quantize.1")]
+pub struct Args {
+    /// Command [default: mantissa itself]
+    command: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    name: &'a str,
+    page: String,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// An unknown command; standard output cannot be written.
+pub fn run(args: &Args, context: &Context) -> Result<()> {
+    let mut program = app::command().disable_help_subcommand(true);
+    program.build();
+    let command = match &args.command {
+        None => program,
+        Some(name) => find(&program, name)?,
+    };
+    let name = command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned();
+    let report = Report { name: &name, page: page(command)? };
+    context.report(&report, |out| out.write_all(report.page.as_bytes()))
+}
+
+fn find(program: &Command, name: &str) -> Result<Command> {
+    let commands = || program.get_subcommands().filter(|command| !command.is_hide_set());
+    commands().find(|command| command.get_name() == name).cloned().ok_or_else(|| {
+        let names: Vec<_> = commands().map(Command::get_name).collect();
+        BadInput::new("man", format!("\"{name}\""), names.join(", ")).into()
+    })
+}
+
+/// Returns the page in roff, with the examples as they are in the help.
+fn page(command: Command) -> Result<String> {
+    let examples = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let mut page = Vec::new();
+    Man::new(command.after_help(None)).render(&mut page)?;
+    let page = String::from_utf8_lossy(&page).into_owned();
+    // In roff a backslash escapes, and a leading period or quote is a request.
+    let escaped = |line: &str| format!("\\&{}\n", line.replace('\\', "\\e").replace('-', "\\-"));
+    let examples: String = examples.trim_start_matches("EXAMPLES\n").lines().map(escaped).collect();
+    Ok(format!("{page}.SH EXAMPLES\n.nf\n{examples}.fi\n"))
+}
