@@ -28,18 +28,23 @@ use crate::progress::Unit;
 #[command(after_help = "EXAMPLES
   mantissa diff demo demo-int4 -p 'Once upon a time'
   mantissa diff demo demo-int4 -p 'Once upon a time' -n 64 --json
-  mantissa diff path/to/model path/to/model-q4_k_m.gguf --chat -p 'Why is the sky blue?'
+  mantissa diff path/to/model path/to/model-q4_k_m.gguf --chat \\
+      -p 'Why is the sky blue?'
   mantissa diff path/to/model path/to/quantized --prompts prompts.txt")]
 pub struct Args {
-    /// First model, such as the unquantized one: folder, .gguf file, or demo (the embedded model)
+    /// Model, such as the unquantized one
+    ///
+    /// Hugging Face folder, .gguf file, or demo (the model inside the binary).
     a: ModelPath,
     /// Second model
     b: ModelPath,
     /// Prompt
-    #[arg(short, long, value_name = "TEXT", required_unless_present = "prompts")]
+    #[arg(short, long, value_name = "TEXT", required_unless_present = "prompts", help_heading = "Prompt")]
     prompt: Option<String>,
-    /// Text file with one prompt per line; empty lines are skipped
-    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    /// Text file with one prompt per line
+    ///
+    /// Empty lines are skipped.
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt", help_heading = "Prompt")]
     prompts: Option<PathBuf>,
     /// Maximum number of new tokens
     #[arg(short = 'n', long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
@@ -47,14 +52,16 @@ pub struct Args {
     /// Number of most probable tokens to show
     #[arg(long, value_name = "K", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     top: u32,
-    /// Render each prompt as a user message with A's chat template
-    #[arg(long, conflicts_with = "bos")]
+    /// Use the prompt as a chat message of the user
+    ///
+    /// A's chat template renders it.
+    #[arg(long, conflicts_with = "bos", help_heading = "Prompt")]
     chat: bool,
     /// System message before the prompt
-    #[arg(long, value_name = "TEXT", requires = "chat")]
+    #[arg(long, value_name = "TEXT", requires = "chat", help_heading = "Prompt")]
     system: Option<String>,
     /// BOS before the prompt; auto follows the tokenizer
-    #[arg(long, value_enum, default_value_t = BosArg::Auto)]
+    #[arg(long, value_enum, default_value_t = BosArg::Auto, help_heading = "Prompt", hide_short_help = true)]
     bos: BosArg,
 }
 

@@ -9,6 +9,8 @@ use mantissa_quant::Plan;
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
+use crate::output::labelled;
+
 /// Engines that load an output, and what to type next.
 #[derive(Debug, Serialize)]
 pub struct Ending {
@@ -37,7 +39,7 @@ impl Ending {
     /// # Errors
     /// As `out`.
     pub fn human(&self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(out, "loads in    {}", self.loads_in.join(", "))?;
+        labelled(out, "loads in", &self.loads_in.join(", "))?;
         self.next.iter().try_for_each(|command| writeln!(out, "next        {command}"))
     }
 }
