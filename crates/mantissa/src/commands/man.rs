@@ -56,7 +56,9 @@ fn find(program: &Command, name: &str) -> Result<Command> {
 fn page(command: Command) -> Result<String> {
     let examples = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     let mut page = Vec::new();
-    Man::new(command.after_help(None)).render(&mut page)?;
+    // The page has every flag; of those without a short help it would print only the name.
+    let command = command.after_help(None).mut_args(|arg| arg.hide_short_help(false));
+    Man::new(command).render(&mut page)?;
     let page = String::from_utf8_lossy(&page).into_owned();
     // In roff a backslash escapes, and a leading period or quote is a request.
     let escaped = |line: &str| format!("\\&{}\n", line.replace('\\', "\\e").replace('-', "\\-"));
