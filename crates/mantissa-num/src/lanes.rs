@@ -49,11 +49,24 @@ pub trait Lanes: Copy {
     /// Low byte of each lane [truncated](Self::trunc), in two's complement; magnitudes are below 2^22.
     fn bytes(self, a: Self::V) -> [u8; LANES];
 
+    /// Runs `work` in a function of its own, compiled for the instruction set of these lanes. It keeps functions with
+    /// many searches small: compile time grows faster than their size.
+    fn call<W: Work>(self, work: W) -> W::Out;
+
     /// Bits of the f16 nearest to each lane, ties to even, infinite beyond its range; no lane is NaN.
     #[inline(always)]
     fn halves(self, a: Self::V) -> [u16; LANES] {
         self.to_array(a).map(crate::minifloat::f16_bits)
     }
+}
+
+/// Work on lanes for [`Lanes::call`]: a closure that is generic over the lanes. Implementations are `#[inline(always)]`.
+pub trait Work {
+    /// Result.
+    type Out;
+
+    /// Does the work.
+    fn run<L: Lanes>(self, l: L) -> Self::Out;
 }
 
 /// Plain arrays, vectorized by the compiler.
@@ -63,98 +76,82 @@ pub struct Portable;
 impl Lanes for Portable {
     type V = [f32; LANES];
 
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[inline(always)]
     fn splat(self, x: f32) -> [f32; LANES] {
         [x; LANES]
     }
 
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[inline(always)]
     fn load(self, x: &[f32; LANES]) -> [f32; LANES] {
         *x
     }
 
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[inline(always)]
     fn to_array(self, a: [f32; LANES]) -> [f32; LANES] {
         a
     }
 
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[inline(always)]
     fn add(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
         std::array::from_fn(|i| a[i] + b[i])
     }
 
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[inline(always)]
     fn sub(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
         std::array::from_fn(|i| a[i] - b[i])
     }
 
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[inline(always)]
     fn mul(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
         std::array::from_fn(|i| a[i] * b[i])
     }
 
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[inline(always)]
     fn mul_add(self, a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) -> [f32; LANES] {
         std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
     }
 
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[inline(always)]
     fn sub_mul(self, a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) -> [f32; LANES] {
         std::array::from_fn(|i| (-a[i]).mul_add(b[i], c[i]))
     }
 
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[inline(always)]
     fn div(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
         std::array::from_fn(|i| a[i] / b[i])
     }
 
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[inline(always)]
     fn abs(self, a: [f32; LANES]) -> [f32; LANES] {
         a.map(f32::abs)
     }
 
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[inline(always)]
     fn trunc(self, a: [f32; LANES]) -> [f32; LANES] {
         a.map(f32::trunc)
     }
 
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[inline(always)]
     fn greater(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
         std::array::from_fn(|i| if b[i] > a[i] { b[i] } else { a[i] })
     }
 
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[inline(always)]
     fn lesser(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
         std::array::from_fn(|i| if b[i] < a[i] { b[i] } else { a[i] })
     }
 
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[inline(always)]
     fn if_less(self, a: [f32; LANES], b: [f32; LANES], x: [f32; LANES], y: [f32; LANES]) -> [f32; LANES] {
         std::array::from_fn(|i| if a[i] < b[i] { x[i] } else { y[i] })
     }
 
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[inline(always)]
     fn swap_halves(self, a: [f32; LANES]) -> [f32; LANES] {
         std::array::from_fn(|i| a[i ^ 8])
     }
 
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[inline(always)]
     fn least(self, a: [f32; LANES]) -> (usize, f32) {
         let mut best = (0, a[0]);
         for (i, &v) in a.iter().enumerate() {
@@ -165,14 +162,17 @@ impl Lanes for Portable {
         best
     }
 
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[inline(always)]
     fn greatest(self, a: [f32; LANES]) -> f32 {
         a.into_iter().fold(f32::NEG_INFINITY, |most, v| if v > most { v } else { most })
     }
 
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[inline(never)]
+    fn call<W: Work>(self, work: W) -> W::Out {
+        work.run(self)
+    }
+
+    #[inline(always)]
     fn bytes(self, a: [f32; LANES]) -> [u8; LANES] {
         // Leaves an integer in the low bits, in two's complement. Compilers vectorize this conversion, but not a
         // saturating cast.

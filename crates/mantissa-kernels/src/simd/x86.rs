@@ -1,7 +1,7 @@
 //! [`Simd`] for AVX2 (pairs of 8-lane registers) and AVX-512 (16-lane registers).
 
 use super::{LANES, Simd};
-use mantissa_num::lanes::Lanes;
+use mantissa_num::lanes::{Lanes, Work};
 use std::arch::x86_64::*;
 
 /// Proof that AVX2 and FMA are available.
@@ -246,6 +246,17 @@ impl Lanes for Avx2 {
     type V = [__m256; 2];
 
     #[inline(always)]
+    fn call<W: Work>(self, work: W) -> W::Out {
+        #[inline(never)]
+        #[target_feature(enable = "avx2,fma")]
+        fn apart<W: Work>(l: Avx2, work: W) -> W::Out {
+            work.run(l)
+        }
+        // SAFETY: a value of this type proves that the processor has these features.
+        unsafe { apart(self, work) }
+    }
+
+    #[inline(always)]
     fn swap_halves(self, a: [__m256; 2]) -> [__m256; 2] {
         [a[1], a[0]]
     }
@@ -347,6 +358,17 @@ fn least_512(a: __m512) -> (usize, f32) {
 
 impl Lanes for Avx512 {
     type V = __m512;
+
+    #[inline(always)]
+    fn call<W: Work>(self, work: W) -> W::Out {
+        #[inline(never)]
+        #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")]
+        fn apart<W: Work>(l: Avx512, work: W) -> W::Out {
+            work.run(l)
+        }
+        // SAFETY: a value of this type proves that the processor has these features.
+        unsafe { apart(self, work) }
+    }
 
     methods! {
         fn splat(self, x: f32) -> __m512 { _mm512_set1_ps(x) }
