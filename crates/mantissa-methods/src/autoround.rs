@@ -114,7 +114,7 @@ pub enum AutoRoundError {
         expected: usize,
     },
     /// The scheme has no learnable rounding.
-    #[error("autoround: expected a supported scheme, got {scheme}: {why}; use rtn")]
+    #[error("expected a scheme with learnable rounding, got {scheme}: {why}; use rtn")]
     Scheme {
         /// The scheme.
         scheme: String,
