@@ -1,8 +1,8 @@
 //! Describes models for the serving contract.
 
 use mantissa_model::{LinearInfo, ModelConfig};
-use mantissa_num::Blocks;
 use mantissa_num::stored::Map;
+use mantissa_num::{Blocks, Source};
 use mantissa_plan::contract::{Input, Linear, Shape, Stored, Subject};
 use mantissa_quant::verify::stored_by_module;
 use mantissa_quant::{Plan, model_config};
@@ -103,8 +103,13 @@ fn planned(plan: &Plan, linear: &mantissa_quant::PlannedLinear) -> Linear {
     let stored = |scheme: &mantissa_num::Scheme| Stored {
         format: scheme.format.clone(),
         outer: None,
-        input: input.map(|scheme| Input { format: scheme.format.clone(), scale: None }),
+        input: input.map(|scheme| Input {
+            format: scheme.format.clone(),
+            is_static: scheme.source == Source::Static,
+            scale: None,
+        }),
         act_order,
+        multiplied: false,
     };
     // Float schemes without scales are stored dense.
     let scheme = linear.scheme.as_ref();
@@ -146,10 +151,12 @@ fn stored(linear: &LinearWeight) -> Option<Stored> {
     Some(Stored {
         format: q.format.clone(),
         outer: q.outer().or_else(single),
-        input: linear
-            .input
-            .as_ref()
-            .map(|input| Input { format: input.scheme.format.clone(), scale: input.outer }),
+        input: linear.input.as_ref().map(|input| Input {
+            format: input.scheme.format.clone(),
+            is_static: input.scheme.source == Source::Static,
+            scale: input.outer,
+        }),
         act_order: linear.transforms.before.iter().any(|map| matches!(map, Map::Perm(_))),
+        multiplied: linear.transforms.before.iter().any(|map| matches!(map, Map::Diag(_))),
     })
 }

@@ -6,24 +6,27 @@ use mantissa_num::format::{Affine, Format};
 use super::subject::{Linear, Observed, Split, Stored, Subject, split_of};
 use super::{Check, Rule, Target};
 use crate::contract::Kind;
+use crate::hardware::Gpu;
 
 /// Tensor, layer or field at fault, and the value found there.
 type Violation = (String, String);
 
-/// Returns the reason why a rule cannot be evaluated with the given information.
-pub(super) fn undecidable(rule: &Rule, subject: &Subject, target: &Target) -> Option<&'static str> {
+/// Returns the reason why a rule cannot be evaluated with the given information. `MODEL` stands for the path of the
+/// model.
+pub(super) fn undecidable(rule: &Rule, subject: &Subject, target: &Target) -> Option<String> {
     match rule.check {
         Check::Capability { .. } if target.gpu.is_none() => {
-            Some("needs the GPU; fix: name it, for example vllm:gpu=h100")
+            let named = Target { gpu: Gpu::parse("h100"), ..*target };
+            Some(format!("needs the GPU; fix: mantissa lint MODEL --for {named}"))
         }
         Check::FusedScale(_) | Check::FusedInputScale | Check::Seen(_) if subject.planned => {
-            Some("needs the tensor values; fix: lint the model after writing it")
+            Some(format!("needs the tensor values; fix: mantissa lint MODEL --for {target} after writing it"))
         }
         Check::Seen(what) if !subject.examined.contains(&what) => Some(match what {
             Observed::RowOrder => {
-                "cannot be seen in the weights alone; fix: pass the source model as --reference, or run doctor, which tries both orders"
+                "cannot be seen in the weights alone; fix: mantissa doctor MODEL (tries both orders), or lint with the source model as --reference".to_owned()
             }
-            _ => "not recorded",
+            _ => "not recorded".to_owned(),
         }),
         _ => None,
     }
@@ -41,6 +44,10 @@ pub(super) fn violations(check: Check, subject: &Subject, target: &Target) -> Ve
             let wrong = kinds.contains(&stored.kind()) && stored.input.is_some() != quantized;
             let inputs = if quantized { "unquantized" } else { "quantized" };
             wrong.then(|| format!("{} with {inputs} activations", stored.kind().name()))
+        }),
+        Check::Schemes(accepted) => each(subject, |_, stored| {
+            let taken = accepted.iter().any(|combination| combination.takes(stored));
+            (!taken).then(|| stored.words())
         }),
         Check::NoCodecs(refused) => each(subject, |_, stored| match stored.format {
             Format::Codec(id) if refused.contains(&id) => Some(id.codec().name.to_owned()),
@@ -71,6 +78,17 @@ pub(super) fn violations(check: Check, subject: &Subject, target: &Target) -> Ve
         Check::NoActOrder => {
             each(subject, |_, stored| stored.act_order.then(|| "act-order (g_idx)".to_owned()))
         }
+        Check::ExpertsOnly(kinds) => each(subject, |linear, stored| {
+            let dense = kinds.contains(&stored.kind()) && !linear.module.contains(".experts.");
+            dense.then(|| format!("{} outside the experts", stored.kind().name()))
+        }),
+        Check::Multiplied(kinds) => {
+            let fused: Vec<_> = subject.fused().into_iter().flatten().map(|linear| &linear.module).collect();
+            each(subject, |linear, stored| {
+                let needed = kinds.contains(&stored.kind()) && !fused.contains(&&linear.module);
+                (needed && !stored.multiplied).then(|| "no pre_quant_scale".to_owned())
+            })
+        }
         Check::FusedAlike => fused_alike(subject),
         Check::FusedScale(kind) => {
             fused_scales(subject, |stored| (stored.kind() == kind).then_some(stored.outer))
@@ -79,6 +97,7 @@ pub(super) fn violations(check: Check, subject: &Subject, target: &Target) -> Ve
             fused_scales(subject, |stored| stored.input.as_ref().map(|input| input.scale))
         }
         Check::Capability { kinds, least, end } => capability(subject, target, kinds, least, end),
+        Check::Package(name) => vec![("package".to_owned(), format!("a format that {name} reads"))],
         Check::Seen(what) => {
             let seen = subject.observations.iter().filter(|seen| seen.what == what);
             seen.map(|seen| (seen.tensor.clone(), seen.found.clone())).collect()
@@ -100,7 +119,10 @@ fn convention(allowed: &[&str], subject: &Subject) -> Vec<Violation> {
 }
 
 fn groups(stored: &Stored, sizes: &[u32], channel: bool, f16: bool) -> Option<String> {
-    stored.integers()?;
+    // Other kernels multiply integers by integers; their layouts are a matter of `Check::Schemes`.
+    if stored.kind() != Kind::IntWeights {
+        return None;
+    }
     match stored.format.blocks() {
         Blocks::Group(g) if sizes.contains(&g) || f16 => None,
         Blocks::Row if channel => None,

@@ -7,6 +7,7 @@
 mod check;
 mod loads;
 mod rules;
+mod schemes;
 mod subject;
 
 use std::fmt;
@@ -14,8 +15,9 @@ use std::fmt;
 use mantissa_num::{CodecId, nearest_list};
 use serde::Serialize;
 
-pub use loads::{READERS, Reader, loads_in};
+pub use loads::{Cell, Evidence, LOADS, Load, READERS, Reader, cells, loads_in};
 pub use rules::rules;
+pub use schemes::{Accepted, Inputs, Scales};
 pub use subject::{Input, Kind, Linear, Observation, Observed, Shape, Split, Stored, Subject, split_of};
 
 use crate::hardware::{GPUS, Gpu};
@@ -203,6 +205,8 @@ pub enum Check {
         /// True if activations must be quantized, false if they must not.
         quantized: bool,
     },
+    /// Weights, scales and inputs of every layer are one of these combinations.
+    Schemes(&'static [Accepted]),
     /// No weight is in one of these block types.
     NoCodecs(&'static [CodecId]),
     /// Weights of these kinds have no zero points.
@@ -241,6 +245,11 @@ pub enum Check {
     },
     /// No layer uses act-order.
     NoActOrder,
+    /// Weights of these kinds are in experts only.
+    ExpertsOnly(&'static [Kind]),
+    /// Layers that are not fused with another multiply their input per column (`pre_quant_scale`) if their weights
+    /// are of these kinds.
+    Multiplied(&'static [Kind]),
     /// Fused layers share one format.
     FusedAlike,
     /// Fused layers of this kind share one per-tensor scale.
@@ -256,8 +265,21 @@ pub enum Check {
         /// Compute capability times ten from which support ends.
         end: Option<u32>,
     },
+    /// This package is installed. Always reported, because the files do not show it.
+    Package(&'static str),
     /// The checkpoint was examined and this problem was not observed.
     Seen(Observed),
+}
+
+impl Check {
+    /// True if the schemes, formats and shapes of the layers decide it, and not how one file was written.
+    fn is_of_schemes(&self) -> bool {
+        match self {
+            Check::Seen(what) => *what == Observed::ZeroPointVersion,
+            Check::Package(_) => false,
+            _ => true,
+        }
+    }
 }
 
 /// Requirement of one or more engines.
@@ -294,11 +316,14 @@ pub struct Finding {
     pub found: String,
     /// Requirement of the engine.
     pub requires: &'static str,
-    /// Fix.
+    /// Fix: a command, or an edit.
     #[serde(rename = "cure")]
-    pub fix: &'static str,
+    pub fix: String,
     /// Source of the requirement.
     pub source: &'static str,
+    /// True if another recipe, format or number of GPUs mends it.
+    #[serde(skip)]
+    pub by_recipe: bool,
 }
 
 /// Result of [`lint`].
@@ -341,8 +366,9 @@ pub fn lint(subject: &Subject, target: &Target) -> Report {
             tensor,
             found,
             requires: rule.requires,
-            fix: rule.fix,
+            fix: rule.fix.to_owned(),
             source: rule.source,
+            by_recipe: rule.check.is_of_schemes(),
         };
         report.findings.extend(check::violations(rule.check, subject, target).into_iter().map(finding));
     }

@@ -55,6 +55,8 @@ pub struct Stored {
     pub input: Option<Input>,
     /// True if columns are not in group order (`g_idx`).
     pub act_order: bool,
+    /// True if the input is multiplied per column at run time (`pre_quant_scale`).
+    pub multiplied: bool,
 }
 
 /// Quantization of a layer's input.
@@ -62,7 +64,9 @@ pub struct Stored {
 pub struct Input {
     /// Format of the activations.
     pub format: Format,
-    /// Stored (static) scale, if any.
+    /// True if the scale is stored instead of computed at run time.
+    pub is_static: bool,
+    /// Stored scale, if known.
     pub scale: Option<f32>,
 }
 

@@ -2,13 +2,13 @@ use mantissa_num::Scheme;
 
 use super::*;
 
-fn stored(scheme: &str) -> Stored {
+pub(super) fn stored(scheme: &str) -> Stored {
     let format = scheme.parse::<Scheme>().unwrap().format;
-    Stored { format, outer: None, input: None, act_order: false }
+    Stored { format, outer: None, input: None, act_order: false, multiplied: false }
 }
 
 /// One layer of a model with 4096 columns and an MLP of 11008, as in Llama 2 7B.
-fn subject(convention: &str, scheme: &str) -> Subject {
+pub(super) fn subject(convention: &str, scheme: &str) -> Subject {
     let linear = |name: &str, rows, cols| Linear {
         module: format!("model.layers.0.{name}"),
         rows,
@@ -74,7 +74,7 @@ fn targets_are_parsed_and_printed() {
 fn a_sound_model_breaks_no_rule() {
     assert_eq!(broken(&subject("compressed-tensors", "int4-g128"), "vllm:tp=2,gpu=a100"), []);
     assert_eq!(broken(&subject("compressed-tensors", "int8-channel"), "vllm:tp=4,gpu=h100"), []);
-    assert_eq!(broken(&subject("modelopt", "nvfp4:torchao"), "tensorrt-llm:tp=2,gpu=b200"), []);
+    assert_eq!(broken(&subject("modelopt", "nvfp4:torchao"), "vllm:tp=2,gpu=b200"), []);
     assert_eq!(broken(&subject("gguf", "q4_k"), "llama.cpp"), []);
     assert_eq!(broken(&subject("awq", "int4-g128-asym"), "lmdeploy:tp=2"), []);
     assert_eq!(broken(&subject("mlx", "int4-g64-asym"), "mlx"), []);
@@ -89,7 +89,7 @@ fn groups_must_divide_what_a_gpu_has() {
     assert_eq!((finding.rule, finding.severity), ("tp-group", Severity::Refused));
     assert_eq!(finding.tensor, "model.layers.0.mlp.down_proj");
     assert_eq!(finding.found, "2752 columns of 11008 on 4 GPUs, groups of 128");
-    assert!(report.fails() && finding.source.contains("vllm-project/vllm"));
+    assert!(report.fails() && finding.source.contains("vllm 0.33.0"));
     assert_eq!(broken(&subject("compressed-tensors", "int4-g64"), "vllm:tp=4"), []);
     // The same for a planned model.
     let planned = Subject { planned: true, ..model };
@@ -99,6 +99,8 @@ fn groups_must_divide_what_a_gpu_has() {
 #[test]
 fn tiles_must_divide_rows_and_columns() {
     let mut model = subject("deepseek-fp8", "fp8-e4m3-t128x128");
+    let input = Input { format: stored("fp8-e4m3-g128").format, is_static: false, scale: None };
+    model.linears.iter_mut().for_each(|l| l.stored.as_mut().unwrap().input = Some(input.clone()));
     assert_eq!(broken(&model, "vllm:tp=2"), []);
     // 11008 / 4 = 2752 is not a multiple of 128, neither for rows nor for columns.
     let found = lint(&model, &target("vllm:tp=4")).findings;
@@ -123,14 +125,14 @@ fn heads_and_widths_are_dealt_out() {
 
 #[test]
 fn widths_of_integers_have_kernels() {
-    assert_eq!(broken(&subject("compressed-tensors", "int3-g128"), "vllm")[0].0, "vllm-bits");
-    assert_eq!(broken(&subject("compressed-tensors", "int8-g128-asym"), "vllm")[0].0, "vllm-bits");
+    assert_eq!(broken(&subject("compressed-tensors", "int3-g128"), "sglang")[0].0, "sglang-bits");
+    assert_eq!(broken(&subject("compressed-tensors", "int8-g128-asym"), "sglang")[0].0, "sglang-bits");
     assert_eq!(broken(&subject("gptq", "int4-g128-asym"), "vllm")[0].0, "vllm-gptq-bits");
     assert_eq!(broken(&subject("gptq", "int3-g128"), "exllamav2")[0].0, "exllamav2-bits");
     assert_eq!(broken(&subject("awq", "int4-g64-asym"), "lmdeploy")[0].0, "lmdeploy-groups");
-    assert_eq!(broken(&subject("compressed-tensors", "int4-g64"), "mlx")[0].0, "mlx-ct-groups");
-    let mut model = subject("compressed-tensors", "int4-g16");
-    assert_eq!(broken(&model, "vllm")[0].0, "vllm-groups");
+    assert_eq!(broken(&subject("compressed-tensors", "int4-g64"), "mlx")[0].0, "mlx-convention");
+    let mut model = subject("compressed-tensors", "int4-g8");
+    assert_eq!(broken(&model, "vllm")[0].0, "vllm-ct-groups");
     model.dtype = Some("float16".to_owned());
     assert_eq!(broken(&model, "vllm"), []);
 }
@@ -139,10 +141,10 @@ fn widths_of_integers_have_kernels() {
 fn act_order_needs_whole_tiles_of_marlin() {
     let mut model = subject("gptq", "int4-g128");
     model.linears.iter_mut().for_each(|linear| linear.stored.as_mut().unwrap().act_order = true);
-    assert_eq!(broken(&model, "vllm:tp=2"), []);
+    assert_eq!(broken(&model, "sglang:tp=2"), []);
     assert_eq!(broken(&model, "lmdeploy")[0].0, "lmdeploy-act-order");
     model.linears[6].cols = 11072;
-    assert!(broken(&model, "vllm").iter().any(|(rule, _)| *rule == "act-order-tp"));
+    assert!(broken(&model, "sglang").iter().any(|(rule, _)| *rule == "act-order-tp"));
 }
 
 #[test]
@@ -189,7 +191,8 @@ fn the_gpu_decides_where_it_is_given() {
     assert!(!found.fails() && found.findings[0].found.contains("6 more layers on a100 (SM 8.0)"));
     assert!(lint(&model, &target("tensorrt-llm:gpu=a100")).fails());
     let mut int8 = subject("compressed-tensors", "int8-channel");
-    let input = Input { format: "int8-token".parse::<Scheme>().unwrap().format, scale: None };
+    let input =
+        Input { format: "int8-token".parse::<Scheme>().unwrap().format, is_static: false, scale: None };
     int8.linears.iter_mut().for_each(|l| l.stored.as_mut().unwrap().input = Some(input.clone()));
     assert_eq!(broken(&int8, "vllm:gpu=b200")[0].0, "int8-gpu");
     assert_eq!(broken(&int8, "vllm:gpu=h100"), []);
@@ -225,13 +228,13 @@ fn every_rule_is_told_apart_sourced_and_reachable() {
     }
 }
 
-/// Checks formats against a load test in `tests/interop`, or the engine's own list.
 #[test]
-fn loads_in_agrees_with_the_load_tests() {
+fn loads_in_follows_from_the_rules() {
     let names = |convention: &str, scheme: &str, input: Option<&str>| {
         let mut subject = subject(convention, scheme);
         for linear in &mut subject.linears {
-            let input = input.map(|text| Input { format: stored(text).format, scale: None });
+            let input =
+                input.map(|text| Input { format: stored(text).format, is_static: false, scale: None });
             linear.stored = linear.stored.take().map(|stored| Stored { input, ..stored });
         }
         loads_in(&subject)
@@ -240,12 +243,48 @@ fn loads_in_agrees_with_the_load_tests() {
     assert_eq!(w4a16, ["vLLM", "SGLang", "LMDeploy", "transformers", "mantissa"]);
     // from_pretrained fails at the size of weight_zero_point.
     assert!(!names("compressed-tensors", "int4-g128-asym", None).contains(&"transformers"));
-    // SGLang and TensorRT-LLM take NVFP4 weights only with NVFP4 activations.
+    // TensorRT-LLM takes NVFP4 weights only with NVFP4 inputs; mlx-lm has no name for the packed tensors.
     let weight_only = names("compressed-tensors", "nvfp4", None);
-    assert!(!weight_only.contains(&"SGLang") && !weight_only.contains(&"TensorRT-LLM"), "{weight_only:?}");
+    assert_eq!(weight_only, ["vLLM", "SGLang", "transformers", "mantissa"]);
     let both = names("compressed-tensors", "nvfp4", Some("nvfp4"));
     assert!(both.contains(&"SGLang") && both.contains(&"TensorRT-LLM"), "{both:?}");
+    assert!(!names("compressed-tensors", "mxfp4", None).contains(&"SGLang"));
     assert!(!names("compressed-tensors", "int4-g32", Some("int8-channel")).contains(&"LMDeploy"));
     assert!(names("gptq", "int4-g128", None).contains(&"GPTQModel"));
     assert_eq!(names("native", "int4-g128", None), ["mantissa"]);
+}
+
+/// A cell is marked only where a test loaded weights of its kind.
+#[test]
+fn cells_say_who_loaded_them() {
+    let of = |convention: &str, scheme: &str, name: &str| {
+        cells(&subject(convention, scheme))
+            .into_iter()
+            .find(|cell| cell.name == name)
+            .map(|cell| cell.evidence)
+    };
+    let loaded = of("gguf", "q4_k", "llama.cpp").unwrap();
+    assert!(
+        matches!(loaded, Evidence::Loaded(load) if load.script == "tests/interop/loads.py"),
+        "{loaded:?}"
+    );
+    let source = of("compressed-tensors", "int4-g128", "vLLM").unwrap();
+    assert!(matches!(source, Evidence::Source { source } if source.contains("vllm 0.33.0")), "{source:?}");
+    assert_eq!(of("compressed-tensors", "int4-g128", "mantissa"), Some(Evidence::Own));
+    // Zero points are another kind of weight than the one that was loaded.
+    assert_eq!(of("compressed-tensors", "int4-g128-asym", "transformers"), None);
+}
+
+#[test]
+fn load_tests_are_of_programs_and_schemes_that_exist() {
+    let known: Vec<_> = Server::NAMES.iter().map(|(server, _)| server.title()).collect();
+    for load in LOADS {
+        let listed = known.contains(&load.reader) || READERS.iter().any(|reader| reader.name == load.reader);
+        assert!(listed && load.version.contains('.') && load.date.len() == 10, "{load:?}");
+        for scheme in load.schemes {
+            let (weights, inputs) = scheme.split_once('+').unwrap_or((scheme, ""));
+            assert!(mantissa_num::parse_weight(weights).is_ok(), "{scheme}");
+            assert!(inputs.is_empty() || mantissa_num::parse_activation(inputs).is_ok(), "{scheme}");
+        }
+    }
 }

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use anyhow::Result;
-use mantissa_num::Scheme;
 use mantissa_num::codec::Codec;
-use mantissa_plan::contract::{self, Input, Linear, Shape, Stored, Subject};
+use mantissa_num::{Scheme, Source};
+use mantissa_plan::contract::{self, Cell, Input, LOADS, Linear, Load, Shape, Stored, Subject};
 use mantissa_quant::Recipe;
 use mantissa_quant::recipe::{ALIASES, FILE_TYPES, TRANSFORMS, TYPED};
 use mantissa_quant::registry;
@@ -37,6 +37,8 @@ struct Report {
     recipes: Vec<Row>,
     /// Other names, with the recipes of the list that they stand for.
     other_names: BTreeMap<&'static str, &'static str>,
+    /// What we loaded in other programs.
+    load_tests: &'static [Load],
 }
 
 #[derive(Serialize)]
@@ -50,7 +52,10 @@ struct Row {
     /// True if rounding is weighted by an importance matrix when one is available.
     importance: bool,
     format: &'static str,
+    /// Programs that load it; ✓ if we loaded it.
     loads_in: String,
+    /// The same with the evidence.
+    readers: Vec<Cell>,
 }
 
 /// Runs the command.
@@ -67,7 +72,14 @@ pub fn run(_args: &Args, context: &Context) -> Result<()> {
     let methods = registry::names().collect();
     let transforms = TRANSFORMS.iter().map(|row| row.name).collect();
     let other_names = TYPED.into_iter().collect();
-    let report = Report { transforms, methods, bits_per_weight_shape: [SIDE, SIDE], recipes, other_names };
+    let report = Report {
+        transforms,
+        methods,
+        bits_per_weight_shape: [SIDE, SIDE],
+        recipes,
+        other_names,
+        load_tests: LOADS,
+    };
     context.report(&report, |out| human(out, &report))
 }
 
@@ -76,6 +88,7 @@ fn row(name: &'static str, full: String) -> Result<Row> {
     let recipe = Recipe::load(name)?;
     let weighed = recipe.weights.format.codec().is_some_and(Codec::takes_importance);
     let container = recipe.container();
+    let readers = readers(&recipe, container);
     Ok(Row {
         name,
         recipe: full,
@@ -88,7 +101,8 @@ fn row(name: &'static str, full: String) -> Result<Row> {
         calibration: recipe.needs_calibration(),
         importance: weighed && recipe.rounds_to_nearest(),
         format: container.name(),
-        loads_in: loads_in(&recipe, container),
+        loads_in: readers.iter().map(Cell::marked).collect::<Vec<_>>().join(", "),
+        readers,
     })
 }
 
@@ -108,6 +122,8 @@ fn human(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     let shape =
         format!("bits: for a [{SIDE}, {SIDE}] weight of a bf16 model, scales and zero points included");
     paragraph(out, 2, &format!("{shape}; for a file type, its main type"))?;
+    let loads = "✓ loaded by us, the others by their source code; --json has scripts, versions and files";
+    paragraph(out, 2, &format!("loads in: {loads}"))?;
     let recommended = "rounding is weighted by column importance if a calibration is given";
     paragraph(out, 2, &format!("calibration recommended: {recommended}"))?;
     paragraph(out, 2, "any [TRANSFORM-]METHOD-SCHEME[+ACTIVATION][+kv-SCHEME] is a recipe")?;
@@ -133,8 +149,8 @@ fn cells(row: &Row) -> [String; 6] {
     ]
 }
 
-/// Names the programs that load what `recipe` writes in `container`, from the serving contract.
-fn loads_in(recipe: &Recipe, container: Container) -> String {
+/// Lists the programs that load what `recipe` writes in `container`, from the serving contract.
+fn readers(recipe: &Recipe, container: Container) -> Vec<Cell> {
     let format = |scheme: &Scheme| scheme.format.clone();
     let scheme = container.as_stored(recipe.weights.clone(), Dtype::BF16);
     // Weights without scales are stored unquantized.
@@ -142,8 +158,13 @@ fn loads_in(recipe: &Recipe, container: Container) -> String {
     let stored = Stored {
         format: format(&scheme),
         outer: None,
-        input: recipe.activations.as_ref().map(|input| Input { format: format(input), scale: None }),
+        input: recipe.activations.as_ref().map(|input| Input {
+            format: format(input),
+            is_static: input.source == Source::Static,
+            scale: None,
+        }),
         act_order: recipe.method.follows_order(),
+        multiplied: false,
     };
     let linear = Linear {
         module: "model.layers.0.mlp.up_proj".to_owned(),
@@ -160,5 +181,5 @@ fn loads_in(recipe: &Recipe, container: Container) -> String {
         examined: Vec::new(),
         observations: Vec::new(),
     };
-    contract::loads_in(&subject).join(", ")
+    contract::cells(&subject)
 }

@@ -7,7 +7,7 @@ use Kind::{Blocks, Mxfp4, Nvfp4};
 use Server::LlamaCpp;
 use Severity::{Refused, Warning, Wrong};
 
-const GGUF: &str = "ggml-org/llama.cpp ggml/src/gguf.cpp (gguf_init_from_file: rows are whole blocks)";
+const GGUF: &str = "ggml-org/llama.cpp ggml/src/gguf.cpp (gguf_init_from_file: rows are whole blocks), as in llama-cpp-python 0.3.36";
 const GGUF_LLAMA: &str = "ggml-org/llama.cpp conversion/llama.py (LlamaModel.permute)";
 const GGUF_VOCAB: &str = "ggml-org/llama.cpp src/llama-vocab.cpp (llama_vocab::impl::load)";
 

@@ -1,13 +1,19 @@
 //! Rules of LMDeploy's TurboMind engine.
 
+use super::super::schemes::{Accepted, Inputs, Scales};
 use super::super::subject::Kind;
 use super::super::{Check, Rule, Server, Severity};
 
-use Kind::IntWeights;
+use Inputs::{Fp8Group, None};
+use Kind::{Fp8Tiles, IntWeights, Mxfp4};
+use Scales::Group;
 use Server::Lmdeploy;
-use Severity::Refused;
+use Severity::{Refused, Wrong};
 
-const LMDEPLOY: &str = "InternLM/lmdeploy lmdeploy/turbomind/converter.py @1263d5cd8";
+const LMDEPLOY: &str = "InternLM/lmdeploy lmdeploy/turbomind/converter.py (get_tm_config) @1263d5cd8";
+const GROUPS: &str = "InternLM/lmdeploy lmdeploy/turbomind/converter.py (_SUPPORTED_GROUP_SIZES) @1263d5cd8";
+const FORMATS: &str =
+    "InternLM/lmdeploy lmdeploy/turbomind/weight_format.py (FP8Format, CompressedTensorFormat) @1263d5cd8";
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
@@ -26,14 +32,24 @@ pub(super) const RULES: &[Rule] = &[
             "mxfp4",
         ]),
         source: LMDEPLOY,
-        fix: "run mantissa convert --format awq",
+        fix: "use awq",
+    },
+    Rule {
+        id: "lmdeploy-schemes",
+        servers: &[Lmdeploy],
+        conventions: &["compressed-tensors", "awq", "gptq"],
+        severity: Refused,
+        requires: "pack-quantized integers in groups with unquantized inputs",
+        check: Check::Schemes(&[Accepted::new(IntWeights, &[Group], &[None])]),
+        source: LMDEPLOY,
+        fix: "use int4 with groups of 128",
     },
     Rule {
         id: "lmdeploy-bits",
         servers: &[Lmdeploy],
         conventions: &["compressed-tensors", "awq"],
         severity: Refused,
-        requires: "4-bit integers with unquantized activations",
+        requires: "4-bit integers",
         check: Check::Bits { symmetric: &[4], asymmetric: &[4] },
         source: LMDEPLOY,
         fix: "use int4 with groups of 128",
@@ -46,7 +62,7 @@ pub(super) const RULES: &[Rule] = &[
         requires: "symmetric 4-bit integers",
         check: Check::Bits { symmetric: &[4], asymmetric: &[] },
         source: LMDEPLOY,
-        fix: "run mantissa convert --format awq",
+        fix: "use symmetric int4, or awq",
     },
     Rule {
         id: "lmdeploy-act-order",
@@ -59,13 +75,23 @@ pub(super) const RULES: &[Rule] = &[
         fix: "quantize with act-order and static groups, which needs no g_idx",
     },
     Rule {
+        id: "lmdeploy-ct-act-order",
+        servers: &[Lmdeploy],
+        conventions: &["compressed-tensors"],
+        severity: Wrong,
+        requires: "no act-order: weight_g_idx is not read",
+        check: Check::NoActOrder,
+        source: FORMATS,
+        fix: "quantize with act-order and static groups, which needs no g_idx",
+    },
+    Rule {
         id: "lmdeploy-groups",
         servers: &[Lmdeploy],
         conventions: &["gptq", "awq"],
         severity: Refused,
         requires: "groups of 128",
         check: Check::Groups { sizes: &[128], channel: false, other_in_f16: false },
-        source: LMDEPLOY,
+        source: GROUPS,
         fix: "use groups of 128",
     },
     Rule {
@@ -75,27 +101,27 @@ pub(super) const RULES: &[Rule] = &[
         severity: Refused,
         requires: "groups of 32 or 128",
         check: Check::Groups { sizes: &[32, 128], channel: false, other_in_f16: false },
-        source: LMDEPLOY,
+        source: GROUPS,
         fix: "use groups of 128",
     },
     Rule {
-        id: "lmdeploy-ct-kinds",
+        id: "lmdeploy-fp8",
         servers: &[Lmdeploy],
-        conventions: &["compressed-tensors"],
-        severity: Refused,
-        requires: "pack-quantized integers: other compressed-tensors formats are refused",
-        check: Check::Kinds(&[IntWeights]),
-        source: LMDEPLOY,
-        fix: "use int4 with groups of 128, or FP8 tiles as deepseek-fp8",
+        conventions: &["deepseek-fp8", "fp8"],
+        severity: Wrong,
+        requires: "FP8 tiles of 128 × 128 (weight_scale_inv): other scales are not read",
+        check: Check::Schemes(&[Accepted::new(Fp8Tiles, &[], &[Fp8Group])]),
+        source: FORMATS,
+        fix: "use FP8 tiles of 128 × 128",
     },
     Rule {
-        id: "lmdeploy-activations",
+        id: "lmdeploy-mxfp4",
         servers: &[Lmdeploy],
-        conventions: &["compressed-tensors", "awq", "gptq"],
+        conventions: &["mxfp4"],
         severity: Refused,
-        requires: "4-bit integers with unquantized activations",
-        check: Check::Activations { kinds: &[IntWeights], quantized: false },
+        requires: "MXFP4",
+        check: Check::Kinds(&[Mxfp4]),
         source: LMDEPLOY,
-        fix: "leave the activations unquantized: no +SCHEME in the recipe",
+        fix: "use MXFP4",
     },
 ];

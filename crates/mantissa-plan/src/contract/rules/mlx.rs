@@ -1,14 +1,17 @@
 //! Rules of mlx-lm.
 
+use super::super::schemes::{Accepted, Inputs, Scales};
 use super::super::subject::Kind;
 use super::super::{Check, Rule, Server, Severity};
 use super::sources::MLX_OPS;
 
-use Kind::{IntWeights, Nvfp4};
+use Inputs::None;
+use Kind::{IntWeights, Mxfp4, Mxfp8, Nvfp4};
+use Scales::Group;
 use Server::Mlx;
-use Severity::{Refused, Wrong};
+use Severity::Refused;
 
-const MLX_LM: &str = "ml-explore/mlx-lm mlx_lm/utils.py (load_model, _transform_awq_weights) @d78bf58e";
+const MLX_LM: &str = "mlx-lm 0.32.2 mlx_lm/utils.py (load_model, _transform_awq_weights)";
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
@@ -16,20 +19,35 @@ pub(super) const RULES: &[Rule] = &[
         servers: &[Mlx],
         conventions: &[],
         severity: Refused,
-        requires: "mlx tensors, or awq, gptq, compressed-tensors or mxfp4, which mlx-lm converts at load",
-        check: Check::Convention(&["dense", "mlx", "awq", "gptq", "compressed-tensors", "mxfp4"]),
+        requires: "mlx tensors, or awq or mxfp4, which mlx-lm converts at load (compressed-tensors only in DeepSeek-V3's architecture, gptq not: it ends at g_idx)",
+        check: Check::Convention(&["dense", "mlx", "awq", "mxfp4"]),
         source: MLX_LM,
-        fix: "run mlx_lm.convert on the dense model",
+        fix: "use mlx",
+    },
+    Rule {
+        id: "mlx-schemes",
+        servers: &[Mlx],
+        conventions: &["mlx"],
+        severity: Refused,
+        requires: "integers in groups, MXFP4, MXFP8 or NVFP4 with unquantized inputs",
+        check: Check::Schemes(&[
+            Accepted::new(IntWeights, &[Group], &[None]),
+            Accepted::new(Mxfp4, &[], &[None]),
+            Accepted::new(Mxfp8, &[], &[None]),
+            Accepted::new(Nvfp4, &[], &[None]),
+        ]),
+        source: MLX_OPS,
+        fix: "use integers in groups of 64",
     },
     Rule {
         id: "mlx-bits",
         servers: &[Mlx],
-        conventions: &["gptq", "awq"],
+        conventions: &["awq"],
         severity: Refused,
         requires: "4-bit integers",
         check: Check::Bits { symmetric: &[4], asymmetric: &[4] },
         source: MLX_LM,
-        fix: "run mlx_lm.convert on the dense model",
+        fix: "use int4",
     },
     Rule {
         id: "mlx-affine-bits",
@@ -44,7 +62,7 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         id: "mlx-groups",
         servers: &[Mlx],
-        conventions: &["mlx", "gptq", "awq"],
+        conventions: &["mlx", "awq"],
         severity: Refused,
         requires: "groups of 32, 64 or 128",
         check: Check::Groups { sizes: &[32, 64, 128], channel: false, other_in_f16: false },
@@ -52,43 +70,13 @@ pub(super) const RULES: &[Rule] = &[
         fix: "use groups of 32, 64 or 128",
     },
     Rule {
-        id: "mlx-act-order",
+        id: "mlx-mxfp4",
         servers: &[Mlx],
-        conventions: &["gptq"],
+        conventions: &["mxfp4"],
         severity: Refused,
-        requires: "no g_idx",
-        check: Check::NoActOrder,
+        requires: "MXFP4",
+        check: Check::Kinds(&[Mxfp4]),
         source: MLX_LM,
-        fix: "quantize with act-order and static groups",
-    },
-    Rule {
-        id: "mlx-ct-bits",
-        servers: &[Mlx],
-        conventions: &["compressed-tensors"],
-        severity: Wrong,
-        requires: "NVFP4, or int4 with groups of 32: other formats are read as one of these",
-        check: Check::Kinds(&[Nvfp4, IntWeights]),
-        source: MLX_LM,
-        fix: "run mlx_lm.convert on the dense model",
-    },
-    Rule {
-        id: "mlx-ct-width",
-        servers: &[Mlx],
-        conventions: &["compressed-tensors"],
-        severity: Wrong,
-        requires: "4-bit integers: other widths are read as 4-bit",
-        check: Check::Bits { symmetric: &[4], asymmetric: &[] },
-        source: MLX_LM,
-        fix: "run mlx_lm.convert on the dense model",
-    },
-    Rule {
-        id: "mlx-ct-groups",
-        servers: &[Mlx],
-        conventions: &["compressed-tensors"],
-        severity: Wrong,
-        requires: "groups of 32: other sizes are read as 32",
-        check: Check::Groups { sizes: &[32], channel: false, other_in_f16: false },
-        source: MLX_LM,
-        fix: "run mlx_lm.convert on the dense model",
+        fix: "use MXFP4",
     },
 ];

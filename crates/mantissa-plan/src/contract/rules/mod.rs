@@ -3,6 +3,9 @@
 //! Sources name project, file and commit, or a documentation page. Engines change: a rule holds for the
 //! version its source names.
 
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod cases;
 mod exllamav2;
 mod llama_cpp;
 mod lmdeploy;

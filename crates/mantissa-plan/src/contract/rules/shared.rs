@@ -13,14 +13,13 @@ use Severity::{Refused, Warning, Wrong};
 /// Engines that split layers over GPUs.
 const SPLITTING: &[Server] = &[Vllm, Sglang, Lmdeploy, TensorrtLlm];
 const MARLIN_KERNEL: &str =
-    "vllm-project/vllm vllm/model_executor/kernels/linear/mixed_precision/marlin.py @055e47c2";
+    "vllm 0.33.0 vllm/model_executor/kernels/linear/mixed_precision/marlin.py (can_implement)";
 const FUSED: &str =
     "vllm-project/vllm vllm/model_executor/layers/quantization/compressed_tensors/utils.py @008014e8";
 const TILES: &str =
     "vllm-project/vllm and sgl-project/sglang, fp8_utils.py (validate_fp8_block_shape) @007d5005";
 const NVFP4: &str = "vllm-project/vllm vllm/model_executor/layers/quantization/compressed_tensors/schemes/compressed_tensors_w4a4_nvfp4.py @0094cb9b";
-const GGUF_TYPES: &str =
-    "vllm-project/vllm vllm/model_executor/layers/quantization/gguf.py (DEQUANT_TYPES) @00620f91";
+const GGUF_TYPES: &str = "vllm-gguf-plugin 0.0.5 quantization/utils.py and sglang 0.5.23 srt/layers/quantization/gguf.py (DEQUANT_TYPES)";
 const KV: &str = "vllm-project/vllm and sgl-project/sglang, layers/quantization/kv_cache.py (process_weights_after_loading)";
 
 pub(super) const RULES: &[Rule] = &[
@@ -66,7 +65,7 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "act-order-tp",
-        servers: &[Vllm, Sglang],
+        servers: &[Sglang],
         conventions: &["compressed-tensors", "gptq"],
         severity: Refused,
         requires: "with act-order, rows and columns per GPU that are multiples of 64 and 128: Marlin does not pad them",
@@ -172,7 +171,7 @@ pub(super) const RULES: &[Rule] = &[
         requires: "zero points that match checkpoint_format: v1 (\"gptq\") stores one less than v2 (\"gptq_v2\")",
         check: Check::Seen(Observed::ZeroPointVersion),
         source: EXLLAMA,
-        fix: "set checkpoint_format to match the data, in config.json and quantize_config.json",
+        fix: "set checkpoint_format to match the data, in MODEL/config.json and MODEL/quantize_config.json",
     },
     Rule {
         id: "router-dense",
@@ -182,7 +181,7 @@ pub(super) const RULES: &[Rule] = &[
         requires: "expert routers as dense tensors, in the list of ignored layers",
         check: Check::Seen(Observed::Router),
         source: FUSED,
-        fix: "set keep = [\"*.gate\", \"*.router\"] in the recipe",
+        fix: "quantize the source again with a recipe file that has keep = [\"*.gate\", \"*.router\"]",
     },
     Rule {
         id: "ignored-names",
@@ -192,7 +191,7 @@ pub(super) const RULES: &[Rule] = &[
         requires: "checkpoint names in the list of ignored layers",
         check: Check::Seen(Observed::IgnoredName),
         source: FUSED,
-        fix: "use the module's name in the checkpoint",
+        fix: "write the checkpoint's module names into quantization_config.ignore of MODEL/config.json",
     },
     Rule {
         id: "head",
@@ -202,7 +201,7 @@ pub(super) const RULES: &[Rule] = &[
         requires: "lm_head.weight if tie_word_embeddings is false",
         check: Check::Seen(Observed::Head),
         source: "huggingface/transformers src/transformers/modeling_utils.py (missing weights are initialized randomly)",
-        fix: "set tie_word_embeddings, or add lm_head.weight",
+        fix: "set tie_word_embeddings to true in MODEL/config.json",
     },
     Rule {
         id: "tied-head",
@@ -212,7 +211,7 @@ pub(super) const RULES: &[Rule] = &[
         requires: "no separate lm_head if tie_word_embeddings is true: it would be ignored",
         check: Check::Seen(Observed::TiedHead),
         source: "vllm-project/vllm vllm/model_executor/models/llama.py (LlamaForCausalLM: skip_prefixes lm_head)",
-        fix: "set tie_word_embeddings to false",
+        fix: "set tie_word_embeddings to false in MODEL/config.json",
     },
     Rule {
         id: "cache-scale-missing",
@@ -222,7 +221,7 @@ pub(super) const RULES: &[Rule] = &[
         requires: "one key scale and one value scale in every layer if the config asks for a quantized KV cache: missing scales default to 1",
         check: Check::Seen(Observed::NoCacheScale),
         source: KV,
-        fix: "calibrate the cache again, or remove kv_cache_scheme and let the engine compute scales",
+        fix: "remove quantization_config.kv_cache_scheme from MODEL/config.json; the engine then keeps the cache unquantized",
     },
     Rule {
         id: "bos-rule",
@@ -232,7 +231,7 @@ pub(super) const RULES: &[Rule] = &[
         requires: "add_bos_token of tokenizer_config.json that agrees with tokenizer.json: engines follow one or the other",
         check: Check::Seen(Observed::BosRule),
         source: "huggingface/transformers src/transformers/models/llama/tokenization_llama_fast.py (update_post_processor follows add_bos_token)",
-        fix: "set add_bos_token, and add the token in the post-processor of tokenizer.json",
+        fix: "set add_bos_token in MODEL/tokenizer_config.json to what the post-processor of tokenizer.json does",
     },
     Rule {
         id: "cache-scale",

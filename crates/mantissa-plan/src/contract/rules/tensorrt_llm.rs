@@ -1,14 +1,24 @@
 //! Rules of TensorRT-LLM's PyTorch backend.
 
+use super::super::schemes::{Accepted, Inputs, Scales};
 use super::super::subject::Kind;
 use super::super::{Check, Rule, Server, Severity};
 
+use Inputs::{Fp8Group, Fp8Static, Fp8Token, Mx, None};
 use Kind::{Fp8, Fp8Tiles, IntWeights, Mxfp4, Mxfp8, Nvfp4};
+use Scales::{Group, Row, Tensor};
 use Server::TensorrtLlm;
 use Severity::Refused;
 
 const TRTLLM: &str =
-    "TensorRT-LLM documentation, features/quantization; tensorrt_llm/_torch/model_config.py @008e0af8";
+    "NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/llm_utils.py (_update_from_hf_quant_config) @0066b2a5";
+const TRTLLM_CT: &str = "NVIDIA/TensorRT-LLM tensorrt_llm/models/quant_config_utils.py (_quant_config_from_config_group) @21156a7a";
+const TRTLLM_LINEAR: &str =
+    "NVIDIA/TensorRT-LLM tensorrt_llm/_torch/modules/linear.py (get_quant_method) @3105370b";
+const TRTLLM_AWQ: &str =
+    "NVIDIA/TensorRT-LLM tensorrt_llm/_torch/modules/linear.py (W4A16_AWQ_LinearMethod) @3105370b";
+const TRTLLM_FP8: &str =
+    "NVIDIA/TensorRT-LLM tensorrt_llm/_torch/model_config.py (load_hf_quant_config) @008e0af8";
 const MODELOPT: &str = "NVIDIA Model Optimizer documentation, guides/0_support_matrix";
 
 pub(super) const RULES: &[Rule] = &[
@@ -17,19 +27,17 @@ pub(super) const RULES: &[Rule] = &[
         servers: &[TensorrtLlm],
         conventions: &[],
         severity: Refused,
-        requires: "a format that TensorRT-LLM reads: modelopt, compressed-tensors, fp8, awq, gptq, mxfp4",
+        requires: "a format that TensorRT-LLM reads: modelopt, compressed-tensors, fp8, mxfp4 (other values of quant_method end with NotImplementedError)",
         check: Check::Convention(&[
             "dense",
             "modelopt",
             "compressed-tensors",
             "deepseek-fp8",
             "fp8",
-            "awq",
-            "gptq",
             "mxfp4",
         ]),
         source: TRTLLM,
-        fix: "run mantissa convert --format modelopt",
+        fix: "use modelopt",
     },
     Rule {
         id: "trtllm-fp8-gpu",
@@ -37,7 +45,7 @@ pub(super) const RULES: &[Rule] = &[
         conventions: &[],
         severity: Refused,
         requires: "SM 8.9 for FP8",
-        check: Check::Capability { kinds: &[Fp8, Fp8Tiles], least: 89, end: None },
+        check: Check::Capability { kinds: &[Fp8, Fp8Tiles], least: 89, end: Option::None },
         source: MODELOPT,
         fix: "use an Ada, Hopper or Blackwell GPU, or int4",
     },
@@ -47,7 +55,7 @@ pub(super) const RULES: &[Rule] = &[
         conventions: &[],
         severity: Refused,
         requires: "SM 10.0 for FP4",
-        check: Check::Capability { kinds: &[Nvfp4, Mxfp4, Mxfp8], least: 100, end: None },
+        check: Check::Capability { kinds: &[Nvfp4, Mxfp4, Mxfp8], least: 100, end: Option::None },
         source: MODELOPT,
         fix: "use a Blackwell GPU, or FP8 or int4",
     },
@@ -57,28 +65,83 @@ pub(super) const RULES: &[Rule] = &[
         conventions: &[],
         severity: Refused,
         requires: "SM 8.0 for int4 weights",
-        check: Check::Capability { kinds: &[IntWeights], least: 80, end: None },
+        check: Check::Capability { kinds: &[IntWeights], least: 80, end: Option::None },
         source: MODELOPT,
         fix: "use an Ampere or later GPU",
     },
     Rule {
-        id: "trtllm-kinds",
-        servers: &[TensorrtLlm],
-        conventions: &["modelopt", "compressed-tensors"],
-        severity: Refused,
-        requires: "FP8, NVFP4, MXFP4, MXFP8 or int4 weights",
-        check: Check::Kinds(&[Fp8, Fp8Tiles, Nvfp4, Mxfp4, Mxfp8, IntWeights]),
-        source: TRTLLM,
-        fix: "use FP8 or NVFP4",
-    },
-    Rule {
-        id: "trtllm-ct-activations",
+        id: "trtllm-ct-schemes",
         servers: &[TensorrtLlm],
         conventions: &["compressed-tensors"],
         severity: Refused,
-        requires: "quantized activations beside integer and NVFP4 weights in compressed-tensors",
-        check: Check::Activations { kinds: &[IntWeights, Nvfp4], quantized: true },
-        source: "TensorRT-LLM tensorrt_llm/_torch/model_config.py (quant_config_utils) @008e0af8",
-        fix: "run mantissa convert --format modelopt",
+        requires: "FP8 per row with FP8 inputs per token, FP8 tiles with inputs in groups of 128, NVFP4 with NVFP4 inputs, or MXFP4",
+        check: Check::Schemes(&[
+            Accepted::new(Fp8, &[Row], &[Fp8Token]),
+            Accepted::new(Fp8Tiles, &[], &[Fp8Group]),
+            Accepted::new(Nvfp4, &[], &[Inputs::Nvfp4]),
+            Accepted::new(Mxfp4, &[], &[]),
+        ]),
+        source: TRTLLM_CT,
+        fix: "use FP8 with FP8 inputs",
+    },
+    Rule {
+        id: "trtllm-modelopt-schemes",
+        servers: &[TensorrtLlm],
+        conventions: &["modelopt"],
+        severity: Refused,
+        requires: "FP8 per tensor or row with quantized inputs, int4 in groups, NVFP4 with NVFP4 inputs or MXFP8",
+        check: Check::Schemes(&[
+            Accepted::new(Fp8, &[Tensor], &[Fp8Static]),
+            Accepted::new(Fp8, &[Row], &[Fp8Token]),
+            Accepted::new(Fp8Tiles, &[], &[Fp8Group]),
+            Accepted::new(IntWeights, &[Group], &[None]),
+            Accepted::new(Nvfp4, &[], &[Inputs::Nvfp4]),
+            Accepted::new(Mxfp8, &[], &[Mx]),
+        ]),
+        source: TRTLLM_LINEAR,
+        fix: "use FP8 with FP8 inputs",
+    },
+    Rule {
+        id: "trtllm-modelopt-bits",
+        servers: &[TensorrtLlm],
+        conventions: &["modelopt"],
+        severity: Refused,
+        requires: "4-bit integers without zero points",
+        check: Check::Bits { symmetric: &[4], asymmetric: &[] },
+        source: TRTLLM_LINEAR,
+        fix: "use symmetric int4",
+    },
+    Rule {
+        id: "trtllm-fp8-schemes",
+        servers: &[TensorrtLlm],
+        conventions: &["deepseek-fp8", "fp8"],
+        severity: Refused,
+        requires: "FP8 tiles of 128 × 128 (weight_block_size), or FP8 with stored input scales",
+        check: Check::Schemes(&[
+            Accepted::new(Fp8Tiles, &[], &[Fp8Group]),
+            Accepted::new(Fp8, &[Tensor], &[Fp8Static]),
+        ]),
+        source: TRTLLM_FP8,
+        fix: "use FP8 tiles of 128 × 128",
+    },
+    Rule {
+        id: "trtllm-dense-mxfp4",
+        servers: &[TensorrtLlm],
+        conventions: &["compressed-tensors"],
+        severity: Refused,
+        requires: "MXFP4 in experts only: dense layers have no method for W4A16_MXFP4",
+        check: Check::ExpertsOnly(&[Mxfp4]),
+        source: TRTLLM_LINEAR,
+        fix: "use NVFP4 with NVFP4 inputs",
+    },
+    Rule {
+        id: "trtllm-awq-multiplier",
+        servers: &[TensorrtLlm],
+        conventions: &["modelopt"],
+        severity: Refused,
+        requires: "int4 weights of o_proj and down_proj with pre_quant_scale, as ModelOpt's AWQ writes them",
+        check: Check::Multiplied(&[IntWeights]),
+        source: TRTLLM_AWQ,
+        fix: "use FP8 with FP8 inputs",
     },
 ];
