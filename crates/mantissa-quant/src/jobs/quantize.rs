@@ -26,6 +26,14 @@ use crate::stacks;
 use crate::verify::load::loadable;
 
 impl Plan {
+    /// Plans another recipe in `container` with the options of this plan.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_recipe(&self, source: &ModelFiles, recipe: Recipe, container: Container) -> Result<Self> {
+        Plan::new(source, recipe, Options { container: Some(container), ..self.options.clone() })
+    }
+
     /// Plans the quantization of `source` by `recipe`.
     ///
     /// # Errors

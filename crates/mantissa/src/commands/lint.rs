@@ -11,6 +11,7 @@ use mantissa_store::Paths;
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
+use super::fixes;
 use super::model::{self, ModelPath};
 use crate::context::Context;
 use crate::error::GateFailed;
@@ -78,7 +79,18 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let needs = subject::bytes_of_artifact(&files, reference.as_ref())?;
     context.require_memory("lint", PROCESS.saturating_add(needs))?;
     let subject = subject::of_artifact(&files, reference.as_ref())?;
-    let reports: Vec<_> = args.targets.iter().map(|target| lint(&subject, target)).collect();
+    let source = args.reference.as_ref().zip(reference.as_ref());
+    let source = source.filter(|(_, files)| !files.is_quantized() && files.gguf().is_none());
+    let reports: Vec<_> = args
+        .targets
+        .iter()
+        .map(|target| {
+            let mut report = lint(&subject, target);
+            let source = source.map(|(path, files)| (&**path, files));
+            fixes::of_artifact(&mut report, target, (&*args.model, &files, &subject), source);
+            report
+        })
+        .collect();
     let ok = !reports.iter().any(Report::fails);
     let linted = Linted { model: &args.model, convention: files.convention_name(), ok, reports: &reports };
     context.report(&linted, |out| reports.iter().try_for_each(|report| human(out, report)))?;
@@ -93,8 +105,10 @@ fn refuse(reports: &[Report]) -> Result<()> {
     let Some(report) = failing.first() else { return Ok(()) };
     let all: usize = failing.iter().map(|r| r.findings.iter().filter(|f| f.severity.fails()).count()).sum();
     let more = if all > 1 { format!(" (and {} more)", all - 1) } else { String::new() };
-    let first = report.findings.first().map(line).unwrap_or_default();
-    Err(GateFailed::new(format!("lint for {}: {first}{more}", report.target)).into())
+    // The fix comes last, so that it can be copied to the end of the line.
+    let first =
+        report.findings.first().map(|f| format!("{}{more}; fix: {}", said(f), f.fix)).unwrap_or_default();
+    Err(GateFailed::new(format!("lint for {}: {first}", report.target)).into())
 }
 
 /// Refuses a plan whose output an engine would not run, before any work; warns about slow paths.
@@ -103,15 +117,26 @@ fn refuse(reports: &[Report]) -> Result<()> {
 /// [`GateFailed`] with the most severe finding.
 pub fn check_plan(plan: &Plan, source: &ModelFiles, targets: &[Target], context: &Context) -> Result<()> {
     let subject = subject::of_plan(plan, source);
-    let reports: Vec<_> = targets.iter().map(|target| lint(&subject, target)).collect();
+    let reports: Vec<_> = targets
+        .iter()
+        .map(|target| {
+            let mut report = lint(&subject, target);
+            fixes::of_plan(&mut report, target, plan, source);
+            report
+        })
+        .collect();
     let warnings = reports.iter().flat_map(|report| &report.findings).filter(|f| !f.severity.fails());
     context.warn_all(&warnings.map(line).collect::<Vec<_>>())?;
     refuse(&reports)
 }
 
 fn line(finding: &Finding) -> String {
-    let Finding { rule, tensor, found, requires, fix, .. } = finding;
-    format!("{tensor}: expected {requires}, got {found} [{rule}]; fix: {fix}")
+    format!("{}; fix: {}", said(finding), finding.fix)
+}
+
+fn said(finding: &Finding) -> String {
+    let Finding { rule, tensor, found, requires, .. } = finding;
+    format!("{tensor}: expected {requires}, got {found} [{rule}]")
 }
 
 fn human(out: &mut dyn Write, report: &Report) -> io::Result<()> {

@@ -16,6 +16,7 @@ mod doctor;
 mod ending;
 mod eval;
 mod fit;
+mod fixes;
 mod generated;
 mod imatrix;
 mod inspect;

@@ -27,6 +27,7 @@ mod interruptions;
 mod kv;
 mod layout;
 mod lint;
+mod lint_fixes;
 mod main_job;
 mod memory;
 mod names;

@@ -1,0 +1,261 @@
+//! Search for the recipe or format with which an engine loads a model.
+//!
+//! Every candidate is planned and linted, so what is returned passes. Candidates are rounded to nearest or use the
+//! method of the refused plan. The nearest in bits per weight comes first, then the format that the model has, then
+//! the order of [`FORMATS`].
+
+use mantissa_num::{Format, Scheme, Source, parse_activation, parse_weight};
+use mantissa_plan::contract::{Input, Stored, Subject, Target, lint};
+use mantissa_quant::{Changes, Options, Plan, Recipe};
+use mantissa_store::Dtype;
+use mantissa_store::convention::{Container, ModelFiles};
+
+use crate::subject;
+
+/// Change that makes an engine load a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Remedy {
+    /// Same codes in another format.
+    Convert {
+        /// Name of the format.
+        format: &'static str,
+    },
+    /// Weights of the quantized model rounded to another scheme.
+    Requantize {
+        /// Name of the scheme.
+        scheme: String,
+        /// Name of the format.
+        format: &'static str,
+    },
+    /// Source quantized by another recipe.
+    Quantize {
+        /// Name of the recipe.
+        recipe: String,
+        /// Name of the format.
+        format: &'static str,
+        /// True if this is the format that the recipe has by default.
+        default: bool,
+    },
+    /// Fewer GPUs.
+    Parallelism {
+        /// Number of GPUs.
+        tp: usize,
+    },
+}
+
+/// Formats to try, the most widely read first.
+const FORMATS: [&str; 8] =
+    ["compressed-tensors", "gptq", "awq", "modelopt", "bitsandbytes", "deepseek-fp8", "gguf", "mlx"];
+
+/// Schemes to try: weights and inputs.
+const SCHEMES: [(&str, &str); 27] = [
+    ("int4-g128", ""),
+    ("int4-g64", ""),
+    ("int4-g32", ""),
+    ("int4-channel", ""),
+    ("int4-g128-asym", ""),
+    ("int4-g64-asym", ""),
+    ("int4-g32-asym", ""),
+    ("int4-g64-asym:minmax", ""),
+    ("int4-g32-asym:minmax", ""),
+    ("int3-g64-asym:minmax", ""),
+    ("int2-g64-asym:minmax", ""),
+    ("nvfp4", ""),
+    ("nvfp4", "nvfp4"),
+    ("mxfp4", ""),
+    ("nf4", ""),
+    ("q4_0", ""),
+    ("q8_0", ""),
+    ("q4_k", ""),
+    ("int8-channel", ""),
+    ("int8-g32", ""),
+    ("int8-channel", "int8-token"),
+    ("int8-g64-asym:minmax", ""),
+    ("int8-g32-asym:minmax", ""),
+    ("fp8-e4m3-channel", ""),
+    ("fp8-e4m3-channel", "fp8-e4m3-token"),
+    ("fp8-e4m3-t128x128", "fp8-e4m3-g128"),
+    ("mxfp8-e4m3", "mxfp8-e4m3:rceil"),
+];
+
+/// Rows and columns of the weight in which bits are compared.
+const SIDE: usize = 4096;
+
+/// Candidate with its distance from the refused model.
+struct Candidate {
+    weights: Scheme,
+    inputs: Option<Scheme>,
+    /// Recipe without its method.
+    name: String,
+    format: &'static str,
+    container: Container,
+    /// Bits per weight too many or too few, in thousandths.
+    distance: u64,
+}
+
+/// Model to mend, and what counts as mended.
+struct Search<'a> {
+    described: &'a Subject,
+    target: Target,
+    /// True if warnings are to be mended as well.
+    strict: bool,
+}
+
+/// Finds what makes `target` accept the plan of `source`, with its method where that can be kept. With `strict`,
+/// warnings count as well.
+pub fn of_plan(plan: &Plan, source: &ModelFiles, target: &Target, strict: bool) -> Option<Remedy> {
+    let described = subject::of_plan(plan, source);
+    let search = Search { described: &described, target: *target, strict };
+    let method = plan.job.recipe().map_or_else(|| "rtn".to_owned(), Recipe::method_name);
+    let kv = plan.kv.as_ref().map_or_else(String::new, |kv| format!("+kv-{kv}"));
+    let tried = |candidate: &Candidate| {
+        [method.as_str(), "rtn"].into_iter().find_map(|method| {
+            let recipe = Recipe::load(&format!("{method}-{}{kv}", candidate.name)).ok()?;
+            let (label, default) = (recipe.name.clone(), recipe.container() == candidate.container);
+            let planned = plan.with_recipe(source, recipe, candidate.container).ok()?;
+            let taken = search.passes(&subject::of_plan(&planned, source));
+            taken.then(|| Remedy::Quantize { recipe: label, format: candidate.format, default })
+        })
+    };
+    search.fewer_gpus().or_else(|| search.candidates().iter().find_map(tried))
+}
+
+/// Finds what makes `target` accept the artifact in `files`, described by `described`: another format of the same
+/// codes, or another recipe of its `source`, or its weights rounded again if the source is not known. With `strict`,
+/// warnings count as well.
+pub fn of_artifact(
+    files: &ModelFiles,
+    described: &Subject,
+    target: &Target,
+    source: Option<&ModelFiles>,
+    strict: bool,
+) -> Option<Remedy> {
+    let search = Search { described, target: *target, strict };
+    let converted = |format: &&'static str| {
+        let container = Container::named(format).filter(|_| **format != *described.convention)?;
+        let same = Subject { convention: (*format).to_owned(), ..described.clone() };
+        let worth_planning = search.passes(&same);
+        let plan = worth_planning
+            .then(|| Plan::conversion(files, container, Changes::default(), Options::default()));
+        let plan = plan?.ok()?;
+        search.passes(&subject::of_plan(&plan, files)).then_some(Remedy::Convert { format: *format })
+    };
+    let tried = |candidate: &Candidate| match source {
+        Some(source) => search.quantized(candidate, source),
+        None => search.requantized(candidate, files),
+    };
+    search
+        .fewer_gpus()
+        .or_else(|| FORMATS.iter().find_map(converted))
+        .or_else(|| search.candidates().iter().find_map(tried))
+}
+
+impl Search<'_> {
+    /// True if a model would load and compute correctly.
+    fn passes(&self, described: &Subject) -> bool {
+        self.passes_on(described, &self.target)
+    }
+
+    fn passes_on(&self, described: &Subject, target: &Target) -> bool {
+        let bare =
+            Subject { planned: true, examined: Vec::new(), observations: Vec::new(), ..described.clone() };
+        let report = lint(&bare, target);
+        !report.fails() && (!self.strict || report.findings.is_empty())
+    }
+
+    /// Returns the largest smaller number of GPUs that is accepted, if that is all that is wrong.
+    fn fewer_gpus(&self) -> Option<Remedy> {
+        let tps = (1..self.target.tp).rev();
+        let accepted = |tp: &usize| self.passes_on(self.described, &Target { tp: *tp, ..self.target });
+        tps.into_iter().find(accepted).map(|tp| Remedy::Parallelism { tp })
+    }
+
+    /// Plans the quantization of `source` as `candidate`.
+    fn quantized(&self, candidate: &Candidate, source: &ModelFiles) -> Option<Remedy> {
+        let recipe = Recipe::load(&format!("rtn-{}", candidate.name)).ok()?;
+        let (label, default) = (recipe.name.clone(), recipe.container() == candidate.container);
+        let options = Options { container: Some(candidate.container), ..Options::default() };
+        let plan = Plan::new(source, recipe, options).ok()?;
+        let taken = self.passes(&subject::of_plan(&plan, source));
+        taken.then(|| Remedy::Quantize { recipe: label, format: candidate.format, default })
+    }
+
+    /// Plans the requantization of the artifact as `candidate`.
+    fn requantized(&self, candidate: &Candidate, files: &ModelFiles) -> Option<Remedy> {
+        let changes = Changes { requantize: Some(&candidate.weights), drop_inputs: false };
+        let worth_planning = candidate.inputs.is_none();
+        let plan =
+            worth_planning.then(|| Plan::conversion(files, candidate.container, changes, Options::default()));
+        let plan = plan?.ok()?;
+        let taken = self.passes(&subject::of_plan(&plan, files));
+        let scheme = candidate.weights.to_string();
+        taken.then(|| Remedy::Requantize { scheme, format: candidate.format })
+    }
+
+    /// Returns the candidates that keep the rules on the layers of the model, the nearest first.
+    fn candidates(&self) -> Vec<Candidate> {
+        let thousandths = |format: &Format| (format.bits_per_weight(SIDE, SIDE) * 1000.0) as u64;
+        let stored = self.described.linears.iter().find_map(|linear| linear.stored.as_ref());
+        let asked = stored.map_or(4000, |stored| thousandths(&stored.format));
+        let inputs = stored.is_some_and(|stored| stored.input.is_some());
+        let mut all = Vec::new();
+        for (weights, input) in SCHEMES {
+            for format in FORMATS {
+                let candidate = Candidate::new(weights, input, format);
+                all.extend(candidate.filter(|candidate| self.passes(&candidate.applied(self.described))));
+            }
+        }
+        all.iter_mut().for_each(|c| c.distance = thousandths(&c.weights.format).abs_diff(asked));
+        // Stable: equal candidates keep the order of SCHEMES and FORMATS.
+        all.sort_by_key(|c| {
+            let moved = c.format != self.described.convention;
+            (c.distance / 250, c.inputs.is_some() != inputs, moved, c.distance)
+        });
+        all
+    }
+}
+
+impl Candidate {
+    fn new(weights: &str, inputs: &str, format: &'static str) -> Option<Self> {
+        let scheme = parse_weight(weights).ok()?;
+        let container = Container::named(format)?;
+        let (input, name) = match inputs {
+            "" => (None, weights.to_owned()),
+            _ => (Some(parse_activation(inputs).ok()?), format!("{weights}+{inputs}")),
+        };
+        Some(Candidate { weights: scheme, inputs: input, name, format, container, distance: 0 })
+    }
+
+    /// Describes the layers of `described` under this candidate. Whether the format can hold them is decided by the
+    /// plan.
+    fn applied(&self, described: &Subject) -> Subject {
+        let input = self.inputs.as_ref().map(|scheme| Input {
+            format: scheme.format.clone(),
+            is_static: scheme.source == Source::Static,
+            scale: None,
+        });
+        let scheme = self.container.as_stored(self.weights.clone(), Dtype::BF16);
+        let stored =
+            Stored { format: scheme.format, outer: None, input, act_order: false, multiplied: false };
+        let mut applied = Subject { convention: self.format.to_owned(), ..described.clone() };
+        for linear in applied.linears.iter_mut().filter(|linear| linear.stored.is_some()) {
+            linear.stored = Some(stored.clone());
+        }
+        applied
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_candidate_is_a_recipe_in_some_format() {
+        for (weights, inputs) in SCHEMES {
+            assert!(parse_weight(weights).is_ok(), "{weights}");
+            assert!(inputs.is_empty() || parse_activation(inputs).is_ok(), "{inputs}");
+        }
+        assert!(FORMATS.iter().all(|format| Container::named(format).is_some()));
+    }
+}

@@ -1,0 +1,171 @@
+//! Every fix that `lint` and `quantize --for` propose is run, and the result passes.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::lint::synthetic_of;
+use crate::support::{mantissa, stderr, text};
+
+/// Recipes of artifacts, with a format if it is not the recipe's own.
+const ARTIFACTS: [(&str, &str); 12] = [
+    ("rtn-int4-g32", ""),
+    ("rtn-int4-g32-asym", ""),
+    ("rtn-int3-g32", ""),
+    ("rtn-int8-channel", ""),
+    ("w8a8", ""),
+    ("fp8-weight", ""),
+    ("fp8-dynamic", ""),
+    ("rtn-nvfp4", ""),
+    ("rtn-mxfp4", ""),
+    ("rtn-nf4", "native"),
+    ("rtn-int4-g32-asym", "gptq"),
+    ("rtn-q8_0", "gguf"),
+];
+
+const ENGINES: [&str; 12] = [
+    "vllm",
+    "vllm:tp=4",
+    "vllm:gpu=h100",
+    "sglang",
+    "sglang:tp=2,gpu=a100",
+    "lmdeploy",
+    "transformers",
+    "tensorrt-llm",
+    "tensorrt-llm:gpu=h100",
+    "llama.cpp",
+    "mlx",
+    "exllamav2",
+];
+
+/// Returns the words of a proposed command after `mantissa`; `None` for other advice.
+fn words(fix: &str) -> Option<Vec<String>> {
+    let words = fix.strip_prefix("mantissa ")?;
+    Some(words.split(' ').map(|word| word.trim_matches('\'').to_owned()).collect())
+}
+
+/// Runs a proposed command, and lints what it wrote for `engine`.
+fn run(fix: &str, engine: &str, shown: &str) {
+    let words = words(fix).unwrap();
+    let output = mantissa(&words);
+    assert!(output.status.success(), "{shown}: {fix}: {}", stderr(&output));
+    if let Some(at) = words.iter().position(|word| word == "--out") {
+        let linted = mantissa(&["lint", &words[at + 1], "--for", engine, "--quiet"]);
+        assert!(linted.status.success(), "{shown}: {fix}: {}", stderr(&linted));
+        let out = Path::new(&words[at + 1]);
+        let removed = if out.is_dir() { std::fs::remove_dir_all(out) } else { std::fs::remove_file(out) };
+        removed.unwrap();
+    }
+}
+
+#[test]
+fn fixes_of_artifacts_are_commands_that_work() {
+    let temp = TempDir::new().unwrap();
+    let model = synthetic_of(temp.path(), "bf16");
+    let mut ran = 0;
+    for (i, (recipe, format)) in ARTIFACTS.into_iter().enumerate() {
+        let out = quantized(temp.path(), &model, i, recipe, format);
+        for engine in ENGINES {
+            for source in [None, Some(&model)] {
+                let mut arguments = vec!["lint", text(&out), "--for", engine, "--json", "--quiet"];
+                arguments.extend(source.iter().flat_map(|path| ["--reference", text(path)]));
+                let output = mantissa(&arguments);
+                let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+                let shown = format!("{recipe} {format} for {engine}");
+                let mut fixes: Vec<_> = failing(&report).collect();
+                fixes.sort_unstable();
+                fixes.dedup();
+                for fix in fixes {
+                    // Without the source, some engines take nothing that rounding again can make.
+                    if words(fix).is_none() && source.is_none() {
+                        continue;
+                    }
+                    assert!(words(fix).is_some(), "{shown}: {fix}");
+                    run(fix, engine, &shown);
+                    ran += 1;
+                }
+            }
+        }
+    }
+    assert!(ran > 80, "{ran}");
+}
+
+/// Returns the fixes of the findings that fail.
+fn failing(report: &Value) -> impl Iterator<Item = &str> {
+    let findings = report["reports"][0]["findings"].as_array().unwrap().iter();
+    findings.filter(|f| f["severity"] != "warning").map(|f| f["cure"].as_str().unwrap())
+}
+
+fn quantized(dir: &Path, model: &Path, i: usize, recipe: &str, format: &str) -> PathBuf {
+    let out = dir.join(format!("q{i}{}", if format == "gguf" { ".gguf" } else { "" }));
+    let mut arguments = vec!["quantize", text(model), "--recipe", recipe, "--out", text(&out), "--quiet"];
+    if !format.is_empty() {
+        arguments.extend(["--format", format]);
+    }
+    let output = mantissa(&arguments);
+    assert!(output.status.success(), "{recipe} {format}: {}", stderr(&output));
+    out
+}
+
+#[test]
+fn fixes_of_plans_are_commands_that_work() {
+    let temp = TempDir::new().unwrap();
+    let model = synthetic_of(temp.path(), "bf16");
+    let tokens = temp.path().join("t.json");
+    let window: Vec<u32> = (0..64).collect();
+    std::fs::write(&tokens, serde_json::to_string(&[&window, &window]).unwrap()).unwrap();
+    let mut ran = 0;
+    for (i, (recipe, format)) in ARTIFACTS.into_iter().chain([("gptq-int3-g32", "")]).enumerate() {
+        for engine in ENGINES {
+            let out = temp.path().join(format!("p{i}"));
+            let mut arguments = vec![
+                "quantize",
+                text(&model),
+                "--recipe",
+                recipe,
+                "--out",
+                text(&out),
+                "--for",
+                engine,
+                "--quiet",
+            ];
+            if !format.is_empty() {
+                arguments.extend(["--format", format]);
+            }
+            if recipe.starts_with("gptq") {
+                arguments.extend(["--calibration-tokens", text(&tokens)]);
+            }
+            arguments.push("--dry-run");
+            let output = mantissa(&arguments);
+            if output.status.success() {
+                continue;
+            }
+            let line = stderr(&output);
+            let shown = format!("{recipe} {format} for {engine}");
+            let fix = line.trim().rsplit_once("; fix: ").unwrap_or_else(|| panic!("{shown}: {line}")).1;
+            assert!(words(fix).is_some(), "{shown}: {line}");
+            let target = words(fix).unwrap();
+            let target =
+                target.iter().position(|word| word == "--for").map(|at| target[at + 1].clone()).unwrap();
+            run(&fix.replace(" --dry-run", ""), &target, &shown);
+            ran += 1;
+        }
+    }
+    assert!(ran > 40, "{ran}");
+}
+
+#[test]
+fn the_engine_of_a_fix_is_the_one_that_was_given() {
+    let temp = TempDir::new().unwrap();
+    let model = synthetic_of(temp.path(), "bf16");
+    let out = quantized(temp.path(), &model, 0, "fp8-dynamic", "");
+    let output = mantissa(&["lint", text(&out), "--for", "sglang", "--json", "--quiet"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let unchecked = report["reports"][0]["unchecked"].to_string();
+    assert!(
+        unchecked.contains(&format!("mantissa lint {} --for sglang:gpu=h100", text(&out))),
+        "{unchecked}"
+    );
+    assert!(!unchecked.contains("vllm"), "{unchecked}");
+}
