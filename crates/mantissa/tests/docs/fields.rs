@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::{output_in, root};
 
 /// Sections of the page, with the command whose report they list; in this order, as later ones read outputs of earlier ones.
-const REPORTS: [(&[&str], &str); 11] = [
+const REPORTS: [(&[&str], &str); 12] = [
     (
         &["quality.json", "quantize, convert and fit"],
         "quantize demo --recipe rtn-int4-g128 --out q --text sample.txt",
@@ -22,6 +22,7 @@ const REPORTS: [(&[&str], &str); 11] = [
     (&["lint"], "lint q --for vllm"),
     (&["doctor"], "doctor q --reference demo"),
     (&["quality.json", "quantize, convert and fit"], "fit demo --budget 4.5bpw --text sample.txt --out f"),
+    (&["recipes"], "recipes"),
     (&["cast"], "cast q/model.safetensors --scheme int8-channel --out c.safetensors"),
 ];
 

@@ -9,7 +9,7 @@ use mantissa_model::Architecture;
 use mantissa_store::convention::Container;
 
 use crate::tables::{self, Demo};
-use crate::{pages, root, shown};
+use crate::{engines, pages, root, shown};
 
 const BEGIN: &str = "<!-- generated: ";
 const END: &str = "<!-- end generated -->";
@@ -30,6 +30,8 @@ fn references_match_the_binary() {
     part("recipes", &tables::recipes(), &str::eq);
     part("schemes", &tables::schemes(), &str::eq);
     part("keys", &tables::keys(), &str::eq);
+    part("engines", &engines::sources(), &str::eq);
+    part("load-tests", &engines::loads(), &str::eq);
 }
 
 #[test]
@@ -62,7 +64,16 @@ fn every_architecture_and_format_is_listed() {
 
 #[test]
 fn every_generated_part_is_checked() {
-    let known = BTreeSet::from(["demo-table", "demo-output", "cli", "recipes", "schemes", "keys"]);
+    let known = BTreeSet::from([
+        "demo-table",
+        "demo-output",
+        "cli",
+        "recipes",
+        "schemes",
+        "keys",
+        "engines",
+        "load-tests",
+    ]);
     for page in pages() {
         for rest in page.text.split(BEGIN).skip(1).filter(|_| !page.path.ends_with("CONTRIBUTING.md")) {
             let name = rest.split(" -->").next().unwrap();

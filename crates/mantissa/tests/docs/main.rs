@@ -3,6 +3,7 @@
 //! `UPDATE_DOCS=1 cargo test --profile ci -p mantissa --test docs` writes the generated parts instead of comparing them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod engines;
 mod examples;
 mod fields;
 mod generated;
