@@ -17,6 +17,7 @@ mod evaluate;
 mod pass;
 pub mod stats;
 mod tokens;
+pub mod verdict;
 
 pub use diff::{Candidate, Continuation, Diff, DiffError, Difference, diff};
 pub use error::EvalError;
