@@ -4,7 +4,8 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use mantissa_store::{Output, Result, Scratch, disk, write_file_atomic};
+use mantissa_quant::Digests;
+use mantissa_store::{FileDigest, Output, Result, Scratch, disk, write_file_atomic};
 
 /// Name on the command line.
 pub const NAME: &str = "demo";
@@ -65,6 +66,14 @@ pub fn folder() -> Result<PathBuf> {
     }
     *folder = Some(scratch);
     Ok(path)
+}
+
+/// True if `source`, the digests of a model's files, are those of the embedded model.
+pub fn is_source(source: &Digests) -> bool {
+    let is_ours = |(name, digest): (&String, &FileDigest)| {
+        FILES.iter().any(|(own, bytes)| own == name && FileDigest::of(bytes) == *digest)
+    };
+    !source.is_empty() && source.iter().all(is_ours)
 }
 
 /// Removes the folder of [`folder`]: statics are not dropped at exit.

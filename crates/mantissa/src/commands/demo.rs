@@ -18,6 +18,7 @@ use mantissa_store::{Kind, Output, Paths, Scratch};
 use serde::Serialize;
 
 use super::choose;
+use super::report::texts::{self, Continuation};
 use crate::context::Context;
 use crate::embedded::{self, CALIBRATION, DOMAINS, SEPARATOR};
 use crate::error::GateFailed;
@@ -48,6 +49,9 @@ const RECIPES: [&str; 17] = [
 /// Tokens per window, BOS included.
 const WINDOW: usize = 256;
 
+/// Tokens of the text that the page shows of a model.
+const SAMPLE: usize = 56;
+
 /// Quantize the embedded model by many recipes, offline
 ///
 /// The model is a Llama of 1.3 million parameters, trained by this program. Every output is verified by an
@@ -77,6 +81,9 @@ struct Report<'a> {
     bytes: u64,
     /// Perplexities of the unquantized model.
     dense: Vec<Figures>,
+    /// Continuation of the prompt by the unquantized model; for the page.
+    #[serde(skip)]
+    sample: Continuation,
     recipes: Vec<Row>,
     report: &'a Path,
     threads: usize,
@@ -96,6 +103,9 @@ struct Row {
     linear_stored_bits_per_weight: f64,
     bytes: u64,
     domains: Vec<Figures>,
+    /// Continuation of the prompt; for the page.
+    #[serde(skip)]
+    sample: Continuation,
     fallbacks: usize,
     seconds: f64,
 }
@@ -119,6 +129,7 @@ struct Bench {
     decoder: Decoder,
     texts: Vec<(&'static str, Vec<Sequence>)>,
     calibration: CalibrationSet,
+    tokenizer: Tokenizer,
 }
 
 /// Adds the paths that the command reads and writes.
@@ -158,6 +169,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         parameters: bench.decoder.config().parameters(),
         bytes: bench.files.checkpoint().total_bytes(),
         dense,
+        sample: bench.sample(&bench.decoder)?,
         recipes: rows,
         report: &args.report,
         threads: context.threads,
@@ -179,7 +191,7 @@ impl Bench {
         let calibration = windows("calibration", CALIBRATION, &tokenizer)?;
         let windows = calibration.into_iter().map(|sequence| sequence.tokens).collect();
         let calibration = CalibrationSet::new("demo calibration", windows);
-        Ok(Bench { files, decoder, texts, calibration })
+        Ok(Bench { files, decoder, texts, calibration, tokenizer })
     }
 
     /// Quantizes with `recipe` into `out`, verifies and measures the result.
@@ -209,9 +221,16 @@ impl Bench {
             linear_stored_bits_per_weight: plan.linear_stored_bits_per_weight(),
             bytes: quality.bytes,
             domains: self.measure(&quantized, Some(&self.decoder), context.threads)?,
+            sample: self.sample(&quantized)?,
             fallbacks: quality.fallbacks.len(),
             seconds: start.elapsed().as_secs_f64(),
         })
+    }
+
+    /// Continues the prompt of the page.
+    fn sample(&self, model: &Decoder) -> Result<Continuation> {
+        let prompt = self.tokenizer.encode(texts::PROMPT, Bos::Auto)?;
+        texts::continued(model, &self.tokenizer, &prompt, SAMPLE)
     }
 
     fn measure(&self, model: &Decoder, reference: Option<&Decoder>, threads: usize) -> Result<Vec<Figures>> {

@@ -45,7 +45,7 @@ impl Ending {
 }
 
 /// Returns the command that runs the model at `path`, quoted, in an engine.
-fn serve(target: &Target, path: &str) -> String {
+pub fn serve(target: &Target, path: &str) -> String {
     let tp = |flag: &str| if target.tp > 1 { format!(" {flag} {}", target.tp) } else { String::new() };
     let prompt = "-p \"Once upon a time\"";
     match target.server {
@@ -62,7 +62,7 @@ fn serve(target: &Target, path: &str) -> String {
 }
 
 /// Returns a path as a shell reads it.
-fn quoted(path: &Path) -> String {
+pub fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = |c: char| c.is_alphanumeric() || "/._-+=@%:,".contains(c);
     if !text.is_empty() && text.chars().all(plain) {

@@ -2,7 +2,10 @@
 
 mod artifact;
 mod health;
+mod launch;
 mod lines;
+mod map;
+pub mod texts;
 mod training;
 
 use std::path::{Path, PathBuf};
@@ -12,19 +15,26 @@ use mantissa_quant::{Quality, quality_path};
 use mantissa_store::{Kind, Paths};
 use serde::Serialize;
 
+use super::ending::quoted;
+use super::model::ModelPath;
 use super::train::folder;
 use crate::context::Context;
+use crate::embedded;
 use crate::error::BadInput;
 use crate::memory::PROCESS;
+use crate::report::Page;
 
 /// Write an HTML page for a training run or a quantized model
 ///
-/// The page loads nothing else. A training run shows loss, learning rate, gradient norm, loss scale,
-/// throughput, tensor health, settings, machine and memory; a quantized model its layers, errors, bits and
-/// quality loss. It can be made while a run is in progress.
+/// The page loads nothing else and works without scripts. For a quantized model it begins with the size before
+/// and after and the KL from the source in a plain word, then the same prompt continued by both models (with
+/// --reference), the commands that load it, and the error and bits of every layer. For a training run it begins
+/// with the outcome and the main curves; those of each tensor are folded away. It can be made while a run is in
+/// progress.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa report demo-int4
+  mantissa report demo-int4 --reference demo --prompt 'Once upon a time'
   mantissa report runs/first --out first.html")]
 pub struct Args {
     /// Training run, or quantized folder or .gguf file
@@ -34,6 +44,17 @@ pub struct Args {
     /// For a quantized model NAME.report.html next to it.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    /// Source model: the page shows how it and the quantized model continue the same prompt
+    ///
+    /// Not needed for models made from demo.
+    #[arg(long, value_name = "SOURCE")]
+    reference: Option<ModelPath>,
+    /// Prompt that both models continue greedily (repeatable) [default: Once upon a time]
+    #[arg(short, long = "prompt", value_name = "TEXT")]
+    prompts: Vec<String>,
+    /// Maximum number of new tokens for each prompt
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    new_tokens: u16,
 }
 
 #[derive(Serialize)]
@@ -52,19 +73,21 @@ pub fn paths(args: &Args, paths: &mut Paths) {
     for name in [folder::LOG, folder::TELEMETRY, folder::RUN, folder::CONFIG] {
         paths.watch(args.run.join(name));
     }
+    args.reference.iter().for_each(|model| model.paths(paths));
     paths.write("--out", place(args), Kind::File);
 }
 
 /// Runs the command.
 ///
 /// # Errors
-/// A folder without anything to report, malformed files, I/O.
+/// A folder without anything to report, malformed files, I/O; a source model that cannot be run.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     context.require_memory("report", needed(&args.run))?;
     let (kind, page) = if is_training(&args.run) {
+        only_for_models(args)?;
         ("training", training::page(&args.run)?)
     } else if let Some(quality) = Quality::read(&args.run)? {
-        ("artifact", artifact::page(&name(&args.run), &quality))
+        ("artifact", artifact_page(args, &quality, context)?)
     } else {
         let found = format!("neither {} nor {}", folder::LOG, quality_path(&args.run).display());
         let what = args.run.display().to_string();
@@ -74,6 +97,41 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     page.write(&context.output(&out)?)?;
     let done = Done { report: out, kind, bytes: page.html().len() as u64 };
     context.report(&done, |out| writeln!(out, "{}", done.report.display()))
+}
+
+/// Refuses options that a training run has no use for.
+fn only_for_models(args: &Args) -> Result<()> {
+    let given = if args.reference.is_some() {
+        "--reference"
+    } else if !args.prompts.is_empty() {
+        "--prompt"
+    } else {
+        return Ok(());
+    };
+    let what = format!("{}: {given}", args.run.display());
+    Err(BadInput::new(what, "a training run", "a quantized model; fix: leave out the option").into())
+}
+
+/// Makes the page of a quantized model.
+fn artifact_page(args: &Args, quality: &Quality, context: &Context) -> Result<Page> {
+    let source = match &args.reference {
+        Some(reference) => Some(reference.to_path_buf()),
+        None if embedded::is_source(&quality.hashes.source) => Some(embedded::folder()?),
+        None => None,
+    };
+    let texts = match source {
+        Some(source) => {
+            let prompts = texts::Prompts::new(&args.prompts, args.new_tokens.into());
+            Ok(texts::pairs(&source, &args.run, &prompts, context)?)
+        }
+        None if !args.prompts.is_empty() => {
+            let what = format!("{}: --prompt", args.run.display());
+            return Err(BadInput::new(what, "no source model", "--reference SOURCE with it").into());
+        }
+        None => Err(format!("mantissa report {} --reference SOURCE", quoted(&args.run))),
+    };
+    let commands = launch::commands(&args.run, context);
+    Ok(artifact::page(&args.run, quality, &artifact::Extras { commands, texts }))
 }
 
 /// True if the folder is a training run.
@@ -96,7 +154,7 @@ const OF_LOG: u64 = 6;
 /// Bytes of memory per byte of JSON parsed as a tree.
 const OF_JSON: u64 = 24;
 
-/// Predicts the peak memory.
+/// Predicts the peak memory, without models that are run.
 fn needed(run: &Path) -> u64 {
     let size = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
     let logs: u64 = [folder::LOG, folder::TELEMETRY].iter().map(|name| size(&run.join(name))).sum();

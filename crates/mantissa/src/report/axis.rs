@@ -72,13 +72,14 @@ impl Axis {
         }
     }
 
-    /// Returns three to about eight tick values between `low` and `high`.
-    fn marks(&self, low: f64, high: f64) -> Vec<f64> {
-        let marks = match self.scale {
-            Scale::Linear => even_marks(low, high),
-            Scale::Log => decade_marks(low, high),
+    /// Returns candidates for ticks between `low` and `high`, coarse ones first: each set is finer than the one before.
+    fn candidates(&self, low: f64, high: f64) -> Vec<Vec<f64>> {
+        let sets = match self.scale {
+            Scale::Linear => Vec::new(),
+            Scale::Log => vec![decade_marks(low, high, &[1.0]), decade_marks(low, high, &[1.0, 2.0, 5.0])],
         };
-        if marks.len() >= 2 { marks } else { even_marks(low, high) }
+        let several: Vec<_> = sets.into_iter().filter(|set| set.len() >= 2).collect();
+        if several.is_empty() { vec![even_marks(low, high)] } else { several }
     }
 }
 
@@ -95,23 +96,44 @@ fn even_marks(low: f64, high: f64) -> Vec<f64> {
     (0..12).map(|i| (first + f64::from(i)) * step).take_while(|mark| *mark <= high).collect()
 }
 
-/// Returns ticks at powers of ten, with 2 and 5 times them if there are few, thinned if there are many.
-fn decade_marks(low: f64, high: f64) -> Vec<f64> {
+/// Returns ticks at `factors` times powers of ten, thinned if there are many decades.
+fn decade_marks(low: f64, high: f64, factors: &[f64]) -> Vec<f64> {
     let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
     let every = ((last - first) / 7 + 1).max(1);
-    let factors: &[f64] = if last - first <= 3 { &[1.0, 2.0, 5.0] } else { &[1.0] };
     let powers = (first..=last).filter(|power| power.rem_euclid(every) == 0);
     let marks = powers.flat_map(|power| factors.iter().map(move |factor| factor * 10f64.powi(power)));
     marks.filter(|mark| (low..=high).contains(mark)).collect()
 }
 
-/// Size of a drawing and its margins, in drawing units.
-pub(super) const WIDTH: f64 = 480.0;
-pub(super) const HEIGHT: f64 = 270.0;
-const LEFT: f64 = 62.0;
-const RIGHT: f64 = 14.0;
-const TOP: f64 = 12.0;
-const BOTTOM: f64 = 42.0;
+/// Formats a tick: short, also for extreme values.
+fn tick(value: f64) -> String {
+    let size = value.abs();
+    if size == 0.0 {
+        "0".to_owned()
+    } else if (1e-3..1e6).contains(&size) {
+        number(Some(value), 4)
+    } else {
+        let text = format!("{value:.3e}");
+        let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+        format!("{}e{exponent}", digits.trim_end_matches('0').trim_end_matches('.'))
+    }
+}
+
+/// Size of a drawing and its margins, in drawing units. One unit is about one pixel on a phone.
+pub(super) const WIDTH: f64 = 360.0;
+pub(super) const HEIGHT: f64 = 230.0;
+const LEFT: f64 = 52.0;
+const RIGHT: f64 = 12.0;
+const TOP: f64 = 26.0;
+const BOTTOM: f64 = 40.0;
+
+/// Average width and height of a letter at the largest text size of a drawing.
+pub(super) const LETTER: (f64, f64) = (7.4, 14.0);
+
+/// Returns the width of a text in drawing units.
+pub(super) fn width_of(text: &str) -> f64 {
+    text.chars().count() as f64 * LETTER.0
+}
 
 /// Two axes with their ranges.
 #[derive(Clone, Copy, Debug)]
@@ -141,43 +163,97 @@ impl Frame {
         })
     }
 
+    /// Returns the horizontal ticks: coordinate and label, clear of each other.
+    fn ticks_x(&self) -> Vec<(f64, String)> {
+        let place = |mark| self.place((mark, self.y.1)).map(|at| at.0);
+        clear(self.x.0.candidates(self.x.1, self.x.2), place, |label| width_of(label) + 8.0)
+    }
+
+    /// Returns the vertical ticks.
+    fn ticks_y(&self) -> Vec<(f64, String)> {
+        let place = |mark| self.place((self.x.1, mark)).map(|at| at.1);
+        clear(self.y.0.candidates(self.y.1, self.y.2), place, |_| LETTER.1 + 2.0)
+    }
+
     /// Draws grid, ticks and labels.
     pub(super) fn draw(&self) -> Html {
         let mut html = Html::default();
         let (base, end) = (HEIGHT - BOTTOM, WIDTH - RIGHT);
-        for mark in self.x.0.marks(self.x.1, self.x.2) {
-            let Some((x, _)) = self.place((mark, self.y.1)) else { continue };
+        for (x, label) in self.ticks_x() {
             html.push(line((x, TOP), (x, base)));
-            html.push(text((x, base + 16.0), "middle", &number(Some(mark), 4)));
+            // The labels at both ends stay inside the drawing.
+            let half = width_of(&label) / 2.0;
+            let centre = x.clamp(half.min(WIDTH / 2.0), (WIDTH - half).max(WIDTH / 2.0));
+            html.push(text((centre, base + 15.0), "middle", &label));
         }
-        for mark in self.y.0.marks(self.y.1, self.y.2) {
-            let Some((_, y)) = self.place((self.x.1, mark)) else { continue };
+        for (y, label) in self.ticks_y() {
             html.push(line((LEFT, y), (end, y)));
-            html.push(text((LEFT - 6.0, y + 4.0), "end", &number(Some(mark), 4)));
+            html.push(text((LEFT - 5.0, y + 4.0), "end", &label));
         }
-        html.push(text(((LEFT + end) / 2.0, HEIGHT - 8.0), "middle", self.x.0.label));
-        let turned = format!("rotate(-90 12 {:.1})", (TOP + base) / 2.0);
-        let at = [("x", "12".to_owned()), ("y", format!("{:.1}", (TOP + base) / 2.0))];
-        let attributes = [("class", "middle"), ("x", &at[0].1), ("y", &at[1].1), ("transform", &turned)];
-        html.push(Html::element("text", &attributes, [Html::text(self.y.0.label)]));
+        html.push(text(((LEFT + end) / 2.0, HEIGHT - 7.0), "middle", self.x.0.label));
+        html.push(text((2.0, 13.0), "", self.y.0.label));
         html
     }
+}
 
-    /// Wraps the drawing in a figure, with a legend if `names` has more than one entry.
-    pub(super) fn figure(&self, title: &str, names: &[&str], inner: Html) -> Html {
-        let view = format!("0 0 {WIDTH} {HEIGHT}");
-        let attributes = [("viewBox", &view[..]), ("role", "img"), ("aria-label", title)];
-        let svg = Html::element("svg", &attributes, [self.draw(), inner]);
-        let mut content = vec![Html::element("figcaption", &[], [Html::text(title)]), svg];
-        if names.len() > 1 {
-            let entry = |(i, name): (usize, &&str)| {
-                let mark = Html::element("i", &[("class", &colour(i))], []);
-                Html::element("span", &[], [mark, Html::text(name), Html::text(" ")])
-            };
-            content.push(Html::element("div", &[("class", "legend")], names.iter().enumerate().map(entry)));
+/// Chooses the finest set of candidates whose labels keep clear of each other; of the coarsest, drops labels
+/// that would overlap.
+fn clear(
+    sets: Vec<Vec<f64>>,
+    place: impl Fn(f64) -> Option<f64>,
+    extent: impl Fn(&str) -> f64,
+) -> Vec<(f64, String)> {
+    let mut best = Vec::new();
+    for (i, marks) in sets.into_iter().enumerate() {
+        let all = marks.into_iter().filter_map(|mark| Some((place(mark)?, tick(mark)))).collect::<Vec<_>>();
+        let mut kept: Vec<(f64, String)> = Vec::new();
+        for (at, label) in &all {
+            let free =
+                |(other, name): &(f64, String)| (at - other).abs() >= (extent(label) + extent(name)) / 2.0;
+            if kept.iter().all(free) {
+                kept.push((*at, label.clone()));
+            }
         }
-        Html::element("figure", &[], content)
+        if i > 0 && kept.len() < all.len() {
+            break;
+        }
+        best = kept;
     }
+    best
+}
+
+/// Entry of a legend: a drawn sample and its name.
+pub(super) struct Key {
+    pub(super) sample: Html,
+    pub(super) name: String,
+}
+
+impl Key {
+    /// Makes an entry from the content of a sample drawing of 24 × 12 units.
+    pub(super) fn new(inner: Html, name: &str) -> Self {
+        let attributes = [("class", "key"), ("viewBox", "0 0 24 12"), ("aria-hidden", "true")];
+        Key { sample: Html::element("svg", &attributes, [inner]), name: name.to_owned() }
+    }
+}
+
+/// Wraps a drawing in a figure; `label` says its content to those who cannot see it. `role` is `img`, or
+/// `group` if parts of the drawing have labels of their own.
+pub(super) fn figure(
+    title: &str,
+    role: &'static str,
+    label: &str,
+    keys: Vec<Key>,
+    inner: impl IntoIterator<Item = Html>,
+) -> Html {
+    let view = format!("0 0 {WIDTH} {HEIGHT}");
+    let attributes = [("viewBox", &view[..]), ("role", role), ("aria-label", label)];
+    let svg = Html::element("svg", &attributes, inner);
+    let mut content = vec![Html::element("figcaption", &[], [Html::text(title)]), svg];
+    if keys.len() > 1 {
+        let entry = |key: Key| Html::element("span", &[], [key.sample, Html::text(&key.name)]);
+        content.push(Html::element("div", &[("class", "legend")], keys.into_iter().map(entry)));
+    }
+    Html::element("figure", &[], content)
 }
 
 /// Returns the CSS class of series `i`.
@@ -188,7 +264,11 @@ pub(super) fn colour(i: usize) -> String {
 /// Draws a text at a coordinate.
 pub(super) fn text((x, y): (f64, f64), class: &str, text: &str) -> Html {
     let (x, y) = (format!("{x:.1}"), format!("{y:.1}"));
-    Html::element("text", &[("class", class), ("x", &x), ("y", &y)], [Html::text(text)])
+    let mut attributes = vec![("x", &x[..]), ("y", &y)];
+    if !class.is_empty() {
+        attributes.insert(0, ("class", class));
+    }
+    Html::element("text", &attributes, [Html::text(text)])
 }
 
 fn line(from: (f64, f64), to: (f64, f64)) -> Html {
@@ -202,14 +282,48 @@ mod tests {
 
     #[test]
     fn marks_are_round_numbers() {
-        assert_eq!(Axis::linear("").marks(0.0, 103.0), [0.0, 50.0, 100.0]);
+        let finest = |axis: Axis, low, high| axis.candidates(low, high).pop().unwrap_or_default();
+        assert_eq!(finest(Axis::linear(""), 0.0, 103.0), [0.0, 50.0, 100.0]);
         let close = |found: &[f64], expected: &[f64]| {
             let same = found.iter().zip(expected).all(|(a, b)| (a / b - 1.0).abs() < 1e-12);
             assert!(found.len() == expected.len() && same, "{found:?}");
         };
-        close(&Axis::log("").marks(0.04, 3.0), &[0.05, 0.1, 0.2, 0.5, 1.0, 2.0]);
-        close(&Axis::log("").marks(1e-7, 2.0), &[1e-6, 1e-4, 1e-2, 1.0]);
-        close(&Axis::log("").marks(2.1, 2.9), &[2.2, 2.4, 2.6, 2.8]);
+        close(&finest(Axis::log(""), 0.04, 3.0), &[0.05, 0.1, 0.2, 0.5, 1.0, 2.0]);
+        close(&Axis::log("").candidates(1e-7, 2.0)[0], &[1e-6, 1e-4, 1e-2, 1.0]);
+        close(&finest(Axis::log(""), 2.1, 2.9), &[2.2, 2.4, 2.6, 2.8]);
+    }
+
+    #[test]
+    fn ticks_are_short() {
+        for (value, text) in [
+            (0.0, "0"),
+            (-0.0, "0"),
+            (0.002, "0.002"),
+            (0.00015, "1.5e-4"),
+            (1e-5, "1e-5"),
+            (2.5e9, "2.5e9"),
+            (-2e7, "-2e7"),
+        ] {
+            assert_eq!(tick(value), text);
+        }
+    }
+
+    #[test]
+    fn tick_labels_keep_clear_of_each_other() {
+        for (low, high) in [(0.04, 0.4), (2.5e-4, 0.5), (1e-6, 3.0), (1e-9, 1e9), (100_000.0, 900_000.0)] {
+            for axis in [Axis::log("a"), Axis::linear("b"), Axis::from_zero("c")] {
+                let frame = Frame::new(axis, axis, [(low, low), (high, high)].into_iter());
+                let (x, y) = (frame.ticks_x(), frame.ticks_y());
+                assert!(x.len() >= 2 && y.len() >= 2, "{axis:?} {low} {high}: {x:?} {y:?}");
+                let apart = |a: &(f64, String), b: &(f64, String)| {
+                    (a.0 - b.0).abs() - (width_of(&a.1) + width_of(&b.1)) / 2.0
+                };
+                assert!(x.windows(2).all(|pair| apart(&pair[0], &pair[1]) >= 8.0), "{x:?}");
+                assert!(y.windows(2).all(|pair| (pair[0].0 - pair[1].0).abs() >= LETTER.1), "{y:?}");
+                // Vertical labels fit to the left of the plot.
+                assert!(y.iter().all(|(_, label)| width_of(label) <= LEFT - 5.0), "{y:?}");
+            }
+        }
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! Line charts.
 
-use super::Html;
-use super::axis::{Axis, Frame, colour};
+use super::axis::{Axis, Frame, Key, colour, figure};
+use super::mark::dashes;
+use super::{Html, figures};
 
 /// Intervals of the horizontal axis that keep only their lowest and highest point: more would not be visible.
-const PIECES: usize = 400;
+const PIECES: usize = 300;
 
 /// Line of a chart.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,6 +28,11 @@ impl Series {
     pub fn faint(self) -> Self {
         Series { faint: true, ..self }
     }
+
+    /// True if every finite value is 0, or there is none.
+    pub fn is_zero(&self) -> bool {
+        self.points.iter().all(|(_, y)| *y == 0.0 || !y.is_finite())
+    }
 }
 
 /// Lines over a common axis.
@@ -43,23 +49,62 @@ pub struct LineChart<'a> {
 }
 
 impl LineChart<'_> {
-    /// Draws the chart.
-    pub fn html(&self) -> Html {
-        let points = self.series.iter().flat_map(|series| series.points.iter().copied());
-        let frame = Frame::new(self.x, self.y, points);
-        let mut inner = Html::default();
-        for (i, series) in self.series.iter().enumerate() {
-            inner.push(drawn(&frame, series, i));
+    /// Draws the lines that have a point; `None` if no line has one.
+    pub fn html(&self) -> Option<Html> {
+        let shows = |point: &(f64, f64)| self.x.shows(point.0) && self.y.shows(point.1);
+        let shown: Vec<_> = self.series.iter().filter(|series| series.points.iter().any(shows)).collect();
+        if shown.is_empty() {
+            return None;
         }
-        let names: Vec<_> = self.series.iter().map(|series| &series.name[..]).collect();
-        frame.figure(self.title, &names, inner)
+        let points = shown.iter().flat_map(|series| series.points.iter().copied());
+        let frame = Frame::new(self.x, self.y, points);
+        let (mut inner, mut keys, mut label) =
+            (frame.draw(), Vec::new(), format!("{}, line chart.", self.title));
+        let mut strong = 0;
+        for (i, series) in shown.into_iter().enumerate() {
+            let class = class(series, i, strong);
+            strong += usize::from(!series.faint);
+            inner.push(drawn(&frame, series, &class));
+            keys.push(Key::new(sample(&class), &series.name));
+            label += &self.said(series);
+        }
+        Some(figure(self.title, "img", &label, keys, [inner]))
+    }
+
+    /// Describes a line: its ends and its extremes.
+    fn said(&self, series: &Series) -> String {
+        let shown = || series.points.iter().filter(|(x, y)| self.x.shows(*x) && self.y.shows(*y));
+        let by_height = |a: &&(f64, f64), b: &&(f64, f64)| a.1.total_cmp(&b.1);
+        let ends = (shown().next(), shown().last(), shown().min_by(by_height), shown().max_by(by_height));
+        let (Some(first), Some(last), Some(low), Some(high)) = ends else { return String::new() };
+        let name = if series.name == self.title { String::new() } else { format!("{}: ", series.name) };
+        let y = self.y.label;
+        format!(
+            " {name}{} {y} at {} {}, {} at {}; lowest {}, highest {}.",
+            figures(first.1),
+            self.x.label,
+            figures(first.0),
+            figures(last.1),
+            figures(last.0),
+            figures(low.1),
+            figures(high.1)
+        )
     }
 }
 
-fn drawn(frame: &Frame, series: &Series, index: usize) -> Html {
+/// Returns the classes of line `i`, which is number `strong` of those at full strength: their dashes differ.
+fn class(series: &Series, i: usize, strong: usize) -> String {
+    if series.faint { format!("{} faint", colour(i)) } else { format!("{} {}", colour(i), dashes(strong)) }
+}
+
+/// Draws a line's sample for the legend.
+fn sample(class: &str) -> Html {
+    Html::element("path", &[("class", &format!("line {class}")), ("d", "M0 6L24 6")], [])
+}
+
+fn drawn(frame: &Frame, series: &Series, class: &str) -> Html {
     let mut path = String::new();
     let mut alone = Html::default();
-    let colour = colour(index);
     for run in thinned(&series.points).split(|point| frame.place(*point).is_none()) {
         let places = run.iter().filter_map(|point| frame.place(*point));
         for (i, (x, y)) in places.enumerate() {
@@ -70,15 +115,10 @@ fn drawn(frame: &Frame, series: &Series, index: usize) -> Html {
             && let Some((x, y)) = frame.place(*point)
         {
             let (x, y) = (format!("{x:.1}"), format!("{y:.1}"));
-            alone.push(Html::element(
-                "circle",
-                &[("class", &colour), ("cx", &x), ("cy", &y), ("r", "2")],
-                [],
-            ));
+            alone.push(Html::element("circle", &[("class", class), ("cx", &x), ("cy", &y), ("r", "2")], []));
         }
     }
-    let class = if series.faint { format!("{colour} faint") } else { colour };
-    let mut html = Html::element("path", &[("class", &class), ("d", &path)], []);
+    let mut html = Html::element("path", &[("class", &format!("line {class}")), ("d", &path)], []);
     html.push(alone);
     html
 }
@@ -103,15 +143,14 @@ fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
-    fn chart(points: Vec<(f64, f64)>) -> String {
+    fn chart(points: Vec<(f64, f64)>) -> Option<String> {
         let series = vec![Series::new("a", points.clone()), Series::new("<b>", points).faint()];
-        LineChart { title: "t", x: Axis::linear("step"), y: Axis::log("loss"), series }
-            .html()
-            .as_str()
-            .to_owned()
+        let chart = LineChart { title: "t", x: Axis::linear("step"), y: Axis::log("loss"), series };
+        Some(chart.html()?.as_str().to_owned())
     }
 
     #[test]
@@ -124,11 +163,13 @@ mod tests {
             (5.0, 2.5),
             (6.0, -1.0),
             (7.0, 3.0),
-        ]);
-        let path = html.split("d=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap_or_default();
+        ])
+        .unwrap();
+        let path = html.split(" d=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap_or_default();
         assert_eq!((path.matches('M').count(), path.matches('L').count()), (3, 2), "{path}");
         assert_eq!(html.matches("<circle").count(), 2, "a point between gaps is seen");
         assert!(html.contains("&lt;b&gt;") && !html.contains("NaN"), "{html}");
+        assert!(html.contains("a: 2 loss at step 1, 3 at 7; lowest 2, highest 3."), "{html}");
     }
 
     #[test]
@@ -143,7 +184,23 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_chart_is_valid() {
-        assert!(chart(Vec::new()).contains("</svg>"));
+    fn there_is_no_empty_chart() {
+        assert_eq!(chart(Vec::new()), None);
+        assert_eq!(chart(vec![(1.0, f64::NAN), (2.0, 0.0)]), None, "no value has a place on a log axis");
+        let series = vec![Series::new("present", vec![(1.0, 2.0)]), Series::new("absent", Vec::new())];
+        let chart = LineChart { title: "t", x: Axis::linear("step"), y: Axis::log("loss"), series };
+        let html = chart.html().unwrap();
+        assert!(!html.as_str().contains("absent"), "the legend lists lines without points: {html:?}");
+    }
+
+    #[test]
+    fn lines_differ_by_more_than_color() {
+        let points = vec![(1.0, 1.0), (2.0, 2.0)];
+        let series = ["a", "b", "c"].map(|name| Series::new(name, points.clone())).to_vec();
+        let chart = LineChart { title: "t", x: Axis::linear("step"), y: Axis::linear("y"), series };
+        let html = chart.html().unwrap();
+        for class in ["line s0 d0", "line s1 d1", "line s2 d2"] {
+            assert_eq!(html.as_str().matches(class).count(), 2, "line and legend: {class}");
+        }
     }
 }

@@ -43,6 +43,21 @@ fn the_demo_measures_and_draws() {
     assert!((8.0..8.2).contains(&bits[0]) && bits[1..] == [4.125, 4.125], "{bits:?}");
     let page = fs::read_to_string(dir.path().join("demo-report.html")).unwrap();
     assert!(page.starts_with("<!doctype html>") && page.contains("<svg") && page.contains("gptq-int4-g128"));
+    for part in [
+        "8 bits: 2.66 MB → 1.61 MB, 40 % smaller, quality loss <span class=\"badge b0\">indistinguishable</span> (w8a16, KL 0.000",
+        "<figcaption>2 to 5 bits</figcaption>",
+        "<figcaption>8 bits</figcaption>",
+        "Best at their size: gptq-int4-g128 (",
+        ">rtn</span>",
+        ">gptq</span>",
+        "<mark>",
+    ] {
+        assert!(page.contains(part), "{part}");
+    }
+    // Labels name the front; the legend lists the methods that are shown.
+    let labels = |name: &str| page.matches(&format!(">{name}</text>")).count();
+    assert!(labels("gptq-int4-g128") > labels("rtn-int4-g128"), "the front alone is labelled");
+    assert!(!page.contains(">awq</span>") && !page.contains(">hqq</span>"));
     for network in ["src=", "href=", "@import", "<script", "url("] {
         assert!(!page.contains(network), "the page asks for {network}");
     }
@@ -75,6 +90,15 @@ fn demo_is_a_model_everywhere() {
     assert_eq!((&inspected["model"], &inspected["convention"]), (&"demo".into(), &"dense".into()));
     assert!(inspected["bytes"].as_u64().unwrap() <= 3_000_000, "{inspected:#}");
     let quantized = json_in(at, &["quantize", "demo", "--recipe", "nvfp4", "--out", "small", "--json"]);
+    // A model made from the embedded one needs no --reference for the texts; their prompts can be chosen.
+    let prompt = ["-p", "The <dog> was", "--new-tokens", "5"];
+    let made = json_in(at, &[&["report", "small", "--json"][..], &prompt].concat());
+    assert_eq!(made["kind"], "artifact");
+    let page = fs::read_to_string(at.join("small.report.html")).unwrap();
+    for part in ["5 tokens, greedy", "The &lt;dog&gt; was</span>", "mantissa run small -p", "class=\"heat\""]
+    {
+        assert!(page.contains(part), "{part}");
+    }
     assert_eq!(quantized["verification"]["ok"], true);
     let verified = json_in(at, &["verify", "small", "--reference", "demo", "--json"]);
     assert!(verified["compared"].as_u64().unwrap() > 0, "{verified:#}");

@@ -359,6 +359,20 @@ fn weight_decay_groups_are_reported_before_a_run() {
     );
 }
 
+/// Every drawing says its content, every heading of a table names what it is the heading of.
+fn drawings_and_tables_are_labelled(page: &str) {
+    for drawing in page.split("<svg ").skip(1) {
+        let tag = drawing.split('>').next().unwrap();
+        assert!(tag.contains("aria-label=") || tag.contains("aria-hidden=\"true\""), "{tag}");
+        let content = drawing.split("</svg>").next().unwrap();
+        assert!(["<path", "<circle", "<rect"].iter().any(|part| content.contains(part)), "empty: {tag}");
+    }
+    for heading in page.split("<th ").skip(1) {
+        assert!(heading.starts_with("scope=\""), "{heading:.60}");
+    }
+    assert!(!page.contains("<th>"), "a heading without scope");
+}
+
 #[test]
 fn a_page_shows_a_run_and_an_artifact() {
     let temp = TempDir::new().unwrap();
@@ -374,18 +388,21 @@ fn a_page_shows_a_run_and_an_artifact() {
         "<title>Training run run</title>",
         "Gradient norm",
         "Loss scale",
-        "Skipped steps",
+        "40 of 40 steps; loss",
+        " skipped.</p>",
+        "<summary>Curves of each module (",
         "Weights changed by an update",
         "<summary>model.layers.1.mlp.down_proj</summary>",
         "dgrad dy (f16)",
         "optimizer state",
         "[optimizer]",
-        "<td class=\"\">done</td>",
+        "<p class=\"lead\">Done: ",
     ] {
         assert!(page.contains(part), "{part}");
     }
     assert!(!page.contains("://") && !page.contains("<script"), "asks for nothing");
     assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
+    drawings_and_tables_are_labelled(&page);
     // Telemetry of steps 1, 10, 20, 30, 40.
     let telemetry = fs::read_to_string(run.join("telemetry.jsonl")).unwrap();
     assert_eq!(telemetry.lines().count(), 5);
@@ -403,6 +420,11 @@ fn a_page_shows_a_run_and_an_artifact() {
     let page = fs::read_to_string(made["report"].as_str().unwrap()).unwrap();
     assert!(page.contains("Quantized model &lt;out&gt;") && page.contains("model.layers.0.mlp.down_proj"));
     assert!(page.contains("rtn-int4-g32") && !page.contains("<out>"));
+    assert!(
+        page.contains("Quality loss not measured. Size ") && page.contains("--reference SOURCE"),
+        "{page}"
+    );
+    drawings_and_tables_are_labelled(&page);
     // The model is unchanged.
     let output = mantissa(&["verify", text(&out), "--quiet"]);
     assert!(output.status.success(), "{}", stderr(&output));

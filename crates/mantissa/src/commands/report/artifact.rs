@@ -1,73 +1,205 @@
-//! HTML page of a quantized model.
+//! HTML page of a quantized model: verdict, the same prompt before and after, commands that load it, layers.
 
+use std::path::Path;
+
+use mantissa_eval::verdict::Verdict;
 use mantissa_quant::{ErrorReport, Figures, LayerReport, Quality};
 
+use super::{map, texts};
+use crate::commands::ending::quoted;
 use crate::output::{Align, Table, bytes, count, number, shape};
-use crate::report::{Axis, Html, Page, Point, Scatter, table};
+use crate::report::{Html, Page, Reading, gauge, pairs, table, tiles};
 
-/// Maximum number of schemes with their own color.
-const MAX_SCHEMES: usize = 8;
+/// Number of layers in the table of the worst.
+const WORST: usize = 10;
 
-/// Makes the page of the model `name` from its quality report.
-pub fn page(name: &str, quality: &Quality) -> Page {
-    let mut page = Page::new(&format!("Quantized model {name}"));
-    page.push(table(&summary(quality)));
-    match &quality.evaluation {
-        Some(figures) => {
-            page.push(Html::heading("Quality"));
-            page.push(table(&evaluation(figures)));
-        }
-        None => {
-            page.push(Html::paragraph(
-                "Quality not measured. Run mantissa quantize with --text or --tokens to measure it.",
-            ));
+/// Parts of the page that are not in the quality report.
+pub struct Extras {
+    /// Engines that load the model, each with the command for it.
+    pub commands: Vec<(String, String)>,
+    /// Continuations of the same prompts by the source and by the model; or the command that makes them.
+    pub texts: Result<Vec<texts::Pair>, String>,
+}
+
+/// Makes the page of the model at `path` from its quality report.
+pub fn page(path: &Path, quality: &Quality, extras: &Extras) -> Page {
+    let mut page = Page::new(&format!("Quantized model {}", super::name(path)));
+    verdict(&mut page, path, quality);
+    texts::section(&mut page, &extras.texts);
+    if !extras.commands.is_empty() {
+        page.push(Html::heading("Load it"));
+        for (engine, command) in &extras.commands {
+            page.push(Html::subheading(engine));
+            page.push(Html::preformatted(command));
         }
     }
-    page.push(Html::heading("Layers"));
-    page.push(Html::grid([errors_by_layer(&quality.layers), errors_by_bits(&quality.layers)]));
-    page.push(Html::details("All quantized layers", [table(&layers(&quality.layers))]));
-    page.push(Html::details("All other tensors", [table(&tensors(quality))]));
+    layers(&mut page, quality);
     for (heading, lines) in [
         ("Fallbacks", &quality.fallbacks),
         ("Layers kept unquantized", &quality.kept),
         ("Notes", &quality.notes),
     ] {
-        if !lines.is_empty() {
-            page.push(Html::heading(heading));
-            page.push(Html::preformatted(&lines.join("\n")));
+        match lines.len() {
+            0 => {}
+            1..=5 => {
+                page.push(Html::heading(heading));
+                page.push(Html::list(lines));
+            }
+            n => page.push(Html::details(&format!("{heading} ({n})"), [Html::list(lines)])),
         }
     }
-    page.push(Html::heading("Hashes"));
-    page.push(table(&hashes(quality)));
+    page.push(Html::heading("How it was made"));
+    page.push(pairs("Recipe, formats and calibration", summary(quality)));
+    page.push(Html::details("Hashes of all files", [table("Hashes of all files", &hashes(quality))]));
     page
 }
 
-fn summary(quality: &Quality) -> Table {
-    let mut table = Table::new([("", Align::Left), ("", Align::Left)]);
-    let mut row = |what: &str, value: String| table.row([what.to_owned(), value]);
-    row("recipe", quality.recipe.clone());
-    row("method", quality.method.clone());
-    row("weights", quality.weights.clone());
-    row("activations", quality.activations.clone().unwrap_or_else(|| "unquantized".to_owned()));
-    row("format", quality.container.clone());
-    row("bits per weight of quantized layers, by scheme", number(Some(quality.linear_bits_per_weight), 4));
-    if quality.linear_stored_bits_per_weight.is_some() {
-        row(
-            "bits per weight of quantized layers, as stored",
-            number(quality.linear_stored_bits_per_weight, 4),
-        );
+/// Appends the verdict: size before and after, the KL against its thresholds, and the main figures.
+fn verdict(page: &mut Page, path: &Path, quality: &Quality) {
+    let size = size(quality);
+    let Some(figures) = &quality.evaluation else {
+        page.push(Html::lead(&format!("Quality loss not measured. {size}.")));
+        page.push(Html::paragraph("Measure it against the source on a text of yours:"));
+        let command = format!("mantissa eval {} --reference SOURCE --text TEXT", quoted(path));
+        page.push(Html::preformatted(&command));
+        page.push(tiles(size_tiles(quality)));
+        return;
+    };
+    let floor = (figures.noise_floor_kl, figures.noise_floor_kl_se);
+    let verdict = Verdict::new((figures.kl, figures.kl_se), floor);
+    let rest = Html::text(&format!(" at KL {} nats/token. {size}.", measured(figures.kl, figures.kl_se)));
+    let lead = [Html::text("Quality loss "), Html::badge(verdict), rest];
+    page.push(Html::element("p", &[("class", "lead")], lead));
+    page.push(gauge(&[Reading { name: "KL".to_owned(), kl: figures.kl, verdict }], figures.noise_floor_kl));
+    page.push(Html::element("p", &[("class", "note")], [Html::text(&meaning(figures))]));
+    page.push(tiles(size_tiles(quality).into_iter().chain(quality_tiles(figures))));
+    page.push(Html::details("All quality figures", [table("Quality figures", &evaluation(figures))]));
+}
+
+/// Says what the KL means, and what the noise floor is.
+fn meaning(figures: &Figures) -> String {
+    let (kl, floor) = (figures.kl, figures.noise_floor_kl);
+    let moved = 100.0 * (kl / 2.0).sqrt().min(1.0);
+    let floor = if floor > 0.0 {
+        format!("storing the source in bf16 alone costs {} (the noise floor)", number(Some(floor), 3))
+    } else {
+        "the source is stored in bf16, so the noise floor is 0".to_owned()
+    };
+    format!(
+        "On average at most {} % of the probability of the next token moves (Pinsker's inequality); {floor}. Text: {}, \
+         {} predicted tokens.",
+        number(Some(moved), 2),
+        figures.text.name,
+        figures.predicted
+    )
+}
+
+/// Formats a value with its standard error.
+fn measured(value: f64, error: f64) -> String {
+    let value = number(Some(value), 3);
+    if error.is_finite() { format!("{value} ± {}", number(Some(error), 2)) } else { value }
+}
+
+/// Returns the bytes of the source's weight files.
+fn source_bytes(quality: &Quality) -> u64 {
+    let weights = quality.hashes.source.iter().filter(|(name, _)| !name.ends_with(".json"));
+    weights.map(|(_, digest)| digest.len).sum()
+}
+
+/// Returns the size before and after in words.
+fn size(quality: &Quality) -> String {
+    let (before, after) = (source_bytes(quality), quality.bytes);
+    if before == 0 {
+        return format!("Size {}", bytes(after));
     }
-    row("bits per weight of all tensors", number(Some(quality.bits_per_weight), 4));
-    row("size", bytes(quality.bytes));
-    row("parameters", count(quality.parameters));
-    if let Some(calibration) = &quality.calibration {
-        row(
-            "calibration",
-            format!("{}: {} windows, {} tokens", calibration.name, calibration.windows, calibration.tokens),
-        );
+    let change = 100.0 * (1.0 - after as f64 / before as f64);
+    let word = if change >= 0.0 { "smaller" } else { "larger" };
+    format!("Size {} → {}, {:.0} % {word}", bytes(before), bytes(after), change.abs())
+}
+
+fn size_tiles(quality: &Quality) -> Vec<(&'static str, String, String)> {
+    let linear = quality.linear_stored_bits_per_weight.unwrap_or(quality.linear_bits_per_weight);
+    let all = format!("{} with embeddings and head", number(Some(quality.bits_per_weight), 4));
+    vec![
+        ("size", bytes(quality.bytes), format!("source {}", bytes(source_bytes(quality)))),
+        ("bits per weight", number(Some(linear), 4), all),
+    ]
+}
+
+fn quality_tiles(figures: &Figures) -> Vec<(&'static str, String, String)> {
+    let source = (figures.nll - figures.delta_nll).exp();
+    let percent = |share: f64| number(Some(100.0 * share), 3);
+    vec![
+        ("perplexity", number(Some(figures.ppl), 4), format!("source {}", number(Some(source), 4))),
+        ("top-1 agreement", format!("{} %", percent(figures.top1)), "same most probable token".to_owned()),
+        (
+            "KL, 99th percentile",
+            number(Some(figures.kl_p99.into()), 3),
+            "nats, worst 1 % of tokens".to_owned(),
+        ),
+    ]
+}
+
+/// Appends the sections of the layers: error, bits, and the full tables folded away.
+fn layers(page: &mut Page, quality: &Quality) {
+    if let Some(errors) = map::errors(&quality.layers) {
+        page.push(Html::heading("Error by layer and module"));
+        page.push(Html::paragraph(
+            "Error of each weight in percent of its norm, ‖W − Q‖ / ‖W‖. Darker is larger; of several experts, the worst.",
+        ));
+        page.push(errors);
+        let title = format!("Layers with the largest error ({})", WORST.min(quality.layers.len()));
+        page.push(Html::details(&title, [table(&title, &layer_table(worst(&quality.layers)))]));
     }
-    row("tool", quality.tool.clone());
-    table
+    page.push(Html::heading("Bits per layer"));
+    match map::bits(&quality.layers) {
+        Some(bits) => page.push(bits),
+        None => page.push(Html::paragraph(&same_bits(&quality.layers))),
+    }
+    page.push(Html::details(
+        &format!("All quantized layers ({})", quality.layers.len()),
+        [table("All quantized layers", &layer_table(quality.layers.iter()))],
+    ));
+    page.push(Html::details(
+        &format!("All other tensors ({})", quality.tensors.len()),
+        [table("All other tensors", &tensors(quality))],
+    ));
+}
+
+fn same_bits(layers: &[LayerReport]) -> String {
+    let (Some(first), Some((least, most))) = (layers.first(), map::bits_range(layers)) else {
+        return "No layer is quantized.".to_owned();
+    };
+    let [least, most] = [least, most].map(|bits| number(Some(bits), 4));
+    let bits = if least == most { least } else { format!("{least} to {most}") };
+    format!("All {} quantized layers have {bits} bits per weight ({}).", layers.len(), first.scheme)
+}
+
+/// Returns the layers with the largest error, the worst first.
+fn worst(layers: &[LayerReport]) -> impl Iterator<Item = &LayerReport> {
+    let mut sorted: Vec<_> = layers.iter().collect();
+    sorted.sort_by(|a, b| b.error.relative_error.total_cmp(&a.error.relative_error));
+    sorted.into_iter().take(WORST)
+}
+
+fn summary(quality: &Quality) -> Vec<(&'static str, String)> {
+    let mut rows = vec![
+        ("recipe", quality.recipe.clone()),
+        ("method", quality.method.clone()),
+        ("weights", quality.weights.clone()),
+        ("activations", quality.activations.clone().unwrap_or_else(|| "unquantized".to_owned())),
+        ("format", quality.container.clone()),
+        ("bits per weight by scheme", number(Some(quality.linear_bits_per_weight), 4)),
+        ("parameters", count(quality.parameters)),
+    ];
+    rows.extend(quality.kv.iter().map(|kv| ("KV cache", kv.clone())));
+    rows.extend(
+        quality.calibration.iter().map(|set| {
+            ("calibration", format!("{}: {} windows, {} tokens", set.name, set.windows, set.tokens))
+        }),
+    );
+    rows.push(("tool", quality.tool.clone()));
+    rows
 }
 
 fn evaluation(figures: &Figures) -> Table {
@@ -85,49 +217,14 @@ fn evaluation(figures: &Figures) -> Table {
         table.row([name.to_owned(), number(Some(value), 5), number(error, 2)]);
     }
     table.row(["predicted tokens".to_owned(), figures.predicted.to_string(), number(None, 2)]);
-    table.row(["text".to_owned(), figures.text.name.clone(), number(None, 2)]);
     table
-}
-
-/// Returns the schemes in the order of their first layer.
-fn schemes(layers: &[LayerReport]) -> Vec<&str> {
-    let mut schemes = Vec::new();
-    for layer in layers {
-        if !schemes.contains(&layer.scheme.as_str()) && schemes.len() < MAX_SCHEMES {
-            schemes.push(layer.scheme.as_str());
-        }
-    }
-    schemes
-}
-
-fn scatter(title: &str, x: Axis, layers: &[LayerReport], place: impl Fn(usize, &LayerReport) -> f64) -> Html {
-    let schemes = schemes(layers);
-    let worst = layers.iter().map(|layer| layer.error.relative_error).fold(0.0, f64::max);
-    let point = |(i, layer): (usize, &LayerReport)| {
-        // Only the worst layer is labelled in the drawing; the others show their names on hover.
-        let name = if layer.error.relative_error >= worst { layer.module.clone() } else { String::new() };
-        let group = schemes.iter().position(|scheme| *scheme == layer.scheme).unwrap_or(MAX_SCHEMES - 1);
-        Point { x: place(i, layer), y: layer.error.relative_error, label: name, group }
-    };
-    let points = layers.iter().enumerate().map(point).collect();
-    Scatter { title, x, y: Axis::log("relative error"), groups: &schemes, points }.html()
-}
-
-fn errors_by_layer(layers: &[LayerReport]) -> Html {
-    scatter("Relative error by layer", Axis::linear("layer, in model order"), layers, |i, _| i as f64)
-}
-
-fn errors_by_bits(layers: &[LayerReport]) -> Html {
-    scatter("Relative error by bits", Axis::linear("bits per weight"), layers, |_, layer| {
-        layer.bits_per_weight
-    })
 }
 
 fn error_cells(error: &ErrorReport) -> [String; 3] {
     [number(error.sqnr_db, 4), number(Some(error.relative_error), 3), number(Some(error.max_abs_error), 3)]
 }
 
-fn layers(layers: &[LayerReport]) -> Table {
+fn layer_table<'a>(layers: impl Iterator<Item = &'a LayerReport>) -> Table {
     let mut table = Table::new([
         ("layer", Align::Left),
         ("scheme", Align::Left),
@@ -142,7 +239,7 @@ fn layers(layers: &[LayerReport]) -> Table {
     for layer in layers {
         let [sqnr, relative, largest] = error_cells(&layer.error);
         let remarks = layer.fallback.iter().chain(&layer.notes).cloned().collect::<Vec<_>>().join("; ");
-        let (shape, bits) = (shape(&layer.shape), number(Some(layer.bits_per_weight), 4));
+        let (shape, bits) = (shape(&layer.shape), number(Some(map::bits_of(layer)), 4));
         let (module, scheme, method) = (layer.module.clone(), layer.scheme.clone(), layer.method.clone());
         table.row([module, scheme, method, shape, bits, sqnr, relative, largest, remarks]);
     }

@@ -165,17 +165,22 @@ impl Health {
              dtype, and share of weights whose working copy an update changes. Without a master copy, unchanged weights do not \
              learn.",
         ));
-        page.push(Html::grid(self.overview()));
-        page.push(table(&self.worst()));
-        for name in &self.order {
-            if let Some(module) = self.modules.get(name) {
-                page.push(Html::details(name, [Html::grid(module.charts())]));
-            }
-        }
+        let (charts, zero) = parted(self.overview());
+        page.push(Html::grid(charts));
+        page.push(zero);
+        let title = "Tensors with the largest loss at the last observed step";
+        page.push(Html::subheading(title));
+        page.push(table(title, &self.worst()));
+        let modules = self.order.iter().filter_map(|name| Some((name, self.modules.get(name)?)));
+        let modules = modules.map(|(name, module)| {
+            let (charts, zero) = parted(module.charts());
+            Html::details(name, [Html::grid(charts), zero])
+        });
+        page.push(Html::details(&format!("Curves of each module ({})", self.order.len()), modules));
     }
 
     /// Charts the minimum, median and maximum over all tensors per step.
-    fn overview(&self) -> Vec<Html> {
+    fn overview(&self) -> Vec<LineChart<'static>> {
         let modules = || self.modules.values();
         let changed = modules().flat_map(|module| module.changed.values().flatten().copied());
         let of = |get: fn(&Figures) -> f64| {
@@ -215,7 +220,7 @@ impl Health {
 }
 
 impl Module {
-    fn charts(&self) -> Vec<Html> {
+    fn charts(&self) -> Vec<LineChart<'static>> {
         let series = |get: fn(&Figures) -> f64| {
             let lines = self.figures.iter().map(|(what, all)| {
                 let points = all.iter().map(|figures| (figures.step as f64, get(figures)));
@@ -223,7 +228,7 @@ impl Module {
             });
             lines.filter(|series| series.points.iter().any(|point| point.1.is_finite())).collect::<Vec<_>>()
         };
-        let chart = |title, y, series: Vec<Series>| LineChart { title, x: STEP, y, series }.html();
+        let chart = |title: &'static str, y, series: Vec<Series>| LineChart { title, x: STEP, y, series };
         let changed = self.changed.iter().map(|(what, points)| Series::new(what.clone(), points.clone()));
         let changed: Vec<_> = changed.collect();
         let mut charts = vec![
@@ -243,7 +248,7 @@ pub const STEP: Axis = Axis::linear("step");
 const SHARE: Axis = Axis::from_zero("share");
 
 /// Charts the minimum, median and maximum of the values per step.
-fn spread(title: &str, points: Vec<(f64, f64)>) -> Html {
+fn spread(title: &'static str, points: Vec<(f64, f64)>) -> LineChart<'static> {
     let mut by_step: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
     for (step, value) in points.into_iter().filter(|point| point.1.is_finite()) {
         by_step.entry(step as u64).or_default().push(value);
@@ -255,7 +260,23 @@ fn spread(title: &str, points: Vec<(f64, f64)>) -> Html {
         Series::new(name, points.collect())
     };
     let series = vec![line("maximum", |n| n - 1), line("median", |n| n / 2), line("minimum", |_| 0)];
-    LineChart { title, x: STEP, y: SHARE, series }.html()
+    LineChart { title, x: STEP, y: SHARE, series }
+}
+
+/// Draws the charts that show something; those of zeros alone are named in one sentence.
+fn parted(charts: Vec<LineChart<'_>>) -> (Vec<Html>, Html) {
+    let is_zero = |chart: &LineChart<'_>| chart.series.iter().all(Series::is_zero);
+    let (zero, shown): (Vec<_>, Vec<_>) = charts.into_iter().partition(is_zero);
+    // A chart without any value is not worth a word either.
+    let finite = |chart: &&LineChart<'_>| {
+        chart.series.iter().flat_map(|series| &series.points).any(|point| point.1.is_finite())
+    };
+    let names: Vec<_> = zero.iter().filter(finite).map(|chart| chart.title.to_lowercase()).collect();
+    let sentence = match names.as_slice() {
+        [] => Html::default(),
+        names => Html::paragraph(&format!("0 at every observed step: {}.", names.join(", "))),
+    };
+    (shown.iter().filter_map(LineChart::html).collect(), sentence)
 }
 
 fn percent(share: f64) -> String {
@@ -292,6 +313,10 @@ mod tests {
             "{html}"
         );
         assert!(html.contains("50 %"), "{html}");
+        assert!(html.contains("<summary>Curves of each module (1)</summary><details>"), "{html}");
+        // Nothing saturates: a sentence, and no chart of zeros.
+        assert!(html.contains("0 at every observed step: saturation."), "{html}");
+        assert!(!html.contains("<figcaption>Saturation"), "{html}");
     }
 
     #[test]

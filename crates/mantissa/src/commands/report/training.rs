@@ -11,7 +11,7 @@ use super::{lines, name};
 use crate::commands::train::folder::{self, LogLine, RunFile};
 use crate::error::BadInput;
 use crate::output::{Align, Table, bytes, count, number};
-use crate::report::{Axis, Html, LineChart, Page, Series, table};
+use crate::report::{Axis, Html, LineChart, Page, Series, pairs, table, tiles};
 
 /// Maximum size of `run.json` and `config.toml` in bytes.
 const MAX_FILE: u64 = 1 << 20;
@@ -26,20 +26,20 @@ pub fn page(run: &Path) -> Result<Page> {
     let log = read_log(&run.join(folder::LOG))?;
     let about = about(&run.join(folder::RUN))?;
     let mut page = Page::new(&format!("Training run {}", name(run)));
-    page.push(table(&summary(&log, about.as_ref())));
+    page.push(Html::lead(&verdict(&log, about.as_ref())));
+    page.push(tiles(figures(&log, about.as_ref())));
     page.push(Html::heading("Training curves"));
     page.push(Html::grid(charts(&log)));
     Health::read(&run.join(folder::TELEMETRY))?.show(&mut page);
     if let Some(about) = &about {
-        page.push(Html::heading("Memory"));
-        page.push(table(&memory(about)));
-        page.push(Html::heading("Machine"));
-        page.push(table(&machine(about)));
+        page.push(Html::heading("Memory and machine"));
+        page.push(Html::details("Memory by purpose", [table("Memory by purpose", &memory(about))]));
+        page.push(pairs("Machine", machine(about)));
     }
     let config = run.join(folder::CONFIG);
     if config.is_file() {
         page.push(Html::heading("Settings"));
-        page.push(Html::preformatted(&read_text(&config)?));
+        page.push(Html::details("All settings", [Html::preformatted(&read_text(&config)?)]));
     }
     Ok(page)
 }
@@ -89,29 +89,59 @@ fn read_text(path: &Path) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-fn pairs(rows: impl IntoIterator<Item = (&'static str, String)>) -> Table {
-    let mut table = Table::new([("", Align::Left), ("", Align::Left)]);
-    rows.into_iter().for_each(|(what, value)| table.row([what.to_owned(), value]));
-    table
+/// Returns the outcome in a sentence: steps, loss from start to end, skipped steps.
+fn verdict(log: &[LogLine], about: Option<&RunFile>) -> String {
+    let outcome = match about.map(|about| &about.outcome[..]) {
+        Some("done") => "Done".to_owned(),
+        Some("running") => "Running, or killed".to_owned(),
+        Some(error) => format!("Stopped: {error}"),
+        None => "Outcome not recorded".to_owned(),
+    };
+    let (Some(first), Some(last)) = (log.first(), log.last()) else {
+        return format!("{outcome}. No step is logged yet.");
+    };
+    let of = about.map_or_else(String::new, |about| format!(" of {}", about.steps));
+    let skipped = match last.skipped {
+        0 => "no step skipped".to_owned(),
+        1 => "1 step skipped for a gradient that overflowed".to_owned(),
+        n => format!("{n} steps skipped for gradients that overflowed"),
+    };
+    let validation = match log.iter().rev().find_map(|line| line.validation_loss) {
+        Some(loss) => format!(", validation loss {loss:.3}"),
+        None => String::new(),
+    };
+    format!(
+        "{outcome}: {}{of} steps; loss {:.3} → {:.3} nats/token{validation}; {skipped}.",
+        last.step, first.loss, last.smoothed_loss
+    )
 }
 
-fn summary(log: &[LogLine], about: Option<&RunFile>) -> Table {
-    let mut rows = Vec::new();
-    if let Some(about) = about {
-        rows.push(("outcome", about.outcome.clone()));
-        rows.push(("policy", about.policy.clone()));
-        rows.push(("parameters", count(about.parameters)));
-    }
+/// Returns the main figures.
+fn figures(log: &[LogLine], about: Option<&RunFile>) -> Vec<(&'static str, String, String)> {
+    let mut all = Vec::new();
     if let Some(last) = log.last() {
-        let of = about.map_or_else(String::new, |about| format!(" of {}", about.steps));
-        rows.push(("steps", format!("{}{of}, {} skipped", last.step, last.skipped)));
-        rows.push(("tokens", count(last.tokens)));
-        rows.push(("loss", format!("{:.4} (smoothed {:.4})", last.loss, last.smoothed_loss)));
+        let each = format!("last step {:.4}", last.loss);
+        all.push(("loss, smoothed", format!("{:.4}", last.smoothed_loss), each));
+        if let Some(loss) = log.iter().rev().find_map(|line| line.validation_loss) {
+            all.push(("validation loss", format!("{loss:.4}"), "nats/token".to_owned()));
+        }
+        all.push(("tokens", count(last.tokens), format!("{} steps", last.step)));
+        let speed = median(log.iter().map(|line| line.tokens_per_s)).unwrap_or(0.0);
+        all.push(("throughput", format!("{} tok/s", count(speed as u64)), "median of all steps".to_owned()));
     }
-    if let Some(loss) = log.iter().rev().find_map(|line| line.validation_loss) {
-        rows.push(("validation loss", format!("{loss:.4}")));
+    if let Some(about) = about {
+        all.push(("policy", about.policy.clone(), format!("{} parameters", count(about.parameters))));
+        let predicted = format!("{} predicted", bytes(about.predicted_peak_memory));
+        let peak = about.measured_peak_memory;
+        all.push(("peak memory", peak.map_or_else(|| "not recorded".to_owned(), bytes), predicted));
     }
-    pairs(rows)
+    all
+}
+
+fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<_> = values.filter(|value| value.is_finite()).collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
 }
 
 fn charts(log: &[LogLine]) -> Vec<Html> {
@@ -128,12 +158,14 @@ fn charts(log: &[LogLine]) -> Vec<Html> {
     ];
     if log.iter().any(|line| line.loss_scale != 1.0) {
         charts.push(one("Loss scale", Axis::log("scale"), |line| Some(line.loss_scale)));
+    }
+    if log.last().is_some_and(|line| line.skipped > 0) {
         charts.push(one("Skipped steps", Axis::from_zero("steps"), |line| Some(line.skipped as f64)));
     }
     if log.iter().any(|line| line.memory.is_some()) {
         charts.push(one("Memory", Axis::from_zero("MB"), |line| Some(line.memory? as f64 / 1e6)));
     }
-    charts
+    charts.into_iter().flatten().collect()
 }
 
 fn losses(log: &[LogLine]) -> Vec<Series> {
@@ -152,7 +184,7 @@ fn losses(log: &[LogLine]) -> Vec<Series> {
 }
 
 fn memory(about: &RunFile) -> Table {
-    let mut table = Table::new([("", Align::Left), ("bytes", Align::Right)]);
+    let mut table = Table::new([("purpose", Align::Left), ("size", Align::Right)]);
     let mut entries: Vec<_> = about.memory.iter().collect();
     entries.sort_by_key(|(_, n)| std::cmp::Reverse(**n));
     for (name, n) in entries {
@@ -165,15 +197,15 @@ fn memory(about: &RunFile) -> Table {
     table
 }
 
-fn machine(about: &RunFile) -> Table {
+fn machine(about: &RunFile) -> [(&'static str, String); 6] {
     let machine = &about.machine;
     let memory = machine.memory.map_or_else(|| number(None, 3), bytes);
-    pairs([
+    [
         ("processor", machine.cpu.clone()),
         ("threads", format!("{} of {}", about.threads, machine.threads)),
         ("instruction set", machine.isa.clone()),
         ("memory", memory),
         ("system", machine.system.clone()),
         ("tool", about.tool.clone()),
-    ])
+    ]
 }
