@@ -48,10 +48,23 @@ pub struct Args {
     #[arg(long, value_name = "TEXT", requires = "chat", help_heading = "Prompt")]
     system: Option<String>,
     /// Maximum number of new tokens
-    #[arg(short, long = "max-tokens", visible_alias = "n-predict", value_name = "N", default_value_t = 128, help_heading = "Sampling")]
+    #[arg(
+        short,
+        long = "max-tokens",
+        visible_alias = "n-predict",
+        value_name = "N",
+        default_value_t = 128,
+        help_heading = "Sampling"
+    )]
     n: usize,
     /// Sampling temperature; 0 is greedy
-    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true, help_heading = "Sampling")]
+    #[arg(
+        long,
+        value_name = "T",
+        default_value_t = 0.0,
+        allow_negative_numbers = true,
+        help_heading = "Sampling"
+    )]
     temperature: f32,
     /// Sample from the K most probable tokens
     ///
