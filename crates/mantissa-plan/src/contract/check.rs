@@ -64,7 +64,7 @@ pub(super) fn violations(check: Check, subject: &Subject, target: &Target) -> Ve
         }),
         Check::Groups { sizes, channel, other_in_f16 } => {
             let f16 = other_in_f16 && subject.dtype.as_deref() == Some("float16");
-            each(subject, |_, stored| groups(stored, sizes, channel, f16))
+            each(subject, |linear, stored| groups(linear, stored, sizes, channel, f16))
         }
         Check::Heads => heads(subject, target.tp),
         Check::Widths => subject.linears.iter().filter_map(|linear| width(linear, target.tp)).collect(),
@@ -118,7 +118,7 @@ fn convention(allowed: &[&str], subject: &Subject) -> Vec<Violation> {
     vec![(field.to_owned(), format!("format {}", subject.convention))]
 }
 
-fn groups(stored: &Stored, sizes: &[u32], channel: bool, f16: bool) -> Option<String> {
+fn groups(linear: &Linear, stored: &Stored, sizes: &[u32], channel: bool, f16: bool) -> Option<String> {
     // Other kernels multiply integers by integers; their layouts are a matter of `Check::Schemes`.
     if stored.kind() != Kind::IntWeights {
         return None;
@@ -126,6 +126,8 @@ fn groups(stored: &Stored, sizes: &[u32], channel: bool, f16: bool) -> Option<St
     match stored.format.blocks() {
         Blocks::Group(g) if sizes.contains(&g) || f16 => None,
         Blocks::Row if channel => None,
+        // A group as long as the row is read as a scale per row.
+        Blocks::Row if sizes.iter().any(|&size| size as usize == linear.cols) => None,
         Blocks::Group(g) => Some(format!("groups of {g}")),
         Blocks::Row => Some("a scale per output row".to_owned()),
         _ => Some("another scale layout".to_owned()),

@@ -1,6 +1,7 @@
 //! `mantissa completions`: prints a completion script for a shell.
 
 use anyhow::Result;
+use clap::Command;
 use clap_complete::{Shell, generate};
 use serde::Serialize;
 
@@ -34,8 +35,15 @@ struct Report {
 /// Standard output cannot be written.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let mut script = Vec::new();
-    generate(args.shell, &mut app::command(), app::NAME, &mut script);
+    generate(args.shell, &mut visible(), app::NAME, &mut script);
     let script = String::from_utf8_lossy(&script).into_owned();
     let report = Report { shell: args.shell.to_string(), script };
     context.report(&report, |out| out.write_all(report.script.as_bytes()))
+}
+
+/// Returns the program without its hidden commands.
+fn visible() -> Command {
+    let program = app::command();
+    let commands = program.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+    Command::new(app::NAME).args(program.get_arguments().cloned()).subcommands(commands.collect::<Vec<_>>())
 }

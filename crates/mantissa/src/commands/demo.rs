@@ -63,7 +63,7 @@ const SAMPLE: usize = 56;
   mantissa demo
   mantissa demo --recipe rtn-q4_0 --recipe nvfp4 --report two.html
   mantissa run demo -p 'Once upon a time' -n 200
-  mantissa quantize demo --recipe nvfp4 --out demo-nvfp4")]
+  mantissa quantize demo --recipe mxfp4 --out demo-mxfp4")]
 pub struct Args {
     /// HTML report to write
     #[arg(long, value_name = "FILE.html", default_value = "demo-report.html")]

@@ -19,7 +19,7 @@ use crate::error::BadInput;
 use crate::output::{Align, Table, number};
 use crate::progress::Unit;
 
-/// Show the first token at which two models part, with both distributions
+/// Show the first token at which two models part
 ///
 /// Both models continue the prompt greedily. The report has the number of equal tokens, the KL divergence
 /// KL(A || B) at the first difference, the most probable tokens of each model there, and both texts. A and B

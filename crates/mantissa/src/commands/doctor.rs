@@ -19,7 +19,7 @@ use super::text::TextArgs;
 use crate::context::Context;
 use crate::embedded;
 use crate::error::{BadInput, GateFailed};
-use crate::output::{Align, Table, number};
+use crate::output::{Align, Table, number, paragraph};
 use crate::progress::Unit;
 
 /// Tokens per window of the built-in text, and number of windows.
@@ -153,8 +153,7 @@ fn prose(model: &Path, context: &Context) -> Result<Vec<Sequence>> {
 
 fn human(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {
     if let Some(base) = &found.baseline {
-        writeln!(
-            out,
+        let baseline = format!(
             "unchanged: perplexity {:.4} on {} tokens, {:.4} at the best temperature ({:.4} from token frequencies alone); \
              top-1 accuracy {:.1} %",
             base.ppl,
@@ -162,7 +161,8 @@ fn human(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {
             base.calibrated_nll.exp(),
             base.token_entropy.exp(),
             100.0 * base.hits
-        )?;
+        );
+        paragraph(out, 2, &baseline)?;
     }
     trials(out, found)?;
     layers(out, found)?;
@@ -216,7 +216,7 @@ fn trials(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {
     found.trials.iter().for_each(|trial| table.row(trial_cells(trial)));
     table.write(out)?;
     if !found.not_applicable.is_empty() {
-        writeln!(out, "not applicable: {}", found.not_applicable.join(", "))?;
+        paragraph(out, 2, &format!("not applicable: {}", found.not_applicable.join(", ")))?;
     }
     writeln!(out)
 }

@@ -43,7 +43,7 @@ use crate::progress::{Unit as Progressed, short};
 /// appears at --out. All layers use --method; --save-recipe keeps the recipe found.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
-  mantissa fit demo --budget 4.5bpw --schemes int4-g32,int8-g32 \\
+  mantissa fit demo --budget 6bpw --schemes int4-g32,int8-g32 \\
       --text story.txt --context 128 --out demo-fit
   mantissa fit path/to/model --budget 6GB --method gptq \\
       --calibration text.txt --text sample.txt --out model-fit

@@ -70,7 +70,9 @@ pub struct Args {
     /// `mantissa recipes` lists the names.
     #[arg(long, value_name = "RECIPE", required_unless_present = "targets", help_heading = "Recipe")]
     recipe: Option<String>,
-    /// Bits per weight of the recipe to choose, 2 to 8 [default: 4]
+    /// Bits per weight to choose for [default: 4]
+    ///
+    /// 2 to 8.
     #[arg(long, value_name = "BITS", requires = "targets", conflicts_with = "recipe", value_parser = clap::value_parser!(u32).range(2..=8), help_heading = "Recipe")]
     bits: Option<u32>,
     /// Output folder or .gguf file [default: MODEL-RECIPE]

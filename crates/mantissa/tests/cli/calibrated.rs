@@ -295,7 +295,7 @@ fn a_calibration_is_required_and_checked() {
         assert!(!out.exists());
         message
     };
-    assert!(refused(2, &[]).contains("--calibration TEXT or --calibration-tokens"));
+    assert!(refused(2, &[]).contains("fix: --calibration TEXT, --calibration-tokens"));
     assert!(refused(2, &["--calibration", "nowhere.txt"]).contains("got no such file"));
     let empty = temp.path().join("empty.txt");
     fs::write(&empty, " \n").unwrap();

@@ -56,7 +56,7 @@ fn outputs_verify_and_compute_the_same() {
     let out = temp.path().join("refused");
     let searched =
         ["quantize", text(&model), "--recipe", "rtn-mse-int4-g32", "--format", "exl2", "--out", text(&out)];
-    assert!(fail(2, &searched).contains("use rtn- or gptq-"));
+    assert!(fail(2, &searched).contains("which only rtn and gptq"));
     // An ONNX graph records the place of each tensor in the weight file.
     let graph = fs::read(temp.path().join("1/model.onnx")).unwrap();
     let file = mantissa_store::SafeTensors::open(&temp.path().join("1/model.safetensors")).unwrap();

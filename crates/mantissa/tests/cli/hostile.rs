@@ -173,7 +173,7 @@ fn weights_that_are_no_numbers_are_named_by_every_command() {
         &["run", &broken, "-p", "the cat", "-n", "2"][..],
         &["eval", &broken, "--tokens", text(&tokens)],
         &["quantize", &broken, "--recipe", "rtn-int4-g8", "--out", text(&out)],
-        &["quantize", &broken, "--recipe", "nf4", "--out", text(&out)],
+        &["quantize", &broken, "--recipe", "rtn-nf4", "--out", text(&out)],
     ] {
         let line = fail(2, arguments);
         let says = format!(

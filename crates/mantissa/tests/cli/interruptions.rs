@@ -34,7 +34,7 @@ fn arguments<'a>(model: &'a Path, out: &'a Path) -> Vec<&'a str> {
         "quantize",
         model,
         "--recipe",
-        "nf4",
+        "rtn-nf4",
         "--out",
         out,
         "--max-shard-size",

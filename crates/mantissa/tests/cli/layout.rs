@@ -61,7 +61,7 @@ fn the_summary_comes_first_and_then_the_ten_worst_layers() {
     let errors: Vec<f64> = table
         .lines()
         .filter(|row| row.contains("int4-g32"))
-        .map(|row| row.split_whitespace().nth(5).unwrap().parse().unwrap())
+        .map(|row| row.split_whitespace().nth(6).unwrap().parse().unwrap())
         .collect();
     assert!(errors.is_sorted_by(|a, b| a >= b), "{errors:?}");
     // The same command may show more.

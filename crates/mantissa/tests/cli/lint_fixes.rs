@@ -51,9 +51,15 @@ fn run(fix: &str, engine: &str, shown: &str) {
     let output = mantissa(&words);
     assert!(output.status.success(), "{shown}: {fix}: {}", stderr(&output));
     if let Some(at) = words.iter().position(|word| word == "--out") {
-        let linted = mantissa(&["lint", &words[at + 1], "--for", engine, "--quiet"]);
-        assert!(linted.status.success(), "{shown}: {fix}: {}", stderr(&linted));
         let out = Path::new(&words[at + 1]);
+        // A GGUF file appears in a folder that is not named as a file.
+        let file = std::fs::read_dir(out).ok().and_then(|mut files| {
+            files.find_map(|file| {
+                Some(file.ok()?.path()).filter(|path| path.extension().is_some_and(|e| e == "gguf"))
+            })
+        });
+        let linted = mantissa(&["lint", text(file.as_deref().unwrap_or(out)), "--for", engine, "--quiet"]);
+        assert!(linted.status.success(), "{shown}: {fix}: {}", stderr(&linted));
         let removed = if out.is_dir() { std::fs::remove_dir_all(out) } else { std::fs::remove_file(out) };
         removed.unwrap();
     }

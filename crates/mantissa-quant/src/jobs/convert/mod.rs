@@ -85,7 +85,13 @@ impl Plan {
         refused.whole.extend(model_refusal(&inputs, requantize));
         let kv = cache_quantization(source, &config, container, requantize, &mut refused)?;
         if refused.is_empty() && linears.iter().all(|linear| linear.scheme.is_none()) {
-            refused.whole.push("no layer is quantized".to_owned());
+            let scheme = alternative::scheme(source, &config, container, dtype);
+            let (model, format) = (source.dir().display(), container.name());
+            let fix = scheme.map(|scheme| {
+                format!("; fix: mantissa quantize {model} --recipe rtn-{scheme} --format {format}")
+            });
+            refused.whole.push(format!("no layer is quantized{}", fix.unwrap_or_default()));
+            return Err(QuantError::not_lossless(container, linears.len(), &refused));
         }
         if !refused.is_empty() {
             let total = layers_to_convert(source, &config, container).len();

@@ -57,10 +57,7 @@ pub fn rows() -> Vec<Row> {
 /// # Errors
 /// As `out`.
 pub fn print(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
-    writeln!(
-        out,
-        "\nKV cache (run --kv, eval --kv, +kv- in recipes); bits per element with {HEADS} heads of {HEAD}:"
-    )?;
+    writeln!(out, "\nKV cache (--kv, +kv- in recipes); bits per element with {HEADS} heads of {HEAD}:")?;
     let mut table = Table::new([("scheme", Align::Left), ("bits", Align::Right), ("meaning", Align::Left)]);
     for row in rows {
         table.row([row.name.to_owned(), format!("{:.3}", row.bits_per_element), row.about.to_owned()]);
