@@ -165,10 +165,18 @@ fn unsupported_transforms_and_searches_are_refused_before_any_work() {
     let out = temp.path().join("out");
     let offline =
         file(temp.path(), "transform = \"rotate\"\nweights = \"int4-g32\"\n[rotate]\nonline = false");
+    // A name leaves these rotations out; a file can still ask for them.
+    let asked = temp.path().join("asked.toml");
+    fs::write(
+        &asked,
+        "transform = \"rotate\"\nmethod = \"autoround\"\nweights = \"int4-g32\"\n[rotate]\nonline = true",
+    )
+    .unwrap();
+    let asked = asked.to_str().unwrap().to_owned();
     for (recipe, container, part) in [
         ("awq-q4_0", None, "transforms are not supported in this format"),
         ("rotate-int4-g32", Some(gptq::CONTAINER), "online = false"),
-        ("rotate-autoround-int4-g32", None, "AutoRound cannot rotate inputs"),
+        (&asked, None, "AutoRound cannot rotate inputs"),
         ("hqq-nf4", None, "integers with an offset"),
         ("hqq-int4-t4x4", None, "in groups of a row or of a column"),
         // Groups with a short last one, which only the native format holds.

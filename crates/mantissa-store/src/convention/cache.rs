@@ -109,7 +109,10 @@ mod tests {
         check(compressed_tensors::CONTAINER, "fp8-e4m3-head@static").unwrap();
         assert!(check(modelopt::CONTAINER, "fp8-e4m3-head@static").is_err());
         assert!(
-            check(compressed_tensors::CONTAINER, "int8-head").unwrap_err().to_string().contains("native")
+            check(compressed_tensors::CONTAINER, "int8-head")
+                .unwrap_err()
+                .to_string()
+                .contains("only @static ones")
         );
         check(native::CONTAINER, "int4-g32-asym").unwrap();
         for text in ["int4-tensor@static", "int8-token@static", "nvfp4@static", "int8-tensor-asym@static"] {

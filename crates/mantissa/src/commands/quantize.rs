@@ -110,7 +110,7 @@ pub struct Args {
     /// Reports how far the calibration is from it before work begins.
     #[arg(long, value_name = "TEXT", help_heading = "Calibration", hide_short_help = true)]
     traffic: Option<PathBuf>,
-    /// Engine to quantize for; chooses the recipe if none is given
+    /// Engine to quantize for; chooses a missing recipe
     ///
     /// With a recipe, refuses at once (exit code 1) what the engine would not load or would compute wrongly; see
     /// `mantissa lint` for ENGINE[:tp=N,gpu=NAME].

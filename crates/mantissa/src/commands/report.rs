@@ -34,25 +34,29 @@ use crate::report::Page;
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa report demo-int4
-  mantissa report demo-int4 --reference demo --prompt 'Once upon a time'
+  mantissa report demo-int4 --prompt 'Once upon a time' --out two.html
   mantissa report runs/first --out first.html")]
 pub struct Args {
     /// Training run, or quantized folder or .gguf file
     run: PathBuf,
-    /// HTML file [default: report.html in a run, or beside a model]
+    /// HTML file [default: in the run, or beside the model]
     ///
-    /// For a quantized model NAME.report.html next to it.
+    /// report.html in a run; NAME.report.html next to a quantized model.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Source model: the page shows how it and the quantized model continue the same prompt
+    /// Source model, to continue the same prompt by both
     ///
     /// Not needed for models made from demo.
     #[arg(long, value_name = "SOURCE")]
     reference: Option<ModelPath>,
-    /// Prompt that both models continue greedily (repeatable) [default: Once upon a time]
+    /// Prompt that both models continue (repeatable)
+    ///
+    /// They continue greedily. [default: Once upon a time]
     #[arg(short, long = "prompt", value_name = "TEXT")]
     prompts: Vec<String>,
-    /// Maximum number of new tokens for each prompt
+    /// New tokens for each prompt
+    ///
+    /// At most.
     #[arg(long, value_name = "N", default_value_t = 64)]
     new_tokens: u16,
 }
