@@ -2,7 +2,7 @@
 //!
 //! Every candidate is planned and linted, so what is returned passes. Candidates are rounded to nearest or use the
 //! method of the refused plan. The nearest in bits per weight comes first, then the format that the model has, then
-//! the order of [`FORMATS`].
+//! the order of `FORMATS`.
 
 use mantissa_num::{Format, Scheme, Source, parse_activation, parse_weight};
 use mantissa_plan::contract::{Input, Stored, Subject, Target, lint};
@@ -114,7 +114,7 @@ pub fn of_plan(plan: &Plan, source: &ModelFiles, target: &Target, strict: bool) 
             let (label, default) = (recipe.name.clone(), recipe.container() == candidate.container);
             let planned = plan.with_recipe(source, recipe, candidate.container).ok()?;
             let taken = search.passes(&subject::of_plan(&planned, source));
-            taken.then(|| Remedy::Quantize { recipe: label, format: candidate.format, default })
+            taken.then_some(Remedy::Quantize { recipe: label, format: candidate.format, default })
         })
     };
     search.fewer_gpus().or_else(|| search.candidates().iter().find_map(tried))
@@ -138,7 +138,7 @@ pub fn of_artifact(
         let plan = worth_planning
             .then(|| Plan::conversion(files, container, Changes::default(), Options::default()));
         let plan = plan?.ok()?;
-        search.passes(&subject::of_plan(&plan, files)).then_some(Remedy::Convert { format: *format })
+        search.passes(&subject::of_plan(&plan, files)).then_some(Remedy::Convert { format })
     };
     let tried = |candidate: &Candidate| match source {
         Some(source) => search.quantized(candidate, source),
@@ -177,7 +177,7 @@ impl Search<'_> {
         let options = Options { container: Some(candidate.container), ..Options::default() };
         let plan = Plan::new(source, recipe, options).ok()?;
         let taken = self.passes(&subject::of_plan(&plan, source));
-        taken.then(|| Remedy::Quantize { recipe: label, format: candidate.format, default })
+        taken.then_some(Remedy::Quantize { recipe: label, format: candidate.format, default })
     }
 
     /// Plans the requantization of the artifact as `candidate`.
@@ -189,7 +189,7 @@ impl Search<'_> {
         let plan = plan?.ok()?;
         let taken = self.passes(&subject::of_plan(&plan, files));
         let scheme = candidate.weights.to_string();
-        taken.then(|| Remedy::Requantize { scheme, format: candidate.format })
+        taken.then_some(Remedy::Requantize { scheme, format: candidate.format })
     }
 
     /// Returns the candidates that keep the rules on the layers of the model, the nearest first.

@@ -22,7 +22,8 @@ const SIDE: usize = 4096;
 
 /// List recipes, and where their outputs load
 ///
-/// Any [TRANSFORM-]METHOD-SCHEME[+ACTIVATION][+kv-SCHEME] is a recipe; `mantissa schemes` lists the schemes.
+/// Any [TRANSFORM-]METHOD-SCHEME[+ACTIVATION] is a recipe, also with +kv-SCHEME at its end; `mantissa schemes`
+/// lists the schemes.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa recipes

@@ -75,7 +75,8 @@ impl LineChart<'_> {
     fn said(&self, series: &Series) -> String {
         let shown = || series.points.iter().filter(|(x, y)| self.x.shows(*x) && self.y.shows(*y));
         let by_height = |a: &&(f64, f64), b: &&(f64, f64)| a.1.total_cmp(&b.1);
-        let ends = (shown().next(), shown().last(), shown().min_by(by_height), shown().max_by(by_height));
+        let ends =
+            (shown().next(), shown().next_back(), shown().min_by(by_height), shown().max_by(by_height));
         let (Some(first), Some(last), Some(low), Some(high)) = ends else { return String::new() };
         let name = if series.name == self.title { String::new() } else { format!("{}: ", series.name) };
         let y = self.y.label;

@@ -1,6 +1,6 @@
 //! Building blocks of HTML reports: one file without scripts or network access, readable in light and dark
 //! mode and on a phone. [`Page`] holds [`Html`]; [`table`] renders a [`Table`], [`LineChart`], [`Scatter`],
-//! [`Heat`] and [`gauge`] draw numbers.
+//! [`Heat`] and [`gauge()`] draw numbers.
 //!
 //! Text enters the markup in one place, [`Html::text`], which escapes it.
 
