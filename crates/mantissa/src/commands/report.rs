@@ -34,7 +34,7 @@ use crate::report::Page;
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa report demo-int4
-  mantissa report demo-int4 --prompt 'Once upon a time' --out two.html
+  mantissa report demo-int4 --prompt 'Once upon a time' --out page.html
   mantissa report runs/first --out first.html")]
 pub struct Args {
     /// Training run, or quantized folder or .gguf file
