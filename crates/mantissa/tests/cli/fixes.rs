@@ -97,8 +97,11 @@ fn every_proposed_fix_works() {
         assert!(line.len() < 700 && line.matches("fix: ").count() == 1, "{case}: {line}");
         for (j, fix) in all.iter().enumerate() {
             let mut fixed = applied(&command, fix);
-            let at = fixed.iter().position(|word| *word == out).unwrap();
-            fixed[at] = format!("{out}-{j}");
+            let new = format!("{out}-{j}");
+            match fixed.iter().position(|word| *word == out) {
+                Some(at) => fixed[at] = new,
+                None => fixed.extend(["--out".to_owned(), new]),
+            }
             let output = mantissa(&fixed);
             assert!(output.status.success(), "{case}: {line}{fixed:?}: {}", stderr(&output));
         }

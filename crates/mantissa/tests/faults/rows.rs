@@ -196,6 +196,14 @@ rows! {
         outputs: &[Out::Report("r.json")],
         pace: SOME,
     };
+    diff: Case {
+        name: "diff",
+        prepare: with_tokenizer,
+        command: "diff in/words in/words -p a -n 2 --json=out/d.json",
+        old: "diff in/words in/words -p b -n 3 --json=out/d.json",
+        outputs: &[Out::Report("d.json")],
+        pace: SOME,
+    };
     recipes: Case {
         name: "recipes",
         prepare: nothing,
