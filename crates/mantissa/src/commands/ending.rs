@@ -61,7 +61,7 @@ pub fn serve(target: &Target, path: &str) -> String {
     }
 }
 
-/// Returns a path as a shell reads it.
+/// Returns a path, or another word of a command, quoted for a POSIX shell if it needs that.
 pub fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = |c: char| c.is_alphanumeric() || "/._-+=@%:,".contains(c);
@@ -83,5 +83,12 @@ mod tests {
         assert_eq!(command("llama.cpp").as_deref(), Some("llama-cli -m out -p \"Once upon a time\""));
         assert_eq!(quoted(Path::new("a b")), "'a b'");
         assert_eq!(quoted(Path::new("dir/m-int4")), "dir/m-int4");
+    }
+
+    #[test]
+    fn words_are_quoted_for_a_shell() {
+        assert_eq!(quoted(Path::new("a/b-c.gguf")), "a/b-c.gguf");
+        assert_eq!(quoted(Path::new("my model")), "'my model'");
+        assert_eq!(quoted(Path::new("it's")), "'it'\\''s'");
     }
 }

@@ -7,6 +7,8 @@ use mantissa_plan::contract::{Report, Subject, Target};
 use mantissa_quant::Plan;
 use mantissa_store::convention::ModelFiles;
 
+use super::ending::quoted;
+
 /// Replaces the fixes of `report` by commands on the artifact at `model`, described by `subject`. `source` is the
 /// model that it was made from, if known.
 pub fn of_artifact(
@@ -15,7 +17,7 @@ pub fn of_artifact(
     (model, files, subject): (&Path, &ModelFiles, &Subject),
     source: Option<(&Path, &ModelFiles)>,
 ) {
-    let place = quoted(&model.display().to_string());
+    let place = quoted(model);
     let found = asked(report).and_then(|strict| {
         remedy::of_artifact(files, subject, target, source.map(|(_, files)| files), strict)
     });
@@ -29,7 +31,7 @@ pub fn of_artifact(
             format!("mantissa convert {place} --requantize {scheme} --format {format} --out {out}")
         }
         Remedy::Quantize { recipe, format, default } => {
-            let from = source.map_or_else(|| place.clone(), |(path, _)| quoted(&path.display().to_string()));
+            let from = source.map_or_else(|| place.clone(), |(path, _)| quoted(path));
             let (named, out) = (named(format, default), out(model, &recipe, format));
             format!("mantissa quantize {from} --recipe {recipe}{named} --for {target} --out {out}")
         }
@@ -93,7 +95,7 @@ fn out(model: &Path, what: &str, format: &str) -> String {
         n => PathBuf::from(format!("{stem}-{slug}-{n}{end}")),
     };
     let free = (1..100).map(path).find(|path| !path.exists());
-    quoted(&free.unwrap_or_else(|| path(100)).display().to_string())
+    quoted(&free.unwrap_or_else(|| path(100)))
 }
 
 /// Command line, without the program.
@@ -158,18 +160,8 @@ impl Line {
     }
 
     fn command(&self) -> String {
-        let words: Vec<_> = self.0.iter().map(|word| quoted(word)).collect();
+        let words: Vec<_> = self.0.iter().map(|word| quoted(Path::new(word))).collect();
         format!("mantissa {}", words.join(" "))
-    }
-}
-
-/// Quotes a word for a POSIX shell if it needs that.
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', "'\\''"))
     }
 }
 
@@ -194,12 +186,5 @@ mod tests {
         let expected =
             "mantissa quantize demo --recipe rtn-int4-g64-asym:minmax --format mlx --for mlx --out o";
         assert_eq!(line(given).with_recipe("rtn-int4-g64-asym:minmax", "mlx", false).unwrap(), expected);
-    }
-
-    #[test]
-    fn words_are_quoted_for_a_shell() {
-        assert_eq!(quoted("a/b-c.gguf"), "a/b-c.gguf");
-        assert_eq!(quoted("my model"), "'my model'");
-        assert_eq!(quoted("it's"), "'it'\\''s'");
     }
 }

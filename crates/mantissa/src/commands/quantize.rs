@@ -284,9 +284,11 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let needs = peak + peak / 10;
     context.require_memory("quantize", needs)?;
     let source_bytes = source.checkpoint().total_bytes();
-    let seconds = predict::seconds(&plan, tokens, context.threads);
+    // Measures the speed of this machine, so only where it is shown.
+    let shown = args.dry_run || request.chosen.is_some();
+    let seconds = shown.then(|| predict::seconds(&plan, tokens, context.threads));
     request.announce(args, &plan, (seconds, peak), context);
-    if args.dry_run {
+    if let (true, Some(seconds)) = (args.dry_run, seconds) {
         let given = (&request, seconds, source_bytes);
         return dry_run(&plan, given, args.verify, context.least_memory(needs), context);
     }

@@ -38,7 +38,7 @@ struct Report {
     recipes: Vec<Row>,
     /// Other names, with the recipes of the list that they stand for.
     other_names: BTreeMap<&'static str, &'static str>,
-    /// What we loaded in other programs.
+    /// Load tests that passed.
     load_tests: &'static [Load],
 }
 

@@ -26,7 +26,7 @@ pub fn sources() -> String {
     table
 }
 
-/// What we loaded in other programs.
+/// Table of the load tests that passed.
 pub fn loads() -> String {
     let mut table =
         "| program | format | schemes | versions | date | script |\n|---|---|---|---|---|---|\n".to_owned();

@@ -72,9 +72,15 @@ impl Request {
     }
 
     /// Prints what a short name stands for and what was chosen, with the predictions for `plan`.
-    pub(super) fn announce(&self, args: &Args, plan: &Plan, (seconds, peak): (f64, u64), context: &Context) {
+    pub(super) fn announce(
+        &self,
+        args: &Args,
+        plan: &Plan,
+        (seconds, peak): (Option<f64>, u64),
+        context: &Context,
+    ) {
         args.recipe.iter().for_each(|recipe| choose::note_name(recipe, context));
-        let Some(choice) = &self.chosen else { return };
+        let (Some(choice), Some(seconds)) = (&self.chosen, seconds) else { return };
         context.note(&format!("recipe {} in {}: {}", choice.recipe, choice.format.name(), choice.why));
         let (out, size) = (self.out.display(), bytes(plan.output_bytes()));
         let time = predict::duration(seconds);
