@@ -122,7 +122,8 @@ impl CalibrationArgs {
         apart: u32,
         context: &Context,
     ) -> Result<Option<(CalibrationSet, Vec<Vec<u32>>)>> {
-        context.reading_texts(|| self.read(source, split, apart, context))
+        let read = || self.read(source, split, apart, context);
+        if self.is_empty() { read() } else { context.reading_texts(read) }
     }
 
     fn read(

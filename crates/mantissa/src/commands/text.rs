@@ -125,7 +125,8 @@ impl TextArgs {
     /// # Errors
     /// A file that cannot be read, needs too much memory, or holds nothing to predict.
     pub fn sequences(&self, model: &Path, another: bool, context: &Context) -> Result<Option<Vec<Sequence>>> {
-        context.reading_texts(|| self.read(model, another, context))
+        let read = || self.read(model, another, context);
+        if self.text.is_none() && self.tokens.is_none() { read() } else { context.reading_texts(read) }
     }
 
     fn read(&self, model: &Path, another: bool, context: &Context) -> Result<Option<Vec<Sequence>>> {
