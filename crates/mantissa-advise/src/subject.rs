@@ -1,9 +1,9 @@
 //! Describes models for the serving contract.
 
-use mantissa_model::{LinearInfo, ModelConfig};
+use mantissa_model::{LinearInfo, LinearKind, ModelConfig};
 use mantissa_num::stored::Map;
-use mantissa_num::{Blocks, Source};
-use mantissa_plan::contract::{Input, Linear, Shape, Stored, Subject};
+use mantissa_num::{Blocks, Scheme, Source};
+use mantissa_plan::contract::{Input, Linear, Observation, Observed, Shape, Stored, Subject};
 use mantissa_quant::verify::stored_by_module;
 use mantissa_quant::{Plan, model_config};
 use mantissa_store::Dtype;
@@ -30,7 +30,8 @@ pub fn of_artifact(files: &ModelFiles, reference: Option<&ModelFiles>) -> Result
         };
         linears.push(Linear { module: info.module, rows: info.rows, cols: info.cols, stored });
     }
-    let (examined, observations) = observe::look(files, &config, reference)?;
+    let (examined, mut observations) = observe::look(files, &config, reference)?;
+    observations.extend(tables(files, &config)?);
     Ok(Subject {
         planned: false,
         convention: files.convention_name().to_owned(),
@@ -72,7 +73,8 @@ pub fn bytes_of_weight(files: &ModelFiles) -> Result<u64, AdviseError> {
     let config = model_config(files)?;
     let tensors = files.checkpoint().tensors().count() as u64;
     let (by_module, mut read) = (stored_by_module(files), 0);
-    for info in config.linears().into_iter().filter(|info| !is_plain(files, &info.module)) {
+    let all = config.linears().into_iter().chain(config.tables());
+    for info in all.filter(|info| !is_plain(files, &info.module)) {
         let weights = (info.rows * info.cols) as u64;
         // Some formats use other tensor names; they store at most two bytes per weight.
         let stored = by_module.get(info.module.as_str()).copied().unwrap_or(2 * weights);
@@ -93,8 +95,31 @@ pub fn of_plan(plan: &Plan, source: &ModelFiles) -> Subject {
         shape: shape(&plan.config),
         linears: plan.linears.iter().map(|linear| planned(plan, linear)).collect(),
         examined: Vec::new(),
-        observations: Vec::new(),
+        observations: plan.quantized_tables().map(|(info, scheme)| table(info, &unread(scheme))).collect(),
     }
+}
+
+/// Describes the quantized embedding and head of a folder.
+fn tables(files: &ModelFiles, config: &ModelConfig) -> Result<Vec<Observation>, AdviseError> {
+    let mut found = Vec::new();
+    for info in config.tables().iter().filter(|info| files.gguf().is_none() && !is_plain(files, &info.module))
+    {
+        let linear = files.linear(&info.module, info.rows, info.cols, false)?;
+        found.extend(stored(&linear).map(|stored| table(info, &stored)));
+    }
+    Ok(found)
+}
+
+/// Describes a quantized embedding or head.
+fn table(info: &LinearInfo, stored: &Stored) -> Observation {
+    let what = Observed::of_table(info.kind == LinearKind::Head, stored.kind());
+    let found = format!("{} of {} bits", stored.kind().name(), stored.format.code_bits());
+    Observation { what, tensor: info.module.clone(), found }
+}
+
+/// Describes a weight of `scheme` without its values.
+fn unread(scheme: &Scheme) -> Stored {
+    Stored { format: scheme.format.clone(), outer: None, input: None, act_order: false, multiplied: false }
 }
 
 fn planned(plan: &Plan, linear: &mantissa_quant::PlannedLinear) -> Linear {

@@ -137,7 +137,7 @@ fn calibrated(
     tick: &mut Tick<'_>,
 ) -> Result<Scales> {
     let plain = Unquantized(stored);
-    let mut calibration = Calibration::begin(&plain, &plan.config, &set.windows, plan.options.threads)?;
+    let mut calibration = Calibration::begin(&plain, &plan.config, &set.windows, plan.limits())?;
     let mut scales = Scales::new();
     while let Some(layer) = calibration.next_layer()? {
         let peaks = calibration.advance_with_cache_peaks(&layer, tick)?;

@@ -85,6 +85,22 @@ impl CalibrationSet {
     }
 }
 
+/// Threads of a calibration, and the memory for its states. Neither changes a result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Number of threads.
+    pub threads: usize,
+    /// Bytes of states that are kept in memory; more states go to a temporary file.
+    pub states: u64,
+}
+
+impl From<usize> for Limits {
+    /// Keeps states in memory up to the default size.
+    fn from(threads: usize) -> Self {
+        Limits { threads, states: IN_MEMORY }
+    }
+}
+
 /// Hidden states of the calibration windows between two layers.
 pub struct Calibration<'a> {
     source: &'a dyn WeightSource,
@@ -95,6 +111,8 @@ pub struct Calibration<'a> {
     /// Tokens of the longest window.
     longest: usize,
     threads: usize,
+    /// Bytes of states that are kept in memory.
+    in_memory: u64,
     /// True if the windows also go through the last layer.
     to_the_end: bool,
     /// True if the states inside a layer are kept for its next pass.
@@ -134,8 +152,9 @@ impl<'a> Calibration<'a> {
         source: &'a dyn WeightSource,
         config: &'a ModelConfig,
         windows: &[Vec<u32>],
-        threads: usize,
+        limits: impl Into<Limits>,
     ) -> Result<Self, CalibrateError> {
+        let Limits { threads, states: in_memory } = limits.into();
         let longest = windows.iter().map(Vec::len).max().unwrap_or(0);
         if longest == 0 {
             return Err(CalibrateError::Empty);
@@ -151,7 +170,7 @@ impl<'a> Calibration<'a> {
         let threads = threads.clamp(1, windows.len());
         let embedding = load_embedding(source, config)?;
         let lens = windows.iter().map(|tokens| tokens.len() * config.hidden_size);
-        let mut states = States::of_lens(lens, IN_MEMORY)?;
+        let mut states = States::of_lens(lens, in_memory)?;
         for (window, tokens) in windows.iter().enumerate() {
             let mut embedded = vec![0.0; tokens.len() * config.hidden_size];
             embedding
@@ -167,6 +186,7 @@ impl<'a> Calibration<'a> {
             next: 0,
             longest,
             threads,
+            in_memory,
             to_the_end,
             keeps,
             kept,
@@ -192,7 +212,7 @@ impl<'a> Calibration<'a> {
     /// # Errors
     /// The temporary folder has no room for the states, or they cannot be read back.
     pub(crate) fn twin(&self) -> Result<Self, CalibrateError> {
-        Ok(Calibration { states: self.states.copy(IN_MEMORY)?, kept: None, ..*self })
+        Ok(Calibration { states: self.states.copy(self.in_memory)?, kept: None, ..*self })
     }
 
     /// Makes the windows go through the last layer as well.
@@ -216,21 +236,21 @@ impl<'a> Calibration<'a> {
         self.next
     }
 
-    /// Returns the bytes of the states of `set` in memory; 0 if they are in a file.
-    pub(crate) fn state_bytes(config: &ModelConfig, set: &CalibrationSet) -> u64 {
-        Self::bytes_of_width(set, config.hidden_size)
+    /// Returns the bytes of the states of `set` in memory; 0 if they are in a file because they exceed `in_memory`.
+    pub(crate) fn state_bytes(config: &ModelConfig, set: &CalibrationSet, in_memory: u64) -> u64 {
+        Self::bytes_of_width(set, config.hidden_size, in_memory)
     }
 
     /// Returns the bytes of the states that [`keeping`](Self::keeping) adds.
-    pub(crate) fn kept_bytes(config: &ModelConfig, set: &CalibrationSet) -> u64 {
+    pub(crate) fn kept_bytes(config: &ModelConfig, set: &CalibrationSet, in_memory: u64) -> u64 {
         let (heads, hidden) = (config.num_attention_heads * config.head_dim, config.hidden_size);
-        let of_heads = if heads == hidden { 0 } else { Self::bytes_of_width(set, heads) };
-        of_heads.saturating_add(Self::bytes_of_width(set, hidden))
+        let of_heads = if heads == hidden { 0 } else { Self::bytes_of_width(set, heads, in_memory) };
+        of_heads.saturating_add(Self::bytes_of_width(set, hidden, in_memory))
     }
 
-    fn bytes_of_width(set: &CalibrationSet, width: usize) -> u64 {
+    fn bytes_of_width(set: &CalibrationSet, width: usize, in_memory: u64) -> u64 {
         let bytes = (4 * set.tokens() as u64).saturating_mul(width as u64);
-        if bytes > IN_MEMORY { 0 } else { bytes }
+        if bytes > in_memory { 0 } else { bytes }
     }
 
     /// Returns the bytes of the threads' buffers while the windows go through a layer. Between passes, while weights
@@ -245,8 +265,9 @@ impl<'a> Calibration<'a> {
     }
 
     /// Returns the peak bytes of a pass without the layer: states and buffers of the threads.
-    pub fn held_bytes(config: &ModelConfig, set: &CalibrationSet, threads: usize) -> u64 {
-        Self::state_bytes(config, set).saturating_add(Self::pass_bytes(config, set, threads))
+    pub fn held_bytes(config: &ModelConfig, set: &CalibrationSet, limits: impl Into<Limits>) -> u64 {
+        let Limits { threads, states } = limits.into();
+        Self::state_bytes(config, set, states).saturating_add(Self::pass_bytes(config, set, threads))
     }
 
     /// Returns the additional bytes for statistics of one input: the Hessian, and for each thread the states and the

@@ -68,7 +68,7 @@ impl Coverage {
             if windows.iter().all(Vec::is_empty) {
                 continue;
             }
-            let begun = Calibration::begin(&plain, config, windows, plan.threads())?;
+            let begun = Calibration::begin(&plain, config, windows, plan.limits())?;
             let mut calibration = begun.in_products(plan.options.products);
             while let Some(layer) = calibration.next_layer()? {
                 let kinds = config.layer_linears(layer.index()).into_iter().map(|info| info.kind);

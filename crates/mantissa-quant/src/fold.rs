@@ -289,10 +289,18 @@ impl<'a> Folded<'a> {
         self.files.dir()
     }
 
+    /// Returns the name of the stored tensor that `name` is made from: that of the embedding for an untied head.
+    pub(crate) fn stored_name<'n>(&self, name: &'n str) -> &'n str
+    where
+        'a: 'n,
+    {
+        let untied = self.folds.and_then(Folds::untied).filter(|(head, _)| *head == name);
+        untied.map_or(name, |(_, embedding)| embedding)
+    }
+
     /// Returns the stored tensor that `name` is made from.
     pub(crate) fn stored(&self, name: &str) -> Option<&'a TensorMeta> {
-        let untied = self.folds.and_then(Folds::untied).filter(|(head, _)| *head == name);
-        self.files.checkpoint().get(untied.map_or(name, |(_, embedding)| embedding))
+        self.files.checkpoint().get(self.stored_name(name))
     }
 
     /// True if the tensor `name` differs from the files.
@@ -306,9 +314,7 @@ impl<'a> Folded<'a> {
     /// Errors of [`ModelFiles::tensor_f32`].
     pub(crate) fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, mantissa_store::Error> {
         let Some(folds) = self.folds else { return self.files.tensor_f32(name, shape) };
-        let stored =
-            folds.untied().filter(|(head, _)| *head == name).map_or(name, |(_, embedding)| embedding);
-        let values = self.files.tensor_f32(stored, shape)?;
+        let values = self.files.tensor_f32(self.stored_name(name), shape)?;
         Ok(match folds.changes.get(name) {
             Some(change) if change.rows * change.cols == values.len() => change.apply(values),
             _ => values,
@@ -373,7 +379,8 @@ impl SourceView for Folded<'_> {
 
     fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight, LoadError> {
         let (weight, bias_name) = (format!("{module}.weight"), format!("{module}.bias"));
-        if !self.changes(&weight) && !self.changes(&bias_name) {
+        let own = self.stored_name(&weight) == weight;
+        if own && !self.changes(&weight) && !self.changes(&bias_name) {
             return Ok(self.files.linear(module, rows, cols, bias)?);
         }
         let bias = if bias { Some(self.tensor(&bias_name, &[rows])?) } else { None };

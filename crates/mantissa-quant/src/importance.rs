@@ -14,7 +14,7 @@ use mantissa_model::{LinearInfo, LinearInput, ModelConfig};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::convention::gguf::{Place, place};
 
-use crate::calibrate::{Calibration, CalibrationSet, Squares};
+use crate::calibrate::{Calibration, CalibrationSet, Limits, Squares};
 use crate::error::Result;
 use crate::gptq::Hessian;
 
@@ -87,10 +87,10 @@ impl Importance {
         source: &ModelFiles,
         config: &ModelConfig,
         set: &CalibrationSet,
-        threads: usize,
+        limits: impl Into<Limits>,
         tick: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<Self> {
-        let mut calibration = Calibration::begin(source, config, &set.windows, threads)?;
+        let mut calibration = Calibration::begin(source, config, &set.windows, limits)?;
         let mut entries = BTreeMap::new();
         while let Some(layer) = calibration.next_layer()? {
             let tick = &mut || tick(layer.index());
@@ -118,7 +118,7 @@ impl Importance {
     /// Predicts the peak memory of [`collect`](Self::collect): hidden states, a layer in f32 and the inputs of linear
     /// layers.
     pub fn bytes_needed(config: &ModelConfig, set: &CalibrationSet, threads: usize) -> u64 {
-        buffers(config, set, threads).iter().map(|(_, bytes)| bytes).sum()
+        buffers(config, set, threads.into()).iter().map(|(_, bytes)| bytes).sum()
     }
 
     /// Returns the importance of the columns of a linear layer's weight.
@@ -151,15 +151,15 @@ impl Importance {
 pub(crate) fn buffers(
     config: &ModelConfig,
     set: &CalibrationSet,
-    threads: usize,
+    limits: Limits,
 ) -> Vec<(&'static str, u64)> {
     let layer = config.layer_linears(0).iter().map(|l| 4 * (l.rows * l.cols) as u64).sum();
     let of_input = |&input| {
-        let all = Calibration::statistics_bytes(config, set, input, threads);
+        let all = Calibration::statistics_bytes(config, set, input, limits.threads);
         all.saturating_sub(Hessian::bytes_needed(config.input_width(input)))
     };
     vec![
-        ("states and buffers of the calibration", Calibration::held_bytes(config, set, threads)),
+        ("states and buffers of the calibration", Calibration::held_bytes(config, set, limits)),
         ("layer in f32", layer),
         ("inputs of a window per thread", LinearInput::PLAIN.iter().map(of_input).sum()),
     ]

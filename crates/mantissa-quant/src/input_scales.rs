@@ -16,7 +16,7 @@ use mantissa_store::convention::ActivationQuant;
 pub(crate) use observer::TOKENS;
 pub use observer::{OBSERVERS, Observer, Share};
 
-use crate::calibrate::{Calibration, CalibrationSet, Tick};
+use crate::calibrate::{Calibration, CalibrationSet, Limits, Tick};
 use crate::error::Result;
 
 /// Input scales of linear layers, by module.
@@ -32,10 +32,10 @@ pub(crate) fn collect(
     config: &ModelConfig,
     (scheme, observer): (&Scheme, Observer),
     set: &CalibrationSet,
-    threads: usize,
+    limits: impl Into<Limits>,
     tick: &mut Tick<'_>,
 ) -> Result<InputScales> {
-    let mut calibration = Calibration::begin(source, config, &set.windows, threads)?;
+    let mut calibration = Calibration::begin(source, config, &set.windows, limits)?;
     let mut scales = InputScales::new();
     while let Some(layer) = calibration.next_layer()? {
         let linears = config.layer_linears(layer.index());

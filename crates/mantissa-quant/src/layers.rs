@@ -24,6 +24,7 @@ use crate::report::LayerReport;
 use crate::rounding::{dense_error, method_error, round_to_nearest, whole};
 use crate::rtn;
 use crate::sequential::{Sequential, ToLearn};
+use crate::shared::Shared;
 use crate::source::{self, DenseError, DenseTensor, Scratch};
 use crate::transform::Prepared;
 
@@ -44,6 +45,8 @@ pub(crate) struct Layers<'a> {
     importance: Option<&'a Importance>,
     /// Stored scales of inputs, once computed.
     input_scales: Option<InputScales>,
+    /// Output of the same run that has the codes and scales of all layers.
+    given: Option<&'a Shared<'a>>,
 }
 
 impl<'a> Layers<'a> {
@@ -63,12 +66,18 @@ impl<'a> Layers<'a> {
             sequential,
             importance: None,
             input_scales: None,
+            given: None,
         }
     }
 
     /// Sets the importance that weights the errors of searched blocks.
     pub(crate) fn with_importance(self, importance: Option<&'a Importance>) -> Self {
         Layers { importance, ..self }
+    }
+
+    /// Sets an output of the same run that has the codes and scales of all layers.
+    pub(crate) fn given(self, given: Option<&'a Shared<'a>>) -> Self {
+        Layers { given, ..self }
     }
 
     /// Sets the result of the transform.
@@ -83,6 +92,11 @@ impl<'a> Layers<'a> {
         scheme: &Scheme,
         tick: &mut Tick<'_>,
     ) -> Result<QuantizedLayer> {
+        if let Some(given) = self.given {
+            let (solved, report) = given.layer(self.plan, info, scheme)?;
+            let input_scale = self.input_scale(info, tick)?;
+            return Ok((self.packed(info, scheme, &solved, input_scale)?, report));
+        }
         let (plan, files) = (self.plan, self.source.files());
         let mut solved = match &plan.job {
             Job::Quantize(recipe) => self.solve(recipe, info, scheme, tick)?,
@@ -101,6 +115,23 @@ impl<'a> Layers<'a> {
             None => self.input_scale(info, tick)?,
             scale => scale,
         };
+        let tensors = self.packed(info, scheme, &solved, input_scale)?;
+        let method = match self.clips(info) {
+            Some(_) => awq::NAME,
+            None if solved.fallback.is_some() => rtn::NAME,
+            None => self.plan.job.method(),
+        };
+        Ok((tensors, self.plan.layer_report(info, scheme, method, solved)))
+    }
+
+    /// Packs a solved layer into the tensors of the plan's container.
+    fn packed(
+        &self,
+        info: &LinearInfo,
+        scheme: &Scheme,
+        solved: &Solved,
+        input_scale: Option<f32>,
+    ) -> Result<Vec<(String, Vec<u8>)>> {
         let plan = LinearPlan { input_scale, ..self.plan.linear_plan(info, scheme) };
         let container = self.plan.container;
         let tensors = match (&solved.g_idx, &solved.outliers) {
@@ -108,21 +139,10 @@ impl<'a> Layers<'a> {
             (None, Some(extra)) => container.tensors(&plan, &solved.quantized, Beside::Outliers(extra)),
             (None, None) => container.tensors(&plan, &solved.quantized, Beside::Nothing),
         };
-        let tensors = tensors.map_err(|e| {
-            Error::field(
-                self.source.path(),
-                &info.module,
-                e.to_string(),
-                "a scheme that the format holds",
-                "",
-            )
-        })?;
-        let method = match self.clips(info) {
-            Some(_) => awq::NAME,
-            None if solved.fallback.is_some() => rtn::NAME,
-            None => self.plan.job.method(),
-        };
-        Ok((tensors, self.plan.layer_report(info, scheme, method, solved)))
+        Ok(tensors.map_err(|e| {
+            let expected = "a scheme that the format holds";
+            Error::field(self.source.path(), &info.module, e.to_string(), expected, "")
+        })?)
     }
 
     /// Returns the stored scale of a layer's input, if the plan has one.
@@ -138,8 +158,7 @@ impl<'a> Layers<'a> {
             (&plan.activations, plan.text_for(Use::Inputs), &self.input_scales)
         {
             let observed = (scheme, plan.observer);
-            let found =
-                input_scales::collect(self.source, &plan.config, observed, set, plan.threads(), tick)?;
+            let found = input_scales::collect(self.source, &plan.config, observed, set, plan.limits(), tick)?;
             self.input_scales = Some(found);
         }
         Ok(())

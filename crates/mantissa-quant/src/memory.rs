@@ -5,6 +5,7 @@
 //! f32. An evaluation holds source and output together. Sizes follow from shapes and formats; the allocator's overhead
 //! was measured (`bench/memory.py` compares the sum with the kernel's account).
 
+mod adapt;
 mod solving;
 
 use mantissa_methods::method::{Extent, Fisher, Phase, Work};
@@ -75,6 +76,7 @@ impl Stage {
 pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
     let mut stages = before_layers(plan);
     stages.extend(of_layers(plan, verified));
+    stages.extend(of_tables(plan, verified));
     if verified && plan.config.parameters() <= MAX_LOGIT_PARAMETERS {
         // The heap keeps part of the calibration's blocks while logits are compared.
         let left = stages.iter().filter(|_| plan.text_for(Use::Solve).is_some()).map(from_heap).max();
@@ -120,7 +122,7 @@ fn before_layers(plan: &Plan) -> Vec<Stage> {
 
 /// A pass over the windows of `set` that collects statistics, with the buffer `own` of its purpose.
 fn collecting(plan: &Plan, set: &CalibrationSet, name: &str, own: Option<(&'static str, u64)>) -> [Stage; 2] {
-    let mut buffers = importance::buffers(&plan.config, set, plan.options.threads);
+    let mut buffers = importance::buffers(&plan.config, set, plan.limits());
     buffers.extend(own);
     [embedding_windows(plan, set), Stage { name: name.to_owned(), buffers }]
 }
@@ -174,6 +176,28 @@ fn of_layers(plan: &Plan, verified: bool) -> Vec<Stage> {
                 None => stages.push(quantizing(plan, info, scheme)),
             },
         }
+        if verified {
+            stages.push(verifying(plan, info, scheme));
+        }
+    }
+    stages
+}
+
+/// Stages of embedding and head, if they are quantized.
+fn of_tables(plan: &Plan, verified: bool) -> Vec<Stage> {
+    let mut stages = Vec::new();
+    for (info, scheme) in plan.quantized_tables() {
+        let (sizes, weights) = (Sizes::of(plan, info, scheme), (info.rows * info.cols) as u64);
+        // A rotation changes the table as a whole.
+        let whole = plan.job.transform().is_some() || !rtn::in_panels(scheme);
+        let buffers = vec![
+            ("codes", sizes.codes),
+            ("scales", sizes.scales),
+            ("packed tensors", sizes.stored),
+            ("transposed words", transposed(plan, &sizes)),
+            ("values", if whole { 8 * weights } else { 0 }),
+        ];
+        stages.push(with_holes(plan, format!("quantize {}", info.module), buffers, sizes.panels));
         if verified {
             stages.push(verifying(plan, info, scheme));
         }
@@ -296,7 +320,11 @@ fn embedding_windows(plan: &Plan, set: &CalibrationSet) -> Stage {
         ("states of the calibration", states(plan, set)),
         (
             "states of the original model",
-            if needs_drift(plan) { Calibration::state_bytes(&plan.config, set) } else { 0 },
+            if needs_drift(plan) {
+                Calibration::state_bytes(&plan.config, set, plan.limits().states)
+            } else {
+                0
+            },
         ),
         ("embedding", 4 * table),
         ("embedding as stored", stored_table(plan)),
@@ -318,7 +346,7 @@ fn sample_bytes(plan: &Plan, set: &CalibrationSet, most: usize) -> u64 {
 
 /// Memory of searching scales and clipping of a transform.
 fn searching(plan: &Plan, set: &CalibrationSet) -> Stage {
-    let mut buffers = importance::buffers(&plan.config, set, plan.options.threads);
+    let mut buffers = importance::buffers(&plan.config, set, plan.limits());
     let largest = plan.quantized().map(|(info, _)| 4 * (info.rows * info.cols) as u64).max().unwrap_or(0);
     let groups = plan.quantized().map(|(info, scheme)| scheme.format.blocks().count(info.rows, info.cols));
     buffers.push(("sampled tokens of each input", sample_bytes(plan, set, transform::TOKENS)));
@@ -337,13 +365,13 @@ pub fn level_bytes(config: &ModelConfig, set: &CalibrationSet) -> u64 {
 
 /// Bytes of the calibration states, including those of held-out windows.
 fn states(plan: &Plan, set: &CalibrationSet) -> u64 {
-    let of = |set: &CalibrationSet| Calibration::state_bytes(&plan.config, set);
+    let of = |set: &CalibrationSet| Calibration::state_bytes(&plan.config, set, plan.limits().states);
     of(set).saturating_add(plan.held_out().as_ref().map_or(0, of))
 }
 
 /// Bytes of the states kept inside a layer, including those of held-out windows.
 fn kept(plan: &Plan, set: &CalibrationSet) -> u64 {
-    let of = |set: &CalibrationSet| Calibration::kept_bytes(&plan.config, set);
+    let of = |set: &CalibrationSet| Calibration::kept_bytes(&plan.config, set, plan.limits().states);
     of(set).saturating_add(plan.held_out().as_ref().map_or(0, of))
 }
 

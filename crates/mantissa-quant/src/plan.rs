@@ -4,6 +4,7 @@ pub(crate) mod alternative;
 mod job;
 mod output;
 mod report;
+mod table;
 pub(crate) mod texts;
 
 use std::collections::BTreeMap;
@@ -16,7 +17,7 @@ use mantissa_store::convention::{Container, LinearPlan, native};
 use mantissa_store::{DEFAULT_SHARD_BYTES, TensorMeta, TensorSpec};
 use mantissa_train::LayerTrainer;
 
-use crate::calibrate::CalibrationSet;
+use crate::calibrate::{CalibrationSet, IN_MEMORY, Limits};
 use crate::coverage::report::Coverage;
 use crate::error::{QuantError, Refused};
 use crate::gguf::layout::Layout;
@@ -28,6 +29,8 @@ use crate::recipe::{Part, Recipe};
 
 pub use job::Job;
 pub(crate) use job::rounds_each;
+pub use table::TableSize;
+pub(crate) use table::table_plan;
 pub(crate) use texts::Use;
 
 /// Options of a run; none changes the meaning of a scheme.
@@ -51,6 +54,8 @@ pub struct Options {
     pub products: Products,
     /// Importance matrix for searched blocks.
     pub importance: Option<Importance>,
+    /// Bytes of calibration states that are kept in memory; more states go to a temporary file.
+    pub states_in_memory: u64,
 }
 
 impl Default for Options {
@@ -65,6 +70,7 @@ impl Default for Options {
             held_out: Vec::new(),
             products: Products::F32,
             importance: None,
+            states_in_memory: IN_MEMORY,
         }
     }
 }
@@ -114,6 +120,8 @@ pub struct Plan {
     pub config: ModelConfig,
     /// Linear layers in the order of the forward pass.
     pub linears: Vec<PlannedLinear>,
+    /// Embedding and head of a folder, if they are quantized.
+    pub tables: Vec<PlannedLinear>,
     /// Output tensors, in order.
     pub specs: Vec<TensorSpec>,
     /// Tensors copied from the source.
@@ -164,6 +172,7 @@ impl Plan {
             container,
             config,
             linears,
+            tables: Vec::new(),
             specs: Vec::new(),
             copied: Vec::new(),
             notes: Vec::new(),
@@ -185,6 +194,11 @@ impl Plan {
     /// Returns the number of threads.
     pub(crate) fn threads(&self) -> usize {
         self.options.threads
+    }
+
+    /// Returns the limits of its calibration.
+    pub(crate) fn limits(&self) -> Limits {
+        Limits { threads: self.options.threads, states: self.options.states_in_memory }
     }
 
     /// True if output errors of linear layers are weighted by the Fisher information, which needs a backward pass
@@ -224,7 +238,7 @@ impl Plan {
     /// Returns the bits of a layer.
     pub(crate) fn bits(&self, info: &LinearInfo, scheme: &Scheme) -> u64 {
         let (rows, cols) = (info.rows, info.cols);
-        scheme.format.total_bits(rows, cols) + native::outlier_bits(rows, cols, self.job.outliers(rows, cols))
+        scheme.format.total_bits(rows, cols) + native::outlier_bits(rows, cols, self.outliers(info))
     }
 
     /// Returns the bits per weight of the quantized layers as stored, with all their tensors. It is larger than
@@ -258,12 +272,15 @@ impl Plan {
 
     /// Returns the bytes of the source that a run reads: the total of its progress.
     pub fn work_bytes(&self) -> u64 {
-        self.quantized().map(|(info, _)| work_of(info)).sum::<u64>()
+        self.quantized().chain(self.quantized_tables()).map(|(info, _)| work_of(info)).sum::<u64>()
             + self.copied.iter().map(|m| m.len).sum::<u64>()
     }
 
     pub(crate) fn linear_plan<'a>(&'a self, info: &'a LinearInfo, scheme: &'a Scheme) -> LinearPlan<'a> {
-        layer_plan(&self.job, self.activations.as_ref(), info, scheme, self.by_group)
+        match table::is_table(info) {
+            true => table_plan(info, scheme),
+            false => layer_plan(&self.job, self.activations.as_ref(), info, scheme, self.by_group),
+        }
     }
 }
 

@@ -85,6 +85,9 @@ pub struct Quality {
     pub notes: Vec<String>,
     /// Reports of the quantized layers.
     pub layers: Vec<LayerReport>,
+    /// Reports of embedding and head, if they are quantized.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<LayerReport>,
     /// All other tensors.
     pub tensors: Vec<TensorReport>,
 }

@@ -45,7 +45,7 @@ pub(crate) fn round_to_nearest(
         let whole = refuse_overflow(scheme, w, info.rows * info.cols, plan.options.threads);
         whole.map_err(|error| dense_error(source, info, error))?;
     }
-    match plan.job.outliers(info.rows, info.cols) {
+    match plan.outliers(info) {
         0 => Ok(solved),
         count => with_outliers(source, info, w, count, solved),
     }

@@ -240,12 +240,12 @@ impl<'a> Sequential<'a> {
         if self.calibration.is_none() {
             let windows = self.plan.options.calibration.as_ref().map_or(&[][..], |set| &set.windows);
             let (source, config) = (self.source, &self.plan.config);
-            let (threads, products) = (self.plan.options.threads, self.plan.options.products);
+            let (limits, products) = (self.plan.limits(), self.plan.options.products);
             // Methods that learn a layer make only one pass before all its weights change; kept states would be
             // useless.
             let keeps = !matches!(self.plan.job.work(), Some(Work::Layer(_)));
             let begin = |windows| {
-                let begun = Calibration::begin(source, config, windows, threads)?.in_products(products);
+                let begun = Calibration::begin(source, config, windows, limits)?.in_products(products);
                 Ok::<_, CalibrateError>(if keeps { begun.keeping() } else { begun })
             };
             let begun = begin(windows)?;

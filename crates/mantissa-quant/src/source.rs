@@ -107,7 +107,7 @@ impl<'a> DenseTensor<'a> {
             return Ok(DenseTensor(Values::Memory(values)));
         }
         let values = match &info.stored {
-            StoredAs::Rows => return Self::open(files, &name, &shape),
+            StoredAs::Rows => return Self::open(files, source.stored_name(&name), &shape),
             StoredAs::Columns => transpose(&files.tensor_f32(&name, &shape)?, cols, rows),
             StoredAs::Stacked(stack) => widened(files.expert(stack, rows, cols)?),
         };

@@ -95,7 +95,7 @@ fn teacher(
 ) -> Result<States> {
     let source = Folded::plain(source);
     let mut calibration =
-        Calibration::begin(&source, &plan.config, &set.windows, plan.threads())?.to_the_end();
+        Calibration::begin(&source, &plan.config, &set.windows, plan.limits())?.to_the_end();
     while let Some(layer) = calibration.next_layer()? {
         calibration.advance(&layer, tick)?;
     }
@@ -196,7 +196,7 @@ impl<'a> Learner<'a> {
             // Scales that are stored, not computed at run time, come from the folded model's inputs.
             let scales = if scheme.has_outer_scale() || scheme.source == Source::Static {
                 let observed = (scheme, plan.observer);
-                input_scales::collect(&folded, &plan.config, observed, set, plan.threads(), tick)?
+                input_scales::collect(&folded, &plan.config, observed, set, plan.limits(), tick)?
             } else {
                 InputScales::new()
             };
@@ -468,7 +468,7 @@ pub(crate) fn buffers(plan: &Plan, set: &CalibrationSet, options: SpinOptions) -
     let layers = config.num_hidden_layers as u64;
     let heads = layers * (config.head_dim * config.head_dim) as u64;
     vec![
-        ("states of the calibration", Calibration::state_bytes(&config, set)),
+        ("states of the calibration", Calibration::state_bytes(&config, set, plan.limits().states)),
         ("model in training and its activations", mantissa_train::Plan::new(&config, &training).bytes()),
         ("quantized inputs", if rounds { 4 * tokens.saturating_mul(inputs) } else { 0 }),
         ("gradients of input ranges", if rounds { 4 * (2 * layers * width * width + heads) } else { 0 }),

@@ -69,7 +69,11 @@ pub(crate) fn prepare(
     source: &ModelFiles,
     tick: &mut dyn FnMut(&str) -> ControlFlow<()>,
 ) -> Result<Prepared> {
-    let Some(transform) = plan.job.transform() else { return Ok(Prepared::default()) };
+    let Some(transform) = plan.job.transform() else {
+        let mut found = Prepared::default();
+        untie(plan, source, &mut found.folds);
+        return Ok(found);
+    };
     let record = Record::new(transform.name());
     let (mut record, mut found) = (record, Prepared::default());
     match (transform.change(), plan.text_for(Use::Transform)) {
@@ -85,8 +89,16 @@ pub(crate) fn prepare(
         }
         _ => {}
     }
-    let folds = record.folds(source, &plan.config)?;
+    let mut folds = record.folds(source, &plan.config)?;
+    untie(plan, source, &mut folds);
     Ok(Prepared { record: Some(record), folds, ..found })
+}
+
+/// Makes the head a tensor of its own, if the plan says so and no rotation does.
+fn untie(plan: &Plan, source: &ModelFiles, folds: &mut Folds) {
+    if let (Some((head, embedding)), None) = (&plan.untied, folds.untied()) {
+        folds.untie(head.clone(), embedding.clone(), source.config());
+    }
 }
 
 /// Search for the scales and clipping of all layers.
@@ -134,7 +146,7 @@ impl Search<'_> {
     fn run(&mut self, set: &CalibrationSet, tick: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<()> {
         let (plan, source) = (self.plan, Folded::plain(self.source));
         let begin = |windows| {
-            let begun = Calibration::begin(&source, &plan.config, windows, plan.threads())?;
+            let begun = Calibration::begin(&source, &plan.config, windows, plan.limits())?;
             Ok::<_, CalibrateError>(begun.in_products(plan.options.products))
         };
         let mut calibration = begin(&set.windows)?;

@@ -55,6 +55,7 @@ use crate::plan::rounds_each;
 use crate::quality::check;
 use crate::report::LayerReport;
 use crate::stacks::stack_of;
+use crate::tables;
 
 /// Bytes compared at a time; they fit a core's cache.
 const COMPARED: u64 = 1 << 19;
@@ -162,16 +163,19 @@ fn check_weights(
     found: &mut Verification,
 ) -> Result<()> {
     let config = model_config(files)?;
-    let folds = match (source, Record::read(files.dir())?) {
+    let mut folds = match (source, Record::read(files.dir())?) {
         (Some(source), Some(record)) => record.folds(source, &model_config(source)?)?,
         _ => Folds::default(),
     };
+    source.map_or(Ok(()), |source| tables::untie(&mut folds, &config, source))?;
     let source = source.map(|source| Folded::new(source, &folds));
     let source = source.as_ref();
     let mut unjudged = 0;
     let stacked = |info: &LinearInfo| stack_of(info).is_some() && !info.is_by_rows(files);
     let linears = config.decoder_linears().filter(|info| info.is_by_rows(files) || stacked(info));
-    for info in linears {
+    // An unquantized embedding or head is large and has nothing to decode.
+    let coded = |info: &LinearInfo| !files.is_dense(&format!("{}.weight", info.module));
+    for info in linears.chain(config.tables().into_iter().filter(coded)) {
         let recorded = recorded.get(info.module.as_str()).copied();
         let check = WeightCheck { files, source, info: &info, recorded, errors };
         let before = found.weights;
@@ -221,7 +225,8 @@ fn check_copied(
             files.checkpoint().read_range(&info.name, 0, &mut bytes)?;
             bytes == source.bytes(&info.name, &ours.shape, ours.dtype)?
         } else {
-            same_bytes(files, source.files(), &info.name, ours.len, threads)?
+            let named = source.stored_name(&info.name);
+            same_bytes((files, &info.name), (source.files(), named), ours.len, threads)?
         };
         if !same {
             found.faults.push(format!("{}: differs from the source", info.name));
@@ -230,14 +235,20 @@ fn check_copied(
     Ok(())
 }
 
-fn same_bytes(a: &ModelFiles, b: &ModelFiles, name: &str, len: u64, threads: usize) -> Result<bool> {
+/// Compares two tensors of `len` bytes, each given by its model and its name there.
+fn same_bytes(
+    (a, a_name): (&ModelFiles, &str),
+    (b, b_name): (&ModelFiles, &str),
+    len: u64,
+    threads: usize,
+) -> Result<bool> {
     let pieces = usize::try_from(len.div_ceil(COMPARED)).unwrap_or(usize::MAX);
     let compare = |range: Range<usize>| -> Result<bool> {
         let at = range.start as u64 * COMPARED;
         let n = usize::try_from(COMPARED.min(len - at)).unwrap_or_default();
         let mut bytes = (vec![0; n], vec![0; n]);
-        a.checkpoint().read_range(name, at, &mut bytes.0)?;
-        b.checkpoint().read_range(name, at, &mut bytes.1)?;
+        a.checkpoint().read_range(a_name, at, &mut bytes.0)?;
+        b.checkpoint().read_range(b_name, at, &mut bytes.1)?;
         Ok(bytes.0 == bytes.1)
     };
     map_reduce_fixed(threads, pieces, 1, compare, Ok(true), |all, part| Ok(all? & part?))

@@ -84,7 +84,7 @@ pub struct ChatFailed {
 
 /// The work needs more memory than allowed.
 #[derive(Debug, thiserror::Error)]
-#[error("{what}: expected at most {} of memory ({}), got a need of {}; fix: {}", bytes(*.allowed), .limit.name(), bytes(*.needs), .limit.fix())]
+#[error("{what}: expected at most {} of memory ({}), got a need of {}; fix: {}", bytes(*.allowed), .limit.name(), bytes(*.needs), .fix.clone().unwrap_or_else(|| .limit.fix().to_owned()))]
 pub struct OverMemory {
     /// Name of the work.
     pub what: String,
@@ -94,6 +94,8 @@ pub struct OverMemory {
     pub allowed: u64,
     /// Source of the limit.
     pub limit: Limit,
+    /// Fix, if it is not that of the limit.
+    pub fix: Option<String>,
 }
 
 /// A signal stopped a training run after a checkpoint.
@@ -198,7 +200,7 @@ mod tests {
         let wrapped =
             LoadError::Store(mantissa_store::Error::Io { path: "p".into(), operation: "read", error: io() });
         let disk = || mantissa_store::Error::Io { path: "p".into(), operation: "write", error: io() };
-        let over = OverMemory { what: "w".into(), needs: 2, allowed: 1, limit: Limit::Option };
+        let over = OverMemory { what: "w".into(), needs: 2, allowed: 1, limit: Limit::Option, fix: None };
         let memory = || LoadError::Memory { what: "KV cache", bytes: 1 };
         let unfinished =
             |error| QuantError::Unfinished(Box::new(Unfinished { error, kept: "p".into(), done: 1 }));

@@ -15,6 +15,7 @@ type Violation = (String, String);
 /// model.
 pub(super) fn undecidable(rule: &Rule, subject: &Subject, target: &Target) -> Option<String> {
     match rule.check {
+        Check::Seen(what) if what.is_known() => None,
         Check::Capability { .. } if target.gpu.is_none() => {
             let named = Target { gpu: Gpu::parse("h100"), ..*target };
             Some(format!("needs the GPU; fix: mantissa lint MODEL --for {named}"))

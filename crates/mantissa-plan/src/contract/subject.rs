@@ -241,6 +241,28 @@ pub enum Observed {
     NoCacheScale,
     /// BOS rule that is missing or contradictory.
     BosRule,
+    /// Head quantized to integers, with unquantized inputs.
+    IntegerHead,
+    /// Head quantized otherwise.
+    CodedHead,
+    /// Quantized token embedding.
+    CodedEmbedding,
+}
+
+impl Observed {
+    /// True if the property is known of every model, planned ones included.
+    pub(super) fn is_known(self) -> bool {
+        matches!(self, Observed::IntegerHead | Observed::CodedHead | Observed::CodedEmbedding)
+    }
+
+    /// Returns the observation of a quantized head (`head`) or embedding of this kind.
+    pub fn of_table(head: bool, kind: Kind) -> Self {
+        match kind {
+            _ if !head => Observed::CodedEmbedding,
+            Kind::IntWeights => Observed::IntegerHead,
+            _ => Observed::CodedHead,
+        }
+    }
 }
 
 /// Observed problem with its location.

@@ -6,7 +6,7 @@ use mantissa_kernels::for_each;
 use mantissa_model::{LinearInput, Place};
 
 use super::worker::{Pass, Worker};
-use super::{CalibrateError, CalibratedLayer, Calibration, IN_MEMORY, States};
+use super::{CalibrateError, CalibratedLayer, Calibration, States};
 
 /// States inside a layer, kept where the previous pass stopped.
 pub(super) struct Kept {
@@ -114,9 +114,8 @@ impl Calibration<'_> {
         let width = values.len() / tokens(window).max(1);
         let resized = match resized {
             Some(resized) => resized,
-            None => {
-                resized.insert(States::of_lens((0..self.states.len()).map(|i| tokens(i) * width), IN_MEMORY)?)
-            }
+            None => resized
+                .insert(States::of_lens((0..self.states.len()).map(|i| tokens(i) * width), self.in_memory)?),
         };
         Ok(resized.put(window, values)?)
     }

@@ -14,6 +14,8 @@ use crate::report::LayerReport;
 pub(super) struct Contents {
     /// Reports of quantized layers.
     pub(super) layers: Vec<LayerReport>,
+    /// Reports of embedding and head, if they are quantized.
+    pub(super) tables: Vec<LayerReport>,
     /// Reports of all other tensors.
     pub(super) tensors: Vec<TensorReport>,
     /// Digests of the source's files.
@@ -36,7 +38,7 @@ impl TensorReport {
 impl Quality {
     /// Describes an output of `plan` before its evaluation.
     pub(super) fn new(plan: &Plan, source: &ModelFiles, found: Contents) -> Self {
-        let Contents { layers, tensors, source: source_hashes, weights } = found;
+        let Contents { layers, tables, tensors, source: source_hashes, weights } = found;
         let (bytes, parameters) = (plan.output_bytes(), plan.config.parameters());
         // Notes may contain the source's path on this machine, which must not affect the output's bytes.
         let place = format!("{}/", source.dir().display());
@@ -68,6 +70,7 @@ impl Quality {
             kept: plan.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone()).collect(),
             notes: plan.notes.iter().map(|note| note.replace(&place, "")).collect(),
             layers,
+            tables,
             tensors,
         }
     }

@@ -12,8 +12,8 @@ mod stacks;
 
 use std::path::{Path, PathBuf};
 
-use mantissa_model::LinearInfo;
 use mantissa_model::tokenizer::gguf::folder_files;
+use mantissa_model::{LinearInfo, LinearKind};
 use mantissa_num::Scheme;
 use mantissa_store::convention::{Experts, ModelFiles};
 use mantissa_store::{
@@ -34,6 +34,7 @@ use crate::quality::hashes::SourceHashes;
 use crate::quality::{QUALITY_NAME, Quality, TensorReport};
 use crate::report::LayerReport;
 use crate::sidecars::copy_sidecars;
+use crate::tables;
 use crate::transform::{self, Prepared};
 
 /// Bytes copied at a time.
@@ -46,6 +47,8 @@ pub(super) struct Folder {
     shards: ShardPlan,
     /// `config.json` of the output.
     config: Value,
+    /// Result of the transform, once the weights are written.
+    prepared: Prepared,
 }
 
 impl Folder {
@@ -54,13 +57,13 @@ impl Folder {
     /// # Errors
     /// The source changed or cannot be examined; I/O.
     pub(super) fn begin(task: &Task<'_>, start: Start) -> Result<Self> {
-        let Task { plan, source, out } = *task;
+        let Task { plan, source, out, .. } = *task;
         let config = plan.output_config(source)?;
         let shards = ShardPlan::new(plan.specs.clone(), plan.options.max_shard_bytes)?;
         let key = journal::key(plan, source)?;
         let (staging, journal) = Journal::begin(out, &key, start)?;
         sweep(staging.path(), &shards)?;
-        Ok(Folder { staging, journal, shards, config })
+        Ok(Folder { staging, journal, shards, config, prepared: Prepared::default() })
     }
 
     /// Writes the weights.
@@ -72,10 +75,10 @@ impl Folder {
     ) -> Result<Contents> {
         let Task { plan, source, .. } = *task;
         let folded = Folded::new(source, &prepared.folds);
-        let Folder { staging, journal, shards, config } = self;
+        let Folder { staging, journal, shards, config, .. } = self;
         let names: Vec<_> = shards.shards().iter().map(|shard| shard.file_name.as_str()).collect();
         let stored = || Ok(ModelFiles::unfinished(staging.path(), names.iter().copied(), config.clone())?);
-        let layers = Layers::new(plan, &folded, Box::new(&stored)).prepared(prepared);
+        let layers = Layers::new(plan, &folded, Box::new(&stored)).prepared(prepared).given(task.shared);
         let mut writer = ShardedWriter::resume(staging.path(), shards.clone(), plan.metadata());
         SourceHashes::beside(source, plan.threads(), |hashes| {
             // The source is hashed on another thread meanwhile.
@@ -85,12 +88,13 @@ impl Folder {
             run.copy_tensors()?;
             run.write_dense()?;
             let layers = run.quantize_layers()?;
+            let tables = run.quantize_tables()?;
             run.write_cache_scales(&stored)?;
             drop(run);
             let weights = writer.finish()?.into_iter().collect();
             let tensors = plan.copied.iter().map(|meta| TensorReport::kept(meta, folded)).collect();
             let source = hashes.wait(&mut || progress(Progress::hashing(plan.work_bytes())))?;
-            Ok(Contents { layers, tensors, source, weights })
+            Ok(Contents { layers, tables, tensors, source, weights })
         })
     }
 
@@ -130,17 +134,30 @@ impl Destination for Folder {
             let tensor = format!("{}: {stage}", plan.job.method_name());
             progress(Progress { done: 0, tensor: &tensor, tokens: None })
         };
-        let prepared = transform::prepare(plan, task.source, &mut tick)?;
-        let found = self.write_weights(task, &prepared, progress)?;
+        let own = match task.shared {
+            Some(_) => Prepared::default(),
+            None => transform::prepare(plan, task.source, &mut tick)?,
+        };
+        let prepared = task.shared.map_or(&own, |shared| shared.prepared);
+        let found = self.write_weights(task, prepared, progress)?;
         for (file, digest) in &found.weights {
             self.staging.record(file, *digest);
         }
-        self.describe(task, &prepared)?;
+        self.describe(task, prepared)?;
+        self.prepared = own;
         Ok(found)
     }
 
     fn staged(&self) -> PathBuf {
         self.staging.path().to_owned()
+    }
+
+    fn prepared(&self) -> Option<&Prepared> {
+        Some(&self.prepared)
+    }
+
+    fn leave(mut self, keep: bool) {
+        self.staging.keep(keep && self.journal.done() > 0);
     }
 
     fn journal(&mut self) -> Option<&mut Journal> {
@@ -235,6 +252,10 @@ impl Run<'_, '_> {
             }
         }
         let Some((head, embedding)) = &self.plan.untied else { return Ok(()) };
+        let quantized = |(info, _): (&LinearInfo, &Scheme)| info.kind == LinearKind::Head;
+        if self.plan.quantized_tables().any(quantized) {
+            return Ok(());
+        }
         // An untied head is not among the source's tensors: it is made from the embedding.
         let Some(meta) = self.folded.files().checkpoint().get(embedding).cloned() else { return Ok(()) };
         let copied = self.plan.copied.iter().any(|meta| meta.name == *head);
@@ -306,6 +327,26 @@ impl Run<'_, '_> {
                 continue;
             }
             reports.push(self.quantize_layer(info, scheme)?);
+            self.advance(work_of(info), &info.module)?;
+        }
+        Ok(reports)
+    }
+
+    /// Quantizes embedding and head, as far as the plan does.
+    fn quantize_tables(&mut self) -> Result<Vec<LayerReport>> {
+        let mut reports = Vec::new();
+        for (info, scheme) in self.plan.quantized_tables() {
+            let recovered = self.journal.recover(&info.module, self.writer)?;
+            let report = match recovered.and_then(|unit| unit.report) {
+                Some(report) => report,
+                None => {
+                    let (tensors, report) = tables::quantize(self.plan, self.folded, info, scheme)?;
+                    let (written, total) = self.write_all(tensors)?;
+                    self.journal.record(&info.module, written, total, Some(&report), self.writer)?;
+                    report
+                }
+            };
+            reports.push(report);
             self.advance(work_of(info), &info.module)?;
         }
         Ok(reports)

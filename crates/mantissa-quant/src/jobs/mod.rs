@@ -7,6 +7,7 @@ mod folder;
 mod gguf_file;
 mod quantize;
 pub(crate) mod recalibrate;
+pub(crate) mod several;
 mod tensors;
 
 use std::path::{Path, PathBuf};
@@ -22,6 +23,8 @@ use crate::journal::{Journal, Start};
 use crate::plan::Plan;
 use crate::progress::{Progress, Tell};
 use crate::quality::Quality;
+use crate::shared::Shared;
+use crate::transform::Prepared;
 use crate::verify::verification::Verification;
 
 use describe::Contents;
@@ -65,6 +68,14 @@ trait Destination: Sized {
     /// Writes `quality.json` and the manifest, and syncs all files to disk.
     fn seal(&mut self, quality: &Quality, run: Map<String, Value>) -> Result<()>;
 
+    /// Returns the result of the transform, once the output is filled.
+    fn prepared(&self) -> Option<&Prepared> {
+        None
+    }
+
+    /// Keeps finished work for the next run, or removes it, because another output of the same run failed.
+    fn leave(self, _keep: bool) {}
+
     /// Puts the output in place of the old one.
     fn publish(self) -> Result<Published>;
 
@@ -87,6 +98,8 @@ struct Task<'a> {
     plan: &'a Plan,
     source: &'a ModelFiles,
     out: &'a Output,
+    /// Output of the same run whose layers have the same codes and scales.
+    shared: Option<&'a Shared<'a>>,
 }
 
 /// Executes `plan` and writes the output to `out`. `progress` is called at every step; `Break` interrupts the run.
@@ -108,7 +121,7 @@ pub fn run(
     progress: &mut (dyn FnMut(Progress<'_>) -> std::ops::ControlFlow<()> + Send),
 ) -> Result<Outcome> {
     refuse_overlap(source.dir(), out.path())?;
-    let task = Task { plan, source, out };
+    let task = Task { plan, source, out, shared: None };
     match &plan.gguf {
         Some(layout) => task.run(GgufFiles::begin(&task, layout)?, progress),
         None => task.run(Folder::begin(&task, start)?, progress),
@@ -132,8 +145,19 @@ impl Task<'_> {
         to: &mut D,
         progress: &mut Tell<'_>,
     ) -> Result<(Quality, Option<(Verification, Duration)>)> {
-        let Task { plan, source, out } = *self;
-        let mut quality = Quality::new(plan, source, to.fill(self, progress)?);
+        let contents = to.fill(self, progress)?;
+        self.complete(to, contents, progress)
+    }
+
+    /// Performs the steps between the fill and the last renames: evaluation, quality gate, manifest, verification.
+    fn complete<D: Destination>(
+        &self,
+        to: &mut D,
+        contents: Contents,
+        progress: &mut Tell<'_>,
+    ) -> Result<(Quality, Option<(Verification, Duration)>)> {
+        let Task { plan, source, out, .. } = *self;
+        let mut quality = Quality::new(plan, source, contents);
         let staged = to.staged();
         quality.evaluation = assess::figures(plan, source, &staged, to.journal(), progress)?;
         convert::prove(plan, source, &staged)?;

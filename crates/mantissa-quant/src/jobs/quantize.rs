@@ -4,13 +4,11 @@ mod checks;
 
 use std::collections::BTreeSet;
 
-use mantissa_methods::rotate::RotateOptions;
-use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::tokenizer::gguf::folder_files;
 use mantissa_model::{LinearInfo, ModelConfig, StoredAs};
 use mantissa_store::convention::gguf::Model as GgufModel;
 use mantissa_store::convention::{Container, Experts, ModelFiles, Support};
-use mantissa_store::{Dtype, TensorMeta, TensorSpec};
+use mantissa_store::{Dtype, TensorMeta};
 
 use super::tensors::{EXPERTS_APART, output_of_linears, output_specs};
 use crate::cache_scales;
@@ -23,6 +21,7 @@ use crate::plan::{Job, Options, Plan, PlannedLinear, Use, scheme_of};
 use crate::recipe::Recipe;
 use crate::rotate;
 use crate::stacks;
+use crate::tables::Tables;
 use crate::verify::load::loadable;
 
 impl Plan {
@@ -77,32 +76,33 @@ impl Plan {
         };
         let calibrating = asked.notes()?;
         let cached = cache_scales::planned(source, &recipe, container, &config, &options)?;
-        let copied = copied_tensors(source, &linears);
+        let tables = Tables::plan(source, &recipe, container, &config, &options)?;
+        let copied = copied_tensors(source, &linears, &tables.planned);
         let mut notes = notes(source, &recipe, container, &config, &copied);
         notes.extend(fallbacks.iter().map(|(module, why)| format!("{module}: {why}")));
         notes.extend(calibrating);
+        notes.extend(tables.note);
         notes.extend(note_on_order(container, &recipe));
         notes.extend(note_on_tokenizer(source, container));
         let layout = || Layout::new(source, &job, &recipe.weights, &config, &linears, &options);
         let gguf = container.facts().one_file.then(layout).transpose()?;
         notes.extend(gguf.iter().flat_map(|layout| layout.notes.iter().cloned()));
-        let rotation = recipe.transform.as_ref().and_then(|transform| transform.rotation());
-        let untied = rotation.and_then(|options| untied_head(&config, options));
-        let head = untied.as_ref().and_then(|names| spec_of_untied(source, names));
         let own = quantized.into_iter().chain(cached);
-        let specs = output_specs(gguf.as_ref(), &copied, own).into_iter().chain(head).collect();
+        let specs = output_specs(gguf.as_ref(), &copied, own).into_iter().chain(tables.specs).collect();
+        let rotation = recipe.transform.as_ref().and_then(|transform| transform.rotation());
         let rotated = rotation.map(|options| rotate::rotated_inputs(&config, options));
         let rotated = rotated.into_iter().flatten().map(|(info, matrix)| (info.module, matrix.order()));
         let plan = Plan {
             uses: Use::all(&recipe, container, &linears, &options),
             by_group: recipe.method.follows_order(),
             rotations: rotated.collect(),
-            untied,
+            untied: tables.untied,
             observer: recipe.observer,
             activations: recipe.activations,
             kv: recipe.kv,
             kv_levels: recipe.kv_levels,
             specs,
+            tables: tables.planned,
             copied,
             notes,
             fallbacks: fallbacks.into_iter().collect(),
@@ -132,18 +132,6 @@ fn note_on_order(container: Container, recipe: &Recipe) -> Option<String> {
         Support::OnRequest(note) if recipe.method.follows_order() => Some(note.to_owned()),
         _ => None,
     }
-}
-
-/// Returns the weights of head and embedding that a rotation separates: it folds the last norm into the head.
-fn untied_head(config: &ModelConfig, options: RotateOptions) -> Option<(String, String)> {
-    let name = |module: &str| format!("{module}.weight");
-    rotate::unties(config, options).then(|| (name(config.head_module()), name(&config.embedding_module())))
-}
-
-/// Declares the head of [`untied_head`], which the source stores as the embedding alone.
-fn spec_of_untied(source: &ModelFiles, (head, embedding): &(String, String)) -> Option<TensorSpec> {
-    let meta = source.checkpoint().get(embedding).filter(|_| !source.has(head))?;
-    Some(TensorSpec::new(head, meta.dtype, meta.shape.clone()))
 }
 
 /// Plans the linear layers.
@@ -207,9 +195,14 @@ fn dense_dtype(source: &ModelFiles, info: &LinearInfo) -> Result<Dtype> {
 
 /// Returns the source's tensors that are copied, by name: all but the weights of quantized layers. A tensor of stacked
 /// experts is copied if one of them stays unquantized.
-fn copied_tensors(source: &ModelFiles, linears: &[PlannedLinear]) -> Vec<TensorMeta> {
+fn copied_tensors(
+    source: &ModelFiles,
+    linears: &[PlannedLinear],
+    tables: &[PlannedLinear],
+) -> Vec<TensorMeta> {
     let tensors = |quantized: bool| {
-        let of_kind = linears.iter().filter(move |linear| linear.scheme.is_some() == quantized);
+        let all = linears.iter().chain(tables);
+        let of_kind = all.filter(move |linear| linear.scheme.is_some() == quantized);
         of_kind.map(|linear| linear.info.dense_tensor().0).collect::<BTreeSet<String>>()
     };
     let quantized = &tensors(true) - &tensors(false);
@@ -232,9 +225,7 @@ fn notes(
     notes.extend(note_on_unused(container, config, copied));
     notes.extend(storage_note(config, container));
     let mut modules: Vec<_> = config.decoder_linears().map(|l| l.module).collect();
-    if container.facts().one_file {
-        modules.extend([EMBEDDING, HEAD].map(str::to_owned));
-    }
+    modules.extend([config.embedding_module(), config.head_module().to_owned()]);
     for rule in &recipe.layers {
         for glob in rule.modules.iter().filter(|glob| !modules.iter().any(|m| glob.matches(m))) {
             notes.push(format!("recipe pattern \"{glob}\" matches no layer"));

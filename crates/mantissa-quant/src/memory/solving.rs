@@ -118,11 +118,13 @@ struct Original {
 impl Original {
     fn of(plan: &Plan, set: &CalibrationSet, info: &LinearInfo) -> Self {
         let (config, threads, input) = (&plan.config, plan.options.threads, info.kind.input());
+        let states = plan.limits().states;
         if !uses_drift(plan, input) {
             return Original::default();
         }
         Original {
-            states: Calibration::state_bytes(config, set) + Calibration::kept_bytes(config, set),
+            states: Calibration::state_bytes(config, set, states)
+                + Calibration::kept_bytes(config, set, states),
             layer: config.layer_linears(info.layer).iter().map(|l| 4 * (l.rows * l.cols) as u64).sum(),
             statistics: Calibration::drift_bytes(config, set, input, threads),
         }

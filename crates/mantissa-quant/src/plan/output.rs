@@ -51,12 +51,13 @@ impl Plan {
 
     /// Returns the plan as formats take it.
     fn model(&self) -> ModelPlan<'_> {
-        let layer = |(info, scheme)| {
+        let layer = |(info, scheme): (_, _)| {
             let LinearInfo { module, rows, cols, .. }: &LinearInfo = info;
             PlannedLayer { module, scheme, rows: *rows, cols: *cols }
         };
         ModelPlan {
             layers: self.quantized().map(layer).collect(),
+            tables: self.quantized_tables().map(layer).collect(),
             weights: &self.weights,
             input: self.activations.as_ref(),
             kept: self.kept(),

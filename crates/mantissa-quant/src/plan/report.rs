@@ -28,7 +28,7 @@ impl Plan {
             stored_bits_per_weight: Some(
                 self.stored_bits(info, scheme) as f64 / (info.rows * info.cols).max(1) as f64,
             ),
-            outliers: Some(self.job.outliers(info.rows, info.cols)).filter(|&count| count > 0),
+            outliers: Some(self.outliers(info)).filter(|&count| count > 0),
             output_error: solved.output_error,
             judged: solved.judged,
             notes: solved.notes,

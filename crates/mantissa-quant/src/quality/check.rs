@@ -103,7 +103,8 @@ fn differs(
 
 /// Returns the recorded reports of layers, by module.
 pub(crate) fn errors(quality: Option<&Quality>) -> BTreeMap<&str, &crate::LayerReport> {
-    quality.map(|q| q.layers.iter().map(|l| (l.module.as_str(), l)).collect()).unwrap_or_default()
+    let all = quality.into_iter().flat_map(|q| q.layers.iter().chain(&q.tables));
+    all.map(|layer| (layer.module.as_str(), layer)).collect()
 }
 
 /// Returns a fault if the recorded error of a layer differs from the measured one.

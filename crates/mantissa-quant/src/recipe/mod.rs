@@ -11,10 +11,15 @@
 //! percentile = 99.99             # optional, only with observer = "percentile"; this is the default
 //! kv = "int8-head"               # optional: scheme of the KV cache
 //! format = "compressed-tensors"  # optional: container; by default the first that holds the schemes
-//! keep = ["lm_head"]             # optional: modules left unquantized, by name or glob
+//! keep = ["*.k_proj"]            # optional: modules left unquantized, by name or glob
+//! untie = false                  # optional: store a head that is tied to the embedding as a tensor of its own
 //!
 //! [[layers]]                     # optional; the first match is used
 //! modules = ["*.down_proj"]
+//! weights = "int8-channel"
+//!
+//! [[layers]]                     # embedding and head stay unquantized unless a rule has their full name
+//! modules = ["lm_head"]
 //! weights = "int8-channel"
 //!
 //! [gptq]                         # optional, only with method = "gptq", "gptaq" or "spqr"; these are the defaults
@@ -109,6 +114,8 @@ pub struct Recipe {
     pub container: Option<Container>,
     /// Exceptions; the first that matches a module is used.
     pub layers: Vec<LayerRule>,
+    /// True if a head that is tied to the embedding is stored as a tensor of its own.
+    pub untie: bool,
     /// SHA-256 of the recipe file, or of the name, in hexadecimal.
     pub sha256: String,
 }
@@ -215,6 +222,18 @@ impl Recipe {
         let online = self.transform.as_ref().and_then(|transform| transform.rotation());
         let facts = container.facts();
         facts.one_file || facts.rotations || online.is_none_or(|options| !options.online)
+    }
+
+    /// Returns the scheme of the embedding or head `module`, which only a rule with its full name quantizes.
+    pub fn table_scheme(&self, module: &str) -> Option<&Scheme> {
+        let named = |rule: &&LayerRule| rule.modules.iter().any(|glob| glob.0 == module);
+        self.layers.iter().find(named).and_then(|rule| rule.weights.as_ref())
+    }
+
+    /// Sets the scheme of the embedding or head `module`, before all other rules.
+    pub fn set_table(&mut self, module: &str, scheme: Scheme) {
+        let rule = LayerRule { modules: vec![Glob(module.to_owned())], weights: Some(scheme) };
+        self.layers.insert(0, rule);
     }
 
     /// Returns the container to write: the requested one, or the first that holds every scheme of the recipe.

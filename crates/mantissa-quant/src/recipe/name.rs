@@ -170,6 +170,7 @@ pub(super) fn parse(given: &str) -> Result<Recipe, RecipeError> {
         file_type: None,
         container: None,
         layers: Vec::new(),
+        untie: false,
         sha256: FileDigest::of(text.as_bytes()).hex(),
     })
 }
@@ -192,6 +193,7 @@ fn of_file_type(text: &str, file_type: FileType) -> Recipe {
         file_type: Some(file_type),
         container: Some(gguf::CONTAINER),
         layers: Vec::new(),
+        untie: false,
         sha256: FileDigest::of(text.as_bytes()).hex(),
     }
 }

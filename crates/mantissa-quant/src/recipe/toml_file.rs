@@ -15,7 +15,7 @@ use super::{FILE_TYPES, FileType, Glob, LayerRule, Recipe, RecipeError, for_meth
 use crate::input_scales::{OBSERVERS, Observer, Share};
 
 /// Keys of every recipe; tables of transforms and methods are added.
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 12] = [
     "transform",
     "method",
     "weights",
@@ -26,6 +26,7 @@ const KEYS: [&str; 11] = [
     "kv",
     "format",
     "keep",
+    "untie",
     "layers",
 ];
 const LAYER_KEYS: [&str; 2] = ["modules", "weights"];
@@ -90,6 +91,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
         file_type,
         container: container(&reader)?.or(file_type.map(|_| gguf::CONTAINER)),
         layers,
+        untie: reader.flag("untie")?,
         sha256: FileDigest::of(text.as_bytes()).hex(),
     })
 }
@@ -219,6 +221,14 @@ impl<'a> Reader<'a> {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
             Some(other) => Err(self.fault(key, other.type_str(), "a string")),
+        }
+    }
+
+    fn flag(&self, key: &str) -> Result<bool, RecipeError> {
+        match self.table.get(key) {
+            None => Ok(false),
+            Some(Value::Boolean(flag)) => Ok(*flag),
+            Some(other) => Err(self.fault(key, other.type_str(), "true or false")),
         }
     }
 

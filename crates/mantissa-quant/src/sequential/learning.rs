@@ -212,11 +212,11 @@ impl<'a> Sequential<'a> {
         let (plan, source) = (self.plan, self.source);
         if self.learning.reference.is_none() {
             let windows = plan.options.calibration.as_ref().map_or(&[][..], |set| &set.windows);
-            let begun = Calibration::begin(source, &plan.config, windows, plan.options.threads)?;
+            let begun = Calibration::begin(source, &plan.config, windows, plan.limits())?;
             self.learning.reference = Some(begun.to_the_end());
             let unseen = &plan.options.held_out;
             if !unseen.is_empty() {
-                let begun = Calibration::begin(source, &plan.config, unseen, plan.options.threads)?;
+                let begun = Calibration::begin(source, &plan.config, unseen, plan.limits())?;
                 self.learning.unseen = Some(begun.to_the_end());
             }
         }

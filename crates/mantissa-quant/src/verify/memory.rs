@@ -30,7 +30,9 @@ pub fn verify_bytes(files: &ModelFiles, source: Option<&ModelFiles>, threads: us
     let tensors: usize = all.into_iter().flatten().map(|files| files.checkpoint().tensors().count()).sum();
     let stored = stored_by_module(files);
     let trellis = files.checkpoint().tensors().any(|meta| meta.name.ends_with(".trellis"));
-    let weight = config.decoder_linears().map(|info| {
+    let coded = |info: &LinearInfo| !files.is_dense(&format!("{}.weight", info.module));
+    let tables = config.tables().into_iter().filter(coded);
+    let weight = config.decoder_linears().chain(tables).map(|info| {
         // Experts stored as one tensor are read as one.
         let stored = stored.get(info.module.as_str()).copied().unwrap_or_else(|| largest(files));
         checking(&info, stored, trellis, threads)

@@ -28,7 +28,7 @@ pub(super) fn source_weight<'a>(
         }
         return Ok(values_of(info, weight)?.into());
     }
-    if !files.has(&name) {
+    if source.stored(&name).is_none() {
         return Err(reference_fault(dir, source.path(), format!("it has no dense tensor {name}")));
     }
     Ok(DenseTensor::of_linear(source, info)?)

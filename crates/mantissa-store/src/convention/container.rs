@@ -123,6 +123,10 @@ pub struct Facts {
     pub importance: bool,
     /// True if scales are squares of 4-bit codes times one f16 per group, which a solver must choose itself (EXL2).
     pub square_scales: bool,
+    /// True if readers take a quantized output head.
+    pub quantized_head: bool,
+    /// True if readers take a quantized token embedding.
+    pub quantized_embedding: bool,
     /// True if weights are stored transposed, which takes their codes in both orders while a layer is written.
     pub transposed: bool,
 }

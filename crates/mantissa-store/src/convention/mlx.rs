@@ -295,7 +295,12 @@ impl Convention for Mlx {
     }
 
     fn writes(&self) -> Option<Facts> {
-        Some(Facts { folded_transforms: true, ..Facts::default() })
+        Some(Facts {
+            folded_transforms: true,
+            quantized_head: true,
+            quantized_embedding: true,
+            ..Facts::default()
+        })
     }
 
     fn layer_specs(&self, plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {

@@ -105,6 +105,8 @@ impl<'a> PlannedLayer<'a> {
 pub struct ModelPlan<'a> {
     /// Quantized linear layers, in the order of the forward pass.
     pub layers: Vec<PlannedLayer<'a>>,
+    /// Quantized embedding and head, whose inputs stay unquantized.
+    pub tables: Vec<PlannedLayer<'a>>,
     /// Scheme of most weights: that of the recipe.
     pub weights: &'a Scheme,
     /// Scheme of the inputs of quantized layers, if they are quantized at run time.
@@ -136,6 +138,7 @@ impl<'a> ModelPlan<'a> {
     pub fn new(layers: Vec<PlannedLayer<'a>>, weights: &'a Scheme) -> Self {
         ModelPlan {
             layers,
+            tables: Vec::new(),
             weights,
             input: None,
             kept: Vec::new(),
@@ -159,14 +162,26 @@ impl<'a> ModelPlan<'a> {
     /// Groups modules by the result of `scheme_of`.
     pub fn groups_by(&self, scheme_of: impl Fn(&PlannedLayer<'_>) -> Scheme) -> Vec<ModuleGroup> {
         let mut groups: Vec<ModuleGroup> = Vec::new();
-        for layer in &self.layers {
+        let layers = self.layers.iter().map(|layer| (layer, self.input));
+        for (layer, input) in layers.chain(self.tables.iter().map(|table| (table, None))) {
             let scheme = scheme_of(layer);
-            match groups.iter_mut().find(|(known, ..)| *known == scheme) {
+            let alike = |(known, of, _): &&mut ModuleGroup| *known == scheme && of.as_ref() == input;
+            match groups.iter_mut().find(alike) {
                 Some((_, _, modules)) => modules.push(layer.module.to_owned()),
-                None => groups.push((scheme, self.input.cloned(), vec![layer.module.to_owned()])),
+                None => groups.push((scheme, input.cloned(), vec![layer.module.to_owned()])),
             }
         }
         groups
+    }
+
+    /// True if the head is quantized.
+    pub fn quantizes_head(&self) -> bool {
+        self.tables.iter().any(|table| table.module == self.head)
+    }
+
+    /// Head, if it stays unquantized.
+    pub fn dense_head(&self) -> Option<String> {
+        (!self.quantizes_head()).then(|| self.head.clone())
     }
 
     /// Number of weights in the quantized layers.

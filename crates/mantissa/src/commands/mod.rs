@@ -32,6 +32,7 @@ mod report;
 mod run;
 mod schemes;
 mod synth;
+mod tables;
 mod text;
 mod tokenizer;
 mod train;

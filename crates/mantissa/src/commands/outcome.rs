@@ -130,16 +130,54 @@ pub fn carry_out(
     let outcome =
         interrupt::orderly(|| run_plan(plan, source, out, start, step), QuantError::is_interruption);
     progress.finish();
+    let outcome = told(outcome, context)?;
+    warn_of_leftover(&outcome, context);
+    Ok(outcome)
+}
+
+/// Runs the plans of one source like [`carry_out`]; no output is put in place unless all are complete.
+///
+/// # Errors
+/// As [`carry_out`].
+pub fn carry_out_all(
+    plans: &[Plan],
+    source: &ModelFiles,
+    outs: &[Output],
+    start: Start,
+    context: &Context,
+) -> Result<Vec<Outcome>> {
+    let progress = context.progress(plans.iter().map(Plan::work_bytes).sum(), Unit::Bytes);
+    let step = &mut |at: mantissa_quant::Progress<'_>| {
+        progress.message(at.tensor);
+        if at.tokens.is_none() {
+            progress.set(at.done);
+        }
+        if interrupt::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let outcomes = interrupt::orderly(
+        || mantissa_quant::run_all(plans, source, outs, start, step),
+        QuantError::is_interruption,
+    );
+    progress.finish();
+    let outcomes = told(outcomes, context)?;
+    outcomes.iter().for_each(|outcome| warn_of_leftover(outcome, context));
+    Ok(outcomes)
+}
+
+/// Reports a finished output that failed `--max-kl` or verification.
+fn told<T>(outcome: Result<T, QuantError>, context: &Context) -> Result<T> {
     match &outcome {
         Err(QuantError::Gate(failure)) => reject(failure, context)?,
         Err(QuantError::NotVerified(failure)) => unverified(failure, context)?,
         _ => {}
     }
-    let outcome = outcome?;
+    Ok(outcome?)
+}
+
+fn warn_of_leftover(outcome: &Outcome, context: &Context) {
     if let Some(path) = &outcome.committed.leftover {
         context.warn(&format!("{}: the replaced output could not be removed", path.display()));
     }
-    Ok(outcome)
 }
 
 /// Returns the warning about the work folder of another command.

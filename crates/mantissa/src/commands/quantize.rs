@@ -1,25 +1,27 @@
 //! `mantissa quantize`: makes a verified quantized model from a dense one.
 
+mod preview;
 mod request;
+mod several;
 
-use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use mantissa_model::Products;
 use mantissa_num::{Rounding, Scheme, nearest_list};
 use mantissa_plan::contract::Target;
 use mantissa_quant::calibrate::CalibrationSet;
-use mantissa_quant::memory::peak_stage;
 use mantissa_quant::verify::Verification;
 use mantissa_quant::{
-    Check, Importance, LayerReport, Options, Outcome, Plan, Quality, Recipe, Start, dense_source,
+    Check, Importance, LayerReport, Options, Outcome, Plan, Quality, Recipe, Start, TableSize, dense_source,
 };
 use mantissa_store::convention::{Container, ModelFiles};
 use mantissa_store::{DEFAULT_SHARD_BYTES, FileDigest, Kind, Paths};
 use serde::Serialize;
 
+use self::preview::DryRun;
 use self::request::{Request, measure_on_default};
 use super::calibration::CalibrationArgs;
 use super::choose::{Choice, predict};
@@ -28,6 +30,7 @@ use super::ending::Ending;
 use super::lint;
 use super::model::{self, ModelPath};
 use super::outcome::{MeasureArgs, carry_out, human_figures, layer_table, linear_bits};
+use super::tables::{self, TableArgs};
 use crate::context::Context;
 use crate::error::BadInput;
 use crate::output::{bytes, labelled};
@@ -55,6 +58,10 @@ use crate::output::{bytes, labelled};
   mantissa quantize demo --recipe nvfp4 --out demo-nvfp4 --text story.txt \\
       --context 256 --max-kl 1
   mantissa quantize demo --recipe rtn-q4_0 --out demo-q4_0.gguf
+  mantissa quantize demo --recipe rtn-int4-g128 --head int8 --untie \\
+      --out demo-int4-head
+  mantissa quantize demo --recipe rtn-int4-g32 --format compressed-tensors \\
+      --format gptq --out demo-both
   mantissa quantize path/to/model --recipe q4_k_m --imatrix imatrix.gguf \\
       --out model-q4_k_m.gguf
   mantissa quantize path/to/model --recipe rtn-int4-g128 \\
@@ -80,11 +87,15 @@ pub struct Args {
     /// The default is in the working folder. GGUF output in a folder is named MODEL-RECIPE.gguf.
     #[arg(long, value_name = "PATH", help_heading = "Output")]
     out: Option<PathBuf>,
-    /// Checkpoint format [default: from the recipe]
+    /// Checkpoint format (repeatable) [default: from the recipe]
     ///
-    /// The default is the recipe's own format, or the first that holds its schemes.
-    #[arg(long, value_name = "FORMAT", value_parser = container, help_heading = "Recipe")]
-    format: Option<Container>,
+    /// The default is the recipe's own format, or the first that holds its schemes. With several formats --out is a
+    /// folder that gets one output for each: a folder with the format's name, or model.gguf. Formats that store the
+    /// layers alike share one solution. All outputs appear when all are complete.
+    #[arg(long = "format", value_name = "FORMAT", value_parser = container, help_heading = "Recipe")]
+    formats: Vec<Container>,
+    #[command(flatten)]
+    tables: TableArgs,
     #[command(flatten)]
     calibration: CalibrationArgs,
     /// Importance matrix for K- and IQ-types
@@ -184,35 +195,6 @@ pub fn scheme(text: &str) -> Result<Scheme, String> {
 }
 
 #[derive(Serialize)]
-struct DryRun<'a> {
-    recipe: &'a str,
-    /// Full name of a recipe that was given by a short one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    stands_for: Option<&'a str>,
-    /// Choice of a recipe that was not given.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    chosen: Option<&'a Choice>,
-    container: &'static str,
-    layers: usize,
-    kept: usize,
-    linear_bits_per_weight: f64,
-    /// Bits per weight as stored.
-    linear_stored_bits_per_weight: f64,
-    source_bytes: u64,
-    output_bytes: u64,
-    /// Predicted, not measured.
-    predicted_peak_memory: u64,
-    /// Predicted, not measured.
-    predicted_seconds: f64,
-    /// Smallest `--memory` that accepts the work.
-    least_memory: u64,
-    /// Stage with the peak, and its buffers.
-    peak_stage: &'a str,
-    peak_buffers: BTreeMap<&'static str, u64>,
-    notes: &'a [String],
-}
-
-#[derive(Serialize)]
 struct Done<'a> {
     output: &'a Path,
     /// Full name of a recipe that was given by a short one.
@@ -240,6 +222,41 @@ struct Done<'a> {
     verify_seconds: Option<f64>,
     #[serde(flatten)]
     ending: Ending,
+    /// Sizes of quantized embedding and head; `quality` lists them too.
+    #[serde(skip)]
+    tables: Vec<TableSize>,
+}
+
+impl<'a> Done<'a> {
+    /// Describes the output at `path`, which appeared after `time`.
+    fn new(
+        (args, request, source): (&Args, &'a Request, &ModelFiles),
+        (plan, outcome): (&Plan, &'a Outcome),
+        path: &'a Path,
+        time: Duration,
+    ) -> Self {
+        let sync_seconds = outcome.synced.map(|time| time.as_secs_f64());
+        let verify_seconds = outcome.verification.as_ref().map(|(_, time)| time.as_secs_f64());
+        let beside = sync_seconds.unwrap_or(0.0) + verify_seconds.unwrap_or(0.0);
+        let seconds = time.as_secs_f64() - beside;
+        let written = crate::output::written(path, plan.container, outcome);
+        Done {
+            output: written,
+            stands_for: request.stands_for.as_deref(),
+            chosen: request.chosen.as_ref(),
+            sha256: sha256(plan, outcome),
+            source_bytes: source.checkpoint().total_bytes(),
+            resumed: outcome.resumed,
+            seconds,
+            sync_seconds,
+            weights_per_second: plan.linear_weights() as f64 / seconds,
+            quality: &outcome.quality,
+            verification: outcome.verification.as_ref().map(|(verification, _)| verification),
+            verify_seconds,
+            ending: Ending::new(plan, source, written, &args.targets),
+            tables: plan.table_sizes(source),
+        }
+    }
 }
 
 /// Adds the paths that the command reads and writes.
@@ -255,7 +272,10 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
     if !args.dry_run {
         let source = args.recipe.is_none().then(|| model::open_quietly(&args.model)).transpose()?;
         let request = Request::new(args, source.as_ref())?;
-        paths.write("--out", &request.out, kind_of(request.container()));
+        match args.formats.as_slice() {
+            several @ [_, _, ..] => several::paths(&request.out, several, paths)?,
+            _ => paths.write("--out", &request.out, kind_of(request.container())),
+        }
     }
     Ok(())
 }
@@ -270,58 +290,76 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let source = dense_source(model::open(&args.model, context)?)?;
     let request = Request::new(args, Some(&source))?;
+    if args.formats.len() > 1 {
+        return several::run(args, &request, &source, context);
+    }
     let options = options(args, &request, &source, context)?;
     let tokens = options.calibration.as_ref().map_or(0, CalibrationSet::tokens);
-    let mut plan = Plan::new(&source, request.recipe.clone(), options)?;
-    lint::check_plan(&plan, &source, &args.targets, context)?;
+    let mut plan = plan(args, &source, request.recipe.clone(), options, context)?;
     let another = args.calibration.is_text();
     plan.evaluation = args.measure.evaluation(&args.model, &source, another, context)?;
     if request.chosen.is_some() && plan.evaluation.is_none() {
         measure_on_default(&mut plan, &source, args.verify, context)?;
     }
+    let least = fit_memory(&mut plan, args, context)?;
     let peak = plan.peak_bytes(args.verify);
-    // The prediction is accurate to 10 %, and a ceiling must hold.
-    let needs = peak + peak / 10;
-    context.require_memory("quantize", needs)?;
-    let source_bytes = source.checkpoint().total_bytes();
     // Measures the speed of this machine, so only where it is shown.
     let shown = args.dry_run || request.chosen.is_some();
     let seconds = shown.then(|| predict::seconds(&plan, tokens, context.threads));
     request.announce(args, &plan, (seconds, peak), context);
     if let (true, Some(seconds)) = (args.dry_run, seconds) {
-        let given = (&request, seconds, source_bytes);
-        return dry_run(&plan, given, args.verify, context.least_memory(needs), context);
+        let report = DryRun::of(&plan, &source, &request, (args.verify, least, seconds));
+        return context.report(&report, |out| report.human(out));
     }
     context.warn_all(&plan.notes)?;
     if args.verify {
         plan.check = Check::Verify(Some(args.model.to_path_buf()));
     }
     plan.coverage = coverage::find(&plan, &source, args.traffic.as_deref(), context)?;
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     let begin = if args.restart { Start::Restart } else { Start::Resume };
     let outcome = carry_out(&plan, &source, &context.output(&request.out)?, begin, context)?;
-    let sync_seconds = outcome.synced.map(|time| time.as_secs_f64());
-    let verify_seconds = outcome.verification.as_ref().map(|(_, time)| time.as_secs_f64());
-    let beside = sync_seconds.unwrap_or(0.0) + verify_seconds.unwrap_or(0.0);
-    let seconds = start.elapsed().as_secs_f64() - beside;
-    let written = crate::output::written(&request.out, plan.container, &outcome);
-    let done = Done {
-        output: written,
-        stands_for: request.stands_for.as_deref(),
-        chosen: request.chosen.as_ref(),
-        sha256: sha256(&plan, &outcome),
-        source_bytes,
-        resumed: outcome.resumed,
-        seconds,
-        sync_seconds,
-        weights_per_second: plan.linear_weights() as f64 / seconds,
-        quality: &outcome.quality,
-        verification: outcome.verification.as_ref().map(|(verification, _)| verification),
-        verify_seconds,
-        ending: Ending::new(&plan, &source, written, &args.targets),
-    };
+    let done = Done::new((args, &request, &source), (&plan, &outcome), &request.out, start.elapsed());
     context.report(&done, |out| human(out, &done, args.layers))?;
     context.warn_all(&layer_notes(&outcome.quality))
+}
+
+/// Makes the plan, and refuses one whose output an engine of the arguments would not run.
+fn plan(
+    args: &Args,
+    source: &ModelFiles,
+    mut recipe: Recipe,
+    options: Options,
+    context: &Context,
+) -> Result<Plan> {
+    let container = options.container.unwrap_or_else(|| recipe.container());
+    args.tables.apply(&mut recipe, source, container)?;
+    let plan = Plan::new(source, recipe, options)?;
+    lint::check_plan(&plan, source, &args.targets, context)?;
+    Ok(plan)
+}
+
+/// Returns the memory that the plan needs: the prediction is accurate to 10 %, and a ceiling must hold.
+fn needed(peak: u64) -> u64 {
+    peak + peak / 10
+}
+
+/// Lowers the peak of the plan to the ceiling, as far as that is possible, and says how. Returns the least `--memory`
+/// that accepts the work.
+///
+/// # Errors
+/// [`OverMemory`](crate::error::OverMemory) with the least that is accepted.
+fn fit_memory(plan: &mut Plan, args: &Args, context: &Context) -> Result<u64> {
+    let mut smallest = plan.clone();
+    smallest.adapt_memory(args.verify, |_| false);
+    let measures = plan.adapt_memory(args.verify, |peak| context.has_memory(needed(peak)));
+    let peak = needed(plan.peak_bytes(args.verify));
+    context.require_least_memory("quantize", peak)?;
+    if !measures.is_empty() {
+        let (what, peak) = (measures.join(", "), bytes(peak));
+        context.note(&format!("memory: {what}; predicted peak {peak}, same output"));
+    }
+    Ok(context.least_memory(needed(smallest.peak_bytes(args.verify))))
 }
 
 /// Makes the options of the plan.
@@ -351,6 +389,7 @@ fn options(args: &Args, request: &Request, source: &ModelFiles, context: &Contex
             Factors::Bf16 => Products::Bf16,
         },
         importance: args.imatrix.as_deref().map(Importance::read).transpose()?,
+        ..Options::default()
     })
 }
 
@@ -370,53 +409,6 @@ fn sha256(plan: &Plan, outcome: &Outcome) -> Option<String> {
     let files = &outcome.quality.hashes.weights;
     let single = plan.container.facts().one_file && files.len() == 1;
     files.values().next().filter(|_| single).map(FileDigest::hex)
-}
-
-fn dry_run(
-    plan: &Plan,
-    (request, predicted_seconds, source_bytes): (&Request, f64, u64),
-    verified: bool,
-    least_memory: u64,
-    context: &Context,
-) -> Result<()> {
-    let peak = peak_stage(plan, verified);
-    let layers = plan.quantized().count();
-    let report = DryRun {
-        recipe: &plan.job.name(),
-        stands_for: request.stands_for.as_deref(),
-        chosen: request.chosen.as_ref(),
-        container: plan.container.name(),
-        layers,
-        kept: plan.linears.len() - layers,
-        linear_bits_per_weight: plan.linear_bits_per_weight(),
-        linear_stored_bits_per_weight: plan.linear_stored_bits_per_weight(),
-        source_bytes,
-        output_bytes: plan.output_bytes(),
-        predicted_peak_memory: peak.bytes(),
-        predicted_seconds,
-        least_memory,
-        peak_stage: &peak.name,
-        peak_buffers: peak.buffers.iter().copied().collect(),
-        notes: &plan.notes,
-    };
-    context.report(&report, |out| {
-        writeln!(
-            out,
-            "{} layers quantized by {} in format {}; {} kept",
-            report.layers, report.recipe, report.container, report.kept
-        )?;
-        writeln!(
-            out,
-            "{} in those layers, scales and zero points included",
-            linear_bits(report.linear_bits_per_weight, Some(report.linear_stored_bits_per_weight))
-        )?;
-        writeln!(out, "{} of tensors, source {}", bytes(report.output_bytes), bytes(report.source_bytes))?;
-        let (peak, stage) = (bytes(report.predicted_peak_memory), report.peak_stage);
-        writeln!(out, "{peak} peak memory (predicted), at the step: {stage}")?;
-        writeln!(out, "{} (predicted)", predict::duration(predicted_seconds))?;
-        writeln!(out, "{} is the least that --memory accepts", bytes(report.least_memory))?;
-        report.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
-    })
 }
 
 /// Describes layers that are not stored or quantized as the recipe asks; `None` if there are none.
@@ -440,6 +432,7 @@ fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::Result<()> {
     if let Some(line) = fallback_line(r) {
         labelled(out, "fallbacks", &line)?;
     }
+    tables::human(out, &done.tables)?;
     r.evaluation.iter().try_for_each(|figures| human_figures(out, figures))?;
     match done.verification {
         Some(v) => super::verify::human(out, v)?,

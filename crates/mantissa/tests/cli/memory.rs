@@ -34,6 +34,57 @@ fn a_ceiling_below_the_prediction_refuses_the_work() {
     succeed(&[&quantize[..], &["--memory", &least.to_string()]].concat());
 }
 
+/// Below the peak of the default settings, states go to a file and threads are given up; the output stays the same.
+#[test]
+fn a_ceiling_is_met_by_other_means_before_the_work_is_refused() {
+    let temp = TempDir::new().unwrap();
+    let sizes = ["--hidden", "256", "--ffn", "512", "--heads", "4", "--layers", "2", "--vocab", "512"];
+    let model = synth(temp.path(), "m", &[&sizes[..], &["--context", "512"]].concat());
+    let tokens = temp.path().join("tokens.json");
+    let window = |w: usize| (0..400).map(|i| (w * 31 + i * i) % 500).collect::<Vec<_>>();
+    std::fs::write(&tokens, serde_json::json!((0..24).map(window).collect::<Vec<_>>()).to_string()).unwrap();
+    let run = |out: &str, more: &[&str]| {
+        let out = temp.path().join(out);
+        let arguments = ["quantize", text(&model), "--recipe", "gptq-int4-g128", "--threads", "4"];
+        let paths = ["--calibration-tokens", text(&tokens), "--out", text(&out)];
+        measured(&[&arguments[..], &paths, more].concat())
+    };
+    let preview = |more: &[&str]| {
+        let out = temp.path().join("preview");
+        let arguments =
+            ["quantize", text(&model), "--recipe", "gptq-int4-g128", "--threads", "4", "--dry-run"];
+        let paths = ["--calibration-tokens", text(&tokens), "--out", text(&out), "--json"];
+        json(&[&arguments[..], &paths, more].concat())
+    };
+    let default = preview(&[]);
+    let (peak, least) =
+        (default["predicted_peak_memory"].as_u64().unwrap(), default["least_memory"].as_u64().unwrap());
+    assert!(least < peak, "{least} {peak}");
+    let (output, _) = run("default", &[]);
+    assert!(output.status.success() && !stderr(&output).contains("memory:"), "{}", stderr(&output));
+    let bytes = |name: &str, file: &str| std::fs::read(temp.path().join(name).join(file)).unwrap();
+    // One byte less than the default needs: states go to a file first.
+    for (name, memory, words) in [
+        ("spilled", peak, "memory: calibration states in a temporary file"),
+        ("least", least, "memory: calibration states in a temporary file, 1 of 4 threads"),
+    ] {
+        let (output, measured) = run(name, &["--memory", &memory.to_string()]);
+        let said = stderr(&output);
+        assert!(output.status.success() && said.contains(words), "{name}: {said}");
+        assert!(measured.is_none_or(|peak| peak <= memory), "{name}: {measured:?} of {memory}");
+        for file in ["model.safetensors", "quality.json", "mantissa-manifest.json", "config.json"] {
+            assert!(bytes(name, file) == bytes("default", file), "{name}: {file} differs");
+        }
+    }
+    // What even then does not fit is refused, with a value that is accepted.
+    let (output, _) = run("refused", &["--memory", &(least - (2 << 20)).to_string()]);
+    let said = stderr(&output);
+    assert!(output.status.code() == Some(3) && said.contains("is the least that is accepted"), "{said}");
+    let given =
+        said.split("fix: --memory ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap().to_owned();
+    assert!(run("accepted", &["--memory", &given]).0.status.success(), "{given}");
+}
+
 #[test]
 fn a_context_that_no_memory_holds_is_refused_before_it_is_planned() {
     let temp = TempDir::new().unwrap();

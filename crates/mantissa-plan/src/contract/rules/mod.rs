@@ -13,6 +13,7 @@ mod mlx;
 mod sglang;
 mod shared;
 mod sources;
+mod tables;
 mod tensorrt_llm;
 mod transformers;
 mod vllm;
@@ -23,6 +24,7 @@ use super::Rule;
 pub fn rules() -> impl Iterator<Item = &'static Rule> {
     let all = [
         shared::RULES,
+        tables::RULES,
         vllm::RULES,
         sglang::RULES,
         tensorrt_llm::RULES,

@@ -83,6 +83,7 @@ impl Plan {
         let Decisions { linears, inputs, by_group, rotations, mut refused } =
             Decisions::new(source, &config, container, changes, dtype)?;
         refused.whole.extend(model_refusal(&inputs, requantize));
+        refused.whole.extend(table_refusal(source, &config));
         let kv = cache_quantization(source, &config, container, requantize, &mut refused)?;
         if refused.is_empty() && linears.iter().all(|linear| linear.scheme.is_none()) {
             let scheme = alternative::scheme(source, &config, container, dtype);
@@ -279,6 +280,17 @@ fn decide(
 fn model_refusal(inputs: &[Option<Scheme>], requantize: Option<&Scheme>) -> Option<String> {
     let differ = requantize.is_none() && inputs.windows(2).any(|pair| pair[0] != pair[1]);
     differ.then(|| "inputs: expected one scheme in all layers, got several".to_owned())
+}
+
+/// Returns the reason why a folder with a quantized embedding or head cannot be converted.
+fn table_refusal(source: &ModelFiles, config: &ModelConfig) -> Option<String> {
+    let coded = |info: &LinearInfo| !source.is_dense(&format!("{}.weight", info.module));
+    let table = config.tables().into_iter().find(|info| source.gguf().is_none() && coded(info))?;
+    let flag = if table.kind == LinearKind::Head { "--head" } else { "--embeddings" };
+    Some(format!(
+        "{}: expected an unquantized embedding and head, got a quantized one; fix: quantize the original model with {flag}",
+        table.module
+    ))
 }
 
 /// Returns the dtype of the model: that of its config, or of its embedding.

@@ -97,7 +97,7 @@ impl Destination for GgufFiles<'_> {
             let digests = run.writer.finish()?;
             let source = hashes.wait(&mut || progress(Progress::hashing(plan.work_bytes())))?;
             let weights = output.names().into_iter().zip(digests).collect();
-            Ok(Contents { layers, tensors, source, weights })
+            Ok(Contents { layers, tables: Vec::new(), tensors, source, weights })
         })
     }
 
@@ -134,7 +134,7 @@ fn importance<'a>(
         return Ok(plan.options.importance.as_ref().map(Cow::Borrowed));
     };
     let mut tick = |_| progress(Progress { done: 0, tensor: "importance", tokens: None });
-    let found = Importance::collect(source, &plan.config, set, plan.threads(), &mut tick)?;
+    let found = Importance::collect(source, &plan.config, set, plan.limits(), &mut tick)?;
     Ok(Some(Cow::Owned(found)))
 }
 

@@ -78,7 +78,7 @@ impl Convention for Bitsandbytes {
     }
 
     fn writes(&self) -> Option<Facts> {
-        Some(Facts { folded_transforms: true, ..Facts::default() })
+        Some(Facts { folded_transforms: true, quantized_head: true, ..Facts::default() })
     }
 
     /// Code books, either all double quantized or none: no other public format stores them.
@@ -104,7 +104,9 @@ impl Convention for Bitsandbytes {
     }
 
     fn quantization_config(&self, model: &ModelPlan<'_>) -> Storable<Value> {
-        quantization_config(&model.groups(), &model.kept)
+        let head = (!model.quantizes_head()).then_some("lm_head").map(str::to_owned);
+        let kept: Vec<_> = model.kept.iter().cloned().chain(head).collect();
+        quantization_config(&model.groups(), &kept)
     }
 }
 

@@ -175,7 +175,7 @@ pub fn store(module: &str, layer: &LinearWeight) -> Storable<StoredTensors> {
     Ok(specs(&plan)?.into_iter().zip(bytes).collect())
 }
 
-/// `quantization_config` for modules of one scheme, and the unquantized modules `kept`.
+/// `quantization_config` for modules of one scheme, and the unquantized modules `kept`, the head included.
 ///
 /// # Errors
 /// [`NotStorable`] if schemes differ, because the config has one for the whole model.
@@ -193,7 +193,6 @@ pub fn quantization_config(groups: &[ModuleGroup], kept: &[String]) -> Storable<
     }
     let first = layouts.first();
     let four = first.is_none_or(|layout| layout.kind == Kind::FourBit);
-    let kept: Vec<&str> = kept.iter().map(String::as_str).chain(["lm_head"]).collect();
     Ok(json!({
         "quant_method": QUANT_METHOD,
         "_load_in_4bit": four,

@@ -55,6 +55,7 @@ impl Convention for CompressedTensors {
             input_scales: true,
             signed_scales: true,
             rotations: true,
+            quantized_head: true,
             folded_transforms: true,
             ..Facts::default()
         })
@@ -82,7 +83,7 @@ impl Convention for CompressedTensors {
     }
 
     fn quantization_config(&self, model: &ModelPlan<'_>) -> Storable<Value> {
-        let ignore: Vec<_> = std::iter::once(model.head.clone()).chain(model.kept.iter().cloned()).collect();
+        let ignore: Vec<_> = model.dense_head().into_iter().chain(model.kept.iter().cloned()).collect();
         let mut config = quantization_config(&model.groups(), &ignore, model.by_group)?;
         if !model.rotations.is_empty() {
             let mut groups: BTreeMap<usize, Vec<&str>> = BTreeMap::new();

@@ -68,6 +68,7 @@ impl Convention for Gptq {
             signed_scales: true,
             folded_transforms: true,
             transposed: true,
+            quantized_head: true,
             ..Facts::default()
         })
     }
@@ -90,7 +91,8 @@ impl Convention for Gptq {
     }
 
     fn quantization_config(&self, model: &ModelPlan<'_>) -> Storable<Value> {
-        let settings = Settings { desc_act: model.by_group, damp: model.damp };
+        let settings =
+            Settings { desc_act: model.by_group, damp: model.damp, lm_head: model.quantizes_head() };
         quantization_config(&model.groups(), &model.kept, settings)
     }
 

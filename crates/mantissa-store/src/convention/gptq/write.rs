@@ -18,6 +18,8 @@ pub struct Settings {
     pub desc_act: bool,
     /// Damping of the Hessian, if the method was GPTQ.
     pub damp: Option<f64>,
+    /// True if the head is quantized.
+    pub lm_head: bool,
 }
 
 /// Bits and columns of a group (`None` for a whole row) of a scheme: integers in groups with one level of scales.
@@ -134,7 +136,7 @@ pub fn quantization_config(groups: &[ModuleGroup], kept: &[String], settings: Se
     let checkpoint_format = if v2 { "gptq_v2" } else { "gptq" };
     let mut config = json!({
         "quant_method": "gptq",
-        "lm_head": false,
+        "lm_head": settings.lm_head,
         "checkpoint_format": checkpoint_format,
         "pack_dtype": "int32",
         "desc_act": settings.desc_act,

@@ -47,6 +47,8 @@ impl Convention for Native {
             rotations: true,
             folded_transforms: true,
             kv_levels: true,
+            quantized_head: true,
+            quantized_embedding: true,
             ..Facts::default()
         })
     }
@@ -85,7 +87,7 @@ impl Convention for Native {
     }
 
     fn metadata(&self, model: &ModelPlan<'_>) -> Vec<(String, String)> {
-        model.layers.iter().map(|layer| metadata(&layer.plan())).collect()
+        model.layers.iter().chain(&model.tables).map(|layer| metadata(&layer.plan())).collect()
     }
 
     /// Stores outliers too, which no other format has.

@@ -38,14 +38,16 @@ impl Request {
         let chosen = match (&args.recipe, source) {
             (None, Some(source)) => {
                 let bits = args.bits.unwrap_or(choose::BITS);
-                Some(choose::choose(source, &args.targets, bits, args.format)?)
+                Some(choose::choose(source, &args.targets, bits, args.formats.first().copied())?)
             }
             _ => None,
         };
         let name = chosen.as_ref().map_or(args.recipe.as_deref().unwrap_or_default(), |choice| choice.recipe);
         let recipe = Recipe::load(name)?;
-        let format = chosen.as_ref().map(|choice| choice.format).or(args.format);
+        let format = chosen.as_ref().map(|choice| choice.format).or(args.formats.first().copied());
         let (format, out) = match &args.out {
+            // With several formats it is the folder of their outputs.
+            Some(out) if args.formats.len() > 1 => (format, out.clone()),
             Some(out) => {
                 let destination = Destination::of_recipe(&args.model, &recipe, format, out)?;
                 (destination.format(&recipe, format), destination.path)

@@ -1,0 +1,103 @@
+//! `--dry-run`: sizes and memory of a plan.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use mantissa_quant::memory::peak_stage;
+use mantissa_quant::{Plan, TableSize};
+use mantissa_store::convention::ModelFiles;
+use serde::Serialize;
+
+use super::super::choose::{Choice, predict};
+use super::super::outcome::linear_bits;
+use super::super::tables;
+use super::request::Request;
+use crate::output::bytes;
+
+/// Sizes and memory of a plan.
+#[derive(Serialize)]
+pub(super) struct DryRun<'a> {
+    recipe: String,
+    /// Full name of a recipe that was given by a short one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stands_for: Option<&'a str>,
+    /// Choice of a recipe that was not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chosen: Option<&'a Choice>,
+    container: &'static str,
+    layers: usize,
+    kept: usize,
+    linear_bits_per_weight: f64,
+    /// Bits per weight as stored.
+    linear_stored_bits_per_weight: f64,
+    source_bytes: u64,
+    output_bytes: u64,
+    /// Predicted, not measured.
+    predicted_peak_memory: u64,
+    /// Predicted, not measured.
+    predicted_seconds: f64,
+    /// Smallest `--memory` that accepts the work.
+    least_memory: u64,
+    /// Stage with the peak, and its buffers.
+    peak_stage: String,
+    peak_buffers: BTreeMap<&'static str, u64>,
+    notes: &'a [String],
+    #[serde(skip)]
+    tables: Vec<TableSize>,
+}
+
+impl<'a> DryRun<'a> {
+    /// Describes `plan`, given if the output is read back, the least memory that is accepted, and the predicted seconds.
+    pub(super) fn of(
+        plan: &'a Plan,
+        source: &ModelFiles,
+        request: &'a Request,
+        (verified, least_memory, predicted_seconds): (bool, u64, f64),
+    ) -> Self {
+        let peak = peak_stage(plan, verified);
+        let layers = plan.quantized().count();
+        DryRun {
+            recipe: plan.job.name(),
+            stands_for: request.stands_for.as_deref(),
+            chosen: request.chosen.as_ref(),
+            container: plan.container.name(),
+            layers,
+            kept: plan.linears.len() - layers,
+            linear_bits_per_weight: plan.linear_bits_per_weight(),
+            linear_stored_bits_per_weight: plan.linear_stored_bits_per_weight(),
+            source_bytes: source.checkpoint().total_bytes(),
+            output_bytes: plan.output_bytes(),
+            predicted_peak_memory: peak.bytes(),
+            predicted_seconds,
+            least_memory,
+            peak_buffers: peak.buffers.iter().copied().collect(),
+            peak_stage: peak.name,
+            notes: &plan.notes,
+            tables: plan.table_sizes(source),
+        }
+    }
+
+    /// Prints it.
+    ///
+    /// # Errors
+    /// As `out`.
+    pub(super) fn human(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "{} layers quantized by {} in format {}; {} kept",
+            self.layers, self.recipe, self.container, self.kept
+        )?;
+        writeln!(
+            out,
+            "{} in those layers, scales and zero points included",
+            linear_bits(self.linear_bits_per_weight, Some(self.linear_stored_bits_per_weight))
+        )?;
+        tables::human(out, &self.tables)?;
+        writeln!(out, "{} of tensors, source {}", bytes(self.output_bytes), bytes(self.source_bytes))?;
+        let (peak, stage) = (bytes(self.predicted_peak_memory), &self.peak_stage);
+        writeln!(out, "{peak} peak memory (predicted), at the step: {stage}")?;
+        writeln!(out, "{} (predicted)", predict::duration(self.predicted_seconds))?;
+        writeln!(out, "{} is the least that --memory accepts", bytes(self.least_memory))?;
+        self.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
+    }
+}
