@@ -95,7 +95,10 @@ pub fn of_plan(plan: &Plan, source: &ModelFiles) -> Subject {
         shape: shape(&plan.config),
         linears: plan.linears.iter().map(|linear| planned(plan, linear)).collect(),
         examined: Vec::new(),
-        observations: plan.quantized_tables().map(|(info, scheme)| table(info, &unread(scheme))).collect(),
+        observations: plan
+            .quantized_tables()
+            .flat_map(|(info, scheme)| table(info, &unread(scheme)))
+            .collect(),
     }
 }
 
@@ -105,16 +108,33 @@ fn tables(files: &ModelFiles, config: &ModelConfig) -> Result<Vec<Observation>, 
     for info in config.tables().iter().filter(|info| files.gguf().is_none() && !is_plain(files, &info.module))
     {
         let linear = files.linear(&info.module, info.rows, info.cols, false)?;
-        found.extend(stored(&linear).map(|stored| table(info, &stored)));
+        found.extend(stored(&linear).iter().flat_map(|stored| table(info, stored)));
+        found.extend(unnamed(files, info));
     }
     Ok(found)
 }
 
 /// Describes a quantized embedding or head.
-fn table(info: &LinearInfo, stored: &Stored) -> Observation {
-    let what = Observed::of_table(info.kind == LinearKind::Head, stored.kind());
+fn table(info: &LinearInfo, stored: &Stored) -> Vec<Observation> {
     let found = format!("{} of {} bits", stored.kind().name(), stored.format.code_bits());
-    Observation { what, tensor: info.module.clone(), found }
+    let observed = Observed::of_table(info.kind == LinearKind::Head, stored).into_iter();
+    observed.map(|what| Observation { what, tensor: info.module.clone(), found: found.clone() }).collect()
+}
+
+/// Reports a quantized head that no target of compressed-tensors' config groups names: servers do not count it among
+/// the class `Linear`.
+fn unnamed(files: &ModelFiles, info: &LinearInfo) -> Option<Observation> {
+    let groups = files.config()?.get("quantization_config")?.get("config_groups")?.as_object()?;
+    let targets = groups.values().filter_map(|group| group.get("targets")?.as_array()).flatten();
+    let targets: Vec<_> = targets.filter_map(Value::as_str).collect();
+    let names =
+        |target: &str| target == info.module || (target.starts_with("re:") && target.contains("lm_head"));
+    let missing = info.kind == LinearKind::Head && !targets.iter().any(|target| names(target));
+    missing.then(|| Observation {
+        what: Observed::UnnamedHead,
+        tensor: info.module.clone(),
+        found: format!("targets {}", targets.join(", ")),
+    })
 }
 
 /// Describes a weight of `scheme` without its values.

@@ -13,7 +13,7 @@ use crate::journal::Journal;
 use crate::plan::{Check, Plan};
 use crate::progress::{Progress, Tell};
 use crate::quality::figures::Evaluation;
-use crate::quality::{Figures, Quality};
+use crate::quality::{Figures, Quality, table_cost};
 use crate::verify::load::load_check;
 use crate::verify::verification::Verification;
 use crate::verify::{Against, verify_against};
@@ -40,7 +40,10 @@ pub(crate) fn figures(
         let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
         progress(Progress { done, tensor: "evaluation", tokens: Some(tokens) })
     };
-    let figures = Figures::measure(&artifact, source, text, sequences, plan.threads(), &tell)?;
+    let mut figures = Figures::measure(&artifact, source, text, sequences, plan.threads(), &tell)?;
+    let total = plan.evaluation.as_ref().map_or(0, Evaluation::work);
+    let tell = |_| tell(total);
+    figures.kl_without_tables = table_cost::kl_without(plan, source, &artifact, sequences, &tell)?;
     if let Some(journal) = journal {
         journal.record_figures(&figures)?;
     }

@@ -498,7 +498,9 @@ fn evaluating(plan: &Plan, evaluation: &Evaluation) -> Stage {
     let in_bf16 = if *floor_runs { 2 * config.parameters() } else { 0 };
     // Loading a tensor needs its stored bytes and, if it is quantized, one byte per code.
     let largest = plan.specs.iter().map(spec_bytes).max().unwrap_or(0);
-    let widest = plan.linears.iter().map(|l| (l.info.rows * l.info.cols) as u64).max().unwrap_or(0);
+    let linears = plan.linears.iter().map(|linear| &linear.info);
+    let tables = plan.quantized_tables().map(|(info, _)| info);
+    let widest = linears.chain(tables).map(|info| (info.rows * info.cols) as u64).max().unwrap_or(0);
     // Ids, and the KL of each position with a sorted copy.
     let tokens = 12 * evaluation.text.tokens;
     let buffers = vec![

@@ -7,6 +7,7 @@
 pub(crate) mod check;
 pub(crate) mod figures;
 pub(crate) mod hashes;
+pub(crate) mod table_cost;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -167,6 +168,9 @@ pub struct Figures {
     /// Standard error of `noise_floor_kl`.
     #[serde(deserialize_with = "null_is_nan")]
     pub noise_floor_kl_se: f64,
+    /// `kl` with the embedding and head of the source, if the recipe quantizes one of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kl_without_tables: Option<f64>,
 }
 
 /// Deserializes null as NaN: the standard error of a single position is NaN, which JSON cannot express.

@@ -243,8 +243,14 @@ pub enum Observed {
     BosRule,
     /// Head quantized to integers, with unquantized inputs.
     IntegerHead,
+    /// [`IntegerHead`](Self::IntegerHead) of another width than 4 bits.
+    WideHead,
     /// Head quantized otherwise.
     CodedHead,
+    /// [`CodedHead`](Self::CodedHead) with scales of tiles.
+    TileHead,
+    /// Quantized head that no config group of compressed-tensors names.
+    UnnamedHead,
     /// Quantized token embedding.
     CodedEmbedding,
 }
@@ -252,15 +258,18 @@ pub enum Observed {
 impl Observed {
     /// True if the property is known of every model, planned ones included.
     pub(super) fn is_known(self) -> bool {
-        matches!(self, Observed::IntegerHead | Observed::CodedHead | Observed::CodedEmbedding)
+        use Observed::{CodedEmbedding, CodedHead, IntegerHead, TileHead, UnnamedHead, WideHead};
+        matches!(self, IntegerHead | WideHead | CodedHead | TileHead | UnnamedHead | CodedEmbedding)
     }
 
-    /// Returns the observation of a quantized head (`head`) or embedding of this kind.
-    pub fn of_table(head: bool, kind: Kind) -> Self {
-        match kind {
-            _ if !head => Observed::CodedEmbedding,
-            Kind::IntWeights => Observed::IntegerHead,
-            _ => Observed::CodedHead,
+    /// Returns what is observed of a quantized head (`head`) or embedding.
+    pub fn of_table(head: bool, stored: &Stored) -> Vec<Self> {
+        match (stored.kind(), stored.integers()) {
+            _ if !head => vec![Observed::CodedEmbedding],
+            (Kind::IntWeights, Some((4, _))) => vec![Observed::IntegerHead],
+            (Kind::IntWeights, _) => vec![Observed::IntegerHead, Observed::WideHead],
+            (Kind::Fp8Tiles, _) => vec![Observed::CodedHead, Observed::TileHead],
+            _ => vec![Observed::CodedHead],
         }
     }
 }

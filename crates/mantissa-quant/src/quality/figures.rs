@@ -99,6 +99,7 @@ impl Figures {
             delta_nll_se: c.delta_nll_se,
             noise_floor_kl: floor.as_ref().map_or(0.0, |f| f.kl.max(0.0)),
             noise_floor_kl_se: floor.as_ref().map_or(0.0, |f| f.kl_se),
+            kl_without_tables: None,
         })
     }
 

@@ -305,6 +305,12 @@ pub fn human_figures(out: &mut dyn Write, f: &Figures) -> io::Result<()> {
     labelled(out, "perplexity", &perplexity)?;
     let kl = format!("{:.6} ± {:.6} nats/token  (p99 {:.4})", f.kl, f.kl_se, f.kl_p99);
     labelled(out, "KL", &kl)?;
+    if let Some(without) = f.kl_without_tables {
+        let cost = f.kl - without;
+        let all =
+            format!("{cost:+.6} nats/token by embedding and head ({without:.6} with those of the source)");
+        labelled(out, "of that KL", &all)?;
+    }
     let floor = format!("{:.6} ± {:.6} nats/token  (noise floor)", f.noise_floor_kl, f.noise_floor_kl_se);
     labelled(out, "bf16 KL", &floor)?;
     labelled(out, "top-1", &format!("{:.2} ± {:.2} %", 100.0 * f.top1, 100.0 * f.top1_se))?;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use mantissa_store::SafeTensors;
-use serde_json::Value;
+use serde_json::{Value, json as value};
 use tempfile::TempDir;
 
 use crate::support::{fail, json, mantissa, stderr, succeed, text};
@@ -77,14 +77,14 @@ fn heads_are_quantized_in_every_format_that_takes_them() {
         let config = read(&out.join("config.json"));
         let quantization = config["quantization_config"].clone();
         match format {
-            "compressed-tensors" => assert_eq!(quantization["ignore"], serde_json::json!([])),
+            "compressed-tensors" => assert_eq!(quantization["ignore"], value!([])),
             "gptq" => assert_eq!(quantization["lm_head"], true),
-            "bitsandbytes" => assert_eq!(quantization["llm_int8_skip_modules"], serde_json::json!([])),
+            "bitsandbytes" => assert_eq!(quantization["llm_int8_skip_modules"], value!([])),
             _ => {}
         }
         // The loss is that of an output with its head quantized, not more.
         let windows = temp.path().join("windows.json");
-        fs::write(&windows, serde_json::json!([(0..32).collect::<Vec<_>>()]).to_string()).unwrap();
+        fs::write(&windows, value!([(0..32).collect::<Vec<_>>()]).to_string()).unwrap();
         let kl = |of: &Path| {
             let arguments = [
                 "eval",
@@ -110,9 +110,33 @@ fn the_head_of_a_model_with_quantized_inputs_keeps_its_own_input() {
         quantize(temp.path(), &model, "w8a8", "w8a8", &["--head", "int8", "--format", "compressed-tensors"]);
     verified(&model, &out);
     let groups = read(&out.join("config.json"))["quantization_config"]["config_groups"].clone();
-    let of_head =
-        groups.as_object().unwrap().values().find(|group| group["targets"] == serde_json::json!(["lm_head"]));
+    let of_head = groups.as_object().unwrap().values().find(|group| group["targets"] == value!(["lm_head"]));
     assert_eq!(of_head.unwrap()["input_activations"], Value::Null, "{groups}");
+}
+
+#[test]
+fn the_kl_of_the_head_is_shown_apart() {
+    let temp = TempDir::new().unwrap();
+    let model = own_head(temp.path());
+    let windows = temp.path().join("windows.json");
+    fs::write(&windows, value!([(0..100).collect::<Vec<_>>()]).to_string()).unwrap();
+    let measured = |name: &str, more: &[&str]| {
+        let windows = ["--tokens", text(&windows)];
+        let out = quantize(temp.path(), &model, "rtn-int4-g32", name, &[&windows, more].concat());
+        read(&out.join("quality.json"))["evaluation"].clone()
+    };
+    let (plain, with) = (measured("plain", &[]), measured("with", &["--head", "int4-g32"]));
+    assert!(plain["kl_without_tables"].is_null());
+    // The layers are the same, so without the quantized head it is the same model.
+    assert!(
+        (&with["kl_without_tables"], true) == (&plain["kl"], with["kl"] != plain["kl"]),
+        "{with} {plain}"
+    );
+    let untied =
+        ["quantize", "demo", "--recipe", "rtn-int4-g128", "--head", "int4-g32", "--untie", "--quiet"];
+    let out = temp.path().join("untied");
+    let shown = succeed(&[&untied[..], &["--tokens", text(&windows), "--out", text(&out)]].concat());
+    assert!(shown.contains("by embedding and head"), "{shown}");
 }
 
 #[test]
@@ -247,12 +271,32 @@ fn lint_knows_which_engines_load_the_head() {
     };
     let heads = |text: &str| text.contains("lm_head");
     let ct = quantize(temp.path(), &model, "rtn-int4-g32", "ct", &["--head", "int8"]);
-    assert!(!heads(&verdict(&ct, "vllm").1) && !heads(&verdict(&ct, "transformers").1));
-    let (code, said) = verdict(&ct, "sglang");
-    assert!(code == Some(1) && heads(&said) && said.contains("uninitialized"), "{said}");
     let fp8 = quantize(temp.path(), &model, "rtn-int4-g32", "fp8", &["--head", "fp8"]);
-    let (code, said) = verdict(&fp8, "vllm");
-    assert!(code == Some(1) && heads(&said), "{said}");
+    let same = quantize(temp.path(), &model, "rtn-int4-g32", "same", &["--head", "int4-g32"]);
+    for engine in ["vllm", "sglang", "transformers"] {
+        for out in [&ct, &fp8, &same] {
+            let (_, said) = verdict(out, engine);
+            assert!(!heads(&said), "{engine}: {said}");
+        }
+    }
+    let (code, said) = verdict(&ct, "lmdeploy");
+    assert!(code == Some(1) && heads(&said) && said.contains("4 bits"), "{said}");
+    assert!(!heads(&verdict(&same, "lmdeploy").1));
+    // The class of the layers does not cover the head, so servers need its name.
+    let config = same.join("config.json");
+    let named = fs::read_to_string(&config).unwrap();
+    assert_eq!(
+        read(&config)["quantization_config"]["config_groups"]["group_0"]["targets"],
+        value!(["Linear", "lm_head"])
+    );
+    let mut unnamed = read(&config);
+    unnamed["quantization_config"]["config_groups"]["group_0"]["targets"] = value!(["Linear"]);
+    fs::write(&config, unnamed.to_string()).unwrap();
+    for engine in ["vllm", "sglang"] {
+        let (code, said) = verdict(&same, engine);
+        assert!(code == Some(1) && said.contains("targets Linear"), "{engine}: {said}");
+    }
+    fs::write(&config, named).unwrap();
     let gptq =
         quantize(temp.path(), &model, "rtn-int4-g32", "gptq", &["--format", "gptq", "--head", "int4-g32"]);
     assert!(!heads(&verdict(&gptq, "vllm").1) && !heads(&verdict(&gptq, "sglang").1));
@@ -260,6 +304,6 @@ fn lint_knows_which_engines_load_the_head() {
     // The plan is refused before any work.
     let out = temp.path().join("refused");
     let arguments = ["quantize", text(&model), "--recipe", "rtn-int4-g32", "--out", text(&out), "--quiet"];
-    let line = fail(1, &[&arguments[..], &["--head", "fp8", "--for", "vllm"]].concat());
+    let line = fail(1, &[&arguments[..], &["--head", "fp8", "--for", "lmdeploy"]].concat());
     assert!(heads(&line) && !out.exists(), "{line}");
 }

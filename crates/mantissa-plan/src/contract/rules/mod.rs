@@ -20,11 +20,11 @@ mod vllm;
 
 use super::Rule;
 
-/// Returns every rule: those shared by several engines first, then engine by engine.
+/// Returns every rule: those shared by several engines first, then engine by engine, then those on
+/// embedding and head.
 pub fn rules() -> impl Iterator<Item = &'static Rule> {
     let all = [
         shared::RULES,
-        tables::RULES,
         vllm::RULES,
         sglang::RULES,
         tensorrt_llm::RULES,
@@ -33,6 +33,8 @@ pub fn rules() -> impl Iterator<Item = &'static Rule> {
         llama_cpp::RULES,
         mlx::RULES,
         exllamav2::RULES,
+        // Last, because the first rule of one engine is cited as the source of what it loads.
+        tables::RULES,
     ];
     all.into_iter().flatten()
 }

@@ -1,21 +1,51 @@
 //! Rules on a quantized output head or token embedding.
+//!
+//! Where an entry of the config decides and is not looked at, the rule is a warning that names the entry.
 
 use super::super::subject::Observed;
 use super::super::{Check, Rule, Server, Severity};
 
-use Observed::{CodedEmbedding, CodedHead, IntegerHead};
+use Observed::{CodedEmbedding, CodedHead, IntegerHead, TileHead, UnnamedHead, WideHead};
 use Server::{Exllamav2, Lmdeploy, Sglang, TensorrtLlm, Transformers, Vllm};
-use Severity::{Refused, Wrong};
+use Severity::{Refused, Warning, Wrong};
 
-const VLLM_HEAD: &str =
-    "vllm-project/vllm pull request 37291 (compressed_tensors.py: ParallelLMHead); 52543 (FP8, not merged)";
-const VLLM_OTHERS: &str = "vllm-project/vllm vllm/model_executor/layers/quantization (get_quant_method: LinearBase alone); issue 40999";
-const SGLANG_HEAD: &str = "sgl-project/sglang issue 35358 (compressed_tensors.py: get_quant_method)";
-const OPTIMUM: &str =
-    "huggingface/optimum optimum/gptq/quantizer.py (convert_model: layers of the blocks alone)";
-const EMBEDDINGS: &str = "vllm-project/vllm vllm/model_executor/layers/vocab_parallel_embedding.py; huggingface/transformers src/transformers/integrations (replacement of Linear alone)";
+const TARGETS: &str = "vllm 0.33.0 vllm/model_executor/layers/quantization/compressed_tensors/utils.py (find_matched_target) and sglang 0.5.23 srt/layers/quantization/compressed_tensors/compressed_tensors.py (get_lm_head_scheme)";
+const TILES: &str = "vllm 0.33.0 vllm/model_executor/layers/vocab_parallel_embedding.py (weight_loader) and sglang 0.5.23 srt/layers/quantization/compressed_tensors/compressed_tensors.py (get_lm_head_scheme)";
+const VLLM_FP8: &str = "vllm 0.33.0 vllm/model_executor/layers/quantization/fp8.py (get_quant_method: LinearBase alone), models/utils.py (AutoWeightsLoader)";
+const VLLM_AWQ: &str = "vllm 0.33.0 vllm/model_executor/layers/quantization/auto_awq.py (get_quant_method)";
+const VLLM_EMBEDDING: &str = "vllm 0.33.0 vllm/model_executor/layers/quantization (get_quant_method: none for VocabParallelEmbedding), models/utils.py (AutoWeightsLoader)";
+const VLLM_CT_EMBEDDING: &str = "vllm 0.33.0 vllm/model_executor/layers/quantization/compressed_tensors/compressed_tensors.py (get_quant_method), models/llama.py (LlamaModel: embed_tokens without prefix)";
+const SGLANG_FP8: &str = "sglang 0.5.23 srt/layers/quantization/fp8.py (get_quant_method: LinearBase alone), srt/models/llama.py (_legacy_load_weights)";
+const SGLANG_BNB: &str = "sglang 0.5.23 srt/layers/vocab_parallel_embedding.py (weight_loader), srt/model_loader/loader.py (BitsAndBytesModelLoader)";
+const SGLANG_AWQ: &str = "sglang 0.5.23 srt/layers/quantization/awq/awq.py (AWQMarlinConfig.get_quant_method), marlin_utils.py (check_marlin_supports_layer)";
+const SGLANG_EMBEDDING: &str = "sglang 0.5.23 srt/layers/quantization (get_quant_method: none for VocabParallelEmbedding), srt/models/llama.py (_legacy_load_weights)";
+const AUTO_ROUND: &str = "auto-round 0.16.1 auto_round/inference/convert_model.py (get_layer_config); vllm 0.33.0 vllm/model_executor/layers/quantization/inc/config_parser.py and sglang 0.5.23 srt/layers/quantization/auto_round.py (ParallelLMHead)";
+const OPTIMUM: &str = "optimum 2.3.0 optimum/gptq/quantizer.py (convert_model: layers of the blocks alone), as transformers 5.23.0 calls it";
+const TRANSFORMERS_AWQ: &str =
+    "transformers 5.23.0 src/transformers/quantizers/quantizer_awq.py (add_default_skips)";
+const TRANSFORMERS_FP8: &str = "transformers 5.23.0 src/transformers/quantizers/quantizer_finegrained_fp8.py, base.py (get_modules_to_not_convert)";
+const TRANSFORMERS_EMBEDDING: &str = "transformers 5.23.0 src/transformers/integrations (replacement of Linear alone), optimum 2.3.0 optimum/gptq/quantizer.py";
+const TURBOMIND: &str =
+    "InternLM/lmdeploy lmdeploy/turbomind/weight_format.py (WeightFormatResolver) @1263d5cd8";
+const TURBOMIND_EMBEDDING: &str =
+    "InternLM/lmdeploy lmdeploy/turbomind/models/llama.py (model: embed_tokens.weight) @1263d5cd8";
+const TRTLLM_CT: &str = "NVIDIA/TensorRT-LLM tensorrt_llm/models/quant_config_utils.py (_quant_config_from_config_group) @21156a7a";
+const TRTLLM_AWQ: &str =
+    "NVIDIA/TensorRT-LLM tensorrt_llm/_torch/modules/linear.py (W4A16_AWQ_LinearMethod) @3105370b";
+const TRTLLM_HEAD: &str = "NVIDIA/TensorRT-LLM tensorrt_llm/_torch/models/modeling_utils.py (_resolve_lm_head_quant_config), modules/linear.py (copy_weight) @3105370b; pull request 17728";
+const TRTLLM_EMBEDDING: &str = "NVIDIA/TensorRT-LLM tensorrt_llm/_torch/modules/embedding.py (Embedding), modules/linear.py (load_weights_vanilla_helper) @3105370b";
+const EXLLAMA_HEAD: &str =
+    "turboderp-org/exllamav2 exllamav2/exllamav2_ext/ext_qmatrix.cpp (make_q_matrix) @da07facd";
+const EXLLAMA_EMBEDDING: &str =
+    "turboderp-org/exllamav2 exllamav2/embedding.py (ExLlamaV2Embedding.load) @da07facd";
+
+const UNQUANTIZED: &str = "an unquantized lm_head: the engine loads no other from this format";
+const UNSCALED: &str = "an unquantized lm_head: the engine drops the scales of an FP8 one";
 const NO_HEAD: &str = "quantize again without --head";
-const GPTQ: &str = "quantize again with --format gptq and an integer scheme, or without --head";
+const NO_EMBEDDING: &str = "quantize again without --embeddings";
+const NAME_HEAD: &str =
+    "add \"lm_head\" to the targets of its group in quantization_config.config_groups of MODEL/config.json";
+const CT: &str = "quantize again with --format compressed-tensors, or without --head";
 
 /// Returns a rule that a checkpoint breaks if `what` is observed.
 const fn rule(
@@ -29,101 +59,302 @@ const fn rule(
     Rule { id, servers, conventions, severity, requires, check: Check::Seen(what), source, fix }
 }
 
-const UNQUANTIZED: &str = "an unquantized lm_head: the engine loads no other from this format";
-
 pub(super) const RULES: &[Rule] = &[
     rule(
-        "vllm-head",
+        "vllm-head-target",
         &[Vllm],
         &["compressed-tensors"],
         Refused,
-        CodedHead,
-        ("an lm_head in integers without quantized inputs, or unquantized", VLLM_HEAD, NO_HEAD),
+        UnnamedHead,
+        (
+            "lm_head by name in the targets of a config group: the class Linear does not cover it",
+            TARGETS,
+            NAME_HEAD,
+        ),
     ),
     rule(
-        "head-format",
-        &[Vllm, Sglang],
-        &["bitsandbytes", "modelopt", "deepseek-fp8", "fp8", "awq"],
-        Refused,
-        CodedHead,
-        (UNQUANTIZED, VLLM_OTHERS, GPTQ),
-    ),
-    rule(
-        "int-head-format",
-        &[Vllm, Sglang],
-        &["bitsandbytes", "modelopt", "deepseek-fp8", "fp8", "awq"],
-        Refused,
-        IntegerHead,
-        (UNQUANTIZED, VLLM_OTHERS, GPTQ),
-    ),
-    rule(
-        "sglang-head",
+        "sglang-head-target",
         &[Sglang],
         &["compressed-tensors"],
         Wrong,
-        CodedHead,
-        ("an unquantized lm_head: the engine computes with uninitialized weights", SGLANG_HEAD, GPTQ),
+        UnnamedHead,
+        (
+            "lm_head by name in the targets of a config group: the class Linear does not cover it, and its weights stay uninitialized",
+            TARGETS,
+            NAME_HEAD,
+        ),
     ),
     rule(
-        "sglang-int-head",
-        &[Sglang],
+        "head-tiles",
+        &[Vllm, Sglang],
         &["compressed-tensors"],
-        Wrong,
+        Refused,
+        TileHead,
+        ("an lm_head without tiles", TILES, "quantize again with --head fp8, or without --head"),
+    ),
+    rule(
+        "auto-round-head",
+        &[Vllm, Sglang, Transformers],
+        &["auto-round"],
+        Warning,
         IntegerHead,
-        ("an unquantized lm_head: the engine computes with uninitialized weights", SGLANG_HEAD, GPTQ),
+        (
+            "lm_head in extra_config: otherwise the head counts as unquantized",
+            AUTO_ROUND,
+            "add lm_head with its bits to quantization_config.extra_config of MODEL/config.json",
+        ),
+    ),
+    rule("vllm-fp8-head", &[Vllm], &["deepseek-fp8", "fp8"], Refused, CodedHead, (UNQUANTIZED, VLLM_FP8, CT)),
+    rule(
+        "vllm-awq-head",
+        &[Vllm],
+        &["awq"],
+        Warning,
+        IntegerHead,
+        (
+            "lm_head: true in quantization_config: otherwise loading stops at lm_head.qweight",
+            VLLM_AWQ,
+            "set quantization_config.lm_head to true in MODEL/config.json",
+        ),
+    ),
+    rule(
+        "sglang-fp8-head",
+        &[Sglang],
+        &["deepseek-fp8", "fp8"],
+        Wrong,
+        CodedHead,
+        (UNSCALED, SGLANG_FP8, CT),
+    ),
+    rule(
+        "sglang-bnb-head",
+        &[Sglang],
+        &["bitsandbytes"],
+        Refused,
+        CodedHead,
+        (UNQUANTIZED, SGLANG_BNB, NO_HEAD),
+    ),
+    rule(
+        "sglang-bnb-int-head",
+        &[Sglang],
+        &["bitsandbytes"],
+        Refused,
+        IntegerHead,
+        (UNQUANTIZED, SGLANG_BNB, NO_HEAD),
+    ),
+    rule(
+        "sglang-awq-head",
+        &[Sglang],
+        &["awq"],
+        Refused,
+        IntegerHead,
+        (
+            "an unquantized lm_head: with lm_head: true in the config loading stops (Marlin reads output_size, which the head lacks), without it the weights stay uninitialized",
+            SGLANG_AWQ,
+            CT,
+        ),
     ),
     rule(
         "transformers-gptq-head",
         &[Transformers],
-        &["gptq", "auto-round"],
+        &["gptq"],
         Wrong,
         IntegerHead,
         (
-            "an unquantized lm_head: from_pretrained leaves a packed one uninitialized (GPTQModel loads it)",
+            "an unquantized lm_head: from_pretrained drops a packed one and initializes lm_head randomly (GPTQModel loads it)",
             OPTIMUM,
-            "quantize again with --format compressed-tensors, or without --head",
+            CT,
         ),
     ),
     rule(
-        "int-head",
-        &[Lmdeploy, TensorrtLlm],
-        &[],
-        Refused,
+        "transformers-awq-head",
+        &[Transformers],
+        &["awq"],
+        Wrong,
         IntegerHead,
         (
-            UNQUANTIZED,
-            "InternLM/lmdeploy lmdeploy/turbomind; NVIDIA/TensorRT-LLM tensorrt_llm/_torch (LMHead)",
-            NO_HEAD,
+            "an unquantized lm_head: from_pretrained drops a packed one and initializes lm_head randomly",
+            TRANSFORMERS_AWQ,
+            CT,
         ),
     ),
     rule(
-        "head",
-        &[Lmdeploy, TensorrtLlm],
-        &[],
+        "transformers-fp8-head",
+        &[Transformers],
+        &["deepseek-fp8"],
+        Warning,
+        CodedHead,
+        (
+            "modules_to_not_convert as a list without lm_head: without the list, from_pretrained drops the head's scales",
+            TRANSFORMERS_FP8,
+            "set quantization_config.modules_to_not_convert in MODEL/config.json to the unquantized modules",
+        ),
+    ),
+    rule(
+        "lmdeploy-int-head",
+        &[Lmdeploy],
+        &["compressed-tensors", "gptq", "awq"],
+        Wrong,
+        WideHead,
+        (
+            "an lm_head of 4 bits in the groups of the other layers, or unquantized: any other is read as if it were that",
+            TURBOMIND,
+            "quantize again with --head in the scheme of the layers, or without --head",
+        ),
+    ),
+    rule(
+        "lmdeploy-head",
+        &[Lmdeploy],
+        &["compressed-tensors"],
         Refused,
         CodedHead,
         (
-            UNQUANTIZED,
-            "InternLM/lmdeploy lmdeploy/turbomind; NVIDIA/TensorRT-LLM tensorrt_llm/_torch (LMHead)",
+            "an lm_head of 4-bit integers in the groups of the other layers, or unquantized",
+            TURBOMIND,
             NO_HEAD,
         ),
     ),
     rule(
-        "embedding",
-        &[Vllm, Sglang, Lmdeploy, TensorrtLlm, Transformers, Exllamav2],
-        &[
-            "compressed-tensors",
-            "gptq",
-            "awq",
-            "auto-round",
-            "bitsandbytes",
-            "modelopt",
-            "deepseek-fp8",
-            "fp8",
-            "native",
-        ],
+        "trtllm-head",
+        &[TensorrtLlm],
+        &["compressed-tensors"],
+        Refused,
+        CodedHead,
+        (
+            "an lm_head in FP8 per row or NVFP4 with quantized inputs, or unquantized: heads with weights alone quantized are refused",
+            TRTLLM_CT,
+            NO_HEAD,
+        ),
+    ),
+    rule(
+        "trtllm-int-head",
+        &[TensorrtLlm],
+        &["compressed-tensors"],
+        Refused,
+        IntegerHead,
+        ("an unquantized lm_head: integers are refused", TRTLLM_CT, NO_HEAD),
+    ),
+    rule(
+        "trtllm-awq-head",
+        &[TensorrtLlm],
+        &["modelopt"],
+        Refused,
+        IntegerHead,
+        ("an lm_head with pre_quant_scale if of 4 bits, or unquantized", TRTLLM_AWQ, NO_HEAD),
+    ),
+    rule(
+        "trtllm-fp8-head",
+        &[TensorrtLlm],
+        &["deepseek-fp8"],
+        Wrong,
+        CodedHead,
+        (UNSCALED, TRTLLM_HEAD, NO_HEAD),
+    ),
+    rule(
+        "exllamav2-head",
+        &[Exllamav2],
+        &["gptq", "auto-round"],
+        Refused,
+        WideHead,
+        (
+            "an lm_head of 4 bits, or unquantized: a GPTQ matrix packs 8 rows into one word",
+            EXLLAMA_HEAD,
+            "quantize again with --head int4-g128, or without --head",
+        ),
+    ),
+    rule(
+        "vllm-ct-embedding",
+        &[Vllm],
+        &["compressed-tensors"],
         Refused,
         CodedEmbedding,
-        ("an unquantized token embedding", EMBEDDINGS, "quantize again without --embeddings"),
+        (
+            "an unquantized token embedding, or integers without zero points in a config group with target Embedding",
+            VLLM_CT_EMBEDDING,
+            NO_EMBEDDING,
+        ),
+    ),
+    rule(
+        "vllm-embedding",
+        &[Vllm],
+        &["gptq", "awq", "auto-round", "modelopt", "deepseek-fp8", "fp8"],
+        Refused,
+        CodedEmbedding,
+        ("an unquantized token embedding", VLLM_EMBEDDING, NO_EMBEDDING),
+    ),
+    rule(
+        "sglang-embedding",
+        &[Sglang],
+        &["compressed-tensors", "gptq", "awq", "auto-round", "modelopt", "deepseek-fp8", "fp8"],
+        Wrong,
+        CodedEmbedding,
+        (
+            "an unquantized token embedding: the engine drops the tensors of a quantized one, except NVFP4 that modelopt lists by layer",
+            SGLANG_EMBEDDING,
+            NO_EMBEDDING,
+        ),
+    ),
+    rule(
+        "sglang-bnb-embedding",
+        &[Sglang],
+        &["bitsandbytes"],
+        Refused,
+        CodedEmbedding,
+        ("an unquantized token embedding", SGLANG_BNB, NO_EMBEDDING),
+    ),
+    rule(
+        "transformers-embedding",
+        &[Transformers],
+        &["gptq", "awq", "deepseek-fp8"],
+        Wrong,
+        CodedEmbedding,
+        (
+            "an unquantized token embedding: from_pretrained drops the packed tensors or scales of a quantized one",
+            TRANSFORMERS_EMBEDDING,
+            NO_EMBEDDING,
+        ),
+    ),
+    rule(
+        "transformers-bnb-embedding",
+        &[Transformers],
+        &["bitsandbytes"],
+        Refused,
+        CodedEmbedding,
+        ("an unquantized token embedding", TRANSFORMERS_EMBEDDING, NO_EMBEDDING),
+    ),
+    rule(
+        "lmdeploy-embedding",
+        &[Lmdeploy],
+        &["compressed-tensors", "gptq", "awq"],
+        Refused,
+        CodedEmbedding,
+        ("an unquantized token embedding", TURBOMIND_EMBEDDING, NO_EMBEDDING),
+    ),
+    rule(
+        "trtllm-embedding",
+        &[TensorrtLlm],
+        &["compressed-tensors", "modelopt"],
+        Refused,
+        CodedEmbedding,
+        ("an unquantized token embedding", TRTLLM_EMBEDDING, NO_EMBEDDING),
+    ),
+    rule(
+        "trtllm-fp8-embedding",
+        &[TensorrtLlm],
+        &["deepseek-fp8", "fp8"],
+        Wrong,
+        CodedEmbedding,
+        (
+            "an unquantized token embedding: the engine drops the scales of an FP8 one",
+            TRTLLM_EMBEDDING,
+            NO_EMBEDDING,
+        ),
+    ),
+    rule(
+        "exllamav2-embedding",
+        &[Exllamav2],
+        &["gptq", "auto-round", "exl2"],
+        Refused,
+        CodedEmbedding,
+        ("an unquantized token embedding", EXLLAMA_EMBEDDING, NO_EMBEDDING),
     ),
 ];

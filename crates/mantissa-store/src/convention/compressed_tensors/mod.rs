@@ -85,6 +85,10 @@ impl Convention for CompressedTensors {
     fn quantization_config(&self, model: &ModelPlan<'_>) -> Storable<Value> {
         let ignore: Vec<_> = model.dense_head().into_iter().chain(model.kept.iter().cloned()).collect();
         let mut config = quantization_config(&model.groups(), &ignore, model.by_group)?;
+        if let (true, Some(targets)) = (model.quantizes_head(), single_targets(&mut config)) {
+            // vLLM and SGLang do not count the head among the class of the layers.
+            targets.push(json!(model.head));
+        }
         if !model.rotations.is_empty() {
             let mut groups: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
             for (module, order) in &model.rotations {
@@ -121,6 +125,12 @@ impl Convention for CompressedTensors {
             "compressed-tensors supports a KV cache of int8 (:full) and fp8-e4m3",
         ))
     }
+}
+
+/// Returns the targets of a config with one group, which names the class of the layers and not the layers.
+fn single_targets(config: &mut Value) -> Option<&mut Vec<Value>> {
+    let groups = config.get_mut("config_groups")?.as_object_mut().filter(|groups| groups.len() == 1)?;
+    groups.values_mut().next()?.get_mut("targets")?.as_array_mut()
 }
 
 /// `kv_cache_scheme` for an 8-bit cache with stored scales.

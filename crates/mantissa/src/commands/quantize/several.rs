@@ -118,8 +118,8 @@ pub(super) fn run(args: &Args, request: &Request, source: &ModelFiles, context: 
     let name = |i: usize| plans[i].container.name();
     let solved_for = sharing(&plans).into_iter().enumerate().map(|(i, of)| [name(i), name(of)]).collect();
     let outputs = plans.iter().zip(&outcomes).zip(&places);
-    let outputs =
-        outputs.map(|((plan, outcome), path)| Done::new((args, request, source), (plan, outcome), path, time));
+    let outputs = outputs
+        .map(|((plan, outcome), path)| Done::new((args, request, source), (plan, outcome), path, time));
     let report = Several { solved_for, seconds: time.as_secs_f64(), outputs: outputs.collect() };
     context.report(&report, |out| human_all(out, &report, args.layers))?;
     outcomes.iter().try_for_each(|outcome| context.warn_all(&layer_notes(&outcome.quality)))
