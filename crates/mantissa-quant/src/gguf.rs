@@ -151,12 +151,10 @@ impl Layout {
             ty.row_bytes(cols).is_some() && !scheme.has_outer_scale()
         });
         let ty = ty.ok_or_else(|| {
-            fault(
-                source,
-                &info.name,
-                scheme.to_string(),
-                "a GGUF type whose blocks divide a row, such as f16 or q8_0",
-            )
+            let cols = info.shape.last().copied().unwrap_or(1);
+            let expected = format!("a GGUF type whose blocks divide rows of {cols}");
+            let fix = format!("fix: {} there, or write another format", fitting(&scheme, cols));
+            Error::field(&source.config_path(), &info.name, scheme.to_string(), expected, fix)
         })?;
         adding.declare(&mut self.tensors, &place, ty, &info, false)?;
         self.casts.push(Cast { info, place, scheme });
