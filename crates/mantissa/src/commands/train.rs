@@ -324,7 +324,6 @@ fn log_line(report: &StepReport, trainer: &Trainer, begin: Instant, last: Option
         tokens: trainer.progress().tokens,
         tokens_per_s: report.tokens as f64 / seconds,
         memory: anonymous_memory(),
-        validation_loss: None,
     }
 }
 

@@ -106,12 +106,8 @@ fn verdict(log: &[LogLine], about: Option<&RunFile>) -> String {
         1 => "1 step skipped for a gradient that overflowed".to_owned(),
         n => format!("{n} steps skipped for gradients that overflowed"),
     };
-    let validation = match log.iter().rev().find_map(|line| line.validation_loss) {
-        Some(loss) => format!(", validation loss {loss:.3}"),
-        None => String::new(),
-    };
     format!(
-        "{outcome}: {}{of} steps; loss {:.3} → {:.3} nats/token{validation}; {skipped}.",
+        "{outcome}: {}{of} steps; loss {:.3} → {:.3} nats/token; {skipped}.",
         last.step, first.loss, last.smoothed_loss
     )
 }
@@ -122,9 +118,6 @@ fn figures(log: &[LogLine], about: Option<&RunFile>) -> Vec<(&'static str, Strin
     if let Some(last) = log.last() {
         let each = format!("last step {:.4}", last.loss);
         all.push(("loss, smoothed", format!("{:.4}", last.smoothed_loss), each));
-        if let Some(loss) = log.iter().rev().find_map(|line| line.validation_loss) {
-            all.push(("validation loss", format!("{loss:.4}"), "nats/token".to_owned()));
-        }
         all.push(("tokens", count(last.tokens), format!("{} steps", last.step)));
         let speed = median(log.iter().map(|line| line.tokens_per_s)).unwrap_or(0.0);
         all.push(("throughput", format!("{} tok/s", count(speed as u64)), "median of all steps".to_owned()));
@@ -170,17 +163,10 @@ fn charts(log: &[LogLine]) -> Vec<Html> {
 
 fn losses(log: &[LogLine]) -> Vec<Series> {
     let points = |get: fn(&LogLine) -> f64| log.iter().map(|line| (line.step as f64, get(line))).collect();
-    let mut losses = vec![
+    vec![
         Series::new("each step", points(|line| line.loss)).faint(),
         Series::new("smoothed", points(|line| line.smoothed_loss)),
-    ];
-    // Only some steps measure it, so its points are connected directly.
-    let validation = log.iter().filter_map(|line| Some((line.step as f64, line.validation_loss?)));
-    let validation = Series::new("validation", validation.collect());
-    if !validation.points.is_empty() {
-        losses.push(validation);
-    }
-    losses
+    ]
 }
 
 fn memory(about: &RunFile) -> Table {

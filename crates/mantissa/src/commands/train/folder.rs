@@ -45,9 +45,6 @@ pub struct LogLine {
     pub tokens_per_s: f64,
     /// Anonymous resident memory in bytes; absent if unknown.
     pub memory: Option<u64>,
-    /// Validation loss, nats/token, if this step measured it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub validation_loss: Option<f64>,
 }
 
 /// Description of a run.
