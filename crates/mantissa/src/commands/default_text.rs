@@ -56,7 +56,15 @@ pub fn held_out(source: &ModelFiles, context: &Context) -> Result<Vec<Sequence>>
     let tokenizer = load_tokenizer(source, context)?;
     let window = WINDOW.min(model::context_length(source)?);
     let options = TextOptions { split: None, docs: None, context: window, stride: None, bos: Bos::Auto };
-    Ok(sequences_from_text(HELD_OUT_NAME, HELD_OUT, &tokenizer, &options)?)
+    held_out_with(&tokenizer, &options)
+}
+
+/// Returns the held-out windows that `options` cut.
+///
+/// # Errors
+/// The tokenizer fails; the options leave no window.
+pub fn held_out_with(tokenizer: &Tokenizer, options: &TextOptions) -> Result<Vec<Sequence>> {
+    Ok(sequences_from_text(HELD_OUT_NAME, HELD_OUT, tokenizer, options)?)
 }
 
 #[cfg(test)]

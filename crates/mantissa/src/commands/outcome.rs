@@ -15,6 +15,7 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Output, Paths};
 use serde::Serialize;
 
+use super::default_text;
 use super::model::ModelPath;
 use super::text::{TextArgs, bound};
 use crate::context::Context;
@@ -29,8 +30,8 @@ pub struct MeasureArgs {
     text: TextArgs,
     /// Fail if the KL on that text is higher (nats/token)
     ///
-    /// The output then stays away from --out, and the exit code is 1.
-    #[arg(long, value_name = "NATS", value_parser = bound, requires = "measured_on", help_heading = "Evaluation")]
+    /// The output then stays away from --out, and the exit code is 1. Without a text it is measured on the built-in one.
+    #[arg(long, value_name = "NATS", value_parser = bound, help_heading = "Evaluation")]
     max_kl: Option<f64>,
 }
 
@@ -79,8 +80,15 @@ impl MeasureArgs {
         other_text: bool,
         context: &Context,
     ) -> Result<Option<Evaluation>> {
-        let Some(sequences) = self.text.sequences(model, other_text, context)? else { return Ok(None) };
-        Ok(Some(self.evaluation_on(source, "", sequences)?))
+        match self.text.sequences(model, other_text, context)? {
+            Some(sequences) => Ok(Some(self.evaluation_on(source, "", sequences)?)),
+            None if self.max_kl.is_some() => {
+                let windows = context.reading_texts(|| default_text::held_out(source, context))?;
+                let name = default_text::HELD_OUT_NAME;
+                Ok(Some(Evaluation::new(source, name, windows, self.max_kl)?))
+            }
+            None => Ok(None),
+        }
     }
 }
 

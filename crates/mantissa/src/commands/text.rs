@@ -12,6 +12,7 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Paths, TextFile};
 
 use super::calibration::unused;
+use super::default_text;
 use super::model;
 use crate::context::Context;
 use crate::error::BadInput;
@@ -21,7 +22,9 @@ use crate::output::bytes;
 /// "measured_on"`.
 #[derive(clap::Args)]
 pub struct TextArgs {
-    /// Text to measure on (UTF-8)
+    /// Text to measure on (UTF-8), or default
+    ///
+    /// default is the built-in text: prose, code and other languages, in windows of 512 tokens.
     #[arg(long, value_name = "TEXT", group = "measured_on", help_heading = "Evaluation")]
     text: Option<PathBuf>,
     /// Token windows instead of text
@@ -110,7 +113,7 @@ pub fn bound(text: &str) -> Result<f64, String> {
 impl TextArgs {
     /// Adds the text files to the inputs of a command.
     pub fn paths(&self, paths: &mut Paths) {
-        self.text.iter().for_each(|path| paths.read(path));
+        self.text.iter().filter(|path| !default_text::is(path)).for_each(|path| paths.read(path));
         self.tokens.iter().for_each(|argument| paths.read(token_path(argument)));
     }
 
@@ -156,13 +159,17 @@ impl TextArgs {
 
     /// Returns the name of the text for reports: the file without its folder, and the key.
     pub fn name(&self) -> String {
+        if self.text.as_deref().is_some_and(default_text::is) {
+            return default_text::HELD_OUT_NAME.to_owned();
+        }
         let path = self.text.clone().or_else(|| self.tokens.as_ref().map(PathBuf::from)).unwrap_or_default();
         path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
     fn cut(&self, path: &Path, model: &Path, context: &Context) -> Result<Vec<Sequence>> {
         // A missing text is reported before a bad model. A pipe is opened only once.
-        if !path.exists() {
+        let built_in = default_text::is(path);
+        if !built_in && !path.exists() {
             TextFile::open(path)?;
         }
         let files = model::open_quietly(model)?;
@@ -174,11 +181,14 @@ impl TextArgs {
         let options = TextOptions {
             split: self.split.clone(),
             docs: self.docs.as_deref().map(parse_docs).transpose()?,
-            context: self.context.unwrap_or(limit),
+            context: self.context.unwrap_or(if built_in { default_text::WINDOW.min(limit) } else { limit }),
             stride: self.stride,
             bos: self.bos.unwrap_or(BosArg::Auto).into(),
         };
         let (tokenizer, limit) = (load_tokenizer(&files, context)?, self.limit.map(|limit| limit as usize));
+        if built_in {
+            return default_text::held_out_with(&tokenizer, &options);
+        }
         Ok(sequences_from_file(path, &tokenizer, &options, limit, context.memory_left())?)
     }
 }

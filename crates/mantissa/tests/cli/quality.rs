@@ -73,6 +73,24 @@ fn a_text_is_cut_as_eval_cuts_it() {
 }
 
 #[test]
+fn the_built_in_text_is_named_default_and_serves_a_limit_without_a_text() {
+    let temp = TempDir::new().unwrap();
+    let run = |name: &str, extra: &[&str]| {
+        let out = temp.path().join(name);
+        let arguments = ["quantize", "demo", "--recipe", "rtn-int4-g128", "--out", text(&out), "--json"];
+        json(&[&arguments[..], extra].concat())["evaluation"].take()
+    };
+    let limited = run("limited", &["--max-kl", "5"]);
+    assert_eq!(limited["text"]["name"], "default (held out)");
+    assert_eq!(limited, run("named", &["--text", "default"]));
+    let out = temp.path().join("named");
+    succeed(&["verify", text(&out), "--reference", "demo", "--text", "default", "--quiet"]);
+    let worse = temp.path().join("worse");
+    let arguments = ["quantize", "demo", "--recipe", "rtn-int2-g128", "--out", text(&worse)];
+    fail(1, &[&arguments[..], &["--max-kl", "0.001", "--quiet"]].concat());
+}
+
+#[test]
 fn options_without_a_text_are_mistakes() {
     let temp = TempDir::new().unwrap();
     let (model, out) = (tiny("llama1-mha"), temp.path().join("q"));
@@ -80,7 +98,7 @@ fn options_without_a_text_are_mistakes() {
         let arguments = ["quantize", text(&model), "--recipe", "nf4", "--out", text(&out), "--quiet"];
         fail(2, &[&arguments[..], extra].concat())
     };
-    assert!(quantize(&["--max-kl", "0.1"]).contains("--text"));
+    assert!(quantize(&["--max-kl", "0.1"]).contains("tokenizer.json"));
     assert!(quantize(&["--limit", "5"]).contains("--text"));
     assert!(quantize(&["--max-kl", "nan", "--tokens", "x.json"]).contains("expected a number"));
     assert!(quantize(&["--limit", "0", "--tokens", "x.json"]).contains("1.."));
