@@ -7,7 +7,8 @@ use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook};
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches, Parser};
+use mantissa_plan::contract::Server;
 
 use crate::commands::{self, Command};
 use crate::context::{Common, Context};
@@ -58,13 +59,14 @@ fn guarded(work: impl FnOnce() -> Exit) -> Exit {
 
 fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
     let arguments = help::without_subcommand(arguments.collect());
-    let cli = match Cli::try_parse_from(&arguments) {
-        Ok(cli) => cli,
+    let (cli, aliases) = match parse(&arguments) {
+        Ok(parsed) => parsed,
         Err(error) => return usage(&error, &arguments),
     };
     let paths = commands::paths(&cli.command);
     let context = paths.and_then(|paths| Context::new(cli.common, paths, &job_text(&arguments)));
     let result = context.and_then(|context| {
+        aliases.iter().for_each(|alias| context.note(alias));
         interrupt::watch()?;
         mantissa_kernels::init()?;
         let result = commands::run(cli.command, &context);
@@ -81,6 +83,19 @@ fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
             exit
         }
     }
+}
+
+/// Parses the command line; returns the notes on engines named by an alias as well.
+fn parse(arguments: &[OsString]) -> Result<(Cli, Vec<String>), clap::Error> {
+    let mut matches = command().try_get_matches_from(arguments)?;
+    let typed = matches.subcommand().and_then(|(_, sub)| sub.try_get_raw("targets").ok().flatten());
+    let aliases = typed.into_iter().flatten().filter_map(|typed| {
+        let name = typed.to_str()?.split(':').next()?;
+        let server = Server::named(name).filter(|server| !server.name().eq_ignore_ascii_case(name))?;
+        Some(format!("--for {name}: stands for {}", server.name()))
+    });
+    let aliases = aliases.collect();
+    Ok((Cli::from_arg_matches_mut(&mut matches)?, aliases))
 }
 
 /// Returns the arguments that affect the output, and the working folder. Together with the inputs they identify a
@@ -122,7 +137,7 @@ fn usage(error: &clap::Error, arguments: &[OsString]) -> Exit {
                 print_error(&environment.to_string());
                 return Exit::Environment;
             }
-            print_error(&usage_line(&error.render().to_string()));
+            print_error(&usage_line(error, arguments));
             Exit::Input
         }
     }
@@ -136,14 +151,35 @@ fn print(text: &str) -> Exit {
     }
 }
 
-/// Returns clap's message and tips without its usage paragraph.
-fn usage_line(rendered: &str) -> String {
-    let paragraphs = rendered.trim().strip_prefix("error: ").unwrap_or(rendered).split("\n\n");
+/// Returns clap's message and tips without its usage paragraph, and the help page of the command.
+fn usage_line(error: &clap::Error, arguments: &[OsString]) -> String {
+    let rendered = error.render().to_string();
+    let paragraphs = rendered.trim().strip_prefix("error: ").unwrap_or(&rendered).split("\n\n");
     let kept = paragraphs.filter(|p| !p.starts_with("Usage:") && !p.starts_with("For more information"));
     let kept: Vec<String> = kept
-        .map(|p| p.split('\n').map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join(" "))
+        .map(|p| {
+            p.split('\n').map(str::trim).filter(|l| !l.is_empty()).map(plain).collect::<Vec<_>>().join(" ")
+        })
         .collect();
-    kept.join("; ") + "; fix: see --help"
+    format!("{}; fix: {}", kept.join("; "), help_of(arguments))
+}
+
+/// Rewrites clap's notation and the standard library's number errors in words: `<--a <A>|--b <B>>` becomes
+/// `--a <A> or --b <B>`.
+fn plain(line: &str) -> String {
+    let either = line.strip_prefix('<').and_then(|line| line.strip_suffix('>'));
+    if let Some(either) = either.filter(|either| either.contains('|')) {
+        return either.split('|').map(|one| one.replace(['<', '>'], "")).collect::<Vec<_>>().join(" or ");
+    }
+    line.replace("invalid digit found in string", "expected a whole number")
+        .replace("invalid float literal", "expected a number")
+}
+
+/// Returns the command that prints the help of the command in `arguments`, or of the program.
+fn help_of(arguments: &[OsString]) -> String {
+    let names = command();
+    let named = arguments.iter().skip(1).find_map(|argument| names.find_subcommand(argument));
+    named.map_or_else(|| format!("{NAME} --help"), |sub| format!("{NAME} {} --help", sub.get_name()))
 }
 
 fn report_panic(info: &PanicHookInfo<'_>) {
@@ -199,8 +235,10 @@ mod tests {
 
     #[test]
     fn usage_errors_take_one_line() {
-        let error = Cli::try_parse_from(["mantissa", "schemes", "--jsom"]).err().unwrap();
-        let line = usage_line(&error.render().to_string());
+        let arguments = ["mantissa", "schemes", "--jsom"].map(OsString::from);
+        let error = Cli::try_parse_from(&arguments).err().unwrap();
+        let line = usage_line(&error, &arguments);
+        assert!(line.ends_with("; fix: mantissa schemes --help"), "{line}");
         assert!(line.starts_with("unexpected argument '--jsom' found") && line.contains("--json"), "{line}");
         assert!(!line.contains('\n') && !line.contains("Usage"), "{line}");
     }

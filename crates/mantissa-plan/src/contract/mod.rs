@@ -12,7 +12,7 @@ mod subject;
 
 use std::fmt;
 
-use mantissa_num::{CodecId, nearest_list};
+use mantissa_num::CodecId;
 use serde::Serialize;
 
 pub use loads::{Cell, Evidence, LOADS, Load, READERS, Reader, cells, loads_in};
@@ -119,6 +119,13 @@ pub struct TargetError {
 /// Maximum tensor parallelism.
 const MAX_TP: usize = 1024;
 
+/// Joins all names: `vllm, mlx or sglang`.
+fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let names: Vec<_> = names.collect();
+    let (last, others) = names.split_last().unwrap_or((&"", &[]));
+    format!("{} or {last}", others.join(", "))
+}
+
 impl Target {
     /// Parses `SERVER[:tp=N][,gpu=NAME]`.
     ///
@@ -128,8 +135,8 @@ impl Target {
         let fault =
             |field, found: &str, allowed: String| TargetError { field, found: found.to_owned(), allowed };
         let (name, options) = text.split_once(':').unwrap_or((text, ""));
-        let names = || nearest_list(name, Server::NAMES.iter().map(|(_, known)| *known));
-        let server = Server::named(name).ok_or_else(|| fault("server", name, names()))?;
+        let names = || list(Server::NAMES.iter().map(|(_, known)| *known));
+        let server = Server::named(name).ok_or_else(|| fault("engine", name, names()))?;
         let mut target = Target { server, tp: 1, gpu: None };
         for option in options.split(',').filter(|option| !option.is_empty()) {
             match option.split_once('=') {
@@ -138,8 +145,10 @@ impl Target {
                     target.tp = parsed.ok_or_else(|| fault("tp", n, format!("1 to {MAX_TP}")))?;
                 }
                 Some(("gpu", name)) => {
-                    let near = || nearest_list(name, GPUS.iter().map(|gpu| gpu.name));
-                    let names = || format!("{}, or a capability such as sm90", near());
+                    let names = || {
+                        let known = list(GPUS.iter().map(|gpu| gpu.name));
+                        format!("{known}, or a compute capability such as sm90")
+                    };
                     target.gpu = Some(Gpu::parse(name).ok_or_else(|| fault("gpu", name, names()))?);
                 }
                 _ => {

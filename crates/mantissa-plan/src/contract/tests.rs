@@ -59,9 +59,12 @@ fn targets_are_parsed_and_printed() {
     // mantissa reads whatever it writes.
     assert_eq!(broken(&subject("native", "int3-g32"), "mantissa"), []);
     for (text, part) in [
-        ("vlm", "server: expected vllm, "),
+        (
+            "vlm",
+            "engine: expected vllm, llama.cpp, sglang, lmdeploy, transformers, tensorrt-llm, mlx, exllamav2 or mantissa, ",
+        ),
         ("vllm:tp=0", "tp: expected 1 to 1024, got \"0\""),
-        ("vllm:gpu=h1000", "gpu: expected h100"),
+        ("vllm:gpu=h1000", "gpu: expected v100, t4, "),
         ("llama.cpp:tp=2", "option: expected gpu=NAME, got \"tp=2\""),
         ("vllm:pp=2", "got \"pp=2\""),
     ] {

@@ -44,7 +44,7 @@ impl Plan {
         let plan = |recipe, options| Self::of_recipe(source, recipe, options);
         plan(recipe.clone(), options.clone()).map_err(|error| match &error {
             QuantError::NotStorable { list, .. } if !list.contains("fix: ") => {
-                let fix = alternative::options(&recipe, &options, plan);
+                let fix = alternative::options(source, &recipe, &options, plan);
                 error.with_fix(fix)
             }
             _ => error,

@@ -7,6 +7,7 @@ use mantissa_store::Dtype;
 use mantissa_store::convention::{Container, LinearPlan, ModelFiles, gguf, native};
 
 use super::{Options, Plan};
+use crate::calibrate::CalibrationSet;
 use crate::error::Result;
 use crate::recipe::Recipe;
 
@@ -28,9 +29,11 @@ struct Change {
     container: Option<Container>,
 }
 
-/// Returns options under which `plan` succeeds: a smaller group size, a block type of llama.cpp for GGUF, or another
-/// format, in this order. `None` if there are none.
+/// Returns options under which `plan` of `source` succeeds: a smaller group size, a block type of llama.cpp for GGUF, or
+/// another format, in this order; with a calibration text if the recipe needs one and none is given. `None` if there
+/// are none.
 pub(crate) fn options(
+    source: &ModelFiles,
     recipe: &Recipe,
     options: &Options,
     plan: impl Fn(Recipe, Options) -> Result<Plan>,
@@ -51,11 +54,26 @@ pub(crate) fn options(
         recipe: recipe.clone(),
         container: Some(other),
     });
+    let uncalibrated = |change: &Change| change.recipe.needs_calibration() && options.calibration.is_none();
     let works = |change: &Change| {
-        let options = Options { container: change.container, ..options.clone() };
+        let mut options = Options { container: change.container, ..options.clone() };
+        if uncalibrated(change) {
+            // Stands for the text, which is not tokenized for a question of shapes.
+            options.calibration = Some(CalibrationSet::new("", vec![vec![0, 0]]));
+        }
         plan(change.recipe.clone(), options).is_ok()
     };
-    groups.chain(types).chain(others).find(works).map(|change| change.text)
+    let found = groups.chain(types).chain(others).find(works)?;
+    let text = if uncalibrated(&found) { calibration(source) } else { "" };
+    Some(found.text + text)
+}
+
+/// Returns the option for a calibration text that `source` can read.
+fn calibration(source: &ModelFiles) -> &'static str {
+    match source.gguf().is_some() || source.dir().join("tokenizer.json").is_file() {
+        true => " --calibration default",
+        false => " --calibration-tokens FILE.json",
+    }
 }
 
 /// Returns a recipe with a smaller group size, and the option that selects it.

@@ -134,7 +134,10 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 /// Input that cannot be read or evaluated; [`GateFailed`] if a bound is exceeded.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let sequences = args.text.sequences(&args.model, false, context)?;
-    let sequences = sequences.ok_or_else(|| BadInput::new("eval", "neither", "--text or --tokens"))?;
+    let none = || {
+        BadInput::new("eval", "neither", "--text or --tokens").with_fix("--text default, the built-in text")
+    };
+    let sequences = sequences.ok_or_else(none)?;
     let (mut model, reference) = load(args, &sequences, context)?;
     simulate(args, &mut model.decoder)?;
     if let Some(path) = &args.logits {

@@ -210,7 +210,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let out = destination(args)?.path;
     let source = dense_source(model::open(&args.model, context)?)?;
     let Some(sequences) = args.measure.sequences(&args.model, context)? else {
-        return Err(BadInput::new("fit", "neither", "--text or --tokens").into());
+        let error = BadInput::new("fit", "neither", "--text or --tokens");
+        return Err(error.with_fix("--text default, the built-in text").into());
     };
     if sequences.len() < 2 {
         let allowed = "at least two windows, one to choose schemes on and one to evaluate";

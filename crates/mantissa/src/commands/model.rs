@@ -12,12 +12,13 @@ use mantissa_quant::model_config;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::gguf::is_part_of;
 use mantissa_store::shard_plan::SINGLE_NAME;
-use mantissa_store::{Checkpoint, INDEX_NAME, Paths, interrupted_publication};
+use mantissa_store::{Checkpoint, Error, INDEX_NAME, Paths, interrupted_publication};
 use serde::{Serialize, Serializer};
 
 use super::calibration::CalibrationArgs;
 use crate::context::Context;
 use crate::embedded;
+use crate::error::BadInput;
 
 /// Model ready to run.
 pub struct Model {
@@ -61,10 +62,23 @@ pub fn interrupted(path: &Path) -> Option<String> {
 /// As [`ModelFiles::open`].
 pub fn open_quietly(path: &Path) -> Result<ModelFiles> {
     let opened = ModelFiles::open(path);
+    if let Some(error) = opened.as_ref().err().and_then(|error| no_model(path, error)) {
+        return Err(error.into());
+    }
     match interrupted(path).filter(|_| opened.is_err()) {
         Some(warning) => Ok(opened.context(warning)?),
         None => Ok(opened?),
     }
+}
+
+/// Returns the error for a file that is neither GGUF nor safetensors, by name and content; its faults as a safetensors
+/// file would mislead.
+fn no_model(path: &Path, error: &Error) -> Option<BadInput> {
+    let Error::Header { path: file, .. } = error else { return None };
+    let named = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("safetensors"));
+    let allowed = "a model folder with safetensors weights, or a GGUF file";
+    (file == path && !named)
+        .then(|| BadInput::new(path.display().to_string(), "a file that is neither", allowed))
 }
 
 /// Planned use of a model, for predicting memory.

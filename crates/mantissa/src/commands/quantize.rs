@@ -49,6 +49,7 @@ use crate::output::{bytes, labelled};
 /// With --for and without --recipe the recipe with the least measured KL that loads there is chosen, for
 /// --bits bits per weight. It is calibrated and measured on a built-in text unless one is given.
 #[derive(clap::Args)]
+#[command(group = clap::ArgGroup::new("choice").args(["targets", "recipe"]).required(true).multiple(true))]
 #[command(after_help = "EXAMPLES
   mantissa quantize demo --for vllm
   mantissa quantize path/to/model --for llama.cpp --bits 5
@@ -75,12 +76,12 @@ pub struct Args {
     /// Recipe name or TOML file [default with --for: chosen]
     ///
     /// `mantissa recipes` lists the names.
-    #[arg(long, value_name = "RECIPE", required_unless_present = "targets", help_heading = "Recipe")]
+    #[arg(long, value_name = "RECIPE", help_heading = "Recipe")]
     recipe: Option<String>,
     /// Bits per weight to choose for [default: 4]
     ///
     /// 2 to 8.
-    #[arg(long, value_name = "BITS", requires = "targets", conflicts_with = "recipe", value_parser = clap::value_parser!(u32).range(2..=8), help_heading = "Recipe")]
+    #[arg(long, value_name = "BITS", conflicts_with = "recipe", value_parser = bits, help_heading = "Recipe")]
     bits: Option<u32>,
     /// Output folder or .gguf file [default: MODEL-RECIPE]
     ///
@@ -170,6 +171,15 @@ enum Round {
 enum Factors {
     F32,
     Bf16,
+}
+
+/// Parses the bits per weight to choose for.
+///
+/// # Errors
+/// A message with the accepted values.
+fn bits(text: &str) -> Result<u32, String> {
+    let whole = text.parse().ok().filter(|bits| (2..=8).contains(bits));
+    whole.ok_or_else(|| "expected a whole number from 2 to 8".to_owned())
 }
 
 /// Parses a checkpoint format.

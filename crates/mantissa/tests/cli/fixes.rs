@@ -29,8 +29,12 @@ fn fixes(line: &str) -> Vec<Vec<String>> {
         .map(|fix| {
             let end = fix.find(", ").or(fix.find(';')).unwrap_or(fix.len());
             let words = fix[..end].split_whitespace().map(str::to_owned);
-            // Words after the value of an option explain it.
-            if fix.starts_with("--") { words.take(2).collect() } else { words.collect() }
+            if !fix.starts_with("--") {
+                return words.collect();
+            }
+            // Words after the values of the options explain them.
+            let words: Vec<String> = words.collect();
+            words.chunks(2).take_while(|pair| pair[0].starts_with("--")).flatten().cloned().collect()
         })
         .collect()
 }
@@ -41,9 +45,11 @@ fn applied(command: &[String], fix: &[String]) -> Vec<String> {
         return fix[1..].to_vec();
     }
     let mut command = command.to_vec();
-    match command.iter().position(|word| *word == fix[0]) {
-        Some(at) => drop(command.splice(at..at + 2, fix.iter().cloned())),
-        None => command.extend(fix.iter().cloned()),
+    for pair in fix.chunks(2) {
+        match command.iter().position(|word| *word == pair[0]) {
+            Some(at) => drop(command.splice(at..at + 2, pair.iter().cloned())),
+            None => command.extend(pair.iter().cloned()),
+        }
     }
     command
 }
@@ -80,6 +86,9 @@ fn every_proposed_fix_works() {
         format!("quantize {ragged} --recipe awq-int4-g128-asym --format awq {calibration}"),
         format!("quantize {ragged} --recipe hqq-int4-g64 --format mlx"),
         format!("quantize {ragged} --recipe rtn-int4-g64-asym --format modelopt"),
+        // Groups of 256 do not divide the rows of 128.
+        "quantize demo --recipe gptq-int4-g256".to_owned(),
+        "quantize demo --recipe awq-int4-g256-asym --format awq".to_owned(),
         format!("fit {ragged} --budget 7bpw --schemes int4-g128,int8-g128 --format gptq --tokens {tokens}"),
         format!("convert {int4} --format gguf"),
         format!("convert {int4} --format modelopt"),
