@@ -13,6 +13,7 @@ use serde::Serialize;
 use crate::error::{BadInput, GateFailed, OverMemory, one_line};
 use crate::help;
 use crate::memory::{self, Limit};
+use crate::notes::merged;
 use crate::output::{self, parse_bytes};
 use crate::progress::{Progress, Unit, anonymous_memory};
 
@@ -149,12 +150,20 @@ impl Context {
         self.strict
     }
 
-    /// Prints every warning; fails under `--strict` if there is one.
+    /// Prints every warning, those of many layers merged; fails under `--strict` if there is one.
+    ///
+    /// # Errors
+    /// As [`refuse_warnings`](Self::refuse_warnings).
+    pub fn warn_all(&self, warnings: &[String]) -> Result<()> {
+        merged(warnings).iter().for_each(|warning| self.warn(warning));
+        self.refuse_warnings(warnings)
+    }
+
+    /// Fails under `--strict` if there is a warning; prints none.
     ///
     /// # Errors
     /// [`GateFailed`] with the first warning and the number of warnings.
-    pub fn warn_all(&self, warnings: &[String]) -> Result<()> {
-        warnings.iter().for_each(|warning| self.warn(warning));
+    pub fn refuse_warnings(&self, warnings: &[String]) -> Result<()> {
         match warnings {
             [first, ..] if self.strict => {
                 let count = warnings.len();

@@ -16,6 +16,7 @@ mod help;
 mod interrupt;
 mod machine;
 mod memory;
+mod notes;
 mod output;
 mod progress;
 mod report;

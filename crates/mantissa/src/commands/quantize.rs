@@ -33,6 +33,7 @@ use super::outcome::{MeasureArgs, carry_out, human_figures, layer_table, linear_
 use super::tables::{self, TableArgs};
 use crate::context::Context;
 use crate::error::BadInput;
+use crate::notes;
 use crate::output::{bytes, labelled};
 
 /// Quantize a model by a recipe, verify and measure the output
@@ -403,15 +404,26 @@ fn options(args: &Args, request: &Request, source: &ModelFiles, context: &Contex
     })
 }
 
-/// Returns the notes of single layers, fallbacks first.
+/// Returns what a layer has instead of what the recipe asks, with the reason: `q5_0 instead of q4_k: …`.
+fn fallback(layer: &LayerReport, quality: &Quality) -> Option<String> {
+    let why = layer.fallback.as_ref()?;
+    let told = layer.method == quality.method || is_of_scheme(why);
+    Some(if told { why.clone() } else { format!("{} instead of {}: {why}", layer.method, quality.method) })
+}
+
+/// True if the reason of a fallback names the scheme, as notes of the plan do.
+fn is_of_scheme(why: &str) -> bool {
+    why.contains(" instead of ")
+}
+
+/// Returns the notes of single layers, fallbacks of the method first.
 fn layer_notes(quality: &Quality) -> Vec<String> {
-    let fallback = |l: &LayerReport| {
-        let why = l.fallback.as_ref().filter(|_| l.method != quality.method)?;
-        Some(format!("{}: {} instead of {}: {why}", l.module, l.method, quality.method))
-    };
     let layers = &quality.layers;
     let notes = layers.iter().flat_map(|l| l.notes.iter().map(|note| format!("{}: {note}", l.module)));
-    layers.iter().filter_map(fallback).chain(notes).collect()
+    let fallen = layers.iter().filter(|layer| layer.method != quality.method);
+    let fallen = fallen.filter(|layer| !layer.fallback.as_deref().is_some_and(is_of_scheme));
+    let fallen = fallen.filter_map(|l| Some(format!("{}: {}", l.module, fallback(l, quality)?)));
+    fallen.chain(notes).collect()
 }
 
 /// Returns the SHA-256 of an output that is a single file.
@@ -421,13 +433,15 @@ fn sha256(plan: &Plan, outcome: &Outcome) -> Option<String> {
     files.values().next().filter(|_| single).map(FileDigest::hex)
 }
 
-/// Describes layers that are not stored or quantized as the recipe asks; `None` if there are none.
+/// Describes layers that are not stored or quantized as the recipe asks, with every reason; `None` if there are none.
 fn fallback_line(quality: &Quality) -> Option<String> {
-    let count = quality.fallbacks.len();
-    let first = quality.layers.iter().find_map(|layer| Some((layer, layer.fallback.as_ref()?)));
-    let (layer, why) = first.filter(|_| count > 0)?;
-    let all = quality.layers.len();
-    Some(format!("{count} of {all} layers fell back from the recipe: {why} (first: {})", layer.module))
+    let layers = quality.layers.iter();
+    let fallen = layers.filter_map(|layer| Some((layer.module.as_str(), fallback(layer, quality)?)));
+    let fallen: Vec<_> = fallen.collect();
+    let kinds = notes::kinds(fallen.iter().map(|(module, why)| (*module, why.as_str())));
+    let (count, all) = (fallen.len(), quality.layers.len());
+    let kinds: Vec<_> = kinds.iter().map(ToString::to_string).collect();
+    (count > 0).then(|| format!("{count} of {all} layers: {}", kinds.join("; ")))
 }
 
 fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::Result<()> {

@@ -79,3 +79,22 @@ fn a_measurement_without_a_text_proposes_the_built_in_one() {
     let shown = succeed(&["eval", "demo", "--text", "default", "--limit", "64", "--quiet"]);
     assert!(shown.contains("perplexity"), "{shown}");
 }
+
+/// Many layers that fall back for the same reason give one warning; `--strict` counts every layer.
+#[test]
+fn warnings_of_layers_are_merged() {
+    let temp = TempDir::new().unwrap();
+    let out = temp.path().join("q.gguf");
+    let quantize = ["quantize", "demo", "--recipe", "q4_k_m", "--out", text(&out)];
+    let output = mantissa(&quantize);
+    let (said, shown) =
+        (stderr(&output), String::from_utf8_lossy(&output.stdout).replace("\n            ", " "));
+    assert_eq!(said.matches("warning: ").count(), 2, "{said}");
+    let all = "layers: 31 q5_0 instead of q4_k, 4 q8_0 instead of q6_k: rows of 128 and 384 are not multiples of 256 (first: model.layers.0.self_attn.q_proj)";
+    assert!(said.contains(&format!("warning: 35 {all}\n")), "{said}");
+    assert!(shown.contains(&format!("fallbacks   35 of 35 {all}\n")), "{shown}");
+    let preview = succeed(&[&quantize[..], &["--dry-run"]].concat());
+    assert!(preview.contains(&format!("note: 35 {all}\n")), "{preview}");
+    let said = stderr(&mantissa(&[&quantize[..], &["--strict", "--restart"]].concat()));
+    assert!(said.contains("--strict: expected no warnings, got 36; first: model.layers.0."), "{said}");
+}

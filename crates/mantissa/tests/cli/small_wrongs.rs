@@ -175,10 +175,7 @@ fn fallbacks_of_small_shapes_are_in_the_summary_and_k_quants_in_the_report() {
     let out = temp.path().join("q.gguf");
     let arguments = ["quantize", "demo", "--recipe", "q2_k", "--out", text(&out), "--quiet"];
     let shown = succeed(&arguments);
-    assert!(
-        shown.contains("35 of 35 layers fell back from the recipe: iq4_nl instead of q2_k: rows of 128"),
-        "{shown}"
-    );
+    assert!(shown.contains("35 of 35 layers: ") && shown.contains("iq4_nl instead of q2_k"), "{shown}");
     let quality = fs::read_to_string(temp.path().join("q.gguf.quality.json")).unwrap();
     let quality: Value = serde_json::from_str(&quality).unwrap();
     assert_eq!((&quality["recipe"], &quality["method"]), (&"q2_k".into(), &"k-quant".into()));

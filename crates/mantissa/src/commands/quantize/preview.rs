@@ -12,6 +12,7 @@ use super::super::choose::{Choice, predict};
 use super::super::outcome::linear_bits;
 use super::super::tables;
 use super::request::Request;
+use crate::notes::merged;
 use crate::output::bytes;
 
 /// Sizes and memory of a plan.
@@ -98,6 +99,6 @@ impl<'a> DryRun<'a> {
         writeln!(out, "{peak} peak memory (predicted), at the step: {stage}")?;
         writeln!(out, "{} (predicted)", predict::duration(self.predicted_seconds))?;
         writeln!(out, "{} is the least that --memory accepts", bytes(self.least_memory))?;
-        self.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
+        merged(self.notes).iter().try_for_each(|note| writeln!(out, "note: {note}"))
     }
 }
