@@ -184,7 +184,9 @@ fn check_weights(
     }
     if let Some(source) = source {
         if unjudged > 0 {
-            found.notes.push(format!("{unjudged} weights are not RTN: error reported, bound not checked"));
+            found.notes.push(format!(
+                "{unjudged} weights are not rounded to nearest: RTN's error bound does not apply to them"
+            ));
         }
         check_copied(files, source, &config, threads, found)?;
         if folds != Folds::default() {

@@ -21,6 +21,20 @@ use crate::error::BadInput;
 /// Nominal bits per weight without `--bits`.
 pub const BITS: u32 = 4;
 
+/// Largest surplus of stored bits per weight over the nominal bits of a GGUF type. Mixtures of K-types have up to .93
+/// (`q2_k`); layers that fall back to wider types have more.
+const SURPLUS: f64 = 1.0;
+
+/// Recipes that no measurement ranks, offered by name where no measured one fits.
+const UNMEASURED: [&str; 6] = [
+    "rtn-int4-g32",
+    "rtn-int4-g32-asym",
+    "rtn-int4-g32-asym:minmax",
+    "rtn-q4_0",
+    "rtn-int8-channel",
+    "rtn-q8_0",
+];
+
 /// Chosen recipe, with the reason.
 #[derive(Clone, Debug, Serialize)]
 pub struct Choice {
@@ -80,12 +94,11 @@ pub fn choose(
         return Err(none(source, targets, bits, format, &engines, &skipped));
     };
     let smaller = if candidate.spare { " in groups that divide this model's rows" } else { "" };
-    let of = if fitting == 1 {
-        format!("the only measured {bits}-bit recipe that loads in {engines}")
-    } else {
-        format!("least KL of the {fitting} measured {bits}-bit recipes that load in {engines}")
+    let of = match fitting {
+        1 => format!("of the measured {bits}-bit recipes only this fits the model and {engines}"),
+        n => format!("least KL of the {n} measured {bits}-bit recipes that fit the model and {engines}"),
     };
-    let why = format!("{of}{smaller}: {:.5} nats/token on {MODEL} ({SOURCE})", candidate.kl);
+    let why = format!("{of}{smaller}: {:.5} nats/token on our test model {MODEL} ({SOURCE})", candidate.kl);
     Ok(Choice {
         recipe: candidate.recipe,
         format: container,
@@ -158,6 +171,10 @@ fn fits(
     let calibration = Some(CalibrationSet::new("", vec![vec![0, 0]]));
     let options = Options { container: Some(container), calibration, threads: 1, ..Options::default() };
     let plan = Plan::new(source, recipe, options).map_err(|error| error.to_string())?;
+    let stored = plan.linear_stored_bits_per_weight();
+    if container.facts().one_file && stored > f64::from(candidate.bits) + SURPLUS {
+        return Err(format!("{stored:.2} bits per weight here, because its blocks do not divide the rows"));
+    }
     let subject = subject::of_plan(&plan, source);
     for target in targets {
         if let Some(finding) = lint(&subject, target).findings.iter().find(|f| f.severity.fails()) {
@@ -178,17 +195,38 @@ fn none(
 ) -> anyhow::Error {
     let held = format.map_or_else(String::new, |format| format!(" in format {}", format.name()));
     let reason = |skipped: &Skipped| format!("{} in {}: {}", skipped.recipe, skipped.format, skipped.why);
-    let why = skipped.first().map_or_else(|| "none is measured".to_owned(), reason);
+    // That a GPU is not named says little about the model.
+    let (named, unnamed): (Vec<_>, Vec<_>) =
+        skipped.iter().partition(|skipped| !skipped.why.contains("gpu="));
+    let reasons: Vec<_> = named.into_iter().chain(unnamed).take(2).map(reason).collect();
+    let why = if reasons.is_empty() { "none is measured".to_owned() } else { reasons.join("; ") };
     let others: Vec<_> = (2..=8)
         .filter(|&other| other != bits && search(source, targets, other, format).0.is_some())
         .map(|other| other.to_string())
         .collect();
-    let fix = match others.is_empty() {
-        true => "give --recipe, which `mantissa recipes` lists".to_owned(),
-        false => format!("--bits {}", others.join(" or ")),
+    let fix = match (others.is_empty(), unmeasured(source, targets, format)) {
+        (false, _) => format!("--bits {}", others.join(" or ")),
+        (true, Some((recipe, container))) => format!("--recipe {recipe} --format {}", container.name()),
+        (true, None) => "another engine with --for, or a smaller group size with --recipe".to_owned(),
     };
     let found = format!("none{held} ({why}); fix: {fix}");
     BadInput::new("--for", found, format!("a measured {bits}-bit recipe that loads in {engines}")).into()
+}
+
+/// Returns the first recipe of [`UNMEASURED`] with a format that holds it for this model and loads in every target.
+fn unmeasured(
+    source: &ModelFiles,
+    targets: &[Target],
+    format: Option<Container>,
+) -> Option<(&'static str, Container)> {
+    let formats = || Container::all().filter(move |found| format.is_none_or(|wanted| wanted == *found));
+    let pairs = UNMEASURED.iter().flat_map(|recipe| formats().map(move |container| (*recipe, container)));
+    let mut pairs = pairs.filter(|(recipe, container)| {
+        let candidate = Candidate::unmeasured(recipe, container.name());
+        let usual = targets.iter().all(|target| candidate.is_usual_in(target.server));
+        usual && fits(&candidate, *container, source, targets).is_ok()
+    });
+    pairs.next()
 }
 
 /// Prints what a recipe's short name stands for.

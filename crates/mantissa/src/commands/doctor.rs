@@ -185,7 +185,8 @@ fn verdict(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {
             writeln!(out, "no fault found: output matches the source within its schemes")
         }
         (None, None) => {
-            writeln!(out, "no fault found: no alternative is better than the unchanged model")
+            let rule = "no fault found: no alternative is better than the unchanged model by 0.1 nats and 5 standard errors";
+            paragraph(out, 2, rule)
         }
         (Some(fault), _) => {
             writeln!(out, "fault   {}", fault.tensor)?;

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use mantissa_eval::Sequence;
+use mantissa_eval::verdict::Verdict;
 use mantissa_quant::verify::Verification;
 use mantissa_quant::{
     Evaluation, Figures, GateFailure, LayerReport, NotVerified, Outcome, Plan, Quality, QuantError, Start,
@@ -306,12 +307,13 @@ fn layer_cells(layer: &LayerReport, stored: bool) -> Vec<String> {
 /// # Errors
 /// As `out`.
 pub fn human_figures(out: &mut dyn Write, f: &Figures) -> io::Result<()> {
-    let perplexity = format!(
-        "{:.4}  (NLL {:.6} ± {:.6} nats, {} tokens, {} windows of {})",
-        f.ppl, f.nll, f.nll_se, f.predicted, f.text.windows, f.text.name
-    );
+    let text = if f.text.name == default_text::HELD_OUT_NAME { "the built-in text" } else { &f.text.name };
+    labelled(out, "text", &format!("{text}: {} tokens in {} windows", f.predicted, f.text.windows))?;
+    let source = (f.nll - f.delta_nll).exp();
+    let perplexity = format!("{:.4}, source {source:.4}  (NLL {:.6} ± {:.6} nats)", f.ppl, f.nll, f.nll_se);
     labelled(out, "perplexity", &perplexity)?;
-    let kl = format!("{:.6} ± {:.6} nats/token  (p99 {:.4})", f.kl, f.kl_se, f.kl_p99);
+    let word = Verdict::new((f.kl, f.kl_se), (f.noise_floor_kl, f.noise_floor_kl_se)).word();
+    let kl = format!("{:.6} ± {:.6} nats/token, {word}  (p99 {:.4})", f.kl, f.kl_se, f.kl_p99);
     labelled(out, "KL", &kl)?;
     if let Some(without) = f.kl_without_tables {
         let cost = f.kl - without;
@@ -319,8 +321,11 @@ pub fn human_figures(out: &mut dyn Write, f: &Figures) -> io::Result<()> {
             format!("{cost:+.6} nats/token by embedding and head ({without:.6} with those of the source)");
         labelled(out, "of that KL", &all)?;
     }
-    let floor = format!("{:.6} ± {:.6} nats/token  (noise floor)", f.noise_floor_kl, f.noise_floor_kl_se);
-    labelled(out, "bf16 KL", &floor)?;
+    // That of a bf16 source is 0.
+    if f.noise_floor_kl > 0.0 {
+        let floor = format!("{:.6} ± {:.6} nats/token  (noise floor)", f.noise_floor_kl, f.noise_floor_kl_se);
+        labelled(out, "bf16 KL", &floor)?;
+    }
     labelled(out, "top-1", &format!("{:.2} ± {:.2} %", 100.0 * f.top1, 100.0 * f.top1_se))?;
     labelled(out, "Δ loss", &format!("{:+.6} ± {:.6} nats/token", f.delta_nll, f.delta_nll_se))
 }

@@ -448,6 +448,7 @@ fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::Result<()> {
     let r = done.quality;
     let kept = if r.kept.is_empty() { String::new() } else { format!(", {} kept", r.kept.len()) };
     let output = done.output.display();
+    labelled(out, "recipe", &r.recipe)?;
     labelled(out, "output", &format!("{output}: {} layers in format {}{kept}", r.layers.len(), r.container))?;
     labelled(out, "size", &format!("{} from {}", bytes(r.bytes), bytes(done.source_bytes)))?;
     let linear = linear_bits(r.linear_bits_per_weight, r.linear_stored_bits_per_weight);

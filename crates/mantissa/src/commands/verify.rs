@@ -106,11 +106,16 @@ pub fn human(out: &mut dyn Write, v: &Verification) -> io::Result<()> {
     if v.compared > 0 {
         let _ = write!(text, ", {} tensors compared with the source", v.compared);
     }
-    if let Some(ratio) = v.max_error_in_bounds {
-        let _ = write!(text, " (largest error {ratio:.3} × RTN's bound)");
+    // Only weights that were rounded to nearest keep within that bound; a fault has a line of its own.
+    if let Some(ratio) = v.max_error_in_bounds.filter(|ratio| *ratio <= 1.0) {
+        let _ = write!(text, " (largest error {ratio:.3} of RTN's bound)");
     }
-    if let Some(difference) = v.max_logit_difference {
-        let _ = write!(text, ", logits within {difference:.1e}");
+    match v.max_logit_difference {
+        Some(0.0) => text += ", same logits by both readers",
+        Some(difference) => {
+            let _ = write!(text, ", logits of both readers within {difference:.1e}");
+        }
+        None => {}
     }
     paragraph(out, 2, &text)?;
     if let Some(figures) = &v.figures {

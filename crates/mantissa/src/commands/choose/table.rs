@@ -23,14 +23,19 @@ pub struct Candidate {
     pub bits: u32,
     /// Measured KL in nats/token.
     pub kl: f64,
-    /// True if the recipe is offered only where no other of its bits fits: smaller groups, which lose less but take half a bit
-    /// more, divide rows that groups of 128 do not.
+    /// True if the recipe is offered only where no other of its bits fits: smaller groups or blocks of 32, most of which take
+    /// half a bit or a bit more, divide rows that groups of 128 or blocks of 256 do not.
     pub spare: bool,
     /// Least compute capability times ten of a GPU on which the recipe is offered; `None` offers it everywhere.
     pub least_sm: Option<u32>,
 }
 
 impl Candidate {
+    /// Describes a recipe without a figure.
+    pub const fn unmeasured(recipe: &'static str, format: &'static str) -> Self {
+        row(recipe, format, 8, f64::NAN)
+    }
+
     /// True if the format is the one in which users of `server` keep such models. Engines read others too, such as vLLM and
     /// transformers GGUF, but slowly or by way of dense weights.
     pub fn is_usual_in(&self, server: Server) -> bool {
@@ -40,6 +45,7 @@ impl Candidate {
             "exl2" => server == Server::Exllamav2,
             "modelopt" => server == Server::TensorrtLlm,
             "native" => server == Server::Mantissa,
+            CT => !matches!(server, Server::LlamaCpp | Server::Mlx | Server::Exllamav2),
             _ => true,
         }
     }
@@ -65,7 +71,7 @@ const BLACKWELL: u32 = 100;
 const CT: &str = "compressed-tensors";
 
 /// Every candidate; of equally good ones the first is chosen.
-pub const CANDIDATES: [Candidate; 25] = [
+pub const CANDIDATES: [Candidate; 32] = [
     row("rtn-int8-g64-asym:minmax", "mlx", 8, 0.00003),
     row("rtn-int8-channel", CT, 8, 0.00005),
     row("rtn-int8-g128", "exl2", 8, 0.00005),
@@ -87,6 +93,13 @@ pub const CANDIDATES: [Candidate; 25] = [
     row("hqq-int4-g64", "mlx", 4, 0.00637),
     spare("gptaq-int4-g32-asym", CT, 4, 0.00262),
     spare("gptaq-int4-g32", CT, 4, 0.00330),
+    spare("gptaq-int4-g32", "modelopt", 4, 0.00330),
+    spare("gptq-int4-g32", "exl2", 4, 0.00393),
+    spare("hqq-int4-g32", "mlx", 4, 0.00454),
+    spare("iq4_nl", "gguf", 4, 0.00597),
+    spare("q5_0", "gguf", 5, 0.00232),
+    spare("rtn-int8-g32-asym:minmax", "mlx", 8, 0.00002),
+    spare("rtn-int8-g32", "exl2", 8, 0.00003),
     row("qtip-trellis3", "native", 3, 0.00714),
     row("q3_k_m", "gguf", 3, 0.01632),
     row("qtip-trellis2", "native", 2, 0.03503),
