@@ -93,7 +93,7 @@ pub fn choose(
     let Some((candidate, container, fitting)) = found else {
         return Err(none(source, targets, bits, format, &engines, &skipped));
     };
-    let smaller = if candidate.spare { " in groups that divide this model's rows" } else { "" };
+    let smaller = if candidate.spare { ", in groups of 32, which divide this model's rows" } else { "" };
     let of = match fitting {
         1 => format!("of the measured {bits}-bit recipes only this fits the model and {engines}"),
         n => format!("least KL of the {n} measured {bits}-bit recipes that fit the model and {engines}"),

@@ -32,7 +32,7 @@ fn one_command_makes_a_checked_artifact() {
     assert!(output.status.success(), "{}", stderr(&output));
     let (out, notes) = (String::from_utf8_lossy(&output.stdout).into_owned(), stderr(&output));
     // Why, and what is predicted, before the work.
-    assert!(notes.contains("in compressed-tensors: ") && notes.contains("load in vllm"), "{notes}");
+    assert!(notes.contains("in compressed-tensors: ") && notes.contains("fit the model and vllm"), "{notes}");
     assert!(notes.contains("(predicted)"), "{notes}");
     // The result, its KL, where it loads and what to type next.
     let folder = notes.lines().find_map(|line| line.strip_prefix("output ")).unwrap();
@@ -79,7 +79,11 @@ fn every_engine_has_a_choice_that_its_rules_accept() {
 
 #[test]
 fn the_choice_depends_on_bits_shapes_and_gpu() {
-    assert_ne!(chosen("demo", "llama.cpp", "3")["recipe"], chosen("demo", "llama.cpp", "6")["recipe"]);
+    assert_eq!(chosen("demo", "llama.cpp", "8")["recipe"], "q8_0");
+    // Rows of 128 fall back from blocks of 256 to wider types: 4.5 bits in blocks of 32 instead of 5.85, and no 3 bits.
+    assert_eq!(chosen("demo", "llama.cpp", "4")["recipe"], "iq4_nl");
+    let line = fail(2, &["quantize", "demo", "--for", "llama.cpp", "--bits", "3", "--dry-run"]);
+    assert!(line.contains("bits per weight here") && line.contains("fix: --bits 4"), "{line}");
     let (any, blackwell) = (chosen("demo", "vllm", "4"), chosen("demo", "vllm:gpu=b200", "4"));
     assert!(!any["recipe"].as_str().unwrap().contains("nvfp4"), "{any}");
     assert!(blackwell["recipe"].as_str().unwrap().contains("nvfp4"), "{blackwell}");
