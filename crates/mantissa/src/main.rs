@@ -25,6 +25,11 @@ mod tensors;
 
 use std::process::ExitCode;
 
+// glibc's allocator needs no replacement.
+#[cfg(target_env = "musl")]
+#[global_allocator]
+static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
+
 fn main() -> ExitCode {
     app::main()
 }
