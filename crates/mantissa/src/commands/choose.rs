@@ -3,8 +3,6 @@
 pub mod predict;
 mod table;
 
-use std::path::{Path, PathBuf};
-
 use anyhow::Result;
 use mantissa_advise::subject;
 use mantissa_plan::contract::{Target, lint};
@@ -234,18 +232,4 @@ pub fn note_name(recipe: &str, context: &Context) {
     if let Some(full) = spelled_out(recipe) {
         context.note(&format!("recipe {recipe} is {full}"));
     }
-}
-
-/// Returns the output's name if `--out` is not given: the model's name and the recipe's, in the working folder.
-pub fn default_out(model: &Path, recipe: &Recipe, container: Container) -> PathBuf {
-    let full = model.canonicalize().unwrap_or_else(|_| model.to_owned());
-    let own = if model.file_name().is_some() { model } else { &full };
-    let name = own.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy());
-    let name = name.trim_end_matches(".safetensors");
-    let label = recipe.label().trim_end_matches(".toml").replace([':', '/', '%', ','], "-");
-    let mut out = format!("{name}-{label}");
-    if container != recipe.container() {
-        out += &format!("-{}", container.name());
-    }
-    PathBuf::from(if container.facts().one_file { out + ".gguf" } else { out })
 }

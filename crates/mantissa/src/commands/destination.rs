@@ -85,11 +85,22 @@ fn is_gguf(path: &Path) -> bool {
     named && !path.is_dir()
 }
 
-/// Returns the name of a model for file names: that of its folder, or of its GGUF file without dtype.
+/// Returns the output's name if `--out` is not given: the model's name and the recipe's, in the working folder.
+pub fn default_out(model: &ModelPath, recipe: &Recipe, container: Container) -> PathBuf {
+    let label = stem(recipe.label()).replace([':', '/', '%', ','], "-");
+    let mut out = format!("{}-{label}", name_of(model));
+    if container != recipe.container() {
+        out += &format!("-{}", container.name());
+    }
+    PathBuf::from(if container.facts().one_file { out + ".gguf" } else { out })
+}
+
+/// Returns the name of a model for file names: that of its folder or link, or of its file without extension and dtype.
 fn name_of(model: &ModelPath) -> String {
     let named = model.named();
     let absolute = std::fs::canonicalize(named).unwrap_or_else(|_| named.to_owned());
-    let name = absolute.file_name().or(named.file_name()).unwrap_or_default().to_string_lossy().into_owned();
+    let name = named.file_name().or(absolute.file_name()).unwrap_or_default().to_string_lossy().into_owned();
+    let name = name.strip_suffix(".safetensors").map_or(name.clone(), str::to_owned);
     let Some(name) = name.strip_suffix(".gguf") else { return name };
     let dtype =
         ["-f32", "-f16", "-bf16"].into_iter().find(|dtype| name.to_ascii_lowercase().ends_with(dtype));

@@ -6,6 +6,7 @@ mod several;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -160,6 +161,9 @@ pub struct Args {
     max_shard_size: Option<u64>,
     #[command(flatten)]
     measure: MeasureArgs,
+    /// Recipe and output, once they are found: a choice plans every candidate.
+    #[arg(skip)]
+    request: OnceLock<Request>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -282,7 +286,7 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
     args.recipe.iter().filter(|recipe| Recipe::is_file(recipe)).for_each(|recipe| paths.read(recipe));
     if !args.dry_run {
         let source = args.recipe.is_none().then(|| model::open_quietly(&args.model)).transpose()?;
-        let request = Request::new(args, source.as_ref())?;
+        let request = Request::of(args, source.as_ref())?;
         match args.formats.as_slice() {
             several @ [_, _, ..] => several::paths(&request.out, several, paths)?,
             _ => paths.write("--out", &request.out, kind_of(request.container())),
@@ -300,11 +304,11 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
 /// output then stays in place.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let source = dense_source(model::open(&args.model, context)?)?;
-    let request = Request::new(args, Some(&source))?;
+    let request = Request::of(args, Some(&source))?;
     if args.formats.len() > 1 {
-        return several::run(args, &request, &source, context);
+        return several::run(args, request, &source, context);
     }
-    let options = options(args, &request, &source, context)?;
+    let options = options(args, request, &source, context)?;
     let tokens = options.calibration.as_ref().map_or(0, CalibrationSet::tokens);
     let mut plan = plan(args, &source, request.recipe.clone(), options, context)?;
     let another = args.calibration.is_text();
@@ -319,7 +323,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let seconds = shown.then(|| predict::seconds(&plan, tokens, context.threads));
     request.announce(args, &plan, (seconds, peak), context);
     if let (true, Some(seconds)) = (args.dry_run, seconds) {
-        let report = DryRun::of(&plan, &source, &request, (args.verify, least, seconds));
+        let report = DryRun::of(&plan, &source, request, (args.verify, least, seconds));
         return context.report(&report, |out| report.human(out));
     }
     context.warn_all(&plan.notes)?;
@@ -330,7 +334,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let start = Instant::now();
     let begin = if args.restart { Start::Restart } else { Start::Resume };
     let outcome = carry_out(&plan, &source, &context.output(&request.out)?, begin, context)?;
-    let done = Done::new((args, &request, &source), (&plan, &outcome), &request.out, start.elapsed());
+    let done = Done::new((args, request, &source), (&plan, &outcome), &request.out, start.elapsed());
     context.report(&done, |out| human(out, &done, args.layers))?;
     context.warn_all(&layer_notes(&outcome.quality))
 }

@@ -10,7 +10,7 @@ use mantissa_store::convention::{Container, ModelFiles};
 use super::super::calibration::CalibrationArgs;
 use super::super::choose::{self, Choice, predict};
 use super::super::default_text;
-use super::super::destination::Destination;
+use super::super::destination::{Destination, default_out};
 use super::Args;
 use crate::context::Context;
 use crate::output::bytes;
@@ -30,11 +30,21 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Reads the recipe, or chooses one for `source`.
+    /// Reads the recipe, or chooses one for `source`; returns what an earlier call found.
     ///
     /// # Errors
     /// An invalid recipe; no measured recipe that fits.
-    pub(super) fn new(args: &Args, source: Option<&ModelFiles>) -> Result<Self> {
+    pub(super) fn of<'a>(args: &'a Args, source: Option<&ModelFiles>) -> Result<&'a Self> {
+        match args.request.get() {
+            Some(found) => Ok(found),
+            None => {
+                let made = Self::new(args, source)?;
+                Ok(args.request.get_or_init(|| made))
+            }
+        }
+    }
+
+    fn new(args: &Args, source: Option<&ModelFiles>) -> Result<Self> {
         let chosen = match (&args.recipe, source) {
             (None, Some(source)) => {
                 let bits = args.bits.unwrap_or(choose::BITS);
@@ -54,7 +64,7 @@ impl Request {
             }
             None => {
                 let container = format.unwrap_or_else(|| recipe.container());
-                (format, choose::default_out(args.model.named(), &recipe, container))
+                (format, default_out(&args.model, &recipe, container))
             }
         };
         let stands_for = args.recipe.as_deref().and_then(spelled_out);
