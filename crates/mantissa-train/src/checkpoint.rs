@@ -15,6 +15,7 @@ use std::path::Path;
 use mantissa_store::{Dtype, Error, Output, SafeTensors, SafetensorsWriter, StagedFile, TensorSpec, sealed};
 use serde_json::{Value, json};
 
+use crate::config::differences;
 use crate::data::Cursor;
 use crate::error::TrainError;
 use crate::optim::{Array, ArrayMut};
@@ -130,7 +131,8 @@ impl Numbers {
             return Err(fault("version", version.to_string(), "1"));
         }
         if value["about"].as_str() != Some(about) {
-            return Err(fault("about", "other settings".to_owned(), "the settings of the resumed run"));
+            let differences = differences(value["about"].as_str().unwrap_or_default(), about);
+            return Err(TrainError::Settings { path: file.path().to_owned(), differences });
         }
         let scaler = match &value["scaler"] {
             Value::Null => None,

@@ -51,6 +51,7 @@
 //! every = 100                       # steps between two health reports; 0: none
 //! ```
 
+mod differences;
 mod keys;
 
 use std::path::Path;
@@ -63,6 +64,7 @@ use crate::policy::Policy;
 use crate::scaling::SCALING_OPTIONS;
 use crate::schedule::{Decay, Schedule};
 
+pub use differences::differences;
 pub use keys::{
     CheckpointConfig, Data, Model, Optimizer, PrecisionKeys, RunConfig, ScheduleConfig, Telemetry,
 };

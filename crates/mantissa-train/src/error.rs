@@ -1,5 +1,7 @@
 //! Error type of training.
 
+use std::path::PathBuf;
+
 use mantissa_model::{ForwardError, LoadError};
 use mantissa_store::{ErrorClass, Shown};
 
@@ -47,6 +49,18 @@ pub enum TrainError {
         found: String,
         /// Values that can be trained.
         allowed: &'static str,
+    },
+    /// The settings are not those of the run that wrote the checkpoint.
+    #[error(
+        "{}: settings: expected those of the run, got {}; fix: resume with the original settings, or rerun with --restart",
+        .path.display(),
+        if .differences.is_empty() { "others".to_owned() } else { .differences.join(", ") }
+    )]
+    Settings {
+        /// Checkpoint.
+        path: PathBuf,
+        /// Keys with both values.
+        differences: Vec<String>,
     },
     /// A policy names a scheme that matmul operands cannot have.
     #[error("linear \"{module}\": policy.{operand}: expected f32, bf16 or f16, got {found}")]

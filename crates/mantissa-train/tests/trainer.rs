@@ -342,7 +342,7 @@ fn another_runs_checkpoint_is_refused() {
     first.step().unwrap();
     first.save(&mantissa_store::Output::owned(&path), "a").unwrap();
     let message = |mut other: Trainer, about: &str| other.load(&path, about).unwrap_err().to_string();
-    assert!(message(new("bf16", MomentFormat::F32), "b").contains("other settings"));
+    assert!(message(new("bf16", MomentFormat::F32), "b").contains("settings: expected those of the run"));
     assert!(message(new("fp32", MomentFormat::F32), "a").contains("got BF16"));
     assert!(message(new("bf16", MomentFormat::Bf16), "a").contains("optimizer"));
     assert!(message(new("bf16-remainder", MomentFormat::F32), "a").contains("optimizer.master"));

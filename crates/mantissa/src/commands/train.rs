@@ -1,5 +1,6 @@
 //! `mantissa train`: trains a model from a TOML file, with checkpoints from which it resumes bit-exactly.
 
+mod earlier;
 pub mod folder;
 mod owned;
 mod setup;
@@ -23,6 +24,7 @@ use crate::interrupt;
 use crate::machine::{Machine, peak_anonymous};
 use crate::output::{Align, Table, bytes, count};
 use crate::progress::anonymous_memory;
+use earlier::Earlier;
 use folder::{Checkpoints, Log, LogLine, RunFile};
 use owned::{How, RunFolder};
 use setup::Setup;
@@ -135,10 +137,11 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         return dry_run(&setup, &settings, needs, context);
     }
     let run = base.join(&settings.out);
-    let folder = RunFolder::open(&run, args.how())?;
+    let explain = |error| Earlier::read(&run, &settings.resolved()).explain(error);
+    let folder = RunFolder::open(&run, args.how()).map_err(explain)?;
     context.require_memory("train", needs + needs / 20)?;
     let left = interrupt::leaving("rerun the same command".to_owned());
-    let begun = Begun::new(folder, &setup, &settings, base, context)?;
+    let begun = Begun::new(folder, &setup, &settings, base, context).map_err(explain)?;
     drop(left);
     let mut about = about(&setup, &settings, needs, context);
     let start = Instant::now();

@@ -83,7 +83,25 @@ fn a_run_learns_keeps_checkpoints_and_writes_a_model() {
     assert_eq!(json(&["inspect", text(&model), "--json"])["convention"], "dense");
     succeed(&["run", text(&model), "-p", "Line 7 says", "-n", "8", "--quiet"]);
     // A run is not started twice unless requested.
-    assert!(fail(2, &["train", text(&config), "--quiet"]).contains("--resume or --restart"));
+    let line = fail(2, &["train", text(&config), "--quiet"]);
+    assert!(line.contains("got one that finished its 40 steps; fix: --set out=FOLDER"), "{line}");
+    // Other settings are named with both values, also where they would be resumed.
+    let longer = ["train", text(&config), "--quiet", "--set", "schedule.steps=50", "--set", "seed=4"];
+    for how in [&[][..], &["--resume"]] {
+        let line = fail(2, &[&longer[..], how].concat());
+        let keys =
+            "finished its 40 steps with other settings (schedule.steps = 50 (run: 40), seed = 4 (run: 3))";
+        assert!(line.contains(keys) && line.contains("or --restart to replace this one"), "{line}");
+    }
+    succeed(
+        &[&longer[..], &["--set", "out=other", "--set", "schedule.steps=2", "--set", "schedule.warmup=1"]]
+            .concat(),
+    );
+    // A run that has not finished may be resumed.
+    let folder = temp.path().join("run");
+    fs::rename(folder.join("model"), temp.path().join("model")).unwrap();
+    assert!(fail(2, &["train", text(&config), "--quiet"]).contains("rerun with --resume or --restart"));
+    fs::rename(temp.path().join("model"), folder.join("model")).unwrap();
     let again = json(&["train", text(&config), "--resume", "--json", "--quiet"]);
     assert_eq!((&again["steps"], &again["loss"]), (&STEPS.into(), &Value::Null));
 }

@@ -27,7 +27,7 @@ pub const MADE_FROM: &str = "made_from";
 /// Folder of the checkpoints.
 pub const CHECKPOINTS: &str = "checkpoints";
 /// Folder of the trained model, whose own manifest lists its files.
-const MODEL: &str = "model";
+pub const MODEL: &str = "model";
 
 /// Files of every run.
 const FILES: [&str; 5] = [CONFIG, LOG, TELEMETRY, RUN, TOKENS];
@@ -58,6 +58,17 @@ pub enum RunFault {
         run: PathBuf,
         /// Options that help.
         fix: &'static str,
+    },
+    /// A run exists already that is finished or has other settings: it cannot be resumed.
+    #[error(
+        "{}: expected no run, or an unfinished one of the same settings, got {found}; fix: --set out=FOLDER for another run, or --restart to replace this one",
+        .run.display()
+    )]
+    Other {
+        /// Folder of the run.
+        run: PathBuf,
+        /// State of the run, and the keys that differ.
+        found: String,
     },
     /// There is no checkpoint to resume from.
     #[error("{}: expected a run with a checkpoint, got no checkpoint; fix: rerun with {fix}", .run.display())]
