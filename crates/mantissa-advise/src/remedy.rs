@@ -20,7 +20,9 @@ pub enum Remedy {
         /// Name of the format.
         format: &'static str,
     },
-    /// Weights of the quantized model rounded to another scheme.
+    /// Source quantized again, by the recipe that is chosen for the engine.
+    FromSource,
+    /// Weights of the quantized model rounded a second time, to another scheme.
     Requantize {
         /// Name of the scheme.
         scheme: String,
@@ -121,8 +123,9 @@ pub fn of_plan(plan: &Plan, source: &ModelFiles, target: &Target, strict: bool) 
 }
 
 /// Finds what makes `target` accept the artifact in `files`, described by `described`: another format of the same
-/// codes, or another recipe of its `source`, or its weights rounded again if the source is not known. With `strict`,
-/// warnings count as well.
+/// codes, or another recipe of its `source`. If the source is not known: weights of 8 bits are rounded again; narrower
+/// ones would lose too much, so that the source is to be quantized again. With `strict`, warnings count as well, and
+/// nothing is rounded twice for one.
 pub fn of_artifact(
     files: &ModelFiles,
     described: &Subject,
@@ -140,14 +143,37 @@ pub fn of_artifact(
         let plan = plan?.ok()?;
         search.passes(&subject::of_plan(&plan, files)).then_some(Remedy::Convert { format })
     };
-    let tried = |candidate: &Candidate| match source {
-        Some(source) => search.quantized(candidate, source),
-        None => search.requantized(candidate, files),
+    let lossless = || search.fewer_gpus().or_else(|| FORMATS.iter().find_map(converted));
+    let lossy = || {
+        let candidates = search.candidates();
+        match source {
+            Some(source) => candidates.iter().find_map(|one| search.quantized(one, source)),
+            None if strict => None,
+            None if is_wide(described) => candidates.iter().find_map(|one| search.requantized(one, files)),
+            None => (!candidates.is_empty()).then_some(Remedy::FromSource),
+        }
     };
-    search
-        .fewer_gpus()
-        .or_else(|| FORMATS.iter().find_map(converted))
-        .or_else(|| search.candidates().iter().find_map(tried))
+    lossless().or_else(lossy)
+}
+
+/// True if `target` accepts the layers of `described` under `recipe`, in the format `container`. Whether the format can
+/// hold them is decided by a plan.
+pub fn accepts(described: &Subject, recipe: &Recipe, container: Container, target: &Target) -> bool {
+    let candidate = Candidate {
+        weights: recipe.weights.clone(),
+        inputs: recipe.activations.clone(),
+        name: recipe.name.clone(),
+        format: container.name(),
+        container,
+        distance: 0,
+    };
+    Search { described, target: *target, strict: false }.passes(&candidate.applied(described))
+}
+
+/// True if the weights are quantized, to 8 bits or more.
+fn is_wide(described: &Subject) -> bool {
+    let mut stored = described.linears.iter().filter_map(|linear| linear.stored.as_ref()).peekable();
+    stored.peek().is_some() && stored.all(|stored| stored.format.code_bits() >= 8)
 }
 
 impl Search<'_> {

@@ -105,8 +105,11 @@ pub fn of_plan(plan: &Plan, source: &ModelFiles) -> Subject {
 /// Describes the quantized embedding and head of a folder.
 fn tables(files: &ModelFiles, config: &ModelConfig) -> Result<Vec<Observation>, AdviseError> {
     let mut found = Vec::new();
-    for info in config.tables().iter().filter(|info| files.gguf().is_none() && !is_plain(files, &info.module))
-    {
+    // A missing head is observed by itself.
+    let stored_at_all =
+        |module: &str| files.checkpoint().tensors().any(|meta| meta.name.starts_with(&format!("{module}.")));
+    let coded = |info: &&LinearInfo| !is_plain(files, &info.module) && stored_at_all(&info.module);
+    for info in config.tables().iter().filter(|_| files.gguf().is_none()).filter(coded) {
         let linear = files.linear(&info.module, info.rows, info.cols, false)?;
         found.extend(stored(&linear).iter().flat_map(|stored| table(info, stored)));
         found.extend(unnamed(files, info));

@@ -8,7 +8,7 @@ use mantissa_quant::Outcome;
 use mantissa_store::convention::Container;
 
 use crate::error::StdoutError;
-pub use crate::table::{Align, Table, labelled, paragraph};
+pub use crate::table::{Align, Table, command, labelled, paragraph};
 
 /// Writes to standard output through a buffer.
 ///

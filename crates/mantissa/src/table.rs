@@ -188,8 +188,14 @@ pub fn shortened(text: &str, most: usize) -> String {
     }
 }
 
-/// Breaks a text into lines of at most `width` characters between words; keeps its own line breaks, and the
-/// indent of a line. A longer word has a line of its own.
+/// Returns the bytes of a path up to its last separator within `most` characters, if the whole is longer.
+fn cut_of_path(word: &str, most: usize) -> Option<usize> {
+    let (end, _) = word.char_indices().nth(most)?;
+    word[..end].rfind('/').map(|at| at + 1)
+}
+
+/// Breaks a text into lines of at most `width` characters between words, and long paths after a `/`; keeps its own line
+/// breaks, and the indent of a line. Another longer word has a line of its own.
 pub fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = Vec::new();
     for paragraph in text.split('\n') {
@@ -199,7 +205,15 @@ pub fn wrap(text: &str, width: usize) -> Vec<String> {
         }
         let indent = &paragraph[..paragraph.len() - paragraph.trim_start().len()];
         let mut line = indent.to_owned();
-        for word in paragraph.split_whitespace() {
+        for mut word in paragraph.split_whitespace() {
+            let room = width.saturating_sub(indent.len());
+            while let Some(cut) = cut_of_path(word, room) {
+                if line.len() > indent.len() {
+                    lines.push(std::mem::replace(&mut line, indent.to_owned()));
+                }
+                lines.push(format!("{indent}{}", &word[..cut]));
+                word = &word[cut..];
+            }
             let begun = line.len() > indent.len();
             if begun && self::width(&line) + 1 + self::width(word) > width {
                 lines.push(std::mem::replace(&mut line, indent.to_owned()));
@@ -221,6 +235,19 @@ pub fn paragraph(out: &mut dyn Write, indent: usize, text: &str) -> io::Result<(
     let mut lines = wrap(text, columns_or(PIPED).saturating_sub(indent)).into_iter();
     writeln!(out, "{}", lines.next().unwrap_or_default())?;
     lines.try_for_each(|line| writeln!(out, "{:indent$}{line}", ""))
+}
+
+/// Writes a command wrapped to the width of the terminal, with `\` at the end of each line but the last, so that a shell
+/// reads it as one; a command with quotes is not wrapped.
+///
+/// # Errors
+/// As `out`.
+pub fn command(out: &mut dyn Write, indent: usize, text: &str) -> io::Result<()> {
+    if text.contains(['\'', '"']) {
+        return writeln!(out, "{text}");
+    }
+    let lines = wrap(text, columns_or(PIPED).saturating_sub(indent + " \\".len()));
+    writeln!(out, "{}", lines.join(&format!(" \\\n{:indent$}", "")))
 }
 
 /// Columns of the names of figures.
@@ -309,6 +336,7 @@ mod tests {
         assert_eq!(wrap("one two three", 7), ["one two", "three"]);
         assert_eq!(wrap("a\n\n  indented text", 10), ["a", "", "  indented", "  text"]);
         assert_eq!(wrap("incomprehensible", 4), ["incomprehensible"]);
+        assert_eq!(wrap("in a/bc/def.rs", 8), ["in", "a/bc/", "def.rs"]);
         assert_eq!(wrap("", 4), [""]);
     }
 }

@@ -11,26 +11,46 @@ use crate::hardware::Gpu;
 /// Tensor, layer or field at fault, and the value found there.
 type Violation = (String, String);
 
-/// Returns the reason why a rule cannot be evaluated with the given information. `MODEL` stands for the path of the
-/// model.
-pub(super) fn undecidable(rule: &Rule, subject: &Subject, target: &Target) -> Option<String> {
+/// Returns the reason why a rule cannot be evaluated with the given information, and what would change that. `MODEL`
+/// stands for the path of the model.
+pub(super) fn undecidable(
+    rule: &Rule,
+    subject: &Subject,
+    target: &Target,
+) -> Option<(String, Option<String>)> {
+    let has = |kinds: &[Kind]| subject.stored().any(|(_, stored)| kinds.contains(&stored.kind()));
+    let values = || {
+        let fix = format!("mantissa lint MODEL --for {target} after writing it");
+        Some(("needs the tensor values".to_owned(), Some(fix)))
+    };
     match rule.check {
         Check::Seen(what) if what.is_known() => None,
-        Check::Capability { .. } if target.gpu.is_none() => {
+        Check::Capability { kinds, .. } if target.gpu.is_none() && has(kinds) => {
             let named = Target { gpu: Gpu::parse("h100"), ..*target };
-            Some(format!("needs the GPU; fix: mantissa lint MODEL --for {named}"))
+            let fix = format!("mantissa lint MODEL --for {named}");
+            Some(("needs the name of the GPU".to_owned(), Some(fix)))
         }
-        Check::FusedScale(_) | Check::FusedInputScale | Check::Seen(_) if subject.planned => {
-            Some(format!("needs the tensor values; fix: mantissa lint MODEL --for {target} after writing it"))
+        Check::FusedScale(kind) if subject.planned && has(&[kind]) => values(),
+        Check::FusedInputScale if subject.planned && subject.stored().any(|(_, s)| s.input.is_some()) => {
+            values()
         }
-        Check::Seen(what) if !subject.examined.contains(&what) => Some(match what {
-            Observed::RowOrder => {
-                "cannot be seen in the weights alone; fix: mantissa doctor MODEL (tries both orders), or lint with the source model as --reference".to_owned()
-            }
-            _ => "not recorded".to_owned(),
-        }),
+        Check::Seen(_) if subject.planned => values(),
+        Check::Seen(what) if !subject.examined.contains(&what) => Some(unseen(what)),
         _ => None,
     }
+}
+
+/// Returns the reason why a property was not examined, and what shows it.
+fn unseen(what: Observed) -> (String, Option<String>) {
+    let (why, fix) = match what {
+        Observed::RowOrder => (
+            "the weights alone do not show the order of their rows",
+            Some("lint with --reference SOURCE, or mantissa doctor MODEL, which tries both orders"),
+        ),
+        Observed::BosRule => ("no tokenizer, or none that states add_bos_token", None),
+        _ => ("the files do not show it", None),
+    };
+    (why.to_owned(), fix.map(str::to_owned))
 }
 
 /// Returns every violation of `check`.

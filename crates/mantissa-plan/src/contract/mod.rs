@@ -344,8 +344,32 @@ pub struct Report {
     pub rules: usize,
     /// Broken rules, most severe first.
     pub findings: Vec<Finding>,
-    /// Rules that could not be decided, each with the reason.
-    pub unchecked: Vec<String>,
+    /// Rules that could not be decided.
+    pub unchecked: Vec<Unchecked>,
+}
+
+/// Rule that could not be decided; as JSON one text, `RULE: REASON; fix: FIX`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unchecked {
+    /// Identifier of the rule.
+    pub rule: &'static str,
+    /// Reason.
+    pub why: String,
+    /// Command that decides it.
+    pub fix: Option<String>,
+}
+
+impl fmt::Display for Unchecked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.rule, self.why)?;
+        self.fix.iter().try_for_each(|fix| write!(f, "; fix: {fix}"))
+    }
+}
+
+impl Serialize for Unchecked {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
 }
 
 impl Report {
@@ -364,8 +388,8 @@ pub fn lint(subject: &Subject, target: &Target) -> Report {
             && (rule.conventions.is_empty() || rule.conventions.contains(&subject.convention.as_str()))
     };
     for rule in rules().filter(bound) {
-        if let Some(why) = check::undecidable(rule, subject, target) {
-            report.unchecked.push(format!("{}: {why}", rule.id));
+        if let Some((why, fix)) = check::undecidable(rule, subject, target) {
+            report.unchecked.push(Unchecked { rule: rule.id, why, fix });
             continue;
         }
         report.rules += 1;

@@ -4,8 +4,8 @@ pub mod predict;
 mod table;
 
 use anyhow::Result;
-use mantissa_advise::subject;
-use mantissa_plan::contract::{Target, lint};
+use mantissa_advise::{remedy, subject};
+use mantissa_plan::contract::{Subject, Target, lint};
 use mantissa_quant::calibrate::CalibrationSet;
 use mantissa_quant::recipe::spelled_out;
 use mantissa_quant::{Options, Plan, QuantError, Recipe};
@@ -107,6 +107,19 @@ pub fn choose(
         why,
         skipped,
     })
+}
+
+/// Returns the bits nearest to [`BITS`] at which a candidate loads in `target`, for a model with the layers of `described`
+/// whose source is not at hand.
+pub fn loading_bits(described: &Subject, target: &Target) -> Option<u32> {
+    let loads = |candidate: &&Candidate| {
+        let container = Container::named(candidate.format);
+        let recipe = Recipe::load(candidate.recipe).ok();
+        let pair = recipe.zip(container).filter(|_| candidate.is_usual_in(target.server));
+        pair.is_some_and(|(recipe, container)| remedy::accepts(described, &recipe, container, target))
+    };
+    let bits = CANDIDATES.iter().filter(loads).map(|candidate| candidate.bits);
+    bits.min_by_key(|bits| (bits.abs_diff(BITS), *bits))
 }
 
 /// Best candidate with its format and the number of those that fit.

@@ -7,7 +7,11 @@ use mantissa_plan::contract::{Report, Subject, Target};
 use mantissa_quant::Plan;
 use mantissa_store::convention::ModelFiles;
 
-use super::ending::quoted;
+use super::choose;
+use super::ending::{quoted, serve};
+
+/// Stands for the unquantized model in a fix.
+const SOURCE: &str = "SOURCE";
 
 /// Replaces the fixes of `report` by commands on the artifact at `model`, described by `subject`. `source` is the
 /// model that it was made from, if known.
@@ -21,27 +25,39 @@ pub fn of_artifact(
     let found = asked(report).and_then(|strict| {
         remedy::of_artifact(files, subject, target, source.map(|(_, files)| files), strict)
     });
-    let command = found.map(|remedy| match remedy {
-        Remedy::Parallelism { tp } => format!("mantissa lint {place} --for {}", Target { tp, ..*target }),
+    let command = found.and_then(|remedy| Some(match remedy {
+        Remedy::Parallelism { tp } => serve(&Target { tp, ..*target }, &place),
+        Remedy::FromSource => {
+            let from = if files.is_quantized() || files.gguf().is_some() { SOURCE } else { &place };
+            let bits = match choose::loading_bits(subject, target)? {
+                choose::BITS => String::new(),
+                bits => format!(" --bits {bits}"),
+            };
+            format!("mantissa quantize {from} --for {target}{bits}")
+        }
         Remedy::Convert { format } => {
             format!("mantissa convert {place} --format {format} --out {}", out(model, format, format))
         }
         Remedy::Requantize { scheme, format } => {
             let out = out(model, &scheme, format);
-            format!("mantissa convert {place} --requantize {scheme} --format {format} --out {out}")
+            format!(
+                "mantissa convert {place} --requantize {scheme} --format {format} --out {out} # rounds a second time"
+            )
         }
         Remedy::Quantize { recipe, format, default } => {
             let from = source.map_or_else(|| place.clone(), |(path, _)| quoted(path));
             let (named, out) = (named(format, default), out(model, &recipe, format));
             format!("mantissa quantize {from} --recipe {recipe}{named} --for {target} --out {out}")
         }
-    });
+    }));
     apply(report, command.as_deref());
     // Edits name the file at hand.
     for finding in &mut report.findings {
         finding.fix = finding.fix.replace("MODEL", &place);
     }
-    report.unchecked.iter_mut().for_each(|why| *why = why.replace("MODEL", &place));
+    for fix in report.unchecked.iter_mut().filter_map(|one| one.fix.as_mut()) {
+        *fix = fix.replace("MODEL", &place);
+    }
 }
 
 /// Replaces the fixes of `report` by the command line that was given, with another recipe.

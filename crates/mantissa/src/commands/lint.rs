@@ -1,24 +1,25 @@
 //! `mantissa lint`: checks that a model will load and compute correctly in an engine.
 
+mod text;
+
 use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::Result;
 use mantissa_advise::subject;
-use mantissa_plan::contract::{Finding, Report, Severity, Target, lint};
+use mantissa_plan::contract::{Finding, Report, Server, Subject, Target, lint};
 use mantissa_quant::Plan;
 use mantissa_store::Paths;
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
+use super::ending::quoted;
 use super::fixes;
 use super::model::{self, ModelPath};
 use crate::context::Context;
 use crate::error::GateFailed;
 use crate::memory::PROCESS;
-
-/// Layers listed per finding in the text output; the JSON lists all.
-const LISTED: usize = 4;
+use crate::output::paragraph;
 
 /// Check that a model will load and compute correctly in an engine
 ///
@@ -30,17 +31,18 @@ const LISTED: usize = 4;
 /// the source model. Exit code 1 if the model will not load or will compute wrong results.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
+  mantissa lint demo
   mantissa lint demo --for vllm
   mantissa lint path/to/quantized --for vllm:tp=4,gpu=h100 --for sglang --json
   mantissa lint path/to/model.gguf --for llama.cpp --reference path/to/model")]
 pub struct Args {
     /// Model folder or .gguf file
     model: ModelPath,
-    /// Engine with its options (repeatable)
+    /// Engine with its options (repeatable) [default: all that read it]
     ///
-    /// vllm, sglang, lmdeploy and tensorrt-llm take :tp=N,gpu=NAME; llama.cpp, transformers, mlx and
+    /// Without it, every engine that reads the format and its schemes is checked, with one line for each. vllm, sglang, lmdeploy and tensorrt-llm take :tp=N,gpu=NAME; llama.cpp, transformers, mlx and
     /// exllamav2 take :gpu=NAME.
-    #[arg(long = "for", value_name = "ENGINE", required = true, value_parser = target)]
+    #[arg(long = "for", value_name = "ENGINE", value_parser = target)]
     targets: Vec<Target>,
     /// Source model, for checks that compare with it
     #[arg(long, value_name = "SOURCE")]
@@ -81,25 +83,64 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let subject = subject::of_artifact(&files, reference.as_ref())?;
     let source = args.reference.as_ref().zip(reference.as_ref());
     let source = source.filter(|(_, files)| !files.is_quantized() && files.gguf().is_none());
-    let reports: Vec<_> = args
-        .targets
-        .iter()
-        .map(|target| {
-            let mut report = lint(&subject, target);
-            let source = source.map(|(path, files)| (&**path, files));
-            fixes::of_artifact(&mut report, target, (&*args.model, &files, &subject), source);
-            report
-        })
-        .collect();
+    let targets = if args.targets.is_empty() { readers(&subject) } else { args.targets.clone() };
+    let checked = |target: &Target| {
+        let mut report = lint(&subject, target);
+        let source = source.map(|(path, files)| (path.typed(), files));
+        fixes::of_artifact(&mut report, target, (args.model.typed(), &files, &subject), source);
+        report
+    };
+    let reports: Vec<_> = targets.iter().map(checked).collect();
     let ok = !reports.iter().any(Report::fails);
     let linted = Linted { model: &args.model, convention: files.convention_name(), ok, reports: &reports };
-    context.report(&linted, |out| reports.iter().try_for_each(|report| human(out, report)))?;
+    context.report(&linted, |out| match args.targets.is_empty() {
+        true => overview(out, args.model.typed(), &reports),
+        false => reports.iter().try_for_each(|report| text::report(out, report)),
+    })?;
     let warnings = reports.iter().flat_map(|report| &report.findings).filter(|f| !f.severity.fails());
-    context.warn_all(&warnings.map(line).collect::<Vec<_>>())?;
-    refuse(&reports)
+    // The report has them already.
+    context.refuse_warnings(&warnings.map(line).collect::<Vec<_>>())?;
+    conclude(args.model.typed(), &reports)
 }
 
-/// Fails with the most severe finding of `reports`, if any.
+/// Returns the engines that read the format and the schemes of a model, each on one GPU.
+fn readers(subject: &Subject) -> Vec<Target> {
+    // What was observed in the files decides whether they are sound, not which engines read their kind.
+    let bare = Subject { planned: true, examined: Vec::new(), observations: Vec::new(), ..subject.clone() };
+    let targets = Server::NAMES.into_iter().map(|(server, _)| Target { server, tp: 1, gpu: None });
+    targets.filter(|target| !lint(&bare, target).fails()).collect()
+}
+
+/// Prints one line for each engine that reads the model, and names the others.
+fn overview(out: &mut dyn Write, model: &Path, reports: &[Report]) -> io::Result<()> {
+    reports.iter().try_for_each(|report| text::verdict(out, report))?;
+    let read = |name: &str| reports.iter().any(|report| report.target == name);
+    let others = Server::NAMES.into_iter().map(|(_, name)| name).filter(|name| !read(name));
+    let others: Vec<_> = others.collect();
+    if let [first, ..] = others.as_slice() {
+        paragraph(out, 0, &format!("does not load in {}", others.join(", ")))?;
+        writeln!(out, "reasons: mantissa lint {} --for {first}", quoted(model))?;
+    }
+    Ok(())
+}
+
+/// Fails with the names of the broken rules, if any; the report has the findings.
+fn conclude(model: &Path, reports: &[Report]) -> Result<()> {
+    let broken = |report: &Report| {
+        let failing = report.findings.iter().filter(|finding| finding.severity.fails());
+        let mut rules: Vec<_> = failing.map(|finding| finding.rule).collect();
+        rules.dedup();
+        let noun = if rules.len() == 1 { "rule" } else { "rules" };
+        format!("{} {noun} broken for {}: {}", rules.len(), report.target, rules.join(", "))
+    };
+    let broken: Vec<_> = reports.iter().filter(|report| report.fails()).map(broken).collect();
+    match broken.is_empty() {
+        true => Ok(()),
+        false => Err(GateFailed::new(format!("{}: {}", model.display(), broken.join("; "))).into()),
+    }
+}
+
+/// Fails with the most severe finding of a plan's `reports`, if any.
 fn refuse(reports: &[Report]) -> Result<()> {
     let failing: Vec<_> = reports.iter().filter(|report| report.fails()).collect();
     let Some(report) = failing.first() else { return Ok(()) };
@@ -137,40 +178,4 @@ fn line(finding: &Finding) -> String {
 fn said(finding: &Finding) -> String {
     let Finding { rule, tensor, found, requires, .. } = finding;
     format!("{tensor}: expected {requires}, got {found} [{rule}]")
-}
-
-fn human(out: &mut dyn Write, report: &Report) -> io::Result<()> {
-    let Report { target, rules, findings, unchecked } = report;
-    let count = |severity| findings.iter().filter(|f| f.severity == severity).count();
-    match (findings.len(), report.fails()) {
-        (0, _) => writeln!(out, "{target}: ok ({rules} rules)")?,
-        (_, true) => writeln!(
-            out,
-            "{target}: FAIL (does not load: {}, wrong results: {}, warnings: {})",
-            count(Severity::Refused),
-            count(Severity::Wrong),
-            count(Severity::Warning)
-        )?,
-        (1, false) => writeln!(out, "{target}: 1 warning")?,
-        (n, false) => writeln!(out, "{target}: {n} warnings")?,
-    }
-    for of_rule in findings.chunk_by(|a, b| a.rule == b.rule) {
-        human_rule(out, of_rule)?;
-    }
-    unchecked.iter().try_for_each(|why| writeln!(out, "  not checked: {why}"))
-}
-
-/// Prints the findings of one rule.
-fn human_rule(out: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
-    let first = &findings[0];
-    writeln!(out, "  {} ({})", first.rule, first.severity.text())?;
-    writeln!(out, "    expected  {}", first.requires)?;
-    for finding in findings.iter().take(LISTED) {
-        writeln!(out, "    got       {}: {}", finding.tensor, finding.found)?;
-    }
-    if findings.len() > LISTED {
-        writeln!(out, "    got       … and {} more", findings.len() - LISTED)?;
-    }
-    writeln!(out, "    fix       {}", first.fix)?;
-    writeln!(out, "    source    {}", first.source)
 }

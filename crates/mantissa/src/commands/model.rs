@@ -299,6 +299,11 @@ impl ModelPath {
         }
     }
 
+    /// Returns the model's location as a user types it: `demo`, a folder, or a GGUF file.
+    pub fn typed(&self) -> &Path {
+        if self.named.is_file() { &self.at } else { &self.named }
+    }
+
     /// Returns the name given on the command line.
     pub fn named(&self) -> &Path {
         &self.named

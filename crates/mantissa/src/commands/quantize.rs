@@ -90,7 +90,7 @@ pub struct Args {
     /// The default is in the working folder. GGUF output in a folder is named MODEL-RECIPE.gguf.
     #[arg(long, value_name = "PATH", help_heading = "Output")]
     out: Option<PathBuf>,
-    /// Checkpoint format (repeatable) [default: from the recipe]
+    /// Checkpoint format (repeatable) [default: the recipe's]
     ///
     /// The default is the recipe's own format, or the first that holds its schemes. With several formats --out is a
     /// folder that gets one output for each: a folder with the format's name, or model.gguf. Formats that store the

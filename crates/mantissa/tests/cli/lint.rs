@@ -90,8 +90,60 @@ fn unequal_global_scales_of_joined_layers_are_named() {
     assert!(
         finding["source"].as_str().unwrap().contains("vllm") && finding["cure"].as_str().unwrap().len() > 10
     );
-    let line = fail(1, &["lint", text(&out), "--for", "vllm", "--quiet"]);
-    assert!(line.contains(planted) && line.contains("[nvfp4-global]") && line.contains("expected"), "{line}");
+    // The report names the tensor; the error only the rule.
+    let arguments = ["lint", text(&out), "--for", "vllm", "--quiet"];
+    let line = fail(1, &arguments);
+    assert_eq!(line, format!("error: {}: 1 rule broken for vllm: nvfp4-global\n", text(&out)));
+    let shown = String::from_utf8(mantissa(&arguments).stdout).unwrap();
+    assert!(
+        shown.contains(&format!("got       {planted}: scale")) && shown.contains("expected  "),
+        "{shown}"
+    );
+}
+
+/// Lines fit the terminal, reasons are given once, and rules about weights that the model does not have are left out.
+#[test]
+fn the_report_fits_the_terminal_and_says_each_reason_once() {
+    let temp = TempDir::new().unwrap();
+    let (model, out) = (synthetic(temp.path()), temp.path().join("q"));
+    succeed(&["quantize", text(&model), "--recipe", "rtn-int4-g32", "--out", text(&out), "--quiet"]);
+    let shown = |engine: &str| {
+        let output = crate::support::command()
+            .current_dir(temp.path())
+            .env("COLUMNS", "80")
+            .args(["lint", "q", "--for", engine])
+            .output()
+            .unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let vllm = shown("vllm");
+    assert!(vllm.contains("not checked marlin-gpu: needs the name of the GPU\n"), "{vllm}");
+    assert_eq!((vllm.matches("gpu=h100").count(), vllm.contains("fp8-gpu")), (1, false), "{vllm}");
+    assert!(vllm.contains("not checked bos-rule: no tokenizer, or none that states add_bos_token"), "{vllm}");
+    for engine in ["vllm", "vllm:tp=3", "tensorrt-llm", "mlx", "llama.cpp"] {
+        let text = shown(engine);
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    }
+}
+
+#[test]
+fn without_an_engine_all_that_read_the_model_are_checked() {
+    let temp = TempDir::new().unwrap();
+    let (model, out) = (synthetic(temp.path()), temp.path().join("q"));
+    succeed(&["quantize", text(&model), "--recipe", "rtn-int4-g32", "--out", text(&out), "--quiet"]);
+    assert!(succeed(&["lint", "demo"]).ends_with("reasons: mantissa lint demo --for llama.cpp\n"));
+    let shown = succeed(&["lint", text(&out)]);
+    let lines: Vec<_> = shown.lines().collect();
+    assert!(lines[0].starts_with("vllm: ok (") && lines[1].starts_with("sglang: ok ("), "{shown}");
+    assert!(
+        shown.contains("does not load in llama.cpp, ") && shown.contains(" --for llama.cpp\n"),
+        "{shown}"
+    );
+    // A fault that an engine of the format would meet fails.
+    configure(&out, |config| config["tie_word_embeddings"] = true.into());
+    let output = mantissa(&["lint", text(&out)]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("rule broken for transformers: tied-head"), "{}", stderr(&output));
 }
 
 #[test]

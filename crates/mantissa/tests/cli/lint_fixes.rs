@@ -6,7 +6,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::lint::synthetic_of;
-use crate::support::{mantissa, stderr, text};
+use crate::support::{mantissa, stderr, succeed, text};
 
 /// Recipes of artifacts, with a format if it is not the recipe's own.
 const ARTIFACTS: [(&str, &str); 12] = [
@@ -39,9 +39,10 @@ const ENGINES: [&str; 12] = [
     "exllamav2",
 ];
 
-/// Returns the words of a proposed command after `mantissa`; `None` for other advice.
+/// Returns the words of a proposed command after `mantissa`; `None` for other advice. Text after `#` is a comment.
 fn words(fix: &str) -> Option<Vec<String>> {
     let words = fix.strip_prefix("mantissa ")?;
+    let words = words.split_once(" # ").map_or(words, |(words, _)| words);
     Some(words.split(' ').map(|word| word.trim_matches('\'').to_owned()).collect())
 }
 
@@ -69,7 +70,7 @@ fn run(fix: &str, engine: &str, shown: &str) {
 fn fixes_of_artifacts_are_commands_that_work() {
     let temp = TempDir::new().unwrap();
     let model = synthetic_of(temp.path(), "bf16");
-    let mut ran = 0;
+    let (mut ran, mut again) = (0, std::collections::BTreeSet::new());
     for (i, (recipe, format)) in ARTIFACTS.into_iter().enumerate() {
         let out = quantized(temp.path(), &model, i, recipe, format);
         for engine in ENGINES {
@@ -83,6 +84,28 @@ fn fixes_of_artifacts_are_commands_that_work() {
                 fixes.sort_unstable();
                 fixes.dedup();
                 for fix in fixes {
+                    if let Some(tp) = served(fix) {
+                        let (name, options) = engine.split_once(':').unwrap();
+                        let fewer = options.split(',').map(|option| match option.starts_with("tp=") {
+                            true => format!("tp={tp}"),
+                            false => option.to_owned(),
+                        });
+                        let fewer = format!("{name}:{}", fewer.collect::<Vec<_>>().join(","));
+                        assert!(mantissa(&["lint", text(&out), "--for", &fewer]).status.success(), "{fix}");
+                        continue;
+                    }
+                    if let Some(target) = fix.strip_prefix("mantissa quantize SOURCE --for ") {
+                        again.insert(target.to_owned());
+                        assert!(
+                            source.is_none() && target.split(' ').next() == Some(engine),
+                            "{shown}: {fix}"
+                        );
+                        continue;
+                    }
+                    assert!(
+                        !fix.contains("--requantize") || fix.ends_with(" # rounds a second time"),
+                        "{fix}"
+                    );
                     // Without the source, some engines take nothing that rounding again can make.
                     if words(fix).is_none() && source.is_none() {
                         continue;
@@ -94,7 +117,36 @@ fn fixes_of_artifacts_are_commands_that_work() {
             }
         }
     }
-    assert!(ran > 80, "{ran}");
+    assert!(ran > 50 && again.len() > 5, "{ran} {again:?}");
+    // The synthetic model has no tokenizer to calibrate with.
+    for target in again {
+        let words: Vec<_> = target.split(' ').collect();
+        succeed(&[&["quantize", "demo", "--dry-run", "--quiet", "--for"][..], &words].concat());
+    }
+}
+
+/// Returns the number of GPUs of a command that serves a model.
+fn served(fix: &str) -> Option<&str> {
+    let flags = [" --tensor-parallel-size ", " --tp ", " --tp_size "];
+    flags.iter().find_map(|flag| Some(fix.split_once(flag)?.1))
+}
+
+/// No fix rounds weights of few bits a second time, or for a warning about speed.
+#[test]
+fn narrow_weights_are_not_rounded_twice() {
+    let temp = TempDir::new().unwrap();
+    let (int4, nvfp4) = (temp.path().join("int4"), temp.path().join("nvfp4"));
+    succeed(&["quantize", "demo", "--recipe", "rtn-int4-g32", "--out", text(&int4), "--quiet"]);
+    succeed(&["quantize", "demo", "--recipe", "nvfp4", "--out", text(&nvfp4), "--quiet"]);
+    let cure = |model: &Path, engine: &str| {
+        let output = mantissa(&["lint", text(model), "--for", engine, "--json", "--quiet"]);
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        report["reports"][0]["findings"][0]["cure"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(cure(&int4, "llama.cpp"), "mantissa quantize SOURCE --for llama.cpp");
+    assert!(cure(&nvfp4, "vllm:gpu=a100").starts_with("none needed: "), "{}", cure(&nvfp4, "vllm:gpu=a100"));
+    let serve = format!("vllm serve {} --tensor-parallel-size 2", text(&int4));
+    assert_eq!(cure(&int4, "vllm:tp=3"), serve);
 }
 
 /// Returns the fixes of the findings that fail.

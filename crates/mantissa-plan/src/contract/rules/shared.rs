@@ -161,7 +161,7 @@ pub(super) const RULES: &[Rule] = &[
         requires: "SM 10.0 for FP4 matmuls; older GPUs decode weights in registers and keep activations in 16 bits",
         check: Check::Capability { kinds: &[Nvfp4, Mxfp4, Mxfp8], least: 100, end: None },
         source: NVFP4,
-        fix: "use a Blackwell GPU, or int4, which the same kernel decodes",
+        fix: "none needed: it runs, slower than on a Blackwell GPU; int4 quantized from the source is as fast",
     },
     Rule {
         id: "gptq-zero-points",
