@@ -40,8 +40,9 @@ pub struct Args {
     model: ModelPath,
     /// Engine with its options (repeatable) [default: all that read it]
     ///
-    /// Without it, every engine that reads the format and its schemes is checked, with one line for each. vllm, sglang, lmdeploy and tensorrt-llm take :tp=N,gpu=NAME; llama.cpp, transformers, mlx and
-    /// exllamav2 take :gpu=NAME.
+    /// Without it, every engine that reads the format and its schemes is checked, with one line for each. vllm,
+    /// sglang, lmdeploy and tensorrt-llm take :tp=N,gpu=NAME; llama.cpp, transformers, mlx and exllamav2 take
+    /// :gpu=NAME.
     #[arg(long = "for", value_name = "ENGINE", value_parser = target)]
     targets: Vec<Target>,
     /// Source model, for checks that compare with it
@@ -113,7 +114,7 @@ fn readers(subject: &Subject) -> Vec<Target> {
 
 /// Prints one line for each engine that reads the model, and names the others.
 fn overview(out: &mut dyn Write, model: &Path, reports: &[Report]) -> io::Result<()> {
-    reports.iter().try_for_each(|report| text::verdict(out, report))?;
+    reports.iter().try_for_each(|report| text::overview(out, report))?;
     let read = |name: &str| reports.iter().any(|report| report.target == name);
     let others = Server::NAMES.into_iter().map(|(_, name)| name).filter(|name| !read(name));
     let others: Vec<_> = others.collect();

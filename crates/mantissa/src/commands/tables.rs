@@ -28,10 +28,10 @@ pub struct TableArgs {
     /// formats whose readers take a quantized embedding (mlx, native, gguf).
     #[arg(long, value_name = "SCHEME", value_parser = short_or_scheme, help_heading = "Recipe")]
     head: Option<String>,
-    /// Quantize the token embedding by RTN, and with it a tied head
+    /// Quantize the token embedding (and a tied head) by RTN
     #[arg(long, value_name = "SCHEME", value_parser = short_or_scheme, help_heading = "Recipe")]
     embeddings: Option<String>,
-    /// Store a head that is tied to the embedding as a tensor of its own
+    /// Store a tied head as a tensor of its own
     #[arg(long, help_heading = "Recipe")]
     untie: bool,
 }

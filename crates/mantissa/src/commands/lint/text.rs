@@ -13,30 +13,36 @@ const LISTED: usize = 4;
 const INDENT: usize = 14;
 const LABEL: usize = 10;
 
-/// Prints the verdict of an engine on one line.
-///
-/// # Errors
-/// As `out`.
-pub(super) fn verdict(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+/// Returns the verdict of an engine.
+fn verdict(report: &Report) -> String {
     let Report { target, rules, findings, unchecked } = report;
     let count = |severity| findings.iter().filter(|f| f.severity == severity).count();
-    let (refused, wrong) = (count(Severity::Refused), count(Severity::Wrong));
     let open =
         if unchecked.is_empty() { String::new() } else { format!(", {} not checked", unchecked.len()) };
     match (findings.len(), report.fails()) {
         // mantissa reads every format that it writes.
-        (0, _) if *rules == 0 => writeln!(out, "{target}: ok"),
-        (0, _) => writeln!(out, "{target}: ok ({rules} rules{open})"),
-        (n, true) => {
-            let warnings = n - refused - wrong;
-            writeln!(
-                out,
-                "{target}: FAIL (does not load: {refused}, wrong results: {wrong}, warnings: {warnings})"
-            )
-        }
-        (1, false) => writeln!(out, "{target}: 1 warning"),
-        (n, false) => writeln!(out, "{target}: {n} warnings"),
+        (0, _) if *rules == 0 => format!("{target}: ok"),
+        (0, _) => format!("{target}: ok ({rules} rules{open})"),
+        (_, true) => format!(
+            "{target}: FAIL (does not load: {}, wrong results: {}, warnings: {})",
+            count(Severity::Refused),
+            count(Severity::Wrong),
+            count(Severity::Warning)
+        ),
+        (1, false) => format!("{target}: 1 warning"),
+        (n, false) => format!("{target}: {n} warnings"),
     }
+}
+
+/// Prints the verdict of an engine with the names of the broken rules, without the findings.
+///
+/// # Errors
+/// As `out`.
+pub(super) fn overview(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+    let mut rules: Vec<_> = report.findings.iter().map(|finding| finding.rule).collect();
+    rules.dedup();
+    let named = if rules.is_empty() { String::new() } else { format!(": {}", rules.join(", ")) };
+    paragraph(out, 2, &(verdict(report) + &named))
 }
 
 /// Prints the verdict of an engine with its findings, wrapped to the terminal.
@@ -44,7 +50,7 @@ pub(super) fn verdict(out: &mut dyn Write, report: &Report) -> io::Result<()> {
 /// # Errors
 /// As `out`.
 pub(super) fn report(out: &mut dyn Write, report: &Report) -> io::Result<()> {
-    verdict(out, report)?;
+    writeln!(out, "{}", verdict(report))?;
     for of_rule in report.findings.chunk_by(|a, b| a.rule == b.rule) {
         findings(out, of_rule)?;
     }
