@@ -52,7 +52,7 @@ use crate::memory::PROCESS;
 pub enum Command {
     Demo(demo::Args),
     Inspect(inspect::Args),
-    Quantize(quantize::Args),
+    Quantize(Box<quantize::Args>),
     Fit(Box<fit::Args>),
     Eval(Box<eval::Args>),
     Diff(diff::Args),
@@ -60,7 +60,7 @@ pub enum Command {
     Run(Box<run::Args>),
     Verify(verify::Args),
     Convert(convert::Args),
-    Recalibrate(recalibrate::Args),
+    Recalibrate(Box<recalibrate::Args>),
     Lint(lint::Args),
     Doctor(doctor::Args),
     Train(train::Args),
