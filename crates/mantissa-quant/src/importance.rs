@@ -117,8 +117,8 @@ impl Importance {
 
     /// Predicts the peak memory of [`collect`](Self::collect): hidden states, a layer in f32 and the inputs of linear
     /// layers.
-    pub fn bytes_needed(config: &ModelConfig, set: &CalibrationSet, threads: usize) -> u64 {
-        buffers(config, set, threads.into()).iter().map(|(_, bytes)| bytes).sum()
+    pub fn bytes_needed(config: &ModelConfig, set: &CalibrationSet, limits: impl Into<Limits>) -> u64 {
+        buffers(config, set, limits.into()).iter().map(|(_, bytes)| bytes).sum()
     }
 
     /// Returns the importance of the columns of a linear layer's weight.

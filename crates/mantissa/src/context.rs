@@ -40,9 +40,9 @@ pub(crate) struct Common {
     seed: u64,
     /// Memory ceiling, such as 12G [default: available]
     ///
-    /// K, M, G, T are powers of 1000; Ki, Mi, Gi, Ti powers of 1024. `quantize` puts calibration states into a
-    /// temporary file, then uses fewer threads; a command that still needs more fails before it starts (exit
-    /// code 3). `recipes` and `schemes` need about 3 MB and have no ceiling.
+    /// K, M, G, T are powers of 1000; Ki, Mi, Gi, Ti powers of 1024. Commands that calibrate put its states into a
+    /// temporary file, then they and `convert` and `eval` use fewer threads. What still needs more fails before it
+    /// starts (exit code 3). `recipes` and `schemes` need about 3 MB and have no ceiling.
     #[arg(long, global = true, value_name = "SIZE", value_parser = parse_bytes)]
     memory: Option<u64>,
     /// Treat warnings as errors (exit code 1)

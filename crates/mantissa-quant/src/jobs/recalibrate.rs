@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use crate::cache_scales;
 use crate::calibrate::windows::check_windows;
-use crate::calibrate::{Calibration, CalibrationSet, Tick};
+use crate::calibrate::{Calibration, CalibrationSet, Limits, Tick};
 use crate::error::Result;
 use crate::input_scales::{Observer, scale};
 use crate::plan::spec_bytes;
@@ -52,7 +52,7 @@ impl Recalibration {
         config: &ModelConfig,
         set: &CalibrationSet,
         (observer, policy): (Observer, Option<&KvPolicy>),
-        threads: usize,
+        limits: impl Into<Limits>,
         tick: &mut Tick<'_>,
     ) -> Result<Self> {
         check_windows(set, config)?;
@@ -66,7 +66,7 @@ impl Recalibration {
             found.levels = Some((policy.clone(), cache_scales::level_specs(config, &policy)));
         }
         let kv = kv.filter(|kv| kv.source == Source::Static);
-        found.scales(source, config, set, (observer, kv.as_ref()), threads, tick)?;
+        found.scales(source, config, set, (observer, kv.as_ref()), limits.into(), tick)?;
         match found.tensors.is_empty() {
             true => {
                 let (got, expected) =
@@ -89,7 +89,7 @@ impl Recalibration {
         config: &ModelConfig,
         set: &CalibrationSet,
         (observer, kv): (Observer, Option<&Scheme>),
-        threads: usize,
+        limits: Limits,
         tick: &mut Tick<'_>,
     ) -> Result<()> {
         let of_inputs = |name: &str| INPUT_SCALES.iter().any(|suffix| name.ends_with(suffix));
@@ -97,7 +97,7 @@ impl Recalibration {
             return Ok(());
         }
         let plain = Unquantized(source);
-        let mut calibration = Calibration::begin(&plain, config, &set.windows, threads)?;
+        let mut calibration = Calibration::begin(&plain, config, &set.windows, limits)?;
         while let Some(layer) = calibration.next_layer()? {
             let inputs = stored_inputs(source, config, layer.index())?;
             let kinds = inputs.iter().map(|input| input.kind);

@@ -11,6 +11,7 @@ use mantissa_store::convention::Container;
 use mantissa_store::{DEFAULT_SHARD_BYTES, Paths};
 use serde::Serialize;
 
+use super::adapt;
 use super::destination::Destination;
 use super::model::{self, ModelPath};
 use super::outcome::{MeasureArgs, carry_out, human_figures, layer_table, linear_bits};
@@ -123,8 +124,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let changes = Changes { requantize: args.requantize.as_ref(), drop_inputs: args.drop_inputs };
     let mut plan = Plan::conversion(&source, args.format, changes, options)?;
     plan.evaluation = args.measure.evaluation(&args.model, &source, false, context)?;
-    let peak = plan.peak_bytes(args.verify);
-    context.require_memory("convert", peak + peak / 10)?;
+    adapt::fit_plan(&mut plan, "convert", args.verify, context)?;
     context.warn_all(&plan.notes)?;
     if args.verify {
         plan.check = Check::Verify(None);

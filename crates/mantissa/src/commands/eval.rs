@@ -14,6 +14,7 @@ use mantissa_store::{
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::adapt;
 use super::calibration::CalibrationArgs;
 use super::model::{self, Model, ModelPath, Use};
 use super::text::{TextArgs, bound};
@@ -138,13 +139,13 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         BadInput::new("eval", "neither", "--text or --tokens").with_fix("--text default, the built-in text")
     };
     let sequences = sequences.ok_or_else(none)?;
-    let (mut model, reference) = load(args, &sequences, context)?;
+    let (mut model, reference, threads) = load(args, &sequences, context)?;
     simulate(args, &mut model.decoder)?;
     if let Some(path) = &args.logits {
         write_logits(&context.output(path)?, &model.decoder, &sequences)?;
     }
     let start = std::time::Instant::now();
-    let result = evaluate(args, &model, reference.as_ref(), &sequences, context)?;
+    let result = evaluate(args, (&model, reference.as_ref()), &sequences, threads, context)?;
     if let Some(path) = &args.per_window {
         write_file_atomic(&context.output(path)?, format!("{:#}\n", per_window(&result)).as_bytes())?;
     }
@@ -169,8 +170,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     gates(args, &result)
 }
 
-/// Loads the model and, if given, the reference.
-fn load(args: &Args, sequences: &[Sequence], context: &Context) -> Result<(Model, Option<Model>)> {
+/// Loads the model and, if given, the reference. Returns the number of threads that memory allows.
+fn load(args: &Args, sequences: &[Sequence], context: &Context) -> Result<(Model, Option<Model>, usize)> {
     let mut used = Use::evaluation(sequences, context.threads);
     used.kv = args.kv.as_ref();
     used.calibration = Some(&args.calibration);
@@ -179,20 +180,23 @@ fn load(args: &Args, sequences: &[Sequence], context: &Context) -> Result<(Model
         // Logits to write are held for a whole window, as numbers and as bytes.
         used.logits = used.longest.saturating_mul(2);
     }
+    let both: Vec<&Path> = [Some(&*args.model), args.reference.as_deref()].into_iter().flatten().collect();
+    let needs = |threads| model::bytes_of(&both, Use { threads, ..used });
+    used.threads = adapt::fit_threads(used.threads, context, needs)?;
     let Some(path) = &args.reference else {
         let [model] = model::load_all([&*args.model], used, context)?;
-        return Ok((model, None));
+        return Ok((model, None, used.threads));
     };
     let [model, reference] = model::load_all([&*args.model, &**path], used, context)?;
-    Ok((model, Some(reference)))
+    Ok((model, Some(reference), used.threads))
 }
 
 /// Runs the evaluation with a progress display.
 fn evaluate(
     args: &Args,
-    model: &Model,
-    reference: Option<&Model>,
+    (model, reference): (&Model, Option<&Model>),
     sequences: &[Sequence],
+    threads: usize,
     context: &Context,
 ) -> Result<Evaluation> {
     let total = sequences.iter().map(|s| s.tokens.len() as u64).sum();
@@ -201,7 +205,7 @@ fn evaluate(
         progress.set(done);
         ControlFlow::Continue(())
     };
-    let (decoder, compared, threads) = (&model.decoder, reference.map(|r| &r.decoder), context.threads);
+    let (decoder, compared) = (&model.decoder, reference.map(|r| &r.decoder));
     let result = match args.prefill {
         None => mantissa_eval::evaluate_while(decoder, compared, sequences, threads, &told),
         Some(prefill) => {

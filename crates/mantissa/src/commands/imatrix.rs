@@ -8,6 +8,7 @@ use mantissa_quant::{Importance, QuantError, model_config};
 use mantissa_store::{Kind, Paths};
 use serde::Serialize;
 
+use super::adapt;
 use super::calibration::CalibrationArgs;
 use super::model::{self, ModelPath};
 use super::text::separator;
@@ -67,15 +68,15 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let config = model_config(&source)?;
     let set = args.calibration.load(&source, args.split.as_deref(), context)?;
     let set = set.ok_or_else(|| BadInput::new("imatrix", "neither", CALIBRATION))?;
-    let needs = Importance::bytes_needed(&config, &set, context.threads);
-    context.require_memory("imatrix", model::BASE.saturating_add(needs))?;
+    let needs = |limits| model::BASE.saturating_add(Importance::bytes_needed(&config, &set, limits));
+    let limits = adapt::fit_calibration("imatrix", context, needs)?;
     let progress = context.progress(config.num_hidden_layers as u64, Unit::Items("layers"));
     let tick = &mut |layer: usize| {
         progress.set(layer as u64);
         if interrupt::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let found = interrupt::orderly(
-        || Importance::collect(&source, &config, &set, context.threads, tick),
+        || Importance::collect(&source, &config, &set, limits, tick),
         QuantError::is_interruption,
     );
     progress.finish();

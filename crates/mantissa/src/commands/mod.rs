@@ -1,6 +1,7 @@
 //! Commands, one module each. To add one: a module, a variant of [`Command`], and arms in [`paths()`] and
 //! [`run()`].
 
+mod adapt;
 mod calibration;
 mod cast;
 mod choose;

@@ -147,6 +147,15 @@ pub fn require_memory(paths: &[&Path], used: Use<'_>, context: &Context) -> Resu
     require(&paths.iter().map(|path| open_quietly(path)).collect::<Result<Vec<_>>>()?, used, context)
 }
 
+/// Predicts the memory of models that run side by side, without loading them.
+///
+/// # Errors
+/// As [`ModelFiles::open`].
+pub fn bytes_of(paths: &[&Path], used: Use<'_>) -> Result<u64> {
+    let models: Vec<_> = paths.iter().map(|path| open_quietly(path)).collect::<Result<_>>()?;
+    Ok(needed(&models, used)?.1)
+}
+
 /// Checks memory like [`require_memory`], with `percent` added to the prediction.
 ///
 /// # Errors

@@ -24,6 +24,7 @@ use serde::Serialize;
 
 use self::preview::DryRun;
 use self::request::{Request, measure_on_default};
+use super::adapt;
 use super::calibration::CalibrationArgs;
 use super::choose::{Choice, predict};
 use super::coverage;
@@ -316,7 +317,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     if request.chosen.is_some() && plan.evaluation.is_none() {
         measure_on_default(&mut plan, &source, args.verify, context)?;
     }
-    let least = fit_memory(&mut plan, args, context)?;
+    let least = adapt::fit_plan(&mut plan, "quantize", args.verify, context)?;
     let peak = plan.peak_bytes(args.verify);
     // Measures the speed of this machine, so only where it is shown.
     let shown = args.dry_run || request.chosen.is_some();
@@ -352,29 +353,6 @@ fn plan(
     let plan = Plan::new(source, recipe, options)?;
     lint::check_plan(&plan, source, &args.targets, context)?;
     Ok(plan)
-}
-
-/// Returns the memory that the plan needs: the prediction is accurate to 10 %, and a ceiling must hold.
-fn needed(peak: u64) -> u64 {
-    peak + peak / 10
-}
-
-/// Lowers the peak of the plan to the ceiling, as far as that is possible, and says how. Returns the least `--memory`
-/// that accepts the work.
-///
-/// # Errors
-/// [`OverMemory`](crate::error::OverMemory) with the least that is accepted.
-fn fit_memory(plan: &mut Plan, args: &Args, context: &Context) -> Result<u64> {
-    let mut smallest = plan.clone();
-    smallest.adapt_memory(args.verify, |_| false);
-    let measures = plan.adapt_memory(args.verify, |peak| context.has_memory(needed(peak)));
-    let peak = needed(plan.peak_bytes(args.verify));
-    context.require_least_memory("quantize", peak)?;
-    if !measures.is_empty() {
-        let (what, peak) = (measures.join(", "), bytes(peak));
-        context.note(&format!("memory: {what}; predicted peak {peak}, same output"));
-    }
-    Ok(context.least_memory(needed(smallest.peak_bytes(args.verify))))
 }
 
 /// Makes the options of the plan.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use mantissa_model::{KvPolicy, ModelConfig};
-use mantissa_quant::calibrate::{Calibration, CalibrationSet};
+use mantissa_quant::calibrate::{Calibration, CalibrationSet, Limits};
 use mantissa_quant::input_scales::{OBSERVERS, Observer, Share};
 use mantissa_quant::memory::level_bytes;
 use mantissa_quant::{QuantError, Recalibration, model_config};
@@ -13,6 +13,7 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Kind, Paths};
 use serde::Serialize;
 
+use super::adapt;
 use super::calibration::CalibrationArgs;
 use super::model::{self, ModelPath};
 use super::text::TextArgs;
@@ -105,12 +106,12 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let source = model::open(&args.model, context)?;
     let config = model_config(&source)?;
     let set = calibration(args, &source, context)?;
-    let needs = Calibration::held_bytes(&config, &set, context.threads)
-        .saturating_add(level_bytes(&config, &set))
+    let others = level_bytes(&config, &set)
         .saturating_add(source.checkpoint().total_bytes())
         .saturating_add(model::BASE);
-    context.require_memory("recalibrate", needs)?;
-    let found = collect(args, &source, &config, &set, context)?;
+    let needs = |limits| Calibration::held_bytes(&config, &set, limits).saturating_add(others);
+    let limits = adapt::fit_calibration("recalibrate", context, needs)?;
+    let found = collect(args, &source, &config, &set, limits, context)?;
     found.write(&source, &set, &context.output(&args.out)?)?;
     let (windows, tokens) = (set.windows.len(), set.tokens());
     let cache_levels = found.has_levels();
@@ -151,6 +152,7 @@ fn collect(
     source: &ModelFiles,
     config: &ModelConfig,
     set: &CalibrationSet,
+    limits: Limits,
     context: &Context,
 ) -> Result<Recalibration> {
     let progress = context.progress(0, Unit::Items("steps"));
@@ -162,7 +164,7 @@ fn collect(
     };
     let how = (args.observer, args.kv.as_ref());
     let found = interrupt::orderly(
-        || Recalibration::collect(source, config, set, how, context.threads, tick),
+        || Recalibration::collect(source, config, set, how, limits, tick),
         QuantError::is_interruption,
     );
     progress.finish();

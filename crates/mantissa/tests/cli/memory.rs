@@ -85,6 +85,50 @@ fn a_ceiling_is_met_by_other_means_before_the_work_is_refused() {
     assert!(run("accepted", &["--memory", &given]).0.status.success(), "{given}");
 }
 
+/// Other commands give up threads too; their results stay the same.
+#[test]
+fn imatrix_and_eval_give_up_threads_before_they_refuse() {
+    let temp = TempDir::new().unwrap();
+    let sizes = ["--hidden", "256", "--ffn", "512", "--heads", "4", "--layers", "2", "--vocab", "4096"];
+    let model = synth(temp.path(), "m", &[&sizes[..], &["--context", "512"]].concat());
+    let tokens = temp.path().join("tokens.json");
+    let window = |w: usize| (0..400).map(|i| (w * 31 + i * i) % 500).collect::<Vec<_>>();
+    std::fs::write(&tokens, serde_json::json!((0..8).map(window).collect::<Vec<_>>()).to_string()).unwrap();
+    let run = |arguments: &[&str], memory: &str| {
+        let (output, measured) = measured(&[arguments, &["--threads", "8", "--memory", memory]].concat());
+        (output.status.code(), stderr(&output), measured)
+    };
+    // The least that is accepted works on one thread.
+    let (out, full) = (temp.path().join("least.gguf"), temp.path().join("full.gguf"));
+    let calibrated = ["imatrix", text(&model), "--calibration-tokens", text(&tokens), "--out"];
+    let (code, said, ..) = run(&[&calibrated[..], &[text(&out)]].concat(), "6M");
+    assert_eq!(code, Some(3), "{said}");
+    let least =
+        said.split("fix: --memory ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap().to_owned();
+    let (code, said, measured) = run(&[&calibrated[..], &[text(&out)]].concat(), &least);
+    assert!(code == Some(0) && said.contains("1 of 8 threads"), "{said}");
+    let kilobytes: u64 = least.trim_end_matches('k').parse().unwrap();
+    assert!(measured.is_none_or(|peak| peak <= 1000 * kilobytes), "{measured:?} of {least}");
+    succeed(&[&calibrated[..], &[text(&full)]].concat());
+    assert!(std::fs::read(&out).unwrap() == std::fs::read(&full).unwrap());
+    // Two percent below the need of all threads.
+    let report = format!("--json={}", text(&temp.path().join("eval.json")));
+    let evaluated = ["eval", text(&model), "--tokens", text(&tokens), "--overwrite", &report];
+    let nll = || {
+        let found = std::fs::read(temp.path().join("eval.json")).unwrap();
+        serde_json::from_slice::<serde_json::Value>(&found).unwrap()["nll"].clone()
+    };
+    let (code, said, ..) = run(&evaluated, "6M");
+    let need = said.split("need of ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+    let need: f64 = need.parse().unwrap();
+    assert!(code == Some(3) && said.contains(" MB"), "{said}");
+    let (code, said, _) = run(&evaluated, &format!("{}k", (980.0 * need) as u64));
+    assert!(code == Some(0) && said.contains("4 of 8 threads"), "{said}");
+    let of_four = nll();
+    run(&evaluated, "1G");
+    assert_eq!(of_four, nll());
+}
+
 #[test]
 fn a_context_that_no_memory_holds_is_refused_before_it_is_planned() {
     let temp = TempDir::new().unwrap();

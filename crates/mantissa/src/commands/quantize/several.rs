@@ -10,12 +10,13 @@ use mantissa_store::Paths;
 use mantissa_store::convention::{Container, ModelFiles};
 use serde::Serialize;
 
+use super::super::adapt;
 use super::super::choose::{self, predict};
 use super::super::coverage;
 use super::super::outcome::carry_out_all;
 use super::preview::DryRun;
 use super::request::Request;
-use super::{Args, Done, fit_memory, human, kind_of, layer_notes, options, plan};
+use super::{Args, Done, human, kind_of, layer_notes, options, plan};
 use crate::context::Context;
 use crate::error::BadInput;
 use crate::output::labelled;
@@ -87,7 +88,7 @@ pub(super) fn run(args: &Args, request: &Request, source: &ModelFiles, context: 
     let (mut least, mut tokens) = (Vec::with_capacity(plans.len()), 0);
     for plan in &mut plans {
         plan.evaluation.clone_from(&evaluation);
-        least.push(fit_memory(plan, args, context)?);
+        least.push(adapt::fit_plan(plan, "quantize", args.verify, context)?);
         tokens = plan.calibration_tokens();
         if args.verify {
             plan.check = Check::Verify(Some(args.model.to_path_buf()));
