@@ -2,7 +2,7 @@
 //!
 //! An output must not be an input, compared by path and by device and inode, which resolves symbolic and hard links.
 //! It must not be the output of another job without `--overwrite` ([`crate::output`]). Two outputs must not be the
-//! same.
+//! same. A page that describes one thing, such as a model or a training run, is replaced by any later page of it.
 
 use std::collections::HashMap;
 use std::fs;
@@ -47,6 +47,8 @@ struct Write {
     option: String,
     path: PathBuf,
     kind: Kind,
+    /// What a page describes; it then identifies the job instead of the command line and its inputs.
+    about: Option<String>,
 }
 
 /// Suffix of files that describe a GGUF model beside it.
@@ -68,7 +70,21 @@ impl Paths {
 
     /// Adds an output; messages name it by `option`.
     pub fn write(&mut self, option: impl Into<String>, path: impl Into<PathBuf>, kind: Kind) {
-        self.writes.push(Write { option: option.into(), path: path.into(), kind });
+        self.writes.push(Write { option: option.into(), path: path.into(), kind, about: None });
+    }
+
+    /// Adds a file that describes the existing file or folder `subject`. It replaces, without `--overwrite`, an
+    /// unchanged file that describes the same path, whatever options that was made with.
+    pub fn write_about(
+        &mut self,
+        option: impl Into<String>,
+        path: impl Into<PathBuf>,
+        subject: impl Into<PathBuf>,
+    ) {
+        let subject = subject.into();
+        let about = fs::canonicalize(&subject).unwrap_or(subject).to_string_lossy().into_owned();
+        let (option, path) = (option.into(), path.into());
+        self.writes.push(Write { option, path, kind: Kind::File, about: Some(about) });
     }
 
     /// Refuses outputs that are inputs, that may not be replaced, or that coincide. `command` is the command line.
@@ -166,7 +182,9 @@ impl Permits {
     }
 
     fn of(&self, write: &Write) -> Output {
-        Output::of_job(&write.path, self.job.clone(), self.overwrite)
+        let about = |subject: &String| Job::of(&format!("description of {subject}"));
+        let job = write.about.as_ref().map_or_else(|| self.job.clone(), about);
+        Output::of_job(&write.path, job, self.overwrite)
     }
 }
 
@@ -326,6 +344,33 @@ mod tests {
         fs::write(&out, "edited").unwrap();
         assert!(exists(output("a", false)), "edited since");
         assert_eq!(fs::read(&out).unwrap(), b"edited");
+    }
+
+    #[test]
+    fn a_description_is_replaced_by_a_later_one_of_the_same_thing() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        ["a", "b", "text"].iter().for_each(|name| fs::write(at(name), name).unwrap());
+        let output = |command: &str, subject: &str| {
+            let mut paths = Paths::default();
+            paths.watch(at(subject));
+            paths.read(at("text"));
+            paths.write_about("--out", at("page"), at(subject));
+            Ok(paths.check(command, false)?.output(&at("page")).unwrap())
+        };
+        write_file_atomic(&output("report", "a").unwrap(), b"one").unwrap();
+        if output("report", "a").is_err() {
+            println!("skipped: no extended attributes here");
+            return;
+        }
+        fs::write(at("text"), "another input").unwrap();
+        write_file_atomic(&output("report --with options", "a").unwrap(), b"two").unwrap();
+        let refused = |result: Result<Output>| {
+            matches!(result, Err(Error::Output { fault: OutputFault::Exists { .. }, .. }))
+        };
+        assert!(refused(output("report", "b")), "a page of another thing");
+        fs::write(at("page"), "edited").unwrap();
+        assert!(refused(output("report", "a")), "edited since");
     }
 
     #[test]

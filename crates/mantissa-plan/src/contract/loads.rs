@@ -8,7 +8,7 @@ use mantissa_num::{CodecId, Scheme, parse_activation, parse_weight};
 use serde::Serialize;
 
 use super::subject::{Input, Stored};
-use super::{Server, Subject, Target, lint, rules};
+use super::{Check, Rule, Server, Subject, Target, lint, rules};
 
 /// Load test that passed: the script loaded what mantissa writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -258,6 +258,17 @@ pub fn cells(subject: &Subject) -> Vec<Cell> {
 /// Names the programs that load `subject`. See [`cells`].
 pub fn loads_in(subject: &Subject) -> Vec<&'static str> {
     cells(subject).into_iter().map(|cell| cell.name).collect()
+}
+
+/// Returns the commands that install what `server` needs, beyond itself, to read `convention`: the fixes of its rules
+/// about packages.
+pub fn installs(server: Server, convention: &str) -> impl Iterator<Item = &'static str> {
+    let needed = move |rule: &&Rule| {
+        rule.servers.contains(&server)
+            && (rule.conventions.is_empty() || rule.conventions.contains(&convention))
+            && matches!(rule.check, Check::Package(_))
+    };
+    rules().filter(needed).map(|rule| rule.fix)
 }
 
 impl Load {

@@ -15,7 +15,7 @@ use std::fmt;
 use mantissa_num::CodecId;
 use serde::Serialize;
 
-pub use loads::{Cell, Evidence, LOADS, Load, READERS, Reader, cells, loads_in};
+pub use loads::{Cell, Evidence, LOADS, Load, READERS, Reader, cells, installs, loads_in};
 pub use rules::rules;
 pub use schemes::{Accepted, Inputs, Scales};
 pub use subject::{Input, Kind, Linear, Observation, Observed, Shape, Split, Stored, Subject, split_of};

@@ -14,7 +14,7 @@ use mantissa_quant::calibrate::CalibrationSet;
 use mantissa_quant::verify::{Against, verify_against};
 use mantissa_quant::{Options, Plan, Recipe, Start, run as run_plan};
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::{Kind, Output, Paths, Scratch};
+use mantissa_store::{Output, Paths, Scratch};
 use serde::Serialize;
 
 use super::choose;
@@ -134,7 +134,7 @@ struct Bench {
 
 /// Adds the paths that the command reads and writes.
 pub fn paths(args: &Args, paths: &mut Paths) {
-    paths.write("--report", &args.report, Kind::File);
+    paths.write_about("--report", &args.report, "mantissa demo");
     args.recipes.iter().filter(|recipe| Recipe::is_file(recipe)).for_each(|recipe| paths.read(recipe));
 }
 

@@ -1,14 +1,17 @@
 //! Last lines of `quantize`: the engines that load the result, and the next commands.
 
+use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::path::Path;
 
 use mantissa_advise::subject;
-use mantissa_plan::contract::{Server, Target, loads_in};
+use mantissa_plan::contract::{Server, Target, installs, loads_in};
 use mantissa_quant::Plan;
-use mantissa_store::convention::ModelFiles;
+use mantissa_store::convention::{ModelFiles, gguf};
 use serde::Serialize;
 
+use super::model::ModelPath;
+use crate::memory;
 use crate::output::labelled;
 
 /// Engines that load an output, and what to type next.
@@ -21,16 +24,16 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// Describes the output of `plan` at `out`, made for `targets`.
-    pub fn new(plan: &Plan, source: &ModelFiles, out: &Path, targets: &[Target]) -> Self {
+    /// Describes the output of `plan` at `out`, made from `model`, whose files are `source`, for `targets`.
+    pub fn new(plan: &Plan, model: &ModelPath, source: &ModelFiles, out: &Path, targets: &[Target]) -> Self {
         let subject = subject::of_plan(plan, source);
-        let path = quoted(out);
-        let mut next: Vec<String> = targets.iter().map(|target| serve(target, &path)).collect();
+        let command = |target: &Target| serve(target, &subject.convention, out);
+        let mut next: Vec<String> = targets.iter().map(command).collect();
         if next.is_empty() {
             let usual = if plan.container.facts().one_file { Server::LlamaCpp } else { Server::Mantissa };
-            next.push(serve(&Target { server: usual, tp: 1, gpu: None }, &path));
+            next.push(command(&Target { server: usual, tp: 1, gpu: None }));
         }
-        next.push(format!("mantissa report {path}"));
+        next.push(format!("mantissa report {}{}", quoted(out), reference(model, source)));
         Ending { loads_in: loads_in(&subject), next }
     }
 
@@ -44,21 +47,54 @@ impl Ending {
     }
 }
 
-/// Returns the command that runs the model at `path`, quoted, in an engine.
-pub fn serve(target: &Target, path: &str) -> String {
+/// Returns the option of `report` that names the source, for the same prompt by both models; empty if `report` finds the
+/// source itself, or if memory hardly holds it.
+fn reference(model: &ModelPath, source: &ModelFiles) -> String {
+    let fits = memory::available().is_none_or(|bytes| source.checkpoint().total_bytes() < bytes / 2);
+    if model.is_embedded() || !fits {
+        return String::new();
+    }
+    format!(" --reference {}", quoted(model.named()))
+}
+
+/// Returns the command that runs the model at `out`, in the format `convention`, in an engine. A command that installs
+/// what the engine needs for the format comes before it.
+pub fn serve(target: &Target, convention: &str, out: &Path) -> String {
     let tp = |flag: &str| if target.tp > 1 { format!(" {flag} {}", target.tp) } else { String::new() };
-    let prompt = "-p \"Once upon a time\"";
-    match target.server {
+    let (path, prompt) = (quoted(out), "-p \"Once upon a time\"");
+    let command = match target.server {
         Server::Vllm => format!("vllm serve {path}{}", tp("--tensor-parallel-size")),
         Server::Sglang => format!("python -m sglang.launch_server --model-path {path}{}", tp("--tp")),
         Server::Lmdeploy => format!("lmdeploy serve api_server {path}{}", tp("--tp")),
         Server::TensorrtLlm => format!("trtllm-serve {path}{}", tp("--tp_size")),
-        Server::Transformers => format!("transformers chat {path}"),
+        Server::Transformers => transformers(convention, out),
         Server::LlamaCpp => format!("llama-cli -m {path} {prompt}"),
         Server::Mlx => format!("mlx_lm.generate --model {path} --prompt \"Once upon a time\""),
         Server::Exllamav2 => format!("python test_inference.py -m {path} {prompt}"),
         Server::Mantissa => format!("mantissa run {path} {prompt}"),
-    }
+    };
+    installs(target.server, convention).map(|install| format!("{install} && ")).collect::<String>() + &command
+}
+
+/// Returns the command that loads a model in transformers and leaves it in an interactive Python: a folder, or a GGUF
+/// file, which is named apart from its folder.
+fn transformers(convention: &str, out: &Path) -> String {
+    let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let arguments = match out.file_name() {
+        Some(file) if convention == gguf::CONTAINER.name() => {
+            let folder = parent.unwrap_or(Path::new("."));
+            format!("{}, gguf_file={}", python(folder.as_os_str()), python(file))
+        }
+        _ => python(out.as_os_str()),
+    };
+    let code = "from transformers import AutoModelForCausalLM; model = AutoModelForCausalLM.from_pretrained";
+    format!("python -i -c {}", quoted(Path::new(&format!("{code}({arguments})"))))
+}
+
+/// Returns a string literal of Python.
+fn python(text: &OsStr) -> String {
+    let escaped = text.to_string_lossy().replace('\\', "\\\\").replace('"', "\\\"");
+    format!("\"{escaped}\"")
 }
 
 /// Returns a path, or another word of a command, quoted for a POSIX shell if it needs that.
@@ -78,9 +114,26 @@ mod tests {
 
     #[test]
     fn commands_name_the_engine_and_split_as_asked() {
-        let command = |text: &str| Target::parse(text).ok().map(|target| serve(&target, "out"));
+        let serve = |text: &str, format: &str, path: &str| {
+            Target::parse(text).ok().map(|target| serve(&target, format, Path::new(path)))
+        };
+        let command = |text: &str| serve(text, "compressed-tensors", "out");
         assert_eq!(command("vllm:tp=2").as_deref(), Some("vllm serve out --tensor-parallel-size 2"));
         assert_eq!(command("llama.cpp").as_deref(), Some("llama-cli -m out -p \"Once upon a time\""));
+        assert_eq!(
+            serve("vllm", "gguf", "m.gguf").as_deref(),
+            Some("pip install 'vllm[extra-quant]' && vllm serve m.gguf")
+        );
+        let python = |format: &str, path: &str| {
+            let command = serve("transformers", format, path).unwrap_or_default();
+            command.split_once("from_pretrained").map(|(_, call)| call.to_owned())
+        };
+        assert_eq!(python("compressed-tensors", "a/out").as_deref(), Some("(\"a/out\")'"));
+        assert_eq!(python("gguf", "a/m.gguf").as_deref(), Some("(\"a\", gguf_file=\"m.gguf\")'"));
+        assert_eq!(
+            python("gguf", "it's \"m\".gguf").as_deref(),
+            Some(r#"(".", gguf_file="it'\''s \"m\".gguf")'"#)
+        );
         assert_eq!(quoted(Path::new("a b")), "'a b'");
         assert_eq!(quoted(Path::new("dir/m-int4")), "dir/m-int4");
     }

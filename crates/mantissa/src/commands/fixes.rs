@@ -26,7 +26,7 @@ pub fn of_artifact(
         remedy::of_artifact(files, subject, target, source.map(|(_, files)| files), strict)
     });
     let command = found.and_then(|remedy| Some(match remedy {
-        Remedy::Parallelism { tp } => serve(&Target { tp, ..*target }, &place),
+        Remedy::Parallelism { tp } => serve(&Target { tp, ..*target }, &subject.convention, model),
         Remedy::FromSource => {
             let from = if files.is_quantized() || files.gguf().is_some() { SOURCE } else { &place };
             let bits = match choose::loading_bits(subject, target)? {

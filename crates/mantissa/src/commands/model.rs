@@ -285,7 +285,7 @@ impl ModelPath {
 
     /// Adds the model's files to the inputs of a command; the embedded model has none.
     pub fn paths(&self, paths: &mut Paths) {
-        if self.named != self.at && self.named.as_os_str() == embedded::NAME {
+        if self.is_embedded() {
             return;
         }
         paths.read(&self.at);
@@ -311,6 +311,11 @@ impl ModelPath {
     /// Returns the model's location as a user types it: `demo`, a folder, or a GGUF file.
     pub fn typed(&self) -> &Path {
         if self.named.is_file() { &self.at } else { &self.named }
+    }
+
+    /// True for the embedded model.
+    pub fn is_embedded(&self) -> bool {
+        self.named != self.at && self.named.as_os_str() == embedded::NAME
     }
 
     /// Returns the name given on the command line.

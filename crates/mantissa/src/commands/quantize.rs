@@ -269,7 +269,7 @@ impl<'a> Done<'a> {
             quality: &outcome.quality,
             verification: outcome.verification.as_ref().map(|(verification, _)| verification),
             verify_seconds,
-            ending: Ending::new(plan, source, written, &args.targets),
+            ending: Ending::new(plan, &args.model, source, written, &args.targets),
             tables: plan.table_sizes(source),
         }
     }
@@ -416,7 +416,7 @@ fn sha256(plan: &Plan, outcome: &Outcome) -> Option<String> {
 }
 
 /// Describes layers that are not stored or quantized as the recipe asks, with every reason; `None` if there are none.
-fn fallback_line(quality: &Quality) -> Option<String> {
+pub fn fallback_line(quality: &Quality) -> Option<String> {
     let layers = quality.layers.iter();
     let fallen = layers.filter_map(|layer| Some((layer.module.as_str(), fallback(layer, quality)?)));
     let fallen: Vec<_> = fallen.collect();

@@ -5,6 +5,7 @@ mod health;
 mod launch;
 mod lines;
 mod map;
+mod origin;
 pub mod texts;
 mod training;
 
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use mantissa_quant::{Quality, quality_path};
-use mantissa_store::{Kind, Paths};
+use mantissa_store::Paths;
 use serde::Serialize;
 
 use super::ending::quoted;
@@ -22,6 +23,7 @@ use crate::context::Context;
 use crate::embedded;
 use crate::error::BadInput;
 use crate::memory::PROCESS;
+use crate::output::labelled;
 use crate::report::Page;
 
 /// Write an HTML page for a training run or a quantized model
@@ -41,7 +43,8 @@ pub struct Args {
     run: PathBuf,
     /// HTML file [default: in the run, or beside the model]
     ///
-    /// report.html in a run; NAME.report.html next to a quantized model.
+    /// report.html in a run; NAME.report.html next to a quantized model. Replaces an earlier page of the same run or
+    /// model that was not edited.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Source model, to continue the same prompt by both
@@ -66,6 +69,9 @@ struct Done {
     report: PathBuf,
     kind: &'static str,
     bytes: u64,
+    /// Labels and texts of the lines that say the result.
+    #[serde(skip)]
+    lines: Vec<(&'static str, String)>,
 }
 
 /// Adds the paths that the command reads and writes.
@@ -78,7 +84,7 @@ pub fn paths(args: &Args, paths: &mut Paths) {
         paths.watch(args.run.join(name));
     }
     args.reference.iter().for_each(|model| model.paths(paths));
-    paths.write("--out", place(args), Kind::File);
+    paths.write_about("--out", place(args), &args.run);
 }
 
 /// Runs the command.
@@ -87,20 +93,32 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 /// A folder without anything to report, malformed files, I/O; a source model that cannot be run.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     context.require_memory("report", needed(&args.run))?;
-    let (kind, page) = if is_training(&args.run) {
+    let (kind, page, lines) = if is_training(&args.run) {
         only_for_models(args)?;
-        ("training", training::page(&args.run)?)
+        let (page, outcome) = training::page(&args.run)?;
+        ("training", page, vec![("run", outcome)])
     } else if let Some(quality) = Quality::read(&args.run)? {
-        ("artifact", artifact_page(args, &quality, context)?)
+        ("artifact", artifact_page(args, &quality, context)?, artifact::lines(&quality))
     } else {
-        let found = format!("neither {} nor {}", folder::LOG, quality_path(&args.run).display());
-        let what = args.run.display().to_string();
-        return Err(BadInput::new(what, found, "the folder of a training run, or a quantized model").into());
+        return Err(nothing_at(&args.run).into());
     };
     let out = place(args);
     page.write(&context.output(&out)?)?;
-    let done = Done { report: out, kind, bytes: page.html().len() as u64 };
-    context.report(&done, |out| writeln!(out, "{}", done.report.display()))
+    let done = Done { report: out, kind, bytes: page.html().len() as u64, lines };
+    context.report(&done, |out| {
+        done.lines.iter().try_for_each(|(label, text)| labelled(out, label, text))?;
+        // Not wrapped, to be copied.
+        writeln!(out, "report      {}", done.report.display())
+    })
+}
+
+/// Makes the error of a path that holds nothing to report.
+fn nothing_at(path: &Path) -> BadInput {
+    let found = match path.exists() {
+        true => format!("neither {} nor {}", folder::LOG, quality_path(path).display()),
+        false => "no such file or folder".to_owned(),
+    };
+    BadInput::new(path.display().to_string(), found, "the folder of a training run, or a quantized model")
 }
 
 /// Refuses options that a training run has no use for.
@@ -134,8 +152,14 @@ fn artifact_page(args: &Args, quality: &Quality, context: &Context) -> Result<Pa
         }
         None => Err(format!("mantissa report {} --reference SOURCE", quoted(&args.run))),
     };
-    let commands = launch::commands(&args.run, context);
-    Ok(artifact::page(&args.run, quality, &artifact::Extras { commands, texts }))
+    let extras = artifact::Extras {
+        source: origin::source(&args.run, quality, args.reference.as_ref()),
+        reference: origin::reference(quality, args.reference.as_ref()),
+        launch: launch::Launch::of(&args.run, context),
+        files: origin::files(&args.run, quality),
+        texts,
+    };
+    Ok(artifact::page(&args.run, quality, &extras))
 }
 
 /// True if the folder is a training run.

@@ -18,11 +18,12 @@ use mantissa_train::config::RunConfig;
 use mantissa_train::{StepReport, TrainError, Trainer};
 use serde::Serialize;
 
+use super::ending::quoted;
 use crate::context::Context;
 use crate::error::Stopped;
 use crate::interrupt;
 use crate::machine::{Machine, peak_anonymous};
-use crate::output::{Align, Table, bytes, count};
+use crate::output::{Align, Table, bytes, count, labelled};
 use crate::progress::anonymous_memory;
 use earlier::Earlier;
 use folder::{Checkpoints, Log, LogLine, RunFile};
@@ -397,13 +398,10 @@ fn decay_table(setup: &Setup, weight_decay: f64) -> Table {
 
 fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
     let loss = done.loss.map_or_else(|| "no step left".to_owned(), |loss| format!("last loss {loss:.4}"));
-    writeln!(
-        out,
-        "{} steps ({} skipped), {} tokens, {loss}, {:.1} s\nmodel in {}",
-        done.steps,
-        done.skipped,
-        done.tokens,
-        done.seconds,
-        done.model.display()
-    )
+    let Done { steps, skipped, tokens, seconds, .. } = done;
+    let all = format!("{steps} steps ({skipped} skipped), {tokens} tokens, {loss}, {seconds:.1} s");
+    labelled(out, "trained", &all)?;
+    // Not wrapped, to be copied.
+    writeln!(out, "model       {}", done.model.display())?;
+    writeln!(out, "next        mantissa report {}", quoted(done.run))
 }

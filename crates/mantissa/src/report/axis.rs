@@ -15,28 +15,35 @@ pub enum Scale {
 /// Axis of a chart.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Axis {
-    /// Label with unit.
+    /// Label with unit; empty if the title says it.
     pub label: &'static str,
     /// Scale of the axis.
     pub scale: Scale,
     /// True if the range includes 0; for [`Scale::Linear`].
     pub from_zero: bool,
+    /// True if ticks are written in full, `20000` rather than `20 K`.
+    pub in_full: bool,
 }
 
 impl Axis {
     /// Linear axis over the range of the values.
     pub const fn linear(label: &'static str) -> Self {
-        Axis { label, scale: Scale::Linear, from_zero: false }
+        Axis { label, scale: Scale::Linear, from_zero: false, in_full: false }
     }
 
     /// Linear axis from 0.
     pub const fn from_zero(label: &'static str) -> Self {
-        Axis { label, scale: Scale::Linear, from_zero: true }
+        Axis { label, scale: Scale::Linear, from_zero: true, in_full: false }
     }
 
     /// Logarithmic axis.
     pub const fn log(label: &'static str) -> Self {
-        Axis { label, scale: Scale::Log, from_zero: false }
+        Axis { label, scale: Scale::Log, from_zero: false, in_full: false }
+    }
+
+    /// Writes ticks in full, for a count of steps.
+    pub const fn in_full(self) -> Self {
+        Axis { in_full: true, ..self }
     }
 
     /// True if `value` can be shown.
@@ -105,18 +112,35 @@ fn decade_marks(low: f64, high: f64, factors: &[f64]) -> Vec<f64> {
     marks.filter(|mark| (low..=high).contains(mark)).collect()
 }
 
-/// Formats a tick: short, also for extreme values.
-fn tick(value: f64) -> String {
-    let size = value.abs();
-    if size == 0.0 {
-        "0".to_owned()
-    } else if (1e-3..1e6).contains(&size) {
-        number(Some(value), 4)
-    } else {
-        let text = format!("{value:.3e}");
-        let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
-        format!("{}e{exponent}", digits.trim_end_matches('0').trim_end_matches('.'))
+/// Longest tick in characters: it fits to the left of the plot.
+const TICK: usize = 6;
+
+/// Formats the ticks of an axis alike: all plain, with K, M or B from 1000 on unless `in_full`; or, if one would be too
+/// long, all with exponents.
+fn ticks(values: &[f64], in_full: bool) -> Vec<String> {
+    let plain: Option<Vec<_>> = values.iter().map(|value| plain(*value, in_full)).collect();
+    plain.unwrap_or_else(|| values.iter().map(|value| exponential(*value)).collect())
+}
+
+/// Formats a tick without exponent; `None` if it is too long.
+fn plain(value: f64, in_full: bool) -> Option<String> {
+    const UNITS: [&str; 5] = ["", " K", " M", " B", " T"];
+    let power = if in_full || value == 0.0 { 0 } else { (value.abs().log10().floor() as i32).max(0) / 3 };
+    let unit = UNITS.get(power as usize)?;
+    let text = number(Some(value / 1000f64.powi(power)), 4);
+    let text = if value == 0.0 { "0".to_owned() } else { text + unit };
+    (text.chars().count() <= TICK && !text.contains('e')).then_some(text)
+}
+
+fn exponential(value: f64) -> String {
+    if value == 0.0 {
+        return "0".to_owned();
     }
+    let text = format!("{value:.3e}");
+    let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+    let digits =
+        if digits.contains('.') { digits.trim_end_matches('0').trim_end_matches('.') } else { digits };
+    if exponent == "0" { digits.to_owned() } else { format!("{digits}e{exponent}") }
 }
 
 /// Size of a drawing and its margins, in drawing units. One unit is about one pixel on a phone.
@@ -166,13 +190,13 @@ impl Frame {
     /// Returns the horizontal ticks: coordinate and label, clear of each other.
     fn ticks_x(&self) -> Vec<(f64, String)> {
         let place = |mark| self.place((mark, self.y.1)).map(|at| at.0);
-        clear(self.x.0.candidates(self.x.1, self.x.2), place, |label| width_of(label) + 8.0)
+        clear(self.x.0, self.x.0.candidates(self.x.1, self.x.2), place, |label| width_of(label) + 8.0)
     }
 
     /// Returns the vertical ticks.
     fn ticks_y(&self) -> Vec<(f64, String)> {
         let place = |mark| self.place((self.x.1, mark)).map(|at| at.1);
-        clear(self.y.0.candidates(self.y.1, self.y.2), place, |_| LETTER.1 + 2.0)
+        clear(self.y.0, self.y.0.candidates(self.y.1, self.y.2), place, |_| LETTER.1 + 2.0)
     }
 
     /// Draws grid, ticks and labels.
@@ -199,13 +223,16 @@ impl Frame {
 /// Chooses the finest set of candidates whose labels keep clear of each other; of the coarsest, drops labels
 /// that would overlap.
 fn clear(
+    axis: Axis,
     sets: Vec<Vec<f64>>,
     place: impl Fn(f64) -> Option<f64>,
     extent: impl Fn(&str) -> f64,
 ) -> Vec<(f64, String)> {
     let mut best = Vec::new();
     for (i, marks) in sets.into_iter().enumerate() {
-        let all = marks.into_iter().filter_map(|mark| Some((place(mark)?, tick(mark)))).collect::<Vec<_>>();
+        let (places, marks): (Vec<_>, Vec<_>) =
+            marks.into_iter().filter_map(|mark| Some((place(mark)?, mark))).unzip();
+        let all: Vec<_> = places.into_iter().zip(ticks(&marks, axis.in_full)).collect();
         let mut kept: Vec<(f64, String)> = Vec::new();
         for (at, label) in &all {
             let free =
@@ -294,18 +321,19 @@ mod tests {
     }
 
     #[test]
-    fn ticks_are_short() {
-        for (value, text) in [
-            (0.0, "0"),
-            (-0.0, "0"),
-            (0.002, "0.002"),
-            (0.00015, "1.5e-4"),
-            (1e-5, "1e-5"),
-            (2.5e9, "2.5e9"),
-            (-2e7, "-2e7"),
+    fn ticks_of_an_axis_are_written_alike() {
+        for (values, expected) in [
+            (&[0.0, 0.0005, 0.001][..], &["0", "0.0005", "0.001"][..]),
+            (&[-0.0, 0.002, 0.004], &["0", "0.002", "0.004"]),
+            (&[0.0, 0.00005, 0.0001, 0.00015], &["0", "5e-5", "1e-4", "1.5e-4"]),
+            (&[0.0, 20000.0, 80000.0], &["0", "20 K", "80 K"]),
+            (&[500.0, 1500.0, 2.5e9], &["500", "1.5 K", "2.5 B"]),
+            (&[1e-5, 1.0, 1e5], &["1e-5", "1", "1e5"]),
+            (&[-2e7, 0.0], &["-20 M", "0"]),
         ] {
-            assert_eq!(tick(value), text);
+            assert_eq!(ticks(values, false), expected);
         }
+        assert_eq!(ticks(&[0.0, 2000.0, 40000.0], true), ["0", "2000", "40000"]);
     }
 
     #[test]

@@ -27,8 +27,8 @@ pub struct Heat<'a> {
     pub columns: Vec<(String, String)>,
     /// Name and cells of each row; a row has as many cells as there are columns.
     pub rows: Vec<(String, Vec<Option<Cell>>)>,
-    /// True if shades follow the logarithm.
-    pub log: bool,
+    /// True if the largest value has a frame.
+    pub framed: bool,
 }
 
 impl Heat<'_> {
@@ -54,7 +54,9 @@ impl Heat<'_> {
         let cell = |cell: &Option<Cell>| match cell {
             None => Html::element("td", &[], []),
             Some(cell) => {
-                let class = format!("h{}", shade(cell.value, range, self.log));
+                let largest = self.framed && cell.value == range.1 && range.0 < range.1;
+                let frame = if largest { " largest" } else { "" };
+                let class = format!("h{}{frame}", shade(cell.value, range));
                 let attributes = [("class", &class[..]), ("title", &cell.title)];
                 Html::element("td", &attributes, [Html::text(&cell.text)])
             }
@@ -63,13 +65,13 @@ impl Heat<'_> {
     }
 }
 
+/// Least width of the range of shades, as a share of the largest value: smaller differences are hardly seen.
+const LEAST_RANGE: f64 = 0.02;
+
 /// Returns the shade of `value` within `range`: 0 is the lightest. A value that is not a number has the darkest.
-fn shade(value: f64, (low, high): (f64, f64), log: bool) -> usize {
-    let scale = |value: f64| if log { value.max(low.max(1e-12)).max(1e-12).ln() } else { value };
-    let (low_at, high_at) = (scale(low), scale(high));
-    // At least a factor of 2: nearly equal values have nearly equal shades.
-    let wide = if log { std::f64::consts::LN_2 } else { low.abs() };
-    let share = (scale(value) - low_at) / (high_at - low_at).max(wide).max(f64::MIN_POSITIVE);
+fn shade(value: f64, (low, high): (f64, f64)) -> usize {
+    let width = (high - low).max(LEAST_RANGE * high.abs()).max(f64::MIN_POSITIVE);
+    let share = (value - low) / width;
     if value.is_finite() { ((share * SHADES as f64) as usize).min(SHADES - 1) } else { SHADES - 1 }
 }
 
@@ -80,12 +82,12 @@ mod tests {
 
     #[test]
     fn shades_follow_the_values() {
-        assert_eq!([0.01, 0.1, 1.0].map(|v| shade(v, (0.01, 1.0), true)), [0, 5, 9]);
-        assert_eq!([2.0, 5.0, 8.0].map(|v| shade(v, (2.0, 8.0), false)), [0, 5, 9]);
-        assert_eq!([4.0, 4.1].map(|v| shade(v, (4.0, 4.1), true)), [0, 0], "nearly equal");
-        assert_eq!(shade(4.0, (4.0, 4.0), false), 0);
+        assert_eq!([2.0, 5.0, 8.0].map(|v| shade(v, (2.0, 8.0))), [0, 5, 9]);
+        assert_eq!([3.6, 4.0, 4.6].map(|v| shade(v, (3.6, 4.6))), [0, 4, 9], "the range shown");
+        assert_eq!([4.0, 4.004].map(|v| shade(v, (4.0, 4.004))), [0, 0], "nearly equal");
+        assert_eq!(shade(4.0, (4.0, 4.0)), 0);
         for value in [f64::NAN, f64::INFINITY, 0.0, -1.0] {
-            assert!(shade(value, (0.0, 1.0), true) < SHADES);
+            assert!(shade(value, (0.0, 1.0)) < SHADES);
         }
     }
 
@@ -97,13 +99,17 @@ mod tests {
             corner: "layer",
             columns: vec![("q".into(), "self_attn.q_proj".into()), ("k".into(), "self_attn.k_proj".into())],
             rows: vec![("0".into(), vec![cell(0.1), cell(0.2)]), ("1".into(), vec![cell(0.4), None])],
-            log: true,
+            framed: true,
         };
         let html = heat.html().unwrap();
         let html = html.as_str();
         assert_eq!((html.matches("scope=\"col\"").count(), html.matches("scope=\"row\"").count()), (3, 2));
-        assert!(html.contains("<td class=\"h9\" title=\"&lt;q&gt; 0.4\">0.4</td><td></td>"), "{html}");
+        assert!(
+            html.contains("<td class=\"h9 largest\" title=\"&lt;q&gt; 0.4\">0.4</td><td></td>"),
+            "{html}"
+        );
         assert!(html.contains("aria-label=\"error by layer\""), "{html}");
+        assert_eq!(html.matches("largest").count(), 1, "{html}");
         assert_eq!(Heat { rows: Vec::new(), ..heat }.html(), None);
     }
 }

@@ -79,9 +79,9 @@ impl LineChart<'_> {
             (shown().next(), shown().next_back(), shown().min_by(by_height), shown().max_by(by_height));
         let (Some(first), Some(last), Some(low), Some(high)) = ends else { return String::new() };
         let name = if series.name == self.title { String::new() } else { format!("{}: ", series.name) };
-        let y = self.y.label;
+        let y = if self.y.label.is_empty() { String::new() } else { format!(" {}", self.y.label) };
         format!(
-            " {name}{} {y} at {} {}, {} at {}; lowest {}, highest {}.",
+            " {name}{}{y} at {} {}, {} at {}; lowest {}, highest {}.",
             figures(first.1),
             self.x.label,
             figures(first.0),

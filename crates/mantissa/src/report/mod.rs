@@ -96,6 +96,16 @@ impl Html {
         if charts.is_empty() { Html::default() } else { Html::element("div", &[("class", "grid")], charts) }
     }
 
+    /// Arranges texts side by side, over the whole width.
+    pub fn columns(texts: impl IntoIterator<Item = Html>) -> Self {
+        Html::element("div", &[("class", "columns")], texts)
+    }
+
+    /// Makes a paragraph that stands out from the text around it.
+    pub fn caution(text: &str) -> Self {
+        Html::element("p", &[("class", "caution")], [Html::text(text)])
+    }
+
     /// Makes the word of a verdict.
     pub fn badge(verdict: Verdict) -> Self {
         let level = Verdict::ALL.iter().position(|other| *other == verdict).unwrap_or_default();
@@ -172,6 +182,15 @@ pub fn pairs(label: &str, rows: impl IntoIterator<Item = (&'static str, String)>
     };
     let body = Html::element("tbody", &[], rows.into_iter().map(row));
     scrolling(label, Html::element("table", &[("class", "pairs")], [body]))
+}
+
+/// Renders names and values in running lines, under the title.
+pub fn facts(facts: impl IntoIterator<Item = (&'static str, String)>) -> Html {
+    let fact = |(name, value): (&'static str, String)| {
+        let name = Html::element("dt", &[], [Html::text(name)]);
+        Html::element("div", &[], [name, Html::element("dd", &[], [Html::text(&value)])])
+    };
+    Html::element("dl", &[("class", "facts")], facts.into_iter().map(fact))
 }
 
 /// Renders the main figures as tiles: name, value, and a line below it.

@@ -34,6 +34,7 @@ mod memory;
 mod names;
 mod outputs;
 mod quality;
+mod report;
 mod several;
 mod small_wrongs;
 mod spqr;

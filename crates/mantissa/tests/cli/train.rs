@@ -397,8 +397,12 @@ fn a_page_shows_a_run_and_an_artifact() {
     let config = settings(temp.path(), "fp16", "f32");
     let line = fail(2, &["report", text(temp.path())]);
     assert!(line.contains("log.jsonl") && line.contains("quality.json"), "{line}");
-    succeed(&["train", text(&config), "--quiet"]);
+    let said = succeed(&["train", text(&config), "--quiet"]);
     let run = temp.path().join("run");
+    assert!(said.ends_with(&format!("next        mantissa report {}\n", text(&run))), "{said}");
+    // A page of the same run replaces the earlier one, whatever the options.
+    let first = succeed(&["report", text(&run)]);
+    assert!(first.starts_with("run         Done: 40 of 40 steps; loss"), "{first}");
     let made = json(&["report", text(&run), "--json"]);
     let page = fs::read_to_string(made["report"].as_str().unwrap()).unwrap();
     assert_eq!(made["report"].as_str().unwrap(), text(&run.join("report.html")));

@@ -17,6 +17,19 @@
     if (box.width > 0 && (box.right > width + 1 || box.left < -1)) say(`beyond the window: ${name(element)}`);
   }
 
+  // A table that scrolls by a few pixels looks cut off; a wider one says that it scrolls.
+  for (const box of document.querySelectorAll('.wide')) {
+    const beyond = box.scrollWidth - box.clientWidth;
+    if (beyond > 0 && beyond < 40) say(`scrolls by ${beyond} px: ${box.getAttribute('aria-label').slice(0, 40)}`);
+  }
+
+  // What fills the width of the page fills all of it.
+  const column = document.querySelector('main').clientWidth - 2 * parseFloat(getComputedStyle(document.querySelector('main')).paddingLeft);
+  for (const element of document.querySelectorAll('main > :is(p, pre, figure, .tiles, .wide, .grid, .columns)')) {
+    const own = element.getBoundingClientRect().width;
+    if (own > 0 && Math.abs(own - column) > 1) say(`${own.toFixed(0)} px wide in a column of ${column} px: ${name(element)}`);
+  }
+
   // Text of a drawing: readable, inside it, and clear of other text.
   for (const svg of document.querySelectorAll('figure > svg')) {
     const outer = svg.getBoundingClientRect();

@@ -3,20 +3,29 @@
 use std::path::Path;
 
 use mantissa_eval::verdict::Verdict;
-use mantissa_quant::{ErrorReport, Figures, LayerReport, Quality};
+use mantissa_quant::{Digests, ErrorReport, Figures, LayerReport, Quality};
 
+use super::launch::{Launch, Start};
 use super::{map, texts};
+use crate::commands::default_text;
 use crate::commands::ending::quoted;
+use crate::commands::quantize::fallback_line;
 use crate::output::{Align, Table, bytes, count, number, shape};
-use crate::report::{Html, Page, Reading, gauge, pairs, table, tiles};
+use crate::report::{Html, Page, Reading, facts, gauge, pairs, table, tiles};
 
 /// Number of layers in the table of the worst.
 const WORST: usize = 10;
 
 /// Parts of the page that are not in the quality report.
 pub struct Extras {
-    /// Engines that load the model, each with the command for it.
-    pub commands: Vec<(String, String)>,
+    /// Name of the source model, or a description of it.
+    pub source: String,
+    /// Source model in commands: its path, or the word SOURCE.
+    pub reference: String,
+    /// Programs that load the model, and commands for the engines among them.
+    pub launch: Launch,
+    /// Digests of the model's files, those outside the quality report included.
+    pub files: Digests,
     /// Continuations of the same prompts by the source and by the model; or the command that makes them.
     pub texts: Result<Vec<texts::Pair>, String>,
 }
@@ -24,12 +33,16 @@ pub struct Extras {
 /// Makes the page of the model at `path` from its quality report.
 pub fn page(path: &Path, quality: &Quality, extras: &Extras) -> Page {
     let mut page = Page::new(&format!("Quantized model {}", super::name(path)));
-    verdict(&mut page, path, quality);
+    page.push(facts(origin(quality, extras)));
+    verdict(&mut page, path, (quality, extras));
     texts::section(&mut page, &extras.texts);
-    if !extras.commands.is_empty() {
+    if !extras.launch.commands.is_empty() {
         page.push(Html::heading("Load it"));
-        for (engine, command) in &extras.commands {
+        for Start { engine, ground, command } in &extras.launch.commands {
             page.push(Html::subheading(engine));
+            if !ground.is_empty() {
+                page.push(Html::element("p", &[("class", "note")], [Html::text(ground)]));
+            }
             page.push(Html::preformatted(command));
         }
     }
@@ -50,30 +63,87 @@ pub fn page(path: &Path, quality: &Quality, extras: &Extras) -> Page {
     }
     page.push(Html::heading("How it was made"));
     page.push(pairs("Recipe, formats and calibration", summary(quality)));
-    page.push(Html::details("Hashes of all files", [table("Hashes of all files", &hashes(quality))]));
+    page.push(Html::details(
+        "Hashes of all files",
+        [table("Hashes of all files", &hashes(quality, &extras.files))],
+    ));
     page
 }
 
+/// Returns what the model was made from and by, and the programs that load it.
+fn origin(quality: &Quality, extras: &Extras) -> Vec<(&'static str, String)> {
+    let loads_in = extras.launch.loads_in.join(", ");
+    let mut facts = vec![
+        ("source", extras.source.clone()),
+        ("recipe", quality.recipe.clone()),
+        ("method", quality.method.clone()),
+        ("format", quality.container.clone()),
+        ("parameters", count(quality.parameters)),
+    ];
+    facts.extend((!loads_in.is_empty()).then_some(("loads in", loads_in)));
+    facts
+}
+
+/// Returns the result for the terminal: verdict, size and fallbacks, each with its label.
+pub fn lines(quality: &Quality) -> Vec<(&'static str, String)> {
+    let verdict = match &quality.evaluation {
+        None => "quality loss not measured".to_owned(),
+        Some(figures) => {
+            let (word, kl) = (judged(figures).word(), measured(figures.kl, figures.kl_se));
+            format!("{word}: KL {kl} nats/token on {}", text_name(&figures.text.name))
+        }
+    };
+    let fallbacks = fallback_line(quality).map(|line| ("fallbacks", line));
+    [("verdict", verdict), ("size", size(quality))].into_iter().chain(fallbacks).collect()
+}
+
+/// Judges the measured KL against its noise floor.
+fn judged(figures: &Figures) -> Verdict {
+    let floor = (figures.noise_floor_kl, figures.noise_floor_kl_se);
+    Verdict::new((figures.kl, figures.kl_se), floor)
+}
+
+/// Returns the name of a text for readers: a file's own, or a description of the built-in text.
+fn text_name(name: &str) -> &str {
+    match name {
+        default_text::NAME => "the built-in text",
+        default_text::HELD_OUT_NAME => "the built-in text (held-out part)",
+        name => name,
+    }
+}
+
 /// Appends the verdict: size before and after, the KL against its thresholds, and the main figures.
-fn verdict(page: &mut Page, path: &Path, quality: &Quality) {
+fn verdict(page: &mut Page, path: &Path, (quality, extras): (&Quality, &Extras)) {
     let size = size(quality);
     let Some(figures) = &quality.evaluation else {
-        page.push(Html::lead(&format!("Quality loss not measured. {size}.")));
-        page.push(Html::paragraph("Measure it against the source on a text of yours:"));
-        let command = format!("mantissa eval {} --reference SOURCE --text TEXT", quoted(path));
+        page.push(Html::lead(&format!("Quality loss not measured. Size {size}.")));
+        page.push(Html::paragraph(
+            "Measure it against the source on the built-in text, or on a text of yours:",
+        ));
+        let command =
+            format!("mantissa eval {} --reference {} --text default", quoted(path), extras.reference);
         page.push(Html::preformatted(&command));
+        fallbacks(page, quality);
         page.push(tiles(size_tiles(quality)));
         return;
     };
-    let floor = (figures.noise_floor_kl, figures.noise_floor_kl_se);
-    let verdict = Verdict::new((figures.kl, figures.kl_se), floor);
-    let rest = Html::text(&format!(" at KL {} nats/token. {size}.", measured(figures.kl, figures.kl_se)));
+    let verdict = judged(figures);
+    let rest =
+        Html::text(&format!(" at KL {} nats/token. Size {size}.", measured(figures.kl, figures.kl_se)));
     let lead = [Html::text("Quality loss "), Html::badge(verdict), rest];
     page.push(Html::element("p", &[("class", "lead")], lead));
+    fallbacks(page, quality);
     page.push(gauge(&[Reading { name: "KL".to_owned(), kl: figures.kl, verdict }], figures.noise_floor_kl));
     page.push(Html::element("p", &[("class", "note")], [Html::text(&meaning(figures))]));
     page.push(tiles(size_tiles(quality).into_iter().chain(quality_tiles(figures))));
     page.push(Html::details("All quality figures", [table("Quality figures", &evaluation(figures))]));
+}
+
+/// Appends how many layers are not as the recipe asks, and why.
+fn fallbacks(page: &mut Page, quality: &Quality) {
+    if let Some(line) = fallback_line(quality) {
+        page.push(Html::caution(&format!("Fallbacks from the recipe: {line}")));
+    }
 }
 
 /// Says what the KL means, and what the noise floor is.
@@ -89,7 +159,7 @@ fn meaning(figures: &Figures) -> String {
         "On average at most {} % of the probability of the next token moves (Pinsker's inequality); {floor}. Text: {}, \
          {} predicted tokens.",
         number(Some(moved), 2),
-        figures.text.name,
+        text_name(&figures.text.name),
         figures.predicted
     )
 }
@@ -110,11 +180,11 @@ fn source_bytes(quality: &Quality) -> u64 {
 fn size(quality: &Quality) -> String {
     let (before, after) = (source_bytes(quality), quality.bytes);
     if before == 0 {
-        return format!("Size {}", bytes(after));
+        return bytes(after);
     }
     let change = 100.0 * (1.0 - after as f64 / before as f64);
     let word = if change >= 0.0 { "smaller" } else { "larger" };
-    format!("Size {} → {}, {:.0} % {word}", bytes(before), bytes(after), change.abs())
+    format!("{} → {}, {:.0} % {word}", bytes(before), bytes(after), change.abs())
 }
 
 fn size_tiles(quality: &Quality) -> Vec<(&'static str, String, String)> {
@@ -144,9 +214,14 @@ fn quality_tiles(figures: &Figures) -> Vec<(&'static str, String, String)> {
 fn layers(page: &mut Page, quality: &Quality) {
     if let Some(errors) = map::errors(&quality.layers) {
         page.push(Html::heading("Error by layer and module"));
-        page.push(Html::paragraph(
-            "Error of each weight in percent of its norm, ‖W − Q‖ / ‖W‖. Darker is larger; of several experts, the worst.",
-        ));
+        let largest = worst(&quality.layers).next().map_or_else(String::new, |layer| {
+            let percent = number(Some(100.0 * layer.error.relative_error), 3);
+            format!(" The largest: {percent} % in {}.", layer.module)
+        });
+        page.push(Html::paragraph(&format!(
+            "Error of each weight in percent of its norm, ‖W − Q‖ / ‖W‖. Darker is larger, within the range shown; of several \
+             experts, the worst.{largest}"
+        )));
         page.push(errors);
         let title = format!("Layers with the largest error ({})", WORST.min(quality.layers.len()));
         page.push(Html::details(&title, [table(&title, &layer_table(worst(&quality.layers)))]));
@@ -193,11 +268,10 @@ fn summary(quality: &Quality) -> Vec<(&'static str, String)> {
         ("parameters", count(quality.parameters)),
     ];
     rows.extend(quality.kv.iter().map(|kv| ("KV cache", kv.clone())));
-    rows.extend(
-        quality.calibration.iter().map(|set| {
-            ("calibration", format!("{}: {} windows, {} tokens", set.name, set.windows, set.tokens))
-        }),
-    );
+    rows.extend(quality.calibration.iter().map(|set| {
+        let text = text_name(&set.name);
+        ("calibration", format!("{text}: {} windows, {} tokens", set.windows, set.tokens))
+    }));
     rows.push(("tool", quality.tool.clone()));
     rows
 }
@@ -272,9 +346,9 @@ fn tensors(quality: &Quality) -> Table {
     table
 }
 
-fn hashes(quality: &Quality) -> Table {
+fn hashes(quality: &Quality, files: &Digests) -> Table {
     let mut table = Table::new([("file", Align::Left), ("bytes", Align::Right), ("SHA-256", Align::Left)]);
-    for (of, digests) in [("source", &quality.hashes.source), ("output", &quality.hashes.weights)] {
+    for (of, digests) in [("source", &quality.hashes.source), ("output", files)] {
         for (name, digest) in digests {
             table.row([format!("{of}: {name}"), digest.len.to_string(), digest.hex()]);
         }

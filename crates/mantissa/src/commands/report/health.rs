@@ -168,9 +168,11 @@ impl Health {
         let (charts, zero) = parted(self.overview());
         page.push(Html::grid(charts));
         page.push(zero);
-        let title = "Tensors with the largest loss at the last observed step";
-        page.push(Html::subheading(title));
-        page.push(table(title, &self.worst()));
+        if let Some(worst) = self.worst() {
+            let title = "Tensors with the most underflow and saturation, last observed step";
+            page.push(Html::subheading(title));
+            page.push(table(title, &worst));
+        }
         let modules = self.order.iter().filter_map(|name| Some((name, self.modules.get(name)?)));
         let modules = modules.map(|(name, module)| {
             let (charts, zero) = parted(module.charts());
@@ -194,12 +196,14 @@ impl Health {
         ]
     }
 
-    /// Makes the table of the tensors with the largest loss at the last step.
-    fn worst(&self) -> Table {
+    /// Makes the table of the tensors with the most underflow and saturation at the last step; `None` if no tensor has
+    /// any.
+    fn worst(&self) -> Option<Table> {
         let columns = ["tensor", "amax", "underflow", "saturation"];
         let sides = [Align::Left, Align::Right, Align::Right, Align::Right];
         let mut worst = Table::new(columns.into_iter().zip(sides).collect::<Vec<_>>());
         let named = self.order.iter().filter_map(|name| Some((name, self.modules.get(name)?)));
+        let lost = |figures: &Figures| figures.underflowed + figures.saturated;
         let mut all: Vec<_> = named
             .flat_map(|(name, module)| {
                 module
@@ -207,15 +211,14 @@ impl Health {
                     .iter()
                     .filter_map(move |(what, all)| Some((format!("{name}: {what}"), *all.last()?)))
             })
-            .filter(|(_, figures)| figures.underflowed.is_finite())
+            .filter(|(_, figures)| lost(figures) > 0.0)
             .collect();
-        let lost = |figures: &Figures| figures.underflowed + figures.saturated;
         all.sort_by(|a, b| lost(&b.1).total_cmp(&lost(&a.1)));
         for (name, figures) in all.into_iter().take(WORST) {
             let Figures { amax, underflowed, saturated, .. } = figures;
             worst.row([name, number(Some(amax), 4), percent(underflowed), percent(saturated)]);
         }
-        worst
+        (!worst.rows().is_empty()).then_some(worst)
     }
 }
 
@@ -244,7 +247,7 @@ impl Module {
 }
 
 /// Horizontal axis of a run.
-pub const STEP: Axis = Axis::linear("step");
+pub const STEP: Axis = Axis::linear("step").in_full();
 const SHARE: Axis = Axis::from_zero("share");
 
 /// Charts the minimum, median and maximum of the values per step.
@@ -317,6 +320,30 @@ mod tests {
         // Nothing saturates: a sentence, and no chart of zeros.
         assert!(html.contains("0 at every observed step: saturation."), "{html}");
         assert!(!html.contains("<figcaption>Saturation"), "{html}");
+    }
+
+    #[test]
+    fn tensors_without_underflow_and_saturation_are_not_listed() {
+        let temp = tempfile::TempDir::new().unwrap();
+        let path = temp.path().join("telemetry.jsonl");
+        let shown = |underflowed: f64| {
+            let weight = |name: &str, underflowed: f64| {
+                format!(
+                    "{{\"tensor\":\"{name}.weight\",\"amax\":1.5,\"grad_amax\":null,\"underflowed\":{underflowed},\
+                     \"saturated\":0.0,\"changed\":0.25}}"
+                )
+            };
+            let weights = [weight("a", underflowed), weight("b", 0.0)].join(",");
+            std::fs::write(&path, format!("{{\"step\":1,\"weights\":[{weights}],\"operands\":[]}}\n"))
+                .unwrap();
+            let mut page = Page::new("t");
+            Health::read(&path).unwrap().show(&mut page);
+            page.html()
+        };
+        let html = shown(0.5);
+        assert!(html.contains("a: weight</th>") && !html.contains("b: weight</th>"), "{html}");
+        assert!(html.contains("most underflow and saturation"), "{html}");
+        assert!(!shown(0.0).contains("most underflow"), "a table of zeros says nothing");
     }
 
     #[test]

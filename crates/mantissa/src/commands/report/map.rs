@@ -44,8 +44,10 @@ type Value = fn(&LayerReport) -> f64;
 struct Map<'a> {
     label: &'a str,
     value: Value,
-    text: fn(f64) -> String,
-    log: bool,
+    /// Number of decimals of all cells, from their values.
+    decimals: fn(&[f64]) -> usize,
+    /// True if the largest value has a frame.
+    framed: bool,
 }
 
 impl Map<'_> {
@@ -53,12 +55,13 @@ impl Map<'_> {
     /// is shown.
     fn html(&self, layers: &[LayerReport]) -> Option<Html> {
         let (mut modules, mut cells, mut outside) = (Vec::new(), BTreeMap::new(), Vec::new());
+        let decimals = (self.decimals)(&layers.iter().map(self.value).collect::<Vec<_>>());
         for layer in layers {
             let (Place { layer: index, module }, value) = (place(&layer.module), (self.value)(layer));
             let cell = Cell {
                 value,
-                text: (self.text)(value),
-                title: format!("{}: {} ({})", layer.module, (self.text)(value), layer.scheme),
+                text: format!("{value:.decimals$}"),
+                title: format!("{}: {} ({})", layer.module, number(Some(value), 4), layer.scheme),
             };
             let Some(index) = index else {
                 outside.push(format!("{} {}", module, cell.text));
@@ -91,7 +94,7 @@ impl Map<'_> {
             corner: "layer",
             columns: short(modules).into_iter().zip(modules.iter().cloned()).collect(),
             rows: indices.into_iter().map(row).collect(),
-            log: self.log,
+            framed: self.framed,
         }
     }
 }
@@ -101,8 +104,12 @@ pub fn errors(layers: &[LayerReport]) -> Option<Html> {
     let map = Map {
         label: "Relative error of each quantized weight in percent, by layer and module",
         value: |layer| 100.0 * layer.error.relative_error,
-        text: |percent| number(Some(percent), 3),
-        log: true,
+        decimals: |values| {
+            let largest = values.iter().copied().filter(|value| value.is_finite()).fold(0.0, f64::max);
+            // Three significant digits of the largest.
+            (2 - largest.max(1e-4).log10().floor() as i32).max(0) as usize
+        },
+        framed: true,
     };
     map.html(layers)
 }
@@ -123,13 +130,20 @@ pub fn bits_range(layers: &[LayerReport]) -> Option<(f64, f64)> {
 
 /// Renders the bits per weight by layer and module; `None` if all are the same.
 pub fn bits(layers: &[LayerReport]) -> Option<Html> {
-    let text = |bits: f64| number(Some((bits * 100.0).round() / 100.0), 4);
+    let decimals = |values: &[f64]| {
+        let exact = |n: &i32| {
+            let whole = |bits: &f64| (bits * 10f64.powi(*n)).fract() == 0.0;
+            values.iter().all(whole)
+        };
+        // Stored bits, with the metadata of tensors, are no short number: hundredths of them do.
+        (0..=3).find(exact).unwrap_or(2) as usize
+    };
     let (least, most) = bits_range(layers)?;
     if most - least < SAME_BITS {
         return None;
     }
     let label = "Bits per weight of each quantized weight, by layer and module";
-    Map { label, value: bits_of, text, log: false }.html(layers)
+    Map { label, value: bits_of, decimals, framed: false }.html(layers)
 }
 
 #[cfg(test)]
@@ -189,17 +203,22 @@ mod tests {
         let html = errors(&layers).unwrap();
         let html = html.as_str();
         assert!(
-            html.contains("title=\"model.layers.10.mlp.experts.1.up_proj: 9 (int4-g128)\">9</td>"),
+            html.contains("title=\"model.layers.10.mlp.experts.1.up_proj: 9 (int4-g128)\">9.00</td>"),
             "{html}"
         );
         assert!(
-            !html.contains("experts.0.up_proj") && html.contains("Outside the layers: lm_head 2."),
+            !html.contains("experts.0.up_proj") && html.contains("Outside the layers: lm_head 2.00."),
             "{html}"
         );
         assert_eq!(html.matches("scope=\"row\"").count(), 2);
         assert_eq!(bits(&layers), None, "a map of equal bits says nothing");
         let mixed = [layers[0].clone(), layer("model.layers.1.self_attn.q_proj", 0.01, 8.5)];
-        assert!(bits(&mixed).unwrap().as_str().contains(">8.5</td>"));
+        let mixed = bits(&mixed).unwrap();
+        // The same number of decimals in all cells.
+        assert!(
+            mixed.as_str().contains(">8.500</td>") && mixed.as_str().contains(">4.125</td>"),
+            "{mixed:?}"
+        );
         assert_eq!((errors(&[]), bits(&[])), (None, None));
     }
 }

@@ -132,7 +132,7 @@ pub fn shown(prompt: &str, source: (&str, &Continuation), others: &[(String, &Co
         };
         column(name, &said, quote(prompt, other, differs))
     });
-    Html::grid([first].into_iter().chain(others))
+    Html::columns([first].into_iter().chain(others))
 }
 
 fn column(name: &str, said: &str, quote: Html) -> Html {

@@ -18,15 +18,16 @@ const MAX_FILE: u64 = 1 << 20;
 /// Maximum number of steps of a log.
 const MAX_STEPS: usize = 10_000_000;
 
-/// Makes the page of the run in the folder `run`.
+/// Makes the page of the run in the folder `run`; also returns the outcome in a sentence.
 ///
 /// # Errors
 /// Files that cannot be read or are not those of a run.
-pub fn page(run: &Path) -> Result<Page> {
+pub fn page(run: &Path) -> Result<(Page, String)> {
     let log = read_log(&run.join(folder::LOG))?;
     let about = about(&run.join(folder::RUN))?;
     let mut page = Page::new(&format!("Training run {}", name(run)));
-    page.push(Html::lead(&verdict(&log, about.as_ref())));
+    let outcome = verdict(&log, about.as_ref());
+    page.push(Html::lead(&outcome));
     page.push(tiles(figures(&log, about.as_ref())));
     page.push(Html::heading("Training curves"));
     page.push(Html::grid(charts(&log)));
@@ -41,7 +42,7 @@ pub fn page(run: &Path) -> Result<Page> {
         page.push(Html::heading("Settings"));
         page.push(Html::details("All settings", [Html::preformatted(&read_text(&config)?)]));
     }
-    Ok(page)
+    Ok((page, outcome))
 }
 
 fn read_log(path: &Path) -> Result<Vec<LogLine>> {
@@ -145,15 +146,15 @@ fn charts(log: &[LogLine]) -> Vec<Html> {
     let one = |title, y, get| chart(title, y, vec![Series::new(title, points(get))]);
     let mut charts = vec![
         chart("Loss", Axis::linear("nats/token"), losses(log)),
-        one("Gradient norm", Axis::log("norm before clipping"), |line| line.grad_norm),
-        one("Learning rate", Axis::from_zero("learning rate"), |line| Some(line.lr)),
+        one("Gradient norm", Axis::log("before clipping"), |line| line.grad_norm),
+        one("Learning rate", Axis::from_zero(""), |line| Some(line.lr)),
         one("Throughput", Axis::from_zero("tok/s"), |line| Some(line.tokens_per_s)),
     ];
     if log.iter().any(|line| line.loss_scale != 1.0) {
-        charts.push(one("Loss scale", Axis::log("scale"), |line| Some(line.loss_scale)));
+        charts.push(one("Loss scale", Axis::log(""), |line| Some(line.loss_scale)));
     }
     if log.last().is_some_and(|line| line.skipped > 0) {
-        charts.push(one("Skipped steps", Axis::from_zero("steps"), |line| Some(line.skipped as f64)));
+        charts.push(one("Skipped steps", Axis::from_zero("").in_full(), |line| Some(line.skipped as f64)));
     }
     if log.iter().any(|line| line.memory.is_some()) {
         charts.push(one("Memory", Axis::from_zero("MB"), |line| Some(line.memory? as f64 / 1e6)));
