@@ -1,5 +1,7 @@
 //! `mantissa fit`: chooses the scheme of every layer by measured KL, under a budget.
 
+mod windows;
+
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -209,17 +211,7 @@ fn destination(args: &Args) -> Result<Destination> {
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let out = destination(args)?.path;
     let source = dense_source(model::open(&args.model, context)?)?;
-    let Some(sequences) = args.measure.sequences(&args.model, context)? else {
-        let error = BadInput::new("fit", "neither", "--text or --tokens");
-        return Err(error.with_fix("--text default, the built-in text").into());
-    };
-    if sequences.len() < 2 {
-        let allowed = "at least two windows, one to choose schemes on and one to evaluate";
-        return Err(BadInput::new("--text", "one window", allowed)
-            .with_fix("set a smaller --context")
-            .into());
-    }
-    let (measured_on, rest) = halves(sequences, args.windows as usize);
+    let (measured_on, rest) = windows::windows(args, context)?;
     let options = Options {
         threads: context.threads,
         container: args.format,
@@ -321,16 +313,6 @@ fn needed(
     }
     let needs = last.max(baseline.saturating_add(making));
     Ok(model::BASE.saturating_add(needs).saturating_add(needs / 10))
-}
-
-/// Splits off every other window, up to `most`; returns them and the rest.
-fn halves(sequences: Vec<Sequence>, most: usize) -> (Vec<Sequence>, Vec<Sequence>) {
-    let (mut measured_on, mut rest) = (Vec::new(), Vec::new());
-    for (i, sequence) in sequences.into_iter().enumerate() {
-        let to = if i % 2 == 0 && measured_on.len() < most { &mut measured_on } else { &mut rest };
-        to.push(sequence);
-    }
-    (measured_on, rest)
 }
 
 /// Returns the requested schemes, or integers with a group size that divides every row.
@@ -593,13 +575,5 @@ mod tests {
         for wrong in ["bpw", "-1bpw", "nanbpw", "many", ""] {
             assert!(budget(wrong).unwrap_err().contains("4.5bpw"), "{wrong}");
         }
-    }
-
-    #[test]
-    fn windows_are_measured_on_or_evaluated_on() {
-        let all = |n: u32| (0..n).map(|i| Sequence { tokens: vec![i], from: 1 }).collect::<Vec<_>>();
-        let ids = |part: &[Sequence]| part.iter().map(|s| s.tokens[0]).collect::<Vec<_>>();
-        let (measured_on, rest) = halves(all(7), 2);
-        assert_eq!((ids(&measured_on), ids(&rest)), (vec![0, 2], vec![1, 3, 4, 5, 6]));
     }
 }
