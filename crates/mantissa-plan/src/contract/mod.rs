@@ -12,7 +12,7 @@ mod subject;
 
 use std::fmt;
 
-use mantissa_num::CodecId;
+use mantissa_num::{CodecId, nearest_list};
 use serde::Serialize;
 
 pub use loads::{Cell, Evidence, LOADS, Load, READERS, Reader, cells, installs, loads_in};
@@ -119,11 +119,9 @@ pub struct TargetError {
 /// Maximum tensor parallelism.
 const MAX_TP: usize = 1024;
 
-/// Joins all names: `vllm, mlx or sglang`.
-fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
-    let names: Vec<_> = names.collect();
-    let (last, others) = names.split_last().unwrap_or((&"", &[]));
-    format!("{} or {last}", others.join(", "))
+/// Lists the names nearest to `got`, with the number of all: `vllm, mlx or sglang (of 9)`.
+fn list<'a>(got: &str, names: impl Iterator<Item = &'a str> + Clone) -> String {
+    format!("{} (of {})", nearest_list(got, names.clone()), names.count())
 }
 
 impl Target {
@@ -135,7 +133,7 @@ impl Target {
         let fault =
             |field, found: &str, allowed: String| TargetError { field, found: found.to_owned(), allowed };
         let (name, options) = text.split_once(':').unwrap_or((text, ""));
-        let names = || list(Server::NAMES.iter().map(|(_, known)| *known));
+        let names = || list(name, Server::NAMES.iter().map(|(_, known)| *known));
         let server = Server::named(name).ok_or_else(|| fault("engine", name, names()))?;
         let mut target = Target { server, tp: 1, gpu: None };
         for option in options.split(',').filter(|option| !option.is_empty()) {
@@ -146,7 +144,7 @@ impl Target {
                 }
                 Some(("gpu", name)) => {
                     let names = || {
-                        let known = list(GPUS.iter().map(|gpu| gpu.name));
+                        let known = list(name, GPUS.iter().map(|gpu| gpu.name));
                         format!("{known}, or a compute capability such as sm90")
                     };
                     target.gpu = Some(Gpu::parse(name).ok_or_else(|| fault("gpu", name, names()))?);

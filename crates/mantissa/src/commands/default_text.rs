@@ -34,6 +34,15 @@ pub fn is(path: &Path) -> bool {
     path.as_os_str() == NAME
 }
 
+/// Returns the name of a text for readers: a file's own, or a description of the built-in text.
+pub fn shown(name: &str) -> &str {
+    match name {
+        NAME => "the built-in text",
+        HELD_OUT_NAME => "the built-in text (held-out part)",
+        name => name,
+    }
+}
+
 /// Returns the SHA-256 of the calibration text in hexadecimal.
 pub fn sha256() -> String {
     FileDigest::of(CALIBRATION.as_bytes()).hex()

@@ -38,7 +38,7 @@ use crate::output::paragraph;
 pub struct Args {
     /// Model folder or .gguf file
     model: ModelPath,
-    /// Engine with its options (repeatable) [default: all that read it]
+    /// Engine with its options (repeatable) [default: all]
     ///
     /// Without it, every engine that reads the format and its schemes is checked, with one line for each. vllm,
     /// sglang, lmdeploy and tensorrt-llm take :tp=N,gpu=NAME; llama.cpp, transformers, mlx and exllamav2 take

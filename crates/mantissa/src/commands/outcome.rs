@@ -307,7 +307,7 @@ fn layer_cells(layer: &LayerReport, stored: bool) -> Vec<String> {
 /// # Errors
 /// As `out`.
 pub fn human_figures(out: &mut dyn Write, f: &Figures) -> io::Result<()> {
-    let text = if f.text.name == default_text::HELD_OUT_NAME { "the built-in text" } else { &f.text.name };
+    let text = default_text::shown(&f.text.name);
     labelled(out, "text", &format!("{text}: {} tokens in {} windows", f.predicted, f.text.windows))?;
     let source = (f.nll - f.delta_nll).exp();
     let perplexity = format!("{:.4}, source {source:.4}  (NLL {:.6} ± {:.6} nats)", f.ppl, f.nll, f.nll_se);

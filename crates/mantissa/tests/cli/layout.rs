@@ -56,7 +56,7 @@ fn the_summary_comes_first_and_then_the_ten_worst_layers() {
     let heading = "10 of 35 layers, largest relative error first (--layers lists all):";
     let (summary, table) = text.split_once(heading).expect(&text);
     assert!(summary.contains("bits per weight") && summary.contains("verified: "), "{text}");
-    let rows = |table: &str| table.lines().filter(|row| row.contains("int4-g32")).count();
+    let rows = |table: &str| table.lines().filter(|row| row.contains(" int4-g32")).count();
     assert_eq!((rows(summary), rows(table)), (0, 10), "{text}");
     let errors: Vec<f64> = table
         .lines()

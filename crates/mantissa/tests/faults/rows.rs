@@ -52,6 +52,14 @@ rows! {
         outputs: &[Out::Folder("q"), Out::Report("q.json")],
         pace: SOME,
     };
+    quantize_several: Case {
+        name: "quantize, two formats",
+        prepare: model,
+        command: "quantize in/model --recipe rtn-int8-channel --format native --format compressed-tensors --out out",
+        old: "quantize in/model --recipe rtn-int4-channel --format native --format compressed-tensors --out out",
+        outputs: &[Out::Folder("native"), Out::Folder("compressed-tensors")],
+        pace: SOME,
+    };
     quantize_gguf: Case {
         name: "quantize gguf",
         prepare: model,

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use mantissa_quant::{Check, Options, Plan, Start, sharing};
-use mantissa_store::Paths;
 use mantissa_store::convention::{Container, ModelFiles};
+use mantissa_store::{Paths, disk};
 use serde::Serialize;
 
 use super::super::adapt;
@@ -109,7 +109,7 @@ pub(super) fn run(args: &Args, request: &Request, source: &ModelFiles, context: 
         let found = coverage::find(first, source, args.traffic.as_deref(), context)?;
         plans.iter_mut().for_each(|plan| plan.coverage.clone_from(&found));
     }
-    std::fs::create_dir_all(&request.out).with_context(|| request.out.display().to_string())?;
+    disk::create_folders(&request.out).with_context(|| request.out.display().to_string())?;
     let places: Vec<_> = args.formats.iter().map(|format| place(&request.out, *format)).collect();
     let outs = places.iter().map(|path| context.output(path)).collect::<Result<Vec<_>>>()?;
     let begin = if args.restart { Start::Restart } else { Start::Resume };

@@ -90,7 +90,7 @@ pub fn lines(quality: &Quality) -> Vec<(&'static str, String)> {
         None => "quality loss not measured".to_owned(),
         Some(figures) => {
             let (word, kl) = (judged(figures).word(), measured(figures.kl, figures.kl_se));
-            format!("{word}: KL {kl} nats/token on {}", text_name(&figures.text.name))
+            format!("{word}: KL {kl} nats/token on {}", default_text::shown(&figures.text.name))
         }
     };
     let fallbacks = fallback_line(quality).map(|line| ("fallbacks", line));
@@ -101,15 +101,6 @@ pub fn lines(quality: &Quality) -> Vec<(&'static str, String)> {
 fn judged(figures: &Figures) -> Verdict {
     let floor = (figures.noise_floor_kl, figures.noise_floor_kl_se);
     Verdict::new((figures.kl, figures.kl_se), floor)
-}
-
-/// Returns the name of a text for readers: a file's own, or a description of the built-in text.
-fn text_name(name: &str) -> &str {
-    match name {
-        default_text::NAME => "the built-in text",
-        default_text::HELD_OUT_NAME => "the built-in text (held-out part)",
-        name => name,
-    }
 }
 
 /// Appends the verdict: size before and after, the KL against its thresholds, and the main figures.
@@ -159,7 +150,7 @@ fn meaning(figures: &Figures) -> String {
         "On average at most {} % of the probability of the next token moves (Pinsker's inequality); {floor}. Text: {}, \
          {} predicted tokens.",
         number(Some(moved), 2),
-        text_name(&figures.text.name),
+        default_text::shown(&figures.text.name),
         figures.predicted
     )
 }
@@ -269,7 +260,7 @@ fn summary(quality: &Quality) -> Vec<(&'static str, String)> {
     ];
     rows.extend(quality.kv.iter().map(|kv| ("KV cache", kv.clone())));
     rows.extend(quality.calibration.iter().map(|set| {
-        let text = text_name(&set.name);
+        let text = default_text::shown(&set.name);
         ("calibration", format!("{text}: {} windows, {} tokens", set.windows, set.tokens))
     }));
     rows.push(("tool", quality.tool.clone()));
