@@ -69,7 +69,7 @@ fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
         aliases.iter().for_each(|alias| context.note(alias));
         interrupt::watch()?;
         mantissa_kernels::init()?;
-        let result = commands::run(cli.command, &context);
+        let result = commands::run(cli.command, command, &context);
         mantissa_store::take_others().iter().for_each(|path| context.warn(&commands::left_by_another(path)));
         result
     });

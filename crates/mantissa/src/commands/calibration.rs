@@ -16,7 +16,8 @@ use super::conversations::{self, Lines};
 use super::default_text;
 use super::generated;
 use super::model;
-use super::text::{check_tokens, load_tokenizer};
+use super::model::load_tokenizer;
+use super::text::{check_tokens, unused};
 use crate::context::Context;
 use crate::error::BadInput;
 
@@ -230,14 +231,6 @@ impl CalibrationArgs {
             }
         }
     }
-}
-
-/// Returns a warning about options that token windows do not use, each with true if it was given.
-pub fn unused(windows: &str, options: &[(&str, bool)]) -> Vec<String> {
-    let given: Vec<_> = options.iter().filter(|(_, given)| *given).map(|(name, _)| *name).collect();
-    let names = given.join(", ");
-    let warning = format!("{names}: ignored, because {windows} are used as they are; fix: leave out {names}");
-    if given.is_empty() { Vec::new() } else { vec![warning] }
 }
 
 /// Removes `count` evenly spaced windows and returns them; at least one must be left.

@@ -5,7 +5,6 @@ use clap::Command;
 use clap_complete::{Shell, generate};
 use serde::Serialize;
 
-use crate::app;
 use crate::context::Context;
 
 /// Print a completion script for a shell
@@ -29,21 +28,21 @@ struct Report {
     script: String,
 }
 
-/// Runs the command.
+/// Runs the command for `program`.
 ///
 /// # Errors
 /// Standard output cannot be written.
-pub fn run(args: &Args, context: &Context) -> Result<()> {
+pub fn run(args: &Args, program: &Command, context: &Context) -> Result<()> {
     let mut script = Vec::new();
-    generate(args.shell, &mut visible(), app::NAME, &mut script);
+    generate(args.shell, &mut visible(program), program.get_name(), &mut script);
     let script = String::from_utf8_lossy(&script).into_owned();
     let report = Report { shell: args.shell.to_string(), script };
     context.report(&report, |out| out.write_all(report.script.as_bytes()))
 }
 
 /// Returns the program without its hidden commands.
-fn visible() -> Command {
-    let program = app::command();
+fn visible(program: &Command) -> Command {
     let commands = program.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
-    Command::new(app::NAME).args(program.get_arguments().cloned()).subcommands(commands.collect::<Vec<_>>())
+    let visible = Command::new(env!("CARGO_PKG_NAME")).args(program.get_arguments().cloned());
+    visible.subcommands(commands.collect::<Vec<_>>())
 }

@@ -15,7 +15,7 @@ use super::adapt;
 use super::destination::Destination;
 use super::model::{self, ModelPath};
 use super::outcome::{MeasureArgs, carry_out, human_figures, layer_table, linear_bits};
-use super::quantize::{container, scheme};
+use super::parse::{container, scheme};
 use crate::context::Context;
 use crate::output::{bytes, labelled};
 

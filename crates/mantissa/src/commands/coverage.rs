@@ -12,7 +12,7 @@ use mantissa_quant::{Coverage, InputCoverage, Plan, QuantError};
 use mantissa_store::TextFile;
 use mantissa_store::convention::ModelFiles;
 
-use super::text::load_tokenizer;
+use super::model::load_tokenizer;
 use crate::context::Context;
 use crate::error::BadInput;
 use crate::interrupt;

@@ -11,7 +11,7 @@ use mantissa_store::FileDigest;
 use mantissa_store::convention::ModelFiles;
 
 use super::model;
-use super::text::load_tokenizer;
+use super::model::load_tokenizer;
 use crate::context::Context;
 
 /// Name on the command line and in reports.

@@ -11,7 +11,7 @@ use mantissa_store::Kind;
 use mantissa_store::convention::{Container, gguf};
 
 use super::model::ModelPath;
-use super::quantize::kind_of;
+use super::parse::kind_of;
 use crate::error::BadInput;
 
 /// Output of a command.

@@ -9,10 +9,12 @@ use mantissa_model::{Bos, Tokenizer};
 use mantissa_store::Paths;
 use serde::Serialize;
 
-use super::model::{self, ModelPath, Use};
+use super::model::load_tokenizer;
+use super::model::{self, ModelPath};
 use super::render_chat;
 use super::run::stop_name;
-use super::text::{BosArg, load_tokenizer, read_text};
+use super::running::{self, Use};
+use super::text::{BosArg, read_text};
 use crate::columns::side_by_side;
 use crate::context::Context;
 use crate::error::BadInput;
@@ -155,7 +157,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         kv: None,
         calibration: None,
     };
-    let [a, b] = model::load_all([&*args.a, &*args.b], used, context)?;
+    let [a, b] = running::load_all([&*args.a, &*args.b], used, context)?;
     let progress = context.progress(prompts.len() as u64, Unit::Items("prompts"));
     let mut compared = Vec::with_capacity(prompts.len());
     for (prompt, tokens) in prompts.into_iter().zip(&encoded) {

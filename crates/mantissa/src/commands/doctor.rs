@@ -14,7 +14,8 @@ use mantissa_store::Paths;
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
-use super::model::{self, ModelPath, Use};
+use super::model::{self, ModelPath};
+use super::running::{self, Use};
 use super::text::TextArgs;
 use crate::context::Context;
 use crate::embedded;
@@ -91,7 +92,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
             // The unchanged model, and one altered reading of it.
             let path: &Path = &args.model;
             let used = Use::evaluation(&sequences, context.threads);
-            model::require_memory_and(15, &[path, path], used, context)?;
+            running::require_memory_and(15, &[path, path], used, context)?;
             examine(&files, &sequences, context.threads, &told)?
         }
     };

@@ -16,7 +16,8 @@ use serde_json::{Value, json};
 
 use super::adapt;
 use super::calibration::CalibrationArgs;
-use super::model::{self, Model, ModelPath, Use};
+use super::model::ModelPath;
+use super::running::{self, Model, Use};
 use super::text::{TextArgs, bound};
 use crate::context::Context;
 use crate::error::{BadInput, GateFailed};
@@ -181,13 +182,13 @@ fn load(args: &Args, sequences: &[Sequence], context: &Context) -> Result<(Model
         used.logits = used.longest.saturating_mul(2);
     }
     let both: Vec<&Path> = [Some(&*args.model), args.reference.as_deref()].into_iter().flatten().collect();
-    let needs = |threads| model::bytes_of(&both, Use { threads, ..used });
+    let needs = |threads| running::bytes_of(&both, Use { threads, ..used });
     used.threads = adapt::fit_threads(used.threads, context, needs)?;
     let Some(path) = &args.reference else {
-        let [model] = model::load_all([&*args.model], used, context)?;
+        let [model] = running::load_all([&*args.model], used, context)?;
         return Ok((model, None, used.threads));
     };
-    let [model, reference] = model::load_all([&*args.model, &**path], used, context)?;
+    let [model, reference] = running::load_all([&*args.model, &**path], used, context)?;
     Ok((model, Some(reference), used.threads))
 }
 

@@ -27,7 +27,7 @@ use super::destination::Destination;
 use super::lint;
 use super::model::{self, ModelPath};
 use super::outcome::{MeasureArgs, carry_out, human_figures, left_by_another, linear_bits, worst};
-use super::quantize::{container, scheme};
+use super::parse::{container, scheme};
 use crate::context::Context;
 use crate::error::{BadInput, Exit, exit_of};
 use crate::interrupt;

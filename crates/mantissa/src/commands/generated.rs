@@ -10,7 +10,7 @@ use mantissa_kernels::for_each;
 use mantissa_model::{Decoder, GenerateError, GenerateOptions, Sampling, generate};
 use mantissa_store::convention::ModelFiles;
 
-use super::model::{self, Use};
+use super::running::{self, Use};
 use crate::context::Context;
 use crate::progress::{Progress, Unit};
 
@@ -33,7 +33,7 @@ pub fn samples(
     let longest = windows.iter().map(Vec::len).max().unwrap_or(0);
     let threads = context.threads.min(count);
     let used = Use { pass: PROMPT, longest, threads, cached: true, logits: 1, kv: None, calibration: None };
-    model::require(std::slice::from_ref(source), used, context)?;
+    running::require(std::slice::from_ref(source), used, context)?;
     let decoder = Decoder::load(source)?;
     let prompts: Vec<_> = (0..count)
         .map(|index| {

@@ -5,7 +5,6 @@ use clap::Command;
 use clap_mangen::Man;
 use serde::Serialize;
 
-use crate::app;
 use crate::context::Context;
 use crate::error::BadInput;
 
@@ -28,12 +27,12 @@ struct Report<'a> {
     page: String,
 }
 
-/// Runs the command.
+/// Runs the command for `program`.
 ///
 /// # Errors
 /// An unknown command; standard output cannot be written.
-pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let mut program = app::command().disable_help_subcommand(true);
+pub fn run(args: &Args, program: Command, context: &Context) -> Result<()> {
+    let mut program = program.disable_help_subcommand(true);
     program.build();
     let command = match &args.command {
         None => program,

@@ -25,12 +25,14 @@ mod lint;
 mod man;
 mod model;
 mod outcome;
+mod parse;
 mod quantize;
 mod recalibrate;
 mod recipes;
 mod render_chat;
 mod report;
 mod run;
+mod running;
 mod schemes;
 mod synth;
 mod tables;
@@ -113,11 +115,11 @@ pub fn paths(command: &Command) -> Result<Paths> {
     Ok(paths)
 }
 
-/// Runs `command`.
+/// Runs `command` of the program that `program` describes.
 ///
 /// # Errors
 /// As the command; [`exit_of`](crate::error::exit_of) turns each into an exit code.
-pub fn run(command: Command, context: &Context) -> Result<()> {
+pub fn run(command: Command, program: fn() -> clap::Command, context: &Context) -> Result<()> {
     // `recipes` and `schemes` have no ceiling; chat templates have their own.
     if !matches!(command, Command::Recipes(_) | Command::Schemes(_) | Command::RenderChat(_)) {
         context.require_memory("this process", PROCESS)?;
@@ -142,8 +144,8 @@ pub fn run(command: Command, context: &Context) -> Result<()> {
         Command::Cast(args) => cast::run(&args, context),
         Command::Recipes(args) => recipes::run(&args, context),
         Command::Schemes(args) => schemes::run(&args, context),
-        Command::Completions(args) => completions::run(&args, context),
-        Command::Man(args) => man::run(&args, context),
+        Command::Completions(args) => completions::run(&args, &program(), context),
+        Command::Man(args) => man::run(&args, program(), context),
         Command::RenderChat(args) => render_chat::run(&args, context),
         Command::Synth(args) => synth::run(&args, context),
     }

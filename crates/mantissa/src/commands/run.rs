@@ -13,9 +13,11 @@ use mantissa_store::Paths;
 use serde::Serialize;
 
 use super::calibration::CalibrationArgs;
-use super::model::{self, ModelPath, Use};
+use super::model::load_tokenizer;
+use super::model::{self, ModelPath};
 use super::render_chat;
-use super::text::{BosArg, load_tokenizer};
+use super::running::{self, Use};
+use super::text::BosArg;
 use crate::context::Context;
 use crate::error::StdoutError;
 
@@ -137,7 +139,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         kv: args.kv.as_ref(),
         calibration: Some(&args.calibration),
     };
-    let [model] = model::load_all([&*args.model], used, context)?;
+    let [model] = running::load_all([&*args.model], used, context)?;
     let start = Instant::now();
     let (text, generated) = stream(&model.decoder, &tokenizer, &prompt, &options, context)?;
     let report = Report {

@@ -7,7 +7,7 @@ use mantissa_num::Scheme;
 use mantissa_quant::{Recipe, TableSize, model_config};
 use mantissa_store::convention::{Container, ModelFiles};
 
-use super::quantize::scheme;
+use super::parse::scheme;
 use crate::error::BadInput;
 use crate::output::{bytes, labelled};
 

@@ -6,14 +6,13 @@ use anyhow::{Context as _, Result};
 use mantissa_eval::{
     Sequence, TextOptions, check_sequences, parse_docs, sequences_from_file, token_file, token_path,
 };
-use mantissa_model::{Bos, Tokenizer};
+use mantissa_model::Bos;
 use mantissa_quant::model_config;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Paths, TextFile};
 
-use super::calibration::unused;
 use super::default_text;
-use super::model;
+use super::model::{self, load_tokenizer};
 use crate::context::Context;
 use crate::error::BadInput;
 use crate::output::bytes;
@@ -193,6 +192,14 @@ impl TextArgs {
     }
 }
 
+/// Returns a warning about options that token windows do not use, each with true if it was given.
+pub fn unused(windows: &str, options: &[(&str, bool)]) -> Vec<String> {
+    let given: Vec<_> = options.iter().filter(|(_, given)| *given).map(|(name, _)| *name).collect();
+    let names = given.join(", ");
+    let warning = format!("{names}: ignored, because {windows} are used as they are; fix: leave out {names}");
+    if given.is_empty() { Vec::new() } else { vec![warning] }
+}
+
 /// Checks that `model` can run the windows of the token file `argument`.
 ///
 /// # Errors
@@ -202,16 +209,6 @@ pub fn check_tokens(argument: &str, model: &ModelFiles, sequences: &[Sequence]) 
         Ok(config) => check_sequences(&config, sequences).context(argument.to_owned()),
         Err(_) => Ok(()),
     }
-}
-
-/// Loads the tokenizer of a model, if memory holds it.
-///
-/// # Errors
-/// As [`Tokenizer::load`]; not enough memory.
-pub fn load_tokenizer(files: &ModelFiles, context: &Context) -> Result<Tokenizer> {
-    let what = format!("{}: tokenizer", files.dir().display());
-    context.require_more_memory(&what, Tokenizer::bytes_to_load(files.dir()))?;
-    Ok(Tokenizer::load(files.dir())?)
 }
 
 /// Maximum size of a settings file in bytes.

@@ -7,7 +7,8 @@ use std::ops::ControlFlow;
 use anyhow::Result;
 use mantissa_quant::verify::{Against, Verification, verify_against, verify_bytes};
 
-use super::model::{self, ModelPath, Use};
+use super::model::{self, ModelPath};
+use super::running::{self, Use};
 use super::text::TextArgs;
 use crate::context::Context;
 use crate::error::GateFailed;
@@ -59,7 +60,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     }
     if let Some(sequences) = &sequences {
         let models: Vec<_> = [Some(&*args.model), args.reference.as_deref()].into_iter().flatten().collect();
-        model::require_memory(&models, Use::evaluation(sequences, context.threads), context)?;
+        running::require_memory(&models, Use::evaluation(sequences, context.threads), context)?;
     }
     let reference = args.reference.as_deref();
     let against = Against { reference, recorded: true, text: sequences.as_deref() };

@@ -11,7 +11,7 @@ use super::super::calibration::CalibrationArgs;
 use super::super::choose::{self, Choice, predict};
 use super::super::default_text;
 use super::super::destination::{Destination, default_out};
-use super::Args;
+use super::args::Args;
 use crate::context::Context;
 use crate::output::bytes;
 

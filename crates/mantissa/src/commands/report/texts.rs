@@ -6,8 +6,9 @@ use std::path::Path;
 use anyhow::Result;
 use mantissa_model::{Bos, GenerateOptions, PREFILL, Tokenizer, generate};
 
-use crate::commands::model::{self, Use};
-use crate::commands::text::load_tokenizer;
+use crate::commands::model;
+use crate::commands::model::load_tokenizer;
+use crate::commands::running::{self, Use};
 use crate::context::Context;
 use crate::report::{Html, Page};
 
@@ -79,7 +80,7 @@ fn continuations(path: &Path, prompts: &Prompts, context: &Context) -> Result<Ve
         kv: None,
         calibration: None,
     };
-    let [model] = model::load_all([path], used, context)?;
+    let [model] = running::load_all([path], used, context)?;
     let room = |prompt: &[u32]| prompts.tokens.min(limit.saturating_sub(prompt.len()).max(1));
     encoded.iter().map(|prompt| continued(&model.decoder, &tokenizer, prompt, room(prompt))).collect()
 }

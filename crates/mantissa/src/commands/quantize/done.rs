@@ -1,0 +1,166 @@
+//! Report of `quantize`.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use mantissa_quant::verify::Verification;
+use mantissa_quant::{LayerReport, Outcome, Plan, Quality, TableSize};
+use mantissa_store::FileDigest;
+use mantissa_store::convention::ModelFiles;
+use serde::Serialize;
+
+use super::super::choose::Choice;
+use super::super::ending::Ending;
+use super::super::outcome::{human_figures, layer_table, linear_bits};
+use super::super::{tables, verify};
+use super::args::Args;
+use super::request::Request;
+use crate::notes;
+use crate::output::{bytes, labelled};
+
+#[derive(Serialize)]
+pub(super) struct Done<'a> {
+    output: &'a Path,
+    /// Full name of a recipe that was given by a short one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stands_for: Option<&'a str>,
+    /// Choice of a recipe that was not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chosen: Option<&'a Choice>,
+    /// SHA-256 of an output that is a single file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sha256: Option<String>,
+    source_bytes: u64,
+    /// Copied tensors and layers reused from an unfinished run.
+    resumed: usize,
+    /// Time from the first read until the output is in place, hashing included, without `sync_seconds` and
+    /// `verify_seconds`.
+    seconds: f64,
+    /// Time to make a single output file durable; for a folder it is part of `seconds`.
+    sync_seconds: Option<f64>,
+    /// Weights quantized per second, reading and writing included.
+    weights_per_second: f64,
+    #[serde(flatten)]
+    quality: &'a Quality,
+    verification: Option<&'a Verification>,
+    verify_seconds: Option<f64>,
+    #[serde(flatten)]
+    ending: Ending,
+    /// Sizes of quantized embedding and head; `quality` lists them too.
+    #[serde(skip)]
+    tables: Vec<TableSize>,
+}
+
+impl<'a> Done<'a> {
+    /// Describes the output at `path`, which appeared after `time`.
+    pub(super) fn new(
+        (args, request, source): (&Args, &'a Request, &ModelFiles),
+        (plan, outcome): (&Plan, &'a Outcome),
+        path: &'a Path,
+        time: Duration,
+    ) -> Self {
+        let sync_seconds = outcome.synced.map(|time| time.as_secs_f64());
+        let verify_seconds = outcome.verification.as_ref().map(|(_, time)| time.as_secs_f64());
+        let beside = sync_seconds.unwrap_or(0.0) + verify_seconds.unwrap_or(0.0);
+        let seconds = time.as_secs_f64() - beside;
+        let written = crate::output::written(path, plan.container, outcome);
+        Done {
+            output: written,
+            stands_for: request.stands_for.as_deref(),
+            chosen: request.chosen.as_ref(),
+            sha256: sha256(plan, outcome),
+            source_bytes: source.checkpoint().total_bytes(),
+            resumed: outcome.resumed,
+            seconds,
+            sync_seconds,
+            weights_per_second: plan.linear_weights() as f64 / seconds,
+            quality: &outcome.quality,
+            verification: outcome.verification.as_ref().map(|(verification, _)| verification),
+            verify_seconds,
+            ending: Ending::new(plan, &args.model, source, written, &args.targets),
+            tables: plan.table_sizes(source),
+        }
+    }
+}
+
+/// Returns the SHA-256 of an output that is a single file.
+fn sha256(plan: &Plan, outcome: &Outcome) -> Option<String> {
+    let files = &outcome.quality.hashes.weights;
+    let single = plan.container.facts().one_file && files.len() == 1;
+    files.values().next().filter(|_| single).map(FileDigest::hex)
+}
+
+/// Describes layers that are not stored or quantized as the recipe asks, with every reason; `None` if there are none.
+pub fn fallback_line(quality: &Quality) -> Option<String> {
+    let layers = quality.layers.iter();
+    let fallen = layers.filter_map(|layer| Some((layer.module.as_str(), fallback(layer, quality)?)));
+    let fallen: Vec<_> = fallen.collect();
+    let kinds = notes::kinds(fallen.iter().map(|(module, why)| (*module, why.as_str())));
+    let (count, all) = (fallen.len(), quality.layers.len());
+    let kinds: Vec<_> = kinds.iter().map(ToString::to_string).collect();
+    (count > 0).then(|| format!("{count} of {all} layers: {}", kinds.join("; ")))
+}
+
+pub(super) fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::Result<()> {
+    let r = done.quality;
+    let kept = if r.kept.is_empty() { String::new() } else { format!(", {} kept", r.kept.len()) };
+    let output = done.output.display();
+    labelled(out, "recipe", &r.recipe)?;
+    labelled(out, "output", &format!("{output}: {} layers in format {}{kept}", r.layers.len(), r.container))?;
+    labelled(out, "size", &format!("{} from {}", bytes(r.bytes), bytes(done.source_bytes)))?;
+    let linear = linear_bits(r.linear_bits_per_weight, r.linear_stored_bits_per_weight);
+    let all = format!("{:.3} with embeddings and head", r.bits_per_weight);
+    labelled(out, "bits", &format!("{linear} in these layers, {all}"))?;
+    if let Some(line) = fallback_line(r) {
+        labelled(out, "fallbacks", &line)?;
+    }
+    tables::human(out, &done.tables)?;
+    r.evaluation.iter().try_for_each(|figures| human_figures(out, figures))?;
+    match done.verification {
+        Some(v) => verify::human(out, v)?,
+        None => writeln!(out, "not verified")?,
+    }
+    human_time(out, done)?;
+    if let Some(hash) = &done.sha256 {
+        labelled(out, "sha256", hash)?;
+    }
+    layer_table(out, r, layers)?;
+    done.ending.human(out)
+}
+
+/// Prints times, and what an unfinished run contributed.
+fn human_time(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
+    let beside =
+        |what, seconds: Option<f64>| seconds.map(|s| format!(", {what} {s:.2} s")).unwrap_or_default();
+    let resumed = match done.resumed {
+        0 => String::new(),
+        n => format!("; {n} tensors and layers from an unfinished run"),
+    };
+    let rate = crate::output::count(done.weights_per_second as u64);
+    let (synced, verified) = (beside("fsync", done.sync_seconds), beside("verify", done.verify_seconds));
+    let text = format!("{:.2} s, {rate} weights/s{synced}{verified}{resumed}", done.seconds);
+    labelled(out, "time", &text)
+}
+
+/// Returns the notes of single layers, fallbacks of the method first.
+pub(super) fn layer_notes(quality: &Quality) -> Vec<String> {
+    let layers = &quality.layers;
+    let notes = layers.iter().flat_map(|l| l.notes.iter().map(|note| format!("{}: {note}", l.module)));
+    let fallen = layers.iter().filter(|layer| layer.method != quality.method);
+    let fallen = fallen.filter(|layer| !layer.fallback.as_deref().is_some_and(is_of_scheme));
+    let fallen = fallen.filter_map(|l| Some(format!("{}: {}", l.module, fallback(l, quality)?)));
+    fallen.chain(notes).collect()
+}
+
+/// Returns what a layer has instead of what the recipe asks, with the reason: `q5_0 instead of q4_k: …`.
+fn fallback(layer: &LayerReport, quality: &Quality) -> Option<String> {
+    let why = layer.fallback.as_ref()?;
+    let told = layer.method == quality.method || is_of_scheme(why);
+    Some(if told { why.clone() } else { format!("{} instead of {}: {why}", layer.method, quality.method) })
+}
+
+/// True if the reason of a fallback names the scheme, as notes of the plan do.
+fn is_of_scheme(why: &str) -> bool {
+    why.contains(" instead of ")
+}
