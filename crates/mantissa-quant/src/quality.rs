@@ -13,12 +13,14 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use mantissa_eval::Sequence;
+use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Dtype, Error, FileDigest, TensorMeta, companion_path, json};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::coverage::report::Coverage;
 use crate::error_stats::ErrorReport;
 use crate::report::LayerReport;
+use crate::verify::verification::Verification;
 
 /// File name in a folder; suffix of the name for a single file.
 pub const QUALITY_NAME: &str = "quality.json";
@@ -213,6 +215,16 @@ impl TokenSet {
 }
 
 impl Quality {
+    /// Compares the files of `source` with the recorded digests of the model that was quantized. Returns what differs.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn faults_of_source(&self, source: &ModelFiles) -> crate::Result<Vec<String>> {
+        let mut found = Verification::default();
+        check::source(self, source, &mut found)?;
+        Ok(found.faults)
+    }
+
     /// Reads the file of the model folder or single file `artifact`; `None` if there is none.
     ///
     /// # Errors

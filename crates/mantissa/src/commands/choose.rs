@@ -23,14 +23,14 @@ pub const BITS: u32 = 4;
 /// (`q2_k`); layers that fall back to wider types have more.
 const SURPLUS: f64 = 1.0;
 
-/// Recipes that no measurement ranks, offered by name where no measured one fits.
-const UNMEASURED: [&str; 6] = [
-    "rtn-int4-g32",
-    "rtn-int4-g32-asym",
-    "rtn-int4-g32-asym:minmax",
-    "rtn-q4_0",
-    "rtn-int8-channel",
-    "rtn-q8_0",
+/// Recipes that no measurement ranks, with their nominal bits; offered by name where no measured one fits.
+const UNMEASURED: [(&str, u32); 6] = [
+    ("rtn-int4-g32", 4),
+    ("rtn-int4-g32-asym", 4),
+    ("rtn-int4-g32-asym:minmax", 4),
+    ("rtn-q4_0", 4),
+    ("rtn-int8-channel", 8),
+    ("rtn-q8_0", 8),
 ];
 
 /// Chosen recipe, with the reason.
@@ -232,12 +232,12 @@ fn unmeasured(
 ) -> Option<(&'static str, Container)> {
     let formats = || Container::all().filter(move |found| format.is_none_or(|wanted| wanted == *found));
     let pairs = UNMEASURED.iter().flat_map(|recipe| formats().map(move |container| (*recipe, container)));
-    let mut pairs = pairs.filter(|(recipe, container)| {
-        let candidate = Candidate::unmeasured(recipe, container.name());
+    let mut pairs = pairs.filter(|((recipe, bits), container)| {
+        let candidate = Candidate::unmeasured(recipe, container.name(), *bits);
         let usual = targets.iter().all(|target| candidate.is_usual_in(target.server));
         usual && fits(&candidate, *container, source, targets).is_ok()
     });
-    pairs.next()
+    pairs.next().map(|((recipe, _), container)| (recipe, container))
 }
 
 /// Prints what a recipe's short name stands for.

@@ -17,7 +17,7 @@ use mantissa_store::Paths;
 use serde::Serialize;
 
 use super::ending::quoted;
-use super::model::ModelPath;
+use super::model::{self, ModelPath};
 use super::train::folder;
 use crate::context::Context;
 use crate::embedded;
@@ -137,7 +137,15 @@ fn only_for_models(args: &Args) -> Result<()> {
 /// Makes the page of a quantized model.
 fn artifact_page(args: &Args, quality: &Quality, context: &Context) -> Result<Page> {
     let source = match &args.reference {
-        Some(reference) => Some(reference.to_path_buf()),
+        Some(reference) => {
+            let faults = quality.faults_of_source(&model::open_quietly(reference)?)?;
+            if let Some(fault) = faults.first() {
+                let named = format!("--reference {}", reference.named().display());
+                let expected = format!("the model that {} was quantized from", args.run.display());
+                return Err(BadInput::new(named, format!("another one ({fault})"), expected).into());
+            }
+            Some(reference.to_path_buf())
+        }
         None if embedded::is_source(&quality.hashes.source) => Some(embedded::folder()?),
         None => None,
     };

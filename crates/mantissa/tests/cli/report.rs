@@ -42,6 +42,11 @@ fn a_page_replaces_one_of_the_same_model_and_no_other_file() {
     let page = at.join("int4.report.html");
     assert!(fs::read_to_string(&page).unwrap().contains("<dt>source</dt><dd>source model</dd>"));
     succeed_in(at, &["quantize", "source model", "--quiet", "--recipe", "rtn-int8-channel", "--out", "int8"]);
+    // Another model is no source: its texts beside these figures would mislead.
+    for other in [root().join("tests/data/tiny/smollm3"), at.join("int8")] {
+        let line = fail(2, &["report", text(&at.join("int4")), "--reference", text(&other)]);
+        assert!(line.contains("was quantized from, got another one"), "{line}");
+    }
     let refused = |arguments: &[&str]| {
         let line = fail(2, arguments);
         assert!(line.contains("that this job did not write") && line.contains("--overwrite"), "{line}");

@@ -112,7 +112,9 @@ fn a_gguf_file_stands_beside_folders() {
     let report = inputs.compare("blocks", "rtn-q4_0", &["gguf", "native"], &[]);
     assert!(report["outputs"][0]["output"].as_str().unwrap().ends_with("model.gguf"));
     let shown = succeed(&inputs.arguments("rtn-q4_0", &inputs.at("shown"), &["gguf", "native"], &[]));
-    assert!(shown.contains("gguf        layers solved for it") && shown.contains(" s in all"), "{shown}");
+    assert!(!shown.contains("has the codes") && shown.contains(" s in all"), "{shown}");
+    let alike = inputs.arguments("rtn-int4-g32", &inputs.at("alike"), &["compressed-tensors", "gptq"], &[]);
+    assert!(succeed(&alike).contains("layers      gptq has the codes and scales of compressed-tensors\n"));
 }
 
 #[test]

@@ -32,8 +32,8 @@ pub struct Candidate {
 
 impl Candidate {
     /// Describes a recipe without a figure.
-    pub const fn unmeasured(recipe: &'static str, format: &'static str) -> Self {
-        row(recipe, format, 8, f64::NAN)
+    pub const fn unmeasured(recipe: &'static str, format: &'static str, bits: u32) -> Self {
+        row(recipe, format, bits, f64::NAN)
     }
 
     /// True if the format is the one in which users of `server` keep such models. Engines read others too, such as vLLM and

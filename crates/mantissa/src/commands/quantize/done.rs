@@ -116,7 +116,10 @@ pub(super) fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::R
         labelled(out, "fallbacks", &line)?;
     }
     tables::human(out, &done.tables)?;
-    r.evaluation.iter().try_for_each(|figures| human_figures(out, figures))?;
+    match &r.evaluation {
+        Some(figures) => human_figures(out, figures)?,
+        None => labelled(out, "KL", "not measured (--text default measures it on the built-in text)")?,
+    }
     match done.verification {
         Some(v) => verify::human(out, v)?,
         None => writeln!(out, "not verified")?,

@@ -68,8 +68,14 @@ fn plans(args: &Args, request: &Request, source: &ModelFiles, context: &Context)
     let formats = &args.formats;
     different(formats)?;
     if request.chosen.is_some() {
-        let expected = "a --recipe, or one --format";
-        return Err(BadInput::new("--format", "several formats for a recipe to be chosen", expected).into());
+        let calibrated = if request.recipe.needs_calibration() { " --calibration default" } else { "" };
+        let fix = format!("--recipe {}{calibrated}", request.recipe.label());
+        let error = BadInput::new(
+            "--format",
+            "several formats for a recipe to be chosen",
+            "a --recipe, or one --format",
+        );
+        return Err(error.with_fix(fix).into());
     }
     let options = options(args, request, source, context)?;
     let of_format = |format: &Container| {
@@ -135,9 +141,8 @@ fn human_all(out: &mut dyn Write, report: &Several<'_>, layers: bool) -> io::Res
         writeln!(out)?;
     }
     for [format, of] in &report.solved_for {
-        match format == of {
-            true => labelled(out, format, "layers solved for it")?,
-            false => labelled(out, format, &format!("layers of {of}, with the same codes and scales"))?,
+        if format != of {
+            labelled(out, "layers", &format!("{format} has the codes and scales of {of}"))?;
         }
     }
     labelled(out, "time", &format!("{:.2} s in all", report.seconds))
