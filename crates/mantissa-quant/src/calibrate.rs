@@ -94,6 +94,23 @@ pub struct Limits {
     pub states: u64,
 }
 
+impl Limits {
+    /// Lists smaller limits, in the order in which they are tried: states in a file, then half of the threads down to one.
+    pub fn smaller(self) -> impl Iterator<Item = Limits> {
+        let halves = std::iter::successors(Some(self.threads), |n| Some(n / 2)).take_while(|n| *n > 0);
+        halves.map(|threads| Limits { threads, states: 0 })
+    }
+
+    /// Describes, for the user, what these limits give up of `full`.
+    pub fn given_up(self, full: Limits) -> Vec<String> {
+        let on_disk =
+            (self.states < full.states).then(|| "calibration states in a temporary file".to_owned());
+        let fewer =
+            (self.threads < full.threads).then(|| format!("{} of {} threads", self.threads, full.threads));
+        on_disk.into_iter().chain(fewer).collect()
+    }
+}
+
 impl From<usize> for Limits {
     /// Keeps states in memory up to the default size.
     fn from(threads: usize) -> Self {

@@ -47,7 +47,7 @@ struct Write {
     option: String,
     path: PathBuf,
     kind: Kind,
-    /// What a page describes; it then identifies the job instead of the command line and its inputs.
+    /// Subject of a page; it then identifies the job instead of the command line and its inputs.
     about: Option<String>,
 }
 

@@ -36,19 +36,16 @@ pub fn fit_calibration(what: &str, context: &Context, needs: impl Fn(Limits) -> 
     let full = Limits::from(context.threads);
     let mut limits = full;
     if !context.has_memory(needs(full)) {
-        let spilled = Limits { states: 0, ..full };
-        let halves = halves(full.threads).map(|threads| Limits { threads, ..spilled });
-        let mut steps = std::iter::once(spilled).chain(halves);
-        let smallest = Limits { threads: 1, ..spilled };
-        limits = steps.find(|step| context.has_memory(needs(*step))).unwrap_or(smallest);
+        let fits = |step: &Limits| context.has_memory(needs(*step));
+        limits = full.smaller().find(fits).unwrap_or(Limits { threads: 1, states: 0 });
     }
     context.require_least_memory(what, needs(limits))?;
-    let mut measures = Vec::new();
-    if limits.states < full.states && needs(limits) < needs(Limits { states: full.states, ..limits }) {
-        measures.push("calibration states in a temporary file".to_owned());
+    // States so many that they are in a file anyway are not given up.
+    let in_memory = Limits { states: full.states, ..limits };
+    if needs(limits) == needs(in_memory) {
+        limits = in_memory;
     }
-    measures.extend(fewer(limits.threads, full.threads));
-    tell(&measures, needs(limits), context);
+    tell(&limits.given_up(full), needs(limits), context);
     Ok(limits)
 }
 
@@ -61,23 +58,15 @@ pub fn fit_threads(most: usize, context: &Context, needs: impl Fn(usize) -> Resu
     if context.has_memory(needs(most)?) {
         return Ok(most);
     }
-    for threads in halves(most) {
+    let full = Limits::from(most);
+    for Limits { threads, .. } in full.smaller() {
         let needed = needs(threads)?;
         if context.has_memory(needed) {
-            tell(&fewer(threads, most).into_iter().collect::<Vec<_>>(), needed, context);
+            tell(&Limits { threads, ..full }.given_up(full), needed, context);
             return Ok(threads);
         }
     }
     Ok(most)
-}
-
-/// Halves `threads` down to one.
-fn halves(threads: usize) -> impl Iterator<Item = usize> {
-    std::iter::successors(Some(threads / 2), |n| Some(n / 2)).take_while(|n| *n > 0)
-}
-
-fn fewer(threads: usize, of: usize) -> Option<String> {
-    (threads < of).then(|| format!("{threads} of {of} threads"))
 }
 
 fn tell(measures: &[String], peak: u64, context: &Context) {

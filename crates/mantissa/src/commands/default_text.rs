@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::Result;
 use mantissa_eval::{Sequence, TextOptions, sequences_from_text};
 use mantissa_model::{Bos, Tokenizer};
+use mantissa_quant::Evaluation;
 use mantissa_store::FileDigest;
 use mantissa_store::convention::ModelFiles;
 
@@ -66,6 +67,15 @@ pub fn held_out(source: &ModelFiles, context: &Context) -> Result<Vec<Sequence>>
     let window = WINDOW.min(model::context_length(source)?);
     let options = TextOptions { split: None, docs: None, context: window, stride: None, bos: Bos::Auto };
     held_out_with(&tokenizer, &options)
+}
+
+/// Makes an evaluation on the held-out windows; `max_kl` is its limit.
+///
+/// # Errors
+/// No tokenizer; windows that the model cannot run.
+pub fn evaluation(source: &ModelFiles, max_kl: Option<f64>, context: &Context) -> Result<Evaluation> {
+    let windows = context.reading_texts(|| held_out(source, context))?;
+    Ok(Evaluation::new(source, HELD_OUT_NAME, windows, max_kl)?)
 }
 
 /// Returns the held-out windows that `options` cut.

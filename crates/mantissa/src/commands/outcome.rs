@@ -84,9 +84,7 @@ impl MeasureArgs {
         match self.text.sequences(model, other_text, context)? {
             Some(sequences) => Ok(Some(self.evaluation_on(source, "", sequences)?)),
             None if self.max_kl.is_some() => {
-                let windows = context.reading_texts(|| default_text::held_out(source, context))?;
-                let name = default_text::HELD_OUT_NAME;
-                Ok(Some(Evaluation::new(source, name, windows, self.max_kl)?))
+                Ok(Some(default_text::evaluation(source, self.max_kl, context)?))
             }
             None => Ok(None),
         }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use mantissa_quant::recipe::spelled_out;
-use mantissa_quant::{Evaluation, Plan, Recipe};
+use mantissa_quant::{Plan, Recipe};
 use mantissa_store::convention::{Container, ModelFiles};
 
 use super::super::adapt;
@@ -111,8 +111,7 @@ pub(super) fn measure_on_default(
     verified: bool,
     context: &Context,
 ) -> Result<()> {
-    let windows = context.reading_texts(|| default_text::held_out(source, context))?;
-    plan.evaluation = Some(Evaluation::new(source, default_text::HELD_OUT_NAME, windows, None)?);
+    plan.evaluation = Some(default_text::evaluation(source, None, context)?);
     let mut smallest = plan.clone();
     smallest.adapt_memory(verified, |_| false);
     let least = adapt::with_margin(smallest.peak_bytes(verified));
