@@ -169,7 +169,7 @@ impl Linear {
     ///
     /// # Errors
     /// [`ForwardError::Input`].
-    pub(crate) fn apart(&self, x: &mut [f32], weight: &mut [f32]) -> Result<(), ForwardError> {
+    pub fn apart(&self, x: &mut [f32], weight: &mut [f32]) -> Result<(), ForwardError> {
         for (row, out) in weight.chunks_exact_mut(self.cols.max(1)).enumerate() {
             self.row(row, out);
         }

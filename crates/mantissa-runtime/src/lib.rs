@@ -1,0 +1,12 @@
+//! Models over time, at the machine's limit: the *fast* contract of a model.
+//!
+//! Weights are prepared (repacked) once ([`prepared`]); keys and values live in a paged cache in any scheme
+//! ([`cache`]). The computation of a layer is [`mantissa_model::flow::LayerFlow`], as in the reference decoder, so an
+//! architecture that runs there runs here.
+//!
+//! Bits do not depend on the number of threads, and a sequence has the same bits alone and in a batch. They may differ
+//! from the reference decoder, whose linear layers are dense f32 products.
+#![forbid(unsafe_code)]
+
+pub mod cache;
+pub mod prepared;
