@@ -40,6 +40,7 @@ mod generic;
 mod isa;
 mod mat;
 mod parallel;
+mod pool;
 mod simd;
 mod trellis;
 #[cfg(target_arch = "x86_64")]

@@ -5,10 +5,11 @@
 //! in a piece stops the work and reaches the caller.
 
 use std::ops::Range;
-use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
+
+use crate::pool;
 
 /// Threads that the machine offers to this process (at least 1).
 pub fn available_threads() -> usize {
@@ -47,7 +48,7 @@ where
     let items = Mutex::new(Some(items.fuse()));
     // The lock is released before `f` runs; an iterator that panicked while locked yields nothing more.
     let take = || items.lock().unwrap_or_else(PoisonError::into_inner).as_mut().and_then(Iterator::next);
-    run_on(threads, || {
+    pool::run(threads, &|| {
         let stop = StopOnPanic(|| *items.lock().unwrap_or_else(PoisonError::into_inner) = None);
         let mut own = new();
         while let Some(item) = take() {
@@ -70,7 +71,7 @@ where
         return (0..pieces).for_each(|i| f(piece(i)));
     }
     let cursor = AtomicUsize::new(0);
-    run_on(threads.min(pieces), || {
+    pool::run(threads.min(pieces), &|| {
         let stop = StopOnPanic(|| cursor.store(pieces, Ordering::Relaxed));
         loop {
             let taken =
@@ -96,21 +97,6 @@ where
         *slot = Some(map(i * grain..n.min((i + 1).saturating_mul(grain))));
     });
     results.into_iter().flatten().fold(init, fold)
-}
-
-/// Runs `work` on `threads` threads, including the caller's, and propagates the first panic.
-fn run_on(threads: usize, work: impl Fn() + Sync) {
-    thread::scope(|scope| {
-        // If the system refuses more threads, the existing ones do the work.
-        let spawn = |_| thread::Builder::new().spawn_scoped(scope, &work).ok();
-        let helpers: Vec<_> = (1..threads).map_while(spawn).collect();
-        work();
-        for helper in helpers {
-            if let Err(payload) = helper.join() {
-                resume_unwind(payload);
-            }
-        }
-    });
 }
 
 /// Runs its closure when dropped; the regular path forgets it, so that only unwinding drops it.
