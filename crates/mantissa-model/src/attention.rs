@@ -6,7 +6,6 @@
 
 use mantissa_kernels::{ScoreRules, for_each, kernels};
 
-use crate::cache::Past;
 use crate::config::{HeadNorms, QkvForm};
 use crate::error::ForwardError;
 use crate::flow::{Activations, Job, LayerFlow, Operators, Sequences};
@@ -135,17 +134,17 @@ impl LayerFlow {
         });
         let (cos, sin) = (a.cos, a.sin);
         let rules = self.score_rules(sinks);
-        for_each(threads, groups, |group| self.attend_group(seqs.start, group, rules, cos, sin));
+        for_each(threads, groups, |group| self.attend_group(group, rules, cos, sin));
     }
 
-    fn attend_group(&self, start: usize, group: Group<'_>, rules: ScoreRules<'_>, cos: &[f32], sin: &[f32]) {
+    fn attend_group(&self, group: Group<'_>, rules: ScoreRules<'_>, cos: &[f32], sin: &[f32]) {
         let Group { lens, mut q, mut k, mut v, mut out, mut lse, scores } = group;
         let (q_width, kv_width) = self.widths();
         for &len in lens {
             let (q, k) = (first(&mut q, len * q_width), first(&mut k, len * kv_width));
             let (this_v, out) = (first(&mut v, len * kv_width), first(&mut out, len * q_width));
-            self.rotate(start, q, self.attention.heads, cos, sin);
-            self.rotate_and_store(start, k, this_v, cos, sin);
+            self.rotate(0, q, self.attention.heads, cos, sin);
+            self.rotate_and_store(0, k, this_v, cos, sin);
             if let Some(operands) = &self.operands {
                 operands.queries(q);
                 operands.keys_and_values(k, this_v);
@@ -161,46 +160,6 @@ impl LayerFlow {
         }
     }
 
-    pub(crate) fn attend_cached(
-        &self,
-        seqs: &Sequences<'_>,
-        mut past: Past<'_>,
-        sinks: Option<&[f32]>,
-        a: &mut Activations<'_>,
-    ) -> Result<(), ForwardError> {
-        let (q_width, kv_width) = self.widths();
-        let tokens = seqs.tokens();
-        let (q, k) = (&mut a.q[..tokens * q_width], &mut a.k[..tokens * kv_width]);
-        let v = &mut a.v[..tokens * kv_width];
-        self.rotate(seqs.start, q, self.attention.heads, a.cos, a.sin);
-        let kv_heads = self.attention.kv_heads;
-        let before_rope = self.kv.as_ref().is_some_and(|kv| kv.parts().before_rope);
-        match &self.kv {
-            _ if before_rope => {}
-            Some(kv) if kv.parts().as_written => self.rotate_and_store(seqs.start, k, v, a.cos, a.sin),
-            _ => self.rotate(seqs.start, k, kv_heads, a.cos, a.sin),
-        }
-        let (k, v) = past.append(seqs.start, kv_width, k, v)?;
-        if before_rope {
-            self.rotate(0, k, kv_heads, a.cos, a.sin);
-        }
-        // Cached keys and values stay unrounded.
-        let mut rounded = None;
-        if let Some(operands) = &self.operands {
-            operands.queries(q);
-            if operands.rounds_past() {
-                let (k, v) = rounded.insert((k.to_vec(), v.to_vec()));
-                operands.keys_and_values(k, v);
-            }
-        }
-        let (k, v) = rounded.as_ref().map_or((&*k, &*v), |(k, v)| (k, v));
-        let (out, padding) = a.attended[..seqs.rows * q_width].split_at_mut(tokens * q_width);
-        let rules = self.score_rules(sinks);
-        kernels().attention_causal_with(&self.attention, rules, q, k, v, out, a.scores);
-        padding.fill(0.0);
-        Ok(())
-    }
-
     /// Rules for the scores before the softmax and for the weights after it.
     pub(crate) fn score_rules<'s>(&self, sinks: Option<&'s [f32]>) -> ScoreRules<'s> {
         let weights = self.operands.as_ref().and_then(OperandRounding::weights);
@@ -208,7 +167,7 @@ impl LayerFlow {
     }
 
     /// Rotates heads of consecutive tokens, `[tokens, heads · head_dim]`; the first is at position `start`.
-    pub(crate) fn rotate(&self, start: usize, x: &mut [f32], heads: usize, cos: &[f32], sin: &[f32]) {
+    pub fn rotate(&self, start: usize, x: &mut [f32], heads: usize, cos: &[f32], sin: &[f32]) {
         let (head_dim, half) = (self.attention.head_dim, self.half);
         if half > 0 {
             let angles = start * half..(start + x.len() / (heads * head_dim)) * half;
@@ -217,7 +176,14 @@ impl LayerFlow {
     }
 
     /// Rotates the keys of one sequence, and replaces keys and values by what the cache would return.
-    fn rotate_and_store(&self, start: usize, k: &mut [f32], v: &mut [f32], cos: &[f32], sin: &[f32]) {
+    pub(crate) fn rotate_and_store(
+        &self,
+        start: usize,
+        k: &mut [f32],
+        v: &mut [f32],
+        cos: &[f32],
+        sin: &[f32],
+    ) {
         let heads = self.attention.kv_heads;
         let Some(kv) = &self.kv else { return self.rotate(start, k, heads, cos, sin) };
         if kv.parts().before_rope {

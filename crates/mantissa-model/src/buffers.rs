@@ -73,10 +73,11 @@ pub(crate) struct Sizes {
     input: usize,
     experts: usize,
     per_token: usize,
+    threads: usize,
 }
 
 impl Sizes {
-    fn new(config: &ModelConfig, max_tokens: usize, max_len: usize) -> Self {
+    fn new(config: &ModelConfig, max_tokens: usize, max_len: usize, threads: usize) -> Self {
         let panels = config.linear_shapes().map(|(rows, cols)| Linear::scratch_len(rows, cols));
         let tables = config.vocab_size.max(config.experts.as_ref().map_or(0, |experts| experts.count.into()));
         let head = Linear::scratch_len(tables, config.hidden_size);
@@ -90,18 +91,28 @@ impl Sizes {
             key: config.key_value_width(),
             intermediate: widest_mlp(config),
             panel: panels.fold(head, usize::max),
-            scores: attention.scratch_len(max_tokens.min(max_len), max_len),
+            scores: attention.scratch_len(max_tokens.min(max_len), max_len).saturating_mul(threads),
             half: config.rotary_dim / 2,
             local: config.local_rope.is_some(),
             wide: widest_extra(config),
             input: config.latent.map_or(0, |latent| latent.kv_rank.max(latent.q_rank.unwrap_or(0))),
             experts: config.experts.as_ref().map_or(0, |experts| experts.count.into()),
             per_token: config.experts.as_ref().map_or(0, |experts| experts.per_token),
+            threads,
         }
     }
 
     fn mlp_rows(&self) -> usize {
         self.rows.min(MLP_TOKENS)
+    }
+
+    /// Bytes of all fields; `u64::MAX` on overflow.
+    fn bytes(&self) -> u64 {
+        // A choice is as large as three f32.
+        let choices = self.mlp_rows().saturating_mul(self.per_token).saturating_mul(3);
+        let lengths = self.lengths().map(|all| all.into_iter().chain([choices]));
+        let total = lengths.and_then(|mut all| all.try_fold(0u64, |sum, n| sum.checked_add(n as u64)));
+        total.and_then(|n| n.checked_mul(4)).unwrap_or(u64::MAX)
     }
 
     /// Lengths of the fields of [`Buffers`], in their order; `None` if one overflows.
@@ -145,10 +156,22 @@ impl Buffers {
     /// [`LoadError::Context`] if `max_len` exceeds the model's context, [`LoadError::Memory`] if there is not enough
     /// memory.
     pub fn plan(config: &ModelConfig, max_tokens: usize, max_len: usize) -> Result<Self, LoadError> {
+        Self::plan_for(config, max_tokens, max_len, 1)
+    }
+
+    /// Runs [`plan`](Self::plan) for passes of whole sequences whose attention runs on `threads` threads.
+    ///
+    /// # Errors
+    /// As [`plan`](Self::plan).
+    pub fn plan_for(
+        config: &ModelConfig,
+        max_tokens: usize,
+        max_len: usize,
+        threads: usize,
+    ) -> Result<Self, LoadError> {
         check_context(config, max_len)?;
-        let memory =
-            || LoadError::Memory { what: "buffers", bytes: Self::bytes_needed(config, max_tokens, max_len) };
-        let sizes = Sizes::new(config, max_tokens, max_len);
+        let sizes = Sizes::new(config, max_tokens, max_len, threads.max(1));
+        let memory = || LoadError::Memory { what: "buffers", bytes: sizes.bytes() };
         let lengths = sizes.lengths().ok_or_else(memory)?;
         let mut buffers = Self::allocate(sizes, lengths).ok_or_else(memory)?;
         config.rope.fill_tables(config.rotary_dim, max_len, &mut buffers.cos, &mut buffers.sin);
@@ -194,14 +217,12 @@ impl Buffers {
 
     /// Bytes that [`plan`](Self::plan) allocates; `u64::MAX` on overflow.
     pub fn bytes_needed(config: &ModelConfig, max_tokens: usize, max_len: usize) -> u64 {
-        let lengths = Sizes::new(config, max_tokens, max_len).lengths();
-        let sizes = Sizes::new(config, max_tokens, max_len);
-        // A choice is as large as three f32.
-        let choices = sizes.mlp_rows().saturating_mul(sizes.per_token).saturating_mul(3);
-        let lengths = lengths.map(|all| all.into_iter().chain([choices]).collect::<Vec<_>>());
-        let total =
-            lengths.and_then(|all| all.into_iter().try_fold(0u64, |sum, n| sum.checked_add(n as u64)));
-        total.and_then(|n| n.checked_mul(4)).unwrap_or(u64::MAX)
+        Self::bytes_needed_for(config, max_tokens, max_len, 1)
+    }
+
+    /// Bytes that [`plan_for`](Self::plan_for) allocates; `u64::MAX` on overflow.
+    pub fn bytes_needed_for(config: &ModelConfig, max_tokens: usize, max_len: usize, threads: usize) -> u64 {
+        Sizes::new(config, max_tokens, max_len, threads.max(1)).bytes()
     }
 
     /// Keys (rotated) and values of the last layer in the last pass over whole sequences, `[tokens, key width]` each,
@@ -215,12 +236,10 @@ impl Buffers {
     }
 
     /// Checks that `tokens` tokens in sequences of up to `longest` positions of this model fit.
-    pub(crate) fn check(
-        &self,
-        config: &ModelConfig,
-        tokens: usize,
-        longest: usize,
-    ) -> Result<(), ForwardError> {
+    ///
+    /// # Errors
+    /// [`ForwardError::Plan`], [`ForwardError::OtherModel`].
+    pub fn check(&self, config: &ModelConfig, tokens: usize, longest: usize) -> Result<(), ForwardError> {
         let planned = self.sizes;
         if tokens > planned.tokens {
             return Err(ForwardError::Plan {
@@ -233,7 +252,7 @@ impl Buffers {
             let planned = planned.positions;
             return Err(ForwardError::Plan { what: "tokens of a sequence", needed: longest, planned });
         }
-        match Sizes::new(config, planned.tokens, planned.positions) == planned {
+        match Sizes::new(config, planned.tokens, planned.positions, planned.threads) == planned {
             true => Ok(()),
             false => Err(ForwardError::OtherModel { what: "buffers" }),
         }
@@ -241,7 +260,7 @@ impl Buffers {
 
     /// Splits the buffers into the outputs of a layer, the quantized copy of an input, and the panel of a weight.
     /// `local` selects the tables of layers with their own rotary parameters.
-    pub(crate) fn activations(&mut self, local: bool) -> (Activations<'_>, &mut [f32], &mut [f32]) {
+    pub fn activations(&mut self, local: bool) -> (Activations<'_>, &mut [f32], &mut [f32]) {
         let activations = Activations {
             residual: &mut self.residual,
             normed: &mut self.normed,

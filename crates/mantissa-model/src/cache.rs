@@ -1,6 +1,7 @@
 //! Keys and values of earlier tokens, for generation: per layer `[capacity, key width]` in f32, quantized, or the
 //! latents that they are projected from.
 
+mod attend;
 mod latent;
 mod packed;
 
@@ -197,7 +198,7 @@ fn layer_bytes(config: &ModelConfig, capacity: usize, quantizer: Option<&KvQuant
     }
 }
 
-impl<'a> Past<'a> {
+impl Past<'_> {
     /// Appends new keys and values (`[t, width]`) to the `start` tokens held, and returns all of them: new ones
     /// unquantized, stored ones by their decoded values.
     ///
@@ -236,11 +237,11 @@ impl<'a> Past<'a> {
     /// # Errors
     /// [`ForwardError::Cache`] if a value has no code.
     pub(crate) fn append_latents(
-        self,
+        &mut self,
         latents: &[f32],
         rotated: &[f32],
-    ) -> Result<&'a mut LatentScratch, ForwardError> {
-        match (self.layer, self.latent) {
+    ) -> Result<&mut LatentScratch, ForwardError> {
+        match (&mut *self.layer, &mut self.latent) {
             (LayerCache::Latent(cache), Some(scratch)) => {
                 let fault = |error| ForwardError::Cache { what: "latents", error };
                 cache.append(latents, rotated, scratch).map_err(fault)?;

@@ -10,7 +10,7 @@ use crate::cache::KvCache;
 use crate::config::{ModelConfig, read_json};
 use crate::embedding::{Embedding, load_embedding};
 use crate::error::{ForwardError, LoadError};
-use crate::flow::{MIN_ROWS, Sequences};
+use crate::flow::Sequences;
 use crate::kv::policy::KvPolicy;
 use crate::kv::{KvCalibrationError, Text};
 use crate::layer::Layer;
@@ -168,7 +168,7 @@ impl Decoder {
         }
         let longest = batch.lens.iter().max().copied().unwrap_or(0);
         buffers.check(&self.config, tokens, longest)?;
-        let seqs = Sequences { lens: batch.lens, start: 0, rows: tokens.max(MIN_ROWS) };
+        let seqs = Sequences::whole(batch.lens);
         self.run(batch.tokens, &seqs, None, buffers)
     }
 
@@ -185,9 +185,9 @@ impl Decoder {
     ) -> Result<Hidden<'a>, ForwardError> {
         cache.check(&self.config, tokens.len())?;
         buffers.check(&self.config, tokens.len(), cache.len() + tokens.len())?;
-        let lens = [tokens.len()];
-        let seqs = Sequences { lens: &lens, start: cache.len(), rows: tokens.len() };
-        let held = cache.len();
+        let (lens, held) = ([tokens.len()], cache.len());
+        let starts = [held];
+        let seqs = Sequences { lens: &lens, starts: &starts, rows: tokens.len() };
         let result = self.run(tokens, &seqs, Some(cache), buffers);
         if result.is_err() {
             cache.truncate(held);
@@ -219,7 +219,7 @@ impl Decoder {
     fn embed(&self, tokens: &[u32], seqs: &Sequences<'_>, b: &mut Buffers) -> Result<(), ForwardError> {
         let d = self.config.hidden_size;
         let (states, padding) = b.residual[..seqs.rows * d].split_at_mut(tokens.len() * d);
-        self.embedding.embed(tokens, seqs.lens, seqs.start, states)?;
+        self.embedding.embed_at(tokens, seqs, states)?;
         padding.fill(0.0);
         Ok(())
     }

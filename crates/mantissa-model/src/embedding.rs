@@ -4,6 +4,7 @@ use mantissa_kernels::kernels;
 
 use crate::config::ModelConfig;
 use crate::error::{ForwardError, LoadError};
+use crate::flow::Sequences;
 use crate::linear::Linear;
 use crate::source::WeightSource;
 
@@ -52,16 +53,34 @@ impl Embedding {
         start: usize,
         states: &mut [f32],
     ) -> Result<(), ForwardError> {
+        let starts: Vec<usize> = vec![start; lens.len()];
+        self.embed_at(tokens, &Sequences { lens, starts: &starts, rows: tokens.len() }, states)
+    }
+
+    /// Runs [`embed`](Self::embed) for sequences that start at their own positions.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    ///
+    /// # Panics
+    /// If `states` has another length than the tokens.
+    pub fn embed_at(
+        &self,
+        tokens: &[u32],
+        seqs: &Sequences<'_>,
+        states: &mut [f32],
+    ) -> Result<(), ForwardError> {
         let (vocab_size, d) = (self.table.rows(), self.table.cols());
         assert_eq!(states.len(), tokens.len() * d, "embed: states are not a row of {d} per token");
         if let Some((index, &token)) = tokens.iter().enumerate().find(|(_, t)| **t as usize >= vocab_size) {
             return Err(ForwardError::Vocabulary { index, token, vocab_size });
         }
-        let sum = lens.iter().fold(0usize, |sum, &len| sum.saturating_add(len));
+        let sum = seqs.lens.iter().fold(0usize, |sum, &len| sum.saturating_add(len));
         if sum != tokens.len() {
             return Err(ForwardError::Lengths { sum, tokens: tokens.len() });
         }
-        let needed = start.saturating_add(lens.iter().max().copied().unwrap_or(0));
+        let spans = || seqs.lens.iter().enumerate().map(|(i, &len)| (seqs.start(i), len));
+        let needed = spans().map(|(start, len)| start.saturating_add(len)).max().unwrap_or(0);
         if let Some(positions) = self.positions.as_ref().filter(|table| table.rows() < needed) {
             let planned = positions.rows();
             return Err(ForwardError::Plan { what: "learned positions", needed, planned });
@@ -74,7 +93,7 @@ impl Embedding {
         }
         if let Some(positions) = &self.positions {
             let mut row = vec![0.0; d];
-            let places = lens.iter().flat_map(|&len| start..start + len);
+            let places = spans().flat_map(|(start, len)| start..start + len);
             for (position, out) in places.zip(states.chunks_exact_mut(d)) {
                 positions.row(position, &mut row);
                 kernels().axpy(1.0, &row, out);

@@ -12,7 +12,6 @@ pub(crate) mod operators;
 pub use mantissa_kernels::parts;
 use mantissa_kernels::{CausalAttention, kernels};
 
-use crate::cache::Past;
 use crate::config::{
     Activation, HeadNorms, Latent, LimitedSwiglu, MlpForm, ModelConfig, NormPlaces, QkvForm, Routing,
 };
@@ -21,7 +20,10 @@ use crate::graph::kinds::{NormKind, VectorKind};
 use crate::kv::quantizer::KvQuantizer;
 use crate::operands::OperandRounding;
 
-pub use self::operators::{Activations, Choice, ExtraScratch, Job, MIN_ROWS, MlpRows, Operators, Sequences};
+pub use self::operators::{
+    Activations, CachedAttention, Choice, ExtraScratch, Job, LatentTokens, MIN_ROWS, MlpRows, Operators,
+    Sequences,
+};
 
 /// Features of a layer that its computation depends on.
 #[derive(Clone, Debug, PartialEq)]
@@ -126,6 +128,26 @@ impl LayerFlow {
         kernels().axpy(1.0, normed, residual);
     }
 
+    /// Runs on up to `threads` threads.
+    pub fn on_threads(self, threads: usize) -> Self {
+        LayerFlow { threads: threads.max(1), ..self }
+    }
+
+    /// Number of threads.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// True if the layer has its own rotary parameters: see [`Buffers::activations`](crate::Buffers::activations).
+    pub fn has_local_rope(&self) -> bool {
+        self.local
+    }
+
+    /// Half the rotated width of a head; 0 if the layer has no RoPE.
+    pub fn half(&self) -> usize {
+        self.half
+    }
+
     /// True if queries and keys are rotated.
     pub fn rotates(&self) -> bool {
         self.half > 0
@@ -149,12 +171,15 @@ impl LayerFlow {
         self.attention_after(operators, seqs, None, a)
     }
 
-    /// Runs [`attention`](Self::attention); with `past`, for one sequence that continues the cached tokens.
-    pub(crate) fn attention_after(
+    /// Runs [`attention`](Self::attention); with `past`, for sequences that continue cached tokens.
+    ///
+    /// # Errors
+    /// As [`attention`](Self::attention), and those of `past`.
+    pub fn attention_after(
         &self,
         operators: &mut impl Operators,
         seqs: &Sequences<'_>,
-        past: Option<Past<'_>>,
+        past: Option<&mut dyn CachedAttention>,
         a: &mut Activations<'_>,
     ) -> Result<(), ForwardError> {
         self.heads(operators, seqs, past, a)?;
@@ -166,14 +191,17 @@ impl LayerFlow {
         &self,
         operators: &mut impl Operators,
         seqs: &Sequences<'_>,
-        past: Option<Past<'_>>,
+        past: Option<&mut dyn CachedAttention>,
         a: &mut Activations<'_>,
     ) -> Result<(), ForwardError> {
-        self.read(operators, seqs, past.is_some(), a)?;
+        let latents = self.latent.is_some() && past.as_ref().is_some_and(|past| past.holds_latents());
+        self.read(operators, seqs, latents, a)?;
         self.norm_heads(operators, seqs.rows, a);
         match past {
-            Some(past) if self.latent.is_some() => self.attend_latents(operators, seqs, past, a)?,
-            Some(past) => self.attend_cached(seqs, past, operators.vector(VectorKind::Sinks), a)?,
+            Some(past) if latents => self.attend_latents(operators, seqs, past, a)?,
+            Some(past) => {
+                past.attend(self, seqs, self.score_rules(operators.vector(VectorKind::Sinks)), a)?;
+            }
             None => self.attend(seqs, operators.vector(VectorKind::Sinks), a),
         }
         if self.places == NormPlaces::Parallel {

@@ -10,10 +10,10 @@
 
 use mantissa_kernels::kernels;
 
-use crate::cache::{LATENT_QUERIES, LatentScratch, Past};
+use crate::cache::LatentScratch;
 use crate::config::Latent;
 use crate::error::ForwardError;
-use crate::flow::{Activations, Job, LayerFlow, Operators, Sequences};
+use crate::flow::{Activations, CachedAttention, Job, LatentTokens, LayerFlow, Operators, Sequences};
 use crate::graph::{LinearInput, LinearKind, NormKind};
 
 impl Latent {
@@ -110,7 +110,7 @@ impl LayerFlow {
         &self,
         operators: &mut impl Operators,
         seqs: &Sequences<'_>,
-        past: Past<'_>,
+        past: &mut dyn CachedAttention,
         a: &mut Activations<'_>,
     ) -> Result<(), ForwardError> {
         let Some(latent) = &self.latent else { return Ok(()) };
@@ -121,32 +121,22 @@ impl LayerFlow {
         for (row, rotated) in compressed.zip(rotated.chunks_exact_mut(latent.rotated)) {
             latent.rotated_part(&row[latent.kv_rank..], rotated);
         }
-        let angles = seqs.start * self.half..(seqs.start + tokens) * self.half;
-        kernels().rope_rotate(&mut rotated, 1, latent.rotated, &a.cos[angles.clone()], &a.sin[angles]);
-        let scratch = past.append_latents(&parts.kv_latent[..tokens * latent.kv_rank], &rotated)?;
-        let all = seqs.start + tokens;
-        operators.apart(
-            LinearKind::KvB,
-            &mut scratch.latents[..all * latent.kv_rank],
-            &mut scratch.weight,
-        )?;
-        scratch.join(latent, all);
-        let q = &mut a.q[..tokens * q_width];
-        self.rotate(seqs.start, q, heads, a.cos, a.sin);
-        let (out, padding) = a.attended[..seqs.rows * q_width].split_at_mut(tokens * q_width);
+        let (attended, padding) = a.attended[..seqs.rows * q_width].split_at_mut(tokens * q_width);
         padding.fill(0.0);
-        let parts = q.chunks(LATENT_QUERIES * q_width).zip(out.chunks_mut(LATENT_QUERIES * q_width));
-        let mut seen = seqs.start;
-        for (q, out) in parts {
-            seen += q.len() / q_width;
-            self.attend_absorbed(latent, seen, q, out, scratch);
-        }
-        Ok(())
+        let mut rows = LatentTokens {
+            q: &mut a.q[..tokens * q_width],
+            latents: &parts.kv_latent[..tokens * latent.kv_rank],
+            rotated: &mut rotated,
+            attended,
+            cos: a.cos,
+            sin: a.sin,
+        };
+        past.attend_latents(self, seqs, &mut rows, operators)
     }
 
     /// Computes the heads of consecutive rotated queries `q` over the first `seen` tokens in `scratch`; the last query
     /// belongs to the last of them. `out` has the shape of `q`.
-    fn attend_absorbed(
+    pub(crate) fn attend_absorbed(
         &self,
         latent: &Latent,
         seen: usize,

@@ -11,7 +11,7 @@ use crate::buffers::Buffers;
 use crate::cache::Past;
 use crate::config::{Latent, ModelConfig};
 use crate::error::{ForwardError, LoadError};
-use crate::flow::{self, LayerFlow, MIN_ROWS, Operators, Sequences};
+use crate::flow::{self, CachedAttention, LayerFlow, MIN_ROWS, Operators, Sequences};
 use crate::graph::{LinearInfo, LinearInput, LinearKind, NormKind, SideKind, StoredAs, VectorKind};
 use crate::kv::policy::KvPolicy;
 use crate::kv::quantizer::KvQuantizer;
@@ -72,6 +72,21 @@ pub struct Layer {
     flow: LayerFlow,
 }
 
+/// Parts of a [`Layer`], for owners that store its linear layers in another way.
+#[derive(Clone, Debug)]
+pub struct LayerParts {
+    /// Linear layers.
+    pub linears: BTreeMap<LinearKind, Linear>,
+    /// Norms.
+    pub norms: Vec<(NormKind, Norm)>,
+    /// Routers and gates of experts.
+    pub sides: Vec<(SideKind, Linear)>,
+    /// Vectors.
+    pub vectors: Vec<(VectorKind, Vec<f32>)>,
+    /// Computation of the layer, on one thread.
+    pub flow: LayerFlow,
+}
+
 impl Layer {
     /// Loads layer `layer` by itself, for work that holds one layer at a time.
     ///
@@ -102,6 +117,12 @@ impl Layer {
             vectors: config.vectors(layer).into_iter().map(vector).collect::<Result<_, LoadError>>()?,
             flow,
         })
+    }
+
+    /// Gives its parts away.
+    pub fn into_parts(self) -> LayerParts {
+        let Layer { linears, norms, sides, vectors, flow } = self;
+        LayerParts { linears, norms, sides, vectors, flow }
     }
 
     /// Features of the layer.
@@ -210,7 +231,7 @@ impl Layer {
             attended.copy_from_slice(heads);
             padding.fill(0.0);
         }
-        let (came, middle) = self.part(&Sequences { lens, start: 0, rows }, from, to, observer, b)?;
+        let (came, middle) = self.part(&Sequences { lens, starts: &[], rows }, from, to, observer, b)?;
         match came {
             Place::Input => {}
             Place::Heads => {
@@ -264,10 +285,11 @@ impl Layer {
     pub(crate) fn forward(
         &self,
         seqs: &Sequences<'_>,
-        past: Option<Past<'_>>,
+        mut past: Option<Past<'_>>,
         observer: Option<&mut Observer<'_>>,
         b: &mut Buffers,
     ) -> Result<(), ForwardError> {
+        let past = past.as_mut().map(|past| past as &mut dyn CachedAttention);
         let (mut activations, quantized, panel) = b.activations(self.flow.local);
         let mut operators = Evaluate { layer: self, observer, turn: u8::MAX, quantized, panel };
         self.flow.attention_after(&mut operators, seqs, past, &mut activations)?;

@@ -56,7 +56,7 @@ pub use input::InputQuantizer;
 pub use kv::{
     CacheInF32, KvCalibrationError, KvParseError, KvPolicy, KvScheme, check_kv_levels, find_kv_levels,
 };
-pub use layer::{Layer, Observer, Passage, Place, linear_weight};
+pub use layer::{Layer, LayerParts, Observer, Passage, Place, linear_weight};
 pub use linear::{Linear, forward_f32};
 pub use memory::zeros;
 pub use norm::Norm;

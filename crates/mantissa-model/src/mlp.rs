@@ -12,6 +12,9 @@ use crate::error::ForwardError;
 use crate::flow::{Activations, Job, LayerFlow, Operators};
 use crate::graph::{LinearInput, LinearKind, NormKind};
 
+/// Least number of values that several threads compute.
+const MANY: usize = 1 << 16;
+
 impl LayerFlow {
     /// Runs the MLP on `rows`, of which the first `real` are not padding.
     pub(crate) fn mlp_part(
@@ -88,10 +91,11 @@ impl LayerFlow {
 
     /// Computes `inner = act(gate) · up`, all `[rows, width]`.
     pub(crate) fn activate(&self, width: usize, gate: &[f32], up: &[f32], inner: &mut [f32]) {
-        let piece = ((inner.len() / width).div_ceil(self.threads) * width).max(1);
+        let threads = if inner.len() < MANY { 1 } else { self.threads };
+        let piece = ((inner.len() / width).div_ceil(threads) * width).max(1);
         let limited = self.experts.as_ref().and_then(|experts| experts.limited);
         let pieces = gate.chunks(piece).zip(up.chunks(piece)).zip(inner.chunks_mut(piece));
-        for_each(self.threads, pieces, |((gate, up), inner)| match (limited, self.activation) {
+        for_each(threads, pieces, |((gate, up), inner)| match (limited, self.activation) {
             (Some(l), _) => kernels().limited_swiglu_mul(l.alpha, l.limit, gate, up, inner),
             (None, Activation::Silu) => kernels().silu_mul(gate, up, inner),
             (None, Activation::Relu2) => kernels().relu2_mul(gate, up, inner),

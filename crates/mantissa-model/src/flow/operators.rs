@@ -1,6 +1,9 @@
 //! Interface of a layer's computation: the operators of the owner of its weights ([`Operators`]), and buffers for its
 //! activations ([`Activations`]).
 
+use mantissa_kernels::ScoreRules;
+
+use super::LayerFlow;
 use crate::error::ForwardError;
 use crate::graph::kinds::{LinearInput, LinearKind, NormKind, SideKind, VectorKind};
 
@@ -8,13 +11,13 @@ use crate::graph::kinds::{LinearInput, LinearKind, NormKind, SideKind, VectorKin
 /// another order, and a sequence must have the same bits alone and in a batch.
 pub const MIN_ROWS: usize = 65;
 
-/// Packed sequences: `lens[i]` tokens each, concatenated, all starting at position `start`.
+/// Packed sequences: `lens[i]` tokens each, concatenated.
 #[derive(Clone, Copy, Debug)]
 pub struct Sequences<'a> {
-    /// Length of each sequence.
+    /// Length of each sequence in this pass.
     pub lens: &'a [usize],
-    /// Position of the first token of each sequence.
-    pub start: usize,
+    /// Position of the first token of each sequence: the number of its cached tokens. Empty for whole sequences.
+    pub starts: &'a [usize],
     /// Rows of the activations, at least the sum of `lens`; the rest is padding.
     pub rows: usize,
 }
@@ -22,7 +25,12 @@ pub struct Sequences<'a> {
 impl<'a> Sequences<'a> {
     /// Creates whole sequences, padded to [`MIN_ROWS`].
     pub fn whole(lens: &'a [usize]) -> Self {
-        Sequences { lens, start: 0, rows: lens.iter().sum::<usize>().max(MIN_ROWS) }
+        Sequences { lens, starts: &[], rows: lens.iter().sum::<usize>().max(MIN_ROWS) }
+    }
+
+    /// Position of the first token of sequence `index`.
+    pub fn start(&self, index: usize) -> usize {
+        self.starts.get(index).copied().unwrap_or(0)
     }
 
     /// Number of rows that are not padding.
@@ -77,6 +85,60 @@ pub trait Operators {
     fn vector(&self, _: VectorKind) -> Option<&[f32]> {
         None
     }
+}
+
+/// Attention of a pass through a cache of earlier tokens, provided by whoever holds the cache.
+pub trait CachedAttention {
+    /// True if it caches the latents of latent attention; false if it caches their heads, like those of any other
+    /// attention.
+    fn holds_latents(&self) -> bool {
+        false
+    }
+
+    /// Rotates queries and keys by position, appends keys and values, and attends: reads `q`, `k` and `v` of `a`
+    /// and writes `attended`, with zeros in padding. Attention has the shape of `flow`, and `rules` for scores.
+    ///
+    /// # Errors
+    /// [`ForwardError::Cache`] if a value has no code; [`ForwardError::OtherModel`].
+    fn attend(
+        &mut self,
+        flow: &LayerFlow,
+        seqs: &Sequences<'_>,
+        rules: ScoreRules<'_>,
+        a: &mut Activations<'_>,
+    ) -> Result<(), ForwardError>;
+
+    /// Runs [`attend`](Self::attend) for latent attention if the cache [holds latents](Self::holds_latents). `rows`
+    /// are the new ones.
+    ///
+    /// # Errors
+    /// As [`attend`](Self::attend).
+    fn attend_latents(
+        &mut self,
+        _flow: &LayerFlow,
+        _seqs: &Sequences<'_>,
+        _rows: &mut LatentTokens<'_>,
+        _operators: &mut dyn Operators,
+    ) -> Result<(), ForwardError> {
+        Err(ForwardError::OtherModel { what: "KV cache" })
+    }
+}
+
+/// Tokens of latent attention in a pass through a cache.
+#[derive(Debug)]
+pub struct LatentTokens<'a> {
+    /// Queries, `[tokens, query width]`, before RoPE; the rotated part is first in each head.
+    pub q: &'a mut [f32],
+    /// Normed latents, `[tokens, kv_rank]`.
+    pub latents: &'a [f32],
+    /// Rotated parts of the keys, `[tokens, rotated]`, before RoPE.
+    pub rotated: &'a mut [f32],
+    /// Joined heads, `[tokens, query width]`.
+    pub attended: &'a mut [f32],
+    /// `[positions, rotated / 2]`.
+    pub cos: &'a [f32],
+    /// `[positions, rotated / 2]`.
+    pub sin: &'a [f32],
 }
 
 /// Buffers for the activations of a layer. Slices may be longer than the pass needs.
