@@ -37,6 +37,11 @@ pub fn load_embedding(source: &dyn WeightSource, config: &ModelConfig) -> Result
 }
 
 impl Embedding {
+    /// Table of token embeddings, `[vocabulary, hidden]`, before scaling.
+    pub fn table(&self) -> &Linear {
+        &self.table
+    }
+
     /// Writes the input of the first layer for concatenated sequences of `lens` tokens that start at position `start`
     /// into `states` (`[tokens, hidden]`).
     ///

@@ -214,7 +214,11 @@ pub fn generate(
 }
 
 impl Sampling {
-    fn check(self) -> Result<Self, GenerateError> {
+    /// Checks the parameters.
+    ///
+    /// # Errors
+    /// [`GenerateError::Parameter`].
+    pub fn check(self) -> Result<Self, GenerateError> {
         let wrong = |parameter, found, allowed| Err(GenerateError::Parameter { parameter, found, allowed });
         if !(self.temperature.is_finite() && self.temperature >= 0.0) {
             return wrong("temperature", self.temperature, "0 or a finite number greater than 0");

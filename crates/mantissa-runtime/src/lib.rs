@@ -9,4 +9,9 @@
 #![forbid(unsafe_code)]
 
 pub mod cache;
+pub mod model;
 pub mod prepared;
+pub mod session;
+
+pub use model::{Caches, FastBuffers, FastModel};
+pub use session::{Event, EventKind, Request, Runtime, RuntimeOptions, SequenceId};

@@ -1,0 +1,179 @@
+//! A model under the fast contract: the layers of [`mantissa_model::flow`] with prepared linear layers.
+
+mod operators;
+
+use mantissa_kernels::{for_each, kernels};
+use mantissa_model::flow::{CachedAttention, Sequences};
+use mantissa_model::{
+    Batch, Buffers, Embedding, ForwardError, Layer, Linear, LoadError, ModelConfig, Norm, WeightSource,
+    load_config, load_embedding,
+};
+
+use self::operators::{FastLayer, Run};
+use crate::prepared::{self, Job, PreparedLinear, Scratch};
+
+/// Least number of values that several threads normalize.
+const MANY: usize = 1 << 16;
+
+/// A model ready to run. Any number of threads may run passes, each with its own [`FastBuffers`].
+#[derive(Debug)]
+pub struct FastModel {
+    config: ModelConfig,
+    embedding: Embedding,
+    layers: Vec<FastLayer>,
+    norm: Norm,
+    head: PreparedLinear,
+    threads: usize,
+}
+
+/// Buffers of passes: planned once, reused by every pass.
+#[derive(Debug)]
+pub struct FastBuffers {
+    buffers: Buffers,
+    scratch: Scratch,
+    /// Inputs of the head.
+    gathered: Vec<f32>,
+}
+
+/// Caches of the layers of a pass.
+pub trait Caches {
+    /// Returns attention through the cache of layer `layer`.
+    fn layer(&mut self, layer: usize) -> &mut dyn CachedAttention;
+}
+
+impl FastModel {
+    /// Loads the model that `source` describes, to run on up to `threads` threads, which change no bit of a result.
+    /// Holds one layer as stored at a time.
+    ///
+    /// # Errors
+    /// As [`mantissa_model::Decoder::load`].
+    pub fn load(source: &dyn WeightSource, threads: usize) -> Result<Self, LoadError> {
+        let config = load_config(source)?;
+        let threads = threads.max(1);
+        let layer = |i| Ok(FastLayer::new(Layer::load(source, &config, i)?.into_parts(), threads));
+        let layers = (0..config.num_hidden_layers).map(layer).collect::<Result<_, LoadError>>()?;
+        let embedding = load_embedding(source, &config)?;
+        let head = match config.tie_word_embeddings {
+            true => embedding.table().clone(),
+            false => {
+                let (rows, cols, module) = (config.vocab_size, config.hidden_size, config.head_module());
+                Linear::new(module, source.linear(module, rows, cols, config.head_bias)?)?
+            }
+        };
+        Ok(FastModel {
+            norm: Norm::load(source, &config, &config.final_norm_module(), config.hidden_size)?,
+            embedding,
+            layers,
+            head: PreparedLinear::new(head),
+            config,
+            threads,
+        })
+    }
+
+    /// Configuration of the model.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Number of threads of a pass.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Allocates buffers for passes of up to `tokens` tokens in sequences (including cached tokens) of up to `context`.
+    ///
+    /// # Errors
+    /// As [`Buffers::plan`].
+    pub fn plan(&self, tokens: usize, context: usize) -> Result<FastBuffers, LoadError> {
+        Ok(FastBuffers {
+            buffers: Buffers::plan_for(&self.config, tokens, context, self.threads)?,
+            scratch: Scratch::default(),
+            gathered: Vec::new(),
+        })
+    }
+
+    /// Iterates over its prepared linear layers, the head last.
+    pub fn linears(&self) -> impl Iterator<Item = &PreparedLinear> {
+        self.layers.iter().flat_map(FastLayer::linears).chain([&self.head])
+    }
+
+    /// Runs whole sequences without a cache and returns the hidden states after the last norm, `[tokens, hidden]`. A
+    /// sequence has the same bits in any batch.
+    ///
+    /// # Errors
+    /// As [`mantissa_model::Decoder::forward`].
+    pub fn whole<'b>(&self, batch: &Batch<'_>, b: &'b mut FastBuffers) -> Result<&'b [f32], ForwardError> {
+        let seqs = Sequences { lens: batch.lens, starts: &[], rows: batch.tokens.len() };
+        self.pass(batch.tokens, &seqs, None, b)
+    }
+
+    /// Runs `tokens` of `seqs`, which continue what `caches` hold, appends them there, and returns the hidden states
+    /// after the last norm, `[tokens, hidden]`.
+    ///
+    /// # Errors
+    /// [`ForwardError`] if a token is not in the vocabulary, the pass is inconsistent or larger than planned, or an
+    /// activation or a cached value has no code.
+    pub fn continued<'b>(
+        &self,
+        tokens: &[u32],
+        seqs: &Sequences<'_>,
+        caches: &mut dyn Caches,
+        b: &'b mut FastBuffers,
+    ) -> Result<&'b [f32], ForwardError> {
+        self.pass(tokens, seqs, Some(caches), b)
+    }
+
+    fn pass<'b>(
+        &self,
+        tokens: &[u32],
+        seqs: &Sequences<'_>,
+        mut caches: Option<&mut dyn Caches>,
+        b: &'b mut FastBuffers,
+    ) -> Result<&'b [f32], ForwardError> {
+        let spans = seqs.lens.iter().enumerate().map(|(i, len)| seqs.start(i).saturating_add(*len));
+        b.buffers.check(&self.config, tokens.len(), spans.max().unwrap_or(0))?;
+        let (len, scratch) = (tokens.len() * self.config.hidden_size, &mut b.scratch);
+        self.embedding.embed_at(tokens, seqs, &mut b.buffers.activations(false).0.residual[..len])?;
+        for (i, layer) in self.layers.iter().enumerate() {
+            let mut activations = b.buffers.activations(layer.flow.has_local_rope()).0;
+            let mut operators = Run { layer, scratch, threads: self.threads };
+            let cache = caches.as_mut().map(|caches| caches.layer(i));
+            layer.flow.attention_after(&mut operators, seqs, cache, &mut activations)?;
+            layer.flow.mlp(&mut operators, seqs, &mut activations)?;
+        }
+        let activations = b.buffers.activations(false).0;
+        let normed = &mut activations.normed[..len];
+        normalize(&self.norm, &activations.residual[..len], normed, self.config.hidden_size, self.threads);
+        Ok(normed)
+    }
+
+    /// Computes the logits of the rows `rows` of the last pass into `out` `[rows.len(), vocabulary]`. A row has the
+    /// same bits in any call.
+    ///
+    /// # Errors
+    /// [`ForwardError::Input`].
+    ///
+    /// # Panics
+    /// If a row is out of range or `out` has another length.
+    pub fn logits(&self, rows: &[usize], out: &mut [f32], b: &mut FastBuffers) -> Result<(), ForwardError> {
+        let d = self.config.hidden_size;
+        let states = b.buffers.activations(false).0.normed;
+        b.gathered.clear();
+        rows.iter().for_each(|row| b.gathered.extend_from_slice(&states[row * d..(row + 1) * d]));
+        let mut jobs = [Job { linear: &self.head, out: &mut *out, accumulate: false }];
+        prepared::forward(&mut jobs, &b.gathered, rows.len(), &mut b.scratch, self.threads)?;
+        if let Some(cap) = self.config.logit_softcap {
+            kernels().softcap(out, 1.0, cap);
+        }
+        Ok(())
+    }
+}
+
+/// Normalizes rows of `width` of `x` into `out`, on up to `threads` threads if there are many.
+fn normalize(norm: &Norm, x: &[f32], out: &mut [f32], width: usize, threads: usize) {
+    if x.len() < MANY || threads <= 1 {
+        return norm.forward(x, out);
+    }
+    let piece = (x.len() / width).div_ceil(4 * threads) * width;
+    for_each(threads, x.chunks(piece).zip(out.chunks_mut(piece)), |(x, out)| norm.forward(x, out));
+}

@@ -1,0 +1,135 @@
+//! Operators of a layer with prepared weights.
+
+use std::collections::BTreeMap;
+
+use mantissa_kernels::kernels;
+use mantissa_model::flow::{self, LayerFlow, Operators};
+use mantissa_model::graph::{NormKind, SideKind, VectorKind};
+use mantissa_model::{ForwardError, LayerParts, Linear, LinearInput, LinearKind, Norm};
+
+use super::normalize;
+use crate::prepared::{self, Job, PreparedLinear, Scratch};
+
+/// A layer whose linear layers are prepared.
+#[derive(Debug)]
+pub(super) struct FastLayer {
+    linears: BTreeMap<LinearKind, PreparedLinear>,
+    norms: Vec<(NormKind, Norm)>,
+    sides: Vec<(SideKind, Side)>,
+    vectors: Vec<(VectorKind, Vec<f32>)>,
+    pub(super) flow: LayerFlow,
+}
+
+/// A router or gate. In f32, because a different choice of experts changes a result more than any rounding.
+#[derive(Debug)]
+struct Side {
+    /// `[rows, cols]`.
+    weight: Vec<f32>,
+    rows: usize,
+    cols: usize,
+    bias: Option<Vec<f32>>,
+}
+
+impl FastLayer {
+    pub(super) fn new(parts: LayerParts, threads: usize) -> Self {
+        let LayerParts { linears, norms, sides, vectors, flow } = parts;
+        FastLayer {
+            // One at a time, so that a layer is never held in both forms.
+            linears: linears.into_iter().map(|(kind, linear)| (kind, PreparedLinear::new(linear))).collect(),
+            norms,
+            sides: sides.into_iter().map(|(kind, linear)| (kind, Side::new(linear))).collect(),
+            vectors,
+            flow: flow.on_threads(threads),
+        }
+    }
+
+    pub(super) fn linears(&self) -> impl Iterator<Item = &PreparedLinear> {
+        self.linears.values()
+    }
+}
+
+impl Side {
+    fn new(linear: Linear) -> Self {
+        let linear = linear.folded();
+        let (rows, cols) = (linear.rows(), linear.cols());
+        let mut weight = vec![0.0; rows * cols];
+        weight.chunks_exact_mut(cols.max(1)).enumerate().for_each(|(row, out)| linear.row(row, out));
+        Side { weight, rows, cols, bias: linear.bias().map(<[f32]>::to_vec) }
+    }
+
+    /// Computes `out = x Wᵀ + b` row by row, so that a row does not depend on the others.
+    fn forward(&self, x: &[f32], out: &mut [f32]) {
+        for (x, out) in x.chunks_exact(self.cols).zip(out.chunks_exact_mut(self.rows)) {
+            kernels().gemv(&self.weight, self.cols, x, out, false);
+            if let Some(bias) = &self.bias {
+                kernels().axpy(1.0, bias, out);
+            }
+        }
+    }
+}
+
+/// Operators of `layer` in one pass.
+pub(super) struct Run<'a> {
+    pub(super) layer: &'a FastLayer,
+    pub(super) scratch: &'a mut Scratch,
+    pub(super) threads: usize,
+}
+
+impl Operators for Run<'_> {
+    fn norm(&mut self, kind: NormKind, x: &[f32], out: &mut [f32]) {
+        match self.layer.norms.iter().find(|(of, _)| *of == kind) {
+            Some((_, norm)) => normalize(norm, x, out, norm.weight().len(), self.threads),
+            // The flow asks only for norms in the config, and those were loaded.
+            None => out.copy_from_slice(x),
+        }
+    }
+
+    fn linears(
+        &mut self,
+        _: LinearInput,
+        x: &[f32],
+        tokens: usize,
+        jobs: &mut [flow::Job<'_>],
+    ) -> Result<(), ForwardError> {
+        let linears = &self.layer.linears;
+        let (scratch, threads) = (&mut *self.scratch, self.threads);
+        match jobs {
+            [a] => {
+                let Some(a) = prepared(linears, a) else { return Ok(()) };
+                prepared::forward(&mut [a], x, tokens, scratch, threads)
+            }
+            [a, b] => {
+                let (Some(a), Some(b)) = (prepared(linears, a), prepared(linears, b)) else { return Ok(()) };
+                prepared::forward(&mut [a, b], x, tokens, scratch, threads)
+            }
+            [a, b, c] => {
+                let jobs = (prepared(linears, a), prepared(linears, b), prepared(linears, c));
+                let (Some(a), Some(b), Some(c)) = jobs else { return Ok(()) };
+                prepared::forward(&mut [a, b, c], x, tokens, scratch, threads)
+            }
+            _ => jobs
+                .iter_mut()
+                .filter_map(|job| prepared(linears, job))
+                .try_for_each(|job| prepared::forward(&mut [job], x, tokens, scratch, threads)),
+        }
+    }
+
+    fn side(&mut self, kind: SideKind, x: &[f32], out: &mut [f32]) {
+        if let Some((_, side)) = self.layer.sides.iter().find(|(of, _)| *of == kind) {
+            side.forward(x, out);
+        }
+    }
+
+    fn vector(&self, kind: VectorKind) -> Option<&[f32]> {
+        self.layer.vectors.iter().find(|(of, _)| *of == kind).map(|(_, values)| values.as_slice())
+    }
+}
+
+/// Returns the job with the prepared layer. The flow asks only for layers in the config, and those were loaded.
+fn prepared<'a>(
+    linears: &'a BTreeMap<LinearKind, PreparedLinear>,
+    job: &'a mut flow::Job<'_>,
+) -> Option<Job<'a>> {
+    let linear = linears.get(&job.kind)?;
+    Some(Job { linear, out: &mut *job.out, accumulate: job.accumulate })
+}

@@ -1,0 +1,272 @@
+//! Sequences over time: continuous batching over one model.
+//!
+//! Each [`step`](Runtime::step) runs one pass: the next token of every sequence that generates, and a chunk of the
+//! prompts that wait, up to a number of tokens. Memory of the cache is given in blocks. A sequence is admitted if
+//! there are blocks for its prompt; if a running one finds none to grow, the youngest is preempted and recomputed
+//! later, so the oldest always finishes. A prompt that begins like another sequence, running or finished a short time
+//! ago, shares its blocks.
+//!
+//! The tokens of a sequence do not depend on its neighbours: rows of a pass are computed independently, and a prompt is
+//! cut only at positions where attention gives the same bits as without the cut.
+
+mod kv;
+mod plan;
+mod sequence;
+
+use std::collections::VecDeque;
+
+use mantissa_model::flow::Sequences;
+use mantissa_model::{ForwardError, GenerateError, LoadError, Sampling};
+
+use self::kv::Kv;
+use self::plan::Batch;
+pub use self::sequence::{Event, EventKind, Request, SequenceId};
+use self::sequence::{Sequence, logprobs};
+use crate::model::{FastBuffers, FastModel};
+
+/// Sizes of a [`Runtime`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RuntimeOptions {
+    /// Longest sequence, prompt and new tokens.
+    pub context: usize,
+    /// Largest number of sequences at work at once; others wait.
+    pub sequences: usize,
+    /// Tokens of all sequences that the cache holds.
+    pub cached_tokens: usize,
+    /// Largest number of tokens of a step, unless more sequences generate.
+    pub step_tokens: usize,
+    /// Finished sequences whose cache is kept for prompts that begin alike, as long as there is memory.
+    pub kept: usize,
+}
+
+impl RuntimeOptions {
+    /// Sizes for one sequence at a time of up to `context` tokens.
+    pub fn single(context: usize) -> Self {
+        RuntimeOptions { context, sequences: 1, cached_tokens: context, step_tokens: 512, kept: 1 }
+    }
+
+    /// Sizes for `sequences` sequences at once of up to `context` tokens each.
+    pub fn batch(sequences: usize, context: usize) -> Self {
+        let cached_tokens = sequences * context.next_multiple_of(kv::BLOCK);
+        RuntimeOptions { sequences, cached_tokens, kept: sequences, ..Self::single(context) }
+    }
+}
+
+/// Place of a sequence's cache.
+#[derive(Debug)]
+enum Slot {
+    Free,
+    /// At work.
+    Running(Sequence),
+    /// Finished; the cache is kept for prompts that begin with these tokens.
+    Kept(Vec<u32>),
+}
+
+/// Generates sequences with one model, many at once.
+#[derive(Debug)]
+pub struct Runtime<'m> {
+    model: &'m FastModel,
+    options: RuntimeOptions,
+    kv: Kv,
+    slots: Vec<Slot>,
+    /// Slots at work, the oldest sequence first.
+    running: Vec<usize>,
+    /// Slots kept, the longest kept first.
+    kept: VecDeque<usize>,
+    waiting: VecDeque<Sequence>,
+    next: u64,
+    buffers: FastBuffers,
+    batch: Batch,
+    logits: Vec<f32>,
+    choices: Vec<(f64, u32)>,
+    events: Vec<Event>,
+    shared_tokens: u64,
+}
+
+impl<'m> Runtime<'m> {
+    /// Plans memory for sequences of `model`.
+    ///
+    /// # Errors
+    /// [`LoadError::Context`] if the model's context is shorter, [`LoadError::Memory`] if there is not enough memory.
+    pub fn new(model: &'m FastModel, options: RuntimeOptions) -> Result<Self, LoadError> {
+        let sequences = options.sequences.max(1);
+        let (step_tokens, context) = (options.step_tokens.max(2 * kv::BLOCK), options.context.max(1));
+        let options = RuntimeOptions { sequences, step_tokens, context, ..options };
+        let slots = sequences + options.kept;
+        Ok(Runtime {
+            model,
+            kv: Kv::new(model.config(), slots, options.cached_tokens.max(context)),
+            slots: (0..slots).map(|_| Slot::Free).collect(),
+            running: Vec::with_capacity(sequences),
+            kept: VecDeque::with_capacity(options.kept),
+            waiting: VecDeque::new(),
+            next: 0,
+            buffers: model.plan(step_tokens.saturating_add(sequences), context)?,
+            batch: Batch::default(),
+            logits: Vec::new(),
+            choices: Vec::new(),
+            events: Vec::new(),
+            shared_tokens: 0,
+            options,
+        })
+    }
+
+    /// Adds a sequence, which begins as soon as there is room.
+    ///
+    /// # Errors
+    /// [`GenerateError::EmptyPrompt`], [`GenerateError::Parameter`], [`ForwardError::Vocabulary`], or
+    /// [`LoadError::Context`] if prompt and new tokens exceed the planned context.
+    pub fn add(&mut self, request: Request) -> Result<SequenceId, GenerateError> {
+        let vocab_size = self.model.config().vocab_size;
+        if request.prompt.is_empty() {
+            return Err(GenerateError::EmptyPrompt);
+        }
+        request.sampling.check()?;
+        let wrong = request.prompt.iter().enumerate().find(|(_, token)| **token as usize >= vocab_size);
+        if let Some((index, &token)) = wrong {
+            return Err(ForwardError::Vocabulary { index, token, vocab_size }.into());
+        }
+        let (needed, allowed) =
+            (request.prompt.len().saturating_add(request.max_new_tokens), self.options.context);
+        if needed > allowed {
+            return Err(LoadError::Context { needed, allowed }.into());
+        }
+        let id = self.name();
+        self.waiting.push_back(Sequence::new(id, request));
+        Ok(id)
+    }
+
+    fn name(&mut self) -> SequenceId {
+        self.next += 1;
+        SequenceId(self.next - 1)
+    }
+
+    /// Ends a sequence without an event. Returns false if there is none of this name.
+    pub fn cancel(&mut self, id: SequenceId) -> bool {
+        if let Some(at) = self.waiting.iter().position(|sequence| sequence.id == id) {
+            return self.waiting.remove(at).is_some();
+        }
+        let slot = self.slot(id);
+        slot.into_iter().for_each(|slot| self.keep(slot));
+        slot.is_some()
+    }
+
+    /// Adds a sequence that continues like `id` from here on, with its own sampling. Shares the cache. `None` if there
+    /// is no such sequence; it waits if there is no room.
+    pub fn fork(&mut self, id: SequenceId, sampling: Sampling) -> Option<SequenceId> {
+        let held = self.slot(id);
+        let sequence = match held.map(|slot| &self.slots[slot]) {
+            Some(Slot::Running(sequence)) => sequence.clone(),
+            _ => self.waiting.iter().find(|sequence| sequence.id == id)?.clone(),
+        };
+        let mut copy = Sequence { id: self.name(), ..sequence };
+        copy.request.sampling = sampling;
+        let id = copy.id;
+        let free = (self.running.len() < self.options.sequences).then(|| self.free_slot()).flatten();
+        match (held, free) {
+            (Some(from), Some(to)) if self.kv.share(from, to, self.kv.len(from)) => {
+                self.slots[to] = Slot::Running(copy);
+                self.running.push(to);
+            }
+            _ => self.waiting.push_back(copy),
+        }
+        Some(id)
+    }
+
+    /// True if no sequence is at work or waits.
+    pub fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.waiting.is_empty()
+    }
+
+    /// Number of sequences at work.
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Number of sequences that wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Prompt tokens so far that were not computed because another sequence had them.
+    pub fn shared_tokens(&self) -> u64 {
+        self.shared_tokens
+    }
+
+    /// Tokens that the last step computed.
+    pub fn last_step_tokens(&self) -> usize {
+        self.batch.tokens.len()
+    }
+
+    /// Prompt and new tokens of a sequence at work.
+    pub fn tokens(&self, id: SequenceId) -> Option<&[u32]> {
+        match self.slot(id).map(|slot| &self.slots[slot]) {
+            Some(Slot::Running(sequence)) => Some(&sequence.tokens),
+            _ => None,
+        }
+    }
+
+    /// Runs one pass and returns what happened. Does nothing if idle.
+    ///
+    /// # Errors
+    /// [`ForwardError`] if an activation or a cached value has no code. The sequences are as before.
+    pub fn step(&mut self) -> Result<&[Event], ForwardError> {
+        self.events.clear();
+        self.plan_step();
+        let batch = &self.batch;
+        if batch.tokens.is_empty() {
+            return Ok(&self.events);
+        }
+        let seqs = Sequences { lens: &batch.lens, starts: &batch.starts, rows: batch.tokens.len() };
+        let mut caches = self.kv.pass(&batch.slots);
+        self.model.continued(&batch.tokens, &seqs, &mut caches, &mut self.buffers)?;
+        let len = batch.rows.len() * self.model.config().vocab_size;
+        self.logits.resize(self.logits.len().max(len), 0.0);
+        self.model.logits(&batch.rows, &mut self.logits[..len], &mut self.buffers)?;
+        self.kv.commit(&batch.slots, &batch.lens);
+        self.sample();
+        Ok(&self.events)
+    }
+
+    /// Samples the next tokens of all sequences of the batch that have logits.
+    fn sample(&mut self) {
+        let vocabulary = self.model.config().vocab_size;
+        let mut row = 0;
+        for entry in 0..self.batch.slots.len() {
+            let (slot, rows) = (self.batch.slots[entry], self.batch.outputs[entry]);
+            let logits = row * vocabulary..(row + rows) * vocabulary;
+            row += rows;
+            if rows > 0 && self.sample_one(slot, logits) {
+                self.keep(slot);
+            }
+        }
+    }
+
+    /// Samples the next token of one sequence. Returns true if it has ended.
+    fn sample_one(&mut self, slot: usize, logits: std::ops::Range<usize>) -> bool {
+        let Slot::Running(sequence) = &mut self.slots[slot] else { return false };
+        let (id, logits) = (sequence.id, &self.logits[logits]);
+        let draw = sequence.made as u64;
+        let Some(token) = sequence.request.sampling.choose(logits, draw, &mut self.choices) else {
+            self.events.push(Event { sequence: id, kind: EventKind::Broken });
+            return true;
+        };
+        let before = sequence.made;
+        let stopped = sequence.push(token, &self.model.config().eos_token_ids);
+        if sequence.made > before {
+            let asked = sequence.request.logprobs.map(|n| logprobs(logits, token, n));
+            let (logprob, top) = asked.map_or((None, Vec::new()), |(own, top)| (Some(own), top));
+            self.events.push(Event { sequence: id, kind: EventKind::Token { token, logprob, top } });
+        }
+        if let Some(reason) = stopped {
+            self.events.push(Event { sequence: id, kind: EventKind::Finished(reason) });
+        }
+        stopped.is_some()
+    }
+
+    /// Slot of a sequence at work.
+    fn slot(&self, id: SequenceId) -> Option<usize> {
+        let is = |slot: &&usize| matches!(&self.slots[**slot], Slot::Running(sequence) if sequence.id == id);
+        self.running.iter().find(is).copied()
+    }
+}

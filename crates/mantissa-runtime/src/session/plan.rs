@@ -1,0 +1,214 @@
+//! Choice of the tokens of a step.
+
+use super::kv::BLOCK;
+use super::sequence::Sequence;
+use super::{Runtime, Slot};
+
+/// Tokens of one pass, by sequence.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    pub(super) tokens: Vec<u32>,
+    pub(super) lens: Vec<usize>,
+    pub(super) starts: Vec<usize>,
+    pub(super) slots: Vec<usize>,
+    /// Number of last rows of each sequence whose logits are computed.
+    pub(super) outputs: Vec<usize>,
+    /// Rows whose logits are computed.
+    pub(super) rows: Vec<usize>,
+}
+
+impl Batch {
+    fn clear(&mut self) {
+        self.tokens.clear();
+        [&mut self.lens, &mut self.starts, &mut self.slots, &mut self.outputs, &mut self.rows]
+            .into_iter()
+            .for_each(Vec::clear);
+    }
+
+    /// Adds `tokens` of the sequence in `slot`, at position `start`, with logits of the last `outputs`.
+    fn push(&mut self, slot: usize, start: usize, tokens: &[u32], outputs: usize) {
+        self.tokens.extend_from_slice(tokens);
+        self.lens.push(tokens.len());
+        self.starts.push(start);
+        self.slots.push(slot);
+        self.outputs.push(outputs);
+        self.rows.extend(self.tokens.len() - outputs..self.tokens.len());
+    }
+}
+
+impl Runtime<'_> {
+    /// Fills the batch of the next pass.
+    pub(super) fn plan_step(&mut self) {
+        self.batch.clear();
+        self.plan_decode();
+        let mut left = self.options.step_tokens.saturating_sub(self.batch.tokens.len()).max(2 * BLOCK);
+        self.plan_prefill(&mut left);
+        while left >= BLOCK && self.running.len() < self.options.sequences && self.admit(&mut left) {}
+    }
+
+    /// Adds the next token of every sequence that generates, the oldest first.
+    fn plan_decode(&mut self) {
+        let mut at = 0;
+        while let Some(&slot) = self.running.get(at) {
+            at += 1;
+            let Slot::Running(sequence) = &self.slots[slot] else { continue };
+            let (held, all) = (self.kv.len(slot), sequence.tokens.len());
+            if all - held != 1 {
+                continue;
+            }
+            if !self.grow(slot, all) {
+                // It was the youngest itself, and so the last.
+                break;
+            }
+            if let Slot::Running(sequence) = &self.slots[slot] {
+                self.batch.push(slot, held, &sequence.tokens[held..], 1);
+            }
+        }
+    }
+
+    /// Makes room for `tokens` tokens in `slot`, by preempting younger sequences if needed. Returns false if the
+    /// sequence itself was preempted.
+    fn grow(&mut self, slot: usize, tokens: usize) -> bool {
+        while !self.kv.reserve(slot, tokens) {
+            if self.drop_kept() {
+                continue;
+            }
+            let Some(youngest) = self.running.pop() else { return false };
+            self.kv.release(youngest);
+            let preempted = std::mem::replace(&mut self.slots[youngest], Slot::Free);
+            if let Slot::Running(sequence) = preempted {
+                self.waiting.push_front(sequence);
+            }
+            if youngest == slot {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Adds chunks of the prompts at work, the oldest first.
+    fn plan_prefill(&mut self, left: &mut usize) {
+        for &slot in &self.running {
+            let Slot::Running(sequence) = &self.slots[slot] else { continue };
+            let (held, all) = (self.kv.len(slot), sequence.tokens.len());
+            if all - held > 1 {
+                let n = chunk(held, all - held, *left);
+                if n > 0 {
+                    let outputs = usize::from(held + n == all);
+                    self.batch.push(slot, held, &sequence.tokens[held..held + n], outputs);
+                    *left = left.saturating_sub(n);
+                }
+            }
+        }
+    }
+
+    /// Admits the sequence that has waited longest, if there is room for it, and adds a chunk of its prompt. Returns
+    /// false if there is not.
+    fn admit(&mut self, left: &mut usize) -> bool {
+        let Some(sequence) = self.waiting.pop_front() else { return false };
+        let Some(slot) = self.free_slot() else {
+            self.waiting.push_front(sequence);
+            return false;
+        };
+        self.share(slot, &sequence.tokens);
+        // Room for the next token too, or it would be preempted at once.
+        while !self.kv.reserve(slot, sequence.tokens.len() + 1) {
+            if !self.drop_kept() {
+                self.kv.release(slot);
+                self.waiting.push_front(sequence);
+                return false;
+            }
+        }
+        let (held, all) = (self.kv.len(slot), sequence.tokens.len());
+        self.shared_tokens += held as u64;
+        let n = chunk(held, all - held, *left);
+        if n > 0 {
+            self.batch.push(slot, held, &sequence.tokens[held..held + n], usize::from(held + n == all));
+            *left = left.saturating_sub(n);
+        }
+        let id = sequence.id;
+        self.slots[slot] = Slot::Running(sequence);
+        let older = |slot: &usize| matches!(&self.slots[*slot], Slot::Running(other) if other.id < id);
+        let at = self.running.partition_point(older);
+        self.running.insert(at, slot);
+        true
+    }
+
+    /// Lets `slot` begin with the blocks of the sequence that shares the longest beginning with `tokens`. At least
+    /// one token is left to be computed.
+    fn share(&mut self, slot: usize, tokens: &[u32]) {
+        let common = |other: usize| {
+            let theirs = match &self.slots[other] {
+                Slot::Running(Sequence { tokens, .. }) | Slot::Kept(tokens) => tokens.as_slice(),
+                Slot::Free => &[],
+            };
+            let theirs = &theirs[..self.kv.len(other).min(theirs.len())];
+            let same = tokens[..tokens.len() - 1].iter().zip(theirs).take_while(|(a, b)| a == b).count();
+            same / BLOCK * BLOCK
+        };
+        let best = (0..self.slots.len()).map(|other| (common(other), other)).max_by_key(|(len, _)| *len);
+        if let Some((len, other)) = best.filter(|(len, _)| *len > 0) {
+            self.kv.share(other, slot, len);
+        }
+    }
+
+    /// Returns a free slot, if need be that of the sequence kept longest.
+    pub(super) fn free_slot(&mut self) -> Option<usize> {
+        let free = |slots: &[Slot]| slots.iter().position(|slot| matches!(slot, Slot::Free));
+        free(&self.slots).or_else(|| if self.drop_kept() { free(&self.slots) } else { None })
+    }
+
+    /// Gives back the memory of the sequence kept longest. Returns false if there is none.
+    fn drop_kept(&mut self) -> bool {
+        let Some(slot) = self.kept.pop_front() else { return false };
+        self.kv.release(slot);
+        self.slots[slot] = Slot::Free;
+        true
+    }
+
+    /// Ends the sequence in `slot` and keeps its cache, if any are kept.
+    pub(super) fn keep(&mut self, slot: usize) {
+        self.running.retain(|other| *other != slot);
+        if let Slot::Running(sequence) = std::mem::replace(&mut self.slots[slot], Slot::Free) {
+            self.slots[slot] = Slot::Kept(sequence.tokens);
+            self.kept.push_back(slot);
+        }
+        while self.kept.len() > self.options.kept {
+            self.drop_kept();
+        }
+    }
+}
+
+/// Number of tokens of a prompt to compute in this step: of `pending` from position `held`, with `left` tokens left.
+///
+/// Chunks end at multiples of a block, where attention gives the same bits as without a cut, and the last one is no
+/// shorter than a block, because few rows take another path.
+fn chunk(held: usize, pending: usize, left: usize) -> usize {
+    if pending <= left {
+        return pending;
+    }
+    let end = (held + left.min(pending.saturating_sub(BLOCK))) / BLOCK * BLOCK;
+    end.saturating_sub(held)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_end_at_blocks_and_leave_no_short_rest() {
+        for (held, pending, left, expected) in [
+            (0, 130, 512, 130),
+            (0, 130, 129, 64),
+            (0, 1000, 512, 512),
+            (512, 488, 512, 488),
+            (0, 520, 512, 448),
+            (10, 700, 100, 54),
+            (0, 100, 64, 0),
+            (0, 100, 99, 0),
+            (0, 1, 1, 1),
+        ] {
+            assert_eq!(chunk(held, pending, left), expected, "{held} {pending} {left}");
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Helpers of the integration tests.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, dead_code)]
+
+use std::path::{Path, PathBuf};
+
+use mantissa_model::{Sampling, SourceView, WeightSource};
+use mantissa_runtime::{EventKind, FastModel, Request, Runtime, RuntimeOptions, SequenceId};
+use mantissa_store::convention::ModelFiles;
+use serde_json::Value;
+
+/// The committed tiny models.
+pub fn tiny() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/tiny");
+    let mut dirs: Vec<_> =
+        std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).filter(|p| p.is_dir()).collect();
+    dirs.sort();
+    assert!(!dirs.is_empty());
+    dirs
+}
+
+/// A tiny model with a context of 1024 tokens, more than it was made for.
+struct Longer {
+    files: ModelFiles,
+    config: Value,
+}
+
+impl SourceView for Longer {
+    fn base(&self) -> &dyn WeightSource {
+        &self.files
+    }
+
+    fn config(&self) -> Option<&Value> {
+        Some(&self.config)
+    }
+}
+
+pub fn load(dir: &Path, threads: usize) -> FastModel {
+    let files = ModelFiles::open(dir).unwrap();
+    let mut config = files.config().unwrap().clone();
+    // Learned positions are as many as the context; LongRoPE's frequencies depend on it.
+    if !dir.ends_with("gpt2") && !dir.ends_with("phi3-longrope") {
+        config["max_position_embeddings"] = 1024.into();
+    }
+    FastModel::load(&Longer { files, config }, threads).unwrap_or_else(|e| panic!("{}: {e}", dir.display()))
+}
+
+pub fn model(name: &str) -> FastModel {
+    load(&tiny().into_iter().find(|dir| dir.ends_with(name)).unwrap(), 2)
+}
+
+/// Prompt `seed` of `len` tokens.
+pub fn prompt(model: &FastModel, seed: usize, len: usize) -> Vec<u32> {
+    let vocabulary = model.config().vocab_size;
+    (0..len).map(|i| ((i * i * 7 + i * 13 + seed * 31 + seed * seed * i) % vocabulary) as u32).collect()
+}
+
+pub fn greedy(prompt: Vec<u32>, max_new_tokens: usize) -> Request {
+    Request { prompt, max_new_tokens, ignore_eos: true, ..Request::default() }
+}
+
+pub fn sampled(prompt: Vec<u32>, max_new_tokens: usize, seed: u64) -> Request {
+    let sampling = Sampling { temperature: 1.0, top_p: 0.95, seed, ..Sampling::default() };
+    Request { sampling, ..greedy(prompt, max_new_tokens) }
+}
+
+/// Runs until all sequences have ended; the new tokens of each of `ids`.
+pub fn finish(runtime: &mut Runtime<'_>, ids: &[SequenceId]) -> Vec<Vec<u32>> {
+    let mut out = vec![Vec::new(); ids.len()];
+    let mut steps = 0;
+    while !runtime.is_idle() {
+        for event in runtime.step().unwrap() {
+            if let (Some(at), EventKind::Token { token, .. }) =
+                (ids.iter().position(|id| *id == event.sequence), &event.kind)
+            {
+                out[at].push(*token);
+            }
+        }
+        steps += 1;
+        assert!(steps < 10_000, "the sequences do not end");
+    }
+    out
+}
+
+/// New tokens of a request alone.
+pub fn alone(model: &FastModel, request: &Request) -> Vec<u32> {
+    let context = model.config().max_position_embeddings.min(1024);
+    let mut runtime = Runtime::new(model, RuntimeOptions::single(context)).unwrap();
+    let id = runtime.add(request.clone()).unwrap();
+    finish(&mut runtime, &[id]).remove(0)
+}

@@ -1,0 +1,53 @@
+//! The fast model beside the reference decoder.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use common::{load, prompt, tiny};
+use mantissa_model::{Batch, Buffers, Decoder};
+use mantissa_store::convention::ModelFiles;
+
+/// Logits of every architecture are those of the reference decoder, up to the rounding of the fast contract.
+#[test]
+fn logits_are_close_to_the_reference() {
+    for dir in tiny() {
+        let decoder = Decoder::load(&ModelFiles::open(&dir).unwrap()).unwrap();
+        let model = load(&dir, 2);
+        let tokens = [prompt(&model, 1, 20), prompt(&model, 2, 7)].concat();
+        let batch = Batch { tokens: &tokens, lens: &[20, 7] };
+        let mut buffers = Buffers::plan(decoder.config(), tokens.len(), 20).unwrap();
+        let mut expected = vec![0.0; tokens.len() * decoder.config().vocab_size];
+        decoder.forward(&batch, &mut buffers).unwrap().logits(0..tokens.len(), &mut expected).unwrap();
+
+        let mut buffers = model.plan(tokens.len(), 20).unwrap();
+        model.whole(&batch, &mut buffers).unwrap();
+        let mut found = vec![0.0; expected.len()];
+        model.logits(&(0..tokens.len()).collect::<Vec<_>>(), &mut found, &mut buffers).unwrap();
+        let norm = |x: &[f32]| x.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+        let error: Vec<f32> = found.iter().zip(&expected).map(|(a, b)| a - b).collect();
+        let relative = norm(&error) / norm(&expected);
+        assert!(relative < 0.02, "{}: {relative}", dir.display());
+    }
+}
+
+/// Rows of a pass do not depend on each other, nor on the number of threads.
+#[test]
+fn a_sequence_has_the_same_bits_in_any_batch_and_on_any_thread_count() {
+    for dir in tiny() {
+        let models = [load(&dir, 1), load(&dir, 3)];
+        let long = models[0].config().max_position_embeddings.min(70);
+        let sequences = [prompt(&models[0], 1, 20), prompt(&models[0], 2, 1), prompt(&models[0], 3, long)];
+        let logits = |model: &mantissa_runtime::FastModel, sequences: &[Vec<u32>]| {
+            let (tokens, lens) = (sequences.concat(), sequences.iter().map(Vec::len).collect::<Vec<_>>());
+            let mut buffers = model.plan(tokens.len(), long).unwrap();
+            model.whole(&Batch { tokens: &tokens, lens: &lens }, &mut buffers).unwrap();
+            let mut out = vec![0.0; tokens.len() * model.config().vocab_size];
+            model.logits(&(0..tokens.len()).collect::<Vec<_>>(), &mut out, &mut buffers).unwrap();
+            out
+        };
+        let together = logits(&models[1], &sequences);
+        let apart: Vec<f32> =
+            sequences.iter().flat_map(|s| logits(&models[0], std::slice::from_ref(s))).collect();
+        assert!(together == apart, "{}", dir.display());
+    }
+}
