@@ -12,6 +12,8 @@ pub mod cache;
 pub mod model;
 pub mod prepared;
 pub mod session;
+pub mod speculate;
 
 pub use model::{Caches, FastBuffers, FastModel};
 pub use session::{Event, EventKind, Request, Runtime, RuntimeOptions, SequenceId};
+pub use speculate::{Proposals, Speculation};

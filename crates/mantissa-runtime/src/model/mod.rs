@@ -33,6 +33,15 @@ pub struct FastBuffers {
     scratch: Scratch,
     /// Inputs of the head.
     gathered: Vec<f32>,
+    /// Rows of the last pass.
+    rows: usize,
+}
+
+impl FastBuffers {
+    /// Index of the last row of the last pass; 0 before the first.
+    pub fn last_row(&self) -> usize {
+        self.rows.saturating_sub(1)
+    }
 }
 
 /// Caches of the layers of a pass.
@@ -89,6 +98,7 @@ impl FastModel {
             buffers: Buffers::plan_for(&self.config, tokens, context, self.threads)?,
             scratch: Scratch::default(),
             gathered: Vec::new(),
+            rows: 0,
         })
     }
 
@@ -132,6 +142,7 @@ impl FastModel {
     ) -> Result<&'b [f32], ForwardError> {
         let spans = seqs.lens.iter().enumerate().map(|(i, len)| seqs.start(i).saturating_add(*len));
         b.buffers.check(&self.config, tokens.len(), spans.max().unwrap_or(0))?;
+        b.rows = tokens.len();
         let (len, scratch) = (tokens.len() * self.config.hidden_size, &mut b.scratch);
         self.embedding.embed_at(tokens, seqs, &mut b.buffers.activations(false).0.residual[..len])?;
         for (i, layer) in self.layers.iter().enumerate() {

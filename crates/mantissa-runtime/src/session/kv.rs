@@ -2,12 +2,9 @@
 
 use mantissa_kernels::{ScoreRules, kernels};
 use mantissa_model::flow::{Activations, CachedAttention, LayerFlow, Sequences};
-use mantissa_model::{ForwardError, ModelConfig};
+use mantissa_model::{ForwardError, LoadError};
 
-use crate::model::Caches;
-
-/// Tokens of a block, the unit in which memory is given and shared.
-pub(crate) const BLOCK: usize = 64;
+use crate::model::{Caches, FastModel};
 
 /// Queries up to which attention runs query by query, so that a token has the same bits alone and as a proposal.
 const FEW: usize = 16;
@@ -30,11 +27,19 @@ struct Table {
 }
 
 impl Kv {
+    /// Tokens of a block, the unit in which memory is given and shared.
+    pub(crate) const BLOCK: usize = 64;
+
     /// Plans for `slots` sequences that together hold `tokens` tokens.
-    pub(crate) fn new(config: &ModelConfig, slots: usize, tokens: usize) -> Self {
+    ///
+    /// # Errors
+    /// [`LoadError::Memory`] if there is not enough memory.
+    pub(crate) fn new(model: &FastModel, slots: usize, tokens: usize) -> Result<Self, LoadError> {
+        let config = model.config();
         let layers = vec![[Vec::new(), Vec::new()]; config.num_hidden_layers];
         let table = Table { layers, ..Table::default() };
-        Kv { tables: vec![table; slots], blocks: tokens.div_ceil(BLOCK), width: config.key_value_width() }
+        let width = config.key_value_width();
+        Ok(Kv { tables: vec![table; slots], blocks: tokens.div_ceil(Self::BLOCK), width })
     }
 
     /// Tokens of slot `slot`.
@@ -49,14 +54,14 @@ impl Kv {
 
     /// Makes room for `tokens` tokens in all in slot `slot`. Returns false, and changes nothing, if there is none.
     pub(crate) fn reserve(&mut self, slot: usize, tokens: usize) -> bool {
-        let more = tokens.div_ceil(BLOCK).saturating_sub(self.tables[slot].blocks);
+        let more = tokens.div_ceil(Self::BLOCK).saturating_sub(self.tables[slot].blocks);
         if more > self.free() {
             return false;
         }
         let width = self.width;
         let table = &mut self.tables[slot];
         table.blocks += more;
-        let len = table.blocks * BLOCK * width;
+        let len = table.blocks * Self::BLOCK * width;
         table.layers.iter_mut().flatten().for_each(|side| side.resize(side.len().max(len), 0.0));
         true
     }

@@ -9,11 +9,12 @@
 //! The tokens of a sequence do not depend on its neighbours: rows of a pass are computed independently, and a prompt is
 //! cut only at positions where attention gives the same bits as without the cut.
 
-mod kv;
+pub(crate) mod kv;
 mod plan;
 mod sequence;
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use mantissa_model::flow::Sequences;
 use mantissa_model::{ForwardError, GenerateError, LoadError, Sampling};
@@ -23,6 +24,7 @@ use self::plan::Batch;
 pub use self::sequence::{Event, EventKind, Request, SequenceId};
 use self::sequence::{Sequence, logprobs};
 use crate::model::{FastBuffers, FastModel};
+use crate::speculate::{self, Costs, Draft, Proposals, Speculation};
 
 /// Sizes of a [`Runtime`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,17 +39,26 @@ pub struct RuntimeOptions {
     pub step_tokens: usize,
     /// Finished sequences whose cache is kept for prompts that begin alike, as long as there is memory.
     pub kept: usize,
+    /// Source of proposed tokens; a draft model takes precedence.
+    pub speculation: Speculation,
 }
 
 impl RuntimeOptions {
     /// Sizes for one sequence at a time of up to `context` tokens.
     pub fn single(context: usize) -> Self {
-        RuntimeOptions { context, sequences: 1, cached_tokens: context, step_tokens: 512, kept: 1 }
+        RuntimeOptions {
+            context,
+            sequences: 1,
+            cached_tokens: context,
+            step_tokens: 512,
+            kept: 1,
+            speculation: Speculation::Off,
+        }
     }
 
     /// Sizes for `sequences` sequences at once of up to `context` tokens each.
     pub fn batch(sequences: usize, context: usize) -> Self {
-        let cached_tokens = sequences * context.next_multiple_of(kv::BLOCK);
+        let cached_tokens = sequences * context.next_multiple_of(Kv::BLOCK);
         RuntimeOptions { sequences, cached_tokens, kept: sequences, ..Self::single(context) }
     }
 }
@@ -81,6 +92,13 @@ pub struct Runtime<'m> {
     choices: Vec<(f64, u32)>,
     events: Vec<Event>,
     shared_tokens: u64,
+    draft: Option<Draft<'m>>,
+    /// Tokens proposed for one sequence.
+    proposed: Vec<u32>,
+    proposals: Proposals,
+    /// Costs of steps that only generate, without and with proposals.
+    plain: Costs,
+    with_proposals: Costs,
 }
 
 impl<'m> Runtime<'m> {
@@ -90,25 +108,49 @@ impl<'m> Runtime<'m> {
     /// [`LoadError::Context`] if the model's context is shorter, [`LoadError::Memory`] if there is not enough memory.
     pub fn new(model: &'m FastModel, options: RuntimeOptions) -> Result<Self, LoadError> {
         let sequences = options.sequences.max(1);
-        let (step_tokens, context) = (options.step_tokens.max(2 * kv::BLOCK), options.context.max(1));
+        let (step_tokens, context) = (options.step_tokens.max(2 * Kv::BLOCK), options.context.max(1));
         let options = RuntimeOptions { sequences, step_tokens, context, ..options };
         let slots = sequences + options.kept;
         Ok(Runtime {
             model,
-            kv: Kv::new(model.config(), slots, options.cached_tokens.max(context)),
+            kv: Kv::new(model, slots, options.cached_tokens.max(context))?,
             slots: (0..slots).map(|_| Slot::Free).collect(),
             running: Vec::with_capacity(sequences),
             kept: VecDeque::with_capacity(options.kept),
             waiting: VecDeque::new(),
             next: 0,
-            buffers: model.plan(step_tokens.saturating_add(sequences), context)?,
+            buffers: model.plan(step_tokens + sequences + speculate::SEQUENCES * speculate::MOST, context)?,
             batch: Batch::default(),
             logits: Vec::new(),
             choices: Vec::new(),
             events: Vec::new(),
             shared_tokens: 0,
+            draft: None,
+            proposed: Vec::with_capacity(speculate::MOST),
+            proposals: Proposals::default(),
+            plain: Costs::default(),
+            with_proposals: Costs::default(),
             options,
         })
+    }
+
+    /// Proposes tokens with the smaller model `draft`.
+    ///
+    /// # Errors
+    /// [`LoadError::Shape`] if its vocabulary has another size; else as [`new`](Self::new).
+    pub fn with_draft(mut self, draft: &'m FastModel) -> Result<Self, LoadError> {
+        let (ours, theirs) = (self.model.config(), draft.config());
+        if ours.vocab_size != theirs.vocab_size {
+            return Err(LoadError::Shape {
+                location: "draft model".into(),
+                tensor: theirs.embedding_module(),
+                found: vec![theirs.vocab_size, theirs.hidden_size],
+                expected: vec![ours.vocab_size, theirs.hidden_size],
+            });
+        }
+        let context = self.options.context.min(theirs.max_position_embeddings);
+        self.draft = Some(Draft::new(draft, self.slots.len(), context)?);
+        Ok(self)
     }
 
     /// Adds a sequence, which begins as soon as there is room.
@@ -193,6 +235,11 @@ impl<'m> Runtime<'m> {
         self.shared_tokens
     }
 
+    /// Tokens proposed and accepted so far.
+    pub fn proposals(&self) -> Proposals {
+        self.proposals
+    }
+
     /// Tokens that the last step computed.
     pub fn last_step_tokens(&self) -> usize {
         self.batch.tokens.len()
@@ -212,7 +259,8 @@ impl<'m> Runtime<'m> {
     /// [`ForwardError`] if an activation or a cached value has no code. The sequences are as before.
     pub fn step(&mut self) -> Result<&[Event], ForwardError> {
         self.events.clear();
-        self.plan_step();
+        let begin = Instant::now();
+        self.plan_step()?;
         let batch = &self.batch;
         if batch.tokens.is_empty() {
             return Ok(&self.events);
@@ -225,31 +273,73 @@ impl<'m> Runtime<'m> {
         self.model.logits(&batch.rows, &mut self.logits[..len], &mut self.buffers)?;
         self.kv.commit(&batch.slots, &batch.lens);
         self.sample();
+        if self.batch.rows.len() == self.batch.tokens.len() {
+            let proposed = self.batch.origins.iter().any(Option::is_some);
+            let costs = if proposed { &mut self.with_proposals } else { &mut self.plain };
+            costs.record(self.batch.rows.len(), begin.elapsed().as_secs_f64());
+        }
         Ok(&self.events)
     }
 
     /// Samples the next tokens of all sequences of the batch that have logits.
     fn sample(&mut self) {
-        let vocabulary = self.model.config().vocab_size;
-        let mut row = 0;
+        let (mut row, mut first) = (0, 0);
         for entry in 0..self.batch.slots.len() {
             let (slot, rows) = (self.batch.slots[entry], self.batch.outputs[entry]);
-            let logits = row * vocabulary..(row + rows) * vocabulary;
-            row += rows;
-            if rows > 0 && self.sample_one(slot, logits) {
+            first += self.batch.lens[entry];
+            if rows > 0 && self.sample_one(entry, first - rows, row) {
                 self.keep(slot);
             }
+            row += rows;
         }
     }
 
-    /// Samples the next token of one sequence. Returns true if it has ended.
-    fn sample_one(&mut self, slot: usize, logits: std::ops::Range<usize>) -> bool {
-        let Slot::Running(sequence) = &mut self.slots[slot] else { return false };
-        let (id, logits) = (sequence.id, &self.logits[logits]);
+    /// Samples the next token of one sequence, and further ones as long as they were proposed. `first` is its first
+    /// token of the batch with logits, `row` that of the logits. Returns true if the sequence has ended.
+    fn sample_one(&mut self, entry: usize, first: usize, row: usize) -> bool {
+        let (slot, rows) = (self.batch.slots[entry], self.batch.outputs[entry]);
+        let mut accepted = 0;
+        let mut last = self.sample_token(slot, row);
+        while let Some(token) = last.filter(|_| accepted + 1 < rows) {
+            if token != self.batch.tokens[first + accepted + 1] {
+                break;
+            }
+            accepted += 1;
+            last = self.sample_token(slot, row + accepted);
+        }
+        if rows > 1 {
+            self.settle(entry, accepted);
+        }
+        last.is_none()
+    }
+
+    /// Counts the `accepted` proposals of a sequence and forgets the others.
+    fn settle(&mut self, entry: usize, accepted: usize) {
+        let (slot, proposed) = (self.batch.slots[entry], self.batch.outputs[entry] - 1);
+        self.proposals.proposed += proposed as u64;
+        self.proposals.accepted += accepted as u64;
+        let Slot::Running(sequence) = &mut self.slots[slot] else { return };
+        if let Some(origin) = self.batch.origins[entry] {
+            sequence.trust.record(origin, proposed, accepted);
+        }
+        // The last token has not been computed yet.
+        let held = sequence.tokens.len() - 1;
+        self.kv.truncate(slot, held);
+        if let Some(draft) = &mut self.draft {
+            draft.truncate(slot, held);
+        }
+    }
+
+    /// Samples one token of a sequence from row `row` of the logits. Returns it, or `None` if the sequence has
+    /// ended.
+    fn sample_token(&mut self, slot: usize, row: usize) -> Option<u32> {
+        let Slot::Running(sequence) = &mut self.slots[slot] else { return None };
+        let vocabulary = self.model.config().vocab_size;
+        let (id, logits) = (sequence.id, &self.logits[row * vocabulary..(row + 1) * vocabulary]);
         let draw = sequence.made as u64;
         let Some(token) = sequence.request.sampling.choose(logits, draw, &mut self.choices) else {
             self.events.push(Event { sequence: id, kind: EventKind::Broken });
-            return true;
+            return None;
         };
         let before = sequence.made;
         let stopped = sequence.push(token, &self.model.config().eos_token_ids);
@@ -258,10 +348,9 @@ impl<'m> Runtime<'m> {
             let (logprob, top) = asked.map_or((None, Vec::new()), |(own, top)| (Some(own), top));
             self.events.push(Event { sequence: id, kind: EventKind::Token { token, logprob, top } });
         }
-        if let Some(reason) = stopped {
-            self.events.push(Event { sequence: id, kind: EventKind::Finished(reason) });
-        }
-        stopped.is_some()
+        let Some(reason) = stopped else { return Some(token) };
+        self.events.push(Event { sequence: id, kind: EventKind::Finished(reason) });
+        None
     }
 
     /// Slot of a sequence at work.

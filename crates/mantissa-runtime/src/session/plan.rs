@@ -1,8 +1,13 @@
 //! Choice of the tokens of a step.
 
-use super::kv::BLOCK;
+use mantissa_model::ForwardError;
+
+use super::kv::Kv;
 use super::sequence::Sequence;
 use super::{Runtime, Slot};
+use crate::speculate::{self, Origin, Speculation};
+
+const BLOCK: usize = Kv::BLOCK;
 
 /// Tokens of one pass, by sequence.
 #[derive(Debug, Default)]
@@ -15,11 +20,14 @@ pub(super) struct Batch {
     pub(super) outputs: Vec<usize>,
     /// Rows whose logits are computed.
     pub(super) rows: Vec<usize>,
+    /// Origins of the tokens proposed, by sequence, as far as there are any.
+    pub(super) origins: Vec<Option<Origin>>,
 }
 
 impl Batch {
     fn clear(&mut self) {
         self.tokens.clear();
+        self.origins.clear();
         [&mut self.lens, &mut self.starts, &mut self.slots, &mut self.outputs, &mut self.rows]
             .into_iter()
             .for_each(Vec::clear);
@@ -27,8 +35,23 @@ impl Batch {
 
     /// Adds `tokens` of the sequence in `slot`, at position `start`, with logits of the last `outputs`.
     fn push(&mut self, slot: usize, start: usize, tokens: &[u32], outputs: usize) {
+        self.propose(slot, start, tokens, &[], outputs, None);
+    }
+
+    /// Adds `tokens` of a sequence, and the tokens `proposed` after them.
+    fn propose(
+        &mut self,
+        slot: usize,
+        start: usize,
+        tokens: &[u32],
+        proposed: &[u32],
+        outputs: usize,
+        origin: Option<Origin>,
+    ) {
         self.tokens.extend_from_slice(tokens);
-        self.lens.push(tokens.len());
+        self.tokens.extend_from_slice(proposed);
+        self.lens.push(tokens.len() + proposed.len());
+        self.origins.push(origin);
         self.starts.push(start);
         self.slots.push(slot);
         self.outputs.push(outputs);
@@ -38,16 +61,21 @@ impl Batch {
 
 impl Runtime<'_> {
     /// Fills the batch of the next pass.
-    pub(super) fn plan_step(&mut self) {
+    ///
+    /// # Errors
+    /// Those of the draft model.
+    pub(super) fn plan_step(&mut self) -> Result<(), ForwardError> {
         self.batch.clear();
-        self.plan_decode();
+        self.plan_decode()?;
         let mut left = self.options.step_tokens.saturating_sub(self.batch.tokens.len()).max(2 * BLOCK);
         self.plan_prefill(&mut left);
         while left >= BLOCK && self.running.len() < self.options.sequences && self.admit(&mut left) {}
+        Ok(())
     }
 
     /// Adds the next token of every sequence that generates, the oldest first.
-    fn plan_decode(&mut self) {
+    fn plan_decode(&mut self) -> Result<(), ForwardError> {
+        let speculates = self.speculates();
         let mut at = 0;
         while let Some(&slot) = self.running.get(at) {
             at += 1;
@@ -60,10 +88,55 @@ impl Runtime<'_> {
                 // It was the youngest itself, and so the last.
                 break;
             }
+            let origin = if speculates { self.propose(slot)? } else { None };
             if let Slot::Running(sequence) = &self.slots[slot] {
-                self.batch.push(slot, held, &sequence.tokens[held..], 1);
+                let (tokens, proposed) = (&sequence.tokens[held..], self.proposed.as_slice());
+                self.batch.propose(slot, held, tokens, proposed, 1 + proposed.len(), origin);
             }
+            self.proposed.clear();
         }
+        Ok(())
+    }
+
+    /// True if this step may propose tokens: few sequences generate, and nothing else is to be done.
+    fn speculates(&self) -> bool {
+        let on = self.draft.is_some() || self.options.speculation == Speculation::Lookup;
+        let decodes = |slot: &usize| match &self.slots[*slot] {
+            Slot::Running(sequence) => sequence.tokens.len() - self.kv.len(*slot) == 1,
+            _ => false,
+        };
+        on && self.running.len() <= speculate::SEQUENCES
+            && self.waiting.is_empty()
+            && self.running.iter().all(decodes)
+    }
+
+    /// Fills `proposed` with tokens after those of the sequence in `slot`, if they should pay.
+    fn propose(&mut self, slot: usize) -> Result<Option<Origin>, ForwardError> {
+        self.proposed.clear();
+        let rows = self.running.len().max(self.batch.tokens.len() + 1);
+        let Slot::Running(sequence) = &mut self.slots[slot] else { return Ok(None) };
+        // The last new token has no successor.
+        let left = sequence.request.max_new_tokens.saturating_sub(sequence.made + 1);
+        let origin = match &self.draft {
+            Some(_) => Origin::Draft,
+            None => Origin::Match(speculate::find(&sequence.tokens, &mut self.proposed)),
+        };
+        let most = if self.draft.is_some() { left } else { left.min(self.proposed.len()) };
+        if most == 0 {
+            self.proposed.clear();
+            return Ok(None);
+        }
+        let n = sequence.trust.proposals(origin, rows, most, &self.plain, &self.with_proposals);
+        self.proposed.truncate(n);
+        if n == 0 || !self.kv.reserve(slot, sequence.tokens.len() + n) {
+            self.proposed.clear();
+            return Ok(None);
+        }
+        if let Some(draft) = &mut self.draft {
+            let sampling = (&sequence.request.sampling, sequence.made as u64);
+            draft.propose(slot, &sequence.tokens, n, sampling, &mut self.choices, &mut self.proposed)?;
+        }
+        Ok((!self.proposed.is_empty()).then_some(origin))
     }
 
     /// Makes room for `tokens` tokens in `slot`, by preempting younger sequences if needed. Returns false if the
@@ -74,7 +147,7 @@ impl Runtime<'_> {
                 continue;
             }
             let Some(youngest) = self.running.pop() else { return false };
-            self.kv.release(youngest);
+            self.release(youngest);
             let preempted = std::mem::replace(&mut self.slots[youngest], Slot::Free);
             if let Slot::Running(sequence) = preempted {
                 self.waiting.push_front(sequence);
@@ -114,7 +187,7 @@ impl Runtime<'_> {
         // Room for the next token too, or it would be preempted at once.
         while !self.kv.reserve(slot, sequence.tokens.len() + 1) {
             if !self.drop_kept() {
-                self.kv.release(slot);
+                self.release(slot);
                 self.waiting.push_front(sequence);
                 return false;
             }
@@ -161,9 +234,17 @@ impl Runtime<'_> {
     /// Gives back the memory of the sequence kept longest. Returns false if there is none.
     fn drop_kept(&mut self) -> bool {
         let Some(slot) = self.kept.pop_front() else { return false };
-        self.kv.release(slot);
+        self.release(slot);
         self.slots[slot] = Slot::Free;
         true
+    }
+
+    /// Gives back the memory of a slot.
+    fn release(&mut self, slot: usize) {
+        self.kv.release(slot);
+        if let Some(draft) = &mut self.draft {
+            draft.truncate(slot, 0);
+        }
     }
 
     /// Ends the sequence in `slot` and keeps its cache, if any are kept.

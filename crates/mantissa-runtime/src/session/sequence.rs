@@ -2,6 +2,8 @@
 
 use mantissa_model::{Sampling, StopReason};
 
+use crate::speculate::Trust;
+
 /// A sequence to be generated.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Request {
@@ -59,13 +61,14 @@ pub(super) struct Sequence {
     pub(super) tokens: Vec<u32>,
     /// Number of new tokens.
     pub(super) made: usize,
+    pub(super) trust: Trust,
 }
 
 impl Sequence {
     pub(super) fn new(id: SequenceId, mut request: Request) -> Self {
         let mut tokens = std::mem::take(&mut request.prompt);
         tokens.reserve_exact(request.max_new_tokens);
-        Sequence { id, request, tokens, made: 0 }
+        Sequence { id, request, tokens, made: 0, trust: Trust::default() }
     }
 
     /// Appends a sampled token. Returns the reason to end after it: a stop token is not appended.

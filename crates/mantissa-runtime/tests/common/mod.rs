@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use mantissa_model::{Sampling, SourceView, WeightSource};
-use mantissa_runtime::{EventKind, FastModel, Request, Runtime, RuntimeOptions, SequenceId};
+use mantissa_runtime::{EventKind, FastModel, Request, Runtime, RuntimeOptions, SequenceId, Speculation};
 use mantissa_store::convention::ModelFiles;
 use serde_json::Value;
 
@@ -79,6 +79,17 @@ pub fn finish(runtime: &mut Runtime<'_>, ids: &[SequenceId]) -> Vec<Vec<u32>> {
         assert!(steps < 10_000, "the sequences do not end");
     }
     out
+}
+
+/// Runtime for one sequence that proposes tokens.
+pub fn speculating<'m>(model: &'m FastModel, draft: Option<&'m FastModel>) -> Runtime<'m> {
+    let context = model.config().max_position_embeddings.min(1024);
+    let options = RuntimeOptions { speculation: Speculation::Lookup, ..RuntimeOptions::single(context) };
+    let runtime = Runtime::new(model, options).unwrap();
+    match draft {
+        None => runtime,
+        Some(draft) => runtime.with_draft(draft).unwrap(),
+    }
 }
 
 /// New tokens of a request alone.
