@@ -31,6 +31,7 @@
 mod amx;
 mod attention;
 mod attention_backward;
+mod buffer;
 mod cholesky;
 mod dispatch;
 mod element;
@@ -39,7 +40,9 @@ mod gemm_half;
 mod generic;
 mod isa;
 mod mat;
+pub mod packed;
 mod parallel;
+mod peaks;
 mod pool;
 mod simd;
 mod trellis;
@@ -58,4 +61,5 @@ pub use generic::{
 pub use isa::{Isa, IsaError};
 pub use mat::{MatMut, MatRef};
 pub use parallel::{available_threads, for_each, for_each_range, for_each_with, map_reduce_fixed, parts};
+pub use peaks::PeakLoop;
 pub use trellis::TrellisScratch;

@@ -1,0 +1,155 @@
+//! Times the packed products on data larger than the caches: decoding in GB/s of weights beside the read bandwidth,
+//! prefill in Gop/s.
+//!
+//! cargo run --release -p mantissa-kernels --example packed_bench [threads]
+#![allow(clippy::unwrap_used)]
+
+use mantissa_kernels::packed::{
+    Activations, Grid, PackedLevel, PanelFormat, PanelJob, Panels, ScaleCode, multiply,
+};
+use mantissa_kernels::{PeakLoop, kernels};
+
+/// Seconds. With one thread, of its processor time: other work on the machine counts less.
+fn now() -> f64 {
+    let one = std::env::args().nth(1).is_some_and(|n| n == "1");
+    let clock = if one { rustix::time::ClockId::ThreadCPUTime } else { rustix::time::ClockId::Monotonic };
+    let time = rustix::time::clock_gettime(clock);
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
+fn best(reps: usize, mut f: impl FnMut()) -> f64 {
+    f();
+    (0..reps)
+        .map(|_| {
+            let start = now();
+            f();
+            now() - start
+        })
+        .fold(f64::MAX, f64::min)
+}
+
+fn main() {
+    let threads: usize = std::env::args().nth(1).map_or(2, |n| n.parse().unwrap());
+    println!("level {}, {threads} threads", PackedLevel::best().name());
+    let memory = vec![1u64; 32 << 20];
+    let read = best(8, || {
+        let sum = std::sync::atomic::AtomicU64::new(0);
+        mantissa_kernels::for_each(threads, memory.chunks(1 << 14), |piece| {
+            sum.fetch_add(piece.iter().sum(), std::sync::atomic::Ordering::Relaxed);
+        });
+        assert!(sum.into_inner() > 0);
+    });
+    println!("read {:.1} GB/s", 8.0 * memory.len() as f64 / read / 1e9);
+    for (name, peak) in [
+        ("int8", PeakLoop::int8(kernels())),
+        ("bf16", PeakLoop::bf16(kernels())),
+        ("f32", PeakLoop::f32(kernels())),
+    ] {
+        let Some(peak) = peak else { continue };
+        let mut operations = 0.0;
+        let seconds = best(5, || operations = peak.run(threads));
+        println!("{name} {:.0} Gop/s", operations / seconds / 1e9);
+    }
+    let plain = PanelFormat {
+        bits: 4,
+        levels: None,
+        zero: 8,
+        group: 32,
+        unit: 32,
+        scales: ScaleCode::F16,
+        mins: ScaleCode::Absent,
+        factor: 1.0,
+    };
+    let table = Some([1u8; 16]);
+    let formats = [
+        ("q4_0", plain.clone()),
+        (
+            "q4_k",
+            PanelFormat { zero: 0, scales: ScaleCode::Integer, mins: ScaleCode::Integer, ..plain.clone() },
+        ),
+        ("int4-g128", PanelFormat { group: 128, unit: 128, ..plain.clone() }),
+        ("int4-g128, activations by 32", PanelFormat { group: 128, ..plain.clone() }),
+        (
+            "nvfp4",
+            PanelFormat {
+                levels: table,
+                zero: 128,
+                group: 16,
+                unit: 16,
+                scales: ScaleCode::E4m3,
+                ..plain.clone()
+            },
+        ),
+        ("mxfp4", PanelFormat { levels: table, zero: 128, scales: ScaleCode::Exponent, ..plain.clone() }),
+        (
+            "q2_k",
+            PanelFormat {
+                bits: 2,
+                zero: 0,
+                group: 16,
+                unit: 16,
+                scales: ScaleCode::Integer,
+                mins: ScaleCode::Integer,
+                ..plain.clone()
+            },
+        ),
+        ("int3-g128", PanelFormat { bits: 3, zero: 4, group: 128, unit: 128, ..plain.clone() }),
+        ("q5_0", PanelFormat { bits: 5, zero: 16, ..plain.clone() }),
+        (
+            "q6_k",
+            PanelFormat {
+                bits: 6,
+                zero: 32,
+                group: 16,
+                unit: 16,
+                scales: ScaleCode::Integer,
+                ..plain.clone()
+            },
+        ),
+        ("q8_0", PanelFormat { bits: 8, zero: 128, ..plain.clone() }),
+        (
+            "int8-channel + int8-token",
+            PanelFormat { bits: 8, zero: 128, group: 2048, unit: 2048, scales: ScaleCode::F32, ..plain },
+        ),
+    ];
+    let (rows, cols) = (8192 * 12, 2048);
+    for (name, format) in formats {
+        let unit = format.unit;
+        let panels = Panels::pack(format, rows, cols, |r, row| {
+            row.codes.iter_mut().enumerate().for_each(|(i, c)| *c = ((i * 7 + r) % 4) as u8);
+            row.scales.fill(1.0);
+        })
+        .unwrap();
+        print!("{name:30} {:4} MB", panels.bytes() >> 20);
+        for tokens in [1, 4, 8] {
+            let x: Vec<f32> = (0..tokens * cols).map(|i| (i as f32 * 0.37).sin()).collect();
+            let mut quantized = Activations::default();
+            quantized.quantize(&x, cols, Grid { group: unit.max(32), ..Grid::BLOCKS }, unit, threads);
+            let mut out = vec![0.0; tokens * rows];
+            let seconds = best(5, || {
+                multiply(
+                    &mut [PanelJob { panels: &panels, out: &mut out, accumulate: false }],
+                    &quantized,
+                    threads,
+                );
+            });
+            print!("  {tokens}: {:5.1} GB/s", panels.bytes() as f64 / seconds / 1e9);
+        }
+        let small = Panels::pack(panels.format().clone(), 4096, cols, |_, row| row.scales.fill(1.0)).unwrap();
+        for tokens in [16, 64, 512] {
+            let x: Vec<f32> = (0..tokens * cols).map(|i| (i as f32 * 0.37).sin()).collect();
+            let mut quantized = Activations::default();
+            let mut out = vec![0.0; tokens * 4096];
+            let seconds = best(5, || {
+                quantized.quantize(&x, cols, Grid { group: unit.max(32), ..Grid::BLOCKS }, unit, threads);
+                multiply(
+                    &mut [PanelJob { panels: &small, out: &mut out, accumulate: false }],
+                    &quantized,
+                    threads,
+                );
+            });
+            print!("  {tokens}: {:5.0} Gop/s", 2.0 * (tokens * 4096 * cols) as f64 / seconds / 1e9);
+        }
+        println!();
+    }
+}

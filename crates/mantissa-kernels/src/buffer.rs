@@ -1,0 +1,73 @@
+//! Large memory for weights: aligned to cache lines, in huge pages where the system grants them.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+
+/// Alignment of every buffer: a cache line and a 512-bit register.
+const LINE: usize = 64;
+
+/// Size of a huge page on x86-64 and (mostly) AArch64. Larger buffers are aligned to it.
+const HUGE: usize = 2 << 20;
+
+/// Zeroed bytes, aligned to 64.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    start: NonNull<u8>,
+    len: usize,
+    layout: Layout,
+}
+
+// SAFETY: a buffer owns its memory, like a `Vec<u8>`; shared references only read it.
+unsafe impl Send for Buffer {}
+// SAFETY: as above.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// Allocates `len` bytes of 0; `None` if memory does not hold them.
+    pub(crate) fn zeroed(len: usize) -> Option<Self> {
+        let align = if len >= 2 * HUGE { HUGE } else { LINE };
+        let layout = Layout::from_size_align(len.max(1), align).ok()?;
+        // SAFETY: the layout's size is not 0.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        if align == HUGE {
+            advise_huge(start, len);
+        }
+        Some(Buffer { start, len, layout })
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: `start` points to `len` initialized bytes that this buffer owns.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`; the buffer is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Clone for Buffer {
+    fn clone(&self) -> Self {
+        let Some(mut copy) = Self::zeroed(self.len) else { std::alloc::handle_alloc_error(self.layout) };
+        copy.bytes_mut().copy_from_slice(self.bytes());
+        copy
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `zeroed` with this layout, and not used afterwards.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+/// Asks for huge pages: a product streams through all of its weight, and small pages cost a walk of the page tables
+/// every 4 KB. The answer does not matter.
+#[cfg(target_os = "linux")]
+fn advise_huge(start: NonNull<u8>, len: usize) {
+    // SAFETY: the range was just allocated; the advice changes no contents.
+    let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, rustix::mm::Advice::LinuxHugepage) };
+}
+
+#[cfg(not(target_os = "linux"))]
+fn advise_huge(_: NonNull<u8>, _: usize) {}

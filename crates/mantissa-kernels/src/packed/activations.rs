@@ -1,0 +1,206 @@
+//! Activations quantized to 8 bits, token by token.
+
+use super::dot::Dot;
+use super::{BLOCK, PackedLevel, QUADS};
+use crate::parallel::for_each_with;
+
+/// Grid of the 8-bit activations.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Grid {
+    /// Columns that share a scale: a multiple of 32, or `usize::MAX` for a whole token.
+    pub group: usize,
+    /// The scale is `amax / steps`.
+    pub steps: f32,
+    /// Smallest and largest code.
+    pub range: (f32, f32),
+}
+
+impl Grid {
+    /// One scale for 32 columns; codes -127 to 127.
+    pub const BLOCKS: Grid = Grid { group: BLOCK, steps: 127.0, range: (-127.0, 127.0) };
+}
+
+/// Tokens `[tokens, cols]` as `scale · code`. Memory is kept between calls.
+#[derive(Debug)]
+pub struct Activations {
+    pub(crate) tokens: usize,
+    pub(crate) cols: usize,
+    pub(crate) grid: Grid,
+    /// Columns of a unit.
+    pub(crate) unit: usize,
+    /// Codes, four to an integer, padded with 0: tile by tile, `[blocks, 8, tokens of the tile]`.
+    pub(crate) codes: Vec<i32>,
+    /// Scale of each unit, tile by tile, `[units, tokens of the tile]`.
+    pub(crate) scales: Vec<f32>,
+    /// Sum of the codes of each unit.
+    pub(crate) sums: Vec<i32>,
+    /// Scale times sum.
+    pub(crate) products: Vec<f32>,
+}
+
+impl Default for Activations {
+    fn default() -> Self {
+        Activations {
+            tokens: 0,
+            cols: 0,
+            grid: Grid::BLOCKS,
+            unit: BLOCK,
+            codes: Vec::new(),
+            scales: Vec::new(),
+            sums: Vec::new(),
+            products: Vec::new(),
+        }
+    }
+}
+
+impl Activations {
+    /// Quantizes `x` `[tokens, cols]` on `grid` for weights with units of `unit` columns, on up to `threads` threads.
+    ///
+    /// # Panics
+    /// If `x` is not whole tokens, or a group is not whole units.
+    pub fn quantize(&mut self, x: &[f32], cols: usize, grid: Grid, unit: usize, threads: usize) {
+        self.quantize_at(PackedLevel::best(), x, cols, grid, unit, threads);
+    }
+
+    /// [`quantize`](Self::quantize) for products at a given level.
+    pub(crate) fn quantize_at(
+        &mut self,
+        level: &PackedLevel,
+        x: &[f32],
+        cols: usize,
+        grid: Grid,
+        unit: usize,
+        threads: usize,
+    ) {
+        let tokens = x.len() / cols.max(1);
+        assert_eq!(x.len(), tokens * cols, "Activations: input is not rows of {cols}");
+        let blocks = cols.div_ceil(BLOCK);
+        let group = grid.group.min(blocks * BLOCK);
+        assert!(
+            group.is_multiple_of(BLOCK) && (group.is_multiple_of(unit) || unit > group),
+            "Activations: units of {unit} columns in groups of {group}"
+        );
+        let unit = unit.min(group);
+        let units = (blocks * BLOCK).div_ceil(unit);
+        (self.tokens, self.cols, self.grid, self.unit) = (tokens, cols, grid, unit);
+        self.codes.resize(tokens * blocks * QUADS, 0);
+        self.scales.resize(tokens * units, 0.0);
+        self.sums.resize(tokens * units, 0);
+        self.products.resize(tokens * units, 0.0);
+        if tokens == 0 || cols == 0 {
+            return;
+        }
+        let shape = Shape { group, unit, grid };
+        let mut rest = (x, &mut *self.codes, &mut *self.scales, &mut *self.sums, &mut *self.products);
+        let pieces = level.tiles(tokens).map(|tile| Piece {
+            tokens: tile.len(),
+            x: rest.0.split_off(..tile.len() * cols).unwrap_or_default(),
+            codes: rest.1.split_off_mut(..tile.len() * blocks * QUADS).unwrap_or_default(),
+            scales: rest.2.split_off_mut(..tile.len() * units).unwrap_or_default(),
+            sums: rest.3.split_off_mut(..tile.len() * units).unwrap_or_default(),
+            products: rest.4.split_off_mut(..tile.len() * units).unwrap_or_default(),
+        });
+        // A few thousand values are quantized faster than another thread starts.
+        let threads = if x.len() <= 1 << 14 { 1 } else { threads };
+        for_each_with(threads, Token::default, pieces, |token, mut piece| {
+            token.codes.resize(blocks, [0; BLOCK]);
+            token.scales.resize(units, 0.0);
+            token.sums.resize(units, 0);
+            piece.quantize(level, &shape, cols, token);
+        });
+    }
+
+    /// Units of a token.
+    pub(crate) fn units(&self) -> usize {
+        (self.cols.div_ceil(BLOCK) * BLOCK).div_ceil(self.unit)
+    }
+
+    /// Number of tokens.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// True if these are the activations that a weight with these sizes reads.
+    pub fn fits(&self, grid: Grid, unit: usize) -> bool {
+        let group = grid.group.min(self.cols.div_ceil(BLOCK) * BLOCK);
+        self.grid == grid && self.unit == unit.min(group)
+    }
+}
+
+/// One tile, for a thread.
+struct Piece<'a> {
+    tokens: usize,
+    x: &'a [f32],
+    codes: &'a mut [i32],
+    scales: &'a mut [f32],
+    sums: &'a mut [i32],
+    products: &'a mut [f32],
+}
+
+/// One quantized token, before it takes its place in its tile.
+#[derive(Default)]
+struct Token {
+    codes: Vec<[i8; BLOCK]>,
+    scales: Vec<f32>,
+    sums: Vec<i32>,
+}
+
+impl Piece<'_> {
+    fn quantize(&mut self, level: &PackedLevel, shape: &Shape, cols: usize, token: &mut Token) {
+        for (t, x) in self.x.chunks_exact(cols).enumerate() {
+            let Token { codes, scales, sums } = &mut *token;
+            level.quantize(shape, x, codes, scales, sums);
+            let fours = codes.as_flattened().as_chunks::<4>().0;
+            for (four, out) in fours.iter().zip(self.codes.chunks_exact_mut(self.tokens)) {
+                out[t] = i32::from_le_bytes(four.map(|code| code as u8));
+            }
+            for (u, (scale, sum)) in scales.iter().zip(sums).enumerate() {
+                let at = u * self.tokens + t;
+                (self.scales[at], self.sums[at], self.products[at]) = (*scale, *sum, *scale * *sum as f32);
+            }
+        }
+    }
+}
+
+/// Sizes of a quantization.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    group: usize,
+    unit: usize,
+    grid: Grid,
+}
+
+/// Quantizes one token. A token with NaN or infinity gets scales of NaN or infinity, and so outputs that are not
+/// finite.
+#[inline(always)]
+pub(crate) fn quantize<D: Dot>(
+    _: D,
+    shape: &Shape,
+    x: &[f32],
+    codes: &mut [[i8; BLOCK]],
+    scales: &mut [f32],
+    sums: &mut [i32],
+) {
+    let Shape { group, unit, grid } = *shape;
+    let codes = codes.as_flattened_mut();
+    let units_per_group = group / unit;
+    let groups = x.chunks(group).zip(codes.chunks_mut(group));
+    let parts = scales.chunks_mut(units_per_group).zip(sums.chunks_mut(units_per_group));
+    for ((x, codes), (scales, sums)) in groups.zip(parts) {
+        // The bits of magnitudes are ordered as the magnitudes, NaN last.
+        let amax =
+            f32::from_bits(x.iter().fold(0i32, |max, x| max.max((x.to_bits() & 0x7fff_ffff) as i32)) as u32);
+        let scale = amax / grid.steps;
+        let divisor = if scale > 0.0 { scale } else { 1.0 };
+        let (low, high) = grid.range;
+        for (x, code) in x.iter().zip(codes.iter_mut()) {
+            *code = (x / divisor).round_ties_even().clamp(low, high) as i8;
+        }
+        // The padding may hold codes of a wider input.
+        codes[x.len()..].fill(0);
+        scales.fill(scale);
+        for (sum, codes) in sums.iter_mut().zip(codes.chunks(unit)) {
+            *sum = codes.iter().fold(0, |sum, code| sum + i32::from(*code));
+        }
+    }
+}

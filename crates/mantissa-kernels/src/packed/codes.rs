@@ -1,0 +1,97 @@
+//! Order of codes in a block of 16 rows × 32 columns, as bit planes.
+//!
+//! Eight quads of four columns each; a quad is 64 bytes, row by row. A code of `b` bits is split into planes of whole
+//! quads: 4 bits (four registers: the low halves of register `i` belong to quad `i`, the high halves to quad `i + 4`),
+//! 2 bits (two registers: bits `2s, 2s + 1` of register `j` belong to quad `2s + j`), 1 bit (one register: bit `q`
+//! belongs to quad `q`). 8-bit codes are the quads themselves. So a block takes `64 b` bytes, without padding, and
+//! unpacking a quad takes one shift and one mask per plane.
+
+use super::dot::{Dot, Quad};
+use super::{BLOCK, QUADS, ROWS};
+
+/// Widths of codes that have planes.
+pub(crate) const WIDTHS: [u32; 6] = [2, 3, 4, 5, 6, 8];
+
+/// Packs a block. `codes[row][column]` are unsigned and below `2^bits`.
+pub(crate) fn pack_block(codes: &[[u8; BLOCK]; ROWS], bits: u32, out: &mut [Quad]) {
+    out.iter_mut().for_each(|quad| quad.fill(0));
+    for q in 0..QUADS {
+        for (row, codes) in codes.iter().enumerate() {
+            for i in 0..4 {
+                let (code, at) = (codes[4 * q + i], 4 * row + i);
+                match bits {
+                    8 => out[q][at] = code,
+                    _ => pack_planes(code, bits, q, |register, bits| out[register][at] |= bits),
+                }
+            }
+        }
+    }
+}
+
+/// Hands the parts of a code of quad `q` to `put`, with the number of their register in the block.
+fn pack_planes(code: u8, bits: u32, q: usize, mut put: impl FnMut(usize, u8)) {
+    let (mut rest, mut first) = (code, 0);
+    if bits >= 4 {
+        put(q % 4, (rest & 15) << (q / 4 * 4));
+        (rest, first) = (rest >> 4, 4);
+    }
+    if matches!(bits, 2 | 3 | 6) {
+        put(first + q % 2, (rest & 3) << (q / 2 * 2));
+        (rest, first) = (rest >> 2, first + 2);
+    }
+    if matches!(bits, 3 | 5) {
+        put(first, (rest & 1) << q);
+    }
+}
+
+/// Unpacks quad `q` of a block of `BITS`-bit codes. `q` is a constant after unrolling.
+#[inline(always)]
+pub(crate) fn quad<D: Dot, const BITS: usize>(d: D, block: &[Quad; BITS], q: usize) -> D::B {
+    let register = |i: usize| d.load(&block[i]);
+    let (pair, pair_shift) = (q % 2, (q / 2 * 2) as i32);
+    match BITS {
+        2 => d.and(d.shift(register(pair), pair_shift), 3),
+        3 => {
+            let low = d.and(d.shift(register(pair), pair_shift), 3);
+            d.or(low, d.and(d.shift(register(2), q as i32 - 2), 4))
+        }
+        8 => register(q),
+        _ => {
+            let low = d.and(d.shift(register(q % 4), (q / 4 * 4) as i32), 15);
+            match BITS {
+                5 => d.or(low, d.and(d.shift(register(4), q as i32 - 4), 16)),
+                6 => d.or(low, d.and(d.shift(register(4 + pair), pair_shift - 4), 0x30)),
+                _ => low,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::dot::Plain;
+    use super::*;
+
+    fn check<const BITS: usize>() {
+        let mask = (1u32 << BITS) - 1;
+        let code = |row: usize, col: usize| (((row * 37 + col * 101 + row * col * 7) as u32) & mask) as u8;
+        let codes: [[u8; BLOCK]; ROWS] = std::array::from_fn(|row| std::array::from_fn(|col| code(row, col)));
+        let mut block = [[0; 4 * ROWS]; BITS];
+        pack_block(&codes, BITS as u32, &mut block);
+        for q in 0..QUADS {
+            let got = quad::<_, BITS>(Plain, &block, q);
+            let expected: Quad = std::array::from_fn(|at| code(at / 4, 4 * q + at % 4));
+            assert_eq!(got, expected, "{BITS} bits, quad {q}");
+        }
+    }
+
+    #[test]
+    fn unpacking_inverts_packing() {
+        check::<2>();
+        check::<3>();
+        check::<4>();
+        check::<5>();
+        check::<6>();
+        check::<8>();
+    }
+}

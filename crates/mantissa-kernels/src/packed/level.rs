@@ -1,0 +1,277 @@
+//! The packed products of each instruction-set level, and the choice of a level.
+
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use super::activations::{Shape, quantize};
+use super::dot::{Plain, Quad};
+use super::product::{Product, Tile, Wide, expand, product};
+use super::rows::{FEW, Four, RowsProduct, rows};
+use super::scales::{Stored, widen};
+use super::{BLOCK, ROWS};
+use crate::Isa;
+
+/// Level of the packed products: that of [`kernels`](crate::kernels), with the integer dot products that the processor
+/// has.
+#[derive(Clone, Copy, Debug)]
+pub struct PackedLevel {
+    name: &'static str,
+    /// Products of a width of codes, by [`index`].
+    widths: [Width; 7],
+    /// Product of bytes with many tokens.
+    wide: Product,
+    wide_tokens: usize,
+    few_tokens: usize,
+    quantize: Quantize,
+    widen: Widen,
+    /// Products of floating-point rows with one token, and with [`FEW`].
+    rows: [RowsProduct; 2],
+}
+
+type Quantize = unsafe fn(&Shape, &[f32], &mut [[i8; BLOCK]], &mut [f32], &mut [i32]);
+type Widen = unsafe fn(Stored<'_>, &mut [[f32; ROWS]]);
+type Expand = unsafe fn(&[Quad], &[u8; 16], &mut [Quad]);
+
+/// Functions of one width of codes.
+#[derive(Clone, Copy, Debug)]
+struct Width {
+    one: Product,
+    few: Product,
+    expand: Expand,
+}
+
+/// Place of a width in [`PackedLevel::widths`]; the last is 4 bits with a table.
+const fn index(bits: u32, table: bool) -> usize {
+    match bits {
+        4 if table => 6,
+        8 => 5,
+        bits => bits as usize - 2,
+    }
+}
+
+impl PackedLevel {
+    /// The level for this process: the best one below the level of [`kernels`](crate::kernels).
+    pub fn best() -> &'static PackedLevel {
+        static LEVEL: OnceLock<PackedLevel> = OnceLock::new();
+        LEVEL.get_or_init(|| Self::available(crate::kernels().isa()).next().unwrap_or(PLAIN))
+    }
+
+    /// Every level that `isa` and the processor allow, the best one first.
+    pub fn available(isa: Isa) -> impl Iterator<Item = PackedLevel> {
+        let mut levels = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            let vector =
+                matches!(isa, Isa::Avx2 | Isa::Avx512 | Isa::Amx) && is_x86_feature_detected!("f16c");
+            if matches!(isa, Isa::Avx512 | Isa::Amx) && is_x86_feature_detected!("avx512vnni") {
+                levels.push(AVX512_VNNI);
+            }
+            if vector && is_x86_feature_detected!("avxvnni") {
+                levels.push(AVX_VNNI);
+            }
+            if vector {
+                levels.push(AVX2);
+            }
+        }
+        #[cfg(target_arch = "aarch64")]
+        if isa == Isa::Neon {
+            levels.push(NEON);
+        }
+        let _ = isa;
+        levels.push(PLAIN);
+        levels.into_iter()
+    }
+
+    /// Name of the level, for reports.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Tokens from which a panel is expanded to bytes.
+    pub(crate) fn expands(tokens: usize) -> bool {
+        tokens > 8
+    }
+
+    /// Quantizes a token.
+    pub(crate) fn quantize(
+        &self,
+        shape: &Shape,
+        x: &[f32],
+        codes: &mut [[i8; BLOCK]],
+        scales: &mut [f32],
+        sums: &mut [i32],
+    ) {
+        // SAFETY: `available`, the only source of levels, has checked the level's features.
+        unsafe { (self.quantize)(shape, x, codes, scales, sums) }
+    }
+
+    /// Widens the scales or minima of a panel.
+    pub(crate) fn widen(&self, stored: Stored<'_>, out: &mut [[f32; ROWS]]) {
+        // SAFETY: as in `quantize`.
+        unsafe { (self.widen)(stored, out) }
+    }
+
+    /// Expands the codes of a panel to bytes.
+    pub(crate) fn expand(&self, bits: u32, table: bool, codes: &[Quad], levels: &[u8; 16], out: &mut [Quad]) {
+        // SAFETY: as in `quantize`.
+        unsafe { (self.widths[index(bits, table)].expand)(codes, levels, out) }
+    }
+
+    /// Splits tokens into tiles: large ones, then smaller ones for the rest.
+    pub(crate) fn tiles(&self, tokens: usize) -> impl Iterator<Item = Range<usize>> + Clone + Send {
+        let (few, wide) =
+            (self.few_tokens, if Self::expands(tokens) { self.wide_tokens } else { usize::MAX });
+        let mut start = 0;
+        std::iter::from_fn(move || {
+            let tokens = match tokens - start {
+                0 => return None,
+                left if left >= wide => wide,
+                left if left >= few => few,
+                _ => 1,
+            };
+            start += tokens;
+            Some(start - tokens..start)
+        })
+    }
+
+    /// Multiplies a panel with a tile of `out.len()` tokens, which is one of [`tiles`](Self::tiles).
+    pub(crate) fn product(
+        &self,
+        bits: u32,
+        table: bool,
+        w: &Wide<'_>,
+        x: &Tile<'_>,
+        out: &mut [[f32; ROWS]],
+    ) {
+        let width = &self.widths[index(bits, table)];
+        let product = match out.len() {
+            1 => width.one,
+            tokens if tokens == self.few_tokens => width.few,
+            _ => self.wide,
+        };
+        // SAFETY: as in `quantize`.
+        unsafe { product(w, x, out) };
+    }
+}
+
+impl PackedLevel {
+    /// Multiplies four floating-point rows with one token or [`FEW`].
+    pub(crate) fn rows(&self, w: &Four<'_>, x: &[f32], out: &mut [f32]) {
+        // SAFETY: as in `quantize`.
+        unsafe { (self.rows[usize::from(out.len() > super::rows::FOUR)])(w, x, out) };
+    }
+}
+
+/// Largest [`PackedLevel::wide_tokens`].
+pub(crate) const MOST_TOKENS: usize = 12;
+
+/// Declares the functions of a level, each inside a function that enables the level's features.
+macro_rules! level {
+    ($(#[$cfg:meta])* $table:ident = $name:literal in $level:ident, $proof:expr, few $few:literal, wide $wide:literal
+        $(, features $features:literal)?) => {
+        $(#[$cfg])*
+        const $table: PackedLevel = PackedLevel {
+            name: $name,
+            widths: [
+                $level::b2::WIDTH,
+                $level::b3::WIDTH,
+                $level::b4::WIDTH,
+                $level::b5::WIDTH,
+                $level::b6::WIDTH,
+                $level::b8::WIDTH,
+                $level::t4::WIDTH,
+            ],
+            wide: $level::wide,
+            wide_tokens: $wide,
+            few_tokens: $few,
+            quantize: $level::quantize,
+            widen: $level::widen,
+            rows: [$level::rows_one, $level::rows_few],
+        };
+        $(#[$cfg])*
+        mod $level {
+            use super::*;
+
+            level!(@width b2, 2, false, $proof, $few $(, $features)?);
+            level!(@width b3, 3, false, $proof, $few $(, $features)?);
+            level!(@width b4, 4, false, $proof, $few $(, $features)?);
+            level!(@width b5, 5, false, $proof, $few $(, $features)?);
+            level!(@width b6, 6, false, $proof, $few $(, $features)?);
+            level!(@width b8, 8, false, $proof, $few $(, $features)?);
+            level!(@width t4, 4, true, $proof, $few $(, $features)?);
+
+            $(#[target_feature(enable = $features)])?
+            pub(super) fn wide(w: &Wide<'_>, x: &Tile<'_>, out: &mut [[f32; ROWS]]) {
+                product::<_, 8, false, $wide>($proof, w, x, out);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(super) fn quantize(
+                shape: &Shape,
+                x: &[f32],
+                codes: &mut [[i8; BLOCK]],
+                scales: &mut [f32],
+                sums: &mut [i32],
+            ) {
+                super::quantize($proof, shape, x, codes, scales, sums);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(super) fn widen(stored: Stored<'_>, out: &mut [[f32; ROWS]]) {
+                super::widen($proof, stored, out);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(super) fn rows_one(w: &Four<'_>, x: &[f32], out: &mut [f32]) {
+                rows::<_, 1>($proof, w, x, out);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(super) fn rows_few(w: &Four<'_>, x: &[f32], out: &mut [f32]) {
+                rows::<_, FEW>($proof, w, x, out);
+            }
+        }
+    };
+    (@width $width:ident, $bits:literal, $is_table:literal, $proof:expr, $few:literal $(, $features:literal)?) => {
+        pub(super) mod $width {
+            use super::*;
+
+            pub(crate) const WIDTH: Width = Width { one, few, expand };
+
+            $(#[target_feature(enable = $features)])?
+            fn one(w: &Wide<'_>, x: &Tile<'_>, out: &mut [[f32; ROWS]]) {
+                product::<_, $bits, $is_table, 1>($proof, w, x, out);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            fn few(w: &Wide<'_>, x: &Tile<'_>, out: &mut [[f32; ROWS]]) {
+                product::<_, $bits, $is_table, $few>($proof, w, x, out);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            fn expand(codes: &[Quad], levels: &[u8; 16], out: &mut [Quad]) {
+                super::super::expand::<_, $bits, $is_table>($proof, codes, levels, out);
+            }
+        }
+    };
+}
+
+level!(PLAIN = "scalar" in plain, Plain, few 2, wide 4);
+level!(
+    #[cfg(target_arch = "aarch64")]
+    NEON = "neon" in neon, Plain, few 2, wide 4, features "neon"
+);
+level!(
+    #[cfg(target_arch = "x86_64")]
+    AVX2 = "avx2" in avx2, crate::packed::x86::Avx2::new(), few 2, wide 3, features "avx2,fma,f16c"
+);
+level!(
+    #[cfg(target_arch = "x86_64")]
+    AVX_VNNI = "avx-vnni" in avx_vnni, crate::packed::x86::AvxVnni::new(), few 2, wide 3,
+    features "avx2,fma,f16c,avxvnni"
+);
+level!(
+    #[cfg(target_arch = "x86_64")]
+    AVX512_VNNI = "avx512-vnni" in avx512_vnni, crate::packed::x86::Avx512Vnni::new(), few 4, wide 12,
+    features "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"
+);

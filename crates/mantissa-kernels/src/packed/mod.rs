@@ -1,0 +1,68 @@
+//! Products of prepared weights with 8-bit activations: the fast engine's linear layers.
+//!
+//! A weight is repacked once into *panels* of 16 rows. In a panel the codes of 16 rows × 32 columns lie together
+//! ([`codes`]), four columns of a row in one 32-bit lane, so that one instruction multiplies four unsigned codes with
+//! four signed activations in each of 16 rows (`VPDPBUSD`) and no sum runs across lanes. Scales come first, then
+//! minima, then codes, all in the order in which a product reads them.
+//!
+//! The value of a weight is `scale · (level(code) - zero) + min`, with one `scale` and `min` per row and group of
+//! columns. Activations are `x = xs · q` with one `xs` per unit of columns ([`Activations`]). The product sums, for
+//! each unit, `i = Σ level(code) · q - zero · Σ q` in i32, which is exact, and adds `scale · xs · i + min · xs · Σ q`
+//! in f32, unit by unit. All levels and any number of threads give the same bits: the operations and their order are
+//! the same.
+//!
+//! Few tokens read the codes directly; many expand a panel to bytes once per block of tokens, and one kernel for
+//! bytes multiplies it. So each width has one kernel for decoding, and all share one for prefill.
+
+/// Repeats a statement for `$t` from 0 to `$n`, at most 12 (`quads`: from `$from`, at most 8, or at most 4). The compiler does not unroll loops of this size at
+/// optimization level 2, and accumulators that are indexed in a loop stay in memory: a tenth of the speed.
+macro_rules! each {
+    ($n:ident, $t:ident => $body:expr) => {
+        each!(@ $n, $t => $body; 0 1 2 3 4 5 6 7 8 9 10 11)
+    };
+    (quads $from:ident $to:ident, $q:ident => $body:expr) => {
+        each!(@ $to, $q => if $q >= $from { $body }; 0 1 2 3 4 5 6 7)
+    };
+    (quads $n:ident, $q:ident => $body:expr) => {
+        each!(@ $n, $q => $body; 0 1 2 3)
+    };
+    (@ $n:ident, $t:ident => $body:expr; $($i:literal)*) => {
+        $(if $i < $n {
+            const $t: usize = $i;
+            $body;
+        })*
+    };
+}
+
+mod activations;
+mod codes;
+mod dot;
+mod level;
+mod multiply;
+mod panels;
+mod product;
+mod rows;
+mod scales;
+mod share;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+pub use activations::{Activations, Grid};
+pub use level::PackedLevel;
+pub use multiply::{PanelJob, multiply};
+pub use panels::{PanelFormat, Panels, Row};
+pub use rows::{FloatCode, FloatRows, RowsJob};
+pub use scales::{SUPER, ScaleCode};
+
+/// Rows of a panel.
+pub const ROWS: usize = 16;
+
+/// Columns of a block of codes.
+pub const BLOCK: usize = 32;
+
+/// Quads of a block.
+pub(crate) const QUADS: usize = BLOCK / 4;
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -1,0 +1,237 @@
+//! A weight repacked to panels of 16 rows.
+
+use super::codes::{WIDTHS, pack_block};
+use super::dot::Quad;
+use super::scales::Stored;
+use super::{BLOCK, ROWS, SUPER, ScaleCode};
+use crate::buffer::Buffer;
+
+/// Format of the panels of a weight.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PanelFormat {
+    /// Bits of a code: 2, 3, 4, 5, 6 or 8.
+    pub bits: u32,
+    /// Levels of 4-bit codes; `None` if a code is its own level.
+    pub levels: Option<[u8; 16]>,
+    /// Level that stands for 0.
+    pub zero: u8,
+    /// Columns that share a scale and a minimum: 16, or a multiple of 32 (the last group may be short).
+    pub group: usize,
+    /// Columns that share an activation scale: 16 or a multiple of 32, and a divisor of `group`.
+    pub unit: usize,
+    /// Storage of the scales.
+    pub scales: ScaleCode,
+    /// Storage of the minima.
+    pub mins: ScaleCode,
+    /// Factor of all scales.
+    pub factor: f32,
+}
+
+/// One row of a weight, filled by its owner for [`Panels::pack`].
+#[derive(Debug)]
+pub struct Row {
+    /// Unsigned codes, `[cols]`.
+    pub codes: Vec<u8>,
+    /// Scales without the factor, `[groups]`; integers for [`ScaleCode::Integer`].
+    pub scales: Vec<f32>,
+    /// Minima, `[groups]`; integers for [`ScaleCode::Integer`].
+    pub mins: Vec<f32>,
+    /// Factors of integer scales, `[ceil(cols / 256)]`.
+    pub scale_supers: Vec<f32>,
+    /// Factors of integer minima, `[ceil(cols / 256)]`.
+    pub min_supers: Vec<f32>,
+}
+
+/// A weight `[rows, cols]` in panels. Rows and columns are padded with codes and scales of 0.
+#[derive(Clone, Debug)]
+pub struct Panels {
+    format: PanelFormat,
+    rows: usize,
+    cols: usize,
+    /// Start of each part of a panel, in bytes, and the size of a panel.
+    parts: Parts,
+    bytes: Buffer,
+}
+
+/// Start of the parts of a panel, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Parts {
+    scale_supers: usize,
+    mins: usize,
+    min_supers: usize,
+    codes: usize,
+    total: usize,
+}
+
+/// One panel, as a product reads it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Panel<'a> {
+    pub(crate) scales: Stored<'a>,
+    pub(crate) mins: Stored<'a>,
+    pub(crate) codes: &'a [Quad],
+}
+
+impl PanelFormat {
+    /// Blocks of 32 columns.
+    pub(crate) fn blocks(cols: usize) -> usize {
+        cols.div_ceil(BLOCK)
+    }
+
+    pub(crate) fn groups(&self, cols: usize) -> usize {
+        (Self::blocks(cols) * BLOCK).div_ceil(self.group)
+    }
+
+    /// True if a product can run: widths and sizes as documented.
+    pub fn is_valid(&self) -> bool {
+        let size = |n: usize| n == BLOCK / 2 || (n > 0 && n.is_multiple_of(BLOCK));
+        WIDTHS.contains(&self.bits)
+            && (self.levels.is_none() || self.bits == 4)
+            && size(self.unit)
+            && size(self.group)
+            && self.group.is_multiple_of(self.unit)
+            && (!self.has_integers() || SUPER.is_multiple_of(self.group))
+            && self.scales != ScaleCode::Absent
+            && self.factor.is_finite()
+    }
+
+    fn has_integers(&self) -> bool {
+        self.scales == ScaleCode::Integer || self.mins == ScaleCode::Integer
+    }
+
+    /// Bytes of the panels of a weight; `None` on overflow.
+    pub fn bytes(&self, rows: usize, cols: usize) -> Option<usize> {
+        self.parts(cols)?.total.checked_mul(rows.div_ceil(ROWS))
+    }
+
+    fn parts(&self, cols: usize) -> Option<Parts> {
+        let groups = self.groups(cols);
+        let line = |code: ScaleCode| groups.checked_mul(ROWS * code.bytes());
+        let supers = |code| if code == ScaleCode::Integer { cols.div_ceil(SUPER) * 2 * ROWS } else { 0 };
+        let scale_supers = line(self.scales)?;
+        let mins = scale_supers.checked_add(supers(self.scales))?;
+        let min_supers = mins.checked_add(line(self.mins)?)?;
+        let codes = min_supers.checked_add(supers(self.mins))?.checked_next_multiple_of(size_of::<Quad>())?;
+        let quads = Self::blocks(cols).checked_mul(self.bits as usize)?;
+        let total = codes.checked_add(quads.checked_mul(size_of::<Quad>())?)?;
+        Some(Parts { scale_supers, mins, min_supers, codes, total })
+    }
+}
+
+impl Panels {
+    /// Packs a weight `[rows, cols]`; `fill` writes row `i`. Returns `None` if memory does not hold it.
+    ///
+    /// # Panics
+    /// If the format is not [valid](PanelFormat::is_valid).
+    pub fn pack(
+        format: PanelFormat,
+        rows: usize,
+        cols: usize,
+        mut fill: impl FnMut(usize, &mut Row),
+    ) -> Option<Self> {
+        assert!(format.is_valid(), "Panels::pack: no product for {format:?}");
+        let parts = format.parts(cols)?;
+        let mut bytes = Buffer::zeroed(parts.total.checked_mul(rows.div_ceil(ROWS))?)?;
+        let groups = format.groups(cols);
+        let supers = cols.div_ceil(SUPER);
+        let mut held: Vec<Row> = (0..ROWS)
+            .map(|_| Row {
+                codes: vec![0; PanelFormat::blocks(cols) * BLOCK],
+                scales: vec![0.0; groups],
+                mins: vec![0.0; groups],
+                scale_supers: vec![0.0; supers],
+                min_supers: vec![0.0; supers],
+            })
+            .collect();
+        for (i, panel) in bytes.bytes_mut().chunks_exact_mut(parts.total.max(1)).enumerate() {
+            for (r, row) in held.iter_mut().enumerate() {
+                if i * ROWS + r < rows {
+                    fill(i * ROWS + r, row);
+                } else {
+                    row.clear();
+                }
+            }
+            format.write(&held, parts, panel);
+        }
+        Some(Panels { format, rows, cols, parts, bytes })
+    }
+
+    /// Format of the panels.
+    pub fn format(&self) -> &PanelFormat {
+        &self.format
+    }
+
+    /// Output features.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Input features.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Bytes in memory.
+    pub fn bytes(&self) -> usize {
+        self.bytes.bytes().len()
+    }
+
+    /// Bytes of a panel.
+    pub(crate) fn panel_bytes(&self) -> usize {
+        self.parts.total
+    }
+
+    pub(crate) fn panel(&self, i: usize) -> Panel<'_> {
+        let bytes = &self.bytes.bytes()[i * self.parts.total..][..self.parts.total];
+        let Parts { scale_supers, mins, min_supers, codes, .. } = self.parts;
+        let groups_per_super = (SUPER / self.format.group).max(1);
+        let stored = |code, bytes, supers, factor| Stored { code, bytes, supers, groups_per_super, factor };
+        Panel {
+            scales: stored(
+                self.format.scales,
+                &bytes[..scale_supers],
+                &bytes[scale_supers..mins],
+                self.format.factor,
+            ),
+            mins: stored(self.format.mins, &bytes[mins..min_supers], &bytes[min_supers..codes], 1.0),
+            codes: bytes[codes..].as_chunks().0,
+        }
+    }
+}
+
+impl Row {
+    fn clear(&mut self) {
+        self.codes.fill(0);
+        for values in [&mut self.scales, &mut self.mins, &mut self.scale_supers, &mut self.min_supers] {
+            values.fill(0.0);
+        }
+    }
+}
+
+impl PanelFormat {
+    /// Writes one panel of 16 rows.
+    fn write(&self, rows: &[Row], parts: Parts, panel: &mut [u8]) {
+        let mut head = Vec::with_capacity(parts.codes);
+        let mut lines = |code: ScaleCode, values: fn(&Row) -> &[f32]| {
+            for group in 0..values(&rows[0]).len() {
+                rows.iter().for_each(|row| code.put(values(row)[group], &mut head));
+            }
+        };
+        lines(self.scales, |row| &row.scales);
+        if self.scales == ScaleCode::Integer {
+            lines(ScaleCode::F16, |row| &row.scale_supers);
+        }
+        lines(self.mins, |row| &row.mins);
+        if self.mins == ScaleCode::Integer {
+            lines(ScaleCode::F16, |row| &row.min_supers);
+        }
+        panel[..head.len()].copy_from_slice(&head);
+        let quads = panel[parts.codes..].as_chunks_mut::<{ size_of::<Quad>() }>().0;
+        let mut codes = [[0; BLOCK]; ROWS];
+        for (block, quads) in quads.chunks_exact_mut(self.bits as usize).enumerate() {
+            for (codes, row) in codes.iter_mut().zip(rows) {
+                codes.copy_from_slice(&row.codes[block * BLOCK..][..BLOCK]);
+            }
+            pack_block(&codes, self.bits, quads);
+        }
+    }
+}

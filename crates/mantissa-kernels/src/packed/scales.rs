@@ -1,0 +1,131 @@
+//! Scales and minima of a panel: as stored, and widened to f32 for a product.
+
+use super::ROWS;
+use super::dot::Dot;
+
+/// Columns that share the factor of integer scales and minima, as in GGUF's super-blocks.
+pub const SUPER: usize = 256;
+
+/// Storage of the scales, or of the minima, of 16 rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ScaleCode {
+    /// No values; scales are 1 and minima 0.
+    Absent,
+    /// f32.
+    F32,
+    /// f16.
+    F16,
+    /// bf16.
+    Bf16,
+    /// The exponent of a power of two in f32 (E8M0 without its smallest and its NaN code).
+    Exponent,
+    /// Magnitudes of E4M3, multiplied by the factor of the tensor.
+    E4m3,
+    /// Signed 8-bit integers, multiplied by an f16 for every [`SUPER`] columns.
+    Integer,
+}
+
+impl ScaleCode {
+    /// Bytes of a value.
+    pub const fn bytes(self) -> usize {
+        match self {
+            ScaleCode::Absent => 0,
+            ScaleCode::F32 => 4,
+            ScaleCode::F16 | ScaleCode::Bf16 => 2,
+            ScaleCode::Exponent | ScaleCode::E4m3 | ScaleCode::Integer => 1,
+        }
+    }
+
+    /// Returns the smallest code that holds all of `values` exactly: f16, bf16 or f32, or the exponent alone.
+    pub fn fitting(values: &[f32]) -> Self {
+        let is_power = |x: f32| x.to_bits() & 0x807f_ffff == 0 && x.is_normal();
+        if values.iter().all(|&x| is_power(x)) {
+            ScaleCode::Exponent
+        } else if values.iter().all(|&x| f16_exactly(x).is_some()) {
+            ScaleCode::F16
+        } else if values.iter().all(|x| x.to_bits() & 0xffff == 0) {
+            ScaleCode::Bf16
+        } else {
+            ScaleCode::F32
+        }
+    }
+
+    /// Appends `value` to `out`. Values that the code does not hold exactly are the caller's error; they are rounded.
+    pub(crate) fn put(self, value: f32, out: &mut Vec<u8>) {
+        match self {
+            ScaleCode::Absent => {}
+            ScaleCode::F32 => out.extend(value.to_le_bytes()),
+            ScaleCode::F16 => out.extend(f16_bits(value).to_le_bytes()),
+            ScaleCode::Bf16 => out.extend(((value.to_bits() >> 16) as u16).to_le_bytes()),
+            ScaleCode::Exponent => out.push((value.to_bits() >> 23) as u8),
+            // Its bits are those of an f16 of 2^-8 the value, without the last 7.
+            ScaleCode::E4m3 => out.push((f16_bits(value / 256.0) >> 7) as u8),
+            ScaleCode::Integer => out.push(value as i8 as u8),
+        }
+    }
+}
+
+/// Returns the f16 that equals `x`, if there is one.
+fn f16_exactly(x: f32) -> Option<u16> {
+    let bits = f16_bits(x);
+    let mut back = [0.0];
+    crate::generic::f16_to_f32(&[bits], &mut back);
+    (back[0].to_bits() == x.to_bits()).then_some(bits)
+}
+
+pub(crate) fn f16_bits(x: f32) -> u16 {
+    let mut bits = [0];
+    crate::generic::f32_to_f16(&[x], &mut bits);
+    bits[0]
+}
+
+/// Values of a panel as stored: `bytes` `[groups, 16]` codes, `supers` `[ceil(cols / 256), 16]` f16 for integers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stored<'a> {
+    pub(crate) code: ScaleCode,
+    pub(crate) bytes: &'a [u8],
+    pub(crate) supers: &'a [u8],
+    /// Groups of a super-block.
+    pub(crate) groups_per_super: usize,
+    pub(crate) factor: f32,
+}
+
+/// Widens the values of a panel to `out` `[groups]`.
+#[inline(always)]
+pub(crate) fn widen<D: Dot>(d: D, stored: Stored<'_>, out: &mut [[f32; ROWS]]) {
+    let factor = d.splat(stored.factor);
+    let bytes = stored.bytes;
+    match stored.code {
+        ScaleCode::Absent => {}
+        ScaleCode::F32 => {
+            each(out, bytes, |bytes: &[u8; 4 * ROWS], out| {
+                let four = bytes.as_chunks::<4>().0;
+                *out = std::array::from_fn(|i| f32::from_le_bytes(four[i]) * stored.factor);
+            });
+        }
+        ScaleCode::F16 => each(out, bytes, |bytes, out| d.store_f32(d.mul(d.wide_f16(bytes), factor), out)),
+        ScaleCode::Bf16 => each(out, bytes, |bytes, out| d.store_f32(d.mul(d.wide_bf16(bytes), factor), out)),
+        ScaleCode::Exponent => {
+            each(out, bytes, |bytes, out| d.store_f32(d.mul(d.powers(bytes), factor), out));
+        }
+        ScaleCode::E4m3 => {
+            let factor = d.splat(256.0 * stored.factor);
+            each(out, bytes, |bytes, out| d.store_f32(d.mul(d.wide_e4m3(bytes), factor), out));
+        }
+        ScaleCode::Integer => {
+            let groups = out.chunks_mut(stored.groups_per_super);
+            let bytes = bytes.chunks(ROWS * stored.groups_per_super);
+            let supers = stored.supers.as_chunks::<{ 2 * ROWS }>().0;
+            for ((out, bytes), supers) in groups.zip(bytes).zip(supers) {
+                let large = d.mul(d.wide_f16(supers), factor);
+                each(out, bytes, |bytes, out| d.store_f32(d.mul(large, d.wide_i8(bytes)), out));
+            }
+        }
+    }
+}
+
+/// Calls `f` with the bytes of every group.
+#[inline(always)]
+fn each<const N: usize>(out: &mut [[f32; ROWS]], bytes: &[u8], f: impl Fn(&[u8; N], &mut [f32; ROWS])) {
+    out.iter_mut().zip(bytes.as_chunks::<N>().0).for_each(|(out, bytes)| f(bytes, out));
+}

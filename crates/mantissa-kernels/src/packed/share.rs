@@ -1,0 +1,95 @@
+//! An output that threads write at different places.
+
+use std::marker::PhantomData;
+
+use crate::parallel::for_each_range;
+
+/// A slice of f32 that several threads write, each its own elements.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shared<'a> {
+    start: *mut f32,
+    len: usize,
+    borrow: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: elements are written through `put` and `put_lanes` only, whose contracts keep threads apart.
+unsafe impl Send for Shared<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Shared<'_> {}
+
+impl<'a> Shared<'a> {
+    pub(crate) fn new(out: &'a mut [f32]) -> Self {
+        Shared { start: out.as_mut_ptr(), len: out.len(), borrow: PhantomData }
+    }
+
+    /// Writes element `at`, or adds to it.
+    ///
+    /// # Safety
+    /// No other thread uses this element during the borrow.
+    #[inline]
+    pub(crate) unsafe fn put(&self, at: usize, value: f32, accumulate: bool) {
+        // SAFETY: the caller's contract.
+        unsafe { self.put_lanes(at, &[value], accumulate) };
+    }
+
+    /// Writes the elements from `at` on, or adds to them.
+    ///
+    /// # Safety
+    /// No other thread uses these elements during the borrow.
+    #[inline]
+    pub(crate) unsafe fn put_lanes(&self, at: usize, values: &[f32], accumulate: bool) {
+        assert!(at + values.len() <= self.len, "output: element {at} of {}", self.len);
+        // SAFETY: in range, as asserted; the slice is borrowed mutably for as long as `self` lives, and the caller
+        // promises that no other thread uses these elements.
+        let out = unsafe { std::slice::from_raw_parts_mut(self.start.add(at), values.len()) };
+        match accumulate {
+            true => out.iter_mut().zip(values).for_each(|(out, value)| *out += value),
+            false => out.copy_from_slice(values),
+        }
+    }
+}
+
+/// A weight and its output.
+#[derive(Clone, Copy)]
+pub(crate) struct Target<'a, W> {
+    pub(crate) weight: &'a W,
+    pub(crate) accumulate: bool,
+    pub(crate) out: Shared<'a>,
+}
+
+/// Largest number of weights of one call.
+const MOST: usize = 16;
+
+/// Splits several weights into pieces (`count` of each), and calls `f` with every piece of every weight once, on up to
+/// `threads` threads. Nothing is allocated.
+///
+/// # Panics
+/// If there are more than 16 weights.
+pub(crate) fn split<'a, W: Sync + 'a>(
+    jobs: impl Iterator<Item = (&'a W, bool, &'a mut [f32])>,
+    threads: usize,
+    count: impl Fn(&W) -> usize,
+    f: impl Fn(&Target<'a, W>, usize) + Sync,
+) {
+    let mut targets: [Option<(Target<'a, W>, usize)>; MOST] = std::array::from_fn(|_| None);
+    let mut end = 0;
+    let mut jobs = jobs;
+    for slot in &mut targets {
+        let Some((weight, accumulate, out)) = jobs.next() else { break };
+        end += count(weight);
+        *slot = Some((Target { weight, accumulate, out: Shared::new(out) }, end));
+    }
+    assert!(jobs.next().is_none(), "packed product: more than {MOST} weights in a call");
+    for_each_range(threads, end, 1, |taken| {
+        for piece in taken {
+            let mut start = 0;
+            for (target, end) in targets.iter().flatten() {
+                if piece < *end {
+                    f(target, piece - start);
+                    break;
+                }
+                start = *end;
+            }
+        }
+    });
+}

@@ -1,0 +1,121 @@
+//! Peaks of this machine, measured: the limits that products and passes over memory are compared with.
+
+use crate::parallel::for_each;
+use crate::{Isa, Kernels};
+
+/// Independent sums of a measured loop: more than the latency of a multiply-add times the units that start one.
+const SUMS: usize = 20;
+
+/// Repetitions of the loop body in a call.
+const ROUNDS: usize = 1 << 16;
+
+/// Operations of one call on one thread, in multiply-adds times two.
+#[derive(Clone, Copy, Debug)]
+pub struct PeakLoop {
+    run: unsafe fn() -> u64,
+    operations: f64,
+}
+
+impl PeakLoop {
+    /// Loop of the processor's fastest 8-bit dot product that the products use, `None` without one.
+    pub fn int8(kernels: &Kernels) -> Option<Self> {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let level = crate::packed::PackedLevel::available(kernels.isa()).next()?;
+            return match level.name() {
+                "avx512-vnni" => Some(PeakLoop::of(x86::int8_512, 2.0 * 64.0)),
+                "avx-vnni" => Some(PeakLoop::of(x86::int8_256, 2.0 * 32.0)),
+                "avx2" => Some(PeakLoop::of(x86::int16_256, 2.0 * 16.0)),
+                _ => None,
+            };
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            let _ = kernels;
+            None
+        }
+    }
+
+    /// Loop of the f32 multiply-add of the level; `None` if it has no vector one.
+    pub fn f32(kernels: &Kernels) -> Option<Self> {
+        #[cfg(target_arch = "x86_64")]
+        return match kernels.isa() {
+            Isa::Avx512 | Isa::Amx => Some(PeakLoop::of(x86::f32_512, 2.0 * 16.0)),
+            Isa::Avx2 => Some(PeakLoop::of(x86::f32_256, 2.0 * 8.0)),
+            _ => None,
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            let _ = (kernels, Isa::Scalar);
+            None
+        }
+    }
+
+    /// Loop of the bf16 dot product of AVX-512 BF16; `None` if products do not use it.
+    pub fn bf16(kernels: &Kernels) -> Option<Self> {
+        #[cfg(target_arch = "x86_64")]
+        return (kernels.isa() == Isa::Avx512 && kernels.bf16_dot())
+            .then(|| PeakLoop::of(x86::bf16_512, 2.0 * 32.0));
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            let _ = kernels;
+            None
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn of(run: unsafe fn() -> u64, per_instruction: f64) -> Self {
+        PeakLoop { run, operations: per_instruction * (SUMS * ROUNDS) as f64 }
+    }
+
+    /// Runs the loop once on each of `threads` threads; returns the operations of all.
+    pub fn run(&self, threads: usize) -> f64 {
+        let threads = threads.max(1);
+        for_each(threads, 0..threads, |_| {
+            // SAFETY: the constructors, the only sources of loops, have checked the loop's features: the level of a
+            // `Kernels` is available on this processor, and so is what `PackedLevel::available` returns.
+            std::hint::black_box(unsafe { (self.run)() });
+        });
+        self.operations * threads as f64
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{ROUNDS, SUMS};
+    use std::arch::x86_64::*;
+
+    /// Declares a loop of one instruction on [`SUMS`] independent sums.
+    macro_rules! peak {
+        ($name:ident, $features:literal, $start:expr, $sum:ident => $step:expr, $end:expr) => {
+            #[target_feature(enable = $features)]
+            pub(super) fn $name() -> u64 {
+                // Sums that the compiler knew to be equal would become one.
+                let mut sums = std::hint::black_box([$start; SUMS]);
+                for _ in 0..ROUNDS {
+                    for i in 0..SUMS {
+                        let $sum = sums[i];
+                        sums[i] = $step;
+                    }
+                }
+                sums.into_iter().fold(0, |all, $sum| all ^ $end)
+            }
+        };
+    }
+
+    peak!(int8_512, "avx512f,avx512vnni", _mm512_set1_epi32(3), sum => _mm512_dpbusd_epi32(sum, sum, sum),
+        _mm512_reduce_add_epi32(sum) as u64);
+    peak!(int8_256, "avx2,avxvnni", _mm256_set1_epi32(3), sum => _mm256_dpbusd_avx_epi32(sum, sum, sum),
+        _mm256_extract_epi32::<0>(sum) as u64);
+    peak!(int16_256, "avx2", _mm256_set1_epi16(3),
+        sum => _mm256_add_epi32(sum, _mm256_madd_epi16(sum, sum)), _mm256_extract_epi32::<0>(sum) as u64);
+    peak!(f32_512, "avx512f", _mm512_set1_ps(0.5), sum => _mm512_fmadd_ps(sum, sum, sum),
+        u64::from(_mm512_cvtss_f32(sum).to_bits()));
+    peak!(f32_256, "avx2,fma", _mm256_set1_ps(0.5), sum => _mm256_fmadd_ps(sum, sum, sum),
+        u64::from(_mm256_cvtss_f32(sum).to_bits()));
+    peak!(bf16_512, "avx512f,avx512bf16", _mm512_set1_ps(0.5), sum => {
+        // SAFETY: registers of one size, in which all bit patterns are valid.
+        let halves = unsafe { std::mem::transmute::<__m512, __m512bh>(sum) };
+        _mm512_dpbf16_ps(sum, halves, halves)
+    }, u64::from(_mm512_cvtss_f32(sum).to_bits()));
+}
