@@ -22,12 +22,12 @@ impl PeakLoop {
         #[cfg(target_arch = "x86_64")]
         {
             let level = crate::packed::PackedLevel::available(kernels.isa()).next()?;
-            return match level.name() {
+            match level.name() {
                 "avx512-vnni" => Some(PeakLoop::of(x86::int8_512, 2.0 * 64.0)),
                 "avx-vnni" => Some(PeakLoop::of(x86::int8_256, 2.0 * 32.0)),
                 "avx2" => Some(PeakLoop::of(x86::int16_256, 2.0 * 16.0)),
                 _ => None,
-            };
+            }
         }
         #[cfg(not(target_arch = "x86_64"))]
         {

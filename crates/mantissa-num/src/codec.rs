@@ -7,6 +7,7 @@
 
 mod fp4;
 mod grids;
+mod integers;
 mod iq;
 mod iq4;
 mod k_quants;
@@ -16,6 +17,7 @@ mod search;
 mod sixteen;
 mod ternary;
 
+pub use integers::{BlockIntegers, Integers, Part};
 pub use nibbles::Nibbles;
 
 use crate::error::TensorError;

@@ -7,7 +7,7 @@ use crate::parallel::for_each_with;
 /// Grid of the 8-bit activations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Grid {
-    /// Columns that share a scale: a multiple of 32, or `usize::MAX` for a whole token.
+    /// Columns that share a scale: 16, a multiple of 32, or `usize::MAX` for a whole token.
     pub group: usize,
     /// The scale is `amax / steps`.
     pub steps: f32,
@@ -77,7 +77,7 @@ impl Activations {
         let blocks = cols.div_ceil(BLOCK);
         let group = grid.group.min(blocks * BLOCK);
         assert!(
-            group.is_multiple_of(BLOCK) && (group.is_multiple_of(unit) || unit > group),
+            group.is_multiple_of(BLOCK / 2) && (group.is_multiple_of(unit) || unit > group),
             "Activations: units of {unit} columns in groups of {group}"
         );
         let unit = unit.min(group);

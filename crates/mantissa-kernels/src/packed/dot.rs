@@ -58,6 +58,8 @@ pub(crate) trait Dot: Copy {
     fn wide_bf16(self, x: &[u8; 2 * ROWS]) -> Self::F;
     /// Widens 16 signed bytes.
     fn wide_i8(self, x: &[u8; ROWS]) -> Self::F;
+    /// Widens 16 unsigned bytes.
+    fn wide_u8(self, x: &[u8; ROWS]) -> Self::F;
     /// Makes 16 powers of two from the exponents of f32.
     fn powers(self, x: &[u8; ROWS]) -> Self::F;
     /// Widens 2^-8 times 16 magnitudes of E4M3, whose bits are those of an f16 without the last 7.
@@ -175,6 +177,11 @@ impl Dot for Plain {
     #[inline(always)]
     fn wide_i8(self, x: &[u8; ROWS]) -> Self::F {
         x.map(|x| f32::from(x as i8))
+    }
+
+    #[inline(always)]
+    fn wide_u8(self, x: &[u8; ROWS]) -> Self::F {
+        x.map(f32::from)
     }
 
     #[inline(always)]

@@ -29,7 +29,7 @@ pub struct PackedLevel {
 }
 
 type Quantize = unsafe fn(&Shape, &[f32], &mut [[i8; BLOCK]], &mut [f32], &mut [i32]);
-type Widen = unsafe fn(Stored<'_>, &mut [[f32; ROWS]]);
+type Widen = unsafe fn(Stored<'_>, &[[f32; ROWS]], &mut [[f32; ROWS]]);
 type Expand = unsafe fn(&[Quad], &[u8; 16], &mut [Quad]);
 
 /// Functions of one width of codes.
@@ -106,9 +106,9 @@ impl PackedLevel {
     }
 
     /// Widens the scales or minima of a panel.
-    pub(crate) fn widen(&self, stored: Stored<'_>, out: &mut [[f32; ROWS]]) {
+    pub(crate) fn widen(&self, stored: Stored<'_>, scales: &[[f32; ROWS]], out: &mut [[f32; ROWS]]) {
         // SAFETY: as in `quantize`.
-        unsafe { (self.widen)(stored, out) }
+        unsafe { (self.widen)(stored, scales, out) }
     }
 
     /// Expands the codes of a panel to bytes.
@@ -217,8 +217,8 @@ macro_rules! level {
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(super) fn widen(stored: Stored<'_>, out: &mut [[f32; ROWS]]) {
-                super::widen($proof, stored, out);
+            pub(super) fn widen(stored: Stored<'_>, scales: &[[f32; ROWS]], out: &mut [[f32; ROWS]]) {
+                super::widen($proof, stored, scales, out);
             }
 
             $(#[target_feature(enable = $features)])?

@@ -125,8 +125,8 @@ fn run(
         let some = tiles.clone().take_while(|tile| tile.end <= end);
         for i in rows.clone() {
             let panel = panels.panel(i);
-            level.widen(panel.scales, scales);
-            level.widen(panel.mins, mins);
+            level.widen(panel.scales, &[], scales);
+            level.widen(panel.mins, scales, mins);
             if expanded {
                 let table = format.levels.unwrap_or([0; 16]);
                 level.expand(format.bits, format.levels.is_some(), panel.codes, &table, levels);

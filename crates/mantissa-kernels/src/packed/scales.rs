@@ -23,6 +23,8 @@ pub enum ScaleCode {
     E4m3,
     /// Signed 8-bit integers, multiplied by an f16 for every [`SUPER`] columns.
     Integer,
+    /// For minima: zero points of 0 to 255, which stand for `-scale · zero`.
+    Zero,
 }
 
 impl ScaleCode {
@@ -32,7 +34,7 @@ impl ScaleCode {
             ScaleCode::Absent => 0,
             ScaleCode::F32 => 4,
             ScaleCode::F16 | ScaleCode::Bf16 => 2,
-            ScaleCode::Exponent | ScaleCode::E4m3 | ScaleCode::Integer => 1,
+            ScaleCode::Exponent | ScaleCode::E4m3 | ScaleCode::Integer | ScaleCode::Zero => 1,
         }
     }
 
@@ -61,6 +63,7 @@ impl ScaleCode {
             // Its bits are those of an f16 of 2^-8 the value, without the last 7.
             ScaleCode::E4m3 => out.push((f16_bits(value / 256.0) >> 7) as u8),
             ScaleCode::Integer => out.push(value as i8 as u8),
+            ScaleCode::Zero => out.push(value as u8),
         }
     }
 }
@@ -90,9 +93,9 @@ pub(crate) struct Stored<'a> {
     pub(crate) factor: f32,
 }
 
-/// Widens the values of a panel to `out` `[groups]`.
+/// Widens the values of a panel to `out` `[groups]`; `scales` are those of the panel, if the values are minima.
 #[inline(always)]
-pub(crate) fn widen<D: Dot>(d: D, stored: Stored<'_>, out: &mut [[f32; ROWS]]) {
+pub(crate) fn widen<D: Dot>(d: D, stored: Stored<'_>, scales: &[[f32; ROWS]], out: &mut [[f32; ROWS]]) {
     let factor = d.splat(stored.factor);
     let bytes = stored.bytes;
     match stored.code {
@@ -111,6 +114,12 @@ pub(crate) fn widen<D: Dot>(d: D, stored: Stored<'_>, out: &mut [[f32; ROWS]]) {
         ScaleCode::E4m3 => {
             let factor = d.splat(256.0 * stored.factor);
             each(out, bytes, |bytes, out| d.store_f32(d.mul(d.wide_e4m3(bytes), factor), out));
+        }
+        ScaleCode::Zero => {
+            for ((out, bytes), scale) in out.iter_mut().zip(bytes.as_chunks().0).zip(scales) {
+                let negative = d.mul(d.load_f32(scale), d.splat(-1.0));
+                d.store_f32(d.mul(negative, d.wide_u8(bytes)), out);
+            }
         }
         ScaleCode::Integer => {
             let groups = out.chunks_mut(stored.groups_per_super);

@@ -32,6 +32,7 @@ fn case(format: PanelFormat, rows: usize, cols: usize) -> Case {
             ScaleCode::E4m3 => (1.0 + (i % 8) as f32 / 8.0) * 2f32.powi((x * 2.0) as i32),
             ScaleCode::Integer => (x * 30.0).round(),
             ScaleCode::Absent => 0.0,
+            ScaleCode::Zero => (x * 30.0).round().abs(),
             _ => (x * 64.0).round() / 64.0,
         };
         for g in 0..row.scales.len() {
@@ -46,7 +47,8 @@ fn case(format: PanelFormat, rows: usize, cols: usize) -> Case {
             let code = row.codes[c];
             let level = levels.map_or(code, |levels| levels[usize::from(code)]);
             let scale = row.scales[c / group] * row.scale_supers[c / SUPER] * factor;
-            let min = row.mins[c / group] * row.min_supers[c / SUPER];
+            let min = row.mins[c / group]
+                * if mins == ScaleCode::Zero { -scale } else { row.min_supers[c / SUPER] };
             values[r * cols + c] = scale * (f32::from(level) - zero) + min;
         }
     })
@@ -71,6 +73,7 @@ fn formats() -> Vec<PanelFormat> {
         PanelFormat { group: 128, unit: 32, ..plain.clone() },
         PanelFormat { group: 128, unit: 128, scales: ScaleCode::Bf16, ..plain.clone() },
         PanelFormat { zero: 0, mins: ScaleCode::F16, ..plain.clone() },
+        PanelFormat { zero: 0, mins: ScaleCode::Zero, ..plain.clone() },
         PanelFormat { zero: 0, scales: ScaleCode::Integer, mins: ScaleCode::Integer, ..plain.clone() },
         PanelFormat {
             levels: table,
@@ -218,7 +221,7 @@ fn float_rows(code: FloatCode, rows: usize, cols: usize, group: usize) -> (Float
             FloatCode::Bf16 => bytes.extend(&x.to_le_bytes()[2..]),
             FloatCode::F16 => bytes.extend(scales::f16_bits(*x).to_le_bytes()),
             FloatCode::Mini { bits, .. } => {
-                bytes.push((x.to_bits() >> 5) as u8 & ((1u32 << bits) - 1) as u8 & !0x40)
+                bytes.push((x.to_bits() >> 5) as u8 & ((1u32 << bits) - 1) as u8 & !0x40);
             }
         }
     }

@@ -74,6 +74,9 @@ impl Dot for Avx512Vnni {
         fn wide_i8(self, x: &[u8; ROWS]) -> __m512 {
             _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast())))
         }
+        fn wide_u8(self, x: &[u8; ROWS]) -> __m512 {
+            _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast())))
+        }
         fn powers(self, x: &[u8; ROWS]) -> __m512 {{
             let wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<23>(wide))
@@ -161,6 +164,11 @@ macro_rules! shared_256 {
             fn wide_i8(self, x: &[u8; ROWS]) -> [__m256; 2] {
                 [0, 8].map(|at| {
                     _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().add(at).cast())))
+                })
+            }
+            fn wide_u8(self, x: &[u8; ROWS]) -> [__m256; 2] {
+                [0, 8].map(|at| {
+                    _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(x.as_ptr().add(at).cast())))
                 })
             }
             fn powers(self, x: &[u8; ROWS]) -> [__m256; 2] {

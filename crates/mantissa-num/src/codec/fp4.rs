@@ -28,7 +28,7 @@ pub(super) const NVFP4: Codec = Codec {
 };
 
 /// Twice the E2M1 values; index = code.
-const DOUBLED: [f32; 16] =
+pub(super) const DOUBLED: [f32; 16] =
     [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0];
 
 fn decode_mxfp4(block: &[u8], out: &mut [f32]) {
@@ -75,7 +75,7 @@ fn nearest(x: f32, scale: f32) -> u8 {
 }
 
 /// Half of `2^(code-127)`; every code is a number.
-fn half_e8m0(code: u8) -> f32 {
+pub(super) fn half_e8m0(code: u8) -> f32 {
     pow2(i32::from(code) - 128) as f32
 }
 
@@ -93,7 +93,7 @@ fn mxfp4_scale(amax: f32) -> u8 {
 
 /// Half the value of an unsigned E4M3 byte. As in the reference, the sign bit is ignored and 0x7f (NaN elsewhere) is
 /// 0.
-fn half_ue4m3(code: u8) -> f32 {
+pub(super) fn half_ue4m3(code: u8) -> f32 {
     let (field, fraction) = (i32::from(code >> 3 & 15), f64::from(code & 7));
     let raw = match (code, field) {
         (0x7f, _) => 0.0,

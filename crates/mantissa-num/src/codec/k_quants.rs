@@ -72,7 +72,7 @@ fn decode_q2_k(block: &[u8], out: &mut [f32]) {
 }
 
 /// Byte and shift of sub-block `sub` of 16 among 2-bit codes: four shifts over 32 bytes, then the next 32 bytes.
-fn pairs(codes: &[u8], sub: usize) -> (&[u8], usize) {
+pub(super) fn pairs(codes: &[u8], sub: usize) -> (&[u8], usize) {
     (&codes[sub / 8 * 32 + sub % 2 * 16..][..16], sub % 8 / 2 * 2)
 }
 
@@ -80,10 +80,7 @@ fn decode_q3_k(block: &[u8], out: &mut [f32]) {
     let (high, low, scales) = (&block[..32], &block[32..96], &block[96..108]);
     let d = f16_at(block, 108);
     for (sub, out) in out.chunks_exact_mut(16).enumerate() {
-        // The low four bits of 16 scales fill 8 bytes, half-split; the high two bits fill 4 bytes, quarter-split.
-        let low_bits = if sub < 8 { scales[sub] & 15 } else { scales[sub - 8] >> 4 };
-        let high_bits = scales[8 + sub % 4] >> (sub / 4 * 2) & 3;
-        let scale = d * f32::from((low_bits | high_bits << 4) as i8 - 32);
+        let scale = d * q3_scale(scales, sub);
         let (low, shift) = pairs(low, sub);
         let (high, bit) = (&high[sub % 2 * 16..][..16], sub / 2);
         for ((out, low), high) in out.iter_mut().zip(low).zip(high) {
@@ -93,9 +90,17 @@ fn decode_q3_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
+/// Scale `sub` of 16, 6 bits each: the low four bits fill 8 bytes, half-split; the high two fill 4 bytes, quarter-split.
+#[inline]
+pub(super) fn q3_scale(scales: &[u8], sub: usize) -> f32 {
+    let low = if sub < 8 { scales[sub] & 15 } else { scales[sub - 8] >> 4 };
+    let high = scales[8 + sub % 4] >> (sub / 4 * 2) & 3;
+    f32::from((low | high << 4) as i8 - 32)
+}
+
 /// Scale and minimum `i` of 8, 6 bits each: the first four whole, the others' high pairs above those.
 #[inline]
-fn scale_min(packed: &[u8], i: usize) -> (f32, f32) {
+pub(super) fn scale_min(packed: &[u8], i: usize) -> (f32, f32) {
     let (scale, min) = if i < 4 {
         (packed[i] & 63, packed[i + 4] & 63)
     } else {
