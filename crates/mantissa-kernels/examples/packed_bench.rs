@@ -128,7 +128,7 @@ fn main() {
             let mut out = vec![0.0; tokens * rows];
             let seconds = best(5, || {
                 multiply(
-                    &mut [PanelJob { panels: &panels, out: &mut out, accumulate: false }],
+                    [PanelJob { panels: &panels, out: &mut out, accumulate: false }].into_iter(),
                     &quantized,
                     threads,
                 );
@@ -143,7 +143,7 @@ fn main() {
             let seconds = best(5, || {
                 quantized.quantize(&x, cols, Grid { group: unit.max(32), ..Grid::BLOCKS }, unit, threads);
                 multiply(
-                    &mut [PanelJob { panels: &small, out: &mut out, accumulate: false }],
+                    [PanelJob { panels: &small, out: &mut out, accumulate: false }].into_iter(),
                     &quantized,
                     threads,
                 );

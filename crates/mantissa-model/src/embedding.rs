@@ -1,6 +1,7 @@
 //! Input of the first layer: rows of the embedding, scaled, with learned positions.
 
 use mantissa_kernels::kernels;
+use mantissa_store::convention::LinearWeight;
 
 use crate::config::ModelConfig;
 use crate::error::{ForwardError, LoadError};
@@ -8,11 +9,33 @@ use crate::flow::Sequences;
 use crate::linear::Linear;
 use crate::source::WeightSource;
 
+/// Table whose rows are looked up.
+pub trait Table {
+    /// Number of rows and their length.
+    fn shape(&self) -> (usize, usize);
+
+    /// Writes row `row` into `out`.
+    ///
+    /// # Panics
+    /// If there is no such row, or `out` has another length.
+    fn row(&self, row: usize, out: &mut [f32]);
+}
+
+impl Table for Linear {
+    fn shape(&self) -> (usize, usize) {
+        (self.rows(), self.cols())
+    }
+
+    fn row(&self, row: usize, out: &mut [f32]) {
+        Linear::row(self, row, out);
+    }
+}
+
 /// Token embedding, with learned positions if the model has them.
 #[derive(Clone, Debug)]
-pub struct Embedding {
+pub struct Embedding<T = Linear> {
     /// `[vocabulary, hidden]`.
-    pub(crate) table: Linear,
+    pub(crate) table: T,
     /// `[positions, hidden]`.
     pub(crate) positions: Option<Linear>,
     scale: Option<f32>,
@@ -23,22 +46,36 @@ pub struct Embedding {
 /// # Errors
 /// As [`WeightSource`].
 pub fn load_embedding(source: &dyn WeightSource, config: &ModelConfig) -> Result<Embedding, LoadError> {
-    let table = |module: &str, rows| {
-        let weight = source.linear(module, rows, config.hidden_size, false)?;
-        // Rows are looked up, which transforms around the codes would prevent.
-        Ok::<_, LoadError>(Linear::new(module, weight)?.folded())
-    };
-    let positions = match config.learned_positions {
-        true => Some(table(&config.positions_module(), config.max_position_embeddings)?),
-        false => None,
-    };
-    let scale = config.embedding_scale;
-    Ok(Embedding { table: table(&config.embedding_module(), config.vocab_size)?, positions, scale })
+    // Rows are looked up, which transforms around the codes would prevent.
+    Embedding::load(source, config, |module, weight| Ok(Linear::new(module, weight)?.folded()))
 }
 
-impl Embedding {
+impl<T: Table> Embedding<T> {
+    /// Loads the embedding; `prepare` makes the table of tokens from the module's stored weight.
+    ///
+    /// # Errors
+    /// As [`WeightSource`] and `prepare`.
+    pub fn load(
+        source: &dyn WeightSource,
+        config: &ModelConfig,
+        prepare: impl FnOnce(&str, LinearWeight) -> Result<T, LoadError>,
+    ) -> Result<Self, LoadError> {
+        let weight = |module: &str, rows| source.linear(module, rows, config.hidden_size, false);
+        let positions = match config.learned_positions {
+            true => {
+                let module = config.positions_module();
+                let weight = weight(&module, config.max_position_embeddings)?;
+                Some(Linear::new(&module, weight)?.folded())
+            }
+            false => None,
+        };
+        let module = config.embedding_module();
+        let table = prepare(&module, weight(&module, config.vocab_size)?)?;
+        Ok(Embedding { table, positions, scale: config.embedding_scale })
+    }
+
     /// Table of token embeddings, `[vocabulary, hidden]`, before scaling.
-    pub fn table(&self) -> &Linear {
+    pub fn table(&self) -> &T {
         &self.table
     }
 
@@ -75,7 +112,7 @@ impl Embedding {
         seqs: &Sequences<'_>,
         states: &mut [f32],
     ) -> Result<(), ForwardError> {
-        let (vocab_size, d) = (self.table.rows(), self.table.cols());
+        let (vocab_size, d) = self.table.shape();
         assert_eq!(states.len(), tokens.len() * d, "embed: states are not a row of {d} per token");
         if let Some((index, &token)) = tokens.iter().enumerate().find(|(_, t)| **t as usize >= vocab_size) {
             return Err(ForwardError::Vocabulary { index, token, vocab_size });

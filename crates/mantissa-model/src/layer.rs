@@ -74,9 +74,9 @@ pub struct Layer {
 
 /// Parts of a [`Layer`], for owners that store its linear layers in another way.
 #[derive(Clone, Debug)]
-pub struct LayerParts {
+pub struct LayerParts<T = Linear> {
     /// Linear layers.
-    pub linears: BTreeMap<LinearKind, Linear>,
+    pub linears: BTreeMap<LinearKind, T>,
     /// Norms.
     pub norms: Vec<(NormKind, Norm)>,
     /// Routers and gates of experts.
@@ -87,15 +87,20 @@ pub struct LayerParts {
     pub flow: LayerFlow,
 }
 
-impl Layer {
-    /// Loads layer `layer` by itself, for work that holds one layer at a time.
+impl<T> LayerParts<T> {
+    /// Loads the parts of layer `layer`; `prepare` makes a linear layer from its stored weight, one at a time.
     ///
     /// # Errors
-    /// As [`WeightSource`].
-    pub fn load(source: &dyn WeightSource, config: &ModelConfig, layer: usize) -> Result<Self, LoadError> {
+    /// As [`WeightSource`] and `prepare`.
+    pub fn load(
+        source: &dyn WeightSource,
+        config: &ModelConfig,
+        layer: usize,
+        mut prepare: impl FnMut(&LinearInfo, LinearWeight) -> Result<T, LoadError>,
+    ) -> Result<Self, LoadError> {
         let mut linears = BTreeMap::new();
         for info in config.layer_linears(layer) {
-            linears.insert(info.kind, load_linear(source, &info)?);
+            linears.insert(info.kind, prepare(&info, linear_weight(source, &info)?)?);
         }
         let norm = |(kind, width)| {
             let norm = Norm::load(source, config, &config.norm_module(layer, kind), width)?;
@@ -110,7 +115,7 @@ impl Layer {
         let vector = |(kind, len)| Ok((kind, source.tensor_f32(&config.vector_name(layer, kind), &[len])?));
         let mut flow = LayerFlow::new(config, layer, 1);
         flow.kv = cache_quantizer(source, config, layer)?;
-        Ok(Layer {
+        Ok(LayerParts {
             linears,
             norms: config.norms().map(norm).collect::<Result<_, LoadError>>()?,
             sides: config.sides(layer).into_iter().map(side).collect::<Result<_, LoadError>>()?,
@@ -118,11 +123,18 @@ impl Layer {
             flow,
         })
     }
+}
 
-    /// Gives its parts away.
-    pub fn into_parts(self) -> LayerParts {
-        let Layer { linears, norms, sides, vectors, flow } = self;
-        LayerParts { linears, norms, sides, vectors, flow }
+impl Layer {
+    /// Loads layer `layer` by itself, for work that holds one layer at a time.
+    ///
+    /// # Errors
+    /// As [`WeightSource`].
+    pub fn load(source: &dyn WeightSource, config: &ModelConfig, layer: usize) -> Result<Self, LoadError> {
+        let prepare = |info: &LinearInfo, weight| Linear::new(&info.module, weight);
+        let LayerParts { linears, norms, sides, vectors, flow } =
+            LayerParts::load(source, config, layer, prepare)?;
+        Ok(Layer { linears, norms, sides, vectors, flow })
     }
 
     /// Features of the layer.
@@ -383,10 +395,6 @@ fn cache_quantizer(
         Some(quant) => Some(KvQuantizer::stored(&module, &quant, heads, config.head_dim)?),
     };
     Ok(stored::of_layer(source, config, layer)?.or(by_scheme))
-}
-
-fn load_linear(source: &dyn WeightSource, info: &LinearInfo) -> Result<Linear, LoadError> {
-    Linear::new(&info.module, linear_weight(source, info)?)
 }
 
 /// Reads a linear layer `[rows, cols]` with its bias, in any storage of `source`.

@@ -46,7 +46,7 @@ pub use cache::KvCache;
 pub use chat::{ChatError, ChatTemplates, Message};
 pub use config::{Activation, ConfigError, HeadNorms, ModelConfig, read_json};
 pub use decoder::{Batch, Decoder, Hidden, load_config};
-pub use embedding::{Embedding, load_embedding};
+pub use embedding::{Embedding, Table, load_embedding};
 pub use error::{ForwardError, LoadError};
 pub use generate::{
     Decoding, GenerateError, GenerateOptions, Generated, PREFILL, Sampling, StopReason, generate,
@@ -57,7 +57,7 @@ pub use kv::{
     CacheInF32, KvCalibrationError, KvParseError, KvPolicy, KvScheme, check_kv_levels, find_kv_levels,
 };
 pub use layer::{Layer, LayerParts, Observer, Passage, Place, linear_weight};
-pub use linear::{Linear, forward_f32};
+pub use linear::{Linear, check_weight, forward_f32};
 pub use memory::zeros;
 pub use norm::Norm;
 pub use operands::AttentionOperands;

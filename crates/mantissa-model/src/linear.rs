@@ -62,29 +62,15 @@ impl Linear {
     /// [`LoadError::Weight`] if the parts of the weight do not fit its shape, [`LoadError::InputScheme`] if its input
     /// cannot be quantized token by token, [`LoadError::Transform`] if a side tensor or transform does not fit.
     pub fn new(module: &str, weight: LinearWeight) -> Result<Self, LoadError> {
-        let LinearWeight { rows, cols, weight, bias, input, transforms } = weight;
+        let input = check_weight(module, &weight)?;
+        let LinearWeight { rows, cols, weight, bias, transforms, .. } = weight;
         let fail = |error| LoadError::Weight { module: module.into(), error };
-        let check = |what, found: usize, expected: usize| match found == expected {
-            true => Ok(()),
-            false => Err(fail(mantissa_num::TensorError::Length { what, found, expected, rows, cols })),
-        };
-        let elements = rows.saturating_mul(cols);
-        if let Some(bias) = &bias {
-            check("bias", bias.len(), rows)?;
-        }
         let storage = match weight {
-            Weight::F32(w) => check("values", w.len(), elements).map(|()| Storage::F32(w))?,
-            Weight::Bf16(w) => check("values", w.len(), elements).map(|()| Storage::Bf16(w))?,
-            Weight::F16(w) => check("values", w.len(), elements).map(|()| Storage::F16(w))?,
-            Weight::Quantized(q) => {
-                check("rows", q.rows, rows)?;
-                check("columns", q.cols, cols)?;
-                quantized(&q).map_err(fail)?
-            }
+            Weight::F32(w) => Storage::F32(w),
+            Weight::Bf16(w) => Storage::Bf16(w),
+            Weight::F16(w) => Storage::F16(w),
+            Weight::Quantized(q) => quantized(&q).map_err(fail)?,
         };
-        let input = input.map(|quant| InputQuantizer::new(module, &quant)).transpose()?;
-        let misfit = |error| LoadError::Transform { module: module.into(), error };
-        transforms.check(rows, cols).map_err(misfit)?;
         let (module, simulated, products) = (module.into(), None, Products::default());
         Ok(Linear { module, rows, cols, storage, bias, input, transforms, simulated, products })
     }
@@ -115,6 +101,16 @@ impl Linear {
     /// Input features.
     pub fn cols(&self) -> usize {
         self.cols
+    }
+
+    /// Bytes of the weight in memory.
+    pub fn stored_bytes(&self) -> usize {
+        match &self.storage {
+            Storage::F32(w) => 4 * w.len(),
+            Storage::Bf16(w) | Storage::F16(w) => 2 * w.len(),
+            Storage::Packed(packed) => packed.bytes(),
+            Storage::Blocks { bytes, .. } => bytes.len(),
+        }
     }
 
     /// Bias, `[rows]`.
@@ -416,8 +412,38 @@ fn panel_rows(cols: usize) -> usize {
     (PANEL / cols.max(1)).clamp(384, 1024)
 }
 
+/// Checks that the parts of a stored weight fit its shape, and returns the quantizer of its input.
+///
+/// # Errors
+/// As [`Linear::new`].
+pub fn check_weight(module: &str, weight: &LinearWeight) -> Result<Option<InputQuantizer>, LoadError> {
+    let LinearWeight { rows, cols, weight, bias, input, transforms } = weight;
+    let (rows, cols) = (*rows, *cols);
+    let fail = |error| LoadError::Weight { module: module.into(), error };
+    let check = |what, found: usize, expected: usize| match found == expected {
+        true => Ok(()),
+        false => Err(fail(mantissa_num::TensorError::Length { what, found, expected, rows, cols })),
+    };
+    let elements = rows.saturating_mul(cols);
+    if let Some(bias) = bias {
+        check("bias", bias.len(), rows)?;
+    }
+    match weight {
+        Weight::F32(w) => check("values", w.len(), elements)?,
+        Weight::Bf16(w) | Weight::F16(w) => check("values", w.len(), elements)?,
+        Weight::Quantized(q) => {
+            check("rows", q.rows, rows)?;
+            check("columns", q.cols, cols)?;
+            q.check().map_err(fail)?;
+        }
+    }
+    let input = input.as_ref().map(|quant| InputQuantizer::new(module, quant)).transpose()?;
+    let misfit = |error| LoadError::Transform { module: module.into(), error };
+    transforms.check(rows, cols).map_err(misfit)?;
+    Ok(input)
+}
+
 fn quantized(q: &Quantized) -> Result<Storage, mantissa_num::TensorError> {
-    q.check()?;
     if let (Some(codec), Codes::Packed(bytes)) = (q.format.codec(), &q.codes) {
         return Ok(Storage::Blocks { codec, bytes: bytes.clone() });
     }

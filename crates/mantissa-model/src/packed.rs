@@ -50,7 +50,7 @@ impl Packed {
         if q.format.has_bias() || q.nested().is_some() {
             return None;
         }
-        let blocks = simplest(q.format.blocks(), q.rows, q.cols);
+        let blocks = q.format.blocks().simplest(q.rows, q.cols);
         // A flat block may begin inside a row and so inside a byte.
         let nibbles = q.format.code_bits() <= 4 && !matches!(blocks, Blocks::Flat(_));
         let data = match (unsigned_offset(&q.format), nibbles) {
@@ -88,6 +88,17 @@ impl Packed {
             }),
             _ => None,
         }
+    }
+
+    /// Bytes in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        let codes = match &self.data {
+            Data::Nibbles { codes, .. } | Data::Bytes { codes, .. } => codes.len(),
+            Data::ZeroNibbles { codes, zeros } | Data::ZeroBytes { codes, zeros } => {
+                codes.len() + 4 * zeros.len()
+            }
+        };
+        codes + 4 * self.scales.len()
     }
 
     /// Dequantizes row `row` into `out` (`[cols]`).
@@ -131,15 +142,6 @@ impl Packed {
                 kernels.dequant_int8_zero(&codes[bytes], &zeros[blocks], scales, group, out);
             }
         }
-    }
-}
-
-/// Returns equivalent blocks within rows, if flat blocks divide rows.
-fn simplest(blocks: Blocks, rows: usize, cols: usize) -> Blocks {
-    match blocks {
-        Blocks::Flat(g) if g as usize >= rows * cols => Blocks::Tensor,
-        Blocks::Flat(g) if cols.is_multiple_of(g as usize) => Blocks::Group(g),
-        blocks => blocks,
     }
 }
 

@@ -100,6 +100,11 @@ impl Decoder {
         Decoder { bias: Some(bias), ..self }
     }
 
+    /// Factor of every element, without zero point and bias.
+    pub fn scale(&self) -> f32 {
+        self.tail.map_or(self.inner, |tail| self.inner * tail)
+    }
+
     /// The value of an element (see [`Format::element`]).
     pub fn value(&self, element: f32) -> f32 {
         let scaled = (element - self.zero) * self.inner;

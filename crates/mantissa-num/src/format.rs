@@ -175,6 +175,15 @@ impl Blocks {
         }
     }
 
+    /// Returns equivalent blocks of a `[rows, cols]` tensor: flat blocks that divide its rows are groups.
+    pub fn simplest(self, rows: usize, cols: usize) -> Blocks {
+        match self {
+            Blocks::Flat(g) if g as usize >= rows * cols => Blocks::Tensor,
+            Blocks::Flat(g) if cols.is_multiple_of(g as usize) => Blocks::Group(g),
+            blocks => blocks,
+        }
+    }
+
     /// True if every block lies within one row, so rows can be processed independently.
     pub const fn within_rows(self) -> bool {
         matches!(self, Blocks::Row | Blocks::Group(_))

@@ -13,11 +13,13 @@ pub struct Grid {
     pub steps: f32,
     /// Smallest and largest code.
     pub range: (f32, f32),
+    /// Scale of every group, if it does not depend on the values.
+    pub fixed: Option<f32>,
 }
 
 impl Grid {
     /// One scale for 32 columns; codes -127 to 127.
-    pub const BLOCKS: Grid = Grid { group: BLOCK, steps: 127.0, range: (-127.0, 127.0) };
+    pub const BLOCKS: Grid = Grid { group: BLOCK, steps: 127.0, range: (-127.0, 127.0), fixed: None };
 }
 
 /// Tokens `[tokens, cols]` as `scale · code`. Memory is kept between calls.
@@ -190,7 +192,8 @@ pub(crate) fn quantize<D: Dot>(
         // The bits of magnitudes are ordered as the magnitudes, NaN last.
         let amax =
             f32::from_bits(x.iter().fold(0i32, |max, x| max.max((x.to_bits() & 0x7fff_ffff) as i32)) as u32);
-        let scale = amax / grid.steps;
+        // Values that are not finite must not disappear in the codes.
+        let scale = grid.fixed.filter(|_| amax.is_finite()).unwrap_or(amax / grid.steps);
         let divisor = if scale > 0.0 { scale } else { 1.0 };
         let (low, high) = grid.range;
         for (x, code) in x.iter().zip(codes.iter_mut()) {

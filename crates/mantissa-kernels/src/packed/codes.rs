@@ -44,6 +44,21 @@ fn pack_planes(code: u8, bits: u32, q: usize, mut put: impl FnMut(usize, u8)) {
     }
 }
 
+/// Returns the code of row `row` and column `col` of a block.
+pub(crate) fn code_at(block: &[Quad], bits: u32, row: usize, col: usize) -> u8 {
+    let (q, at) = (col / 4, 4 * row + col % 4);
+    if bits == 8 {
+        return block[q][at];
+    }
+    // Every part of an all-ones code, in order, says where its bits lie.
+    let (mut code, mut first) = (0, 0);
+    pack_planes(((1u32 << bits) - 1) as u8, bits, q, |register, mask| {
+        code |= (block[register][at] & mask) >> mask.trailing_zeros() << first;
+        first += mask.count_ones();
+    });
+    code
+}
+
 /// Unpacks quad `q` of a block of `BITS`-bit codes. `q` is a constant after unrolling.
 #[inline(always)]
 pub(crate) fn quad<D: Dot, const BITS: usize>(d: D, block: &[Quad; BITS], q: usize) -> D::B {

@@ -29,18 +29,23 @@ const TOKENS_BYTES: usize = 384 << 10;
 /// Panels that a thread takes at a time for many tokens.
 const MANY_PANELS: usize = 4;
 
-/// Computes `out = x Wᵀ`, or adds it to `out`, for every job, on up to `threads` threads. Bits do not depend on the
-/// number of threads or tokens, nor on the level.
+/// Computes `out = x Wᵀ`, or adds it to `out`, for every job (at most 16), on up to `threads` threads. Bits do not
+/// depend on the number of threads or tokens, nor on the level.
 ///
 /// # Panics
 /// If a weight has other columns or units than the activations, or an output another shape.
-pub fn multiply(jobs: &mut [PanelJob<'_>], x: &Activations, threads: usize) {
+pub fn multiply<'a>(jobs: impl Iterator<Item = PanelJob<'a>>, x: &Activations, threads: usize) {
     multiply_at(PackedLevel::best(), jobs, x, threads);
 }
 
 /// [`multiply`] at a given level.
-pub(crate) fn multiply_at(level: &PackedLevel, jobs: &mut [PanelJob<'_>], x: &Activations, threads: usize) {
-    for PanelJob { panels, out, .. } in jobs.iter() {
+pub(crate) fn multiply_at<'a>(
+    level: &PackedLevel,
+    jobs: impl Iterator<Item = PanelJob<'a>>,
+    x: &Activations,
+    threads: usize,
+) {
+    let targets = jobs.map(|PanelJob { panels, out, accumulate }| {
         let unit = panels.format().unit.min(panels.cols().div_ceil(BLOCK) * BLOCK);
         assert!(
             panels.cols() == x.cols && (unit == x.unit || x.unit < unit),
@@ -50,32 +55,31 @@ pub(crate) fn multiply_at(level: &PackedLevel, jobs: &mut [PanelJob<'_>], x: &Ac
             x.unit
         );
         assert_eq!(out.len(), x.tokens * panels.rows(), "packed product: output is not [tokens, rows]");
-    }
+        if x.cols == 0 && !accumulate {
+            out.fill(0.0);
+        }
+        (panels, accumulate, out)
+    });
     if x.tokens == 0 || x.cols == 0 {
-        return;
+        return targets.for_each(|_| ());
     }
     let pieces = |panels: &Panels| match PackedLevel::expands(x.tokens) {
         true => MANY_PANELS,
         false => (PIECE / panels.panel_bytes()).max(1),
     };
     let count = |panels: &Panels| panels.rows().div_ceil(ROWS).div_ceil(pieces(panels));
-    split(
-        jobs.iter_mut().map(|job| (job.panels, job.accumulate, &mut *job.out)),
-        threads,
-        count,
-        |target, piece| {
-            let (panels, per_piece) = (target.weight, pieces(target.weight));
-            let rows = piece * per_piece..((piece + 1) * per_piece).min(panels.rows().div_ceil(ROWS));
-            SCRATCH.with_borrow_mut(|scratch| {
-                run(level, panels, rows, x, scratch, |panel, t, sums| {
-                    let first = panel * ROWS;
-                    let sums = &sums[..ROWS.min(panels.rows() - first)];
-                    // SAFETY: every panel belongs to one piece, and `split` hands out every piece once.
-                    unsafe { target.out.put_lanes(t * panels.rows() + first, sums, target.accumulate) };
-                });
+    split(targets, threads, count, |target, piece| {
+        let (panels, per_piece) = (target.weight, pieces(target.weight));
+        let rows = piece * per_piece..((piece + 1) * per_piece).min(panels.rows().div_ceil(ROWS));
+        SCRATCH.with_borrow_mut(|scratch| {
+            run(level, panels, rows, x, scratch, |panel, t, sums| {
+                let first = panel * ROWS;
+                let sums = &sums[..ROWS.min(panels.rows() - first)];
+                // SAFETY: every panel belongs to one piece, and `split` hands out every piece once.
+                unsafe { target.out.put_lanes(t * panels.rows() + first, sums, target.accumulate) };
             });
-        },
-    );
+        });
+    });
 }
 
 /// Memory of a thread, kept between calls.

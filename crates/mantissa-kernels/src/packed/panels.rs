@@ -1,8 +1,8 @@
 //! A weight repacked to panels of 16 rows.
 
-use super::codes::{WIDTHS, pack_block};
-use super::dot::Quad;
-use super::scales::Stored;
+use super::codes::{WIDTHS, code_at, pack_block};
+use super::dot::{Plain, Quad};
+use super::scales::{Stored, widen};
 use super::{BLOCK, ROWS, SUPER, ScaleCode};
 use crate::buffer::Buffer;
 
@@ -173,6 +173,26 @@ impl Panels {
     /// Bytes in memory.
     pub fn bytes(&self) -> usize {
         self.bytes.bytes().len()
+    }
+
+    /// Dequantizes row `row` into `out`. Reads the whole panel: for single rows, such as those of an embedding.
+    ///
+    /// # Panics
+    /// If there is no such row, or `out` is not `[cols]`.
+    pub fn row(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.rows && out.len() == self.cols, "Panels::row: row {row} of {}", self.rows);
+        let (panel, lane, format) = (self.panel(row / ROWS), row % ROWS, &self.format);
+        let mut wide = vec![[0.0; ROWS]; 2 * format.groups(self.cols)];
+        let (scales, mins) = wide.split_at_mut(format.groups(self.cols));
+        widen(Plain, panel.scales, &[], scales);
+        widen(Plain, panel.mins, scales, mins);
+        let zero = f32::from(format.zero);
+        for (c, out) in out.iter_mut().enumerate() {
+            let block = &panel.codes[c / BLOCK * format.bits as usize..][..format.bits as usize];
+            let code = code_at(block, format.bits, lane, c % BLOCK);
+            let level = format.levels.map_or(code, |levels| levels[usize::from(code)]);
+            *out = scales[c / format.group][lane] * (f32::from(level) - zero) + mins[c / format.group][lane];
+        }
     }
 
     /// Bytes of a panel.

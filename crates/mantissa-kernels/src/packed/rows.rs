@@ -173,17 +173,20 @@ impl FloatRows {
     ///
     /// # Panics
     /// If a weight has other columns, or an output another shape.
-    pub fn multiply(jobs: &mut [RowsJob<'_>], x: &[f32], cols: usize, threads: usize) {
-        if cols == 0 {
-            return jobs.iter_mut().filter(|job| !job.accumulate).for_each(|job| job.out.fill(0.0));
-        }
-        let tokens = x.len() / cols;
-        for RowsJob { weight, out, .. } in jobs.iter() {
+    pub fn multiply<'a>(jobs: impl Iterator<Item = RowsJob<'a>>, x: &[f32], cols: usize, threads: usize) {
+        let tokens = x.len().checked_div(cols).unwrap_or(0);
+        let mut jobs = jobs.inspect(|RowsJob { weight, out, .. }| {
             assert_eq!(weight.cols, cols, "FloatRows: weight has other columns than the activations");
-            assert_eq!(out.len(), tokens * weight.rows, "FloatRows: output is not [tokens, rows]");
+            assert!(
+                cols == 0 || out.len() == tokens * weight.rows,
+                "FloatRows: output is not [tokens, rows]"
+            );
+        });
+        if cols == 0 {
+            return jobs.filter(|job| !job.accumulate).for_each(|job| job.out.fill(0.0));
         }
         if tokens >= MANY {
-            return jobs.iter_mut().for_each(|job| job.weight.gemm(x, tokens, job, threads));
+            return jobs.for_each(|mut job| job.weight.gemm(x, tokens, &mut job, threads));
         }
         let mut padded = Vec::new();
         let x = match cols.is_multiple_of(LANES) {
@@ -199,7 +202,7 @@ impl FloatRows {
             }
         };
         let pieces = |w: &FloatRows| (PIECE / w.stride).max(FOUR) / FOUR * FOUR;
-        let targets = jobs.iter_mut().map(|job| (job.weight, job.accumulate, &mut *job.out));
+        let targets = jobs.by_ref().map(|job| (job.weight, job.accumulate, job.out));
         split(
             targets,
             threads,

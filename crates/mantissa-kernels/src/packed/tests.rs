@@ -112,8 +112,8 @@ fn value(x: &Activations, t: usize, c: usize) -> (f32, i8) {
 
 fn run(level: &PackedLevel, case: &Case, x: &Activations, threads: usize) -> Vec<f32> {
     let mut out = vec![f32::NAN; x.tokens() * case.panels.rows()];
-    let mut jobs = [PanelJob { panels: &case.panels, out: &mut out, accumulate: false }];
-    multiply_at(level, &mut jobs, x, threads);
+    let job = PanelJob { panels: &case.panels, out: &mut out, accumulate: false };
+    multiply_at(level, std::iter::once(job), x, threads);
     out
 }
 
@@ -133,6 +133,16 @@ fn products_are_those_of_the_dequantized_weight_at_every_level() {
                 let quantized = quantize(PackedLevel::best());
                 let scalar = PackedLevel::available(Isa::Scalar).next().unwrap();
                 let expected = run(&scalar, &case, &quantize(&scalar), 1);
+                let mut row = vec![0.0; cols];
+                for r in 0..rows {
+                    case.panels.row(r, &mut row);
+                    let expected = &case.values[r * cols..][..cols];
+                    let size = expected.iter().fold(0f32, |max, x| max.max(x.abs()));
+                    assert!(
+                        row.iter().zip(expected).all(|(a, b)| (a - b).abs() <= 1e-5 * size),
+                        "{format:?}"
+                    );
+                }
                 for t in 0..tokens {
                     for r in 0..rows {
                         let exact: f64 = (0..cols)
@@ -265,7 +275,7 @@ fn float_rows_multiply_like_their_values_at_every_level() {
                 for threads in [1, 3] {
                     let mut out = vec![1.0; tokens * rows];
                     let job = RowsJob { weight: &weight, out: &mut out, accumulate: true };
-                    FloatRows::multiply(&mut [job], &x, cols, threads);
+                    FloatRows::multiply(std::iter::once(job), &x, cols, threads);
                     for (i, got) in out.iter().enumerate() {
                         let (t, r) = (i / rows, i % rows);
                         let products = || {

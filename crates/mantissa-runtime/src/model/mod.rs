@@ -5,8 +5,8 @@ mod operators;
 use mantissa_kernels::{for_each, kernels};
 use mantissa_model::flow::{CachedAttention, Sequences};
 use mantissa_model::{
-    Batch, Buffers, Embedding, ForwardError, Layer, Linear, LoadError, ModelConfig, Norm, WeightSource,
-    load_config, load_embedding,
+    Batch, Buffers, Embedding, ForwardError, LayerParts, LinearInfo, LoadError, ModelConfig, Norm,
+    WeightSource, load_config,
 };
 
 use self::operators::{FastLayer, Run};
@@ -19,10 +19,11 @@ const MANY: usize = 1 << 16;
 #[derive(Debug)]
 pub struct FastModel {
     config: ModelConfig,
-    embedding: Embedding,
+    embedding: Embedding<PreparedLinear>,
     layers: Vec<FastLayer>,
     norm: Norm,
-    head: PreparedLinear,
+    /// Output head; `None` if it is the embedding.
+    head: Option<PreparedLinear>,
     threads: usize,
 }
 
@@ -59,21 +60,23 @@ impl FastModel {
     pub fn load(source: &dyn WeightSource, threads: usize) -> Result<Self, LoadError> {
         let config = load_config(source)?;
         let threads = threads.max(1);
-        let layer = |i| Ok(FastLayer::new(Layer::load(source, &config, i)?.into_parts(), threads));
+        let prepare = |info: &LinearInfo, weight| PreparedLinear::new(&info.module, weight);
+        let layer = |i| Ok(FastLayer::new(LayerParts::load(source, &config, i, prepare)?, threads));
         let layers = (0..config.num_hidden_layers).map(layer).collect::<Result<_, LoadError>>()?;
-        let embedding = load_embedding(source, &config)?;
+        let embedding = Embedding::load(source, &config, PreparedLinear::table)?;
         let head = match config.tie_word_embeddings {
-            true => embedding.table().clone(),
+            true => None,
             false => {
                 let (rows, cols, module) = (config.vocab_size, config.hidden_size, config.head_module());
-                Linear::new(module, source.linear(module, rows, cols, config.head_bias)?)?
+                let weight = source.linear(module, rows, cols, config.head_bias)?;
+                Some(PreparedLinear::new(module, weight)?)
             }
         };
         Ok(FastModel {
             norm: Norm::load(source, &config, &config.final_norm_module(), config.hidden_size)?,
             embedding,
             layers,
-            head: PreparedLinear::new(head),
+            head,
             config,
             threads,
         })
@@ -87,6 +90,11 @@ impl FastModel {
     /// Number of threads of a pass.
     pub fn threads(&self) -> usize {
         self.threads
+    }
+
+    /// Output head: the embedding, if they are tied.
+    fn head(&self) -> &PreparedLinear {
+        self.head.as_ref().unwrap_or(self.embedding.table())
     }
 
     /// Allocates buffers for passes of up to `tokens` tokens in sequences (including cached tokens) of up to `context`.
@@ -104,7 +112,7 @@ impl FastModel {
 
     /// Iterates over its prepared linear layers, the head last.
     pub fn linears(&self) -> impl Iterator<Item = &PreparedLinear> {
-        self.layers.iter().flat_map(FastLayer::linears).chain([&self.head])
+        self.layers.iter().flat_map(FastLayer::linears).chain([self.head()])
     }
 
     /// Runs whole sequences without a cache and returns the hidden states after the last norm, `[tokens, hidden]`. A
@@ -171,7 +179,7 @@ impl FastModel {
         let states = b.buffers.activations(false).0.normed;
         b.gathered.clear();
         rows.iter().for_each(|row| b.gathered.extend_from_slice(&states[row * d..(row + 1) * d]));
-        let mut jobs = [Job { linear: &self.head, out: &mut *out, accumulate: false }];
+        let mut jobs = [Job { linear: self.head(), out: &mut *out, accumulate: false }];
         prepared::forward(&mut jobs, &b.gathered, rows.len(), &mut b.scratch, self.threads)?;
         if let Some(cap) = self.config.logit_softcap {
             kernels().softcap(out, 1.0, cap);

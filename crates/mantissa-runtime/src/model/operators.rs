@@ -31,11 +31,10 @@ struct Side {
 }
 
 impl FastLayer {
-    pub(super) fn new(parts: LayerParts, threads: usize) -> Self {
+    pub(super) fn new(parts: LayerParts<PreparedLinear>, threads: usize) -> Self {
         let LayerParts { linears, norms, sides, vectors, flow } = parts;
         FastLayer {
-            // One at a time, so that a layer is never held in both forms.
-            linears: linears.into_iter().map(|(kind, linear)| (kind, PreparedLinear::new(linear))).collect(),
+            linears,
             norms,
             sides: sides.into_iter().map(|(kind, linear)| (kind, Side::new(linear))).collect(),
             vectors,

@@ -1,34 +1,50 @@
-//! Linear layers as they run: weights repacked once for the kernels.
+//! Linear layers as they run: weights repacked once for the kernels, inputs quantized on the fly.
+//!
+//! A weight of integer codes (integers, small tables, 4-bit floats, GGUF's blocks) becomes [`Panels`] and multiplies
+//! 8-bit activations; a weight of floats becomes [`FloatRows`] and multiplies f32, or bf16 for many tokens. What has no
+//! such form runs from its stored codes, strip by strip; [`PreparedLinear::choice`] says so, and why.
 
-use mantissa_kernels::{MatMut, MatRef, kernels};
-use mantissa_model::{ForwardError, Linear};
+mod choice;
+mod floats;
+mod input;
+mod integers;
+mod strips;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
+
+use mantissa_kernels::kernels;
+use mantissa_kernels::packed::{Activations, FloatRows, PanelJob, Panels, RowsJob, multiply};
+use mantissa_model::{ForwardError, Linear, LoadError, Table, check_weight};
+use mantissa_num::stored::Transforms;
+use mantissa_store::convention::{LinearWeight, Weight};
+
+pub use self::choice::Choice;
+use self::input::Input;
 
 /// A linear layer `y = x Wᵀ + b`, prepared for running.
 #[derive(Debug)]
 pub struct PreparedLinear {
-    linear: Linear,
+    module: String,
+    rows: usize,
+    cols: usize,
+    weight: Prepared,
+    bias: Option<Vec<f32>>,
+    input: Input,
+    transforms: Transforms,
+    /// Format of the stored weight.
+    stored: String,
 }
 
-impl PreparedLinear {
-    /// Prepares `linear`, whose storage is dropped.
-    pub fn new(linear: Linear) -> Self {
-        PreparedLinear { linear: if linear.input().is_none() { linear.folded() } else { linear } }
-    }
-
-    /// Output features.
-    pub fn rows(&self) -> usize {
-        self.linear.rows()
-    }
-
-    /// Input features.
-    pub fn cols(&self) -> usize {
-        self.linear.cols()
-    }
-
-    /// Module name.
-    pub fn module(&self) -> &str {
-        self.linear.module()
-    }
+/// A weight in the form that runs.
+#[derive(Debug)]
+enum Prepared {
+    /// Integers; multiplies 8-bit activations.
+    Panels(Panels),
+    /// Floats.
+    Rows(FloatRows),
+    /// Stored codes, for this reason.
+    Stored(Box<Linear>, &'static str),
 }
 
 /// One linear layer of a call to [`forward`].
@@ -45,8 +61,126 @@ pub struct Job<'a> {
 /// Scratch of [`forward`]; grows at the first use of a shape.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    weight: Vec<f32>,
+    activations: Activations,
+    /// Transformed or quantized copy of the input.
     input: Vec<f32>,
+    /// Outputs before the transforms.
+    output: Vec<f32>,
+}
+
+impl PreparedLinear {
+    /// Prepares a weight as a checkpoint stores it. `module` is its name in errors.
+    ///
+    /// # Errors
+    /// As [`Linear::new`], and [`LoadError::Memory`].
+    pub fn new(module: &str, weight: LinearWeight) -> Result<Self, LoadError> {
+        let input = Input::new(check_weight(module, &weight)?);
+        let LinearWeight { rows, cols, weight, bias, transforms, .. } = weight;
+        let stored = choice::name(&weight);
+        let weight = prepare(module, weight, (rows, cols), &input)?;
+        Ok(PreparedLinear { module: module.into(), rows, cols, weight, bias, input, transforms, stored })
+    }
+
+    /// Prepares a table whose rows are looked up, such as an embedding: transforms are folded into it.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn table(module: &str, weight: LinearWeight) -> Result<Self, LoadError> {
+        if weight.transforms.is_empty() {
+            return Self::new(module, weight);
+        }
+        let (rows, cols, bias) = (weight.rows, weight.cols, weight.bias.clone());
+        let folded = Linear::new(module, LinearWeight { input: None, ..weight })?.folded();
+        let mut values = vec![0.0; rows * cols];
+        values.chunks_exact_mut(cols.max(1)).enumerate().for_each(|(row, out)| folded.row(row, out));
+        let transforms = Transforms::default();
+        Self::new(
+            module,
+            LinearWeight { rows, cols, weight: Weight::F32(values), bias, input: None, transforms },
+        )
+    }
+
+    /// Output features.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Input features.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Module name.
+    pub fn module(&self) -> &str {
+        &self.module
+    }
+
+    /// Bytes that a pass over one token reads.
+    pub fn bytes(&self) -> u64 {
+        match &self.weight {
+            Prepared::Panels(panels) => panels.bytes() as u64,
+            Prepared::Rows(rows) => rows.bytes() as u64,
+            Prepared::Stored(linear, _) => linear.stored_bytes() as u64,
+        }
+    }
+
+    /// Kernel that runs it, and the reason if that is no kernel of its own.
+    pub fn choice(&self) -> Choice {
+        Choice::of(self)
+    }
+
+    /// True if both layers read the same form of an input, so that one quantization serves them.
+    fn reads_with(&self, other: &PreparedLinear) -> bool {
+        let same = self.transforms.before.is_empty()
+            && other.transforms.before.is_empty()
+            && self.input == other.input;
+        same && match (&self.weight, &other.weight) {
+            (Prepared::Panels(a), Prepared::Panels(b)) => a.format().unit == b.format().unit,
+            (Prepared::Rows(_), Prepared::Rows(_)) => true,
+            _ => false,
+        }
+    }
+}
+
+/// Repacks a weight.
+fn prepare(
+    module: &str,
+    weight: Weight,
+    (rows, cols): (usize, usize),
+    input: &Input,
+) -> Result<Prepared, LoadError> {
+    let memory = || LoadError::Memory { what: "prepared weights", bytes: (rows * cols) as u64 };
+    let reason = match (input.reason, &weight) {
+        (Some(reason), _) => reason,
+        (None, Weight::Quantized(q)) => match integers::panels(q, input.grid) {
+            Ok(panels) => return panels.map(Prepared::Panels).ok_or_else(memory),
+            Err(reason) => match floats::minifloats(q) {
+                Some(rows) => return rows.map(Prepared::Rows).ok_or_else(memory),
+                None => reason,
+            },
+        },
+        (None, dense) => {
+            let rows = floats::dense(dense, rows, cols).ok_or_else(memory)?;
+            return Ok(Prepared::Rows(rows));
+        }
+    };
+    let plain =
+        LinearWeight { rows, cols, weight, bias: None, input: None, transforms: Transforms::default() };
+    Ok(Prepared::Stored(Box::new(Linear::new(module, plain)?), reason))
+}
+
+impl Table for PreparedLinear {
+    fn shape(&self) -> (usize, usize) {
+        (self.rows, self.cols)
+    }
+
+    fn row(&self, row: usize, out: &mut [f32]) {
+        match &self.weight {
+            Prepared::Panels(panels) => panels.row(row, out),
+            Prepared::Rows(rows) => rows.row(row, out),
+            Prepared::Stored(linear, _) => linear.row(row, out),
+        }
+    }
 }
 
 /// Runs linear layers on the same input `x` `[tokens, cols]`: transforms, activation quantization, product and bias,
@@ -59,34 +193,98 @@ pub fn forward(
     x: &[f32],
     tokens: usize,
     scratch: &mut Scratch,
-    _threads: usize,
+    threads: usize,
 ) -> Result<(), ForwardError> {
-    for job in jobs {
-        let (linear, rows, cols) = (&job.linear.linear, job.linear.rows(), job.linear.cols());
-        grow(&mut scratch.weight, rows * cols);
-        grow(&mut scratch.input, tokens * cols);
-        let (weight, input) = (&mut scratch.weight[..rows * cols], &mut scratch.input[..tokens * cols]);
-        input.copy_from_slice(&x[..tokens * cols]);
-        if linear.input().is_some() {
-            linear.apart(input, weight)?;
+    let mut rest = jobs;
+    while let Some(first) = rest.first().map(|job| job.linear) {
+        let together = rest.iter().take_while(|job| job.linear.reads_with(first)).count().max(1);
+        let (now, later) = rest.split_at_mut(together);
+        let x = &x[..tokens * first.cols];
+        if first.cols == 0 || first.rows == 0 {
+            now.iter_mut().filter(|job| !job.accumulate).for_each(|job| job.out.fill(0.0));
+        } else if now.iter().all(|job| job.linear.transforms.is_empty()) {
+            products(now, x, scratch, threads)?;
         } else {
-            weight.chunks_exact_mut(cols).enumerate().for_each(|(row, out)| linear.row(row, out));
+            now.iter_mut().try_for_each(|job| transformed(job, x, scratch, threads))?;
         }
-        // Row by row, so that a row does not depend on its neighbours.
-        for (input, out) in input.chunks_exact(cols).zip(job.out.chunks_exact_mut(rows)) {
-            let (a, b) = (MatRef::new(input, 1, cols), MatRef::new(weight, rows, cols));
-            kernels().gemm_nt(a, b, MatMut::new(&mut *out, 1, rows), job.accumulate);
-            if let Some(bias) = linear.bias() {
-                kernels().axpy(1.0, bias, out);
+        for job in now {
+            if let Some(bias) = &job.linear.bias {
+                job.out.chunks_exact_mut(bias.len()).for_each(|row| kernels().axpy(1.0, bias, row));
             }
         }
+        rest = later;
     }
     Ok(())
 }
 
-/// Lengthens `buffer` to at least `len`.
-fn grow(buffer: &mut Vec<f32>, len: usize) {
-    if buffer.len() < len {
-        buffer.resize(len, 0.0);
+/// Runs a layer with transforms or side tensors around its product.
+fn transformed(
+    job: &mut Job<'_>,
+    x: &[f32],
+    scratch: &mut Scratch,
+    threads: usize,
+) -> Result<(), ForwardError> {
+    let Job { linear, out, accumulate } = job;
+    let mut mapped = x.to_vec();
+    linear.transforms.before.iter().for_each(|map| map.apply(&mut mapped, linear.cols));
+    let mut y = std::mem::take(&mut scratch.output);
+    y.clear();
+    y.resize(out.len(), 0.0);
+    let done = products(&mut [Job { linear, out: &mut y, accumulate: false }], &mapped, scratch, threads);
+    linear.transforms.after.iter().for_each(|map| map.apply(&mut y, linear.rows));
+    linear.transforms.extras.iter().for_each(|extra| extra.add(x, &mut y, linear.rows, linear.cols));
+    match accumulate {
+        true => kernels().axpy(1.0, &y, out),
+        false => out.copy_from_slice(&y),
     }
+    scratch.output = y;
+    done
+}
+
+/// Multiplies weights that read the same form of an input.
+fn products(
+    jobs: &mut [Job<'_>],
+    x: &[f32],
+    scratch: &mut Scratch,
+    threads: usize,
+) -> Result<(), ForwardError> {
+    let Some(first) = jobs.first().map(|job| job.linear) else { return Ok(()) };
+    let Scratch { activations, input, .. } = scratch;
+    let x = match &first.input.quantizer {
+        // Codes come from the values themselves.
+        Some(_) if first.input.direct && matches!(first.weight, Prepared::Panels(_)) => x,
+        Some(quantizer) => {
+            input.clear();
+            input.extend_from_slice(x);
+            let fault = |error| ForwardError::Input { module: first.module.clone(), error };
+            quantizer.apply(input, first.cols).map_err(fault)?;
+            &*input
+        }
+        None => x,
+    };
+    match &first.weight {
+        Prepared::Panels(panels) => {
+            activations.quantize(x, first.cols, first.input.grid, panels.format().unit, threads);
+            let jobs = jobs.iter_mut().filter_map(|job| match &job.linear.weight {
+                Prepared::Panels(panels) => {
+                    Some(PanelJob { panels, out: &mut *job.out, accumulate: job.accumulate })
+                }
+                _ => None,
+            });
+            multiply(jobs, activations, threads);
+        }
+        Prepared::Rows(_) => {
+            let jobs = jobs.iter_mut().filter_map(|job| match &job.linear.weight {
+                Prepared::Rows(weight) => {
+                    Some(RowsJob { weight, out: &mut *job.out, accumulate: job.accumulate })
+                }
+                _ => None,
+            });
+            FloatRows::multiply(jobs, x, first.cols, threads);
+        }
+        Prepared::Stored(linear, _) => {
+            jobs.iter_mut().for_each(|job| strips::multiply(linear, x, job.out, job.accumulate, threads));
+        }
+    }
+    Ok(())
 }

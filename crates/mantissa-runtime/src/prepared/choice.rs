@@ -1,0 +1,86 @@
+//! The kernel that runs a layer, for reports.
+
+use mantissa_kernels::kernels;
+use mantissa_kernels::packed::{FloatCode, PackedLevel, ScaleCode};
+use mantissa_num::{Rule, Scheme};
+use mantissa_store::convention::Weight;
+
+use super::{Prepared, PreparedLinear};
+
+/// Kernel of a layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// Module name.
+    pub module: String,
+    /// Format of the stored weight.
+    pub format: String,
+    /// Kernel for one token.
+    pub kernel: String,
+    /// Kernel for many tokens.
+    pub prefill: String,
+    /// Bytes that a pass over one token reads.
+    pub bytes: u64,
+    /// Reason why the layer runs without a kernel of its own, or what a kernel changes.
+    pub reason: Option<String>,
+}
+
+impl Choice {
+    pub(super) fn of(linear: &PreparedLinear) -> Self {
+        let level = PackedLevel::best().name();
+        let (kernel, prefill, mut reason) = match &linear.weight {
+            Prepared::Panels(panels) => {
+                let format = panels.format();
+                let codes = match format.levels {
+                    Some(_) => format!("{}-bit table", format.bits),
+                    None => format!("{}-bit", format.bits),
+                };
+                let scales = if format.mins == ScaleCode::Absent { "" } else { " with minima" };
+                let per = if format.unit >= linear.cols {
+                    "token".to_owned()
+                } else {
+                    format!("{} columns", format.unit)
+                };
+                let kernel = format!("{codes}{scales} × int8 per {per} ({level})");
+                let prefill = match format.bits {
+                    8 => kernel.clone(),
+                    _ => format!("expanded to 8 bits × int8 per {per} ({level})"),
+                };
+                (kernel, prefill, None)
+            }
+            Prepared::Rows(rows) => {
+                let code = match rows.code() {
+                    FloatCode::F32 => "f32".to_owned(),
+                    FloatCode::F16 => "f16".to_owned(),
+                    FloatCode::Bf16 => "bf16".to_owned(),
+                    FloatCode::Mini { bits, .. } => format!("{bits}-bit float"),
+                };
+                let in_bf16 = kernels().bf16_dot() && rows.code() != FloatCode::F32;
+                let prefill = if in_bf16 { "bf16 GEMM" } else { "f32 GEMM" };
+                (format!("{code} × f32 ({level})"), prefill.to_owned(), None)
+            }
+            Prepared::Stored(_, reason) => {
+                let strips = "strips dequantized to f32".to_owned();
+                (strips.clone(), strips, Some((*reason).to_owned()))
+            }
+        };
+        if reason.is_none() && !linear.transforms.is_empty() {
+            reason = Some("transforms of the input or output run outside of the kernel".into());
+        }
+        let (module, format) = (linear.module.clone(), linear.stored.clone());
+        Choice { module, format, kernel, prefill, bytes: linear.bytes(), reason }
+    }
+}
+
+/// Names the format of a stored weight.
+pub(super) fn name(weight: &Weight) -> String {
+    match weight {
+        Weight::F32(_) => "f32".into(),
+        Weight::Bf16(_) => "bf16".into(),
+        Weight::F16(_) => "f16".into(),
+        // The writer's rule is not stored.
+        Weight::Quantized(q) => {
+            let text = Scheme::new(q.format.clone(), Rule::Amax).to_string();
+            text.split_once(':').map_or(text.clone(), |(name, _)| name.to_owned())
+        }
+    }
+}
