@@ -41,6 +41,7 @@ mod generic;
 mod isa;
 mod mat;
 pub mod packed;
+pub mod paged;
 mod parallel;
 mod peaks;
 mod pool;
