@@ -157,7 +157,7 @@ impl Cache {
         let work: Vec<_> = layers.flat_map(|layer| (0..pieces).map(move |piece| (layer, piece))).collect();
         let new = || (vec![(Queries::default(), Softmax::default()); KV_HEADS], Vec::new());
         for_each_with(threads, new, work, |(heads, out), (layer, piece)| {
-            self.piece(layer, piece, heads, out)
+            self.piece(layer, piece, heads, out);
         });
         (now() - start).as_secs_f64() / threads as f64
     }

@@ -153,6 +153,11 @@ impl LayerFlow {
         self.half > 0
     }
 
+    /// Quantizer of keys and values; `None` if they are cached in f32.
+    pub fn kv(&self) -> Option<&KvQuantizer> {
+        self.kv.as_ref()
+    }
+
     /// Shape and mask of the attention.
     pub fn attention_shape(&self) -> &CausalAttention {
         &self.attention

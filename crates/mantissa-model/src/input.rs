@@ -76,6 +76,14 @@ impl InputQuantizer {
         &self.quant
     }
 
+    /// Element of the fast path.
+    pub(crate) fn element(&self) -> Option<Element> {
+        match self.path {
+            Path::Fast(element) => Some(element),
+            Path::Reference => None,
+        }
+    }
+
     /// Replaces `x` (`[tokens, width]`) by its quantized values.
     ///
     /// # Errors

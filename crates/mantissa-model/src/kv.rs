@@ -13,6 +13,9 @@ pub(crate) mod stored;
 
 pub(crate) use self::calibrate::Text;
 pub use self::calibrate::{KvCalibrationError, find_kv_levels};
+pub use self::codec::{HeadElement, HeadScale};
 pub use self::policy::{KvParseError, KvPolicy};
+pub use self::quantizer::{KvQuantizer, Parts};
 pub use self::scheme::KvScheme;
+pub use self::side::Side;
 pub use self::stored::{CacheInF32, check_kv_levels};

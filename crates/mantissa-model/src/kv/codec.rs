@@ -1,6 +1,8 @@
 //! One row of keys or values as bytes: packed codes, then the scales, zero points, minima and tensor-wide scale of the
 //! row. Every row is stored by itself, so that cached bytes are never changed.
 
+mod heads;
+
 use mantissa_kernels::Element;
 use mantissa_num::pack::{Packing, sign_extend};
 use mantissa_num::{
@@ -11,6 +13,8 @@ use mantissa_store::convention::ActivationQuant;
 
 use crate::error::LoadError;
 use crate::input::{InputQuantizer, fast_element};
+
+pub use self::heads::{HeadElement, HeadScale};
 
 /// Stores rows of `cols` values.
 #[derive(Clone, Debug, PartialEq)]

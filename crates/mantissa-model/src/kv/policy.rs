@@ -172,7 +172,7 @@ impl KvPolicy {
     ///
     /// # Errors
     /// [`LoadError::KvScheme`].
-    pub(crate) fn quantizer(&self, config: &ModelConfig) -> Result<KvQuantizer, LoadError> {
+    pub fn quantizer(&self, config: &ModelConfig) -> Result<KvQuantizer, LoadError> {
         self.quantizer_with(config, &LayerBooks::default())
     }
 

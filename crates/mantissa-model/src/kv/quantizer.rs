@@ -9,28 +9,32 @@ use crate::error::LoadError;
 
 /// Quantizes the keys and values of one layer.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct KvQuantizer {
+pub struct KvQuantizer {
     parts: Parts,
 }
 
 /// Parts of a quantizer.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Parts {
-    pub(crate) keys: Option<Side>,
-    pub(crate) values: Option<Side>,
+pub struct Parts {
+    /// Storage of keys; `None` keeps them in f32.
+    pub keys: Option<Side>,
+    /// Storage of values; `None` keeps them in f32.
+    pub values: Option<Side>,
     /// Latent of keys and values, cached in their place.
-    pub(crate) latent: Option<Side>,
-    /// Numbers of last and of first tokens that stay in f32.
-    pub(crate) window: usize,
-    pub(crate) sinks: usize,
+    pub latent: Option<Side>,
+    /// Number of last tokens that stay in f32.
+    pub window: usize,
+    /// Number of first tokens that stay in f32.
+    pub sinks: usize,
     /// True if keys are stored before RoPE.
-    pub(crate) before_rope: bool,
+    pub before_rope: bool,
     /// True if a pass sees its own keys and values quantized, as checkpoints with stored scales intend.
-    pub(crate) as_written: bool,
+    pub as_written: bool,
 }
 
 impl KvQuantizer {
-    pub(crate) fn new(parts: Parts) -> Self {
+    /// Creates a quantizer of `parts`.
+    pub fn new(parts: Parts) -> Self {
         KvQuantizer { parts }
     }
 
@@ -39,12 +43,7 @@ impl KvQuantizer {
     ///
     /// # Errors
     /// [`LoadError::InputScheme`] for a scheme that is neither symmetric integers nor floats with stored scales.
-    pub(crate) fn stored(
-        module: &str,
-        quant: &KvQuant,
-        heads: usize,
-        head_dim: usize,
-    ) -> Result<Self, LoadError> {
+    pub fn stored(module: &str, quant: &KvQuant, heads: usize, head_dim: usize) -> Result<Self, LoadError> {
         let KvQuant { scheme, k_scale, v_scale } = quant;
         let refuse = |given: String, allowed| {
             Err(LoadError::InputScheme { module: module.into(), scheme: scheme.to_string(), given, allowed })
@@ -67,11 +66,12 @@ impl KvQuantizer {
     }
 
     /// True if heads are stored quantized; a latent is quantized before it is expanded to heads.
-    pub(crate) fn stores_heads(&self) -> bool {
+    pub fn stores_heads(&self) -> bool {
         self.parts.keys.is_some() || self.parts.values.is_some()
     }
 
-    pub(crate) fn parts(&self) -> &Parts {
+    /// Returns its parts.
+    pub fn parts(&self) -> &Parts {
         &self.parts
     }
 

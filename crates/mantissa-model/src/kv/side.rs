@@ -3,11 +3,12 @@
 use mantissa_num::pack::transpose;
 use mantissa_num::{Hadamard, TensorError};
 
+use super::codec::{HeadElement, HeadScale};
 use super::rows::Rows;
 
 /// Storage of the keys or the values of tokens, in chunks of `span` tokens.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Side {
+pub struct Side {
     codec: Rows,
     /// Values per token.
     width: usize,
@@ -31,17 +32,17 @@ impl Side {
     }
 
     /// Values per token.
-    pub(crate) fn width(&self) -> usize {
+    pub fn width(&self) -> usize {
         self.width
     }
 
     /// Tokens that are stored together.
-    pub(crate) fn span(&self) -> usize {
+    pub fn span(&self) -> usize {
         self.span
     }
 
     /// Bytes of a chunk.
-    pub(crate) fn chunk_bytes(&self) -> usize {
+    pub fn chunk_bytes(&self) -> usize {
         self.span * self.width / self.codec.cols().max(1) * self.codec.row_bytes()
     }
 
@@ -49,7 +50,7 @@ impl Side {
     ///
     /// # Errors
     /// [`TensorError`] for values without a code.
-    pub(crate) fn encode(&self, chunk: &[f32], out: &mut Vec<u8>) -> Result<(), TensorError> {
+    pub fn encode(&self, chunk: &[f32], out: &mut Vec<u8>) -> Result<(), TensorError> {
         let mut x = chunk.to_vec();
         if let Some(rotation) = &self.rotation {
             rotation.forward(&mut x);
@@ -70,7 +71,7 @@ impl Side {
     }
 
     /// Decodes whole chunks to `[tokens, width]`.
-    pub(crate) fn decode(&self, bytes: &[u8], out: &mut [f32]) {
+    pub fn decode(&self, bytes: &[u8], out: &mut [f32]) {
         let chunks = out.chunks_exact_mut((self.span * self.width).max(1));
         for (chunk, bytes) in chunks.zip(bytes.chunks_exact(self.chunk_bytes().max(1))) {
             let rows = chunk.chunks_exact_mut(self.codec.cols().max(1));
@@ -82,6 +83,34 @@ impl Side {
         }
         if let Some(rotation) = &self.rotation {
             rotation.transpose(out);
+        }
+    }
+
+    /// Element of the heads of `head_dim`, if each is stored by itself as elements with at most one scale and one zero
+    /// point, so that attention can read it without [`decode`](Self::decode).
+    pub fn head_element(&self, head_dim: usize) -> Option<HeadElement> {
+        match &self.codec {
+            Rows::Grid(codec) if !self.channels && self.rotation.is_none() => codec.head_element(head_dim),
+            _ => None,
+        }
+    }
+
+    /// Encodes the vector of head `head` of a token with the values of [`encode`](Self::encode): integer codes to
+    /// `codes`, other elements, before scaling, to `elements`. Only for storage with a
+    /// [`head_element`](Self::head_element).
+    ///
+    /// # Errors
+    /// [`TensorError`] for values without a code.
+    pub fn encode_head(
+        &self,
+        head: usize,
+        x: &[f32],
+        codes: &mut [i8],
+        elements: &mut [f32],
+    ) -> Result<HeadScale, TensorError> {
+        match &self.codec {
+            Rows::Grid(codec) => codec.encode_head(head, x, codes, elements),
+            Rows::Book(_) => Ok(HeadScale { scale: 0.0, zero: 0 }),
         }
     }
 
