@@ -19,7 +19,7 @@ fn logits_are_close_to_the_reference() {
         let mut expected = vec![0.0; tokens.len() * decoder.config().vocab_size];
         decoder.forward(&batch, &mut buffers).unwrap().logits(0..tokens.len(), &mut expected).unwrap();
 
-        let mut buffers = model.plan(tokens.len(), 20).unwrap();
+        let mut buffers = model.plan_whole(tokens.len(), 20).unwrap();
         model.whole(&batch, &mut buffers).unwrap();
         let mut found = vec![0.0; expected.len()];
         model.logits(&(0..tokens.len()).collect::<Vec<_>>(), &mut found, &mut buffers).unwrap();
@@ -39,7 +39,7 @@ fn a_sequence_has_the_same_bits_in_any_batch_and_on_any_thread_count() {
         let sequences = [prompt(&models[0], 1, 20), prompt(&models[0], 2, 1), prompt(&models[0], 3, long)];
         let logits = |model: &mantissa_runtime::FastModel, sequences: &[Vec<u32>]| {
             let (tokens, lens) = (sequences.concat(), sequences.iter().map(Vec::len).collect::<Vec<_>>());
-            let mut buffers = model.plan(tokens.len(), long).unwrap();
+            let mut buffers = model.plan_whole(tokens.len(), long).unwrap();
             model.whole(&Batch { tokens: &tokens, lens: &lens }, &mut buffers).unwrap();
             let mut out = vec![0.0; tokens.len() * model.config().vocab_size];
             model.logits(&(0..tokens.len()).collect::<Vec<_>>(), &mut out, &mut buffers).unwrap();

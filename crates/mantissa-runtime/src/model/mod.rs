@@ -11,6 +11,8 @@ use mantissa_model::{
 
 use self::operators::{FastLayer, Run};
 use crate::prepared::{self, Job, PreparedLinear, Scratch};
+use crate::session::RuntimeOptions;
+use crate::session::kv::Kv;
 
 /// Least number of values that several threads normalize.
 const MANY: usize = 1 << 16;
@@ -87,6 +89,20 @@ impl FastModel {
         &self.config
     }
 
+    /// Bytes of a token in the cache.
+    pub fn kv_bytes_per_token(&self) -> f64 {
+        Kv::bytes_per_token(self)
+    }
+
+    /// Bytes that a [`Runtime`](crate::Runtime) with these sizes allocates.
+    pub fn session_bytes(&self, options: &RuntimeOptions) -> u64 {
+        let rows = options.step_tokens.saturating_add(options.sequences);
+        let buffers = Buffers::bytes_needed(&self.config, rows, options.context);
+        let logits = (options.sequences * self.config.vocab_size * 4) as u64;
+        let tokens = options.cached_tokens.max(options.context) as f64;
+        buffers.saturating_add(logits).saturating_add((tokens * self.kv_bytes_per_token()) as u64)
+    }
+
     /// Number of threads of a pass.
     pub fn threads(&self) -> usize {
         self.threads
@@ -102,8 +118,20 @@ impl FastModel {
     /// # Errors
     /// As [`Buffers::plan`].
     pub fn plan(&self, tokens: usize, context: usize) -> Result<FastBuffers, LoadError> {
+        self.plan_on(1, tokens, context)
+    }
+
+    /// Runs [`plan`](Self::plan) for passes of [whole](Self::whole) sequences, whose attention runs on all threads.
+    ///
+    /// # Errors
+    /// As [`Buffers::plan`].
+    pub fn plan_whole(&self, tokens: usize, context: usize) -> Result<FastBuffers, LoadError> {
+        self.plan_on(self.threads, tokens, context)
+    }
+
+    fn plan_on(&self, threads: usize, tokens: usize, context: usize) -> Result<FastBuffers, LoadError> {
         Ok(FastBuffers {
-            buffers: Buffers::plan_for(&self.config, tokens, context, self.threads)?,
+            buffers: Buffers::plan_for(&self.config, tokens, context, threads)?,
             scratch: Scratch::default(),
             gathered: Vec::new(),
             rows: 0,
@@ -115,7 +143,7 @@ impl FastModel {
         self.layers.iter().flat_map(FastLayer::linears).chain([self.head()])
     }
 
-    /// Runs whole sequences without a cache and returns the hidden states after the last norm, `[tokens, hidden]`. A
+    /// Runs whole sequences without a cache, with buffers of [`plan_whole`](Self::plan_whole), and returns the hidden states after the last norm, `[tokens, hidden]`. A
     /// sequence has the same bits in any batch.
     ///
     /// # Errors

@@ -42,6 +42,12 @@ impl Kv {
         Ok(Kv { tables: vec![table; slots], blocks: tokens.div_ceil(Self::BLOCK), width })
     }
 
+    /// Bytes of a token of `model`.
+    pub(crate) fn bytes_per_token(model: &FastModel) -> f64 {
+        let config = model.config();
+        8.0 * (config.key_value_width() * config.num_hidden_layers) as f64
+    }
+
     /// Tokens of slot `slot`.
     pub(crate) fn len(&self, slot: usize) -> usize {
         self.tables[slot].len

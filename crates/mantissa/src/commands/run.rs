@@ -1,30 +1,35 @@
 //! `mantissa run`: generates text.
 
+mod fast;
+mod interactive;
+mod prompt;
+mod reference;
+
+use std::fmt;
 use std::io::{self, Write};
-use std::ops::ControlFlow;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use mantissa_model::{
-    Bos, Decoder, GenerateOptions, Generated, KvPolicy, Sampling, StopReason, Tokenizer, generate,
-};
+use mantissa_model::{DecodeStream, GenerateOptions, KvPolicy, Sampling, StopReason, Tokenizer};
 use mantissa_store::Paths;
+use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
+use self::fast::Drafted;
+use self::prompt::Prompt;
 use super::calibration::CalibrationArgs;
 use super::model::load_tokenizer;
 use super::model::{self, ModelPath};
-use super::render_chat;
-use super::running::{self, Use};
 use super::text::BosArg;
 use crate::context::Context;
-use crate::error::StdoutError;
+use crate::error::{BadInput, StdoutError};
 
 /// Generate text from a prompt, streaming
 ///
 /// Greedy unless --temperature is above 0; sampled text depends on --seed only. With --chat the prompt is a
 /// user message, rendered with the model's chat template; the answer ends with the end-of-turn token.
+/// Speed of prefill and decode goes to standard error.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa run demo -p 'Once upon a time' -n 200
@@ -32,22 +37,32 @@ use crate::error::StdoutError;
   mantissa run demo -p 'Once upon a time' --kv int8-head
   mantissa run path/to/model -p 'Once upon a time' \\
       --kv keys=int4-g32-asym,values=int4-head-asym,window=64,channel-keys
-  mantissa run path/to/model --chat -p 'Why is the sky blue?'")]
+  mantissa run path/to/model --chat -p 'Why is the sky blue?'
+  mantissa run path/to/model --interactive
+  mantissa run path/to/model -p - < prompt.txt
+  mantissa run path/to/model --draft path/to/smaller -p 'Once upon a time'")]
 pub struct Args {
     /// Hugging Face folder, .gguf file, or demo
     ///
     /// Dense or quantized. demo is the model inside the binary.
     model: ModelPath,
-    /// Prompt
-    #[arg(short, long, value_name = "TEXT", help_heading = "Prompt")]
-    prompt: String,
+    /// Prompt; - reads standard input
+    ///
+    /// Without it, the prompt is standard input, unless that is a terminal. One line break at the end is dropped.
+    #[arg(short, long, value_name = "TEXT", help_heading = "Prompt", conflicts_with = "interactive")]
+    prompt: Option<String>,
+    /// Chat: one message per line, until end of input or /exit
+    ///
+    /// Uses the model's chat template. A turn computes only what the turns before it have not.
+    #[arg(short, long, help_heading = "Prompt", conflicts_with_all = ["chat", "bos"])]
+    interactive: bool,
     /// Use the prompt as a chat message of the user
     ///
     /// The model's chat template renders it.
     #[arg(long, conflicts_with = "bos", help_heading = "Prompt")]
     chat: bool,
     /// System message before the prompt
-    #[arg(long, value_name = "TEXT", requires = "chat", help_heading = "Prompt")]
+    #[arg(long, value_name = "TEXT", help_heading = "Prompt")]
     system: Option<String>,
     /// Maximum number of new tokens
     #[arg(
@@ -88,8 +103,54 @@ pub struct Args {
     /// similar learn their levels on --calibration, unless MODEL has them.
     #[arg(long, value_name = "SCHEME", help_heading = "KV cache")]
     kv: Option<KvPolicy>,
+    /// Longest conversation in tokens, with --interactive
+    ///
+    /// At most the model's context. Memory for it is planned at the start.
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        default_value_t = 8192,
+        help_heading = "Prompt",
+        hide_short_help = true
+    )]
+    context: usize,
+    /// Kernels that run the model [default: fast]
+    ///
+    /// fast repacks weights and quantizes activations on the fly where the scheme allows. reference gives the bits of
+    /// the products with the dequantized weights in f32, as eval does.
+    #[arg(long, value_enum, value_name = "ENGINE", help_heading = "Speed")]
+    engine: Option<Engine>,
+    /// Smaller model that proposes tokens
+    ///
+    /// It has the same vocabulary. Changes no token, only the speed.
+    #[arg(long, value_name = "MODEL", help_heading = "Speed")]
+    draft: Option<ModelPath>,
+    /// Source of proposed tokens without --draft
+    ///
+    /// lookup continues earlier places of the text that end alike, as long as that pays. Changes no token.
+    #[arg(long, value_enum, value_name = "SOURCE", default_value_t = Speculate::Lookup, help_heading = "Speed")]
+    speculate: Speculate,
     #[command(flatten)]
     calibration: CalibrationArgs,
+}
+
+/// Kernels that run a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// Repacked weights, quantized activations
+    Fast,
+    /// Dense f32 products
+    Reference,
+}
+
+/// Source of proposed tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Speculate {
+    /// Earlier places of the text
+    Lookup,
+    /// No proposals
+    Off,
 }
 
 #[derive(Serialize)]
@@ -103,17 +164,75 @@ struct Report<'a> {
     tokens: &'a [u32],
     prompt_tokens: usize,
     stopped: &'static str,
+    engine: Engine,
     /// KV cache policy.
     #[serde(skip_serializing_if = "Option::is_none")]
     kv: Option<String>,
     /// Bytes per token in the cache.
     kv_bytes_per_token: f64,
+    load_seconds: f64,
+    /// Prompt tokens per second until the first token.
+    prefill_tokens_per_s: f64,
+    /// New tokens per second after the first.
     tokens_per_second: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    speculation: Option<Drafted>,
+}
+
+/// Result of one generation.
+struct Answer {
+    text: String,
+    tokens: Vec<u32>,
+    stopped: StopReason,
+    speed: Speed,
+}
+
+/// Speed of one generation.
+#[derive(Clone, Copy)]
+struct Speed {
+    /// Prompt tokens that were computed.
+    prompt: usize,
+    /// Time to the first token.
+    first: Duration,
+    /// New tokens, and the time for those after the first.
+    new: usize,
+    rest: Duration,
+}
+
+impl Speed {
+    fn prefill(&self) -> f64 {
+        rate(self.prompt, self.first)
+    }
+
+    fn decode(&self) -> f64 {
+        rate(self.new.saturating_sub(1), self.rest)
+    }
+}
+
+impl fmt::Display for Speed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "prefill {} tokens, {} tok/s", self.prompt, three_digits(self.prefill()))?;
+        if self.new > 1 {
+            write!(f, "; decode {} tokens, {} tok/s", self.new, three_digits(self.decode()))?;
+        }
+        Ok(())
+    }
+}
+
+fn rate(tokens: usize, time: Duration) -> f64 {
+    if tokens == 0 { 0.0 } else { tokens as f64 / time.as_secs_f64().max(1e-9) }
+}
+
+/// Rounds to about three significant digits, as text.
+fn three_digits(x: f64) -> String {
+    let decimals = if x < 10.0 { 2 } else { usize::from(x < 100.0) };
+    format!("{x:.decimals$}")
 }
 
 /// Adds the paths that the command reads and writes.
 pub fn paths(args: &Args, paths: &mut Paths) {
     args.model.paths(paths);
+    args.draft.iter().for_each(|draft| draft.paths(paths));
     args.calibration.paths(paths);
 }
 
@@ -124,51 +243,79 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let files = model::open(&args.model, context)?;
     let tokenizer = load_tokenizer(&files, context)?;
-    let conversation =
-        || render_chat::conversation(&args.model, &tokenizer, args.system.as_deref(), &args.prompt);
-    let rendered = args.chat.then(conversation).transpose()?;
-    let prompt = encode(args, rendered.as_deref(), &tokenizer, context)?;
+    let (engine, reason) = engine(args, &files)?;
+    if args.interactive {
+        reason.iter().for_each(|reason| context.note(reason));
+        return interactive::run(args, engine, &files, &tokenizer, context);
+    }
+    let prompt = Prompt::read(args, &tokenizer, context)?;
     let limit = model::context_length(&files)?;
-    let options = options(args, prompt.len(), limit, context);
-    let used = Use {
-        pass: prompt.len().min(mantissa_model::PREFILL),
-        longest: prompt.len().saturating_add(args.n).min(limit),
-        threads: 1,
-        cached: true,
-        logits: 1,
-        kv: args.kv.as_ref(),
-        calibration: Some(&args.calibration),
-    };
-    let [model] = running::load_all([&*args.model], used, context)?;
+    let options = options(args, prompt.tokens.len(), limit, context);
     let start = Instant::now();
-    let (text, generated) = stream(&model.decoder, &tokenizer, &prompt, &options, context)?;
+    let (done, load) = match engine {
+        Engine::Fast => {
+            let loaded = fast::Loaded::load(args, &files, &tokenizer, context)?;
+            let mut session = loaded.session(args, prompt.tokens.len(), &options, context)?;
+            let load = start.elapsed();
+            let answer = session.answer(&tokenizer, &prompt.tokens, &options, context)?;
+            ((answer, loaded.kv_bytes_per_token(), session.drafted()), load)
+        }
+        Engine::Reference => {
+            let model = reference::load(args, prompt.tokens.len(), limit, context)?;
+            let load = start.elapsed();
+            let answer = reference::answer(&model.decoder, &tokenizer, &prompt.tokens, &options, context)?;
+            ((answer, model.decoder.kv_bytes_per_token(), None), load)
+        }
+    };
+    let (answer, kv_bytes_per_token, speculation) = done;
     let report = Report {
         model: args.model.named(),
-        prompt: &args.prompt,
-        rendered: rendered.as_deref(),
-        text: &text,
-        tokens: &generated.tokens,
-        prompt_tokens: prompt.len(),
-        stopped: stop_name(generated.stopped),
-        kv: args.kv.as_ref().map(KvPolicy::to_string).or_else(|| model.files.kv_policy().map(str::to_owned)),
-        kv_bytes_per_token: model.decoder.kv_bytes_per_token(),
-        tokens_per_second: generated.tokens.len() as f64 / start.elapsed().as_secs_f64(),
+        prompt: &prompt.text,
+        rendered: prompt.rendered.as_deref(),
+        text: &answer.text,
+        tokens: &answer.tokens,
+        prompt_tokens: prompt.tokens.len(),
+        stopped: stop_name(answer.stopped),
+        engine,
+        kv: args.kv.as_ref().map(KvPolicy::to_string).or_else(|| files.kv_policy().map(str::to_owned)),
+        kv_bytes_per_token,
+        load_seconds: load.as_secs_f64(),
+        prefill_tokens_per_s: answer.speed.prefill(),
+        tokens_per_second: answer.speed.decode(),
+        speculation,
     };
     context.report(&report, |out| writeln!(out))?;
+    reason.iter().for_each(|reason| context.note(reason));
     if let Some(kv) = &report.kv {
         context.note(&format!("KV cache {kv}: {} bytes per token", report.kv_bytes_per_token));
     }
+    context.note(&told(&answer.speed, speculation));
     Ok(())
 }
 
-/// Tokenizes the prompt, or the conversation rendered from it.
-fn encode(args: &Args, rendered: Option<&str>, tokenizer: &Tokenizer, context: &Context) -> Result<Vec<u32>> {
-    let text = rendered.unwrap_or(&args.prompt);
-    let needs = (text.len() as u64).saturating_mul(Tokenizer::ENCODING);
-    context.require_more_memory("run: tokens of the prompt", needs)?;
-    // A chat template writes the special tokens itself.
-    let bos = if rendered.is_some() { Bos::Never } else { args.bos.into() };
-    Ok(tokenizer.encode(text, bos)?)
+/// Describes speed and proposals.
+fn told(speed: &Speed, drafted: Option<Drafted>) -> String {
+    match drafted.filter(|drafted| drafted.proposed > 0) {
+        None => speed.to_string(),
+        Some(Drafted { proposed, accepted }) => {
+            format!("{speed}; {accepted} of {proposed} proposed tokens accepted")
+        }
+    }
+}
+
+/// Chooses the engine: what the fast one cannot run goes to the reference, for the reason returned, unless it was
+/// asked for.
+fn engine(args: &Args, files: &ModelFiles) -> Result<(Engine, Option<String>)> {
+    let Some(found) = fast::unsupported(args, files) else {
+        return Ok((args.engine.unwrap_or(Engine::Fast), None));
+    };
+    match args.engine {
+        Some(Engine::Fast) => Err(BadInput::new("--engine fast", found, "a model and cache that it runs")
+            .with_fix("--engine reference")
+            .into()),
+        Some(Engine::Reference) => Ok((Engine::Reference, None)),
+        None => Ok((Engine::Reference, Some(format!("{found} runs on the reference engine")))),
+    }
 }
 
 /// Makes the options of the generation; warns if the model's context cuts the number of new tokens.
@@ -184,38 +331,51 @@ fn options(args: &Args, prompt: usize, limit: usize, context: &Context) -> Gener
     GenerateOptions { max_new_tokens, sampling, ..GenerateOptions::default() }
 }
 
-/// Generates text and prints it piece by piece, unless the JSON report takes standard output.
-fn stream(
-    decoder: &Decoder,
-    tokenizer: &Tokenizer,
-    prompt: &[u32],
-    options: &GenerateOptions,
-    context: &Context,
-) -> Result<(String, Generated)> {
-    let mut stream = tokenizer.stream();
-    stream.skip(prompt)?;
-    let (mut text, mut failed) = (String::new(), None);
-    let streaming = context.prints_text();
-    let generated = generate(decoder, prompt, options, |token| {
-        let piece = stream.push(token);
-        match piece.map_err(anyhow::Error::from).and_then(|piece| emit(&mut text, &piece, streaming)) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(error) => {
-                failed = Some(error);
-                ControlFlow::Break(())
-            }
-        }
-    })?;
-    if let Some(error) = failed {
-        return Err(error);
-    }
-    emit(&mut text, &stream.finish()?, streaming)?;
-    Ok((text, generated))
+/// Text of a generation, printed piece by piece unless the JSON report takes standard output.
+struct Writer<'t> {
+    stream: DecodeStream<'t>,
+    text: String,
+    prints: bool,
+    start: Instant,
+    first: Option<Instant>,
+    tokens: Vec<u32>,
 }
 
-fn emit(text: &mut String, piece: &str, streaming: bool) -> Result<()> {
+impl<'t> Writer<'t> {
+    /// Begins after `prompt`, whose computation starts now.
+    fn new(tokenizer: &'t Tokenizer, prompt: &[u32], context: &Context) -> Result<Self> {
+        let mut stream = tokenizer.stream();
+        stream.skip(prompt)?;
+        let (text, prints, tokens) = (String::new(), context.prints_text(), Vec::new());
+        Ok(Writer { stream, text, prints, start: Instant::now(), first: None, tokens })
+    }
+
+    fn push(&mut self, token: u32) -> Result<()> {
+        self.first.get_or_insert_with(Instant::now);
+        self.tokens.push(token);
+        let piece = self.stream.push(token)?;
+        emit(&mut self.text, &piece, self.prints)
+    }
+
+    /// Ends the text of a prompt of which `computed` tokens were computed.
+    fn finish(self, computed: usize, stopped: StopReason) -> Result<Answer> {
+        let end = Instant::now();
+        let Writer { stream, mut text, prints, start, first, tokens } = self;
+        emit(&mut text, &stream.finish()?, prints)?;
+        let first = first.unwrap_or(end);
+        let speed = Speed {
+            prompt: computed,
+            first: first.duration_since(start),
+            new: tokens.len(),
+            rest: end.duration_since(first),
+        };
+        Ok(Answer { text, tokens, stopped, speed })
+    }
+}
+
+fn emit(text: &mut String, piece: &str, prints: bool) -> Result<()> {
     text.push_str(piece);
-    if streaming {
+    if prints {
         let mut out = io::stdout().lock();
         out.write_all(piece.as_bytes()).and_then(|()| out.flush()).map_err(StdoutError)?;
     }

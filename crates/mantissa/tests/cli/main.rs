@@ -35,6 +35,7 @@ mod names;
 mod outputs;
 mod quality;
 mod report;
+mod run;
 mod several;
 mod small_wrongs;
 mod spqr;

@@ -1,0 +1,89 @@
+//! `mantissa run`: engines, prompts from standard input, conversations, speculation.
+
+use std::io::Write;
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+
+use crate::chat;
+use crate::support::{command, fail, json as run_json, root, stderr, text};
+
+/// Runs the binary with `input` on standard input: standard output and standard error.
+fn with_input(arguments: &[&str], input: &str) -> (String, String) {
+    let mut child = command();
+    let child = child.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = child.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    (String::from_utf8(output.stdout.clone()).unwrap(), stderr(&output))
+}
+
+#[test]
+fn the_prompt_may_come_from_standard_input() {
+    let expected = run_json(&["run", "demo", "-p", "Once upon\na time", "-n", "8", "--json", "--quiet"]);
+    for arguments in [
+        &["run", "demo", "-p", "-", "-n", "8", "--json", "--quiet"][..],
+        &["run", "demo", "-n", "8", "--json", "--quiet"],
+    ] {
+        for input in ["Once upon\na time", "Once upon\na time\n", "Once upon\na time\r\n"] {
+            let found: Value = serde_json::from_str(&with_input(arguments, input).0).unwrap();
+            assert_eq!((&found["tokens"], &found["prompt"]), (&expected["tokens"], &expected["prompt"]));
+        }
+    }
+}
+
+#[test]
+fn speed_is_told_and_reported() {
+    let report = run_json(&["run", "demo", "-p", "Once upon a time", "-n", "40", "--json", "--quiet"]);
+    assert_eq!(report["engine"], "fast");
+    for field in ["prefill_tokens_per_s", "tokens_per_second", "load_seconds"] {
+        assert!(report[field].as_f64().unwrap() > 0.0, "{field}");
+    }
+    let (story, notes) = with_input(&["run", "demo", "-n", "40"], "Once upon a time");
+    assert!(
+        story.len() > 40 && notes.contains("prefill 5 tokens, ") && notes.contains("; decode 40 tokens, ")
+    );
+}
+
+/// Greedy text of the demo model is the same on both engines, as far as it is told apart here.
+#[test]
+fn both_engines_run() {
+    let run = |more: &[&str]| {
+        run_json(
+            &[&["run", "demo", "-p", "Once upon a time", "-n", "12", "--json", "--quiet"], more].concat(),
+        )
+    };
+    let (fast, reference) = (run(&[]), run(&["--engine", "reference"]));
+    assert_eq!((&reference["engine"], reference.get("speculation")), (&"reference".into(), None));
+    assert_eq!(fast["tokens"].as_array().unwrap()[..4], reference["tokens"].as_array().unwrap()[..4]);
+    assert_eq!(run(&["--speculate", "off"])["tokens"], fast["tokens"]);
+    assert_eq!(run(&["--threads", "1"])["tokens"], fast["tokens"]);
+}
+
+#[test]
+fn a_draft_model_proposes_and_changes_nothing() {
+    let run = |more: &[&str]| {
+        run_json(
+            &[&["run", "demo", "-p", "Once upon a time", "-n", "60", "--json", "--quiet"], more].concat(),
+        )
+    };
+    let (plain, drafted) = (run(&[]), run(&["--draft", "demo"]));
+    assert_eq!(plain["tokens"], drafted["tokens"]);
+    let tiny = root().join("tests/data/tiny/llama2-gqa-tied");
+    let line = fail(2, &["run", "demo", "-p", "a", "-n", "2", "--draft", text(&tiny)]);
+    assert!(line.contains("--draft") && line.contains("expected"), "{line}");
+}
+
+#[test]
+fn a_conversation_reuses_its_beginning() {
+    let temp = tempfile::tempdir().unwrap();
+    let template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}";
+    let folder = chat::model(temp.path(), &json!(template));
+    let arguments = ["run", &folder, "--interactive", "-n", "4", "--system", "Be kind."];
+    let (answers, notes) = with_input(&arguments, "Hi\n\nAnd you?\n/exit\nnot read\n");
+    assert_eq!(notes.matches("prefill").count(), 2, "{notes}");
+    assert!(!answers.is_empty());
+    assert!(fail(2, &["run", &folder, "--interactive", "--json"]).contains("--interactive"));
+    assert!(fail(2, &["run", &folder, "-p", "a", "--system", "b"]).contains("--chat"));
+}
