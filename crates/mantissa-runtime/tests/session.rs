@@ -3,14 +3,13 @@
 
 mod common;
 
-use common::{alone, finish, greedy, load, model, prompt, sampled, tiny};
+use common::{alone, finish, greedy, model, prompt, quantized, sampled};
 use mantissa_model::{GenerateError, LoadError, StopReason};
 use mantissa_runtime::{EventKind, Request, Runtime, RuntimeOptions};
 
 #[test]
 fn sequences_have_the_same_tokens_alone_and_in_a_batch() {
-    for dir in tiny() {
-        let model = load(&dir, 2);
+    for (model, name) in quantized() {
         let requests: Vec<Request> = (0..6)
             .map(|i| match i % 2 {
                 0 => greedy(prompt(&model, i, 3 + 9 * i), 10),
@@ -22,7 +21,7 @@ fn sequences_have_the_same_tokens_alone_and_in_a_batch() {
         let together = finish(&mut runtime, &ids);
         for (i, (request, tokens)) in requests.iter().zip(together).enumerate() {
             assert_eq!(tokens.len(), request.max_new_tokens);
-            assert_eq!(tokens, alone(&model, request), "{}: {i}", dir.display());
+            assert_eq!(tokens, alone(&model, request), "{name}: {i}");
         }
     }
 }

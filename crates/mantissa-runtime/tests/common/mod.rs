@@ -3,9 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use mantissa_model::{Sampling, SourceView, WeightSource};
+use mantissa_model::{Linear, LoadError, Sampling, SourceView, WeightSource};
+use mantissa_num::{Given, Scheme, quantize};
 use mantissa_runtime::{EventKind, FastModel, Request, Runtime, RuntimeOptions, SequenceId, Speculation};
-use mantissa_store::convention::ModelFiles;
+use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
 use serde_json::Value;
 
 /// The committed tiny models.
@@ -22,6 +23,8 @@ pub fn tiny() -> Vec<PathBuf> {
 struct Longer {
     files: ModelFiles,
     config: Value,
+    /// Scheme that the linear layers are stored in, if not as they are.
+    scheme: Option<Scheme>,
 }
 
 impl SourceView for Longer {
@@ -32,20 +35,53 @@ impl SourceView for Longer {
     fn config(&self) -> Option<&Value> {
         Some(&self.config)
     }
+
+    fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight, LoadError> {
+        let weight = WeightSource::linear(&self.files, module, rows, cols, bias)?;
+        let Some(scheme) = &self.scheme else { return Ok(weight) };
+        let mut values = vec![0.0; rows * cols];
+        let linear = Linear::new(module, weight.clone())?;
+        values.chunks_exact_mut(cols).enumerate().for_each(|(row, out)| linear.row(row, out));
+        // Rows that the blocks do not divide are stored by channel.
+        let codes = quantize(scheme, &values, rows, cols, Given::default())
+            .or_else(|_| quantize(&"int8-channel".parse().unwrap(), &values, rows, cols, Given::default()));
+        let codes = codes.unwrap();
+        Ok(LinearWeight { weight: Weight::Quantized(codes), ..weight })
+    }
 }
 
 pub fn load(dir: &Path, threads: usize) -> FastModel {
+    load_as(dir, None, threads)
+}
+
+/// Loads a model with its linear layers quantized.
+pub fn load_as(dir: &Path, scheme: Option<&str>, threads: usize) -> FastModel {
+    let scheme = scheme.map(|scheme| scheme.parse().unwrap());
     let files = ModelFiles::open(dir).unwrap();
     let mut config = files.config().unwrap().clone();
     // Learned positions are as many as the context; LongRoPE's frequencies depend on it.
     if !dir.ends_with("gpt2") && !dir.ends_with("phi3-longrope") {
         config["max_position_embeddings"] = 1024.into();
     }
-    FastModel::load(&Longer { files, config }, threads).unwrap_or_else(|e| panic!("{}: {e}", dir.display()))
+    FastModel::load(&Longer { files, config, scheme }, threads)
+        .unwrap_or_else(|e| panic!("{}: {e}", dir.display()))
 }
 
+/// Schemes that are multiplied as integers.
+pub const INTEGERS: [&str; 8] =
+    ["int8-channel", "int4-g32", "int4-g32-asym", "nf4-g32", "q8_0", "q4_0", "nvfp4", "mxfp4"];
+
+/// All tiny models, each in one of [`INTEGERS`].
+pub fn quantized() -> impl Iterator<Item = (FastModel, String)> {
+    tiny()
+        .into_iter()
+        .zip(INTEGERS.into_iter().cycle())
+        .map(|(dir, scheme)| (load_as(&dir, Some(scheme), 2), format!("{} in {scheme}", dir.display())))
+}
+
+/// A tiny model in 8-bit integers.
 pub fn model(name: &str) -> FastModel {
-    load(&tiny().into_iter().find(|dir| dir.ends_with(name)).unwrap(), 2)
+    load_as(&tiny().into_iter().find(|dir| dir.ends_with(name)).unwrap(), Some("int8-channel"), 2)
 }
 
 /// Prompt `seed` of `len` tokens.
