@@ -5,7 +5,7 @@ mod common;
 
 use common::{alone, finish, greedy, model, prompt, quantized, sampled};
 use mantissa_model::{GenerateError, LoadError, StopReason};
-use mantissa_runtime::{EventKind, Request, Runtime, RuntimeOptions};
+use mantissa_runtime::{EventKind, Request, Runtime, RuntimeOptions, Speculation};
 
 #[test]
 fn sequences_have_the_same_tokens_alone_and_in_a_batch() {
@@ -22,6 +22,29 @@ fn sequences_have_the_same_tokens_alone_and_in_a_batch() {
         for (i, (request, tokens)) in requests.iter().zip(together).enumerate() {
             assert_eq!(tokens.len(), request.max_new_tokens);
             assert_eq!(tokens, alone(&model, request), "{name}: {i}");
+        }
+    }
+}
+
+/// With keys and values in fewer bits, packed by their codec or kept in a window.
+#[test]
+fn schemes_of_the_cache_change_nothing_between_sequences() {
+    for (name, kv) in [
+        ("llama2-gqa-tied", "f32"),
+        ("qwen3-qknorm", "int8-head"),
+        ("llama3-rope", "int4-head-asym"),
+        ("gemma2", "fp8-e4m3-head"),
+        ("mistral-window", "int4-g8-asym"),
+        ("llama1-mha", "keys=int8-g4-asym,values=int8-head,window=8,sinks=2,channel-keys"),
+    ] {
+        let mut model = model(name);
+        model.set_kv(&kv.parse().unwrap()).unwrap();
+        let requests: Vec<_> = (0..3).map(|i| greedy(prompt(&model, i, 20 + 30 * i), 20)).collect();
+        let options = RuntimeOptions { speculation: Speculation::Lookup, ..RuntimeOptions::batch(3, 128) };
+        let mut runtime = Runtime::new(&model, options).unwrap();
+        let ids: Vec<_> = requests.iter().map(|request| runtime.add(request.clone()).unwrap()).collect();
+        for (request, tokens) in requests.iter().zip(finish(&mut runtime, &ids)) {
+            assert_eq!(tokens, alone(&model, request), "{name} {kv}");
         }
     }
 }

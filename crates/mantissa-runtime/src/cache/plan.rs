@@ -155,6 +155,12 @@ impl KvPlan {
         self.block_tokens
     }
 
+    /// True if every token is stored by itself as it comes: removing tokens then leaves no trace of them.
+    pub fn is_by_token(&self) -> bool {
+        let sides = self.layers.iter().flat_map(|layer| [&layer.keys, &layer.values]);
+        sides.into_iter().all(|side| side.window == 0 && side.form.span() == 1)
+    }
+
     /// Bytes of a block in all layers.
     pub fn block_bytes(&self) -> usize {
         self.layers.iter().map(|layer| layer.block_bytes).sum()

@@ -5,14 +5,14 @@ mod operators;
 use mantissa_kernels::{for_each, kernels};
 use mantissa_model::flow::{CachedAttention, Sequences};
 use mantissa_model::{
-    Batch, Buffers, Embedding, ForwardError, LayerParts, LinearInfo, LoadError, ModelConfig, Norm,
+    Batch, Buffers, Embedding, ForwardError, KvPolicy, LayerParts, LinearInfo, LoadError, ModelConfig, Norm,
     WeightSource, load_config,
 };
 
 use self::operators::{FastLayer, Run};
+use crate::cache::KvPlan;
 use crate::prepared::{self, Job, PreparedLinear, Scratch};
 use crate::session::RuntimeOptions;
-use crate::session::kv::Kv;
 
 /// Least number of values that several threads normalize.
 const MANY: usize = 1 << 16;
@@ -27,6 +27,7 @@ pub struct FastModel {
     /// Output head; `None` if it is the embedding.
     head: Option<PreparedLinear>,
     threads: usize,
+    kv: KvPlan,
 }
 
 /// Buffers of passes: planned once, reused by every pass.
@@ -64,7 +65,7 @@ impl FastModel {
         let threads = threads.max(1);
         let prepare = |info: &LinearInfo, weight| PreparedLinear::new(&info.module, weight);
         let layer = |i| Ok(FastLayer::new(LayerParts::load(source, &config, i, prepare)?, threads));
-        let layers = (0..config.num_hidden_layers).map(layer).collect::<Result<_, LoadError>>()?;
+        let layers = (0..config.num_hidden_layers).map(layer).collect::<Result<Vec<_>, LoadError>>()?;
         let embedding = Embedding::load(source, &config, PreparedLinear::table)?;
         let head = match config.tie_word_embeddings {
             true => None,
@@ -74,11 +75,13 @@ impl FastModel {
                 Some(PreparedLinear::new(module, weight)?)
             }
         };
+        let kv = KvPlan::new(&config, layers.iter().map(|layer| layer.flow.kv()))?;
         Ok(FastModel {
             norm: Norm::load(source, &config, &config.final_norm_module(), config.hidden_size)?,
             embedding,
             layers,
             head,
+            kv,
             config,
             threads,
         })
@@ -89,9 +92,27 @@ impl FastModel {
         &self.config
     }
 
+    /// Storage of keys and values: the checkpoint's, or f16.
+    pub fn kv(&self) -> &KvPlan {
+        &self.kv
+    }
+
+    /// Stores keys and values by `policy` instead of the checkpoint's scheme.
+    ///
+    /// # Errors
+    /// [`LoadError::KvScheme`] if the model's heads cannot be stored that way, or the policy needs a calibration text.
+    pub fn set_kv(&mut self, policy: &KvPolicy) -> Result<(), LoadError> {
+        if policy.is_calibrated() {
+            let allowed = "levels in the checkpoint, or --engine reference with --calibration";
+            return Err(LoadError::KvScheme { scheme: policy.to_string(), allowed });
+        }
+        self.kv = KvPlan::of_policy(&self.config, policy)?;
+        Ok(())
+    }
+
     /// Bytes of a token in the cache.
     pub fn kv_bytes_per_token(&self) -> f64 {
-        Kv::bytes_per_token(self)
+        self.kv.bytes_per_token()
     }
 
     /// Bytes that a [`Runtime`](crate::Runtime) with these sizes allocates.
@@ -99,8 +120,8 @@ impl FastModel {
         let rows = options.step_tokens.saturating_add(options.sequences);
         let buffers = Buffers::bytes_needed(&self.config, rows, options.context);
         let logits = (options.sequences * self.config.vocab_size * 4) as u64;
-        let tokens = options.cached_tokens.max(options.context) as f64;
-        buffers.saturating_add(logits).saturating_add((tokens * self.kv_bytes_per_token()) as u64)
+        let cache = self.kv.bytes_needed(options.cached_tokens.max(options.context));
+        buffers.saturating_add(logits).saturating_add(cache)
     }
 
     /// Number of threads of a pass.

@@ -58,7 +58,7 @@ impl RuntimeOptions {
 
     /// Sizes for `sequences` sequences at once of up to `context` tokens each.
     pub fn batch(sequences: usize, context: usize) -> Self {
-        let cached_tokens = sequences * context.next_multiple_of(Kv::BLOCK);
+        let cached_tokens = sequences * context.next_multiple_of(plan::BLOCK);
         RuntimeOptions { sequences, cached_tokens, kept: sequences, ..Self::single(context) }
     }
 }
@@ -108,12 +108,15 @@ impl<'m> Runtime<'m> {
     /// [`LoadError::Context`] if the model's context is shorter, [`LoadError::Memory`] if there is not enough memory.
     pub fn new(model: &'m FastModel, options: RuntimeOptions) -> Result<Self, LoadError> {
         let sequences = options.sequences.max(1);
-        let (step_tokens, context) = (options.step_tokens.max(2 * Kv::BLOCK), options.context.max(1));
+        let (step_tokens, context) = (options.step_tokens.max(2 * plan::BLOCK), options.context.max(1));
         let options = RuntimeOptions { sequences, step_tokens, context, ..options };
         let slots = sequences + options.kept;
+        let block = model.kv().block_tokens();
+        // One sequence always fits, with a block for a copy of a shared one.
+        let cached_tokens = options.cached_tokens.max(context).next_multiple_of(block);
         Ok(Runtime {
             model,
-            kv: Kv::new(model, slots, options.cached_tokens.max(context))?,
+            kv: Kv::new(model, slots, cached_tokens)?,
             slots: (0..slots).map(|_| Slot::Free).collect(),
             running: Vec::with_capacity(sequences),
             kept: VecDeque::with_capacity(options.kept),
@@ -206,7 +209,8 @@ impl<'m> Runtime<'m> {
         let id = copy.id;
         let free = (self.running.len() < self.options.sequences).then(|| self.free_slot()).flatten();
         match (held, free) {
-            (Some(from), Some(to)) if self.kv.share(from, to, self.kv.len(from)) => {
+            (Some(from), Some(to)) => {
+                self.kv.share(from, to, self.kv.len(from));
                 self.slots[to] = Slot::Running(copy);
                 self.running.push(to);
             }
@@ -266,7 +270,7 @@ impl<'m> Runtime<'m> {
             return Ok(&self.events);
         }
         let seqs = Sequences { lens: &batch.lens, starts: &batch.starts, rows: batch.tokens.len() };
-        let mut caches = self.kv.pass(&batch.slots);
+        let mut caches = self.kv.pass(&batch.slots, &batch.lens);
         self.model.continued(&batch.tokens, &seqs, &mut caches, &mut self.buffers)?;
         let len = batch.rows.len() * self.model.config().vocab_size;
         self.logits.resize(self.logits.len().max(len), 0.0);

@@ -2,12 +2,12 @@
 
 use mantissa_model::ForwardError;
 
-use super::kv::Kv;
 use super::sequence::Sequence;
 use super::{Runtime, Slot};
 use crate::speculate::{self, Origin, Speculation};
 
-const BLOCK: usize = Kv::BLOCK;
+/// Multiple of positions at which a prompt may be cut: attention computes so many queries at a time.
+pub(super) const BLOCK: usize = 64;
 
 /// Tokens of one pass, by sequence.
 #[derive(Debug, Default)]
@@ -101,6 +101,8 @@ impl Runtime<'_> {
     /// True if this step may propose tokens: few sequences generate, and nothing else is to be done.
     fn speculates(&self) -> bool {
         let on = self.draft.is_some() || self.options.speculation == Speculation::Lookup;
+        // Rejected tokens must leave no trace in the cache.
+        let on = on && self.model.kv().is_by_token();
         let decodes = |slot: &usize| match &self.slots[*slot] {
             Slot::Running(sequence) => sequence.tokens.len() - self.kv.len(*slot) == 1,
             _ => false,
@@ -210,6 +212,7 @@ impl Runtime<'_> {
     /// Lets `slot` begin with the blocks of the sequence that shares the longest beginning with `tokens`. At least
     /// one token is left to be computed.
     fn share(&mut self, slot: usize, tokens: &[u32]) {
+        let block = self.kv.block();
         let common = |other: usize| {
             let theirs = match &self.slots[other] {
                 Slot::Running(Sequence { tokens, .. }) | Slot::Kept(tokens) => tokens.as_slice(),
@@ -217,7 +220,7 @@ impl Runtime<'_> {
             };
             let theirs = &theirs[..self.kv.len(other).min(theirs.len())];
             let same = tokens[..tokens.len() - 1].iter().zip(theirs).take_while(|(a, b)| a == b).count();
-            same / BLOCK * BLOCK
+            same / block * block
         };
         let best = (0..self.slots.len()).map(|other| (common(other), other)).max_by_key(|(len, _)| *len);
         if let Some((len, other)) = best.filter(|(len, _)| *len > 0) {

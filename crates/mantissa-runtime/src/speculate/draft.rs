@@ -24,7 +24,11 @@ impl<'m> Draft<'m> {
     pub(crate) fn new(model: &'m FastModel, slots: usize, context: usize) -> Result<Self, LoadError> {
         Ok(Draft {
             model,
-            kv: Kv::new(model, slots, slots.saturating_mul(context.next_multiple_of(Kv::BLOCK)))?,
+            kv: Kv::new(
+                model,
+                slots,
+                slots.saturating_mul(context.next_multiple_of(model.kv().block_tokens())),
+            )?,
             buffers: model.plan(CHUNK.min(context), context)?,
             logits: vec![0.0; model.config().vocab_size],
             context,
@@ -69,7 +73,7 @@ impl<'m> Draft<'m> {
     fn run(&mut self, slot: usize, tokens: &[u32]) -> Result<(), ForwardError> {
         let (lens, starts, slots) = ([tokens.len()], [self.kv.len(slot)], [slot]);
         let seqs = Sequences { lens: &lens, starts: &starts, rows: tokens.len() };
-        self.model.continued(tokens, &seqs, &mut self.kv.pass(&slots), &mut self.buffers)?;
+        self.model.continued(tokens, &seqs, &mut self.kv.pass(&slots, &lens), &mut self.buffers)?;
         self.kv.commit(&slots, &lens);
         Ok(())
     }
