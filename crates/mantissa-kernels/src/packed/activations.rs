@@ -1,8 +1,10 @@
 //! Activations quantized to 8 bits, token by token.
 
+use std::cell::RefCell;
+
 use super::dot::Dot;
 use super::{BLOCK, PackedLevel, QUADS};
-use crate::parallel::for_each_with;
+use crate::parallel::for_each;
 
 /// Grid of the 8-bit activations.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -104,11 +106,13 @@ impl Activations {
         });
         // A few thousand values are quantized faster than another thread starts.
         let threads = if x.len() <= 1 << 14 { 1 } else { threads };
-        for_each_with(threads, Token::default, pieces, |token, mut piece| {
-            token.codes.resize(blocks, [0; BLOCK]);
-            token.scales.resize(units, 0.0);
-            token.sums.resize(units, 0);
-            piece.quantize(level, &shape, cols, token);
+        for_each(threads, pieces, |mut piece| {
+            TOKEN.with_borrow_mut(|token| {
+                token.codes.resize(blocks, [0; BLOCK]);
+                token.scales.resize(units, 0.0);
+                token.sums.resize(units, 0);
+                piece.quantize(level, &shape, cols, token);
+            });
         });
     }
 
@@ -145,6 +149,11 @@ struct Token {
     codes: Vec<[i8; BLOCK]>,
     scales: Vec<f32>,
     sums: Vec<i32>,
+}
+
+thread_local! {
+    /// Kept between calls, so that a call of a known shape allocates nothing.
+    static TOKEN: RefCell<Token> = RefCell::default();
 }
 
 impl Piece<'_> {

@@ -1,5 +1,7 @@
 //! A weight repacked to panels of 16 rows.
 
+use std::cell::RefCell;
+
 use super::codes::{WIDTHS, code_at, pack_block};
 use super::dot::{Plain, Quad};
 use super::scales::{Stored, widen};
@@ -117,6 +119,11 @@ impl PanelFormat {
     }
 }
 
+thread_local! {
+    /// Scales and minima of a panel, kept between calls.
+    static WIDE: RefCell<Vec<[f32; ROWS]>> = RefCell::default();
+}
+
 impl Panels {
     /// Packs a weight `[rows, cols]`; `fill` writes row `i`. Returns `None` if memory does not hold it.
     ///
@@ -182,17 +189,21 @@ impl Panels {
     pub fn row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows && out.len() == self.cols, "Panels::row: row {row} of {}", self.rows);
         let (panel, lane, format) = (self.panel(row / ROWS), row % ROWS, &self.format);
-        let mut wide = vec![[0.0; ROWS]; 2 * format.groups(self.cols)];
-        let (scales, mins) = wide.split_at_mut(format.groups(self.cols));
-        widen(Plain, panel.scales, &[], scales);
-        widen(Plain, panel.mins, scales, mins);
-        let zero = f32::from(format.zero);
-        for (c, out) in out.iter_mut().enumerate() {
-            let block = &panel.codes[c / BLOCK * format.bits as usize..][..format.bits as usize];
-            let code = code_at(block, format.bits, lane, c % BLOCK);
-            let level = format.levels.map_or(code, |levels| levels[usize::from(code)]);
-            *out = scales[c / format.group][lane] * (f32::from(level) - zero) + mins[c / format.group][lane];
-        }
+        WIDE.with_borrow_mut(|wide| {
+            wide.clear();
+            wide.resize(2 * format.groups(self.cols), [0.0; ROWS]);
+            let (scales, mins) = wide.split_at_mut(format.groups(self.cols));
+            widen(Plain, panel.scales, &[], scales);
+            widen(Plain, panel.mins, scales, mins);
+            let zero = f32::from(format.zero);
+            for (c, out) in out.iter_mut().enumerate() {
+                let block = &panel.codes[c / BLOCK * format.bits as usize..][..format.bits as usize];
+                let code = code_at(block, format.bits, lane, c % BLOCK);
+                let level = format.levels.map_or(code, |levels| levels[usize::from(code)]);
+                let (scale, min) = (scales[c / format.group][lane], mins[c / format.group][lane]);
+                *out = scale * (f32::from(level) - zero) + min;
+            }
+        });
     }
 
     /// Bytes of a panel.

@@ -306,7 +306,7 @@ fn told(speed: &Speed, drafted: Option<Drafted>) -> String {
 /// Chooses the engine: what the fast one cannot run goes to the reference, for the reason returned, unless it was
 /// asked for.
 fn engine(args: &Args, files: &ModelFiles) -> Result<(Engine, Option<String>)> {
-    let Some(found) = fast::unsupported(args, files) else {
+    let Some(found) = fast::unsupported(args, files)? else {
         return Ok((args.engine.unwrap_or(Engine::Fast), None));
     };
     match args.engine {

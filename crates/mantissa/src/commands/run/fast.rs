@@ -3,6 +3,7 @@
 use anyhow::Result;
 use mantissa_model::{GenerateOptions, KvPolicy, StopReason, Tokenizer};
 use mantissa_quant::model_config;
+use mantissa_runtime::cache::KvPlan;
 use mantissa_runtime::{EventKind, FastModel, Request, Runtime, RuntimeOptions, Speculation};
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
@@ -21,10 +22,27 @@ pub(super) struct Drafted {
 }
 
 /// Names what the fast engine cannot run, if there is anything.
-pub(super) fn unsupported(args: &Args, files: &ModelFiles) -> Option<String> {
-    let policy = args.kv.as_ref().filter(|policy| !policy.is_f32());
-    let policy = policy.map(KvPolicy::to_string).or_else(|| files.kv_policy().map(str::to_owned));
-    policy.map(|policy| format!("the KV cache {policy}"))
+///
+/// # Errors
+/// A config that cannot be read.
+pub(super) fn unsupported(args: &Args, files: &ModelFiles) -> Result<Option<String>> {
+    let config = model_config(files)?;
+    let latents = config.latent.is_some();
+    let refused = |policy: &KvPolicy| match stored(policy, files) {
+        true => latents,
+        false => policy.is_calibrated() || KvPlan::of_policy(&config, policy).is_err(),
+    };
+    let name = match &args.kv {
+        Some(policy) if refused(policy) => Some(policy.to_string()),
+        None if latents => files.kv_policy().map(str::to_owned),
+        _ => None,
+    };
+    Ok(name.map(|policy| format!("the KV cache {policy}")))
+}
+
+/// True if the checkpoint stores the levels of this policy.
+fn stored(policy: &KvPolicy, files: &ModelFiles) -> bool {
+    policy.is_calibrated() && files.kv_policy() == Some(&policy.to_string())
 }
 
 /// Loaded models.
@@ -52,7 +70,11 @@ impl Loaded {
             same_vocabulary(files, tokenizer, vocabulary, context)?;
             Ok::<_, anyhow::Error>(FastModel::load(files, context.threads)?)
         });
-        Ok(Loaded { draft: draft.transpose()?, model: FastModel::load(files, context.threads)? })
+        let mut model = FastModel::load(files, context.threads)?;
+        if let Some(policy) = args.kv.as_ref().filter(|policy| !stored(policy, files)) {
+            model.set_kv(policy)?;
+        }
+        Ok(Loaded { draft: draft.transpose()?, model })
     }
 
     /// Plans a session for prompts of up to `prompt` tokens at a time.
