@@ -174,6 +174,8 @@ pub struct Softmax {
     dims: usize,
     /// Scores and then weights of a tile, `[rows, 64]`.
     weights: Vec<f32>,
+    /// Largest weight of the tile.
+    top: Vec<f32>,
     max: Vec<f32>,
     sum: Vec<f32>,
     /// `[rows, dims]`.
@@ -186,6 +188,7 @@ impl Softmax {
         (self.rows, self.head_dim, self.dims) = (q.rows, q.head_dim, q.dims);
         let fills = [
             (&mut self.weights, TILE_TOKENS * q.rows, 0.0),
+            (&mut self.top, q.rows, 0.0),
             (&mut self.max, q.rows, f32::NEG_INFINITY),
             (&mut self.sum, q.rows, 0.0),
             (&mut self.acc, q.rows * q.dims, 0.0),
@@ -283,8 +286,6 @@ struct Args<'a> {
 #[inline(always)]
 fn attend<S: TileSimd>(simd: S, args: &Args<'_>, state: &mut Softmax) {
     let Args { q, keys, values, visible, softcap, next } = args;
-    // Hidden tokens at the end of the tile may hold anything; none is read beyond the last visible one.
-    let tokens = visible.iter().map(|range| usize::from(range.to)).max().unwrap_or(0);
     // Codes of the next tile are prefetched as those of this one are read; what follows them, here.
     for (next, tile) in next.iter().zip([keys, values]) {
         simd.prefetch(next.get(tile.format.code_bytes(q.dims)..).unwrap_or(&[]));
@@ -293,7 +294,7 @@ fn attend<S: TileSimd>(simd: S, args: &Args<'_>, state: &mut Softmax) {
     scores::scores(simd, q, *keys, next[0], &mut weights);
     state.weights = weights;
     softmax::weigh(simd, visible, *softcap, q.dims, state);
-    values::sum(simd, *values, next[1], q.dims, tokens, state);
+    values::sum(simd, *values, next[1], q.dims, visible, state);
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -134,6 +134,8 @@ fn float_rows<S: TileSimd, E: Elements, const N: usize, const W: usize>(
                 }
             }
         }
+        // A copy, so that the loop above has the sums in registers, though this one indexes them.
+        let sums = sums;
         for n in 0..N {
             for w in 0..W {
                 store(simd, sums[n][w], &mut out[n * TILE_TOKENS + (strip + w) * LANES..]);

@@ -34,6 +34,10 @@ pub(super) trait TileSimd: Copy {
     fn mul_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
     /// `if b > a { b } else { a }`.
     fn greater(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// The greatest lane; unspecified if one is NaN.
+    fn max_lane(self, a: Self::F32) -> f32;
+    /// The sum of all lanes: lane `i` takes lane `i + 8`, then `i + 4`, `i + 2`, `i + 1`.
+    fn sum_lanes(self, a: Self::F32) -> f32;
     /// Adds the low bits of `n` to the exponent of `a`: the bits of `a` plus those of `n` shifted left by 23.
     fn add_exponent(self, a: Self::F32, n: Self::F32) -> Self::F32;
 
@@ -116,6 +120,18 @@ impl TileSimd for Portable {
     #[inline(always)]
     fn greater(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
         std::array::from_fn(|i| if b[i] > a[i] { b[i] } else { a[i] })
+    }
+
+    #[inline(always)]
+    fn max_lane(self, a: [f32; LANES]) -> f32 {
+        a.iter().fold(f32::NEG_INFINITY, |max, &x| if x > max { x } else { max })
+    }
+
+    #[inline(always)]
+    fn sum_lanes(self, a: [f32; LANES]) -> f32 {
+        let eight: [f32; 8] = std::array::from_fn(|i| a[i] + a[i + 8]);
+        let four: [f32; 4] = std::array::from_fn(|i| eight[i] + eight[i + 4]);
+        (four[0] + four[2]) + (four[1] + four[3])
     }
 
     #[inline(always)]

@@ -28,16 +28,6 @@ fn exp_nonpositive<S: TileSimd>(simd: S, x: S::F32) -> S::F32 {
     simd.add_exponent(e, shifted)
 }
 
-/// Combines 16 lanes in one fixed tree.
-#[inline(always)]
-fn combine<S: TileSimd>(simd: S, a: S::F32, f: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut lanes = [0.0; LANES];
-    simd.store(a, &mut lanes);
-    let eight: [f32; 8] = std::array::from_fn(|i| f(lanes[i], lanes[i + 8]));
-    let four: [f32; 4] = std::array::from_fn(|i| f(eight[i], eight[i + 4]));
-    f(f(four[0], four[2]), f(four[1], four[3]))
-}
-
 /// Replaces the scores of a tile by weights relative to the largest score so far, and rescales what was summed before.
 /// Weights of hidden tokens are 0.
 #[inline(always)]
@@ -48,12 +38,14 @@ pub(super) fn weigh<S: TileSimd>(
     dims: usize,
     state: &mut Softmax,
 ) {
-    let Softmax { weights, max, sum, acc, .. } = state;
+    let Softmax { weights, max, sum, acc, top, .. } = state;
     let rows = weights.chunks_exact_mut(TILE_TOKENS).zip(acc.chunks_exact_mut(dims));
-    for (((row, acc), visible), (max, sum)) in rows.zip(visible).zip(max.iter_mut().zip(sum)) {
+    let stats = max.iter_mut().zip(sum).zip(top);
+    for (((row, acc), visible), ((max, sum), top)) in rows.zip(visible).zip(stats) {
         let (from, to) = (usize::from(visible.from), usize::from(visible.to));
         if from >= to {
             row.fill(0.0);
+            *top = 0.0;
             continue;
         }
         if let Some(cap) = softcap {
@@ -64,11 +56,12 @@ pub(super) fn weigh<S: TileSimd>(
             row[..from].fill(f32::NEG_INFINITY);
             row[to..].fill(f32::NEG_INFINITY);
         }
-        let mut top = simd.splat(f32::NEG_INFINITY);
+        let mut highest = simd.splat(f32::NEG_INFINITY);
         for strip in row.chunks_exact(LANES) {
-            top = simd.greater(top, load(simd, strip));
+            highest = simd.greater(highest, load(simd, strip));
         }
-        let new = combine(simd, top, |a, b| if b > a { b } else { a }).max(*max);
+        let tile_max = simd.max_lane(highest);
+        let new = if tile_max > *max { tile_max } else { *max };
         let minus = simd.splat(-new);
         let mut sums = simd.splat(0.0);
         for (i, strip) in row.chunks_exact_mut(LANES).enumerate() {
@@ -81,10 +74,14 @@ pub(super) fn weigh<S: TileSimd>(
             }
             sums = simd.add(sums, load(simd, strip));
         }
+        let mut one = [0.0; LANES];
+        if new > tile_max {
+            simd.store(exp_nonpositive(simd, simd.splat(tile_max - new)), &mut one);
+        }
+        *top = if new > tile_max { one[0] } else { 1.0 };
         if new > *max && *sum > 0.0 {
-            let mut factor = [0.0; LANES];
-            simd.store(exp_nonpositive(simd, simd.splat(*max - new)), &mut factor);
-            let factor = factor[0];
+            simd.store(exp_nonpositive(simd, simd.splat(*max - new)), &mut one);
+            let factor = one[0];
             *sum *= factor;
             for strip in acc.chunks_exact_mut(LANES) {
                 let scaled = simd.mul(load(simd, strip), simd.splat(factor));
@@ -92,6 +89,6 @@ pub(super) fn weigh<S: TileSimd>(
             }
         }
         *max = new;
-        *sum += combine(simd, sums, |a, b| a + b);
+        *sum += simd.sum_lanes(sums);
     }
 }

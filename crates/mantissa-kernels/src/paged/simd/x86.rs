@@ -102,6 +102,8 @@ impl TileSimd for Avx2 {
         fn add_exponent(self, a: [__m256; 2], n: [__m256; 2]) -> [__m256; 2] {
             [add_exponent_256(a[0], n[0]), add_exponent_256(a[1], n[1])]
         }
+        fn max_lane(self, a: [__m256; 2]) -> f32 { max_256(_mm256_max_ps(a[1], a[0])) }
+        fn sum_lanes(self, a: [__m256; 2]) -> f32 { sum_256(_mm256_add_ps(a[0], a[1])) }
         fn f32(self, x: &[u8; 64]) -> [__m256; 2] {
             [_mm256_castsi256_ps(load_256(x, 0)), _mm256_castsi256_ps(load_256(x, 32))]
         }
@@ -164,7 +166,7 @@ impl TileSimd for Avx2 {
         }}
         fn prefetch(self, x: &[u8]) -> () {{
             for line in x.chunks(64) {
-                _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast());
+                _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast());
             }
         }}
     }
@@ -204,6 +206,24 @@ fn e4m3_to_f16(x: __m128i) -> __m256i {
     _mm256_and_si256(wide, _mm256_set1_epi16(0b1_01111_1110000000_u16 as i16))
 }
 
+/// The greatest of 8 lanes.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn max_256(a: __m256) -> f32 {
+    let four = _mm_max_ps(_mm256_extractf128_ps::<1>(a), _mm256_castps256_ps128(a));
+    let two = _mm_max_ps(_mm_movehl_ps(four, four), four);
+    _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(two), two))
+}
+
+/// The sum of 8 lanes: lane `i` takes lane `i + 4`, then `i + 2`, `i + 1`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn sum_256(a: __m256) -> f32 {
+    let four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+}
+
 impl TileSimd for Avx512Vnni {
     const WIDE: bool = true;
     const CODE_OFFSET: i32 = 128;
@@ -226,6 +246,12 @@ impl TileSimd for Avx512Vnni {
             let n = _mm512_slli_epi32::<23>(_mm512_castps_si512(n));
             _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), n))
         }}
+        fn max_lane(self, a: __m512) -> f32 {
+            max_256(_mm256_max_ps(_mm512_extractf32x8_ps::<1>(a), _mm512_castps512_ps256(a)))
+        }
+        fn sum_lanes(self, a: __m512) -> f32 {
+            sum_256(_mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps::<1>(a)))
+        }
         fn f32(self, x: &[u8; 64]) -> __m512 { _mm512_loadu_ps(x.as_ptr().cast()) }
         fn f16(self, x: &[u8; 32]) -> __m512 { _mm512_cvtph_ps(load_256(x, 0)) }
         fn bf16(self, x: &[u8; 32]) -> __m512 {
@@ -253,7 +279,7 @@ impl TileSimd for Avx512Vnni {
         }
         fn prefetch(self, x: &[u8]) -> () {{
             for line in x.chunks(64) {
-                _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast());
+                _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast());
             }
         }}
     }
