@@ -178,6 +178,31 @@ fn every_format_attends_like_f64_over_its_decoded_values() {
     }
 }
 
+/// Rounding of queries and weights costs a small part of what storing keys and values has cost already.
+#[test]
+fn arithmetic_errs_far_less_than_storage() {
+    let root_mean_square = |a: &[f64], b: &[f64]| {
+        (a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>() / a.len() as f64).sqrt()
+    };
+    for (format, least) in [(TileFormat::Int8, 20.0), (TileFormat::Int4, 10.0)] {
+        let (d, rows, tiles) = (64, 8, 8);
+        let case = Case::new((format, format), d, rows, tiles);
+        let original =
+            |seed: u32| (0..tiles).flat_map(|i| noise(TILE_TOKENS * d, seed + i as u32)).collect::<Vec<_>>();
+        // Queries of a size that gives some tokens most of the weight.
+        let seen = vec![tiles * TILE_TOKENS; rows];
+        for scale in [0.125, 0.5] {
+            let (k, v) = case.decoded();
+            let stored = exact(&case.q, &k, &v, d, scale, None, &seen);
+            let unstored = exact(&case.q, &original(7), &original(1007), d, scale, None, &seen);
+            let out: Vec<f64> =
+                case.run(crate::kernels(), &seen, None, scale).into_iter().map(f64::from).collect();
+            let ratio = root_mean_square(&stored, &unstored) / root_mean_square(&out, &stored);
+            assert!(ratio > least, "{format:?} {scale}: {ratio}");
+        }
+    }
+}
+
 #[test]
 fn levels_have_the_same_bits() {
     for format in FORMATS {
