@@ -2,8 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use mantissa_kernels::{CausalAttention, ScoreRules, kernels};
-use mantissa_model::kv::Side;
+use mantissa_model::kv::{KvQuantizer, Parts, Side};
 use mantissa_model::{KvPolicy, ModelConfig};
+use mantissa_store::convention::KvQuant;
 use serde_json::json;
 
 use super::*;
@@ -201,47 +202,59 @@ const POLICIES: [&str; 26] = [
     "q8_0",
 ];
 
-/// Every policy, for passes of all sizes, with and without seeing its own tokens in f32.
+/// Compares passes of all sizes with attention in f32: one token at a time, several, beyond a block and a piece.
+fn check(text: &str, plan: KvPlan, parts: &Parts, own_in_f32: bool) {
+    let mut model = Model::new(plan, CONTEXT);
+    for window in [None, Some(40)] {
+        model.shape.window = window;
+        model.rules.softcap = window.map(|_| 4.0);
+        model.rules.sinks = window.map(|_| &[0.5, -1.0, 2.0, 0.0][..]);
+        let side = |side: &Option<Side>| Reference {
+            side: side.clone(),
+            rows: Vec::new(),
+            settled: 0,
+            window: if side.is_some() { parts.window } else { 0 },
+            sinks: parts.sinks,
+        };
+        let mut sides = [side(&parts.keys), side(&parts.values)];
+        let mut cache = SequenceCache::new(&model.pool);
+        for tokens in [1, 3, 70, 1, 16, 17, 300, 1, 300, 5, 1] {
+            let out = model.pass(&mut cache, 1, tokens);
+            let expected = expected(&model, &mut sides, parts.before_rope, own_in_f32, 1, tokens);
+            let bound = if text.contains("int4") { 1e-2 } else { 5e-4 };
+            let error = distance(&out, &expected);
+            assert!(error <= bound, "{text} own {own_in_f32} window {window:?} {}: {error}", cache.len());
+        }
+        cache.release(&mut model.pool);
+        assert_eq!(model.pool.free_blocks(), model.pool.blocks(), "{text}");
+    }
+}
+
 #[test]
 fn every_policy_attends_like_f32_over_its_stored_values() {
     let config = config();
     for text in POLICIES {
         let policy: KvPolicy = text.parse().unwrap();
         let quantizer = policy.quantizer(&config).unwrap();
-        let parts = quantizer.parts();
         for own_in_f32 in [false, true] {
             let plan = KvPlan::of_policy(&config, &policy).unwrap();
             let plan = if own_in_f32 { plan.own_in_f32() } else { plan };
-            let mut model = Model::new(plan, CONTEXT);
-            for window in [None, Some(40)] {
-                model.shape.window = window;
-                model.rules.softcap = window.map(|_| 4.0);
-                model.rules.sinks = window.map(|_| &[0.5, -1.0, 2.0, 0.0][..]);
-                let side = |side: &Option<Side>| Reference {
-                    side: side.clone(),
-                    rows: Vec::new(),
-                    settled: 0,
-                    window: if side.is_some() { parts.window } else { 0 },
-                    sinks: parts.sinks,
-                };
-                let mut sides = [side(&parts.keys), side(&parts.values)];
-                let mut cache = SequenceCache::new(&model.pool);
-                // One at a time, several, beyond a block, and beyond a piece.
-                for tokens in [1, 3, 70, 1, 16, 17, 300, 1, 300, 5, 1] {
-                    let out = model.pass(&mut cache, 1, tokens);
-                    let expected = expected(&model, &mut sides, parts.before_rope, own_in_f32, 1, tokens);
-                    let bound = if text.contains("int4") { 1e-2 } else { 5e-4 };
-                    let error = distance(&out, &expected);
-                    assert!(
-                        error <= bound,
-                        "{text} own {own_in_f32} window {window:?} {}: {error}",
-                        cache.len()
-                    );
-                }
-                cache.release(&mut model.pool);
-                assert_eq!(model.pool.free_blocks(), model.pool.blocks(), "{text}");
-            }
+            check(text, plan, quantizer.parts(), own_in_f32);
         }
+    }
+}
+
+/// A pass sees its own tokens under the scales of a checkpoint, whatever the plan says.
+#[test]
+fn scales_of_a_checkpoint_are_applied_as_stored() {
+    let config = config();
+    for text in ["fp8-e4m3-tensor@static", "int8-tensor@static"] {
+        let scheme = mantissa_num::parse_activation(text).unwrap();
+        let quant = KvQuant { scheme, k_scale: vec![0.02, 0.03], v_scale: vec![0.025] };
+        let quantizer = KvQuantizer::stored("m", &quant, KV_HEADS, D).unwrap();
+        let plan = KvPlan::new(&config, [Some(&quantizer)]).unwrap();
+        check(text, plan.clone(), quantizer.parts(), false);
+        check(text, plan.own_in_f32(), quantizer.parts(), false);
     }
 }
 
