@@ -62,5 +62,5 @@ pub use generic::{
 pub use isa::{Isa, IsaError};
 pub use mat::{MatMut, MatRef};
 pub use parallel::{available_threads, for_each, for_each_range, for_each_with, map_reduce_fixed, parts};
-pub use peaks::PeakLoop;
+pub use peaks::{PeakLoop, ReadProbe};
 pub use trellis::TrellisScratch;

@@ -1,5 +1,6 @@
 //! Peaks of this machine, measured: the limits that products and passes over memory are compared with.
 
+use crate::buffer::Buffer;
 use crate::parallel::for_each;
 use crate::{Isa, Kernels};
 
@@ -103,6 +104,19 @@ mod x86 {
         };
     }
 
+    /// ORs all whole cache lines.
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn read_512(bytes: &[u8]) -> u64 {
+        let mut all = [_mm512_setzero_si512(); 4];
+        for lines in bytes.as_chunks::<256>().0 {
+            for (i, line) in lines.as_chunks::<64>().0.iter().enumerate() {
+                // SAFETY: reads the 64 bytes of the array; loadu needs no alignment.
+                all[i] = _mm512_or_si512(all[i], unsafe { _mm512_loadu_si512(line.as_ptr().cast()) });
+            }
+        }
+        all.into_iter().fold(0, |sum, x| sum | _mm512_reduce_or_epi64(x) as u64)
+    }
+
     peak!(int8_512, "avx512f,avx512vnni", _mm512_set1_epi32(3), sum => _mm512_dpbusd_epi32(sum, sum, sum),
         _mm512_reduce_add_epi32(sum) as u64);
     peak!(int8_256, "avx2,avxvnni", _mm256_set1_epi32(3), sum => _mm256_dpbusd_avx_epi32(sum, sum, sum),
@@ -118,4 +132,48 @@ mod x86 {
         let halves = unsafe { std::mem::transmute::<__m512, __m512bh>(sum) };
         _mm512_dpbf16_ps(sum, halves, halves)
     }, u64::from(_mm512_cvtss_f32(sum).to_bits()));
+}
+
+/// Memory that is read to measure its bandwidth: larger than any cache, in huge pages like prepared weights.
+#[derive(Debug)]
+pub struct ReadProbe(Buffer);
+
+/// Bytes that a thread reads at a time.
+const PIECE: usize = 1 << 20;
+
+impl ReadProbe {
+    /// Allocates 256 MB and touches them; `None` if there is not enough memory.
+    pub fn new() -> Option<Self> {
+        let mut buffer = Buffer::zeroed(256 << 20)?;
+        buffer.bytes_mut().fill(1);
+        Some(ReadProbe(buffer))
+    }
+
+    /// Reads all of it once, on up to `threads` threads; returns the number of bytes.
+    pub fn run(&self, threads: usize) -> f64 {
+        let bytes = self.0.bytes();
+        for_each(threads, bytes.chunks(PIECE), |piece| {
+            std::hint::black_box(read(piece));
+        });
+        bytes.len() as f64
+    }
+}
+
+/// Combines all bytes with an operation that costs nothing beside the loads.
+fn read(bytes: &[u8]) -> u64 {
+    let level = crate::kernels();
+    #[cfg(target_arch = "x86_64")]
+    if matches!(level.isa(), Isa::Avx512 | Isa::Amx) {
+        // SAFETY: the level of the kernels is available.
+        return unsafe { x86::read_512(bytes) };
+    }
+    let _ = level;
+    let lines = bytes.as_chunks::<64>().0;
+    let mut all = [0u64; 8];
+    for line in lines {
+        for (all, word) in all.iter_mut().zip(line.as_chunks::<8>().0) {
+            *all |= u64::from_le_bytes(*word);
+        }
+    }
+    all.into_iter().fold(0, |all, word| all | word)
 }

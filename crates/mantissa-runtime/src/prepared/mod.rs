@@ -124,6 +124,11 @@ impl PreparedLinear {
         }
     }
 
+    /// True if it multiplies integers.
+    pub fn is_integer(&self) -> bool {
+        matches!(self.weight, Prepared::Panels(_))
+    }
+
     /// Kernel that runs it, and the reason if that is no kernel of its own.
     pub fn choice(&self) -> Choice {
         Choice::of(self)

@@ -2,6 +2,7 @@
 //! [`run()`].
 
 mod adapt;
+mod bench;
 mod calibration;
 mod cast;
 mod choose;
@@ -61,6 +62,7 @@ pub enum Command {
     Diff(diff::Args),
     Imatrix(imatrix::Args),
     Run(Box<run::Args>),
+    Bench(bench::Args),
     Verify(verify::Args),
     Convert(convert::Args),
     Recalibrate(Box<recalibrate::Args>),
@@ -96,6 +98,7 @@ pub fn paths(command: &Command) -> Result<Paths> {
         Command::Diff(args) => diff::paths(args, p),
         Command::Imatrix(args) => imatrix::paths(args, p),
         Command::Run(args) => run::paths(args, p),
+        Command::Bench(args) => bench::paths(args, p),
         Command::Verify(args) => verify::paths(args, p),
         Command::Convert(args) => convert::paths(args, p)?,
         Command::Recalibrate(args) => recalibrate::paths(args, p),
@@ -133,6 +136,7 @@ pub fn run(command: Command, program: fn() -> clap::Command, context: &Context) 
         Command::Diff(args) => diff::run(&args, context),
         Command::Imatrix(args) => imatrix::run(&args, context),
         Command::Run(args) => run::run(&args, context),
+        Command::Bench(args) => bench::run(&args, context),
         Command::Verify(args) => verify::run(&args, context),
         Command::Convert(args) => convert::run(&args, context),
         Command::Recalibrate(args) => recalibrate::run(&args, context),
