@@ -115,7 +115,7 @@ fn main() {
     let (rows, cols) = (8192 * 12, 2048);
     for (name, format) in formats {
         let unit = format.unit;
-        let panels = Panels::pack(format, rows, cols, |r, row| {
+        let panels = Panels::pack(format, rows, cols, threads, |r, row| {
             row.codes.iter_mut().enumerate().for_each(|(i, c)| *c = ((i * 7 + r) % 4) as u8);
             row.scales.fill(1.0);
         })
@@ -135,7 +135,8 @@ fn main() {
             });
             print!("  {tokens}: {:5.1} GB/s", panels.bytes() as f64 / seconds / 1e9);
         }
-        let small = Panels::pack(panels.format().clone(), 4096, cols, |_, row| row.scales.fill(1.0)).unwrap();
+        let small = Panels::pack(panels.format().clone(), 4096, cols, threads, |_, row| row.scales.fill(1.0))
+            .unwrap();
         for tokens in [16, 64, 512] {
             let x: Vec<f32> = (0..tokens * cols).map(|i| (i as f32 * 0.37).sin()).collect();
             let mut quantized = Activations::default();

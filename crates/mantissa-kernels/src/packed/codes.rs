@@ -14,16 +14,26 @@ pub(crate) const WIDTHS: [u32; 6] = [2, 3, 4, 5, 6, 8];
 
 /// Packs a block. `codes[row][column]` are unsigned and below `2^bits`.
 pub(crate) fn pack_block(codes: &[[u8; BLOCK]; ROWS], bits: u32, out: &mut [Quad]) {
+    let mut quads = [[0u8; 4 * ROWS]; QUADS];
+    for (row, codes) in codes.iter().enumerate() {
+        for (quad, four) in quads.iter_mut().zip(codes.as_chunks::<4>().0) {
+            quad[4 * row..][..4].copy_from_slice(four);
+        }
+    }
+    if bits == 8 {
+        return out.copy_from_slice(&quads);
+    }
     out.iter_mut().for_each(|quad| quad.fill(0));
-    for q in 0..QUADS {
-        for (row, codes) in codes.iter().enumerate() {
-            for i in 0..4 {
-                let (code, at) = (codes[4 * q + i], 4 * row + i);
-                match bits {
-                    8 => out[q][at] = code,
-                    _ => pack_planes(code, bits, q, |register, bits| out[register][at] |= bits),
+    // Where the parts of a code of each quad lie, as masks of the code, found from the codes of one bit.
+    for (q, quad) in quads.iter().enumerate() {
+        for bit in 0..bits {
+            pack_planes(1 << bit, bits, q, |register, mask| {
+                let shift = mask.trailing_zeros();
+                if mask != 0 {
+                    let out = out[register].iter_mut().zip(quad);
+                    out.for_each(|(out, code)| *out |= (code >> bit & 1) << shift);
                 }
-            }
+            });
         }
     }
 }

@@ -5,8 +5,8 @@ use std::sync::OnceLock;
 
 use super::activations::{Shape, quantize};
 use super::dot::{Plain, Quad};
+use super::floats::{FloatTile, Strip, by_f32};
 use super::product::{Product, Tile, Wide, expand, product};
-use super::rows::{FEW, Four, RowsProduct, rows};
 use super::scales::{Stored, widen};
 use super::{BLOCK, ROWS};
 use crate::Isa;
@@ -24,8 +24,10 @@ pub struct PackedLevel {
     few_tokens: usize,
     quantize: Quantize,
     widen: Widen,
-    /// Products of floating-point rows with one token, and with [`FEW`].
-    rows: [RowsProduct; 2],
+    /// Floating-point products with one token, few and many.
+    floats: [FloatTile; 3],
+    /// The same by the processor's dot product of bf16.
+    bf16: Option<[FloatTile; 3]>,
 }
 
 type Quantize = unsafe fn(&Shape, &[f32], &mut [[i8; BLOCK]], &mut [f32], &mut [i32]);
@@ -64,7 +66,9 @@ impl PackedLevel {
             let vector =
                 matches!(isa, Isa::Avx2 | Isa::Avx512 | Isa::Amx) && is_x86_feature_detected!("f16c");
             if matches!(isa, Isa::Avx512 | Isa::Amx) && is_x86_feature_detected!("avx512vnni") {
-                levels.push(AVX512_VNNI);
+                // `prefers_bf16_dot`: on some Intel processors f32 is faster.
+                let bf16 = crate::isa::prefers_bf16_dot().then_some(BF16);
+                levels.push(PackedLevel { bf16, ..AVX512_VNNI });
             }
             if vector && is_x86_feature_detected!("avxvnni") {
                 levels.push(AVX_VNNI);
@@ -155,20 +159,25 @@ impl PackedLevel {
 }
 
 impl PackedLevel {
-    /// Multiplies four floating-point rows with one token or [`FEW`].
-    pub(crate) fn rows(&self, w: &Four<'_>, x: &[f32], out: &mut [f32]) {
-        // SAFETY: as in `quantize`.
-        unsafe { (self.rows[usize::from(out.len() > super::rows::FOUR)])(w, x, out) };
+    /// True if products of bf16 use the processor's dot product.
+    pub fn has_bf16(&self) -> bool {
+        self.bf16.is_some()
+    }
+
+    /// Floating-point products with a tile of `tokens`.
+    pub(crate) fn float_tile(&self, tokens: usize, in_bf16: bool) -> &FloatTile {
+        let tiles = self.bf16.as_ref().filter(|_| in_bf16).unwrap_or(&self.floats);
+        tiles.iter().find(|tile| tile.tokens == tokens).unwrap_or(&tiles[0])
     }
 }
 
-/// Largest [`PackedLevel::wide_tokens`].
+/// Most tokens of a tile.
 pub(crate) const MOST_TOKENS: usize = 12;
 
 /// Declares the functions of a level, each inside a function that enables the level's features.
 macro_rules! level {
-    ($(#[$cfg:meta])* $table:ident = $name:literal in $level:ident, $proof:expr, few $few:literal, wide $wide:literal
-        $(, features $features:literal)?) => {
+    ($(#[$cfg:meta])* $table:ident = $name:literal in $level:ident, $proof:expr, few $few:literal, wide $wide:literal,
+        panels $panels_one:literal $panels_few:literal $panels_wide:literal $(, features $features:literal)?) => {
         $(#[$cfg])*
         const $table: PackedLevel = PackedLevel {
             name: $name,
@@ -186,7 +195,8 @@ macro_rules! level {
             few_tokens: $few,
             quantize: $level::quantize,
             widen: $level::widen,
-            rows: [$level::rows_one, $level::rows_few],
+            floats: [$level::f1::TILE, $level::few::TILE, $level::many::TILE],
+            bf16: None,
         };
         $(#[$cfg])*
         mod $level {
@@ -221,14 +231,25 @@ macro_rules! level {
                 super::widen($proof, stored, scales, out);
             }
 
+            level!(@floats f1, by_f32, $proof, 1, $panels_one $(, $features)?);
+            level!(@floats few, by_f32, $proof, $few, $panels_few $(, $features)?);
+            level!(@floats many, by_f32, $proof, $wide, $panels_wide $(, $features)?);
+        }
+    };
+    (@floats $name:ident, $product:ident, $proof:expr, $tokens:literal, $panels:literal $(, $features:literal)?) => {
+        pub(super) mod $name {
+            use super::*;
+
+            pub(crate) const TILE: FloatTile = FloatTile { tokens: $tokens, panels: $panels, several, one };
+
             $(#[target_feature(enable = $features)])?
-            pub(super) fn rows_one(w: &Four<'_>, x: &[f32], out: &mut [f32]) {
-                rows::<_, 1>($proof, w, x, out);
+            fn several(w: &Strip<'_>, x: &[u32], out: &mut [[f32; ROWS]]) {
+                $product::<_, $tokens, $panels>($proof, w, x, out);
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(super) fn rows_few(w: &Four<'_>, x: &[f32], out: &mut [f32]) {
-                rows::<_, FEW>($proof, w, x, out);
+            fn one(w: &Strip<'_>, x: &[u32], out: &mut [[f32; ROWS]]) {
+                $product::<_, $tokens, 1>($proof, w, x, out);
             }
         }
     };
@@ -256,22 +277,40 @@ macro_rules! level {
     };
 }
 
-level!(PLAIN = "scalar" in plain, Plain, few 2, wide 4);
+level!(PLAIN = "scalar" in plain, Plain, few 2, wide 4, panels 2 1 1);
 level!(
     #[cfg(target_arch = "aarch64")]
-    NEON = "neon" in neon, Plain, few 2, wide 4, features "neon"
+    NEON = "neon" in neon, Plain, few 2, wide 4, panels 4 2 1, features "neon"
 );
 level!(
     #[cfg(target_arch = "x86_64")]
-    AVX2 = "avx2" in avx2, crate::packed::x86::Avx2::new(), few 2, wide 3, features "avx2,fma,f16c"
+    AVX2 = "avx2" in avx2, crate::packed::x86::Avx2::new(), few 2, wide 3, panels 4 2 1, features "avx2,fma,f16c"
 );
 level!(
     #[cfg(target_arch = "x86_64")]
     AVX_VNNI = "avx-vnni" in avx_vnni, crate::packed::x86::AvxVnni::new(), few 2, wide 3,
-    features "avx2,fma,f16c,avxvnni"
+    panels 4 2 1, features "avx2,fma,f16c,avxvnni"
 );
 level!(
     #[cfg(target_arch = "x86_64")]
     AVX512_VNNI = "avx512-vnni" in avx512_vnni, crate::packed::x86::Avx512Vnni::new(), few 4, wide 12,
-    features "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"
+    panels 8 4 2, features "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"
 );
+
+/// Products of bf16 of [`AVX512_VNNI`], for processors with AVX-512 BF16.
+#[cfg(target_arch = "x86_64")]
+const BF16: [FloatTile; 3] = [avx512_bf16::f1::TILE, avx512_bf16::few::TILE, avx512_bf16::many::TILE];
+
+#[cfg(target_arch = "x86_64")]
+mod avx512_bf16 {
+    use super::super::floats::by_bf16;
+    use super::*;
+    use crate::packed::x86::Avx512Bf16;
+
+    level!(@floats f1, by_bf16, Avx512Bf16::new(), 1, 8,
+        "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16");
+    level!(@floats few, by_bf16, Avx512Bf16::new(), 4, 4,
+        "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16");
+    level!(@floats many, by_bf16, Avx512Bf16::new(), 12, 2,
+        "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16");
+}

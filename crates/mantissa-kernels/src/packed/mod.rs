@@ -14,7 +14,7 @@
 //! Few tokens read the codes directly; many expand a panel to bytes once per block of tokens, and one kernel for
 //! bytes multiplies it. So each width has one kernel for decoding, and all share one for prefill.
 
-/// Repeats a statement for `$t` from 0 to `$n`, at most 12 (`quads`: from `$from`, at most 8, or at most 4). The compiler does not unroll loops of this size at
+/// Repeats a statement for `$t` from 0 to `$n`, at most 12 (`quads`: from `$from`, at most 8; `panels`: at most 8). The compiler does not unroll loops of this size at
 /// optimization level 2, and accumulators that are indexed in a loop stay in memory: a tenth of the speed.
 macro_rules! each {
     ($n:ident, $t:ident => $body:expr) => {
@@ -23,8 +23,8 @@ macro_rules! each {
     (quads $from:ident $to:ident, $q:ident => $body:expr) => {
         each!(@ $to, $q => if $q >= $from { $body }; 0 1 2 3 4 5 6 7)
     };
-    (quads $n:ident, $q:ident => $body:expr) => {
-        each!(@ $n, $q => $body; 0 1 2 3)
+    (panels $n:ident, $q:ident => $body:expr) => {
+        each!(@ $n, $q => $body; 0 1 2 3 4 5 6 7)
     };
     (@ $n:ident, $t:ident => $body:expr; $($i:literal)*) => {
         $(if $i < $n {
@@ -37,21 +37,22 @@ macro_rules! each {
 mod activations;
 mod codes;
 mod dot;
+mod floats;
 mod level;
 mod multiply;
 mod panels;
 mod product;
-mod rows;
 mod scales;
 mod share;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub use activations::{Activations, Grid};
+pub use floats::{FloatActivations, FloatCode, FloatJob, FloatPanels};
 pub use level::PackedLevel;
 pub use multiply::{PanelJob, multiply};
 pub use panels::{PanelFormat, Panels, Row};
-pub use rows::{FloatCode, FloatRows, RowsJob};
+
 pub use scales::{SUPER, ScaleCode};
 
 /// Rows of a panel.

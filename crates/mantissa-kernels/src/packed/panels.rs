@@ -7,6 +7,10 @@ use super::dot::{Plain, Quad};
 use super::scales::{Stored, widen};
 use super::{BLOCK, ROWS, SUPER, ScaleCode};
 use crate::buffer::Buffer;
+use crate::parallel::for_each_with;
+
+/// Panels that a thread packs at a time.
+const PIECE: usize = 8;
 
 /// Format of the panels of a weight.
 #[derive(Clone, Debug, PartialEq)]
@@ -125,7 +129,8 @@ thread_local! {
 }
 
 impl Panels {
-    /// Packs a weight `[rows, cols]`; `fill` writes row `i`. Returns `None` if memory does not hold it.
+    /// Packs a weight `[rows, cols]` on up to `threads` threads; `fill` writes row `i`. Returns `None` if memory does
+    /// not hold it.
     ///
     /// # Panics
     /// If the format is not [valid](PanelFormat::is_valid).
@@ -133,32 +138,25 @@ impl Panels {
         format: PanelFormat,
         rows: usize,
         cols: usize,
-        mut fill: impl FnMut(usize, &mut Row),
+        threads: usize,
+        fill: impl Fn(usize, &mut Row) + Sync,
     ) -> Option<Self> {
         assert!(format.is_valid(), "Panels::pack: no product for {format:?}");
         let parts = format.parts(cols)?;
         let mut bytes = Buffer::zeroed(parts.total.checked_mul(rows.div_ceil(ROWS))?)?;
-        let groups = format.groups(cols);
-        let supers = cols.div_ceil(SUPER);
-        let mut held: Vec<Row> = (0..ROWS)
-            .map(|_| Row {
-                codes: vec![0; PanelFormat::blocks(cols) * BLOCK],
-                scales: vec![0.0; groups],
-                mins: vec![0.0; groups],
-                scale_supers: vec![0.0; supers],
-                min_supers: vec![0.0; supers],
-            })
-            .collect();
-        for (i, panel) in bytes.bytes_mut().chunks_exact_mut(parts.total.max(1)).enumerate() {
-            for (r, row) in held.iter_mut().enumerate() {
-                if i * ROWS + r < rows {
-                    fill(i * ROWS + r, row);
-                } else {
-                    row.clear();
+        let held = || (0..ROWS).map(|_| Row::new(&format, cols)).collect::<Vec<_>>();
+        let pieces = bytes.bytes_mut().chunks_mut((PIECE * parts.total).max(1)).enumerate();
+        for_each_with(threads, held, pieces, |held, (piece, panels)| {
+            for (i, panel) in panels.chunks_exact_mut(parts.total.max(1)).enumerate() {
+                for (r, row) in held.iter_mut().enumerate() {
+                    match (piece * PIECE + i) * ROWS + r {
+                        at if at < rows => fill(at, row),
+                        _ => row.clear(),
+                    }
                 }
+                format.write(held, parts, panel);
             }
-            format.write(&held, parts, panel);
-        }
+        });
         Some(Panels { format, rows, cols, parts, bytes })
     }
 
@@ -230,6 +228,17 @@ impl Panels {
 }
 
 impl Row {
+    fn new(format: &PanelFormat, cols: usize) -> Self {
+        let (groups, supers) = (format.groups(cols), cols.div_ceil(SUPER));
+        Row {
+            codes: vec![0; PanelFormat::blocks(cols) * BLOCK],
+            scales: vec![0.0; groups],
+            mins: vec![0.0; groups],
+            scale_supers: vec![0.0; supers],
+            min_supers: vec![0.0; supers],
+        }
+    }
+
     fn clear(&mut self) {
         self.codes.fill(0);
         for values in [&mut self.scales, &mut self.mins, &mut self.scale_supers, &mut self.min_supers] {

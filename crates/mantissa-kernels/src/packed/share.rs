@@ -12,7 +12,7 @@ pub(crate) struct Shared<'a> {
     borrow: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: elements are written through `put` and `put_lanes` only, whose contracts keep threads apart.
+// SAFETY: elements are written through `put_lanes` only, whose contract keeps threads apart.
 unsafe impl Send for Shared<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Shared<'_> {}
@@ -20,16 +20,6 @@ unsafe impl Sync for Shared<'_> {}
 impl<'a> Shared<'a> {
     pub(crate) fn new(out: &'a mut [f32]) -> Self {
         Shared { start: out.as_mut_ptr(), len: out.len(), borrow: PhantomData }
-    }
-
-    /// Writes element `at`, or adds to it.
-    ///
-    /// # Safety
-    /// No other thread uses this element during the borrow.
-    #[inline]
-    pub(crate) unsafe fn put(&self, at: usize, value: f32, accumulate: bool) {
-        // SAFETY: the caller's contract.
-        unsafe { self.put_lanes(at, &[value], accumulate) };
     }
 
     /// Writes the elements from `at` on, or adds to them.

@@ -22,7 +22,8 @@ fn case(format: PanelFormat, rows: usize, cols: usize) -> Case {
     let (bits, group, zero) = (format.bits, format.group, f32::from(format.zero));
     let (scales, mins) = (format.scales, format.mins);
     let (levels, factor) = (format.levels, format.factor);
-    let panels = Panels::pack(format, rows, cols, |r, row| {
+    let values_of = std::sync::Mutex::new(&mut values);
+    let panels = Panels::pack(format, rows, cols, 2, |r, row| {
         let draw = noise(cols + 64 + row.scales.len() * 2, r as u32 * 7919 + 1);
         for (code, x) in row.codes.iter_mut().zip(&draw[..cols]) {
             *code = ((x.to_bits() >> 3) & ((1 << bits) - 1)) as u8;
@@ -49,7 +50,7 @@ fn case(format: PanelFormat, rows: usize, cols: usize) -> Case {
             let scale = row.scales[c / group] * row.scale_supers[c / SUPER] * factor;
             let min = row.mins[c / group]
                 * if mins == ScaleCode::Zero { -scale } else { row.min_supers[c / SUPER] };
-            values[r * cols + c] = scale * (f32::from(level) - zero) + min;
+            values_of.lock().unwrap()[r * cols + c] = scale * (f32::from(level) - zero) + min;
         }
     })
     .unwrap();
@@ -222,7 +223,7 @@ fn scales_take_the_smallest_exact_storage() {
     assert_eq!(ScaleCode::fitting(&[0.1]), ScaleCode::F32);
 }
 
-fn float_rows(code: FloatCode, rows: usize, cols: usize, group: usize) -> (FloatRows, Vec<f32>) {
+fn float_panels(code: FloatCode, rows: usize, cols: usize, group: usize) -> (FloatPanels, Vec<f32>) {
     let draw = noise(rows * cols, 11);
     let mut bytes = Vec::new();
     for x in &draw {
@@ -235,12 +236,21 @@ fn float_rows(code: FloatCode, rows: usize, cols: usize, group: usize) -> (Float
             }
         }
     }
-    let groups = cols.div_ceil(group.min(cols.next_multiple_of(16)));
+    let groups = if group >= cols { 1 } else { cols.div_ceil(group) };
     let factors: Vec<f32> = (0..rows * groups).map(|i| 1.0 + i as f32 / 64.0).collect();
-    let weight = FloatRows::new(code, (rows, cols), &bytes, group, factors).unwrap();
+    let weight = FloatPanels::new(code, (rows, cols), &bytes, group, &factors, 2).unwrap();
     let mut values = vec![0.0; rows * cols];
     values.chunks_exact_mut(cols).enumerate().for_each(|(row, out)| weight.row(row, out));
     (weight, values)
+}
+
+fn multiply_floats(weight: &FloatPanels, x: &[f32], threads: usize) -> Vec<f32> {
+    let mut activations = FloatActivations::default();
+    activations.arrange(x, weight, threads);
+    let mut out = vec![1.0; x.len() / weight.cols() * weight.rows()];
+    let job = FloatJob { weight, out: &mut out, accumulate: true };
+    FloatPanels::multiply(std::iter::once(job), &activations, threads);
+    out
 }
 
 #[test]
@@ -248,10 +258,10 @@ fn minifloats_have_their_values() {
     let e4m3 = FloatCode::Mini { bits: 8, mantissa_bits: 3, bias: 7 };
     let e3m2 = FloatCode::Mini { bits: 6, mantissa_bits: 2, bias: 3 };
     for (code, format) in [(e4m3, mantissa_num::minifloat::E4M3), (e3m2, mantissa_num::minifloat::E3M2)] {
-        let count = 1u32 << format.bits();
+        let count = 1usize << format.bits();
         let bytes: Vec<u8> = (0..count).map(|c| c as u8).collect();
-        let weight = FloatRows::new(code, (1, count as usize), &bytes, usize::MAX, vec![1.0]).unwrap();
-        let mut out = vec![0.0; count as usize];
+        let weight = FloatPanels::new(code, (1, count), &bytes, usize::MAX, &[1.0], 1).unwrap();
+        let mut out = vec![0.0; count];
         weight.row(0, &mut out);
         for (c, got) in out.iter().enumerate() {
             let expected = format.decode(c as u32);
@@ -264,33 +274,29 @@ fn minifloats_have_their_values() {
 }
 
 #[test]
-fn float_rows_multiply_like_their_values_at_every_level() {
+fn float_panels_multiply_like_their_values_and_tokens_keep_their_bits() {
     let minis = [(8, 3, 7), (8, 2, 15), (6, 2, 3)];
     let minis = minis.map(|(bits, mantissa_bits, bias)| FloatCode::Mini { bits, mantissa_bits, bias });
     for code in [FloatCode::F32, FloatCode::F16, FloatCode::Bf16].into_iter().chain(minis) {
-        for (rows, cols, group) in [(7, 64, 32), (33, 100, usize::MAX), (400, 96, 16)] {
-            let (weight, values) = float_rows(code, rows, cols, group);
-            for tokens in [1, 6, 20] {
-                let x = noise(tokens * cols, 2);
-                for threads in [1, 3] {
-                    let mut out = vec![1.0; tokens * rows];
-                    let job = RowsJob { weight: &weight, out: &mut out, accumulate: true };
-                    FloatRows::multiply(std::iter::once(job), &x, cols, threads);
-                    for (i, got) in out.iter().enumerate() {
-                        let (t, r) = (i / rows, i % rows);
-                        let products = || {
-                            (0..cols).map(|c| f64::from(x[t * cols + c]) * f64::from(values[r * cols + c]))
-                        };
-                        let (exact, size) =
-                            (1.0 + products().sum::<f64>(), products().map(f64::abs).sum::<f64>());
-                        // From 16 tokens on operands are rounded to bf16.
-                        let bound = if tokens < 16 { 1e-6 } else { 8e-3 };
-                        assert!(
-                            (f64::from(*got) - exact).abs() <= bound * size + 1e-5,
-                            "{code:?} {tokens}: {got} for {exact}"
-                        );
-                    }
-                }
+        for (rows, cols, group) in [(7, 64, 32), (33, 100, usize::MAX), (400, 160, 64)] {
+            let (weight, values) = float_panels(code, rows, cols, group);
+            let x = noise(30 * cols, 2);
+            let all = multiply_floats(&weight, &x, 1);
+            assert_eq!(all, multiply_floats(&weight, &x, 3));
+            for (i, got) in all.iter().enumerate() {
+                let (t, r) = (i / rows, i % rows);
+                let products =
+                    || (0..cols).map(|c| f64::from(x[t * cols + c]) * f64::from(values[r * cols + c]));
+                let (exact, size) = (1.0 + products().sum::<f64>(), products().map(f64::abs).sum::<f64>());
+                let bound = if weight.in_bf16() { 4e-3 } else { 1e-6 };
+                assert!(
+                    (f64::from(*got) - exact).abs() <= bound * size + 1e-5,
+                    "{code:?}: {got} for {exact}"
+                );
+            }
+            for tokens in [1, 3, 6] {
+                let some = multiply_floats(&weight, &x[..tokens * cols], 2);
+                assert_eq!(some, all[..tokens * rows], "{code:?}, {tokens} tokens");
             }
         }
     }

@@ -4,6 +4,7 @@ use std::arch::x86_64::*;
 
 use super::ROWS;
 use super::dot::{Dot, MiniBits, Quad};
+use super::floats::PairDot;
 
 /// Implements the methods of a level. Bodies use the level's intrinsics and read or write whole arrays by pointer.
 macro_rules! methods {
@@ -32,68 +33,107 @@ impl Avx512Vnni {
     }
 }
 
-impl Dot for Avx512Vnni {
-    type I = __m512i;
-    type B = __m512i;
-    type F = __m512;
+/// Operations of every AVX-512 level.
+macro_rules! shared_512 {
+    () => {
+        type I = __m512i;
+        type B = __m512i;
+        type F = __m512;
 
-    methods! {
-        fn splat_i(self, x: i32) -> __m512i { _mm512_set1_epi32(x) }
-        fn add_i(self, a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi32(a, b) }
-        fn load(self, x: &Quad) -> __m512i { _mm512_loadu_si512(x.as_ptr().cast()) }
-        fn store(self, x: __m512i, out: &mut Quad) -> () { _mm512_storeu_si512(out.as_mut_ptr().cast(), x) }
-        // The counts are constants after inlining.
-        fn shift(self, x: __m512i, n: i32) -> __m512i {
-            match n {
-                0 => x,
-                1.. => _mm512_srl_epi16(x, _mm_cvtsi32_si128(n)),
-                _ => _mm512_sll_epi16(x, _mm_cvtsi32_si128(-n)),
+        methods! {
+            fn splat_i(self, x: i32) -> __m512i { _mm512_set1_epi32(x) }
+            fn add_i(self, a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi32(a, b) }
+            fn load(self, x: &Quad) -> __m512i { _mm512_loadu_si512(x.as_ptr().cast()) }
+            fn store(self, x: __m512i, out: &mut Quad) -> () { _mm512_storeu_si512(out.as_mut_ptr().cast(), x) }
+            // The counts are constants after inlining.
+            fn shift(self, x: __m512i, n: i32) -> __m512i {
+                match n {
+                    0 => x,
+                    1.. => _mm512_srl_epi16(x, _mm_cvtsi32_si128(n)),
+                    _ => _mm512_sll_epi16(x, _mm_cvtsi32_si128(-n)),
+                }
             }
+            fn and(self, x: __m512i, mask: u8) -> __m512i { _mm512_and_si512(x, _mm512_set1_epi8(mask as i8)) }
+            fn or(self, a: __m512i, b: __m512i) -> __m512i { _mm512_or_si512(a, b) }
+            fn look_up(self, x: __m512i, table: &[u8; 16]) -> __m512i {
+                _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), x)
+            }
+            fn dot(self, sum: __m512i, w: __m512i, x: i32) -> __m512i {
+                _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(x))
+            }
+            fn to_f32(self, x: __m512i) -> __m512 { _mm512_cvtepi32_ps(x) }
+            fn splat(self, x: f32) -> __m512 { _mm512_set1_ps(x) }
+            fn load_f32(self, x: &[f32; ROWS]) -> __m512 { _mm512_loadu_ps(x.as_ptr()) }
+            fn store_f32(self, x: __m512, out: &mut [f32; ROWS]) -> () { _mm512_storeu_ps(out.as_mut_ptr(), x) }
+            fn mul(self, a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
+            fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
+            fn wide_f16(self, x: &[u8; 2 * ROWS]) -> __m512 {
+                _mm512_cvtph_ps(_mm256_loadu_si256(x.as_ptr().cast()))
+            }
+            fn wide_bf16(self, x: &[u8; 2 * ROWS]) -> __m512 {{
+                let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast()));
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+            }}
+            fn wide_i8(self, x: &[u8; ROWS]) -> __m512 {
+                _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast())))
+            }
+            fn wide_u8(self, x: &[u8; ROWS]) -> __m512 {
+                _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast())))
+            }
+            fn powers(self, x: &[u8; ROWS]) -> __m512 {{
+                let wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast()));
+                _mm512_castsi512_ps(_mm512_slli_epi32::<23>(wide))
+            }}
+            fn wide_e4m3(self, x: &[u8; ROWS]) -> __m512 {{
+                let wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(x.as_ptr().cast()));
+                _mm512_cvtph_ps(_mm256_slli_epi16::<7>(wide))
+            }}
+            fn wide_f32(self, x: &[u8; 4 * ROWS]) -> __m512 { _mm512_loadu_ps(x.as_ptr().cast()) }
+            fn wide_mini(self, x: &[u8; ROWS], bits: MiniBits) -> __m512 {{
+                let wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(x.as_ptr().cast()));
+                let magnitude = _mm256_and_si256(wide, _mm256_set1_epi16(bits.magnitude.into()));
+                let sign = _mm256_and_si256(wide, _mm256_set1_epi16(bits.sign.into()));
+                _mm512_cvtph_ps(_mm256_or_si256(
+                    _mm256_sll_epi16(magnitude, _mm_cvtsi32_si128(bits.shift as i32)),
+                    _mm256_sll_epi16(sign, _mm_cvtsi32_si128(bits.sign_shift as i32)),
+                ))
+            }}
         }
-        fn and(self, x: __m512i, mask: u8) -> __m512i { _mm512_and_si512(x, _mm512_set1_epi8(mask as i8)) }
-        fn or(self, a: __m512i, b: __m512i) -> __m512i { _mm512_or_si512(a, b) }
-        fn look_up(self, x: __m512i, table: &[u8; 16]) -> __m512i {
-            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), x)
-        }
-        fn dot(self, sum: __m512i, w: __m512i, x: i32) -> __m512i {
-            _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(x))
-        }
-        fn to_f32(self, x: __m512i) -> __m512 { _mm512_cvtepi32_ps(x) }
-        fn splat(self, x: f32) -> __m512 { _mm512_set1_ps(x) }
-        fn load_f32(self, x: &[f32; ROWS]) -> __m512 { _mm512_loadu_ps(x.as_ptr()) }
-        fn store_f32(self, x: __m512, out: &mut [f32; ROWS]) -> () { _mm512_storeu_ps(out.as_mut_ptr(), x) }
-        fn mul(self, a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
-        fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
-        fn wide_f16(self, x: &[u8; 2 * ROWS]) -> __m512 {
-            _mm512_cvtph_ps(_mm256_loadu_si256(x.as_ptr().cast()))
-        }
-        fn wide_bf16(self, x: &[u8; 2 * ROWS]) -> __m512 {{
-            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast()));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+    };
+}
+
+impl Dot for Avx512Vnni {
+    shared_512!();
+}
+
+/// Proof that AVX-512 BF16 is available, with all of [`Avx512Vnni`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx512Bf16(());
+
+impl Avx512Bf16 {
+    /// Makes the proof.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")]
+    pub(crate) fn new() -> Self {
+        Self(())
+    }
+}
+
+impl Dot for Avx512Bf16 {
+    shared_512!();
+}
+
+impl PairDot for Avx512Bf16 {
+    methods! {
+        fn dot_pairs(self, sum: __m512, w: __m512i, x: u32) -> __m512 {{
+            let x = _mm512_set1_epi32(x as i32);
+            let halves = |a| std::mem::transmute::<__m512i, __m512bh>(a);
+            _mm512_dpbf16_ps(sum, halves(w), halves(x))
         }}
-        fn wide_i8(self, x: &[u8; ROWS]) -> __m512 {
-            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast())))
-        }
-        fn wide_u8(self, x: &[u8; ROWS]) -> __m512 {
-            _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast())))
-        }
-        fn powers(self, x: &[u8; ROWS]) -> __m512 {{
-            let wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast()));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(wide))
-        }}
-        fn wide_e4m3(self, x: &[u8; ROWS]) -> __m512 {{
-            let wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(x.as_ptr().cast()));
-            _mm512_cvtph_ps(_mm256_slli_epi16::<7>(wide))
-        }}
-        fn wide_f32(self, x: &[u8; 4 * ROWS]) -> __m512 { _mm512_loadu_ps(x.as_ptr().cast()) }
-        fn wide_mini(self, x: &[u8; ROWS], bits: MiniBits) -> __m512 {{
-            let wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(x.as_ptr().cast()));
-            let magnitude = _mm256_and_si256(wide, _mm256_set1_epi16(bits.magnitude.into()));
-            let sign = _mm256_and_si256(wide, _mm256_set1_epi16(bits.sign.into()));
-            _mm512_cvtph_ps(_mm256_or_si256(
-                _mm256_sll_epi16(magnitude, _mm_cvtsi32_si128(bits.shift as i32)),
-                _mm256_sll_epi16(sign, _mm_cvtsi32_si128(bits.sign_shift as i32)),
-            ))
+        fn pair(self, low: __m512, high: __m512) -> __m512i {{
+            let low = _mm512_srli_epi32::<16>(_mm512_castps_si512(low));
+            let high = _mm512_and_si512(_mm512_castps_si512(high), _mm512_set1_epi32(-65536));
+            _mm512_or_si512(low, high)
         }}
     }
 }

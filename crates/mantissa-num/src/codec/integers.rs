@@ -1,7 +1,7 @@
 //! Blocks as integers: `scale · (level(code) - zero) + min`, for integer products of whole blocks.
 
 use super::k_quants::{pairs, scale_min};
-use super::{CodecId, f16_at, fp4, iq4, u16_at, u32_at};
+use super::{CodecId, Nibbles, f16_at, fp4, iq4, u16_at, u32_at};
 
 /// Storage of the scales, or minima, of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,11 +118,11 @@ impl CodecId {
             CodecId::Q8_0 | CodecId::Q8_1 => {
                 let start = if self == CodecId::Q8_0 { 2 } else { 4 };
                 out.scales[0] = f16_at(block, 0);
-                fill(out, 32, |i| block[start + i] ^ 0x80);
+                out.codes.iter_mut().zip(&block[start..]).for_each(|(code, byte)| *code = byte ^ 0x80);
             }
             CodecId::Q8K => {
                 out.scales[0] = f32::from_bits(u32_at(block, 0));
-                fill(out, 256, |i| block[4 + i] ^ 0x80);
+                out.codes.iter_mut().zip(&block[4..]).for_each(|(code, byte)| *code = byte ^ 0x80);
             }
             CodecId::Tq1_0 | CodecId::Tq2_0 => {
                 // A decoded element is -1, 0 or 1 times the scale.
@@ -138,19 +138,32 @@ impl CodecId {
         }
     }
 
+    /// Writes the codes of a type with nibbles, without their high bits.
+    fn put_nibbles(self, block: &[u8], out: &mut BlockIntegers) {
+        let Some(Nibbles { bytes, run }) = self.nibbles() else { return };
+        let runs = block[bytes].chunks_exact(run);
+        for (bytes, codes) in runs.zip(out.codes.chunks_exact_mut(2 * run)) {
+            let (low, high) = codes.split_at_mut(run);
+            for ((low, high), byte) in low.iter_mut().zip(high).zip(bytes) {
+                (*low, *high) = (byte & 15, byte >> 4);
+            }
+        }
+    }
+
     /// Types of up to 5 bits whose nibbles lie as [`CodecId::nibbles`] says.
     fn split_nibbles(self, block: &[u8], out: &mut BlockIntegers) {
-        let Some(nibbles) = self.nibbles() else { return };
-        let (first, run) = (nibbles.bytes.start, nibbles.run);
-        let nibble = |i: usize| block[first + i / (2 * run) * run + i % run] >> (i / run % 2 * 4) & 15;
+        self.put_nibbles(block, out);
         let high = match self {
             CodecId::Q5_0 => u32_at(block, 2),
             CodecId::Q5_1 => u32_at(block, 4),
             _ => 0,
         };
-        fill(out, self.codec().elements, |i| {
-            nibble(i) | ((high.checked_shr(i as u32).unwrap_or(0) & 1) as u8) << 4
-        });
+        if high != 0 {
+            out.codes[..32]
+                .iter_mut()
+                .enumerate()
+                .for_each(|(i, code)| *code |= ((high >> i & 1) as u8) << 4);
+        }
         match self {
             CodecId::Mxfp4 => out.scales[0] = fp4::half_e8m0(block[0]),
             CodecId::Nvfp4 => (0..4).for_each(|i| out.scales[i] = fp4::half_ue4m3(block[i])),
@@ -178,37 +191,42 @@ impl CodecId {
                     out.scales[sub] = f32::from(block[sub] & 15);
                     out.mins[sub] = f32::from(block[sub] >> 4);
                 }
-                fill(out, 256, |i| {
-                    let (codes, shift) = pairs(&block[16..80], i / 16);
-                    codes[i % 16] >> shift & 3
-                });
+                for (sub, out) in out.codes.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+                    let (codes, shift) = pairs(&block[16..80], sub);
+                    out.iter_mut().zip(codes).for_each(|(out, byte)| *out = byte >> shift & 3);
+                }
             }
             CodecId::Q3K => {
                 out.scale = f16_at(block, 108);
                 (0..16).for_each(|sub| out.scales[sub] = super::k_quants::q3_scale(&block[96..108], sub));
-                fill(out, 256, |i| {
-                    let (low, shift) = pairs(&block[32..96], i / 16);
-                    low[i % 16] >> shift & 3 | (block[i / 16 % 2 * 16 + i % 16] >> (i / 32) & 1) << 2
-                });
+                for (sub, out) in out.codes.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+                    let (low, shift) = pairs(&block[32..96], sub);
+                    let high = &block[sub % 2 * 16..][..16];
+                    for ((out, low), high) in out.iter_mut().zip(low).zip(high) {
+                        *out = low >> shift & 3 | (high >> (sub / 2) & 1) << 2;
+                    }
+                }
             }
             CodecId::Q6K => {
                 out.scale = f16_at(block, 208);
                 (0..16).for_each(|sub| out.scales[sub] = f32::from(block[192 + sub] as i8));
-                fill(out, 256, |i| {
-                    let (half, run, at) = (i / 128, i % 128 / 32, i % 32);
-                    let low = block[half * 64 + run % 2 * 32 + at] >> (run / 2 * 4) & 15;
-                    low | (block[128 + half * 32 + at] >> (run * 2) & 3) << 4
-                });
+                self.put_nibbles(block, out);
+                for (run, out) in out.codes.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+                    let high = &block[128 + run / 4 * 32..][..32];
+                    out.iter_mut().zip(high).for_each(|(out, high)| *out |= (high >> (run % 4 * 2) & 3) << 4);
+                }
             }
             _ => {
                 (out.scale, out.min) = (f16_at(block, 0), -f16_at(block, 2));
                 (0..8).for_each(|sub| (out.scales[sub], out.mins[sub]) = scale_min(&block[4..16], sub));
-                let nibbles = if self == CodecId::Q4K { 16 } else { 48 };
-                fill(out, 256, |i| {
-                    let low = block[nibbles + i / 64 * 32 + i % 32] >> (i / 32 % 2 * 4) & 15;
-                    let high = if self == CodecId::Q5K { block[16 + i % 32] >> (i / 32) & 1 } else { 0 };
-                    low | high << 4
-                });
+                self.put_nibbles(block, out);
+                if self == CodecId::Q5K {
+                    for (sub, out) in out.codes.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+                        out.iter_mut()
+                            .zip(&block[16..])
+                            .for_each(|(out, high)| *out |= (high >> sub & 1) << 4);
+                    }
+                }
             }
         }
     }

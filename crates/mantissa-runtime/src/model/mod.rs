@@ -63,16 +63,18 @@ impl FastModel {
     pub fn load(source: &dyn WeightSource, threads: usize) -> Result<Self, LoadError> {
         let config = load_config(source)?;
         let threads = threads.max(1);
-        let prepare = |info: &LinearInfo, weight| PreparedLinear::new(&info.module, weight);
+        let prepare = |info: &LinearInfo, weight| PreparedLinear::new(&info.module, weight, threads);
         let layer = |i| Ok(FastLayer::new(LayerParts::load(source, &config, i, prepare)?, threads));
         let layers = (0..config.num_hidden_layers).map(layer).collect::<Result<Vec<_>, LoadError>>()?;
-        let embedding = Embedding::load(source, &config, PreparedLinear::table)?;
+        let embedding = Embedding::load(source, &config, |module, weight| {
+            PreparedLinear::table(module, weight, threads)
+        })?;
         let head = match config.tie_word_embeddings {
             true => None,
             false => {
                 let (rows, cols, module) = (config.vocab_size, config.hidden_size, config.head_module());
                 let weight = source.linear(module, rows, cols, config.head_bias)?;
-                Some(PreparedLinear::new(module, weight)?)
+                Some(PreparedLinear::new(module, weight, threads)?)
             }
         };
         let kv = KvPlan::new(&config, layers.iter().map(|layer| layer.flow.kv()))?;

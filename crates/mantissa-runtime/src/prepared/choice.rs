@@ -1,6 +1,5 @@
 //! The kernel that runs a layer, for reports.
 
-use mantissa_kernels::kernels;
 use mantissa_kernels::packed::{FloatCode, PackedLevel, ScaleCode};
 use mantissa_num::{Rule, Scheme};
 use mantissa_store::convention::Weight;
@@ -47,16 +46,16 @@ impl Choice {
                 };
                 (kernel, prefill, None)
             }
-            Prepared::Rows(rows) => {
+            Prepared::Floats(rows) => {
                 let code = match rows.code() {
                     FloatCode::F32 => "f32".to_owned(),
                     FloatCode::F16 => "f16".to_owned(),
                     FloatCode::Bf16 => "bf16".to_owned(),
                     FloatCode::Mini { bits, .. } => format!("{bits}-bit float"),
                 };
-                let in_bf16 = kernels().bf16_dot() && rows.code() != FloatCode::F32;
-                let prefill = if in_bf16 { "bf16 GEMM" } else { "f32 GEMM" };
-                (format!("{code} × f32 ({level})"), prefill.to_owned(), None)
+                let input = if rows.in_bf16() { "bf16" } else { "f32" };
+                let kernel = format!("{code} × {input} ({level})");
+                (kernel.clone(), kernel, None)
             }
             Prepared::Stored(_, reason) => {
                 let strips = "strips dequantized to f32".to_owned();

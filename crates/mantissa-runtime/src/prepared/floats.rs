@@ -1,22 +1,29 @@
-//! Rows of weights whose codes are floats.
+//! Panels of weights whose codes are floats.
 
-use mantissa_kernels::packed::{FloatCode, FloatRows};
+use mantissa_kernels::packed::{FloatCode, FloatPanels};
 use mantissa_num::{Affine, Blocks, Code, Codes, Format, Offset, Quantized};
 use mantissa_store::convention::Weight;
 
-/// Makes rows of a dense weight; `None` if memory does not hold it.
-pub(super) fn dense(weight: &Weight, rows: usize, cols: usize) -> Option<FloatRows> {
-    let (code, bytes): (_, Vec<u8>) = match weight {
-        Weight::F32(values) => (FloatCode::F32, values.iter().flat_map(|x| x.to_le_bytes()).collect()),
-        Weight::Bf16(bits) => (FloatCode::Bf16, bits.iter().flat_map(|x| x.to_le_bytes()).collect()),
-        Weight::F16(bits) => (FloatCode::F16, bits.iter().flat_map(|x| x.to_le_bytes()).collect()),
+/// Makes panels of a dense weight; `None` if memory does not hold it.
+pub(super) fn dense(weight: &Weight, rows: usize, cols: usize, threads: usize) -> Option<FloatPanels> {
+    let (code, bytes) = match weight {
+        Weight::F32(values) => (FloatCode::F32, bytes(values, |x| x.to_le_bytes())),
+        Weight::Bf16(bits) => (FloatCode::Bf16, bytes(bits, |x| x.to_le_bytes())),
+        Weight::F16(bits) => (FloatCode::F16, bytes(bits, |x| x.to_le_bytes())),
         Weight::Quantized(_) => return None,
     };
-    FloatRows::new(code, (rows, cols), &bytes, usize::MAX, vec![1.0; if cols == 0 { 0 } else { rows }])
+    let scales = vec![1.0; if cols == 0 { 0 } else { rows }];
+    FloatPanels::new(code, (rows, cols), &bytes, usize::MAX, &scales, threads)
 }
 
-/// Makes rows of 8-bit or narrower floats; `None` for other codes, and inside if memory does not hold them.
-pub(super) fn minifloats(q: &Quantized) -> Option<Option<FloatRows>> {
+fn bytes<T: Copy, const N: usize>(values: &[T], to_bytes: impl Fn(T) -> [u8; N]) -> Vec<u8> {
+    let mut out = vec![0; N * values.len()];
+    out.as_chunks_mut::<N>().0.iter_mut().zip(values).for_each(|(out, value)| *out = to_bytes(*value));
+    out
+}
+
+/// Makes panels of 8-bit or narrower floats; `None` for other codes, and inside if memory does not hold them.
+pub(super) fn minifloats(q: &Quantized, threads: usize) -> Option<Option<FloatPanels>> {
     let Format::Affine(Affine { code: Code::Float(float), offset: Offset::None, .. }) = &q.format else {
         return None;
     };
@@ -30,15 +37,16 @@ pub(super) fn minifloats(q: &Quantized) -> Option<Option<FloatRows>> {
     let blocks = q.format.blocks().simplest(rows, cols);
     let group = match blocks {
         Blocks::Tensor | Blocks::Row => usize::MAX,
-        Blocks::Group(g) | Blocks::Tile { cols: g, .. } if g.is_multiple_of(16) => g as usize,
+        Blocks::Group(g) | Blocks::Tile { cols: g, .. } if g.is_multiple_of(32) => g as usize,
         _ => return None,
     };
-    let groups = cols.div_ceil(group.min(cols.next_multiple_of(16)).max(1));
+    let groups = if group >= cols { 1 } else { cols.div_ceil(group) };
     let scale = |row: usize, g: usize| match q.format.scale() {
         None => 1.0,
         Some(_) => q.block_decoder(blocks.index(cols, row, g.saturating_mul(group).min(cols - 1))).scale(),
     };
-    let scales = (0..rows).flat_map(|row| (0..groups).map(move |g| scale(row, g))).collect();
+    let scales: Vec<f32> =
+        (0..rows).flat_map(|row| (0..groups).map(move |g| (row, g))).map(|(row, g)| scale(row, g)).collect();
     let code = FloatCode::Mini { bits: float.bits(), mantissa_bits: float.mantissa_bits, bias: float.bias };
-    Some(FloatRows::new(code, (rows, cols), codes, group, scales))
+    Some(FloatPanels::new(code, (rows, cols), codes, group, &scales, threads))
 }

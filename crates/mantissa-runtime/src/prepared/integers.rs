@@ -8,10 +8,10 @@ use mantissa_num::{Blocks, Code, Codes, Format, Quantized, Sense, minifloat};
 ///
 /// # Errors
 /// The reason why the weight has no panels.
-pub(super) fn panels(q: &Quantized, grid: Grid) -> Result<Option<Panels>, &'static str> {
+pub(super) fn panels(q: &Quantized, grid: Grid, threads: usize) -> Result<Option<Panels>, &'static str> {
     match (q.format.codec(), &q.codes) {
-        (Some(codec), Codes::Packed(bytes)) => of_blocks(codec, bytes, (q.rows, q.cols), grid),
-        (None, Codes::U8(codes)) => of_codes(q, codes, grid),
+        (Some(codec), Codes::Packed(bytes)) => of_blocks(codec, bytes, (q.rows, q.cols), grid, threads),
+        (None, Codes::U8(codes)) => of_codes(q, codes, grid, threads),
         _ => Err("codes wider than 8 bits, or of a trellis"),
     }
 }
@@ -27,6 +27,7 @@ fn of_blocks(
     bytes: &[u8],
     (rows, cols): (usize, usize),
     grid: Grid,
+    threads: usize,
 ) -> Result<Option<Panels>, &'static str> {
     let form = codec.id.integers().ok_or("codes are points of a grid: no integer kernel yet")?;
     let stride = bytes.len() / rows.max(1);
@@ -53,8 +54,8 @@ fn of_blocks(
         factor,
     };
     let groups = codec.elements / form.group;
-    let mut block = BlockIntegers::default();
     let fill = |row: usize, out: &mut Row| {
+        let mut block = BlockIntegers::default();
         for (i, bytes) in bytes[row * stride..(row + 1) * stride].chunks_exact(codec.bytes).enumerate() {
             codec.id.split(bytes, &mut block);
             let first = i * codec.elements;
@@ -69,7 +70,7 @@ fn of_blocks(
             }
         }
     };
-    Ok(Panels::pack(format, rows, cols, fill))
+    Ok(Panels::pack(format, rows, cols, threads, fill))
 }
 
 /// Elements of a format as unsigned levels: `factor · (level - zero)`.
@@ -83,7 +84,7 @@ struct Levels {
 }
 
 /// Packs one code per element.
-fn of_codes(q: &Quantized, codes: &[u8], grid: Grid) -> Result<Option<Panels>, &'static str> {
+fn of_codes(q: &Quantized, codes: &[u8], grid: Grid, threads: usize) -> Result<Option<Panels>, &'static str> {
     let (rows, cols) = (q.rows, q.cols);
     let Levels { bits, table, raise, zero, factor } = levels(&q.format)?;
     let blocks = q.format.blocks().simplest(rows, cols);
@@ -124,7 +125,7 @@ fn of_codes(q: &Quantized, codes: &[u8], grid: Grid) -> Result<Option<Panels>, &
             out.mins[g] = offsets.value(block);
         }
     };
-    Ok(Panels::pack(format, rows, cols, fill))
+    Ok(Panels::pack(format, rows, cols, threads, fill))
 }
 
 /// Columns of a panel's group for these blocks.

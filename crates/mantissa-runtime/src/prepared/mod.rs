@@ -1,7 +1,8 @@
 //! Linear layers as they run: weights repacked once for the kernels, inputs quantized on the fly.
 //!
 //! A weight of integer codes (integers, small tables, 4-bit floats, GGUF's blocks) becomes [`Panels`] and multiplies
-//! 8-bit activations; a weight of floats becomes [`FloatRows`] and multiplies f32, or bf16 for many tokens. What has no
+//! 8-bit activations; a weight of floats becomes [`FloatPanels`] and multiplies f32, or bf16 where the
+//! processor does. What has no
 //! such form runs from its stored codes, strip by strip; [`PreparedLinear::choice`] says so, and why.
 
 mod choice;
@@ -14,7 +15,9 @@ mod strips;
 mod tests;
 
 use mantissa_kernels::kernels;
-use mantissa_kernels::packed::{Activations, FloatRows, PanelJob, Panels, RowsJob, multiply};
+use mantissa_kernels::packed::{
+    Activations, FloatActivations, FloatJob, FloatPanels, PanelJob, Panels, multiply,
+};
 use mantissa_model::{ForwardError, Linear, LoadError, Table, check_weight};
 use mantissa_num::stored::Transforms;
 use mantissa_store::convention::{LinearWeight, Weight};
@@ -42,7 +45,7 @@ enum Prepared {
     /// Integers; multiplies 8-bit activations.
     Panels(Panels),
     /// Floats.
-    Rows(FloatRows),
+    Floats(FloatPanels),
     /// Stored codes, for this reason.
     Stored(Box<Linear>, &'static str),
 }
@@ -62,6 +65,7 @@ pub struct Job<'a> {
 #[derive(Debug, Default)]
 pub struct Scratch {
     activations: Activations,
+    floats: FloatActivations,
     /// Transformed or quantized copy of the input.
     input: Vec<f32>,
     /// Outputs before the transforms.
@@ -69,15 +73,15 @@ pub struct Scratch {
 }
 
 impl PreparedLinear {
-    /// Prepares a weight as a checkpoint stores it. `module` is its name in errors.
+    /// Prepares a weight as a checkpoint stores it, on up to `threads` threads. `module` is its name in errors.
     ///
     /// # Errors
     /// As [`Linear::new`], and [`LoadError::Memory`].
-    pub fn new(module: &str, weight: LinearWeight) -> Result<Self, LoadError> {
+    pub fn new(module: &str, weight: LinearWeight, threads: usize) -> Result<Self, LoadError> {
         let input = Input::new(check_weight(module, &weight)?);
         let LinearWeight { rows, cols, weight, bias, transforms, .. } = weight;
         let stored = choice::name(&weight);
-        let weight = prepare(module, weight, (rows, cols), &input)?;
+        let weight = prepare(module, weight, (rows, cols), &input, threads)?;
         Ok(PreparedLinear { module: module.into(), rows, cols, weight, bias, input, transforms, stored })
     }
 
@@ -85,19 +89,17 @@ impl PreparedLinear {
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub fn table(module: &str, weight: LinearWeight) -> Result<Self, LoadError> {
+    pub fn table(module: &str, weight: LinearWeight, threads: usize) -> Result<Self, LoadError> {
         if weight.transforms.is_empty() {
-            return Self::new(module, weight);
+            return Self::new(module, weight, threads);
         }
         let (rows, cols, bias) = (weight.rows, weight.cols, weight.bias.clone());
         let folded = Linear::new(module, LinearWeight { input: None, ..weight })?.folded();
         let mut values = vec![0.0; rows * cols];
         values.chunks_exact_mut(cols.max(1)).enumerate().for_each(|(row, out)| folded.row(row, out));
         let transforms = Transforms::default();
-        Self::new(
-            module,
-            LinearWeight { rows, cols, weight: Weight::F32(values), bias, input: None, transforms },
-        )
+        let weight = LinearWeight { rows, cols, weight: Weight::F32(values), bias, input: None, transforms };
+        Self::new(module, weight, threads)
     }
 
     /// Output features.
@@ -119,7 +121,7 @@ impl PreparedLinear {
     pub fn bytes(&self) -> u64 {
         match &self.weight {
             Prepared::Panels(panels) => panels.bytes() as u64,
-            Prepared::Rows(rows) => rows.bytes() as u64,
+            Prepared::Floats(rows) => rows.bytes() as u64,
             Prepared::Stored(linear, _) => linear.stored_bytes() as u64,
         }
     }
@@ -141,7 +143,7 @@ impl PreparedLinear {
             && self.input == other.input;
         same && match (&self.weight, &other.weight) {
             (Prepared::Panels(a), Prepared::Panels(b)) => a.format().unit == b.format().unit,
-            (Prepared::Rows(_), Prepared::Rows(_)) => true,
+            (Prepared::Floats(a), Prepared::Floats(b)) => a.in_bf16() == b.in_bf16(),
             _ => false,
         }
     }
@@ -153,20 +155,21 @@ fn prepare(
     weight: Weight,
     (rows, cols): (usize, usize),
     input: &Input,
+    threads: usize,
 ) -> Result<Prepared, LoadError> {
     let memory = || LoadError::Memory { what: "prepared weights", bytes: (rows * cols) as u64 };
     let reason = match (input.reason, &weight) {
         (Some(reason), _) => reason,
-        (None, Weight::Quantized(q)) => match integers::panels(q, input.grid) {
+        (None, Weight::Quantized(q)) => match integers::panels(q, input.grid, threads) {
             Ok(panels) => return panels.map(Prepared::Panels).ok_or_else(memory),
-            Err(reason) => match floats::minifloats(q) {
-                Some(rows) => return rows.map(Prepared::Rows).ok_or_else(memory),
+            Err(reason) => match floats::minifloats(q, threads) {
+                Some(rows) => return rows.map(Prepared::Floats).ok_or_else(memory),
                 None => reason,
             },
         },
         (None, dense) => {
-            let rows = floats::dense(dense, rows, cols).ok_or_else(memory)?;
-            return Ok(Prepared::Rows(rows));
+            let rows = floats::dense(dense, rows, cols, threads).ok_or_else(memory)?;
+            return Ok(Prepared::Floats(rows));
         }
     };
     let plain =
@@ -182,7 +185,7 @@ impl Table for PreparedLinear {
     fn row(&self, row: usize, out: &mut [f32]) {
         match &self.weight {
             Prepared::Panels(panels) => panels.row(row, out),
-            Prepared::Rows(rows) => rows.row(row, out),
+            Prepared::Floats(rows) => rows.row(row, out),
             Prepared::Stored(linear, _) => linear.row(row, out),
         }
     }
@@ -254,7 +257,7 @@ fn products(
     threads: usize,
 ) -> Result<(), ForwardError> {
     let Some(first) = jobs.first().map(|job| job.linear) else { return Ok(()) };
-    let Scratch { activations, input, .. } = scratch;
+    let Scratch { activations, floats, input, .. } = scratch;
     let x = match &first.input.quantizer {
         // Codes come from the values themselves.
         Some(_) if first.input.direct && matches!(first.weight, Prepared::Panels(_)) => x,
@@ -278,14 +281,15 @@ fn products(
             });
             multiply(jobs, activations, threads);
         }
-        Prepared::Rows(_) => {
+        Prepared::Floats(weight) => {
+            floats.arrange(x, weight, threads);
             let jobs = jobs.iter_mut().filter_map(|job| match &job.linear.weight {
-                Prepared::Rows(weight) => {
-                    Some(RowsJob { weight, out: &mut *job.out, accumulate: job.accumulate })
+                Prepared::Floats(weight) => {
+                    Some(FloatJob { weight, out: &mut *job.out, accumulate: job.accumulate })
                 }
                 _ => None,
             });
-            FloatRows::multiply(jobs, x, first.cols, threads);
+            FloatPanels::multiply(jobs, floats, threads);
         }
         Prepared::Stored(linear, _) => {
             jobs.iter_mut().for_each(|job| strips::multiply(linear, x, job.out, job.accumulate, threads));

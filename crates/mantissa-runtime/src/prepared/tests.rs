@@ -25,7 +25,7 @@ fn weight(scheme: &Scheme, rows: usize, cols: usize, input: Option<&str>) -> Opt
 fn error(weight: &LinearWeight, tokens: usize) -> (f64, Choice) {
     let (rows, cols) = (weight.rows, weight.cols);
     let x = wave(tokens * cols, 0.377);
-    let prepared = PreparedLinear::new("m", weight.clone()).unwrap();
+    let prepared = PreparedLinear::new("m", weight.clone(), 2).unwrap();
     let mut out = vec![0.5; tokens * rows];
     let mut jobs = [Job { linear: &prepared, out: &mut out, accumulate: true }];
     forward(&mut jobs, &x, tokens, &mut Scratch::default(), 2).unwrap();
@@ -124,7 +124,9 @@ fn quantized_inputs_have_the_codes_that_the_checkpoint_states() {
     ] {
         let weight = weight(&weight_scheme.parse().unwrap(), 24, 512, Some(input)).unwrap();
         let (error, choice) = error(&weight, 5);
-        assert!(choice.reason.is_none() && error < 2e-6, "{weight_scheme} {input}: {error}");
+        // Floats may be multiplied in bf16.
+        let bound = if weight_scheme.starts_with("fp8") { 4e-3 } else { 2e-6 };
+        assert!(choice.reason.is_none() && error < bound, "{weight_scheme} {input}: {error}");
     }
 }
 
@@ -141,7 +143,7 @@ fn layers_that_share_an_input_have_the_bits_of_each_alone() {
     let names = ["q4_k", "q6_k", "q4_k", "fp8-e4m3-channel"];
     let weights = names.map(|name| weight(&name.parse().unwrap(), 48, 512, None));
     let weights: Vec<_> =
-        weights.into_iter().flatten().map(|weight| PreparedLinear::new("m", weight).unwrap()).collect();
+        weights.into_iter().flatten().map(|weight| PreparedLinear::new("m", weight, 1).unwrap()).collect();
     let x = wave(3 * 512, 0.2);
     let mut outs = vec![vec![0.0; 3 * 48]; weights.len()];
     let mut jobs: Vec<_> =

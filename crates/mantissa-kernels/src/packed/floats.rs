@@ -1,0 +1,509 @@
+//! Products of floating-point weights with activations: panels of 16 rows, one chain of multiply-adds per row.
+//!
+//! A panel holds, column by column, the codes of its 16 rows; bf16 and 8-bit floats multiply pairs of columns where
+//! the processor has `VDPBF16PS`. A row's products are added in the order of the columns, group by group, and every
+//! group's sum is multiplied by its scale. So a token's bits do not depend on the other tokens, the threads or the
+//! tile that it is in. They depend on the arithmetic: with `VDPBF16PS` activations are rounded to bf16, without it
+//! they are f32. That choice follows from the level and the code alone ([`FloatPanels::in_bf16`]).
+
+use super::dot::{Dot, MiniBits, Quad};
+use super::level::PackedLevel;
+use super::share::split;
+use super::{BLOCK, ROWS};
+use crate::buffer::Buffer;
+use crate::parallel::for_each;
+
+/// Code of an element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FloatCode {
+    /// f32.
+    F32,
+    /// f16.
+    F16,
+    /// bf16.
+    Bf16,
+    /// A float of at most 8 bits in a byte: a sign, at most 5 bits of exponent, and the rest mantissa.
+    Mini {
+        /// Bits of the code, with its sign.
+        bits: u32,
+        /// Bits of the mantissa.
+        mantissa_bits: u32,
+        /// Exponent bias.
+        bias: i32,
+    },
+}
+
+impl FloatCode {
+    /// Bytes of an element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            FloatCode::F32 => 4,
+            FloatCode::F16 | FloatCode::Bf16 => 2,
+            FloatCode::Mini { .. } => 1,
+        }
+    }
+
+    fn mini(self) -> MiniBits {
+        let FloatCode::Mini { bits, mantissa_bits, .. } = self else {
+            return MiniBits { magnitude: 0, shift: 0, sign: 0, sign_shift: 0 };
+        };
+        let sign = 1u8 << (bits - 1);
+        MiniBits { magnitude: sign - 1, shift: 10 - mantissa_bits, sign, sign_shift: 16 - bits }
+    }
+
+    /// Factor that the codes' f16 bits lack.
+    fn factor(self) -> f32 {
+        match self {
+            FloatCode::Mini { bias, .. } => 2f32.powi(15 - bias),
+            _ => 1.0,
+        }
+    }
+}
+
+/// A weight `[rows, cols]` of floating-point codes, in panels. Rows and columns are padded with zeros.
+#[derive(Clone, Debug)]
+pub struct FloatPanels {
+    code: FloatCode,
+    rows: usize,
+    cols: usize,
+    /// Blocks of 32 columns.
+    blocks: usize,
+    bytes: Buffer,
+    /// Blocks that share a scale.
+    group: usize,
+    /// `[panels, groups, 16]`, with the factor of the codes.
+    scales: Vec<[f32; ROWS]>,
+}
+
+/// One weight of [`FloatPanels::multiply`] and its output.
+#[derive(Debug)]
+pub struct FloatJob<'a> {
+    /// The weight.
+    pub weight: &'a FloatPanels,
+    /// Output, `[tokens, rows]`.
+    pub out: &'a mut [f32],
+    /// True to add to the output, false to overwrite it.
+    pub accumulate: bool,
+}
+
+/// Activations of floating-point products, tile by tile with the token as innermost index. Memory is kept between
+/// calls.
+#[derive(Debug, Default)]
+pub struct FloatActivations {
+    tokens: usize,
+    cols: usize,
+    /// f32 bits `[blocks, 32, tokens of the tile]`, or pairs of bf16 `[blocks, 16, tokens]`.
+    values: Vec<u32>,
+    in_bf16: bool,
+}
+
+/// Panels of one product.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Strip<'a> {
+    code: FloatCode,
+    mini: MiniBits,
+    /// Bytes of the panels, `panel` bytes each.
+    bytes: &'a [u8],
+    panel: usize,
+    /// `[panels, groups]`.
+    scales: &'a [[f32; ROWS]],
+    groups: usize,
+    blocks: usize,
+    group: usize,
+}
+
+/// Signature of a product: the panels, a tile of activations, and the results `[panels, tokens]`.
+pub(crate) type FloatProduct = unsafe fn(&Strip<'_>, &[u32], &mut [[f32; ROWS]]);
+
+/// Functions of a level, for several panels and for one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FloatTile {
+    pub(crate) tokens: usize,
+    pub(crate) panels: usize,
+    pub(crate) several: FloatProduct,
+    pub(crate) one: FloatProduct,
+}
+
+/// Bytes of weights that a thread takes at a time for few tokens.
+const PIECE: usize = 96 << 10;
+
+/// Panels that a thread takes at a time for many tokens.
+const MANY_PANELS: usize = 8;
+
+/// Largest number of panels and of sums of one product.
+const MOST: usize = 24;
+
+impl FloatPanels {
+    /// Makes panels from the little-endian codes of a weight, row by row, and its scales `[rows, ceil(cols / group)]`,
+    /// on up to `threads` threads. Returns `None` if memory does not hold them.
+    ///
+    /// # Panics
+    /// If the group is neither a multiple of 32 nor the whole row, or a slice has another length.
+    pub fn new(
+        code: FloatCode,
+        (rows, cols): (usize, usize),
+        bytes: &[u8],
+        group: usize,
+        scales: &[f32],
+        threads: usize,
+    ) -> Option<Self> {
+        let blocks = cols.div_ceil(BLOCK);
+        let group = if group >= cols { blocks.max(1) * BLOCK } else { group };
+        assert!(group.is_multiple_of(BLOCK), "FloatPanels: groups of {group} columns");
+        let groups = cols.div_ceil(group);
+        assert_eq!(bytes.len(), rows * cols * code.bytes(), "FloatPanels: bytes");
+        assert_eq!(scales.len(), rows * groups, "FloatPanels: scales");
+        let panel = blocks * BLOCK * ROWS * code.bytes();
+        let panels = rows.div_ceil(ROWS);
+        let mut own = Buffer::zeroed(panel.checked_mul(panels)?)?;
+        let width = cols * code.bytes();
+        let lines = own.bytes_mut().chunks_mut(panel.max(1)).zip(bytes.chunks((ROWS * width).max(1)));
+        for_each(threads, lines, |(to, from)| match code {
+            FloatCode::F32 => interleave::<4>(from, width, to),
+            FloatCode::F16 => interleave::<2>(from, width, to),
+            // Pairs of columns stay together.
+            FloatCode::Bf16 => interleave::<4>(from, width, to),
+            FloatCode::Mini { .. } => interleave::<1>(from, width, to),
+        });
+        let factor = code.factor();
+        let scale = |panel: usize, g: usize| -> [f32; ROWS] {
+            std::array::from_fn(|r| {
+                scales.get((panel * ROWS + r) * groups + g).map_or(0.0, |scale| scale * factor)
+            })
+        };
+        let scales = (0..panels).flat_map(|panel| (0..groups).map(move |g| (panel, g)));
+        let scales = scales.map(|(panel, g)| scale(panel, g)).collect();
+        Some(FloatPanels { code, rows, cols, blocks, bytes: own, group: group / BLOCK, scales })
+    }
+
+    /// Code of the elements.
+    pub fn code(&self) -> FloatCode {
+        self.code
+    }
+
+    /// Output features.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Input features.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Bytes in memory.
+    pub fn bytes(&self) -> usize {
+        self.bytes.bytes().len() + size_of_val(self.scales.as_slice())
+    }
+
+    /// True if products round activations to bf16 and use the processor's dot product of bf16.
+    pub fn in_bf16(&self) -> bool {
+        PackedLevel::best().has_bf16() && matches!(self.code, FloatCode::Bf16 | FloatCode::Mini { .. })
+    }
+
+    fn panel_bytes(&self) -> usize {
+        self.blocks * BLOCK * ROWS * self.code.bytes()
+    }
+
+    fn groups(&self) -> usize {
+        self.blocks.div_ceil(self.group)
+    }
+
+    /// Computes `out = x Wᵀ`, or adds it to `out`, for every job (at most 16).
+    ///
+    /// # Panics
+    /// If a weight has other columns or another arithmetic than the activations, or an output another shape.
+    pub fn multiply<'a>(jobs: impl Iterator<Item = FloatJob<'a>>, x: &FloatActivations, threads: usize) {
+        let level = PackedLevel::best();
+        let targets = jobs.map(|FloatJob { weight, out, accumulate }| {
+            assert!(
+                weight.cols == x.cols && weight.in_bf16() == x.in_bf16,
+                "FloatPanels: weight has {} columns, activations {}, or another arithmetic",
+                weight.cols,
+                x.cols
+            );
+            assert_eq!(out.len(), x.tokens * weight.rows, "FloatPanels: output is not [tokens, rows]");
+            if x.cols == 0 && !accumulate {
+                out.fill(0.0);
+            }
+            (weight, accumulate, out)
+        });
+        if x.tokens == 0 || x.cols == 0 {
+            return targets.for_each(|_| ());
+        }
+        let pieces = |w: &FloatPanels| match PackedLevel::expands(x.tokens) {
+            true => MANY_PANELS,
+            false => (PIECE / w.panel_bytes()).max(1).next_multiple_of(MANY_PANELS),
+        };
+        let count = |w: &FloatPanels| w.rows.div_ceil(ROWS).div_ceil(pieces(w));
+        split(targets, threads, count, |target, piece| {
+            let (weight, per_piece) = (target.weight, pieces(target.weight));
+            let panels = piece * per_piece..((piece + 1) * per_piece).min(weight.rows.div_ceil(ROWS));
+            weight.run(level, panels, x, |panel, t, sums| {
+                let first = panel * ROWS;
+                let sums = &sums[..ROWS.min(weight.rows - first)];
+                // SAFETY: every panel belongs to one piece, and `split` hands out every piece once.
+                unsafe { target.out.put_lanes(t * weight.rows + first, sums, target.accumulate) };
+            });
+        });
+    }
+
+    /// Multiplies some panels with all tokens.
+    fn run(
+        &self,
+        level: &PackedLevel,
+        panels: std::ops::Range<usize>,
+        x: &FloatActivations,
+        write: impl Fn(usize, usize, &[f32; ROWS]),
+    ) {
+        let (size, groups) = (self.panel_bytes(), self.groups());
+        let per_token = self.blocks * if x.in_bf16 { BLOCK / 2 } else { BLOCK };
+        for tile in level.tiles(x.tokens) {
+            let values = &x.values[tile.start * per_token..tile.end * per_token];
+            let functions = level.float_tile(tile.len(), x.in_bf16);
+            let mut first = panels.start;
+            while first < panels.end {
+                let several = panels.end - first >= functions.panels;
+                let some = if several { functions.panels } else { 1 };
+                let strip = Strip {
+                    code: self.code,
+                    mini: self.code.mini(),
+                    bytes: &self.bytes.bytes()[first * size..(first + some) * size],
+                    panel: size,
+                    scales: &self.scales[first * groups..(first + some) * groups],
+                    groups,
+                    blocks: self.blocks,
+                    group: self.group,
+                };
+                let mut out = [[0.0; ROWS]; MOST];
+                let out = &mut out[..some * tile.len()];
+                let product = if several { functions.several } else { functions.one };
+                // SAFETY: the functions are those of `level`, whose features `PackedLevel::available` has checked.
+                unsafe { product(&strip, values, out) };
+                for (i, out) in out.chunks_exact(tile.len()).enumerate() {
+                    tile.clone().zip(out).for_each(|(t, sums)| write(first + i, t, sums));
+                }
+                first += some;
+            }
+        }
+    }
+
+    /// Dequantizes row `row` into `out`.
+    ///
+    /// # Panics
+    /// If there is no such row, or `out` is not `[cols]`.
+    pub fn row(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.rows && out.len() == self.cols, "FloatPanels::row: row {row} of {}", self.rows);
+        let (lane, bytes, mini) = (row % ROWS, self.code.bytes(), self.code.mini());
+        let panel = &self.bytes.bytes()[row / ROWS * self.panel_bytes()..][..self.panel_bytes()];
+        for (c, out) in out.iter_mut().enumerate() {
+            let at = match self.code {
+                FloatCode::Bf16 => ((c / 2 * ROWS + lane) * 2 + c % 2) * bytes,
+                _ => (c * ROWS + lane) * bytes,
+            };
+            let half = |bits: u16| {
+                let mut wide = [0.0];
+                crate::generic::f16_to_f32(&[bits], &mut wide);
+                wide[0]
+            };
+            let value = match (self.code, &panel[at..at + bytes]) {
+                (FloatCode::Mini { .. }, [code]) => half(mini.half(*code)),
+                (FloatCode::F16, [low, high]) => half(u16::from_le_bytes([*low, *high])),
+                (_, [low, high]) => f32::from_bits(u32::from(u16::from_le_bytes([*low, *high])) << 16),
+                (_, word) => f32::from_le_bytes(std::array::from_fn(|i| word.get(i).copied().unwrap_or(0))),
+            };
+            *out = value * self.scales[row / ROWS * self.groups() + c / BLOCK / self.group][lane];
+        }
+    }
+}
+
+/// Interleaves the rows of a panel, `width` bytes each, by elements of `N` bytes. The last element of a row may be
+/// short.
+fn interleave<const N: usize>(from: &[u8], width: usize, to: &mut [u8]) {
+    let lines = to.as_chunks_mut::<N>().0;
+    for (r, row) in from.chunks(width.max(1)).enumerate() {
+        let (whole, rest) = row.as_chunks::<N>();
+        whole.iter().enumerate().for_each(|(i, element)| lines[i * ROWS + r] = *element);
+        if !rest.is_empty() {
+            lines[whole.len() * ROWS + r][..rest.len()].copy_from_slice(rest);
+        }
+    }
+}
+
+impl FloatActivations {
+    /// Arranges `x` `[tokens, cols]` for products with `weight`, on up to `threads` threads.
+    ///
+    /// # Panics
+    /// If `x` is not whole tokens.
+    pub fn arrange(&mut self, x: &[f32], weight: &FloatPanels, threads: usize) {
+        let (cols, in_bf16) = (weight.cols, weight.in_bf16());
+        let tokens = x.len().checked_div(cols).unwrap_or(0);
+        assert_eq!(x.len(), tokens * cols, "FloatActivations: input is not rows of {cols}");
+        (self.tokens, self.cols, self.in_bf16) = (tokens, cols, in_bf16);
+        let per_token = weight.blocks * if in_bf16 { BLOCK / 2 } else { BLOCK };
+        self.values.resize(tokens * per_token, 0);
+        let (mut x, mut values) = (x, &mut *self.values);
+        let pieces = PackedLevel::best().tiles(tokens).map(|tile| {
+            let x = x.split_off(..tile.len() * cols).unwrap_or_default();
+            (tile.len(), x, values.split_off_mut(..tile.len() * per_token).unwrap_or_default())
+        });
+        let threads = if tokens * cols <= 1 << 14 { 1 } else { threads };
+        for_each(threads, pieces, |(tokens, x, values)| {
+            for (t, x) in x.chunks_exact(cols).enumerate() {
+                let places = values.chunks_exact_mut(tokens).map(|place| &mut place[t]);
+                match in_bf16 {
+                    true => pairs(x, places),
+                    false => {
+                        let bits = x.iter().map(|x| x.to_bits()).chain(std::iter::repeat(0));
+                        places.zip(bits).for_each(|(place, bits)| *place = bits);
+                    }
+                }
+            }
+        });
+    }
+
+    /// True if these are activations for `weight`.
+    pub fn fits(&self, weight: &FloatPanels) -> bool {
+        self.cols == weight.cols && self.in_bf16 == weight.in_bf16()
+    }
+}
+
+/// Rounds pairs of values to bf16, the first in the low half.
+fn pairs<'a>(x: &[f32], places: impl Iterator<Item = &'a mut u32>) {
+    let mut halves = [0u16; 64];
+    let mut places = places;
+    for x in x.chunks(halves.len()) {
+        halves.fill(0);
+        crate::kernels().f32_to_bf16(x, &mut halves[..x.len()]);
+        for pair in halves.as_chunks::<2>().0.iter().take(x.len().div_ceil(2)) {
+            if let Some(place) = places.next() {
+                *place = u32::from(pair[0]) | u32::from(pair[1]) << 16;
+            }
+        }
+    }
+    places.for_each(|place| *place = 0);
+}
+
+/// Columns of 16 rows, widened.
+type Columns = [[f32; ROWS]; BLOCK];
+
+/// Multiplies `P` panels with `T` tokens in f32.
+#[inline(always)]
+pub(crate) fn by_f32<D: Dot, const T: usize, const P: usize>(
+    d: D,
+    w: &Strip<'_>,
+    x: &[u32],
+    out: &mut [[f32; ROWS]],
+) {
+    let x = x.as_chunks::<T>().0.as_chunks::<BLOCK>().0;
+    assert!(x.len() == w.blocks && out.len() == P * T, "FloatPanels: sizes differ");
+    let mut sums = [[d.splat(0.0); T]; P];
+    let mut wide: [Columns; P] = [[[0.0; ROWS]; BLOCK]; P];
+    for (g, x) in x.chunks(w.group).enumerate() {
+        let mut part = [[d.splat(0.0); T]; P];
+        for (b, x) in x.iter().enumerate() {
+            for (p, wide) in wide.iter_mut().enumerate() {
+                widen(d, w, p, g * w.group + b, wide);
+            }
+            for (c, x) in x.iter().enumerate() {
+                each!(panels P, PANEL => {
+                    let column = d.load_f32(&wide[PANEL][c]);
+                    each!(T, TOKEN => {
+                        let x = d.splat(f32::from_bits(x[TOKEN]));
+                        part[PANEL][TOKEN] = d.mul_add(column, x, part[PANEL][TOKEN]);
+                    });
+                });
+            }
+        }
+        each!(panels P, PANEL => {
+            let scale = d.load_f32(&w.scales[PANEL * w.groups + g]);
+            each!(T, TOKEN => sums[PANEL][TOKEN] = d.mul_add(part[PANEL][TOKEN], scale, sums[PANEL][TOKEN]));
+        });
+    }
+    each!(panels P, PANEL => each!(T, TOKEN => d.store_f32(sums[PANEL][TOKEN], &mut out[PANEL * T + TOKEN])));
+}
+
+/// Widens block `block` of panel `panel`.
+#[inline(always)]
+fn widen<D: Dot>(d: D, w: &Strip<'_>, panel: usize, block: usize, out: &mut Columns) {
+    let bytes = &w.bytes[panel * w.panel..][block * BLOCK * ROWS * w.code.bytes()..];
+    match w.code {
+        FloatCode::F32 => {
+            let columns = bytes.as_chunks::<{ 4 * ROWS }>().0;
+            out.iter_mut().zip(columns).for_each(|(out, column)| d.store_f32(d.wide_f32(column), out));
+        }
+        FloatCode::F16 => {
+            let columns = bytes.as_chunks::<{ 2 * ROWS }>().0;
+            out.iter_mut().zip(columns).for_each(|(out, column)| d.store_f32(d.wide_f16(column), out));
+        }
+        FloatCode::Bf16 => {
+            let columns = out.as_chunks_mut::<2>().0;
+            for ([low, high], column) in columns.iter_mut().zip(bytes.as_chunks::<{ 4 * ROWS }>().0) {
+                for (i, pair) in column.as_chunks::<4>().0.iter().enumerate() {
+                    let pair = u32::from_le_bytes(*pair);
+                    (low[i], high[i]) = (f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000));
+                }
+            }
+        }
+        FloatCode::Mini { .. } => {
+            let columns = bytes.as_chunks::<ROWS>().0;
+            out.iter_mut()
+                .zip(columns)
+                .for_each(|(out, column)| d.store_f32(d.wide_mini(column, w.mini), out));
+        }
+    }
+}
+
+/// Multiplies pairs of bf16.
+pub(crate) trait PairDot: Dot {
+    /// `sum + w[1] x[1] + w[0] x[0]` in every lane, by `VDPBF16PS`.
+    fn dot_pairs(self, sum: Self::F, w: Self::B, x: u32) -> Self::F;
+    /// Makes pairs of the high halves of two columns.
+    fn pair(self, low: Self::F, high: Self::F) -> Self::B;
+}
+
+/// Multiplies `P` panels with `T` tokens in bf16.
+#[inline(always)]
+pub(crate) fn by_bf16<D: PairDot, const T: usize, const P: usize>(
+    d: D,
+    w: &Strip<'_>,
+    x: &[u32],
+    out: &mut [[f32; ROWS]],
+) {
+    const PAIRS: usize = BLOCK / 2;
+    let x = x.as_chunks::<T>().0.as_chunks::<PAIRS>().0;
+    assert!(x.len() == w.blocks && out.len() == P * T, "FloatPanels: sizes differ");
+    let stored = w.code == FloatCode::Bf16;
+    let size = BLOCK * ROWS * w.code.bytes();
+    let mut sums = [[d.splat(0.0); T]; P];
+    let mut expanded: [[Quad; PAIRS]; P] = [[[0; 4 * ROWS]; PAIRS]; P];
+    for (g, x) in x.chunks(w.group).enumerate() {
+        let mut part = [[d.splat(0.0); T]; P];
+        for (b, x) in x.iter().enumerate() {
+            let mut panels: [&[Quad]; P] = [&[]; P];
+            for (p, (panel, expanded)) in panels.iter_mut().zip(&mut expanded).enumerate() {
+                let bytes = &w.bytes[p * w.panel + (g * w.group + b) * size..][..size];
+                if !stored {
+                    for (columns, out) in
+                        bytes.as_chunks::<ROWS>().0.as_chunks::<2>().0.iter().zip(&mut *expanded)
+                    {
+                        let [low, high] = columns.each_ref().map(|column| d.wide_mini(column, w.mini));
+                        d.store(d.pair(low, high), out);
+                    }
+                }
+                *panel = if stored { bytes.as_chunks().0 } else { &*expanded };
+            }
+            for (c, x) in x.iter().enumerate() {
+                each!(panels P, PANEL => {
+                    let column = d.load(&panels[PANEL][c]);
+                    each!(T, TOKEN => part[PANEL][TOKEN] = d.dot_pairs(part[PANEL][TOKEN], column, x[TOKEN]));
+                });
+            }
+        }
+        each!(panels P, PANEL => {
+            let scale = d.load_f32(&w.scales[PANEL * w.groups + g]);
+            each!(T, TOKEN => sums[PANEL][TOKEN] = d.mul_add(part[PANEL][TOKEN], scale, sums[PANEL][TOKEN]));
+        });
+    }
+    each!(panels P, PANEL => each!(T, TOKEN => d.store_f32(sums[PANEL][TOKEN], &mut out[PANEL * T + TOKEN])));
+}
