@@ -208,6 +208,11 @@ pub fn forward(
         let together = rest.iter().take_while(|job| job.linear.reads_with(first)).count().max(1);
         let (now, later) = rest.split_at_mut(together);
         let x = &x[..tokens * first.cols];
+        // Rows of padding are not computed.
+        for job in now.iter_mut() {
+            let out = std::mem::take(&mut job.out);
+            job.out = &mut out[..tokens * job.linear.rows];
+        }
         if first.cols == 0 || first.rows == 0 {
             now.iter_mut().filter(|job| !job.accumulate).for_each(|job| job.out.fill(0.0));
         } else if now.iter().all(|job| job.linear.transforms.is_empty()) {
