@@ -136,11 +136,6 @@ impl FastModel {
         self.head.as_ref().unwrap_or(self.embedding.table())
     }
 
-    /// Bytes of a token in the cache of all layers.
-    pub fn kv_bytes_per_token(&self) -> f64 {
-        8.0 * (self.config.key_value_width() * self.config.num_hidden_layers) as f64
-    }
-
     /// Allocates buffers for passes of up to `tokens` tokens in sequences (including cached tokens) of up to `context`.
     ///
     /// # Errors
