@@ -9,7 +9,7 @@ use mantissa_model::{Batch, Buffers, Decoder, ForwardError, ModelConfig};
 use serde::Serialize;
 
 use crate::error::EvalError;
-use crate::pass::{ROWS, Runner};
+use crate::pass::{Evaluated, ROWS, Runner};
 use crate::stats::{Estimate, Sum, estimate, percentile};
 use crate::tokens::Sequence;
 
@@ -123,7 +123,23 @@ pub fn evaluate_while(
     threads: usize,
     progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
 ) -> Result<Evaluation, EvalError> {
-    run_windows(model, reference, sequences, threads, None, progress)
+    run_windows(model.into(), reference, sequences, threads, None, progress)
+}
+
+/// Evaluates a model on either engine: like [`evaluate_while`], or with `prefill` like [`evaluate_decoding`]. The
+/// reference runs whole windows.
+///
+/// # Errors
+/// As [`evaluate_while`].
+pub fn evaluate_engine(
+    model: Evaluated<'_>,
+    reference: Option<&Decoder>,
+    sequences: &[Sequence],
+    threads: usize,
+    prefill: Option<usize>,
+    progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
+) -> Result<Evaluation, EvalError> {
+    run_windows(model, reference, sequences, threads, prefill.map(|prefill| prefill.max(1)), progress)
 }
 
 /// Evaluates as text is generated: through the KV cache.
@@ -141,18 +157,19 @@ pub fn evaluate_decoding(
     prefill: usize,
     progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
 ) -> Result<Evaluation, EvalError> {
-    run_windows(model, reference, sequences, threads, Some(prefill.max(1)), progress)
+    run_windows(model.into(), reference, sequences, threads, Some(prefill.max(1)), progress)
 }
 
 fn run_windows(
-    model: &Decoder,
+    model: Evaluated<'_>,
     reference: Option<&Decoder>,
     sequences: &[Sequence],
     threads: usize,
     prefill: Option<usize>,
     progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
 ) -> Result<Evaluation, EvalError> {
-    if prefill.is_none() && [Some(model), reference].iter().flatten().any(|decoder| decoder.has_kv_window()) {
+    let reference = reference.map(Evaluated::from);
+    if prefill.is_none() && [Some(model), reference].iter().flatten().any(Evaluated::hides_cache) {
         return Err(EvalError::KvWindow);
     }
     if let Some(reference) = reference {
@@ -261,8 +278,8 @@ struct Worker<'a> {
 
 impl<'a> Worker<'a> {
     fn new(
-        model: &'a Decoder,
-        reference: Option<&'a Decoder>,
+        model: Evaluated<'a>,
+        reference: Option<Evaluated<'a>>,
         longest: usize,
         prefill: Option<usize>,
     ) -> Result<Self, EvalError> {

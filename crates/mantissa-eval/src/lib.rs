@@ -23,9 +23,9 @@ pub use diff::{Candidate, Continuation, Diff, DiffError, Difference, diff};
 pub use error::EvalError;
 pub use evaluate::{
     Comparison, Evaluation, WindowResult, check_sequences, compare, divergence, evaluate, evaluate_decoding,
-    evaluate_while, logits,
+    evaluate_engine, evaluate_while, logits,
 };
-pub use pass::ROWS;
+pub use pass::{Evaluated, ROWS};
 pub use tokens::{
     Sequence, TextOptions, TokenError, parse_docs, sequences_from_file, sequences_from_text, token_file,
     token_path, token_windows, whole,

@@ -16,5 +16,5 @@ pub mod session;
 pub mod speculate;
 
 pub use model::{Caches, FastBuffers, FastModel};
-pub use session::{Event, EventKind, Request, Runtime, RuntimeOptions, SequenceId};
+pub use session::{Event, EventKind, Request, Runtime, RuntimeOptions, SequenceId, Single};
 pub use speculate::{Proposals, Speculation};

@@ -12,6 +12,7 @@
 pub(crate) mod kv;
 mod plan;
 mod sequence;
+mod single;
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -23,6 +24,7 @@ use self::kv::Kv;
 use self::plan::Batch;
 pub use self::sequence::{Event, EventKind, Request, SequenceId};
 use self::sequence::{Sequence, logprobs};
+pub use self::single::Single;
 use crate::model::{FastBuffers, FastModel};
 use crate::speculate::{self, Costs, Draft, Proposals, Speculation};
 

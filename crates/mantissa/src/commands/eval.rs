@@ -5,9 +5,11 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use mantissa_eval::{Comparison, Evaluation, Sequence};
+use mantissa_eval::{Comparison, Evaluated, Evaluation, Sequence};
 use mantissa_model::{AttentionOperands, Decoder, KvPolicy};
 use mantissa_num::Accumulator;
+use mantissa_runtime::FastModel;
+use mantissa_store::convention::ModelFiles;
 use mantissa_store::{
     Dtype, Kind, Output, Paths, SafetensorsWriter, StagedFile, TensorSpec, write_file_atomic,
 };
@@ -16,7 +18,8 @@ use serde_json::{Value, json};
 
 use super::adapt;
 use super::calibration::CalibrationArgs;
-use super::model::ModelPath;
+use super::model::{self, ModelPath};
+use super::run::Engine;
 use super::running::{self, Model, Use};
 use super::text::{TextArgs, bound};
 use crate::context::Context;
@@ -75,6 +78,11 @@ pub struct Args {
     /// f32, hopper (14 bits) or hopper-128 (14 bits, added to f32 every 128 products).
     #[arg(long, value_name = "UNIT", help_heading = "Simulation", hide_short_help = true)]
     accumulator: Option<Accumulator>,
+    /// Kernels that run MODEL
+    ///
+    /// fast measures the engine of run, through its KV cache. The reference model always runs on reference.
+    #[arg(long, value_enum, value_name = "ENGINE", default_value_t = Engine::Reference, help_heading = "Evaluation")]
+    engine: Engine,
     /// Write the sums of each window to this JSON file
     #[arg(long, value_name = "FILE", help_heading = "Output", hide_short_help = true)]
     per_window: Option<PathBuf>,
@@ -99,6 +107,7 @@ pub struct Args {
 struct Report<'a> {
     model: &'a Path,
     convention: &'static str,
+    engine: Engine,
     nll: f64,
     nll_se: f64,
     ppl: f64,
@@ -140,19 +149,19 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         BadInput::new("eval", "neither", "--text or --tokens").with_fix("--text default, the built-in text")
     };
     let sequences = sequences.ok_or_else(none)?;
-    let (mut model, reference, threads) = load(args, &sequences, context)?;
-    simulate(args, &mut model.decoder)?;
-    if let Some(path) = &args.logits {
+    let (model, reference, threads) = load(args, &sequences, context)?;
+    if let (Some(path), Loaded::Reference(model)) = (&args.logits, &model) {
         write_logits(&context.output(path)?, &model.decoder, &sequences)?;
     }
     let start = std::time::Instant::now();
-    let result = evaluate(args, (&model, reference.as_ref()), &sequences, threads, context)?;
+    let result = evaluate(args, (model.evaluated(), reference.as_ref()), &sequences, threads, context)?;
     if let Some(path) = &args.per_window {
         write_file_atomic(&context.output(path)?, format!("{:#}\n", per_window(&result)).as_bytes())?;
     }
     let report = Report {
         model: args.model.named(),
-        convention: model.files.convention_name(),
+        convention: model.files().convention_name(),
+        engine: args.engine,
         nll: result.nll,
         nll_se: result.nll_se,
         ppl: result.ppl,
@@ -160,9 +169,13 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         windows: result.windows.len(),
         reference: args.reference.as_ref().map(ModelPath::named),
         comparison: &result.comparison,
-        kv: args.kv.as_ref().map(KvPolicy::to_string).or_else(|| model.files.kv_policy().map(str::to_owned)),
+        kv: args
+            .kv
+            .as_ref()
+            .map(KvPolicy::to_string)
+            .or_else(|| model.files().kv_policy().map(str::to_owned)),
         prefill: args.prefill,
-        kv_bytes_per_token: model.decoder.kv_bytes_per_token(),
+        kv_bytes_per_token: model.kv_bytes_per_token(),
         attention_operands: args.attention_operands.as_ref().map(AttentionOperands::to_string),
         accumulator: args.accumulator.map(|accumulator| accumulator.to_string()),
         seconds: start.elapsed().as_secs_f64(),
@@ -171,8 +184,37 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     gates(args, &result)
 }
 
+/// Model to evaluate.
+enum Loaded {
+    Reference(Box<Model>),
+    Fast(Box<(FastModel, ModelFiles)>),
+}
+
+impl Loaded {
+    fn files(&self) -> &ModelFiles {
+        match self {
+            Loaded::Reference(model) => &model.files,
+            Loaded::Fast(fast) => &fast.1,
+        }
+    }
+
+    fn evaluated(&self) -> Evaluated<'_> {
+        match self {
+            Loaded::Reference(model) => Evaluated::Reference(&model.decoder),
+            Loaded::Fast(fast) => Evaluated::Fast(&fast.0),
+        }
+    }
+
+    fn kv_bytes_per_token(&self) -> f64 {
+        match self {
+            Loaded::Reference(model) => model.decoder.kv_bytes_per_token(),
+            Loaded::Fast(fast) => fast.0.kv_bytes_per_token(),
+        }
+    }
+}
+
 /// Loads the model and, if given, the reference. Returns the number of threads that memory allows.
-fn load(args: &Args, sequences: &[Sequence], context: &Context) -> Result<(Model, Option<Model>, usize)> {
+fn load(args: &Args, sequences: &[Sequence], context: &Context) -> Result<(Loaded, Option<Model>, usize)> {
     let mut used = Use::evaluation(sequences, context.threads);
     used.kv = args.kv.as_ref();
     used.calibration = Some(&args.calibration);
@@ -184,18 +226,56 @@ fn load(args: &Args, sequences: &[Sequence], context: &Context) -> Result<(Model
     let both: Vec<&Path> = [Some(&*args.model), args.reference.as_deref()].into_iter().flatten().collect();
     let needs = |threads| running::bytes_of(&both, Use { threads, ..used });
     used.threads = adapt::fit_threads(used.threads, context, needs)?;
+    if args.engine == Engine::Fast {
+        return load_fast(args, &both, used, context);
+    }
+    let loaded = |mut model: Model| {
+        simulate(args, &mut model.decoder)?;
+        Ok::<_, anyhow::Error>(Loaded::Reference(Box::new(model)))
+    };
     let Some(path) = &args.reference else {
         let [model] = running::load_all([&*args.model], used, context)?;
-        return Ok((model, None, used.threads));
+        return Ok((loaded(model)?, None, used.threads));
     };
     let [model, reference] = running::load_all([&*args.model, &**path], used, context)?;
-    Ok((model, Some(reference), used.threads))
+    Ok((loaded(model)?, Some(reference), used.threads))
+}
+
+/// Loads the model for the fast engine; windows run side by side, each on one thread.
+fn load_fast(
+    args: &Args,
+    both: &[&Path],
+    used: Use<'_>,
+    context: &Context,
+) -> Result<(Loaded, Option<Model>, usize)> {
+    let simulated = [
+        (args.attention_operands.is_some(), "--attention-operands"),
+        (args.accumulator.is_some(), "--accumulator"),
+        (args.logits.is_some(), "--logits"),
+    ];
+    if let Some((_, option)) = simulated.iter().find(|(given, _)| *given) {
+        return Err(BadInput::new(*option, "--engine fast", "--engine reference with it").into());
+    }
+    running::require_memory(both, used, context)?;
+    let files = model::open(&args.model, context)?;
+    let mut fast = FastModel::load(&files, 1)?;
+    if let Some(policy) = &args.kv {
+        fast.set_kv(policy)?;
+    }
+    let reference = match &args.reference {
+        None => None,
+        Some(path) => {
+            let files = model::open(path, context)?;
+            Some(Model { decoder: Decoder::load(&files)?, files })
+        }
+    };
+    Ok((Loaded::Fast(Box::new((fast, files))), reference, used.threads))
 }
 
 /// Runs the evaluation with a progress display.
 fn evaluate(
     args: &Args,
-    (model, reference): (&Model, Option<&Model>),
+    (model, reference): (Evaluated<'_>, Option<&Model>),
     sequences: &[Sequence],
     threads: usize,
     context: &Context,
@@ -206,14 +286,8 @@ fn evaluate(
         progress.set(done);
         ControlFlow::Continue(())
     };
-    let (decoder, compared) = (&model.decoder, reference.map(|r| &r.decoder));
-    let result = match args.prefill {
-        None => mantissa_eval::evaluate_while(decoder, compared, sequences, threads, &told),
-        Some(prefill) => {
-            let prefill = prefill as usize;
-            mantissa_eval::evaluate_decoding(decoder, compared, sequences, threads, prefill, &told)
-        }
-    }?;
+    let (compared, prefill) = (reference.map(|r| &r.decoder), args.prefill.map(|prefill| prefill as usize));
+    let result = mantissa_eval::evaluate_engine(model, compared, sequences, threads, prefill, &told)?;
     progress.finish();
     Ok(result)
 }

@@ -125,9 +125,9 @@ pub struct Args {
     /// It has the same vocabulary. Changes no token, only the speed.
     #[arg(long, value_name = "MODEL", help_heading = "Speed")]
     draft: Option<ModelPath>,
-    /// Source of proposed tokens without --draft
+    /// Source of proposed tokens
     ///
-    /// lookup continues earlier places of the text that end alike, as long as that pays. Changes no token.
+    /// A draft model takes precedence. lookup continues earlier places of the text that end alike, as long as that pays. Changes no token.
     #[arg(long, value_enum, value_name = "SOURCE", default_value_t = Speculate::Lookup, help_heading = "Speed")]
     speculate: Speculate,
     #[command(flatten)]

@@ -87,3 +87,20 @@ fn a_conversation_reuses_its_beginning() {
     assert!(fail(2, &["run", &folder, "--interactive", "--json"]).contains("--interactive"));
     assert!(fail(2, &["run", &folder, "-p", "a", "--system", "b"]).contains("--chat"));
 }
+
+#[test]
+fn the_cost_of_the_fast_engine_is_measured() {
+    let eval = |more: &[&str]| {
+        let common =
+            ["eval", "demo", "--reference", "demo", "--text", "default", "--context", "64", "--limit", "512"];
+        run_json(&[&common[..], &["--engine", "fast", "--json", "--quiet"], more].concat())
+    };
+    let (plain, narrow) = (eval(&[]), eval(&["--kv", "int4-head-asym"]));
+    let kl = |report: &Value| report["kl"].as_f64().unwrap();
+    assert!(kl(&plain) < 1e-3 && kl(&narrow) > kl(&plain), "{} {}", kl(&plain), kl(&narrow));
+    assert_eq!(plain["engine"], "fast");
+    let decoded = eval(&["--prefill", "16"]);
+    assert!(kl(&decoded) < 1e-3, "{}", kl(&decoded));
+    let line = fail(2, &["eval", "demo", "--text", "default", "--engine", "fast", "--accumulator", "hopper"]);
+    assert!(line.contains("--accumulator"), "{line}");
+}
