@@ -7,7 +7,7 @@
 use mantissa_kernels::packed::{
     Activations, Grid, PackedLevel, PanelFormat, PanelJob, Panels, ScaleCode, multiply,
 };
-use mantissa_kernels::{PeakLoop, kernels};
+use mantissa_kernels::{PeakLoop, ReadProbe, kernels};
 
 /// Seconds. With one thread, of its processor time: other work on the machine counts less.
 fn now() -> f64 {
@@ -31,15 +31,10 @@ fn best(reps: usize, mut f: impl FnMut()) -> f64 {
 fn main() {
     let threads: usize = std::env::args().nth(1).map_or(2, |n| n.parse().unwrap());
     println!("level {}, {threads} threads", PackedLevel::best().name());
-    let memory = vec![1u64; 32 << 20];
-    let read = best(8, || {
-        let sum = std::sync::atomic::AtomicU64::new(0);
-        mantissa_kernels::for_each(threads, memory.chunks(1 << 14), |piece| {
-            sum.fetch_add(piece.iter().sum(), std::sync::atomic::Ordering::Relaxed);
-        });
-        assert!(sum.into_inner() > 0);
-    });
-    println!("read {:.1} GB/s", 8.0 * memory.len() as f64 / read / 1e9);
+    let memory = ReadProbe::new().unwrap();
+    let mut bytes = 0.0;
+    let read = best(8, || bytes = memory.run(threads));
+    println!("read {:.1} GB/s", bytes / read / 1e9);
     for (name, peak) in [
         ("int8", PeakLoop::int8(kernels())),
         ("bf16", PeakLoop::bf16(kernels())),

@@ -1,6 +1,6 @@
 //! Large memory for weights: aligned to cache lines, in huge pages where the system grants them.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 /// Alignment of every buffer: a cache line and a 512-bit register.
@@ -27,11 +27,17 @@ impl Buffer {
     pub(crate) fn zeroed(len: usize) -> Option<Self> {
         let align = if len >= 2 * HUGE { HUGE } else { LINE };
         let layout = Layout::from_size_align(len.max(1), align).ok()?;
-        // SAFETY: the layout's size is not 0.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        if align == HUGE {
-            advise_huge(start, len);
+        if align == LINE {
+            // SAFETY: the layout's size is not 0.
+            let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+            return Some(Buffer { start, len, layout });
         }
+        // SAFETY: as above.
+        let start = NonNull::new(unsafe { alloc(layout) })?;
+        // Before the first write: pages that exist are not exchanged.
+        advise_huge(start, len);
+        // SAFETY: `start` points to `len` bytes that were just allocated.
+        unsafe { start.as_ptr().write_bytes(0, len) };
         Some(Buffer { start, len, layout })
     }
 

@@ -104,14 +104,19 @@ mod x86 {
         };
     }
 
-    /// ORs all whole cache lines.
+    /// ORs all whole cache lines, from four places at a time: one place leaves some of the bandwidth unused.
     #[target_feature(enable = "avx512f")]
     pub(super) fn read_512(bytes: &[u8]) -> u64 {
+        let lines = bytes.as_chunks::<64>().0;
+        let quarter = lines.len() / 4;
+        let (a, rest) = lines.split_at(quarter);
+        let (b, rest) = rest.split_at(quarter);
+        let (c, d) = rest.split_at(quarter);
         let mut all = [_mm512_setzero_si512(); 4];
-        for lines in bytes.as_chunks::<256>().0 {
-            for (i, line) in lines.as_chunks::<64>().0.iter().enumerate() {
+        for (((a, b), c), d) in a.iter().zip(b).zip(c).zip(d) {
+            for (all, line) in all.iter_mut().zip([a, b, c, d]) {
                 // SAFETY: reads the 64 bytes of the array; loadu needs no alignment.
-                all[i] = _mm512_or_si512(all[i], unsafe { _mm512_loadu_si512(line.as_ptr().cast()) });
+                *all = _mm512_or_si512(*all, unsafe { _mm512_loadu_si512(line.as_ptr().cast()) });
             }
         }
         all.into_iter().fold(0, |sum, x| sum | _mm512_reduce_or_epi64(x) as u64)

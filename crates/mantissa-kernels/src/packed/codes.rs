@@ -24,17 +24,20 @@ pub(crate) fn pack_block(codes: &[[u8; BLOCK]; ROWS], bits: u32, out: &mut [Quad
         return out.copy_from_slice(&quads);
     }
     out.iter_mut().for_each(|quad| quad.fill(0));
-    // Where the parts of a code of each quad lie, as masks of the code, found from the codes of one bit.
     for (q, quad) in quads.iter().enumerate() {
-        for bit in 0..bits {
-            pack_planes(1 << bit, bits, q, |register, mask| {
-                let shift = mask.trailing_zeros();
-                if mask != 0 {
-                    let out = out[register].iter_mut().zip(quad);
-                    out.for_each(|(out, code)| *out |= (code >> bit & 1) << shift);
-                }
-            });
-        }
+        // All ones show where each part of a code goes, and how many bits it has.
+        let mut first = 0;
+        pack_planes(((1u32 << bits) - 1) as u8, bits, q, |register, mask| {
+            let (width, shift) = (mask.count_ones(), mask.trailing_zeros());
+            // The part's field in every byte of a word; nothing crosses from byte to byte.
+            let field = u64::from_ne_bytes([(1u8 << width) - 1; 8]);
+            let words = out[register].as_chunks_mut::<8>().0.iter_mut().zip(quad.as_chunks::<8>().0);
+            for (out, codes) in words {
+                let part = (u64::from_ne_bytes(*codes) >> first & field) << shift;
+                *out = (u64::from_ne_bytes(*out) | part).to_ne_bytes();
+            }
+            first += width;
+        });
     }
 }
 
