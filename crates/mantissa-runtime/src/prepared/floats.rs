@@ -7,9 +7,9 @@ use mantissa_store::convention::Weight;
 /// Makes panels of a dense weight; `None` if memory does not hold it.
 pub(super) fn dense(weight: &Weight, rows: usize, cols: usize, threads: usize) -> Option<FloatPanels> {
     let (code, bytes) = match weight {
-        Weight::F32(values) => (FloatCode::F32, bytes(values, |x| x.to_le_bytes())),
-        Weight::Bf16(bits) => (FloatCode::Bf16, bytes(bits, |x| x.to_le_bytes())),
-        Weight::F16(bits) => (FloatCode::F16, bytes(bits, |x| x.to_le_bytes())),
+        Weight::F32(values) => (FloatCode::F32, bytes(values, f32::to_le_bytes)),
+        Weight::Bf16(bits) => (FloatCode::Bf16, bytes(bits, u16::to_le_bytes)),
+        Weight::F16(bits) => (FloatCode::F16, bytes(bits, u16::to_le_bytes)),
         Weight::Quantized(_) => return None,
     };
     let scales = vec![1.0; if cols == 0 { 0 } else { rows }];

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use mantissa_kernels::packed::PackedLevel;
+use mantissa_model::KvPolicy;
 use mantissa_runtime::measure::{self, Limits, Probe, Times, Workload};
 use mantissa_runtime::prepared::Choice;
 use mantissa_runtime::{FastModel, RuntimeOptions};
@@ -15,6 +16,7 @@ use serde::Serialize;
 use super::model::{self, ModelPath};
 use super::running::{self, Use};
 use crate::context::Context;
+use crate::error::BadInput;
 use crate::output::{Align, Table, paragraph};
 
 /// Measure prefill and decode speed beside this machine's limits
@@ -27,6 +29,7 @@ use crate::output::{Align, Table, paragraph};
   mantissa bench model.gguf --threads 2
   mantissa bench model.gguf --depth 0,4096,8192 --gen 32
   mantissa bench model.gguf --batch 1,4,16
+  mantissa bench model.gguf --depth 4096 --kv f16 --kv int8 --kv int4
   mantissa bench model.gguf --explain")]
 pub struct Args {
     /// Model folder, .gguf file, or demo
@@ -46,6 +49,11 @@ pub struct Args {
     /// Sequences that decode at once; several are measured one after another
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1")]
     batch: Vec<usize>,
+    /// Storage of the KV cache, such as int8; several are measured one after another
+    ///
+    /// As --kv of run; default: the checkpoint's, else f16.
+    #[arg(long, value_name = "SCHEME")]
+    kv: Vec<KvPolicy>,
     /// List the kernel of every linear layer
     ///
     /// With the reason where a layer has no kernel of its own.
@@ -84,6 +92,9 @@ struct Report<'a> {
 struct Measured {
     depth: usize,
     batch: usize,
+    /// Policy of the KV cache, if it was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pp_tokens_per_s: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -142,28 +153,39 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         calibration: None,
     };
     running::require(std::slice::from_ref(&files), used, context)?;
-    let model = FastModel::load(&files, context.threads)?;
+    let mut model = FastModel::load(&files, context.threads)?;
     let load_s = start.elapsed().as_secs_f64();
     let short = Workload { prompt: 16, generated: 0, depth: 0, batch: 1 };
     measure::run(&model, short, context.seed)?;
     let load_to_first_token_s = start.elapsed().as_secs_f64();
     let probe = Probe::new(context.threads)?;
     let mut limits = vec![probe.run()];
-    let mut runs = Vec::new();
-    for (i, &depth) in args.depth.iter().enumerate() {
-        for (j, &batch) in args.batch.iter().enumerate() {
-            let prompt = if i + j == 0 { args.prompt } else { 0 };
+    let mut runs: Vec<Measured> = Vec::new();
+    let policies: Vec<_> = if args.kv.is_empty() { vec![None] } else { args.kv.iter().map(Some).collect() };
+    for policy in policies {
+        if let Some(policy) = policy {
+            model.set_kv(policy)?;
+        }
+        for (&depth, &batch) in
+            args.depth.iter().flat_map(|depth| args.batch.iter().map(move |batch| (depth, batch)))
+        {
+            // A prompt takes as long at every depth and batch of decoding.
+            let prompt = if runs.is_empty() { args.prompt } else { 0 };
             let work = Workload { prompt, generated: args.r#gen, depth, batch };
             let mut times = Vec::new();
             for rep in 0..args.reps.max(1) {
                 times.push(measure::run(&model, work, context.seed + rep as u64)?);
                 limits.push(probe.run());
             }
-            runs.push(measured(&model, work, &times, &best(&limits)));
+            let kv = policy.map(KvPolicy::to_string);
+            runs.push(Measured { kv, ..measured(&model, work, &times, &best(&limits)) });
         }
     }
     let limits = best(&limits);
     let giga = |rate: f64| rate / 1e9;
+    let Some(first) = runs.first().cloned() else {
+        return Err(BadInput::new("--depth, --batch", "none", "at least one number").into());
+    };
     let report = Report {
         model: args.model.named(),
         threads: context.threads,
@@ -172,7 +194,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         load_to_first_token_s,
         prompt: args.prompt,
         generated: args.r#gen,
-        first: runs[0].clone(),
+        first,
         machine_read_gb_per_s: giga(limits.read),
         machine_int8_gops: limits.int8.map(giga),
         machine_bf16_gflops: limits.bf16.map(giga),
@@ -215,6 +237,7 @@ fn measured(model: &FastModel, work: Workload, times: &[Times], limits: &Limits)
     Measured {
         depth: work.depth,
         batch: work.batch,
+        kv: None,
         pp_tokens_per_s: prefill.map(|(rate, _)| rate),
         pp_share_of_peak: prefill.zip(peak).map(|((rate, _), peak)| rate * operations / peak),
         tg_tokens_per_s: decode.map(|(rate, _)| rate),
@@ -228,6 +251,7 @@ fn measured(model: &FastModel, work: Workload, times: &[Times], limits: &Limits)
 fn print(report: &Report<'_>, out: &mut dyn Write) -> io::Result<()> {
     let right = Align::Right;
     let mut table = Table::new([
+        ("KV cache", Align::Left),
         ("depth", right),
         ("batch", right),
         ("prefill tok/s", right),
@@ -241,6 +265,7 @@ fn print(report: &Report<'_>, out: &mut dyn Write) -> io::Result<()> {
         |value: Option<f64>| value.map_or_else(|| "-".into(), |value| format!("{:.0} %", 100.0 * value));
     for run in &report.runs {
         table.row([
+            run.kv.clone().unwrap_or_else(|| "default".into()),
             run.depth.to_string(),
             run.batch.to_string(),
             rate(run.pp_tokens_per_s),

@@ -46,6 +46,34 @@ fn speed_is_told_and_reported() {
     );
 }
 
+#[test]
+fn bench_tells_speed_limits_and_kernels() {
+    let arguments =
+        ["bench", "demo", "--prompt", "32", "--gen", "6", "--reps", "1", "--depth", "0,40", "--batch", "1,2"];
+    let report = run_json(&[&arguments[..], &["--kv", "int8", "--explain", "--json", "--quiet"]].concat());
+    for field in [
+        "pp_tokens_per_s",
+        "tg_tokens_per_s",
+        "read_gb_per_s",
+        "machine_read_gb_per_s",
+        "tg_share_of_bandwidth",
+        "load_s",
+        "load_to_first_token_s",
+    ] {
+        assert!(report[field].as_f64().unwrap() > 0.0, "{field}");
+    }
+    let runs: Vec<_> =
+        report["runs"].as_array().unwrap().iter().map(|run| (&run["depth"], &run["batch"])).collect();
+    assert_eq!(
+        runs,
+        [(&json!(0), &json!(1)), (&json!(0), &json!(2)), (&json!(40), &json!(1)), (&json!(40), &json!(2))]
+    );
+    let kernels = report["kernels"].as_array().unwrap();
+    assert!(kernels.iter().all(|row| row["fallback"].is_null() && row["bytes"].as_u64().unwrap() > 0));
+    let table = text(&["bench", "demo", "--prompt", "16", "--gen", "4", "--reps", "1"]);
+    assert!(table.contains("of bandwidth") && table.contains("This machine"), "{table}");
+}
+
 /// Greedy text of the demo model is the same on both engines, as far as it is told apart here.
 #[test]
 fn both_engines_run() {
