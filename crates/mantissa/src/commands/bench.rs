@@ -26,11 +26,11 @@ use crate::output::{Align, Table, paragraph};
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa bench demo --prompt 64 --gen 32
-  mantissa bench model.gguf --threads 2
-  mantissa bench model.gguf --depth 0,4096,8192 --gen 32
-  mantissa bench model.gguf --batch 1,4,16
-  mantissa bench model.gguf --depth 4096 --kv f16 --kv int8 --kv int4
-  mantissa bench model.gguf --explain")]
+  mantissa bench path/to/model.gguf --threads 2
+  mantissa bench path/to/model.gguf --depth 0,4096,8192 --gen 32
+  mantissa bench path/to/model.gguf --batch 1,4,16
+  mantissa bench path/to/model.gguf --depth 4096 --kv f16 --kv int8 --kv int4
+  mantissa bench path/to/model.gguf --explain")]
 pub struct Args {
     /// Model folder, .gguf file, or demo
     model: ModelPath,
@@ -43,15 +43,19 @@ pub struct Args {
     /// Repetitions
     #[arg(long, value_name = "N", default_value_t = 3)]
     reps: usize,
-    /// Tokens in the cache before decoding; several are measured one after another
+    /// Tokens in the cache before decoding, such as 0,4096
+    ///
+    /// Several are measured one after another.
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "0")]
     depth: Vec<usize>,
-    /// Sequences that decode at once; several are measured one after another
+    /// Sequences that decode at once, such as 1,4
+    ///
+    /// Several are measured one after another.
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1")]
     batch: Vec<usize>,
-    /// Storage of the KV cache, such as int8; several are measured one after another
+    /// Storage of the KV cache, such as int8; repeatable
     ///
-    /// As --kv of run; default: the checkpoint's, else f16.
+    /// As --kv of run; default: the checkpoint's, else f16. Several are measured one after another.
     #[arg(long, value_name = "SCHEME")]
     kv: Vec<KvPolicy>,
     /// List the kernel of every linear layer

@@ -27,9 +27,10 @@ fn the_first_difference_is_that_of_the_greedy_texts() {
     let other = coarse(temp.path());
     let report = json(&["diff", "demo", &other, "-p", PROMPT, "-n", "80", "--json", "--quiet"]);
     let found = &report["prompts"][0];
-    // Both continuations are those of `run`.
+    // Both continuations are those of `run` on the same engine.
     for (side, model) in [("a", "demo"), ("b", other.as_str())] {
-        let run = json(&["run", model, "-p", PROMPT, "-n", "80", "--json", "--quiet"]);
+        let run =
+            json(&["run", model, "-p", PROMPT, "-n", "80", "--engine", "reference", "--json", "--quiet"]);
         assert_eq!(found[side]["tokens"], run["tokens"]);
         assert_eq!(found[side]["text"], run["text"]);
         assert_eq!(found["prompt_tokens"], run["prompt_tokens"]);

@@ -70,7 +70,7 @@ fn bench_tells_speed_limits_and_kernels() {
     );
     let kernels = report["kernels"].as_array().unwrap();
     assert!(kernels.iter().all(|row| row["fallback"].is_null() && row["bytes"].as_u64().unwrap() > 0));
-    let table = text(&["bench", "demo", "--prompt", "16", "--gen", "4", "--reps", "1"]);
+    let table = with_input(&["bench", "demo", "--prompt", "16", "--gen", "4", "--reps", "1"], "").0;
     assert!(table.contains("of bandwidth") && table.contains("This machine"), "{table}");
 }
 
