@@ -204,6 +204,14 @@ rows! {
         outputs: &[Out::Report("r.json")],
         pace: SOME,
     };
+    bench: Case {
+        name: "bench",
+        prepare: with_tokenizer,
+        command: "bench in/words --prompt 4 --gen 2 --reps 1 --json=out/b.json",
+        old: "bench in/words --prompt 3 --gen 1 --reps 1 --json=out/b.json",
+        outputs: &[Out::Report("b.json")],
+        pace: SOME,
+    };
     diff: Case {
         name: "diff",
         prepare: with_tokenizer,
