@@ -43,7 +43,7 @@ pub struct Args {
     /// Repetitions
     #[arg(long, value_name = "N", default_value_t = 3)]
     reps: usize,
-    /// Tokens in the cache before decoding, such as 0,4096
+    /// Tokens cached before decoding, such as 0,4096
     ///
     /// Several are measured one after another.
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "0")]
