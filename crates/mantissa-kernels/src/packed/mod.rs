@@ -1,7 +1,7 @@
 //! Products of prepared weights with 8-bit activations: the fast engine's linear layers.
 //!
 //! A weight is repacked once into *panels* of 16 rows. In a panel the codes of 16 rows × 32 columns lie together
-//! ([`codes`]), four columns of a row in one 32-bit lane, so that one instruction multiplies four unsigned codes with
+//! (`codes.rs`), four columns of a row in one 32-bit lane, so that one instruction multiplies four unsigned codes with
 //! four signed activations in each of 16 rows (`VPDPBUSD`) and no sum runs across lanes. Scales come first, then
 //! minima, then codes, all in the order in which a product reads them.
 //!
