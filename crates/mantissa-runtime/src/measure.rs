@@ -28,9 +28,9 @@ pub struct Workload {
 /// Seconds of one repetition.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Times {
-    /// Of the prompt, to its first token.
+    /// Time of the prompt, to its first token.
     pub prefill: f64,
-    /// Of the generated tokens after the first, of all sequences.
+    /// Time of the generated tokens after the first, of all sequences.
     pub decode: f64,
     /// Tokens generated in that time.
     pub decoded: usize,

@@ -94,27 +94,23 @@ impl Operators for Run<'_> {
         let (scratch, threads) = (&mut *self.scratch, self.threads);
         match jobs {
             [a] => {
-                let Some(a) = prepared(linears, tokens, a) else { return Ok(()) };
+                let Some(a) = prepared(linears, a) else { return Ok(()) };
                 prepared::forward(&mut [a], x, tokens, scratch, threads)
             }
             [a, b] => {
-                let (Some(a), Some(b)) = (prepared(linears, tokens, a), prepared(linears, tokens, b)) else {
+                let (Some(a), Some(b)) = (prepared(linears, a), prepared(linears, b)) else {
                     return Ok(());
                 };
                 prepared::forward(&mut [a, b], x, tokens, scratch, threads)
             }
             [a, b, c] => {
-                let jobs = (
-                    prepared(linears, tokens, a),
-                    prepared(linears, tokens, b),
-                    prepared(linears, tokens, c),
-                );
+                let jobs = (prepared(linears, a), prepared(linears, b), prepared(linears, c));
                 let (Some(a), Some(b), Some(c)) = jobs else { return Ok(()) };
                 prepared::forward(&mut [a, b, c], x, tokens, scratch, threads)
             }
             _ => jobs
                 .iter_mut()
-                .filter_map(|job| prepared(linears, tokens, job))
+                .filter_map(|job| prepared(linears, job))
                 .try_for_each(|job| prepared::forward(&mut [job], x, tokens, scratch, threads)),
         }
     }
@@ -130,12 +126,11 @@ impl Operators for Run<'_> {
     }
 }
 
-/// Returns the job with the prepared layer, for the rows that are not padding. The flow asks only for layers in the config, and those were loaded.
+/// Returns the job with the prepared layer. The flow asks only for layers in the config, and those were loaded.
 fn prepared<'a>(
     linears: &'a BTreeMap<LinearKind, PreparedLinear>,
-    tokens: usize,
     job: &'a mut flow::Job<'_>,
 ) -> Option<Job<'a>> {
     let linear = linears.get(&job.kind)?;
-    Some(Job { linear, out: &mut job.out[..tokens * linear.rows()], accumulate: job.accumulate })
+    Some(Job { linear, out: &mut *job.out, accumulate: job.accumulate })
 }

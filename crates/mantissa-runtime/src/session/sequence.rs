@@ -30,11 +30,11 @@ pub struct SequenceId(pub(crate) u64);
 pub struct Event {
     /// The sequence.
     pub sequence: SequenceId,
-    /// What happened.
+    /// Kind of the event.
     pub kind: EventKind,
 }
 
-/// What happened to a sequence.
+/// Kind of an event, with its values.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EventKind {
     /// A token was generated.
