@@ -106,10 +106,15 @@ impl Sizes {
         self.rows.min(MLP_TOKENS)
     }
 
+    /// Choices of the tokens of a part, and the groups of experts that the last of them chooses from.
+    fn choices(&self) -> usize {
+        self.mlp_rows().saturating_mul(self.per_token).saturating_add(self.experts)
+    }
+
     /// Bytes of all fields; `u64::MAX` on overflow.
     fn bytes(&self) -> u64 {
         // A choice is as large as three f32.
-        let choices = self.mlp_rows().saturating_mul(self.per_token).saturating_mul(3);
+        let choices = self.choices().saturating_mul(3);
         let lengths = self.lengths().map(|all| all.into_iter().chain([choices]));
         let total = lengths.and_then(|mut all| all.try_fold(0u64, |sum, n| sum.checked_add(n as u64)));
         total.and_then(|n| n.checked_mul(4)).unwrap_or(u64::MAX)
@@ -179,8 +184,7 @@ impl Buffers {
             let Buffers { local_cos, local_sin, .. } = &mut buffers;
             rope.fill_tables(config.rotary_dim, max_len, local_cos, local_sin);
         }
-        let most = sizes.mlp_rows().checked_mul(sizes.per_token).ok_or_else(memory)?;
-        buffers.choices.try_reserve_exact(most).map_err(|_| memory())?;
+        buffers.choices.try_reserve_exact(sizes.choices()).map_err(|_| memory())?;
         Ok(buffers)
     }
 

@@ -219,7 +219,7 @@ impl Decoder {
     fn embed(&self, tokens: &[u32], seqs: &Sequences<'_>, b: &mut Buffers) -> Result<(), ForwardError> {
         let d = self.config.hidden_size;
         let (states, padding) = b.residual[..seqs.rows * d].split_at_mut(tokens.len() * d);
-        self.embedding.embed_at(tokens, seqs, states)?;
+        self.embedding.embed_at(tokens, seqs, states, &mut b.normed)?;
         padding.fill(0.0);
         Ok(())
     }

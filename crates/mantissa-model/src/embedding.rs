@@ -96,21 +96,24 @@ impl<T: Table> Embedding<T> {
         states: &mut [f32],
     ) -> Result<(), ForwardError> {
         let starts: Vec<usize> = vec![start; lens.len()];
-        self.embed_at(tokens, &Sequences { lens, starts: &starts, rows: tokens.len() }, states)
+        let seqs = Sequences { lens, starts: &starts, rows: tokens.len() };
+        self.embed_at(tokens, &seqs, states, &mut vec![0.0; self.table.shape().1])
     }
 
-    /// Runs [`embed`](Self::embed) for sequences that start at their own positions.
+    /// Runs [`embed`](Self::embed) for sequences that start at their own positions. `scratch` holds at least one
+    /// row.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
     ///
     /// # Panics
-    /// If `states` has another length than the tokens.
+    /// If `states` has another length than the tokens, or `scratch` is shorter than a row.
     pub fn embed_at(
         &self,
         tokens: &[u32],
         seqs: &Sequences<'_>,
         states: &mut [f32],
+        scratch: &mut [f32],
     ) -> Result<(), ForwardError> {
         let (vocab_size, d) = self.table.shape();
         assert_eq!(states.len(), tokens.len() * d, "embed: states are not a row of {d} per token");
@@ -134,11 +137,11 @@ impl<T: Table> Embedding<T> {
             }
         }
         if let Some(positions) = &self.positions {
-            let mut row = vec![0.0; d];
+            let row = &mut scratch[..d];
             let places = spans().flat_map(|(start, len)| start..start + len);
             for (position, out) in places.zip(states.chunks_exact_mut(d)) {
-                positions.row(position, &mut row);
-                kernels().axpy(1.0, &row, out);
+                positions.row(position, row);
+                kernels().axpy(1.0, row, out);
             }
         }
         Ok(())

@@ -2,7 +2,8 @@
 //! experts for each token, each an MLP, and weights their results; shared experts are added for every token.
 //!
 //! An expert reads the tokens routed to it as one matrix, padded like the whole pass, so that a token has the same
-//! bits in any batch. Results are added in the order of the experts.
+//! bits in any batch. The experts of a single token read the same input, so one call runs their first projections.
+//! Results are added in the order of the experts.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -13,6 +14,9 @@ use crate::config::{Routing, Scores};
 use crate::error::ForwardError;
 use crate::flow::{Activations, Choice, ExpertFlow, Job, LayerFlow, MIN_ROWS, Operators};
 use crate::graph::{LinearInput, LinearKind, NormKind, SideKind, VectorKind};
+
+/// Experts whose first projections run in one call.
+const TOGETHER: usize = 8;
 
 impl LayerFlow {
     /// Runs the experts on `rows`, of which the first `real` are not padding.
@@ -38,8 +42,14 @@ impl LayerFlow {
         }
         choices.sort_unstable_by_key(|choice| (choice.expert, choice.row));
         a.extra.sum[..n * d].fill(0.0);
-        for chosen in choices.chunk_by(|x, y| x.expert == y.expert) {
-            self.expert(experts, operators, chosen, at.clone(), a)?;
+        if n == 1 {
+            for chosen in choices.chunks(TOGETHER) {
+                self.experts_of_one(experts, operators, chosen, at.clone(), a)?;
+            }
+        } else {
+            for chosen in choices.chunk_by(|x, y| x.expert == y.expert) {
+                self.expert(experts, operators, chosen, at.clone(), a)?;
+            }
         }
         if let Some((width, gated)) = experts.shared {
             self.shared(width, gated, operators, at.clone(), real, a)?;
@@ -52,6 +62,40 @@ impl LayerFlow {
             Self::add_normed(operators, NormKind::AfterMlp, sum, &mut a.extra.wide[..n * d], residual);
         } else {
             kernels().axpy(1.0, sum, residual);
+        }
+        Ok(())
+    }
+
+    /// Runs up to [`TOGETHER`] experts on the only row of a pass.
+    fn experts_of_one(
+        &self,
+        experts: &ExpertFlow,
+        operators: &mut impl Operators,
+        chosen: &[Choice],
+        at: Range<usize>,
+        a: &mut Activations<'_>,
+    ) -> Result<(), ForwardError> {
+        let (d, width, x) = (self.hidden, experts.width, &a.normed[at]);
+        let len = chosen.len() * width;
+        let (gate, up, inner) = (&mut a.gate[..len], &mut a.up[..len], &mut a.inner[..len]);
+        let mut outs = gate.chunks_exact_mut(width).zip(up.chunks_exact_mut(width)).zip(chosen).flat_map(
+            |((gate, up), &Choice { expert, .. })| {
+                [(LinearKind::ExpertGate(expert), gate), (LinearKind::ExpertUp(expert), up)]
+            },
+        );
+        let mut jobs: [Job<'_>; 2 * TOGETHER] = std::array::from_fn(|_| {
+            let (kind, out) = outs.next().unwrap_or((LinearKind::Gate, &mut []));
+            Job { kind, out, accumulate: false }
+        });
+        drop(outs);
+        operators.linears(LinearInput::GateUp, x, 1, &mut jobs[..2 * chosen.len()])?;
+        self.activate(width, gate, up, inner);
+        let (result, sum) = (&mut a.extra.result[..d], &mut a.extra.sum[..d]);
+        for (&Choice { expert, weight, .. }, inner) in chosen.iter().zip(inner.chunks_exact(width)) {
+            let kind = LinearKind::ExpertDown(expert);
+            let mut jobs = [Job { kind, out: &mut *result, accumulate: false }];
+            operators.linears(LinearInput::ExpertDown(expert), inner, 1, &mut jobs)?;
+            kernels().axpy(weight, result, sum);
         }
         Ok(())
     }
@@ -140,7 +184,8 @@ impl LayerFlow {
     }
 }
 
-/// Chooses experts for one token by its router's `logits`, which become scores. Ties go to the lower index.
+/// Chooses experts for one token by its router's `logits`, which become scores, and appends them to `choices`. Ties go
+/// to the lower index.
 fn route(
     routing: &Routing,
     per_token: usize,
@@ -155,24 +200,30 @@ fn route(
         Scores::SoftmaxOfChosen => {}
     }
     let corrected = |e: usize| logits[e] + correction.map_or(0.0, |correction| correction[e]);
-    let allowed = allowed_groups(routing, logits.len(), corrected);
-    let in_group = |e: usize| allowed.as_ref().is_none_or(|(each, groups)| groups.contains(&(e / each)));
+    // Groups stand in the list for a while, so that nothing is allocated.
+    let begin = choices.len();
+    let each = push_groups(routing, logits.len(), corrected, row, choices);
     let first = choices.len();
     for _ in 0..per_token {
-        let free = |e: &usize| !choices[first..].iter().any(|choice| usize::from(choice.expert) == *e);
-        let best = (0..logits.len()).filter(|e| in_group(*e)).filter(free).reduce(|best, e| {
+        let (groups, chosen) = choices[begin..].split_at(first - begin);
+        let has = |list: &[Choice], e: usize| list.iter().any(|choice| usize::from(choice.expert) == e);
+        let allowed = |e: &usize| each.is_none_or(|each| has(groups, e / each)) && !has(chosen, *e);
+        let best = (0..logits.len()).filter(allowed).reduce(|best, e| {
             if corrected(e).total_cmp(&corrected(best)) == Ordering::Greater { e } else { best }
         });
         // There are no more experts than a u16 can count.
         let Some(expert) = best.and_then(|e| u16::try_from(e).ok()) else { break };
         choices.push(Choice { expert, row, weight: logits[usize::from(expert)] });
     }
-    let chosen = &mut choices[first..];
+    choices.drain(begin..first);
+    let chosen = &mut choices[begin..];
     if routing.scores == Scores::SoftmaxOfChosen {
         let max = chosen.iter().fold(f32::NEG_INFINITY, |max, choice| max.max(choice.weight));
-        let mut weights: Vec<f32> = chosen.iter().map(|choice| choice.weight - max).collect();
-        kernels().exp_inplace(&mut weights);
-        chosen.iter_mut().zip(weights).for_each(|(choice, weight)| choice.weight = weight);
+        for choice in &mut *chosen {
+            let mut weight = [choice.weight - max];
+            kernels().exp_inplace(&mut weight);
+            [choice.weight] = weight;
+        }
     }
     if routing.normalize || routing.scores == Scores::SoftmaxOfChosen {
         let sum: f32 = chosen.iter().map(|choice| choice.weight).sum();
@@ -183,12 +234,15 @@ fn route(
     chosen.iter_mut().for_each(|choice| choice.weight *= routing.scale);
 }
 
-/// Returns the size of a group and the groups to choose from, if the choice is limited.
-fn allowed_groups(
+/// Appends the groups to choose experts from to `choices`, and returns the number of experts in each; `None` if the
+/// choice is not limited.
+fn push_groups(
     routing: &Routing,
     experts: usize,
     score: impl Fn(usize) -> f32,
-) -> Option<(usize, Vec<usize>)> {
+    row: u32,
+    choices: &mut Vec<Choice>,
+) -> Option<usize> {
     let groups = routing.groups?;
     let each = experts / groups.count;
     let worth = |group: usize| {
@@ -202,9 +256,13 @@ fn allowed_groups(
         }
         if groups.best_two { best + second } else { best }
     };
-    let mut order: Vec<_> = (0..groups.count).map(|group| (group, worth(group))).collect();
-    order.sort_by(|a, b| b.1.total_cmp(&a.1));
-    Some((each, order.into_iter().take(groups.chosen).map(|(group, _)| group).collect()))
+    let begin = choices.len();
+    // There are no more groups than experts, which a u16 counts.
+    let all = (0..groups.count).filter_map(|group| Some((group, u16::try_from(group).ok()?)));
+    choices.extend(all.map(|(group, expert)| Choice { expert, row, weight: worth(group) }));
+    choices[begin..].sort_unstable_by(|a, b| b.weight.total_cmp(&a.weight).then(a.expert.cmp(&b.expert)));
+    choices.truncate(begin + groups.chosen);
+    Some(each)
 }
 
 /// Replaces each of `x` by `1 / (1 + e^-x)`, the same on every platform.

@@ -38,10 +38,11 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 /// Runs three sequences and returns the allocations of all steps.
-fn work(model: &FastModel, runtime: &mut Runtime<'_>) -> usize {
-    runtime.add(greedy(prompt(model, 1, 70), 40)).unwrap();
-    runtime.add(sampled(prompt(model, 2, 20), 100, 3)).unwrap();
-    runtime.add(greedy(prompt(model, 3, 6).repeat(4), 60)).unwrap();
+fn work(model: &FastModel, runtime: &mut Runtime<'_>, context: usize) -> usize {
+    let of = |tokens: usize| tokens * context / 256;
+    runtime.add(greedy(prompt(model, 1, of(72)), of(40))).unwrap();
+    runtime.add(sampled(prompt(model, 2, of(20)), of(100), 3)).unwrap();
+    runtime.add(greedy(prompt(model, 3, of(8)).repeat(4), of(60))).unwrap();
     let before = CALLS.load(Ordering::Relaxed);
     while !runtime.is_idle() {
         runtime.step().unwrap();
@@ -51,14 +52,18 @@ fn work(model: &FastModel, runtime: &mut Runtime<'_>) -> usize {
 
 #[test]
 fn steps_allocate_nothing_after_the_first_of_their_shape() {
-    for name in ["llama2-gqa-tied", "qwen3-qknorm", "phi3", "gemma2"] {
+    let dense = ["llama2-gqa-tied", "qwen3-qknorm", "phi3", "gemma2"];
+    let experts = ["qwen3-moe", "qwen2-moe", "deepseek-v3", "gpt-oss"];
+    let learned_positions = ["gpt2"];
+    for name in dense.into_iter().chain(experts).chain(learned_positions) {
         let model = model(name);
+        let context = model.config().max_position_embeddings.min(256);
         let options =
-            RuntimeOptions { kept: 0, speculation: Speculation::Lookup, ..RuntimeOptions::batch(3, 256) };
+            RuntimeOptions { kept: 0, speculation: Speculation::Lookup, ..RuntimeOptions::batch(3, context) };
         let mut runtime = Runtime::new(&model, options).unwrap();
-        let first = work(&model, &mut runtime);
+        let first = work(&model, &mut runtime, context);
         // The number of proposals depends on measured times, so shapes may be new in a second or third run.
-        let rest: Vec<usize> = (0..6).map(|_| work(&model, &mut runtime)).collect();
+        let rest: Vec<usize> = (0..6).map(|_| work(&model, &mut runtime, context)).collect();
         assert!(first > 0 && rest.iter().rev().take(3).any(|calls| *calls == 0), "{name}: {first} {rest:?}");
     }
 }

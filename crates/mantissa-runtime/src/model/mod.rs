@@ -203,7 +203,8 @@ impl FastModel {
         b.buffers.check(&self.config, tokens.len(), spans.max().unwrap_or(0))?;
         b.rows = tokens.len();
         let (len, scratch) = (tokens.len() * self.config.hidden_size, &mut b.scratch);
-        self.embedding.embed_at(tokens, seqs, &mut b.buffers.activations(false).0.residual[..len])?;
+        let a = b.buffers.activations(false).0;
+        self.embedding.embed_at(tokens, seqs, &mut a.residual[..len], a.normed)?;
         for (i, layer) in self.layers.iter().enumerate() {
             let mut activations = b.buffers.activations(layer.flow.has_local_rope()).0;
             let mut operators = Run { layer, scratch, threads: self.threads };
@@ -230,8 +231,8 @@ impl FastModel {
         let states = b.buffers.activations(false).0.normed;
         b.gathered.clear();
         rows.iter().for_each(|row| b.gathered.extend_from_slice(&states[row * d..(row + 1) * d]));
-        let mut jobs = [Job { linear: self.head(), out: &mut *out, accumulate: false }];
-        prepared::forward(&mut jobs, &b.gathered, rows.len(), &mut b.scratch, self.threads)?;
+        let jobs = [Job { linear: self.head(), out: &mut *out, accumulate: false }].into_iter();
+        prepared::forward(jobs, &b.gathered, rows.len(), &mut b.scratch, self.threads)?;
         if let Some(cap) = self.config.logit_softcap {
             kernels().softcap(out, 1.0, cap);
         }

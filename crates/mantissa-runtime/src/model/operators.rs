@@ -90,29 +90,12 @@ impl Operators for Run<'_> {
         tokens: usize,
         jobs: &mut [flow::Job<'_>],
     ) -> Result<(), ForwardError> {
-        let linears = &self.layer.linears;
-        let (scratch, threads) = (&mut *self.scratch, self.threads);
-        match jobs {
-            [a] => {
-                let Some(a) = prepared(linears, a) else { return Ok(()) };
-                prepared::forward(&mut [a], x, tokens, scratch, threads)
-            }
-            [a, b] => {
-                let (Some(a), Some(b)) = (prepared(linears, a), prepared(linears, b)) else {
-                    return Ok(());
-                };
-                prepared::forward(&mut [a, b], x, tokens, scratch, threads)
-            }
-            [a, b, c] => {
-                let jobs = (prepared(linears, a), prepared(linears, b), prepared(linears, c));
-                let (Some(a), Some(b), Some(c)) = jobs else { return Ok(()) };
-                prepared::forward(&mut [a, b, c], x, tokens, scratch, threads)
-            }
-            _ => jobs
-                .iter_mut()
-                .filter_map(|job| prepared(linears, job))
-                .try_for_each(|job| prepared::forward(&mut [job], x, tokens, scratch, threads)),
-        }
+        // The flow asks only for layers in the config, and those were loaded.
+        let jobs = jobs.iter_mut().filter_map(|job| {
+            let linear = self.layer.linears.get(&job.kind)?;
+            Some(Job { linear, out: &mut *job.out, accumulate: job.accumulate })
+        });
+        prepared::forward(jobs, x, tokens, self.scratch, self.threads)
     }
 
     fn side(&mut self, kind: SideKind, x: &[f32], out: &mut [f32]) {
@@ -124,13 +107,4 @@ impl Operators for Run<'_> {
     fn vector(&self, kind: VectorKind) -> Option<&[f32]> {
         self.layer.vectors.iter().find(|(of, _)| *of == kind).map(|(_, values)| values.as_slice())
     }
-}
-
-/// Returns the job with the prepared layer. The flow asks only for layers in the config, and those were loaded.
-fn prepared<'a>(
-    linears: &'a BTreeMap<LinearKind, PreparedLinear>,
-    job: &'a mut flow::Job<'_>,
-) -> Option<Job<'a>> {
-    let linear = linears.get(&job.kind)?;
-    Some(Job { linear, out: &mut *job.out, accumulate: job.accumulate })
 }

@@ -25,6 +25,9 @@ use mantissa_store::convention::{LinearWeight, Weight};
 pub use self::choice::Choice;
 use self::input::Input;
 
+/// Most weights of one call of the kernels.
+const MOST_WEIGHTS: usize = 16;
+
 /// A linear layer `y = x Wᵀ + b`, prepared for running.
 #[derive(Debug)]
 pub struct PreparedLinear {
@@ -66,7 +69,9 @@ pub struct Job<'a> {
 pub struct Scratch {
     activations: Activations,
     floats: FloatActivations,
-    /// Transformed or quantized copy of the input.
+    /// Transformed copy of the input.
+    mapped: Vec<f32>,
+    /// Quantized copy of the input.
     input: Vec<f32>,
     /// Outputs before the transforms.
     output: Vec<f32>,
@@ -192,40 +197,59 @@ impl Table for PreparedLinear {
 }
 
 /// Runs linear layers on the same input `x` `[tokens, cols]`: transforms, activation quantization, product and bias,
-/// on up to `threads` threads.
+/// on up to `threads` threads. Consecutive layers that read the same form of the input share its quantization and one
+/// dispatch.
 ///
 /// # Errors
 /// [`ForwardError::Input`] if the input cannot be quantized.
-pub fn forward(
-    jobs: &mut [Job<'_>],
+pub fn forward<'a>(
+    jobs: impl Iterator<Item = Job<'a>>,
     x: &[f32],
     tokens: usize,
     scratch: &mut Scratch,
     threads: usize,
 ) -> Result<(), ForwardError> {
-    let mut rest = jobs;
-    while let Some(first) = rest.first().map(|job| job.linear) {
-        let together = rest.iter().take_while(|job| job.linear.reads_with(first)).count().max(1);
-        let (now, later) = rest.split_at_mut(together);
-        let x = &x[..tokens * first.cols];
-        // Rows of padding are not computed.
-        for job in now.iter_mut() {
-            let out = std::mem::take(&mut job.out);
-            job.out = &mut out[..tokens * job.linear.rows];
-        }
-        if first.cols == 0 || first.rows == 0 {
-            now.iter_mut().filter(|job| !job.accumulate).for_each(|job| job.out.fill(0.0));
-        } else if now.iter().all(|job| job.linear.transforms.is_empty()) {
-            products(now, x, scratch, threads)?;
-        } else {
-            now.iter_mut().try_for_each(|job| transformed(job, x, scratch, threads))?;
-        }
-        for job in now {
-            if let Some(bias) = &job.linear.bias {
-                job.out.chunks_exact_mut(bias.len()).for_each(|row| kernels().axpy(1.0, bias, row));
+    let mut jobs = jobs.peekable();
+    while let Some(first) = jobs.next() {
+        let linear = first.linear;
+        let mut slots: [Option<Job<'_>>; MOST_WEIGHTS] = [const { None }; MOST_WEIGHTS];
+        slots[0] = Some(first);
+        for slot in &mut slots[1..] {
+            *slot = jobs.next_if(|job| job.linear.reads_with(linear));
+            if slot.is_none() {
+                break;
             }
         }
-        rest = later;
+        together(linear, &mut slots, &x[..tokens * linear.cols], tokens, scratch, threads)?;
+    }
+    Ok(())
+}
+
+/// Runs linear layers that read the same form of an input as `first`, which is one of them.
+fn together(
+    first: &PreparedLinear,
+    jobs: &mut [Option<Job<'_>>],
+    x: &[f32],
+    tokens: usize,
+    scratch: &mut Scratch,
+    threads: usize,
+) -> Result<(), ForwardError> {
+    // Rows of padding are not computed.
+    for job in jobs.iter_mut().flatten() {
+        let out = std::mem::take(&mut job.out);
+        job.out = &mut out[..tokens * job.linear.rows];
+    }
+    if first.cols == 0 || first.rows == 0 {
+        jobs.iter_mut().flatten().filter(|job| !job.accumulate).for_each(|job| job.out.fill(0.0));
+    } else if jobs.iter().flatten().all(|job| job.linear.transforms.is_empty()) {
+        products(first, jobs.iter_mut().flatten(), x, scratch, threads)?;
+    } else {
+        jobs.iter_mut().flatten().try_for_each(|job| transformed(job, x, scratch, threads))?;
+    }
+    for job in jobs.iter_mut().flatten() {
+        if let Some(bias) = &job.linear.bias {
+            job.out.chunks_exact_mut(bias.len()).for_each(|row| kernels().axpy(1.0, bias, row));
+        }
     }
     Ok(())
 }
@@ -238,30 +262,32 @@ fn transformed(
     threads: usize,
 ) -> Result<(), ForwardError> {
     let Job { linear, out, accumulate } = job;
-    let mut mapped = x.to_vec();
+    let (mut mapped, mut y) = (std::mem::take(&mut scratch.mapped), std::mem::take(&mut scratch.output));
+    mapped.clear();
+    mapped.extend_from_slice(x);
     linear.transforms.before.iter().for_each(|map| map.apply(&mut mapped, linear.cols));
-    let mut y = std::mem::take(&mut scratch.output);
     y.clear();
     y.resize(out.len(), 0.0);
-    let done = products(&mut [Job { linear, out: &mut y, accumulate: false }], &mapped, scratch, threads);
+    let mut product = Job { linear, out: &mut y, accumulate: false };
+    let done = products(linear, std::iter::once(&mut product), &mapped, scratch, threads);
     linear.transforms.after.iter().for_each(|map| map.apply(&mut y, linear.rows));
     linear.transforms.extras.iter().for_each(|extra| extra.add(x, &mut y, linear.rows, linear.cols));
     match accumulate {
         true => kernels().axpy(1.0, &y, out),
         false => out.copy_from_slice(&y),
     }
-    scratch.output = y;
+    (scratch.mapped, scratch.output) = (mapped, y);
     done
 }
 
-/// Multiplies weights that read the same form of an input.
-fn products(
-    jobs: &mut [Job<'_>],
+/// Multiplies weights that read the same form of an input as `first`, which is one of them.
+fn products<'j, 'a: 'j>(
+    first: &PreparedLinear,
+    jobs: impl Iterator<Item = &'j mut Job<'a>>,
     x: &[f32],
     scratch: &mut Scratch,
     threads: usize,
 ) -> Result<(), ForwardError> {
-    let Some(first) = jobs.first().map(|job| job.linear) else { return Ok(()) };
     let Scratch { activations, floats, input, .. } = scratch;
     let x = match &first.input.quantizer {
         // Codes come from the values themselves.
@@ -278,7 +304,7 @@ fn products(
     match &first.weight {
         Prepared::Panels(panels) => {
             activations.quantize(x, first.cols, first.input.grid, panels.format().unit, threads);
-            let jobs = jobs.iter_mut().filter_map(|job| match &job.linear.weight {
+            let jobs = jobs.filter_map(|job| match &job.linear.weight {
                 Prepared::Panels(panels) => {
                     Some(PanelJob { panels, out: &mut *job.out, accumulate: job.accumulate })
                 }
@@ -288,7 +314,7 @@ fn products(
         }
         Prepared::Floats(weight) => {
             floats.arrange(x, weight, threads);
-            let jobs = jobs.iter_mut().filter_map(|job| match &job.linear.weight {
+            let jobs = jobs.filter_map(|job| match &job.linear.weight {
                 Prepared::Floats(weight) => {
                     Some(FloatJob { weight, out: &mut *job.out, accumulate: job.accumulate })
                 }
@@ -297,7 +323,7 @@ fn products(
             FloatPanels::multiply(jobs, floats, threads);
         }
         Prepared::Stored(linear, _) => {
-            jobs.iter_mut().for_each(|job| strips::multiply(linear, x, job.out, job.accumulate, threads));
+            jobs.for_each(|job| strips::multiply(linear, x, job.out, job.accumulate, threads));
         }
     }
     Ok(())

@@ -27,8 +27,8 @@ fn error(weight: &LinearWeight, tokens: usize) -> (f64, Choice) {
     let x = wave(tokens * cols, 0.377);
     let prepared = PreparedLinear::new("m", weight.clone(), 2).unwrap();
     let mut out = vec![0.5; tokens * rows];
-    let mut jobs = [Job { linear: &prepared, out: &mut out, accumulate: true }];
-    forward(&mut jobs, &x, tokens, &mut Scratch::default(), 2).unwrap();
+    let jobs = [Job { linear: &prepared, out: &mut out, accumulate: true }];
+    forward(jobs.into_iter(), &x, tokens, &mut Scratch::default(), 2).unwrap();
     let reference = Linear::new("m", weight.clone()).unwrap();
     let (mut values, mut ready) = (vec![0.0; rows * cols], x.clone());
     values.chunks_exact_mut(cols).enumerate().for_each(|(row, out)| reference.row(row, out));
@@ -146,13 +146,13 @@ fn layers_that_share_an_input_have_the_bits_of_each_alone() {
         weights.into_iter().flatten().map(|weight| PreparedLinear::new("m", weight, 1).unwrap()).collect();
     let x = wave(3 * 512, 0.2);
     let mut outs = vec![vec![0.0; 3 * 48]; weights.len()];
-    let mut jobs: Vec<_> =
+    let jobs: Vec<_> =
         weights.iter().zip(&mut outs).map(|(linear, out)| Job { linear, out, accumulate: false }).collect();
-    forward(&mut jobs, &x, 3, &mut Scratch::default(), 3).unwrap();
+    forward(jobs.into_iter(), &x, 3, &mut Scratch::default(), 3).unwrap();
     for (linear, out) in weights.iter().zip(&outs) {
         let mut alone = vec![0.0; 3 * 48];
         let job = Job { linear, out: &mut alone, accumulate: false };
-        forward(&mut [job], &x, 3, &mut Scratch::default(), 1).unwrap();
+        forward(std::iter::once(job), &x, 3, &mut Scratch::default(), 1).unwrap();
         assert_eq!(&alone, out);
     }
 }
