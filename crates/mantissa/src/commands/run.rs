@@ -39,6 +39,7 @@ use crate::error::{BadInput, StdoutError};
       --kv keys=int4-g32-asym,values=int4-head-asym,window=64,channel-keys
   mantissa run path/to/model --chat -p 'Why is the sky blue?'
   mantissa run path/to/model --interactive
+  mantissa run demo --interactive -n 40
   mantissa run path/to/model -p - < prompt.txt
   mantissa run path/to/model --draft path/to/smaller -p 'Once upon a time'")]
 pub struct Args {
@@ -53,7 +54,8 @@ pub struct Args {
     prompt: Option<String>,
     /// Chat: one message per line, until end of input or /exit
     ///
-    /// Uses the model's chat template. A turn computes only what the turns before it have not.
+    /// Uses the model's chat template. A turn computes only what the turns before it have not. When the context is
+    /// full, the oldest messages are left out. demo continues a story.
     #[arg(short, long, help_heading = "Prompt", conflicts_with_all = ["chat", "bos"])]
     interactive: bool,
     /// Use the prompt as a chat message of the user

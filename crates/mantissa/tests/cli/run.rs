@@ -116,6 +116,37 @@ fn a_conversation_reuses_its_beginning() {
     assert!(fail(2, &["run", &folder, "-p", "a", "--system", "b"]).contains("--chat"));
 }
 
+/// The demo model has a template that joins messages to one story. Its tokens are computed once, and the oldest
+/// messages go when its context of 512 tokens is full.
+#[test]
+fn the_demo_model_continues_a_story_by_turns() {
+    let lines = "Once upon a time, there was a red dog.\nHe saw a frog.\nThe frog said hello.\n";
+    let (story, notes) = with_input(&["run", "demo", "--interactive", "-n", "60"], lines);
+    assert!(story.lines().count() >= 3 && notes.contains("story model"), "{notes}");
+    let computed: Vec<usize> = notes
+        .lines()
+        .filter_map(|line| line.strip_prefix("prefill ")?.split(' ').next()?.parse().ok())
+        .collect();
+    // Blocks of 64 tokens are shared: of the second turn all but the last 60, of the third all but the last 126.
+    assert!(computed.len() == 3 && computed[1] < 64 && computed[2] < 64, "{notes}");
+    let report = run_json(&["run", "demo", "--chat", "-n", "2", "-p", "A dog", "--json", "--quiet"]);
+    assert_eq!(report["rendered"], "<|begin|>A dog");
+    let report =
+        run_json(&["run", "demo", "--chat", "--system", "Hi.", "-n", "2", "-p", "A", "--json", "--quiet"]);
+    assert_eq!(report["rendered"], "<|begin|>Hi. A");
+    let (_, notes) =
+        with_input(&["run", "demo", "--interactive", "-n", "120"], &"Then they saw a frog.\n".repeat(8));
+    assert!(
+        notes.contains("context of 512 tokens is full") && notes.matches("prefill").count() == 8,
+        "{notes}"
+    );
+    let (_, notes) = with_input(
+        &["run", "demo", "--interactive", "-n", "9", "--engine", "reference"],
+        "A dog ran.\nIt sat.\n",
+    );
+    assert_eq!(notes.matches("prefill").count(), 2, "{notes}");
+}
+
 #[test]
 fn the_cost_of_the_fast_engine_is_measured() {
     let eval = |more: &[&str]| {

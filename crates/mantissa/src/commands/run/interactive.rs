@@ -7,7 +7,7 @@ use mantissa_model::{Bos, Message, Tokenizer, chat};
 use mantissa_store::convention::ModelFiles;
 
 use super::fast::{Loaded, Session};
-use super::{Args, Engine, options, prompt, reference, told};
+use super::{Answer, Args, Engine, options, prompt, reference, told};
 use crate::commands::{model, render_chat};
 use crate::context::Context;
 use crate::error::BadInput;
@@ -45,15 +45,12 @@ pub(super) fn run(
         Some(loaded) => Some(loaded.session(args, limit - longest.max_new_tokens, &longest, context)?),
         None => None,
     };
-    let mut messages: Vec<Message> = args.system.iter().map(|text| Message::new("system", text)).collect();
+    if args.model.is_embedded() {
+        context.note("demo is a story model of 1.3 million parameters: it continues your text and answers no questions");
+    }
+    let mut conversation = Conversation::new(args, template, tokenizer, limit);
     while let Some(line) = read(terminal)? {
-        messages.push(Message::new("user", line));
-        let rendered = render_chat::render(
-            args.model.named(),
-            template,
-            &chat::context(&messages, tokenizer.special_tokens()),
-        )?;
-        let tokens = prompt::encode(&rendered, Bos::Never, tokenizer, context)?;
+        let tokens = conversation.ask(line, context)?;
         let options = options(args, tokens.len(), limit, context);
         let answer = match (&mut session, &decoder) {
             (Some(session), _) => session.answer(tokenizer, &tokens, &options, context)?,
@@ -62,9 +59,78 @@ pub(super) fn run(
         };
         crate::output::to_stdout(|out| writeln!(out))?;
         context.note(&told(&answer.speed, session.as_ref().and_then(Session::drafted)));
-        messages.push(Message::new("assistant", answer.text));
+        conversation.answered(tokens, answer);
     }
     Ok(())
+}
+
+/// A conversation and the tokens of its last turn.
+struct Conversation<'a> {
+    args: &'a Args,
+    template: &'a str,
+    tokenizer: &'a Tokenizer,
+    /// Most tokens of the conversation.
+    limit: usize,
+    messages: Vec<Message>,
+    /// Conversation up to the last answer, as rendered, and its tokens.
+    held: (String, Vec<u32>),
+    rendered: String,
+}
+
+impl<'a> Conversation<'a> {
+    fn new(args: &'a Args, template: &'a str, tokenizer: &'a Tokenizer, limit: usize) -> Self {
+        let messages = args.system.iter().map(|text| Message::new("system", text)).collect();
+        let (held, rendered) = Default::default();
+        Conversation { args, template, tokenizer, limit, messages, held, rendered }
+    }
+
+    /// Adds a message of the user and returns the tokens of the conversation. If they leave no room for an answer, the
+    /// oldest messages go until a quarter of the context is free.
+    fn ask(&mut self, line: String, context: &Context) -> Result<Vec<u32>> {
+        self.messages.push(Message::new("user", line));
+        let room = self.args.n.clamp(1, (self.limit / 2).max(1));
+        let mut tokens = self.tokens(context)?;
+        if tokens.len() + room <= self.limit {
+            return Ok(tokens);
+        }
+        let first = usize::from(self.args.system.is_some());
+        let before = self.messages.len();
+        while tokens.len() + room > self.limit - self.limit / 4 && self.messages.len() > first + 1 {
+            self.messages.drain(first..first + 2);
+            tokens = self.tokens(context)?;
+        }
+        if self.messages.len() < before {
+            let (dropped, limit) = (before - self.messages.len(), self.limit);
+            context.note(&format!(
+                "context of {limit} tokens is full: the oldest {dropped} messages were left out"
+            ));
+        }
+        Ok(tokens)
+    }
+
+    /// Renders the conversation and tokenizes it. Tokens of earlier turns stay those that the model generated, even if
+    /// their text has others, because those are in its cache.
+    fn tokens(&mut self, context: &Context) -> Result<Vec<u32>> {
+        let variables = chat::context(&self.messages, self.tokenizer.special_tokens());
+        self.rendered = render_chat::render(self.args.model.named(), self.template, &variables)?;
+        let encode = |text: &str| prompt::encode(text, Bos::Never, self.tokenizer, context);
+        let anew = encode(&self.rendered)?;
+        let Some(rest) = self.rendered.strip_prefix(&self.held.0).filter(|_| !self.held.1.is_empty()) else {
+            return Ok(anew);
+        };
+        let joined = [self.held.1.as_slice(), &encode(rest)?].concat();
+        // Some tokenizers begin every text with a space.
+        let same =
+            self.tokenizer.decode_with_special(&joined)? == self.tokenizer.decode_with_special(&anew)?;
+        Ok(if same { joined } else { anew })
+    }
+
+    /// Adds the answer to `prompt`.
+    fn answered(&mut self, mut prompt: Vec<u32>, answer: Answer) {
+        prompt.extend(&answer.tokens);
+        self.held = (format!("{}{}", self.rendered, answer.text), prompt);
+        self.messages.push(Message::new("assistant", answer.text));
+    }
 }
 
 /// Reads the next message that is not empty; `None` at the end. Asks for it on a terminal.
