@@ -24,6 +24,7 @@ pub use self::operators::{
     Activations, CachedAttention, Choice, ExtraScratch, Job, LatentTokens, MIN_ROWS, MlpRows, Operators,
     Sequences,
 };
+pub use crate::latent::AbsorbedHeads;
 
 /// Features of a layer that its computation depends on.
 #[derive(Clone, Debug, PartialEq)]
@@ -146,6 +147,11 @@ impl LayerFlow {
     /// Half the rotated width of a head; 0 if the layer has no RoPE.
     pub fn half(&self) -> usize {
         self.half
+    }
+
+    /// Soft cap of the scores.
+    pub fn softcap(&self) -> Option<f32> {
+        self.softcap
     }
 
     /// True if queries and keys are rotated.

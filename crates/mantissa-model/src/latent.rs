@@ -8,8 +8,11 @@
 //! as queries and keys agree. With the rotated part first and its pairs half of it apart, the ordinary rotation
 //! applies.
 
+mod absorbed;
+
 use mantissa_kernels::kernels;
 
+pub use self::absorbed::AbsorbedHeads;
 use crate::cache::LatentScratch;
 use crate::config::Latent;
 use crate::error::ForwardError;
@@ -116,7 +119,8 @@ impl LayerFlow {
         let Some(latent) = &self.latent else { return Ok(()) };
         let (tokens, heads, (q_width, _)) = (seqs.tokens(), self.attention.heads, self.widths());
         let parts = LatentRows::of(latent, seqs.rows, heads, a.extra.wide);
-        let mut rotated = vec![0.0; tokens * latent.rotated];
+        // The queries are in `q` by now, so their place is free.
+        let rotated = &mut parts.queries[..tokens * latent.rotated];
         let compressed = parts.compressed.chunks_exact(latent.kv_rank + latent.rotated);
         for (row, rotated) in compressed.zip(rotated.chunks_exact_mut(latent.rotated)) {
             latent.rotated_part(&row[latent.kv_rank..], rotated);
@@ -125,8 +129,8 @@ impl LayerFlow {
         padding.fill(0.0);
         let mut rows = LatentTokens {
             q: &mut a.q[..tokens * q_width],
-            latents: &parts.kv_latent[..tokens * latent.kv_rank],
-            rotated: &mut rotated,
+            latents: &mut parts.kv_latent[..tokens * latent.kv_rank],
+            rotated,
             attended,
             cos: a.cos,
             sin: a.sin,

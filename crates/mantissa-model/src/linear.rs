@@ -166,19 +166,27 @@ impl Linear {
     /// # Errors
     /// [`ForwardError::Input`].
     pub fn apart(&self, x: &mut [f32], weight: &mut [f32]) -> Result<(), ForwardError> {
+        if let Some(input) = &self.input {
+            self.transforms.before.iter().for_each(|map| map.apply(x, self.cols));
+            let fault = |error| ForwardError::Input { module: self.module.clone(), error };
+            input.apply(x, self.cols).map_err(fault)?;
+        }
+        self.apart_weight(weight);
+        Ok(())
+    }
+
+    /// Writes the `weight` of [`apart`](Self::apart).
+    pub(crate) fn apart_weight(&self, weight: &mut [f32]) {
         for (row, out) in weight.chunks_exact_mut(self.cols.max(1)).enumerate() {
             self.row(row, out);
         }
         let mut around = self.transforms.clone();
-        if let Some(input) = &self.input {
-            around.before.drain(..).for_each(|map| map.apply(x, self.cols));
-            let fault = |error| ForwardError::Input { module: self.module.clone(), error };
-            input.apply(x, self.cols).map_err(fault)?;
+        if self.input.is_some() {
+            around.before.clear();
         }
         if !around.is_empty() {
             around.fold(weight, self.rows, self.cols);
         }
-        Ok(())
     }
 
     /// Computes `out = x Wᵀ + b`, or `out += x Wᵀ + b` if `accumulate`; `x` `[t, cols]`, `out` `[t, rows]`, `W` with

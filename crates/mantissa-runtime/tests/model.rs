@@ -3,8 +3,9 @@
 
 mod common;
 
-use common::{INTEGERS, load, load_as, prompt, tiny};
+use common::{INTEGERS, load, load_as, prompt, reference, tiny};
 use mantissa_model::{Batch, Buffers, Decoder};
+use mantissa_runtime::Single;
 use mantissa_store::convention::ModelFiles;
 
 /// Logits of every architecture are those of the reference decoder, up to the rounding of the fast contract.
@@ -53,5 +54,43 @@ fn a_sequence_has_the_same_bits_in_any_batch_and_on_any_thread_count() {
         let apart: Vec<f32> =
             sequences.iter().flat_map(|s| logits(&models[0], std::slice::from_ref(s))).collect();
         assert!(together == apart, "{} {scheme}", dir.display());
+    }
+}
+
+/// Attention over cached latents gives what attention over heads expanded from stored latents gives, in passes of any
+/// lengths.
+#[test]
+fn cached_latents_attend_like_expanded_heads() {
+    let norm = |x: &[f32]| x.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+    for dir in tiny().into_iter().filter(|dir| dir.display().to_string().contains("deepseek")) {
+        let (mut decoder, mut model) = (reference(&dir), load(&dir, 2));
+        let (tokens, vocabulary) = (prompt(&model, 1, 300), model.config().vocab_size);
+        let batch = Batch { tokens: &tokens, lens: &[tokens.len()] };
+        let mut buffers = Buffers::plan(decoder.config(), tokens.len(), tokens.len()).unwrap();
+        for kv in ["f32", "f16", "bf16", "int8", "fp8", "int4-head-asym", "int4-g4-asym", "nf4-g4"] {
+            let policy = kv.parse().unwrap();
+            decoder.set_kv(&policy).unwrap();
+            let mut expected = vec![0.0; tokens.len() * vocabulary];
+            let mut hidden = decoder.forward(&batch, &mut buffers).unwrap();
+            hidden.logits(0..tokens.len(), &mut expected).unwrap();
+            model.set_kv(&policy).unwrap();
+            let mut single = Single::new(&model, tokens.len(), tokens.len()).unwrap();
+            let mut found = vec![0.0; expected.len()];
+            let (mut rest, mut out) = (&tokens[..], &mut found[..]);
+            for len in [20, 1, 3, 1, 100, 16, 1, 17, 1, 139, 1] {
+                let (now, later) = rest.split_at(len);
+                let (logits, others) = std::mem::take(&mut out).split_at_mut(len * vocabulary);
+                single.extend(now).unwrap();
+                single.logits(0..len, logits).unwrap();
+                (rest, out) = (later, others);
+            }
+            assert!(rest.is_empty());
+            let error: Vec<f32> = found.iter().zip(&expected).map(|(a, b)| a - b).collect();
+            let relative = norm(&error) / norm(&expected);
+            println!("{} {kv}: {relative}, {} bytes", dir.display(), model.kv_bytes_per_token());
+            // The rotated parts of quantized tokens are in f16, which may change the choice of experts of a token.
+            let most = if kv == "f32" { 1e-5 } else { 0.02 };
+            assert!(relative < most, "{} {kv}: {relative}", dir.display());
+        }
     }
 }

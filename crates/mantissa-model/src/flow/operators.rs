@@ -6,6 +6,7 @@ use mantissa_kernels::ScoreRules;
 use super::LayerFlow;
 use crate::error::ForwardError;
 use crate::graph::kinds::{LinearInput, LinearKind, NormKind, SideKind, VectorKind};
+use crate::latent::AbsorbedHeads;
 
 /// Least number of rows of a whole-sequence pass: shorter ones are padded. Products of up to 64 rows may be summed in
 /// another order, and a sequence must have the same bits alone and in a batch.
@@ -81,6 +82,11 @@ pub trait Operators {
         Err(ForwardError::OtherModel { what: "KV cache" })
     }
 
+    /// Returns the projection between latents and heads, if it is held apart from the other layers.
+    fn absorbed(&self) -> Option<&AbsorbedHeads> {
+        None
+    }
+
     /// Returns a vector, if the layer has it.
     fn vector(&self, _: VectorKind) -> Option<&[f32]> {
         None
@@ -130,7 +136,7 @@ pub struct LatentTokens<'a> {
     /// Queries, `[tokens, query width]`, before RoPE; the rotated part is first in each head.
     pub q: &'a mut [f32],
     /// Normed latents, `[tokens, kv_rank]`.
-    pub latents: &'a [f32],
+    pub latents: &'a mut [f32],
     /// Rotated parts of the keys, `[tokens, rotated]`, before RoPE.
     pub rotated: &'a mut [f32],
     /// Joined heads, `[tokens, query width]`.

@@ -13,7 +13,8 @@ use mantissa_kernels::paged::{
 use mantissa_kernels::{CausalAttention, ScoreRules, for_each, kernels};
 use mantissa_model::ForwardError;
 
-use super::plan::LayerPlan;
+use super::latents::Latents;
+use super::plan::{LayerPlan, SidePlan};
 use super::pool::KvPool;
 use super::prefill::{self, Prefill};
 use super::sequence::{SequenceCache, cut};
@@ -72,7 +73,8 @@ pub(super) struct Scratch {
     /// Span of each row.
     of_row: Vec<usize>,
     partials: Vec<f32>,
-    codes: Codes,
+    pub(super) codes: Codes,
+    pub(super) latents: Latents,
 }
 
 /// Plan of one sequence's rows.
@@ -132,17 +134,22 @@ thread_local! {
 
 /// Everything that tasks of a pass read.
 pub(super) struct Pass<'a> {
-    pub(super) plan: &'a LayerPlan,
+    pub(super) stored: Stored<'a>,
     pub(super) shape: &'a CausalAttention,
     pub(super) rules: ScoreRules<'a>,
-    pub(super) rope: Option<(&'a [f32], &'a [f32], usize)>,
     pub(super) q: &'a [f32],
-    k: &'a [f32],
-    v: &'a [f32],
-    data: &'a [u8],
-    block_tokens: usize,
-    caches: &'a [SequenceCache],
-    layer: usize,
+}
+
+/// Keys and values of one layer: those of all sequences, and the new rows.
+pub(super) struct Stored<'a> {
+    pub(super) plan: &'a LayerPlan,
+    pub(super) rope: Option<(&'a [f32], &'a [f32], usize)>,
+    pub(super) k: &'a [f32],
+    pub(super) v: &'a [f32],
+    pub(super) data: &'a [u8],
+    pub(super) block_tokens: usize,
+    pub(super) caches: &'a [SequenceCache],
+    pub(super) layer: usize,
 }
 
 impl KvPool {
@@ -161,12 +168,13 @@ impl KvPool {
         caches: &mut [SequenceCache],
     ) -> Result<(), ForwardError> {
         let AttendInputs { layer, shape, rules, half, cos, sin, q, k, v, out, threads } = inputs;
-        self.check(layer, shape, spans, caches, [q.len(), k.len(), v.len(), out.len()])?;
+        let heads = (shape.kv_heads, shape.head_dim);
+        self.check(layer, [heads; 2], shape.heads * shape.head_dim, spans, caches, [&*q, &*k, v, &*out])?;
         let mut scratch = std::mem::take(&mut self.scratch);
         let block_tokens = self.plan.block_tokens;
         let plan = &self.plan.layers[layer];
         let data = &mut self.layers[layer];
-        let widths = (shape.heads * shape.head_dim, plan.width());
+        let widths = (shape.heads * shape.head_dim, plan.keys.width());
         for span in spans {
             let cache = &mut caches[span.sequence];
             cut(plan, data.bytes(), &cache.blocks, &mut cache.layers[layer], span.start, block_tokens);
@@ -195,7 +203,8 @@ impl KvPool {
         if result.is_ok() {
             let rope = plan.before_rope.then_some((cos, sin, half));
             let (data, caches) = (data.bytes(), &*caches);
-            let pass = Pass { plan, shape, rules, rope, q, k, v, data, block_tokens, caches, layer };
+            let stored = Stored { plan, rope, k, v, data, block_tokens, caches, layer };
+            let pass = Pass { stored, shape, rules, q };
             scratch.run(&pass, spans, out, threads);
         }
         let result = result.and_then(|()| {
@@ -206,29 +215,32 @@ impl KvPool {
         result
     }
 
-    fn check(
+    /// Checks that a layer holds keys and values of these heads and widths, and that there is room for `spans` of rows
+    /// in `[q, k, v, out]`.
+    pub(super) fn check(
         &self,
         layer: usize,
-        shape: &CausalAttention,
+        heads: [(usize, usize); 2],
+        q_width: usize,
         spans: &[RowSpan],
         caches: &[SequenceCache],
-        lens: [usize; 4],
+        rows: [&[f32]; 4],
     ) -> Result<(), ForwardError> {
         let other = Err(ForwardError::OtherModel { what: "KV cache" });
         let Some(plan) = self.plan.layers.get(layer) else { return other };
-        if (plan.heads, plan.head_dim) != (shape.kv_heads, shape.head_dim)
-            || !shape.heads.is_multiple_of(plan.heads.max(1))
-        {
+        let sides = [&plan.keys, &plan.values];
+        let divides = q_width.is_multiple_of(plan.keys.width().max(1)) || plan.is_latent;
+        if sides.map(|side| (side.heads, side.head_dim)) != heads || !divides {
             return other;
         }
-        let (q_width, width) = (shape.heads * shape.head_dim, plan.width());
+        let widths = [q_width, plan.keys.width(), plan.values.width(), q_width];
         for span in spans {
             let Some(cache) = caches.get(span.sequence) else { return other };
             let Some(held) = cache.layers.get(layer) else { return other };
-            let (rows, end) = (span.rows.end, span.start + span.rows.len());
-            let long =
-                [q_width, width, width, q_width].iter().zip(lens).all(|(width, len)| rows * width <= len);
-            if !long || held.iter().any(|held| held.len(width) < span.start) {
+            let end = span.start + span.rows.len();
+            let long = widths.iter().zip(rows).all(|(width, x)| span.rows.end * width <= x.len());
+            let holds = held.iter().zip(sides).all(|(held, side)| held.len(side.width()) >= span.start);
+            if !long || !holds {
                 return other;
             }
             let planned = cache.blocks.len() * self.plan.block_tokens;
@@ -241,7 +253,7 @@ impl KvPool {
 }
 
 /// Appends the new tokens of the sides that a pass sees as stored (`direct`), or of the others.
-fn push(
+pub(super) fn push(
     plan: &LayerPlan,
     layer: usize,
     data: &mut [u8],
@@ -252,13 +264,13 @@ fn push(
     direct: bool,
     codes: &mut Codes,
 ) -> Result<(), ForwardError> {
-    let width = plan.width();
     for span in spans {
         let SequenceCache { blocks, layers, .. } = &mut caches[span.sequence];
         let places = Places { blocks, block_bytes: plan.block_bytes, block_tokens };
         let sides = [(&plan.keys, "keys"), (&plan.values, "values")];
         for (((side, what), held), rows) in sides.into_iter().zip(&mut layers[layer]).zip(rows) {
             if side.direct == direct {
+                let width = side.width();
                 let rows = &rows[span.rows.start * width..span.rows.end * width];
                 let pushed = held.push(plan, side, data, places, rows, codes);
                 pushed.map_err(|error| ForwardError::Cache { what, error })?;
@@ -312,7 +324,7 @@ impl Scratch {
         let pieces_of = |span: &RowSpan| {
             let first = shape.window.map_or(0, |window| (span.start + 1).saturating_sub(window));
             let last = (span.start + span.rows.len()).saturating_sub(1);
-            pass.plan.tile_of(first) / PIECE..pass.plan.tile_of(last) / PIECE + 1
+            pass.stored.plan.tile_of(first) / PIECE..pass.stored.plan.tile_of(last) / PIECE + 1
         };
         let few = |span: &&RowSpan| span.rows.len() <= FEW;
         let pieces: usize = spans.iter().filter(few).map(|span| pieces_of(span).len()).sum();
@@ -357,20 +369,27 @@ impl Scratch {
     }
 }
 
-impl Pass<'_> {
-    /// Keys and values of a span's sequence.
-    pub(super) fn sides(&self, span: &Span) -> [SideView<'_>; 2] {
-        let (plan, width) = (self.plan, self.plan.width());
-        let cache = &self.caches[span.sequence];
+impl<'a> Stored<'a> {
+    /// Keys and values of a sequence, with its new rows `rows`.
+    pub(super) fn sides(&self, sequence: usize, rows: Range<usize>) -> [SideView<'_>; 2] {
+        let plan = self.plan;
+        let cache = &self.caches[sequence];
         let places =
             Places { blocks: &cache.blocks, block_bytes: plan.block_bytes, block_tokens: self.block_tokens };
         let held = &cache.layers[self.layer];
-        let rows = span.row * width..(span.row + span.rows) * width;
-        let new = |direct: bool, x| if direct { &[][..] } else { x };
-        let keys = new(plan.keys.direct, &self.k[rows.clone()]);
-        let values = new(plan.values.direct, &self.v[rows]);
-        let view = |side, held, new, rope| SideView { plan, side, data: self.data, places, held, new, rope };
-        [view(&plan.keys, &held[0], keys, self.rope), view(&plan.values, &held[1], values, None)]
+        let view = |side: &'a SidePlan, held, x: &'a [f32], rope| {
+            let new = &x[rows.start * side.width()..rows.end * side.width()];
+            let new = if side.direct { &[][..] } else { new };
+            SideView { plan, side, data: self.data, places, held, new, rope }
+        };
+        [view(&plan.keys, &held[0], self.k, self.rope), view(&plan.values, &held[1], self.v, None)]
+    }
+}
+
+impl Pass<'_> {
+    /// Keys and values of a span's sequence.
+    pub(super) fn sides(&self, span: &Span) -> [SideView<'_>; 2] {
+        self.stored.sides(span.sequence, span.row..span.row + span.rows)
     }
 
     /// Query heads per key/value head.
@@ -409,10 +428,10 @@ impl Pass<'_> {
             state.begin(q);
         }
         let end = span.start + span.rows;
-        let first = self.plan.tile_of(self.seen(span.start).start).max(piece * PIECE);
-        let last = self.plan.tile_of(end - 1).min((piece + 1) * PIECE - 1);
+        let first = self.stored.plan.tile_of(self.seen(span.start).start).max(piece * PIECE);
+        let last = self.stored.plan.tile_of(end - 1).min((piece + 1) * PIECE - 1);
         let positions_of = |tile| {
-            let positions = self.plan.tile(tile);
+            let positions = self.stored.plan.tile(tile);
             positions.start..positions.end.min(end)
         };
         for tile in first..=last {

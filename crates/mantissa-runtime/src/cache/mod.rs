@@ -11,8 +11,12 @@
 //! Results do not depend on the number of threads, nor on the other sequences of a pass. Up to [`FEW`] new tokens, a
 //! token's result does not depend on the others of its pass either, unless the policy has a window or groups along
 //! tokens.
+//!
+//! Latent attention (DeepSeek-V2) caches one vector per token for all heads, the latent and the rotated part of its
+//! keys; [`KvPool::attend_latents`] reads it without expanding it to heads.
 
 mod attend;
+mod latents;
 mod plan;
 mod pool;
 mod prefill;
@@ -22,6 +26,7 @@ mod side;
 mod tests;
 
 pub use self::attend::{AttendInputs, FEW, RowSpan};
+pub use self::latents::LatentInputs;
 pub use self::plan::KvPlan;
 pub use self::pool::KvPool;
 pub use self::sequence::SequenceCache;

@@ -17,13 +17,14 @@ pub struct KvPlan {
     pub(super) own_in_f32: bool,
 }
 
-/// Storage of one layer.
+/// Storage of one layer. Latent attention stores the rotated parts of the keys as keys and the latents as values, one
+/// head of each.
 #[derive(Clone, Debug)]
 pub(super) struct LayerPlan {
     pub(super) keys: SidePlan,
     pub(super) values: SidePlan,
-    pub(super) heads: usize,
-    pub(super) head_dim: usize,
+    /// True for latent attention.
+    pub(super) is_latent: bool,
     /// First tokens that stay in f32.
     pub(super) sinks: usize,
     /// True if keys are stored before RoPE.
@@ -39,6 +40,8 @@ pub(super) struct SidePlan {
     pub(super) form: Form,
     /// True for keys.
     pub(super) is_key: bool,
+    pub(super) heads: usize,
+    pub(super) head_dim: usize,
     /// Last tokens that stay in f32.
     pub(super) window: usize,
     /// Place of the first bytes within a block.
@@ -86,8 +89,7 @@ impl KvPlan {
     /// Plans the storage of a model whose layers quantize keys and values by `quantizers`; f16 where there is none.
     ///
     /// # Errors
-    /// [`LoadError::KvScheme`] for quantized latents, and for groups along tokens without a common block of at most
-    /// 4096 tokens.
+    /// [`LoadError::KvScheme`] for groups along tokens without a common block of at most 4096 tokens.
     pub fn new<'q>(
         config: &ModelConfig,
         quantizers: impl IntoIterator<Item = Option<&'q KvQuantizer>>,
@@ -112,12 +114,6 @@ impl KvPlan {
     ) -> Result<Self, LoadError> {
         let quantizers: Vec<_> = quantizers.into_iter().collect();
         let refuse = |scheme: &str, allowed| LoadError::KvScheme { scheme: scheme.into(), allowed };
-        if quantizers.iter().flatten().any(|quantizer| quantizer.parts().latent.is_some()) {
-            return Err(refuse(
-                "a quantized latent",
-                "f32 or f16 latents; fix: --engine reference, or no --kv",
-            ));
-        }
         let sides = quantizers.iter().flatten().flat_map(|q| [&q.parts().keys, &q.parts().values]).flatten();
         let block_tokens = sides.fold(TILE_TOKENS, |tokens, side| lcm(tokens, side.span().max(1)));
         if block_tokens > MAX_BLOCK {
@@ -179,6 +175,34 @@ impl KvPlan {
     }
 }
 
+impl SidePlan {
+    fn new(side: Option<&Side>, default: TileFormat, heads: usize, head_dim: usize, window: usize) -> Self {
+        SidePlan {
+            window: if side.is_some() { window } else { 0 },
+            form: Form::of(side, default, head_dim),
+            is_key: false,
+            heads,
+            head_dim,
+            at: 0,
+            head_stride: 0,
+            direct: false,
+        }
+    }
+
+    /// Values per token.
+    pub(super) fn width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Bytes of a tile; 0 if there are none.
+    fn tile_bytes(&self) -> usize {
+        match &self.form {
+            Form::Tiles(format, _) => format.tile_bytes(self.head_dim),
+            Form::Packed(_) => 0,
+        }
+    }
+}
+
 impl LayerPlan {
     fn new(
         config: &ModelConfig,
@@ -186,26 +210,28 @@ impl LayerPlan {
         default: TileFormat,
         block_tokens: usize,
     ) -> Self {
-        let (heads, head_dim) = (config.num_key_value_heads, config.head_dim);
         let parts = quantizer.map(|quantizer| quantizer.parts().clone()).unwrap_or_default();
-        let side = |side: Option<&Side>| SidePlan {
-            window: if side.is_some() { parts.window } else { 0 },
-            form: Form::of(side, default, head_dim),
-            is_key: false,
-            at: 0,
-            head_stride: 0,
-            direct: false,
+        let (mut keys, mut values) = match &config.latent {
+            None => {
+                let (heads, head_dim) = (config.num_key_value_heads, config.head_dim);
+                let side = |side: Option<&Side>| SidePlan::new(side, default, heads, head_dim, parts.window);
+                (side(parts.keys.as_ref()), side(parts.values.as_ref()))
+            }
+            Some(latent) => {
+                let side = parts.latent.as_ref();
+                // Rotated parts are few and stay unquantized.
+                let of_rotated = if side.is_some() { TileFormat::F16 } else { default };
+                (
+                    SidePlan::new(None, of_rotated, 1, latent.rotated, 0),
+                    SidePlan::new(side, default, 1, latent.kv_rank, 0),
+                )
+            }
         };
-        let (mut keys, mut values) = (side(parts.keys.as_ref()), side(parts.values.as_ref()));
-        let tile_bytes = |side: &SidePlan| match &side.form {
-            Form::Tiles(format, _) => format.tile_bytes(head_dim),
-            Form::Packed(_) => 0,
-        };
-        let stride = tile_bytes(&keys) + tile_bytes(&values);
-        (keys.head_stride, values.head_stride) = (stride, stride);
         keys.is_key = true;
-        values.at = tile_bytes(&keys);
-        let mut block_bytes = stride * heads * (block_tokens / TILE_TOKENS);
+        values.at = keys.tile_bytes();
+        let stride = keys.tile_bytes() + values.tile_bytes();
+        (keys.head_stride, values.head_stride) = (stride, stride);
+        let mut block_bytes = stride * keys.heads * (block_tokens / TILE_TOKENS);
         for side in [&mut keys, &mut values] {
             if let Form::Packed(codec) = &side.form {
                 side.at = block_bytes;
@@ -215,12 +241,8 @@ impl LayerPlan {
         let (sinks, before_rope, as_written) = (parts.sinks, parts.before_rope, parts.as_written);
         let sinks = if quantizer.is_some_and(KvQuantizer::stores_heads) { sinks } else { 0 };
         let block_bytes = block_bytes.next_multiple_of(64);
-        LayerPlan { keys, values, heads, head_dim, sinks, before_rope, as_written, block_bytes }
-    }
-
-    /// Values of keys, and equally of values, per token.
-    pub(super) fn width(&self) -> usize {
-        self.heads * self.head_dim
+        let is_latent = config.latent.is_some();
+        LayerPlan { keys, values, is_latent, sinks, before_rope, as_written, block_bytes }
     }
 
     /// Number of the tile of position `position`: sinks have tiles of their own.

@@ -70,7 +70,8 @@ pub(super) fn attend_block(
                 let seen = pass.seen(start + r / group);
                 let visible = seen.start.clamp(tokens.start, tokens.end) - tokens.start
                     ..seen.end.clamp(tokens.start, tokens.end) - tokens.start;
-                weigh(pass, scores, visible, &mut max[r], &mut sum[r], &mut out[r * d..][..d]);
+                let shift = (pass.shape.scale, pass.rules.softcap);
+                weigh(shift, scores, visible, &mut max[r], &mut sum[r], &mut out[r * d..][..d]);
             }
             let p = MatRef::new(scores, rows.len(), tokens.len());
             let v = MatRef::new(values, tokens.len(), d);
@@ -89,9 +90,10 @@ pub(super) fn attend_block(
     }
 }
 
-/// Replaces the scores of a row by weights relative to the largest score so far, and rescales what was summed before.
-fn weigh(
-    pass: &Pass<'_>,
+/// Replaces the scores of a row, with this scale and soft cap, by weights relative to the largest score so far, and
+/// rescales what was summed before.
+pub(super) fn weigh(
+    (scale, softcap): (f32, Option<f32>),
     scores: &mut [f32],
     visible: std::ops::Range<usize>,
     max: &mut f32,
@@ -104,10 +106,10 @@ fn weigh(
     if row.is_empty() {
         return;
     }
-    let (total, top) = match pass.rules.softcap {
-        None => kernels().softmax_numerators_max(row, pass.shape.scale),
+    let (total, top) = match softcap {
+        None => kernels().softmax_numerators_max(row, scale),
         Some(cap) => {
-            kernels().softcap(row, pass.shape.scale, cap);
+            kernels().softcap(row, scale, cap);
             kernels().softmax_numerators_max(row, 1.0)
         }
     };

@@ -46,9 +46,9 @@ impl Places<'_> {
     }
 
     /// First byte of the tile of head `head` that holds stored token `index`.
-    fn tile(&self, plan: &LayerPlan, side: &SidePlan, index: usize, head: usize) -> usize {
+    fn tile(&self, side: &SidePlan, index: usize, head: usize) -> usize {
         let (base, token) = self.of(index);
-        base + side.at + (token / TILE_TOKENS * plan.heads + head) * side.head_stride
+        base + side.at + (token / TILE_TOKENS * side.heads + head) * side.head_stride
     }
 
     /// First byte of the chunk of a codec that begins with stored token `index`.
@@ -74,13 +74,13 @@ impl Held {
         rows: &[f32],
         codes: &mut Codes,
     ) -> Result<(), TensorError> {
-        let width = plan.width();
+        let width = side.width();
         let missing = plan.sinks.saturating_mul(width).saturating_sub(self.first.len()).min(rows.len());
         let (first, rows) = rows.split_at(missing);
         self.first.extend_from_slice(first);
         if let (Form::Tiles(format, codec), 0, true) = (&side.form, side.window, self.recent.is_empty()) {
             for row in rows.chunks_exact(width) {
-                self.store_tile(plan, side, *format, codec.as_ref(), data, places, row, codes)?;
+                self.store_tile(side, *format, codec.as_ref(), data, places, row, codes)?;
             }
             return Ok(());
         }
@@ -92,7 +92,7 @@ impl Held {
         for chunk in recent.chunks_exact(span * width).take(chunks) {
             result = match &side.form {
                 Form::Tiles(format, codec) => {
-                    self.store_tile(plan, side, *format, codec.as_ref(), data, places, chunk, codes)
+                    self.store_tile(side, *format, codec.as_ref(), data, places, chunk, codes)
                 }
                 Form::Packed(codec) => self.store_chunk(side, codec, data, places, chunk, codes),
             };
@@ -108,7 +108,6 @@ impl Held {
     /// Stores one token in tiles.
     fn store_tile(
         &mut self,
-        plan: &LayerPlan,
         side: &SidePlan,
         format: TileFormat,
         codec: Option<&Side>,
@@ -117,12 +116,12 @@ impl Held {
         row: &[f32],
         codes: &mut Codes,
     ) -> Result<(), TensorError> {
-        let d = plan.head_dim;
+        let d = side.head_dim;
         let Codes { codes, elements, .. } = codes;
         codes.resize(d, 0);
         elements.resize(d, 0.0);
         for (head, x) in row.chunks_exact(d).enumerate() {
-            let at = places.tile(plan, side, self.stored, head);
+            let at = places.tile(side, self.stored, head);
             let tile = &mut data[at..at + format.tile_bytes(d)];
             let scaled = match codec {
                 Some(codec) => Some(codec.encode_head(head, x, codes, elements)?),
@@ -173,7 +172,7 @@ impl Held {
         len: usize,
         block_tokens: usize,
     ) {
-        let width = plan.width();
+        let width = side.width();
         self.first.truncate(len.saturating_mul(width));
         let len = len.saturating_sub(plan.sinks);
         if len >= self.stored {
@@ -222,8 +221,8 @@ impl<'a> SideView<'a> {
         if self.rope.is_some() || positions.end - self.plan.sinks > self.held.stored {
             return None;
         }
-        let at = self.places.tile(self.plan, self.side, from, head);
-        Some(Tile { format: *format, bytes: &self.data[at..at + format.tile_bytes(self.plan.head_dim)] })
+        let at = self.places.tile(self.side, from, head);
+        Some(Tile { format: *format, bytes: &self.data[at..at + format.tile_bytes(self.side.head_dim)] })
     }
 
     /// Reads the heads `heads` of the tokens at `positions` into `out` `[tokens, heads, head_dim]`.
@@ -234,7 +233,7 @@ impl<'a> SideView<'a> {
         out: &mut [f32],
         codes: &mut Codes,
     ) {
-        let (d, width) = (self.plan.head_dim, self.plan.width());
+        let (d, width) = (self.side.head_dim, self.side.width());
         let row = heads.len() * d;
         let columns = heads.start * d..heads.end * d;
         let first = self.held.first.len() / width;
@@ -266,7 +265,7 @@ impl<'a> SideView<'a> {
 
     /// Reads stored tokens `range`.
     fn read_stored(&self, range: Range<usize>, heads: Range<usize>, out: &mut [f32], codes: &mut Codes) {
-        let (d, row) = (self.plan.head_dim, heads.len() * self.plan.head_dim);
+        let (d, row) = (self.side.head_dim, heads.len() * self.side.head_dim);
         match &self.side.form {
             Form::Tiles(format, _) => {
                 let mut index = range.start;
@@ -274,7 +273,7 @@ impl<'a> SideView<'a> {
                     let end = (index / TILE_TOKENS + 1) * TILE_TOKENS;
                     let slots = index % TILE_TOKENS..index % TILE_TOKENS + end.min(range.end) - index;
                     for (i, head) in heads.clone().enumerate() {
-                        let at = self.places.tile(self.plan, self.side, index, head);
+                        let at = self.places.tile(self.side, index, head);
                         let tile = &self.data[at..at + format.tile_bytes(d)];
                         let out = &mut out[(index - range.start) * row + i * d..];
                         match self.side.is_key {
@@ -286,7 +285,7 @@ impl<'a> SideView<'a> {
                 }
             }
             Form::Packed(codec) => {
-                let (span, width) = (codec.span().max(1), self.plan.width());
+                let (span, width) = (codec.span().max(1), self.side.width());
                 codes.chunk.resize(span * width, 0.0);
                 let mut index = range.start;
                 while index < range.end {

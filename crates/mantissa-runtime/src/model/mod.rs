@@ -3,11 +3,12 @@
 mod operators;
 
 use mantissa_kernels::{for_each, kernels};
-use mantissa_model::flow::{CachedAttention, Sequences};
+use mantissa_model::flow::{AbsorbedHeads, CachedAttention, Sequences};
 use mantissa_model::{
-    Batch, Buffers, Embedding, ForwardError, KvPolicy, LayerParts, LinearInfo, LoadError, ModelConfig, Norm,
-    WeightSource, load_config,
+    Batch, Buffers, Embedding, ForwardError, KvPolicy, LayerParts, Linear, LinearInfo, LinearKind, LoadError,
+    ModelConfig, Norm, WeightSource, load_config,
 };
+use mantissa_store::convention::LinearWeight;
 
 use self::operators::{FastLayer, Run};
 use crate::cache::KvPlan;
@@ -63,8 +64,18 @@ impl FastModel {
     pub fn load(source: &dyn WeightSource, threads: usize) -> Result<Self, LoadError> {
         let config = load_config(source)?;
         let threads = threads.max(1);
-        let prepare = |info: &LinearInfo, weight| PreparedLinear::new(&info.module, weight, threads);
-        let layer = |i| Ok(FastLayer::new(LayerParts::load(source, &config, i, prepare)?, threads));
+        let layer = |i| {
+            let mut absorbed = None;
+            let prepare = |info: &LinearInfo, weight: LinearWeight| {
+                if let (LinearKind::KvB, Some(latent)) = (info.kind, config.latent) {
+                    let linear = Linear::new(&info.module, weight.clone())?;
+                    absorbed = Some(AbsorbedHeads::new(latent, config.num_attention_heads, &linear));
+                }
+                PreparedLinear::new(&info.module, weight, threads)
+            };
+            let parts = LayerParts::load(source, &config, i, prepare)?;
+            Ok(FastLayer::new(parts, absorbed, threads))
+        };
         let layers = (0..config.num_hidden_layers).map(layer).collect::<Result<Vec<_>, LoadError>>()?;
         let embedding = Embedding::load(source, &config, |module, weight| {
             PreparedLinear::table(module, weight, threads)

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use mantissa_kernels::kernels;
-use mantissa_model::flow::{self, LayerFlow, Operators};
+use mantissa_model::flow::{self, AbsorbedHeads, LayerFlow, Operators};
 use mantissa_model::graph::{NormKind, SideKind, VectorKind};
 use mantissa_model::{ForwardError, LayerParts, Linear, LinearInput, LinearKind, Norm};
 
@@ -17,6 +17,7 @@ pub(super) struct FastLayer {
     norms: Vec<(NormKind, Norm)>,
     sides: Vec<(SideKind, Side)>,
     vectors: Vec<(VectorKind, Vec<f32>)>,
+    absorbed: Option<AbsorbedHeads>,
     pub(super) flow: LayerFlow,
 }
 
@@ -31,13 +32,18 @@ struct Side {
 }
 
 impl FastLayer {
-    pub(super) fn new(parts: LayerParts<PreparedLinear>, threads: usize) -> Self {
+    pub(super) fn new(
+        parts: LayerParts<PreparedLinear>,
+        absorbed: Option<AbsorbedHeads>,
+        threads: usize,
+    ) -> Self {
         let LayerParts { linears, norms, sides, vectors, flow } = parts;
         FastLayer {
             linears,
             norms,
             sides: sides.into_iter().map(|(kind, linear)| (kind, Side::new(linear))).collect(),
             vectors,
+            absorbed,
             flow: flow.on_threads(threads),
         }
     }
@@ -102,6 +108,10 @@ impl Operators for Run<'_> {
         if let Some((_, side)) = self.layer.sides.iter().find(|(of, _)| *of == kind) {
             side.forward(x, out);
         }
+    }
+
+    fn absorbed(&self) -> Option<&AbsorbedHeads> {
+        self.layer.absorbed.as_ref()
     }
 
     fn vector(&self, kind: VectorKind) -> Option<&[f32]> {

@@ -1,10 +1,10 @@
 //! The caches of a runtime's sequences, by slot.
 
 use mantissa_kernels::ScoreRules;
-use mantissa_model::flow::{Activations, CachedAttention, LayerFlow, Sequences};
+use mantissa_model::flow::{Activations, CachedAttention, LatentTokens, LayerFlow, Operators, Sequences};
 use mantissa_model::{ForwardError, LoadError};
 
-use crate::cache::{AttendInputs, KvPool, RowSpan, SequenceCache};
+use crate::cache::{AttendInputs, KvPool, LatentInputs, RowSpan, SequenceCache};
 use crate::model::{Caches, FastModel};
 
 /// Caches of all slots, over one pool of blocks.
@@ -88,6 +88,25 @@ impl Caches for Pass<'_> {
 }
 
 impl CachedAttention for Pass<'_> {
+    fn holds_latents(&self) -> bool {
+        true
+    }
+
+    fn attend_latents(
+        &mut self,
+        flow: &LayerFlow,
+        _: &Sequences<'_>,
+        rows: &mut LatentTokens<'_>,
+        operators: &mut dyn Operators,
+    ) -> Result<(), ForwardError> {
+        let Some(heads) = operators.absorbed() else {
+            return Err(ForwardError::OtherModel { what: "KV cache" });
+        };
+        let inputs = LatentInputs { layer: self.layer, flow, heads, rows };
+        let Kv { pool, caches, spans } = &mut *self.kv;
+        pool.attend_latents(inputs, spans, caches)
+    }
+
     fn attend(
         &mut self,
         flow: &LayerFlow,

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use mantissa_model::{Linear, LoadError, Sampling, SourceView, WeightSource};
+use mantissa_model::{Decoder, Linear, LoadError, Sampling, SourceView, WeightSource};
 use mantissa_num::{Given, Scheme, quantize};
 use mantissa_runtime::{EventKind, FastModel, Request, Runtime, RuntimeOptions, SequenceId, Speculation};
 use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
@@ -56,6 +56,15 @@ pub fn load(dir: &Path, threads: usize) -> FastModel {
 
 /// Loads a model with its linear layers quantized.
 pub fn load_as(dir: &Path, scheme: Option<&str>, threads: usize) -> FastModel {
+    FastModel::load(&longer(dir, scheme), threads).unwrap_or_else(|e| panic!("{}: {e}", dir.display()))
+}
+
+/// Loads the reference decoder of the model of [`load`].
+pub fn reference(dir: &Path) -> Decoder {
+    Decoder::load(&longer(dir, None)).unwrap()
+}
+
+fn longer(dir: &Path, scheme: Option<&str>) -> Longer {
     let scheme = scheme.map(|scheme| scheme.parse().unwrap());
     let files = ModelFiles::open(dir).unwrap();
     let mut config = files.config().unwrap().clone();
@@ -63,8 +72,7 @@ pub fn load_as(dir: &Path, scheme: Option<&str>, threads: usize) -> FastModel {
     if !dir.ends_with("gpt2") && !dir.ends_with("phi3-longrope") {
         config["max_position_embeddings"] = 1024.into();
     }
-    FastModel::load(&Longer { files, config, scheme }, threads)
-        .unwrap_or_else(|e| panic!("{}: {e}", dir.display()))
+    Longer { files, config, scheme }
 }
 
 /// Schemes that are multiplied as integers.
