@@ -193,6 +193,11 @@ impl TileFormat {
                 TileFormat::F32 => {
                     out.iter_mut().enumerate().for_each(|(i, x)| *x = f32::from_le_bytes(get(codes, at(i))));
                 }
+                // The elements of a value follow each other.
+                TileFormat::F16 if !key => kernels().f16_le_to_f32(&codes[2 * at(0)..][..2 * head_dim], out),
+                TileFormat::Bf16 if !key => {
+                    kernels().bf16_le_to_f32(&codes[2 * at(0)..][..2 * head_dim], out);
+                }
                 TileFormat::F16 => {
                     for (block, out) in out.chunks_mut(LANES).enumerate() {
                         let mut bits = [0; LANES];

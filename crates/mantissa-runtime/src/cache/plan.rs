@@ -38,7 +38,7 @@ pub(super) struct LayerPlan {
 #[derive(Clone, Debug)]
 pub(super) struct SidePlan {
     pub(super) form: Form,
-    /// True for keys.
+    /// True for keys in the order in which scores read them.
     pub(super) is_key: bool,
     pub(super) heads: usize,
     pub(super) head_dim: usize,
@@ -227,7 +227,8 @@ impl LayerPlan {
                 )
             }
         };
-        keys.is_key = true;
+        // Rotated parts are decoded row by row, like values.
+        keys.is_key = config.latent.is_none();
         values.at = keys.tile_bytes();
         let stride = keys.tile_bytes() + values.tile_bytes();
         (keys.head_stride, values.head_stride) = (stride, stride);
