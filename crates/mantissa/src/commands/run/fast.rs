@@ -27,17 +27,10 @@ pub(super) struct Drafted {
 /// A config that cannot be read.
 pub(super) fn unsupported(args: &Args, files: &ModelFiles) -> Result<Option<String>> {
     let config = model_config(files)?;
-    let latents = config.latent.is_some();
-    let refused = |policy: &KvPolicy| match stored(policy, files) {
-        true => latents,
-        false => policy.is_calibrated() || KvPlan::of_policy(&config, policy).is_err(),
-    };
-    let name = match &args.kv {
-        Some(policy) if refused(policy) => Some(policy.to_string()),
-        None if latents => files.kv_policy().map(str::to_owned),
-        _ => None,
-    };
-    Ok(name.map(|policy| format!("the KV cache {policy}")))
+    let given = args.kv.as_ref().filter(|policy| !stored(policy, files));
+    let refused =
+        given.filter(|policy| policy.is_calibrated() || KvPlan::of_policy(&config, policy).is_err());
+    Ok(refused.map(|policy| format!("the KV cache {policy}")))
 }
 
 /// True if the checkpoint stores the levels of this policy.
