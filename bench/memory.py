@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Peak anonymous memory of `mantissa quantize`, predicted by --dry-run and measured.
+"""Peak anonymous memory of `mantissa quantize` or `mantissa run`, predicted and measured.
 
     bench/memory.py BINARY WORK_FOLDER [MODEL ...]
+    bench/memory.py --run BINARY WORK_FOLDER [MODEL ...]
 
-Runs four recipes on each MODEL, and on a synthetic one of 0.2 GB made in WORK_FOLDER. The measured peak is the larger of the
+The second form runs a prompt of 400 tokens in each of several formats, with int8 keys and values and with a draft model. The first
+form runs four recipes on each MODEL, and on a synthetic one of 0.2 GB made in WORK_FOLDER. The measured peak is the larger of the
 highest RssAnon in /proc/PID/status, sampled about every millisecond, and the final VmHWM minus file pages, which misses no
 peak. Exit code 1 if a prediction is more than 10 % off.
 """
@@ -15,8 +17,13 @@ import subprocess
 import sys
 
 RECIPES = ["rtn-int4-g128", "nvfp4", "gptq-int4-g128", "gptaq-int4-g128"]
-SYNTH = "--preset tiny --hidden 3072 --layers 1 --heads 24 --kv-heads 8 --ffn 8192 --vocab 2000".split()
+SYNTH = "--preset tiny --hidden 3072 --layers 1 --heads 24 --kv-heads 8 --ffn 8192 --vocab 2048 --context 1024".split()
 TOLERANCE = 0.10
+
+# Recipes and output formats of --run; its synthetic model has the tokenizer of the embedded one.
+RUN = [("bf16", None), ("rtn-int8-channel", None), ("rtn-int4-g128", None), ("rtn-int3-g128", None), ("nf4", None), ("nvfp4", None), ("mxfp4", None),
+       ("fp8-dynamic", None), ("mxfp6-e2m3", None), ("rtn-q4_0", "gguf"), ("rtn-q4_k", "gguf"), ("rtn-q8_0", "gguf"), ("rtn-q2_k", "gguf"), ("rtn-f32", "gguf")]
+TOKENIZER = pathlib.Path(__file__).parent.parent / "crates/mantissa/demo/model"
 
 # Calibration windows of 128 tokens each, ids below 100.
 WINDOWS = 64
@@ -45,10 +52,44 @@ def peak(command):
     return max(anonymous, high - files)
 
 
+def run(binary, work, models):
+    """Compares the prediction of `run` with the measurement in every format; the number of wrong ones."""
+    wrong = 0
+    print("model        format         KV cache  draft  predicted MB  measured MB   ratio")
+    for model in models:
+        for recipe, form in RUN:
+            out = work / ("out.gguf" if form else "out")
+            command = [binary, "quantize", str(model), "--recipe", recipe, "--out", str(out), "--overwrite", "--quiet"]
+            if subprocess.run([*command, *(["--format", form] if form else [])], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode:
+                print(f"{model.name:12} {recipe:14} cannot be made")
+                continue
+            prompt = "Once upon a time there was a little dog. " * 40
+            for more in ([], ["--kv", "int8"], ["--draft", str(model)]):
+                report = work / "run.json"
+                command = [binary, "run", str(out), "-p", prompt, "-n", "100", "--threads", "2", "--quiet", "--overwrite", f"--json={report}", *more]
+                measured = peak(command)
+                predicted = json.loads(report.read_text())["predicted_peak_memory"]
+                ratio = predicted / measured
+                wrong += abs(ratio - 1) > TOLERANCE
+                kinds = f"{'int8' if '--kv' in more else 'f16':8}  {'yes' if '--draft' in more else 'no':5}"
+                print(f"{model.name:12} {recipe:14} {kinds} {predicted / 1e6:12.1f} {measured / 1e6:12.1f} {ratio:7.3f}", flush=True)
+            shutil.rmtree(out) if out.is_dir() else out.unlink()
+    return wrong
+
+
 def main():
+    runs = sys.argv[1] == "--run"
+    if runs:
+        sys.argv.pop(1)
     binary, work = sys.argv[1], pathlib.Path(sys.argv[2])
     synthetic = work / "synthetic"
     subprocess.run([binary, "synth", "--out", synthetic, "--quiet", *SYNTH], check=True, stdout=subprocess.DEVNULL)
+    if runs:
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(TOKENIZER / name, synthetic / name)
+        wrong = run(binary, work, [synthetic, *map(pathlib.Path, sys.argv[3:])])
+        shutil.rmtree(synthetic)
+        sys.exit(1 if wrong else 0)
     windows = work / "windows.json"
     windows.write_text(json.dumps([[(w * w + 7 * i + i * i) % 100 for i in range(128)] for w in range(WINDOWS)]))
     wrong = 0

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cache;
+pub mod footprint;
 pub mod measure;
 pub mod model;
 pub mod prepared;

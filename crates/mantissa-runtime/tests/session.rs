@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{alone, finish, greedy, model, prompt, quantized, sampled};
+use common::{alone, finish, greedy, model, prompt, quantized, sampled, speculating};
 use mantissa_model::{GenerateError, LoadError, StopReason};
 use mantissa_runtime::{EventKind, Request, Runtime, RuntimeOptions, Speculation};
 
@@ -158,4 +158,25 @@ fn requests_that_cannot_run_are_refused() {
     let error = runtime.add(greedy(vec![1; 30], 3)).unwrap_err();
     assert!(matches!(error, GenerateError::Plan(LoadError::Context { needed: 33, allowed: 32 })));
     assert!(runtime.is_idle() && runtime.step().unwrap().is_empty());
+}
+
+/// Given tokens take the place of sampled ones, with and without proposals, and sampling goes on after them.
+#[test]
+fn given_tokens_are_taken_and_continued() {
+    for (model, _) in quantized() {
+        let request = greedy(prompt(&model, 1, 12), 20);
+        let free = alone(&model, &request);
+        // The continuation of the model itself changes nothing.
+        let own = Request { forced: free[..9].to_vec(), ..request.clone() };
+        assert_eq!(alone(&model, &own), free);
+        let forced = prompt(&model, 3, 3).repeat(4);
+        let given = Request { forced: forced.clone(), ..request };
+        let mut runtime = speculating(&model, None);
+        let id = runtime.add(given.clone()).unwrap();
+        let found = finish(&mut runtime, &[id]).remove(0);
+        assert_eq!((&found[..12], found.len()), (&forced[..], 20));
+        assert_eq!(found, alone(&model, &given));
+        let vocabulary = model.config().vocab_size as u32;
+        assert!(runtime.add(Request { forced: vec![vocabulary], ..given }).is_err());
+    }
 }

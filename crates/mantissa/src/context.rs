@@ -248,17 +248,17 @@ impl Context {
         Err(OverMemory { what: what.into(), needs: least, allowed, limit, fix: Some(fix) }.into())
     }
 
-    /// Refuses work that needs `more` memory than the process holds now.
+    /// Refuses work that needs `more` memory than the process holds now. Returns the predicted peak.
     ///
     /// # Errors
     /// [`OverMemory`] with both sizes.
-    pub fn require_more_memory(&self, what: &str, more: u64) -> Result<()> {
+    pub fn require_more_memory(&self, what: &str, more: u64) -> Result<u64> {
         let (allowed, limit) = self.ceiling();
         let needs = held(limit).saturating_add(more);
         if needs > allowed {
             return Err(OverMemory { what: what.into(), needs, allowed, limit, fix: None }.into());
         }
-        Ok(())
+        Ok(held(Limit::Option).saturating_add(more))
     }
 
     /// Returns the bytes that the process may still allocate.

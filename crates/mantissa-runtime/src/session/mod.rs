@@ -63,6 +63,16 @@ impl RuntimeOptions {
         let cached_tokens = sequences * context.next_multiple_of(plan::BLOCK);
         RuntimeOptions { sequences, cached_tokens, kept: sequences, ..Self::single(context) }
     }
+
+    /// Raises sizes to the smallest that work.
+    pub(crate) fn settled(self) -> Self {
+        RuntimeOptions {
+            sequences: self.sequences.max(1),
+            step_tokens: self.step_tokens.max(2 * plan::BLOCK),
+            context: self.context.max(1),
+            ..self
+        }
+    }
 }
 
 /// Place of a sequence's cache.
@@ -109,9 +119,8 @@ impl<'m> Runtime<'m> {
     /// # Errors
     /// [`LoadError::Context`] if the model's context is shorter, [`LoadError::Memory`] if there is not enough memory.
     pub fn new(model: &'m FastModel, options: RuntimeOptions) -> Result<Self, LoadError> {
-        let sequences = options.sequences.max(1);
-        let (step_tokens, context) = (options.step_tokens.max(2 * plan::BLOCK), options.context.max(1));
-        let options = RuntimeOptions { sequences, step_tokens, context, ..options };
+        let options = options.settled();
+        let RuntimeOptions { sequences, step_tokens, context, .. } = options;
         let slots = sequences + options.kept;
         let block = model.kv().block_tokens();
         // One sequence always fits, with a block for a copy of a shared one.
@@ -169,7 +178,12 @@ impl<'m> Runtime<'m> {
             return Err(GenerateError::EmptyPrompt);
         }
         request.sampling.check()?;
-        let wrong = request.prompt.iter().enumerate().find(|(_, token)| **token as usize >= vocab_size);
+        let wrong = request
+            .prompt
+            .iter()
+            .chain(&request.forced)
+            .enumerate()
+            .find(|(_, token)| **token as usize >= vocab_size);
         if let Some((index, &token)) = wrong {
             return Err(ForwardError::Vocabulary { index, token, vocab_size }.into());
         }
@@ -348,6 +362,7 @@ impl<'m> Runtime<'m> {
             return None;
         };
         let before = sequence.made;
+        let token = sequence.request.forced.get(before).copied().unwrap_or(token);
         let stopped = sequence.push(token, &self.model.config().eos_token_ids);
         if sequence.made > before {
             let asked = sequence.request.logprobs.map(|n| logprobs(logits, token, n));

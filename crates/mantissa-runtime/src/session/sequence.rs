@@ -19,6 +19,8 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Number of most probable tokens to report with each token; `None` reports no probabilities.
     pub logprobs: Option<usize>,
+    /// Tokens to take instead of sampled ones, as far as they go: for measurements of a known continuation.
+    pub forced: Vec<u32>,
 }
 
 /// Names a sequence of a runtime. Later sequences have larger ones.

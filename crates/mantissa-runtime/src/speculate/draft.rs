@@ -7,7 +7,7 @@ use crate::model::{FastBuffers, FastModel};
 use crate::session::kv::Kv;
 
 /// Tokens of a pass that catches up with the text.
-const CHUNK: usize = 512;
+pub(crate) const CHUNK: usize = 512;
 
 /// A draft model with the caches of its sequences, by slot.
 #[derive(Debug)]

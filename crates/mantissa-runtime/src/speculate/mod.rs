@@ -13,7 +13,7 @@ mod draft;
 mod gain;
 mod lookup;
 
-pub(crate) use self::draft::Draft;
+pub(crate) use self::draft::{CHUNK, Draft};
 pub(crate) use self::gain::{Costs, Origin, Trust};
 pub(crate) use self::lookup::find;
 

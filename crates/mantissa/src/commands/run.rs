@@ -24,6 +24,7 @@ use super::model::{self, ModelPath};
 use super::text::BosArg;
 use crate::context::Context;
 use crate::error::{BadInput, StdoutError};
+use crate::machine::peak_anonymous;
 
 /// Generate text from a prompt, streaming
 ///
@@ -177,6 +178,12 @@ struct Report<'a> {
     prefill_tokens_per_s: f64,
     /// New tokens per second after the first.
     tokens_per_second: f64,
+    /// Peak of anonymous memory in bytes, predicted before loading.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    predicted_peak_memory: Option<u64>,
+    /// Peak of anonymous memory of this process in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    measured_peak_memory: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     speculation: Option<Drafted>,
 }
@@ -253,13 +260,17 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let prompt = Prompt::read(args, &tokenizer, context)?;
     let limit = model::context_length(&files)?;
     let options = options(args, prompt.tokens.len(), limit, context);
+    let (mut predicted, mut memory) = (None, None);
     let start = Instant::now();
     let (done, load) = match engine {
         Engine::Fast => {
-            let loaded = fast::Loaded::load(args, &files, &tokenizer, context)?;
-            let mut session = loaded.session(args, prompt.tokens.len(), &options, context)?;
+            let sizes = (prompt.tokens.len(), &options);
+            let loaded = fast::Loaded::load(args, &files, &tokenizer, sizes, context)?;
+            let mut session = loaded.session()?;
             let load = start.elapsed();
             let answer = session.answer(&tokenizer, &prompt.tokens, &options, context)?;
+            predicted = Some(loaded.predicted());
+            memory = Some(loaded.memory());
             ((answer, loaded.kv_bytes_per_token(), session.drafted()), load)
         }
         Engine::Reference => {
@@ -284,6 +295,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         load_seconds: load.as_secs_f64(),
         prefill_tokens_per_s: answer.speed.prefill(),
         tokens_per_second: answer.speed.decode(),
+        predicted_peak_memory: predicted,
+        measured_peak_memory: peak_anonymous(),
         speculation,
     };
     context.report(&report, |out| writeln!(out))?;
@@ -291,6 +304,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     if let Some(kv) = &report.kv {
         context.note(&format!("KV cache {kv}: {} bytes per token", report.kv_bytes_per_token));
     }
+    memory.iter().for_each(|memory| context.note(memory));
     context.note(&told(&answer.speed, speculation));
     Ok(())
 }

@@ -143,6 +143,45 @@ fn a_context_that_no_memory_holds_is_refused_before_it_is_planned() {
     assert!(line.contains("at most 100 kB of memory (--memory)"), "{line}");
 }
 
+/// The prediction counts repacked weights, the cache and the draft model; a ceiling at it is kept.
+#[test]
+fn run_predicts_its_peak_and_keeps_a_ceiling() {
+    let temp = TempDir::new().unwrap();
+    let sizes = ["--hidden", "2048", "--ffn", "4096", "--heads", "16", "--layers", "1", "--vocab", "2048"];
+    let model = synth(temp.path(), "m", &[&sizes[..], &["--context", "4096"]].concat());
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(root().join("crates/mantissa/demo/model").join(name), model.join(name)).unwrap();
+    }
+    let run = |model: &Path, more: &[&str]| {
+        let common = ["run", text(model), "-p", "Once upon a time", "-n", "8", "--json", "--quiet"];
+        let report = json(&[&common[..], &["--threads", "2"], more].concat());
+        let bytes = |field: &str| report[field].as_u64().unwrap();
+        (bytes("predicted_peak_memory"), bytes("measured_peak_memory"))
+    };
+    let mut all = Vec::new();
+    for recipe in ["bf16", "nvfp4", "fp8-dynamic", "rtn-q2_k"] {
+        let out = temp.path().join(format!("{recipe}.gguf"));
+        let out = if recipe == "rtn-q2_k" { out } else { temp.path().join(recipe) };
+        let form: &[&str] = if recipe == "rtn-q2_k" { &["--format", "gguf"] } else { &[] };
+        succeed(
+            &[&["quantize", text(&model), "--recipe", recipe, "--out", text(&out), "--quiet"], form].concat(),
+        );
+        let (predicted, measured) = run(&out, &[]);
+        let ratio = predicted as f64 / measured as f64;
+        assert!((0.9..1.25).contains(&ratio), "{recipe}: {predicted} of {measured}");
+        all.push((out, predicted, measured));
+    }
+    let (small, alone, _) = &all[1];
+    let (drafted, measured) = run(small, &["--draft", text(&model)]);
+    assert!(drafted > alone + 80_000_000 && (drafted as f64) > 0.9 * measured as f64, "{drafted} {measured}");
+    // The prediction starts from what the process holds, which differs a little from run to run.
+    let (_, measured) = run(small, &["--memory", &(alone + (2 << 20)).to_string()]);
+    assert!(measured <= alone + (2 << 20), "{measured} of {alone}");
+    let long = ["run", text(small), "-p", "Once", "-n", "4000", "--memory", "70M", "--kv", "f32"];
+    let line = fail(3, &long);
+    assert!(line.contains("tokens of") && line.contains("keys and values"), "{line}");
+}
+
 fn tokenizer() -> Option<PathBuf> {
     let folder = root().join("../shared/models/stories260K");
     if !folder.is_dir() {

@@ -32,19 +32,18 @@ pub(super) fn run(
     let template = render_chat::template(args.model.named(), tokenizer, hint)?;
     let limit = model::context_length(files)?.min(args.context);
     let terminal = io::stdin().is_terminal();
+    let longest = options(args, 0, limit, context);
+    let sizes = (limit - longest.max_new_tokens, &longest);
     let loaded = match engine {
-        Engine::Fast => Some(Loaded::load(args, files, tokenizer, context)?),
+        Engine::Fast => Some(Loaded::load(args, files, tokenizer, sizes, context)?),
         Engine::Reference => None,
     };
     let decoder = match &loaded {
         None => Some(reference::load(args, limit.saturating_sub(args.n), limit, context)?.decoder),
         Some(_) => None,
     };
-    let longest = options(args, 0, limit, context);
-    let mut session = match &loaded {
-        Some(loaded) => Some(loaded.session(args, limit - longest.max_new_tokens, &longest, context)?),
-        None => None,
-    };
+    let mut session = loaded.as_ref().map(Loaded::session).transpose()?;
+    loaded.iter().for_each(|loaded| context.note(&loaded.memory()));
     if args.model.is_embedded() {
         context.note("demo is a story model of 1.3 million parameters: it continues your text and answers no questions");
     }
