@@ -86,7 +86,7 @@ pub fn evaluate(
     threads: usize,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<Evaluation, EvalError> {
-    evaluate_while(model, reference, sequences, threads, &|done| {
+    evaluate_while(model.into(), reference, sequences, threads, None, &|done| {
         progress(done);
         ControlFlow::Continue(())
     })
@@ -112,26 +112,15 @@ pub fn check_sequences(config: &ModelConfig, sequences: &[Sequence]) -> Result<(
     Ok(())
 }
 
-/// Evaluates like [`evaluate`]; `progress` can end the run between two windows.
+/// Evaluates a model on either engine; `progress` can end the run between two windows. The reference runs whole
+/// windows.
+///
+/// With `prefill` the model runs as text is generated, through the KV cache: the first `prefill` tokens of each window
+/// in one pass, the rest one by one. Positions count from the last prompt token on.
 ///
 /// # Errors
 /// As [`evaluate`], and [`EvalError::Stopped`].
 pub fn evaluate_while(
-    model: &Decoder,
-    reference: Option<&Decoder>,
-    sequences: &[Sequence],
-    threads: usize,
-    progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
-) -> Result<Evaluation, EvalError> {
-    run_windows(model.into(), reference, sequences, threads, None, progress)
-}
-
-/// Evaluates a model on either engine: like [`evaluate_while`], or with `prefill` like [`evaluate_decoding`]. The
-/// reference runs whole windows.
-///
-/// # Errors
-/// As [`evaluate_while`].
-pub fn evaluate_engine(
     model: Evaluated<'_>,
     reference: Option<&Decoder>,
     sequences: &[Sequence],
@@ -139,35 +128,7 @@ pub fn evaluate_engine(
     prefill: Option<usize>,
     progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
 ) -> Result<Evaluation, EvalError> {
-    run_windows(model, reference, sequences, threads, prefill.map(|prefill| prefill.max(1)), progress)
-}
-
-/// Evaluates as text is generated: through the KV cache.
-///
-/// The first `prefill` tokens of each window are processed in one pass, the rest one by one. Positions count
-/// from the last prompt token on. The reference runs whole windows.
-///
-/// # Errors
-/// As [`evaluate_while`].
-pub fn evaluate_decoding(
-    model: &Decoder,
-    reference: Option<&Decoder>,
-    sequences: &[Sequence],
-    threads: usize,
-    prefill: usize,
-    progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
-) -> Result<Evaluation, EvalError> {
-    run_windows(model.into(), reference, sequences, threads, Some(prefill.max(1)), progress)
-}
-
-fn run_windows(
-    model: Evaluated<'_>,
-    reference: Option<&Decoder>,
-    sequences: &[Sequence],
-    threads: usize,
-    prefill: Option<usize>,
-    progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
-) -> Result<Evaluation, EvalError> {
+    let prefill = prefill.map(|prefill| prefill.max(1));
     let reference = reference.map(Evaluated::from);
     if prefill.is_none() && [Some(model), reference].iter().flatten().any(Evaluated::hides_cache) {
         return Err(EvalError::KvWindow);
@@ -231,7 +192,7 @@ pub fn compare(
     threads: usize,
     progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
 ) -> Result<(Evaluation, Comparison), EvalError> {
-    let evaluation = evaluate_while(model, Some(reference), sequences, threads, progress)?;
+    let evaluation = evaluate_while(model.into(), Some(reference), sequences, threads, None, progress)?;
     let comparison = Comparison::of(&evaluation.windows);
     Ok((evaluation, comparison))
 }

@@ -142,7 +142,7 @@ fn a_request_to_stop_ends_it_after_a_window() {
         let three = done.fetch_add(1, Ordering::Relaxed) == 2;
         if three { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let stopped = evaluate_while(&decoder("llama1-mha"), None, &many, 1, &stop_at_three);
+    let stopped = evaluate_while((&decoder("llama1-mha")).into(), None, &many, 1, None, &stop_at_three);
     assert!(matches!(stopped, Err(EvalError::Stopped)));
     assert_eq!(done.into_inner(), 3);
 }

@@ -114,7 +114,8 @@ impl Figures {
         threads: usize,
         progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
     ) -> Result<Self> {
-        let own = evaluate_while(&Decoder::load(artifact)?, None, sequences, threads, progress)?;
+        let own =
+            evaluate_while((&Decoder::load(artifact)?).into(), None, sequences, threads, None, progress)?;
         Ok(Figures { nll: own.nll, nll_se: own.nll_se, ppl: own.ppl, predicted: own.tokens, ..self.clone() })
     }
 

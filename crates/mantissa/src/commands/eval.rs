@@ -287,7 +287,7 @@ fn evaluate(
         ControlFlow::Continue(())
     };
     let (compared, prefill) = (reference.map(|r| &r.decoder), args.prefill.map(|prefill| prefill as usize));
-    let result = mantissa_eval::evaluate_engine(model, compared, sequences, threads, prefill, &told)?;
+    let result = mantissa_eval::evaluate_while(model, compared, sequences, threads, prefill, &told)?;
     progress.finish();
     Ok(result)
 }
