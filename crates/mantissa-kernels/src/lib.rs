@@ -33,6 +33,7 @@ mod attention;
 mod attention_backward;
 mod buffer;
 mod cholesky;
+pub mod device;
 mod dispatch;
 mod element;
 mod gemm;

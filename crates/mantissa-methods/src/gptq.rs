@@ -30,6 +30,7 @@ mod outliers;
 mod solve;
 
 use crate::dequantize::dequantize_by_group;
+use mantissa_kernels::device::Cpu;
 use mantissa_kernels::{Kernels, NotPositiveDefinite, kernels};
 use mantissa_num::stored::Extra;
 use mantissa_num::{Blocks, Codes, Quantized, Scheme, TensorError};
@@ -284,7 +285,7 @@ impl InverseFactor {
         let live = diagonal.iter().filter(|&&d| d > 0.0);
         let mean = live.clone().sum::<f64>() / live.count().max(1) as f64;
         let (damp_used, upper) = damped(&order, options.damp, |damp| {
-            hessian.inverse_factor(&kernels, &order, damp * mean, threads)
+            hessian.inverse_factor(&Cpu::at(&kernels, threads), &order, damp * mean)
         })?;
         let lambda = damp_used * mean;
         Ok(InverseFactor { kernels, options, order, dead, diagonal, damp_used, lambda, upper })

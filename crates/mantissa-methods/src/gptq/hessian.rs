@@ -1,6 +1,7 @@
 //! Second moments of a linear layer's inputs, and the factor of their inverse that GPTQ needs.
 
-use mantissa_kernels::{Kernels, MatRef, NotPositiveDefinite, kernels};
+use mantissa_kernels::NotPositiveDefinite;
+use mantissa_kernels::device::{Cpu, Device, Factors};
 use mantissa_num::stored::Map;
 
 use super::GptqError;
@@ -96,8 +97,8 @@ impl Hessian {
     /// # Panics
     /// If `x` is not whole rows.
     pub fn add(&mut self, x: &[f32], threads: usize) {
-        let tokens = self.count(x);
-        kernels().accumulate_xtx(MatRef::new(x, tokens, self.cols), &mut self.sum, threads);
+        self.count(x);
+        Cpu::new(threads).add_xtx(x, self.cols, Factors::F32, &mut self.sum);
     }
 
     /// Like [`add`](Self::add), with inputs rounded to bf16; takes two more bytes per input.
@@ -105,18 +106,15 @@ impl Hessian {
     /// # Panics
     /// As [`add`](Self::add).
     pub fn add_bf16(&mut self, x: &[f32], threads: usize) {
-        let tokens = self.count(x);
-        let (kernels, mut factors) = (kernels().in_common_order(), vec![0; x.len()]);
-        kernels.f32_to_bf16_factors(x, &mut factors);
-        kernels.accumulate_xtx_bf16(MatRef::new(&factors, tokens, self.cols), &mut self.sum, threads);
+        self.count(x);
+        Cpu::new(threads).add_xtx(x, self.cols, Factors::Bf16, &mut self.sum);
     }
 
     /// Counts the tokens of `x`.
-    fn count(&mut self, x: &[f32]) -> usize {
+    fn count(&mut self, x: &[f32]) {
         let tokens = x.len() / self.cols.max(1);
         assert!(tokens * self.cols == x.len(), "{} values are not rows of {}", x.len(), self.cols);
         self.tokens += tokens as u64;
-        tokens
     }
 
     /// Width of the inputs.
@@ -191,10 +189,9 @@ impl Hessian {
     /// columns have a diagonal of 1.
     pub(super) fn inverse_factor(
         &self,
-        kernels: &Kernels,
+        device: &impl Device,
         order: &[usize],
         lambda: f64,
-        threads: usize,
     ) -> Result<Result<Vec<f64>, NotPositiveDefinite>, GptqError> {
         let k = self.cols;
         let mut a = zeros(k)?;
@@ -206,10 +203,10 @@ impl Hessian {
             }
             row[i] = if row[i] > 0.0 { row[i] + lambda } else { 1.0 };
         }
-        if let Err(error) = kernels.cholesky_f64(&mut a, k, threads) {
+        if let Err(error) = device.cholesky(&mut a, k) {
             return Ok(Err(error));
         }
-        kernels.invert_lower_f64(&mut a, k, threads);
+        device.invert_lower(&mut a, k);
         // Reversing both axes of a row-major square matrix reverses its elements.
         a.reverse();
         Ok(Ok(a))

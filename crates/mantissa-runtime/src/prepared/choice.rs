@@ -1,5 +1,6 @@
 //! The kernel that runs a layer, for reports.
 
+use mantissa_kernels::device::PackedWeight;
 use mantissa_kernels::packed::{FloatCode, PackedLevel, ScaleCode};
 use mantissa_num::{Rule, Scheme};
 use mantissa_store::convention::Weight;
@@ -27,7 +28,7 @@ impl Choice {
     pub(super) fn of(linear: &PreparedLinear) -> Self {
         let level = PackedLevel::best().name();
         let (kernel, prefill, mut reason) = match &linear.weight {
-            Prepared::Panels(panels) => {
+            Prepared::Packed(PackedWeight::Integers(panels)) => {
                 let format = panels.format();
                 let codes = match format.levels {
                     Some(_) => format!("{}-bit table", format.bits),
@@ -46,7 +47,7 @@ impl Choice {
                 };
                 (kernel, prefill, None)
             }
-            Prepared::Floats(rows) => {
+            Prepared::Packed(PackedWeight::Floats(rows)) => {
                 let code = match rows.code() {
                     FloatCode::F32 => "f32".to_owned(),
                     FloatCode::F16 => "f16".to_owned(),

@@ -1,8 +1,9 @@
 //! Linear layers as they run: weights repacked once for the kernels, inputs quantized on the fly.
 //!
-//! A weight of integer codes (integers, small tables, 4-bit floats, GGUF's blocks) becomes [`Panels`] and multiplies
-//! 8-bit activations; a weight of floats becomes [`FloatPanels`] and multiplies f32, or bf16 where the
-//! processor does. What has no
+//! A weight of integer codes (integers, small tables, 4-bit floats, GGUF's blocks) becomes
+//! [`Panels`](mantissa_kernels::packed::Panels) and multiplies 8-bit activations; a weight of floats becomes
+//! [`FloatPanels`](mantissa_kernels::packed::FloatPanels) and multiplies f32, or bf16 where the processor does. Both
+//! run on a [`Device`]. What has no
 //! such form runs from its stored codes, strip by strip; [`PreparedLinear::choice`] says so, and why.
 
 mod choice;
@@ -14,10 +15,8 @@ mod strips;
 #[allow(clippy::unwrap_used)]
 mod tests;
 
+use mantissa_kernels::device::{Cpu, Device, PackedWeight, Product};
 use mantissa_kernels::kernels;
-use mantissa_kernels::packed::{
-    Activations, FloatActivations, FloatJob, FloatPanels, PanelJob, Panels, multiply,
-};
 use mantissa_model::{ForwardError, Linear, LoadError, Table, check_weight};
 use mantissa_num::stored::Transforms;
 use mantissa_store::convention::{LinearWeight, Weight};
@@ -45,10 +44,8 @@ pub struct PreparedLinear {
 /// A weight in the form that runs.
 #[derive(Debug)]
 enum Prepared {
-    /// Integers; multiplies 8-bit activations.
-    Panels(Panels),
-    /// Floats.
-    Floats(FloatPanels),
+    /// Packed for the device.
+    Packed(<Cpu<'static> as Device>::Weight),
     /// Stored codes, for this reason.
     Stored(Box<Linear>, &'static str),
 }
@@ -67,8 +64,7 @@ pub struct Job<'a> {
 /// Scratch of [`forward`]; grows at the first use of a shape.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    activations: Activations,
-    floats: FloatActivations,
+    inputs: <Cpu<'static> as Device>::Scratch,
     /// Transformed copy of the input.
     mapped: Vec<f32>,
     /// Quantized copy of the input.
@@ -125,15 +121,14 @@ impl PreparedLinear {
     /// Bytes that a pass over one token reads.
     pub fn bytes(&self) -> u64 {
         match &self.weight {
-            Prepared::Panels(panels) => panels.bytes() as u64,
-            Prepared::Floats(rows) => rows.bytes() as u64,
+            Prepared::Packed(weight) => weight.bytes() as u64,
             Prepared::Stored(linear, _) => linear.stored_bytes() as u64,
         }
     }
 
     /// True if it multiplies integers.
     pub fn is_integer(&self) -> bool {
-        matches!(self.weight, Prepared::Panels(_))
+        matches!(self.weight, Prepared::Packed(PackedWeight::Integers(_)))
     }
 
     /// Kernel that runs it, and the reason if that is no kernel of its own.
@@ -147,8 +142,7 @@ impl PreparedLinear {
             && other.transforms.before.is_empty()
             && self.input == other.input;
         same && match (&self.weight, &other.weight) {
-            (Prepared::Panels(a), Prepared::Panels(b)) => a.format().unit == b.format().unit,
-            (Prepared::Floats(a), Prepared::Floats(b)) => a.in_bf16() == b.in_bf16(),
+            (Prepared::Packed(a), Prepared::Packed(b)) => Cpu::new(1).reads_with(a, b),
             _ => false,
         }
     }
@@ -163,18 +157,21 @@ fn prepare(
     threads: usize,
 ) -> Result<Prepared, LoadError> {
     let memory = || LoadError::Memory { what: "prepared weights", bytes: (rows * cols) as u64 };
+    let place = |weight: Option<PackedWeight>| {
+        let placed = weight.and_then(|weight| Cpu::new(threads).place(weight));
+        placed.map(Prepared::Packed).ok_or_else(memory)
+    };
     let reason = match (input.reason, &weight) {
         (Some(reason), _) => reason,
         (None, Weight::Quantized(q)) => match integers::panels(q, input.grid, threads) {
-            Ok(panels) => return panels.map(Prepared::Panels).ok_or_else(memory),
+            Ok(panels) => return place(panels.map(PackedWeight::Integers)),
             Err(reason) => match floats::minifloats(q, threads) {
-                Some(rows) => return rows.map(Prepared::Floats).ok_or_else(memory),
+                Some(rows) => return place(rows.map(PackedWeight::Floats)),
                 None => reason,
             },
         },
         (None, dense) => {
-            let rows = floats::dense(dense, rows, cols, threads).ok_or_else(memory)?;
-            return Ok(Prepared::Floats(rows));
+            return place(floats::dense(dense, rows, cols, threads).map(PackedWeight::Floats));
         }
     };
     let plain =
@@ -189,8 +186,7 @@ impl Table for PreparedLinear {
 
     fn row(&self, row: usize, out: &mut [f32]) {
         match &self.weight {
-            Prepared::Panels(panels) => panels.row(row, out),
-            Prepared::Floats(rows) => rows.row(row, out),
+            Prepared::Packed(weight) => Cpu::new(1).row(weight, row, out),
             Prepared::Stored(linear, _) => linear.row(row, out),
         }
     }
@@ -288,10 +284,10 @@ fn products<'j, 'a: 'j>(
     scratch: &mut Scratch,
     threads: usize,
 ) -> Result<(), ForwardError> {
-    let Scratch { activations, floats, input, .. } = scratch;
+    let Scratch { inputs, input, .. } = scratch;
     let x = match &first.input.quantizer {
         // Codes come from the values themselves.
-        Some(_) if first.input.direct && matches!(first.weight, Prepared::Panels(_)) => x,
+        Some(_) if first.input.direct && first.is_integer() => x,
         Some(quantizer) => {
             input.clear();
             input.extend_from_slice(x);
@@ -302,25 +298,14 @@ fn products<'j, 'a: 'j>(
         None => x,
     };
     match &first.weight {
-        Prepared::Panels(panels) => {
-            activations.quantize(x, first.cols, first.input.grid, panels.format().unit, threads);
+        Prepared::Packed(_) => {
             let jobs = jobs.filter_map(|job| match &job.linear.weight {
-                Prepared::Panels(panels) => {
-                    Some(PanelJob { panels, out: &mut *job.out, accumulate: job.accumulate })
+                Prepared::Packed(weight) => {
+                    Some(Product { weight, out: &mut *job.out, accumulate: job.accumulate })
                 }
-                _ => None,
+                Prepared::Stored(..) => None,
             });
-            multiply(jobs, activations, threads);
-        }
-        Prepared::Floats(weight) => {
-            floats.arrange(x, weight, threads);
-            let jobs = jobs.filter_map(|job| match &job.linear.weight {
-                Prepared::Floats(weight) => {
-                    Some(FloatJob { weight, out: &mut *job.out, accumulate: job.accumulate })
-                }
-                _ => None,
-            });
-            FloatPanels::multiply(jobs, floats, threads);
+            Cpu::new(threads).products(jobs, x, first.cols, first.input.grid, inputs);
         }
         Prepared::Stored(linear, _) => {
             jobs.for_each(|job| strips::multiply(linear, x, job.out, job.accumulate, threads));
