@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 
 use mantissa_kernels::packed::{BLOCK, PanelFormat, ROWS, ScaleCode};
-use mantissa_model::{Buffers, LinearInfo, ModelConfig, WeightSource};
+use mantissa_model::{Buffers, LinearInfo, LinearKind, ModelConfig, WeightSource};
 use mantissa_num::codec::{Codec, Part};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::gguf::GgufTensor;
@@ -32,7 +32,8 @@ impl Footprint {
             Some(gguf) => of_gguf(gguf.tensors()),
             None => of_checkpoint(files, config),
         };
-        parts.into_iter().fold(Footprint::default(), |sum, part| {
+        let absorbed = Footprint { weights: absorbed(config), loading: 0 };
+        parts.into_iter().chain([absorbed]).fold(Footprint::default(), |sum, part| {
             let weights = sum.weights.saturating_add(part.weights);
             // What was loaded before is already there.
             let peak = weights.saturating_add(part.loading).max(sum.weights.saturating_add(sum.loading));
@@ -44,6 +45,12 @@ impl Footprint {
     pub fn peak(&self, session: u64) -> u64 {
         self.weights.saturating_add(self.loading.max(session))
     }
+}
+
+/// Bytes of the f32 projections that latent attention applies to queries and to weighted latents.
+fn absorbed(config: &ModelConfig) -> u64 {
+    let linears = config.decoder_linears().filter(|info| info.kind == LinearKind::KvB);
+    linears.map(|info| 4 * info.rows as u64 * info.cols as u64).sum()
 }
 
 /// Predicts the parts of a GGUF file in the order of loading: layers, then tables.
