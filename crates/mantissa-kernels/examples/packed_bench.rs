@@ -107,8 +107,13 @@ fn main() {
             PanelFormat { bits: 8, zero: 128, group: 2048, unit: 2048, scales: ScaleCode::F32, ..plain },
         ),
     ];
-    let (rows, cols) = (8192 * 12, 2048);
+    let rows = std::env::args().nth(2).map_or(8192 * 12, |n| n.parse().unwrap());
+    let cols = 2048;
+    let only = std::env::args().nth(3);
     for (name, format) in formats {
+        if only.as_ref().is_some_and(|only| !only.split(',').any(|o| o == name)) {
+            continue;
+        }
         let unit = format.unit;
         let panels = Panels::pack(format, rows, cols, threads, |r, row| {
             row.codes.iter_mut().enumerate().for_each(|(i, c)| *c = ((i * 7 + r) % 4) as u8);
@@ -132,7 +137,7 @@ fn main() {
         }
         let small = Panels::pack(panels.format().clone(), 4096, cols, threads, |_, row| row.scales.fill(1.0))
             .unwrap();
-        for tokens in [16, 64, 512] {
+        for tokens in [16, 64, 512].into_iter().filter(|_| std::env::args().nth(4).is_none()) {
             let x: Vec<f32> = (0..tokens * cols).map(|i| (i as f32 * 0.37).sin()).collect();
             let mut quantized = Activations::default();
             let mut out = vec![0.0; tokens * 4096];

@@ -6,9 +6,10 @@ use std::sync::OnceLock;
 use super::activations::{Shape, quantize};
 use super::dot::{Plain, Quad};
 use super::floats::{FloatTile, Strip, by_f32};
-use super::product::{Product, Tile, Wide, expand, product};
+use super::panels::Panel;
+use super::product::{Product, Scales, Shared, Tile, WideProduct, expand, product, wide_product};
 use super::scales::{Stored, widen};
-use super::{BLOCK, ROWS};
+use super::{BLOCK, PanelFormat, ROWS};
 use crate::Isa;
 
 /// Level of the packed products: that of [`kernels`](crate::kernels), with the integer dot products that the processor
@@ -18,8 +19,8 @@ pub struct PackedLevel {
     name: &'static str,
     /// Products of a width of codes, by [`index`].
     widths: [Width; 7],
-    /// Product of bytes with many tokens.
-    wide: Product,
+    /// Products of expanded panels with many, few and one token.
+    wide: [WideProduct; 3],
     wide_tokens: usize,
     few_tokens: usize,
     quantize: Quantize,
@@ -31,7 +32,7 @@ pub struct PackedLevel {
 }
 
 type Quantize = unsafe fn(&Shape, &[f32], &mut [[i8; BLOCK]], &mut [f32], &mut [i32]);
-type Widen = unsafe fn(Stored<'_>, &[[f32; ROWS]], &mut [[f32; ROWS]]);
+type Widen = unsafe fn(&Stored<'_>, &[[f32; ROWS]], &mut [[f32; ROWS]]);
 type Expand = unsafe fn(&[Quad], &[u8; 16], &mut [Quad]);
 
 /// Functions of one width of codes.
@@ -110,15 +111,16 @@ impl PackedLevel {
     }
 
     /// Widens the scales or minima of a panel.
-    pub(crate) fn widen(&self, stored: Stored<'_>, scales: &[[f32; ROWS]], out: &mut [[f32; ROWS]]) {
+    pub(crate) fn widen(&self, stored: &Stored<'_>, scales: &[[f32; ROWS]], out: &mut [[f32; ROWS]]) {
         // SAFETY: as in `quantize`.
         unsafe { (self.widen)(stored, scales, out) }
     }
 
     /// Expands the codes of a panel to bytes.
-    pub(crate) fn expand(&self, bits: u32, table: bool, codes: &[Quad], levels: &[u8; 16], out: &mut [Quad]) {
+    pub(crate) fn expand(&self, format: &PanelFormat, codes: &[Quad], out: &mut [Quad]) {
+        let levels = format.levels.unwrap_or([0; 16]);
         // SAFETY: as in `quantize`.
-        unsafe { (self.widths[index(bits, table)].expand)(codes, levels, out) }
+        unsafe { (self.width(format).expand)(codes, &levels, out) }
     }
 
     /// Splits tokens into tiles: large ones, then smaller ones for the rest.
@@ -138,23 +140,43 @@ impl PackedLevel {
         })
     }
 
-    /// Multiplies a panel with a tile of `out.len()` tokens, which is one of [`tiles`](Self::tiles).
+    fn width(&self, format: &PanelFormat) -> &Width {
+        &self.widths[index(format.bits, format.levels.is_some())]
+    }
+
+    /// Multiplies a panel with a tile of `out.len()` tokens, which is one of [`tiles`](Self::tiles) of few tokens.
     pub(crate) fn product(
         &self,
-        bits: u32,
-        table: bool,
-        w: &Wide<'_>,
+        format: &PanelFormat,
+        shared: &Shared,
+        w: &Panel<'_>,
+        x: &Tile<'_>,
+        memory: &mut Scales<'_>,
+        out: &mut [[f32; ROWS]],
+    ) {
+        let width = self.width(format);
+        let product = if out.len() == 1 { width.one } else { width.few };
+        // SAFETY: as in `quantize`.
+        unsafe { product(shared, w, x, memory, out) };
+    }
+
+    /// Multiplies an expanded panel with a tile of `out.len()` tokens, which is one of [`tiles`](Self::tiles) of many
+    /// tokens.
+    pub(crate) fn wide_product(
+        &self,
+        shared: &Shared,
+        w: &[Quad],
+        scales: &Scales<'_>,
         x: &Tile<'_>,
         out: &mut [[f32; ROWS]],
     ) {
-        let width = &self.widths[index(bits, table)];
         let product = match out.len() {
-            1 => width.one,
-            tokens if tokens == self.few_tokens => width.few,
-            _ => self.wide,
+            1 => self.wide[2],
+            tokens if tokens == self.few_tokens => self.wide[1],
+            _ => self.wide[0],
         };
         // SAFETY: as in `quantize`.
-        unsafe { product(w, x, out) };
+        unsafe { product(shared, w, scales, x, out) };
     }
 }
 
@@ -190,7 +212,7 @@ macro_rules! level {
                 $level::b8::WIDTH,
                 $level::t4::WIDTH,
             ],
-            wide: $level::wide,
+            wide: [$level::w_many::PRODUCT, $level::w_few::PRODUCT, $level::w_one::PRODUCT],
             wide_tokens: $wide,
             few_tokens: $few,
             quantize: $level::quantize,
@@ -210,10 +232,9 @@ macro_rules! level {
             level!(@width b8, 8, false, $proof, $few $(, $features)?);
             level!(@width t4, 4, true, $proof, $few $(, $features)?);
 
-            $(#[target_feature(enable = $features)])?
-            pub(super) fn wide(w: &Wide<'_>, x: &Tile<'_>, out: &mut [[f32; ROWS]]) {
-                product::<_, 8, false, $wide>($proof, w, x, out);
-            }
+            level!(@wide w_one, 1, $proof $(, $features)?);
+            level!(@wide w_few, $few, $proof $(, $features)?);
+            level!(@wide w_many, $wide, $proof $(, $features)?);
 
             $(#[target_feature(enable = $features)])?
             pub(super) fn quantize(
@@ -227,7 +248,7 @@ macro_rules! level {
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(super) fn widen(stored: Stored<'_>, scales: &[[f32; ROWS]], out: &mut [[f32; ROWS]]) {
+            pub(super) fn widen(stored: &Stored<'_>, scales: &[[f32; ROWS]], out: &mut [[f32; ROWS]]) {
                 super::widen($proof, stored, scales, out);
             }
 
@@ -253,6 +274,18 @@ macro_rules! level {
             }
         }
     };
+    (@wide $name:ident, $tokens:literal, $proof:expr $(, $features:literal)?) => {
+        pub(super) mod $name {
+            use super::*;
+
+            pub(crate) const PRODUCT: WideProduct = product;
+
+            $(#[target_feature(enable = $features)])?
+            fn product(s: &Shared, w: &[Quad], scales: &Scales<'_>, x: &Tile<'_>, out: &mut [[f32; ROWS]]) {
+                wide_product::<_, $tokens>($proof, s, w, scales, x, out);
+            }
+        }
+    };
     (@width $width:ident, $bits:literal, $is_table:literal, $proof:expr, $few:literal $(, $features:literal)?) => {
         pub(super) mod $width {
             use super::*;
@@ -260,13 +293,13 @@ macro_rules! level {
             pub(crate) const WIDTH: Width = Width { one, few, expand };
 
             $(#[target_feature(enable = $features)])?
-            fn one(w: &Wide<'_>, x: &Tile<'_>, out: &mut [[f32; ROWS]]) {
-                product::<_, $bits, $is_table, 1>($proof, w, x, out);
+            fn one(s: &Shared, w: &Panel<'_>, x: &Tile<'_>, memory: &mut Scales<'_>, out: &mut [[f32; ROWS]]) {
+                product::<_, $bits, $is_table, 1>($proof, s, w, x, memory, out);
             }
 
             $(#[target_feature(enable = $features)])?
-            fn few(w: &Wide<'_>, x: &Tile<'_>, out: &mut [[f32; ROWS]]) {
-                product::<_, $bits, $is_table, $few>($proof, w, x, out);
+            fn few(s: &Shared, w: &Panel<'_>, x: &Tile<'_>, memory: &mut Scales<'_>, out: &mut [[f32; ROWS]]) {
+                product::<_, $bits, $is_table, $few>($proof, s, w, x, memory, out);
             }
 
             $(#[target_feature(enable = $features)])?

@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use super::dot::Quad;
 use super::level::MOST_TOKENS;
-use super::product::{Tile, Wide};
+use super::product::{Scales, Shared, Tile};
 use super::share::split;
-use super::{Activations, BLOCK, PackedLevel, PanelFormat, Panels, QUADS, ROWS, ScaleCode};
+use super::{Activations, BLOCK, PackedLevel, Panels, QUADS, ROWS};
 
 /// One weight of [`multiply`] and its output `[tokens, rows]`.
 #[derive(Debug)]
@@ -72,12 +72,17 @@ pub(crate) fn multiply_at<'a>(
         let (panels, per_piece) = (target.weight, pieces(target.weight));
         let rows = piece * per_piece..((piece + 1) * per_piece).min(panels.rows().div_ceil(ROWS));
         SCRATCH.with_borrow_mut(|scratch| {
-            run(level, panels, rows, x, scratch, |panel, t, sums| {
+            let write = |panel: usize, t: usize, sums: &[f32; ROWS]| {
                 let first = panel * ROWS;
                 let sums = &sums[..ROWS.min(panels.rows() - first)];
                 // SAFETY: every panel belongs to one piece, and `split` hands out every piece once.
                 unsafe { target.out.put_lanes(t * panels.rows() + first, sums, target.accumulate) };
-            });
+            };
+            scratch.prepare(panels, x);
+            match PackedLevel::expands(x.tokens) {
+                true => many(level, panels, rows, x, scratch, write),
+                false => few(level, panels, rows, x, scratch, write),
+            }
         });
     });
 }
@@ -95,16 +100,36 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Returns the first `len` values of `values`, which grows if it is shorter.
-fn first<T: Copy>(values: &mut Vec<T>, len: usize, fill: T) -> &mut [T] {
-    if values.len() < len {
-        values.resize(len, fill);
+impl Scratch {
+    /// Makes room, and computes the integers that every unit starts with.
+    fn prepare(&mut self, panels: &Panels, x: &Activations) {
+        let many = PackedLevel::expands(x.tokens);
+        let groups = if many { panels.format().groups(x.cols) } else { panels.chunk_groups() };
+        self.scales.resize(groups, [0.0; ROWS]);
+        self.mins.resize(groups, [0.0; ROWS]);
+        if many {
+            self.levels.resize(x.cols.div_ceil(BLOCK) * QUADS, [0; 4 * ROWS]);
+        }
+        let zero = -i32::from(panels.format().zero);
+        self.starts.clear();
+        self.starts.extend(x.sums.iter().map(|sum| zero.wrapping_mul(*sum)));
     }
-    &mut values[..len]
 }
 
-/// Runs some panels of a weight with all tokens.
-fn run(
+/// Returns the codes and units of a tile.
+fn tokens<'a>(x: &'a Activations, starts: &'a [i32], tile: &Range<usize>) -> Tile<'a> {
+    let (blocks, units) = (x.cols.div_ceil(BLOCK) * QUADS, x.units());
+    let units = tile.start * units..tile.end * units;
+    Tile {
+        codes: &x.codes[tile.start * blocks..tile.end * blocks],
+        scales: &x.scales[units.clone()],
+        starts: &starts[units.clone()],
+        products: &x.products[units],
+    }
+}
+
+/// Runs some panels of a weight with at most 8 tokens.
+fn few(
     level: &PackedLevel,
     panels: &Panels,
     rows: Range<usize>,
@@ -113,61 +138,55 @@ fn run(
     write: impl Fn(usize, usize, &[f32; ROWS]),
 ) {
     let format = panels.format();
-    let (blocks, units, groups) = (x.cols.div_ceil(BLOCK), x.units(), format.groups(x.cols));
-    let expanded = PackedLevel::expands(x.tokens) && format.bits < 8;
-    let kind = if expanded { (8, false) } else { (format.bits, format.levels.is_some()) };
+    let shared = Shared::new(format, panels.chunk_cols(), x);
+    let mut scales = Scales { scales: &mut scratch.scales, mins: &mut scratch.mins };
+    for i in rows {
+        let panel = panels.panel(i);
+        for tile in level.tiles(x.tokens) {
+            let x = tokens(x, &scratch.starts, &tile);
+            let mut out = [[0.0; ROWS]; MOST_TOKENS];
+            let out = &mut out[..tile.len()];
+            level.product(format, &shared, &panel, &x, &mut scales, out);
+            tile.zip(&*out).for_each(|(t, sums)| write(i, t, sums));
+        }
+    }
+}
+
+/// Runs some panels of a weight with many tokens: a panel is expanded to bytes once for as many tokens as stay in the
+/// second-level cache.
+fn many(
+    level: &PackedLevel,
+    panels: &Panels,
+    rows: Range<usize>,
+    x: &Activations,
+    scratch: &mut Scratch,
+    write: impl Fn(usize, usize, &[f32; ROWS]),
+) {
     let Scratch { scales, mins, levels, starts } = scratch;
-    let (scales, mins) = (first(scales, groups, [0.0; ROWS]), first(mins, groups, [0.0; ROWS]));
-    let levels = first(levels, if expanded { blocks * QUADS } else { 0 }, [0; 4 * ROWS]);
-    let starts = first(starts, x.sums.len(), 0);
-    let zero = -i32::from(format.zero);
-    starts.iter_mut().zip(&x.sums).for_each(|(start, sum)| *start = zero.wrapping_mul(*sum));
-    let most = (TOKENS_BYTES / (blocks * BLOCK)).max(48);
+    let (groups, quads) = (panels.chunk_groups(), panels.chunk_cols() / BLOCK * QUADS);
+    let shared = Shared::new(panels.format(), x.cols, x);
+    let most = (TOKENS_BYTES / (x.cols.div_ceil(BLOCK) * BLOCK)).max(48);
     let mut tiles = level.tiles(x.tokens).peekable();
     while let Some(first) = tiles.peek() {
         let end = first.start.saturating_add(most);
         let some = tiles.clone().take_while(|tile| tile.end <= end);
         for i in rows.clone() {
-            let panel = panels.panel(i);
-            level.widen(panel.scales, &[], scales);
-            level.widen(panel.mins, scales, mins);
-            if expanded {
-                let table = format.levels.unwrap_or([0; 16]);
-                level.expand(format.bits, format.levels.is_some(), panel.codes, &table, levels);
+            let places = scales.chunks_mut(groups).zip(mins.chunks_mut(groups));
+            let places = places.zip(levels.chunks_mut(quads));
+            for (chunk, ((scales, mins), levels)) in panels.panel(i).chunks().zip(places) {
+                level.widen(&chunk.scales, &[], scales);
+                level.widen(&chunk.mins, scales, mins);
+                level.expand(panels.format(), chunk.codes, levels);
             }
-            let codes = if expanded { &*levels } else { panel.codes };
-            let wide = widened(format, codes, scales, mins, x);
+            let scales = Scales { scales: &mut *scales, mins: &mut *mins };
             for tile in some.clone() {
-                let part = tile.start * units..tile.end * units;
-                let tokens = Tile {
-                    codes: &x.codes[tile.start * blocks * QUADS..tile.end * blocks * QUADS],
-                    scales: &x.scales[part.clone()],
-                    starts: &starts[part.clone()],
-                    products: &x.products[part],
-                };
+                let x = tokens(x, starts, &tile);
                 let mut out = [[0.0; ROWS]; MOST_TOKENS];
                 let out = &mut out[..tile.len()];
-                level.product(kind.0, kind.1, &wide, &tokens, out);
+                level.wide_product(&shared, levels, &scales, &x, out);
                 tile.zip(&*out).for_each(|(t, sums)| write(i, t, sums));
             }
         }
         while tiles.next_if(|tile| tile.end <= end).is_some() {}
-    }
-}
-
-fn widened<'a>(
-    format: &'a PanelFormat,
-    codes: &'a [Quad],
-    scales: &'a [[f32; ROWS]],
-    mins: &'a [[f32; ROWS]],
-    x: &Activations,
-) -> Wide<'a> {
-    Wide {
-        codes,
-        scales,
-        mins: if format.mins == ScaleCode::Absent { &[] } else { mins },
-        levels: format.levels.as_ref().unwrap_or(&[0; 16]),
-        blocks_per_unit: x.unit / BLOCK,
-        units_per_group: format.group / x.unit,
     }
 }

@@ -2,21 +2,42 @@
 
 use super::codes::quad;
 use super::dot::{Dot, Quad};
-use super::{QUADS, ROWS};
+use super::panels::Panel;
+use super::scales::widen;
+use super::{Activations, BLOCK, PanelFormat, QUADS, ROWS, ScaleCode};
 
-/// A panel with its scales widened.
+/// What all panels of a product share.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wide<'a> {
-    /// Codes, `[blocks, bits]`.
-    pub(crate) codes: &'a [Quad],
-    /// Scales, `[groups]`.
-    pub(crate) scales: &'a [[f32; ROWS]],
-    /// Minima, `[groups]`, or none.
-    pub(crate) mins: &'a [[f32; ROWS]],
-    pub(crate) levels: &'a [u8; 16],
+pub(crate) struct Shared {
+    /// Blocks of a chunk.
+    blocks: usize,
+    levels: [u8; 16],
     /// Blocks of a unit; 0 if a unit is half a block.
-    pub(crate) blocks_per_unit: usize,
-    pub(crate) units_per_group: usize,
+    blocks_per_unit: usize,
+    units_per_group: usize,
+    has_mins: bool,
+}
+
+impl Shared {
+    /// For panels with chunks of `cols` columns.
+    pub(crate) fn new(format: &PanelFormat, cols: usize, x: &Activations) -> Self {
+        Shared {
+            blocks: cols.div_ceil(BLOCK),
+            levels: format.levels.unwrap_or([0; 16]),
+            blocks_per_unit: x.unit / BLOCK,
+            units_per_group: format.group / x.unit,
+            has_mins: format.mins != ScaleCode::Absent,
+        }
+    }
+
+    /// Units of some blocks.
+    #[inline(always)]
+    fn units(&self, blocks: usize) -> usize {
+        match self.blocks_per_unit {
+            0 => 2 * blocks,
+            per_unit => blocks.div_ceil(per_unit),
+        }
+    }
 }
 
 /// A tile of tokens, for a product of exactly that many; the token is the innermost index of every part.
@@ -32,8 +53,19 @@ pub(crate) struct Tile<'a> {
     pub(crate) products: &'a [f32],
 }
 
-/// Signature of a product: the panel, the tokens, and the results `[tokens]`.
-pub(crate) type Product = unsafe fn(&Wide<'_>, &Tile<'_>, &mut [[f32; ROWS]]);
+/// Widened scales and minima, `[groups of a chunk]`.
+#[derive(Debug)]
+pub(crate) struct Scales<'a> {
+    pub(crate) scales: &'a mut [[f32; ROWS]],
+    pub(crate) mins: &'a mut [[f32; ROWS]],
+}
+
+/// Signature of a product of a panel with a tile of tokens: what all panels share, the panel, the tokens, memory for
+/// scales of a chunk, and the results `[tokens]`.
+pub(crate) type Product = unsafe fn(&Shared, &Panel<'_>, &Tile<'_>, &mut Scales<'_>, &mut [[f32; ROWS]]);
+
+/// Signature of a product of a panel that is expanded to bytes `[blocks, 8]`, with the scales of all of its groups.
+pub(crate) type WideProduct = unsafe fn(&Shared, &[Quad], &Scales<'_>, &Tile<'_>, &mut [[f32; ROWS]]);
 
 /// Sums of a product of `T` tokens. Two integer sums for one token, whose additions would else wait for each other.
 struct Sums<D: Dot, const T: usize> {
@@ -42,57 +74,159 @@ struct Sums<D: Dot, const T: usize> {
     float: [D::F; T],
 }
 
+impl<D: Dot, const T: usize> Sums<D, T> {
+    #[inline(always)]
+    fn new(d: D) -> Self {
+        Sums { even: [d.splat_i(0); T], odd: d.splat_i(0), float: [d.splat(0.0); T] }
+    }
+
+    #[inline(always)]
+    fn store(&self, d: D, out: &mut [[f32; ROWS]]) {
+        each!(T, TOKEN => d.store_f32(self.float[TOKEN], &mut out[TOKEN]));
+    }
+}
+
+/// Units of `T` tokens, as [`Tile`] has them.
+#[derive(Clone, Copy)]
+struct Units<'a, const T: usize> {
+    scales: &'a [[f32; T]],
+    starts: &'a [[i32; T]],
+    products: &'a [[f32; T]],
+}
+
 /// Parts of one unit for all tokens.
 #[derive(Clone, Copy)]
 struct Unit<'a, const T: usize> {
     scales: &'a [f32; T],
     starts: &'a [i32; T],
     products: &'a [f32; T],
-    group: usize,
 }
 
-/// Multiplies a panel of `BITS`-bit codes with `T` tokens.
+impl<'a, const T: usize> Units<'a, T> {
+    #[inline(always)]
+    fn of(x: &Tile<'a>) -> Self {
+        Units {
+            scales: x.scales.as_chunks().0,
+            starts: x.starts.as_chunks().0,
+            products: x.products.as_chunks().0,
+        }
+    }
+
+    /// Takes the first `n` units off.
+    #[inline(always)]
+    fn take(&mut self, n: usize) -> Self {
+        let n = n.min(self.scales.len()).min(self.starts.len()).min(self.products.len());
+        let (scales, starts, products) =
+            (self.scales.split_at(n), self.starts.split_at(n), self.products.split_at(n));
+        *self = Units { scales: scales.1, starts: starts.1, products: products.1 };
+        Units { scales: scales.0, starts: starts.0, products: products.0 }
+    }
+
+    #[inline(always)]
+    fn iter(self) -> impl Iterator<Item = Unit<'a, T>> {
+        let parts = self.scales.iter().zip(self.starts).zip(self.products);
+        parts.map(|((scales, starts), products)| Unit { scales, starts, products })
+    }
+}
+
+/// Multiplies a panel of `BITS`-bit codes with `T` tokens, chunk by chunk.
 #[inline(always)]
 pub(crate) fn product<D: Dot, const BITS: usize, const TABLE: bool, const T: usize>(
     d: D,
-    w: &Wide<'_>,
+    s: &Shared,
+    w: &Panel<'_>,
+    x: &Tile<'_>,
+    memory: &mut Scales<'_>,
+    out: &mut [[f32; ROWS]],
+) {
+    assert!(out.len() == T, "packed product: sizes differ");
+    let codes = x.codes.as_chunks::<T>().0.as_chunks::<QUADS>().0;
+    let mut units = Units::<T>::of(x);
+    let per_chunk = s.units(s.blocks);
+    let mut sums = Sums::new(d);
+    for (chunk, codes) in w.chunks().zip(codes.chunks(s.blocks.max(1))) {
+        widen(d, &chunk.scales, &[], memory.scales);
+        widen(d, &chunk.mins, memory.scales, memory.mins);
+        let panel = chunk.codes.as_chunks::<BITS>().0;
+        let scales = (&*memory.scales, &*memory.mins);
+        add::<D, BITS, TABLE, T>(d, s, panel, scales, codes, units.take(per_chunk), &mut sums);
+    }
+    sums.store(d, out);
+}
+
+/// Multiplies an expanded panel with `T` tokens.
+#[inline(always)]
+pub(crate) fn wide_product<D: Dot, const T: usize>(
+    d: D,
+    s: &Shared,
+    w: &[Quad],
+    scales: &Scales<'_>,
     x: &Tile<'_>,
     out: &mut [[f32; ROWS]],
 ) {
-    let (panel, codes) = (w.codes.as_chunks::<BITS>().0, x.codes.as_chunks::<T>().0.as_chunks::<QUADS>().0);
-    assert!(panel.len() == codes.len() && out.len() == T, "packed product: sizes differ");
-    let mut sums = Sums::<D, T> { even: [d.splat_i(0); T], odd: d.splat_i(0), float: [d.splat(0.0); T] };
-    let (scales, starts) = (x.scales.as_chunks::<T>().0, x.starts.as_chunks::<T>().0);
-    let parts = scales.iter().zip(starts).zip(x.products.as_chunks::<T>().0);
-    let mut place = (0, w.units_per_group);
-    let mut units = parts.map(|((scales, starts), products)| {
-        if place.1 == 0 {
-            place = (place.0 + 1, w.units_per_group);
+    assert!(out.len() == T, "packed product: sizes differ");
+    let codes = x.codes.as_chunks::<T>().0.as_chunks::<QUADS>().0;
+    let mut sums = Sums::new(d);
+    let scales = (&*scales.scales, &*scales.mins);
+    add::<D, QUADS, false, T>(d, s, w.as_chunks().0, scales, codes, Units::of(x), &mut sums);
+    sums.store(d, out);
+}
+
+/// Adds the products of consecutive blocks.
+#[inline(always)]
+fn add<D: Dot, const BITS: usize, const TABLE: bool, const T: usize>(
+    d: D,
+    s: &Shared,
+    w: &[[Quad; BITS]],
+    (scales, mins): (&[[f32; ROWS]], &[[f32; ROWS]]),
+    x: &[[[i32; T]; QUADS]],
+    units: Units<'_, T>,
+    sums: &mut Sums<D, T>,
+) {
+    assert!(w.len() == x.len(), "packed product: sizes differ");
+    let mut units = units;
+    let blocks = w.iter().zip(x);
+    if s.blocks_per_unit == 0 {
+        // Two units of a block; groups are half a block, or whole blocks.
+        let per_group = s.units_per_group;
+        let mut units = units.iter();
+        let mut place = (0, 0);
+        let mut next = || {
+            let group = place.0;
+            place.1 += 1;
+            if place.1 == per_group {
+                place = (place.0 + 1, 0);
+            }
+            Some((group, units.next()?))
+        };
+        for (w, x) in blocks {
+            let (Some(first), Some(second)) = (next(), next()) else { break };
+            begin(d, first.1, sums);
+            add_quads::<D, BITS, TABLE, T, 0, { QUADS / 2 }>(d, s, x, w, sums);
+            finish(d, s, (&scales[first.0], &mins[first.0]), first.1, sums);
+            begin(d, second.1, sums);
+            add_quads::<D, BITS, TABLE, T, { QUADS / 2 }, QUADS>(d, s, x, w, sums);
+            finish(d, s, (&scales[second.0], &mins[second.0]), second.1, sums);
         }
-        place.1 -= 1;
-        Unit { scales, starts, products, group: place.0 }
-    });
-    if w.blocks_per_unit == 0 {
-        for (block, codes) in panel.iter().zip(codes) {
-            let (Some(first), Some(second)) = (units.next(), units.next()) else { break };
-            begin(d, first, &mut sums);
-            add_quads::<D, BITS, TABLE, T, 0, { QUADS / 2 }>(d, w, codes, block, &mut sums);
-            finish(d, w, first, &mut sums);
-            begin(d, second, &mut sums);
-            add_quads::<D, BITS, TABLE, T, { QUADS / 2 }, QUADS>(d, w, codes, block, &mut sums);
-            finish(d, w, second, &mut sums);
+    } else if s.blocks_per_unit == 1 && s.units_per_group == 1 {
+        // The most common case without the loops of the others.
+        for ((unit, (w, x)), scales) in units.iter().zip(blocks).zip(scales.iter().zip(mins)) {
+            begin(d, unit, sums);
+            add_quads::<D, BITS, TABLE, T, 0, QUADS>(d, s, x, w, sums);
+            finish(d, s, scales, unit, sums);
         }
     } else {
-        let blocks = panel.chunks(w.blocks_per_unit).zip(codes.chunks(w.blocks_per_unit));
-        for ((panel, codes), unit) in blocks.zip(units) {
-            begin(d, unit, &mut sums);
-            for (block, codes) in panel.iter().zip(codes) {
-                add_quads::<D, BITS, TABLE, T, 0, QUADS>(d, w, codes, block, &mut sums);
+        let mut blocks = blocks;
+        for scales in scales.iter().zip(mins) {
+            for unit in units.take(s.units_per_group).iter() {
+                begin(d, unit, sums);
+                for (w, x) in blocks.by_ref().take(s.blocks_per_unit) {
+                    add_quads::<D, BITS, TABLE, T, 0, QUADS>(d, s, x, w, sums);
+                }
+                finish(d, s, scales, unit, sums);
             }
-            finish(d, w, unit, &mut sums);
         }
     }
-    each!(T, TOKEN => d.store_f32(sums.float[TOKEN], &mut out[TOKEN]));
 }
 
 /// Starts a unit with `-zero · Σ q`.
@@ -115,7 +249,7 @@ fn add_quads<
     const TO: usize,
 >(
     d: D,
-    w: &Wide<'_>,
+    s: &Shared,
     x: &[[i32; T]; QUADS],
     block: &[Quad; BITS],
     sums: &mut Sums<D, T>,
@@ -123,7 +257,7 @@ fn add_quads<
     each!(quads FROM TO, Q => {
         let mut codes = quad::<D, BITS>(d, block, Q);
         if TABLE {
-            codes = d.look_up(codes, w.levels);
+            codes = d.look_up(codes, &s.levels);
         }
         if T == 1 && Q % 2 == 1 {
             sums.odd = d.dot(sums.odd, codes, x[Q][0]);
@@ -135,15 +269,21 @@ fn add_quads<
 
 /// Adds a unit to the sums in f32.
 #[inline(always)]
-fn finish<D: Dot, const T: usize>(d: D, w: &Wide<'_>, unit: Unit<'_, T>, sums: &mut Sums<D, T>) {
-    let scales = d.load_f32(&w.scales[unit.group]);
+fn finish<D: Dot, const T: usize>(
+    d: D,
+    s: &Shared,
+    (scales, mins): (&[f32; ROWS], &[f32; ROWS]),
+    unit: Unit<'_, T>,
+    sums: &mut Sums<D, T>,
+) {
+    let scales = d.load_f32(scales);
     each!(T, TOKEN => {
         let exact = if T == 1 { d.add_i(sums.even[TOKEN], sums.odd) } else { sums.even[TOKEN] };
         let scale = d.mul(scales, d.splat(unit.scales[TOKEN]));
         sums.float[TOKEN] = d.mul_add(d.to_f32(exact), scale, sums.float[TOKEN]);
     });
-    if !w.mins.is_empty() {
-        let mins = d.load_f32(&w.mins[unit.group]);
+    if s.has_mins {
+        let mins = d.load_f32(mins);
         each!(T, TOKEN => {
             sums.float[TOKEN] = d.mul_add(mins, d.splat(unit.products[TOKEN]), sums.float[TOKEN]);
         });

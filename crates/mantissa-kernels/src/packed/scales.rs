@@ -52,18 +52,35 @@ impl ScaleCode {
         }
     }
 
-    /// Appends `value` to `out`. Values that the code does not hold exactly are the caller's error; they are rounded.
-    pub(crate) fn put(self, value: f32, out: &mut Vec<u8>) {
+    /// Writes the values of 16 rows to `out`. Values that the code does not hold exactly are the caller's error; they
+    /// are rounded.
+    pub(crate) fn put(self, values: &[f32; ROWS], out: &mut [u8]) {
+        let halves = |values: &[f32; ROWS]| {
+            let mut bits = [0u16; ROWS];
+            crate::kernels().f32_to_f16(values, &mut bits);
+            bits
+        };
+        let pairs = |bits: [u16; ROWS], out: &mut [u8]| {
+            out.as_chunks_mut().0.iter_mut().zip(bits).for_each(|(out, bits)| *out = bits.to_le_bytes());
+        };
+        let bytes = |value: fn(f32) -> u8, out: &mut [u8]| {
+            out.iter_mut().zip(values).for_each(|(out, x)| *out = value(*x));
+        };
         match self {
             ScaleCode::Absent => {}
-            ScaleCode::F32 => out.extend(value.to_le_bytes()),
-            ScaleCode::F16 => out.extend(f16_bits(value).to_le_bytes()),
-            ScaleCode::Bf16 => out.extend(((value.to_bits() >> 16) as u16).to_le_bytes()),
-            ScaleCode::Exponent => out.push((value.to_bits() >> 23) as u8),
+            ScaleCode::F32 => {
+                out.as_chunks_mut().0.iter_mut().zip(values).for_each(|(out, x)| *out = x.to_le_bytes());
+            }
+            ScaleCode::F16 => pairs(halves(values), out),
+            ScaleCode::Bf16 => pairs(values.map(|x| (x.to_bits() >> 16) as u16), out),
+            ScaleCode::Exponent => bytes(|x| (x.to_bits() >> 23) as u8, out),
             // Its bits are those of an f16 of 2^-8 the value, without the last 7.
-            ScaleCode::E4m3 => out.push((f16_bits(value / 256.0) >> 7) as u8),
-            ScaleCode::Integer => out.push(value as i8 as u8),
-            ScaleCode::Zero => out.push(value as u8),
+            ScaleCode::E4m3 => {
+                let bits = halves(&values.map(|x| x / 256.0));
+                out.iter_mut().zip(bits).for_each(|(out, bits)| *out = (bits >> 7) as u8);
+            }
+            ScaleCode::Integer => bytes(|x| x as i8 as u8, out),
+            ScaleCode::Zero => bytes(|x| x as u8, out),
         }
     }
 }
@@ -95,7 +112,7 @@ pub(crate) struct Stored<'a> {
 
 /// Widens the values of a panel to `out` `[groups]`; `scales` are those of the panel, if the values are minima.
 #[inline(always)]
-pub(crate) fn widen<D: Dot>(d: D, stored: Stored<'_>, scales: &[[f32; ROWS]], out: &mut [[f32; ROWS]]) {
+pub(crate) fn widen<D: Dot>(d: D, stored: &Stored<'_>, scales: &[[f32; ROWS]], out: &mut [[f32; ROWS]]) {
     let factor = d.splat(stored.factor);
     let bytes = stored.bytes;
     match stored.code {
