@@ -1,6 +1,6 @@
 //! Splits work over threads; results do not depend on the number of threads.
 //!
-//! Threads take fixed pieces of the work from a shared cursor. Which thread takes a piece varies; the pieces and the
+//! Threads take fixed pieces of the work from shared cursors. Which thread takes a piece varies; the pieces and the
 //! order in which their results are combined do not. The calling thread works too, so one thread runs inline. A panic
 //! in a piece stops the work and reaches the caller.
 
@@ -60,6 +60,9 @@ where
 
 /// Calls `f` with the consecutive ranges of `grain` indices (the last may be shorter) that make up `0..n`, on
 /// at most `threads` threads (0 counts as 1; a `grain` of 0 counts as 1).
+///
+/// Every thread starts in a part of its own and goes on in order, then helps with the other parts: threads that read
+/// memory far apart, each from front to back, read up to half more bytes per second than threads that alternate.
 pub fn for_each_range<F>(threads: usize, n: usize, grain: usize, f: F)
 where
     F: Fn(Range<usize>) + Sync,
@@ -70,18 +73,32 @@ where
     if threads <= 1 || pieces <= 1 {
         return (0..pieces).for_each(|i| f(piece(i)));
     }
-    let cursor = AtomicUsize::new(0);
+    let parts = threads.min(pieces).min(PARTS);
+    let part = |p: usize| p * pieces / parts..(p + 1) * pieces / parts;
+    let cursors: [Cursor; PARTS] =
+        std::array::from_fn(|p| Cursor(AtomicUsize::new(if p < parts { part(p).start } else { 0 })));
+    let entered = AtomicUsize::new(0);
     pool::run(threads.min(pieces), &|| {
-        let stop = StopOnPanic(|| cursor.store(pieces, Ordering::Relaxed));
-        loop {
-            let taken =
-                cursor.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |i| (i < pieces).then_some(i + 1));
-            let Ok(i) = taken else { break };
-            f(piece(i));
+        let stop =
+            StopOnPanic(|| cursors.iter().for_each(|cursor| cursor.0.store(pieces, Ordering::Relaxed)));
+        let own = entered.fetch_add(1, Ordering::Relaxed) % parts;
+        for p in (own..parts).chain(0..own) {
+            let (cursor, end) = (&cursors[p].0, part(p).end);
+            let next = |i: usize| (i < end).then_some(i + 1);
+            while let Ok(i) = cursor.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) {
+                f(piece(i));
+            }
         }
         std::mem::forget(stop);
     });
 }
+
+/// Parts of [`for_each_range`] that have a cursor of their own.
+const PARTS: usize = 16;
+
+/// A cursor with a cache line, and its neighbour that the processor prefetches, to itself.
+#[repr(align(128))]
+struct Cursor(AtomicUsize);
 
 /// Maps the ranges of [`for_each_range`] and folds their results into `init` in the order of the ranges: the
 /// same result for every thread count, even where `fold` is not associative (sums of floats).

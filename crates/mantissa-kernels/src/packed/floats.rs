@@ -8,7 +8,7 @@
 
 use super::dot::{Dot, MiniBits, Quad};
 use super::level::PackedLevel;
-use super::share::split;
+use super::share::{panels_per_piece, split};
 use super::{BLOCK, ROWS};
 use crate::buffer::Buffer;
 use crate::parallel::for_each;
@@ -124,9 +124,6 @@ pub(crate) struct FloatTile {
     pub(crate) one: FloatProduct,
 }
 
-/// Bytes of weights that a thread takes at a time for few tokens.
-const PIECE: usize = 96 << 10;
-
 /// Panels that a thread takes at a time for many tokens.
 const MANY_PANELS: usize = 8;
 
@@ -233,7 +230,8 @@ impl FloatPanels {
         }
         let pieces = |w: &FloatPanels| match PackedLevel::expands(x.tokens) {
             true => MANY_PANELS,
-            false => (PIECE / w.panel_bytes()).max(1).next_multiple_of(MANY_PANELS),
+            false => panels_per_piece(w.rows.div_ceil(ROWS), w.panel_bytes(), threads)
+                .next_multiple_of(MANY_PANELS),
         };
         let count = |w: &FloatPanels| w.rows.div_ceil(ROWS).div_ceil(pieces(w));
         split(targets, threads, count, |target, piece| {

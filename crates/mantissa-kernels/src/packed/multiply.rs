@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::dot::Quad;
 use super::level::MOST_TOKENS;
 use super::product::{Scales, Shared, Tile};
-use super::share::split;
+use super::share::{panels_per_piece, split};
 use super::{Activations, BLOCK, PackedLevel, Panels, QUADS, ROWS};
 
 /// One weight of [`multiply`] and its output `[tokens, rows]`.
@@ -19,9 +19,6 @@ pub struct PanelJob<'a> {
     /// True to add to the output, false to overwrite it.
     pub accumulate: bool,
 }
-
-/// Bytes of weights that a thread takes at a time for few tokens: many times the cost of taking them.
-const PIECE: usize = 96 << 10;
 
 /// Bytes of activations that stay in a core's second-level cache while panels stream past them.
 const TOKENS_BYTES: usize = 384 << 10;
@@ -65,7 +62,7 @@ pub(crate) fn multiply_at<'a>(
     }
     let pieces = |panels: &Panels| match PackedLevel::expands(x.tokens) {
         true => MANY_PANELS,
-        false => (PIECE / panels.panel_bytes()).max(1),
+        false => panels_per_piece(panels.rows().div_ceil(ROWS), panels.panel_bytes(), threads),
     };
     let count = |panels: &Panels| panels.rows().div_ceil(ROWS).div_ceil(pieces(panels));
     split(targets, threads, count, |target, piece| {

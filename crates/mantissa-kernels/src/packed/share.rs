@@ -50,6 +50,15 @@ pub(crate) struct Target<'a, W> {
 /// Largest number of weights of one call.
 const MOST: usize = 16;
 
+/// Returns the panels that a thread takes at a time for few tokens: enough that every thread has several turns, and so
+/// many that the cost of a turn does not count. Reading restarts at every turn.
+pub(crate) fn panels_per_piece(panels: usize, panel_bytes: usize, threads: usize) -> usize {
+    const LEAST: usize = 64 << 10;
+    const MOST: usize = 512 << 10;
+    let bytes = (panels.saturating_mul(panel_bytes) / (8 * threads.max(1))).clamp(LEAST, MOST);
+    (bytes / panel_bytes.max(1)).max(1)
+}
+
 /// Splits several weights into pieces (`count` of each), and calls `f` with every piece of every weight once, on up to
 /// `threads` threads. Nothing is allocated.
 ///
