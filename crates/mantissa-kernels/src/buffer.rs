@@ -1,6 +1,6 @@
 //! Large memory for weights: aligned to cache lines, in huge pages where the system grants them.
 
-use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 /// Alignment of every buffer: a cache line and a 512-bit register.
@@ -12,8 +12,10 @@ const HUGE: usize = 2 << 20;
 /// Zeroed bytes, aligned to 64.
 #[derive(Debug)]
 pub(crate) struct Buffer {
+    /// First aligned byte of the allocation.
     start: NonNull<u8>,
     len: usize,
+    allocation: NonNull<u8>,
     layout: Layout,
 }
 
@@ -24,21 +26,28 @@ unsafe impl Sync for Buffer {}
 
 impl Buffer {
     /// Allocates `len` bytes of 0; `None` if memory does not hold them.
+    ///
+    /// The allocator is asked for plain bytes and they are aligned here: aligned memory would be zeroed by writing it,
+    /// while fresh pages of the system are zero and are taken by the threads that first write them.
     pub(crate) fn zeroed(len: usize) -> Option<Self> {
         let align = if len >= 2 * HUGE { HUGE } else { LINE };
-        let layout = Layout::from_size_align(len.max(1), align).ok()?;
-        if align == LINE {
-            // SAFETY: the layout's size is not 0.
-            let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-            return Some(Buffer { start, len, layout });
+        let layout = Layout::from_size_align(len.checked_add(align)?, 1).ok()?;
+        // SAFETY: the layout's size is not 0.
+        let allocation = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let offset = allocation.as_ptr().align_offset(align);
+        if offset > align {
+            // Never on a real machine; `align_offset` may say so.
+            // SAFETY: just allocated with this layout.
+            unsafe { dealloc(allocation.as_ptr(), layout) };
+            return None;
         }
-        // SAFETY: as above.
-        let start = NonNull::new(unsafe { alloc(layout) })?;
-        // Before the first write: pages that exist are not exchanged.
-        advise_huge(start, len);
-        // SAFETY: `start` points to `len` bytes that were just allocated.
-        unsafe { start.as_ptr().write_bytes(0, len) };
-        Some(Buffer { start, len, layout })
+        // SAFETY: the allocation has `align` bytes more than `len`.
+        let start = unsafe { allocation.add(offset) };
+        if align == HUGE {
+            // Before the first write: pages that exist are not exchanged.
+            advise_huge(start, len);
+        }
+        Some(Buffer { start, len, allocation, layout })
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -63,7 +72,7 @@ impl Clone for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         // SAFETY: allocated by `zeroed` with this layout, and not used afterwards.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+        unsafe { dealloc(self.allocation.as_ptr(), self.layout) };
     }
 }
 

@@ -13,6 +13,7 @@ use super::{BLOCK, QUADS, ROWS};
 pub(crate) const WIDTHS: [u32; 6] = [2, 3, 4, 5, 6, 8];
 
 /// Packs a block. `codes[row][column]` are unsigned and below `2^bits`.
+#[inline(always)]
 pub(crate) fn pack_block(codes: &[[u8; BLOCK]; ROWS], bits: u32, out: &mut [Quad]) {
     let mut quads = [[0u8; 4 * ROWS]; QUADS];
     for (row, codes) in codes.iter().enumerate() {
@@ -42,6 +43,7 @@ pub(crate) fn pack_block(codes: &[[u8; BLOCK]; ROWS], bits: u32, out: &mut [Quad
 }
 
 /// Hands the parts of a code of quad `q` to `put`, with the number of their register in the block.
+#[inline(always)]
 fn pack_planes(code: u8, bits: u32, q: usize, mut put: impl FnMut(usize, u8)) {
     let (mut rest, mut first) = (code, 0);
     if bits >= 4 {

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use super::activations::{Shape, quantize};
+use super::codes::pack_block;
 use super::dot::{Plain, Quad};
 use super::floats::{FloatTile, Strip, by_f32};
 use super::panels::Panel;
@@ -24,6 +25,7 @@ pub struct PackedLevel {
     wide_tokens: usize,
     few_tokens: usize,
     quantize: Quantize,
+    pack: Pack,
     widen: Widen,
     /// Floating-point products with one token, few and many.
     floats: [FloatTile; 3],
@@ -32,6 +34,7 @@ pub struct PackedLevel {
 }
 
 type Quantize = unsafe fn(&Shape, &[f32], &mut [[i8; BLOCK]], &mut [f32], &mut [i32]);
+type Pack = unsafe fn(&[[u8; BLOCK]; ROWS], u32, &mut [Quad]);
 type Widen = unsafe fn(&Stored<'_>, &[[f32; ROWS]], &mut [[f32; ROWS]]);
 type Expand = unsafe fn(&[Quad], &[u8; 16], &mut [Quad]);
 
@@ -108,6 +111,12 @@ impl PackedLevel {
     ) {
         // SAFETY: `available`, the only source of levels, has checked the level's features.
         unsafe { (self.quantize)(shape, x, codes, scales, sums) }
+    }
+
+    /// Packs a block of codes.
+    pub(crate) fn pack(&self, codes: &[[u8; BLOCK]; ROWS], bits: u32, out: &mut [Quad]) {
+        // SAFETY: as in `quantize`.
+        unsafe { (self.pack)(codes, bits, out) }
     }
 
     /// Widens the scales or minima of a panel.
@@ -216,6 +225,7 @@ macro_rules! level {
             wide_tokens: $wide,
             few_tokens: $few,
             quantize: $level::quantize,
+            pack: $level::pack,
             widen: $level::widen,
             floats: [$level::f1::TILE, $level::few::TILE, $level::many::TILE],
             bf16: None,
@@ -235,6 +245,12 @@ macro_rules! level {
             level!(@wide w_one, 1, $proof $(, $features)?);
             level!(@wide w_few, $few, $proof $(, $features)?);
             level!(@wide w_many, $wide, $proof $(, $features)?);
+
+            // The same code as everywhere, compiled for the level's registers.
+            $(#[target_feature(enable = $features)])?
+            pub(super) fn pack(codes: &[[u8; BLOCK]; ROWS], bits: u32, out: &mut [Quad]) {
+                pack_block(codes, bits, out);
+            }
 
             $(#[target_feature(enable = $features)])?
             pub(super) fn quantize(

@@ -6,10 +6,10 @@
 
 use std::cell::RefCell;
 
-use super::codes::{WIDTHS, code_at, pack_block};
+use super::codes::{WIDTHS, code_at};
 use super::dot::{Plain, Quad};
 use super::scales::{Stored, widen};
-use super::{BLOCK, ROWS, SUPER, ScaleCode};
+use super::{BLOCK, PackedLevel, ROWS, SUPER, ScaleCode};
 use crate::buffer::Buffer;
 use crate::parallel::for_each_with;
 
@@ -320,7 +320,7 @@ impl Row {
 impl PanelFormat {
     /// Writes one panel of 16 rows.
     fn write(&self, rows: &[Row], layout: &Layout, panel: &mut [u8]) {
-        let mut codes = [[0; BLOCK]; ROWS];
+        let (mut codes, level) = ([[0; BLOCK]; ROWS], PackedLevel::best());
         for chunk in 0..layout.chunks {
             let last = chunk + 1 == layout.chunks;
             let parts = if last { &layout.last } else { &layout.whole };
@@ -343,7 +343,7 @@ impl PanelFormat {
                 for (codes, row) in codes.iter_mut().zip(rows) {
                     codes.copy_from_slice(&row.codes[first..][..BLOCK]);
                 }
-                pack_block(&codes, self.bits, quads);
+                level.pack(&codes, self.bits, quads);
             }
         }
     }

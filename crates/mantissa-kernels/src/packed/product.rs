@@ -122,6 +122,16 @@ impl<'a, const T: usize> Units<'a, T> {
         Units { scales: scales.0, starts: starts.0, products: products.0 }
     }
 
+    /// Iterates over the two units of each block.
+    #[inline(always)]
+    fn pairs(self) -> impl Iterator<Item = [Unit<'a, T>; 2]> {
+        let (scales, starts) = (self.scales.as_chunks::<2>().0, self.starts.as_chunks::<2>().0);
+        let parts = scales.iter().zip(starts).zip(self.products.as_chunks::<2>().0);
+        parts.map(|((scales, starts), products)| {
+            [0, 1].map(|i| Unit { scales: &scales[i], starts: &starts[i], products: &products[i] })
+        })
+    }
+
     #[inline(always)]
     fn iter(self) -> impl Iterator<Item = Unit<'a, T>> {
         let parts = self.scales.iter().zip(self.starts).zip(self.products);
@@ -186,27 +196,28 @@ fn add<D: Dot, const BITS: usize, const TABLE: bool, const T: usize>(
     assert!(w.len() == x.len(), "packed product: sizes differ");
     let mut units = units;
     let blocks = w.iter().zip(x);
-    if s.blocks_per_unit == 0 {
-        // Two units of a block; groups are half a block, or whole blocks.
-        let per_group = s.units_per_group;
-        let mut units = units.iter();
-        let mut place = (0, 0);
-        let mut next = || {
-            let group = place.0;
-            place.1 += 1;
-            if place.1 == per_group {
-                place = (place.0 + 1, 0);
-            }
-            Some((group, units.next()?))
-        };
-        for (w, x) in blocks {
-            let (Some(first), Some(second)) = (next(), next()) else { break };
-            begin(d, first.1, sums);
+    if s.blocks_per_unit == 0 && s.units_per_group == 1 {
+        let scales = scales.as_chunks::<2>().0.iter().zip(mins.as_chunks::<2>().0);
+        for ((units, (w, x)), (scales, mins)) in units.pairs().zip(blocks).zip(scales) {
+            begin(d, units[0], sums);
             add_quads::<D, BITS, TABLE, T, 0, { QUADS / 2 }>(d, s, x, w, sums);
-            finish(d, s, (&scales[first.0], &mins[first.0]), first.1, sums);
-            begin(d, second.1, sums);
+            finish(d, s, (&scales[0], &mins[0]), units[0], sums);
+            begin(d, units[1], sums);
             add_quads::<D, BITS, TABLE, T, { QUADS / 2 }, QUADS>(d, s, x, w, sums);
-            finish(d, s, (&scales[second.0], &mins[second.0]), second.1, sums);
+            finish(d, s, (&scales[1], &mins[1]), units[1], sums);
+        }
+    } else if s.blocks_per_unit == 0 {
+        // Both units of a block belong to one group.
+        let mut blocks = blocks.zip(units.pairs());
+        for scales in scales.iter().zip(mins) {
+            for ((w, x), units) in blocks.by_ref().take(s.units_per_group / 2) {
+                begin(d, units[0], sums);
+                add_quads::<D, BITS, TABLE, T, 0, { QUADS / 2 }>(d, s, x, w, sums);
+                finish(d, s, scales, units[0], sums);
+                begin(d, units[1], sums);
+                add_quads::<D, BITS, TABLE, T, { QUADS / 2 }, QUADS>(d, s, x, w, sums);
+                finish(d, s, scales, units[1], sums);
+            }
         }
     } else if s.blocks_per_unit == 1 && s.units_per_group == 1 {
         // The most common case without the loops of the others.
