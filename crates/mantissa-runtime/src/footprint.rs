@@ -3,15 +3,15 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 
-use mantissa_kernels::packed::{BLOCK, PanelFormat, ROWS, ScaleCode};
+use mantissa_kernels::packed::{BLOCK, PanelFormat, ROWS};
 use mantissa_model::{Buffers, LinearInfo, LinearKind, ModelConfig, WeightSource};
-use mantissa_num::codec::{Codec, Part};
+use mantissa_num::codec::Codec;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::gguf::GgufTensor;
 use mantissa_store::{Dtype, TensorMeta};
 
 use crate::cache::KvPlan;
-use crate::prepared::PreparedLinear;
+use crate::prepared::{PreparedLinear, scale_code};
 use crate::session::RuntimeOptions;
 use crate::speculate;
 
@@ -94,15 +94,7 @@ fn padded(rows: usize, cols: usize) -> u64 {
 /// Format of the panels of a codec; `None` for codecs that run from their stored bytes.
 fn panel_format(codec: &Codec) -> Option<PanelFormat> {
     let form = codec.id.integers()?;
-    let code = |part| match part {
-        Part::Absent => ScaleCode::Absent,
-        Part::Half => ScaleCode::F16,
-        Part::Power => ScaleCode::Exponent,
-        Part::Single => ScaleCode::F32,
-        Part::HalfE4m3 => ScaleCode::E4m3,
-        Part::Integer => ScaleCode::Integer,
-    };
-    let (scales, mins) = (code(form.scales), code(form.mins));
+    let (scales, mins) = (scale_code(form.scales), scale_code(form.mins));
     let (bits, group) = (form.bits, form.group);
     Some(PanelFormat { bits, levels: None, zero: 0, group, unit: group, scales, mins, factor: 1.0 })
 }

@@ -125,12 +125,6 @@ impl Activations {
     pub fn tokens(&self) -> usize {
         self.tokens
     }
-
-    /// True if these are the activations that a weight with these sizes reads.
-    pub fn fits(&self, grid: Grid, unit: usize) -> bool {
-        let group = grid.group.min(self.cols.div_ceil(BLOCK) * BLOCK);
-        self.grid == grid && self.unit == unit.min(group)
-    }
 }
 
 /// One tile, for a thread.

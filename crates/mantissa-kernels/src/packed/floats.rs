@@ -359,11 +359,6 @@ impl FloatActivations {
             }
         });
     }
-
-    /// True if these are activations for `weight`.
-    pub fn fits(&self, weight: &FloatPanels) -> bool {
-        self.cols == weight.cols && self.in_bf16 == weight.in_bf16()
-    }
 }
 
 /// Rounds pairs of values to bf16, the first in the low half.

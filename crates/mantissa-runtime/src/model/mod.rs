@@ -13,7 +13,6 @@ use mantissa_store::convention::LinearWeight;
 use self::operators::{FastLayer, Run};
 use crate::cache::KvPlan;
 use crate::prepared::{self, Job, PreparedLinear, Scratch};
-use crate::session::RuntimeOptions;
 
 /// Least number of values that several threads normalize.
 const MANY: usize = 1 << 16;
@@ -126,15 +125,6 @@ impl FastModel {
     /// Bytes of a token in the cache.
     pub fn kv_bytes_per_token(&self) -> f64 {
         self.kv.bytes_per_token()
-    }
-
-    /// Bytes that a [`Runtime`](crate::Runtime) with these sizes allocates.
-    pub fn session_bytes(&self, options: &RuntimeOptions) -> u64 {
-        let rows = options.step_tokens.saturating_add(options.sequences);
-        let buffers = Buffers::bytes_needed(&self.config, rows, options.context);
-        let logits = (options.sequences * self.config.vocab_size * 4) as u64;
-        let cache = self.kv.bytes_needed(options.cached_tokens.max(options.context));
-        buffers.saturating_add(logits).saturating_add(cache)
     }
 
     /// Number of threads of a pass.

@@ -21,6 +21,18 @@ fn unit(group: usize, cols: usize, grid: Grid) -> usize {
     group.min(grid.group).min(cols.next_multiple_of(BLOCK))
 }
 
+/// Storage of scales or minima of a codec in panels.
+pub(crate) fn scale_code(part: Part) -> ScaleCode {
+    match part {
+        Part::Absent => ScaleCode::Absent,
+        Part::Half => ScaleCode::F16,
+        Part::Power => ScaleCode::Exponent,
+        Part::Single => ScaleCode::F32,
+        Part::HalfE4m3 => ScaleCode::E4m3,
+        Part::Integer => ScaleCode::Integer,
+    }
+}
+
 /// Packs the blocks of a codec.
 fn of_blocks(
     codec: &'static Codec,
@@ -33,14 +45,7 @@ fn of_blocks(
     let stride = bytes.len() / rows.max(1);
     // A power of two below the normal numbers of f32 has no exponent code.
     let tiny = form.scales == Part::Power && bytes.chunks_exact(codec.bytes).any(|block| block[0] < 2);
-    let scale_code = |part| match part {
-        Part::Absent => ScaleCode::Absent,
-        Part::Half => ScaleCode::F16,
-        Part::Power if !tiny => ScaleCode::Exponent,
-        Part::Single | Part::Power => ScaleCode::F32,
-        Part::HalfE4m3 => ScaleCode::E4m3,
-        Part::Integer => ScaleCode::Integer,
-    };
+    let scale_code = |part| if part == Part::Power && tiny { ScaleCode::F32 } else { scale_code(part) };
     let (doubled, factor) = if form.scales == Part::HalfE4m3 { (2.0, 0.5) } else { (1.0, 1.0) };
     let levels = form.levels.map(|levels| levels.map(|level| (level as u8) ^ 0x80));
     let format = PanelFormat {

@@ -23,6 +23,7 @@ use mantissa_store::convention::{LinearWeight, Weight};
 
 pub use self::choice::Choice;
 use self::input::Input;
+pub(crate) use self::integers::scale_code;
 
 /// Most weights of one call of the kernels.
 const MOST_WEIGHTS: usize = 16;
