@@ -399,10 +399,11 @@ pub(crate) fn by_f32<D: Dot, const T: usize, const P: usize>(
                 widen(d, w, p, g * w.group + b, wide);
             }
             for (c, x) in x.iter().enumerate() {
-                each!(panels P, PANEL => {
-                    let column = d.load_f32(&wide[PANEL][c]);
-                    each!(T, TOKEN => {
-                        let x = d.splat(f32::from_bits(x[TOKEN]));
+                // Token by token: only one of them takes a register beside the sums.
+                each!(T, TOKEN => {
+                    let x = d.splat(f32::from_bits(x[TOKEN]));
+                    each!(panels P, PANEL => {
+                        let column = d.load_f32(&wide[PANEL][c]);
                         part[PANEL][TOKEN] = d.mul_add(column, x, part[PANEL][TOKEN]);
                     });
                 });
@@ -473,23 +474,27 @@ pub(crate) fn by_bf16<D: PairDot, const T: usize, const P: usize>(
     for (g, x) in x.chunks(w.group).enumerate() {
         let mut part = [[d.splat(0.0); T]; P];
         for (b, x) in x.iter().enumerate() {
-            let mut panels: [&[Quad]; P] = [&[]; P];
-            for (p, (panel, expanded)) in panels.iter_mut().zip(&mut expanded).enumerate() {
-                let bytes = &w.bytes[p * w.panel + (g * w.group + b) * size..][..size];
-                if !stored {
-                    for (columns, out) in
-                        bytes.as_chunks::<ROWS>().0.as_chunks::<2>().0.iter().zip(&mut *expanded)
-                    {
+            let bytes = |p: usize| &w.bytes[p * w.panel + (g * w.group + b) * size..][..size];
+            if !stored {
+                for (p, expanded) in expanded.iter_mut().enumerate() {
+                    let columns = bytes(p).as_chunks::<ROWS>().0.as_chunks::<2>().0;
+                    for (columns, out) in columns.iter().zip(expanded) {
                         let [low, high] = columns.each_ref().map(|column| d.wide_mini(column, w.mini));
                         d.store(d.pair(low, high), out);
                     }
                 }
-                *panel = if stored { bytes.as_chunks().0 } else { &*expanded };
             }
+            let panels: [&[Quad; PAIRS]; P] = std::array::from_fn(|p| {
+                let columns = bytes(p).as_chunks().0.first_chunk();
+                if stored { columns.unwrap_or(&expanded[p]) } else { &expanded[p] }
+            });
             for (c, x) in x.iter().enumerate() {
-                each!(panels P, PANEL => {
-                    let column = d.load(&panels[PANEL][c]);
-                    each!(T, TOKEN => part[PANEL][TOKEN] = d.dot_pairs(part[PANEL][TOKEN], column, x[TOKEN]));
+                // Token by token: only one of them takes a register beside the sums.
+                each!(T, TOKEN => {
+                    each!(panels P, PANEL => {
+                        let column = d.load(&panels[PANEL][c]);
+                        part[PANEL][TOKEN] = d.dot_pairs(part[PANEL][TOKEN], column, x[TOKEN]);
+                    });
                 });
             }
         }

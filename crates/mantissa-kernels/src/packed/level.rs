@@ -20,17 +20,18 @@ pub struct PackedLevel {
     name: &'static str,
     /// Products of a width of codes, by [`index`].
     widths: [Width; 7],
-    /// Products of expanded panels with many, few and one token.
-    wide: [WideProduct; 3],
+    /// Products of expanded panels with many, some, few and one token.
+    wide: [WideProduct; 4],
     wide_tokens: usize,
+    some_tokens: usize,
     few_tokens: usize,
     quantize: Quantize,
     pack: Pack,
     widen: Widen,
-    /// Floating-point products with one token, few and many.
-    floats: [FloatTile; 3],
+    /// Floating-point products with one token, few, some and many.
+    floats: [FloatTile; 4],
     /// The same by the processor's dot product of bf16.
-    bf16: Option<[FloatTile; 3]>,
+    bf16: Option<[FloatTile; 4]>,
 }
 
 type Quantize = unsafe fn(&Shape, &[f32], &mut [[i8; BLOCK]], &mut [f32], &mut [i32]);
@@ -134,13 +135,16 @@ impl PackedLevel {
 
     /// Splits tokens into tiles: large ones, then smaller ones for the rest.
     pub(crate) fn tiles(&self, tokens: usize) -> impl Iterator<Item = Range<usize>> + Clone + Send {
-        let (few, wide) =
-            (self.few_tokens, if Self::expands(tokens) { self.wide_tokens } else { usize::MAX });
+        let many = |size: usize| if Self::expands(tokens) { size } else { usize::MAX };
+        let (few, some, wide) = (self.few_tokens, many(self.some_tokens), many(self.wide_tokens));
         let mut start = 0;
         std::iter::from_fn(move || {
             let tokens = match tokens - start {
                 0 => return None,
+                // Two equal tiles are faster than a large one and a small rest.
+                left if left > wide && left == 2 * some => some,
                 left if left >= wide => wide,
+                left if left >= some => some,
                 left if left >= few => few,
                 _ => 1,
             };
@@ -180,8 +184,9 @@ impl PackedLevel {
         out: &mut [[f32; ROWS]],
     ) {
         let product = match out.len() {
-            1 => self.wide[2],
-            tokens if tokens == self.few_tokens => self.wide[1],
+            1 => self.wide[3],
+            tokens if tokens == self.few_tokens => self.wide[2],
+            tokens if tokens == self.some_tokens => self.wide[1],
             _ => self.wide[0],
         };
         // SAFETY: as in `quantize`.
@@ -207,7 +212,7 @@ pub(crate) const MOST_TOKENS: usize = 12;
 
 /// Declares the functions of a level, each inside a function that enables the level's features.
 macro_rules! level {
-    ($(#[$cfg:meta])* $table:ident = $name:literal in $level:ident, $proof:expr, few $few:literal, wide $wide:literal,
+    ($(#[$cfg:meta])* $table:ident = $name:literal in $level:ident, $proof:expr, few $few:literal, some $some:literal, wide $wide:literal,
         panels $panels_one:literal $panels_few:literal $panels_wide:literal $(, features $features:literal)?) => {
         $(#[$cfg])*
         const $table: PackedLevel = PackedLevel {
@@ -221,13 +226,19 @@ macro_rules! level {
                 $level::b8::WIDTH,
                 $level::t4::WIDTH,
             ],
-            wide: [$level::w_many::PRODUCT, $level::w_few::PRODUCT, $level::w_one::PRODUCT],
+            wide: [
+                $level::w_many::PRODUCT,
+                $level::w_some::PRODUCT,
+                $level::w_few::PRODUCT,
+                $level::w_one::PRODUCT,
+            ],
             wide_tokens: $wide,
+            some_tokens: $some,
             few_tokens: $few,
             quantize: $level::quantize,
             pack: $level::pack,
             widen: $level::widen,
-            floats: [$level::f1::TILE, $level::few::TILE, $level::many::TILE],
+            floats: [$level::f1::TILE, $level::few::TILE, $level::some::TILE, $level::many::TILE],
             bf16: None,
         };
         $(#[$cfg])*
@@ -244,6 +255,7 @@ macro_rules! level {
 
             level!(@wide w_one, 1, $proof $(, $features)?);
             level!(@wide w_few, $few, $proof $(, $features)?);
+            level!(@wide w_some, $some, $proof $(, $features)?);
             level!(@wide w_many, $wide, $proof $(, $features)?);
 
             // The same code as everywhere, compiled for the level's registers.
@@ -270,6 +282,7 @@ macro_rules! level {
 
             level!(@floats f1, by_f32, $proof, 1, $panels_one $(, $features)?);
             level!(@floats few, by_f32, $proof, $few, $panels_few $(, $features)?);
+            level!(@floats some, by_f32, $proof, $some, $panels_wide $(, $features)?);
             level!(@floats many, by_f32, $proof, $wide, $panels_wide $(, $features)?);
         }
     };
@@ -326,29 +339,30 @@ macro_rules! level {
     };
 }
 
-level!(PLAIN = "scalar" in plain, Plain, few 2, wide 4, panels 2 1 1);
+level!(PLAIN = "scalar" in plain, Plain, few 2, some 2, wide 4, panels 2 1 1);
 level!(
     #[cfg(target_arch = "aarch64")]
-    NEON = "neon" in neon, Plain, few 2, wide 4, panels 4 2 1, features "neon"
+    NEON = "neon" in neon, Plain, few 2, some 2, wide 4, panels 4 2 1, features "neon"
 );
 level!(
     #[cfg(target_arch = "x86_64")]
-    AVX2 = "avx2" in avx2, crate::packed::x86::Avx2::new(), few 2, wide 3, panels 4 2 1, features "avx2,fma,f16c"
+    AVX2 = "avx2" in avx2, crate::packed::x86::Avx2::new(), few 2, some 2, wide 3, panels 4 2 1, features "avx2,fma,f16c"
 );
 level!(
     #[cfg(target_arch = "x86_64")]
-    AVX_VNNI = "avx-vnni" in avx_vnni, crate::packed::x86::AvxVnni::new(), few 2, wide 3,
+    AVX_VNNI = "avx-vnni" in avx_vnni, crate::packed::x86::AvxVnni::new(), few 2, some 2, wide 3,
     panels 4 2 1, features "avx2,fma,f16c,avxvnni"
 );
 level!(
     #[cfg(target_arch = "x86_64")]
-    AVX512_VNNI = "avx512-vnni" in avx512_vnni, crate::packed::x86::Avx512Vnni::new(), few 4, wide 12,
+    AVX512_VNNI = "avx512-vnni" in avx512_vnni, crate::packed::x86::Avx512Vnni::new(), few 4, some 8, wide 12,
     panels 8 4 2, features "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"
 );
 
 /// Products of bf16 of [`AVX512_VNNI`], for processors with AVX-512 BF16.
 #[cfg(target_arch = "x86_64")]
-const BF16: [FloatTile; 3] = [avx512_bf16::f1::TILE, avx512_bf16::few::TILE, avx512_bf16::many::TILE];
+const BF16: [FloatTile; 4] =
+    [avx512_bf16::f1::TILE, avx512_bf16::few::TILE, avx512_bf16::some::TILE, avx512_bf16::many::TILE];
 
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16 {
@@ -359,6 +373,8 @@ mod avx512_bf16 {
     level!(@floats f1, by_bf16, Avx512Bf16::new(), 1, 8,
         "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16");
     level!(@floats few, by_bf16, Avx512Bf16::new(), 4, 4,
+        "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16");
+    level!(@floats some, by_bf16, Avx512Bf16::new(), 8, 2,
         "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16");
     level!(@floats many, by_bf16, Avx512Bf16::new(), 12, 2,
         "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16");
