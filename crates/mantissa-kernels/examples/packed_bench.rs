@@ -1,7 +1,10 @@
 //! Times the packed products on data larger than the caches: decoding in GB/s of weights beside the read bandwidth,
 //! prefill in Gop/s.
 //!
-//! cargo run --release -p mantissa-kernels --example packed_bench [threads]
+//! cargo run --release -p mantissa-kernels --example packed_bench [threads [rows [formats [decode]]]]
+//!
+//! `rows` of 256 stay in the second-level cache; `formats` are names of the first column, separated by commas; `decode`
+//! leaves out the prefill.
 #![allow(clippy::unwrap_used)]
 
 use mantissa_kernels::packed::{

@@ -234,10 +234,11 @@ impl Panels {
         let (lane, format) = (row % ROWS, &self.format);
         let zero = f32::from(format.zero);
         WIDE.with_borrow_mut(|wide| {
+            // Minima that the format does not have stay 0.
+            wide.clear();
+            wide.resize(2 * self.chunk_groups(), [0.0; ROWS]);
+            let (scales, mins) = wide.split_at_mut(self.chunk_groups());
             for (chunk, out) in self.panel(row / ROWS).chunks().zip(out.chunks_mut(self.layout.cols)) {
-                wide.clear();
-                wide.resize(2 * self.chunk_groups(), [0.0; ROWS]);
-                let (scales, mins) = wide.split_at_mut(self.chunk_groups());
                 widen(Plain, &chunk.scales, &[], scales);
                 widen(Plain, &chunk.mins, scales, mins);
                 for (c, out) in out.iter_mut().enumerate() {

@@ -6,7 +6,7 @@ use super::panels::Panel;
 use super::scales::widen;
 use super::{Activations, BLOCK, PanelFormat, QUADS, ROWS, ScaleCode};
 
-/// What all panels of a product share.
+/// Properties that all panels of a product share.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shared {
     /// Blocks of a chunk.
