@@ -228,7 +228,7 @@ impl FloatPanels {
         if x.tokens == 0 || x.cols == 0 {
             return targets.for_each(|_| ());
         }
-        let pieces = |w: &FloatPanels| match PackedLevel::expands(x.tokens) {
+        let pieces = |w: &FloatPanels| match level.expands(x.tokens) {
             true => MANY_PANELS,
             false => panels_per_piece(w.rows.div_ceil(ROWS), w.panel_bytes(), threads)
                 .next_multiple_of(MANY_PANELS),

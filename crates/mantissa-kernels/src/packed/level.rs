@@ -25,6 +25,8 @@ pub struct PackedLevel {
     wide_tokens: usize,
     some_tokens: usize,
     few_tokens: usize,
+    /// Most tokens that read the codes directly: tile by tile is faster than expanding up to here (measured).
+    direct_tokens: usize,
     quantize: Quantize,
     pack: Pack,
     widen: Widen,
@@ -44,6 +46,7 @@ type Expand = unsafe fn(&[Quad], &[u8; 16], &mut [Quad]);
 struct Width {
     one: Product,
     few: Product,
+    some: Product,
     expand: Expand,
 }
 
@@ -96,9 +99,9 @@ impl PackedLevel {
         self.name
     }
 
-    /// Tokens from which a panel is expanded to bytes.
-    pub(crate) fn expands(tokens: usize) -> bool {
-        tokens > 8
+    /// True if a panel is expanded to bytes for so many tokens.
+    pub(crate) fn expands(&self, tokens: usize) -> bool {
+        tokens > self.direct_tokens
     }
 
     /// Quantizes a token.
@@ -135,8 +138,8 @@ impl PackedLevel {
 
     /// Splits tokens into tiles: large ones, then smaller ones for the rest.
     pub(crate) fn tiles(&self, tokens: usize) -> impl Iterator<Item = Range<usize>> + Clone + Send {
-        let many = |size: usize| if Self::expands(tokens) { size } else { usize::MAX };
-        let (few, some, wide) = (self.few_tokens, many(self.some_tokens), many(self.wide_tokens));
+        let (few, some) = (self.few_tokens, self.some_tokens);
+        let wide = if self.expands(tokens) { self.wide_tokens } else { usize::MAX };
         let mut start = 0;
         std::iter::from_fn(move || {
             let tokens = match tokens - start {
@@ -168,7 +171,11 @@ impl PackedLevel {
         out: &mut [[f32; ROWS]],
     ) {
         let width = self.width(format);
-        let product = if out.len() == 1 { width.one } else { width.few };
+        let product = match out.len() {
+            1 => width.one,
+            tokens if tokens == self.few_tokens => width.few,
+            _ => width.some,
+        };
         // SAFETY: as in `quantize`.
         unsafe { product(shared, w, x, memory, out) };
     }
@@ -212,7 +219,7 @@ pub(crate) const MOST_TOKENS: usize = 12;
 
 /// Declares the functions of a level, each inside a function that enables the level's features.
 macro_rules! level {
-    ($(#[$cfg:meta])* $table:ident = $name:literal in $level:ident, $proof:expr, few $few:literal, some $some:literal, wide $wide:literal,
+    ($(#[$cfg:meta])* $table:ident = $name:literal in $level:ident, $proof:expr, few $few:literal, some $some:literal, wide $wide:literal, direct $direct:literal,
         panels $panels_one:literal $panels_few:literal $panels_wide:literal $(, features $features:literal)?) => {
         $(#[$cfg])*
         const $table: PackedLevel = PackedLevel {
@@ -235,6 +242,7 @@ macro_rules! level {
             wide_tokens: $wide,
             some_tokens: $some,
             few_tokens: $few,
+            direct_tokens: $direct,
             quantize: $level::quantize,
             pack: $level::pack,
             widen: $level::widen,
@@ -245,13 +253,13 @@ macro_rules! level {
         mod $level {
             use super::*;
 
-            level!(@width b2, 2, false, $proof, $few $(, $features)?);
-            level!(@width b3, 3, false, $proof, $few $(, $features)?);
-            level!(@width b4, 4, false, $proof, $few $(, $features)?);
-            level!(@width b5, 5, false, $proof, $few $(, $features)?);
-            level!(@width b6, 6, false, $proof, $few $(, $features)?);
-            level!(@width b8, 8, false, $proof, $few $(, $features)?);
-            level!(@width t4, 4, true, $proof, $few $(, $features)?);
+            level!(@width b2, 2, false, $proof, $few, $some $(, $features)?);
+            level!(@width b3, 3, false, $proof, $few, $some $(, $features)?);
+            level!(@width b4, 4, false, $proof, $few, $some $(, $features)?);
+            level!(@width b5, 5, false, $proof, $few, $some $(, $features)?);
+            level!(@width b6, 6, false, $proof, $few, $some $(, $features)?);
+            level!(@width b8, 8, false, $proof, $few, $some $(, $features)?);
+            level!(@width t4, 4, true, $proof, $few, $some $(, $features)?);
 
             level!(@wide w_one, 1, $proof $(, $features)?);
             level!(@wide w_few, $few, $proof $(, $features)?);
@@ -315,11 +323,11 @@ macro_rules! level {
             }
         }
     };
-    (@width $width:ident, $bits:literal, $is_table:literal, $proof:expr, $few:literal $(, $features:literal)?) => {
+    (@width $width:ident, $bits:literal, $is_table:literal, $proof:expr, $few:literal, $some:literal $(, $features:literal)?) => {
         pub(super) mod $width {
             use super::*;
 
-            pub(crate) const WIDTH: Width = Width { one, few, expand };
+            pub(crate) const WIDTH: Width = Width { one, few, some, expand };
 
             $(#[target_feature(enable = $features)])?
             fn one(s: &Shared, w: &Panel<'_>, x: &Tile<'_>, memory: &mut Scales<'_>, out: &mut [[f32; ROWS]]) {
@@ -332,6 +340,11 @@ macro_rules! level {
             }
 
             $(#[target_feature(enable = $features)])?
+            fn some(s: &Shared, w: &Panel<'_>, x: &Tile<'_>, memory: &mut Scales<'_>, out: &mut [[f32; ROWS]]) {
+                product::<_, $bits, $is_table, $some>($proof, s, w, x, memory, out);
+            }
+
+            $(#[target_feature(enable = $features)])?
             fn expand(codes: &[Quad], levels: &[u8; 16], out: &mut [Quad]) {
                 super::super::expand::<_, $bits, $is_table>($proof, codes, levels, out);
             }
@@ -339,23 +352,23 @@ macro_rules! level {
     };
 }
 
-level!(PLAIN = "scalar" in plain, Plain, few 2, some 2, wide 4, panels 2 1 1);
+level!(PLAIN = "scalar" in plain, Plain, few 2, some 2, wide 4, direct 8, panels 2 1 1);
 level!(
     #[cfg(target_arch = "aarch64")]
-    NEON = "neon" in neon, Plain, few 2, some 2, wide 4, panels 4 2 1, features "neon"
+    NEON = "neon" in neon, Plain, few 2, some 2, wide 4, direct 8, panels 4 2 1, features "neon"
 );
 level!(
     #[cfg(target_arch = "x86_64")]
-    AVX2 = "avx2" in avx2, crate::packed::x86::Avx2::new(), few 2, some 2, wide 3, panels 4 2 1, features "avx2,fma,f16c"
+    AVX2 = "avx2" in avx2, crate::packed::x86::Avx2::new(), few 2, some 2, wide 3, direct 8, panels 4 2 1, features "avx2,fma,f16c"
 );
 level!(
     #[cfg(target_arch = "x86_64")]
-    AVX_VNNI = "avx-vnni" in avx_vnni, crate::packed::x86::AvxVnni::new(), few 2, some 2, wide 3,
+    AVX_VNNI = "avx-vnni" in avx_vnni, crate::packed::x86::AvxVnni::new(), few 2, some 2, wide 3, direct 8,
     panels 4 2 1, features "avx2,fma,f16c,avxvnni"
 );
 level!(
     #[cfg(target_arch = "x86_64")]
-    AVX512_VNNI = "avx512-vnni" in avx512_vnni, crate::packed::x86::Avx512Vnni::new(), few 4, some 8, wide 12,
+    AVX512_VNNI = "avx512-vnni" in avx512_vnni, crate::packed::x86::Avx512Vnni::new(), few 4, some 8, wide 12, direct 64,
     panels 8 4 2, features "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"
 );
 

@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 
+use super::ROWS;
 use crate::parallel::for_each_range;
 
 /// A slice of f32 that several threads write, each its own elements.
@@ -32,10 +33,25 @@ impl<'a> Shared<'a> {
         // SAFETY: in range, as asserted; the slice is borrowed mutably for as long as `self` lives, and the caller
         // promises that no other thread uses these elements.
         let out = unsafe { std::slice::from_raw_parts_mut(self.start.add(at), values.len()) };
-        match accumulate {
-            true => out.iter_mut().zip(values).for_each(|(out, value)| *out += value),
-            false => out.copy_from_slice(values),
+        // A whole panel is a few instructions; a copy of unknown length is a call.
+        match (out.as_chunks_mut::<ROWS>().0, values.as_chunks::<ROWS>().0) {
+            ([out], [values]) => put(out, values, accumulate),
+            _ => put(out, values, accumulate),
         }
+    }
+}
+
+/// Writes values, or adds them.
+#[inline(always)]
+fn put<'a>(
+    out: impl IntoIterator<Item = &'a mut f32>,
+    values: impl IntoIterator<Item = &'a f32>,
+    accumulate: bool,
+) {
+    let lanes = out.into_iter().zip(values);
+    match accumulate {
+        true => lanes.for_each(|(out, value)| *out += value),
+        false => lanes.for_each(|(out, value)| *out = *value),
     }
 }
 
