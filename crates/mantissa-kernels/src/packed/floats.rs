@@ -1,10 +1,14 @@
 //! Products of floating-point weights with activations: panels of 16 rows, one chain of multiply-adds per row.
 //!
 //! A panel holds, column by column, the codes of its 16 rows; bf16 and 8-bit floats multiply pairs of columns where
-//! the processor has `VDPBF16PS`. A row's products are added in the order of the columns, group by group, and every
+//! the processor has `VDPBF16PS`. There 8-bit floats are widened by a table of bf16, in registers for few tokens and
+//! once to memory for many. A row's products are added in the order of the columns, group by group, and every
 //! group's sum is multiplied by its scale. So a token's bits do not depend on the other tokens, the threads or the
 //! tile that it is in. They depend on the arithmetic: with `VDPBF16PS` activations are rounded to bf16, without it
 //! they are f32. That choice follows from the level and the code alone ([`FloatPanels::in_bf16`]).
+
+use std::cell::RefCell;
+use std::ops::Range;
 
 use super::dot::{Dot, MiniBits, Quad};
 use super::level::PackedLevel;
@@ -43,12 +47,30 @@ impl FloatCode {
         }
     }
 
+    /// True if products round activations to bf16.
+    fn in_bf16(self) -> bool {
+        PackedLevel::best().has_bf16() && matches!(self, FloatCode::Bf16 | FloatCode::Mini { .. })
+    }
+
     fn mini(self) -> MiniBits {
         let FloatCode::Mini { bits, mantissa_bits, .. } = self else {
             return MiniBits { magnitude: 0, shift: 0, sign: 0, sign_shift: 0 };
         };
         let sign = 1u8 << (bits - 1);
         MiniBits { magnitude: sign - 1, shift: 10 - mantissa_bits, sign, sign_shift: 16 - bits }
+    }
+
+    /// bf16 of every code.
+    fn pair_table(self) -> PairTable {
+        let mini = self.mini();
+        let mut table = PairTable { low: [[0; 4 * ROWS]; 2], high: [[0; 4 * ROWS]; 2] };
+        let halves = table.low.as_flattened_mut().iter_mut().zip(table.high.as_flattened_mut());
+        for (code, (low, high)) in (0..).zip(halves) {
+            let mut wide = [0.0];
+            crate::generic::f16_to_f32(&[mini.half(code)], &mut wide);
+            [*low, *high] = ((wide[0].to_bits() >> 16) as u16).to_le_bytes();
+        }
+        table
     }
 
     /// Factor that the codes' f16 bits lack.
@@ -73,6 +95,15 @@ pub struct FloatPanels {
     group: usize,
     /// `[panels, groups, 16]`, with the factor of the codes.
     scales: Vec<[f32; ROWS]>,
+    table: PairTable,
+}
+
+/// bf16 of the codes of 8-bit floats without their highest bit, which is a sign: low bytes, and high bytes. Every such
+/// value has at most 8 significant bits, so that bf16 holds it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PairTable {
+    pub(crate) low: [Quad; 2],
+    pub(crate) high: [Quad; 2],
 }
 
 /// One weight of [`FloatPanels::multiply`] and its output.
@@ -102,6 +133,7 @@ pub struct FloatActivations {
 pub(crate) struct Strip<'a> {
     code: FloatCode,
     mini: MiniBits,
+    table: &'a PairTable,
     /// Bytes of the panels, `panel` bytes each.
     bytes: &'a [u8],
     panel: usize,
@@ -110,6 +142,50 @@ pub(crate) struct Strip<'a> {
     groups: usize,
     blocks: usize,
     group: usize,
+}
+
+impl<'a> Strip<'a> {
+    /// The same weight as panels of bf16.
+    fn expanded<'b>(&self, bytes: &'b [u8]) -> Strip<'b>
+    where
+        'a: 'b,
+    {
+        Strip { code: FloatCode::Bf16, bytes, panel: 2 * self.panel, ..*self }
+    }
+
+    /// Multiplies the panels with all tokens.
+    fn run(&self, level: &PackedLevel, x: &FloatActivations, write: impl Fn(usize, usize, &[f32; ROWS])) {
+        let count = self.bytes.len() / self.panel.max(1);
+        let per_token = self.blocks * if x.in_bf16 { BLOCK / 2 } else { BLOCK };
+        for tile in level.tiles(x.tokens) {
+            let values = &x.values[tile.start * per_token..tile.end * per_token];
+            let functions = level.float_tile(tile.len(), x.in_bf16);
+            let mut first = 0;
+            while first < count {
+                let several = count - first >= functions.panels;
+                let some = if several { functions.panels } else { 1 };
+                let part = Strip {
+                    bytes: &self.bytes[first * self.panel..(first + some) * self.panel],
+                    scales: &self.scales[first * self.groups..(first + some) * self.groups],
+                    ..*self
+                };
+                let mut out = [[0.0; ROWS]; MOST];
+                let out = &mut out[..some * tile.len()];
+                let product = if several { functions.several } else { functions.one };
+                // SAFETY: the functions are those of `level`, whose features `PackedLevel::available` has checked.
+                unsafe { product(&part, values, out) };
+                for (i, out) in out.chunks_exact(tile.len()).enumerate() {
+                    tile.clone().zip(out).for_each(|(t, sums)| write(first + i, t, sums));
+                }
+                first += some;
+            }
+        }
+    }
+}
+
+thread_local! {
+    /// Panels expanded to bf16, kept between calls.
+    static EXPANDED: RefCell<Vec<Quad>> = RefCell::default();
 }
 
 /// Signature of a product: the panels, a tile of activations, and the results `[panels, tokens]`.
@@ -144,7 +220,7 @@ impl FloatPanels {
         scales: &[f32],
         threads: usize,
     ) -> Option<Self> {
-        let blocks = cols.div_ceil(BLOCK);
+        let (blocks, in_bf16) = (cols.div_ceil(BLOCK), code.in_bf16());
         let group = if group >= cols { blocks.max(1) * BLOCK } else { group };
         assert!(group.is_multiple_of(BLOCK), "FloatPanels: groups of {group} columns");
         let groups = cols.div_ceil(group);
@@ -160,6 +236,7 @@ impl FloatPanels {
             FloatCode::F16 => interleave::<2>(from, width, to),
             // Pairs of columns stay together.
             FloatCode::Bf16 => interleave::<4>(from, width, to),
+            FloatCode::Mini { .. } if in_bf16 => interleave_fours(from, width, to),
             FloatCode::Mini { .. } => interleave::<1>(from, width, to),
         });
         let factor = code.factor();
@@ -170,7 +247,7 @@ impl FloatPanels {
         };
         let scales = (0..panels).flat_map(|panel| (0..groups).map(move |g| (panel, g)));
         let scales = scales.map(|(panel, g)| scale(panel, g)).collect();
-        Some(FloatPanels { code, rows, cols, blocks, bytes: own, group: group / BLOCK, scales })
+        Some(FloatPanels { code, rows, cols, blocks, bytes: own, group: group / BLOCK, scales, table: code.pair_table() })
     }
 
     /// Code of the elements.
@@ -195,7 +272,7 @@ impl FloatPanels {
 
     /// True if products round activations to bf16 and use the processor's dot product of bf16.
     pub fn in_bf16(&self) -> bool {
-        PackedLevel::best().has_bf16() && matches!(self.code, FloatCode::Bf16 | FloatCode::Mini { .. })
+        self.code.in_bf16()
     }
 
     fn panel_bytes(&self) -> usize {
@@ -250,40 +327,32 @@ impl FloatPanels {
     fn run(
         &self,
         level: &PackedLevel,
-        panels: std::ops::Range<usize>,
+        panels: Range<usize>,
         x: &FloatActivations,
         write: impl Fn(usize, usize, &[f32; ROWS]),
     ) {
         let (size, groups) = (self.panel_bytes(), self.groups());
-        let per_token = self.blocks * if x.in_bf16 { BLOCK / 2 } else { BLOCK };
-        for tile in level.tiles(x.tokens) {
-            let values = &x.values[tile.start * per_token..tile.end * per_token];
-            let functions = level.float_tile(tile.len(), x.in_bf16);
-            let mut first = panels.start;
-            while first < panels.end {
-                let several = panels.end - first >= functions.panels;
-                let some = if several { functions.panels } else { 1 };
-                let strip = Strip {
-                    code: self.code,
-                    mini: self.code.mini(),
-                    bytes: &self.bytes.bytes()[first * size..(first + some) * size],
-                    panel: size,
-                    scales: &self.scales[first * groups..(first + some) * groups],
-                    groups,
-                    blocks: self.blocks,
-                    group: self.group,
-                };
-                let mut out = [[0.0; ROWS]; MOST];
-                let out = &mut out[..some * tile.len()];
-                let product = if several { functions.several } else { functions.one };
-                // SAFETY: the functions are those of `level`, whose features `PackedLevel::available` has checked.
-                unsafe { product(&strip, values, out) };
-                for (i, out) in out.chunks_exact(tile.len()).enumerate() {
-                    tile.clone().zip(out).for_each(|(t, sums)| write(first + i, t, sums));
-                }
-                first += some;
-            }
+        let strip = Strip {
+            code: self.code,
+            mini: self.code.mini(),
+            table: &self.table,
+            bytes: &self.bytes.bytes()[panels.start * size..panels.end * size],
+            panel: size,
+            scales: &self.scales[panels.start * groups..panels.end * groups],
+            groups,
+            blocks: self.blocks,
+            group: self.group,
+        };
+        let write = |panel: usize, t: usize, sums: &[f32; ROWS]| write(panels.start + panel, t, sums);
+        if !(x.in_bf16 && strip.code.bytes() == 1 && level.expands(x.tokens)) {
+            return strip.run(level, x, write);
         }
+        EXPANDED.with_borrow_mut(|expanded| {
+            let codes = strip.bytes.as_chunks().0;
+            expanded.resize(2 * codes.len(), [0; 4 * ROWS]);
+            level.expand_pairs(codes, strip.table, expanded);
+            strip.expanded(expanded.as_flattened()).run(level, x, write);
+        });
     }
 
     /// Dequantizes row `row` into `out`.
@@ -297,6 +366,7 @@ impl FloatPanels {
         for (c, out) in out.iter_mut().enumerate() {
             let at = match self.code {
                 FloatCode::Bf16 => ((c / 2 * ROWS + lane) * 2 + c % 2) * bytes,
+                FloatCode::Mini { .. } if self.in_bf16() => c / 4 * 4 * ROWS + at_four(lane, c % 4),
                 _ => (c * ROWS + lane) * bytes,
             };
             let half = |bits: u16| {
@@ -324,6 +394,21 @@ fn interleave<const N: usize>(from: &[u8], width: usize, to: &mut [u8]) {
         whole.iter().enumerate().for_each(|(i, element)| lines[i * ROWS + r] = *element);
         if !rest.is_empty() {
             lines[whole.len() * ROWS + r][..rest.len()].copy_from_slice(rest);
+        }
+    }
+}
+
+/// Place of column `c` of row `r` in four columns of 16 rows, as [`PairDot::wide_pairs`] reads them.
+fn at_four(r: usize, c: usize) -> usize {
+    r / 4 * 16 + c / 2 * 8 + r % 4 * 2 + c % 2
+}
+
+/// Interleaves the rows of a panel of bytes by four columns.
+fn interleave_fours(from: &[u8], width: usize, to: &mut [u8]) {
+    let fours = to.as_chunks_mut::<{ 4 * ROWS }>().0;
+    for (r, row) in from.chunks(width.max(1)).enumerate() {
+        for (four, columns) in fours.iter_mut().zip(row.chunks(4)) {
+            columns.iter().enumerate().for_each(|(c, code)| four[at_four(r, c)] = *code);
         }
     }
 }
@@ -452,8 +537,19 @@ fn widen<D: Dot>(d: D, w: &Strip<'_>, panel: usize, block: usize, out: &mut Colu
 pub(crate) trait PairDot: Dot {
     /// `sum + w[1] x[1] + w[0] x[0]` in every lane, by `VDPBF16PS`.
     fn dot_pairs(self, sum: Self::F, w: Self::B, x: u32) -> Self::F;
-    /// Makes pairs of the high halves of two columns.
-    fn pair(self, low: Self::F, high: Self::F) -> Self::B;
+    /// Widens four columns of 16 rows to pairs of bf16: those of the first two columns, and those of the last two. The
+    /// codes lie so that 16 bytes hold four rows, first their first two columns, then the others.
+    fn wide_pairs(self, x: &Quad, table: &PairTable) -> [Self::B; 2];
+}
+
+/// Expands 8-bit floats to pairs of bf16.
+#[inline(always)]
+pub(crate) fn expand_pairs<D: PairDot>(d: D, codes: &[Quad], table: &PairTable, out: &mut [Quad]) {
+    for (codes, [first, second]) in codes.iter().zip(out.as_chunks_mut().0) {
+        let wide = d.wide_pairs(codes, table);
+        d.store(wide[0], first);
+        d.store(wide[1], second);
+    }
 }
 
 /// Multiplies `P` panels with `T` tokens in bf16.
@@ -467,33 +563,33 @@ pub(crate) fn by_bf16<D: PairDot, const T: usize, const P: usize>(
     const PAIRS: usize = BLOCK / 2;
     let x = x.as_chunks::<T>().0.as_chunks::<PAIRS>().0;
     assert!(x.len() == w.blocks && out.len() == P * T, "FloatPanels: sizes differ");
-    let stored = w.code == FloatCode::Bf16;
-    let size = BLOCK * ROWS * w.code.bytes();
+    let panels: [&[Quad]; P] = std::array::from_fn(|p| w.bytes[p * w.panel..][..w.panel].as_chunks().0);
     let mut sums = [[d.splat(0.0); T]; P];
-    let mut expanded: [[Quad; PAIRS]; P] = [[[0; 4 * ROWS]; PAIRS]; P];
     for (g, x) in x.chunks(w.group).enumerate() {
         let mut part = [[d.splat(0.0); T]; P];
-        for (b, x) in x.iter().enumerate() {
-            let bytes = |p: usize| &w.bytes[p * w.panel + (g * w.group + b) * size..][..size];
-            if !stored {
-                for (p, expanded) in expanded.iter_mut().enumerate() {
-                    let columns = bytes(p).as_chunks::<ROWS>().0.as_chunks::<2>().0;
-                    for (columns, out) in columns.iter().zip(expanded) {
-                        let [low, high] = columns.each_ref().map(|column| d.wide_mini(column, w.mini));
-                        d.store(d.pair(low, high), out);
-                    }
-                }
-            }
-            let panels: [&[Quad; PAIRS]; P] = std::array::from_fn(|p| {
-                let columns = bytes(p).as_chunks().0.first_chunk();
-                if stored { columns.unwrap_or(&expanded[p]) } else { &expanded[p] }
-            });
+        let x = x.as_flattened();
+        if w.code == FloatCode::Bf16 {
+            let panels = panels.map(|panel| &panel[g * w.group * PAIRS..][..x.len()]);
             for (c, x) in x.iter().enumerate() {
                 // Token by token: only one of them takes a register beside the sums.
                 each!(T, TOKEN => {
                     each!(panels P, PANEL => {
                         let column = d.load(&panels[PANEL][c]);
                         part[PANEL][TOKEN] = d.dot_pairs(part[PANEL][TOKEN], column, x[TOKEN]);
+                    });
+                });
+            }
+        } else {
+            let x = x.as_chunks::<2>().0;
+            let panels = panels.map(|panel| &panel[g * w.group * PAIRS / 2..][..x.len()]);
+            for (c, x) in x.iter().enumerate() {
+                each!(panels P, PANEL => {
+                    let [first, second] = d.wide_pairs(&panels[PANEL][c], w.table);
+                    each!(T, TOKEN => {
+                        part[PANEL][TOKEN] = d.dot_pairs(part[PANEL][TOKEN], first, x[0][TOKEN]);
+                    });
+                    each!(T, TOKEN => {
+                        part[PANEL][TOKEN] = d.dot_pairs(part[PANEL][TOKEN], second, x[1][TOKEN]);
                     });
                 });
             }

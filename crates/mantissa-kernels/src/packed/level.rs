@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use super::activations::{Shape, quantize};
 use super::codes::pack_block;
 use super::dot::{Plain, Quad};
-use super::floats::{FloatTile, Strip, by_f32};
+use super::floats::{FloatTile, PairTable, Strip, by_f32};
 use super::panels::Panel;
 use super::product::{Product, Scales, Shared, Tile, WideProduct, expand, product, wide_product};
 use super::scales::{Stored, widen};
@@ -33,12 +33,20 @@ pub struct PackedLevel {
     /// Floating-point products with one token, few, some and many.
     floats: [FloatTile; 4],
     /// The same by the processor's dot product of bf16.
-    bf16: Option<[FloatTile; 4]>,
+    bf16: Option<Bf16>,
+}
+
+/// Products in bf16.
+#[derive(Clone, Copy, Debug)]
+struct Bf16 {
+    tiles: [FloatTile; 4],
+    expand: ExpandPairs,
 }
 
 type Quantize = unsafe fn(&Shape, &[f32], &mut [[i8; BLOCK]], &mut [f32], &mut [i32]);
 type Pack = unsafe fn(&[[u8; BLOCK]; ROWS], u32, &mut [Quad]);
 type Widen = unsafe fn(&Stored<'_>, &[[f32; ROWS]], &mut [[f32; ROWS]]);
+type ExpandPairs = unsafe fn(&[Quad], &PairTable, &mut [Quad]);
 type Expand = unsafe fn(&[Quad], &[u8; 16], &mut [Quad]);
 
 /// Functions of one width of codes.
@@ -75,7 +83,8 @@ impl PackedLevel {
                 matches!(isa, Isa::Avx2 | Isa::Avx512 | Isa::Amx) && is_x86_feature_detected!("f16c");
             if matches!(isa, Isa::Avx512 | Isa::Amx) && is_x86_feature_detected!("avx512vnni") {
                 // `prefers_bf16_dot`: on some Intel processors f32 is faster.
-                let bf16 = crate::isa::prefers_bf16_dot().then_some(BF16);
+                let has_bf16 = crate::isa::prefers_bf16_dot() && is_x86_feature_detected!("avx512vbmi");
+                let bf16 = has_bf16.then_some(BF16);
                 levels.push(PackedLevel { bf16, ..AVX512_VNNI });
             }
             if vector && is_x86_feature_detected!("avxvnni") {
@@ -209,8 +218,17 @@ impl PackedLevel {
 
     /// Floating-point products with a tile of `tokens`.
     pub(crate) fn float_tile(&self, tokens: usize, in_bf16: bool) -> &FloatTile {
-        let tiles = self.bf16.as_ref().filter(|_| in_bf16).unwrap_or(&self.floats);
+        let tiles = self.bf16.as_ref().filter(|_| in_bf16).map_or(&self.floats, |bf16| &bf16.tiles);
         tiles.iter().find(|tile| tile.tokens == tokens).unwrap_or(&tiles[0])
+    }
+
+    /// Expands 8-bit floats, in the order of [`PairDot::wide_pairs`](super::floats::PairDot::wide_pairs), to pairs of
+    /// bf16.
+    pub(crate) fn expand_pairs(&self, codes: &[Quad], table: &PairTable, out: &mut [Quad]) {
+        if let Some(bf16) = &self.bf16 {
+            // SAFETY: as in `quantize`.
+            unsafe { (bf16.expand)(codes, table, out) };
+        }
     }
 }
 
@@ -372,23 +390,35 @@ level!(
     panels 8 4 2, features "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"
 );
 
-/// Products of bf16 of [`AVX512_VNNI`], for processors with AVX-512 BF16.
+/// Products of bf16 of [`AVX512_VNNI`], for processors with AVX-512 BF16 and VBMI.
 #[cfg(target_arch = "x86_64")]
-const BF16: [FloatTile; 4] =
-    [avx512_bf16::f1::TILE, avx512_bf16::few::TILE, avx512_bf16::some::TILE, avx512_bf16::many::TILE];
+const BF16: Bf16 = Bf16 {
+    tiles: [
+        avx512_bf16::f1::TILE,
+        avx512_bf16::few::TILE,
+        avx512_bf16::some::TILE,
+        avx512_bf16::many::TILE,
+    ],
+    expand: avx512_bf16::expand,
+};
 
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16 {
-    use super::super::floats::by_bf16;
+    use super::super::floats::{by_bf16, expand_pairs};
     use super::*;
     use crate::packed::x86::Avx512Bf16;
 
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx512vbmi")]
+    pub(super) fn expand(codes: &[Quad], table: &PairTable, out: &mut [Quad]) {
+        expand_pairs(Avx512Bf16::new(), codes, table, out);
+    }
+
     level!(@floats f1, by_bf16, Avx512Bf16::new(), 1, 8,
-        "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16");
+        "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx512vbmi");
     level!(@floats few, by_bf16, Avx512Bf16::new(), 4, 4,
-        "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16");
+        "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx512vbmi");
     level!(@floats some, by_bf16, Avx512Bf16::new(), 8, 2,
-        "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16");
+        "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx512vbmi");
     level!(@floats many, by_bf16, Avx512Bf16::new(), 12, 2,
-        "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16");
+        "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx512vbmi");
 }

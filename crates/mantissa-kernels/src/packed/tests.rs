@@ -123,7 +123,7 @@ fn products_are_those_of_the_dequantized_weight_at_every_level() {
     for format in formats() {
         for (rows, cols) in [(16, 32), (37, 256), (50, 512 + 32), (5, 72)] {
             let case = case(format.clone(), rows, cols);
-            for tokens in [1, 3, 5, 14, 40] {
+            for tokens in [1, 3, 5, 14, 81] {
                 let x = noise(tokens * cols, 5);
                 let grid = Grid { group: format.unit.max(32), ..Grid::BLOCKS };
                 let quantize = |level: &PackedLevel| {
@@ -173,18 +173,22 @@ fn products_are_those_of_the_dequantized_weight_at_every_level() {
 
 #[test]
 fn a_token_does_not_depend_on_its_neighbours() {
-    let format = formats().remove(4);
-    let case = case(format.clone(), 48, 512);
-    let x = noise(30 * 512, 9);
-    let quantize = |x: &[f32]| {
-        let mut quantized = Activations::default();
-        quantized.quantize(x, 512, Grid::BLOCKS, format.unit, 2);
-        quantized
-    };
-    let all = run(PackedLevel::best(), &case, &quantize(&x), 2);
-    for t in 0..30 {
-        let alone = run(PackedLevel::best(), &case, &quantize(&x[t * 512..][..512]), 1);
-        assert_eq!(alone, all[t * 48..][..48]);
+    // Tokens read directly, expanded, and more than stay in the cache at once; chunks of 256 columns and of a row.
+    for (format, tokens) in [(4, 30), (4, 100), (4, 800), (12, 100)] {
+        let format = PanelFormat { group: if format == 12 { 4096 } else { 32 }, ..formats().remove(format) };
+        let cols = if format.group > 32 { 4096 } else { 288 };
+        let case = case(format.clone(), 20, cols);
+        let x = noise(tokens * cols, 9);
+        let quantize = |x: &[f32]| {
+            let mut quantized = Activations::default();
+            quantized.quantize(x, cols, Grid::BLOCKS, format.unit, 2);
+            quantized
+        };
+        let all = run(PackedLevel::best(), &case, &quantize(&x), 2);
+        for t in (0..tokens).step_by(tokens / 30) {
+            let alone = run(PackedLevel::best(), &case, &quantize(&x[t * cols..][..cols]), 1);
+            assert_eq!(alone, all[t * 20..][..20], "token {t} of {tokens}");
+        }
     }
 }
 
@@ -280,7 +284,7 @@ fn float_panels_multiply_like_their_values_and_tokens_keep_their_bits() {
     for code in [FloatCode::F32, FloatCode::F16, FloatCode::Bf16].into_iter().chain(minis) {
         for (rows, cols, group) in [(7, 64, 32), (33, 100, usize::MAX), (400, 160, 64)] {
             let (weight, values) = float_panels(code, rows, cols, group);
-            let x = noise(30 * cols, 2);
+            let x = noise(70 * cols, 2);
             let all = multiply_floats(&weight, &x, 1);
             assert_eq!(all, multiply_floats(&weight, &x, 3));
             for (i, got) in all.iter().enumerate() {
@@ -294,7 +298,7 @@ fn float_panels_multiply_like_their_values_and_tokens_keep_their_bits() {
                     "{code:?}: {got} for {exact}"
                 );
             }
-            for tokens in [1, 3, 6] {
+            for tokens in [1, 3, 6, 30] {
                 let some = multiply_floats(&weight, &x[..tokens * cols], 2);
                 assert_eq!(some, all[..tokens * rows], "{code:?}, {tokens} tokens");
             }

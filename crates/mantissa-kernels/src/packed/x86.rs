@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::ROWS;
 use super::dot::{Dot, MiniBits, Quad};
-use super::floats::PairDot;
+use super::floats::{PairDot, PairTable};
 
 /// Implements the methods of a level. Bodies use the level's intrinsics and read or write whole arrays by pointer.
 macro_rules! methods {
@@ -106,14 +106,14 @@ impl Dot for Avx512Vnni {
     shared_512!();
 }
 
-/// Proof that AVX-512 BF16 is available, with all of [`Avx512Vnni`].
+/// Proof that AVX-512 BF16 and VBMI are available, with all of [`Avx512Vnni`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Avx512Bf16(());
 
 impl Avx512Bf16 {
     /// Makes the proof.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx512vbmi")]
     pub(crate) fn new() -> Self {
         Self(())
     }
@@ -130,10 +130,16 @@ impl PairDot for Avx512Bf16 {
             let halves = |a| std::mem::transmute::<__m512i, __m512bh>(a);
             _mm512_dpbf16_ps(sum, halves(w), halves(x))
         }}
-        fn pair(self, low: __m512, high: __m512) -> __m512i {{
-            let low = _mm512_srli_epi32::<16>(_mm512_castps_si512(low));
-            let high = _mm512_and_si512(_mm512_castps_si512(high), _mm512_set1_epi32(-65536));
-            _mm512_or_si512(low, high)
+        fn wide_pairs(self, x: &Quad, table: &PairTable) -> [__m512i; 2] {{
+            let x = _mm512_loadu_si512(x.as_ptr().cast());
+            // The index is the low 7 bits of a code.
+            let half = |of: &[Quad; 2]| {
+                let [first, second] = of.each_ref().map(|part| _mm512_loadu_si512(part.as_ptr().cast()));
+                _mm512_permutex2var_epi8(first, x, second)
+            };
+            let (low, high) = (half(&table.low), half(&table.high));
+            let high = _mm512_or_si512(high, _mm512_and_si512(x, _mm512_set1_epi8(-128)));
+            [_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)]
         }}
     }
 }
