@@ -247,7 +247,16 @@ impl FloatPanels {
         };
         let scales = (0..panels).flat_map(|panel| (0..groups).map(move |g| (panel, g)));
         let scales = scales.map(|(panel, g)| scale(panel, g)).collect();
-        Some(FloatPanels { code, rows, cols, blocks, bytes: own, group: group / BLOCK, scales, table: code.pair_table() })
+        Some(FloatPanels {
+            code,
+            rows,
+            cols,
+            blocks,
+            bytes: own,
+            group: group / BLOCK,
+            scales,
+            table: code.pair_table(),
+        })
     }
 
     /// Code of the elements.

@@ -393,12 +393,7 @@ level!(
 /// Products of bf16 of [`AVX512_VNNI`], for processors with AVX-512 BF16 and VBMI.
 #[cfg(target_arch = "x86_64")]
 const BF16: Bf16 = Bf16 {
-    tiles: [
-        avx512_bf16::f1::TILE,
-        avx512_bf16::few::TILE,
-        avx512_bf16::some::TILE,
-        avx512_bf16::many::TILE,
-    ],
+    tiles: [avx512_bf16::f1::TILE, avx512_bf16::few::TILE, avx512_bf16::some::TILE, avx512_bf16::many::TILE],
     expand: avx512_bf16::expand,
 };
 
@@ -408,7 +403,9 @@ mod avx512_bf16 {
     use super::*;
     use crate::packed::x86::Avx512Bf16;
 
-    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx512vbmi")]
+    #[target_feature(
+        enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx512vbmi"
+    )]
     pub(super) fn expand(codes: &[Quad], table: &PairTable, out: &mut [Quad]) {
         expand_pairs(Avx512Bf16::new(), codes, table, out);
     }

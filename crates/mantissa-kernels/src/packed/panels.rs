@@ -267,11 +267,6 @@ impl Panels {
         self.format.groups(self.layout.cols)
     }
 
-    /// Chunks of a panel.
-    pub(crate) fn chunks(&self) -> usize {
-        self.layout.chunks
-    }
-
     /// Returns panel `i`.
     pub(crate) fn panel(&self, i: usize) -> Panel<'_> {
         let bytes = &self.bytes.bytes()[i * self.layout.panel..][..self.layout.panel];

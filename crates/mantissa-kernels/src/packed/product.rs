@@ -64,8 +64,7 @@ pub(crate) struct Scales<'a> {
 /// scales of a chunk, and the results `[tokens]`.
 pub(crate) type Product = unsafe fn(&Shared, &Panel<'_>, &Tile<'_>, &mut Scales<'_>, &mut [[f32; ROWS]]);
 
-/// Signature of a product of a chunk that is expanded to bytes `[blocks, 8]`, with the scales of its groups; it is added to
-/// the results.
+/// Signature of a product of a panel that is expanded to bytes `[blocks, 8]`, with the scales of all of its groups.
 pub(crate) type WideProduct = unsafe fn(&Shared, &[Quad], &Scales<'_>, &Tile<'_>, &mut [[f32; ROWS]]);
 
 /// Sums of a product of `T` tokens. Two integer sums for one token, whose additions would else wait for each other.
@@ -79,14 +78,6 @@ impl<D: Dot, const T: usize> Sums<D, T> {
     #[inline(always)]
     fn new(d: D) -> Self {
         Sums { even: [d.splat_i(0); T], odd: d.splat_i(0), float: [d.splat(0.0); T] }
-    }
-
-    /// Continues from the results of earlier columns.
-    #[inline(always)]
-    fn load(d: D, out: &[[f32; ROWS]]) -> Self {
-        let mut sums = Sums::new(d);
-        each!(T, TOKEN => sums.float[TOKEN] = d.load_f32(&out[TOKEN]));
-        sums
     }
 
     #[inline(always)]
@@ -173,7 +164,7 @@ pub(crate) fn product<D: Dot, const BITS: usize, const TABLE: bool, const T: usi
     sums.store(d, out);
 }
 
-/// Adds the product of an expanded chunk of a panel with `T` tokens to `out`.
+/// Multiplies an expanded panel with `T` tokens.
 #[inline(always)]
 pub(crate) fn wide_product<D: Dot, const T: usize>(
     d: D,
@@ -185,7 +176,7 @@ pub(crate) fn wide_product<D: Dot, const T: usize>(
 ) {
     assert!(out.len() == T, "packed product: sizes differ");
     let codes = x.codes.as_chunks::<T>().0.as_chunks::<QUADS>().0;
-    let mut sums = Sums::load(d, out);
+    let mut sums = Sums::new(d);
     let scales = (&*scales.scales, &*scales.mins);
     add::<D, QUADS, false, T>(d, s, w.as_chunks().0, scales, codes, Units::of(x), &mut sums);
     sums.store(d, out);
