@@ -95,7 +95,7 @@ pub struct FloatPanels {
     group: usize,
     /// `[panels, groups, 16]`, with the factor of the codes.
     scales: Vec<[f32; ROWS]>,
-    table: PairTable,
+    table: Box<PairTable>,
 }
 
 /// bf16 of the codes of 8-bit floats without their highest bit, which is a sign: low bytes, and high bytes. Every such
@@ -255,7 +255,7 @@ impl FloatPanels {
             bytes: own,
             group: group / BLOCK,
             scales,
-            table: code.pair_table(),
+            table: Box::new(code.pair_table()),
         })
     }
 
