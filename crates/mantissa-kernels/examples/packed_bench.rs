@@ -48,6 +48,16 @@ fn main() {
         let seconds = best(5, || operations = peak.run(threads));
         println!("{name} {:.0} Gop/s", operations / seconds / 1e9);
     }
+    for (name, group, unit) in [("16", 16, 16), ("32", 32, 32), ("a token", usize::MAX, 2048)] {
+        let (tokens, cols) = (512, 2048);
+        let x: Vec<f32> = (0..tokens * cols).map(|i| (i as f32 * 0.37).sin()).collect();
+        let mut quantized = Activations::default();
+        let seconds = best(9, || quantized.quantize(&x, cols, Grid { group, ..Grid::BLOCKS }, unit, threads));
+        println!(
+            "quantization of activations by {name}: {:.1} values/ns",
+            (tokens * cols) as f64 / seconds / 1e9
+        );
+    }
     let plain = PanelFormat {
         bits: 4,
         levels: None,

@@ -97,12 +97,35 @@ pub(crate) fn gemm_bf16(a: Operand<'_, u16>, b: Operand<'_, u16>, mut c: MatMut<
     PACKED.set(packed);
 }
 
-/// Tiles of this thread, configured as eight of 16 rows of 64 bytes until dropped.
-struct Tiles;
+/// Shape of a tile.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    /// Rows, at most 16.
+    pub(crate) rows: usize,
+    /// Bytes of a row, at most 64.
+    pub(crate) bytes: usize,
+}
+
+impl Shape {
+    /// 16 rows of 64 bytes.
+    pub(crate) const SQUARE: Self = Shape { rows: SIDE, bytes: 64 };
+}
+
+/// Tiles of this thread, configured until dropped.
+pub(crate) struct Tiles;
 
 impl Tiles {
-    /// Only if [`is_available`] has returned true.
+    /// Eight tiles of 16 rows of 64 bytes. Only if [`is_available`] has returned true.
     fn configure() -> Self {
+        // SAFETY: the caller's.
+        unsafe { Self::shaped(&[Shape::SQUARE; 8]) }
+    }
+
+    /// Eight tiles of some shapes.
+    ///
+    /// # Safety
+    /// [`is_available`] must have returned true.
+    pub(crate) unsafe fn shaped(shapes: &[Shape; 8]) -> Self {
         /// Palette 1, no start row, 14 reserved bytes, bytes of a row of each tile, rows of each tile.
         #[repr(C, align(64))]
         struct Config {
@@ -112,10 +135,11 @@ impl Tiles {
         }
         let mut config = Config { head: [0; 16], row_bytes: [0; 16], rows: [0; 16] };
         config.head[0] = 1;
-        config.row_bytes[..8].fill(64);
-        config.rows[..8].fill(SIDE as u8);
+        for ((shape, row_bytes), rows) in shapes.iter().zip(&mut config.row_bytes).zip(&mut config.rows) {
+            (*row_bytes, *rows) = (shape.bytes as u16, shape.rows as u8);
+        }
         // SAFETY: reads the 64 bytes of a configuration allowed by palette 1. Nobody else uses the tile registers on
-        // this thread: the compiler never does, and this module leaves none configured.
+        // this thread: the compiler never does, and the modules that configure tiles leave none configured.
         unsafe {
             asm!(
                 "ldtilecfg [{}]", in(reg) &raw const config, options(nostack, preserves_flags, readonly),
@@ -398,6 +422,17 @@ pub(crate) fn is_available() -> bool {
     // SAFETY: `_xgetbv` requires that the system enabled XSAVE, which AVX implies.
     let enabled = || is_x86_feature_detected!("avx") && unsafe { xcr0() } & TILE_STATES == TILE_STATES;
     processor_has_tiles() && enabled() && permitted()
+}
+
+/// True if the tiles, where they are [available](is_available), multiply 8-bit integers (CPUID leaf 7, AMX-INT8: EDX bit
+/// 25).
+pub(crate) fn has_int8() -> bool {
+    // SAFETY: as in `processor_has_tiles`, which is true only if leaf 7 exists. (Safe in newer toolchains than the
+    // oldest supported.)
+    #[allow(unused_unsafe)]
+    unsafe {
+        is_available() && __cpuid_count(7, 0).edx >> 25 & 1 == 1
+    }
 }
 
 /// XTILECFG and XTILEDATA (Intel SDM, volume 1, 13.3).

@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 
 use super::dot::Dot;
-use super::{BLOCK, PackedLevel, QUADS};
+use super::{BLOCK, PackedLevel, QUADS, ROWS};
+use crate::buffer::Lines;
 use crate::parallel::for_each;
 
 /// Grid of the 8-bit activations.
@@ -32,8 +33,12 @@ pub struct Activations {
     pub(crate) grid: Grid,
     /// Columns of a unit.
     pub(crate) unit: usize,
-    /// Codes, four to an integer, padded with 0: tile by tile, `[blocks, 8, tokens of the tile]`.
-    pub(crate) codes: Vec<i32>,
+    /// Quads of a token, with padding to whole rows of AMX tiles.
+    pub(crate) quads: usize,
+    /// Quads of a token that lie together: 1, or those of a row of an AMX tile.
+    together: usize,
+    /// Codes, four to an integer, padded with 0: tile by tile, `[quads / together, tokens of the tile, together]`.
+    pub(crate) codes: Lines<i32>,
     /// Scale of each unit, tile by tile, `[units, tokens of the tile]`.
     pub(crate) scales: Vec<f32>,
     /// Sum of the codes of each unit.
@@ -49,7 +54,9 @@ impl Default for Activations {
             cols: 0,
             grid: Grid::BLOCKS,
             unit: BLOCK,
-            codes: Vec::new(),
+            quads: 0,
+            together: 1,
+            codes: Lines::default(),
             scales: Vec::new(),
             sums: Vec::new(),
             products: Vec::new(),
@@ -87,19 +94,23 @@ impl Activations {
         let unit = unit.min(group);
         let units = (blocks * BLOCK).div_ceil(unit);
         (self.tokens, self.cols, self.grid, self.unit) = (tokens, cols, grid, unit);
-        self.codes.resize(tokens * blocks * QUADS, 0);
-        self.scales.resize(tokens * units, 0.0);
-        self.sums.resize(tokens * units, 0);
-        self.products.resize(tokens * units, 0.0);
+        let (padded, together) = (level.sizes(unit).padded(tokens), level.together(tokens, unit));
+        let quads = (blocks * QUADS).next_multiple_of(together);
+        (self.quads, self.together) = (quads, together);
+        let codes = self.codes.resize(padded * quads);
+        self.scales.resize(padded * units, 0.0);
+        self.sums.resize(padded * units, 0);
+        self.products.resize(padded * units, 0.0);
         if tokens == 0 || cols == 0 {
             return;
         }
         let shape = Shape { group, unit, grid };
-        let mut rest = (x, &mut *self.codes, &mut *self.scales, &mut *self.sums, &mut *self.products);
-        let pieces = level.tiles(tokens).map(|tile| Piece {
+        let mut rest = (x, codes, &mut *self.scales, &mut *self.sums, &mut *self.products);
+        let pieces = level.sizes(unit).tiles(tokens).map(|tile| Piece {
             tokens: tile.len(),
-            x: rest.0.split_off(..tile.len() * cols).unwrap_or_default(),
-            codes: rest.1.split_off_mut(..tile.len() * blocks * QUADS).unwrap_or_default(),
+            together,
+            x: rest.0.split_off(..(tile.end.min(tokens) - tile.start) * cols).unwrap_or_default(),
+            codes: rest.1.split_off_mut(..tile.len() * quads).unwrap_or_default(),
             scales: rest.2.split_off_mut(..tile.len() * units).unwrap_or_default(),
             sums: rest.3.split_off_mut(..tile.len() * units).unwrap_or_default(),
             products: rest.4.split_off_mut(..tile.len() * units).unwrap_or_default(),
@@ -108,10 +119,11 @@ impl Activations {
         let threads = if x.len() <= 1 << 14 { 1 } else { threads };
         for_each(threads, pieces, |mut piece| {
             TOKEN.with_borrow_mut(|token| {
-                token.codes.resize(blocks, [0; BLOCK]);
+                token.codes.resize(quads.div_ceil(QUADS), [0; BLOCK]);
+                token.codes[blocks..].fill([0; BLOCK]);
                 token.scales.resize(units, 0.0);
                 token.sums.resize(units, 0);
-                piece.quantize(level, &shape, cols, token);
+                piece.quantize(level, &shape, (cols, blocks), token);
             });
         });
     }
@@ -119,6 +131,13 @@ impl Activations {
     /// Units of a token.
     pub(crate) fn units(&self) -> usize {
         (self.cols.div_ceil(BLOCK) * BLOCK).div_ceil(self.unit)
+    }
+
+    /// Returns quad `quad` of token `t`, which is in `tile`.
+    #[cfg(test)]
+    pub(crate) fn code(&self, tile: &std::ops::Range<usize>, t: usize, quad: usize) -> i32 {
+        let row = quad / self.together * tile.len() + (t - tile.start);
+        self.codes.get()[tile.start * self.quads + row * self.together + quad % self.together]
     }
 
     /// Number of tokens.
@@ -130,6 +149,7 @@ impl Activations {
 /// One tile, for a thread.
 struct Piece<'a> {
     tokens: usize,
+    together: usize,
     x: &'a [f32],
     codes: &'a mut [i32],
     scales: &'a mut [f32],
@@ -151,13 +171,33 @@ thread_local! {
 }
 
 impl Piece<'_> {
-    fn quantize(&mut self, level: &PackedLevel, shape: &Shape, cols: usize, token: &mut Token) {
+    fn quantize(
+        &mut self,
+        level: &PackedLevel,
+        shape: &Shape,
+        (cols, blocks): (usize, usize),
+        token: &mut Token,
+    ) {
+        if self.x.len() < self.tokens * cols {
+            // Tokens of padding.
+            self.codes.fill(0);
+            self.scales.fill(0.0);
+            self.sums.fill(0);
+            self.products.fill(0.0);
+        }
         for (t, x) in self.x.chunks_exact(cols).enumerate() {
             let Token { codes, scales, sums } = &mut *token;
-            level.quantize(shape, x, codes, scales, sums);
+            level.quantize(shape, x, &mut codes[..blocks], scales, sums);
             let fours = codes.as_flattened().as_chunks::<4>().0;
-            for (four, out) in fours.iter().zip(self.codes.chunks_exact_mut(self.tokens)) {
-                out[t] = i32::from_le_bytes(four.map(|code| code as u8));
+            let code = |four: &[i8; 4]| i32::from_le_bytes(four.map(|code| code as u8));
+            if self.together == 1 {
+                let places = self.codes.chunks_exact_mut(self.tokens).map(|quad| &mut quad[t]);
+                places.zip(fours).for_each(|(place, four)| *place = code(four));
+            } else {
+                let rows = self.codes.chunks_exact_mut(self.together).skip(t).step_by(self.tokens);
+                for (row, fours) in rows.zip(fours.chunks_exact(self.together)) {
+                    row.iter_mut().zip(fours).for_each(|(place, four)| *place = code(four));
+                }
             }
             for (u, (scale, sum)) in scales.iter().zip(sums).enumerate() {
                 let at = u * self.tokens + t;
@@ -179,7 +219,7 @@ pub(crate) struct Shape {
 /// finite.
 #[inline(always)]
 pub(crate) fn quantize<D: Dot>(
-    _: D,
+    d: D,
     shape: &Shape,
     x: &[f32],
     codes: &mut [[i8; BLOCK]],
@@ -198,12 +238,18 @@ pub(crate) fn quantize<D: Dot>(
         // Values that are not finite must not disappear in the codes.
         let scale = grid.fixed.filter(|_| amax.is_finite()).unwrap_or(amax / grid.steps);
         let divisor = if scale > 0.0 { scale } else { 1.0 };
-        let (low, high) = grid.range;
-        for (x, code) in x.iter().zip(codes.iter_mut()) {
-            *code = (x / divisor).round_ties_even().clamp(low, high) as i8;
+        let (whole, rest) = x.as_chunks::<ROWS>();
+        for (x, codes) in whole.iter().zip(codes.as_chunks_mut().0) {
+            d.codes(x, divisor, grid.range, codes);
         }
         // The padding may hold codes of a wider input.
-        codes[x.len()..].fill(0);
+        codes[ROWS * whole.len()..].fill(0);
+        if !rest.is_empty() {
+            let (mut x, mut some) = ([0.0; ROWS], [0; ROWS]);
+            x[..rest.len()].copy_from_slice(rest);
+            d.codes(&x, divisor, grid.range, &mut some);
+            codes[ROWS * whole.len()..][..rest.len()].copy_from_slice(&some[..rest.len()]);
+        }
         scales.fill(scale);
         for (sum, codes) in sums.iter_mut().zip(codes.chunks(unit)) {
             *sum = codes.iter().fold(0, |sum, code| sum + i32::from(*code));

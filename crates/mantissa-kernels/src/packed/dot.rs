@@ -45,6 +45,9 @@ pub(crate) trait Dot: Copy {
     /// Adds to every lane the products of its four unsigned bytes and the four signed bytes of `x`.
     fn dot(self, sum: Self::I, w: Self::B, x: i32) -> Self::I;
 
+    /// Divides 16 values, rounds them to nearest even and limits them to a range within -128 to 127. NaN becomes 0.
+    fn codes(self, x: &[f32; ROWS], divisor: f32, range: (f32, f32), out: &mut [i8; ROWS]);
+
     fn to_f32(self, x: Self::I) -> Self::F;
     fn splat(self, x: f32) -> Self::F;
     fn load_f32(self, x: &[f32; ROWS]) -> Self::F;
@@ -128,6 +131,13 @@ impl Dot for Plain {
     fn dot(self, sum: Self::I, w: Quad, x: i32) -> Self::I {
         let x = x.to_le_bytes().map(|x| i32::from(x as i8));
         std::array::from_fn(|row| (0..4).fold(sum[row], |sum, i| sum + i32::from(w[4 * row + i]) * x[i]))
+    }
+
+    #[inline(always)]
+    fn codes(self, x: &[f32; ROWS], divisor: f32, (low, high): (f32, f32), out: &mut [i8; ROWS]) {
+        for (out, x) in out.iter_mut().zip(x) {
+            *out = (x / divisor).round_ties_even().clamp(low, high) as i8;
+        }
     }
 
     #[inline(always)]

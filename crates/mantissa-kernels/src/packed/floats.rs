@@ -14,7 +14,7 @@ use super::dot::{Dot, MiniBits, Quad};
 use super::level::PackedLevel;
 use super::share::{panels_per_piece, split};
 use super::{BLOCK, ROWS};
-use crate::buffer::Buffer;
+use crate::buffer::{Aligned, Buffer, Lines};
 use crate::parallel::for_each;
 
 /// Code of an element.
@@ -124,7 +124,7 @@ pub struct FloatActivations {
     tokens: usize,
     cols: usize,
     /// f32 bits `[blocks, 32, tokens of the tile]`, or pairs of bf16 `[blocks, 16, tokens]`.
-    values: Vec<u32>,
+    values: Lines<u32>,
     in_bf16: bool,
 }
 
@@ -157,8 +157,8 @@ impl<'a> Strip<'a> {
     fn run(&self, level: &PackedLevel, x: &FloatActivations, write: impl Fn(usize, usize, &[f32; ROWS])) {
         let count = self.bytes.len() / self.panel.max(1);
         let per_token = self.blocks * if x.in_bf16 { BLOCK / 2 } else { BLOCK };
-        for tile in level.tiles(x.tokens) {
-            let values = &x.values[tile.start * per_token..tile.end * per_token];
+        for tile in level.float_sizes().tiles(x.tokens) {
+            let values = &x.values.get()[tile.start * per_token..tile.end * per_token];
             let functions = level.float_tile(tile.len(), x.in_bf16);
             let mut first = 0;
             while first < count {
@@ -169,8 +169,8 @@ impl<'a> Strip<'a> {
                     scales: &self.scales[first * self.groups..(first + some) * self.groups],
                     ..*self
                 };
-                let mut out = [[0.0; ROWS]; MOST];
-                let out = &mut out[..some * tile.len()];
+                let mut out = Aligned([[0.0; ROWS]; MOST]);
+                let out = &mut out.0[..some * tile.len()];
                 let product = if several { functions.several } else { functions.one };
                 // SAFETY: the functions are those of `level`, whose features `PackedLevel::available` has checked.
                 unsafe { product(&part, values, out) };
@@ -185,7 +185,7 @@ impl<'a> Strip<'a> {
 
 thread_local! {
     /// Panels expanded to bf16, kept between calls.
-    static EXPANDED: RefCell<Vec<Quad>> = RefCell::default();
+    static EXPANDED: RefCell<Lines<u8>> = RefCell::default();
 }
 
 /// Signature of a product: the panels, a tile of activations, and the results `[panels, tokens]`.
@@ -314,7 +314,7 @@ impl FloatPanels {
         if x.tokens == 0 || x.cols == 0 {
             return targets.for_each(|_| ());
         }
-        let pieces = |w: &FloatPanels| match level.expands(x.tokens) {
+        let pieces = |w: &FloatPanels| match level.float_sizes().expands(x.tokens) {
             true => MANY_PANELS,
             false => panels_per_piece(w.rows.div_ceil(ROWS), w.panel_bytes(), threads)
                 .next_multiple_of(MANY_PANELS),
@@ -324,6 +324,9 @@ impl FloatPanels {
             let (weight, per_piece) = (target.weight, pieces(target.weight));
             let panels = piece * per_piece..((piece + 1) * per_piece).min(weight.rows.div_ceil(ROWS));
             weight.run(level, panels, x, |panel, t, sums| {
+                if t >= x.tokens {
+                    return;
+                }
                 let first = panel * ROWS;
                 let sums = &sums[..ROWS.min(weight.rows - first)];
                 // SAFETY: every panel belongs to one piece, and `split` hands out every piece once.
@@ -353,14 +356,14 @@ impl FloatPanels {
             group: self.group,
         };
         let write = |panel: usize, t: usize, sums: &[f32; ROWS]| write(panels.start + panel, t, sums);
-        if !(x.in_bf16 && strip.code.bytes() == 1 && level.expands(x.tokens)) {
+        if !(x.in_bf16 && strip.code.bytes() == 1 && level.float_sizes().expands(x.tokens)) {
             return strip.run(level, x, write);
         }
         EXPANDED.with_borrow_mut(|expanded| {
             let codes = strip.bytes.as_chunks().0;
-            expanded.resize(2 * codes.len(), [0; 4 * ROWS]);
-            level.expand_pairs(codes, strip.table, expanded);
-            strip.expanded(expanded.as_flattened()).run(level, x, write);
+            let expanded = expanded.resize(2 * strip.bytes.len());
+            level.expand_pairs(codes, strip.table, expanded.as_chunks_mut().0);
+            strip.expanded(expanded).run(level, x, write);
         });
     }
 
@@ -433,14 +436,18 @@ impl FloatActivations {
         assert_eq!(x.len(), tokens * cols, "FloatActivations: input is not rows of {cols}");
         (self.tokens, self.cols, self.in_bf16) = (tokens, cols, in_bf16);
         let per_token = weight.blocks * if in_bf16 { BLOCK / 2 } else { BLOCK };
-        self.values.resize(tokens * per_token, 0);
-        let (mut x, mut values) = (x, &mut *self.values);
-        let pieces = PackedLevel::best().tiles(tokens).map(|tile| {
-            let x = x.split_off(..tile.len() * cols).unwrap_or_default();
+        let sizes = PackedLevel::best().float_sizes();
+        let (mut x, mut values) = (x, self.values.resize(sizes.padded(tokens) * per_token));
+        let pieces = sizes.tiles(tokens).map(|tile| {
+            let x = x.split_off(..(tile.end.min(tokens) - tile.start) * cols).unwrap_or_default();
             (tile.len(), x, values.split_off_mut(..tile.len() * per_token).unwrap_or_default())
         });
         let threads = if tokens * cols <= 1 << 14 { 1 } else { threads };
         for_each(threads, pieces, |(tokens, x, values)| {
+            if x.len() < tokens * cols {
+                // Tokens of padding.
+                values.fill(0);
+            }
             for (t, x) in x.chunks_exact(cols).enumerate() {
                 let places = values.chunks_exact_mut(tokens).map(|place| &mut place[t]);
                 match in_bf16 {

@@ -10,6 +10,8 @@ use super::floats::{FloatTile, PairTable, Strip, by_f32};
 use super::panels::Panel;
 use super::product::{Product, Scales, Shared, Tile, WideProduct, expand, product, wide_product};
 use super::scales::{Stored, widen};
+#[cfg(target_arch = "x86_64")]
+use super::tiles;
 use super::{BLOCK, PanelFormat, ROWS};
 use crate::Isa;
 
@@ -22,11 +24,9 @@ pub struct PackedLevel {
     widths: [Width; 7],
     /// Products of expanded panels with many, some, few and one token.
     wide: [WideProduct; 4],
-    wide_tokens: usize,
-    some_tokens: usize,
-    few_tokens: usize,
-    /// Most tokens that read the codes directly: tile by tile is faster than expanding up to here (measured).
-    direct_tokens: usize,
+    /// Tokens of the tiles of integers, and of floats.
+    sizes: Sizes,
+    float_sizes: Sizes,
     quantize: Quantize,
     pack: Pack,
     widen: Widen,
@@ -34,6 +34,54 @@ pub struct PackedLevel {
     floats: [FloatTile; 4],
     /// The same by the processor's dot product of bf16.
     bf16: Option<Bf16>,
+    /// True if many tokens are multiplied on AMX tiles, where those are faster.
+    amx: bool,
+}
+
+/// Numbers of tokens for which a level has products.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    few: usize,
+    some: usize,
+    wide: usize,
+    /// Most tokens that read the codes directly: tile by tile is faster than expanding up to here (measured).
+    direct: usize,
+    /// True if more tokens than that take tiles of `wide` tokens only.
+    only_wide: bool,
+}
+
+impl Sizes {
+    /// True if a panel is expanded for so many tokens.
+    pub(crate) fn expands(self, tokens: usize) -> bool {
+        tokens > self.direct
+    }
+
+    /// Splits tokens into tiles: large ones, then smaller ones for the rest. The last tile may be longer than the rest:
+    /// a tile costs little more than one token, since codes are unpacked once for it.
+    pub(crate) fn tiles(self, tokens: usize) -> impl Iterator<Item = Range<usize>> + Clone + Send {
+        let Sizes { few, some, .. } = self;
+        let wide = if self.expands(tokens) { self.wide } else { usize::MAX };
+        let mut start = 0;
+        std::iter::from_fn(move || {
+            let tokens = match tokens.saturating_sub(start) {
+                0 => return None,
+                _ if self.only_wide && wide < usize::MAX => wide,
+                1 => 1,
+                // Two equal tiles are faster than a large one and a small rest.
+                left if left > wide && left == 2 * some => some,
+                left if left >= wide => wide,
+                left if left > few + 1 => some,
+                _ => few,
+            };
+            start += tokens;
+            Some(start - tokens..start)
+        })
+    }
+
+    /// Tokens of all tiles.
+    pub(crate) fn padded(self, tokens: usize) -> usize {
+        self.tiles(tokens).last().map_or(0, |tile| tile.end)
+    }
 }
 
 /// Products in bf16.
@@ -85,6 +133,9 @@ impl PackedLevel {
                 // `prefers_bf16_dot`: on some Intel processors f32 is faster.
                 let has_bf16 = crate::isa::prefers_bf16_dot() && is_x86_feature_detected!("avx512vbmi");
                 let bf16 = has_bf16.then_some(BF16);
+                if isa == Isa::Amx && crate::amx::has_int8() {
+                    levels.push(PackedLevel { bf16, ..AMX });
+                }
                 levels.push(PackedLevel { bf16, ..AVX512_VNNI });
             }
             if vector && is_x86_feature_detected!("avxvnni") {
@@ -106,11 +157,6 @@ impl PackedLevel {
     /// Name of the level, for reports.
     pub fn name(&self) -> &'static str {
         self.name
-    }
-
-    /// True if a panel is expanded to bytes for so many tokens.
-    pub(crate) fn expands(&self, tokens: usize) -> bool {
-        tokens > self.direct_tokens
     }
 
     /// Quantizes a token.
@@ -145,24 +191,31 @@ impl PackedLevel {
         unsafe { (self.width(format).expand)(codes, &levels, out) }
     }
 
-    /// Splits tokens into tiles: large ones, then smaller ones for the rest.
-    pub(crate) fn tiles(&self, tokens: usize) -> impl Iterator<Item = Range<usize>> + Clone + Send {
-        let (few, some) = (self.few_tokens, self.some_tokens);
-        let wide = if self.expands(tokens) { self.wide_tokens } else { usize::MAX };
-        let mut start = 0;
-        std::iter::from_fn(move || {
-            let tokens = match tokens - start {
-                0 => return None,
-                // Two equal tiles are faster than a large one and a small rest.
-                left if left > wide && left == 2 * some => some,
-                left if left >= wide => wide,
-                left if left >= some => some,
-                left if left >= few => few,
-                _ => 1,
-            };
-            start += tokens;
-            Some(start - tokens..start)
-        })
+    /// Tiles of products of integers with units of `unit` columns.
+    pub(crate) fn sizes(&self, unit: usize) -> Sizes {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(direct) = self.amx.then(|| tiles::direct_tokens(unit)).flatten() {
+            return Sizes { wide: tiles::TOKENS, direct, only_wide: true, ..self.sizes };
+        }
+        let _ = unit;
+        self.sizes
+    }
+
+    /// Quads of a token that lie together for products with units of `unit` columns.
+    pub(crate) fn together(&self, tokens: usize, unit: usize) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if self.by_tiles(tokens, unit) {
+            return tiles::quads_of_step(unit);
+        }
+        let _ = (tokens, unit);
+        1
+    }
+
+    /// True if products of so many tokens run on AMX tiles.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn by_tiles(&self, tokens: usize, unit: usize) -> bool {
+        let sizes = self.sizes(unit);
+        sizes.only_wide && sizes.expands(tokens)
     }
 
     fn width(&self, format: &PanelFormat) -> &Width {
@@ -182,7 +235,7 @@ impl PackedLevel {
         let width = self.width(format);
         let product = match out.len() {
             1 => width.one,
-            tokens if tokens == self.few_tokens => width.few,
+            tokens if tokens == self.sizes.few => width.few,
             _ => width.some,
         };
         // SAFETY: as in `quantize`.
@@ -201,8 +254,8 @@ impl PackedLevel {
     ) {
         let product = match out.len() {
             1 => self.wide[3],
-            tokens if tokens == self.few_tokens => self.wide[2],
-            tokens if tokens == self.some_tokens => self.wide[1],
+            tokens if tokens == self.sizes.few => self.wide[2],
+            tokens if tokens == self.sizes.some => self.wide[1],
             _ => self.wide[0],
         };
         // SAFETY: as in `quantize`.
@@ -214,6 +267,11 @@ impl PackedLevel {
     /// True if products of bf16 use the processor's dot product.
     pub fn has_bf16(&self) -> bool {
         self.bf16.is_some()
+    }
+
+    /// Tiles of products of floats.
+    pub(crate) fn float_sizes(&self) -> Sizes {
+        self.float_sizes
     }
 
     /// Floating-point products with a tile of `tokens`.
@@ -234,6 +292,10 @@ impl PackedLevel {
 
 /// Most tokens of a tile.
 pub(crate) const MOST_TOKENS: usize = 12;
+
+/// [`AVX512_VNNI`] with AMX tiles for many tokens.
+#[cfg(target_arch = "x86_64")]
+const AMX: PackedLevel = PackedLevel { name: "amx-int8", amx: true, ..AVX512_VNNI };
 
 /// Declares the functions of a level, each inside a function that enables the level's features.
 macro_rules! level {
@@ -257,15 +319,14 @@ macro_rules! level {
                 $level::w_few::PRODUCT,
                 $level::w_one::PRODUCT,
             ],
-            wide_tokens: $wide,
-            some_tokens: $some,
-            few_tokens: $few,
-            direct_tokens: $direct,
+            sizes: Sizes { few: $few, some: $some, wide: $wide, direct: $direct, only_wide: false },
+            float_sizes: Sizes { few: $few, some: $some, wide: $wide, direct: $direct, only_wide: false },
             quantize: $level::quantize,
             pack: $level::pack,
             widen: $level::widen,
             floats: [$level::f1::TILE, $level::few::TILE, $level::some::TILE, $level::many::TILE],
             bf16: None,
+            amx: false,
         };
         $(#[$cfg])*
         mod $level {

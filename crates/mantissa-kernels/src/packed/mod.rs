@@ -35,6 +35,8 @@ macro_rules! each {
 }
 
 mod activations;
+#[cfg(target_arch = "x86_64")]
+mod by_tiles;
 mod codes;
 mod dot;
 mod floats;
@@ -44,6 +46,8 @@ mod panels;
 mod product;
 mod scales;
 mod share;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 

@@ -8,6 +8,7 @@ use super::level::MOST_TOKENS;
 use super::product::{Scales, Shared, Tile};
 use super::share::{panels_per_piece, split};
 use super::{Activations, BLOCK, PackedLevel, Panels, QUADS, ROWS};
+use crate::buffer::{Aligned, Lines};
 
 /// One weight of [`multiply`] and its output `[tokens, rows]`.
 #[derive(Debug)]
@@ -25,6 +26,8 @@ const TOKENS_BYTES: usize = 384 << 10;
 
 /// Panels that a thread takes at a time for many tokens.
 const MANY_PANELS: usize = 4;
+#[cfg(target_arch = "x86_64")]
+const _: () = assert!(MANY_PANELS <= super::by_tiles::MOST_PANELS);
 
 /// Computes `out = x Wᵀ`, or adds it to `out`, for every job (at most 16), on up to `threads` threads. Bits do not
 /// depend on the number of threads or tokens, nor on the level.
@@ -60,7 +63,7 @@ pub(crate) fn multiply_at<'a>(
     if x.tokens == 0 || x.cols == 0 {
         return targets.for_each(|_| ());
     }
-    let expands = level.expands(x.tokens);
+    let expands = level.sizes(x.unit).expands(x.tokens);
     let pieces = |panels: &Panels| match expands {
         true => MANY_PANELS,
         false => panels_per_piece(panels.rows().div_ceil(ROWS), panels.panel_bytes(), threads),
@@ -71,11 +74,18 @@ pub(crate) fn multiply_at<'a>(
         let rows = piece * per_piece..((piece + 1) * per_piece).min(panels.rows().div_ceil(ROWS));
         SCRATCH.with_borrow_mut(|scratch| {
             let write = |panel: usize, t: usize, sums: &[f32; ROWS]| {
+                if t >= x.tokens {
+                    return;
+                }
                 let first = panel * ROWS;
                 let sums = &sums[..ROWS.min(panels.rows() - first)];
                 // SAFETY: every panel belongs to one piece, and `split` hands out every piece once.
                 unsafe { target.out.put_lanes(t * panels.rows() + first, sums, target.accumulate) };
             };
+            #[cfg(target_arch = "x86_64")]
+            if level.by_tiles(x.tokens, x.unit) {
+                return scratch.by_tiles.multiply(level, panels, rows, x, write);
+            }
             scratch.prepare(panels, x, expands);
             match expands {
                 true => many(level, panels, rows, x, scratch, write),
@@ -88,10 +98,12 @@ pub(crate) fn multiply_at<'a>(
 /// Memory of a thread, kept between calls.
 #[derive(Default)]
 struct Scratch {
-    scales: Vec<[f32; ROWS]>,
-    mins: Vec<[f32; ROWS]>,
-    levels: Vec<Quad>,
+    scales: Lines<f32>,
+    mins: Lines<f32>,
+    levels: Lines<u8>,
     starts: Vec<i32>,
+    #[cfg(target_arch = "x86_64")]
+    by_tiles: super::by_tiles::Memory,
 }
 
 thread_local! {
@@ -102,10 +114,10 @@ impl Scratch {
     /// Makes room, and computes the integers that every unit starts with.
     fn prepare(&mut self, panels: &Panels, x: &Activations, expands: bool) {
         let groups = if expands { panels.format().groups(x.cols) } else { panels.chunk_groups() };
-        self.scales.resize(groups, [0.0; ROWS]);
-        self.mins.resize(groups, [0.0; ROWS]);
+        self.scales.resize(groups * ROWS);
+        self.mins.resize(groups * ROWS);
         if expands {
-            self.levels.resize(x.cols.div_ceil(BLOCK) * QUADS, [0; 4 * ROWS]);
+            self.levels.resize(x.cols.div_ceil(BLOCK) * QUADS * size_of::<Quad>());
         }
         let zero = -i32::from(panels.format().zero);
         self.starts.clear();
@@ -114,11 +126,11 @@ impl Scratch {
 }
 
 /// Returns the codes and units of a tile.
-fn tokens<'a>(x: &'a Activations, starts: &'a [i32], tile: &Range<usize>) -> Tile<'a> {
-    let (blocks, units) = (x.cols.div_ceil(BLOCK) * QUADS, x.units());
+pub(super) fn tokens<'a>(x: &'a Activations, starts: &'a [i32], tile: &Range<usize>) -> Tile<'a> {
+    let (quads, units) = (x.quads, x.units());
     let units = tile.start * units..tile.end * units;
     Tile {
-        codes: &x.codes[tile.start * blocks..tile.end * blocks],
+        codes: &x.codes.get()[tile.start * quads..tile.end * quads],
         scales: &x.scales[units.clone()],
         starts: &starts[units.clone()],
         products: &x.products[units],
@@ -136,13 +148,16 @@ fn few(
 ) {
     let format = panels.format();
     let shared = Shared::new(format, panels.chunk_cols(), x);
-    let mut scales = Scales { scales: &mut scratch.scales, mins: &mut scratch.mins };
+    let mut scales = Scales {
+        scales: scratch.scales.get_mut().as_chunks_mut().0,
+        mins: scratch.mins.get_mut().as_chunks_mut().0,
+    };
     for i in rows {
         let panel = panels.panel(i);
-        for tile in level.tiles(x.tokens) {
+        for tile in level.sizes(x.unit).tiles(x.tokens) {
             let x = tokens(x, &scratch.starts, &tile);
-            let mut out = [[0.0; ROWS]; MOST_TOKENS];
-            let out = &mut out[..tile.len()];
+            let mut out = Aligned([[0.0; ROWS]; MOST_TOKENS]);
+            let out = &mut out.0[..tile.len()];
             level.product(format, &shared, &panel, &x, &mut scales, out);
             tile.zip(&*out).for_each(|(t, sums)| write(i, t, sums));
         }
@@ -160,11 +175,13 @@ fn many(
     scratch: &mut Scratch,
     write: impl Fn(usize, usize, &[f32; ROWS]),
 ) {
-    let Scratch { scales, mins, levels, starts } = scratch;
+    let Scratch { scales, mins, levels, starts, .. } = scratch;
+    let scales = scales.get_mut().as_chunks_mut().0;
+    let (mins, levels) = (mins.get_mut().as_chunks_mut().0, levels.get_mut().as_chunks_mut().0);
     let (groups, quads) = (panels.chunk_groups(), panels.chunk_cols() / BLOCK * QUADS);
     let shared = Shared::new(panels.format(), x.cols, x);
     let most = (TOKENS_BYTES / (x.cols.div_ceil(BLOCK) * BLOCK)).max(48);
-    let mut tiles = level.tiles(x.tokens).peekable();
+    let mut tiles = level.sizes(x.unit).tiles(x.tokens).peekable();
     while let Some(first) = tiles.peek() {
         let end = first.start.saturating_add(most);
         let some = tiles.clone().take_while(|tile| tile.end <= end);
@@ -179,8 +196,8 @@ fn many(
             let scales = Scales { scales: &mut *scales, mins: &mut *mins };
             for tile in some.clone() {
                 let x = tokens(x, starts, &tile);
-                let mut out = [[0.0; ROWS]; MOST_TOKENS];
-                let out = &mut out[..tile.len()];
+                let mut out = Aligned([[0.0; ROWS]; MOST_TOKENS]);
+                let out = &mut out.0[..tile.len()];
                 level.wide_product(&shared, levels, &scales, &x, out);
                 tile.zip(&*out).for_each(|(t, sums)| write(i, t, sums));
             }

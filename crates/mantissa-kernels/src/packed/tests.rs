@@ -104,9 +104,9 @@ fn formats() -> Vec<PanelFormat> {
 
 /// Scale and code of a quantized value.
 fn value(x: &Activations, t: usize, c: usize) -> (f32, i8) {
-    let tile = PackedLevel::best().tiles(x.tokens).find(|tile| tile.contains(&t)).unwrap();
-    let (blocks, units) = (x.cols.div_ceil(BLOCK), x.units());
-    let four = x.codes[tile.start * blocks * QUADS + c / 4 * tile.len() + (t - tile.start)];
+    let tile = PackedLevel::best().sizes(x.unit).tiles(x.tokens).find(|tile| tile.contains(&t)).unwrap();
+    let units = x.units();
+    let four = x.code(&tile, t, c / 4);
     let scale = x.scales[tile.start * units + c / x.unit * tile.len() + (t - tile.start)];
     (scale, four.to_le_bytes()[c % 4] as i8)
 }

@@ -61,6 +61,14 @@ macro_rules! shared_512 {
             fn dot(self, sum: __m512i, w: __m512i, x: i32) -> __m512i {
                 _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(x))
             }
+            // Of two operands with a NaN, minimum and maximum return the second. It becomes the integer 2^31, whose low
+            // byte is 0.
+            fn codes(self, x: &[f32; ROWS], divisor: f32, range: (f32, f32), out: &mut [i8; ROWS]) -> () {{
+                let x = _mm512_div_ps(_mm512_loadu_ps(x.as_ptr()), _mm512_set1_ps(divisor));
+                let x = _mm512_min_ps(_mm512_set1_ps(range.1), _mm512_max_ps(_mm512_set1_ps(range.0), x));
+                let codes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x));
+                _mm_storeu_si128(out.as_mut_ptr().cast(), codes);
+            }}
             fn to_f32(self, x: __m512i) -> __m512 { _mm512_cvtepi32_ps(x) }
             fn splat(self, x: f32) -> __m512 { _mm512_set1_ps(x) }
             fn load_f32(self, x: &[f32; ROWS]) -> __m512 { _mm512_loadu_ps(x.as_ptr()) }
@@ -179,6 +187,20 @@ macro_rules! shared_256 {
             fn look_up(self, x: [__m256i; 2], table: &[u8; 16]) -> [__m256i; 2] {{
                 let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
                 x.map(|x| _mm256_shuffle_epi8(table, x))
+            }}
+            // As at the wider level; the bytes are picked, since packing instructions saturate.
+            fn codes(self, x: &[f32; ROWS], divisor: f32, range: (f32, f32), out: &mut [i8; ROWS]) -> () {{
+                let bytes = _mm256_setr_epi8(
+                    0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
+                    0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
+                );
+                for (x, out) in x.as_chunks::<8>().0.iter().zip(out.as_chunks_mut::<8>().0) {
+                    let x = _mm256_div_ps(_mm256_loadu_ps(x.as_ptr()), _mm256_set1_ps(divisor));
+                    let x = _mm256_min_ps(_mm256_set1_ps(range.1), _mm256_max_ps(_mm256_set1_ps(range.0), x));
+                    let codes = _mm256_shuffle_epi8(_mm256_cvtps_epi32(x), bytes);
+                    let (low, high) = (_mm256_castsi256_si128(codes), _mm256_extracti128_si256::<1>(codes));
+                    _mm_storel_epi64(out.as_mut_ptr().cast(), _mm_unpacklo_epi32(low, high));
+                }
             }}
             fn to_f32(self, x: [__m256i; 2]) -> [__m256; 2] { x.map(|x| _mm256_cvtepi32_ps(x)) }
             fn splat(self, x: f32) -> [__m256; 2] { [_mm256_set1_ps(x); 2] }
