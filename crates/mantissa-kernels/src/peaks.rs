@@ -24,6 +24,7 @@ impl PeakLoop {
         {
             let level = crate::packed::PackedLevel::available(kernels.isa()).next()?;
             match level.name() {
+                "amx" => Some(PeakLoop::of_tiles(x86::int8_tiles, 2.0 * 64.0)),
                 "avx512-vnni" => Some(PeakLoop::of(x86::int8_512, 2.0 * 64.0)),
                 "avx-vnni" => Some(PeakLoop::of(x86::int8_256, 2.0 * 32.0)),
                 "avx2" => Some(PeakLoop::of(x86::int16_256, 2.0 * 16.0)),
@@ -52,11 +53,16 @@ impl PeakLoop {
         }
     }
 
-    /// Loop of the bf16 dot product of AVX-512 BF16; `None` if products do not use it.
+    /// Loop of the bf16 dot product of AVX-512 BF16 or of AMX; `None` if products do not use it.
     pub fn bf16(kernels: &Kernels) -> Option<Self> {
         #[cfg(target_arch = "x86_64")]
-        return (kernels.isa() == Isa::Avx512 && kernels.bf16_dot())
-            .then(|| PeakLoop::of(x86::bf16_512, 2.0 * 32.0));
+        return match kernels.isa() {
+            Isa::Avx512 if kernels.bf16_dot() => Some(PeakLoop::of(x86::bf16_512, 2.0 * 32.0)),
+            Isa::Amx if crate::packed::PackedLevel::available(Isa::Amx).next()?.name() == "amx" => {
+                Some(PeakLoop::of_tiles(x86::bf16_tiles, 2.0 * 32.0))
+            }
+            _ => None,
+        };
         #[cfg(not(target_arch = "x86_64"))]
         {
             let _ = kernels;
@@ -67,6 +73,12 @@ impl PeakLoop {
     #[cfg(target_arch = "x86_64")]
     fn of(run: unsafe fn() -> u64, per_instruction: f64) -> Self {
         PeakLoop { run, operations: per_instruction * (SUMS * ROUNDS) as f64 }
+    }
+
+    /// Of a loop of [`ROUNDS`] times four instructions on AMX tiles, `per_sum` operations for each of 256 sums.
+    #[cfg(target_arch = "x86_64")]
+    fn of_tiles(run: unsafe fn() -> u64, per_sum: f64) -> Self {
+        PeakLoop { run, operations: per_sum * 256.0 * (4 * ROUNDS) as f64 }
     }
 
     /// Runs the loop once on each of `threads` threads; returns the operations of all.
@@ -103,6 +115,34 @@ mod x86 {
             }
         };
     }
+
+    /// Declares a loop of one instruction on four tiles of sums. Only where AMX is.
+    macro_rules! tile_peak {
+        ($name:ident, $instruction:literal) => {
+            pub(super) unsafe fn $name() -> u64 {
+                // SAFETY: the caller's; the loop changes tile registers only, which the configuration has set to 0.
+                unsafe {
+                    let _tiles = crate::amx::Tiles::shaped(&[crate::amx::Shape::SQUARE; 8]);
+                    std::arch::asm!(
+                        "2:",
+                        concat!($instruction, " tmm0, tmm4, tmm6"),
+                        concat!($instruction, " tmm1, tmm4, tmm7"),
+                        concat!($instruction, " tmm2, tmm5, tmm6"),
+                        concat!($instruction, " tmm3, tmm5, tmm7"),
+                        "dec {rounds}",
+                        "jnz 2b",
+                        rounds = inout(reg) ROUNDS => _,
+                        out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                        options(nostack, nomem),
+                    );
+                }
+                0
+            }
+        };
+    }
+
+    tile_peak!(int8_tiles, "tdpbssd");
+    tile_peak!(bf16_tiles, "tdpbf16ps");
 
     /// ORs all whole cache lines, from four places at a time: one place leaves some of the bandwidth unused.
     #[target_feature(enable = "avx512f")]

@@ -121,27 +121,28 @@ pub struct FloatJob<'a> {
 /// calls.
 #[derive(Debug, Default)]
 pub struct FloatActivations {
-    tokens: usize,
+    pub(super) tokens: usize,
     cols: usize,
-    /// f32 bits `[blocks, 32, tokens of the tile]`, or pairs of bf16 `[blocks, 16, tokens]`.
-    values: Lines<u32>,
+    /// f32 bits `[blocks, 32, tokens of the tile]`, or pairs of bf16 `[blocks, 16, tokens]`,
+    /// on AMX tiles `[blocks, tokens, 16]`.
+    pub(super) values: Lines<u32>,
     in_bf16: bool,
 }
 
 /// Panels of one product.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Strip<'a> {
-    code: FloatCode,
-    mini: MiniBits,
-    table: &'a PairTable,
+    pub(super) code: FloatCode,
+    pub(super) mini: MiniBits,
+    pub(super) table: &'a PairTable,
     /// Bytes of the panels, `panel` bytes each.
-    bytes: &'a [u8],
-    panel: usize,
+    pub(super) bytes: &'a [u8],
+    pub(super) panel: usize,
     /// `[panels, groups]`.
-    scales: &'a [[f32; ROWS]],
-    groups: usize,
-    blocks: usize,
-    group: usize,
+    pub(super) scales: &'a [[f32; ROWS]],
+    pub(super) groups: usize,
+    pub(super) blocks: usize,
+    pub(super) group: usize,
 }
 
 impl<'a> Strip<'a> {
@@ -157,7 +158,7 @@ impl<'a> Strip<'a> {
     fn run(&self, level: &PackedLevel, x: &FloatActivations, write: impl Fn(usize, usize, &[f32; ROWS])) {
         let count = self.bytes.len() / self.panel.max(1);
         let per_token = self.blocks * if x.in_bf16 { BLOCK / 2 } else { BLOCK };
-        for tile in level.float_sizes().tiles(x.tokens) {
+        for tile in level.float_sizes(x.in_bf16).tiles(x.tokens) {
             let values = &x.values.get()[tile.start * per_token..tile.end * per_token];
             let functions = level.float_tile(tile.len(), x.in_bf16);
             let mut first = 0;
@@ -314,7 +315,7 @@ impl FloatPanels {
         if x.tokens == 0 || x.cols == 0 {
             return targets.for_each(|_| ());
         }
-        let pieces = |w: &FloatPanels| match level.float_sizes().expands(x.tokens) {
+        let pieces = |w: &FloatPanels| match level.float_sizes(x.in_bf16).expands(x.tokens) {
             true => MANY_PANELS,
             false => panels_per_piece(w.rows.div_ceil(ROWS), w.panel_bytes(), threads)
                 .next_multiple_of(MANY_PANELS),
@@ -356,7 +357,11 @@ impl FloatPanels {
             group: self.group,
         };
         let write = |panel: usize, t: usize, sums: &[f32; ROWS]| write(panels.start + panel, t, sums);
-        if !(x.in_bf16 && strip.code.bytes() == 1 && level.float_sizes().expands(x.tokens)) {
+        #[cfg(target_arch = "x86_64")]
+        if level.floats_by_tiles(x.in_bf16) {
+            return super::float_tiles::multiply(level, &strip, x, write);
+        }
+        if !(x.in_bf16 && strip.code.bytes() == 1 && level.float_sizes(x.in_bf16).expands(x.tokens)) {
             return strip.run(level, x, write);
         }
         EXPANDED.with_borrow_mut(|expanded| {
@@ -436,7 +441,9 @@ impl FloatActivations {
         assert_eq!(x.len(), tokens * cols, "FloatActivations: input is not rows of {cols}");
         (self.tokens, self.cols, self.in_bf16) = (tokens, cols, in_bf16);
         let per_token = weight.blocks * if in_bf16 { BLOCK / 2 } else { BLOCK };
-        let sizes = PackedLevel::best().float_sizes();
+        let sizes = PackedLevel::best().float_sizes(in_bf16);
+        #[cfg(target_arch = "x86_64")]
+        let by_tiles = PackedLevel::best().floats_by_tiles(in_bf16);
         let (mut x, mut values) = (x, self.values.resize(sizes.padded(tokens) * per_token));
         let pieces = sizes.tiles(tokens).map(|tile| {
             let x = x.split_off(..(tile.end.min(tokens) - tile.start) * cols).unwrap_or_default();
@@ -449,6 +456,12 @@ impl FloatActivations {
                 values.fill(0);
             }
             for (t, x) in x.chunks_exact(cols).enumerate() {
+                #[cfg(target_arch = "x86_64")]
+                if by_tiles {
+                    let rows = values.chunks_exact_mut(BLOCK / 2).skip(t).step_by(tokens);
+                    super::float_tiles::pairs(x, rows);
+                    continue;
+                }
                 let places = values.chunks_exact_mut(tokens).map(|place| &mut place[t]);
                 match in_bf16 {
                     true => pairs(x, places),

@@ -24,9 +24,7 @@ pub struct PackedLevel {
     widths: [Width; 7],
     /// Products of expanded panels with many, some, few and one token.
     wide: [WideProduct; 4],
-    /// Tokens of the tiles of integers, and of floats.
     sizes: Sizes,
-    float_sizes: Sizes,
     quantize: Quantize,
     pack: Pack,
     widen: Widen,
@@ -48,6 +46,8 @@ pub(crate) struct Sizes {
     direct: usize,
     /// True if more tokens than that take tiles of `wide` tokens only.
     only_wide: bool,
+    /// True if there are products of any number of tokens up to `wide`.
+    any: bool,
 }
 
 impl Sizes {
@@ -65,6 +65,7 @@ impl Sizes {
         std::iter::from_fn(move || {
             let tokens = match tokens.saturating_sub(start) {
                 0 => return None,
+                left if self.any => left.min(self.wide),
                 _ if self.only_wide && wide < usize::MAX => wide,
                 1 => 1,
                 // Two equal tiles are faster than a large one and a small rest.
@@ -130,12 +131,13 @@ impl PackedLevel {
             let vector =
                 matches!(isa, Isa::Avx2 | Isa::Avx512 | Isa::Amx) && is_x86_feature_detected!("f16c");
             if matches!(isa, Isa::Avx512 | Isa::Amx) && is_x86_feature_detected!("avx512vnni") {
-                // `prefers_bf16_dot`: on some Intel processors f32 is faster.
-                let has_bf16 = crate::isa::prefers_bf16_dot() && is_x86_feature_detected!("avx512vbmi");
-                let bf16 = has_bf16.then_some(BF16);
-                if isa == Isa::Amx && crate::amx::has_int8() {
+                let bf16 =
+                    (crate::isa::has_bf16_dot() && is_x86_feature_detected!("avx512vbmi")).then_some(BF16);
+                if isa == Isa::Amx && bf16.is_some() && crate::amx::has_int8() {
                     levels.push(PackedLevel { bf16, ..AMX });
                 }
+                // On some Intel processors f32 is faster than the dot product of bf16.
+                let bf16 = bf16.filter(|_| crate::isa::prefers_bf16_dot());
                 levels.push(PackedLevel { bf16, ..AVX512_VNNI });
             }
             if vector && is_x86_feature_detected!("avxvnni") {
@@ -270,8 +272,19 @@ impl PackedLevel {
     }
 
     /// Tiles of products of floats.
-    pub(crate) fn float_sizes(&self) -> Sizes {
-        self.float_sizes
+    pub(crate) fn float_sizes(&self, in_bf16: bool) -> Sizes {
+        #[cfg(target_arch = "x86_64")]
+        if self.floats_by_tiles(in_bf16) {
+            return Sizes { wide: tiles::TOKENS, any: true, ..self.sizes };
+        }
+        let _ = in_bf16;
+        self.sizes
+    }
+
+    /// True if products of floats run on AMX tiles.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn floats_by_tiles(&self, in_bf16: bool) -> bool {
+        self.amx && in_bf16
     }
 
     /// Floating-point products with a tile of `tokens`.
@@ -295,7 +308,7 @@ pub(crate) const MOST_TOKENS: usize = 12;
 
 /// [`AVX512_VNNI`] with AMX tiles for many tokens.
 #[cfg(target_arch = "x86_64")]
-const AMX: PackedLevel = PackedLevel { name: "amx-int8", amx: true, ..AVX512_VNNI };
+const AMX: PackedLevel = PackedLevel { name: "amx", amx: true, ..AVX512_VNNI };
 
 /// Declares the functions of a level, each inside a function that enables the level's features.
 macro_rules! level {
@@ -319,8 +332,7 @@ macro_rules! level {
                 $level::w_few::PRODUCT,
                 $level::w_one::PRODUCT,
             ],
-            sizes: Sizes { few: $few, some: $some, wide: $wide, direct: $direct, only_wide: false },
-            float_sizes: Sizes { few: $few, some: $some, wide: $wide, direct: $direct, only_wide: false },
+            sizes: Sizes { few: $few, some: $some, wide: $wide, direct: $direct, only_wide: false, any: false },
             quantize: $level::quantize,
             pack: $level::pack,
             widen: $level::widen,

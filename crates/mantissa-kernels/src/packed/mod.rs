@@ -39,6 +39,8 @@ mod activations;
 mod by_tiles;
 mod codes;
 mod dot;
+#[cfg(target_arch = "x86_64")]
+mod float_tiles;
 mod floats;
 mod level;
 mod multiply;

@@ -391,7 +391,7 @@ macro_rules! tile_loops {
         /// # Safety
         /// Tiles must be configured, and the operands hold what the configuration and the steps say.
         #[inline(always)]
-        unsafe fn $name(of: &Operands, stored: &mut [Integers; SUMS]) {
+        unsafe fn $name<T>(of: &Operands, stored: &mut [[[T; ROWS]; TOKENS]; SUMS]) {
             let Operands { a: [a0, a1, a2, a3], b: [b0, b1, b2, b3], steps, a_row, .. } = *of;
             // SAFETY: reads the operands, which the caller promises, and writes four tiles of 1024 bytes.
             unsafe {
@@ -470,13 +470,14 @@ macro_rules! tile_loops {
 }
 tile_loops!(signed, "tdpbssd");
 tile_loops!(mixed, "tdpbsud");
+tile_loops!(pairs, "tdpbf16ps");
 
 /// Stores the four sums before.
 ///
 /// # Safety
 /// Tiles must be configured.
 #[inline(always)]
-unsafe fn store(stored: &mut [Integers; SUMS]) {
+unsafe fn store<T>(stored: &mut [[[T; ROWS]; TOKENS]; SUMS]) {
     // SAFETY: writes four tiles of 1024 bytes.
     unsafe {
         asm!(
@@ -488,5 +489,81 @@ unsafe fn store(stored: &mut [Integers; SUMS]) {
             c_row = in(reg) 64_usize,
             options(nostack, preserves_flags),
         );
+    }
+}
+
+/// Panels of bf16 and tokens of a product.
+pub(crate) struct FloatBlock<'a> {
+    /// Pairs of bf16 of two tiles of 16 tokens, or of one of `rows`: `[blocks, rows, 16]`.
+    pub(crate) tokens: &'a [&'a [u32]],
+    /// Tokens of a tile.
+    pub(crate) rows: usize,
+    /// Pairs of columns of panels `[blocks, 16]`, with the scales of their groups.
+    pub(crate) panels: &'a [(&'a [Quad], &'a [[f32; ROWS]])],
+    /// Blocks of a panel, and of a group.
+    pub(crate) blocks: usize,
+    pub(crate) group: usize,
+}
+
+/// Configures the tiles of this thread for products of bf16 with tiles of `rows` tokens.
+///
+/// # Safety
+/// The processor must have AMX-BF16, and the system must permit tiles.
+pub(crate) unsafe fn configure_floats(rows: usize) -> Tiles {
+    let (a, b) = (Shape { rows, bytes: 64 }, Shape::SQUARE);
+    // SAFETY: the caller's.
+    unsafe { Tiles::shaped(&[a, a, a, a, a, a, b, b]) }
+}
+
+/// Adds the products of a block to `out` `[tiles, panels]`: of two tiles and two panels at a time, or of one tile and
+/// four panels. Every group is one sum on the tile unit: two chains along the even and the odd columns of each block,
+/// from 0, added to each other and then to the group's sum (Intel SDM, `TDPBF16PS`; subnormals count as 0).
+///
+/// # Safety
+/// Tiles must be [configured](configure_floats) for the rows, and the processor have AVX-512 F.
+#[target_feature(enable = "avx512f")]
+pub(crate) unsafe fn multiply_floats(block: &FloatBlock<'_>, out: &mut [Sums]) {
+    let FloatBlock { tokens, rows, panels, blocks, group } = *block;
+    let count = panels.len();
+    tokens.iter().for_each(|x| assert!(x.len() >= blocks * rows * ROWS, "tiles: sizes differ"));
+    panels.iter().for_each(|(quads, _)| assert!(quads.len() >= blocks * ROWS, "tiles: sizes differ"));
+    let mut stored = Aligned([[[0f32; ROWS]; TOKENS]; SUMS]);
+    let wide = if tokens.len() > 1 { SUMS / 2 } else { SUMS };
+    for panel in (0..count).step_by(wide) {
+        // A panel past the last one is computed again.
+        let place = |i: usize| (i / wide, (panel + i % wide).min(count - 1));
+        for (g, start) in (0..blocks).step_by(group).enumerate() {
+            let (a_step, b_step) = (rows * 64, ROWS * 64);
+            let of = Operands {
+                a: std::array::from_fn(|i| {
+                    tokens[place(i).0].as_ptr().cast::<u8>().wrapping_add(start * a_step)
+                }),
+                b: std::array::from_fn(|i| {
+                    panels[place(i).1].0.as_ptr().cast::<u8>().wrapping_add(start * b_step)
+                }),
+                steps: group.min(blocks - start),
+                a_row: 64,
+                a_step,
+                b_step,
+            };
+            // SAFETY: the blocks from `start` on are in the tokens and the panels, as asserted.
+            unsafe {
+                pairs(&of, &mut stored.0);
+                store(&mut stored.0);
+            }
+            for (i, parts) in stored.0.iter().enumerate().filter(|(i, _)| panel + i % wide < count) {
+                let (tile, panel) = place(i);
+                let scale = &panels[panel].1[g];
+                for (part, out) in parts.iter().zip(&mut out[tile * count + panel]).take(rows) {
+                    // SAFETY: reads and writes the 16 values of arrays.
+                    unsafe {
+                        let scale = _mm512_loadu_ps(scale.as_ptr());
+                        let sum = _mm512_loadu_ps(out.as_ptr());
+                        let sum = _mm512_fmadd_ps(_mm512_loadu_ps(part.as_ptr()), scale, sum);
+                        _mm512_storeu_ps(out.as_mut_ptr(), sum);
+                    }
+                }
+            }
+        }
     }
 }
