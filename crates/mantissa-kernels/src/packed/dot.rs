@@ -32,6 +32,12 @@ pub(crate) trait Dot: Copy {
     /// 16 f32 lanes.
     type F: Copy;
 
+    /// Asks for the cache lines of `bytes` bytes from `start` on, which need not exist, for the second-level cache.
+    #[inline(always)]
+    fn prefetch(self, start: *const u8, bytes: usize) {
+        let _ = (start, bytes);
+    }
+
     fn splat_i(self, x: i32) -> Self::I;
     fn add_i(self, a: Self::I, b: Self::I) -> Self::I;
     fn load(self, x: &Quad) -> Self::B;

@@ -298,6 +298,20 @@ impl<'a> Panel<'a> {
     }
 }
 
+impl Chunk<'_> {
+    /// Returns where the chunk begins.
+    #[inline(always)]
+    pub(crate) fn start(&self) -> *const u8 {
+        self.scales.bytes.as_ptr()
+    }
+
+    /// Returns its bytes.
+    #[inline(always)]
+    pub(crate) fn bytes(&self) -> usize {
+        self.codes.as_ptr_range().end.addr() - self.start().addr()
+    }
+}
+
 impl Row {
     fn new(format: &PanelFormat, cols: usize) -> Self {
         let (groups, supers) = (format.groups(cols), cols.div_ceil(SUPER));

@@ -6,6 +6,11 @@ use super::panels::Panel;
 use super::scales::widen;
 use super::{Activations, BLOCK, PanelFormat, QUADS, ROWS, ScaleCode};
 
+/// Bytes from what a product reads to what it asks for. (Sapphire Rapids, two threads: 4-bit weights 22 -> 31 GB/s of
+/// 34, 8-bit ones 26 -> 30; from 2 KB to 16 KB it makes no difference. On Zen 4 the processor's own prefetcher does as
+/// well.)
+const AHEAD: usize = 4096;
+
 /// Properties that all panels of a product share.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shared {
@@ -155,6 +160,7 @@ pub(crate) fn product<D: Dot, const BITS: usize, const TABLE: bool, const T: usi
     let per_chunk = s.units(s.blocks);
     let mut sums = Sums::new(d);
     for (chunk, codes) in w.chunks().zip(codes.chunks(s.blocks.max(1))) {
+        d.prefetch(chunk.start().wrapping_add(AHEAD), chunk.bytes());
         widen(d, &chunk.scales, &[], memory.scales);
         widen(d, &chunk.mins, memory.scales, memory.mins);
         let panel = chunk.codes.as_chunks::<BITS>().0;

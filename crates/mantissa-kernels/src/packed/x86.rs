@@ -41,6 +41,11 @@ macro_rules! shared_512 {
         type F = __m512;
 
         methods! {
+            fn prefetch(self, start: *const u8, bytes: usize) -> () {
+                for at in (0..bytes).step_by(64) {
+                    _mm_prefetch::<_MM_HINT_T1>(start.wrapping_add(at).cast());
+                }
+            }
             fn splat_i(self, x: i32) -> __m512i { _mm512_set1_epi32(x) }
             fn add_i(self, a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi32(a, b) }
             fn load(self, x: &Quad) -> __m512i { _mm512_loadu_si512(x.as_ptr().cast()) }
@@ -160,6 +165,11 @@ macro_rules! shared_256 {
         type F = [__m256; 2];
 
         methods! {
+            fn prefetch(self, start: *const u8, bytes: usize) -> () {
+                for at in (0..bytes).step_by(64) {
+                    _mm_prefetch::<_MM_HINT_T1>(start.wrapping_add(at).cast());
+                }
+            }
             fn splat_i(self, x: i32) -> [__m256i; 2] { [_mm256_set1_epi32(x); 2] }
             fn add_i(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
                 [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])]
