@@ -65,6 +65,8 @@ pub(crate) trait Dot: Copy {
     fn wide_f16(self, x: &[u8; 2 * ROWS]) -> Self::F;
     /// Widens 16 little-endian bf16.
     fn wide_bf16(self, x: &[u8; 2 * ROWS]) -> Self::F;
+    /// Widens 16 pairs of bf16: the first of each, and the second.
+    fn wide_bf16_pairs(self, x: &Quad) -> [Self::F; 2];
     /// Widens 16 signed bytes.
     fn wide_i8(self, x: &[u8; ROWS]) -> Self::F;
     /// Widens 16 unsigned bytes.
@@ -188,6 +190,14 @@ impl Dot for Plain {
         let mut out = [0.0; ROWS];
         crate::generic::bf16_le_to_f32(x, &mut out);
         out
+    }
+
+    #[inline(always)]
+    fn wide_bf16_pairs(self, x: &Quad) -> [Self::F; 2] {
+        let pairs = x.as_chunks::<4>().0;
+        let wide =
+            |i: usize, shift: u32, mask: u32| f32::from_bits(u32::from_le_bytes(pairs[i]) << shift & mask);
+        [16, 0].map(|shift| std::array::from_fn(|i| wide(i, shift, 0xffff_0000)))
     }
 
     #[inline(always)]

@@ -2,9 +2,9 @@
 
 use std::cell::RefCell;
 
-use super::floats::{FloatActivations, Strip};
-use super::tiles::{self, FloatBlock, Sums, TOKENS};
-use super::{BLOCK, PackedLevel, ROWS};
+use super::floats::Strip;
+use super::tiles::{self, FloatBlock, FloatPanel, Sums, TOKENS};
+use super::{BLOCK, FloatActivations, PackedLevel, ROWS};
 use crate::buffer::{Aligned, Lines};
 
 /// Panels of a call.
@@ -48,7 +48,7 @@ pub(super) fn multiply(
 
 /// Multiplies some panels with all tokens, two tiles at a time.
 fn with_panels(
-    panels: &[(&[[u8; 4 * ROWS]], &[[f32; ROWS]])],
+    panels: &[FloatPanel<'_>],
     strip: &Strip<'_>,
     x: &FloatActivations,
     write: impl Fn(usize, usize, &[f32; ROWS]),

@@ -39,6 +39,7 @@ mod activations;
 mod by_tiles;
 mod codes;
 mod dot;
+mod float_activations;
 #[cfg(target_arch = "x86_64")]
 mod float_tiles;
 mod floats;
@@ -54,7 +55,8 @@ mod tiles;
 mod x86;
 
 pub use activations::{Activations, Grid};
-pub use floats::{FloatActivations, FloatCode, FloatJob, FloatPanels};
+pub use float_activations::FloatActivations;
+pub use floats::{FloatCode, FloatJob, FloatPanels};
 pub use level::PackedLevel;
 pub use multiply::{PanelJob, multiply};
 pub use panels::{PanelFormat, Panels, Row};

@@ -110,6 +110,16 @@ pub(crate) struct Stored<'a> {
     pub(crate) factor: f32,
 }
 
+/// Widens the bytes of every group. A loop, not a function with a closure: instructions of a level are not inlined into
+/// a closure that passes through an iterator, and a call for each takes ten times as long.
+macro_rules! widen_each {
+    ($out:expr, $bytes:expr, $one:ident => $wide:expr, $d:ident) => {
+        for (out, $one) in $out.iter_mut().zip($bytes.as_chunks().0) {
+            $d.store_f32($wide, out);
+        }
+    };
+}
+
 /// Widens the values of a panel to `out` `[groups]`; `scales` are those of the panel, if the values are minima.
 #[inline(always)]
 pub(crate) fn widen<D: Dot>(d: D, stored: &Stored<'_>, scales: &[[f32; ROWS]], out: &mut [[f32; ROWS]]) {
@@ -118,19 +128,16 @@ pub(crate) fn widen<D: Dot>(d: D, stored: &Stored<'_>, scales: &[[f32; ROWS]], o
     match stored.code {
         ScaleCode::Absent => {}
         ScaleCode::F32 => {
-            each(out, bytes, |bytes: &[u8; 4 * ROWS], out| {
-                let four = bytes.as_chunks::<4>().0;
-                *out = std::array::from_fn(|i| f32::from_le_bytes(four[i]) * stored.factor);
-            });
+            widen_each!(out, bytes, one => d.mul(d.wide_f32(one), factor), d);
         }
-        ScaleCode::F16 => each(out, bytes, |bytes, out| d.store_f32(d.mul(d.wide_f16(bytes), factor), out)),
-        ScaleCode::Bf16 => each(out, bytes, |bytes, out| d.store_f32(d.mul(d.wide_bf16(bytes), factor), out)),
+        ScaleCode::F16 => widen_each!(out, bytes, one => d.mul(d.wide_f16(one), factor), d),
+        ScaleCode::Bf16 => widen_each!(out, bytes, one => d.mul(d.wide_bf16(one), factor), d),
         ScaleCode::Exponent => {
-            each(out, bytes, |bytes, out| d.store_f32(d.mul(d.powers(bytes), factor), out));
+            widen_each!(out, bytes, one => d.mul(d.powers(one), factor), d);
         }
         ScaleCode::E4m3 => {
             let factor = d.splat(256.0 * stored.factor);
-            each(out, bytes, |bytes, out| d.store_f32(d.mul(d.wide_e4m3(bytes), factor), out));
+            widen_each!(out, bytes, one => d.mul(d.wide_e4m3(one), factor), d);
         }
         ScaleCode::Zero => {
             for ((out, bytes), scale) in out.iter_mut().zip(bytes.as_chunks().0).zip(scales) {
@@ -144,14 +151,8 @@ pub(crate) fn widen<D: Dot>(d: D, stored: &Stored<'_>, scales: &[[f32; ROWS]], o
             let supers = stored.supers.as_chunks::<{ 2 * ROWS }>().0;
             for ((out, bytes), supers) in groups.zip(bytes).zip(supers) {
                 let large = d.mul(d.wide_f16(supers), factor);
-                each(out, bytes, |bytes, out| d.store_f32(d.mul(large, d.wide_i8(bytes)), out));
+                widen_each!(out, bytes, one => d.mul(large, d.wide_i8(one)), d);
             }
         }
     }
-}
-
-/// Calls `f` with the bytes of every group.
-#[inline(always)]
-fn each<const N: usize>(out: &mut [[f32; ROWS]], bytes: &[u8], f: impl Fn(&[u8; N], &mut [f32; ROWS])) {
-    out.iter_mut().zip(bytes.as_chunks::<N>().0).for_each(|(out, bytes)| f(bytes, out));
 }

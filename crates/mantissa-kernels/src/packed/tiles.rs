@@ -162,9 +162,11 @@ unsafe fn multiply<const MINS: bool, const STARTS: bool, const SIGNED: bool>(
     block.tokens.iter().for_each(|x| fits(x.codes.len(), TOKENS));
     block.panels.iter().for_each(|(quads, _)| fits(quads.len(), 1));
     // SAFETY: the caller's; all units are in the codes and the panels.
-    match shape.unit <= SHORT {
-        true => unsafe { short::<MINS, STARTS, SIGNED>(shape, block, out) },
-        false => unsafe { long::<MINS, STARTS, SIGNED>(shape, block, out) },
+    unsafe {
+        match shape.unit <= SHORT {
+            true => short::<MINS, STARTS, SIGNED>(shape, block, out),
+            false => long::<MINS, STARTS, SIGNED>(shape, block, out),
+        }
     }
 }
 
@@ -316,9 +318,11 @@ impl Operands {
 #[inline(always)]
 unsafe fn product<const SIGNED: bool>(of: &Operands, stored: &mut [Integers; SUMS]) {
     // SAFETY: the caller's.
-    match SIGNED {
-        true => unsafe { signed(of, stored) },
-        false => unsafe { mixed(of, stored) },
+    unsafe {
+        match SIGNED {
+            true => signed(of, stored),
+            false => mixed(of, stored),
+        }
     }
 }
 
@@ -492,14 +496,16 @@ unsafe fn store<T>(stored: &mut [[[T; ROWS]; TOKENS]; SUMS]) {
     }
 }
 
+/// Pairs of columns of a panel of bf16 `[blocks, 16]`, and the scales of its groups.
+pub(crate) type FloatPanel<'a> = (&'a [Quad], &'a [[f32; ROWS]]);
+
 /// Panels of bf16 and tokens of a product.
 pub(crate) struct FloatBlock<'a> {
     /// Pairs of bf16 of two tiles of 16 tokens, or of one of `rows`: `[blocks, rows, 16]`.
     pub(crate) tokens: &'a [&'a [u32]],
     /// Tokens of a tile.
     pub(crate) rows: usize,
-    /// Pairs of columns of panels `[blocks, 16]`, with the scales of their groups.
-    pub(crate) panels: &'a [(&'a [Quad], &'a [[f32; ROWS]])],
+    pub(crate) panels: &'a [FloatPanel<'a>],
     /// Blocks of a panel, and of a group.
     pub(crate) blocks: usize,
     pub(crate) group: usize,

@@ -87,6 +87,11 @@ macro_rules! shared_512 {
                 let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast()));
                 _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
             }}
+            fn wide_bf16_pairs(self, x: &Quad) -> [__m512; 2] {{
+                let pairs = _mm512_loadu_si512(x.as_ptr().cast());
+                let second = _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+                [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)), _mm512_castsi512_ps(second)]
+            }}
             fn wide_i8(self, x: &[u8; ROWS]) -> __m512 {
                 _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast())))
             }
@@ -239,6 +244,14 @@ macro_rules! shared_256 {
                     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
                 })
             }
+            fn wide_bf16_pairs(self, x: &Quad) -> [[__m256; 2]; 2] {{
+                let pairs = self.load(x);
+                let high = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+                [
+                    [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs[0])), _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs[1]))],
+                    [_mm256_castsi256_ps(_mm256_and_si256(pairs[0], high)), _mm256_castsi256_ps(_mm256_and_si256(pairs[1], high))],
+                ]
+            }}
             fn wide_i8(self, x: &[u8; ROWS]) -> [__m256; 2] {
                 [0, 8].map(|at| {
                     _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().add(at).cast())))
