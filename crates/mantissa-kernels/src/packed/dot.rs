@@ -25,7 +25,11 @@ impl MiniBits {
 
 /// Level of the packed products. A value proves that the level's instructions are available.
 pub(crate) trait Dot: Copy {
-    /// 16 i32 lanes.
+    /// True if [`dot`](Self::dot) multiplies signed bytes. Codes and levels that may be 128 or more are then replaced
+    /// by [`less_128`](Self::less_128), and the sums of a unit start with 128 times the sum of its activations.
+    const SIGNED: bool = false;
+
+    /// 16 i32 sums.
     type I: Copy;
     /// 64 bytes.
     type B: Copy;
@@ -42,7 +46,13 @@ pub(crate) trait Dot: Copy {
     fn or(self, a: Self::B, b: Self::B) -> Self::B;
     /// Replaces every byte, at most 15, by its entry in the table.
     fn look_up(self, x: Self::B, table: &[u8; 16]) -> Self::B;
-    /// Adds to every lane the products of its four unsigned bytes and the four signed bytes of `x`.
+    /// Bytes less 128, as signed bytes; only where [`SIGNED`](Self::SIGNED) is true.
+    #[inline(always)]
+    fn less_128(self, x: Self::B) -> Self::B {
+        x
+    }
+    /// Adds to every lane the products of its four bytes, unsigned unless [`SIGNED`](Self::SIGNED), and the four
+    /// signed bytes of `x`.
     fn dot(self, sum: Self::I, w: Self::B, x: i32) -> Self::I;
 
     fn to_f32(self, x: Self::I) -> Self::F;

@@ -40,6 +40,8 @@ mod dot;
 mod floats;
 mod level;
 mod multiply;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod panels;
 mod product;
 mod scales;

@@ -76,7 +76,7 @@ pub(crate) fn multiply_at<'a>(
                 // SAFETY: every panel belongs to one piece, and `split` hands out every piece once.
                 unsafe { target.out.put_lanes(t * panels.rows() + first, sums, target.accumulate) };
             };
-            scratch.prepare(panels, x, expands);
+            scratch.prepare(level, panels, x, expands);
             match expands {
                 true => many(level, panels, rows, x, scratch, write),
                 false => few(level, panels, rows, x, scratch, write),
@@ -100,14 +100,14 @@ thread_local! {
 
 impl Scratch {
     /// Makes room, and computes the integers that every unit starts with.
-    fn prepare(&mut self, panels: &Panels, x: &Activations, expands: bool) {
+    fn prepare(&mut self, level: &PackedLevel, panels: &Panels, x: &Activations, expands: bool) {
         let groups = if expands { panels.format().groups(x.cols) } else { panels.chunk_groups() };
         self.scales.resize(groups, [0.0; ROWS]);
         self.mins.resize(groups, [0.0; ROWS]);
         if expands {
             self.levels.resize(x.cols.div_ceil(BLOCK) * QUADS, [0; 4 * ROWS]);
         }
-        let zero = -i32::from(panels.format().zero);
+        let zero = -level.zero(panels.format());
         self.starts.clear();
         self.starts.extend(x.sums.iter().map(|sum| zero.wrapping_mul(*sum)));
     }
