@@ -1,140 +1,11 @@
 //! [`Dot`] for AArch64: NEON, NEON with the signed dot product (`SDOT`), and with that of unsigned and signed bytes
 //! (`USDOT`).
 //!
-//! The intrinsics of both dot products and of f16 are not stable in the oldest supported compiler, so that those
-//! instructions are inline assembly. It assembles because every method is inlined into a function that enables the
-//! level's features.
-
 use std::arch::aarch64::*;
-use std::arch::asm;
 
 use super::ROWS;
 use super::dot::{Dot, MiniBits, Quad};
-
-/// Four registers: 64 bytes or 16 lanes of 32 bits.
-type Four<T> = [T; 4];
-
-/// Implements the methods of a level. Bodies use the level's instructions and read or write whole arrays by pointer.
-macro_rules! methods {
-    ($(fn $name:ident($self:ident $(, $arg:ident: $ty:ty)*) -> $ret:ty { $body:expr })*) => {
-        $(
-            #[inline(always)]
-            // Every AArch64 target has NEON, so that only pointers and assembly are unsafe.
-            #[allow(unused_unsafe)]
-            fn $name($self $(, $arg: $ty)*) -> $ret {
-                // SAFETY: `self` exists only if the level's features are available, and pointers come from references
-                // to arrays of exactly the elements that the body reads or writes, without alignment requirements.
-                unsafe { $body }
-            }
-        )*
-    };
-}
-
-/// Applies a function to four registers, without the call that `map` would be in a build without optimization.
-macro_rules! four {
-    ($i:ident => $body:expr) => {{
-        [
-            {
-                const $i: usize = 0;
-                $body
-            },
-            {
-                const $i: usize = 1;
-                $body
-            },
-            {
-                const $i: usize = 2;
-                $body
-            },
-            {
-                const $i: usize = 3;
-                $body
-            },
-        ]
-    }};
-}
-
-/// Adds to four i32 the products of four signed bytes each of `w` and the four in `x`.
-///
-/// # Safety
-/// The processor has the dot product.
-#[inline(always)]
-unsafe fn sdot(sum: int32x4_t, w: uint8x16_t, x: f32) -> int32x4_t {
-    let mut sum = sum;
-    // SAFETY: an instruction on registers, which the caller knows to exist.
-    unsafe {
-        asm!("sdot {sum:v}.4s, {w:v}.16b, {x:v}.4b[0]", sum = inout(vreg) sum, w = in(vreg) w, x = in(vreg) x,
-            options(pure, nomem, nostack, preserves_flags));
-    }
-    sum
-}
-
-/// Adds to four i32 the products of four unsigned bytes each of `w` and the four signed in `x`.
-///
-/// # Safety
-/// The processor has the extension for 8-bit integer matrices.
-#[inline(always)]
-unsafe fn usdot(sum: int32x4_t, w: uint8x16_t, x: f32) -> int32x4_t {
-    let mut sum = sum;
-    // SAFETY: an instruction on registers, which the caller knows to exist.
-    unsafe {
-        asm!("usdot {sum:v}.4s, {w:v}.16b, {x:v}.4b[0]", sum = inout(vreg) sum, w = in(vreg) w, x = in(vreg) x,
-            options(pure, nomem, nostack, preserves_flags));
-    }
-    sum
-}
-
-/// Widens four f16.
-#[inline(always)]
-fn half_f32(x: uint16x4_t) -> float32x4_t {
-    let wide;
-    // SAFETY: an instruction on registers that every AArch64 processor has.
-    unsafe {
-        asm!("fcvtl {wide:v}.4s, {x:v}.4h", wide = lateout(vreg) wide, x = in(vreg) x,
-            options(pure, nomem, nostack, preserves_flags));
-    }
-    wide
-}
-
-/// Widens 16 f16.
-#[inline(always)]
-fn halves_f32(x: [uint16x8_t; 2]) -> Four<float32x4_t> {
-    // SAFETY: every AArch64 target has NEON.
-    #[allow(unused_unsafe)]
-    unsafe {
-        [
-            half_f32(vget_low_u16(x[0])),
-            half_f32(vget_high_u16(x[0])),
-            half_f32(vget_low_u16(x[1])),
-            half_f32(vget_high_u16(x[1])),
-        ]
-    }
-}
-
-/// Widens 16 bytes to 16 bits.
-#[inline(always)]
-fn wide_bytes(x: &[u8; ROWS]) -> [uint16x8_t; 2] {
-    // SAFETY: reads the 16 bytes of the array; every AArch64 target has NEON.
-    unsafe {
-        let x = vld1q_u8(x.as_ptr());
-        [vmovl_u8(vget_low_u8(x)), vmovl_u8(vget_high_u8(x))]
-    }
-}
-
-/// Widens 16 integers of 16 bits to 32.
-#[inline(always)]
-fn wide_words(x: [uint16x8_t; 2]) -> Four<uint32x4_t> {
-    // SAFETY: every AArch64 target has NEON.
-    #[allow(unused_unsafe)]
-    unsafe {
-        [
-            vmovl_u16(vget_low_u16(x[0])),
-            vmovl_u16(vget_high_u16(x[0])),
-            vmovl_u16(vget_low_u16(x[1])),
-            vmovl_u16(vget_high_u16(x[1])),
-        ]
-    }
-}
+use crate::simd::neon::{Four, eight, four, halves_f32, methods, sdot, usdot, wide_bytes, wide_words};
 
 /// Operations that all levels share.
 macro_rules! shared {
@@ -266,7 +137,6 @@ impl Dot for NeonI8mm {
     shared!();
     sums_by_row!();
 
-    // As f32 the four bytes are loaded into a vector register, of which the instruction takes a lane.
     methods! {
         fn dot(self, sum: Four<int32x4_t>, w: Four<uint8x16_t>, x: i32) -> Four<int32x4_t> {{
             let x = f32::from_bits(x as u32);
@@ -323,23 +193,21 @@ impl Dot for Neon {
     signed_bytes!();
 
     methods! {
-        fn splat_i(self, x: i32) -> [int32x4_t; 8] { [vsetq_lane_s32::<2>(x, vsetq_lane_s32::<0>(x, vdupq_n_s32(0))); 8] }
-        fn add_i(self, a: [int32x4_t; 8], b: [int32x4_t; 8]) -> [int32x4_t; 8] {{
-            let [low, high] = [four!(I => vaddq_s32(a[I], b[I])), four!(I => vaddq_s32(a[I + 4], b[I + 4]))];
-            [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]]
-        }}
+        fn splat_i(self, x: i32) -> [int32x4_t; 8] { [vreinterpretq_s32_u64(vdupq_n_u64(u64::from(x as u32))); 8] }
+        fn add_i(self, a: [int32x4_t; 8], b: [int32x4_t; 8]) -> [int32x4_t; 8] { eight!(I => vaddq_s32(a[I], b[I])) }
         fn to_f32(self, x: [int32x4_t; 8]) -> Four<float32x4_t> {
             four!(I => vcvtq_f32_s32(vpaddq_s32(x[2 * I], x[2 * I + 1])))
         }
         fn dot(self, sum: [int32x4_t; 8], w: Four<uint8x16_t>, x: i32) -> [int32x4_t; 8] {{
             let x = vreinterpretq_s8_s32(vdupq_n_s32(x));
-            let rows = four!(I => {
-                let w = vreinterpretq_s8_u8(w[I]);
-                let [low, high] = [vmull_s8(vget_low_s8(w), vget_low_s8(x)), vmull_high_s8(w, x)];
-                [vpadalq_s16(sum[2 * I], low), vpadalq_s16(sum[2 * I + 1], high)]
-            });
-            let [[a, b], [c, d], [e, f], [g, h]] = rows;
-            [a, b, c, d, e, f, g, h]
+            eight!(I => {
+                let w = vreinterpretq_s8_u8(w[I / 2]);
+                let products = match I % 2 {
+                    0 => vmull_s8(vget_low_s8(w), vget_low_s8(x)),
+                    _ => vmull_high_s8(w, x),
+                };
+                vpadalq_s16(sum[I], products)
+            })
         }}
     }
 }
