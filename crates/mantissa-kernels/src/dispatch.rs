@@ -197,7 +197,7 @@ kernels! {
             dequant_lut4: crate::x86::dequant_lut4_avx512,
         };
         #[cfg(target_arch = "aarch64")]
-        NEON = Neon in neon uses (Portable, Portable) features "neon";
+        NEON = Neon in neon uses (crate::simd::neon::Neon, crate::simd::neon::Neon::new()) features "neon";
     }
     kernels {
         /// `sum a[i] * b[i]`, in 16 lanes. Panics if the lengths differ.

@@ -5,9 +5,11 @@ use crate::parallel::for_each;
 use crate::{Isa, Kernels};
 
 /// Independent sums of a measured loop: more than the latency of a multiply-add times the units that start one.
+#[cfg(target_arch = "x86_64")]
 const SUMS: usize = 20;
 
 /// Repetitions of the loop body in a call.
+#[cfg(target_arch = "x86_64")]
 const ROUNDS: usize = 1 << 16;
 
 /// Operations of one call on one thread, in multiply-adds times two.

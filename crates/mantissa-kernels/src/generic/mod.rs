@@ -40,10 +40,12 @@ pub use error::ErrorSums;
 pub(crate) use error::{error_sums, group_amax, group_min_max};
 pub(crate) use exp::{exp_inplace, pow_inplace};
 pub(crate) use gemm_f64::{gemm_sub_f64, sub_axpy_f64};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use gemm_packed::DEPTH as GEMM_DEPTH;
 pub use gemm_packed::Operand;
-pub(crate) use gemm_packed::{DEPTH as GEMM_DEPTH, gemm_bf16, gemm_f16, gemm_f32};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use gemm_packed::{Panels, product, shape as gemm_shape};
+pub(crate) use gemm_packed::{gemm_bf16, gemm_f16, gemm_f32};
 pub(crate) use gemv::{gemm_nt_small, gemv, gevm};
 pub(crate) use norm::{layer_norm, rms_norm, rms_norm_backward};
 pub use optim::AdamWStep;

@@ -25,7 +25,11 @@ impl MiniBits {
 
 /// Level of the packed products. A value proves that the level's instructions are available.
 pub(crate) trait Dot: Copy {
-    /// 16 i32 lanes.
+    /// True if [`dot`](Self::dot) multiplies signed bytes. Codes and levels that may be 128 or more are then replaced
+    /// by [`less_128`](Self::less_128), and the sums of a unit start with 128 times the sum of its activations.
+    const SIGNED: bool = false;
+
+    /// 16 i32 sums.
     type I: Copy;
     /// 64 bytes.
     type B: Copy;
@@ -48,11 +52,22 @@ pub(crate) trait Dot: Copy {
     fn or(self, a: Self::B, b: Self::B) -> Self::B;
     /// Replaces every byte, at most 15, by its entry in the table.
     fn look_up(self, x: Self::B, table: &[u8; 16]) -> Self::B;
-    /// Adds to every lane the products of its four unsigned bytes and the four signed bytes of `x`.
+    /// Bytes less 128, as signed bytes; only where [`SIGNED`](Self::SIGNED) is true.
+    #[inline(always)]
+    fn less_128(self, x: Self::B) -> Self::B {
+        x
+    }
+    /// Adds to every lane the products of its four bytes, unsigned unless [`SIGNED`](Self::SIGNED), and the four
+    /// signed bytes of `x`.
     fn dot(self, sum: Self::I, w: Self::B, x: i32) -> Self::I;
 
     /// Divides 16 values, rounds them to nearest even and limits them to a range within -128 to 127. NaN becomes 0.
-    fn codes(self, x: &[f32; ROWS], divisor: f32, range: (f32, f32), out: &mut [i8; ROWS]);
+    #[inline(always)]
+    fn codes(self, x: &[f32; ROWS], divisor: f32, range: (f32, f32), out: &mut [i8; ROWS]) {
+        for (out, x) in out.iter_mut().zip(x) {
+            *out = (x / divisor).round_ties_even().clamp(range.0, range.1) as i8;
+        }
+    }
 
     fn to_f32(self, x: Self::I) -> Self::F;
     fn splat(self, x: f32) -> Self::F;
@@ -66,7 +81,15 @@ pub(crate) trait Dot: Copy {
     /// Widens 16 little-endian bf16.
     fn wide_bf16(self, x: &[u8; 2 * ROWS]) -> Self::F;
     /// Widens 16 pairs of bf16: the first of each, and the second.
-    fn wide_bf16_pairs(self, x: &Quad) -> [Self::F; 2];
+    #[inline(always)]
+    fn wide_bf16_pairs(self, x: &Quad) -> [Self::F; 2] {
+        let pairs = x.as_chunks::<4>().0;
+        let wide = |i: usize, shift: u32| f32::from_bits(u32::from_le_bytes(pairs[i]) << shift & 0xffff_0000);
+        [
+            self.load_f32(&std::array::from_fn(|i| wide(i, 16))),
+            self.load_f32(&std::array::from_fn(|i| wide(i, 0))),
+        ]
+    }
     /// Widens 16 signed bytes.
     fn wide_i8(self, x: &[u8; ROWS]) -> Self::F;
     /// Widens 16 unsigned bytes.
@@ -142,13 +165,6 @@ impl Dot for Plain {
     }
 
     #[inline(always)]
-    fn codes(self, x: &[f32; ROWS], divisor: f32, (low, high): (f32, f32), out: &mut [i8; ROWS]) {
-        for (out, x) in out.iter_mut().zip(x) {
-            *out = (x / divisor).round_ties_even().clamp(low, high) as i8;
-        }
-    }
-
-    #[inline(always)]
     fn to_f32(self, x: Self::I) -> Self::F {
         x.map(|x| x as f32)
     }
@@ -190,14 +206,6 @@ impl Dot for Plain {
         let mut out = [0.0; ROWS];
         crate::generic::bf16_le_to_f32(x, &mut out);
         out
-    }
-
-    #[inline(always)]
-    fn wide_bf16_pairs(self, x: &Quad) -> [Self::F; 2] {
-        let pairs = x.as_chunks::<4>().0;
-        let wide =
-            |i: usize, shift: u32, mask: u32| f32::from_bits(u32::from_le_bytes(pairs[i]) << shift & mask);
-        [16, 0].map(|shift| std::array::from_fn(|i| wide(i, shift, 0xffff_0000)))
     }
 
     #[inline(always)]

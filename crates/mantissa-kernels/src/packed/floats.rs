@@ -495,6 +495,7 @@ fn widen<D: Dot>(d: D, w: &Strip<'_>, panel: usize, block: usize, out: &mut Colu
 }
 
 /// Multiplies pairs of bf16.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) trait PairDot: Dot {
     /// `sum + w[1] x[1] + w[0] x[0]` in every lane, by `VDPBF16PS`.
     fn dot_pairs(self, sum: Self::F, w: Self::B, x: u32) -> Self::F;
@@ -504,6 +505,7 @@ pub(crate) trait PairDot: Dot {
 }
 
 /// Expands 8-bit floats to pairs of bf16.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 #[inline(always)]
 pub(crate) fn expand_pairs<D: PairDot>(d: D, codes: &[Quad], table: &PairTable, out: &mut [Quad]) {
     for (codes, [first, second]) in codes.iter().zip(out.as_chunks_mut().0) {
@@ -514,6 +516,7 @@ pub(crate) fn expand_pairs<D: PairDot>(d: D, codes: &[Quad], table: &PairTable, 
 }
 
 /// Multiplies `P` panels with `T` tokens in bf16.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 #[inline(always)]
 pub(crate) fn by_bf16<D: PairDot, const T: usize, const P: usize>(
     d: D,

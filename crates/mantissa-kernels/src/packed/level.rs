@@ -5,10 +5,10 @@ use std::sync::OnceLock;
 
 use super::activations::{Shape, quantize};
 use super::codes::pack_block;
-use super::dot::{Plain, Quad};
+use super::dot::{Dot, Plain, Quad};
 use super::floats::{FloatTile, PairTable, Strip, by_f32};
 use super::panels::Panel;
-use super::product::{Product, Scales, Shared, Tile, WideProduct, expand, product, wide_product};
+use super::product::{Product, Scales, Shared, Tile, WideProduct, expand, product, wide_product, zero};
 use super::scales::{Stored, widen};
 #[cfg(target_arch = "x86_64")]
 use super::tiles;
@@ -28,6 +28,7 @@ pub struct PackedLevel {
     quantize: Quantize,
     pack: Pack,
     widen: Widen,
+    zero: Zero,
     /// Floating-point products with one token, few, some and many.
     floats: [FloatTile; 4],
     /// The same by the processor's dot product of bf16.
@@ -95,6 +96,7 @@ struct Bf16 {
 type Quantize = unsafe fn(&Shape, &[f32], &mut [[i8; BLOCK]], &mut [f32], &mut [i32]);
 type Pack = unsafe fn(&[[u8; BLOCK]; ROWS], u32, &mut [Quad]);
 type Widen = unsafe fn(&Stored<'_>, &[[f32; ROWS]], &mut [[f32; ROWS]]);
+type Zero = fn(&PanelFormat) -> i32;
 type ExpandPairs = unsafe fn(&[Quad], &PairTable, &mut [Quad]);
 type Expand = unsafe fn(&[Quad], &[u8; 16], &mut [Quad]);
 
@@ -149,6 +151,13 @@ impl PackedLevel {
         }
         #[cfg(target_arch = "aarch64")]
         if isa == Isa::Neon {
+            let dotprod = std::arch::is_aarch64_feature_detected!("dotprod");
+            if dotprod && std::arch::is_aarch64_feature_detected!("i8mm") {
+                levels.push(NEON_I8MM);
+            }
+            if dotprod {
+                levels.push(NEON_DOTPROD);
+            }
             levels.push(NEON);
         }
         let _ = isa;
@@ -186,6 +195,11 @@ impl PackedLevel {
         unsafe { (self.widen)(stored, scales, out) }
     }
 
+    /// Level that stands for 0 in the bytes that the level multiplies.
+    pub(crate) fn zero(&self, format: &PanelFormat) -> i32 {
+        (self.zero)(format)
+    }
+
     /// Expands the codes of a panel to bytes.
     pub(crate) fn expand(&self, format: &PanelFormat, codes: &[Quad], out: &mut [Quad]) {
         let levels = format.levels.unwrap_or([0; 16]);
@@ -199,7 +213,7 @@ impl PackedLevel {
         if let Some(direct) = self.amx.then(|| tiles::direct_tokens(unit)).flatten() {
             return Sizes { wide: tiles::TOKENS, direct, only_wide: true, ..self.sizes };
         }
-        let _ = unit;
+        let _ = (unit, self.amx);
         self.sizes
     }
 
@@ -303,6 +317,11 @@ impl PackedLevel {
     }
 }
 
+/// [`zero`] of the level of a proof.
+const fn zero_of<D: Dot>(_: unsafe fn() -> D) -> Zero {
+    zero::<D>
+}
+
 /// Most tokens of a tile.
 pub(crate) const MOST_TOKENS: usize = 12;
 
@@ -336,6 +355,7 @@ macro_rules! level {
             quantize: $level::quantize,
             pack: $level::pack,
             widen: $level::widen,
+            zero: zero_of($level::proof),
             floats: [$level::f1::TILE, $level::few::TILE, $level::some::TILE, $level::many::TILE],
             bf16: None,
             amx: false,
@@ -356,6 +376,12 @@ macro_rules! level {
             level!(@wide w_few, $few, $proof $(, $features)?);
             level!(@wide w_some, $some, $proof $(, $features)?);
             level!(@wide w_many, $wide, $proof $(, $features)?);
+
+            /// Proof of the level, for its type.
+            $(#[target_feature(enable = $features)])?
+            pub(super) fn proof() -> impl Dot {
+                $proof
+            }
 
             // The same code as everywhere, compiled for the level's registers.
             $(#[target_feature(enable = $features)])?
@@ -446,7 +472,18 @@ macro_rules! level {
 level!(PLAIN = "scalar" in plain, Plain, few 2, some 2, wide 4, direct 8, panels 2 1 1);
 level!(
     #[cfg(target_arch = "aarch64")]
-    NEON = "neon" in neon, Plain, few 2, some 2, wide 4, direct 8, panels 4 2 1, features "neon"
+    NEON = "neon" in neon, crate::packed::neon::Neon::new(), few 2, some 2, wide 3, direct 8, panels 4 2 1,
+    features "neon"
+);
+level!(
+    #[cfg(target_arch = "aarch64")]
+    NEON_DOTPROD = "neon-dotprod" in neon_dotprod, crate::packed::neon::NeonDotprod::new(), few 2, some 4, wide 4,
+    direct 8, panels 4 2 1, features "neon,dotprod"
+);
+level!(
+    #[cfg(target_arch = "aarch64")]
+    NEON_I8MM = "neon-i8mm" in neon_i8mm, crate::packed::neon::NeonI8mm::new(), few 2, some 4, wide 4, direct 8,
+    panels 4 2 1, features "neon,dotprod,i8mm"
 );
 level!(
     #[cfg(target_arch = "x86_64")]

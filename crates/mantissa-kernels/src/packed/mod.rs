@@ -45,6 +45,8 @@ mod float_tiles;
 mod floats;
 mod level;
 mod multiply;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod panels;
 mod product;
 mod scales;

@@ -86,7 +86,7 @@ pub(crate) fn multiply_at<'a>(
             if level.by_tiles(x.tokens, x.unit) {
                 return scratch.by_tiles.multiply(level, panels, rows, x, write);
             }
-            scratch.prepare(panels, x, expands);
+            scratch.prepare(level, panels, x, expands);
             match expands {
                 true => many(level, panels, rows, x, scratch, write),
                 false => few(level, panels, rows, x, scratch, write),
@@ -112,14 +112,14 @@ thread_local! {
 
 impl Scratch {
     /// Makes room, and computes the integers that every unit starts with.
-    fn prepare(&mut self, panels: &Panels, x: &Activations, expands: bool) {
+    fn prepare(&mut self, level: &PackedLevel, panels: &Panels, x: &Activations, expands: bool) {
         let groups = if expands { panels.format().groups(x.cols) } else { panels.chunk_groups() };
         self.scales.resize(groups * ROWS);
         self.mins.resize(groups * ROWS);
         if expands {
             self.levels.resize(x.cols.div_ceil(BLOCK) * QUADS * size_of::<Quad>());
         }
-        let zero = -i32::from(panels.format().zero);
+        let zero = -level.zero(panels.format());
         self.starts.clear();
         self.starts.extend(x.sums.iter().map(|sum| zero.wrapping_mul(*sum)));
     }

@@ -165,7 +165,7 @@ pub(crate) fn product<D: Dot, const BITS: usize, const TABLE: bool, const T: usi
         widen(d, &chunk.mins, memory.scales, memory.mins);
         let panel = chunk.codes.as_chunks::<BITS>().0;
         let scales = (&*memory.scales, &*memory.mins);
-        add::<D, BITS, TABLE, T>(d, s, panel, scales, codes, units.take(per_chunk), &mut sums);
+        add::<D, BITS, TABLE, false, T>(d, s, panel, scales, codes, units.take(per_chunk), &mut sums);
     }
     sums.store(d, out);
 }
@@ -184,13 +184,13 @@ pub(crate) fn wide_product<D: Dot, const T: usize>(
     let codes = x.codes.as_chunks::<T>().0.as_chunks::<QUADS>().0;
     let mut sums = Sums::new(d);
     let scales = (&*scales.scales, &*scales.mins);
-    add::<D, QUADS, false, T>(d, s, w.as_chunks().0, scales, codes, Units::of(x), &mut sums);
+    add::<D, QUADS, false, true, T>(d, s, w.as_chunks().0, scales, codes, Units::of(x), &mut sums);
     sums.store(d, out);
 }
 
-/// Adds the products of consecutive blocks.
+/// Adds the products of consecutive blocks. `EXPANDED`: their bytes are those of [`expand`].
 #[inline(always)]
-fn add<D: Dot, const BITS: usize, const TABLE: bool, const T: usize>(
+fn add<D: Dot, const BITS: usize, const TABLE: bool, const EXPANDED: bool, const T: usize>(
     d: D,
     s: &Shared,
     w: &[[Quad; BITS]],
@@ -206,10 +206,10 @@ fn add<D: Dot, const BITS: usize, const TABLE: bool, const T: usize>(
         let scales = scales.as_chunks::<2>().0.iter().zip(mins.as_chunks::<2>().0);
         for ((units, (w, x)), (scales, mins)) in units.pairs().zip(blocks).zip(scales) {
             begin(d, units[0], sums);
-            add_quads::<D, BITS, TABLE, T, 0, { QUADS / 2 }>(d, s, x, w, sums);
+            add_quads::<D, BITS, TABLE, EXPANDED, T, 0, { QUADS / 2 }>(d, s, x, w, sums);
             finish(d, s, (&scales[0], &mins[0]), units[0], sums);
             begin(d, units[1], sums);
-            add_quads::<D, BITS, TABLE, T, { QUADS / 2 }, QUADS>(d, s, x, w, sums);
+            add_quads::<D, BITS, TABLE, EXPANDED, T, { QUADS / 2 }, QUADS>(d, s, x, w, sums);
             finish(d, s, (&scales[1], &mins[1]), units[1], sums);
         }
     } else if s.blocks_per_unit == 0 {
@@ -218,10 +218,10 @@ fn add<D: Dot, const BITS: usize, const TABLE: bool, const T: usize>(
         for scales in scales.iter().zip(mins) {
             for ((w, x), units) in blocks.by_ref().take(s.units_per_group / 2) {
                 begin(d, units[0], sums);
-                add_quads::<D, BITS, TABLE, T, 0, { QUADS / 2 }>(d, s, x, w, sums);
+                add_quads::<D, BITS, TABLE, EXPANDED, T, 0, { QUADS / 2 }>(d, s, x, w, sums);
                 finish(d, s, scales, units[0], sums);
                 begin(d, units[1], sums);
-                add_quads::<D, BITS, TABLE, T, { QUADS / 2 }, QUADS>(d, s, x, w, sums);
+                add_quads::<D, BITS, TABLE, EXPANDED, T, { QUADS / 2 }, QUADS>(d, s, x, w, sums);
                 finish(d, s, scales, units[1], sums);
             }
         }
@@ -229,7 +229,7 @@ fn add<D: Dot, const BITS: usize, const TABLE: bool, const T: usize>(
         // The most common case without the loops of the others.
         for ((unit, (w, x)), scales) in units.iter().zip(blocks).zip(scales.iter().zip(mins)) {
             begin(d, unit, sums);
-            add_quads::<D, BITS, TABLE, T, 0, QUADS>(d, s, x, w, sums);
+            add_quads::<D, BITS, TABLE, EXPANDED, T, 0, QUADS>(d, s, x, w, sums);
             finish(d, s, scales, unit, sums);
         }
     } else {
@@ -238,7 +238,7 @@ fn add<D: Dot, const BITS: usize, const TABLE: bool, const T: usize>(
             for unit in units.take(s.units_per_group).iter() {
                 begin(d, unit, sums);
                 for (w, x) in blocks.by_ref().take(s.blocks_per_unit) {
-                    add_quads::<D, BITS, TABLE, T, 0, QUADS>(d, s, x, w, sums);
+                    add_quads::<D, BITS, TABLE, EXPANDED, T, 0, QUADS>(d, s, x, w, sums);
                 }
                 finish(d, s, scales, unit, sums);
             }
@@ -261,6 +261,7 @@ fn add_quads<
     D: Dot,
     const BITS: usize,
     const TABLE: bool,
+    const EXPANDED: bool,
     const T: usize,
     const FROM: usize,
     const TO: usize,
@@ -272,16 +273,37 @@ fn add_quads<
     sums: &mut Sums<D, T>,
 ) {
     each!(quads FROM TO, Q => {
-        let mut codes = quad::<D, BITS>(d, block, Q);
-        if TABLE {
-            codes = d.look_up(codes, &s.levels);
-        }
+        let codes = if EXPANDED { d.load(&block[Q]) } else { factors::<D, BITS, TABLE>(d, block, &s.levels, Q) };
         if T == 1 && Q % 2 == 1 {
             sums.odd = d.dot(sums.odd, codes, x[Q][0]);
         } else {
             each!(T, TOKEN => sums.even[TOKEN] = d.dot(sums.even[TOKEN], codes, x[Q][TOKEN]));
         }
     });
+}
+
+/// Unpacks quad `q` of a block to the bytes that [`Dot::dot`] takes.
+#[inline(always)]
+fn factors<D: Dot, const BITS: usize, const TABLE: bool>(
+    d: D,
+    block: &[Quad; BITS],
+    levels: &[u8; 16],
+    q: usize,
+) -> D::B {
+    let codes = quad::<D, BITS>(d, block, q);
+    let levels = if TABLE { d.look_up(codes, levels) } else { codes };
+    if D::SIGNED && reaches_128(BITS, TABLE) { d.less_128(levels) } else { levels }
+}
+
+/// True if levels may be 128 or more.
+const fn reaches_128(bits: usize, table: bool) -> bool {
+    table || bits == 8
+}
+
+/// Level that stands for 0 in the bytes that [`Dot::dot`] takes.
+pub(crate) fn zero<D: Dot>(format: &PanelFormat) -> i32 {
+    let reaches_128 = reaches_128(format.bits as usize, format.levels.is_some());
+    i32::from(format.zero) - if D::SIGNED && reaches_128 { 128 } else { 0 }
 }
 
 /// Adds a unit to the sums in f32.
@@ -318,11 +340,7 @@ pub(crate) fn expand<D: Dot, const BITS: usize, const TABLE: bool>(
     for (block, out) in codes.as_chunks::<BITS>().0.iter().zip(out.as_chunks_mut::<QUADS>().0) {
         const FIRST: usize = 0;
         each!(quads FIRST QUADS, Q => {
-            let mut codes = quad::<D, BITS>(d, block, Q);
-            if TABLE {
-                codes = d.look_up(codes, levels);
-            }
-            d.store(codes, &mut out[Q]);
+            d.store(factors::<D, BITS, TABLE>(d, block, levels, Q), &mut out[Q]);
         });
     }
 }

@@ -8,7 +8,8 @@
 //! A query's result depends on its own values and on the tiles alone, not on the other queries, so it has the same
 //! bits in any batch. Results have the same bits at every level.
 //!
-//! Levels: scalar, AVX2 (with F16C), AVX-512 with VNNI; AVX-512 without VNNI takes the AVX2 code.
+//! Levels: scalar, AVX2 (with F16C), AVX-512 with VNNI; AVX-512 without VNNI takes the AVX2 code. NEON, without and with
+//! the dot product.
 
 mod layout;
 mod partial;
@@ -268,6 +269,17 @@ impl Kernels {
                 // detected.
                 unsafe { attend_avx2(&args, state) }
             }
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon if std::arch::is_aarch64_feature_detected!("dotprod") => {
+                // SAFETY: a `Kernels` of this level exists only if the processor has NEON; the dot product has just been
+                // detected.
+                unsafe { attend_neon_dotprod(&args, state) }
+            }
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => {
+                // SAFETY: a `Kernels` of this level exists only if the processor has NEON.
+                unsafe { attend_neon(&args, state) }
+            }
             _ => attend(Portable, &args, state),
         }
     }
@@ -307,6 +319,18 @@ fn attend_avx2(args: &Args<'_>, state: &mut Softmax) {
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 fn attend_avx512(args: &Args<'_>, state: &mut Softmax) {
     attend(simd::x86::Avx512Vnni::new(), args, state);
+}
+
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon")]
+fn attend_neon(args: &Args<'_>, state: &mut Softmax) {
+    attend(simd::neon::Neon::new(), args, state);
+}
+
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon,dotprod")]
+fn attend_neon_dotprod(args: &Args<'_>, state: &mut Softmax) {
+    attend(simd::neon::NeonDotprod::new(), args, state);
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -3,6 +3,8 @@
 //!
 //! Every operation gives the same bits at every level: integer sums are exact, and multiply-adds are fused everywhere.
 
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod x86;
 

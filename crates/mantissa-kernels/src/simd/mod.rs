@@ -5,6 +5,8 @@
 //! as their first argument. Every operation is the same IEEE operation per lane at every level, so the levels agree
 //! bit for bit.
 
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86;
 
