@@ -63,9 +63,7 @@ fn of_gguf(tensors: &[GgufTensor]) -> Vec<Footprint> {
             _ if rows == 1 => Footprint { weights: 4 * cols as u64, loading: 0 },
             None => dense(rows, cols, tensor.len),
             Some(codec) => Footprint {
-                weights: panel_format(codec)
-                    .and_then(|format| format.bytes(rows, cols))
-                    .map_or(tensor.len, |n| n as u64),
+                weights: panel_format(codec).bytes(rows, cols).map_or(u64::MAX, |n| n as u64),
                 loading: tensor.len,
             },
         }
@@ -91,12 +89,12 @@ fn padded(rows: usize, cols: usize) -> u64 {
     (rows.next_multiple_of(ROWS) as u64).saturating_mul(cols.next_multiple_of(BLOCK) as u64)
 }
 
-/// Format of the panels of a codec; `None` for codecs that run from their stored bytes.
-fn panel_format(codec: &Codec) -> Option<PanelFormat> {
-    let form = codec.id.integers()?;
+/// Format of the panels of a codec.
+fn panel_format(codec: &Codec) -> PanelFormat {
+    let form = codec.id.integers();
     let (scales, mins) = (scale_code(form.scales), scale_code(form.mins));
     let (bits, group) = (form.bits, form.group);
-    Some(PanelFormat { bits, levels: None, zero: 0, group, unit: group, scales, mins, factor: 1.0 })
+    PanelFormat { bits, levels: None, zero: 0, group, unit: group, scales, mins, factor: 1.0 }
 }
 
 /// Tensors of a linear layer.

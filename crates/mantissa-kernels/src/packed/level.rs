@@ -21,7 +21,7 @@ use crate::Isa;
 pub struct PackedLevel {
     name: &'static str,
     /// Products of a width of codes, by [`index`].
-    widths: [Width; 7],
+    widths: [Width; 8],
     /// Products of expanded panels with many, some, few and one token.
     wide: [WideProduct; 4],
     sizes: Sizes,
@@ -109,10 +109,11 @@ struct Width {
     expand: Expand,
 }
 
-/// Place of a width in [`PackedLevel::widths`]; the last is 4 bits with a table.
+/// Place of a width in [`PackedLevel::widths`]; the last are 4 and 3 bits with a table.
 const fn index(bits: u32, table: bool) -> usize {
     match bits {
         4 if table => 6,
+        3 if table => 7,
         8 => 5,
         bits => bits as usize - 2,
     }
@@ -344,6 +345,7 @@ macro_rules! level {
                 $level::b6::WIDTH,
                 $level::b8::WIDTH,
                 $level::t4::WIDTH,
+                $level::t3::WIDTH,
             ],
             wide: [
                 $level::w_many::PRODUCT,
@@ -371,6 +373,7 @@ macro_rules! level {
             level!(@width b6, 6, false, $proof, $few, $some $(, $features)?);
             level!(@width b8, 8, false, $proof, $few, $some $(, $features)?);
             level!(@width t4, 4, true, $proof, $few, $some $(, $features)?);
+            level!(@width t3, 3, true, $proof, $few, $some $(, $features)?);
 
             level!(@wide w_one, 1, $proof $(, $features)?);
             level!(@wide w_few, $few, $proof $(, $features)?);

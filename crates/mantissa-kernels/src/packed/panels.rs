@@ -21,7 +21,7 @@ const PIECE: usize = 8;
 pub struct PanelFormat {
     /// Bits of a code: 2, 3, 4, 5, 6 or 8.
     pub bits: u32,
-    /// Levels of 4-bit codes; `None` if a code is its own level.
+    /// Levels of 3-bit or 4-bit codes; `None` if a code is its own level.
     pub levels: Option<[u8; 16]>,
     /// Level that stands for 0.
     pub zero: u8,
@@ -117,7 +117,7 @@ impl PanelFormat {
     pub fn is_valid(&self) -> bool {
         let size = |n: usize| n == BLOCK / 2 || (n > 0 && n.is_multiple_of(BLOCK));
         WIDTHS.contains(&self.bits)
-            && (self.levels.is_none() || self.bits == 4)
+            && (self.levels.is_none() || matches!(self.bits, 3 | 4))
             && size(self.unit)
             && size(self.group)
             && self.group.is_multiple_of(self.unit)

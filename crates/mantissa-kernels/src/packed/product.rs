@@ -7,8 +7,8 @@ use super::scales::widen;
 use super::{Activations, BLOCK, PanelFormat, QUADS, ROWS, ScaleCode};
 
 /// Bytes from what a product reads to what it asks for. (Sapphire Rapids, two threads: 4-bit weights 22 -> 31 GB/s of
-/// 34, 8-bit ones 26 -> 30; from 2 KB to 16 KB it makes no difference. On Zen 4 the processor's own prefetcher does as
-/// well.)
+/// 34, 8-bit ones 26 -> 30; from 2 KB to 16 KB it makes no difference. On Zen 4, whose own prefetcher does as well, it
+/// costs a fifth.)
 const AHEAD: usize = 4096;
 
 /// Properties that all panels of a product share.
@@ -21,6 +21,8 @@ pub(crate) struct Shared {
     blocks_per_unit: usize,
     units_per_group: usize,
     has_mins: bool,
+    /// True if the processor's own prefetcher does not run far enough ahead.
+    asks_ahead: bool,
 }
 
 impl Shared {
@@ -32,6 +34,7 @@ impl Shared {
             blocks_per_unit: x.unit / BLOCK,
             units_per_group: format.group / x.unit,
             has_mins: format.mins != ScaleCode::Absent,
+            asks_ahead: crate::isa::prefers_prefetch(),
         }
     }
 
@@ -160,7 +163,9 @@ pub(crate) fn product<D: Dot, const BITS: usize, const TABLE: bool, const T: usi
     let per_chunk = s.units(s.blocks);
     let mut sums = Sums::new(d);
     for (chunk, codes) in w.chunks().zip(codes.chunks(s.blocks.max(1))) {
-        d.prefetch(chunk.start().wrapping_add(AHEAD), chunk.bytes());
+        if s.asks_ahead {
+            d.prefetch(chunk.start().wrapping_add(AHEAD), chunk.bytes());
+        }
         widen(d, &chunk.scales, &[], memory.scales);
         widen(d, &chunk.mins, memory.scales, memory.mins);
         let panel = chunk.codes.as_chunks::<BITS>().0;

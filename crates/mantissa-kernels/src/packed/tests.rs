@@ -97,6 +97,16 @@ fn formats() -> Vec<PanelFormat> {
             ..plain.clone()
         },
         PanelFormat { bits: 3, zero: 4, group: 16, unit: 16, scales: ScaleCode::Integer, ..plain.clone() },
+        PanelFormat {
+            bits: 3,
+            levels: table,
+            zero: 128,
+            group: 16,
+            unit: 16,
+            scales: ScaleCode::Integer,
+            factor: 0.125,
+            ..plain.clone()
+        },
         PanelFormat { bits: 5, zero: 16, ..plain.clone() },
         PanelFormat { bits: 6, zero: 32, group: 16, unit: 16, scales: ScaleCode::Integer, ..plain.clone() },
         PanelFormat { bits: 8, zero: 128, scales: ScaleCode::F32, ..plain },
@@ -175,8 +185,8 @@ fn products_are_those_of_the_dequantized_weight_at_every_level() {
 #[test]
 fn a_token_does_not_depend_on_its_neighbours() {
     // Tokens read directly, expanded, and more than stay in the cache at once; chunks of 256 columns and of a row.
-    for (format, tokens) in [(5, 30), (5, 100), (5, 800), (13, 100)] {
-        let format = PanelFormat { group: if format == 13 { 4096 } else { 32 }, ..formats().remove(format) };
+    for (format, tokens) in [(5, 30), (5, 100), (5, 800), (14, 100)] {
+        let format = PanelFormat { group: if format == 14 { 4096 } else { 32 }, ..formats().remove(format) };
         let cols = if format.group > 32 { 4096 } else { 288 };
         let case = case(format.clone(), 20, cols);
         let x = noise(tokens * cols, 9);

@@ -12,7 +12,7 @@ pub(super) const IQ1_M: Codec = Codec {
     name: "iq1_m",
     elements: 256,
     bytes: 56,
-    decode: decode_iq1_m,
+    decode: |block, out| decode(CodecId::Iq1M, block, out),
     encode: Encode::Search,
 };
 /// `d | 32 low index bytes | 8 words: four 3-bit high indices, 3-bit scale, shift sign`.
@@ -21,7 +21,7 @@ pub(super) const IQ1_S: Codec = Codec {
     name: "iq1_s",
     elements: 256,
     bytes: 50,
-    decode: decode_iq1_s,
+    decode: |block, out| decode(CodecId::Iq1S, block, out),
     encode: Encode::Search,
 };
 /// `d | 32 low index bytes | 32 sign bytes | 8 bytes of high index pairs | 8 bytes of two 4-bit scales`.
@@ -30,7 +30,7 @@ pub(super) const IQ2_S: Codec = Codec {
     name: "iq2_s",
     elements: 256,
     bytes: 82,
-    decode: decode_iq2_s,
+    decode: |block, out| decode(CodecId::Iq2S, block, out),
     encode: Encode::Search,
 };
 /// `d | 32 words: 9-bit index, 7-bit signs | 8 bytes of two 4-bit scales`.
@@ -39,7 +39,7 @@ pub(super) const IQ2_XS: Codec = Codec {
     name: "iq2_xs",
     elements: 256,
     bytes: 74,
-    decode: decode_iq2_xs,
+    decode: |block, out| decode(CodecId::Iq2Xs, block, out),
     encode: Encode::Search,
 };
 /// `d | 8 times: four index bytes, a word of four 7-bit signs and a 4-bit scale`.
@@ -48,7 +48,7 @@ pub(super) const IQ2_XXS: Codec = Codec {
     name: "iq2_xxs",
     elements: 256,
     bytes: 66,
-    decode: decode_iq2_xxs,
+    decode: |block, out| decode(CodecId::Iq2Xxs, block, out),
     encode: Encode::Search,
 };
 /// `d | 64 low index bytes | 8 bytes of high index bits | 32 sign bytes | 4 bytes of two 4-bit scales`.
@@ -57,7 +57,7 @@ pub(super) const IQ3_S: Codec = Codec {
     name: "iq3_s",
     elements: 256,
     bytes: 110,
-    decode: decode_iq3_s,
+    decode: |block, out| decode(CodecId::Iq3S, block, out),
     encode: Encode::Search,
 };
 /// `d | 64 index bytes | 8 words of four 7-bit signs and a 4-bit scale`.
@@ -66,7 +66,7 @@ pub(super) const IQ3_XXS: Codec = Codec {
     name: "iq3_xxs",
     elements: 256,
     bytes: 98,
-    decode: decode_iq3_xxs,
+    decode: |block, out| decode(CodecId::Iq3Xxs, block, out),
     encode: Encode::Search,
 };
 
@@ -118,111 +118,144 @@ fn signs(index: u32) -> u8 {
     low | ((low.count_ones() as u8 & 1) << 7)
 }
 
-/// `scale · level · sign` of each coordinate of a grid point with `out.len()` coordinates of `bits` bits.
-fn put_point(point: u16, bits: usize, levels: &[f32], signs: u8, scale: f32, out: &mut [f32]) {
-    for (i, out) in out.iter_mut().enumerate() {
-        let level = levels[usize::from(point >> (bits * i)) & ((1 << bits) - 1)];
-        let sign = if signs >> i & 1 == 1 { -1.0 } else { 1.0 };
-        *out = scale * level * sign;
-    }
+/// A point of a block's grid.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Point {
+    /// First of its elements.
+    pub(super) element: usize,
+    /// Level of each coordinate, the first in the low bits.
+    point: u16,
+    /// Sign of each coordinate, 1 = minus; or all ones if their shift is negative.
+    signs: u8,
+    /// Integer scale, which is odd.
+    pub(super) scale: u8,
 }
 
-fn decode_iq2_xxs(block: &[u8], out: &mut [f32]) {
-    let d = f16_at(block, 0);
-    for (sub, out) in out.chunks_exact_mut(32).enumerate() {
-        let indices = &block[2 + 8 * sub..][..4];
-        let word = u32_at(block, 2 + 8 * sub + 4);
-        let scale = d * (0.5 + (word >> 28) as f32) * 0.25;
-        for (l, out) in out.chunks_exact_mut(8).enumerate() {
-            let point = grids::IQ2_XXS[usize::from(indices[l])];
-            put_point(point, 2, &IQ2_LEVELS, signs(word >> (7 * l)), scale, out);
+/// Elements of a lattice type as a table of signed levels: `d · factor · scale · levels[code]`, where a code is the
+/// index of a level and the sign above it. `d`, the integers of at most 5 bits and the levels of at most 6 make a
+/// product that f32 holds exactly.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Form {
+    /// Bits of the index of a level.
+    bits: usize,
+    /// Coordinates of a point.
+    pub(super) coordinates: usize,
+    pub(super) factor: f32,
+    pub(super) levels: [f32; 16],
+}
+
+/// Form of a lattice type; `None` for other codecs.
+pub(super) fn form(id: CodecId) -> Option<Form> {
+    let magnitudes = |bits: usize, factor: f32, levels: &[f32]| {
+        let mut table = [0.0; 16];
+        for (i, level) in levels.iter().enumerate() {
+            (table[i], table[i | 1 << bits]) = (*level, -level);
         }
+        Form { bits, coordinates: if bits == 2 { 8 } else { 4 }, factor, levels: table }
+    };
+    Some(match id {
+        CodecId::Iq2Xxs | CodecId::Iq2Xs | CodecId::Iq2S => magnitudes(2, 0.125, &IQ2_LEVELS[..3]),
+        CodecId::Iq3Xxs => magnitudes(3, 0.25, &IQ3_XXS_LEVELS),
+        CodecId::Iq3S => magnitudes(3, 1.0, &IQ3_S_LEVELS),
+        CodecId::Iq1S | CodecId::Iq1M => {
+            // Coordinates -1, 0 and 1 plus or minus the shift.
+            let mut form = magnitudes(2, IQ1_DELTA, &[]);
+            for coordinate in 0..3 {
+                let steps = (coordinate as f32 - 1.0) / IQ1_DELTA;
+                (form.levels[coordinate], form.levels[coordinate | 4]) = (steps + 1.0, steps - 1.0);
+            }
+            form
+        }
+        _ => return None,
+    })
+}
+
+impl Form {
+    /// Code of coordinate `i` of a point.
+    pub(super) fn code(&self, point: &Point, i: usize) -> u8 {
+        let level = (point.point >> (self.bits * i)) as u8 & ((1 << self.bits) - 1);
+        level | (point.signs >> i & 1) << self.bits
     }
 }
 
-/// Scale of the `half` of a sub-block with two 4-bit scales per byte.
-fn iq2_scale(d: f32, scales: u8, half: usize) -> f32 {
-    d * (0.5 + f32::from(scales >> (4 * half) & 15)) * 0.25
-}
-
-fn decode_iq2_xs(block: &[u8], out: &mut [f32]) {
-    let d = f16_at(block, 0);
-    for (group, out) in out.chunks_exact_mut(8).enumerate() {
-        let word = u16_at(block, 2 + 2 * group);
-        let scale = iq2_scale(d, block[66 + group / 4], group % 4 / 2);
-        let point = grids::IQ2_XS[usize::from(word & 511)];
-        put_point(point, 2, &IQ2_LEVELS, signs(u32::from(word >> 9)), scale, out);
+/// The f16 scale of a block.
+pub(super) fn block_scale(id: CodecId, block: &[u8]) -> f32 {
+    match id {
+        // The top nibbles of the four words of scales.
+        CodecId::Iq1M => {
+            F16.decode((0..4).map(|i| u32::from(u16_at(block, 48 + 2 * i) >> 12) << (4 * i)).sum())
+        }
+        _ => f16_at(block, 0),
     }
 }
 
-fn decode_iq2_s(block: &[u8], out: &mut [f32]) {
-    let d = f16_at(block, 0);
-    for (group, out) in out.chunks_exact_mut(8).enumerate() {
-        let (sub, l) = (group / 4, group % 4);
-        let high = usize::from(block[66 + sub] >> (2 * l) & 3) << 8;
-        let scale = iq2_scale(d, block[74 + sub], l / 2);
-        let point = grids::IQ2_S[usize::from(block[2 + group]) | high];
-        put_point(point, 2, &IQ2_LEVELS, block[34 + group], scale, out);
-    }
+fn decode(id: CodecId, block: &[u8], out: &mut [f32]) {
+    let Some(form) = form(id) else { return };
+    let d = block_scale(id, block) * form.factor;
+    points(id, block, |point| {
+        let scale = d * f32::from(point.scale);
+        for (i, out) in out[point.element..][..form.coordinates].iter_mut().enumerate() {
+            *out = scale * form.levels[usize::from(form.code(&point, i))];
+        }
+    });
 }
 
-fn decode_iq3_xxs(block: &[u8], out: &mut [f32]) {
-    let d = f16_at(block, 0);
-    for (sub, out) in out.chunks_exact_mut(32).enumerate() {
-        let word = u32_at(block, 66 + 4 * sub);
-        let scale = d * (0.5 + (word >> 28) as f32) * 0.5;
-        for (quad, out) in out.chunks_exact_mut(4).enumerate() {
+/// Calls `put` with every point of a block, in order.
+pub(super) fn points(id: CodecId, block: &[u8], put: impl FnMut(Point)) {
+    let mut put = put;
+    let scale = |nibble: u8| 2 * (nibble & 15) + 1;
+    let mut each = |coordinates: usize, of: &dyn Fn(usize) -> (u16, u8, u8)| {
+        for i in 0..256 / coordinates {
+            let (point, signs, scale) = of(i);
+            put(Point { element: coordinates * i, point, signs, scale });
+        }
+    };
+    match id {
+        CodecId::Iq2Xxs => each(8, &|i| {
+            let (sub, l) = (i / 4, i % 4);
+            let word = u32_at(block, 2 + 8 * sub + 4);
+            let point = grids::IQ2_XXS[usize::from(block[2 + 8 * sub + l])];
+            (point, signs(word >> (7 * l)), scale((word >> 28) as u8))
+        }),
+        CodecId::Iq2Xs => each(8, &|i| {
+            let word = u16_at(block, 2 + 2 * i);
+            let point = grids::IQ2_XS[usize::from(word & 511)];
+            (point, signs(u32::from(word >> 9)), scale(block[66 + i / 4] >> (i % 4 / 2 * 4)))
+        }),
+        CodecId::Iq2S => each(8, &|i| {
+            let (sub, l) = (i / 4, i % 4);
+            let high = usize::from(block[66 + sub] >> (2 * l) & 3) << 8;
+            let point = grids::IQ2_S[usize::from(block[2 + i]) | high];
+            (point, block[34 + i], scale(block[74 + sub] >> (l / 2 * 4)))
+        }),
+        CodecId::Iq3Xxs => each(4, &|i| {
+            let (sub, quad) = (i / 8, i % 8);
+            let word = u32_at(block, 66 + 4 * sub);
             let signs = signs(word >> (7 * (quad / 2))) >> (quad % 2 * 4);
-            let point = grids::IQ3_XXS[usize::from(block[2 + 8 * sub + quad])];
-            put_point(point, 3, &IQ3_XXS_LEVELS, signs, scale, out);
-        }
-    }
-}
-
-fn decode_iq3_s(block: &[u8], out: &mut [f32]) {
-    let d = f16_at(block, 0);
-    for (sub, out) in out.chunks_exact_mut(32).enumerate() {
-        let scale = d * (1 + 2 * (block[106 + sub / 2] >> (sub % 2 * 4) & 15)) as f32;
-        for (quad, out) in out.chunks_exact_mut(4).enumerate() {
+            (grids::IQ3_XXS[usize::from(block[2 + i])], signs, scale((word >> 28) as u8))
+        }),
+        CodecId::Iq3S => each(4, &|i| {
+            let (sub, quad) = (i / 8, i % 8);
             let high = usize::from(block[66 + sub] >> quad & 1) << 8;
-            let signs = block[74 + 4 * sub + quad / 2] >> (quad % 2 * 4);
-            let point = grids::IQ3_S[usize::from(block[2 + 8 * sub + quad]) | high];
-            put_point(point, 3, &IQ3_S_LEVELS, signs, scale, out);
-        }
-    }
-}
-
-/// `scale · (coordinate + shift)` of each of the eight coordinates of an IQ1 grid point.
-fn put_shifted(index: usize, scale: f32, negative_shift: bool, out: &mut [f32]) {
-    let (point, shift) = (grids::IQ1[index], if negative_shift { -IQ1_DELTA } else { IQ1_DELTA });
-    for (i, out) in out.iter_mut().enumerate() {
-        *out = scale * (f32::from((point >> (2 * i) & 3) as i8 - 1) + shift);
-    }
-}
-
-fn decode_iq1_s(block: &[u8], out: &mut [f32]) {
-    let d = f16_at(block, 0);
-    for (sub, out) in out.chunks_exact_mut(32).enumerate() {
-        let word = u16_at(block, 34 + 2 * sub);
-        let scale = d * f32::from(2 * (word >> 12 & 7) + 1);
-        for (l, out) in out.chunks_exact_mut(8).enumerate() {
-            let high = usize::from(word >> (3 * l) & 7) << 8;
-            put_shifted(usize::from(block[2 + 4 * sub + l]) | high, scale, word >> 15 == 1, out);
-        }
-    }
-}
-
-fn decode_iq1_m(block: &[u8], out: &mut [f32]) {
-    let scales = [0, 1, 2, 3].map(|i| u16_at(block, 48 + 2 * i));
-    // The top nibbles of the four words form the f16 scale.
-    let d = F16.decode((0..4).map(|i| u32::from(scales[i] >> 12) << (4 * i)).sum());
-    for (group, out) in out.chunks_exact_mut(8).enumerate() {
-        let (sub, half) = (group / 4, group % 4 / 2);
-        let scale = scales[sub / 2] >> (sub % 2 * 6 + half * 3) & 7;
-        // One nibble per group: three high index bits, then the sign of the shift.
-        let nibble = block[32 + group / 2] >> (group % 2 * 4) & 15;
-        let index = usize::from(block[group]) | usize::from(nibble & 7) << 8;
-        put_shifted(index, d * f32::from(2 * scale + 1), nibble >> 3 == 1, out);
+            let signs = block[74 + i / 2] >> (quad % 2 * 4);
+            let point = grids::IQ3_S[usize::from(block[2 + i]) | high];
+            (point, signs, scale(block[106 + sub / 2] >> (sub % 2 * 4)))
+        }),
+        CodecId::Iq1S => each(8, &|i| {
+            let word = u16_at(block, 34 + i / 4 * 2);
+            let high = usize::from(word >> (3 * (i % 4)) & 7) << 8;
+            let shift = if word >> 15 == 1 { 0xff } else { 0 };
+            (grids::IQ1[usize::from(block[2 + i]) | high], shift, scale((word >> 12 & 7) as u8))
+        }),
+        CodecId::Iq1M => each(8, &|i| {
+            let (sub, half) = (i / 4, i % 4 / 2);
+            let three = u16_at(block, 48 + sub / 2 * 2) >> (sub % 2 * 6 + half * 3) & 7;
+            // One nibble: three high index bits, then the sign of the shift.
+            let nibble = block[32 + i / 2] >> (i % 2 * 4) & 15;
+            let index = usize::from(block[i]) | usize::from(nibble & 7) << 8;
+            (grids::IQ1[index], if nibble >> 3 == 1 { 0xff } else { 0 }, scale(three as u8))
+        }),
+        _ => {}
     }
 }
 

@@ -41,7 +41,7 @@ fn of_blocks(
     grid: Grid,
     threads: usize,
 ) -> Result<Option<Panels>, &'static str> {
-    let form = codec.id.integers().ok_or("codes are points of a grid: no integer kernel yet")?;
+    let form = codec.id.integers();
     let stride = bytes.len() / rows.max(1);
     // A power of two below the normal numbers of f32 has no exponent code.
     let tiny = form.scales == Part::Power && bytes.chunks_exact(codec.bytes).any(|block| block[0] < 2);
@@ -56,7 +56,7 @@ fn of_blocks(
         unit: unit(form.group, cols, grid),
         scales: scale_code(form.scales),
         mins: scale_code(form.mins),
-        factor,
+        factor: factor * form.factor,
     };
     let groups = codec.elements / form.group;
     let fill = |row: usize, out: &mut Row| {
