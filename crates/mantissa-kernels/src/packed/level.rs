@@ -239,7 +239,7 @@ impl PackedLevel {
         &self.widths[index(format.bits, format.levels.is_some())]
     }
 
-    /// Multiplies a panel with a tile of `out.len()` tokens, which is one of [`tiles`](Self::tiles) of few tokens.
+    /// Multiplies a panel with a tile of `out.len()` tokens, which is one of [`tiles`](Sizes::tiles) of few tokens.
     pub(crate) fn product(
         &self,
         format: &PanelFormat,
@@ -259,7 +259,7 @@ impl PackedLevel {
         unsafe { product(shared, w, x, memory, out) };
     }
 
-    /// Multiplies an expanded panel with a tile of `out.len()` tokens, which is one of [`tiles`](Self::tiles) of many
+    /// Multiplies an expanded panel with a tile of `out.len()` tokens, which is one of [`tiles`](Sizes::tiles) of many
     /// tokens.
     pub(crate) fn wide_product(
         &self,
