@@ -141,8 +141,8 @@ fn main() {
             let mut out = vec![0.0; tokens * rows];
             let seconds = best(5, || {
                 multiply(
-                    [PanelJob { panels: &panels, out: &mut out, accumulate: false }].into_iter(),
-                    &quantized,
+                    [PanelJob { panels: &panels, x: &quantized, out: &mut out, accumulate: false }]
+                        .into_iter(),
                     threads,
                 );
             });
@@ -157,8 +157,8 @@ fn main() {
             let seconds = best(5, || {
                 quantized.quantize(&x, cols, Grid { group: unit.max(32), ..Grid::BLOCKS }, unit, threads);
                 multiply(
-                    [PanelJob { panels: &small, out: &mut out, accumulate: false }].into_iter(),
-                    &quantized,
+                    [PanelJob { panels: &small, x: &quantized, out: &mut out, accumulate: false }]
+                        .into_iter(),
                     threads,
                 );
             });

@@ -9,7 +9,10 @@
 
 use std::fmt::Debug;
 
-use crate::packed::{Activations, FloatActivations, FloatJob, FloatPanels, Grid, PanelJob, Panels, multiply};
+use crate::packed::{
+    Activations, FloatActivations, FloatJob, FloatPanels, Grid, LEAST_TO_SPLIT, PanelJob, Panels, multiply,
+};
+use crate::parallel::for_each;
 use crate::{Kernels, MatRef, NotPositiveDefinite, kernels};
 
 /// A weight `[rows, cols]` as the host packs it, from which a device makes its own.
@@ -36,6 +39,8 @@ impl PackedWeight {
 pub struct Product<'a, D: Device + ?Sized> {
     /// The weight.
     pub weight: &'a D::Weight,
+    /// Index of the input that it reads.
+    pub input: usize,
     /// Output, `[tokens, rows]`.
     pub out: D::ViewMut<'a>,
     /// True to add to the output, false to overwrite it.
@@ -62,7 +67,7 @@ pub trait Device: Sync {
     type ViewMut<'a>: Debug;
     /// A weight in the device's memory.
     type Weight: Debug + Sync;
-    /// Working memory of [`products`](Self::products); grows at the first use of a shape.
+    /// Working memory of [`products`](Self::products); grows at the first use of a shape or a number of inputs.
     type Scratch: Default;
 
     /// Copies values to the device; `None` if its memory does not hold them.
@@ -100,15 +105,16 @@ pub trait Device: Sync {
     fn row(&self, weight: &Self::Weight, row: usize, out: Self::ViewMut<'_>);
 
     /// Computes `out = x Wᵀ`, or adds it to `out`, for at most 16 weights that [read](Self::reads_with) the same form
-    /// of `x` `[tokens, cols]`. Weights of integers read `x` in 8-bit codes on `grid`; the sums of products of codes
-    /// are exact.
+    /// of an input, each one of `inputs`, `[tokens, cols]`: the layers of one input, or a grouped product, such as
+    /// that of a mixture's experts with the tokens routed to each. Weights of integers read 8-bit codes on `grid`; the
+    /// sums of products of codes are exact. Bits do not depend on the other products of the call.
     ///
     /// # Panics
     /// If shapes do not agree.
     fn products<'a>(
         &self,
         jobs: impl Iterator<Item = Product<'a, Self>>,
-        x: Self::View<'_>,
+        inputs: &[Self::View<'_>],
         cols: usize,
         grid: Grid,
         scratch: &mut Self::Scratch,
@@ -161,8 +167,26 @@ impl<'k> Cpu<'k> {
 /// Inputs of products in the form that weights read.
 #[derive(Debug, Default)]
 pub struct CpuScratch {
-    integers: Activations,
-    floats: FloatActivations,
+    integers: Vec<Activations>,
+    floats: Vec<FloatActivations>,
+}
+
+/// Calls `f` with the input and the form of it of each of `inputs`, which grow to their number, and with the threads
+/// for it: a single input is split over the threads, several are handed out.
+fn each_form<'x, A: Default + Send>(
+    forms: &mut Vec<A>,
+    inputs: &[&'x [f32]],
+    threads: usize,
+    f: impl Fn(&mut A, &'x [f32], usize) + Sync,
+) {
+    if forms.len() < inputs.len() {
+        forms.resize_with(inputs.len(), A::default);
+    }
+    let single = inputs.iter().filter(|x| !x.is_empty()).count() == 1;
+    let each = if single { threads } else { 1 };
+    let small = inputs.iter().map(|x| x.len()).sum::<usize>() <= LEAST_TO_SPLIT;
+    let pieces = forms.iter_mut().zip(inputs);
+    for_each(if small { 1 } else { threads }, pieces, |(form, x)| f(form, x, each));
 }
 
 impl Device for Cpu<'_> {
@@ -213,7 +237,7 @@ impl Device for Cpu<'_> {
     fn products<'a>(
         &self,
         jobs: impl Iterator<Item = Product<'a, Self>>,
-        x: &[f32],
+        inputs: &[&[f32]],
         cols: usize,
         grid: Grid,
         scratch: &mut CpuScratch,
@@ -222,20 +246,26 @@ impl Device for Cpu<'_> {
         let CpuScratch { integers, floats } = scratch;
         match jobs.peek().map(|job| job.weight) {
             Some(PackedWeight::Integers(panels)) => {
-                integers.quantize(x, cols, grid, panels.format().unit, self.threads);
-                let jobs = jobs.filter_map(|Product { weight, out, accumulate }| match weight {
-                    PackedWeight::Integers(panels) => Some(PanelJob { panels, out, accumulate }),
+                each_form(integers, inputs, self.threads, |form, x, threads| {
+                    form.quantize(x, cols, grid, panels.format().unit, threads);
+                });
+                let jobs = jobs.filter_map(|Product { weight, input, out, accumulate }| match weight {
+                    PackedWeight::Integers(panels) => {
+                        Some(PanelJob { panels, x: &integers[input], out, accumulate })
+                    }
                     PackedWeight::Floats(_) => None,
                 });
-                multiply(jobs, integers, self.threads);
+                multiply(jobs, self.threads);
             }
             Some(PackedWeight::Floats(panels)) => {
-                floats.arrange(x, panels, self.threads);
-                let jobs = jobs.filter_map(|Product { weight, out, accumulate }| match weight {
-                    PackedWeight::Floats(weight) => Some(FloatJob { weight, out, accumulate }),
+                each_form(floats, inputs, self.threads, |form, x, threads| form.arrange(x, panels, threads));
+                let jobs = jobs.filter_map(|Product { weight, input, out, accumulate }| match weight {
+                    PackedWeight::Floats(weight) => {
+                        Some(FloatJob { weight, x: &floats[input], out, accumulate })
+                    }
                     PackedWeight::Integers(_) => None,
                 });
-                FloatPanels::multiply(jobs, floats, self.threads);
+                FloatPanels::multiply(jobs, self.threads);
             }
             None => {}
         }

@@ -83,14 +83,14 @@ impl Device for Far {
     fn products<'a>(
         &self,
         jobs: impl Iterator<Item = Product<'a, Self>>,
-        x: Place<'_>,
+        inputs: &[Place<'_>],
         cols: usize,
         _: Grid,
         (): &mut (),
     ) {
         let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
-        for Product { weight, out, accumulate } in jobs {
-            let x = x.read();
+        for Product { weight, input, out, accumulate } in jobs {
+            let x = inputs[input].read();
             let products = x.chunks_exact(cols).flat_map(|x| weight.0.iter().map(move |row| dot(row, x)));
             let before = out.read();
             let sums = products.zip(before).map(|(y, before)| if accumulate { before + y } else { y });
@@ -166,13 +166,17 @@ fn results<D: Device>(device: &D) -> Vec<Vec<f32>> {
         let mut row = device.upload(&[0.0; COLS]).unwrap();
         device.row(&weight, 5, device.view_mut(&mut row, 0, COLS));
         keep(device.view(&row, 0, COLS), COLS);
-        let mut outs: Vec<_> = (0..2).map(|_| device.upload(&[1.0; TOKENS * ROWS]).unwrap()).collect();
-        let jobs = outs.iter_mut().zip([false, true]).map(|(out, accumulate)| Product {
+        let mut outs: Vec<_> = (0..3).map(|_| device.upload(&[1.0; TOKENS * ROWS]).unwrap()).collect();
+        // The first two read all tokens, the third only the last.
+        let inputs = [x, device.view(&input, (TOKENS - 1) * COLS, COLS)];
+        let which = [(0, false, TOKENS), (0, true, TOKENS), (1, false, 1)];
+        let jobs = outs.iter_mut().zip(which).map(|(out, (input, accumulate, tokens))| Product {
             weight: &weight,
-            out: device.view_mut(out, 0, TOKENS * ROWS),
+            input,
+            out: device.view_mut(out, 0, tokens * ROWS),
             accumulate,
         });
-        device.products(jobs, x, COLS, Grid::BLOCKS, &mut D::Scratch::default());
+        device.products(jobs, &inputs, COLS, Grid::BLOCKS, &mut D::Scratch::default());
         outs.iter().for_each(|out| keep(device.view(out, 0, TOKENS * ROWS), TOKENS * ROWS));
     }
     let mut sum = device.upload(&[0.0; COLS * COLS]).unwrap();

@@ -2,8 +2,8 @@
 //! experts for each token, each an MLP, and weights their results; shared experts are added for every token.
 //!
 //! An expert reads the tokens routed to it as one matrix, padded like the whole pass, so that a token has the same
-//! bits in any batch. The experts of a single token read the same input, so one call runs their first projections.
-//! Results are added in the order of the experts.
+//! bits in any batch. Some experts at a time run in one call for each projection (grouped products); those of a single
+//! token read the same input. Results are added in the order of the experts.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -12,11 +12,88 @@ use mantissa_kernels::kernels;
 
 use crate::config::{Routing, Scores};
 use crate::error::ForwardError;
-use crate::flow::{Activations, Choice, ExpertFlow, Job, LayerFlow, MIN_ROWS, Operators};
+use crate::flow::{Activations, Choice, ExpertFlow, Group, Job, LayerFlow, MIN_ROWS, Operators};
 use crate::graph::{LinearInput, LinearKind, NormKind, SideKind, VectorKind};
 
-/// Experts whose first projections run in one call.
+/// Most experts of a call.
 const TOGETHER: usize = 8;
+
+/// Rows of an expert.
+#[derive(Clone, Copy, Default)]
+struct Part {
+    expert: u16,
+    /// Tokens that chose it.
+    tokens: usize,
+    /// Tokens and padding.
+    rows: usize,
+}
+
+/// Some experts, one after another in the buffers.
+#[derive(Default)]
+struct Parts {
+    parts: [Part; TOGETHER],
+    count: usize,
+}
+
+impl Parts {
+    /// Takes the next experts off `choices`, which are sorted by expert, and returns their choices too. An expert has
+    /// at least `least` rows, and all but a single one have together at most `most`.
+    fn take<'c>(choices: &mut &'c [Choice], least: usize, most: usize) -> (Self, &'c [Choice]) {
+        let mut taken = Parts::default();
+        let (mut tokens, mut rows) = (0, 0);
+        for chosen in choices.chunk_by(|a, b| a.expert == b.expert).take(TOGETHER) {
+            let part = Part { expert: chosen[0].expert, tokens: chosen.len(), rows: chosen.len().max(least) };
+            if taken.count > 0 && rows + part.rows > most {
+                break;
+            }
+            taken.parts[taken.count] = part;
+            (taken.count, tokens, rows) = (taken.count + 1, tokens + part.tokens, rows + part.rows);
+        }
+        (taken, choices.split_off(..tokens).unwrap_or_default())
+    }
+
+    fn each(&self) -> std::slice::Iter<'_, Part> {
+        self.parts[..self.count].iter()
+    }
+
+    /// Rows of all.
+    fn rows(&self) -> usize {
+        self.each().map(|part| part.rows).sum()
+    }
+
+    /// Copies the rows of `x` `[rows, width]` that chose each expert, and pads them with zeros.
+    fn gather(&self, chosen: &[Choice], x: &[f32], width: usize, gathered: &mut [f32]) {
+        let (mut chosen, mut gathered) = (chosen, gathered);
+        for part in self.each() {
+            let chosen = chosen.split_off(..part.tokens).unwrap_or_default();
+            let rows = gathered.split_off_mut(..part.rows * width).unwrap_or_default();
+            let (rows, padding) = rows.split_at_mut(part.tokens * width);
+            for (row, choice) in rows.chunks_exact_mut(width).zip(chosen) {
+                row.copy_from_slice(&x[choice.row as usize * width..][..width]);
+            }
+            padding.fill(0.0);
+        }
+    }
+
+    /// Runs `N` linear layers of each expert on its rows of `x` `[rows, width]` in one call.
+    fn run<const N: usize>(
+        &self,
+        operators: &mut impl Operators,
+        input: impl Fn(u16) -> LinearInput,
+        x: &[f32],
+        width: usize,
+        jobs: &mut [[Job<'_>; N]],
+    ) -> Result<(), ForwardError> {
+        let (mut x, mut jobs) = (x, jobs.iter_mut());
+        let mut groups: [Group<'_, '_>; TOGETHER] = self.parts.map(|Part { expert, tokens, rows }| Group {
+            input: input(expert),
+            x: x.split_off(..rows * width).unwrap_or_default(),
+            tokens,
+            jobs: jobs.next().map_or(&mut [], |jobs| jobs.as_mut_slice()),
+        });
+        operators.grouped(&mut groups[..self.count])
+    }
+}
 
 impl LayerFlow {
     /// Runs the experts on `rows`, of which the first `real` are not padding.
@@ -42,14 +119,12 @@ impl LayerFlow {
         }
         choices.sort_unstable_by_key(|choice| (choice.expert, choice.row));
         a.extra.sum[..n * d].fill(0.0);
-        if n == 1 {
-            for chosen in choices.chunks(TOGETHER) {
-                self.experts_of_one(experts, operators, chosen, at.clone(), a)?;
-            }
-        } else {
-            for chosen in choices.chunk_by(|x, y| x.expert == y.expert) {
-                self.expert(experts, operators, chosen, at.clone(), a)?;
-            }
+        // A pass of few tokens, through a cache, is not padded.
+        let least = if n >= MIN_ROWS { operators.least_rows() } else { 1 };
+        let mut rest = choices.as_slice();
+        while !rest.is_empty() {
+            let (parts, chosen) = Parts::take(&mut rest, least, a.extra.gathered.len() / d);
+            self.some_experts(experts, operators, &parts, chosen, at.clone(), a)?;
         }
         if let Some((width, gated)) = experts.shared {
             self.shared(width, gated, operators, at.clone(), real, a)?;
@@ -66,66 +141,51 @@ impl LayerFlow {
         Ok(())
     }
 
-    /// Runs up to [`TOGETHER`] experts on the only row of a pass.
-    fn experts_of_one(
+    /// Runs some experts on the tokens that chose them.
+    fn some_experts(
         &self,
         experts: &ExpertFlow,
         operators: &mut impl Operators,
+        parts: &Parts,
         chosen: &[Choice],
         at: Range<usize>,
         a: &mut Activations<'_>,
     ) -> Result<(), ForwardError> {
-        let (d, width, x) = (self.hidden, experts.width, &a.normed[at]);
-        let len = chosen.len() * width;
-        let (gate, up, inner) = (&mut a.gate[..len], &mut a.up[..len], &mut a.inner[..len]);
-        let mut outs = gate.chunks_exact_mut(width).zip(up.chunks_exact_mut(width)).zip(chosen).flat_map(
-            |((gate, up), &Choice { expert, .. })| {
-                [(LinearKind::ExpertGate(expert), gate), (LinearKind::ExpertUp(expert), up)]
-            },
-        );
-        let mut jobs: [Job<'_>; 2 * TOGETHER] = std::array::from_fn(|_| {
-            let (kind, out) = outs.next().unwrap_or((LinearKind::Gate, &mut []));
-            Job { kind, out, accumulate: false }
+        let (d, width, rows) = (self.hidden, experts.width, parts.rows());
+        let x = &a.normed[at];
+        let (gate, up, inner) =
+            (&mut a.gate[..rows * width], &mut a.up[..rows * width], &mut a.inner[..rows * width]);
+        let mut outs = (&mut *gate, &mut *up);
+        let mut jobs: [[Job<'_>; 2]; TOGETHER] = std::array::from_fn(|i| {
+            let Part { expert, rows, .. } = parts.parts[i];
+            let gate = outs.0.split_off_mut(..rows * width).unwrap_or_default();
+            let up = outs.1.split_off_mut(..rows * width).unwrap_or_default();
+            [(LinearKind::ExpertGate(expert), gate), (LinearKind::ExpertUp(expert), up)]
+                .map(|(kind, out)| Job { kind, out, accumulate: false })
         });
-        drop(outs);
-        operators.linears(LinearInput::GateUp, x, 1, &mut jobs[..2 * chosen.len()])?;
-        self.activate(width, gate, up, inner);
-        let (result, sum) = (&mut a.extra.result[..d], &mut a.extra.sum[..d]);
-        for (&Choice { expert, weight, .. }, inner) in chosen.iter().zip(inner.chunks_exact(width)) {
-            let kind = LinearKind::ExpertDown(expert);
-            let mut jobs = [Job { kind, out: &mut *result, accumulate: false }];
-            operators.linears(LinearInput::ExpertDown(expert), inner, 1, &mut jobs)?;
-            kernels().axpy(weight, result, sum);
+        let jobs = &mut jobs[..parts.count];
+        if x.len() == d {
+            // All read the only token.
+            operators.linears(LinearInput::GateUp, x, 1, jobs.as_flattened_mut())?;
+        } else {
+            parts.gather(chosen, x, d, a.extra.gathered);
+            parts.run(operators, LinearInput::Expert, a.extra.gathered, d, jobs)?;
         }
-        Ok(())
-    }
-
-    /// Runs one expert on the tokens that chose it.
-    fn expert(
-        &self,
-        experts: &ExpertFlow,
-        operators: &mut impl Operators,
-        chosen: &[Choice],
-        at: Range<usize>,
-        a: &mut Activations<'_>,
-    ) -> Result<(), ForwardError> {
-        let Some(e) = chosen.first().map(|choice| choice.expert) else { return Ok(()) };
-        let (d, width, x) = (self.hidden, experts.width, &a.normed[at.clone()]);
-        let row = |choice: &Choice| choice.row as usize * d..(choice.row as usize + 1) * d;
-        // A pass of few tokens, through a cache, is not padded.
-        let rows = if at.len() / d >= MIN_ROWS { chosen.len().max(MIN_ROWS) } else { chosen.len() };
-        let (gathered, padding) = a.extra.gathered[..rows * d].split_at_mut(chosen.len() * d);
-        let places = gathered.chunks_exact_mut(d).zip(chosen);
-        places.for_each(|(place, choice)| place.copy_from_slice(&x[row(choice)]));
-        padding.fill(0.0);
-        let x = &a.extra.gathered[..rows * d];
-        let kinds = [LinearKind::ExpertGate(e), LinearKind::ExpertUp(e), LinearKind::ExpertDown(e)];
-        let result = &mut a.extra.result[..rows * d];
-        let inner = [&mut a.gate[..rows * width], &mut a.up[..rows * width], &mut a.inner[..rows * width]];
-        let inputs = [LinearInput::Expert(e), LinearInput::ExpertDown(e)];
-        self.through(operators, kinds, inputs, x, chosen.len(), width, inner, result)?;
-        for (choice, result) in chosen.iter().zip(result.chunks_exact(d)) {
-            kernels().axpy(choice.weight, result, &mut a.extra.sum[row(choice)]);
+        self.activate(width, gate, up, inner);
+        let mut out = &mut a.extra.result[..rows * d];
+        let mut jobs: [[Job<'_>; 1]; TOGETHER] = parts.parts.map(|Part { expert, rows, .. }| {
+            let out = out.split_off_mut(..rows * d).unwrap_or_default();
+            [Job { kind: LinearKind::ExpertDown(expert), out, accumulate: false }]
+        });
+        parts.run(operators, LinearInput::ExpertDown, inner, width, &mut jobs[..parts.count])?;
+        let (mut chosen, mut result) = (chosen, &a.extra.result[..rows * d]);
+        for part in parts.each() {
+            let result = result.split_off(..part.rows * d).unwrap_or_default();
+            let chosen = chosen.split_off(..part.tokens).unwrap_or_default();
+            for (choice, result) in chosen.iter().zip(result.chunks_exact(d)) {
+                let row = choice.row as usize * d..(choice.row as usize + 1) * d;
+                kernels().axpy(choice.weight, result, &mut a.extra.sum[row]);
+            }
         }
         Ok(())
     }

@@ -21,8 +21,8 @@ use crate::kv::quantizer::KvQuantizer;
 use crate::operands::OperandRounding;
 
 pub use self::operators::{
-    Activations, CachedAttention, Choice, ExtraScratch, Job, LatentTokens, MIN_ROWS, MlpRows, Operators,
-    Sequences,
+    Activations, CachedAttention, Choice, ExtraScratch, Group, Job, LatentTokens, MIN_ROWS, MlpRows,
+    Operators, Sequences,
 };
 pub use crate::latent::AbsorbedHeads;
 

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use super::dot::Dot;
-use super::{BLOCK, PackedLevel, QUADS, ROWS};
+use super::{BLOCK, LEAST_TO_SPLIT, PackedLevel, QUADS, ROWS};
 use crate::buffer::Lines;
 use crate::parallel::for_each;
 
@@ -115,8 +115,7 @@ impl Activations {
             sums: rest.3.split_off_mut(..tile.len() * units).unwrap_or_default(),
             products: rest.4.split_off_mut(..tile.len() * units).unwrap_or_default(),
         });
-        // A few thousand values are quantized faster than another thread starts.
-        let threads = if x.len() <= 1 << 14 { 1 } else { threads };
+        let threads = if x.len() <= LEAST_TO_SPLIT { 1 } else { threads };
         for_each(threads, pieces, |mut piece| {
             TOKEN.with_borrow_mut(|token| {
                 token.codes.resize(quads.div_ceil(QUADS), [0; BLOCK]);

@@ -1,6 +1,6 @@
 //! Activations of floating-point products.
 
-use super::{BLOCK, FloatPanels, PackedLevel};
+use super::{BLOCK, FloatPanels, LEAST_TO_SPLIT, PackedLevel};
 use crate::buffer::Lines;
 use crate::parallel::for_each;
 
@@ -35,7 +35,7 @@ impl FloatActivations {
             let x = x.split_off(..(tile.end.min(tokens) - tile.start) * cols).unwrap_or_default();
             (tile.len(), x, values.split_off_mut(..tile.len() * per_token).unwrap_or_default())
         });
-        let threads = if tokens * cols <= 1 << 14 { 1 } else { threads };
+        let threads = if tokens * cols <= LEAST_TO_SPLIT { 1 } else { threads };
         for_each(threads, pieces, |(tokens, x, values)| {
             if x.len() < tokens * cols {
                 // Tokens of padding.

@@ -112,6 +112,8 @@ pub(crate) struct PairTable {
 pub struct FloatJob<'a> {
     /// The weight.
     pub weight: &'a FloatPanels,
+    /// The tokens.
+    pub x: &'a FloatActivations,
     /// Output, `[tokens, rows]`.
     pub out: &'a mut [f32],
     /// True to add to the output, false to overwrite it.
@@ -282,13 +284,13 @@ impl FloatPanels {
         self.blocks.div_ceil(self.group)
     }
 
-    /// Computes `out = x Wᵀ`, or adds it to `out`, for every job (at most 16).
+    /// Computes `out = x Wᵀ`, or adds it to `out`, for every job (at most 16) in one dispatch.
     ///
     /// # Panics
     /// If a weight has other columns or another arithmetic than the activations, or an output another shape.
-    pub fn multiply<'a>(jobs: impl Iterator<Item = FloatJob<'a>>, x: &FloatActivations, threads: usize) {
+    pub fn multiply<'a>(jobs: impl Iterator<Item = FloatJob<'a>>, threads: usize) {
         let level = PackedLevel::best();
-        let targets = jobs.map(|FloatJob { weight, out, accumulate }| {
+        let targets = jobs.filter_map(|FloatJob { weight, x, out, accumulate }| {
             assert!(
                 weight.cols == x.cols && weight.in_bf16() == x.in_bf16,
                 "FloatPanels: weight has {} columns, activations {}, or another arithmetic",
@@ -299,19 +301,19 @@ impl FloatPanels {
             if x.cols == 0 && !accumulate {
                 out.fill(0.0);
             }
-            (weight, accumulate, out)
+            (x.tokens > 0 && x.cols > 0).then_some(((weight, x), accumulate, out))
         });
-        if x.tokens == 0 || x.cols == 0 {
-            return targets.for_each(|_| ());
-        }
-        let pieces = |w: &FloatPanels| match level.float_sizes(x.in_bf16).expands(x.tokens) {
+        let pieces = |(w, x): (&FloatPanels, &FloatActivations)| match level
+            .float_sizes(x.in_bf16)
+            .expands(x.tokens)
+        {
             true => MANY_PANELS,
             false => panels_per_piece(w.rows.div_ceil(ROWS), w.panel_bytes(), threads)
                 .next_multiple_of(MANY_PANELS),
         };
-        let count = |w: &FloatPanels| w.rows.div_ceil(ROWS).div_ceil(pieces(w));
+        let count = |factors: (&FloatPanels, _)| factors.0.rows.div_ceil(ROWS).div_ceil(pieces(factors));
         split(targets, threads, count, |target, piece| {
-            let (weight, per_piece) = (target.weight, pieces(target.weight));
+            let ((weight, x), per_piece) = (target.factors, pieces(target.factors));
             let panels = piece * per_piece..((piece + 1) * per_piece).min(weight.rows.div_ceil(ROWS));
             weight.run(level, panels, x, |panel, t, sums| {
                 if t >= x.tokens {

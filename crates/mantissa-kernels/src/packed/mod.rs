@@ -71,6 +71,9 @@ pub const ROWS: usize = 16;
 /// Columns of a block of codes.
 pub const BLOCK: usize = 32;
 
+/// Values that are brought into another form faster than another thread starts.
+pub(crate) const LEAST_TO_SPLIT: usize = 1 << 14;
+
 /// Quads of a block.
 pub(crate) const QUADS: usize = BLOCK / 4;
 

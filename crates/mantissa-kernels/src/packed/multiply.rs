@@ -1,4 +1,4 @@
-//! Products of several weights with the same tokens, split over threads by bytes.
+//! Several products of a weight with tokens, split over threads by bytes.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -10,11 +10,13 @@ use super::share::{panels_per_piece, split};
 use super::{Activations, BLOCK, PackedLevel, Panels, QUADS, ROWS};
 use crate::buffer::{Aligned, Lines};
 
-/// One weight of [`multiply`] and its output `[tokens, rows]`.
+/// One product of [`multiply`].
 #[derive(Debug)]
 pub struct PanelJob<'a> {
     /// The weight.
     pub panels: &'a Panels,
+    /// The tokens.
+    pub x: &'a Activations,
     /// Output, `[tokens, rows]`.
     pub out: &'a mut [f32],
     /// True to add to the output, false to overwrite it.
@@ -29,23 +31,18 @@ const MANY_PANELS: usize = 4;
 #[cfg(target_arch = "x86_64")]
 const _: () = assert!(MANY_PANELS <= super::by_tiles::MOST_PANELS);
 
-/// Computes `out = x Wᵀ`, or adds it to `out`, for every job (at most 16), on up to `threads` threads. Bits do not
-/// depend on the number of threads or tokens, nor on the level.
+/// Computes `out = x Wᵀ`, or adds it to `out`, for every job (at most 16) in one dispatch, on up to `threads` threads.
+/// Bits do not depend on the number of threads, tokens or jobs, nor on the level.
 ///
 /// # Panics
 /// If a weight has other columns or units than the activations, or an output another shape.
-pub fn multiply<'a>(jobs: impl Iterator<Item = PanelJob<'a>>, x: &Activations, threads: usize) {
-    multiply_at(PackedLevel::best(), jobs, x, threads);
+pub fn multiply<'a>(jobs: impl Iterator<Item = PanelJob<'a>>, threads: usize) {
+    multiply_at(PackedLevel::best(), jobs, threads);
 }
 
 /// [`multiply`] at a given level.
-pub(crate) fn multiply_at<'a>(
-    level: &PackedLevel,
-    jobs: impl Iterator<Item = PanelJob<'a>>,
-    x: &Activations,
-    threads: usize,
-) {
-    let targets = jobs.map(|PanelJob { panels, out, accumulate }| {
+pub(crate) fn multiply_at<'a>(level: &PackedLevel, jobs: impl Iterator<Item = PanelJob<'a>>, threads: usize) {
+    let targets = jobs.filter_map(|PanelJob { panels, x, out, accumulate }| {
         let unit = panels.format().unit.min(panels.cols().div_ceil(BLOCK) * BLOCK);
         assert!(
             panels.cols() == x.cols && (unit == x.unit || x.unit < unit),
@@ -58,19 +55,16 @@ pub(crate) fn multiply_at<'a>(
         if x.cols == 0 && !accumulate {
             out.fill(0.0);
         }
-        (panels, accumulate, out)
+        (x.tokens > 0 && x.cols > 0).then_some(((panels, x), accumulate, out))
     });
-    if x.tokens == 0 || x.cols == 0 {
-        return targets.for_each(|_| ());
-    }
-    let expands = level.sizes(x.unit).expands(x.tokens);
-    let pieces = |panels: &Panels| match expands {
+    let expands = |x: &Activations| level.sizes(x.unit).expands(x.tokens);
+    let pieces = |(panels, x): (&Panels, &Activations)| match expands(x) {
         true => MANY_PANELS,
         false => panels_per_piece(panels.rows().div_ceil(ROWS), panels.panel_bytes(), threads),
     };
-    let count = |panels: &Panels| panels.rows().div_ceil(ROWS).div_ceil(pieces(panels));
+    let count = |factors: (&Panels, _)| factors.0.rows().div_ceil(ROWS).div_ceil(pieces(factors));
     split(targets, threads, count, |target, piece| {
-        let (panels, per_piece) = (target.weight, pieces(target.weight));
+        let ((panels, x), per_piece) = (target.factors, pieces(target.factors));
         let rows = piece * per_piece..((piece + 1) * per_piece).min(panels.rows().div_ceil(ROWS));
         SCRATCH.with_borrow_mut(|scratch| {
             let write = |panel: usize, t: usize, sums: &[f32; ROWS]| {
@@ -86,8 +80,8 @@ pub(crate) fn multiply_at<'a>(
             if level.by_tiles(x.tokens, x.unit) {
                 return scratch.by_tiles.multiply(level, panels, rows, x, write);
             }
-            scratch.prepare(level, panels, x, expands);
-            match expands {
+            scratch.prepare(level, panels, x, expands(x));
+            match expands(x) {
                 true => many(level, panels, rows, x, scratch, write),
                 false => few(level, panels, rows, x, scratch, write),
             }

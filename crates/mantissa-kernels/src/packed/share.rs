@@ -55,15 +55,15 @@ fn put<'a>(
     }
 }
 
-/// A weight and its output.
+/// The factors of a product and its output.
 #[derive(Clone, Copy)]
-pub(crate) struct Target<'a, W> {
-    pub(crate) weight: &'a W,
+pub(crate) struct Target<'a, F> {
+    pub(crate) factors: F,
     pub(crate) accumulate: bool,
     pub(crate) out: Shared<'a>,
 }
 
-/// Largest number of weights of one call.
+/// Largest number of products of one call.
 const MOST: usize = 16;
 
 /// Returns the panels that a thread takes at a time for few tokens: enough that every thread has several turns, and so
@@ -75,26 +75,26 @@ pub(crate) fn panels_per_piece(panels: usize, panel_bytes: usize, threads: usize
     (bytes / panel_bytes.max(1)).max(1)
 }
 
-/// Splits several weights into pieces (`count` of each), and calls `f` with every piece of every weight once, on up to
-/// `threads` threads. Nothing is allocated.
+/// Splits several products into pieces (`count` of each), and calls `f` with every piece of every product once, on up
+/// to `threads` threads. Nothing is allocated.
 ///
 /// # Panics
-/// If there are more than 16 weights.
-pub(crate) fn split<'a, W: Sync + 'a>(
-    jobs: impl Iterator<Item = (&'a W, bool, &'a mut [f32])>,
+/// If there are more than 16 products.
+pub(crate) fn split<'a, F: Copy + Sync + 'a>(
+    jobs: impl Iterator<Item = (F, bool, &'a mut [f32])>,
     threads: usize,
-    count: impl Fn(&W) -> usize,
-    f: impl Fn(&Target<'a, W>, usize) + Sync,
+    count: impl Fn(F) -> usize,
+    f: impl Fn(&Target<'a, F>, usize) + Sync,
 ) {
-    let mut targets: [Option<(Target<'a, W>, usize)>; MOST] = std::array::from_fn(|_| None);
+    let mut targets: [Option<(Target<'a, F>, usize)>; MOST] = std::array::from_fn(|_| None);
     let mut end = 0;
     let mut jobs = jobs;
     for slot in &mut targets {
-        let Some((weight, accumulate, out)) = jobs.next() else { break };
-        end += count(weight);
-        *slot = Some((Target { weight, accumulate, out: Shared::new(out) }, end));
+        let Some((factors, accumulate, out)) = jobs.next() else { break };
+        end += count(factors);
+        *slot = Some((Target { factors, accumulate, out: Shared::new(out) }, end));
     }
-    assert!(jobs.next().is_none(), "packed product: more than {MOST} weights in a call");
+    assert!(jobs.next().is_none(), "packed product: more than {MOST} in a call");
     for_each_range(threads, end, 1, |taken| {
         for piece in taken {
             let mut start = 0;

@@ -124,8 +124,8 @@ fn value(x: &Activations, t: usize, c: usize) -> (f32, i8) {
 
 fn run(level: &PackedLevel, case: &Case, x: &Activations, threads: usize) -> Vec<f32> {
     let mut out = vec![f32::NAN; x.tokens() * case.panels.rows()];
-    let job = PanelJob { panels: &case.panels, out: &mut out, accumulate: false };
-    multiply_at(level, std::iter::once(job), x, threads);
+    let job = PanelJob { panels: &case.panels, x, out: &mut out, accumulate: false };
+    multiply_at(level, std::iter::once(job), threads);
     out
 }
 
@@ -263,8 +263,8 @@ fn multiply_floats(weight: &FloatPanels, x: &[f32], threads: usize) -> Vec<f32> 
     let mut activations = FloatActivations::default();
     activations.arrange(x, weight, threads);
     let mut out = vec![1.0; x.len() / weight.cols() * weight.rows()];
-    let job = FloatJob { weight, out: &mut out, accumulate: true };
-    FloatPanels::multiply(std::iter::once(job), &activations, threads);
+    let job = FloatJob { weight, x: &activations, out: &mut out, accumulate: true };
+    FloatPanels::multiply(std::iter::once(job), threads);
     out
 }
 

@@ -51,6 +51,19 @@ pub struct Job<'a> {
     pub accumulate: bool,
 }
 
+/// Linear layers that read one input, in a call to [`Operators::grouped`].
+#[derive(Debug)]
+pub struct Group<'g, 'a> {
+    /// The input.
+    pub input: LinearInput,
+    /// Its values, `[rows, in]`; rows beyond the first `tokens` are padding.
+    pub x: &'g [f32],
+    /// Rows that are not padding.
+    pub tokens: usize,
+    /// Linear layers.
+    pub jobs: &'g mut [Job<'a>],
+}
+
 /// Operators of one layer, provided by whoever holds its weights.
 pub trait Operators {
     /// Normalizes each vector of `x` into `out`.
@@ -68,6 +81,21 @@ pub trait Operators {
         tokens: usize,
         jobs: &mut [Job<'_>],
     ) -> Result<(), ForwardError>;
+
+    /// Runs linear layers of several inputs, such as those of a mixture's experts with the tokens routed to each.
+    /// Every output is that of [`linears`](Self::linears).
+    ///
+    /// # Errors
+    /// [`ForwardError::Input`].
+    fn grouped(&mut self, groups: &mut [Group<'_, '_>]) -> Result<(), ForwardError> {
+        groups.iter_mut().try_for_each(|group| self.linears(group.input, group.x, group.tokens, group.jobs))
+    }
+
+    /// Returns the least number of rows of [`linears`](Self::linears) in a pass over whole sequences: an expert's rows
+    /// are padded to it.
+    fn least_rows(&self) -> usize {
+        MIN_ROWS
+    }
 
     /// Computes `out = x Wᵀ + b` of a router or gate. Does nothing in implementations that refuse models with
     /// experts.
@@ -190,9 +218,9 @@ pub struct ExtraScratch<'a> {
     pub wide: &'a mut [f32],
     /// Logits of a router, `[rows of a part, experts]`.
     pub logits: &'a mut [f32],
-    /// Input of an expert, `[rows of a part, hidden]`.
+    /// Inputs of some experts, `[rows of a part, hidden]`.
     pub gathered: &'a mut [f32],
-    /// Output of an expert, `[rows of a part, hidden]`.
+    /// Outputs of some experts, `[rows of a part, hidden]`.
     pub result: &'a mut [f32],
     /// Weighted sum of all experts, `[rows of a part, hidden]`.
     pub sum: &'a mut [f32],

@@ -12,7 +12,7 @@ use mantissa_store::convention::LinearWeight;
 
 use self::operators::{FastLayer, Run};
 use crate::cache::KvPlan;
-use crate::prepared::{self, Job, PreparedLinear, Scratch};
+use crate::prepared::{self, Job, PreparedLinear, Rows, Scratch};
 
 /// Least number of values that several threads normalize.
 const MANY: usize = 1 << 16;
@@ -232,8 +232,9 @@ impl FastModel {
         let states = b.buffers.activations(false).0.normed;
         b.gathered.clear();
         rows.iter().for_each(|row| b.gathered.extend_from_slice(&states[row * d..(row + 1) * d]));
-        let jobs = [Job { linear: self.head(), out: &mut *out, accumulate: false }].into_iter();
-        prepared::forward(jobs, &b.gathered, rows.len(), &mut b.scratch, self.threads)?;
+        let jobs = [Job { linear: self.head(), input: 0, out: &mut *out, accumulate: false }].into_iter();
+        let rows = [Rows { x: &b.gathered, tokens: rows.len() }];
+        prepared::forward(jobs, &rows, &mut b.scratch, self.threads)?;
         if let Some(cap) = self.config.logit_softcap {
             kernels().softcap(out, 1.0, cap);
         }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use mantissa_kernels::kernels;
-use mantissa_model::flow::{self, AbsorbedHeads, LayerFlow, Operators};
+use mantissa_model::flow::{self, AbsorbedHeads, Group, LayerFlow, Operators};
 use mantissa_model::graph::{NormKind, SideKind, VectorKind};
 use mantissa_model::{ForwardError, LayerParts, Linear, LinearInput, LinearKind, Norm};
 
 use super::normalize;
-use crate::prepared::{self, Job, PreparedLinear, Scratch};
+use crate::prepared::{self, Job, MOST_INPUTS, PreparedLinear, Rows, Scratch};
 
 /// A layer whose linear layers are prepared.
 #[derive(Debug)]
@@ -46,6 +46,13 @@ impl FastLayer {
             absorbed,
             flow: flow.on_threads(threads),
         }
+    }
+
+    /// Returns a product of the flow with the layer's weight.
+    fn job<'a>(&'a self, job: &'a mut flow::Job<'_>, input: usize) -> Option<Job<'a>> {
+        // The flow asks only for layers in the config, and those were loaded.
+        let linear = self.linears.get(&job.kind)?;
+        Some(Job { linear, input, out: &mut *job.out, accumulate: job.accumulate })
     }
 
     pub(super) fn linears(&self) -> impl Iterator<Item = &PreparedLinear> {
@@ -96,12 +103,29 @@ impl Operators for Run<'_> {
         tokens: usize,
         jobs: &mut [flow::Job<'_>],
     ) -> Result<(), ForwardError> {
-        // The flow asks only for layers in the config, and those were loaded.
-        let jobs = jobs.iter_mut().filter_map(|job| {
-            let linear = self.layer.linears.get(&job.kind)?;
-            Some(Job { linear, out: &mut *job.out, accumulate: job.accumulate })
-        });
-        prepared::forward(jobs, x, tokens, self.scratch, self.threads)
+        let jobs = jobs.iter_mut().filter_map(|job| self.layer.job(job, 0));
+        prepared::forward(jobs, &[Rows { x, tokens }], self.scratch, self.threads)
+    }
+
+    fn grouped(&mut self, groups: &mut [Group<'_, '_>]) -> Result<(), ForwardError> {
+        for groups in groups.chunks_mut(MOST_INPUTS) {
+            let mut inputs = [Rows::default(); MOST_INPUTS];
+            for (rows, Group { x, tokens, .. }) in inputs.iter_mut().zip(&*groups) {
+                *rows = Rows { x, tokens: *tokens };
+            }
+            let (count, layer) = (groups.len(), self.layer);
+            let jobs = groups.iter_mut().enumerate().flat_map(|(input, group)| {
+                let jobs = group.jobs.iter_mut();
+                jobs.filter_map(move |job| layer.job(job, input))
+            });
+            prepared::forward(jobs, &inputs[..count], self.scratch, self.threads)?;
+        }
+        Ok(())
+    }
+
+    // A product's bits do not depend on the number of rows.
+    fn least_rows(&self) -> usize {
+        1
     }
 
     fn side(&mut self, kind: SideKind, x: &[f32], out: &mut [f32]) {

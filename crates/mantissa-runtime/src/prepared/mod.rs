@@ -28,6 +28,9 @@ pub(crate) use self::integers::scale_code;
 /// Most weights of one call of the kernels.
 const MOST_WEIGHTS: usize = 16;
 
+/// Most inputs of a call of [`forward`].
+pub(crate) const MOST_INPUTS: usize = MOST_WEIGHTS;
+
 /// A linear layer `y = x Wᵀ + b`, prepared for running.
 #[derive(Debug)]
 pub struct PreparedLinear {
@@ -56,10 +59,21 @@ enum Prepared {
 pub struct Job<'a> {
     /// The linear layer.
     pub linear: &'a PreparedLinear,
+    /// Index of the input that it reads.
+    pub input: usize,
     /// Output, `[tokens, rows]`.
     pub out: &'a mut [f32],
     /// True to add to `out`, false to overwrite it.
     pub accumulate: bool,
+}
+
+/// An input of [`forward`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rows<'a> {
+    /// Values, `[rows, cols]`; those beyond the first `tokens` rows are padding.
+    pub x: &'a [f32],
+    /// Rows that are computed.
+    pub tokens: usize,
 }
 
 /// Scratch of [`forward`]; grows at the first use of a shape.
@@ -193,16 +207,15 @@ impl Table for PreparedLinear {
     }
 }
 
-/// Runs linear layers on the same input `x` `[tokens, cols]`: transforms, activation quantization, product and bias,
-/// on up to `threads` threads. Consecutive layers that read the same form of the input share its quantization and one
-/// dispatch.
+/// Runs linear layers, each on one of at most 16 `inputs`: transforms, activation quantization, product and bias, on up
+/// to `threads` threads. Consecutive layers that read the same form of an input run in one dispatch, and those of the
+/// same input share its quantization.
 ///
 /// # Errors
-/// [`ForwardError::Input`] if the input cannot be quantized.
+/// [`ForwardError::Input`] if an input cannot be quantized.
 pub fn forward<'a>(
     jobs: impl Iterator<Item = Job<'a>>,
-    x: &[f32],
-    tokens: usize,
+    inputs: &[Rows<'_>],
     scratch: &mut Scratch,
     threads: usize,
 ) -> Result<(), ForwardError> {
@@ -217,7 +230,7 @@ pub fn forward<'a>(
                 break;
             }
         }
-        together(linear, &mut slots, &x[..tokens * linear.cols], tokens, scratch, threads)?;
+        together(linear, &mut slots, inputs, scratch, threads)?;
     }
     Ok(())
 }
@@ -226,22 +239,27 @@ pub fn forward<'a>(
 fn together(
     first: &PreparedLinear,
     jobs: &mut [Option<Job<'_>>],
-    x: &[f32],
-    tokens: usize,
+    inputs: &[Rows<'_>],
     scratch: &mut Scratch,
     threads: usize,
 ) -> Result<(), ForwardError> {
-    // Rows of padding are not computed.
+    // Rows of padding are not computed, nor inputs that no layer here reads.
+    let read = |i: usize| jobs.iter().flatten().any(|job| job.input == i);
+    let x: [&[f32]; MOST_INPUTS] = std::array::from_fn(|i| match inputs.get(i) {
+        Some(rows) if read(i) => &rows.x[..rows.tokens * first.cols],
+        _ => &[],
+    });
+    let x = &x[..inputs.len()];
     for job in jobs.iter_mut().flatten() {
         let out = std::mem::take(&mut job.out);
-        job.out = &mut out[..tokens * job.linear.rows];
+        job.out = &mut out[..inputs[job.input].tokens * job.linear.rows];
     }
     if first.cols == 0 || first.rows == 0 {
         jobs.iter_mut().flatten().filter(|job| !job.accumulate).for_each(|job| job.out.fill(0.0));
     } else if jobs.iter().flatten().all(|job| job.linear.transforms.is_empty()) {
         products(first, jobs.iter_mut().flatten(), x, scratch, threads)?;
     } else {
-        jobs.iter_mut().flatten().try_for_each(|job| transformed(job, x, scratch, threads))?;
+        jobs.iter_mut().flatten().try_for_each(|job| transformed(job, x[job.input], scratch, threads))?;
     }
     for job in jobs.iter_mut().flatten() {
         if let Some(bias) = &job.linear.bias {
@@ -258,15 +276,15 @@ fn transformed(
     scratch: &mut Scratch,
     threads: usize,
 ) -> Result<(), ForwardError> {
-    let Job { linear, out, accumulate } = job;
+    let Job { linear, out, accumulate, .. } = job;
     let (mut mapped, mut y) = (std::mem::take(&mut scratch.mapped), std::mem::take(&mut scratch.output));
     mapped.clear();
     mapped.extend_from_slice(x);
     linear.transforms.before.iter().for_each(|map| map.apply(&mut mapped, linear.cols));
     y.clear();
     y.resize(out.len(), 0.0);
-    let mut product = Job { linear, out: &mut y, accumulate: false };
-    let done = products(linear, std::iter::once(&mut product), &mapped, scratch, threads);
+    let mut product = Job { linear, input: 0, out: &mut y, accumulate: false };
+    let done = products(linear, std::iter::once(&mut product), &[&mapped], scratch, threads);
     linear.transforms.after.iter().for_each(|map| map.apply(&mut y, linear.rows));
     linear.transforms.extras.iter().for_each(|extra| extra.add(x, &mut y, linear.rows, linear.cols));
     match accumulate {
@@ -281,35 +299,40 @@ fn transformed(
 fn products<'j, 'a: 'j>(
     first: &PreparedLinear,
     jobs: impl Iterator<Item = &'j mut Job<'a>>,
-    x: &[f32],
+    inputs: &[&[f32]],
     scratch: &mut Scratch,
     threads: usize,
 ) -> Result<(), ForwardError> {
-    let Scratch { inputs, input, .. } = scratch;
-    let x = match &first.input.quantizer {
+    let Scratch { inputs: forms, input, .. } = scratch;
+    let mut x: [&[f32]; MOST_INPUTS] = [&[]; MOST_INPUTS];
+    match &first.input.quantizer {
         // Codes come from the values themselves.
-        Some(_) if first.input.direct && first.is_integer() => x,
-        Some(quantizer) => {
+        Some(quantizer) if !(first.input.direct && first.is_integer()) => {
             input.clear();
-            input.extend_from_slice(x);
+            input.extend(inputs.iter().copied().flatten());
             let fault = |error| ForwardError::Input { module: first.module.clone(), error };
-            quantizer.apply(input, first.cols).map_err(fault)?;
-            &*input
+            let mut rest = input.as_mut_slice();
+            for (x, from) in x.iter_mut().zip(inputs) {
+                let values = rest.split_off_mut(..from.len()).unwrap_or_default();
+                quantizer.apply(values, first.cols).map_err(fault)?;
+                *x = values;
+            }
         }
-        None => x,
-    };
+        _ => x[..inputs.len()].copy_from_slice(inputs),
+    }
+    let x = &x[..inputs.len()];
     match &first.weight {
         Prepared::Packed(_) => {
             let jobs = jobs.filter_map(|job| match &job.linear.weight {
                 Prepared::Packed(weight) => {
-                    Some(Product { weight, out: &mut *job.out, accumulate: job.accumulate })
+                    Some(Product { weight, input: job.input, out: &mut *job.out, accumulate: job.accumulate })
                 }
                 Prepared::Stored(..) => None,
             });
-            Cpu::new(threads).products(jobs, x, first.cols, first.input.grid, inputs);
+            Cpu::new(threads).products(jobs, x, first.cols, first.input.grid, forms);
         }
         Prepared::Stored(linear, _) => {
-            jobs.for_each(|job| strips::multiply(linear, x, job.out, job.accumulate, threads));
+            jobs.for_each(|job| strips::multiply(linear, x[job.input], job.out, job.accumulate, threads));
         }
     }
     Ok(())

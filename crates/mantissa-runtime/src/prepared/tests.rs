@@ -27,8 +27,8 @@ fn error(weight: &LinearWeight, tokens: usize) -> (f64, Choice) {
     let x = wave(tokens * cols, 0.377);
     let prepared = PreparedLinear::new("m", weight.clone(), 2).unwrap();
     let mut out = vec![0.5; tokens * rows];
-    let jobs = [Job { linear: &prepared, out: &mut out, accumulate: true }];
-    forward(jobs.into_iter(), &x, tokens, &mut Scratch::default(), 2).unwrap();
+    let jobs = [Job { linear: &prepared, input: 0, out: &mut out, accumulate: true }];
+    forward(jobs.into_iter(), &[Rows { x: &x, tokens }], &mut Scratch::default(), 2).unwrap();
     let reference = Linear::new("m", weight.clone()).unwrap();
     let (mut values, mut ready) = (vec![0.0; rows * cols], x.clone());
     values.chunks_exact_mut(cols).enumerate().for_each(|(row, out)| reference.row(row, out));
@@ -139,20 +139,39 @@ fn outliers_of_the_input_are_kept_and_said() {
 }
 
 #[test]
-fn layers_that_share_an_input_have_the_bits_of_each_alone() {
-    let names = ["q4_k", "q6_k", "q4_k", "fp8-e4m3-channel"];
-    let weights = names.map(|name| weight(&name.parse().unwrap(), 48, 512, None));
-    let weights: Vec<_> =
-        weights.into_iter().flatten().map(|weight| PreparedLinear::new("m", weight, 1).unwrap()).collect();
-    let x = wave(3 * 512, 0.2);
-    let mut outs = vec![vec![0.0; 3 * 48]; weights.len()];
-    let jobs: Vec<_> =
-        weights.iter().zip(&mut outs).map(|(linear, out)| Job { linear, out, accumulate: false }).collect();
-    forward(jobs.into_iter(), &x, 3, &mut Scratch::default(), 3).unwrap();
-    for (linear, out) in weights.iter().zip(&outs) {
-        let mut alone = vec![0.0; 3 * 48];
-        let job = Job { linear, out: &mut alone, accumulate: false };
-        forward(std::iter::once(job), &x, 3, &mut Scratch::default(), 1).unwrap();
-        assert_eq!(&alone, out);
+fn layers_of_one_call_have_the_bits_of_each_alone() {
+    // Some read the same form of an input; the last two round it to floats.
+    let names = [
+        ("q4_k", None),
+        ("q6_k", None),
+        ("q4_k", None),
+        ("int8-channel", Some("int8-token")),
+        ("int8-channel", Some("int8-token")),
+        ("fp8-e4m3-channel", None),
+        ("fp8-e4m3-channel", Some("fp8-e4m3-token")),
+        ("fp8-e4m3-channel", Some("fp8-e4m3-token")),
+    ];
+    let linear = |(name, input): (&str, _)| {
+        let weight = weight(&name.parse().unwrap(), 48, 512, input).unwrap();
+        PreparedLinear::new("m", weight, 1).unwrap()
+    };
+    let linears: Vec<_> = names.into_iter().map(linear).collect();
+    let x = wave(100 * 512, 0.2);
+    let all = |tokens: usize| Rows { x: &x[..tokens * 512], tokens };
+    // A row of padding, no token, and enough tokens for every way to multiply.
+    let inputs = [Rows { x: &x[..4 * 512], tokens: 3 }, all(0), all(100), all(1), all(17)];
+    let read = [[0; 8], [0, 1, 2, 2, 3, 3, 4, 4], [4, 3, 2, 1, 0, 2, 4, 0]];
+    let mut scratch = Scratch::default();
+    for read in read {
+        let mut outs: Vec<_> = read.iter().map(|i| vec![0.5; (inputs[*i].tokens + 1) * 48]).collect();
+        let jobs = linears.iter().zip(read).zip(&mut outs);
+        let jobs = jobs.map(|((linear, input), out)| Job { linear, input, out, accumulate: input == 2 });
+        forward(jobs, &inputs, &mut scratch, 3).unwrap();
+        for ((linear, input), out) in linears.iter().zip(read).zip(&outs) {
+            let mut alone = vec![0.5; out.len()];
+            let job = Job { linear, input: 0, out: &mut alone, accumulate: input == 2 };
+            forward(std::iter::once(job), &[inputs[input]], &mut Scratch::default(), 1).unwrap();
+            assert_eq!(&alone, out, "{:?} on input {input}", linear.choice());
+        }
     }
 }
