@@ -252,6 +252,33 @@ impl Panels {
         });
     }
 
+    /// Dequantizes column `col` into `out` `[rows]`.
+    ///
+    /// # Panics
+    /// If there is no such column, or `out` is not `[rows]`.
+    pub fn column(&self, col: usize, out: &mut [f32]) {
+        assert!(col < self.cols && out.len() == self.rows, "Panels::column: column {col} of {}", self.cols);
+        let (format, c) = (&self.format, col % self.layout.cols);
+        let (zero, group) = (f32::from(format.zero), c / format.group);
+        WIDE.with_borrow_mut(|wide| {
+            // Minima that the format does not have stay 0.
+            wide.clear();
+            wide.resize(2 * self.chunk_groups(), [0.0; ROWS]);
+            let (scales, mins) = wide.split_at_mut(self.chunk_groups());
+            for (i, out) in out.chunks_mut(ROWS).enumerate() {
+                let Some(chunk) = self.panel(i).chunks().nth(col / self.layout.cols) else { continue };
+                widen(Plain, &chunk.scales, &[], scales);
+                widen(Plain, &chunk.mins, scales, mins);
+                let block = &chunk.codes[c / BLOCK * format.bits as usize..][..format.bits as usize];
+                for (lane, out) in out.iter_mut().enumerate() {
+                    let code = code_at(block, format.bits, lane, c % BLOCK);
+                    let level = format.levels.map_or(code, |levels| levels[usize::from(code)]);
+                    *out = scales[group][lane] * (f32::from(level) - zero) + mins[group][lane];
+                }
+            }
+        });
+    }
+
     /// Bytes of a panel.
     pub(crate) fn panel_bytes(&self) -> usize {
         self.layout.panel

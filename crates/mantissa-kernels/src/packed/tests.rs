@@ -146,8 +146,11 @@ fn products_are_those_of_the_dequantized_weight_at_every_level() {
                 let scalar = PackedLevel::available(Isa::Scalar).next().unwrap();
                 let expected = run(&scalar, &case, &quantize(&scalar), 1);
                 let mut row = vec![0.0; cols];
+                let mut column = vec![0.0; rows];
+                case.panels.column(cols - 3, &mut column);
                 for r in 0..rows {
                     case.panels.row(r, &mut row);
+                    assert_eq!(row[cols - 3].to_bits(), column[r].to_bits(), "{format:?} row {r}");
                     let expected = &case.values[r * cols..][..cols];
                     let size = expected.iter().fold(0f32, |max, x| max.max(x.abs()));
                     assert!(

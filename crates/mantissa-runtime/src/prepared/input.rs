@@ -17,23 +17,17 @@ pub(super) struct Input {
     pub(super) grid: Grid,
     /// True if the grid gives the codes and scales of the quantizer, which then need not run.
     pub(super) direct: bool,
-    /// Reason why no product of 8-bit activations computes it.
-    pub(super) reason: Option<&'static str>,
 }
 
 impl Input {
     pub(super) fn new(quantizer: Option<InputQuantizer>) -> Self {
-        let (grid, direct, reason) = match &quantizer {
-            None => (Grid::BLOCKS, false, None),
-            Some(quantizer) if quantizer.quant().keep_above.is_some() => {
-                (Grid::BLOCKS, false, Some("outliers of the input stay unquantized"))
-            }
-            Some(quantizer) => {
-                let (grid, direct) = grid(quantizer).unwrap_or((Grid::BLOCKS, false));
-                (grid, direct, None)
-            }
-        };
-        Input { quantizer, grid, direct, reason }
+        let (grid, direct) = quantizer.as_ref().and_then(grid).unwrap_or((Grid::BLOCKS, false));
+        Input { quantizer, grid, direct }
+    }
+
+    /// Least magnitude of values that stay unquantized.
+    pub(super) fn keep_above(&self) -> Option<f32> {
+        self.quantizer.as_ref()?.quant().keep_above
     }
 }
 

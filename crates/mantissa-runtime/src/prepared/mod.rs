@@ -10,6 +10,7 @@ mod choice;
 mod floats;
 mod input;
 mod integers;
+mod outliers;
 mod strips;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
@@ -24,6 +25,7 @@ use mantissa_store::convention::{LinearWeight, Weight};
 pub use self::choice::Choice;
 use self::input::Input;
 pub(crate) use self::integers::scale_code;
+use self::outliers::Outliers;
 
 /// Most weights of one call of the kernels.
 const MOST_WEIGHTS: usize = 16;
@@ -84,6 +86,7 @@ pub struct Scratch {
     mapped: Vec<f32>,
     /// Quantized copy of the input.
     input: Vec<f32>,
+    outliers: Outliers,
     /// Outputs before the transforms.
     output: Vec<f32>,
 }
@@ -176,16 +179,19 @@ fn prepare(
         let placed = weight.and_then(|weight| Cpu::new(threads).place(weight));
         placed.map(Prepared::Packed).ok_or_else(memory)
     };
-    let reason = match (input.reason, &weight) {
-        (Some(reason), _) => reason,
-        (None, Weight::Quantized(q)) => match integers::panels(q, input.grid, threads) {
-            Ok(panels) => return place(panels.map(PackedWeight::Integers)),
-            Err(reason) => match floats::minifloats(q, threads) {
+    // Floats may round to bf16 what must stay unquantized.
+    let kept = input.keep_above().map(|_| "outliers of the input stay unquantized");
+    let reason = match (&weight, kept) {
+        (Weight::Quantized(q), kept) => match (integers::panels(q, input.grid, threads), kept) {
+            (Ok(panels), _) => return place(panels.map(PackedWeight::Integers)),
+            (Err(_), Some(reason)) => reason,
+            (Err(reason), None) => match floats::minifloats(q, threads) {
                 Some(rows) => return place(rows.map(PackedWeight::Floats)),
                 None => reason,
             },
         },
-        (None, dense) => {
+        (_, Some(reason)) => reason,
+        (dense, None) => {
             return place(floats::dense(dense, rows, cols, threads).map(PackedWeight::Floats));
         }
     };
@@ -257,7 +263,7 @@ fn together(
     if first.cols == 0 || first.rows == 0 {
         jobs.iter_mut().flatten().filter(|job| !job.accumulate).for_each(|job| job.out.fill(0.0));
     } else if jobs.iter().flatten().all(|job| job.linear.transforms.is_empty()) {
-        products(first, jobs.iter_mut().flatten(), x, scratch, threads)?;
+        products(first, jobs, x, scratch, threads)?;
     } else {
         jobs.iter_mut().flatten().try_for_each(|job| transformed(job, x[job.input], scratch, threads))?;
     }
@@ -283,8 +289,8 @@ fn transformed(
     linear.transforms.before.iter().for_each(|map| map.apply(&mut mapped, linear.cols));
     y.clear();
     y.resize(out.len(), 0.0);
-    let mut product = Job { linear, input: 0, out: &mut y, accumulate: false };
-    let done = products(linear, std::iter::once(&mut product), &[&mapped], scratch, threads);
+    let product = Job { linear, input: 0, out: &mut y, accumulate: false };
+    let done = products(linear, &mut [Some(product)], &[&mapped], scratch, threads);
     linear.transforms.after.iter().for_each(|map| map.apply(&mut y, linear.rows));
     linear.transforms.extras.iter().for_each(|extra| extra.add(x, &mut y, linear.rows, linear.cols));
     match accumulate {
@@ -296,25 +302,33 @@ fn transformed(
 }
 
 /// Multiplies weights that read the same form of an input as `first`, which is one of them.
-fn products<'j, 'a: 'j>(
+fn products(
     first: &PreparedLinear,
-    jobs: impl Iterator<Item = &'j mut Job<'a>>,
+    jobs: &mut [Option<Job<'_>>],
     inputs: &[&[f32]],
     scratch: &mut Scratch,
     threads: usize,
 ) -> Result<(), ForwardError> {
-    let Scratch { inputs: forms, input, .. } = scratch;
+    let Scratch { inputs: forms, input, outliers, .. } = scratch;
     let mut x: [&[f32]; MOST_INPUTS] = [&[]; MOST_INPUTS];
+    outliers.clear();
+    let aside = first.input.keep_above().filter(|_| first.is_integer());
+    // Codes come from the values themselves.
+    let direct = first.input.direct && first.is_integer();
     match &first.input.quantizer {
-        // Codes come from the values themselves.
-        Some(quantizer) if !(first.input.direct && first.is_integer()) => {
+        Some(quantizer) if !direct || aside.is_some() => {
             input.clear();
             input.extend(inputs.iter().copied().flatten());
             let fault = |error| ForwardError::Input { module: first.module.clone(), error };
             let mut rest = input.as_mut_slice();
-            for (x, from) in x.iter_mut().zip(inputs) {
+            for (i, (x, from)) in x.iter_mut().zip(inputs).enumerate() {
                 let values = rest.split_off_mut(..from.len()).unwrap_or_default();
-                quantizer.apply(values, first.cols).map_err(fault)?;
+                if let Some(limit) = aside {
+                    outliers.set_aside(i, values, first.cols, limit);
+                }
+                if !direct {
+                    quantizer.apply(values, first.cols).map_err(fault)?;
+                }
                 *x = values;
             }
         }
@@ -323,16 +337,23 @@ fn products<'j, 'a: 'j>(
     let x = &x[..inputs.len()];
     match &first.weight {
         Prepared::Packed(_) => {
-            let jobs = jobs.filter_map(|job| match &job.linear.weight {
+            let products = jobs.iter_mut().flatten().filter_map(|job| match &job.linear.weight {
                 Prepared::Packed(weight) => {
                     Some(Product { weight, input: job.input, out: &mut *job.out, accumulate: job.accumulate })
                 }
                 Prepared::Stored(..) => None,
             });
-            Cpu::new(threads).products(jobs, x, first.cols, first.input.grid, forms);
+            Cpu::new(threads).products(products, x, first.cols, first.input.grid, forms);
+            for job in jobs.iter_mut().flatten().filter(|_| aside.is_some()) {
+                if let Prepared::Packed(PackedWeight::Integers(panels)) = &job.linear.weight {
+                    outliers.add(job.input, panels, job.out, threads);
+                }
+            }
         }
         Prepared::Stored(linear, _) => {
-            jobs.for_each(|job| strips::multiply(linear, x[job.input], job.out, job.accumulate, threads));
+            jobs.iter_mut()
+                .flatten()
+                .for_each(|job| strips::multiply(linear, x[job.input], job.out, job.accumulate, threads));
         }
     }
     Ok(())

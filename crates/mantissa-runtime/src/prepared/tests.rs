@@ -131,11 +131,19 @@ fn quantized_inputs_have_the_codes_that_the_checkpoint_states() {
 }
 
 #[test]
-fn outliers_of_the_input_are_kept_and_said() {
+fn outliers_of_the_input_are_kept() {
     let mut weight = weight(&"int8-channel".parse().unwrap(), 8, 64, Some("int8-token:restricted")).unwrap();
     weight.input.as_mut().unwrap().keep_above = Some(1.5);
+    for tokens in [1, 4, 20] {
+        let (error, choice) = error(&weight, tokens);
+        assert!(error < 1e-6 && choice.reason.is_none(), "{tokens}: {error}");
+    }
+    // Floats might be rounded to bf16.
+    let mut weight =
+        self::weight(&"fp8-e4m3-channel".parse().unwrap(), 8, 64, Some("fp8-e4m3-token")).unwrap();
+    weight.input.as_mut().unwrap().keep_above = Some(1.5);
     let (error, choice) = error(&weight, 4);
-    assert!(error < 1e-6 && choice.reason.unwrap().contains("outliers"));
+    assert!(error < 1e-6 && choice.reason.unwrap().contains("outliers"), "{error}");
 }
 
 #[test]
