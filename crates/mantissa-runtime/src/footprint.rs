@@ -11,6 +11,7 @@ use mantissa_store::gguf::GgufTensor;
 use mantissa_store::{Dtype, TensorMeta};
 
 use crate::cache::KvPlan;
+use crate::model::LOADERS;
 use crate::prepared::{PreparedLinear, scale_code};
 use crate::session::RuntimeOptions;
 use crate::speculate;
@@ -20,7 +21,7 @@ use crate::speculate;
 pub struct Footprint {
     /// Weights as they run: repacked, with padding.
     pub weights: u64,
-    /// Memory beyond the weights at the peak of loading: a tensor as stored, before it is repacked.
+    /// Memory beyond the weights at the peak of loading: tensors as stored, before they are repacked.
     pub loading: u64,
 }
 
@@ -39,6 +40,11 @@ impl Footprint {
             let peak = weights.saturating_add(part.loading).max(sum.weights.saturating_add(sum.loading));
             Footprint { weights, loading: peak - weights }
         })
+    }
+
+    /// Counts a linear layer for all that are loaded at the same time.
+    fn several(self) -> Self {
+        Footprint { loading: self.loading.saturating_mul(LOADERS as u64), ..self }
     }
 
     /// Bytes at the peak, which is that of loading or of a session of `session` bytes.
@@ -68,7 +74,7 @@ fn of_gguf(tensors: &[GgufTensor]) -> Vec<Footprint> {
             },
         }
     };
-    layers.into_iter().chain(tables).map(part).collect()
+    layers.into_iter().map(|tensor| part(tensor).several()).chain(tables.into_iter().map(part)).collect()
 }
 
 /// Rows and columns of a tensor: experts count as rows.
@@ -80,8 +86,8 @@ fn matrix(shape: &[usize]) -> (usize, usize) {
 fn dense(rows: usize, cols: usize, stored: u64) -> Footprint {
     let padded = padded(rows, cols);
     let each = stored / (rows * cols).max(1) as u64;
-    // The tensor as it was read, and a copy in the byte order of panels.
-    Footprint { weights: padded * each + 4 * rows as u64, loading: 2 * stored }
+    // As it was read.
+    Footprint { weights: padded * each + 4 * rows as u64, loading: stored }
 }
 
 /// Elements of a matrix in whole panels.
@@ -134,18 +140,22 @@ fn of_checkpoint(files: &ModelFiles, config: &ModelConfig) -> Vec<Footprint> {
         config.decoder_linears().chain(config.tables()).map(|info| (stored(&info), info)).collect();
     let per_weight = sampled(files, &linears);
     let mut rest = files.checkpoint().total_bytes();
+    let tables = config.tables().len();
+    let layers = linears.len().saturating_sub(tables);
     let mut parts: Vec<_> = linears
         .iter()
-        .map(|(stored, info)| {
+        .enumerate()
+        .map(|(i, (stored, info))| {
             rest = rest.saturating_sub(stored.bytes());
-            match per_weight.get(&stored.form()) {
+            let part = match per_weight.get(&stored.form()) {
                 _ if stored.is_dense() => dense(info.rows, info.cols, stored.bytes()),
                 Some(&(each, codes)) => Footprint {
                     weights: (padded(info.rows, info.cols) as f64 * each) as u64,
                     loading: stored.bytes() + codes * (info.rows * info.cols) as u64,
                 },
                 None => Footprint { weights: stored.bytes(), loading: stored.bytes() },
-            }
+            };
+            if i < layers { part.several() } else { part }
         })
         .collect();
     // Norms, and what is stored otherwise, such as stacked experts.

@@ -2,6 +2,8 @@
 
 mod operators;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use mantissa_kernels::{for_each, kernels};
 use mantissa_model::flow::{AbsorbedHeads, CachedAttention, Sequences};
 use mantissa_model::{
@@ -48,6 +50,9 @@ impl FastBuffers {
     }
 }
 
+/// Layers that are loaded at a time.
+pub(crate) const LOADERS: usize = 4;
+
 /// Caches of the layers of a pass.
 pub trait Caches {
     /// Returns attention through the cache of layer `layer`.
@@ -56,13 +61,14 @@ pub trait Caches {
 
 impl FastModel {
     /// Loads the model that `source` describes, to run on up to `threads` threads, which change no bit of a result.
-    /// Holds one layer as stored at a time.
+    /// Holds up to [`LOADERS`] weights as stored at a time.
     ///
     /// # Errors
     /// As [`mantissa_model::Decoder::load`].
-    pub fn load(source: &dyn WeightSource, threads: usize) -> Result<Self, LoadError> {
+    pub fn load(source: &(dyn WeightSource + Sync), threads: usize) -> Result<Self, LoadError> {
         let config = load_config(source)?;
         let threads = threads.max(1);
+        let loaders = threads.min(LOADERS);
         let layer = |i| {
             let mut absorbed = None;
             let prepare = |info: &LinearInfo, weight: LinearWeight| {
@@ -70,12 +76,23 @@ impl FastModel {
                     let linear = Linear::new(&info.module, weight.clone())?;
                     absorbed = Some(AbsorbedHeads::new(latent, config.num_attention_heads, &linear));
                 }
-                PreparedLinear::new(&info.module, weight, threads)
+                PreparedLinear::new(&info.module, weight, threads.div_ceil(loaders))
             };
             let parts = LayerParts::load(source, &config, i, prepare)?;
             Ok(FastLayer::new(parts, absorbed, threads))
         };
-        let layers = (0..config.num_hidden_layers).map(layer).collect::<Result<Vec<_>, LoadError>>()?;
+        // Reading and taking weights apart runs on one thread each.
+        let mut layers: Vec<_> = (0..config.num_hidden_layers).map(|_| None).collect();
+        let failed = AtomicBool::new(false);
+        for_each(loaders, layers.iter_mut().enumerate(), |(i, place)| {
+            if !failed.load(Ordering::Relaxed) {
+                let layer = layer(i);
+                failed.fetch_or(layer.is_err(), Ordering::Relaxed);
+                *place = Some(layer);
+            }
+        });
+        // After an error the layers that were not begun are left out.
+        let layers = layers.into_iter().flatten().collect::<Result<Vec<_>, LoadError>>()?;
         let embedding = Embedding::load(source, &config, |module, weight| {
             PreparedLinear::table(module, weight, threads)
         })?;

@@ -1,8 +1,11 @@
 //! Panels of weights whose codes are floats.
 
+use std::borrow::Cow;
+
 use mantissa_kernels::packed::{FloatCode, FloatPanels};
 use mantissa_num::{Affine, Blocks, Code, Codes, Format, Offset, Quantized};
 use mantissa_store::convention::Weight;
+use zerocopy::{Immutable, IntoBytes};
 
 /// Makes panels of a dense weight; `None` if memory does not hold it.
 pub(super) fn dense(weight: &Weight, rows: usize, cols: usize, threads: usize) -> Option<FloatPanels> {
@@ -16,10 +19,15 @@ pub(super) fn dense(weight: &Weight, rows: usize, cols: usize, threads: usize) -
     FloatPanels::new(code, (rows, cols), &bytes, usize::MAX, &scales, threads)
 }
 
-fn bytes<T: Copy, const N: usize>(values: &[T], to_bytes: impl Fn(T) -> [u8; N]) -> Vec<u8> {
-    let mut out = vec![0; N * values.len()];
-    out.as_chunks_mut::<N>().0.iter_mut().zip(values).for_each(|(out, value)| *out = to_bytes(*value));
-    out
+/// Returns the little-endian bytes of values, which are those in memory but for other machines.
+fn bytes<T: Copy + IntoBytes + Immutable, const N: usize>(
+    values: &[T],
+    to_bytes: impl Fn(T) -> [u8; N],
+) -> Cow<'_, [u8]> {
+    match cfg!(target_endian = "little") {
+        true => Cow::Borrowed(values.as_bytes()),
+        false => values.iter().flat_map(|value| to_bytes(*value)).collect::<Vec<_>>().into(),
+    }
 }
 
 /// Makes panels of 8-bit or narrower floats; `None` for other codes, and inside if memory does not hold them.
@@ -28,9 +36,12 @@ pub(super) fn minifloats(q: &Quantized, threads: usize) -> Option<Option<FloatPa
         return None;
     };
     let Codes::U8(codes) = &q.codes else { return None };
+    if float.bits() > 8 || float.exponent_bits > 5 {
+        return None;
+    }
     // Codes that the way through f16 would read as numbers.
-    let is_special = |code: u8| !float.decode(code.into()).is_finite();
-    if float.bits() > 8 || float.exponent_bits > 5 || codes.iter().any(|code| is_special(*code)) {
+    let is_special: [bool; 256] = std::array::from_fn(|code| !float.decode(code as u32).is_finite());
+    if codes.iter().fold(false, |any, code| any | is_special[usize::from(*code)]) {
         return None;
     }
     let (rows, cols) = (q.rows, q.cols);
