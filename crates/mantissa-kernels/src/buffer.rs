@@ -9,14 +9,18 @@ const LINE: usize = 64;
 /// Size of a huge page on x86-64 and (mostly) AArch64. Larger buffers are aligned to it.
 const HUGE: usize = 2 << 20;
 
+/// Least size of a buffer that is mapped. Weights stay as long as the process; among them in the allocator's memory,
+/// what was allocated and freed while they were made would leave holes.
+#[cfg(target_os = "linux")]
+const MAPPED: usize = 64 << 10;
+
 /// Zeroed bytes, aligned to 64.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     /// First aligned byte of the allocation.
     start: NonNull<u8>,
     len: usize,
-    allocation: NonNull<u8>,
-    layout: Layout,
+    _allocation: Allocation,
 }
 
 // SAFETY: a buffer owns its memory, like a `Vec<u8>`; shared references only read it.
@@ -24,30 +28,72 @@ unsafe impl Send for Buffer {}
 // SAFETY: as above.
 unsafe impl Sync for Buffer {}
 
+/// Memory of a buffer, freed with it.
+#[derive(Debug)]
+enum Allocation {
+    Heap(NonNull<u8>, Layout),
+    #[cfg(target_os = "linux")]
+    Mapped(NonNull<u8>, usize),
+}
+
+impl Allocation {
+    /// Allocates zeros; `None` if memory does not hold them. Fresh pages of the system are zero and are taken by the
+    /// threads that first write them.
+    fn zeroed(len: usize) -> Option<Self> {
+        #[cfg(target_os = "linux")]
+        if len >= MAPPED {
+            use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            // SAFETY: a new private mapping at an address that the system chooses.
+            let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), len, access, MapFlags::PRIVATE) };
+            return Some(Allocation::Mapped(NonNull::new(mapped.ok()?.cast())?, len));
+        }
+        // Plain bytes: the allocator would zero aligned memory by writing it.
+        let layout = Layout::from_size_align(len.max(1), 1).ok()?;
+        // SAFETY: the layout's size is not 0.
+        Some(Allocation::Heap(NonNull::new(unsafe { alloc_zeroed(layout) })?, layout))
+    }
+
+    fn start(&self) -> NonNull<u8> {
+        match self {
+            Allocation::Heap(start, _) => *start,
+            #[cfg(target_os = "linux")]
+            Allocation::Mapped(start, _) => *start,
+        }
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        match self {
+            // SAFETY: allocated by `zeroed` with this layout, and not used afterwards.
+            Allocation::Heap(start, layout) => unsafe { dealloc(start.as_ptr(), *layout) },
+            // SAFETY: mapped by `zeroed` with this length, and not used afterwards.
+            #[cfg(target_os = "linux")]
+            Allocation::Mapped(start, len) => unsafe {
+                let _ = rustix::mm::munmap(start.as_ptr().cast(), *len);
+            },
+        }
+    }
+}
+
 impl Buffer {
     /// Allocates `len` bytes of 0; `None` if memory does not hold them.
-    ///
-    /// The allocator is asked for plain bytes and they are aligned here: aligned memory would be zeroed by writing it,
-    /// while fresh pages of the system are zero and are taken by the threads that first write them.
     pub(crate) fn zeroed(len: usize) -> Option<Self> {
         let align = if len >= 2 * HUGE { HUGE } else { LINE };
-        let layout = Layout::from_size_align(len.checked_add(align)?, 1).ok()?;
-        // SAFETY: the layout's size is not 0.
-        let allocation = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        let offset = allocation.as_ptr().align_offset(align);
+        let allocation = Allocation::zeroed(len.checked_add(align)?)?;
+        let offset = allocation.start().as_ptr().align_offset(align);
         if offset > align {
             // Never on a real machine; `align_offset` may say so.
-            // SAFETY: just allocated with this layout.
-            unsafe { dealloc(allocation.as_ptr(), layout) };
             return None;
         }
         // SAFETY: the allocation has `align` bytes more than `len`.
-        let start = unsafe { allocation.add(offset) };
+        let start = unsafe { allocation.start().add(offset) };
         if align == HUGE {
             // Before the first write: pages that exist are not exchanged.
             advise_huge(start, len);
         }
-        Some(Buffer { start, len, allocation, layout })
+        Some(Buffer { start, len, _allocation: allocation })
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -63,16 +109,11 @@ impl Buffer {
 
 impl Clone for Buffer {
     fn clone(&self) -> Self {
-        let Some(mut copy) = Self::zeroed(self.len) else { std::alloc::handle_alloc_error(self.layout) };
+        let Some(mut copy) = Self::zeroed(self.len) else {
+            std::alloc::handle_alloc_error(Layout::array::<u8>(self.len).unwrap_or(Layout::new::<u8>()))
+        };
         copy.bytes_mut().copy_from_slice(self.bytes());
         copy
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        // SAFETY: allocated by `zeroed` with this layout, and not used afterwards.
-        unsafe { dealloc(self.allocation.as_ptr(), self.layout) };
     }
 }
 
@@ -86,6 +127,16 @@ fn advise_huge(start: NonNull<u8>, len: usize) {
 
 #[cfg(not(target_os = "linux"))]
 fn advise_huge(_: NonNull<u8>, _: usize) {}
+
+/// Gives freed memory back to the system, where the allocator keeps it: glibc keeps that of every thread that
+/// allocated, such as the tensors that several threads read while a model is loaded.
+pub fn return_freed_memory() {
+    // SAFETY: may be called at any time from any thread (`man malloc_trim`).
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
 
 /// A value at the start of a cache line.
 #[derive(Clone, Copy, Debug)]

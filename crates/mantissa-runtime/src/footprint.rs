@@ -27,11 +27,13 @@ pub struct Footprint {
 
 impl Footprint {
     /// Predicts the memory of [`FastModel::load`](crate::FastModel::load). Reads the smallest layer of each quantized
-    /// form, unless the model is a GGUF file; a layer that cannot be read counts with its stored size.
-    pub fn of(files: &ModelFiles, config: &ModelConfig) -> Self {
+    /// form, unless the model is a GGUF file; a layer that cannot be read counts with its stored size. `threads` is
+    /// their number in loading.
+    pub fn of(files: &ModelFiles, config: &ModelConfig, threads: usize) -> Self {
+        let at_once = LOADERS.min(threads.max(1)).min(config.num_hidden_layers) as u64;
         let parts = match files.gguf() {
-            Some(gguf) => of_gguf(gguf.tensors()),
-            None => of_checkpoint(files, config),
+            Some(gguf) => of_gguf(gguf.tensors(), at_once),
+            None => of_checkpoint(files, config, at_once),
         };
         let absorbed = Footprint { weights: absorbed(config), loading: 0 };
         parts.into_iter().chain([absorbed]).fold(Footprint::default(), |sum, part| {
@@ -42,9 +44,9 @@ impl Footprint {
         })
     }
 
-    /// Counts a linear layer for all that are loaded at the same time.
-    fn several(self) -> Self {
-        Footprint { loading: self.loading.saturating_mul(LOADERS as u64), ..self }
+    /// Counts what loading holds so many times: once for each layer that is loaded at the same time.
+    fn times(self, at_once: u64) -> Self {
+        Footprint { loading: self.loading.saturating_mul(at_once), ..self }
     }
 
     /// Bytes at the peak, which is that of loading or of a session of `session` bytes.
@@ -59,8 +61,8 @@ fn absorbed(config: &ModelConfig) -> u64 {
     linears.map(|info| 4 * info.rows as u64 * info.cols as u64).sum()
 }
 
-/// Predicts the parts of a GGUF file in the order of loading: layers, then tables.
-fn of_gguf(tensors: &[GgufTensor]) -> Vec<Footprint> {
+/// Predicts the parts of a GGUF file in the order of loading: layers, `at_once` at a time, then tables.
+fn of_gguf(tensors: &[GgufTensor], at_once: u64) -> Vec<Footprint> {
     let (layers, tables): (Vec<_>, Vec<_>) =
         tensors.iter().partition(|tensor| tensor.name.starts_with("blk."));
     let part = |tensor: &GgufTensor| {
@@ -74,7 +76,7 @@ fn of_gguf(tensors: &[GgufTensor]) -> Vec<Footprint> {
             },
         }
     };
-    layers.into_iter().map(|tensor| part(tensor).several()).chain(tables.into_iter().map(part)).collect()
+    layers.into_iter().map(|tensor| part(tensor).times(at_once)).chain(tables.into_iter().map(part)).collect()
 }
 
 /// Rows and columns of a tensor: experts count as rows.
@@ -125,8 +127,8 @@ impl Stored<'_> {
     }
 }
 
-/// Predicts the parts of a folder in the order of loading.
-fn of_checkpoint(files: &ModelFiles, config: &ModelConfig) -> Vec<Footprint> {
+/// Predicts the parts of a folder in the order of loading, `at_once` layers at a time.
+fn of_checkpoint(files: &ModelFiles, config: &ModelConfig, at_once: u64) -> Vec<Footprint> {
     let all: BTreeMap<&str, &TensorMeta> =
         files.checkpoint().tensors().map(|meta| (meta.name.as_str(), meta)).collect();
     let stored = |info: &LinearInfo| {
@@ -155,7 +157,7 @@ fn of_checkpoint(files: &ModelFiles, config: &ModelConfig) -> Vec<Footprint> {
                 },
                 None => Footprint { weights: stored.bytes(), loading: stored.bytes() },
             };
-            if i < layers { part.several() } else { part }
+            if i < layers { part.times(at_once) } else { part }
         })
         .collect();
     // Norms, and what is stored otherwise, such as stacked experts.

@@ -23,7 +23,7 @@ fn weights_are_predicted_before_they_are_loaded() {
         let Ok(config) = load_config(&files) else { continue };
         let Ok(model) = FastModel::load(&files, 1) else { continue };
         let (found, expected) =
-            (Footprint::of(&files, &config), mantissa_runtime::measure::weight_bytes(&model));
+            (Footprint::of(&files, &config, 1), mantissa_runtime::measure::weight_bytes(&model));
         // An embedding that is not tied is no part of a step; vectors are in the prediction only.
         let untied =
             if config.tie_word_embeddings { 0 } else { 4 * config.vocab_size * config.hidden_size } as u64;

@@ -4,7 +4,7 @@ mod operators;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mantissa_kernels::{for_each, kernels};
+use mantissa_kernels::{for_each, kernels, return_freed_memory};
 use mantissa_model::flow::{AbsorbedHeads, CachedAttention, Sequences};
 use mantissa_model::{
     Batch, Buffers, Embedding, ForwardError, KvPolicy, LayerParts, Linear, LinearInfo, LinearKind, LoadError,
@@ -91,6 +91,8 @@ impl FastModel {
                 *place = Some(layer);
             }
         });
+        // The tensors as stored, before the largest, the tables, are read.
+        return_freed_memory();
         // After an error the layers that were not begun are left out.
         let layers = layers.into_iter().flatten().collect::<Result<Vec<_>, LoadError>>()?;
         let embedding = Embedding::load(source, &config, |module, weight| {

@@ -147,7 +147,7 @@ fn a_context_that_no_memory_holds_is_refused_before_it_is_planned() {
 #[test]
 fn run_predicts_its_peak_and_keeps_a_ceiling() {
     let temp = TempDir::new().unwrap();
-    let sizes = ["--hidden", "2048", "--ffn", "4096", "--heads", "16", "--layers", "1", "--vocab", "2048"];
+    let sizes = ["--hidden", "2048", "--ffn", "4096", "--heads", "16", "--layers", "2", "--vocab", "2048"];
     let model = synth(temp.path(), "m", &[&sizes[..], &["--context", "4096"]].concat());
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         std::fs::copy(root().join("crates/mantissa/demo/model").join(name), model.join(name)).unwrap();

@@ -84,6 +84,7 @@ impl Needs {
         files: &ModelFiles,
         draft: Option<&ModelFiles>,
         sizes: &RuntimeOptions,
+        threads: usize,
     ) -> Result<Self> {
         let config = model_config(files)?;
         let policy = args.kv.as_ref().filter(|policy| !stored(policy, files));
@@ -92,7 +93,8 @@ impl Needs {
         // What the checkpoint may state without a policy takes less than f16.
         let kv = policy.and_then(|policy| KvPlan::of_policy(&config, &policy).ok());
         let kv = kv.map_or_else(|| plain(&config), Ok)?;
-        let (own, session) = (Footprint::of(files, &config), SessionFootprint::of(sizes, &config, &kv));
+        let (own, session) =
+            (Footprint::of(files, &config, threads), SessionFootprint::of(sizes, &config, &kv));
         let mut needs = Needs {
             weights: own.weights,
             loading: own.loading,
@@ -102,8 +104,10 @@ impl Needs {
         };
         if let Some(files) = draft {
             let config = model_config(files)?;
-            let (model, session) =
-                (Footprint::of(files, &config), SessionFootprint::of_draft(sizes, &config, &plain(&config)?));
+            let (model, session) = (
+                Footprint::of(files, &config, threads),
+                SessionFootprint::of_draft(sizes, &config, &plain(&config)?),
+            );
             needs.weights = needs.weights.saturating_add(model.weights);
             needs.loading = needs.loading.max(model.loading);
             needs.cache = needs.cache.saturating_add(session.cache);
@@ -153,7 +157,7 @@ impl Loaded {
         let stored = others.iter().chain([files]).map(|files| files.checkpoint().total_bytes() / 2).sum();
         context.require_more_memory("run: weights", stored)?;
         let sizes = sizes(args, prompt, options);
-        let needs = Needs::of(args, files, others.first(), &sizes)?;
+        let needs = Needs::of(args, files, others.first(), &sizes, context.threads)?;
         let predicted = context.require_more_memory(&format!("run: {needs}"), needs.peak())?;
         let vocabulary = model_config(files)?.vocab_size;
         let draft = others.first().map(|files| {
