@@ -61,7 +61,7 @@ pub trait Caches {
 
 impl FastModel {
     /// Loads the model that `source` describes, to run on up to `threads` threads, which change no bit of a result.
-    /// Holds up to [`LOADERS`] weights as stored at a time.
+    /// Up to four layers are loaded at a time, each with one weight as stored.
     ///
     /// # Errors
     /// As [`mantissa_model::Decoder::load`].
