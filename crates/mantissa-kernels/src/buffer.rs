@@ -128,16 +128,6 @@ fn advise_huge(start: NonNull<u8>, len: usize) {
 #[cfg(not(target_os = "linux"))]
 fn advise_huge(_: NonNull<u8>, _: usize) {}
 
-/// Gives freed memory back to the system, where the allocator keeps it: glibc keeps that of every thread that
-/// allocated, such as the tensors that several threads read while a model is loaded.
-pub fn return_freed_memory() {
-    // SAFETY: may be called at any time from any thread (`man malloc_trim`).
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    unsafe {
-        libc::malloc_trim(0);
-    }
-}
-
 /// A value at the start of a cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]

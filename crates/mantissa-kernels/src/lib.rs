@@ -54,7 +54,6 @@ mod xtx;
 
 pub use attention::{CausalAttention, ScoreRules};
 pub use attention_backward::{AttentionGrads, AttentionSaved};
-pub use buffer::return_freed_memory;
 pub use cholesky::NotPositiveDefinite;
 pub use dispatch::{Kernels, init, kernels};
 pub use element::Element;

@@ -11,7 +11,7 @@ use mantissa_store::gguf::GgufTensor;
 use mantissa_store::{Dtype, TensorMeta};
 
 use crate::cache::KvPlan;
-use crate::model::LOADERS;
+use crate::model::loaders;
 use crate::prepared::{PreparedLinear, scale_code};
 use crate::session::RuntimeOptions;
 use crate::speculate;
@@ -30,7 +30,7 @@ impl Footprint {
     /// form, unless the model is a GGUF file; a layer that cannot be read counts with its stored size. `threads` is
     /// their number in loading.
     pub fn of(files: &ModelFiles, config: &ModelConfig, threads: usize) -> Self {
-        let at_once = LOADERS.min(threads.max(1)).min(config.num_hidden_layers) as u64;
+        let at_once = loaders(config, threads) as u64;
         let parts = match files.gguf() {
             Some(gguf) => of_gguf(gguf.tensors(), at_once),
             None => of_checkpoint(files, config, at_once),
@@ -67,14 +67,17 @@ fn of_gguf(tensors: &[GgufTensor], at_once: u64) -> Vec<Footprint> {
         tensors.iter().partition(|tensor| tensor.name.starts_with("blk."));
     let part = |tensor: &GgufTensor| {
         let (rows, cols) = matrix(&tensor.shape);
-        match tensor.ty.codec() {
+        let part = match tensor.ty.codec() {
             _ if rows == 1 => Footprint { weights: 4 * cols as u64, loading: 0 },
             None => dense(rows, cols, tensor.len),
             Some(codec) => Footprint {
                 weights: panel_format(codec).bytes(rows, cols).map_or(u64::MAX, |n| n as u64),
                 loading: tensor.len,
             },
-        }
+        };
+        // Experts are read one by one.
+        let experts = tensor.shape.iter().rev().skip(2).product::<usize>().max(1);
+        Footprint { loading: part.loading / experts as u64, ..part }
     };
     layers.into_iter().map(|tensor| part(tensor).times(at_once)).chain(tables.into_iter().map(part)).collect()
 }

@@ -231,22 +231,11 @@ impl Panels {
     /// If there is no such row, or `out` is not `[cols]`.
     pub fn row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows && out.len() == self.cols, "Panels::row: row {row} of {}", self.rows);
-        let (lane, format) = (row % ROWS, &self.format);
-        let zero = f32::from(format.zero);
-        WIDE.with_borrow_mut(|wide| {
-            // Minima that the format does not have stay 0.
-            wide.clear();
-            wide.resize(2 * self.chunk_groups(), [0.0; ROWS]);
-            let (scales, mins) = wide.split_at_mut(self.chunk_groups());
+        self.with_scales(|scales, mins| {
             for (chunk, out) in self.panel(row / ROWS).chunks().zip(out.chunks_mut(self.layout.cols)) {
-                widen(Plain, &chunk.scales, &[], scales);
-                widen(Plain, &chunk.mins, scales, mins);
+                chunk.widen(scales, mins);
                 for (c, out) in out.iter_mut().enumerate() {
-                    let block = &chunk.codes[c / BLOCK * format.bits as usize..][..format.bits as usize];
-                    let code = code_at(block, format.bits, lane, c % BLOCK);
-                    let level = format.levels.map_or(code, |levels| levels[usize::from(code)]);
-                    let (scale, min) = (scales[c / format.group][lane], mins[c / format.group][lane]);
-                    *out = scale * (f32::from(level) - zero) + min;
+                    *out = self.format.value(&chunk, scales, mins, (row % ROWS, c));
                 }
             }
         });
@@ -258,24 +247,24 @@ impl Panels {
     /// If there is no such column, or `out` is not `[rows]`.
     pub fn column(&self, col: usize, out: &mut [f32]) {
         assert!(col < self.cols && out.len() == self.rows, "Panels::column: column {col} of {}", self.cols);
-        let (format, c) = (&self.format, col % self.layout.cols);
-        let (zero, group) = (f32::from(format.zero), c / format.group);
+        self.with_scales(|scales, mins| {
+            for (i, out) in out.chunks_mut(ROWS).enumerate() {
+                let Some(chunk) = self.panel(i).chunks().nth(col / self.layout.cols) else { continue };
+                chunk.widen(scales, mins);
+                for (lane, out) in out.iter_mut().enumerate() {
+                    *out = self.format.value(&chunk, scales, mins, (lane, col % self.layout.cols));
+                }
+            }
+        });
+    }
+
+    /// Calls `f` with places for the scales and minima of a chunk. Minima that the format does not have stay 0.
+    fn with_scales(&self, f: impl FnOnce(&mut [[f32; ROWS]], &mut [[f32; ROWS]])) {
         WIDE.with_borrow_mut(|wide| {
-            // Minima that the format does not have stay 0.
             wide.clear();
             wide.resize(2 * self.chunk_groups(), [0.0; ROWS]);
             let (scales, mins) = wide.split_at_mut(self.chunk_groups());
-            for (i, out) in out.chunks_mut(ROWS).enumerate() {
-                let Some(chunk) = self.panel(i).chunks().nth(col / self.layout.cols) else { continue };
-                widen(Plain, &chunk.scales, &[], scales);
-                widen(Plain, &chunk.mins, scales, mins);
-                let block = &chunk.codes[c / BLOCK * format.bits as usize..][..format.bits as usize];
-                for (lane, out) in out.iter_mut().enumerate() {
-                    let code = code_at(block, format.bits, lane, c % BLOCK);
-                    let level = format.levels.map_or(code, |levels| levels[usize::from(code)]);
-                    *out = scales[group][lane] * (f32::from(level) - zero) + mins[group][lane];
-                }
-            }
+            f(scales, mins);
         });
     }
 
@@ -326,6 +315,12 @@ impl<'a> Panel<'a> {
 }
 
 impl Chunk<'_> {
+    /// Widens scales and minima.
+    fn widen(&self, scales: &mut [[f32; ROWS]], mins: &mut [[f32; ROWS]]) {
+        widen(Plain, &self.scales, &[], scales);
+        widen(Plain, &self.mins, scales, mins);
+    }
+
     /// Returns where the chunk begins.
     #[inline(always)]
     pub(crate) fn start(&self) -> *const u8 {
@@ -360,6 +355,21 @@ impl Row {
 }
 
 impl PanelFormat {
+    /// Dequantizes the element of row `lane` of a panel and column `c` of a chunk.
+    fn value(
+        &self,
+        chunk: &Chunk<'_>,
+        scales: &[[f32; ROWS]],
+        mins: &[[f32; ROWS]],
+        (lane, c): (usize, usize),
+    ) -> f32 {
+        let block = &chunk.codes[c / BLOCK * self.bits as usize..][..self.bits as usize];
+        let code = code_at(block, self.bits, lane, c % BLOCK);
+        let level = self.levels.map_or(code, |levels| levels[usize::from(code)]);
+        let (scale, min) = (scales[c / self.group][lane], mins[c / self.group][lane]);
+        scale * (f32::from(level) - f32::from(self.zero)) + min
+    }
+
     /// Writes one panel of 16 rows.
     fn write(&self, rows: &[Row], layout: &Layout, panel: &mut [u8]) {
         let (mut codes, level) = ([[0; BLOCK]; ROWS], PackedLevel::best());

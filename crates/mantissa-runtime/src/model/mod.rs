@@ -4,7 +4,7 @@ mod operators;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mantissa_kernels::{for_each, kernels, return_freed_memory};
+use mantissa_kernels::{for_each, kernels};
 use mantissa_model::flow::{AbsorbedHeads, CachedAttention, Sequences};
 use mantissa_model::{
     Batch, Buffers, Embedding, ForwardError, KvPolicy, LayerParts, Linear, LinearInfo, LinearKind, LoadError,
@@ -50,8 +50,10 @@ impl FastBuffers {
     }
 }
 
-/// Layers that are loaded at a time.
-pub(crate) const LOADERS: usize = 4;
+/// Returns the number of layers that are loaded at a time.
+pub(crate) fn loaders(config: &ModelConfig, threads: usize) -> usize {
+    threads.min(config.num_hidden_layers).clamp(1, 4)
+}
 
 /// Caches of the layers of a pass.
 pub trait Caches {
@@ -68,7 +70,7 @@ impl FastModel {
     pub fn load(source: &(dyn WeightSource + Sync), threads: usize) -> Result<Self, LoadError> {
         let config = load_config(source)?;
         let threads = threads.max(1);
-        let loaders = threads.min(LOADERS);
+        let loaders = loaders(&config, threads);
         let layer = |i| {
             let mut absorbed = None;
             let prepare = |info: &LinearInfo, weight: LinearWeight| {
@@ -91,8 +93,6 @@ impl FastModel {
                 *place = Some(layer);
             }
         });
-        // The tensors as stored, before the largest, the tables, are read.
-        return_freed_memory();
         // After an error the layers that were not begun are left out.
         let layers = layers.into_iter().flatten().collect::<Result<Vec<_>, LoadError>>()?;
         let embedding = Embedding::load(source, &config, |module, weight| {

@@ -48,13 +48,6 @@ impl FastLayer {
         }
     }
 
-    /// Returns a product of the flow with the layer's weight.
-    fn job<'a>(&'a self, job: &'a mut flow::Job<'_>, input: usize) -> Option<Job<'a>> {
-        // The flow asks only for layers in the config, and those were loaded.
-        let linear = self.linears.get(&job.kind)?;
-        Some(Job { linear, input, out: &mut *job.out, accumulate: job.accumulate })
-    }
-
     pub(super) fn linears(&self) -> impl Iterator<Item = &PreparedLinear> {
         self.linears.values()
     }
@@ -98,13 +91,12 @@ impl Operators for Run<'_> {
 
     fn linears(
         &mut self,
-        _: LinearInput,
+        input: LinearInput,
         x: &[f32],
         tokens: usize,
         jobs: &mut [flow::Job<'_>],
     ) -> Result<(), ForwardError> {
-        let jobs = jobs.iter_mut().filter_map(|job| self.layer.job(job, 0));
-        prepared::forward(jobs, &[Rows { x, tokens }], self.scratch, self.threads)
+        self.grouped(&mut [Group { input, x, tokens, jobs }])
     }
 
     fn grouped(&mut self, groups: &mut [Group<'_, '_>]) -> Result<(), ForwardError> {
@@ -115,8 +107,11 @@ impl Operators for Run<'_> {
             }
             let (count, layer) = (groups.len(), self.layer);
             let jobs = groups.iter_mut().enumerate().flat_map(|(input, group)| {
-                let jobs = group.jobs.iter_mut();
-                jobs.filter_map(move |job| layer.job(job, input))
+                group.jobs.iter_mut().filter_map(move |job| {
+                    // The flow asks only for layers in the config, and those were loaded.
+                    let linear = layer.linears.get(&job.kind)?;
+                    Some(Job { linear, input, out: &mut *job.out, accumulate: job.accumulate })
+                })
             });
             prepared::forward(jobs, &inputs[..count], self.scratch, self.threads)?;
         }
