@@ -8,7 +8,7 @@ use crate::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::x86;
 use crate::{
-    AdamWStep, ErrorSums, IntGrid, LogSumExp, MatMut, MinifloatLayout, NonFinite, Operand, Step,
+    AdamWStep, ElementGrid, ErrorSums, IntGrid, LogSumExp, MatMut, MinifloatLayout, NonFinite, Operand, Step,
     TrellisValues,
 };
 use mantissa_num::CodecId;
@@ -465,6 +465,22 @@ kernels! {
             grid: IntGrid,
             codes: &mut [u8],
         );
+
+        /// Replaces each `x[i]` by `scales[g]` times the element of `grid` to which it rounds under the step of its
+        /// group `g`, saturating: the nearest, ties to even, or with one `random` word per value one of its two
+        /// neighbours, the upper one if the word is below 2^32 times the distance from the lower. NaN stays NaN.
+        /// Panics unless there are `ceil(x.len() / group)` steps and scales, and no words or one per value.
+        fn round_blocks(
+            x: &mut [f32],
+            group: usize,
+            steps: &[Step],
+            scales: &[f32],
+            grid: ElementGrid,
+            random: &[u32],
+        );
+
+        /// `out[i]` is [`random_u32`](mantissa_num::round::random_u32) of `seed` and index `first + i`.
+        fn random_words(seed: u64, first: u64, out: &mut [u32]);
 
         /// Symmetric round-to-nearest of one row: per group `scale = amax / scale_div` (0 becomes the f32
         /// epsilon), `code = RNE(clamp(x / scale, qmin, qmax))`. `scale_div` is `(2^b - 1) / 2` for

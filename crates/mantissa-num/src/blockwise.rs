@@ -308,21 +308,27 @@ impl Scheme {
 
     /// [`block`](Self::block) of the block `x`, under every rule.
     pub fn block_of(&self, x: &[f32], short: bool, outer: Option<f32>) -> Block {
-        let six = self.block(Range::of(x), short, outer);
-        match (self.encoder.rule, self.format.scale()) {
-            (Rule::FourOverSix, Some(tree)) => {
-                let four = rules::four(Range::of(x), tree, outer.unwrap_or(1.0));
-                let error = |block: &Block| self.squared_error(x, block, outer);
-                if error(&four) < error(&six) { four } else { six }
+        let range = Range::of(x);
+        match self.candidates(range, outer) {
+            Some([six, four]) => {
+                let error = |candidate: &(Block, f32)| self.squared_error(x, candidate);
+                if error(&four) < error(&six) { four.0 } else { six.0 }
             }
-            _ => six,
+            None => self.block(range, short, outer),
         }
     }
 
-    fn squared_error(&self, x: &[f32], block: &Block, outer: Option<f32>) -> f32 {
-        // Weigh candidates like the reference: against code · (scale / encode scale), each step in f32.
-        let encode = rules::encode_scale(self.format.scale(), outer.unwrap_or(1.0));
-        let scale = self.format.scale().map_or(1.0, |tree| tree.code.decode(block.scale)) * (1.0 / encode);
+    /// Candidates for a block with this range under [`Rule::FourOverSix`], each with the scale at which the reference
+    /// weighs its error (code · scale, each step in f32); the second if its squared error is smaller. `None` for
+    /// other rules.
+    pub fn candidates(&self, range: Range, outer: Option<f32>) -> Option<[(Block, f32); 2]> {
+        let tree = self.format.scale().filter(|_| self.encoder.rule == Rule::FourOverSix)?;
+        let encode = rules::encode_scale(Some(tree), outer.unwrap_or(1.0));
+        let blocks = [self.block(range, false, outer), rules::four(range, tree, outer.unwrap_or(1.0))];
+        Some(blocks.map(|block| (block, tree.code.decode(block.scale) * (1.0 / encode))))
+    }
+
+    fn squared_error(&self, x: &[f32], (block, scale): &(Block, f32)) -> f32 {
         let error = |v: &f32| self.format.element(self.encode(*v, block, 0)) * scale - v;
         x.iter().map(error).fold(0.0, |sum, e| sum + e * e)
     }

@@ -62,9 +62,10 @@ impl Rounding {
             Rounding::Stochastic { .. } | Rounding::Drawn { .. } => {
                 let magnitude = x.abs();
                 let floor = magnitude.floor();
-                // The fraction is exact in f32, and its product with 2^32 exact in f64.
-                let threshold = f64::from(magnitude - floor) * 4_294_967_296.0;
-                let up = f64::from(self.word(index)) < threshold;
+                // The fraction is exact in f32, and its product with 2^32 exact in f64; truncated below 2^-32, as in
+                // `shift_right`.
+                let threshold = (f64::from(magnitude - floor) * 4_294_967_296.0) as u64;
+                let up = u64::from(self.word(index)) < threshold;
                 (floor + f32::from(u8::from(up))).copysign(x)
             }
         }

@@ -83,6 +83,9 @@ pub enum ScaleFloor {
     Rule,
     /// 1e-8 for `:restricted` integers and 1e-12 for floats, as vLLM's kernels quantize head vectors of a KV cache.
     KvCache,
+    /// No floor but an amax of 1e-12 for `:restricted` integers, as torchao quantizes the operands of INT8 training:
+    /// gradients may be far below the floor of the rule.
+    Training,
 }
 
 /// Time at which a scale is computed.

@@ -14,14 +14,16 @@ use mantissa_model::{LinearInput, LinearKind};
 
 use crate::arena::Parameters;
 use crate::forward::rms_norm;
+use crate::form::{Draws, Forms, Gemm, Matrix, Side, slot_of};
 use crate::gradients::Gradients;
 use crate::gradients::Wanted;
 use crate::health::{OperandKind, Operator, Watch};
+use crate::operand::Operand;
 use crate::model::{LayerOps, TrainModel};
 use crate::plan::{Saved, Scratch, scores_per_thread};
-use crate::policy::Policy;
 use crate::profile::{Part, Profile};
 use crate::rows::{PART, rows, rows_mut, take};
+use crate::store::StoreRef;
 
 impl TrainModel {
     /// Propagates `d_residual` `[tokens, hidden]` from the output of layer `i` to its input. Overwrites the
@@ -38,7 +40,14 @@ impl TrainModel {
             eps: self.config.rms_norm_eps,
             threads: self.options.threads,
             profile: &self.profile,
-            look: Look { watch: &self.watch, policy: &self.options.policy, layer: &self.layers[i] },
+            draws: Draws {
+                seed: self.options.policy.seed,
+                draw: self.draw,
+                histories: &self.histories,
+                watch: &self.watch,
+                threads: self.options.threads,
+            },
+            look: Look { watch: &self.watch, layer: &self.layers[i] },
             wanted,
         };
         layer.mlp();
@@ -61,22 +70,109 @@ struct LayerBackward<'a> {
     eps: f32,
     threads: usize,
     profile: &'a Profile,
+    draws: Draws<'a>,
     look: Look<'a>,
     wanted: Wanted,
+}
+
+/// Matmuls of a layer's backward, with plain or quantized operands.
+#[derive(Clone, Copy)]
+struct Products<'a> {
+    layer: &'a LayerOps,
+    params: &'a Parameters,
+    draws: Draws<'a>,
+    profile: &'a Profile,
+}
+
+/// Output gradient of a linear layer `[tokens, rows]`, with its rounded copy.
+type OutputGradient<'a> = (&'a [f32], &'a Operand);
+
+impl Products<'_> {
+    /// Makes the quantized operands of dgrad.
+    fn prepare(self, forms: &mut Forms, kind: LinearKind, dy: &[f32]) {
+        let (linear, index, slot) = (self.layer.linear(kind), self.layer.index, slot_of(kind));
+        let Some(rules) = linear.rules() else { return };
+        let making = |gemm, side| self.draws.making(index, kind, gemm, side);
+        self.profile.time(Part::Rounding, || {
+            let dy = Matrix::new(StoreRef::F32(dy), linear.rows());
+            forms.dgrad_dy(slot, &rules.dgrad[0], dy, making(Gemm::Dgrad, Side::Left));
+            let weight = Matrix::weight(self.params, linear);
+            let forward = (&rules.fprop[1], making(Gemm::Fprop, Side::Right));
+            forms.dgrad_w(slot, &rules.dgrad[1], weight, making(Gemm::Dgrad, Side::Right), forward);
+        });
+    }
+
+    /// Computes the input gradient of the tokens `part`, on this thread.
+    fn dgrad(
+        self,
+        forms: &Forms,
+        kind: LinearKind,
+        (dy, rounded): OutputGradient<'_>,
+        part: Range<usize>,
+        dx: &mut [f32],
+        accumulate: bool,
+    ) {
+        let linear = self.layer.linear(kind);
+        if linear.rules().is_some() {
+            let [dy, weight] = forms.of_dgrad(slot_of(kind));
+            return linear.dgrad_of([dy.all().slice(part), weight.all()], dx, accumulate, 1);
+        }
+        let dy = rounded.of(dy).slice(part.start * linear.rows()..part.end * linear.rows());
+        linear.dgrad(self.params, dy, dx, accumulate, 1);
+    }
+
+    /// Adds to the gradients of weights and biases of linear layers that read `x` `[tokens, cols]`.
+    fn wgrad(
+        self,
+        forms: &mut Forms,
+        (x, rounded_x): (&[f32], &Operand),
+        all: &[(LinearKind, OutputGradient<'_>)],
+        grads: &mut Gradients,
+    ) {
+        let threads = self.draws.threads;
+        for (i, (kind, (dy, rounded))) in all.iter().enumerate() {
+            let linear = self.layer.linear(*kind);
+            let Some(rules) = linear.rules() else {
+                self.profile.time(Part::Wgrad, || {
+                    linear.gradients((dy, rounded), rounded_x.of(x), grads, threads);
+                });
+                continue;
+            };
+            let making = |kind, gemm, side| self.draws.making(self.layer.index, kind, gemm, side);
+            self.profile.time(Part::Rounding, || {
+                if i == 0 {
+                    // The place of the forward's operand: the first linear layer that reads the input.
+                    let first = match kind {
+                        LinearKind::Up => LinearKind::Gate,
+                        LinearKind::K | LinearKind::V => LinearKind::Q,
+                        kind => *kind,
+                    };
+                    let x = Matrix::new(StoreRef::F32(x), linear.cols());
+                    let forward = (&rules.fprop[0], making(first, Gemm::Fprop, Side::Left));
+                    forms.wgrad_x(&rules.wgrad[1], x, making(first, Gemm::Wgrad, Side::Right), forward);
+                }
+                let dy = Matrix::new(StoreRef::F32(dy), linear.rows());
+                forms.wgrad_dy(&rules.wgrad[0], dy, making(*kind, Gemm::Wgrad, Side::Left));
+            });
+            self.profile.time(Part::Wgrad, || {
+                linear.wgrad_of(forms.of_wgrad().map(|form| form.all()), grads, threads);
+                linear.bias_grad(dy, grads);
+            });
+        }
+    }
 }
 
 /// Passes tensors of a layer to the numerics watch.
 #[derive(Clone, Copy)]
 struct Look<'a> {
     watch: &'a Watch,
-    policy: &'a Policy,
     layer: &'a LayerOps,
 }
 
 impl Look<'_> {
     /// Passes the output gradient of a linear layer.
     fn dy(self, kind: LinearKind, dy: &[f32]) {
-        self.watch.operand(Operator::Linear(self.layer.index, kind), OperandKind::Dy, self.policy, dy);
+        self.watch.operand(Operator::Linear(self.layer.index, kind), OperandKind::Dy, &self.layer.policy, dy);
     }
 
     /// Passes the input gradient of a linear layer.
@@ -100,42 +196,44 @@ impl Look<'_> {
     }
 }
 
-impl LayerBackward<'_> {
+impl<'a> LayerBackward<'a> {
+    fn products(&self) -> Products<'a> {
+        Products { layer: self.layer, params: self.params, draws: self.draws, profile: self.profile }
+    }
+
     fn mlp(&mut self) {
-        let [gate, up, down] =
-            [LinearKind::Gate, LinearKind::Up, LinearKind::Down].map(|kind| self.layer.linear(kind));
-        let (d, ffn, tokens, threads) = (self.hidden, gate.rows(), self.tokens, self.threads);
+        let ffn = self.layer.linear(LinearKind::Gate).rows();
+        let (d, tokens, threads, products) = (self.hidden, self.tokens, self.threads, self.products());
         let look = self.look;
         look.dy(LinearKind::Down, &self.s.d_residual[..tokens * d]);
         self.mlp_inner();
         let (params, profile, saved, s) = (self.params, self.profile, &*self.saved, &mut *self.s);
         let [of_residual, of_gate, of_up] = std::mem::take(&mut s.rounded);
+        let mut forms = std::mem::take(&mut s.forms);
         let [_, _, normed, inner] = &saved.inputs;
-        let (d_residual, normed) = (&s.d_residual[..tokens * d], normed.of(&s.normed[..tokens * d]));
+        let (d_residual, normed) = (&s.d_residual[..tokens * d], (&s.normed[..tokens * d], normed));
         let (d_gate, d_up) = (&saved.gate[..tokens * ffn], &saved.up[..tokens * ffn]);
         look.dy(LinearKind::Gate, d_gate);
         look.dy(LinearKind::Up, d_up);
-        let inner = inner.of(&s.inner[..tokens * ffn]);
+        let inner = (&s.inner[..tokens * ffn], inner);
+        let both = [(LinearKind::Gate, (d_gate, &of_gate)), (LinearKind::Up, (d_up, &of_up))];
         if self.wanted.weights() {
-            profile.time(Part::Wgrad, || {
-                down.gradients((d_residual, &of_residual), inner, self.grads, threads);
-                gate.gradients((d_gate, &of_gate), normed, self.grads, threads);
-                up.gradients((d_up, &of_up), normed, self.grads, threads);
-            });
+            let down = [(LinearKind::Down, (d_residual, &of_residual))];
+            products.wgrad(&mut forms, inner, &down, self.grads);
+            products.wgrad(&mut forms, normed, &both, self.grads);
             look.dw(&[LinearKind::Down, LinearKind::Gate, LinearKind::Up], self.grads);
         }
-        let (d_gate, d_up) = (of_gate.of(d_gate), of_up.of(d_up));
+        both.iter().for_each(|(kind, (dy, _))| products.prepare(&mut forms, *kind, dy));
         let through = |part: Range<usize>, d_normed: &mut [f32]| {
-            let span = part.start * ffn..part.end * ffn;
-            gate.dgrad(params, d_gate.slice(span.clone()), d_normed, false, 1);
-            look.dx(LinearKind::Gate, d_normed);
-            up.dgrad(params, d_up.slice(span), d_normed, true, 1);
-            look.dx(LinearKind::Up, d_normed);
+            for (i, (kind, dy)) in both.iter().enumerate() {
+                products.dgrad(&forms, *kind, *dy, part.clone(), d_normed, i > 0);
+                look.dx(*kind, d_normed);
+            }
         };
         let norm = NormBackward { x: &saved.middle, weight: &self.layer.post_norm, params, eps: self.eps };
         norm.run(tokens, s, self.grads, threads, profile, through);
         look.gradient(Operator::Norm(self.layer.index, NormKind::Post), &s.d_residual[..tokens * d]);
-        s.rounded = [of_residual, of_gate, of_up];
+        (s.rounded, s.forms) = ([of_residual, of_gate, of_up], forms);
         let read = &mut self.saved.inputs[LinearInput::GateUp.index()];
         read.add_slopes(&s.normed[..tokens * d], &s.d_normed[..tokens * d], d);
     }
@@ -143,7 +241,7 @@ impl LayerBackward<'_> {
     /// Propagates from the down projection to gate and up, whose gradients overwrite their activations.
     /// Recomputes the MLP activation if it was not saved.
     fn mlp_inner(&mut self) {
-        let (down, ffn) = (self.layer.linear(LinearKind::Down), self.layer.linear(LinearKind::Gate).rows());
+        let (ffn, products) = (self.layer.linear(LinearKind::Gate).rows(), self.products());
         let (d, params, profile, eps, look) = (self.hidden, self.params, self.profile, self.eps, self.look);
         let norm = params.f32(&self.layer.post_norm);
         let (saved, s) = (&mut *self.saved, &mut *self.s);
@@ -152,7 +250,8 @@ impl LayerBackward<'_> {
         let d_residual = &s.d_residual[..self.tokens * d];
         profile.time(Part::Rounding, || of_residual.round(0, d, d_residual, self.threads));
         let made = saved.inputs[LinearInput::GateUp.index()].needs_values();
-        let dy = of_residual.of(d_residual);
+        products.prepare(&mut s.forms, LinearKind::Down, d_residual);
+        let (dy, forms) = ((d_residual, &*of_residual), &s.forms);
         let pieces = cut.clone().zip(rows_mut(&mut saved.gate, ffn, cut.clone()));
         let pieces = pieces.zip(rows_mut(&mut saved.up, ffn, cut.clone()));
         let pieces = pieces.zip(rows_mut(&mut s.inner, ffn, cut.clone()));
@@ -160,8 +259,8 @@ impl LayerBackward<'_> {
         let rounded = of_gate.parts(ffn, cut.clone()).zip(of_up.parts(ffn, cut));
         let middle = &saved.middle;
         for_each(self.threads, pieces.zip(rounded), |(((((part, gate), up), inner), normed), rounded)| {
-            let dy = dy.slice(part.start * d..part.end * d);
-            profile.time(Part::Dgrad, || down.dgrad(params, dy, inner, false, 1));
+            let span = part.clone();
+            profile.time(Part::Dgrad, || products.dgrad(forms, LinearKind::Down, dy, span, inner, false));
             look.dx(LinearKind::Down, inner);
             profile.time(Part::GateBackward, || kernels().silu_mul_backward(gate, up, inner));
             look.gradient(Operator::Gate(look.layer.index), gate);
@@ -188,24 +287,25 @@ impl LayerBackward<'_> {
 
     /// Propagates from the residual stream to the attention output, through the output projection.
     fn output_projection(&mut self) {
-        let o = self.layer.linear(LinearKind::O);
+        let (o, products) = (self.layer.linear(LinearKind::O), self.products());
         let (d, tokens, threads, params) = (self.hidden, self.tokens, self.threads, self.params);
         let (look, query) = (self.look, o.cols());
-        let [of_residual, _, _] = &mut self.s.rounded;
+        let (forms, [of_residual, _, _]) = (&mut self.s.forms, &mut self.s.rounded);
         let d_residual = &self.s.d_residual[..tokens * d];
         look.dy(LinearKind::O, d_residual);
         self.profile.time(Part::Rounding, || of_residual.round(0, d, d_residual, threads));
         let (of_residual, d_attended) = (&*of_residual, &mut self.s.d_attended[..tokens * query]);
-        let dy = of_residual.of(d_residual);
-        self.profile.time(Part::Dgrad, || o.dgrad(params, dy, d_attended, false, threads));
+        products.prepare(forms, LinearKind::O, d_residual);
+        self.profile.time(Part::Dgrad, || match o.rules() {
+            Some(_) => o.dgrad_of(forms.of_dgrad(0).map(|form| form.all()), d_attended, false, threads),
+            None => o.dgrad(params, of_residual.of(d_residual), d_attended, false, threads),
+        });
         look.dx(LinearKind::O, d_attended);
         let read = &mut self.saved.inputs[LinearInput::O.index()];
         read.add_slopes(&self.saved.attended[..tokens * query], d_attended, query);
-        let attended = self.saved.inputs[LinearInput::O.index()].of(&self.saved.attended[..tokens * query]);
+        let attended = (&self.saved.attended[..tokens * query], &self.saved.inputs[LinearInput::O.index()]);
         if self.wanted.weights() {
-            self.profile.time(Part::Wgrad, || {
-                o.gradients((d_residual, of_residual), attended, self.grads, threads);
-            });
+            products.wgrad(forms, attended, &[(LinearKind::O, (d_residual, of_residual))], self.grads);
             look.dw(&[LinearKind::O], self.grads);
         }
     }
@@ -214,7 +314,7 @@ impl LayerBackward<'_> {
     fn qkv(&mut self) {
         let [q, k, v] = QKV.map(|kind| self.layer.linear(kind));
         let (d, tokens, threads, params) = (self.hidden, self.tokens, self.threads, self.params);
-        let (query, key) = (q.rows(), k.rows());
+        let (query, key, products) = (q.rows(), k.rows(), self.products());
         let (look, index) = (self.look, self.layer.index);
         let (profile, saved, s) = (self.profile, &mut *self.saved, &mut *self.s);
         let normed = &mut saved.inputs[LinearInput::Qkv.index()];
@@ -224,30 +324,28 @@ impl LayerBackward<'_> {
             let weight = params.f32(&self.layer.input_norm);
             profile.time(Part::Norm, || rms_norm(x, &weight, self.eps, to, normed, threads));
         }
-        let normed = normed.of(&s.normed[..tokens * d]);
         // Moved out of `s`, because the norm's backward below borrows the rest of it mutably.
         let [dq, dk, dv] = [&mut s.dq, &mut s.dk, &mut s.dv].map(std::mem::take);
-        let mut rounded = std::mem::take(&mut s.rounded);
+        let (mut rounded, mut forms) = (std::mem::take(&mut s.rounded), std::mem::take(&mut s.forms));
         let all = [(q, &dq[..tokens * query]), (k, &dk[..tokens * key]), (v, &dv[..tokens * key])];
         for (((linear, dy), rounded), kind) in all.iter().zip(&mut rounded).zip(QKV) {
             look.gradient(Operator::Attention(index), dy);
             look.dy(kind, dy);
             profile.time(Part::Rounding, || rounded.round(0, linear.rows(), dy, threads));
-            if self.wanted.weights() {
-                profile.time(Part::Wgrad, || linear.gradients((dy, rounded), normed, self.grads, threads));
-            }
         }
+        let gradients = [0, 1, 2].map(|i| (QKV[i], (all[i].1, &rounded[i])));
         if self.wanted.weights() {
+            products.wgrad(&mut forms, (&s.normed[..tokens * d], normed), &gradients, self.grads);
             look.dw(&QKV, self.grads);
         }
-        let through = |part: Range<usize>, d_normed: &mut [f32]| {
-            for (i, ((linear, dy), rounded)) in all.iter().zip(&rounded).enumerate() {
-                let dy = rounded.of(dy).slice(part.start * linear.rows()..part.end * linear.rows());
-                linear.dgrad(params, dy, d_normed, i > 0, 1);
-                look.dx(QKV[i], d_normed);
-            }
-        };
         if self.wanted.input() {
+            gradients.iter().for_each(|(kind, (dy, _))| products.prepare(&mut forms, *kind, dy));
+            let through = |part: Range<usize>, d_normed: &mut [f32]| {
+                for (i, (kind, dy)) in gradients.iter().enumerate() {
+                    products.dgrad(&forms, *kind, *dy, part.clone(), d_normed, i > 0);
+                    look.dx(*kind, d_normed);
+                }
+            };
             let norm =
                 NormBackward { x: &saved.residual, weight: &self.layer.input_norm, params, eps: self.eps };
             norm.run(tokens, s, self.grads, threads, profile, through);
@@ -255,7 +353,7 @@ impl LayerBackward<'_> {
             let read = &mut saved.inputs[LinearInput::Qkv.index()];
             read.add_slopes(&s.normed[..tokens * d], &s.d_normed[..tokens * d], d);
         }
-        (s.dq, s.dk, s.dv, s.rounded) = (dq, dk, dv, rounded);
+        (s.dq, s.dk, s.dv, s.rounded, s.forms) = (dq, dk, dv, rounded, forms);
     }
 }
 

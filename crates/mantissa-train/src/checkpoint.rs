@@ -5,6 +5,7 @@
 //! weights.NAME                    each parameter, [shape], F32, BF16 or F16
 //! optimizer.m.NAME, .v.NAME       moments, [elements], F32, BF16 or U8; with U8 also m_absmax, v_absmax, F32 [blocks]
 //! optimizer.master                master weights, the whole arena, F32 or U16 (the low halves)
+//! policy.amax, .multipliers       delayed scaling: F32 [operands, steps], F32 [operands]
 //! ```
 //!
 //! Counters and scaler state are JSON under `mantissa-train` in the file's metadata.
@@ -38,9 +39,11 @@ impl Trainer {
             let dtype = dtype(stored_array(self.model.params.get(0..0)));
             specs.push(TensorSpec::new(weight_name(&param.tensor.name), dtype, param.tensor.shape.clone()));
         }
-        let arrays = self.optimizer.arrays(table);
+        let mut arrays: Vec<_> =
+            self.optimizer.arrays(table).into_iter().map(|(name, array)| (state_name(&name), array)).collect();
+        arrays.extend(self.model.histories.arrays().map(|(name, values)| (name.to_owned(), Array::F32(values))));
         for (name, array) in &arrays {
-            specs.push(TensorSpec::new(state_name(name), dtype(*array), [len(*array)]));
+            specs.push(TensorSpec::new(name.clone(), dtype(*array), [len(*array)]));
         }
         let mut metadata = BTreeMap::from([(KEY.to_owned(), self.numbers(about).to_string())]);
         sealed::reserve(&mut metadata);
@@ -51,7 +54,7 @@ impl Trainer {
             write(&mut writer, &weight_name(&param.tensor.name), array)?;
         }
         for (name, array) in arrays {
-            write(&mut writer, &state_name(&name), array)?;
+            write(&mut writer, &name, array)?;
         }
         writer.finish()?;
         sealed::seal(staged.path())?;
@@ -82,6 +85,11 @@ impl Trainer {
             let (expected, count) = (dtype_mut(&array), len_mut(&array));
             let mut array = array;
             read(&file, &name, expected, &[count], |at, bytes| fill(&mut array, at, bytes))?;
+        }
+        for (name, values) in self.model.histories.arrays_mut() {
+            let mut array = ArrayMut::F32(values);
+            let count = len_mut(&array);
+            read(&file, name, Dtype::F32, &[count], |at, bytes| fill(&mut array, at, bytes))?;
         }
         self.restore(numbers.progress, numbers.scaler);
         Ok(())

@@ -19,8 +19,9 @@
 //! accumulate = 1                    # batches per step (gradient accumulation)
 //!
 //! [precision]
-//! policy = "bf16"                   # fp32 fp16 bf16 bf16-remainder bf16-pure bf16-pure-sr
+//! policy = "bf16"                   # fp32 fp16 bf16 … or a recipe below 16 bits such as nvfp4
 //! scaling = "pytorch"               # optional, fp16 only: pytorch megatron
+//!                                   # other keys change a part of the policy: see `crate::PolicyTable`
 //!
 //! [optimizer]
 //! kind = "adamw"                    # adamw sgd
@@ -60,13 +61,12 @@ use crate::blockwise::{BLOCKWISE_RULES, BlockwiseRule};
 use crate::data::TextFormat;
 use crate::error::TrainError;
 use crate::optim::{AdamWOptions, DecayGroups, MomentFormat, SgdOptions, StateMap};
-use crate::policy::Policy;
-use crate::scaling::SCALING_OPTIONS;
+use crate::policy::{Policy, TableFault};
 use crate::schedule::{Decay, Schedule};
 
 pub use differences::differences;
 pub use keys::{
-    CheckpointConfig, Data, Model, Optimizer, PrecisionKeys, RunConfig, ScheduleConfig, Telemetry,
+    CheckpointConfig, Data, Model, Optimizer, RunConfig, ScheduleConfig, Telemetry,
 };
 
 /// Values of `optimizer.moments`, for messages.
@@ -127,22 +127,10 @@ impl RunConfig {
         };
         self.check_data(&fault)?;
         self.check_ranges(&fault)?;
-        if self.policy().is_none() {
-            return fault("precision.policy", self.precision.policy.clone(), &Policy::NAMES.join(", "));
+        if let Err(TableFault { key, found, allowed }) = self.precision.policy(self.seed) {
+            return fault(&format!("precision.{key}"), found, &allowed);
         }
         self.check_optimizer(&fault)?;
-        if let Some(scaling) = &self.precision.scaling {
-            if self.policy().is_none_or(|policy| policy.scaling.is_none()) {
-                return fault(
-                    "precision.scaling",
-                    scaling.clone(),
-                    "no such key: this policy uses no loss scaling",
-                );
-            }
-            if !SCALING_OPTIONS.iter().any(|(name, _)| name == scaling) {
-                return fault("precision.scaling", scaling.clone(), "pytorch, megatron");
-            }
-        }
         if self.moments().is_none() {
             return fault("optimizer.moments", self.optimizer.moments.clone(), MOMENTS);
         }
@@ -227,13 +215,9 @@ impl RunConfig {
         }
     }
 
-    /// Returns the precision policy; `None` for an unknown name.
+    /// Returns the precision policy; `None` if a key of it cannot be met.
     pub fn policy(&self) -> Option<Policy> {
-        let mut policy = Policy::by_name(&self.precision.policy, self.seed)?;
-        if let (Some(scaling), Some(name)) = (&mut policy.scaling, &self.precision.scaling) {
-            *scaling = SCALING_OPTIONS.iter().find(|(known, _)| known == name)?.1;
-        }
-        Some(policy)
+        self.precision.policy(self.seed).ok()
     }
 
     /// Returns the storage format of the moments; `None` for an unknown name.
@@ -385,7 +369,7 @@ mod tests {
     #[test]
     fn defaults_are_resolved_and_read_back() {
         let config = changed(&[]).unwrap();
-        assert_eq!((config.policy().unwrap().name, config.checkpoint.keep), ("fp32", 2));
+        assert_eq!((config.policy().unwrap().name.as_ref(), config.checkpoint.keep), ("fp32", 2));
         assert_eq!(RunConfig::parse("x", &config.resolved(), &[]).unwrap(), config);
     }
 

@@ -62,13 +62,15 @@ pub enum TrainError {
         /// Keys with both values.
         differences: Vec<String>,
     },
-    /// A policy names a scheme that matmul operands cannot have.
-    #[error("linear \"{module}\": policy.{operand}: expected f32, bf16 or f16, got {found}")]
+    /// A policy names a scheme that cannot hold a matmul operand.
+    #[error("linear \"{module}\": precision.{operand}: expected {allowed}, got {found}")]
     Policy {
         /// Module name of the linear layer.
         module: String,
-        /// Product and operand, such as `fprop.left`.
+        /// Product and operand, such as `fprop.x`.
         operand: String,
+        /// Accepted schemes.
+        allowed: String,
         /// Scheme of the operand.
         found: String,
     },

@@ -8,12 +8,13 @@ use mantissa_model::{Batch, ForwardError, LinearInput};
 
 use crate::arena::Parameters;
 use crate::error::TrainError;
+use crate::form::{Draws, Forms, Gemm, Matrix, Side};
 use crate::health::{OperandKind, Operator, Watch};
 use crate::model::{LayerOps, TrainModel};
 use crate::operand::Operand;
-use crate::policy::Policy;
 use crate::profile::{Part, Profile};
 use crate::rows::{PART, rows, rows_mut};
+use crate::store::StoreRef;
 
 /// Operators of a layer that save their inputs.
 struct Saving<'a> {
@@ -29,7 +30,38 @@ struct Saving<'a> {
     threads: usize,
     profile: &'a Profile,
     watch: &'a Watch,
-    policy: &'a Policy,
+    /// Forms of quantized operands.
+    forms: &'a mut Forms,
+    draws: Draws<'a>,
+    /// Tokens of the batch; rows beyond are padding.
+    tokens: usize,
+}
+
+impl Saving<'_> {
+    /// Multiplies quantized operands.
+    fn quantized(&mut self, x: &[f32], jobs: &mut [Job<'_>]) {
+        let Some(first) = jobs.first().map(|job| job.kind) else { return };
+        let index = self.layer.index;
+        let making = |kind, side| self.draws.making(index, kind, Gemm::Fprop, side);
+        for (i, Job { kind, out, accumulate }) in jobs.iter_mut().enumerate() {
+            let linear = self.layer.linear(*kind);
+            let Some(rules) = linear.rules() else { continue };
+            self.profile.time(Part::Rounding, || {
+                if i == 0 {
+                    let x = &x[..self.tokens * linear.cols()];
+                    let x = Matrix::new(StoreRef::F32(x), linear.cols());
+                    self.forms.fprop_x(&rules.fprop[0], x, making(first, Side::Left));
+                }
+                let weight = Matrix::weight(self.params, linear);
+                self.forms.fprop_w(&rules.fprop[1], weight, making(*kind, Side::Right));
+            });
+            let operands = self.forms.of_fprop().map(|form| form.all());
+            self.profile.time(Part::Fprop, || {
+                linear.fprop_of(self.params, operands, out, *accumulate, self.threads);
+            });
+            self.watch.result(Operator::Linear(index, *kind), "fprop y", out);
+        }
+    }
 }
 
 impl Operators for Saving<'_> {
@@ -58,6 +90,14 @@ impl Operators for Saving<'_> {
         jobs: &mut [Job<'_>],
     ) -> Result<(), ForwardError> {
         let Some(cols) = jobs.first().map(|job| self.layer.linear(job.kind).cols()) else { return Ok(()) };
+        if self.layer.is_quantized() {
+            for Job { kind, .. } in &*jobs {
+                let at = Operator::Linear(self.layer.index, *kind);
+                self.watch.operand(at, OperandKind::X, &self.layer.policy, &x[..self.tokens * cols]);
+            }
+            self.quantized(x, jobs);
+            return Ok(());
+        }
         let (rounded, read) = (&mut self.inputs[input.index()], &mut self.read[input.index()]);
         if matches!(input, LinearInput::O | LinearInput::Down) {
             self.profile.time(Part::Rounding, || rounded.round(*read, cols, x, self.threads));
@@ -68,7 +108,7 @@ impl Operators for Saving<'_> {
         self.profile.time(Part::Fprop, || {
             for Job { kind, out, accumulate } in jobs {
                 let at = Operator::Linear(self.layer.index, *kind);
-                self.watch.operand(at, OperandKind::X, self.policy, exact);
+                self.watch.operand(at, OperandKind::X, &self.layer.policy, exact);
                 self.layer.linear(*kind).fprop(self.params, x, out, *accumulate, self.threads);
                 self.watch.result(at, "fprop y", out);
             }
@@ -133,6 +173,14 @@ impl TrainModel {
     pub(crate) fn run_layers(&mut self, seqs: &Sequences<'_>) -> Result<(), TrainError> {
         let (scratch, params) = (&mut self.scratch, &self.params);
         let len = seqs.rows * self.config.hidden_size;
+        let draws = Draws {
+            seed: self.options.policy.seed,
+            draw: self.draw,
+            histories: &self.histories,
+            watch: &self.watch,
+            threads: self.options.threads,
+        };
+        let tokens = seqs.lens.iter().sum();
         for (layer, saved) in self.layers.iter().zip(&mut self.saved) {
             if self.stop.is_some_and(|stop| stop()) {
                 return Err(TrainError::Stopped);
@@ -147,8 +195,12 @@ impl TrainModel {
                 threads: self.options.threads,
                 profile: &self.profile,
                 watch: &self.watch,
-                policy: &self.options.policy,
+                forms: &mut scratch.forms,
+                draws,
+                tokens,
             };
+            // Scales of a tensor need all of its rows.
+            let most = if layer.is_quantized() { seqs.rows } else { PART * self.options.threads };
             let keep = |from: &[f32], to: &mut [f32]| {
                 self.profile.time(Part::Copies, || to[..len].copy_from_slice(&from[..len]));
             };
@@ -163,7 +215,7 @@ impl TrainModel {
                 gate: &mut saved.gate,
                 up: &mut saved.up,
                 inner: &mut scratch.inner,
-                mlp: MlpRows { most: PART * self.options.threads, keep: true },
+                mlp: MlpRows { most, keep: true },
                 scores: &mut scratch.scores,
                 cos: &scratch.cos,
                 sin: &scratch.sin,

@@ -33,7 +33,7 @@ impl TrainModel {
     ) {
         let (d, vocab, threads) = (self.config.hidden_size, self.config.vocab_size, self.options.threads);
         let (s, params, profile, head) = (&mut self.scratch, &self.params, &self.profile, &self.head);
-        let (watch, policy, at) = (&self.watch, &self.options.policy, Operator::Head);
+        let (watch, policy, at) = (&self.watch, &self.options.policy.head, Operator::Head);
         // Head gradients accumulate in f32 over all parts, and are rounded once if gradients are bf16.
         self.grads.add(head.weight(), |dw| {
             for part in parts(tokens, HEAD_ROWS) {

@@ -8,10 +8,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mantissa_model::LinearKind;
 use mantissa_model::graph::NormKind;
-use mantissa_num::Scheme;
 use serde::Serialize;
 
-use crate::policy::{LinearPolicy, Policy};
+use crate::form::{Gemm, Side};
+use crate::policy::{LinearPolicy, OperandPolicy, Policy};
 use crate::store::Precision;
 
 /// Operator of the model.
@@ -60,7 +60,7 @@ pub(crate) enum OperandKind {
 
 impl OperandKind {
     /// Returns the two products that read the operand, with its name and its scheme in each.
-    fn products(self, policy: &LinearPolicy) -> [(&'static str, &Scheme); 2] {
+    fn products(self, policy: &LinearPolicy) -> [(&'static str, &OperandPolicy); 2] {
         match self {
             OperandKind::X => [("fprop x", &policy.fprop.left), ("wgrad x", &policy.wgrad.right)],
             OperandKind::W => [("fprop w", &policy.fprop.right), ("dgrad w", &policy.dgrad.right)],
@@ -99,9 +99,45 @@ pub(crate) struct Sums {
     underflowed: u64,
     saturated: u64,
     count: u64,
+    /// Sums of the squared values and of the squared rounding errors; of quantized operands only.
+    signal: f64,
+    noise: f64,
 }
 
 impl Sums {
+    /// Counts saturated values alone.
+    pub(crate) fn saturated(saturated: u64) -> Self {
+        Sums { saturated, ..Sums::default() }
+    }
+
+    /// Counts over values `exact` that were rounded to `rounded`, except saturation.
+    pub(crate) fn of_rounding(exact: &[f32], rounded: &[f32]) -> Self {
+        let mut sums = Sums { count: exact.len() as u64, ..Sums::default() };
+        for (x, q) in exact.iter().zip(rounded) {
+            let error = f64::from(x - q);
+            sums.amax = sums.amax.max(x.abs());
+            sums.underflowed += u64::from(*x != 0.0 && *q == 0.0);
+            sums.signal += f64::from(*x) * f64::from(*x);
+            sums.noise += error * error;
+        }
+        sums
+    }
+
+    /// Adds the counts of other values.
+    pub(crate) fn join(&mut self, other: &Sums) {
+        self.amax = self.amax.max(other.amax);
+        self.underflowed += other.underflowed;
+        self.saturated += other.saturated;
+        self.count += other.count;
+        self.signal += other.signal;
+        self.noise += other.noise;
+    }
+
+    /// Signal-to-quantization-noise ratio in dB, if rounding had an error.
+    fn sqnr(&self) -> Option<f64> {
+        Some(10.0 * (self.signal / self.noise).log10()).filter(|db| db.is_finite())
+    }
+
     fn add(&mut self, values: &[f32], limits: Limits) {
         let (mut amax, mut under, mut over) = (0f32, 0, 0);
         for value in values {
@@ -197,6 +233,8 @@ pub struct OperandHealth {
     pub underflowed: f64,
     /// Share of finite values beyond the largest number of the format.
     pub saturated: f64,
+    /// Signal-to-quantization-noise ratio in dB; `None` for plain dtypes and exact rounding.
+    pub sqnr_db: Option<f64>,
 }
 
 /// Health of a step.
@@ -226,6 +264,9 @@ pub(crate) enum Watch {
 /// [`OperandKind::products`].
 type Operands = BTreeMap<(usize, usize, OperandKind), [Sums; 2]>;
 
+/// Layer, linear layer, matmul and side of a quantized operand.
+pub(crate) type OperandPlace = (usize, LinearKind, Gemm, Side);
+
 /// Layer index of the head.
 const HEAD: usize = usize::MAX;
 
@@ -254,17 +295,19 @@ impl Watch {
     }
 
     /// Observes an operand before the products round it.
-    pub(crate) fn operand(&self, at: Operator, operand: OperandKind, policy: &Policy, values: &[f32]) {
+    pub(crate) fn operand(&self, at: Operator, operand: OperandKind, policy: &LinearPolicy, values: &[f32]) {
         if self.is_off() {
             return;
         }
-        let (key, linear) = match at {
-            Operator::Linear(layer, kind) => ((layer, kind.index(), operand), &policy.linear),
-            _ => ((HEAD, 0, operand), &policy.head),
+        let key = match at {
+            Operator::Linear(layer, kind) => (layer, kind.index(), operand),
+            _ => (HEAD, 0, operand),
         };
-        let formats = operand.products(linear).map(|(name, scheme)| (name, Precision::of(&scheme.format)));
+        let formats = operand.products(policy).map(|(name, operand)| (name, operand.precision()));
         match self {
             Watch::Off => {}
+            // Quantized operands are counted where they are made.
+            Watch::Health(_) if !policy.is_plain() => {}
             Watch::Health(operands) => {
                 let mut operands = lock(operands);
                 let sums = operands.entry(key).or_default();
@@ -288,6 +331,22 @@ impl Watch {
         }
     }
 
+    /// Observes the rounding of a quantized operand. An input counts for the linear layer `kind`, the first of those
+    /// that read it.
+    pub(crate) fn rounding(&self, (layer, kind, gemm, side): OperandPlace, sums: &Sums) {
+        if let Watch::Health(operands) = self {
+            let (operand, product) = match (gemm, side) {
+                (Gemm::Fprop, Side::Left) => (OperandKind::X, 0),
+                (Gemm::Wgrad, Side::Right) => (OperandKind::X, 1),
+                (Gemm::Fprop, Side::Right) => (OperandKind::W, 0),
+                (Gemm::Dgrad, Side::Right) => (OperandKind::W, 1),
+                (Gemm::Dgrad, Side::Left) => (OperandKind::Dy, 0),
+                (Gemm::Wgrad, Side::Left) => (OperandKind::Dy, 1),
+            };
+            lock(operands).entry((layer, kind.index(), operand)).or_default()[product].join(sums);
+        }
+    }
+
     /// Observes an operator's result; `what` names it: `fprop y`, `dgrad dx`, `wgrad dw`, `output`,
     /// `gradient`.
     pub(crate) fn result(&self, at: Operator, what: &'static str, values: &[f32]) {
@@ -298,25 +357,28 @@ impl Watch {
         }
     }
 
-    /// Returns the operand counts under `policy`.
-    pub(crate) fn operands(&self, policy: &Policy) -> Vec<OperandHealth> {
+    /// Returns the operand counts under `policy` in a model of `layers` layers.
+    pub(crate) fn operands(&self, policy: &Policy, layers: usize) -> Vec<OperandHealth> {
         let Watch::Health(operands) = self else { return Vec::new() };
         let mut all = Vec::new();
         for (&(layer, kind, operand), sums) in &*lock(operands) {
             let (at, linear) = match LinearKind::PLAIN.get(kind) {
-                Some(&kind) if layer != HEAD => (Operator::Linear(layer, kind), &policy.linear),
-                _ => (Operator::Head, &policy.head),
+                Some(&kind) if layer != HEAD => {
+                    (Operator::Linear(layer, kind), policy.linear_of(layer, layers))
+                }
+                _ => (Operator::Head, std::borrow::Cow::Borrowed(&policy.head)),
             };
-            let products = operand.products(linear).into_iter().zip(sums);
-            all.extend(products.filter(|(_, sums)| sums.count > 0).map(|((name, scheme), sums)| {
+            let products = operand.products(&linear).into_iter().zip(sums);
+            all.extend(products.filter(|(_, sums)| sums.count > 0).map(|((name, operand), sums)| {
                 let share = |count: u64| count as f64 / sums.count as f64;
                 OperandHealth {
                     linear: at.to_string(),
                     operand: name,
-                    format: scheme.to_string(),
+                    format: operand.scheme.to_string(),
                     amax: finite(sums.amax),
                     underflowed: share(sums.underflowed),
                     saturated: share(sums.saturated),
+                    sqnr_db: sums.sqnr(),
                 }
             }));
         }
@@ -369,13 +431,13 @@ mod tests {
         let policy = Policy::fp16();
         let watch = Watch::finite();
         let down = Operator::Linear(3, LinearKind::Down);
-        watch.operand(down, OperandKind::X, &policy, &[1.0, 65_000.0]);
+        watch.operand(down, OperandKind::X, &policy.linear, &[1.0, 65_000.0]);
         assert_eq!(watch.found(), None);
-        watch.operand(down, OperandKind::X, &policy, &[1.0, -7e4]);
+        watch.operand(down, OperandKind::X, &policy.linear, &[1.0, -7e4]);
         watch.result(Operator::Loss, "output", &[f32::NAN]);
         assert_eq!(watch.found().unwrap(), "model.layers.3.mlp.down_proj: fprop x, rounded to f16");
         let watch = Watch::finite();
-        watch.operand(down, OperandKind::X, &Policy::bf16(), &[1.0, -7e4]);
+        watch.operand(down, OperandKind::X, &Policy::bf16().linear, &[1.0, -7e4]);
         watch.result(Operator::Head, "dgrad dx", &[f32::NAN]);
         assert_eq!(watch.found().unwrap(), "lm_head: dgrad dx");
     }
@@ -386,15 +448,15 @@ mod tests {
         let watch = Watch::health();
         let at = Operator::Linear(0, LinearKind::Q);
         let values = [1e-9, 1.0, 0.0, 8e4];
-        watch.operand(at, OperandKind::Dy, &policy, &values);
-        watch.operand(at, OperandKind::Dy, &policy, &values[..2]);
-        let all = watch.operands(&policy);
+        watch.operand(at, OperandKind::Dy, &policy.linear, &values);
+        watch.operand(at, OperandKind::Dy, &policy.linear, &values[..2]);
+        let all = watch.operands(&policy, 1);
         assert_eq!((all.len(), all[0].operand, all[0].format.as_str()), (1, "dgrad dy", "f16"));
         assert_eq!((all[0].underflowed, all[0].saturated, all[0].amax), (2.0 / 6.0, 1.0 / 6.0, Some(8e4)));
-        policy.linear.wgrad.left = Precision::Bf16.scheme();
+        policy.linear.wgrad.left = OperandPolicy::plain(Precision::Bf16);
         let watch = Watch::health();
-        watch.operand(at, OperandKind::Dy, &policy, &values);
-        let all = watch.operands(&policy);
+        watch.operand(at, OperandKind::Dy, &policy.linear, &values);
+        let all = watch.operands(&policy, 1);
         assert_eq!((all.len(), all[1].operand, all[1].underflowed), (2, "wgrad dy", 0.0));
     }
 }

@@ -24,6 +24,7 @@ pub mod data;
 mod distill;
 mod error;
 mod export;
+mod form;
 mod forward;
 mod gradients;
 mod head;
@@ -55,7 +56,10 @@ pub use optim::{
     SgdOptions, StateMap, clip_factor,
 };
 pub use plan::{Options, Plan};
-pub use policy::{GemmPolicy, LinearPolicy, Master, Policy};
+pub use policy::{
+    GemmPolicy, Keep, LinearPolicy, Master, OperandPolicy, OperandSource, Policy, PolicyTable, Rotation, Signs,
+    TableFault, recipes,
+};
 pub use profile::{Part, Profile};
 pub use sampled::SampledHead;
 pub use store::Precision;

@@ -10,9 +10,10 @@ use mantissa_model::forward_f32;
 
 use crate::arena::Parameters;
 use crate::error::TrainError;
+use crate::form::{FormRef, LinearRules, product};
 use crate::gradients::Gradients;
 use crate::operand::Operand;
-use crate::policy::LinearPolicy;
+use crate::policy::{GemmPolicy, LinearPolicy};
 use crate::rows::rows_mut;
 use crate::store::{Precision, StoreRef};
 
@@ -31,6 +32,8 @@ pub(crate) struct LinearOp {
     rows: usize,
     cols: usize,
     operands: Operands,
+    /// Rules of quantized operands; `None` if all are plain float dtypes.
+    rules: Option<Box<LinearRules>>,
 }
 
 /// Left and right operand dtype of each matmul.
@@ -59,7 +62,7 @@ impl LinearOp {
     /// errors.
     ///
     /// # Errors
-    /// [`TrainError::Policy`] for an operand dtype other than f32, bf16 or f16.
+    /// [`TrainError::Policy`] for a scheme that cannot hold the operand.
     ///
     /// # Panics
     /// If the ranges do not match the shape.
@@ -74,17 +77,15 @@ impl LinearOp {
             weight.len() == rows * cols && bias.as_ref().is_none_or(|bias| bias.len() == rows),
             "linear {module}: not the places of a weight [{rows}, {cols}]"
         );
-        let mut precisions = [Precision::F32; 6];
-        for ((operand, scheme), precision) in policy.operands().into_iter().zip(&mut precisions) {
-            *precision = Precision::of(&scheme.format).ok_or_else(|| TrainError::Policy {
-                module: module.into(),
-                operand: operand.into(),
-                found: scheme.to_string(),
-            })?;
-        }
-        let [a, b, c, d, e, f] = precisions;
-        let operands = Operands { fprop: (a, b), dgrad: (c, d), wgrad: (e, f) };
-        Ok(LinearOp { weight, bias, rows, cols, operands })
+        let of = |gemm: &GemmPolicy| gemm.precisions().unwrap_or_default();
+        let operands = Operands { fprop: of(&policy.fprop), dgrad: of(&policy.dgrad), wgrad: of(&policy.wgrad) };
+        let rules = if policy.is_plain() {
+            None
+        } else {
+            LinearRules::check(policy, module, (rows, cols))?;
+            Some(Box::new(LinearRules::new(policy)))
+        };
+        Ok(LinearOp { weight, bias, rows, cols, operands, rules })
     }
 
     /// Number of input features.
@@ -95,6 +96,59 @@ impl LinearOp {
     /// Number of output features.
     pub(crate) fn rows(&self) -> usize {
         self.rows
+    }
+
+    /// Returns the rules of quantized operands.
+    pub(crate) fn rules(&self) -> Option<&LinearRules> {
+        self.rules.as_deref()
+    }
+
+    /// Computes `out = x Wᵀ + b`, or `out += x Wᵀ + b` if `accumulate`, from the forms of `x` and W; the rows of
+    /// `out` beyond those of `x` become 0.
+    pub(crate) fn fprop_of(
+        &self,
+        params: &Parameters,
+        [x, weight]: [FormRef<'_>; 2],
+        out: &mut [f32],
+        accumulate: bool,
+        threads: usize,
+    ) {
+        let bias = self.bias.as_ref().map(|bias| params.f32(bias));
+        let (out, padding) = out.split_at_mut(x.lines() * self.rows);
+        if !accumulate {
+            padding.fill(0.0);
+        }
+        let cut = token_parts(x.lines(), threads);
+        for_each(threads, cut.clone().zip(rows_mut(out, self.rows, cut)), |(part, out)| {
+            product(x.slice(part), weight, out, accumulate);
+            if let Some(bias) = bias.as_deref() {
+                out.chunks_exact_mut(self.rows).for_each(|out| kernels().axpy(1.0, bias, out));
+            }
+        });
+    }
+
+    /// Computes `dx = dy W`, or `dx += dy W` if `accumulate`, from the forms of `dy` and W.
+    pub(crate) fn dgrad_of(
+        &self,
+        [dy, weight]: [FormRef<'_>; 2],
+        dx: &mut [f32],
+        accumulate: bool,
+        threads: usize,
+    ) {
+        let cut = token_parts(dy.lines(), threads);
+        for_each(threads, cut.clone().zip(rows_mut(dx, self.cols, cut)), |(part, dx)| {
+            product(dy.slice(part), weight, dx, accumulate);
+        });
+    }
+
+    /// Adds `dyᵀ x` to the weight gradient in `grads`, from the forms of both.
+    pub(crate) fn wgrad_of(&self, [dy, x]: [FormRef<'_>; 2], grads: &mut Gradients, threads: usize) {
+        grads.add(self.weight.clone(), |dw| {
+            let cut = parts(self.rows, self.rows.div_ceil(threads.max(1)).max(FEATURES));
+            for_each(threads, cut.clone().zip(rows_mut(dw, self.cols, cut)), |(span, dw)| {
+                product(dy.slice(span), x, dw, true);
+            });
+        });
     }
 
     /// Computes `out = x Wᵀ + b`, or `out += x Wᵀ + b` if `accumulate`; `x` `[t, cols]`, `out` `[t, rows]`.
@@ -306,6 +360,7 @@ fn token_parts(t: usize, threads: usize) -> impl Iterator<Item = Range<usize>> +
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests {
     use super::*;
+    use crate::policy::OperandPolicy;
 
     fn wave(n: usize, phase: f32) -> Vec<f32> {
         (0..n).map(|i| (i as f32 * 0.517 + phase).sin()).collect()
@@ -411,13 +466,18 @@ mod tests {
 
     #[test]
     fn operands_that_cannot_be_had_are_named() {
-        let mut policy = LinearPolicy::f32();
-        policy.wgrad.left = "fp8-e4m3".parse().unwrap();
-        let error = LinearOp::new("model.q", (2, 3), 0..6, None, &policy).unwrap_err().to_string();
-        assert!(
-            error.contains("model.q")
-                && error.contains("wgrad.left: expected f32, bf16 or f16, got fp8-e4m3"),
-            "{error}"
-        );
+        for (scheme, expected) in [
+            ("q8_0", "blocks of 32"),
+            ("fp8-e4m3-tensor@static", "no calibrated scales"),
+            ("nf4", "flat blocks would mix tokens"),
+        ] {
+            let mut policy = LinearPolicy::f32();
+            policy.wgrad.left = OperandPolicy::new(scheme.parse().unwrap());
+            let error = LinearOp::new("model.q", (2, 3), 0..6, None, &policy).unwrap_err().to_string();
+            assert!(
+                error.contains("model.q") && error.contains("wgrad.dy") && error.contains(expected),
+                "{error}"
+            );
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Model in training: parameters, gradients, and one step's forward and backward.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use mantissa_kernels::kernels;
 use mantissa_model::config::{HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm};
@@ -12,10 +13,12 @@ use mantissa_model::{
 
 use crate::arena::{ParamTable, Parameters};
 use crate::error::TrainError;
+use crate::form::{Draw, Histories, LinearRules};
 use crate::gradients::{Gradients, Wanted};
 use crate::health::{OperandKind, Operator, Watch};
 use crate::linear::LinearOp;
 use crate::plan::{Options, Saved, Scratch, allocate};
+use crate::policy::{LinearPolicy, OperandPolicy, Policy};
 use crate::profile::{Part, Profile};
 
 /// Target of a token without a loss.
@@ -62,6 +65,8 @@ pub(crate) struct LayerOps {
     pub(crate) post_norm: Range<usize>,
     /// Ranges of the query and key head norms, if the model has them.
     pub(crate) head_norms: Option<[Range<usize>; 2]>,
+    /// Operands of its matmuls.
+    pub(crate) policy: Arc<LinearPolicy>,
     /// Linear layers in the order of [`LinearKind::PLAIN`].
     linears: Vec<LinearOp>,
 }
@@ -69,6 +74,11 @@ pub(crate) struct LayerOps {
 impl LayerOps {
     pub(crate) fn linear(&self, kind: LinearKind) -> &LinearOp {
         &self.linears[kind.index()]
+    }
+
+    /// True if its matmuls have quantized operands.
+    pub(crate) fn is_quantized(&self) -> bool {
+        self.linears.iter().any(|linear| linear.rules().is_some())
     }
 }
 
@@ -87,6 +97,10 @@ pub struct TrainModel {
     pub(crate) scratch: Scratch,
     pub(crate) profile: Profile,
     pub(crate) watch: Watch,
+    /// amax histories of delayed scaling.
+    pub(crate) histories: Histories,
+    /// Step and batch, for random numbers.
+    pub(crate) draw: Draw,
     /// Polled between two layers; true stops the step.
     pub(crate) stop: Option<fn() -> bool>,
 }
@@ -118,11 +132,12 @@ impl TrainModel {
         assert!(params.table() == &table, "TrainModel::new: parameters of another configuration");
         let place = |name: &str| table.by_name(name).map(|param| param.range.clone()).unwrap_or_default();
         let layers = (0..config.num_hidden_layers).map(|layer| {
+            let policy = options.policy.linear_of(layer, config.num_hidden_layers);
             let linear = |kind| {
                 let info = config.linear(layer, kind);
                 let weight = table.range(Role::Linear { layer, kind }).unwrap_or_default();
                 let bias = table.range(Role::Bias { layer, kind });
-                LinearOp::new(&info.module, (info.rows, info.cols), weight, bias, &options.policy.linear)
+                LinearOp::new(&info.module, (info.rows, info.cols), weight, bias, &policy)
             };
             Ok(LayerOps {
                 index: layer,
@@ -132,6 +147,7 @@ impl TrainModel {
                 head_norms: (config.head_norms == HeadNorms::Each).then(|| {
                     [NormKind::Query, NormKind::Key].map(|kind| place(&config.norm_name(layer, kind)))
                 }),
+                policy: Arc::new(policy.clone().into_owned()),
                 linears: LinearKind::PLAIN.into_iter().map(linear).collect::<Result<_, TrainError>>()?,
             })
         });
@@ -153,6 +169,8 @@ impl TrainModel {
             scratch,
             profile: Profile::default(),
             watch: Watch::Off,
+            histories: Histories::new(&histories(&config, &options.policy)),
+            draw: Draw::default(),
             stop: None,
             params,
             config,
@@ -246,15 +264,15 @@ impl TrainModel {
         if self.watch.is_off() {
             return;
         }
-        let policy = &self.options.policy;
-        let look =
-            |at, weight| self.watch.operand(at, OperandKind::W, policy, &self.params.get(weight).widened());
+        let look = |at, policy: &LinearPolicy, weight| {
+            self.watch.operand(at, OperandKind::W, policy, &self.params.get(weight).widened());
+        };
         for layer in &self.layers {
             for kind in LinearKind::PLAIN {
-                look(Operator::Linear(layer.index, kind), layer.linear(kind).weight());
+                look(Operator::Linear(layer.index, kind), &layer.policy, layer.linear(kind).weight());
             }
         }
-        look(Operator::Head, self.head.weight());
+        look(Operator::Head, &self.options.policy.head, self.head.weight());
     }
 
     /// # Errors
@@ -346,6 +364,22 @@ impl TrainModel {
     pub(crate) fn sequences<'a>(batch: &Batch<'a>) -> Sequences<'a> {
         Sequences::whole(batch.lens)
     }
+}
+
+/// Returns length and largest element of the amax history of every operand; empty without delayed scaling.
+pub(crate) fn histories(config: &ModelConfig, policy: &Policy) -> Vec<(usize, f32)> {
+    let layers = config.num_hidden_layers;
+    let delayed = |operand: &OperandPolicy| matches!(operand.scheme.source, mantissa_num::Source::Delayed { .. });
+    if !policy.linear.operands().iter().any(|(_, operand)| delayed(operand)) {
+        return Vec::new();
+    }
+    let of_layer = |layer| {
+        let policy = policy.linear_of(layer, layers);
+        let of_linear = LinearRules::new(&policy).histories();
+        let plain = policy.is_plain();
+        (0..LinearKind::PLAIN.len()).flat_map(move |_| of_linear.map(|own| if plain { (0, 1.0) } else { own }))
+    };
+    (0..layers).flat_map(of_layer).collect()
 }
 
 /// Checks that every feature of the architecture has a backward.

@@ -5,6 +5,7 @@ use mantissa_model::flow::{LayerFlow, MIN_ROWS};
 use mantissa_model::{HeadNorms, LoadError, ModelConfig, zeros};
 
 use crate::arena::ParamTable;
+use crate::form::{FormSizes, Forms, Histories, LinearRules};
 use crate::gradients::Gradients;
 use crate::operand::Operand;
 use crate::policy::Policy;
@@ -59,6 +60,11 @@ impl Plan {
         if shared + own > 0 {
             entries.push(("rounded operands", shared.saturating_add(own)));
         }
+        let quantized = sizes.forms.as_ref().map_or(0, FormSizes::bytes);
+        let histories = Histories::bytes(&crate::model::histories(config, policy));
+        if quantized > 0 {
+            entries.push(("quantized operands", quantized.saturating_add(histories)));
+        }
         Plan { entries }
     }
 
@@ -101,6 +107,8 @@ struct Sizes {
     /// Dtypes of shared operands: inputs and output gradients, of the layers and of the head.
     layers: (Precision, Precision),
     head: (Precision, Precision),
+    /// Quantized operands, if the policy has any.
+    forms: Option<FormSizes>,
 }
 
 /// Shared operand: dtype and number of values.
@@ -133,6 +141,9 @@ impl Sizes {
             normed_head: (config.head_norms == HeadNorms::Each).then_some(config.head_dim),
             layers: (options.policy.linear.shared_input(), options.policy.linear.shared_gradient()),
             head: (options.policy.head.shared_input(), options.policy.head.shared_gradient()),
+            forms: (!options.policy.linear.is_plain()).then(|| {
+                FormSizes::new(config, &LinearRules::new(&options.policy.linear), options.max_tokens)
+            }),
         }
     }
 
@@ -270,6 +281,8 @@ pub(crate) struct Scratch {
     pub(crate) head_input: Operand,
     /// Gradient of some tokens' logits.
     pub(crate) head_gradient: Operand,
+    /// Quantized operands; empty if the policy has none.
+    pub(crate) forms: Forms,
 }
 
 /// Allocates the activations and scratch that [`Plan`] predicts.
@@ -307,6 +320,10 @@ pub(crate) fn allocate(config: &ModelConfig, options: &Options) -> Result<(Vec<S
         mut sin,
     ] = arrays(sizes.scratch()).ok_or_else(memory)?;
     config.rope.fill_tables(config.head_dim, options.max_len, &mut cos, &mut sin);
+    let forms = match &sizes.forms {
+        Some(sizes) => sizes.allocate().ok_or_else(memory)?,
+        None => Forms::default(),
+    };
     let [first, second, third, head_input, head_gradient] = operands(sizes.rounded()).ok_or_else(memory)?;
     let scratch = Scratch {
         residual,
@@ -326,6 +343,7 @@ pub(crate) fn allocate(config: &ModelConfig, options: &Options) -> Result<(Vec<S
         rounded: [first, second, third],
         head_input,
         head_gradient,
+        forms,
     };
     Ok((saved, scratch))
 }
@@ -375,7 +393,7 @@ mod tests {
             (config(&[]), 700, 64, 1, Policy::bf16_remainder()),
             (config(&[]), 2000, 40, 3, Policy::fp32()),
             (config(&[]), 2000, 40, 3, Policy::fp16()),
-            (normed, 600, 40, 2, Policy::fp32()),
+            (normed.clone(), 600, 40, 2, Policy::fp32()),
         ] {
             let weights = policy.weights.bytes();
             let options = Options { max_tokens, max_len, threads, policy };
@@ -411,6 +429,19 @@ mod tests {
                 saved.sum::<usize>() + scratch.map(Vec::capacity).iter().sum::<usize>() + model.grads.len();
             let weights = weights * model.params.table().len() as u64;
             assert_eq!(plan.bytes(), 4 * all as u64 + operands + weights, "{max_tokens} tokens");
+        }
+        // Quantized operands, and matrices that plain layers round by themselves.
+        for name in ["fp8-delayed", "fp8-blockwise", "nvfp4", "tetrajet2", "int8-switchback"] {
+            let policy = Policy::by_name(name, 1).unwrap();
+            let options = Options { max_tokens: 600, max_len: 40, threads: 2, policy };
+            let entries = Plan::new(&normed, &options).entries;
+            let planned = entries.iter().find(|(entry, _)| *entry == "quantized operands").unwrap().1;
+            let params = Parameters::random(&normed, 0.1, 1).unwrap();
+            let model = TrainModel::new(normed.clone(), params, options).unwrap();
+            let histories: usize = model.histories.arrays().map(|(_, values)| values.len()).sum();
+            let found = model.scratch.forms.capacity() + 4 * histories as u64;
+            // The histories' own records come on top.
+            assert!((found..=found + 40 * 6 * 7 * 2).contains(&planned), "{name}: {planned} for {found}");
         }
     }
 

@@ -4,84 +4,19 @@
 //! A linear layer has three matmuls: `fprop` `Y = X Wᵀ`, `dgrad` `dX = dY W` and `wgrad` `dW = dYᵀ X`. A
 //! policy sets the dtype of both operands of each. Only the linear layer of this crate reads it.
 
-use mantissa_num::Scheme;
+mod named;
+mod operands;
+mod table;
+
+use std::borrow::Cow;
 
 use crate::error::TrainError;
 use crate::scaling::ScalingOptions;
 use crate::store::Precision;
 
-/// Operand dtypes of one matmul.
-#[derive(Clone, Debug, PartialEq)]
-pub struct GemmPolicy {
-    /// `X` of fprop, `dY` of dgrad and wgrad.
-    pub left: Scheme,
-    /// `W` of fprop and dgrad, `X` of wgrad.
-    pub right: Scheme,
-}
-
-/// Operand dtypes of a linear layer's matmuls.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LinearPolicy {
-    /// `Y = X Wᵀ`.
-    pub fprop: GemmPolicy,
-    /// `dX = dY W`.
-    pub dgrad: GemmPolicy,
-    /// `dW = dYᵀ X`.
-    pub wgrad: GemmPolicy,
-}
-
-impl LinearPolicy {
-    /// Uses f32 for all operands.
-    pub fn f32() -> Self {
-        Self::plain(Precision::F32)
-    }
-
-    /// Uses one float dtype for all operands.
-    pub fn plain(precision: Precision) -> Self {
-        let product = || GemmPolicy { left: precision.scheme(), right: precision.scheme() };
-        LinearPolicy { fprop: product(), dgrad: product(), wgrad: product() }
-    }
-
-    /// Returns the dtype to which `X` is rounded once for fprop and wgrad; f32 if the two differ, so that
-    /// each rounds by itself.
-    pub(crate) fn shared_input(&self) -> Precision {
-        shared(&self.fprop.left, &self.wgrad.right)
-    }
-
-    /// Returns the dtype to which `dY` is rounded once for dgrad and wgrad, as
-    /// [`shared_input`](Self::shared_input).
-    pub(crate) fn shared_gradient(&self) -> Precision {
-        shared(&self.dgrad.left, &self.wgrad.left)
-    }
-
-    /// True if no matmul rounds or widens by itself: all operands are shared, and weights are multiplied in
-    /// storage precision.
-    pub(crate) fn shares_all(&self, weights: Precision) -> bool {
-        let (x, dy) = (self.shared_input(), self.shared_gradient());
-        let stored = [x, weights, dy, weights, dy, x];
-        let as_stored =
-            |((_, scheme), stored): ((_, &Scheme), _)| Precision::of(&scheme.format) == Some(stored);
-        x == weights && dy == weights && self.operands().into_iter().zip(stored).all(as_stored)
-    }
-
-    /// Returns every operand with its name.
-    pub(crate) fn operands(&self) -> [(&'static str, &Scheme); 6] {
-        [
-            ("fprop.left", &self.fprop.left),
-            ("fprop.right", &self.fprop.right),
-            ("dgrad.left", &self.dgrad.left),
-            ("dgrad.right", &self.dgrad.right),
-            ("wgrad.left", &self.wgrad.left),
-            ("wgrad.right", &self.wgrad.right),
-        ]
-    }
-}
-
-/// Returns the common precision of both schemes; f32 if they differ.
-fn shared(a: &Scheme, b: &Scheme) -> Precision {
-    let of = |scheme: &Scheme| Precision::of(&scheme.format);
-    of(a).filter(|precision| of(b) == Some(*precision)).unwrap_or_default()
-}
+pub use named::recipes;
+pub use operands::{GemmPolicy, LinearPolicy, OperandPolicy, OperandSource, Rotation, Signs};
+pub use table::{PolicyTable, TableFault};
 
 /// Storage of the weight bits that the working copy does not hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -106,7 +41,7 @@ pub enum Master {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
     /// Name, such as `bf16`.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// Storage precision of the weights read by the forward.
     pub weights: Precision,
     /// Master copy.
@@ -119,18 +54,24 @@ pub struct Policy {
     pub norms: Precision,
     /// Operands of the decoder's linear layers.
     pub linear: LinearPolicy,
-    /// Operands of the head.
+    /// Operands of the head; only plain float dtypes are supported.
     pub head: LinearPolicy,
+    /// Decoder layers whose linear layers keep a plain dtype.
+    pub keep: Keep,
     /// Loss scaling, if any.
     pub scaling: Option<ScalingOptions>,
+    /// Seed of stochastically rounded operands and of random signs.
+    pub seed: u64,
 }
 
 impl Policy {
     fn mixed(name: &'static str, precision: Precision, master: Master, gradients: Precision) -> Self {
+        let name = Cow::Borrowed(name);
+        let keep = Keep { first: 0.0, last: 0.0, precision };
         let linear = LinearPolicy::plain(precision);
         let (weights, head) = (precision, linear.clone());
         let (residual, norms) = (Precision::F32, Precision::F32);
-        Policy { name, weights, master, gradients, residual, norms, linear, head, scaling: None }
+        Policy { name, weights, master, gradients, residual, norms, linear, head, keep, scaling: None, seed: 0 }
     }
 
     /// # Errors
@@ -141,7 +82,18 @@ impl Policy {
                 return Err(TrainError::PolicyField { field, found: found.scheme().to_string() });
             }
         }
-        Ok(())
+        match self.head.is_plain() {
+            true => Ok(()),
+            false => Err(TrainError::PolicyField { field: "head", found: "a quantized operand".to_owned() }),
+        }
+    }
+
+    /// Operands of the linear layers of decoder layer `layer` of `layers`.
+    pub(crate) fn linear_of(&self, layer: usize, layers: usize) -> Cow<'_, LinearPolicy> {
+        match self.keep.holds(layer, layers) {
+            true => Cow::Owned(LinearPolicy::plain(self.keep.precision)),
+            false => Cow::Borrowed(&self.linear),
+        }
     }
 
     /// Uses f32 throughout.
@@ -186,7 +138,7 @@ impl Policy {
         }
     }
 
-    /// Returns the policy of this name; `seed` is for stochastic rounding.
+    /// Returns the policy of this name; `seed` is for stochastically rounded updates.
     pub fn by_name(name: &str, seed: u64) -> Option<Self> {
         let all = [
             Self::fp32(),
@@ -196,12 +148,35 @@ impl Policy {
             Self::bf16_pure(),
             Self::bf16_pure_stochastic(seed),
         ];
-        all.into_iter().find(|policy| policy.name == name)
+        let recipe = recipes().iter().find(|recipe| recipe.name == name);
+        let table = || PolicyTable::recipe(recipe?.name, seed);
+        all.into_iter().find(|policy| policy.name == name).or_else(table)
     }
 
     /// Names that [`by_name`](Self::by_name) accepts.
-    pub const NAMES: [&'static str; 6] =
-        ["fp32", "fp16", "bf16", "bf16-remainder", "bf16-pure", "bf16-pure-sr"];
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        const MIXED: [&str; 6] = ["fp32", "fp16", "bf16", "bf16-remainder", "bf16-pure", "bf16-pure-sr"];
+        MIXED.into_iter().chain(recipes().iter().map(|recipe| recipe.name))
+    }
+}
+
+/// Decoder layers at the ends of the model whose linear layers are not quantized.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Keep {
+    /// Share of the layers, from the first; rounded to whole layers.
+    pub first: f64,
+    /// Share of the layers, up to the last.
+    pub last: f64,
+    /// Dtype of their operands.
+    pub precision: Precision,
+}
+
+impl Keep {
+    /// True if layer `layer` of `layers` is kept.
+    pub fn holds(&self, layer: usize, layers: usize) -> bool {
+        let count = |share: f64| (share * layers as f64).round() as usize;
+        layer < count(self.first) || layer + count(self.last) >= layers
+    }
 }
 
 impl Default for Policy {
@@ -216,7 +191,7 @@ mod tests {
 
     #[test]
     fn every_name_is_a_policy() {
-        for name in Policy::NAMES {
+        for name in Policy::names() {
             assert!(Policy::by_name(name, 1).is_some_and(|policy| policy.name == name), "{name}");
         }
         assert_eq!(Policy::by_name("fp64", 1), None);
@@ -226,7 +201,7 @@ mod tests {
     fn products_share_operands_that_they_want_alike() {
         let mut policy = LinearPolicy::plain(Precision::Bf16);
         assert!(policy.shares_all(Precision::Bf16) && !policy.shares_all(Precision::F32));
-        policy.wgrad.right = Precision::F32.scheme();
+        policy.wgrad.right = OperandPolicy::plain(Precision::F32);
         let shared = (policy.shared_input(), policy.shared_gradient());
         assert_eq!(shared, (Precision::F32, Precision::Bf16));
         assert!(!policy.shares_all(Precision::Bf16));
@@ -238,6 +213,6 @@ mod tests {
         let policy = Policy { norms: Precision::Bf16, ..Policy::bf16() };
         let message = policy.check().map_err(|error| error.to_string());
         assert!(message.is_err_and(|m| m.contains("policy.norms: expected f32, got bf16")));
-        assert!(Policy::NAMES.iter().all(|name| Policy::by_name(name, 1).is_some_and(|p| p.check().is_ok())));
+        assert!(Policy::names().all(|name| Policy::by_name(name, 1).is_some_and(|p| p.check().is_ok())));
     }
 }

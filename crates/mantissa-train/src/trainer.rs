@@ -7,6 +7,7 @@ use mantissa_model::Batch;
 use crate::arena::ParamInfo;
 use crate::data::{Batches, Cursor, Sample};
 use crate::error::TrainError;
+use crate::form::Draw;
 use crate::health::{StepHealth, Watch, WeightCounts};
 use crate::model::TrainModel;
 use crate::optim::Optimizer;
@@ -136,7 +137,7 @@ impl Trainer {
         let report = self.counted_step(Some(&counts));
         let watch = std::mem::take(&mut self.model.watch);
         let report = report?;
-        let operands = watch.operands(&self.model.options.policy);
+        let operands = watch.operands(&self.model.options.policy, self.model.config.num_hidden_layers);
         let updated = report.norm.is_some();
         let of = |(param, counts): (&ParamInfo, &WeightCounts)| {
             let n = param.range.len();
@@ -164,6 +165,10 @@ impl Trainer {
         if let Some(scaler) = &mut self.scaler {
             scaler.update(norm.is_none());
         }
+        if norm.is_none() {
+            self.model.histories.forget();
+        }
+        self.model.histories.commit(step);
         let before = self.progress;
         self.progress = Progress {
             steps: step,
@@ -182,7 +187,10 @@ impl Trainer {
         let all = batch * accumulate * self.batches.window();
         self.model.zero_gradients();
         self.model.watch_weights();
-        for _ in 0..accumulate {
+        self.model.histories.forget();
+        let step = self.progress.steps + 1;
+        for batch_of_step in 0..accumulate {
+            self.model.draw = Draw { step, batch: batch_of_step as u32 };
             self.batches.next(batch, &mut self.sample)?;
             let Sample { tokens, targets: next, lens } = &self.sample;
             let scale = loss_scale / all as f32;
@@ -196,6 +204,7 @@ impl Trainer {
     /// Restores progress and scaler from a checkpoint.
     pub(crate) fn restore(&mut self, progress: Progress, scaler: Option<(f32, u32, i64)>) {
         self.progress = progress;
+        self.model.histories.restored();
         self.batches.seek(progress.cursor);
         let options = self.model.options.policy.scaling;
         self.scaler = options.map(|options| match scaler {

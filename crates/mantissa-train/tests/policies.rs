@@ -110,7 +110,7 @@ fn steps_have_the_same_bits_on_any_number_of_threads_and_from_a_state() {
         MomentFormat::Blockwise8(BlockwiseRule::Cuda),
         MomentFormat::Blockwise8(BlockwiseRule::Cpu),
     ];
-    for (i, name) in Policy::NAMES.iter().enumerate() {
+    for (i, name) in Policy::names().enumerate() {
         let (policy, moments) = (Policy::by_name(name, 9).unwrap(), kinds[i % kinds.len()]);
         let run = |threads: usize, stop: usize| {
             let (mut trained, params) = model(&policy, threads);

@@ -70,7 +70,7 @@ fn kinds() -> Vec<MomentFormat> {
 
 /// Every policy, fp16 with both rules of loss scaling; scales are so large that the first steps are skipped.
 fn policies() -> Vec<Policy> {
-    let named = Policy::NAMES.iter().map(|name| Policy::by_name(name, 21).unwrap());
+    let named = Policy::names().map(|name| Policy::by_name(name, 21).unwrap());
     let large =
         |scaling: ScalingOptions| Some(ScalingOptions { initial: 2f32.powi(25), interval: 2, ..scaling });
     let scaled = SCALING_OPTIONS.map(|(_, scaling)| Policy { scaling: large(scaling), ..Policy::fp16() });
@@ -139,7 +139,7 @@ fn every_policy_learns() {
     let temp = TempDir::new().unwrap();
     let tokens = tokens(temp.path());
     let mut last = BTreeMap::new();
-    for name in Policy::NAMES {
+    for name in Policy::names() {
         let policy = Policy::by_name(name, 4).unwrap();
         let mut trainer = trainer(&tokens, &policy, MomentFormat::F32, 1e-2, 2);
         let reports: Vec<_> = (0..40).map(|_| trainer.step().unwrap()).collect();

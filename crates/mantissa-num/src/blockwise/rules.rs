@@ -18,6 +18,7 @@ pub(super) fn symmetric(rule: Rule, floor: ScaleFloor, range: Range, bits: u32, 
     let (low, high) = int_limits(rule, bits);
     let raw = match rule {
         Rule::Restricted if floor == ScaleFloor::KvCache => (range.amax() / high).max(1e-8),
+        Rule::Restricted if floor == ScaleFloor::Training => range.amax().max(1e-12) / high,
         Rule::Restricted => range.amax().max(1e-5) / high,
         Rule::NoClippingErr => {
             let (min, max) = range.with_zero();

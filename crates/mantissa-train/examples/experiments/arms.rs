@@ -5,7 +5,6 @@ use std::error::Error;
 use std::path::Path;
 
 use mantissa_model::{Batch, Role};
-use mantissa_num::Scheme;
 use mantissa_train::config::RunConfig;
 use mantissa_train::data::Sample;
 use mantissa_train::scaling::{LossScaler, SCALING_OPTIONS, ScalingOptions};
@@ -54,12 +53,9 @@ fn one(
             trained.insert(name.clone(), run.clone());
             Ok(run.figures)
         }
-        Arm::Gradients { from, set, log2_scale, dynamic, operands, .. } => {
+        Arm::Gradients { from, set, log2_scale, dynamic, .. } => {
             let settings = lab.settings(seed, set)?;
-            let mut policy = settings.policy().unwrap_or_default();
-            for (operand, scheme) in operands {
-                *operand_mut(&mut policy, operand)? = scheme.parse()?;
-            }
+            let policy = settings.policy().unwrap_or_default();
             let params = known(trained, from)?.params;
             Ok(gradients(lab, &settings, policy, &params, (*log2_scale, *dynamic))?)
         }
@@ -73,19 +69,6 @@ fn one(
         Arm::Resume { set, policies, moments, stops, .. } => {
             resume(lab, seed, set, (policies, moments, stops))
         }
-    }
-}
-
-fn operand_mut<'a>(policy: &'a mut Policy, name: &str) -> Result<&'a mut Scheme, String> {
-    let linear = &mut policy.linear;
-    match name {
-        "fprop.left" => Ok(&mut linear.fprop.left),
-        "fprop.right" => Ok(&mut linear.fprop.right),
-        "dgrad.left" => Ok(&mut linear.dgrad.left),
-        "dgrad.right" => Ok(&mut linear.dgrad.right),
-        "wgrad.left" => Ok(&mut linear.wgrad.left),
-        "wgrad.right" => Ok(&mut linear.wgrad.right),
-        _ => Err(format!("operands: expected fprop, dgrad or wgrad with .left or .right, got {name}")),
     }
 }
 

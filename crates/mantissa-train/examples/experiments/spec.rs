@@ -1,6 +1,5 @@
 //! An experiment as its file has it.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -59,9 +58,6 @@ pub enum Arm {
         /// True if PyTorch's dynamic loss scale is found first and applied too.
         #[serde(default)]
         dynamic: bool,
-        /// Operand dtypes of the decoder's linear layers, such as `dgrad.left`, that override the policy.
-        #[serde(default)]
-        operands: BTreeMap<String, String>,
     },
     /// Loss scales of steps, some of which overflow. Figure: `wrong`, the number of unexpected scales.
     Scaler {

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::optim::DecayGroups;
+use crate::policy::PolicyTable;
 
 /// Settings of a training run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -15,7 +16,7 @@ pub struct RunConfig {
     pub model: Model,
     pub data: Data,
     #[serde(default)]
-    pub precision: PrecisionKeys,
+    pub precision: PolicyTable,
     pub optimizer: Optimizer,
     pub schedule: ScheduleConfig,
     #[serde(default)]
@@ -51,16 +52,6 @@ pub struct Data {
     pub batch: usize,
     #[serde(default = "one")]
     pub accumulate: usize,
-}
-
-/// `[precision]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-#[expect(missing_docs, reason = "the text of the parent module describes every key")]
-pub struct PrecisionKeys {
-    pub policy: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub scaling: Option<String>,
 }
 
 /// `[optimizer]`.
@@ -180,12 +171,6 @@ fn cosine() -> String {
 
 fn min_ratio() -> f64 {
     0.1
-}
-
-impl Default for PrecisionKeys {
-    fn default() -> Self {
-        PrecisionKeys { policy: "fp32".to_owned(), scaling: None }
-    }
 }
 
 impl Default for CheckpointConfig {

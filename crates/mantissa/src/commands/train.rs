@@ -183,7 +183,7 @@ fn about(setup: &Setup, settings: &RunConfig, needs: u64, context: &Context) -> 
         machine: Machine::this(),
         threads: context.threads,
         parameters: setup.config.parameters(),
-        policy: setup.policy.name.to_owned(),
+        policy: setup.policy.name.clone().into_owned(),
         memory: setup.memory.iter().map(|(name, bytes)| ((*name).to_owned(), *bytes)).collect(),
         predicted_peak_memory: needs,
         measured_peak_memory: None,
@@ -349,7 +349,7 @@ fn dry_run(setup: &Setup, settings: &RunConfig, needs: u64, context: &Context) -
     };
     let report = DryRun {
         parameters: setup.config.parameters(),
-        policy: setup.policy.name,
+        policy: &setup.policy.name,
         optimizer: &settings.optimizer.kind,
         memory: setup.memory.iter().copied().collect(),
         predicted_peak_memory: needs,

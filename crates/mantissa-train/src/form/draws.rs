@@ -1,0 +1,73 @@
+//! What the operands of one step share: random numbers by seed, step and place, and amax histories.
+
+use mantissa_model::LinearKind;
+use mantissa_num::round::philox4x32_10;
+
+use super::{Histories, Making};
+use crate::health::Watch;
+
+/// Step and batch of which operands are made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Draw {
+    /// Step number.
+    pub(crate) step: u64,
+    /// Batch within the step (gradient accumulation).
+    pub(crate) batch: u32,
+}
+
+/// Matmul of a linear layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gemm {
+    Fprop,
+    Dgrad,
+    Wgrad,
+}
+
+/// Operand of a matmul.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Left,
+    Right,
+}
+
+/// Random numbers and amax histories of a step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Draws<'a> {
+    pub(crate) seed: u64,
+    pub(crate) draw: Draw,
+    pub(crate) histories: &'a Histories,
+    pub(crate) watch: &'a Watch,
+    pub(crate) threads: usize,
+}
+
+/// Number of operands of a decoder layer: six for each of its seven linear layers.
+pub(crate) const OPERANDS: usize = LinearKind::PLAIN.len() * 6;
+
+/// Position of an operand among all.
+fn slot(layer: usize, kind: LinearKind, gemm: Gemm, side: Side) -> usize {
+    layer * OPERANDS + kind.index() * 6 + gemm as usize * 2 + side as usize
+}
+
+impl<'a> Draws<'a> {
+    /// Returns what making an operand needs. Inputs that several linear layers share take the first one's place.
+    pub(crate) fn making(&self, layer: usize, kind: LinearKind, gemm: Gemm, side: Side) -> Making<'a> {
+        let slot = slot(layer, kind, gemm, side);
+        Making {
+            seed: self.random(slot as u32),
+            // The same for both operands and for all linear layers that share an input.
+            signs: self.random(u32::MAX - (layer * 3 + gemm as usize) as u32),
+            history: self.histories.get(slot),
+            threads: self.threads,
+            watch: (!self.watch.is_off()).then_some((self.watch, (layer, kind, gemm, side))),
+        }
+    }
+
+    /// Returns a seed for `place` in this step.
+    fn random(&self, place: u32) -> u64 {
+        let Draw { step, batch } = self.draw;
+        // Steps beyond 2^32 repeat their seeds.
+        let words =
+            philox4x32_10([step as u32, batch, place, 1], [self.seed as u32, (self.seed >> 32) as u32]);
+        u64::from(words[0]) << 32 | u64::from(words[1])
+    }
+}

@@ -1,0 +1,358 @@
+//! Rounding of an operand's lines to a scheme: steps and scales by the reference rules, values by vectorised loops.
+//! Schemes without such loops run [`fake_quantize`]; both give the same values.
+
+use mantissa_kernels::{ElementGrid, Step as KernelStep, kernels};
+use mantissa_num::blockwise::{Block, Range, Step};
+use mantissa_num::e8m0;
+use mantissa_num::{
+    Affine, Blocks, Code, Format, Given, Offset, Rounding, Rule, ScaleTree, Scheme, Source, fake_quantize,
+};
+
+use crate::health::Sums;
+use crate::policy::OperandPolicy;
+
+/// Place of the scales that are taken out of the rounded values and multiply the product instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Factors {
+    /// One for the tensor.
+    Tensor,
+    /// One for each line.
+    Line,
+    /// None but the tensor-wide scale: a block's own scale has few bits, so that its values still fit bf16.
+    Block,
+    /// None: f32 values.
+    None,
+}
+
+impl Factors {
+    /// Returns the place for a scheme with the fast path; `None` without.
+    pub(crate) fn of(scheme: &Scheme) -> Option<Self> {
+        let (affine, _) = fast(scheme)?;
+        let tree = affine.scale.as_ref()?;
+        Some(match affine.blocks {
+            Blocks::Tensor => Factors::Tensor,
+            Blocks::Row => Factors::Line,
+            _ if has_few_bits(tree) => Factors::Block,
+            _ => Factors::None,
+        })
+    }
+
+    /// True if bf16 holds the values without these factors.
+    pub(crate) fn fit_bf16(self) -> bool {
+        self != Factors::None
+    }
+}
+
+/// True if the product of element and block scale fits bf16: E8M0, or E4M3 under a scale of the tensor that is
+/// multiplied last.
+fn has_few_bits(tree: &ScaleTree) -> bool {
+    use mantissa_num::Sense;
+    match tree.code {
+        Code::E8m0 => true,
+        Code::Float(float) if float.bits() <= 8 => {
+            tree.tensor_wide().is_none_or(|outer| matches!(outer.sense, Sense::Amax { .. }))
+        }
+        _ => false,
+    }
+}
+
+/// Returns format and grid of a scheme that the vectorised loops round.
+fn fast(scheme: &Scheme) -> Option<(&Affine, ElementGrid)> {
+    let Format::Affine(affine) = &scheme.format else { return None };
+    let tree = affine.scale.as_ref()?;
+    let rounding = scheme.encoder.rounding;
+    // Four-over-six weighs the error of its candidates under the rounding itself.
+    let drawn = matches!(rounding, Rounding::Stochastic { .. }) && scheme.encoder.rule != Rule::FourOverSix;
+    let known = (rounding == Rounding::NearestEven || drawn)
+        && affine.offset == Offset::None
+        && tree.nested().is_none()
+        && !matches!(affine.blocks, Blocks::Flat(_))
+        && !matches!(scheme.encoder.rule, Rule::DeepGemm);
+    let grid = match affine.code {
+        Code::Int(bits) => {
+            let high = ((1i32 << (bits - 1)) - 1) as f32;
+            let low = if scheme.encoder.rule == Rule::Restricted { -high } else { -high - 1.0 };
+            ElementGrid::int(low, high)
+        }
+        Code::Ternary => ElementGrid::int(-1.0, 1.0),
+        Code::Float(float) if float.bits() <= 8 => {
+            ElementGrid::float(float.mantissa_bits, float.min_normal(), float.max())
+        }
+        _ => return None,
+    };
+    known.then_some((affine, grid))
+}
+
+/// Rounds the lines of one operand.
+#[derive(Clone, Debug)]
+pub(crate) struct Rounder {
+    scheme: Scheme,
+    headroom: f32,
+    /// True if scales are rounded up to powers of two.
+    power_up: bool,
+    fast: Option<Fast>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Fast {
+    grid: ElementGrid,
+    blocks: Blocks,
+    factors: Factors,
+    /// Magnitude from which on values do not round to the largest element but are clipped to it.
+    limit: f32,
+}
+
+/// What all lines of a tensor share.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Shared {
+    /// Tensor-wide scale as stored, above block scales.
+    outer: Option<f32>,
+    /// The only block of a scheme with one scale per tensor.
+    block: Option<Block>,
+    /// Fixed multiplier of delayed scaling.
+    multiplier: Option<f32>,
+    /// Factor of the product.
+    pub(crate) factor: f32,
+    /// Seed of stochastic rounding.
+    seed: u64,
+}
+
+impl Rounder {
+    pub(crate) fn new(policy: &OperandPolicy) -> Self {
+        let scheme = policy.scheme.clone();
+        let fast = fast(&scheme).zip(Factors::of(&scheme)).map(|((affine, grid), factors)| Fast {
+            grid,
+            blocks: affine.blocks,
+            factors,
+            limit: limit(affine.code),
+        });
+        Rounder { scheme, headroom: policy.headroom, power_up: policy.power_of_two, fast }
+    }
+
+    /// True if lines cannot be rounded before the whole tensor was seen.
+    pub(crate) fn needs_range(&self) -> bool {
+        self.fast.is_none_or(|fast| fast.blocks == Blocks::Tensor || self.scheme.has_outer_scale())
+    }
+
+    /// Length of the amax history of delayed scaling.
+    pub(crate) fn history(&self) -> Option<u32> {
+        match self.scheme.source {
+            Source::Delayed { len } => Some(len),
+            _ => None,
+        }
+    }
+
+    /// Largest element, which an amax maps to.
+    pub(crate) fn max(&self) -> f32 {
+        match &self.scheme.format {
+            Format::Affine(affine) => affine.code.max(),
+            _ => 1.0,
+        }
+    }
+
+    /// Lines that are rounded together: the height of a tile, or one.
+    pub(crate) fn height(&self) -> usize {
+        match self.fast.map(|fast| fast.blocks) {
+            Some(Blocks::Tile { rows, .. }) => rows as usize,
+            _ => 1,
+        }
+    }
+
+    /// True if lines carry a factor each.
+    pub(crate) fn has_line_factors(&self) -> bool {
+        self.fast.is_some_and(|fast| fast.factors == Factors::Line)
+    }
+
+    /// True if the whole matrix goes through the reference at once.
+    pub(crate) fn is_reference(&self) -> bool {
+        self.fast.is_none()
+    }
+
+    fn power_of_two(&self) -> bool {
+        self.scheme.format.scale().is_some_and(|tree| tree.code == Code::E8m0)
+    }
+
+    /// Range of `x` as far as the rule needs it.
+    pub(crate) fn range(&self, x: &[f32]) -> Range {
+        if self.scheme.encoder.rule == Rule::AbsMean {
+            return Range::of(x);
+        }
+        let amax = kernels().amax(x);
+        let amax = if self.power_of_two() { amax } else { amax * self.headroom };
+        Range { min: -amax, max: amax, count: x.len() as u64, ..Range::EMPTY }
+    }
+
+    /// Prepares the rounding of a tensor of range `whole` (needed only if [`needs_range`](Self::needs_range)).
+    /// `multiplier` is that of delayed scaling.
+    pub(crate) fn shared(&self, whole: Range, multiplier: Option<f32>, seed: u64) -> Shared {
+        let headroom = if self.power_of_two() { self.headroom } else { 1.0 };
+        let none = Shared { factor: headroom, seed, ..Shared::default() };
+        let Some(fast) = self.fast else { return none };
+        if let (Some(multiplier), Blocks::Tensor) = (multiplier, fast.blocks) {
+            return Shared { multiplier: Some(multiplier), factor: 1.0 / multiplier, ..none };
+        }
+        let outer = self.scheme.outer_scale(whole.amax());
+        let block = (fast.blocks == Blocks::Tensor).then(|| self.scheme.block(whole, false, outer));
+        if let Some(block) = block.filter(|_| self.power_up) {
+            let scale = power_up(self.scheme.format.decoder(block.scale, 0, outer).scale());
+            return Shared { multiplier: Some(1.0 / scale), factor: scale, ..none };
+        }
+        let factor = match block {
+            Some(block) => self.scheme.format.decoder(block.scale, 0, outer).scale(),
+            None => self.scheme.format.decoder(0, 0, outer).parts().2.unwrap_or(1.0),
+        };
+        Shared { outer, block, factor: factor * headroom, ..none }
+    }
+
+    /// Rounds `lines` (`[n, k]`, n at most [`height`](Self::height) or any number without tiles), the first of which
+    /// has index `first` in the tensor. With [`Factors::Line`], `factors` receives one factor per line. Returns the
+    /// number of values beyond the largest element if `count`, else 0.
+    pub(crate) fn round(
+        &self,
+        lines: &mut [f32],
+        k: usize,
+        first: usize,
+        shared: &Shared,
+        factors: &mut [f32],
+        count_saturated: bool,
+    ) -> u64 {
+        let Some(fast) = self.fast else { return 0 };
+        let mut saturated = 0;
+        factors.fill(1.0);
+        let (height, width) = match fast.blocks {
+            Blocks::Tile { rows, cols } => (rows as usize, (cols as usize).min(k)),
+            Blocks::Group(g) => (1, (g as usize).min(k)),
+            _ => (1, k),
+        };
+        let count = k.div_ceil(width);
+        let (mut steps, mut scales) = (vec![KernelStep::Divide(1.0); count], vec![1.0; count]);
+        let stochastic = matches!(self.scheme.encoder.rounding, Rounding::Stochastic { .. });
+        let mut words = vec![0; if stochastic { k } else { 0 }];
+        for (band, lines) in lines.chunks_mut(height * k).enumerate() {
+            for (b, (step, scale)) in steps.iter_mut().zip(&mut scales).enumerate() {
+                let span = b * width..k.min((b + 1) * width);
+                let chosen = match (shared.multiplier, shared.block) {
+                    (Some(multiplier), _) => Some((KernelStep::Multiply(multiplier), 1.0)),
+                    (_, Some(block)) => Some((kernel_step(block.step()), 1.0)),
+                    _ => None,
+                };
+                (*step, *scale) = chosen.unwrap_or_else(|| self.block(fast, lines, k, span, shared));
+            }
+            if fast.factors == Factors::Line {
+                factors[band] = std::mem::replace(&mut scales[0], 1.0);
+            }
+            for (i, line) in lines.chunks_exact_mut(k).enumerate() {
+                if stochastic {
+                    let index = (first + band * height + i) as u64 * k as u64;
+                    kernels().random_words(shared.seed, index, &mut words);
+                }
+                if count_saturated {
+                    let blocks = line.chunks(width).zip(&steps);
+                    saturated += blocks.map(|(x, step)| beyond(x, *step, fast.limit)).sum::<u64>();
+                }
+                kernels().round_blocks(line, width, &steps, &scales, fast.grid, &words);
+            }
+        }
+        saturated
+    }
+
+    /// Step and scale of the block at columns `span` of `lines`.
+    fn block(
+        &self,
+        fast: Fast,
+        lines: &[f32],
+        k: usize,
+        span: std::ops::Range<usize>,
+        shared: &Shared,
+    ) -> (KernelStep, f32) {
+        let rows = lines.chunks_exact(k).map(|line| &line[span.clone()]);
+        let range = rows.map(|row| self.range(row)).fold(Range::EMPTY, Range::union);
+        let block = match self.scheme.candidates(range, shared.outer) {
+            Some(candidates) => closer(candidates, &lines[span], fast.grid),
+            None => self.scheme.block(range, false, shared.outer),
+        };
+        let (_, inner, _) = self.scheme.format.decoder(block.scale, 0, shared.outer).parts();
+        if self.power_up {
+            let scale = power_up(inner);
+            return (KernelStep::Divide(scale), scale);
+        }
+        if self.power_of_two() && self.headroom != 1.0 {
+            // The product's factor makes up for it, so that the scale itself stays a power of two.
+            return (KernelStep::Divide(inner * self.headroom), inner);
+        }
+        (kernel_step(block.step()), inner)
+    }
+
+    /// Counts over lines `exact` that [`round`](Self::round) rounded to `rounded`, `saturated` of them from beyond the
+    /// largest element.
+    pub(crate) fn sums(
+        &self,
+        (exact, rounded): (&[f32], &[f32]),
+        k: usize,
+        shared: &Shared,
+        factors: &[f32],
+        saturated: u64,
+    ) -> Sums {
+        let mut all = Sums::saturated(saturated);
+        let mut values = vec![0.0; k];
+        for ((exact, rounded), of_line) in exact.chunks_exact(k).zip(rounded.chunks_exact(k)).zip(factors) {
+            let factor = of_line * shared.factor;
+            values.iter_mut().zip(rounded).for_each(|(value, q)| *value = q * factor);
+            all.join(&Sums::of_rounding(exact, &values));
+        }
+        all
+    }
+
+    /// Rounds the whole matrix `[lines, k]` by the reference. A matrix with NaN or infinity stays as it is.
+    pub(crate) fn reference(&self, x: &mut [f32], k: usize, seed: u64) {
+        let mut scheme = self.scheme.clone();
+        if let Rounding::Stochastic { seed: of_step } = &mut scheme.encoder.rounding {
+            *of_step = seed;
+        }
+        // The only possible failures are non-finite values, which show in the product, and shapes, which were
+        // checked when the operand was made.
+        let _ = fake_quantize(&scheme, x, x.len() / k.max(1), k, Given::default());
+    }
+}
+
+/// Returns the candidate of four-over-six with the smaller squared error.
+fn closer(candidates: [(Block, f32); 2], x: &[f32], grid: ElementGrid) -> Block {
+    let mut rounded = [0.0; 16];
+    let errors = candidates.map(|(block, scale)| {
+        let rounded = &mut rounded[..x.len()];
+        rounded.copy_from_slice(x);
+        kernels().round_blocks(rounded, x.len(), &[kernel_step(block.step())], &[scale], grid, &[]);
+        rounded.iter().zip(x).map(|(q, v)| q - v).fold(0.0, |sum: f32, e| sum + e * e)
+    });
+    candidates[usize::from(errors[1] < errors[0])].0
+}
+
+/// Smallest power of two from `scale` on.
+fn power_up(scale: f32) -> f32 {
+    e8m0::decode(e8m0::ceil_of_abs(scale))
+}
+
+/// Half a step above the largest element.
+fn limit(code: Code) -> f32 {
+    match code {
+        Code::Float(float) => float.max() + (float.max() - float.decode(float.max_code() - 1)) / 2.0,
+        code => code.max() + 0.5,
+    }
+}
+
+/// Number of finite values beyond `limit` under `step`.
+fn beyond(x: &[f32], step: KernelStep, limit: f32) -> u64 {
+    let scaled = |x: &f32| match step {
+        KernelStep::Divide(by) => x / by,
+        KernelStep::Multiply(by) => x * by,
+    };
+    x.iter().filter(|x| x.is_finite() && scaled(x).abs() >= limit).count() as u64
+}
+
+fn kernel_step(step: Step) -> KernelStep {
+    match step {
+        Step::Divide(by) => KernelStep::Divide(by),
+        Step::Multiply(by) => KernelStep::Multiply(by),
+        Step::Unit | Step::Constant(_) => KernelStep::Divide(1.0),
+    }
+}

@@ -1,0 +1,236 @@
+//! Forms of the layer in work: made for each matmul, used by all layers in turn.
+
+use mantissa_model::{LinearKind, ModelConfig, zeros};
+
+use super::{Form, LinearRules, Making, Rule, Source};
+use crate::arena::Parameters;
+use crate::linear::LinearOp;
+use crate::store::{Precision, StoreRef};
+
+/// Matmuls of one half of a layer whose operands are alive together.
+const SLOTS: usize = 3;
+
+/// Returns the slot of a linear layer: those of one half that are propagated together have different ones.
+pub(crate) fn slot_of(kind: LinearKind) -> usize {
+    match kind {
+        LinearKind::Gate | LinearKind::K => 1,
+        LinearKind::Up | LinearKind::V => 2,
+        _ => 0,
+    }
+}
+
+/// Operands of a layer's matmuls, and buffers to make them.
+#[derive(Debug, Default)]
+pub(crate) struct Forms {
+    /// X and W of fprop.
+    fprop: [Form; 2],
+    /// dY of dgrad, by slot.
+    dgrad_dy: [Form; SLOTS],
+    /// W of dgrad, by slot.
+    dgrad_w: [Form; SLOTS],
+    /// dY and X of wgrad.
+    wgrad: [Form; 2],
+    /// Values before they are rounded.
+    work: Vec<f32>,
+    /// Values of the forward's operand.
+    forward: Vec<f32>,
+}
+
+/// Sizes of [`Forms`]: values and lines of each.
+#[derive(Clone, Debug)]
+pub(crate) struct FormSizes {
+    storage: [Precision; 3],
+    /// Values and lines of fprop's X and W, wgrad's dY and X.
+    single: [(usize, usize); 4],
+    /// Values and lines of dgrad's dY and W, by slot.
+    slots: [[(usize, usize); SLOTS]; 2],
+    reads_forward: bool,
+}
+
+impl FormSizes {
+    /// Computes the sizes for up to `tokens` tokens.
+    pub(crate) fn new(config: &ModelConfig, rules: &LinearRules, tokens: usize) -> Self {
+        let shapes = LinearKind::PLAIN.map(|kind| (kind, config.linear(0, kind)));
+        let most = |of: &dyn Fn(usize, usize) -> usize, slot: Option<usize>| {
+            let own = shapes.iter().filter(|(kind, _)| slot.is_none_or(|slot| slot == slot_of(*kind)));
+            own.map(|(_, info)| of(info.rows, info.cols)).max().unwrap_or(0)
+        };
+        let by_token = |width: usize| tokens.saturating_mul(width);
+        let (rows, cols) = (|rows: usize, _: usize| rows, |_: usize, cols: usize| cols);
+        let area = |rows: usize, cols: usize| rows.saturating_mul(cols);
+        let slots = [0, 1, 2].map(Some);
+        FormSizes {
+            storage: [&rules.fprop, &rules.dgrad, &rules.wgrad].map(|both| both[0].storage()),
+            single: [
+                (by_token(most(&cols, None)), tokens),
+                (most(&area, None), most(&rows, None)),
+                (by_token(most(&rows, None)), most(&rows, None)),
+                (by_token(most(&cols, None)), most(&cols, None)),
+            ],
+            slots: [
+                slots.map(|slot| (by_token(most(&rows, slot)), tokens)),
+                slots.map(|slot| (most(&area, slot), most(&cols, slot))),
+            ],
+            reads_forward: [&rules.dgrad[1], &rules.wgrad[1]].iter().any(|rule| rule.reads_forward()),
+        }
+    }
+
+    /// Storage, values and lines of every form.
+    fn all(&self) -> [(Precision, (usize, usize)); 10] {
+        let [fprop, dgrad, wgrad] = self.storage;
+        let [x, w, dy, wgrad_x] = self.single;
+        let [dys, ws] = self.slots;
+        [
+            (fprop, x),
+            (fprop, w),
+            (wgrad, dy),
+            (wgrad, wgrad_x),
+            (dgrad, dys[0]),
+            (dgrad, dys[1]),
+            (dgrad, dys[2]),
+            (dgrad, ws[0]),
+            (dgrad, ws[1]),
+            (dgrad, ws[2]),
+        ]
+    }
+
+    /// Lengths of the work buffer and of the forward's values.
+    fn buffers(&self) -> [usize; 2] {
+        let narrow = self.all().into_iter().filter(|(storage, _)| *storage != Precision::F32);
+        let work = narrow.map(|(_, (values, _))| values).max().unwrap_or(0);
+        [work, if self.reads_forward { self.single[0].0.max(self.single[1].0) } else { 0 }]
+    }
+
+    /// Bytes of [`allocate`](Self::allocate).
+    pub(crate) fn bytes(&self) -> u64 {
+        let forms = self.all().into_iter().map(|(storage, (values, lines))| Form::bytes(storage, values, lines));
+        let buffers = self.buffers().map(|n| 4 * n as u64);
+        forms.chain(buffers).fold(0, u64::saturating_add)
+    }
+
+    /// Allocates all forms; `None` if memory is missing.
+    pub(crate) fn allocate(&self) -> Option<Forms> {
+        let made = self.all().map(|(storage, (values, lines))| Form::new(storage, values, lines));
+        let [x, w, dy, wgrad_x, dy0, dy1, dy2, w0, w1, w2] = made;
+        let [work, forward] = self.buffers().map(zeros);
+        Some(Forms {
+            fprop: [x?, w?],
+            dgrad_dy: [dy0?, dy1?, dy2?],
+            dgrad_w: [w0?, w1?, w2?],
+            wgrad: [dy?, wgrad_x?],
+            work: work?,
+            forward: forward?,
+        })
+    }
+}
+
+impl Forms {
+    /// Bytes allocated.
+    #[cfg(test)]
+    pub(crate) fn capacity(&self) -> u64 {
+        let forms = self.fprop.iter().chain(&self.dgrad_dy).chain(&self.dgrad_w).chain(&self.wgrad);
+        forms.map(Form::capacity).sum::<u64>() + 4 * (self.work.capacity() + self.forward.capacity()) as u64
+    }
+
+    /// Makes X of fprop from `x` `[tokens, cols]`.
+    pub(crate) fn fprop_x(&mut self, rule: &Rule, x: Matrix<'_>, making: Making<'_>) {
+        self.fprop[0].make(rule, x.lines(), making, &mut self.work);
+    }
+
+    /// Makes W of fprop.
+    pub(crate) fn fprop_w(&mut self, rule: &Rule, w: Matrix<'_>, making: Making<'_>) {
+        self.fprop[1].make(rule, w.lines(), making, &mut self.work);
+    }
+
+    /// Returns X and W of fprop.
+    pub(crate) fn of_fprop(&self) -> [&Form; 2] {
+        self.fprop.each_ref()
+    }
+
+    /// Makes dY of dgrad from `dy` `[tokens, rows]`.
+    pub(crate) fn dgrad_dy(&mut self, slot: usize, rule: &Rule, dy: Matrix<'_>, making: Making<'_>) {
+        self.dgrad_dy[slot].make(rule, dy.lines(), making, &mut self.work);
+    }
+
+    /// Makes W of dgrad; `forward` is the rule of fprop's W with its making.
+    pub(crate) fn dgrad_w(
+        &mut self,
+        slot: usize,
+        rule: &Rule,
+        w: Matrix<'_>,
+        making: Making<'_>,
+        forward: (&Rule, Making<'_>),
+    ) {
+        let w = if rule.reads_forward() {
+            self.fprop[1].make(forward.0, w.lines(), forward.1, &mut self.work);
+            let values = &mut self.forward[..w.rows * w.cols];
+            self.fprop[1].values(values);
+            Matrix { values: StoreRef::F32(values), ..w }
+        } else {
+            w
+        };
+        self.dgrad_w[slot].make(rule, w.columns(), making, &mut self.work);
+    }
+
+    /// Returns dY and W of dgrad.
+    pub(crate) fn of_dgrad(&self, slot: usize) -> [&Form; 2] {
+        [&self.dgrad_dy[slot], &self.dgrad_w[slot]]
+    }
+
+    /// Makes dY of wgrad from `dy` `[tokens, rows]`.
+    pub(crate) fn wgrad_dy(&mut self, rule: &Rule, dy: Matrix<'_>, making: Making<'_>) {
+        self.wgrad[0].make(rule, dy.columns(), making, &mut self.work);
+    }
+
+    /// Makes X of wgrad from `x` `[tokens, cols]`; `forward` is the rule of fprop's X with its making.
+    pub(crate) fn wgrad_x(
+        &mut self,
+        rule: &Rule,
+        x: Matrix<'_>,
+        making: Making<'_>,
+        forward: (&Rule, Making<'_>),
+    ) {
+        let x = if rule.reads_forward() {
+            self.fprop[0].make(forward.0, x.lines(), forward.1, &mut self.work);
+            let values = &mut self.forward[..x.rows * x.cols];
+            self.fprop[0].values(values);
+            Matrix { values: StoreRef::F32(values), ..x }
+        } else {
+            x
+        };
+        self.wgrad[1].make(rule, x.columns(), making, &mut self.work);
+    }
+
+    /// Returns dY and X of wgrad.
+    pub(crate) fn of_wgrad(&self) -> [&Form; 2] {
+        self.wgrad.each_ref()
+    }
+}
+
+/// Row-major matrix from which forms are made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Matrix<'a> {
+    values: StoreRef<'a>,
+    rows: usize,
+    cols: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// Takes values of rows of `cols`.
+    pub(crate) fn new(values: StoreRef<'a>, cols: usize) -> Self {
+        Matrix { values, rows: values.len() / cols.max(1), cols }
+    }
+
+    /// The weight of a linear layer.
+    pub(crate) fn weight(params: &'a Parameters, linear: &LinearOp) -> Self {
+        Self::new(params.get(linear.weight()), linear.cols())
+    }
+
+    fn lines(self) -> Source<'a> {
+        Source { values: self.values, rows: self.rows, cols: self.cols, transposed: false }
+    }
+
+    fn columns(self) -> Source<'a> {
+        Source { transposed: true, ..self.lines() }
+    }
+}

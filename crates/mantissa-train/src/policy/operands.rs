@@ -1,0 +1,188 @@
+//! Operands of a linear layer's three matmuls: scheme, rounding, source and rotation of each.
+//!
+//! Every operand is a matrix `[lines, k]` whose rows run along the contraction axis, and the blocks of its scheme
+//! lie along k: `token` or `channel` is a scale per line, `g32` are 32 values of a line, `t1x128` too, `t128x128` are
+//! 128 lines by 128 values. So X is `[tokens, in]` in fprop and `[in, tokens]` in wgrad, dY `[tokens, out]` in dgrad
+//! and `[out, tokens]` in wgrad, W `[out, in]` in fprop and `[in, out]` in dgrad.
+
+use mantissa_num::{Code, Format, Rounding, Rule, Scheme, ScaleFloor};
+
+use crate::store::Precision;
+
+/// Values from which an operand of the backward is rounded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OperandSource {
+    /// Values in full precision.
+    #[default]
+    Exact,
+    /// Values as the forward's matmul saw them. With scheme `f32` this is the straight-through estimator (Bengio et
+    /// al. 2013, arXiv 1308.3432).
+    Forward,
+}
+
+/// Operand of a matmul.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OperandPolicy {
+    /// Scheme, with its rounding and the source of its scales.
+    pub scheme: Scheme,
+    /// Values that are rounded.
+    pub source: OperandSource,
+    /// Factor by which scales exceed those of the rule, so that stochastic rounding clips nothing: 17/16 covers the
+    /// error of an E4M3 scale rounded down, 4/3 the range that an exponent rounded down cuts off FP4. 1 for none.
+    pub headroom: f32,
+    /// True if scales are rounded up to powers of two.
+    pub power_of_two: bool,
+}
+
+impl OperandPolicy {
+    /// Rounds to `scheme` from full precision.
+    pub fn new(mut scheme: Scheme) -> Self {
+        if scheme.encoder.rule == Rule::Restricted {
+            scheme.encoder.floor = ScaleFloor::Training;
+        }
+        OperandPolicy { scheme, source: OperandSource::Exact, headroom: 1.0, power_of_two: false }
+    }
+
+    /// Uses a plain float dtype, rounded to nearest.
+    pub fn plain(precision: Precision) -> Self {
+        Self::new(precision.scheme())
+    }
+
+    /// Returns the dtype of an operand that is only cast to it, to nearest.
+    pub(crate) fn precision(&self) -> Option<Precision> {
+        let cast = self.scheme.encoder.rounding == Rounding::NearestEven && self.source == OperandSource::Exact;
+        Precision::of(&self.scheme.format).filter(|_| cast && self.headroom == 1.0)
+    }
+
+    /// True if values are rounded to one of their neighbours at random.
+    pub fn is_stochastic(&self) -> bool {
+        matches!(self.scheme.encoder.rounding, Rounding::Stochastic { .. })
+    }
+
+    /// True if vectorised loops round the scheme, whose scales can then be changed.
+    pub(crate) fn has_fast_path(&self) -> bool {
+        crate::form::Factors::of(&self.scheme).is_some()
+    }
+
+    /// True if all values of the rounded operand fit bf16 once a factor per line and one of the tensor are taken off.
+    pub(crate) fn fits_bf16(&self) -> bool {
+        let Format::Affine(affine) = &self.scheme.format else { return false };
+        match (affine.code, &affine.scale) {
+            (Code::Float(float), None) => float == mantissa_num::minifloat::BF16,
+            _ => crate::form::Factors::of(&self.scheme).is_some_and(|factors| factors.fit_bf16()),
+        }
+    }
+}
+
+/// Signs of a random Hadamard transform.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signs {
+    /// All positive.
+    Plain,
+    /// The fixed 16 signs of Transformer Engine.
+    TransformerEngine,
+    /// Drawn anew in every step for every linear layer.
+    Step,
+}
+
+/// Hadamard transform of both operands of a matmul along the contraction axis, run by run. The product is the same,
+/// the operands are easier to quantize. Values after the last whole run stay as they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rotation {
+    /// Length of a run, a power of two.
+    pub order: usize,
+    /// Signs before the transform.
+    pub signs: Signs,
+}
+
+/// Operands of one matmul.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GemmPolicy {
+    /// `X` of fprop, `dY` of dgrad and wgrad.
+    pub left: OperandPolicy,
+    /// `W` of fprop and dgrad, `X` of wgrad.
+    pub right: OperandPolicy,
+    /// Rotation of both.
+    pub rotation: Option<Rotation>,
+}
+
+impl GemmPolicy {
+    /// Uses one float dtype for both operands.
+    pub fn plain(precision: Precision) -> Self {
+        let operand = || OperandPolicy::plain(precision);
+        GemmPolicy { left: operand(), right: operand(), rotation: None }
+    }
+
+    /// Dtypes of operands that are only cast to nearest.
+    pub(crate) fn precisions(&self) -> Option<(Precision, Precision)> {
+        let both = self.left.precision().zip(self.right.precision());
+        both.filter(|_| self.rotation.is_none())
+    }
+}
+
+/// Operands of a linear layer's matmuls.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinearPolicy {
+    /// `Y = X Wᵀ`.
+    pub fprop: GemmPolicy,
+    /// `dX = dY W`.
+    pub dgrad: GemmPolicy,
+    /// `dW = dYᵀ X`.
+    pub wgrad: GemmPolicy,
+}
+
+impl LinearPolicy {
+    /// Uses f32 for all operands.
+    pub fn f32() -> Self {
+        Self::plain(Precision::F32)
+    }
+
+    /// Uses one float dtype for all operands.
+    pub fn plain(precision: Precision) -> Self {
+        let product = || GemmPolicy::plain(precision);
+        LinearPolicy { fprop: product(), dgrad: product(), wgrad: product() }
+    }
+
+    /// True if every operand is only cast to a float dtype, to nearest.
+    pub fn is_plain(&self) -> bool {
+        [&self.fprop, &self.dgrad, &self.wgrad].iter().all(|gemm| gemm.precisions().is_some())
+    }
+
+    /// Returns the dtype to which `X` is rounded once for fprop and wgrad; f32 if the two differ, so that
+    /// each rounds by itself.
+    pub(crate) fn shared_input(&self) -> Precision {
+        shared(&self.fprop.left, &self.wgrad.right)
+    }
+
+    /// Returns the dtype to which `dY` is rounded once for dgrad and wgrad, as
+    /// [`shared_input`](Self::shared_input).
+    pub(crate) fn shared_gradient(&self) -> Precision {
+        shared(&self.dgrad.left, &self.wgrad.left)
+    }
+
+    /// True if no matmul rounds or widens by itself: all operands are shared, and weights are multiplied in
+    /// storage precision.
+    pub(crate) fn shares_all(&self, weights: Precision) -> bool {
+        let (x, dy) = (self.shared_input(), self.shared_gradient());
+        let stored = [x, weights, dy, weights, dy, x];
+        let as_stored = |((_, operand), stored): ((_, &OperandPolicy), _)| operand.precision() == Some(stored);
+        x == weights && dy == weights && self.operands().into_iter().zip(stored).all(as_stored)
+    }
+
+    /// Returns every operand with its name in settings.
+    pub(crate) fn operands(&self) -> [(&'static str, &OperandPolicy); 6] {
+        [
+            ("fprop.x", &self.fprop.left),
+            ("fprop.w", &self.fprop.right),
+            ("dgrad.dy", &self.dgrad.left),
+            ("dgrad.w", &self.dgrad.right),
+            ("wgrad.dy", &self.wgrad.left),
+            ("wgrad.x", &self.wgrad.right),
+        ]
+    }
+}
+
+/// Returns the common precision of both operands; f32 if they differ.
+fn shared(a: &OperandPolicy, b: &OperandPolicy) -> Precision {
+    a.precision().filter(|precision| b.precision() == Some(*precision)).unwrap_or_default()
+}

@@ -1,0 +1,504 @@
+//! Policies as TOML tables: what `[precision]` of a run holds, and what `mantissa train --show-policy` prints.
+//!
+//! `policy` names the policy that the table starts from; every other key replaces a part of it.
+
+use std::borrow::Cow;
+use std::fmt::Write;
+
+use mantissa_num::{Rounding, Scheme};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::named::recipes;
+use super::operands::{GemmPolicy, OperandPolicy, OperandSource, Rotation, Signs};
+use super::{Keep, LinearPolicy, Master, Policy};
+use crate::scaling::SCALING_OPTIONS;
+use crate::store::Precision;
+
+/// `[precision]` of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "docs/reference/training.md and the text of `config` describe every key")]
+pub struct PolicyTable {
+    #[serde(default = "fp32")]
+    pub policy: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scaling: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub master: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gradients: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fprop: Option<FpropTable>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dgrad: Option<DgradTable>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wgrad: Option<WgradTable>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep: Option<KeepTable>,
+}
+
+impl Default for PolicyTable {
+    fn default() -> Self {
+        PolicyTable {
+            policy: fp32(),
+            scaling: None,
+            weights: None,
+            master: None,
+            gradients: None,
+            head: None,
+            fprop: None,
+            dgrad: None,
+            wgrad: None,
+            keep: None,
+        }
+    }
+}
+
+fn fp32() -> String {
+    "fp32".to_owned()
+}
+
+macro_rules! gemm_table {
+    ($(#[$doc:meta])* $name:ident, $left:ident, $right:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct $name {
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub $left: Option<OperandTable>,
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub $right: Option<OperandTable>,
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub hadamard: Option<RotationTable>,
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub accumulator: Option<String>,
+        }
+    };
+}
+
+gemm_table!(
+    /// `[precision.fprop]`.
+    FpropTable, x, w
+);
+gemm_table!(
+    /// `[precision.dgrad]`.
+    DgradTable, dy, w
+);
+gemm_table!(
+    /// `[precision.wgrad]`.
+    WgradTable, dy, x
+);
+
+/// Operand: a scheme, or a table with one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct OperandTable {
+    pub scheme: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub round: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scales: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub headroom: Option<f32>,
+}
+
+impl<'de> Deserialize<'de> for OperandTable {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        /// The table form.
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Keys {
+            scheme: String,
+            round: Option<String>,
+            scales: Option<String>,
+            source: Option<String>,
+            headroom: Option<f32>,
+        }
+        struct Either;
+        impl<'de> Visitor<'de> for Either {
+            type Value = OperandTable;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a scheme such as \"nvfp4:te\", or a table { scheme, round, scales, source, headroom }")
+            }
+            fn visit_str<E>(self, scheme: &str) -> Result<OperandTable, E> {
+                Ok(OperandTable { scheme: scheme.to_owned(), ..OperandTable::default() })
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<OperandTable, A::Error> {
+                let Keys { scheme, round, scales, source, headroom } =
+                    Keys::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(OperandTable { scheme, round, scales, source, headroom })
+            }
+        }
+        deserializer.deserialize_any(Either)
+    }
+}
+
+/// `hadamard` of a matmul.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RotationTable {
+    pub order: usize,
+    #[serde(default = "plain")]
+    pub signs: String,
+}
+
+fn plain() -> String {
+    "plain".to_owned()
+}
+
+/// `keep`: layers at the ends that are not quantized.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeepTable {
+    #[serde(default)]
+    pub first: f64,
+    #[serde(default)]
+    pub last: f64,
+    #[serde(default = "bf16")]
+    pub dtype: String,
+}
+
+fn bf16() -> String {
+    "bf16".to_owned()
+}
+
+/// A key that cannot be met.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableFault {
+    /// Key, below `[precision]`.
+    pub key: String,
+    /// Value found.
+    pub found: String,
+    /// Accepted values.
+    pub allowed: String,
+}
+
+type Faulty<T> = Result<T, TableFault>;
+
+fn fault<T>(key: &str, found: impl ToString, allowed: &str) -> Faulty<T> {
+    Err(TableFault { key: key.to_owned(), found: found.to_string(), allowed: allowed.to_owned() })
+}
+
+/// Names of the storage dtypes.
+const DTYPES: [(&str, Precision); 3] =
+    [("f32", Precision::F32), ("bf16", Precision::Bf16), ("f16", Precision::F16)];
+
+const SIGNS: [(&str, Signs); 3] =
+    [("plain", Signs::Plain), ("te", Signs::TransformerEngine), ("step", Signs::Step)];
+
+/// Returns the value of this name.
+fn choice<T: Copy>(key: &str, found: &str, all: &[(&str, T)]) -> Faulty<T> {
+    match all.iter().find(|(name, _)| *name == found) {
+        Some((_, value)) => Ok(*value),
+        None => {
+            let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
+            fault(key, found, &names.join(", "))
+        }
+    }
+}
+
+impl PolicyTable {
+    /// Returns the table of a recipe below 16 bits.
+    pub fn named(name: &str) -> Option<Self> {
+        let recipe = recipes().iter().find(|recipe| recipe.name == name)?;
+        toml::from_str(recipe.table).ok()
+    }
+
+    /// Returns the policy; `seed` is for stochastically rounded updates.
+    ///
+    /// # Errors
+    /// [`TableFault`] names the first key that cannot be met.
+    pub fn policy(&self, seed: u64) -> Result<Policy, TableFault> {
+        let Some(mut policy) = Policy::by_name(&self.policy, seed) else {
+            let names: Vec<&str> = Policy::names().collect();
+            return fault("policy", &self.policy, &names.join(", "));
+        };
+        let base = policy.clone();
+        if let Some(found) = &self.weights {
+            policy.weights = choice("weights", found, &DTYPES)?;
+        }
+        if let Some(found) = &self.gradients {
+            policy.gradients = choice("gradients", found, &DTYPES[..2])?;
+        }
+        if let Some(found) = &self.master {
+            let all = [
+                ("none", Master::None),
+                ("stochastic", Master::Stochastic { seed }),
+                ("f32", Master::F32),
+                ("remainder", Master::Remainder),
+            ];
+            policy.master = choice("master", found, &all)?;
+        }
+        check_storage(&policy)?;
+        if let Some(found) = &self.head {
+            policy.head = LinearPolicy::plain(choice("head", found, &DTYPES)?);
+        }
+        let gemms = [
+            ("fprop", self.fprop.as_ref().map(FpropTable::parts), &mut policy.linear.fprop, ["x", "w"]),
+            ("dgrad", self.dgrad.as_ref().map(DgradTable::parts), &mut policy.linear.dgrad, ["dy", "w"]),
+            ("wgrad", self.wgrad.as_ref().map(WgradTable::parts), &mut policy.linear.wgrad, ["dy", "x"]),
+        ];
+        for (name, parts, gemm, operands) in gemms {
+            if let Some(parts) = parts {
+                apply(name, operands, parts, gemm)?;
+            }
+        }
+        if let Some(KeepTable { first, last, dtype }) = &self.keep {
+            for (key, share) in [("keep.first", first), ("keep.last", last)] {
+                if !(0.0..=1.0).contains(share) {
+                    return fault(key, share, "a share of the layers, 0 to 1");
+                }
+            }
+            policy.keep =
+                Keep { first: *first, last: *last, precision: choice("keep.dtype", dtype, &DTYPES)? };
+        }
+        if let Some(found) = &self.scaling {
+            if policy.scaling.is_none() && policy.weights != Precision::F16 {
+                return fault("scaling", found, "no such key: this policy uses no loss scaling");
+            }
+            policy.scaling = Some(choice("scaling", found, &SCALING_OPTIONS)?);
+        }
+        if !policy.linear.is_plain() {
+            policy.seed = seed;
+        }
+        // `scaling` chooses a rule of the named policy and makes no other policy of it.
+        let same = Policy { scaling: base.scaling, ..policy.clone() } == base;
+        if !same {
+            policy.name = Cow::Borrowed("custom");
+        }
+        Ok(policy)
+    }
+
+    /// Returns the policy of a recipe's own table.
+    pub(super) fn recipe(name: &'static str, seed: u64) -> Option<Policy> {
+        let table = Self::named(name)?;
+        Some(Policy { name: Cow::Borrowed(name), ..table.policy(seed).ok()? })
+    }
+}
+
+/// # Errors
+/// [`TableFault`] for a master copy that does not fit the weights.
+fn check_storage(policy: &Policy) -> Faulty<()> {
+    match (policy.master, policy.weights) {
+        (Master::Stochastic { .. } | Master::Remainder, found) if found != Precision::Bf16 => {
+            fault("weights", found.scheme(), "bf16 with master = \"stochastic\" or \"remainder\"")
+        }
+        (Master::F32, Precision::F32) => fault("master", "f32", "none with weights = \"f32\""),
+        _ => Ok(()),
+    }
+}
+
+/// Keys of one matmul: left and right operand, rotation, accumulator.
+type Parts<'a> =
+    (Option<&'a OperandTable>, Option<&'a OperandTable>, Option<&'a RotationTable>, Option<&'a str>);
+
+macro_rules! parts {
+    ($name:ident, $left:ident, $right:ident) => {
+        impl $name {
+            fn parts(&self) -> Parts<'_> {
+                (self.$left.as_ref(), self.$right.as_ref(), self.hadamard.as_ref(), self.accumulator.as_deref())
+            }
+        }
+    };
+}
+
+parts!(FpropTable, x, w);
+parts!(DgradTable, dy, w);
+parts!(WgradTable, dy, x);
+
+fn apply(
+    name: &str,
+    operands: [&str; 2],
+    (left, right, hadamard, accumulator): Parts<'_>,
+    gemm: &mut GemmPolicy,
+) -> Faulty<()> {
+    for (operand, table, to) in [(operands[0], left, &mut gemm.left), (operands[1], right, &mut gemm.right)] {
+        if let Some(table) = table {
+            *to = operand_of(&format!("{name}.{operand}"), table)?;
+            if name == "fprop" && to.source == OperandSource::Forward {
+                return fault(&format!("{name}.{operand}.source"), "forward", "exact: this is the forward");
+            }
+        }
+    }
+    if let Some(found) = accumulator.filter(|found| *found != "f32") {
+        return fault(&format!("{name}.accumulator"), found, "f32");
+    }
+    if let Some(RotationTable { order, signs }) = hadamard {
+        let key = format!("{name}.hadamard.order");
+        if *order == 1 {
+            gemm.rotation = None;
+            return Ok(());
+        }
+        if !order.is_power_of_two() || *order < 2 || *order > 1024 {
+            return fault(&key, order, "a power of two up to 1024; 1 for no rotation");
+        }
+        let signs = choice(&format!("{name}.hadamard.signs"), signs, &SIGNS)?;
+        if signs == Signs::TransformerEngine && *order != 16 {
+            return fault(&key, order, "16 with signs = \"te\"");
+        }
+        if name == "fprop" {
+            return fault(&format!("{name}.hadamard"), order, "none: rotations are for dgrad and wgrad");
+        }
+        gemm.rotation = Some(Rotation { order: *order, signs });
+    }
+    Ok(())
+}
+
+fn operand_of(key: &str, table: &OperandTable) -> Faulty<OperandPolicy> {
+    let OperandTable { scheme, round, scales, source, headroom } = table;
+    let parsed: Scheme = match scheme.parse() {
+        Ok(scheme) => scheme,
+        Err(error) => return fault(key, scheme, &format!("a scheme ({error})")),
+    };
+    let mut policy = OperandPolicy::new(parsed);
+    let all = [("nearest", false), ("stochastic", true)];
+    if let Some(found) = round
+        && choice(&format!("{key}.round"), found, &all)?
+    {
+        policy.scheme.encoder.rounding = Rounding::Stochastic { seed: 0 };
+    }
+    let all = [("exact", OperandSource::Exact), ("forward", OperandSource::Forward)];
+    if let Some(found) = source {
+        policy.source = choice(&format!("{key}.source"), found, &all)?;
+    }
+    if let Some(found) = scales {
+        policy.power_of_two = choice(&format!("{key}.scales"), found, &[("rule", false), ("power-of-two", true)])?;
+    }
+    policy.headroom = headroom.unwrap_or(1.0);
+    if !(1.0..=16.0).contains(&policy.headroom) {
+        return fault(&format!("{key}.headroom"), policy.headroom, "1 to 16");
+    }
+    if (policy.power_of_two || policy.headroom != 1.0) && !policy.has_fast_path() {
+        return fault(key, scheme, "a symmetric scheme with scales, to change its scales");
+    }
+    Ok(policy)
+}
+
+impl Policy {
+    /// Writes the policy as a `[precision]` table with every key, which [`PolicyTable`] reads back as this policy.
+    pub fn to_toml(&self) -> String {
+        let name = |precision: Precision| choice_name(&DTYPES, precision);
+        let mut text = String::from("[precision]\n");
+        let known = Policy::names().any(|known| known == self.name);
+        let mut line = |key: &str, value: &str| {
+            let _ = writeln!(text, "{key} = {value}");
+        };
+        let quoted = |value: &str| format!("\"{value}\"");
+        line("policy", &quoted(if known { &self.name } else { "fp32" }));
+        line("weights", &quoted(name(self.weights)));
+        line("master", &quoted(master_name(self.master)));
+        line("gradients", &quoted(name(self.gradients)));
+        line("head", &quoted(name(self.head.shared_input())));
+        let Keep { first, last, precision } = self.keep;
+        line("keep", &format!("{{ first = {first:?}, last = {last:?}, dtype = \"{}\" }}", name(precision)));
+        if let Some(scaling) = &self.scaling {
+            let rule = SCALING_OPTIONS.iter().find(|(_, options)| options == scaling);
+            line("scaling", &quoted(rule.map_or("pytorch", |(name, _)| name)));
+        }
+        let linear = &self.linear;
+        for (gemm, operands, policy) in [
+            ("fprop", ["x", "w"], &linear.fprop),
+            ("dgrad", ["dy", "w"], &linear.dgrad),
+            ("wgrad", ["dy", "x"], &linear.wgrad),
+        ] {
+            let _ = writeln!(text, "\n[precision.{gemm}]");
+            for (operand, policy) in operands.iter().zip([&policy.left, &policy.right]) {
+                let _ = writeln!(text, "{operand} = {}", operand_text(policy));
+            }
+            if let Some(Rotation { order, signs }) = policy.rotation {
+                let signs = choice_name(&SIGNS, signs);
+                let _ = writeln!(text, "hadamard = {{ order = {order}, signs = \"{signs}\" }}");
+            }
+            let _ = writeln!(text, "accumulator = \"f32\"");
+        }
+        text
+    }
+}
+
+fn choice_name<T: PartialEq + Copy>(all: &[(&'static str, T)], value: T) -> &'static str {
+    all.iter().find(|(_, known)| *known == value).map_or("", |(name, _)| name)
+}
+
+fn master_name(master: Master) -> &'static str {
+    match master {
+        Master::None => "none",
+        Master::Stochastic { .. } => "stochastic",
+        Master::F32 => "f32",
+        Master::Remainder => "remainder",
+    }
+}
+
+fn operand_text(policy: &OperandPolicy) -> String {
+    let mut text = format!("{{ scheme = \"{}\"", policy.scheme);
+    if policy.is_stochastic() {
+        text += ", round = \"stochastic\"";
+    }
+    if policy.power_of_two {
+        text += ", scales = \"power-of-two\"";
+    }
+    if policy.source == OperandSource::Forward {
+        text += ", source = \"forward\"";
+    }
+    if policy.headroom != 1.0 {
+        let _ = write!(text, ", headroom = {:?}", policy.headroom);
+    }
+    text + " }"
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// What `--show-policy` prints is the policy again, also under another name.
+    #[test]
+    fn printed_policies_are_read_back() {
+        #[derive(Deserialize)]
+        struct Section {
+            precision: PolicyTable,
+        }
+        for name in Policy::names() {
+            let policy = Policy::by_name(name, 7).unwrap();
+            let text = policy.to_toml();
+            let mut section: Section = toml::from_str(&text).unwrap();
+            assert_eq!(section.precision.policy(7).unwrap(), policy, "{text}");
+            section.precision.policy = "fp32".to_owned();
+            let same = section.precision.policy(7);
+            // Loss scaling belongs to f16 weights, which the table states before it.
+            assert_eq!(same.unwrap().linear, policy.linear, "{text}");
+        }
+    }
+
+    #[test]
+    fn wishes_that_cannot_be_met_are_named() {
+        for (text, expected) in [
+            ("policy = \"fp9\"", "policy fp9"),
+            ("fprop.x = \"fp9\"", "fprop.x fp9"),
+            ("fprop.accumulator = \"f16\"", "fprop.accumulator f16"),
+            ("fprop.hadamard = { order = 16 }", "fprop.hadamard 16"),
+            ("fprop.x = { scheme = \"bf16\", source = \"forward\" }", "fprop.x.source forward"),
+            ("wgrad.hadamard = { order = 12 }", "wgrad.hadamard.order 12"),
+            ("wgrad.hadamard = { order = 32, signs = \"te\" }", "wgrad.hadamard.order 32"),
+            ("dgrad.dy = { scheme = \"mxfp4\", round = \"up\" }", "dgrad.dy.round up"),
+            ("dgrad.dy = { scheme = \"q8_0\", headroom = 2.0 }", "dgrad.dy q8_0"),
+            ("dgrad.dy = { scheme = \"mxfp4\", headroom = 0.5 }", "dgrad.dy.headroom 0.5"),
+            ("keep = { last = 2.0 }", "keep.last 2"),
+            ("head = \"fp8-e4m3-tensor\"", "head fp8-e4m3-tensor"),
+            ("master = \"remainder\"", "weights f32"),
+            ("scaling = \"pytorch\"", "scaling pytorch"),
+        ] {
+            let table: PolicyTable = toml::from_str(text).unwrap();
+            let fault = table.policy(1).unwrap_err();
+            assert_eq!(format!("{} {}", fault.key, fault.found), expected, "{}", fault.allowed);
+        }
+        let unknown = toml::from_str::<PolicyTable>("fprop.x = { sheme = \"bf16\" }").unwrap_err();
+        assert!(unknown.to_string().contains("sheme"), "{unknown}");
+    }
+}
