@@ -479,6 +479,10 @@ kernels! {
             random: &[u32],
         );
 
+        /// Columns `first..first + n` of the row-major `x[rows, cols]` as rows: `out[j, i] = x[i, first + j]`, where `n`
+        /// is `out.len() / rows`. Panics if a slice is too short or rows do not divide `out`.
+        fn transpose_columns(x: &[f32], cols: usize, first: usize, rows: usize, out: &mut [f32]);
+
         /// `out[i]` is [`random_u32`](mantissa_num::round::random_u32) of `seed` and index `first + i`.
         fn random_words(seed: u64, first: u64, out: &mut [u32]);
 

@@ -102,6 +102,43 @@ pub(crate) fn round_blocks(
     }
 }
 
+/// Side of the squares that are transposed at a time: a cache line of f32.
+const SIDE: usize = 16;
+
+#[inline(always)]
+pub(crate) fn transpose_columns(x: &[f32], cols: usize, first: usize, rows: usize, out: &mut [f32]) {
+    let n = out.len() / rows.max(1);
+    assert!(out.len() == n * rows && first + n <= cols && x.len() >= rows * cols, "transpose_columns: {n}");
+    let whole = rows / SIDE * SIDE;
+    for j in (0..n).step_by(SIDE) {
+        let width = SIDE.min(n - j);
+        for i in (0..whole).step_by(SIDE) {
+            let mut square = [[0.0; SIDE]; SIDE];
+            if width == SIDE {
+                for (row, to) in square.iter_mut().enumerate() {
+                    to.copy_from_slice(&x[(i + row) * cols + first + j..][..SIDE]);
+                }
+            } else {
+                for (row, to) in square.iter_mut().enumerate() {
+                    to[..width].copy_from_slice(&x[(i + row) * cols + first + j..][..width]);
+                }
+            }
+            for line in 0..width {
+                let mut column = [0.0; SIDE];
+                for (row, to) in column.iter_mut().enumerate() {
+                    *to = square[row][line];
+                }
+                out[(j + line) * rows + i..][..SIDE].copy_from_slice(&column);
+            }
+        }
+        for i in whole..rows {
+            for line in 0..width {
+                out[(j + line) * rows + i] = x[i * cols + first + j + line];
+            }
+        }
+    }
+}
+
 /// Blocks of four words computed side by side.
 const LANES: usize = 16;
 
@@ -161,6 +198,19 @@ fn philox(seed: u64, first: u64, words: &mut [u32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn columns_become_rows() {
+        for (rows, cols, first, n) in [(35, 50, 3, 33), (16, 16, 0, 16), (5, 7, 2, 4), (48, 20, 4, 16), (0, 3, 0, 0)]
+        {
+            let x: Vec<f32> = (0..rows * cols).map(|i| i as f32).collect();
+            let mut out = vec![-1.0; rows * n];
+            transpose_columns(&x, cols, first, rows, &mut out);
+            for (at, value) in out.iter().enumerate() {
+                assert_eq!(*value, x[at % rows * cols + first + at / rows], "{rows} {cols} {at}");
+            }
+        }
+    }
 
     #[test]
     fn random_words_are_those_of_the_reference() {

@@ -49,7 +49,7 @@ pub(crate) use gemm_packed::{Panels, product, shape as gemm_shape};
 pub(crate) use gemm_packed::{gemm_bf16, gemm_f16, gemm_f32};
 pub(crate) use gemv::{gemm_nt_small, gemv, gevm};
 pub use grid::ElementGrid;
-pub(crate) use grid::{random_words, round_blocks};
+pub(crate) use grid::{random_words, round_blocks, transpose_columns};
 pub(crate) use norm::{layer_norm, rms_norm, rms_norm_backward};
 pub use optim::AdamWStep;
 pub(crate) use optim::adamw;

@@ -141,16 +141,23 @@ impl Source<'_> {
         if !self.transposed {
             return self.values.slice(first * k..first * k + to.len()).widen(to);
         }
+        if let StoreRef::F32(values) = self.values {
+            return kernels().transpose_columns(values, self.cols, first, self.rows, to);
+        }
         let n = to.len() / k.max(1);
         let mut wide = [0.0; LINES];
         for (i, row) in (0..self.rows).map(|row| row * self.cols + first).enumerate() {
-            let row = self.values.slice(row..row + n);
             let wide = &mut wide[..n];
-            row.widen(wide);
+            self.values.slice(row..row + n).widen(wide);
             for (line, value) in wide.iter().enumerate() {
                 to[line * k + i] = *value;
             }
         }
+    }
+
+    /// Values at `range` in storage order.
+    fn range(&self, range: std::ops::Range<usize>) -> std::borrow::Cow<'_, [f32]> {
+        self.values.slice(range).widened()
     }
 }
 
@@ -250,8 +257,8 @@ impl Form {
         2 * self.bits.capacity() as u64 + 4 * (self.values.capacity() + self.factors.capacity()) as u64
     }
 
-    /// Rounds `source` by `rule`. `work` holds as many values as the source, and is not used for f32 storage.
-    pub(crate) fn make(&mut self, rule: &Rule, source: Source<'_>, making: Making<'_>, work: &mut [f32]) {
+    /// Rounds `source` by `rule`.
+    pub(crate) fn make(&mut self, rule: &Rule, source: Source<'_>, making: Making<'_>) {
         let (lines, k) = source.shape();
         let n = lines * k;
         (self.lines, self.k, self.factor) = (lines, k, 1.0);
@@ -259,44 +266,47 @@ impl Form {
         if n == 0 {
             return;
         }
-        let Form { storage, bits, values, factors, .. } = self;
-        let work = if *storage == Precision::F32 { &mut values[..n] } else { &mut work[..n] };
         let hadamard = rule.hadamard(making.signs);
         let fill = |first: usize, lines: &mut [f32]| {
-            source.lines(first, lines);
+            for (i, lines) in lines.chunks_mut(LINES * k).enumerate() {
+                source.lines(first + i * LINES, lines);
+            }
             if let Some(hadamard) = &hadamard {
                 lines.chunks_exact_mut(k).for_each(|line| hadamard.forward(line));
             }
         };
         let height = rule.rounder.height();
         let band = height * LINES.div_ceil(height);
-        let seed = making.seed;
-        let whole = rule.plain.is_none() && rule.rounder.needs_range();
-        let mut shared = rule.rounder.shared(Range::EMPTY, None, seed);
-        if whole {
-            let all = Mutex::new(Range::EMPTY);
-            for_each(making.threads, work.chunks_mut(band * k).enumerate(), |(i, lines)| {
-                fill_lines(&fill, i * band, k, lines);
-                let range = rule.rounder.range(lines);
-                let mut all = all.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                *all = all.union(range);
-            });
-            let range = all.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-            if rule.rounder.is_reference() {
-                rule.rounder.reference(work, k, seed);
-            }
-            let multiplier = making.history.map(|history| history.observe(range.amax()));
-            shared = rule.rounder.shared(range, multiplier, seed);
+        let rounds = rule.plain.is_none();
+        if rounds && rule.rounder.is_reference() {
+            return self.refer(rule, &fill, making.seed);
         }
-        self.factor = if rule.plain.is_some() { 1.0 } else { shared.factor };
-        let fast = rule.plain.is_none() && !rule.rounder.is_reference();
-        let finish = |i: usize, lines: &mut [f32], factors: &mut [f32], bits: &mut [u16]| {
-            if !whole {
-                fill_lines(&fill, i * band, k, lines);
-            }
+        let mut shared = rule.rounder.shared(Range::EMPTY, None, making.seed);
+        if rounds && rule.rounder.needs_range() {
+            let range = match &hadamard {
+                // The order of the values does not matter.
+                None => {
+                    let cut: Vec<_> = mantissa_model::flow::parts(n, 1 << 16).collect();
+                    union(making.threads, cut.into_iter(), |part| rule.rounder.range(&source.range(part)))
+                }
+                Some(_) => union(making.threads, (0..lines).step_by(band), |first| {
+                    with_band((lines - first).min(band) * k, |lines| {
+                        fill(first, lines);
+                        rule.rounder.range(lines)
+                    })
+                }),
+            };
+            let multiplier = making.history.map(|history| history.observe(range.amax()));
+            shared = rule.rounder.shared(range, multiplier, making.seed);
+        }
+        if rounds {
+            self.factor = shared.factor;
+        }
+        let finish = |i: usize, lines: &mut [f32], factors: &mut [f32]| {
+            fill(i * band, lines);
             factors.fill(1.0);
             // NaN and infinity have no code; they stay as they are and show up in the product.
-            if fast && kernels().amax(lines).is_finite() {
+            if rounds && kernels().amax(lines).is_finite() {
                 let exact = making.watch.map(|_| lines.to_vec());
                 let saturated =
                     rule.rounder.round(lines, k, i * band, &shared, factors, making.watch.is_some());
@@ -305,18 +315,43 @@ impl Form {
                     watch.rounding(place, &rule.rounder.sums(both, k, &shared, factors, saturated));
                 }
             }
-            match (*storage, rule.plain) {
-                (Precision::Bf16, _) => kernels().f32_to_bf16(lines, bits),
-                (Precision::F16, _) => kernels().f32_to_f16(lines, bits),
-                (Precision::F32, Some(plain)) => crate::store::round(plain, lines),
-                (Precision::F32, None) => {}
-            }
         };
-        let narrow = if *storage == Precision::F32 { 0 } else { n };
-        let mut narrow = bits[..narrow].chunks_mut(band * k);
-        let pieces = work.chunks_mut(band * k).zip(factors[..lines].chunks_mut(band)).enumerate();
-        let pieces = pieces.map(|(i, (lines, factors))| (i, lines, factors, narrow.next().unwrap_or_default()));
-        for_each(making.threads, pieces, |(i, lines, factors, bits)| finish(i, lines, factors, bits));
+        let Form { storage, bits, values, factors, .. } = self;
+        let factors = factors[..lines].chunks_mut(band).enumerate();
+        if *storage == Precision::F32 {
+            let pieces = values[..n].chunks_mut(band * k).zip(factors);
+            return for_each(making.threads, pieces, |(lines, (i, factors))| {
+                finish(i, lines, factors);
+                if let Some(plain) = rule.plain {
+                    crate::store::round(plain, lines);
+                }
+            });
+        }
+        let pieces = bits[..n].chunks_mut(band * k).zip(factors);
+        for_each(making.threads, pieces, |(bits, (i, factors))| {
+            with_band(bits.len(), |lines| {
+                finish(i, lines, factors);
+                match storage {
+                    Precision::F16 => kernels().f32_to_f16(lines, bits),
+                    _ => kernels().f32_to_bf16(lines, bits),
+                }
+            });
+        });
+    }
+
+    /// Rounds the whole matrix by the reference, on this thread.
+    fn refer(&mut self, rule: &Rule, fill: &impl Fn(usize, &mut [f32]), seed: u64) {
+        let n = self.lines * self.k;
+        self.factor = 1.0;
+        if self.storage == Precision::F32 {
+            fill(0, &mut self.values[..n]);
+            return rule.rounder.reference(&mut self.values[..n], self.k, seed);
+        }
+        with_band(n, |lines| {
+            fill(0, lines);
+            rule.rounder.reference(lines, self.k, seed);
+            kernels().f32_to_bf16(lines, &mut self.bits[..n]);
+        });
     }
 
     /// Returns all lines.
@@ -344,11 +379,37 @@ impl Form {
     }
 }
 
-/// Fills a band in pieces of at most [`LINES`] lines.
-fn fill_lines(fill: &impl Fn(usize, &mut [f32]), first: usize, k: usize, lines: &mut [f32]) {
-    for (i, lines) in lines.chunks_mut(LINES * k).enumerate() {
-        fill(first + i * LINES, lines);
+thread_local! {
+    /// Lines in work.
+    static BAND: std::cell::RefCell<Vec<f32>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+/// Passes `n` values of scratch memory to `work`.
+fn with_band<T>(n: usize, work: impl FnOnce(&mut [f32]) -> T) -> T {
+    let mut band = BAND.take();
+    if band.len() < n {
+        band.resize(n, 0.0);
     }
+    let result = work(&mut band[..n]);
+    BAND.set(band);
+    result
+}
+
+/// Computes the union of ranges of parts.
+fn union<P: Send>(
+    threads: usize,
+    parts: impl Iterator<Item = P> + Send,
+    range: impl Fn(P) -> Range + Sync,
+) -> Range {
+    let all = Mutex::new(Vec::new());
+    for_each(threads, parts.enumerate(), |(i, part)| {
+        let range = range(part);
+        all.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((i, range));
+    });
+    let mut all = all.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    // In order, because a mean is a sum.
+    all.sort_by_key(|(i, _)| *i);
+    all.into_iter().fold(Range::EMPTY, |sum, (_, range)| sum.union(range))
 }
 
 impl<'a> FormRef<'a> {

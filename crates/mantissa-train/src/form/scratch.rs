@@ -30,8 +30,6 @@ pub(crate) struct Forms {
     dgrad_w: [Form; SLOTS],
     /// dY and X of wgrad.
     wgrad: [Form; 2],
-    /// Values before they are rounded.
-    work: Vec<f32>,
     /// Values of the forward's operand.
     forward: Vec<f32>,
 }
@@ -94,31 +92,27 @@ impl FormSizes {
         ]
     }
 
-    /// Lengths of the work buffer and of the forward's values.
-    fn buffers(&self) -> [usize; 2] {
-        let narrow = self.all().into_iter().filter(|(storage, _)| *storage != Precision::F32);
-        let work = narrow.map(|(_, (values, _))| values).max().unwrap_or(0);
-        [work, if self.reads_forward { self.single[0].0.max(self.single[1].0) } else { 0 }]
+    /// Length of the forward's values.
+    fn forward(&self) -> usize {
+        if self.reads_forward { self.single[0].0.max(self.single[1].0) } else { 0 }
     }
 
     /// Bytes of [`allocate`](Self::allocate).
     pub(crate) fn bytes(&self) -> u64 {
         let forms = self.all().into_iter().map(|(storage, (values, lines))| Form::bytes(storage, values, lines));
-        let buffers = self.buffers().map(|n| 4 * n as u64);
-        forms.chain(buffers).fold(0, u64::saturating_add)
+        forms.fold(4 * self.forward() as u64, u64::saturating_add)
     }
 
     /// Allocates all forms; `None` if memory is missing.
     pub(crate) fn allocate(&self) -> Option<Forms> {
         let made = self.all().map(|(storage, (values, lines))| Form::new(storage, values, lines));
         let [x, w, dy, wgrad_x, dy0, dy1, dy2, w0, w1, w2] = made;
-        let [work, forward] = self.buffers().map(zeros);
+        let forward = zeros(self.forward());
         Some(Forms {
             fprop: [x?, w?],
             dgrad_dy: [dy0?, dy1?, dy2?],
             dgrad_w: [w0?, w1?, w2?],
             wgrad: [dy?, wgrad_x?],
-            work: work?,
             forward: forward?,
         })
     }
@@ -129,17 +123,17 @@ impl Forms {
     #[cfg(test)]
     pub(crate) fn capacity(&self) -> u64 {
         let forms = self.fprop.iter().chain(&self.dgrad_dy).chain(&self.dgrad_w).chain(&self.wgrad);
-        forms.map(Form::capacity).sum::<u64>() + 4 * (self.work.capacity() + self.forward.capacity()) as u64
+        forms.map(Form::capacity).sum::<u64>() + 4 * self.forward.capacity() as u64
     }
 
     /// Makes X of fprop from `x` `[tokens, cols]`.
     pub(crate) fn fprop_x(&mut self, rule: &Rule, x: Matrix<'_>, making: Making<'_>) {
-        self.fprop[0].make(rule, x.lines(), making, &mut self.work);
+        self.fprop[0].make(rule, x.lines(), making);
     }
 
     /// Makes W of fprop.
     pub(crate) fn fprop_w(&mut self, rule: &Rule, w: Matrix<'_>, making: Making<'_>) {
-        self.fprop[1].make(rule, w.lines(), making, &mut self.work);
+        self.fprop[1].make(rule, w.lines(), making);
     }
 
     /// Returns X and W of fprop.
@@ -149,7 +143,7 @@ impl Forms {
 
     /// Makes dY of dgrad from `dy` `[tokens, rows]`.
     pub(crate) fn dgrad_dy(&mut self, slot: usize, rule: &Rule, dy: Matrix<'_>, making: Making<'_>) {
-        self.dgrad_dy[slot].make(rule, dy.lines(), making, &mut self.work);
+        self.dgrad_dy[slot].make(rule, dy.lines(), making);
     }
 
     /// Makes W of dgrad; `forward` is the rule of fprop's W with its making.
@@ -162,14 +156,14 @@ impl Forms {
         forward: (&Rule, Making<'_>),
     ) {
         let w = if rule.reads_forward() {
-            self.fprop[1].make(forward.0, w.lines(), forward.1, &mut self.work);
+            self.fprop[1].make(forward.0, w.lines(), forward.1);
             let values = &mut self.forward[..w.rows * w.cols];
             self.fprop[1].values(values);
             Matrix { values: StoreRef::F32(values), ..w }
         } else {
             w
         };
-        self.dgrad_w[slot].make(rule, w.columns(), making, &mut self.work);
+        self.dgrad_w[slot].make(rule, w.columns(), making);
     }
 
     /// Returns dY and W of dgrad.
@@ -179,7 +173,7 @@ impl Forms {
 
     /// Makes dY of wgrad from `dy` `[tokens, rows]`.
     pub(crate) fn wgrad_dy(&mut self, rule: &Rule, dy: Matrix<'_>, making: Making<'_>) {
-        self.wgrad[0].make(rule, dy.columns(), making, &mut self.work);
+        self.wgrad[0].make(rule, dy.columns(), making);
     }
 
     /// Makes X of wgrad from `x` `[tokens, cols]`; `forward` is the rule of fprop's X with its making.
@@ -191,14 +185,14 @@ impl Forms {
         forward: (&Rule, Making<'_>),
     ) {
         let x = if rule.reads_forward() {
-            self.fprop[0].make(forward.0, x.lines(), forward.1, &mut self.work);
+            self.fprop[0].make(forward.0, x.lines(), forward.1);
             let values = &mut self.forward[..x.rows * x.cols];
             self.fprop[0].values(values);
             Matrix { values: StoreRef::F32(values), ..x }
         } else {
             x
         };
-        self.wgrad[1].make(rule, x.columns(), making, &mut self.work);
+        self.wgrad[1].make(rule, x.columns(), making);
     }
 
     /// Returns dY and X of wgrad.

@@ -48,7 +48,7 @@ fn made(
     let mut form = Form::new(rule.storage(), x.len(), x.len()).unwrap();
     let source = Source { values: StoreRef::F32(x), rows: x.len() / cols, cols, transposed };
     let making = Making { seed: 77, signs: 5, history: None, threads, watch: None };
-    form.make(&rule, source, making, &mut vec![0.0; x.len()]);
+    form.make(&rule, source, making);
     let mut out = vec![0.0; x.len()];
     form.values(&mut out);
     (rule.storage(), out)
@@ -140,7 +140,7 @@ fn products_multiply_the_values() {
             let mut form = Form::new(rule.storage(), x.len(), x.len()).unwrap();
             let source = Source { values: StoreRef::F32(x), rows: x.len() / k, cols: k, transposed: false };
             let making = Making { seed: 1, signs: 1, history: None, threads: 1, watch: None };
-            form.make(rule, source, making, &mut vec![0.0; x.len()]);
+            form.make(rule, source, making);
             let mut values = vec![0.0; x.len()];
             form.values(&mut values);
             (form, values)
@@ -191,13 +191,13 @@ fn headroom_makes_stochastic_rounding_unbiased() {
         let policy = OperandPolicy { headroom, ..operand(scheme, true) };
         let gemm = GemmPolicy { left: policy.clone(), right: policy, rotation: None };
         let [rule, _] = rules(&gemm);
-        let (mut form, mut work) = (Form::new(rule.storage(), x.len(), 64).unwrap(), vec![0.0; x.len()]);
+        let mut form = Form::new(rule.storage(), x.len(), 64).unwrap();
         let (mut sum, draws, watch) = (vec![0f64; x.len()], 400, Watch::health());
         for seed in 0..draws {
             let source = Source { values: StoreRef::F32(&x), rows: 64, cols: 64, transposed: false };
             let place = (0, mantissa_model::LinearKind::Q, Gemm::Dgrad, Side::Left);
             let making = Making { seed, signs: 0, history: None, threads: 1, watch: Some((&watch, place)) };
-            form.make(&rule, source, making, &mut work);
+            form.make(&rule, source, making);
             let mut values = vec![0.0; x.len()];
             form.values(&mut values);
             sum.iter_mut().zip(&values).for_each(|(sum, value)| *sum += f64::from(*value));
