@@ -58,7 +58,8 @@ pub use cholesky::NotPositiveDefinite;
 pub use dispatch::{Kernels, init, kernels};
 pub use element::Element;
 pub use generic::{
-    AdamWStep, ElementGrid, ErrorSums, IntGrid, LogSumExp, MinifloatLayout, NonFinite, Operand, Step, TrellisValues,
+    AdamWStep, ElementGrid, ErrorSums, IntGrid, LogSumExp, MinifloatLayout, NonFinite, Operand, Step,
+    TrellisValues,
 };
 pub use isa::{Isa, IsaError};
 pub use mat::{MatMut, MatRef};

@@ -13,13 +13,13 @@ use mantissa_model::graph::NormKind;
 use mantissa_model::{LinearInput, LinearKind};
 
 use crate::arena::Parameters;
-use crate::forward::rms_norm;
 use crate::form::{Draws, Forms, Gemm, Matrix, Side, slot_of};
+use crate::forward::rms_norm;
 use crate::gradients::Gradients;
 use crate::gradients::Wanted;
 use crate::health::{OperandKind, Operator, Watch};
-use crate::operand::Operand;
 use crate::model::{LayerOps, TrainModel};
+use crate::operand::Operand;
 use crate::plan::{Saved, Scratch, scores_per_thread};
 use crate::profile::{Part, Profile};
 use crate::rows::{PART, rows, rows_mut, take};

@@ -39,9 +39,15 @@ impl Trainer {
             let dtype = dtype(stored_array(self.model.params.get(0..0)));
             specs.push(TensorSpec::new(weight_name(&param.tensor.name), dtype, param.tensor.shape.clone()));
         }
-        let mut arrays: Vec<_> =
-            self.optimizer.arrays(table).into_iter().map(|(name, array)| (state_name(&name), array)).collect();
-        arrays.extend(self.model.histories.arrays().map(|(name, values)| (name.to_owned(), Array::F32(values))));
+        let mut arrays: Vec<_> = self
+            .optimizer
+            .arrays(table)
+            .into_iter()
+            .map(|(name, array)| (state_name(&name), array))
+            .collect();
+        arrays.extend(
+            self.model.histories.arrays().map(|(name, values)| (name.to_owned(), Array::F32(values))),
+        );
         for (name, array) in &arrays {
             specs.push(TensorSpec::new(name.clone(), dtype(*array), [len(*array)]));
         }

@@ -65,9 +65,7 @@ use crate::policy::{Policy, TableFault};
 use crate::schedule::{Decay, Schedule};
 
 pub use differences::differences;
-pub use keys::{
-    CheckpointConfig, Data, Model, Optimizer, RunConfig, ScheduleConfig, Telemetry,
-};
+pub use keys::{CheckpointConfig, Data, Model, Optimizer, RunConfig, ScheduleConfig, Telemetry};
 
 /// Values of `optimizer.moments`, for messages.
 const MOMENTS: &str =

@@ -57,8 +57,8 @@ pub use optim::{
 };
 pub use plan::{Options, Plan};
 pub use policy::{
-    GemmPolicy, Keep, LinearPolicy, Master, OperandPolicy, OperandSource, Policy, PolicyTable, Rotation, Signs,
-    TableFault, recipes,
+    GemmPolicy, Keep, LinearPolicy, Master, OperandPolicy, OperandSource, Policy, PolicyTable, Rotation,
+    Signs, TableFault, recipes,
 };
 pub use profile::{Part, Profile};
 pub use sampled::SampledHead;

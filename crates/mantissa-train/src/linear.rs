@@ -78,7 +78,8 @@ impl LinearOp {
             "linear {module}: not the places of a weight [{rows}, {cols}]"
         );
         let of = |gemm: &GemmPolicy| gemm.precisions().unwrap_or_default();
-        let operands = Operands { fprop: of(&policy.fprop), dgrad: of(&policy.dgrad), wgrad: of(&policy.wgrad) };
+        let operands =
+            Operands { fprop: of(&policy.fprop), dgrad: of(&policy.dgrad), wgrad: of(&policy.wgrad) };
         let rules = if policy.is_plain() {
             None
         } else {

@@ -369,7 +369,8 @@ impl TrainModel {
 /// Returns length and largest element of the amax history of every operand; empty without delayed scaling.
 pub(crate) fn histories(config: &ModelConfig, policy: &Policy) -> Vec<(usize, f32)> {
     let layers = config.num_hidden_layers;
-    let delayed = |operand: &OperandPolicy| matches!(operand.scheme.source, mantissa_num::Source::Delayed { .. });
+    let delayed =
+        |operand: &OperandPolicy| matches!(operand.scheme.source, mantissa_num::Source::Delayed { .. });
     if !policy.linear.operands().iter().any(|(_, operand)| delayed(operand)) {
         return Vec::new();
     }
@@ -377,7 +378,8 @@ pub(crate) fn histories(config: &ModelConfig, policy: &Policy) -> Vec<(usize, f3
         let policy = policy.linear_of(layer, layers);
         let of_linear = LinearRules::new(&policy).histories();
         let plain = policy.is_plain();
-        (0..LinearKind::PLAIN.len()).flat_map(move |_| of_linear.map(|own| if plain { (0, 1.0) } else { own }))
+        (0..LinearKind::PLAIN.len())
+            .flat_map(move |_| of_linear.map(|own| if plain { (0, 1.0) } else { own }))
     };
     (0..layers).flat_map(of_layer).collect()
 }

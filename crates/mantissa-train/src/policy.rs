@@ -71,7 +71,19 @@ impl Policy {
         let linear = LinearPolicy::plain(precision);
         let (weights, head) = (precision, linear.clone());
         let (residual, norms) = (Precision::F32, Precision::F32);
-        Policy { name, weights, master, gradients, residual, norms, linear, head, keep, scaling: None, seed: 0 }
+        Policy {
+            name,
+            weights,
+            master,
+            gradients,
+            residual,
+            norms,
+            linear,
+            head,
+            keep,
+            scaling: None,
+            seed: 0,
+        }
     }
 
     /// # Errors

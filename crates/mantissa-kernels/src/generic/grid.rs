@@ -201,7 +201,8 @@ mod tests {
 
     #[test]
     fn columns_become_rows() {
-        for (rows, cols, first, n) in [(35, 50, 3, 33), (16, 16, 0, 16), (5, 7, 2, 4), (48, 20, 4, 16), (0, 3, 0, 0)]
+        for (rows, cols, first, n) in
+            [(35, 50, 3, 33), (16, 16, 0, 16), (5, 7, 2, 4), (48, 20, 4, 16), (0, 3, 0, 0)]
         {
             let x: Vec<f32> = (0..rows * cols).map(|i| i as f32).collect();
             let mut out = vec![-1.0; rows * n];
@@ -218,7 +219,11 @@ mod tests {
             let mut words = vec![0; n];
             random_words(seed, first, &mut words);
             for (i, word) in words.iter().enumerate() {
-                assert_eq!(*word, mantissa_num::round::random_u32(seed, first + i as u64), "{seed} {first} {i}");
+                assert_eq!(
+                    *word,
+                    mantissa_num::round::random_u32(seed, first + i as u64),
+                    "{seed} {first} {i}"
+                );
             }
         }
     }

@@ -53,11 +53,11 @@ fn one(
             trained.insert(name.clone(), run.clone());
             Ok(run.figures)
         }
-        Arm::Gradients { from, set, log2_scale, dynamic, .. } => {
+        Arm::Gradients { from, set, log2_scale, dynamic, draws, .. } => {
             let settings = lab.settings(seed, set)?;
             let policy = settings.policy().unwrap_or_default();
             let params = known(trained, from)?.params;
-            Ok(gradients(lab, &settings, policy, &params, (*log2_scale, *dynamic))?)
+            Ok(gradients(lab, &settings, policy, &params, (*log2_scale, *dynamic), *draws)?)
         }
         Arm::Scaler { rule, initial, interval, overflows, expected, .. } => {
             let known = SCALING_OPTIONS.iter().find(|(name, _)| name == rule);
@@ -72,23 +72,23 @@ fn one(
     }
 }
 
-/// Gradients of the decoder's linear weights, of the mean loss of the first batch times `scale`.
+/// Loss of the first batch, and gradients of the decoder's linear weights of its mean times `scale`.
 fn linear_gradients(
     lab: &Lab,
     settings: &RunConfig,
     policy: Policy,
     params: &Parameters,
     scale: f32,
-) -> Result<Vec<f32>, TrainError> {
+) -> Result<(f64, Vec<f32>), TrainError> {
     let mut model = lab.model(settings, policy, params.clone())?;
     let mut sample = Sample::default();
     lab.batches("trained", settings, settings.seed)?.next(settings.data.batch, &mut sample)?;
     let Sample { tokens, targets, lens } = &sample;
     model.zero_gradients();
-    model.forward_backward(&Batch { tokens, lens }, targets, scale / targets.len() as f32)?;
+    let loss = model.forward_backward(&Batch { tokens, lens }, targets, scale / targets.len() as f32)?;
     let all = model.gradients().to_f32();
     let linear = params.table().iter().filter(|param| matches!(param.tensor.role, Role::Linear { .. }));
-    Ok(linear.flat_map(|param| all[param.range.clone()].to_vec()).collect())
+    Ok((loss.mean(), linear.flat_map(|param| all[param.range.clone()].to_vec()).collect()))
 }
 
 fn gradients(
@@ -97,24 +97,40 @@ fn gradients(
     policy: Policy,
     params: &Parameters,
     (log2_scale, dynamic): (i32, bool),
+    draws: u64,
 ) -> Result<Figures, TrainError> {
-    let exact = linear_gradients(lab, settings, Policy::fp32(), params, 1.0)?;
+    let (exact_loss, exact) = linear_gradients(lab, settings, Policy::fp32(), params, 1.0)?;
     let mut scaler = LossScaler::new(ScalingOptions::PYTORCH);
-    let (scale, found) = loop {
+    let (scale, loss, mut found) = loop {
         let scale = 2f32.powi(log2_scale) * if dynamic { scaler.scale() } else { 1.0 };
-        let found = linear_gradients(lab, settings, policy.clone(), params, scale)?;
+        let (loss, found) = linear_gradients(lab, settings, policy.clone(), params, scale)?;
         let overflow = !found.iter().all(|g| g.is_finite());
         if !dynamic || !overflow || scaler.at_floor() {
-            break (scale, found);
+            break (scale, loss, found);
         }
         scaler.update(true);
     };
+    for draw in 1..draws {
+        let policy = Policy { seed: policy.seed + draw, ..policy.clone() };
+        let (_, next) = linear_gradients(lab, settings, policy, params, scale)?;
+        found.iter_mut().zip(&next).for_each(|(sum, next)| *sum += next);
+    }
+    found.iter_mut().for_each(|sum| *sum /= draws as f32);
     let square = |x: f64| x * x;
     let pairs = || found.iter().zip(&exact).map(|(a, b)| (f64::from(*a) / f64::from(scale), f64::from(*b)));
     let error =
         pairs().map(|(a, b)| square(a - b)).sum::<f64>() / pairs().map(|(_, b)| square(b)).sum::<f64>();
     let zeros = pairs().filter(|(a, b)| *a == 0.0 && *b != 0.0).count() as f64 / exact.len() as f64;
-    let figures = [("error", error.sqrt()), ("zeros", zeros), ("scale", f64::from(scale.log2()))];
+    let sum = |of: &dyn Fn(f64, f64) -> f64| pairs().map(|(a, b)| of(a, b)).sum::<f64>();
+    let (both, own, of_exact) = (sum(&|a, b| a * b), sum(&|a, _| a * a), sum(&|_, b| b * b));
+    let figures = [
+        ("error", error.sqrt()),
+        ("cos", if own > 0.0 { both / (own * of_exact).sqrt() } else { 0.0 }),
+        ("projection", both / of_exact),
+        ("zeros", zeros),
+        ("scale", f64::from(scale.log2())),
+        ("loss", loss - exact_loss),
+    ];
     Ok(figures.map(|(name, value)| (name.to_owned(), value)).into())
 }
 

@@ -21,6 +21,10 @@ pub struct Experiment {
     pub checks: Vec<Check>,
 }
 
+fn draw() -> u64 {
+    1
+}
+
 fn one() -> Vec<u64> {
     vec![1]
 }
@@ -43,8 +47,9 @@ pub enum Arm {
     },
     /// Compares the gradients of one batch with those in f32 for the same weights. The loss is the mean loss times
     /// 2^`log2_scale`, divided out again. Figures over the decoder's linear weights: `error`, the norm of the
-    /// difference over the norm, and `zeros`, the share of gradients that are wrongly 0. `scale` is the total loss
-    /// factor as a power of two.
+    /// difference over the norm; `cos`, the cosine; `projection`, the product with the exact gradients over their
+    /// square; and `zeros`, the share of gradients that are wrongly 0. `scale` is the total loss factor as a power of
+    /// two, `loss` the difference of the losses.
     Gradients {
         /// Name.
         name: String,
@@ -58,6 +63,9 @@ pub enum Arm {
         /// True if PyTorch's dynamic loss scale is found first and applied too.
         #[serde(default)]
         dynamic: bool,
+        /// Number of seeds of stochastic rounding whose gradients are averaged.
+        #[serde(default = "draw")]
+        draws: u64,
     },
     /// Loss scales of steps, some of which overflow. Figure: `wrong`, the number of unexpected scales.
     Scaler {

@@ -127,7 +127,8 @@ mod tests {
             all.commit(step);
             multiplier
         };
-        let found: Vec<f32> = [2.0, 2.0, 16.0, 16.0, 2.0, 2.0, 2.0, 2.0, 2.0].map(|amax| run(&mut all, amax)).into();
+        let found: Vec<f32> =
+            [2.0, 2.0, 16.0, 16.0, 2.0, 2.0, 2.0, 2.0, 2.0].map(|amax| run(&mut all, amax)).into();
         let (low, high) = (448.0 / 2.0, 448.0 / 16.0);
         assert_eq!(found, [1.0, low, low, high, high, high, high, high, low]);
         // An infinite amax or none at all leaves the scale as it is.

@@ -18,11 +18,11 @@ use mantissa_model::zeros;
 use mantissa_num::blockwise::Range;
 use mantissa_num::{Blocks, Hadamard, hadamard::TE_SIGNS16};
 
+pub(crate) use draws::{Draw, Draws, Gemm, Side};
 pub(crate) use history::{Histories, History};
 pub(crate) use rounder::Factors;
 use rounder::Rounder;
 pub(crate) use scratch::{FormSizes, Forms, Matrix, slot_of};
-pub(crate) use draws::{Draw, Draws, Gemm, Side};
 
 use crate::error::TrainError;
 use crate::health::{OperandPlace, Watch};

@@ -99,7 +99,8 @@ impl FormSizes {
 
     /// Bytes of [`allocate`](Self::allocate).
     pub(crate) fn bytes(&self) -> u64 {
-        let forms = self.all().into_iter().map(|(storage, (values, lines))| Form::bytes(storage, values, lines));
+        let forms =
+            self.all().into_iter().map(|(storage, (values, lines))| Form::bytes(storage, values, lines));
         forms.fold(4 * self.forward() as u64, u64::saturating_add)
     }
 

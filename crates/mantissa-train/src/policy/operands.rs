@@ -5,7 +5,7 @@
 //! 128 lines by 128 values. So X is `[tokens, in]` in fprop and `[in, tokens]` in wgrad, dY `[tokens, out]` in dgrad
 //! and `[out, tokens]` in wgrad, W `[out, in]` in fprop and `[in, out]` in dgrad.
 
-use mantissa_num::{Code, Format, Rounding, Rule, Scheme, ScaleFloor};
+use mantissa_num::{Code, Format, Rounding, Rule, ScaleFloor, Scheme};
 
 use crate::store::Precision;
 
@@ -50,7 +50,8 @@ impl OperandPolicy {
 
     /// Returns the dtype of an operand that is only cast to it, to nearest.
     pub(crate) fn precision(&self) -> Option<Precision> {
-        let cast = self.scheme.encoder.rounding == Rounding::NearestEven && self.source == OperandSource::Exact;
+        let cast =
+            self.scheme.encoder.rounding == Rounding::NearestEven && self.source == OperandSource::Exact;
         Precision::of(&self.scheme.format).filter(|_| cast && self.headroom == 1.0)
     }
 
@@ -69,7 +70,7 @@ impl OperandPolicy {
         let Format::Affine(affine) = &self.scheme.format else { return false };
         match (affine.code, &affine.scale) {
             (Code::Float(float), None) => float == mantissa_num::minifloat::BF16,
-            _ => crate::form::Factors::of(&self.scheme).is_some_and(|factors| factors.fit_bf16()),
+            _ => crate::form::Factors::of(&self.scheme).is_some_and(crate::form::Factors::fit_bf16),
         }
     }
 }
@@ -165,7 +166,8 @@ impl LinearPolicy {
     pub(crate) fn shares_all(&self, weights: Precision) -> bool {
         let (x, dy) = (self.shared_input(), self.shared_gradient());
         let stored = [x, weights, dy, weights, dy, x];
-        let as_stored = |((_, operand), stored): ((_, &OperandPolicy), _)| operand.precision() == Some(stored);
+        let as_stored =
+            |((_, operand), stored): ((_, &OperandPolicy), _)| operand.precision() == Some(stored);
         x == weights && dy == weights && self.operands().into_iter().zip(stored).all(as_stored)
     }
 

@@ -125,7 +125,9 @@ impl<'de> Deserialize<'de> for OperandTable {
         impl<'de> Visitor<'de> for Either {
             type Value = OperandTable;
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("a scheme such as \"nvfp4:te\", or a table { scheme, round, scales, source, headroom }")
+                f.write_str(
+                    "a scheme such as \"nvfp4:te\", or a table { scheme, round, scales, source, headroom }",
+                )
             }
             fn visit_str<E>(self, scheme: &str) -> Result<OperandTable, E> {
                 Ok(OperandTable { scheme: scheme.to_owned(), ..OperandTable::default() })
@@ -303,7 +305,12 @@ macro_rules! parts {
     ($name:ident, $left:ident, $right:ident) => {
         impl $name {
             fn parts(&self) -> Parts<'_> {
-                (self.$left.as_ref(), self.$right.as_ref(), self.hadamard.as_ref(), self.accumulator.as_deref())
+                (
+                    self.$left.as_ref(),
+                    self.$right.as_ref(),
+                    self.hadamard.as_ref(),
+                    self.accumulator.as_deref(),
+                )
             }
         }
     };
@@ -369,7 +376,8 @@ fn operand_of(key: &str, table: &OperandTable) -> Faulty<OperandPolicy> {
         policy.source = choice(&format!("{key}.source"), found, &all)?;
     }
     if let Some(found) = scales {
-        policy.power_of_two = choice(&format!("{key}.scales"), found, &[("rule", false), ("power-of-two", true)])?;
+        policy.power_of_two =
+            choice(&format!("{key}.scales"), found, &[("rule", false), ("power-of-two", true)])?;
     }
     policy.headroom = headroom.unwrap_or(1.0);
     if !(1.0..=16.0).contains(&policy.headroom) {

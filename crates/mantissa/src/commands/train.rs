@@ -15,12 +15,12 @@ use anyhow::Result;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Kind, Output, Paths, write_file_atomic};
 use mantissa_train::config::RunConfig;
-use mantissa_train::{StepReport, TrainError, Trainer};
+use mantissa_train::{Policy, StepReport, TrainError, Trainer, recipes};
 use serde::Serialize;
 
 use super::ending::quoted;
 use crate::context::Context;
-use crate::error::Stopped;
+use crate::error::{BadInput, Stopped};
 use crate::interrupt;
 use crate::machine::{Machine, peak_anonymous};
 use crate::output::{Align, Table, bytes, count, labelled};
@@ -42,10 +42,15 @@ use tokens::Tokens;
   mantissa train run.toml
   mantissa train run.toml --set precision.policy=bf16 --set optimizer.lr=3e-4
   mantissa train run.toml --resume
-  mantissa train run.toml --dry-run")]
+  mantissa train run.toml --dry-run
+  mantissa train --show-policy nvfp4")]
 pub struct Args {
     /// Settings file (TOML)
-    config: PathBuf,
+    #[arg(required_unless_present = "show_policy")]
+    config: Option<PathBuf>,
+    /// Print a precision policy as a table of settings and exit
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["config", "set", "resume", "restart", "dry_run"])]
+    show_policy: Option<String>,
     /// Override a setting: section.key=value (repeatable)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
@@ -63,7 +68,7 @@ pub struct Args {
 #[derive(Serialize)]
 struct DryRun<'a> {
     parameters: u64,
-    policy: &'static str,
+    policy: &'a str,
     optimizer: &'a str,
     /// Predicted bytes by purpose.
     memory: BTreeMap<&'static str, u64>,
@@ -71,6 +76,14 @@ struct DryRun<'a> {
     /// Names of the tensors with and without weight decay.
     decay: Vec<&'a str>,
     no_decay: Vec<&'a str>,
+}
+
+#[derive(Serialize)]
+struct ShownPolicy<'a> {
+    policy: &'a str,
+    about: &'static str,
+    /// TOML of the settings.
+    toml: String,
 }
 
 #[derive(Serialize)]
@@ -92,10 +105,11 @@ struct Done<'a> {
 /// # Errors
 /// Settings that cannot be read.
 pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
-    let name = args.config.display().to_string();
-    let settings = RunConfig::parse(&name, &super::text::read_text(&args.config)?, &args.set)?;
-    let base = args.config.parent().unwrap_or(Path::new(""));
-    paths.read(&args.config);
+    let Some(config) = &args.config else { return Ok(()) };
+    let name = config.display().to_string();
+    let settings = RunConfig::parse(&name, &super::text::read_text(config)?, &args.set)?;
+    let base = config.parent().unwrap_or(Path::new(""));
+    paths.read(config);
     paths.read(base.join(&settings.model.config));
     for file in ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json"] {
         paths.read(base.join(&settings.model.tokenizer).join(file));
@@ -129,9 +143,13 @@ impl Args {
 /// Settings, data or a model that cannot be trained, before anything is written; I/O;
 /// [`TrainError::Diverged`].
 pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let name = args.config.display().to_string();
-    let settings = RunConfig::parse(&name, &super::text::read_text(&args.config)?, &args.set)?;
-    let base = args.config.parent().unwrap_or(Path::new(""));
+    let config = match (&args.config, &args.show_policy) {
+        (Some(config), _) => config,
+        (None, name) => return show_policy(name.as_deref().unwrap_or_default(), context),
+    };
+    let name = config.display().to_string();
+    let settings = RunConfig::parse(&name, &super::text::read_text(config)?, &args.set)?;
+    let base = config.parent().unwrap_or(Path::new(""));
     let setup = Setup::new(&settings, &name, base, context)?;
     let needs = setup.memory.iter().map(|(_, bytes)| bytes).sum::<u64>();
     if args.dry_run {
@@ -174,6 +192,22 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         measured_peak_memory: peak_anonymous(),
     };
     context.report(&done, |out| human(out, &done))
+}
+
+/// Prints a policy.
+fn show_policy(name: &str, context: &Context) -> Result<()> {
+    let Some(policy) = Policy::by_name(name, 0) else {
+        let names: Vec<&str> = Policy::names().collect();
+        return Err(BadInput::new("--show-policy", name, names.join(", ")).into());
+    };
+    let about = recipes().iter().find(|recipe| recipe.name == name).map_or("", |recipe| recipe.about);
+    let shown = ShownPolicy { policy: name, about, toml: policy.to_toml() };
+    context.report(&shown, |out| {
+        if !about.is_empty() {
+            writeln!(out, "# {about}")?;
+        }
+        write!(out, "{}", shown.toml)
+    })
 }
 
 /// Describes the run at its start.

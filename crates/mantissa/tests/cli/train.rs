@@ -142,8 +142,15 @@ fn the_runs_that_made_a_model_are_recorded_in_their_order() {
 
 #[test]
 fn a_run_killed_at_any_time_resumes_bit_exactly() {
-    for (i, (policy, moments)) in
-        [("fp16", "f32"), ("bf16-pure-sr", "bf16"), ("bf16", "8bit:cpu")].into_iter().enumerate()
+    for (i, (policy, moments)) in [
+        ("fp16", "f32"),
+        ("bf16-pure-sr", "bf16"),
+        ("bf16", "8bit:cpu"),
+        ("fp8-delayed", "f32"),
+        ("nvfp4", "8bit"),
+    ]
+    .into_iter()
+    .enumerate()
     {
         let whole = TempDir::new().unwrap();
         let config = settings(whole.path(), policy, moments);
@@ -227,6 +234,32 @@ fn invalid_settings_and_data_are_named_and_leave_nothing() {
     assert!(line.contains("train: expected at most"), "{line}");
 }
 
+/// A printed policy can be edited and given as settings.
+#[test]
+fn a_printed_policy_is_a_setting() {
+    let temp = TempDir::new().unwrap();
+    let config = settings(temp.path(), "fp32", "f32");
+    let shown = succeed(&["train", "--show-policy", "nvfp4"]);
+    assert!(shown.contains("arXiv 2509.25149") && shown.contains("[precision.wgrad]"), "{shown}");
+    assert_eq!(json(&["train", "--show-policy", "nvfp4", "--json"])["policy"], "nvfp4");
+    let run = fs::read_to_string(&config).unwrap();
+    let (before, rest) = run.split_once("[precision]").unwrap();
+    let after = rest.find("\n[").map_or("", |at| &rest[at..]);
+    let policy = |table: &str| {
+        fs::write(&config, format!("{before}{table}{after}")).unwrap();
+        json(&["train", text(&config), "--dry-run", "--json"])["policy"].clone()
+    };
+    assert_eq!(policy(&shown), "nvfp4");
+    assert_eq!(policy(&shown.replace("te-2d", "te")), "custom");
+    fs::write(&config, format!("{before}{}{after}", shown.replace("order = 16", "order = 32"))).unwrap();
+    let line = fail(2, &["train", text(&config), "--dry-run"]);
+    assert!(line.contains("precision.wgrad.hadamard.order: expected 16 with signs"), "{line}");
+    let line = fail(2, &["train", "--show-policy", "fp5"]);
+    assert!(line.contains("nvfp4-4over6") && line.contains("bf16-pure-sr"), "{line}");
+    let line = fail(2, &["train"]);
+    assert!(line.contains("CONFIG"), "{line}");
+}
+
 /// For a model of some MB: every policy with every optimizer state.
 #[test]
 fn the_memory_of_a_run_matches_the_dry_run() {
@@ -244,7 +277,12 @@ fn the_memory_of_a_run_matches_the_dry_run() {
         &["optimizer.moments=8bit"],
         &["optimizer.kind=sgd"],
     ];
-    for policy in ["fp32", "fp16", "bf16", "bf16-remainder", "bf16-pure", "bf16-pure-sr"] {
+    // Recipes below 16 bits differ only in their operands, so each has one state.
+    let mixed = ["fp32", "fp16", "bf16", "bf16-remainder", "bf16-pure", "bf16-pure-sr"];
+    let recipes =
+        ["fp8-delayed", "fp8-blockwise", "mxfp8", "nvfp4", "tetrajet2", "int8-switchback", "ternary"];
+    let of_recipes = recipes.iter().map(|policy| (*policy, &states[..1]));
+    for (policy, states) in mixed.iter().map(|policy| (*policy, &states[..])).chain(of_recipes) {
         for state in states {
             let policy = format!("precision.policy={policy}");
             let mut arguments = vec!["train", text(&config), "--threads", "1", "--json", "--quiet"];
