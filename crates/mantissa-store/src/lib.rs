@@ -11,6 +11,7 @@
 //! environment. The crate requires Unix (positioned I/O, advisory locks, atomic exchange).
 #![forbid(unsafe_code)]
 
+pub mod adapter;
 pub mod checksum;
 pub mod commit;
 pub mod convention;
@@ -47,6 +48,7 @@ mod widen;
 pub mod work;
 pub mod writer;
 
+pub use adapter::{Adapter, AdapterFiles, AdapterModule};
 pub use checksum::Checksum;
 pub use commit::{
     Committed, FileSet, StagedFile, StagedSet, Staging, interrupted_publication, take_others,
