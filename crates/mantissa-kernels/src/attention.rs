@@ -95,23 +95,20 @@ impl Kernels {
         out: &mut [f32],
         scratch: &mut [f32],
     ) {
-        assert!(
-            rules.sinks.is_none_or(|sinks| sinks.len() == shape.heads),
-            "attention_causal: sinks are not one for each of {} heads",
-            shape.heads
-        );
+        check_sinks(shape, rules);
         self.attention(shape, rules, q, k, v, out, None, scratch);
     }
 
-    /// [`Self::attention_causal`] with the same bits, which also writes `lse[t, heads]`: the logarithm of the sum of
-    /// `exp(scale * score)` over the visible keys. [`Self::attention_causal_backward`] recomputes the weights from
-    /// it.
+    /// [`Self::attention_causal_with`] with the same bits, which also writes `lse[t, heads]`: the logarithm of the sum of
+    /// `exp(scale * score)` over the visible keys, capped and with the sink as `rules` say.
+    /// [`Self::attention_causal_backward`] recomputes the weights from it.
     ///
     /// # Panics
     /// As there, and if `lse` has another length.
     pub fn attention_causal_saving(
         &self,
         shape: &CausalAttention,
+        rules: ScoreRules<'_>,
         q: &[f32],
         k: &[f32],
         v: &[f32],
@@ -119,7 +116,8 @@ impl Kernels {
         lse: &mut [f32],
         scratch: &mut [f32],
     ) {
-        self.attention(shape, ScoreRules::default(), q, k, v, out, Some(lse), scratch);
+        check_sinks(shape, rules);
+        self.attention(shape, rules, q, k, v, out, Some(lse), scratch);
     }
 
     fn attention(
@@ -264,6 +262,14 @@ impl Block {
 /// The first key that a query at `position` sees.
 fn first_visible(shape: &CausalAttention, position: usize) -> usize {
     shape.window.map_or(0, |window| (position + 1).saturating_sub(window))
+}
+
+fn check_sinks(shape: &CausalAttention, rules: ScoreRules<'_>) {
+    assert!(
+        rules.sinks.is_none_or(|sinks| sinks.len() == shape.heads),
+        "attention_causal: sinks are not one for each of {} heads",
+        shape.heads
+    );
 }
 
 /// Checks the contract and returns (queries, keys).

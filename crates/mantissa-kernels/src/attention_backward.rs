@@ -52,13 +52,16 @@ pub struct AttentionGrads<'a> {
 
 impl Kernels {
     /// Backward of [`Self::attention_causal_saving`] for a sequence whose queries are all its positions, with
-    /// the result's gradient `dout`; `scratch` of at least [`CausalAttention::backward_scratch_len`].
+    /// the result's gradient `dout`; `scratch` of at least [`CausalAttention::backward_scratch_len`]. `softcap` is that
+    /// of the forward's rules. A sink needs none: it takes part in `lse`, and its own gradient, summed over the
+    /// queries of its head, is `-exp(sink - lse) · (dO · O)`.
     ///
     /// # Panics
     /// If the shapes do not agree, there are more keys than queries, or `scratch` is too short.
     pub fn attention_causal_backward(
         &self,
         shape: &CausalAttention,
+        softcap: Option<f32>,
         saved: AttentionSaved<'_>,
         dout: &[f32],
         grads: AttentionGrads<'_>,
@@ -97,7 +100,8 @@ impl Kernels {
             };
             for kv_head in 0..shape.kv_heads {
                 let grads = AttentionGrads { q: &mut *dq, k: &mut *dk, v: &mut *dv };
-                self.attend_backward(shape, &block, kv_head, &of_block, &dout[rows.clone()], grads, scratch);
+                let dout = &dout[rows.clone()];
+                self.attend_backward(shape, softcap, &block, kv_head, &of_block, dout, grads, scratch);
             }
         }
     }
@@ -107,6 +111,7 @@ impl Kernels {
     fn attend_backward(
         &self,
         shape: &CausalAttention,
+        softcap: Option<f32>,
         block: &Block,
         kv_head: usize,
         saved: &AttentionSaved<'_>,
@@ -139,7 +144,11 @@ impl Kernels {
                 row[..low].fill(0.0);
                 row[high..].fill(0.0);
             }
-            self.softmax_backward(&mut p[low..high], &mut ds[low..high], shape.scale, lse, delta);
+            let (p, ds) = (&mut p[low..high], &mut ds[low..high]);
+            match softcap {
+                None => self.softmax_backward(p, ds, shape.scale, lse, delta),
+                Some(cap) => self.softmax_backward_capped(p, ds, shape.scale, cap, lse, delta),
+            }
         }
         let (p, ds) = (MatRef::new(scores, rows, keys), MatRef::new(d_scores, rows, keys));
         self.gemm_tn(p, d_out, seen_mut(shape, block, kv_head, grads.v), true);
@@ -161,7 +170,7 @@ fn seen_mut<'a>(shape: &CausalAttention, block: &Block, kv_head: usize, kv: &'a 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels;
+    use crate::{ScoreRules, kernels};
 
     fn wave(len: usize, phase: f64) -> Vec<f64> {
         (0..len).map(|i| f64::from((i as f64 * 0.731 + phase).sin() as f32)).collect()
@@ -172,7 +181,7 @@ mod tests {
     }
 
     /// The loss `Σ dout ∘ attention(q, k, v)` by the definition, in f64.
-    fn loss(shape: &CausalAttention, q: &[f64], k: &[f64], v: &[f64], dout: &[f64]) -> f64 {
+    fn loss(shape: &CausalAttention, rules: ScoreRules<'_>, [q, k, v]: [&[f64]; 3], dout: &[f64]) -> f64 {
         let d = shape.head_dim;
         let (width, kv_width) = (shape.heads * d, shape.kv_heads * d);
         let mut loss = 0.0;
@@ -186,9 +195,13 @@ mod tests {
                 let query = head(q, i, width, h);
                 let weights: Vec<f64> = seen
                     .iter()
-                    .map(|&j| (dot(&query, &head(k, j, kv_width, g)) * f64::from(shape.scale)).exp())
+                    .map(|&j| {
+                        let score = dot(&query, &head(k, j, kv_width, g)) * f64::from(shape.scale);
+                        rules.softcap.map(f64::from).map_or(score, |cap| cap * (score / cap).tanh()).exp()
+                    })
                     .collect();
-                let sum: f64 = weights.iter().sum();
+                let sink = rules.sinks.map_or(0.0, |sinks| f64::from(sinks[h]).exp());
+                let sum: f64 = weights.iter().sum::<f64>() + sink;
                 for (j, w) in seen.iter().zip(&weights) {
                     loss += w / sum * dot(&head(v, *j, kv_width, g), &head(dout, i, width, h));
                 }
@@ -202,28 +215,33 @@ mod tests {
         grads: [Vec<f32>; 3],
     }
 
-    fn run(shape: &CausalAttention, q: &[f64], k: &[f64], v: &[f64], dout: &[f64]) -> Run {
+    fn run(shape: &CausalAttention, rules: ScoreRules<'_>, [q, k, v]: [&[f64]; 3], dout: &[f64]) -> Run {
         let t = q.len() / (shape.heads * shape.head_dim);
         let [q, k, v, dout] = [q, k, v, dout].map(narrow);
         let (mut out, mut lse) = (vec![f32::NAN; q.len()], vec![f32::NAN; t * shape.heads]);
         let mut scratch = vec![f32::NAN; shape.scratch_len(t, t)];
-        kernels().attention_causal_saving(shape, &q, &k, &v, &mut out, &mut lse, &mut scratch);
+        kernels().attention_causal_saving(shape, rules, &q, &k, &v, &mut out, &mut lse, &mut scratch);
         let mut plain = vec![f32::NAN; q.len()];
-        kernels().attention_causal(shape, &q, &k, &v, &mut plain, &mut scratch);
+        kernels().attention_causal_with(shape, rules, &q, &k, &v, &mut plain, &mut scratch);
         assert!(plain == out, "saving changes no bit");
         let mut grads = [&q, &k, &v].map(|x| vec![f32::NAN; x.len()]);
         let mut scratch = vec![f32::NAN; shape.backward_scratch_len(t)];
         let saved = AttentionSaved { q: &q, k: &k, v: &v, out: &out, lse: &lse };
         let [dq, dk, dv] = &mut grads;
         let into = AttentionGrads { q: dq, k: dk, v: dv };
-        kernels().attention_causal_backward(shape, saved, &dout, into, &mut scratch);
+        kernels().attention_causal_backward(shape, rules.softcap, saved, &dout, into, &mut scratch);
         Run { out, grads }
     }
 
     #[test]
     fn gradients_match_central_differences() {
-        for (heads, kv_heads, head_dim) in [(4, 2, 8), (3, 1, 6), (2, 2, 5)] {
+        let sinks = [0.5, -1.0, 2.0, 0.0];
+        for (heads, kv_heads, head_dim, softcap) in
+            [(4, 2, 8, None), (3, 1, 6, None), (2, 2, 5, None), (4, 2, 8, Some(1.5))]
+        {
             for (t, window) in [(1, None), (5, None), (40, Some(7)), (70, None), (70, Some(20))] {
+                let sinks = (head_dim == 6 || softcap.is_some()).then_some(&sinks[..heads]);
+                let rules = ScoreRules { softcap, sinks, weights: None };
                 let shape = CausalAttention { heads, kv_heads, head_dim, scale: 0.3, window };
                 let x = [
                     wave(t * heads * head_dim, 0.0),
@@ -231,7 +249,7 @@ mod tests {
                     wave(t * kv_heads * head_dim, 2.0),
                 ];
                 let dout = wave(t * heads * head_dim, 3.0);
-                let got = run(&shape, &x[0], &x[1], &x[2], &dout);
+                let got = run(&shape, rules, [&x[0], &x[1], &x[2]], &dout);
                 assert!(got.out.iter().all(|v| v.is_finite()));
                 for which in 0..3 {
                     // Every element of short sequences, some of long ones.
@@ -239,7 +257,7 @@ mod tests {
                         let value = |h: f64| {
                             let mut x = x.clone();
                             x[which][at] += h;
-                            loss(&shape, &x[0], &x[1], &x[2], &dout)
+                            loss(&shape, rules, [&x[0], &x[1], &x[2]], &dout)
                         };
                         let slope = (value(1e-4) - value(-1e-4)) / 2e-4;
                         let grad = f64::from(got.grads[which][at]);
@@ -257,6 +275,6 @@ mod tests {
     #[test]
     fn no_queries_is_no_work() {
         let shape = CausalAttention { heads: 2, kv_heads: 1, head_dim: 4, scale: 0.5, window: None };
-        assert!(run(&shape, &[], &[], &[], &[]).out.is_empty());
+        assert!(run(&shape, ScoreRules::default(), [&[]; 3], &[]).out.is_empty());
     }
 }

@@ -266,6 +266,18 @@ kernels! {
         /// sum of all `p * dp`. Panics if the lengths differ.
         fn softmax_backward(scores: &mut [f32], grads: &mut [f32], scale: f32, lse: f32, delta: f32);
 
+        /// [`Self::softmax_backward`] of scores that the forward capped: the weights are `p = exp(c - lse)` with `c = cap *
+        /// tanh(scale * s / cap)`, the gradient of the scores `scale * (1 - (c / cap)^2) * p * (dp - delta)`. Panics if
+        /// the lengths differ.
+        fn softmax_backward_capped(
+            scores: &mut [f32],
+            grads: &mut [f32],
+            scale: f32,
+            cap: f32,
+            lse: f32,
+            delta: f32,
+        );
+
         /// Softmax cross-entropy of one row of logits: returns the negative log-likelihood of `target` in
         /// nats (absolute error about 1e-7, the rounding of f32 terms; they are summed in f64) and replaces the logits
         /// by `scale` times its gradient, `scale * (softmax(row) - onehot(target))`. Panics if there is no
@@ -295,6 +307,18 @@ kernels! {
             dweight: &mut [f32],
         );
 
+        /// Backward of [`Self::layer_norm`]: as [`Self::rms_norm_backward`], and adds the gradient of the bias to
+        /// `dbias[d]`. Panics if the lengths do not agree.
+        fn layer_norm_backward[simd](
+            x: &[f32],
+            weight: &[f32],
+            eps: f32,
+            dy: &[f32],
+            dx: &mut [f32],
+            dweight: &mut [f32],
+            dbias: &mut [f32],
+        );
+
         /// Rotates, in place, every head of `x[t, heads * head_dim]` by the tables `cos[t, half]` and `sin[t, half]`:
         /// element `i` of the first `half` with element `i` of the second (half-split, NEOX). `half` is `cos.len() /
         /// t`, usually `head_dim / 2`; with fewer angles the rest of each head is unchanged (partial rotary). Panics
@@ -316,12 +340,21 @@ kernels! {
         /// `out = max(gate, 0)^2 * up`. Panics if the lengths differ.
         fn relu2_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
 
+        /// Backward of [`Self::relu2_mul`]: arguments and panics as in [`Self::silu_mul_backward`].
+        fn relu2_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32]);
+
         /// GEGLU with the tanh approximation: `out = 0.5 gate (1 + tanh(sqrt(2/pi) (gate + 0.044715 gate^3)))
         /// * up`. Panics if the lengths differ.
         fn gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
 
+        /// Backward of [`Self::gelu_tanh_mul`]: arguments and panics as in [`Self::silu_mul_backward`].
+        fn gelu_tanh_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32]);
+
         /// GEGLU with the error function: `out = 0.5 gate (1 + erf(gate / sqrt(2))) * up`. Panics if the lengths differ.
         fn gelu_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
+
+        /// Backward of [`Self::gelu_mul`]: arguments and panics as in [`Self::silu_mul_backward`].
+        fn gelu_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32]);
 
         /// `out = (clamp(up, -limit, limit) + 1) * g * sigmoid(alpha * g)` with `g = min(gate, limit)`, the activation of
         /// gpt-oss. Panics if the lengths differ.
@@ -329,6 +362,10 @@ kernels! {
 
         /// `x = cap * tanh(scale * x / cap)`, in place.
         fn softcap(x: &mut [f32], scale: f32, cap: f32);
+
+        /// Backward of [`Self::softcap`]: multiplies `grads` by its slope at the values whose results are `y`. Panics if
+        /// the lengths differ.
+        fn softcap_backward(y: &[f32], scale: f32, cap: f32, grads: &mut [f32]);
 
         /// One AdamW update of `param` by `grad * grad_scale` with the moments `m` and `v`: see
         /// [`AdamWStep`]. Panics if the lengths differ.

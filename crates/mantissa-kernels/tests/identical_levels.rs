@@ -195,6 +195,22 @@ fn training() {
         k.silu_mul_backward(&mut gate, &mut up, &mut out);
         let (mut scores, mut grads) = (x.clone(), dy.clone());
         k.softmax_backward(&mut scores, &mut grads, 0.125, 1.5, -0.25);
+        for backward in
+            [Kernels::relu2_mul_backward, Kernels::gelu_tanh_mul_backward, Kernels::gelu_mul_backward]
+        {
+            let (mut gate, mut up, mut out) = (x.clone(), dy.clone(), random.floats(kind, t * len));
+            backward(k, &mut gate, &mut up, &mut out);
+            [gate, up, out].iter().for_each(|part| all.extend(bits(part)));
+        }
+        let (mut capped, mut of_capped) = (x.clone(), dy.clone());
+        k.softmax_backward_capped(&mut capped, &mut of_capped, 0.125, 3.0, 1.5, -0.25);
+        all.extend(bits(&capped));
+        k.softcap_backward(&x, 0.5, 3.0, &mut of_capped);
+        all.extend(bits(&of_capped));
+        let (mut dx, mut dw, mut db) =
+            (random.floats(kind, t * len), random.floats(kind, len), random.floats(kind, len));
+        k.layer_norm_backward(&x, &w, 1e-5, &dy, &mut dx, &mut dw, &mut db);
+        [dx, dw, db].iter().for_each(|part| all.extend(bits(part)));
         let mut row = x.clone();
         let (sum, max) = k.softmax_numerators_max(&mut row, 0.125);
         for part in [&gate, &up, &out, &scores, &grads, &row] {

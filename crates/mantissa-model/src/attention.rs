@@ -151,7 +151,7 @@ impl LayerFlow {
             }
             match lse.as_mut().map(|lse| first(lse, len * self.attention.heads)) {
                 Some(lse) => {
-                    kernels().attention_causal_saving(&self.attention, q, k, this_v, out, lse, scores);
+                    kernels().attention_causal_saving(&self.attention, rules, q, k, this_v, out, lse, scores);
                 }
                 None => {
                     kernels().attention_causal_with(&self.attention, rules, q, k, this_v, out, scores);

@@ -13,17 +13,16 @@ use mantissa_model::graph::NormKind;
 use mantissa_model::{LinearInput, LinearKind};
 
 use crate::arena::Parameters;
-use crate::form::{Draws, Forms, Gemm, Matrix, Side, slot_of};
+use crate::form::{Draws, Forms};
 use crate::forward::rms_norm;
-use crate::gradients::Gradients;
-use crate::gradients::Wanted;
-use crate::health::{OperandKind, Operator, Watch};
+use crate::gradients::{Gradients, Wanted};
+use crate::health::{Operator, Watch};
 use crate::model::{LayerOps, TrainModel};
 use crate::operand::Operand;
 use crate::plan::{Saved, Scratch, scores_per_thread};
+use crate::products::{Input, OutputGradient, Products};
 use crate::profile::{Part, Profile};
 use crate::rows::{PART, rows, rows_mut, take};
-use crate::store::StoreRef;
 
 impl TrainModel {
     /// Propagates `d_residual` `[tokens, hidden]` from the output of layer `i` to its input. Overwrites the
@@ -47,7 +46,7 @@ impl TrainModel {
                 watch: &self.watch,
                 threads: self.options.threads,
             },
-            look: Look { watch: &self.watch, layer: &self.layers[i] },
+            look: Look { watch: &self.watch, layer: i },
             wanted,
         };
         layer.mlp();
@@ -75,122 +74,15 @@ struct LayerBackward<'a> {
     wanted: Wanted,
 }
 
-/// Matmuls of a layer's backward, with plain or quantized operands.
-#[derive(Clone, Copy)]
-struct Products<'a> {
-    layer: &'a LayerOps,
-    params: &'a Parameters,
-    draws: Draws<'a>,
-    profile: &'a Profile,
-}
-
-/// Output gradient of a linear layer `[tokens, rows]`, with its rounded copy.
-type OutputGradient<'a> = (&'a [f32], &'a Operand);
-
-impl Products<'_> {
-    /// Makes the quantized operands of dgrad.
-    fn prepare(self, forms: &mut Forms, kind: LinearKind, dy: &[f32]) {
-        let (linear, index, slot) = (self.layer.linear(kind), self.layer.index, slot_of(kind));
-        let Some(rules) = linear.rules() else { return };
-        let making = |gemm, side| self.draws.making(index, kind, gemm, side);
-        self.profile.time(Part::Rounding, || {
-            let dy = Matrix::new(StoreRef::F32(dy), linear.rows());
-            forms.dgrad_dy(slot, &rules.dgrad[0], dy, making(Gemm::Dgrad, Side::Left));
-            let weight = Matrix::weight(self.params, linear);
-            let forward = (&rules.fprop[1], making(Gemm::Fprop, Side::Right));
-            forms.dgrad_w(slot, &rules.dgrad[1], weight, making(Gemm::Dgrad, Side::Right), forward);
-        });
-    }
-
-    /// Computes the input gradient of the tokens `part`, on this thread.
-    fn dgrad(
-        self,
-        forms: &Forms,
-        kind: LinearKind,
-        (dy, rounded): OutputGradient<'_>,
-        part: Range<usize>,
-        dx: &mut [f32],
-        accumulate: bool,
-    ) {
-        let linear = self.layer.linear(kind);
-        if linear.rules().is_some() {
-            let [dy, weight] = forms.of_dgrad(slot_of(kind));
-            return linear.dgrad_of([dy.all().slice(part), weight.all()], dx, accumulate, 1);
-        }
-        let dy = rounded.of(dy).slice(part.start * linear.rows()..part.end * linear.rows());
-        linear.dgrad(self.params, dy, dx, accumulate, 1);
-    }
-
-    /// Adds to the gradients of weights and biases of linear layers that read `x` `[tokens, cols]`.
-    fn wgrad(
-        self,
-        forms: &mut Forms,
-        (x, rounded_x): (&[f32], &Operand),
-        all: &[(LinearKind, OutputGradient<'_>)],
-        grads: &mut Gradients,
-    ) {
-        let threads = self.draws.threads;
-        for (i, (kind, (dy, rounded))) in all.iter().enumerate() {
-            let linear = self.layer.linear(*kind);
-            let Some(rules) = linear.rules() else {
-                self.profile.time(Part::Wgrad, || {
-                    linear.gradients((dy, rounded), rounded_x.of(x), grads, threads);
-                });
-                continue;
-            };
-            let making = |kind, gemm, side| self.draws.making(self.layer.index, kind, gemm, side);
-            self.profile.time(Part::Rounding, || {
-                if i == 0 {
-                    // The place of the forward's operand: the first linear layer that reads the input.
-                    let first = match kind {
-                        LinearKind::Up => LinearKind::Gate,
-                        LinearKind::K | LinearKind::V => LinearKind::Q,
-                        kind => *kind,
-                    };
-                    let x = Matrix::new(StoreRef::F32(x), linear.cols());
-                    let forward = (&rules.fprop[0], making(first, Gemm::Fprop, Side::Left));
-                    forms.wgrad_x(&rules.wgrad[1], x, making(first, Gemm::Wgrad, Side::Right), forward);
-                }
-                let dy = Matrix::new(StoreRef::F32(dy), linear.rows());
-                forms.wgrad_dy(&rules.wgrad[0], dy, making(*kind, Gemm::Wgrad, Side::Left));
-            });
-            self.profile.time(Part::Wgrad, || {
-                linear.wgrad_of(forms.of_wgrad().map(|form| form.all()), grads, threads);
-                linear.bias_grad(dy, grads);
-            });
-        }
-    }
-}
-
-/// Passes tensors of a layer to the numerics watch.
+/// Passes the gradients of operators other than linear layers to the telemetry.
 #[derive(Clone, Copy)]
 struct Look<'a> {
     watch: &'a Watch,
-    layer: &'a LayerOps,
+    layer: usize,
 }
 
 impl Look<'_> {
-    /// Passes the output gradient of a linear layer.
-    fn dy(self, kind: LinearKind, dy: &[f32]) {
-        self.watch.operand(Operator::Linear(self.layer.index, kind), OperandKind::Dy, &self.layer.policy, dy);
-    }
-
-    /// Passes the input gradient of a linear layer.
-    fn dx(self, kind: LinearKind, dx: &[f32]) {
-        self.watch.result(Operator::Linear(self.layer.index, kind), "dgrad dx", dx);
-    }
-
-    /// Passes weight gradients.
-    fn dw(self, kinds: &[LinearKind], grads: &Gradients) {
-        if !self.watch.is_off() {
-            for &kind in kinds {
-                let dw = grads.get(self.layer.linear(kind).weight());
-                self.watch.result(Operator::Linear(self.layer.index, kind), "wgrad dw", &dw.widened());
-            }
-        }
-    }
-
-    /// Passes the input gradient of another operator.
+    /// Passes the input gradient of an operator.
     fn gradient(self, at: Operator, values: &[f32]) {
         self.watch.result(at, "gradient", values);
     }
@@ -203,36 +95,33 @@ impl<'a> LayerBackward<'a> {
 
     fn mlp(&mut self) {
         let ffn = self.layer.linear(LinearKind::Gate).rows();
-        let (d, tokens, threads, products) = (self.hidden, self.tokens, self.threads, self.products());
-        let look = self.look;
-        look.dy(LinearKind::Down, &self.s.d_residual[..tokens * d]);
-        self.mlp_inner();
-        let (params, profile, saved, s) = (self.params, self.profile, &*self.saved, &mut *self.s);
-        let [of_residual, of_gate, of_up] = std::mem::take(&mut s.rounded);
-        let mut forms = std::mem::take(&mut s.forms);
+        let (d, tokens, products) = (self.hidden, self.tokens, self.products());
+        // Moved out of the scratch, the rest of which is borrowed mutably below.
+        let [mut of_residual, mut of_gate, mut of_up] = std::mem::take(&mut self.s.rounded);
+        let (mut forms, d_residual) =
+            (std::mem::take(&mut self.s.forms), std::mem::take(&mut self.s.d_residual));
+        let down = [products.output(LinearKind::Down, &d_residual[..tokens * d], &mut of_residual)];
+        products.prepare_dgrad(&mut forms, &down);
+        self.mlp_inner(&forms, &down, [&mut of_gate, &mut of_up]);
+        let (params, saved, s) = (self.params, &*self.saved, &mut *self.s);
         let [_, _, normed, inner] = &saved.inputs;
-        let (d_residual, normed) = (&s.d_residual[..tokens * d], (&s.normed[..tokens * d], normed));
-        let (d_gate, d_up) = (&saved.gate[..tokens * ffn], &saved.up[..tokens * ffn]);
-        look.dy(LinearKind::Gate, d_gate);
-        look.dy(LinearKind::Up, d_up);
-        let inner = (&s.inner[..tokens * ffn], inner);
-        let both = [(LinearKind::Gate, (d_gate, &of_gate)), (LinearKind::Up, (d_up, &of_up))];
+        let normed = Input::new(&s.normed[..tokens * d], normed);
+        let inner = Input::new(&s.inner[..tokens * ffn], inner);
+        let both = [
+            products.rounded_output(LinearKind::Gate, &saved.gate[..tokens * ffn], &of_gate),
+            products.rounded_output(LinearKind::Up, &saved.up[..tokens * ffn], &of_up),
+        ];
         if self.wanted.weights() {
-            let down = [(LinearKind::Down, (d_residual, &of_residual))];
             products.wgrad(&mut forms, inner, &down, self.grads);
             products.wgrad(&mut forms, normed, &both, self.grads);
-            look.dw(&[LinearKind::Down, LinearKind::Gate, LinearKind::Up], self.grads);
         }
-        both.iter().for_each(|(kind, (dy, _))| products.prepare(&mut forms, *kind, dy));
-        let through = |part: Range<usize>, d_normed: &mut [f32]| {
-            for (i, (kind, dy)) in both.iter().enumerate() {
-                products.dgrad(&forms, *kind, *dy, part.clone(), d_normed, i > 0);
-                look.dx(*kind, d_normed);
-            }
-        };
+        products.prepare_dgrad(&mut forms, &both);
+        let through =
+            |part: Range<usize>, d_normed: &mut [f32]| products.dgrad(&forms, &both, part, d_normed, 1);
+        s.d_residual = d_residual;
         let norm = NormBackward { x: &saved.middle, weight: &self.layer.post_norm, params, eps: self.eps };
-        norm.run(tokens, s, self.grads, threads, profile, through);
-        look.gradient(Operator::Norm(self.layer.index, NormKind::Post), &s.d_residual[..tokens * d]);
+        norm.run(tokens, s, self.grads, self.threads, self.profile, through);
+        self.look.gradient(Operator::Norm(self.layer.index, NormKind::Post), &s.d_residual[..tokens * d]);
         (s.rounded, s.forms) = ([of_residual, of_gate, of_up], forms);
         let read = &mut self.saved.inputs[LinearInput::GateUp.index()];
         read.add_slopes(&s.normed[..tokens * d], &s.d_normed[..tokens * d], d);
@@ -240,31 +129,25 @@ impl<'a> LayerBackward<'a> {
 
     /// Propagates from the down projection to gate and up, whose gradients overwrite their activations.
     /// Recomputes the MLP activation if it was not saved.
-    fn mlp_inner(&mut self) {
+    fn mlp_inner(&mut self, forms: &Forms, down: &[OutputGradient<'_>], rounded: [&mut Operand; 2]) {
         let (ffn, products) = (self.layer.linear(LinearKind::Gate).rows(), self.products());
-        let (d, params, profile, eps, look) = (self.hidden, self.params, self.profile, self.eps, self.look);
-        let norm = params.f32(&self.layer.post_norm);
+        let (d, profile, eps, look) = (self.hidden, self.profile, self.eps, self.look);
+        let norm = self.params.f32(&self.layer.post_norm);
         let (saved, s) = (&mut *self.saved, &mut *self.s);
         let cut = parts(self.tokens, PART);
-        let [of_residual, of_gate, of_up] = &mut s.rounded;
-        let d_residual = &s.d_residual[..self.tokens * d];
-        profile.time(Part::Rounding, || of_residual.round(0, d, d_residual, self.threads));
         let made = saved.inputs[LinearInput::GateUp.index()].needs_values();
-        products.prepare(&mut s.forms, LinearKind::Down, d_residual);
-        let (dy, forms) = ((d_residual, &*of_residual), &s.forms);
         let pieces = cut.clone().zip(rows_mut(&mut saved.gate, ffn, cut.clone()));
         let pieces = pieces.zip(rows_mut(&mut saved.up, ffn, cut.clone()));
         let pieces = pieces.zip(rows_mut(&mut s.inner, ffn, cut.clone()));
         let pieces = pieces.zip(rows_mut(&mut s.normed, d, cut.clone()));
+        let [of_gate, of_up] = rounded;
         let rounded = of_gate.parts(ffn, cut.clone()).zip(of_up.parts(ffn, cut));
         let middle = &saved.middle;
         for_each(self.threads, pieces.zip(rounded), |(((((part, gate), up), inner), normed), rounded)| {
-            let span = part.clone();
-            profile.time(Part::Dgrad, || products.dgrad(forms, LinearKind::Down, dy, span, inner, false));
-            look.dx(LinearKind::Down, inner);
+            products.dgrad(forms, down, part.clone(), inner, 1);
             profile.time(Part::GateBackward, || kernels().silu_mul_backward(gate, up, inner));
-            look.gradient(Operator::Gate(look.layer.index), gate);
-            look.gradient(Operator::Gate(look.layer.index), up);
+            look.gradient(Operator::Gate(look.layer), gate);
+            look.gradient(Operator::Gate(look.layer), up);
             profile.time(Part::Rounding, || {
                 rounded.0.round(gate);
                 rounded.1.round(up);
@@ -287,36 +170,25 @@ impl<'a> LayerBackward<'a> {
 
     /// Propagates from the residual stream to the attention output, through the output projection.
     fn output_projection(&mut self) {
-        let (o, products) = (self.layer.linear(LinearKind::O), self.products());
-        let (d, tokens, threads, params) = (self.hidden, self.tokens, self.threads, self.params);
-        let (look, query) = (self.look, o.cols());
-        let (forms, [of_residual, _, _]) = (&mut self.s.forms, &mut self.s.rounded);
-        let d_residual = &self.s.d_residual[..tokens * d];
-        look.dy(LinearKind::O, d_residual);
-        self.profile.time(Part::Rounding, || of_residual.round(0, d, d_residual, threads));
-        let (of_residual, d_attended) = (&*of_residual, &mut self.s.d_attended[..tokens * query]);
-        products.prepare(forms, LinearKind::O, d_residual);
-        self.profile.time(Part::Dgrad, || match o.rules() {
-            Some(_) => o.dgrad_of(forms.of_dgrad(0).map(|form| form.all()), d_attended, false, threads),
-            None => o.dgrad(params, of_residual.of(d_residual), d_attended, false, threads),
-        });
-        look.dx(LinearKind::O, d_attended);
-        let read = &mut self.saved.inputs[LinearInput::O.index()];
-        read.add_slopes(&self.saved.attended[..tokens * query], d_attended, query);
-        let attended = (&self.saved.attended[..tokens * query], &self.saved.inputs[LinearInput::O.index()]);
+        let (d, tokens, products) = (self.hidden, self.tokens, self.products());
+        let (saved, s) = (&mut *self.saved, &mut *self.s);
+        let query = self.layer.linear(LinearKind::O).cols();
+        let (attended, d_attended) = (&saved.attended[..tokens * query], &mut s.d_attended[..tokens * query]);
+        let output = [products.output(LinearKind::O, &s.d_residual[..tokens * d], &mut s.rounded[0])];
+        products.prepare_dgrad(&mut s.forms, &output);
+        products.dgrad(&s.forms, &output, 0..tokens, d_attended, self.threads);
+        let read = &mut saved.inputs[LinearInput::O.index()];
+        read.add_slopes(attended, d_attended, query);
         if self.wanted.weights() {
-            products.wgrad(forms, attended, &[(LinearKind::O, (d_residual, of_residual))], self.grads);
-            look.dw(&[LinearKind::O], self.grads);
+            products.wgrad(&mut s.forms, Input::new(attended, read), &output, self.grads);
         }
     }
 
     /// Propagates from queries, keys and values to the residual stream, through their projections and the input norm.
     fn qkv(&mut self) {
-        let [q, k, v] = QKV.map(|kind| self.layer.linear(kind));
-        let (d, tokens, threads, params) = (self.hidden, self.tokens, self.threads, self.params);
-        let (query, key, products) = (q.rows(), k.rows(), self.products());
-        let (look, index) = (self.look, self.layer.index);
-        let (profile, saved, s) = (self.profile, &mut *self.saved, &mut *self.s);
+        let (d, tokens, params, products) = (self.hidden, self.tokens, self.params, self.products());
+        let (profile, threads, index) = (self.profile, self.threads, self.layer.index);
+        let (saved, s) = (&mut *self.saved, &mut *self.s);
         let normed = &mut saved.inputs[LinearInput::Qkv.index()];
         // The normed input is recomputed if it was not saved; wgrad of q, k and v needs it.
         if normed.needs_values() {
@@ -325,34 +197,31 @@ impl<'a> LayerBackward<'a> {
             profile.time(Part::Norm, || rms_norm(x, &weight, self.eps, to, normed, threads));
         }
         // Moved out of `s`, because the norm's backward below borrows the rest of it mutably.
-        let [dq, dk, dv] = [&mut s.dq, &mut s.dk, &mut s.dv].map(std::mem::take);
+        let all = [&mut s.dq, &mut s.dk, &mut s.dv].map(std::mem::take);
         let (mut rounded, mut forms) = (std::mem::take(&mut s.rounded), std::mem::take(&mut s.forms));
-        let all = [(q, &dq[..tokens * query]), (k, &dk[..tokens * key]), (v, &dv[..tokens * key])];
-        for (((linear, dy), rounded), kind) in all.iter().zip(&mut rounded).zip(QKV) {
-            look.gradient(Operator::Attention(index), dy);
-            look.dy(kind, dy);
-            profile.time(Part::Rounding, || rounded.round(0, linear.rows(), dy, threads));
-        }
-        let gradients = [0, 1, 2].map(|i| (QKV[i], (all[i].1, &rounded[i])));
+        let [of_q, of_k, of_v] = &mut rounded;
+        let output = |i: usize, rounded| {
+            let dy = &all[i][..tokens * self.layer.linear(QKV[i]).rows()];
+            self.look.gradient(Operator::Attention(index), dy);
+            products.output(QKV[i], dy, rounded)
+        };
+        let outputs = [output(0, of_q), output(1, of_k), output(2, of_v)];
         if self.wanted.weights() {
-            products.wgrad(&mut forms, (&s.normed[..tokens * d], normed), &gradients, self.grads);
-            look.dw(&QKV, self.grads);
+            let x = Input::new(&s.normed[..tokens * d], normed);
+            products.wgrad(&mut forms, x, &outputs, self.grads);
         }
         if self.wanted.input() {
-            gradients.iter().for_each(|(kind, (dy, _))| products.prepare(&mut forms, *kind, dy));
-            let through = |part: Range<usize>, d_normed: &mut [f32]| {
-                for (i, (kind, dy)) in gradients.iter().enumerate() {
-                    products.dgrad(&forms, *kind, *dy, part.clone(), d_normed, i > 0);
-                    look.dx(*kind, d_normed);
-                }
-            };
+            products.prepare_dgrad(&mut forms, &outputs);
+            let through =
+                |part: Range<usize>, d_normed: &mut [f32]| products.dgrad(&forms, &outputs, part, d_normed, 1);
             let norm =
                 NormBackward { x: &saved.residual, weight: &self.layer.input_norm, params, eps: self.eps };
             norm.run(tokens, s, self.grads, threads, profile, through);
-            look.gradient(Operator::Norm(index, NormKind::Input), &s.d_residual[..tokens * d]);
+            self.look.gradient(Operator::Norm(index, NormKind::Input), &s.d_residual[..tokens * d]);
             let read = &mut saved.inputs[LinearInput::Qkv.index()];
             read.add_slopes(&s.normed[..tokens * d], &s.d_normed[..tokens * d], d);
         }
+        let [dq, dk, dv] = all;
         (s.dq, s.dk, s.dv, s.rounded, s.forms) = (dq, dk, dv, rounded, forms);
     }
 }
@@ -415,7 +284,7 @@ impl NormBackward<'_> {
         let pieces = pieces.zip(rows_mut(&mut s.partials, d, cut.clone().map(|_| 0..1)));
         let pieces = pieces.zip(rows_mut(&mut s.d_residual, d, cut));
         for_each(threads, pieces, |(((part, d_normed), partial), dx)| {
-            profile.time(Part::Dgrad, || through(part.clone(), d_normed));
+            through(part.clone(), d_normed);
             profile.time(Part::NormBackward, || {
                 norm_backward_part(rows(self.x, d, part), &weight, self.eps, d_normed, dx, partial);
             });
@@ -494,7 +363,7 @@ fn attend_backward(layer: &LayerOps, lens: &[usize], saved: &Saved, s: &mut Scra
             let (q, k) = (take(&mut dq, len * query), take(&mut dk, len * key));
             let grads = AttentionGrads { q: &mut *q, k: &mut *k, v: take(&mut dv, len * key) };
             let dout = rows(d_attended, query, span);
-            kernels().attention_causal_backward(shape, of_sequence, dout, grads, scores);
+            kernels().attention_causal_backward(shape, layer.flow.softcap(), of_sequence, dout, grads, scores);
             if rotates {
                 let angles = ..len * (shape.head_dim / 2);
                 for (x, heads) in [(q, shape.heads), (k, shape.kv_heads)] {

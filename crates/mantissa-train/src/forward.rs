@@ -8,10 +8,11 @@ use mantissa_model::{Batch, ForwardError, LinearInput};
 
 use crate::arena::Parameters;
 use crate::error::TrainError;
-use crate::form::{Draws, Forms, Gemm, Matrix, Side};
-use crate::health::{OperandKind, Operator, Watch};
+use crate::form::{Draws, Forms};
+use crate::health::{Operator, Watch};
 use crate::model::{LayerOps, TrainModel};
 use crate::operand::Operand;
+use crate::products::{Input, Products};
 use crate::profile::{Part, Profile};
 use crate::rows::{PART, rows, rows_mut};
 use crate::store::StoreRef;
@@ -35,33 +36,6 @@ struct Saving<'a> {
     draws: Draws<'a>,
     /// Tokens of the batch; rows beyond are padding.
     tokens: usize,
-}
-
-impl Saving<'_> {
-    /// Multiplies quantized operands.
-    fn quantized(&mut self, x: &[f32], jobs: &mut [Job<'_>]) {
-        let Some(first) = jobs.first().map(|job| job.kind) else { return };
-        let index = self.layer.index;
-        let making = |kind, side| self.draws.making(index, kind, Gemm::Fprop, side);
-        for (i, Job { kind, out, accumulate }) in jobs.iter_mut().enumerate() {
-            let linear = self.layer.linear(*kind);
-            let Some(rules) = linear.rules() else { continue };
-            self.profile.time(Part::Rounding, || {
-                if i == 0 {
-                    let x = &x[..self.tokens * linear.cols()];
-                    let x = Matrix::new(StoreRef::F32(x), linear.cols());
-                    self.forms.fprop_x(&rules.fprop[0], x, making(first, Side::Left));
-                }
-                let weight = Matrix::weight(self.params, linear);
-                self.forms.fprop_w(&rules.fprop[1], weight, making(*kind, Side::Right));
-            });
-            let operands = self.forms.of_fprop().map(|form| form.all());
-            self.profile.time(Part::Fprop, || {
-                linear.fprop_of(self.params, operands, out, *accumulate, self.threads);
-            });
-            self.watch.result(Operator::Linear(index, *kind), "fprop y", out);
-        }
-    }
 }
 
 impl Operators for Saving<'_> {
@@ -90,29 +64,24 @@ impl Operators for Saving<'_> {
         jobs: &mut [Job<'_>],
     ) -> Result<(), ForwardError> {
         let Some(cols) = jobs.first().map(|job| self.layer.linear(job.kind).cols()) else { return Ok(()) };
+        let products = Products {
+            layer: self.layer,
+            params: self.params,
+            draws: self.draws,
+            profile: self.profile,
+        };
         if self.layer.is_quantized() {
-            for Job { kind, .. } in &*jobs {
-                let at = Operator::Linear(self.layer.index, *kind);
-                self.watch.operand(at, OperandKind::X, &self.layer.policy, &x[..self.tokens * cols]);
-            }
-            self.quantized(x, jobs);
+            let x = &x[..self.tokens * cols];
+            products.fprop(self.forms, Input { exact: x, rounded: StoreRef::F32(x) }, jobs);
             return Ok(());
         }
         let (rounded, read) = (&mut self.inputs[input.index()], &mut self.read[input.index()]);
         if matches!(input, LinearInput::O | LinearInput::Down) {
             self.profile.time(Part::Rounding, || rounded.round(*read, cols, x, self.threads));
         }
-        let exact = x;
-        let x = rounded.at_row(*read, cols, x);
-        *read += x.len() / cols;
-        self.profile.time(Part::Fprop, || {
-            for Job { kind, out, accumulate } in jobs {
-                let at = Operator::Linear(self.layer.index, *kind);
-                self.watch.operand(at, OperandKind::X, &self.layer.policy, exact);
-                self.layer.linear(*kind).fprop(self.params, x, out, *accumulate, self.threads);
-                self.watch.result(at, "fprop y", out);
-            }
-        });
+        let x = Input { exact: x, rounded: rounded.at_row(*read, cols, x) };
+        *read += x.rounded.len() / cols;
+        products.fprop(self.forms, x, jobs);
         Ok(())
     }
 }

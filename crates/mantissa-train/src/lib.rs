@@ -36,6 +36,7 @@ mod operand;
 mod optim;
 mod plan;
 mod policy;
+mod products;
 mod profile;
 mod rows;
 mod sampled;

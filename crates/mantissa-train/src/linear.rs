@@ -12,7 +12,6 @@ use crate::arena::Parameters;
 use crate::error::TrainError;
 use crate::form::{FormRef, LinearRules, product};
 use crate::gradients::Gradients;
-use crate::operand::Operand;
 use crate::policy::{GemmPolicy, LinearPolicy};
 use crate::rows::rows_mut;
 use crate::store::{Precision, StoreRef};
@@ -243,22 +242,6 @@ impl LinearOp {
     /// If a slice has the wrong shape.
     pub(crate) fn wgrad(&self, dy: StoreRef<'_>, x: StoreRef<'_>, grads: &mut Gradients, threads: usize) {
         grads.add(self.weight.clone(), |dw| self.wgrad_into(dy, x, dw, threads));
-    }
-
-    /// Adds to the gradients of weight and bias; `dy` `[t, rows]` comes with its rounded form, `x` is `[t,
-    /// cols]`.
-    ///
-    /// # Panics
-    /// If a slice has the wrong shape.
-    pub(crate) fn gradients(
-        &self,
-        (dy, rounded): (&[f32], &Operand),
-        x: StoreRef<'_>,
-        grads: &mut Gradients,
-        threads: usize,
-    ) {
-        self.wgrad(rounded.of(dy), x, grads, threads);
-        self.bias_grad(dy, grads);
     }
 
     /// Adds the column sums of `dy` `[t, rows]` to the bias gradient in `grads`.

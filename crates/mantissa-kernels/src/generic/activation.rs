@@ -16,16 +16,11 @@ pub(crate) fn silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
 /// With `s = sigmoid(g)` and `a = g s`: `da/dg = s + a (1 - s)`.
 #[inline(always)]
 pub(crate) fn silu_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32]) {
-    assert!(
-        gate.len() == out.len() && up.len() == out.len(),
-        "silu_mul_backward: gate, up and out differ in length"
-    );
-    for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
-        let (g, u, dy) = (*gate, *up, *out);
+    gated_backward("silu_mul_backward", gate, up, out, |g| {
         let denominator = 1.0 + exp(-g);
         let (a, s) = (g / denominator, 1.0 / denominator);
-        (*gate, *up, *out) = (dy * u * (s + a * (1.0 - s)), dy * a, a * u);
-    }
+        (a, s + a * (1.0 - s))
+    });
 }
 
 #[inline(always)]
@@ -34,6 +29,15 @@ pub(crate) fn relu2_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
         // Formulated so that NaN stays NaN.
         let r = if g < 0.0 { 0.0 } else { g };
         r * r
+    });
+}
+
+/// `d max(g, 0)²/dg = 2 max(g, 0)`.
+#[inline(always)]
+pub(crate) fn relu2_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32]) {
+    gated_backward("relu2_mul_backward", gate, up, out, |g| {
+        let r = if g < 0.0 { 0.0 } else { g };
+        (r * r, 2.0 * r)
     });
 }
 
@@ -46,12 +50,39 @@ pub(crate) fn gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
     });
 }
 
+/// With `s = 1 / (1 + e^(-2u))` and `a = g s`: `da/dg = s + a (1 - s) 2 du/dg`.
+#[inline(always)]
+pub(crate) fn gelu_tanh_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32]) {
+    gated_backward("gelu_tanh_mul_backward", gate, up, out, |g| {
+        let u = GELU_SLOPE * (g + GELU_CUBIC * (g * g * g));
+        let denominator = 1.0 + exp(-2.0 * u);
+        let (a, s) = (g / denominator, 1.0 / denominator);
+        // Beyond it `a (1 - s)` is 0, and the square might be infinite.
+        let square = super::clamp(g * g, 0.0, 1e6);
+        (a, s + a * (1.0 - s) * (2.0 * GELU_SLOPE * (1.0 + 3.0 * GELU_CUBIC * square)))
+    });
+}
+
 #[inline(always)]
 pub(crate) fn gelu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
     gated("gelu_mul", gate, up, out, |g| {
         let tail = 0.5 * erfc_of_magnitude(f64::from(g) * std::f64::consts::FRAC_1_SQRT_2);
         let below = if g < 0.0 { tail } else { 1.0 - tail };
         (f64::from(g) * below) as f32
+    });
+}
+
+/// With the normal distribution Φ and its density φ: `d g Φ(g)/dg = Φ(g) + g φ(g)`.
+#[inline(always)]
+pub(crate) fn gelu_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32]) {
+    /// 1 / sqrt(2 pi)
+    const DENSITY: f64 = 0.398_942_280_401_432_7;
+    gated_backward("gelu_mul_backward", gate, up, out, |g| {
+        let g = f64::from(g);
+        let tail = 0.5 * erfc_of_magnitude(g * std::f64::consts::FRAC_1_SQRT_2);
+        let below = if g < 0.0 { tail } else { 1.0 - tail };
+        let density = DENSITY * exp_f64_nonpositive(-0.5 * g * g);
+        ((g * below) as f32, (below + g * density) as f32)
     });
 }
 
@@ -98,14 +129,28 @@ pub(crate) fn limited_swiglu_mul(alpha: f32, limit: f32, gate: &[f32], up: &[f32
 #[inline(always)]
 pub(crate) fn softcap(x: &mut [f32], scale: f32, cap: f32) {
     for x in x {
-        let u = *x * scale / cap;
-        let (u2, e) = (u * u, exp(-2.0 * u.abs()));
-        // Near 0 use the series, whose first omitted term is 62/2835 u⁹; elsewhere (1 - e) / (1 + e) has no
-        // cancellation.
-        let near = u - u * u2 * (1.0 / 3.0 - u2 * (2.0 / 15.0 - u2 * (17.0 / 315.0)));
-        let far = ((1.0 - e) / (1.0 + e)).copysign(u);
-        *x = cap * if u2 < 0.04 { near } else { far };
+        *x = cap * tanh(*x * scale / cap);
     }
+}
+
+/// `d cap tanh(scale x / cap)/dx = scale (1 - (y / cap)²)`.
+#[inline(always)]
+pub(crate) fn softcap_backward(y: &[f32], scale: f32, cap: f32, grads: &mut [f32]) {
+    assert_eq!(y.len(), grads.len(), "softcap_backward: lengths differ");
+    for (y, grad) in y.iter().zip(grads) {
+        let t = *y / cap;
+        *grad = *grad * (1.0 - t * t) * scale;
+    }
+}
+
+#[inline(always)]
+pub(super) fn tanh(u: f32) -> f32 {
+    let (u2, e) = (u * u, exp(-2.0 * u.abs()));
+    // Near 0 use the series, whose first omitted term is 62/2835 u⁹; elsewhere (1 - e) / (1 + e) has no
+    // cancellation.
+    let near = u - u * u2 * (1.0 / 3.0 - u2 * (2.0 / 15.0 - u2 * (17.0 / 315.0)));
+    let far = ((1.0 - e) / (1.0 + e)).copysign(u);
+    if u2 < 0.04 { near } else { far }
 }
 
 #[inline(always)]
@@ -113,6 +158,23 @@ fn gated(kernel: &str, gate: &[f32], up: &[f32], out: &mut [f32], act: impl Fn(f
     assert!(gate.len() == out.len() && up.len() == out.len(), "{kernel}: gate, up and out differ in length");
     for ((out, &g), &u) in out.iter_mut().zip(gate).zip(up) {
         *out = act(g) * u;
+    }
+}
+
+/// Backward of [`gated`]; `act` returns the activation, computed as in the forward, and its derivative.
+#[inline(always)]
+fn gated_backward(
+    kernel: &str,
+    gate: &mut [f32],
+    up: &mut [f32],
+    out: &mut [f32],
+    act: impl Fn(f32) -> (f32, f32),
+) {
+    assert!(gate.len() == out.len() && up.len() == out.len(), "{kernel}: gate, up and out differ in length");
+    for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
+        let (g, u, dy) = (*gate, *up, *out);
+        let (a, slope) = act(g);
+        (*gate, *up, *out) = (dy * u * slope, dy * a, a * u);
     }
 }
 
@@ -152,24 +214,62 @@ mod tests {
         }
     }
 
+    /// Slopes against central differences of the definitions in f64, and the output against the forward's bits.
     #[test]
-    fn the_gradient_of_swiglu_matches_central_differences() {
+    fn gradients_match_central_differences() {
+        type Backward = fn(&mut [f32], &mut [f32], &mut [f32]);
+        type Forward = fn(&[f32], &[f32], &mut [f32]);
+        let erf = |x: f64| {
+            // Simpson's rule.
+            let (n, mut sum) = (4000, 0.0);
+            let f = |t: f64| (-t * t).exp();
+            for i in 0..n {
+                let (a, b) = (x * f64::from(i) / f64::from(n), x * f64::from(i + 1) / f64::from(n));
+                sum += (b - a) / 6.0 * (f(a) + 4.0 * f(0.5 * (a + b)) + f(b));
+            }
+            2.0 / std::f64::consts::PI.sqrt() * sum
+        };
         let silu = |x: f64| x / (1.0 + (-x).exp());
-        for i in -200..=200 {
-            let (g, u, dy) = (f64::from(i) * 0.1, 1.5 + f64::from(i % 7), -0.75);
-            let (mut gate, mut up, mut out) = ([g as f32], [u as f32], [dy as f32]);
-            let (g, u) = (f64::from(gate[0]), f64::from(up[0]));
-            let mut forward = [0.0];
-            silu_mul(&gate, &up, &mut forward);
-            silu_mul_backward(&mut gate, &mut up, &mut out);
-            assert_eq!(out, forward, "the forward's bits");
-            let slope = (silu(g + 1e-5) - silu(g - 1e-5)) / 2e-5;
-            assert!((f64::from(gate[0]) - dy * u * slope).abs() < 1e-5, "gate {g}");
-            assert!((f64::from(up[0]) - dy * silu(g)).abs() < 1e-5, "up at {g}");
+        let relu2 = |x: f64| x.max(0.0).powi(2);
+        let gelu_tanh = |x: f64| {
+            0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh())
+        };
+        let gelu = |x: f64| 0.5 * x * (1.0 + erf(x / 2.0_f64.sqrt()));
+        let all: [(Forward, Backward, &dyn Fn(f64) -> f64); 4] = [
+            (silu_mul, silu_mul_backward, &silu),
+            (relu2_mul, relu2_mul_backward, &relu2),
+            (gelu_tanh_mul, gelu_tanh_mul_backward, &gelu_tanh),
+            (gelu_mul, gelu_mul_backward, &gelu),
+        ];
+        for (n, (forward, backward, exact)) in all.into_iter().enumerate() {
+            for i in -60..=60 {
+                let (g, u, dy) = (f64::from(i) * 0.1 + 0.03, 1.5 + f64::from(i % 7), -0.75);
+                let (mut gate, mut up, mut out) = ([g as f32], [u as f32], [dy as f32]);
+                let mut expected = [0.0];
+                forward(&gate, &up, &mut expected);
+                backward(&mut gate, &mut up, &mut out);
+                assert_eq!(out, expected, "{n}: {g}");
+                let slope = dy * u * (exact(g + 1e-4) - exact(g - 1e-4)) / 2e-4;
+                assert!((f64::from(gate[0]) - slope).abs() < 4e-6 * (1.0 + slope.abs()), "{n}: {g}");
+                assert!((f64::from(up[0]) - dy * exact(g)).abs() < 2e-6 * (1.0 + exact(g).abs()), "{n}: {g}");
+            }
+            let (mut gate, mut up, mut out) = ([-1e30, 1e30, f32::NAN], [1.0; 3], [1.0; 3]);
+            backward(&mut gate, &mut up, &mut out);
+            assert!(gate[0] == 0.0 && gate[1] >= 1.0 && gate[2].is_nan(), "{n}: {gate:?}");
         }
-        let (mut gate, mut up, mut out) = ([-200.0, 200.0], [1.0; 2], [1.0; 2]);
-        silu_mul_backward(&mut gate, &mut up, &mut out);
-        assert_eq!((gate, up), ([-0.0, 1.0], [-0.0, 200.0]));
+    }
+
+    #[test]
+    fn the_slope_of_the_cap_matches_central_differences() {
+        for i in -100..100_i8 {
+            let x = f32::from(i) * 0.1;
+            let (mut y, mut grad) = ([x], [1.5]);
+            softcap(&mut y, 0.5, 3.0);
+            softcap_backward(&y, 0.5, 3.0, &mut grad);
+            let exact = |x: f64| 1.5 * 3.0 * (x * 0.5 / 3.0).tanh();
+            let slope = (exact(f64::from(x) + 1e-5) - exact(f64::from(x) - 1e-5)) / 2e-5;
+            assert!((f64::from(grad[0]) - slope).abs() < 1e-6, "{x}: {} for {slope}", grad[0]);
+        }
     }
 
     #[test]

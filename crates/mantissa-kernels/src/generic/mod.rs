@@ -25,7 +25,8 @@ mod xtx;
 
 use crate::simd::LANES;
 pub(crate) use activation::{
-    gelu_mul, gelu_tanh_mul, limited_swiglu_mul, relu2_mul, silu_mul, silu_mul_backward, softcap,
+    gelu_mul, gelu_mul_backward, gelu_tanh_mul, gelu_tanh_mul_backward, limited_swiglu_mul, relu2_mul,
+    relu2_mul_backward, silu_mul, silu_mul_backward, softcap, softcap_backward,
 };
 pub(crate) use blocks::{block_error_sums, decode_blocks, encode_blocks, encode_blocks_scalar};
 pub(crate) use convert::{
@@ -50,7 +51,7 @@ pub(crate) use gemm_packed::{gemm_bf16, gemm_f16, gemm_f32};
 pub(crate) use gemv::{gemm_nt_small, gemv, gevm};
 pub use grid::ElementGrid;
 pub(crate) use grid::{random_words, round_blocks, transpose_columns};
-pub(crate) use norm::{layer_norm, rms_norm, rms_norm_backward};
+pub(crate) use norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
 pub use optim::AdamWStep;
 pub(crate) use optim::adamw;
 pub(crate) use pack::{pack_codes_le, unpack_codes_le};
@@ -60,7 +61,7 @@ pub(crate) use reduce::{amax, argmax, axpy, dot, min_max, sum_f64, sum_squares_f
 pub(crate) use rope::{rope_rotate, rope_rotate_back};
 pub use softmax::LogSumExp;
 pub(crate) use softmax::{
-    cross_entropy_backward, ln, log_softmax_stats, softmax, softmax_backward, softmax_numerators,
+    cross_entropy_backward, ln, log_softmax_stats, softmax, softmax_backward, softmax_backward_capped, softmax_numerators,
     softmax_numerators_max,
 };
 pub use trellis::TrellisValues;

@@ -81,6 +81,53 @@ pub(crate) fn rms_norm_backward<S: Simd>(
     }
 }
 
+/// Values centered at a time in [`layer_norm_backward`].
+const CHUNK: usize = 64;
+
+/// With the mean m, `i = 1 / sqrt(var(x) + eps)`, `h = (x - m) i` and `g = dy · w`: `dw += dy · h`, `db += dy` and
+/// `dx += i (g - mean(g) - h mean(g h))`, the derivative of eq. 3.
+#[inline(always)]
+pub(crate) fn layer_norm_backward<S: Simd>(
+    simd: S,
+    x: &[f32],
+    weight: &[f32],
+    eps: f32,
+    dy: &[f32],
+    dx: &mut [f32],
+    dweight: &mut [f32],
+    dbias: &mut [f32],
+) {
+    let d = weight.len();
+    assert!(
+        x.len() == dy.len() && x.len() == dx.len() && dweight.len() == d && dbias.len() == d,
+        "layer_norm_backward: lengths differ"
+    );
+    if x.is_empty() {
+        return;
+    }
+    assert!(d > 0 && x.len().is_multiple_of(d), "layer_norm_backward: {} values are not rows of {d}", x.len());
+    for ((x, dy), dx) in x.chunks_exact(d).zip(dy.chunks_exact(d)).zip(dx.chunks_exact_mut(d)) {
+        let mean = (sum_terms_f64(simd, x, f64::from) / d as f64) as f32;
+        let square = |x: f32| f64::from(x - mean) * f64::from(x - mean);
+        let inverse = 1.0 / ((sum_terms_f64(simd, x, square) / d as f64) as f32 + eps).sqrt();
+        let across = dot(simd, dy, weight) / d as f32;
+        // Centered before it is multiplied, so that a large mean does not cancel.
+        let (mut along, mut centered) = (0.0, [0.0; CHUNK]);
+        for ((x, dy), w) in x.chunks(CHUNK).zip(dy.chunks(CHUNK)).zip(weight.chunks(CHUNK)) {
+            let centered = &mut centered[..x.len()];
+            centered.iter_mut().zip(x).for_each(|(c, x)| *c = x - mean);
+            along += dot3(simd, dy, w, centered);
+        }
+        let along = along * (inverse * inverse) / d as f32;
+        for i in 0..d {
+            let centered = x[i] - mean;
+            dweight[i] += dy[i] * (centered * inverse);
+            dbias[i] += dy[i];
+            dx[i] += inverse * (dy[i] * weight[i] - across - centered * along);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,6 +178,40 @@ mod tests {
         }
         for (i, dw) in dw.iter().enumerate() {
             assert!((f64::from(*dw) - 0.25 - slope(i, true)).abs() < 1e-5, "dw[{i}]");
+        }
+    }
+
+    #[test]
+    fn gradients_of_layer_norm_match_central_differences() {
+        let (d, rows) = (83, 2);
+        let wave = |n: usize, phase: f32| (0..n).map(|i| (i as f32 * 0.7 + phase).sin()).collect::<Vec<_>>();
+        let (x, w, b, dy) = (wave(d * rows, 0.0), wave(d, 1.0), wave(d, 4.0), wave(d * rows, 2.0));
+        // The loss Σ dy · norm(x) in f64.
+        let loss = |x: &[f64], w: &[f64], b: &[f64]| -> f64 {
+            let row = |(x, dy): (&[f64], &[f32])| -> f64 {
+                let mean = x.iter().sum::<f64>() / d as f64;
+                let inverse = (x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / d as f64 + 1e-3).powf(-0.5);
+                let normed = x.iter().zip(w).zip(b).map(|((x, w), b)| (x - mean) * inverse * w + b);
+                normed.zip(dy).map(|(y, dy)| f64::from(*dy) * y).sum()
+            };
+            x.chunks(d).zip(dy.chunks(d)).map(row).sum()
+        };
+        let (mut dx, mut dw, mut db) = (vec![0.5; d * rows], vec![0.25; d], vec![-0.5; d]);
+        layer_norm_backward(Portable, &x, &w, 1e-3, &dy, &mut dx, &mut dw, &mut db);
+        let wide = |v: &[f32]| v.iter().map(|&v| f64::from(v)).collect::<Vec<_>>();
+        let slope = |which: usize, at: usize| {
+            let value = |h: f64| {
+                let mut all = [wide(&x), wide(&w), wide(&b)];
+                all[which][at] += h;
+                loss(&all[0], &all[1], &all[2])
+            };
+            (value(1e-5) - value(-1e-5)) / 2e-5
+        };
+        for (which, (found, start)) in [(&dx, 0.5), (&dw, 0.25), (&db, -0.5)].into_iter().enumerate() {
+            for (i, found) in found.iter().enumerate() {
+                let slope = slope(which, i);
+                assert!((f64::from(*found) - start - slope).abs() < 1e-5, "[{which}][{i}]: {found} for {slope}");
+            }
         }
     }
 

@@ -1,5 +1,6 @@
 //! Softmax of attention scores in f32, and the log-softmax statistics of logits in f64.
 
+use super::activation::tanh;
 use super::exp::{exp, exp_f64_nonpositive};
 use super::reduce::{max_ignoring_nan, sum, sum_terms_f64};
 use crate::simd::Simd;
@@ -53,6 +54,25 @@ pub(crate) fn softmax_backward(scores: &mut [f32], grads: &mut [f32], scale: f32
     for (s, g) in scores.iter_mut().zip(grads) {
         let p = exp(scale * *s - lse);
         (*s, *g) = (p, (p * (*g - delta)) * scale);
+    }
+}
+
+/// [`softmax_backward`] of scores that were capped: `c = cap tanh(scale s / cap)`, `p = exp(c - lse)`,
+/// `ds = scale · (1 - (c / cap)²) · p (dp - delta)`.
+#[inline(always)]
+pub(crate) fn softmax_backward_capped(
+    scores: &mut [f32],
+    grads: &mut [f32],
+    scale: f32,
+    cap: f32,
+    lse: f32,
+    delta: f32,
+) {
+    assert_eq!(scores.len(), grads.len(), "softmax_backward_capped: lengths differ");
+    for (s, g) in scores.iter_mut().zip(grads) {
+        let t = tanh(*s * scale / cap);
+        let p = exp(cap * t - lse);
+        (*s, *g) = (p, (p * (*g - delta)) * (1.0 - t * t) * scale);
     }
 }
 

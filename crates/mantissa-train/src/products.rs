@@ -1,0 +1,222 @@
+//! The three matmuls of a decoder layer's linear layers, with plain or quantized operands: fprop `Y = X Wᵀ + b`, dgrad
+//! `dX = dY W`, wgrad `dW = dYᵀ X` and `db = Σ dY`. Everything around them is here too: operands are prepared, times
+//! are taken ([`Profile`]) and tensors shown to the telemetry ([`Watch`](crate::health::Watch)). Forward and backward
+//! passes state formulas only.
+//!
+//! X is `[tokens, cols]`, W `[rows, cols]`, Y and dY `[tokens, rows]`. Linear layers that read the same X are passed
+//! together in the order of the forward pass, because they share the quantized X; the sum of their dX is what an
+//! operation on dX sees.
+
+use std::ops::Range;
+
+use mantissa_model::LinearKind;
+use mantissa_model::flow::Job;
+
+use crate::arena::Parameters;
+use crate::form::{Draws, Forms, Gemm, Making, Matrix, Side, slot_of};
+use crate::gradients::Gradients;
+use crate::health::{OperandKind, Operator};
+use crate::linear::LinearOp;
+use crate::model::LayerOps;
+use crate::operand::Operand;
+use crate::profile::{Part, Profile};
+use crate::store::StoreRef;
+
+/// Matmuls of one layer in one step.
+#[derive(Clone, Copy)]
+pub(crate) struct Products<'a> {
+    pub(crate) layer: &'a LayerOps,
+    pub(crate) params: &'a Parameters,
+    pub(crate) draws: Draws<'a>,
+    pub(crate) profile: &'a Profile,
+}
+
+/// Input X of linear layers, `[tokens, cols]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Input<'a> {
+    /// Values before rounding.
+    pub(crate) exact: &'a [f32],
+    /// What matmuls with plain operands read.
+    pub(crate) rounded: StoreRef<'a>,
+}
+
+impl<'a> Input<'a> {
+    /// Takes values whose rounded copy, if any, is `rounded`.
+    pub(crate) fn new(exact: &'a [f32], rounded: &'a Operand) -> Self {
+        Input { exact, rounded: rounded.of(exact) }
+    }
+}
+
+/// Gradient dY `[tokens, rows]` of a linear layer's output.
+#[derive(Clone, Copy)]
+pub(crate) struct OutputGradient<'a> {
+    kind: LinearKind,
+    exact: &'a [f32],
+    rounded: StoreRef<'a>,
+}
+
+impl<'a> Products<'a> {
+    fn linear(self, kind: LinearKind) -> &'a LinearOp {
+        self.layer.linear(kind)
+    }
+
+    fn at(self, kind: LinearKind) -> Operator {
+        Operator::Linear(self.layer.index, kind)
+    }
+
+    fn making(self, kind: LinearKind, gemm: Gemm, side: Side) -> Making<'a> {
+        self.draws.making(self.layer.index, kind, gemm, side)
+    }
+
+    /// Runs `jobs`, which all read `x`. Rows of their outputs beyond those of `x` become 0 if operands are quantized.
+    pub(crate) fn fprop(self, forms: &mut Forms, x: Input<'_>, jobs: &mut [Job<'_>]) {
+        let Some(first) = jobs.first().map(|job| job.kind) else { return };
+        for Job { kind, .. } in &*jobs {
+            self.draws.watch.operand(self.at(*kind), OperandKind::X, &self.layer.policy, x.exact);
+        }
+        for (i, Job { kind, out, accumulate }) in jobs.iter_mut().enumerate() {
+            let (linear, threads) = (self.linear(*kind), self.draws.threads);
+            if linear.rules().is_some() {
+                self.prepare_fprop(forms, *kind, (i == 0).then_some((first, x.exact)));
+                let operands = forms.of_fprop().map(|form| form.all());
+                self.profile.time(Part::Fprop, || {
+                    linear.fprop_of(self.params, operands, out, *accumulate, threads);
+                });
+            } else {
+                self.profile.time(Part::Fprop, || {
+                    linear.fprop(self.params, x.rounded, out, *accumulate, threads);
+                });
+            }
+            self.draws.watch.result(self.at(*kind), "fprop y", out);
+        }
+    }
+
+    /// Makes the quantized W of fprop, and X if it is given with the first linear layer that reads it.
+    fn prepare_fprop(self, forms: &mut Forms, kind: LinearKind, x: Option<(LinearKind, &[f32])>) {
+        let linear = self.linear(kind);
+        let Some(rules) = linear.rules() else { return };
+        self.profile.time(Part::Rounding, || {
+            if let Some((first, x)) = x {
+                let x = Matrix::new(StoreRef::F32(x), linear.cols());
+                forms.fprop_x(&rules.fprop[0], x, self.making(first, Gemm::Fprop, Side::Left));
+            }
+            let weight = Matrix::weight(self.params, linear);
+            forms.fprop_w(&rules.fprop[1], weight, self.making(kind, Gemm::Fprop, Side::Right));
+        });
+    }
+
+    /// Takes the gradient `dy` of a linear layer's output and rounds it into `rounded`.
+    pub(crate) fn output<'b>(
+        self,
+        kind: LinearKind,
+        dy: &'b [f32],
+        rounded: &'b mut Operand,
+    ) -> OutputGradient<'b> {
+        self.profile.time(Part::Rounding, || {
+            rounded.round(0, self.linear(kind).rows(), dy, self.draws.threads);
+        });
+        self.rounded_output(kind, dy, rounded)
+    }
+
+    /// Takes the gradient `dy` of a linear layer's output, which was rounded into `rounded` before.
+    pub(crate) fn rounded_output<'b>(
+        self,
+        kind: LinearKind,
+        dy: &'b [f32],
+        rounded: &'b Operand,
+    ) -> OutputGradient<'b> {
+        self.draws.watch.operand(self.at(kind), OperandKind::Dy, &self.layer.policy, dy);
+        OutputGradient { kind, exact: dy, rounded: rounded.of(dy) }
+    }
+
+    /// Adds to the gradients of weights and biases of linear layers that read `x`.
+    pub(crate) fn wgrad(
+        self,
+        forms: &mut Forms,
+        x: Input<'_>,
+        outputs: &[OutputGradient<'_>],
+        grads: &mut Gradients,
+    ) {
+        let Some(first) = outputs.first().map(|output| output.kind) else { return };
+        for (i, OutputGradient { kind, exact: dy, rounded }) in outputs.iter().enumerate() {
+            let (linear, threads) = (self.linear(*kind), self.draws.threads);
+            if linear.rules().is_some() {
+                self.prepare_wgrad(forms, *kind, dy, (i == 0).then_some((first, x.exact)));
+                let operands = forms.of_wgrad().map(|form| form.all());
+                self.profile.time(Part::Wgrad, || linear.wgrad_of(operands, grads, threads));
+            } else {
+                self.profile.time(Part::Wgrad, || linear.wgrad(*rounded, x.rounded, grads, threads));
+            }
+            self.profile.time(Part::Wgrad, || linear.bias_grad(dy, grads));
+        }
+        if !self.draws.watch.is_off() {
+            for OutputGradient { kind, .. } in outputs {
+                let dw = grads.get(self.linear(*kind).weight());
+                self.draws.watch.result(self.at(*kind), "wgrad dw", &dw.widened());
+            }
+        }
+    }
+
+    /// Makes the quantized dY of wgrad, and X if it is given with the first linear layer that reads it.
+    fn prepare_wgrad(
+        self,
+        forms: &mut Forms,
+        kind: LinearKind,
+        dy: &[f32],
+        x: Option<(LinearKind, &[f32])>,
+    ) {
+        let linear = self.linear(kind);
+        let Some(rules) = linear.rules() else { return };
+        self.profile.time(Part::Rounding, || {
+            if let Some((first, x)) = x {
+                let x = Matrix::new(StoreRef::F32(x), linear.cols());
+                let forward = (&rules.fprop[0], self.making(first, Gemm::Fprop, Side::Left));
+                forms.wgrad_x(&rules.wgrad[1], x, self.making(first, Gemm::Wgrad, Side::Right), forward);
+            }
+            let dy = Matrix::new(StoreRef::F32(dy), linear.rows());
+            forms.wgrad_dy(&rules.wgrad[0], dy, self.making(kind, Gemm::Wgrad, Side::Left));
+        });
+    }
+
+    /// Makes the quantized operands of dgrad of linear layers with the same input.
+    pub(crate) fn prepare_dgrad(self, forms: &mut Forms, outputs: &[OutputGradient<'_>]) {
+        for OutputGradient { kind, exact: dy, .. } in outputs {
+            let (linear, slot) = (self.linear(*kind), slot_of(*kind));
+            let Some(rules) = linear.rules() else { continue };
+            self.profile.time(Part::Rounding, || {
+                let dy = Matrix::new(StoreRef::F32(dy), linear.rows());
+                forms.dgrad_dy(slot, &rules.dgrad[0], dy, self.making(*kind, Gemm::Dgrad, Side::Left));
+                let weight = Matrix::weight(self.params, linear);
+                let forward = (&rules.fprop[1], self.making(*kind, Gemm::Fprop, Side::Right));
+                let making = self.making(*kind, Gemm::Dgrad, Side::Right);
+                forms.dgrad_w(slot, &rules.dgrad[1], weight, making, forward);
+            });
+        }
+    }
+
+    /// Computes the gradient `dx` `[part, cols]` of the input of linear layers for the tokens `part`, the sum over
+    /// all, on up to `threads` threads. Quantized operands were made by [`prepare_dgrad`](Self::prepare_dgrad).
+    pub(crate) fn dgrad(
+        self,
+        forms: &Forms,
+        outputs: &[OutputGradient<'_>],
+        part: Range<usize>,
+        dx: &mut [f32],
+        threads: usize,
+    ) {
+        for (i, OutputGradient { kind, rounded, .. }) in outputs.iter().enumerate() {
+            let (linear, accumulate) = (self.linear(*kind), i > 0);
+            self.profile.time(Part::Dgrad, || {
+                if linear.rules().is_some() {
+                    let [dy, weight] = forms.of_dgrad(slot_of(*kind));
+                    let operands = [dy.all().slice(part.clone()), weight.all()];
+                    linear.dgrad_of(operands, dx, accumulate, threads);
+                } else {
+                    let dy = rounded.slice(part.start * linear.rows()..part.end * linear.rows());
+                    linear.dgrad(self.params, dy, dx, accumulate, threads);
+                }
+            });
+            self.draws.watch.result(self.at(*kind), "dgrad dx", dx);
+        }
+    }
+}
