@@ -5,10 +5,13 @@
 //! out = "runs/first"                # folder of the run
 //!
 //! [model]
-//! config = "config.json"            # Hugging Face config of the architecture
-//! tokenizer = "tokenizer"           # folder with tokenizer.json
+//! config = "config.json"            # Hugging Face config of the architecture, or the table [model.architecture]
+//! tokenizer = "tokenizer"           # folder with tokenizer.json; without it, one is trained on the data
 //! init = "model"                    # optional: folder of a dense model to start from
 //! std = 0.02                        # standard deviation of initial weights
+//!
+//! [model.architecture]              # the keys of a config.json, instead of `config`
+//! model_type = "llama"
 //!
 //! [data]
 //! files = ["a.txt", "b.jsonl"]
@@ -17,6 +20,19 @@
 //! length = 256                      # tokens per window
 //! batch = 16                        # windows per batch
 //! accumulate = 1                    # batches per step (gradient accumulation)
+//!
+//! [validation]                      # optional
+//! files = []                        # held-out texts, or
+//! share = 0.02                      # share of the data's documents that is held out
+//! every = 100                       # steps between two measurements
+//! batches = 8                       # batches measured at most
+//! patience = 0                      # end after this number of measurements without a better loss; 0: never
+//!
+//! [samples]                         # optional
+//! prompts = ["Once upon a time"]    # continued during training
+//! every = 100                       # steps
+//! tokens = 32                       # new tokens of each
+//! temperature = 0.0                 # 0: greedy
 //!
 //! [precision]
 //! policy = "bf16"                   # fp32 fp16 bf16 … or a recipe below 16 bits such as nvfp4
@@ -38,7 +54,7 @@
 //! max_norm = 1.0                    # 0: no clipping
 //!
 //! [schedule]
-//! steps = 1000
+//! steps = 1000                      # or minutes = 30, with kind = "stable": decays in the last `decay_share` of it
 //! kind = "cosine"                   # constant linear cosine stable
 //! warmup = 50
 //! min_ratio = 0.1
@@ -47,15 +63,17 @@
 //! [checkpoint]
 //! every = 100                       # steps; the first is written after step 1
 //! keep = 2
+//! best = true                       # also keep the one with the least validation loss, and export that
 //!
 //! [telemetry]
 //! every = 100                       # steps between two health reports; 0: none
 //! ```
 
 mod differences;
+mod faults;
 mod keys;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::blockwise::{BLOCKWISE_RULES, BlockwiseRule};
 use crate::data::TextFormat;
@@ -65,7 +83,10 @@ use crate::policy::{Policy, TableFault};
 use crate::schedule::{Decay, Schedule};
 
 pub use differences::differences;
-pub use keys::{CheckpointConfig, Data, Model, Optimizer, RunConfig, ScheduleConfig, Telemetry};
+pub use faults::KeyFaults;
+pub use keys::{
+    CheckpointConfig, Data, Model, Optimizer, RunConfig, Samples, ScheduleConfig, Telemetry, Validation,
+};
 
 /// Values of `optimizer.moments`, for messages.
 const MOMENTS: &str =
@@ -85,8 +106,8 @@ impl RunConfig {
     /// value).
     ///
     /// # Errors
-    /// [`TrainError::Toml`] for invalid TOML, unknown keys and wrong types; [`TrainError::Config`] names the
-    /// key and the accepted values.
+    /// [`TrainError::Toml`] for invalid TOML and wrong types; [`TrainError::Keys`] lists all missing and unknown
+    /// keys; [`TrainError::Config`] names the key and the accepted values.
     pub fn parse(file: &str, text: &str, changes: &[String]) -> Result<Self, TrainError> {
         let invalid = |place: String, error: toml::de::Error| {
             let error = error.message().replace('\n', " ");
@@ -100,6 +121,10 @@ impl RunConfig {
                 found,
                 allowed: "section.key=value".to_owned(),
             })?;
+        }
+        let faults = faults::of(&table);
+        if !faults.is_empty() {
+            return Err(TrainError::Keys { file: file.to_owned(), faults });
         }
         // Serialized again, so that an error in a change also has a line to quote.
         let text = toml::to_string(&table).map_err(|error| TrainError::Toml {
@@ -125,6 +150,7 @@ impl RunConfig {
         };
         self.check_data(&fault)?;
         self.check_ranges(&fault)?;
+        self.check_course(&fault)?;
         if let Err(TableFault { key, found, allowed }) = self.precision.policy(self.seed) {
             return fault(&format!("precision.{key}"), found, &allowed);
         }
@@ -148,8 +174,11 @@ impl RunConfig {
             ("data.batch", self.data.batch as u64),
             ("data.accumulate", self.data.accumulate as u64),
             ("checkpoint.keep", self.checkpoint.keep as u64),
-            ("schedule.steps", self.schedule.steps),
             ("checkpoint.every", self.checkpoint.every),
+            ("validation.every", self.validation.every),
+            ("validation.batches", self.validation.batches as u64),
+            ("samples.every", self.samples.every),
+            ("samples.tokens", self.samples.tokens as u64),
         ];
         if let Some((key, _)) = positive.into_iter().find(|(_, n)| *n == 0) {
             return fault(key, "0".to_owned(), "1 or more");
@@ -182,12 +211,45 @@ impl RunConfig {
             ("optimizer.weight_decay", weight_decay, 0.0..=1e3),
             ("optimizer.max_norm", max_norm, 0.0..=1e30),
             ("schedule.min_ratio", self.schedule.min_ratio, 0.0..=1.0),
+            ("schedule.minutes", self.schedule.minutes, 0.0..=1e6),
+            ("schedule.decay_share", self.schedule.decay_share, 0.0..=0.9),
+            ("validation.share", self.validation.share, 0.0..=0.5),
+            ("samples.temperature", self.samples.temperature, 0.0..=100.0),
             ("model.std", self.model.std, 0.0..=1e3),
         ];
         for (key, found, allowed) in numbers {
             if !allowed.contains(&found) {
                 return fault(key, found.to_string(), &format!("{} to {}", allowed.start(), allowed.end()));
             }
+        }
+        Ok(())
+    }
+
+    /// Checks keys that exclude or need each other.
+    fn check_course(
+        &self,
+        fault: &impl Fn(&str, String, &str) -> Result<(), TrainError>,
+    ) -> Result<(), TrainError> {
+        let ScheduleConfig { steps, minutes, kind, .. } = &self.schedule;
+        let Validation { files, share, patience, .. } = &self.validation;
+        let timed = *minutes > 0.0;
+        if timed && *steps > 0 {
+            return fault("schedule.steps", steps.to_string(), "none with schedule.minutes");
+        }
+        if timed && kind != "stable" {
+            return fault("schedule.kind", kind.clone(), "stable with schedule.minutes");
+        }
+        if !timed && *steps == 0 {
+            return fault("schedule.steps", "0".to_owned(), "1 or more, or schedule.minutes");
+        }
+        if *share > 0.0 && !files.is_empty() {
+            return fault("validation.share", share.to_string(), "0 with validation.files");
+        }
+        if *patience > 0 && !self.validation.is_active() {
+            return fault("validation.patience", patience.to_string(), "0 without validation.share and .files");
+        }
+        if self.model.config.is_some() && self.model.architecture.is_some() {
+            return fault("model.config", "this and [model.architecture]".to_owned(), "one of both");
         }
         Ok(())
     }
@@ -245,11 +307,15 @@ impl RunConfig {
         }
     }
 
-    /// Returns the learning rate schedule.
+    /// Returns the learning rate schedule. With `schedule.minutes` it has no end yet: the run sets one when the
+    /// decay begins.
     pub fn schedule(&self) -> Schedule {
         let ScheduleConfig { steps, warmup, .. } = self.schedule;
-        let decay = self.decay().unwrap_or(Decay::Constant);
-        Schedule { peak: self.optimizer.lr, warmup_steps: warmup, total_steps: steps, decay }
+        let (decay, total_steps) = match self.schedule.minutes > 0.0 {
+            true => (Decay::Constant, u64::MAX),
+            false => (self.decay().unwrap_or(Decay::Constant), steps),
+        };
+        Schedule { peak: self.optimizer.lr, warmup_steps: warmup, total_steps, decay }
     }
 
     /// Returns the optimizer options. Weight decay groups are in [`decay_groups`](Self::decay_groups).
@@ -275,6 +341,14 @@ impl RunConfig {
     pub fn decay_groups(&self) -> DecayGroups {
         let Optimizer { decay, no_decay, .. } = &self.optimizer;
         DecayGroups { decay: decay.clone(), no_decay: no_decay.clone() }
+    }
+
+    /// Returns the path of the model's config.json, without `[model.architecture]`; `base` is the folder of the settings.
+    pub fn model_config(&self, base: &Path) -> PathBuf {
+        match (&self.model.config, &self.model.init) {
+            (Some(config), _) => base.join(config),
+            (None, init) => base.join(init.as_deref().unwrap_or_default()).join("config.json"),
+        }
     }
 
     /// Returns the document format of a data file, by its extension.

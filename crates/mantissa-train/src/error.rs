@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use mantissa_model::{ForwardError, LoadError};
 use mantissa_store::{ErrorClass, Shown};
 
+use crate::config::KeyFaults;
 use crate::data::DataError;
 
 /// Maximum characters of a quotation, and of a message.
 const QUOTED: usize = 80;
-const MESSAGE: usize = 600;
+const MESSAGE: usize = 1000;
 
 /// Cleans a message that quotes a file in backticks or double quotes: one line, control characters escaped,
 /// quotations cut.
@@ -34,6 +35,16 @@ fn cut(message: &str) -> String {
         Some((end, _)) => format!("{}…", &out[..end]),
         None => out,
     }
+}
+
+/// Joins missing and unknown keys to one message.
+fn keys(faults: &KeyFaults) -> String {
+    let unknown = faults.unknown.iter().map(|key| format!("unknown key {key}"));
+    let missing = match faults.missing.as_slice() {
+        [] => None,
+        missing => Some(format!("missing keys, such as {}", missing.join(", "))),
+    };
+    unknown.chain(missing).collect::<Vec<_>>().join("; ")
 }
 
 /// Error of a training run.
@@ -155,7 +166,18 @@ pub enum TrainError {
         /// Accepted values.
         allowed: String,
     },
-    /// The settings are not valid TOML, or have an unknown key or a wrong type.
+    /// The settings lack keys or have unknown ones.
+    #[error(
+        "{file}: settings: {}; fix: `mantissa train --init small` prints settings with all of them",
+        cut(&keys(.faults))
+    )]
+    Keys {
+        /// Settings file.
+        file: String,
+        /// Missing and unknown keys.
+        faults: KeyFaults,
+    },
+    /// The settings are not valid TOML, or have a wrong type.
     #[error("{file}: {}: {}; fix: see the keys in docs/reference/training.md", Shown(.place), cut(.error))]
     Toml {
         /// Settings file.

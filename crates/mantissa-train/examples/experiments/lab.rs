@@ -47,10 +47,10 @@ impl Lab {
         let base_name = path.display().to_string();
         let base = std::fs::read_to_string(&path).map_err(|error| format!("{base_name}: {error}"))?;
         let settings = RunConfig::parse(&base_name, &base, &[])?;
-        let config = dir.join(&settings.model.config);
+        let config = dir.join(settings.model.config.as_deref().unwrap_or("config.json"));
         let value = json::read_strict(&config, 1 << 20, "a model's config.json")?;
         let config = ModelConfig::from_json(&value, &config.display().to_string())?;
-        let tokenizer = Tokenizer::load(&dir.join(&settings.model.tokenizer))?;
+        let tokenizer = Tokenizer::load(&dir.join(settings.model.tokenizer.as_deref().unwrap_or("bytes")))?;
         let mut ids = Vec::new();
         for file in &settings.data.files {
             let file = dir.join(file);

@@ -5,6 +5,17 @@ use serde::{Deserialize, Serialize};
 use crate::optim::DecayGroups;
 use crate::policy::PolicyTable;
 
+/// Keys of tables that have no default, with an example of each, for the message that lists missing keys.
+pub(super) const EXAMPLES: [(&str, &str); 7] = [
+    ("out", "\"runs/first\""),
+    ("data.files", "[\"text.txt\"]"),
+    ("data.length", "256"),
+    ("data.batch", "16"),
+    ("optimizer.lr", "1e-3"),
+    ("schedule.steps", "1000"),
+    ("model.config", "\"config.json\""),
+];
+
 /// Settings of a training run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -15,6 +26,10 @@ pub struct RunConfig {
     pub out: String,
     pub model: Model,
     pub data: Data,
+    #[serde(default, skip_serializing_if = "Validation::is_default")]
+    pub validation: Validation,
+    #[serde(default, skip_serializing_if = "Samples::is_default")]
+    pub samples: Samples,
     #[serde(default)]
     pub precision: PolicyTable,
     pub optimizer: Optimizer,
@@ -30,12 +45,16 @@ pub struct RunConfig {
 #[serde(deny_unknown_fields)]
 #[expect(missing_docs, reason = "the text of the parent module describes every key")]
 pub struct Model {
-    pub config: String,
-    pub tokenizer: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub init: Option<String>,
     #[serde(default = "std")]
     pub std: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub architecture: Option<toml::Table>,
 }
 
 /// `[data]`.
@@ -52,6 +71,68 @@ pub struct Data {
     pub batch: usize,
     #[serde(default = "one")]
     pub accumulate: usize,
+}
+
+/// `[validation]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[expect(missing_docs, reason = "the text of the parent module describes every key")]
+pub struct Validation {
+    pub files: Vec<String>,
+    pub share: f64,
+    pub every: u64,
+    pub batches: usize,
+    pub patience: u64,
+}
+
+impl Validation {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// True if documents are held out and their loss is measured.
+    pub fn is_active(&self) -> bool {
+        self.share > 0.0 || !self.files.is_empty()
+    }
+
+    /// True if the loss is measured after `step` of `last`.
+    pub fn is_due(&self, step: u64, last: bool) -> bool {
+        self.is_active() && (last || step.is_multiple_of(self.every.max(1)))
+    }
+}
+
+impl Default for Validation {
+    fn default() -> Self {
+        Validation { files: Vec::new(), share: 0.0, every: 100, batches: 8, patience: 0 }
+    }
+}
+
+/// `[samples]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[expect(missing_docs, reason = "the text of the parent module describes every key")]
+pub struct Samples {
+    pub prompts: Vec<String>,
+    pub every: u64,
+    pub tokens: usize,
+    pub temperature: f64,
+}
+
+impl Samples {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// True if prompts are continued after `step`.
+    pub fn is_due(&self, step: u64, last: bool) -> bool {
+        !self.prompts.is_empty() && (last || step.is_multiple_of(self.every.max(1)))
+    }
+}
+
+impl Default for Samples {
+    fn default() -> Self {
+        Samples { prompts: Vec::new(), every: 100, tokens: 32, temperature: 0.0 }
+    }
 }
 
 /// `[optimizer]`.
@@ -89,7 +170,10 @@ pub struct Optimizer {
 #[serde(deny_unknown_fields)]
 #[expect(missing_docs, reason = "the text of the parent module describes every key")]
 pub struct ScheduleConfig {
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub steps: u64,
+    #[serde(default, skip_serializing_if = "is_zero_minutes")]
+    pub minutes: f64,
     #[serde(default = "cosine")]
     pub kind: String,
     #[serde(default)]
@@ -98,6 +182,8 @@ pub struct ScheduleConfig {
     pub min_ratio: f64,
     #[serde(default)]
     pub decay_steps: u64,
+    #[serde(default = "decay_share", skip_serializing_if = "is_decay_share")]
+    pub decay_share: f64,
 }
 
 /// `[checkpoint]`.
@@ -107,6 +193,8 @@ pub struct ScheduleConfig {
 pub struct CheckpointConfig {
     pub every: u64,
     pub keep: usize,
+    #[serde(skip_serializing_if = "is_true")]
+    pub best: bool,
 }
 
 /// `[telemetry]`.
@@ -115,6 +203,26 @@ pub struct CheckpointConfig {
 #[expect(missing_docs, reason = "the text of the parent module describes every key")]
 pub struct Telemetry {
     pub every: u64,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+fn is_zero_minutes(n: &f64) -> bool {
+    *n == 0.0
+}
+
+fn decay_share() -> f64 {
+    0.2
+}
+
+fn is_decay_share(share: &f64) -> bool {
+    *share == decay_share()
+}
+
+fn is_true(value: &bool) -> bool {
+    *value
 }
 
 fn std() -> f64 {
@@ -175,7 +283,7 @@ fn min_ratio() -> f64 {
 
 impl Default for CheckpointConfig {
     fn default() -> Self {
-        CheckpointConfig { every: 100, keep: 2 }
+        CheckpointConfig { every: 100, keep: 2, best: true }
     }
 }
 

@@ -21,6 +21,10 @@ pub const BEGIN: u32 = 0;
 /// Id of the end-of-document token.
 pub const END: u32 = 1;
 
+/// Chat template that joins the messages to one text, for models trained on plain text.
+const CHAT_TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}{{ ' ' if not loop.first and \
+    loop.previtem.content[-1:] not in ' \\n' and m.content[:1] not in ' \\n.,!?' }}{{ m.content }}{% endfor %}";
+
 /// Files of a tokenizer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainedTokenizer {
@@ -47,12 +51,35 @@ pub fn train_bpe(documents: &[String], vocab_size: usize) -> Result<TrainedToken
 /// [`DataError::Field`] for a vocabulary below [`LEAST_VOCAB`] or more merges than the text holds;
 /// [`DataError::Memory`].
 pub fn learn_bpe(words: WordCounts, vocab_size: usize) -> Result<TrainedTokenizer, DataError> {
-    let fault = |field: &str, found: String, allowed: String| DataError::Field {
-        file: "tokenizer".to_owned(),
-        field: field.to_owned(),
-        found,
-        allowed,
-    };
+    let (trained, found) = learn(words, vocab_size)?;
+    match found == vocab_size {
+        true => Ok(trained),
+        false => Err(fault(
+            "vocab_size",
+            format!("at most {found} tokens in the text"),
+            format!("a text with at least {vocab_size} tokens"),
+        )),
+    }
+}
+
+/// Learns at most `vocab_size` tokens as [`learn_bpe`], fewer if the text holds no more merges; returns the tokenizer
+/// with its number of tokens.
+///
+/// # Errors
+/// As [`learn_bpe`], but for too few merges.
+pub fn learn_bpe_at_most(
+    mut words: WordCounts,
+    vocab_size: usize,
+) -> Result<(TrainedTokenizer, usize), DataError> {
+    let most = words.most_tokens(LEAST_VOCAB)?;
+    learn(words, vocab_size.min(usize::try_from(most).unwrap_or(usize::MAX)))
+}
+
+fn fault(field: &str, found: String, allowed: String) -> DataError {
+    DataError::Field { file: "tokenizer".to_owned(), field: field.to_owned(), found, allowed }
+}
+
+fn learn(words: WordCounts, vocab_size: usize) -> Result<(TrainedTokenizer, usize), DataError> {
     if vocab_size < LEAST_VOCAB {
         let allowed = format!("at least {LEAST_VOCAB}: every byte and {} special tokens", SPECIAL.len());
         return Err(fault("vocab_size", vocab_size.to_string(), allowed));
@@ -76,13 +103,6 @@ pub fn learn_bpe(words: WordCounts, vocab_size: usize) -> Result<TrainedTokenize
     tokenizer.with_decoder(Some(ByteLevel::default()));
     tokenizer.add_special_tokens(special).map_err(failed)?;
     let found = tokenizer.get_vocab_size(true);
-    if found != vocab_size {
-        return Err(fault(
-            "vocab_size",
-            format!("at most {found} tokens in the text"),
-            format!("a text with at least {vocab_size} tokens"),
-        ));
-    }
     let mut value: Value =
         tokenizer.to_string(false).and_then(|text| Ok(serde_json::from_str(&text)?)).map_err(failed)?;
     value["post_processor"] = begin_each_document();
@@ -92,8 +112,9 @@ pub fn learn_bpe(words: WordCounts, vocab_size: usize) -> Result<TrainedTokenize
         "eos_token": SPECIAL[END as usize],
         "add_bos_token": true,
         "clean_up_tokenization_spaces": false,
+        "chat_template": CHAT_TEMPLATE,
     });
-    Ok(TrainedTokenizer { tokenizer: format!("{value}\n"), config: format!("{config:#}\n") })
+    Ok((TrainedTokenizer { tokenizer: format!("{value}\n"), config: format!("{config:#}\n") }, found))
 }
 
 /// Returns the `tokenizers` post-processor template that puts [`BEGIN`] before a text.
@@ -137,6 +158,19 @@ mod tests {
         }
         // Words of this text are short.
         assert!(tokenizer.encode("the little fox jumped", Bos::Never).unwrap().len() <= 10);
+    }
+
+    #[test]
+    fn a_poor_text_has_a_smaller_vocabulary() {
+        let words = |text: &str| {
+            let mut words = WordCounts::new(1, u64::MAX);
+            words.add(text).unwrap();
+            words
+        };
+        let (trained, found) = learn_bpe_at_most(words("aa ab aa ab"), 1000).unwrap();
+        assert!((LEAST_VOCAB..LEAST_VOCAB + 8).contains(&found), "{found}");
+        assert_eq!(trained, learn_bpe(words("aa ab aa ab"), found).unwrap());
+        assert_eq!(learn_bpe_at_most(words(&documents().concat()), 285).unwrap().1, 285);
     }
 
     #[test]

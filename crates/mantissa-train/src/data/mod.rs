@@ -8,7 +8,7 @@ mod text;
 mod tokens;
 mod words;
 
-pub use bpe::{BEGIN, END, LEAST_VOCAB, SPECIAL, TrainedTokenizer, learn_bpe, train_bpe};
+pub use bpe::{BEGIN, END, LEAST_VOCAB, SPECIAL, TrainedTokenizer, learn_bpe, learn_bpe_at_most, train_bpe};
 pub use sampler::{Batches, Cursor, Sample};
 pub use shuffle::Shuffle;
 pub use text::{TextFormat, documents, documents_within};

@@ -187,15 +187,20 @@ impl WordCounts {
         self.memory.saturating_sub(self.bytes())
     }
 
+    /// Returns the largest vocabulary that can be learned: `least` tokens, and a merge for each symbol but the last of
+    /// every distinct word, because a merge shortens a word by one symbol.
+    pub(super) fn most_tokens(&mut self, least: usize) -> Result<u64, DataError> {
+        self.count()?;
+        Ok((least as u64).saturating_add(self.symbols).saturating_sub(self.words.len() as u64))
+    }
+
     /// Returns all words, after checking that `vocab_size` tokens can be learned from them within the memory
     /// limit.
     ///
     /// # Errors
     /// [`DataError::Field`] if the text holds too few merges; [`DataError::Memory`].
     pub(super) fn finish(mut self, vocab_size: usize, least: usize) -> Result<Counts, DataError> {
-        self.count()?;
-        // Each merge shortens a word by one symbol.
-        let most = (least as u64).saturating_add(self.symbols).saturating_sub(self.words.len() as u64);
+        let most = self.most_tokens(least)?;
         if vocab_size as u64 > most {
             return Err(DataError::Field {
                 file: "tokenizer".to_owned(),

@@ -2,9 +2,11 @@
 
 mod earlier;
 pub mod folder;
+mod init;
 mod owned;
 mod setup;
 mod tokens;
+mod vocabulary;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -36,9 +38,11 @@ use tokens::Tokens;
 /// The run's folder is the setting `out`. It holds the settings with all defaults, the tokens, a log with one
 /// JSON line per step, tensor health for some steps, checkpoints, and at the end the model as a Hugging Face
 /// folder. `mantissa report` makes a page of it. On SIGINT or SIGTERM the run writes a checkpoint and stops;
-/// --resume continues bit-exactly. The first checkpoint is written after the first step.
+/// --resume continues bit-exactly. The first checkpoint is written after the first step. --init prints complete
+/// settings to start from.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
+  mantissa train --init small --data my.txt > run.toml
   mantissa train run.toml
   mantissa train run.toml --set precision.policy=bf16 --set optimizer.lr=3e-4
   mantissa train run.toml --resume
@@ -46,8 +50,18 @@ use tokens::Tokens;
   mantissa train --show-policy nvfp4")]
 pub struct Args {
     /// Settings file (TOML)
-    #[arg(required_unless_present = "show_policy")]
+    #[arg(required_unless_present_any = ["show_policy", "init"])]
     config: Option<PathBuf>,
+    /// Print complete settings with a model of this size and exit
+    ///
+    /// Text becomes a model in three commands: mantissa train --init small --data my.txt > run.toml; mantissa train
+    /// run.toml; mantissa run runs/small/model --chat -p 'Once'. A tokenizer is trained on the data.
+    #[arg(long, value_name = "SIZE", value_enum,
+        conflicts_with_all = ["config", "set", "resume", "restart", "dry_run", "show_policy"])]
+    init: Option<init::Size>,
+    /// Text, .jsonl or token file to train on (repeatable)
+    #[arg(long, value_name = "FILE", requires = "init")]
+    data: Vec<String>,
     /// Print a precision policy as a table of settings and exit
     #[arg(long, value_name = "NAME", conflicts_with_all = ["config", "set", "resume", "restart", "dry_run"])]
     show_policy: Option<String>,
@@ -110,9 +124,13 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
     let settings = RunConfig::parse(&name, &super::text::read_text(config)?, &args.set)?;
     let base = config.parent().unwrap_or(Path::new(""));
     paths.read(config);
-    paths.read(base.join(&settings.model.config));
-    for file in ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json"] {
-        paths.read(base.join(&settings.model.tokenizer).join(file));
+    if settings.model.architecture.is_none() {
+        paths.read(settings.model_config(base));
+    }
+    if let Some(tokenizer) = &settings.model.tokenizer {
+        for file in ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json"] {
+            paths.read(base.join(tokenizer).join(file));
+        }
     }
     if let Some(init) = settings.model.init.as_ref().map(|init| base.join(init)) {
         // Each file is listed too: it may be a link into the run's folder.
@@ -120,7 +138,7 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
         files.for_each(|file| paths.read(file.path()));
         paths.read(init);
     }
-    settings.data.files.iter().for_each(|file| paths.read(base.join(file)));
+    settings.data.files.iter().chain(&settings.validation.files).for_each(|file| paths.read(base.join(file)));
     if !args.dry_run {
         paths.write("out", base.join(&settings.out), Kind::Run);
     }
@@ -143,6 +161,9 @@ impl Args {
 /// Settings, data or a model that cannot be trained, before anything is written; I/O;
 /// [`TrainError::Diverged`].
 pub fn run(args: &Args, context: &Context) -> Result<()> {
+    if let Some(size) = args.init {
+        return init::run(size, &args.data, context);
+    }
     let config = match (&args.config, &args.show_policy) {
         (Some(config), _) => config,
         (None, name) => return show_policy(name.as_deref().unwrap_or_default(), context),
@@ -150,7 +171,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let name = config.display().to_string();
     let settings = RunConfig::parse(&name, &super::text::read_text(config)?, &args.set)?;
     let base = config.parent().unwrap_or(Path::new(""));
-    let setup = Setup::new(&settings, &name, base, context)?;
+    let setup = Setup::new(&settings, &name, base, args.how(), context)?;
     let needs = setup.memory.iter().map(|(_, bytes)| bytes).sum::<u64>();
     if args.dry_run {
         return dry_run(&setup, &settings, needs, context);
@@ -176,7 +197,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let left = interrupt::leaving("rerun with --resume to write the model".to_owned());
     let (trainer, model) = (&course.trainer, course.checkpoints.folder.model());
     let init = setup.init.as_ref().map(ModelFiles::dir);
-    trainer.export(&model, &setup.config_json, &setup.tokenizer_dir, init)?;
+    trainer.export(&model, &setup.config_json, &setup.vocabulary.dir, init)?;
     drop(left);
     let model = model.path().to_owned();
     let progress = trainer.progress();
@@ -252,6 +273,7 @@ impl Begun {
             let run = folder.dir().display();
             context.warn(&format!("{run}: kept what this run did not write: {}", others.join(", ")));
         }
+        setup.vocabulary.keep(folder.dir())?;
         let mut trainer = Setup::trainer(model, settings, tokens.write()?)?;
         let resolved = settings.resolved();
         let checkpoints = Checkpoints { folder, keep: settings.checkpoint.keep };

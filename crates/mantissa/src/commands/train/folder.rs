@@ -19,6 +19,8 @@ pub const CONFIG: &str = "config.toml";
 pub const LOG: &str = "log.jsonl";
 /// Telemetry with a JSON object per observed step.
 pub const TELEMETRY: &str = "telemetry.jsonl";
+/// Continuations of prompts, with a JSON object per prompt.
+pub const SAMPLES: &str = "samples.jsonl";
 /// Description of the run: a [`RunFile`].
 pub const RUN: &str = "run.json";
 

@@ -16,7 +16,7 @@ use mantissa_store::{
 use mantissa_train::data::TokenFile;
 use serde::{Deserialize, Serialize};
 
-use super::folder::{CONFIG, LOG, RUN, TELEMETRY, steps_of};
+use super::folder::{CONFIG, LOG, RUN, SAMPLES, TELEMETRY, steps_of};
 
 /// Manifest: the run's files and the hash of its data.
 pub const MANIFEST: &str = "mantissa-run.json";
@@ -29,8 +29,25 @@ pub const CHECKPOINTS: &str = "checkpoints";
 /// Folder of the trained model, whose own manifest lists its files.
 pub const MODEL: &str = "model";
 
+/// Tokens held out for validation.
+pub const HELD_OUT: &str = "validation.safetensors";
+/// Folder of the tokenizer that was trained on the data.
+pub const TOKENIZER: &str = "tokenizer";
+/// Files of that folder.
+pub const TOKENIZER_FILES: [&str; 2] = ["tokenizer.json", "tokenizer_config.json"];
+
 /// Files of every run.
-const FILES: [&str; 5] = [CONFIG, LOG, TELEMETRY, RUN, TOKENS];
+const FILES: [&str; 9] = [
+    CONFIG,
+    LOG,
+    TELEMETRY,
+    RUN,
+    TOKENS,
+    HELD_OUT,
+    SAMPLES,
+    "tokenizer/tokenizer.json",
+    "tokenizer/tokenizer_config.json",
+];
 /// First field of the manifest, which identifies it.
 const TOOL: &str = "mantissa train";
 /// Maximum manifest size in bytes.
@@ -195,6 +212,10 @@ impl RunFolder {
         create_folder(&self.dir)?;
         let checkpoints = self.dir.join(CHECKPOINTS);
         work::sweep(&self.dir, |name| FILES.contains(&name) || [MANIFEST, MODEL].contains(&name))?;
+        let tokenizer = self.dir.join(TOKENIZER);
+        if tokenizer.is_dir() {
+            work::sweep(&tokenizer, |name| TOKENIZER_FILES.contains(&name))?;
+        }
         if checkpoints.is_dir() {
             work::sweep(&checkpoints, |name| steps_of(name).is_some())?;
         }
@@ -318,7 +339,7 @@ impl RunFolder {
             disk::sync_path(&folder).map_err(fault(&folder, "fsync folder"))?;
         }
         self.remove_model()?;
-        for file in [LOG, TELEMETRY, RUN, CONFIG].into_iter().filter(|file| self.lists(file)) {
+        for file in [LOG, TELEMETRY, SAMPLES, RUN, CONFIG].into_iter().filter(|file| self.lists(file)) {
             remove(&self.dir.join(file))?;
         }
         Ok(())
@@ -344,7 +365,7 @@ impl RunFolder {
 
     /// Returns foreign files in the run's folders, except its report.
     fn others(&self) -> Result<Vec<String>> {
-        let known = [MANIFEST, CHECKPOINTS, MODEL, "report.html", ".run.mantissa-lock"];
+        let known = [MANIFEST, CHECKPOINTS, MODEL, TOKENIZER, "report.html", ".run.mantissa-lock"];
         let top = entries(&self.dir)?.unwrap_or_default().into_iter();
         let mut others: Vec<_> =
             top.filter(|name| !FILES.contains(&&**name) && !known.contains(&&**name)).collect();

@@ -1,20 +1,22 @@
 //! Resolved settings of a run: model, tokenizer, memory.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Result;
 use mantissa_model::{ModelConfig, Tokenizer};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Error, Manifest, json};
 use mantissa_train::config::{OptimizerOptions, RunConfig};
-use mantissa_train::data::{Batches, Cursor, TokenFile};
+use mantissa_train::data::{BEGIN, Batches, Cursor, END, TokenFile};
 use mantissa_train::{
     AdamW, DecayGroups, Optimizer, Options, ParamInfo, ParamTable, Parameters, Plan, Policy, Sgd, TrainModel,
     Trainer, TrainerOptions,
 };
 use serde_json::Value;
 
+use super::owned::How;
+use super::vocabulary::Vocabulary;
 use crate::context::Context;
 use crate::error::BadInput;
 use crate::progress::anonymous_memory;
@@ -33,7 +35,8 @@ pub(super) struct Setup {
     pub(super) config: ModelConfig,
     pub(super) config_json: Value,
     pub(super) tokenizer: Tokenizer,
-    pub(super) tokenizer_dir: PathBuf,
+    /// Its folder.
+    pub(super) vocabulary: Vocabulary,
     pub(super) init: Option<ModelFiles>,
     options: Options,
     pub(super) policy: Policy,
@@ -50,19 +53,30 @@ impl Setup {
     ///
     /// # Errors
     /// A model, tokenizer or settings that cannot be trained.
-    pub(super) fn new(settings: &RunConfig, file: &str, base: &Path, context: &Context) -> Result<Self> {
-        let path = base.join(&settings.model.config);
-        let config_json = json::read_strict(&path, MAX_CONFIG, "a model's config.json")?;
-        let config = ModelConfig::from_json(&config_json, &path.display().to_string())
-            .map_err(mantissa_model::LoadError::from)?;
+    pub(super) fn new(
+        settings: &RunConfig,
+        file: &str,
+        base: &Path,
+        how: How,
+        context: &Context,
+    ) -> Result<Self> {
+        let (mut config_json, place) = architecture(settings, file, base)?;
+        let read = |json: &Value| ModelConfig::from_json(json, &place).map_err(mantissa_model::LoadError::from);
+        let mut config = read(&config_json)?;
         let (needed, allowed) = (settings.data.length, config.max_position_embeddings);
         if needed > allowed {
             return Err(mantissa_model::LoadError::Context { needed, allowed }.into());
         }
-        let tokenizer_dir = base.join(&settings.model.tokenizer);
-        let tokenizer = tokenizer(&tokenizer_dir, context)?;
+        let data = settings.data.files.iter().chain(&settings.validation.files);
+        data.into_iter().try_for_each(|file| require_file(&base.join(file)))?;
+        let run = base.join(&settings.out);
+        let vocabulary = Vocabulary::find(settings, base, (&run, how), config.vocab_size, context)?;
+        if let Some(size) = vocabulary.size {
+            set_vocabulary(&mut config_json, size);
+            config = read(&config_json)?;
+        }
+        let tokenizer = tokenizer(&vocabulary.dir, context)?;
         let init = settings.model.init.as_ref().map(|dir| initial(&base.join(dir))).transpose()?;
-        settings.data.files.iter().try_for_each(|file| require_file(&base.join(file)))?;
         // Settings were validated, so neither default is used.
         let policy = settings.policy().unwrap_or_default();
         let options = Options {
@@ -83,7 +97,7 @@ impl Setup {
             config,
             config_json,
             tokenizer,
-            tokenizer_dir,
+            vocabulary,
             init,
             options,
             policy,
@@ -132,6 +146,24 @@ impl Setup {
             schedule: settings.schedule(),
         };
         Ok(Trainer::new(model, optimizer, batches, options)?)
+    }
+}
+
+/// Reads the model's configuration from the file or table of the settings, or from the initial model; returns it with
+/// its name for messages.
+fn architecture(settings: &RunConfig, file: &str, base: &Path) -> Result<(Value, String)> {
+    if let Some(table) = &settings.model.architecture {
+        return Ok((serde_json::to_value(table)?, format!("{file}: model.architecture")));
+    }
+    let path = settings.model_config(base);
+    Ok((json::read_strict(&path, MAX_CONFIG, "a model's config.json")?, path.display().to_string()))
+}
+
+/// Sets the vocabulary of a tokenizer that was trained on the data.
+fn set_vocabulary(config: &mut Value, size: usize) {
+    let Value::Object(fields) = config else { return };
+    for (field, value) in [("vocab_size", size), ("bos_token_id", BEGIN as usize), ("eos_token_id", END as usize)] {
+        fields.insert(field.to_owned(), value.into());
     }
 }
 

@@ -11,6 +11,7 @@ use mantissa_train::data::{DataError, TokenFile, TokenWriter, documents_within};
 
 use super::owned::{How, MADE_FROM, RunFault, RunFolder, TOKENS};
 use super::setup::Setup;
+use super::vocabulary::MADE_BY;
 use crate::context::Context;
 use crate::error::BadInput;
 
@@ -70,7 +71,8 @@ impl Tokens {
         let (writer, documents) = make(settings, base, setup)?;
         require_window(writer.len() as u64, settings)?;
         let about = [(MADE_FROM, made_from.clone()), ("documents", documents.to_string())];
-        let about = about.map(|(key, value)| (key.to_owned(), value)).into();
+        let about = about.into_iter().chain(setup.vocabulary.hash()?.map(|hash| (MADE_BY, hash)));
+        let about = about.map(|(key, value)| (key.to_owned(), value)).collect();
         Ok(Tokens { made_from, path, made: Made::Now(writer, about) })
     }
 
@@ -87,6 +89,11 @@ impl Tokens {
             }
         }
     }
+}
+
+/// True if a data file holds tokens instead of text.
+pub(super) fn is_token_file(file: &Path) -> bool {
+    file.extension().is_some_and(|extension| extension == "safetensors")
 }
 
 /// Refuses data with fewer tokens than one window.
@@ -128,7 +135,7 @@ fn made_from(settings: &RunConfig, base: &Path, setup: &Setup) -> Result<String>
         text += &format!(" {:?} {}", settings.format_of(&file), hash_file(&file)?.hex());
     }
     for name in ["tokenizer.json", "tokenizer_config.json", "config.json"] {
-        let file = setup.tokenizer_dir.join(name);
+        let file = setup.vocabulary.dir.join(name);
         let hash = if file.is_file() { hash_file(&file)?.hex() } else { "none".to_owned() };
         text += &format!(" {name} {hash}");
     }

@@ -1,0 +1,114 @@
+//! Tokenizer of a run: a folder that the settings name, or one trained on the run's data and kept in its folder.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use mantissa_store::{FileDigest, Output, SafeTensors, Scratch, disk, json, write_file_atomic};
+use mantissa_train::config::RunConfig;
+use mantissa_train::data::{WordCounts, learn_bpe_at_most};
+
+use super::owned::{How, TOKENIZER, TOKENIZER_FILES, TOKENS};
+use crate::context::Context;
+use crate::error::BadInput;
+
+/// Metadata key of the token file: the hash of the run's own tokenizer.
+pub(super) const MADE_BY: &str = "tokenizer";
+/// Maximum size of `tokenizer.json` in bytes.
+const MAX_FILE: u64 = 1 << 30;
+
+/// Folder with a tokenizer.
+pub(super) struct Vocabulary {
+    pub(super) dir: PathBuf,
+    /// Number of tokens of the run's own tokenizer.
+    pub(super) size: Option<usize>,
+    /// Tokenizer that was trained now, to be kept in the run's folder.
+    made: Option<Scratch>,
+}
+
+impl Vocabulary {
+    /// Finds the tokenizer of the run at `run`, or trains one of at most `most` tokens on the data. Writes nothing into
+    /// the run's folder.
+    ///
+    /// # Errors
+    /// Data that cannot be read, or too much memory for their words.
+    pub(super) fn find(
+        settings: &RunConfig,
+        base: &Path,
+        (run, how): (&Path, How),
+        most: usize,
+        context: &Context,
+    ) -> Result<Self> {
+        if let Some(dir) = settings.model.tokenizer.as_ref().or(settings.model.init.as_ref()) {
+            return Ok(Vocabulary { dir: base.join(dir), size: None, made: None });
+        }
+        let own = run.join(TOKENIZER);
+        if how == How::Resume && is_whole(run) {
+            let size = Some(tokens_of(&own)?);
+            return Ok(Vocabulary { dir: own, size, made: None });
+        }
+        let (made, size) = train(settings, base, most, context)?;
+        Ok(Vocabulary { dir: made.path().to_owned(), size: Some(size), made: Some(made) })
+    }
+
+    /// Returns the hash of the run's own tokenizer.
+    ///
+    /// # Errors
+    /// I/O.
+    pub(super) fn hash(&self) -> Result<Option<String>> {
+        let file = self.dir.join(TOKENIZER_FILES[0]);
+        self.size.map(|_| Ok(mantissa_store::hash_file(&file)?.hex())).transpose()
+    }
+
+    /// Writes a tokenizer that was trained now into the run's folder.
+    ///
+    /// # Errors
+    /// I/O.
+    pub(super) fn keep(&self, run: &Path) -> Result<()> {
+        let Some(made) = &self.made else { return Ok(()) };
+        let dir = run.join(TOKENIZER);
+        let io = |path: &Path, operation, error| mantissa_store::Error::Io { path: path.to_owned(), operation, error };
+        disk::create_folders(&dir).map_err(|error| io(&dir, "create folder", error))?;
+        for file in TOKENIZER_FILES {
+            let from = made.path().join(file);
+            let bytes = std::fs::read(&from).map_err(|error| io(&from, "read", error))?;
+            write_file_atomic(&Output::owned(dir.join(file)), &bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// True if the tokenizer of the run at `run` is the one that its tokens were made by.
+fn is_whole(run: &Path) -> bool {
+    let Ok(bytes) = std::fs::read(run.join(TOKENIZER).join(TOKENIZER_FILES[0])) else { return false };
+    let tokens = SafeTensors::open(&run.join(TOKENS)).ok();
+    let stated = tokens.and_then(|file| file.metadata().get(MADE_BY).cloned());
+    stated.is_none_or(|stated| stated == FileDigest::of(&bytes).hex())
+}
+
+/// Counts the tokens of the byte-level BPE tokenizer in `dir`.
+fn tokens_of(dir: &Path) -> Result<usize> {
+    let path = dir.join(TOKENIZER_FILES[0]);
+    let value = json::read_strict(&path, MAX_FILE, "a tokenizer.json")?;
+    let vocab = value["model"]["vocab"].as_object().map(|vocab| vocab.len());
+    Ok(vocab.ok_or_else(|| BadInput::new(path.display().to_string(), "no model.vocab", "a BPE tokenizer"))?)
+}
+
+/// Trains a tokenizer on the data into a temporary folder; returns it with its number of tokens.
+fn train(settings: &RunConfig, base: &Path, most: usize, context: &Context) -> Result<(Scratch, usize)> {
+    let mut words = WordCounts::new(context.threads, context.memory_left());
+    for file in &settings.data.files {
+        let file = base.join(file);
+        if super::tokens::is_token_file(&file) {
+            let what = "model.tokenizer";
+            let found = format!("none, with the token file {}", file.display());
+            return Err(BadInput::new(what, found, "the folder of the tokenizer that made the tokens").into());
+        }
+        words.add_file(&file, &settings.format_of(&file))?;
+    }
+    let (trained, size) = learn_bpe_at_most(words, most)?;
+    let scratch = Scratch::new()?;
+    for (file, text) in TOKENIZER_FILES.into_iter().zip([&trained.tokenizer, &trained.config]) {
+        write_file_atomic(&Output::owned(scratch.path().join(file)), text.as_bytes())?;
+    }
+    Ok((scratch, size))
+}
