@@ -44,6 +44,7 @@ pub mod scaling;
 pub mod schedule;
 mod store;
 mod trainer;
+mod validate;
 
 pub use arena::{ParamInfo, ParamTable, Parameters};
 pub use error::TrainError;
@@ -65,3 +66,4 @@ pub use profile::{Part, Profile};
 pub use sampled::SampledHead;
 pub use store::Precision;
 pub use trainer::{Progress, StepReport, Trainer, TrainerOptions};
+pub use validate::{HeldOut, SampleOptions};

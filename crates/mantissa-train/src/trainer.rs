@@ -111,6 +111,11 @@ impl Trainer {
         self.progress
     }
 
+    /// Replaces the learning rate schedule from the next step on. A schedule is no part of a checkpoint.
+    pub fn set_schedule(&mut self, schedule: Schedule) {
+        self.options.schedule = schedule;
+    }
+
     /// Polls `stop` between two layers. If it returns true, [`step`](Self::step) fails with
     /// [`TrainError::Stopped`] and leaves the run as after the previous step.
     pub fn set_stop(&mut self, stop: fn() -> bool) {

@@ -122,6 +122,16 @@ impl Progress {
         }
     }
 
+    /// Prints a line above the display.
+    pub fn note(&self, text: &str) {
+        match &self.0 {
+            Kind::Silent => {}
+            Kind::Bar(bar) => bar.println(text),
+            // A failure to write to standard error cannot be reported anywhere.
+            Kind::Lines(_) => drop(writeln!(io::stderr().lock(), "{text}")),
+        }
+    }
+
     /// Ends the display and removes the bar.
     pub fn finish(&self) {
         if let Kind::Bar(bar) = &self.0 {

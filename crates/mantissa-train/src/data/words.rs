@@ -23,7 +23,7 @@ const PIECE: usize = 16 << 10;
 const CUTTING: u64 = 192;
 
 /// Maximum word length in bytes.
-const MAX_WORD: u64 = 16 << 20;
+pub(super) const MAX_WORD: u64 = 16 << 20;
 
 /// Bytes per entry of the counts: word, count and one byte of the hash table.
 const ENTRY: u64 = (size_of::<(CompactString, u64)>() + 1) as u64;
@@ -254,12 +254,12 @@ fn words(pieces: &[String]) -> Result<Counts, DataError> {
 
 /// Returns the last offset of `text` where a word ends and white space begins. No word of the pre-tokenizer
 /// has white space after other characters, and none depends on the text before it.
-fn boundary(text: &str) -> Option<usize> {
+pub(super) fn boundary(text: &str) -> Option<usize> {
     (1..text.len()).rev().find(|&at| is_boundary(text, at))
 }
 
 /// Returns the first such offset at or after `from`.
-fn first_boundary(text: &str, from: usize) -> Option<usize> {
+pub(super) fn first_boundary(text: &str, from: usize) -> Option<usize> {
     (from.max(1)..text.len()).find(|&at| is_boundary(text, at))
 }
 

@@ -1,5 +1,6 @@
 //! `mantissa train`: trains a model from a TOML file, with checkpoints from which it resumes bit-exactly.
 
+mod course;
 mod earlier;
 pub mod folder;
 mod init;
@@ -17,7 +18,7 @@ use anyhow::Result;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Kind, Output, Paths, write_file_atomic};
 use mantissa_train::config::RunConfig;
-use mantissa_train::{Policy, StepReport, TrainError, Trainer, recipes};
+use mantissa_train::{HeldOut, Policy, TrainError, Trainer, recipes};
 use serde::Serialize;
 
 use super::ending::quoted;
@@ -26,9 +27,9 @@ use crate::error::{BadInput, Stopped};
 use crate::interrupt;
 use crate::machine::{Machine, peak_anonymous};
 use crate::output::{Align, Table, bytes, count, labelled};
-use crate::progress::anonymous_memory;
+use course::Course;
 use earlier::Earlier;
-use folder::{Checkpoints, Log, LogLine, RunFile};
+use folder::{Checkpoints, RunFile};
 use owned::{How, RunFolder};
 use setup::Setup;
 use tokens::Tokens;
@@ -108,6 +109,10 @@ struct Done<'a> {
     skipped: u64,
     tokens: u64,
     loss: Option<f64>,
+    /// Least loss on held-out text.
+    validation_loss: Option<f64>,
+    /// Step of the exported weights.
+    exported_step: u64,
     seconds: f64,
     predicted_peak_memory: u64,
     /// Peak anonymous memory of this process in bytes.
@@ -185,22 +190,26 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     drop(left);
     let mut about = about(&setup, &settings, needs, context);
     let start = Instant::now();
-    let mut course = Course::new(begun, &settings)?;
+    let mut course = Course::new(begun, &settings, &setup)?;
     about.write(&run)?;
     let outcome = interrupt::orderly(|| course.run(context), |error: &anyhow::Error| error.is::<Stopped>());
     about.outcome = outcome
         .as_ref()
         .map_or_else(|error| crate::error::one_line(&format!("{error:#}")), |_| "done".to_owned());
     about.measured_peak_memory = peak_anonymous();
+    if settings.schedule.steps == 0 {
+        about.steps = course.trainer.progress().steps;
+    }
     let (written, loss) = (about.write(&run), outcome?);
     written?;
     let left = interrupt::leaving("rerun with --resume to write the model".to_owned());
+    let progress = course.trainer.progress();
+    course.take_best()?.iter().for_each(|warning| context.warn(warning));
     let (trainer, model) = (&course.trainer, course.checkpoints.folder.model());
     let init = setup.init.as_ref().map(ModelFiles::dir);
     trainer.export(&model, &setup.config_json, &setup.vocabulary.dir, init)?;
     drop(left);
     let model = model.path().to_owned();
-    let progress = trainer.progress();
     let done = Done {
         run: &run,
         model,
@@ -208,6 +217,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         skipped: progress.skipped,
         tokens: progress.tokens,
         loss,
+        validation_loss: course.best().map(|(_, loss)| loss),
+        exported_step: trainer.progress().steps,
         seconds: start.elapsed().as_secs_f64(),
         predicted_peak_memory: needs,
         measured_peak_memory: peak_anonymous(),
@@ -250,6 +261,7 @@ fn about(setup: &Setup, settings: &RunConfig, needs: u64, context: &Context) -> 
 /// Run that is ready for its next step.
 struct Begun {
     trainer: Trainer,
+    held_out: Option<HeldOut>,
     resolved: String,
     checkpoints: Checkpoints,
 }
@@ -274,9 +286,14 @@ impl Begun {
             context.warn(&format!("{run}: kept what this run did not write: {}", others.join(", ")));
         }
         setup.vocabulary.keep(folder.dir())?;
-        let mut trainer = Setup::trainer(model, settings, tokens.write()?)?;
+        let files = tokens.write()?;
+        let held_out = files.held_out.map(|file| {
+            HeldOut::new(file, settings.data.length, settings.data.batch, settings.validation.batches)
+        });
+        let held_out = held_out.transpose().map_err(TrainError::from)?;
+        let mut trainer = Setup::trainer(model, settings, files.train)?;
         let resolved = settings.resolved();
-        let checkpoints = Checkpoints { folder, keep: settings.checkpoint.keep };
+        let checkpoints = Checkpoints { folder, keep: settings.checkpoint.keep, best: None };
         if checkpoints.folder.how() == How::Resume {
             let damaged = checkpoints.load_last(&mut trainer, &resolved)?;
             damaged.iter().for_each(|warning| context.warn(warning));
@@ -286,116 +303,8 @@ impl Begun {
             write_file_atomic(&Output::owned(config), resolved.as_bytes())?;
         }
         trainer.set_stop(|| interrupt::received().is_some());
-        Ok(Begun { trainer, resolved, checkpoints })
+        Ok(Begun { trainer, held_out, resolved, checkpoints })
     }
-}
-
-/// Run in progress.
-struct Course<'a> {
-    trainer: Trainer,
-    settings: &'a RunConfig,
-    resolved: String,
-    checkpoints: Checkpoints,
-    log: Log,
-    telemetry: Log,
-}
-
-impl<'a> Course<'a> {
-    fn new(begun: Begun, settings: &'a RunConfig) -> Result<Self> {
-        let Begun { trainer, resolved, checkpoints } = begun;
-        let (steps, run) = (trainer.progress().steps, checkpoints.folder.dir());
-        let log = Log::open(&run.join(folder::LOG), steps)?;
-        let telemetry = Log::open(&run.join(folder::TELEMETRY), steps)?;
-        Ok(Course { trainer, settings, resolved, checkpoints, log, telemetry })
-    }
-
-    /// Runs the remaining steps; returns the last loss.
-    fn run(&mut self, context: &Context) -> Result<Option<f64>> {
-        let total = self.settings.schedule.steps;
-        let progress = context.progress_with_status(total, crate::progress::Unit::Items("steps"));
-        progress.message("training");
-        progress.begin_at(self.trainer.progress().steps);
-        let mut last: Option<LogLine> = self.log.last();
-        let mut loss = None;
-        while self.trainer.progress().steps < total {
-            let line = match self.step(last.as_ref()) {
-                Err(error) if matches!(error.downcast_ref(), Some(TrainError::Stopped)) => {
-                    self.checkpoint()?;
-                    progress.finish();
-                    return Err(self.stopped());
-                }
-                line => line?,
-            };
-            progress.status(status(&line));
-            progress.set(line.step);
-            self.log.write(&line)?;
-            loss = Some(line.loss);
-            let stopped = interrupt::received().is_some();
-            let (step, every) = (line.step, self.settings.checkpoint.every);
-            if step == 1 || step.is_multiple_of(every) || stopped || step == total {
-                self.checkpoint()?;
-            }
-            if stopped {
-                progress.finish();
-                return Err(self.stopped());
-            }
-            last = Some(line);
-        }
-        progress.finish();
-        Ok(loss)
-    }
-
-    /// Runs one step, with telemetry if it is due.
-    fn step(&mut self, last: Option<&LogLine>) -> Result<LogLine> {
-        let begin = Instant::now();
-        let (step, every) = (self.trainer.progress().steps + 1, self.settings.telemetry.every);
-        let report = if every > 0 && (step == 1 || step.is_multiple_of(every)) {
-            let (report, health) = self.trainer.measured_step()?;
-            self.telemetry.write(&health)?;
-            report
-        } else {
-            self.trainer.step()?
-        };
-        Ok(log_line(&report, &self.trainer, begin, last))
-    }
-
-    fn checkpoint(&mut self) -> Result<()> {
-        // A log line that a checkpoint counts must be durable before it.
-        self.log.sync()?;
-        self.telemetry.sync()?;
-        self.checkpoints.write(&self.trainer, &self.resolved)
-    }
-
-    fn stopped(&self) -> anyhow::Error {
-        Stopped { steps: self.trainer.progress().steps, run: self.settings.out.clone() }.into()
-    }
-}
-
-fn log_line(report: &StepReport, trainer: &Trainer, begin: Instant, last: Option<&LogLine>) -> LogLine {
-    let seconds = begin.elapsed().as_secs_f64().max(1e-9);
-    LogLine {
-        step: report.step,
-        loss: report.loss,
-        smoothed_loss: last.map_or(report.loss, |last| 0.9 * last.smoothed_loss + 0.1 * report.loss),
-        grad_norm: report.norm,
-        lr: report.lr,
-        loss_scale: report.loss_scale,
-        skipped: trainer.progress().skipped,
-        tokens: trainer.progress().tokens,
-        tokens_per_s: report.tokens as f64 / seconds,
-        memory: anonymous_memory(),
-    }
-}
-
-/// Formats the figures of a step for the progress line, which adds step number, remaining time and memory.
-fn status(line: &LogLine) -> String {
-    let norm = line.grad_norm.map_or_else(|| "overflow".to_owned(), |norm| format!("{norm:.3}"));
-    let scale = if line.loss_scale == 1.0 { String::new() } else { format!(", scale {:e}", line.loss_scale) };
-    let skipped = if line.skipped == 0 { String::new() } else { format!(", {} skipped", line.skipped) };
-    format!(
-        "loss {:.4} (smoothed {:.4}), gradient norm {norm}, lr {:.2e}, {:.0} tok/s{scale}{skipped}",
-        line.loss, line.smoothed_loss, line.lr, line.tokens_per_s
-    )
 }
 
 fn dry_run(setup: &Setup, settings: &RunConfig, needs: u64, context: &Context) -> Result<()> {
@@ -457,6 +366,9 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
     let Done { steps, skipped, tokens, seconds, .. } = done;
     let all = format!("{steps} steps ({skipped} skipped), {tokens} tokens, {loss}, {seconds:.1} s");
     labelled(out, "trained", &all)?;
+    if let Some(best) = done.validation_loss {
+        labelled(out, "validation", &format!("loss {best:.4} at best; the model is that of step {}", done.exported_step))?;
+    }
     // Not wrapped, to be copied.
     writeln!(out, "model       {}", done.model.display())?;
     writeln!(out, "next        mantissa report {}", quoted(done.run))

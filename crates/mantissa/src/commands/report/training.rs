@@ -101,7 +101,9 @@ fn verdict(log: &[LogLine], about: Option<&RunFile>) -> String {
     let (Some(first), Some(last)) = (log.first(), log.last()) else {
         return format!("{outcome}. No step is logged yet.");
     };
-    let of = about.map_or_else(String::new, |about| format!(" of {}", about.steps));
+    // A timed run has no number of steps before it ends.
+    let of = about.filter(|about| about.steps > 0);
+    let of = of.map_or_else(String::new, |about| format!(" of {}", about.steps));
     let skipped = match last.skipped {
         0 => "no step skipped".to_owned(),
         1 => "1 step skipped for a gradient that overflowed".to_owned(),
@@ -164,10 +166,16 @@ fn charts(log: &[LogLine]) -> Vec<Html> {
 
 fn losses(log: &[LogLine]) -> Vec<Series> {
     let points = |get: fn(&LogLine) -> f64| log.iter().map(|line| (line.step as f64, get(line))).collect();
-    vec![
+    let mut series = vec![
         Series::new("each step", points(|line| line.loss)).faint(),
         Series::new("smoothed", points(|line| line.smoothed_loss)),
-    ]
+    ];
+    let measured = log.iter().filter_map(|line| Some((line.step as f64, line.validation_loss?)));
+    let measured: Vec<_> = measured.collect();
+    if !measured.is_empty() {
+        series.push(Series::new("validation", measured));
+    }
+    series
 }
 
 fn memory(about: &RunFile) -> Table {

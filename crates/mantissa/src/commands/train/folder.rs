@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use mantissa_store::{Output, disk, sealed, write_file_atomic};
 use mantissa_train::{TrainError, Trainer};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::owned::{RunFault, RunFolder};
@@ -45,8 +46,17 @@ pub struct LogLine {
     pub tokens: u64,
     /// Throughput of this step by wall time, tok/s.
     pub tokens_per_s: f64,
+    /// Seconds of training so far, in all processes of the run.
+    #[serde(default)]
+    pub seconds: f64,
     /// Anonymous resident memory in bytes; absent if unknown.
     pub memory: Option<u64>,
+    /// Mean loss on held-out text after the update, nats/token, if it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation_loss: Option<f64>,
+    /// Last step of a timed run, decided in this step; the decay begins after it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_step: Option<u64>,
 }
 
 /// Description of a run.
@@ -95,6 +105,8 @@ pub(super) fn steps_of(name: &str) -> Option<u64> {
 pub(super) struct Checkpoints {
     pub(super) folder: RunFolder,
     pub(super) keep: usize,
+    /// Step of the checkpoint that is kept besides.
+    pub(super) best: Option<u64>,
 }
 
 impl Checkpoints {
@@ -121,7 +133,21 @@ impl Checkpoints {
         Err(RunFault::NoSound { run: self.folder.dir().to_owned(), count: all.len() }.into())
     }
 
-    /// Writes a checkpoint, then removes those beyond `keep`.
+    /// Loads the checkpoint of `step`; false if it is lost or damaged, and the trainer must not be used then.
+    ///
+    /// # Errors
+    /// A checkpoint with other settings, I/O.
+    pub(super) fn load(&self, step: u64, trainer: &mut Trainer, resolved: &str) -> Result<bool> {
+        let all = self.folder.checkpoints();
+        let Some((_, path)) = all.iter().find(|(steps, _)| *steps == step) else { return Ok(false) };
+        match trainer.load(path, resolved) {
+            Ok(()) => Ok(true),
+            Err(TrainError::Store(error)) if sealed::is_damage(&error) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Writes a checkpoint, then removes those beyond `keep`, but not the best.
     ///
     /// # Errors
     /// I/O; older checkpoints then remain.
@@ -133,6 +159,7 @@ impl Checkpoints {
         let (later, mut old): (Vec<_>, Vec<_>) =
             self.folder.checkpoints().into_iter().partition(|(steps, _)| *steps > now);
         old.truncate(old.len().saturating_sub(self.keep));
+        old.retain(|(steps, _)| Some(*steps) != self.best);
         for (_, path) in later.iter().chain(&old) {
             let io = |error| mantissa_store::Error::Io { path: path.clone(), operation: "remove", error };
             disk::remove_file(path).map_err(io)?;
@@ -181,7 +208,6 @@ fn step_of(line: &[u8]) -> Option<u64> {
 pub(super) struct Log {
     path: PathBuf,
     file: fs::File,
-    last: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -190,12 +216,12 @@ struct Step {
 }
 
 impl Log {
-    /// Opens the log after the lines of the first `steps` steps: steps after the last checkpoint are
-    /// repeated.
+    /// Opens the log after the lines of the first `steps` steps, which are passed to `each`: steps after the last
+    /// checkpoint are repeated.
     ///
     /// # Errors
     /// I/O.
-    pub(super) fn open(path: &Path, steps: u64) -> Result<Self> {
+    pub(super) fn open<T: DeserializeOwned>(path: &Path, steps: u64, each: impl FnMut(T)) -> Result<Self> {
         let io = |operation: &'static str| {
             let path = path.to_owned();
             move |error| mantissa_store::Error::Io { path, operation, error }
@@ -209,13 +235,8 @@ impl Log {
             write_file_atomic(&Output::owned(path), &text)?;
         }
         let file = disk::open_append(path).map_err(io("open"))?;
-        let last = kept.last().map(|line| String::from_utf8_lossy(line).into_owned());
-        Ok(Log { path: path.to_owned(), file, last })
-    }
-
-    /// Returns the last line at opening.
-    pub(super) fn last<'a, T: Deserialize<'a>>(&'a self) -> Option<T> {
-        serde_json::from_str(self.last.as_deref()?).ok()
+        kept.iter().filter_map(|line| serde_json::from_slice(line).ok()).for_each(each);
+        Ok(Log { path: path.to_owned(), file })
     }
 
     /// Appends a line.

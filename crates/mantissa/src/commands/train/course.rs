@@ -1,0 +1,343 @@
+//! Course of a run: steps with their log, validation, samples of text, checkpoints, and the end by steps, by time or
+//! for lack of progress. What it remembers beyond a checkpoint is read from the log, so a resumed run decides alike.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use mantissa_model::{Bos, Tokenizer};
+use mantissa_train::config::RunConfig;
+use mantissa_train::schedule::{Decay, Schedule};
+use mantissa_train::{HeldOut, SampleOptions, StepReport, TrainError, Trainer};
+use serde::{Deserialize, Serialize};
+
+use super::Begun;
+use super::folder::{self, Checkpoints, Log, LogLine};
+use super::setup::Setup;
+use crate::context::Context;
+use crate::error::Stopped;
+use crate::interrupt;
+use crate::progress::{Progress, Unit, anonymous_memory};
+
+/// Share of the time left that a decay is planned for; the rest is for the last checkpoint and the export.
+const PLANNED: f64 = 0.95;
+
+/// Run in progress.
+pub(super) struct Course<'a> {
+    pub(super) trainer: Trainer,
+    pub(super) checkpoints: Checkpoints,
+    settings: &'a RunConfig,
+    tokenizer: &'a Tokenizer,
+    resolved: String,
+    held_out: Option<HeldOut>,
+    /// Prompts with their tokens.
+    prompts: Vec<(String, Vec<u32>)>,
+    end: Option<u32>,
+    log: Log,
+    telemetry: Log,
+    samples: Log,
+    past: Past,
+    begin: Instant,
+}
+
+/// What the log of a run tells.
+#[derive(Clone, Debug, Default)]
+struct Past {
+    last: Option<LogLine>,
+    /// Step and loss of the best validation.
+    best: Option<(u64, f64)>,
+    /// Validations since then.
+    since: u64,
+    /// Step at which the decay of a timed run begins, and its last step.
+    decay: Option<(u64, u64)>,
+}
+
+impl Past {
+    fn add(&mut self, line: LogLine) {
+        if let Some(loss) = line.validation_loss {
+            let better = self.best.is_none_or(|(_, best)| loss < best);
+            (self.best, self.since) =
+                if better { (Some((line.step, loss)), 0) } else { (self.best, self.since + 1) };
+        }
+        if let Some(last) = line.last_step {
+            self.decay = Some((line.step, last));
+        }
+        self.last = Some(line);
+    }
+
+    fn seconds(&self) -> f64 {
+        self.last.as_ref().map_or(0.0, |line| line.seconds)
+    }
+}
+
+/// Text sampled during training.
+#[derive(Serialize, Deserialize)]
+struct SampleLine<'a> {
+    step: u64,
+    prompt: &'a str,
+    text: String,
+}
+
+impl<'a> Course<'a> {
+    pub(super) fn new(begun: Begun, settings: &'a RunConfig, setup: &'a Setup) -> Result<Self> {
+        let Begun { trainer, resolved, mut checkpoints, held_out } = begun;
+        let (steps, run) = (trainer.progress().steps, checkpoints.folder.dir());
+        let mut past = Past::default();
+        let log = Log::open(&run.join(folder::LOG), steps, |line| past.add(line))?;
+        let telemetry = Log::open(&run.join(folder::TELEMETRY), steps, |_: serde::de::IgnoredAny| {})?;
+        let samples = Log::open(&run.join(folder::SAMPLES), steps, |_: serde::de::IgnoredAny| {})?;
+        checkpoints.best = past.best.map(|(step, _)| step).filter(|_| settings.checkpoint.best);
+        let encode = |prompt: &String| Ok((prompt.clone(), setup.tokenizer.encode(prompt, Bos::Auto)?));
+        let prompts = settings.samples.prompts.iter().map(encode).collect::<Result<_>>()?;
+        let (tokenizer, end) = (&setup.tokenizer, setup.config.eos_token_ids.first().copied());
+        let begin = Instant::now();
+        let mut course = Course {
+            trainer,
+            checkpoints,
+            settings,
+            tokenizer,
+            resolved,
+            held_out,
+            prompts,
+            end,
+            log,
+            telemetry,
+            samples,
+            past,
+            begin,
+        };
+        course.set_decay();
+        Ok(course)
+    }
+
+    /// Step and loss of the best validation.
+    pub(super) fn best(&self) -> Option<(u64, f64)> {
+        self.past.best
+    }
+
+    /// Loads the checkpoint with the least validation loss, if it is another than the last; returns a warning if it is
+    /// lost.
+    ///
+    /// # Errors
+    /// I/O.
+    pub(super) fn take_best(&mut self) -> Result<Option<String>> {
+        let Some(step) = self.checkpoints.best.filter(|step| *step != self.trainer.progress().steps) else {
+            return Ok(None);
+        };
+        let last = self.trainer.progress().steps;
+        if self.checkpoints.load(step, &mut self.trainer, &self.resolved)? {
+            return Ok(None);
+        }
+        self.checkpoints.load(last, &mut self.trainer, &self.resolved)?;
+        let dir = self.checkpoints.folder.dir().display();
+        Ok(Some(format!("{dir}: the checkpoint of step {step}, the best, is lost or damaged; exporting step {last}")))
+    }
+
+    /// Runs the remaining steps; returns the last loss.
+    pub(super) fn run(&mut self, context: &Context) -> Result<Option<f64>> {
+        let timed = self.settings.schedule.minutes > 0.0;
+        let (total, unit) = match timed {
+            true => ((60.0 * self.settings.schedule.minutes) as u64, Unit::Items("seconds")),
+            false => (self.settings.schedule.steps, Unit::Items("steps")),
+        };
+        let at = |course: &Self| if timed { course.past.seconds() as u64 } else { course.trainer.progress().steps };
+        let progress = context.progress_with_status(total, unit);
+        progress.message("training");
+        progress.begin_at(at(self));
+        self.begin = Instant::now();
+        let (before, mut loss) = (self.past.seconds(), None);
+        while !self.is_over() {
+            let mut line = match self.step() {
+                Err(error) if matches!(error.downcast_ref(), Some(TrainError::Stopped)) => {
+                    self.checkpoint()?;
+                    progress.finish();
+                    return Err(self.stopped());
+                }
+                line => line?,
+            };
+            line.seconds = before + self.begin.elapsed().as_secs_f64();
+            let due = self.finish_step(line, &progress)?;
+            let line = self.past.last.as_ref();
+            loss = line.map(|line| line.loss);
+            line.iter().for_each(|line| progress.status(status(line)));
+            progress.set(at(self));
+            let stopped = interrupt::received().is_some();
+            if due || stopped {
+                self.checkpoint()?;
+            }
+            if stopped {
+                progress.finish();
+                return Err(self.stopped());
+            }
+        }
+        progress.finish();
+        Ok(loss)
+    }
+
+    /// Validates, samples and logs after a step, as far as they are due; returns true if a checkpoint is.
+    fn finish_step(&mut self, mut line: LogLine, progress: &Progress) -> Result<bool> {
+        let (step, first) = (line.step, line.step == 1);
+        self.plan_decay(&mut line);
+        let last = self.ends_with(step, line.seconds);
+        let held_out = self.held_out.as_ref().filter(|_| self.settings.validation.is_due(step, last));
+        line.validation_loss = held_out.map(|held_out| self.trainer.validate(held_out)).transpose()?;
+        let decided = line.last_step.is_some();
+        self.log.write(&line)?;
+        self.past.add(line);
+        self.set_decay();
+        if self.settings.samples.is_due(step, last) {
+            self.sample(progress)?;
+        }
+        let improved = self.settings.checkpoint.best && self.past.best.is_some_and(|(best, _)| best == step);
+        if improved {
+            self.checkpoints.best = Some(step);
+        }
+        Ok(first || improved || decided || self.is_over() || step.is_multiple_of(self.settings.checkpoint.every))
+    }
+
+    /// True if no step is left.
+    fn is_over(&self) -> bool {
+        let patience = self.settings.validation.patience;
+        self.ends_with(self.trainer.progress().steps, self.past.seconds())
+            || (patience > 0 && self.past.since >= patience)
+    }
+
+    /// True if the run ends with `step`, `seconds` after its begin.
+    fn ends_with(&self, step: u64, seconds: f64) -> bool {
+        let minutes = self.settings.schedule.minutes;
+        match self.past.decay {
+            _ if minutes == 0.0 => step >= self.settings.schedule.steps,
+            Some((_, last)) => step >= last || seconds >= 60.0 * minutes,
+            None => seconds >= 60.0 * minutes,
+        }
+    }
+
+    /// Plans the decay of a timed run when its time has come: the steps that fit into the time left, at the mean speed
+    /// so far. The plan is in the log, and a checkpoint follows, so that a resumed run keeps to it.
+    fn plan_decay(&self, line: &mut LogLine) {
+        let all = 60.0 * self.settings.schedule.minutes;
+        let begins = (1.0 - self.settings.schedule.decay_share) * all;
+        if all > 0.0 && self.past.decay.is_none() && line.seconds >= begins {
+            let left = PLANNED * (all - line.seconds).max(0.0);
+            let steps = left / (line.seconds / line.step as f64).max(1e-9);
+            line.last_step = Some(line.step + steps as u64);
+        }
+    }
+
+    /// Gives the trainer the schedule of a planned decay.
+    fn set_decay(&mut self) {
+        let Some((from, last)) = self.past.decay else { return };
+        let Schedule { peak, warmup_steps, .. } = self.settings.schedule();
+        let (min_ratio, decay_steps) = (self.settings.schedule.min_ratio, last - from);
+        let decay = Decay::Stable { decay_steps, min_ratio };
+        self.trainer.set_schedule(Schedule { peak, warmup_steps, total_steps: last, decay });
+    }
+
+    /// Continues the prompts, shows the texts and logs them.
+    fn sample(&mut self, progress: &Progress) -> Result<()> {
+        let samples = &self.settings.samples;
+        let step = self.trainer.progress().steps;
+        let options = SampleOptions {
+            tokens: samples.tokens,
+            temperature: samples.temperature as f32,
+            seed: self.settings.seed ^ step,
+            end: self.end,
+        };
+        for (prompt, ids) in &self.prompts {
+            let new = self.trainer.sample(ids, options)?;
+            let text = self.tokenizer.decode(&new)?;
+            progress.note(&crate::error::one_line(&format!("step {step}: {prompt}{text}")));
+            self.samples.write(&SampleLine { step, prompt, text })?;
+        }
+        Ok(())
+    }
+
+    /// Runs one step, with telemetry if it is due.
+    fn step(&mut self) -> Result<LogLine> {
+        let begin = Instant::now();
+        let (step, every) = (self.trainer.progress().steps + 1, self.settings.telemetry.every);
+        let report = if every > 0 && (step == 1 || step.is_multiple_of(every)) {
+            let (report, health) = self.trainer.measured_step()?;
+            self.telemetry.write(&health)?;
+            report
+        } else {
+            self.trainer.step()?
+        };
+        Ok(log_line(&report, &self.trainer, begin, self.past.last.as_ref()))
+    }
+
+    fn checkpoint(&mut self) -> Result<()> {
+        // A log line that a checkpoint counts must be durable before it.
+        self.log.sync()?;
+        self.telemetry.sync()?;
+        self.samples.sync()?;
+        self.checkpoints.write(&self.trainer, &self.resolved)
+    }
+
+    fn stopped(&self) -> anyhow::Error {
+        Stopped { steps: self.trainer.progress().steps, run: self.settings.out.clone() }.into()
+    }
+}
+
+fn log_line(report: &StepReport, trainer: &Trainer, begin: Instant, last: Option<&LogLine>) -> LogLine {
+    let seconds = begin.elapsed().as_secs_f64().max(1e-9);
+    LogLine {
+        step: report.step,
+        loss: report.loss,
+        smoothed_loss: last.map_or(report.loss, |last| 0.9 * last.smoothed_loss + 0.1 * report.loss),
+        grad_norm: report.norm,
+        lr: report.lr,
+        loss_scale: report.loss_scale,
+        skipped: trainer.progress().skipped,
+        tokens: trainer.progress().tokens,
+        tokens_per_s: report.tokens as f64 / seconds,
+        seconds: 0.0,
+        memory: anonymous_memory(),
+        validation_loss: None,
+        last_step: None,
+    }
+}
+
+/// Formats the figures of a step for the progress line, which adds step number, remaining time and memory.
+fn status(line: &LogLine) -> String {
+    let norm = line.grad_norm.map_or_else(|| "overflow".to_owned(), |norm| format!("{norm:.3}"));
+    let scale = if line.loss_scale == 1.0 { String::new() } else { format!(", scale {:e}", line.loss_scale) };
+    let skipped = if line.skipped == 0 { String::new() } else { format!(", {} skipped", line.skipped) };
+    let validation = line.validation_loss.map_or_else(String::new, |loss| format!(", validation {loss:.4}"));
+    format!(
+        "loss {:.4} (smoothed {:.4}){validation}, gradient norm {norm}, lr {:.2e}, {:.0} tok/s{scale}{skipped}",
+        line.loss, line.smoothed_loss, line.lr, line.tokens_per_s
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(step: u64, validation_loss: Option<f64>) -> LogLine {
+        LogLine {
+            step,
+            loss: 1.0,
+            smoothed_loss: 1.0,
+            grad_norm: None,
+            lr: 0.1,
+            loss_scale: 1.0,
+            skipped: 0,
+            tokens: 0,
+            tokens_per_s: 0.0,
+            seconds: step as f64,
+            memory: None,
+            validation_loss,
+            last_step: (step == 4).then_some(9),
+        }
+    }
+
+    #[test]
+    fn the_log_tells_best_patience_and_decay() {
+        let mut past = Past::default();
+        for (step, loss) in [(1, None), (2, Some(3.0)), (3, Some(2.0)), (4, Some(2.0)), (5, None), (6, Some(f64::NAN))] {
+            past.add(line(step, loss));
+        }
+        assert_eq!((past.best, past.since, past.decay), (Some((3, 2.0)), 2, Some((4, 9))));
+        assert_eq!(past.seconds(), 6.0);
+    }
+}
