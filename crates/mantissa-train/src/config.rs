@@ -246,7 +246,11 @@ impl RunConfig {
             return fault("validation.share", share.to_string(), "0 with validation.files");
         }
         if *patience > 0 && !self.validation.is_active() {
-            return fault("validation.patience", patience.to_string(), "0 without validation.share and .files");
+            return fault(
+                "validation.patience",
+                patience.to_string(),
+                "0 without validation.share and .files",
+            );
         }
         if self.model.config.is_some() && self.model.architecture.is_some() {
             return fault("model.config", "this and [model.architecture]".to_owned(), "one of both");

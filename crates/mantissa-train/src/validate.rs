@@ -87,7 +87,8 @@ impl Trainer {
                 break;
             }
             self.model.draw = Draw { step: self.progress.steps, batch: u32::MAX - index as u32 };
-            let loss = self.model.loss(&Batch { tokens: &sample.tokens, lens: &sample.lens }, &sample.targets)?;
+            let loss =
+                self.model.loss(&Batch { tokens: &sample.tokens, lens: &sample.lens }, &sample.targets)?;
             nll += loss.nll;
             targets += loss.targets as u64;
         }

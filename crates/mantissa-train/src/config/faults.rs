@@ -110,7 +110,8 @@ mod tests {
 
     #[test]
     fn every_missing_and_unknown_key_is_listed_once() {
-        let faults = of(&"seeed = 1\n[optimizer]\nlrr = 1\n[data]\nbatch = 2\nfils = [\"a\"]".parse().unwrap());
+        let faults =
+            of(&"seeed = 1\n[optimizer]\nlrr = 1\n[data]\nbatch = 2\nfils = [\"a\"]".parse().unwrap());
         assert_eq!(
             faults.missing,
             [

@@ -66,7 +66,8 @@ fn text_pieces(
             Part::TooLong => return Err(too_long(path, 1, limit, memory)),
             Part::Text(text) => text,
         };
-        let mut rest = Some(if held.is_empty() { text.trim_start() } else { text }).filter(|text| !text.is_empty());
+        let mut rest =
+            Some(if held.is_empty() { text.trim_start() } else { text }).filter(|text| !text.is_empty());
         while let Some(text) = rest {
             let (piece, after) = cut(text, most);
             rest = after;

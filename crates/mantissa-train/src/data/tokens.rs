@@ -7,8 +7,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use mantissa_store::{
-    Dtype, Error, Output, SafeTensors, SafetensorsWriter, StagedFile, TensorMeta, TensorSpec, WorkFolder, disk,
-    sealed,
+    Dtype, Error, Output, SafeTensors, SafetensorsWriter, StagedFile, TensorMeta, TensorSpec, WorkFolder,
+    disk, sealed,
 };
 
 use super::DataError;
@@ -88,9 +88,11 @@ impl TokenWriter {
             let folder = WorkFolder::begin(output, purpose, "")?;
             let path = folder.path().join("tokens");
             let io = |error| Error::Io { path: path.clone(), operation: "create", error };
-            disk::remove_file_if_there(&path).and_then(|()| disk::create_new(&path)).map_err(io).map(|file| {
-                self.spilled = Some(Spilled { folder: Some(folder), path: path.clone(), file, len: 0 });
-            })?;
+            disk::remove_file_if_there(&path).and_then(|()| disk::create_new(&path)).map_err(io).map(
+                |file| {
+                    self.spilled = Some(Spilled { folder: Some(folder), path: path.clone(), file, len: 0 });
+                },
+            )?;
         }
         if let Some(Spilled { path, file, len, .. }) = &mut self.spilled {
             let io = |error| Error::Io { path: path.clone(), operation: "write", error };

@@ -63,6 +63,9 @@ pub struct Args {
     /// Text, .jsonl or token file to train on (repeatable)
     #[arg(long, value_name = "FILE", requires = "init")]
     data: Vec<String>,
+    /// Time to train for, instead of a number of steps
+    #[arg(long, value_name = "N", requires = "init", value_parser = minutes)]
+    minutes: Option<f64>,
     /// Print a precision policy as a table of settings and exit
     #[arg(long, value_name = "NAME", conflicts_with_all = ["config", "set", "resume", "restart", "dry_run"])]
     show_policy: Option<String>,
@@ -167,7 +170,7 @@ impl Args {
 /// [`TrainError::Diverged`].
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     if let Some(size) = args.init {
-        return init::run(size, &args.data, context);
+        return init::run(size, &args.data, args.minutes, context);
     }
     let config = match (&args.config, &args.show_policy) {
         (Some(config), _) => config,
@@ -224,6 +227,12 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         measured_peak_memory: peak_anonymous(),
     };
     context.report(&done, |out| human(out, &done))
+}
+
+/// Parses a number of minutes.
+fn minutes(text: &str) -> Result<f64, String> {
+    let found = text.parse().ok().filter(|minutes| (1e-3..=1e6).contains(minutes));
+    found.ok_or_else(|| "expected minutes from 0.001 to 1000000".to_owned())
 }
 
 /// Prints a policy.
@@ -367,7 +376,11 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
     let all = format!("{steps} steps ({skipped} skipped), {tokens} tokens, {loss}, {seconds:.1} s");
     labelled(out, "trained", &all)?;
     if let Some(best) = done.validation_loss {
-        labelled(out, "validation", &format!("loss {best:.4} at best; the model is that of step {}", done.exported_step))?;
+        labelled(
+            out,
+            "validation",
+            &format!("loss {best:.4} at best; the model is that of step {}", done.exported_step),
+        )?;
     }
     // Not wrapped, to be copied.
     writeln!(out, "model       {}", done.model.display())?;

@@ -45,6 +45,7 @@ mod synth;
 mod tables;
 mod token_files;
 mod train;
+mod train_course;
 mod train_faults;
 mod trellis;
 mod unopenable;

@@ -34,7 +34,8 @@ pub(super) struct Course<'a> {
     end: Option<u32>,
     log: Log,
     telemetry: Log,
-    samples: Log,
+    /// Log of the samples, if there are prompts.
+    samples: Option<Log>,
     past: Past,
     begin: Instant,
 }
@@ -84,7 +85,8 @@ impl<'a> Course<'a> {
         let mut past = Past::default();
         let log = Log::open(&run.join(folder::LOG), steps, |line| past.add(line))?;
         let telemetry = Log::open(&run.join(folder::TELEMETRY), steps, |_: serde::de::IgnoredAny| {})?;
-        let samples = Log::open(&run.join(folder::SAMPLES), steps, |_: serde::de::IgnoredAny| {})?;
+        let samples = || Log::open(&run.join(folder::SAMPLES), steps, |_: serde::de::IgnoredAny| {});
+        let samples = (!settings.samples.prompts.is_empty()).then(samples).transpose()?;
         checkpoints.best = past.best.map(|(step, _)| step).filter(|_| settings.checkpoint.best);
         let encode = |prompt: &String| Ok((prompt.clone(), setup.tokenizer.encode(prompt, Bos::Auto)?));
         let prompts = settings.samples.prompts.iter().map(encode).collect::<Result<_>>()?;
@@ -129,7 +131,9 @@ impl<'a> Course<'a> {
         }
         self.checkpoints.load(last, &mut self.trainer, &self.resolved)?;
         let dir = self.checkpoints.folder.dir().display();
-        Ok(Some(format!("{dir}: the checkpoint of step {step}, the best, is lost or damaged; exporting step {last}")))
+        Ok(Some(format!(
+            "{dir}: the checkpoint of step {step}, the best, is lost or damaged; exporting step {last}"
+        )))
     }
 
     /// Runs the remaining steps; returns the last loss.
@@ -139,7 +143,9 @@ impl<'a> Course<'a> {
             true => ((60.0 * self.settings.schedule.minutes) as u64, Unit::Items("seconds")),
             false => (self.settings.schedule.steps, Unit::Items("steps")),
         };
-        let at = |course: &Self| if timed { course.past.seconds() as u64 } else { course.trainer.progress().steps };
+        let at = |course: &Self| {
+            if timed { course.past.seconds() as u64 } else { course.trainer.progress().steps }
+        };
         let progress = context.progress_with_status(total, unit);
         progress.message("training");
         progress.begin_at(at(self));
@@ -191,7 +197,11 @@ impl<'a> Course<'a> {
         if improved {
             self.checkpoints.best = Some(step);
         }
-        Ok(first || improved || decided || self.is_over() || step.is_multiple_of(self.settings.checkpoint.every))
+        Ok(first
+            || improved
+            || decided
+            || self.is_over()
+            || step.is_multiple_of(self.settings.checkpoint.every))
     }
 
     /// True if no step is left.
@@ -246,7 +256,9 @@ impl<'a> Course<'a> {
             let new = self.trainer.sample(ids, options)?;
             let text = self.tokenizer.decode(&new)?;
             progress.note(&crate::error::one_line(&format!("step {step}: {prompt}{text}")));
-            self.samples.write(&SampleLine { step, prompt, text })?;
+            if let Some(log) = &mut self.samples {
+                log.write(&SampleLine { step, prompt, text })?;
+            }
         }
         Ok(())
     }
@@ -269,7 +281,7 @@ impl<'a> Course<'a> {
         // A log line that a checkpoint counts must be durable before it.
         self.log.sync()?;
         self.telemetry.sync()?;
-        self.samples.sync()?;
+        self.samples.iter().try_for_each(Log::sync)?;
         self.checkpoints.write(&self.trainer, &self.resolved)
     }
 
@@ -334,7 +346,9 @@ mod tests {
     #[test]
     fn the_log_tells_best_patience_and_decay() {
         let mut past = Past::default();
-        for (step, loss) in [(1, None), (2, Some(3.0)), (3, Some(2.0)), (4, Some(2.0)), (5, None), (6, Some(f64::NAN))] {
+        for (step, loss) in
+            [(1, None), (2, Some(3.0)), (3, Some(2.0)), (4, Some(2.0)), (5, None), (6, Some(f64::NAN))]
+        {
             past.add(line(step, loss));
         }
         assert_eq!((past.best, past.since, past.decay), (Some((3, 2.0)), 2, Some((4, 9))));

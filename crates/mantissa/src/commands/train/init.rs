@@ -100,20 +100,31 @@ struct Shown {
     toml: String,
 }
 
-/// Prints settings for a model of `size` trained on the files `data`.
+/// Prints settings for a model of `size` trained on the files `data`, for a number of steps or of minutes.
 ///
 /// # Errors
 /// I/O.
-pub(super) fn run(size: Size, data: &[String], context: &Context) -> Result<()> {
-    let shown = Shown { preset: size.preset().name, toml: settings(&size.preset(), data) };
+pub(super) fn run(size: Size, data: &[String], minutes: Option<f64>, context: &Context) -> Result<()> {
+    let shown = Shown { preset: size.preset().name, toml: settings(&size.preset(), data, minutes) };
     context.report(&shown, |out| write!(out, "{}", shown.toml))
 }
 
-fn settings(preset: &Preset, data: &[String]) -> String {
+fn settings(preset: &Preset, data: &[String], minutes: Option<f64>) -> String {
     let Preset { name, about, hidden, ffn, layers, heads, kv_heads, vocab, .. } = preset;
     let Preset { context, length, batch, lr, steps, warmup, .. } = preset;
     // A JSON string is a TOML string.
     let quoted = |text: &String| serde_json::Value::from(text.as_str()).to_string();
+    let schedule = match minutes {
+        Some(minutes) => format!(
+            "minutes = {minutes}                    # wall time, over all processes of the run
+kind = \"stable\"                   # decays in the last decay_share of the time
+decay_share = 0.2"
+        ),
+        None => format!(
+            "steps = {steps}                      # or minutes = 30 with kind = \"stable\"
+kind = \"cosine\"                   # constant linear cosine stable"
+        ),
+    };
     let files = match data {
         [] => "\"text.txt\"".to_owned(),
         data => data.iter().map(quoted).collect::<Vec<_>>().join(", "),
@@ -185,8 +196,7 @@ weight_decay = 0.1
 max_norm = 1.0                    # gradient clipping; 0: none
 
 [schedule]
-steps = {steps}                      # or minutes = 30 with kind = \"stable\"
-kind = \"cosine\"                   # constant linear cosine stable
+{schedule}
 warmup = {warmup}
 min_ratio = 0.1                   # last learning rate as a share of lr
 
@@ -214,12 +224,14 @@ mod tests {
     fn every_preset_is_a_run_of_the_stated_size() {
         for (size, parameters) in [(Size::Small, 0.92e6), (Size::M8, 7.9e6), (Size::M60, 60e6)] {
             let data = ["it's \"my\".txt".to_owned(), "b.jsonl".to_owned()];
-            let run = RunConfig::parse("run.toml", &settings(&size.preset(), &data), &[]).unwrap();
+            let run = RunConfig::parse("run.toml", &settings(&size.preset(), &data, None), &[]).unwrap();
+            let timed = settings(&size.preset(), &data, Some(0.5));
+            assert_eq!(RunConfig::parse("run.toml", &timed, &[]).unwrap().schedule.minutes, 0.5);
             assert_eq!(run.data.files, data);
             let architecture = serde_json::to_value(run.model.architecture.unwrap()).unwrap();
             let found = ModelConfig::from_json(&architecture, "run.toml").unwrap().parameters() as f64;
             assert!((found / parameters - 1.0).abs() < 0.03, "{size:?}: {found}");
         }
-        assert!(settings(&Size::Small.preset(), &[]).contains("files = [\"text.txt\"]"));
+        assert!(settings(&Size::Small.preset(), &[], None).contains("files = [\"text.txt\"]"));
     }
 }

@@ -61,7 +61,8 @@ impl Setup {
         context: &Context,
     ) -> Result<Self> {
         let (mut config_json, place) = architecture(settings, file, base)?;
-        let read = |json: &Value| ModelConfig::from_json(json, &place).map_err(mantissa_model::LoadError::from);
+        let read =
+            |json: &Value| ModelConfig::from_json(json, &place).map_err(mantissa_model::LoadError::from);
         let mut config = read(&config_json)?;
         let (needed, allowed) = (settings.data.length, config.max_position_embeddings);
         if needed > allowed {
@@ -162,7 +163,9 @@ fn architecture(settings: &RunConfig, file: &str, base: &Path) -> Result<(Value,
 /// Sets the vocabulary of a tokenizer that was trained on the data.
 fn set_vocabulary(config: &mut Value, size: usize) {
     let Value::Object(fields) = config else { return };
-    for (field, value) in [("vocab_size", size), ("bos_token_id", BEGIN as usize), ("eos_token_id", END as usize)] {
+    for (field, value) in
+        [("vocab_size", size), ("bos_token_id", BEGIN as usize), ("eos_token_id", END as usize)]
+    {
         fields.insert(field.to_owned(), value.into());
     }
 }

@@ -146,7 +146,9 @@ fn require_held_out(count: Option<u64>, settings: &RunConfig) -> Result<()> {
     let Some(count) = count.filter(|count| *count <= length as u64) else { return Ok(()) };
     let allowed = format!("more than {length} held-out tokens, the length of a window (data.length)");
     let error = BadInput::new("validation", format!("{count} tokens"), allowed);
-    Err(error.with_fix("raise validation.share, name more validation.files, or set validation.share to 0").into())
+    Err(error
+        .with_fix("raise validation.share, name more validation.files, or set validation.share to 0")
+        .into())
 }
 
 /// Tokens to train on, and held out.

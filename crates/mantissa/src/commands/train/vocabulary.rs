@@ -66,7 +66,11 @@ impl Vocabulary {
     pub(super) fn keep(&self, run: &Path) -> Result<()> {
         let Some(made) = &self.made else { return Ok(()) };
         let dir = run.join(TOKENIZER);
-        let io = |path: &Path, operation, error| mantissa_store::Error::Io { path: path.to_owned(), operation, error };
+        let io = |path: &Path, operation, error| mantissa_store::Error::Io {
+            path: path.to_owned(),
+            operation,
+            error,
+        };
         disk::create_folders(&dir).map_err(|error| io(&dir, "create folder", error))?;
         for file in TOKENIZER_FILES {
             let from = made.path().join(file);
