@@ -212,8 +212,9 @@ impl<'a> LayerBackward<'a> {
         }
         if self.wanted.input() {
             products.prepare_dgrad(&mut forms, &outputs);
-            let through =
-                |part: Range<usize>, d_normed: &mut [f32]| products.dgrad(&forms, &outputs, part, d_normed, 1);
+            let through = |part: Range<usize>, d_normed: &mut [f32]| {
+                products.dgrad(&forms, &outputs, part, d_normed, 1)
+            };
             let norm =
                 NormBackward { x: &saved.residual, weight: &self.layer.input_norm, params, eps: self.eps };
             norm.run(tokens, s, self.grads, threads, profile, through);
@@ -363,7 +364,14 @@ fn attend_backward(layer: &LayerOps, lens: &[usize], saved: &Saved, s: &mut Scra
             let (q, k) = (take(&mut dq, len * query), take(&mut dk, len * key));
             let grads = AttentionGrads { q: &mut *q, k: &mut *k, v: take(&mut dv, len * key) };
             let dout = rows(d_attended, query, span);
-            kernels().attention_causal_backward(shape, layer.flow.softcap(), of_sequence, dout, grads, scores);
+            kernels().attention_causal_backward(
+                shape,
+                layer.flow.softcap(),
+                of_sequence,
+                dout,
+                grads,
+                scores,
+            );
             if rotates {
                 let angles = ..len * (shape.head_dim / 2);
                 for (x, heads) in [(q, shape.heads), (k, shape.kv_heads)] {

@@ -64,12 +64,8 @@ impl Operators for Saving<'_> {
         jobs: &mut [Job<'_>],
     ) -> Result<(), ForwardError> {
         let Some(cols) = jobs.first().map(|job| self.layer.linear(job.kind).cols()) else { return Ok(()) };
-        let products = Products {
-            layer: self.layer,
-            params: self.params,
-            draws: self.draws,
-            profile: self.profile,
-        };
+        let products =
+            Products { layer: self.layer, params: self.params, draws: self.draws, profile: self.profile };
         if self.layer.is_quantized() {
             let x = &x[..self.tokens * cols];
             products.fprop(self.forms, Input { exact: x, rounded: StoreRef::F32(x) }, jobs);

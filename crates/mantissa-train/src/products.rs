@@ -158,13 +158,7 @@ impl<'a> Products<'a> {
     }
 
     /// Makes the quantized dY of wgrad, and X if it is given with the first linear layer that reads it.
-    fn prepare_wgrad(
-        self,
-        forms: &mut Forms,
-        kind: LinearKind,
-        dy: &[f32],
-        x: Option<(LinearKind, &[f32])>,
-    ) {
+    fn prepare_wgrad(self, forms: &mut Forms, kind: LinearKind, dy: &[f32], x: Option<(LinearKind, &[f32])>) {
         let linear = self.linear(kind);
         let Some(rules) = linear.rules() else { return };
         self.profile.time(Part::Rounding, || {

@@ -97,14 +97,15 @@ impl Trainer {
     }
 
     /// Continues `prompt` and returns the new tokens. Each token runs through the whole text again, of which the model
-    /// sees the last tokens that a training window holds.
+    /// sees the last tokens that a training window holds. An empty prompt is not continued.
     ///
     /// # Errors
-    /// [`TrainError::Forward`] for an empty prompt or an id outside the vocabulary.
+    /// [`TrainError::Forward`] for an id outside the vocabulary.
     pub fn sample(&mut self, prompt: &[u32], options: SampleOptions) -> Result<Vec<u32>, TrainError> {
         let mut text = prompt.to_vec();
         let mut logits = vec![0.0; self.model.config.vocab_size];
-        for index in 0..options.tokens {
+        let tokens = if prompt.is_empty() { 0 } else { options.tokens };
+        for index in 0..tokens {
             let seen = &text[text.len().saturating_sub(self.model.options.max_len)..];
             self.model.draw = Draw { step: self.progress.steps, batch: u32::MAX - index as u32 };
             self.model.last_logits(&Batch { tokens: seen, lens: &[seen.len()] }, &mut logits)?;

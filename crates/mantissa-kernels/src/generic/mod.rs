@@ -61,8 +61,8 @@ pub(crate) use reduce::{amax, argmax, axpy, dot, min_max, sum_f64, sum_squares_f
 pub(crate) use rope::{rope_rotate, rope_rotate_back};
 pub use softmax::LogSumExp;
 pub(crate) use softmax::{
-    cross_entropy_backward, ln, log_softmax_stats, softmax, softmax_backward, softmax_backward_capped, softmax_numerators,
-    softmax_numerators_max,
+    cross_entropy_backward, ln, log_softmax_stats, softmax, softmax_backward, softmax_backward_capped,
+    softmax_numerators, softmax_numerators_max,
 };
 pub use trellis::TrellisValues;
 pub(crate) use trellis::trellis_step;

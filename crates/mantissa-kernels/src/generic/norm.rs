@@ -105,7 +105,11 @@ pub(crate) fn layer_norm_backward<S: Simd>(
     if x.is_empty() {
         return;
     }
-    assert!(d > 0 && x.len().is_multiple_of(d), "layer_norm_backward: {} values are not rows of {d}", x.len());
+    assert!(
+        d > 0 && x.len().is_multiple_of(d),
+        "layer_norm_backward: {} values are not rows of {d}",
+        x.len()
+    );
     for ((x, dy), dx) in x.chunks_exact(d).zip(dy.chunks_exact(d)).zip(dx.chunks_exact_mut(d)) {
         let mean = (sum_terms_f64(simd, x, f64::from) / d as f64) as f32;
         let square = |x: f32| f64::from(x - mean) * f64::from(x - mean);
@@ -190,7 +194,8 @@ mod tests {
         let loss = |x: &[f64], w: &[f64], b: &[f64]| -> f64 {
             let row = |(x, dy): (&[f64], &[f32])| -> f64 {
                 let mean = x.iter().sum::<f64>() / d as f64;
-                let inverse = (x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / d as f64 + 1e-3).powf(-0.5);
+                let inverse =
+                    (x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / d as f64 + 1e-3).powf(-0.5);
                 let normed = x.iter().zip(w).zip(b).map(|((x, w), b)| (x - mean) * inverse * w + b);
                 normed.zip(dy).map(|(y, dy)| f64::from(*dy) * y).sum()
             };
@@ -210,7 +215,10 @@ mod tests {
         for (which, (found, start)) in [(&dx, 0.5), (&dw, 0.25), (&db, -0.5)].into_iter().enumerate() {
             for (i, found) in found.iter().enumerate() {
                 let slope = slope(which, i);
-                assert!((f64::from(*found) - start - slope).abs() < 1e-5, "[{which}][{i}]: {found} for {slope}");
+                assert!(
+                    (f64::from(*found) - start - slope).abs() < 1e-5,
+                    "[{which}][{i}]: {found} for {slope}"
+                );
             }
         }
     }

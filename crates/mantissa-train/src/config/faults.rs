@@ -75,7 +75,10 @@ fn section<T: DeserializeOwned>(name: &str, mut table: Table, faults: &mut KeyFa
         if let Some(key) = quoted(&message, "unknown field `") {
             let dot = if name.is_empty() { String::new() } else { format!("[{name}] ") };
             faults.unknown.push(format!("{dot}{}", message.trim_start_matches("unknown field ")));
-            table.remove(key);
+            // A key of a table within is named by its own message, once.
+            if table.remove(key).is_none() {
+                break;
+            }
         } else if let Some(key) = quoted(&message, "missing field `") {
             let path = if name.is_empty() { key.to_owned() } else { format!("{name}.{key}") };
             faults.missing.push(missing(&path));
