@@ -59,7 +59,7 @@ impl Decoder {
         let head = || {
             let module = config.head_module();
             let weight = source.linear(module, config.vocab_size, config.hidden_size, config.head_bias)?;
-            Linear::new(module, weight)
+            Linear::new(module, source.adapt(module, weight)?)
         };
         Ok(Decoder {
             embedding: load_embedding(source, &config)?,

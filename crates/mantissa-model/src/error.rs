@@ -73,6 +73,20 @@ pub enum LoadError {
         /// Values supported.
         allowed: &'static str,
     },
+    /// An adapter does not fit the model.
+    #[error("{adapter}: {what}: expected {allowed}, got {found}; fix: {fix}")]
+    Adapter {
+        /// The adapter's folder.
+        adapter: String,
+        /// Module or tensor of the adapter.
+        what: String,
+        /// Values that would fit.
+        allowed: String,
+        /// Value found.
+        found: String,
+        /// Way out.
+        fix: &'static str,
+    },
     /// Operands of attention cannot be rounded as requested.
     #[error("attention operands: expected {allowed}, got {operands}")]
     AttentionOperands {

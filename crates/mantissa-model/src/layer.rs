@@ -404,7 +404,7 @@ fn cache_quantizer(
 pub fn linear_weight(source: &dyn WeightSource, info: &LinearInfo) -> Result<LinearWeight, LoadError> {
     let LinearInfo { ref module, rows, cols, bias, ref stored, .. } = *info;
     let by_rows = info.is_by_rows(source);
-    Ok(match stored {
+    let weight = match stored {
         StoredAs::Stacked(stack) => {
             let bias = match bias {
                 // Biases stay stacked.
@@ -430,7 +430,8 @@ pub fn linear_weight(source: &dyn WeightSource, info: &LinearInfo) -> Result<Lin
             LinearWeight { bias, ..dense(Weight::F32(transpose(&values, cols, rows)), rows, cols) }
         }
         _ => source.linear(module, rows, cols, bias)?,
-    })
+    };
+    source.adapt(module, weight)
 }
 
 fn dense(weight: Weight, rows: usize, cols: usize) -> LinearWeight {

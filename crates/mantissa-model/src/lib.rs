@@ -10,6 +10,7 @@
 //! training. A decoder is `Sync`; callers run one [`Buffers`] per thread.
 #![forbid(unsafe_code)]
 
+mod adapted;
 pub mod architecture;
 mod attention;
 mod buffers;
@@ -40,6 +41,7 @@ mod simulated;
 mod source;
 pub mod tokenizer;
 
+pub use adapted::Adapted;
 pub use architecture::Architecture;
 pub use buffers::Buffers;
 pub use cache::KvCache;
@@ -57,7 +59,7 @@ pub use kv::{
     CacheInF32, KvCalibrationError, KvParseError, KvPolicy, KvScheme, check_kv_levels, find_kv_levels,
 };
 pub use layer::{Layer, LayerParts, Observer, Passage, Place, linear_weight};
-pub use linear::{Linear, check_weight, forward_f32};
+pub use linear::{LOW_RANK_TOKENS, Linear, add_extra, check_weight, forward_f32};
 pub use memory::zeros;
 pub use norm::Norm;
 pub use operands::AttentionOperands;

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use mantissa_kernels::{MatMut, MatRef, kernels};
 use mantissa_num::codec::Codec;
-use mantissa_num::stored::Transforms;
+use mantissa_num::stored::{Extra, Transforms};
 use mantissa_num::{Accumulator, Codes, Quantized};
 use mantissa_store::convention::{LinearWeight, Weight};
 
@@ -26,6 +26,9 @@ const PANEL: usize = 1 << 17;
 /// Largest number of tokens for which a product runs row by row, so that a panel in the first-level cache is best.
 const FEW: usize = 8;
 const FEW_ROWS: usize = 16;
+
+/// Tokens per product with a low-rank side tensor: few, so that every element has the bits of a dot product.
+pub const LOW_RANK_TOKENS: usize = 16;
 
 /// A linear layer, or a table of rows such as the embedding.
 #[derive(Clone, Debug)]
@@ -252,7 +255,7 @@ impl Linear {
                 false => out.copy_from_slice(&y),
             }
         }
-        self.transforms.extras.iter().for_each(|extra| extra.add(raw, out, self.rows, self.cols));
+        self.transforms.extras.iter().for_each(|extra| add_extra(extra, raw, out, (self.rows, self.cols)));
         if let Some(bias) = &self.bias {
             add_bias(bias, out);
         }
@@ -386,6 +389,23 @@ pub fn forward_f32(
     }
     if let Some(bias) = bias {
         add_bias(bias, out);
+    }
+}
+
+/// Adds the term of a side tensor to `out` `[t, rows]`, from the unquantized input `x` `[t, cols]`. A row of `out` has the
+/// same bits in any number of rows.
+pub fn add_extra(extra: &Extra, x: &[f32], out: &mut [f32], (rows, cols): (usize, usize)) {
+    let Extra::LowRank { rank, down, up } = extra else { return extra.add(x, out, rows, cols) };
+    if *rank == 0 || rows == 0 || cols == 0 {
+        return;
+    }
+    let (down, up) = (MatRef::new(down, *rank, cols), MatRef::new(up, rows, *rank));
+    let mut hidden = vec![0.0; LOW_RANK_TOKENS.min(x.len() / cols) * rank];
+    for (x, out) in x.chunks(LOW_RANK_TOKENS * cols).zip(out.chunks_mut(LOW_RANK_TOKENS * rows)) {
+        let tokens = x.len() / cols;
+        let hidden = &mut hidden[..tokens * rank];
+        kernels().gemm_nt(MatRef::new(x, tokens, cols), down, MatMut::new(hidden, tokens, *rank), false);
+        kernels().gemm_nt(MatRef::new(hidden, tokens, *rank), up, MatMut::new(out, tokens, rows), true);
     }
 }
 

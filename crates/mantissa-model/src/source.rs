@@ -36,6 +36,14 @@ pub trait WeightSource {
     /// As [`tensor_f32`](Self::tensor_f32).
     fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight, LoadError>;
 
+    /// Changes the weight of linear layer `module` after it was read, however it is stored: adds an adapter.
+    ///
+    /// # Errors
+    /// [`LoadError`] if the weight cannot be changed.
+    fn adapt(&self, _module: &str, weight: LinearWeight) -> Result<LinearWeight, LoadError> {
+        Ok(weight)
+    }
+
     /// True if there is a tensor of this name that holds values, not codes.
     fn is_dense(&self, tensor: &str) -> bool {
         self.has(tensor)
@@ -104,6 +112,14 @@ pub trait SourceView {
         self.base().linear(module, rows, cols, bias)
     }
 
+    /// Overrides [`WeightSource::adapt`].
+    ///
+    /// # Errors
+    /// As there.
+    fn adapt(&self, module: &str, weight: LinearWeight) -> Result<LinearWeight, LoadError> {
+        self.base().adapt(module, weight)
+    }
+
     /// Overrides [`WeightSource::expert`].
     ///
     /// # Errors
@@ -152,6 +168,10 @@ impl<T: SourceView> WeightSource for T {
 
     fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight, LoadError> {
         SourceView::linear(self, module, rows, cols, bias)
+    }
+
+    fn adapt(&self, module: &str, weight: LinearWeight) -> Result<LinearWeight, LoadError> {
+        SourceView::adapt(self, module, weight)
     }
 
     fn is_dense(&self, tensor: &str) -> bool {

@@ -170,6 +170,23 @@ impl Extra {
         }
     }
 
+    /// Multiplies the term's output `i` by `factors[i]`, for a term that matches a layer of `factors.len()` rows.
+    pub fn scale_rows(&mut self, factors: &[f32]) {
+        let by_row = |values: &mut [f32], width: usize| {
+            let rows = values.chunks_exact_mut(width.max(1)).zip(factors);
+            rows.for_each(|(row, factor)| row.iter_mut().for_each(|w| *w *= factor));
+        };
+        match self {
+            Extra::Columns { index, values } => by_row(values, index.len()),
+            Extra::LowRank { rank, up, .. } => by_row(up, *rank),
+            Extra::Sparse { starts, values, .. } => {
+                for (span, factor) in starts.windows(2).zip(factors) {
+                    values[span[0] as usize..span[1] as usize].iter_mut().for_each(|w| *w *= factor);
+                }
+            }
+        }
+    }
+
     /// Adds its term to the product: `y` `[t, rows]`, `x` `[t, cols]`.
     pub fn add(&self, x: &[f32], y: &mut [f32], rows: usize, cols: usize) {
         let tokens = x.chunks_exact(cols.max(1)).zip(y.chunks_exact_mut(rows.max(1)));
@@ -327,6 +344,26 @@ mod tests {
         transforms.fold(&mut folded, rows, cols);
         for (a, b) in product(&folded, &x, rows).iter().zip(&y) {
             assert!((a - b).abs() < 1e-5, "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn rows_of_every_term_are_scaled() {
+        let (rows, cols) = (4, 6);
+        let factors = [2.0, -1.0, 0.0, 0.5];
+        for extra in [
+            Extra::Columns { index: vec![1, 4], values: wave(rows * 2, 0.0) },
+            Extra::LowRank { rank: 3, down: wave(3 * cols, 1.0), up: wave(3 * rows, 2.0) },
+            Extra::Sparse { starts: vec![0, 1, 1, 3, 4], index: vec![4, 0, 5, 2], values: wave(4, 3.0) },
+        ] {
+            let mut scaled = extra.clone();
+            scaled.scale_rows(&factors);
+            let (x, mut y, mut expected) = (wave(cols, 4.0), vec![0.0; rows], vec![0.0; rows]);
+            scaled.add(&x, &mut y, rows, cols);
+            extra.add(&x, &mut expected, rows, cols);
+            for ((y, expected), factor) in y.iter().zip(&expected).zip(factors) {
+                assert!((y - expected * factor).abs() < 1e-6, "{extra:?}");
+            }
         }
     }
 

@@ -103,7 +103,7 @@ impl FastModel {
             false => {
                 let (rows, cols, module) = (config.vocab_size, config.hidden_size, config.head_module());
                 let weight = source.linear(module, rows, cols, config.head_bias)?;
-                Some(PreparedLinear::new(module, weight, threads)?)
+                Some(PreparedLinear::new(module, source.adapt(module, weight)?, threads)?)
             }
         };
         let kv = KvPlan::new(&config, layers.iter().map(|layer| layer.flow.kv()))?;

@@ -63,10 +63,11 @@ impl Choice {
                 (strips.clone(), strips, Some((*reason).to_owned()))
             }
         };
-        if reason.is_none() && !linear.transforms.is_empty() {
+        let ranks: Vec<_> = linear.low_rank().map(|(rank, _)| format!(" + rank {rank}")).collect();
+        if reason.is_none() && ranks.is_empty() && !linear.transforms.is_empty() {
             reason = Some("transforms of the input or output run outside of the kernel".into());
         }
-        let (module, format) = (linear.module.clone(), linear.stored.clone());
+        let (module, format) = (linear.module.clone(), linear.stored.clone() + &ranks.concat());
         Choice { module, format, kernel, prefill, bytes: linear.bytes(), reason }
     }
 }

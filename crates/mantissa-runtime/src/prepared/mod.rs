@@ -17,9 +17,9 @@ mod strips;
 mod tests;
 
 use mantissa_kernels::device::{Cpu, Device, PackedWeight, Product};
-use mantissa_kernels::kernels;
-use mantissa_model::{ForwardError, Linear, LoadError, Table, check_weight};
-use mantissa_num::stored::Transforms;
+use mantissa_kernels::{for_each, kernels};
+use mantissa_model::{ForwardError, LOW_RANK_TOKENS, Linear, LoadError, Table, add_extra, check_weight};
+use mantissa_num::stored::{Extra, Transforms};
 use mantissa_store::convention::{LinearWeight, Weight};
 
 pub use self::choice::Choice;
@@ -138,10 +138,19 @@ impl PreparedLinear {
 
     /// Bytes that a pass over one token reads.
     pub fn bytes(&self) -> u64 {
-        match &self.weight {
+        let codes = match &self.weight {
             Prepared::Packed(weight) => weight.bytes() as u64,
             Prepared::Stored(linear, _) => linear.stored_bytes() as u64,
-        }
+        };
+        codes + self.low_rank().map(|(_, values)| 4 * values as u64).sum::<u64>()
+    }
+
+    /// Rank of each low-rank side tensor, such as an adapter, and the number of its values.
+    fn low_rank(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.transforms.extras.iter().filter_map(|extra| match extra {
+            Extra::LowRank { rank, down, up } => Some((*rank, down.len() + up.len())),
+            _ => None,
+        })
     }
 
     /// True if it multiplies integers.
@@ -264,6 +273,12 @@ fn together(
         jobs.iter_mut().flatten().filter(|job| !job.accumulate).for_each(|job| job.out.fill(0.0));
     } else if jobs.iter().flatten().all(|job| job.linear.transforms.is_empty()) {
         products(first, jobs, x, scratch, threads)?;
+    } else if jobs.iter().flatten().all(|job| job.linear.transforms.before.is_empty() && !job.accumulate) {
+        // Layers with side tensors share the quantization of their input.
+        products(first, jobs, x, scratch, threads)?;
+        for Job { linear, input, out, .. } in jobs.iter_mut().flatten() {
+            around(linear, x[*input], out, threads);
+        }
     } else {
         jobs.iter_mut().flatten().try_for_each(|job| transformed(job, x[job.input], scratch, threads))?;
     }
@@ -275,6 +290,21 @@ fn together(
     Ok(())
 }
 
+/// Maps the product `y` of a layer and adds its side tensors, which read the input `x`.
+fn around(linear: &PreparedLinear, x: &[f32], y: &mut [f32], threads: usize) {
+    let PreparedLinear { rows, cols, transforms, .. } = linear;
+    transforms.after.iter().for_each(|map| map.apply(y, *rows));
+    for extra in &transforms.extras {
+        let tokens = x.chunks(LOW_RANK_TOKENS * cols).zip(y.chunks_mut(LOW_RANK_TOKENS * rows));
+        match extra {
+            Extra::LowRank { .. } if threads > 1 && x.len() > LOW_RANK_TOKENS * cols => {
+                for_each(threads, tokens, |(x, y)| add_extra(extra, x, y, (*rows, *cols)));
+            }
+            _ => add_extra(extra, x, y, (*rows, *cols)),
+        }
+    }
+}
+
 /// Runs a layer with transforms or side tensors around its product.
 fn transformed(
     job: &mut Job<'_>,
@@ -284,15 +314,20 @@ fn transformed(
 ) -> Result<(), ForwardError> {
     let Job { linear, out, accumulate, .. } = job;
     let (mut mapped, mut y) = (std::mem::take(&mut scratch.mapped), std::mem::take(&mut scratch.output));
-    mapped.clear();
-    mapped.extend_from_slice(x);
-    linear.transforms.before.iter().for_each(|map| map.apply(&mut mapped, linear.cols));
+    let ready = match linear.transforms.before.as_slice() {
+        [] => x,
+        maps => {
+            mapped.clear();
+            mapped.extend_from_slice(x);
+            maps.iter().for_each(|map| map.apply(&mut mapped, linear.cols));
+            &mapped
+        }
+    };
     y.clear();
     y.resize(out.len(), 0.0);
     let product = Job { linear, input: 0, out: &mut y, accumulate: false };
-    let done = products(linear, &mut [Some(product)], &[&mapped], scratch, threads);
-    linear.transforms.after.iter().for_each(|map| map.apply(&mut y, linear.rows));
-    linear.transforms.extras.iter().for_each(|extra| extra.add(x, &mut y, linear.rows, linear.cols));
+    let done = products(linear, &mut [Some(product)], &[ready], scratch, threads);
+    around(linear, x, &mut y, threads);
     match accumulate {
         true => kernels().axpy(1.0, &y, out),
         false => out.copy_from_slice(&y),

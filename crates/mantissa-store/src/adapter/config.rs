@@ -24,7 +24,6 @@ const HARMLESS: &[&str] = &[
     "base_model_name_or_path",
     "bias",
     "corda_config",
-    "ensure_weight_tying",
     "eva_config",
     "exclude_modules",
     // The orientation of the base's weight; A and B have the same shapes either way.

@@ -95,6 +95,16 @@ impl AdapterFiles {
         self.modules.keys().map(String::as_str)
     }
 
+    /// Names of the tensors that replace those of the base.
+    pub fn replaced(&self) -> impl Iterator<Item = &str> {
+        self.replaced.keys().map(String::as_str)
+    }
+
+    /// True if rows are scaled to learned norms.
+    pub fn is_dora(&self) -> bool {
+        self.config.dora
+    }
+
     /// Bytes of all tensors as f32, which [`load`](Self::load) allocates.
     pub fn bytes(&self) -> u64 {
         self.file

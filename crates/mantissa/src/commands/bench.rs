@@ -13,6 +13,7 @@ use mantissa_runtime::{FastModel, RuntimeOptions};
 use mantissa_store::Paths;
 use serde::Serialize;
 
+use super::adapter::{self, AdapterArgs};
 use super::model::{self, ModelPath};
 use super::running::{self, Use};
 use crate::context::Context;
@@ -58,6 +59,8 @@ pub struct Args {
     /// As --kv of run; default: the checkpoint's, else f16. Several are measured one after another.
     #[arg(long, value_name = "SCHEME")]
     kv: Vec<KvPolicy>,
+    #[command(flatten)]
+    adapter: AdapterArgs,
     /// List the kernel of every linear layer
     ///
     /// With the reason where a layer has no kernel of its own.
@@ -68,6 +71,8 @@ pub struct Args {
 #[derive(Serialize)]
 struct Report<'a> {
     model: &'a Path,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    adapter: Option<&'a Path>,
     threads: usize,
     /// Instruction-set level of the products.
     level: &'static str,
@@ -136,6 +141,7 @@ impl From<Choice> for KernelRow {
 /// Adds the paths that the command reads and writes.
 pub fn paths(args: &Args, paths: &mut Paths) {
     args.model.paths(paths);
+    args.adapter.paths(paths);
 }
 
 /// Runs the command.
@@ -145,6 +151,7 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let start = Instant::now();
     let files = model::open(&args.model, context)?;
+    let adapter = args.adapter.open()?;
     let deepest = args.depth.iter().max().copied().unwrap_or(0);
     let longest = (args.prompt + 1).max(deepest + args.r#gen + 2);
     let used = Use {
@@ -155,9 +162,11 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         logits: 1,
         kv: None,
         calibration: None,
+        adapter: adapter.as_ref(),
     };
     running::require(std::slice::from_ref(&files), used, context)?;
-    let mut model = FastModel::load(&files, context.threads)?;
+    let mut model = adapter::fast(&files, adapter.as_ref(), context.threads)?;
+    drop(adapter);
     let load_s = start.elapsed().as_secs_f64();
     let short = Workload { prompt: 16, generated: 0, depth: 0, batch: 1 };
     measure::run(&model, short, context.seed)?;
@@ -192,6 +201,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     };
     let report = Report {
         model: args.model.named(),
+        adapter: args.adapter.named(),
         threads: context.threads,
         level: PackedLevel::best().name(),
         load_s,

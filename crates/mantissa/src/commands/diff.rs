@@ -156,6 +156,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         logits: 1,
         kv: None,
         calibration: None,
+        adapter: None,
     };
     let [a, b] = running::load_all([&*args.a, &*args.b], used, context)?;
     let progress = context.progress(prompts.len() as u64, Unit::Items("prompts"));

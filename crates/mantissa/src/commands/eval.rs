@@ -17,6 +17,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::adapt;
+use super::adapter::{self, AdapterArgs};
 use super::calibration::CalibrationArgs;
 use super::model::{self, ModelPath};
 use super::run::Engine;
@@ -83,6 +84,8 @@ pub struct Args {
     /// fast measures the engine of run, through its KV cache. The reference model always runs on reference.
     #[arg(long, value_enum, value_name = "ENGINE", default_value_t = Engine::Reference, help_heading = "Evaluation")]
     engine: Engine,
+    #[command(flatten, next_help_heading = "Evaluation")]
+    adapter: AdapterArgs,
     /// Write the sums of each window to this JSON file
     #[arg(long, value_name = "FILE", help_heading = "Output", hide_short_help = true)]
     per_window: Option<PathBuf>,
@@ -106,6 +109,8 @@ pub struct Args {
 #[derive(Serialize)]
 struct Report<'a> {
     model: &'a Path,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    adapter: Option<&'a Path>,
     convention: &'static str,
     engine: Engine,
     nll: f64,
@@ -134,6 +139,7 @@ pub fn paths(args: &Args, paths: &mut Paths) {
     args.model.paths(paths);
     args.text.paths(paths);
     args.calibration.paths(paths);
+    args.adapter.paths(paths);
     args.reference.iter().for_each(|model| model.paths(paths));
     args.per_window.iter().for_each(|path| paths.write("--per-window", path, Kind::File));
     args.logits.iter().for_each(|path| paths.write("--logits", path, Kind::File));
@@ -160,6 +166,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     }
     let report = Report {
         model: args.model.named(),
+        adapter: args.adapter.named(),
         convention: model.files().convention_name(),
         engine: args.engine,
         nll: result.nll,
@@ -216,6 +223,8 @@ impl Loaded {
 /// Loads the model and, if given, the reference. Returns the number of threads that memory allows.
 fn load(args: &Args, sequences: &[Sequence], context: &Context) -> Result<(Loaded, Option<Model>, usize)> {
     let mut used = Use::evaluation(sequences, context.threads);
+    let adapter = args.adapter.open()?;
+    used.adapter = adapter.as_ref();
     used.kv = args.kv.as_ref();
     used.calibration = Some(&args.calibration);
     used.cached = args.prefill.is_some();
@@ -258,7 +267,7 @@ fn load_fast(
     }
     running::require_memory(both, used, context)?;
     let files = model::open(&args.model, context)?;
-    let mut fast = FastModel::load(&files, 1)?;
+    let mut fast = adapter::fast(&files, used.adapter, 1)?;
     if let Some(policy) = &args.kv {
         fast.set_kv(policy)?;
     }
@@ -310,6 +319,9 @@ fn simulate(args: &Args, decoder: &mut Decoder) -> Result<()> {
 fn human(out: &mut dyn Write, r: &Report<'_>) -> io::Result<()> {
     let nll = format!("NLL {:.6} ± {:.6} nats, {} tokens, {} windows", r.nll, r.nll_se, r.tokens, r.windows);
     labelled(out, "perplexity", &format!("{:.4}  ({nll})", r.ppl))?;
+    if let Some(adapter) = r.adapter {
+        labelled(out, "adapter", &adapter.display().to_string())?;
+    }
     if let Some(kv) = &r.kv {
         labelled(out, "KV cache", &format!("{kv}: {} bytes per token", r.kv_bytes_per_token))?;
     }

@@ -32,7 +32,16 @@ pub fn samples(
     }
     let longest = windows.iter().map(Vec::len).max().unwrap_or(0);
     let threads = context.threads.min(count);
-    let used = Use { pass: PROMPT, longest, threads, cached: true, logits: 1, kv: None, calibration: None };
+    let used = Use {
+        pass: PROMPT,
+        longest,
+        threads,
+        cached: true,
+        logits: 1,
+        kv: None,
+        calibration: None,
+        adapter: None,
+    };
     running::require(std::slice::from_ref(source), used, context)?;
     let decoder = Decoder::load(source)?;
     let prompts: Vec<_> = (0..count)

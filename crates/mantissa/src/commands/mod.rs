@@ -2,6 +2,7 @@
 //! [`run()`].
 
 mod adapt;
+mod adapter;
 mod bench;
 mod calibration;
 mod cast;

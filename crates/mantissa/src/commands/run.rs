@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use self::fast::Drafted;
 use self::prompt::Prompt;
+use super::adapter::AdapterArgs;
 use super::calibration::CalibrationArgs;
 use super::model::load_tokenizer;
 use super::model::{self, ModelPath};
@@ -42,6 +43,7 @@ use crate::machine::peak_anonymous;
   mantissa run path/to/model --interactive
   mantissa run demo --interactive -n 40
   mantissa run path/to/model -p - < prompt.txt
+  mantissa run path/to/model --adapter path/to/adapter --chat -p 'Hello'
   mantissa run path/to/model --draft path/to/smaller -p 'Once upon a time'")]
 pub struct Args {
     /// Hugging Face folder, .gguf file, or demo
@@ -133,6 +135,8 @@ pub struct Args {
     /// A draft model takes precedence. lookup continues earlier places of the text that end alike, as long as that pays. Changes no token.
     #[arg(long, value_enum, value_name = "SOURCE", default_value_t = Speculate::Lookup, help_heading = "Speed")]
     speculate: Speculate,
+    #[command(flatten, next_help_heading = "Adapter")]
+    adapter: AdapterArgs,
     #[command(flatten)]
     calibration: CalibrationArgs,
 }
@@ -159,6 +163,8 @@ enum Speculate {
 #[derive(Serialize)]
 struct Report<'a> {
     model: &'a Path,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    adapter: Option<&'a Path>,
     prompt: &'a str,
     /// Prompt as rendered by the chat template.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -242,6 +248,7 @@ fn three_digits(x: f64) -> String {
 pub fn paths(args: &Args, paths: &mut Paths) {
     args.model.paths(paths);
     args.draft.iter().for_each(|draft| draft.paths(paths));
+    args.adapter.paths(paths);
     args.calibration.paths(paths);
 }
 
@@ -283,6 +290,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let (answer, kv_bytes_per_token, speculation) = done;
     let report = Report {
         model: args.model.named(),
+        adapter: args.adapter.named(),
         prompt: &prompt.text,
         rendered: prompt.rendered.as_deref(),
         text: &answer.text,

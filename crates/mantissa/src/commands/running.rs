@@ -6,8 +6,10 @@ use anyhow::Result;
 use mantissa_eval::Sequence;
 use mantissa_model::{Buffers, Decoder, KvCache, KvPolicy};
 use mantissa_quant::model_config;
+use mantissa_store::AdapterFiles;
 use mantissa_store::convention::ModelFiles;
 
+use super::adapter;
 use super::calibration::CalibrationArgs;
 use super::model::{BASE, open, open_quietly};
 use crate::context::Context;
@@ -37,6 +39,8 @@ pub struct Use<'a> {
     pub kv: Option<&'a KvPolicy>,
     /// Calibration options for a KV policy that learns levels.
     pub calibration: Option<&'a CalibrationArgs>,
+    /// Adapter of the first model.
+    pub adapter: Option<&'a AdapterFiles>,
 }
 
 /// Opens and loads models that run side by side, if memory holds them together.
@@ -46,8 +50,11 @@ pub struct Use<'a> {
 pub fn load_all<const N: usize>(paths: [&Path; N], used: Use<'_>, context: &Context) -> Result<[Model; N]> {
     let opened: Vec<_> = paths.iter().map(|path| open(path, context)).collect::<Result<_>>()?;
     require(&opened, used, context)?;
-    let load = |files| Ok(Model { decoder: Decoder::load(&files)?, files });
-    let mut models: Vec<Model> = opened.into_iter().map(load).collect::<Result<_>>()?;
+    let load = |(i, files)| {
+        let adapter = used.adapter.filter(|_| i == 0);
+        Ok(Model { decoder: adapter::decoder(&files, adapter)?, files })
+    };
+    let mut models: Vec<Model> = opened.into_iter().enumerate().map(load).collect::<Result<_>>()?;
     if let (Some(policy), Some(model)) = (used.kv, models.first_mut()) {
         set_kv(model, policy, used.calibration, context)?;
     }
@@ -117,7 +124,7 @@ pub fn require(models: &[ModelFiles], used: Use<'_>, context: &Context) -> Resul
 fn needed(models: &[ModelFiles], used: Use<'_>) -> Result<(String, u64)> {
     let mut needs = BASE;
     for (i, files) in models.iter().enumerate() {
-        let used = if i == 0 { used } else { Use { kv: None, ..used } };
+        let used = if i == 0 { used } else { Use { kv: None, adapter: None, ..used } };
         needs = needs.saturating_add(bytes_needed(files, used)?);
     }
     let names: Vec<_> = models.iter().map(|files| files.dir().display().to_string()).collect();
@@ -137,6 +144,7 @@ impl Use<'_> {
             logits: mantissa_eval::ROWS,
             kv: None,
             calibration: None,
+            adapter: None,
         }
     }
 }
@@ -156,5 +164,6 @@ fn bytes_needed(files: &ModelFiles, used: Use<'_>) -> Result<u64> {
     let passing = largest.saturating_add(widest);
     let per_pass = buffers.saturating_add(logits).saturating_add(cache).saturating_mul(used.threads as u64);
     let weights = files.checkpoint().total_bytes().saturating_add(passing);
-    Ok(weights.saturating_add(per_pass))
+    let adapter = adapter::bytes_needed(files, used.adapter)?;
+    Ok(weights.saturating_add(per_pass).saturating_add(adapter))
 }

@@ -79,6 +79,7 @@ fn continuations(path: &Path, prompts: &Prompts, context: &Context) -> Result<Ve
         logits: 1,
         kv: None,
         calibration: None,
+        adapter: None,
     };
     let [model] = running::load_all([path], used, context)?;
     let room = |prompt: &[u32]| prompts.tokens.min(limit.saturating_sub(prompt.len()).max(1));

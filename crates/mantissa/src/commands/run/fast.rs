@@ -8,10 +8,12 @@ use mantissa_quant::model_config;
 use mantissa_runtime::cache::KvPlan;
 use mantissa_runtime::footprint::{Footprint, SessionFootprint};
 use mantissa_runtime::{EventKind, FastModel, Request, Runtime, RuntimeOptions, Speculation};
+use mantissa_store::AdapterFiles;
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
 use super::{Answer, Args, Speculate, Writer};
+use crate::commands::adapter;
 use crate::commands::model::{self, load_tokenizer};
 use crate::context::Context;
 use crate::error::BadInput;
@@ -84,7 +86,7 @@ impl Needs {
         files: &ModelFiles,
         draft: Option<&ModelFiles>,
         sizes: &RuntimeOptions,
-        threads: usize,
+        (adapter, threads): (Option<&AdapterFiles>, usize),
     ) -> Result<Self> {
         let config = model_config(files)?;
         let policy = args.kv.as_ref().filter(|policy| !stored(policy, files));
@@ -96,7 +98,7 @@ impl Needs {
         let (own, session) =
             (Footprint::of(files, &config, threads), SessionFootprint::of(sizes, &config, &kv));
         let mut needs = Needs {
-            weights: own.weights,
+            weights: own.weights.saturating_add(adapter::bytes_needed(files, adapter)?),
             loading: own.loading,
             cache: session.cache,
             tokens: sizes.context,
@@ -157,7 +159,9 @@ impl Loaded {
         let stored = others.iter().chain([files]).map(|files| files.checkpoint().total_bytes() / 2).sum();
         context.require_more_memory("run: weights", stored)?;
         let sizes = sizes(args, prompt, options);
-        let needs = Needs::of(args, files, others.first(), &sizes, context.threads)?;
+        let adapter = args.adapter.open()?;
+        let with = (adapter.as_ref(), context.threads);
+        let needs = Needs::of(args, files, others.first(), &sizes, with)?;
         let predicted = context.require_more_memory(&format!("run: {needs}"), needs.peak())?;
         let vocabulary = model_config(files)?.vocab_size;
         let draft = others.first().map(|files| {
@@ -165,7 +169,7 @@ impl Loaded {
             Ok::<_, anyhow::Error>(FastModel::load(files, context.threads)?)
         });
         let draft = draft.transpose()?;
-        let mut model = FastModel::load(files, context.threads)?;
+        let mut model = adapter::fast(files, adapter.as_ref(), context.threads)?;
         if let Some(policy) = args.kv.as_ref().filter(|policy| !self::stored(policy, files)) {
             model.set_kv(policy)?;
         }

@@ -11,6 +11,7 @@ use crate::context::Context;
 
 /// Loads the model for a prompt of `prompt` tokens in a context of `limit`.
 pub(super) fn load(args: &Args, prompt: usize, limit: usize, context: &Context) -> Result<Model> {
+    let adapter = args.adapter.open()?;
     let used = Use {
         pass: prompt.min(mantissa_model::PREFILL),
         longest: prompt.saturating_add(args.n).min(limit),
@@ -19,6 +20,7 @@ pub(super) fn load(args: &Args, prompt: usize, limit: usize, context: &Context) 
         logits: 1,
         kv: args.kv.as_ref(),
         calibration: Some(&args.calibration),
+        adapter: adapter.as_ref(),
     };
     let [model] = running::load_all([&*args.model], used, context)?;
     Ok(model)
