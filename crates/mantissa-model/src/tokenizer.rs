@@ -15,9 +15,10 @@ mod regexes;
 mod steps;
 mod stream;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use mantissa_store::json;
@@ -150,6 +151,55 @@ impl Tokenizer {
             Some(&id) => Err(TokenizerError::Vocabulary { path: self.path.clone(), id, vocab_size: limit }),
             None => Ok(ids),
         }
+    }
+
+    /// Encodes `text`; returns each token with the bytes of the text that it stands for, which are none for a token that is
+    /// inserted before or after the text.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_with_offsets(
+        &self,
+        text: &str,
+        bos: Bos,
+    ) -> Result<Vec<(u32, Range<usize>)>, TokenizerError> {
+        let found = text.len() as u64;
+        if found > self.max_text {
+            return Err(self.too_long(found));
+        }
+        let encoding = call(&self.path, "encode", || self.inner.encode(text, bos == Bos::Auto))?;
+        let mut all = Vec::with_capacity(encoding.len() + 1);
+        if bos == Bos::Always {
+            all.push((self.bos.ok_or_else(|| TokenizerError::NoBos { path: self.path.clone() })?, 0..0));
+        }
+        all.extend(encoding.get_ids().iter().zip(encoding.get_offsets()).map(|(id, (a, b))| (*id, *a..*b)));
+        let limit = self.vocab_size.unwrap_or(usize::MAX);
+        match all.iter().find(|(id, _)| *id as usize >= limit) {
+            Some(&(id, _)) => {
+                Err(TokenizerError::Vocabulary { path: self.path.clone(), id, vocab_size: limit })
+            }
+            None => Ok(all),
+        }
+    }
+
+    /// Ids of the added tokens, such as those that begin and end a turn.
+    pub fn added(&self) -> BTreeSet<u32> {
+        self.inner.get_added_tokens_decoder().into_keys().collect()
+    }
+
+    /// End-of-text token.
+    pub fn eos(&self) -> Option<u32> {
+        self.inner.token_to_id(self.special.get("eos_token")?)
+    }
+
+    /// Number of tokens, the added ones included: all ids are below it unless the file leaves gaps.
+    pub fn len(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// True if there is no token.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// Decodes `ids`; special tokens have no text. Invalid UTF-8 becomes U+FFFD.

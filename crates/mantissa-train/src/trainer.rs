@@ -5,7 +5,7 @@ use mantissa_kernels::kernels;
 use mantissa_model::Batch;
 
 use crate::arena::ParamInfo;
-use crate::data::{Batches, Cursor, Sample};
+use crate::data::{Cursor, Data, Sample};
 use crate::error::TrainError;
 use crate::form::Draw;
 use crate::health::{StepHealth, Watch, WeightCounts};
@@ -35,9 +35,10 @@ pub struct Trainer {
     pub(crate) model: TrainModel,
     pub(crate) optimizer: Optimizer,
     pub(crate) scaler: Option<LossScaler>,
-    batches: Batches,
+    batches: Box<dyn Data>,
     options: TrainerOptions,
-    sample: Sample,
+    /// Batches of a step.
+    samples: Vec<Sample>,
     pub(crate) progress: Progress,
 }
 
@@ -81,7 +82,7 @@ impl Trainer {
     pub fn new(
         model: TrainModel,
         optimizer: impl Into<Optimizer>,
-        batches: Batches,
+        batches: impl Data + 'static,
         options: TrainerOptions,
     ) -> Result<Self, TrainError> {
         let (found, allowed) = (batches.vocab_size(), model.config().vocab_size);
@@ -94,9 +95,9 @@ impl Trainer {
             model,
             optimizer: optimizer.into(),
             scaler,
-            batches,
+            batches: Box::new(batches),
             options,
-            sample: Sample::default(),
+            samples: Vec::new(),
             progress,
         })
     }
@@ -189,15 +190,18 @@ impl Trainer {
     fn gradients(&mut self, loss_scale: f32) -> Result<(f64, u64), TrainError> {
         let TrainerOptions { batch, accumulate, .. } = self.options;
         let (mut nll, mut targets) = (0.0, 0);
-        let all = batch * accumulate * self.batches.window();
+        self.samples.resize_with(accumulate, Sample::default);
+        for sample in &mut self.samples {
+            self.batches.next(batch, sample)?;
+        }
+        let all = self.samples.iter().map(Sample::counted).sum::<usize>().max(1);
         self.model.zero_gradients();
         self.model.watch_weights();
         self.model.histories.forget();
         let step = self.progress.steps + 1;
-        for batch_of_step in 0..accumulate {
+        for (batch_of_step, sample) in self.samples.iter().enumerate() {
             self.model.draw = Draw { step, batch: batch_of_step as u32 };
-            self.batches.next(batch, &mut self.sample)?;
-            let Sample { tokens, targets: next, lens } = &self.sample;
+            let Sample { tokens, targets: next, lens } = sample;
             let scale = loss_scale / all as f32;
             let loss = self.model.forward_backward(&Batch { tokens, lens }, next, scale)?;
             nll += loss.nll;

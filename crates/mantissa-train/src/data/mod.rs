@@ -2,6 +2,7 @@
 //! shuffled order. A few numbers (the [`Cursor`]) describe the position.
 
 mod bpe;
+pub mod chat;
 mod pieces;
 mod sampler;
 mod shuffle;
@@ -11,7 +12,7 @@ mod words;
 
 pub use bpe::{BEGIN, END, LEAST_VOCAB, SPECIAL, TrainedTokenizer, learn_bpe, learn_bpe_at_most, train_bpe};
 pub use pieces::{HoldOut, Piece, pieces_within};
-pub use sampler::{Batches, Cursor, Sample};
+pub use sampler::{Batches, Cursor, Data, Sample};
 pub use shuffle::Shuffle;
 pub use text::{TextFormat, documents, documents_within};
 pub use tokens::{TokenFile, TokenWriter};

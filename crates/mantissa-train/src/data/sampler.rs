@@ -1,6 +1,7 @@
 //! Batches of windows in shuffled order.
 
 use super::{DataError, Shuffle, TokenFile};
+use crate::model::IGNORE_TARGET;
 
 /// Position in the data; all that a checkpoint stores of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -9,6 +10,27 @@ pub struct Cursor {
     pub epoch: u64,
     /// Windows taken in this epoch.
     pub taken: u64,
+}
+
+/// Training data: batches of windows in an order that depends only on the seed and the position.
+pub trait Data: std::fmt::Debug + Send {
+    /// Vocabulary size; all ids are below it.
+    fn vocab_size(&self) -> usize;
+
+    /// Most inputs of a window.
+    fn window(&self) -> usize;
+
+    /// Current position.
+    fn cursor(&self) -> Cursor;
+
+    /// Moves to `cursor`.
+    fn seek(&mut self, cursor: Cursor);
+
+    /// Fills `sample` with the next `count` windows. A batch may span two epochs.
+    ///
+    /// # Errors
+    /// [`DataError`]; the position then stays unchanged.
+    fn next(&mut self, count: usize, sample: &mut Sample) -> Result<(), DataError>;
 }
 
 /// Windows of `len + 1` tokens. Adjacent windows share one token, so that every token but the first is
@@ -25,12 +47,48 @@ pub struct Batches {
 /// Batch of whole windows, concatenated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// Input token ids, `[windows, len]`.
+    /// Input token ids, at most `[windows, len]`.
     pub tokens: Vec<u32>,
-    /// Target token ids, `[windows, len]`: the token after each input.
+    /// Target of each input: the token after it, or [`IGNORE_TARGET`] if the loss does not count it.
     pub targets: Vec<u32>,
-    /// Lengths of the windows, `len` each.
+    /// Lengths of the sequences: the windows, or the sequences packed into them.
     pub lens: Vec<usize>,
+}
+
+impl Sample {
+    /// Removes everything.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+        self.targets.clear();
+        self.lens.clear();
+    }
+
+    /// Number of targets that the loss counts.
+    pub fn counted(&self) -> usize {
+        self.targets.iter().filter(|target| **target != IGNORE_TARGET).count()
+    }
+}
+
+impl Data for Batches {
+    fn vocab_size(&self) -> usize {
+        Batches::vocab_size(self)
+    }
+
+    fn window(&self) -> usize {
+        Batches::window(self)
+    }
+
+    fn cursor(&self) -> Cursor {
+        Batches::cursor(self)
+    }
+
+    fn seek(&mut self, cursor: Cursor) {
+        Batches::seek(self, cursor);
+    }
+
+    fn next(&mut self, count: usize, sample: &mut Sample) -> Result<(), DataError> {
+        Batches::next(self, count, sample)
+    }
 }
 
 impl Batches {
@@ -82,10 +140,8 @@ impl Batches {
     /// As [`TokenFile::read`]; the cursor then stays unchanged.
     pub fn next(&mut self, count: usize, sample: &mut Sample) -> Result<(), DataError> {
         let mut cursor = self.cursor;
+        sample.clear();
         let Sample { tokens, targets, lens } = sample;
-        tokens.clear();
-        targets.clear();
-        lens.clear();
         let mut window = Vec::with_capacity(self.len + 1);
         for _ in 0..count {
             if cursor.taken >= self.windows {

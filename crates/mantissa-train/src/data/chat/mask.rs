@@ -1,0 +1,80 @@
+//! Parts of a rendered conversation that the loss counts, found by rendering its beginnings.
+//!
+//! An answer begins where the conversation before it ends, rendered with the header of an answer
+//! (`add_generation_prompt`), and ends where the conversation up to it ends. Both must be beginnings of the whole text. A
+//! template that renders earlier turns otherwise once others follow (one that drops their reasoning, say) is refused for
+//! such a conversation: no position in the text would be the one that the model sees when it answers.
+
+use std::collections::BTreeMap;
+
+use mantissa_model::{Bos, Message, chat};
+use serde_json::Value;
+
+use super::Marked;
+use super::line::{Fault, Line};
+
+/// Variables of the renderings of a line: whole, then for each answer that counts what comes before it and, unless it is
+/// the last message, up to its end. Empty for a line without messages.
+pub(super) fn contexts(line: &Line, special: &BTreeMap<String, String>) -> Vec<Value> {
+    let Line::Messages(messages, counted) = line else { return Vec::new() };
+    let context = |messages: &[Message], header: bool| {
+        let mut context = chat::context(messages, special);
+        context["add_generation_prompt"] = Value::Bool(header);
+        context
+    };
+    let mut all = vec![context(messages, false)];
+    for i in answers(counted) {
+        all.push(context(&messages[..i], true));
+        if i + 1 < messages.len() {
+            all.push(context(&messages[..=i], false));
+        }
+    }
+    all
+}
+
+fn answers(counted: &[bool]) -> impl Iterator<Item = usize> {
+    counted.iter().enumerate().filter(|(_, counts)| **counts).map(|(i, _)| i)
+}
+
+/// Returns the text of a line and what the loss counts; `texts` are the renderings of its [`contexts`], in order.
+///
+/// # Errors
+/// The value found and what is allowed.
+pub(super) fn marked(
+    line: Line,
+    texts: &mut impl Iterator<Item = Result<String, String>>,
+) -> Result<Marked, Fault> {
+    let (messages, counted) = match line {
+        Line::Text(text) => {
+            let spans = std::iter::once(0..text.len()).collect();
+            return Ok(Marked { text, bos: Bos::Auto, spans });
+        }
+        Line::Completion(prompt, completion) => {
+            let text = format!("{prompt}{completion}");
+            let spans = std::iter::once(prompt.len()..text.len()).collect();
+            return Ok(Marked { text, bos: Bos::Auto, spans });
+        }
+        Line::Messages(messages, counted) => (messages, counted),
+    };
+    let mut next = || {
+        let text = texts.next().unwrap_or_else(|| Err("no text".to_owned()));
+        text.map_err(|found| (found, "a conversation that the chat template renders"))
+    };
+    let text = next()?;
+    let mut spans = Vec::new();
+    for i in answers(&counted) {
+        let before = next()?;
+        let end = if i + 1 < messages.len() { next()? } else { text.clone() };
+        if !text.starts_with(&before) || !text.starts_with(&end) || end.len() <= before.len() {
+            let fix = "fix: cut the conversation into lines that end with the answer, other answers with \"weight\": 0";
+            let found = format!(
+                "one that renders the turns up to message {} otherwise when others follow; {fix}",
+                i + 1
+            );
+            return Err((found, "a chat template that only appends turns"));
+        }
+        spans.push(before.len()..end.len());
+    }
+    // A template writes the special tokens itself.
+    Ok(Marked { text, bos: Bos::Never, spans })
+}

@@ -1,0 +1,255 @@
+//! Conversations as training data: JSON Lines, rendered with the model's chat template, with the loss on answers only.
+//!
+//! A line is one of
+//! - `{"messages": [{"role", "content"}, …]}`: the loss counts the messages of the assistant, from after their header to
+//!   the end-of-turn token. A message with `"weight": 0` does not count;
+//! - `{"prompt": …, "completion": …}`: both texts, joined as they are, or both lists of messages; the loss counts the
+//!   completion;
+//! - `{"text": …}`: a document; the loss counts all of it.
+//!
+//! The end-of-text token follows a completion or document, and an answer at the end whose template writes none. A line
+//! of more than `length + 1` tokens keeps the first ones; without a token that counts it is left out. Lines share a
+//! window of `length` inputs ([`ChatBatches`]), each as a sequence of its own: attention does not cross lines.
+
+mod line;
+mod mask;
+mod pack;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::path::Path;
+
+use mantissa_model::{Bos, Tokenizer};
+use mantissa_store::Part;
+use serde_json::Value;
+
+pub use self::pack::ChatBatches;
+
+use self::line::Line;
+use super::DataError;
+use super::text::{named, open};
+use crate::model::IGNORE_TARGET;
+
+/// Longest line in bytes.
+const MAX_LINE: u64 = 64 << 20;
+
+/// Bytes of memory per byte of a line while its JSON is parsed: lists of numbers have the shortest values.
+const JSON_BYTES: u64 = 40;
+
+/// Bytes of the conversations that are rendered in one call.
+const RENDERED: usize = 1 << 20;
+
+/// Renders conversations with a chat template: one text, or the template's complaint, for each set of variables
+/// ([`mantissa_model::chat::context`]).
+pub type Render<'r> = dyn FnMut(&[Value]) -> Result<Vec<Result<String, String>>, DataError> + 'r;
+
+/// Tokenized lines.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Conversations {
+    /// Inputs of all lines.
+    tokens: Vec<u32>,
+    /// Target of each input, [`IGNORE_TARGET`] where the loss does not count it.
+    targets: Vec<u32>,
+    /// End of each line in `tokens`.
+    ends: Vec<usize>,
+    /// Counts of lines and tokens.
+    pub counts: Counts,
+}
+
+/// Counts of a file of conversations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Lines that are not blank.
+    pub lines: usize,
+    /// Lines that were cut to the length.
+    pub cut: usize,
+    /// Lines left out, because no token that the loss counts was within the length.
+    pub left_out: usize,
+    /// Targets that the loss counts.
+    pub answer_tokens: u64,
+}
+
+/// A text and the parts of it that the loss counts.
+struct Marked {
+    text: String,
+    bos: Bos,
+    spans: Vec<Range<usize>>,
+}
+
+impl Conversations {
+    /// Reads `path` for windows of `length` inputs, with at most `memory` bytes. `render` runs the model's chat template;
+    /// `None` if it has none.
+    ///
+    /// # Errors
+    /// [`DataError::Field`] names file and line: not JSON, another form, a template that refuses the conversation or
+    /// renders its beginning otherwise than alone. [`DataError::Memory`], [`DataError::Tokenizer`].
+    pub fn read(
+        path: &Path,
+        tokenizer: &Tokenizer,
+        length: usize,
+        memory: u64,
+        mut render: Option<&mut Render<'_>>,
+    ) -> Result<Self, DataError> {
+        let mut file = open(path)?;
+        let (mut all, mut pending, mut held) = (Conversations::default(), Vec::new(), 0);
+        let reader = Reader { file: named(path), tokenizer, added: tokenizer.added(), length };
+        for number in 1.. {
+            let line = match file.part("\n", MAX_LINE.min(memory))? {
+                Part::End => break,
+                Part::TooLong => {
+                    return Err(super::text::too_long(path, number, MAX_LINE.min(memory), memory));
+                }
+                Part::Text(line) if line.trim().is_empty() => continue,
+                Part::Text(line) => line,
+            };
+            let needs = (line.len() as u64).saturating_mul(JSON_BYTES).saturating_add(all.bytes());
+            if needs > memory {
+                return Err(DataError::Memory { file: named(path), needs, allowed: memory });
+            }
+            pending.push((number, Line::parse(line).map_err(|found| reader.fault(number, found))?));
+            held += line.len();
+            if held >= RENDERED {
+                reader.add(std::mem::take(&mut pending), &mut render, &mut all)?;
+                held = 0;
+            }
+        }
+        reader.add(pending, &mut render, &mut all)?;
+        if all.ends.is_empty() {
+            return Err(DataError::Field {
+                file: reader.file,
+                field: "lines".to_owned(),
+                found: format!("{} of {} lines without any", all.counts.left_out, all.counts.lines),
+                allowed: format!("a line with an answer within {length} tokens"),
+            });
+        }
+        Ok(all)
+    }
+
+    /// Number of lines.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// True if there is no line.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// Bytes of memory held.
+    pub fn bytes(&self) -> u64 {
+        4 * (self.tokens.capacity() + self.targets.capacity()) as u64 + 8 * self.ends.capacity() as u64
+    }
+
+    /// Inputs and targets of line `index`.
+    ///
+    /// # Panics
+    /// If there is no such line.
+    pub fn line(&self, index: usize) -> (&[u32], &[u32]) {
+        let start = if index == 0 { 0 } else { self.ends[index - 1] };
+        let span = start..self.ends[index];
+        (&self.tokens[span.clone()], &self.targets[span])
+    }
+
+    /// Adds a line of these tokens, of which `counted` are targets, cut to `length` inputs.
+    fn push(&mut self, tokens: &[u32], counted: &[bool], length: usize) {
+        self.counts.lines += 1;
+        let held = tokens.len().min(length + 1);
+        self.counts.cut += usize::from(held < tokens.len());
+        // Nothing after the last target changes the loss.
+        let Some(last) = (1..held).rev().find(|&i| counted[i]) else {
+            self.counts.left_out += 1;
+            return;
+        };
+        self.tokens.extend(&tokens[..last]);
+        let target = |i: usize| if counted[i] { tokens[i] } else { IGNORE_TARGET };
+        self.targets.extend((1..=last).map(target));
+        self.counts.answer_tokens += (1..=last).filter(|&i| counted[i]).count() as u64;
+        self.ends.push(self.tokens.len());
+    }
+}
+
+/// Turns lines into tokens.
+struct Reader<'t> {
+    file: String,
+    tokenizer: &'t Tokenizer,
+    /// Ids of added tokens, such as those that end a turn.
+    added: BTreeSet<u32>,
+    length: usize,
+}
+
+impl Reader<'_> {
+    fn fault(&self, line: usize, (found, allowed): (String, &str)) -> DataError {
+        DataError::Field {
+            file: self.file.clone(),
+            field: format!("line {line}"),
+            found,
+            allowed: allowed.to_owned(),
+        }
+    }
+
+    /// Renders and tokenizes `lines` and adds them to `all`.
+    fn add(
+        &self,
+        lines: Vec<(usize, Line)>,
+        render: &mut Option<&mut Render<'_>>,
+        all: &mut Conversations,
+    ) -> Result<(), DataError> {
+        let special = self.tokenizer.special_tokens();
+        let contexts: Vec<Value> = lines.iter().flat_map(|(_, line)| mask::contexts(line, special)).collect();
+        let mut texts = match (contexts.is_empty(), render) {
+            (true, _) => Vec::new(),
+            (false, Some(render)) => render(&contexts)?,
+            (false, None) => {
+                let of_messages = lines.iter().find(|(_, line)| !mask::contexts(line, special).is_empty());
+                let found = "messages, for a model without a chat template".to_owned();
+                let allowed = "lines of {\"prompt\": …, \"completion\": …} or {\"text\": …}";
+                return Err(self.fault(of_messages.map_or(0, |(number, _)| *number), (found, allowed)));
+            }
+        }
+        .into_iter();
+        for (number, line) in lines {
+            let marked = mask::marked(line, &mut texts).map_err(|fault| self.fault(number, fault))?;
+            let (tokens, counted) = self.tokens(&marked)?;
+            all.push(&tokens, &counted, self.length);
+        }
+        Ok(())
+    }
+
+    /// Tokenizes a text; returns its tokens, and for each if the loss counts it.
+    fn tokens(&self, marked: &Marked) -> Result<(Vec<u32>, Vec<bool>), DataError> {
+        let Marked { text, bos, spans } = marked;
+        let encoded = self.tokenizer.encode_with_offsets(text, *bos)?;
+        let mut tokens: Vec<u32> = encoded.iter().map(|(id, _)| *id).collect();
+        let mut counted = vec![false; tokens.len()];
+        for span in spans {
+            // A token belongs to the part that its first byte lies in. The beginning of a text is inserted, without bytes.
+            let inside = |(id, at): &(u32, Range<usize>)| {
+                let inserted = at.is_empty() && self.added.contains(id);
+                span.contains(&at.start) && !inserted
+            };
+            let mut places: Vec<usize> = (0..encoded.len()).filter(|&i| inside(&encoded[i])).collect();
+            // White space after the end of a turn belongs to the template, not to the answer.
+            let blank = |i: usize| text.get(encoded[i].1.clone()).is_some_and(|text| text.trim().is_empty());
+            let kept = places.iter().rposition(|&i| !blank(i) || self.added.contains(&tokens[i]));
+            if let Some(kept) = kept.filter(|&kept| self.added.contains(&tokens[places[kept]])) {
+                places.truncate(kept + 1);
+            }
+            places.iter().for_each(|&i| counted[i] = true);
+        }
+        let last = counted.iter().rposition(|counted| *counted);
+        let ended = last.is_some_and(|i| self.added.contains(&tokens[i]));
+        let ends_with_answer = spans.last().is_some_and(|span| span.end == text.len());
+        if let Some(eos) = self.tokenizer.eos().filter(|_| ends_with_answer && !ended) {
+            // Some tokenizers end every text.
+            if tokens.last() != Some(&eos) {
+                tokens.push(eos);
+                counted.push(false);
+            }
+            counted.last_mut().into_iter().for_each(|counted| *counted = true);
+        }
+        Ok((tokens, counted))
+    }
+}

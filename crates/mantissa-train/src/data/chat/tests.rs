@@ -1,0 +1,262 @@
+use std::path::{Path, PathBuf};
+
+use mantissa_model::chat;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::data::{Cursor, Data, Sample, train_bpe};
+
+const CHATML: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+const LLAMA2: &str = "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}{% else %}{{ ' ' + m.content + ' ' + eos_token }}{% endif %}{% endfor %}";
+const GEMMA: &str = "{{ bos_token }}{% for m in messages %}{{ '<|im_start|>' + ('model' if m.role == 'assistant' else m.role) + '\\n' + m.content | trim + '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>model\\n' }}{% endif %}";
+/// Drops the reasoning of all turns but the last.
+const REASONING: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+
+/// A tokenizer with the tokens of ChatML.
+fn tokenizer(dir: &Path) -> Tokenizer {
+    let documents = ["the quick fox asks and the slow dog answers, hello user assistant ".repeat(30)];
+    let trained = train_bpe(&documents, 300).unwrap();
+    let mut file: Value = serde_json::from_str(&trained.tokenizer).unwrap();
+    for (i, name) in ["<|im_start|>", "<|im_end|>"].into_iter().enumerate() {
+        file["added_tokens"].as_array_mut().unwrap().push(json!({
+            "id": 300 + i, "content": name, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true
+        }));
+    }
+    std::fs::write(dir.join("tokenizer.json"), file.to_string()).unwrap();
+    std::fs::write(dir.join("tokenizer_config.json"), trained.config).unwrap();
+    Tokenizer::load(dir).unwrap()
+}
+
+fn demo() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../mantissa/demo/model")
+}
+
+fn read_with(
+    tokenizer: &Tokenizer,
+    template: Option<&str>,
+    lines: &str,
+    length: usize,
+) -> Result<Conversations, DataError> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("chat.jsonl");
+    std::fs::write(&path, lines).unwrap();
+    let mut render = |contexts: &[Value]| {
+        let template = template.unwrap();
+        Ok(contexts.iter().map(|c| chat::render(template, c).map_err(|e| e.to_string())).collect())
+    };
+    let render: Option<&mut Render<'_>> = if template.is_some() { Some(&mut render) } else { None };
+    Conversations::read(&path, tokenizer, length, 1 << 30, render)
+}
+
+fn read(template: Option<&str>, lines: &str, length: usize) -> Result<Conversations, DataError> {
+    let dir = tempfile::tempdir().unwrap();
+    read_with(&tokenizer(dir.path()), template, lines, length)
+}
+
+/// Text of all tokens of a line, and those that the loss counts, joined by `|` where others lie between.
+fn shown(tokenizer: &Tokenizer, lines: &Conversations, index: usize) -> (String, String) {
+    let (tokens, targets) = lines.line(index);
+    let all = tokenizer.decode_with_special(tokens).unwrap();
+    let runs = targets.split(|target| *target == IGNORE_TARGET).filter(|run| !run.is_empty());
+    let runs: Vec<_> = runs.map(|run| tokenizer.decode_with_special(run).unwrap()).collect();
+    (all, runs.join("|"))
+}
+
+fn messages(turns: &[(&str, &str)]) -> String {
+    let turns: Vec<_> =
+        turns.iter().map(|(role, content)| json!({"role": role, "content": content})).collect();
+    json!({"messages": turns}).to_string()
+}
+
+#[test]
+fn the_loss_counts_answers_and_the_end_of_their_turn() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = tokenizer(dir.path());
+    let line = messages(&[
+        ("system", "the rules"),
+        ("user", "hello dog"),
+        ("assistant", "hello fox"),
+        ("user", "quick?"),
+        ("assistant", " slow "),
+    ]);
+    for (template, counted) in [
+        (CHATML, "hello fox<|im_end|>| slow <|im_end|>"),
+        (GEMMA, "hello fox<|im_end|>|slow<|im_end|>"),
+        (LLAMA2, " hello fox <|end|>|  slow  <|end|>"),
+    ] {
+        let read = read_with(&tokenizer, Some(template), &line, 500).unwrap();
+        let (all, found) = shown(&tokenizer, &read, 0);
+        assert_eq!(found, counted, "{all}");
+        // The last target is not an input.
+        assert!(all.contains("hello dog") && !all.ends_with("<|im_end|>"), "{all}");
+        assert_eq!(read.counts.lines, 1);
+    }
+}
+
+/// The template of the demo model joins the texts; its answers begin with the space between and end with the text.
+#[test]
+fn the_demo_model_learns_answers_and_where_they_end() {
+    let tokenizer = Tokenizer::load(&demo()).unwrap();
+    let line = messages(&[("user", "Once upon a time"), ("assistant", "there was a fox.")]);
+    let read = read_with(&tokenizer, tokenizer.chat_template(), &line, 500).unwrap();
+    let (all, found) = shown(&tokenizer, &read, 0);
+    let end = &tokenizer.special_tokens()["eos_token"];
+    assert_eq!(found, format!(" there was a fox.{end}"));
+    assert!(all.ends_with("Once upon a time there was a fox."), "{all}");
+}
+
+#[test]
+fn prompts_texts_and_weights_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = tokenizer(dir.path());
+    let lines = [
+        json!({"prompt": "the quick fox", "completion": " asks", "id": 7}).to_string(),
+        json!({"text": "the slow dog"}).to_string(),
+        String::new(),
+        json!({"messages": [
+            {"role": "user", "content": "a"}, {"role": "assistant", "content": "dog", "weight": 0},
+            {"role": "user", "content": "b"}, {"role": "assistant", "content": "fox", "weight": 1}
+        ]})
+        .to_string(),
+        json!({
+            "prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "dog"}, {"role": "user", "content": "b"}],
+            "completion": [{"role": "assistant", "content": "fox"}]
+        })
+        .to_string(),
+    ];
+    let read = read_with(&tokenizer, Some(CHATML), &lines.join("\r\n"), 500).unwrap();
+    let found: Vec<_> = (0..read.len()).map(|i| shown(&tokenizer, &read, i).1).collect();
+    assert_eq!(found, [" asks<|end|>", "the slow dog<|end|>", "fox<|im_end|>", "fox<|im_end|>"]);
+    assert_eq!(read.line(2), read.line(3));
+    // The beginning-of-text token is there, as in a prompt of `run`.
+    assert_eq!(read.line(0).0[0], tokenizer.bos().unwrap());
+}
+
+#[test]
+fn a_template_that_changes_earlier_turns_is_refused_with_the_line() {
+    let good = messages(&[("user", "a"), ("assistant", "<think>b</think>c")]);
+    assert!(read(Some(REASONING), &good, 500).is_ok());
+    let changed = messages(&[
+        ("user", "a"),
+        ("assistant", "<think>b</think>c"),
+        ("user", "d"),
+        ("assistant", "<think>e</think>f"),
+    ]);
+    let error = read(Some(REASONING), &format!("{good}\n\n{changed}"), 500).unwrap_err().to_string();
+    assert!(error.contains("chat.jsonl: line 3: expected a chat template that only appends"), "{error}");
+    assert!(error.contains("message 2") && error.contains("fix: "), "{error}");
+    // As the message says.
+    let last = changed
+        .replace("{\"content\":\"<think>b</think>c\",", "{\"weight\":0,\"content\":\"<think>b</think>c\",");
+    assert_ne!(last, changed);
+    assert!(read(Some(REASONING), &last, 500).is_ok());
+}
+
+#[test]
+fn lines_of_other_forms_are_refused_with_file_and_line() {
+    let good = messages(&[("user", "a"), ("assistant", "b")]);
+    for (line, expected) in [
+        ("{", "EOF"),
+        ("[1]", "got no object"),
+        ("{}", "got none of these fields"),
+        (r#"{"messages": 3}"#, "got \"messages\": a number"),
+        (r#"{"messages": []}"#, "no message of the assistant"),
+        (r#"{"messages": [{"role": "user", "content": "a"}]}"#, "no message of the assistant"),
+        (r#"{"messages": [{"role": "user"}]}"#, "message 1 with no text"),
+        (r#"{"messages": [{"content": "a"}]}"#, "message 1 with no role"),
+        (r#"{"messages": [{"role": "user", "content": [{"type": "image"}]}]}"#, "message 1 with no text"),
+        (
+            r#"{"messages": [{"role": "assistant", "content": "", "tool_calls": [1]}]}"#,
+            "message 1 with tool_calls",
+        ),
+        (r#"{"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}"#, "neither 0 nor 1"),
+        (
+            r#"{"messages": [{"role": "assistant", "content": "a"}], "tools": [1]}"#,
+            "without tools, got \"tools\"",
+        ),
+        (r#"{"prompt": "a"}"#, "got \"prompt\": a text"),
+        (r#"{"prompt": "a", "completion": ""}"#, "an empty completion"),
+        (r#"{"prompt": "a", "completion": []}"#, "got \"prompt\": a text, \"completion\": a list"),
+        (r#"{"text": ""}"#, "got \"text\": an empty text"),
+        (r#"{"text": "a", "messages": []}"#, "got \"messages\": a list, \"text\": a text"),
+    ] {
+        let error = read(Some(CHATML), &format!("{good}\n{line}\n"), 500).unwrap_err().to_string();
+        assert!(error.contains("chat.jsonl: line 2: expected") && error.contains(expected), "{error}");
+    }
+    let refusing = "{{ raise_exception('roles must alternate') }}";
+    let error = read(Some(refusing), &good, 500).unwrap_err().to_string();
+    assert!(error.contains("line 1") && error.contains("roles must alternate"), "{error}");
+    let error = read(None, &format!("{{\"text\": \"a\"}}\n{good}"), 500).unwrap_err().to_string();
+    assert!(error.contains("line 2") && error.contains("without a chat template"), "{error}");
+}
+
+#[test]
+fn long_lines_keep_their_beginning_and_lines_without_answers_are_left_out() {
+    let long = messages(&[("user", "the fox"), ("assistant", &"hello dog ".repeat(40))]);
+    let late = messages(&[("user", &"hello dog ".repeat(40)), ("assistant", "the fox")]);
+    let read_all = read(Some(CHATML), &format!("{long}\n{late}"), 30).unwrap();
+    assert_eq!(
+        read_all.counts,
+        Counts { lines: 2, cut: 2, left_out: 1, answer_tokens: read_all.counts.answer_tokens }
+    );
+    assert_eq!(read_all.line(0).0.len(), 30);
+    let error = read(Some(CHATML), &late, 30).unwrap_err().to_string();
+    assert!(error.contains("expected a line with an answer within 30 tokens"), "{error}");
+}
+
+/// Lines of 1 to 20 inputs.
+fn lines(count: usize) -> Conversations {
+    let mut lines = Conversations::default();
+    for i in 0..count {
+        let len = 2 + (i * 7 + i * i) % 20;
+        let tokens: Vec<u32> = (0..len).map(|j| (i * 100 + j) as u32).collect();
+        lines.push(&tokens, &vec![true; len], 20);
+    }
+    lines
+}
+
+#[test]
+fn every_line_is_in_one_window_and_windows_are_full() {
+    let batches = ChatBatches::new(lines(200), 100_000, 20, 5, Cursor::default()).unwrap();
+    let mut all: Vec<u32> = batches.windows.concat();
+    all.sort_unstable();
+    assert_eq!(all, (0..200).collect::<Vec<_>>());
+    let len = |window: &Vec<u32>| {
+        window.iter().map(|&line| batches.lines.line(line as usize).0.len()).sum::<usize>()
+    };
+    assert!(batches.windows.iter().all(|window| len(window) <= 20));
+    assert!(batches.fill() > 0.95, "{}", batches.fill());
+    assert!(ChatBatches::new(lines(3), 100_000, 5, 5, Cursor::default()).is_err());
+    assert!(ChatBatches::new(Conversations::default(), 100_000, 5, 5, Cursor::default()).is_err());
+}
+
+#[test]
+fn the_order_depends_on_seed_and_epoch_only() {
+    let batches = |seed, cursor| ChatBatches::new(lines(60), 100_000, 20, seed, cursor).unwrap();
+    let take = |batches: &mut ChatBatches, count: usize| {
+        let mut sample = Sample::default();
+        batches.next(count, &mut sample).unwrap();
+        assert_eq!(sample.lens.iter().sum::<usize>(), sample.tokens.len());
+        assert_eq!(sample.targets.len(), sample.tokens.len());
+        assert_eq!(sample.counted(), sample.tokens.len());
+        sample
+    };
+    let mut first = batches(1, Cursor::default());
+    let per_epoch = first.windows() as usize;
+    let epochs = [take(&mut first, per_epoch), take(&mut first, per_epoch)];
+    assert_eq!(first.cursor(), Cursor { epoch: 1, taken: per_epoch as u64 });
+    let sorted = |sample: &Sample| {
+        let mut tokens = sample.tokens.clone();
+        tokens.sort_unstable();
+        tokens
+    };
+    assert_eq!(sorted(&epochs[0]), sorted(&epochs[1]));
+    assert_ne!(epochs[0], epochs[1]);
+    assert_ne!(take(&mut batches(2, Cursor::default()), per_epoch), epochs[0]);
+    // From any position on, as if the run had never stopped.
+    let mut whole = batches(1, Cursor::default());
+    take(&mut whole, 5);
+    let mut resumed = batches(1, whole.cursor());
+    assert_eq!(take(&mut resumed, per_epoch), take(&mut whole, per_epoch));
+}
