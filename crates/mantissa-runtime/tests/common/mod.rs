@@ -20,7 +20,7 @@ pub fn tiny() -> Vec<PathBuf> {
 }
 
 /// A tiny model with a context of 1024 tokens, more than it was made for.
-struct Longer {
+pub struct Longer {
     files: ModelFiles,
     config: Value,
     /// Scheme that the linear layers are stored in, if not as they are.
@@ -64,7 +64,7 @@ pub fn reference(dir: &Path) -> Decoder {
     Decoder::load(&longer(dir, None)).unwrap()
 }
 
-fn longer(dir: &Path, scheme: Option<&str>) -> Longer {
+pub fn longer(dir: &Path, scheme: Option<&str>) -> Longer {
     let scheme = scheme.map(|scheme| scheme.parse().unwrap());
     let files = ModelFiles::open(dir).unwrap();
     let mut config = files.config().unwrap().clone();

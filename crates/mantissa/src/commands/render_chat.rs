@@ -34,7 +34,10 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Maximum request size in bytes: a template, and a conversation as long as contexts are.
 const MAX_REQUEST: u64 = 64 << 20;
 
-/// Render the chat template of a JSON object {template, context} on standard input, under limits of memory
+/// Conversations per process: their processor time adds up.
+const TOGETHER: usize = 16;
+
+/// Render the chat template of a JSON object {template, contexts} on standard input, under limits of memory
 /// and time
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
@@ -44,7 +47,7 @@ pub struct Args {}
 #[derive(Serialize, Deserialize)]
 struct Request<'a> {
     template: std::borrow::Cow<'a, str>,
-    context: std::borrow::Cow<'a, Value>,
+    contexts: std::borrow::Cow<'a, [Value]>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -64,13 +67,14 @@ pub fn run(_: &Args, _: &Context) -> Result<()> {
     let mut request = Vec::new();
     io::stdin().lock().take(MAX_REQUEST).read_to_end(&mut request)?;
     let request: Request<'_> = serde_json::from_slice(&request)
-        .map_err(|error| BadInput::new("standard input", error.to_string(), "{template, context}"))?;
-    let reply = match chat::render(&request.template, &request.context) {
+        .map_err(|error| BadInput::new("standard input", error.to_string(), "{template, contexts}"))?;
+    let reply = |context| match chat::render(&request.template, context) {
         Ok(text) => Reply::Text(text),
         Err(error) => Reply::Error(error.to_string()),
     };
-    let reply = serde_json::to_vec(&reply)?;
-    output::to_stdout(|out| out.write_all(&reply))
+    let replies: Vec<Reply> = request.contexts.iter().map(reply).collect();
+    let replies = serde_json::to_vec(&replies)?;
+    output::to_stdout(|out| out.write_all(&replies))
 }
 
 /// Sets a resource limit of this process, unless it is already lower.
@@ -120,8 +124,28 @@ pub fn conversation(
 /// [`ChatFailed`] if the template exceeds the limits or refuses the conversation; an I/O error if no process
 /// can be started.
 pub fn render(model: &Path, template: &str, context: &Value) -> Result<String> {
+    let rendered = render_each(model, template, std::slice::from_ref(context))?;
+    let text = rendered.into_iter().next().unwrap_or_else(|| Err("expected a text, got none".to_owned()));
+    text.map_err(|what| ChatFailed { model: model.display().to_string(), what }.into())
+}
+
+/// Renders the template of `model` with each of `contexts`, some in a process; a template that refuses one of them gives
+/// its message.
+///
+/// # Errors
+/// [`ChatFailed`] if the template exceeds the limits; an I/O error if no process can be started.
+pub fn render_each(model: &Path, template: &str, contexts: &[Value]) -> Result<Vec<Result<String, String>>> {
+    let mut all = Vec::with_capacity(contexts.len());
+    for contexts in contexts.chunks(TOGETHER) {
+        all.extend(render_some(model, template, contexts)?);
+    }
+    Ok(all)
+}
+
+/// Renders the template of `model` with `contexts`, in one process.
+fn render_some(model: &Path, template: &str, contexts: &[Value]) -> Result<Vec<Result<String, String>>> {
     let failed = |what: String| ChatFailed { model: model.display().to_string(), what };
-    let request = Request { template: template.into(), context: std::borrow::Cow::Borrowed(context) };
+    let request = Request { template: template.into(), contexts: contexts.into() };
     let request = serde_json::to_vec(&request)?;
     if request.len() as u64 > MAX_REQUEST {
         let found = bytes(request.len() as u64);
@@ -140,10 +164,13 @@ pub fn render(model: &Path, template: &str, context: &Value) -> Result<String> {
     // The process has answered or must end; both ways it is reaped.
     let _ = child.kill();
     let status = child.wait()?;
-    match serde_json::from_slice(&reply) {
-        Ok(Reply::Text(text)) => Ok(text),
-        Ok(Reply::Error(what)) => Err(failed(what).into()),
-        Err(_) => Err(failed(format!(
+    let text = |reply| match reply {
+        Reply::Text(text) => Ok(text),
+        Reply::Error(what) => Err(what),
+    };
+    match serde_json::from_slice::<Vec<Reply>>(&reply) {
+        Ok(replies) if replies.len() == contexts.len() => Ok(replies.into_iter().map(text).collect()),
+        _ => Err(failed(format!(
             "expected a template within {SECONDS} s of processor time and {} of memory, got one that exceeds them ({status})",
             bytes(ADDRESS_SPACE)
         ))

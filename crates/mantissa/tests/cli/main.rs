@@ -1,6 +1,7 @@
 //! The binary from the outside: the behavior that scripts rely on.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod adapters;
 mod arguments;
 mod calibrated;
 mod cast;

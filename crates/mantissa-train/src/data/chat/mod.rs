@@ -11,6 +11,7 @@
 //! of more than `length + 1` tokens keeps the first ones; without a token that counts it is left out. Lines share a
 //! window of `length` inputs ([`ChatBatches`]), each as a sequence of its own: attention does not cross lines.
 
+mod file;
 mod line;
 mod mask;
 mod pack;

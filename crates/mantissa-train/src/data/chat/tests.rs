@@ -260,3 +260,22 @@ fn the_order_depends_on_seed_and_epoch_only() {
     let mut resumed = batches(1, whole.cursor());
     assert_eq!(take(&mut resumed, per_epoch), take(&mut whole, per_epoch));
 }
+
+#[test]
+fn lines_are_written_and_opened_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("lines.safetensors");
+    let written = lines(9);
+    let about = [("made_from".to_owned(), "x".to_owned())].into();
+    written.write(&mantissa_store::Output::owned(&path), 5000, about).unwrap();
+    let (read, vocab_size, about) = Conversations::open(&path).unwrap();
+    assert_eq!((read, vocab_size, about["made_from"].as_str()), (written.clone(), 5000, "x"));
+    // Ids outside the vocabulary, and a damaged file.
+    let other = dir.path().join("other.safetensors");
+    written.write(&mantissa_store::Output::owned(&other), 300, Default::default()).unwrap();
+    assert!(Conversations::open(&other).is_err());
+    let mut bytes = std::fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    assert!(Conversations::open(&path).is_err());
+}

@@ -1,0 +1,97 @@
+//! Files of tokenized lines: safetensors with the tensors `tokens` and `targets` (U32) and `ends` (U64), sealed with a
+//! checksum; counts, vocabulary size and the data's origin are in the metadata.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use mantissa_store::{Dtype, Output, SafeTensors, SafetensorsWriter, StagedFile, TensorSpec, sealed};
+
+use super::{Conversations, Counts};
+use crate::data::DataError;
+use crate::model::IGNORE_TARGET;
+
+const VOCAB_SIZE: &str = "vocab_size";
+const COUNTS: [&str; 4] = ["lines", "cut", "left_out", "answer_tokens"];
+
+impl Conversations {
+    /// Writes the lines atomically. `vocab_size` is above every id; `about` records the origin of the lines.
+    ///
+    /// # Errors
+    /// As [`StagedFile`] and [`SafetensorsWriter`].
+    pub fn write(
+        &self,
+        output: &Output,
+        vocab_size: usize,
+        about: BTreeMap<String, String>,
+    ) -> Result<(), DataError> {
+        let mut metadata = about;
+        metadata.insert(VOCAB_SIZE.to_owned(), vocab_size.to_string());
+        let Counts { lines, cut, left_out, answer_tokens } = self.counts;
+        let counts = [lines as u64, cut as u64, left_out as u64, answer_tokens];
+        metadata
+            .extend(COUNTS.iter().zip(counts).map(|(name, count)| ((*name).to_owned(), count.to_string())));
+        sealed::reserve(&mut metadata);
+        let staged = StagedFile::begin(output)?;
+        let specs = vec![
+            TensorSpec::new("tokens", Dtype::U32, [self.tokens.len()]),
+            TensorSpec::new("targets", Dtype::U32, [self.targets.len()]),
+            TensorSpec::new("ends", Dtype::U64, [self.ends.len()]),
+        ];
+        let mut writer = SafetensorsWriter::create(staged.path(), specs, metadata)?;
+        let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        writer.write("tokens", &words(&self.tokens))?;
+        writer.write("targets", &words(&self.targets))?;
+        let ends: Vec<u8> = self.ends.iter().flat_map(|end| (*end as u64).to_le_bytes()).collect();
+        writer.write("ends", &ends)?;
+        writer.finish()?;
+        sealed::seal(staged.path())?;
+        Ok(staged.commit()?)
+    }
+
+    /// Opens a file written by [`write`](Self::write); returns the lines, the vocabulary size and the metadata.
+    ///
+    /// # Errors
+    /// As [`SafeTensors::open`]; [`DataError::Field`] if it is no such file.
+    pub fn open(path: &Path) -> Result<(Self, usize, BTreeMap<String, String>), DataError> {
+        sealed::check(path)?;
+        let file = SafeTensors::open(path)?;
+        let fault = |field: &str, allowed: &str| DataError::Field {
+            file: path.display().to_string(),
+            field: field.to_owned(),
+            found: "others".to_owned(),
+            allowed: allowed.to_owned(),
+        };
+        let tensor = |name: &str, dtype: Dtype| {
+            let meta = file.get(name).filter(|meta| meta.dtype == dtype && meta.shape.len() == 1);
+            meta.ok_or_else(|| fault(name, "a file of conversations made by mantissa"))
+        };
+        let words = |name: &str| {
+            let bytes = file.read(tensor(name, Dtype::U32)?)?;
+            let words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
+            Ok::<_, DataError>(words.collect::<Vec<_>>())
+        };
+        let (tokens, targets) = (words("tokens")?, words("targets")?);
+        let ends = file.read(tensor("ends", Dtype::U64)?)?;
+        let ends: Vec<usize> =
+            ends.as_chunks::<8>().0.iter().map(|end| u64::from_le_bytes(*end) as usize).collect();
+        let number = |name: &str| {
+            let number = file.metadata().get(name).and_then(|text| text.parse::<u64>().ok());
+            number.ok_or_else(|| fault(name, "a number"))
+        };
+        let vocab_size = number(VOCAB_SIZE)? as usize;
+        let rising = ends.windows(2).all(|pair| pair[0] < pair[1]) && ends.first() != Some(&0);
+        let inside = tokens.iter().all(|id| (*id as usize) < vocab_size)
+            && targets.iter().all(|id| *id == IGNORE_TARGET || (*id as usize) < vocab_size);
+        if tokens.len() != targets.len() || ends.last() != Some(&tokens.len()) || !rising || !inside {
+            return Err(fault("ends", "lines of tokens and targets of the vocabulary"));
+        }
+        let [lines, cut, left_out, answer_tokens] = COUNTS.map(number);
+        let counts = Counts {
+            lines: lines? as usize,
+            cut: cut? as usize,
+            left_out: left_out? as usize,
+            answer_tokens: answer_tokens?,
+        };
+        Ok((Conversations { tokens, targets, ends, counts }, vocab_size, file.metadata().clone()))
+    }
+}
