@@ -4,10 +4,12 @@
 use std::borrow::Cow;
 use std::f64::consts::TAU;
 use std::ops::Range;
+use std::sync::Arc;
 
 use mantissa_model::{LoadError, ModelConfig, Role, TensorInfo, WeightSource};
 use mantissa_num::round::philox4x32_10;
 
+use crate::adapter::Base;
 use crate::store::{Precision, Store, StoreRef};
 
 /// Alignment of tensors in f32 values (64 bytes, one cache line). Padding is 0 and stays 0.
@@ -32,13 +34,18 @@ pub struct ParamTable {
 impl ParamTable {
     /// Makes the table of a model.
     pub fn new(config: &ModelConfig) -> Self {
-        let mut len = 0usize;
+        Self::of(config.tensors(), 0)
+    }
+
+    /// Makes a table of `tensors`, whose ranges begin at `first`.
+    pub(crate) fn of(tensors: Vec<TensorInfo>, first: usize) -> Self {
+        let mut len = first;
         let place = |tensor: TensorInfo| {
             let start = aligned(len);
             len = tensor.shape.iter().product::<usize>().saturating_add(start);
             ParamInfo { tensor, range: start..len }
         };
-        let params = config.tensors().into_iter().map(place).collect();
+        let params = tensors.into_iter().map(place).collect();
         ParamTable { params, len: aligned(len) }
     }
 
@@ -62,9 +69,9 @@ impl ParamTable {
         self.params.iter().find(|param| param.tensor.name == name)
     }
 
-    /// Returns the range of the only parameter with this role.
-    pub(crate) fn range(&self, role: Role) -> Option<Range<usize>> {
-        self.params.iter().find(|param| param.tensor.role == role).map(|param| param.range.clone())
+    /// Returns the range of the parameter called `name`.
+    pub(crate) fn place(&self, name: &str) -> Option<Range<usize>> {
+        self.by_name(name).map(|param| param.range.clone())
     }
 }
 
@@ -74,11 +81,13 @@ fn aligned(len: usize) -> usize {
     len.checked_next_multiple_of(ALIGN).unwrap_or(usize::MAX)
 }
 
-/// Arena of parameter values, stored in f32, bf16 or f16.
+/// Arena of parameter values, stored in f32, bf16 or f16. In fine-tuning with adapters, these are the trained
+/// tensors, and the frozen ones lie behind them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameters {
     table: ParamTable,
     store: Store,
+    base: Option<Arc<Base>>,
 }
 
 impl Parameters {
@@ -155,11 +164,50 @@ impl Parameters {
 
     /// Allocates parameters of value 0.
     pub(crate) fn zeros(config: &ModelConfig, precision: Precision) -> Result<Self, LoadError> {
-        let table = ParamTable::new(config);
+        Self::empty(ParamTable::new(config), precision)
+    }
+
+    /// Allocates the parameters of a table, of value 0.
+    pub(crate) fn empty(table: ParamTable, precision: Precision) -> Result<Self, LoadError> {
         let bytes = (table.len as u64).saturating_mul(precision.bytes());
         let memory = LoadError::Memory { what: "parameters", bytes };
         let store = Store::zeros(precision, table.len).ok_or(memory)?;
-        Ok(Parameters { table, store })
+        Ok(Parameters { table, store, base: None })
+    }
+
+    /// Puts a frozen base behind the trained tensors.
+    pub(crate) fn set_base(&mut self, base: Base) {
+        self.base = Some(Arc::new(base));
+    }
+
+    /// Returns the frozen base, if the model is fine-tuned with adapters.
+    pub(crate) fn base(&self) -> Option<&Base> {
+        self.base.as_deref()
+    }
+
+    /// True if both have the same frozen base, bit for bit.
+    pub fn same_base(&self, other: &Parameters) -> bool {
+        match (&self.base, &other.base) {
+            (Some(own), Some(other)) => own.digest() == other.digest(),
+            (None, None) => true,
+            _ => false,
+        }
+    }
+
+    /// Returns a hash of the frozen base; `None` without one.
+    pub fn base_digest(&self) -> Option<&str> {
+        self.base.as_ref().map(|base| base.fingerprint())
+    }
+
+    /// Bytes of the frozen base; 0 without one.
+    pub fn frozen_bytes(&self) -> u64 {
+        self.base.as_ref().map_or(0, |base| base.bytes())
+    }
+
+    /// Returns the range of the trained or frozen tensor called `name`; `None` for packed weights.
+    pub(crate) fn place(&self, name: &str) -> Option<Range<usize>> {
+        let frozen = || self.base.as_ref().and_then(|base| base.table().place(name));
+        self.table.place(name).or_else(frozen)
     }
 
     /// Converts the values to `precision`, rounded to nearest.
@@ -176,13 +224,14 @@ impl Parameters {
         for param in &self.table.params {
             store.set(param.range.start, &self.store.get(param.range.clone()).widened());
         }
-        Ok(Parameters { table: self.table, store })
+        Ok(Parameters { table: self.table, store, base: self.base })
     }
 
     /// Wraps values without a table.
     #[cfg(test)]
     pub(crate) fn bare(values: Vec<f32>) -> Self {
-        Parameters { table: ParamTable { params: Vec::new(), len: values.len() }, store: Store::F32(values) }
+        let table = ParamTable { params: Vec::new(), len: values.len() };
+        Parameters { table, store: Store::F32(values), base: None }
     }
 
     /// Returns the table of parameter ranges.
@@ -240,14 +289,17 @@ impl Parameters {
         }
     }
 
-    /// Returns the stored values of a range.
+    /// Returns the stored values of a range, trained or frozen.
     pub(crate) fn get(&self, range: Range<usize>) -> StoreRef<'_> {
-        self.store.get(range)
+        match &self.base {
+            Some(base) if range.start >= self.table.len => base.get(range),
+            _ => self.store.get(range),
+        }
     }
 
     /// Returns a short range as f32, such as a norm weight.
     pub(crate) fn f32(&self, range: &Range<usize>) -> Cow<'_, [f32]> {
-        self.store.get(range.clone()).widened()
+        self.get(range.clone()).widened()
     }
 
     /// Returns the table, and the arena for writing.

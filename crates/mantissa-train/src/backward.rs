@@ -28,6 +28,7 @@ impl TrainModel {
     /// Propagates `d_residual` `[tokens, hidden]` from the output of layer `i` to its input. Overwrites the
     /// saved activations.
     pub(crate) fn layer_backward(&mut self, i: usize, lens: &[usize], wanted: Wanted) {
+        self.scratch.forms.adapters.forget();
         let mut layer = LayerBackward {
             layer: &self.layers[i],
             params: &self.params,

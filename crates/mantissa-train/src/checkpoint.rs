@@ -77,6 +77,11 @@ impl Trainer {
         sealed::check(path)?;
         let file = SafeTensors::open(path)?;
         let numbers = Numbers::read(&file, about)?;
+        if numbers.base.as_deref() != self.model.params.base_digest() {
+            let hint = "resume with the model that the run began with, or rerun with --restart";
+            let (found, allowed) = ("another frozen base".to_owned(), "the frozen base of the run");
+            return Err(Error::field(file.path(), "base", found, allowed, hint).into());
+        }
         let params: Vec<_> = self.model.params.table().iter().cloned().collect();
         for param in &params {
             let expected = dtype(stored_array(self.model.params.get(0..0)));
@@ -113,6 +118,7 @@ impl Trainer {
             "epoch": cursor.epoch,
             "taken": cursor.taken,
             "optimizer_steps": self.optimizer.steps(),
+            "base": self.model.params.base_digest(),
             "scaler": self.scaler.map(|scaler| {
                 let (scale, growth, hysteresis) = scaler.state();
                 json!({ "scale_bits": scale.to_bits(), "growth_tracker": growth, "hysteresis_tracker": hysteresis })
@@ -126,6 +132,8 @@ struct Numbers {
     progress: Progress,
     optimizer_steps: u64,
     scaler: Option<(f32, u32, i64)>,
+    /// Hash of the frozen base.
+    base: Option<String>,
 }
 
 impl Numbers {
@@ -164,7 +172,8 @@ impl Numbers {
             tokens: number(&value, "tokens")?,
             cursor: Cursor { epoch: number(&value, "epoch")?, taken: number(&value, "taken")? },
         };
-        Ok(Numbers { progress, optimizer_steps: number(&value, "optimizer_steps")?, scaler })
+        let base = value["base"].as_str().map(str::to_owned);
+        Ok(Numbers { progress, optimizer_steps: number(&value, "optimizer_steps")?, scaler, base })
     }
 }
 

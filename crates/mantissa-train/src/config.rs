@@ -34,6 +34,19 @@
 //! tokens = 32                       # new tokens of each
 //! temperature = 0.0                 # 0: greedy
 //!
+//! [adapter]                         # optional: fine-tunes adapters over the frozen `model.init`
+//! kind = "lora"                     # lora dora qlora
+//! rank = 16
+//! alpha = 32                        # scale: alpha / rank
+//! dropout = 0.0
+//! rslora = false                    # scale: alpha / sqrt(rank)
+//! targets = ["*"]                   # linear layers with an adapter, by name or last part of it
+//! train = []                        # other tensors that train, such as "*norm" or "lm_head"
+//! base = "nf4-dq"                   # scheme of frozen linear weights; qlora: nf4-dq, else as stored
+//! loftq = 0                         # steps of LoftQ's initialization; 0: B starts at zero
+//! merge = false                     # also write a merged model
+//! requantize = "int4-g32"           # optional: also write the merged model in this scheme
+//!
 //! [precision]
 //! policy = "bf16"                   # fp32 fp16 bf16 … or a recipe below 16 bits such as nvfp4
 //! scaling = "pytorch"               # optional, fp16 only: pytorch megatron
@@ -69,12 +82,14 @@
 //! every = 100                       # steps between two health reports; 0: none
 //! ```
 
+mod adapter;
 mod differences;
 mod faults;
 mod keys;
 
 use std::path::{Path, PathBuf};
 
+use crate::adapter::Tuning;
 use crate::blockwise::{BLOCKWISE_RULES, BlockwiseRule};
 use crate::data::TextFormat;
 use crate::error::TrainError;
@@ -82,6 +97,7 @@ use crate::optim::{AdamWOptions, DecayGroups, MomentFormat, SgdOptions, StateMap
 use crate::policy::{Policy, TableFault};
 use crate::schedule::{Decay, Schedule};
 
+pub use adapter::AdapterConfig;
 pub use differences::differences;
 pub use faults::KeyFaults;
 pub use keys::{
@@ -151,6 +167,14 @@ impl RunConfig {
         self.check_data(&fault)?;
         self.check_ranges(&fault)?;
         self.check_course(&fault)?;
+        if let Some(adapter) = &self.adapter {
+            if let Err(TableFault { key, found, allowed }) = adapter.tuning(self.seed) {
+                return fault(&format!("adapter.{key}"), found, &allowed);
+            }
+            if self.model.init.is_none() {
+                return fault("model.init", "none".to_owned(), "the model to adapt, with [adapter]");
+            }
+        }
         if let Err(TableFault { key, found, allowed }) = self.precision.policy(self.seed) {
             return fault(&format!("precision.{key}"), found, &allowed);
         }
@@ -277,6 +301,11 @@ impl RunConfig {
             "adamw" | "sgd" => Ok(()),
             other => fault("optimizer.kind", other.to_owned(), "adamw, sgd"),
         }
+    }
+
+    /// Returns the settings of adapters, if the run has any.
+    pub fn tuning(&self) -> Option<Tuning> {
+        self.adapter.as_ref()?.tuning(self.seed).ok()
     }
 
     /// Returns the precision policy; `None` if a key of it cannot be met.

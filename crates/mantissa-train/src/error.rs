@@ -93,6 +93,16 @@ pub enum TrainError {
         /// Precision of the field.
         found: String,
     },
+    /// A setting of fine-tuning does not fit the model.
+    #[error("{field}: expected {allowed}, got {}", Shown(.found))]
+    Tuning {
+        /// Name of the setting.
+        field: &'static str,
+        /// Value found.
+        found: String,
+        /// Accepted values.
+        allowed: String,
+    },
     /// The model cannot be read, or memory is missing.
     #[error(transparent)]
     Load(#[from] LoadError),

@@ -85,16 +85,24 @@ impl Gradients {
         }
     }
 
-    /// Passes the gradients at `range` to `add`. A bf16 arena accumulates in f32 and rounds the sum once.
-    pub(crate) fn add<T>(&mut self, range: Range<usize>, add: impl FnOnce(&mut [f32]) -> T) -> T {
+    /// True if the tensor at `range` is trained. Frozen tensors lie behind the arena and have no gradients.
+    pub(crate) fn holds(&self, range: &Range<usize>) -> bool {
+        !range.is_empty() && range.end <= self.len()
+    }
+
+    /// Passes the gradients at `range` to `add`, unless the tensor is frozen. A bf16 arena accumulates in f32 and
+    /// rounds the sum once.
+    pub(crate) fn add(&mut self, range: Range<usize>, add: impl FnOnce(&mut [f32])) {
+        if !self.holds(&range) {
+            return;
+        }
         match &mut self.store {
             Store::F32(values) => add(&mut values[range]),
             store => {
                 let stage = &mut self.stage[..range.len()];
                 store.get(range.clone()).widen(stage);
-                let result = add(stage);
+                add(stage);
                 store.set(range.start, stage);
-                result
             }
         }
     }

@@ -35,7 +35,7 @@ impl TrainModel {
         let (s, params, profile, head) = (&mut self.scratch, &self.params, &self.profile, &self.head);
         let (watch, policy, at) = (&self.watch, &self.options.policy.head, Operator::Head);
         // Head gradients accumulate in f32 over all parts, and are rounded once if gradients are bf16.
-        self.grads.add(head.weight(), |dw| {
+        let mut pass = |mut dw: Option<&mut [f32]>| {
             for part in parts(tokens, HEAD_ROWS) {
                 let (logits, states) =
                     (&mut s.logits[..part.len() * vocab], rows(&s.normed, d, part.clone()));
@@ -53,12 +53,20 @@ impl TrainModel {
                 let logits = s.head_gradient.of(logits);
                 profile.time(Part::Head, || {
                     head.dgrad(params, logits, d_normed, false, threads);
-                    head.wgrad_into(logits, states, dw, threads);
+                    if let Some(dw) = dw.as_deref_mut() {
+                        head.wgrad_into(logits, states, dw, threads);
+                    }
                 });
                 watch.result(at, "dgrad dx", d_normed);
-                watch.result(at, "wgrad dw", dw);
+                if let Some(dw) = dw.as_deref() {
+                    watch.result(at, "wgrad dw", dw);
+                }
             }
-        });
+        };
+        match self.grads.holds(&head.weight()) {
+            true => self.grads.add(head.weight(), |dw| pass(Some(dw))),
+            false => pass(None), // frozen
+        }
         let eps = self.config.rms_norm_eps;
         let weight = params.f32(&self.final_norm);
         profile.time(Part::NormBackward, || {

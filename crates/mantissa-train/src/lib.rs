@@ -15,6 +15,7 @@
 //! level; those of bf16 do where `VDPBF16PS` is not used and, at level amx, no value is subnormal.
 #![forbid(unsafe_code)]
 
+mod adapter;
 mod arena;
 mod backward;
 pub mod blockwise;
@@ -46,6 +47,7 @@ mod store;
 mod trainer;
 mod validate;
 
+pub use adapter::{Formats, Init, Lora, Tuning};
 pub use arena::{ParamInfo, ParamTable, Parameters};
 pub use error::TrainError;
 pub use gradients::Gradients;

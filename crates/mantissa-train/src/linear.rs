@@ -8,6 +8,7 @@ use mantissa_kernels::{MatMut, MatRef, for_each, kernels};
 use mantissa_model::flow::parts;
 use mantissa_model::forward_f32;
 
+use crate::adapter::AdapterOp;
 use crate::arena::Parameters;
 use crate::error::TrainError;
 use crate::form::{FormRef, LinearRules, product};
@@ -33,6 +34,9 @@ pub(crate) struct LinearOp {
     operands: Operands,
     /// Rules of quantized operands; `None` if all are plain float dtypes.
     rules: Option<Box<LinearRules>>,
+    /// Index of a packed frozen weight, which has no range in the arenas.
+    packed: Option<usize>,
+    adapter: Option<Box<AdapterOp>>,
 }
 
 /// Left and right operand dtype of each matmul.
@@ -73,7 +77,7 @@ impl LinearOp {
         policy: &LinearPolicy,
     ) -> Result<Self, TrainError> {
         assert!(
-            weight.len() == rows * cols && bias.as_ref().is_none_or(|bias| bias.len() == rows),
+            (weight.len() == rows * cols || weight.is_empty()) && bias.as_ref().is_none_or(|bias| bias.len() == rows),
             "linear {module}: not the places of a weight [{rows}, {cols}]"
         );
         let of = |gemm: &GemmPolicy| gemm.precisions().unwrap_or_default();
@@ -85,7 +89,22 @@ impl LinearOp {
             LinearRules::check(policy, module, (rows, cols))?;
             Some(Box::new(LinearRules::new(policy)))
         };
-        Ok(LinearOp { weight, bias, rows, cols, operands, rules })
+        Ok(LinearOp { weight, bias, rows, cols, operands, rules, packed: None, adapter: None })
+    }
+
+    /// Takes the packed frozen weight with this index, and an adapter.
+    pub(crate) fn tuned(self, packed: Option<usize>, adapter: Option<AdapterOp>) -> Self {
+        LinearOp { packed, adapter: adapter.map(Box::new), ..self }
+    }
+
+    /// Returns the index of its packed frozen weight.
+    pub(crate) fn packed(&self) -> Option<usize> {
+        self.packed
+    }
+
+    /// Returns its adapter.
+    pub(crate) fn adapter(&self) -> Option<&AdapterOp> {
+        self.adapter.as_deref()
     }
 
     /// Number of input features.
@@ -164,8 +183,23 @@ impl LinearOp {
         accumulate: bool,
         threads: usize,
     ) {
+        self.fprop_with(params, params.get(self.weight.clone()), x, out, accumulate, threads);
+    }
+
+    /// Computes [`fprop`](Self::fprop) with `weight` in place of the stored one.
+    ///
+    /// # Panics
+    /// If a slice has the wrong shape.
+    pub(crate) fn fprop_with(
+        &self,
+        params: &Parameters,
+        weight: StoreRef<'_>,
+        x: StoreRef<'_>,
+        out: &mut [f32],
+        accumulate: bool,
+        threads: usize,
+    ) {
         let t = self.tokens(x.len(), out.len());
-        let weight = params.get(self.weight.clone());
         let bias = self.bias.as_ref().map(|bias| params.f32(bias));
         let (left, right) = self.operands.fprop;
         let cut = token_parts(t, threads);
@@ -194,6 +228,12 @@ impl LinearOp {
         });
     }
 
+    /// Passes the layer without its bias to `run`.
+    pub(crate) fn without_bias(&self, run: impl FnOnce(&LinearOp)) {
+        let LinearOp { weight, rows, cols, operands, packed, .. } = self.clone();
+        run(&LinearOp { weight, bias: None, rows, cols, operands, rules: None, packed, adapter: None });
+    }
+
     /// Computes [`fprop`](Self::fprop) for f32 values, into `out`.
     ///
     /// # Panics
@@ -214,8 +254,22 @@ impl LinearOp {
         accumulate: bool,
         threads: usize,
     ) {
+        self.dgrad_with(params.get(self.weight.clone()), dy, dx, accumulate, threads);
+    }
+
+    /// Computes [`dgrad`](Self::dgrad) with `weight` in place of the stored one.
+    ///
+    /// # Panics
+    /// If a slice has the wrong shape.
+    pub(crate) fn dgrad_with(
+        &self,
+        weight: StoreRef<'_>,
+        dy: StoreRef<'_>,
+        dx: &mut [f32],
+        accumulate: bool,
+        threads: usize,
+    ) {
         let t = self.tokens(dx.len(), dy.len());
-        let weight = params.get(self.weight.clone());
         let (left, right) = self.operands.dgrad;
         let cut = token_parts(t, threads);
         for_each(threads, cut.clone().zip(rows_mut(dx, self.cols, cut)), |(part, dx)| {

@@ -8,9 +8,10 @@ use mantissa_model::config::{HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm};
 use mantissa_model::flow::{LayerFlow, Sequences};
 use mantissa_model::graph::NormKind;
 use mantissa_model::{
-    Activation, Batch, ForwardError, LinearKind, ModelConfig, Role, WeightSource, load_config,
+    Activation, Batch, ForwardError, LinearKind, LoadError, ModelConfig, WeightSource, load_config,
 };
 
+use crate::adapter::Dropout;
 use crate::arena::{ParamTable, Parameters};
 use crate::error::TrainError;
 use crate::form::{Draw, Histories, LinearRules};
@@ -76,6 +77,11 @@ impl LayerOps {
         &self.linears[kind.index()]
     }
 
+    /// True if a linear layer's weight is made for all tokens together: frozen in a scheme, or with an adapter.
+    pub(crate) fn is_tuned(&self) -> bool {
+        self.linears.iter().any(|linear| linear.packed().is_some() || linear.adapter().is_some())
+    }
+
     /// True if its matmuls have quantized operands.
     pub(crate) fn is_quantized(&self) -> bool {
         self.linears.iter().any(|linear| linear.rules().is_some())
@@ -128,16 +134,21 @@ impl TrainModel {
     pub fn new(config: ModelConfig, params: Parameters, options: Options) -> Result<Self, TrainError> {
         check_supported(&config)?;
         options.policy.check()?;
-        let table = ParamTable::new(&config);
+        let base = params.base();
+        let table = base.map_or_else(|| ParamTable::new(&config), |base| base.tuning.table(&config));
         assert!(params.table() == &table, "TrainModel::new: parameters of another configuration");
-        let place = |name: &str| table.by_name(name).map(|param| param.range.clone()).unwrap_or_default();
+        let place = |name: &str| params.place(name).unwrap_or_default();
         let layers = (0..config.num_hidden_layers).map(|layer| {
             let policy = options.policy.linear_of(layer, config.num_hidden_layers);
             let linear = |kind| {
                 let info = config.linear(layer, kind);
-                let weight = table.range(Role::Linear { layer, kind }).unwrap_or_default();
-                let bias = table.range(Role::Bias { layer, kind });
-                LinearOp::new(&info.module, (info.rows, info.cols), weight, bias, &policy)
+                let weight = place(&format!("{}.weight", info.module));
+                let bias = params.place(&format!("{}.bias", info.module));
+                let linear = LinearOp::new(&info.module, (info.rows, info.cols), weight, bias, &policy)?;
+                match base {
+                    Some(base) => base.tuned(linear, &config, &info, &table, options.policy.weights),
+                    None => Ok(linear),
+                }
             };
             Ok(LayerOps {
                 index: layer,
@@ -156,14 +167,21 @@ impl TrainModel {
         let head = if config.tie_word_embeddings { &embedding } else { config.head_module() };
         let shape = (config.vocab_size, config.hidden_size);
         let weight = place(&format!("{head}.weight"));
+        let (embedding, final_norm) =
+            (place(&format!("{embedding}.weight")), place(&format!("{}.weight", config.final_norm_module())));
         // Converted first, so that the f32 values are freed before the rest is allocated.
         let params = params.stored_as(options.policy.weights)?;
-        let (saved, scratch) = allocate(&config, &options)?;
+        let (saved, mut scratch) = allocate(&config, &options)?;
+        if let Some(base) = params.base() {
+            let sizes = base.sizes(&config, options.policy.weights, options.max_tokens);
+            let memory = || LoadError::Memory { what: "adapters", bytes: sizes.bytes() };
+            scratch.forms.adapters = sizes.allocate().ok_or_else(memory)?;
+        }
         Ok(TrainModel {
             grads: Gradients::new(&table, options.policy.gradients)?,
             layers,
-            embedding: place(&format!("{embedding}.weight")),
-            final_norm: place(&format!("{}.weight", config.final_norm_module())),
+            embedding,
+            final_norm,
             head: LinearOp::new(head, shape, weight, None, &options.policy.head)?,
             saved,
             scratch,
@@ -206,6 +224,11 @@ impl TrainModel {
         bad.map(|param| param.tensor.name.clone())
     }
 
+    /// Bytes of the buffers of adapters and frozen weights.
+    pub fn adapter_bytes(&self) -> u64 {
+        self.scratch.forms.adapters.bytes()
+    }
+
     /// Number of threads of a step.
     pub fn threads(&self) -> usize {
         self.options.threads
@@ -242,10 +265,22 @@ impl TrainModel {
     ) -> Result<Loss, TrainError> {
         self.check(batch)?;
         self.check_targets(batch, targets)?;
-        self.forward_saving(batch)?;
+        self.scratch.forms.adapters.draw = self.dropout();
+        let passed = self.forward_saving(batch);
+        if passed.is_err() {
+            self.scratch.forms.adapters.draw = None;
+        }
+        passed?;
         let loss = self.head_backward(targets, scale);
-        self.backward(batch)?;
-        Ok(loss)
+        let passed = self.backward(batch);
+        self.scratch.forms.adapters.draw = None;
+        passed.map(|()| loss)
+    }
+
+    /// Returns the random numbers of the adapters' dropout in this batch.
+    fn dropout(&self) -> Option<Dropout> {
+        let tuning = &self.params.base()?.tuning;
+        (tuning.lora.dropout > 0.0).then_some(Dropout { seed: tuning.seed, draw: self.draw })
     }
 
     /// Computes the loss of a batch like [`forward_backward`](Self::forward_backward), without gradients.
@@ -264,7 +299,10 @@ impl TrainModel {
         if self.watch.is_off() {
             return;
         }
-        let look = |at, policy: &LinearPolicy, weight| {
+        let look = |at, policy: &LinearPolicy, weight: Range<usize>| {
+            if weight.is_empty() {
+                return; // packed
+            }
             self.watch.operand(at, OperandKind::W, policy, &self.params.get(weight).widened());
         };
         for layer in &self.layers {
@@ -342,9 +380,12 @@ impl TrainModel {
 
     /// Propagates the gradient in `d_residual` from the last layer to the embedding.
     pub(crate) fn backward(&mut self, batch: &Batch<'_>) -> Result<(), TrainError> {
+        // Below the first layer, only the embedding and the first norm could need a gradient.
+        let below = self.grads.holds(&self.embedding)
+            || self.layers.first().is_some_and(|layer| self.grads.holds(&layer.input_norm));
         for i in (0..self.layers.len()).rev() {
             self.go_on()?;
-            self.layer_backward(i, batch.lens, Wanted::All);
+            self.layer_backward(i, batch.lens, if i > 0 || below { Wanted::All } else { Wanted::Weights });
         }
         let d = self.config.hidden_size;
         let (grads, d_residual) = (&mut self.grads, &self.scratch.d_residual);

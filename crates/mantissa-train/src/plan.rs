@@ -2,8 +2,9 @@
 
 use mantissa_kernels::CausalAttention;
 use mantissa_model::flow::{LayerFlow, MIN_ROWS};
-use mantissa_model::{HeadNorms, LoadError, ModelConfig, zeros};
+use mantissa_model::{HeadNorms, LinearInfo, LoadError, ModelConfig, zeros};
 
+use crate::adapter::{AdapterSizes, Base, Formats, Tuning};
 use crate::arena::ParamTable;
 use crate::form::{FormSizes, Forms, Histories, LinearRules};
 use crate::gradients::Gradients;
@@ -39,7 +40,22 @@ pub struct Plan {
 impl Plan {
     /// Predicts the memory of a model with `options`.
     pub fn new(config: &ModelConfig, options: &Options) -> Self {
-        let (sizes, table) = (Sizes::new(config, options), ParamTable::new(config));
+        Self::with_table(config, options, &ParamTable::new(config))
+    }
+
+    /// Predicts the memory of a model fine-tuned with adapters, whose frozen weights are packed in `formats`.
+    pub fn tuned(config: &ModelConfig, options: &Options, tuning: &Tuning, formats: &Formats) -> Self {
+        let mut plan = Self::with_table(config, options, &tuning.table(config));
+        let weights = options.policy.weights;
+        let packed = |info: &LinearInfo| formats.contains_key(&info.module);
+        let sizes = AdapterSizes::new(config, tuning, weights, options.max_tokens, packed);
+        plan.entries.insert(0, ("frozen weights", Base::bytes_of(tuning, config, weights, formats)));
+        plan.entries.push(("adapters", sizes.bytes()));
+        plan
+    }
+
+    fn with_table(config: &ModelConfig, options: &Options, table: &ParamTable) -> Self {
+        let sizes = Sizes::new(config, options);
         let bytes = |lengths: &[usize]| {
             lengths.iter().fold(0u64, |sum, &n| sum.saturating_add(n as u64)).saturating_mul(4)
         };
@@ -49,7 +65,7 @@ impl Plan {
         let logits = bytes(&[sizes.logits]);
         let mut entries = vec![
             ("parameters", policy.weights.bytes().saturating_mul(table.len() as u64)),
-            ("gradients", Gradients::bytes(&table, policy.gradients)),
+            ("gradients", Gradients::bytes(table, policy.gradients)),
             ("saved activations", saved),
             ("logits", logits),
             ("scratch", bytes(&sizes.scratch()).saturating_sub(logits)),

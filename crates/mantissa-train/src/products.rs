@@ -12,6 +12,7 @@ use std::ops::Range;
 use mantissa_model::LinearKind;
 use mantissa_model::flow::Job;
 
+use crate::adapter::{Adapted, Slot};
 use crate::arena::Parameters;
 use crate::form::{Draws, Forms, Gemm, Making, Matrix, Side, slot_of};
 use crate::gradients::Gradients;
@@ -76,6 +77,7 @@ impl<'a> Products<'a> {
         }
         for (i, Job { kind, out, accumulate }) in jobs.iter_mut().enumerate() {
             let (linear, threads) = (self.linear(*kind), self.draws.threads);
+            self.prepare_weight(forms, *kind, Slot::Forward);
             if linear.rules().is_some() {
                 self.prepare_fprop(forms, *kind, (i == 0).then_some((first, x.exact)));
                 let operands = forms.of_fprop().map(|form| form.all());
@@ -83,12 +85,44 @@ impl<'a> Products<'a> {
                     linear.fprop_of(self.params, operands, out, *accumulate, threads);
                 });
             } else {
+                let weight = forms.adapters.weight(self.params, linear, Slot::Forward);
                 self.profile.time(Part::Fprop, || {
-                    linear.fprop(self.params, x.rounded, out, *accumulate, threads);
+                    linear.fprop_with(self.params, weight, x.rounded, out, *accumulate, threads);
                 });
+            }
+            if let Some(adapted) = self.adapted(*kind) {
+                let own = &mut out[..x.exact.len() / linear.cols() * linear.rows()];
+                self.profile.time(Part::Fprop, || adapted.fprop(&mut forms.adapters, x.rounded, own));
             }
             self.draws.watch.result(self.at(*kind), "fprop y", out);
         }
+    }
+
+    /// Returns the linear layer if it has an adapter.
+    fn adapted(self, kind: LinearKind) -> Option<Adapted<'a>> {
+        Adapted::of(self.params, self.linear(kind), kind, self.draws.threads)
+    }
+
+    /// Makes the values of a frozen weight, and DoRA's factors.
+    fn prepare_weight(self, forms: &mut Forms, kind: LinearKind, slot: Slot) {
+        self.profile.time(Part::Rounding, || {
+            forms.adapters.prepare(self.params, self.linear(kind), slot, self.draws.threads);
+        });
+    }
+
+    /// Passes the weight that matmuls of a linear layer read to `make`, with the forms.
+    fn with_weight(
+        self,
+        forms: &mut Forms,
+        kind: LinearKind,
+        slot: Slot,
+        make: impl FnOnce(&mut Forms, Matrix<'_>),
+    ) {
+        // Moved out, because the weight may lie in it.
+        let adapters = std::mem::take(&mut forms.adapters);
+        let linear = self.linear(kind);
+        make(forms, Matrix::new(adapters.weight(self.params, linear, slot), linear.cols()));
+        forms.adapters = adapters;
     }
 
     /// Makes the quantized W of fprop, and X if it is given with the first linear layer that reads it.
@@ -100,8 +134,9 @@ impl<'a> Products<'a> {
                 let x = Matrix::new(StoreRef::F32(x), linear.cols());
                 forms.fprop_x(&rules.fprop[0], x, self.making(first, Gemm::Fprop, Side::Left));
             }
-            let weight = Matrix::weight(self.params, linear);
-            forms.fprop_w(&rules.fprop[1], weight, self.making(kind, Gemm::Fprop, Side::Right));
+            self.with_weight(forms, kind, Slot::Forward, |forms, weight| {
+                forms.fprop_w(&rules.fprop[1], weight, self.making(kind, Gemm::Fprop, Side::Right));
+            });
         });
     }
 
@@ -138,10 +173,22 @@ impl<'a> Products<'a> {
         grads: &mut Gradients,
     ) {
         let Some(first) = outputs.first().map(|output| output.kind) else { return };
-        for (i, OutputGradient { kind, exact: dy, rounded }) in outputs.iter().enumerate() {
+        let mut x_is_made = false;
+        for OutputGradient { kind, exact: dy, rounded } in outputs {
             let (linear, threads) = (self.linear(*kind), self.draws.threads);
+            if let Some(adapted) = self.adapted(*kind) {
+                let adapters = &mut forms.adapters;
+                self.profile.time(Part::Wgrad, || {
+                    adapted.wgrad(adapters, x.rounded, (dy, *rounded), grads);
+                });
+            }
+            if !grads.holds(&linear.weight()) {
+                self.profile.time(Part::Wgrad, || linear.bias_grad(dy, grads));
+                continue; // frozen
+            }
             if linear.rules().is_some() {
-                self.prepare_wgrad(forms, *kind, dy, (i == 0).then_some((first, x.exact)));
+                self.prepare_wgrad(forms, *kind, dy, (!x_is_made).then_some((first, x.exact)));
+                x_is_made = true;
                 let operands = forms.of_wgrad().map(|form| form.all());
                 self.profile.time(Part::Wgrad, || linear.wgrad_of(operands, grads, threads));
             } else {
@@ -151,6 +198,9 @@ impl<'a> Products<'a> {
         }
         if !self.draws.watch.is_off() {
             for OutputGradient { kind, .. } in outputs {
+                if !grads.holds(&self.linear(*kind).weight()) {
+                    continue;
+                }
                 let dw = grads.get(self.linear(*kind).weight());
                 self.draws.watch.result(self.at(*kind), "wgrad dw", &dw.widened());
             }
@@ -174,16 +224,22 @@ impl<'a> Products<'a> {
 
     /// Makes the quantized operands of dgrad of linear layers with the same input.
     pub(crate) fn prepare_dgrad(self, forms: &mut Forms, outputs: &[OutputGradient<'_>]) {
-        for OutputGradient { kind, exact: dy, .. } in outputs {
+        for OutputGradient { kind, exact: dy, rounded } in outputs {
             let (linear, slot) = (self.linear(*kind), slot_of(*kind));
+            self.prepare_weight(forms, *kind, Slot::of(*kind));
+            if let Some(adapted) = self.adapted(*kind) {
+                let adapters = &mut forms.adapters;
+                self.profile.time(Part::Dgrad, || adapted.prepare_dgrad(adapters, *rounded));
+            }
             let Some(rules) = linear.rules() else { continue };
             self.profile.time(Part::Rounding, || {
                 let dy = Matrix::new(StoreRef::F32(dy), linear.rows());
                 forms.dgrad_dy(slot, &rules.dgrad[0], dy, self.making(*kind, Gemm::Dgrad, Side::Left));
-                let weight = Matrix::weight(self.params, linear);
                 let forward = (&rules.fprop[1], self.making(*kind, Gemm::Fprop, Side::Right));
                 let making = self.making(*kind, Gemm::Dgrad, Side::Right);
-                forms.dgrad_w(slot, &rules.dgrad[1], weight, making, forward);
+                self.with_weight(forms, *kind, Slot::of(*kind), |forms, weight| {
+                    forms.dgrad_w(slot, &rules.dgrad[1], weight, making, forward);
+                });
             });
         }
     }
@@ -207,7 +263,11 @@ impl<'a> Products<'a> {
                     linear.dgrad_of(operands, dx, accumulate, threads);
                 } else {
                     let dy = rounded.slice(part.start * linear.rows()..part.end * linear.rows());
-                    linear.dgrad(self.params, dy, dx, accumulate, threads);
+                    let weight = forms.adapters.weight(self.params, linear, Slot::of(*kind));
+                    linear.dgrad_with(weight, dy, dx, accumulate, threads);
+                }
+                if let Some(adapted) = self.adapted(*kind) {
+                    adapted.dgrad(&forms.adapters, part.clone(), dx, threads);
                 }
             });
             self.draws.watch.result(self.at(*kind), "dgrad dx", dx);

@@ -107,6 +107,11 @@ impl Trainer {
         &self.model
     }
 
+    /// Returns the model for computing losses and logits.
+    pub fn model_mut(&mut self) -> &mut TrainModel {
+        &mut self.model
+    }
+
     /// Returns the progress.
     pub fn progress(&self) -> Progress {
         self.progress

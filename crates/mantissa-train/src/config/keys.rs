@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::adapter::AdapterConfig;
 use crate::optim::DecayGroups;
 use crate::policy::PolicyTable;
 
@@ -30,6 +31,8 @@ pub struct RunConfig {
     pub validation: Validation,
     #[serde(default, skip_serializing_if = "Samples::is_default")]
     pub samples: Samples,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<AdapterConfig>,
     #[serde(default)]
     pub precision: PolicyTable,
     pub optimizer: Optimizer,

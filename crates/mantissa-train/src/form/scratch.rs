@@ -3,8 +3,7 @@
 use mantissa_model::{LinearKind, ModelConfig, zeros};
 
 use super::{Form, LinearRules, Making, Rule, Source};
-use crate::arena::Parameters;
-use crate::linear::LinearOp;
+use crate::adapter::AdapterWork;
 use crate::store::{Precision, StoreRef};
 
 /// Matmuls of one half of a layer whose operands are alive together.
@@ -32,6 +31,8 @@ pub(crate) struct Forms {
     wgrad: [Form; 2],
     /// Values of the forward's operand.
     forward: Vec<f32>,
+    /// Dequantized frozen weights, and activations of adapters; empty without.
+    pub(crate) adapters: AdapterWork,
 }
 
 /// Sizes of [`Forms`]: values and lines of each.
@@ -115,6 +116,7 @@ impl FormSizes {
             dgrad_w: [w0?, w1?, w2?],
             wgrad: [dy?, wgrad_x?],
             forward: forward?,
+            adapters: AdapterWork::default(),
         })
     }
 }
@@ -214,11 +216,6 @@ impl<'a> Matrix<'a> {
     /// Takes values of rows of `cols`.
     pub(crate) fn new(values: StoreRef<'a>, cols: usize) -> Self {
         Matrix { values, rows: values.len() / cols.max(1), cols }
-    }
-
-    /// The weight of a linear layer.
-    pub(crate) fn weight(params: &'a Parameters, linear: &LinearOp) -> Self {
-        Self::new(params.get(linear.weight()), linear.cols())
     }
 
     fn lines(self) -> Source<'a> {

@@ -84,7 +84,7 @@ fn named(name: &str, param: &ParamInfo) -> bool {
 }
 
 /// True if `text` matches `pattern`, where `*` matches any characters.
-fn matches(pattern: &str, text: &str) -> bool {
+pub(crate) fn matches(pattern: &str, text: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else { return pattern == text };
     let Some(mut text) = text.strip_prefix(first) else { return false };
     let Some((middle, last)) = rest.rsplit_once('*') else { return text.ends_with(rest) };

@@ -21,6 +21,7 @@ use crate::model::TrainModel;
 use crate::policy::Policy;
 use crate::profile::Part;
 use crate::store::StoreRef;
+pub(crate) use decay::matches;
 pub use decay::{DecayGroups, NoSuchTensor};
 pub use map::StateMap;
 pub(crate) use master::MasterCopy;
