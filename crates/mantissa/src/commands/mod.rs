@@ -18,6 +18,7 @@ mod diff;
 mod doctor;
 mod ending;
 mod eval;
+mod finetune;
 mod fit;
 mod fixes;
 mod generated;
@@ -70,6 +71,7 @@ pub enum Command {
     Lint(lint::Args),
     Doctor(doctor::Args),
     Train(train::Args),
+    Finetune(Box<finetune::Args>),
     Report(report::Args),
     Tokenizer(tokenizer::Args),
     Cast(cast::Args),
@@ -106,6 +108,7 @@ pub fn paths(command: &Command) -> Result<Paths> {
         Command::Lint(args) => lint::paths(args, p),
         Command::Doctor(args) => doctor::paths(args, p),
         Command::Train(args) => train::paths(args, p)?,
+        Command::Finetune(args) => finetune::paths(args, p),
         Command::Report(args) => report::paths(args, p),
         Command::Tokenizer(args) => tokenizer::paths(args, p),
         Command::Cast(args) => cast::paths(args, p),
@@ -144,6 +147,7 @@ pub fn run(command: Command, program: fn() -> clap::Command, context: &Context) 
         Command::Lint(args) => lint::run(&args, context),
         Command::Doctor(args) => doctor::run(&args, context),
         Command::Train(args) => train::run(&args, context),
+        Command::Finetune(args) => finetune::run(&args, context),
         Command::Report(args) => report::run(&args, context),
         Command::Tokenizer(args) => tokenizer::run(&args, context),
         Command::Cast(args) => cast::run(&args, context),

@@ -4,7 +4,8 @@ mod course;
 mod earlier;
 pub mod folder;
 mod init;
-mod owned;
+pub(super) mod owned;
+mod results;
 mod setup;
 mod tokens;
 mod vocabulary;
@@ -15,7 +16,6 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::Result;
-use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Kind, Output, Paths, write_file_atomic};
 use mantissa_train::config::RunConfig;
 use mantissa_train::{HeldOut, Policy, TrainError, Trainer, recipes};
@@ -31,6 +31,7 @@ use course::Course;
 use earlier::Earlier;
 use folder::{Checkpoints, RunFile};
 use owned::{How, RunFolder};
+use results::Results;
 use setup::Setup;
 use tokens::Tokens;
 
@@ -107,7 +108,8 @@ struct ShownPolicy<'a> {
 #[derive(Serialize)]
 struct Done<'a> {
     run: &'a Path,
-    model: PathBuf,
+    #[serde(flatten)]
+    results: Results,
     steps: u64,
     skipped: u64,
     tokens: u64,
@@ -179,21 +181,36 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let name = config.display().to_string();
     let settings = RunConfig::parse(&name, &super::text::read_text(config)?, &args.set)?;
     let base = config.parent().unwrap_or(Path::new(""));
-    let setup = Setup::new(&settings, &name, base, args.how(), context)?;
+    execute(&settings, &name, base, args.how(), args.dry_run, context)
+}
+
+/// Runs the training that `settings` of the file `name` describe; their paths are relative to `base`.
+///
+/// # Errors
+/// As [`run`].
+pub(super) fn execute(
+    settings: &RunConfig,
+    name: &str,
+    base: &Path,
+    how: How,
+    preview: bool,
+    context: &Context,
+) -> Result<()> {
+    let setup = Setup::new(settings, name, base, how, context)?;
     let needs = setup.memory.iter().map(|(_, bytes)| bytes).sum::<u64>();
-    if args.dry_run {
-        return dry_run(&setup, &settings, needs, context);
+    if preview {
+        return dry_run(&setup, settings, needs, context);
     }
     let run = base.join(&settings.out);
     let explain = |error| Earlier::read(&run, &settings.resolved()).explain(error);
-    let folder = RunFolder::open(&run, args.how()).map_err(explain)?;
+    let folder = RunFolder::open(&run, how).map_err(explain)?;
     context.require_memory("train", needs + needs / 20)?;
     let left = interrupt::leaving("rerun the same command".to_owned());
-    let begun = Begun::new(folder, &setup, &settings, base, context).map_err(explain)?;
+    let begun = Begun::new(folder, &setup, settings, base, context).map_err(explain)?;
     drop(left);
-    let mut about = about(&setup, &settings, needs, context);
+    let mut about = about(&setup, settings, needs, context);
     let start = Instant::now();
-    let mut course = Course::new(begun, &settings, &setup)?;
+    let mut course = Course::new(begun, settings, &setup)?;
     about.write(&run)?;
     let outcome = interrupt::orderly(|| course.run(context), |error: &anyhow::Error| error.is::<Stopped>());
     about.outcome = outcome
@@ -208,14 +225,13 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let left = interrupt::leaving("rerun with --resume to write the model".to_owned());
     let progress = course.trainer.progress();
     course.take_best()?.iter().for_each(|warning| context.warn(warning));
-    let (trainer, model) = (&course.trainer, course.checkpoints.folder.model());
-    let init = setup.init.as_ref().map(ModelFiles::dir);
-    trainer.export(&model, &setup.config_json, &setup.vocabulary.dir, init)?;
+    let results =
+        results::write(&mut course.trainer, &setup, settings, &course.checkpoints.folder, context)?;
     drop(left);
-    let model = model.path().to_owned();
+    let trainer = &course.trainer;
     let done = Done {
         run: &run,
-        model,
+        results,
         steps: progress.steps,
         skipped: progress.skipped,
         tokens: progress.tokens,
@@ -382,7 +398,6 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
             &format!("loss {best:.4} at best; the model is that of step {}", done.exported_step),
         )?;
     }
-    // Not wrapped, to be copied.
-    writeln!(out, "model       {}", done.model.display())?;
+    done.results.write(out)?;
     writeln!(out, "next        mantissa report {}", quoted(done.run))
 }

@@ -14,6 +14,7 @@ mod convert;
 mod demo;
 mod diff;
 mod doctor;
+mod finetune;
 mod fit;
 mod fixes;
 mod frame;

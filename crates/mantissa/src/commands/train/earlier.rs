@@ -6,7 +6,7 @@ use mantissa_train::TrainError;
 use mantissa_train::config::differences;
 
 use super::folder::{CONFIG, RUN, RunFile};
-use super::owned::{MODEL, RunFault};
+use super::owned::{ADAPTER, MODEL, RunFault};
 
 /// Run that the folder holds, compared with the settings of the command.
 pub(super) struct Earlier {
@@ -22,7 +22,8 @@ impl Earlier {
     pub(super) fn read(run: &Path, resolved: &str) -> Self {
         let about = std::fs::read_to_string(run.join(RUN)).ok();
         let about: Option<RunFile> = about.and_then(|text| serde_json::from_str(&text).ok());
-        let written = run.join(MODEL).join("config.json").is_file();
+        let written = run.join(MODEL).join("config.json").is_file()
+            || run.join(ADAPTER).join("adapter_config.json").is_file();
         let finished = about.filter(|about| about.outcome == "done" && written).map(|about| about.steps);
         let settings = std::fs::read_to_string(run.join(CONFIG)).unwrap_or_default();
         Earlier { run: run.to_owned(), finished, differences: differences(&settings, resolved) }

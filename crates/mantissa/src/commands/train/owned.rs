@@ -28,6 +28,12 @@ pub const MADE_FROM: &str = "made_from";
 pub const CHECKPOINTS: &str = "checkpoints";
 /// Folder of the trained model, whose own manifest lists its files.
 pub const MODEL: &str = "model";
+/// Folder of the trained adapter.
+pub const ADAPTER: &str = "adapter";
+/// Folder of the merged and quantized model.
+pub const QUANTIZED: &str = "quantized";
+/// Folders of results, whose own manifests list their files.
+const RESULTS: [&str; 3] = [MODEL, ADAPTER, QUANTIZED];
 
 /// Tokens held out for validation.
 pub const HELD_OUT: &str = "validation.safetensors";
@@ -187,10 +193,10 @@ impl RunFolder {
         self.listing.as_ref().map(|listing| &*listing.tokens_from)
     }
 
-    /// Returns the output of the trained model. An existing one is replaced only if its manifest lists every
-    /// file.
-    pub fn model(&self) -> Output {
-        Output::of_job(self.dir.join(MODEL), Job::of(TOOL), true)
+    /// Returns the output of a result, such as [`MODEL`]. An existing one is replaced only if its manifest lists
+    /// every file.
+    pub fn result(&self, name: &str) -> Output {
+        Output::of_job(self.dir.join(name), Job::of(TOOL), true)
     }
 
     /// Returns the run's existing checkpoints with their steps, oldest first.
@@ -211,7 +217,9 @@ impl RunFolder {
     pub fn begin(&mut self, tokens_from: &str) -> Result<Vec<String>> {
         create_folder(&self.dir)?;
         let checkpoints = self.dir.join(CHECKPOINTS);
-        work::sweep(&self.dir, |name| FILES.contains(&name) || [MANIFEST, MODEL].contains(&name))?;
+        work::sweep(&self.dir, |name| {
+            FILES.contains(&name) || name == MANIFEST || RESULTS.contains(&name)
+        })?;
         let tokenizer = self.dir.join(TOKENIZER);
         if tokenizer.is_dir() {
             work::sweep(&tokenizer, |name| TOKENIZER_FILES.contains(&name))?;
@@ -221,7 +229,7 @@ impl RunFolder {
         }
         if self.how != How::Resume {
             self.remove_run()?;
-            let files = FILES.into_iter().chain([MODEL]).map(str::to_owned).collect();
+            let files = FILES.into_iter().chain(RESULTS).map(str::to_owned).collect();
             self.write(Listing::new(tokens_from, files))?;
         } else if let Some(listing) = self.listing.take_if(|_| self.rebuilt) {
             self.write(Listing::new(tokens_from, listing.files))?;
@@ -270,7 +278,7 @@ impl RunFolder {
                 self.refuse_stranger(&format!("{CHECKPOINTS}/{name}"))?;
             }
         }
-        self.refuse_model()
+        RESULTS.into_iter().try_for_each(|name| self.refuse_result(name))
     }
 
     fn refuse_stranger(&self, file: &str) -> Result<()> {
@@ -285,8 +293,8 @@ impl RunFolder {
 
     /// Refuses a model that the run did not write or that holds foreign files: it could not be replaced at
     /// the end.
-    fn refuse_model(&self) -> Result<()> {
-        let path = self.dir.join(MODEL);
+    fn refuse_result(&self, name: &str) -> Result<()> {
+        let path = self.dir.join(name);
         let not_ours = || Err(RunFault::NotOurs(path.clone()).into());
         if fs::symlink_metadata(&path).is_ok_and(|found| !found.is_dir()) {
             return not_ours();
@@ -294,12 +302,13 @@ impl RunFolder {
         if entries(&path)?.unwrap_or_default().is_empty() {
             return Ok(());
         }
-        if !self.lists(MODEL) {
+        if !self.lists(name) {
             return not_ours();
         }
-        self.model().require_folder_writable()?;
+        self.result(name).require_folder_writable()?;
         match Manifest::read(&path)?.run.get("command") {
             Some(command) if command == "train" => Ok(()),
+            Some(_) if name == QUANTIZED => Ok(()),
             _ => not_ours(),
         }
     }
@@ -321,7 +330,10 @@ impl RunFolder {
 
     /// True if the folder holds more than a run leaves that was killed before its first checkpoint.
     fn has_results(&self) -> Result<bool> {
-        let model = !entries(&self.dir.join(MODEL))?.unwrap_or_default().is_empty();
+        let mut model = false;
+        for name in RESULTS {
+            model |= !entries(&self.dir.join(name))?.unwrap_or_default().is_empty();
+        }
         Ok(model || super::folder::logged_steps(&self.dir.join(LOG))? > 1)
     }
 
@@ -338,17 +350,17 @@ impl RunFolder {
             let folder = self.dir.join(CHECKPOINTS);
             disk::sync_path(&folder).map_err(fault(&folder, "fsync folder"))?;
         }
-        self.remove_model()?;
+        RESULTS.into_iter().try_for_each(|name| self.remove_result(name))?;
         for file in [LOG, TELEMETRY, SAMPLES, RUN, CONFIG].into_iter().filter(|file| self.lists(file)) {
             remove(&self.dir.join(file))?;
         }
         Ok(())
     }
 
-    /// Removes the model files listed in its manifest, then the manifest, then the folder.
-    fn remove_model(&self) -> Result<()> {
-        let model = self.dir.join(MODEL);
-        if !self.lists(MODEL) || !model.is_dir() {
+    /// Removes the files of a result listed in its manifest, then the manifest, then the folder.
+    fn remove_result(&self, name: &str) -> Result<()> {
+        let model = self.dir.join(name);
+        if !self.lists(name) || !model.is_dir() {
             return Ok(());
         }
         let manifest = model.join(MANIFEST_NAME);
@@ -365,7 +377,7 @@ impl RunFolder {
 
     /// Returns foreign files in the run's folders, except its report.
     fn others(&self) -> Result<Vec<String>> {
-        let known = [MANIFEST, CHECKPOINTS, MODEL, TOKENIZER, "report.html", ".run.mantissa-lock"];
+        let known = [MANIFEST, CHECKPOINTS, MODEL, ADAPTER, QUANTIZED, TOKENIZER, "report.html", ".run.mantissa-lock"];
         let top = entries(&self.dir)?.unwrap_or_default().into_iter();
         let mut others: Vec<_> =
             top.filter(|name| !FILES.contains(&&**name) && !known.contains(&&**name)).collect();
@@ -385,7 +397,7 @@ impl Listing {
 
     /// Rebuilds a damaged manifest: the files of every run, and the sound checkpoints.
     fn rebuild(dir: &Path) -> Result<Self> {
-        let mut files: BTreeSet<_> = FILES.into_iter().chain([MODEL]).map(str::to_owned).collect();
+        let mut files: BTreeSet<_> = FILES.into_iter().chain(RESULTS).map(str::to_owned).collect();
         for name in entries(&dir.join(CHECKPOINTS))?.unwrap_or_default() {
             let file = format!("{CHECKPOINTS}/{name}");
             if steps_of(&name).is_some() && sealed::check(&dir.join(&file)).is_ok() {
@@ -418,7 +430,9 @@ impl Listing {
         let listing: Listing = serde_json::from_value(value).map_err(|_| damaged())?;
         // Whatever the file lists, only files that a run can write are ever removed.
         let known =
-            |file: &String| FILES.contains(&&**file) || file == MODEL || checkpoint_steps(file).is_some();
+            |file: &String| {
+                FILES.contains(&&**file) || RESULTS.contains(&&**file) || checkpoint_steps(file).is_some()
+            };
         if listing.tool != TOOL || !listing.files.iter().all(known) {
             return Err(damaged().into());
         }

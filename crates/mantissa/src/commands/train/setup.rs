@@ -10,8 +10,8 @@ use mantissa_store::{Error, Manifest, json};
 use mantissa_train::config::{OptimizerOptions, RunConfig};
 use mantissa_train::data::{BEGIN, Batches, Cursor, END, TokenFile};
 use mantissa_train::{
-    AdamW, DecayGroups, Optimizer, Options, ParamInfo, ParamTable, Parameters, Plan, Policy, Sgd, TrainModel,
-    Trainer, TrainerOptions,
+    AdamW, DecayGroups, Formats, Optimizer, Options, ParamInfo, ParamTable, Parameters, Plan, Policy, Sgd,
+    TrainModel, Trainer, TrainerOptions, Tuning,
 };
 use serde_json::Value;
 
@@ -39,6 +39,8 @@ pub(super) struct Setup {
     pub(super) vocabulary: Vocabulary,
     pub(super) init: Option<ModelFiles>,
     options: Options,
+    /// Settings of adapters, and the formats of the frozen weights.
+    tuning: Option<(Tuning, Formats)>,
     pub(super) policy: Policy,
     /// Predicted bytes by purpose.
     pub(super) memory: Vec<(&'static str, u64)>,
@@ -77,7 +79,8 @@ impl Setup {
             config = read(&config_json)?;
         }
         let tokenizer = tokenizer(&vocabulary.dir, context)?;
-        let init = settings.model.init.as_ref().map(|dir| initial(&base.join(dir))).transpose()?;
+        let adapts = settings.adapter.is_some();
+        let init = settings.model.init.as_ref().map(|dir| initial(&base.join(dir), adapts)).transpose()?;
         // Settings were validated, so neither default is used.
         let policy = settings.policy().unwrap_or_default();
         let options = Options {
@@ -86,8 +89,20 @@ impl Setup {
             threads: context.threads,
             policy: policy.clone(),
         };
-        let table = ParamTable::new(&config);
-        let memory = memory(&config, &options, &table, settings);
+        let tuning = match (settings.tuning(), &init) {
+            (Some(tuning), Some(files)) => {
+                tuning.check(&config)?;
+                let formats = tuning.formats(files, &config)?;
+                Some((tuning, formats))
+            }
+            _ => None,
+        };
+        let table = tuning.as_ref().map_or_else(|| ParamTable::new(&config), |(tuning, _)| tuning.table(&config));
+        let plan = match &tuning {
+            Some((tuning, formats)) => Plan::tuned(&config, &options, tuning, formats),
+            None => Plan::new(&config, &options),
+        };
+        let memory = memory(plan, &options, &table, settings);
         let decays = settings.decay_groups().select(&table).map_err(|error| {
             let found = error.to_string();
             BadInput::new(format!("{file}: optimizer.{}", error.key), found, DecayGroups::ALLOWED)
@@ -101,6 +116,7 @@ impl Setup {
             vocabulary,
             init,
             options,
+            tuning,
             policy,
             memory,
             text_memory,
@@ -114,9 +130,12 @@ impl Setup {
     /// # Errors
     /// Not enough memory, or weights that cannot be read.
     pub(super) fn model(&self, settings: &RunConfig) -> Result<(TrainModel, Optimizer)> {
-        let params = match &self.init {
-            Some(files) => Parameters::load_as(files, &self.config, self.policy.initial_weights())?,
-            None => {
+        let params = match (&self.init, &self.tuning) {
+            (Some(files), Some((tuning, _))) => {
+                Parameters::tuned(files, &self.config, tuning, &self.policy, self.options.threads)?
+            }
+            (Some(files), None) => Parameters::load_as(files, &self.config, self.policy.initial_weights())?,
+            (None, _) => {
                 let (std, precision) = (settings.model.std as f32, self.policy.initial_weights());
                 Parameters::random_as(&self.config, std, settings.seed, precision)?
             }
@@ -172,12 +191,12 @@ fn set_vocabulary(config: &mut Value, size: usize) {
 
 /// Predicts the memory of a run by purpose.
 fn memory(
-    config: &ModelConfig,
+    plan: Plan,
     options: &Options,
     table: &ParamTable,
     settings: &RunConfig,
 ) -> Vec<(&'static str, u64)> {
-    let mut memory = Plan::new(config, options).entries;
+    let mut memory = plan.entries;
     let state = match settings.optimizer_options() {
         OptimizerOptions::AdamW(adamw) => AdamW::bytes(table, &options.policy, adamw.moments),
         OptimizerOptions::Sgd(sgd) => Sgd::bytes(table, &options.policy, sgd.momentum),
@@ -196,10 +215,10 @@ fn tokenizer(dir: &Path, context: &Context) -> Result<Tokenizer> {
     Ok(Tokenizer::load(dir)?)
 }
 
-/// Opens the initial model in `dir`.
-fn initial(dir: &Path) -> Result<ModelFiles> {
+/// Opens the initial model in `dir`, which may be quantized if only adapters train.
+fn initial(dir: &Path, adapts: bool) -> Result<ModelFiles> {
     let files = ModelFiles::open(dir)?;
-    if files.is_quantized() || files.gguf().is_some() {
+    if (files.is_quantized() && !adapts) || files.gguf().is_some() {
         let found = format!("weights in format {}", files.convention_name());
         let error = BadInput::new(format!("{}: model.init", dir.display()), found, "a dense model folder");
         return Err(error.with_fix("set model.init to the folder that it was quantized from").into());

@@ -1,0 +1,146 @@
+//! Results of a run: the trained model, or the adapter, the merged model, and its quantized form.
+
+use std::io::{self, Write};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use mantissa_eval::divergence;
+use mantissa_model::{Batch, Buffers, Decoder};
+use mantissa_quant::{Options, Plan, Recipe, Start, run as run_plan};
+use mantissa_store::convention::ModelFiles;
+use mantissa_train::config::RunConfig;
+use mantissa_train::data::TokenFile;
+use mantissa_train::{Precision, Trainer};
+use serde::Serialize;
+
+use super::owned::{ADAPTER, MODEL, QUANTIZED, RunFolder, TOKENS};
+use super::setup::Setup;
+use crate::context::Context;
+use crate::output::labelled;
+
+/// Windows of the training data on which models are compared.
+const WINDOWS: u64 = 16;
+
+/// Written results.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Results {
+    /// Folder of the trained or merged model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model: Option<PathBuf>,
+    /// Folder of the adapter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    adapter: Option<PathBuf>,
+    /// Mean KL of the merged model from the adapter form, nats/token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    merged_kl: Option<f64>,
+    /// Folder of the quantized merged model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quantized: Option<PathBuf>,
+    /// Its mean KL from the adapter form, nats/token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quantized_kl: Option<f64>,
+}
+
+impl Results {
+    /// Prints paths, which are not wrapped, to be copied, and divergences.
+    pub(super) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let paths = [("adapter", &self.adapter), ("model", &self.model), ("quantized", &self.quantized)];
+        for (name, path) in paths {
+            if let Some(path) = path {
+                writeln!(out, "{name:<11} {}", path.display())?;
+            }
+        }
+        for (name, kl) in [("merged", self.merged_kl), ("quantized", self.quantized_kl)] {
+            if let Some(kl) = kl {
+                labelled(out, name, &format!("KL {kl:.2e} nats/token from the adapter form"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes the results of a run that has ended.
+///
+/// # Errors
+/// I/O; a merged model that cannot be quantized or read again.
+pub(super) fn write(
+    trainer: &mut Trainer,
+    setup: &Setup,
+    settings: &RunConfig,
+    folder: &RunFolder,
+    context: &Context,
+) -> Result<Results> {
+    let (tokenizer, init) = (&setup.vocabulary.dir, setup.init.as_ref().map(ModelFiles::dir));
+    let mut results = Results::default();
+    let model = folder.result(MODEL);
+    let Some(adapter) = &settings.adapter else {
+        trainer.export(&model, &setup.config_json, tokenizer, init)?;
+        results.model = Some(model.path().to_owned());
+        return Ok(results);
+    };
+    let output = folder.result(ADAPTER);
+    let base = settings.model.init.as_deref().unwrap_or_default();
+    trainer.export_adapter(&output, base, tokenizer)?;
+    results.adapter = Some(output.path().to_owned());
+    if !adapter.merge && adapter.requantize.is_none() {
+        return Ok(results);
+    }
+    trainer.export_merged(&model, &setup.config_json, tokenizer, init, merged_precision(setup))?;
+    results.model = Some(model.path().to_owned());
+    let windows = windows(&folder.dir().join(TOKENS), settings.data.length)?;
+    results.merged_kl = Some(kl(trainer, model.path(), &windows)?);
+    if let Some(scheme) = &adapter.requantize {
+        let quantized = folder.result(QUANTIZED);
+        let files = ModelFiles::open(model.path())?;
+        let options = Options { threads: context.threads, ..Options::default() };
+        let plan = Plan::new(&files, Recipe::load(&format!("rtn-{scheme}"))?, options)?;
+        run_plan(&plan, &files, &quantized, Start::Restart, &mut |_| ControlFlow::Continue(()))?;
+        results.quantized_kl = Some(kl(trainer, quantized.path(), &windows)?);
+        results.quantized = Some(quantized.path().to_owned());
+    }
+    Ok(results)
+}
+
+/// Dtype of a merged model: bf16 if the source has 16 bits, else f32.
+fn merged_precision(setup: &Setup) -> Precision {
+    let dtype = ["torch_dtype", "dtype"].iter().find_map(|field| setup.config_json[*field].as_str());
+    match dtype {
+        Some("bfloat16" | "float16") => Precision::Bf16,
+        _ => Precision::F32,
+    }
+}
+
+/// Reads windows of `length` tokens, evenly spread over the training data.
+fn windows(tokens: &Path, length: usize) -> Result<Vec<Vec<u32>>> {
+    let file = TokenFile::open(tokens)?;
+    let all = (file.len() / length.max(1) as u64).max(1);
+    let count = all.min(WINDOWS);
+    let mut windows = Vec::new();
+    for i in 0..count {
+        let mut window = Vec::new();
+        file.read(i * all / count * length as u64, length, &mut window)?;
+        windows.push(window);
+    }
+    Ok(windows)
+}
+
+/// Returns the mean KL of the model in `dir` from the trained one, nats/token.
+fn kl(trainer: &mut Trainer, dir: &Path, windows: &[Vec<u32>]) -> Result<f64> {
+    let decoder = Decoder::load(&ModelFiles::open(dir)?)?;
+    let vocab = decoder.config().vocab_size;
+    let longest = windows.iter().map(Vec::len).max().unwrap_or(0);
+    let mut buffers = Buffers::plan(decoder.config(), longest, longest)?;
+    let (mut sum, mut count) = (0.0, 0);
+    for tokens in windows {
+        let batch = Batch { tokens, lens: &[tokens.len()] };
+        let mut own = vec![0.0; tokens.len() * vocab];
+        trainer.model_mut().logits(&batch, &mut own)?;
+        let mut other = vec![0.0; own.len()];
+        decoder.forward(&batch, &mut buffers)?.logits(0..tokens.len(), &mut other)?;
+        let rows = own.chunks_exact(vocab).zip(other.chunks_exact(vocab));
+        sum += rows.map(|(own, other)| divergence(own, other)).sum::<f64>();
+        count += tokens.len();
+    }
+    Ok(sum / count.max(1) as f64)
+}

@@ -1,0 +1,211 @@
+//! `mantissa finetune` through the command line: adapters that are written, merged, quantized, killed and resumed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use mantissa_num::round::random_u32;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::{fail, json, succeed, text};
+
+/// Writes a text per line, all in one voice.
+fn data(dir: &Path) -> PathBuf {
+    let line = |i: usize| {
+        let words = ["thou art", "the king", "my lord", "good night", "sweet love", "no more"];
+        let said = (0..12).map(|k| words[(i * 5 + k * k) % words.len()]).collect::<Vec<_>>().join(", ");
+        serde_json::json!({ "text": format!("HAMLET:\nO {said}!\n\n") }).to_string() + "\n"
+    };
+    let path = dir.join("voice.jsonl");
+    fs::write(&path, (0..60).map(line).collect::<String>()).unwrap();
+    path
+}
+
+const SMALL: [&str; 10] = ["--length", "64", "--batch", "2", "--steps", "24", "--lr", "4e-3", "--rank", "4"];
+
+/// Returns [`SMALL`] without the options that `more` gives, and `more`.
+fn with_small<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    let kept = SMALL.chunks(2).filter(|option| !more.contains(&option[0])).flatten().copied();
+    kept.chain(more.iter().copied()).collect()
+}
+
+fn arguments<'a>(data: &'a Path, out: &'a Path, more: &[&'a str]) -> Vec<&'a str> {
+    let first = ["finetune", "demo", "--data", text(data), "--out", text(out), "--quiet"];
+    [&first[..], &with_small(more)].concat()
+}
+
+fn losses(run: &Path) -> Vec<f64> {
+    let log = fs::read_to_string(run.join("log.jsonl")).unwrap();
+    log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["loss"].as_f64().unwrap()).collect()
+}
+
+#[test]
+fn qlora_learns_and_writes_what_peft_and_run_read() {
+    let temp = TempDir::new().unwrap();
+    let (data, out) = (data(temp.path()), temp.path().join("tuned"));
+    let planned = json(&arguments(&data, &out, &["--dry-run", "--json"]));
+    let memory = &planned["memory"];
+    let bytes = |name: &str| memory[name].as_u64().unwrap();
+    assert!(!out.exists());
+    // 984k linear weights in 4.127 bits, and 264k values in bf16.
+    assert!((1_000_000..1_100_000).contains(&bytes("frozen weights")), "{planned}");
+    assert!(bytes("optimizer state") < 1_100_000 && bytes("parameters") < 300_000, "{planned}");
+    let done = json(&arguments(&data, &out, &["--merge", "--requantize", "int4-g32", "--json"]));
+    let losses = losses(&out);
+    assert!(losses.len() == 24 && losses[23] < 0.8 * losses[0], "{losses:?}");
+    let settings: Value =
+        serde_json::from_slice(&fs::read(out.join("adapter/adapter_config.json")).unwrap()).unwrap();
+    assert_eq!(
+        (&settings["peft_type"], &settings["r"], &settings["lora_alpha"]),
+        (&"LORA".into(), &4.into(), &32.into())
+    );
+    let tensors = json(&["inspect", text(&out.join("adapter/adapter_model.safetensors")), "--json"]);
+    assert!(tensors.to_string().contains("lora_A"), "{tensors}");
+    // Merging rounds to bf16, as the source is stored; 4 bits lose more.
+    let kl = |name: &str| done[name].as_f64().unwrap();
+    assert!(kl("merged_kl") < 1e-3 && kl("quantized_kl") > 3.0 * kl("merged_kl"), "{done}");
+    let prompt = ["-p", "HAMLET:", "-n", "8", "--quiet"];
+    for model in ["model", "quantized"] {
+        succeed(&[&["run", text(&out.join(model))][..], &prompt].concat());
+    }
+    // A finished run is not started again unless requested.
+    let line = fail(2, &arguments(&data, &out, &["--merge", "--requantize", "int4-g32"]));
+    assert!(line.contains("finished its 24 steps"), "{line}");
+    succeed(&arguments(&data, &out, &["--restart", "--steps", "1"]));
+    assert!(out.join("adapter").exists() && !out.join("model").exists() && !out.join("quantized").exists());
+}
+
+/// Every kind of fine-tuning, from a dense and from a quantized model.
+#[test]
+fn every_kind_of_adapter_trains() {
+    let temp = TempDir::new().unwrap();
+    let data = data(temp.path());
+    for (i, more) in [
+        &[
+            "--adapter",
+            "lora",
+            "--policy",
+            "fp32",
+            "--dropout",
+            "0.1",
+            "--target",
+            "q_proj",
+            "--target",
+            "down_proj",
+        ][..],
+        &["--adapter", "dora", "--base-scheme", "int3-g32", "--rslora", "--train-module", "*norm"],
+        &[
+            "--adapter",
+            "qlora",
+            "--base-scheme",
+            "int2-g32",
+            "--loftq",
+            "2",
+            "--optimizer",
+            "sgd",
+            "--lr",
+            "0.3",
+        ],
+        &["--adapter", "none", "--lr", "1e-3"],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let out = temp.path().join(i.to_string());
+        succeed(&arguments(&data, &out, &[more, &["--steps", "8"]].concat()));
+        let losses = losses(&out);
+        assert!(losses[7] < losses[0], "{more:?}: {losses:?}");
+        let full = more.contains(&"none");
+        assert_eq!(out.join("adapter/adapter_model.safetensors").is_file(), !full);
+        assert_eq!(out.join("model/model.safetensors").is_file(), full);
+    }
+    // A quantized model is taken as it is.
+    let quantized = temp.path().join("q");
+    succeed(&["quantize", "demo", "--recipe", "rtn-int4-g32", "--out", text(&quantized), "--quiet"]);
+    let out = temp.path().join("over");
+    let first = ["finetune", text(&quantized), "--data", text(&data), "--out", text(&out), "--quiet"];
+    succeed(&[&first[..], &with_small(&["--adapter", "lora", "--steps", "4"])].concat());
+    let losses = losses(&out);
+    assert!(losses[3] < losses[0], "{losses:?}");
+}
+
+fn start(arguments: &[&str]) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_mantissa"))
+        .args(arguments)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Returns the losses and the bytes of the adapter.
+fn result(run: &Path) -> (Vec<f64>, Vec<u8>) {
+    (losses(run), fs::read(run.join("adapter/adapter_model.safetensors")).unwrap())
+}
+
+fn has_checkpoint(run: &Path) -> bool {
+    let whole = |name: &str| name.starts_with("step-") && name.ends_with(".safetensors");
+    let entries = fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten();
+    entries.into_iter().any(|entry| whole(&entry.file_name().to_string_lossy()))
+}
+
+/// QLoRA with dropout and 8-bit moments.
+#[test]
+fn a_run_killed_at_any_time_resumes_bit_exactly() {
+    let temp = TempDir::new().unwrap();
+    let data = data(temp.path());
+    let more = ["--moments", "8bit", "--dropout", "0.1", "--set", "checkpoint.every=5"];
+    let (whole, out) = (temp.path().join("whole"), temp.path().join("killed"));
+    succeed(&arguments(&data, &whole, &[&more[..], &["--threads", "1"]].concat()));
+    let expected = result(&whole);
+    let mut kills = 0;
+    for trial in 0..40u64 {
+        let threads = if trial % 2 == 0 { "1" } else { "2" };
+        let how = if has_checkpoint(&out) { "--resume" } else { "--restart" };
+        let all = arguments(&data, &out, &[&more[..], &["--threads", threads, how]].concat());
+        let mut child = start(&all);
+        // Waits longer each time, so that a busy machine also reaches its first checkpoint.
+        sleep(Duration::from_millis(60 + 30 * trial + u64::from(random_u32(5, trial) % 300)));
+        let ended = child.try_wait().unwrap().is_some();
+        child.kill().unwrap();
+        let output = child.wait_with_output().unwrap();
+        if ended {
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "after {kills} kills: {said}");
+            break;
+        }
+        kills += 1;
+    }
+    if !out.join("adapter/adapter_model.safetensors").exists() {
+        let how = if has_checkpoint(&out) { "--resume" } else { "--restart" };
+        succeed(&arguments(&data, &out, &[&more[..], &[how]].concat()));
+    }
+    println!("{kills} kills");
+    assert!(result(&out) == expected, "after {kills} kills");
+}
+
+#[test]
+fn options_at_fault_are_named_and_leave_nothing() {
+    let temp = TempDir::new().unwrap();
+    let (data, out) = (data(temp.path()), temp.path().join("tuned"));
+    for (more, part) in [
+        (&["--base-scheme", "nf3"][..], "adapter.base"),
+        (&["--target", "wq"], "targets: expected names of linear layers"),
+        (&["--rank", "0"], "rank: expected 1 to 65536"),
+        (&["--adapter", "lora", "--loftq", "1"], "base scheme such as nf4-dq"),
+        (&["--adapter", "none", "--merge"], "--merge"),
+        (&["--policy", "fp4"], "precision.policy"),
+        (&["--length", "4096"], "max_position_embeddings"),
+        (&["--requantize", "int99"], "adapter.requantize"),
+    ] {
+        let line = fail(2, &arguments(&data, &out, more));
+        assert!(line.contains(part), "{more:?}: {line}");
+        assert!(!out.join("config.toml").exists(), "{more:?}");
+    }
+    let none = temp.path().join("none.jsonl");
+    let line = fail(2, &arguments(&none, &out, &[]));
+    assert!(line.contains("none.jsonl"), "{line}");
+}
