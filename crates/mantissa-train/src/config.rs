@@ -17,6 +17,7 @@
 //! files = ["a.txt", "b.jsonl"]
 //! split = "<|endoftext|>"           # optional: separator between documents of a text
 //! field = "text"                    # field of each line of a .jsonl file
+//! chat = false                      # true: one .jsonl of conversations or prompts, loss on answers only, packed
 //! length = 256                      # tokens per window
 //! batch = 16                        # windows per batch
 //! accumulate = 1                    # batches per step (gradient accumulation)
@@ -265,6 +266,9 @@ impl RunConfig {
         }
         if !timed && *steps == 0 {
             return fault("schedule.steps", "0".to_owned(), "1 or more, or schedule.minutes");
+        }
+        if self.data.chat && self.validation.is_active() {
+            return fault("validation", "held-out text".to_owned(), "none with data.chat");
         }
         if *share > 0.0 && !files.is_empty() {
             return fault("validation.share", share.to_string(), "0 with validation.files");

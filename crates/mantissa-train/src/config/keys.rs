@@ -70,6 +70,8 @@ pub struct Data {
     pub split: Option<String>,
     #[serde(default = "field")]
     pub field: String,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub chat: bool,
     pub length: usize,
     pub batch: usize,
     #[serde(default = "one")]

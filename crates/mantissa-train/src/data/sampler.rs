@@ -69,6 +69,28 @@ impl Sample {
     }
 }
 
+impl Data for Box<dyn Data> {
+    fn vocab_size(&self) -> usize {
+        (**self).vocab_size()
+    }
+
+    fn window(&self) -> usize {
+        (**self).window()
+    }
+
+    fn cursor(&self) -> Cursor {
+        (**self).cursor()
+    }
+
+    fn seek(&mut self, cursor: Cursor) {
+        (**self).seek(cursor);
+    }
+
+    fn next(&mut self, count: usize, sample: &mut Sample) -> Result<(), DataError> {
+        (**self).next(count, sample)
+    }
+}
+
 impl Data for Batches {
     fn vocab_size(&self) -> usize {
         Batches::vocab_size(self)

@@ -8,12 +8,16 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::ValueEnum;
 use mantissa_model::{Bos, Tokenizer};
+use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Kind, Paths};
 use mantissa_train::config::RunConfig;
-use mantissa_train::data::{TextFormat, documents_within};
+use mantissa_train::data::chat::ChatBatches;
+use mantissa_train::data::{Cursor, TextFormat, documents_within};
 use toml::{Table, Value};
 
+use super::conversations::is_of_lines;
 use super::model::{ModelPath, context_length, load_tokenizer, open_quietly};
+use super::train::chat::conversations;
 use super::train::execute;
 use super::train::owned::How;
 use crate::context::Context;
@@ -38,7 +42,8 @@ enum Adapter {
 
 /// Fine-tune a model: LoRA, DoRA, QLoRA or all weights
 ///
-/// The data are a text, or a JSONL file with a text per line ({"text": …}). DIR is the folder of the run: settings,
+/// The data are a text, or a JSONL file with lines of {"text": …}, or of conversations ({"messages": …}) or prompts
+/// ({"prompt": …, "completion": …}), rendered with the model's chat template, with the loss on answers only. DIR is the folder of the run: settings,
 /// log, checkpoints, and at the end the adapter in PEFT's format (DIR/adapter), the merged model (DIR/model), or both.
 /// On SIGINT or SIGTERM the run writes a checkpoint and stops; --resume continues bit-exactly.
 #[derive(clap::Args)]
@@ -177,11 +182,13 @@ fn settings(args: &Args, model: &str, context: &Context) -> Result<Table> {
     let (length, steps) = size(args, context)?;
     let data = args.data.iter().map(|file| absolute(args, file)).collect::<Result<Vec<_>>>()?;
     let (batch, window) = (number(args.batch as u64), number(length as u64));
+    let mut entries = vec![("files", Value::Array(data)), ("length", window), ("batch", batch)];
+    entries.extend(is_chat(args)?.then_some(("chat", Value::Boolean(true))));
     let mut sections = vec![
         ("seed", number(context.seed)),
         ("out", absolute(args, &args.out)?),
         ("model", table(vec![("init", text(model))])),
-        ("data", table(vec![("files", Value::Array(data)), ("length", window), ("batch", batch)])),
+        ("data", table(entries)),
         ("precision", table(vec![("policy", text(&args.policy))])),
     ];
     sections.extend(adapter(args).map(|adapter| ("adapter", adapter)));
@@ -206,6 +213,10 @@ fn size(args: &Args, context: &Context) -> Result<(usize, u64)> {
         return Ok((length, steps));
     }
     let files = open_quietly(&args.model)?;
+    if is_chat(args)? {
+        let length = args.length.unwrap_or(context_length(&files)?.min(512));
+        return Ok((length, args.steps.map_or_else(|| turns(args, &files, length, context), Ok)?));
+    }
     let tokens = tokens(args, &load_tokenizer(&files, context)?, context)?;
     // Little data still make one window.
     let most = usize::try_from(tokens).unwrap_or(usize::MAX).saturating_sub(1).max(1);
@@ -265,11 +276,33 @@ fn passes(args: &Args, tokens: u64, length: usize) -> Result<u64> {
     Ok((steps as u64).max(1))
 }
 
+/// True if the first line of the first file is a conversation or a prompt with its answer.
+fn is_chat(args: &Args) -> Result<bool> {
+    let Some(file) = args.data.first().filter(|file| is_of_lines(file)) else { return Ok(false) };
+    let mut first = String::new();
+    let opening = |error| mantissa_store::Error::opening(file, "a file of training data", "open", error);
+    // A longer line is read with its limits later; its kind shows in its first bytes or it is a text.
+    let mut start = std::io::Read::take(std::fs::File::open(file).map_err(opening)?, 4096);
+    std::io::Read::read_to_string(&mut start, &mut first).or_else(|_| Ok::<_, std::io::Error>(0))?;
+    let keys = ["\"messages\"", "\"prompt\"", "\"completion\""];
+    let text = first.lines().next().unwrap_or_default();
+    Ok(keys.iter().any(|key| text.trim_start().trim_start_matches('{').trim_start().starts_with(key)))
+}
+
+/// Returns the number of steps of [`Args::epochs`] over packed conversations.
+fn turns(args: &Args, files: &ModelFiles, length: usize, context: &Context) -> Result<u64> {
+    let Some(file) = args.data.first() else { return Ok(1) };
+    let tokenizer = load_tokenizer(files, context)?;
+    let lines = conversations(file, files.dir(), &tokenizer, length, context)?;
+    let windows = ChatBatches::new(lines, usize::MAX, length, context.seed, Cursor::default())?.windows();
+    passes(args, windows * length as u64 + 1, length)
+}
+
 /// Counts the tokens of the data, with one between two documents.
 fn tokens(args: &Args, tokenizer: &Tokenizer, context: &Context) -> Result<u64> {
     let mut tokens = 0u64;
     for file in &args.data {
-        let format = match file.extension().is_some_and(|extension| extension == "jsonl") {
+        let format = match is_of_lines(file) {
             true => TextFormat::JsonLines { field: "text".to_owned() },
             false => TextFormat::Text { split: None },
         };

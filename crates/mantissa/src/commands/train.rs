@@ -1,5 +1,6 @@
 //! `mantissa train`: trains a model from a TOML file, with checkpoints from which it resumes bit-exactly.
 
+pub(super) mod chat;
 mod course;
 mod earlier;
 pub mod folder;
@@ -7,6 +8,7 @@ mod init;
 pub(super) mod owned;
 mod results;
 mod setup;
+mod source;
 mod tokens;
 mod vocabulary;
 
@@ -33,7 +35,7 @@ use folder::{Checkpoints, RunFile};
 use owned::{How, RunFolder};
 use results::Results;
 use setup::Setup;
-use tokens::Tokens;
+use source::Source;
 
 /// Train a model from a TOML file
 ///
@@ -225,8 +227,7 @@ pub(super) fn execute(
     let left = interrupt::leaving("rerun with --resume to write the model".to_owned());
     let progress = course.trainer.progress();
     course.take_best()?.iter().for_each(|warning| context.warn(warning));
-    let results =
-        results::write(&mut course.trainer, &setup, settings, &course.checkpoints.folder, context)?;
+    let results = results::write(&mut course.trainer, &setup, settings, &course.checkpoints.folder, context)?;
     drop(left);
     let trainer = &course.trainer;
     let done = Done {
@@ -300,23 +301,23 @@ impl Begun {
         base: &Path,
         context: &Context,
     ) -> Result<Self> {
-        let tokens = Tokens::prepare(&folder, settings, base, setup, context)?;
+        let source = Source::prepare(&folder, settings, base, setup, context)?;
         let model = setup.model(settings)?;
         if let Some(path) = folder.rebuilt() {
             context.warn(&format!("{}: is damaged; made again from the files of the run", path.display()));
         }
-        let others = folder.begin(&tokens.made_from)?;
+        let others = folder.begin(source.made_from())?;
         if folder.how() == How::Restart && !others.is_empty() {
             let run = folder.dir().display();
             context.warn(&format!("{run}: kept what this run did not write: {}", others.join(", ")));
         }
         setup.vocabulary.keep(folder.dir())?;
-        let files = tokens.write()?;
-        let held_out = files.held_out.map(|file| {
+        let (data, held_out) = source.write(settings, setup.config.vocab_size)?;
+        let held_out = held_out.map(|file| {
             HeldOut::new(file, settings.data.length, settings.data.batch, settings.validation.batches)
         });
         let held_out = held_out.transpose().map_err(TrainError::from)?;
-        let mut trainer = Setup::trainer(model, settings, files.train)?;
+        let mut trainer = Setup::trainer(model, settings, data)?;
         let resolved = settings.resolved();
         let checkpoints = Checkpoints { folder, keep: settings.checkpoint.keep, best: None };
         if checkpoints.folder.how() == How::Resume {

@@ -217,9 +217,7 @@ impl RunFolder {
     pub fn begin(&mut self, tokens_from: &str) -> Result<Vec<String>> {
         create_folder(&self.dir)?;
         let checkpoints = self.dir.join(CHECKPOINTS);
-        work::sweep(&self.dir, |name| {
-            FILES.contains(&name) || name == MANIFEST || RESULTS.contains(&name)
-        })?;
+        work::sweep(&self.dir, |name| FILES.contains(&name) || name == MANIFEST || RESULTS.contains(&name))?;
         let tokenizer = self.dir.join(TOKENIZER);
         if tokenizer.is_dir() {
             work::sweep(&tokenizer, |name| TOKENIZER_FILES.contains(&name))?;
@@ -377,7 +375,16 @@ impl RunFolder {
 
     /// Returns foreign files in the run's folders, except its report.
     fn others(&self) -> Result<Vec<String>> {
-        let known = [MANIFEST, CHECKPOINTS, MODEL, ADAPTER, QUANTIZED, TOKENIZER, "report.html", ".run.mantissa-lock"];
+        let known = [
+            MANIFEST,
+            CHECKPOINTS,
+            MODEL,
+            ADAPTER,
+            QUANTIZED,
+            TOKENIZER,
+            "report.html",
+            ".run.mantissa-lock",
+        ];
         let top = entries(&self.dir)?.unwrap_or_default().into_iter();
         let mut others: Vec<_> =
             top.filter(|name| !FILES.contains(&&**name) && !known.contains(&&**name)).collect();
@@ -429,10 +436,9 @@ impl Listing {
         };
         let listing: Listing = serde_json::from_value(value).map_err(|_| damaged())?;
         // Whatever the file lists, only files that a run can write are ever removed.
-        let known =
-            |file: &String| {
-                FILES.contains(&&**file) || RESULTS.contains(&&**file) || checkpoint_steps(file).is_some()
-            };
+        let known = |file: &String| {
+            FILES.contains(&&**file) || RESULTS.contains(&&**file) || checkpoint_steps(file).is_some()
+        };
         if listing.tool != TOOL || !listing.files.iter().all(known) {
             return Err(damaged().into());
         }

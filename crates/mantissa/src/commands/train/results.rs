@@ -11,6 +11,7 @@ use mantissa_quant::{Options, Plan, Recipe, Start, run as run_plan};
 use mantissa_store::convention::ModelFiles;
 use mantissa_train::config::RunConfig;
 use mantissa_train::data::TokenFile;
+use mantissa_train::data::chat::Conversations;
 use mantissa_train::{Precision, Trainer};
 use serde::Serialize;
 
@@ -88,7 +89,7 @@ pub(super) fn write(
     }
     trainer.export_merged(&model, &setup.config_json, tokenizer, init, merged_precision(setup))?;
     results.model = Some(model.path().to_owned());
-    let windows = windows(&folder.dir().join(TOKENS), settings.data.length)?;
+    let windows = windows(&folder.dir().join(TOKENS), settings)?;
     results.merged_kl = Some(kl(trainer, model.path(), &windows)?);
     if let Some(scheme) = &adapter.requantize {
         let quantized = folder.result(QUANTIZED);
@@ -111,8 +112,14 @@ fn merged_precision(setup: &Setup) -> Precision {
     }
 }
 
-/// Reads windows of `length` tokens, evenly spread over the training data.
-fn windows(tokens: &Path, length: usize) -> Result<Vec<Vec<u32>>> {
+/// Reads windows of `length` tokens, or conversations, evenly spread over the training data.
+fn windows(tokens: &Path, settings: &RunConfig) -> Result<Vec<Vec<u32>>> {
+    let length = settings.data.length;
+    if settings.data.chat {
+        let (lines, ..) = Conversations::open(tokens)?;
+        let count = lines.len().min(WINDOWS as usize);
+        return Ok((0..count).map(|i| lines.line(i * lines.len() / count).0.to_vec()).collect());
+    }
     let file = TokenFile::open(tokens)?;
     let all = (file.len() / length.max(1) as u64).max(1);
     let count = all.min(WINDOWS);

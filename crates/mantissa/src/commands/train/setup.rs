@@ -8,7 +8,7 @@ use mantissa_model::{ModelConfig, Tokenizer};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Error, Manifest, json};
 use mantissa_train::config::{OptimizerOptions, RunConfig};
-use mantissa_train::data::{BEGIN, Batches, Cursor, END, TokenFile};
+use mantissa_train::data::{BEGIN, Data, END};
 use mantissa_train::{
     AdamW, DecayGroups, Formats, Optimizer, Options, ParamInfo, ParamTable, Parameters, Plan, Policy, Sgd,
     TrainModel, Trainer, TrainerOptions, Tuning,
@@ -97,7 +97,8 @@ impl Setup {
             }
             _ => None,
         };
-        let table = tuning.as_ref().map_or_else(|| ParamTable::new(&config), |(tuning, _)| tuning.table(&config));
+        let table =
+            tuning.as_ref().map_or_else(|| ParamTable::new(&config), |(tuning, _)| tuning.table(&config));
         let plan = match &tuning {
             Some((tuning, formats)) => Plan::tuned(&config, &options, tuning, formats),
             None => Plan::new(&config, &options),
@@ -157,15 +158,14 @@ impl Setup {
     pub(super) fn trainer(
         (model, optimizer): (TrainModel, Optimizer),
         settings: &RunConfig,
-        tokens: TokenFile,
+        data: Box<dyn Data>,
     ) -> Result<Trainer> {
-        let batches = Batches::new(tokens, settings.data.length, settings.seed, Cursor::default())?;
         let options = TrainerOptions {
             batch: settings.data.batch,
             accumulate: settings.data.accumulate,
             schedule: settings.schedule(),
         };
-        Ok(Trainer::new(model, optimizer, batches, options)?)
+        Ok(Trainer::new(model, optimizer, data, options)?)
     }
 }
 

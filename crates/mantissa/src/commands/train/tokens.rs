@@ -241,9 +241,12 @@ fn copy(file: &TokenFile, split: &mut Split) -> Result<usize, DataError> {
 }
 
 /// Hashes the sources of the tokens: data files, document options, tokenizer, and the model's token settings.
-fn made_from(settings: &RunConfig, base: &Path, setup: &Setup) -> Result<String> {
+pub(super) fn made_from(settings: &RunConfig, base: &Path, setup: &Setup) -> Result<String> {
     let (vocab, end) = (setup.config.vocab_size, setup.config.eos_token_ids.first());
     let mut text = format!("{:?} {} {vocab} {end:?}", settings.data.split, settings.data.field);
+    if settings.data.chat {
+        text += &format!(" chat {}", settings.data.length);
+    }
     let validation = &settings.validation;
     if validation.is_active() {
         text += &format!(" {} of {}", validation.share, settings.data.files.len());
@@ -252,7 +255,8 @@ fn made_from(settings: &RunConfig, base: &Path, setup: &Setup) -> Result<String>
         let file = base.join(file);
         text += &format!(" {:?} {}", settings.format_of(&file), hash_file(&file)?.hex());
     }
-    for name in ["tokenizer.json", "tokenizer_config.json", "config.json"] {
+    let template = settings.data.chat.then_some("chat_template.jinja");
+    for name in ["tokenizer.json", "tokenizer_config.json", "config.json"].into_iter().chain(template) {
         let file = setup.vocabulary.dir.join(name);
         let hash = if file.is_file() { hash_file(&file)?.hex() } else { "none".to_owned() };
         text += &format!(" {name} {hash}");
