@@ -29,6 +29,7 @@ use mantissa_num::{Code, Scheme};
 use crate::error::MethodError;
 use crate::metric::ErrorMetric;
 
+pub(crate) use adam::Adam;
 pub use method::AutoRound;
 pub use weight::{LearnedWeight, check_scheme};
 

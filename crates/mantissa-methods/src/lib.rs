@@ -1,7 +1,8 @@
 //! Post-training quantization methods: pure functions on matrices, one file or folder per paper, one value per method.
 //!
 //! GPTQ and GPTAQ are in [`gptq`], AWQ in [`awq`], SmoothQuant in [`smooth`], AutoRound in [`autoround`], RTN in [`rtn`] (with searched
-//! clipping in [`clip`]), HQQ in [`hqq`], SpQR in [`spqr`], QTIP in [`qtip`], QuaRot in [`rotate`], SpinQuant in [`spin`].
+//! clipping in [`clip`]), HQQ in [`hqq`], SpQR in [`spqr`], QTIP in [`qtip`], QuaRot in [`rotate`], SpinQuant in [`spin`], end-to-end
+//! training of scales in [`e2e`].
 //!
 //! To add a method:
 //! 1. Write one file with the functions of the paper, and a struct of its options that implements [`Method`] and the trait of its unit
@@ -16,9 +17,11 @@
 pub mod adaround;
 pub mod autoround;
 pub mod awq;
+pub mod block_ap;
 pub mod brecq;
 pub mod clip;
 pub mod dequantize;
+pub mod e2e;
 mod error;
 pub mod error_stats;
 pub mod foem;

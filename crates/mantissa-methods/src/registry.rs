@@ -5,6 +5,7 @@ use mantissa_num::{Blocks, Scheme};
 use crate::adaround::AdaRound;
 use crate::autoround::AutoRound;
 use crate::awq::Awq;
+use crate::block_ap::BlockAp;
 use crate::brecq::Brecq;
 use crate::clip::RtnMse;
 use crate::foem::Foem;
@@ -37,7 +38,7 @@ pub struct Registered {
 }
 
 /// All methods.
-pub const METHODS: [Registered; 19] = [
+pub const METHODS: [Registered; 20] = [
     row("rtn", "rounds each weight to nearest", |_| Box::new(Rtn)),
     row("rtn-mse", "rounds to nearest, with a searched range for each block", |_| Box::new(RtnMse)),
     row("hqq", "searches zero points under a norm that tolerates outliers", |_| Box::<Hqq>::default()),
@@ -59,6 +60,9 @@ pub const METHODS: [Registered; 19] = [
     },
     row("adaround", "learns to round each weight up or down", |_| Box::<AdaRound>::default()),
     row("brecq", "learns to round up or down by block reconstruction", |_| Box::<Brecq>::default()),
+    row("block-ap", "trains weights and ranges by block reconstruction (EfficientQAT)", |_| {
+        Box::<BlockAp>::default()
+    }),
     row("qtip", "codes the rotated weight with a trellis", |_| Box::<Qtip>::default()),
     Registered {
         variant_of: Some("gptq"),

@@ -155,6 +155,14 @@ pub enum QuantError {
         /// Cause.
         error: Box<mantissa_train::TrainError>,
     },
+    /// Scales and norms cannot be trained end to end.
+    #[error("{}: e2e: {error}; fix: leave out +e2e", .path.display())]
+    EndToEnd {
+        /// Path of the model.
+        path: PathBuf,
+        /// Cause.
+        error: Box<mantissa_train::TrainError>,
+    },
     /// The caller interrupted the run.
     #[error("interrupted before the end")]
     Interrupted,
@@ -392,7 +400,7 @@ impl QuantError {
                 _ => ErrorClass::Input,
             },
             QuantError::Calibrate(e) => e.class(),
-            QuantError::Spin { error, .. } => error.class(),
+            QuantError::Spin { error, .. } | QuantError::EndToEnd { error, .. } => error.class(),
             QuantError::Eval(e) => e.class(),
             QuantError::Unfinished(unfinished) => unfinished.error.class(),
             QuantError::NotLoadable { error, .. } => error.class(),

@@ -337,7 +337,7 @@ impl<'a> Folded<'a> {
 }
 
 /// Returns the little-endian bytes of `v` in a float dtype.
-fn round_to(v: f32, dtype: Dtype) -> Vec<u8> {
+pub(crate) fn round_to(v: f32, dtype: Dtype) -> Vec<u8> {
     use mantissa_num::minifloat::{BF16, F16, Overflow};
     use mantissa_num::round::Rounding;
     let word = |code: u32| (code as u16).to_le_bytes().to_vec();

@@ -11,6 +11,7 @@ pub mod calibrate;
 mod config;
 mod coverage;
 mod dense_source;
+mod e2e;
 mod error;
 mod exl2;
 mod fold;

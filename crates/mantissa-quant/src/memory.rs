@@ -17,6 +17,7 @@ use mantissa_train::LayerTrainer;
 use solving::Solving;
 
 use crate::calibrate::{Calibration, CalibrationSet};
+use crate::e2e;
 use crate::gguf::layout::Layout;
 use crate::gptq::Hessian;
 use crate::importance;
@@ -84,6 +85,13 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
         let left = left.map(|bytes| (bytes as f64 * LEFT_BY_CALIBRATION) as u64);
         logits.buffers.extend(left.map(|bytes| ("heap left by the calibration", bytes)));
         stages.push(logits);
+    }
+    if let (Some(options), Some(set)) = (plan.job.tuning(), plan.text_for(Use::Tune)) {
+        let set = e2e::windows(plan, set);
+        stages.push(with_holes_of_calibration(
+            "train scales and norms".to_owned(),
+            e2e::buffers(plan, &set, options),
+        ));
     }
     stages.extend(plan.evaluation.as_ref().map(|evaluation| evaluating(plan, evaluation)));
     let mut peak = stages

@@ -28,6 +28,9 @@ pub const QUALITY_NAME: &str = "quality.json";
 /// Size limit of `quality.json`, in bytes.
 const MAX_BYTES: u64 = 64 << 20;
 
+/// Ending of the scheme of an unquantized tensor that was trained with the scales.
+pub(crate) const TRAINED: &str = ", trained";
+
 /// Version of the layout; no other is read.
 pub(crate) const VERSION: u32 = 1;
 

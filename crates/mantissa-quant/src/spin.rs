@@ -87,7 +87,7 @@ pub(crate) fn learn(
 }
 
 /// Returns the last hidden states of the unquantized model, window by window.
-fn teacher(
+pub(crate) fn teacher(
     plan: &Plan,
     source: &ModelFiles,
     set: &CalibrationSet,
@@ -142,7 +142,7 @@ impl Batches {
     }
 }
 
-fn windows_of_batch(set: &CalibrationSet, batch_tokens: usize) -> usize {
+pub(crate) fn windows_of_batch(set: &CalibrationSet, batch_tokens: usize) -> usize {
     (batch_tokens / set.longest().max(1)).clamp(1, set.windows.len().max(1))
 }
 

@@ -27,7 +27,7 @@ pub(crate) mod verification;
 mod weights;
 mod worst;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
@@ -52,7 +52,7 @@ use crate::error::Result;
 use crate::fold::record::Record;
 use crate::fold::{Folded, Folds};
 use crate::plan::rounds_each;
-use crate::quality::check;
+use crate::quality::{TRAINED, check};
 use crate::report::LayerReport;
 use crate::stacks::stack_of;
 use crate::tables;
@@ -131,7 +131,11 @@ fn check_model(
         gguf::check(&files, source.as_ref(), bounded, threads, found)?;
     } else {
         let recorded = check::errors(quality.as_ref());
-        check_weights(&files, source.as_ref(), &recorded, against.recorded, threads, found)?;
+        let tensors = quality.iter().flat_map(|quality| &quality.tensors);
+        let trained =
+            tensors.filter(|tensor| tensor.scheme.ends_with(TRAINED)).map(|tensor| tensor.tensor.as_str());
+        let recorded = (&recorded, &trained.collect::<BTreeSet<_>>());
+        check_weights(&files, source.as_ref(), recorded, against.recorded, threads, found)?;
     }
     match (&quality, against.text) {
         (Some(quality), Some(text)) => {
@@ -152,12 +156,13 @@ fn reference_files(path: &Path) -> Result<ModelFiles> {
     }
 }
 
-/// Performs steps 2 to 4. `recorded` has each layer's report, with method and error; `errors` is true if the error is
+/// Performs steps 2 to 4. `recorded` has each layer's report, with method and error, `trained` the unquantized tensors
+/// that were trained and so differ from the source; `errors` is true if the error is
 /// checked.
 fn check_weights(
     files: &ModelFiles,
     source: Option<&ModelFiles>,
-    recorded: &BTreeMap<&str, &LayerReport>,
+    (recorded, trained): (&BTreeMap<&str, &LayerReport>, &BTreeSet<&str>),
     errors: bool,
     threads: usize,
     found: &mut Verification,
@@ -188,7 +193,7 @@ fn check_weights(
                 "{unjudged} weights are not rounded to nearest: RTN's error bound does not apply to them"
             ));
         }
-        check_copied(files, source, &config, threads, found)?;
+        check_copied(files, source, &config, trained, threads, found)?;
         if folds != Folds::default() {
             let what = "logits of the source and of the transformed source";
             let folded = model_config(source.files())?;
@@ -210,10 +215,17 @@ fn check_copied(
     files: &ModelFiles,
     source: &Folded<'_>,
     config: &ModelConfig,
+    trained: &BTreeSet<&str>,
     threads: usize,
     found: &mut Verification,
 ) -> Result<()> {
-    for info in config.tensors() {
+    if !trained.is_empty() {
+        let count = trained.len();
+        found
+            .notes
+            .push(format!("{count} unquantized tensors were trained: they are not compared with the source"));
+    }
+    for info in config.tensors().into_iter().filter(|info| !trained.contains(info.name.as_str())) {
         let (Some(ours), Some(theirs)) = (files.checkpoint().get(&info.name), source.stored(&info.name))
         else {
             continue;

@@ -5,16 +5,21 @@
 //! vanishes where the two agree, unlike the NLL gradient, so little text suffices to measure small
 //! differences (Hinton, Vinyals & Dean 2015, arXiv:1503.02531).
 
+use std::borrow::Cow;
+
 use mantissa_kernels::{for_each, kernels};
 use mantissa_model::flow::{MIN_ROWS, parts};
-use mantissa_model::{Batch, ForwardError, InputQuantizer, LinearInput, LoadError, zeros};
+use mantissa_model::{
+    Batch, ForwardError, InputQuantizer, LinearInput, LoadError, ModelConfig, WeightSource, forward_f32,
+    zeros,
+};
 
 use crate::error::TrainError;
 use crate::gradients::Wanted;
 use crate::model::TrainModel;
 use crate::operand::Operand;
 use crate::plan::HEAD_ROWS;
-use crate::rows::rows;
+use crate::rows::{rows, rows_mut};
 
 impl TrainModel {
     /// Returns the sum over a batch's tokens of `KL(teacher ‖ model)` in nats, and propagates `scale` times
@@ -34,7 +39,33 @@ impl TrainModel {
         scale: f32,
         weights: bool,
     ) -> Result<f64, TrainError> {
-        let mut teacher = self.teacher(batch, states)?;
+        self.distill_by(None, batch, states, scale, weights)
+    }
+
+    /// Computes the same for a teacher with its own final norm and head, whose last states are `states`; gradients
+    /// of all parameters are added.
+    ///
+    /// # Errors
+    /// As [`distill`](Self::distill).
+    pub fn distill_from(
+        &mut self,
+        head: &TeacherHead,
+        batch: &Batch<'_>,
+        states: &[f32],
+        scale: f32,
+    ) -> Result<f64, TrainError> {
+        self.distill_by(Some(head), batch, states, scale, true)
+    }
+
+    fn distill_by(
+        &mut self,
+        head: Option<&TeacherHead>,
+        batch: &Batch<'_>,
+        states: &[f32],
+        scale: f32,
+        weights: bool,
+    ) -> Result<f64, TrainError> {
+        let mut teacher = self.teacher(head, batch, states)?;
         self.forward_saving(batch)?;
         let (mut sum, threads) = (0.0, self.options.threads);
         self.head_backward_of(batch.tokens.len(), |multiply, part, logits| {
@@ -54,7 +85,29 @@ impl TrainModel {
     /// # Errors
     /// As [`distill`](Self::distill).
     pub fn divergence(&mut self, batch: &Batch<'_>, states: &[f32]) -> Result<f64, TrainError> {
-        let mut teacher = self.teacher(batch, states)?;
+        self.divergence_by(None, batch, states)
+    }
+
+    /// Computes the sum of [`distill_from`](Self::distill_from) without gradients.
+    ///
+    /// # Errors
+    /// As [`distill`](Self::distill).
+    pub fn divergence_from(
+        &mut self,
+        head: &TeacherHead,
+        batch: &Batch<'_>,
+        states: &[f32],
+    ) -> Result<f64, TrainError> {
+        self.divergence_by(Some(head), batch, states)
+    }
+
+    fn divergence_by(
+        &mut self,
+        head: Option<&TeacherHead>,
+        batch: &Batch<'_>,
+        states: &[f32],
+    ) -> Result<f64, TrainError> {
+        let mut teacher = self.teacher(head, batch, states)?;
         self.forward_saving(batch)?;
         let (d, vocab, threads) = (self.config.hidden_size, self.config.vocab_size, self.options.threads);
         let (s, params, head) = (&mut self.scratch, &self.params, &self.head);
@@ -109,7 +162,12 @@ impl TrainModel {
         self.saved[layer].inputs[input.index()].slopes()
     }
 
-    fn teacher(&self, batch: &Batch<'_>, states: &[f32]) -> Result<Teacher, TrainError> {
+    fn teacher<'t>(
+        &self,
+        head: Option<&'t TeacherHead>,
+        batch: &Batch<'_>,
+        states: &[f32],
+    ) -> Result<Teacher<'t>, TrainError> {
         self.check(batch)?;
         let (d, vocab) = (self.config.hidden_size, self.config.vocab_size);
         let tokens = batch.tokens.len();
@@ -120,23 +178,63 @@ impl TrainModel {
         let memory = || LoadError::Memory { what: "training", bytes: 4 * (values + states.len()) as u64 };
         let mut normed = zeros(states.len()).ok_or_else(memory)?;
         let logits = zeros(values).ok_or_else(memory)?;
-        let weight = self.params.f32(&self.final_norm);
+        let weight = match head {
+            Some(head) => Cow::Borrowed(&head.norm[..]),
+            None => self.params.f32(&self.final_norm),
+        };
         kernels().rms_norm(states, &weight, self.config.rms_norm_eps, &mut normed);
-        Ok(Teacher { hidden: d, vocab, normed, logits })
+        Ok(Teacher { hidden: d, vocab, normed, logits, head: head.map(|head| &head.weight[..]) })
     }
 }
 
+/// Final norm and head of a teacher that does not share those of the model in training.
+#[derive(Debug)]
+pub struct TeacherHead {
+    /// Weight of the norm, `[hidden]`.
+    norm: Vec<f32>,
+    /// Weight of the head, `[vocab, hidden]`.
+    weight: Vec<f32>,
+}
+
+impl TeacherHead {
+    /// Loads final norm and head of the unquantized model in `source`.
+    ///
+    /// # Errors
+    /// As [`WeightSource::tensor_f32`].
+    pub fn load(source: &dyn WeightSource, config: &ModelConfig) -> Result<Self, TrainError> {
+        let (hidden, vocab) = (config.hidden_size, config.vocab_size);
+        let module = if config.tie_word_embeddings {
+            config.embedding_module()
+        } else {
+            config.head_module().to_owned()
+        };
+        let norm = source.tensor_f32(&format!("{}.weight", config.final_norm_module()), &[hidden])?;
+        let weight = source.tensor_f32(&format!("{module}.weight"), &[vocab, hidden])?;
+        Ok(TeacherHead { norm, weight })
+    }
+
+    /// Bytes of norm and head.
+    pub fn bytes(config: &ModelConfig) -> u64 {
+        4 * (config.vocab_size as u64 + 1).saturating_mul(config.hidden_size as u64)
+    }
+}
+
+/// Minimum tokens per thread of the head's product: from 64 rows on, a row does not depend on their number.
+const TOKENS: usize = 128;
+
 /// Predictions of the teacher.
-struct Teacher {
+struct Teacher<'t> {
     hidden: usize,
     vocab: usize,
     /// Input of the head, `[tokens, hidden]`.
     normed: Vec<f32>,
     /// Logits of some tokens.
     logits: Vec<f32>,
+    /// Its own head; `None` if it shares the model's.
+    head: Option<&'t [f32]>,
 }
 
-impl Teacher {
+impl Teacher<'_> {
     /// Returns the divergence for the tokens from `first` on; `logits` become `scale` times its gradient.
     /// `multiply` is the head's product.
     fn divergence(
@@ -149,7 +247,17 @@ impl Teacher {
     ) -> f64 {
         let tokens = logits.len() / self.vocab;
         let own = &mut self.logits[..logits.len()];
-        multiply(rows(&self.normed, self.hidden, first..first + tokens), own);
+        let normed = rows(&self.normed, self.hidden, first..first + tokens);
+        match self.head {
+            None => multiply(normed, own),
+            Some(head) => {
+                let (d, shape) = (self.hidden, (self.vocab, self.hidden));
+                let cut = parts(tokens, tokens.div_ceil(threads.max(1)).max(TOKENS));
+                for_each(threads, cut.clone().zip(rows_mut(own, self.vocab, cut)), |(part, own)| {
+                    forward_f32(head, None, shape, rows(normed, d, part), own, false);
+                });
+            }
+        }
         let mut found = vec![0.0; tokens];
         let most = tokens.div_ceil(threads.max(1)).max(1);
         let pieces = own.chunks_mut(most * self.vocab).zip(logits.chunks_mut(most * self.vocab));

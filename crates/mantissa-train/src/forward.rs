@@ -165,7 +165,11 @@ impl TrainModel {
                 tokens,
             };
             // Scales of a tensor need all of its rows; frozen weights are dequantized once.
-            let most = if layer.is_quantized() || layer.is_tuned() { seqs.rows } else { PART * self.options.threads };
+            let most = if layer.is_quantized() || layer.is_tuned() {
+                seqs.rows
+            } else {
+                PART * self.options.threads
+            };
             let keep = |from: &[f32], to: &mut [f32]| {
                 self.profile.time(Part::Copies, || to[..len].copy_from_slice(&from[..len]));
             };

@@ -45,10 +45,12 @@ pub mod scaling;
 pub mod schedule;
 mod store;
 mod trainer;
+mod tuning;
 mod validate;
 
 pub use adapter::{Formats, Init, Lora, Tuning};
 pub use arena::{ParamInfo, ParamTable, Parameters};
+pub use distill::TeacherHead;
 pub use error::TrainError;
 pub use gradients::Gradients;
 pub use health::{OperandHealth, StepHealth, WeightHealth};
@@ -68,4 +70,5 @@ pub use profile::{Part, Profile};
 pub use sampled::SampledHead;
 pub use store::Precision;
 pub use trainer::{Progress, StepReport, Trainer, TrainerOptions};
+pub use tuning::{Coded, Dense, Tuner};
 pub use validate::{HeldOut, SampleOptions};

@@ -77,7 +77,8 @@ impl LinearOp {
         policy: &LinearPolicy,
     ) -> Result<Self, TrainError> {
         assert!(
-            (weight.len() == rows * cols || weight.is_empty()) && bias.as_ref().is_none_or(|bias| bias.len() == rows),
+            (weight.len() == rows * cols || weight.is_empty())
+                && bias.as_ref().is_none_or(|bias| bias.len() == rows),
             "linear {module}: not the places of a weight [{rows}, {cols}]"
         );
         let of = |gemm: &GemmPolicy| gemm.precisions().unwrap_or_default();

@@ -14,7 +14,7 @@ use mantissa_model::{
 use crate::adapter::Dropout;
 use crate::arena::{ParamTable, Parameters};
 use crate::error::TrainError;
-use crate::form::{Draw, Histories, LinearRules};
+use crate::form::{Draw, Form, Histories, LinearRules};
 use crate::gradients::{Gradients, Wanted};
 use crate::health::{OperandKind, Operator, Watch};
 use crate::linear::LinearOp;
@@ -209,6 +209,30 @@ impl TrainModel {
     /// Returns the parameters for writing.
     pub fn parameters_mut(&mut self) -> &mut Parameters {
         &mut self.params
+    }
+
+    /// Returns the weight `[rows, cols]` that the forward of a linear layer multiplies by: the parameter under the
+    /// scheme of `fprop.w`. Under a scheme that rounds to nearest, without a rotation or an amax history, these are
+    /// the values of the quantized model that `mantissa quantize --recipe rtn-SCHEME` makes of the trained one,
+    /// unless its format rounds scales further or fused layers share a global scale. Empty for a frozen weight.
+    ///
+    /// # Errors
+    /// [`TrainError::Load`] if memory is missing.
+    ///
+    /// # Panics
+    /// If the layer does not exist.
+    pub fn forward_weight(&self, layer: usize, kind: LinearKind) -> Result<Vec<f32>, TrainError> {
+        let linear = self.layers[layer].linear(kind);
+        if linear.weight().is_empty() {
+            return Ok(Vec::new());
+        }
+        let Some(rules) = linear.rules() else {
+            return Ok(self.params.get(linear.weight()).widened().into_owned());
+        };
+        let bytes = 8 * (linear.rows() * linear.cols()) as u64;
+        let memory = LoadError::Memory { what: "a rounded weight", bytes };
+        let values = Form::of_weight(&rules.fprop[1], &self.params, linear, self.options.threads);
+        Ok(values.ok_or(memory)?)
     }
 
     /// Returns the gradients, at the places of the parameters' [`table`](Parameters::table).

@@ -16,7 +16,7 @@ const PART: usize = 4096;
 
 /// State of Adam for one weight.
 #[derive(Clone, Debug)]
-pub(super) struct Adam {
+pub(crate) struct Adam {
     /// Decaying mean of the gradients.
     mean: Vec<f32>,
     /// Decaying mean of their squares.
@@ -27,10 +27,10 @@ pub(super) struct Adam {
 
 impl Adam {
     /// Bytes for each weight: two means and a direction.
-    pub(super) const BYTES: u64 = 12;
+    pub(crate) const BYTES: u64 = 12;
 
     /// State before the first step of `count` values.
-    pub(super) fn new(count: usize) -> Self {
+    pub(crate) fn new(count: usize) -> Self {
         Adam { mean: vec![0.0; count], squares: vec![0.0; count], decayed: (1.0, 1.0) }
     }
 
@@ -39,7 +39,7 @@ impl Adam {
     ///
     /// # Panics
     /// If `gradient` has another length.
-    pub(super) fn directions(&mut self, gradient: &[f32], threads: usize) -> Vec<f32> {
+    pub(crate) fn directions(&mut self, gradient: &[f32], threads: usize) -> Vec<f32> {
         assert_eq!(gradient.len(), self.mean.len(), "a weight of {} values", self.mean.len());
         self.decayed = (self.decayed.0 * MEAN, self.decayed.1 * SQUARES);
         let (of_mean, of_squares) = (1.0 - self.decayed.0, 1.0 - self.decayed.1);

@@ -316,6 +316,40 @@ impl LearnedWeight {
         found
     }
 
+    /// Gradients of the weights, where `gradient` `[rows, cols]` is that of the values of
+    /// [`fake_quantize`](Self::fake_quantize): they pass the rounding, but not the clipping.
+    pub(crate) fn weight_gradients(&self, gradient: &[f32], threads: usize) -> Vec<f32> {
+        let mut found = gradient.to_vec();
+        self.each_row(&mut found, threads, |group, at, found| {
+            if !self.levels.round(group.unit(self.w[at]), self.offsets[at]).inside {
+                *found = 0.0;
+            }
+        });
+        found
+    }
+
+    /// Moves every weight against its entry of `directions` `[rows, cols]` by `rate` times its group's scale.
+    pub(crate) fn move_weights(&mut self, directions: &[f32], rate: f32, threads: usize) {
+        let mut w = std::mem::take(&mut self.w);
+        self.each_row(&mut w, threads, |group, at, w| *w -= rate * group.multiplier.abs() * directions[at]);
+        self.w = w;
+    }
+
+    /// Replaces the weights.
+    pub(crate) fn set_weights(&mut self, w: &[f32]) {
+        self.w.copy_from_slice(w);
+    }
+
+    /// Passes every entry of `values` `[rows, cols]` to `change`, with its group and index.
+    fn each_row(&self, values: &mut [f32], threads: usize, change: impl Fn(&Group, usize, &mut f32) + Sync) {
+        let (cols, per_row) = (self.cols.max(1), self.cols.div_ceil(self.group));
+        for_each(threads, values.chunks_mut(cols).enumerate(), |(row, values)| {
+            for (col, value) in values.iter_mut().enumerate() {
+                change(&self.groups[row * per_row + col / self.group], row * cols + col, value);
+            }
+        });
+    }
+
     /// Writes the current values of the weight, `[rows, cols]`.
     ///
     /// # Panics

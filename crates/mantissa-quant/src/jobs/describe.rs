@@ -22,6 +22,8 @@ pub(super) struct Contents {
     pub(super) source: Digests,
     /// Digests of the weight files written.
     pub(super) weights: Digests,
+    /// Notes on the run.
+    pub(super) notes: Vec<String>,
 }
 
 impl TensorReport {
@@ -38,7 +40,7 @@ impl TensorReport {
 impl Quality {
     /// Describes an output of `plan` before its evaluation.
     pub(super) fn new(plan: &Plan, source: &ModelFiles, found: Contents) -> Self {
-        let Contents { layers, tables, tensors, source: source_hashes, weights } = found;
+        let Contents { layers, tables, tensors, source: source_hashes, weights, notes } = found;
         let (bytes, parameters) = (plan.output_bytes(), plan.config.parameters());
         // Notes may contain the source's path on this machine, which must not affect the output's bytes.
         let place = format!("{}/", source.dir().display());
@@ -68,7 +70,7 @@ impl Quality {
             evaluation: None,
             fallbacks: fallbacks.map(|layer| layer.module.clone()).collect(),
             kept: plan.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone()).collect(),
-            notes: plan.notes.iter().map(|note| note.replace(&place, "")).collect(),
+            notes: plan.notes.iter().map(|note| note.replace(&place, "")).chain(notes).collect(),
             layers,
             tables,
             tensors,

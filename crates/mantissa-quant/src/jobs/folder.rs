@@ -9,6 +9,7 @@
 //! removed. Work folders of other plans for the same output are not touched.
 
 mod stacks;
+mod tuned;
 
 use std::path::{Path, PathBuf};
 
@@ -94,7 +95,7 @@ impl Folder {
             let weights = writer.finish()?.into_iter().collect();
             let tensors = plan.copied.iter().map(|meta| TensorReport::kept(meta, folded)).collect();
             let source = hashes.wait(&mut || progress(Progress::hashing(plan.work_bytes())))?;
-            Ok(Contents { layers, tables, tensors, source, weights })
+            Ok(Contents { layers, tables, tensors, source, weights, notes: Vec::new() })
         })
     }
 
@@ -139,7 +140,8 @@ impl Destination for Folder {
             None => transform::prepare(plan, task.source, &mut tick)?,
         };
         let prepared = task.shared.map_or(&own, |shared| shared.prepared);
-        let found = self.write_weights(task, prepared, progress)?;
+        let mut found = self.write_weights(task, prepared, progress)?;
+        self.tune(task, prepared, &mut found, progress)?;
         for (file, digest) in &found.weights {
             self.staging.record(file, *digest);
         }

@@ -29,7 +29,11 @@ use crate::transform::Prepared;
 /// cannot be read back from the output.
 fn solution(plan: &Plan) -> Option<String> {
     let facts = plan.container.facts();
-    let special = facts.one_file || facts.square_scales || facts.experts == Experts::Stacked;
+    // Trained scales are not those of the method.
+    let special = plan.job.tuning().is_some()
+        || facts.one_file
+        || facts.square_scales
+        || facts.experts == Experts::Stacked;
     let whole = |(info, scheme): (&LinearInfo, &Scheme)| {
         scheme.format.trellis().is_none() && plan.outliers(info) == 0 && scheme.format.scale().is_some()
     };

@@ -1,5 +1,6 @@
 //! Work that produces the stored weights.
 
+use mantissa_methods::e2e::EndToEnd;
 use mantissa_methods::method::{Buffer, Extent, Needs, Phase, Work};
 use mantissa_num::Scheme;
 use mantissa_store::FileDigest;
@@ -122,6 +123,11 @@ impl Job {
     /// Returns the recipe's transform.
     pub(crate) fn transform(&self) -> Option<&dyn Transform> {
         self.recipe().and_then(|recipe| recipe.transform.as_deref())
+    }
+
+    /// Returns the training of scales and norms after the recipe's method.
+    pub(crate) fn tuning(&self) -> Option<EndToEnd> {
+        self.recipe().and_then(|recipe| recipe.tuning)
     }
 
     /// Returns the statistics and passes that the recipe's method needs; none without a recipe.

@@ -20,6 +20,8 @@ pub(crate) enum Use {
     Importance,
     /// The transform needs calibration.
     Transform,
+    /// Scales and norms are trained end to end.
+    Tune,
     /// Input scales are stored.
     Inputs,
     /// Scales or levels of keys and values are stored.
@@ -39,6 +41,7 @@ impl Use {
             (Use::Judge, is_judged(recipe, container)),
             (Use::Importance, options.importance.is_none() && uses_importance(recipe, container, linears)),
             (Use::Transform, recipe.transform.as_ref().is_some_and(|transform| transform.needs_text())),
+            (Use::Tune, recipe.tuning.is_some()),
             (Use::Inputs, recipe.activations.is_some() && stores_input_scales(recipe, container)),
             (Use::Cache, stores_cache_scales(recipe.kv.as_ref(), recipe.kv_levels.as_ref())),
         ];

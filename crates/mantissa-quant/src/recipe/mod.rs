@@ -1,5 +1,5 @@
 //! Recipes: method, schemes and container of a quantized model. A recipe is given by name
-//! (`[TRANSFORM-][METHOD-]SCHEME[+ACTIVATION][+kv-SCHEME]` with at least a transform or a method), by alias, as one of
+//! (`[TRANSFORM-][METHOD-]SCHEME[+ACTIVATION][+kv-SCHEME][+e2e]` with at least a transform or a method), by alias, as one of
 //! llama.cpp's file types (`q4_k_m`), or as a TOML file with exactly these keys:
 //!
 //! ```toml
@@ -9,6 +9,7 @@
 //! transform = "smooth"           # optional, before the method: smooth, awq, rotate, spin
 //! observer = "max"               # optional, for static inputs: max, percentile, mse, kl, moving-average
 //! percentile = 99.99             # optional, only with observer = "percentile"; this is the default
+//! tune = "e2e"                   # optional, after the method: e2e
 //! kv = "int8-head"               # optional: scheme of the KV cache
 //! format = "compressed-tensors"  # optional: container; by default the first that holds the schemes
 //! keep = ["*.k_proj"]            # optional: modules left unquantized, by name or glob
@@ -55,6 +56,13 @@
 //! batch_tokens = 512             # tokens per step; 256 if scales are powers of two
 //! seed = 42                      # seed of the order of windows
 //! metric = "fisher"              # metric of output errors: fisher, mse
+//!
+//! [e2e]                          # optional, only with tune = "e2e"; these are the defaults
+//! epochs = 8                     # passes over the calibration windows
+//! rate = 0.01                    # first step of a scale, relative to the scale
+//! batch_tokens = 1024            # tokens per step
+//! seed = 0                       # seed of the order of windows
+//! with = "norms"                 # trained with the scales: nothing, norms, tables (norms, embedding and head)
 //! ```
 
 pub(crate) mod error;
@@ -68,6 +76,7 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
+use mantissa_methods::e2e::{self, EndToEnd};
 use mantissa_methods::method::{Feature, Work};
 use mantissa_model::KvPolicy;
 use mantissa_num::Scheme;
@@ -98,6 +107,8 @@ pub struct Recipe {
     pub transform: Option<Arc<dyn Transform>>,
     /// Method with its options.
     pub method: Arc<dyn Method>,
+    /// Training of scales and norms after the method.
+    pub tuning: Option<EndToEnd>,
     /// Scheme of the decoder's linear layers.
     pub weights: Scheme,
     /// Scheme of their inputs.
@@ -176,7 +187,9 @@ impl Recipe {
 
     /// True if the recipe needs a calibration text.
     pub fn needs_calibration(&self) -> bool {
-        self.method.needs().text || self.transform.as_ref().is_some_and(|transform| transform.needs_text())
+        self.tuning.is_some()
+            || self.method.needs().text
+            || self.transform.as_ref().is_some_and(|transform| transform.needs_text())
     }
 
     /// True if the method is RTN.
@@ -184,11 +197,12 @@ impl Recipe {
         matches!(self.method.work(), Work::Nearest)
     }
 
-    /// Returns the names of transform and method for reports: `awq-rtn`.
+    /// Returns the names of transform, method and tuning for reports: `awq-rtn`, `gptq+e2e`.
     pub fn method_name(&self) -> String {
         let transform =
             self.transform.as_ref().map_or(String::new(), |transform| format!("{}-", transform.name()));
-        transform + self.method.name()
+        let tuning = self.tuning.map_or(String::new(), |_| format!("+{}", e2e::NAME));
+        transform + self.method.name() + &tuning
     }
 
     /// Parses the text of a `.toml` file; `file` is its name in errors.

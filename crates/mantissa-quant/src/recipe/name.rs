@@ -1,7 +1,8 @@
-//! Recipe names: `[TRANSFORM-][METHOD-]SCHEME[+ACTIVATION][+kv-SCHEME]`, and aliases of common ones.
+//! Recipe names: `[TRANSFORM-][METHOD-]SCHEME[+ACTIVATION][+kv-SCHEME][+e2e]`, and aliases of common ones.
 
 use std::sync::Arc;
 
+use mantissa_methods::e2e::{self, EndToEnd};
 use mantissa_methods::registry::{self, METHODS, TRANSFORMS};
 use mantissa_methods::rtn::{self, method::Rtn};
 use mantissa_methods::{Method, Transform};
@@ -14,7 +15,7 @@ use super::{FILE_TYPES, FileType, Recipe, RecipeError};
 use crate::input_scales::Observer;
 
 /// Aliases with the full names of their recipes.
-pub const ALIASES: [(&str, &str); 35] = [
+pub const ALIASES: [(&str, &str); 36] = [
     ("rtn-int4-g128", "rtn-int4-g128"),
     ("hqq-int4-g64", "hqq-int4-g64"),
     ("gptq-int4-g128", "gptq-int4-g128"),
@@ -26,6 +27,7 @@ pub const ALIASES: [(&str, &str); 35] = [
     ("gptaq-nvfp4", "gptaq-nvfp4"),
     ("scalesweep-gptaq-nvfp4", "scalesweep-gptaq-nvfp4"),
     ("brecq-int4-g128", "brecq-int4-g128"),
+    ("efficientqat-int2-g32", "block-ap-int2-g32+e2e"),
     ("spqr-int3-g16", "spqr-int3-g16"),
     ("qtip-trellis2", "qtip-trellis2"),
     ("qtip-trellis3", "qtip-trellis3"),
@@ -53,7 +55,7 @@ pub const ALIASES: [(&str, &str); 35] = [
 ];
 
 /// Other names that people type, from the tools where they are usual, with the recipes or [`ALIASES`] they stand for.
-pub const TYPED: [(&str, &str); 38] = [
+pub const TYPED: [(&str, &str); 39] = [
     ("int8", "rtn-int8-channel"),
     ("int4", "rtn-int4-g128"),
     ("rtn", "rtn-int4-g128"),
@@ -64,6 +66,7 @@ pub const TYPED: [(&str, &str); 38] = [
     ("autoround", "autoround-int4-g128"),
     ("auto-round", "autoround-int4-g128"),
     ("brecq", "brecq-int4-g128"),
+    ("efficientqat", "efficientqat-int2-g32"),
     ("spqr", "spqr-int3-g16"),
     ("qtip", "qtip-trellis2"),
     ("smoothquant", "w8a8-smooth"),
@@ -140,8 +143,12 @@ pub(super) fn parse(given: &str) -> Result<Recipe, RecipeError> {
     let (transform, rest) = transform_and_rest(first);
     let (method, weights) = method_and_scheme(text, rest, transform.is_some())?;
     let transform = transform.map(|transform| Arc::from(super::for_method(transform, &*method)));
-    let (mut activations, mut kv, mut kv_levels) = (None, None, None);
+    let (mut activations, mut kv, mut kv_levels, mut tuning) = (None, None, None, None);
     for part in parts {
+        if part == e2e::NAME {
+            tuning = Some(EndToEnd::DEFAULT);
+            continue;
+        }
         if let Some(rest) = part.strip_prefix("kv-") {
             if kv.is_some() || kv_levels.is_some() {
                 return Err(fault(text, part, "one scheme of keys and values"));
@@ -162,6 +169,7 @@ pub(super) fn parse(given: &str) -> Result<Recipe, RecipeError> {
         name: text.to_owned(),
         transform,
         method,
+        tuning,
         weights,
         activations,
         observer: Observer::Max,
@@ -185,6 +193,7 @@ fn of_file_type(text: &str, file_type: FileType) -> Recipe {
         name: text.to_owned(),
         transform: None,
         method: Arc::new(Rtn),
+        tuning: None,
         weights: Scheme::codec(file_type.base),
         activations: None,
         observer: Observer::Max,
@@ -304,6 +313,12 @@ mod tests {
         assert_eq!(recipe.method_name(), "awq-rtn");
         assert!(recipe.needs_calibration() && !parse("rotate-int4-g32").unwrap().needs_calibration());
         assert_eq!(parse("fp8-dynamic").unwrap().weights.to_string(), "fp8-e4m3-channel");
+        let tuned = parse("gptq-int3-g32-asym+e2e").unwrap();
+        assert_eq!((tuned.method_name().as_str(), tuned.tuning), ("gptq+e2e", Some(EndToEnd::DEFAULT)));
+        assert!(tuned.activations.is_none() && tuned.needs_calibration());
+        assert!(parse("rtn-int4-g32+e2e").unwrap().needs_calibration());
+        let tuned = parse("efficientqat-int2-g32").unwrap();
+        assert_eq!((tuned.method.name(), tuned.tuning), ("block-ap", Some(EndToEnd::DEFAULT)));
     }
 
     #[test]

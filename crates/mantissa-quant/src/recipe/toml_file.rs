@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use mantissa_methods::e2e::{self, EndToEnd};
 use mantissa_methods::options::{Options, TableSpec};
 use mantissa_methods::registry::{self, METHODS, TRANSFORMS};
 use mantissa_methods::{Method, Transform, rtn};
@@ -15,9 +16,10 @@ use super::{FILE_TYPES, FileType, Glob, LayerRule, Recipe, RecipeError, for_meth
 use crate::input_scales::{OBSERVERS, Observer, Share};
 
 /// Keys of every recipe; tables of transforms and methods are added.
-const KEYS: [&str; 12] = [
+const KEYS: [&str; 13] = [
     "transform",
     "method",
+    "tune",
     "weights",
     "file_type",
     "activations",
@@ -45,7 +47,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
         fault(file, &format!("line {line}"), message, "TOML")
     })?;
     let reader = Reader { file, table: &table, at: String::new() };
-    let tables = registry::transform_tables().into_iter().chain(registry::tables());
+    let tables = registry::transform_tables().into_iter().chain(registry::tables()).chain([e2e::TABLE]);
     let tables = tables.map(|spec| spec.name);
     reader.refuse_unknown(&KEYS.into_iter().chain(tables).collect::<Vec<_>>())?;
     let named = reader.string("method")?.unwrap_or("rtn");
@@ -80,6 +82,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
         name: file.to_owned(),
         transform,
         method: method.into(),
+        tuning: tuning(&reader)?,
         weights,
         activations: reader.scheme("activations", parse_activation)?,
         observer: observer(&reader)?,
@@ -142,6 +145,18 @@ fn transform(reader: &Reader<'_>, method: &dyn Method) -> Result<Option<Arc<dyn 
         }
     }
     Ok(named.map(Arc::from))
+}
+
+/// Reads the training after the method, with the options of its table.
+fn tuning(reader: &Reader<'_>) -> Result<Option<EndToEnd>, RecipeError> {
+    let mut tuning = reader.one_of("tune", &[(e2e::NAME, EndToEnd::DEFAULT)])?;
+    let Some(table) = reader.options(&e2e::TABLE)? else { return Ok(tuning) };
+    let Some(options) = &mut tuning else {
+        return Err(reader.fault(e2e::NAME, "a table", "none without tune = \"e2e\""));
+    };
+    let set = options.set(Options::new(table.table));
+    set.map_err(|error| table.fault(error.key, error.found, error.allowed))?;
+    Ok(tuning)
 }
 
 fn container(reader: &Reader<'_>) -> Result<Option<Container>, RecipeError> {
@@ -399,6 +414,15 @@ mod tests {
                     spin.batch_tokens = 2048 spin.gradient = \"both\"";
         assert_eq!(transform(text), Some(("spin", spin.to_owned())));
         assert_eq!(transform(""), None);
+    }
+
+    #[test]
+    fn training_has_its_own_table() {
+        let own = ["epochs = 3", "rate = 0.125", "batch_tokens = 64", "seed = 5", "with = \"tables\""];
+        let text = format!("weights = \"int4-g32\"\ntune = \"e2e\"\n[e2e]\n{}", own.join("\n"));
+        let settings = parse("r.toml", &text).unwrap().tuning.unwrap().settings();
+        let expected = own.map(|line| format!("e2e.{line}"));
+        assert_eq!(settings.iter().map(ToString::to_string).collect::<Vec<_>>(), expected);
     }
 
     #[test]

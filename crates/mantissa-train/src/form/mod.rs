@@ -24,8 +24,10 @@ pub(crate) use rounder::Factors;
 use rounder::Rounder;
 pub(crate) use scratch::{FormSizes, Forms, Matrix, slot_of};
 
+use crate::arena::Parameters;
 use crate::error::TrainError;
 use crate::health::{OperandPlace, Watch};
+use crate::linear::LinearOp;
 use crate::policy::{GemmPolicy, LinearPolicy, OperandPolicy, OperandSource, Rotation, Signs};
 use crate::store::{Precision, StoreRef};
 
@@ -352,6 +354,22 @@ impl Form {
             rule.rounder.reference(lines, self.k, seed);
             kernels().f32_to_bf16(lines, &mut self.bits[..n]);
         });
+    }
+
+    /// Returns the values to which `rule` rounds the weight of `linear`; `None` if memory is missing.
+    pub(crate) fn of_weight(
+        rule: &Rule,
+        params: &Parameters,
+        linear: &LinearOp,
+        threads: usize,
+    ) -> Option<Vec<f32>> {
+        let weight = Matrix::new(params.get(linear.weight()), linear.cols());
+        let n = linear.rows() * linear.cols();
+        let mut form = Form::new(rule.storage(), n, linear.rows())?;
+        form.make(rule, weight.lines(), Making { seed: 0, signs: 0, history: None, threads, watch: None });
+        let mut values = zeros(n)?;
+        form.values(&mut values);
+        Some(values)
     }
 
     /// Returns all lines.

@@ -218,7 +218,7 @@ impl<'a> Matrix<'a> {
         Matrix { values, rows: values.len() / cols.max(1), cols }
     }
 
-    fn lines(self) -> Source<'a> {
+    pub(super) fn lines(self) -> Source<'a> {
         Source { values: self.values, rows: self.rows, cols: self.cols, transposed: false }
     }
 

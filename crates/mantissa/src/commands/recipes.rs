@@ -23,7 +23,7 @@ const SIDE: usize = 4096;
 /// List recipes, and where their outputs load
 ///
 /// Any [TRANSFORM-]METHOD-SCHEME[+ACTIVATION] is a recipe, also with +kv-SCHEME at its end; `mantissa schemes`
-/// lists the schemes.
+/// lists the schemes. +e2e trains scales and norms after the method.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa recipes
@@ -127,7 +127,7 @@ fn human(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     paragraph(out, 2, &format!("loads in: {loads}"))?;
     let recommended = "rounding is weighted by column importance if a calibration is given";
     paragraph(out, 2, &format!("calibration recommended: {recommended}"))?;
-    paragraph(out, 2, "any [TRANSFORM-]METHOD-SCHEME[+ACTIVATION][+kv-SCHEME] is a recipe")?;
+    paragraph(out, 2, "any [TRANSFORM-]METHOD-SCHEME[+ACTIVATION][+kv-SCHEME][+e2e] is a recipe")?;
     paragraph(out, 2, &format!("transforms: {}", report.transforms.join(", ")))?;
     paragraph(out, 2, &format!("methods: {}", report.methods.join(", ")))?;
     let others: Vec<_> = report.other_names.iter().map(|(name, of)| format!("{name} = {of}")).collect();

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::fs;
 
+use mantissa_methods::e2e::{self, EndToEnd};
 use mantissa_methods::options::{Setting, TableSpec};
 use mantissa_methods::{METHODS, TRANSFORMS, registry};
 use mantissa_num::{Blocks, Scheme};
@@ -130,9 +131,10 @@ pub fn keys() -> String {
         let transform = (row.new)();
         Owner { name: row.name, tables: transform.tables(), settings: transform.settings() }
     });
-    let owners: Vec<Owner> = methods.chain(transforms).collect();
+    let tuning = Owner { name: "+e2e", tables: &[e2e::TABLE], settings: EndToEnd::DEFAULT.settings() };
+    let owners: Vec<Owner> = methods.chain(transforms).chain([tuning]).collect();
     let mut page = "| table | key | default | meaning |\n|---|---|---|---|\n".to_owned();
-    for table in registry::tables().into_iter().chain(registry::transform_tables()) {
+    for table in registry::tables().into_iter().chain(registry::transform_tables()).chain([e2e::TABLE]) {
         let users: Vec<_> =
             owners.iter().filter(|owner| owner.tables.iter().any(|own| own.name == table.name)).collect();
         let names: Vec<_> = users.iter().map(|owner| format!("`{}`", owner.name)).collect();

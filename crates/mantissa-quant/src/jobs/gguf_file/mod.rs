@@ -97,7 +97,7 @@ impl Destination for GgufFiles<'_> {
             let digests = run.writer.finish()?;
             let source = hashes.wait(&mut || progress(Progress::hashing(plan.work_bytes())))?;
             let weights = output.names().into_iter().zip(digests).collect();
-            Ok(Contents { layers, tables: Vec::new(), tensors, source, weights })
+            Ok(Contents { layers, tables: Vec::new(), tensors, source, weights, notes: Vec::new() })
         })
     }
 

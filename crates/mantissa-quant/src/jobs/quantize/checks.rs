@@ -3,13 +3,14 @@
 use mantissa_methods::MethodError;
 use mantissa_methods::method::{Feature, Fisher, Lack, Work};
 use mantissa_methods::transform::Change;
-use mantissa_model::{InputQuantizer, ModelConfig, Products};
+use mantissa_model::{InputQuantizer, ModelConfig, Products, StoredAs};
 use mantissa_num::{Format, Rounding, Rule, Scheme, Source};
 use mantissa_store::convention::{ActivationQuant, Container, ModelFiles, Support};
 use mantissa_train::LayerTrainer;
 
 use crate::calibrate::CalibrationSet;
 use crate::calibrate::windows::check_windows;
+use crate::e2e;
 use crate::error::{QuantError, Result};
 use crate::fold::Folded;
 use crate::input_scales::Observer;
@@ -55,6 +56,7 @@ impl Request<'_> {
         self.check_rounding()?;
         self.check_products()?;
         self.check_method()?;
+        self.check_tuning()?;
         let mut notes = self.check_transform()?;
         notes.extend(self.unsupported_input_note());
         if uses_importance(recipe, container, linears) {
@@ -183,6 +185,38 @@ impl Request<'_> {
                 checked => checked.map_err(|error| fault(module, error)),
             }
         })
+    }
+
+    /// Checks that format and model support the training of scales and norms.
+    fn check_tuning(&self) -> Result<()> {
+        let Request { source, recipe, container, config, .. } = *self;
+        if recipe.tuning.is_none() {
+            return Ok(());
+        }
+        let refused = |why: &str| Err(model_not_storable(container, why));
+        if container.facts().one_file {
+            return refused(
+                "e2e: expected a folder, got a single file; fix: --format native, then mantissa convert",
+            );
+        }
+        if container.facts().square_scales {
+            return refused("e2e: its scales are shared by rows and columns; fix: use another --format");
+        }
+        if stores_cache_scales(recipe.kv.as_ref(), recipe.kv_levels.as_ref()) {
+            return refused(
+                "e2e: calibrated scales of keys and values would not fit the trained model; fix: use a dynamic KV scheme",
+            );
+        }
+        let rotation = recipe.transform.as_ref().and_then(|transform| transform.rotation());
+        if rotation.is_some_and(|options| rotate::rotated_inputs(config, options).next().is_some()) {
+            return refused(
+                "e2e: inputs rotated at run time have no backward pass; fix: set online = false in the recipe file",
+            );
+        }
+        if self.quantized().any(|(linear, _)| linear.info.stored != StoredAs::Rows) {
+            return refused("e2e: weights must be stored as [out, in], one tensor per layer");
+        }
+        e2e::check(source, config)
     }
 
     /// Notes that output errors are unweighted although the method would weight them.
