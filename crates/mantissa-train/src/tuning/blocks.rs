@@ -63,10 +63,10 @@ impl Continuous for BlockScales {
             for (block, start, end) in blocks.runs(q.cols, row) {
                 let (zero, ..) = q.block_decoder(block).parts();
                 let mut sums = (0.0, 0.0);
-                for col in start..end {
-                    let (g, element) = (dw[col], q.format.element(q.codes.get(row * q.cols + col)));
-                    sums.0 += f64::from(g) * f64::from(element - zero);
-                    sums.1 += f64::from(g);
+                for (g, at) in dw[start..end].iter().zip(row * q.cols + start..) {
+                    let element = q.format.element(q.codes.get(at));
+                    sums.0 += f64::from(*g) * f64::from(element - zero);
+                    sums.1 += f64::from(*g);
                 }
                 of_scales[block] += sums.0;
                 if let Some(sum) = of_biases.get_mut(block) {
@@ -151,12 +151,12 @@ mod tests {
                 out.iter().zip(&dw).map(|(w, g)| f64::from(*w) * f64::from(*g)).sum::<f64>()
             };
             let n = gradient.len();
-            for at in 0..n {
+            for (at, gradient) in gradient.into_iter().enumerate() {
                 let (mut up, mut down) = (vec![0.0; n], vec![0.0; n]);
                 (up[at], down[at]) = (0.125, -0.125);
                 let slope = (loss(&up) - loss(&down)) / 0.25;
-                let close = (slope - f64::from(gradient[at])).abs() <= 2e-3 * slope.abs().max(1.0);
-                assert!(close, "{scheme} {at}: {} for {slope}", gradient[at]);
+                let close = (slope - f64::from(gradient)).abs() <= 2e-3 * slope.abs().max(1.0);
+                assert!(close, "{scheme} {at}: {gradient} for {slope}");
             }
         }
     }

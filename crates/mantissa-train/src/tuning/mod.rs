@@ -3,7 +3,7 @@
 //! Language Models", arXiv:2407.11062, section 3.3).
 //!
 //! A weight `ŵ = s (q - z)` has fixed codes q. With the gradient g of ŵ, `dL/ds = Σ g (q - z)` over the group of
-//! s, and `dL/db = Σ g` for a stored offset b. [`Tuner`] keeps the decoded weights in a [`TrainModel`], whose
+//! s, and `dL/db = Σ g` for a stored offset b. [`Tuner`] keeps the decoded weights in a [`TrainModel`](crate::TrainModel), whose
 //! backward gives g; after every step of Adam it decodes the weights again.
 //!
 //! Three differences from the paper:
