@@ -55,6 +55,29 @@ impl LayerFlow {
         Ok(())
     }
 
+    /// Joins q, k and v, or their gradients, into rows of the joined projection: the reverse of its split.
+    pub fn join_qkv(&self, q: &[f32], k: &[f32], v: &[f32], joined: &mut [f32]) {
+        let ((q_width, kv_width), d) = (self.widths(), self.attention.head_dim);
+        let rows = q.chunks_exact(q_width).zip(k.chunks_exact(kv_width)).zip(v.chunks_exact(kv_width));
+        for (((q, k), v), joined) in rows.zip(joined.chunks_exact_mut(q_width + 2 * kv_width)) {
+            match self.qkv {
+                QkvForm::ByHead => {
+                    let heads = q.chunks_exact(d).zip(k.chunks_exact(d)).zip(v.chunks_exact(d));
+                    for (((q, k), v), head) in heads.zip(joined.chunks_exact_mut(3 * d)) {
+                        head[..d].copy_from_slice(q);
+                        head[d..2 * d].copy_from_slice(k);
+                        head[2 * d..].copy_from_slice(v);
+                    }
+                }
+                _ => {
+                    joined[..q_width].copy_from_slice(q);
+                    joined[q_width..q_width + kv_width].copy_from_slice(k);
+                    joined[q_width + kv_width..].copy_from_slice(v);
+                }
+            }
+        }
+    }
+
     /// Splits a joined projection into q, k and v.
     fn split_qkv(&self, rows: usize, a: &mut Activations<'_>) {
         let ((q_width, kv_width), d) = (self.widths(), self.attention.head_dim);
@@ -204,8 +227,10 @@ impl LayerFlow {
     ) -> Result<(), ForwardError> {
         let len = seqs.rows * self.widths().0;
         let x = if self.sub_norms {
-            operators.norm(NormKind::AttentionSub, &a.attended[..len], &mut a.q[..len]);
-            &a.q[..len]
+            // A backward pass reads the queries.
+            let normed = if a.lse.is_some() { &mut a.extra.wide[..len] } else { &mut a.q[..len] };
+            operators.norm(NormKind::AttentionSub, &a.attended[..len], normed);
+            &*normed
         } else if let Some(latent) = &self.latent {
             // Drops the padding of the values.
             let width = self.attention.heads * latent.value;

@@ -294,6 +294,41 @@ fn route(
     chosen.iter_mut().for_each(|choice| choice.weight *= routing.scale);
 }
 
+/// Backward of the routing of one token: replaces its router's `logits` by their gradient. `chosen` are its choices,
+/// in any order, `gradients` those of their weights in the same order. The choice itself has no gradient.
+///
+/// With scores s and weights `w = scale · s / Σ s` of the chosen (or `scale · s`): `ds = scale · dw / Σ s - Σ w dw / Σ s`
+/// of the chosen, then the derivative of softmax, `dl = s (ds - Σ s ds)`, or of the sigmoid, `dl = s (1 - s) ds`.
+pub fn route_backward(routing: &Routing, logits: &mut [f32], chosen: &[Choice], gradients: &[f32]) {
+    let scores = logits;
+    match routing.scores {
+        Scores::Softmax => kernels().softmax(scores),
+        Scores::Sigmoid => sigmoid(scores),
+        Scores::SoftmaxOfChosen => {
+            // Weights of a softmax over the chosen: `dl = w (scale · dw - Σ w dw) / scale · scale`.
+            let along: f32 = chosen.iter().zip(gradients).map(|(choice, dw)| choice.weight * dw).sum();
+            scores.fill(0.0);
+            for (choice, dw) in chosen.iter().zip(gradients) {
+                scores[usize::from(choice.expert)] = choice.weight * (dw - along / routing.scale);
+            }
+            return;
+        }
+    }
+    let score = |choice: &Choice| scores[usize::from(choice.expert)];
+    let (mut sum, mut along) = (1.0, 0.0);
+    if routing.normalize {
+        sum = chosen.iter().map(score).sum();
+        along = chosen.iter().zip(gradients).map(|(choice, dw)| choice.weight * dw).sum();
+    }
+    let slope = |dw: f32| (routing.scale * dw - along) / sum;
+    let weighted: f32 = chosen.iter().zip(gradients).map(|(choice, dw)| score(choice) * slope(*dw)).sum();
+    for (e, s) in scores.iter_mut().enumerate() {
+        let own = chosen.iter().position(|choice| usize::from(choice.expert) == e);
+        let own = own.map_or(0.0, |i| slope(gradients[i]));
+        *s *= if routing.scores == Scores::Sigmoid { (1.0 - *s) * own } else { own - weighted };
+    }
+}
+
 /// Appends the groups to choose experts from to `choices`, and returns the number of experts in each; `None` if the
 /// choice is not limited.
 fn push_groups(
@@ -326,7 +361,7 @@ fn push_groups(
 }
 
 /// Replaces each of `x` by `1 / (1 + e^-x)`, the same on every platform.
-fn sigmoid(x: &mut [f32]) {
+pub fn sigmoid(x: &mut [f32]) {
     x.iter_mut().for_each(|x| *x = -*x);
     kernels().exp_inplace(x);
     x.iter_mut().for_each(|x| *x = 1.0 / (1.0 + *x));
@@ -393,6 +428,35 @@ mod tests {
         };
         assert_eq!(experts(false), [0, 1]);
         assert_eq!(experts(true), [3, 4]);
+    }
+
+    /// Gradients of a weighted sum of the weights against central differences, for every kind of scores.
+    #[test]
+    fn gradients_of_the_weights_match_central_differences() {
+        let logits = [0.3_f32, 1.1, -0.4, 0.9, 0.2];
+        let factors = [0.7, -1.3, 0.2, 2.1, 0.4];
+        for scores in [Scores::Softmax, Scores::Sigmoid, Scores::SoftmaxOfChosen] {
+            for (normalize, scale) in [(false, 1.0), (true, 1.0), (true, 2.5), (false, 0.5)] {
+                let routing = Routing { scores, normalize, scale, ..PLAIN };
+                let value = |logits: &[f32]| -> f64 {
+                    let weighted = chosen(routing, logits, None).into_iter();
+                    weighted.map(|(e, w)| f64::from(factors[usize::from(e)]) * f64::from(w)).sum()
+                };
+                let mut choices = Vec::new();
+                route(&routing, 2, &mut logits.to_vec(), None, 0, &mut choices);
+                let given: Vec<f32> =
+                    choices.iter().map(|choice| factors[usize::from(choice.expert)]).collect();
+                let mut gradient = logits;
+                route_backward(&routing, &mut gradient, &choices, &given);
+                for e in 0..logits.len() {
+                    let (mut up, mut down) = (logits, logits);
+                    (up[e], down[e]) = (up[e] + 1e-2, down[e] - 1e-2);
+                    let slope = (value(&up) - value(&down)) / 2e-2;
+                    let found = f64::from(gradient[e]);
+                    assert!((found - slope).abs() < 1e-4, "{routing:?} {e}: {found} for {slope}");
+                }
+            }
+        }
     }
 
     #[test]

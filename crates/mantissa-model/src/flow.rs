@@ -24,6 +24,7 @@ pub use self::operators::{
     Activations, CachedAttention, Choice, ExtraScratch, Group, Job, LatentTokens, MIN_ROWS, MlpRows,
     Operators, Sequences,
 };
+pub use crate::experts::{route_backward, sigmoid};
 pub use crate::latent::AbsorbedHeads;
 
 /// Features of a layer that its computation depends on.

@@ -369,7 +369,7 @@ impl ModelConfig {
     }
 
     /// Lists the router and gates of a layer: rows, and true if there is a bias.
-    pub(crate) fn sides(&self, layer: usize) -> Vec<(SideKind, usize, bool)> {
+    pub fn sides(&self, layer: usize) -> Vec<(SideKind, usize, bool)> {
         let Some(experts) = self.experts.as_ref().filter(|experts| experts.layers[layer]) else {
             return Vec::new();
         };
@@ -379,7 +379,7 @@ impl ModelConfig {
     }
 
     /// Lists the vectors of a layer and their lengths.
-    pub(crate) fn vectors(&self, layer: usize) -> Vec<(VectorKind, usize)> {
+    pub fn vectors(&self, layer: usize) -> Vec<(VectorKind, usize)> {
         let experts =
             self.experts.as_ref().filter(|experts| experts.layers[layer] && experts.routing.correction);
         let sinks = self.sinks.then_some((VectorKind::Sinks, self.num_attention_heads));

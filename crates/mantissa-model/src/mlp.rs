@@ -34,8 +34,9 @@ impl LayerFlow {
         self.gate_and_up(operators, x, real, [&mut *gate, &mut *up], a.extra.wide)?;
         self.activate(ffn, gate, up, inner);
         let x = if self.sub_norms {
-            operators.norm(NormKind::MlpSub, inner, gate);
-            &*gate
+            let normed = if a.mlp.keep { &mut a.extra.wide[..len] } else { gate };
+            operators.norm(NormKind::MlpSub, inner, normed);
+            &*normed
         } else {
             &*inner
         };
@@ -90,7 +91,7 @@ impl LayerFlow {
     }
 
     /// Computes `inner = act(gate) · up`, all `[rows, width]`.
-    pub(crate) fn activate(&self, width: usize, gate: &[f32], up: &[f32], inner: &mut [f32]) {
+    pub fn activate(&self, width: usize, gate: &[f32], up: &[f32], inner: &mut [f32]) {
         let threads = if inner.len() < MANY { 1 } else { self.threads };
         let piece = ((inner.len() / width).div_ceil(threads) * width).max(1);
         let limited = self.experts.as_ref().and_then(|experts| experts.limited);
@@ -102,5 +103,16 @@ impl LayerFlow {
             (None, Activation::GeluTanh) => kernels().gelu_tanh_mul(gate, up, inner),
             (None, Activation::Gelu) => kernels().gelu_mul(gate, up, inner),
         });
+    }
+
+    /// Backward of [`activate`](Self::activate) on this thread: `gate` and `up` become their gradients, and `inner`,
+    /// which holds its gradient, becomes the activation again. Clamped SwiGLU has none, and must not be asked for.
+    pub fn activate_backward(&self, gate: &mut [f32], up: &mut [f32], inner: &mut [f32]) {
+        match self.activation {
+            Activation::Silu => kernels().silu_mul_backward(gate, up, inner),
+            Activation::Relu2 => kernels().relu2_mul_backward(gate, up, inner),
+            Activation::GeluTanh => kernels().gelu_tanh_mul_backward(gate, up, inner),
+            Activation::Gelu => kernels().gelu_mul_backward(gate, up, inner),
+        }
     }
 }

@@ -6,7 +6,8 @@ use std::f64::consts::TAU;
 use std::ops::Range;
 use std::sync::Arc;
 
-use mantissa_model::{LoadError, ModelConfig, Role, TensorInfo, WeightSource};
+use mantissa_model::config::NormForm;
+use mantissa_model::{LoadError, ModelConfig, Role, StoredAs, TensorInfo, WeightSource};
 use mantissa_num::round::philox4x32_10;
 
 use crate::adapter::Base;
@@ -22,6 +23,24 @@ pub struct ParamInfo {
     pub tensor: TensorInfo,
     /// Range of the parameter in every arena.
     pub range: Range<usize>,
+    /// True if checkpoints store this matrix transposed, `[in, out]` (GPT-2); arenas hold it like any other.
+    pub transposed: bool,
+}
+
+impl ParamInfo {
+    /// Returns its shape in a checkpoint.
+    pub fn stored_shape(&self) -> Vec<usize> {
+        let mut shape = self.tensor.shape.clone();
+        if self.transposed {
+            shape.reverse();
+        }
+        shape
+    }
+}
+
+/// Returns the transpose of a matrix with rows of `cols`.
+pub(crate) fn transposed<T: Copy>(values: &[T], cols: usize) -> Vec<T> {
+    (0..cols).flat_map(|col| values.iter().skip(col).step_by(cols).copied()).collect()
 }
 
 /// Table of the parameters of a model and their ranges.
@@ -34,7 +53,16 @@ pub struct ParamTable {
 impl ParamTable {
     /// Makes the table of a model.
     pub fn new(config: &ModelConfig) -> Self {
-        Self::of(config.tensors(), 0)
+        let mut table = Self::of(config.tensors(), 0);
+        for param in &mut table.params {
+            if let Role::Linear { layer, kind } = param.tensor.role
+                && config.linear(layer, kind).stored == StoredAs::Columns
+            {
+                param.tensor.shape.reverse();
+                param.transposed = true;
+            }
+        }
+        table
     }
 
     /// Makes a table of `tensors`, whose ranges begin at `first`.
@@ -43,7 +71,7 @@ impl ParamTable {
         let place = |tensor: TensorInfo| {
             let start = aligned(len);
             len = tensor.shape.iter().product::<usize>().saturating_add(start);
-            ParamInfo { tensor, range: start..len }
+            ParamInfo { tensor, range: start..len, transposed: false }
         };
         let params = tensors.into_iter().map(place).collect();
         ParamTable { params, len: aligned(len) }
@@ -110,15 +138,19 @@ impl Parameters {
         precision: Precision,
     ) -> Result<Self, LoadError> {
         let mut parameters = Self::zeros(config, precision)?;
-        for ParamInfo { tensor, range } in &parameters.table.params {
-            let values = source.tensor_f32(&tensor.name, &tensor.shape)?;
-            parameters.store.set(range.start, &values);
+        for param in &parameters.table.params {
+            let shape = param.stored_shape();
+            let mut values = source.tensor_f32(&param.tensor.name, &shape)?;
+            if param.transposed {
+                values = transposed(&values, shape[1]);
+            }
+            parameters.store.set(param.range.start, &values);
         }
         Ok(parameters)
     }
 
     /// Initializes a model: weights and embeddings from a normal distribution with standard deviation `std`,
-    /// norms 1, biases 0.
+    /// norms 1, biases and vectors 0.
     ///
     /// A value depends only on the seed and its place (Philox4x32-10, key = seed, counter = group of four
     /// places; Box & Muller 1958).
@@ -142,13 +174,18 @@ impl Parameters {
     ) -> Result<Self, LoadError> {
         let mut parameters = Self::zeros(config, precision)?;
         let mut buffer = Vec::new();
-        for ParamInfo { tensor, range } in &parameters.table.params {
+        for ParamInfo { tensor, range, .. } in &parameters.table.params {
             buffer.clear();
             buffer.resize(range.len(), 0.0);
             let values = &mut buffer[..];
             match tensor.role {
+                Role::Norm { .. } if config.norm == NormForm::RmsPlusOne => {}
                 Role::Norm { .. } => values.fill(1.0),
-                Role::Bias { .. } => {}
+                Role::Bias { .. }
+                | Role::NormBias { .. }
+                | Role::SideBias { .. }
+                | Role::HeadBias
+                | Role::Vector { .. } => {}
                 _ => {
                     let first = range.start as u64 / 4;
                     for (group, values) in (first..).zip(values.chunks_mut(4)) {

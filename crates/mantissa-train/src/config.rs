@@ -9,6 +9,7 @@
 //! tokenizer = "tokenizer"           # folder with tokenizer.json; without it, one is trained on the data
 //! init = "model"                    # optional: folder of a dense model to start from
 //! std = 0.02                        # standard deviation of initial weights
+//! balance = 0.001                   # optional, experts only: factor of the load-balancing loss; 0: none
 //!
 //! [model.architecture]              # the keys of a config.json, instead of `config`
 //! model_type = "llama"
@@ -241,6 +242,7 @@ impl RunConfig {
             ("validation.share", self.validation.share, 0.0..=0.5),
             ("samples.temperature", self.samples.temperature, 0.0..=100.0),
             ("model.std", self.model.std, 0.0..=1e3),
+            ("model.balance", self.model.balance.unwrap_or(0.0), 0.0..=1e3),
         ];
         for (key, found, allowed) in numbers {
             if !allowed.contains(&found) {

@@ -5,8 +5,6 @@
 //! vanishes where the two agree, unlike the NLL gradient, so little text suffices to measure small
 //! differences (Hinton, Vinyals & Dean 2015, arXiv:1503.02531).
 
-use std::borrow::Cow;
-
 use mantissa_kernels::{for_each, kernels};
 use mantissa_model::flow::{MIN_ROWS, parts};
 use mantissa_model::{
@@ -16,10 +14,12 @@ use mantissa_model::{
 
 use crate::error::TrainError;
 use crate::gradients::Wanted;
+use crate::head::soft;
 use crate::model::TrainModel;
 use crate::operand::Operand;
 use crate::plan::HEAD_ROWS;
 use crate::rows::{rows, rows_mut};
+use crate::support::check_plain;
 
 impl TrainModel {
     /// Returns the sum over a batch's tokens of `KL(teacher ‖ model)` in nats, and propagates `scale` times
@@ -67,6 +67,7 @@ impl TrainModel {
     ) -> Result<f64, TrainError> {
         let mut teacher = self.teacher(head, batch, states)?;
         self.forward_saving(batch)?;
+        self.balance.clear();
         let (mut sum, threads) = (0.0, self.options.threads);
         self.head_backward_of(batch.tokens.len(), |multiply, part, logits| {
             sum += teacher.divergence(multiply, part.start, logits, scale, threads);
@@ -111,12 +112,16 @@ impl TrainModel {
         self.forward_saving(batch)?;
         let (d, vocab, threads) = (self.config.hidden_size, self.config.vocab_size, self.options.threads);
         let (s, params, head) = (&mut self.scratch, &self.params, &self.head);
-        let mut sum = 0.0;
+        let (mut sum, cap) = (0.0, self.config.logit_softcap);
         for part in parts(batch.tokens.len(), HEAD_ROWS) {
             let (logits, normed) = (&mut s.logits[..part.len() * vocab], rows(&s.normed, d, part.clone()));
             let normed = s.head_input.at_row(part.start, d, normed);
             head.fprop(params, normed, logits, false, threads);
-            let multiply = |x: &[f32], out: &mut [f32]| head.fprop_f32(params, x, out, threads);
+            soft(cap, logits);
+            let multiply = |x: &[f32], out: &mut [f32]| {
+                head.fprop_f32(params, x, out, threads);
+                soft(cap, out);
+            };
             sum += teacher.divergence(&multiply, part.start, logits, 0.0, threads);
         }
         Ok(sum)
@@ -178,11 +183,12 @@ impl TrainModel {
         let memory = || LoadError::Memory { what: "training", bytes: 4 * (values + states.len()) as u64 };
         let mut normed = zeros(states.len()).ok_or_else(memory)?;
         let logits = zeros(values).ok_or_else(memory)?;
-        let weight = match head {
-            Some(head) => Cow::Borrowed(&head.norm[..]),
-            None => self.params.f32(&self.final_norm),
-        };
-        kernels().rms_norm(states, &weight, self.config.rms_norm_eps, &mut normed);
+        match head {
+            Some(head) => {
+                kernels().rms_norm(states, &head.norm, self.config.rms_norm_eps, &mut normed);
+            }
+            None => self.final_norm.values(&self.params).forward(states, &mut normed),
+        }
         Ok(Teacher { hidden: d, vocab, normed, logits, head: head.map(|head| &head.weight[..]) })
     }
 }
@@ -200,8 +206,9 @@ impl TeacherHead {
     /// Loads final norm and head of the unquantized model in `source`.
     ///
     /// # Errors
-    /// As [`WeightSource::tensor_f32`].
+    /// As [`WeightSource::tensor_f32`]; [`TrainError::Unsupported`] for norms and heads of other kinds.
     pub fn load(source: &dyn WeightSource, config: &ModelConfig) -> Result<Self, TrainError> {
+        check_plain(config)?;
         let (hidden, vocab) = (config.hidden_size, config.vocab_size);
         let module = if config.tie_word_embeddings {
             config.embedding_module()

@@ -6,6 +6,7 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Dtype, Manifest, Output, SafetensorsWriter, Staging, TensorSpec};
 use serde_json::{Value, json};
 
+use crate::arena::transposed;
 use crate::error::TrainError;
 use crate::store::Precision;
 use crate::trainer::Trainer;
@@ -34,11 +35,19 @@ impl Trainer {
             Precision::F16 => (Dtype::F16, "float16"),
         };
         let mut staging = Staging::begin(out)?;
-        let specs = params.iter().map(|(t, _)| TensorSpec::new(&t.name, dtype, t.shape.clone())).collect();
+        let specs = params.table().iter();
+        let specs = specs.map(|p| TensorSpec::new(&p.tensor.name, dtype, p.stored_shape())).collect();
         let metadata = [("format".to_owned(), "pt".to_owned())].into();
         let weights = staging.path().join("model.safetensors");
         let mut writer = SafetensorsWriter::create(&weights, specs, metadata)?;
         for param in params.table().iter() {
+            if param.transposed {
+                let (bytes, size) = (params.stored_bytes(param.range.clone()), params.precision().bytes());
+                let values: Vec<&[u8]> = bytes.chunks_exact(size as usize).collect();
+                let bytes = transposed(&values, param.tensor.shape[1]).concat();
+                writer.write_range(&param.tensor.name, 0, &bytes)?;
+                continue;
+            }
             let mut at = 0;
             for first in param.range.clone().step_by(PIECE) {
                 let bytes = params.stored_bytes(first..param.range.end.min(first + PIECE));

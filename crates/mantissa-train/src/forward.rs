@@ -1,21 +1,25 @@
 //! Forward pass that saves activations for the backward pass: runs the layers of `mantissa-model` over the
 //! parameter arena.
 
-use mantissa_kernels::{for_each, kernels};
-use mantissa_model::flow::{Activations, ExtraScratch, Job, MlpRows, Operators, Sequences, parts};
-use mantissa_model::graph::NormKind;
-use mantissa_model::{Batch, ForwardError, LinearInput};
+use std::borrow::Cow;
+
+use mantissa_kernels::kernels;
+use mantissa_model::config::NormPlaces;
+use mantissa_model::flow::{Activations, ExtraScratch, Job, MlpRows, Operators, Sequences};
+use mantissa_model::graph::{NormKind, SideKind, VectorKind};
+use mantissa_model::{Batch, ForwardError, LinearInput, LinearKind};
 
 use crate::arena::Parameters;
 use crate::error::TrainError;
 use crate::form::{Draws, Forms};
 use crate::health::{Operator, Watch};
-use crate::model::{LayerOps, TrainModel};
+use crate::model::TrainModel;
 use crate::operand::Operand;
+use crate::ops::LayerOps;
+use crate::plan::{Mixture, Saved, Scratch};
 use crate::products::{Input, Products};
 use crate::profile::{Part, Profile};
-use crate::rows::{PART, rows, rows_mut};
-use crate::store::StoreRef;
+use crate::rows::PART;
 
 /// Operators of a layer that save their inputs.
 struct Saving<'a> {
@@ -23,36 +27,67 @@ struct Saving<'a> {
     params: &'a Parameters,
     /// Inputs of the linear layers, in the order of [`LinearInput::PLAIN`].
     inputs: &'a mut [Operand; 4],
-    /// Queries and keys before their head norms.
+    /// Queries and keys before they are normed or clipped.
     raw: &'a mut [Vec<f32>; 2],
+    /// Results of attention and MLP before their norms.
+    results: &'a mut [Vec<f32>; 2],
+    /// Logits of the router.
+    router: &'a mut Vec<f32>,
+    /// Attention sinks.
+    sinks: Option<Cow<'a, [f32]>>,
     /// Rows saved so far for each input.
     read: [usize; 4],
-    eps: f32,
+    /// Values saved so far of the MLP's result.
+    of_mlp: usize,
     threads: usize,
     profile: &'a Profile,
     watch: &'a Watch,
     /// Forms of quantized operands.
     forms: &'a mut Forms,
     draws: Draws<'a>,
-    /// Tokens of the batch; rows beyond are padding.
-    tokens: usize,
+}
+
+impl Saving<'_> {
+    /// True if no norm has rounded this input.
+    fn is_fresh(&self, input: LinearInput) -> bool {
+        match input {
+            LinearInput::Qkv => self.layer.places == NormPlaces::After,
+            LinearInput::GateUp => {
+                matches!(self.layer.places, NormPlaces::After | NormPlaces::ParallelShared)
+            }
+            _ => true,
+        }
+    }
+
+    /// Saves the input of a norm that the backward cannot make from other saved activations.
+    fn save(&mut self, kind: NormKind, x: &[f32]) {
+        let to = match kind {
+            NormKind::Query => &mut self.raw[0][..x.len()],
+            NormKind::Key => &mut self.raw[1][..x.len()],
+            NormKind::AfterAttention => &mut self.results[0][..x.len()],
+            NormKind::AfterMlp => {
+                let first = self.of_mlp;
+                self.of_mlp += x.len();
+                &mut self.results[1][first..first + x.len()]
+            }
+            _ => return,
+        };
+        self.profile.time(Part::Copies, || to.copy_from_slice(x));
+    }
 }
 
 impl Operators for Saving<'_> {
     fn norm(&mut self, kind: NormKind, x: &[f32], out: &mut [f32]) {
-        if let (Some([query, key]), NormKind::Query | NormKind::Key) = (&self.layer.head_norms, kind) {
-            let (range, raw) = if kind == NormKind::Query { (query, 0) } else { (key, 1) };
-            self.profile.time(Part::Copies, || self.raw[raw][..x.len()].copy_from_slice(x));
-            let (weight, none) = (self.params.f32(range), &mut Operand::default());
-            self.profile.time(Part::Norm, || rms_norm(x, &weight, self.eps, out, none, self.threads));
-            return self.watch.result(Operator::Norm(self.layer.index, kind), "output", out);
-        }
-        // Other norms belong to models that training refuses.
-        let range = if kind == NormKind::Post { &self.layer.post_norm } else { &self.layer.input_norm };
-        let weight = self.params.f32(range);
-        let input = if kind == NormKind::Post { LinearInput::GateUp } else { LinearInput::Qkv };
-        let rounded = &mut self.inputs[input.index()];
-        self.profile.time(Part::Norm, || rms_norm(x, &weight, self.eps, out, rounded, self.threads));
+        self.save(kind, x);
+        let none = &mut Operand::default();
+        let rounded = match kind {
+            NormKind::Input => &mut self.inputs[LinearInput::Qkv.index()],
+            NormKind::Post => &mut self.inputs[LinearInput::GateUp.index()],
+            _ => none,
+        };
+        // The flow asks only for norms in the config, and the layer has those.
+        let Some(norm) = self.layer.norm(kind) else { return };
+        self.profile.time(Part::Norm, || norm.run(self.params, x, out, rounded, self.threads));
         self.watch.result(Operator::Norm(self.layer.index, kind), "output", out);
     }
 
@@ -60,45 +95,103 @@ impl Operators for Saving<'_> {
         &mut self,
         input: LinearInput,
         x: &[f32],
-        _: usize,
+        tokens: usize,
         jobs: &mut [Job<'_>],
     ) -> Result<(), ForwardError> {
         let Some(cols) = jobs.first().map(|job| self.layer.linear(job.kind).cols()) else { return Ok(()) };
         let products =
             Products { layer: self.layer, params: self.params, draws: self.draws, profile: self.profile };
+        let index = input.index();
         if self.layer.is_quantized() {
-            let x = &x[..self.tokens * cols];
-            products.fprop(self.forms, Input { exact: x, rounded: StoreRef::F32(x) }, jobs);
-            return Ok(());
+            products.fprop(self.forms, Input::own(&x[..tokens * cols]), jobs);
+        } else if index < self.inputs.len() {
+            let fresh = self.is_fresh(input);
+            let (rounded, read) = (&mut self.inputs[index], &mut self.read[index]);
+            if fresh {
+                self.profile.time(Part::Rounding, || rounded.round(*read, cols, x, self.threads));
+            }
+            let x = Input { exact: x, rounded: rounded.at_row(*read, cols, x) };
+            *read += x.rounded.len() / cols;
+            products.fprop(self.forms, x, jobs);
+        } else {
+            products.fprop(self.forms, Input::own(x), jobs);
         }
-        let (rounded, read) = (&mut self.inputs[input.index()], &mut self.read[input.index()]);
-        if matches!(input, LinearInput::O | LinearInput::Down) {
-            self.profile.time(Part::Rounding, || rounded.round(*read, cols, x, self.threads));
+        if self.layer.clip.is_some() {
+            for Job { kind, out, .. } in jobs {
+                match kind {
+                    LinearKind::Q => self.raw[0][..out.len()].copy_from_slice(out),
+                    LinearKind::K => self.raw[1][..out.len()].copy_from_slice(out),
+                    _ => {}
+                }
+            }
         }
-        let x = Input { exact: x, rounded: rounded.at_row(*read, cols, x) };
-        *read += x.rounded.len() / cols;
-        products.fprop(self.forms, x, jobs);
         Ok(())
+    }
+
+    fn side(&mut self, kind: SideKind, x: &[f32], out: &mut [f32]) {
+        let Some(side) = self.layer.side(kind) else { return };
+        self.profile.time(Part::Fprop, || side.narrow(self.params, x, out, self.threads));
+        if kind == SideKind::Router {
+            self.router[..out.len()].copy_from_slice(out);
+        }
+    }
+
+    fn vector(&self, kind: VectorKind) -> Option<&[f32]> {
+        self.sinks.as_deref().filter(|_| kind == VectorKind::Sinks)
     }
 }
 
-/// Applies RMSNorm to every row of `x`, and rounds the result into `rounded` for the linear layers that read
-/// it.
-pub(crate) fn rms_norm(
-    x: &[f32],
-    weight: &[f32],
-    eps: f32,
-    out: &mut [f32],
-    rounded: &mut Operand,
-    threads: usize,
-) {
-    let d = weight.len();
-    let cut = parts(x.len() / d, PART);
-    let pieces = cut.clone().zip(rows_mut(out, d, cut.clone())).zip(rounded.parts(d, cut));
-    for_each(threads, pieces, |((part, out), rounded)| {
-        kernels().rms_norm(rows(x, d, part), weight, eps, out);
-        rounded.round(out);
-    });
+/// Buffers of a layer's pass, and the saved activations that it does not write to itself.
+type Borrowed<'a> = (Activations<'a>, &'a mut Forms);
+
+/// Takes the buffers that a pass through `layer` writes, of `saved` those of the given names.
+fn activations<'a>(
+    layer: &LayerOps,
+    scratch: &'a mut Scratch,
+    saved: SavedBuffers<'a>,
+    most: usize,
+) -> Borrowed<'a> {
+    let [cos, sin] = if layer.flow.has_local_rope() { &scratch.local_angles } else { &scratch.angles };
+    let Mixture { gate, up, logits, gathered, result, sum, .. } = &mut scratch.mixture;
+    let SavedBuffers { q, k, v, attended, lse, gate: saved_gate, up: saved_up, choices } = saved;
+    let mixed = layer.experts.is_some();
+    let a = Activations {
+        residual: &mut scratch.residual,
+        normed: &mut scratch.normed,
+        q,
+        k,
+        v,
+        attended,
+        lse: Some(lse),
+        gate: if mixed { gate } else { saved_gate },
+        up: if mixed { up } else { saved_up },
+        inner: &mut scratch.inner,
+        mlp: MlpRows { most, keep: true },
+        scores: &mut scratch.scores,
+        cos,
+        sin,
+        extra: ExtraScratch {
+            wide: &mut scratch.wide,
+            logits,
+            gathered,
+            result,
+            sum,
+            choices: Some(choices),
+        },
+    };
+    (a, &mut scratch.forms)
+}
+
+/// Saved activations that the layer's computation writes.
+struct SavedBuffers<'a> {
+    q: &'a mut [f32],
+    k: &'a mut [f32],
+    v: &'a mut [f32],
+    attended: &'a mut [f32],
+    lse: &'a mut [f32],
+    gate: &'a mut [f32],
+    up: &'a mut [f32],
+    choices: &'a mut Vec<mantissa_model::flow::Choice>,
 }
 
 impl TrainModel {
@@ -120,16 +213,9 @@ impl TrainModel {
     pub(crate) fn final_norm(&mut self, tokens: usize) {
         let (scratch, params) = (&mut self.scratch, &self.params);
         let len = tokens * self.config.hidden_size;
-        let (weight, eps) = (params.f32(&self.final_norm), self.config.rms_norm_eps);
+        let (x, out) = (&scratch.residual[..len], &mut scratch.normed[..len]);
         self.profile.time(Part::Norm, || {
-            rms_norm(
-                &scratch.residual[..len],
-                &weight,
-                eps,
-                &mut scratch.normed[..len],
-                &mut scratch.head_input,
-                self.options.threads,
-            );
+            self.final_norm.run(params, x, out, &mut scratch.head_input, self.options.threads);
         });
         self.watch.result(Operator::FinalNorm, "output", &scratch.normed[..len]);
     }
@@ -145,57 +231,46 @@ impl TrainModel {
             watch: &self.watch,
             threads: self.options.threads,
         };
-        let tokens = seqs.lens.iter().sum();
         for (layer, saved) in self.layers.iter().zip(&mut self.saved) {
             if self.stop.is_some_and(|stop| stop()) {
                 return Err(TrainError::Stopped);
             }
+            // Scales of a tensor need all of its rows; frozen weights are dequantized once; the routing is saved as a
+            // whole.
+            let whole = layer.is_quantized() || layer.is_tuned() || layer.experts.is_some();
+            let most = if whole { seqs.rows } else { PART * self.options.threads };
+            let Saved { residual, q, k, v, attended, lse, middle, gate, up, raw, results, router, .. } =
+                saved;
+            let choices = &mut saved.choices;
+            let buffers = SavedBuffers { q, k, v, attended, lse, gate, up, choices };
+            let (mut activations, forms) = activations(layer, scratch, buffers, most);
             let mut operators = Saving {
                 layer,
                 params,
                 inputs: &mut saved.inputs,
-                raw: &mut saved.raw,
+                raw,
+                results,
+                router,
+                sinks: layer.vector(VectorKind::Sinks).map(|range| params.f32(range)),
                 read: [0; 4],
-                eps: self.config.rms_norm_eps,
+                of_mlp: 0,
                 threads: self.options.threads,
                 profile: &self.profile,
                 watch: &self.watch,
-                forms: &mut scratch.forms,
+                forms,
                 draws,
-                tokens,
-            };
-            // Scales of a tensor need all of its rows; frozen weights are dequantized once.
-            let most = if layer.is_quantized() || layer.is_tuned() {
-                seqs.rows
-            } else {
-                PART * self.options.threads
             };
             let keep = |from: &[f32], to: &mut [f32]| {
                 self.profile.time(Part::Copies, || to[..len].copy_from_slice(&from[..len]));
             };
-            let mut activations = Activations {
-                residual: &mut scratch.residual,
-                normed: &mut scratch.normed,
-                q: &mut saved.q,
-                k: &mut saved.k,
-                v: &mut saved.v,
-                attended: &mut saved.attended,
-                lse: Some(&mut saved.lse),
-                gate: &mut saved.gate,
-                up: &mut saved.up,
-                inner: &mut scratch.inner,
-                mlp: MlpRows { most, keep: true },
-                scores: &mut scratch.scores,
-                cos: &scratch.cos,
-                sin: &scratch.sin,
-                extra: ExtraScratch::default(),
-            };
             // The residual stream is overwritten in place, so the input of each half is copied for the backward.
-            keep(activations.residual, &mut saved.residual);
+            keep(activations.residual, residual);
             self.profile.time_without(Part::Attention, &[Part::Norm, Part::Rounding, Part::Fprop], || {
                 layer.flow.attention(&mut operators, seqs, &mut activations)
             })?;
-            keep(activations.residual, &mut saved.middle);
+            if !layer.is_parallel() {
+                keep(activations.residual, middle);
+            }
             self.profile.time_without(Part::Gate, &[Part::Norm, Part::Rounding, Part::Fprop], || {
                 layer.flow.mlp(&mut operators, seqs, &mut activations)
             })?;
@@ -203,7 +278,7 @@ impl TrainModel {
         Ok(())
     }
 
-    /// Fills the residual stream with embedding rows; padding rows are zero.
+    /// Fills the residual stream with embedding rows, scaled, plus learned positions; padding rows are zero.
     fn embed(&mut self, batch: &Batch<'_>) {
         let d = self.config.hidden_size;
         let (params, first) = (&self.params, self.embedding.start);
@@ -213,6 +288,18 @@ impl TrainModel {
             for (&token, state) in batch.tokens.iter().zip(states.chunks_exact_mut(d)) {
                 let row = first + token as usize * d;
                 params.get(row..row + d).widen(state);
+                if let Some(scale) = self.config.embedding_scale {
+                    state.iter_mut().for_each(|x| *x *= scale);
+                }
+            }
+            if let Some(positions) = &self.positions {
+                let row = &mut self.scratch.normed[..d];
+                let places = batch.lens.iter().flat_map(|&len| 0..len);
+                for (position, state) in places.zip(states.chunks_exact_mut(d)) {
+                    let first = positions.start + position * d;
+                    params.get(first..first + d).widen(row);
+                    kernels().axpy(1.0, row, state);
+                }
             }
             padding.fill(0.0);
         });

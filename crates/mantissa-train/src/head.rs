@@ -6,12 +6,11 @@ use std::ops::Range;
 use mantissa_kernels::{for_each, kernels};
 use mantissa_model::flow::parts;
 
-use crate::backward::{add_partials, norm_backward_part};
 use crate::health::{OperandKind, Operator};
 use crate::model::{IGNORE_TARGET, Loss, TrainModel};
 use crate::plan::HEAD_ROWS;
 use crate::profile::Part;
-use crate::rows::{PART, rows, rows_mut};
+use crate::rows::rows;
 
 impl TrainModel {
     /// Computes the loss from the hidden states in `scratch`, the gradients of head and final norm, and in
@@ -33,6 +32,8 @@ impl TrainModel {
     ) {
         let (d, vocab, threads) = (self.config.hidden_size, self.config.vocab_size, self.options.threads);
         let (s, params, profile, head) = (&mut self.scratch, &self.params, &self.profile, &self.head);
+        let cap = self.config.logit_softcap;
+        let mut bias = vec![0.0; if head.has_bias() { vocab } else { 0 }];
         let (watch, policy, at) = (&self.watch, &self.options.policy.head, Operator::Head);
         // Head gradients accumulate in f32 over all parts, and are rounded once if gradients are bf16.
         let mut pass = |mut dw: Option<&mut [f32]>| {
@@ -43,13 +44,27 @@ impl TrainModel {
                 let states = s.head_input.at_row(part.start, d, states);
                 profile.time(Part::Head, || head.fprop(params, states, logits, false, threads));
                 watch.result(at, "fprop y", logits);
-                let multiply = |x: &[f32], out: &mut [f32]| head.fprop_f32(params, x, out, threads);
-                profile.time(Part::CrossEntropy, || differentiate(&multiply, part.clone(), logits));
+                let multiply = |x: &[f32], out: &mut [f32]| {
+                    head.fprop_f32(params, x, out, threads);
+                    soft(cap, out);
+                };
+                profile.time(Part::CrossEntropy, || {
+                    soft(cap, logits);
+                    let capped = &mut s.capped[..if cap.is_some() { logits.len() } else { 0 }];
+                    capped.copy_from_slice(&logits[..capped.len()]);
+                    differentiate(&multiply, part.clone(), logits);
+                    if let Some(cap) = cap {
+                        kernels().softcap_backward(capped, 1.0, cap, logits);
+                    }
+                });
                 let d_normed = &mut s.d_normed[part.start * d..part.end * d];
                 // From here on, `logits` holds the gradient of the loss.
                 watch.result(Operator::Loss, "gradient", logits);
                 watch.operand(at, OperandKind::Dy, policy, logits);
                 profile.time(Part::Rounding, || s.head_gradient.round(0, vocab, logits, threads));
+                if !bias.is_empty() {
+                    logits.chunks_exact(vocab).for_each(|dy| kernels().axpy(1.0, dy, &mut bias));
+                }
                 let logits = s.head_gradient.of(logits);
                 profile.time(Part::Head, || {
                     head.dgrad(params, logits, d_normed, false, threads);
@@ -67,22 +82,17 @@ impl TrainModel {
             true => self.grads.add(head.weight(), |dw| pass(Some(dw))),
             false => pass(None), // frozen
         }
-        let eps = self.config.rms_norm_eps;
-        let weight = params.f32(&self.final_norm);
+        head.add_bias_grad(&bias, &mut self.grads);
+        let pair = (&s.residual[..tokens * d], &s.d_normed[..tokens * d]);
+        let dx = &mut s.d_residual[..tokens * d];
         profile.time(Part::NormBackward, || {
-            s.d_residual[..tokens * d].fill(0.0);
-            let cut = parts(tokens, PART);
-            let partials = rows_mut(&mut s.partials, d, cut.clone().map(|_| 0..1));
-            let pieces = cut.clone().zip(rows_mut(&mut s.d_residual, d, cut)).zip(partials);
-            let (x, dy) = (&s.residual, &s.d_normed);
-            for_each(threads, pieces, |((part, dx), partial)| {
-                norm_backward_part(rows(x, d, part.clone()), &weight, eps, rows(dy, d, part), dx, partial);
-            });
-            self.grads.add(self.final_norm.clone(), |grad| {
-                add_partials(&s.partials, tokens, grad);
-                watch.result(Operator::FinalNorm, "gradient", grad);
-            });
+            dx.fill(0.0);
+            self.final_norm.backward(params, d, pair, dx, &mut s.partials, &mut self.grads, threads);
         });
+        if !watch.is_off() && self.grads.holds(self.final_norm.weight()) {
+            let weight = self.grads.get(self.final_norm.weight().clone());
+            watch.result(Operator::FinalNorm, "gradient", &weight.widened());
+        }
         watch.result(Operator::FinalNorm, "gradient", &s.d_residual[..tokens * d]);
     }
 }
@@ -97,9 +107,17 @@ impl TrainModel {
             let (logits, states) = (&mut s.logits[..part.len() * vocab], rows(&s.normed, d, part.clone()));
             let states = s.head_input.at_row(part.start, d, states);
             head.fprop(params, states, logits, false, threads);
+            soft(self.config.logit_softcap, logits);
             cross_entropy(&targets[part], 0.0, logits, &mut loss, threads);
         }
         loss
+    }
+}
+
+/// Caps logits, if the model caps them.
+pub(crate) fn soft(cap: Option<f32>, logits: &mut [f32]) {
+    if let Some(cap) = cap {
+        kernels().softcap(logits, 1.0, cap);
     }
 }
 

@@ -37,6 +37,24 @@ impl fmt::Display for Operator {
                 write!(f, "model.layers.{layer}.post_attention_layernorm")
             }
             Operator::Norm(layer, _) => write!(f, "model.layers.{layer}.input_layernorm"),
+            Operator::Linear(layer, LinearKind::ExpertGate(e)) => {
+                write!(f, "model.layers.{layer}.mlp.experts.{e}.gate_proj")
+            }
+            Operator::Linear(layer, LinearKind::ExpertUp(e)) => {
+                write!(f, "model.layers.{layer}.mlp.experts.{e}.up_proj")
+            }
+            Operator::Linear(layer, LinearKind::ExpertDown(e)) => {
+                write!(f, "model.layers.{layer}.mlp.experts.{e}.down_proj")
+            }
+            Operator::Linear(layer, LinearKind::SharedGate) => {
+                write!(f, "model.layers.{layer}.mlp.shared_expert.gate_proj")
+            }
+            Operator::Linear(layer, LinearKind::SharedUp) => {
+                write!(f, "model.layers.{layer}.mlp.shared_expert.up_proj")
+            }
+            Operator::Linear(layer, LinearKind::SharedDown) => {
+                write!(f, "model.layers.{layer}.mlp.shared_expert.down_proj")
+            }
             Operator::Linear(layer, kind) => write!(f, "model.layers.{layer}.{}", kind.name()),
             Operator::Attention(layer) => write!(f, "model.layers.{layer}.self_attn"),
             Operator::Gate(layer) => write!(f, "model.layers.{layer}.mlp"),
@@ -237,6 +255,15 @@ pub struct OperandHealth {
     pub sqnr_db: Option<f64>,
 }
 
+/// Routing of the tokens of a step in one layer with experts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ExpertHealth {
+    /// Layer index.
+    pub layer: usize,
+    /// Tokens that chose each expert.
+    pub tokens: Vec<u64>,
+}
+
 /// Health of a step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepHealth {
@@ -246,6 +273,9 @@ pub struct StepHealth {
     pub weights: Vec<WeightHealth>,
     /// Operands of the linear layers in forward order.
     pub operands: Vec<OperandHealth>,
+    /// Layers with experts, in forward order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub experts: Vec<ExpertHealth>,
 }
 
 /// Observer of a step's tensors.
@@ -262,7 +292,7 @@ pub(crate) enum Watch {
 
 /// Counts by layer (the head sorts last), linear layer and operand, for the products in
 /// [`OperandKind::products`].
-type Operands = BTreeMap<(usize, usize, OperandKind), [Sums; 2]>;
+type Operands = BTreeMap<(usize, LinearKind, OperandKind), [Sums; 2]>;
 
 /// Layer, linear layer, matmul and side of a quantized operand.
 pub(crate) type OperandPlace = (usize, LinearKind, Gemm, Side);
@@ -300,8 +330,8 @@ impl Watch {
             return;
         }
         let key = match at {
-            Operator::Linear(layer, kind) => (layer, kind.index(), operand),
-            _ => (HEAD, 0, operand),
+            Operator::Linear(layer, kind) => (layer, kind, operand),
+            _ => (HEAD, LinearKind::Head, operand),
         };
         let formats = operand.products(policy).map(|(name, operand)| (name, operand.precision()));
         match self {
@@ -343,7 +373,7 @@ impl Watch {
                 (Gemm::Dgrad, Side::Left) => (OperandKind::Dy, 0),
                 (Gemm::Wgrad, Side::Left) => (OperandKind::Dy, 1),
             };
-            lock(operands).entry((layer, kind.index(), operand)).or_default()[product].join(sums);
+            lock(operands).entry((layer, kind, operand)).or_default()[product].join(sums);
         }
     }
 
@@ -362,11 +392,9 @@ impl Watch {
         let Watch::Health(operands) = self else { return Vec::new() };
         let mut all = Vec::new();
         for (&(layer, kind, operand), sums) in &*lock(operands) {
-            let (at, linear) = match LinearKind::PLAIN.get(kind) {
-                Some(&kind) if layer != HEAD => {
-                    (Operator::Linear(layer, kind), policy.linear_of(layer, layers))
-                }
-                _ => (Operator::Head, std::borrow::Cow::Borrowed(&policy.head)),
+            let (at, linear) = match layer {
+                HEAD => (Operator::Head, std::borrow::Cow::Borrowed(&policy.head)),
+                _ => (Operator::Linear(layer, kind), policy.linear_of(layer, layers)),
             };
             let products = operand.products(&linear).into_iter().zip(sums);
             all.extend(products.filter(|(_, sums)| sums.count > 0).map(|((name, operand), sums)| {

@@ -65,7 +65,7 @@ impl LayerTrainer {
     /// # Errors
     /// [`TrainError::Unsupported`] names the part without one.
     pub fn check(config: &ModelConfig) -> Result<(), TrainError> {
-        crate::model::check_supported(config)
+        crate::support::check_plain(config)
     }
 
     /// Predicts the bytes of a layer: weights, their gradients, and saved activations for a batch of

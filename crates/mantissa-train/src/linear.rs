@@ -37,6 +37,8 @@ pub(crate) struct LinearOp {
     /// Index of a packed frozen weight, which has no range in the arenas.
     packed: Option<usize>,
     adapter: Option<Box<AdapterOp>>,
+    /// Number of linear layers of the decoder before it.
+    place: usize,
 }
 
 /// Left and right operand dtype of each matmul.
@@ -90,7 +92,7 @@ impl LinearOp {
             LinearRules::check(policy, module, (rows, cols))?;
             Some(Box::new(LinearRules::new(policy)))
         };
-        Ok(LinearOp { weight, bias, rows, cols, operands, rules, packed: None, adapter: None })
+        Ok(LinearOp { weight, bias, rows, cols, operands, rules, packed: None, adapter: None, place: 0 })
     }
 
     /// Takes the packed frozen weight with this index, and an adapter.
@@ -106,6 +108,16 @@ impl LinearOp {
     /// Returns its adapter.
     pub(crate) fn adapter(&self) -> Option<&AdapterOp> {
         self.adapter.as_deref()
+    }
+
+    /// Sets its place among the linear layers of the decoder, by which random numbers and histories are kept.
+    pub(crate) fn at_place(self, place: usize) -> Self {
+        LinearOp { place, ..self }
+    }
+
+    /// Returns the number of linear layers of the decoder before it.
+    pub(crate) fn place(&self) -> usize {
+        self.place
     }
 
     /// Number of input features.
@@ -231,8 +243,30 @@ impl LinearOp {
 
     /// Passes the layer without its bias to `run`.
     pub(crate) fn without_bias(&self, run: impl FnOnce(&LinearOp)) {
-        let LinearOp { weight, rows, cols, operands, packed, .. } = self.clone();
-        run(&LinearOp { weight, bias: None, rows, cols, operands, rules: None, packed, adapter: None });
+        let LinearOp { weight, rows, cols, operands, packed, place, .. } = self.clone();
+        run(&LinearOp {
+            weight,
+            bias: None,
+            rows,
+            cols,
+            operands,
+            rules: None,
+            packed,
+            adapter: None,
+            place,
+        });
+    }
+
+    /// Computes [`fprop`](Self::fprop) of a router or gate in f32, with the bits of evaluation also for one output: the
+    /// summation order of so narrow a product would depend on the number of rows.
+    ///
+    /// # Panics
+    /// As [`fprop`](Self::fprop).
+    pub(crate) fn narrow(&self, params: &Parameters, x: &[f32], out: &mut [f32], threads: usize) {
+        if self.rows > 1 || self.bias.is_some() {
+            return self.fprop_f32(params, x, out, threads);
+        }
+        kernels().gemv(x, self.cols, &params.f32(&self.weight), out, false);
     }
 
     /// Computes [`fprop`](Self::fprop) for f32 values, into `out`.
@@ -303,6 +337,18 @@ impl LinearOp {
     pub(crate) fn bias_grad(&self, dy: &[f32], grads: &mut Gradients) {
         if let Some(bias) = self.bias.clone() {
             grads.add(bias, |db| dy.chunks_exact(self.rows).for_each(|dy| kernels().axpy(1.0, dy, db)));
+        }
+    }
+
+    /// True if it has a bias.
+    pub(crate) fn has_bias(&self) -> bool {
+        self.bias.is_some()
+    }
+
+    /// Adds `sums` `[rows]` to the bias gradient in `grads`, if there is a bias.
+    pub(crate) fn add_bias_grad(&self, sums: &[f32], grads: &mut Gradients) {
+        if let Some(bias) = self.bias.clone() {
+            grads.add(bias, |db| kernels().axpy(1.0, sums, db));
         }
     }
 

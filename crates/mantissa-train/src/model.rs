@@ -1,15 +1,11 @@
 //! Model in training: parameters, gradients, and one step's forward and backward.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use mantissa_kernels::kernels;
-use mantissa_model::config::{HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm};
-use mantissa_model::flow::{LayerFlow, Sequences};
+use mantissa_model::flow::Sequences;
 use mantissa_model::graph::NormKind;
-use mantissa_model::{
-    Activation, Batch, ForwardError, LinearKind, LoadError, ModelConfig, WeightSource, load_config,
-};
+use mantissa_model::{Batch, ForwardError, LinearKind, LoadError, ModelConfig, WeightSource, load_config};
 
 use crate::adapter::Dropout;
 use crate::arena::{ParamTable, Parameters};
@@ -18,9 +14,12 @@ use crate::form::{Draw, Form, Histories, LinearRules};
 use crate::gradients::{Gradients, Wanted};
 use crate::health::{OperandKind, Operator, Watch};
 use crate::linear::LinearOp;
+use crate::norm::NormOp;
+use crate::ops::LayerOps;
 use crate::plan::{Options, Saved, Scratch, allocate};
 use crate::policy::{LinearPolicy, OperandPolicy, Policy};
 use crate::profile::{Part, Profile};
+use crate::support::check_model;
 
 /// Target of a token without a loss.
 pub const IGNORE_TARGET: u32 = u32::MAX;
@@ -56,38 +55,6 @@ pub fn next_token_targets(batch: &Batch<'_>) -> Vec<u32> {
     targets
 }
 
-/// Decoder layer with the ranges of its parameters.
-#[derive(Clone, Debug)]
-pub(crate) struct LayerOps {
-    /// Layer index.
-    pub(crate) index: usize,
-    pub(crate) flow: LayerFlow,
-    pub(crate) input_norm: Range<usize>,
-    pub(crate) post_norm: Range<usize>,
-    /// Ranges of the query and key head norms, if the model has them.
-    pub(crate) head_norms: Option<[Range<usize>; 2]>,
-    /// Operands of its matmuls.
-    pub(crate) policy: Arc<LinearPolicy>,
-    /// Linear layers in the order of [`LinearKind::PLAIN`].
-    linears: Vec<LinearOp>,
-}
-
-impl LayerOps {
-    pub(crate) fn linear(&self, kind: LinearKind) -> &LinearOp {
-        &self.linears[kind.index()]
-    }
-
-    /// True if a linear layer's weight is made for all tokens together: frozen in a scheme, or with an adapter.
-    pub(crate) fn is_tuned(&self) -> bool {
-        self.linears.iter().any(|linear| linear.packed().is_some() || linear.adapter().is_some())
-    }
-
-    /// True if its matmuls have quantized operands.
-    pub(crate) fn is_quantized(&self) -> bool {
-        self.linears.iter().any(|linear| linear.rules().is_some())
-    }
-}
-
 /// Model in training.
 #[derive(Debug)]
 pub struct TrainModel {
@@ -97,7 +64,9 @@ pub struct TrainModel {
     pub(crate) grads: Gradients,
     pub(crate) layers: Vec<LayerOps>,
     pub(crate) embedding: Range<usize>,
-    pub(crate) final_norm: Range<usize>,
+    /// Place of the learned positions.
+    pub(crate) positions: Option<Range<usize>>,
+    pub(crate) final_norm: NormOp,
     pub(crate) head: LinearOp,
     pub(crate) saved: Vec<Saved>,
     pub(crate) scratch: Scratch,
@@ -107,6 +76,14 @@ pub struct TrainModel {
     pub(crate) histories: Histories,
     /// Step and batch, for random numbers.
     pub(crate) draw: Draw,
+    /// Factor of the load-balancing loss, if it was set.
+    pub(crate) balance_factor: Option<f32>,
+    /// Load-balancing loss of the last batch.
+    pub(crate) balance_loss: Option<f64>,
+    /// Slopes of that loss in the router's probabilities, by expert; empty without it.
+    pub(crate) balance: Vec<f32>,
+    /// Tokens that chose each expert, by layer.
+    pub(crate) routed: Vec<Vec<u64>>,
     /// Polled between two layers; true stops the step.
     pub(crate) stop: Option<fn() -> bool>,
 }
@@ -119,7 +96,7 @@ impl TrainModel {
     /// unsupported operand; [`TrainError::Load`] if a weight cannot be read or memory is missing.
     pub fn load(source: &dyn WeightSource, options: Options) -> Result<Self, TrainError> {
         let config = load_config(source)?;
-        check_supported(&config)?;
+        check_model(&config)?;
         let params = Parameters::load(source, &config)?;
         Self::new(config, params, options)
     }
@@ -132,43 +109,39 @@ impl TrainModel {
     /// # Panics
     /// If the parameters belong to another configuration.
     pub fn new(config: ModelConfig, params: Parameters, options: Options) -> Result<Self, TrainError> {
-        check_supported(&config)?;
+        check_model(&config)?;
         options.policy.check()?;
         let base = params.base();
         let table = base.map_or_else(|| ParamTable::new(&config), |base| base.tuning.table(&config));
         assert!(params.table() == &table, "TrainModel::new: parameters of another configuration");
         let place = |name: &str| params.place(name).unwrap_or_default();
+        let mut linears = 0;
         let layers = (0..config.num_hidden_layers).map(|layer| {
             let policy = options.policy.linear_of(layer, config.num_hidden_layers);
-            let linear = |kind| {
-                let info = config.linear(layer, kind);
-                let weight = place(&format!("{}.weight", info.module));
-                let bias = params.place(&format!("{}.bias", info.module));
-                let linear = LinearOp::new(&info.module, (info.rows, info.cols), weight, bias, &policy)?;
-                match base {
-                    Some(base) => base.tuned(linear, &config, &info, &table, options.policy.weights),
-                    None => Ok(linear),
-                }
-            };
-            Ok(LayerOps {
-                index: layer,
-                flow: LayerFlow::new(&config, layer, options.threads),
-                input_norm: place(&config.norm_name(layer, NormKind::Input)),
-                post_norm: place(&config.norm_name(layer, NormKind::Post)),
-                head_norms: (config.head_norms == HeadNorms::Each).then(|| {
-                    [NormKind::Query, NormKind::Key].map(|kind| place(&config.norm_name(layer, kind)))
-                }),
-                policy: Arc::new(policy.clone().into_owned()),
-                linears: LinearKind::PLAIN.into_iter().map(linear).collect::<Result<_, TrainError>>()?,
-            })
+            LayerOps::new(
+                &config,
+                layer,
+                &policy,
+                (&params, options.policy.weights),
+                options.threads,
+                &mut linears,
+            )
         });
         let layers = layers.collect::<Result<Vec<_>, TrainError>>()?;
         let embedding = config.embedding_module();
         let head = if config.tie_word_embeddings { &embedding } else { config.head_module() };
         let shape = (config.vocab_size, config.hidden_size);
-        let weight = place(&format!("{head}.weight"));
-        let (embedding, final_norm) =
-            (place(&format!("{embedding}.weight")), place(&format!("{}.weight", config.final_norm_module())));
+        let (weight, bias) = (place(&format!("{head}.weight")), params.place(&format!("{head}.bias")));
+        let embedding = place(&format!("{embedding}.weight"));
+        let positions = params.place(&format!("{}.weight", config.positions_module()));
+        let positions = positions.filter(|_| config.learned_positions);
+        let final_norm = NormOp::new(
+            config.norm,
+            &config.final_norm_module(),
+            config.hidden_size,
+            config.rms_norm_eps,
+            &params,
+        );
         // Converted first, so that the f32 values are freed before the rest is allocated.
         let params = params.stored_as(options.policy.weights)?;
         let (saved, mut scratch) = allocate(&config, &options)?;
@@ -181,14 +154,25 @@ impl TrainModel {
             grads: Gradients::new(&table, options.policy.gradients)?,
             layers,
             embedding,
+            positions,
             final_norm,
-            head: LinearOp::new(head, shape, weight, None, &options.policy.head)?,
+            head: LinearOp::new(
+                head,
+                shape,
+                weight,
+                bias.filter(|_| config.head_bias),
+                &options.policy.head,
+            )?,
             saved,
             scratch,
             profile: Profile::default(),
             watch: Watch::Off,
             histories: Histories::new(&histories(&config, &options.policy)),
             draw: Draw::default(),
+            balance_factor: None,
+            balance_loss: None,
+            balance: Vec::new(),
+            routed: expert_counts(&config),
             stop: None,
             params,
             config,
@@ -271,11 +255,13 @@ impl TrainModel {
     /// Sets all gradients to zero.
     pub fn zero_gradients(&mut self) {
         self.profile.time(Part::Copies, || self.grads.zero());
+        self.routed.iter_mut().for_each(|counts| counts.fill(0));
     }
 
     /// Computes the loss of a batch and adds `scale` times the gradient of its sum to the gradients: `1 /
     /// targets` gives the gradient of the mean. `targets[i]` is the token after token `i`, or
-    /// [`IGNORE_TARGET`].
+    /// [`IGNORE_TARGET`]. With experts, the gradient includes that of the load-balancing loss of this batch, with the
+    /// weight of the mean loss; the loss does not.
     ///
     /// # Errors
     /// [`TrainError::Forward`], [`TrainError::Targets`] or [`TrainError::Target`] if the batch is
@@ -296,6 +282,7 @@ impl TrainModel {
         }
         passed?;
         let loss = self.head_backward(targets, scale);
+        self.balance(batch.tokens.len(), scale * loss.targets as f32);
         let passed = self.backward(batch);
         self.scratch.forms.adapters.draw = None;
         passed.map(|()| loss)
@@ -330,8 +317,8 @@ impl TrainModel {
             self.watch.operand(at, OperandKind::W, policy, &self.params.get(weight).widened());
         };
         for layer in &self.layers {
-            for kind in LinearKind::PLAIN {
-                look(Operator::Linear(layer.index, kind), &layer.policy, layer.linear(kind).weight());
+            for (kind, linear) in layer.linears() {
+                look(Operator::Linear(layer.index, kind), &layer.policy, linear.weight());
             }
         }
         look(Operator::Head, &self.options.policy.head, self.head.weight());
@@ -356,6 +343,9 @@ impl TrainModel {
         let states = &self.scratch.normed[..batch.tokens.len() * self.config.hidden_size];
         let states = self.scratch.head_input.of(states);
         self.head.fprop(&self.params, states, out, false, self.options.threads);
+        if let Some(cap) = self.config.logit_softcap {
+            kernels().softcap(out, 1.0, cap);
+        }
         Ok(())
     }
 
@@ -405,8 +395,10 @@ impl TrainModel {
     /// Propagates the gradient in `d_residual` from the last layer to the embedding.
     pub(crate) fn backward(&mut self, batch: &Batch<'_>) -> Result<(), TrainError> {
         // Below the first layer, only the embedding and the first norm could need a gradient.
+        let first_norm = self.layers.first().and_then(|layer| layer.norm(NormKind::Input));
         let below = self.grads.holds(&self.embedding)
-            || self.layers.first().is_some_and(|layer| self.grads.holds(&layer.input_norm));
+            || self.positions.as_ref().is_some_and(|positions| self.grads.holds(positions))
+            || first_norm.is_some_and(|norm| self.grads.holds(norm.weight()));
         for i in (0..self.layers.len()).rev() {
             self.go_on()?;
             self.layer_backward(i, batch.lens, if i > 0 || below { Wanted::All } else { Wanted::Weights });
@@ -416,11 +408,20 @@ impl TrainModel {
         self.profile.time(Part::Embedding, || {
             grads.add(self.embedding.clone(), |table| {
                 // Token by token, so that repeated rows are summed in batch order.
+                let scale = self.config.embedding_scale.unwrap_or(1.0);
                 for (&token, dx) in batch.tokens.iter().zip(d_residual.chunks_exact(d)) {
-                    kernels().axpy(1.0, dx, &mut table[token as usize * d..][..d]);
+                    kernels().axpy(scale, dx, &mut table[token as usize * d..][..d]);
                 }
                 self.watch.result(Operator::Embedding, "gradient", table);
             });
+            if let Some(positions) = self.positions.clone() {
+                grads.add(positions, |table| {
+                    let places = batch.lens.iter().flat_map(|&len| 0..len);
+                    for (position, dx) in places.zip(d_residual.chunks_exact(d)) {
+                        kernels().axpy(1.0, dx, &mut table[position * d..][..d]);
+                    }
+                });
+            }
         });
         Ok(())
     }
@@ -429,6 +430,15 @@ impl TrainModel {
     pub(crate) fn sequences<'a>(batch: &Batch<'a>) -> Sequences<'a> {
         Sequences::whole(batch.lens)
     }
+}
+
+/// Returns a count of 0 for each expert of each layer.
+fn expert_counts(config: &ModelConfig) -> Vec<Vec<u64>> {
+    let of_layer = |layer| {
+        let experts = config.experts.as_ref().filter(|experts| experts.layers[layer]);
+        vec![0; experts.map_or(0, |experts| experts.count.into())]
+    };
+    (0..config.num_hidden_layers).map(of_layer).collect()
 }
 
 /// Returns length and largest element of the amax history of every operand; empty without delayed scaling.
@@ -443,50 +453,10 @@ pub(crate) fn histories(config: &ModelConfig, policy: &Policy) -> Vec<(usize, f3
         let policy = policy.linear_of(layer, layers);
         let of_linear = LinearRules::new(&policy).histories();
         let plain = policy.is_plain();
-        (0..LinearKind::PLAIN.len())
+        (0..config.layer_linears(layer).len())
             .flat_map(move |_| of_linear.map(|own| if plain { (0, 1.0) } else { own }))
     };
     (0..layers).flat_map(of_layer).collect()
-}
-
-/// Checks that every feature of the architecture has a backward.
-///
-/// # Errors
-/// [`TrainError::Unsupported`] for the first feature without one.
-pub(crate) fn check_supported(config: &ModelConfig) -> Result<(), TrainError> {
-    let given = |field: &'static str, found: Option<f32>| {
-        (field, found.is_none(), found.unwrap_or_default().to_string(), "null")
-    };
-    let absent = |field, absent: bool| (field, absent, "in use".to_owned(), "not in use");
-    let features = [
-        ("norm", config.norm == NormForm::Rms, format!("{:?}", config.norm), "RMSNorm"),
-        (
-            "norm placement",
-            config.norm_places == NormPlaces::Before,
-            format!("{:?}", config.norm_places),
-            "before attention and MLP",
-        ),
-        ("QK norm", config.head_norms != HeadNorms::Whole, "over all heads".to_owned(), "per head or none"),
-        absent("norms before the output and down projections", !config.has_sub_norms()),
-        ("MLP", config.mlp == MlpForm::Gated, format!("{:?}", config.mlp), "gate, up and down"),
-        ("q, k and v", config.qkv == QkvForm::Separate, format!("{:?}", config.qkv), "stored separately"),
-        ("hidden_act", config.hidden_act == Activation::Silu, config.hidden_act.to_string(), "silu"),
-        absent("latent attention", config.latent.is_none()),
-        absent("experts", config.experts.is_none()),
-        absent("attention sinks", !config.sinks),
-        absent("learned positions", !config.learned_positions),
-        absent("partial rotation", config.rotary_dim == config.head_dim),
-        absent("rotary parameters by layer", config.local_rope.is_none()),
-        absent("bias of the head", !config.head_bias),
-        given("the scale of the embedding", config.embedding_scale),
-        given("attn_logit_softcapping", config.attention_softcap),
-        given("final_logit_softcapping", config.logit_softcap),
-        given("clip_qkv", config.clip_qkv),
-    ];
-    match features.into_iter().find(|(_, supported, ..)| !supported) {
-        Some((field, _, found, allowed)) => Err(TrainError::Unsupported { field, found, allowed }),
-        None => Ok(()),
-    }
 }
 
 #[cfg(test)]

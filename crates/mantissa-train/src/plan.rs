@@ -1,17 +1,18 @@
 //! Memory of training, predicted and allocated.
 
-use mantissa_kernels::CausalAttention;
-use mantissa_model::flow::{LayerFlow, MIN_ROWS};
-use mantissa_model::{HeadNorms, LinearInfo, LoadError, ModelConfig, zeros};
+mod sizes;
+
+use mantissa_model::flow::Choice;
+use mantissa_model::{LinearInfo, LoadError, ModelConfig, zeros};
 
 use crate::adapter::{AdapterSizes, Base, Formats, Tuning};
 use crate::arena::ParamTable;
-use crate::form::{FormSizes, Forms, Histories, LinearRules};
+use crate::form::{FormSizes, Forms, Histories};
 use crate::gradients::Gradients;
 use crate::operand::Operand;
 use crate::policy::Policy;
 use crate::rows::PART;
-use crate::store::Precision;
+use sizes::{Share, Sizes, choice_bytes, has_experts};
 
 /// Tokens whose logits are held at a time.
 pub(crate) const HEAD_ROWS: usize = 512;
@@ -60,15 +61,20 @@ impl Plan {
             lengths.iter().fold(0u64, |sum, &n| sum.saturating_add(n as u64)).saturating_mul(4)
         };
         let policy = &options.policy;
-        let saved = bytes(&sizes.saved()).saturating_add(sizes.inputs().iter().map(Share::bytes).sum());
-        let saved = saved.saturating_mul(config.num_hidden_layers as u64);
+        let of_layer = |layer| {
+            let mixed = has_experts(config, layer);
+            let inputs = sizes.inputs(mixed).iter().map(Share::bytes).sum();
+            let choices = choice_bytes(if mixed { sizes.choices() } else { 0 });
+            bytes(&sizes.saved(mixed)).saturating_add(inputs).saturating_add(choices)
+        };
+        let saved = (0..config.num_hidden_layers).map(of_layer).fold(0, u64::saturating_add);
         let logits = bytes(&[sizes.logits]);
         let mut entries = vec![
             ("parameters", policy.weights.bytes().saturating_mul(table.len() as u64)),
             ("gradients", Gradients::bytes(table, policy.gradients)),
             ("saved activations", saved),
             ("logits", logits),
-            ("scratch", bytes(&sizes.scratch()).saturating_sub(logits)),
+            ("scratch", bytes(&sizes.scratch()).saturating_sub(logits) + 2 * choice_bytes(sizes.choices())),
         ];
         let shared = sizes.rounded().iter().map(Share::bytes).sum::<u64>();
         let all = [&policy.linear, &policy.head].iter().all(|linear| linear.shares_all(policy.weights));
@@ -93,8 +99,8 @@ impl Plan {
 /// Bytes of operands that matmuls round by themselves: on the calling thread whole matrices of a weight
 /// gradient, on every other thread a part of the tokens and a weight.
 fn own_operands(config: &ModelConfig, options: &Options) -> u64 {
-    let widest = config.intermediate_size.max(config.hidden_size).max(config.query_width());
-    let weight = config.linears().iter().map(|info| info.rows * info.cols).max().unwrap_or(0);
+    let widest = config.decoder_linears().map(|info| info.rows.max(info.cols)).max().unwrap_or(0);
+    let weight = config.decoder_linears().map(|info| info.rows * info.cols).max().unwrap_or(0);
     let head = config.vocab_size.saturating_mul(config.hidden_size);
     let logits = options.max_tokens.min(HEAD_ROWS).saturating_mul(config.vocab_size);
     let tokens = options.max_tokens.saturating_mul(widest).max(logits);
@@ -103,125 +109,6 @@ fn own_operands(config: &ModelConfig, options: &Options) -> u64 {
     let other = part.saturating_add(weight.max(head));
     let others = other.saturating_mul(options.threads.saturating_sub(1));
     2 * (caller.saturating_add(others) as u64)
-}
-
-/// Buffer lengths in f32 values.
-#[derive(Clone, Debug)]
-struct Sizes {
-    tokens: usize,
-    rows: usize,
-    hidden: usize,
-    query: usize,
-    key: usize,
-    heads: usize,
-    intermediate: usize,
-    logits: usize,
-    scores: usize,
-    tables: usize,
-    /// Head width of models with query and key norms.
-    normed_head: Option<usize>,
-    /// Dtypes of shared operands: inputs and output gradients, of the layers and of the head.
-    layers: (Precision, Precision),
-    head: (Precision, Precision),
-    /// Quantized operands, if the policy has any.
-    forms: Option<FormSizes>,
-}
-
-/// Shared operand: dtype and number of values.
-#[derive(Clone, Copy, Debug)]
-struct Share(Precision, usize);
-
-impl Share {
-    fn bytes(&self) -> u64 {
-        Operand::bytes(self.0, self.1)
-    }
-
-    fn allocate(self) -> Option<Operand> {
-        Operand::new(self.0, self.1)
-    }
-}
-
-impl Sizes {
-    fn new(config: &ModelConfig, options: &Options) -> Self {
-        Sizes {
-            tokens: options.max_tokens,
-            rows: options.max_tokens.max(MIN_ROWS),
-            hidden: config.hidden_size,
-            query: config.query_width(),
-            key: config.key_value_width(),
-            heads: config.num_attention_heads,
-            intermediate: config.intermediate_size,
-            logits: options.max_tokens.min(HEAD_ROWS).saturating_mul(config.vocab_size),
-            scores: scores(config, options.max_len).saturating_mul(options.threads.max(1)),
-            tables: options.max_len.saturating_mul(config.head_dim / 2),
-            normed_head: (config.head_norms == HeadNorms::Each).then_some(config.head_dim),
-            layers: (options.policy.linear.shared_input(), options.policy.linear.shared_gradient()),
-            head: (options.policy.head.shared_input(), options.policy.head.shared_gradient()),
-            forms: (!options.policy.linear.is_plain()).then(|| {
-                FormSizes::new(config, &LinearRules::new(&options.policy.linear), options.max_tokens)
-            }),
-        }
-    }
-
-    /// Lengths of the f32 fields of [`Saved`], in order.
-    fn saved(&self) -> [usize; 11] {
-        let of = |width: usize| self.rows.saturating_mul(width);
-        let [raw_q, raw_k] = [self.query, self.key].map(|width| self.normed_head.map_or(0, |_| of(width)));
-        [
-            of(self.hidden),
-            of(self.query),
-            of(self.key),
-            of(self.key),
-            of(self.query),
-            self.tokens.saturating_mul(self.heads),
-            of(self.hidden),
-            of(self.intermediate),
-            of(self.intermediate),
-            raw_q,
-            raw_k,
-        ]
-    }
-
-    /// Operands of [`Saved::inputs`], in order.
-    fn inputs(&self) -> [Share; 4] {
-        let widths = [self.hidden, self.query, self.hidden, self.intermediate];
-        widths.map(|width| Share(self.layers.0, self.rows.saturating_mul(width)))
-    }
-
-    /// Operands of [`Scratch::rounded`], `head_input` and `head_gradient`.
-    fn rounded(&self) -> [Share; 5] {
-        let of = |width: usize| self.rows.saturating_mul(width);
-        let inner = Share(self.layers.1, of(self.intermediate.max(self.key)));
-        let first = Share(self.layers.1, of(self.hidden.max(self.query)));
-        [first, inner, inner, Share(self.head.0, of(self.hidden)), Share(self.head.1, self.logits)]
-    }
-
-    /// Lengths of the f32 fields of [`Scratch`], in order.
-    fn scratch(&self) -> [usize; 14] {
-        let of = |width: usize| self.rows.saturating_mul(width);
-        [
-            of(self.hidden),
-            of(self.hidden),
-            of(self.intermediate),
-            self.scores,
-            of(self.hidden),
-            of(self.hidden),
-            of(self.query),
-            of(self.query),
-            of(self.key),
-            of(self.key),
-            self.tokens.div_ceil(PART).saturating_mul(self.hidden.max(self.normed_head.unwrap_or(0))),
-            self.logits,
-            self.tables,
-            self.tables,
-        ]
-    }
-}
-
-/// Scratch of one thread's attention, forward or backward. Ignores the sliding window, which only reduces it.
-fn scores(config: &ModelConfig, max_len: usize) -> usize {
-    let shape = CausalAttention { window: None, ..*LayerFlow::new(config, 0, 1).attention_shape() };
-    shape.scratch_len(max_len, max_len).max(shape.backward_scratch_len(max_len))
 }
 
 /// Number of f32 score values per thread.
@@ -244,15 +131,21 @@ pub(crate) struct Saved {
     pub(crate) attended: Vec<f32>,
     /// Log-sum-exp of the attention scores, `[tokens, heads]`.
     pub(crate) lse: Vec<f32>,
-    /// Residual stream between attention and MLP, `[rows, hidden]`.
+    /// Residual stream between attention and MLP, `[rows, hidden]`; empty if both read the same states.
     pub(crate) middle: Vec<f32>,
-    /// Gate before its activation, `[rows, intermediate]`; overwritten by its gradient.
+    /// Gate before its activation, `[rows, intermediate]`; overwritten by its gradient. Empty in layers with experts,
+    /// which are recomputed.
     pub(crate) gate: Vec<f32>,
     /// Up projection, `[rows, intermediate]`; overwritten by its gradient.
     pub(crate) up: Vec<f32>,
-    /// Queries `[rows, query width]` and keys `[rows, key width]` before their head norms, if the model has
-    /// them.
+    /// Queries `[rows, query width]` and keys `[rows, key width]` before they are normed or clipped, if they are.
     pub(crate) raw: [Vec<f32>; 2],
+    /// Results of attention and MLP before their norms, `[rows, hidden]`, if they have norms.
+    pub(crate) results: [Vec<f32>; 2],
+    /// Logits of the router, `[rows, experts]`.
+    pub(crate) router: Vec<f32>,
+    /// Routing of the tokens to experts, by expert.
+    pub(crate) choices: Vec<Choice>,
     /// Inputs of the linear layers in matmul dtype, in the order of [`mantissa_model::LinearInput::PLAIN`]:
     /// normed states `[rows, hidden]`, attention output `[rows, query width]`, normed states, and the MLP
     /// activation `[rows, intermediate]`.
@@ -286,10 +179,18 @@ pub(crate) struct Scratch {
     pub(crate) partials: Vec<f32>,
     /// Logits of some tokens.
     pub(crate) logits: Vec<f32>,
-    /// RoPE cosines, `[positions, head_dim / 2]`.
-    pub(crate) cos: Vec<f32>,
-    /// RoPE sines, `[positions, head_dim / 2]`.
-    pub(crate) sin: Vec<f32>,
+    /// RoPE cosines and sines, `[positions, rotary_dim / 2]` each.
+    pub(crate) angles: [Vec<f32>; 2],
+    /// Those of layers with their own rotary parameters.
+    pub(crate) local_angles: [Vec<f32>; 2],
+    /// Gradient of a result of attention or MLP, `[rows, hidden]`, if it differs from that of the residual stream.
+    pub(crate) d_branch: Vec<f32>,
+    /// Joined projections or their gradients, results to be normed: `[rows, widest of them]`.
+    pub(crate) wide: Vec<f32>,
+    /// Capped logits of some tokens.
+    pub(crate) capped: Vec<f32>,
+    /// Buffers of the experts; empty without experts.
+    pub(crate) mixture: Mixture,
     /// Output gradients in matmul dtype, used in turn for down, gate and up, for the output projection, and
     /// for q, k and v.
     pub(crate) rounded: [Operand; 3],
@@ -299,6 +200,25 @@ pub(crate) struct Scratch {
     pub(crate) head_gradient: Operand,
     /// Quantized operands; empty if the policy has none.
     pub(crate) forms: Forms,
+}
+
+/// Buffers of the experts of a layer.
+#[derive(Debug, Default)]
+pub(crate) struct Mixture {
+    /// Gate and up of some experts, `[rows, widest expert]`.
+    pub(crate) gate: Vec<f32>,
+    /// See `gate`.
+    pub(crate) up: Vec<f32>,
+    /// Logits or scores of the router, or their gradients, `[rows, experts]`.
+    pub(crate) logits: Vec<f32>,
+    /// Inputs of some experts, `[rows, hidden]`.
+    pub(crate) gathered: Vec<f32>,
+    /// Outputs of some experts, `[rows, hidden]`.
+    pub(crate) result: Vec<f32>,
+    /// Sum of all experts, or the gradients of an expert's outputs, `[rows, hidden]`.
+    pub(crate) sum: Vec<f32>,
+    /// Choices by token, and the gradients of their weights.
+    pub(crate) by_token: [Vec<Choice>; 2],
 }
 
 /// Allocates the activations and scratch that [`Plan`] predicts.
@@ -312,13 +232,34 @@ pub(crate) fn allocate(config: &ModelConfig, options: &Options) -> Result<(Vec<S
     }
     let sizes = Sizes::new(config, options);
     let memory = || LoadError::Memory { what: "training", bytes: Plan::new(config, options).bytes() };
-    let layer = || {
-        let [residual, q, k, v, attended, lse, middle, gate, up, raw_q, raw_k] = arrays(sizes.saved())?;
-        let inputs = operands(sizes.inputs())?;
-        Some(Saved { residual, q, k, v, attended, lse, middle, gate, up, raw: [raw_q, raw_k], inputs })
+    let layer = |layer| {
+        let mixed = has_experts(config, layer);
+        let [residual, q, k, v, attended, lse, middle, gate, up, raw_q, raw_k, of_attention, of_mlp, router] =
+            arrays(sizes.saved(mixed))?;
+        Some(Saved {
+            residual,
+            q,
+            k,
+            v,
+            attended,
+            lse,
+            middle,
+            gate,
+            up,
+            raw: [raw_q, raw_k],
+            results: [of_attention, of_mlp],
+            router,
+            choices: choices(if mixed { sizes.choices() } else { 0 })?,
+            inputs: operands(sizes.inputs(mixed))?,
+        })
     };
-    let saved = (0..config.num_hidden_layers).map(|_| layer()).collect::<Option<Vec<_>>>();
+    let saved = (0..config.num_hidden_layers).map(layer).collect::<Option<Vec<_>>>();
     let saved = saved.ok_or_else(memory)?;
+    Ok((saved, scratch(config, options, &sizes).ok_or_else(memory)?))
+}
+
+/// Allocates the scratch; `None` if memory is missing.
+fn scratch(config: &ModelConfig, options: &Options, sizes: &Sizes) -> Option<Scratch> {
     let [
         residual,
         normed,
@@ -334,14 +275,25 @@ pub(crate) fn allocate(config: &ModelConfig, options: &Options) -> Result<(Vec<S
         logits,
         mut cos,
         mut sin,
-    ] = arrays(sizes.scratch()).ok_or_else(memory)?;
-    config.rope.fill_tables(config.head_dim, options.max_len, &mut cos, &mut sin);
-    let forms = match &sizes.forms {
-        Some(sizes) => sizes.allocate().ok_or_else(memory)?,
-        None => Forms::default(),
-    };
-    let [first, second, third, head_input, head_gradient] = operands(sizes.rounded()).ok_or_else(memory)?;
-    let scratch = Scratch {
+        mut local_cos,
+        mut local_sin,
+        d_branch,
+        wide,
+        capped,
+        expert_gate,
+        expert_up,
+        router,
+        gathered,
+        result,
+        sum,
+    ] = arrays(sizes.scratch())?;
+    config.rope.fill_tables(config.rotary_dim, options.max_len, &mut cos, &mut sin);
+    if let Some(rope) = &config.local_rope {
+        rope.fill_tables(config.rotary_dim, options.max_len, &mut local_cos, &mut local_sin);
+    }
+    let forms = sizes.forms.as_ref().map_or_else(|| Some(Forms::default()), FormSizes::allocate)?;
+    let [first, second, third, head_input, head_gradient] = operands(sizes.rounded())?;
+    Some(Scratch {
         residual,
         normed,
         inner,
@@ -354,14 +306,31 @@ pub(crate) fn allocate(config: &ModelConfig, options: &Options) -> Result<(Vec<S
         dv,
         partials,
         logits,
-        cos,
-        sin,
+        angles: [cos, sin],
+        local_angles: [local_cos, local_sin],
+        d_branch,
+        wide,
+        capped,
+        mixture: Mixture {
+            gate: expert_gate,
+            up: expert_up,
+            logits: router,
+            gathered,
+            result,
+            sum,
+            by_token: [choices(sizes.choices())?, choices(sizes.choices())?],
+        },
         rounded: [first, second, third],
         head_input,
         head_gradient,
         forms,
-    };
-    Ok((saved, scratch))
+    })
+}
+
+/// Allocates an empty list of up to `n` choices; `None` if memory is missing.
+fn choices(n: usize) -> Option<Vec<Choice>> {
+    let mut choices = Vec::new();
+    choices.try_reserve_exact(n).ok().map(|()| choices)
 }
 
 fn arrays<const N: usize>(lengths: [usize; N]) -> Option<[Vec<f32>; N]> {
@@ -394,6 +363,17 @@ mod tests {
         ModelConfig::from_json(&config, "config.json").unwrap()
     }
 
+    /// Small model of another architecture.
+    fn other(model_type: &str) -> ModelConfig {
+        let config = json!({
+            "model_type": model_type, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3,
+            "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8, "vocab_size": 50, "sliding_window": 8,
+            "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "num_experts": 5, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16, "shared_expert_intermediate_size": 28, "mlp_only_layers": [0]
+        });
+        ModelConfig::from_json(&config, "config.json").unwrap()
+    }
+
     /// The predicted bytes equal the allocated ones.
     #[test]
     fn the_plan_is_the_sum_of_the_buffers() {
@@ -410,6 +390,11 @@ mod tests {
             (config(&[]), 2000, 40, 3, Policy::fp32()),
             (config(&[]), 2000, 40, 3, Policy::fp16()),
             (normed.clone(), 600, 40, 2, Policy::fp32()),
+            (other("gemma2"), 600, 40, 2, Policy::fp32()),
+            (other("gemma3_text"), 600, 40, 2, Policy::fp32()),
+            (other("phi3"), 600, 40, 2, Policy::fp32()),
+            (other("gpt_neox"), 600, 40, 2, Policy::fp32()),
+            (other("qwen2_moe"), 600, 40, 2, Policy::fp32()),
         ] {
             let weights = policy.weights.bytes();
             let options = Options { max_tokens, max_len, threads, policy };
@@ -418,10 +403,14 @@ mod tests {
             let model = TrainModel::new(config.clone(), params, options).unwrap();
             let saved = model.saved.iter().flat_map(|s| {
                 let [raw_q, raw_k] = &s.raw;
-                [&s.residual, &s.q, &s.k, &s.v, &s.attended, &s.lse, &s.middle, &s.gate, &s.up, raw_q, raw_k]
-                    .map(Vec::capacity)
+                let [of_attention, of_mlp] = &s.results;
+                let all = [&s.residual, &s.q, &s.k, &s.v, &s.attended, &s.lse, &s.middle, &s.gate, &s.up];
+                all.into_iter().chain([raw_q, raw_k, of_attention, of_mlp, &s.router]).map(Vec::capacity)
             });
             let s = &model.scratch;
+            let m = &s.mixture;
+            let choices = model.saved.iter().map(|s| &s.choices).chain(&m.by_token).map(Vec::capacity);
+            let choices = size_of::<Choice>() as u64 * choices.sum::<usize>() as u64;
             let scratch = [
                 &s.residual,
                 &s.normed,
@@ -435,16 +424,23 @@ mod tests {
                 &s.dv,
                 &s.partials,
                 &s.logits,
-                &s.cos,
-                &s.sin,
+                &s.d_branch,
+                &s.wide,
+                &s.capped,
+                &m.gate,
+                &m.up,
+                &m.logits,
+                &m.gathered,
+                &m.result,
+                &m.sum,
             ];
+            let scratch = scratch.into_iter().chain(&s.angles).chain(&s.local_angles).map(Vec::capacity);
             let inputs = model.saved.iter().flat_map(|s| &s.inputs);
             let operands = inputs.chain(&s.rounded).chain([&s.head_input, &s.head_gradient]);
             let operands = operands.map(Operand::capacity).sum::<u64>();
-            let all =
-                saved.sum::<usize>() + scratch.map(Vec::capacity).iter().sum::<usize>() + model.grads.len();
+            let all = saved.sum::<usize>() + scratch.sum::<usize>() + model.grads.len();
             let weights = weights * model.params.table().len() as u64;
-            assert_eq!(plan.bytes(), 4 * all as u64 + operands + weights, "{max_tokens} tokens");
+            assert_eq!(plan.bytes(), 4 * all as u64 + operands + weights + choices, "{max_tokens} tokens");
         }
         // Quantized operands, and matrices that plain layers round by themselves.
         for name in ["fp8-delayed", "fp8-blockwise", "nvfp4", "tetrajet2", "int8-switchback"] {

@@ -1,6 +1,6 @@
 //! The three matmuls of a decoder layer's linear layers, with plain or quantized operands: fprop `Y = X Wᵀ + b`, dgrad
 //! `dX = dY W`, wgrad `dW = dYᵀ X` and `db = Σ dY`. Everything around them is here too: operands are prepared, times
-//! are taken ([`Profile`]) and tensors shown to the telemetry ([`Watch`](crate::health::Watch)). Forward and backward
+//! are taken ([`Profile`]) and tensors shown to the telemetry ([`Watch`]). Forward and backward
 //! passes state formulas only.
 //!
 //! X is `[tokens, cols]`, W `[rows, cols]`, Y and dY `[tokens, rows]`. Linear layers that read the same X are passed
@@ -14,12 +14,12 @@ use mantissa_model::flow::Job;
 
 use crate::adapter::{Adapted, Slot};
 use crate::arena::Parameters;
-use crate::form::{Draws, Forms, Gemm, Making, Matrix, Side, slot_of};
+use crate::form::{Draws, Forms, Gemm, LinearPlace, Making, Matrix, Side, slot_of};
 use crate::gradients::Gradients;
-use crate::health::{OperandKind, Operator};
+use crate::health::{OperandKind, Operator, Watch};
 use crate::linear::LinearOp;
-use crate::model::LayerOps;
 use crate::operand::Operand;
+use crate::ops::LayerOps;
 use crate::profile::{Part, Profile};
 use crate::store::StoreRef;
 
@@ -42,6 +42,11 @@ pub(crate) struct Input<'a> {
 }
 
 impl<'a> Input<'a> {
+    /// Takes values that matmuls with plain operands round by themselves.
+    pub(crate) fn own(exact: &'a [f32]) -> Self {
+        Input { exact, rounded: StoreRef::F32(exact) }
+    }
+
     /// Takes values whose rounded copy, if any, is `rounded`.
     pub(crate) fn new(exact: &'a [f32], rounded: &'a Operand) -> Self {
         Input { exact, rounded: rounded.of(exact) }
@@ -57,6 +62,12 @@ pub(crate) struct OutputGradient<'a> {
 }
 
 impl<'a> Products<'a> {
+    /// Returns the same without telemetry, to repeat what it has seen.
+    pub(crate) fn unseen(self) -> Self {
+        static OFF: Watch = Watch::Off;
+        Products { draws: Draws { watch: &OFF, ..self.draws }, ..self }
+    }
+
     fn linear(self, kind: LinearKind) -> &'a LinearOp {
         self.layer.linear(kind)
     }
@@ -66,7 +77,8 @@ impl<'a> Products<'a> {
     }
 
     fn making(self, kind: LinearKind, gemm: Gemm, side: Side) -> Making<'a> {
-        self.draws.making(self.layer.index, kind, gemm, side)
+        let place = LinearPlace { layer: self.layer.index, kind, index: self.linear(kind).place() };
+        self.draws.making(place, gemm, side)
     }
 
     /// Runs `jobs`, which all read `x`. Rows of their outputs beyond those of `x` become 0 if operands are quantized.
@@ -164,6 +176,12 @@ impl<'a> Products<'a> {
         OutputGradient { kind, exact: dy, rounded: rounded.of(dy) }
     }
 
+    /// Takes the gradient `dy` of a linear layer's output; matmuls with plain operands round it by themselves.
+    pub(crate) fn own_output(self, kind: LinearKind, dy: &[f32]) -> OutputGradient<'_> {
+        self.draws.watch.operand(self.at(kind), OperandKind::Dy, &self.layer.policy, dy);
+        OutputGradient { kind, exact: dy, rounded: StoreRef::F32(dy) }
+    }
+
     /// Adds to the gradients of weights and biases of linear layers that read `x`.
     pub(crate) fn wgrad(
         self,
@@ -245,17 +263,19 @@ impl<'a> Products<'a> {
     }
 
     /// Computes the gradient `dx` `[part, cols]` of the input of linear layers for the tokens `part`, the sum over
-    /// all, on up to `threads` threads. Quantized operands were made by [`prepare_dgrad`](Self::prepare_dgrad).
+    /// all, on up to `threads` threads; adds it to `dx` if `accumulate`. Quantized operands were made by
+    /// [`prepare_dgrad`](Self::prepare_dgrad).
     pub(crate) fn dgrad(
         self,
         forms: &Forms,
         outputs: &[OutputGradient<'_>],
         part: Range<usize>,
         dx: &mut [f32],
+        accumulate: bool,
         threads: usize,
     ) {
         for (i, OutputGradient { kind, rounded, .. }) in outputs.iter().enumerate() {
-            let (linear, accumulate) = (self.linear(*kind), i > 0);
+            let (linear, accumulate) = (self.linear(*kind), accumulate || i > 0);
             self.profile.time(Part::Dgrad, || {
                 if linear.rules().is_some() {
                     let [dy, weight] = forms.of_dgrad(slot_of(*kind));

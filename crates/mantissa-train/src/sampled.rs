@@ -13,10 +13,9 @@ use mantissa_model::flow::parts;
 use mantissa_model::{ForwardError, LoadError, ModelConfig, WeightSource, forward_f32, zeros};
 use mantissa_num::round::random_u32;
 
-use crate::backward::norm_backward_part;
 use crate::error::TrainError;
 use crate::plan::Options;
-use crate::rows::{rows, take};
+use crate::rows::take;
 
 /// Maximum tokens whose logits a thread holds. A part of [`parts`] has more than half of it; the split
 /// affects results.
@@ -63,7 +62,7 @@ impl SampledHead {
         config: &ModelConfig,
         options: &Options,
     ) -> Result<Self, TrainError> {
-        crate::model::check_supported(config)?;
+        crate::support::check_plain(config)?;
         let (hidden, vocab) = (config.hidden_size, config.vocab_size);
         let norm = source.tensor_f32(&format!("{}.weight", config.final_norm_module()), &[hidden])?;
         // A transform may have untied the head from the embedding.
@@ -135,7 +134,8 @@ impl SampledHead {
         // The norm's backward adds to `states`, whose values as the norm's input are no longer needed.
         normed.copy_from_slice(states);
         states.fill(0.0);
-        norm_backward_part(rows(normed, d, 0..n), &self.norm, self.eps, d_normed, states, partial);
+        partial.fill(0.0);
+        kernels().rms_norm_backward(normed, &self.norm, self.eps, d_normed, states, partial);
     }
 }
 

@@ -8,7 +8,7 @@ use crate::arena::ParamInfo;
 use crate::data::{Cursor, Data, Sample};
 use crate::error::TrainError;
 use crate::form::Draw;
-use crate::health::{StepHealth, Watch, WeightCounts};
+use crate::health::{ExpertHealth, StepHealth, Watch, WeightCounts};
 use crate::model::TrainModel;
 use crate::optim::Optimizer;
 use crate::scaling::LossScaler;
@@ -156,7 +156,10 @@ impl Trainer {
             counts.health(&param.tensor.name, n, amax / report.loss_scale as f32)
         };
         let weights = self.model.params.table().iter().zip(&counts).filter(|_| updated).map(of).collect();
-        Ok((report, StepHealth { step: report.step, weights, operands }))
+        let routed = self.model.expert_tokens().iter().cloned().enumerate();
+        let experts = routed.filter(|(_, tokens)| !tokens.is_empty());
+        let experts = experts.map(|(layer, tokens)| ExpertHealth { layer, tokens }).collect();
+        Ok((report, StepHealth { step: report.step, weights, operands, experts }))
     }
 
     fn counted_step(&mut self, counts: Option<&[WeightCounts]>) -> Result<StepReport, TrainError> {

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{batch, bits, name, options, train_model, trainable};
+use common::{batch, bits, name, options, plain, train_model, trainable};
 use mantissa_model::load_config;
 use mantissa_model::{Batch, Buffers, ForwardError, InputQuantizer, Layer, Linear, LinearInput, LinearKind};
 use mantissa_num::parse_activation;
@@ -38,6 +38,10 @@ fn moved(
 fn gradients_are_the_slopes_of_the_loss() {
     for dir in trainable() {
         let mut model = train_model(&dir, 1).unwrap();
+        // The choice of experts makes the loss jump, and clipping gives it kinks.
+        if model.config().experts.is_some() || model.config().clip_qkv.is_some() {
+            continue;
+        }
         let (tokens, lens) = batch(&dir, 90);
         let batch = Batch { tokens: &tokens, lens: &lens };
         let targets = next_token_targets(&batch);
@@ -51,7 +55,8 @@ fn gradients_are_the_slopes_of_the_loss() {
             let norm = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
             // Key biases do not change the softmax: their gradient is rounding error.
             if norm < 1e-5 * whole {
-                assert!(param.tensor.name.ends_with("k_proj.bias"), "{} {}", name(&dir), param.tensor.name);
+                let key_bias = param.tensor.name.ends_with("k_proj.bias");
+                assert!(key_bias, "{} {}: {norm}", name(&dir), param.tensor.name);
                 continue;
             }
             let along: Vec<f32> = gradient.iter().map(|g| (f64::from(*g) / norm) as f32).collect();
@@ -100,7 +105,8 @@ fn thread_counts_change_no_bit() {
             (seen, bits(&model.parameters().values()))
         };
         let one = run(1);
-        for threads in [2, 3, 7] {
+        let plain = plain().contains(&dir);
+        for threads in [3, 2, 7].into_iter().take(if plain { 3 } else { 1 }) {
             assert!(run(threads) == one, "{}, {threads} threads", name(&dir));
         }
     }
@@ -192,7 +198,7 @@ fn weighted_output(layer: &mut LayerTrainer, mut states: Vec<f32>, lens: &[usize
 /// Checks for a single layer that the input gradient is the slope of `Σ c ∘ output`, and that of the weights is there without it.
 #[test]
 fn a_layers_input_gradient_is_the_slope_of_its_output() {
-    for dir in trainable() {
+    for dir in plain() {
         let source = ModelFiles::open(&dir).unwrap();
         let config = load_config(&source).unwrap();
         let (d, lens) = (config.hidden_size, [30, 1, 31]);
@@ -218,7 +224,7 @@ fn a_layers_input_gradient_is_the_slope_of_its_output() {
 #[test]
 fn inputs_are_quantized_as_in_evaluation() {
     let quant = ActivationQuant::new(parse_activation("int4-token").unwrap(), None);
-    for dir in trainable() {
+    for dir in plain() {
         let source = ModelFiles::open(&dir).unwrap();
         let config = load_config(&source).unwrap();
         let (d, lens) = (config.hidden_size, [30, 1, 31]);
@@ -258,7 +264,7 @@ fn inputs_are_quantized_as_in_evaluation() {
 /// Gradients at drawn targets have the mean zero, being those of a distribution's own logarithm, and do not depend on threads.
 #[test]
 fn gradients_at_drawn_targets_have_the_mean_zero() {
-    let dir = &trainable()[0];
+    let dir = &plain()[0];
     let source = ModelFiles::open(dir).unwrap();
     let config = load_config(&source).unwrap();
     let (d, n) = (config.hidden_size, 1100);

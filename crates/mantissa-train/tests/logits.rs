@@ -41,23 +41,11 @@ fn untrainable_models_are_refused() {
             Ok(_) => None,
         })
         .collect();
-    let trained = |name: &str| {
-        ["llama", "mistral", "qwen2-bias", "qwen2-window", "qwen3-qknorm", "mqa", "smollm3", "seed-oss"]
-            .iter()
-            .any(|start| name.starts_with(start))
-    };
-    let all = tiny();
-    let expected: Vec<_> = all.iter().map(|dir| name(dir)).filter(|name| !trained(name)).collect();
-    assert!(expected.len() > 10);
-    assert_eq!(refused.iter().map(|(name, _)| name).collect::<Vec<_>>(), expected);
+    assert!(refused.len() < 5 && trainable().len() > 30);
     for (name, feature) in [
-        ("gemma2", "norm"),
-        ("olmo2", "norm placement"),
-        ("bitnet-silu", "norms before the output and down projections"),
-        ("phi3", "MLP"),
-        ("mixtral", "experts"),
+        ("deepseek-v2", "latent attention"),
         ("deepseek-v3", "latent attention"),
-        ("gpt-oss", "experts"),
+        ("gpt-oss", "experts stored as one tensor"),
     ] {
         assert!(refused.contains(&(name.to_owned(), feature)), "{name}: {refused:?}");
     }

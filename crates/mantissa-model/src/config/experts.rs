@@ -26,6 +26,8 @@ pub struct Experts {
     pub limited: Option<LimitedSwiglu>,
     /// True if a dense checkpoint stores the experts of a layer as one tensor.
     pub stacked: bool,
+    /// Factor of the load-balancing loss in training (`router_aux_loss_coef`), if the config has it.
+    pub balance_loss: Option<f32>,
 }
 
 /// Experts that every token passes through, as one MLP.
@@ -96,7 +98,9 @@ pub(super) fn parse(fields: Fields<'_>, rules: &ExpertRules, layers: usize) -> R
     let layers = expert_layers(fields, rules.layers, layers)?;
     // `count` is at most MAX_EXPERTS.
     let count = u16::try_from(count).map_err(|_| fields.error(field, "fewer experts"))?;
-    Ok(Experts { count, per_token, width, layers, routing, shared, limited, stacked: rules.stacked })
+    let balance_loss = fields.optional_number("router_aux_loss_coef")?.map(|factor| factor as f32);
+    let stacked = rules.stacked;
+    Ok(Experts { count, per_token, width, layers, routing, shared, limited, stacked, balance_loss })
 }
 
 fn expert_layers(fields: Fields<'_>, rule: ExpertLayers, layers: usize) -> Result<Vec<bool>, ConfigError> {

@@ -20,7 +20,7 @@ mod op;
 mod svd;
 mod work;
 
-use mantissa_model::{LinearInfo, ModelConfig, Role, TensorInfo};
+use mantissa_model::{LinearInfo, ModelConfig, Role, StoredAs, TensorInfo};
 use mantissa_num::Scheme;
 
 pub(crate) use base::Base;
@@ -175,6 +175,10 @@ impl Tuning {
         let lost = |name: &&String| !config.decoder_linears().any(|info| names(name, &info.module));
         if let Some(name) = targets.iter().find(lost) {
             return fault("targets", name.clone(), "names of linear layers such as q_proj or *");
+        }
+        let transposed = |info: &LinearInfo| info.stored == StoredAs::Columns && self.trains_linear(info);
+        if let Some(info) = config.decoder_linears().find(transposed) {
+            return fault("train", info.module, "tensors other than linear layers stored [in, out]");
         }
         let tensors = config.tensors();
         let lost = |name: &&String| {

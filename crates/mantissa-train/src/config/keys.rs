@@ -58,6 +58,8 @@ pub struct Model {
     pub std: f64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub architecture: Option<toml::Table>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub balance: Option<f64>,
 }
 
 /// `[data]`.

@@ -40,18 +40,25 @@ pub(crate) struct Draws<'a> {
     pub(crate) threads: usize,
 }
 
-/// Number of operands of a decoder layer: six for each of its seven linear layers.
-pub(crate) const OPERANDS: usize = LinearKind::PLAIN.len() * 6;
+/// Linear layer among those of the decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LinearPlace {
+    pub(crate) layer: usize,
+    pub(crate) kind: LinearKind,
+    /// Number of linear layers of the decoder before it.
+    pub(crate) index: usize,
+}
 
 /// Position of an operand among all.
-fn slot(layer: usize, kind: LinearKind, gemm: Gemm, side: Side) -> usize {
-    layer * OPERANDS + kind.index() * 6 + gemm as usize * 2 + side as usize
+fn slot(place: usize, gemm: Gemm, side: Side) -> usize {
+    place * 6 + gemm as usize * 2 + side as usize
 }
 
 impl<'a> Draws<'a> {
     /// Returns what making an operand needs. Inputs that several linear layers share take the first one's place.
-    pub(crate) fn making(&self, layer: usize, kind: LinearKind, gemm: Gemm, side: Side) -> Making<'a> {
-        let slot = slot(layer, kind, gemm, side);
+    pub(crate) fn making(&self, place: LinearPlace, gemm: Gemm, side: Side) -> Making<'a> {
+        let LinearPlace { layer, kind, index } = place;
+        let slot = slot(index, gemm, side);
         Making {
             seed: self.random(slot as u32),
             // The same for both operands and for all linear layers that share an input.

@@ -18,7 +18,7 @@ use mantissa_model::zeros;
 use mantissa_num::blockwise::Range;
 use mantissa_num::{Blocks, Hadamard, hadamard::TE_SIGNS16};
 
-pub(crate) use draws::{Draw, Draws, Gemm, Side};
+pub(crate) use draws::{Draw, Draws, Gemm, LinearPlace, Side};
 pub(crate) use history::{Histories, History};
 pub(crate) use rounder::Factors;
 use rounder::Rounder;

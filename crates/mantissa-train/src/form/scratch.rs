@@ -12,8 +12,8 @@ const SLOTS: usize = 3;
 /// Returns the slot of a linear layer: those of one half that are propagated together have different ones.
 pub(crate) fn slot_of(kind: LinearKind) -> usize {
     match kind {
-        LinearKind::Gate | LinearKind::K => 1,
-        LinearKind::Up | LinearKind::V => 2,
+        LinearKind::Gate | LinearKind::K | LinearKind::ExpertGate(_) | LinearKind::SharedGate => 1,
+        LinearKind::Up | LinearKind::V | LinearKind::ExpertUp(_) | LinearKind::SharedUp => 2,
         _ => 0,
     }
 }
@@ -49,7 +49,7 @@ pub(crate) struct FormSizes {
 impl FormSizes {
     /// Computes the sizes for up to `tokens` tokens.
     pub(crate) fn new(config: &ModelConfig, rules: &LinearRules, tokens: usize) -> Self {
-        let shapes = LinearKind::PLAIN.map(|kind| (kind, config.linear(0, kind)));
+        let shapes: Vec<_> = config.decoder_linears().map(|info| (info.kind, info)).collect();
         let most = |of: &dyn Fn(usize, usize) -> usize, slot: Option<usize>| {
             let own = shapes.iter().filter(|(kind, _)| slot.is_none_or(|slot| slot == slot_of(*kind)));
             own.map(|(_, info)| of(info.rows, info.cols)).max().unwrap_or(0)

@@ -3,10 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use mantissa_model::{Batch, Buffers, Decoder, WeightSource};
+use mantissa_model::{Batch, Buffers, Decoder, WeightSource, load_config};
 use mantissa_store::SafeTensors;
 use mantissa_store::convention::ModelFiles;
-use mantissa_train::{Options, Policy, TrainError, TrainModel};
+use mantissa_train::{LayerTrainer, Options, Policy, TrainError, TrainModel};
 
 pub fn data() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data")
@@ -36,6 +36,12 @@ pub fn train_model(dir: &Path, threads: usize) -> Result<TrainModel, TrainError>
 /// The tiny models that can be trained.
 pub fn trainable() -> Vec<PathBuf> {
     tiny().into_iter().filter(|dir| train_model(dir, 1).is_ok()).collect()
+}
+
+/// The tiny models whose layers can be trained alone.
+pub fn plain() -> Vec<PathBuf> {
+    let config = |dir: &Path| load_config(&ModelFiles::open(dir).unwrap()).unwrap();
+    trainable().into_iter().filter(|dir| LayerTrainer::check(&config(dir)).is_ok()).collect()
 }
 
 /// The sequences recorded with a tiny model.

@@ -148,7 +148,11 @@ impl Setup {
         let optimizer = optimizer
             .with_decay(&settings.decay_groups(), params.table())
             .map_err(|error| BadInput::new(error.key, error.to_string(), DecayGroups::ALLOWED))?;
-        Ok((TrainModel::new(self.config.clone(), params, self.options.clone())?, optimizer))
+        let mut model = TrainModel::new(self.config.clone(), params, self.options.clone())?;
+        if let Some(factor) = settings.model.balance {
+            model.set_balance_factor(factor as f32);
+        }
+        Ok((model, optimizer))
     }
 
     /// Makes the trainer at step 0.

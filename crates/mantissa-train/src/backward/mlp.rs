@@ -1,0 +1,117 @@
+//! Backward of the MLP: down projection, activation, gate and up.
+
+use mantissa_kernels::for_each;
+use mantissa_model::LinearKind;
+use mantissa_model::config::MlpForm;
+use mantissa_model::flow::parts;
+use mantissa_model::graph::NormKind;
+
+use super::LayerBackward;
+use crate::form::Forms;
+use crate::health::Operator;
+use crate::operand::Operand;
+use crate::products::{Input, OutputGradient};
+use crate::profile::Part;
+use crate::rows::{PART, rows_mut};
+
+/// Gate and up `[tokens, intermediate]`, which become their gradients.
+struct GateUp<'b> {
+    gate: &'b mut [f32],
+    up: &'b mut [f32],
+    /// Their rounded copies.
+    rounded: [&'b mut Operand; 2],
+    /// Scratch, `[rows, wide]`.
+    wide: &'b mut [f32],
+}
+
+impl LayerBackward<'_> {
+    pub(super) fn mlp(&mut self) {
+        let (d, tokens, products) = (self.hidden, self.tokens, self.products());
+        let ffn = self.layer.linear(LinearKind::Down).cols();
+        let d_out = self.branch(NormKind::AfterMlp);
+        self.remake(NormKind::Post);
+        // Moved out, because the rest of scratch and activations is borrowed mutably below.
+        let [mut of_out, mut of_gate, mut of_up] = std::mem::take(&mut self.s.rounded);
+        let (mut forms, mut wide) = (std::mem::take(&mut self.s.forms), std::mem::take(&mut self.s.wide));
+        let (mut gate, mut up) = (std::mem::take(&mut self.saved.gate), std::mem::take(&mut self.saved.up));
+        let down = [products.output(LinearKind::Down, &d_out[..tokens * d], &mut of_out)];
+        products.prepare_dgrad(&mut forms, &down);
+        let of_both = [&mut of_gate, &mut of_up];
+        let inner = GateUp { gate: &mut gate, up: &mut up, rounded: of_both, wide: &mut wide };
+        self.inner(&forms, &down, inner);
+        let (of_gate_values, of_up_values) = (&gate[..tokens * ffn], &up[..tokens * ffn]);
+        let outputs = match self.layer.mlp {
+            MlpForm::Gated => vec![
+                products.rounded_output(LinearKind::Gate, of_gate_values, &of_gate),
+                products.rounded_output(LinearKind::Up, of_up_values, &of_up),
+            ],
+            MlpForm::GatedJoined => {
+                let joined = &mut wide[..2 * tokens * ffn];
+                let parts = of_gate_values.chunks_exact(ffn).zip(of_up_values.chunks_exact(ffn));
+                for (joined, (gate, up)) in joined.chunks_exact_mut(2 * ffn).zip(parts) {
+                    joined[..ffn].copy_from_slice(gate);
+                    joined[ffn..].copy_from_slice(up);
+                }
+                vec![products.output(LinearKind::GateUp, joined, &mut of_gate)]
+            }
+            // The one projection is where a gate would be.
+            MlpForm::Plain => vec![products.output(LinearKind::Up, of_gate_values, &mut of_gate)],
+        };
+        if self.wanted.weights() {
+            let [_, _, normed, inner] = &self.saved.inputs;
+            let inner = Input::new(&self.s.inner[..tokens * ffn], inner);
+            products.wgrad(&mut forms, inner, &down, self.grads);
+            let normed = Input::new(&self.s.normed[..tokens * d], normed);
+            products.wgrad(&mut forms, normed, &outputs, self.grads);
+        }
+        products.prepare_dgrad(&mut forms, &outputs);
+        self.give_back(d_out);
+        self.enter_backward(NormKind::Post, &forms, &outputs);
+        (self.s.rounded, self.s.forms, self.s.wide) = ([of_out, of_gate, of_up], forms, wide);
+        (self.saved.gate, self.saved.up) = (gate, up);
+    }
+
+    /// Propagates from the down projection to gate and up, and makes the down projection's input in `inner`.
+    fn inner(&mut self, forms: &Forms, down: &[OutputGradient<'_>], of: GateUp<'_>) {
+        let (layer, products, profile) = (self.layer, self.products(), self.profile);
+        let ffn = layer.linear(LinearKind::Down).cols();
+        let norm = layer.norm(NormKind::MlpSub);
+        let values = norm.map(|norm| norm.values(self.params));
+        let GateUp { gate, up, rounded: [of_gate, of_up], wide } = of;
+        let cut = parts(self.tokens, PART);
+        let pieces = cut.clone().zip(rows_mut(gate, ffn, cut.clone())).zip(rows_mut(up, ffn, cut.clone()));
+        let pieces = pieces.zip(rows_mut(&mut self.s.inner, ffn, cut.clone()));
+        let pieces = pieces.zip(of_gate.parts(ffn, cut.clone()).zip(of_up.parts(ffn, cut.clone())));
+        // Without a norm, its partial gradients and scratch have no values.
+        let partial = norm.map_or(0, |norm| norm.partial());
+        let partials = rows_mut(&mut self.s.partials, partial, cut.clone().map(|_| 0..1));
+        let both = if norm.is_some() { 2 * ffn } else { 0 };
+        let pieces = pieces.zip(partials.zip(rows_mut(wide, both, cut.clone())));
+        let (watch, at) = (self.watch, Operator::Gate(layer.index));
+        for_each(self.threads, pieces, |(((((part, gate), up), inner), rounded), (partial, wide))| {
+            products.dgrad(forms, down, part, inner, false, 1);
+            profile.time(Part::GateBackward, || match &values {
+                None => layer.flow.activate_backward(gate, up, inner),
+                Some(values) => {
+                    let (before, d_before) = wide.split_at_mut(inner.len());
+                    layer.flow.activate(ffn, gate, up, before);
+                    d_before.fill(0.0);
+                    values.backward(before, inner, d_before, partial);
+                    layer.flow.activate_backward(gate, up, d_before);
+                    values.forward(d_before, inner);
+                }
+            });
+            watch.result(at, "gradient", gate);
+            watch.result(at, "gradient", up);
+            if layer.mlp == MlpForm::Gated {
+                profile.time(Part::Rounding, || {
+                    rounded.0.round(gate);
+                    rounded.1.round(up);
+                });
+            }
+        });
+        if let Some(norm) = norm {
+            norm.add_partials(&self.s.partials, cut.count(), self.grads);
+        }
+    }
+}

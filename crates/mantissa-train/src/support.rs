@@ -1,0 +1,73 @@
+//! Features of architectures without a backward, which training refuses by name.
+
+use mantissa_model::config::{HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm};
+use mantissa_model::{Activation, ModelConfig};
+
+use crate::error::TrainError;
+
+/// Feature: name, true if it is supported, what the model has, what is supported.
+type Feature = (&'static str, bool, String, &'static str);
+
+fn absent(field: &'static str, absent: bool) -> Feature {
+    (field, absent, "in use".to_owned(), "not in use")
+}
+
+fn given(field: &'static str, found: Option<f32>) -> Feature {
+    (field, found.is_none(), found.unwrap_or_default().to_string(), "null")
+}
+
+fn first(features: impl IntoIterator<Item = Feature>) -> Result<(), TrainError> {
+    match features.into_iter().find(|(_, supported, ..)| !supported) {
+        Some((field, _, found, allowed)) => Err(TrainError::Unsupported { field, found, allowed }),
+        None => Ok(()),
+    }
+}
+
+/// Checks that every feature of the architecture has a backward.
+///
+/// # Errors
+/// [`TrainError::Unsupported`] for the first feature without one.
+pub(crate) fn check_model(config: &ModelConfig) -> Result<(), TrainError> {
+    let experts = config.experts.as_ref();
+    let clips_joined = config.clip_qkv.is_some() && config.qkv != QkvForm::Separate;
+    first([
+        absent("latent attention", config.latent.is_none()),
+        absent("experts stored as one tensor", experts.is_none_or(|experts| !experts.stacked)),
+        absent("clamped SwiGLU", experts.is_none_or(|experts| experts.limited.is_none())),
+        absent("correction of router scores", experts.is_none_or(|experts| !experts.routing.correction)),
+        absent("clip_qkv of a joined projection", !clips_joined),
+    ])
+}
+
+/// Checks that a layer can be trained alone, and its parts be learned by reconstruction: methods of quantization that
+/// use it need an architecture whose linear layers are the [plain](mantissa_model::LinearKind::PLAIN) ones.
+///
+/// # Errors
+/// [`TrainError::Unsupported`] for the first other feature.
+pub(crate) fn check_plain(config: &ModelConfig) -> Result<(), TrainError> {
+    first([
+        ("norm", config.norm == NormForm::Rms, format!("{:?}", config.norm), "RMSNorm"),
+        (
+            "norm placement",
+            config.norm_places == NormPlaces::Before,
+            format!("{:?}", config.norm_places),
+            "before attention and MLP",
+        ),
+        ("QK norm", config.head_norms != HeadNorms::Whole, "over all heads".to_owned(), "per head or none"),
+        absent("norms before the output and down projections", !config.has_sub_norms()),
+        ("MLP", config.mlp == MlpForm::Gated, format!("{:?}", config.mlp), "gate, up and down"),
+        ("q, k and v", config.qkv == QkvForm::Separate, format!("{:?}", config.qkv), "stored separately"),
+        ("hidden_act", config.hidden_act == Activation::Silu, config.hidden_act.to_string(), "silu"),
+        absent("latent attention", config.latent.is_none()),
+        absent("experts", config.experts.is_none()),
+        absent("attention sinks", !config.sinks),
+        absent("learned positions", !config.learned_positions),
+        absent("partial rotation", config.rotary_dim == config.head_dim),
+        absent("rotary parameters by layer", config.local_rope.is_none()),
+        absent("bias of the head", !config.head_bias),
+        given("the scale of the embedding", config.embedding_scale),
+        given("attn_logit_softcapping", config.attention_softcap),
+        given("final_logit_softcapping", config.logit_softcap),
+        given("clip_qkv", config.clip_qkv),
+    ])
+}
