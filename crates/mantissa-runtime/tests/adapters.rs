@@ -61,7 +61,9 @@ fn logits_are_close_to_the_reference() {
             let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x * x)).sum::<f64>().sqrt();
             let error = norm(&mut found.iter().zip(&expected).map(|(a, b)| a - b));
             let relative = error / norm(&mut expected.iter().copied());
-            assert!(relative < 0.03, "{name} on {scheme:?}: {relative}");
+            // Activations are quantized too where weights are.
+            let bound = if scheme.is_none() { 0.02 } else { 0.06 };
+            assert!(relative < bound, "{name} on {scheme:?}: {relative}");
         }
     }
 }
