@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::config::ModelConfig;
 use crate::decoder::load_config;
 use crate::error::LoadError;
-use crate::graph::LinearInfo;
+use crate::graph::{LinearInfo, LinearKind};
 use crate::linear::Linear;
 use crate::memory::zeros;
 use crate::source::{SourceView, WeightSource};
@@ -111,7 +111,7 @@ struct Fit<'c> {
 
 impl<'c> Fit<'c> {
     fn new(config: &ModelConfig, adapter: &'c str) -> Self {
-        let head = config.table(crate::graph::LinearKind::Head);
+        let head = config.table(LinearKind::Head);
         let weight = (format!("{}.weight", head.module), vec![head.rows, head.cols]);
         let tensors = config.tensors().into_iter().map(|info| (info.name, info.shape)).chain([weight]);
         let linears = config.decoder_linears().chain([head]).map(|info| (info.module.clone(), info));
@@ -141,7 +141,8 @@ impl<'c> Fit<'c> {
         let mut placed = BTreeMap::new();
         for (name, module) in modules {
             let Some((held, info)) = Self::place(&self.linears, &name) else {
-                let example = self.linears.keys().next().map_or("", String::as_str);
+                let layers = self.linears.values().filter(|info| info.kind != LinearKind::Head);
+                let example = layers.map(|info| info.module.as_str()).next().unwrap_or_default();
                 return Err(self.fault(
                     &name,
                     format!("a linear layer of the model, such as {example}"),

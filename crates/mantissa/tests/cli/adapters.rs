@@ -82,7 +82,7 @@ fn run_and_bench_serve_adapters_on_quantized_models() {
 fn adapters_that_do_not_fit_are_refused_in_one_line() {
     let dir = tempfile::tempdir().unwrap();
     let (model, other) = (tiny("llama2-gqa-tied"), peft("fused"));
-    let error = fail(2, &["run", text(&model), "-p", "a", "--adapter", text(&other)]);
+    let error = fail(2, &["run", text(&model), "-p", "a", "-n", "4", "--adapter", text(&other)]);
     assert!(error.contains("qkv_proj: expected a linear layer of the model"), "{error}");
     let error = fail(2, &["bench", text(&model), "--adapter", text(dir.path())]);
     assert!(error.contains("expected a PEFT adapter folder with adapter_config.json"), "{error}");
@@ -100,12 +100,12 @@ fn adapters_that_do_not_fit_are_refused_in_one_line() {
         (json!({"peft_type": "LORA", "r": 1_000_000_000_000u64}), "r: expected a rank"),
     ] {
         std::fs::write(&config, settings.to_string()).unwrap();
-        let error = fail(2, &["run", text(&model), "-p", "a", "--adapter", text(dir.path())]);
+        let error = fail(2, &["run", text(&model), "-p", "a", "-n", "4", "--adapter", text(dir.path())]);
         assert!(error.contains(expected), "{error}");
     }
     std::fs::write(&config, json!({"peft_type": "LORA"}).to_string()).unwrap();
     let huge = dir.path().join("adapter_model.safetensors");
     write(&huge, &[("base_model.model.x.lora_A.weight", mantissa_store::Dtype::F32, &[8, 0], Vec::new())]);
-    let error = fail(2, &["run", text(&model), "-p", "a", "--adapter", text(dir.path())]);
+    let error = fail(2, &["run", text(&model), "-p", "a", "-n", "4", "--adapter", text(dir.path())]);
     assert!(error.contains("lora_B.weight"), "{error}");
 }
