@@ -8,6 +8,9 @@ rate, steps, batch and window, its `tokens.safetensors` the data. Windows are th
 draws it and the initial A. Writes the losses, processor seconds, peak memory, and the loss on 64 windows of the text
 `--held-out` before and after.
 
+On CPU, bitsandbytes 0.50 has no backward through its 4-bit product (torch warns), so that layers below others get a part of
+their gradient only. `--dequantized` trains over the same base as dense weights, with exact gradients.
+
 Needs torch, transformers, peft, bitsandbytes (CPU), tomllib.
 """
 
@@ -19,6 +22,7 @@ import tomllib
 from pathlib import Path
 
 import torch
+from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
@@ -43,6 +47,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--held-out", type=Path)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--dequantized", action="store_true", help="keep the dequantized base instead of its codes")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
@@ -57,10 +62,17 @@ def main() -> None:
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
     )
     start = time.process_time()
-    base = AutoModelForCausalLM.from_pretrained(
-        args.model, dtype=dtype, quantization_config=quantization, device_map="cpu"
-    )
-    base = prepare_model_for_kbit_training(base, use_gradient_checkpointing=False)
+    if args.dequantized:
+        base = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype)
+        for name, module in base.named_modules():
+            if isinstance(module, torch.nn.Linear) and name != "lm_head":
+                codes, state = quantize_4bit(module.weight.data, quant_type="nf4", compress_statistics=True)
+                module.weight.data = dequantize_4bit(codes, state).to(dtype)
+    else:
+        base = AutoModelForCausalLM.from_pretrained(
+            args.model, dtype=dtype, quantization_config=quantization, device_map="cpu"
+        )
+        base = prepare_model_for_kbit_training(base, use_gradient_checkpointing=False)
     config = LoraConfig(
         r=adapter["rank"], lora_alpha=adapter["alpha"], lora_dropout=adapter["dropout"], target_modules="all-linear",
         task_type="CAUSAL_LM",

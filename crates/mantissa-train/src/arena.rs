@@ -222,17 +222,13 @@ impl Parameters {
         self.base.as_deref()
     }
 
-    /// True if both have the same frozen base, bit for bit.
-    pub fn same_base(&self, other: &Parameters) -> bool {
-        match (&self.base, &other.base) {
-            (Some(own), Some(other)) => own.digest() == other.digest(),
-            (None, None) => true,
-            _ => false,
-        }
+    /// Computes a hash of the frozen base's bits; `None` without one.
+    pub fn hash_base(&self) -> Option<String> {
+        self.base.as_ref().map(|base| base.digest())
     }
 
-    /// Returns a hash of the frozen base; `None` without one.
-    pub fn base_digest(&self) -> Option<&str> {
+    /// Returns the hash of the frozen base, computed once; `None` without one.
+    pub(crate) fn base_digest(&self) -> Option<&str> {
         self.base.as_ref().map(|base| base.fingerprint())
     }
 

@@ -8,6 +8,9 @@ use crate::policy::TableFault;
 /// Scheme of QLoRA's base.
 const QLORA_BASE: &str = "nf4-dq";
 
+/// Accepted values of schemes, for messages.
+const SCHEME: &str = "a weight scheme such as nf4-dq or int4-g32 (`mantissa schemes` lists all)";
+
 /// `[adapter]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -54,14 +57,12 @@ impl AdapterConfig {
         let default = (self.kind == "qlora").then_some(QLORA_BASE);
         let base = match self.base.as_deref().or(default) {
             Some("none") | None => None,
-            Some(text) => Some(
-                mantissa_num::parse_weight(text)
-                    .map_err(|error| fault("base", text.to_owned(), &error.to_string()))?,
-            ),
+            Some(text) => {
+                Some(mantissa_num::parse_weight(text).map_err(|_| fault("base", text.to_owned(), SCHEME))?)
+            }
         };
         if let Some(text) = &self.requantize {
-            mantissa_num::parse_weight(text)
-                .map_err(|error| fault("requantize", text.clone(), &error.to_string()))?;
+            mantissa_num::parse_weight(text).map_err(|_| fault("requantize", text.clone(), SCHEME))?;
         }
         let lora = Lora {
             rank: self.rank,

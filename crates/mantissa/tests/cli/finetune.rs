@@ -132,6 +132,27 @@ fn every_kind_of_adapter_trains() {
     assert!(losses[3] < losses[0], "{losses:?}");
 }
 
+/// Prompts with answers: the loss counts the answers, and short lines share a window.
+#[test]
+fn answers_are_learned() {
+    let temp = TempDir::new().unwrap();
+    let line = |i: usize| {
+        let (name, word) = [("Ann", "red"), ("Bob", "blue"), ("Cid", "green")][i % 3];
+        serde_json::json!({ "prompt": format!("The hat of {name} is"), "completion": format!(" {word}.") })
+    };
+    let data = temp.path().join("answers.jsonl");
+    fs::write(&data, (0..30).map(|i| line(i).to_string() + "\n").collect::<String>()).unwrap();
+    let out = temp.path().join("tuned");
+    let more = ["--batch", "1", "--policy", "fp32", "--merge", "--json"];
+    let done = json(&arguments(&data, &out, &more));
+    let losses = losses(&out);
+    assert!(losses[23] < 0.5 * losses[0], "{losses:?}");
+    // Fewer targets than inputs.
+    assert!(done["tokens"].as_u64().unwrap() < 24 * 64 / 2, "{done}");
+    assert!(done["merged_kl"].as_f64().unwrap() < 1e-3, "{done}");
+    succeed(&arguments(&data, &out, &[&more[..5], &["--resume"]].concat()));
+}
+
 fn start(arguments: &[&str]) -> Child {
     Command::new(env!("CARGO_BIN_EXE_mantissa"))
         .args(arguments)
