@@ -6,11 +6,13 @@ use std::ops::Range;
 use mantissa_kernels::{for_each, kernels};
 use mantissa_model::flow::parts;
 
-use crate::health::{OperandKind, Operator};
+use crate::form::Gemm;
+use crate::health::{Exact, OperandKind, Operator};
 use crate::model::{IGNORE_TARGET, Loss, TrainModel};
 use crate::plan::HEAD_ROWS;
 use crate::profile::Part;
 use crate::rows::rows;
+use crate::store::StoreRef;
 
 impl TrainModel {
     /// Computes the loss from the hidden states in `scratch`, the gradients of head and final norm, and in
@@ -41,6 +43,8 @@ impl TrainModel {
                 let (logits, states) =
                     (&mut s.logits[..part.len() * vocab], rows(&s.normed, d, part.clone()));
                 watch.operand(at, OperandKind::X, policy, states);
+                let (x, w) = (states, params.get(head.weight()));
+                watch.gemm(at, head, Exact { gemm: Gemm::Fprop, left: x, right: w }, None);
                 let states = s.head_input.at_row(part.start, d, states);
                 profile.time(Part::Head, || head.fprop(params, states, logits, false, threads));
                 watch.result(at, "fprop y", logits);
@@ -61,6 +65,13 @@ impl TrainModel {
                 // From here on, `logits` holds the gradient of the loss.
                 watch.result(Operator::Loss, "gradient", logits);
                 watch.operand(at, OperandKind::Dy, policy, logits);
+                watch.gemm(at, head, Exact { gemm: Gemm::Dgrad, left: logits, right: w }, None);
+                watch.gemm(
+                    at,
+                    head,
+                    Exact { gemm: Gemm::Wgrad, left: logits, right: StoreRef::F32(x) },
+                    None,
+                );
                 profile.time(Part::Rounding, || s.head_gradient.round(0, vocab, logits, threads));
                 if !bias.is_empty() {
                     logits.chunks_exact(vocab).for_each(|dy| kernels().axpy(1.0, dy, &mut bias));

@@ -1,6 +1,8 @@
 //! Numerics telemetry of a training step: the share of each tensor that its format underflows or saturates,
 //! and the first non-finite tensor. When off, it costs one comparison per operator.
 
+mod gemms;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -13,6 +15,9 @@ use serde::Serialize;
 use crate::form::{Gemm, Side};
 use crate::policy::{LinearPolicy, OperandPolicy, Policy};
 use crate::store::Precision;
+use gemms::Compared;
+pub(crate) use gemms::Exact;
+pub use gemms::GemmHealth;
 
 /// Operator of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +32,16 @@ pub(crate) enum Operator {
     FinalNorm,
     Head,
     Loss,
+}
+
+impl Operator {
+    /// Layer (the head sorts last) and linear layer, for telemetry.
+    fn place(self) -> (usize, LinearKind) {
+        match self {
+            Operator::Linear(layer, kind) => (layer, kind),
+            _ => (HEAD, LinearKind::Head),
+        }
+    }
 }
 
 impl fmt::Display for Operator {
@@ -180,6 +195,8 @@ pub(crate) struct WeightCounts {
     underflowed: AtomicU64,
     saturated: AtomicU64,
     changed: AtomicU64,
+    /// Sums of squares of updates and weights, by the first index of their piece: threads finish in any order.
+    squares: Mutex<BTreeMap<u64, (f64, f64)>>,
 }
 
 impl WeightCounts {
@@ -198,13 +215,22 @@ impl WeightCounts {
         self.changed.fetch_add(changed, Ordering::Relaxed);
     }
 
-    /// Returns the health of parameter `tensor` with `n` weights; `grad_amax` is its largest gradient.
-    pub(crate) fn health(&self, tensor: &str, n: usize, grad_amax: f32) -> WeightHealth {
+    /// Adds the sums of squares of the updates and of the weights before them of the piece from index `first` on.
+    pub(crate) fn add_squares(&self, first: u64, updates: f64, weights: f64) {
+        lock(&self.squares).insert(first, (updates, weights));
+    }
+
+    /// Returns the health of parameter `tensor` with `n` weights; `grad_amax` and `grad_norm` are of its gradient.
+    pub(crate) fn health(&self, tensor: &str, n: usize, (grad_amax, grad_norm): (f32, f64)) -> WeightHealth {
         let share = |count: &AtomicU64| count.load(Ordering::Relaxed) as f64 / n.max(1) as f64;
+        let squares = lock(&self.squares);
+        let (updates, weights) = squares.values().fold((0.0, 0.0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
         WeightHealth {
             tensor: tensor.to_owned(),
             amax: finite(f32::from_bits(self.amax.load(Ordering::Relaxed))),
             grad_amax: finite(grad_amax),
+            grad_norm: Some(grad_norm).filter(|norm| norm.is_finite()),
+            update_ratio: Some((updates / weights).sqrt()).filter(|ratio| ratio.is_finite()),
             underflowed: share(&self.underflowed),
             saturated: share(&self.saturated),
             changed: share(&self.changed),
@@ -226,6 +252,10 @@ pub struct WeightHealth {
     pub amax: Option<f32>,
     /// Largest gradient magnitude, unscaled and before clipping.
     pub grad_amax: Option<f32>,
+    /// Euclidean norm of the gradient, unscaled and before clipping.
+    pub grad_norm: Option<f64>,
+    /// Norm of the update over the norm of the weights before it, both in f32; `None` for weights of 0.
+    pub update_ratio: Option<f64>,
     /// Share of non-zero weights that are 0 in the working copy.
     pub underflowed: f64,
     /// Share of finite weights that are not finite in the working copy.
@@ -276,6 +306,8 @@ pub struct StepHealth {
     /// Layers with experts, in forward order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub experts: Vec<ExpertHealth>,
+    /// Results of the matmuls that have rounded operands, in forward order.
+    pub gemms: Vec<GemmHealth>,
 }
 
 /// Observer of a step's tensors.
@@ -284,15 +316,21 @@ pub(crate) enum Watch {
     /// No observation.
     #[default]
     Off,
-    /// Counts underflow and saturation.
-    Health(Mutex<Operands>),
+    /// Counts underflow and saturation of operands, and errors of results.
+    Health(Mutex<Seen>),
     /// Finds the first non-finite tensor. Needs one thread, so that operators run in order.
     Finite(Mutex<Option<String>>),
 }
 
-/// Counts by layer (the head sorts last), linear layer and operand, for the products in
-/// [`OperandKind::products`].
-type Operands = BTreeMap<(usize, LinearKind, OperandKind), [Sums; 2]>;
+/// Telemetry of a step so far.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    /// Counts by layer (the head sorts last), linear layer and operand, for the products in
+    /// [`OperandKind::products`].
+    operands: BTreeMap<(usize, LinearKind, OperandKind), [Sums; 2]>,
+    /// Errors of results by place and matmul.
+    results: BTreeMap<((usize, LinearKind), Gemm), Compared>,
+}
 
 /// Layer, linear layer, matmul and side of a quantized operand.
 pub(crate) type OperandPlace = (usize, LinearKind, Gemm, Side);
@@ -329,17 +367,15 @@ impl Watch {
         if self.is_off() {
             return;
         }
-        let key = match at {
-            Operator::Linear(layer, kind) => (layer, kind, operand),
-            _ => (HEAD, LinearKind::Head, operand),
-        };
+        let (layer, linear) = at.place();
+        let key = (layer, linear, operand);
         let formats = operand.products(policy).map(|(name, operand)| (name, operand.precision()));
         match self {
             Watch::Off => {}
             // Quantized operands are counted where they are made.
             Watch::Health(_) if !policy.is_plain() => {}
-            Watch::Health(operands) => {
-                let mut operands = lock(operands);
+            Watch::Health(seen) => {
+                let Seen { operands, .. } = &mut *lock(seen);
                 let sums = operands.entry(key).or_default();
                 for (i, (sums, (_, precision))) in sums.iter_mut().zip(&formats).enumerate() {
                     if i == 0 || formats[0].1 != *precision {
@@ -364,7 +400,7 @@ impl Watch {
     /// Observes the rounding of a quantized operand. An input counts for the linear layer `kind`, the first of those
     /// that read it.
     pub(crate) fn rounding(&self, (layer, kind, gemm, side): OperandPlace, sums: &Sums) {
-        if let Watch::Health(operands) = self {
+        if let Watch::Health(seen) = self {
             let (operand, product) = match (gemm, side) {
                 (Gemm::Fprop, Side::Left) => (OperandKind::X, 0),
                 (Gemm::Wgrad, Side::Right) => (OperandKind::X, 1),
@@ -373,7 +409,7 @@ impl Watch {
                 (Gemm::Dgrad, Side::Left) => (OperandKind::Dy, 0),
                 (Gemm::Wgrad, Side::Left) => (OperandKind::Dy, 1),
             };
-            lock(operands).entry((layer, kind, operand)).or_default()[product].join(sums);
+            lock(seen).operands.entry((layer, kind, operand)).or_default()[product].join(sums);
         }
     }
 
@@ -387,14 +423,21 @@ impl Watch {
         }
     }
 
+    /// Returns the errors of the matmuls' results, in forward order.
+    pub(crate) fn gemms(&self) -> Vec<GemmHealth> {
+        let Watch::Health(seen) = self else { return Vec::new() };
+        lock(seen).results.iter().map(|((place, gemm), sums)| sums.health(operator(*place), *gemm)).collect()
+    }
+
     /// Returns the operand counts under `policy` in a model of `layers` layers.
     pub(crate) fn operands(&self, policy: &Policy, layers: usize) -> Vec<OperandHealth> {
-        let Watch::Health(operands) = self else { return Vec::new() };
+        let Watch::Health(seen) = self else { return Vec::new() };
         let mut all = Vec::new();
-        for (&(layer, kind, operand), sums) in &*lock(operands) {
-            let (at, linear) = match layer {
-                HEAD => (Operator::Head, std::borrow::Cow::Borrowed(&policy.head)),
-                _ => (Operator::Linear(layer, kind), policy.linear_of(layer, layers)),
+        for (&(layer, kind, operand), sums) in &lock(seen).operands {
+            let at = operator((layer, kind));
+            let linear = match at {
+                Operator::Linear(layer, _) => policy.linear_of(layer, layers),
+                _ => std::borrow::Cow::Borrowed(&policy.head),
             };
             let products = operand.products(&linear).into_iter().zip(sums);
             all.extend(products.filter(|(_, sums)| sums.count > 0).map(|((name, operand), sums)| {
@@ -412,6 +455,11 @@ impl Watch {
         }
         all
     }
+}
+
+/// Returns the operator at a [place](Operator::place).
+fn operator((layer, kind): (usize, LinearKind)) -> Operator {
+    if layer == HEAD { Operator::Head } else { Operator::Linear(layer, kind) }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -17,6 +17,7 @@
 
 mod adapter;
 mod arena;
+pub mod autopsy;
 mod backward;
 mod balance;
 pub mod blockwise;
@@ -57,7 +58,7 @@ pub use arena::{ParamInfo, ParamTable, Parameters};
 pub use distill::TeacherHead;
 pub use error::TrainError;
 pub use gradients::Gradients;
-pub use health::{ExpertHealth, OperandHealth, StepHealth, WeightHealth};
+pub use health::{ExpertHealth, GemmHealth, OperandHealth, StepHealth, WeightHealth};
 pub use layer::LayerTrainer;
 pub use model::{IGNORE_TARGET, Loss, TrainModel, next_token_targets};
 pub use operand::range_slope;

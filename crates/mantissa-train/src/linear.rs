@@ -11,7 +11,7 @@ use mantissa_model::forward_f32;
 use crate::adapter::AdapterOp;
 use crate::arena::Parameters;
 use crate::error::TrainError;
-use crate::form::{FormRef, LinearRules, product};
+use crate::form::{FormRef, Gemm, LinearRules, product};
 use crate::gradients::Gradients;
 use crate::policy::{GemmPolicy, LinearPolicy};
 use crate::rows::rows_mut;
@@ -128,6 +128,28 @@ impl LinearOp {
     /// Number of output features.
     pub(crate) fn rows(&self) -> usize {
         self.rows
+    }
+
+    /// Returns the operand dtypes of a matmul without quantized operands.
+    pub(crate) fn precisions(&self, gemm: Gemm) -> (Precision, Precision) {
+        match gemm {
+            Gemm::Fprop => self.operands.fprop,
+            Gemm::Dgrad => self.operands.dgrad,
+            Gemm::Wgrad => self.operands.wgrad,
+        }
+    }
+
+    /// Returns the same layer with the operands of `policy`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) fn with_policy(&self, policy: &LinearPolicy) -> Result<Self, TrainError> {
+        LinearOp::new("", (self.rows, self.cols), self.weight.clone(), self.bias.clone(), policy)
+    }
+
+    /// Replaces the rules of its operands, with which all of them become quantized operands.
+    pub(crate) fn set_rules(&mut self, rules: LinearRules) {
+        self.rules = Some(Box::new(rules));
     }
 
     /// Returns the rules of quantized operands.

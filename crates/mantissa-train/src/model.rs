@@ -446,7 +446,8 @@ pub(crate) fn histories(config: &ModelConfig, policy: &Policy) -> Vec<(usize, f3
     let layers = config.num_hidden_layers;
     let delayed =
         |operand: &OperandPolicy| matches!(operand.scheme.source, mantissa_num::Source::Delayed { .. });
-    if !policy.linear.operands().iter().any(|(_, operand)| delayed(operand)) {
+    let mut quantized = policy.quantized_layers().into_iter().flat_map(LinearPolicy::operands);
+    if !quantized.any(|(_, operand)| delayed(operand)) {
         return Vec::new();
     }
     let of_layer = |layer| {

@@ -97,6 +97,10 @@ impl LayerOps {
         &self.linears[&kind]
     }
 
+    pub(crate) fn linear_mut(&mut self, kind: LinearKind) -> Option<&mut LinearOp> {
+        self.linears.get_mut(&kind)
+    }
+
     /// Iterates over the linear layers.
     pub(crate) fn linears(&self) -> impl Iterator<Item = (LinearKind, &LinearOp)> {
         self.linears.iter().map(|(kind, linear)| (*kind, linear))

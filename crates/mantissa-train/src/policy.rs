@@ -9,6 +9,7 @@ mod operands;
 mod table;
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use crate::error::TrainError;
 use crate::scaling::ScalingOptions;
@@ -58,6 +59,8 @@ pub struct Policy {
     pub head: LinearPolicy,
     /// Decoder layers whose linear layers keep a plain dtype.
     pub keep: Keep,
+    /// Operands of single decoder layers, by index, in place of `linear` and `keep`. Tables have no key for them.
+    pub exceptions: BTreeMap<usize, LinearPolicy>,
     /// Loss scaling, if any.
     pub scaling: Option<ScalingOptions>,
     /// Seed of stochastically rounded operands and of random signs.
@@ -81,6 +84,7 @@ impl Policy {
             linear,
             head,
             keep,
+            exceptions: BTreeMap::new(),
             scaling: None,
             seed: 0,
         }
@@ -102,10 +106,17 @@ impl Policy {
 
     /// Operands of the linear layers of decoder layer `layer` of `layers`.
     pub(crate) fn linear_of(&self, layer: usize, layers: usize) -> Cow<'_, LinearPolicy> {
-        match self.keep.holds(layer, layers) {
-            true => Cow::Owned(LinearPolicy::plain(self.keep.precision)),
-            false => Cow::Borrowed(&self.linear),
+        match self.exceptions.get(&layer) {
+            Some(exception) => Cow::Borrowed(exception),
+            None if self.keep.holds(layer, layers) => Cow::Owned(LinearPolicy::plain(self.keep.precision)),
+            None => Cow::Borrowed(&self.linear),
         }
+    }
+
+    /// Different policies of quantized decoder layers; empty if all operands are plain float dtypes.
+    pub(crate) fn quantized_layers(&self) -> Vec<&LinearPolicy> {
+        let all = std::iter::once(&self.linear).chain(self.exceptions.values());
+        all.filter(|policy| !policy.is_plain()).collect()
     }
 
     /// Uses f32 throughout.

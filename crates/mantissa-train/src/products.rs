@@ -14,9 +14,9 @@ use mantissa_model::flow::Job;
 
 use crate::adapter::{Adapted, Slot};
 use crate::arena::Parameters;
-use crate::form::{Draws, Forms, Gemm, LinearPlace, Making, Matrix, Side, slot_of};
+use crate::form::{Draws, FormRef, Forms, Gemm, LinearPlace, Making, Matrix, Side, slot_of};
 use crate::gradients::Gradients;
-use crate::health::{OperandKind, Operator, Watch};
+use crate::health::{Exact, OperandKind, Operator, Watch};
 use crate::linear::LinearOp;
 use crate::operand::Operand;
 use crate::ops::LayerOps;
@@ -93,6 +93,8 @@ impl<'a> Products<'a> {
             if linear.rules().is_some() {
                 self.prepare_fprop(forms, *kind, (i == 0).then_some((first, x.exact)));
                 let operands = forms.of_fprop().map(|form| form.all());
+                let weight = forms.adapters.weight(self.params, linear, Slot::Forward);
+                self.compare(*kind, Gemm::Fprop, x.exact, weight, Some(operands));
                 self.profile.time(Part::Fprop, || {
                     linear.fprop_of(self.params, operands, out, *accumulate, threads);
                 });
@@ -135,6 +137,18 @@ impl<'a> Products<'a> {
         let linear = self.linear(kind);
         make(forms, Matrix::new(adapters.weight(self.params, linear, slot), linear.cols()));
         forms.adapters = adapters;
+    }
+
+    /// Shows a matmul's operands before and after rounding to the telemetry: `left` is X or dY, `right` W or X.
+    fn compare(
+        self,
+        kind: LinearKind,
+        gemm: Gemm,
+        left: &[f32],
+        right: StoreRef<'_>,
+        forms: Option<[FormRef<'_>; 2]>,
+    ) {
+        self.draws.watch.gemm(self.at(kind), self.linear(kind), Exact { gemm, left, right }, forms);
     }
 
     /// Makes the quantized W of fprop, and X if it is given with the first linear layer that reads it.
@@ -208,8 +222,12 @@ impl<'a> Products<'a> {
                 self.prepare_wgrad(forms, *kind, dy, (!x_is_made).then_some((first, x.exact)));
                 x_is_made = true;
                 let operands = forms.of_wgrad().map(|form| form.all());
+                self.compare(*kind, Gemm::Wgrad, dy, StoreRef::F32(x.exact), Some(operands));
                 self.profile.time(Part::Wgrad, || linear.wgrad_of(operands, grads, threads));
             } else {
+                // Here all tokens are at hand; the forward has some at a time, as many as there are threads for.
+                self.compare(*kind, Gemm::Fprop, x.exact, self.params.get(linear.weight()), None);
+                self.compare(*kind, Gemm::Wgrad, dy, StoreRef::F32(x.exact), None);
                 self.profile.time(Part::Wgrad, || linear.wgrad(*rounded, x.rounded, grads, threads));
             }
             self.profile.time(Part::Wgrad, || linear.bias_grad(dy, grads));
@@ -249,7 +267,11 @@ impl<'a> Products<'a> {
                 let adapters = &mut forms.adapters;
                 self.profile.time(Part::Dgrad, || adapted.prepare_dgrad(adapters, *rounded));
             }
-            let Some(rules) = linear.rules() else { continue };
+            let Some(rules) = linear.rules() else {
+                let weight = forms.adapters.weight(self.params, linear, Slot::of(*kind));
+                self.compare(*kind, Gemm::Dgrad, dy, weight, None);
+                continue;
+            };
             self.profile.time(Part::Rounding, || {
                 let dy = Matrix::new(StoreRef::F32(dy), linear.rows());
                 forms.dgrad_dy(slot, &rules.dgrad[0], dy, self.making(*kind, Gemm::Dgrad, Side::Left));
@@ -259,6 +281,9 @@ impl<'a> Products<'a> {
                     forms.dgrad_w(slot, &rules.dgrad[1], weight, making, forward);
                 });
             });
+            let weight = forms.adapters.weight(self.params, linear, Slot::of(*kind));
+            let operands = forms.of_dgrad(slot).map(|form| form.all());
+            self.compare(*kind, Gemm::Dgrad, dy, weight, Some(operands));
         }
     }
 

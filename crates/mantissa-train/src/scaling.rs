@@ -3,6 +3,22 @@
 //! divided by it. If a gradient overflows, the step is skipped and the scale lowered. Two update rules,
 //! bit-exact: `torch.amp.GradScaler` and Megatron-LM's `DynamicGradScaler`.
 
+use std::cmp::Ordering;
+
+use serde::{Deserialize, Serialize};
+
+/// Event of the loss scale at the end of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ScaleEvent {
+    /// A gradient overflowed: the step was skipped and the scale lowered.
+    Lowered,
+    /// A gradient overflowed: the step was skipped; the scale stays, within Megatron-LM's hysteresis.
+    Overflow,
+    /// The scale grew after steps without an overflow.
+    Raised,
+}
+
 /// Rule for growing and shrinking the scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ScalingRule {
@@ -107,8 +123,19 @@ impl LossScaler {
         self.scale <= floor
     }
 
-    /// Updates the scale after a step; `overflow` is true if the step was skipped.
-    pub fn update(&mut self, overflow: bool) {
+    /// Updates the scale after a step; `overflow` is true if the step was skipped. Returns what happened to it.
+    pub fn update(&mut self, overflow: bool) -> Option<ScaleEvent> {
+        let before = self.scale;
+        self.change(overflow);
+        match (overflow, self.scale.total_cmp(&before)) {
+            (_, Ordering::Greater) => Some(ScaleEvent::Raised),
+            (_, Ordering::Less) => Some(ScaleEvent::Lowered),
+            (true, Ordering::Equal) => Some(ScaleEvent::Overflow),
+            (false, Ordering::Equal) => None,
+        }
+    }
+
+    fn change(&mut self, overflow: bool) {
         let ScalingOptions { rule, growth, backoff, interval, .. } = self.options;
         if overflow {
             self.growth_tracker = 0;
@@ -197,11 +224,17 @@ mod tests {
         for cut in 0..12 {
             let overflow = |step: u32| step % 5 == 2;
             let mut whole = LossScaler::new(options);
-            (0..12).for_each(|step| whole.update(overflow(step)));
+            (0..12).for_each(|step| {
+                let _ = whole.update(overflow(step));
+            });
             let mut first = LossScaler::new(options);
-            (0..cut).for_each(|step| first.update(overflow(step)));
+            (0..cut).for_each(|step| {
+                let _ = first.update(overflow(step));
+            });
             let mut second = LossScaler::resume(options, first.state());
-            (cut..12).for_each(|step| second.update(overflow(step)));
+            (cut..12).for_each(|step| {
+                let _ = second.update(overflow(step));
+            });
             assert_eq!(second, whole);
         }
     }

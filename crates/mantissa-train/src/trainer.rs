@@ -11,7 +11,7 @@ use crate::form::Draw;
 use crate::health::{ExpertHealth, StepHealth, Watch, WeightCounts};
 use crate::model::TrainModel;
 use crate::optim::Optimizer;
-use crate::scaling::LossScaler;
+use crate::scaling::{LossScaler, ScaleEvent};
 use crate::schedule::Schedule;
 
 /// Consecutive overflows until a run is aborted: the scale has then shrunk by a factor of a million, or
@@ -72,6 +72,8 @@ pub struct StepReport {
     pub loss_scale: f64,
     /// Tokens predicted.
     pub tokens: u64,
+    /// Change of the loss scale after the step, or an overflow that leaves it as it is.
+    pub scale_event: Option<ScaleEvent>,
 }
 
 impl Trainer {
@@ -153,18 +155,19 @@ impl Trainer {
         let of = |(param, counts): (&ParamInfo, &WeightCounts)| {
             let n = param.range.len();
             let amax = kernels().amax(&self.model.grads.get(param.range.clone()).widened());
-            counts.health(&param.tensor.name, n, amax / report.loss_scale as f32)
+            let norm = self.model.grads.sum_squares(param.range.clone()).sqrt() / report.loss_scale;
+            counts.health(&param.tensor.name, n, (amax / report.loss_scale as f32, norm))
         };
         let weights = self.model.params.table().iter().zip(&counts).filter(|_| updated).map(of).collect();
         let routed = self.model.expert_tokens().iter().cloned().enumerate();
         let experts = routed.filter(|(_, tokens)| !tokens.is_empty());
         let experts = experts.map(|(layer, tokens)| ExpertHealth { layer, tokens }).collect();
-        Ok((report, StepHealth { step: report.step, weights, operands, experts }))
+        Ok((report, StepHealth { step: report.step, weights, operands, gemms: watch.gemms(), experts }))
     }
 
     fn counted_step(&mut self, counts: Option<&[WeightCounts]>) -> Result<StepReport, TrainError> {
         let step = self.progress.steps + 1;
-        let loss_scale = self.scaler.as_ref().map_or(1.0, LossScaler::scale);
+        let loss_scale = self.loss_scale();
         let (nll, targets) =
             self.gradients(loss_scale).inspect_err(|_| self.batches.seek(self.progress.cursor))?;
         let (loss, lr) = (nll / targets as f64, self.options.schedule.rate(step - 1));
@@ -176,9 +179,7 @@ impl Trainer {
             }
             Err(error) => return Err(error),
         };
-        if let Some(scaler) = &mut self.scaler {
-            scaler.update(norm.is_none());
-        }
+        let scale_event = self.scaler.as_mut().and_then(|scaler| scaler.update(norm.is_none()));
         if norm.is_none() {
             self.model.histories.forget();
         }
@@ -191,11 +192,32 @@ impl Trainer {
             tokens: before.tokens + targets,
             cursor: self.batches.cursor(),
         };
-        Ok(StepReport { step, loss, norm, lr, loss_scale: loss_scale.into(), tokens: targets })
+        Ok(StepReport { step, loss, norm, lr, loss_scale: loss_scale.into(), tokens: targets, scale_event })
+    }
+
+    /// Loss scale of the next step.
+    pub(crate) fn loss_scale(&self) -> f32 {
+        self.scaler.as_ref().map_or(1.0, LossScaler::scale)
+    }
+
+    /// Returns the batches of the next step, and the factor of the gradient of their summed loss.
+    pub(crate) fn next_samples(&mut self) -> Result<(f32, Vec<Sample>), TrainError> {
+        let TrainerOptions { batch, accumulate, .. } = self.options;
+        let mut samples = vec![Sample::default(); accumulate];
+        let read = samples.iter_mut().try_for_each(|sample| self.batches.next(batch, sample));
+        self.rewind();
+        read?;
+        let all = samples.iter().map(Sample::counted).sum::<usize>().max(1);
+        Ok((self.loss_scale() / all as f32, samples))
+    }
+
+    /// Goes back to the batches of the next step.
+    pub(crate) fn rewind(&mut self) {
+        self.batches.seek(self.progress.cursor);
     }
 
     /// Computes the gradients of the next batches; returns the sum of their losses and the number of targets.
-    fn gradients(&mut self, loss_scale: f32) -> Result<(f64, u64), TrainError> {
+    pub(crate) fn gradients(&mut self, loss_scale: f32) -> Result<(f64, u64), TrainError> {
         let TrainerOptions { batch, accumulate, .. } = self.options;
         let (mut nll, mut targets) = (0.0, 0);
         self.samples.resize_with(accumulate, Sample::default);

@@ -260,6 +260,45 @@ fn measured_steps_change_nothing_and_show_stalled_weights() {
     assert!(fp32 > 0.9 && nearest < 0.3 && stochastic > nearest && stochastic < 0.5 * fp32);
 }
 
+/// Telemetry has the norms of the step, and the quality of every matmul's result; both whatever the number of threads.
+#[test]
+fn norms_and_matmuls_are_measured() {
+    let temp = TempDir::new().unwrap();
+    let tokens = tokens(temp.path());
+    for (name, most) in [("bf16", 80.0), ("fp16", 100.0), ("fp8-blockwise", 80.0), ("nvfp4", 80.0)] {
+        let policy = Policy::by_name(name, 5).unwrap();
+        let step = |threads| {
+            let mut trainer = trainer(&tokens, &policy, MomentFormat::F32, 1e-3, threads);
+            trainer.step().unwrap();
+            trainer.measured_step().unwrap()
+        };
+        let (report, health) = step(1);
+        let norm = health.weights.iter().map(|weight| weight.grad_norm.unwrap().powi(2)).sum::<f64>().sqrt();
+        assert!((norm / report.norm.unwrap() - 1.0).abs() < 1e-9, "{name}: {norm}");
+        for weight in &health.weights {
+            let ratio = weight.update_ratio.unwrap();
+            assert!((1e-5..0.1).contains(&ratio), "{name}: {weight:?}");
+        }
+        // 2 layers of 7 linears and the head.
+        assert_eq!(health.gemms.len(), 15 * 3, "{name}");
+        for gemm in &health.gemms {
+            let sqnr = gemm.sqnr_db.unwrap();
+            assert!((5.0..most).contains(&sqnr) && gemm.rows >= 32, "{name}: {gemm:?}");
+        }
+        let lowest = |found: &str| {
+            let all = health.gemms.iter().filter(|gemm| gemm.gemm == found && gemm.linear != "lm_head");
+            all.filter_map(|gemm| gemm.sqnr_db).fold(f64::INFINITY, f64::min)
+        };
+        let all = ["fprop y", "dgrad dx", "wgrad dw"].map(lowest);
+        println!("{name}: lowest SQNR {all:?}");
+        assert!(all.iter().all(|sqnr| *sqnr > if name == "nvfp4" { 5.0 } else { 25.0 }), "{name}: {all:?}");
+        let (_, two) = step(2);
+        assert_eq!((&health.gemms, &health.weights), (&two.gemms, &two.weights), "{name}");
+    }
+    let f32 = trainer(&tokens, &Policy::fp32(), MomentFormat::F32, 1e-3, 1).measured_step().unwrap().1;
+    assert!(f32.gemms.is_empty(), "f32 rounds nothing");
+}
+
 /// Scaled gradients beyond f16 are counted before the products round them.
 #[test]
 fn saturated_and_underflowed_operands_are_counted() {

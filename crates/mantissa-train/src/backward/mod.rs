@@ -140,7 +140,9 @@ impl<'a> LayerBackward<'a> {
     /// Makes the input of a half in `normed`, if it was not saved: its norm's output, or the residual stream.
     fn remake(&mut self, kind: NormKind) {
         let input = if kind == NormKind::Post { LinearInput::GateUp } else { LinearInput::Qkv };
-        if !self.saved.inputs[input.index()].needs_values() && self.layer.experts.is_none() {
+        // Telemetry compares with products of values that are not rounded.
+        let needed = self.saved.inputs[input.index()].needs_values() || !self.watch.is_off();
+        if !needed && self.layer.experts.is_none() {
             return;
         }
         let n = self.tokens * self.hidden;

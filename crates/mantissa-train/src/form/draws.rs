@@ -16,7 +16,7 @@ pub(crate) struct Draw {
 }
 
 /// Matmul of a linear layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Gemm {
     Fprop,
     Dgrad,
@@ -24,7 +24,7 @@ pub(crate) enum Gemm {
 }
 
 /// Operand of a matmul.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Side {
     Left,
     Right,

@@ -101,6 +101,13 @@ impl Histories {
         }
     }
 
+    /// Takes over values and multipliers of the same operands.
+    pub(crate) fn copy_from(&mut self, other: &Histories) {
+        self.values.clone_from(&other.values);
+        self.multipliers.clone_from(&other.multipliers);
+        self.restored();
+    }
+
     /// Bytes of histories with these lengths.
     pub(crate) fn bytes(operands: &[(usize, f32)]) -> u64 {
         let longest = operands.iter().map(|(len, _)| *len).max().unwrap_or(0) as u64;

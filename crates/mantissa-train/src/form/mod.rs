@@ -26,7 +26,7 @@ pub(crate) use scratch::{FormSizes, Forms, Matrix, slot_of};
 
 use crate::arena::Parameters;
 use crate::error::TrainError;
-use crate::health::{OperandPlace, Watch};
+use crate::health::{OperandPlace, Sums, Watch};
 use crate::linear::LinearOp;
 use crate::policy::{GemmPolicy, LinearPolicy, OperandPolicy, OperandSource, Rotation, Signs};
 use crate::store::{Precision, StoreRef};
@@ -60,6 +60,12 @@ impl LinearRules {
     /// Makes the rules of a policy.
     pub(crate) fn new(policy: &LinearPolicy) -> Self {
         LinearRules { fprop: rules(&policy.fprop), dgrad: rules(&policy.dgrad), wgrad: rules(&policy.wgrad) }
+    }
+
+    /// Makes the rules of a policy for forms of any policy, which are stored in f32.
+    pub(crate) fn wide(policy: &LinearPolicy) -> Self {
+        let of = |gemm: &GemmPolicy| rules(gemm).map(Rule::stored_wide);
+        LinearRules { fprop: of(&policy.fprop), dgrad: of(&policy.dgrad), wgrad: of(&policy.wgrad) }
     }
 
     /// Returns length and largest element of each operand's amax history.
@@ -184,6 +190,12 @@ impl Rule {
         Rule { rounder: Rounder::new(policy), plain, source: policy.source, storage, rotation }
     }
 
+    /// Makes operands for forms of any policy, which are stored in f32.
+    pub(crate) fn stored_wide(mut self) -> Self {
+        self.storage = Precision::F32;
+        self
+    }
+
     /// Storage of the form.
     pub(crate) fn storage(&self) -> Precision {
         self.storage
@@ -281,7 +293,7 @@ impl Form {
         let band = height * LINES.div_ceil(height);
         let rounds = rule.plain.is_none();
         if rounds && rule.rounder.is_reference() {
-            return self.refer(rule, &fill, making.seed);
+            return self.refer(rule, &fill, making);
         }
         let mut shared = rule.rounder.shared(Range::EMPTY, None, making.seed);
         if rounds && rule.rounder.needs_range() {
@@ -342,16 +354,24 @@ impl Form {
     }
 
     /// Rounds the whole matrix by the reference, on this thread.
-    fn refer(&mut self, rule: &Rule, fill: &impl Fn(usize, &mut [f32]), seed: u64) {
-        let n = self.lines * self.k;
+    fn refer(&mut self, rule: &Rule, fill: &impl Fn(usize, &mut [f32]), making: Making<'_>) {
+        let (n, k) = (self.lines * self.k, self.k);
         self.factor = 1.0;
+        let round = |lines: &mut [f32]| {
+            fill(0, lines);
+            let exact = making.watch.map(|_| lines.to_vec());
+            rule.rounder.reference(lines, k, making.seed);
+            if let (Some((watch, place)), Some(exact)) = (making.watch, exact) {
+                let mut sums = Sums::of_rounding(&exact, lines);
+                sums.join(&Sums::saturated(rule.rounder.clipped(&exact)));
+                watch.rounding(place, &sums);
+            }
+        };
         if self.storage == Precision::F32 {
-            fill(0, &mut self.values[..n]);
-            return rule.rounder.reference(&mut self.values[..n], self.k, seed);
+            return round(&mut self.values[..n]);
         }
         with_band(n, |lines| {
-            fill(0, lines);
-            rule.rounder.reference(lines, self.k, seed);
+            round(lines);
             kernels().f32_to_bf16(lines, &mut self.bits[..n]);
         });
     }

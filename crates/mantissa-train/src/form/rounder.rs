@@ -303,6 +303,16 @@ impl Rounder {
         all
     }
 
+    /// Number of finite values that a scheme without scales clips; 0 for other schemes.
+    pub(crate) fn clipped(&self, x: &[f32]) -> u64 {
+        match &self.scheme.format {
+            Format::Affine(affine) if affine.scale.is_none() => {
+                beyond(x, KernelStep::Multiply(1.0), limit(affine.code))
+            }
+            _ => 0,
+        }
+    }
+
     /// Rounds the whole matrix `[lines, k]` by the reference. A matrix with NaN or infinity stays as it is.
     pub(crate) fn reference(&self, x: &mut [f32], k: usize, seed: u64) {
         let mut scheme = self.scheme.clone();

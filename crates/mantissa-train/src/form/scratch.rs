@@ -4,6 +4,7 @@ use mantissa_model::{LinearKind, ModelConfig, zeros};
 
 use super::{Form, LinearRules, Making, Rule, Source};
 use crate::adapter::AdapterWork;
+use crate::policy::LinearPolicy;
 use crate::store::{Precision, StoreRef};
 
 /// Matmuls of one half of a layer whose operands are alive together.
@@ -47,8 +48,8 @@ pub(crate) struct FormSizes {
 }
 
 impl FormSizes {
-    /// Computes the sizes for up to `tokens` tokens.
-    pub(crate) fn new(config: &ModelConfig, rules: &LinearRules, tokens: usize) -> Self {
+    /// Computes the sizes for layers with `rules` and up to `tokens` tokens.
+    pub(crate) fn new(config: &ModelConfig, rules: &[LinearRules], tokens: usize) -> Self {
         let shapes: Vec<_> = config.decoder_linears().map(|info| (info.kind, info)).collect();
         let most = |of: &dyn Fn(usize, usize) -> usize, slot: Option<usize>| {
             let own = shapes.iter().filter(|(kind, _)| slot.is_none_or(|slot| slot == slot_of(*kind)));
@@ -58,8 +59,20 @@ impl FormSizes {
         let (rows, cols) = (|rows: usize, _: usize| rows, |_: usize, cols: usize| cols);
         let area = |rows: usize, cols: usize| rows.saturating_mul(cols);
         let slots = [0, 1, 2].map(Some);
+        // f32 holds the values of every storage.
+        let storage = |of: fn(&LinearRules) -> &[Rule; 2]| {
+            let mut all = rules.iter().map(|rules| of(rules)[0].storage());
+            let first = all.next().unwrap_or_default();
+            if all.all(|other| other == first) { first } else { Precision::F32 }
+        };
+        let reads_forward =
+            |rules: &LinearRules| [&rules.dgrad[1], &rules.wgrad[1]].iter().any(|rule| rule.reads_forward());
         FormSizes {
-            storage: [&rules.fprop, &rules.dgrad, &rules.wgrad].map(|both| both[0].storage()),
+            storage: [
+                storage(|rules| &rules.fprop),
+                storage(|rules| &rules.dgrad),
+                storage(|rules| &rules.wgrad),
+            ],
             single: [
                 (by_token(most(&cols, None)), tokens),
                 (most(&area, None), most(&rows, None)),
@@ -70,8 +83,14 @@ impl FormSizes {
                 slots.map(|slot| (by_token(most(&rows, slot)), tokens)),
                 slots.map(|slot| (most(&area, slot), most(&cols, slot))),
             ],
-            reads_forward: [&rules.dgrad[1], &rules.wgrad[1]].iter().any(|rule| rule.reads_forward()),
+            reads_forward: rules.iter().any(reads_forward),
         }
+    }
+
+    /// Computes the sizes for up to `tokens` tokens of operands of any policy.
+    pub(crate) fn of_any(config: &ModelConfig, tokens: usize) -> Self {
+        let f32 = LinearRules::new(&LinearPolicy::f32());
+        FormSizes { reads_forward: true, ..Self::new(config, &[f32], tokens) }
     }
 
     /// Storage, values and lines of every form.

@@ -168,7 +168,7 @@ fn split(value: f32) -> (u16, u16) {
 }
 
 /// Joins both parts to the f32 value.
-fn join(high: u16, low: u16) -> f32 {
+pub(crate) fn join(high: u16, low: u16) -> f32 {
     f32::from_bits((u32::from(high) << 16).wrapping_add_signed(i32::from(low.cast_signed())))
 }
 

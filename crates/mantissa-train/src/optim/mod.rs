@@ -24,7 +24,7 @@ use crate::store::StoreRef;
 pub(crate) use decay::matches;
 pub use decay::{DecayGroups, NoSuchTensor};
 pub use map::StateMap;
-pub(crate) use master::MasterCopy;
+pub(crate) use master::{MasterCopy, join as joined};
 use master::{MasterMut, WorkingMut, read, write};
 pub use moments::{Array, ArrayMut, MomentFormat};
 use moments::{Moments, MomentsMut};
@@ -263,6 +263,7 @@ fn by_blocks(
     mut update: impl FnMut(usize, &mut [f32]),
 ) {
     let (mut p, mut before, mut after) = ([0.0; BLOCK], [0.0; BLOCK], [0.0; BLOCK]);
+    let (mut exact, mut updates, mut weights) = ([0.0; BLOCK], 0.0, 0.0);
     for block in 0..len.div_ceil(BLOCK) {
         let at = block * BLOCK;
         let p = &mut p[..BLOCK.min(len - at)];
@@ -270,13 +271,22 @@ fn by_blocks(
         read(working, master, at, p);
         if counts.is_some() {
             read(working, &MasterMut::None, at, before);
+            exact[..p.len()].copy_from_slice(p);
         }
         update(block, p);
         write(working, master, at, p, place);
         if let Some(counts) = counts {
             read(working, &MasterMut::None, at, after);
             counts.add(p, before, after);
+            for (new, old) in p.iter().zip(&exact) {
+                let (step, old) = (f64::from(*new) - f64::from(*old), f64::from(*old));
+                updates += step * step;
+                weights += old * old;
+            }
         }
+    }
+    if let Some(counts) = counts {
+        counts.add_squares(place.0, updates, weights);
     }
 }
 

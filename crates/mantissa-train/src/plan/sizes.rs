@@ -82,6 +82,7 @@ impl Sizes {
         let experts = config.experts.as_ref();
         let expert = experts.map_or(0, |all| all.width.max(all.shared.map_or(0, |shared| shared.width)));
         let dense = (0..config.num_hidden_layers).any(|layer| !has_experts(config, layer));
+        let quantized = options.policy.quantized_layers();
         let norms = config.norms().map(|(_, width)| width);
         let joined_qkv = config.query_width() + 2 * config.key_value_width();
         let of = |joined: bool, width: usize| if joined { width } else { 0 };
@@ -112,8 +113,9 @@ impl Sizes {
             capped: config.logit_softcap.is_some(),
             layers: (options.policy.linear.shared_input(), options.policy.linear.shared_gradient()),
             head: (options.policy.head.shared_input(), options.policy.head.shared_gradient()),
-            forms: (!options.policy.linear.is_plain()).then(|| {
-                FormSizes::new(config, &LinearRules::new(&options.policy.linear), options.max_tokens)
+            forms: (!quantized.is_empty()).then(|| {
+                let rules: Vec<_> = quantized.into_iter().map(LinearRules::new).collect();
+                FormSizes::new(config, &rules, options.max_tokens)
             }),
         }
     }

@@ -1,9 +1,11 @@
 //! `mantissa report`: writes one self-contained HTML page for a training run or a quantized model.
 
 mod artifact;
+mod experts;
+mod gemms;
 mod health;
 mod launch;
-mod lines;
+pub mod lines;
 mod map;
 mod origin;
 pub mod texts;

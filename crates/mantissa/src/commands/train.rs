@@ -11,6 +11,7 @@ mod setup;
 mod source;
 mod tokens;
 mod vocabulary;
+mod autopsy;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -20,7 +21,7 @@ use std::time::Instant;
 use anyhow::Result;
 use mantissa_store::{Kind, Output, Paths, write_file_atomic};
 use mantissa_train::config::RunConfig;
-use mantissa_train::{HeldOut, Policy, TrainError, Trainer, recipes};
+use mantissa_train::{GemmHealth, HeldOut, Policy, TrainError, Trainer, recipes};
 use serde::Serialize;
 
 use super::ending::quoted;
@@ -51,10 +52,11 @@ use source::Source;
   mantissa train run.toml --set precision.policy=bf16 --set optimizer.lr=3e-4
   mantissa train run.toml --resume
   mantissa train run.toml --dry-run
-  mantissa train --show-policy nvfp4")]
+  mantissa train --show-policy nvfp4
+  mantissa train --autopsy runs/first --step 40")]
 pub struct Args {
     /// Settings file (TOML)
-    #[arg(required_unless_present_any = ["show_policy", "init"])]
+    #[arg(required_unless_present_any = ["show_policy", "init", "autopsy"])]
     config: Option<PathBuf>,
     /// Print complete settings with a model of this size and exit
     ///
@@ -72,6 +74,16 @@ pub struct Args {
     /// Print a precision policy as a table of settings and exit
     #[arg(long, value_name = "NAME", conflicts_with_all = ["config", "set", "resume", "restart", "dry_run"])]
     show_policy: Option<String>,
+    /// Replay the step of a run that went wrong and name the matmul operand at fault
+    ///
+    /// RUN is the run's folder. The step is replayed bit-exactly from the last checkpoint before it, then in f32 and with
+    /// single operands in the run's format. Changes nothing.
+    #[arg(long, value_name = "RUN",
+        conflicts_with_all = ["config", "set", "resume", "restart", "dry_run", "show_policy", "init"])]
+    autopsy: Option<PathBuf>,
+    /// Step to examine [default: the one that diverged, was skipped or spiked]
+    #[arg(long, value_name = "N", requires = "autopsy")]
+    step: Option<u64>,
     /// Override a setting: section.key=value (repeatable)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
@@ -124,6 +136,8 @@ struct Done<'a> {
     predicted_peak_memory: u64,
     /// Peak anonymous memory of this process in bytes.
     measured_peak_memory: Option<u64>,
+    /// Matmuls with the lowest SQNR of their results in the last step with telemetry.
+    worst_gemms: &'a [GemmHealth],
 }
 
 /// Adds the paths that the command reads and writes.
@@ -131,6 +145,9 @@ struct Done<'a> {
 /// # Errors
 /// Settings that cannot be read.
 pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
+    if let Some(run) = &args.autopsy {
+        autopsy::paths(run, paths);
+    }
     let Some(config) = &args.config else { return Ok(()) };
     let name = config.display().to_string();
     let settings = RunConfig::parse(&name, &super::text::read_text(config)?, &args.set)?;
@@ -173,6 +190,9 @@ impl Args {
 /// Settings, data or a model that cannot be trained, before anything is written; I/O;
 /// [`TrainError::Diverged`].
 pub fn run(args: &Args, context: &Context) -> Result<()> {
+    if let Some(run) = &args.autopsy {
+        return autopsy::run(run, args.step, context);
+    }
     if let Some(size) = args.init {
         return init::run(size, &args.data, args.minutes, context);
     }
@@ -242,6 +262,7 @@ pub(super) fn execute(
         seconds: start.elapsed().as_secs_f64(),
         predicted_peak_memory: needs,
         measured_peak_memory: peak_anonymous(),
+        worst_gemms: &course.worst_gemms,
     };
     context.report(&done, |out| human(out, &done))
 }
@@ -400,5 +421,15 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
         )?;
     }
     done.results.write(out)?;
+    if !done.worst_gemms.is_empty() {
+        let columns =
+            [("lowest SQNR, last telemetry", Align::Left), ("matmul", Align::Left), ("dB", Align::Right)];
+        let mut table = Table::new(columns);
+        for gemm in done.worst_gemms {
+            let sqnr = gemm.sqnr_db.unwrap_or(f64::NAN);
+            table.row([gemm.linear.clone(), gemm.gemm.to_owned(), format!("{sqnr:.1}")]);
+        }
+        table.write(out)?;
+    }
     writeln!(out, "next        mantissa report {}", quoted(done.run))
 }

@@ -47,6 +47,7 @@ mod synth;
 mod tables;
 mod token_files;
 mod train;
+mod train_autopsy;
 mod train_course;
 mod train_faults;
 mod trellis;

@@ -34,6 +34,10 @@ struct Weight {
     underflowed: f64,
     saturated: f64,
     changed: f64,
+    #[serde(default)]
+    grad_norm: Option<f64>,
+    #[serde(default)]
+    update_ratio: Option<f64>,
 }
 
 #[derive(Deserialize)]
@@ -62,6 +66,10 @@ struct Module {
     figures: BTreeMap<String, Vec<Figures>>,
     /// Share of changed weights by tensor: step and share.
     changed: BTreeMap<String, Vec<(f64, f64)>>,
+    /// Norm of the update over that of the weights by tensor.
+    ratios: BTreeMap<String, Vec<(f64, f64)>>,
+    /// Norm of the gradient by tensor.
+    norms: BTreeMap<String, Vec<(f64, f64)>>,
 }
 
 /// All modules by name, in model order.
@@ -110,7 +118,8 @@ impl Health {
         self.steps += 1;
         let step = line.step;
         for weight in line.weights {
-            let Weight { tensor, amax, grad_amax, underflowed, saturated, changed } = weight;
+            let (ratio, norm) = (weight.update_ratio, weight.grad_norm);
+            let Weight { tensor, amax, grad_amax, underflowed, saturated, changed, .. } = weight;
             let name =
                 tensor.strip_suffix(".weight").or(tensor.strip_suffix(".bias")).unwrap_or(&tensor).to_owned();
             let what = tensor.strip_prefix(&name).unwrap_or_default().trim_start_matches('.').to_owned();
@@ -123,7 +132,12 @@ impl Health {
             let gradient = Figures { step, amax: grad_amax, underflowed: f64::NAN, saturated: f64::NAN };
             self.figures(&name, &format!("gradient of {what}"), gradient);
             let module = self.modules.entry(name).or_default();
-            module.changed.entry(what).or_default().push((step as f64, changed));
+            let at = step as f64;
+            for (curves, value) in [(&mut module.ratios, ratio), (&mut module.norms, norm)] {
+                let curve = curves.entry(what.clone()).or_default();
+                curve.extend(value.map(|value| (at, value)));
+            }
+            module.changed.entry(what).or_default().push((at, changed));
         }
         for operand in line.operands {
             let what = format!("{} ({})", operand.operand, operand.format);
@@ -149,7 +163,9 @@ impl Health {
         }
         for module in self.modules.values_mut() {
             module.figures.values_mut().for_each(thin);
-            module.changed.values_mut().for_each(thin);
+            for curves in [&mut module.changed, &mut module.ratios, &mut module.norms] {
+                curves.values_mut().for_each(thin);
+            }
         }
         self.steps = self.steps.div_ceil(2);
     }
@@ -189,7 +205,13 @@ impl Health {
             let all = modules().flat_map(|module| module.figures.values().flatten());
             all.map(move |figures| (figures.step as f64, get(figures))).collect::<Vec<_>>()
         };
+        let ratios = modules().flat_map(|module| module.ratios.values().flatten().copied());
+        let ratios = spread("Update / weight", ratios.collect());
+        let norms = modules().flat_map(|module| module.norms.values().flatten().copied());
+        let norms = spread("Gradient norm of each tensor", norms.collect());
         vec![
+            LineChart { y: Axis::log("ratio of norms"), ..ratios },
+            LineChart { y: Axis::log("norm"), ..norms },
             spread("Weights changed by an update", changed.collect()),
             spread("Underflow", of(|figures| figures.underflowed)),
             spread("Saturation", of(|figures| figures.saturated)),
@@ -232,8 +254,11 @@ impl Module {
             lines.filter(|series| series.points.iter().any(|point| point.1.is_finite())).collect::<Vec<_>>()
         };
         let chart = |title: &'static str, y, series: Vec<Series>| LineChart { title, x: STEP, y, series };
-        let changed = self.changed.iter().map(|(what, points)| Series::new(what.clone(), points.clone()));
-        let changed: Vec<_> = changed.collect();
+        let curves = |of: &BTreeMap<String, Vec<(f64, f64)>>| {
+            let known = of.iter().filter(|(_, points)| !points.is_empty());
+            known.map(|(what, points)| Series::new(what.clone(), points.clone())).collect::<Vec<_>>()
+        };
+        let changed = curves(&self.changed);
         let mut charts = vec![
             chart("Largest magnitude", Axis::log("amax"), series(|figures| figures.amax)),
             chart("Underflow", SHARE, series(|figures| figures.underflowed)),
@@ -241,6 +266,15 @@ impl Module {
         ];
         if !changed.is_empty() {
             charts.push(chart("Weights changed by an update", SHARE, changed));
+        }
+        for (title, axis, of) in [
+            ("Update / weight", Axis::log("ratio of norms"), &self.ratios),
+            ("Gradient norm", Axis::log("norm"), &self.norms),
+        ] {
+            let series = curves(of);
+            if !series.is_empty() {
+                charts.push(chart(title, axis, series));
+            }
         }
         charts
     }

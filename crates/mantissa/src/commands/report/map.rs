@@ -16,8 +16,14 @@ struct Place {
     module: String,
 }
 
+/// Splits a module name into the index of its layer, if it has one, and its name within the layer.
+pub fn place(name: &str) -> (Option<usize>, String) {
+    let Place { layer, module } = split(name);
+    (layer, module)
+}
+
 /// Splits a module name at its first index, the layer; further ones are those of experts.
-fn place(name: &str) -> Place {
+fn split(name: &str) -> Place {
     let parts: Vec<&str> = name.split('.').collect();
     let Some(at) = parts.iter().position(|part| part.parse::<usize>().is_ok()) else {
         return Place { layer: None, module: name.to_owned() };
@@ -27,7 +33,7 @@ fn place(name: &str) -> Place {
 }
 
 /// Returns short column names: the last part without `_proj`, if no two columns share it, else the full name.
-fn short(modules: &[String]) -> Vec<String> {
+pub fn short(modules: &[String]) -> Vec<String> {
     let last = |name: &String| {
         let last = name.rsplit('.').next().unwrap_or(name);
         last.strip_suffix("_proj").unwrap_or(last).to_owned()
@@ -57,7 +63,7 @@ impl Map<'_> {
         let (mut modules, mut cells, mut outside) = (Vec::new(), BTreeMap::new(), Vec::new());
         let decimals = (self.decimals)(&layers.iter().map(self.value).collect::<Vec<_>>());
         for layer in layers {
-            let (Place { layer: index, module }, value) = (place(&layer.module), (self.value)(layer));
+            let (Place { layer: index, module }, value) = (split(&layer.module), (self.value)(layer));
             let cell = Cell {
                 value,
                 text: format!("{value:.decimals$}"),
@@ -172,10 +178,7 @@ mod tests {
 
     #[test]
     fn names_are_split_at_their_layer() {
-        let split = |name: &str| {
-            let Place { layer, module } = place(name);
-            (layer, module)
-        };
+        let split = place;
         assert_eq!(split("model.layers.12.self_attn.q_proj"), (Some(12), "self_attn.q_proj".to_owned()));
         assert_eq!(split("transformer.h.0.attn.c_attn"), (Some(0), "attn.c_attn".to_owned()));
         assert_eq!(

@@ -5,7 +5,10 @@ use std::path::Path;
 
 use anyhow::Result;
 use mantissa_store::json;
+use mantissa_train::scaling::ScaleEvent;
 
+use super::experts::Routing;
+use super::gemms::Gemms;
 use super::health::{Health, STEP};
 use super::{lines, name};
 use crate::commands::train::folder::{self, LogLine, RunFile};
@@ -31,6 +34,9 @@ pub fn page(run: &Path) -> Result<(Page, String)> {
     page.push(tiles(figures(&log, about.as_ref())));
     page.push(Html::heading("Training curves"));
     page.push(Html::grid(charts(&log)));
+    page.push(scale_events(&log).unwrap_or_default());
+    Gemms::read(&run.join(folder::TELEMETRY))?.show(&mut page);
+    Routing::read(&run.join(folder::TELEMETRY))?.show(&mut page);
     Health::read(&run.join(folder::TELEMETRY))?.show(&mut page);
     if let Some(about) = &about {
         page.push(Html::heading("Memory and machine"));
@@ -162,6 +168,27 @@ fn charts(log: &[LogLine]) -> Vec<Html> {
         charts.push(one("Memory", Axis::from_zero("MB"), |line| Some(line.memory? as f64 / 1e6)));
     }
     charts.into_iter().flatten().collect()
+}
+
+/// Number of events of the loss scale that are listed.
+const EVENTS: usize = 20;
+
+/// Lists the last changes of the loss scale; `None` if there were none.
+fn scale_events(log: &[LogLine]) -> Option<Html> {
+    let events: Vec<_> = log.iter().filter_map(|line| Some((line, line.scale_event?))).collect();
+    let first = events.len().saturating_sub(EVENTS);
+    let columns = [("step", Align::Right), ("loss scale", Align::Right), ("event", Align::Left)];
+    let mut list = Table::new(columns);
+    for (line, event) in &events[first..] {
+        let text = match event {
+            ScaleEvent::Lowered => "overflow: step skipped, scale lowered",
+            ScaleEvent::Overflow => "overflow: step skipped",
+            ScaleEvent::Raised => "scale raised",
+        };
+        list.row([line.step.to_string(), format!("{:e}", line.loss_scale), text.to_owned()]);
+    }
+    let title = format!("Events of the loss scale ({})", events.len());
+    (!events.is_empty()).then(|| Html::details(&title, [table(&title, &list)]))
 }
 
 fn losses(log: &[LogLine]) -> Vec<Series> {

@@ -7,7 +7,7 @@ use anyhow::Result;
 use mantissa_model::{Bos, Tokenizer};
 use mantissa_train::config::RunConfig;
 use mantissa_train::schedule::{Decay, Schedule};
-use mantissa_train::{HeldOut, SampleOptions, StepReport, TrainError, Trainer};
+use mantissa_train::{GemmHealth, HeldOut, SampleOptions, StepReport, TrainError, Trainer};
 use serde::{Deserialize, Serialize};
 
 use super::Begun;
@@ -38,6 +38,8 @@ pub(super) struct Course<'a> {
     samples: Option<Log>,
     past: Past,
     begin: Instant,
+    /// Matmuls with the lowest SQNR of their results in the last step with telemetry.
+    pub(super) worst_gemms: Vec<GemmHealth>,
 }
 
 /// What the log of a run tells.
@@ -106,6 +108,7 @@ impl<'a> Course<'a> {
             samples,
             past,
             begin,
+            worst_gemms: Vec::new(),
         };
         course.set_decay();
         Ok(course)
@@ -235,11 +238,8 @@ impl<'a> Course<'a> {
 
     /// Gives the trainer the schedule of a planned decay.
     fn set_decay(&mut self) {
-        let Some((from, last)) = self.past.decay else { return };
-        let Schedule { peak, warmup_steps, .. } = self.settings.schedule();
-        let (min_ratio, decay_steps) = (self.settings.schedule.min_ratio, last - from);
-        let decay = Decay::Stable { decay_steps, min_ratio };
-        self.trainer.set_schedule(Schedule { peak, warmup_steps, total_steps: last, decay });
+        let Some(decay) = self.past.decay else { return };
+        self.trainer.set_schedule(decaying(self.settings, decay));
     }
 
     /// Continues the prompts, shows the texts and logs them.
@@ -270,6 +270,7 @@ impl<'a> Course<'a> {
         let report = if every > 0 && (step == 1 || step.is_multiple_of(every)) {
             let (report, health) = self.trainer.measured_step()?;
             self.telemetry.write(&health)?;
+            self.worst_gemms = worst(health.gemms);
             report
         } else {
             self.trainer.step()?
@@ -290,6 +291,26 @@ impl<'a> Course<'a> {
     }
 }
 
+/// Returns the schedule of a timed run whose decay was planned from step `from` to `last`; before it, the rate is the
+/// same as without a plan.
+pub(super) fn decaying(settings: &RunConfig, (from, last): (u64, u64)) -> Schedule {
+    let Schedule { peak, warmup_steps, .. } = settings.schedule();
+    let (min_ratio, decay_steps) = (settings.schedule.min_ratio, last - from);
+    let decay = Decay::Stable { decay_steps, min_ratio };
+    Schedule { peak, warmup_steps, total_steps: last, decay }
+}
+
+/// Number of matmuls listed at the end of a run.
+const WORST_GEMMS: usize = 5;
+
+/// Returns the matmuls with the lowest SQNR.
+fn worst(mut gemms: Vec<GemmHealth>) -> Vec<GemmHealth> {
+    gemms.retain(|gemm| gemm.sqnr_db.is_some());
+    gemms.sort_by(|a, b| a.sqnr_db.unwrap_or(0.0).total_cmp(&b.sqnr_db.unwrap_or(0.0)));
+    gemms.truncate(WORST_GEMMS);
+    gemms
+}
+
 fn log_line(report: &StepReport, trainer: &Trainer, begin: Instant, last: Option<&LogLine>) -> LogLine {
     let seconds = begin.elapsed().as_secs_f64().max(1e-9);
     LogLine {
@@ -301,6 +322,7 @@ fn log_line(report: &StepReport, trainer: &Trainer, begin: Instant, last: Option
         loss_scale: report.loss_scale,
         skipped: trainer.progress().skipped,
         tokens: trainer.progress().tokens,
+        scale_event: report.scale_event,
         tokens_per_s: report.tokens as f64 / seconds,
         seconds: 0.0,
         memory: anonymous_memory(),
@@ -335,6 +357,7 @@ mod tests {
             loss_scale: 1.0,
             skipped: 0,
             tokens: 0,
+            scale_event: None,
             tokens_per_s: 0.0,
             seconds: step as f64,
             memory: None,

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use mantissa_store::{Output, disk, sealed, write_file_atomic};
+use mantissa_train::scaling::ScaleEvent;
 use mantissa_train::{TrainError, Trainer};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -44,6 +45,9 @@ pub struct LogLine {
     pub skipped: u64,
     /// Number of tokens so far.
     pub tokens: u64,
+    /// Change of the loss scale after this step, or an overflow that leaves it as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scale_event: Option<ScaleEvent>,
     /// Throughput of this step by wall time, tok/s.
     pub tokens_per_s: f64,
     /// Seconds of training so far, in all processes of the run.

@@ -155,6 +155,11 @@ impl Setup {
         Ok((model, optimizer))
     }
 
+    /// Predicts the bytes that an autopsy takes beyond a run's.
+    pub(super) fn autopsy_bytes(&self) -> u64 {
+        Trainer::autopsy_bytes(&self.config, &self.options)
+    }
+
     /// Makes the trainer at step 0.
     ///
     /// # Errors
