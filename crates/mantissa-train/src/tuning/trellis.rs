@@ -138,10 +138,7 @@ mod tests {
                 let (mut up, mut down) = (vec![0.0; values], vec![0.0; values]);
                 (up[at], down[at]) = (0.125, -0.125);
                 let slope = (loss(&up) - loss(&down)) / 0.25;
-                assert!(
-                    (slope - f64::from(gradient)).abs() < 1e-2 * slope.abs().max(0.5),
-                    "{scheme} {at}"
-                );
+                assert!((slope - f64::from(gradient)).abs() < 1e-2 * slope.abs().max(0.5), "{scheme} {at}");
             }
         }
     }

@@ -1,5 +1,6 @@
 //! `mantissa train`: trains a model from a TOML file, with checkpoints from which it resumes bit-exactly.
 
+mod autopsy;
 pub(super) mod chat;
 mod course;
 mod earlier;
@@ -11,7 +12,6 @@ mod setup;
 mod source;
 mod tokens;
 mod vocabulary;
-mod autopsy;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};

@@ -129,7 +129,9 @@ mod tests {
         let temp = tempfile::TempDir::new().unwrap();
         let path = temp.path().join("telemetry.jsonl");
         let line = |step: u64| {
-            format!("{{\"step\":{step},\"experts\":[{{\"layer\":1,\"tokens\":[60,20,20,0]}},{{\"layer\":2,\"tokens\":[25,25,25,25]}}]}}\n")
+            format!(
+                "{{\"step\":{step},\"experts\":[{{\"layer\":1,\"tokens\":[60,20,20,0]}},{{\"layer\":2,\"tokens\":[25,25,25,25]}}]}}\n"
+            )
         };
         std::fs::write(&path, line(1) + &line(5)).unwrap();
         let routing = Routing::read(&path).unwrap();
