@@ -44,6 +44,52 @@ fn tokens_of_narrow_and_wide_vocabularies_round_trip() {
     );
 }
 
+/// More tokens than a writer holds in memory give the same file, and leave no temporary one.
+#[test]
+fn tokens_beside_an_output_are_the_same_file() {
+    let temp = TempDir::new().unwrap();
+    let ids: Vec<u32> = (0..1_300_000u32).map(|i| (i % 1009 * 7919) % 300).collect();
+    let (held, spilled) = (temp.path().join("held"), temp.path().join("spilled"));
+    write_tokens(&held, 300, &ids);
+    let mut writer = TokenWriter::beside(300, &temp.path().join("run"), "tokens");
+    ids.chunks(1000).for_each(|ids| writer.push(ids).unwrap());
+    assert_eq!(writer.len(), ids.len());
+    let names =
+        || std::fs::read_dir(temp.path()).unwrap().map(|file| file.unwrap().file_name()).collect::<Vec<_>>();
+    assert!(
+        names().iter().any(|name| name.to_string_lossy().starts_with(".run.mantissa-tokens")),
+        "{:?}",
+        names()
+    );
+    let about = BTreeMap::from([("made from".to_owned(), "a test".to_owned())]);
+    writer.finish(&mantissa_store::Output::owned(&spilled), about).unwrap();
+    assert!(std::fs::read(&held).unwrap() == std::fs::read(&spilled).unwrap());
+    assert_eq!(names().len(), 2, "{:?}", names());
+    // One that is given up removes its file too.
+    let mut writer = TokenWriter::beside(300, &temp.path().join("run"), "tokens");
+    writer.push(&ids).unwrap();
+    drop(writer);
+    assert_eq!(names().len(), 2, "{:?}", names());
+}
+
+/// A token file of another program has neither checksum nor vocabulary size.
+#[test]
+fn token_files_of_others_are_data() {
+    let temp = TempDir::new().unwrap();
+    let path = temp.path().join("t.safetensors");
+    let specs = vec![mantissa_store::TensorSpec::new("tokens", mantissa_store::Dtype::U16, [3])];
+    let mut writer = mantissa_store::SafetensorsWriter::create(&path, specs, BTreeMap::new()).unwrap();
+    writer.write("tokens", &[1, 0, 2, 0, 5, 0]).unwrap();
+    writer.finish().unwrap();
+    assert!(TokenFile::open(&path).is_err());
+    let file = TokenFile::open_data(&path, 6).unwrap();
+    let mut ids = Vec::new();
+    file.read(0, 3, &mut ids).unwrap();
+    assert_eq!((file.vocab_size(), &ids[..]), (6, &[1, 2, 5][..]));
+    let narrow = TokenFile::open_data(&path, 5).unwrap();
+    assert!(narrow.read(0, 3, &mut ids).unwrap_err().to_string().contains("below 5"));
+}
+
 #[test]
 fn another_file_is_not_one_of_tokens() {
     let temp = TempDir::new().unwrap();

@@ -10,8 +10,8 @@ use mantissa_train::data::{Batches, Cursor, TokenFile, TokenWriter};
 use mantissa_train::scaling::{SCALING_OPTIONS, ScalingOptions};
 use mantissa_train::schedule::{Decay, Schedule};
 use mantissa_train::{
-    AdamW, AdamWOptions, DecayGroups, MomentFormat, Optimizer, Options, Parameters, Policy, Sgd, SgdOptions,
-    StateMap, TrainError, TrainModel, Trainer, TrainerOptions,
+    AdamW, AdamWOptions, DecayGroups, HeldOut, MomentFormat, Optimizer, Options, Parameters, Policy,
+    SampleOptions, Sgd, SgdOptions, StateMap, TrainError, TrainModel, Trainer, TrainerOptions,
 };
 use tempfile::TempDir;
 
@@ -75,6 +75,33 @@ fn policies() -> Vec<Policy> {
         |scaling: ScalingOptions| Some(ScalingOptions { initial: 2f32.powi(25), interval: 2, ..scaling });
     let scaled = SCALING_OPTIONS.map(|(_, scaling)| Policy { scaling: large(scaling), ..Policy::fp16() });
     named.filter(|policy| policy.scaling.is_none()).chain(scaled).collect()
+}
+
+/// Validation and samples between steps change no bit of a run, whatever its operands remember.
+#[test]
+fn validation_and_samples_leave_a_run_as_it_is() {
+    let temp = TempDir::new().unwrap();
+    let tokens = tokens(temp.path());
+    for name in ["fp32", "fp16", "fp8-delayed", "nvfp4"] {
+        let policy = Policy::by_name(name, 21).unwrap();
+        let [mut plain, mut watched] =
+            [1, 2].map(|threads| trainer(&tokens, &policy, MomentFormat::F32, 1e-2, threads));
+        let held_out = HeldOut::new(TokenFile::open(&tokens).unwrap(), LEN, 4, 3).unwrap();
+        let options = SampleOptions { tokens: 5, temperature: 0.5, seed: 2, end: None };
+        let mut losses = Vec::new();
+        for _ in 0..6 {
+            let loss = watched.validate(&held_out).unwrap();
+            assert_eq!(watched.validate(&held_out).unwrap(), loss, "{name}");
+            let text = watched.sample(&[1, 6, 31], options).unwrap();
+            assert_eq!((text.len(), watched.sample(&[1, 6, 31], options).unwrap()), (5, text), "{name}");
+            losses.push(loss);
+            assert_eq!(plain.step().unwrap(), watched.step().unwrap(), "{name}");
+        }
+        assert!(bits(&plain) == bits(&watched), "{name}");
+        assert!(losses[5] < losses[0] && losses[0] < 5.0, "{name}: {losses:?}");
+    }
+    let short = HeldOut::new(TokenFile::open(&tokens).unwrap(), 30_000, 4, 3).unwrap_err().to_string();
+    assert!(short.contains("more than 30000 (data.length); fix: raise validation.share"), "{short}");
 }
 
 /// Experiment E14: every policy, loss scaling rule, rounding and moment format, stopped after any step, with one and
