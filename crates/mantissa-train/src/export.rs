@@ -3,16 +3,43 @@
 use std::path::Path;
 
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::{Dtype, Manifest, Output, SafetensorsWriter, Staging, TensorSpec};
+use mantissa_store::{Dtype, Error, Manifest, Output, SafeTensors, SafetensorsWriter, Staging, TensorSpec};
 use serde_json::{Value, json};
 
-use crate::arena::transposed;
+use crate::arena::{Parameters, transposed};
 use crate::error::TrainError;
 use crate::store::Precision;
 use crate::trainer::Trainer;
 
 /// Values copied at a time.
 const PIECE: usize = 1 << 18;
+
+/// Reads the weights at `path` back and compares those that are stored as the model holds them.
+fn check(path: &Path, params: &Parameters) -> Result<(), TrainError> {
+    let file = SafeTensors::open(path)?;
+    let mut found = Vec::new();
+    for param in params.table().iter() {
+        let name = &param.tensor.name;
+        let fault = |found: &str| {
+            let hint = "rerun with --resume; if it happens again, the disk is faulty";
+            Error::field(path, name.clone(), found, "the bytes that were written", hint)
+        };
+        let meta = file.get(name).ok_or_else(|| fault("no such tensor"))?;
+        let mut at = 0;
+        // Transposed weights are in another order.
+        let range = if param.transposed { 0..0 } else { param.range.clone() };
+        for first in range.clone().step_by(PIECE) {
+            let bytes = params.stored_bytes(first..range.end.min(first + PIECE));
+            found.resize(bytes.len(), 0);
+            file.read_range(meta, at, &mut found)?;
+            if found != bytes {
+                return Err(fault("other bytes").into());
+            }
+            at += bytes.len() as u64;
+        }
+    }
+    Ok(())
+}
 
 impl Trainer {
     /// Writes the model into the folder `out` atomically: stored weights, `config` as `config.json`, and the
@@ -74,8 +101,9 @@ impl Trainer {
             Some(init) => Manifest::run_after(init, run)?,
             None => run,
         })?;
-        // An output that does not open must not replace one that works.
+        // An output that does not open, or holds other weights, must not replace one that works.
         ModelFiles::open(staging.path())?;
+        check(&weights, params)?;
         staging.publish()?;
         Ok(())
     }
