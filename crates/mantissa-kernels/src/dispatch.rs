@@ -8,8 +8,8 @@ use crate::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::x86;
 use crate::{
-    AdamWStep, ElementGrid, ErrorSums, IntGrid, LogSumExp, MatMut, MinifloatLayout, NonFinite, Operand, Step,
-    TrellisValues,
+    AdamWStep, Codes, ElementGrid, ErrorSums, IntGrid, LogSumExp, MatMut, MinifloatLayout, NonFinite,
+    Operand, Step, TrellisValues,
 };
 use mantissa_num::CodecId;
 use std::sync::OnceLock;
@@ -41,19 +41,31 @@ impl Kernels {
         if !isa.is_available() {
             return None;
         }
-        match isa {
-            Isa::Scalar => Some(SCALAR),
+        let table = match isa {
+            Isa::Scalar => SCALAR,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => Some(AVX2),
+            Isa::Avx2 => AVX2,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => Some(if isa::prefers_bf16_dot() { AVX512_BF16 } else { AVX512 }),
+            Isa::Avx512 if isa::prefers_bf16_dot() => AVX512_BF16,
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx => Some(AMX),
+            Isa::Avx512 => AVX512,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => AMX,
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon => Some(NEON),
+            Isa::Neon => NEON,
             #[allow(unreachable_patterns)]
-            _ => None,
+            _ => return None,
+        };
+        Some(table.with_best_codes())
+    }
+
+    /// The same kernels with the processor's best product of codes for their level; all have the same bits.
+    fn with_best_codes(self) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(gemm_codes) = crate::codes_x86::best(self.isa) {
+            return Kernels { gemm_codes, ..self };
         }
+        self
     }
 
     /// The level these kernels were compiled for.
@@ -71,7 +83,7 @@ impl Kernels {
     pub fn in_common_order(self) -> Self {
         match self.isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => AVX512,
+            Isa::Avx512 => AVX512.with_best_codes(),
             _ => self,
         }
     }
@@ -88,6 +100,7 @@ impl Kernels {
             Isa::Amx => Some(if wanted { AMX } else { Kernels { isa: Isa::Amx, ..AVX512 } }),
             _ => (!wanted).then_some(self),
         }
+        .map(Self::with_best_codes)
     }
 }
 
@@ -190,11 +203,13 @@ kernels! {
         #[cfg(target_arch = "x86_64")]
         AVX2 = Avx2 in avx2 uses (x86::Avx2, x86::Avx2::new()) features "avx2,fma" with {
             dequant_lut4: crate::x86::dequant_lut4_avx2,
+            gemm_codes: crate::codes_x86::avx2,
         };
         #[cfg(target_arch = "x86_64")]
         AVX512 = Avx512 in avx512 uses (x86::Avx512, x86::Avx512::new())
             features "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq" with {
             dequant_lut4: crate::x86::dequant_lut4_avx512,
+            gemm_codes: crate::codes_x86::avx512,
         };
         #[cfg(target_arch = "aarch64")]
         NEON = Neon in neon uses (crate::simd::neon::Neon, crate::simd::neon::Neon::new()) features "neon";
@@ -431,6 +446,13 @@ kernels! {
         /// [`Self::gemm_bf16`] of f16 bits, used by [`Self::gemm_f16_nt`] and its siblings.
         fn gemm_f16[simd](a: Operand<'_, u16>, b: Operand<'_, u16>, c: MatMut<'_>, accumulate: bool);
 
+        /// `C[m, n] = A Bᵀ` of signed 8-bit codes with their scales and factors, added to C if `accumulate`. Sums of
+        /// codes under one pair of scales are integers, exact up to 2^16 codes (longer lines are cut there), and
+        /// rounded once to f32; with one unit an element is `sum · (f a[i]) · b[j]`, with several the sum is a chain of
+        /// fused multiply-adds of the units in order, each times `a[i, u] · b[j, u]`. The bits are the same at every
+        /// level. A thread keeps up to 3 MiB for packed operands. Panics if shapes, scales or units do not agree.
+        fn gemm_codes[simd](a: Codes<'_>, b: Codes<'_>, c: MatMut<'_>, accumulate: bool);
+
         /// `out[i] = sum_p x[p] B[p, i]` in the order of `p`, for the row-major `B[x.len(), out.len()]` with
         /// row stride `ldb`, plus `out[i]` if `accumulate`. Panics if `b` is too short.
         fn gevm(x: &[f32], b: &[f32], ldb: usize, out: &mut [f32], accumulate: bool);
@@ -514,6 +536,17 @@ kernels! {
             scales: &[f32],
             grid: ElementGrid,
             random: &[u32],
+        );
+
+        /// Writes the integer elements to which [`Self::round_blocks`] rounds `x`; `grid` is one of integers within
+        /// -128 to 127. NaN gets an unspecified code. Panics as there, and unless there is a code per value.
+        fn round_codes(
+            x: &[f32],
+            group: usize,
+            steps: &[Step],
+            grid: ElementGrid,
+            random: &[u32],
+            codes: &mut [i8],
         );
 
         /// Columns `first..first + n` of the row-major `x[rows, cols]` as rows: `out[j, i] = x[i, first + j]`, where `n`

@@ -33,6 +33,8 @@ mod attention;
 mod attention_backward;
 mod buffer;
 mod cholesky;
+#[cfg(target_arch = "x86_64")]
+mod codes_x86;
 pub mod device;
 mod dispatch;
 mod element;
@@ -58,7 +60,7 @@ pub use cholesky::NotPositiveDefinite;
 pub use dispatch::{Kernels, init, kernels};
 pub use element::Element;
 pub use generic::{
-    AdamWStep, ElementGrid, ErrorSums, IntGrid, LogSumExp, MinifloatLayout, NonFinite, Operand, Step,
+    AdamWStep, Codes, ElementGrid, ErrorSums, IntGrid, LogSumExp, MinifloatLayout, NonFinite, Operand, Step,
     TrellisValues,
 };
 pub use isa::{Isa, IsaError};

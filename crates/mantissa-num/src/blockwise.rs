@@ -306,6 +306,24 @@ impl Scheme {
         }
     }
 
+    /// Factor m of a scheme whose block scales are E4M3 of `amax · m` (NVFP4 by [`Rule::Te`]) under the global scale
+    /// `outer` as stored. `None` for other schemes. [`block_of_scale`](Self::block_of_scale) makes the block.
+    pub fn scale_of_amax(&self, outer: Option<f32>) -> Option<f32> {
+        let Format::Affine(Affine {
+            code: Code::Float(E2M1), scale: Some(tree), offset: Offset::None, ..
+        }) = &self.format
+        else {
+            return None;
+        };
+        let by_transformer_engine = self.encoder.rule == Rule::Te && tree.code == Code::Float(E4M3);
+        by_transformer_engine.then(|| rules::factor_of_amax(tree, outer.unwrap_or(1.0)))
+    }
+
+    /// Block of a scheme with [`scale_of_amax`](Self::scale_of_amax) with this stored scale.
+    pub fn block_of_scale(&self, scale: u32, outer: Option<f32>) -> Block {
+        rules::with_scale(scale, rules::encode_scale(self.format.scale(), outer.unwrap_or(1.0)))
+    }
+
     /// [`block`](Self::block) of the block `x`, under every rule.
     pub fn block_of(&self, x: &[f32], short: bool, outer: Option<f32>) -> Block {
         let range = Range::of(x);

@@ -195,13 +195,11 @@ impl LinearOp {
         });
     }
 
-    /// Adds `dyᵀ x` to the weight gradient in `grads`, from the forms of both.
-    pub(crate) fn wgrad_of(&self, [dy, x]: [FormRef<'_>; 2], grads: &mut Gradients, threads: usize) {
-        grads.add(self.weight.clone(), |dw| {
-            let cut = parts(self.rows, self.rows.div_ceil(threads.max(1)).max(FEATURES));
-            for_each(threads, cut.clone().zip(rows_mut(dw, self.cols, cut)), |(span, dw)| {
-                product(dy.slice(span), x, dw, true);
-            });
+    /// Adds `dyᵀ x` to the weight gradient `dw` `[rows, cols]`, from the forms of both.
+    pub(crate) fn wgrad_of(&self, [dy, x]: [FormRef<'_>; 2], dw: &mut [f32], threads: usize) {
+        let cut = parts(self.rows, self.rows.div_ceil(threads.max(1)).max(FEATURES));
+        for_each(threads, cut.clone().zip(rows_mut(dw, self.cols, cut)), |(span, dw)| {
+            product(dy.slice(span), x, dw, true);
         });
     }
 

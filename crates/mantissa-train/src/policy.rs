@@ -16,7 +16,7 @@ use crate::scaling::ScalingOptions;
 use crate::store::Precision;
 
 pub use named::recipes;
-pub use operands::{GemmPolicy, LinearPolicy, OperandPolicy, OperandSource, Rotation, Signs};
+pub use operands::{GemmPolicy, LinearPolicy, OperandPolicy, OperandSource, Rotation, ScaleChoice, Signs};
 pub use table::{PolicyTable, TableFault};
 
 /// Storage of the weight bits that the working copy does not hold.
@@ -28,6 +28,13 @@ pub enum Master {
     /// No master copy, stochastic rounding (Gupta et al. 2015, arXiv 1502.02551): updates below half a unit
     /// in the last place take effect on average.
     Stochastic {
+        /// Seed of the random bits, which depend only on seed, step and place.
+        seed: u64,
+    },
+    /// No master copy, weights of the decoder's linear layers on a grid of INT8 codes under a scale per row, amax / 127;
+    /// each update is rounded to it stochastically (torchao's INT8 quantized training). Other weights stay as they are.
+    /// The grid's values are stored in f32.
+    Int8 {
         /// Seed of the random bits, which depend only on seed, step and place.
         seed: u64,
     },
@@ -156,7 +163,7 @@ impl Policy {
     /// master copy.
     pub fn initial_weights(&self) -> Precision {
         match self.master {
-            Master::None | Master::Stochastic { .. } => self.weights,
+            Master::None | Master::Stochastic { .. } | Master::Int8 { .. } => self.weights,
             Master::F32 | Master::Remainder => Precision::F32,
         }
     }

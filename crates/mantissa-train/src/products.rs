@@ -14,7 +14,7 @@ use mantissa_model::flow::Job;
 
 use crate::adapter::{Adapted, Slot};
 use crate::arena::Parameters;
-use crate::form::{Draws, FormRef, Forms, Gemm, LinearPlace, Making, Matrix, Side, slot_of};
+use crate::form::{Draws, Form, FormRef, Forms, Gemm, LinearPlace, Making, Matrix, Side, slot_of};
 use crate::gradients::Gradients;
 use crate::health::{Exact, OperandKind, Operator, Watch};
 use crate::linear::LinearOp;
@@ -158,7 +158,9 @@ impl<'a> Products<'a> {
         self.profile.time(Part::Rounding, || {
             if let Some((first, x)) = x {
                 let x = Matrix::new(StoreRef::F32(x), linear.cols());
-                forms.fprop_x(&rules.fprop[0], x, self.making(first, Gemm::Fprop, Side::Left));
+                let making = self.making(first, Gemm::Fprop, Side::Left);
+                forms.fprop_x(&rules.fprop[0], x, making);
+                forms.keep_mask(self.linear(first).place(), &rules.fprop[0], x, making);
             }
             self.with_weight(forms, kind, Slot::Forward, |forms, weight| {
                 forms.fprop_w(&rules.fprop[1], weight, self.making(kind, Gemm::Fprop, Side::Right));
@@ -223,7 +225,7 @@ impl<'a> Products<'a> {
                 x_is_made = true;
                 let operands = forms.of_wgrad().map(|form| form.all());
                 self.compare(*kind, Gemm::Wgrad, dy, StoreRef::F32(x.exact), Some(operands));
-                self.profile.time(Part::Wgrad, || linear.wgrad_of(operands, grads, threads));
+                self.profile.time(Part::Wgrad, || self.wgrad_of_forms(forms, *kind, grads));
             } else {
                 // Here all tokens are at hand; the forward has some at a time, as many as there are threads for.
                 self.compare(*kind, Gemm::Fprop, x.exact, self.params.get(linear.weight()), None);
@@ -241,6 +243,22 @@ impl<'a> Products<'a> {
                 self.draws.watch.result(self.at(*kind), "wgrad dw", &dw.widened());
             }
         }
+    }
+
+    /// Adds the product of the quantized operands of wgrad to the gradient of the weight.
+    fn wgrad_of_forms(self, forms: &mut Forms, kind: LinearKind, grads: &mut Gradients) {
+        let (linear, threads) = (self.linear(kind), self.draws.threads);
+        let product = |operands: [&Form; 2], dw: &mut [f32]| {
+            linear.wgrad_of(operands.map(|form| form.all()), dw, threads);
+        };
+        grads.add(linear.weight(), |dw| match linear.rules().map(|rules| &rules.fprop[1]) {
+            Some(rule) if rule.passes_back() => {
+                let making = self.making(kind, Gemm::Fprop, Side::Right);
+                let weight = Matrix::new(self.params.get(linear.weight()), linear.cols());
+                forms.pass_back_w(rule, weight, making, dw, product);
+            }
+            _ => product(forms.of_wgrad(), dw),
+        });
     }
 
     /// Makes the quantized dY of wgrad, and X if it is given with the first linear layer that reads it.
@@ -299,6 +317,15 @@ impl<'a> Products<'a> {
         accumulate: bool,
         threads: usize,
     ) {
+        let rule =
+            outputs.first().and_then(|first| self.linear(first.kind).rules()).map(|rules| &rules.fprop[0]);
+        let back = rule.filter(|rule| rule.passes_back());
+        if accumulate && back.is_some() {
+            // Only what these layers add is passed back.
+            let mut own = vec![0.0; dx.len()];
+            self.dgrad(forms, outputs, part, &mut own, false, threads);
+            return mantissa_kernels::kernels().axpy(1.0, &own, dx);
+        }
         for (i, OutputGradient { kind, rounded, .. }) in outputs.iter().enumerate() {
             let (linear, accumulate) = (self.linear(*kind), accumulate || i > 0);
             self.profile.time(Part::Dgrad, || {
@@ -311,11 +338,23 @@ impl<'a> Products<'a> {
                     let weight = forms.adapters.weight(self.params, linear, Slot::of(*kind));
                     linear.dgrad_with(weight, dy, dx, accumulate, threads);
                 }
-                if let Some(adapted) = self.adapted(*kind) {
+                if let Some(adapted) = self.adapted(*kind).filter(|_| back.is_none()) {
                     adapted.dgrad(&forms.adapters, part.clone(), dx, threads);
                 }
             });
             self.draws.watch.result(self.at(*kind), "dgrad dx", dx);
+        }
+        let Some((rule, first)) = back.zip(outputs.first()) else { return };
+        let making = self.making(first.kind, Gemm::Fprop, Side::Left);
+        self.profile.time(Part::Rounding, || {
+            let dx = (part.start, &mut *dx, self.linear(first.kind).cols());
+            forms.pass_back_x(self.linear(first.kind).place(), rule, dx, making);
+        });
+        // Adapters read the values themselves.
+        for OutputGradient { kind, .. } in outputs {
+            if let Some(adapted) = self.adapted(*kind) {
+                self.profile.time(Part::Dgrad, || adapted.dgrad(&forms.adapters, part.clone(), dx, threads));
+            }
         }
     }
 }

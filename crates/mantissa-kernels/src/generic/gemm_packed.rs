@@ -45,7 +45,7 @@ thread_local! {
 
 /// Returns `len` values of unspecified content from `buffer`, growing it if it is too short.
 #[inline(always)]
-fn first_values(buffer: &mut Vec<u32>, len: usize) -> &mut [u32] {
+pub(super) fn first_values(buffer: &mut Vec<u32>, len: usize) -> &mut [u32] {
     if buffer.len() < len {
         buffer.resize(len, 0);
     }

@@ -102,6 +102,46 @@ pub(crate) fn round_blocks(
     }
 }
 
+#[inline(always)]
+pub(crate) fn round_codes(
+    x: &[f32],
+    group: usize,
+    steps: &[Step],
+    grid: ElementGrid,
+    random: &[u32],
+    codes: &mut [i8],
+) {
+    assert!(group > 0 && steps.len() == x.len().div_ceil(group), "round_codes: {} steps", steps.len());
+    assert_eq!(x.len(), codes.len(), "round_codes: x and codes differ in length");
+    assert!(random.is_empty() || random.len() == x.len(), "round_codes: {} random words", random.len());
+    let (low, high) = (grid.low, grid.high);
+    let nearest = |x: f32| super::round_even_i32(super::clamp(x, low, high)) as i8;
+    let stochastic = |x: f32, word: u32| super::round_even_i32(grid.stochastic(x, word)) as i8;
+    for (g, (x, codes)) in x.chunks(group).zip(codes.chunks_mut(group)).enumerate() {
+        let words = random.get(g * group..).unwrap_or_default();
+        match (steps[g], random.is_empty()) {
+            (Step::Divide(by), true) => {
+                x.iter().zip(codes).for_each(|(x, code)| *code = nearest(*x / by));
+            }
+            (Step::Multiply(by), true) => {
+                x.iter().zip(codes).for_each(|(x, code)| *code = nearest(*x * by));
+            }
+            (Step::Divide(by), false) => {
+                x.iter()
+                    .zip(words)
+                    .zip(codes)
+                    .for_each(|((x, word), code)| *code = stochastic(*x / by, *word));
+            }
+            (Step::Multiply(by), false) => {
+                x.iter()
+                    .zip(words)
+                    .zip(codes)
+                    .for_each(|((x, word), code)| *code = stochastic(*x * by, *word));
+            }
+        }
+    }
+}
+
 /// Side of the squares that are transposed at a time: a cache line of f32.
 const SIDE: usize = 16;
 

@@ -9,6 +9,7 @@ mod dequant;
 mod encode;
 mod error;
 mod exp;
+mod gemm_codes;
 mod gemm_f64;
 mod gemm_packed;
 mod gemv;
@@ -41,6 +42,10 @@ pub(crate) use encode::{book_codes, int_codes, minifloat_codes};
 pub use error::ErrorSums;
 pub(crate) use error::{error_sums, group_amax, group_min_max};
 pub(crate) use exp::{exp_inplace, pow_inplace};
+pub use gemm_codes::Codes;
+pub(crate) use gemm_codes::gemm_codes;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use gemm_codes::{CodeDot, multiply as multiply_codes};
 pub(crate) use gemm_f64::{gemm_sub_f64, sub_axpy_f64};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use gemm_packed::DEPTH as GEMM_DEPTH;
@@ -50,7 +55,7 @@ pub(crate) use gemm_packed::{Panels, product, shape as gemm_shape};
 pub(crate) use gemm_packed::{gemm_bf16, gemm_f16, gemm_f32};
 pub(crate) use gemv::{gemm_nt_small, gemv, gevm};
 pub use grid::ElementGrid;
-pub(crate) use grid::{random_words, round_blocks, transpose_columns};
+pub(crate) use grid::{random_words, round_blocks, round_codes, transpose_columns};
 pub(crate) use norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
 pub use optim::AdamWStep;
 pub(crate) use optim::adamw;

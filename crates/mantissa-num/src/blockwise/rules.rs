@@ -130,7 +130,7 @@ pub(super) fn nvfp4(rule: Rule, range: Range, tree: &ScaleTree, outer: f32) -> B
     match rule {
         Rule::Te | Rule::FourOverSix => {
             let encode = encode_scale(Some(tree), outer);
-            transformer_engine(amax * (encode * (1.0 / E2M1.max())), encode)
+            transformer_engine(amax * factor_of_amax(tree, outer), encode)
         }
         Rule::Torchao if tree.tensor_wide().is_some() => {
             let scale = E4M3.encode_saturating((amax / E2M1.max() / outer).max(TORCHAO_SCALE_FLOOR));
@@ -165,8 +165,17 @@ pub(super) fn encode_scale(tree: Option<&ScaleTree>, outer: f32) -> f32 {
     if outer == 0.0 { 1.0 } else { (full_scale / outer).min(f32::MAX) }
 }
 
+/// Factor by which Transformer Engine multiplies the amax of a block to get its scale.
+pub(super) fn factor_of_amax(tree: &ScaleTree, outer: f32) -> f32 {
+    encode_scale(Some(tree), outer) * (1.0 / E2M1.max())
+}
+
 fn transformer_engine(raw: f32, encode: f32) -> Block {
-    let scale = E4M3.encode_saturating(raw);
+    with_scale(E4M3.encode_saturating(raw), encode)
+}
+
+/// Transformer Engine's block with this stored scale.
+pub(super) fn with_scale(scale: u32, encode: f32) -> Block {
     let inverse = (1.0 / (E4M3.decode(scale) * (1.0 / encode))).min(f32::MAX);
     Block::new(scale, Step::Multiply(inverse))
 }

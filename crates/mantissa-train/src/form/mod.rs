@@ -1,132 +1,49 @@
 //! Forms: matmul operands in the scheme, rotation and storage that a [`GemmPolicy`] asks for, and their product.
 //!
 //! A form is a matrix `[lines, k]` whose rows run along the contraction axis, so that every product is `A Bᵀ`. Its
-//! values are the exact values of the scheme: bf16 with a factor per line or tensor where that holds them, otherwise
-//! f32. Products accumulate in f32, which is at least the precision of the tensor cores that these recipes target.
+//! values are the exact values of the scheme: 8-bit codes of integers with their scales, bf16 with a factor per line or
+//! tensor where that holds them, otherwise f32. Products of codes are sums of integers ([`gemm_codes`]); the others
+//! accumulate in f32, which is at least the precision of the tensor cores that these recipes target, or in an emulated
+//! accumulator of fewer bits.
+//!
+//! [`gemm_codes`]: mantissa_kernels::Kernels::gemm_codes
 
 mod draws;
 mod history;
+mod product;
 mod rounder;
+mod rule;
+mod scales;
 mod scratch;
+mod storage;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Mutex;
 
-use mantissa_kernels::{MatMut, MatRef, for_each, kernels};
+use mantissa_kernels::{for_each, kernels};
 use mantissa_model::zeros;
+use mantissa_num::Accumulator;
+use mantissa_num::Hadamard;
 use mantissa_num::blockwise::Range;
-use mantissa_num::{Blocks, Hadamard, hadamard::TE_SIGNS16};
 
 pub(crate) use draws::{Draw, Draws, Gemm, LinearPlace, Side};
 pub(crate) use history::{Histories, History};
+pub(crate) use product::product;
 pub(crate) use rounder::Factors;
-use rounder::Rounder;
+use rounder::Shared;
+pub(crate) use rule::{LinearRules, Rule};
+use scales::Scales;
 pub(crate) use scratch::{FormSizes, Forms, Matrix, slot_of};
+pub(crate) use storage::{Storage, accumulates};
 
 use crate::arena::Parameters;
-use crate::error::TrainError;
 use crate::health::{OperandPlace, Sums, Watch};
 use crate::linear::LinearOp;
-use crate::policy::{GemmPolicy, LinearPolicy, OperandPolicy, OperandSource, Rotation, Signs};
 use crate::store::{Precision, StoreRef};
 
 /// Lines that a thread fills at a time when it transposes.
 const LINES: usize = 16;
-
-/// Operand of a matmul, ready to be made in every step.
-#[derive(Clone, Debug)]
-pub(crate) struct Rule {
-    rounder: Rounder,
-    /// Cast without scales.
-    plain: Option<Precision>,
-    source: OperandSource,
-    storage: Precision,
-    rotation: Option<Rotation>,
-}
-
-/// Rules of the two operands of each matmul of a linear layer.
-#[derive(Clone, Debug)]
-pub(crate) struct LinearRules {
-    /// X and W.
-    pub(crate) fprop: [Rule; 2],
-    /// dY and W.
-    pub(crate) dgrad: [Rule; 2],
-    /// dY and X.
-    pub(crate) wgrad: [Rule; 2],
-}
-
-impl LinearRules {
-    /// Makes the rules of a policy.
-    pub(crate) fn new(policy: &LinearPolicy) -> Self {
-        LinearRules { fprop: rules(&policy.fprop), dgrad: rules(&policy.dgrad), wgrad: rules(&policy.wgrad) }
-    }
-
-    /// Makes the rules of a policy for forms of any policy, which are stored in f32.
-    pub(crate) fn wide(policy: &LinearPolicy) -> Self {
-        let of = |gemm: &GemmPolicy| rules(gemm).map(Rule::stored_wide);
-        LinearRules { fprop: of(&policy.fprop), dgrad: of(&policy.dgrad), wgrad: of(&policy.wgrad) }
-    }
-
-    /// Returns length and largest element of each operand's amax history.
-    pub(crate) fn histories(&self) -> [(usize, f32); 6] {
-        let [fprop, dgrad, wgrad] = [&self.fprop, &self.dgrad, &self.wgrad];
-        [&fprop[0], &fprop[1], &dgrad[0], &dgrad[1], &wgrad[0], &wgrad[1]].map(Rule::history)
-    }
-
-    /// Checks that the schemes can hold the operands of a weight `[rows, cols]` and any number of tokens.
-    ///
-    /// # Errors
-    /// [`TrainError::Policy`] names the operand.
-    pub(crate) fn check(
-        policy: &LinearPolicy,
-        module: &str,
-        (rows, cols): (usize, usize),
-    ) -> Result<(), TrainError> {
-        // Contraction lengths; tokens vary from batch to batch.
-        let lengths = [Some(cols), Some(cols), Some(rows), Some(rows), None, None];
-        for ((operand, policy), k) in policy.operands().into_iter().zip(lengths) {
-            let refuse = |allowed: String| {
-                Err(TrainError::Policy {
-                    module: module.into(),
-                    operand: operand.into(),
-                    allowed,
-                    found: policy.scheme.to_string(),
-                })
-            };
-            if policy.scheme.format.trellis().is_some() {
-                return refuse("a scheme whose values are rounded one by one".into());
-            }
-            if policy.scheme.source == mantissa_num::Source::Static {
-                return refuse("@dynamic or @delayedN: training has no calibrated scales".into());
-            }
-            if let Some(codec) = policy.scheme.format.codec()
-                && k.is_none_or(|k| !k.is_multiple_of(codec.elements))
-            {
-                let along = k.map_or("tokens of a batch".to_owned(), |k| format!("{k} values"));
-                return refuse(format!(
-                    "a scheme whose blocks divide the {along} along the contraction axis (blocks of {} do not)",
-                    codec.elements
-                ));
-            }
-            if matches!(policy.scheme.format.blocks(), Blocks::Flat(_)) && !operand.ends_with('w') {
-                return refuse("a scheme with blocks along one axis: flat blocks would mix tokens".into());
-            }
-        }
-        Ok(())
-    }
-}
-
-fn rules(gemm: &GemmPolicy) -> [Rule; 2] {
-    let both = [&gemm.left, &gemm.right];
-    let all = |precision| both.iter().all(|operand| operand.precision() == Some(precision));
-    let storage = match () {
-        () if both.iter().all(|operand| operand.fits_bf16()) => Precision::Bf16,
-        () if all(Precision::F16) && gemm.rotation.is_none() => Precision::F16,
-        () => Precision::F32,
-    };
-    both.map(|operand| Rule::new(operand, storage, gemm.rotation))
-}
 
 /// Matrix from which a form is made.
 #[derive(Clone, Copy, Debug)]
@@ -181,55 +98,18 @@ pub(crate) struct Making<'a> {
     pub(crate) watch: Option<(&'a Watch, OperandPlace)>,
 }
 
-impl Rule {
-    fn new(policy: &OperandPolicy, storage: Precision, rotation: Option<Rotation>) -> Self {
-        let plain = policy.precision().or_else(|| {
-            let cast = policy.source == OperandSource::Forward && !policy.is_stochastic();
-            Precision::of(&policy.scheme.format).filter(|_| cast)
-        });
-        Rule { rounder: Rounder::new(policy), plain, source: policy.source, storage, rotation }
-    }
-
-    /// Makes operands for forms of any policy, which are stored in f32.
-    pub(crate) fn stored_wide(mut self) -> Self {
-        self.storage = Precision::F32;
-        self
-    }
-
-    /// Storage of the form.
-    pub(crate) fn storage(&self) -> Precision {
-        self.storage
-    }
-
-    /// True if the form is made from the forward's operand.
-    pub(crate) fn reads_forward(&self) -> bool {
-        self.source == OperandSource::Forward
-    }
-
-    /// Length of the amax history (0 without delayed scaling) and largest element.
-    pub(crate) fn history(&self) -> (usize, f32) {
-        (self.rounder.history().unwrap_or(0) as usize, self.rounder.max())
-    }
-
-    fn hadamard(&self, seed: u64) -> Option<Hadamard> {
-        let rotation = self.rotation?;
-        let transform = Hadamard::new(rotation.order)?;
-        match rotation.signs {
-            Signs::Plain => Some(transform),
-            Signs::TransformerEngine => transform.with_signs(&TE_SIGNS16),
-            Signs::Step => Some(transform.randomized(seed)),
-        }
-    }
-}
-
 /// A made operand.
 #[derive(Debug, Default)]
 pub(crate) struct Form {
-    storage: Precision,
+    storage: Storage,
+    accumulator: Accumulator,
     lines: usize,
     k: usize,
+    codes: Vec<i8>,
     bits: Vec<u16>,
     values: Vec<f32>,
+    /// Scales of the units of every line, `[lines, units]`, for codes and elements with units.
+    scales: Vec<f32>,
     /// Factor of the product.
     factor: f32,
     /// Factors of the lines; used if `has_factors`.
@@ -240,20 +120,32 @@ pub(crate) struct Form {
 /// Lines of a form.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FormRef<'a> {
-    data: StoreRef<'a>,
+    data: Data<'a>,
     k: usize,
+    /// Length of a unit, and the scales of the lines' units.
+    scales: Option<(usize, &'a [f32])>,
     factor: f32,
     factors: Option<&'a [f32]>,
+    accumulator: Accumulator,
+}
+
+/// Values of a form, or codes of values.
+#[derive(Clone, Copy, Debug)]
+enum Data<'a> {
+    Values(StoreRef<'a>),
+    Codes(&'a [i8]),
 }
 
 impl Form {
     /// Allocates for up to `values` values in `lines` lines; `None` if memory is missing.
-    pub(crate) fn new(storage: Precision, values: usize, lines: usize) -> Option<Self> {
-        let (narrow, wide) = if storage == Precision::F32 { (0, values) } else { (values, 0) };
+    pub(crate) fn new(storage: Storage, values: usize, lines: usize) -> Option<Self> {
+        let of = |used: bool| if used { values } else { 0 };
         Some(Form {
             storage,
-            bits: zeros(narrow)?,
-            values: zeros(wide)?,
+            codes: zeros(of(storage.has_codes()))?,
+            bits: zeros(of(storage.has_bits()))?,
+            values: zeros(of(storage.has_values()))?,
+            scales: zeros(storage.scales(values, lines))?,
             factors: zeros(lines)?,
             factor: 1.0,
             ..Form::default()
@@ -261,96 +153,87 @@ impl Form {
     }
 
     /// Bytes of [`new`](Self::new).
-    pub(crate) fn bytes(storage: Precision, values: usize, lines: usize) -> u64 {
-        storage.bytes().saturating_mul(values as u64).saturating_add(4 * lines as u64)
+    pub(crate) fn bytes(storage: Storage, values: usize, lines: usize) -> u64 {
+        let of_scales = 4 * (storage.scales(values, lines) as u64 + lines as u64);
+        storage.bytes().saturating_mul(values as u64).saturating_add(of_scales)
     }
 
     /// Bytes allocated.
     #[cfg(test)]
     pub(crate) fn capacity(&self) -> u64 {
-        2 * self.bits.capacity() as u64 + 4 * (self.values.capacity() + self.factors.capacity()) as u64
+        let wide = self.values.capacity() + self.factors.capacity() + self.scales.capacity();
+        self.codes.capacity() as u64 + 2 * self.bits.capacity() as u64 + 4 * wide as u64
     }
 
     /// Rounds `source` by `rule`.
     pub(crate) fn make(&mut self, rule: &Rule, source: Source<'_>, making: Making<'_>) {
         let (lines, k) = source.shape();
-        let n = lines * k;
-        (self.lines, self.k, self.factor) = (lines, k, 1.0);
-        self.has_factors = rule.rounder.has_line_factors() && rule.plain.is_none();
-        if n == 0 {
+        (self.lines, self.k, self.factor, self.accumulator) = (lines, k, 1.0, rule.accumulator);
+        self.has_factors =
+            self.storage.keeps_factors() || rule.rounder.has_line_factors() && rule.plain.is_none();
+        if lines * k == 0 {
             return;
         }
         let hadamard = rule.hadamard(making.signs);
-        let fill = |first: usize, lines: &mut [f32]| {
-            for (i, lines) in lines.chunks_mut(LINES * k).enumerate() {
-                source.lines(first + i * LINES, lines);
-            }
-            if let Some(hadamard) = &hadamard {
-                lines.chunks_exact_mut(k).for_each(|line| hadamard.forward(line));
-            }
-        };
-        let height = rule.rounder.height();
-        let band = height * LINES.div_ceil(height);
-        let rounds = rule.plain.is_none();
-        if rounds && rule.rounder.is_reference() {
+        let fill = filler(source, k, &hadamard);
+        if rule.plain.is_none() && rule.rounder.is_reference() {
             return self.refer(rule, &fill, making);
         }
-        let mut shared = rule.rounder.shared(Range::EMPTY, None, making.seed);
-        if rounds && rule.rounder.needs_range() {
-            let range = match &hadamard {
-                // The order of the values does not matter.
-                None => {
-                    let cut: Vec<_> = mantissa_model::flow::parts(n, 1 << 16).collect();
-                    union(making.threads, cut.into_iter(), |part| rule.rounder.range(&source.range(part)))
-                }
-                Some(_) => union(making.threads, (0..lines).step_by(band), |first| {
-                    with_band((lines - first).min(band) * k, |lines| {
-                        fill(first, lines);
-                        rule.rounder.range(lines)
-                    })
-                }),
-            };
-            let multiplier = making.history.map(|history| history.observe(range.amax()));
-            shared = rule.rounder.shared(range, multiplier, making.seed);
-        }
-        if rounds {
+        let shared = rule.shared(source, &fill, hadamard.is_some(), making);
+        if rule.plain.is_none() {
             self.factor = shared.factor;
         }
-        let finish = |i: usize, lines: &mut [f32], factors: &mut [f32]| {
-            fill(i * band, lines);
-            factors.fill(1.0);
-            // NaN and infinity have no code; they stay as they are and show up in the product.
-            if rounds && kernels().amax(lines).is_finite() {
-                let exact = making.watch.map(|_| lines.to_vec());
-                let saturated =
-                    rule.rounder.round(lines, k, i * band, &shared, factors, making.watch.is_some());
-                if let (Some((watch, place)), Some(exact)) = (making.watch, exact) {
-                    let both = (&exact[..], &*lines);
-                    watch.rounding(place, &rule.rounder.sums(both, k, &shared, factors, saturated));
-                }
+        let direct = (hadamard.is_none() && !source.transposed).then_some(source.values);
+        let work = Work { rule, fill: &fill, direct, shared: &shared, k, making };
+        self.fill_all(&work);
+    }
+
+    /// Fills the storage band by band.
+    fn fill_all(&mut self, work: &Work<'_, impl Fn(usize, &mut [f32]) + Sync>) {
+        let (n, k, band, threads) = (self.lines * self.k, self.k, work.rule.band(), work.making.threads);
+        let units = self.storage.units(k);
+        let Form { storage, codes, bits, values, factors, scales, lines, .. } = self;
+        let factors = factors[..*lines].chunks_mut(band).enumerate();
+        match *storage {
+            Storage::Codes { .. } => {
+                let scales = crate::rows::rows_mut(scales, units, bands(*lines, band));
+                let pieces = codes[..n].chunks_mut(band * k).zip(scales).zip(factors);
+                for_each(threads, pieces, |((codes, scales), (i, factors))| {
+                    work.encode(i, Scales { factors, scales }, codes);
+                });
             }
-        };
-        let Form { storage, bits, values, factors, .. } = self;
-        let factors = factors[..lines].chunks_mut(band).enumerate();
-        if *storage == Precision::F32 {
-            let pieces = values[..n].chunks_mut(band * k).zip(factors);
-            return for_each(making.threads, pieces, |(lines, (i, factors))| {
-                finish(i, lines, factors);
-                if let Some(plain) = rule.plain {
-                    crate::store::round(plain, lines);
-                }
-            });
+            Storage::Elements { .. } => {
+                let scales = crate::rows::rows_mut(scales, units, bands(*lines, band));
+                let pieces = values[..n].chunks_mut(band * k).zip(scales).zip(factors);
+                for_each(threads, pieces, |((lines, scales), (i, factors))| {
+                    (work.fill)(i * band, lines);
+                    work.round(i, lines, Scales { factors, scales });
+                });
+            }
+            Storage::Float(Precision::F32) => {
+                let pieces = values[..n].chunks_mut(band * k).zip(factors);
+                for_each(threads, pieces, |(lines, (i, factors))| {
+                    (work.fill)(i * band, lines);
+                    work.round(i, lines, Scales { factors, scales: &mut [] });
+                    if let Some(plain) = work.rule.plain {
+                        crate::store::round(plain, lines);
+                    }
+                });
+            }
+            Storage::Float(precision) => {
+                let pieces = bits[..n].chunks_mut(band * k).zip(factors);
+                for_each(threads, pieces, |(bits, (i, factors))| {
+                    with_band(bits.len(), |lines| {
+                        (work.fill)(i * band, lines);
+                        work.round(i, lines, Scales { factors, scales: &mut [] });
+                        match precision {
+                            Precision::F16 => kernels().f32_to_f16(lines, bits),
+                            _ => kernels().f32_to_bf16(lines, bits),
+                        }
+                    });
+                });
+            }
         }
-        let pieces = bits[..n].chunks_mut(band * k).zip(factors);
-        for_each(making.threads, pieces, |(bits, (i, factors))| {
-            with_band(bits.len(), |lines| {
-                finish(i, lines, factors);
-                match storage {
-                    Precision::F16 => kernels().f32_to_f16(lines, bits),
-                    _ => kernels().f32_to_bf16(lines, bits),
-                }
-            });
-        });
     }
 
     /// Rounds the whole matrix by the reference, on this thread.
@@ -367,7 +250,7 @@ impl Form {
                 watch.rounding(place, &sums);
             }
         };
-        if self.storage == Precision::F32 {
+        if self.storage.has_values() {
             return round(&mut self.values[..n]);
         }
         with_band(n, |lines| {
@@ -396,24 +279,109 @@ impl Form {
     pub(crate) fn all(&self) -> FormRef<'_> {
         let n = self.lines * self.k;
         let data = match self.storage {
-            Precision::F32 => StoreRef::F32(&self.values[..n]),
-            Precision::Bf16 => StoreRef::Bf16(&self.bits[..n]),
-            Precision::F16 => StoreRef::F16(&self.bits[..n]),
+            Storage::Codes { .. } => Data::Codes(&self.codes[..n]),
+            Storage::Elements { .. } | Storage::Float(Precision::F32) => {
+                Data::Values(StoreRef::F32(&self.values[..n]))
+            }
+            Storage::Float(Precision::Bf16) => Data::Values(StoreRef::Bf16(&self.bits[..n])),
+            Storage::Float(Precision::F16) => Data::Values(StoreRef::F16(&self.bits[..n])),
         };
         let factors = self.has_factors.then(|| &self.factors[..self.lines]);
-        FormRef { data, k: self.k, factor: self.factor, factors }
+        let scales =
+            self.storage.unit().map(|unit| (unit, &self.scales[..self.lines * self.storage.units(self.k)]));
+        FormRef { data, k: self.k, scales, factor: self.factor, factors, accumulator: self.accumulator }
     }
 
     /// Writes the values of all lines to `out`.
     pub(crate) fn values(&self, out: &mut [f32]) {
         let all = self.all();
-        all.data.widen(out);
+        match all.data {
+            Data::Values(values) => values.widen(out),
+            Data::Codes(codes) => out.iter_mut().zip(codes).for_each(|(x, code)| *x = f32::from(*code)),
+        }
         for (i, line) in out.chunks_exact_mut(self.k.max(1)).enumerate() {
+            if let Some((unit, scales)) = all.scales {
+                let units = self.storage.units(self.k);
+                let scaled = line.chunks_mut(unit).zip(&scales[i * units..][..units]);
+                scaled.for_each(|(line, scale)| line.iter_mut().for_each(|x| *x *= scale));
+            }
             let of_line = all.factors.map_or(1.0, |factors| factors[i]);
             if self.factor != 1.0 || of_line != 1.0 {
                 line.iter_mut().for_each(|x| *x = *x * of_line * self.factor);
             }
         }
+    }
+}
+
+/// Returns the function that writes lines of `source`, of `k` values, from a given one on, rotated.
+fn filler<'a>(
+    source: Source<'a>,
+    k: usize,
+    hadamard: &'a Option<Hadamard>,
+) -> impl Fn(usize, &mut [f32]) + Sync + 'a {
+    move |first, lines| {
+        for (i, lines) in lines.chunks_mut(LINES * k).enumerate() {
+            source.lines(first + i * LINES, lines);
+        }
+        if let Some(hadamard) = hadamard {
+            lines.chunks_exact_mut(k).for_each(|line| hadamard.forward(line));
+        }
+    }
+}
+
+/// Lines of each band of `band` lines.
+fn bands(lines: usize, band: usize) -> impl Iterator<Item = std::ops::Range<usize>> + Clone {
+    (0..lines).step_by(band).map(move |first| first..lines.min(first + band))
+}
+
+/// How the bands of a form are made.
+struct Work<'a, F> {
+    rule: &'a Rule,
+    /// Writes lines from a given one on.
+    fill: &'a F,
+    /// Values that are the lines already.
+    direct: Option<StoreRef<'a>>,
+    shared: &'a Shared,
+    k: usize,
+    making: Making<'a>,
+}
+
+impl<F: Fn(usize, &mut [f32])> Work<'_, F> {
+    /// Rounds band `i` in place.
+    fn round(&self, i: usize, lines: &mut [f32], mut to: Scales<'_>) {
+        let (rounder, k, first) = (&self.rule.rounder, self.k, i * self.rule.band());
+        to.clear();
+        // NaN and infinity have no code; they stay as they are and show up in the product.
+        if self.rule.plain.is_some() || !kernels().amax(lines).is_finite() {
+            return;
+        }
+        let Some((watch, place)) = self.making.watch else {
+            rounder.round(lines, k, first, self.shared, to, false);
+            return;
+        };
+        let exact = lines.to_vec();
+        let saturated = rounder.round(lines, k, first, self.shared, to.again(), true);
+        watch.rounding(place, &rounder.sums((&exact, lines), k, self.shared, &to, saturated));
+    }
+
+    /// Writes the codes of band `i`. A line that is not finite gets the factor NaN, which shows up in the product.
+    fn encode(&self, i: usize, mut to: Scales<'_>, codes: &mut [i8]) {
+        let (rounder, k, first) = (&self.rule.rounder, self.k, i * self.rule.band());
+        to.clear();
+        if let Some(StoreRef::F32(values)) = self.direct.filter(|_| self.making.watch.is_none()) {
+            return rounder.encode(&values[first * k..][..codes.len()], k, first, self.shared, to, codes);
+        }
+        with_band(codes.len(), |lines| {
+            (self.fill)(first, lines);
+            rounder.encode(lines, k, first, self.shared, to.again(), codes);
+            if let Some((watch, place)) = self.making.watch
+                && kernels().amax(lines).is_finite()
+            {
+                let exact = lines.to_vec();
+                let saturated = rounder.round(lines, k, first, self.shared, to.again(), true);
+                watch.rounding(place, &rounder.sums((&exact, lines), k, self.shared, &to, saturated));
+            }
+        });
     }
 }
 
@@ -453,78 +421,24 @@ fn union<P: Send>(
 impl<'a> FormRef<'a> {
     /// Returns lines `range`.
     pub(crate) fn slice(self, range: std::ops::Range<usize>) -> Self {
-        FormRef {
-            data: self.data.slice(range.start * self.k..range.end * self.k),
-            factors: self.factors.map(|factors| &factors[range]),
-            ..self
-        }
+        let span = range.start * self.k..range.end * self.k;
+        let data = match self.data {
+            Data::Values(values) => Data::Values(values.slice(span)),
+            Data::Codes(codes) => Data::Codes(&codes[span]),
+        };
+        let scales = self.scales.map(|(unit, scales)| {
+            let units = self.k.div_ceil(unit);
+            (unit, &scales[range.start * units..range.end * units])
+        });
+        FormRef { data, scales, factors: self.factors.map(|factors| &factors[range]), ..self }
     }
 
     /// Number of lines.
     pub(crate) fn lines(self) -> usize {
-        self.data.len() / self.k.max(1)
-    }
-}
-
-thread_local! {
-    /// Product before it is scaled and added.
-    static PRODUCT: std::cell::RefCell<Vec<f32>> = const { std::cell::RefCell::new(Vec::new()) };
-}
-
-/// Rows of the product that are scaled and added at a time.
-const ROWS: usize = 256;
-
-/// Computes `out = A Bᵀ`, or `out += A Bᵀ` if `accumulate`, for forms `[m, k]` and `[n, k]` of one matmul.
-pub(crate) fn product(a: FormRef<'_>, b: FormRef<'_>, out: &mut [f32], accumulate: bool) {
-    let (m, n) = (a.lines(), b.lines());
-    let factor = a.factor * b.factor;
-    let scales = factor != 1.0 || a.factors.is_some() || b.factors.is_some();
-    if !(scales && accumulate) {
-        gemm(a, b, out, accumulate);
-        if scales {
-            for (i, row) in out.chunks_exact_mut(n).enumerate() {
-                let by = factor * a.factors.map_or(1.0, |factors| factors[i]);
-                match b.factors {
-                    Some(factors) => row.iter_mut().zip(factors).for_each(|(y, f)| *y = *y * by * f),
-                    None => row.iter_mut().for_each(|y| *y *= by),
-                }
-            }
-        }
-        return;
-    }
-    let mut product = PRODUCT.take();
-    let mut first = 0;
-    for part in mantissa_model::flow::parts(m, ROWS) {
-        let of_part = &mut out[part.start * n..part.end * n];
-        product.resize(of_part.len(), 0.0);
-        gemm(a.slice(part.clone()), b, &mut product, false);
-        for (i, (row, from)) in of_part.chunks_exact_mut(n).zip(product.chunks_exact(n)).enumerate() {
-            let by = factor * a.factors.map_or(1.0, |factors| factors[first + i]);
-            match b.factors {
-                Some(factors) => {
-                    row.iter_mut().zip(from).zip(factors).for_each(|((y, x), f)| *y += x * by * f);
-                }
-                None => kernels().axpy(by, from, row),
-            }
-        }
-        first += part.len();
-    }
-    PRODUCT.set(product);
-}
-
-fn gemm(a: FormRef<'_>, b: FormRef<'_>, out: &mut [f32], accumulate: bool) {
-    let (m, n, k) = (a.lines(), b.lines(), a.k);
-    let to = MatMut::new(out, m, n);
-    match (a.data, b.data) {
-        (StoreRef::Bf16(a), StoreRef::Bf16(b)) => {
-            kernels().gemm_bf16_nt(MatRef::new(a, m, k), MatRef::new(b, n, k), to, accumulate);
-        }
-        (StoreRef::F16(a), StoreRef::F16(b)) => {
-            kernels().gemm_f16_nt(MatRef::new(a, m, k), MatRef::new(b, n, k), to, accumulate);
-        }
-        (a, b) => {
-            let (a, b) = (a.widened(), b.widened());
-            kernels().gemm_nt(MatRef::new(&a, m, k), MatRef::new(&b, n, k), to, accumulate);
-        }
+        let values = match self.data {
+            Data::Values(values) => values.len(),
+            Data::Codes(codes) => codes.len(),
+        };
+        values / self.k.max(1)
     }
 }

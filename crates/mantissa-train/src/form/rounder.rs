@@ -8,8 +8,9 @@ use mantissa_num::{
     Affine, Blocks, Code, Format, Given, Offset, Rounding, Rule, ScaleTree, Scheme, Source, fake_quantize,
 };
 
+use super::scales::{Band, ByAmax, Powers, Scales, block_shape};
 use crate::health::Sums;
-use crate::policy::OperandPolicy;
+use crate::policy::{OperandPolicy, ScaleChoice};
 
 /// Place of the scales that are taken out of the rounded values and multiply the product instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,38 +84,58 @@ fn fast(scheme: &Scheme) -> Option<(&Affine, ElementGrid)> {
     known.then_some((affine, grid))
 }
 
+/// Returns the number of values under one scale of a scheme whose elements are integers of at most 8 bits, or floats of
+/// at most 8 bits: `None` inside if a line has only one. `None` for other schemes.
+pub(super) fn units_of(scheme: &Scheme, integers: bool) -> Option<Option<usize>> {
+    let (affine, _) = fast(scheme)?;
+    let fits = match affine.code {
+        Code::Int(_) | Code::Ternary => integers,
+        _ => !integers,
+    };
+    let unit = match affine.blocks {
+        Blocks::Tensor | Blocks::Row => None,
+        Blocks::Group(g) => Some(g as usize),
+        Blocks::Tile { cols, .. } => Some(cols as usize),
+        _ => return None,
+    };
+    fits.then_some(unit)
+}
+
 /// Rounds the lines of one operand.
 #[derive(Clone, Debug)]
 pub(crate) struct Rounder {
-    scheme: Scheme,
-    headroom: f32,
-    /// True if scales are rounded up to powers of two.
-    power_up: bool,
+    pub(super) scheme: Scheme,
+    pub(super) headroom: f32,
+    pub(super) choice: ScaleChoice,
     fast: Option<Fast>,
+    /// Scales by amax, where they are powers of two.
+    pub(super) powers: Option<Powers>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Fast {
-    grid: ElementGrid,
-    blocks: Blocks,
-    factors: Factors,
+pub(super) struct Fast {
+    pub(super) grid: ElementGrid,
+    pub(super) blocks: Blocks,
+    pub(super) factors: Factors,
     /// Magnitude from which on values do not round to the largest element but are clipped to it.
     limit: f32,
 }
 
 /// What all lines of a tensor share.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Shared {
     /// Tensor-wide scale as stored, above block scales.
     outer: Option<f32>,
     /// The only block of a scheme with one scale per tensor.
-    block: Option<Block>,
+    pub(super) block: Option<Block>,
     /// Fixed multiplier of delayed scaling.
-    multiplier: Option<f32>,
+    pub(super) multiplier: Option<f32>,
     /// Factor of the product.
     pub(crate) factor: f32,
     /// Seed of stochastic rounding.
     seed: u64,
+    /// Scales by amax, where they are E4M3.
+    pub(super) by_amax: Option<ByAmax>,
 }
 
 impl Rounder {
@@ -126,7 +147,12 @@ impl Rounder {
             factors,
             limit: limit(affine.code),
         });
-        Rounder { scheme, headroom: policy.headroom, power_up: policy.power_of_two, fast }
+        let powers = fast.and_then(|_| Powers::of(&scheme));
+        Rounder { scheme, headroom: policy.headroom, choice: policy.scales, fast, powers }
+    }
+
+    pub(super) fn power_up(&self) -> bool {
+        self.choice == ScaleChoice::PowerOfTwo
     }
 
     /// True if lines cannot be rounded before the whole tensor was seen.
@@ -177,9 +203,13 @@ impl Rounder {
         if self.scheme.encoder.rule == Rule::AbsMean {
             return Range::of(x);
         }
-        let amax = kernels().amax(x);
+        self.range_of(kernels().amax(x), x.len())
+    }
+
+    /// Range of `count` values of this largest magnitude.
+    pub(super) fn range_of(&self, amax: f32, count: usize) -> Range {
         let amax = if self.power_of_two() { amax } else { amax * self.headroom };
-        Range { min: -amax, max: amax, count: x.len() as u64, ..Range::EMPTY }
+        Range { min: -amax, max: amax, count: count as u64, ..Range::EMPTY }
     }
 
     /// Prepares the rounding of a tensor of range `whole` (needed only if [`needs_range`](Self::needs_range)).
@@ -193,7 +223,7 @@ impl Rounder {
         }
         let outer = self.scheme.outer_scale(whole.amax());
         let block = (fast.blocks == Blocks::Tensor).then(|| self.scheme.block(whole, false, outer));
-        if let Some(block) = block.filter(|_| self.power_up) {
+        if let Some(block) = block.filter(|_| self.power_up()) {
             let scale = power_up(self.scheme.format.decoder(block.scale, 0, outer).scale());
             return Shared { multiplier: Some(1.0 / scale), factor: scale, ..none };
         }
@@ -201,78 +231,78 @@ impl Rounder {
             Some(block) => self.scheme.format.decoder(block.scale, 0, outer).scale(),
             None => self.scheme.format.decoder(0, 0, outer).parts().2.unwrap_or(1.0),
         };
-        Shared { outer, block, factor: factor * headroom, ..none }
+        let by_amax = if self.power_up() { None } else { ByAmax::of(&self.scheme, outer) };
+        Shared { outer, block, factor: factor * headroom, by_amax, ..none }
     }
 
-    /// Rounds `lines` (`[n, k]`, n at most [`height`](Self::height) or any number without tiles), the first of which
-    /// has index `first` in the tensor. With [`Factors::Line`], `factors` receives one factor per line. Returns the
-    /// number of values beyond the largest element if `count`, else 0.
-    pub(crate) fn round(
+    /// Rounds `lines` (`[n, k]`, n a multiple of [`height`](Self::height) but for the last lines), the first of which has
+    /// index `first` in the tensor. `to` receives the factors of the lines, and if it holds scales of units, those too,
+    /// which are then taken out of the values. Returns the number of values beyond the largest element if `count`, else
+    /// 0.
+    pub(super) fn round(
         &self,
         lines: &mut [f32],
         k: usize,
         first: usize,
         shared: &Shared,
-        factors: &mut [f32],
-        count_saturated: bool,
+        to: Scales<'_>,
+        count: bool,
     ) -> u64 {
         let Some(fast) = self.fast else { return 0 };
+        let mut band = Band::new(self, fast, k);
         let mut saturated = 0;
-        factors.fill(1.0);
-        let (height, width) = match fast.blocks {
-            Blocks::Tile { rows, cols } => (rows as usize, (cols as usize).min(k)),
-            Blocks::Group(g) => (1, (g as usize).min(k)),
-            _ => (1, k),
-        };
-        let count = k.div_ceil(width);
-        let (mut steps, mut scales) = (vec![KernelStep::Divide(1.0); count], vec![1.0; count]);
-        let stochastic = matches!(self.scheme.encoder.rounding, Rounding::Stochastic { .. });
-        let mut words = vec![0; if stochastic { k } else { 0 }];
-        for (band, lines) in lines.chunks_mut(height * k).enumerate() {
-            for (b, (step, scale)) in steps.iter_mut().zip(&mut scales).enumerate() {
-                let span = b * width..k.min((b + 1) * width);
-                let chosen = match (shared.multiplier, shared.block) {
-                    (Some(multiplier), _) => Some((KernelStep::Multiply(multiplier), 1.0)),
-                    (_, Some(block)) => Some((kernel_step(block.step()), 1.0)),
-                    _ => None,
-                };
-                (*step, *scale) = chosen.unwrap_or_else(|| self.block(fast, lines, k, span, shared));
-            }
-            if fast.factors == Factors::Line {
-                factors[band] = std::mem::replace(&mut scales[0], 1.0);
-            }
+        for (at, lines) in lines.chunks_mut(band.height * k).enumerate() {
+            band.choose(lines, shared);
+            band.take_scales(at, lines.len() / k, to.factors, to.scales);
             for (i, line) in lines.chunks_exact_mut(k).enumerate() {
-                if stochastic {
-                    let index = (first + band * height + i) as u64 * k as u64;
-                    kernels().random_words(shared.seed, index, &mut words);
-                }
-                if count_saturated {
-                    let blocks = line.chunks(width).zip(&steps);
+                band.draw(shared.seed, (first + at * band.height + i) as u64);
+                if count {
+                    let blocks = line.chunks(band.width).zip(&band.steps);
                     saturated += blocks.map(|(x, step)| beyond(x, *step, fast.limit)).sum::<u64>();
                 }
-                kernels().round_blocks(line, width, &steps, &scales, fast.grid, &words);
+                kernels().round_blocks(line, band.width, &band.steps, &band.scales, fast.grid, &band.words);
             }
         }
         saturated
     }
 
-    /// Step and scale of the block at columns `span` of `lines`.
-    fn block(
+    /// Writes the codes of `lines` as [`round`](Self::round) does their values; the scheme's elements are integers. A
+    /// line that is not finite gets the factor NaN.
+    pub(super) fn encode(
         &self,
-        fast: Fast,
         lines: &[f32],
         k: usize,
-        span: std::ops::Range<usize>,
+        first: usize,
         shared: &Shared,
-    ) -> (KernelStep, f32) {
-        let rows = lines.chunks_exact(k).map(|line| &line[span.clone()]);
-        let range = rows.map(|row| self.range(row)).fold(Range::EMPTY, Range::union);
+        to: Scales<'_>,
+        codes: &mut [i8],
+    ) {
+        let Some(fast) = self.fast else { return };
+        let mut band = Band::new(self, fast, k);
+        let size = band.height * k;
+        for (at, (lines, codes)) in lines.chunks(size).zip(codes.chunks_mut(size)).enumerate() {
+            if !kernels().amax(lines).is_finite() {
+                to.factors[at * band.height..][..lines.len() / k].fill(f32::NAN);
+                codes.fill(0);
+                continue;
+            }
+            band.choose(lines, shared);
+            band.take_scales(at, lines.len() / k, to.factors, to.scales);
+            for (i, (line, codes)) in lines.chunks_exact(k).zip(codes.chunks_exact_mut(k)).enumerate() {
+                band.draw(shared.seed, (first + at * band.height + i) as u64);
+                kernels().round_codes(line, band.width, &band.steps, fast.grid, &band.words, codes);
+            }
+        }
+    }
+
+    /// Step and scale of a block with values of this range; `x` are those of its first line.
+    pub(super) fn block(&self, fast: Fast, x: &[f32], range: Range, shared: &Shared) -> (KernelStep, f32) {
         let block = match self.scheme.candidates(range, shared.outer) {
-            Some(candidates) => closer(candidates, &lines[span], fast.grid),
+            Some(candidates) => closer(candidates, x, fast.grid),
             None => self.scheme.block(range, false, shared.outer),
         };
         let (_, inner, _) = self.scheme.format.decoder(block.scale, 0, shared.outer).parts();
-        if self.power_up {
+        if self.power_up() {
             let scale = power_up(inner);
             return (KernelStep::Divide(scale), scale);
         }
@@ -283,6 +313,29 @@ impl Rounder {
         (kernel_step(block.step()), inner)
     }
 
+    /// Writes one bit for each value of `lines` that is not clipped: whose magnitude under its step is below the largest
+    /// element. Lines begin at whole bytes.
+    pub(super) fn unclipped(&self, lines: &[f32], k: usize, shared: &Shared, out: &mut [u8]) {
+        let Some(fast) = self.fast else { return };
+        let (mut band, bytes) = (Band::new(self, fast, k), k.div_ceil(8));
+        for (lines, out) in lines.chunks(band.height * k).zip(out.chunks_mut(band.height * bytes)) {
+            if !kernels().amax(lines).is_finite() {
+                out.fill(0xff);
+                continue;
+            }
+            band.choose(lines, shared);
+            for (line, out) in lines.chunks_exact(k).zip(out.chunks_exact_mut(bytes)) {
+                out.fill(0);
+                for (b, (x, step)) in line.chunks(band.width).zip(&band.steps).enumerate() {
+                    for (i, x) in (b * band.width..).zip(x) {
+                        let below = step_of(*step, *x).abs() < self.max();
+                        out[i / 8] |= u8::from(below) << (i % 8);
+                    }
+                }
+            }
+        }
+    }
+
     /// Counts over lines `exact` that [`round`](Self::round) rounded to `rounded`, `saturated` of them from beyond the
     /// largest element.
     pub(crate) fn sums(
@@ -290,14 +343,21 @@ impl Rounder {
         (exact, rounded): (&[f32], &[f32]),
         k: usize,
         shared: &Shared,
-        factors: &[f32],
+        to: &Scales<'_>,
         saturated: u64,
     ) -> Sums {
         let mut all = Sums::saturated(saturated);
         let mut values = vec![0.0; k];
-        for ((exact, rounded), of_line) in exact.chunks_exact(k).zip(rounded.chunks_exact(k)).zip(factors) {
+        let units = to.scales.len() / to.factors.len().max(1);
+        let lines = exact.chunks_exact(k).zip(rounded.chunks_exact(k)).zip(&*to.factors);
+        for (i, ((exact, rounded), of_line)) in lines.enumerate() {
             let factor = of_line * shared.factor;
             values.iter_mut().zip(rounded).for_each(|(value, q)| *value = q * factor);
+            let width = self.fast.map_or(k, |fast| block_shape(fast, k).1);
+            if units == k.div_ceil(width) {
+                let blocks = values.chunks_mut(width).zip(&to.scales[i * units..][..units]);
+                blocks.for_each(|(values, scale)| values.iter_mut().for_each(|value| *value *= scale));
+            }
             all.join(&Sums::of_rounding(exact, &values));
         }
         all
@@ -352,14 +412,17 @@ fn limit(code: Code) -> f32 {
 
 /// Number of finite values beyond `limit` under `step`.
 fn beyond(x: &[f32], step: KernelStep, limit: f32) -> u64 {
-    let scaled = |x: &f32| match step {
-        KernelStep::Divide(by) => x / by,
-        KernelStep::Multiply(by) => x * by,
-    };
-    x.iter().filter(|x| x.is_finite() && scaled(x).abs() >= limit).count() as u64
+    x.iter().filter(|x| x.is_finite() && step_of(step, **x).abs() >= limit).count() as u64
 }
 
-fn kernel_step(step: Step) -> KernelStep {
+fn step_of(step: KernelStep, x: f32) -> f32 {
+    match step {
+        KernelStep::Divide(by) => x / by,
+        KernelStep::Multiply(by) => x * by,
+    }
+}
+
+pub(super) fn kernel_step(step: Step) -> KernelStep {
     match step {
         Step::Divide(by) => KernelStep::Divide(by),
         Step::Multiply(by) => KernelStep::Multiply(by),

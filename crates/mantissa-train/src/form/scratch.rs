@@ -2,10 +2,10 @@
 
 use mantissa_model::{LinearKind, ModelConfig, zeros};
 
-use super::{Form, LinearRules, Making, Rule, Source};
+use super::{Form, LinearRules, Making, Rule, Source, Storage};
 use crate::adapter::AdapterWork;
 use crate::policy::LinearPolicy;
-use crate::store::{Precision, StoreRef};
+use crate::store::StoreRef;
 
 /// Matmuls of one half of a layer whose operands are alive together.
 const SLOTS: usize = 3;
@@ -34,17 +34,27 @@ pub(crate) struct Forms {
     forward: Vec<f32>,
     /// Dequantized frozen weights, and activations of adapters; empty without.
     pub(crate) adapters: AdapterWork,
+    /// Masks of the inputs of linear layers, by the place of the first that reads one, kept from forward to backward.
+    masks: Vec<Vec<u8>>,
+    /// Mask of a weight.
+    weight_mask: Vec<u8>,
+    /// Gradient with respect to the forward's operand, before it is passed back.
+    passed: Vec<f32>,
 }
 
 /// Sizes of [`Forms`]: values and lines of each.
 #[derive(Clone, Debug)]
 pub(crate) struct FormSizes {
-    storage: [Precision; 3],
+    storage: [Storage; 3],
     /// Values and lines of fprop's X and W, wgrad's dY and X.
     single: [(usize, usize); 4],
     /// Values and lines of dgrad's dY and W, by slot.
     slots: [[(usize, usize); SLOTS]; 2],
     reads_forward: bool,
+    /// Bytes of the masks of inputs, by linear layer.
+    masks: Vec<usize>,
+    /// Bytes of the mask of a weight, and values of a gradient that is passed back.
+    back: (usize, usize),
 }
 
 impl FormSizes {
@@ -63,10 +73,14 @@ impl FormSizes {
         let storage = |of: fn(&LinearRules) -> &[Rule; 2]| {
             let mut all = rules.iter().map(|rules| of(rules)[0].storage());
             let first = all.next().unwrap_or_default();
-            if all.all(|other| other == first) { first } else { Precision::F32 }
+            if all.all(|other| other == first) { first } else { Storage::default() }
         };
         let reads_forward =
             |rules: &LinearRules| [&rules.dgrad[1], &rules.wgrad[1]].iter().any(|rule| rule.reads_forward());
+        let masks = shapes.iter().filter(|_| rules.iter().any(|rules| rules.fprop[0].masks()));
+        let masks = masks.map(|(_, info)| tokens.saturating_mul(info.cols.div_ceil(8))).collect();
+        let bits = |rows: usize, cols: usize| rows.saturating_mul(cols.div_ceil(8));
+        let of_weight = |is: fn(&Rule) -> bool| rules.iter().any(|rules| is(&rules.fprop[1]));
         FormSizes {
             storage: [
                 storage(|rules| &rules.fprop),
@@ -84,6 +98,11 @@ impl FormSizes {
                 slots.map(|slot| (most(&area, slot), most(&cols, slot))),
             ],
             reads_forward: rules.iter().any(reads_forward),
+            masks,
+            back: (
+                if of_weight(Rule::masks) { most(&bits, None) } else { 0 },
+                if of_weight(Rule::passes_back) { most(&area, None) } else { 0 },
+            ),
         }
     }
 
@@ -94,7 +113,7 @@ impl FormSizes {
     }
 
     /// Storage, values and lines of every form.
-    fn all(&self) -> [(Precision, (usize, usize)); 10] {
+    fn all(&self) -> [(Storage, (usize, usize)); 10] {
         let [fprop, dgrad, wgrad] = self.storage;
         let [x, w, dy, wgrad_x] = self.single;
         let [dys, ws] = self.slots;
@@ -121,7 +140,10 @@ impl FormSizes {
     pub(crate) fn bytes(&self) -> u64 {
         let forms =
             self.all().into_iter().map(|(storage, (values, lines))| Form::bytes(storage, values, lines));
-        forms.fold(4 * self.forward() as u64, u64::saturating_add)
+        let masks = self.masks.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes as u64));
+        let (of_weight, passed) = self.back;
+        let back = masks.saturating_add(of_weight as u64).saturating_add(4 * passed as u64);
+        forms.fold(back.saturating_add(4 * self.forward() as u64), u64::saturating_add)
     }
 
     /// Allocates all forms; `None` if memory is missing.
@@ -136,6 +158,9 @@ impl FormSizes {
             wgrad: [dy?, wgrad_x?],
             forward: forward?,
             adapters: AdapterWork::default(),
+            masks: self.masks.iter().map(|bytes| zeros(*bytes)).collect::<Option<_>>()?,
+            weight_mask: zeros(self.back.0)?,
+            passed: zeros(self.back.1)?,
         })
     }
 }
@@ -145,12 +170,57 @@ impl Forms {
     #[cfg(test)]
     pub(crate) fn capacity(&self) -> u64 {
         let forms = self.fprop.iter().chain(&self.dgrad_dy).chain(&self.dgrad_w).chain(&self.wgrad);
-        forms.map(Form::capacity).sum::<u64>() + 4 * self.forward.capacity() as u64
+        let masks = self.masks.iter().map(Vec::capacity).sum::<usize>() + self.weight_mask.capacity();
+        let values = self.forward.capacity() + self.passed.capacity();
+        forms.map(Form::capacity).sum::<u64>() + 4 * values as u64 + masks as u64
     }
 
     /// Makes X of fprop from `x` `[tokens, cols]`.
     pub(crate) fn fprop_x(&mut self, rule: &Rule, x: Matrix<'_>, making: Making<'_>) {
         self.fprop[0].make(rule, x.lines(), making);
+    }
+
+    /// Keeps the mask of X of fprop, if gradients of clipped values are 0; `place` is that of the first linear layer
+    /// that reads it.
+    pub(crate) fn keep_mask(&mut self, place: usize, rule: &Rule, x: Matrix<'_>, making: Making<'_>) {
+        if rule.masks() {
+            rule.mask(x.lines(), making, &mut self.masks[place]);
+        }
+    }
+
+    /// Brings the gradient `dx` of fprop's X for the tokens from `first` on, rows of `cols`, to that of the values it was
+    /// made from; place, rule and making as in [`keep_mask`](Self::keep_mask).
+    pub(crate) fn pass_back_x(
+        &self,
+        place: usize,
+        rule: &Rule,
+        (first, dx, cols): (usize, &mut [f32], usize),
+        making: Making<'_>,
+    ) {
+        if rule.passes_back() {
+            let mask = if rule.masks() { &self.masks[place][first * cols.div_ceil(8)..] } else { &[] };
+            rule.pass_back(dx, cols, mask, making.signs);
+        }
+    }
+
+    /// Adds to `dw` the gradient that `product` computes with respect to fprop's W, brought to that of the weight `w`.
+    pub(crate) fn pass_back_w(
+        &mut self,
+        rule: &Rule,
+        w: Matrix<'_>,
+        making: Making<'_>,
+        dw: &mut [f32],
+        product: impl FnOnce([&Form; 2], &mut [f32]),
+    ) {
+        if rule.masks() {
+            rule.mask(w.lines(), making, &mut self.weight_mask);
+        }
+        let Forms { passed, wgrad, .. } = self;
+        let passed = &mut passed[..dw.len()];
+        passed.fill(0.0);
+        product(wgrad.each_ref(), passed);
+        rule.pass_back(passed, w.cols, &self.weight_mask, making.signs);
+        mantissa_kernels::kernels().axpy(1.0, passed, dw);
     }
 
     /// Makes W of fprop.

@@ -175,6 +175,7 @@ impl AdamW {
                 if whole {
                     moments.encode(&self.decoded);
                 }
+                self.master.settle(param, working, steps, threads);
             }
         });
         Ok(norm)

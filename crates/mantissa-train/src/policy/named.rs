@@ -19,7 +19,7 @@ pub fn recipes() -> &'static [Recipe] {
     &RECIPES
 }
 
-const RECIPES: [Recipe; 13] = [
+const RECIPES: [Recipe; 15] = [
     Recipe {
         name: "fp8-delayed",
         about: "FP8 with delayed scaling (Transformer Engine's DelayedScaling): E4M3 in fprop, E5M2 for output \
@@ -127,6 +127,25 @@ const RECIPES: [Recipe; 13] = [
         "#,
     },
     Recipe {
+        name: "quartet",
+        about: "Quartet (Castro et al. 2025, arXiv 2505.14669): MXFP4 for all operands; in the forward rotated by 32, to \
+                nearest under scales from the standard deviation, without gradients for clipped values; in the backward \
+                from the forward's values, rotated with new signs in each step, rounded stochastically at 3/4 of their \
+                size, so that nothing is clipped",
+        table: r#"
+            head = "bf16"
+            fprop.x = { scheme = "mxfp4", scales = "deviation", mask = true }
+            fprop.w = { scheme = "mxfp4", scales = "deviation", mask = true }
+            fprop.hadamard = { order = 32 }
+            dgrad.dy = { scheme = "mxfp4", round = "stochastic", headroom = 1.3333334 }
+            dgrad.w = { scheme = "mxfp4", round = "stochastic", headroom = 1.3333334, source = "forward" }
+            dgrad.hadamard = { order = 32, signs = "step" }
+            wgrad.dy = { scheme = "mxfp4", round = "stochastic", headroom = 1.3333334 }
+            wgrad.x = { scheme = "mxfp4", round = "stochastic", headroom = 1.3333334, source = "forward" }
+            wgrad.hadamard = { order = 32, signs = "step" }
+        "#,
+    },
+    Recipe {
         name: "int8-rowwise",
         about: "INT8 mixed precision (torchao): all operands with a scale for each line along the contraction axis, \
                 to nearest",
@@ -157,6 +176,18 @@ const RECIPES: [Recipe; 13] = [
             fprop = { x = "int8-t32x32:restricted", w = "int8-t32x32:restricted" }
             dgrad = { dy = { scheme = "int8-t32x32:restricted", round = "stochastic" }, w = "int8-t32x32:restricted" }
             wgrad = { dy = { scheme = "int8-t32x32:restricted", round = "stochastic" }, x = "int8-t32x32:restricted" }
+        "#,
+    },
+    Recipe {
+        name: "int8-sr",
+        about: "INT8 quantized training (torchao): weights of linear layers are INT8 with a scale per row, without a master \
+                copy, every update rounded stochastically; bf16 operands. The weights' values are stored in f32",
+        table: r#"
+            head = "bf16"
+            master = "int8"
+            fprop = { x = "bf16", w = "bf16" }
+            dgrad = { dy = "bf16", w = "bf16" }
+            wgrad = { dy = "bf16", x = "bf16" }
         "#,
     },
     Recipe {

@@ -5,7 +5,7 @@
 //! 128 lines by 128 values. So X is `[tokens, in]` in fprop and `[in, tokens]` in wgrad, dY `[tokens, out]` in dgrad
 //! and `[out, tokens]` in wgrad, W `[out, in]` in fprop and `[in, out]` in dgrad.
 
-use mantissa_num::{Code, Format, Rounding, Rule, ScaleFloor, Scheme};
+use mantissa_num::{Accumulator, Blocks, Code, Format, Rounding, Rule, ScaleFloor, Scheme};
 
 use crate::store::Precision;
 
@@ -30,8 +30,24 @@ pub struct OperandPolicy {
     /// Factor by which scales exceed those of the rule, so that stochastic rounding clips nothing: 17/16 covers the
     /// error of an E4M3 scale rounded down, 4/3 the range that an exponent rounded down cuts off FP4. 1 for none.
     pub headroom: f32,
-    /// True if scales are rounded up to powers of two.
-    pub power_of_two: bool,
+    /// How scales are chosen.
+    pub scales: ScaleChoice,
+    /// True if gradients of values that the forward clips are 0, not passed on: of those whose magnitude under the
+    /// scale reaches the largest element.
+    pub mask: bool,
+}
+
+/// Choice of block scales.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ScaleChoice {
+    /// By the scheme's rule.
+    #[default]
+    Rule,
+    /// By the scheme's rule, rounded up to powers of two.
+    PowerOfTwo,
+    /// The power of two at or below `2.92247856 / 6 · deviation + 1e-8`, for the standard deviation of the block: the
+    /// scale of least squared error of a normal distribution in E2M1 (Castro et al. 2025, "Quartet", arXiv 2505.14669).
+    Deviation,
 }
 
 impl OperandPolicy {
@@ -40,7 +56,13 @@ impl OperandPolicy {
         if scheme.encoder.rule == Rule::Restricted {
             scheme.encoder.floor = ScaleFloor::Training;
         }
-        OperandPolicy { scheme, source: OperandSource::Exact, headroom: 1.0, power_of_two: false }
+        OperandPolicy {
+            scheme,
+            source: OperandSource::Exact,
+            headroom: 1.0,
+            scales: ScaleChoice::Rule,
+            mask: false,
+        }
     }
 
     /// Uses a plain float dtype, rounded to nearest.
@@ -63,6 +85,15 @@ impl OperandPolicy {
     /// True if vectorised loops round the scheme, whose scales can then be changed.
     pub(crate) fn has_fast_path(&self) -> bool {
         crate::form::Factors::of(&self.scheme).is_some()
+    }
+
+    /// True if the scheme is FP4 in blocks of one line with power-of-two scales.
+    pub(crate) fn takes_deviations(&self) -> bool {
+        let Format::Affine(affine) = &self.scheme.format else { return false };
+        let power = affine.scale.as_ref().is_some_and(|tree| tree.code == Code::E8m0);
+        power
+            && affine.code == Code::Float(mantissa_num::minifloat::E2M1)
+            && matches!(affine.blocks, Blocks::Group(_))
     }
 
     /// True if all values of the rounded operand fit bf16 once a factor per line and one of the tensor are taken off.
@@ -105,19 +136,21 @@ pub struct GemmPolicy {
     pub right: OperandPolicy,
     /// Rotation of both.
     pub rotation: Option<Rotation>,
+    /// Accumulator of the sums; other than f32 it is emulated, for 8-bit floats.
+    pub accumulator: Accumulator,
 }
 
 impl GemmPolicy {
     /// Uses one float dtype for both operands.
     pub fn plain(precision: Precision) -> Self {
         let operand = || OperandPolicy::plain(precision);
-        GemmPolicy { left: operand(), right: operand(), rotation: None }
+        GemmPolicy { left: operand(), right: operand(), rotation: None, accumulator: Accumulator::F32 }
     }
 
     /// Dtypes of operands that are only cast to nearest.
     pub(crate) fn precisions(&self) -> Option<(Precision, Precision)> {
         let both = self.left.precision().zip(self.right.precision());
-        both.filter(|_| self.rotation.is_none())
+        both.filter(|_| self.rotation.is_none() && self.accumulator == Accumulator::F32)
     }
 }
 
@@ -152,7 +185,8 @@ impl LinearPolicy {
     /// Returns the dtype to which `X` is rounded once for fprop and wgrad; f32 if the two differ, so that
     /// each rounds by itself.
     pub(crate) fn shared_input(&self) -> Precision {
-        shared(&self.fprop.left, &self.wgrad.right)
+        // Forms are made from the exact values.
+        if self.is_plain() { shared(&self.fprop.left, &self.wgrad.right) } else { Precision::F32 }
     }
 
     /// Returns the dtype to which `dY` is rounded once for dgrad and wgrad, as

@@ -5,13 +5,13 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
-use mantissa_num::{Rounding, Scheme};
+use mantissa_num::{Accumulator, Rounding, Scheme};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::named::recipes;
-use super::operands::{GemmPolicy, OperandPolicy, OperandSource, Rotation, Signs};
+use super::operands::{GemmPolicy, OperandPolicy, OperandSource, Rotation, ScaleChoice, Signs};
 use super::{Keep, LinearPolicy, Master, Policy};
 use crate::scaling::SCALING_OPTIONS;
 use crate::store::Precision;
@@ -107,6 +107,8 @@ pub struct OperandTable {
     pub source: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub headroom: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mask: Option<bool>,
 }
 
 impl<'de> Deserialize<'de> for OperandTable {
@@ -120,22 +122,24 @@ impl<'de> Deserialize<'de> for OperandTable {
             scales: Option<String>,
             source: Option<String>,
             headroom: Option<f32>,
+            mask: Option<bool>,
         }
         struct Either;
         impl<'de> Visitor<'de> for Either {
             type Value = OperandTable;
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str(
-                    "a scheme such as \"nvfp4:te\", or a table { scheme, round, scales, source, headroom }",
+                    "a scheme such as \"nvfp4:te\", or a table { scheme, round, scales, source, headroom, \
+                     mask }",
                 )
             }
             fn visit_str<E>(self, scheme: &str) -> Result<OperandTable, E> {
                 Ok(OperandTable { scheme: scheme.to_owned(), ..OperandTable::default() })
             }
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<OperandTable, A::Error> {
-                let Keys { scheme, round, scales, source, headroom } =
+                let Keys { scheme, round, scales, source, headroom, mask } =
                     Keys::deserialize(MapAccessDeserializer::new(map))?;
-                Ok(OperandTable { scheme, round, scales, source, headroom })
+                Ok(OperandTable { scheme, round, scales, source, headroom, mask })
             }
         }
         deserializer.deserialize_any(Either)
@@ -192,6 +196,12 @@ fn fault<T>(key: &str, found: impl ToString, allowed: &str) -> Faulty<T> {
 const DTYPES: [(&str, Precision); 3] =
     [("f32", Precision::F32), ("bf16", Precision::Bf16), ("f16", Precision::F16)];
 
+const SCALES: [(&str, ScaleChoice); 3] = [
+    ("rule", ScaleChoice::Rule),
+    ("power-of-two", ScaleChoice::PowerOfTwo),
+    ("deviation", ScaleChoice::Deviation),
+];
+
 const SIGNS: [(&str, Signs); 3] =
     [("plain", Signs::Plain), ("te", Signs::TransformerEngine), ("step", Signs::Step)];
 
@@ -233,6 +243,7 @@ impl PolicyTable {
             let all = [
                 ("none", Master::None),
                 ("stochastic", Master::Stochastic { seed }),
+                ("int8", Master::Int8 { seed }),
                 ("f32", Master::F32),
                 ("remainder", Master::Remainder),
             ];
@@ -267,6 +278,7 @@ impl PolicyTable {
             }
             policy.scaling = Some(choice("scaling", found, &SCALING_OPTIONS)?);
         }
+        check_forward(&policy.linear)?;
         if !policy.linear.is_plain() {
             policy.seed = seed;
         }
@@ -292,9 +304,26 @@ fn check_storage(policy: &Policy) -> Faulty<()> {
         (Master::Stochastic { .. } | Master::Remainder, found) if found != Precision::Bf16 => {
             fault("weights", found.scheme(), "bf16 with master = \"stochastic\" or \"remainder\"")
         }
+        (Master::Int8 { .. }, found) if found != Precision::F32 => {
+            fault("weights", found.scheme(), "f32 with master = \"int8\"")
+        }
         (Master::F32, Precision::F32) => fault("master", "f32", "none with weights = \"f32\""),
         _ => Ok(()),
     }
+}
+
+/// # Errors
+/// [`TableFault`] for a rotated forward whose backward would multiply values that are not rotated.
+fn check_forward(linear: &LinearPolicy) -> Faulty<()> {
+    if linear.fprop.rotation.is_none() {
+        return Ok(());
+    }
+    for (key, operand) in [("dgrad.w.source", &linear.dgrad.right), ("wgrad.x.source", &linear.wgrad.right)] {
+        if operand.source != OperandSource::Forward {
+            return fault(key, "exact", "forward with fprop.hadamard: gradients are rotated back");
+        }
+    }
+    Ok(())
 }
 
 /// Keys of one matmul: left and right operand, rotation, accumulator.
@@ -334,8 +363,17 @@ fn apply(
             }
         }
     }
-    if let Some(found) = accumulator.filter(|found| *found != "f32") {
-        return fault(&format!("{name}.accumulator"), found, "f32");
+    if let Some(found) = accumulator {
+        let key = format!("{name}.accumulator");
+        let Ok(parsed) = found.parse() else {
+            return fault(&key, found, "f32, hopper, hopper-128 or another multiple of 32");
+        };
+        gemm.accumulator = parsed;
+    }
+    if gemm.accumulator != Accumulator::F32 && !crate::form::accumulates(gemm) {
+        let allowed = "f32: both operands must be 8-bit floats with a scale per tensor or line, or in blocks of a \
+                       multiple of 32";
+        return fault(&format!("{name}.accumulator"), gemm.accumulator, allowed);
     }
     if let Some(RotationTable { order, signs }) = hadamard {
         let key = format!("{name}.hadamard.order");
@@ -350,16 +388,13 @@ fn apply(
         if signs == Signs::TransformerEngine && *order != 16 {
             return fault(&key, order, "16 with signs = \"te\"");
         }
-        if name == "fprop" {
-            return fault(&format!("{name}.hadamard"), order, "none: rotations are for dgrad and wgrad");
-        }
         gemm.rotation = Some(Rotation { order: *order, signs });
     }
     Ok(())
 }
 
 fn operand_of(key: &str, table: &OperandTable) -> Faulty<OperandPolicy> {
-    let OperandTable { scheme, round, scales, source, headroom } = table;
+    let OperandTable { scheme, round, scales, source, headroom, mask } = table;
     let parsed: Scheme = match scheme.parse() {
         Ok(scheme) => scheme,
         Err(error) => return fault(key, scheme, &format!("a scheme ({error})")),
@@ -376,15 +411,26 @@ fn operand_of(key: &str, table: &OperandTable) -> Faulty<OperandPolicy> {
         policy.source = choice(&format!("{key}.source"), found, &all)?;
     }
     if let Some(found) = scales {
-        policy.power_of_two =
-            choice(&format!("{key}.scales"), found, &[("rule", false), ("power-of-two", true)])?;
+        policy.scales = choice(&format!("{key}.scales"), found, &SCALES)?;
+    }
+    policy.mask = mask.unwrap_or(false);
+    if policy.mask && !key.starts_with("fprop") {
+        return fault(&format!("{key}.mask"), true, "false: only operands of fprop are masked");
     }
     policy.headroom = headroom.unwrap_or(1.0);
     if !(1.0..=16.0).contains(&policy.headroom) {
         return fault(&format!("{key}.headroom"), policy.headroom, "1 to 16");
     }
-    if (policy.power_of_two || policy.headroom != 1.0) && !policy.has_fast_path() {
+    let changes = policy.scales != ScaleChoice::Rule || policy.headroom != 1.0 || policy.mask;
+    if changes && !policy.has_fast_path() {
         return fault(key, scheme, "a symmetric scheme with scales, to change its scales");
+    }
+    if policy.scales == ScaleChoice::Deviation && !policy.takes_deviations() {
+        return fault(
+            key,
+            scheme,
+            "FP4 with power-of-two block scales, such as mxfp4, for scales by deviation",
+        );
     }
     Ok(policy)
 }
@@ -424,7 +470,7 @@ impl Policy {
                 let signs = choice_name(&SIGNS, signs);
                 let _ = writeln!(text, "hadamard = {{ order = {order}, signs = \"{signs}\" }}");
             }
-            let _ = writeln!(text, "accumulator = \"f32\"");
+            let _ = writeln!(text, "accumulator = \"{}\"", policy.accumulator);
         }
         text
     }
@@ -438,6 +484,7 @@ fn master_name(master: Master) -> &'static str {
     match master {
         Master::None => "none",
         Master::Stochastic { .. } => "stochastic",
+        Master::Int8 { .. } => "int8",
         Master::F32 => "f32",
         Master::Remainder => "remainder",
     }
@@ -448,14 +495,17 @@ fn operand_text(policy: &OperandPolicy) -> String {
     if policy.is_stochastic() {
         text += ", round = \"stochastic\"";
     }
-    if policy.power_of_two {
-        text += ", scales = \"power-of-two\"";
+    if policy.scales != ScaleChoice::Rule {
+        let _ = write!(text, ", scales = \"{}\"", choice_name(&SCALES, policy.scales));
     }
     if policy.source == OperandSource::Forward {
         text += ", source = \"forward\"";
     }
     if policy.headroom != 1.0 {
         let _ = write!(text, ", headroom = {:?}", policy.headroom);
+    }
+    if policy.mask {
+        text += ", mask = true";
     }
     text + " }"
 }
@@ -490,7 +540,10 @@ mod tests {
             ("policy = \"fp9\"", "policy fp9"),
             ("fprop.x = \"fp9\"", "fprop.x fp9"),
             ("fprop.accumulator = \"f16\"", "fprop.accumulator f16"),
-            ("fprop.hadamard = { order = 16 }", "fprop.hadamard 16"),
+            ("fprop.accumulator = \"hopper\"", "fprop.accumulator hopper"),
+            ("fprop.hadamard = { order = 16 }", "dgrad.w.source exact"),
+            ("dgrad.dy = { scheme = \"mxfp4\", mask = true }", "dgrad.dy.mask true"),
+            ("fprop.x = { scheme = \"mxfp8-e4m3\", scales = \"deviation\" }", "fprop.x mxfp8-e4m3"),
             ("fprop.x = { scheme = \"bf16\", source = \"forward\" }", "fprop.x.source forward"),
             ("wgrad.hadamard = { order = 12 }", "wgrad.hadamard.order 12"),
             ("wgrad.hadamard = { order = 32, signs = \"te\" }", "wgrad.hadamard.order 32"),
@@ -500,6 +553,7 @@ mod tests {
             ("keep = { last = 2.0 }", "keep.last 2"),
             ("head = \"fp8-e4m3-tensor\"", "head fp8-e4m3-tensor"),
             ("master = \"remainder\"", "weights f32"),
+            ("policy = \"bf16\"\nmaster = \"int8\"", "weights bf16"),
             ("scaling = \"pytorch\"", "scaling pytorch"),
         ] {
             let table: PolicyTable = toml::from_str(text).unwrap();

@@ -1,0 +1,234 @@
+//! Rules of operands: what a policy asks of each operand of a linear layer's matmuls, ready to be made in every step.
+
+use mantissa_kernels::for_each;
+use mantissa_num::blockwise::Range;
+use mantissa_num::hadamard::TE_SIGNS16;
+use mantissa_num::{Accumulator, Blocks, Hadamard};
+
+use super::rounder::{Rounder, Shared};
+use super::{LINES, Making, Source, Storage, filler, union, with_band};
+use crate::error::TrainError;
+use crate::policy::{GemmPolicy, LinearPolicy, OperandPolicy, OperandSource, Rotation, Signs};
+use crate::store::Precision;
+
+/// Operand of a matmul, ready to be made in every step.
+#[derive(Clone, Debug)]
+pub(crate) struct Rule {
+    pub(super) rounder: Rounder,
+    /// Cast without scales.
+    pub(super) plain: Option<Precision>,
+    source: OperandSource,
+    storage: Storage,
+    rotation: Option<Rotation>,
+    pub(super) accumulator: Accumulator,
+    /// True if gradients of clipped values are 0.
+    masks: bool,
+}
+
+/// Rules of the two operands of each matmul of a linear layer.
+#[derive(Clone, Debug)]
+pub(crate) struct LinearRules {
+    /// X and W.
+    pub(crate) fprop: [Rule; 2],
+    /// dY and W.
+    pub(crate) dgrad: [Rule; 2],
+    /// dY and X.
+    pub(crate) wgrad: [Rule; 2],
+}
+
+impl LinearRules {
+    /// Makes the rules of a policy.
+    pub(crate) fn new(policy: &LinearPolicy) -> Self {
+        LinearRules { fprop: rules(&policy.fprop), dgrad: rules(&policy.dgrad), wgrad: rules(&policy.wgrad) }
+    }
+
+    /// Makes the rules of a policy for forms of any policy, which are stored in f32.
+    pub(crate) fn wide(policy: &LinearPolicy) -> Self {
+        let of = |gemm: &GemmPolicy| rules(gemm).map(Rule::stored_wide);
+        LinearRules { fprop: of(&policy.fprop), dgrad: of(&policy.dgrad), wgrad: of(&policy.wgrad) }
+    }
+
+    /// Returns length and largest element of each operand's amax history.
+    pub(crate) fn histories(&self) -> [(usize, f32); 6] {
+        let [fprop, dgrad, wgrad] = [&self.fprop, &self.dgrad, &self.wgrad];
+        [&fprop[0], &fprop[1], &dgrad[0], &dgrad[1], &wgrad[0], &wgrad[1]].map(Rule::history)
+    }
+
+    /// Checks that the schemes can hold the operands of a weight `[rows, cols]` and any number of tokens.
+    ///
+    /// # Errors
+    /// [`TrainError::Policy`] names the operand.
+    pub(crate) fn check(
+        policy: &LinearPolicy,
+        module: &str,
+        (rows, cols): (usize, usize),
+    ) -> Result<(), TrainError> {
+        // Contraction lengths; tokens vary from batch to batch.
+        let lengths = [Some(cols), Some(cols), Some(rows), Some(rows), None, None];
+        for ((operand, policy), k) in policy.operands().into_iter().zip(lengths) {
+            let refuse = |allowed: String| {
+                Err(TrainError::Policy {
+                    module: module.into(),
+                    operand: operand.into(),
+                    allowed,
+                    found: policy.scheme.to_string(),
+                })
+            };
+            if policy.scheme.format.trellis().is_some() {
+                return refuse("a scheme whose values are rounded one by one".into());
+            }
+            if policy.scheme.source == mantissa_num::Source::Static {
+                return refuse("@dynamic or @delayedN: training has no calibrated scales".into());
+            }
+            if let Some(codec) = policy.scheme.format.codec()
+                && k.is_none_or(|k| !k.is_multiple_of(codec.elements))
+            {
+                let along = k.map_or("tokens of a batch".to_owned(), |k| format!("{k} values"));
+                return refuse(format!(
+                    "a scheme whose blocks divide the {along} along the contraction axis (blocks of {} do not)",
+                    codec.elements
+                ));
+            }
+            if matches!(policy.scheme.format.blocks(), Blocks::Flat(_)) && !operand.ends_with('w') {
+                return refuse("a scheme with blocks along one axis: flat blocks would mix tokens".into());
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn rules(gemm: &GemmPolicy) -> [Rule; 2] {
+    let storage = Storage::of(gemm);
+    [&gemm.left, &gemm.right].map(|operand| Rule::new(operand, storage, gemm))
+}
+
+impl Rule {
+    fn new(policy: &OperandPolicy, storage: Storage, gemm: &GemmPolicy) -> Self {
+        let plain = policy.precision().or_else(|| {
+            let cast = policy.source == OperandSource::Forward && !policy.is_stochastic();
+            Precision::of(&policy.scheme.format).filter(|_| cast)
+        });
+        Rule {
+            rounder: Rounder::new(policy),
+            plain,
+            source: policy.source,
+            storage,
+            rotation: gemm.rotation,
+            accumulator: gemm.accumulator,
+            masks: policy.mask,
+        }
+    }
+
+    /// True if gradients of clipped values are 0.
+    pub(crate) fn masks(&self) -> bool {
+        self.masks
+    }
+
+    /// Writes the mask of `source` into `out`, one bit for each value that is not clipped; lines begin at whole bytes.
+    pub(crate) fn mask(&self, source: Source<'_>, making: Making<'_>, out: &mut [u8]) {
+        let ((lines, k), hadamard, band) = (source.shape(), self.hadamard(making.signs), self.band());
+        if lines * k == 0 {
+            return;
+        }
+        let fill = filler(source, k, &hadamard);
+        let shared = self.shared(source, &fill, hadamard.is_some(), making);
+        let pieces = out[..lines * k.div_ceil(8)].chunks_mut(band * k.div_ceil(8)).enumerate();
+        for_each(making.threads, pieces, |(i, out)| {
+            with_band(out.len() / k.div_ceil(8) * k, |lines| {
+                fill(i * band, lines);
+                self.rounder.unclipped(lines, k, &shared, out);
+            });
+        });
+    }
+
+    /// Brings the gradient with respect to the forward's operand, lines of `k`, to that of the values it was made
+    /// from: 0 where `mask` says clipped, then rotated back. `signs` is the seed of the forward's rotation.
+    pub(crate) fn pass_back(&self, gradient: &mut [f32], k: usize, mask: &[u8], signs: u64) {
+        let hadamard = self.hadamard(signs);
+        for (i, line) in gradient.chunks_exact_mut(k.max(1)).enumerate() {
+            if self.masks {
+                let bits = &mask[i * k.div_ceil(8)..];
+                line.iter_mut().enumerate().for_each(|(at, x)| {
+                    if bits[at / 8] >> (at % 8) & 1 == 0 {
+                        *x = 0.0;
+                    }
+                });
+            }
+            if let Some(hadamard) = &hadamard {
+                hadamard.transpose(line);
+            }
+        }
+    }
+
+    /// True if gradients with respect to the operand are not those of the values it was made from.
+    pub(crate) fn passes_back(&self) -> bool {
+        self.masks || self.rotation.is_some()
+    }
+
+    /// Makes operands for forms of any policy, which are stored in f32.
+    pub(crate) fn stored_wide(mut self) -> Self {
+        (self.storage, self.accumulator) = (Storage::default(), Accumulator::F32);
+        self
+    }
+
+    /// Storage of the form.
+    pub(crate) fn storage(&self) -> Storage {
+        self.storage
+    }
+
+    /// True if the form is made from the forward's operand.
+    pub(crate) fn reads_forward(&self) -> bool {
+        self.source == OperandSource::Forward
+    }
+
+    /// Length of the amax history (0 without delayed scaling) and largest element.
+    pub(crate) fn history(&self) -> (usize, f32) {
+        (self.rounder.history().unwrap_or(0) as usize, self.rounder.max())
+    }
+
+    pub(super) fn hadamard(&self, seed: u64) -> Option<Hadamard> {
+        let rotation = self.rotation?;
+        let transform = Hadamard::new(rotation.order)?;
+        match rotation.signs {
+            Signs::Plain => Some(transform),
+            Signs::TransformerEngine => transform.with_signs(&TE_SIGNS16),
+            Signs::Step => Some(transform.randomized(seed)),
+        }
+    }
+}
+
+impl Rule {
+    /// Lines that are filled at a time: a multiple of the height of the rounder's tiles.
+    pub(super) fn band(&self) -> usize {
+        let height = self.rounder.height();
+        height * LINES.div_ceil(height)
+    }
+
+    /// Returns what the lines of `source` share, from its range where the scheme needs that.
+    pub(super) fn shared(
+        &self,
+        source: Source<'_>,
+        fill: &(impl Fn(usize, &mut [f32]) + Sync),
+        rotates: bool,
+        making: Making<'_>,
+    ) -> Shared {
+        if self.plain.is_some() || !self.rounder.needs_range() {
+            return self.rounder.shared(Range::EMPTY, None, making.seed);
+        }
+        let ((lines, k), band) = (source.shape(), self.band());
+        let range = if rotates {
+            union(making.threads, (0..lines).step_by(band), |first| {
+                with_band((lines - first).min(band) * k, |lines| {
+                    fill(first, lines);
+                    self.rounder.range(lines)
+                })
+            })
+        } else {
+            // The order of the values does not matter.
+            let cut: Vec<_> = mantissa_model::flow::parts(lines * k, 1 << 16).collect();
+            union(making.threads, cut.into_iter(), |part| self.rounder.range(&source.range(part)))
+        };
+        let multiplier = making.history.map(|history| history.observe(range.amax()));
+        self.rounder.shared(range, multiplier, making.seed)
+    }
+}

@@ -1,0 +1,239 @@
+//! Steps and scales of the blocks of a few lines: by the reference rules, or by tables made from them.
+
+use mantissa_kernels::{Step as KernelStep, kernels};
+use mantissa_num::blockwise::{Range, Step};
+use mantissa_num::e8m0;
+use mantissa_num::{Blocks, Code, Rounding, Rule, Scheme};
+
+use super::rounder::{Factors, Fast, Rounder, Shared, kernel_step};
+use crate::policy::ScaleChoice;
+
+/// Scales of some lines: a factor for each, and those of their units where the form keeps them.
+#[derive(Debug)]
+pub(super) struct Scales<'a> {
+    pub(super) factors: &'a mut [f32],
+    /// `[lines, units]`, or empty.
+    pub(super) scales: &'a mut [f32],
+}
+
+impl Scales<'_> {
+    /// Sets all to 1.
+    pub(super) fn clear(&mut self) {
+        self.factors.fill(1.0);
+        self.scales.fill(1.0);
+    }
+
+    pub(super) fn again(&mut self) -> Scales<'_> {
+        Scales { factors: self.factors, scales: self.scales }
+    }
+}
+
+/// Steps and scales of the blocks of a few lines that share them, and memory for one line.
+pub(super) struct Band<'a> {
+    rounder: &'a Rounder,
+    fast: Fast,
+    k: usize,
+    pub(super) height: usize,
+    /// Values of a block along a line.
+    pub(super) width: usize,
+    pub(super) steps: Vec<KernelStep>,
+    pub(super) scales: Vec<f32>,
+    /// Largest magnitudes of the blocks, and of those of one line.
+    amax: [Vec<f32>; 2],
+    /// Random words of a line, if rounding is stochastic.
+    pub(super) words: Vec<u32>,
+}
+
+/// Lines and values along a line of a block, for lines of `k` values.
+pub(super) fn block_shape(fast: Fast, k: usize) -> (usize, usize) {
+    match fast.blocks {
+        Blocks::Tile { rows, cols } => (rows as usize, (cols as usize).min(k)),
+        Blocks::Group(g) => (1, (g as usize).min(k)),
+        _ => (1, k),
+    }
+}
+
+impl<'a> Band<'a> {
+    pub(super) fn new(rounder: &'a Rounder, fast: Fast, k: usize) -> Self {
+        let (height, width) = block_shape(fast, k);
+        let count = k.div_ceil(width);
+        let stochastic = matches!(rounder.scheme.encoder.rounding, Rounding::Stochastic { .. });
+        Band {
+            rounder,
+            fast,
+            k,
+            height,
+            width,
+            steps: vec![KernelStep::Divide(1.0); count],
+            scales: vec![1.0; count],
+            amax: [vec![0.0; count], vec![0.0; count]],
+            words: vec![0; if stochastic { k } else { 0 }],
+        }
+    }
+
+    /// Chooses steps and scales of the blocks of `lines`, which are finite.
+    pub(super) fn choose(&mut self, lines: &[f32], shared: &Shared) {
+        let (rounder, k, width) = (self.rounder, self.k, self.width);
+        let of_tensor = match (shared.multiplier, shared.block) {
+            (Some(multiplier), _) => Some(KernelStep::Multiply(multiplier)),
+            (_, Some(block)) => Some(kernel_step(block.step())),
+            _ => None,
+        };
+        if let Some(step) = of_tensor {
+            self.steps.fill(step);
+            return self.scales.fill(1.0);
+        }
+        let both = self.steps.iter_mut().zip(&mut self.scales);
+        if rounder.scheme.encoder.rule == Rule::AbsMean {
+            for (b, (step, scale)) in both.enumerate() {
+                let span = b * width..k.min((b + 1) * width);
+                let rows = lines.chunks_exact(k).map(|line| rounder.range(&line[span.clone()]));
+                let range = rows.fold(Range::EMPTY, Range::union);
+                (*step, *scale) = rounder.block(self.fast, &lines[span], range, shared);
+            }
+            return;
+        }
+        if rounder.choice == ScaleChoice::Deviation {
+            for (x, (step, scale)) in lines.chunks(width).zip(both) {
+                *scale = by_deviation(x);
+                *step = KernelStep::Divide(*scale * rounder.headroom);
+            }
+            return;
+        }
+        let [all, of_line] = &mut self.amax;
+        for (i, line) in lines.chunks_exact(k).enumerate() {
+            if i == 0 {
+                kernels().group_amax(line, width, all);
+            } else {
+                kernels().group_amax(line, width, of_line);
+                all.iter_mut().zip(&*of_line).for_each(|(a, b)| *a = if *b > *a { *b } else { *a });
+            }
+        }
+        if let Some(by_amax) = &shared.by_amax {
+            return by_amax.choose(rounder.headroom, all, &mut self.steps, &mut self.scales);
+        }
+        if let Some(powers) = rounder.powers.as_ref().filter(|_| !rounder.power_up()) {
+            return powers.choose(rounder.headroom, all, &mut self.steps, &mut self.scales);
+        }
+        for ((amax, x), (step, scale)) in all.iter().zip(lines[..k].chunks(width)).zip(both) {
+            let range = rounder.range_of(*amax, x.len() * lines.len() / k);
+            (*step, *scale) = rounder.block(self.fast, x, range, shared);
+        }
+    }
+
+    /// Moves scales out of the values where the form keeps them: those of the units of `count` lines from band `at` on,
+    /// or the factors of the lines.
+    pub(super) fn take_scales(&mut self, at: usize, count: usize, factors: &mut [f32], scales: &mut [f32]) {
+        let first = at * self.height;
+        match (self.fast.factors, scales.is_empty()) {
+            (Factors::Line, _) => factors[first] = std::mem::replace(&mut self.scales[0], 1.0),
+            (Factors::Block | Factors::None, false) => {
+                let units = self.scales.len();
+                let lines = scales[first * units..][..count * units].chunks_exact_mut(units);
+                lines.for_each(|line| line.copy_from_slice(&self.scales));
+                self.scales.fill(1.0);
+            }
+            _ => {}
+        }
+    }
+
+    /// Draws the random words of the line of this index.
+    pub(super) fn draw(&mut self, seed: u64, line: u64) {
+        if !self.words.is_empty() {
+            kernels().random_words(seed, line * self.k as u64, &mut self.words);
+        }
+    }
+}
+
+/// NVFP4's block scales in one tensor by their E4M3 codes, made once: `code = E4M3(amax · multiplier)`.
+#[derive(Clone, Debug)]
+pub(super) struct ByAmax {
+    multiplier: f32,
+    /// Step and scale by code.
+    blocks: Vec<(f32, f32)>,
+}
+
+impl ByAmax {
+    /// Makes the table for the scale `outer` of the tensor, for rules whose steps are multipliers.
+    pub(super) fn of(scheme: &Scheme, outer: Option<f32>) -> Option<Self> {
+        let multiplier = scheme.scale_of_amax(outer)?;
+        let block = |code: u32| {
+            let block = scheme.block_of_scale(code, outer);
+            let Step::Multiply(step) = block.step() else { return None };
+            Some((step, scheme.format.decoder(block.scale, 0, outer).parts().1))
+        };
+        Some(ByAmax { multiplier, blocks: (0..128).map(block).collect::<Option<_>>()? })
+    }
+
+    fn choose(&self, headroom: f32, amax: &mut [f32], steps: &mut [KernelStep], scales: &mut [f32]) {
+        amax.iter_mut().for_each(|amax| *amax = *amax * headroom * self.multiplier);
+        for ((raw, step), scale) in amax.iter().zip(steps).zip(scales) {
+            let (by, of_block) = self.blocks[usize::from(e4m3_code(*raw)) & 127];
+            (*step, *scale) = (KernelStep::Multiply(by), of_block);
+        }
+    }
+}
+
+/// E4M3 code nearest to a non-negative value, ties to even, saturating.
+fn e4m3_code(x: f32) -> u8 {
+    // Below 2^-6 steps are 2^-9: a sum with 2^14 rounds to them.
+    if x < 0.015_625 {
+        return ((x + 16_384.0 - 16_384.0) * 512.0) as u8;
+    }
+    let bits = x.min(448.0).to_bits();
+    let rounded = bits + 0x7_ffff + (bits >> 20 & 1);
+    ((rounded >> 20) - (120 << 3)).min(126) as u8
+}
+
+/// Power-of-two scales of a rule by the exponent of amax: the scale grows by one step within each binade at most.
+#[derive(Clone, Debug)]
+pub(super) struct Powers {
+    /// By exponent field: the scale code of its smallest amax, and the bits from which on it is the next.
+    codes: Vec<(u8, u32)>,
+}
+
+impl Powers {
+    /// Makes the table; `None` for scales that are no powers of two or whose steps are no quotients.
+    pub(super) fn of(scheme: &Scheme) -> Option<Self> {
+        if scheme.format.scale()?.code != Code::E8m0 || scheme.encoder.rule == Rule::AbsMean {
+            return None;
+        }
+        let code = |bits: u32| {
+            let amax = f32::from_bits(bits);
+            let block = scheme.block(Range { min: -amax, max: amax, count: 32, ..Range::EMPTY }, false, None);
+            let scale = e8m0::decode(block.scale as u8);
+            (block.step() == Step::Divide(scale)).then_some(block.scale as u8)
+        };
+        let of_binade = |field: u32| {
+            let (first, last) = (field << 23, (field << 23) + 0x007f_ffff);
+            let (low, high) = (code(first)?, code(last)?);
+            // The least bits whose code is greater.
+            let (mut below, mut above) = (first, last + 1);
+            while above - below > 1 && high > low {
+                let middle = below + (above - below) / 2;
+                if code(middle)? > low { above = middle } else { below = middle }
+            }
+            (high <= low + 1).then_some((low, if high > low { above } else { u32::MAX }))
+        };
+        Some(Powers { codes: (0..255).map(of_binade).collect::<Option<_>>()? })
+    }
+
+    fn choose(&self, headroom: f32, amax: &[f32], steps: &mut [KernelStep], scales: &mut [f32]) {
+        for ((amax, step), scale) in amax.iter().zip(steps).zip(scales) {
+            let bits = amax.to_bits();
+            let (low, next) = self.codes[(bits >> 23) as usize];
+            *scale = e8m0::decode(low + u8::from(bits >= next));
+            // The product's factor makes up for the headroom, so that the scale itself stays a power of two.
+            *step = KernelStep::Divide(*scale * headroom);
+        }
+    }
+}
+
+/// Scale of a block by its standard deviation ([`ScaleChoice::Deviation`]); moments in f64, in order.
+fn by_deviation(x: &[f32]) -> f32 {
+    let n = x.len() as f64;
+    let mean = x.iter().map(|x| f64::from(*x)).sum::<f64>() / n;
+    let variance = x.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum::<f64>() / n;
+    let raw = variance.sqrt() * (2.922_478_56 / 6.0) + 1e-8;
+    f32::from_bits((raw as f32).to_bits() & 0x7f80_0000)
+}
