@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import safe_open
 
-MAX_TOTAL_BYTES = 3_400_000
+MAX_TOTAL_BYTES = 3_450_000
 DTYPE_NAMES = {
     "float64": "F64",
     "float32": "F32",
@@ -70,15 +70,17 @@ def main(source, out):
 
 
 def optimizer(tensors, metadata, _decode):
-    """Rows that are whole blocks of 256 of the flattened tensor, of PyTorch's and bitsandbytes' runs."""
+    """Rows that are whole blocks of 256 of the flattened tensor."""
     rows, cols = 8, tensors["p0"].shape[1]
     blocks = rows * cols // 256
     assert blocks * 256 == rows * cols
     kept = {}
     for name, x in tensors.items():
-        if name.startswith("torchao"):
-            continue
-        if x.ndim >= 2 and x.shape[-1] == cols:
+        if name.startswith("torchao") and x.ndim == 2:
+            # Scales, or codes of 4 bits, two per byte.
+            block = 2 if x.dtype == np.uint8 else 128 if "4bit" in name else 256
+            x = x[:, : rows * cols // block]
+        elif x.ndim >= 2 and x.shape[-1] == cols:
             x = x[..., :rows, :]
         elif "absmax" in name:
             x = x[:, :blocks]
@@ -90,7 +92,7 @@ def optimizer(tensors, metadata, _decode):
     largest = np.abs(last).reshape(blocks, 256).max(axis=1)
     # The most negative level of the map is -0.993.
     assert np.all(largest >= 0.99 * kept["bnb_adamw8bit.absmax1"][-1])
-    return kept, note(metadata, f"rows 0..{rows}; torchao left out")
+    return kept, note(metadata, f"rows 0..{rows}")
 
 
 def elements_decode(tensors, metadata, _decode):

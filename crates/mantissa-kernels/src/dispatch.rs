@@ -8,8 +8,8 @@ use crate::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::x86;
 use crate::{
-    AdamWStep, Codes, ElementGrid, ErrorSums, IntGrid, LogSumExp, MatMut, MinifloatLayout, NonFinite,
-    Operand, Step, TrellisValues,
+    AdamWStep, BlockwiseAdamW, CodeTable, Codes, ElementGrid, ErrorSums, IntGrid, LogSumExp, MatMut,
+    MinifloatLayout, NonFinite, Operand, Step, TrellisValues,
 };
 use mantissa_num::CodecId;
 use std::sync::OnceLock;
@@ -385,6 +385,21 @@ kernels! {
         /// One AdamW update of `param` by `grad * grad_scale` with the moments `m` and `v`: see
         /// [`AdamWStep`]. Panics if the lengths differ.
         fn adamw(step: &AdamWStep, param: &mut [f32], grad: &[f32], m: &mut [f32], v: &mut [f32]);
+
+        /// One AdamW update of a block of at most [`STATE_BLOCK`](crate::STATE_BLOCK) parameters, whose moments are
+        /// 8-bit codes relative to an absmax each: see [`BlockwiseAdamW`]. The moments are updated with fused
+        /// multiply-adds. A non-finite gradient sets the moments of its element to 0 and leaves the parameter
+        /// unchanged. Panics if the lengths differ or exceed the block.
+        fn adamw_blockwise(
+            step: &BlockwiseAdamW,
+            param: &mut [f32],
+            grad: &[f32],
+            codes: [&mut [u8]; 2],
+            absmax: [&mut f32; 2],
+        );
+
+        /// `codes[i]`: the table's code of `values[i] / scale`. Panics if the lengths differ.
+        fn table_codes(table: &CodeTable, values: &[f32], scale: f32, codes: &mut [u8]);
 
         /// bf16 bits to f32, exact. Panics if the lengths differ.
         fn bf16_to_f32(bits: &[u16], out: &mut [f32]);

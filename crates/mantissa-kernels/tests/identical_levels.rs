@@ -1,10 +1,14 @@
 //! Every kernel at every available level against the scalar level, bit for bit.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::sync::LazyLock;
+
 use mantissa_kernels::{
-    AdamWStep, IntGrid, Isa, Kernels, MatMut, MatRef, MinifloatLayout, Step, TrellisScratch, TrellisValues,
+    AdamWStep, BlockwiseAdamW, CodeTable, IntGrid, Isa, Kernels, MatMut, MatRef, MinifloatLayout,
+    STATE_BLOCK, Step, TrellisScratch, TrellisValues,
 };
 use mantissa_num::CodecId;
+use mantissa_num::codebook::Book;
 
 /// Lengths around every vector width, unroll and group boundary.
 const LENGTHS: [usize; 27] = [
@@ -238,6 +242,45 @@ fn training() {
         k.adamw(&step, &mut param, &dy, &mut m, &mut v);
         for part in [&param, &m, &v] {
             all.extend(bits(part));
+        }
+        all
+    });
+}
+
+/// AdamW with 8-bit moments in both orders of operations, and codes by table.
+#[test]
+fn coded_moments() {
+    static MAPS: LazyLock<[CodeTable; 2]> =
+        LazyLock::new(|| [Book::Dyn8, Book::Dyn8Unsigned].map(CodeTable::nearest));
+    assert_identical("coded moments", |k, random, kind, len| {
+        let mut all = Vec::new();
+        let values = random.floats(kind, len);
+        let mut codes = vec![0; len];
+        k.table_codes(&MAPS[0], &values, 3.0, &mut codes);
+        all.extend(codes.iter().map(|code| u64::from(*code)));
+        let len = len.min(STATE_BLOCK);
+        for decay_last in [false, true] {
+            let step = BlockwiseAdamW {
+                grad_scale: 0.9,
+                decay: 0.999,
+                decay_last,
+                beta1: 0.9,
+                one_minus_beta1: 0.1,
+                beta2: 0.95,
+                one_minus_beta2: 0.05,
+                sqrt_correction2: 0.3,
+                eps: 1e-8,
+                step_size: 1e-3,
+                maps: [&MAPS[0], &MAPS[1]],
+                zeros: [127, 0],
+            };
+            let (mut param, grad) = (random.floats(kind, len), random.floats(kind, len));
+            let (mut m, mut v) = (random.bytes(len), random.bytes(len));
+            let (mut m_max, mut v_max) = (random.unit().abs(), random.unit().abs());
+            k.adamw_blockwise(&step, &mut param, &grad, [&mut m, &mut v], [&mut m_max, &mut v_max]);
+            all.extend(bits(&param));
+            all.extend(bits(&[m_max, v_max]));
+            all.extend(m.iter().chain(&v).map(|code| u64::from(*code)));
         }
         all
     });

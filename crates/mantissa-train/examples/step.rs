@@ -1,7 +1,8 @@
-//! Cost of a training step: `cargo run --release -p mantissa-train --example step [steps] [threads] [policy] [moments]`.
+//! Cost of a training step: `cargo run --release -p mantissa-train --example step [steps] [threads] [policy] [moments]
+//! [optimizer] [paged]`.
 //!
 //! The model of the project's training gate: a Llama of 8.3M parameters (6 layers, hidden 288, 6 heads, MLP 768,
-//! vocabulary 4096), random weights and tokens, batch 16 × 256, f32, AdamW. Prints process CPU time and wall time of
+//! vocabulary 4096), random weights and tokens, batch 16 × 256, f32, AdamW unless told otherwise. Prints process CPU time and wall time of
 //! each step, the profile of the cheapest, the planned bytes and the peak of resident memory.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -9,10 +10,8 @@ use std::time::{Duration, Instant};
 
 use mantissa_model::{Batch, ModelConfig};
 use mantissa_num::round::random_u32;
-use mantissa_train::blockwise::BlockwiseRule;
 use mantissa_train::{
-    AdamW, AdamWOptions, MomentFormat, Options, Parameters, Part, Plan, Policy, Profile, TrainModel,
-    next_token_targets,
+    Optimizer, Options, Parameters, Part, Plan, Policy, Profile, TrainModel, next_token_targets,
 };
 use rustix::time::{ClockId, clock_gettime};
 
@@ -24,11 +23,10 @@ fn main() {
     let (steps, threads): (usize, usize) = (argument(1).unwrap_or(5), argument(2).unwrap_or(1));
     let policy = std::env::args().nth(3).unwrap_or_else(|| "fp32".to_owned());
     let policy = Policy::by_name(&policy, 1).expect("a policy");
-    let moments = match std::env::args().nth(4).as_deref() {
-        Some("8bit") => MomentFormat::Blockwise8(BlockwiseRule::Cuda),
-        Some("bf16") => MomentFormat::Bf16,
-        _ => MomentFormat::F32,
-    };
+    let text = |n, default: &str| std::env::args().nth(n).unwrap_or_else(|| default.to_owned());
+    let (moments, kind, paged) = (text(4, "f32"), text(5, "adamw"), text(6, "") == "paged");
+    let toml = format!("kind = \"{kind}\"\nlr = 1e-3\nmoments = \"{moments}\"\npaged = {paged}");
+    let settings: mantissa_train::config::Optimizer = toml::from_str(&toml).expect("an optimizer and its moments");
     let config = serde_json::json!({
         "model_type": "llama", "hidden_size": 288, "intermediate_size": 768, "num_hidden_layers": 6,
         "num_attention_heads": 6, "num_key_value_heads": 6, "vocab_size": 4096, "max_position_embeddings": LEN,
@@ -39,9 +37,10 @@ fn main() {
     let plan = Plan::new(&config, &options);
     let parameters = config.parameters();
     let params = Parameters::random(&config, 0.02, 1).expect("memory");
-    let state = AdamW::bytes(params.table(), &policy, moments);
-    let mut optimizer =
-        AdamW::new(&params, &policy, AdamWOptions { moments, ..AdamWOptions::default() }).expect("memory");
+    let recipe = settings.recipe();
+    let state = recipe.bytes(params.table(), &policy);
+    let mut optimizer = Optimizer::new(&params, &policy, &recipe).expect("memory");
+    optimizer.open_pages(&std::env::temp_dir()).expect("a file of moments");
     let mut model = TrainModel::new(config, params, options).expect("a model that can be trained");
     model.set_profile(Profile::new(cpu));
 
@@ -81,6 +80,7 @@ fn main() {
     for (name, bytes) in plan.entries.iter().chain(&[("optimizer state", state)]) {
         println!("{name:<18} {:8.1}", *bytes as f64 / 1e6);
     }
+    println!("{:<18} {:8.1}", "state in a file", optimizer.paged_bytes() as f64 / 1e6);
     println!("{:<18} {:8.1}", "planned", (plan.bytes() + state) as f64 / 1e6);
     println!("{:<18} {:8.1}", "peak resident", peak_resident() as f64 / 1e6);
 }

@@ -16,6 +16,7 @@
 
 use std::sync::LazyLock;
 
+use mantissa_kernels::{BlockwiseAdamW, CodeTable, kernels};
 use mantissa_num::codebook::Book;
 
 /// Block size in values.
@@ -39,20 +40,8 @@ pub const BLOCKWISE_RULES: [(&str, BlockwiseRule); 2] =
     [("cuda", BlockwiseRule::Cuda), ("cpu", BlockwiseRule::Cpu)];
 
 /// Constants of one update step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct BlockwiseStep {
-    rule: BlockwiseRule,
-    grad_scale: f32,
-    decay: f32,
-    beta1: f32,
-    one_minus_beta1: f32,
-    beta2: f32,
-    one_minus_beta2: f32,
-    sqrt_correction2: f32,
-    /// Term added to √v (cuda) or to the bias-corrected √v (cpu).
-    eps: f32,
-    step_size: f32,
-}
+#[derive(Clone, Copy, Debug)]
+pub struct BlockwiseStep(BlockwiseAdamW);
 
 impl BlockwiseStep {
     /// Computes the constants of step `t` (from 1) at learning rate `lr`. `grad_scale` multiplies each
@@ -71,10 +60,11 @@ impl BlockwiseStep {
             BlockwiseRule::Cuda => (eps * sqrt_correction2, lr * sqrt_correction2 / correction1),
             BlockwiseRule::Cpu => (eps, lr / correction1),
         };
-        BlockwiseStep {
-            rule,
+        let (maps, zeros) = maps(rule);
+        BlockwiseStep(BlockwiseAdamW {
             grad_scale: grad_scale as f32,
             decay: (1.0 - lr * weight_decay) as f32,
+            decay_last: rule == BlockwiseRule::Cuda,
             beta1: beta1 as f32,
             one_minus_beta1: (1.0 - beta1) as f32,
             beta2: beta2 as f32,
@@ -82,7 +72,9 @@ impl BlockwiseStep {
             sqrt_correction2: sqrt_correction2 as f32,
             eps: eps as f32,
             step_size: step_size as f32,
-        }
+            maps,
+            zeros,
+        })
     }
 
     /// Updates the parameters of one block, at most [`BLOCK`], and its moments. A non-finite gradient resets
@@ -91,38 +83,12 @@ impl BlockwiseStep {
     /// # Panics
     /// If the slices have different lengths or more than [`BLOCK`] elements.
     pub fn block(&self, p: &mut [f32], g: &[f32], m: Moment<'_>, v: Moment<'_>) {
-        let n = p.len();
-        assert!(
-            n <= BLOCK && g.len() == n && m.codes.len() == n && v.codes.len() == n,
-            "BlockwiseStep::block: {n} parameters, {} gradients, {} and {} codes",
-            g.len(),
-            m.codes.len(),
-            v.codes.len()
-        );
-        let (mut first, mut second) = ([0.0f32; BLOCK], [0.0f32; BLOCK]);
-        let (first, second) = (&mut first[..n], &mut second[..n]);
-        let (map1, map2) = (Book::Dyn8.levels(), Book::Dyn8Unsigned.levels());
-        for i in 0..n {
-            let g = g[i] * self.grad_scale;
-            if g.is_finite() {
-                let m = map1[usize::from(m.codes[i])] * *m.absmax;
-                let v = map2[usize::from(v.codes[i])] * *v.absmax;
-                first[i] = self.one_minus_beta1.mul_add(g, self.beta1 * m);
-                second[i] = (self.one_minus_beta2 * g).mul_add(g, self.beta2 * v);
-                p[i] = self.updated(p[i], first[i], second[i]);
-            }
-        }
-        quantize(self.rule, &SIGNED, first, m);
-        quantize(self.rule, &UNSIGNED, second, v);
+        self.codes(p, g, [m.codes, v.codes], [m.absmax, v.absmax]);
     }
 
-    fn updated(&self, p: f32, m: f32, v: f32) -> f32 {
-        match self.rule {
-            BlockwiseRule::Cuda => (p - self.step_size * (m / (v.sqrt() + self.eps))) * self.decay,
-            BlockwiseRule::Cpu => {
-                p * self.decay - self.step_size * m / (v.sqrt() / self.sqrt_correction2 + self.eps)
-            }
-        }
+    /// Updates a block given the codes and absmax of both moments.
+    pub(crate) fn codes(&self, p: &mut [f32], g: &[f32], codes: [&mut [u8]; 2], absmax: [&mut f32; 2]) {
+        kernels().adamw_blockwise(&self.0, p, g, codes, absmax);
     }
 }
 
@@ -139,85 +105,41 @@ pub struct Moment<'a> {
 /// are the ones written.
 pub const ZERO_CODES: (u8, u8) = (127, 0);
 
-fn quantize(rule: BlockwiseRule, points: &Points, values: &[f32], to: Moment<'_>) {
-    let absmax = values.iter().fold(0.0f32, |max, v| max.max(v.abs()));
-    *to.absmax = absmax;
-    if absmax == 0.0 {
-        to.codes.fill(if rule == BlockwiseRule::Cpu { 0 } else { points.zero });
-        return;
-    }
-    for (code, &value) in to.codes.iter_mut().zip(values) {
-        let v = value / absmax;
-        *code = match rule {
-            BlockwiseRule::Cpu => points.at[point(v)],
-            BlockwiseRule::Cuda => points.with_sign(points.nearest(v), value),
-        };
+/// Returns the maps of both moments, and the codes written for a block of zeros.
+pub(crate) fn maps(rule: BlockwiseRule) -> ([&'static CodeTable; 2], [u8; 2]) {
+    match rule {
+        BlockwiseRule::Cuda => ([&*SIGNED, &*UNSIGNED], [ZERO_CODES.0, ZERO_CODES.1]),
+        BlockwiseRule::Cpu => ([&*SIGNED_POINTS, &*UNSIGNED_POINTS], [0, 0]),
     }
 }
 
-/// Map with the code of each of 65 536 points over [-1, 1].
-struct Points {
-    levels: &'static [f32],
-    at: Vec<u8>,
-    zero: u8,
+static SIGNED: LazyLock<CodeTable> = LazyLock::new(|| {
+    let book = Book::Dyn8;
+    CodeTable::new(book.levels(), |v| with_sign(book.encode(v) as u8, v))
+});
+static UNSIGNED: LazyLock<CodeTable> = LazyLock::new(|| CodeTable::nearest(Book::Dyn8Unsigned));
+static SIGNED_POINTS: LazyLock<CodeTable> = LazyLock::new(|| by_points(Book::Dyn8));
+static UNSIGNED_POINTS: LazyLock<CodeTable> = LazyLock::new(|| by_points(Book::Dyn8Unsigned));
+
+/// Table of [`Book::encode_by_table`].
+fn by_points(book: Book) -> CodeTable {
+    CodeTable::new(book.levels(), |v| book.encode_by_table(v) as u8)
 }
 
-static SIGNED: LazyLock<Points> = LazyLock::new(|| Points::new(Book::Dyn8, ZERO_CODES.0));
-static UNSIGNED: LazyLock<Points> = LazyLock::new(|| Points::new(Book::Dyn8Unsigned, ZERO_CODES.1));
-
-impl Points {
-    fn new(book: Book, zero: u8) -> Self {
-        let at = |i: u32| book.encode(-1.0 + 2.0 * i as f32 / 65535.0) as u8;
-        Points { levels: book.levels(), at: (0..65_536).map(at).collect(), zero }
+/// Returns `code` of the signed map, or the adjacent level if the level's sign differs from the value's.
+fn with_sign(code: u8, value: f32) -> u8 {
+    let level = Book::Dyn8.level(u32::from(code));
+    match level.is_sign_negative() == value.is_sign_negative() {
+        true => code,
+        false if value > 0.0 => code.saturating_add(1),
+        false => code.saturating_sub(1),
     }
-
-    /// Returns the nearest code, as [`Book::encode`], starting at the nearest point.
-    fn nearest(&self, v: f32) -> u8 {
-        let middle = |code: usize| (self.levels[code] + self.levels[code + 1]) / 2.0;
-        let mut code = usize::from(self.at[point(v)]);
-        while code + 1 < self.levels.len() && middle(code) < v {
-            code += 1;
-        }
-        while code > 0 && v <= middle(code - 1) {
-            code -= 1;
-        }
-        code as u8
-    }
-
-    /// Returns `code`, or the adjacent level if the level's sign differs from the value's.
-    fn with_sign(&self, code: u8, value: f32) -> u8 {
-        let level = self.levels[usize::from(code)];
-        match level.is_sign_negative() == value.is_sign_negative() {
-            true => code,
-            false if value > 0.0 => code.saturating_add(1),
-            false => code.saturating_sub(1),
-        }
-    }
-}
-
-/// Returns the index of the nearest of the 65 536 points; see [`Book::encode_by_table`].
-fn point(v: f32) -> usize {
-    ((v.clamp(-1.0, 1.0) + 1.0) * 0.5 * 65535.0 + 0.5) as usize
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn nearest_codes_match_the_book() {
-        for (book, points) in [(Book::Dyn8, &*SIGNED), (Book::Dyn8Unsigned, &*UNSIGNED)] {
-            for i in 0..200_000u32 {
-                let v = (i as f32 * 0.61).sin() * 10f32.powi(-(i as i32 % 8));
-                let v = if book == Book::Dyn8 { v } else { v.abs() };
-                assert_eq!(u32::from(points.nearest(v)), book.encode(v), "{book:?} {v:e}");
-                assert_eq!(u32::from(points.at[point(v)]), book.encode_by_table(v), "{book:?} {v:e}");
-            }
-            let levels = book.levels().windows(2).flat_map(|w| [w[0], (w[0] + w[1]) / 2.0]);
-            assert!(levels.into_iter().all(|v| u32::from(points.nearest(v)) == book.encode(v)));
-        }
-    }
 
     /// From zero moments, one step of either rule equals AdamW's first: the sign of the gradient times the
     /// learning rate, and decay.
@@ -242,10 +164,14 @@ mod tests {
         }
     }
 
+    /// The table of the signed map has the nearest code with the sign of its value, everywhere.
     #[test]
     fn a_code_keeps_the_sign_of_its_value() {
-        let points = &*SIGNED;
-        assert_eq!(points.with_sign(points.nearest(1e-9), 1e-9), ZERO_CODES.0);
-        assert_eq!(points.with_sign(points.nearest(-1e-9), -1e-9), ZERO_CODES.0 - 1);
+        for i in 0..400_000u32 {
+            let v = (i as f32 * 0.61).sin() * 10f32.powi(-(i as i32 % 10));
+            assert_eq!(SIGNED.encode(v), with_sign(Book::Dyn8.encode(v) as u8, v), "{v:e}");
+        }
+        assert_eq!(SIGNED.encode(1e-9), ZERO_CODES.0);
+        assert_eq!(SIGNED.encode(-1e-9), ZERO_CODES.0 - 1);
     }
 }

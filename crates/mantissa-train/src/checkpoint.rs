@@ -3,7 +3,9 @@
 //!
 //! ```text
 //! weights.NAME                    each parameter, [shape], F32, BF16 or F16
-//! optimizer.m.NAME, .v.NAME       moments, [elements], F32, BF16 or U8; with U8 also m_absmax, v_absmax, F32 [blocks]
+//! optimizer.m.NAME, .v.NAME       moments, [elements], F32, BF16 or U8 codes (two of 4 bits per byte); with codes also
+//!                                 m_absmax, v_absmax or m_scale, v_scale, F32 [blocks]
+//! optimizer.v_row.NAME, …         other arrays of an optimizer, F32
 //! optimizer.master                master weights, the whole arena, F32 or U16 (the low halves)
 //! policy.amax, .multipliers       delayed scaling: F32 [operands, steps], F32 [operands]
 //! ```
@@ -36,7 +38,7 @@ impl Trainer {
         let table = self.model.params.table();
         let mut specs = Vec::new();
         for param in table.iter() {
-            let dtype = dtype(stored_array(self.model.params.get(0..0)));
+            let dtype = dtype(&stored_array(self.model.params.get(0..0)));
             specs.push(TensorSpec::new(weight_name(&param.tensor.name), dtype, param.tensor.shape.clone()));
         }
         let mut arrays: Vec<_> = self
@@ -49,7 +51,7 @@ impl Trainer {
             self.model.histories.arrays().map(|(name, values)| (name.to_owned(), Array::F32(values))),
         );
         for (name, array) in &arrays {
-            specs.push(TensorSpec::new(name.clone(), dtype(*array), [len(*array)]));
+            specs.push(TensorSpec::new(name.clone(), dtype(array), [len(array)]));
         }
         let mut metadata = BTreeMap::from([(KEY.to_owned(), self.numbers(about).to_string())]);
         sealed::reserve(&mut metadata);
@@ -84,10 +86,11 @@ impl Trainer {
         }
         let params: Vec<_> = self.model.params.table().iter().cloned().collect();
         for param in &params {
-            let expected = dtype(stored_array(self.model.params.get(0..0)));
+            let expected = dtype(&stored_array(self.model.params.get(0..0)));
             let (name, width) = (weight_name(&param.tensor.name), expected.bits() as usize / 8);
             read(&file, &name, expected, &param.tensor.shape, |at, bytes| {
                 self.model.params.fill(param.range.start + at / width, bytes);
+                Ok(())
             })?;
         }
         let table = self.model.params.table();
@@ -193,13 +196,14 @@ fn stored_array(stored: StoreRef<'_>) -> Array<'_> {
     }
 }
 
-fn dtype(array: Array<'_>) -> Dtype {
+fn dtype(array: &Array<'_>) -> Dtype {
     match array {
         Array::F32(_) => Dtype::F32,
         Array::Bf16(_) => Dtype::BF16,
         Array::F16(_) => Dtype::F16,
         Array::U16(_) => Dtype::U16,
         Array::U8(_) => Dtype::U8,
+        Array::Paged(paged) => paged.dtype(),
     }
 }
 
@@ -210,14 +214,16 @@ fn dtype_mut(array: &ArrayMut<'_>) -> Dtype {
         ArrayMut::F16(_) => Dtype::F16,
         ArrayMut::U16(_) => Dtype::U16,
         ArrayMut::U8(_) => Dtype::U8,
+        ArrayMut::Paged(paged) => paged.dtype(),
     }
 }
 
-fn len(array: Array<'_>) -> usize {
+fn len(array: &Array<'_>) -> usize {
     match array {
         Array::F32(x) => x.len(),
         Array::Bf16(x) | Array::F16(x) | Array::U16(x) => x.len(),
         Array::U8(x) => x.len(),
+        Array::Paged(paged) => paged.len(),
     }
 }
 
@@ -226,6 +232,7 @@ fn len_mut(array: &ArrayMut<'_>) -> usize {
         ArrayMut::F32(x) => x.len(),
         ArrayMut::Bf16(x) | ArrayMut::F16(x) | ArrayMut::U16(x) => x.len(),
         ArrayMut::U8(x) => x.len(),
+        ArrayMut::Paged(paged) => paged.len(),
     }
 }
 
@@ -252,12 +259,21 @@ fn write(writer: &mut SafetensorsWriter, name: &str, array: Array<'_>) -> Result
             }
         }
         Array::U8(x) => put(x)?,
+        Array::Paged(paged) => {
+            let total = paged.len() * paged.dtype().bits() as usize / 8;
+            let mut bytes = vec![0; PIECE.min(total)];
+            for at in (0..total).step_by(PIECE) {
+                let bytes = &mut bytes[..PIECE.min(total - at)];
+                paged.read(at as u64, bytes)?;
+                put(bytes)?;
+            }
+        }
     }
     Ok(())
 }
 
 /// Copies whole elements to `to` from byte offset `at` on.
-fn fill(to: &mut ArrayMut<'_>, at: usize, bytes: &[u8]) {
+fn fill(to: &mut ArrayMut<'_>, at: usize, bytes: &[u8]) -> Result<(), TrainError> {
     match to {
         ArrayMut::F32(x) => {
             let to = x[at / 4..].iter_mut();
@@ -268,7 +284,9 @@ fn fill(to: &mut ArrayMut<'_>, at: usize, bytes: &[u8]) {
             to.zip(bytes.as_chunks::<2>().0).for_each(|(x, b)| *x = u16::from_le_bytes(*b));
         }
         ArrayMut::U8(x) => x[at..at + bytes.len()].copy_from_slice(bytes),
+        ArrayMut::Paged(paged) => return paged.write(at as u64, bytes),
     }
+    Ok(())
 }
 
 /// Passes the bytes of a tensor to `take`, piece by piece with their offsets.
@@ -277,7 +295,7 @@ fn read(
     name: &str,
     dtype: Dtype,
     shape: &[usize],
-    mut take: impl FnMut(usize, &[u8]),
+    mut take: impl FnMut(usize, &[u8]) -> Result<(), TrainError>,
 ) -> Result<(), TrainError> {
     let missing = || Error::NoTensor { path: file.path().to_owned(), tensor: name.to_owned() };
     let meta = file.get(name).ok_or_else(missing)?;
@@ -293,7 +311,7 @@ fn read(
     for at in (0..len).step_by(PIECE) {
         let bytes = &mut bytes[..PIECE.min(len - at)];
         file.read_range(meta, at as u64, bytes)?;
-        take(at, bytes);
+        take(at, bytes)?;
     }
     Ok(())
 }

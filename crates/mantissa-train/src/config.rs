@@ -55,25 +55,25 @@
 //!                                   # other keys change a part of the policy: see `crate::PolicyTable`
 //!
 //! [optimizer]
-//! kind = "adamw"                    # adamw sgd
+//! kind = "adamw"                    # adamw sgd adafactor lion muon soap; the keys of each: `crate::optimizers`
 //! lr = 1e-3
-//! moments = "f32"                   # f32 bf16 8bit 8bit:cpu, or an 8-bit map: lin8 dyn8-tensor …
+//! moments = "f32"                   # f32 bf16 fp8 8bit 8bit:cpu 8bit:torchao 4bit, or an 8-bit map: lin8 dyn8-tensor …
 //! beta1 = 0.9
 //! beta2 = 0.95
 //! eps = 1e-8
-//! momentum = 0.9                    # sgd only
-//! nesterov = false                  # sgd only
 //! weight_decay = 0.1
 //! decay = ["linears", "embeddings", "head"] # also norms, biases, and names such as "*.down_proj.weight"
 //! no_decay = []                     # exceptions from decay
 //! max_norm = 1.0                    # 0: no clipping
+//! paged = false                     # true: moments in a file
+//! lr_scale = { embeddings = 1.0 }   # factors of lr by group or name
 //!
 //! [schedule]
-//! steps = 1000                      # or minutes = 30, with kind = "stable": decays in the last `decay_share` of it
-//! kind = "cosine"                   # constant linear cosine stable
+//! steps = 1000                      # or minutes = 30, with kind = "wsd": decays in the last `decay_share` of it
+//! kind = "cosine"                   # constant linear cosine wsd (also called stable)
 //! warmup = 50
 //! min_ratio = 0.1
-//! decay_steps = 100                 # stable only
+//! decay_steps = 100                 # wsd only
 //!
 //! [checkpoint]
 //! every = 100                       # steps; the first is written after step 1
@@ -88,14 +88,13 @@ mod adapter;
 mod differences;
 mod faults;
 mod keys;
+mod optimizer;
 
 use std::path::{Path, PathBuf};
 
 use crate::adapter::Tuning;
-use crate::blockwise::{BLOCKWISE_RULES, BlockwiseRule};
 use crate::data::TextFormat;
 use crate::error::TrainError;
-use crate::optim::{AdamWOptions, DecayGroups, MomentFormat, SgdOptions, StateMap};
 use crate::policy::{Policy, TableFault};
 use crate::schedule::{Decay, Schedule};
 
@@ -103,21 +102,9 @@ pub use adapter::AdapterConfig;
 pub use differences::differences;
 pub use faults::KeyFaults;
 pub use keys::{
-    CheckpointConfig, Data, Model, Optimizer, RunConfig, Samples, ScheduleConfig, Telemetry, Validation,
+    CheckpointConfig, Data, Model, RunConfig, Samples, ScheduleConfig, Telemetry, Validation,
 };
-
-/// Values of `optimizer.moments`, for messages.
-const MOMENTS: &str =
-    "f32, bf16, 8bit, 8bit:cpu, or the scheme of a signed 8-bit map such as lin8, dyn8-tensor, lin8-g128";
-
-/// Settings of the chosen optimizer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum OptimizerOptions {
-    /// Settings of AdamW.
-    AdamW(AdamWOptions),
-    /// Settings of SGD.
-    Sgd(SgdOptions),
-}
+pub use optimizer::Optimizer;
 
 impl RunConfig {
     /// Parses `text`, the content of `file`, after applying each of `changes` (`a.b=value` with a TOML
@@ -180,12 +167,8 @@ impl RunConfig {
         if let Err(TableFault { key, found, allowed }) = self.precision.policy(self.seed) {
             return fault(&format!("precision.{key}"), found, &allowed);
         }
-        self.check_optimizer(&fault)?;
-        if self.moments().is_none() {
-            return fault("optimizer.moments", self.optimizer.moments.clone(), MOMENTS);
-        }
         if self.decay().is_none() {
-            return fault("schedule.kind", self.schedule.kind.clone(), "constant, linear, cosine, stable");
+            return fault("schedule.kind", self.schedule.kind.clone(), "constant, linear, cosine, wsd");
         }
         Ok(())
     }
@@ -227,15 +210,7 @@ impl RunConfig {
         &self,
         fault: &impl Fn(&str, String, &str) -> Result<(), TrainError>,
     ) -> Result<(), TrainError> {
-        let Optimizer { lr, beta1, beta2, eps, momentum, weight_decay, max_norm, .. } = self.optimizer;
         let numbers = [
-            ("optimizer.lr", lr, 0.0..=1e6),
-            ("optimizer.beta1", beta1, 0.0..=0.999_999),
-            ("optimizer.beta2", beta2, 0.0..=0.999_999_9),
-            ("optimizer.eps", eps, 1e-30..=1.0),
-            ("optimizer.momentum", momentum, 0.0..=0.999_999),
-            ("optimizer.weight_decay", weight_decay, 0.0..=1e3),
-            ("optimizer.max_norm", max_norm, 0.0..=1e30),
             ("schedule.min_ratio", self.schedule.min_ratio, 0.0..=1.0),
             ("schedule.minutes", self.schedule.minutes, 0.0..=1e6),
             ("schedule.decay_share", self.schedule.decay_share, 0.0..=0.9),
@@ -263,8 +238,8 @@ impl RunConfig {
         if timed && *steps > 0 {
             return fault("schedule.steps", steps.to_string(), "none with schedule.minutes");
         }
-        if timed && kind != "stable" {
-            return fault("schedule.kind", kind.clone(), "stable with schedule.minutes");
+        if timed && !matches!(kind.as_str(), "wsd" | "stable") {
+            return fault("schedule.kind", kind.clone(), "wsd with schedule.minutes");
         }
         if !timed && *steps == 0 {
             return fault("schedule.steps", "0".to_owned(), "1 or more, or schedule.minutes");
@@ -288,27 +263,6 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Checks keys that only one of the optimizers accepts.
-    fn check_optimizer(
-        &self,
-        fault: &impl Fn(&str, String, &str) -> Result<(), TrainError>,
-    ) -> Result<(), TrainError> {
-        let Optimizer { kind, moments, momentum, nesterov, .. } = &self.optimizer;
-        match kind.as_str() {
-            "adamw" if *nesterov => {
-                fault("optimizer.nesterov", "true".to_owned(), "false with kind = \"adamw\"")
-            }
-            "sgd" if moments != "f32" => {
-                fault("optimizer.moments", moments.clone(), "f32 with kind = \"sgd\"")
-            }
-            "sgd" if *nesterov && *momentum == 0.0 => {
-                fault("optimizer.momentum", "0".to_owned(), "above 0 with nesterov = true")
-            }
-            "adamw" | "sgd" => Ok(()),
-            other => fault("optimizer.kind", other.to_owned(), "adamw, sgd"),
-        }
-    }
-
     /// Returns the settings of adapters, if the run has any.
     pub fn tuning(&self) -> Option<Tuning> {
         self.adapter.as_ref()?.tuning(self.seed).ok()
@@ -319,29 +273,13 @@ impl RunConfig {
         self.precision.policy(self.seed).ok()
     }
 
-    /// Returns the storage format of the moments; `None` for an unknown name.
-    pub fn moments(&self) -> Option<MomentFormat> {
-        match self.optimizer.moments.as_str() {
-            "f32" => Some(MomentFormat::F32),
-            "bf16" => Some(MomentFormat::Bf16),
-            "8bit" => Some(MomentFormat::Blockwise8(BlockwiseRule::default())),
-            other => {
-                let Some(rule) = other.strip_prefix("8bit:") else {
-                    return StateMap::new(&mantissa_num::parse_weight(other).ok()?).map(MomentFormat::Map);
-                };
-                let found = BLOCKWISE_RULES.iter().find(|(name, _)| *name == rule)?;
-                Some(MomentFormat::Blockwise8(found.1))
-            }
-        }
-    }
-
     fn decay(&self) -> Option<Decay> {
         let ScheduleConfig { min_ratio, decay_steps, .. } = self.schedule;
         match self.schedule.kind.as_str() {
             "constant" => Some(Decay::Constant),
             "linear" => Some(Decay::Linear { min_ratio }),
             "cosine" => Some(Decay::Cosine { min_ratio }),
-            "stable" => Some(Decay::Stable { decay_steps, min_ratio }),
+            "wsd" | "stable" => Some(Decay::Stable { decay_steps, min_ratio }),
             _ => None,
         }
     }
@@ -355,31 +293,6 @@ impl RunConfig {
             false => (self.decay().unwrap_or(Decay::Constant), steps),
         };
         Schedule { peak: self.optimizer.lr, warmup_steps: warmup, total_steps, decay }
-    }
-
-    /// Returns the optimizer options. Weight decay groups are in [`decay_groups`](Self::decay_groups).
-    pub fn optimizer_options(&self) -> OptimizerOptions {
-        let Optimizer { beta1, beta2, eps, momentum, nesterov, weight_decay, max_norm, .. } = self.optimizer;
-        let max_norm = Some(max_norm).filter(|norm| *norm > 0.0);
-        if self.optimizer.kind == "sgd" {
-            return OptimizerOptions::Sgd(SgdOptions { momentum, nesterov, weight_decay, max_norm });
-        }
-        let (moments, decay_vectors) = (self.moments().unwrap_or_default(), false);
-        OptimizerOptions::AdamW(AdamWOptions {
-            beta1,
-            beta2,
-            eps,
-            weight_decay,
-            decay_vectors,
-            max_norm,
-            moments,
-        })
-    }
-
-    /// Returns the tensors with weight decay.
-    pub fn decay_groups(&self) -> DecayGroups {
-        let Optimizer { decay, no_decay, .. } = &self.optimizer;
-        DecayGroups { decay: decay.clone(), no_decay: no_decay.clone() }
     }
 
     /// Returns the path of the model's config.json, without `[model.architecture]`; `base` is the folder of the settings.
@@ -433,6 +346,8 @@ fn set(table: &mut toml::Table, change: &str) -> Result<(), String> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::blockwise::BlockwiseRule;
+    use crate::optim::{MomentFormat, StateMap, optimizers};
 
     const LEAST: &str = r#"
         out = "runs/a"
@@ -494,12 +409,12 @@ mod tests {
             "data.files=[\"b.txt\", \"c.jsonl\"]",
         ])
         .unwrap();
-        assert_eq!(config.moments(), Some(MomentFormat::Blockwise8(BlockwiseRule::Cpu)));
+        assert_eq!(config.optimizer.moments(), MomentFormat::Blockwise8(BlockwiseRule::Cpu));
         assert_eq!(config.policy(), Some(Policy::bf16_pure_stochastic(7)));
         assert_eq!((config.schedule.steps, config.data.files.len()), (20, 2));
         let config = changed(&["optimizer.moments=lin8-tensor", "precision.policy=fp16"]).unwrap();
         let map = StateMap::new(&"lin8-tensor".parse().unwrap()).unwrap();
-        assert_eq!(config.moments(), Some(MomentFormat::Map(map)));
+        assert_eq!(config.optimizer.moments(), MomentFormat::Map(map));
         let config = changed(&["precision.policy=fp16", "precision.scaling=megatron"]).unwrap();
         assert_eq!(config.policy().unwrap().scaling, Some(crate::scaling::ScalingOptions::MEGATRON));
         assert_eq!(RunConfig::parse("x", &config.resolved(), &[]).unwrap(), config);
@@ -507,17 +422,29 @@ mod tests {
         assert_eq!(config.format_of(Path::new("c.jsonl")), jsonl);
     }
 
+    /// Settings of every optimizer are read back as they were written; the order of the older keys is that of
+    /// earlier versions, whose checkpoints hold it.
     #[test]
-    fn an_optimizer_is_a_value() {
-        let config =
-            changed(&["optimizer.kind=sgd", "optimizer.nesterov=true", "optimizer.max_norm=0"]).unwrap();
-        let options = SgdOptions { momentum: 0.9, nesterov: true, weight_decay: 0.1, max_norm: None };
-        assert_eq!(config.optimizer_options(), OptimizerOptions::Sgd(options));
-        let config = changed(&["optimizer.no_decay=[\"*norm*\"]"]).unwrap();
-        assert!(matches!(config.optimizer_options(), OptimizerOptions::AdamW(_)));
-        assert_eq!(config.decay_groups().no_decay, ["*norm*"]);
-        let error = changed(&["optimizer.kind=sgd", "optimizer.moments=8bit"]).unwrap_err();
-        assert!(error.contains("optimizer.moments: expected f32"), "{error}");
+    fn settings_of_every_optimizer_are_resolved_and_read_back() {
+        for (name, about) in optimizers() {
+            let kind = format!("optimizer.kind={name}");
+            let config = changed(&[&kind, "optimizer.moments=4bit", "optimizer.lr_scale={head=0.5}"]).unwrap();
+            assert_eq!(config.optimizer.moments(), MomentFormat::Torchao4, "{about}");
+            assert_eq!(RunConfig::parse("x", &config.resolved(), &[]).unwrap(), config);
+            assert_eq!(config.optimizer.rate_scales().0["head"], 0.5);
+        }
+        let keys = |text: String| {
+            let lines = text.lines().skip_while(|line| *line != "[optimizer]").skip(1);
+            let lines = lines.take_while(|line| !line.is_empty());
+            lines.map(|line| line.split(" =").next().unwrap().to_owned()).collect::<Vec<_>>().join(" ")
+        };
+        let expected =
+            "kind lr moments beta1 beta2 eps weight_decay momentum nesterov decay no_decay max_norm";
+        assert_eq!(keys(changed(&[]).unwrap().resolved()), expected);
+        assert_eq!(keys(changed(&["optimizer.kind=sgd"]).unwrap().resolved()), expected);
+        let config = changed(&["optimizer.no_decay=[\"*norm*\"]", "optimizer.paged=true"]).unwrap();
+        assert_eq!(config.optimizer.decay_groups().no_decay, ["*norm*"]);
+        assert!(keys(config.resolved()).ends_with("max_norm paged"));
     }
 
     #[test]
@@ -527,10 +454,18 @@ mod tests {
             ("data.split=\"\"", "data.split: expected at least one character"),
             ("optimizer.lr=-1", "optimizer.lr: expected 0 to"),
             ("precision.policy=fp8", "fp32, fp16, bf16"),
-            ("optimizer.moments=4bit", "8bit:cpu"),
-            ("optimizer.kind=lion", "adamw, sgd"),
-            ("optimizer.momentum=1", "optimizer.momentum: expected 0 to"),
-            ("optimizer.nesterov=true", "false with kind"),
+            ("optimizer.moments=3bit", "8bit:cpu"),
+            ("optimizer.kind=adan", "adamw, sgd"),
+            ("optimizer.momentum=0.5", "optimizer.momentum: expected no such key with kind = \"adamw"),
+            ("optimizer.nesterov=true", "`beta1`, `beta2`"),
+            ("optimizer.warmup_init=true", "unknown field `warmup_init`, expected one of `kind`"),
+            ("optimizer={kind=\"sgd\", lr=1, momentum=1}", "optimizer.momentum: expected 0 to"),
+            ("optimizer={kind=\"sgd\", lr=1, nesterov=true, momentum=0}", "above 0 with nesterov"),
+            ("optimizer={kind=\"muon\", lr=1, scale=\"rsm\"}", "rms, jordan, none"),
+            ("optimizer={kind=\"adafactor\", lr=1, warmup_init=true}", "without relative_step"),
+            ("optimizer={kind=\"lion\", lr=1, paged=true, moments=\"lin8\"}", "other than a map"),
+            ("optimizer={kind=\"lion\"}", "lr"),
+            ("optimizer.lr_scale={head=-1}", "optimizer.lr_scale: expected 0 to"),
             ("telemetry.each=3", "each"),
             ("optimizer.moments=dyn8-unsigned", "lin8"),
             ("precision.scaling=megatron", "no loss scaling"),

@@ -63,8 +63,8 @@ pub use layer::LayerTrainer;
 pub use model::{IGNORE_TARGET, Loss, TrainModel, next_token_targets};
 pub use operand::range_slope;
 pub use optim::{
-    AdamW, AdamWOptions, Array, ArrayMut, DecayGroups, MomentFormat, NoSuchTensor, Optimizer, Sgd,
-    SgdOptions, StateMap, clip_factor,
+    AdamW, AdamWOptions, Array, ArrayMut, DecayGroups, MomentFormat, NoSuchTensor, Optimizer, Paged,
+    RateScales, Recipe, Sgd, SgdOptions, StateMap, clip_factor, optimizers,
 };
 pub use plan::{Options, Plan};
 pub use policy::{

@@ -1,6 +1,8 @@
 //! Training loop, one step at a time: batches, gradient accumulation, loss scaling, learning rate, update;
 //! and the state that a run needs to resume bit-exactly.
 
+use std::path::Path;
+
 use mantissa_kernels::kernels;
 use mantissa_model::Batch;
 
@@ -83,7 +85,7 @@ impl Trainer {
     /// [`TrainError::Tokens`] if the data has a larger vocabulary than the model.
     pub fn new(
         model: TrainModel,
-        optimizer: impl Into<Optimizer>,
+        optimizer: Optimizer,
         batches: impl Data + 'static,
         options: TrainerOptions,
     ) -> Result<Self, TrainError> {
@@ -95,7 +97,7 @@ impl Trainer {
         let progress = Progress { cursor: batches.cursor(), ..Progress::default() };
         Ok(Trainer {
             model,
-            optimizer: optimizer.into(),
+            optimizer,
             scaler,
             batches: Box::new(batches),
             options,
@@ -112,6 +114,15 @@ impl Trainer {
     /// Returns the model for computing losses and logits.
     pub fn model_mut(&mut self) -> &mut TrainModel {
         &mut self.model
+    }
+
+    /// Creates the file of a paged optimizer state in the folder `dir`; does nothing for other states. Must precede
+    /// the first step and [`load`](Self::load).
+    ///
+    /// # Errors
+    /// [`TrainError::Store`] if the file cannot be created, or the disk is too small.
+    pub fn open_pages(&self, dir: &Path) -> Result<(), TrainError> {
+        self.optimizer.open_pages(dir)
     }
 
     /// Returns the progress.
@@ -171,7 +182,7 @@ impl Trainer {
         let (nll, targets) =
             self.gradients(loss_scale).inspect_err(|_| self.batches.seek(self.progress.cursor))?;
         let (loss, lr) = (nll / targets as f64, self.options.schedule.rate(step - 1));
-        let norm = match self.optimizer.step(&mut self.model, lr, loss_scale.into(), counts) {
+        let norm = match self.optimizer.counted_step(&mut self.model, lr, loss_scale.into(), counts) {
             Ok(norm) => Some(norm),
             Err(TrainError::NonFinite { .. }) => {
                 self.overflow(step, loss, loss_scale)?;

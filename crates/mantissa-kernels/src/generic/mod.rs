@@ -21,6 +21,7 @@ mod quant;
 mod reduce;
 mod rope;
 mod softmax;
+mod state;
 mod trellis;
 mod xtx;
 
@@ -69,6 +70,8 @@ pub(crate) use softmax::{
     cross_entropy_backward, ln, log_softmax_stats, softmax, softmax_backward, softmax_backward_capped,
     softmax_numerators, softmax_numerators_max,
 };
+pub use state::{BlockwiseAdamW, CodeTable, STATE_BLOCK};
+pub(crate) use state::{adamw_blockwise, table_codes};
 pub use trellis::TrellisValues;
 pub(crate) use trellis::trellis_step;
 pub(crate) use xtx::{PANEL as XTX_PANEL, xtx_band};

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use mantissa_model::{Batch, Bos, ModelConfig, Tokenizer};
 use mantissa_store::json;
-use mantissa_train::config::{OptimizerOptions, RunConfig};
+use mantissa_train::config::RunConfig;
 use mantissa_train::data::{Batches, Cursor, Sample, TokenFile, TokenWriter, documents};
 use mantissa_train::{
-    AdamW, Optimizer, Options, Parameters, Policy, Sgd, TrainError, TrainModel, Trainer, TrainerOptions,
+    Optimizer, Options, Parameters, Policy, TrainError, TrainModel, Trainer, TrainerOptions,
 };
 use tempfile::TempDir;
 
@@ -113,12 +113,11 @@ impl Lab {
             None => Parameters::random(&self.config, settings.model.std as f32, settings.seed)?,
         };
         let policy = settings.policy().unwrap_or_default();
-        let optimizer: Optimizer = match settings.optimizer_options() {
-            OptimizerOptions::AdamW(options) => AdamW::new(&params, &policy, options)?.into(),
-            OptimizerOptions::Sgd(options) => Sgd::new(&params, &policy, options)?.into(),
-        };
-        let decayed = optimizer.with_decay(&settings.decay_groups(), params.table());
-        let optimizer = decayed.map_err(|error| error.to_string())?;
+        let chosen = &settings.optimizer;
+        let optimizer = Optimizer::new(&params, &policy, &chosen.recipe())?
+            .with_decay(&chosen.decay_groups(), params.table())
+            .and_then(|optimizer| optimizer.with_rates(&chosen.rate_scales(), params.table()))
+            .map_err(|error| error.to_string())?;
         let model = self.model(settings, policy, params)?;
         let (batch, accumulate) = (settings.data.batch, settings.data.accumulate);
         let options = TrainerOptions { batch, accumulate, schedule: settings.schedule() };

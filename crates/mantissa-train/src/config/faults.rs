@@ -3,9 +3,9 @@
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
+use super::Optimizer;
 use super::keys::{
-    CheckpointConfig, Data, EXAMPLES, Model, Optimizer, RunConfig, Samples, ScheduleConfig, Telemetry,
-    Validation,
+    CheckpointConfig, Data, EXAMPLES, Model, RunConfig, Samples, ScheduleConfig, Telemetry, Validation,
 };
 use crate::policy::PolicyTable;
 

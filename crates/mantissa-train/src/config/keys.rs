@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Optimizer;
 use super::adapter::AdapterConfig;
-use crate::optim::DecayGroups;
 use crate::policy::PolicyTable;
 
 /// Keys of tables that have no default, with an example of each, for the message that lists missing keys.
@@ -142,36 +142,6 @@ impl Default for Samples {
     }
 }
 
-/// `[optimizer]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the text of the parent module describes every key")]
-pub struct Optimizer {
-    #[serde(default = "adamw")]
-    pub kind: String,
-    pub lr: f64,
-    #[serde(default = "f32_moments")]
-    pub moments: String,
-    #[serde(default = "beta1")]
-    pub beta1: f64,
-    #[serde(default = "beta2")]
-    pub beta2: f64,
-    #[serde(default = "eps")]
-    pub eps: f64,
-    #[serde(default = "weight_decay")]
-    pub weight_decay: f64,
-    #[serde(default = "momentum")]
-    pub momentum: f64,
-    #[serde(default)]
-    pub nesterov: bool,
-    #[serde(default = "decay")]
-    pub decay: Vec<String>,
-    #[serde(default)]
-    pub no_decay: Vec<String>,
-    #[serde(default = "max_norm")]
-    pub max_norm: f64,
-}
-
 /// `[schedule]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -242,42 +212,6 @@ fn field() -> String {
 
 fn one() -> usize {
     1
-}
-
-fn f32_moments() -> String {
-    "f32".to_owned()
-}
-
-fn beta1() -> f64 {
-    0.9
-}
-
-fn beta2() -> f64 {
-    0.95
-}
-
-fn eps() -> f64 {
-    1e-8
-}
-
-fn adamw() -> String {
-    "adamw".to_owned()
-}
-
-fn momentum() -> f64 {
-    0.9
-}
-
-fn decay() -> Vec<String> {
-    DecayGroups::default().decay
-}
-
-fn weight_decay() -> f64 {
-    0.1
-}
-
-fn max_norm() -> f64 {
-    1.0
 }
 
 fn cosine() -> String {

@@ -1,5 +1,6 @@
-//! Weight decay: which tensors decay, by group and by name.
+//! Groups of tensors: which of them decay, and factors of their learning rates, by group and by name.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use mantissa_model::Role;
@@ -37,10 +38,31 @@ impl Default for DecayGroups {
     }
 }
 
+/// Factors of the learning rate by group or name of a tensor, as in [`DecayGroups`]. A tensor that several entries
+/// match takes the product of their factors.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RateScales(pub BTreeMap<String, f64>);
+
+impl RateScales {
+    /// Returns the factor of each parameter of `table`, in table order.
+    ///
+    /// # Errors
+    /// [`NoSuchTensor`] for an entry that is neither a group nor matches a tensor.
+    pub fn select(&self, table: &ParamTable) -> Result<Vec<f64>, NoSuchTensor> {
+        if let Some(name) = self.0.keys().find(|name| !is_known(name, table)) {
+            return Err(NoSuchTensor { key: "lr_scale", name: name.clone() });
+        }
+        let factor = |param: &ParamInfo| {
+            self.0.iter().filter(|(name, _)| named(name, param)).map(|(_, factor)| factor).product()
+        };
+        Ok(table.iter().map(factor).collect())
+    }
+}
+
 /// Entry that matches no tensor, with its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoSuchTensor {
-    /// Key of the entry: `decay` or `no_decay`.
+    /// Key of the entry: `decay`, `no_decay` or `lr_scale`.
     pub key: &'static str,
     /// Entry at fault.
     pub name: String,
@@ -63,16 +85,18 @@ impl DecayGroups {
     /// [`NoSuchTensor`] for an entry that is neither a group nor matches a tensor.
     pub fn select(&self, table: &ParamTable) -> Result<Vec<bool>, NoSuchTensor> {
         for (key, names) in [("decay", &self.decay), ("no_decay", &self.no_decay)] {
-            let known = |name: &str| {
-                GROUPS.iter().any(|(group, _)| *group == name) || table.iter().any(|param| named(name, param))
-            };
-            if let Some(name) = names.iter().find(|name| !known(name)) {
+            if let Some(name) = names.iter().find(|name| !is_known(name, table)) {
                 return Err(NoSuchTensor { key, name: name.clone() });
             }
         }
         let any = |names: &[String], param: &ParamInfo| names.iter().any(|name| named(name, param));
         Ok(table.iter().map(|param| any(&self.decay, param) && !any(&self.no_decay, param)).collect())
     }
+}
+
+/// True if `name` is a group or matches a tensor.
+fn is_known(name: &str, table: &ParamTable) -> bool {
+    GROUPS.iter().any(|(group, _)| *group == name) || table.iter().any(|param| named(name, param))
 }
 
 /// True if `name` is the parameter's group or matches its name.
@@ -137,6 +161,23 @@ mod tests {
             ["lm_head.weight"]
         );
         assert_eq!(selected(&["embeddings"], &["embeddings"]), [""; 0]);
+    }
+
+    #[test]
+    fn factors_of_all_matching_entries_are_multiplied() {
+        let scales = |entries: &[(&str, f64)]| {
+            RateScales(entries.iter().map(|(name, factor)| ((*name).to_owned(), *factor)).collect())
+        };
+        let table = table();
+        let found = scales(&[("linears", 2.0), ("*.down_proj.weight", 0.25)]).select(&table).unwrap();
+        for (param, factor) in table.iter().zip(found) {
+            let name = &param.tensor.name;
+            let linear = if matches!(param.tensor.role, Role::Linear { .. }) { 2.0 } else { 1.0 };
+            let down = if name.contains("down_proj.weight") { 0.25 } else { 1.0 };
+            assert_eq!(factor, linear * down, "{name}");
+        }
+        let error = scales(&[("heads", 0.1)]).select(&table).unwrap_err();
+        assert_eq!((error.key, error.name.as_str()), ("lr_scale", "heads"));
     }
 
     #[test]

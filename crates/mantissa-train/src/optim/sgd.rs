@@ -1,15 +1,43 @@
-//! Stochastic gradient descent with momentum.
+//! Stochastic gradient descent with momentum, in the form of PyTorch (`torch.optim.SGD`, no dampening), for any tensor:
+//!
+//! ```text
+//! g ← g + wd · p,  b ← momentum · b + g
+//! p ← p - lr (g + momentum · b)     with Nesterov momentum (Sutskever et al. 2013)
+//! p ← p - lr b                      without
+//! ```
 
-use mantissa_kernels::for_each;
-use mantissa_model::{LoadError, zeros};
+use std::sync::Arc;
 
-use super::{Array, ArrayMut, BLOCK, MasterCopy, PIECE, by_blocks, clip_factor, decays_by_role, finite_norm};
-use crate::arena::{ParamTable, Parameters};
+use mantissa_model::LoadError;
+
+use super::method::{Layout, Method, State, Step, Target};
+use super::registry::{Default as Fixed, Key, Kind};
+use super::{MomentFormat, Optimizer, Recipe};
+use crate::arena::{ParamInfo, ParamTable, Parameters};
 use crate::error::TrainError;
-use crate::health::WeightCounts;
-use crate::model::TrainModel;
 use crate::policy::Policy;
-use crate::profile::Part;
+
+/// Row of the registry.
+pub(super) const KIND: Kind = Kind {
+    name: "sgd",
+    about: "SGD with momentum, weight decay added to the gradient",
+    keys: &[
+        Key::MOMENTS,
+        Key::unused("beta1", Fixed::Number(0.9)),
+        Key::unused("beta2", Fixed::Number(0.95)),
+        Key::unused("eps", Fixed::Number(1e-8)),
+        Key::number("momentum", 0.9, 0.0, 0.999_999),
+        Key::flag("nesterov", false),
+    ],
+    check: |values| match values.flag("nesterov") && values.number("momentum") == 0.0 {
+        true => Err(("momentum", "0".to_owned(), "above 0 with nesterov = true")),
+        false => Ok(()),
+    },
+    build: |values| {
+        let (momentum, nesterov) = (values.number("momentum"), values.flag("nesterov"));
+        Arc::new(SgdMethod { momentum, nesterov, moments: values.moments() })
+    },
+};
 
 /// Hyperparameters of SGD.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -24,17 +52,39 @@ pub struct SgdOptions {
     pub max_norm: Option<f64>,
 }
 
-/// SGD with PyTorch's formula (`torch.optim.SGD`, no dampening): `g += weight_decay · p`; `b = momentum · b +
-/// g`; `p -= lr · (g + momentum · b)` with Nesterov momentum, else `p -= lr · b`. The state is f32.
-#[derive(Clone, Debug)]
-pub struct Sgd {
-    options: SgdOptions,
-    /// Momentum buffers per parameter; empty without momentum.
-    buffers: Vec<Vec<f32>>,
-    decays: Vec<bool>,
-    master: MasterCopy,
-    /// Number of steps done.
-    steps: u64,
+/// Constructor of SGD optimizers.
+#[derive(Clone, Copy, Debug)]
+pub struct Sgd;
+
+impl Sgd {
+    /// Allocates a fresh f32 state for the f32 weights `params`, trained with `policy`. Matrices decay.
+    ///
+    /// # Errors
+    /// [`LoadError::Memory`].
+    #[expect(clippy::new_ret_no_self, reason = "every optimizer is an `Optimizer`")]
+    pub fn new(params: &Parameters, policy: &Policy, options: SgdOptions) -> Result<Optimizer, LoadError> {
+        Optimizer::new(params, policy, &Self::recipe(options))
+    }
+
+    /// Bytes of the optimizer state.
+    pub fn bytes(table: &ParamTable, policy: &Policy, momentum: f64) -> u64 {
+        let options = SgdOptions { momentum, nesterov: false, weight_decay: 0.0, max_norm: None };
+        Self::recipe(options).bytes(table, policy)
+    }
+
+    fn recipe(options: SgdOptions) -> Recipe {
+        let SgdOptions { momentum, nesterov, weight_decay, max_norm } = options;
+        let method = Arc::new(SgdMethod { momentum, nesterov, moments: MomentFormat::F32 });
+        Recipe { method, weight_decay, decay_vectors: false, max_norm, paged: false }
+    }
+}
+
+/// SGD with its hyperparameters.
+#[derive(Clone, Copy, Debug)]
+struct SgdMethod {
+    momentum: f64,
+    nesterov: bool,
+    moments: MomentFormat,
 }
 
 /// Constants of one step.
@@ -47,124 +97,45 @@ struct Factors {
     grad_scale: f32,
 }
 
-impl Sgd {
-    /// Allocates a fresh state for the f32 weights `params`, trained with `policy`. Matrices decay.
-    ///
-    /// # Errors
-    /// [`LoadError::Memory`].
-    pub fn new(params: &Parameters, policy: &Policy, options: SgdOptions) -> Result<Self, LoadError> {
-        let table = params.table();
-        let bytes = Self::bytes(table, policy, options.momentum);
-        let memory = || LoadError::Memory { what: "optimizer state", bytes };
-        let kept = |n: usize| if options.momentum == 0.0 { 0 } else { n };
-        let buffers = table.iter().map(|param| zeros(kept(param.range.len())).ok_or_else(memory));
-        Ok(Sgd {
-            options,
-            buffers: buffers.collect::<Result<_, _>>()?,
-            decays: decays_by_role(table, false),
-            master: MasterCopy::new(policy.master, params)?,
-            steps: 0,
+impl Method for SgdMethod {
+    fn layout(&self, _: &ParamInfo) -> Layout {
+        let kept = (self.momentum != 0.0).then_some(("m", false, self.moments));
+        Layout { moments: kept.into_iter().collect(), ..Layout::default() }
+    }
+
+    fn update(
+        &self,
+        target: &mut Target<'_>,
+        state: &mut State,
+        scratch: &mut [f32],
+        step: &Step,
+    ) -> Result<(), TrainError> {
+        let factors = Factors {
+            lr: step.lr as f32,
+            momentum: self.momentum as f32,
+            nesterov: self.nesterov,
+            weight_decay: step.weight_decay as f32,
+            grad_scale: step.grad_scale as f32,
+        };
+        target.each_piece(&mut state.moments, scratch, |piece| {
+            piece.blocks(|_, p, g, [buffer]| factors.update(p, g, buffer));
         })
-    }
-
-    /// Bytes of the optimizer state.
-    pub fn bytes(table: &ParamTable, policy: &Policy, momentum: f64) -> u64 {
-        let buffers: u64 = table.iter().map(|param| 4 * param.range.len() as u64).sum();
-        MasterCopy::bytes(policy.master, table) + if momentum == 0.0 { 0 } else { buffers }
-    }
-
-    /// Sets the weight decay flag per parameter, in table order.
-    pub(super) fn set_decays(&mut self, decays: Vec<bool>) {
-        self.decays = decays;
-    }
-
-    /// Number of steps done.
-    pub(super) fn steps(&self) -> u64 {
-        self.steps
-    }
-
-    /// Steps as [`Optimizer::step`](super::Optimizer::step).
-    pub(super) fn step(
-        &mut self,
-        model: &mut TrainModel,
-        lr: f64,
-        loss_scale: f64,
-        counts: Option<&[WeightCounts]>,
-    ) -> Result<f64, TrainError> {
-        let norm = finite_norm(model, self.buffers.len(), self.steps + 1, loss_scale)?;
-        self.steps += 1;
-        let SgdOptions { momentum, nesterov, weight_decay, max_norm } = self.options;
-        let grad_scale = (max_norm.map_or(1.0, |max| clip_factor(norm, max)) / loss_scale) as f32;
-        let (lr, momentum) = (lr as f32, momentum as f32);
-        let (threads, steps, kept) = (model.options.threads, self.steps, momentum != 0.0);
-        let (table, working) = model.params.split_mut();
-        model.profile.time(Part::Optimizer, || {
-            for (i, (param, buffer)) in table.iter().zip(&mut self.buffers).enumerate() {
-                let weight_decay = if self.decays[i] { weight_decay as f32 } else { 0.0 };
-                let factors = Factors { lr, momentum, nesterov, weight_decay, grad_scale };
-                let range = param.range.clone();
-                let mut buffers = buffer.chunks_mut(PIECE);
-                let pieces = range.clone().step_by(PIECE).zip(working.pieces(range.clone(), PIECE));
-                let pieces =
-                    pieces.zip(self.master.pieces(range.clone(), PIECE)).map(|((first, working), master)| {
-                        (
-                            first,
-                            working,
-                            master,
-                            if kept { buffers.next().unwrap_or_default() } else { &mut [] },
-                        )
-                    });
-                let (grads, counts) = (&model.grads, counts.map(|counts| &counts[i]));
-                for_each(threads, pieces, |(first, mut working, mut master, buffer)| {
-                    let grads = grads.get(first..range.end.min(first + PIECE));
-                    let mut g = [0.0; BLOCK];
-                    by_blocks(
-                        &mut working,
-                        &mut master,
-                        grads.len(),
-                        (first as u64, steps),
-                        counts,
-                        |block, p| {
-                            let at = block * BLOCK..block * BLOCK + p.len();
-                            let g = &mut g[..p.len()];
-                            grads.slice(at.clone()).widen(g);
-                            factors.update(p, g, if kept { &mut buffer[at] } else { &mut [] });
-                        },
-                    );
-                });
-            }
-        });
-        Ok(norm)
-    }
-
-    /// Returns every array of the state with its name.
-    pub(super) fn arrays(&self, table: &ParamTable) -> Vec<(String, Array<'_>)> {
-        let buffers = table.iter().zip(&self.buffers).filter(|(_, buffer)| !buffer.is_empty());
-        let named = buffers.map(|(param, b)| (format!("m.{}", param.tensor.name), Array::F32(b)));
-        named.chain(self.master.array().map(|array| ("master".to_owned(), array))).collect()
-    }
-
-    /// Returns the same arrays for restoring a checkpoint; sets the number of steps done.
-    pub(super) fn restore(&mut self, table: &ParamTable, steps: u64) -> Vec<(String, ArrayMut<'_>)> {
-        self.steps = steps;
-        let buffers = table.iter().zip(&mut self.buffers).filter(|(_, buffer)| !buffer.is_empty());
-        let named = buffers.map(|(param, b)| (format!("m.{}", param.tensor.name), ArrayMut::F32(b)));
-        named.chain(self.master.array_mut().map(|array| ("master".to_owned(), array))).collect()
     }
 }
 
 impl Factors {
-    /// Updates the weights `p` with the gradients `g`, which are overwritten; `buffer` is empty without
-    /// momentum.
-    fn update(&self, p: &mut [f32], g: &mut [f32], buffer: &mut [f32]) {
-        for (g, p) in g.iter_mut().zip(&*p) {
-            *g = *g * self.grad_scale + self.weight_decay * p;
+    /// Updates the weights `p` with the gradients `g`; `buffer` is empty without momentum.
+    fn update(&self, p: &mut [f32], g: &[f32], buffer: &mut [f32]) {
+        let scaled = |g: &f32, p: &f32| *g * self.grad_scale + self.weight_decay * *p;
+        if buffer.is_empty() {
+            p.iter_mut().zip(g).for_each(|(p, g)| *p -= self.lr * scaled(g, p));
+            return;
         }
-        for (g, b) in g.iter_mut().zip(buffer) {
-            *b = self.momentum * *b + *g;
-            *g = if self.nesterov { *g + self.momentum * *b } else { *b };
+        for ((p, g), b) in p.iter_mut().zip(g).zip(buffer) {
+            let g = scaled(g, p);
+            *b = self.momentum * *b + g;
+            *p -= self.lr * if self.nesterov { g + self.momentum * *b } else { *b };
         }
-        p.iter_mut().zip(g).for_each(|(p, g)| *p -= self.lr * *g);
     }
 }
 
@@ -194,7 +165,7 @@ mod tests {
             let expected = read(&format!("sgd_{name}.params"));
             let (mut p, mut buffer) = (start.clone(), vec![0.0; if momentum == 0.0 { 0 } else { n }]);
             for (grads, expected) in grads.chunks(n).zip(expected.chunks(n)) {
-                factors.update(&mut p, &mut grads.to_vec(), &mut buffer);
+                factors.update(&mut p, grads, &mut buffer);
                 // PyTorch fuses multiply-adds on some processors: one unit in the last place of the addend.
                 let close = |a: &f32, b: &f32| (a - b).abs() <= 4e-7 * (a.abs() + 1.0).max(b.abs());
                 assert!(p.iter().zip(expected).all(|(a, b)| close(a, b)), "{name}");

@@ -106,9 +106,17 @@ struct DryRun<'a> {
     /// Predicted bytes by purpose.
     memory: BTreeMap<&'static str, u64>,
     predicted_peak_memory: u64,
+    /// Bytes of optimizer state in a file.
+    #[serde(skip_serializing_if = "is_zero")]
+    paged: u64,
     /// Names of the tensors with and without weight decay.
     decay: Vec<&'a str>,
     no_decay: Vec<&'a str>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 #[derive(Serialize)]
@@ -340,6 +348,7 @@ impl Begun {
         let held_out = held_out.transpose().map_err(TrainError::from)?;
         let mut trainer = Setup::trainer(model, settings, data)?;
         let resolved = settings.resolved();
+        trainer.open_pages(folder.dir())?;
         let checkpoints = Checkpoints { folder, keep: settings.checkpoint.keep, best: None };
         if checkpoints.folder.how() == How::Resume {
             let damaged = checkpoints.load_last(&mut trainer, &resolved)?;
@@ -365,6 +374,7 @@ fn dry_run(setup: &Setup, settings: &RunConfig, needs: u64, context: &Context) -
         optimizer: &settings.optimizer.kind,
         memory: setup.memory.iter().copied().collect(),
         predicted_peak_memory: needs,
+        paged: setup.paged,
         decay: names(true),
         no_decay: names(false),
     };
@@ -375,6 +385,9 @@ fn dry_run(setup: &Setup, settings: &RunConfig, needs: u64, context: &Context) -
         }
         table.row(["total".to_owned(), bytes(needs)]);
         table.write(out)?;
+        if setup.paged > 0 {
+            writeln!(out, "optimizer state in a file of the run's folder: {}", bytes(setup.paged))?;
+        }
         writeln!(out)?;
         decay_table(setup, settings.optimizer.weight_decay).write(out)?;
         let DryRun { parameters, policy, optimizer, .. } = report;

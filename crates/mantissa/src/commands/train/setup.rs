@@ -7,10 +7,10 @@ use anyhow::Result;
 use mantissa_model::{ModelConfig, Tokenizer};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Error, Manifest, json};
-use mantissa_train::config::{OptimizerOptions, RunConfig};
+use mantissa_train::config::RunConfig;
 use mantissa_train::data::{BEGIN, Data, END};
 use mantissa_train::{
-    AdamW, DecayGroups, Formats, Optimizer, Options, ParamInfo, ParamTable, Parameters, Plan, Policy, Sgd,
+    DecayGroups, Formats, NoSuchTensor, Optimizer, Options, ParamInfo, ParamTable, Parameters, Plan, Policy,
     TrainModel, Trainer, TrainerOptions, Tuning,
 };
 use serde_json::Value;
@@ -44,6 +44,8 @@ pub(super) struct Setup {
     pub(super) policy: Policy,
     /// Predicted bytes by purpose.
     pub(super) memory: Vec<(&'static str, u64)>,
+    /// Bytes of optimizer state in a file.
+    pub(super) paged: u64,
     /// Bytes available for making the tokens.
     pub(super) text_memory: u64,
     /// Parameters, each with its weight decay flag.
@@ -104,10 +106,13 @@ impl Setup {
             None => Plan::new(&config, &options),
         };
         let memory = memory(plan, &options, &table, settings);
-        let decays = settings.decay_groups().select(&table).map_err(|error| {
+        let fault = |error: NoSuchTensor| {
             let found = error.to_string();
             BadInput::new(format!("{file}: optimizer.{}", error.key), found, DecayGroups::ALLOWED)
-        })?;
+        };
+        let decays = settings.optimizer.decay_groups().select(&table).map_err(fault)?;
+        settings.optimizer.rate_scales().select(&table).map_err(fault)?;
+        let paged = settings.optimizer.recipe().paged_bytes(&table);
         let decays = table.iter().cloned().zip(decays).collect();
         let text_memory = context.memory_left();
         Ok(Setup {
@@ -120,6 +125,7 @@ impl Setup {
             tuning,
             policy,
             memory,
+            paged,
             text_memory,
             decays,
         })
@@ -141,12 +147,10 @@ impl Setup {
                 Parameters::random_as(&self.config, std, settings.seed, precision)?
             }
         };
-        let optimizer: Optimizer = match settings.optimizer_options() {
-            OptimizerOptions::AdamW(options) => AdamW::new(&params, &self.policy, options)?.into(),
-            OptimizerOptions::Sgd(options) => Sgd::new(&params, &self.policy, options)?.into(),
-        };
-        let optimizer = optimizer
-            .with_decay(&settings.decay_groups(), params.table())
+        let chosen = &settings.optimizer;
+        let optimizer = Optimizer::new(&params, &self.policy, &chosen.recipe())?
+            .with_decay(&chosen.decay_groups(), params.table())
+            .and_then(|optimizer| optimizer.with_rates(&chosen.rate_scales(), params.table()))
             .map_err(|error| BadInput::new(error.key, error.to_string(), DecayGroups::ALLOWED))?;
         let mut model = TrainModel::new(self.config.clone(), params, self.options.clone())?;
         if let Some(factor) = settings.model.balance {
@@ -206,12 +210,10 @@ fn memory(
     settings: &RunConfig,
 ) -> Vec<(&'static str, u64)> {
     let mut memory = plan.entries;
-    let state = match settings.optimizer_options() {
-        OptimizerOptions::AdamW(adamw) => AdamW::bytes(table, &options.policy, adamw.moments),
-        OptimizerOptions::Sgd(sgd) => Sgd::bytes(table, &options.policy, sgd.momentum),
-    };
-    memory.push(("optimizer state", state));
-    memory.push(("buffers", BUFFERS + PACKING * options.threads as u64));
+    let recipe = settings.optimizer.recipe();
+    memory.push(("optimizer state", recipe.bytes(table, &options.policy)));
+    let pages = recipe.page_buffers(options.threads);
+    memory.push(("buffers", BUFFERS + PACKING * options.threads as u64 + pages));
     // Measured now that the tokenizer is loaded.
     memory.push(("program and tokenizer", anonymous_memory().unwrap_or(0)));
     memory

@@ -1,0 +1,95 @@
+//! Lion (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", arXiv 2302.06675, alg. 2), for any tensor:
+//!
+//! ```text
+//! p ← p (1 - lr wd) - lr sign(β1 m + (1 - β1) g),  m ← β2 m + (1 - β2) g
+//! ```
+
+use std::sync::Arc;
+
+use super::MomentFormat;
+use super::method::{Layout, Method, State, Step, Target};
+use super::registry::{Key, Kind};
+use crate::arena::ParamInfo;
+use crate::error::TrainError;
+
+/// Row of the registry.
+pub(super) const KIND: Kind = Kind {
+    name: "lion",
+    about: "Lion (Chen et al. 2023): the sign of a mean of gradients; lr a third to a tenth of AdamW's",
+    keys: &[
+        Key::MOMENTS,
+        Key::number("beta1", 0.9, 0.0, 0.999_999),
+        Key::number("beta2", 0.99, 0.0, 0.999_999_9),
+    ],
+    check: |_| Ok(()),
+    build: |values| {
+        let (beta1, beta2) = (values.number("beta1"), values.number("beta2"));
+        Arc::new(Lion { beta1, beta2, moments: values.moments() })
+    },
+};
+
+/// Lion with its hyperparameters.
+#[derive(Clone, Copy, Debug)]
+struct Lion {
+    beta1: f64,
+    beta2: f64,
+    moments: MomentFormat,
+}
+
+/// Constants of one step.
+#[derive(Clone, Copy, Debug)]
+struct Factors {
+    lr: f32,
+    decay: f32,
+    beta1: f32,
+    one_minus_beta1: f32,
+    beta2: f32,
+    one_minus_beta2: f32,
+    grad_scale: f32,
+}
+
+impl Method for Lion {
+    fn layout(&self, _: &ParamInfo) -> Layout {
+        Layout { moments: vec![("m", false, self.moments)], ..Layout::default() }
+    }
+
+    fn update(
+        &self,
+        target: &mut Target<'_>,
+        state: &mut State,
+        scratch: &mut [f32],
+        step: &Step,
+    ) -> Result<(), TrainError> {
+        let factors = self.factors(step);
+        target.each_piece(&mut state.moments, scratch, |piece| {
+            piece.blocks(|_, p, g, [m]| factors.update(p, g, m));
+        })
+    }
+}
+
+impl Lion {
+    fn factors(&self, step: &Step) -> Factors {
+        Factors {
+            lr: step.lr as f32,
+            decay: (1.0 - step.lr * step.weight_decay) as f32,
+            beta1: self.beta1 as f32,
+            one_minus_beta1: (1.0 - self.beta1) as f32,
+            beta2: self.beta2 as f32,
+            one_minus_beta2: (1.0 - self.beta2) as f32,
+            grad_scale: step.grad_scale as f32,
+        }
+    }
+}
+
+impl Factors {
+    fn update(&self, p: &mut [f32], g: &[f32], m: &mut [f32]) {
+        for ((p, g), m) in p.iter_mut().zip(g).zip(m) {
+            let g = g * self.grad_scale;
+            let direction = self.beta1 * *m + self.one_minus_beta1 * g;
+            // Unlike `signum`, 0 for 0.
+            let sign = f32::from(i8::from(direction > 0.0) - i8::from(direction < 0.0));
+            *p = *p * self.decay - self.lr * sign;
+            *m = self.beta2 * *m + self.one_minus_beta2 * g;
+        }
+    }
+}
