@@ -200,7 +200,7 @@ pub fn train(data: &[u8]) {
     let resolved = config.resolved();
     let again = RunConfig::parse("train.toml", &resolved, &[]).map(|config| config.resolved());
     assert_eq!(again.ok().as_ref(), Some(&resolved), "{text:?}");
-    let _ = (config.policy(), config.moments(), config.schedule(), config.optimizer_options());
+    let _ = (config.policy(), config.optimizer.recipe(), config.schedule());
 }
 
 /// Files beside weights: the journal of an unfinished run, a manifest, token windows.

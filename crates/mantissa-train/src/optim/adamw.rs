@@ -150,7 +150,7 @@ impl Method for AdamWMethod {
 
 impl AdamWMethod {
     /// Computes the constants of a step in f64, as PyTorch does.
-    fn step(&self, step: &Step) -> AdamWStep {
+    pub(super) fn step(&self, step: &Step) -> AdamWStep {
         let AdamWMethod { beta1, beta2, eps, .. } = *self;
         let t = step.t as f64;
         AdamWStep {

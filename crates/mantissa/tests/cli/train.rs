@@ -148,6 +148,7 @@ fn a_run_killed_at_any_time_resumes_bit_exactly() {
         ("bf16", "8bit:cpu"),
         ("fp8-delayed", "f32"),
         ("nvfp4", "8bit"),
+        ("fp32", "4bit"),
     ]
     .into_iter()
     .enumerate()
@@ -282,7 +283,16 @@ fn the_memory_of_a_run_matches_the_dry_run() {
     let recipes =
         ["fp8-delayed", "fp8-blockwise", "mxfp8", "nvfp4", "tetrajet2", "int8-switchback", "ternary"];
     let of_recipes = recipes.iter().map(|policy| (*policy, &states[..1]));
-    for (policy, states) in mixed.iter().map(|policy| (*policy, &states[..])).chain(of_recipes) {
+    let others: [&[&str]; 6] = [
+        &["optimizer.kind=adafactor"],
+        &["optimizer.kind=lion", "optimizer.moments=4bit"],
+        &["optimizer.kind=muon"],
+        &["optimizer.kind=soap"],
+        &["optimizer.moments=fp8"],
+        &["optimizer.paged=true"],
+    ];
+    let all = mixed.iter().map(|policy| (*policy, &states[..])).chain(of_recipes);
+    for (policy, states) in all.chain([("fp32", &others[..])]) {
         for state in states {
             let policy = format!("precision.policy={policy}");
             let mut arguments = vec!["train", text(&config), "--threads", "1", "--json", "--quiet"];
@@ -407,6 +417,10 @@ fn weight_decay_groups_are_reported_before_a_run() {
     assert!(does_not.contains(&"model.embed_tokens.weight".to_owned()) && report["optimizer"] == "adamw");
     let table = succeed(&["train", text(&config), "--dry-run"]);
     assert!(table.contains("model.layers.*.mlp.down_proj.weight"), "{table}");
+    let paged = dry("optimizer={lr=1e-3, paged=true}");
+    let state = |report: &Value| report["memory"]["optimizer state"].as_u64().unwrap();
+    assert_eq!(state(&paged), 0, "every moment is in the file: {paged}");
+    assert!(paged["paged"].as_u64().unwrap() > state(&report) / 2, "{paged}");
     let wrong = ["train", text(&config), "--dry-run", "--set", "optimizer.decay=[\"matrix\"]"];
     let line = fail(2, &wrong);
     assert!(
