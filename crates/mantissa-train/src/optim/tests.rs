@@ -231,29 +231,35 @@ fn states_take_the_predicted_memory() {
     }
 }
 
-/// Encoding is a projection: decoded values have the same codes again.
+/// Decoded values are near, and have the same codes again where the map holds both ends of its range: the signed
+/// dynamic maps lack -1, and the CPU backend's table is coarse near 0.
 #[test]
-fn every_format_keeps_what_it_decodes() {
+fn every_format_is_near_and_keeps_what_it_decodes() {
     let values: Vec<f32> = (0..5000).map(|i| (i as f32 * 0.7).sin() * 10f32.powi(i % 5 - 4)).collect();
-    for name in ["f32", "bf16", "fp8", "8bit", "8bit:cpu", "8bit:torchao", "4bit"] {
+    for (name, keeps, share) in [
+        ("f32", [true, true], 1e-9),
+        ("bf16", [true, true], 4e-3),
+        ("fp8", [true, true], 0.04),
+        ("8bit", [false, true], 8e-3),
+        ("8bit:cpu", [false, false], 8e-3),
+        ("8bit:torchao", [false, true], 8e-3),
+        ("4bit", [false, true], 0.12),
+    ] {
         for second in [false, true] {
             let values: Vec<f32> = values.iter().map(|v| if second { v.abs() } else { *v }).collect();
-            let mut moment =
-                Moment::new(("m", second), MomentFormat::parse(name).unwrap(), 5000, None).unwrap();
+            let format = MomentFormat::parse(name).unwrap();
+            let mut moment = Moment::new(("m", second), format, 5000, None).unwrap();
             let (mut once, mut twice) = (vec![0.0; 5000], vec![0.0; 5000]);
             moment.write_all(2, &values).unwrap();
             moment.read_all(2, &mut once).unwrap();
             moment.write_all(1, &once).unwrap();
             moment.read_all(1, &mut twice).unwrap();
-            let close = |a: &f32, b: &f32| (a - b).abs() <= 1e-6 * a.abs();
-            assert!(once.iter().zip(&twice).all(|(a, b)| close(a, b)), "{name}");
-            // A block's largest value sets the scale; 4 bits have at least a sixth of it between levels.
-            for (block, decoded) in values.chunks(128).zip(once.chunks(128)) {
+            let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-6 * a.abs();
+            assert!(!keeps[usize::from(second)] || once.iter().zip(&twice).all(close), "{name} {second}");
+            for (block, decoded) in values.chunks(BLOCK).zip(once.chunks(BLOCK)) {
                 let amax = block.iter().fold(0.0f32, |max, v| max.max(v.abs()));
-                let share = if name == "4bit" { 0.17 } else { 0.02 };
-                let whole = values.chunks(BLOCK).map(|b| b.iter().fold(0.0f32, |m, v| m.max(v.abs())));
-                let amax = if name == "4bit" { amax } else { whole.fold(0.0, f32::max) };
-                assert!(block.iter().zip(decoded).all(|(a, b)| (a - b).abs() <= share * amax), "{name}");
+                let worst = block.iter().zip(decoded).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert!(worst <= share * amax, "{name} {second}: {worst} of {amax}");
             }
         }
     }
