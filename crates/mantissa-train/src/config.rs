@@ -458,7 +458,7 @@ mod tests {
             ("optimizer.kind=adan", "adamw, sgd"),
             ("optimizer.momentum=0.5", "optimizer.momentum: expected no such key with kind = \"adamw"),
             ("optimizer.nesterov=true", "`beta1`, `beta2`"),
-            ("optimizer.warmup_init=true", "unknown field `warmup_init`, expected one of `kind`"),
+            ("optimizer.warmup_init=true", "[optimizer] `warmup_init`, expected one of `kind`"),
             ("optimizer={kind=\"sgd\", lr=1, momentum=1}", "optimizer.momentum: expected 0 to"),
             ("optimizer={kind=\"sgd\", lr=1, nesterov=true, momentum=0}", "above 0 with nesterov"),
             ("optimizer={kind=\"muon\", lr=1, scale=\"rsm\"}", "rms, jordan, none"),

@@ -567,7 +567,7 @@ impl Coding {
 }
 
 /// Array of an optimizer state.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Array<'a> {
     /// f32 values.
     F32(&'a [f32]),

@@ -35,7 +35,7 @@ pub(crate) struct Extent {
 }
 
 /// Array in the file.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Paged<'a> {
     extent: &'a Extent,
     dtype: Dtype,
