@@ -60,8 +60,8 @@ pub use cholesky::NotPositiveDefinite;
 pub use dispatch::{Kernels, init, kernels};
 pub use element::Element;
 pub use generic::{
-    AdamWStep, BlockwiseAdamW, CodeTable, Codes, ElementGrid, ErrorSums, IntGrid, LogSumExp,
-    MinifloatLayout, NonFinite, Operand, STATE_BLOCK, Step, TrellisValues,
+    AdamWStep, BlockwiseAdamW, CodeTable, Codes, ElementGrid, ErrorSums, IntGrid, LogSumExp, MinifloatLayout,
+    NonFinite, Operand, STATE_BLOCK, Step, TrellisValues,
 };
 pub use isa::{Isa, IsaError};
 pub use mat::{MatMut, MatRef};

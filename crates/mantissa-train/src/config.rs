@@ -101,9 +101,7 @@ use crate::schedule::{Decay, Schedule};
 pub use adapter::AdapterConfig;
 pub use differences::differences;
 pub use faults::KeyFaults;
-pub use keys::{
-    CheckpointConfig, Data, Model, RunConfig, Samples, ScheduleConfig, Telemetry, Validation,
-};
+pub use keys::{CheckpointConfig, Data, Model, RunConfig, Samples, ScheduleConfig, Telemetry, Validation};
 pub use optimizer::Optimizer;
 
 impl RunConfig {
@@ -428,7 +426,8 @@ mod tests {
     fn settings_of_every_optimizer_are_resolved_and_read_back() {
         for (name, about) in optimizers() {
             let kind = format!("optimizer.kind={name}");
-            let config = changed(&[&kind, "optimizer.moments=4bit", "optimizer.lr_scale={head=0.5}"]).unwrap();
+            let config =
+                changed(&[&kind, "optimizer.moments=4bit", "optimizer.lr_scale={head=0.5}"]).unwrap();
             assert_eq!(config.optimizer.moments(), MomentFormat::Torchao4, "{about}");
             assert_eq!(RunConfig::parse("x", &config.resolved(), &[]).unwrap(), config);
             assert_eq!(config.optimizer.rate_scales().0["head"], 0.5);

@@ -224,8 +224,12 @@ fn every_optimizer_learns() {
             let model = TrainModel::new(config(), params, options).unwrap();
             let batches =
                 Batches::new(TokenFile::open(&tokens).unwrap(), LEN, 11, Cursor::default()).unwrap();
-            let schedule =
-                Schedule { peak: lr, warmup_steps: 3, total_steps: 40, decay: Decay::Cosine { min_ratio: 0.1 } };
+            let schedule = Schedule {
+                peak: lr,
+                warmup_steps: 3,
+                total_steps: 40,
+                decay: Decay::Cosine { min_ratio: 0.1 },
+            };
             let options = TrainerOptions { batch: 4, accumulate: 1, schedule };
             let mut trainer = Trainer::new(model, optimizer, batches, options).unwrap();
             let losses: Vec<_> = (0..40).map(|_| trainer.step().unwrap().loss).collect();

@@ -95,7 +95,11 @@ impl Optimizer {
             let value = table.remove(key.name).unwrap_or_else(|| key.value());
             let checked = key.checked(value.clone()).map_err(|allowed| match key.used {
                 true => fault(key.name, &value, &allowed),
-                false => fault(key.name, &value, &format!("no such key with kind = \"{name}\"; it accepts {}", accepted(kind))),
+                false => fault(
+                    key.name,
+                    &value,
+                    &format!("no such key with kind = \"{name}\"; it accepts {}", accepted(kind)),
+                ),
             })?;
             own.insert(key.name.to_owned(), checked);
         }
@@ -126,9 +130,8 @@ impl Optimizer {
             let found = self.own.get("moments").cloned().unwrap_or(Value::Boolean(true));
             return Err(fault("moments", &found, "a format other than a map with paged = true"));
         }
-        (kind.check)(&Values(&self.own)).map_err(|(key, found, allowed)| {
-            format!("optimizer.{key}: expected {allowed}, got {found}")
-        })
+        (kind.check)(&Values(&self.own))
+            .map_err(|(key, found, allowed)| format!("optimizer.{key}: expected {allowed}, got {found}"))
     }
 
     /// Returns every key with its value, in the order in which they are written.

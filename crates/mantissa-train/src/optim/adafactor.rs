@@ -18,10 +18,10 @@ use std::sync::Arc;
 
 use mantissa_kernels::kernels;
 
+use super::MomentFormat;
 use super::matrix::shape;
 use super::method::{Layout, Method, State, Step, Target};
 use super::registry::{Key, Kind};
-use super::MomentFormat;
 use crate::arena::ParamInfo;
 use crate::error::TrainError;
 

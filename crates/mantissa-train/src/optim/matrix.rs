@@ -241,7 +241,8 @@ mod tests {
 
     /// Returns `Aᵀ B`.
     fn tn(a: &[f32], b: &[f32], n: usize) -> Vec<f64> {
-        let entry = |i: usize, j: usize| (0..n).map(|k| f64::from(a[k * n + i]) * f64::from(b[k * n + j])).sum();
+        let entry =
+            |i: usize, j: usize| (0..n).map(|k| f64::from(a[k * n + i]) * f64::from(b[k * n + j])).sum();
         (0..n * n).map(|at| entry(at / n, at % n)).collect()
     }
 
@@ -292,9 +293,8 @@ mod tests {
                     assert!(off.abs() < 2e-5 * f64::from(scale), "{n} {rank}: {off}");
                 }
             }
-            let sorted = (1..n).all(|i| {
-                diagonal[(i - 1) * n + i - 1] >= diagonal[i * n + i] - 1e-5 * f64::from(scale)
-            });
+            let sorted = (1..n)
+                .all(|i| diagonal[(i - 1) * n + i - 1] >= diagonal[i * n + i] - 1e-5 * f64::from(scale));
             assert!(sorted, "{n} {rank}");
         }
     }

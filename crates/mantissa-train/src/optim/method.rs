@@ -80,8 +80,8 @@ impl State {
     /// Allocates a fresh state for a tensor of `n` elements.
     pub(crate) fn new(layout: &Layout, n: usize, mut pages: Option<&mut Unpaged>) -> Result<Self, LoadError> {
         let moments = layout.moments.iter();
-        let moments =
-            moments.map(|(name, second, format)| Moment::new((name, *second), *format, n, pages.as_deref_mut()));
+        let moments = moments
+            .map(|(name, second, format)| Moment::new((name, *second), *format, n, pages.as_deref_mut()));
         let array = |(name, len): &(&'static str, usize)| {
             let memory = LoadError::Memory { what: "optimizer state", bytes: 4 * *len as u64 };
             Ok((*name, zeros(*len).ok_or(memory)?))

@@ -389,10 +389,7 @@ impl Moment {
         let pieces = self.pieces().into_iter().zip(values.chunks(PIECE));
         for_each_with(threads, PageBuffer::default, pieces, |buffer, (mut piece, values)| {
             let written = piece.fresh(buffer).map(|mut moment| {
-                values
-                    .chunks(BLOCK)
-                    .enumerate()
-                    .for_each(|(block, values)| moment.write_any(block, values));
+                values.chunks(BLOCK).enumerate().for_each(|(block, values)| moment.write_any(block, values));
             });
             keep_first(&failed, written.and_then(|()| piece.close(buffer)));
         });
@@ -434,10 +431,7 @@ impl Moment {
 }
 
 /// Keeps the first error of several threads.
-pub(crate) fn keep_first(
-    failed: &std::sync::Mutex<Option<TrainError>>,
-    result: Result<(), TrainError>,
-) {
+pub(crate) fn keep_first(failed: &std::sync::Mutex<Option<TrainError>>, result: Result<(), TrainError>) {
     if let (Err(error), Ok(mut failed)) = (result, failed.lock()) {
         failed.get_or_insert(error);
     }
@@ -535,7 +529,8 @@ impl MomentMut<'_> {
                 kernels().f32_to_bf16(values, &mut x[span]);
             }
             (CodesMut::U8(codes), Some(coding)) => {
-                let (at, scales) = (coding.codes(block, codes.len()), coding.scales(block, self.scales.len()));
+                let (at, scales) =
+                    (coding.codes(block, codes.len()), coding.scales(block, self.scales.len()));
                 coding.encode(self.second, values, &mut codes[at], &mut self.scales[scales]);
             }
             (CodesMut::U8(_), None) => {}

@@ -67,7 +67,8 @@ impl Unpaged {
     /// # Errors
     /// [`TrainError::Store`], also if the disk is too small.
     pub(crate) fn open(&self, path: &Path) -> Result<(), TrainError> {
-        let fault = |operation, error| Error::opening(path, "the file of the optimizer state", operation, error);
+        let fault =
+            |operation, error| Error::opening(path, "the file of the optimizer state", operation, error);
         let options = File::options().read(true).write(true).create(true).truncate(true).clone();
         let file = options.open(path).map_err(|error| fault("create", error))?;
         std::fs::remove_file(path).map_err(|error| fault("remove the name of", error))?;
@@ -81,7 +82,8 @@ impl Unpaged {
 impl Extent {
     fn pages(&self) -> Result<&Pages, TrainError> {
         let path = Path::new("optimizer state");
-        let missing = || Error::field(path, "paged", "no file", "an open file", "call Optimizer::open_pages first");
+        let missing =
+            || Error::field(path, "paged", "no file", "an open file", "call Optimizer::open_pages first");
         Ok(self.pages.get().ok_or_else(missing)?)
     }
 

@@ -7,8 +7,7 @@ use super::method::Method;
 use super::{MomentFormat, adafactor, adamw, lion, muon, sgd, soap};
 
 /// Every optimizer. To add one: a file with its [`Method`] and its row, and the row here.
-const KINDS: [&Kind; 6] =
-    [&adamw::KIND, &sgd::KIND, &adafactor::KIND, &lion::KIND, &muon::KIND, &soap::KIND];
+const KINDS: [&Kind; 6] = [&adamw::KIND, &sgd::KIND, &adafactor::KIND, &lion::KIND, &muon::KIND, &soap::KIND];
 
 /// Default of `optimizer.kind`.
 pub(crate) const FIRST: Kind = adamw::KIND;

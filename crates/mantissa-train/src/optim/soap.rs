@@ -110,7 +110,12 @@ impl Method for Soap {
         let (left_len, right_len) = (count * left.elements(), count * right.elements());
         Layout {
             moments: vec![("m", false, self.moments), ("v", true, self.moments)],
-            arrays: vec![("left", left_len), ("right", right_len), ("q_left", left_len), ("q_right", right_len)],
+            arrays: vec![
+                ("left", left_len),
+                ("right", right_len),
+                ("q_left", left_len),
+                ("q_right", right_len),
+            ],
             scratch: 3 * param.range.len() + 2 * rows * cols,
         }
     }
@@ -137,7 +142,8 @@ impl Method for Soap {
             state.moments[1].read_all(threads, v)?;
         }
         let of = |side: usize| sides[side].elements();
-        let matrices = g.chunks_mut(rows * cols).zip(m.chunks_mut(rows * cols)).zip(v.chunks_mut(rows * cols));
+        let matrices =
+            g.chunks_mut(rows * cols).zip(m.chunks_mut(rows * cols)).zip(v.chunks_mut(rows * cols));
         let factors = left.chunks_mut(of(0)).zip(right.chunks_mut(of(1)));
         let bases = q_left.chunks_mut(of(0)).zip(q_right.chunks_mut(of(1)));
         for ((((g, m), v), (left, right)), (q_left, q_right)) in matrices.zip(factors).zip(bases) {

@@ -122,7 +122,8 @@ fn steps_match_the_reference() {
     // PyTorch iterates in bf16, so only the direction agrees.
     for name in &all[..3] {
         let found = weights(&file, name, &format!("{muon}scale = \"jordan\"\n{plain}"));
-        let (start, expected) = (f32s(&file, &format!("{name}.p0")), f32s(&file, &format!("{name}.muon_torch")));
+        let (start, expected) =
+            (f32s(&file, &format!("{name}.p0")), f32s(&file, &format!("{name}.muon_torch")));
         let last = found.len() - start.len();
         let (mut error, mut moved) = (0.0, 0.0);
         for ((a, b), p) in found[last..].iter().zip(&expected[last..]).zip(&start) {
@@ -139,11 +140,8 @@ fn low_bit_moments_match_torchao() {
     let whole = root().join("../shared/golden/optimizer.safetensors");
     for path in [Some(committed), whole.exists().then_some(whole)].into_iter().flatten() {
         let file = SafeTensors::open(&path).unwrap();
-        let all = [
-            ("8bit", MomentFormat::Torchao8),
-            ("4bit", MomentFormat::Torchao4),
-            ("fp8", MomentFormat::Fp8),
-        ];
+        let all =
+            [("8bit", MomentFormat::Torchao8), ("4bit", MomentFormat::Torchao4), ("fp8", MomentFormat::Fp8)];
         all.into_iter().for_each(|(name, format)| like_torchao(&file, name, format));
     }
 }
@@ -175,7 +173,10 @@ fn like_torchao(file: &SafeTensors, name: &str, format: MomentFormat) {
             let expected = &expected[at * codes.len()..][..codes.len()];
             let different = codes.iter().zip(expected).filter(|(a, b)| a != b).count();
             println!("{name} step {t} {what}: {different} of {} codes differ", codes.len());
-            assert!(different * 1000 <= codes.len(), "{name} step {t} {what}: {different} of {n} codes differ");
+            assert!(
+                different * 1000 <= codes.len(),
+                "{name} step {t} {what}: {different} of {n} codes differ"
+            );
             let expected = f32s(file, &recorded(&format!("{what}_scale")));
             let expected = &expected[at * scales.len()..][..scales.len()];
             let worst = scales.iter().zip(expected).map(|(a, b)| ((a - b) / b).abs()).fold(0.0, f32::max);
@@ -221,7 +222,8 @@ fn states_take_the_predicted_memory() {
                             }
                         }
                     }
-                    let predicted = (recipe.bytes(params.table(), &policy), recipe.paged_bytes(params.table()));
+                    let predicted =
+                        (recipe.bytes(params.table(), &policy), recipe.paged_bytes(params.table()));
                     assert_eq!(predicted, (memory, file), "{text}");
                     assert_eq!(file, optimizer.paged_bytes(), "{text}");
                     assert_eq!(file > 0, paged, "{text}");
