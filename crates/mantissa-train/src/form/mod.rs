@@ -9,6 +9,7 @@
 //! [`gemm_codes`]: mantissa_kernels::Kernels::gemm_codes
 
 mod draws;
+mod eden;
 mod history;
 mod product;
 mod rounder;

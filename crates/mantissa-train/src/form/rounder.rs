@@ -107,6 +107,8 @@ pub(crate) struct Rounder {
     pub(super) scheme: Scheme,
     pub(super) headroom: f32,
     pub(super) choice: ScaleChoice,
+    /// Length of the rotation's runs, 0 without one.
+    run: usize,
     fast: Option<Fast>,
     /// Scales by amax, where they are powers of two.
     pub(super) powers: Option<Powers>,
@@ -139,8 +141,12 @@ pub(crate) struct Shared {
 }
 
 impl Rounder {
-    pub(crate) fn new(policy: &OperandPolicy) -> Self {
-        let scheme = policy.scheme.clone();
+    pub(crate) fn new(policy: &OperandPolicy, run: usize) -> Self {
+        let mut scheme = policy.scheme.clone();
+        if policy.scales == ScaleChoice::Eden {
+            // The correction takes the place of the choice between 4 and 6.
+            scheme.encoder.rule = Rule::Te;
+        }
         let fast = fast(&scheme).zip(Factors::of(&scheme)).map(|((affine, grid), factors)| Fast {
             grid,
             blocks: affine.blocks,
@@ -148,7 +154,7 @@ impl Rounder {
             limit: limit(affine.code),
         });
         let powers = fast.and_then(|_| Powers::of(&scheme));
-        Rounder { scheme, headroom: policy.headroom, choice: policy.scales, fast, powers }
+        Rounder { scheme, headroom: policy.headroom, choice: policy.scales, run, fast, powers }
     }
 
     pub(super) fn power_up(&self) -> bool {
@@ -260,7 +266,12 @@ impl Rounder {
                     let blocks = line.chunks(band.width).zip(&band.steps);
                     saturated += blocks.map(|(x, step)| beyond(x, *step, fast.limit)).sum::<u64>();
                 }
-                kernels().round_blocks(line, band.width, &band.steps, &band.scales, fast.grid, &band.words);
+                if self.choice == ScaleChoice::Eden {
+                    let at = (first + at * band.height + i) * band.scales.len();
+                    band.round_eden(line, fast.grid, self.run, shared.factor, (shared.seed, at as u64));
+                } else {
+                    kernels().round_blocks(line, band.width, &band.steps, &band.scales, fast.grid, &band.words);
+                }
             }
         }
         saturated

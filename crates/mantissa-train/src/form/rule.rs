@@ -109,7 +109,7 @@ impl Rule {
             Precision::of(&policy.scheme.format).filter(|_| cast)
         });
         Rule {
-            rounder: Rounder::new(policy),
+            rounder: Rounder::new(policy, gemm.rotation.map_or(0, |rotation| rotation.order)),
             plain,
             source: policy.source,
             storage,

@@ -67,7 +67,7 @@ impl<'a> Band<'a> {
             steps: vec![KernelStep::Divide(1.0); count],
             scales: vec![1.0; count],
             amax: [vec![0.0; count], vec![0.0; count]],
-            words: vec![0; if stochastic { k } else { 0 }],
+            words: vec![0; if stochastic || rounder.choice == ScaleChoice::Eden { k } else { 0 }],
         }
     }
 

@@ -338,3 +338,42 @@ fn quartet_is_the_restatement_in_pytorch() {
     }
     assert!(down > 200 && up > 200, "{down} {up}");
 }
+
+/// MS-EDEN is unbiased over rotations, with less than half the squared error of stochastic elements (Quartet II,
+/// arXiv 2601.22813, section 4); its values are elements of E2M1 under E4M3 scales.
+#[test]
+fn eden_is_unbiased_and_nearer_than_stochastic_elements() {
+    let (rows, cols, draws) = (4, 256, 400);
+    let bell = |i: usize| (0..12).map(|j| mantissa_num::round::random_u32(9, (i * 12 + j) as u64)).fold(-6.0, |s, w| s + f64::from(w) / 4_294_967_296.0);
+    let x: Vec<f32> = (0..rows * cols).map(|i| bell(i) as f32).collect();
+    let rotation = Some(Rotation { order: 128, signs: Signs::Step });
+    let errors = [
+        OperandPolicy { scales: ScaleChoice::Eden, headroom: 0.988_125, ..operand("nvfp4:4over6", false) },
+        OperandPolicy { headroom: 1.0625, ..operand("nvfp4:te", true) },
+    ]
+    .map(|policy| {
+        let [rule, _] = rules(&GemmPolicy { rotation, ..both(&policy) });
+        assert_eq!(rule.storage(), Storage::Float(Precision::Bf16));
+        let mut form = Form::new(rule.storage(), x.len(), rows).unwrap();
+        let (mut sum, mut single) = (vec![0f64; x.len()], 0.0);
+        for draw in 0..draws {
+            let making = Making { seed: 3 + draw, signs: 1000 + draw, history: None, threads: 1, watch: None };
+            let source = Source { values: StoreRef::F32(&x), rows, cols, transposed: false };
+            form.make(&rule, source, making);
+            let mut values = vec![0.0; x.len()];
+            form.values(&mut values);
+            let hadamard = rule.hadamard(making.signs).unwrap();
+            values.chunks_exact_mut(cols).for_each(|line| hadamard.transpose(line));
+            single += values.iter().zip(&x).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>();
+            sum.iter_mut().zip(&values).for_each(|(sum, value)| *sum += f64::from(*value));
+        }
+        let (n, square) = (f64::from(draws as u32), x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>());
+        let of_mean: f64 = sum.iter().zip(&x).map(|(sum, x)| (sum / n - f64::from(*x)).powi(2)).sum();
+        let projection = sum.iter().zip(&x).map(|(sum, x)| sum / n * f64::from(*x)).sum::<f64>() / square;
+        let single = single / n;
+        assert!((projection - 1.0).abs() < 0.003, "{projection}");
+        assert!((of_mean / single * n - 1.0).abs() < 0.2, "{of_mean} {single}");
+        single / square
+    });
+    assert!(errors[0] < 0.5 * errors[1], "{errors:?}");
+}

@@ -19,7 +19,7 @@ pub fn recipes() -> &'static [Recipe] {
     &RECIPES
 }
 
-const RECIPES: [Recipe; 15] = [
+const RECIPES: [Recipe; 16] = [
     Recipe {
         name: "fp8-delayed",
         about: "FP8 with delayed scaling (Transformer Engine's DelayedScaling): E4M3 in fprop, E5M2 for output \
@@ -143,6 +143,21 @@ const RECIPES: [Recipe; 15] = [
             wgrad.dy = { scheme = "mxfp4", round = "stochastic", headroom = 1.3333334 }
             wgrad.x = { scheme = "mxfp4", round = "stochastic", headroom = 1.3333334, source = "forward" }
             wgrad.hadamard = { order = 32, signs = "step" }
+        "#,
+    },
+    Recipe {
+        name: "quartet2",
+        about: "Quartet II (Panferov et al. 2026, arXiv 2601.22813): NVFP4 with four-over-six scales in fprop; dgrad and \
+                wgrad by MS-EDEN of values rotated with new signs in each step, from the forward's operands",
+        table: r#"
+            head = "bf16"
+            fprop = { x = "nvfp4:4over6", w = "nvfp4:4over6" }
+            dgrad.dy = { scheme = "nvfp4:4over6", scales = "eden", headroom = 0.988125 }
+            dgrad.w = { scheme = "nvfp4:4over6", scales = "eden", headroom = 0.988125, source = "forward" }
+            dgrad.hadamard = { order = 128, signs = "step" }
+            wgrad.dy = { scheme = "nvfp4:4over6", scales = "eden", headroom = 0.988125 }
+            wgrad.x = { scheme = "nvfp4:4over6", scales = "eden", headroom = 0.988125, source = "forward" }
+            wgrad.hadamard = { order = 128, signs = "step" }
         "#,
     },
     Recipe {

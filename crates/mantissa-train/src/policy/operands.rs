@@ -48,6 +48,9 @@ pub enum ScaleChoice {
     /// The power of two at or below `2.92247856 / 6 · deviation + 1e-8`, for the standard deviation of the block: the
     /// scale of least squared error of a normal distribution in E2M1 (Castro et al. 2025, "Quartet", arXiv 2505.14669).
     Deviation,
+    /// NVFP4 by MS-EDEN: elements to nearest, scales corrected for the whole run of the rotation and rounded
+    /// stochastically (Panferov et al. 2026, "Quartet II", arXiv 2601.22813).
+    Eden,
 }
 
 impl OperandPolicy {
@@ -94,6 +97,11 @@ impl OperandPolicy {
         power
             && affine.code == Code::Float(mantissa_num::minifloat::E2M1)
             && matches!(affine.blocks, Blocks::Group(_))
+    }
+
+    /// True if the scheme is NVFP4 whose largest block scale is 256, which leaves room for a correction.
+    pub(crate) fn takes_eden(&self) -> bool {
+        self.scheme.encoder.rule == Rule::FourOverSix && !self.is_stochastic()
     }
 
     /// True if all values of the rounded operand fit bf16 once a factor per line and one of the tensor are taken off.

@@ -196,10 +196,11 @@ fn fault<T>(key: &str, found: impl ToString, allowed: &str) -> Faulty<T> {
 const DTYPES: [(&str, Precision); 3] =
     [("f32", Precision::F32), ("bf16", Precision::Bf16), ("f16", Precision::F16)];
 
-const SCALES: [(&str, ScaleChoice); 3] = [
+const SCALES: [(&str, ScaleChoice); 4] = [
     ("rule", ScaleChoice::Rule),
     ("power-of-two", ScaleChoice::PowerOfTwo),
     ("deviation", ScaleChoice::Deviation),
+    ("eden", ScaleChoice::Eden),
 ];
 
 const SIGNS: [(&str, Signs); 3] =
@@ -279,6 +280,7 @@ impl PolicyTable {
             policy.scaling = Some(choice("scaling", found, &SCALING_OPTIONS)?);
         }
         check_forward(&policy.linear)?;
+        check_corrected(&policy.linear)?;
         if !policy.linear.is_plain() {
             policy.seed = seed;
         }
@@ -321,6 +323,19 @@ fn check_forward(linear: &LinearPolicy) -> Faulty<()> {
     for (key, operand) in [("dgrad.w.source", &linear.dgrad.right), ("wgrad.x.source", &linear.wgrad.right)] {
         if operand.source != OperandSource::Forward {
             return fault(key, "exact", "forward with fprop.hadamard: gradients are rotated back");
+        }
+    }
+    Ok(())
+}
+
+/// # Errors
+/// [`TableFault`] for MS-EDEN without the rotation that it is unbiased over.
+fn check_corrected(linear: &LinearPolicy) -> Faulty<()> {
+    for (name, gemm) in [("dgrad", &linear.dgrad), ("wgrad", &linear.wgrad)] {
+        let corrected = [&gemm.left, &gemm.right].iter().any(|operand| operand.scales == ScaleChoice::Eden);
+        let order = gemm.rotation.map_or(1, |rotation| rotation.order);
+        if corrected && !order.is_multiple_of(16) {
+            return fault(&format!("{name}.hadamard.order"), order, "a multiple of 16 with scales = \"eden\"");
         }
     }
     Ok(())
@@ -418,12 +433,22 @@ fn operand_of(key: &str, table: &OperandTable) -> Faulty<OperandPolicy> {
         return fault(&format!("{key}.mask"), true, "false: only operands of fprop are masked");
     }
     policy.headroom = headroom.unwrap_or(1.0);
-    if !(1.0..=16.0).contains(&policy.headroom) {
-        return fault(&format!("{key}.headroom"), policy.headroom, "1 to 16");
+    // A correction makes up for values that smaller scales clip.
+    let least = if policy.scales == ScaleChoice::Eden { 0.5 } else { 1.0 };
+    if !(least..=16.0).contains(&policy.headroom) {
+        return fault(&format!("{key}.headroom"), policy.headroom, &format!("{least} to 16"));
     }
     let changes = policy.scales != ScaleChoice::Rule || policy.headroom != 1.0 || policy.mask;
     if changes && !policy.has_fast_path() {
         return fault(key, scheme, "a symmetric scheme with scales, to change its scales");
+    }
+    if policy.scales == ScaleChoice::Eden {
+        if !policy.takes_eden() {
+            return fault(key, scheme, "nvfp4:4over6 to nearest, for scales by MS-EDEN");
+        }
+        if key.starts_with("fprop") {
+            return fault(&format!("{key}.scales"), "eden", "rule in fprop: MS-EDEN is for rotated gradients");
+        }
     }
     if policy.scales == ScaleChoice::Deviation && !policy.takes_deviations() {
         return fault(
