@@ -3,13 +3,13 @@
 
 mod common;
 
-use common::{batch, bits, name, options, plain, train_model, trainable};
+use common::{batch, bits, data, name, options, plain, train_model, trainable};
 use mantissa_model::load_config;
 use mantissa_model::{Batch, Buffers, ForwardError, InputQuantizer, Layer, Linear, LinearInput, LinearKind};
 use mantissa_num::parse_activation;
 use mantissa_store::convention::{ActivationQuant, LinearWeight, ModelFiles};
 use mantissa_train::{
-    AdamW, AdamWOptions, IGNORE_TARGET, LayerTrainer, Policy, SampledHead, TrainError, TrainModel,
+    AdamW, AdamWOptions, IGNORE_TARGET, LayerTrainer, Parameters, Policy, SampledHead, TrainError, TrainModel,
     next_token_targets,
 };
 
@@ -83,6 +83,37 @@ fn gradients_are_the_slopes_of_the_loss() {
             }
         }
     }
+}
+
+/// Sinks take part in the softmax of windows and capped scores: all gradients of such a model are slopes.
+#[test]
+fn attention_sinks_have_slopes() {
+    let dir = data().join("tiny/mistral-window");
+    let mut config = load_config(&ModelFiles::open(&dir).unwrap()).unwrap();
+    (config.sinks, config.attention_softcap) = (true, Some(2.0));
+    let params = Parameters::random(&config, 0.2, 5).unwrap();
+    let mut model = TrainModel::new(config, params, options(1)).unwrap();
+    let (tokens, lens) = batch(&dir, 90);
+    let batch = Batch { tokens: &tokens, lens: &lens };
+    let targets = next_token_targets(&batch);
+    model.zero_gradients();
+    model.forward_backward(&batch, &targets, 1.0).unwrap();
+    let gradients = model.gradients().to_f32().to_vec();
+    let params: Vec<_> = model.parameters().table().iter().cloned().collect();
+    let mut sinks = 0;
+    for param in params {
+        let gradient = &gradients[param.range.clone()];
+        let norm = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
+        let along: Vec<f32> = gradient.iter().map(|g| (f64::from(*g) / norm) as f32).collect();
+        let mut slope = |h: f64| {
+            let mut at = |h| moved(&mut model, param.range.start, &along, h, &batch, &targets);
+            (at(h) - at(-h)) / (2.0 * h)
+        };
+        let slope = (4.0 * slope(2e-3) - slope(4e-3)) / 3.0;
+        assert!((slope / norm - 1.0).abs() < 1e-2, "{}: slope {slope} for {norm}", param.tensor.name);
+        sinks += usize::from(param.tensor.name.ends_with("sinks"));
+    }
+    assert_eq!(sinks, model.config().num_hidden_layers);
 }
 
 #[test]
