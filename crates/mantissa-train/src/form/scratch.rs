@@ -60,6 +60,16 @@ pub(crate) struct FormSizes {
 impl FormSizes {
     /// Computes the sizes for layers with `rules` and up to `tokens` tokens.
     pub(crate) fn new(config: &ModelConfig, rules: &[LinearRules], tokens: usize) -> Self {
+        Self::sized(config, rules, tokens, false)
+    }
+
+    /// Computes the sizes for up to `tokens` tokens of operands of any policy.
+    pub(crate) fn of_any(config: &ModelConfig, tokens: usize) -> Self {
+        Self::sized(config, &[LinearRules::new(&LinearPolicy::f32())], tokens, true)
+    }
+
+    /// Sizes for `rules`, with room for all that an operand may need if `any`.
+    fn sized(config: &ModelConfig, rules: &[LinearRules], tokens: usize, any: bool) -> Self {
         let shapes: Vec<_> = config.decoder_linears().map(|info| (info.kind, info)).collect();
         let most = |of: &dyn Fn(usize, usize) -> usize, slot: Option<usize>| {
             let own = shapes.iter().filter(|(kind, _)| slot.is_none_or(|slot| slot == slot_of(*kind)));
@@ -77,10 +87,10 @@ impl FormSizes {
         };
         let reads_forward =
             |rules: &LinearRules| [&rules.dgrad[1], &rules.wgrad[1]].iter().any(|rule| rule.reads_forward());
-        let masks = shapes.iter().filter(|_| rules.iter().any(|rules| rules.fprop[0].masks()));
+        let masks = shapes.iter().filter(|_| any || rules.iter().any(|rules| rules.fprop[0].masks()));
         let masks = masks.map(|(_, info)| tokens.saturating_mul(info.cols.div_ceil(8))).collect();
         let bits = |rows: usize, cols: usize| rows.saturating_mul(cols.div_ceil(8));
-        let of_weight = |is: fn(&Rule) -> bool| rules.iter().any(|rules| is(&rules.fprop[1]));
+        let of_weight = |is: fn(&Rule) -> bool| any || rules.iter().any(|rules| is(&rules.fprop[1]));
         FormSizes {
             storage: [
                 storage(|rules| &rules.fprop),
@@ -97,19 +107,13 @@ impl FormSizes {
                 slots.map(|slot| (by_token(most(&rows, slot)), tokens)),
                 slots.map(|slot| (most(&area, slot), most(&cols, slot))),
             ],
-            reads_forward: rules.iter().any(reads_forward),
+            reads_forward: any || rules.iter().any(reads_forward),
             masks,
             back: (
                 if of_weight(Rule::masks) { most(&bits, None) } else { 0 },
                 if of_weight(Rule::passes_back) { most(&area, None) } else { 0 },
             ),
         }
-    }
-
-    /// Computes the sizes for up to `tokens` tokens of operands of any policy.
-    pub(crate) fn of_any(config: &ModelConfig, tokens: usize) -> Self {
-        let f32 = LinearRules::new(&LinearPolicy::f32());
-        FormSizes { reads_forward: true, ..Self::new(config, &[f32], tokens) }
     }
 
     /// Storage, values and lines of every form.
