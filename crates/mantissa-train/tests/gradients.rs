@@ -9,8 +9,8 @@ use mantissa_model::{Batch, Buffers, ForwardError, InputQuantizer, Layer, Linear
 use mantissa_num::parse_activation;
 use mantissa_store::convention::{ActivationQuant, LinearWeight, ModelFiles};
 use mantissa_train::{
-    AdamW, AdamWOptions, IGNORE_TARGET, LayerTrainer, Parameters, Policy, SampledHead, TrainError, TrainModel,
-    next_token_targets,
+    AdamW, AdamWOptions, IGNORE_TARGET, LayerTrainer, Parameters, Policy, SampledHead, TrainError,
+    TrainModel, next_token_targets,
 };
 
 /// The loss with one parameter tensor moved by `h` along `direction`.

@@ -36,7 +36,8 @@ impl Band<'_> {
             kernels().round_blocks(x, width, &steps[i * blocks..][..blocks], &ones, grid, &[]);
             let correction = correction(&exact, x, scales, width, outer);
             for (b, (scale, q)) in scales.iter_mut().zip(x.chunks_exact_mut(width)).enumerate() {
-                *scale = drawn((f64::from(*scale) * correction) as f32, seed, first + (i * blocks + b) as u64);
+                *scale =
+                    drawn((f64::from(*scale) * correction) as f32, seed, first + (i * blocks + b) as u64);
                 q.iter_mut().for_each(|q| *q *= *scale);
             }
         }

@@ -270,7 +270,14 @@ impl Rounder {
                     let at = (first + at * band.height + i) * band.scales.len();
                     band.round_eden(line, fast.grid, self.run, shared.factor, (shared.seed, at as u64));
                 } else {
-                    kernels().round_blocks(line, band.width, &band.steps, &band.scales, fast.grid, &band.words);
+                    kernels().round_blocks(
+                        line,
+                        band.width,
+                        &band.steps,
+                        &band.scales,
+                        fast.grid,
+                        &band.words,
+                    );
                 }
             }
         }

@@ -344,7 +344,11 @@ fn quartet_is_the_restatement_in_pytorch() {
 #[test]
 fn eden_is_unbiased_and_nearer_than_stochastic_elements() {
     let (rows, cols, draws) = (4, 256, 400);
-    let bell = |i: usize| (0..12).map(|j| mantissa_num::round::random_u32(9, (i * 12 + j) as u64)).fold(-6.0, |s, w| s + f64::from(w) / 4_294_967_296.0);
+    let bell = |i: usize| {
+        (0..12)
+            .map(|j| mantissa_num::round::random_u32(9, (i * 12 + j) as u64))
+            .fold(-6.0, |s, w| s + f64::from(w) / 4_294_967_296.0)
+    };
     let x: Vec<f32> = (0..rows * cols).map(|i| bell(i) as f32).collect();
     let rotation = Some(Rotation { order: 128, signs: Signs::Step });
     let errors = [
@@ -357,7 +361,8 @@ fn eden_is_unbiased_and_nearer_than_stochastic_elements() {
         let mut form = Form::new(rule.storage(), x.len(), rows).unwrap();
         let (mut sum, mut single) = (vec![0f64; x.len()], 0.0);
         for draw in 0..draws {
-            let making = Making { seed: 3 + draw, signs: 1000 + draw, history: None, threads: 1, watch: None };
+            let making =
+                Making { seed: 3 + draw, signs: 1000 + draw, history: None, threads: 1, watch: None };
             let source = Source { values: StoreRef::F32(&x), rows, cols, transposed: false };
             form.make(&rule, source, making);
             let mut values = vec![0.0; x.len()];

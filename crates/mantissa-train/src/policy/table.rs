@@ -335,7 +335,11 @@ fn check_corrected(linear: &LinearPolicy) -> Faulty<()> {
         let corrected = [&gemm.left, &gemm.right].iter().any(|operand| operand.scales == ScaleChoice::Eden);
         let order = gemm.rotation.map_or(1, |rotation| rotation.order);
         if corrected && !order.is_multiple_of(16) {
-            return fault(&format!("{name}.hadamard.order"), order, "a multiple of 16 with scales = \"eden\"");
+            return fault(
+                &format!("{name}.hadamard.order"),
+                order,
+                "a multiple of 16 with scales = \"eden\"",
+            );
         }
     }
     Ok(())
@@ -447,7 +451,11 @@ fn operand_of(key: &str, table: &OperandTable) -> Faulty<OperandPolicy> {
             return fault(key, scheme, "nvfp4:4over6 to nearest, for scales by MS-EDEN");
         }
         if key.starts_with("fprop") {
-            return fault(&format!("{key}.scales"), "eden", "rule in fprop: MS-EDEN is for rotated gradients");
+            return fault(
+                &format!("{key}.scales"),
+                "eden",
+                "rule in fprop: MS-EDEN is for rotated gradients",
+            );
         }
     }
     if policy.scales == ScaleChoice::Deviation && !policy.takes_deviations() {
