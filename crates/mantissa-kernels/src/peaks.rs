@@ -77,7 +77,7 @@ impl PeakLoop {
         PeakLoop { run, operations: per_instruction * (SUMS * ROUNDS) as f64 }
     }
 
-    /// Of a loop of [`ROUNDS`] times four instructions on AMX tiles, `per_sum` operations for each of 256 sums.
+    /// Measures a loop of [`ROUNDS`] times four instructions on AMX tiles, `per_sum` operations for each of 256 sums.
     #[cfg(target_arch = "x86_64")]
     fn of_tiles(run: unsafe fn() -> u64, per_sum: f64) -> Self {
         PeakLoop { run, operations: per_sum * 256.0 * (4 * ROUNDS) as f64 }

@@ -37,7 +37,7 @@ pub(crate) struct Products<'a> {
 pub(crate) struct Input<'a> {
     /// Values before rounding.
     pub(crate) exact: &'a [f32],
-    /// What matmuls with plain operands read.
+    /// Values that matmuls with plain operands read.
     pub(crate) rounded: StoreRef<'a>,
 }
 

@@ -23,7 +23,7 @@ pub(super) struct Memory {
     /// `[panels, groups]`.
     scales: Lines<f32>,
     mins: Lines<f32>,
-    /// What every unit starts with, if levels less the zero point are no bytes.
+    /// Start values of every unit, if levels less the zero point are no bytes.
     starts: Vec<i32>,
     /// Results `[tiles, panels]`.
     sums: Lines<f32>,

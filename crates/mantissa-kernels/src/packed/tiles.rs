@@ -57,7 +57,7 @@ pub(crate) const fn direct_tokens(unit: usize) -> Option<usize> {
     }
 }
 
-/// What the codes of a product stand for.
+/// Meaning of the codes of a product.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Signs {
     /// Subtracted from every level, so that it becomes a signed byte; 0 leaves unsigned bytes.
@@ -296,7 +296,7 @@ struct Operands {
 }
 
 impl Operands {
-    /// What all operands of a shape have in common.
+    /// Properties that all operands of a shape share.
     #[inline(always)]
     fn of(shape: &IntShape) -> Self {
         let (row, none) = (shape.row(), [std::ptr::null(); SUMS]);

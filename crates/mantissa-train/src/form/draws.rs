@@ -1,4 +1,4 @@
-//! What the operands of one step share: random numbers by seed, step and place, and amax histories.
+//! Values that the operands of one step share: random numbers by seed, step and place, and amax histories.
 
 use mantissa_model::LinearKind;
 use mantissa_num::round::philox4x32_10;

@@ -87,7 +87,7 @@ impl Source<'_> {
     }
 }
 
-/// What a form needs from the run: seed of its random numbers, threads, history of its amax.
+/// Inputs of a form from the run: seed of its random numbers, threads, history of its amax.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Making<'a> {
     pub(crate) seed: u64,
@@ -335,7 +335,7 @@ fn bands(lines: usize, band: usize) -> impl Iterator<Item = std::ops::Range<usiz
     (0..lines).step_by(band).map(move |first| first..lines.min(first + band))
 }
 
-/// How the bands of a form are made.
+/// Work of making the bands of a form.
 struct Work<'a, F> {
     rule: &'a Rule,
     /// Writes lines from a given one on.

@@ -123,7 +123,7 @@ pub(super) struct Fast {
     limit: f32,
 }
 
-/// What all lines of a tensor share.
+/// Values that all lines of a tensor share.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shared {
     /// Tensor-wide scale as stored, above block scales.

@@ -1,4 +1,4 @@
-//! How the values of a form are stored: the least memory from which their matmul gives the scheme's exact values.
+//! Storage of the values of a form: the least memory from which their matmul gives the scheme's exact values.
 
 use mantissa_num::Accumulator;
 

@@ -8,7 +8,7 @@
 pub struct Recipe {
     /// Name, such as `nvfp4`.
     pub name: &'static str,
-    /// What it is, with its source.
+    /// Description with its source.
     pub about: &'static str,
     /// TOML of [`PolicyTable`](super::PolicyTable).
     pub table: &'static str,

@@ -30,7 +30,7 @@ pub struct OperandPolicy {
     /// Factor by which scales exceed those of the rule, so that stochastic rounding clips nothing: 17/16 covers the
     /// error of an E4M3 scale rounded down, 4/3 the range that an exponent rounded down cuts off FP4. 1 for none.
     pub headroom: f32,
-    /// How scales are chosen.
+    /// Choice of the block scales.
     pub scales: ScaleChoice,
     /// True if gradients of values that the forward clips are 0, not passed on: of those whose magnitude under the
     /// scale reaches the largest element.

@@ -548,7 +548,7 @@ fn operand_text(policy: &OperandPolicy) -> String {
 mod tests {
     use super::*;
 
-    /// What `--show-policy` prints is the policy again, also under another name.
+    /// The output of `--show-policy` is the policy again, also under another name.
     #[test]
     fn printed_policies_are_read_back() {
         #[derive(Deserialize)]

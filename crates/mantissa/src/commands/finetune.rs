@@ -27,7 +27,7 @@ use crate::error::BadInput;
 /// Name of the settings in messages.
 const NAME: &str = "finetune";
 
-/// What is trained.
+/// Trained parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Adapter {
     /// LoRA over the model as it is stored

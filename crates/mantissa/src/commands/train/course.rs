@@ -42,7 +42,7 @@ pub(super) struct Course<'a> {
     pub(super) worst_gemms: Vec<GemmHealth>,
 }
 
-/// What the log of a run tells.
+/// State of a run as its log records it.
 #[derive(Clone, Debug, Default)]
 struct Past {
     last: Option<LogLine>,
