@@ -568,6 +568,11 @@ kernels! {
         /// is `out.len() / rows`. Panics if a slice is too short or rows do not divide `out`.
         fn transpose_columns(x: &[f32], cols: usize, first: usize, rows: usize, out: &mut [f32]);
 
+        /// Rotates every whole run of `order` values in place, `x · diag(signs) · Hᵀ` with the bits of
+        /// [`mantissa_num::Hadamard::forward`]. No signs are all 1. Panics unless `order` is a power of two from 16 on,
+        /// and there are as many signs or none.
+        fn hadamard(x: &mut [f32], order: usize, signs: &[f32]);
+
         /// `out[i]` is [`random_u32`](mantissa_num::round::random_u32) of `seed` and index `first + i`.
         fn random_words(seed: u64, first: u64, out: &mut [u32]);
 

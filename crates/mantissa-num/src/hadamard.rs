@@ -109,6 +109,11 @@ impl Hadamard {
         self.n
     }
 
+    /// Signs that are applied first, each 1 or -1; empty without any.
+    pub fn signs(&self) -> &[i8] {
+        self.signs.as_deref().unwrap_or_default()
+    }
+
     /// Order `K` of the base matrix, 1 for a power of two.
     pub const fn base(&self) -> usize {
         match self.base {

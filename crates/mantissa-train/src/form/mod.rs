@@ -17,6 +17,7 @@ mod rule;
 mod scales;
 mod scratch;
 mod storage;
+mod turn;
 #[cfg(test)]
 mod tests;
 
@@ -25,7 +26,6 @@ use std::sync::Mutex;
 use mantissa_kernels::{for_each, kernels};
 use mantissa_model::zeros;
 use mantissa_num::Accumulator;
-use mantissa_num::Hadamard;
 use mantissa_num::blockwise::Range;
 
 pub(crate) use draws::{Draw, Draws, Gemm, LinearPlace, Side};
@@ -35,6 +35,7 @@ pub(crate) use rounder::Factors;
 use rounder::Shared;
 pub(crate) use rule::{LinearRules, Rule};
 use scales::Scales;
+use turn::Turn;
 pub(crate) use scratch::{FormSizes, Forms, Matrix, slot_of};
 pub(crate) use storage::{Storage, accumulates};
 
@@ -318,7 +319,7 @@ impl Form {
 fn filler<'a>(
     source: Source<'a>,
     k: usize,
-    hadamard: &'a Option<Hadamard>,
+    hadamard: &'a Option<Turn>,
 ) -> impl Fn(usize, &mut [f32]) + Sync + 'a {
     move |first, lines| {
         for (i, lines) in lines.chunks_mut(LINES * k).enumerate() {

@@ -6,6 +6,7 @@ use mantissa_num::hadamard::TE_SIGNS16;
 use mantissa_num::{Accumulator, Blocks, Hadamard};
 
 use super::rounder::{Rounder, Shared};
+use super::turn::Turn;
 use super::{LINES, Making, Source, Storage, filler, union, with_band};
 use crate::error::TrainError;
 use crate::policy::{GemmPolicy, LinearPolicy, OperandPolicy, OperandSource, Rotation, Signs};
@@ -186,14 +187,14 @@ impl Rule {
         (self.rounder.history().unwrap_or(0) as usize, self.rounder.max())
     }
 
-    pub(super) fn hadamard(&self, seed: u64) -> Option<Hadamard> {
+    pub(super) fn hadamard(&self, seed: u64) -> Option<Turn> {
         let rotation = self.rotation?;
         let transform = Hadamard::new(rotation.order)?;
-        match rotation.signs {
-            Signs::Plain => Some(transform),
-            Signs::TransformerEngine => transform.with_signs(&TE_SIGNS16),
-            Signs::Step => Some(transform.randomized(seed)),
-        }
+        Some(Turn::new(match rotation.signs {
+            Signs::Plain => transform,
+            Signs::TransformerEngine => transform.with_signs(&TE_SIGNS16)?,
+            Signs::Step => transform.randomized(seed),
+        }))
     }
 }
 
