@@ -64,7 +64,7 @@ pub use model::{IGNORE_TARGET, Loss, TrainModel, next_token_targets};
 pub use operand::range_slope;
 pub use optim::{
     AdamW, AdamWOptions, Array, ArrayMut, DecayGroups, MomentFormat, NoSuchTensor, Optimizer, Paged,
-    RateScales, Recipe, Sgd, SgdOptions, StateMap, clip_factor, optimizers,
+    RateScales, Recipe, Sgd, SgdOptions, StateMap, clip_factor, optimizer_uses, optimizers,
 };
 pub use plan::{Options, Plan};
 pub use policy::{

@@ -61,7 +61,8 @@ mod tests {
         let x: Vec<f32> = (0..1111).map(|i| (i as f32 * 0.7).sin() * 2f32.powi(i % 9 - 4)).collect();
         for isa in Isa::ALL.into_iter().filter_map(Kernels::new) {
             for order in [16, 32, 128, 1024] {
-                for transform in [Hadamard::new(order).unwrap(), Hadamard::new(order).unwrap().randomized(3)] {
+                for transform in [Hadamard::new(order).unwrap(), Hadamard::new(order).unwrap().randomized(3)]
+                {
                     let signs: Vec<f32> = transform.signs().iter().map(|sign| f32::from(*sign)).collect();
                     let (mut found, mut expected) = (x.clone(), x.clone());
                     isa.hadamard(&mut found, order, &signs);

@@ -21,7 +21,7 @@ const PARTS: usize = 8;
 pub(super) struct Leaf {
     pub(super) sites: Vec<usize>,
     pub(super) effect: Effect,
-    /// True if it holds all operands of one name.
+    /// True if it holds all operands of one name, in several layers.
     pub(super) is_class: bool,
     /// The part with the largest effect, if none had enough to be split.
     pub(super) most: Option<Vec<usize>>,
@@ -144,6 +144,12 @@ impl<'a> Search<'a> {
     fn is_class(&self, sites: &[usize]) -> bool {
         let of = |i: &usize| (self.lab.sites[*i].class(), self.lab.sites[*i].layer.is_none());
         let class = sites.first().map(of);
+        // Operands of one layer among others are not what the recipe does everywhere.
+        let layer = |i: &usize| self.lab.sites[*i].layer;
+        let only = sites.first().and_then(layer);
+        if only.is_some() && sites.iter().all(|i| layer(i) == only) && self.lab.model.layers.len() > 1 {
+            return false;
+        }
         (0..self.lab.sites.len()).filter(|i| Some(of(i)) == class).count() == sites.len()
     }
 

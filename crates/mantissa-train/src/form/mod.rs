@@ -17,9 +17,9 @@ mod rule;
 mod scales;
 mod scratch;
 mod storage;
-mod turn;
 #[cfg(test)]
 mod tests;
+mod turn;
 
 use std::sync::Mutex;
 
@@ -35,9 +35,9 @@ pub(crate) use rounder::Factors;
 use rounder::Shared;
 pub(crate) use rule::{LinearRules, Rule};
 use scales::Scales;
-use turn::Turn;
 pub(crate) use scratch::{FormSizes, Forms, Matrix, slot_of};
 pub(crate) use storage::{Storage, accumulates};
+use turn::Turn;
 
 use crate::arena::Parameters;
 use crate::health::{OperandPlace, Sums, Watch};

@@ -41,7 +41,7 @@ use method::{Method, State, Step, Target};
 pub use moments::{Array, ArrayMut, MomentFormat};
 pub use paged::Paged;
 pub(crate) use paged::Unpaged;
-pub use registry::optimizers;
+pub use registry::{optimizers, uses as optimizer_uses};
 pub use sgd::{Sgd, SgdOptions};
 
 /// Elements per thread task; sums are taken over pieces of this size, in order.

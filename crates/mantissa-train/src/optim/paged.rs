@@ -69,9 +69,10 @@ impl Unpaged {
     pub(crate) fn open(&self, path: &Path) -> Result<(), TrainError> {
         let fault =
             |operation, error| Error::opening(path, "the file of the optimizer state", operation, error);
-        let options = File::options().read(true).write(true).create(true).truncate(true).clone();
-        let file = options.open(path).map_err(|error| fault("create", error))?;
-        std::fs::remove_file(path).map_err(|error| fault("remove the name of", error))?;
+        // A run that was killed between the next two lines left its file.
+        disk::remove_file_if_there(path).map_err(|error| fault("remove", error))?;
+        let file = disk::create_new(path).map_err(|error| fault("create", error))?;
+        disk::remove_file(path).map_err(|error| fault("remove the name of", error))?;
         disk::reserve(&file, path, self.bytes).map_err(|error| fault("reserve space for", error))?;
         // A second call keeps the first file.
         let _ = self.pages.set(Pages { file, path: path.to_owned() });

@@ -138,6 +138,11 @@ pub(crate) fn kind(name: &str) -> Option<&'static Kind> {
     KINDS.into_iter().find(|kind| kind.name == name)
 }
 
+/// True if the optimizer `kind` uses the setting `key`.
+pub fn uses(kind: &str, key: &str) -> bool {
+    self::kind(kind).is_some_and(|kind| kind.keys.iter().any(|own| own.name == key && own.used))
+}
+
 /// Returns name and description of every optimizer.
 pub fn optimizers() -> impl Iterator<Item = (&'static str, &'static str)> {
     KINDS.into_iter().map(|kind| (kind.name, kind.about))

@@ -48,10 +48,10 @@ enum Adapter {
 /// On SIGINT or SIGTERM the run writes a checkpoint and stops; --resume continues bit-exactly.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
-  mantissa finetune demo --data my.jsonl --out tuned --lr 2e-3
-  mantissa finetune demo --data my.jsonl --out tuned --lr 2e-3 --resume
-  mantissa finetune demo --data my.jsonl --out merged --merge --requantize int4-g32
-  mantissa finetune demo --data my.jsonl --out tuned --dry-run")]
+  mantissa finetune demo --data story.txt --out tuned --lr 2e-3
+  mantissa finetune demo --data story.txt --out tuned --lr 2e-3 --resume
+  mantissa finetune demo --data story.txt --out merged --merge --requantize int4-g32
+  mantissa finetune demo --data story.txt --out other --dry-run")]
 pub struct Args {
     /// Model folder, dense or quantized, or `demo`
     model: ModelPath,
@@ -64,7 +64,9 @@ pub struct Args {
     /// Weights to train
     #[arg(long, value_enum, default_value = "qlora", help_heading = "Adapter")]
     adapter: Adapter,
-    /// Scheme of the frozen linear weights [default: nf4-dq for qlora, else as stored]
+    /// Scheme of the frozen linear weights
+    ///
+    /// Default: nf4-dq for qlora, else as the model stores them.
     #[arg(long, value_name = "SCHEME", help_heading = "Adapter")]
     base_scheme: Option<String>,
     /// Rank of the update
@@ -73,19 +75,25 @@ pub struct Args {
     /// Scale of the update times the rank
     #[arg(long, default_value_t = 32.0, help_heading = "Adapter")]
     alpha: f64,
-    /// Share of adapter inputs set to 0 in training
-    #[arg(long, default_value_t = 0.0, help_heading = "Adapter")]
+    /// Share of adapter inputs that are set to 0
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, help_heading = "Adapter")]
     dropout: f64,
-    /// Linear layers with an adapter, such as q_proj or *.mlp.* (repeatable) [default: all]
+    /// Layers with an adapter, as q_proj [default: all]
+    ///
+    /// The end of a name, or a pattern such as *.mlp.*; repeatable.
     #[arg(long, value_name = "NAME", help_heading = "Adapter")]
     target: Vec<String>,
-    /// Other modules that train, such as lm_head or *norm (repeatable)
+    /// Other modules that train, such as *norm
+    ///
+    /// Names or patterns, such as lm_head or *norm; repeatable.
     #[arg(long = "train-module", value_name = "NAME", help_heading = "Adapter")]
     train: Vec<String>,
     /// Scale by alpha / sqrt(rank) (rsLoRA)
     #[arg(long, help_heading = "Adapter")]
     rslora: bool,
-    /// Initialize with this number of LoftQ steps; needs a base scheme
+    /// LoftQ steps of the initialization
+    ///
+    /// Needs --base-scheme.
     #[arg(long, value_name = "STEPS", default_value_t = 0, help_heading = "Adapter")]
     loftq: usize,
     /// Learning rate
@@ -100,25 +108,35 @@ pub struct Args {
     /// Windows per step
     #[arg(long, default_value_t = 8, help_heading = "Training")]
     batch: usize,
-    /// Tokens per window [default: 512, at most the model's context and the data]
+    /// Tokens per window [default: at most 512]
+    ///
+    /// Default: 512, or the model's context or the data if they are shorter.
     #[arg(long, help_heading = "Training")]
     length: Option<usize>,
     /// Optimizer: adamw, sgd …
     #[arg(long, default_value = "adamw", help_heading = "Training")]
     optimizer: String,
-    /// Storage of the optimizer's moments: f32, bf16, 8bit …
+    /// Storage of the moments: f32, bf16, 8bit …
     #[arg(long, default_value = "f32", help_heading = "Training")]
     moments: String,
-    /// Precision policy (see `mantissa train --show-policy`)
+    /// Precision policy
+    ///
+    /// `mantissa train --show-policy NAME` prints one.
     #[arg(long, default_value = "bf16", help_heading = "Training")]
     policy: String,
-    /// Any other setting of a run: section.key=value (repeatable)
+    /// Any other setting: section.key=value
+    ///
+    /// Repeatable; the keys are those of a training run.
     #[arg(long = "set", value_name = "KEY=VALUE", help_heading = "Training")]
     set: Vec<String>,
-    /// Also write the merged model, with the KL from the adapter form
+    /// Also write the merged model, with its KL
+    ///
+    /// The KL divergence is that of the merged model from the adapter form.
     #[arg(long, help_heading = "Output")]
     merge: bool,
-    /// Also write the merged model quantized to this scheme, with its KL
+    /// Also write the merged model in this scheme
+    ///
+    /// With its KL divergence from the adapter form.
     #[arg(long, value_name = "SCHEME", help_heading = "Output")]
     requantize: Option<String>,
     /// Resume from the last sound checkpoint of the run
@@ -192,13 +210,15 @@ fn settings(args: &Args, model: &str, context: &Context) -> Result<Table> {
         ("precision", table(vec![("policy", text(&args.policy))])),
     ];
     sections.extend(adapter(args).map(|adapter| ("adapter", adapter)));
-    let optimizer = vec![
+    let mut optimizer = vec![
         ("kind", text(&args.optimizer)),
         ("lr", Value::Float(args.lr)),
         ("moments", text(&args.moments)),
-        ("beta2", Value::Float(0.999)),
         ("weight_decay", Value::Float(0.0)),
     ];
+    if mantissa_train::optimizer_uses(&args.optimizer, "beta2") {
+        optimizer.push(("beta2", Value::Float(0.999)));
+    }
     let schedule =
         vec![("steps", number(steps)), ("kind", text("constant")), ("warmup", number(steps.div_ceil(33)))];
     sections.push(("optimizer", table(optimizer)));

@@ -58,7 +58,7 @@ pub struct Args {
     /// Settings file (TOML)
     #[arg(required_unless_present_any = ["show_policy", "init", "autopsy"])]
     config: Option<PathBuf>,
-    /// Print complete settings with a model of this size and exit
+    /// Print settings with a model of this size
     ///
     /// Text becomes a model in three commands: mantissa train --init small --data my.txt > run.toml; mantissa train
     /// run.toml; mantissa run runs/small/model --chat -p 'Once'. A tokenizer is trained on the data.
@@ -74,14 +74,14 @@ pub struct Args {
     /// Print a precision policy as a table of settings and exit
     #[arg(long, value_name = "NAME", conflicts_with_all = ["config", "set", "resume", "restart", "dry_run"])]
     show_policy: Option<String>,
-    /// Replay the step of a run that went wrong and name the matmul operand at fault
+    /// Name the operand at fault in a step of a run
     ///
     /// RUN is the run's folder. The step is replayed bit-exactly from the last checkpoint before it, then in f32 and with
     /// single operands in the run's format. Changes nothing.
     #[arg(long, value_name = "RUN",
         conflicts_with_all = ["config", "set", "resume", "restart", "dry_run", "show_policy", "init"])]
     autopsy: Option<PathBuf>,
-    /// Step to examine [default: the one that diverged, was skipped or spiked]
+    /// Step to examine [default: the one that failed]
     #[arg(long, value_name = "N", requires = "autopsy")]
     step: Option<u64>,
     /// Override a setting: section.key=value (repeatable)

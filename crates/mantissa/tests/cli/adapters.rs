@@ -83,7 +83,7 @@ fn adapters_that_do_not_fit_are_refused_in_one_line() {
     let dir = tempfile::tempdir().unwrap();
     let (model, other) = (tiny("llama2-gqa-tied"), peft("fused"));
     let error = fail(2, &["run", text(&model), "-p", "a", "-n", "4", "--adapter", text(&other)]);
-    assert!(error.contains("qkv_proj: expected a linear layer of the model"), "{error}");
+    assert!(error.contains("gate_up_proj: expected a linear layer of the model"), "{error}");
     let error = fail(2, &["bench", text(&model), "--adapter", text(dir.path())]);
     assert!(error.contains("expected a PEFT adapter folder with adapter_config.json"), "{error}");
     let error = fail(2, &["eval", text(&model), "--text", "default", "--adapter", text(&model)]);

@@ -39,8 +39,9 @@ fn small(dir: &Path, more: &[&str]) -> PathBuf {
     path
 }
 
+/// Lines of a log of the run; none if the run has no such log.
 fn log(dir: &Path, file: &str) -> Vec<Value> {
-    let log = fs::read_to_string(dir.join("runs/small").join(file)).unwrap();
+    let log = fs::read_to_string(dir.join("runs/small").join(file)).unwrap_or_default();
     log.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 

@@ -7,8 +7,9 @@ use crate::rows::ROWS;
 use crate::support::{mantissa, root};
 
 /// Commands outside the table, with the reason.
-const ELSEWHERE: [(&str, &str); 2] = [
+const ELSEWHERE: [(&str, &str); 3] = [
     ("train", "resumes from checkpoints instead of completing one output: tests/cli/train.rs, power.rs"),
+    ("finetune", "runs in the folder of a training run, as train does: tests/cli/finetune.rs"),
     ("render-chat", "is a part of run in a process of its own, and writes to its standard output alone"),
 ];
 
