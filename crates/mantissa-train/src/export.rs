@@ -14,6 +14,9 @@ use crate::trainer::Trainer;
 /// Values copied at a time.
 const PIECE: usize = 1 << 18;
 
+/// Values compared at a time: few, because all of the run's memory is still in use.
+const COMPARED: usize = 1 << 14;
+
 /// Reads the weights at `path` back and compares those that are stored as the model holds them.
 fn check(path: &Path, params: &Parameters) -> Result<(), TrainError> {
     let file = SafeTensors::open(path)?;
@@ -28,8 +31,8 @@ fn check(path: &Path, params: &Parameters) -> Result<(), TrainError> {
         let mut at = 0;
         // Transposed weights are in another order.
         let range = if param.transposed { 0..0 } else { param.range.clone() };
-        for first in range.clone().step_by(PIECE) {
-            let bytes = params.stored_bytes(first..range.end.min(first + PIECE));
+        for first in range.clone().step_by(COMPARED) {
+            let bytes = params.stored_bytes(first..range.end.min(first + COMPARED));
             found.resize(bytes.len(), 0);
             file.read_range(meta, at, &mut found)?;
             if found != bytes {
