@@ -19,6 +19,9 @@ use crate::linear::Linear;
 use crate::memory::zeros;
 use crate::source::{SourceView, WeightSource};
 
+/// Shape and values of a tensor that replaces one of the base.
+type Replaced = (Vec<usize>, Vec<f32>);
+
 /// A model and its adapter, as one source of weights.
 #[derive(Clone)]
 pub struct Adapted<'a> {
@@ -28,7 +31,7 @@ pub struct Adapted<'a> {
     /// Adapters by the base's module names.
     modules: BTreeMap<String, AdapterModule>,
     /// Replaced tensors by the base's names.
-    replaced: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+    replaced: BTreeMap<String, Replaced>,
 }
 
 impl std::fmt::Debug for Adapted<'_> {
@@ -167,7 +170,7 @@ impl<'c> Fit<'c> {
         name: String,
         shape: Vec<usize>,
         values: Vec<f32>,
-    ) -> Result<(String, (Vec<usize>, Vec<f32>)), LoadError> {
+    ) -> Result<(String, Replaced), LoadError> {
         let Some((held, expected)) = Self::place(&self.tensors, &name) else {
             return Err(self.fault(&name, "a tensor of the model".into(), "none of this name".into()));
         };

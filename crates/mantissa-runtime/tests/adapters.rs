@@ -90,7 +90,9 @@ fn a_sequence_has_the_same_bits_in_any_batch_and_on_any_thread_count() {
 fn adapters_show_in_the_kernels_and_their_bytes() {
     let (with, _) = load("lora", "llama2-gqa-tied", Some("int8-channel"), 1);
     let without = common::model("llama2-gqa-tied");
-    let bytes = |model: &FastModel| model.linears().map(|linear| linear.bytes()).sum::<u64>();
+    let bytes = |model: &FastModel| {
+        model.linears().map(mantissa_runtime::prepared::PreparedLinear::bytes).sum::<u64>()
+    };
     let folder = tiny().into_iter().find(|dir| dir.ends_with("llama2-gqa-tied")).unwrap();
     let adapter = AdapterFiles::open(&folder.join("../../peft/lora")).unwrap();
     assert_eq!(bytes(&with), bytes(&without) + adapter.bytes());

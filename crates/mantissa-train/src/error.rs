@@ -8,13 +8,19 @@ use mantissa_store::{ErrorClass, Shown};
 use crate::config::KeyFaults;
 use crate::data::DataError;
 
-/// Maximum characters of a quotation, and of a message.
+/// Maximum characters of a quotation, of a value, and of a message.
 const QUOTED: usize = 80;
+const VALUE: usize = 600;
 const MESSAGE: usize = 1000;
 
 /// Cleans a message that quotes a file in backticks or double quotes: one line, control characters escaped,
 /// quotations cut.
 fn cut(message: &str) -> String {
+    cut_at(MESSAGE, message)
+}
+
+/// [`cut`] with at most `most` characters.
+fn cut_at(most: usize, message: &str) -> String {
     let (mut out, mut quote, mut since) = (String::new(), None, 0);
     for c in message.chars() {
         since += 1;
@@ -31,7 +37,7 @@ fn cut(message: &str) -> String {
             c => out.push(c),
         }
     }
-    match out.char_indices().nth(MESSAGE) {
+    match out.char_indices().nth(most) {
         Some((end, _)) => format!("{}…", &out[..end]),
         None => out,
     }
@@ -165,7 +171,7 @@ pub enum TrainError {
     #[error("stopped before the end of the step")]
     Stopped,
     /// A setting is invalid. Quoted file content is escaped and cut.
-    #[error("{file}: {}: expected {allowed}, got {}", Shown(.key), cut(.found))]
+    #[error("{file}: {}: expected {allowed}, got {}", Shown(.key), cut_at(VALUE, .found))]
     Config {
         /// Settings file.
         file: String,

@@ -283,7 +283,7 @@ impl Trainer {
         let error_without = search.without(index)?.error;
         let health = site_health(site, health).cloned();
         let layer = site.layer.map(|layer| &self.model.layers[layer]);
-        let kinds = layer.into_iter().flat_map(|layer| layer.linears()).map(|(kind, _)| kind);
+        let kinds = layer.into_iter().flat_map(crate::ops::LayerOps::linears).map(|(kind, _)| kind);
         let shared = kinds.filter(|&kind| kind != site.kind && site.is_read_by(kind));
         let remedy = self.remedy(search, index, effect, health.as_ref())?;
         Ok(Culprit {

@@ -83,7 +83,7 @@ impl LayerBackward<'_> {
         let pieces = pieces.zip(rows_mut(&mut self.s.inner, ffn, cut.clone()));
         let pieces = pieces.zip(of_gate.parts(ffn, cut.clone()).zip(of_up.parts(ffn, cut.clone())));
         // Without a norm, its partial gradients and scratch have no values.
-        let partial = norm.map_or(0, |norm| norm.partial());
+        let partial = norm.map_or(0, crate::norm::NormOp::partial);
         let partials = rows_mut(&mut self.s.partials, partial, cut.clone().map(|_| 0..1));
         let both = if norm.is_some() { 2 * ffn } else { 0 };
         let pieces = pieces.zip(partials.zip(rows_mut(wide, both, cut.clone())));

@@ -169,7 +169,7 @@ impl<'a> LayerBackward<'a> {
         let x = if of_middle { &saved.middle } else { &saved.residual };
         let cut = parts(tokens, PART);
         let pieces = cut.clone().zip(rows_mut(&mut s.d_normed, d, cut.clone()));
-        let partial = norm.map_or(0, |norm| norm.partial());
+        let partial = norm.map_or(0, crate::norm::NormOp::partial);
         let pieces = pieces.zip(rows_mut(&mut s.partials, partial, cut.clone().map(|_| 0..1)));
         let pieces = pieces.zip(rows_mut(&mut s.d_residual, d, cut.clone()));
         for_each(self.threads, pieces, |(((part, d_normed), partial), dx)| {

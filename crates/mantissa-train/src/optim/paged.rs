@@ -119,7 +119,7 @@ impl Paged<'_> {
 
     /// Number of elements.
     pub fn len(&self) -> usize {
-        (self.extent.bytes / (u64::from(self.dtype.bits()) / 8)) as usize
+        (self.extent.bytes / (self.dtype.bits() / 8)) as usize
     }
 
     /// True if there are none.

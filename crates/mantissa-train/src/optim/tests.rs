@@ -217,7 +217,7 @@ fn states_take_the_predicted_memory() {
                             Array::Bf16(x) | Array::F16(x) | Array::U16(x) => memory += 2 * x.len() as u64,
                             Array::U8(x) => memory += x.len() as u64,
                             Array::Paged(paged) => {
-                                let bytes = paged.len() as u64 * u64::from(paged.dtype().bits()) / 8;
+                                let bytes = paged.len() as u64 * paged.dtype().bits() / 8;
                                 file += bytes.next_multiple_of(4096);
                             }
                         }
