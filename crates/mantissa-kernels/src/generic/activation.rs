@@ -219,6 +219,7 @@ mod tests {
     fn gradients_match_central_differences() {
         type Backward = fn(&mut [f32], &mut [f32], &mut [f32]);
         type Forward = fn(&[f32], &[f32], &mut [f32]);
+        type Case<'a> = (Forward, Backward, &'a dyn Fn(f64) -> f64);
         let erf = |x: f64| {
             // Simpson's rule.
             let (n, mut sum) = (4000, 0.0);
@@ -235,7 +236,7 @@ mod tests {
             0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh())
         };
         let gelu = |x: f64| 0.5 * x * (1.0 + erf(x / 2.0_f64.sqrt()));
-        let all: [(Forward, Backward, &dyn Fn(f64) -> f64); 4] = [
+        let all: [Case<'_>; 4] = [
             (silu_mul, silu_mul_backward, &silu),
             (relu2_mul, relu2_mul_backward, &relu2),
             (gelu_tanh_mul, gelu_tanh_mul_backward, &gelu_tanh),

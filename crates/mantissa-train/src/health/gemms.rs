@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn blocks_are_disjoint_and_span_all_lines() {
-        assert_eq!((blocks(0), blocks(5)), (Vec::new(), Vec::from([0..5])));
+        assert_eq!((blocks(0), blocks(5)), (Vec::new(), std::iter::once(0..5).collect::<Vec<_>>()));
         for lines in [16, 17, 100, 4096] {
             let all = blocks(lines);
             assert!(all.windows(2).all(|pair| pair[0].end <= pair[1].start), "{lines}: {all:?}");

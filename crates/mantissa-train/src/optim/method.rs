@@ -17,6 +17,9 @@ use crate::gradients::Gradients;
 use crate::health::WeightCounts;
 use crate::store::{Store, StoreRef};
 
+/// Weights, gradients and N moments of a tensor that is f32 throughout.
+pub(crate) type Plain<'a, const N: usize> = (&'a mut [f32], &'a [f32], [&'a mut [f32]; N]);
+
 /// Optimizer: its hyperparameters. The state lies apart, so that memory, checkpoints and paging are the same for all.
 pub(crate) trait Method: fmt::Debug + Send + Sync {
     /// Describes the state of a tensor.
@@ -311,7 +314,7 @@ impl Piece<'_, '_> {
     }
 
     /// Returns weights, gradients and moments of the whole piece, if all are f32 and nothing is counted.
-    pub(crate) fn plain<const N: usize>(&mut self) -> Option<(&mut [f32], &[f32], [&mut [f32]; N])> {
+    pub(crate) fn plain<const N: usize>(&mut self) -> Option<Plain<'_, N>> {
         let (WorkingMut::F32(p), MasterMut::None, StoreRef::F32(g), None) =
             (&mut self.working, &self.master, self.grads, self.counts)
         else {
