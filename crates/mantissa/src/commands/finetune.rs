@@ -27,6 +27,9 @@ use crate::error::BadInput;
 /// Name of the settings in messages.
 const NAME: &str = "finetune";
 
+/// Bytes read of a file to see the kind of its first line.
+const FIRST_LINE: u64 = 1 << 16;
+
 /// Trained parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Adapter {
@@ -299,14 +302,22 @@ fn passes(args: &Args, tokens: u64, length: usize) -> Result<u64> {
 /// True if the first line of the first file is a conversation or a prompt with its answer.
 fn is_chat(args: &Args) -> Result<bool> {
     let Some(file) = args.data.first().filter(|file| is_of_lines(file)) else { return Ok(false) };
-    let mut first = String::new();
-    let opening = |error| mantissa_store::Error::opening(file, "a file of training data", "open", error);
-    // A longer line is read with its limits later; its kind shows in its first bytes or it is a text.
-    let mut start = std::io::Read::take(std::fs::File::open(file).map_err(opening)?, 4096);
-    std::io::Read::read_to_string(&mut start, &mut first).or_else(|_| Ok::<_, std::io::Error>(0))?;
-    let keys = ["\"messages\"", "\"prompt\"", "\"completion\""];
-    let text = first.lines().next().unwrap_or_default();
-    Ok(keys.iter().any(|key| text.trim_start().trim_start_matches('{').trim_start().starts_with(key)))
+    let fault =
+        |operation, error| mantissa_store::Error::opening(file, "a file of training data", operation, error);
+    let mut start = Vec::new();
+    let opened = std::fs::File::open(file).map_err(|error| fault("open", error))?;
+    let mut limited = std::io::Read::take(opened, FIRST_LINE);
+    std::io::Read::read_to_end(&mut limited, &mut start).map_err(|error| fault("read", error))?;
+    let start = String::from_utf8_lossy(&start);
+    let line = start.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    let keys = ["messages", "prompt", "completion"];
+    Ok(match serde_json::from_str::<serde_json::Value>(line) {
+        Ok(value) => keys.iter().any(|key| value.get(key).is_some()),
+        // Longer than what was read: the key is among the first of the line, or it is a text.
+        Err(_) => {
+            keys.iter().any(|key| line.trim_start().starts_with('{') && line.contains(&format!("\"{key}\":")))
+        }
+    })
 }
 
 /// Returns the number of steps of [`Args::epochs`] over packed conversations.

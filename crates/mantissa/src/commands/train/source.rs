@@ -14,7 +14,7 @@ use crate::context::Context;
 
 /// Data of a run, before they are in its folder.
 pub(super) enum Source {
-    Text(Tokens),
+    Text(Box<Tokens>),
     Chat(Chat),
 }
 
@@ -32,7 +32,7 @@ impl Source {
     ) -> Result<Self> {
         Ok(match settings.data.chat {
             true => Source::Chat(Chat::prepare(run, settings, base, setup, context)?),
-            false => Source::Text(Tokens::prepare(run, settings, base, setup, context)?),
+            false => Source::Text(Box::new(Tokens::prepare(run, settings, base, setup, context)?)),
         })
     }
 

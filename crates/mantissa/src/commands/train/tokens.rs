@@ -38,7 +38,7 @@ pub(super) struct TokenFiles {
 }
 
 enum Made {
-    Before(TokenFiles),
+    Before(Box<TokenFiles>),
     Now(Box<Split>, BTreeMap<String, String>),
 }
 
@@ -71,7 +71,7 @@ impl Tokens {
                     let resumes = "resuming with the tokens that the run began with";
                     context.warn(&format!("data.files: the data or the tokenizer have changed; {resumes}"));
                 }
-                return Ok(Tokens { made_from, paths, made: Made::Before(files) });
+                return Ok(Tokens { made_from, paths, made: Made::Before(Box::new(files)) });
             }
             Ok(_) => "others",
             Err(DataError::Store(error)) if sealed::is_damage(&error) => "a damaged file",
@@ -100,7 +100,7 @@ impl Tokens {
     /// I/O.
     pub(super) fn write(self) -> Result<TokenFiles> {
         let (split, about) = match self.made {
-            Made::Before(files) => return Ok(files),
+            Made::Before(files) => return Ok(*files),
             Made::Now(split, about) => (*split, about),
         };
         let [path, held_path] = &self.paths;

@@ -93,7 +93,7 @@ fn is_whole(run: &Path) -> bool {
 fn tokens_of(dir: &Path) -> Result<usize> {
     let path = dir.join(TOKENIZER_FILES[0]);
     let value = json::read_strict(&path, MAX_FILE, "a tokenizer.json")?;
-    let vocab = value["model"]["vocab"].as_object().map(|vocab| vocab.len());
+    let vocab = value["model"]["vocab"].as_object().map(serde_json::Map::len);
     Ok(vocab.ok_or_else(|| BadInput::new(path.display().to_string(), "no model.vocab", "a BPE tokenizer"))?)
 }
 
