@@ -1,4 +1,4 @@
-//! Forms: matmul operands in the scheme, rotation and storage that a [`GemmPolicy`] asks for, and their product.
+//! Forms: matmul operands in the scheme, rotation and storage that a [`GemmPolicy`](crate::policy::GemmPolicy) asks for, and their product.
 //!
 //! A form is a matrix `[lines, k]` whose rows run along the contraction axis, so that every product is `A Bᵀ`. Its
 //! values are the exact values of the scheme: 8-bit codes of integers with their scales, bf16 with a factor per line or

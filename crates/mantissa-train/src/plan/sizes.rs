@@ -134,7 +134,7 @@ impl Sizes {
         self.by_row(per_token).saturating_add(count)
     }
 
-    /// Lengths of the f32 fields of [`Saved`], in order; of a layer with experts if `mixed`.
+    /// Lengths of the f32 fields of [`Saved`](super::Saved), in order; of a layer with experts if `mixed`.
     pub(super) fn saved(&self, mixed: bool) -> [usize; 14] {
         let of = |width: usize| self.by_row(width);
         [
@@ -155,13 +155,13 @@ impl Sizes {
         ]
     }
 
-    /// Operands of [`Saved::inputs`], in order.
+    /// Operands of [`Saved::inputs`](super::Saved::inputs), in order.
     pub(super) fn inputs(&self, mixed: bool) -> [Share; 4] {
         let widths = [self.hidden, self.query, self.hidden, if mixed { 0 } else { self.intermediate }];
         widths.map(|width| Share(self.layers.0, self.by_row(width)))
     }
 
-    /// Operands of [`Scratch::rounded`], `head_input` and `head_gradient`.
+    /// Operands of [`Scratch::rounded`](super::Scratch::rounded), `head_input` and `head_gradient`.
     pub(super) fn rounded(&self) -> [Share; 5] {
         let of = |width: usize| self.by_row(width);
         let (qkv, gate_up) = self.joined;
@@ -171,14 +171,14 @@ impl Sizes {
         [first, second, inner, Share(self.head.0, of(self.hidden)), Share(self.head.1, self.logits)]
     }
 
-    /// Width of [`Scratch::wide`]: joined projections, results to be normed, and both sides of a norm in the MLP.
+    /// Width of [`Scratch::wide`](super::Scratch::wide): joined projections, results to be normed, and both sides of a norm in the MLP.
     fn wide(&self) -> usize {
         let results = if self.results { self.hidden } else { 0 };
         let subs = if self.sub_norms { self.query.max(2 * self.intermediate) } else { 0 };
         self.joined.0.max(self.joined.1).max(results).max(subs)
     }
 
-    /// Lengths of the f32 fields of [`Scratch`], in order.
+    /// Lengths of the f32 fields of [`Scratch`](super::Scratch), in order.
     pub(super) fn scratch(&self) -> [usize; 25] {
         let of = |width: usize| self.by_row(width);
         let mixed = self.experts.0 > 0;
