@@ -78,7 +78,7 @@ pub struct Args {
     /// Scale of the update times the rank
     #[arg(long, default_value_t = 32.0, help_heading = "Adapter")]
     alpha: f64,
-    /// Share of adapter inputs that are set to 0
+    /// Share of adapter inputs set to 0
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, help_heading = "Adapter")]
     dropout: f64,
     /// Layers with an adapter, as q_proj [default: all]
@@ -119,7 +119,7 @@ pub struct Args {
     /// Optimizer: adamw, sgd …
     #[arg(long, default_value = "adamw", help_heading = "Training")]
     optimizer: String,
-    /// Storage of the moments: f32, bf16, 8bit …
+    /// Dtype of the moments: f32, 8bit …
     #[arg(long, default_value = "f32", help_heading = "Training")]
     moments: String,
     /// Precision policy
