@@ -53,7 +53,7 @@ enum Adapter {
 #[command(after_help = "EXAMPLES
   mantissa finetune demo --data story.txt --out tuned --lr 2e-3
   mantissa finetune demo --data story.txt --out tuned --lr 2e-3 --resume
-  mantissa finetune demo --data story.txt --out merged --merge --requantize int4-g32
+  mantissa finetune demo --data story.txt --out both --requantize int4-g32
   mantissa finetune demo --data story.txt --out other --dry-run")]
 pub struct Args {
     /// Model folder, dense or quantized, or `demo`
