@@ -22,6 +22,7 @@ use crate::calibrate::windows::check_windows;
 use crate::calibrate::{Calibration, CalibrationSet, Limits, Tick};
 use crate::error::Result;
 use crate::input_scales::{Observer, scale};
+use crate::jobs::tensors::write_changed;
 use crate::plan::spec_bytes;
 use crate::quality::{QUALITY_NAME, Quality};
 use crate::sidecars::copy_sidecars;
@@ -229,29 +230,10 @@ impl Recalibration {
         for spec in added {
             writer.write(&spec.name, self.tensors.get(&spec.name).map_or(&[][..], Vec::as_slice))?;
         }
-        let mut buffer = vec![0; COPY];
-        for meta in kept() {
-            if let Some(bytes) = self.tensors.get(&meta.name) {
-                writer.write(&meta.name, bytes)?;
-                continue;
-            }
-            if meta.len == 0 {
-                writer.write(&meta.name, &[])?;
-            }
-            let mut at = 0;
-            while at < meta.len {
-                let n = usize::try_from(meta.len - at).unwrap_or(usize::MAX).min(buffer.len());
-                from.read_range(meta, at, &mut buffer[..n])?;
-                writer.write_range(&meta.name, at, &buffer[..n])?;
-                at += n as u64;
-            }
-        }
+        write_changed(&mut writer, from, kept(), &self.tensors)?;
         Ok(writer.finish()?)
     }
 }
-
-/// Bytes copied at a time.
-const COPY: usize = 1 << 20;
 
 /// Size limit of an index, in bytes.
 const MAX_INDEX_BYTES: u64 = 64 << 20;

@@ -1,8 +1,10 @@
 //! Tensors of the quantized layers of an output.
 
+use std::collections::BTreeMap;
+
 use mantissa_num::Scheme;
 use mantissa_store::convention::{Container, Experts};
-use mantissa_store::{TensorMeta, TensorSpec};
+use mantissa_store::{SafeTensors, SafetensorsWriter, TensorMeta, TensorSpec};
 
 use crate::error::Result;
 use crate::gguf::layout::Layout;
@@ -11,6 +13,39 @@ use crate::stacks;
 
 /// Note for formats without stacked experts.
 pub(crate) const EXPERTS_APART: &str = "experts that the source stacks in one tensor are stored one by one: mantissa reads them, other engines expect one tensor";
+
+/// Bytes copied at a time.
+const COPY: usize = 1 << 20;
+
+/// Writes tensors of a weight file: the bytes in `changed`, or copies of those in `from`, piece by piece.
+///
+/// # Errors
+/// I/O.
+pub(crate) fn write_changed<'a>(
+    writer: &mut SafetensorsWriter,
+    from: &SafeTensors,
+    tensors: impl Iterator<Item = &'a TensorMeta>,
+    changed: &BTreeMap<String, Vec<u8>>,
+) -> Result<()> {
+    let mut buffer = vec![0; COPY];
+    for meta in tensors {
+        if let Some(bytes) = changed.get(&meta.name) {
+            writer.write(&meta.name, bytes)?;
+            continue;
+        }
+        if meta.len == 0 {
+            writer.write(&meta.name, &[])?;
+        }
+        let mut at = 0;
+        while at < meta.len {
+            let n = usize::try_from(meta.len - at).unwrap_or(usize::MAX).min(buffer.len());
+            from.read_range(meta, at, &mut buffer[..n])?;
+            writer.write_range(&meta.name, at, &buffer[..n])?;
+            at += n as u64;
+        }
+    }
+    Ok(())
+}
 
 /// Declares the tensors of the output: those of a GGUF `layout`, or in a folder the `copied` ones and the format's `own`.
 pub(crate) fn output_specs(

@@ -10,12 +10,13 @@ use mantissa_methods::e2e;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Error, FileDigest, SafeTensors, SafetensorsWriter, TensorSpec, disk};
 
-use super::{COPY, Folder};
+use super::Folder;
 use crate::e2e::{Tuned, tune};
 use crate::error::Result;
 use crate::fold::Folded;
 use crate::jobs::Task;
 use crate::jobs::describe::Contents;
+use crate::jobs::tensors::write_changed;
 use crate::progress::{Progress, Tell};
 use crate::quality::TRAINED;
 use crate::transform::Prepared;
@@ -63,23 +64,7 @@ fn rewrite(path: &Path, changed: &BTreeMap<String, Vec<u8>>) -> Result<Option<Fi
     let next = path.with_extension("trained");
     let specs = from.tensors().iter().map(|meta| TensorSpec::new(&meta.name, meta.dtype, meta.shape.clone()));
     let mut writer = SafetensorsWriter::create(&next, specs.collect(), from.metadata().clone())?;
-    let mut buffer = vec![0; COPY];
-    for meta in from.tensors() {
-        if let Some(bytes) = changed.get(&meta.name) {
-            writer.write(&meta.name, bytes)?;
-            continue;
-        }
-        if meta.len == 0 {
-            writer.write(&meta.name, &[])?;
-        }
-        let mut at = 0;
-        while at < meta.len {
-            let n = usize::try_from(meta.len - at).unwrap_or(usize::MAX).min(buffer.len());
-            from.read_range(meta, at, &mut buffer[..n])?;
-            writer.write_range(&meta.name, at, &buffer[..n])?;
-            at += n as u64;
-        }
-    }
+    write_changed(&mut writer, &from, from.tensors().iter(), changed)?;
     let digest = writer.finish()?;
     let io = |error| Error::Io { path: path.to_owned(), operation: "replace", error };
     disk::rename(&next, path).map_err(io)?;
