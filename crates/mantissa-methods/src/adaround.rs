@@ -24,12 +24,13 @@ use crate::autoround::{LearnedWeight, check_scheme};
 use crate::error::MethodError;
 use crate::error_stats::ErrorStats;
 use crate::gptq::Hessian;
+use crate::learned::{self, Field};
 use crate::method::{
     Buffer, Extent, Feature, InputSolver, InputTask, Lack, Method, Needs, Phase, Prepared, SolveInput,
     Solver, WeightTask, Work, refused_by_most,
 };
 use crate::metric::weigh;
-use crate::options::{Key, OptionError, Options, Setting, TableSpec, shortest};
+use crate::options::{Key, OptionError, Options, Setting, TableSpec};
 use crate::rtn::shared_outer_scale;
 use crate::solved::Solved;
 
@@ -80,6 +81,17 @@ impl Default for AdaRound {
     }
 }
 
+impl AdaRound {
+    /// All options, in the order of reports.
+    fn fields(&mut self) -> Vec<Field<'_>> {
+        vec![
+            Field::Count("iterations", &mut self.iterations, 1_000_000),
+            Field::Number("rate", &mut self.rate, 1.0),
+            Field::Number("lambda", &mut self.lambda, 1e6),
+        ]
+    }
+}
+
 impl Method for AdaRound {
     fn name(&self) -> &'static str {
         "adaround"
@@ -94,19 +106,12 @@ impl Method for AdaRound {
     }
 
     fn set(&mut self, _: &str, from: Options<'_>) -> Result<(), OptionError> {
-        self.iterations = from.count("iterations", 1_000_000)?.unwrap_or(self.iterations);
-        self.rate = from.number("rate", 1.0)?.unwrap_or(self.rate);
-        self.lambda = from.number("lambda", 1e6)?.unwrap_or(self.lambda);
-        Ok(())
+        learned::set(self.fields(), from)
     }
 
     fn settings(&self) -> Vec<Setting> {
-        let set = |key, value: toml::Value| Setting::new(TABLE.name, key, value);
-        vec![
-            set("iterations", (self.iterations as i64).into()),
-            set("rate", shortest(self.rate).into()),
-            set("lambda", shortest(self.lambda).into()),
-        ]
+        let mut options = *self;
+        learned::settings(&TABLE, options.fields())
     }
 
     fn needs(&self) -> Needs {
@@ -119,17 +124,13 @@ impl Method for AdaRound {
 
     fn refuses(&self, feature: Feature) -> Option<&'static str> {
         match feature {
-            Feature::StochasticRounding => Some("it does not support stochastic rounding"),
+            Feature::StochasticRounding => Some(learned::NOT_STOCHASTIC),
             _ => refused_by_most(feature),
         }
     }
 
     fn lacking(&self, lack: Lack) -> Option<&'static str> {
-        Some(match lack {
-            Lack::Tokens | Lack::AllChannels => "its layers are rounded to nearest",
-            Lack::Few => "learned rounding may overfit",
-            Lack::Channels => "their weights are rounded to nearest",
-        })
+        Some(learned::lacking(lack))
     }
 
     fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {

@@ -21,16 +21,13 @@
 
 use mantissa_num::Scheme;
 
-use crate::autoround::{Adam, LearnedWeight, check_scheme};
-use crate::error::MethodError;
+use crate::autoround::{Adam, LearnedWeight};
 use crate::error_stats::ErrorStats;
-use crate::method::{
-    Block, Buffer, Extent, Feature, Fisher, Lack, LayerSolver, Learned, Method, Needs, Phase, Run,
-    SolveLayer, WeightTask, Work, refused_by_most,
-};
-use crate::metric::{ERROR_METRICS, ErrorMetric};
-use crate::options::{Key, OptionError, Options, Setting, TableSpec, name_of, shortest};
-use crate::reconstruction::{Parameters, Step, Steps, error, learn};
+use crate::learned::{Field, LearnedLayer, LearnsLayers};
+use crate::method::{Block, Buffer, Extent, Lack};
+use crate::metric::ErrorMetric;
+use crate::options::{Key, TableSpec};
+use crate::reconstruction::{Parameters, Step, Steps};
 use crate::solved::Solved;
 
 const TABLE: TableSpec = TableSpec {
@@ -78,92 +75,61 @@ impl Default for BlockAp {
     }
 }
 
-impl Method for BlockAp {
-    fn name(&self) -> &'static str {
-        "block-ap"
-    }
+impl LearnsLayers for BlockAp {
+    type Layer = Training;
 
-    fn work(&self) -> Work<'_> {
-        Work::Layer(self)
-    }
+    const TABLE: &'static TableSpec = &TABLE;
 
-    fn tables(&self) -> &'static [TableSpec] {
-        &[TABLE]
-    }
-
-    fn set(&mut self, _: &str, from: Options<'_>) -> Result<(), OptionError> {
-        self.iterations = from.count("iterations", 1_000_000)?.unwrap_or(self.iterations);
-        self.rate = from.number("rate", 1.0)?.unwrap_or(self.rate);
-        self.clip_rate = from.number("clip_rate", 1.0)?.unwrap_or(self.clip_rate);
-        self.batch_tokens = from.count("batch_tokens", 1 << 24)?.unwrap_or(self.batch_tokens);
-        self.seed = from.seed()?.unwrap_or(self.seed);
-        self.metric = from.one_of("metric", &ERROR_METRICS)?.unwrap_or(self.metric);
-        Ok(())
-    }
-
-    fn settings(&self) -> Vec<Setting> {
-        let set = |key, value: toml::Value| Setting::new(TABLE.name, key, value);
+    fn fields(&mut self) -> Vec<Field<'_>> {
         vec![
-            set("iterations", (self.iterations as i64).into()),
-            set("rate", shortest(self.rate).into()),
-            set("clip_rate", shortest(self.clip_rate).into()),
-            set("batch_tokens", (self.batch_tokens as i64).into()),
-            set("seed", (self.seed as i64).into()),
-            set("metric", name_of(&self.metric, &ERROR_METRICS).into()),
+            Field::Count("iterations", &mut self.iterations, 1_000_000),
+            Field::Number("rate", &mut self.rate, 1.0),
+            Field::Number("clip_rate", &mut self.clip_rate, 1.0),
+            Field::Count("batch_tokens", &mut self.batch_tokens, 1 << 24),
+            Field::Seed(&mut self.seed),
+            Field::Metric(&mut self.metric),
         ]
     }
 
-    fn needs(&self) -> Needs {
-        Needs { fisher: Fisher::of_layers(self.metric, self.seed), ..self.work().needs() }
+    fn steps(&self) -> Steps {
+        let Self { iterations: count, batch_tokens, seed, .. } = *self;
+        Steps { count, batch_tokens, seed }
     }
 
-    fn takes(&self, scheme: &Scheme, (rows, cols): (usize, usize), _: bool) -> Result<(), MethodError> {
-        Ok(check_scheme(scheme, rows, cols)?)
+    fn metric(&self) -> ErrorMetric {
+        self.metric
     }
 
-    fn refuses(&self, feature: Feature) -> Option<&'static str> {
-        match feature {
-            Feature::StochasticRounding => Some("it rounds to nearest as it learns"),
-            Feature::RotatedInputs => Some("it does not rotate inputs as it learns"),
-            _ => refused_by_most(feature),
+    fn layer(&self) -> Training {
+        Training { options: *self, weights: Vec::new() }
+    }
+
+    fn gap(lack: Lack) -> &'static str {
+        match lack {
+            Lack::Few => "trained weights may overfit",
+            _ => crate::learned::lacking(lack),
         }
     }
 
-    fn lacking(&self, lack: Lack) -> Option<&'static str> {
-        Some(match lack {
-            Lack::Tokens | Lack::AllChannels => "its layers are rounded to nearest",
-            Lack::Few => "trained weights may overfit",
-            Lack::Channels => "their weights are rounded to nearest",
-        })
-    }
-
-    fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
+    fn memory(&self, extent: &Extent<'_>) -> Vec<Buffer> {
         let groups = (extent.rows * extent.cols.div_ceil(extent.group.max(1))) as u64;
         // The original, Adam's state and directions, and the masked gradient; for both factors of a range the same.
         let bytes = LearnedWeight::bytes_needed(extent.rows, extent.cols, extent.group)
             + (8 + Adam::BYTES) * extent.weights()
             + 2 * (16 + 8 + Adam::BYTES) * groups;
-        Vec::from_iter((phase == Phase::Learn).then_some(("weights as they are trained", bytes)))
-    }
-}
-
-impl SolveLayer for BlockAp {
-    fn begin(&self) -> Box<dyn LayerSolver> {
-        Box::new(Training { options: *self, weights: Vec::new() })
-    }
-
-    fn batch_tokens(&self) -> usize {
-        self.batch_tokens
+        vec![("weights as they are trained", bytes)]
     }
 }
 
 /// Weights of a layer.
-struct Training {
+#[derive(Debug)]
+pub struct Training {
     options: BlockAp,
     weights: Vec<TrainedWeight>,
 }
 
 /// Weight in training.
+#[derive(Debug)]
 struct TrainedWeight {
     weight: LearnedWeight,
     /// Weight and factors before the first step.
@@ -231,30 +197,12 @@ impl Parameters for Training {
     }
 }
 
-impl LayerSolver for Training {
-    fn add(&mut self, task: &WeightTask<'_>, h: &[f32], signed: bool) -> Result<(), MethodError> {
-        let WeightTask { scheme, w, cols, outer, threads, .. } = *task;
-        let weight = LearnedWeight::new(scheme, w, cols, h, outer, signed, threads)?;
+impl LearnedLayer for Training {
+    fn push(&mut self, weight: LearnedWeight, _: &Scheme, _: usize) {
         self.weights.push(TrainedWeight::new(weight));
-        Ok(())
     }
 
-    fn learn(&mut self, block: &mut dyn Block, run: &mut Run<'_>) -> Result<Learned, MethodError> {
-        let BlockAp { iterations: count, batch_tokens, seed, .. } = self.options;
-        learn(self, block, run, &Steps { count, batch_tokens, seed })
-    }
-
-    fn error(&mut self, block: &mut dyn Block, run: &mut Run<'_>) -> Result<f64, MethodError> {
-        error(block, run, self.options.batch_tokens)
-    }
-
-    fn dequantize(&self, index: usize, out: &mut [f32], threads: usize) {
-        if let Some(trained) = self.weights.get(index) {
-            trained.weight.fake_quantize(out, threads);
-        }
-    }
-
-    fn finish(self: Box<Self>) -> Vec<Solved> {
+    fn solved(&self) -> Vec<Solved> {
         self.weights.iter().map(TrainedWeight::solved).collect()
     }
 }
@@ -263,6 +211,8 @@ impl LayerSolver for Training {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::Method;
+    use crate::options::Options;
     use crate::testing::learn_mlp as solve;
 
     const SCHEMES: [&str; 4] = ["int4-g32", "int2-g32-asym", "nvfp4", "nf4-g32"];

@@ -22,15 +22,12 @@
 use mantissa_num::Scheme;
 
 use crate::adaround::{Schedule, SoftRounding};
-use crate::autoround::{LearnedWeight, check_scheme};
-use crate::error::MethodError;
-use crate::method::{
-    Block, Buffer, Extent, Feature, Fisher, Lack, LayerSolver, Learned, Method, Needs, Phase, Run,
-    SolveLayer, WeightTask, Work, refused_by_most,
-};
-use crate::metric::{ERROR_METRICS, ErrorMetric};
-use crate::options::{Key, OptionError, Options, Setting, TableSpec, name_of, shortest};
-use crate::reconstruction::{Parameters, Step, Steps, error, learn};
+use crate::autoround::LearnedWeight;
+use crate::learned::{Field, LearnedLayer, LearnsLayers};
+use crate::method::{Block, Buffer, Extent};
+use crate::metric::ErrorMetric;
+use crate::options::{Key, TableSpec};
+use crate::reconstruction::{Parameters, Step, Steps};
 use crate::solved::Solved;
 
 const TABLE: TableSpec = TableSpec {
@@ -75,84 +72,43 @@ impl Default for Brecq {
     }
 }
 
-impl Method for Brecq {
-    fn name(&self) -> &'static str {
-        "brecq"
-    }
+impl LearnsLayers for Brecq {
+    type Layer = Rounding;
 
-    fn work(&self) -> Work<'_> {
-        Work::Layer(self)
-    }
+    const TABLE: &'static TableSpec = &TABLE;
 
-    fn tables(&self) -> &'static [TableSpec] {
-        &[TABLE]
-    }
-
-    fn set(&mut self, _: &str, from: Options<'_>) -> Result<(), OptionError> {
-        self.iterations = from.count("iterations", 1_000_000)?.unwrap_or(self.iterations);
-        self.rate = from.number("rate", 1.0)?.unwrap_or(self.rate);
-        self.lambda = from.number("lambda", 1e6)?.unwrap_or(self.lambda);
-        self.batch_tokens = from.count("batch_tokens", 1 << 24)?.unwrap_or(self.batch_tokens);
-        self.seed = from.seed()?.unwrap_or(self.seed);
-        self.metric = from.one_of("metric", &ERROR_METRICS)?.unwrap_or(self.metric);
-        Ok(())
-    }
-
-    fn settings(&self) -> Vec<Setting> {
-        let set = |key, value: toml::Value| Setting::new(TABLE.name, key, value);
+    fn fields(&mut self) -> Vec<Field<'_>> {
         vec![
-            set("iterations", (self.iterations as i64).into()),
-            set("rate", shortest(self.rate).into()),
-            set("lambda", shortest(self.lambda).into()),
-            set("batch_tokens", (self.batch_tokens as i64).into()),
-            set("seed", (self.seed as i64).into()),
-            set("metric", name_of(&self.metric, &ERROR_METRICS).into()),
+            Field::Count("iterations", &mut self.iterations, 1_000_000),
+            Field::Number("rate", &mut self.rate, 1.0),
+            Field::Number("lambda", &mut self.lambda, 1e6),
+            Field::Count("batch_tokens", &mut self.batch_tokens, 1 << 24),
+            Field::Seed(&mut self.seed),
+            Field::Metric(&mut self.metric),
         ]
     }
 
-    fn needs(&self) -> Needs {
-        Needs { fisher: Fisher::of_layers(self.metric, self.seed), ..self.work().needs() }
+    fn steps(&self) -> Steps {
+        let Self { iterations: count, batch_tokens, seed, .. } = *self;
+        Steps { count, batch_tokens, seed }
     }
 
-    fn takes(&self, scheme: &Scheme, (rows, cols): (usize, usize), _: bool) -> Result<(), MethodError> {
-        Ok(check_scheme(scheme, rows, cols)?)
+    fn metric(&self) -> ErrorMetric {
+        self.metric
     }
 
-    fn refuses(&self, feature: Feature) -> Option<&'static str> {
-        match feature {
-            Feature::StochasticRounding => Some("it does not support stochastic rounding"),
-            Feature::RotatedInputs => Some("BRECQ cannot rotate inputs while it trains"),
-            _ => refused_by_most(feature),
-        }
+    fn layer(&self) -> Rounding {
+        Rounding { options: *self, soft: Vec::new(), hard: Vec::new(), elements: 0, begun: false }
     }
 
-    fn lacking(&self, lack: Lack) -> Option<&'static str> {
-        Some(match lack {
-            Lack::Tokens | Lack::AllChannels => "its layers are rounded to nearest",
-            Lack::Few => "learned rounding may overfit",
-            Lack::Channels => "their weights are rounded to nearest",
-        })
-    }
-
-    fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
-        let learned = ("rounding as it is learned", SoftRounding::bytes_needed(extent));
-        Vec::from_iter((phase == Phase::Learn).then_some(learned))
-    }
-}
-
-impl SolveLayer for Brecq {
-    fn begin(&self) -> Box<dyn LayerSolver> {
-        Box::new(Rounding { options: *self, soft: Vec::new(), hard: Vec::new(), elements: 0, begun: false })
-    }
-
-    fn batch_tokens(&self) -> usize {
-        self.batch_tokens
+    fn memory(&self, extent: &Extent<'_>) -> Vec<Buffer> {
+        vec![("rounding as it is learned", SoftRounding::bytes_needed(extent))]
     }
 }
 
 /// The weights of a layer.
 #[derive(Debug)]
-struct Rounding {
+pub struct Rounding {
     options: Brecq,
     /// Weights before they are rounded.
     soft: Vec<SoftRounding>,
@@ -199,29 +155,13 @@ impl Parameters for Rounding {
     }
 }
 
-impl LayerSolver for Rounding {
-    fn add(&mut self, task: &WeightTask<'_>, h: &[f32], signed: bool) -> Result<(), MethodError> {
-        let WeightTask { scheme, w, cols, outer, threads, .. } = *task;
-        let nearest = LearnedWeight::new(scheme, w, cols, h, outer, signed, threads)?;
-        self.soft.push(SoftRounding::new(nearest, threads));
-        self.elements += w.len();
-        Ok(())
+impl LearnedLayer for Rounding {
+    fn push(&mut self, weight: LearnedWeight, _: &Scheme, threads: usize) {
+        self.elements += weight.weight().len();
+        self.soft.push(SoftRounding::new(weight, threads));
     }
 
-    fn learn(&mut self, block: &mut dyn Block, run: &mut Run<'_>) -> Result<Learned, MethodError> {
-        let Brecq { iterations: count, batch_tokens, seed, .. } = self.options;
-        learn(self, block, run, &Steps { count, batch_tokens, seed })
-    }
-
-    fn error(&mut self, block: &mut dyn Block, run: &mut Run<'_>) -> Result<f64, MethodError> {
-        error(block, run, self.options.batch_tokens)
-    }
-
-    fn dequantize(&self, index: usize, out: &mut [f32], threads: usize) {
-        self.values(index, out, threads);
-    }
-
-    fn finish(self: Box<Self>) -> Vec<Solved> {
+    fn solved(&self) -> Vec<Solved> {
         self.hard.iter().map(LearnedWeight::solved).collect()
     }
 }

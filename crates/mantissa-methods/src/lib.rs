@@ -6,8 +6,8 @@
 //!
 //! To add a method:
 //! 1. Write one file with the functions of the paper, and a struct of its options that implements [`Method`] and the trait of its unit
-//!    of work: [`SolveWeight`](method::SolveWeight) (no text), [`SolveInput`](method::SolveInput) (from the Hessian of an input) or
-//!    [`SolveLayer`](method::SolveLayer) (learns a decoder layer).
+//!    of work: [`SolveWeight`](method::SolveWeight) (no text) or [`SolveInput`](method::SolveInput) (from the Hessian of an input). A
+//!    method that learns a decoder layer implements [`LearnsLayers`](learned::LearnsLayers) instead.
 //! 2. Declare the file here, and add one row to [`METHODS`].
 //! 3. Add a section to `docs/explain/methods.md`. Recipes, memory estimates, coverage, reports and help read the value.
 //!
@@ -28,6 +28,7 @@ pub mod foem;
 pub mod gptq;
 pub mod hqq;
 pub mod judge;
+pub mod learned;
 pub mod method;
 pub mod metric;
 pub mod omniquant;

@@ -19,15 +19,12 @@
 use mantissa_kernels::kernels;
 use mantissa_num::Scheme;
 
-use crate::autoround::{LearnedWeight, check_scheme};
-use crate::error::MethodError;
-use crate::method::{
-    Block, Buffer, Extent, Feature, Fisher, Lack, LayerSolver, Learned, Method, Needs, Phase, Run,
-    SolveLayer, WeightTask, Work, refused_by_most,
-};
-use crate::metric::{ERROR_METRICS, ErrorMetric};
-use crate::options::{Key, OptionError, Options, Setting, TableSpec, name_of, shortest};
-use crate::reconstruction::{Parameters, Step, Steps, error, learn};
+use crate::autoround::LearnedWeight;
+use crate::learned::{Field, LearnedLayer, LearnsLayers};
+use crate::method::{Block, Buffer, Extent, Lack};
+use crate::metric::ErrorMetric;
+use crate::options::{Key, TableSpec};
+use crate::reconstruction::{Parameters, Step, Steps};
 use crate::solved::Solved;
 
 /// Decay of Adam's first and second moments, and its ε.
@@ -73,84 +70,54 @@ impl Default for OmniQuant {
     }
 }
 
-impl Method for OmniQuant {
-    fn name(&self) -> &'static str {
-        "omniquant"
-    }
+impl LearnsLayers for OmniQuant {
+    type Layer = Clipping;
 
-    fn work(&self) -> Work<'_> {
-        Work::Layer(self)
-    }
+    const TABLE: &'static TableSpec = &TABLE;
 
-    fn tables(&self) -> &'static [TableSpec] {
-        &[TABLE]
-    }
-
-    fn set(&mut self, _: &str, from: Options<'_>) -> Result<(), OptionError> {
-        self.iterations = from.count("iterations", 1_000_000)?.unwrap_or(self.iterations);
-        self.rate = from.number("rate", 1.0)?.unwrap_or(self.rate);
-        self.batch_tokens = from.count("batch_tokens", 1 << 24)?.unwrap_or(self.batch_tokens);
-        self.seed = from.seed()?.unwrap_or(self.seed);
-        self.metric = from.one_of("metric", &ERROR_METRICS)?.unwrap_or(self.metric);
-        Ok(())
-    }
-
-    fn settings(&self) -> Vec<Setting> {
-        let set = |key, value: toml::Value| Setting::new(TABLE.name, key, value);
+    fn fields(&mut self) -> Vec<Field<'_>> {
         vec![
-            set("iterations", (self.iterations as i64).into()),
-            set("rate", shortest(self.rate).into()),
-            set("batch_tokens", (self.batch_tokens as i64).into()),
-            set("seed", (self.seed as i64).into()),
-            set("metric", name_of(&self.metric, &ERROR_METRICS).into()),
+            Field::Count("iterations", &mut self.iterations, 1_000_000),
+            Field::Number("rate", &mut self.rate, 1.0),
+            Field::Count("batch_tokens", &mut self.batch_tokens, 1 << 24),
+            Field::Seed(&mut self.seed),
+            Field::Metric(&mut self.metric),
         ]
     }
 
-    fn needs(&self) -> Needs {
-        Needs { fisher: Fisher::of_layers(self.metric, self.seed), ..self.work().needs() }
+    fn steps(&self) -> Steps {
+        let Self { iterations: count, batch_tokens, seed, .. } = *self;
+        Steps { count, batch_tokens, seed }
     }
 
-    fn takes(&self, scheme: &Scheme, (rows, cols): (usize, usize), _: bool) -> Result<(), MethodError> {
-        Ok(check_scheme(scheme, rows, cols)?)
+    fn metric(&self) -> ErrorMetric {
+        self.metric
     }
 
-    fn refuses(&self, feature: Feature) -> Option<&'static str> {
-        match feature {
-            Feature::StochasticRounding => Some("it rounds to nearest as it learns"),
-            Feature::RotatedInputs => Some("it does not rotate inputs as it learns"),
-            _ => refused_by_most(feature),
-        }
+    fn layer(&self) -> Clipping {
+        Clipping { options: *self, weights: Vec::new() }
     }
 
-    fn lacking(&self, lack: Lack) -> Option<&'static str> {
-        Some(match lack {
+    fn gap(lack: Lack) -> &'static str {
+        match lack {
             Lack::Tokens | Lack::AllChannels => "the ranges of its layers stay as they begin",
             Lack::Few => "ranges are learned on less than they can fit",
             Lack::Channels => "the ranges of their weights are learned from the other channels",
-        })
+        }
     }
 
-    fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
+    fn memory(&self, extent: &Extent<'_>) -> Vec<Buffer> {
         let weight = LearnedWeight::bytes_needed(extent.rows, extent.cols, extent.group);
         let groups = (extent.rows * extent.cols.div_ceil(extent.group.max(1))) as u64;
         // Factors and their state; gradients; logits and factors of a step.
         let bytes = weight + groups * (2 * size_of::<Clip>() + size_of::<[f64; 2]>() + 16) as u64;
-        Vec::from_iter((phase == Phase::Learn).then_some(("ranges as they are learned", bytes)))
+        vec![("ranges as they are learned", bytes)]
     }
 }
 
-impl SolveLayer for OmniQuant {
-    fn begin(&self) -> Box<dyn LayerSolver> {
-        Box::new(Clipping { options: *self, weights: Vec::new() })
-    }
-
-    fn batch_tokens(&self) -> usize {
-        self.batch_tokens
-    }
-}
-
-/// The weights of a layer.
-struct Clipping {
+/// Weights of a layer.
+#[derive(Debug)]
+pub struct Clipping {
     options: OmniQuant,
     weights: Vec<ClippedWeight>,
 }
@@ -178,30 +145,12 @@ impl Parameters for Clipping {
     }
 }
 
-impl LayerSolver for Clipping {
-    fn add(&mut self, task: &WeightTask<'_>, h: &[f32], signed: bool) -> Result<(), MethodError> {
-        let WeightTask { scheme, w, cols, outer, threads, .. } = *task;
-        let weight = LearnedWeight::new(scheme, w, cols, h, outer, signed, threads)?;
+impl LearnedLayer for Clipping {
+    fn push(&mut self, weight: LearnedWeight, scheme: &Scheme, threads: usize) {
         self.weights.push(ClippedWeight::new(weight, scheme.format.has_zero(), threads));
-        Ok(())
     }
 
-    fn learn(&mut self, block: &mut dyn Block, run: &mut Run<'_>) -> Result<Learned, MethodError> {
-        let OmniQuant { iterations: count, batch_tokens, seed, .. } = self.options;
-        learn(self, block, run, &Steps { count, batch_tokens, seed })
-    }
-
-    fn error(&mut self, block: &mut dyn Block, run: &mut Run<'_>) -> Result<f64, MethodError> {
-        error(block, run, self.options.batch_tokens)
-    }
-
-    fn dequantize(&self, index: usize, out: &mut [f32], threads: usize) {
-        if let Some(clipped) = self.weights.get(index) {
-            clipped.weight.fake_quantize(out, threads);
-        }
-    }
-
-    fn finish(self: Box<Self>) -> Vec<Solved> {
+    fn solved(&self) -> Vec<Solved> {
         self.weights.iter().map(|clipped| clipped.weight.solved()).collect()
     }
 }
@@ -283,6 +232,8 @@ fn sigmoids(logits: &mut [f32]) -> &mut [f32] {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::Method;
+    use crate::options::Options;
     use crate::testing::learn_mlp as solve;
 
     const SCHEMES: [&str; 6] =

@@ -148,7 +148,7 @@ pub enum QuantError {
         error: Box<MethodError>,
     },
     /// Rotations cannot be learned.
-    #[error("{}: spin: {error}; fix: use rotate, which needs no gradients", .path.display())]
+    #[error("{}: spin: {}; fix: use rotate, which needs no gradients", .path.display(), .error.cause())]
     Spin {
         /// Path of the model.
         path: PathBuf,
@@ -156,7 +156,7 @@ pub enum QuantError {
         error: Box<mantissa_train::TrainError>,
     },
     /// Scales and norms cannot be trained end to end.
-    #[error("{}: e2e: {error}; fix: leave out +e2e", .path.display())]
+    #[error("{}: e2e: {}; fix: leave out +e2e", .path.display(), .error.cause())]
     EndToEnd {
         /// Path of the model.
         path: PathBuf,

@@ -9,6 +9,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use common::{calibration, files, model};
+use mantissa_quant::calibrate::CalibrationSet;
 use mantissa_quant::verify::verify;
 use mantissa_quant::{Options, Outcome, Plan, QuantError, Recipe, Start, run};
 use mantissa_store::Dtype;
@@ -145,4 +146,51 @@ fn what_cannot_be_trained_is_refused() {
     }
     let unread = Recipe::from_toml("r.toml", "weights = \"int4-g32\"\n[e2e]\nepochs = 3").unwrap_err();
     assert!(unread.to_string().contains("tune = \"e2e\""), "{unread}");
+}
+
+/// Every architecture is either trained, or refused by name before any work.
+#[test]
+fn architectures_are_trained_or_refused_before_any_work() {
+    let temp = TempDir::new().unwrap();
+    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/tiny");
+    let windows = vec![(1..9).collect(), (3..11).collect()];
+    let (mut trained, mut refused) = (Vec::new(), Vec::new());
+    for entry in fs::read_dir(tiny).unwrap() {
+        let dir = entry.unwrap().path();
+        let name = dir.file_name().unwrap().to_string_lossy().into_owned();
+        let source = ModelFiles::open(&dir).unwrap();
+        let planned = |recipe: &str| {
+            let options = Options {
+                threads: 1,
+                container: Some(native::CONTAINER),
+                calibration: Some(CalibrationSet::new("windows", windows.clone())),
+                ..Options::default()
+            };
+            Plan::new(&source, Recipe::load(recipe)?, options)
+        };
+        if planned("rtn-int4-g8").is_err() {
+            continue;
+        }
+        match planned("rtn-int4-g8+e2e") {
+            Ok(plan) => {
+                let out = temp.path().join(&name);
+                let output = mantissa_store::Output::of_job(&out, mantissa_store::Job::of("test"), true);
+                let done = run(&plan, &source, &output, Start::Resume, &mut |_| ControlFlow::Continue(()));
+                let layers = done.unwrap_or_else(|error| panic!("{name}: {error}")).quality.layers;
+                assert!(layers.iter().any(|layer| layer.method.ends_with("+e2e")), "{name}");
+                trained.push(name);
+            }
+            Err(error @ QuantError::EndToEnd { .. }) => {
+                let text = error.to_string();
+                assert!(text.ends_with("; fix: leave out +e2e"), "{name}: {text}");
+                assert_eq!(text.matches("fix: ").count(), 1, "{name}: {text}");
+                refused.push(name);
+            }
+            Err(error) => panic!("{name}: {error}"),
+        }
+    }
+    for (names, name) in [(&trained, "llama2-gqa-tied"), (&trained, "qwen2-bias"), (&refused, "gpt2")] {
+        assert!(names.iter().any(|other| other == name), "{name}: {trained:?} {refused:?}");
+    }
+    assert!(refused.iter().any(|name| name == "gemma3") && refused.iter().any(|name| name == "mixtral"));
 }

@@ -220,6 +220,12 @@ pub enum TrainError {
 }
 
 impl TrainError {
+    /// Returns the message without its fix, for a caller with a fix of its own.
+    pub fn cause(&self) -> String {
+        let message = self.to_string();
+        message.split("; fix: ").next().unwrap_or_default().to_owned()
+    }
+
     /// Returns who has to act: the input or the environment is at fault.
     pub fn class(&self) -> ErrorClass {
         match self {

@@ -3,15 +3,12 @@
 use mantissa_num::Scheme;
 
 use super::adam::Adam;
-use super::{AutoRoundOptions, LearnedWeight, Update, check_scheme};
-use crate::error::MethodError;
-use crate::method::{
-    Block, Buffer, Extent, Feature, Fisher, Lack, LayerSolver, Learned, Method, Needs, Phase, Run,
-    SolveLayer, WeightTask, Work, refused_by_most,
-};
-use crate::metric::ERROR_METRICS;
-use crate::options::{Key, OptionError, Options, Setting, TableSpec, name_of, shortest};
-use crate::reconstruction::{Parameters, Step, Steps, error, learn};
+use super::{AutoRoundOptions, LearnedWeight, Update};
+use crate::learned::{Field, LearnedLayer, LearnsLayers};
+use crate::method::{Block, Buffer, Extent, Lack};
+use crate::metric::ErrorMetric;
+use crate::options::{Key, TableSpec};
+use crate::reconstruction::{Parameters, Step, Steps};
 use crate::solved::Solved;
 
 const TABLE: TableSpec = TableSpec {
@@ -51,100 +48,62 @@ impl AutoRound {
     }
 }
 
-impl Method for AutoRound {
-    fn name(&self) -> &'static str {
-        "autoround"
-    }
+impl LearnsLayers for AutoRound {
+    type Layer = Rounding;
 
-    fn work(&self) -> Work<'_> {
-        Work::Layer(self)
-    }
+    const TABLE: &'static TableSpec = &TABLE;
 
-    fn recipe_name(&self) -> &'static str {
+    fn alias(&self) -> &'static str {
         match self.options.update {
-            Update::Sign => self.name(),
+            Update::Sign => TABLE.name,
             Update::Adam => "autoround-adam",
         }
     }
 
-    fn tables(&self) -> &'static [TableSpec] {
-        &[TABLE]
-    }
-
-    fn set(&mut self, _: &str, from: Options<'_>) -> Result<(), OptionError> {
+    fn fields(&mut self) -> Vec<Field<'_>> {
         let options = &mut self.options;
-        options.iterations = from.count("iterations", 1_000_000)?.unwrap_or(options.iterations);
-        options.batch_tokens = from.count("batch_tokens", 1 << 24)?.unwrap_or(options.batch_tokens);
-        options.rate = from.number("rate", 0.5)?.unwrap_or(options.rate);
-        options.clip_rate = from.number("clip_rate", 0.5)?.unwrap_or(options.clip_rate);
-        options.seed = from.seed()?.unwrap_or(options.seed);
-        options.metric = from.one_of("metric", &ERROR_METRICS)?.unwrap_or(options.metric);
-        Ok(())
-    }
-
-    fn settings(&self) -> Vec<Setting> {
-        let AutoRoundOptions { iterations, rate, clip_rate, batch_tokens, seed, metric, .. } = self.options;
-        let set = |key, value: toml::Value| Setting::new(TABLE.name, key, value);
         vec![
-            set("iterations", (iterations as i64).into()),
-            set("rate", shortest(rate).into()),
-            set("clip_rate", shortest(clip_rate).into()),
-            set("batch_tokens", (batch_tokens as i64).into()),
-            set("seed", (seed as i64).into()),
-            set("metric", name_of(&metric, &ERROR_METRICS).into()),
+            Field::Count("iterations", &mut options.iterations, 1_000_000),
+            Field::Number("rate", &mut options.rate, 0.5),
+            Field::Number("clip_rate", &mut options.clip_rate, 0.5),
+            Field::Count("batch_tokens", &mut options.batch_tokens, 1 << 24),
+            Field::Seed(&mut options.seed),
+            Field::Metric(&mut options.metric),
         ]
     }
 
-    fn needs(&self) -> Needs {
-        let AutoRoundOptions { metric, seed, .. } = self.options;
-        Needs { fisher: Fisher::of_layers(metric, seed), ..self.work().needs() }
+    fn steps(&self) -> Steps {
+        let AutoRoundOptions { iterations: count, batch_tokens, seed, .. } = self.options;
+        Steps { count, batch_tokens, seed }
     }
 
-    fn takes(&self, scheme: &Scheme, (rows, cols): (usize, usize), _: bool) -> Result<(), MethodError> {
-        Ok(check_scheme(scheme, rows, cols)?)
+    fn metric(&self) -> ErrorMetric {
+        self.options.metric
     }
 
-    fn refuses(&self, feature: Feature) -> Option<&'static str> {
-        match feature {
-            Feature::StochasticRounding => Some("it does not support stochastic rounding"),
-            Feature::RotatedInputs => Some("AutoRound cannot rotate inputs while it trains"),
-            _ => refused_by_most(feature),
-        }
+    fn layer(&self) -> Rounding {
+        Rounding { options: self.options, weights: Vec::new(), adam: Vec::new() }
     }
 
-    fn lacking(&self, lack: Lack) -> Option<&'static str> {
-        Some(match lack {
+    fn gap(lack: Lack) -> &'static str {
+        match lack {
             Lack::Tokens | Lack::AllChannels => "its layers keep their initial rounding",
             Lack::Few => "learned rounding may overfit",
             Lack::Channels => "their weights keep their initial rounding",
-        })
+        }
     }
 
-    fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
+    fn memory(&self, extent: &Extent<'_>) -> Vec<Buffer> {
         let bytes = LearnedWeight::bytes_needed(extent.rows, extent.cols, extent.group);
-        if phase != Phase::Learn {
-            return Vec::new();
-        }
-        let mut buffers = vec![("learned rounding", bytes)];
-        if self.options.update == Update::Adam {
-            buffers.push(("moments of gradients", Adam::BYTES * extent.weights()));
-        }
-        buffers
-    }
-}
-
-impl SolveLayer for AutoRound {
-    fn begin(&self) -> Box<dyn LayerSolver> {
-        Box::new(Rounding { options: self.options, weights: Vec::new(), adam: Vec::new() })
-    }
-
-    fn batch_tokens(&self) -> usize {
-        self.options.batch_tokens
+        let moments = ("moments of gradients", Adam::BYTES * extent.weights());
+        let of_adam = (self.options.update == Update::Adam).then_some(moments);
+        std::iter::once(("learned rounding", bytes)).chain(of_adam).collect()
     }
 }
 
 /// Weights of a layer.
-struct Rounding {
+#[derive(Debug)]
+pub struct Rounding {
     options: AutoRoundOptions,
     weights: Vec<LearnedWeight>,
     /// State of each weight's steps; empty with signs.
@@ -181,32 +140,15 @@ impl Parameters for Rounding {
     }
 }
 
-impl LayerSolver for Rounding {
-    fn add(&mut self, task: &WeightTask<'_>, h: &[f32], signed: bool) -> Result<(), MethodError> {
-        let WeightTask { scheme, w, cols, outer, threads, .. } = *task;
-        self.weights.push(LearnedWeight::new(scheme, w, cols, h, outer, signed, threads)?);
+impl LearnedLayer for Rounding {
+    fn push(&mut self, weight: LearnedWeight, _: &Scheme, _: usize) {
         if self.options.update == Update::Adam {
-            self.adam.push(Adam::new(w.len()));
+            self.adam.push(Adam::new(weight.weight().len()));
         }
-        Ok(())
+        self.weights.push(weight);
     }
 
-    fn learn(&mut self, block: &mut dyn Block, run: &mut Run<'_>) -> Result<Learned, MethodError> {
-        let AutoRoundOptions { iterations: count, batch_tokens, seed, .. } = self.options;
-        learn(self, block, run, &Steps { count, batch_tokens, seed })
-    }
-
-    fn error(&mut self, block: &mut dyn Block, run: &mut Run<'_>) -> Result<f64, MethodError> {
-        error(block, run, self.options.batch_tokens)
-    }
-
-    fn dequantize(&self, index: usize, out: &mut [f32], threads: usize) {
-        if let Some(weight) = self.weights.get(index) {
-            weight.fake_quantize(out, threads);
-        }
-    }
-
-    fn finish(self: Box<Self>) -> Vec<Solved> {
+    fn solved(&self) -> Vec<Solved> {
         self.weights.iter().map(LearnedWeight::solved).collect()
     }
 }

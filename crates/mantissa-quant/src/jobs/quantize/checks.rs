@@ -193,6 +193,7 @@ impl Request<'_> {
         if recipe.tuning.is_none() {
             return Ok(());
         }
+        e2e::check(source, config)?;
         let refused = |why: &str| Err(model_not_storable(container, why));
         if container.facts().one_file {
             return refused(
@@ -214,9 +215,11 @@ impl Request<'_> {
             );
         }
         if self.quantized().any(|(linear, _)| linear.info.stored != StoredAs::Rows) {
-            return refused("e2e: weights must be stored as [out, in], one tensor per layer");
+            return refused(
+                "e2e: expected weights stored as [out, in], one tensor per layer; fix: leave out +e2e",
+            );
         }
-        e2e::check(source, config)
+        Ok(())
     }
 
     /// Notes that output errors are unweighted although the method would weight them.

@@ -1,0 +1,218 @@
+//! Frame of the methods that learn a decoder layer by [block reconstruction](crate::reconstruction): AutoRound, BRECQ,
+//! Block-AP and OmniQuant. Options, refusals, the gaps of a calibration and the solver of a layer are the same; a method
+//! adds its parameters and their steps.
+
+use std::fmt::Debug;
+
+use mantissa_num::Scheme;
+
+use crate::autoround::{LearnedWeight, check_scheme};
+use crate::error::MethodError;
+use crate::method::{
+    Block, Buffer, Extent, Feature, Fisher, Lack, LayerSolver, Learned, Method, Needs, Phase, Run,
+    SolveLayer, WeightTask, Work, refused_by_most,
+};
+use crate::metric::{ERROR_METRICS, ErrorMetric};
+use crate::options::{OptionError, Options, Setting, TableSpec, name_of, shortest};
+use crate::reconstruction::{Parameters, Steps, error, learn};
+use crate::solved::Solved;
+
+/// Reason why learned rounding refuses [`Feature::StochasticRounding`].
+pub(crate) const NOT_STOCHASTIC: &str = "it does not support stochastic rounding";
+
+/// Option of a method: its key and the place of its value.
+#[derive(Debug)]
+pub enum Field<'a> {
+    /// Integer from 1 to the last number.
+    Count(&'static str, &'a mut usize, usize),
+    /// Number from 0 to the last one.
+    Number(&'static str, &'a mut f32, f64),
+    /// `seed`.
+    Seed(&'a mut u64),
+    /// `metric`.
+    Metric(&'a mut ErrorMetric),
+}
+
+impl Field<'_> {
+    /// Sets the value, if `from` has it.
+    fn set(self, from: Options<'_>) -> Result<(), OptionError> {
+        match self {
+            Field::Count(key, value, most) => *value = from.count(key, most)?.unwrap_or(*value),
+            Field::Number(key, value, most) => *value = from.number(key, most)?.unwrap_or(*value),
+            Field::Seed(value) => *value = from.seed()?.unwrap_or(*value),
+            Field::Metric(value) => *value = from.one_of("metric", &ERROR_METRICS)?.unwrap_or(*value),
+        }
+        Ok(())
+    }
+
+    fn setting(self, table: &'static str) -> Setting {
+        match self {
+            Field::Count(key, value, _) => Setting::new(table, key, *value as i64),
+            Field::Number(key, value, _) => Setting::new(table, key, shortest(*value)),
+            Field::Seed(value) => Setting::new(table, "seed", *value as i64),
+            Field::Metric(value) => Setting::new(table, "metric", name_of(value, &ERROR_METRICS)),
+        }
+    }
+}
+
+/// Sets `fields` to the values that `from` has.
+///
+/// # Errors
+/// A value that is not allowed.
+pub(crate) fn set(fields: Vec<Field<'_>>, from: Options<'_>) -> Result<(), OptionError> {
+    fields.into_iter().try_for_each(|field| field.set(from))
+}
+
+/// Returns `fields` as the settings of `table`.
+pub(crate) fn settings(table: &TableSpec, fields: Vec<Field<'_>>) -> Vec<Setting> {
+    fields.into_iter().map(|field| field.setting(table.name)).collect()
+}
+
+/// Behaviour of learned rounding for a gap in the calibration.
+pub(crate) fn lacking(lack: Lack) -> &'static str {
+    match lack {
+        Lack::Tokens | Lack::AllChannels => "its layers are rounded to nearest",
+        Lack::Few => "learned rounding may overfit",
+        Lack::Channels => "their weights are rounded to nearest",
+    }
+}
+
+/// Method that learns all weights of a decoder layer together. It is a [`Method`] by that.
+pub trait LearnsLayers: Copy + Debug + Send + Sync + 'static {
+    /// Parameters of a layer.
+    type Layer: LearnedLayer + 'static;
+
+    /// Table of the options. Its name is that of the method.
+    const TABLE: &'static TableSpec;
+
+    /// Name in recipes, if the options have another than [`TABLE`](Self::TABLE).
+    fn alias(&self) -> &'static str {
+        Self::TABLE.name
+    }
+
+    /// All options, in the order of reports.
+    fn fields(&mut self) -> Vec<Field<'_>>;
+
+    /// Steps of a layer.
+    fn steps(&self) -> Steps;
+
+    /// Metric of the errors that are minimized.
+    fn metric(&self) -> ErrorMetric;
+
+    /// Starts a layer without weights.
+    fn layer(&self) -> Self::Layer;
+
+    /// Behaviour for a gap in the calibration.
+    fn gap(lack: Lack) -> &'static str {
+        lacking(lack)
+    }
+
+    /// Memory of one weight while it is learned.
+    fn memory(&self, extent: &Extent<'_>) -> Vec<Buffer>;
+}
+
+/// Parameters of a layer, weight by weight.
+pub trait LearnedLayer: Parameters {
+    /// Adds a weight of `scheme`, at the start of its learning.
+    fn push(&mut self, weight: LearnedWeight, scheme: &Scheme, threads: usize);
+
+    /// Returns the quantized weights.
+    fn solved(&self) -> Vec<Solved>;
+}
+
+impl<M: LearnsLayers> Method for M {
+    fn name(&self) -> &'static str {
+        M::TABLE.name
+    }
+
+    fn work(&self) -> Work<'_> {
+        Work::Layer(self)
+    }
+
+    fn recipe_name(&self) -> &'static str {
+        self.alias()
+    }
+
+    fn tables(&self) -> &'static [TableSpec] {
+        std::slice::from_ref(M::TABLE)
+    }
+
+    fn set(&mut self, _: &str, from: Options<'_>) -> Result<(), OptionError> {
+        set(self.fields(), from)
+    }
+
+    fn settings(&self) -> Vec<Setting> {
+        let mut options = *self;
+        settings(M::TABLE, options.fields())
+    }
+
+    fn needs(&self) -> Needs {
+        Needs { fisher: Fisher::of_layers(self.metric(), self.steps().seed), ..self.work().needs() }
+    }
+
+    fn takes(&self, scheme: &Scheme, (rows, cols): (usize, usize), _: bool) -> Result<(), MethodError> {
+        Ok(check_scheme(scheme, rows, cols)?)
+    }
+
+    fn refuses(&self, feature: Feature) -> Option<&'static str> {
+        match feature {
+            Feature::StochasticRounding => Some(NOT_STOCHASTIC),
+            Feature::RotatedInputs => Some("it cannot rotate inputs while it learns"),
+            _ => refused_by_most(feature),
+        }
+    }
+
+    fn lacking(&self, lack: Lack) -> Option<&'static str> {
+        Some(M::gap(lack))
+    }
+
+    fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
+        match phase {
+            Phase::Learn => self.memory(extent),
+            _ => Vec::new(),
+        }
+    }
+}
+
+impl<M: LearnsLayers> SolveLayer for M {
+    fn begin(&self) -> Box<dyn LayerSolver> {
+        Box::new(Learner { layer: self.layer(), steps: self.steps() })
+    }
+
+    fn batch_tokens(&self) -> usize {
+        self.steps().batch_tokens
+    }
+}
+
+/// Layer with the steps that learn it.
+struct Learner<L> {
+    layer: L,
+    steps: Steps,
+}
+
+impl<L: LearnedLayer> LayerSolver for Learner<L> {
+    fn add(&mut self, task: &WeightTask<'_>, h: &[f32], signed: bool) -> Result<(), MethodError> {
+        let WeightTask { scheme, w, cols, outer, threads, .. } = *task;
+        let weight = LearnedWeight::new(scheme, w, cols, h, outer, signed, threads)?;
+        self.layer.push(weight, scheme, threads);
+        Ok(())
+    }
+
+    fn learn(&mut self, block: &mut dyn Block, run: &mut Run<'_>) -> Result<Learned, MethodError> {
+        learn(&mut self.layer, block, run, &self.steps)
+    }
+
+    fn error(&mut self, block: &mut dyn Block, run: &mut Run<'_>) -> Result<f64, MethodError> {
+        error(block, run, self.steps.batch_tokens)
+    }
+
+    fn dequantize(&self, index: usize, out: &mut [f32], threads: usize) {
+        if index < self.layer.weights() {
+            self.layer.values(index, out, threads);
+        }
+    }
+
+    fn finish(self: Box<Self>) -> Vec<Solved> {
+        self.layer.solved()
+    }
+}
