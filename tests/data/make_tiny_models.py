@@ -34,6 +34,9 @@ from transformers import MixtralConfig, MixtralForCausalLM, OlmoConfig, OlmoForC
 from transformers import Phi3Config, Phi3ForCausalLM, PhiConfig, PhiForCausalLM
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers import ArceeConfig, ArceeForCausalLM, Exaone4Config, Exaone4ForCausalLM, SeedOssConfig, SeedOssForCausalLM
+from transformers import Cohere2Config, Cohere2ForCausalLM, Ernie4_5Config, Ernie4_5ForCausalLM, Glm4Config, Glm4ForCausalLM
+from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, GraniteConfig, GraniteForCausalLM
+from transformers import MinistralConfig, MinistralForCausalLM, Olmo3Config, Olmo3ForCausalLM
 from transformers import SmolLM3Config, SmolLM3ForCausalLM, Starcoder2Config, Starcoder2ForCausalLM
 
 TOLERANCE = 1e-4
@@ -202,6 +205,42 @@ VARIANTS = [
             {"norm_epsilon": 0.05, "sliding_window": 8, "tie_word_embeddings": True},
             {"window": {"sliding_window": None}, "eps": {"norm_epsilon": 1e-5}, "norm bias": "weights:layernorm.bias=0",
              "bias": "weights:c_fc.bias=0"}),
+    Variant("granite", GraniteConfig, GraniteForCausalLM,
+            {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.5,
+             "rms_norm_eps": 0.05},
+            {"embedding multiplier": {"embedding_multiplier": 1.0}, "residual multiplier": {"residual_multiplier": 1.0},
+             "attention multiplier": {"attention_multiplier": 8 ** -0.5}, "logits scaling": {"logits_scaling": 1.0},
+             "eps": {"rms_norm_eps": 1e-5}}),
+    Variant("ernie4-5", Ernie4_5Config, Ernie4_5ForCausalLM,
+            {"head_dim": 12, "use_bias": True, "rope_parameters": rope(100.0)},
+            {"bias": "weights:_proj.bias=0", "rope theta": {"rope_parameters": rope(10000.0)}}),
+    Variant("glm4", Glm4Config, Glm4ForCausalLM,
+            {"head_dim": 8, "attention_bias": True, "pad_token_id": 0, "rope_parameters": rope(100.0, partial_rotary_factor=0.5)},
+            {"qkv bias": "weights:_proj.bias=0", "norm after the attention": "weights:post_self_attn_layernorm.weight=1",
+             "norm after the MLP": "weights:post_mlp_layernorm.weight=1",
+             "partial rotation": {"rope_parameters": rope(100.0, partial_rotary_factor=1.0)}}),
+    Variant("cohere2", Cohere2Config, Cohere2ForCausalLM,
+            {"num_hidden_layers": 3, "sliding_window": 8, "logit_scale": 0.25, "layer_norm_eps": 0.05, "tie_word_embeddings": True,
+             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "rope_parameters": rope(100.0)},
+            {"window": {"sliding_window": 64}, "logit scale": {"logit_scale": 1.0}, "eps": {"layer_norm_eps": 1e-5},
+             "norm weight": "weights:input_layernorm.weight=1", "rope theta": {"rope_parameters": rope(10000.0)},
+             "layers without positions": {"layer_types": ["sliding_attention"] * 3, "sliding_window": 64}}),
+    Variant("ministral", MinistralConfig, MinistralForCausalLM,
+            {"num_hidden_layers": 3, "head_dim": 12, "sliding_window": 8,
+             "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+            {"window": {"sliding_window": 64}, "layer without a window": {"layer_types": ["sliding_attention"] * 3}}),
+    Variant("olmo3", Olmo3Config, Olmo3ForCausalLM,
+            {"num_hidden_layers": 3, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+             "rope_parameters": {"sliding_attention": rope(100.0), "full_attention": YARN | {"rope_theta": 100.0}}},
+            {"window": {"sliding_window": 64}, "q norm": "weights:q_norm.weight=1",
+             "scaling of layers without a window": {"rope_parameters": {"sliding_attention": rope(100.0), "full_attention": rope(100.0)}}}),
+    Variant("glm4-moe", Glm4MoeConfig, Glm4MoeForCausalLM,
+            {"head_dim": 8, "attention_bias": True, "use_qk_norm": True, "moe_intermediate_size": 12, "n_routed_experts": 6,
+             "num_experts_per_tok": 2, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
+             "rope_parameters": rope(100.0, partial_rotary_factor=0.5)},
+            {"correction": "weights:e_score_correction_bias=0", "scaling": {"routed_scaling_factor": 1.0},
+             "norm": {"norm_topk_prob": False}, "q norm": "weights:q_norm.weight=1", "qkv bias": "weights:[qkv]_proj.bias=0",
+             "partial rotation": {"rope_parameters": rope(100.0, partial_rotary_factor=1.0)}}),
 ]
 
 COMMON = dict(

@@ -21,6 +21,7 @@ pub(crate) struct Ends {
     embedding: Embedding,
     norm: Norm,
     head: Linear,
+    scale: Option<f32>,
     softcap: Option<f32>,
 }
 
@@ -35,7 +36,8 @@ impl Ends {
             false => linear(config.head_module(), config.head_bias)?,
         };
         let norm = Norm::load(source, config, &config.final_norm_module(), d)?;
-        Ok(Ends { embedding: load_embedding(source, config)?, norm, head, softcap: config.logit_softcap })
+        let (scale, softcap) = (config.logit_scale, config.logit_softcap);
+        Ok(Ends { embedding: load_embedding(source, config)?, norm, head, scale, softcap })
     }
 
     /// Returns the hidden states that enter the first layer.
@@ -64,6 +66,9 @@ impl Ends {
         for (part, rows) in normed.chunks(ROWS * d).enumerate() {
             let logits = &mut logits[..rows.len() / d * vocabulary];
             self.head.forward(rows, logits, false, &mut scratch);
+            if let Some(scale) = self.scale {
+                logits.iter_mut().for_each(|x| *x *= scale);
+            }
             if let Some(cap) = self.softcap {
                 logits.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
             }

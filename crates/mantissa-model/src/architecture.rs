@@ -14,7 +14,9 @@ use std::fmt;
 use features::{Activation, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm};
 use mantissa_num::nearest_list;
 use names::Names;
-use rules::{BiasRules, Eps, ExpertRules, Flag, HeadDim, LatentRules, RopeRules, Softcaps, Windows};
+use rules::{
+    BiasRules, Eps, ExpertRules, Flag, HeadDim, LatentRules, RopeRules, ScaleRules, Softcaps, Windows,
+};
 
 /// A decoder architecture. Two are equal when their names are.
 #[derive(Clone, Copy)]
@@ -43,6 +45,8 @@ pub struct Architecture {
     pub(crate) parallel: Flag,
     /// QK norms.
     pub(crate) head_norms: HeadNorms,
+    /// True if the model has these QK norms.
+    pub(crate) norms_heads: Flag,
     /// True if the inputs of the output and down projections are normed.
     pub(crate) sub_norms: bool,
     /// Activation if `hidden_act` is absent.
@@ -75,6 +79,8 @@ pub struct Architecture {
     pub(crate) scaled_embedding: bool,
     /// Field, and its default, whose inverse square root scales the scores; `None` for the width of a head.
     pub(crate) query_scale: Option<(&'static str, f64)>,
+    /// Constant factors of embedding, residual stream, scores and logits.
+    pub(crate) scales: Option<ScaleRules>,
     /// Caps of scores and logits.
     pub(crate) softcaps: Option<Softcaps>,
     /// True if `clip_qkv` limits q, k and v.

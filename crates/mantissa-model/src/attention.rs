@@ -42,7 +42,7 @@ impl LayerFlow {
             let mut jobs = [Job { kind: LinearKind::Qkv, out, accumulate }];
             operators.linears(LinearInput::Qkv, x, seqs.tokens(), &mut jobs)?;
             self.split_qkv(rows, a);
-            self.clip_qkv(rows, a);
+            self.finish_qkv(rows, a);
             return Ok(());
         }
         let mut jobs = [
@@ -51,8 +51,29 @@ impl LayerFlow {
             Job { kind: LinearKind::V, out: &mut a.v[..rows * kv_width], accumulate },
         ];
         operators.linears(LinearInput::Qkv, x, seqs.tokens(), &mut jobs)?;
-        self.clip_qkv(rows, a);
+        self.finish_qkv(rows, a);
         Ok(())
+    }
+
+    /// Clips q, k and v, and brings the rotated pairs of q and k from adjacent places half of the rotated part apart:
+    /// scores do not depend on the order of a head's values.
+    fn finish_qkv(&self, rows: usize, a: &mut Activations<'_>) {
+        self.clip_qkv(rows, a);
+        if !self.interleaved {
+            return;
+        }
+        let (q_width, kv_width) = self.widths();
+        let mut pairs = vec![0.0; 2 * self.half];
+        for (x, width) in [(&mut *a.q, q_width), (&mut *a.k, kv_width)] {
+            for head in x[..rows * width].chunks_exact_mut(self.attention.head_dim) {
+                let rotated = &mut head[..2 * self.half];
+                pairs.copy_from_slice(rotated);
+                let (first, second) = rotated.split_at_mut(self.half);
+                for ((pair, first), second) in pairs.chunks_exact(2).zip(first).zip(second) {
+                    (*first, *second) = (pair[0], pair[1]);
+                }
+            }
+        }
     }
 
     /// Joins q, k and v, or their gradients, into rows of the joined projection: the reverse of its split.

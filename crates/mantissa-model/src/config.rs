@@ -9,6 +9,7 @@ mod rope;
 
 use std::path::Path;
 
+use mantissa_kernels::kernels;
 use serde_json::Value;
 
 pub use crate::architecture::features::{
@@ -19,7 +20,7 @@ pub use experts::{Experts, Groups, LimitedSwiglu, Routing, SharedExperts};
 pub use fields::ConfigError;
 
 use crate::architecture::Architecture;
-use crate::architecture::rules::Eps;
+use crate::architecture::rules::{Eps, LogitScale};
 use crate::rope::{Rope, RopeScaling, yarn_mscale};
 use attention::Heads;
 use fields::{Fields, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH};
@@ -69,10 +70,19 @@ pub struct ModelConfig {
     pub local_rope: Option<Rope>,
     /// Width of the rotated part of a head, even; 0 if positions are learned.
     pub rotary_dim: usize,
+    /// True if the rotated pairs are adjacent in a head of the projections' outputs. Queries and keys are brought into
+    /// the order of halves before QK norms, rotation and cache.
+    pub rope_interleaved: bool,
     /// True if a learned vector for each position is added to the embedding.
     pub learned_positions: bool,
-    /// Factor of the embedding.
+    /// Factor of the embedding, divided by [`residual_scale`](Self::residual_scale).
     pub embedding_scale: Option<f32>,
+    /// Factor of what attention and MLP add to the residual stream (Granite). No layer multiplies by it: the whole
+    /// stream is divided by it instead, which RMSNorm does not see with an epsilon divided by its square.
+    /// [`embedding_scale`](Self::embedding_scale) and [`rms_norm_eps`](Self::rms_norm_eps) hold these quotients.
+    pub residual_scale: f32,
+    /// Factor of the logits, before their cap.
+    pub logit_scale: Option<f32>,
     /// Storage of q, k and v.
     pub qkv: QkvForm,
     /// Structure of the MLP.
@@ -122,6 +132,8 @@ impl ModelConfig {
         let experts = rules.map(|rules| experts::parse(fields, rules, num_hidden_layers)).transpose()?;
         let caps = architecture.softcaps;
         let windows = attention::windows(fields, architecture, num_hidden_layers)?;
+        let scales = Scales::parse(fields, architecture, heads.hidden_size)?;
+        let eps = parse_eps(fields, architecture.eps)?;
         Ok(ModelConfig {
             architecture,
             hidden_size: heads.hidden_size,
@@ -132,14 +144,17 @@ impl ModelConfig {
             head_dim: heads.dim,
             vocab_size: fields.size("vocab_size", 1..=u64::from(u32::MAX))?,
             max_position_embeddings,
-            rms_norm_eps: parse_eps(fields, architecture.eps)?,
+            rms_norm_eps: scales.eps(fields, eps)?,
             norm: architecture.norm,
             norm_places: parse_norm_places(fields, architecture)?,
-            head_norms: architecture.head_norms,
+            head_norms: parse_head_norms(fields, architecture)?,
             tie_word_embeddings: fields.flag("tie_word_embeddings", architecture.tied)?,
             hidden_act: parse_activation(fields, architecture)?,
             biases: parse_biases(fields, architecture)?,
-            attention_scale: attention_scale(fields, architecture, &heads, latent, &rope.global.scaling)?,
+            attention_scale: match scales.attention {
+                Some(scale) => scale,
+                None => attention_scale(fields, architecture, &heads, latent, &rope.global.scaling)?,
+            },
             attention_softcap: softcap(fields, "attn_logit_softcapping", caps.map(|caps| caps.attention))?,
             logit_softcap: softcap(fields, "final_logit_softcapping", caps.map(|caps| caps.logits))?,
             // Absent or null where values are not clipped.
@@ -150,7 +165,10 @@ impl ModelConfig {
             rope: rope.global,
             local_rope: rope.local,
             learned_positions: architecture.learned_positions,
-            embedding_scale: architecture.scaled_embedding.then_some((heads.hidden_size as f32).sqrt()),
+            rope_interleaved: architecture.rope.interleaved,
+            embedding_scale: scales.embedding,
+            residual_scale: scales.residual,
+            logit_scale: scales.logits,
             qkv: architecture.qkv,
             mlp: architecture.mlp,
             sinks: architecture.sinks,
@@ -181,6 +199,16 @@ impl ModelConfig {
             self.eos_token_ids = eos;
         }
         Ok(())
+    }
+
+    /// Turns the head's outputs into logits: multiplies them by [`logit_scale`](Self::logit_scale) and caps them.
+    pub fn finish_logits(&self, logits: &mut [f32]) {
+        if let Some(scale) = self.logit_scale {
+            logits.iter_mut().for_each(|x| *x *= scale);
+        }
+        if let Some(cap) = self.logit_softcap {
+            kernels().softcap(logits, 1.0, cap);
+        }
     }
 
     /// Width of the queries: heads times their width.
@@ -236,6 +264,62 @@ pub fn read_json(path: &Path) -> Result<Option<Value>, ConfigError> {
     }
     let bytes = std::fs::read(path).map_err(|e| error(e.to_string(), "a readable file"))?;
     serde_json::from_slice(&bytes).map(Some).map_err(|e| error(e.to_string(), "JSON"))
+}
+
+/// Constant factors of a model.
+struct Scales {
+    embedding: Option<f32>,
+    residual: f32,
+    attention: Option<f32>,
+    logits: Option<f32>,
+}
+
+impl Scales {
+    fn parse(fields: Fields<'_>, architecture: &Architecture, hidden: usize) -> Result<Self, ConfigError> {
+        let own = architecture.scaled_embedding.then_some((hidden as f32).sqrt());
+        let Some(rules) = architecture.scales else {
+            return Ok(Scales { embedding: own, residual: 1.0, attention: None, logits: None });
+        };
+        let factor = |field: Option<&str>| match field {
+            Some(field) => Ok(Some(fields.optional_positive(field)?.unwrap_or(1.0))),
+            None => Ok(None),
+        };
+        let residual = factor(rules.residual)?.unwrap_or(1.0);
+        let embedding = factor(rules.embedding)?.unwrap_or(1.0) / residual;
+        let logits = match rules.logits {
+            Some(LogitScale { field, default, divides }) => {
+                let value = fields.optional_positive(field)?.unwrap_or(default);
+                Some(if divides { 1.0 / value } else { value })
+            }
+            None => None,
+        };
+        let used = |scale: f64| (scale != 1.0).then_some(scale as f32);
+        Ok(Scales {
+            embedding: own.or(used(embedding)),
+            residual: residual as f32,
+            attention: factor(rules.attention)?.map(|scale| scale as f32),
+            logits: logits.and_then(used),
+        })
+    }
+
+    /// Epsilon of norms that read the residual stream divided by the factor.
+    fn eps(&self, fields: Fields<'_>, eps: f32) -> Result<f32, ConfigError> {
+        let divided = eps / (self.residual * self.residual);
+        match divided.is_finite() && divided > 0.0 {
+            true => Ok(divided),
+            false => {
+                Err(fields
+                    .error("residual_multiplier", "a number whose square divides rms_norm_eps in float32"))
+            }
+        }
+    }
+}
+
+fn parse_head_norms(fields: Fields<'_>, architecture: &Architecture) -> Result<HeadNorms, ConfigError> {
+    Ok(match fields.resolve(architecture.norms_heads)? {
+        true => architecture.head_norms,
+        false => HeadNorms::Absent,
+    })
 }
 
 fn find_architecture(fields: Fields<'_>) -> Result<&'static Architecture, ConfigError> {
@@ -342,6 +426,9 @@ pub(crate) fn example(model_type: &str) -> Value {
         "qwen2_moe" | "qwen3_moe" => serde_json::json!({
             "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": [0],
             "shared_expert_intermediate_size": 40
+        }),
+        "glm4_moe" => serde_json::json!({
+            "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 24
         }),
         "deepseek_v2" | "deepseek_v3" => serde_json::json!({
             "q_lora_rank": 20, "kv_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8,

@@ -2,7 +2,6 @@
 
 use std::ops::{ControlFlow, Range};
 
-use mantissa_kernels::kernels;
 use mantissa_num::Accumulator;
 
 use crate::buffers::Buffers;
@@ -261,9 +260,7 @@ impl Hidden<'_> {
         let head = self.decoder.head.as_ref().unwrap_or(&self.decoder.embedding.table);
         let job = Job { linear: head, out: &mut *out, accumulate: false };
         forward_fused([job], states, self.quantized, self.panel)?;
-        if let Some(cap) = self.decoder.config.logit_softcap {
-            kernels().softcap(out, 1.0, cap);
-        }
+        self.decoder.config.finish_logits(out);
         Ok(())
     }
 }

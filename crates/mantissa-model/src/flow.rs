@@ -49,6 +49,8 @@ pub struct LayerFlow {
     pub(crate) latent: Option<Latent>,
     /// Half the rotated width of a head; 0 if the layer has no RoPE.
     pub(crate) half: usize,
+    /// True if the rotated pairs are adjacent in what the projections return.
+    pub(crate) interleaved: bool,
     /// True if the layer has its own rotary parameters.
     pub(crate) local: bool,
     pub(crate) experts: Option<ExpertFlow>,
@@ -84,6 +86,7 @@ impl LayerFlow {
             clip: config.clip_qkv,
             latent: config.latent,
             half: if config.rotated_layers[layer] { config.rotary_dim / 2 } else { 0 },
+            interleaved: config.rope_interleaved && config.rotated_layers[layer],
             local: config.local_rope.is_some() && config.windows[layer].is_some(),
             experts: config.experts.as_ref().filter(|experts| experts.layers[layer]).map(|experts| {
                 ExpertFlow {

@@ -448,7 +448,9 @@ impl ModelConfig {
             tensors.push(TensorInfo { name: format!("{module}.{part}"), shape: vec![width], role });
         };
         match self.norm {
-            NormForm::Rms | NormForm::RmsPlusOne => put("weight", Role::Norm { layer }),
+            NormForm::Rms | NormForm::RmsPlusOne | NormForm::LayerWeight => {
+                put("weight", Role::Norm { layer })
+            }
             NormForm::Layer => {
                 put("weight", Role::Norm { layer });
                 put("bias", Role::NormBias { layer });
@@ -484,10 +486,12 @@ mod tests {
             let bias = names.contains("model.layers.1.self_attn.q_proj.bias");
             assert_eq!(
                 bias,
-                ["qwen2", "seed_oss", "starcoder2", "qwen2_moe", "phi", "gpt_oss"].contains(&model_type)
+                ["glm4", "qwen2", "seed_oss", "starcoder2", "qwen2_moe", "phi", "gpt_oss"]
+                    .contains(&model_type)
             );
             let norm = names.contains("model.layers.0.self_attn.k_norm.weight");
-            assert_eq!(norm, ["qwen3", "exaone4", "qwen3_moe", "gemma3_text", "olmo2"].contains(&model_type));
+            let normed = ["qwen3", "exaone4", "qwen3_moe", "gemma3_text", "olmo2", "olmo3"];
+            assert_eq!(norm, normed.contains(&model_type));
             assert_eq!(names.contains("model.layers.0.mlp.ffn_sub_norm.weight"), model_type == "bitnet");
         }
     }

@@ -38,6 +38,7 @@ impl Norm {
             NormForm::Rms => Norm::rms(read("weight")?, eps),
             NormForm::RmsPlusOne => Norm::rms(read("weight")?.into_iter().map(|w| 1.0 + w).collect(), eps),
             NormForm::Layer => Norm { weight: read("weight")?, bias: Some(read("bias")?), eps },
+            NormForm::LayerWeight => Norm { weight: read("weight")?, bias: Some(vec![0.0; width]), eps },
             NormForm::LayerPlain => Norm { weight: vec![1.0; width], bias: Some(vec![0.0; width]), eps },
         })
     }

@@ -86,7 +86,7 @@ impl Rotations {
         let matrix = residual_of(config).ok().filter(|_| options.residual);
         let matrix = matrix.map(|matrix| matrix.randomized(options.seed));
         let mut residual: Vec<_> = matrix.clone().into_iter().map(Coordinates::Rotated).collect();
-        if matches!(config.norm, NormForm::Layer | NormForm::LayerPlain) {
+        if config.norm.centers() {
             residual.extend(matrix.and_then(|matrix| restore_ones(&matrix, config.hidden_size)));
         }
         let values = (0..config.num_hidden_layers).map(|layer| {

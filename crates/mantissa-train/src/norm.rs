@@ -46,7 +46,7 @@ impl NormOp {
     pub(crate) fn partial_len(form: NormForm, width: usize) -> usize {
         match form {
             NormForm::Rms | NormForm::RmsPlusOne => width,
-            NormForm::Layer | NormForm::LayerPlain => 2 * width,
+            NormForm::Layer | NormForm::LayerWeight | NormForm::LayerPlain => 2 * width,
         }
     }
 
@@ -63,6 +63,7 @@ impl NormOp {
                 (params.f32(&self.weight).iter().map(|w| 1.0 + w).collect::<Vec<_>>().into(), None)
             }
             NormForm::Layer => (params.f32(&self.weight), Some(params.f32(&self.bias))),
+            NormForm::LayerWeight => (params.f32(&self.weight), Some(vec![0.0; self.width].into())),
             NormForm::LayerPlain => (vec![1.0; self.width].into(), Some(vec![0.0; self.width].into())),
         };
         NormValues { weight, bias, eps: self.eps }

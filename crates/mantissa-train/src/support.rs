@@ -36,6 +36,9 @@ pub(crate) fn check_model(config: &ModelConfig) -> Result<(), TrainError> {
         absent("clamped SwiGLU", experts.is_none_or(|experts| experts.limited.is_none())),
         absent("correction of router scores", experts.is_none_or(|experts| !experts.routing.correction)),
         absent("clip_qkv of a joined projection", !clips_joined),
+        absent("rotation of adjacent pairs", !config.rope_interleaved),
+        absent("a factor of the logits", config.logit_scale.is_none()),
+        absent("LayerNorm without a bias", config.norm != NormForm::LayerWeight),
     ])
 }
 
@@ -66,6 +69,8 @@ pub(crate) fn check_plain(config: &ModelConfig) -> Result<(), TrainError> {
         absent("rotary parameters by layer", config.local_rope.is_none()),
         absent("bias of the head", !config.head_bias),
         given("the scale of the embedding", config.embedding_scale),
+        absent("rotation of adjacent pairs", !config.rope_interleaved),
+        given("a factor of the logits", config.logit_scale),
         given("attn_logit_softcapping", config.attention_softcap),
         given("final_logit_softcapping", config.logit_softcap),
         given("clip_qkv", config.clip_qkv),

@@ -50,8 +50,17 @@ pub enum NormForm {
     RmsPlusOne,
     /// LayerNorm with a weight and a bias.
     Layer,
+    /// LayerNorm with a weight (Cohere).
+    LayerWeight,
     /// LayerNorm without parameters (OLMo).
     LayerPlain,
+}
+
+impl NormForm {
+    /// True if the mean is subtracted.
+    pub fn centers(self) -> bool {
+        matches!(self, NormForm::Layer | NormForm::LayerWeight | NormForm::LayerPlain)
+    }
 }
 
 /// Places of a decoder layer's norms.

@@ -38,6 +38,8 @@ pub(crate) struct ExpertNames {
     pub(crate) shared: &'static str,
     /// Router.
     pub(crate) router: &'static str,
+    /// Correction that the router adds to its scores.
+    pub(crate) correction: &'static str,
 }
 
 impl Names {
@@ -45,8 +47,6 @@ impl Names {
     pub(crate) const SHARED_GATE: &str = "mlp.shared_expert_gate";
     /// Sinks of the attention.
     pub(crate) const SINKS: &str = "self_attn.sinks";
-    /// Correction that a router adds to its scores.
-    pub(crate) const CORRECTION: &str = "mlp.gate.e_score_correction_bias";
     /// Gate and up, and down, of stacked experts.
     pub(crate) const STACKED: [&str; 2] = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"];
 
@@ -67,6 +67,15 @@ impl Names {
     /// Names of Gemma 2 and 3.
     pub(crate) const GEMMA2: Self =
         Names { norms: &[(NormKind::Post, "pre_feedforward_layernorm")], ..Self::LLAMA };
+
+    /// Names of GLM-4.
+    pub(crate) const GLM4: Self = Names {
+        norms: &[
+            (NormKind::AfterAttention, "post_self_attn_layernorm"),
+            (NormKind::AfterMlp, "post_mlp_layernorm"),
+        ],
+        ..Self::LLAMA
+    };
 
     /// Names of Phi-1 to Phi-2.
     pub(crate) const PHI: Self = Names {
@@ -154,6 +163,7 @@ impl ExpertNames {
         parts: ["gate_proj", "up_proj", "down_proj"],
         shared: "mlp.shared_expert.",
         router: "mlp.gate",
+        correction: "mlp.gate.e_score_correction_bias",
     };
 
     /// Names of Mixtral.
@@ -161,6 +171,7 @@ impl ExpertNames {
         experts: "block_sparse_moe.experts.",
         parts: ["w1", "w3", "w2"],
         router: "block_sparse_moe.gate",
+        correction: "block_sparse_moe.e_score_correction_bias",
         ..Self::QWEN
     };
 

@@ -67,6 +67,8 @@ pub(crate) enum Windows {
     None,
     /// Every layer.
     Every,
+    /// Every layer; `layer_types` takes precedence.
+    Listed,
     /// Layers from `max_window_layers` (28) on, if `use_sliding_window` is set; `layer_types` takes precedence.
     Late,
     /// Layers with an even index; `layer_types` takes precedence.
@@ -100,6 +102,32 @@ pub(crate) struct RopeRules {
     pub(crate) required: bool,
     /// Layers that are not rotated.
     pub(crate) no_rope: NoRope,
+    /// True if the rotated pairs are adjacent in a head, not half of its rotated part apart.
+    pub(crate) interleaved: bool,
+}
+
+/// Constant factors of Granite and Cohere: fields of config.json with their defaults.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ScaleRules {
+    /// Factor of the embedding.
+    pub(crate) embedding: Option<&'static str>,
+    /// Factor of what attention and MLP add to the residual stream.
+    pub(crate) residual: Option<&'static str>,
+    /// Factor of the attention scores, instead of the inverse square root of the width of a head.
+    pub(crate) attention: Option<&'static str>,
+    /// Factor of the logits.
+    pub(crate) logits: Option<LogitScale>,
+}
+
+/// Factor of the logits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LogitScale {
+    /// Field.
+    pub(crate) field: &'static str,
+    /// Value if the field is absent.
+    pub(crate) default: f64,
+    /// True if logits are divided by it.
+    pub(crate) divides: bool,
 }
 
 /// Caps of scores and logits, `cap · tanh(x / cap)`, if their fields are absent; null removes a cap.

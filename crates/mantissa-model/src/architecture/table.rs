@@ -4,8 +4,8 @@ use super::Architecture;
 use super::features::{Activation, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores};
 use super::names::{ExpertNames, Names};
 use super::rules::{
-    BiasRules, Eps, ExpertLayers, ExpertRules, Flag, GroupRules, HeadDim, LatentRules, NoRope, RopeRules,
-    SharedRules, Softcaps, Windows,
+    BiasRules, Eps, ExpertLayers, ExpertRules, Flag, GroupRules, HeadDim, LatentRules, LogitScale, NoRope,
+    RopeRules, ScaleRules, SharedRules, Softcaps, Windows,
 };
 use crate::graph::kinds::LinearKind;
 
@@ -19,6 +19,74 @@ pub(super) static TABLE: &[Architecture] = &[
         biases: BiasRules::NONE,
         windows: Windows::Every,
         default_window: Some(4096),
+        ..LLAMA
+    },
+    // Ministral: a window on the layers of `layer_types`.
+    Architecture {
+        name: "ministral",
+        class: "MinistralForCausalLM",
+        biases: BiasRules::NONE,
+        windows: Windows::Listed,
+        default_window: Some(4096),
+        ..LLAMA
+    },
+    // Granite 3: constant factors of embedding, residual stream, scores and logits.
+    Architecture {
+        name: "granite",
+        class: "GraniteForCausalLM",
+        eps: Eps::Default(1e-6),
+        scales: Some(ScaleRules {
+            embedding: Some("embedding_multiplier"),
+            residual: Some("residual_multiplier"),
+            attention: Some("attention_multiplier"),
+            logits: Some(LogitScale { field: "logits_scaling", default: 1.0, divides: true }),
+        }),
+        ..LLAMA
+    },
+    // ERNIE 4.5: rotated pairs are adjacent.
+    Architecture {
+        name: "ernie4_5",
+        class: "Ernie4_5ForCausalLM",
+        tied: true,
+        eps: Eps::Default(1e-5),
+        head_dim: HeadDim::IfAbsent(128),
+        biases: BiasRules::all(Flag::Field("use_bias", false)),
+        rope: RopeRules { theta: 500_000.0, interleaved: true, ..ROPE },
+        ..LLAMA
+    },
+    // GLM-4: norms before and after, joined gate and up, half of a head rotated in adjacent pairs.
+    Architecture {
+        name: "glm4",
+        class: "Glm4ForCausalLM",
+        names: Names::GLM4,
+        eps: Eps::Default(1.5625e-7),
+        norm_places: NormPlaces::Both,
+        head_dim: HeadDim::IfAbsent(128),
+        mlp: MlpForm::GatedJoined,
+        biases: BiasRules { qkv: Flag::Field("attention_bias", true), ..BiasRules::NONE },
+        rope: RopeRules { partial: Some(0.5), interleaved: true, ..ROPE },
+        ..LLAMA
+    },
+    // Command R7B and Command A: LayerNorm without bias, attention and MLP in parallel on one norm, scaled logits;
+    // windowed layers are rotated in adjacent pairs, the others have no position embedding.
+    Architecture {
+        name: "cohere2",
+        class: "Cohere2ForCausalLM",
+        aliases: &[("rms_norm_eps", "layer_norm_eps")],
+        tied: true,
+        norm: NormForm::LayerWeight,
+        eps: Eps::Default(1e-5),
+        norm_places: NormPlaces::ParallelShared,
+        biases: BiasRules::ATTENTION,
+        windows: Windows::ButLast { fields: &["sliding_window_pattern"], default: 4 },
+        default_window: Some(4096),
+        rope: RopeRules { no_rope: NoRope::FullAttention, interleaved: true, ..ROPE },
+        scales: Some(ScaleRules {
+            embedding: None,
+            residual: None,
+            attention: None,
+            logits: Some(LogitScale { field: "logit_scale", default: 0.0625, divides: false }),
+        }),
         ..LLAMA
     },
     QWEN2,
@@ -163,6 +231,18 @@ pub(super) static TABLE: &[Architecture] = &[
         head_norms: HeadNorms::Whole,
         ..LLAMA
     },
+    // OLMo 3: as OLMo 2, with windows; only layers without one scale their rotation.
+    Architecture {
+        name: "olmo3",
+        class: "Olmo3ForCausalLM",
+        biases: BiasRules::ATTENTION,
+        norm_places: NormPlaces::After,
+        head_norms: HeadNorms::Whole,
+        windows: Windows::ButLast { fields: &[], default: 4 },
+        default_window: Some(4096),
+        rope: RopeRules { theta: 500_000.0, local_theta: Some(500_000.0), ..ROPE },
+        ..LLAMA
+    },
     // GPT-2: learned positions, joined projections stored `[in, out]`.
     Architecture {
         name: "gpt2",
@@ -270,6 +350,26 @@ pub(super) static TABLE: &[Architecture] = &[
         }),
         ..DEEPSEEK
     },
+    // GLM-4.5 and 4.6: routing of DeepSeek-V3, half of a head rotated, QK norms in the large one.
+    Architecture {
+        name: "glm4_moe",
+        class: "Glm4MoeForCausalLM",
+        eps: Eps::Default(1e-5),
+        head_norms: HeadNorms::Each,
+        norms_heads: Flag::Field("use_qk_norm", false),
+        biases: BiasRules { qkv: Flag::Field("attention_bias", false), ..BiasRules::NONE },
+        rope: RopeRules { partial: Some(0.5), ..ROPE },
+        experts: Some(ExpertRules {
+            layers: ExpertLayers::From(1),
+            scores: Scores::Sigmoid,
+            normalize: Flag::Field("norm_topk_prob", true),
+            scale: Some(1.0),
+            groups: Some(GroupRules { best_two: true, when: None }),
+            correction: true,
+            ..DEEPSEEK_EXPERTS
+        }),
+        ..DEEPSEEK
+    },
     // gpt-oss: attention sinks, stacked experts with biases and a clamped SwiGLU.
     Architecture {
         name: "gpt_oss",
@@ -306,6 +406,7 @@ const LLAMA: Architecture = Architecture {
     norm_places: NormPlaces::Before,
     parallel: Flag::Fixed(false),
     head_norms: HeadNorms::Absent,
+    norms_heads: Flag::Fixed(true),
     sub_norms: false,
     activation: Activation::Silu,
     gelu_is_tanh: false,
@@ -323,6 +424,7 @@ const LLAMA: Architecture = Architecture {
     learned_positions: false,
     scaled_embedding: false,
     query_scale: None,
+    scales: None,
     softcaps: None,
     clips_qkv: false,
     sinks: false,
@@ -331,8 +433,14 @@ const LLAMA: Architecture = Architecture {
 };
 
 /// Plain rotary embedding of whole heads.
-const ROPE: RopeRules =
-    RopeRules { theta: 10_000.0, partial: None, local_theta: None, required: false, no_rope: NoRope::None };
+const ROPE: RopeRules = RopeRules {
+    theta: 10_000.0,
+    partial: None,
+    local_theta: None,
+    required: false,
+    no_rope: NoRope::None,
+    interleaved: false,
+};
 
 /// Biases of the attention unless `attention_bias` is false.
 const ATTENTION_BIAS: BiasRules = {

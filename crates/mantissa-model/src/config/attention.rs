@@ -144,6 +144,7 @@ pub(super) fn windows(
     match architecture.windows {
         Windows::None => Ok(vec![None; layers]),
         Windows::Every => Ok(vec![window()?; layers]),
+        Windows::Listed => by_layer_type(fields, window()?, layers, |_| Ok(true)),
         Windows::Late => {
             let (window, used) = (window()?, fields.flag("use_sliding_window", false)?);
             let first = fields.optional_size("max_window_layers", 0..=u64::from(u32::MAX))?.unwrap_or(28);

@@ -63,7 +63,7 @@ impl ModelConfig {
     pub fn vector_name(&self, layer: usize, kind: VectorKind) -> String {
         let name = match kind {
             VectorKind::Sinks => Names::SINKS,
-            VectorKind::Correction => Names::CORRECTION,
+            VectorKind::Correction => self.names().experts.correction,
         };
         format!("{}{name}", self.layer_prefix(layer))
     }

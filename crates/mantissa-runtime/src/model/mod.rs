@@ -4,7 +4,7 @@ mod operators;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mantissa_kernels::{for_each, kernels};
+use mantissa_kernels::for_each;
 use mantissa_model::flow::{AbsorbedHeads, CachedAttention, Sequences};
 use mantissa_model::{
     Batch, Buffers, Embedding, ForwardError, KvPolicy, LayerParts, Linear, LinearInfo, LinearKind, LoadError,
@@ -254,9 +254,7 @@ impl FastModel {
         let jobs = [Job { linear: self.head(), input: 0, out: &mut *out, accumulate: false }].into_iter();
         let rows = [Rows { x: &b.gathered, tokens: rows.len() }];
         prepared::forward(jobs, &rows, &mut b.scratch, self.threads)?;
-        if let Some(cap) = self.config.logit_softcap {
-            kernels().softcap(out, 1.0, cap);
-        }
+        self.config.finish_logits(out);
         Ok(())
     }
 }
