@@ -449,7 +449,7 @@ impl ModelConfig {
         };
         match self.norm {
             NormForm::Rms | NormForm::RmsPlusOne | NormForm::LayerWeight => {
-                put("weight", Role::Norm { layer })
+                put("weight", Role::Norm { layer });
             }
             NormForm::Layer => {
                 put("weight", Role::Norm { layer });
