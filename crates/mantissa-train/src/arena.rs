@@ -11,7 +11,10 @@ use mantissa_model::{LoadError, ModelConfig, Role, StoredAs, TensorInfo, WeightS
 use mantissa_num::round::philox4x32_10;
 
 use crate::adapter::Base;
+use crate::optim::{Array, ArrayMut};
+use crate::policy::{Master, Policy};
 use crate::store::{Precision, Store, StoreRef};
+use crate::weights::{Int8Weights, Weights};
 
 /// Alignment of tensors in f32 values (64 bytes, one cache line). Padding is 0 and stays 0.
 const ALIGN: usize = 16;
@@ -109,12 +112,12 @@ fn aligned(len: usize) -> usize {
     len.checked_next_multiple_of(ALIGN).unwrap_or(usize::MAX)
 }
 
-/// Arena of parameter values, stored in f32, bf16 or f16. In fine-tuning with adapters, these are the trained
+/// Arena of parameter values, stored in f32, bf16 or f16, or with INT8 matrices. In fine-tuning with adapters, these are the trained
 /// tensors, and the frozen ones lie behind them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameters {
     table: ParamTable,
-    store: Store,
+    store: Weights,
     base: Option<Arc<Base>>,
 }
 
@@ -208,8 +211,16 @@ impl Parameters {
     pub(crate) fn empty(table: ParamTable, precision: Precision) -> Result<Self, LoadError> {
         let bytes = (table.len as u64).saturating_mul(precision.bytes());
         let memory = LoadError::Memory { what: "parameters", bytes };
-        let store = Store::zeros(precision, table.len).ok_or(memory)?;
+        let store = Weights::Float(Store::zeros(precision, table.len).ok_or(memory)?);
         Ok(Parameters { table, store, base: None })
+    }
+
+    /// Bytes of the parameters of `table` in a model trained with `policy`.
+    pub(crate) fn bytes(table: &ParamTable, policy: &Policy) -> u64 {
+        match policy.master {
+            Master::Int8 { .. } => Int8Weights::bytes(table),
+            _ => policy.weights.bytes().saturating_mul(table.len as u64),
+        }
     }
 
     /// Puts a frozen base behind the trained tensors.
@@ -253,7 +264,24 @@ impl Parameters {
         }
         let bytes = (self.table.len as u64).saturating_mul(precision.bytes());
         let memory = LoadError::Memory { what: "parameters", bytes };
-        let mut store = Store::zeros(precision, self.table.len).ok_or(memory)?;
+        let mut store = Weights::Float(Store::zeros(precision, self.table.len).ok_or(memory)?);
+        for param in &self.table.params {
+            store.set(param.range.start, &self.store.get(param.range.clone()).widened());
+        }
+        Ok(Parameters { table: self.table, store, base: self.base })
+    }
+
+    /// Converts the weights of the decoder's linear layers to INT8, rounded to nearest under the scale amax / 127 of each
+    /// row, and all others to f32. Values that are on such a grid keep their bits.
+    ///
+    /// # Errors
+    /// [`LoadError::Memory`].
+    pub(crate) fn stored_as_int8(self) -> Result<Self, LoadError> {
+        if matches!(self.store, Weights::Int8(_)) {
+            return Ok(self);
+        }
+        let memory = LoadError::Memory { what: "parameters", bytes: Int8Weights::bytes(&self.table) };
+        let mut store = Weights::Int8(Int8Weights::zeros(&self.table).ok_or(memory)?);
         for param in &self.table.params {
             store.set(param.range.start, &self.store.get(param.range.clone()).widened());
         }
@@ -264,7 +292,7 @@ impl Parameters {
     #[cfg(test)]
     pub(crate) fn bare(values: Vec<f32>) -> Self {
         let table = ParamTable { params: Vec::new(), len: values.len() };
-        Parameters { table, store: Store::F32(values), base: None }
+        Parameters { table, store: Weights::Float(Store::F32(values)), base: None }
     }
 
     /// Returns the table of parameter ranges.
@@ -272,17 +300,21 @@ impl Parameters {
         &self.table
     }
 
-    /// Returns the whole arena as f32; copies if it is stored in 16 bits.
+    /// Returns the whole arena as f32; copies if it is stored otherwise.
     pub fn values(&self) -> Cow<'_, [f32]> {
-        self.store.get(0..self.table.len).widened()
+        match &self.store {
+            Weights::Float(store) => store.get(0..self.table.len).widened(),
+            Weights::Int8(weights) => Cow::Owned(weights.widened()),
+        }
     }
 
-    /// Returns the storage precision.
+    /// Returns the storage precision; f32 if matrices are INT8, whose values are those of f32 products.
     pub fn precision(&self) -> Precision {
         self.store.precision()
     }
 
-    /// Overwrites the values from offset `first` on, rounded to nearest.
+    /// Overwrites the values from offset `first` on, rounded to nearest; rows of INT8 matrices under the scale amax / 127,
+    /// unless the values are on the grid of another scale near it.
     ///
     /// # Panics
     /// If they reach beyond the arena.
@@ -300,26 +332,19 @@ impl Parameters {
         self.store.set(range.start, values);
     }
 
-    /// Returns the stored little-endian bytes of a range.
+    /// Returns the little-endian bytes of a range in the storage [precision](Self::precision).
     pub(crate) fn stored_bytes(&self, range: Range<usize>) -> Vec<u8> {
-        match self.store.get(range) {
-            StoreRef::F32(values) => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-            StoreRef::Bf16(bits) | StoreRef::F16(bits) => bits.iter().flat_map(|v| v.to_le_bytes()).collect(),
-        }
+        self.store.get(range).float_bytes()
     }
 
-    /// Copies stored little-endian bytes to offset `first`.
-    pub(crate) fn fill(&mut self, first: usize, bytes: &[u8]) {
-        match &mut self.store {
-            Store::F32(values) => {
-                let from = bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));
-                values[first..].iter_mut().zip(from).for_each(|(to, from)| *to = from);
-            }
-            Store::Bf16(bits) | Store::F16(bits) => {
-                let from = bytes.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b));
-                bits[first..].iter_mut().zip(from).for_each(|(to, from)| *to = from);
-            }
-        }
+    /// Returns the arrays of a parameter for a checkpoint: its values, or codes and scales per row.
+    pub(crate) fn arrays(&self, param: &ParamInfo) -> (Array<'_>, Option<&[f32]>) {
+        self.store.arrays(param.range.clone())
+    }
+
+    /// Returns the same arrays for restoring a checkpoint.
+    pub(crate) fn arrays_mut(&mut self, param: &ParamInfo) -> (ArrayMut<'_>, Option<&mut [f32]>) {
+        self.store.arrays_mut(param.range.clone())
     }
 
     /// Returns the stored values of a range, trained or frozen.
@@ -336,7 +361,7 @@ impl Parameters {
     }
 
     /// Returns the table, and the arena for writing.
-    pub(crate) fn split_mut(&mut self) -> (&ParamTable, &mut Store) {
+    pub(crate) fn split_mut(&mut self) -> (&ParamTable, &mut Weights) {
         (&self.table, &mut self.store)
     }
 

@@ -2,7 +2,8 @@
 //! stored weights, optimizer state codes, master weights, loss scale, data position.
 //!
 //! ```text
-//! weights.NAME                    each parameter, [shape], F32, BF16 or F16
+//! weights.NAME                    each parameter, [shape], F32, BF16, F16, or I8 codes with the next
+//! weights_scale.NAME              F32 [rows]
 //! optimizer.m.NAME, .v.NAME       moments, [elements], F32, BF16 or U8 codes (two of 4 bits per byte); with codes also
 //!                                 m_absmax, v_absmax or m_scale, v_scale, F32 [blocks]
 //! optimizer.v_row.NAME, …         other arrays of an optimizer, F32
@@ -22,7 +23,6 @@ use crate::config::differences;
 use crate::data::Cursor;
 use crate::error::TrainError;
 use crate::optim::{Array, ArrayMut};
-use crate::store::StoreRef;
 use crate::trainer::{Progress, Trainer};
 
 const KEY: &str = "mantissa-train";
@@ -38,8 +38,12 @@ impl Trainer {
         let table = self.model.params.table();
         let mut specs = Vec::new();
         for param in table.iter() {
-            let dtype = dtype(&stored_array(self.model.params.get(0..0)));
-            specs.push(TensorSpec::new(weight_name(&param.tensor.name), dtype, param.tensor.shape.clone()));
+            let (array, scales) = self.model.params.arrays(param);
+            let (name, shape) = (weight_name(&param.tensor.name), param.tensor.shape.clone());
+            specs.push(TensorSpec::new(name, dtype(&array), shape));
+            specs.extend(
+                scales.map(|s| TensorSpec::new(scale_name(&param.tensor.name), Dtype::F32, [s.len()])),
+            );
         }
         let mut arrays: Vec<_> = self
             .optimizer
@@ -58,8 +62,11 @@ impl Trainer {
         let staged = StagedFile::begin(output)?;
         let mut writer = SafetensorsWriter::create(staged.path(), specs, metadata)?;
         for param in table.iter() {
-            let array = stored_array(self.model.params.get(param.range.clone()));
+            let (array, scales) = self.model.params.arrays(param);
             write(&mut writer, &weight_name(&param.tensor.name), array)?;
+            if let Some(scales) = scales {
+                write(&mut writer, &scale_name(&param.tensor.name), Array::F32(scales))?;
+            }
         }
         for (name, array) in arrays {
             write(&mut writer, &name, array)?;
@@ -86,12 +93,14 @@ impl Trainer {
         }
         let params: Vec<_> = self.model.params.table().iter().cloned().collect();
         for param in &params {
-            let expected = dtype(&stored_array(self.model.params.get(0..0)));
-            let (name, width) = (weight_name(&param.tensor.name), expected.bits() as usize / 8);
-            read(&file, &name, expected, &param.tensor.shape, |at, bytes| {
-                self.model.params.fill(param.range.start + at / width, bytes);
-                Ok(())
-            })?;
+            let (mut array, scales) = self.model.params.arrays_mut(param);
+            let (name, expected) = (weight_name(&param.tensor.name), dtype_mut(&array));
+            read(&file, &name, expected, &param.tensor.shape, |at, bytes| fill(&mut array, at, bytes))?;
+            if let Some(scales) = scales {
+                let (name, count) = (scale_name(&param.tensor.name), scales.len());
+                let mut array = ArrayMut::F32(scales);
+                read(&file, &name, Dtype::F32, &[count], |at, bytes| fill(&mut array, at, bytes))?;
+            }
         }
         let table = self.model.params.table();
         for (name, array) in self.optimizer.restore(table, numbers.optimizer_steps) {
@@ -184,16 +193,12 @@ fn weight_name(name: &str) -> String {
     format!("weights.{name}")
 }
 
-fn state_name(name: &str) -> String {
-    format!("optimizer.{name}")
+fn scale_name(name: &str) -> String {
+    format!("weights_scale.{name}")
 }
 
-fn stored_array(stored: StoreRef<'_>) -> Array<'_> {
-    match stored {
-        StoreRef::F32(values) => Array::F32(values),
-        StoreRef::Bf16(bits) => Array::Bf16(bits),
-        StoreRef::F16(bits) => Array::F16(bits),
-    }
+fn state_name(name: &str) -> String {
+    format!("optimizer.{name}")
 }
 
 fn dtype(array: &Array<'_>) -> Dtype {
@@ -203,6 +208,7 @@ fn dtype(array: &Array<'_>) -> Dtype {
         Array::F16(_) => Dtype::F16,
         Array::U16(_) => Dtype::U16,
         Array::U8(_) => Dtype::U8,
+        Array::I8(_) => Dtype::I8,
         Array::Paged(paged) => paged.dtype(),
     }
 }
@@ -214,6 +220,7 @@ fn dtype_mut(array: &ArrayMut<'_>) -> Dtype {
         ArrayMut::F16(_) => Dtype::F16,
         ArrayMut::U16(_) => Dtype::U16,
         ArrayMut::U8(_) => Dtype::U8,
+        ArrayMut::I8(_) => Dtype::I8,
         ArrayMut::Paged(paged) => paged.dtype(),
     }
 }
@@ -223,6 +230,7 @@ fn len(array: &Array<'_>) -> usize {
         Array::F32(x) => x.len(),
         Array::Bf16(x) | Array::F16(x) | Array::U16(x) => x.len(),
         Array::U8(x) => x.len(),
+        Array::I8(x) => x.len(),
         Array::Paged(paged) => paged.len(),
     }
 }
@@ -232,6 +240,7 @@ fn len_mut(array: &ArrayMut<'_>) -> usize {
         ArrayMut::F32(x) => x.len(),
         ArrayMut::Bf16(x) | ArrayMut::F16(x) | ArrayMut::U16(x) => x.len(),
         ArrayMut::U8(x) => x.len(),
+        ArrayMut::I8(x) => x.len(),
         ArrayMut::Paged(paged) => paged.len(),
     }
 }
@@ -259,6 +268,11 @@ fn write(writer: &mut SafetensorsWriter, name: &str, array: Array<'_>) -> Result
             }
         }
         Array::U8(x) => put(x)?,
+        Array::I8(x) => {
+            for x in x.chunks(PIECE) {
+                put(&x.iter().map(|v| v.cast_unsigned()).collect::<Vec<_>>())?;
+            }
+        }
         Array::Paged(paged) => {
             let total = paged.len() * paged.dtype().bits() as usize / 8;
             let mut bytes = vec![0; PIECE.min(total)];
@@ -284,6 +298,7 @@ fn fill(to: &mut ArrayMut<'_>, at: usize, bytes: &[u8]) -> Result<(), TrainError
             to.zip(bytes.as_chunks::<2>().0).for_each(|(x, b)| *x = u16::from_le_bytes(*b));
         }
         ArrayMut::U8(x) => x[at..at + bytes.len()].copy_from_slice(bytes),
+        ArrayMut::I8(x) => x[at..].iter_mut().zip(bytes).for_each(|(x, b)| *x = b.cast_signed()),
         ArrayMut::Paged(paged) => return paged.write(at as u64, bytes),
     }
     Ok(())

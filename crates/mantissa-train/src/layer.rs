@@ -15,6 +15,7 @@ use crate::gradients::Wanted;
 use crate::model::TrainModel;
 use crate::plan::Options;
 use crate::store::{Precision, Store};
+use crate::weights::Weights;
 
 /// Decoder layer with forward and backward.
 #[derive(Debug)]
@@ -99,7 +100,7 @@ impl LayerTrainer {
     pub fn set_weight(&mut self, kind: LinearKind, write: impl FnOnce(&mut [f32])) {
         let range = self.model.layers[0].linear(kind).weight();
         match self.model.params.split_mut().1 {
-            Store::F32(values) => write(&mut values[range]),
+            Weights::Float(Store::F32(values)) => write(&mut values[range]),
             narrow => {
                 let mut values = narrow.get(range.clone()).widened().into_owned();
                 write(&mut values);

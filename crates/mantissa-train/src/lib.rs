@@ -52,6 +52,7 @@ mod support;
 mod trainer;
 mod tuning;
 mod validate;
+mod weights;
 
 pub use adapter::{Formats, Init, Lora, Tuning};
 pub use arena::{ParamInfo, ParamTable, Parameters};

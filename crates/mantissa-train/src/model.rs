@@ -17,7 +17,7 @@ use crate::linear::LinearOp;
 use crate::norm::NormOp;
 use crate::ops::LayerOps;
 use crate::plan::{Options, Saved, Scratch, allocate};
-use crate::policy::{LinearPolicy, OperandPolicy, Policy};
+use crate::policy::{LinearPolicy, Master, OperandPolicy, Policy};
 use crate::profile::{Part, Profile};
 use crate::support::check_model;
 
@@ -143,7 +143,10 @@ impl TrainModel {
             &params,
         );
         // Converted first, so that the f32 values are freed before the rest is allocated.
-        let params = params.stored_as(options.policy.weights)?;
+        let params = match options.policy.master {
+            Master::Int8 { .. } => params.stored_as_int8()?,
+            _ => params.stored_as(options.policy.weights)?,
+        };
         let (saved, mut scratch) = allocate(&config, &options)?;
         if let Some(base) = params.base() {
             let sizes = base.sizes(&config, options.policy.weights, options.max_tokens);

@@ -3,14 +3,14 @@
 mod sizes;
 
 use mantissa_model::flow::Choice;
-use mantissa_model::{LinearInfo, LoadError, ModelConfig, zeros};
+use mantissa_model::{LinearInfo, LoadError, ModelConfig, Role, zeros};
 
 use crate::adapter::{AdapterSizes, Base, Formats, Tuning};
-use crate::arena::ParamTable;
+use crate::arena::{ParamInfo, ParamTable, Parameters};
 use crate::form::{FormSizes, Forms, Histories};
 use crate::gradients::Gradients;
 use crate::operand::Operand;
-use crate::policy::Policy;
+use crate::policy::{Master, Policy};
 use crate::rows::PART;
 use sizes::{Share, Sizes, choice_bytes, has_experts};
 
@@ -70,7 +70,7 @@ impl Plan {
         let saved = (0..config.num_hidden_layers).map(of_layer).fold(0, u64::saturating_add);
         let logits = bytes(&[sizes.logits]);
         let mut entries = vec![
-            ("parameters", policy.weights.bytes().saturating_mul(table.len() as u64)),
+            ("parameters", Parameters::bytes(table, policy)),
             ("gradients", Gradients::bytes(table, policy.gradients)),
             ("saved activations", saved),
             ("logits", logits),
@@ -78,7 +78,11 @@ impl Plan {
         ];
         let shared = sizes.rounded().iter().map(Share::bytes).sum::<u64>();
         let all = [&policy.linear, &policy.head].iter().all(|linear| linear.shares_all(policy.weights));
-        let own = if all { 0 } else { own_operands(config, options) };
+        let own = match (all, policy.master) {
+            (true, Master::Int8 { .. }) => decoded_weights(table, options.threads),
+            (true, _) => 0,
+            (false, _) => own_operands(config, options),
+        };
         if shared + own > 0 {
             entries.push(("rounded operands", shared.saturating_add(own)));
         }
@@ -109,6 +113,13 @@ fn own_operands(config: &ModelConfig, options: &Options) -> u64 {
     let other = part.saturating_add(weight.max(head));
     let others = other.saturating_mul(options.threads.saturating_sub(1));
     2 * (caller.saturating_add(others) as u64)
+}
+
+/// Bytes of an INT8 weight that each thread decodes for a product in f32.
+fn decoded_weights(table: &ParamTable, threads: usize) -> u64 {
+    let linear = |param: &&ParamInfo| matches!(param.tensor.role, Role::Linear { .. });
+    let longest = table.iter().filter(linear).map(|param| param.range.len() as u64).max().unwrap_or(0);
+    longest.saturating_mul(4).saturating_mul(threads.max(1) as u64)
 }
 
 /// Number of f32 score values per thread.

@@ -32,8 +32,8 @@ pub enum Master {
         seed: u64,
     },
     /// No master copy, weights of the decoder's linear layers on a grid of INT8 codes under a scale per row, amax / 127;
-    /// each update is rounded to it stochastically (torchao's INT8 quantized training). Other weights stay as they are.
-    /// The grid's values are stored in f32.
+    /// each update is rounded to it stochastically (torchao's INT8 quantized training). Initial weights are rounded to
+    /// nearest. Codes and scales are what is stored; other weights stay as they are.
     Int8 {
         /// Seed of the random bits, which depend only on seed, step and place.
         seed: u64,

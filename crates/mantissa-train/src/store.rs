@@ -7,6 +7,8 @@ use mantissa_kernels::kernels;
 use mantissa_model::zeros;
 use mantissa_num::{Code, Format, Scheme, minifloat};
 
+use crate::weights::Int8Ref;
+
 /// Float format of 32 or 16 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Precision {
@@ -51,12 +53,13 @@ pub(crate) enum Store {
     F16(Vec<u16>),
 }
 
-/// Borrowed values of a [`Store`].
+/// Borrowed values of an arena.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum StoreRef<'a> {
     F32(&'a [f32]),
     Bf16(&'a [u16]),
     F16(&'a [u16]),
+    Int8(Int8Ref<'a>),
 }
 
 impl Store {
@@ -104,7 +107,7 @@ impl Store {
 }
 
 impl<'a> StoreRef<'a> {
-    /// Returns the values as f32, exactly; copies 16-bit values.
+    /// Returns the values as f32, exactly; copies values that are not f32.
     pub(crate) fn widened(self) -> Cow<'a, [f32]> {
         match self {
             StoreRef::F32(values) => Cow::Borrowed(values),
@@ -120,6 +123,17 @@ impl<'a> StoreRef<'a> {
         match self {
             StoreRef::F32(values) => values.len(),
             StoreRef::Bf16(bits) | StoreRef::F16(bits) => bits.len(),
+            StoreRef::Int8(values) => values.len(),
+        }
+    }
+
+    /// Returns the little-endian bytes of the values in their float dtype, INT8 as f32.
+    pub(crate) fn float_bytes(self) -> Vec<u8> {
+        match self {
+            StoreRef::Bf16(bits) | StoreRef::F16(bits) => bits.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            StoreRef::F32(_) | StoreRef::Int8(_) => {
+                self.widened().iter().flat_map(|v| v.to_le_bytes()).collect()
+            }
         }
     }
 
@@ -129,6 +143,7 @@ impl<'a> StoreRef<'a> {
             StoreRef::F32(values) => StoreRef::F32(&values[range]),
             StoreRef::Bf16(bits) => StoreRef::Bf16(&bits[range]),
             StoreRef::F16(bits) => StoreRef::F16(&bits[range]),
+            StoreRef::Int8(values) => StoreRef::Int8(values.slice(range)),
         }
     }
 
@@ -138,6 +153,7 @@ impl<'a> StoreRef<'a> {
             StoreRef::F32(values) => out.copy_from_slice(values),
             StoreRef::Bf16(bits) => kernels().bf16_to_f32(bits, out),
             StoreRef::F16(bits) => kernels().f16_to_f32(bits, out),
+            StoreRef::Int8(values) => values.widen(out),
         }
     }
 
@@ -148,6 +164,7 @@ impl<'a> StoreRef<'a> {
             StoreRef::Bf16(_) => precision != Precision::F16,
             StoreRef::F16(_) => precision != Precision::Bf16,
             StoreRef::F32(_) => false,
+            StoreRef::Int8(_) => precision == Precision::F32,
         };
         scratch.resize(self.len(), 0.0);
         self.widen(scratch);
@@ -163,18 +180,30 @@ impl<'a> StoreRef<'a> {
             (StoreRef::Bf16(bits), Precision::Bf16) | (StoreRef::F16(bits), Precision::F16) => return bits,
             _ => scratch.resize(self.len(), 0),
         }
-        let values = self.widened();
-        match precision {
-            Precision::F16 => kernels().f32_to_f16(&values, scratch),
-            _ => kernels().f32_to_bf16(&values, scratch),
+        let mut wide = [0.0; PIECE];
+        for (i, scratch) in scratch.chunks_mut(PIECE).enumerate() {
+            let values = match self {
+                StoreRef::F32(values) => &values[i * PIECE..][..scratch.len()],
+                _ => {
+                    let wide = &mut wide[..scratch.len()];
+                    self.slice(i * PIECE..i * PIECE + scratch.len()).widen(wide);
+                    wide
+                }
+            };
+            match precision {
+                Precision::F16 => kernels().f32_to_f16(values, scratch),
+                _ => kernels().f32_to_bf16(values, scratch),
+            }
         }
         scratch
     }
 }
 
+/// Values that are converted at a time.
+const PIECE: usize = 1024;
+
 /// Rounds every value to nearest in `precision`.
 pub(crate) fn round(precision: Precision, values: &mut [f32]) {
-    const PIECE: usize = 1024;
     let mut bits = [0u16; PIECE];
     for values in values.chunks_mut(PIECE) {
         let bits = &mut bits[..values.len()];

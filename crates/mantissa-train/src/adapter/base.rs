@@ -347,15 +347,9 @@ impl Base {
     /// Computes a SHA-256 of all stored bits.
     pub(crate) fn digest(&self) -> String {
         const PIECE: usize = 1 << 18;
-        let values = (0..self.store.len()).step_by(PIECE).map(|first| {
-            let range = first..self.store.len().min(first + PIECE);
-            match self.store.get(range) {
-                StoreRef::F32(values) => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-                StoreRef::Bf16(bits) | StoreRef::F16(bits) => {
-                    bits.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>()
-                }
-            }
-        });
+        let values = (0..self.store.len())
+            .step_by(PIECE)
+            .map(|first| self.store.get(first..self.store.len().min(first + PIECE)).float_bytes());
         let packed = self.packed.iter().flat_map(|(_, weight)| weight.bits());
         FileDigest::of_pieces(values.chain(packed)).hex()
     }

@@ -13,28 +13,26 @@ use mantissa_num::minifloat::{E4M3, Overflow};
 use super::scales::Band;
 
 impl Band<'_> {
-    /// Rounds `line`, whose steps and scales are chosen. `run` is the length of a run, `outer` the tensor's scale; the
-    /// line's scales are drawn at the places from `first` on. Values after the last whole run are not rotated: their
-    /// elements are rounded stochastically.
+    /// Rounds `line`, whose steps and scales are chosen. `outer` is the tensor's scale; the line's scales are drawn at the
+    /// places from `first` on. Values after the last whole run are not rotated: their elements are rounded
+    /// stochastically.
     pub(super) fn round_eden(
         &mut self,
         line: &mut [f32],
         grid: ElementGrid,
-        run: usize,
         outer: f32,
         (seed, first): (u64, u64),
     ) {
-        let (width, whole) = (self.width, line.len() / run * run);
+        let (width, run) = (self.width, self.exact.len());
+        let whole = line.len() / run * run;
         let (line, tail) = line.split_at_mut(whole);
         let blocks = run / width;
         let (steps, rest) = self.steps.split_at(whole / width);
-        let mut exact = vec![0.0; run];
-        let ones = vec![1.0; blocks];
         for (i, x) in line.chunks_exact_mut(run).enumerate() {
             let scales = &mut self.scales[i * blocks..][..blocks];
-            exact.copy_from_slice(x);
-            kernels().round_blocks(x, width, &steps[i * blocks..][..blocks], &ones, grid, &[]);
-            let correction = correction(&exact, x, scales, width, outer);
+            self.exact.copy_from_slice(x);
+            kernels().round_blocks(x, width, &steps[i * blocks..][..blocks], &self.ones, grid, &[]);
+            let correction = correction(&self.exact, x, scales, width, outer);
             for (b, (scale, q)) in scales.iter_mut().zip(x.chunks_exact_mut(width)).enumerate() {
                 *scale =
                     drawn((f64::from(*scale) * correction) as f32, seed, first + (i * blocks + b) as u64);

@@ -108,7 +108,7 @@ pub(crate) struct Rounder {
     pub(super) headroom: f32,
     pub(super) choice: ScaleChoice,
     /// Length of the rotation's runs, 0 without one.
-    run: usize,
+    pub(super) run: usize,
     fast: Option<Fast>,
     /// Scales by amax, where they are powers of two.
     pub(super) powers: Option<Powers>,
@@ -268,7 +268,7 @@ impl Rounder {
                 }
                 if self.choice == ScaleChoice::Eden {
                     let at = (first + at * band.height + i) * band.scales.len();
-                    band.round_eden(line, fast.grid, self.run, shared.factor, (shared.seed, at as u64));
+                    band.round_eden(line, fast.grid, shared.factor, (shared.seed, at as u64));
                 } else {
                     kernels().round_blocks(
                         line,

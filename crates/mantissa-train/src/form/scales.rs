@@ -42,6 +42,9 @@ pub(super) struct Band<'a> {
     amax: [Vec<f32>; 2],
     /// Random words of a line, if rounding is stochastic.
     pub(super) words: Vec<u32>,
+    /// Values of a run before they are rounded, and a factor of 1 for each of its blocks, for corrected scales.
+    pub(super) exact: Vec<f32>,
+    pub(super) ones: Vec<f32>,
 }
 
 /// Lines and values along a line of a block, for lines of `k` values.
@@ -58,6 +61,8 @@ impl<'a> Band<'a> {
         let (height, width) = block_shape(fast, k);
         let count = k.div_ceil(width);
         let stochastic = matches!(rounder.scheme.encoder.rounding, Rounding::Stochastic { .. });
+        let corrected = rounder.choice == ScaleChoice::Eden;
+        let run = if corrected { rounder.run } else { 0 };
         Band {
             rounder,
             fast,
@@ -67,7 +72,9 @@ impl<'a> Band<'a> {
             steps: vec![KernelStep::Divide(1.0); count],
             scales: vec![1.0; count],
             amax: [vec![0.0; count], vec![0.0; count]],
-            words: vec![0; if stochastic || rounder.choice == ScaleChoice::Eden { k } else { 0 }],
+            words: vec![0; if stochastic || corrected { k } else { 0 }],
+            exact: vec![0.0; run],
+            ones: vec![1.0; run / width],
         }
     }
 

@@ -1,13 +1,14 @@
 //! Master weights: data stored in addition to the working copy, and the update of both.
 
-use mantissa_kernels::{for_each, kernels};
-use mantissa_model::{LoadError, Role, zeros};
+use mantissa_kernels::kernels;
+use mantissa_model::{LoadError, zeros};
 use mantissa_num::round::philox4x32_10;
 
 use super::moments::{Array, ArrayMut};
 use crate::arena::{ParamInfo, ParamTable, Parameters};
 use crate::policy::Master;
 use crate::store::Store;
+use crate::weights::Weights;
 
 /// Part of the weights that the working copy does not hold.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,20 +87,11 @@ impl MasterCopy {
         }
     }
 
-    /// Ends the update of a parameter in step `step`: rounds the rows of a linear layer's weight to INT8 where the policy
-    /// keeps them so.
-    pub(crate) fn settle(&self, param: &ParamInfo, working: &mut Store, step: u64, threads: usize) {
-        let (MasterCopy::Int8 { seed }, Role::Linear { .. }, Store::F32(values)) =
-            (self, param.tensor.role, working)
-        else {
-            return;
-        };
-        let (first, cols) =
-            (param.range.start as u64, param.tensor.shape.last().copied().unwrap_or(1).max(1));
-        let rows = values[param.range.clone()].chunks_mut(cols).enumerate();
-        for_each(threads, rows, |(row, values)| {
-            stochastic_int8(values, *seed, step, first + (row * cols) as u64);
-        });
+    /// Ends the update of a parameter in step `step`: rounds INT8 weights.
+    pub(crate) fn settle(&self, param: &ParamInfo, working: &mut Weights, step: u64, threads: usize) {
+        if let MasterCopy::Int8 { seed } = self {
+            working.close(param, *seed, step, threads);
+        }
     }
 
     /// Returns the array for a checkpoint.
@@ -121,13 +113,18 @@ impl MasterCopy {
     }
 }
 
-impl Store {
-    /// Splits the values of `range` into pieces.
+impl Weights {
+    /// Splits the values of `range` into pieces; those of an INT8 matrix must be [open](Weights::open).
     pub(crate) fn pieces(&mut self, range: std::ops::Range<usize>, piece: usize) -> Vec<WorkingMut<'_>> {
         match self {
-            Store::F32(values) => values[range].chunks_mut(piece).map(WorkingMut::F32).collect(),
-            Store::Bf16(bits) => bits[range].chunks_mut(piece).map(WorkingMut::Bf16).collect(),
-            Store::F16(bits) => bits[range].chunks_mut(piece).map(WorkingMut::F16).collect(),
+            Weights::Float(Store::F32(values)) => {
+                values[range].chunks_mut(piece).map(WorkingMut::F32).collect()
+            }
+            Weights::Float(Store::Bf16(bits)) => {
+                bits[range].chunks_mut(piece).map(WorkingMut::Bf16).collect()
+            }
+            Weights::Float(Store::F16(bits)) => bits[range].chunks_mut(piece).map(WorkingMut::F16).collect(),
+            Weights::Int8(weights) => weights.opened(range).chunks_mut(piece).map(WorkingMut::F32).collect(),
         }
     }
 }
@@ -216,61 +213,9 @@ fn stochastic_bf16(values: &[f32], out: &mut [u16], seed: u64, step: u64, index:
     }
 }
 
-/// Rounds a row to `q s` with `s = amax / 127` and `q = floor(w / s + u)` for a uniform u: torchao's requantization of an
-/// updated INT8 weight. Random bits as in [`stochastic_bf16`]. A row that is 0 or not finite stays as it is.
-fn stochastic_int8(row: &mut [f32], seed: u64, step: u64, index: u64) {
-    let amax = kernels().amax(row);
-    let scale = amax / 127.0;
-    if !(scale > 0.0 && scale.is_finite()) {
-        return;
-    }
-    let key = [seed as u32, (seed >> 32) as u32];
-    let mut words = [0; 4];
-    let mut group = u64::MAX;
-    for (i, value) in row.iter_mut().enumerate() {
-        let at = index + i as u64;
-        if at / 4 != group {
-            group = at / 4;
-            words =
-                philox4x32_10([group as u32, (group >> 32) as u32, step as u32, (step >> 32) as u32], key);
-        }
-        // 24 bits, so that u stays below 1 in f32.
-        let uniform = (words[(at % 4) as usize] >> 8) as f32 / 16_777_216.0;
-        let code = (*value / scale + uniform).floor().clamp(-127.0, 127.0);
-        *value = code * scale;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rows_of_int8_are_right_on_average_and_stay_on_their_grid() {
-        let start: Vec<f32> = (0..300).map(|i| (i as f32 * 0.7).sin() * 0.01).collect();
-        let (mut sum, draws) = (vec![0f64; 300], 2000);
-        for step in 0..draws {
-            let mut row = start.clone();
-            stochastic_int8(&mut row, 5, step, 12);
-            sum.iter_mut().zip(&row).for_each(|(sum, x)| *sum += f64::from(*x));
-        }
-        let scale = start.iter().fold(0f32, |most, x| most.max(x.abs())) / 127.0;
-        let mut row = start.clone();
-        stochastic_int8(&mut row, 5, 1, 12);
-        for ((sum, x), q) in sum.iter().zip(&start).zip(&row) {
-            // A single draw is off by at most a step, so the mean's deviation is below half a step over the root.
-            let error = (sum / draws as f64 - f64::from(*x)).abs() / f64::from(scale);
-            assert!(error < 5.0 * 0.5 / (draws as f64).sqrt(), "{error}");
-            let code = q / scale;
-            assert!(
-                (code - code.round()).abs() < 1e-4 && code.abs() < 127.5 && (q - x).abs() <= 1.0001 * scale
-            );
-        }
-        assert!(row.iter().zip(&start).any(|(a, b)| a != b));
-        let mut zeros = [0.0; 8];
-        stochastic_int8(&mut zeros, 5, 1, 0);
-        assert_eq!(zeros, [0.0; 8]);
-    }
 
     #[test]
     fn both_halves_make_the_value_again() {

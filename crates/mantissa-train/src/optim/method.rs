@@ -15,7 +15,8 @@ use crate::blockwise::BLOCK;
 use crate::error::TrainError;
 use crate::gradients::Gradients;
 use crate::health::WeightCounts;
-use crate::store::{Store, StoreRef};
+use crate::store::StoreRef;
+use crate::weights::Weights;
 
 /// Weights, gradients and N moments of a tensor that is f32 throughout.
 pub(crate) type Plain<'a, const N: usize> = (&'a mut [f32], &'a [f32], [&'a mut [f32]; N]);
@@ -135,7 +136,7 @@ pub(crate) struct Target<'a> {
     pub(crate) param: &'a ParamInfo,
     pub(crate) threads: usize,
     pub(crate) grads: &'a Gradients,
-    pub(crate) working: &'a mut Store,
+    pub(crate) working: &'a mut Weights,
     pub(crate) master: &'a mut MasterCopy,
     pub(crate) counts: Option<&'a WeightCounts>,
     /// Number of updates, for stochastic rounding.

@@ -198,6 +198,7 @@ impl Optimizer {
                 let counts = counts.map(|counts| &counts[i]);
                 let weight_decay = if self.decays[i] { self.weight_decay } else { 0.0 };
                 let step = Step { t, lr: lr * self.rates[i], weight_decay, grad_scale };
+                working.open(param, threads);
                 let master = &mut self.master;
                 let mut target = Target { param, threads, grads, working: &mut *working, master, counts, t };
                 self.method.update(&mut target, state, &mut self.scratch, &step)?;

@@ -561,7 +561,7 @@ impl Coding {
     }
 }
 
-/// Array of an optimizer state.
+/// Array of weights or of an optimizer state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Array<'a> {
     /// f32 values.
@@ -574,11 +574,13 @@ pub enum Array<'a> {
     U16(&'a [u16]),
     /// 8-bit codes.
     U8(&'a [u8]),
+    /// INT8 codes of weights.
+    I8(&'a [i8]),
     /// Values or codes in a file.
     Paged(super::Paged<'a>),
 }
 
-/// Array of an optimizer state, for restoring.
+/// Array of weights or of an optimizer state, for restoring.
 #[derive(Debug, PartialEq)]
 pub enum ArrayMut<'a> {
     /// f32 values.
@@ -591,6 +593,8 @@ pub enum ArrayMut<'a> {
     U16(&'a mut [u16]),
     /// 8-bit codes.
     U8(&'a mut [u8]),
+    /// INT8 codes of weights.
+    I8(&'a mut [i8]),
     /// Values or codes in a file.
     Paged(super::Paged<'a>),
 }

@@ -9,7 +9,9 @@
 //!
 //! with (a, b, c) = (3.4445, -4.7750, 2.0315). The published iteration runs in bf16; here it is f32. `scale` is
 //! `rms`: 0.2 √max(rows, cols), the RMS of AdamW's updates (Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv
-//! 2502.16982, section 2.2), so that learning rate and decay of AdamW fit; `jordan`: √max(1, rows / cols); or `none`.
+//! 2502.16982, section 2.2), so that learning rate and decay of AdamW fit; `jordan`: √max(1, rows / cols); `spectral`: √(rows / cols) (Bernstein
+//! 2025, "Deriving Muon"); or `none`. torch.optim.Muon calls the first three `match_rms_adamw`, `original` (its default)
+//! and `spectral_unclamped`.
 //! Embeddings, head, norms and biases are updated by AdamW.
 
 use std::sync::Arc;
@@ -36,7 +38,7 @@ pub(super) const KIND: Kind = Kind {
         Key::number("momentum", 0.95, 0.0, 0.999_999),
         Key::flag("nesterov", true),
         Key::number("iterations", 5.0, 1.0, 20.0),
-        Key::name("scale", &["rms", "jordan", "none"]),
+        Key::name("scale", &["rms", "jordan", "spectral", "none"]),
         Key::number("beta1", 0.9, 0.0, 0.999_999),
         Key::number("beta2", 0.95, 0.0, 0.999_999_9),
         Key::number("eps", 1e-8, 1e-30, 1.0),
@@ -45,6 +47,7 @@ pub(super) const KIND: Kind = Kind {
     build: |values| {
         let scale = match values.name("scale") {
             "jordan" => Scale::Jordan,
+            "spectral" => Scale::Spectral,
             "none" => Scale::None,
             _ => Scale::Rms,
         };
@@ -69,6 +72,7 @@ pub(super) const KIND: Kind = Kind {
 enum Scale {
     Rms,
     Jordan,
+    Spectral,
     None,
 }
 
@@ -77,6 +81,7 @@ impl Scale {
         match self {
             Scale::Rms => 0.2 * (rows.max(cols) as f64).sqrt(),
             Scale::Jordan => (rows as f64 / cols as f64).max(1.0).sqrt(),
+            Scale::Spectral => (rows as f64 / cols as f64).sqrt(),
             Scale::None => 1.0,
         }
     }

@@ -14,6 +14,7 @@ use super::*;
 use crate::Options;
 use crate::blockwise::BLOCK;
 use crate::config::Optimizer as Settings;
+use crate::policy::Master;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -49,22 +50,76 @@ fn tensor(name: &str) -> &'static str {
 
 /// Returns the weights of a tensor after every step of the recorded gradients.
 fn weights(file: &SafeTensors, name: &str, toml: &str) -> Vec<f32> {
-    let (config, settings) = (config(8), settings(toml));
+    let of = |what: &str| f32s(file, &format!("{name}.{what}"));
+    weights_from((8, name), &of("p0"), &of("grads"), toml)
+}
+
+/// Returns the weights of a tensor of a model of this size after every step.
+fn weights_from((size, name): (usize, &str), start: &[f32], grads: &[f32], toml: &str) -> Vec<f32> {
+    let (config, settings) = (config(size), settings(toml));
     let mut params = Parameters::random(&config, 0.02, 1).unwrap();
     let range = params.table().by_name(tensor(name)).unwrap().range.clone();
-    params.set(range.start, &f32s(file, &format!("{name}.p0")));
+    params.set(range.start, start);
     let options = Options { max_tokens: 8, max_len: 8, threads: 2, policy: Policy::fp32() };
     let mut optimizer = Optimizer::new(&params, &Policy::fp32(), &settings.recipe()).unwrap();
     optimizer.decays.fill(true);
     let mut model = TrainModel::new(config, params, options).unwrap();
     let mut all = Vec::new();
-    for grads in f32s(file, &format!("{name}.grads")).chunks(range.len()) {
+    for grads in grads.chunks(range.len()) {
         model.zero_gradients();
         model.grads.add(range.clone(), |to| to.copy_from_slice(grads));
         optimizer.step(&mut model, settings.lr, 1.0).unwrap();
         all.extend_from_slice(&model.params.values()[range.clone()]);
     }
     all
+}
+
+/// Returns the values of `step` of `tests/data/make_public_optimizers.py`.
+fn formula(n: usize, step: u64, factor: f32) -> Vec<f32> {
+    let mut state = 12345 + 1000 * step;
+    let next = |_| {
+        state = (state * 1_664_525 + 1_013_904_223) % (1 << 32);
+        factor * ((state >> 12) % 2048) as f32 / 1024.0 - factor
+    };
+    (0..n).map(next).collect()
+}
+
+/// Twelve steps of lion-pytorch, torch.optim.Muon and Adafactor, and pytorch-optimizer's SOAP in f32. torch names the
+/// scales of Muon otherwise than this crate.
+#[test]
+fn steps_match_public_implementations() {
+    let text = std::fs::read_to_string(root().join("tests/data/train/public_optimizers.json")).unwrap();
+    let record: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let muon = "kind = \"muon\"\nlr = 2e-2\nweight_decay = 0.1\nscale = ";
+    let soap = "kind = \"soap\"\nlr = 1e-2\n";
+    let rows = [
+        ("lion", "kind = \"lion\"\nlr = 1e-3\nweight_decay = 0.1".to_owned(), 1e-6),
+        ("muon_original", format!("{muon}\"jordan\""), 1e-5),
+        ("muon_match_rms_adamw", format!("{muon}\"rms\""), 1e-5),
+        ("muon_spectral_unclamped", format!("{muon}\"spectral\""), 1e-5),
+        ("muon_no_nesterov", format!("{muon}\"jordan\"\nnesterov = false"), 1e-5),
+        ("adafactor", "kind = \"adafactor\"\nlr = 1e-2\nweight_decay = 0".to_owned(), 1e-6),
+        ("soap_3", format!("{soap}weight_decay = 0.1\nfrequency = 3"), 1e-5),
+        ("soap_1", format!("{soap}beta1 = 0.9\nbeta2 = 0.99\nweight_decay = 0\nfrequency = 1"), 1e-5),
+    ];
+    assert_eq!(record["runs"].as_object().unwrap().len(), rows.len());
+    for (label, toml, tolerance) in rows {
+        for (name, steps) in record["runs"][label].as_object().unwrap() {
+            let n = if name == "square" { 16 } else { 32 };
+            let grads: Vec<f32> =
+                (1..=12).flat_map(|step| formula(n, step, 0.5f32.powi(step as i32 / 3))).collect();
+            let found =
+                weights_from((4, name), &formula(n, 0, 0.25), &grads, &format!("{toml}\nmax_norm = 0"));
+            for (step, expected) in steps.as_object().unwrap() {
+                let expected = expected.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32);
+                let found = &found[(step.parse::<usize>().unwrap() - 1) * n..][..n];
+                assert_eq!(expected.len(), n);
+                let worst = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                println!("{label} {name} step {step}: {worst:e}");
+                assert!(worst <= tolerance, "{label} {name} step {step}: {worst:e}");
+            }
+        }
+    }
 }
 
 /// Six steps on a tall, a wide and a square matrix and a vector (`tests/data/make_optimizers.py`).
@@ -193,6 +248,52 @@ fn like_torchao(file: &SafeTensors, name: &str, format: MomentFormat) {
     assert_eq!(checked, 5);
 }
 
+/// INT8 codes have the bits of a run that rounds f32 values to their grid after every step.
+#[test]
+fn int8_weights_have_the_bits_of_their_emulation() {
+    let tokens: Vec<u32> = (0..40).map(|i| i * i % 16).collect();
+    let batch = mantissa_model::Batch { tokens: &tokens, lens: &[8; 5] };
+    let targets = crate::next_token_targets(&batch);
+    let int8 = Policy::by_name("int8-sr", 9).unwrap();
+    let narrow = Policy { master: Master::None, ..int8.clone() };
+    let wide = Policy { master: int8.master, ..Policy::fp32() };
+    for (kind, coded, plain) in [
+        ("adamw", &int8, &narrow),
+        ("adafactor", &int8, &narrow),
+        ("muon", &int8, &narrow),
+        ("adamw", &wide, &Policy::fp32()),
+    ] {
+        let config = config(24);
+        let recipe = settings(&format!("kind = \"{kind}\"\nlr = 1e-2")).recipe();
+        let make = |policy: &Policy, params: &Parameters, threads| {
+            let options = Options { max_tokens: 40, max_len: 8, threads, policy: policy.clone() };
+            let optimizer = Optimizer::new(params, policy, &recipe).unwrap();
+            (TrainModel::new(config.clone(), params.clone(), options).unwrap(), optimizer)
+        };
+        let start = Parameters::random(&config, 0.1, 1).unwrap();
+        let mut first = make(coded, &start, 2);
+        let mut rounded = start.clone();
+        rounded.set(0, &first.0.parameters().values());
+        let mut second = make(plain, &rounded, 1);
+        for step in 1..=5 {
+            let run = |(model, optimizer): &mut (TrainModel, Optimizer)| {
+                model.zero_gradients();
+                let loss = model.forward_backward(&batch, &targets, 1.0 / 35.0).unwrap();
+                optimizer.step(model, 1e-2, 1.0).unwrap();
+                loss.nll.to_bits()
+            };
+            assert_eq!(run(&mut first), run(&mut second), "{kind} step {step}: loss");
+            let mut values = second.0.parameters().values().into_owned();
+            crate::weights::emulate(start.table(), &mut values, 9, step);
+            second.0.parameters_mut().set(0, &values);
+            let found = first.0.parameters().values();
+            let same = found.iter().zip(&values).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "{kind} step {step}: weights");
+        }
+        assert_ne!(*first.0.parameters().values(), *start.values());
+    }
+}
+
 /// Every optimizer with every format takes the memory that was predicted, in memory and in a file.
 #[test]
 fn states_take_the_predicted_memory() {
@@ -216,6 +317,7 @@ fn states_take_the_predicted_memory() {
                             Array::F32(x) => memory += 4 * x.len() as u64,
                             Array::Bf16(x) | Array::F16(x) | Array::U16(x) => memory += 2 * x.len() as u64,
                             Array::U8(x) => memory += x.len() as u64,
+                            Array::I8(x) => memory += x.len() as u64,
                             Array::Paged(paged) => {
                                 let bytes = paged.len() as u64 * paged.dtype().bits() / 8;
                                 file += bytes.next_multiple_of(4096);

@@ -196,7 +196,7 @@ const RECIPES: [Recipe; 16] = [
     Recipe {
         name: "int8-sr",
         about: "INT8 quantized training (torchao): weights of linear layers are INT8 with a scale per row, without a master \
-                copy, every update rounded stochastically; bf16 operands. The weights' values are stored in f32",
+                copy, every update rounded stochastically; bf16 operands",
         table: r#"
             head = "bf16"
             master = "int8"
