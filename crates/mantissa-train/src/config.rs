@@ -460,7 +460,7 @@ mod tests {
             ("optimizer.warmup_init=true", "[optimizer] `warmup_init`, expected one of `kind`"),
             ("optimizer={kind=\"sgd\", lr=1, momentum=1}", "optimizer.momentum: expected 0 to"),
             ("optimizer={kind=\"sgd\", lr=1, nesterov=true, momentum=0}", "above 0 with nesterov"),
-            ("optimizer={kind=\"muon\", lr=1, scale=\"rsm\"}", "rms, jordan, none"),
+            ("optimizer={kind=\"muon\", lr=1, scale=\"rsm\"}", "rms, jordan, spectral, none"),
             ("optimizer={kind=\"adafactor\", lr=1, warmup_init=true}", "without relative_step"),
             ("optimizer={kind=\"lion\", lr=1, paged=true, moments=\"lin8\"}", "other than a map"),
             ("optimizer={kind=\"lion\"}", "lr"),
