@@ -307,7 +307,7 @@ fn without_scale(amax: f32, codes: &mut [i8]) -> f32 {
 fn nearest(row: &[f32], codes: &mut [i8]) -> f32 {
     let amax = finite_amax(row);
     let first = amax / MOST;
-    if !(first > 0.0) {
+    if first.is_nan() || first <= 0.0 {
         return without_scale(amax, codes);
     }
     let encode = |x: f32, scale: f32| (x / scale).round_ties_even().clamp(-MOST, MOST);
@@ -325,7 +325,7 @@ fn nearest(row: &[f32], codes: &mut [i8]) -> f32 {
 fn stochastic(row: &[f32], codes: &mut [i8], seed: u64, step: u64, index: u64) -> f32 {
     let amax = finite_amax(row);
     let scale = amax / MOST;
-    if !(scale > 0.0) {
+    if scale.is_nan() || scale <= 0.0 {
         return without_scale(amax, codes);
     }
     let key = [seed as u32, (seed >> 32) as u32];
@@ -355,7 +355,8 @@ pub(crate) fn emulate(table: &ParamTable, arena: &mut [f32], seed: u64, step: u6
             let scale = kernels().amax(values) / MOST;
             for (i, value) in values.iter_mut().enumerate() {
                 let at = (first + i) as u64;
-                let counter = [(at / 4) as u32, (at / 4 >> 32) as u32, step as u32, (step >> 32) as u32];
+                let group = at / 4;
+                let counter = [group as u32, (group >> 32) as u32, step as u32, (step >> 32) as u32];
                 let words = philox4x32_10(counter, [seed as u32, (seed >> 32) as u32]);
                 let uniform = (words[(at % 4) as usize] >> 8) as f32 / 16_777_216.0;
                 if scale > 0.0 {
