@@ -45,6 +45,9 @@ struct Part {
     matrix: Option<(usize, usize)>,
 }
 
+/// Columns, decoded values, codes and scales of a matrix.
+type MatrixMut<'a> = (usize, &'a mut [f32], &'a mut [i8], &'a mut [f32]);
+
 /// INT8 values of an arena: `codes[i]` has scale `scales[(i + skip) / cols]`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Int8Ref<'a> {
@@ -262,7 +265,7 @@ impl Int8Weights {
     }
 
     /// Returns the columns, decoded values, codes and scales of the matrix at `range`; `None` for f32 values.
-    fn matrix_mut(&mut self, range: &Range<usize>) -> Option<(usize, &mut [f32], &mut [i8], &mut [f32])> {
+    fn matrix_mut(&mut self, range: &Range<usize>) -> Option<MatrixMut<'_>> {
         let part = self.parts.get(self.part(range.start)).filter(|part| part.range == *range)?;
         let (row, cols) = part.matrix?;
         Some((
