@@ -1,12 +1,17 @@
-//! Unquantized GGUF files as sources.
+//! Models that are not dense safetensors as sources: unquantized GGUF files, and quantized models, dequantized.
 
-use mantissa_model::StoredAs;
-use mantissa_store::convention::ModelFiles;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use mantissa_model::{LinearInfo, ModelConfig, Role, StoredAs};
 use mantissa_store::convention::gguf::DenseTensor;
+use mantissa_store::convention::{ComputedTensor, ModelFiles};
+use serde_json::Value;
 
 use crate::config::model_config;
-use crate::error::Result;
+use crate::error::{QuantError, Result};
 use crate::gguf::linear_of;
+use crate::values::{values_of, weight_of};
 
 /// Presents an unquantized GGUF model as a dense checkpoint, which jobs read like a folder: the same tensor names, the
 /// same order of rows. Other models are returned unchanged.
@@ -23,4 +28,102 @@ pub fn dense_source(files: ModelFiles) -> Result<ModelFiles> {
         DenseTensor { name: info.name, shape: info.shape, transposed }
     });
     Ok(files.into_dense(&tensors.collect::<Vec<_>>())?)
+}
+
+/// Presents any model as a dense checkpoint: an unquantized GGUF file as [`dense_source`] does, a quantized model with
+/// its weights dequantized to F32 one by one as they are read. Unquantized tensors keep their bytes. Dense models are
+/// returned unchanged.
+///
+/// The quantization of inputs and of the KV cache is not part of the weights and is left out; a note says so.
+///
+/// # Errors
+/// As [`dense_source`]; [`QuantError::AlreadyQuantized`] for experts that the format stacks quantized.
+pub fn dequantized_source(files: ModelFiles) -> Result<ModelFiles> {
+    if !files.is_quantized() {
+        return dense_source(files);
+    }
+    let config = model_config(&files)?;
+    let stacked = |info: &mantissa_model::TensorInfo| matches!(info.role, Role::Stacked { .. });
+    let missing = config.tensors().into_iter().filter(stacked).any(|info| !files.is_dense(&info.name));
+    if missing {
+        let (path, convention) = (files.dir().to_owned(), files.convention_name());
+        return Err(QuantError::AlreadyQuantized { path, convention });
+    }
+    let notes = dequantized_notes(&files);
+    let presented = without_quantization(files.config());
+    let again = ModelFiles::open(files.dir())?;
+    let files = Arc::new(files);
+    let stored =
+        |name: &str| files.gguf().is_none() && files.checkpoint().get(name).is_some() && files.is_dense(name);
+    let linears = linears_by_tensor(&config);
+    let (mut kept, mut computed) = (BTreeSet::new(), Vec::new());
+    for info in config.tensors() {
+        match linears.get(&info.name) {
+            _ if stored(&info.name) => {
+                kept.insert(info.name);
+            }
+            Some(linear) => computed.push(decoded(&files, linear.clone(), info)),
+            None => computed.push(read(&files, info)),
+        }
+    }
+    Ok(again.with_computed(|name| kept.contains(name), computed, presented, notes))
+}
+
+/// Linear layers, embedding and head by the names of their weights.
+fn linears_by_tensor(config: &ModelConfig) -> BTreeMap<String, LinearInfo> {
+    let all = config.linears().into_iter().chain(config.tables());
+    all.map(|info| (format!("{}.weight", info.module), info)).collect()
+}
+
+/// Bytes of the tensors of a dequantized source that are held at once: two that were read, and one in F32 and in bytes
+/// while it is dequantized. 0 for other sources.
+pub(crate) fn dequantizing_bytes(source: &ModelFiles) -> u64 {
+    let largest = || source.checkpoint().tensors().map(|meta| meta.len).max().unwrap_or(0);
+    source.dequantized_from().map_or(0, |_| largest().saturating_mul(4))
+}
+
+/// Weight that is dequantized when it is read.
+fn decoded(files: &Arc<ModelFiles>, linear: LinearInfo, info: mantissa_model::TensorInfo) -> ComputedTensor {
+    let files = Arc::clone(files);
+    let values = move || {
+        let decode = || values_of(&linear, weight_of(&files, &linear)?);
+        decode().map_err(|error| match error {
+            QuantError::Store(error) => error,
+            other => mantissa_store::Error::field(
+                files.dir(),
+                &linear.module,
+                other.to_string(),
+                "a weight that can be dequantized",
+                "",
+            ),
+        })
+    };
+    ComputedTensor { name: info.name, shape: info.shape, values: Box::new(values) }
+}
+
+/// Unquantized tensor that the format stores under another name or in another order.
+fn read(files: &Arc<ModelFiles>, info: mantissa_model::TensorInfo) -> ComputedTensor {
+    let files = Arc::clone(files);
+    let (name, shape) = (info.name.clone(), info.shape.clone());
+    let values = move || files.tensor_f32(&name, &shape);
+    ComputedTensor { name: info.name, shape: info.shape, values: Box::new(values) }
+}
+
+fn dequantized_notes(files: &ModelFiles) -> Vec<String> {
+    let mut notes = files.notes();
+    notes.push(format!(
+        "the source is quantized ({}): its dequantized weights are the reference, without its quantization of inputs and KV cache",
+        files.convention_name()
+    ));
+    notes
+}
+
+/// Configuration without the descriptions of a quantization.
+fn without_quantization(config: Option<&Value>) -> Value {
+    let mut config = config.cloned().unwrap_or_default();
+    if let Value::Object(fields) = &mut config {
+        fields.remove("quantization_config");
+        fields.remove("quantization");
+    }
+    config
 }

@@ -49,7 +49,7 @@ use mantissa_methods::{dequantize, error_stats, orthogonal};
 pub use cache_scales::of_source as stored_kv_scheme;
 pub use config::model_config;
 pub use coverage::{Coverage, InputCoverage, Traffic};
-pub use dense_source::dense_source;
+pub use dense_source::{dense_source, dequantized_source};
 pub use error::{GateFailure, NotVerified, QuantError, Result, Unfinished};
 pub use error_stats::{ErrorReport, ErrorStats};
 pub use importance::Importance;

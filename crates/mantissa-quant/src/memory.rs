@@ -99,6 +99,9 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
         .max_by_key(Stage::bytes)
         .unwrap_or(Stage { name: String::new(), buffers: Vec::new() });
     let tensors = (plan.specs.len() + plan.linears.len() + plan.copied.len()) as u64;
+    if plan.dequantizing > 0 {
+        peak.buffers.push(("dequantized source tensors", plan.dequantizing));
+    }
     peak.buffers.push(("base", BASE + tensors * PER_TENSOR));
     peak
 }

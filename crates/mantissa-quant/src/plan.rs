@@ -151,6 +151,8 @@ pub struct Plan {
     pub(crate) dense: Vec<Dense>,
     /// Layout of a GGUF file; `None` for a folder.
     pub(crate) gguf: Option<Layout>,
+    /// Bytes that reading a quantized source dequantized takes; 0 for a dense one.
+    pub(crate) dequantizing: u64,
 }
 
 impl Plan {
@@ -188,6 +190,7 @@ impl Plan {
             untied: None,
             dense: Vec::new(),
             gguf: None,
+            dequantizing: 0,
         }
     }
 

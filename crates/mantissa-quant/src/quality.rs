@@ -68,6 +68,9 @@ pub struct Quality {
     pub bytes: u64,
     /// Number of parameters of the model.
     pub parameters: u64,
+    /// Format of the source, if it was quantized itself: its dequantized weights are the reference of all figures.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_format: Option<String>,
     /// Hashes of source and output.
     pub hashes: Hashes,
     /// Calibration set.

@@ -47,7 +47,6 @@ pub use verification::Verification;
 use weights::WeightCheck;
 
 use crate::config::model_config;
-use crate::dense_source;
 use crate::error::Result;
 use crate::fold::record::Record;
 use crate::fold::{Folded, Folds};
@@ -56,6 +55,7 @@ use crate::quality::{TRAINED, check};
 use crate::report::LayerReport;
 use crate::stacks::stack_of;
 use crate::tables;
+use crate::{dense_source, dequantized_source};
 
 /// Bytes compared at a time; they fit a core's cache.
 const COMPARED: u64 = 1 << 19;
@@ -118,8 +118,9 @@ fn check_model(
     found: &mut Verification,
 ) -> Result<()> {
     let files = ModelFiles::open(artifact)?;
-    let source = against.reference.map(reference_files).transpose()?;
     let quality = check::read(artifact, found);
+    let dequantized = quality.as_ref().is_some_and(|quality| quality.source_format.is_some());
+    let source = against.reference.map(|path| reference_files(path, dequantized)).transpose()?;
     if let Some(quality) = &quality {
         check::weights(quality, &files, manifest, found)?;
         if let Some(source) = source.as_ref().filter(|_| against.recorded) {
@@ -148,8 +149,11 @@ fn check_model(
 }
 
 /// Opens the source. An unquantized GGUF file is read as the dense checkpoint that jobs read, if it has no parts that
-/// only its own reader joins.
-fn reference_files(path: &Path) -> Result<ModelFiles> {
+/// only its own reader joins; a quantized model is `dequantized` if the artifact was quantized from it.
+fn reference_files(path: &Path, dequantized: bool) -> Result<ModelFiles> {
+    if dequantized {
+        return dequantized_source(ModelFiles::open(path)?);
+    }
     match dense_source(ModelFiles::open(path)?) {
         Err(error) if error.class() == ErrorClass::Input => Ok(ModelFiles::open(path)?),
         opened => opened,

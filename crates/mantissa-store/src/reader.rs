@@ -1,5 +1,6 @@
 //! Positioned reads from one regular file.
 
+use std::fmt::Debug;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,19 @@ pub(crate) struct RegularFile {
     path: PathBuf,
     file: File,
     len: u64,
+    tail: Option<Box<dyn Tail>>,
+}
+
+/// Bytes beyond the end of a file that are computed when they are read.
+pub(crate) trait Tail: Debug + Send + Sync {
+    /// Number of bytes.
+    fn len(&self) -> u64;
+
+    /// Fills `buf` from byte `at` of the tail; the range lies within one tensor.
+    ///
+    /// # Errors
+    /// The bytes cannot be computed.
+    fn read(&self, at: u64, buf: &mut [u8]) -> Result<()>;
 }
 
 impl RegularFile {
@@ -28,19 +42,28 @@ impl RegularFile {
             failpoint::read(|| File::open(path)).map_err(|e| Error::opening(path, expected, "open", e))?;
         let opened = failpoint::read(|| file.metadata()).map_err(|e| Error::io(path, "read length", e))?;
         require_regular(path, &opened, expected)?;
-        Ok(Self { path: path.to_owned(), file, len: opened.len() })
+        Ok(Self { path: path.to_owned(), file, len: opened.len(), tail: None })
     }
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
+    /// Bytes, those of the tail included.
     pub(crate) fn len(&self) -> u64 {
-        self.len
+        self.tail.as_ref().map_or(self.len, |tail| self.len.saturating_add(tail.len()))
+    }
+
+    /// Adds computed bytes beyond the end.
+    pub(crate) fn with_tail(self, tail: Box<dyn Tail>) -> Self {
+        Self { tail: Some(tail), ..self }
     }
 
     /// Fills `buf` from byte `offset`.
     pub(crate) fn read_exact(&self, offset: u64, buf: &mut [u8], operation: &'static str) -> Result<()> {
+        if let (Some(tail), Some(at)) = (&self.tail, offset.checked_sub(self.len)) {
+            return tail.read(at, buf);
+        }
         failpoint::read(|| self.file.read_exact_at(buf, offset))
             .map_err(|e| Error::io(&self.path, operation, e))
     }

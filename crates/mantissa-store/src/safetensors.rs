@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use crate::dtype::{Dtype, SizeFault, byte_len};
 use crate::error::{Error, ForeignKind, HeaderFault, Result, TensorFault};
 use crate::header_json::{self, Entry};
-use crate::reader::RegularFile;
+use crate::reader::{RegularFile, Tail};
 
 /// Longest header accepted, in bytes; the reference implementation's cap.
 pub const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -77,6 +77,21 @@ impl SafeTensors {
     pub(crate) fn with_tensors(self, mut tensors: Vec<TensorMeta>) -> Self {
         tensors.sort_by_key(|meta| meta.offset);
         Self::of_parts(self.source, tensors)
+    }
+
+    /// Keeps the tensors for which `keep` is true, and adds computed ones behind the end of the file.
+    pub(crate) fn with_tail(
+        self,
+        keep: impl Fn(&str) -> bool,
+        computed: impl IntoIterator<Item = TensorMeta>,
+        tail: Option<Box<dyn Tail>>,
+    ) -> Self {
+        let mut tensors: Vec<_> = self.header.tensors.into_iter().filter(|meta| keep(&meta.name)).collect();
+        tensors.extend(computed);
+        match tail {
+            Some(tail) => Self::of_parts(self.source.with_tail(tail), tensors),
+            None => Self::of_parts(self.source, tensors),
+        }
     }
 
     /// All tensors, in the order of their bytes in the file.

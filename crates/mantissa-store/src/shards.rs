@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use crate::error::{Error, ForeignKind, IndexFault, Result};
 use crate::json::read_strict;
+use crate::reader::Tail;
 use crate::safetensors::{SafeTensors, TensorMeta};
 use crate::shard_plan::{INDEX_NAME, SINGLE_NAME};
 use crate::view::{View, Viewed};
@@ -192,6 +193,29 @@ impl Checkpoint {
             self.files.into_iter().zip(of_file).map(|(file, tensors)| file.with_tensors(tensors)).collect();
         let by_name = index(&files);
         Self { files, by_name, config, views, ..self }
+    }
+
+    /// The same files with the tensors for which `keep` is true, and with computed tensors, `tail`, at the end of the first
+    /// file; their offsets are counted from there.
+    pub(crate) fn with_tail(
+        mut self,
+        keep: impl Fn(&str) -> bool,
+        mut computed: Vec<TensorMeta>,
+        tail: Box<dyn Tail>,
+        config: Value,
+    ) -> Self {
+        let mut tail = Some(tail);
+        let files: Vec<_> = self
+            .files
+            .drain(..)
+            .map(|file| {
+                let end = file.file_len();
+                computed.iter_mut().for_each(|meta| meta.offset = meta.offset.saturating_add(end));
+                file.with_tail(&keep, std::mem::take(&mut computed), tail.take())
+            })
+            .collect();
+        let by_name = index(&files);
+        Self { files, by_name, config: Some(config), ..self }
     }
 
     /// Opens those of `names` in `dir` that [`ShardedWriter`](crate::ShardedWriter) has begun, with the future

@@ -59,6 +59,7 @@ impl Quality {
             bits_per_weight: bytes as f64 * 8.0 / parameters.max(1) as f64,
             bytes,
             parameters,
+            source_format: source.dequantized_from().map(str::to_owned),
             hashes: Hashes { source: source_hashes, recipe: plan.job.sha256(), weights },
             calibration: plan.text().or(plan.text_for(Use::Cache)).map(CalibrationSet::identity),
             calibration_dtype: match plan.options.products {

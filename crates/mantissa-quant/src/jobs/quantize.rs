@@ -13,6 +13,7 @@ use mantissa_store::{Dtype, TensorMeta};
 use super::tensors::{EXPERTS_APART, output_of_linears, output_specs};
 use crate::cache_scales;
 use crate::config::model_config;
+use crate::dense_source::dequantizing_bytes;
 use crate::error::{QuantError, Result};
 use crate::gguf;
 use crate::gguf::layout::Layout;
@@ -53,7 +54,7 @@ impl Plan {
 
     /// Plans the quantization as [`new`](Self::new), without a fix for what the format cannot hold.
     fn of_recipe(source: &ModelFiles, recipe: Recipe, options: Options) -> Result<Self> {
-        // A GGUF file is a source only as `dense_source` presents it.
+        // A GGUF file or a quantized model is a source only as `dequantized_source` presents it.
         if source.is_quantized() || source.as_convention::<GgufModel>().is_some() {
             let (path, convention) = (source.dir().to_owned(), source.convention_name());
             return Err(QuantError::AlreadyQuantized { path, convention });
@@ -92,7 +93,7 @@ impl Plan {
         let rotation = recipe.transform.as_ref().and_then(|transform| transform.rotation());
         let rotated = rotation.map(|options| rotate::rotated_inputs(&config, options));
         let rotated = rotated.into_iter().flatten().map(|(info, matrix)| (info.module, matrix.order()));
-        let plan = Plan {
+        let mut plan = Plan {
             uses: Use::all(&recipe, container, &linears, &options),
             by_group: recipe.method.follows_order(),
             rotations: rotated.collect(),
@@ -111,6 +112,7 @@ impl Plan {
         };
         // Some combinations of layers cannot be described although each layer can be stored.
         plan.output_config(source)?;
+        plan.dequantizing = dequantizing_bytes(source);
         // An incomplete source would give an incomplete output.
         loadable(source)?;
         Ok(plan)

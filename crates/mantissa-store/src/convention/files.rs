@@ -44,6 +44,11 @@ pub trait Opened: Any + Debug + Send + Sync {
         true
     }
 
+    /// Format of the quantized model whose dequantized weights this is.
+    fn dequantized_from(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Requests of the checkpoint that this reader ignores.
     fn notes(&self) -> Vec<String> {
         Vec::new()
@@ -190,6 +195,11 @@ impl ModelFiles {
     /// True if some linear layer may be quantized.
     pub fn is_quantized(&self) -> bool {
         self.opened.is_quantized()
+    }
+
+    /// Format of the quantized model that is [presented as dense](Self::with_computed); `None` if it is another model.
+    pub fn dequantized_from(&self) -> Option<&'static str> {
+        self.opened.dequantized_from()
     }
 
     /// Features of the checkpoint that this reader ignores, for a message to the user.

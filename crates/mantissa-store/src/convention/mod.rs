@@ -19,6 +19,7 @@ pub mod awq;
 pub mod bitsandbytes;
 pub mod cache;
 pub mod compressed_tensors;
+mod computed;
 mod container;
 mod dense;
 pub mod exl2;
@@ -42,6 +43,7 @@ mod sound;
 mod stacked;
 mod weight;
 
+pub use computed::ComputedTensor;
 pub use container::{
     Beside, Candidate, Container, Convention, Experts, Facts, LayerKind, NamedBytes, StoredTensors, Support,
 };

@@ -14,7 +14,7 @@ use mantissa_plan::contract::Target;
 use mantissa_quant::allocate::{AllocateError, Allocation, Choice, allocate};
 use mantissa_quant::verify::Verification;
 use mantissa_quant::{
-    Check, Job, Options, Outcome, Plan, Quality, QuantError, Recipe, Start, dense_source, plan_key,
+    Check, Job, Options, Outcome, Plan, Quality, QuantError, Recipe, Start, dequantized_source, plan_key,
 };
 use mantissa_store::convention::{Container, ModelFiles, native};
 use mantissa_store::{
@@ -210,7 +210,7 @@ fn destination(args: &Args) -> Result<Destination> {
 /// [`GateFailed`](crate::error::GateFailed) if an engine would refuse the result or it does not verify.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let out = destination(args)?.path;
-    let source = dense_source(model::open(&args.model, context)?)?;
+    let source = dequantized_source(model::open(&args.model, context)?)?;
     let (measured_on, rest) = windows::windows(args, context)?;
     let options = Options {
         threads: context.threads,

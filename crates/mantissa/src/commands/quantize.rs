@@ -12,7 +12,7 @@ use anyhow::Result;
 use mantissa_model::Products;
 use mantissa_num::Rounding;
 use mantissa_quant::calibrate::CalibrationSet;
-use mantissa_quant::{Check, Importance, Options, Plan, Recipe, Start, dense_source};
+use mantissa_quant::{Check, Importance, Options, Plan, Recipe, Start, dequantized_source};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{DEFAULT_SHARD_BYTES, Paths};
 
@@ -61,7 +61,7 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
 /// [`QuantError::NotVerified`](mantissa_quant::QuantError::NotVerified) if the output does not verify. An old
 /// output then stays in place.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let source = dense_source(model::open(&args.model, context)?)?;
+    let source = dequantized_source(model::open(&args.model, context)?)?;
     let request = Request::of(args, Some(&source))?;
     if args.formats.len() > 1 {
         return several::run(args, request, &source, context);

@@ -36,6 +36,7 @@ mod memory;
 mod names;
 mod outputs;
 mod quality;
+mod quantized_source;
 mod report;
 mod run;
 mod several;

@@ -1,0 +1,93 @@
+//! Quantized models as MODEL of `quantize` and `fit`: their dequantized weights are the source.
+
+use std::fs;
+use std::path::Path;
+
+use mantissa_store::SafeTensors;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::main_job::{tiny, windows};
+use crate::support::{json, mantissa, succeed, text};
+
+fn quantize(model: &Path, recipe: &str, out: &Path, more: &[&str]) {
+    let arguments = ["quantize", text(model), "--recipe", recipe, "--out", text(out), "--quiet"];
+    succeed(&[&arguments[..], more].concat());
+}
+
+fn verified(out: &Path, reference: &Path) {
+    let found = json(&["verify", text(out), "--reference", text(reference), "--json"]);
+    assert_eq!((&found["ok"], &found["faults"]), (&true.into(), &serde_json::json!([])), "{}", out.display());
+}
+
+#[test]
+fn each_format_is_dequantized_and_the_output_verifies_against_it() {
+    let temp = TempDir::new().unwrap();
+    let tokens = windows(temp.path());
+    let calibrated = ["--format", "native", "--calibration-tokens", &tokens];
+    for (name, model, recipe, format) in [
+        ("ct", "llama2-gqa-tied", "rtn-fp8-e4m3-channel", "compressed-tensors"),
+        ("gptq", "llama3-rope", "rtn-int8-g8", "gptq"),
+        ("native", "qwen2-bias", "rtn-nf4-g8", "native"),
+        ("experts", "qwen3-moe", "rtn-int8-channel", "compressed-tensors"),
+        ("columns", "gpt2", "rtn-int8-g8", "gptq"),
+        ("gguf.gguf", "llama2-gqa-tied", "rtn-q8_0", "gguf"),
+    ] {
+        let (source, rtn, gptq) = (
+            temp.path().join(name),
+            temp.path().join(format!("{name}-rtn")),
+            temp.path().join(format!("{name}-gptq")),
+        );
+        quantize(&tiny(model), recipe, &source, &["--format", format]);
+        quantize(&source, "rtn-int4-g8", &rtn, &["--format", "native"]);
+        verified(&rtn, &source);
+        quantize(&source, "gptq-int4-g8", &gptq, &calibrated);
+        verified(&gptq, &source);
+        let quality: Value = serde_json::from_slice(&fs::read(rtn.join("quality.json")).unwrap()).unwrap();
+        assert_eq!(quality["source_format"], format, "{name}");
+        let config = fs::read_to_string(rtn.join("config.json")).unwrap();
+        assert!(config.contains("\"quantization_config\""), "{name}: of the output alone");
+        let done = json(&[
+            "eval",
+            text(&rtn),
+            "--reference",
+            text(&source),
+            "--tokens",
+            &tokens,
+            "--json",
+            "--quiet",
+        ]);
+        assert!((0.0..0.3).contains(&done["kl"].as_f64().unwrap()), "{name}: {}", done["kl"]);
+    }
+}
+
+#[test]
+fn rounding_to_nearest_equals_convert_with_requantize() {
+    let temp = TempDir::new().unwrap();
+    let [source, quantized, converted] =
+        ["source", "quantized", "converted"].map(|name| temp.path().join(name));
+    quantize(&tiny("llama2-gqa-tied"), "rtn-fp8-e4m3-channel", &source, &[]);
+    let before = fs::read(source.join("model.safetensors")).unwrap();
+    quantize(&source, "rtn-int8-channel", &quantized, &[]);
+    let requantize = ["--requantize", "int8-channel", "--format", "compressed-tensors", "--quiet"];
+    succeed(&[&["convert", text(&source), "--out", text(&converted)][..], &requantize].concat());
+    let open = |dir: &Path| SafeTensors::open(&dir.join("model.safetensors")).unwrap();
+    let (ours, theirs) = (open(&quantized), open(&converted));
+    let codes: Vec<_> = ours.tensors().iter().filter(|meta| meta.name.contains("_proj.weight")).collect();
+    assert!(codes.len() >= 14, "{}", codes.len());
+    for meta in codes {
+        let other = theirs.get(&meta.name).unwrap_or_else(|| panic!("{}", meta.name));
+        assert!(ours.read(meta).unwrap() == theirs.read(other).unwrap(), "{}", meta.name);
+    }
+    assert_eq!(fs::read(source.join("model.safetensors")).unwrap(), before);
+}
+
+#[test]
+fn a_note_says_that_the_reference_was_quantized() {
+    let temp = TempDir::new().unwrap();
+    let [source, out] = ["source", "out"].map(|name| temp.path().join(name));
+    quantize(&tiny("llama2-gqa-tied"), "rtn-int8-channel", &source, &[]);
+    let ran = mantissa(&["quantize", text(&source), "--recipe", "rtn-int4-g8", "--out", text(&out)]);
+    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert!(ran.status.success() && said.contains("the source is quantized (compressed-tensors)"), "{said}");
+}
