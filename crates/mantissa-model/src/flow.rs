@@ -133,6 +133,11 @@ impl LayerFlow {
         kernels().axpy(1.0, normed, residual);
     }
 
+    /// Quantizes keys and values with `kv` before attention reads them, as they enter a cache.
+    pub fn with_kv(self, kv: Option<KvQuantizer>) -> Self {
+        LayerFlow { kv, ..self }
+    }
+
     /// Runs on up to `threads` threads.
     pub fn on_threads(self, threads: usize) -> Self {
         LayerFlow { threads: threads.max(1), ..self }

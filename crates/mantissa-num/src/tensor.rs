@@ -75,6 +75,42 @@ pub fn quantize(
     Ok(q)
 }
 
+/// Quantizes `x` (`[rows, cols]`, row-major) under these block scales, such as learned ones, each rounded to the code
+/// that stores it, to nearest and without zero points.
+///
+/// # Errors
+/// [`TensorError::Length`] if `x` or `scales` do not match the shape.
+///
+/// # Panics
+/// If the format has no block scales.
+pub fn quantize_with_scales(
+    scheme: &Scheme,
+    x: &[f32],
+    rows: usize,
+    cols: usize,
+    scales: &[f32],
+) -> Result<Quantized, TensorError> {
+    let (blocks, count) = (scheme.format.blocks(), rows * cols);
+    for (what, found, expected) in
+        [("values", x.len(), count), ("scales", scales.len(), blocks.count(rows, cols))]
+    {
+        if found != expected {
+            return Err(TensorError::Length { what, found, expected, rows, cols });
+        }
+    }
+    let mut q = Quantized::empty(scheme.format.clone(), rows, cols);
+    let all: Vec<Block> = scales.iter().map(|scale| scheme.block_with_scale(*scale)).collect();
+    all.iter().for_each(|block| q.scales.push(block.scale));
+    for (row, x) in x.chunks_exact(cols.max(1)).enumerate() {
+        for (block, start, end) in blocks.runs(cols, row) {
+            let at = (row * cols + start) as u64;
+            let codes = x[start..end].iter().zip(at..).map(|(x, at)| scheme.encode(*x, &all[block], at));
+            codes.for_each(|code| q.codes.push(code));
+        }
+    }
+    Ok(q)
+}
+
 /// Quantizes and dequantizes each element in place, as for activations.
 ///
 /// # Errors

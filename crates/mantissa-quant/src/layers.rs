@@ -119,7 +119,7 @@ impl<'a> Layers<'a> {
         let method = match self.clips(info) {
             Some(_) => awq::NAME,
             None if solved.fallback.is_some() => rtn::NAME,
-            None => self.plan.job.method(),
+            None => self.plan.method(),
         };
         Ok((tensors, self.plan.layer_report(info, scheme, method, solved)))
     }
@@ -324,7 +324,7 @@ impl<'a> Layers<'a> {
         let notes =
             importance.map_or_else(Vec::new, |given| note_missing_importance(given, weights.is_none()));
         let solved = Solved { notes, ..Solved::rounded((empty, stats)) };
-        Ok(plan.layer_report(info, scheme, plan.job.method(), solved))
+        Ok(plan.layer_report(info, scheme, plan.method(), solved))
     }
 
     /// Reuses a stored layer of an unfinished run.

@@ -9,6 +9,7 @@ pub(crate) mod texts;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use mantissa_methods::method::Fisher;
 use mantissa_model::{KvPolicy, LinearInfo, ModelConfig, Products};
@@ -33,6 +34,9 @@ pub use table::TableSize;
 pub(crate) use table::table_plan;
 pub(crate) use texts::Use;
 
+/// Method in reports of weights whose scales were learned in training: their errors have no bound by RTN.
+const LEARNED: &str = "lsq";
+
 /// Options of a run; none changes the meaning of a scheme.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -54,6 +58,9 @@ pub struct Options {
     pub products: Products,
     /// Importance matrix for searched blocks.
     pub importance: Option<Importance>,
+    /// Block scales of linear layers by module, learned in training, in place of those of RTN. Other layers stay
+    /// unquantized.
+    pub scales: Option<Arc<BTreeMap<String, Vec<f32>>>>,
     /// Bytes of calibration states that are kept in memory; more states go to a temporary file.
     pub states_in_memory: u64,
 }
@@ -70,6 +77,7 @@ impl Default for Options {
             held_out: Vec::new(),
             products: Products::F32,
             importance: None,
+            scales: None,
             states_in_memory: IN_MEMORY,
         }
     }
@@ -220,6 +228,16 @@ impl Plan {
     pub(crate) fn cache(&self) -> Option<String> {
         let levels = self.kv_levels.as_ref().map(ToString::to_string);
         self.kv.as_ref().map(ToString::to_string).or(levels)
+    }
+
+    /// Returns the name of the method in reports of layers.
+    pub(crate) fn method(&self) -> &'static str {
+        if self.options.scales.is_some() { LEARNED } else { self.job.method() }
+    }
+
+    /// Returns the names of transform and method in reports.
+    pub(crate) fn method_name(&self) -> String {
+        if self.options.scales.is_some() { LEARNED.to_owned() } else { self.job.method_name() }
     }
 
     /// Iterates over the quantized layers with their schemes.

@@ -3,7 +3,7 @@
 use mantissa_methods::{MethodError, Solved};
 use mantissa_model::LinearInfo;
 use mantissa_num::format::Affine;
-use mantissa_num::{Code, Format, Scheme, TensorError};
+use mantissa_num::{Code, Format, Scheme, TensorError, quantize_with_scales};
 use mantissa_store::{Error, ErrorClass};
 use mantissa_train::TrainError;
 
@@ -35,6 +35,9 @@ pub(crate) fn round_to_nearest(
     w: &DenseTensor<'_>,
     outer: Option<f32>,
 ) -> Result<Solved> {
+    if let Some(scales) = plan.options.scales.as_ref().and_then(|scales| scales.get(&info.module)) {
+        return under_learned_scales(source, info, scheme, w, scales);
+    }
     if plan.container.facts().square_scales {
         return under_square_scales(source, info, scheme, w);
     }
@@ -120,6 +123,22 @@ pub(crate) fn train_error(error: TrainError) -> MethodError {
         ErrorClass::Environment => MethodError::Environment(NoGradients(error).into()),
         _ => MethodError::input(NoGradients(error)),
     }
+}
+
+/// Rounds a weight to nearest under `scales` that were learned with it.
+fn under_learned_scales(
+    source: &Folded<'_>,
+    info: &LinearInfo,
+    scheme: &Scheme,
+    w: &DenseTensor<'_>,
+    scales: &[f32],
+) -> Result<Solved> {
+    let mut scratch = Scratch::default();
+    let w = whole(source, info, w, &mut scratch)?;
+    let quantized = quantize_with_scales(scheme, w, info.rows, info.cols, scales)
+        .map_err(|error| dense_error(source, info, error.into()))?;
+    let stats = ErrorStats::of(w, &quantized);
+    Ok(Solved::rounded((quantized, stats)))
 }
 
 /// Rounds a weight to nearest under the scales that EXL2 stores.

@@ -43,10 +43,6 @@ fn compare(dtype: Dtype, scheme: &str, container: Option<Container>) {
     let trained = TrainModel::load(&source, options).unwrap();
     for info in load_config(&source).unwrap().decoder_linears() {
         let linear = linear_weight(&stored, &LinearInfo { bias: false, ..info.clone() }).unwrap();
-        // Fused layers share the global scale of NVFP4 in the artifact.
-        if scheme.starts_with("nvfp4") && info.kind.fused().is_some() {
-            continue;
-        }
         let Weight::Quantized(q) = linear.weight else { panic!("{}: not quantized", info.module) };
         let (forward, artifact) =
             (trained.forward_weight(info.layer, info.kind).unwrap(), q.dequantize().unwrap());
@@ -65,6 +61,8 @@ fn the_forward_of_f32_masters_has_the_bits_of_the_artifact() {
         "nf4",
         "mxfp4",
         "nvfp4:te",
+        "nvfp4:ct",
+        "nvfp4:4over6",
         "fp8-e4m3-channel",
         "int8-channel",
     ] {
@@ -82,5 +80,49 @@ fn the_forward_of_bf16_weights_has_the_bits_of_the_native_artifact() {
         ["int4-g32", "int4-g32-asym", "int3-g32", "nf4", "mxfp4", "fp8-e4m3-channel", "int8-channel"]
     {
         compare(Dtype::BF16, scheme, Some(native::CONTAINER));
+    }
+}
+
+/// The native artifact under learned scales has the weights that the forward multiplied by.
+#[test]
+fn learned_scales_are_stored_bit_for_bit() {
+    for scheme in ["int2-g32", "int3-g32", "int4-g64", "int8-channel"] {
+        for dtype in [Dtype::F32, Dtype::BF16] {
+            let temp = TempDir::new().unwrap();
+            let source = ModelFiles::open(&model(temp.path(), dtype, 7)).unwrap();
+            let base = if dtype == Dtype::BF16 { "bf16" } else { "fp32" };
+            let text = format!(
+                "policy = \"{base}\"\nfprop.w = {{ scheme = \"{scheme}\", scales = \"learned\" }}\n\
+                 dgrad.w = {{ scheme = \"f32\", source = \"forward\" }}"
+            );
+            let policy = toml::from_str::<PolicyTable>(&text).unwrap().policy(1).unwrap();
+            let options = mantissa_train::Options { max_tokens: 8, max_len: 8, threads: 2, policy };
+            let mut trained = TrainModel::load(&source, options).unwrap();
+            let scales: Vec<_> =
+                trained.parameters().table().iter().filter(|p| p.is_scales()).cloned().collect();
+            for (i, param) in scales.into_iter().enumerate() {
+                let moved = trained.parameters().values()[param.range.clone()].to_vec();
+                let moved: Vec<f32> = moved.iter().map(|s| s * (1.0 + 0.01 * i as f32)).collect();
+                trained.parameters_mut().set(param.range.start, &moved);
+            }
+            let options = Options {
+                threads: 1,
+                container: Some(native::CONTAINER),
+                scales: Some(trained.learned_scales().into()),
+                ..Options::default()
+            };
+            let plan = Plan::new(&source, Recipe::load(&format!("rtn-{scheme}")).unwrap(), options).unwrap();
+            let out = temp.path().join("out");
+            let output = mantissa_store::Output::of_job(&out, mantissa_store::Job::of("test"), true);
+            run(&plan, &source, &output, Start::Restart, &mut |_| ControlFlow::Continue(())).unwrap();
+            let stored = ModelFiles::open(&out).unwrap();
+            for info in load_config(&source).unwrap().decoder_linears() {
+                let linear = linear_weight(&stored, &LinearInfo { bias: false, ..info.clone() }).unwrap();
+                let Weight::Quantized(q) = linear.weight else { panic!("{}: not quantized", info.module) };
+                let forward = trained.forward_weight(info.layer, info.kind).unwrap();
+                let differs = forward.iter().zip(q.dequantize().unwrap()).position(|(a, b)| *a != b);
+                assert_eq!(differs, None, "{scheme} {dtype}: {}", info.module);
+            }
+        }
     }
 }

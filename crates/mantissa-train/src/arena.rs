@@ -11,6 +11,7 @@ use mantissa_model::{LoadError, ModelConfig, Role, StoredAs, TensorInfo, WeightS
 use mantissa_num::round::philox4x32_10;
 
 use crate::adapter::Base;
+use crate::learned::{self, LearnedScales, scales_name};
 use crate::optim::{Array, ArrayMut};
 use crate::policy::{Master, Policy};
 use crate::store::{Precision, Store, StoreRef};
@@ -31,6 +32,11 @@ pub struct ParamInfo {
 }
 
 impl ParamInfo {
+    /// True if it holds the learned scales of a weight, which are no tensor of the model.
+    pub fn is_scales(&self) -> bool {
+        learned::is_scales(&self.tensor.name)
+    }
+
     /// Returns its shape in a checkpoint.
     pub fn stored_shape(&self) -> Vec<usize> {
         let mut shape = self.tensor.shape.clone();
@@ -56,7 +62,16 @@ pub struct ParamTable {
 impl ParamTable {
     /// Makes the table of a model.
     pub fn new(config: &ModelConfig) -> Self {
-        let mut table = Self::of(config.tensors(), 0);
+        Self::of_model(config, config.tensors())
+    }
+
+    /// Makes the table of a model with the learned scales that `policy` asks for.
+    pub fn with_scales(config: &ModelConfig, policy: &Policy) -> Self {
+        Self::of_model(config, learned::tensors(config, policy))
+    }
+
+    fn of_model(config: &ModelConfig, tensors: Vec<TensorInfo>) -> Self {
+        let mut table = Self::of(tensors, 0);
         for param in &mut table.params {
             if let Role::Linear { layer, kind } = param.tensor.role
                 && config.linear(layer, kind).stored == StoredAs::Columns
@@ -286,6 +301,34 @@ impl Parameters {
             store.set(param.range.start, &self.store.get(param.range.clone()).widened());
         }
         Ok(Parameters { table: self.table, store, base: self.base })
+    }
+
+    /// Adds the learned scales that `policy` asks for, each at its first value for the weights, and removes those that
+    /// it does not ask for. Parameters with adapters stay as they are.
+    ///
+    /// # Errors
+    /// [`LoadError::Memory`].
+    pub fn with_scales(self, config: &ModelConfig, policy: &Policy) -> Result<Self, LoadError> {
+        let table = ParamTable::with_scales(config, policy);
+        if self.base.is_some() || table == self.table {
+            return Ok(self);
+        }
+        let mut all = Self::empty(table, self.store.precision())?;
+        for param in &self.table.params {
+            if let Some(to) = all.table.place(&param.tensor.name) {
+                all.store.set(to.start, &self.f32(&param.range));
+            }
+        }
+        for info in config.decoder_linears() {
+            let linear = policy.linear_of(info.layer, config.num_hidden_layers);
+            let name = scales_name(&info.module);
+            let weight = self.table.place(&format!("{}.weight", info.module));
+            let Some((scales, weight)) = LearnedScales::of(&linear.fprop.right).zip(weight) else { continue };
+            if self.table.place(&name).is_none() {
+                all.put(&name, &scales.initial(&self.f32(&weight), info.cols));
+            }
+        }
+        Ok(all)
     }
 
     /// Wraps values without a table.

@@ -165,6 +165,11 @@ impl RunConfig {
         if let Err(TableFault { key, found, allowed }) = self.precision.policy(self.seed) {
             return fault(&format!("precision.{key}"), found, &allowed);
         }
+        let learns = self.policy().is_some_and(|policy| policy.linear.fprop.right.learns_scales());
+        if learns && self.adapter.is_some() {
+            let allowed = "rule with [adapter]: frozen weights have no learned scales";
+            return fault("precision.fprop.w.scales", "learned".to_owned(), allowed);
+        }
         if self.decay().is_none() {
             return fault("schedule.kind", self.schedule.kind.clone(), "constant, linear, cosine, wsd");
         }

@@ -21,7 +21,7 @@ const COMPARED: usize = 1 << 14;
 fn check(path: &Path, params: &Parameters) -> Result<(), TrainError> {
     let file = SafeTensors::open(path)?;
     let mut found = Vec::new();
-    for param in params.table().iter() {
+    for param in params.table().iter().filter(|param| !param.is_scales()) {
         let name = &param.tensor.name;
         let fault = |found: &str| {
             let hint = "rerun with --resume; if it happens again, the disk is faulty";
@@ -45,7 +45,7 @@ fn check(path: &Path, params: &Parameters) -> Result<(), TrainError> {
 }
 
 impl Trainer {
-    /// Writes the model into the folder `out` atomically: stored weights, `config` as `config.json`, and the
+    /// Writes the model into the folder `out` atomically: stored weights without learned scales, `config` as `config.json`, and the
     /// files of the folder `tokenizer`. The provenance of the initial model `init`, if any, is recorded with
     /// this run.
     ///
@@ -65,12 +65,12 @@ impl Trainer {
             Precision::F16 => (Dtype::F16, "float16"),
         };
         let mut staging = Staging::begin(out)?;
-        let specs = params.table().iter();
-        let specs = specs.map(|p| TensorSpec::new(&p.tensor.name, dtype, p.stored_shape())).collect();
+        let tensors = || params.table().iter().filter(|param| !param.is_scales());
+        let specs = tensors().map(|p| TensorSpec::new(&p.tensor.name, dtype, p.stored_shape())).collect();
         let metadata = [("format".to_owned(), "pt".to_owned())].into();
         let weights = staging.path().join("model.safetensors");
         let mut writer = SafetensorsWriter::create(&weights, specs, metadata)?;
-        for param in params.table().iter() {
+        for param in tensors() {
             if param.transposed {
                 let (bytes, size) = (params.stored_bytes(param.range.clone()), params.precision().bytes());
                 let values: Vec<&[u8]> = bytes.chunks_exact(size as usize).collect();

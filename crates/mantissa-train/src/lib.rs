@@ -33,6 +33,7 @@ mod gradients;
 mod head;
 mod health;
 mod layer;
+mod learned;
 mod linear;
 mod model;
 mod norm;

@@ -29,6 +29,8 @@ const FEATURES: usize = 96;
 pub(crate) struct LinearOp {
     weight: Range<usize>,
     bias: Option<Range<usize>>,
+    /// Learned scales of the weight.
+    scales: Option<Range<usize>>,
     rows: usize,
     cols: usize,
     operands: Operands,
@@ -92,7 +94,8 @@ impl LinearOp {
             LinearRules::check(policy, module, (rows, cols))?;
             Some(Box::new(LinearRules::new(policy)))
         };
-        Ok(LinearOp { weight, bias, rows, cols, operands, rules, packed: None, adapter: None, place: 0 })
+        let (scales, packed, adapter, place) = (None, None, None, 0);
+        Ok(LinearOp { weight, bias, scales, rows, cols, operands, rules, packed, adapter, place })
     }
 
     /// Takes the packed frozen weight with this index, and an adapter.
@@ -113,6 +116,16 @@ impl LinearOp {
     /// Sets its place among the linear layers of the decoder, by which random numbers and histories are kept.
     pub(crate) fn at_place(self, place: usize) -> Self {
         LinearOp { place, ..self }
+    }
+
+    /// Takes the place of the learned scales of its weight, if it has any.
+    pub(crate) fn with_scales(self, scales: Option<Range<usize>>) -> Self {
+        LinearOp { scales, ..self }
+    }
+
+    /// Returns the place of the learned scales of its weight.
+    pub(crate) fn scales(&self) -> Option<&Range<usize>> {
+        self.scales.as_ref()
     }
 
     /// Returns the number of linear layers of the decoder before it.
@@ -267,6 +280,7 @@ impl LinearOp {
         run(&LinearOp {
             weight,
             bias: None,
+            scales: None,
             rows,
             cols,
             operands,

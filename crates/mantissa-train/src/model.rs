@@ -1,5 +1,6 @@
 //! Model in training: parameters, gradients, and one step's forward and backward.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use mantissa_kernels::kernels;
@@ -13,6 +14,7 @@ use crate::error::TrainError;
 use crate::form::{Draw, Form, Histories, LinearRules};
 use crate::gradients::{Gradients, Wanted};
 use crate::health::{OperandKind, Operator, Watch};
+use crate::learned::{scales_name, usable};
 use crate::linear::LinearOp;
 use crate::norm::NormOp;
 use crate::ops::LayerOps;
@@ -111,11 +113,14 @@ impl TrainModel {
     pub fn new(config: ModelConfig, params: Parameters, options: Options) -> Result<Self, TrainError> {
         check_model(&config)?;
         options.policy.check()?;
+        let params = params.with_scales(&config, &options.policy)?;
         let base = params.base();
-        let table = base.map_or_else(|| ParamTable::new(&config), |base| base.tuning.table(&config));
+        let with_scales = || ParamTable::with_scales(&config, &options.policy);
+        let table = base.map_or_else(with_scales, |base| base.tuning.table(&config));
         assert!(params.table() == &table, "TrainModel::new: parameters of another configuration");
         let place = |name: &str| params.place(name).unwrap_or_default();
         let mut linears = 0;
+        let kv = options.policy.kv_quantizer(&config)?;
         let layers = (0..config.num_hidden_layers).map(|layer| {
             let policy = options.policy.linear_of(layer, config.num_hidden_layers);
             LayerOps::new(
@@ -123,7 +128,7 @@ impl TrainModel {
                 layer,
                 &policy,
                 (&params, options.policy.weights),
-                options.threads,
+                (&kv, options.threads),
                 &mut linears,
             )
         });
@@ -201,7 +206,7 @@ impl TrainModel {
     /// Returns the weight `[rows, cols]` that the forward of a linear layer multiplies by: the parameter under the
     /// scheme of `fprop.w`. Under a scheme that rounds to nearest, without a rotation or an amax history, these are
     /// the values of the quantized model that `mantissa quantize --recipe rtn-SCHEME` makes of the trained one,
-    /// unless its format rounds scales further or fused layers share a global scale. Empty for a frozen weight.
+    /// unless its format rounds scales further. Empty for a frozen weight.
     ///
     /// # Errors
     /// [`TrainError::Load`] if memory is missing.
@@ -218,8 +223,20 @@ impl TrainModel {
         };
         let bytes = 8 * (linear.rows() * linear.cols()) as u64;
         let memory = LoadError::Memory { what: "a rounded weight", bytes };
-        let values = Form::of_weight(&rules.fprop[1], &self.params, linear, self.options.threads);
+        let of = (&self.layers[layer], kind);
+        let values = Form::of_weight(&rules.fprop[1], &self.params, of, self.options.threads);
         Ok(values.ok_or(memory)?)
+    }
+
+    /// Returns the learned scales `[rows, blocks]` of every linear layer that has them, by module, before they are
+    /// rounded to the scheme's dtype.
+    pub fn learned_scales(&self) -> BTreeMap<String, Vec<f32>> {
+        let of = |info: mantissa_model::LinearInfo| {
+            let place = self.params.table().place(&scales_name(&info.module))?;
+            let scales = self.params.f32(&place).iter().map(|scale| usable(*scale)).collect();
+            Some((info.module, scales))
+        };
+        self.config.decoder_linears().filter_map(of).collect()
     }
 
     /// Returns the gradients, at the places of the parameters' [`table`](Parameters::table).

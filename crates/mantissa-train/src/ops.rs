@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use mantissa_kernels::{kernels, map_reduce_fixed};
 use mantissa_model::config::{Experts, MlpForm, NormPlaces, QkvForm};
 use mantissa_model::flow::LayerFlow;
 use mantissa_model::graph::{NormKind, SideKind, VectorKind};
-use mantissa_model::{LinearKind, ModelConfig};
+use mantissa_model::{KvQuantizer, LinearKind, ModelConfig};
 
 use crate::arena::Parameters;
 use crate::error::TrainError;
+use crate::learned::scales_name;
 use crate::linear::LinearOp;
 use crate::norm::NormOp;
 use crate::policy::LinearPolicy;
@@ -40,7 +42,7 @@ pub(crate) struct LayerOps {
 
 impl LayerOps {
     /// Makes the operators of layer `index` of a model with these parameters, whose weights are kept in `precision`.
-    /// `place` is the number of linear layers before it, which it advances.
+    /// `kv` quantizes keys and values. `place` is the number of linear layers before it, which it advances.
     ///
     /// # Errors
     /// [`TrainError::Policy`] for an operand that cannot be had.
@@ -49,7 +51,7 @@ impl LayerOps {
         index: usize,
         policy: &LinearPolicy,
         (params, precision): (&Parameters, Precision),
-        threads: usize,
+        (kv, threads): (&Option<KvQuantizer>, usize),
         place: &mut usize,
     ) -> Result<Self, TrainError> {
         let find = |name: String| params.place(&name).unwrap_or_default();
@@ -59,7 +61,9 @@ impl LayerOps {
         };
         let mut linears = BTreeMap::new();
         for info in config.layer_linears(index) {
-            let own = linear(&info.module, (info.rows, info.cols), info.bias, policy)?.at_place(*place);
+            let own = linear(&info.module, (info.rows, info.cols), info.bias, policy)?
+                .at_place(*place)
+                .with_scales(params.place(&scales_name(&info.module)));
             let own = match params.base() {
                 Some(base) => base.tuned(own, config, &info, params.table(), precision)?,
                 None => own,
@@ -78,7 +82,7 @@ impl LayerOps {
         };
         Ok(LayerOps {
             index,
-            flow: LayerFlow::new(config, index, threads),
+            flow: LayerFlow::new(config, index, threads).with_kv(kv.clone()),
             places: config.norm_places,
             qkv: config.qkv,
             mlp: config.mlp,
@@ -95,6 +99,23 @@ impl LayerOps {
     /// Returns a linear layer of the model's [list](ModelConfig::layer_linears).
     pub(crate) fn linear(&self, kind: LinearKind) -> &LinearOp {
         &self.linears[&kind]
+    }
+
+    /// Returns the largest magnitude of the weights that are fused with that of `kind`, its own included; `None` if it is
+    /// not fused, or a frozen weight.
+    pub(crate) fn fused_amax(&self, params: &Parameters, kind: LinearKind, threads: usize) -> Option<f32> {
+        let group = kind.fused()?;
+        let fused = self.linears().filter(|(other, _)| other.fused() == Some(group));
+        let amax = |linear: &LinearOp| {
+            let weight = linear.weight();
+            let of = |part: Range<usize>| {
+                let part = weight.start + part.start..weight.start + part.end;
+                kernels().amax(&params.get(part).widened())
+            };
+            let found = map_reduce_fixed(threads, weight.len(), 1 << 16, of, 0.0, f32::max);
+            (!weight.is_empty()).then_some(found)
+        };
+        fused.map(|(_, linear)| amax(linear)).try_fold(0.0f32, |all, amax| Some(all.max(amax?)))
     }
 
     pub(crate) fn linear_mut(&mut self, kind: LinearKind) -> Option<&mut LinearOp> {

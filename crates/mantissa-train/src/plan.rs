@@ -41,7 +41,7 @@ pub struct Plan {
 impl Plan {
     /// Predicts the memory of a model with `options`.
     pub fn new(config: &ModelConfig, options: &Options) -> Self {
-        Self::with_table(config, options, &ParamTable::new(config))
+        Self::with_table(config, options, &ParamTable::with_scales(config, &options.policy))
     }
 
     /// Predicts the memory of a model fine-tuned with adapters, whose frozen weights are packed in `formats`.

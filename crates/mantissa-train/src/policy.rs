@@ -4,12 +4,17 @@
 //! A linear layer has three matmuls: `fprop` `Y = X Wᵀ`, `dgrad` `dX = dY W` and `wgrad` `dW = dYᵀ X`. A
 //! policy sets the dtype of both operands of each. Only the linear layer of this crate reads it.
 
+mod cache;
+mod learned;
 mod named;
 mod operands;
+mod print;
 mod table;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+
+use mantissa_model::KvPolicy;
 
 use crate::error::TrainError;
 use crate::scaling::ScalingOptions;
@@ -68,6 +73,8 @@ pub struct Policy {
     pub keep: Keep,
     /// Operands of single decoder layers, by index, in place of `linear` and `keep`. Tables have no key for them.
     pub exceptions: BTreeMap<usize, LinearPolicy>,
+    /// Quantization of keys and values before attention, straight-through; `None` keeps them in f32.
+    pub kv: Option<KvPolicy>,
     /// Loss scaling, if any.
     pub scaling: Option<ScalingOptions>,
     /// Seed of stochastically rounded operands and of random signs.
@@ -92,6 +99,7 @@ impl Policy {
             head,
             keep,
             exceptions: BTreeMap::new(),
+            kv: None,
             scaling: None,
             seed: 0,
         }

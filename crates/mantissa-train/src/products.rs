@@ -14,7 +14,7 @@ use mantissa_model::flow::Job;
 
 use crate::adapter::{Adapted, Slot};
 use crate::arena::Parameters;
-use crate::form::{Draws, Form, FormRef, Forms, Gemm, LinearPlace, Making, Matrix, Side, slot_of};
+use crate::form::{Draws, Form, FormRef, Forms, Gemm, LinearPlace, Making, Matrix, Rule, Side, slot_of};
 use crate::gradients::Gradients;
 use crate::health::{Exact, OperandKind, Operator, Watch};
 use crate::linear::LinearOp;
@@ -78,7 +78,27 @@ impl<'a> Products<'a> {
 
     fn making(self, kind: LinearKind, gemm: Gemm, side: Side) -> Making<'a> {
         let place = LinearPlace { layer: self.layer.index, kind, index: self.linear(kind).place() };
-        self.draws.making(place, gemm, side)
+        let making = self.draws.making(place, gemm, side);
+        let Some(rule) = self.weight_rule(kind, gemm, side) else { return making };
+        let amax = || self.layer.fused_amax(self.params, kind, self.draws.threads);
+        let amax = rule.shares_global_scale().then(amax).flatten();
+        let scales = rule.learns().then(|| self.scales(kind)).flatten();
+        Making { scales, amax, ..making }
+    }
+
+    /// Returns the rule of an operand that is the weight.
+    fn weight_rule(self, kind: LinearKind, gemm: Gemm, side: Side) -> Option<&'a Rule> {
+        let rules = self.linear(kind).rules()?;
+        match (gemm, side) {
+            (Gemm::Fprop, Side::Right) => Some(&rules.fprop[1]),
+            (Gemm::Dgrad, Side::Right) => Some(&rules.dgrad[1]),
+            _ => None,
+        }
+    }
+
+    /// Returns the learned scales of a linear layer's weight.
+    fn scales(self, kind: LinearKind) -> Option<StoreRef<'a>> {
+        self.linear(kind).scales().map(|scales| self.params.get(scales.clone()))
     }
 
     /// Runs `jobs`, which all read `x`. Rows of their outputs beyond those of `x` become 0 if operands are quantized.
@@ -251,7 +271,14 @@ impl<'a> Products<'a> {
         let product = |operands: [&Form; 2], dw: &mut [f32]| {
             linear.wgrad_of(operands.map(|form| form.all()), dw, threads);
         };
+        let mut of_scales = Vec::new();
         grads.add(linear.weight(), |dw| match linear.rules().map(|rules| &rules.fprop[1]) {
+            Some(rule) if rule.learns() => {
+                let making = self.making(kind, Gemm::Fprop, Side::Right);
+                let weight = Matrix::new(self.params.get(linear.weight()), linear.cols());
+                let count = linear.scales().map_or(0, Range::len);
+                of_scales = forms.learn_w(rule, (weight, making), count, dw, product);
+            }
             Some(rule) if rule.passes_back() => {
                 let making = self.making(kind, Gemm::Fprop, Side::Right);
                 let weight = Matrix::new(self.params.get(linear.weight()), linear.cols());
@@ -259,6 +286,9 @@ impl<'a> Products<'a> {
             }
             _ => product(forms.of_wgrad(), dw),
         });
+        if let Some(scales) = linear.scales() {
+            grads.add(scales.clone(), |sum| mantissa_kernels::kernels().axpy(1.0, &of_scales, sum));
+        }
     }
 
     /// Makes the quantized dY of wgrad, and X if it is given with the first linear layer that reads it.

@@ -49,7 +49,7 @@ impl Quality {
             version: VERSION,
             tool: concat!("mantissa ", env!("CARGO_PKG_VERSION")).to_owned(),
             recipe: plan.job.label(),
-            method: plan.job.method_name(),
+            method: plan.method_name(),
             weights: plan.weights.to_string(),
             activations: plan.activations.as_ref().map(ToString::to_string),
             kv: plan.cache(),

@@ -176,7 +176,7 @@ impl Task<'_> {
         let fields = json!({
             "command": plan.job.command(),
             "recipe": plan.job.label(),
-            "method": plan.job.method_name(),
+            "method": plan.method_name(),
             "weights": plan.weights.to_string(),
             "activations": plan.activations.as_ref().map(ToString::to_string),
             "kv": plan.cache(),

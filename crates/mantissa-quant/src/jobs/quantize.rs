@@ -171,7 +171,9 @@ fn planned(
     info: LinearInfo,
 ) -> Result<PlannedLinear> {
     let dtype = dense_dtype(source, &info)?;
-    let scheme = scheme_of(recipe, config, options, &info).map(|mut scheme| {
+    // With learned scales, layers without them stay as they are.
+    let learned = options.scales.as_ref().is_none_or(|scales| scales.contains_key(&info.module));
+    let scheme = scheme_of(recipe, config, options, &info).filter(|_| learned).map(|mut scheme| {
         scheme.encoder.rounding = options.rounding;
         recipe.method.stored_scheme(container.as_stored(scheme, dtype))
     });

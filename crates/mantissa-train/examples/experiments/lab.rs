@@ -113,6 +113,7 @@ impl Lab {
             None => Parameters::random(&self.config, settings.model.std as f32, settings.seed)?,
         };
         let policy = settings.policy().unwrap_or_default();
+        let params = params.with_scales(&self.config, &policy)?;
         let chosen = &settings.optimizer;
         let optimizer = Optimizer::new(&params, &policy, &chosen.recipe())?
             .with_decay(&chosen.decay_groups(), params.table())

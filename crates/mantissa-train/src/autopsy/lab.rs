@@ -37,7 +37,8 @@ impl Lab {
     /// Not enough memory; data that cannot be read.
     pub(crate) fn new(trainer: &mut Trainer, samples: Vec<Sample>, scale: f32) -> Result<Self, TrainError> {
         let run = &trainer.model;
-        let policy = Policy { seed: run.options.policy.seed, ..Policy::fp32() };
+        let Policy { seed, kv, .. } = run.options.policy.clone();
+        let policy = Policy { seed, kv, ..Policy::fp32() };
         let options = Options { policy, ..run.options.clone() };
         let mut model = TrainModel::new(run.config.clone(), exact(trainer)?, options)?;
         let forms = FormSizes::of_any(&run.config, run.options.max_tokens);

@@ -15,7 +15,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::arena::ParamTable;
+use crate::arena::{ParamInfo, ParamTable};
 use crate::error::TrainError;
 use crate::health::{OperandHealth, Watch};
 use crate::model::Loss;
@@ -162,6 +162,11 @@ impl Trainer {
     /// [`TrainError::Unsupported`] for a model with adapters; [`TrainError::Stopped`], [`TrainError::Data`];
     /// [`TrainError::Load`] if memory is missing.
     pub fn autopsy(&mut self, replayed: &mut dyn FnMut(usize)) -> Result<Autopsy, TrainError> {
+        if self.model.params.table().iter().any(ParamInfo::is_scales) {
+            let (field, found) = ("precision.fprop.w.scales", "learned".to_owned());
+            let allowed = "rule: scales that follow from the weights";
+            return Err(TrainError::Unsupported { field, found, allowed });
+        }
         if self.model.params.table() != &ParamTable::new(&self.model.config) {
             let (field, found, allowed) = ("adapter", "in use".to_owned(), "a run that trains all weights");
             return Err(TrainError::Unsupported { field, found, allowed });

@@ -64,6 +64,8 @@ impl<'a> Draws<'a> {
             // The same for both operands and for all linear layers that share an input.
             signs: self.random(u32::MAX - (layer * 3 + gemm as usize) as u32),
             history: self.histories.get(slot),
+            scales: None,
+            amax: None,
             threads: self.threads,
             watch: (!self.watch.is_off()).then_some((self.watch, (layer, kind, gemm, side))),
         }

@@ -24,7 +24,7 @@ mod turn;
 use std::sync::Mutex;
 
 use mantissa_kernels::{for_each, kernels};
-use mantissa_model::zeros;
+use mantissa_model::{LinearKind, zeros};
 use mantissa_num::Accumulator;
 use mantissa_num::blockwise::Range;
 
@@ -41,7 +41,7 @@ use turn::Turn;
 
 use crate::arena::Parameters;
 use crate::health::{OperandPlace, Sums, Watch};
-use crate::linear::LinearOp;
+use crate::ops::LayerOps;
 use crate::store::{Precision, StoreRef};
 
 /// Lines that a thread fills at a time when it transposes.
@@ -95,6 +95,10 @@ pub(crate) struct Making<'a> {
     /// Seed of the signs of the matmul's rotation.
     pub(crate) signs: u64,
     pub(crate) history: Option<&'a History>,
+    /// Learned scales of the blocks, `[lines, blocks]`.
+    pub(crate) scales: Option<StoreRef<'a>>,
+    /// amax that a global scale follows from, in place of the operand's own: that of all fused layers.
+    pub(crate) amax: Option<f32>,
     pub(crate) threads: usize,
     /// Watch of the roundings, with the operand's place.
     pub(crate) watch: Option<(&'a Watch, OperandPlace)>,
@@ -245,7 +249,7 @@ impl Form {
         let round = |lines: &mut [f32]| {
             fill(0, lines);
             let exact = making.watch.map(|_| lines.to_vec());
-            rule.rounder.reference(lines, k, making.seed);
+            rule.rounder.reference(lines, k, making.amax, making.seed);
             if let (Some((watch, place)), Some(exact)) = (making.watch, exact) {
                 let mut sums = Sums::of_rounding(&exact, lines);
                 sums.join(&Sums::saturated(rule.rounder.clipped(&exact)));
@@ -261,17 +265,21 @@ impl Form {
         });
     }
 
-    /// Returns the values to which `rule` rounds the weight of `linear`; `None` if memory is missing.
+    /// Returns the values to which `rule` rounds the weight of a linear layer; `None` if memory is missing.
     pub(crate) fn of_weight(
         rule: &Rule,
         params: &Parameters,
-        linear: &LinearOp,
+        (layer, kind): (&LayerOps, LinearKind),
         threads: usize,
     ) -> Option<Vec<f32>> {
+        let linear = layer.linear(kind);
         let weight = Matrix::new(params.get(linear.weight()), linear.cols());
         let n = linear.rows() * linear.cols();
         let mut form = Form::new(rule.storage(), n, linear.rows())?;
-        form.make(rule, weight.lines(), Making { seed: 0, signs: 0, history: None, threads, watch: None });
+        let scales = linear.scales().map(|scales| params.get(scales.clone()));
+        let amax = rule.shares_global_scale().then(|| layer.fused_amax(params, kind, threads)).flatten();
+        let making = Making { seed: 0, signs: 0, history: None, scales, amax, threads, watch: None };
+        form.make(rule, weight.lines(), making);
         let mut values = zeros(n)?;
         form.values(&mut values);
         Some(values)

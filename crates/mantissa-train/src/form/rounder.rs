@@ -10,6 +10,7 @@ use mantissa_num::{
 
 use super::scales::{Band, ByAmax, Powers, Scales, block_shape};
 use crate::health::Sums;
+use crate::learned::int_range;
 use crate::policy::{OperandPolicy, ScaleChoice};
 
 /// Place of the scales that are taken out of the rounded values and multiply the product instead.
@@ -71,8 +72,7 @@ fn fast(scheme: &Scheme) -> Option<(&Affine, ElementGrid)> {
         && !matches!(scheme.encoder.rule, Rule::DeepGemm);
     let grid = match affine.code {
         Code::Int(bits) => {
-            let high = ((1i32 << (bits - 1)) - 1) as f32;
-            let low = if scheme.encoder.rule == Rule::Restricted { -high } else { -high - 1.0 };
+            let (low, high) = int_range(scheme, bits);
             ElementGrid::int(low, high)
         }
         Code::Ternary => ElementGrid::int(-1.0, 1.0),
@@ -134,6 +134,8 @@ pub(crate) struct Shared {
     pub(super) multiplier: Option<f32>,
     /// Factor of the product.
     pub(crate) factor: f32,
+    /// Learned scales of all blocks, in the order of the lines.
+    pub(super) learned: Option<Vec<f32>>,
     /// Seed of stochastic rounding.
     seed: u64,
     /// Scales by amax, where they are E4M3.
@@ -258,7 +260,7 @@ impl Rounder {
         let mut band = Band::new(self, fast, k);
         let mut saturated = 0;
         for (at, lines) in lines.chunks_mut(band.height * k).enumerate() {
-            band.choose(lines, shared);
+            band.choose(lines, first + at * band.height, shared);
             band.take_scales(at, lines.len() / k, to.factors, to.scales);
             for (i, line) in lines.chunks_exact_mut(k).enumerate() {
                 band.draw(shared.seed, (first + at * band.height + i) as u64);
@@ -304,7 +306,7 @@ impl Rounder {
                 codes.fill(0);
                 continue;
             }
-            band.choose(lines, shared);
+            band.choose(lines, first + at * band.height, shared);
             band.take_scales(at, lines.len() / k, to.factors, to.scales);
             for (i, (line, codes)) in lines.chunks_exact(k).zip(codes.chunks_exact_mut(k)).enumerate() {
                 band.draw(shared.seed, (first + at * band.height + i) as u64);
@@ -341,7 +343,8 @@ impl Rounder {
                 out.fill(0xff);
                 continue;
             }
-            band.choose(lines, shared);
+            // Learned scales have a mask of their own.
+            band.choose(lines, 0, shared);
             for (line, out) in lines.chunks_exact(k).zip(out.chunks_exact_mut(bytes)) {
                 out.fill(0);
                 for (b, (x, step)) in line.chunks(band.width).zip(&band.steps).enumerate() {
@@ -391,15 +394,17 @@ impl Rounder {
         }
     }
 
-    /// Rounds the whole matrix `[lines, k]` by the reference. A matrix with NaN or infinity stays as it is.
-    pub(crate) fn reference(&self, x: &mut [f32], k: usize, seed: u64) {
+    /// Rounds the whole matrix `[lines, k]` by the reference, under the global scale of `amax` if it is given. A matrix
+    /// with NaN or infinity stays as it is.
+    pub(crate) fn reference(&self, x: &mut [f32], k: usize, amax: Option<f32>, seed: u64) {
         let mut scheme = self.scheme.clone();
         if let Rounding::Stochastic { seed: of_step } = &mut scheme.encoder.rounding {
             *of_step = seed;
         }
         // The only possible failures are non-finite values, which show in the product, and shapes, which were
         // checked when the operand was made.
-        let _ = fake_quantize(&scheme, x, x.len() / k.max(1), k, Given::default());
+        let given = Given { outer: amax.and_then(|amax| scheme.outer_scale(amax)), first_index: 0 };
+        let _ = fake_quantize(&scheme, x, x.len() / k.max(1), k, given);
     }
 }
 

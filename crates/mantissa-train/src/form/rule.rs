@@ -9,6 +9,7 @@ use super::rounder::{Rounder, Shared};
 use super::turn::Turn;
 use super::{LINES, Making, Source, Storage, filler, union, with_band};
 use crate::error::TrainError;
+use crate::learned::LearnedScales;
 use crate::policy::{GemmPolicy, LinearPolicy, OperandPolicy, OperandSource, Rotation, Signs};
 use crate::store::Precision;
 
@@ -24,6 +25,8 @@ pub(crate) struct Rule {
     pub(super) accumulator: Accumulator,
     /// True if gradients of clipped values are 0.
     masks: bool,
+    /// Operand with learned scales.
+    learned: Option<Box<OperandPolicy>>,
 }
 
 /// Rules of the two operands of each matmul of a linear layer.
@@ -117,6 +120,7 @@ impl Rule {
             rotation: gemm.rotation,
             accumulator: gemm.accumulator,
             masks: policy.mask,
+            learned: policy.learns_scales().then(|| Box::new(policy.clone())),
         }
     }
 
@@ -163,7 +167,43 @@ impl Rule {
 
     /// True if gradients with respect to the operand are not those of the values it was made from.
     pub(crate) fn passes_back(&self) -> bool {
-        self.masks || self.rotation.is_some()
+        self.masks || self.rotation.is_some() || self.learned.is_some()
+    }
+
+    /// True if fused layers share the operand's global scale, as when their model is quantized.
+    pub(crate) fn shares_global_scale(&self) -> bool {
+        self.rounder.scheme.has_outer_scale() && self.rotation.is_none() && !self.reads_forward()
+    }
+
+    /// True if its scales are learned.
+    pub(crate) fn learns(&self) -> bool {
+        self.learned.is_some()
+    }
+
+    /// Brings the gradient `[lines, k]` with respect to the operand to that of the values it was made from, `source`, and
+    /// adds the gradients of its learned scales to `of_scales`.
+    pub(crate) fn learn(
+        &self,
+        source: Source<'_>,
+        gradient: &mut [f32],
+        making: Making<'_>,
+        of_scales: &mut [f32],
+    ) {
+        let (lines, k) = source.shape();
+        let learned = self.learned.as_ref().and_then(|operand| LearnedScales::of(operand));
+        let (Some(learned), Some(scales), true) = (learned, making.scales, lines * k > 0) else { return };
+        let (scales, blocks) = (scales.widened(), of_scales.len() / lines);
+        let pieces = gradient.chunks_mut(LINES * k).zip(of_scales.chunks_mut(LINES * blocks)).enumerate();
+        for_each(making.threads, pieces, |(i, (gradient, of_scales))| {
+            with_band(gradient.len(), |values| {
+                source.lines(i * LINES, values);
+                let own = scales[i * LINES * blocks..].chunks_exact(blocks);
+                let rows = gradient.chunks_exact_mut(k).zip(of_scales.chunks_exact_mut(blocks)).zip(own);
+                for (values, ((gradient, of_scales), scales)) in values.chunks_exact(k).zip(rows) {
+                    learned.pull_back(values, scales, gradient, of_scales);
+                }
+            });
+        });
     }
 
     /// Makes operands for forms of any policy, which are stored in f32.
@@ -214,10 +254,15 @@ impl Rule {
         making: Making<'_>,
     ) -> Shared {
         if self.plain.is_some() || !self.rounder.needs_range() {
-            return self.rounder.shared(Range::EMPTY, None, making.seed);
+            let learned = making.scales.filter(|_| self.learns()).map(|scales| scales.widened().into_owned());
+            let mut shared = self.rounder.shared(Range::EMPTY, None, making.seed);
+            shared.learned = learned;
+            return shared;
         }
         let ((lines, k), band) = (source.shape(), self.band());
-        let range = if rotates {
+        let range = if let Some(amax) = making.amax {
+            self.rounder.range_of(amax, lines * k)
+        } else if rotates {
             union(making.threads, (0..lines).step_by(band), |first| {
                 with_band((lines - first).min(band) * k, |lines| {
                     fill(first, lines);

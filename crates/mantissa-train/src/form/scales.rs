@@ -6,6 +6,7 @@ use mantissa_num::e8m0;
 use mantissa_num::{Blocks, Code, Rounding, Rule, Scheme};
 
 use super::rounder::{Factors, Fast, Rounder, Shared, kernel_step};
+use crate::learned::usable;
 use crate::policy::ScaleChoice;
 
 /// Scales of some lines: a factor for each, and those of their units where the form keeps them.
@@ -78,9 +79,19 @@ impl<'a> Band<'a> {
         }
     }
 
-    /// Chooses steps and scales of the blocks of `lines`, which are finite.
-    pub(super) fn choose(&mut self, lines: &[f32], shared: &Shared) {
+    /// Chooses steps and scales of the blocks of `lines`, which are finite. `first` is the index of the first one in the
+    /// tensor.
+    pub(super) fn choose(&mut self, lines: &[f32], first: usize, shared: &Shared) {
         let (rounder, k, width) = (self.rounder, self.k, self.width);
+        if let Some(learned) = &shared.learned {
+            let own = &learned[first * self.steps.len()..];
+            for (x, (step, scale)) in own.iter().zip(self.steps.iter_mut().zip(&mut self.scales)) {
+                let block = rounder.scheme.block_with_scale(usable(*x));
+                *scale = rounder.scheme.format.decoder(block.scale, 0, None).scale();
+                *step = kernel_step(block.step());
+            }
+            return;
+        }
         let of_tensor = match (shared.multiplier, shared.block) {
             (Some(multiplier), _) => Some(KernelStep::Multiply(multiplier)),
             (_, Some(block)) => Some(kernel_step(block.step())),

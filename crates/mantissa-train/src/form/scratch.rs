@@ -227,6 +227,26 @@ impl Forms {
         mantissa_kernels::kernels().axpy(1.0, passed, dw);
     }
 
+    /// Adds to `dw` the gradient of the weight `w` with learned scales, and returns that of the `count` scales; `product`
+    /// computes the gradient with respect to fprop's W.
+    pub(crate) fn learn_w(
+        &mut self,
+        rule: &Rule,
+        (w, making): (Matrix<'_>, Making<'_>),
+        count: usize,
+        dw: &mut [f32],
+        product: impl FnOnce([&Form; 2], &mut [f32]),
+    ) -> Vec<f32> {
+        let Forms { passed, wgrad, .. } = self;
+        let passed = &mut passed[..dw.len()];
+        passed.fill(0.0);
+        product(wgrad.each_ref(), passed);
+        let mut of_scales = vec![0.0; count];
+        rule.learn(w.lines(), passed, making, &mut of_scales);
+        mantissa_kernels::kernels().axpy(1.0, passed, dw);
+        of_scales
+    }
+
     /// Makes W of fprop.
     pub(crate) fn fprop_w(&mut self, rule: &Rule, w: Matrix<'_>, making: Making<'_>) {
         self.fprop[1].make(rule, w.lines(), making);

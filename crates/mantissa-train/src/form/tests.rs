@@ -55,7 +55,7 @@ fn made(
     let [rule, _] = rules(&gemm);
     let mut form = Form::new(rule.storage(), x.len(), x.len()).unwrap();
     let source = Source { values: StoreRef::F32(x), rows: x.len() / cols, cols, transposed };
-    let making = Making { seed: 77, signs: 5, history: None, threads, watch: None };
+    let making = Making { seed: 77, signs: 5, history: None, scales: None, amax: None, threads, watch: None };
     form.make(&rule, source, making);
     let mut out = vec![0.0; x.len()];
     form.values(&mut out);
@@ -160,7 +160,15 @@ fn products_multiply_the_values() {
         let make = |rule: &Rule, x: &[f32]| {
             let mut form = Form::new(rule.storage(), x.len(), x.len()).unwrap();
             let source = Source { values: StoreRef::F32(x), rows: x.len() / k, cols: k, transposed: false };
-            let making = Making { seed: 1, signs: 1, history: None, threads: 1, watch: None };
+            let making = Making {
+                seed: 1,
+                signs: 1,
+                history: None,
+                scales: None,
+                amax: None,
+                threads: 1,
+                watch: None,
+            };
             form.make(rule, source, making);
             let mut values = vec![0.0; x.len()];
             form.values(&mut values);
@@ -217,7 +225,15 @@ fn headroom_makes_stochastic_rounding_unbiased() {
         for seed in 0..draws {
             let source = Source { values: StoreRef::F32(&x), rows: 64, cols: 64, transposed: false };
             let place = (0, mantissa_model::LinearKind::Q, Gemm::Dgrad, Side::Left);
-            let making = Making { seed, signs: 0, history: None, threads: 1, watch: Some((&watch, place)) };
+            let making = Making {
+                seed,
+                signs: 0,
+                history: None,
+                scales: None,
+                amax: None,
+                threads: 1,
+                watch: Some((&watch, place)),
+            };
             form.make(&rule, source, making);
             let mut values = vec![0.0; x.len()];
             form.values(&mut values);
@@ -261,7 +277,19 @@ fn accumulators_add_the_elements() {
         let form = |x: &[f32]| {
             let mut form = Form::new(rule.storage(), x.len(), x.len() / k).unwrap();
             let source = Source { values: StoreRef::F32(x), rows: x.len() / k, cols: k, transposed: false };
-            form.make(&rule, source, Making { seed: 1, signs: 1, history: None, threads: 2, watch: None });
+            form.make(
+                &rule,
+                source,
+                Making {
+                    seed: 1,
+                    signs: 1,
+                    history: None,
+                    scales: None,
+                    amax: None,
+                    threads: 2,
+                    watch: None,
+                },
+            );
             form
         };
         let (a, b) = (form(&a), form(&b));
@@ -315,7 +343,8 @@ fn quartet_is_the_restatement_in_pytorch() {
 
     let [rule, _] = rules(&GemmPolicy { rotation, ..both(&forward) });
     let source = Source { values: StoreRef::F32(&x), rows: 8, cols, transposed: false };
-    let making = Making { seed: 1, signs: 1, history: None, threads: 2, watch: None };
+    let making =
+        Making { seed: 1, signs: 1, history: None, scales: None, amax: None, threads: 2, watch: None };
     let mut mask = vec![0; 8 * cols / 8];
     rule.mask(source, making, &mut mask);
     let expected = file.read(file.get("mask").unwrap()).unwrap();
@@ -361,8 +390,15 @@ fn eden_is_unbiased_and_nearer_than_stochastic_elements() {
         let mut form = Form::new(rule.storage(), x.len(), rows).unwrap();
         let (mut sum, mut single) = (vec![0f64; x.len()], 0.0);
         for draw in 0..draws {
-            let making =
-                Making { seed: 3 + draw, signs: 1000 + draw, history: None, threads: 1, watch: None };
+            let making = Making {
+                seed: 3 + draw,
+                signs: 1000 + draw,
+                history: None,
+                scales: None,
+                amax: None,
+                threads: 1,
+                watch: None,
+            };
             let source = Source { values: StoreRef::F32(&x), rows, cols, transposed: false };
             form.make(&rule, source, making);
             let mut values = vec![0.0; x.len()];

@@ -8,19 +8,20 @@ use mantissa_model::Role;
 use crate::arena::{ParamInfo, ParamTable};
 
 /// Name of a group with its membership test.
-type Group = (&'static str, fn(&Role) -> bool);
+type Group = (&'static str, fn(&ParamInfo) -> bool);
 
 /// Groups of parameters; every parameter belongs to one.
-const GROUPS: [Group; 5] = [
-    ("linears", |role| matches!(role, Role::Linear { .. })),
-    ("embeddings", |role| matches!(role, Role::Embedding)),
-    ("head", |role| matches!(role, Role::Head)),
-    ("norms", |role| matches!(role, Role::Norm { .. })),
-    ("biases", |role| matches!(role, Role::Bias { .. })),
+const GROUPS: [Group; 6] = [
+    ("linears", |param| matches!(param.tensor.role, Role::Linear { .. })),
+    ("embeddings", |param| matches!(param.tensor.role, Role::Embedding)),
+    ("head", |param| matches!(param.tensor.role, Role::Head)),
+    ("norms", |param| matches!(param.tensor.role, Role::Norm { .. })),
+    ("biases", |param| matches!(param.tensor.role, Role::Bias { .. }) && !param.is_scales()),
+    ("scales", ParamInfo::is_scales),
 ];
 
 /// Tensors with weight decay: those matched by `decay`, except those matched by `no_decay`. Entries are group
-/// names (`linears`, `embeddings`, `head`, `norms`, `biases`) or tensor names, where `*` matches any
+/// names (`linears`, `embeddings`, `head`, `norms`, `biases`, `scales`) or tensor names, where `*` matches any
 /// characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DecayGroups {
@@ -76,8 +77,7 @@ impl fmt::Display for NoSuchTensor {
 
 impl DecayGroups {
     /// Accepted entries, for messages.
-    pub const ALLOWED: &'static str =
-        "linears, embeddings, head, norms, biases, or names of tensors such as \"*.down_proj.weight\"";
+    pub const ALLOWED: &'static str = "linears, embeddings, head, norms, biases, scales, or names of tensors such as \"*.down_proj.weight\"";
 
     /// Returns for each parameter of `table` whether it decays, in table order.
     ///
@@ -102,7 +102,7 @@ fn is_known(name: &str, table: &ParamTable) -> bool {
 /// True if `name` is the parameter's group or matches its name.
 fn named(name: &str, param: &ParamInfo) -> bool {
     match GROUPS.iter().find(|(group, _)| *group == name) {
-        Some((_, contains)) => contains(&param.tensor.role),
+        Some((_, contains)) => contains(param),
         None => matches(name, &param.tensor.name),
     }
 }

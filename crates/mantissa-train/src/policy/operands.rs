@@ -51,6 +51,8 @@ pub enum ScaleChoice {
     /// NVFP4 by MS-EDEN: elements to nearest, scales corrected for the whole run of the rotation and rounded
     /// stochastically (Panferov et al. 2026, "Quartet II", arXiv 2601.22813).
     Eden,
+    /// Parameters that the optimizer trains, one per block: learned step size (Esser et al. 2020, arXiv 1902.08153).
+    Learned,
 }
 
 impl OperandPolicy {

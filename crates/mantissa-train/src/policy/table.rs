@@ -3,13 +3,13 @@
 //! `policy` names the policy that the table starts from; every other key replaces a part of it.
 
 use std::borrow::Cow;
-use std::fmt::Write;
 
 use mantissa_num::{Accumulator, Rounding, Scheme};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::learned::check_learned;
 use super::named::recipes;
 use super::operands::{GemmPolicy, OperandPolicy, OperandSource, Rotation, ScaleChoice, Signs};
 use super::{Keep, LinearPolicy, Master, Policy};
@@ -34,6 +34,8 @@ pub struct PolicyTable {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fprop: Option<FpropTable>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dgrad: Option<DgradTable>,
@@ -52,6 +54,7 @@ impl Default for PolicyTable {
             master: None,
             gradients: None,
             head: None,
+            kv: None,
             fprop: None,
             dgrad: None,
             wgrad: None,
@@ -186,24 +189,25 @@ pub struct TableFault {
     pub allowed: String,
 }
 
-type Faulty<T> = Result<T, TableFault>;
+pub(super) type Faulty<T> = Result<T, TableFault>;
 
-fn fault<T>(key: &str, found: impl ToString, allowed: &str) -> Faulty<T> {
+pub(super) fn fault<T>(key: &str, found: impl ToString, allowed: &str) -> Faulty<T> {
     Err(TableFault { key: key.to_owned(), found: found.to_string(), allowed: allowed.to_owned() })
 }
 
 /// Names of the storage dtypes.
-const DTYPES: [(&str, Precision); 3] =
+pub(super) const DTYPES: [(&str, Precision); 3] =
     [("f32", Precision::F32), ("bf16", Precision::Bf16), ("f16", Precision::F16)];
 
-const SCALES: [(&str, ScaleChoice); 4] = [
+pub(super) const SCALES: [(&str, ScaleChoice); 5] = [
     ("rule", ScaleChoice::Rule),
     ("power-of-two", ScaleChoice::PowerOfTwo),
     ("deviation", ScaleChoice::Deviation),
     ("eden", ScaleChoice::Eden),
+    ("learned", ScaleChoice::Learned),
 ];
 
-const SIGNS: [(&str, Signs); 3] =
+pub(super) const SIGNS: [(&str, Signs); 3] =
     [("plain", Signs::Plain), ("te", Signs::TransformerEngine), ("step", Signs::Step)];
 
 /// Returns the value of this name.
@@ -254,6 +258,9 @@ impl PolicyTable {
         if let Some(found) = &self.head {
             policy.head = LinearPolicy::plain(choice("head", found, &DTYPES)?);
         }
+        if let Some(found) = &self.kv {
+            policy.kv = super::cache::parse(found)?;
+        }
         let gemms = [
             ("fprop", self.fprop.as_ref().map(FpropTable::parts), &mut policy.linear.fprop, ["x", "w"]),
             ("dgrad", self.dgrad.as_ref().map(DgradTable::parts), &mut policy.linear.dgrad, ["dy", "w"]),
@@ -281,6 +288,7 @@ impl PolicyTable {
         }
         check_forward(&policy.linear)?;
         check_corrected(&policy.linear)?;
+        check_learned(&policy.linear)?;
         if !policy.linear.is_plain() {
             policy.seed = seed;
         }
@@ -466,81 +474,6 @@ fn operand_of(key: &str, table: &OperandTable) -> Faulty<OperandPolicy> {
         );
     }
     Ok(policy)
-}
-
-impl Policy {
-    /// Writes the policy as a `[precision]` table with every key, which [`PolicyTable`] reads back as this policy.
-    pub fn to_toml(&self) -> String {
-        let name = |precision: Precision| choice_name(&DTYPES, precision);
-        let mut text = String::from("[precision]\n");
-        let known = Policy::names().any(|known| known == self.name);
-        let mut line = |key: &str, value: &str| {
-            let _ = writeln!(text, "{key} = {value}");
-        };
-        let quoted = |value: &str| format!("\"{value}\"");
-        line("policy", &quoted(if known { &self.name } else { "fp32" }));
-        line("weights", &quoted(name(self.weights)));
-        line("master", &quoted(master_name(self.master)));
-        line("gradients", &quoted(name(self.gradients)));
-        line("head", &quoted(name(self.head.shared_input())));
-        let Keep { first, last, precision } = self.keep;
-        line("keep", &format!("{{ first = {first:?}, last = {last:?}, dtype = \"{}\" }}", name(precision)));
-        if let Some(scaling) = &self.scaling {
-            let rule = SCALING_OPTIONS.iter().find(|(_, options)| options == scaling);
-            line("scaling", &quoted(rule.map_or("pytorch", |(name, _)| name)));
-        }
-        let linear = &self.linear;
-        for (gemm, operands, policy) in [
-            ("fprop", ["x", "w"], &linear.fprop),
-            ("dgrad", ["dy", "w"], &linear.dgrad),
-            ("wgrad", ["dy", "x"], &linear.wgrad),
-        ] {
-            let _ = writeln!(text, "\n[precision.{gemm}]");
-            for (operand, policy) in operands.iter().zip([&policy.left, &policy.right]) {
-                let _ = writeln!(text, "{operand} = {}", operand_text(policy));
-            }
-            if let Some(Rotation { order, signs }) = policy.rotation {
-                let signs = choice_name(&SIGNS, signs);
-                let _ = writeln!(text, "hadamard = {{ order = {order}, signs = \"{signs}\" }}");
-            }
-            let _ = writeln!(text, "accumulator = \"{}\"", policy.accumulator);
-        }
-        text
-    }
-}
-
-fn choice_name<T: PartialEq + Copy>(all: &[(&'static str, T)], value: T) -> &'static str {
-    all.iter().find(|(_, known)| *known == value).map_or("", |(name, _)| name)
-}
-
-fn master_name(master: Master) -> &'static str {
-    match master {
-        Master::None => "none",
-        Master::Stochastic { .. } => "stochastic",
-        Master::Int8 { .. } => "int8",
-        Master::F32 => "f32",
-        Master::Remainder => "remainder",
-    }
-}
-
-fn operand_text(policy: &OperandPolicy) -> String {
-    let mut text = format!("{{ scheme = \"{}\"", policy.scheme);
-    if policy.is_stochastic() {
-        text += ", round = \"stochastic\"";
-    }
-    if policy.scales != ScaleChoice::Rule {
-        let _ = write!(text, ", scales = \"{}\"", choice_name(&SCALES, policy.scales));
-    }
-    if policy.source == OperandSource::Forward {
-        text += ", source = \"forward\"";
-    }
-    if policy.headroom != 1.0 {
-        let _ = write!(text, ", headroom = {:?}", policy.headroom);
-    }
-    if policy.mask {
-        text += ", mask = true";
-    }
-    text + " }"
 }
 
 #[cfg(test)]

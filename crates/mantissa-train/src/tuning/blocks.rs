@@ -3,6 +3,7 @@
 use mantissa_num::{Code, Codes, Quantized, ScaleLevel, e8m0};
 
 use super::{Continuous, scaled};
+use crate::learned::scale_gradient;
 
 /// Block scales of a weight, and the biases of its blocks if the format has them. A global scale above the block
 /// scales (NVFP4) and integer zero points stay as they are.
@@ -62,15 +63,11 @@ impl Continuous for BlockScales {
         for (row, dw) in dw.chunks_exact(q.cols.max(1)).enumerate() {
             for (block, start, end) in blocks.runs(q.cols, row) {
                 let (zero, ..) = q.block_decoder(block).parts();
-                let mut sums = (0.0, 0.0);
-                for (g, at) in dw[start..end].iter().zip(row * q.cols + start..) {
-                    let element = q.format.element(q.codes.get(at));
-                    sums.0 += f64::from(*g) * f64::from(element - zero);
-                    sums.1 += f64::from(*g);
-                }
-                of_scales[block] += sums.0;
+                let (g, first) = (&dw[start..end], row * q.cols);
+                let slopes = (first + start..first + end).map(|at| q.format.element(q.codes.get(at)) - zero);
+                of_scales[block] += scale_gradient(g, slopes);
                 if let Some(sum) = of_biases.get_mut(block) {
-                    *sum += sums.1;
+                    *sum += g.iter().map(|g| f64::from(*g)).sum::<f64>();
                 }
             }
         }

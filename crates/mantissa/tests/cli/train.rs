@@ -503,3 +503,32 @@ fn a_page_shows_a_run_and_an_artifact() {
     let output = mantissa(&["verify", text(&out), "--quiet"]);
     assert!(output.status.success(), "{}", stderr(&output));
 }
+
+/// A run with learned scales also writes the model that its forward multiplied by, and refuses what cannot learn them.
+#[test]
+fn learned_scales_are_written_as_a_quantized_model() {
+    let temp = TempDir::new().unwrap();
+    let config = settings(temp.path(), "fp32", "f32");
+    let weight =
+        |scheme: &str| format!("precision.fprop.w={{ scheme = \"{scheme}\", scales = \"learned\" }}");
+    let ste = "precision.dgrad.w={ scheme = \"f32\", source = \"forward\" }";
+    let (int3, asym) = (weight("int3-g32"), weight("int4-g32-asym"));
+    let few = ["train", text(&config), "--quiet", "--json", "--set", "schedule.steps=12", "--set", &int3];
+    let done = json(&[&few[..], &["--set", ste, "--set", "precision.kv=int8-head"]].concat());
+    let kl = done["quantized_kl"].as_f64().unwrap();
+    assert!(kl.abs() < 0.01, "{done}");
+    let (model, quantized) = (temp.path().join("run/model"), temp.path().join("run/quantized"));
+    assert_eq!(json(&["inspect", text(&model), "--json"])["convention"], "dense");
+    let summary = succeed(&["inspect", text(&quantized)]);
+    assert!(summary.contains("train (12 steps), then quantize lsq-int3-g32"), "{summary}");
+    succeed(&["verify", text(&quantized), "--reference", text(&model), "--quiet"]);
+    let names = mantissa_store::SafeTensors::open(&model.join("model.safetensors")).unwrap();
+    assert!(names.tensors().iter().all(|tensor| !tensor.name.ends_with("weight_scale")));
+    let line = fail(2, &[&few[..], &["--set", "out=b"]].concat());
+    assert!(line.contains("precision.dgrad.w.source") && line.contains("fix: dgrad.w = {"), "{line}");
+    let line = fail(2, &[&few[..], &["--set", "out=b", "--set", &asym, "--set", ste]].concat());
+    assert!(line.contains("precision.fprop.w: expected a scheme of symmetric integers"), "{line}");
+    let line =
+        fail(2, &[&few[..], &["--set", "out=b", "--set", ste, "--set", "precision.kv=nuq4-1%"]].concat());
+    assert!(line.contains("precision.kv: expected a policy without calibrated levels"), "{line}");
+}

@@ -1,14 +1,17 @@
 //! Results of a run: the trained model, or the adapter, the merged model, and its quantized form.
 
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Result;
 use mantissa_eval::divergence;
 use mantissa_model::{Batch, Buffers, Decoder};
 use mantissa_quant::{Options, Plan, Recipe, Start, run as run_plan};
-use mantissa_store::convention::ModelFiles;
+use mantissa_store::Output;
+use mantissa_store::convention::{ModelFiles, native};
 use mantissa_train::config::RunConfig;
 use mantissa_train::data::TokenFile;
 use mantissa_train::data::chat::Conversations;
@@ -35,15 +38,22 @@ pub(super) struct Results {
     /// Mean KL of the merged model from the adapter form, nats/token.
     #[serde(skip_serializing_if = "Option::is_none")]
     merged_kl: Option<f64>,
-    /// Folder of the quantized merged model.
+    /// Folder of the quantized model: merged, or with learned scales.
     #[serde(skip_serializing_if = "Option::is_none")]
     quantized: Option<PathBuf>,
-    /// Its mean KL from the adapter form, nats/token.
+    /// Its mean KL from the adapter form or the model in training, nats/token.
     #[serde(skip_serializing_if = "Option::is_none")]
     quantized_kl: Option<f64>,
 }
 
 impl Results {
+    /// Takes the folder of the quantized model, and measures its KL on `windows` from the trained one.
+    fn kl_of_quantized(&mut self, trainer: &mut Trainer, dir: PathBuf, windows: &[Vec<u32>]) -> Result<()> {
+        self.quantized_kl = Some(kl(trainer, &dir, windows)?);
+        self.quantized = Some(dir);
+        Ok(())
+    }
+
     /// Prints paths, which are not wrapped, to be copied, and divergences.
     pub(super) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let paths = [("adapter", &self.adapter), ("model", &self.model), ("quantized", &self.quantized)];
@@ -52,9 +62,10 @@ impl Results {
                 writeln!(out, "{name:<11} {}", path.display())?;
             }
         }
+        let form = if self.adapter.is_some() { "adapter form" } else { "trained form" };
         for (name, kl) in [("merged", self.merged_kl), ("quantized", self.quantized_kl)] {
             if let Some(kl) = kl {
-                labelled(out, name, &format!("KL {kl:.2e} nats/token from the adapter form"))?;
+                labelled(out, name, &format!("KL {kl:.2e} nats/token from the {form}"))?;
             }
         }
         Ok(())
@@ -78,6 +89,17 @@ pub(super) fn write(
     let Some(adapter) = &settings.adapter else {
         trainer.export(&model, &setup.config_json, tokenizer, init)?;
         results.model = Some(model.path().to_owned());
+        let scales = trainer.model().learned_scales();
+        if !scales.is_empty() {
+            let scheme = &setup.policy.linear.fprop.right.scheme;
+            let options = Options {
+                container: Some(native::CONTAINER),
+                scales: Some(Arc::new(scales)),
+                ..quantizing(context)
+            };
+            let output = quantize(&model, folder, scheme, options)?;
+            results.kl_of_quantized(trainer, output, &windows(&folder.dir().join(TOKENS), settings)?)?;
+        }
         return Ok(results);
     };
     let output = folder.result(ADAPTER);
@@ -92,15 +114,27 @@ pub(super) fn write(
     let windows = windows(&folder.dir().join(TOKENS), settings)?;
     results.merged_kl = Some(kl(trainer, model.path(), &windows)?);
     if let Some(scheme) = &adapter.requantize {
-        let quantized = folder.result(QUANTIZED);
-        let files = ModelFiles::open(model.path())?;
-        let options = Options { threads: context.threads, ..Options::default() };
-        let plan = Plan::new(&files, Recipe::load(&format!("rtn-{scheme}"))?, options)?;
-        run_plan(&plan, &files, &quantized, Start::Restart, &mut |_| ControlFlow::Continue(()))?;
-        results.quantized_kl = Some(kl(trainer, quantized.path(), &windows)?);
-        results.quantized = Some(quantized.path().to_owned());
+        let output = quantize(&model, folder, scheme, quantizing(context))?;
+        results.kl_of_quantized(trainer, output, &windows)?;
     }
     Ok(results)
+}
+
+fn quantizing(context: &Context) -> Options {
+    Options { threads: context.threads, ..Options::default() }
+}
+
+/// Quantizes the written model to `scheme`; returns the folder.
+fn quantize(model: &Output, folder: &RunFolder, scheme: impl Display, options: Options) -> Result<PathBuf> {
+    let output = folder.result(QUANTIZED);
+    let files = ModelFiles::open(model.path())?;
+    let mut recipe = Recipe::load(&format!("rtn-{scheme}"))?;
+    if options.scales.is_some() {
+        recipe.name = format!("lsq-{scheme}");
+    }
+    let plan = Plan::new(&files, recipe, options)?;
+    run_plan(&plan, &files, &output, Start::Restart, &mut |_| ControlFlow::Continue(()))?;
+    Ok(output.path().to_owned())
 }
 
 /// Dtype of a merged model: bf16 if the source has 16 bits, else f32.

@@ -99,8 +99,8 @@ impl Setup {
             }
             _ => None,
         };
-        let table =
-            tuning.as_ref().map_or_else(|| ParamTable::new(&config), |(tuning, _)| tuning.table(&config));
+        let with_scales = || ParamTable::with_scales(&config, &policy);
+        let table = tuning.as_ref().map_or_else(with_scales, |(tuning, _)| tuning.table(&config));
         let plan = match &tuning {
             Some((tuning, formats)) => Plan::tuned(&config, &options, tuning, formats),
             None => Plan::new(&config, &options),
@@ -147,6 +147,7 @@ impl Setup {
                 Parameters::random_as(&self.config, std, settings.seed, precision)?
             }
         };
+        let params = params.with_scales(&self.config, &self.policy)?;
         let chosen = &settings.optimizer;
         let optimizer = Optimizer::new(&params, &self.policy, &chosen.recipe())?
             .with_decay(&chosen.decay_groups(), params.table())
