@@ -8,7 +8,8 @@ use mantissa_kernels::{kernels, map_reduce_fixed};
 use mantissa_model::config::{Experts, MlpForm, NormPlaces, QkvForm};
 use mantissa_model::flow::LayerFlow;
 use mantissa_model::graph::{NormKind, SideKind, VectorKind};
-use mantissa_model::{KvQuantizer, LinearKind, ModelConfig};
+use mantissa_model::kv::KvQuantizer;
+use mantissa_model::{LinearKind, ModelConfig};
 
 use crate::arena::Parameters;
 use crate::error::TrainError;

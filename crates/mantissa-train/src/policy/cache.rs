@@ -1,7 +1,8 @@
 //! KV cache schemes in training: keys and values are quantized and decoded before attention reads them, as a cache does,
 //! and gradients pass the rounding unchanged (LLM-QAT: Liu et al. 2023, arXiv 2305.17888, section 2.2).
 
-use mantissa_model::{KvPolicy, KvQuantizer, ModelConfig};
+use mantissa_model::kv::KvQuantizer;
+use mantissa_model::{KvPolicy, ModelConfig};
 
 use super::Policy;
 use super::table::{Faulty, fault};
