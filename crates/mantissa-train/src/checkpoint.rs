@@ -23,6 +23,7 @@ use crate::config::differences;
 use crate::data::Cursor;
 use crate::error::TrainError;
 use crate::optim::{Array, ArrayMut};
+use crate::teacher::Teacher;
 use crate::trainer::{Progress, Trainer};
 
 const KEY: &str = "mantissa-train";
@@ -91,6 +92,12 @@ impl Trainer {
             let (found, allowed) = ("another frozen base".to_owned(), "the frozen base of the run");
             return Err(Error::field(file.path(), "base", found, allowed, hint).into());
         }
+        let teacher = self.teacher.as_ref().map(Teacher::digest);
+        if numbers.teacher.as_deref() != teacher {
+            let hint = "resume with the model.init that the run began with, or rerun with --restart";
+            let (found, allowed) = ("another teacher".to_owned(), "the teacher of the run");
+            return Err(Error::field(file.path(), "teacher", found, allowed, hint).into());
+        }
         let params: Vec<_> = self.model.params.table().iter().cloned().collect();
         for param in &params {
             let (mut array, scales) = self.model.params.arrays_mut(param);
@@ -120,7 +127,7 @@ impl Trainer {
 
     fn numbers(&self, about: &str) -> Value {
         let Progress { steps, skipped, skipped_in_a_row, tokens, cursor } = self.progress;
-        json!({
+        let mut numbers = json!({
             "version": VERSION,
             "about": about,
             "steps": steps,
@@ -135,7 +142,11 @@ impl Trainer {
                 let (scale, growth, hysteresis) = scaler.state();
                 json!({ "scale_bits": scale.to_bits(), "growth_tracker": growth, "hysteresis_tracker": hysteresis })
             }),
-        })
+        });
+        if let Some(teacher) = &self.teacher {
+            numbers["teacher"] = teacher.digest().into();
+        }
+        numbers
     }
 }
 
@@ -144,8 +155,9 @@ struct Numbers {
     progress: Progress,
     optimizer_steps: u64,
     scaler: Option<(f32, u32, i64)>,
-    /// Hash of the frozen base.
+    /// Hashes of the frozen base and of the teacher.
     base: Option<String>,
+    teacher: Option<String>,
 }
 
 impl Numbers {
@@ -184,8 +196,8 @@ impl Numbers {
             tokens: number(&value, "tokens")?,
             cursor: Cursor { epoch: number(&value, "epoch")?, taken: number(&value, "taken")? },
         };
-        let base = value["base"].as_str().map(str::to_owned);
-        Ok(Numbers { progress, optimizer_steps: number(&value, "optimizer_steps")?, scaler, base })
+        let [base, teacher] = ["base", "teacher"].map(|key| value[key].as_str().map(str::to_owned));
+        Ok(Numbers { progress, optimizer_steps: number(&value, "optimizer_steps")?, scaler, base, teacher })
     }
 }
 

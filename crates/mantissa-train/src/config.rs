@@ -49,6 +49,9 @@
 //! merge = false                     # also write a merged model
 //! requantize = "int4-g32"           # optional: also write the merged model in this scheme
 //!
+//! [distill]                         # optional: the loss is the KL divergence from `model.init`, unquantized
+//! generated = 0                     # windows of text that `model.init` generates, besides `data.files`
+//!
 //! [precision]
 //! policy = "bf16"                   # fp32 fp16 bf16 … or a recipe below 16 bits such as nvfp4
 //! scaling = "pytorch"               # optional, fp16 only: pytorch megatron
@@ -101,7 +104,9 @@ use crate::schedule::{Decay, Schedule};
 pub use adapter::AdapterConfig;
 pub use differences::differences;
 pub use faults::KeyFaults;
-pub use keys::{CheckpointConfig, Data, Model, RunConfig, Samples, ScheduleConfig, Telemetry, Validation};
+pub use keys::{
+    CheckpointConfig, Data, Distill, Model, RunConfig, Samples, ScheduleConfig, Telemetry, Validation,
+};
 pub use optimizer::Optimizer;
 
 impl RunConfig {
@@ -195,8 +200,19 @@ impl RunConfig {
         if let Some((key, _)) = positive.into_iter().find(|(_, n)| *n == 0) {
             return fault(key, "0".to_owned(), "1 or more");
         }
-        if self.data.files.is_empty() {
-            return fault("data.files", "none".to_owned(), "at least one file");
+        let generated = self.distill.as_ref().map_or(0, |distill| distill.generated);
+        if self.distill.is_some() && self.model.init.is_none() {
+            return fault("model.init", "none".to_owned(), "the teacher, with [distill]");
+        }
+        if generated > 0 && self.data.chat {
+            return fault("distill.generated", generated.to_string(), "0 with data.chat");
+        }
+        if generated > 0 && self.validation.share > 0.0 {
+            let allowed = "0 with distill.generated; fix: name validation.files";
+            return fault("validation.share", self.validation.share.to_string(), allowed);
+        }
+        if self.data.files.is_empty() && generated == 0 {
+            return fault("data.files", "none".to_owned(), "at least one file, or distill.generated");
         }
         if self.data.split.as_deref() == Some("") {
             return fault(

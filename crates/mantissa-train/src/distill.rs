@@ -280,7 +280,7 @@ impl Teacher<'_> {
 }
 
 /// Returns the KL of one token; `logits` become `scale` times its gradient. `p` is scratch.
-fn divergence(teacher: &[f32], logits: &mut [f32], p: &mut [f32], scale: f32) -> f64 {
+pub(crate) fn divergence(teacher: &[f32], logits: &mut [f32], p: &mut [f32], scale: f32) -> f64 {
     let [of_teacher, of_model] = [teacher, &*logits].map(|row| kernels().log_softmax_stats(row));
     p.copy_from_slice(teacher);
     let sum = kernels().softmax_numerators(p, 1.0);

@@ -50,6 +50,7 @@ pub mod scaling;
 pub mod schedule;
 mod store;
 mod support;
+mod teacher;
 mod trainer;
 mod tuning;
 mod validate;
@@ -76,6 +77,7 @@ pub use policy::{
 pub use profile::{Part, Profile};
 pub use sampled::SampledHead;
 pub use store::Precision;
+pub use teacher::Teacher;
 pub use trainer::{Progress, StepReport, Trainer, TrainerOptions};
 pub use tuning::{Coded, Dense, Tuner};
 pub use validate::{HeldOut, SampleOptions};

@@ -293,6 +293,17 @@ impl TrainModel {
         targets: &[u32],
         scale: f32,
     ) -> Result<Loss, TrainError> {
+        self.forward_backward_by(batch, targets, scale, |model| model.head_backward(targets, scale))
+    }
+
+    /// Computes the same for the loss that `head` computes from the hidden states in the scratch, with its gradient.
+    pub(crate) fn forward_backward_by(
+        &mut self,
+        batch: &Batch<'_>,
+        targets: &[u32],
+        scale: f32,
+        head: impl FnOnce(&mut Self) -> Loss,
+    ) -> Result<Loss, TrainError> {
         self.check(batch)?;
         self.check_targets(batch, targets)?;
         self.scratch.forms.adapters.draw = self.dropout();
@@ -301,7 +312,7 @@ impl TrainModel {
             self.scratch.forms.adapters.draw = None;
         }
         passed?;
-        let loss = self.head_backward(targets, scale);
+        let loss = head(self);
         self.balance(batch.tokens.len(), scale * loss.targets as f32);
         let passed = self.backward(batch);
         self.scratch.forms.adapters.draw = None;

@@ -15,6 +15,7 @@ use crate::model::TrainModel;
 use crate::optim::Optimizer;
 use crate::scaling::{LossScaler, ScaleEvent};
 use crate::schedule::Schedule;
+use crate::teacher::Teacher;
 
 /// Consecutive overflows until a run is aborted: the scale has then shrunk by a factor of a million, or
 /// cannot shrink.
@@ -39,6 +40,8 @@ pub struct Trainer {
     pub(crate) scaler: Option<LossScaler>,
     batches: Box<dyn Data>,
     options: TrainerOptions,
+    /// Model whose predictions replace the text's tokens in the loss.
+    pub(crate) teacher: Option<Teacher>,
     /// Batches of a step.
     samples: Vec<Sample>,
     pub(crate) progress: Progress,
@@ -101,6 +104,7 @@ impl Trainer {
             scaler,
             batches: Box::new(batches),
             options,
+            teacher: None,
             samples: Vec::new(),
             progress,
         })
@@ -123,6 +127,20 @@ impl Trainer {
     /// [`TrainError::Store`] if the file cannot be created, or the disk is too small.
     pub fn open_pages(&self, dir: &Path) -> Result<(), TrainError> {
         self.optimizer.open_pages(dir)
+    }
+
+    /// Makes the loss of every step the KL divergence from the predictions of `teacher`. Must precede
+    /// [`load`](Self::load).
+    ///
+    /// # Errors
+    /// [`TrainError::Tokens`] if the teacher has another vocabulary than the model.
+    pub fn set_teacher(&mut self, teacher: Teacher) -> Result<(), TrainError> {
+        let (found, allowed) = (teacher.vocab_size(), self.model.config().vocab_size);
+        if found != allowed {
+            return Err(TrainError::Tokens { found, allowed });
+        }
+        self.teacher = Some(teacher);
+        Ok(())
     }
 
     /// Returns the progress.
@@ -244,7 +262,11 @@ impl Trainer {
             self.model.draw = Draw { step, batch: batch_of_step as u32 };
             let Sample { tokens, targets: next, lens } = sample;
             let scale = loss_scale / all as f32;
-            let loss = self.model.forward_backward(&Batch { tokens, lens }, next, scale)?;
+            let batch = Batch { tokens, lens };
+            let loss = match &mut self.teacher {
+                Some(teacher) => self.model.distill_from_model(teacher, &batch, next, scale)?,
+                None => self.model.forward_backward(&batch, next, scale)?,
+            };
             nll += loss.nll;
             targets += loss.targets as u64;
         }

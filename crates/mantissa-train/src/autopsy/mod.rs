@@ -162,6 +162,11 @@ impl Trainer {
     /// [`TrainError::Unsupported`] for a model with adapters; [`TrainError::Stopped`], [`TrainError::Data`];
     /// [`TrainError::Load`] if memory is missing.
     pub fn autopsy(&mut self, replayed: &mut dyn FnMut(usize)) -> Result<Autopsy, TrainError> {
+        if self.teacher.is_some() {
+            let (field, found) = ("distill", "in use".to_owned());
+            let allowed = "none: an autopsy replays the loss on the text";
+            return Err(TrainError::Unsupported { field, found, allowed });
+        }
         if self.model.params.table().iter().any(ParamInfo::is_scales) {
             let (field, found) = ("precision.fprop.w.scales", "learned".to_owned());
             let allowed = "rule: scales that follow from the weights";

@@ -33,6 +33,8 @@ pub struct RunConfig {
     pub samples: Samples,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapter: Option<AdapterConfig>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub distill: Option<Distill>,
     #[serde(default)]
     pub precision: PolicyTable,
     pub optimizer: Optimizer,
@@ -60,6 +62,14 @@ pub struct Model {
     pub architecture: Option<toml::Table>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub balance: Option<f64>,
+}
+
+/// `[distill]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[expect(missing_docs, reason = "the text of the parent module describes every key")]
+pub struct Distill {
+    pub generated: usize,
 }
 
 /// `[data]`.

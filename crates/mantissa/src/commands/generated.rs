@@ -1,4 +1,4 @@
-//! Calibration samples that the unquantized model generates.
+//! Calibration samples and training text that the unquantized model generates.
 //!
 //! "LLM-QAT: Data-Free Quantization Aware Training for Large Language Models" (Liu et al. 2023, arXiv 2305.17888) trains on text that
 //! the model samples itself; Williams et al. 2024 (arXiv 2410.17170) calibrate on such text.
@@ -8,6 +8,7 @@ use std::ops::ControlFlow;
 use anyhow::Result;
 use mantissa_kernels::for_each;
 use mantissa_model::{Decoder, GenerateError, GenerateOptions, Sampling, generate};
+use mantissa_num::round::random_u32;
 use mantissa_store::convention::ModelFiles;
 
 use super::running::{self, Use};
@@ -16,6 +17,61 @@ use crate::progress::{Progress, Unit};
 
 /// Tokens of a calibration sample that a generated sample continues.
 const PROMPT: usize = 8;
+
+/// Tokens after the first of a [`free`] sample that are the most probable ones, as in LLM-QAT (section 2.1).
+const GREEDY: usize = 4;
+
+/// Generates `count` samples of `length` tokens by the model in `source`, without any text: each begins with a random
+/// token of the vocabulary, after the begin-of-text token if the model has one, goes on greedily for [`GREEDY`] tokens
+/// and is then drawn from the model's probabilities. `seed` decides all draws.
+///
+/// # Errors
+/// The model cannot be loaded or run; not enough memory.
+pub fn free(
+    source: &ModelFiles,
+    (count, length): (usize, usize),
+    seed: u64,
+    context: &Context,
+) -> Result<Vec<Vec<u32>>> {
+    let threads = context.threads.min(count);
+    let used = Use {
+        pass: PROMPT,
+        longest: length,
+        threads,
+        cached: true,
+        logits: 1,
+        kv: None,
+        calibration: None,
+        adapter: None,
+    };
+    running::require(std::slice::from_ref(source), used, context)?;
+    let decoder = Decoder::load(source)?;
+    let progress = context.progress((count * length) as u64, Unit::Items("tokens"));
+    progress.message("generate text");
+    let mut all: Vec<Result<Vec<u32>, GenerateError>> = (0..count).map(|_| Ok(Vec::new())).collect();
+    for_each(threads, all.iter_mut().enumerate(), |(index, sample)| {
+        *sample = invented(&decoder, length, seed, index);
+        progress.add(length as u64);
+    });
+    progress.finish();
+    Ok(all.into_iter().collect::<Result<_, _>>()?)
+}
+
+/// Generates the [`free`] sample with this `index`.
+fn invented(decoder: &Decoder, length: usize, seed: u64, index: usize) -> Result<Vec<u32>, GenerateError> {
+    let config = decoder.config();
+    let first = random_u32(seed, index as u64) % u32::try_from(config.vocab_size).unwrap_or(u32::MAX);
+    let mut tokens: Vec<u32> = config.bos_token_id.into_iter().chain([first]).take(length).collect();
+    for (temperature, new) in [(0.0, GREEDY), (1.0, usize::MAX)] {
+        // Streams of samples are far apart: two seeds that follow one another share none.
+        let seed = seed.wrapping_add((index as u64 + 1) << 32);
+        let sampling = Sampling { temperature, seed, ..Sampling::default() };
+        let max_new_tokens = new.min(length - tokens.len());
+        let options = GenerateOptions { max_new_tokens, sampling, stop: Vec::new(), ignore_eos: true };
+        tokens.extend(generate(decoder, &tokens, &options, |_| ControlFlow::Continue(()))?.tokens);
+    }
+    Ok(tokens)
+}
 
 /// Generates `count` samples by the model in `source`, each of the length of the sample of `windows` that it continues.
 ///

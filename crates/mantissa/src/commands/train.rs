@@ -347,6 +347,9 @@ impl Begun {
         });
         let held_out = held_out.transpose().map_err(TrainError::from)?;
         let mut trainer = Setup::trainer(model, settings, data)?;
+        if let Some(teacher) = setup.teacher()? {
+            trainer.set_teacher(teacher)?;
+        }
         let resolved = settings.resolved();
         trainer.open_pages(folder.dir())?;
         let checkpoints = Checkpoints { folder, keep: settings.checkpoint.keep, best: None };

@@ -74,6 +74,9 @@ pub(super) fn run(run: &Path, step: Option<u64>, context: &Context) -> Result<()
     let tokens = TokenFile::open(&run.join(TOKENS))?;
     let data = Batches::new(tokens, settings.data.length, settings.seed, Cursor::default())?;
     let mut trainer = Setup::trainer(setup.model(&settings)?, &settings, Box::new(data))?;
+    if let Some(teacher) = setup.teacher()? {
+        trainer.set_teacher(teacher)?;
+    }
     if let Some(decay) = chosen.decay {
         trainer.set_schedule(decaying(&settings, decay));
     }

@@ -6,12 +6,12 @@ use std::path::Path;
 use anyhow::Result;
 use mantissa_model::{ModelConfig, Tokenizer};
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::{Error, Manifest, json};
+use mantissa_store::{Error, FileDigest, Manifest, hash_file, json};
 use mantissa_train::config::RunConfig;
 use mantissa_train::data::{BEGIN, Data, END};
 use mantissa_train::{
     DecayGroups, Formats, NoSuchTensor, Optimizer, Options, ParamInfo, ParamTable, Parameters, Plan, Policy,
-    TrainModel, Trainer, TrainerOptions, Tuning,
+    Teacher, TrainModel, Trainer, TrainerOptions, Tuning,
 };
 use serde_json::Value;
 
@@ -42,6 +42,8 @@ pub(super) struct Setup {
     /// Settings of adapters, and the formats of the frozen weights.
     tuning: Option<(Tuning, Formats)>,
     pub(super) policy: Policy,
+    /// True if the initial model is the teacher.
+    distills: bool,
     /// Predicted bytes by purpose.
     pub(super) memory: Vec<(&'static str, u64)>,
     /// Bytes of optimizer state in a file.
@@ -105,7 +107,12 @@ impl Setup {
             Some((tuning, formats)) => Plan::tuned(&config, &options, tuning, formats),
             None => Plan::new(&config, &options),
         };
-        let memory = memory(plan, &options, &table, settings);
+        let mut memory = memory(plan, &options, &table, settings);
+        let distills = settings.distill.is_some();
+        if let Some(files) = init.as_ref().filter(|_| distills) {
+            let buffers = Teacher::bytes(&config, options.max_tokens, options.max_len);
+            memory.push(("teacher", files.checkpoint().total_bytes() + buffers));
+        }
         let fault = |error: NoSuchTensor| {
             let found = error.to_string();
             BadInput::new(format!("{file}: optimizer.{}", error.key), found, DecayGroups::ALLOWED)
@@ -124,6 +131,7 @@ impl Setup {
             options,
             tuning,
             policy,
+            distills,
             memory,
             paged,
             text_memory,
@@ -163,6 +171,29 @@ impl Setup {
     /// Predicts the bytes that an autopsy takes beyond a run's.
     pub(super) fn autopsy_bytes(&self) -> u64 {
         Trainer::autopsy_bytes(&self.config, &self.options)
+    }
+
+    /// Returns the hash of the teacher's weights; `None` without a teacher.
+    ///
+    /// # Errors
+    /// I/O.
+    pub(super) fn teacher_digest(&self) -> Result<Option<String>> {
+        let Some(files) = self.init.as_ref().filter(|_| self.distills) else { return Ok(None) };
+        let mut text = String::new();
+        for path in files.checkpoint().files() {
+            text += &hash_file(path)?.hex();
+        }
+        Ok(Some(FileDigest::of(text.as_bytes()).hex()))
+    }
+
+    /// Loads the teacher.
+    ///
+    /// # Errors
+    /// Not enough memory, or weights that cannot be read.
+    pub(super) fn teacher(&self) -> Result<Option<Teacher>> {
+        let Some((files, digest)) = self.init.as_ref().zip(self.teacher_digest()?) else { return Ok(None) };
+        let sizes = (self.options.max_tokens, self.options.max_len);
+        Ok(Some(Teacher::load(files, sizes, digest)?))
     }
 
     /// Makes the trainer at step 0.

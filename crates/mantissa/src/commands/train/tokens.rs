@@ -12,6 +12,7 @@ use mantissa_train::data::{DataError, HoldOut, TextFormat, TokenFile, TokenWrite
 use super::owned::{HELD_OUT, How, MADE_FROM, RunFault, RunFolder, TOKENS};
 use super::setup::Setup;
 use super::vocabulary::MADE_BY;
+use crate::commands::generated;
 use crate::context::Context;
 use crate::error::BadInput;
 
@@ -85,7 +86,7 @@ impl Tokens {
         if found == "a damaged file" {
             context.warn(&format!("{}: is damaged; made again from the data", paths[0].display()));
         }
-        let (split, documents) = make(settings, base, run.dir(), setup)?;
+        let (split, documents) = make(settings, base, run.dir(), setup, context)?;
         require_window(split.train.len() as u64, settings)?;
         require_held_out(split.held_out.as_ref().map(|writer| writer.len() as u64), settings)?;
         let about = [(MADE_FROM, made_from.clone()), ("documents", documents.to_string())];
@@ -169,7 +170,13 @@ impl Split {
 }
 
 /// Tokenizes the data with memory that does not grow with them; returns the tokens and the number of documents.
-fn make(settings: &RunConfig, base: &Path, run: &Path, setup: &Setup) -> Result<(Split, usize)> {
+fn make(
+    settings: &RunConfig,
+    base: &Path,
+    run: &Path,
+    setup: &Setup,
+    context: &Context,
+) -> Result<(Split, usize)> {
     let (vocab, validation) = (setup.config.vocab_size, &settings.validation);
     let held_out = validation.is_active().then(|| TokenWriter::beside(vocab, run, "held-out"));
     let train = TokenWriter::beside(vocab, run, "tokens");
@@ -177,6 +184,14 @@ fn make(settings: &RunConfig, base: &Path, run: &Path, setup: &Setup) -> Result<
     let mut count = 0;
     for file in &settings.data.files {
         count += add_file(&base.join(file), settings, setup, &mut split)?;
+    }
+    let generated = settings.distill.as_ref().map_or(0, |distill| distill.generated);
+    if let Some(teacher) = setup.init.as_ref().filter(|_| generated > 0) {
+        let samples = generated::free(teacher, (generated, settings.data.length), settings.seed, context)?;
+        samples.iter().try_for_each(|sample| split.train.push(sample))?;
+        // The last window's targets end one token after it.
+        samples.first().map_or(Ok(()), |sample| split.train.push(&sample[..1]))?;
+        count += generated;
     }
     // All of these files is held out.
     let Split { train, held_out: Some(held_out), .. } = split else { return Ok((split, count)) };
@@ -254,6 +269,10 @@ pub(super) fn made_from(settings: &RunConfig, base: &Path, setup: &Setup) -> Res
     for file in settings.data.files.iter().chain(&validation.files) {
         let file = base.join(file);
         text += &format!(" {:?} {}", settings.format_of(&file), hash_file(&file)?.hex());
+    }
+    if let Some(distill) = settings.distill.as_ref().filter(|distill| distill.generated > 0) {
+        let teacher = setup.teacher_digest()?.unwrap_or_default();
+        text += &format!(" {} {} {} {teacher}", distill.generated, settings.data.length, settings.seed);
     }
     let template = settings.data.chat.then_some("chat_template.jinja");
     for name in ["tokenizer.json", "tokenizer_config.json", "config.json"].into_iter().chain(template) {
