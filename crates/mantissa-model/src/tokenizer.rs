@@ -228,6 +228,19 @@ impl Tokenizer {
         self.templates.get(ChatTemplates::DEFAULT)
     }
 
+    /// Takes the chat templates in the folder `dir`, such as an adapter's, if it has any.
+    ///
+    /// # Errors
+    /// [`TokenizerError`] if a template or `tokenizer_config.json` there cannot be read.
+    pub fn with_templates_of(mut self, dir: &Path) -> Result<Self, TokenizerError> {
+        let own = read_json(&dir.join("tokenizer_config.json"))?;
+        let templates = ChatTemplates::load(dir, own.as_ref())?;
+        if templates.names().next().is_some() {
+            self.templates = templates;
+        }
+        Ok(self)
+    }
+
     /// All chat templates.
     pub fn chat_templates(&self) -> &ChatTemplates {
         &self.templates

@@ -18,14 +18,14 @@
 //! files = ["a.txt", "b.jsonl"]
 //! split = "<|endoftext|>"           # optional: separator between documents of a text
 //! field = "text"                    # field of each line of a .jsonl file
-//! chat = false                      # true: one .jsonl of conversations or prompts, loss on answers only, packed
+//! chat = false                      # true: .jsonl of conversations or prompts, loss on answers only, packed
 //! length = 256                      # tokens per window
 //! batch = 16                        # windows per batch
 //! accumulate = 1                    # batches per step (gradient accumulation)
 //!
 //! [validation]                      # optional
-//! files = []                        # held-out texts, or
-//! share = 0.02                      # share of the data's documents that is held out
+//! files = []                        # held-out texts or conversations, or
+//! share = 0.02                      # share of the data's documents or conversations that is held out
 //! every = 100                       # steps between two measurements
 //! batches = 8                       # batches measured at most
 //! patience = 0                      # end after this number of measurements without a better loss; 0: never
@@ -262,9 +262,6 @@ impl RunConfig {
         }
         if !timed && *steps == 0 {
             return fault("schedule.steps", "0".to_owned(), "1 or more, or schedule.minutes");
-        }
-        if self.data.chat && self.validation.is_active() {
-            return fault("validation", "held-out text".to_owned(), "none with data.chat");
         }
         if *share > 0.0 && !files.is_empty() {
             return fault("validation.share", share.to_string(), "0 with validation.files");

@@ -17,6 +17,41 @@ const PIECE: usize = 1 << 18;
 /// Values compared at a time: few, because all of the run's memory is still in use.
 const COMPARED: usize = 1 << 14;
 
+/// Files of a tokenizer.
+const TOKENIZER: [&str; 3] = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"];
+
+/// File of a chat template.
+const TEMPLATE: &str = "chat_template.jinja";
+
+/// Tokenizer of a result.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenizerFiles<'a> {
+    /// Folder with its files.
+    pub dir: &'a Path,
+    /// Chat template that replaces that of the folder.
+    pub template: Option<&'a str>,
+}
+
+impl TokenizerFiles<'_> {
+    /// Copies the files, as far as they exist.
+    ///
+    /// # Errors
+    /// I/O.
+    pub(crate) fn copy(&self, staging: &mut Staging) -> Result<(), Error> {
+        let template = self.template.is_none().then_some(TEMPLATE);
+        for file in TOKENIZER.into_iter().chain(template) {
+            let from = self.dir.join(file);
+            if from.is_file() {
+                staging.copy(&from, file)?;
+            }
+        }
+        if let Some(template) = self.template {
+            staging.write(TEMPLATE, template.as_bytes())?;
+        }
+        Ok(())
+    }
+}
+
 /// Reads the weights at `path` back and compares those that are stored as the model holds them.
 fn check(path: &Path, params: &Parameters) -> Result<(), TrainError> {
     let file = SafeTensors::open(path)?;
@@ -46,7 +81,7 @@ fn check(path: &Path, params: &Parameters) -> Result<(), TrainError> {
 
 impl Trainer {
     /// Writes the model into the folder `out` atomically: stored weights without learned scales, `config` as `config.json`, and the
-    /// files of the folder `tokenizer`. The provenance of the initial model `init`, if any, is recorded with
+    /// files of the tokenizer. The provenance of the initial model `init`, if any, is recorded with
     /// this run.
     ///
     /// # Errors
@@ -55,7 +90,7 @@ impl Trainer {
         &self,
         out: &Output,
         config: &Value,
-        tokenizer: &Path,
+        tokenizer: TokenizerFiles<'_>,
         init: Option<&Path>,
     ) -> Result<(), TrainError> {
         let params = self.model().parameters();
@@ -92,12 +127,7 @@ impl Trainer {
             fields.insert("torch_dtype".to_owned(), name.into());
         }
         staging.write("config.json", format!("{config:#}\n").as_bytes())?;
-        for file in ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"] {
-            let from = tokenizer.join(file);
-            if from.is_file() {
-                staging.copy(&from, file)?;
-            }
-        }
+        tokenizer.copy(&mut staging)?;
         let fields = json!({ "command": "train", "steps": self.progress().steps });
         let run = fields.as_object().cloned().unwrap_or_default();
         staging.seal(match init {

@@ -8,8 +8,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use mantissa_model::LinearKind;
 use mantissa_model::graph::NormKind;
+use mantissa_model::{LinearKind, ModelConfig};
 use serde::Serialize;
 
 use crate::form::{Gemm, Side};
@@ -35,6 +35,16 @@ pub(crate) enum Operator {
 }
 
 impl Operator {
+    /// Returns the name of the module in the checkpoint of this model; of other operators, as in Llama.
+    pub(crate) fn module(self, config: &ModelConfig) -> String {
+        match self {
+            Operator::Linear(layer, kind) => config.linear(layer, kind).module,
+            Operator::Head => config.head_module().to_owned(),
+            Operator::Embedding => config.embedding_module(),
+            _ => self.to_string(),
+        }
+    }
+
     /// Layer (the head sorts last) and linear layer, for telemetry.
     fn place(self) -> (usize, LinearKind) {
         match self {
@@ -319,7 +329,7 @@ pub(crate) enum Watch {
     /// Counts underflow and saturation of operands, and errors of results.
     Health(Mutex<Seen>),
     /// Finds the first non-finite tensor. Needs one thread, so that operators run in order.
-    Finite(Mutex<Option<String>>),
+    Finite(Mutex<Option<(Operator, String)>>),
 }
 
 /// Telemetry of a step so far.
@@ -355,9 +365,11 @@ impl Watch {
     }
 
     /// Returns the result of a search: operator and product.
-    pub(crate) fn found(&self) -> Option<String> {
+    pub(crate) fn found(&self, config: &ModelConfig) -> Option<String> {
         match self {
-            Watch::Finite(found) => lock(found).clone(),
+            Watch::Finite(found) => {
+                lock(found).as_ref().map(|(at, what)| format!("{}: {what}", at.module(config)))
+            }
             _ => None,
         }
     }
@@ -388,9 +400,9 @@ impl Watch {
                     let precision = precision.unwrap_or_default();
                     let huge = Limits::of(precision).huge;
                     if values.iter().any(|value| !value.is_finite()) {
-                        note(found, || format!("{at}: {name}"));
+                        note(found, at, || name.to_owned());
                     } else if values.iter().any(|value| value.abs() >= huge) {
-                        note(found, || format!("{at}: {name}, rounded to {}", precision.scheme()));
+                        note(found, at, || format!("{name}, rounded to {}", precision.scheme()));
                     }
                 }
             }
@@ -419,31 +431,34 @@ impl Watch {
         if let Watch::Finite(found) = self
             && values.iter().any(|value| !value.is_finite())
         {
-            note(found, || format!("{at}: {what}"));
+            note(found, at, || what.to_owned());
         }
     }
 
     /// Returns the errors of the matmuls' results, in forward order.
-    pub(crate) fn gemms(&self) -> Vec<GemmHealth> {
+    pub(crate) fn gemms(&self, config: &ModelConfig) -> Vec<GemmHealth> {
         let Watch::Health(seen) = self else { return Vec::new() };
-        lock(seen).results.iter().map(|((place, gemm), sums)| sums.health(operator(*place), *gemm)).collect()
+        let health = |(&(place, gemm), sums): (&((usize, LinearKind), Gemm), &Compared)| {
+            sums.health(operator(place).module(config), gemm)
+        };
+        lock(seen).results.iter().map(health).collect()
     }
 
-    /// Returns the operand counts under `policy` in a model of `layers` layers.
-    pub(crate) fn operands(&self, policy: &Policy, layers: usize) -> Vec<OperandHealth> {
+    /// Returns the operand counts under `policy` in a model.
+    pub(crate) fn operands(&self, policy: &Policy, config: &ModelConfig) -> Vec<OperandHealth> {
         let Watch::Health(seen) = self else { return Vec::new() };
         let mut all = Vec::new();
         for (&(layer, kind, operand), sums) in &lock(seen).operands {
             let at = operator((layer, kind));
             let linear = match at {
-                Operator::Linear(layer, _) => policy.linear_of(layer, layers),
+                Operator::Linear(layer, _) => policy.linear_of(layer, config.num_hidden_layers),
                 _ => std::borrow::Cow::Borrowed(&policy.head),
             };
             let products = operand.products(&linear).into_iter().zip(sums);
             all.extend(products.filter(|(_, sums)| sums.count > 0).map(|((name, operand), sums)| {
                 let share = |count: u64| count as f64 / sums.count as f64;
                 OperandHealth {
-                    linear: at.to_string(),
+                    linear: at.module(config),
                     operand: name,
                     format: operand.scheme.to_string(),
                     amax: finite(sums.amax),
@@ -467,13 +482,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Stores `name` unless one is already stored.
-fn note(found: &Mutex<Option<String>>, name: impl FnOnce() -> String) {
-    lock(found).get_or_insert_with(name);
+fn note(found: &Mutex<Option<(Operator, String)>>, at: Operator, what: impl FnOnce() -> String) {
+    lock(found).get_or_insert_with(|| (at, what()));
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::store::round;
 
@@ -502,20 +517,42 @@ mod tests {
         assert_eq!(finite(sums.amax), None);
     }
 
+    /// Llama of four layers.
+    pub(crate) fn config() -> ModelConfig {
+        let config = serde_json::json!({
+            "model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 4,
+            "num_attention_heads": 1, "vocab_size": 8, "rms_norm_eps": 1e-5, "tie_word_embeddings": false
+        });
+        ModelConfig::from_json(&config, "config").unwrap()
+    }
+
+    #[test]
+    fn modules_are_named_as_in_the_checkpoint() {
+        let config = serde_json::json!({
+            "model_type": "gpt_neox", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2,
+            "num_attention_heads": 1, "vocab_size": 8, "max_position_embeddings": 8, "layer_norm_eps": 1e-5,
+            "rotary_pct": 0.5
+        });
+        let config = ModelConfig::from_json(&config, "config").unwrap();
+        let qkv = Operator::Linear(1, LinearKind::Qkv).module(&config);
+        assert_eq!(qkv, "gpt_neox.layers.1.attention.query_key_value");
+        assert_eq!(Operator::Head.module(&config), "embed_out");
+    }
+
     #[test]
     fn a_search_keeps_the_first_and_names_rounding() {
         let policy = Policy::fp16();
         let watch = Watch::finite();
         let down = Operator::Linear(3, LinearKind::Down);
         watch.operand(down, OperandKind::X, &policy.linear, &[1.0, 65_000.0]);
-        assert_eq!(watch.found(), None);
+        assert_eq!(watch.found(&config()), None);
         watch.operand(down, OperandKind::X, &policy.linear, &[1.0, -7e4]);
         watch.result(Operator::Loss, "output", &[f32::NAN]);
-        assert_eq!(watch.found().unwrap(), "model.layers.3.mlp.down_proj: fprop x, rounded to f16");
+        assert_eq!(watch.found(&config()).unwrap(), "model.layers.3.mlp.down_proj: fprop x, rounded to f16");
         let watch = Watch::finite();
         watch.operand(down, OperandKind::X, &Policy::bf16().linear, &[1.0, -7e4]);
         watch.result(Operator::Head, "dgrad dx", &[f32::NAN]);
-        assert_eq!(watch.found().unwrap(), "lm_head: dgrad dx");
+        assert_eq!(watch.found(&config()).unwrap(), "lm_head: dgrad dx");
     }
 
     #[test]
@@ -526,13 +563,13 @@ mod tests {
         let values = [1e-9, 1.0, 0.0, 8e4];
         watch.operand(at, OperandKind::Dy, &policy.linear, &values);
         watch.operand(at, OperandKind::Dy, &policy.linear, &values[..2]);
-        let all = watch.operands(&policy, 1);
+        let all = watch.operands(&policy, &config());
         assert_eq!((all.len(), all[0].operand, all[0].format.as_str()), (1, "dgrad dy", "f16"));
         assert_eq!((all[0].underflowed, all[0].saturated, all[0].amax), (2.0 / 6.0, 1.0 / 6.0, Some(8e4)));
         policy.linear.wgrad.left = OperandPolicy::plain(Precision::Bf16);
         let watch = Watch::health();
         watch.operand(at, OperandKind::Dy, &policy.linear, &values);
-        let all = watch.operands(&policy, 1);
+        let all = watch.operands(&policy, &config());
         assert_eq!((all.len(), all[1].operand, all[1].underflowed), (2, "wgrad dy", 0.0));
     }
 }

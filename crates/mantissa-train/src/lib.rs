@@ -60,6 +60,7 @@ pub use adapter::{Formats, Init, Lora, Tuning};
 pub use arena::{ParamInfo, ParamTable, Parameters};
 pub use distill::TeacherHead;
 pub use error::TrainError;
+pub use export::TokenizerFiles;
 pub use gradients::Gradients;
 pub use health::{ExpertHealth, GemmHealth, OperandHealth, StepHealth, WeightHealth};
 pub use layer::LayerTrainer;

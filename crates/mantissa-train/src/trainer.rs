@@ -179,7 +179,8 @@ impl Trainer {
         let report = self.counted_step(Some(&counts));
         let watch = std::mem::take(&mut self.model.watch);
         let report = report?;
-        let operands = watch.operands(&self.model.options.policy, self.model.config.num_hidden_layers);
+        let operands = watch.operands(&self.model.options.policy, &self.model.config);
+        let gemms = watch.gemms(&self.model.config);
         let updated = report.norm.is_some();
         let of = |(param, counts): (&ParamInfo, &WeightCounts)| {
             let n = param.range.len();
@@ -191,7 +192,7 @@ impl Trainer {
         let routed = self.model.expert_tokens().iter().cloned().enumerate();
         let experts = routed.filter(|(_, tokens)| !tokens.is_empty());
         let experts = experts.map(|(layer, tokens)| ExpertHealth { layer, tokens }).collect();
-        Ok((report, StepHealth { step: report.step, weights, operands, gemms: watch.gemms(), experts }))
+        Ok((report, StepHealth { step: report.step, weights, operands, gemms, experts }))
     }
 
     fn counted_step(&mut self, counts: Option<&[WeightCounts]>) -> Result<StepReport, TrainError> {
@@ -306,7 +307,7 @@ impl Trainer {
         self.model.watch = Watch::finite();
         let again = self.gradients(loss_scale);
         self.model.options.threads = threads;
-        let found = std::mem::take(&mut self.model.watch).found();
+        let found = std::mem::take(&mut self.model.watch).found(&self.model.config);
         self.batches.seek(self.progress.cursor);
         again?;
         // The sum over several batches can overflow though no batch does.

@@ -3,21 +3,28 @@
 use mantissa_model::Batch;
 use mantissa_num::round::random_u32;
 
-use crate::data::{DataError, Sample, TokenFile};
+use crate::data::chat::{ChatBatches, Conversations};
+use crate::data::{Cursor, DataError, Sample, TokenFile};
 use crate::error::TrainError;
 use crate::form::Draw;
 use crate::rows::rows;
 use crate::trainer::Trainer;
 
-/// Windows of held-out text, evenly spaced over a token file and the same in every measurement.
+/// Held-out windows, evenly spaced over a token file or over packed conversations and the same in every measurement.
 #[derive(Debug)]
 pub struct HeldOut {
-    file: TokenFile,
-    len: usize,
+    source: Source,
     batch: usize,
-    /// Windows of the file, and those that are measured.
+    /// Windows of the source, and those that are measured.
     windows: u64,
     measured: u64,
+}
+
+#[derive(Debug)]
+enum Source {
+    /// Windows of so many inputs of a text.
+    Text(TokenFile, usize),
+    Chat(ChatBatches),
 }
 
 impl HeldOut {
@@ -38,26 +45,46 @@ impl HeldOut {
             });
         }
         let measured = windows.min((batch as u64).saturating_mul(batches as u64));
-        Ok(HeldOut { file, len, batch, windows, measured })
+        Ok(HeldOut { source: Source::Text(file, len), batch, windows, measured })
+    }
+
+    /// Packs conversations into windows of up to `len` inputs and chooses at most `batches * batch` of them. `vocab_size`
+    /// is that of the tokenizer's ids.
+    ///
+    /// # Errors
+    /// [`DataError::Field`] if there is no line, or one is longer than a window.
+    pub fn of_conversations(
+        lines: Conversations,
+        vocab_size: usize,
+        len: usize,
+        batch: usize,
+        batches: usize,
+    ) -> Result<Self, DataError> {
+        let packed = ChatBatches::new(lines, vocab_size, len, 0, Cursor::default())?;
+        let windows = packed.windows();
+        let measured = windows.min((batch as u64).saturating_mul(batches as u64));
+        Ok(HeldOut { source: Source::Chat(packed), batch, windows, measured })
     }
 
     /// Reads batch `index`; false if there is none.
     fn read(&self, index: u64, sample: &mut Sample) -> Result<bool, DataError> {
-        let Sample { tokens, targets, lens } = sample;
-        tokens.clear();
-        targets.clear();
-        lens.clear();
+        sample.clear();
         let first = index * self.batch as u64;
-        let mut window = Vec::with_capacity(self.len + 1);
+        let mut window = Vec::new();
         for i in first..(first + self.batch as u64).min(self.measured) {
-            window.clear();
             let at = (u128::from(i) * u128::from(self.windows) / u128::from(self.measured)) as u64;
-            self.file.read(at * self.len as u64, self.len + 1, &mut window)?;
-            tokens.extend(&window[..self.len]);
-            targets.extend(&window[1..]);
-            lens.push(self.len);
+            match &self.source {
+                Source::Chat(packed) => packed.read(at, sample),
+                Source::Text(file, len) => {
+                    window.clear();
+                    file.read(at * *len as u64, len + 1, &mut window)?;
+                    sample.tokens.extend(&window[..*len]);
+                    sample.targets.extend(&window[1..]);
+                    sample.lens.push(*len);
+                }
+            }
         }
-        Ok(!lens.is_empty())
+        Ok(!sample.lens.is_empty())
     }
 }
 
@@ -75,7 +102,7 @@ pub struct SampleOptions {
 }
 
 impl Trainer {
-    /// Returns the mean loss on held-out text in nats/token, with the operands of the policy.
+    /// Returns the mean loss on held-out windows in nats per target that counts, with the operands of the policy.
     ///
     /// # Errors
     /// [`TrainError::Data`].

@@ -47,12 +47,21 @@ fn plant(params: &mut Parameters, tensor: &str, change: impl Fn(usize, usize, f3
 }
 
 fn trainer(dir: &Path, policy: &Policy, change: impl Fn(&mut Parameters)) -> Trainer {
-    let mut params = Parameters::random(&config(), 0.08, 3).unwrap();
+    trainer_of(&config(), dir, policy, change)
+}
+
+fn trainer_of(
+    config: &ModelConfig,
+    dir: &Path,
+    policy: &Policy,
+    change: impl Fn(&mut Parameters),
+) -> Trainer {
+    let mut params = Parameters::random(config, 0.08, 3).unwrap();
     change(&mut params);
     let options = AdamWOptions { max_norm: Some(1.0), ..AdamWOptions::default() };
     let optimizer = AdamW::new(&params, policy, options).unwrap();
     let options = Options { max_tokens: 4 * LEN, max_len: LEN, threads: 2, policy: policy.clone() };
-    let model = TrainModel::new(config(), params, options).unwrap();
+    let model = TrainModel::new(config.clone(), params, options).unwrap();
     let batches = Batches::new(TokenFile::open(&tokens(dir)).unwrap(), LEN, 11, Cursor::default()).unwrap();
     let schedule = Schedule { peak: 3e-3, warmup_steps: 3, total_steps: 40, decay: Decay::Constant };
     Trainer::new(model, optimizer, batches, TrainerOptions { batch: 4, accumulate: 2, schedule }).unwrap()
@@ -159,6 +168,38 @@ fn an_outlier_channel_under_a_scale_per_tensor_is_named() {
         "{:?}",
         culprit.remedy
     );
+}
+
+/// A mixture of experts whose first layer rounds output gradients to E4M3 without scales, and a sound one.
+#[test]
+fn a_layer_of_experts_is_named() {
+    let temp = TempDir::new().unwrap();
+    let config = serde_json::json!({
+        "model_type": "mixtral", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 80, "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": false, "num_local_experts": 4, "num_experts_per_tok": 2
+    });
+    let config = ModelConfig::from_json(&config, "config").unwrap();
+    let mut policy = Policy::by_name("fp8-current", 5).unwrap();
+    let mut sound = trainer_of(&config, temp.path(), &policy, |_| {});
+    assert!(sound.step().is_ok());
+    let mut last = 0;
+    let autopsy = sound.autopsy(&mut |n| last = n).unwrap();
+    assert!(autopsy.culprits.is_empty() && autopsy.error.unwrap() < SOUND, "{autopsy}");
+    let mut linear = policy.linear.clone();
+    linear.dgrad.left = OperandPolicy::new("fp8-e4m3".parse().unwrap());
+    policy.exceptions.insert(0, linear);
+    let mut trainer = trainer_of(&config, temp.path(), &policy, |_| {});
+    assert!(trainer.step().is_ok());
+    let autopsy = trainer.autopsy(&mut |n| last = n).unwrap();
+    show(&autopsy);
+    let culprit = &autopsy.culprits[0];
+    assert_eq!((culprit.layer, culprit.gemm, culprit.operand), (Some(0), "dgrad", "dy"), "{autopsy}");
+    assert!(culprit.linear.starts_with("model.layers.0."), "{culprit:?}");
+    // Experts are named as in the checkpoint.
+    let (_, health) = trainer.measured_step().unwrap();
+    let expert = "model.layers.0.block_sparse_moe.experts.0.w1";
+    assert!(health.gemms.iter().any(|gemm| gemm.linear == expert), "{:?}", health.gemms);
 }
 
 /// Activations beyond 65504 in one layer, in f16.

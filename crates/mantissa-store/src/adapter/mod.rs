@@ -10,6 +10,7 @@
 
 mod config;
 mod merge;
+mod own_base;
 mod read;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -19,6 +20,7 @@ mod write;
 use std::collections::BTreeMap;
 
 pub use self::merge::MergeError;
+pub use self::own_base::OwnBase;
 pub use self::read::AdapterFiles;
 
 /// Settings of an adapter.

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use mantissa_kernels::kernels;
-use mantissa_store::adapter::{AdapterSettings, Replaced};
+use mantissa_model::{ModelConfig, Role, StoredAs, TensorInfo};
+use mantissa_store::adapter::{AdapterSettings, OwnBase, Replaced};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{
     Adapter, AdapterModule, Dtype, Manifest, Output, SafetensorsWriter, Staging, TensorSpec,
@@ -11,14 +12,12 @@ use mantissa_store::{
 use serde_json::{Map, Value, json};
 
 use super::{A, B, MAGNITUDE, adapter_name, is_adapter};
+use crate::arena::transposed;
 use crate::error::TrainError;
+use crate::export::TokenizerFiles;
 use crate::model::TrainModel;
 use crate::store::Precision;
 use crate::trainer::Trainer;
-
-/// Files of a tokenizer.
-const TOKENIZER: [&str; 4] =
-    ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"];
 
 impl TrainModel {
     /// Returns the adapters and other trained tensors; `None` for a model without adapters. `base_model` is the name
@@ -56,32 +55,44 @@ impl TrainModel {
 }
 
 impl Trainer {
-    /// Writes the adapter into the folder `out` atomically, in PEFT's format, with the files of the folder
-    /// `tokenizer`.
+    /// Writes the adapter into the folder `out` atomically, in PEFT's format, with the files of the tokenizer. An adapter
+    /// that LoftQ initialized fits only the base that was changed with it, [written](Self::export_model) before to
+    /// `own_base`: its hash is recorded ([`mantissa_store::adapter::OwnBase`]).
     ///
     /// # Errors
     /// [`TrainError::Store`].
-    pub fn export_adapter(&self, out: &Output, base_model: &str, tokenizer: &Path) -> Result<(), TrainError> {
+    pub fn export_adapter(
+        &self,
+        out: &Output,
+        base_model: &str,
+        tokenizer: TokenizerFiles<'_>,
+        own_base: Option<&Path>,
+    ) -> Result<(), TrainError> {
         let mut staging = Staging::begin(out)?;
         if let Some(adapter) = self.model().adapter(base_model) {
             adapter.write_to(&mut staging)?;
         }
-        copy_tokenizer(&mut staging, tokenizer)?;
-        staging.seal(self.run_fields())?;
+        tokenizer.copy(&mut staging)?;
+        let mut run = self.run_fields();
+        if let Some(dir) = own_base {
+            OwnBase::of(dir)?.record(&mut run);
+        }
+        staging.seal(run)?;
         staging.publish()?;
         Ok(())
     }
 
-    /// Writes the model with merged adapters into the folder `out` atomically, computed in f32 and stored in
-    /// `precision`. Other arguments as in [`export`](Self::export).
+    /// Writes the model into the folder `out` atomically, with its adapters merged in f32, or the frozen base without
+    /// them, stored in `precision`. Other arguments as in [`export`](Self::export).
     ///
     /// # Errors
     /// [`TrainError::Store`].
-    pub fn export_merged(
+    pub fn export_model(
         &self,
         out: &Output,
+        merged: bool,
         config: &Value,
-        tokenizer: &Path,
+        tokenizer: TokenizerFiles<'_>,
         init: Option<&Path>,
         precision: Precision,
     ) -> Result<(), TrainError> {
@@ -93,11 +104,22 @@ impl Trainer {
         let (params, model) = (self.model().parameters(), self.model().config());
         let mut staging = Staging::begin(out)?;
         let tensors = model.tensors();
-        let specs = tensors.iter().map(|t| TensorSpec::new(&t.name, dtype, t.shape.clone())).collect();
+        let specs = tensors.iter().map(|t| {
+            let mut shape = t.shape.clone();
+            if is_transposed(model, t) {
+                shape.reverse();
+            }
+            TensorSpec::new(&t.name, dtype, shape)
+        });
+        let specs = specs.collect();
         let metadata = [("format".to_owned(), "pt".to_owned())].into();
         let weights = staging.path().join("model.safetensors");
         let mut writer = SafetensorsWriter::create(&weights, specs, metadata)?;
-        for (tensor, values) in params.merged_tensors(model) {
+        for (tensor, values) in params.written_tensors(model, merged) {
+            let values = match is_transposed(model, &tensor) {
+                true => transposed(&values, tensor.shape[1]),
+                false => values,
+            };
             writer.write(&tensor.name, &stored(precision, &values))?;
         }
         let digest = writer.finish()?;
@@ -110,7 +132,7 @@ impl Trainer {
             fields.remove("quantization_config");
         }
         staging.write("config.json", format!("{config:#}\n").as_bytes())?;
-        copy_tokenizer(&mut staging, tokenizer)?;
+        tokenizer.copy(&mut staging)?;
         let run = self.run_fields();
         staging.seal(match init {
             Some(init) => Manifest::run_after(init, run)?,
@@ -128,14 +150,12 @@ impl Trainer {
     }
 }
 
-fn copy_tokenizer(staging: &mut Staging, tokenizer: &Path) -> Result<(), TrainError> {
-    for file in TOKENIZER {
-        let from = tokenizer.join(file);
-        if from.is_file() {
-            staging.copy(&from, file)?;
-        }
+/// True for the weight of a linear layer that the checkpoint stores as `[in, out]`.
+fn is_transposed(model: &ModelConfig, tensor: &TensorInfo) -> bool {
+    match tensor.role {
+        Role::Linear { layer, kind } => model.linear(layer, kind).stored == StoredAs::Columns,
+        _ => false,
     }
-    Ok(())
 }
 
 /// Returns the little-endian bytes of values in `precision`, rounded to nearest.

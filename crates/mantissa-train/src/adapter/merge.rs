@@ -1,4 +1,4 @@
-//! Merging: the weights that a model with adapters computes with.
+//! Merging: the weights that a model with adapters computes with, and those of its frozen base.
 
 use mantissa_model::{LinearInfo, ModelConfig};
 
@@ -10,17 +10,9 @@ impl Parameters {
     /// Returns the weight `[rows, cols]` of a linear layer with its adapter merged in f32: `W + s B A`, under DoRA with
     /// rows scaled to the magnitudes. Layers without an adapter return their weight.
     pub fn merged(&self, info: &LinearInfo) -> Vec<f32> {
-        let LinearInfo { module, rows, cols, .. } = info;
-        let name = format!("{module}.weight");
-        let Some(base) = self.base() else { return self.values_of(&name) };
-        let mut weight = match base.index(module) {
-            Some(index) => {
-                let mut values = vec![0.0; rows * cols];
-                base.weight(index).dequantize(&mut values, 1);
-                values
-            }
-            None => self.values_of(&name),
-        };
+        let LinearInfo { module, cols, .. } = info;
+        let mut weight = self.unadapted(info);
+        let Some(base) = self.base() else { return weight };
         let part = |part: &str| self.values_of(&adapter_name(module, part));
         let factors = Factors { a: part(A), b: part(B), magnitude: part(MAGNITUDE) };
         if factors.a.is_empty() {
@@ -40,14 +32,27 @@ impl Parameters {
         weight
     }
 
-    /// Returns every tensor of the model with its values, adapters merged in f32, in forward order.
-    pub fn merged_tensors<'a>(
+    /// Returns the weight `[rows, cols]` of a linear layer without its adapter, dequantized.
+    pub fn unadapted(&self, info: &LinearInfo) -> Vec<f32> {
+        let packed = self.base().and_then(|base| Some((base, base.index(&info.module)?)));
+        let Some((base, index)) = packed else { return self.values_of(&format!("{}.weight", info.module)) };
+        let mut values = vec![0.0; info.rows * info.cols];
+        base.weight(index).dequantize(&mut values, 1);
+        values
+    }
+
+    /// Returns every tensor of the model with its values in forward order, adapters merged in f32 or left out.
+    pub fn written_tensors<'a>(
         &'a self,
         config: &'a ModelConfig,
+        merged: bool,
     ) -> impl Iterator<Item = (mantissa_model::TensorInfo, Vec<f32>)> + 'a {
-        config.tensors().into_iter().map(|tensor| {
+        config.tensors().into_iter().map(move |tensor| {
             let values = match tensor.role {
-                mantissa_model::Role::Linear { layer, kind } => self.merged(&config.linear(layer, kind)),
+                mantissa_model::Role::Linear { layer, kind } if merged => {
+                    self.merged(&config.linear(layer, kind))
+                }
+                mantissa_model::Role::Linear { layer, kind } => self.unadapted(&config.linear(layer, kind)),
                 _ => self.values_of(&tensor.name),
             };
             (tensor, values)

@@ -131,6 +131,18 @@ fn adapter_name(module: &str, part: &str) -> String {
     format!("base_model.model.{module}.{part}")
 }
 
+/// Lists the last parts of the names of a model's linear layers: `q_proj`, or `qkv_proj` where they are stored as one.
+fn last_parts(config: &ModelConfig) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    for info in config.decoder_linears() {
+        let part = info.module.rsplit('.').next().unwrap_or_default().to_owned();
+        if !parts.contains(&part) {
+            parts.push(part);
+        }
+    }
+    parts.join(", ")
+}
+
 /// True if the tensor belongs to an adapter.
 fn is_adapter(name: &str) -> bool {
     name.starts_with("base_model.model.") && [A, B, MAGNITUDE].iter().any(|part| name.ends_with(part))
@@ -174,7 +186,8 @@ impl Tuning {
         }
         let lost = |name: &&String| !config.decoder_linears().any(|info| names(name, &info.module));
         if let Some(name) = targets.iter().find(lost) {
-            return fault("targets", name.clone(), "names of linear layers such as q_proj or *");
+            let allowed = format!("names of this model's linear layers ({}) or *", last_parts(config));
+            return fault("targets", name.clone(), &allowed);
         }
         let transposed = |info: &LinearInfo| info.stored == StoredAs::Columns && self.trains_linear(info);
         if let Some(info) = config.decoder_linears().find(transposed) {

@@ -92,9 +92,10 @@ impl Lab {
     /// # Errors
     /// As [`replay`](Self::replay).
     pub(crate) fn replay_as(&mut self, site: usize, operand: &OperandPolicy) -> Result<Loss, TrainError> {
-        let tensor = self.sites[site].tensor();
+        let tensor = self.sites[site].tensor(&self.model.config);
         let (layers, head) = (self.layers.clone(), self.head.clone());
-        let all: Vec<usize> = (0..self.sites.len()).filter(|&i| self.sites[i].tensor() == tensor).collect();
+        let all: Vec<usize> =
+            (0..self.sites.len()).filter(|&i| self.sites[i].tensor(&self.model.config) == tensor).collect();
         for Site { gemm, side, layer, .. } in all.iter().map(|&i| self.sites[i]) {
             let policy = match layer {
                 Some(layer) => Arc::make_mut(&mut self.layers[layer]),

@@ -269,7 +269,7 @@ impl Trainer {
             let part = group.most.as_ref().unwrap_or(&group.sites);
             // Of a part of several operands, the one that keeps least.
             let lost = |&&i: &&usize| {
-                let health = site_health(search.lab.sites[i], health);
+                let health = site_health(search.lab.sites[i], &self.model.config, health);
                 health.map_or(0.0, |health| {
                     health.underflowed + health.saturated - health.sqnr_db.unwrap_or(0.0) / 1e3
                 })
@@ -291,18 +291,18 @@ impl Trainer {
     ) -> Result<Culprit, TrainError> {
         let site = search.lab.sites[index];
         let error_without = search.without(index)?.error;
-        let health = site_health(site, health).cloned();
+        let health = site_health(site, &self.model.config, health).cloned();
         let layer = site.layer.map(|layer| &self.model.layers[layer]);
         let kinds = layer.into_iter().flat_map(crate::ops::LayerOps::linears).map(|(kind, _)| kind);
         let shared = kinds.filter(|&kind| kind != site.kind && site.is_read_by(kind));
         let remedy = self.remedy(search, index, effect, health.as_ref())?;
         Ok(Culprit {
             layer: site.layer,
-            linear: site.linear(),
-            shared_with: shared.map(|kind| Site { kind, ..site }.linear()).collect(),
+            linear: site.linear(&self.model.config),
+            shared_with: shared.map(|kind| Site { kind, ..site }.linear(&self.model.config)).collect(),
             gemm: site.gemm.name(),
             operand: site::operand(site.gemm, site.side),
-            tensor: site.tensor(),
+            tensor: site.tensor(&self.model.config),
             format: site.policy(&self.model).scheme.to_string(),
             error: effect.error,
             share: effect.share,
@@ -346,14 +346,18 @@ impl Trainer {
         let watch = std::mem::take(&mut self.model.watch);
         self.rewind();
         let (nll, targets) = result?;
-        let layers = self.model.config.num_hidden_layers;
-        Ok((Loss { nll, targets: targets as usize }, watch.operands(&self.model.options.policy, layers)))
+        let health = watch.operands(&self.model.options.policy, &self.model.config);
+        Ok((Loss { nll, targets: targets as usize }, health))
     }
 }
 
 /// Finds the telemetry of an operand; that of a shared rounding is listed with the first product that reads it.
-fn site_health(site: Site, all: &[OperandHealth]) -> Option<&OperandHealth> {
-    let (linear, operand) = (site.linear(), site::operand(site.gemm, site.side));
+fn site_health<'h>(
+    site: Site,
+    config: &mantissa_model::ModelConfig,
+    all: &'h [OperandHealth],
+) -> Option<&'h OperandHealth> {
+    let (linear, operand) = (site.linear(config), site::operand(site.gemm, site.side));
     let of = |gemm: &str| {
         let name = format!("{gemm} {operand}");
         all.iter().find(|health| health.linear == linear && health.operand == name)

@@ -117,8 +117,9 @@ impl<'a> Search<'a> {
 
     /// Returns the effect of all operands but those that are roundings of the tensor of one, in any matmul.
     pub(super) fn without(&mut self, site: usize) -> Result<Effect, TrainError> {
-        let tensor = self.lab.sites[site].tensor();
-        let others = (0..self.lab.sites.len()).filter(|&i| self.lab.sites[i].tensor() != tensor);
+        let tensor = self.lab.sites[site].tensor(&self.lab.model.config);
+        let others =
+            (0..self.lab.sites.len()).filter(|&i| self.lab.sites[i].tensor(&self.lab.model.config) != tensor);
         let effect = self.effect(&others.collect::<Vec<_>>())?;
         if let Some(last) = self.switched.last_mut() {
             last.operands = format!("all but {tensor}");
@@ -136,7 +137,8 @@ impl<'a> Search<'a> {
         (self.replayed)(self.lab.replays + 1);
         let error =
             self.measure.effect(&self.lab.model.gradients().to_f32()).error.filter(|_| loss.nll.is_finite());
-        let operands = format!("{} alone, in {}", self.lab.sites[site].tensor(), operand.scheme);
+        let operands =
+            format!("{} alone, in {}", self.lab.sites[site].tensor(&self.lab.model.config), operand.scheme);
         self.switched.push(Switched { operands, count: 1, error, share: None });
         Ok(error)
     }
@@ -182,7 +184,7 @@ fn named(lab: &Lab, sites: &[usize]) -> String {
     let (Some(first), Some(last)) = (all.first(), all.last()) else { return "none".to_owned() };
     let class = first.class();
     match (first.layer, last.layer) {
-        _ if all.len() == 1 => format!("{class} of {}", first.linear()),
+        _ if all.len() == 1 => format!("{class} of {}", first.linear(&lab.model.config)),
         (None, None) => "all of lm_head".to_owned(),
         _ if all.iter().any(|site| site.class() != class) => "all".to_owned(),
         (Some(a), Some(b)) if a == b => format!("{class} of layer {a}"),

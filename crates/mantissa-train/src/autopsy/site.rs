@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use mantissa_model::LinearKind;
+use mantissa_model::{LinearKind, ModelConfig};
 
 use crate::form::{Gemm, Side};
 use crate::health::Operator;
@@ -112,12 +112,9 @@ impl Site {
         format!("{}.{}", self.gemm.name(), operand(self.gemm, self.side))
     }
 
-    /// Module name of the linear layer.
-    pub(crate) fn linear(self) -> String {
-        match self.layer {
-            Some(layer) => Operator::Linear(layer, self.kind).to_string(),
-            None => Operator::Head.to_string(),
-        }
+    /// Module name of the linear layer in the model's checkpoint.
+    pub(crate) fn linear(self, config: &ModelConfig) -> String {
+        self.layer.map_or(Operator::Head, |layer| Operator::Linear(layer, self.kind)).module(config)
     }
 
     /// True if the matmul of linear layer `kind` of the same decoder layer reads this operand.
@@ -129,8 +126,8 @@ impl Site {
     }
 
     /// Name of the tensor that is rounded.
-    pub(crate) fn tensor(self) -> String {
-        let linear = self.linear();
+    pub(crate) fn tensor(self, config: &ModelConfig) -> String {
+        let linear = self.linear(config);
         match operand(self.gemm, self.side) {
             "w" => format!("{linear}.weight"),
             "x" => format!("input of {linear}"),

@@ -245,7 +245,7 @@ fn headroom_makes_stochastic_rounding_unbiased() {
         assert!((error / size).sqrt() < 0.3 / (draws as f64).sqrt(), "{scheme}: {}", (error / size).sqrt());
         let mut policy = crate::policy::Policy::fp32();
         policy.linear.dgrad.left = OperandPolicy { headroom, ..operand(scheme, true) };
-        let health = watch.operands(&policy, 1);
+        let health = watch.operands(&policy, &crate::health::tests::config());
         assert_eq!((health.len(), health[0].operand), (1, "dgrad dy"));
         // A subnormal E4M3 scale may be off by more than the headroom.
         let most = if scheme == "mxfp4" { 0.0 } else { 1e-3 };

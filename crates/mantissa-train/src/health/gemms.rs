@@ -41,10 +41,10 @@ pub(super) struct Compared {
 }
 
 impl Compared {
-    pub(super) fn health(&self, at: Operator, gemm: Gemm) -> GemmHealth {
+    pub(super) fn health(&self, linear: String, gemm: Gemm) -> GemmHealth {
         let sqnr = 10.0 * (self.signal / self.noise).log10();
         let sqnr_db = Some(sqnr).filter(|db| db.is_finite());
-        GemmHealth { linear: at.to_string(), gemm: name(gemm), rows: self.rows, sqnr_db }
+        GemmHealth { linear, gemm: name(gemm), rows: self.rows, sqnr_db }
     }
 
     fn add(&mut self, exact: &[f32], found: &[f32], rows: usize) {
@@ -203,7 +203,7 @@ mod tests {
             {
                 watch.gemm(at, &linear, Exact { gemm, left, right: StoreRef::F32(right) }, None);
             }
-            watch.gemms()
+            watch.gemms(&crate::health::tests::config())
         };
         let found = all(&LinearPolicy::plain(Precision::Bf16));
         assert_eq!(

@@ -8,12 +8,15 @@ use anyhow::{Context as _, Result};
 use clap::builder::{TypedValueParser, ValueParserFactory};
 use mantissa_model::Tokenizer;
 use mantissa_quant::model_config;
+use mantissa_store::adapter::CONFIG_NAME;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::gguf::is_part_of;
 use mantissa_store::shard_plan::SINGLE_NAME;
-use mantissa_store::{Checkpoint, Error, INDEX_NAME, Paths, interrupted_publication};
+use mantissa_store::shards::MAX_CONFIG_BYTES;
+use mantissa_store::{Checkpoint, Error, INDEX_NAME, Paths, interrupted_publication, json};
 use serde::{Serialize, Serializer};
 
+use super::train::owned;
 use crate::context::Context;
 use crate::embedded;
 use crate::error::BadInput;
@@ -51,6 +54,9 @@ pub fn interrupted(path: &Path) -> Option<String> {
 /// # Errors
 /// As [`ModelFiles::open`].
 pub fn open_quietly(path: &Path) -> Result<ModelFiles> {
+    if let Some(error) = no_result(path) {
+        return Err(error.into());
+    }
     let opened = ModelFiles::open(path);
     if let Some(error) = opened.as_ref().err().and_then(|error| no_model(path, error)) {
         return Err(error.into());
@@ -116,6 +122,34 @@ fn folder_of(file: &Path) -> Option<&Path> {
     (index || checkpoint.files().any(|file| file.file_name() == Some(name))).then_some(dir)
 }
 
+/// Returns the model that the training run in the folder `run` wrote.
+fn trained_model(run: &Path) -> Option<PathBuf> {
+    let model = run.join(owned::MODEL);
+    (is_run(run) && model.join("config.json").is_file()).then_some(model)
+}
+
+/// True for the folder of a training run.
+fn is_run(dir: &Path) -> bool {
+    dir.join(owned::MANIFEST).is_file() && !dir.join("config.json").exists()
+}
+
+/// Returns the error for the folder of a run that wrote no model.
+fn no_result(run: &Path) -> Option<BadInput> {
+    if !is_run(run) {
+        return None;
+    }
+    let (named, adapter) = (run.display().to_string(), run.join(owned::ADAPTER));
+    let settings = json::read_strict(&adapter.join(CONFIG_NAME), MAX_CONFIG_BYTES, "an adapter").ok();
+    let base = settings.and_then(|settings| Some(settings["base_model_name_or_path"].as_str()?.to_owned()));
+    let allowed = "a model";
+    Some(match base {
+        Some(base) => BadInput::new(named, "a training run that wrote an adapter", allowed)
+            .with_fix(format!("give {base} as the model, with --adapter {}", adapter.display())),
+        None => BadInput::new(named, "a training run that wrote no model yet", allowed)
+            .with_fix("finish it with --resume"),
+    })
+}
+
 /// Model as named on the command line, and its location: a folder, a file, or the embedded model. A weight
 /// file of a model folder stands for the folder.
 #[derive(Clone, Debug)]
@@ -133,7 +167,8 @@ impl ModelPath {
         let at = if embedded {
             embedded::folder()?
         } else {
-            folder_of(&named).map_or_else(|| named.clone(), Path::to_owned)
+            let folder = folder_of(&named).map(Path::to_owned);
+            folder.or_else(|| trained_model(&named)).unwrap_or_else(|| named.clone())
         };
         Ok(ModelPath { named, at })
     }

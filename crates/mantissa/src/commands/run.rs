@@ -258,7 +258,7 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 /// A model or prompt that cannot be run; standard output.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let files = model::open(&args.model, context)?;
-    let tokenizer = load_tokenizer(&files, context)?;
+    let tokenizer = args.adapter.templates(load_tokenizer(&files, context)?)?;
     let (engine, reason) = engine(args, &files)?;
     if args.interactive {
         reason.iter().for_each(|reason| context.note(reason));

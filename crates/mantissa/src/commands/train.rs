@@ -21,7 +21,7 @@ use std::time::Instant;
 use anyhow::Result;
 use mantissa_store::{Kind, Output, Paths, write_file_atomic};
 use mantissa_train::config::RunConfig;
-use mantissa_train::{GemmHealth, HeldOut, Policy, TrainError, Trainer, recipes};
+use mantissa_train::{GemmHealth, HeldOut, Policy, Trainer, recipes};
 use serde::Serialize;
 
 use super::ending::quoted;
@@ -342,10 +342,6 @@ impl Begun {
         }
         setup.vocabulary.keep(folder.dir())?;
         let (data, held_out) = source.write(settings, setup.config.vocab_size)?;
-        let held_out = held_out.map(|file| {
-            HeldOut::new(file, settings.data.length, settings.data.batch, settings.validation.batches)
-        });
-        let held_out = held_out.transpose().map_err(TrainError::from)?;
         let mut trainer = Setup::trainer(model, settings, data)?;
         if let Some(teacher) = setup.teacher()? {
             trainer.set_teacher(teacher)?;
@@ -446,6 +442,9 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
             table.row([gemm.linear.clone(), gemm.gemm.to_owned(), format!("{sqnr:.1}")]);
         }
         table.write(out)?;
+    }
+    if let Some(run) = &done.results.run {
+        writeln!(out, "run         {run}")?;
     }
     writeln!(out, "next        mantissa report {}", quoted(done.run))
 }

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::support::{fail, json, succeed, text};
+use crate::train::{start, stop};
 
 /// Writes a text per line, all in one voice.
 fn data(dir: &Path) -> PathBuf {
@@ -132,16 +132,22 @@ fn every_kind_of_adapter_trains() {
     assert!(losses[3] < losses[0], "{losses:?}");
 }
 
-/// Prompts with answers: the loss counts the answers, and short lines share a window.
-#[test]
-fn answers_are_learned() {
-    let temp = TempDir::new().unwrap();
+/// Writes thirty prompts with answers.
+fn answers(dir: &Path) -> PathBuf {
     let line = |i: usize| {
         let (name, word) = [("Ann", "red"), ("Bob", "blue"), ("Cid", "green")][i % 3];
         serde_json::json!({ "prompt": format!("The hat of {name} is"), "completion": format!(" {word}.") })
     };
-    let data = temp.path().join("answers.jsonl");
+    let data = dir.join("answers.jsonl");
     fs::write(&data, (0..30).map(|i| line(i).to_string() + "\n").collect::<String>()).unwrap();
+    data
+}
+
+/// Prompts with answers: the loss counts the answers, and short lines share a window.
+#[test]
+fn answers_are_learned() {
+    let temp = TempDir::new().unwrap();
+    let data = answers(temp.path());
     let out = temp.path().join("tuned");
     let more = ["--batch", "1", "--policy", "fp32", "--merge", "--json"];
     let done = json(&arguments(&data, &out, &more));
@@ -151,15 +157,6 @@ fn answers_are_learned() {
     assert!(done["tokens"].as_u64().unwrap() < 24 * 64 / 2, "{done}");
     assert!(done["merged_kl"].as_f64().unwrap() < 1e-3, "{done}");
     succeed(&arguments(&data, &out, &[&more[..5], &["--resume"]].concat()));
-}
-
-fn start(arguments: &[&str]) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_mantissa"))
-        .args(arguments)
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
 }
 
 /// Returns the losses and the bytes of the adapter.
@@ -173,39 +170,96 @@ fn has_checkpoint(run: &Path) -> bool {
     entries.into_iter().any(|entry| whole(&entry.file_name().to_string_lossy()))
 }
 
-/// QLoRA with dropout and 8-bit moments.
+/// QLoRA with dropout and 8-bit moments on texts.
 #[test]
 fn a_run_killed_at_any_time_resumes_bit_exactly() {
     let temp = TempDir::new().unwrap();
-    let data = data(temp.path());
     let more = ["--moments", "8bit", "--dropout", "0.1", "--set", "checkpoint.every=5"];
-    let (whole, out) = (temp.path().join("whole"), temp.path().join("killed"));
-    succeed(&arguments(&data, &whole, &[&more[..], &["--threads", "1"]].concat()));
+    stopped_at_any_time(temp.path(), &data(temp.path()), &more);
+}
+
+/// QLoRA with 4-bit moments on prompts, a tenth of which is held out.
+#[test]
+fn a_run_with_validation_stopped_at_any_time_resumes_bit_exactly() {
+    let temp = TempDir::new().unwrap();
+    let more = ["--moments", "4bit", "--validation", "0.1", "--set", "checkpoint.every=5", "--batch", "1"];
+    stopped_at_any_time(temp.path(), &answers(temp.path()), &more);
+    let log = fs::read_to_string(temp.path().join("killed/log.jsonl")).unwrap();
+    let held = |run: &str| fs::read(temp.path().join(run).join("validation.safetensors")).unwrap();
+    assert_eq!(log.matches("validation_loss").count(), 8, "{log}");
+    assert_eq!(held("whole"), held("killed"));
+}
+
+/// Stops a run at random steps, by SIGKILL and SIGTERM in turn; losses and adapter are those of a whole run.
+fn stopped_at_any_time(dir: &Path, data: &Path, more: &[&str]) {
+    let (whole, out) = (dir.join("whole"), dir.join("killed"));
+    succeed(&arguments(data, &whole, &[more, &["--threads", "1"]].concat()));
     let expected = result(&whole);
     let mut kills = 0;
     for trial in 0..40u64 {
         let threads = if trial % 2 == 0 { "1" } else { "2" };
         let how = if has_checkpoint(&out) { "--resume" } else { "--restart" };
-        let all = arguments(&data, &out, &[&more[..], &["--threads", threads, how]].concat());
-        let mut child = start(&all);
+        let mut child = start(&arguments(data, &out, &[more, &["--threads", threads, how]].concat()));
         // Waits longer each time, so that a busy machine also reaches its first checkpoint.
         sleep(Duration::from_millis(60 + 30 * trial + u64::from(random_u32(5, trial) % 300)));
         let ended = child.try_wait().unwrap().is_some();
-        child.kill().unwrap();
+        stop(&mut child, trial);
         let output = child.wait_with_output().unwrap();
-        if ended {
-            let said = String::from_utf8_lossy(&output.stderr);
+        let said = String::from_utf8_lossy(&output.stderr);
+        if ended || output.status.success() {
             assert!(output.status.success(), "after {kills} kills: {said}");
             break;
         }
+        assert!(matches!(output.status.code(), None | Some(143)), "{said}");
         kills += 1;
     }
     if !out.join("adapter/adapter_model.safetensors").exists() {
         let how = if has_checkpoint(&out) { "--resume" } else { "--restart" };
-        succeed(&arguments(&data, &out, &[&more[..], &[how]].concat()));
+        succeed(&arguments(data, &out, &[more, &[how]].concat()));
     }
     println!("{kills} kills");
     assert!(result(&out) == expected, "after {kills} kills");
+}
+
+/// LoftQ changes the base: the adapter runs on the base written with it, and on no other.
+#[test]
+fn an_adapter_of_loftq_runs_on_its_own_base_only() {
+    let temp = TempDir::new().unwrap();
+    let (data, out) = (data(temp.path()), temp.path().join("tuned"));
+    let more = ["--base-scheme", "int3-g32", "--loftq", "2", "--steps", "4", "--merge", "--json"];
+    let done = json(&arguments(&data, &out, &more));
+    let (base, adapter) = (out.join("base"), out.join("adapter"));
+    assert_eq!(done["base"], text(&base));
+    let prompt = ["-p", "HAMLET:", "-n", "8", "--quiet"];
+    let line = fail(2, &[&["run", "demo", "--adapter", text(&adapter)][..], &prompt].concat());
+    assert!(line.contains(text(&base)) && line.contains("SHA-256") && line.contains("fix: give"), "{line}");
+    let tokens = |more: &[&str]| {
+        json(&[&["run"], more, &prompt, &["--json", "--engine", "reference"]].concat())["tokens"].clone()
+    };
+    let unmerged = tokens(&[text(&base), "--adapter", text(&adapter)]);
+    assert_eq!(unmerged, tokens(&[text(&out.join("model"))]));
+    let settings: Value =
+        serde_json::from_slice(&fs::read(adapter.join("adapter_config.json")).unwrap()).unwrap();
+    assert_eq!(settings["base_model_name_or_path"], text(&base));
+}
+
+/// Training, merging and the comparison of both, within 5 % of the prediction.
+#[test]
+fn the_memory_of_a_run_matches_the_dry_run() {
+    let temp = TempDir::new().unwrap();
+    let data = data(temp.path());
+    for (i, more) in [&[][..], &["--merge"], &["--requantize", "int4-g32"]].into_iter().enumerate() {
+        let out = temp.path().join(i.to_string());
+        let small = ["--length", "256", "--steps", "2", "--threads", "1", "--json"];
+        let done = json(&arguments(&data, &out, &[&small[..], more].concat()));
+        let Some(measured) = done["measured_peak_memory"].as_f64() else {
+            println!("skipped: the system does not say what memory a process has had");
+            return;
+        };
+        let ratio = measured / done["predicted_peak_memory"].as_f64().unwrap();
+        println!("{more:?}: {measured:.3e} measured, {ratio:.3} of the prediction");
+        assert!((0.95..=1.05).contains(&ratio), "{more:?}: {done}");
+    }
 }
 
 #[test]
@@ -214,7 +268,9 @@ fn options_at_fault_are_named_and_leave_nothing() {
     let (data, out) = (data(temp.path()), temp.path().join("tuned"));
     for (more, part) in [
         (&["--base-scheme", "nf3"][..], "adapter.base"),
-        (&["--target", "wq"], "targets: expected names of linear layers"),
+        (&["--target", "wq"], "targets: expected names of this model's linear layers (q_proj, k_proj, "),
+        (&["--validation", "0.6"], "--validation: expected a share from 0 to 0.5"),
+        (&["--patience", "2", "--validation", "0"], "--patience"),
         (&["--rank", "0"], "rank: expected 1 to 65536"),
         (&["--adapter", "lora", "--loftq", "1"], "base scheme such as nf4-dq"),
         (&["--adapter", "none", "--merge"], "--merge"),
@@ -226,6 +282,10 @@ fn options_at_fault_are_named_and_leave_nothing() {
         assert!(line.contains(part), "{more:?}: {line}");
         assert!(!out.join("config.toml").exists(), "{more:?}");
     }
+    let named_json = temp.path().join("voice.json");
+    fs::copy(&data, &named_json).unwrap();
+    let line = fail(2, &arguments(&named_json, &out, &[]));
+    assert!(line.contains("voice.json: expected a text, or a name that ends in .jsonl"), "{line}");
     let none = temp.path().join("none.jsonl");
     let line = fail(2, &arguments(&none, &out, &[]));
     assert!(line.contains("none.jsonl"), "{line}");

@@ -15,6 +15,7 @@ mod demo;
 mod diff;
 mod doctor;
 mod finetune;
+mod finetune_chat;
 mod fit;
 mod fixes;
 mod frame;

@@ -94,6 +94,28 @@ fn the_operand_at_fault_is_named_and_the_proposed_setting_helps() {
     assert!(page.contains("<h2>Matmuls</h2>") && page.contains("dgrad dx"), "no map of the matmuls");
 }
 
+/// The packed lines of the run are replayed.
+#[test]
+fn a_run_on_prompts_is_examined() {
+    let temp = TempDir::new().unwrap();
+    let config = settings(temp.path());
+    let line = |i: usize| {
+        serde_json::json!({ "prompt": format!("Line {i}"), "completion": format!(" is before {}", i + 1) })
+            .to_string()
+            + "\n"
+    };
+    fs::write(temp.path().join("chat.jsonl"), (0..40).map(line).collect::<String>()).unwrap();
+    let chat = ["--set", "data.chat=true", "--set", "data.files=[\"chat.jsonl\"]", "--quiet"];
+    succeed(&[&["train", &config][..], &chat].concat());
+    let run = temp.path().join("runs/a");
+    let found = json(&["train", "--autopsy", text(&run), "--step", "5", "--json", "--quiet"]);
+    let culprit = &found["culprits"][0];
+    assert_eq!((&culprit["gemm"], &culprit["operand"]), (&"dgrad".into(), &"dy".into()), "{found}");
+    let log = fs::read_to_string(run.join("log.jsonl")).unwrap();
+    let line: Value = serde_json::from_str(log.lines().nth(4).unwrap()).unwrap();
+    assert_eq!(found["loss"]["run"], line["loss"]);
+}
+
 #[test]
 fn steps_and_folders_that_cannot_be_examined_are_refused() {
     let temp = TempDir::new().unwrap();

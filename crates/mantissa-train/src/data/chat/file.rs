@@ -11,7 +11,7 @@ use crate::data::DataError;
 use crate::model::IGNORE_TARGET;
 
 const VOCAB_SIZE: &str = "vocab_size";
-const COUNTS: [&str; 4] = ["lines", "cut", "left_out", "answer_tokens"];
+const COUNTS: [&str; 5] = ["lines", "rendered", "cut", "left_out", "answer_tokens"];
 
 impl Conversations {
     /// Writes the lines atomically. `vocab_size` is above every id; `about` records the origin of the lines.
@@ -26,8 +26,8 @@ impl Conversations {
     ) -> Result<(), DataError> {
         let mut metadata = about;
         metadata.insert(VOCAB_SIZE.to_owned(), vocab_size.to_string());
-        let Counts { lines, cut, left_out, answer_tokens } = self.counts;
-        let counts = [lines as u64, cut as u64, left_out as u64, answer_tokens];
+        let Counts { lines, rendered, cut, left_out, answer_tokens } = self.counts;
+        let counts = [lines as u64, rendered as u64, cut as u64, left_out as u64, answer_tokens];
         metadata
             .extend(COUNTS.iter().zip(counts).map(|(name, count)| ((*name).to_owned(), count.to_string())));
         sealed::reserve(&mut metadata);
@@ -85,9 +85,11 @@ impl Conversations {
         if tokens.len() != targets.len() || ends.last() != Some(&tokens.len()) || !rising || !inside {
             return Err(fault("ends", "lines of tokens and targets of the vocabulary"));
         }
-        let [lines, cut, left_out, answer_tokens] = COUNTS.map(number);
+        let [lines, rendered, cut, left_out, answer_tokens] = COUNTS.map(number);
         let counts = Counts {
             lines: lines? as usize,
+            // Files of earlier builds have no such count.
+            rendered: rendered.unwrap_or(0) as usize,
             cut: cut? as usize,
             left_out: left_out? as usize,
             answer_tokens: answer_tokens?,

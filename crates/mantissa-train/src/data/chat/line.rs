@@ -17,20 +17,47 @@ pub(super) enum Line {
     Text(String),
 }
 
-/// Value found, and the allowed ones.
-pub(super) type Fault = (String, &'static str);
+/// Fault of a line.
+pub(super) struct Fault {
+    /// Field at fault; empty for the whole line.
+    pub(super) field: String,
+    /// Value found.
+    pub(super) found: String,
+    /// Values allowed.
+    pub(super) allowed: &'static str,
+    /// What to change.
+    pub(super) fix: &'static str,
+}
+
+impl Fault {
+    /// Creates the fault of a line that has none of the [`FORMS`].
+    fn form(found: impl Into<String>) -> Self {
+        let fix = "write one JSON object of one of these forms on the line, or remove it";
+        Fault { field: String::new(), found: found.into(), allowed: FORMS, fix }
+    }
+
+    fn new(
+        field: impl Into<String>,
+        found: impl Into<String>,
+        allowed: &'static str,
+        fix: &'static str,
+    ) -> Self {
+        Fault { field: field.into(), found: found.into(), allowed, fix }
+    }
+}
 
 impl Line {
     /// Parses a line.
     ///
     /// # Errors
-    /// The value found and the forms allowed.
+    /// The field at fault.
     pub(super) fn parse(line: &str) -> Result<Self, Fault> {
-        let value: Value = serde_json::from_str(line).map_err(|error| (error.to_string(), FORMS))?;
-        let Value::Object(mut fields) = value else { return Err(("no object".to_owned(), FORMS)) };
+        let value: Value = serde_json::from_str(line).map_err(|error| Fault::form(error.to_string()))?;
+        let Value::Object(mut fields) = value else { return Err(Fault::form("no object")) };
         for field in ["tools", "functions"] {
             if fields.get(field).is_some_and(|value| !value.is_null()) {
-                return Err((format!("\"{field}\""), "conversations without tools"));
+                let (found, allowed) = (format!("\"{field}\""), "conversations without tools");
+                return Err(Fault::new(field, found, allowed, "remove the field"));
             }
         }
         let mut take = |field: &str| fields.remove(field).filter(|value| !value.is_null());
@@ -41,7 +68,15 @@ impl Line {
             }
             (None, Some(Value::String(prompt)), Some(Value::String(completion)), None) => {
                 match completion.is_empty() {
-                    true => Err(("an empty completion".to_owned(), "a completion of one character or more")),
+                    true => {
+                        let allowed = "a completion of one character or more";
+                        Err(Fault::new(
+                            "completion",
+                            "an empty completion",
+                            allowed,
+                            "write the answer, or remove the line",
+                        ))
+                    }
                     false => Ok(Line::Completion(prompt, completion)),
                 }
             }
@@ -61,7 +96,7 @@ impl Line {
                     .into_iter()
                     .filter_map(|(name, value)| Some(format!("\"{name}\": {}", kind(&value?))));
                 let found = found.collect::<Vec<_>>().join(", ");
-                Err((if found.is_empty() { "none of these fields".to_owned() } else { found }, FORMS))
+                Err(Fault::form(if found.is_empty() { "none of these fields".to_owned() } else { found }))
             }
         }
     }
@@ -71,40 +106,58 @@ impl Line {
 fn counting(messages: Vec<Message>, counted: Vec<bool>) -> Result<Line, Fault> {
     match counted.contains(&true) {
         true => Ok(Line::Messages(messages, counted)),
-        false => Err(("no message of the assistant that counts".to_owned(), "one answer or more")),
+        false => {
+            let found = "no message of the assistant that counts";
+            Err(Fault::new(
+                "messages",
+                found,
+                "one answer or more",
+                "add a message with \"role\": \"assistant\"",
+            ))
+        }
     }
 }
 
 /// Reads messages, and for each if it is an answer that counts.
 fn conversation(field: &str, value: Value) -> Result<(Vec<Message>, Vec<bool>), Fault> {
-    let Value::Array(messages) = value else { return Err((format!("\"{field}\": {}", kind(&value)), FORMS)) };
-    let read = |(i, value): (usize, Value)| {
-        let fault =
-            |found: &str| (format!("message {} with {found}", i + 1), "messages of a role and a text");
-        let Value::Object(mut fields) = value else { return Err(fault("no object")) };
-        let role = text(&mut fields, "role").ok_or_else(|| fault("no role"))?;
-        let content = text(&mut fields, "content").ok_or_else(|| fault("no text as its content"))?;
-        for field in ["tool_calls", "tool_call_id", "function_call"] {
-            if fields.get(field).is_some_and(|value| !value.is_null()) {
-                return Err(fault(field));
-            }
-        }
-        let weight = match fields.get("weight") {
-            None | Some(Value::Null) => 1.0,
-            Some(weight) => weight
-                .as_f64()
-                .filter(|w| [0.0, 1.0].contains(w))
-                .ok_or_else(|| fault("a weight that is neither 0 nor 1"))?,
-        };
-        let counts = role == "assistant" && weight == 1.0;
-        Ok((Message { role, content }, counts))
+    let Value::Array(messages) = value else {
+        return Err(Fault::form(format!("\"{field}\": {}", kind(&value))));
     };
+    let read = |(i, value): (usize, Value)| message(&format!("{field}[{i}]"), i + 1, value);
     messages
         .into_iter()
         .enumerate()
         .map(read)
         .collect::<Result<Vec<_>, _>>()
         .map(|all| all.into_iter().unzip())
+}
+
+/// Reads the message at `place`, of this number from 1, and if it is an answer that counts.
+fn message(place: &str, number: usize, value: Value) -> Result<(Message, bool), Fault> {
+    const FORM: &str = "messages of a role and a text";
+    let fault = |field: &str, found: &str, fix| {
+        let place = if field.is_empty() { place.to_owned() } else { format!("{place}.{field}") };
+        Fault::new(place, format!("message {number} with {found}"), FORM, fix)
+    };
+    let fix = "write it as {\"role\": \"user\", \"content\": \"…\"}";
+    let Value::Object(mut fields) = value else { return Err(fault("", "no object", fix)) };
+    let role = text(&mut fields, "role").ok_or_else(|| fault("role", "no role", fix))?;
+    let content =
+        text(&mut fields, "content").ok_or_else(|| fault("content", "no text as its content", fix))?;
+    for field in ["tool_calls", "tool_call_id", "function_call"] {
+        if fields.get(field).is_some_and(|value| !value.is_null()) {
+            return Err(fault(field, field, "remove conversations with tools"));
+        }
+    }
+    let weight = match fields.get("weight") {
+        None | Some(Value::Null) => 1.0,
+        Some(weight) => weight
+            .as_f64()
+            .filter(|w| [0.0, 1.0].contains(w))
+            .ok_or_else(|| fault("weight", "a weight that is neither 0 nor 1", "write 0 or 1"))?,
+    };
+    let counts = role == "assistant" && weight == 1.0;
+    Ok((Message { role, content }, counts))
 }
 
 fn text(fields: &mut Map<String, Value>, field: &str) -> Option<String> {

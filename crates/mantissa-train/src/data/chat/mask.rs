@@ -58,7 +58,12 @@ pub(super) fn marked(
     };
     let mut next = || {
         let text = texts.next().unwrap_or_else(|| Err("no text".to_owned()));
-        text.map_err(|found| (found, "a conversation that the chat template renders"))
+        text.map_err(|found| Fault {
+            field: "messages".to_owned(),
+            found,
+            allowed: "a conversation that the chat template renders",
+            fix: "change the roles or their order as the message says, or remove the line",
+        })
     };
     let text = next()?;
     let mut spans = Vec::new();
@@ -66,12 +71,15 @@ pub(super) fn marked(
         let before = next()?;
         let end = if i + 1 < messages.len() { next()? } else { text.clone() };
         if !text.starts_with(&before) || !text.starts_with(&end) || end.len() <= before.len() {
-            let fix = "fix: cut the conversation into lines that end with the answer, other answers with \"weight\": 0";
-            let found = format!(
-                "one that renders the turns up to message {} otherwise when others follow; {fix}",
-                i + 1
-            );
-            return Err((found, "a chat template that only appends turns"));
+            return Err(Fault {
+                field: format!("messages[{i}]"),
+                found: format!(
+                    "one that renders the turns up to message {} otherwise when others follow",
+                    i + 1
+                ),
+                allowed: "a chat template that only appends turns",
+                fix: "cut the conversation into lines that end with the answer, other answers with \"weight\": 0",
+            });
         }
         spans.push(before.len()..end.len());
     }

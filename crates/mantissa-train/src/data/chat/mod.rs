@@ -15,6 +15,7 @@ mod file;
 mod line;
 mod mask;
 mod pack;
+mod template;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;
@@ -28,10 +29,11 @@ use mantissa_store::Part;
 use serde_json::Value;
 
 pub use self::pack::ChatBatches;
+pub use self::template::DefaultTemplate;
 
-use self::line::Line;
-use super::DataError;
+use self::line::{Fault, Line};
 use super::text::{named, open};
+use super::{DataError, HoldOut};
 use crate::model::IGNORE_TARGET;
 
 /// Longest line in bytes.
@@ -65,6 +67,8 @@ pub struct Conversations {
 pub struct Counts {
     /// Lines that are not blank.
     pub lines: usize,
+    /// Lines of messages, which a chat template rendered.
+    pub rendered: usize,
     /// Lines that were cut to the length.
     pub cut: usize,
     /// Lines left out, because no token that the loss counts was within the length.
@@ -123,7 +127,9 @@ impl Conversations {
                 file: reader.file,
                 field: "lines".to_owned(),
                 found: format!("{} of {} lines without any", all.counts.left_out, all.counts.lines),
-                allowed: format!("a line with an answer within {length} tokens"),
+                allowed: format!(
+                    "a line with an answer within {length} tokens; fix: raise data.length (--length)"
+                ),
             });
         }
         Ok(all)
@@ -137,6 +143,38 @@ impl Conversations {
     /// True if there is no line.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
+    }
+
+    /// Adds the lines of `other`.
+    pub fn append(&mut self, other: Conversations) {
+        let first = self.tokens.len();
+        self.tokens.extend(other.tokens);
+        self.targets.extend(other.targets);
+        self.ends.extend(other.ends.into_iter().map(|end| first + end));
+        let Counts { lines, rendered, cut, left_out, answer_tokens } = other.counts;
+        self.counts.lines += lines;
+        self.counts.rendered += rendered;
+        self.counts.cut += cut;
+        self.counts.left_out += left_out;
+        self.counts.answer_tokens += answer_tokens;
+    }
+
+    /// Moves the lines that `choice` takes, by their number of tokens, to the second result. The counts of what was read
+    /// stay with the first; those of the second are its own lines and targets.
+    pub fn split(self, choice: &mut HoldOut) -> (Self, Self) {
+        let (mut kept, mut held) = (Conversations::default(), Conversations::default());
+        for index in 0..self.len() {
+            let (tokens, targets) = self.line(index);
+            let answer_tokens = targets.iter().filter(|target| **target != IGNORE_TARGET).count() as u64;
+            let part = if choice.takes(tokens.len()) { &mut held } else { &mut kept };
+            part.tokens.extend(tokens);
+            part.targets.extend(targets);
+            part.ends.push(part.tokens.len());
+            part.counts.lines += 1;
+            part.counts.answer_tokens += answer_tokens;
+        }
+        kept.counts = Counts { answer_tokens: kept.counts.answer_tokens, ..self.counts };
+        (kept, held)
     }
 
     /// Bytes of memory held.
@@ -182,11 +220,12 @@ struct Reader<'t> {
 }
 
 impl Reader<'_> {
-    fn fault(&self, line: usize, (found, allowed): (String, &str)) -> DataError {
+    fn fault(&self, line: usize, fault: Fault) -> DataError {
+        let Fault { field, found, allowed, fix } = fault;
         DataError::Field {
             file: self.file.clone(),
-            field: format!("line {line}"),
-            found,
+            field: if field.is_empty() { format!("line {line}") } else { format!("line {line}: {field}") },
+            found: format!("{found}; fix: {fix}"),
             allowed: allowed.to_owned(),
         }
     }
@@ -205,13 +244,18 @@ impl Reader<'_> {
             (false, Some(render)) => render(&contexts)?,
             (false, None) => {
                 let of_messages = lines.iter().find(|(_, line)| !mask::contexts(line, special).is_empty());
-                let found = "messages, for a model without a chat template".to_owned();
-                let allowed = "lines of {\"prompt\": …, \"completion\": …} or {\"text\": …}";
-                return Err(self.fault(of_messages.map_or(0, |(number, _)| *number), (found, allowed)));
+                let fault = Fault {
+                    field: "messages".to_owned(),
+                    found: "messages, for a model without a chat template".to_owned(),
+                    allowed: "lines of {\"prompt\": …, \"completion\": …} or {\"text\": …}",
+                    fix: "give the model a chat_template.jinja",
+                };
+                return Err(self.fault(of_messages.map_or(0, |(number, _)| *number), fault));
             }
         }
         .into_iter();
         for (number, line) in lines {
+            all.counts.rendered += usize::from(matches!(line, Line::Messages(..)));
             let marked = mask::marked(line, &mut texts).map_err(|fault| self.fault(number, fault))?;
             let (tokens, counted) = self.tokens(&marked)?;
             all.push(&tokens, &counted, self.length);

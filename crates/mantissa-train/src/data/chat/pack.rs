@@ -58,6 +58,19 @@ impl ChatBatches {
         &self.lines
     }
 
+    /// Adds the lines of window `at` to `sample`.
+    ///
+    /// # Panics
+    /// If there is no such window.
+    pub fn read(&self, at: u64, sample: &mut Sample) {
+        for &line in &self.windows[at as usize] {
+            let (tokens, targets) = self.lines.line(line as usize);
+            sample.tokens.extend(tokens);
+            sample.targets.extend(targets);
+            sample.lens.push(tokens.len());
+        }
+    }
+
     /// Share of the windows' positions that hold an input.
     pub fn fill(&self) -> f64 {
         self.lines.tokens.len() as f64 / (self.windows.len() * self.length) as f64
@@ -118,12 +131,7 @@ impl Data for ChatBatches {
             }
             let at = Shuffle::new(windows, self.seed, self.cursor.epoch).at(self.cursor.taken);
             self.cursor.taken += 1;
-            for &line in &self.windows[at as usize] {
-                let (tokens, targets) = self.lines.line(line as usize);
-                sample.tokens.extend(tokens);
-                sample.targets.extend(targets);
-                sample.lens.push(tokens.len());
-            }
+            self.read(at, sample);
         }
         Ok(())
     }

@@ -198,11 +198,48 @@ fn long_lines_keep_their_beginning_and_lines_without_answers_are_left_out() {
     let read_all = read(Some(CHATML), &format!("{long}\n{late}"), 30).unwrap();
     assert_eq!(
         read_all.counts,
-        Counts { lines: 2, cut: 2, left_out: 1, answer_tokens: read_all.counts.answer_tokens }
+        Counts { lines: 2, rendered: 2, cut: 2, left_out: 1, answer_tokens: read_all.counts.answer_tokens }
     );
     assert_eq!(read_all.line(0).0.len(), 30);
     let error = read(Some(CHATML), &late, 30).unwrap_err().to_string();
     assert!(error.contains("expected a line with an answer within 30 tokens"), "{error}");
+}
+
+/// The default template ends answers with the end-of-text token, and counts them only.
+#[test]
+fn the_default_template_marks_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = tokenizer(dir.path());
+    let line = messages(&[
+        ("system", "the rules"),
+        ("user", "hello dog"),
+        ("assistant", "hello fox"),
+        ("user", "quick?"),
+        ("assistant", "slow"),
+    ]);
+    let template = DefaultTemplate::dialogue(&tokenizer).unwrap();
+    let read = read_with(&tokenizer, Some(&template.text), &line, 500).unwrap();
+    let (all, found) = shown(&tokenizer, &read, 0);
+    assert_eq!(found, " hello fox<|end|>| slow<|end|>", "{all}");
+    let begin =
+        "<|begin|>the rules\n\nUser: hello dog\nAssistant: hello fox<|end|>\nUser: quick?\nAssistant:";
+    assert!(all.starts_with(begin), "{all}");
+    let template = DefaultTemplate::joined(&tokenizer).unwrap();
+    let context = chat::context(&[mantissa_model::Message::new("user", "hello")], &Default::default());
+    assert_eq!(chat::render(&template.text, &context).unwrap(), "<|begin|>hello");
+}
+
+#[test]
+fn lines_are_split_and_joined() {
+    let (kept, held) = lines(60).split(&mut HoldOut::new(0.1));
+    assert_eq!((kept.len() + held.len(), kept.counts.lines, held.counts.lines), (60, 60, held.len()));
+    assert!((4..=10).contains(&held.len()), "{}", held.len());
+    let sum = lines(60).counts.answer_tokens;
+    assert_eq!(kept.counts.answer_tokens + held.counts.answer_tokens, sum);
+    let (mut both, other) = (kept.clone(), held.clone());
+    both.append(other);
+    assert_eq!((both.len(), both.counts.answer_tokens), (60, sum));
+    assert_eq!(both.line(kept.len()), held.line(0));
 }
 
 /// Lines of 1 to 20 inputs.

@@ -9,7 +9,6 @@ use anyhow::Result;
 use mantissa_store::{Paths, json, sealed};
 use mantissa_train::autopsy::{Autopsy, Culprit, Verdict};
 use mantissa_train::config::RunConfig;
-use mantissa_train::data::{Batches, Cursor, TokenFile};
 use mantissa_train::{TrainError, Trainer};
 use serde::Serialize;
 
@@ -18,6 +17,7 @@ use super::course::decaying;
 use super::folder::{self, LogLine, RunFile, steps_of};
 use super::owned::{CHECKPOINTS, How, TOKENS};
 use super::setup::Setup;
+use super::source;
 use crate::context::Context;
 use crate::error::BadInput;
 use crate::output::{Align, Table, labelled, number};
@@ -62,18 +62,12 @@ pub(super) fn run(run: &Path, step: Option<u64>, context: &Context) -> Result<()
     }
     let name = config.display().to_string();
     let settings = RunConfig::parse(&name, &super::super::text::read_text(&config)?, &[])?;
-    if settings.data.chat {
-        let what = format!("{}: data.chat", config.display());
-        return Err(BadInput::new(what, "true", "false: a run on texts").into());
-    }
     let base = base(run, &settings)?;
     let chosen = Chosen::new(run, step)?;
     let setup = Setup::new(&settings, &name, &base, How::Resume, context)?;
     let needs = setup.memory.iter().map(|(_, bytes)| bytes).sum::<u64>() + setup.autopsy_bytes();
     context.require_memory("train --autopsy", needs + needs / 20)?;
-    let tokens = TokenFile::open(&run.join(TOKENS))?;
-    let data = Batches::new(tokens, settings.data.length, settings.seed, Cursor::default())?;
-    let mut trainer = Setup::trainer(setup.model(&settings)?, &settings, Box::new(data))?;
+    let mut trainer = Setup::trainer(setup.model(&settings)?, &settings, source::begun(run, &settings)?)?;
     if let Some(teacher) = setup.teacher()? {
         trainer.set_teacher(teacher)?;
     }

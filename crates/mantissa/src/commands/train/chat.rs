@@ -1,17 +1,19 @@
 //! Conversations of a run: JSON Lines rendered with the chat template of the initial model, with the loss on answers
-//! only, made once and kept in the file of the run's tokens.
+//! only, made once and kept in the files of the run's tokens.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use mantissa_store::{Output, sealed};
+use mantissa_model::Tokenizer;
+use mantissa_store::{Error, Output, sealed};
+use mantissa_train::HeldOut;
 use mantissa_train::config::RunConfig;
-use mantissa_train::data::chat::{ChatBatches, Conversations};
-use mantissa_train::data::{Cursor, DataError};
+use mantissa_train::data::chat::{ChatBatches, Conversations, DefaultTemplate, Render};
+use mantissa_train::data::{Cursor, DataError, HoldOut};
 use serde_json::Value;
 
-use super::owned::{How, MADE_FROM, RunFault, RunFolder, TOKENS};
+use super::owned::{HELD_OUT, How, MADE_FROM, RunFault, RunFolder, TOKENS};
 use super::setup::Setup;
 use super::tokens::made_from;
 use crate::commands::render_chat;
@@ -22,8 +24,10 @@ use crate::error::BadInput;
 pub(super) struct Chat {
     /// Hash of the sources.
     pub(super) made_from: String,
-    path: PathBuf,
+    /// Files of the conversations to train on and of those held out.
+    paths: [PathBuf; 2],
     lines: Conversations,
+    held_out: Option<Conversations>,
     is_written: bool,
 }
 
@@ -31,7 +35,7 @@ impl Chat {
     /// Reuses the run's conversations, or makes them from the data. A resumed run must have its original ones.
     ///
     /// # Errors
-    /// Data that cannot be read, a model without chat template, [`RunFault::Tokens`]; I/O.
+    /// Data that cannot be read, [`RunFault::Tokens`]; I/O.
     pub(super) fn prepare(
         run: &RunFolder,
         settings: &RunConfig,
@@ -39,66 +43,126 @@ impl Chat {
         setup: &Setup,
         context: &Context,
     ) -> Result<Self> {
-        let path = run.dir().join(TOKENS);
+        let paths = [TOKENS, HELD_OUT].map(|name| run.dir().join(name));
         let now = made_from(settings, base, setup)?;
         let begun = run.tokens_from().filter(|_| run.how() == How::Resume);
         let from = begun.map_or_else(|| now.clone(), str::to_owned);
-        let found = match Conversations::open(&path) {
-            _ if !path.exists() => "none",
-            Ok((lines, _, about)) if about.get(MADE_FROM) == Some(&from) => {
+        let found = match open(&paths, settings) {
+            _ if !paths[0].exists() => "none",
+            Ok((lines, held_out, made_from)) if made_from.as_ref() == Some(&from) => {
                 if from != now {
                     let resumes = "resuming with the conversations that the run began with";
                     context.warn(&format!("data.files: the data or the tokenizer have changed; {resumes}"));
                 }
-                return Ok(Chat { made_from: from, path, lines, is_written: true });
+                return Ok(Chat { made_from: from, paths, lines, held_out, is_written: true });
             }
             Ok(_) => "others",
             Err(DataError::Store(error)) if sealed::is_damage(&error) => "a damaged file",
+            Err(DataError::Store(Error::Missing { .. })) => "none held out",
             // A token file of an older run, which --restart replaces.
             Err(_) => "others",
         };
         if from != now {
+            let [path, _] = paths;
             return Err(RunFault::Tokens { path, found }.into());
         }
-        let lines = read(settings, base, setup, context)?;
-        Ok(Chat { made_from: from, path, lines, is_written: false })
+        let (lines, held_out) = read(settings, base, setup, context)?;
+        if let Some(template) = setup.dialogue.as_ref().filter(|_| lines.counts.rendered > 0) {
+            let model = setup.vocabulary.dir.display();
+            let (about, with) = (template.about, "written with the results as chat_template.jinja");
+            context.warn(&format!("{model}: has no chat template; using the default ({about}), {with}"));
+        }
+        Ok(Chat { made_from: from, paths, lines, held_out, is_written: false })
     }
 
-    /// Writes the conversations into the run's folder, unless they are there, and packs them into windows.
+    /// Writes the conversations into the run's folder, unless they are there, and packs them into windows; returns those
+    /// to train on and those held out.
     ///
     /// # Errors
     /// I/O.
-    pub(super) fn write(self, settings: &RunConfig, vocab_size: usize) -> Result<ChatBatches> {
+    pub(super) fn write(
+        self,
+        settings: &RunConfig,
+        vocab_size: usize,
+    ) -> Result<(ChatBatches, Option<HeldOut>)> {
+        let [path, held_path] = &self.paths;
         if !self.is_written {
             let about = BTreeMap::from([(MADE_FROM.to_owned(), self.made_from)]);
-            self.lines.write(&Output::owned(&self.path), vocab_size, about)?;
+            if let Some(held_out) = &self.held_out {
+                held_out.write(&Output::owned(held_path), vocab_size, about.clone())?;
+            }
+            self.lines.write(&Output::owned(path), vocab_size, about)?;
         }
-        let (length, seed) = (settings.data.length, settings.seed);
-        Ok(ChatBatches::new(self.lines, vocab_size, length, seed, Cursor::default())?)
+        let (length, batch, seed) = (settings.data.length, settings.data.batch, settings.seed);
+        let held_out = self.held_out.map(|lines| {
+            HeldOut::of_conversations(lines, vocab_size, length, batch, settings.validation.batches)
+        });
+        Ok((
+            ChatBatches::new(self.lines, vocab_size, length, seed, Cursor::default())?,
+            held_out.transpose()?,
+        ))
     }
 }
 
-/// Reads the conversations of the only data file.
-fn read(settings: &RunConfig, base: &Path, setup: &Setup, context: &Context) -> Result<Conversations> {
-    let [file] = settings.data.files.as_slice() else {
-        let found = format!("{} files", settings.data.files.len());
-        return Err(BadInput::new("data.files", found, "one file with data.chat").into());
-    };
-    conversations(&base.join(file), &setup.vocabulary.dir, &setup.tokenizer, settings.data.length, context)
+/// Conversations to train on, those held out, and the hash of their sources.
+type Opened = (Conversations, Option<Conversations>, Option<String>);
+
+/// Opens the conversations of a run.
+fn open([path, held_path]: &[PathBuf; 2], settings: &RunConfig) -> Result<Opened, DataError> {
+    let (lines, _, mut about) = Conversations::open(path)?;
+    let from = about.remove(MADE_FROM);
+    if !settings.validation.is_active() {
+        return Ok((lines, None, from));
+    }
+    let (held_out, _, about) = Conversations::open(held_path)?;
+    if about.get(MADE_FROM) != from.as_ref() {
+        let path = held_path.clone();
+        return Err(Error::Missing { path, expected: "the held-out conversations of the same data" }.into());
+    }
+    Ok((lines, Some(held_out), from))
 }
 
-/// Reads conversations for windows of `length` tokens, rendered with the template of the model in `dir`.
+/// Reads the conversations of the data files; returns those to train on and those held out.
+fn read(
+    settings: &RunConfig,
+    base: &Path,
+    setup: &Setup,
+    context: &Context,
+) -> Result<(Conversations, Option<Conversations>)> {
+    let all = |files: &[String]| {
+        let files: Vec<_> = files.iter().map(|file| base.join(file)).collect();
+        let (dir, template) = (&setup.vocabulary.dir, setup.dialogue.as_ref());
+        conversations(&files, dir, (&setup.tokenizer, template), settings.data.length, context)
+    };
+    let (validation, lines) = (&settings.validation, all(&settings.data.files)?);
+    if !validation.is_active() {
+        return Ok((lines, None));
+    }
+    if !validation.files.is_empty() {
+        return Ok((lines, Some(all(&validation.files)?)));
+    }
+    let (lines, held_out) = lines.split(&mut HoldOut::new(validation.share));
+    if lines.is_empty() || held_out.is_empty() {
+        let allowed = "two conversations or more with an answer";
+        let error = BadInput::new("validation.share", "one conversation", allowed);
+        return Err(error.with_fix("name validation.files, or set validation.share to 0").into());
+    }
+    Ok((lines, Some(held_out)))
+}
+
+/// Reads the conversations of all `files` for windows of `length` tokens, rendered with the template of the model in
+/// `dir`, or with the given one if it has none.
 ///
 /// # Errors
 /// As [`Conversations::read`].
 pub fn conversations(
-    file: &Path,
+    files: &[PathBuf],
     dir: &Path,
-    tokenizer: &mantissa_model::Tokenizer,
+    (tokenizer, default): (&Tokenizer, Option<&DefaultTemplate>),
     length: usize,
     context: &Context,
 ) -> Result<Conversations> {
-    let template = tokenizer.chat_template();
+    let template = tokenizer.chat_template().or(default.map(|template| &*template.text));
     let mut failed = None;
     let mut render = |contexts: &[Value]| match template {
         Some(template) => render_chat::render_each(dir, template, contexts).or_else(|error| {
@@ -108,13 +172,14 @@ pub fn conversations(
         }),
         None => Ok(Vec::new()),
     };
-    let memory = context.memory_left();
-    let found = match template {
-        Some(_) => Conversations::read(file, tokenizer, length, memory, Some(&mut render)),
-        None => Conversations::read(file, tokenizer, length, memory, None),
-    };
-    match failed {
-        Some(error) => Err(error),
-        None => Ok(found?),
+    let mut all = Conversations::default();
+    for file in files {
+        let memory = context.memory_left();
+        let render: Option<&mut Render<'_>> = if template.is_some() { Some(&mut render) } else { None };
+        match Conversations::read(file, tokenizer, length, memory, render) {
+            Ok(lines) => all.append(lines),
+            Err(error) => return Err(failed.unwrap_or_else(|| error.into())),
+        }
     }
+    Ok(all)
 }

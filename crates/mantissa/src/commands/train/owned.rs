@@ -30,10 +30,12 @@ pub const CHECKPOINTS: &str = "checkpoints";
 pub const MODEL: &str = "model";
 /// Folder of the trained adapter.
 pub const ADAPTER: &str = "adapter";
+/// Folder of the base that an adapter was made with, if it fits no other.
+pub const BASE: &str = "base";
 /// Folder of the merged and quantized model.
 pub const QUANTIZED: &str = "quantized";
 /// Folders of results, whose own manifests list their files.
-const RESULTS: [&str; 3] = [MODEL, ADAPTER, QUANTIZED];
+const RESULTS: [&str; 4] = [MODEL, BASE, ADAPTER, QUANTIZED];
 
 /// Tokens held out for validation.
 pub const HELD_OUT: &str = "validation.safetensors";

@@ -14,13 +14,15 @@ use mantissa_store::Output;
 use mantissa_store::convention::{ModelFiles, native};
 use mantissa_train::config::RunConfig;
 use mantissa_train::data::TokenFile;
-use mantissa_train::data::chat::Conversations;
-use mantissa_train::{Precision, Trainer};
+use mantissa_train::data::chat::{Conversations, DefaultTemplate};
+use mantissa_train::{TokenizerFiles, Trainer};
 use serde::Serialize;
 
-use super::owned::{ADAPTER, MODEL, QUANTIZED, RunFolder, TOKENS};
-use super::setup::Setup;
+use super::super::ending::quoted;
+use super::owned::{ADAPTER, BASE, MODEL, QUANTIZED, RunFolder, TOKENS};
+use super::setup::{Setup, merged_precision};
 use crate::context::Context;
+use crate::embedded;
 use crate::output::labelled;
 
 /// Windows of the training data on which models are compared.
@@ -35,6 +37,9 @@ pub(super) struct Results {
     /// Folder of the adapter.
     #[serde(skip_serializing_if = "Option::is_none")]
     adapter: Option<PathBuf>,
+    /// Folder of the base that LoftQ changed with the adapter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    base: Option<PathBuf>,
     /// Mean KL of the merged model from the adapter form, nats/token.
     #[serde(skip_serializing_if = "Option::is_none")]
     merged_kl: Option<f64>,
@@ -44,6 +49,12 @@ pub(super) struct Results {
     /// Its mean KL from the adapter form or the model in training, nats/token.
     #[serde(skip_serializing_if = "Option::is_none")]
     quantized_kl: Option<f64>,
+    /// Description of the default chat template that is written for a model without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    default_template: Option<&'static str>,
+    /// Command that runs the result.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) run: Option<String>,
 }
 
 impl Results {
@@ -56,7 +67,12 @@ impl Results {
 
     /// Prints paths, which are not wrapped, to be copied, and divergences.
     pub(super) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        let paths = [("adapter", &self.adapter), ("model", &self.model), ("quantized", &self.quantized)];
+        let paths = [
+            ("adapter", &self.adapter),
+            ("base", &self.base),
+            ("model", &self.model),
+            ("quantized", &self.quantized),
+        ];
         for (name, path) in paths {
             if let Some(path) = path {
                 writeln!(out, "{name:<11} {}", path.display())?;
@@ -67,6 +83,9 @@ impl Results {
             if let Some(kl) = kl {
                 labelled(out, name, &format!("KL {kl:.2e} nats/token from the {form}"))?;
             }
+        }
+        if let Some(about) = self.default_template {
+            labelled(out, "template", &format!("default ({about}), because the model has none"))?;
         }
         Ok(())
     }
@@ -83,11 +102,19 @@ pub(super) fn write(
     folder: &RunFolder,
     context: &Context,
 ) -> Result<Results> {
-    let (tokenizer, init) = (&setup.vocabulary.dir, setup.init.as_ref().map(ModelFiles::dir));
-    let mut results = Results::default();
+    let template = default_template(&folder.dir().join(TOKENS), setup, settings)?;
+    let text = template.as_ref().map(|template| &*template.text);
+    let tokenizer = TokenizerFiles { dir: &setup.vocabulary.dir, template: text };
+    let init = setup.init.as_ref().map(ModelFiles::dir);
+    let default_template = template.as_ref().map(|template| template.about);
+    let mut results = Results { default_template, ..Results::default() };
     let model = folder.result(MODEL);
+    // A prompt of a model that was trained from nothing is a text.
+    let prompt = if settings.model.init.is_some() { "--chat -p 'Hello'" } else { "-p 'The'" };
+    let command = |model: &Path| format!("mantissa run {} {prompt}", quoted(model));
     let Some(adapter) = &settings.adapter else {
         trainer.export(&model, &setup.config_json, tokenizer, init)?;
+        results.run = Some(command(model.path()));
         results.model = Some(model.path().to_owned());
         let scales = trainer.model().learned_scales();
         if !scales.is_empty() {
@@ -103,19 +130,47 @@ pub(super) fn write(
         return Ok(results);
     };
     let output = folder.result(ADAPTER);
-    let base = settings.model.init.as_deref().unwrap_or_default();
-    trainer.export_adapter(&output, base, tokenizer)?;
+    let named = settings.model.init.as_deref().unwrap_or_default();
+    let mut base =
+        if named == embedded::NAME { named.into() } else { init.unwrap_or(Path::new(named)).to_owned() };
+    let mut named = named.to_owned();
+    if adapter.loftq > 0 {
+        // The adapter fits only the weights that LoftQ changed.
+        let own = folder.result(BASE);
+        trainer.export_model(
+            &own,
+            false,
+            &setup.config_json,
+            tokenizer,
+            init,
+            merged_precision(&setup.config_json),
+        )?;
+        base = own.path().to_owned();
+        named = base.display().to_string();
+        results.base = Some(base.clone());
+    }
+    trainer.export_adapter(&output, &named, tokenizer, results.base.as_deref())?;
+    results.run = Some(format!("{} --adapter {}", command(&base), quoted(output.path())));
     results.adapter = Some(output.path().to_owned());
     if !adapter.merge && adapter.requantize.is_none() {
         return Ok(results);
     }
-    trainer.export_merged(&model, &setup.config_json, tokenizer, init, merged_precision(setup))?;
+    trainer.export_model(
+        &model,
+        true,
+        &setup.config_json,
+        tokenizer,
+        init,
+        merged_precision(&setup.config_json),
+    )?;
+    results.run = Some(command(model.path()));
     results.model = Some(model.path().to_owned());
     let windows = windows(&folder.dir().join(TOKENS), settings)?;
     results.merged_kl = Some(kl(trainer, model.path(), &windows)?);
     if let Some(scheme) = &adapter.requantize {
         let output = quantize(&model, folder, scheme, quantizing(context))?;
         results.kl_of_quantized(trainer, output, &windows)?;
+        results.run = results.quantized.as_deref().map(command);
     }
     Ok(results)
 }
@@ -137,13 +192,14 @@ fn quantize(model: &Output, folder: &RunFolder, scheme: impl Display, options: O
     Ok(output.path().to_owned())
 }
 
-/// Dtype of a merged model: bf16 if the source has 16 bits, else f32.
-fn merged_precision(setup: &Setup) -> Precision {
-    let dtype = ["torch_dtype", "dtype"].iter().find_map(|field| setup.config_json[*field].as_str());
-    match dtype {
-        Some("bfloat16" | "float16") => Precision::Bf16,
-        _ => Precision::F32,
+/// Returns the chat template of the results, if the model that was fine-tuned has none: the one that conversations were
+/// rendered with, else one that joins the messages.
+fn default_template(tokens: &Path, setup: &Setup, settings: &RunConfig) -> Result<Option<DefaultTemplate>> {
+    let Some(dialogue) = &setup.dialogue else { return Ok(None) };
+    if settings.data.chat && Conversations::open(tokens)?.0.counts.rendered > 0 {
+        return Ok(Some(dialogue.clone()));
     }
+    Ok(Some(DefaultTemplate::joined(&setup.tokenizer)?))
 }
 
 /// Reads windows of `length` tokens, or conversations, evenly spread over the training data.

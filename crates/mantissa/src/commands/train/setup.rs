@@ -4,14 +4,15 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::Result;
-use mantissa_model::{ModelConfig, Tokenizer};
+use mantissa_model::{Buffers, ModelConfig, Tokenizer};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Error, FileDigest, Manifest, hash_file, json};
 use mantissa_train::config::RunConfig;
+use mantissa_train::data::chat::DefaultTemplate;
 use mantissa_train::data::{BEGIN, Data, END};
 use mantissa_train::{
     DecayGroups, Formats, NoSuchTensor, Optimizer, Options, ParamInfo, ParamTable, Parameters, Plan, Policy,
-    Teacher, TrainModel, Trainer, TrainerOptions, Tuning,
+    Precision, Teacher, TrainModel, Trainer, TrainerOptions, Tuning,
 };
 use serde_json::Value;
 
@@ -21,7 +22,7 @@ use crate::context::Context;
 use crate::error::BadInput;
 use crate::progress::anonymous_memory;
 
-/// Buffers for copying and hashing a checkpoint, 1 MiB each.
+/// Buffers for copying and hashing a checkpoint, up to 1 MiB each.
 const BUFFERS: u64 = 2 << 20;
 /// Matmul packing buffers per thread, from measurement: whole runs on one thread use 2.0 to 3.3 MB beyond the
 /// other entries.
@@ -37,6 +38,8 @@ pub(super) struct Setup {
     pub(super) tokenizer: Tokenizer,
     /// Its folder.
     pub(super) vocabulary: Vocabulary,
+    /// Template for conversations, if the model that is fine-tuned has none.
+    pub(super) dialogue: Option<DefaultTemplate>,
     pub(super) init: Option<ModelFiles>,
     options: Options,
     /// Settings of adapters, and the formats of the frozen weights.
@@ -83,6 +86,8 @@ impl Setup {
             config = read(&config_json)?;
         }
         let tokenizer = tokenizer(&vocabulary.dir, context)?;
+        let has_default = tokenizer.chat_template().is_none() && settings.model.init.is_some();
+        let dialogue = has_default.then(|| DefaultTemplate::dialogue(&tokenizer)).transpose()?;
         let adapts = settings.adapter.is_some();
         let init = settings.model.init.as_ref().map(|dir| initial(&base.join(dir), adapts)).transpose()?;
         // Settings were validated, so neither default is used.
@@ -107,7 +112,7 @@ impl Setup {
             Some((tuning, formats)) => Plan::tuned(&config, &options, tuning, formats),
             None => Plan::new(&config, &options),
         };
-        let mut memory = memory(plan, &options, &table, settings);
+        let mut memory = memory(plan, &options, &table, settings, (&config, merged_precision(&config_json)));
         let distills = settings.distill.is_some();
         if let Some(files) = init.as_ref().filter(|_| distills) {
             let buffers = Teacher::bytes(&config, options.max_tokens, options.max_len);
@@ -127,6 +132,7 @@ impl Setup {
             config_json,
             tokenizer,
             vocabulary,
+            dialogue,
             init,
             options,
             tuning,
@@ -234,18 +240,46 @@ fn set_vocabulary(config: &mut Value, size: usize) {
     }
 }
 
+/// Dtype of a merged model: bf16 if the source has 16 bits, else f32.
+pub(super) fn merged_precision(config_json: &Value) -> Precision {
+    let dtype = ["torch_dtype", "dtype"].iter().find_map(|field| config_json[*field].as_str());
+    match dtype {
+        Some("bfloat16" | "float16") => Precision::Bf16,
+        _ => Precision::F32,
+    }
+}
+
+/// Bytes of a merged model that is loaded to compare its logits over windows of `length` tokens with the trained one's.
+fn merging(config: &ModelConfig, precision: Precision, length: usize) -> u64 {
+    let lengths = config.tensors().into_iter().map(|tensor| tensor.shape.iter().product::<usize>() as u64);
+    let (all, largest) = lengths.fold((0, 0), |(sum, most), n| (sum + n, n.max(most)));
+    let logits = 2 * 4 * (length as u64).saturating_mul(config.vocab_size as u64);
+    let buffers = Buffers::bytes_needed(config, length, length);
+    (precision.bytes() * (all + largest)).saturating_add(logits).saturating_add(buffers)
+}
+
 /// Predicts the memory of a run by purpose.
 fn memory(
     plan: Plan,
     options: &Options,
     table: &ParamTable,
     settings: &RunConfig,
+    (config, merged): (&ModelConfig, Precision),
 ) -> Vec<(&'static str, u64)> {
     let mut memory = plan.entries;
     let recipe = settings.optimizer.recipe();
-    memory.push(("optimizer state", recipe.bytes(table, &options.policy)));
+    let state = recipe.bytes(table, &options.policy);
+    memory.push(("optimizer state", state));
     let pages = recipe.page_buffers(options.threads);
-    memory.push(("buffers", BUFFERS + PACKING * options.threads as u64 + pages));
+    let copied = BUFFERS.min(2 * (state + options.policy.weights.bytes() * table.len() as u64));
+    let merges = settings.adapter.as_ref().is_some_and(|own| own.merge || own.requantize.is_some());
+    let merging = if merges { merging(config, merged, settings.data.length) } else { 0 };
+    // No checkpoint is written while the models are compared.
+    let copied = copied.saturating_sub(merging);
+    memory.push(("buffers", copied + PACKING * options.threads as u64 + pages));
+    if merges {
+        memory.push(("merged model and its KL", merging));
+    }
     // Measured now that the tokenizer is loaded.
     memory.push(("program and tokenizer", anonymous_memory().unwrap_or(0)));
     memory

@@ -3,11 +3,13 @@
 use std::path::Path;
 
 use anyhow::Result;
+use mantissa_train::HeldOut;
 use mantissa_train::config::RunConfig;
+use mantissa_train::data::chat::{ChatBatches, Conversations};
 use mantissa_train::data::{Batches, Cursor, Data, TokenFile};
 
 use super::chat::Chat;
-use super::owned::RunFolder;
+use super::owned::{RunFolder, TOKENS};
 use super::setup::Setup;
 use super::tokens::Tokens;
 use crate::context::Context;
@@ -16,6 +18,19 @@ use crate::context::Context;
 pub(super) enum Source {
     Text(Box<Tokens>),
     Chat(Chat),
+}
+
+/// Opens the data that a run at `run` was begun with.
+///
+/// # Errors
+/// A file that is damaged or missing.
+pub(super) fn begun(run: &Path, settings: &RunConfig) -> Result<Box<dyn Data>> {
+    let (path, length, seed) = (run.join(TOKENS), settings.data.length, settings.seed);
+    if settings.data.chat {
+        let (lines, vocab_size, _) = Conversations::open(&path)?;
+        return Ok(Box::new(ChatBatches::new(lines, vocab_size, length, seed, Cursor::default())?));
+    }
+    Ok(Box::new(Batches::new(TokenFile::open(&path)?, length, seed, Cursor::default())?))
 }
 
 impl Source {
@@ -44,7 +59,7 @@ impl Source {
         }
     }
 
-    /// Writes the data into the run's folder, unless they are there; returns them with the held-out tokens.
+    /// Writes the data into the run's folder, unless they are there; returns them with the held-out windows.
     ///
     /// # Errors
     /// I/O.
@@ -52,15 +67,20 @@ impl Source {
         self,
         settings: &RunConfig,
         vocab_size: usize,
-    ) -> Result<(Box<dyn Data>, Option<TokenFile>)> {
+    ) -> Result<(Box<dyn Data>, Option<HeldOut>)> {
         Ok(match self {
             Source::Text(tokens) => {
                 let files = tokens.write()?;
-                let (length, seed) = (settings.data.length, settings.seed);
+                let (length, batch, seed) = (settings.data.length, settings.data.batch, settings.seed);
                 let batches = Batches::new(files.train, length, seed, Cursor::default())?;
-                (Box::new(batches), files.held_out)
+                let measured = settings.validation.batches;
+                let held_out = files.held_out.map(|file| HeldOut::new(file, length, batch, measured));
+                (Box::new(batches), held_out.transpose()?)
             }
-            Source::Chat(chat) => (Box::new(chat.write(settings, vocab_size)?), None),
+            Source::Chat(chat) => {
+                let (batches, held_out) = chat.write(settings, vocab_size)?;
+                (Box::new(batches), held_out)
+            }
         })
     }
 }

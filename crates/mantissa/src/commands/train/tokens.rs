@@ -261,6 +261,7 @@ pub(super) fn made_from(settings: &RunConfig, base: &Path, setup: &Setup) -> Res
     let mut text = format!("{:?} {} {vocab} {end:?}", settings.data.split, settings.data.field);
     if settings.data.chat {
         text += &format!(" chat {}", settings.data.length);
+        text.extend(setup.dialogue.iter().map(|template| format!(" {}", template.text)));
     }
     let validation = &settings.validation;
     if validation.is_active() {
