@@ -194,7 +194,7 @@ fn merged_weights_are_the_adapter_form() {
         let config = model.config().clone();
         let mut params = Parameters::random(&config, 0.0, 1).unwrap();
         let table = params.table().clone();
-        for (tensor, values) in model.parameters().merged_tensors(&config) {
+        for (tensor, values) in model.parameters().written_tensors(&config, true) {
             params.set(table.by_name(&tensor.name).unwrap().range.start, &values);
         }
         let mut merged = TrainModel::new(config, params, options(&Policy::fp32(), 1)).unwrap();

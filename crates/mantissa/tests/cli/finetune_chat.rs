@@ -19,7 +19,7 @@ fn conversations(dir: &Path, count: usize) -> PathBuf {
             json!({ "role": "user", "content": format!("{name}?") }),
             json!({ "role": "assistant", "content": word }),
         ];
-        if i % 3 == 0 {
+        if i.is_multiple_of(3) {
             turns.insert(0, json!({ "role": "system", "content": "Be kind." }));
         }
         json!({ "messages": turns }).to_string() + "\n"

@@ -40,7 +40,7 @@ fn settings(dir: &Path, policy: &str, moments: &str) -> PathBuf {
 
 /// Stops a run: by SIGKILL, in every second trial by SIGTERM, after which it leaves a checkpoint.
 pub fn stop(child: &mut Child, trial: u64) {
-    if trial % 2 == 0 {
+    if trial.is_multiple_of(2) {
         child.kill().unwrap();
     } else {
         // It may have ended.

@@ -17,7 +17,7 @@ use crate::context::Context;
 /// Data of a run, before they are in its folder.
 pub(super) enum Source {
     Text(Box<Tokens>),
-    Chat(Chat),
+    Chat(Box<Chat>),
 }
 
 /// Opens the data that a run at `run` was begun with.
@@ -46,7 +46,7 @@ impl Source {
         context: &Context,
     ) -> Result<Self> {
         Ok(match settings.data.chat {
-            true => Source::Chat(Chat::prepare(run, settings, base, setup, context)?),
+            true => Source::Chat(Box::new(Chat::prepare(run, settings, base, setup, context)?)),
             false => Source::Text(Box::new(Tokens::prepare(run, settings, base, setup, context)?)),
         })
     }
