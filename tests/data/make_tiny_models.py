@@ -236,7 +236,7 @@ VARIANTS = [
              "scaling of layers without a window": {"rope_parameters": {"sliding_attention": rope(100.0), "full_attention": rope(100.0)}}}),
     Variant("glm4-moe", Glm4MoeConfig, Glm4MoeForCausalLM,
             {"head_dim": 8, "attention_bias": True, "use_qk_norm": True, "moe_intermediate_size": 12, "n_routed_experts": 6,
-             "num_experts_per_tok": 2, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
+             "num_experts_per_tok": 4, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
              "rope_parameters": rope(100.0, partial_rotary_factor=0.5)},
             {"correction": "weights:e_score_correction_bias=0", "scaling": {"routed_scaling_factor": 1.0},
              "norm": {"norm_topk_prob": False}, "q norm": "weights:q_norm.weight=1", "qkv bias": "weights:[qkv]_proj.bias=0",

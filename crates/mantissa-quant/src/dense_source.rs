@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use mantissa_model::{LinearInfo, ModelConfig, Role, StoredAs};
+use mantissa_num::pack::transpose;
 use mantissa_store::convention::gguf::DenseTensor;
 use mantissa_store::convention::{ComputedTensor, ModelFiles};
 use serde_json::Value;
@@ -71,7 +72,7 @@ pub fn dequantized_source(files: ModelFiles) -> Result<ModelFiles> {
 
 /// Linear layers, embedding and head by the names of their weights.
 fn linears_by_tensor(config: &ModelConfig) -> BTreeMap<String, LinearInfo> {
-    let all = config.linears().into_iter().chain(config.tables());
+    let all = config.decoder_linears().chain(config.tables());
     all.map(|info| (format!("{}.weight", info.module), info)).collect()
 }
 
@@ -87,7 +88,12 @@ fn decoded(files: &Arc<ModelFiles>, linear: LinearInfo, info: mantissa_model::Te
     let files = Arc::clone(files);
     let values = move || {
         let decode = || values_of(&linear, weight_of(&files, &linear)?);
-        decode().map_err(|error| match error {
+        let ordered = |values: Vec<f32>| match linear.stored {
+            // A dense checkpoint has the columns first.
+            StoredAs::Columns => transpose(&values, linear.rows, linear.cols),
+            _ => values,
+        };
+        decode().map(ordered).map_err(|error| match error {
             QuantError::Store(error) => error,
             other => mantissa_store::Error::field(
                 files.dir(),

@@ -521,7 +521,8 @@ pub(crate) mod tests {
     pub(crate) fn config() -> ModelConfig {
         let config = serde_json::json!({
             "model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 4,
-            "num_attention_heads": 1, "vocab_size": 8, "rms_norm_eps": 1e-5, "tie_word_embeddings": false
+            "num_attention_heads": 1, "vocab_size": 8, "max_position_embeddings": 8, "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": false
         });
         ModelConfig::from_json(&config, "config").unwrap()
     }

@@ -377,7 +377,10 @@ fn settings_at_fault_are_named() {
         (tuning(Lora { rank: 0, ..lora() }, None), "rank: expected 1 to 65536, got 0"),
         (tuning(Lora { alpha: 0.0, ..lora() }, None), "alpha"),
         (tuning(Lora { dropout: 1.0, ..lora() }, None), "dropout: expected 0 to below 1"),
-        (tuning(Lora { targets: names("wq"), ..lora() }, None), "targets: expected names of linear layers"),
+        (
+            tuning(Lora { targets: names("wq"), ..lora() }, None),
+            "targets: expected names of this model's linear layers",
+        ),
         (tuning(Lora { init: Init::LoftQ { steps: 5 }, ..lora() }, None), "base scheme such as nf4-dq"),
         (Tuning { train: names("q_proj"), ..tuning(lora(), None) }, "train: expected names"),
     ] {

@@ -170,7 +170,7 @@ fn an_outlier_channel_under_a_scale_per_tensor_is_named() {
     );
 }
 
-/// A mixture of experts whose first layer rounds output gradients to E4M3 without scales, and a sound one.
+/// A mixture of experts whose second layer rounds output gradients to E4M3 without scales, and a sound one.
 #[test]
 fn a_layer_of_experts_is_named() {
     let temp = TempDir::new().unwrap();
@@ -188,14 +188,14 @@ fn a_layer_of_experts_is_named() {
     assert!(autopsy.culprits.is_empty() && autopsy.error.unwrap() < SOUND, "{autopsy}");
     let mut linear = policy.linear.clone();
     linear.dgrad.left = OperandPolicy::new("fp8-e4m3".parse().unwrap());
-    policy.exceptions.insert(0, linear);
+    policy.exceptions.insert(1, linear);
     let mut trainer = trainer_of(&config, temp.path(), &policy, |_| {});
     assert!(trainer.step().is_ok());
     let autopsy = trainer.autopsy(&mut |n| last = n).unwrap();
     show(&autopsy);
     let culprit = &autopsy.culprits[0];
-    assert_eq!((culprit.layer, culprit.gemm, culprit.operand), (Some(0), "dgrad", "dy"), "{autopsy}");
-    assert!(culprit.linear.starts_with("model.layers.0."), "{culprit:?}");
+    assert_eq!((culprit.layer, culprit.gemm, culprit.operand), (Some(1), "dgrad", "dy"), "{autopsy}");
+    assert!(culprit.linear.starts_with("model.layers.1."), "{culprit:?}");
     // Experts are named as in the checkpoint.
     let (_, health) = trainer.measured_step().unwrap();
     let expert = "model.layers.0.block_sparse_moe.experts.0.w1";

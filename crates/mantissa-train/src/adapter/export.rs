@@ -104,20 +104,13 @@ impl Trainer {
         let (params, model) = (self.model().parameters(), self.model().config());
         let mut staging = Staging::begin(out)?;
         let tensors = model.tensors();
-        let specs = tensors.iter().map(|t| {
-            let mut shape = t.shape.clone();
-            if is_transposed(model, t) {
-                shape.reverse();
-            }
-            TensorSpec::new(&t.name, dtype, shape)
-        });
-        let specs = specs.collect();
+        let specs = tensors.iter().map(|t| TensorSpec::new(&t.name, dtype, t.shape.clone())).collect();
         let metadata = [("format".to_owned(), "pt".to_owned())].into();
         let weights = staging.path().join("model.safetensors");
         let mut writer = SafetensorsWriter::create(&weights, specs, metadata)?;
         for (tensor, values) in params.written_tensors(model, merged) {
             let values = match is_transposed(model, &tensor) {
-                true => transposed(&values, tensor.shape[1]),
+                true => transposed(&values, tensor.shape[0]),
                 false => values,
             };
             writer.write(&tensor.name, &stored(precision, &values))?;

@@ -117,7 +117,7 @@ pub struct Args {
     /// of text; else 0.
     #[arg(long, value_name = "SHARE|FILE", help_heading = "Training")]
     validation: Option<String>,
-    /// Stop after N validations without a lower loss
+    /// Stop after N validations without gain
     ///
     /// 0 never stops early.
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Training")]

@@ -133,7 +133,9 @@ fn conversations_are_held_out() {
         let file = File::open(&out.join(file));
         file.shape("ends")[0]
     };
-    assert_eq!((lines("tokens.safetensors"), lines("validation.safetensors")), (190, 10));
+    // 5 % of the bytes.
+    let (trained, held_out) = (lines("tokens.safetensors"), lines("validation.safetensors"));
+    assert!(trained + held_out == 200 && (8..=12).contains(&held_out), "{trained} {held_out}");
     let resumed = run_json(&tune(&base, &data, &out, &["--steps", "20", "--json", "--quiet", "--resume"]));
     assert_eq!(resumed["validation_loss"], done["validation_loss"]);
     // Of a file of its own, with a rate of 0: nothing becomes better.
@@ -150,7 +152,8 @@ fn conversations_are_held_out() {
     assert_eq!(done["validation_loss"], Value::Null);
     assert!(!none.join("validation.safetensors").exists());
     let one = conversations(temp.path(), 1);
-    let line = fail(2, &tune(&base, &one, &none, &["--steps", "1", "--validation", "0.5", "--restart"]));
+    let line =
+        fail(2, &tune(&base, &one, &none, &["--steps", "1", "--validation", "0.5", "--restart", "--quiet"]));
     assert!(line.contains("validation.share: expected two conversations"), "{line}");
 }
 

@@ -57,7 +57,7 @@ fn each_format_is_dequantized_and_the_output_verifies_against_it() {
             "--json",
             "--quiet",
         ]);
-        assert!((0.0..0.3).contains(&done["kl"].as_f64().unwrap()), "{name}: {}", done["kl"]);
+        assert!((0.0..0.6).contains(&done["kl"].as_f64().unwrap()), "{name}: {}", done["kl"]);
     }
 }
 

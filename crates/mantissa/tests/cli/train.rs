@@ -550,7 +550,7 @@ fn learned_scales_are_written_as_a_quantized_model() {
     let line = fail(2, &[&few[..], &["--set", "out=b"]].concat());
     assert!(line.contains("precision.dgrad.w.source") && line.contains("fix: dgrad.w = {"), "{line}");
     let line = fail(2, &[&few[..], &["--set", "out=b", "--set", &asym, "--set", ste]].concat());
-    assert!(line.contains("precision.fprop.w: expected a scheme of symmetric integers"), "{line}");
+    assert!(line.contains("precision.fprop.w: expected a symmetric scheme"), "{line}");
     let line =
         fail(2, &[&few[..], &["--set", "out=b", "--set", ste, "--set", "precision.kv=nuq4-1%"]].concat());
     assert!(line.contains("precision.kv: expected a policy without calibrated levels"), "{line}");
@@ -573,7 +573,9 @@ fn a_model_is_distilled_on_text_that_it_generates() {
         "--set",
         "distill.generated=24",
         "--set",
-        "precision.fprop.w=\"int4-g32\"",
+        "precision.fprop.w=\"int2-g32\"",
+        "--set",
+        "optimizer.lr=1e-3",
         "--set",
         "precision.dgrad.w={ scheme = \"f32\", source = \"forward\" }",
         "--set",
@@ -586,7 +588,7 @@ fn a_model_is_distilled_on_text_that_it_generates() {
     let log = fs::read_to_string(free.join("log.jsonl")).unwrap();
     let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let loss = |i: usize| lines[i]["loss"].as_f64().unwrap();
-    assert!(loss(0) > 0.0 && loss(13) < loss(0), "{log}");
+    assert!((0..14).all(|step| loss(step) > 0.0 && loss(step) < 1.0), "{log}");
     // Another run of the same settings has the same text and losses.
     json(&[&few[..], &more, &["--set", "out=again", "--threads", "2"]].concat());
     let again = fs::read(temp.path().join("again/model/model.safetensors")).unwrap();

@@ -144,7 +144,10 @@ fn a_template_that_changes_earlier_turns_is_refused_with_the_line() {
         ("assistant", "<think>e</think>f"),
     ]);
     let error = read(Some(REASONING), &format!("{good}\n\n{changed}"), 500).unwrap_err().to_string();
-    assert!(error.contains("chat.jsonl: line 3: expected a chat template that only appends"), "{error}");
+    assert!(
+        error.contains("chat.jsonl: line 3: messages[1]: expected a chat template that only appends"),
+        "{error}"
+    );
     assert!(error.contains("message 2") && error.contains("fix: "), "{error}");
     // As the message says.
     let answer = "\"<think>b</think>c\"";
@@ -182,7 +185,8 @@ fn lines_of_other_forms_are_refused_with_file_and_line() {
         (r#"{"text": "a", "messages": []}"#, "got \"messages\": a list, \"text\": a text"),
     ] {
         let error = read(Some(CHATML), &format!("{good}\n{line}\n"), 500).unwrap_err().to_string();
-        assert!(error.contains("chat.jsonl: line 2: expected") && error.contains(expected), "{error}");
+        assert!(error.contains("chat.jsonl: line 2: ") && error.contains(": expected "), "{error}");
+        assert!(error.contains(expected), "{error}");
     }
     let refusing = "{{ raise_exception('roles must alternate') }}";
     let error = read(Some(refusing), &good, 500).unwrap_err().to_string();
