@@ -79,6 +79,7 @@ impl LearnsLayers for BlockAp {
     type Layer = Training;
 
     const TABLE: &'static TableSpec = &TABLE;
+    const NOT_ROTATED: &'static str = "Block-AP cannot rotate inputs while it learns";
 
     fn fields(&mut self) -> Vec<Field<'_>> {
         vec![

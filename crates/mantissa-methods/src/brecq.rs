@@ -76,6 +76,7 @@ impl LearnsLayers for Brecq {
     type Layer = Rounding;
 
     const TABLE: &'static TableSpec = &TABLE;
+    const NOT_ROTATED: &'static str = "BRECQ cannot rotate inputs while it learns";
 
     fn fields(&mut self) -> Vec<Field<'_>> {
         vec![

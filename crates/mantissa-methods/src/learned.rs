@@ -85,6 +85,9 @@ pub trait LearnsLayers: Copy + Debug + Send + Sync + 'static {
     /// Table of the options. Its name is that of the method.
     const TABLE: &'static TableSpec;
 
+    /// Reason why rotated inputs are refused.
+    const NOT_ROTATED: &'static str;
+
     /// Name in recipes, if the options have another than [`TABLE`](Self::TABLE).
     fn alias(&self) -> &'static str {
         Self::TABLE.name
@@ -157,7 +160,7 @@ impl<M: LearnsLayers> Method for M {
     fn refuses(&self, feature: Feature) -> Option<&'static str> {
         match feature {
             Feature::StochasticRounding => Some(NOT_STOCHASTIC),
-            Feature::RotatedInputs => Some("it cannot rotate inputs while it learns"),
+            Feature::RotatedInputs => Some(M::NOT_ROTATED),
             _ => refused_by_most(feature),
         }
     }

@@ -74,6 +74,7 @@ impl LearnsLayers for OmniQuant {
     type Layer = Clipping;
 
     const TABLE: &'static TableSpec = &TABLE;
+    const NOT_ROTATED: &'static str = "OmniQuant cannot rotate inputs while it learns";
 
     fn fields(&mut self) -> Vec<Field<'_>> {
         vec![

@@ -52,6 +52,7 @@ impl LearnsLayers for AutoRound {
     type Layer = Rounding;
 
     const TABLE: &'static TableSpec = &TABLE;
+    const NOT_ROTATED: &'static str = "AutoRound cannot rotate inputs while it learns";
 
     fn alias(&self) -> &'static str {
         match self.options.update {

@@ -196,7 +196,7 @@ impl Args {
 ///
 /// # Errors
 /// Settings, data or a model that cannot be trained, before anything is written; I/O;
-/// [`TrainError::Diverged`].
+/// [`TrainError::Diverged`](mantissa_train::TrainError::Diverged).
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     if let Some(run) = &args.autopsy {
         return autopsy::run(run, args.step, context);
