@@ -23,6 +23,14 @@ struct Group<'a> {
     scores: &'a mut [f32],
 }
 
+/// Brings the values of each adjacent pair half of `to` apart: the first values of all pairs, then the second ones.
+pub(crate) fn split_pairs(pairs: &[f32], to: &mut [f32]) {
+    let (first, second) = to.split_at_mut(to.len() / 2);
+    for ((pair, first), second) in pairs.chunks_exact(2).zip(first).zip(second) {
+        (*first, *second) = (pair[0], pair[1]);
+    }
+}
+
 impl LayerFlow {
     pub(crate) fn project(
         &self,
@@ -63,15 +71,13 @@ impl LayerFlow {
             return;
         }
         let (q_width, kv_width) = self.widths();
-        let mut pairs = vec![0.0; 2 * self.half];
+        // `attended` is free until attention runs.
+        let pairs = &mut a.attended[..2 * self.half];
         for (x, width) in [(&mut *a.q, q_width), (&mut *a.k, kv_width)] {
             for head in x[..rows * width].chunks_exact_mut(self.attention.head_dim) {
                 let rotated = &mut head[..2 * self.half];
                 pairs.copy_from_slice(rotated);
-                let (first, second) = rotated.split_at_mut(self.half);
-                for ((pair, first), second) in pairs.chunks_exact(2).zip(first).zip(second) {
-                    (*first, *second) = (pair[0], pair[1]);
-                }
+                split_pairs(pairs, rotated);
             }
         }
     }

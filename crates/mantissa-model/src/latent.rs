@@ -13,6 +13,7 @@ mod absorbed;
 use mantissa_kernels::kernels;
 
 pub use self::absorbed::AbsorbedHeads;
+use crate::attention::split_pairs;
 use crate::cache::LatentScratch;
 use crate::config::Latent;
 use crate::error::ForwardError;
@@ -31,10 +32,7 @@ impl Latent {
         if !self.interleaved {
             return to.copy_from_slice(from);
         }
-        let (first, second) = to.split_at_mut(self.rotated / 2);
-        for ((pair, first), second) in from.chunks_exact(2).zip(first).zip(second) {
-            (*first, *second) = (pair[0], pair[1]);
-        }
+        split_pairs(from, to);
     }
 }
 

@@ -34,18 +34,7 @@ pub fn free(
     context: &Context,
 ) -> Result<Vec<Vec<u32>>> {
     let threads = context.threads.min(count);
-    let used = Use {
-        pass: PROMPT,
-        longest: length,
-        threads,
-        cached: true,
-        logits: 1,
-        kv: None,
-        calibration: None,
-        adapter: None,
-    };
-    running::require(std::slice::from_ref(source), used, context)?;
-    let decoder = Decoder::load(source)?;
+    let decoder = load(source, length, threads, context)?;
     let progress = context.progress((count * length) as u64, Unit::Items("tokens"));
     progress.message("generate text");
     let mut all: Vec<Result<Vec<u32>, GenerateError>> = (0..count).map(|_| Ok(Vec::new())).collect();
@@ -88,18 +77,7 @@ pub fn samples(
     }
     let longest = windows.iter().map(Vec::len).max().unwrap_or(0);
     let threads = context.threads.min(count);
-    let used = Use {
-        pass: PROMPT,
-        longest,
-        threads,
-        cached: true,
-        logits: 1,
-        kv: None,
-        calibration: None,
-        adapter: None,
-    };
-    running::require(std::slice::from_ref(source), used, context)?;
-    let decoder = Decoder::load(source)?;
+    let decoder = load(source, longest, threads, context)?;
     let prompts: Vec<_> = (0..count)
         .map(|index| {
             let window = &windows[index % windows.len()];
@@ -150,6 +128,25 @@ fn continued(
         ControlFlow::Continue(())
     })?;
     Ok(prompt.iter().copied().chain(generated.tokens).collect())
+}
+
+/// Loads the model to generate texts of up to `longest` tokens on `threads` threads.
+///
+/// # Errors
+/// Memory below what this takes; weights that cannot be read.
+fn load(source: &ModelFiles, longest: usize, threads: usize, context: &Context) -> Result<Decoder> {
+    let used = Use {
+        pass: PROMPT,
+        longest,
+        threads,
+        cached: true,
+        logits: 1,
+        kv: None,
+        calibration: None,
+        adapter: None,
+    };
+    running::require(std::slice::from_ref(source), used, context)?;
+    Ok(Decoder::load(source)?)
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ pub(super) struct Fault {
     pub(super) found: String,
     /// Values allowed.
     pub(super) allowed: &'static str,
-    /// What to change.
+    /// Change that makes the line valid.
     pub(super) fix: &'static str,
 }
 
