@@ -12,6 +12,7 @@ use mantissa_train::{Parameters, Policy, TrainError, Trainer};
 
 use crate::lab::{Figures, Lab, Trained};
 use crate::spec::{Arm, Experiment};
+use crate::synthetic::{self, Outliers};
 
 /// Figures of every arm, by seed.
 pub type Outcomes = Vec<BTreeMap<String, Figures>>;
@@ -68,6 +69,20 @@ fn one(
         }
         Arm::Resume { set, policies, moments, stops, .. } => {
             resume(lab, seed, set, (policies, moments, stops))
+        }
+        Arm::Sum { accumulator, k, .. } => synthetic::sum(accumulator, *k, seed),
+        Arm::Outliers { scheme, rows, cols, every, factor, channels, hadamard, .. } => {
+            let (rows, cols, every) = (*rows, *cols, *every);
+            let of = Outliers {
+                scheme,
+                rows,
+                cols,
+                every,
+                factor: *factor,
+                channels: *channels,
+                hadamard: *hadamard,
+            };
+            synthetic::outliers(&of, seed)
         }
     }
 }

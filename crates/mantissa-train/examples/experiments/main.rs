@@ -9,6 +9,7 @@
 mod arms;
 mod lab;
 mod spec;
+mod synthetic;
 mod verdict;
 
 use std::error::Error;

@@ -25,6 +25,10 @@ fn draw() -> u64 {
     1
 }
 
+fn order() -> usize {
+    1
+}
+
 fn one() -> Vec<u64> {
     vec![1]
 }
@@ -97,6 +101,36 @@ pub enum Arm {
         /// Steps after which runs are stopped, one after the other.
         stops: Vec<usize>,
     },
+    /// Sums of `k` products of E4M3, magnitudes of normal values. Figure: `error`, the mean relative error.
+    Sum {
+        /// Name.
+        name: String,
+        /// Accumulator, such as `14-bit-128`.
+        accumulator: String,
+        /// Products of a sum.
+        k: usize,
+    },
+    /// Normal values with outliers, `[rows, cols]`, rounded. Figures: SQNR in dB of the values that are not outliers,
+    /// `others`, and of `all`.
+    Outliers {
+        /// Name.
+        name: String,
+        /// Scheme of activations.
+        scheme: String,
+        /// Rows.
+        rows: usize,
+        /// Columns.
+        cols: usize,
+        /// One of so many values of a row is an outlier.
+        every: usize,
+        /// Factor of outliers.
+        factor: f64,
+        /// True if outliers are in the same columns of every row.
+        channels: bool,
+        /// Order of a Hadamard transform along the row before rounding.
+        #[serde(default = "order")]
+        hadamard: usize,
+    },
 }
 
 impl Arm {
@@ -106,7 +140,9 @@ impl Arm {
             Arm::Train { name, .. }
             | Arm::Gradients { name, .. }
             | Arm::Scaler { name, .. }
-            | Arm::Resume { name, .. } => name,
+            | Arm::Resume { name, .. }
+            | Arm::Sum { name, .. }
+            | Arm::Outliers { name, .. } => name,
         }
     }
 }

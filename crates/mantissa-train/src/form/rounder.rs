@@ -403,7 +403,11 @@ impl Rounder {
         }
         // The only possible failures are non-finite values, which show in the product, and shapes, which were
         // checked when the operand was made.
-        let given = Given { outer: amax.and_then(|amax| scheme.outer_scale(amax)), first_index: 0 };
+        let given = Given {
+            outer: amax.and_then(|amax| scheme.outer_scale(amax)),
+            first_index: 0,
+            ..Given::default()
+        };
         let _ = fake_quantize(&scheme, x, x.len() / k.max(1), k, given);
     }
 }
