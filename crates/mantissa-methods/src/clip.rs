@@ -70,7 +70,13 @@ pub fn quantize(
     threads: usize,
 ) -> Result<(Quantized, ErrorStats), TensorError> {
     if check_scheme(scheme).is_err() || cols == 0 || rows * cols != w.len() {
-        let q = mantissa_num::quantize(scheme, w, rows, cols, Given { outer, first_index: 0 })?;
+        let q = mantissa_num::quantize(
+            scheme,
+            w,
+            rows,
+            cols,
+            Given { outer, first_index: 0, ..Given::default() },
+        )?;
         let stats = ErrorStats::of(w, &q);
         return Ok((q, stats));
     }

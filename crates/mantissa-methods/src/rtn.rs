@@ -178,7 +178,7 @@ impl Job<'_> {
 
     fn reference(&self, x: &[f32], rows: usize, first_row: usize) -> Result<Quantized, TensorError> {
         let first = first_row * self.cols;
-        let given = Given { outer: self.outer, first_index: first as u64 };
+        let given = Given { outer: self.outer, first_index: first as u64, ..Given::default() };
         mantissa_num::quantize(self.scheme, x, rows, self.cols, given).map_err(|error| error.shifted(first))
     }
 }

@@ -1,7 +1,7 @@
 //! Result of a method for one weight.
 
 use mantissa_num::stored::Extra;
-use mantissa_num::{Quantized, TensorError};
+use mantissa_num::{Quantized, StaticScale, TensorError};
 
 use crate::dequantize::dequantize_by_group;
 use crate::error_stats::ErrorStats;
@@ -17,7 +17,7 @@ pub struct Solved {
     /// Outliers stored outside the codes.
     pub outliers: Option<Extra>,
     /// Stored scale of the layer's inputs, from the model that was read.
-    pub input_scale: Option<f32>,
+    pub input_scale: Option<StaticScale>,
     /// Error of the weight.
     pub stats: ErrorStats,
     /// Reason for a fallback to another method.

@@ -58,8 +58,8 @@ impl InputQuantizer {
         if quant.keep_above.is_some_and(|limit| limit.is_nan() || limit <= 0.0) {
             return refuse("an outlier threshold greater than 0");
         }
-        if fixed && scheme.format.has_zero() {
-            return refuse("a symmetric scheme if the scale is stored");
+        if fixed && scheme.format.has_bias() {
+            return refuse("a zero point and no bias if the scale is stored");
         }
         if !fixed && scheme.format.scale().is_some() && !within_rows(scheme.format.blocks()) {
             return refuse("scales per token or per group of a token");
@@ -109,8 +109,7 @@ impl InputQuantizer {
     /// # Errors
     /// As [`apply`](Self::apply).
     pub(crate) fn factored(&self, x: &[f32], width: usize) -> Result<Option<Factored>, TensorError> {
-        let given = Given { outer: self.quant.outer, first_index: 0 };
-        let q = quantize(&self.quant.scheme, x, x.len() / width.max(1), width, given)?;
+        let q = quantize(&self.quant.scheme, x, x.len() / width.max(1), width, self.given())?;
         Ok(Packed::new(&q).and_then(|packed| packed.factored()))
     }
 
@@ -145,8 +144,12 @@ impl InputQuantizer {
     }
 
     fn reference(&self, x: &mut [f32], width: usize) -> Result<(), TensorError> {
-        let given = Given { outer: self.quant.outer, first_index: 0 };
-        fake_quantize(&self.quant.scheme, x, x.len() / width, width, given)
+        fake_quantize(&self.quant.scheme, x, x.len() / width, width, self.given())
+    }
+
+    /// Returns the stored parameters of its blocks.
+    fn given(&self) -> Given {
+        Given { outer: self.quant.outer, zero: self.quant.zero, first_index: 0 }
     }
 }
 

@@ -51,4 +51,6 @@ pub use level::{Nested, Offsets, ScaleLevel};
 pub use nearest::{nearest, nearest_list};
 pub use round::Rounding;
 pub use scheme::{Encoder, RowKind, Rule, ScaleFloor, Scheme, Source};
-pub use tensor::{Given, Quantized, check_finite, code_unit, fake_quantize, quantize, quantize_with_scales};
+pub use tensor::{
+    Given, Quantized, StaticScale, check_finite, code_unit, fake_quantize, quantize, quantize_with_scales,
+};

@@ -33,8 +33,25 @@ pub struct Given {
     /// activation scale comes from calibration. For a format with a single level of scales it is the scale of every
     /// block.
     pub outer: Option<f32>,
+    /// Zero point of every block, in the signed domain, where `outer` is their scale.
+    pub zero: i32,
     /// Flat index of the first element in its tensor, for stochastic rounding of a panel.
     pub first_index: u64,
+}
+
+/// Scale of an activation that calibration found, with its zero point.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StaticScale {
+    /// Scale, or NVFP4's global scale as stored.
+    pub scale: f32,
+    /// Zero point in the signed domain; 0 for a symmetric scheme.
+    pub zero: i32,
+}
+
+impl From<f32> for StaticScale {
+    fn from(scale: f32) -> Self {
+        StaticScale { scale, zero: 0 }
+    }
 }
 
 /// Quantizes `x` (`[rows, cols]`, row-major).
@@ -328,7 +345,12 @@ impl Plan {
             _ => 0,
         };
         let blocks = match given.outer.filter(|_| !two_levels) {
-            Some(scale) => vec![scheme.block_with_scale(scale); ranges.len()],
+            Some(scale) => {
+                let zero = if scheme.format.has_zero() { given.zero } else { 0 };
+                let mut block = scheme.block_with_scale(scale);
+                block.zero = zero;
+                vec![block; ranges.len()]
+            }
             None => ranges.iter().map(|&range| scheme.block(range, range.count < full, outer)).collect(),
         };
         let mut plan = Plan { geometry, rows, cols, blocks, outer, nested: None };

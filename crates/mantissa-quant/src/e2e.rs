@@ -13,9 +13,9 @@ use mantissa_methods::e2e::{EndToEnd, With};
 use mantissa_methods::reconstruction::shuffled;
 use mantissa_model::{Batch, InputQuantizer, LinearInfo, ModelConfig, Role, linear_weight};
 use mantissa_num::stored::Map;
-use mantissa_num::{Codes, Quantized, Scheme};
+use mantissa_num::{Codes, Quantized, Scheme, StaticScale};
 use mantissa_store::Dtype;
-use mantissa_store::convention::{Beside, LinearPlan, LinearWeight, ModelFiles, Weight};
+use mantissa_store::convention::{ActivationQuant, Beside, LinearPlan, LinearWeight, ModelFiles, Weight};
 use mantissa_train::{Coded, Dense, Policy, Precision, TeacherHead, TrainError, TrainModel, Tuner};
 
 use crate::calibrate::{Calibration, CalibrationSet, States, check_tick};
@@ -143,7 +143,7 @@ struct Start<'a> {
     info: &'a LinearInfo,
     scheme: &'a Scheme,
     quantized: Quantized,
-    input_scale: Option<f32>,
+    input_scale: Option<StaticScale>,
 }
 
 /// State of the training.
@@ -169,7 +169,7 @@ impl<'a> Run<'a> {
         for (info, scheme) in plan.quantized().chain(plan.quantized_tables()) {
             let linear = linear_weight(stored, &LinearInfo { bias: false, ..info.clone() })?;
             let name = info.dense_tensor().0;
-            let input_scale = linear.input.as_ref().and_then(|input| input.outer);
+            let input_scale = linear.input.as_ref().and_then(ActivationQuant::stored);
             if let Some(input) = linear.input.as_ref().filter(|_| plan.activations.is_some()) {
                 let quantizer = InputQuantizer::new(&info.module, input)?;
                 let input = info.kind.input();

@@ -2,7 +2,7 @@
 //!
 //! The unquantized model runs over the calibration text, and an [`Observer`] chooses a magnitude of each input. The
 //! scale is that magnitude divided by the largest code. NVFP4 as compressed-tensors stores it has `448 · 6` divided by
-//! the magnitude. Layers that read the same input share one scale, which engines that fuse them need.
+//! the magnitude. An asymmetric scheme has a scale and a zero point from the least and the greatest value. Layers that read the same input share one scale, which engines that fuse them need.
 
 mod observer;
 
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use mantissa_model::{InputQuantizer, LinearInfo, LinearInput, ModelConfig, WeightSource};
 use mantissa_num::format::{Affine, Format};
-use mantissa_num::{Code, Rule, Scheme};
+use mantissa_num::{Code, Rule, Scheme, StaticScale};
 use mantissa_store::convention::ActivationQuant;
 
 pub(crate) use observer::TOKENS;
@@ -20,7 +20,7 @@ use crate::calibrate::{Calibration, CalibrationSet, Limits, Tick};
 use crate::error::Result;
 
 /// Input scales of linear layers, by module.
-pub(crate) type InputScales = BTreeMap<String, f32>;
+pub(crate) type InputScales = BTreeMap<String, StaticScale>;
 
 /// Runs `set` through the unquantized model of `source` and returns the input scale of each linear layer under
 /// `scheme`.
@@ -40,11 +40,17 @@ pub(crate) fn collect(
     while let Some(layer) = calibration.next_layer()? {
         let linears = config.layer_linears(layer.index());
         let kinds = linears.iter().map(|info| info.kind);
-        let magnitudes =
-            observer.magnitudes(&mut calibration, &layer, (kinds, true), |_| Some(scheme), tick)?;
+        let found: BTreeMap<LinearInput, StaticScale> = if scheme.format.has_zero() {
+            let ends = observer.ends(&mut calibration, &layer, (kinds, true), scheme, tick)?;
+            ends.into_iter().map(|(input, ends)| (input, affine(scheme, ends))).collect()
+        } else {
+            let magnitudes =
+                observer.magnitudes(&mut calibration, &layer, (kinds, true), |_| Some(scheme), tick)?;
+            magnitudes.into_iter().map(|(input, amax)| (input, scale(scheme, amax).into())).collect()
+        };
         for info in linears {
-            let magnitude = magnitudes.get(&info.kind.input()).copied().unwrap_or(0.0);
-            scales.insert(info.module, scale(scheme, magnitude));
+            let unseen = || scale(scheme, 0.0).into();
+            scales.insert(info.module, found.get(&info.kind.input()).copied().unwrap_or_else(unseen));
         }
     }
     Ok(scales)
@@ -58,8 +64,8 @@ pub(crate) fn quantizers<'a>(
     linears: impl Iterator<Item = &'a LinearInfo>,
 ) -> BTreeMap<LinearInput, InputQuantizer> {
     let quantizer = |info: &LinearInfo| {
-        let outer = scales.and_then(|scales| scales.get(&info.module)).copied();
-        let quant = ActivationQuant::new(scheme.clone(), outer);
+        let stored = scales.and_then(|scales| scales.get(&info.module)).copied();
+        let quant = ActivationQuant::of(scheme.clone(), stored);
         Some((info.kind.input(), InputQuantizer::new(&info.module, &quant).ok()?))
     };
     linears.filter_map(quantizer).collect()
@@ -79,12 +85,37 @@ pub(crate) fn scale(scheme: &Scheme, amax: f32) -> f32 {
     }
 }
 
+/// Returns scale and zero point of an asymmetric integer scheme for values from `low` to `high`, as compressed-tensors
+/// computes them (`calculate_qparams`): the range includes 0, `scale = (high - low) / (2^bits - 1)`, and the zero point is
+/// `-2^(bits - 1) - low / scale`, to nearest.
+pub(crate) fn affine(scheme: &Scheme, [low, high]: [f32; 2]) -> StaticScale {
+    let Format::Affine(Affine { code: Code::Int(bits), .. }) = &scheme.format else {
+        return scale(scheme, low.abs().max(high.abs())).into();
+    };
+    let (low, high) = (low.min(0.0), high.max(0.0));
+    let (least, greatest) = (-(1i32 << (bits - 1)), (1i32 << (bits - 1)) - 1);
+    let width = if high > low { high - low } else { 1.0 };
+    let scale = width / (greatest - least) as f32;
+    let zero = (least as f32 - low / scale).clamp(least as f32, greatest as f32);
+    StaticScale { scale, zero: zero.round_ties_even() as i32 }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use mantissa_num::parse_activation;
 
     use super::*;
+
+    #[test]
+    fn the_ends_of_a_range_are_the_first_and_the_last_code() {
+        let scheme = parse_activation("int8-tensor-asym@static").unwrap();
+        assert_eq!(affine(&scheme, [-0.5, 2.05]), StaticScale { scale: 0.01, zero: -78 });
+        // A range without 0 is widened to it.
+        assert_eq!(affine(&scheme, [1.0, 2.55]), StaticScale { scale: 0.01, zero: -128 });
+        assert_eq!(affine(&scheme, [-2.55, -1.0]), StaticScale { scale: 0.01, zero: 127 });
+        assert!(affine(&scheme, [0.0, 0.0]).scale > 0.0);
+    }
 
     #[test]
     fn the_largest_code_decodes_to_amax() {

@@ -4,7 +4,7 @@ use mantissa_methods::Solved;
 use mantissa_methods::method::{SolveLayer, SolveWeight, WeightTask, Work};
 use mantissa_model::{FusedGroup, LinearInfo};
 use mantissa_num::codec::Codec;
-use mantissa_num::{CodecId, Quantized, Scheme};
+use mantissa_num::{CodecId, Quantized, Scheme, StaticScale};
 use mantissa_store::Error;
 use mantissa_store::convention::{Beside, LinearPlan, ModelFiles};
 
@@ -130,7 +130,7 @@ impl<'a> Layers<'a> {
         info: &LinearInfo,
         scheme: &Scheme,
         solved: &Solved,
-        input_scale: Option<f32>,
+        input_scale: Option<StaticScale>,
     ) -> Result<Vec<(String, Vec<u8>)>> {
         let plan = LinearPlan { input_scale, ..self.plan.linear_plan(info, scheme) };
         let container = self.plan.container;
@@ -146,7 +146,7 @@ impl<'a> Layers<'a> {
     }
 
     /// Returns the stored scale of a layer's input, if the plan has one.
-    fn input_scale(&mut self, info: &LinearInfo, tick: &mut Tick<'_>) -> Result<Option<f32>> {
+    fn input_scale(&mut self, info: &LinearInfo, tick: &mut Tick<'_>) -> Result<Option<StaticScale>> {
         self.find_input_scales(tick)?;
         Ok(self.input_scales.as_ref().and_then(|scales| scales.get(&info.module)).copied())
     }

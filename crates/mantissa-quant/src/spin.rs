@@ -206,7 +206,7 @@ impl<'a> Learner<'a> {
                     LinearInput::O => Some(plan.config.head_dim),
                     _ => None,
                 };
-                let quant = ActivationQuant::new(scheme.clone(), scales.get(&info.module).copied());
+                let quant = ActivationQuant::of(scheme.clone(), scales.get(&info.module).copied());
                 let quantizer = InputQuantizer::new(&info.module, &quant)?;
                 model.quantize_input(info.layer, input, quantizer, order).map_err(fault)?;
             }

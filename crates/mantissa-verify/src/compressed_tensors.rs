@@ -1,4 +1,4 @@
-//! Weights of compressed-tensors: packed integers, FP4, and one code per byte.
+//! Weights of compressed-tensors: packed integers, FP4, FP6, and one code per byte.
 
 use serde_json::Value;
 
@@ -12,9 +12,9 @@ impl<T: Tensors + ?Sized> Reader<'_, T> {
     /// Kind of weight, from the names of its tensors.
     pub(crate) fn compressed_tensors(&self) -> Result<Weight, T::Error> {
         if self.has("weight_global_scale") {
-            self.fp4(Some(self.scalar("weight_global_scale")?))
+            self.packed_floats(Some(self.scalar("weight_global_scale")?))
         } else if self.has("weight_packed") && !self.has("weight_shape") {
-            self.fp4(None)
+            self.packed_floats(None)
         } else if self.has("weight_packed") {
             self.pack_quantized()
         } else if self.has("weight_scale") {
@@ -32,16 +32,18 @@ impl<T: Tensors + ?Sized> Reader<'_, T> {
         groups.values().find(names).or_else(|| groups.values().next())?.get("weights")
     }
 
-    fn fp4(&self, global: Option<f32>) -> Result<Weight, T::Error> {
+    /// FP4 (E2M1), or FP6 (E2M3) where the config says so: codes from the low bit on.
+    fn packed_floats(&self, global: Option<f32>) -> Result<Weight, T::Error> {
         let packed = self.bytes("weight_packed")?;
         let scales = self.scales("weight_scale")?;
-        let stride = self.cols.div_ceil(2);
+        let six = self.group_weights().and_then(|args| args.get("num_bits")?.as_u64()) == Some(6);
+        let (bits, values) = if six { (6, float_values(2, 3, 1)) } else { (4, float_values(2, 1, 1)) };
+        let stride = (self.cols * bits).div_ceil(8);
         if packed.len() < self.rows * stride {
             return Err(self.short("weight_packed"));
         }
-        let values = float_values(2, 1, 1);
         let scales = scales.map(|scale| global.map_or(scale, |g| scale / g));
-        Ok(Weight { scales: Some(scales), ..self.stored(packed, 4, 8, values) })
+        Ok(Weight { scales: Some(scales), ..self.stored(packed, bits, 8, values) })
     }
 
     fn one_byte_codes(&self) -> Result<Weight, T::Error> {

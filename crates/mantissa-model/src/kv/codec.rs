@@ -141,7 +141,7 @@ impl RowCodec {
 
     fn given(&self, row: usize) -> Given {
         let outer = (!self.stored.is_empty()).then(|| self.stored[row % self.stored.len()]);
-        Given { outer, first_index: 0 }
+        Given { outer, first_index: 0, ..Given::default() }
     }
 
     /// Encodes row `row`.

@@ -138,7 +138,7 @@ mod tests {
             quantizer.values(&mut v);
             let reference = |x: &[f32], scale: f32| {
                 let mut x = x.to_vec();
-                let given = Given { outer: Some(scale), first_index: 0 };
+                let given = Given { outer: Some(scale), first_index: 0, ..Given::default() };
                 let n = x.len();
                 fake_quantize(&quant.scheme, &mut x, 1, n, given).unwrap();
                 x

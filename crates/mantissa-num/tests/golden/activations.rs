@@ -26,7 +26,8 @@ fn inputs_are_quantized_bit_for_bit() {
         let outer = scheme.has_outer_scale().then(|| t.f32("input_global_scale").unwrap()[0]);
         let mut y = x.clone();
         for row in y.chunks_exact_mut(cols) {
-            fake_quantize(&scheme, row, 1, cols, Given { outer, first_index: 0 }).unwrap();
+            fake_quantize(&scheme, row, 1, cols, Given { outer, first_index: 0, ..Given::default() })
+                .unwrap();
         }
         assert_eq!(y.len(), rows * cols);
         assert_same(golden, &y, &t.f32(&format!("{golden}.y")).unwrap(), false);

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use mantissa_model::{LinearInput, LinearKind};
-use mantissa_num::{Given, Scheme};
+use mantissa_num::{Given, Scheme, StaticScale};
 
-use super::scale;
+use super::{affine, scale};
 use crate::calibrate::{CalibrateError, CalibratedLayer, Calibration, Sample, Tick};
 
 /// Rule for the magnitude that the largest code represents.
@@ -113,6 +113,65 @@ impl Observer {
         }
     }
 
+    /// Runs the windows of `calibration` through `layer` as [`magnitudes`](Self::magnitudes), and returns the least and the
+    /// greatest value of each input that codes of the asymmetric `scheme` represent. [`Observer::Kl`] chooses a
+    /// magnitude only, and counts as [`Observer::Max`].
+    ///
+    /// # Errors
+    /// Errors of [`Calibration`].
+    pub(crate) fn ends(
+        self,
+        calibration: &mut Calibration<'_>,
+        layer: &CalibratedLayer,
+        (kinds, through): (impl IntoIterator<Item = LinearKind>, bool),
+        scheme: &Scheme,
+        tick: &mut Tick<'_>,
+    ) -> Result<BTreeMap<LinearInput, [f32; 2]>, CalibrateError> {
+        if matches!(self, Observer::Percentile(_) | Observer::Mse) {
+            let samples = calibration.samples(layer, kinds, TOKENS, through, tick)?;
+            let ends = |(input, sample): (LinearInput, Sample)| {
+                (input, self.ends_of(scheme, &sample.x, sample.peaks.len()))
+            };
+            return Ok(samples.into_iter().map(ends).collect());
+        }
+        let weight = if self == Observer::MovingAverage { Some(AVERAGING) } else { None };
+        let follow = move |range: &mut Range, x: &[f32]| range.follow_by(x, weight);
+        let ranges = calibration.fold(layer, kinds, through, tick, (|_| Range::default(), follow))?;
+        Ok(ranges.into_iter().map(|(input, range)| (input, range.0.unwrap_or_default())).collect())
+    }
+
+    /// Returns the ends of the values `x` (`[_, cols]`) that the codes of an asymmetric scheme represent.
+    fn ends_of(self, scheme: &Scheme, x: &[f32], cols: usize) -> [f32; 2] {
+        let mut range = Range::default();
+        range.follow_by(x, None);
+        let whole = range.0.unwrap_or_default();
+        match self {
+            Observer::Percentile(share) => {
+                let mut sorted = x.to_vec();
+                sorted.sort_unstable_by(f32::total_cmp);
+                // The share that is left out, half of it at each end.
+                let cut = ((1.0 - share.part()) / 2.0 * sorted.len() as f64) as usize;
+                let ends = (sorted.get(cut), sorted.get(sorted.len().saturating_sub(1 + cut)));
+                if let (Some(low), Some(high)) = ends { [*low, *high] } else { whole }
+            }
+            Observer::Mse => {
+                let error = |ends: [f32; 2]| {
+                    let mut values = x.to_vec();
+                    let StaticScale { scale, zero } = affine(scheme, ends);
+                    let given = Given { outer: Some(scale), zero, ..Given::default() };
+                    let done =
+                        mantissa_num::fake_quantize(scheme, &mut values, x.len() / cols.max(1), cols, given);
+                    let squares = values.iter().zip(x).map(|(q, v)| f64::from(q - v).powi(2)).sum();
+                    done.map_or(f64::INFINITY, |()| squares)
+                };
+                let tried = (0..RATIOS).map(|i| whole.map(|end| end * (1.0 - f32::from(i) / 40.0)));
+                let best = tried.map(|ends| (ends, error(ends))).min_by(|a, b| a.1.total_cmp(&b.1));
+                best.map_or(whole, |(ends, _)| ends)
+            }
+            _ => whole,
+        }
+    }
+
     /// Returns the magnitude that the largest code of `scheme` represents, for inputs `x` (`[_, cols]`) with amax
     /// `peak`.
     fn of(self, scheme: &Scheme, x: &[f32], cols: usize, peak: f32) -> f32 {
@@ -142,7 +201,7 @@ fn round(
     values: &mut [f32],
     cols: usize,
 ) -> Result<(), mantissa_num::TensorError> {
-    let given = Given { outer: Some(scale(scheme, amax)), first_index: 0 };
+    let given = Given { outer: Some(scale(scheme, amax)), ..Given::default() };
     mantissa_num::fake_quantize(scheme, values, values.len() / cols.max(1), cols, given)
 }
 
@@ -153,10 +212,18 @@ struct Range(Option<[f32; 2]>);
 impl Range {
     /// Adds a window. The first sets both ends; one without values (of an expert) changes nothing.
     fn follow(&mut self, x: &[f32]) {
+        self.follow_by(x, Some(AVERAGING));
+    }
+
+    /// Adds a window with this weight, or takes the union with it.
+    fn follow_by(&mut self, x: &[f32], weight: Option<f32>) {
         let Some(first) = x.first() else { return };
         let ends = x.iter().fold([*first; 2], |[low, high], v| [low.min(*v), high.max(*v)]);
         let old = self.0.unwrap_or(ends);
-        self.0 = Some([0, 1].map(|i| old[i] + AVERAGING * (ends[i] - old[i])));
+        self.0 = Some(match weight {
+            Some(weight) => [0, 1].map(|i| old[i] + weight * (ends[i] - old[i])),
+            None => [old[0].min(ends[0]), old[1].max(ends[1])],
+        });
     }
 
     fn magnitude(self) -> f32 {

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use mantissa_model::{KvPolicy, LinearInput, LinearKind, ModelConfig, check_kv_levels};
 use mantissa_num::minifloat::{self, MiniFloat, Overflow};
-use mantissa_num::{Rounding, Scheme, Source};
+use mantissa_num::{Rounding, Scheme, Source, StaticScale};
 use mantissa_store::convention::{ModelFiles, levels, native};
 use mantissa_store::{
     Committed, Dtype, Error, FileDigest, INDEX_NAME, Manifest, Output, SafeTensors, SafetensorsWriter,
@@ -21,7 +21,7 @@ use crate::cache_scales;
 use crate::calibrate::windows::check_windows;
 use crate::calibrate::{Calibration, CalibrationSet, Limits, Tick};
 use crate::error::Result;
-use crate::input_scales::{Observer, scale};
+use crate::input_scales::{Observer, affine, scale};
 use crate::jobs::tensors::write_changed;
 use crate::plan::spec_bytes;
 use crate::quality::{QUALITY_NAME, Quality};
@@ -109,7 +109,23 @@ impl Recalibration {
                 true => BTreeMap::new(),
                 false => observer.magnitudes(&mut calibration, &layer, (kinds, false), scheme, tick)?,
             };
+            let asymmetric = inputs.iter().find(|input| input.scheme.format.has_zero());
+            let ends = match asymmetric {
+                None => BTreeMap::new(),
+                Some(input) => {
+                    let kinds = inputs.iter().map(|input| input.kind);
+                    observer.ends(&mut calibration, &layer, (kinds, false), &input.scheme, tick)?
+                }
+            };
             for input in &inputs {
+                if input.scheme.format.has_zero() {
+                    input.put_ends(
+                        source,
+                        ends.get(&input.kind.input()).copied().unwrap_or_default(),
+                        self,
+                    )?;
+                    continue;
+                }
                 let peak = peaks.get(&input.kind.input()).copied().unwrap_or(0.0);
                 input.put(source, peak, self)?;
             }
@@ -241,6 +257,9 @@ const MAX_INDEX_BYTES: u64 = 64 << 20;
 /// Suffixes of input scale tensors.
 const INPUT_SCALES: [&str; 2] = ["input_scale", "input_global_scale"];
 
+/// Name of the stored zero point of an asymmetric input.
+const INPUT_ZERO: &str = "input_zero_point";
+
 /// Returns the policy whose levels are calibrated: the given or the stored one.
 fn levels_to_find(
     source: &ModelFiles,
@@ -307,6 +326,21 @@ struct StoredInput {
 }
 
 impl StoredInput {
+    /// Sets scale and zero point from the ends of the values.
+    fn put_ends(&self, source: &ModelFiles, ends: [f32; 2], found: &mut Recalibration) -> Result<()> {
+        let StaticScale { scale, zero } = affine(&self.scheme, ends);
+        found.inputs += 1;
+        found.tensors.insert(self.tensor.clone(), stored(source, &self.tensor, &[scale])?);
+        let module = self.tensor.rsplit_once('.').map_or("", |(module, _)| module);
+        let name = format!("{module}.{INPUT_ZERO}");
+        if source.has(&name) {
+            found.tensors.insert(name, vec![zero as i8 as u8]);
+            return Ok(());
+        }
+        let expected = "a stored zero point of the asymmetric input";
+        Err(Error::field(source.dir(), name, "no tensor", expected, "quantize again").into())
+    }
+
     fn put(&self, source: &ModelFiles, peak: f32, found: &mut Recalibration) -> Result<()> {
         let new = scale(&self.scheme, peak);
         // Some formats store the reciprocal.

@@ -370,7 +370,9 @@ mod tests {
             "rtn-nvfp4",
             "rtn-mxfp4:ct",
             "rtn-mxfp8-e4m3",
+            "rtn-mxfp6-e2m3",
             "rtn-int8-channel+int8-token",
+            "rtn-int8-channel+int8-tensor-asym@static",
             "rtn-int3-g32-asym",
             // With a global scale of inputs, calibrated and stored.
             "rtn-nvfp4+nvfp4",
@@ -383,7 +385,7 @@ mod tests {
         for name in ["rtn-nf4-g100", "spqr-nf4", "rotate-nf4", "rtn-nf4+int8-token", "rtn-nf4+kv-int8-head"] {
             assert_eq!(container(name), native::CONTAINER, "{name}");
         }
-        for name in ["rtn-mxint8", "rtn-nvfp4:te", "rtn-mxfp6-e2m3", "rtn-fp8-e5m2-channel", "rtn-dyn8"] {
+        for name in ["rtn-mxint8", "rtn-nvfp4:te", "rtn-mxfp6-e3m2", "rtn-fp8-e5m2-channel", "rtn-dyn8"] {
             assert_eq!(container(name), native::CONTAINER, "{name}");
         }
     }

@@ -15,7 +15,7 @@ use super::{FILE_TYPES, FileType, Recipe, RecipeError};
 use crate::input_scales::Observer;
 
 /// Aliases with the full names of their recipes.
-pub const ALIASES: [(&str, &str); 36] = [
+pub const ALIASES: [(&str, &str); 42] = [
     ("rtn-int4-g128", "rtn-int4-g128"),
     ("hqq-int4-g64", "hqq-int4-g64"),
     ("gptq-int4-g128", "gptq-int4-g128"),
@@ -35,6 +35,8 @@ pub const ALIASES: [(&str, &str); 36] = [
     ("w8a16", "rtn-int8-channel"),
     ("w4a16", "rtn-int4-g128"),
     ("w8a8", "rtn-int8-channel+int8-token"),
+    ("w8a8-static", "rtn-int8-channel+int8-tensor@static"),
+    ("w8a8-static-asym", "rtn-int8-channel+int8-tensor-asym@static"),
     ("w8a8-smooth", "smooth-int8-channel+int8-token"),
     ("rotate-w8a8", "rotate-int8-channel+int8-token"),
     ("w4a8", "rtn-int4-g128+int8-token"),
@@ -49,13 +51,17 @@ pub const ALIASES: [(&str, &str); 36] = [
     ("nvfp4", "rtn-nvfp4"),
     ("nvfp4-w4a4", "rtn-nvfp4+nvfp4"),
     ("mxfp4", "rtn-mxfp4"),
+    ("mxfp4-fp8", "rtn-mxfp4:ct+fp8-e4m3-g128"),
+    ("mxfp6", "rtn-mxfp6-e2m3:ct"),
+    ("mxfp6-mxfp8", "rtn-mxfp6-e2m3:ct+mxfp8-e4m3:ct"),
     ("mxfp8", "rtn-mxfp8-e4m3"),
+    ("mxfp8-w8a8", "rtn-mxfp8-e4m3:ct+mxfp8-e4m3:ct"),
     ("nf4", "rtn-nf4"),
     ("bf16", "rtn-bf16"),
 ];
 
 /// Other names that people type, from the tools where they are usual, with the recipes or [`ALIASES`] they stand for.
-pub const TYPED: [(&str, &str); 39] = [
+pub const TYPED: [(&str, &str); 43] = [
     ("int8", "rtn-int8-channel"),
     ("int4", "rtn-int4-g128"),
     ("rtn", "rtn-int4-g128"),
@@ -85,6 +91,10 @@ pub const TYPED: [(&str, &str); 39] = [
     ("w4a16-nvfp4", "nvfp4"),
     ("w4a4-nvfp4", "nvfp4-w4a4"),
     ("mxfp4a16", "mxfp4"),
+    ("mxfp4xfp8", "mxfp4-fp8"),
+    ("mxfp6a16", "mxfp6"),
+    ("mxfp6a8", "mxfp6-mxfp8"),
+    ("mxfp8a16", "mxfp8"),
     ("mxfp8-e4m3", "mxfp8"),
     ("bnb", "nf4"),
     ("bnb-4bit", "nf4"),

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::cache;
 use super::files::{ModelFiles, Opened};
 use super::plan::{LinearPlan, ModelPlan, NotStorable, Storable};
-use super::weight::{LinearWeight, Weight, in_own_order};
+use super::weight::{ActivationQuant, LinearWeight, Weight, in_own_order};
 use crate::{Checkpoint, Dtype, Result, TensorSpec};
 
 /// Bytes of tensors, by name.
@@ -354,7 +354,7 @@ pub(super) fn store_plain<C: Convention + ?Sized>(
     let input = layer.input.as_ref().map(|input| &input.scheme);
     let plan = LinearPlan {
         by_group: !around.before.is_empty(),
-        input_scale: layer.input.as_ref().and_then(|input| input.outer),
+        input_scale: layer.input.as_ref().and_then(ActivationQuant::stored),
         ..LinearPlan::new(module, &scheme, input, (layer.rows, layer.cols))
     };
     let bytes = match around.before.as_slice() {

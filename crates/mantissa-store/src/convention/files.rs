@@ -357,6 +357,20 @@ impl ModelFiles {
         values.first().copied().ok_or_else(|| self.fault(name, "nothing", "one value", ""))
     }
 
+    /// Reads the zero point of a static input, int8 of shape `[1]` or `[]`; 0 if it is not stored.
+    pub(crate) fn read_zero_point(&self, name: &str) -> Result<i32> {
+        if !self.has(name) {
+            return Ok(0);
+        }
+        let meta = self.meta(name)?;
+        if meta.shape.iter().product::<usize>() != 1 {
+            return Err(self.fault(name, format!("shape {:?}", meta.shape), "one value", ""));
+        }
+        let bytes = self.read_exact(name, &[Dtype::I8], &meta.shape)?;
+        let value = bytes.first().map(|byte| i32::from(*byte as i8));
+        value.ok_or_else(|| self.fault(name, "nothing", "one value", ""))
+    }
+
     /// Reads the scale of a KV cache: one, or one per head (`[heads]` or `[heads, 1, 1]`).
     pub(crate) fn read_cache_scale(&self, name: &str, heads: usize) -> Result<Vec<f32>> {
         let Some(meta) = self.checkpoint.get(name) else { return Ok(vec![1.0]) };

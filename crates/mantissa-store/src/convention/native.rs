@@ -9,7 +9,8 @@
 //!   mean.
 //! - Outliers: `n.outlier_counts`, `n.outlier_columns` and `n.outlier_values`, row by row.
 //!
-//! `module.input_scale` F32 `[1]` is the static or global scale of a quantized input. The file's metadata holds,
+//! `module.input_scale` F32 `[1]` is the static or global scale of a quantized input, `module.input_zero_point` I8 `[1]` the
+//! zero point beside a static one. The file's metadata holds,
 //! under the key `n`, the scheme's text and the shape: `int4-g32 [352, 128]`.
 //!
 //! `config.json` has `quantization_config.quant_method = "mantissa"` and lists by module the activation schemes and
@@ -202,12 +203,20 @@ pub fn specs(plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
     if plan.stores_input_scale() {
         all.push(TensorSpec { name: input_scale(plan.module), dtype: Dtype::F32, shape: vec![1] });
     }
+    if plan.stores_input_zero() {
+        all.push(TensorSpec { name: input_zero(plan.module), dtype: Dtype::I8, shape: vec![1] });
+    }
     Ok(all)
 }
 
 /// Name of the stored scale of a module's input.
 fn input_scale(module: &str) -> String {
     format!("{module}.input_scale")
+}
+
+/// Name of the stored zero point of a module's input.
+fn input_zero(module: &str) -> String {
+    format!("{module}.input_zero_point")
 }
 
 /// Tensors of a layer with outliers, as it was read.
@@ -222,7 +231,7 @@ fn store(module: &str, layer: &LinearWeight, q: &Quantized) -> Storable<StoredTe
     };
     let input = layer.input.as_ref().map(|input| &input.scheme);
     let plan = LinearPlan {
-        input_scale: layer.input.as_ref().and_then(|input| input.outer),
+        input_scale: layer.input.as_ref().and_then(ActivationQuant::stored),
         outliers: index.len(),
         ..LinearPlan::new(module, &scheme, input, (layer.rows, layer.cols))
     };
@@ -242,6 +251,9 @@ fn all_tensors(plan: &LinearPlan<'_>, q: &Quantized, outliers: Option<&Extra>) -
     all.extend(outliers.map_or_else(|| Ok(Vec::new()), |outliers| outliers::tensors(plan, outliers))?);
     if plan.stores_input_scale() {
         all.push((input_scale(plan.module), plan.input_scale_bytes("native", false)?));
+    }
+    if plan.stores_input_zero() {
+        all.push((input_zero(plan.module), vec![plan.input_zero_byte()]));
     }
     Ok(all)
 }
@@ -360,6 +372,12 @@ impl Config {
             None
         };
         let input = self.inputs.get(module).map(|scheme| ActivationQuant::new(scheme.clone(), outer));
+        let input = match input {
+            Some(input) if outer.is_some() && input.scheme.format.has_zero() => {
+                Some(ActivationQuant { zero: files.read_zero_point(&input_zero(module))?, ..input })
+            }
+            input => input,
+        };
         let packed = format!("{n}.packed");
         if !files.has(&packed) {
             return Ok(Parts { weight: files.dense(module, rows, cols)?, input, transforms });

@@ -1,6 +1,6 @@
 //! Plans of an output: one linear layer, and the whole model for its configuration.
 
-use mantissa_num::{Scheme, Source};
+use mantissa_num::{Scheme, Source, StaticScale};
 
 use crate::TensorSpec;
 
@@ -21,7 +21,7 @@ pub struct LinearPlan<'a> {
     pub by_group: bool,
     /// Stored scale of the input ([`ActivationQuant::outer`](super::ActivationQuant::outer)), from calibration; `None` if
     /// the scheme has none ([`Self::stores_input_scale`]).
-    pub input_scale: Option<f32>,
+    pub input_scale: Option<StaticScale>,
     /// Number of outliers stored in f16, each with its column
     /// ([`Extra::Sparse`](mantissa_num::stored::Extra::Sparse)).
     pub outliers: usize,
@@ -53,7 +53,18 @@ impl<'a> LinearPlan<'a> {
             let why = format!("{container} stores a scale of the inputs ({input}), which needs calibration");
             return Err(NotStorable { scheme: self.scheme.to_string(), why });
         };
+        let scale = scale.scale;
         Ok(if reciprocal { 1.0 / scale } else { scale }.to_le_bytes().to_vec())
+    }
+
+    /// True if a zero point of the input is stored beside its scale.
+    pub(super) fn stores_input_zero(&self) -> bool {
+        self.stores_input_scale() && self.input.is_some_and(|input| input.format.has_zero())
+    }
+
+    /// Returns the byte of the stored zero point of the input, int8.
+    pub(super) fn input_zero_byte(&self) -> u8 {
+        self.input_scale.map_or(0, |stored| stored.zero as i8 as u8)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Linear layers as formats pass them to the model: the weight, and the quantization of its input.
 
 use mantissa_num::stored::Transforms;
-use mantissa_num::{Codes, Quantized, Scheme};
+use mantissa_num::{Codes, Quantized, Scheme, StaticScale};
 
 /// Weight of a linear layer, `[rows, cols]` = `[out, in]`, row-major.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,6 +27,8 @@ pub struct ActivationQuant {
     pub scheme: Scheme,
     /// Stored global scale (NVFP4's `input_global_scale`), or the static per-tensor scale.
     pub outer: Option<f32>,
+    /// Zero point beside the static scale of an asymmetric scheme, in the signed domain; else 0.
+    pub zero: i32,
     /// Values of at least this magnitude stay unquantized, and scales are computed from the others: LLM.int8()
     /// (Dettmers et al. 2022, section 3.2). bitsandbytes leaves a column unquantized for the whole batch if one token
     /// has such a value. Here each token is quantized independently of the rest of the batch.
@@ -36,7 +38,18 @@ pub struct ActivationQuant {
 impl ActivationQuant {
     /// Creates the quantization by `scheme` with its stored scale.
     pub fn new(scheme: Scheme, outer: Option<f32>) -> Self {
-        ActivationQuant { scheme, outer, keep_above: None }
+        ActivationQuant { scheme, outer, zero: 0, keep_above: None }
+    }
+
+    /// Creates the quantization by `scheme` with its stored scale and zero point.
+    pub fn of(scheme: Scheme, stored: Option<StaticScale>) -> Self {
+        let zero = stored.map_or(0, |stored| stored.zero);
+        ActivationQuant { zero, ..Self::new(scheme, stored.map(|stored| stored.scale)) }
+    }
+
+    /// Returns the stored scale with its zero point.
+    pub fn stored(&self) -> Option<StaticScale> {
+        self.outer.map(|scale| StaticScale { scale, zero: self.zero })
     }
 }
 

@@ -9,7 +9,7 @@ mod refused;
 
 use std::path::{Path, PathBuf};
 
-use mantissa_num::{Scheme, parse_activation};
+use mantissa_num::{Scheme, StaticScale, parse_activation};
 use mantissa_store::convention::{
     Beside, Container, LinearPlan, ModelFiles, ModelPlan, PlannedLayer, Stack, Weight, bitsandbytes,
     compressed_tensors, exl2, fp8, gpt_oss, mlx, modelopt, onnx,
@@ -185,6 +185,10 @@ fn quantized_weights_read_back_bit_for_bit() {
         (compressed_tensors::CONTAINER, "fp8-e4m3-tensor", "fp8-e4m3-tensor@static"),
         (compressed_tensors::CONTAINER, "fp8-e4m3-channel", "fp8-e4m3-tensor@static"),
         (compressed_tensors::CONTAINER, "int8-channel", "int8-tensor@static"),
+        (compressed_tensors::CONTAINER, "int8-channel", "int8-tensor-asym@static"),
+        (compressed_tensors::CONTAINER, "mxfp6-e2m3:ct", ""),
+        (compressed_tensors::CONTAINER, "mxfp6-e2m3:ct", "mxfp8-e4m3:ct"),
+        (compressed_tensors::CONTAINER, "mxfp4:ct", "fp8-e4m3-g128"),
         (compressed_tensors::CONTAINER, "nvfp4", "nvfp4"),
         (modelopt::CONTAINER, "fp8-e4m3-channel", "fp8-e4m3-token"),
         (modelopt::CONTAINER, "mxfp8-e4m3", "mxfp8-e4m3:rceil"),
@@ -214,7 +218,8 @@ fn quantized_weights_read_back_bit_for_bit() {
         let input = Some(input).filter(|text| !text.is_empty()).map(|text| parse_activation(text).unwrap());
         let q = weight(&scheme);
         let plan = LinearPlan::new(MODULE, &scheme, input.as_ref(), (ROWS, COLS));
-        let stored = plan.stores_input_scale().then_some(0.037);
+        let zero = if input.as_ref().is_some_and(|input| input.format.has_zero()) { -7 } else { 0 };
+        let stored = plan.stores_input_scale().then_some(StaticScale { scale: 0.037, zero });
         if stored.is_some() {
             // The scale is calibrated; without it nothing can be written.
             assert!(
@@ -237,7 +242,8 @@ fn quantized_weights_read_back_bit_for_bit() {
         let linear = Model { config, tensors }.read().unwrap_or_else(|e| panic!("{text}: {e}"));
         assert!(quantized(&linear) == &q, "{text}");
         let outer = linear.input.as_ref().and_then(|input| input.outer);
-        let apart = outer.zip(stored).map_or(0, |(a, b)| a.to_bits().abs_diff(b.to_bits()));
+        let apart = outer.zip(stored).map_or(0, |(a, b)| a.to_bits().abs_diff(b.scale.to_bits()));
+        assert_eq!(linear.input.as_ref().map_or(0, |input| input.zero), zero, "{text}");
         assert!(outer.is_some() == stored.is_some() && apart <= 1, "{text}: {outer:?}");
         assert_eq!(linear.input.map(|input| input.scheme), input, "{text}");
     }

@@ -245,12 +245,15 @@ fn static_scales_of_inputs_are_calibrated() {
         ("rtn-fp8-e4m3-tensor+fp8-e4m3-tensor@static", "compressed-tensors", "input_scale"),
         ("rtn-fp8-e4m3-tensor+fp8-e4m3-tensor@static", "modelopt", "input_scale"),
         ("rtn-int8-channel+int8-tensor@static", "compressed-tensors", "input_scale"),
+        ("rtn-int8-channel+int8-tensor-asym@static", "compressed-tensors", "input_scale"),
+        ("rtn-int8-channel+int8-tensor-asym@static", "native", "input_scale"),
         ("rtn-nvfp4+nvfp4", "compressed-tensors", "input_global_scale"),
         ("rtn-nvfp4+nvfp4", "modelopt", "input_scale"),
         ("rtn-int8-channel+int8-tensor@static", "native", "input_scale"),
         ("rtn-nvfp4+nvfp4:4over6", "native", "input_scale"),
     ] {
-        let name = format!("{}-{format}", &recipe[4..8]);
+        let asymmetric = recipe.contains("-asym");
+        let name = format!("{}-{format}-{asymmetric}", &recipe[4..8]);
         let quantize = |out: &Path, threads: &'static str| {
             let mut arguments = vec!["quantize", text(&model), "--recipe", recipe, "--format", format];
             arguments.extend(["--out", text(out), "--calibration-tokens", text(&windows)]);
@@ -269,6 +272,25 @@ fn static_scales_of_inputs_are_calibrated() {
         let of = |module: &str| file.f32(&format!("model.layers.1.self_attn.{module}.{suffix}"));
         assert_eq!(of("q_proj"), of("v_proj"));
         assert!(of("q_proj")[0] > 0.0 && of("q_proj") != of("o_proj"));
+        let zeros = file.names().into_iter().filter(|name| name.ends_with("input_zero_point")).count();
+        assert_eq!(zeros, if asymmetric { 14 } else { 0 }, "{recipe} {format}");
+        if asymmetric {
+            let new = temp.path().join(format!("{name}-new"));
+            succeed(&[
+                "recalibrate",
+                text(&one),
+                "--calibration-tokens",
+                text(&windows),
+                "--observer",
+                "mse",
+                "--out",
+                text(&new),
+            ]);
+            let changed = crate::support::File::open(&new.join("model.safetensors"));
+            let scale = "model.layers.1.self_attn.q_proj.input_scale";
+            assert!(changed.f32(scale)[0] <= file.f32(scale)[0], "{recipe} {format}");
+            succeed(&["verify", text(&new)]);
+        }
         let out = temp.path().join("other");
         let without = ["quantize", text(&model), "--recipe", recipe, "--format", format, "--out", text(&out)];
         assert!(fail(2, &without).contains("--calibration TEXT"), "{recipe}");
@@ -276,7 +298,7 @@ fn static_scales_of_inputs_are_calibrated() {
     }
     // Round trip: the same tensors, each global scale within one unit of the other's reciprocal.
     let (from, there, back) =
-        (temp.path().join("nvfp-modelopt-1"), temp.path().join("there"), temp.path().join("back"));
+        (temp.path().join("nvfp-modelopt-false-1"), temp.path().join("there"), temp.path().join("back"));
     for (from, format, out) in [(&from, "compressed-tensors", &there), (&there, "modelopt", &back)] {
         let done =
             json(&["convert", text(from), "--format", format, "--out", text(out), "--json", "--quiet"]);

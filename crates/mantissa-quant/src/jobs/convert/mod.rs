@@ -18,8 +18,8 @@ use mantissa_model::graph::EMBEDDING;
 use mantissa_model::{LinearInfo, LinearKind, ModelConfig};
 use mantissa_num::{Code, Scheme, minifloat};
 use mantissa_store::convention::{
-    Container, Experts, LayerKind, LinearPlan, LinearWeight, ModelFiles, Weight, gpt_oss, gptq as gptq_files,
-    levels,
+    ActivationQuant, Container, Experts, LayerKind, LinearPlan, LinearWeight, ModelFiles, Weight, gpt_oss,
+    gptq as gptq_files, levels,
 };
 use mantissa_store::gguf::Storage;
 use mantissa_store::{Dtype, TensorMeta};
@@ -451,7 +451,7 @@ pub(crate) fn recoded(
     drops_inputs: bool,
 ) -> Result<Solved> {
     let weight = weight_of(source, info)?;
-    let input_scale = weight.input.as_ref().and_then(|input| input.outer).filter(|_| !drops_inputs);
+    let input_scale = weight.input.as_ref().and_then(ActivationQuant::stored).filter(|_| !drops_inputs);
     let quantized = match weight.weight {
         Weight::Quantized(q) => recode::recode(&q, &scheme.format),
         dense => dense::plain(dense, scheme, info.rows, info.cols),

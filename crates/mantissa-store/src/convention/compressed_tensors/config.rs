@@ -25,18 +25,21 @@ pub enum PackFormat {
     Nvfp4Pack,
     /// FP4 pairs with E8M0 scales.
     Mxfp4Pack,
+    /// Four FP6 (E2M3) codes in three bytes, with E8M0 scales.
+    Mxfp6Pack,
     /// FP8 codes with E8M0 scales.
     Mxfp8,
 }
 
 impl PackFormat {
     /// Every format with its exact string. `naive-quantized` has the tensors of `int-quantized` or `float-quantized`.
-    pub const NAMES: [(PackFormat, &'static str); 6] = [
+    pub const NAMES: [(PackFormat, &'static str); 7] = [
         (PackFormat::PackQuantized, "pack-quantized"),
         (PackFormat::IntQuantized, "int-quantized"),
         (PackFormat::FloatQuantized, "float-quantized"),
         (PackFormat::Nvfp4Pack, "nvfp4-pack-quantized"),
         (PackFormat::Mxfp4Pack, "mxfp4-pack-quantized"),
+        (PackFormat::Mxfp6Pack, "mxfp6-pack-quantized"),
         (PackFormat::Mxfp8, "mxfp8-quantized"),
     ];
 
@@ -264,9 +267,6 @@ impl Args {
                 "static \"tensor\"",
             ));
         }
-        if !self.symmetric && scheme.source == Source::Static {
-            return Err(fault(path, "input_activations.symmetric", "false with static scales", "true"));
-        }
         Ok(scheme)
     }
 
@@ -299,10 +299,11 @@ impl Args {
         let float = match (self.kind, self.num_bits) {
             (Kind::Int, 2..=8) => None,
             (Kind::Float, 8) => Some(minifloat::E4M3),
+            (Kind::Float, 6) => Some(minifloat::E2M3),
             (Kind::Float, 4) => Some(minifloat::E2M1),
             (kind, bits) => {
                 let found = format!("{kind} of {bits} bits");
-                return Err(fault(path, "num_bits", found, "int of 2 to 8 bits, float of 4 or 8"));
+                return Err(fault(path, "num_bits", found, "int of 2 to 8 bits, float of 4, 6 or 8"));
             }
         };
         let strategy = self.strategy.unwrap_or(match self.group_size {
@@ -327,6 +328,10 @@ impl Args {
                 let mut scheme = Scheme::mx(Code::Float(float));
                 scheme.encoder.rule = Rule::Ct;
                 scheme
+            }
+            Some(minifloat::E2M3) => {
+                let found = self.scale_dtype.as_deref().unwrap_or("null");
+                return Err(fault(path, "scale_dtype", found, "torch.uint8 for floats of 6 bits"));
             }
             Some(float) => Scheme::scaled_float(Code::Float(float), blocks),
             None if self.symmetric => Scheme::int_symmetric(self.num_bits, blocks),

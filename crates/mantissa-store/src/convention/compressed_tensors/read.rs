@@ -129,7 +129,10 @@ impl Config {
         } else {
             None
         };
-        Ok(ActivationQuant::new(scheme, outer))
+        let fixed = outer.is_some() && scheme.format.has_zero();
+        let zero = format!("{module}.input_zero_point");
+        let zero = if fixed { files.read_zero_point(&zero)? } else { 0 };
+        Ok(ActivationQuant { zero, ..ActivationQuant::new(scheme, outer) })
     }
 }
 
@@ -158,8 +161,9 @@ fn read_codes(
         return Ok((name, codes));
     }
     let Code::Int(bits) = element else {
-        let bytes = files.read_exact(&packed, &[Dtype::U8], &[rows, cols.div_ceil(2)])?;
-        let codes = unpack(files, &packed, Packing::rows(4), &bytes, rows, cols, false)?;
+        let packing = Packing::rows(element.bits());
+        let bytes = files.read_exact(&packed, &[Dtype::U8], &[rows, packing.line_bytes(cols)])?;
+        let codes = unpack(files, &packed, packing, &bytes, rows, cols, false)?;
         return Ok((packed, codes));
     };
     if files.has(&format!("{module}.weight_shape")) {

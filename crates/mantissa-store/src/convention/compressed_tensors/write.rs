@@ -22,7 +22,7 @@ pub fn pack_format(scheme: &Scheme, input: Option<&Scheme>) -> Storable<PackForm
         input_args(input).ok_or_else(|| NotStorable {
             scheme: input.to_string(),
             why: "compressed-tensors takes activations as int8 or fp8-e4m3 per token, fp8-e4m3 in groups, or with one scale that \
-                  calibration finds (fp8-e4m3-tensor@static, int8-tensor@static), nvfp4, mxfp4 or mxfp8-e4m3 with rule :ct"
+                  calibration finds (fp8-e4m3-tensor@static, int8-tensor@static, int8-tensor-asym@static), nvfp4, mxfp4 or mxfp8-e4m3 with rule :ct"
                 .to_owned(),
         })?;
     }
@@ -33,6 +33,7 @@ pub fn pack_format(scheme: &Scheme, input: Option<&Scheme>) -> Storable<PackForm
         (Code::Int(8), _, _) if input.is_some() => Ok(PackFormat::IntQuantized),
         (Code::Int(_), _, _) if !matches!(blocks, Blocks::Tile { .. }) => Ok(PackFormat::PackQuantized),
         (Code::Float(f), Code::E8m0, _) if *f == minifloat::E2M1 => Ok(PackFormat::Mxfp4Pack),
+        (Code::Float(f), Code::E8m0, _) if *f == minifloat::E2M3 => Ok(PackFormat::Mxfp6Pack),
         (Code::Float(f), Code::E8m0, _) if *f == minifloat::E4M3 => Ok(PackFormat::Mxfp8),
         (Code::Float(f), _, Some((_, outer))) if *f == minifloat::E2M1 => match outer.sense {
             Sense::Divisor => Ok(PackFormat::Nvfp4Pack),
@@ -41,7 +42,7 @@ pub fn pack_format(scheme: &Scheme, input: Option<&Scheme>) -> Storable<PackForm
         (Code::Float(f), _, None) if *f == minifloat::E4M3 && scale.code != Code::E8m0 => {
             Ok(PackFormat::FloatQuantized)
         }
-        _ => no("compressed-tensors holds int2..int8, fp8-e4m3, nvfp4, mxfp4 and mxfp8-e4m3"),
+        _ => no("compressed-tensors holds int2..int8, fp8-e4m3, nvfp4, mxfp4, mxfp6-e2m3 and mxfp8-e4m3"),
     }
 }
 
@@ -79,6 +80,9 @@ pub fn specs(plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
         PackFormat::Nvfp4Pack | PackFormat::Mxfp4Pack => {
             all.push(spec("weight_packed", Dtype::U8, vec![rows, cols.div_ceil(2)]));
         }
+        PackFormat::Mxfp6Pack => {
+            all.push(spec("weight_packed", Dtype::U8, vec![rows, Packing::rows(bits).line_bytes(cols)]));
+        }
     }
     let grid = blocks.grid(rows, cols);
     let scale = scheme.format.scale().and_then(|s| scale_dtype(s.code)).unwrap_or(Dtype::F32);
@@ -101,6 +105,9 @@ pub fn specs(plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
     }
     if plan.stores_input_scale() {
         all.push(spec(input_scale_name(plan), Dtype::F32, vec![1]));
+    }
+    if plan.stores_input_zero() {
+        all.push(spec("input_zero_point", Dtype::I8, vec![1]));
     }
     Ok(all)
 }
@@ -139,6 +146,9 @@ pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized, g_idx: Option<&[u32]>) -> S
         let bytes = plan.input_scale_bytes("compressed-tensors", false)?;
         all.push((format!("{}.{}", plan.module, input_scale_name(plan)), bytes));
     }
+    if plan.stores_input_zero() {
+        all.push((format!("{}.input_zero_point", plan.module), vec![plan.input_zero_byte()]));
+    }
     Ok(all)
 }
 
@@ -155,8 +165,8 @@ fn weight_tensors(module: &str, format: PackFormat, q: &Quantized) -> Vec<(Strin
             let shape = [q.rows as i64, q.cols as i64];
             all.push((name("weight_shape"), shape.iter().flat_map(|n| n.to_le_bytes()).collect()));
         }
-        PackFormat::Nvfp4Pack | PackFormat::Mxfp4Pack => {
-            all.push((name("weight_packed"), Packing::rows(4).pack(codes, q.cols)));
+        PackFormat::Nvfp4Pack | PackFormat::Mxfp4Pack | PackFormat::Mxfp6Pack => {
+            all.push((name("weight_packed"), Packing::rows(bits).pack(codes, q.cols)));
         }
         _ => all.push((name("weight"), codes.clone())),
     }
@@ -222,17 +232,21 @@ pub fn quantization_config(groups: &[ModuleGroup], ignore: &[String], by_group: 
         "quantization_status": "compressed",
         "sparsity_config": {},
         "transform_config": {},
-        "version": "0.18.0",
+        "version": if formats.contains(&PackFormat::Mxfp6Pack.name()) { "0.20.0" } else { "0.18.0" },
     }))
 }
 
 /// `QuantizationArgs` of an input, if a server computes that scheme: always by the compressed-tensors rule.
 fn input_args(scheme: &Scheme) -> Option<Value> {
-    let Format::Affine(Affine { code, blocks, scale: Some(scale), offset: Offset::None }) = &scheme.format
-    else {
+    let Format::Affine(Affine { code, blocks, scale: Some(scale), offset }) = &scheme.format else {
         return None;
     };
     let dynamic = scheme.source == Source::Dynamic;
+    if *offset != Offset::None {
+        let fixed = *blocks == Blocks::Tensor && !dynamic && scale.code == Code::F32;
+        let known = *offset == Offset::Zero && *code == Code::Int(8) && scheme.encoder.rule == Rule::Ct;
+        return (known && fixed).then(|| args(scheme, Value::Bool(false)));
+    }
     let nvfp4 = Scheme::nvfp4(Some(Sense::Divisor));
     if scheme.format == nvfp4.format && scheme.encoder.rule == Rule::Ct {
         // Block scales are computed at run time, below the one stored scale.

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use super::config::{Algo, QUANT_METHOD};
 use super::read::{fixed, mxfp8_input, per_token};
 use crate::convention::{
-    LinearPlan, LinearWeight, ModuleGroup, NamedBytes, NotStorable, Storable, StoredTensors, Weight, cache,
-    scale_dtype,
+    ActivationQuant, LinearPlan, LinearWeight, ModuleGroup, NamedBytes, NotStorable, Storable, StoredTensors,
+    Weight, cache, scale_dtype,
 };
 use crate::{Dtype, TensorSpec};
 
@@ -162,7 +162,7 @@ pub fn store(module: &str, layer: &LinearWeight) -> Storable<StoredTensors> {
         return no("modelopt cannot keep input columns unquantized");
     }
     let plan = LinearPlan {
-        input_scale: input.and_then(|input| input.outer),
+        input_scale: input.and_then(ActivationQuant::stored),
         ..LinearPlan::new(module, &scheme, input.map(|input| &input.scheme), (layer.rows, layer.cols))
     };
     let bytes = tensors(&plan, q)?.into_iter().map(|(_, bytes)| bytes);

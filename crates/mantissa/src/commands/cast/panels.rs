@@ -176,7 +176,7 @@ impl<'a> Caster<'a> {
     fn quantize(&self, x: &[f32], first: usize, shared: Shared) -> Result<Quantized, TensorError> {
         let (rows, cols) = self.shape(x.len());
         let Some(block) = shared.block else {
-            let given = Given { outer: shared.outer, first_index: first as u64 };
+            let given = Given { outer: shared.outer, first_index: first as u64, ..Given::default() };
             return quantize(self.scheme, x, rows, cols, given);
         };
         let format = &self.scheme.format;
