@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use mantissa_model::Bos;
 use tempfile::TempDir;
 
-use crate::support::{command, fail, json, mantissa, root, stderr, text};
+use crate::support::{command, fail, json, mantissa, root, stderr, succeed, text};
 
 /// A model with a tokenizer.
 fn model() -> PathBuf {
