@@ -55,6 +55,8 @@ class Variant:
     tokens: int = TOKENS
     shard: str | None = None
     old_style_config: bool = False
+    # Keeps the experts of a layer fused, as transformers 5 holds them in memory.
+    fused: bool = False
     tokenizer: bool = False
 
 
@@ -241,6 +243,9 @@ VARIANTS = [
             {"correction": "weights:e_score_correction_bias=0", "scaling": {"routed_scaling_factor": 1.0},
              "norm": {"norm_topk_prob": False}, "q norm": "weights:q_norm.weight=1", "qkv bias": "weights:[qkv]_proj.bias=0",
              "partial rotation": {"rope_parameters": rope(100.0, partial_rotary_factor=1.0)}}),
+    Variant("qwen3-moe-fused", Qwen3MoeConfig, Qwen3MoeForCausalLM,
+            {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 12, "norm_topk_prob": True},
+            {"normed weights": {"norm_topk_prob": False}}, dtype=torch.bfloat16, fused=True),
 ]
 
 COMMON = dict(
@@ -268,7 +273,8 @@ def make(variant, path):
     config = variant.config_class(**copy.deepcopy(COMMON | variant.config))
     model = build(variant, config)
     randomize(model)
-    model.to(variant.dtype).save_pretrained(path, **({"max_shard_size": variant.shard} if variant.shard else {}))
+    options = {"max_shard_size": variant.shard} if variant.shard else {}
+    model.to(variant.dtype).save_pretrained(path, save_original_format=not variant.fused, **options)
     (path / "generation_config.json").unlink(missing_ok=True)
     if variant.old_style_config:
         write_old_style(path / "config.json")

@@ -181,10 +181,29 @@ impl ModelConfig {
         })
     }
 
-    /// Sets [`bare_names`](Self::bare_names) for a checkpoint; `has` is true for the names of its tensors.
+    /// Decides what the names in a checkpoint show and no config records: [`bare_names`](Self::bare_names), and whether
+    /// the [experts are fused](Experts::fused). `has` is true for the names of its tensors.
     pub fn find_names(&mut self, has: impl Fn(&str) -> bool) {
         let names = &self.architecture.names;
         self.bare_names = !names.root.is_empty() && has(&format!("{}.weight", names.embedding));
+        let Some(rules) = self.architecture.experts.as_ref() else { return };
+        // Biases of experts are stored fused beside experts one by one.
+        let fused =
+            self.biases.experts || (0..self.num_hidden_layers).any(|layer| has(&self.fused_experts(layer).0));
+        if let Some(experts) = self.experts.as_mut() {
+            experts.fused = fused.then_some(rules.fused);
+        }
+    }
+
+    /// Returns the same model with the names and the fused experts of the checkpoint of `other`, a model of the same
+    /// architecture.
+    #[must_use]
+    pub fn named_as(&self, other: &Self) -> Self {
+        let mut named = ModelConfig { bare_names: other.bare_names, ..self.clone() };
+        if let (Some(ours), Some(theirs)) = (named.experts.as_mut(), other.experts.as_ref()) {
+            ours.fused = theirs.fused;
+        }
+        named
     }
 
     /// Takes the token ids of `generation_config.json`, which generation uses first.

@@ -115,7 +115,11 @@ impl LayerFlow {
         operators.side(SideKind::Router, &a.normed[at.clone()], logits);
         let correction = operators.vector(VectorKind::Correction);
         for (row, logits) in logits.chunks_exact_mut(experts.count).enumerate().take(real) {
+            let begin = choices.len();
             route(&experts.routing, experts.per_token, logits, correction, row as u32, &mut choices);
+            if experts.runs_all {
+                choose_others(experts.count, row as u32, begin, &mut choices);
+            }
         }
         choices.sort_unstable_by_key(|choice| (choice.expert, choice.row));
         a.extra.sum[..n * d].fill(0.0);
@@ -182,7 +186,9 @@ impl LayerFlow {
         for part in parts.each() {
             let result = result.split_off(..part.rows * d).unwrap_or_default();
             let chosen = chosen.split_off(..part.tokens).unwrap_or_default();
-            for (choice, result) in chosen.iter().zip(result.chunks_exact(d)) {
+            // A weight of 0 adds nothing, even to a result that is not finite.
+            let results = chosen.iter().zip(result.chunks_exact(d));
+            for (choice, result) in results.filter(|(choice, _)| choice.weight != 0.0) {
                 let row = choice.row as usize * d..(choice.row as usize + 1) * d;
                 kernels().axpy(choice.weight, result, &mut a.extra.sum[row]);
             }
@@ -292,6 +298,16 @@ fn route(
         chosen.iter_mut().for_each(|choice| choice.weight /= sum);
     }
     chosen.iter_mut().for_each(|choice| choice.weight *= routing.scale);
+}
+
+/// Appends the experts that are not among `choices[begin..]`, the choices of one token, with weight 0.
+fn choose_others(count: usize, row: u32, begin: usize, choices: &mut Vec<Choice>) {
+    let end = choices.len();
+    for expert in (0..count).filter_map(|e| u16::try_from(e).ok()) {
+        if choices[begin..end].iter().all(|choice| choice.expert != expert) {
+            choices.push(Choice { expert, row, weight: 0.0 });
+        }
+    }
 }
 
 /// Backward of the routing of one token: replaces its router's `logits` by their gradient. `chosen` are its choices,

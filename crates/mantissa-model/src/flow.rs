@@ -66,6 +66,9 @@ pub(crate) struct ExpertFlow {
     /// Width of the shared experts, and true if they have a gate.
     pub(crate) shared: Option<(usize, bool)>,
     pub(crate) limited: Option<LimitedSwiglu>,
+    /// True if every token runs through every expert, so that all experts see inputs. Results of experts that the router
+    /// did not choose are left out.
+    pub(crate) runs_all: bool,
 }
 
 impl LayerFlow {
@@ -96,6 +99,7 @@ impl LayerFlow {
                     routing: experts.routing,
                     shared: experts.shared.map(|shared| (shared.width, shared.gated)),
                     limited: experts.limited,
+                    runs_all: false,
                 }
             }),
             kv: None,

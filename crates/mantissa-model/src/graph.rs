@@ -117,7 +117,7 @@ pub enum StoredAs {
     Rows,
     /// One tensor, `[in, out]` (GPT-2's `Conv1D`).
     Columns,
-    /// Part of a tensor of all experts, gate and up interleaved (gpt-oss).
+    /// Part of a tensor of all experts.
     Stacked(Stack),
 }
 
@@ -129,6 +129,15 @@ impl LinearInfo {
             StoredAs::Rows => (own, vec![self.rows, self.cols]),
             StoredAs::Columns => (own, vec![self.cols, self.rows]),
             StoredAs::Stacked(stack) => (stack.tensor.clone(), stack.shape(self.rows, self.cols).to_vec()),
+        }
+    }
+
+    /// Returns name and shape of the tensor of the dense model `source` that holds the weight: its own, or else
+    /// [`dense_tensor`](Self::dense_tensor).
+    pub fn tensor_in(&self, source: &dyn WeightSource) -> (String, Vec<usize>) {
+        match self.is_by_rows(source) {
+            true => (format!("{}.weight", self.module), vec![self.rows, self.cols]),
+            false => self.dense_tensor(),
         }
     }
 
@@ -218,27 +227,24 @@ impl ModelConfig {
         let (rows, cols, bias) = self.linear_shape(kind);
         let stored = match kind {
             _ if self.architecture.conv1d => StoredAs::Columns,
-            LinearKind::ExpertGate(_) | LinearKind::ExpertUp(_) | LinearKind::ExpertDown(_)
-                if self.experts.as_ref().is_some_and(|experts| experts.stacked) =>
-            {
-                StoredAs::Stacked(self.stack(layer, kind))
-            }
-            _ => StoredAs::Rows,
+            _ => self.stack(layer, kind).map_or(StoredAs::Rows, StoredAs::Stacked),
         };
         LinearInfo { module: self.linear_module(layer, kind), layer, kind, rows, cols, bias, stored }
     }
 
-    /// Returns the place of an expert's weight among the others.
-    fn stack(&self, layer: usize, kind: LinearKind) -> Stack {
-        let (gate_up, down) = self.stacked_experts(layer);
-        let (tensor, expert, turns, turn) = match kind {
-            LinearKind::ExpertGate(e) => (gate_up, e, 2, 0),
-            LinearKind::ExpertUp(e) => (gate_up, e, 2, 1),
-            LinearKind::ExpertDown(e) => (down, e, 1, 0),
-            _ => (String::new(), 0, 1, 0),
+    /// Returns the place of an expert's weight among the others, if they are fused.
+    fn stack(&self, layer: usize, kind: LinearKind) -> Option<Stack> {
+        let (down, expert, turns, turn) = match kind {
+            LinearKind::ExpertGate(e) => (false, e, 2, 0),
+            LinearKind::ExpertUp(e) => (false, e, 2, 1),
+            LinearKind::ExpertDown(e) => (true, e, 1, 0),
+            _ => return None,
         };
-        let experts = self.experts.as_ref().map_or(0, |experts| usize::from(experts.count));
-        Stack { tensor, experts, expert: usize::from(expert), turns, turn }
+        let all = self.experts.as_ref()?;
+        let (form, names) = (all.fused?, self.fused_experts(layer));
+        let tensor = if down { names.1 } else { names.0 };
+        let (experts, expert) = (usize::from(all.count), usize::from(expert));
+        Some(Stack { tensor, form, experts, expert, turns, turn })
     }
 
     /// Rows, columns, and true if there is a bias.
@@ -431,15 +437,15 @@ impl ModelConfig {
                 put(format!("{module}.bias"), vec![rows], Role::Bias { layer, kind });
             }
         }
-        if let Some(experts) =
-            self.experts.as_ref().filter(|experts| experts.stacked && experts.layers[layer])
-        {
-            let (n, d, width) = (usize::from(experts.count), self.hidden_size, experts.width);
-            let (gate_up, down) = self.stacked_experts(layer);
-            for (name, shape) in [(gate_up, [n, d, 2 * width]), (down, [n, width, d])] {
-                put(format!("{name}_bias"), vec![n, shape[2]], Role::Stacked { layer });
-                put(name, shape.to_vec(), Role::Stacked { layer });
+        let Some(experts) = self.experts.as_ref().filter(|experts| experts.layers[layer]) else { return };
+        let Some(form) = experts.fused else { return };
+        let (n, d, width) = (usize::from(experts.count), self.hidden_size, experts.width);
+        let (gate_up, down) = self.fused_experts(layer);
+        for (name, turns, rows, cols) in [(gate_up, 2, width, d), (down, 1, d, width)] {
+            if self.biases.experts {
+                put(format!("{name}_bias"), vec![n, turns * rows], Role::Stacked { layer });
             }
+            put(name, form.shape(n, turns, rows, cols).to_vec(), Role::Stacked { layer });
         }
     }
 

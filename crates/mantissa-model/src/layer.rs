@@ -152,6 +152,14 @@ impl Layer {
         self.flow.kv = quantizer;
     }
 
+    /// Runs every token through every expert, so that an observer sees inputs of all. Results of experts that the
+    /// router did not choose are left out.
+    pub fn run_all_experts(&mut self) {
+        if let Some(experts) = self.flow.experts.as_mut() {
+            experts.runs_all = true;
+        }
+    }
+
     /// Rounds the operands of its attention.
     pub(crate) fn set_operands(&mut self, rounding: Option<OperandRounding>) {
         self.flow.operands = rounding;

@@ -10,7 +10,7 @@ use mantissa_model::config::NormPlaces;
 use mantissa_model::graph::NormKind;
 use mantissa_model::{
     Batch, Buffers, Decoder, ForwardError, Layer, Linear, LinearInput, LinearKind, ModelConfig, Norm,
-    load_embedding,
+    load_config, load_embedding,
 };
 use mantissa_store::convention::ModelFiles;
 
@@ -108,6 +108,41 @@ fn check_widths(config: &ModelConfig, seen: &BTreeMap<LinearInput, Vec<f32>>, to
     if let Some(experts) = config.experts.as_ref().filter(|experts| experts.layers[0]) {
         assert_eq!(routed, tokens * experts.per_token);
     }
+}
+
+/// With all experts running, each sees every token once, and the states have the same bits.
+#[test]
+fn running_all_experts_changes_no_state() {
+    let mut models = 0;
+    for dir in tiny() {
+        let source = ModelFiles::open(&dir).unwrap();
+        let config = load_config(&source).unwrap();
+        let last = config.num_hidden_layers - 1;
+        let Some(experts) = config.experts.as_ref().filter(|experts| experts.layers[last]) else { continue };
+        let mut layer = Layer::load(&source, &config, last).unwrap();
+        let lens = [7, 1, 12];
+        let tokens: usize = lens.iter().sum();
+        let mut buffers = Buffers::plan(&config, tokens, 12).unwrap();
+        let begin: Vec<f32> =
+            (0..tokens * config.hidden_size).map(|i| (i as f32 * 0.61).sin() * 2.0).collect();
+        let mut run = |layer: &Layer| {
+            let (mut states, mut seen) = (begin.clone(), BTreeMap::new());
+            let mut observe = |input: LinearInput, x: &[f32]| *seen.entry(input).or_insert(0) += x.len();
+            layer.run(&config, &lens, &mut states, Some(&mut observe), &mut buffers).unwrap();
+            (states, seen)
+        };
+        let (routed, _) = run(&layer);
+        layer.run_all_experts();
+        let (all, seen) = run(&layer);
+        let same = routed.iter().zip(&all).all(|(a, b)| a.to_bits() == b.to_bits());
+        assert!(same, "{}", dir.display());
+        for e in 0..experts.count {
+            assert_eq!(seen.get(&LinearInput::Expert(e)), Some(&(tokens * config.hidden_size)));
+            assert_eq!(seen.get(&LinearInput::ExpertDown(e)), Some(&(tokens * experts.width)));
+        }
+        models += 1;
+    }
+    assert!(models >= 8, "{models}");
 }
 
 fn apply(linear: &Linear, x: &[f32]) -> Vec<f32> {

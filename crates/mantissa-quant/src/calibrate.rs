@@ -85,20 +85,22 @@ impl CalibrationSet {
     }
 }
 
-/// Threads of a calibration, and the memory for its states. Neither changes a result.
+/// Threads of a calibration and the memory for its states, which change no result, and the tokens that experts see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Number of threads.
     pub threads: usize,
     /// Bytes of states that are kept in memory; more states go to a temporary file.
     pub states: u64,
+    /// True if experts see every token, not only those routed to them.
+    pub all_experts: bool,
 }
 
 impl Limits {
     /// Lists smaller limits, in the order in which they are tried: states in a file, then half of the threads down to one.
     pub fn smaller(self) -> impl Iterator<Item = Limits> {
         let halves = std::iter::successors(Some(self.threads), |n| Some(n / 2)).take_while(|n| *n > 0);
-        halves.map(|threads| Limits { threads, states: 0 })
+        halves.map(move |threads| Limits { threads, states: 0, ..self })
     }
 
     /// Describes, for the user, what these limits give up of `full`.
@@ -114,7 +116,7 @@ impl Limits {
 impl From<usize> for Limits {
     /// Keeps states in memory up to the default size.
     fn from(threads: usize) -> Self {
-        Limits { threads, states: IN_MEMORY }
+        Limits { threads, states: IN_MEMORY, all_experts: false }
     }
 }
 
@@ -137,6 +139,8 @@ pub struct Calibration<'a> {
     kept: Option<Kept>,
     /// Matmul operand dtype.
     products: Products,
+    /// True if experts see every token.
+    all_experts: bool,
 }
 
 /// Sums of squares over the tokens of an input.
@@ -144,7 +148,7 @@ pub struct Calibration<'a> {
 pub struct Squares {
     /// Sum of the squares of each column.
     pub sums: Vec<f64>,
-    /// Number of tokens; for an expert, of those routed to it.
+    /// Number of tokens; for an expert, of those that it sees.
     pub tokens: u64,
 }
 
@@ -171,7 +175,7 @@ impl<'a> Calibration<'a> {
         windows: &[Vec<u32>],
         limits: impl Into<Limits>,
     ) -> Result<Self, CalibrateError> {
-        let Limits { threads, states: in_memory } = limits.into();
+        let Limits { threads, states: in_memory, all_experts } = limits.into();
         let longest = windows.iter().map(Vec::len).max().unwrap_or(0);
         if longest == 0 {
             return Err(CalibrateError::Empty);
@@ -208,6 +212,7 @@ impl<'a> Calibration<'a> {
             keeps,
             kept,
             products,
+            all_experts,
         })
     }
 
@@ -283,7 +288,7 @@ impl<'a> Calibration<'a> {
 
     /// Returns the peak bytes of a pass without the layer: states and buffers of the threads.
     pub fn held_bytes(config: &ModelConfig, set: &CalibrationSet, limits: impl Into<Limits>) -> u64 {
-        let Limits { threads, states } = limits.into();
+        let Limits { threads, states, .. } = limits.into();
         Self::state_bytes(config, set, states).saturating_add(Self::pass_bytes(config, set, threads))
     }
 
@@ -310,6 +315,9 @@ impl<'a> Calibration<'a> {
         }
         let mut layer = Layer::load(self.source, self.config, self.next)?;
         layer.set_products(self.products);
+        if self.all_experts {
+            layer.run_all_experts();
+        }
         Ok(Some(CalibratedLayer { index: self.next, layer, quantizers: BTreeMap::new(), replaced: [0; 2] }))
     }
 

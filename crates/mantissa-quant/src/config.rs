@@ -16,7 +16,8 @@ pub fn model_config(source: &ModelFiles) -> Result<ModelConfig> {
         let alone = source.checkpoint().files().next().filter(|_| source.dir().join("config.json").exists());
         LoadError::NoConfig { location: alone.unwrap_or(source.dir()).display().to_string() }
     };
-    let config =
+    let mut config =
         ModelConfig::from_json(source.config().ok_or_else(no_config)?, &file).map_err(LoadError::from)?;
+    config.find_names(|name| source.has(name));
     Ok(config)
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use mantissa_model::{LinearInfo, ModelConfig, Role, StoredAs};
+use mantissa_model::{LinearInfo, ModelConfig, Role, StoredAs, TensorInfo};
 use mantissa_num::pack::transpose;
 use mantissa_store::convention::gguf::DenseTensor;
 use mantissa_store::convention::{ComputedTensor, ModelFiles};
@@ -38,18 +38,12 @@ pub fn dense_source(files: ModelFiles) -> Result<ModelFiles> {
 /// The quantization of inputs and of the KV cache is not part of the weights and is left out; a note says so.
 ///
 /// # Errors
-/// As [`dense_source`]; [`QuantError::AlreadyQuantized`] for experts that the format stacks quantized.
+/// As [`dense_source`].
 pub fn dequantized_source(files: ModelFiles) -> Result<ModelFiles> {
     if !files.is_quantized() {
         return dense_source(files);
     }
     let config = model_config(&files)?;
-    let stacked = |info: &mantissa_model::TensorInfo| matches!(info.role, Role::Stacked { .. });
-    let missing = config.tensors().into_iter().filter(stacked).any(|info| !files.is_dense(&info.name));
-    if missing {
-        let (path, convention) = (files.dir().to_owned(), files.convention_name());
-        return Err(QuantError::AlreadyQuantized { path, convention });
-    }
     let notes = dequantized_notes(&files);
     let presented = without_quantization(files.config());
     let again = ModelFiles::open(files.dir())?;
@@ -60,8 +54,12 @@ pub fn dequantized_source(files: ModelFiles) -> Result<ModelFiles> {
     let (mut kept, mut computed) = (BTreeSet::new(), Vec::new());
     for info in config.tensors() {
         match linears.get(&info.name) {
-            _ if stored(&info.name) => {
+            _ if stored(&info.name) && !is_apart(&files, &config, &info) => {
                 kept.insert(info.name);
+            }
+            // Experts that are fused and quantized, or quantized one by one, become dense one by one.
+            None if fused_layer(&info).is_some() => {
+                computed.extend(experts_of(&config, &info).map(|linear| one_expert(&files, &linear)));
             }
             Some(linear) => computed.push(decoded(&files, linear.clone(), info)),
             None => computed.push(read(&files, info)),
@@ -84,7 +82,7 @@ pub(crate) fn dequantizing_bytes(source: &ModelFiles) -> u64 {
 }
 
 /// Weight that is dequantized when it is read.
-fn decoded(files: &Arc<ModelFiles>, linear: LinearInfo, info: mantissa_model::TensorInfo) -> ComputedTensor {
+fn decoded(files: &Arc<ModelFiles>, linear: LinearInfo, info: TensorInfo) -> ComputedTensor {
     let files = Arc::clone(files);
     let values = move || {
         let decode = || values_of(&linear, weight_of(&files, &linear)?);
@@ -107,8 +105,34 @@ fn decoded(files: &Arc<ModelFiles>, linear: LinearInfo, info: mantissa_model::Te
     ComputedTensor { name: info.name, shape: info.shape, values: Box::new(values) }
 }
 
+/// Layer of a tensor that holds the weights of all its experts.
+fn fused_layer(info: &TensorInfo) -> Option<usize> {
+    match info.role {
+        Role::Stacked { layer } if !info.name.ends_with("_bias") => Some(layer),
+        _ => None,
+    }
+}
+
+/// Experts whose weights dense checkpoints store in the tensor `info`.
+fn experts_of(config: &ModelConfig, info: &TensorInfo) -> impl Iterator<Item = LinearInfo> {
+    let linears = fused_layer(info).map(|layer| config.layer_linears(layer)).unwrap_or_default();
+    linears.into_iter().filter(|linear| linear.dense_tensor().0 == info.name)
+}
+
+/// True if some experts of the fused tensor `info` have tensors of their own in the files.
+fn is_apart(files: &ModelFiles, config: &ModelConfig, info: &TensorInfo) -> bool {
+    experts_of(config, info).any(|linear| linear.is_by_rows(files))
+}
+
+/// Expert that is dequantized into a tensor `[rows, cols]` of its own when it is read.
+fn one_expert(files: &Arc<ModelFiles>, linear: &LinearInfo) -> ComputedTensor {
+    let (layer, kind) = (linear.layer, linear.kind);
+    let (name, shape) = (format!("{}.weight", linear.module), vec![linear.rows, linear.cols]);
+    decoded(files, linear.clone(), TensorInfo { name, shape, role: Role::Linear { layer, kind } })
+}
+
 /// Unquantized tensor that the format stores under another name or in another order.
-fn read(files: &Arc<ModelFiles>, info: mantissa_model::TensorInfo) -> ComputedTensor {
+fn read(files: &Arc<ModelFiles>, info: TensorInfo) -> ComputedTensor {
     let files = Arc::clone(files);
     let (name, shape) = (info.name.clone(), info.shape.clone());
     let values = move || files.tensor_f32(&name, &shape);

@@ -170,7 +170,8 @@ pub fn key(plan: &Plan, source: &ModelFiles) -> Result<String> {
     let tensors: Vec<_> = source.checkpoint().tensors().collect();
     let Plan { job, container, linears, specs, copied, notes, options, .. } = plan;
     let decided = (job, container, linears, specs, copied, notes, options.rounding, options.max_shard_bytes);
-    let windows = (options.calibration.as_ref().map(|set| &set.windows), &options.held_out, options.products);
+    let text = options.calibration.as_ref().map(|set| &set.windows);
+    let windows = (text, &options.held_out, options.products, options.route_all_experts);
     let config = source.config().map(ToString::to_string);
     let text =
         format!("{} {decided:?} {windows:?} {tensors:?} {config:?} {files:?}", env!("CARGO_PKG_VERSION"));

@@ -12,6 +12,7 @@ use mantissa_methods::method::{Extent, Fisher, Phase, Work};
 use mantissa_methods::transform::Change;
 use mantissa_model::{Buffers, LinearInfo, LinearInput, ModelConfig, StoredAs};
 use mantissa_num::{Blocks, Scheme, code_unit};
+use mantissa_store::convention::StackForm;
 use mantissa_train::LayerTrainer;
 
 use solving::Solving;
@@ -299,9 +300,12 @@ fn loaded(plan: &Plan, info: &LinearInfo, scheme: &Scheme, sizes: &Sizes) -> Vec
         vec![("codes", sizes.codes), ("scales", sizes.scales), ("packed tensors", sizes.stored)];
     buffers.push(("transposed words", transposed(plan, sizes)));
     if info.stored != StoredAs::Rows {
-        // The stored tensor and its rows in f32; stacked experts are read together with those interleaved with them.
+        // The stored tensor and its rows in f32; an expert is read with those fused with it unless it is a block of rows.
         let values = (info.rows * info.cols) as u64;
-        let turns = if let StoredAs::Stacked(stack) = &info.stored { stack.turns as u64 } else { 1 };
+        let turns = match &info.stored {
+            StoredAs::Stacked(stack) if stack.form != StackForm::Rows => stack.turns as u64,
+            _ => 1,
+        };
         buffers.push(("weight as stored and in f32", 4 * (turns + 2) * values));
     }
     if plan.blocks_of_ternary(scheme).is_some() {

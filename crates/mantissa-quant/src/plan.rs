@@ -56,6 +56,9 @@ pub struct Options {
     pub held_out: Vec<Vec<u32>>,
     /// Matmul operand dtype of calibration.
     pub products: Products,
+    /// True if every calibration token runs through every expert, so that all experts are calibrated. The states of the
+    /// model do not change.
+    pub route_all_experts: bool,
     /// Importance matrix for searched blocks.
     pub importance: Option<Importance>,
     /// Block scales of linear layers by module, learned in training, in place of those of RTN. Other layers stay
@@ -76,6 +79,7 @@ impl Default for Options {
             calibration: None,
             held_out: Vec::new(),
             products: Products::F32,
+            route_all_experts: false,
             importance: None,
             scales: None,
             states_in_memory: IN_MEMORY,
@@ -209,7 +213,8 @@ impl Plan {
 
     /// Returns the limits of its calibration.
     pub(crate) fn limits(&self) -> Limits {
-        Limits { threads: self.options.threads, states: self.options.states_in_memory }
+        let Options { threads, states_in_memory: states, route_all_experts: all_experts, .. } = self.options;
+        Limits { threads, states, all_experts }
     }
 
     /// True if output errors of linear layers are weighted by the Fisher information, which needs a backward pass

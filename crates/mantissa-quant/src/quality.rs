@@ -78,6 +78,9 @@ pub struct Quality {
     /// Matmul operand dtype of calibration, if not f32.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration_dtype: Option<String>,
+    /// True if every calibration token ran through every expert.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub route_all_experts: bool,
     /// Held-out windows, on which layers were compared with RTN.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_out: Option<TokenSet>,

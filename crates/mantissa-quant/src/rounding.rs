@@ -93,7 +93,7 @@ where
 
 /// Adds the names of model and tensor to an error of a layer's weight.
 pub(crate) fn dense_error(source: &Folded<'_>, info: &LinearInfo, error: DenseError) -> QuantError {
-    error.of(source.files(), &info.dense_tensor().0, &format!("{}.weight", info.module))
+    error.of(source.files(), &info.tensor_in(source.files()).0, &format!("{}.weight", info.module))
 }
 
 /// Returns the error of a weight whose scales do not fit f16.

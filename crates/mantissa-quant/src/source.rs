@@ -39,7 +39,13 @@ pub(crate) fn require_finite(files: &ModelFiles, name: &str) -> Result<(), manti
 pub(crate) struct DenseTensor<'a>(Values<'a>);
 
 enum Values<'a> {
-    File { files: &'a ModelFiles, name: String, dtype: Dtype },
+    /// Values of a tensor, from element `first` on.
+    File {
+        files: &'a ModelFiles,
+        name: String,
+        dtype: Dtype,
+        first: usize,
+    },
     Memory(Vec<f32>),
 }
 
@@ -82,13 +88,22 @@ impl<'a> DenseTensor<'a> {
         name: &str,
         shape: &[usize],
     ) -> Result<Self, mantissa_store::Error> {
-        let meta = files.checkpoint().get(name).filter(|meta| meta.shape == shape);
-        match meta.map(|meta| meta.dtype) {
-            Some(dtype @ (Dtype::BF16 | Dtype::F16 | Dtype::F32)) => {
-                Ok(DenseTensor(Values::File { files, name: name.to_owned(), dtype }))
-            }
+        match Self::part(files, name, shape, 0) {
+            Some(tensor) => Ok(tensor),
             // Rare dtypes and all errors.
-            _ => Ok(DenseTensor(Values::Memory(files.tensor_f32(name, shape)?))),
+            None => Ok(DenseTensor(Values::Memory(files.tensor_f32(name, shape)?))),
+        }
+    }
+
+    /// Opens the elements from `first` on of the tensor `name` of this shape; `None` if it is missing or has another
+    /// shape or a rare dtype.
+    fn part(files: &'a ModelFiles, name: &str, shape: &[usize], first: usize) -> Option<Self> {
+        let meta = files.checkpoint().get(name).filter(|meta| meta.shape == shape)?;
+        match meta.dtype {
+            dtype @ (Dtype::BF16 | Dtype::F16 | Dtype::F32) => {
+                Some(DenseTensor(Values::File { files, name: name.to_owned(), dtype, first }))
+            }
+            _ => None,
         }
     }
 
@@ -99,7 +114,7 @@ impl<'a> DenseTensor<'a> {
     /// Errors of [`ModelFiles::tensor_f32`] and [`ModelFiles::expert`].
     pub(crate) fn of_linear(source: &Folded<'a>, info: &LinearInfo) -> Result<Self, mantissa_store::Error> {
         let (rows, cols, files) = (info.rows, info.cols, source.files());
-        let (name, shape) = info.dense_tensor();
+        let (name, shape) = info.tensor_in(files);
         if source.changes(&name) {
             let values = source.tensor(&name, &shape)?;
             let by_columns = info.stored == StoredAs::Columns;
@@ -109,7 +124,14 @@ impl<'a> DenseTensor<'a> {
         let values = match &info.stored {
             StoredAs::Rows => return Self::open(files, source.stored_name(&name), &shape),
             StoredAs::Columns => transpose(&files.tensor_f32(&name, &shape)?, cols, rows),
-            StoredAs::Stacked(stack) => widened(files.expert(stack, rows, cols)?),
+            StoredAs::Stacked(_) if info.is_by_rows(files) => return Self::open(files, &name, &shape),
+            StoredAs::Stacked(stack) => {
+                let part = stack.first(rows, cols);
+                match part.and_then(|first| Self::part(files, &name, &shape, first)) {
+                    Some(tensor) => return Ok(tensor),
+                    None => widened(files.expert(stack, rows, cols)?),
+                }
+            }
         };
         Ok(DenseTensor(Values::Memory(values)))
     }
@@ -149,14 +171,14 @@ impl WeightReader for DenseTensor<'_> {
         range: Range<usize>,
         scratch: &'a mut Scratch,
     ) -> Result<&'a [f32], DenseError> {
-        let (files, name, dtype) = match &self.0 {
+        let (files, name, dtype, first) = match &self.0 {
             Values::Memory(values) => return Ok(&values[range]),
-            Values::File { files, name, dtype } => (files, name, *dtype),
+            Values::File { files, name, dtype, first } => (files, name, *dtype, *first),
         };
         let size = if dtype == Dtype::F32 { 4 } else { 2 };
         let Scratch { bytes, values } = scratch;
         bytes.resize(range.len() * size, 0);
-        let start = (range.start * size) as u64;
+        let start = ((first + range.start) * size) as u64;
         files.checkpoint().read_range(name, start, bytes).map_err(DenseError::Store)?;
         let mut numbers = FiniteScan::new(dtype);
         numbers.update(bytes);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use mantissa_model::{LinearInfo, ModelConfig, StoredAs};
 use mantissa_store::TensorSpec;
-use mantissa_store::convention::{Stack, gpt_oss};
+use mantissa_store::convention::{Stack, StackForm, gpt_oss};
 
 use crate::error::Result;
 use crate::plan::{PlannedLinear, model_not_storable};
@@ -17,9 +17,14 @@ pub(crate) fn stack_of(info: &LinearInfo) -> Option<&Stack> {
     }
 }
 
-/// Requires a model with stacked experts.
+/// True if the layer belongs to experts that other engines load only from one tensor (gpt-oss).
+pub(crate) fn only_fused(info: &LinearInfo) -> bool {
+    stack_of(info).is_some_and(|stack| stack.form == StackForm::Interleaved)
+}
+
+/// Requires a model with experts stacked as in gpt-oss.
 pub(crate) fn require(config: &ModelConfig) -> Result<()> {
-    if config.decoder_linears().any(|info| stack_of(&info).is_some()) {
+    if config.decoder_linears().any(|info| only_fused(&info)) {
         return Ok(());
     }
     let why = "it holds only stacked experts as in gpt-oss, and the model has none";

@@ -33,9 +33,9 @@ use std::path::Path;
 
 use mantissa_eval::Sequence;
 use mantissa_kernels::map_reduce_fixed;
-use mantissa_model::{CacheInF32, LinearInfo, ModelConfig, check_kv_levels};
+use mantissa_model::{CacheInF32, LinearInfo, LinearKind, ModelConfig, check_kv_levels};
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::{ErrorClass, Manifest};
+use mantissa_store::{ErrorClass, Manifest, TensorMeta};
 
 use independent::Independent;
 pub use independent::decode;
@@ -172,6 +172,7 @@ fn check_weights(
     found: &mut Verification,
 ) -> Result<()> {
     let config = model_config(files)?;
+    let source_config = source.map(model_config).transpose()?;
     let mut folds = match (source, Record::read(files.dir())?) {
         (Some(source), Some(record)) => record.folds(source, &model_config(source)?)?,
         _ => Folds::default(),
@@ -186,7 +187,9 @@ fn check_weights(
     let coded = |info: &LinearInfo| !files.is_dense(&format!("{}.weight", info.module));
     for info in linears.chain(config.tables().into_iter().filter(coded)) {
         let recorded = recorded.get(info.module.as_str()).copied();
-        let check = WeightCheck { files, source, info: &info, recorded, errors };
+        let original =
+            source_config.as_ref().map_or_else(|| info.clone(), |source| counterpart(source, &info));
+        let check = WeightCheck { files, source, info: &info, original: &original, recorded, errors };
         let before = found.weights;
         check.run(threads, found)?;
         unjudged += usize::from(found.weights > before && !check.bounded());
@@ -214,6 +217,25 @@ fn check_weights(
     compare_readers(&CacheInF32(files), &CacheInF32(&independent), &config, found)
 }
 
+/// Returns the layer as a model with the configuration `source` stores it.
+fn counterpart(source: &ModelConfig, info: &LinearInfo) -> LinearInfo {
+    let original = match info.kind {
+        LinearKind::Embedding | LinearKind::Head => source.table(info.kind),
+        kind => source.linear(info.layer, kind),
+    };
+    // The source may be another model: its shapes are checked when it is read.
+    LinearInfo { rows: info.rows, cols: info.cols, bias: info.bias, ..original }
+}
+
+/// Lists the tensors of `files` that the architecture does not use, such as those of towers.
+fn unused<'a>(files: &'a ModelFiles, config: &ModelConfig) -> impl Iterator<Item = &'a TensorMeta> {
+    let modules: BTreeSet<String> =
+        config.decoder_linears().chain(config.tables()).map(|info| info.module).collect();
+    let known: BTreeSet<String> = config.tensors().into_iter().map(|info| info.name).collect();
+    let of_linear = move |name: &str| name.match_indices('.').any(|(at, _)| modules.contains(&name[..at]));
+    files.checkpoint().tensors().filter(move |meta| !known.contains(&meta.name) && !of_linear(&meta.name))
+}
+
 /// Checks that tensors other than linear weights were copied byte for byte, or changed as the transform says.
 fn check_copied(
     files: &ModelFiles,
@@ -229,25 +251,26 @@ fn check_copied(
             .notes
             .push(format!("{count} unquantized tensors were trained: they are not compared with the source"));
     }
-    for info in config.tensors().into_iter().filter(|info| !trained.contains(info.name.as_str())) {
-        let (Some(ours), Some(theirs)) = (files.checkpoint().get(&info.name), source.stored(&info.name))
-        else {
+    let used = config.tensors().into_iter().map(|info| info.name);
+    let names = used.chain(unused(files, config).map(|meta| meta.name.clone()));
+    for name in names.filter(|name| !trained.contains(name.as_str())) {
+        let (Some(ours), Some(theirs)) = (files.checkpoint().get(&name), source.stored(&name)) else {
             continue;
         };
         if ours.dtype != theirs.dtype || ours.shape != theirs.shape {
             continue; // a quantized layer of the same name; compared as a weight
         }
         found.compared += 1;
-        let same = if source.changes(&info.name) {
+        let same = if source.changes(&name) {
             let mut bytes = vec![0; usize::try_from(ours.len).unwrap_or_default()];
-            files.checkpoint().read_range(&info.name, 0, &mut bytes)?;
-            bytes == source.bytes(&info.name, &ours.shape, ours.dtype)?
+            files.checkpoint().read_range(&name, 0, &mut bytes)?;
+            bytes == source.bytes(&name, &ours.shape, ours.dtype)?
         } else {
-            let named = source.stored_name(&info.name);
-            same_bytes((files, &info.name), (source.files(), named), ours.len, threads)?
+            let named = source.stored_name(&name);
+            same_bytes((files, &name), (source.files(), named), ours.len, threads)?
         };
         if !same {
-            found.faults.push(format!("{}: differs from the source", info.name));
+            found.faults.push(format!("{name}: differs from the source"));
         }
     }
     Ok(())

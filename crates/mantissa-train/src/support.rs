@@ -32,7 +32,7 @@ pub(crate) fn check_model(config: &ModelConfig) -> Result<(), TrainError> {
     let clips_joined = config.clip_qkv.is_some() && config.qkv != QkvForm::Separate;
     first([
         absent("latent attention", config.latent.is_none()),
-        absent("experts stored as one tensor", experts.is_none_or(|experts| !experts.stacked)),
+        absent("experts stored as one tensor", experts.is_none_or(|experts| experts.fused.is_none())),
         absent("clamped SwiGLU", experts.is_none_or(|experts| experts.limited.is_none())),
         absent("correction of router scores", experts.is_none_or(|experts| !experts.routing.correction)),
         absent("clip_qkv of a joined projection", !clips_joined),

@@ -78,9 +78,15 @@ pub(super) fn in_order(of: &Comparing<'_>, rows: &mut [TensorRow]) {
 pub(super) fn dense_rows(of: &Comparing<'_>, layer: Option<usize>) -> Result<Vec<TensorRow>> {
     let tied = of.config.tie_word_embeddings || of.theirs.tie_word_embeddings;
     // The same tensors under the reference's names.
-    let named = ModelConfig { bare_names: of.theirs.bare_names, ..of.config.clone() };
+    let named = of.config.named_as(of.theirs);
     let mut rows = Vec::new();
-    for (tensor, named) in of.config.tensors().into_iter().zip(named.tensors()) {
+    // Either may store experts fused.
+    let others = |config: &ModelConfig| {
+        let all = config.tensors().into_iter();
+        all.filter(|tensor| !matches!(tensor.role, Role::Linear { .. } | Role::Stacked { .. })).collect()
+    };
+    let (ours, named): (Vec<_>, Vec<_>) = (others(of.config), others(&named));
+    for (tensor, named) in ours.into_iter().zip(named) {
         let (its, is_norm) = match tensor.role {
             Role::Norm { layer } => (layer, true),
             Role::NormBias { layer } => (layer, true),

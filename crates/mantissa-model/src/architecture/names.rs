@@ -34,6 +34,8 @@ pub(crate) struct ExpertNames {
     pub(crate) experts: &'static str,
     /// Gate, up and down of an expert.
     pub(crate) parts: [&'static str; 3],
+    /// Gate and up, and down, of experts that are fused in one tensor.
+    pub(crate) fused: [&'static str; 2],
     /// Prefix of the shared experts.
     pub(crate) shared: &'static str,
     /// Router.
@@ -47,8 +49,6 @@ impl Names {
     pub(crate) const SHARED_GATE: &str = "mlp.shared_expert_gate";
     /// Sinks of the attention.
     pub(crate) const SINKS: &str = "self_attn.sinks";
-    /// Gate and up, and down, of stacked experts.
-    pub(crate) const STACKED: [&str; 2] = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"];
 
     /// Names of Llama, which most architectures share.
     pub(crate) const LLAMA: Self = Names {
@@ -161,6 +161,7 @@ impl ExpertNames {
     pub(crate) const QWEN: Self = ExpertNames {
         experts: "mlp.experts.",
         parts: ["gate_proj", "up_proj", "down_proj"],
+        fused: ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
         shared: "mlp.shared_expert.",
         router: "mlp.gate",
         correction: "mlp.gate.e_score_correction_bias",

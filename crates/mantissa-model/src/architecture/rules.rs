@@ -1,5 +1,7 @@
 //! Rules of an architecture: values that it fixes, and fields of config.json that state the others.
 
+use mantissa_store::convention::StackForm;
+
 use super::features::{HeadNorms, Scores};
 
 /// A flag that an architecture fixes, or that a field of its config.json states.
@@ -175,8 +177,11 @@ pub(crate) struct ExpertRules {
     pub(crate) only: &'static [(&'static str, &'static [&'static str])],
     /// Defaults of `swiglu_alpha` and `swiglu_limit`, if the activation is clamped.
     pub(crate) swiglu: Option<(f64, f64)>,
-    /// True if a dense checkpoint stores the experts of a layer as one tensor, gate and up interleaved.
-    pub(crate) stacked: bool,
+    /// Form of the tensors that hold all experts of a layer, in checkpoints that have such tensors.
+    pub(crate) fused: StackForm,
+    /// True if checkpoints of the architecture are published with such tensors. The names in a checkpoint decide; this
+    /// holds for a config alone.
+    pub(crate) published_fused: bool,
 }
 
 /// Layers that have experts.

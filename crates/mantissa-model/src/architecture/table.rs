@@ -1,5 +1,7 @@
 //! Table of architectures, one row each. A row states its differences from the base row at its end.
 
+use mantissa_store::convention::StackForm;
+
 use super::Architecture;
 use super::features::{Activation, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores};
 use super::names::{ExpertNames, Names};
@@ -386,7 +388,8 @@ pub(super) static TABLE: &[Architecture] = &[
             normalize: Flag::Fixed(false),
             bias: true,
             swiglu: Some((1.702, 7.0)),
-            stacked: true,
+            fused: StackForm::Interleaved,
+            published_fused: true,
             ..EXPERTS
         }),
         ..LLAMA
@@ -504,7 +507,8 @@ const EXPERTS: ExpertRules = ExpertRules {
     bias: false,
     only: &[],
     swiglu: None,
-    stacked: false,
+    fused: StackForm::Rows,
+    published_fused: false,
 };
 
 /// Experts of the Qwen mixtures; transformers 5 writes the alias.

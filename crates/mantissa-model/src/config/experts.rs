@@ -1,5 +1,7 @@
 //! Mixtures of experts: their number, their layers, and the routing of tokens.
 
+use mantissa_store::convention::StackForm;
+
 use super::fields::{ConfigError, Fields, MAX_WIDTH};
 use crate::architecture::features::Scores;
 use crate::architecture::rules::{ExpertLayers, ExpertRules, GroupRules, SharedRules};
@@ -24,8 +26,8 @@ pub struct Experts {
     pub shared: Option<SharedExperts>,
     /// Clamped SwiGLU (gpt-oss).
     pub limited: Option<LimitedSwiglu>,
-    /// True if a dense checkpoint stores the experts of a layer as one tensor.
-    pub stacked: bool,
+    /// Form of the tensors that hold all experts of a layer; `None` if the checkpoint has one tensor for each.
+    pub fused: Option<StackForm>,
     /// Factor of the load-balancing loss in training (`router_aux_loss_coef`), if the config has it.
     pub balance_loss: Option<f32>,
 }
@@ -99,8 +101,8 @@ pub(super) fn parse(fields: Fields<'_>, rules: &ExpertRules, layers: usize) -> R
     // `count` is at most MAX_EXPERTS.
     let count = u16::try_from(count).map_err(|_| fields.error(field, "fewer experts"))?;
     let balance_loss = fields.optional_number("router_aux_loss_coef")?.map(|factor| factor as f32);
-    let stacked = rules.stacked;
-    Ok(Experts { count, per_token, width, layers, routing, shared, limited, stacked, balance_loss })
+    let fused = rules.published_fused.then_some(rules.fused);
+    Ok(Experts { count, per_token, width, layers, routing, shared, limited, fused, balance_loss })
 }
 
 fn expert_layers(fields: Fields<'_>, rule: ExpertLayers, layers: usize) -> Result<Vec<bool>, ConfigError> {

@@ -68,11 +68,10 @@ impl ModelConfig {
         format!("{}{name}", self.layer_prefix(layer))
     }
 
-    /// Names of the stacked experts of a layer: gate and up `[experts, hidden, 2 · width]` and down
-    /// `[experts, width, hidden]`, each with its bias at `{name}_bias`.
-    pub fn stacked_experts(&self, layer: usize) -> (String, String) {
+    /// Names of the fused experts of a layer: gate and up, and down, each with its bias at `{name}_bias`.
+    pub fn fused_experts(&self, layer: usize) -> (String, String) {
         let prefix = self.layer_prefix(layer);
-        let [gate_up, down] = Names::STACKED;
+        let [gate_up, down] = self.names().experts.fused;
         (format!("{prefix}{gate_up}"), format!("{prefix}{down}"))
     }
 

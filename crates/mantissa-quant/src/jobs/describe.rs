@@ -66,6 +66,7 @@ impl Quality {
                 Products::F32 => None,
                 rounded => Some(rounded.name().to_owned()),
             },
+            route_all_experts: plan.options.route_all_experts,
             coverage: plan.coverage.clone(),
             held_out: plan.held_out().map(|set| set.identity()),
             evaluation: None,

@@ -185,7 +185,7 @@ fn planned(
 /// # Errors
 /// The source has no such tensor, or one in another shape.
 fn dense_dtype(source: &ModelFiles, info: &LinearInfo) -> Result<Dtype> {
-    let (name, shape) = info.dense_tensor();
+    let (name, shape) = info.tensor_in(source);
     let Some(meta) = source.checkpoint().get(&name) else {
         return Err(mantissa_store::Error::NoTensor { path: source.dir().to_owned(), tensor: name }.into());
     };
@@ -207,7 +207,7 @@ fn copied_tensors(
     let tensors = |quantized: bool| {
         let all = linears.iter().chain(tables);
         let of_kind = all.filter(move |linear| linear.scheme.is_some() == quantized);
-        of_kind.map(|linear| linear.info.dense_tensor().0).collect::<BTreeSet<String>>()
+        of_kind.map(|linear| linear.info.tensor_in(source).0).collect::<BTreeSet<String>>()
     };
     let quantized = &tensors(true) - &tensors(false);
     let mut copied: Vec<_> =
@@ -249,14 +249,15 @@ fn note_on_unused(container: Container, config: &ModelConfig, copied: &[TensorMe
     Some(format!("{count} tensors that the architecture does not use are {fate} (first: {first})"))
 }
 
-/// Returns a note on layers that dense checkpoints do not store separately as `[out, in]`.
+/// Returns a note on layers that other engines do not read from a tensor `[out, in]` of their own.
 fn storage_note(config: &ModelConfig, container: Container) -> Option<String> {
     // GGUF has one order for all models; gpt-oss has the source's.
     let facts = container.facts();
     if matches!(facts.experts, Experts::OwnNames | Experts::Stacked) {
         return None;
     }
-    let first = config.decoder_linears().find(|info| info.stored != StoredAs::Rows)?;
+    let elsewhere = |info: &LinearInfo| info.stored == StoredAs::Columns || stacks::only_fused(info);
+    let first = config.decoder_linears().find(elsewhere)?;
     match first.stored {
         StoredAs::Stacked(_) => Some(EXPERTS_APART.to_owned()),
         _ if facts.conv1d => None,

@@ -11,7 +11,7 @@ impl Plan {
         let full = self.limits();
         let mut peak = self.peak_bytes(verified);
         let mut taken = full;
-        for Limits { threads, states } in full.smaller() {
+        for Limits { threads, states, .. } in full.smaller() {
             if fits(peak) {
                 break;
             }
@@ -20,7 +20,7 @@ impl Plan {
             (self.options.threads, self.options.states_in_memory) = (threads, states);
             let lower = self.peak_bytes(verified);
             if lower < peak {
-                (peak, taken) = (lower, Limits { threads, states });
+                (peak, taken) = (lower, Limits { threads, states, ..full });
             } else {
                 (self.options.threads, self.options.states_in_memory) = (taken.threads, taken.states);
             }

@@ -50,14 +50,17 @@ pub(super) fn check(
             error => return Err(error.into()),
         },
     };
-    let config = model_config(files)?;
+    let mut config = model_config(files)?;
     if !same_container(files, &file, found) {
         // Without the same tensors in both readers nothing else can be compared.
         return Ok(());
     }
     check_keys(&file, found);
     if let Some(source) = source {
-        check_config(&config, &model_config(source)?, found);
+        let theirs = model_config(source)?;
+        check_config(&config, &theirs, found);
+        // The file is read under any of a model's names, the source under its own.
+        config = config.named_as(&theirs);
     }
     let model = independent(file);
     let file = &model.file;
@@ -158,9 +161,11 @@ fn check_config(ours: &ModelConfig, theirs: &ModelConfig, found: &mut Verificati
         let within = |window: &usize| *window < c.max_position_embeddings;
         c.windows.iter().map(|window| window.filter(within)).collect()
     };
-    // The factor of the load-balancing loss is for training alone, and GGUF has no field for it.
+    // The factor of the load-balancing loss is for training alone, and GGUF has no field for it. It has its own form of
+    // fused experts.
     let experts = |c: &ModelConfig| {
-        c.experts.clone().map(|experts| mantissa_model::config::Experts { balance_loss: None, ..experts })
+        let known = |experts| mantissa_model::config::Experts { balance_loss: None, fused: None, ..experts };
+        c.experts.clone().map(known)
     };
     let text = |c: &ModelConfig| {
         [

@@ -18,7 +18,7 @@ pub(super) fn source_weight<'a>(
     info: &LinearInfo,
     transforms: &Transforms,
 ) -> Result<DenseTensor<'a>> {
-    let ((name, _), files) = (info.dense_tensor(), source.files());
+    let ((name, _), files) = (info.tensor_in(source.files()), source.files());
     if files.is_quantized() && (info.is_by_rows(files) || stack_of(info).is_some()) {
         // After a conversion: the dequantized source. If both have the same rotated input, rotated weights are
         // compared.

@@ -28,8 +28,10 @@ impl WeightCheck<'_> {
         let theirs: Vec<f32> = values.iter().map(|v| F16.decode((*v).into())).collect();
         found.faults.extend(difference(module, &ours, &theirs, &linear.transforms));
         let Some(source) = self.source else { return Ok(()) };
-        let (source, mut scratch) =
-            (source_weight(self.files.dir(), source, self.info, &Transforms::default())?, Scratch::default());
+        let (source, mut scratch) = (
+            source_weight(self.files.dir(), source, self.original, &Transforms::default())?,
+            Scratch::default(),
+        );
         let w = source.elements(0..rows * cols, &mut scratch).map_err(|error| self.error(error))?;
         let mut whole = theirs;
         linear.transforms.fold(&mut whole, rows, cols);

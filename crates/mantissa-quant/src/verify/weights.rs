@@ -29,6 +29,8 @@ pub(super) struct WeightCheck<'a> {
     pub(super) files: &'a ModelFiles,
     pub(super) source: Option<&'a Folded<'a>>,
     pub(super) info: &'a LinearInfo,
+    /// The layer as the source stores it.
+    pub(super) original: &'a LinearInfo,
     /// Report of the layer in `quality.json`.
     pub(super) recorded: Option<&'a LayerReport>,
     /// True if the recorded error is checked.
@@ -73,7 +75,7 @@ impl WeightCheck<'_> {
             Some(stack) => mantissa_verify::open_stacked(&stored, &expert(stack), *rows, *cols)?,
             None => mantissa_verify::open(&stored, module, *rows, *cols)?,
         };
-        let weight = |source| source_weight(self.files.dir(), source, self.info, &linear.transforms);
+        let weight = |source| source_weight(self.files.dir(), source, self.original, &linear.transforms);
         let source = self.source.map(weight).transpose()?;
         // Threads check whole rows; parts are merged in order, so faults do not depend on their number.
         let grain = (PANEL / (*cols).max(1)).max(1);

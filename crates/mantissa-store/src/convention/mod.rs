@@ -51,7 +51,7 @@ pub use files::{ModelFiles, Opened, ShapeSource};
 pub use levels::{KeyLevels, KvLevels};
 pub use plan::{LinearPlan, ModelPlan, ModuleGroup, NotStorable, PlannedLayer, Storable};
 pub use registry::side_files;
-pub use stacked::Stack;
+pub use stacked::{Stack, StackForm};
 pub use weight::{ActivationQuant, KvQuant, LinearWeight, Parts, Weight};
 
 use files::{scale_code, scale_dtype};

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 use mantissa_num::{Scheme, StaticScale, parse_activation};
 use mantissa_store::convention::{
-    Beside, Container, LinearPlan, ModelFiles, ModelPlan, PlannedLayer, Stack, Weight, bitsandbytes,
-    compressed_tensors, exl2, fp8, gpt_oss, mlx, modelopt, onnx,
+    Beside, Container, LinearPlan, ModelFiles, ModelPlan, PlannedLayer, Stack, StackForm, Weight,
+    bitsandbytes, compressed_tensors, exl2, fp8, gpt_oss, mlx, modelopt, onnx,
 };
 use mantissa_store::{Dtype, ErrorClass, TensorSpec};
 use one_module::{COLS, MODULE, Model, ROWS, artifacts, quantized, survive_damage, values, weight};
@@ -381,8 +381,14 @@ fn experts_in_mxfp4_read_back_and_split() {
     let dir = tempfile::tempdir().unwrap();
     model.write(dir.path());
     let files = ModelFiles::open(dir.path()).unwrap();
-    let stack =
-        |experts, expert, turns, turn| Stack { tensor: name.to_owned(), experts, expert, turns, turn };
+    let stack = |experts, expert, turns, turn| Stack {
+        tensor: name.to_owned(),
+        form: StackForm::Interleaved,
+        experts,
+        expert,
+        turns,
+        turn,
+    };
     for (i, expected) in [&q, &second].into_iter().enumerate() {
         assert_eq!(&gpt_oss::expert(&files, &stack(2, i, 1, 0), ROWS, COLS).unwrap(), expected);
         // Gate and up are interleaved.

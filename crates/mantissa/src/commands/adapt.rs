@@ -37,7 +37,7 @@ pub fn fit_calibration(what: &str, context: &Context, needs: impl Fn(Limits) -> 
     let mut limits = full;
     if !context.has_memory(needs(full)) {
         let fits = |step: &Limits| context.has_memory(needs(*step));
-        limits = full.smaller().find(fits).unwrap_or(Limits { threads: 1, states: 0 });
+        limits = full.smaller().find(fits).unwrap_or(Limits { threads: 1, states: 0, ..full });
     }
     context.require_least_memory(what, needs(limits))?;
     // States so many that they are in a file anyway are not given up.

@@ -138,6 +138,7 @@ fn options(args: &Args, request: &Request, source: &ModelFiles, context: &Contex
             Factors::F32 => Products::F32,
             Factors::Bf16 => Products::Bf16,
         },
+        route_all_experts: args.route_all_experts,
         importance: args.imatrix.as_deref().map(Importance::read).transpose()?,
         ..Options::default()
     })

@@ -427,7 +427,39 @@ fn coverage_is_reported_before_solving() {
         let fell_back = fell_back.filter(|module| module.as_str().unwrap().contains("layers.1.")).count();
         assert_eq!(fell_back, 3 * unseen, "{name}");
         fs::remove_dir_all(&out).unwrap();
+
+        // Routed to all experts, every expert sees every token.
+        let all = json(&[&arguments[..], &["--route-all-experts", "--json"]].concat());
+        let inputs = all["coverage"]["inputs"].as_array().unwrap();
+        assert!(inputs.iter().all(|input| input["tokens"] == 4), "{name}: {inputs:?}");
+        assert_eq!(
+            (&all["route_all_experts"], &done["route_all_experts"]),
+            (&true.into(), &serde_json::Value::Null)
+        );
+        let unseen = all["layers"].as_array().unwrap().iter().filter(|layer| {
+            layer["fallback"].as_str().is_some_and(|why| why.contains("no calibration token"))
+        });
+        assert_eq!(unseen.count(), 0, "{name}");
+        fs::remove_dir_all(&out).unwrap();
     }
+    let plain = model();
+    let dense = [
+        "quantize",
+        text(&plain),
+        "--recipe",
+        "gptq-int8-channel",
+        "--calibration-tokens",
+        text(&windows),
+        "--out",
+        text(&out),
+        "--route-all-experts",
+    ];
+    let run = mantissa(&dense);
+    assert!(
+        stderr(&run).contains("--route-all-experts: not used: the model has no experts"),
+        "{}",
+        stderr(&run)
+    );
 }
 
 /// Several texts share the samples by weight; distance to another text; held-out windows.

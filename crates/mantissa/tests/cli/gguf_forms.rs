@@ -100,7 +100,7 @@ fn ternary_weights_are_carried_over_exactly() {
 }
 
 /// gpt-oss model in its published form, with MXFP4 experts.
-fn gpt_oss(out: &Path) -> PathBuf {
+pub fn gpt_oss(out: &Path) -> PathBuf {
     let edits = json!({
         "intermediate_size": 64, "swiglu_limit": 7.0, "quantization_config": {"quant_method": "mxfp4"}
     });

@@ -19,6 +19,7 @@ mod finetune_chat;
 mod fit;
 mod fixes;
 mod frame;
+mod fused;
 mod gguf_architectures;
 mod gguf_forms;
 mod gguf_source;

@@ -32,7 +32,7 @@ use crate::gguf;
 use crate::plan::alternative;
 use crate::plan::{Job, Options, Plan, PlannedLinear};
 use crate::rtn;
-use crate::stacks::{self, stack_of};
+use crate::stacks::{self, only_fused, stack_of};
 use crate::verify::load::loadable;
 use mantissa_methods::Solved;
 
@@ -314,7 +314,7 @@ fn model_dtype(source: &ModelFiles) -> Dtype {
 
 /// Returns a note on experts that the source stacks and the output stores one by one.
 fn note_on_experts(source: &ModelFiles, container: Container, linears: &[PlannedLinear]) -> Option<String> {
-    let apart = |linear: &PlannedLinear| stack_of(&linear.info).is_some() && !linear.info.is_by_rows(source);
+    let apart = |linear: &PlannedLinear| only_fused(&linear.info) && !linear.info.is_by_rows(source);
     let one_by_one = matches!(container.facts().experts, Experts::OneByOne | Experts::AsInSource);
     (one_by_one && linears.iter().any(apart)).then(|| EXPERTS_APART.to_owned())
 }

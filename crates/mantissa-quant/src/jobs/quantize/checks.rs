@@ -58,6 +58,7 @@ impl Request<'_> {
         self.check_method()?;
         self.check_tuning()?;
         let mut notes = self.check_transform()?;
+        notes.extend(self.experts_note());
         notes.extend(self.unsupported_input_note());
         if uses_importance(recipe, container, linears) {
             return self.importance();
@@ -220,6 +221,12 @@ impl Request<'_> {
             );
         }
         Ok(())
+    }
+
+    /// Notes that routing to all experts was requested in vain.
+    fn experts_note(&self) -> Option<String> {
+        let vain = self.options.route_all_experts && self.config.experts.is_none();
+        vain.then(|| "--route-all-experts: not used: the model has no experts".to_owned())
     }
 
     /// Notes that output errors are unweighted although the method would weight them.

@@ -96,6 +96,13 @@ pub struct Args {
     /// result without them.
     #[arg(long, value_enum, value_name = "DTYPE", default_value_t = Factors::F32, help_heading = "Calibration", hide_short_help = true)]
     pub(super) calibration_dtype: Factors,
+    /// Run every calibration token through every expert
+    ///
+    /// By default an expert is calibrated on the tokens that the router sends to it, and one without tokens falls
+    /// back to RTN. The results of other experts are discarded, so the model's states stay the same. Costs
+    /// calibration time in proportion to experts per token.
+    #[arg(long, help_heading = "Calibration", hide_short_help = true)]
+    pub(super) route_all_experts: bool,
     /// In-domain text sample to compare the calibration with
     ///
     /// Reports how far the calibration is from it before work begins.
