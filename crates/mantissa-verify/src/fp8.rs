@@ -33,6 +33,11 @@ impl<T: Tensors + ?Sized> Reader<'_, T> {
             return self.dense();
         }
         let quantization = self.tensors.config().and_then(|config| config.get("quantization_config"));
+        if self.dtype("weight") != Some("F8_E4M3") {
+            // DeepSeek-V4's experts: two FP4 codes a byte, a scale per 32 columns.
+            let stored = self.stored(self.codes(4)?, 4, 8, float_values(2, 1, 1));
+            return Ok(Weight { scales: Some(self.scales_of("weight_scale_inv", (1, 32))?), ..stored });
+        }
         let sides = quantization.and_then(|q| q.get("weight_block_size")).and_then(Value::as_array);
         if let Some([rows, cols]) = sides.map(Vec::as_slice) {
             let side = |v: &Value| v.as_u64().unwrap_or(0) as usize;

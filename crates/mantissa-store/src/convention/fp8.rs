@@ -6,12 +6,16 @@
 //! scale (`activation_scale`, vLLM's `input_scale`) instead. Without `weight_block_size`, `weight_scale` is F32 `[]`
 //! or `[N, 1]`.
 //!
+//! With `"expert_dtype": "fp4"` (DeepSeek-V4) the weights of experts are MXFP4: `weight` I8 `[N, K/2]`, two E2M1 codes a byte,
+//! the first in the low bits, and `weight_scale_inv` `[N, K/32]`, F8_E8M0 or F32. Inputs are as those of the other layers.
+//!
 //! Source: DeepSeek-V3, `README_WEIGHTS.md` and `inference/fp8_cast_bf16.py`; transformers 5,
 //! `integrations/finegrained_fp8.py`; vLLM, `model_executor/layers/quantization/fp8.py`.
 
 use std::path::{Path, PathBuf};
 
 use mantissa_num::format::{Affine, Format, Offset};
+use mantissa_num::pack::Packing;
 use mantissa_num::{Blocks, Code, Codes, Quantized, RowKind, ScaleTree, Scheme, Source, minifloat};
 use serde_json::{Value, json};
 
@@ -30,6 +34,13 @@ pub const QUANT_METHOD: &str = "fp8";
 pub const NAME: &str = "deepseek-fp8";
 
 const E4M3: Code = Code::Float(minifloat::E4M3);
+const E2M1: Code = Code::Float(minifloat::E2M1);
+
+/// Dtypes of FP4 codes, two a byte.
+const FP4_DTYPES: [Dtype; 2] = [Dtype::I8, Dtype::U8];
+
+/// Columns of FP4 that share a scale.
+const FP4_GROUP: u32 = 32;
 
 /// Parsed `quantization_config`.
 #[derive(Clone, Debug)]
@@ -41,6 +52,8 @@ pub struct Config {
     fixed: bool,
     /// True if scales are powers of two.
     powers: bool,
+    /// True if experts are FP4.
+    experts_in_fp4: bool,
 }
 
 impl Config {
@@ -57,9 +70,12 @@ impl Config {
         if text("fmt").is_some_and(|fmt| fmt != "e4m3" && fmt != "float8_e4m3fn") {
             return Err(fault("fmt", "\"e4m3\""));
         }
-        if text("expert_dtype").is_some_and(|dtype| dtype != "fp8") {
-            return Err(fault("expert_dtype", "none: experts in FP8 too"));
-        }
+        let experts_in_fp4 = match text("expert_dtype") {
+            None => false,
+            Some(dtype) if dtype == "fp8" => false,
+            Some(dtype) if dtype == "fp4" => true,
+            Some(_) => return Err(fault("expert_dtype", "\"fp8\" or \"fp4\"")),
+        };
         let powers = match text("scale_fmt") {
             None => false,
             Some(fmt) if fmt == "ue8m0" => true,
@@ -77,7 +93,7 @@ impl Config {
                 Some(block_sides(sides).ok_or_else(|| fault("weight_block_size", "[rows, columns]"))?)
             }
         };
-        Ok(Config { path: path.to_owned(), block, fixed, powers })
+        Ok(Config { path: path.to_owned(), block, fixed, powers, experts_in_fp4 })
     }
 
     /// Weight of `module`, `[rows, cols]`, and the quantization of its input. A weight that is not FP8 is read
@@ -88,6 +104,10 @@ impl Config {
     fn layer(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
         let name = |suffix: &str| format!("{module}.{suffix}");
         let codes_name = name("weight");
+        if self.experts_in_fp4 && FP4_DTYPES.contains(&files.meta(&codes_name)?.dtype) {
+            let q = fp4(files, (&codes_name, &name("weight_scale_inv")), rows, cols)?;
+            return Ok((Weight::Quantized(q), Some(self.input(files, module)?)).into());
+        }
         if files.meta(&codes_name)?.dtype != Dtype::F8E4M3 {
             let scale = if self.block.is_some() { "weight_scale_inv" } else { "weight_scale" };
             return Ok(files.dense_without(module, scale, rows, cols)?.into());
@@ -138,6 +158,38 @@ impl Config {
     }
 }
 
+/// FP4 weight `[rows, cols]` from its codes and scales, by name.
+fn fp4(files: &ModelFiles, (codes, scales): (&str, &str), rows: usize, cols: usize) -> Result<Quantized> {
+    let packing = Packing::rows(E2M1.bits());
+    let bytes = files.read_exact(codes, &FP4_DTYPES, &[rows, packing.line_bytes(cols)])?;
+    let found = bytes.len();
+    let unpacked = packing.unpack(&bytes, rows, cols, false);
+    let wrong =
+        || files.fault(codes, format!("{found} bytes"), packing.total_bytes(rows, cols).to_string(), "");
+    let meta = files.meta(scales)?;
+    files.expect_dtype(meta, &[Dtype::F8E8M0, Dtype::U8, Dtype::F32])?;
+    let blocks = Blocks::Group(FP4_GROUP);
+    files.expect_grid(meta, &blocks.grid(rows, cols))?;
+    let code = scale_code(meta.dtype).unwrap_or(Code::F32);
+    let stored = Codes::from_le_bytes(code.unit_bytes(), &files.checkpoint().read(scales)?);
+    let scale = Some(ScaleTree::leaf(code));
+    let format = Format::Affine(Affine { code: E2M1, blocks, scale, offset: Offset::None });
+    let q = Quantized {
+        codes: Codes::U8(unpacked.ok_or_else(wrong)?),
+        scales: stored.into(),
+        ..Quantized::empty(format, rows, cols)
+    };
+    sound::check(files, Names { codes, scales, zeros: scales }, &q)?;
+    Ok(q)
+}
+
+/// True if the scheme is that of FP4 experts.
+fn is_fp4(scheme: &Scheme) -> bool {
+    let blocks = scheme.format.blocks() == Blocks::Group(FP4_GROUP);
+    let code = matches!(&scheme.format, Format::Affine(Affine { code: E2M1, offset: Offset::None, .. }));
+    blocks && code && scheme.format.scale().is_some_and(|scale| scale.code == Code::E8m0)
+}
+
 fn block_sides(value: &Value) -> Option<(u32, u32)> {
     let side = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0);
     match value.as_array()?.as_slice() {
@@ -180,16 +232,38 @@ fn layout(scheme: &Scheme, input: Option<&Scheme>) -> Storable<((u32, u32), Dtyp
     Ok(((*rows, *cols), dtype))
 }
 
+/// Checks that an FP4 weight is that of an expert, has whole groups, and that its inputs are in FP8.
+fn check_experts(plan: &LinearPlan<'_>) -> Storable<()> {
+    let no = |why: &str| Err(NotStorable::new(plan.scheme, format!("{}: {why}", plan.module)));
+    if !plan.module.contains(".experts.") {
+        return no("only experts may be FP4 in this format (expert_dtype); the others FP8 tiles");
+    }
+    if !plan.cols.is_multiple_of(FP4_GROUP as usize) {
+        return no("columns are not a multiple of 32");
+    }
+    let fp8 = |input: &Scheme| input.format.code_bits() == 8 && input.source == Source::Dynamic;
+    match plan.input.is_some_and(fp8) {
+        true => Ok(()),
+        false => no("the format quantizes the inputs as well: add +fp8-e4m3-g128"),
+    }
+}
+
 /// Tensors of a quantized linear layer.
 ///
 /// # Errors
 /// [`NotStorable`] if the format cannot hold the scheme.
 pub fn specs(plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
-    let (_, scale) = layout(plan.scheme, plan.input)?;
     let LinearPlan { module, scheme, rows, cols, .. } = *plan;
     let grid = scheme.format.blocks().grid(rows, cols);
+    let (codes, shape, scale) = match is_fp4(scheme) {
+        true => {
+            check_experts(plan)?;
+            (Dtype::I8, vec![rows, Packing::rows(E2M1.bits()).line_bytes(cols)], Dtype::F8E8M0)
+        }
+        false => (Dtype::F8E4M3, vec![rows, cols], layout(scheme, plan.input)?.1),
+    };
     Ok(vec![
-        TensorSpec::new(format!("{module}.weight"), Dtype::F8E4M3, vec![rows, cols]),
+        TensorSpec::new(format!("{module}.weight"), codes, shape),
         TensorSpec::new(format!("{module}.weight_scale_inv"), scale, grid),
     ])
 }
@@ -199,9 +273,18 @@ pub fn specs(plan: &LinearPlan<'_>) -> Storable<Vec<TensorSpec>> {
 /// # Errors
 /// As [`specs`].
 pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Storable<NamedBytes> {
-    layout(plan.scheme, plan.input)?;
     let name = |suffix: &str| format!("{}.{suffix}", plan.module);
-    Ok(vec![(name("weight"), q.codes.to_le_bytes()), (name("weight_scale_inv"), q.scales.to_le_bytes())])
+    let codes = match (is_fp4(plan.scheme), &q.codes) {
+        (true, Codes::U8(codes)) => {
+            check_experts(plan)?;
+            Packing::rows(E2M1.bits()).pack(codes, q.cols)
+        }
+        _ => {
+            layout(plan.scheme, plan.input)?;
+            q.codes.to_le_bytes()
+        }
+    };
+    Ok(vec![(name("weight"), codes), (name("weight_scale_inv"), q.scales.to_le_bytes())])
 }
 
 /// Tensors of a layer as it was read.
@@ -227,7 +310,8 @@ pub fn store(module: &str, layer: &LinearWeight) -> Storable<StoredTensors> {
 /// [`NotStorable`] if block sizes differ, because the config has one for the whole model.
 pub fn quantization_config(groups: &[ModuleGroup], kept: &[String]) -> Storable<Value> {
     let mut first = None;
-    for (scheme, input, modules) in groups {
+    let fp4 = groups.iter().any(|(scheme, ..)| is_fp4(scheme));
+    for (scheme, input, modules) in groups.iter().filter(|(scheme, ..)| !is_fp4(scheme)) {
         let found = layout(scheme, input.as_ref())?;
         if *first.get_or_insert(found) != found {
             let module = modules.first().map_or("", String::as_str);
@@ -244,6 +328,9 @@ pub fn quantization_config(groups: &[ModuleGroup], kept: &[String]) -> Storable<
         "weight_block_size": [rows, cols],
         "modules_to_not_convert": kept,
     });
+    if fp4 {
+        config["expert_dtype"] = json!("fp4");
+    }
     if scale == Dtype::F8E8M0 {
         config["scale_fmt"] = json!("ue8m0");
     }
@@ -301,7 +388,9 @@ impl Opened for Config {
     }
 
     fn coded_shape(&self, _files: &ModelFiles, _module: &str, codes: &TensorMeta) -> Option<(usize, usize)> {
-        <[usize; 2]>::try_from(codes.shape.as_slice()).ok().map(Into::into)
+        let [rows, cols] = <[usize; 2]>::try_from(codes.shape.as_slice()).ok()?;
+        let two = self.experts_in_fp4 && FP4_DTYPES.contains(&codes.dtype);
+        Some((rows, if two { 2 * cols } else { cols }))
     }
 
     fn weight_scales(&self) -> &'static [&'static str] {

@@ -404,3 +404,44 @@ fn experts_in_mxfp4_read_back_and_split() {
     }
     assert!(gpt_oss::tensors(name, &[weight(&"int4-g32".parse().unwrap())]).is_none());
 }
+
+/// DeepSeek-V4's experts: two FP4 codes a byte under a scale per 32 columns, beside FP8 tiles.
+#[test]
+fn experts_in_fp4_are_read_and_written_beside_fp8() {
+    let scheme: Scheme = "mxfp4".parse().unwrap();
+    let input = parse_activation("fp8-e4m3-g128").unwrap();
+    let expert = "model.layers.0.mlp.experts.3.up_proj";
+    let q = weight(&scheme);
+    let plan = LinearPlan::new(expert, &scheme, Some(&input), (ROWS, COLS));
+    let specs = fp8::CONTAINER.specs(&plan).unwrap();
+    let bytes = fp8::CONTAINER.tensors(&plan, &q, Beside::Nothing).unwrap();
+    assert_eq!((specs[0].dtype, &specs[0].shape[..]), (Dtype::I8, &[ROWS, COLS / 2][..]));
+    assert_eq!((specs[1].dtype, &specs[1].shape[..]), (Dtype::F8E8M0, &[ROWS, COLS.div_ceil(32)][..]));
+    // Two values a byte, the first in the low bits.
+    let value = |code: u8| {
+        [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(code & 7)]
+            * if code & 8 > 0 { -1.0 } else { 1.0 }
+    };
+    let scale = 2f32.powi(i32::from(bytes[1].1[0]) - 127);
+    let first = q.dequantize().unwrap();
+    assert_eq!([value(bytes[0].1[0]) * scale, value(bytes[0].1[0] >> 4) * scale], first[..2]);
+    let tiles: Scheme = "fp8-e4m3-t128x128".parse().unwrap();
+    let layers = [("model.layers.0.mlp.up_proj", &tiles), (expert, &scheme)];
+    let layers = layers.map(|(module, scheme)| PlannedLayer { module, scheme, rows: ROWS, cols: COLS });
+    let model = ModelPlan { input: Some(&input), ..ModelPlan::new(layers.to_vec(), &tiles) };
+    let config = fp8::CONTAINER.quantization_config(&model).unwrap();
+    assert_eq!((&config["expert_dtype"], &config["weight_block_size"]), (&json!("fp4"), &json!([128, 128])));
+    let named = |spec: TensorSpec| TensorSpec { name: spec.name.replace(expert, MODULE), ..spec };
+    let tensors = specs.into_iter().map(named).zip(bytes).map(|(spec, (_, bytes))| (spec, bytes)).collect();
+    let stored = Model { config, tensors };
+    let linear = stored.read().unwrap();
+    assert!(quantized(&linear) == &q && linear.input.unwrap().scheme == input);
+    // Without expert_dtype bytes are no codes, and other layers may not be FP4.
+    let mut plain = stored;
+    plain.config["expert_dtype"] = json!("fp8");
+    assert!(plain.refused("no expert_dtype").contains("weight"));
+    let other = LinearPlan::new("model.layers.0.mlp.up_proj", &scheme, Some(&input), (ROWS, COLS));
+    assert!(fp8::CONTAINER.specs(&other).unwrap_err().to_string().contains("only experts"));
+    let unquantized = LinearPlan::new(expert, &scheme, None, (ROWS, COLS));
+    assert!(fp8::CONTAINER.specs(&unquantized).unwrap_err().to_string().contains("+fp8-e4m3-g128"));
+}

@@ -208,7 +208,7 @@ fn broken_configurations_are_refused_by_their_key() {
         ("fp8-blocks", "weight_block_size", json!([32, 40]), "weight_scale_inv"),
         ("fp8-blocks", "weight_block_size", json!(null), "weight_scale"),
         ("fp8-blocks", "scale_fmt", json!("ue5m3"), "scale_fmt"),
-        ("fp8-blocks", "expert_dtype", json!("fp4"), "expert_dtype"),
+        ("fp8-blocks", "expert_dtype", json!("int4"), "expert_dtype"),
         ("mlx-affine4", "mode", json!("fp4"), "mode"),
         ("mlx-affine4", "bits", json!(7), "bits"),
         ("mlx-affine4", "bits", json!(8), "weight"),
