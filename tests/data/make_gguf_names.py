@@ -21,7 +21,9 @@ ARCHITECTURES = {
     "arcee": "arcee", "exaone4": "exaone4", "starcoder2": "starcoder2", "gemma": "gemma", "gemma2": "gemma2",
     "gemma3_text": "gemma3", "phi": "phi2", "phi3": "phi3", "olmo": "olmo", "olmo2": "olmo2",
     "gpt_neox": "gptneox", "bitnet": "bitnet", "gpt2": "gpt2", "deepseek_v2": "deepseek2",
-    "deepseek_v3": "deepseek2", "gpt_oss": "gpt-oss",
+    "deepseek_v3": "deepseek2", "gpt_oss": "gpt-oss", "granite": "granite", "ernie4_5": "ernie4_5",
+    "ernie4_5_moe": "ernie4_5-moe", "glm4": "glm4", "glm4_moe": "glm4moe", "cohere2": "cohere2", "olmo3": "olmo2",
+    "ministral3": "mistral3", "minimax_m2": "minimax-m2",
 }
 
 
@@ -48,7 +50,9 @@ def main():
     by_name = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
     found = {}
     for model in sorted(path.parent for path in tiny.glob("*/model.safetensors")):
-        name = ARCHITECTURES[json.loads((model / "config.json").read_text())["model_type"]]
+        name = ARCHITECTURES.get(json.loads((model / "config.json").read_text())["model_type"])
+        if name is None:
+            continue
         names = gguf.get_tensor_name_map(by_name[name], 1)
         row = found.setdefault(name, {"tensors": [], "names": {}})
         row["tensors"] = sorted(gguf.TENSOR_NAMES[t] for t in gguf.MODEL_TENSORS[by_name[name]])

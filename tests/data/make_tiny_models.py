@@ -36,6 +36,10 @@ from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qw
 from transformers import ArceeConfig, ArceeForCausalLM, Exaone4Config, Exaone4ForCausalLM, SeedOssConfig, SeedOssForCausalLM
 from transformers import Cohere2Config, Cohere2ForCausalLM, Ernie4_5Config, Ernie4_5ForCausalLM, Glm4Config, Glm4ForCausalLM
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, GraniteConfig, GraniteForCausalLM
+from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+from transformers import Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM, ExaoneMoeConfig, ExaoneMoeForCausalLM
+from transformers import Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, MiniMaxM2Config, MiniMaxM2ForCausalLM
+from transformers import Ministral3Config, Ministral3ForCausalLM
 from transformers import MinistralConfig, MinistralForCausalLM, Olmo3Config, Olmo3ForCausalLM
 from transformers import SmolLM3Config, SmolLM3ForCausalLM, Starcoder2Config, Starcoder2ForCausalLM
 
@@ -58,6 +62,8 @@ class Variant:
     # Keeps the experts of a layer fused, as transformers 5 holds them in memory.
     fused: bool = False
     tokenizer: bool = False
+    # Another `model_type` that config.json states after the logits are recorded: one that transformers does not have.
+    model_type: str | None = None
 
 
 def llama(name, without, **rest):
@@ -79,6 +85,9 @@ MLA = dict(kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8
            n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2, first_k_dense_replace=1)
 # Beyond 16 positions the long factors hold.
 LONGROPE = rope(100.0, "longrope", short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.5, 2.0, 4.0, 8.0])
+GEMMA4_ROPE = {"sliding_attention": rope(10.0), "full_attention": rope(100.0, "proportional", partial_rotary_factor=0.5)}
+GEMMA4 = dict(head_dim=8, global_head_dim=12, tie_word_embeddings=True, sliding_window=8, final_logit_softcapping=4.0,
+              rope_parameters=GEMMA4_ROPE)
 YARN_MSCALE = {**YARN, "beta_fast": 4.0, "beta_slow": 0.5, "mscale": 1.5, "mscale_all_dim": 0.5, "truncate": False}
 
 VARIANTS = [
@@ -243,9 +252,59 @@ VARIANTS = [
             {"correction": "weights:e_score_correction_bias=0", "scaling": {"routed_scaling_factor": 1.0},
              "norm": {"norm_topk_prob": False}, "q norm": "weights:q_norm.weight=1", "qkv bias": "weights:[qkv]_proj.bias=0",
              "partial rotation": {"rope_parameters": rope(100.0, partial_rotary_factor=1.0)}}),
+    Variant("ernie4-5-moe", Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM,
+            {"num_hidden_layers": 3, "moe_num_experts": 5, "moe_k": 2, "moe_num_shared_experts": 2, "moe_intermediate_size": 8,
+             "moe_layer_start_index": 1, "moe_layer_end_index": 1, "rope_parameters": rope(100.0)},
+            {"correction": "weights:e_score_correction_bias=0", "shared experts": "weights:shared_experts.down_proj.weight=0",
+             "rope theta": {"rope_parameters": rope(10000.0)}}),
+    Variant("minimax-m2", MiniMaxM2Config, MiniMaxM2ForCausalLM,
+            {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 12, "head_dim": 12, "rotary_dim": 4,
+             "rope_parameters": rope(100.0, partial_rotary_factor=4 / 12)},
+            {"correction": "weights:e_score_correction_bias=0", "q norm": "weights:q_norm.weight=1",
+             "partial rotation": {"rotary_dim": None, "rope_parameters": rope(100.0, partial_rotary_factor=1.0)}}),
+    Variant("kimi-k2", DeepseekV3Config, DeepseekV3ForCausalLM,
+            {**MLA, "q_lora_rank": 10, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "routed_scaling_factor": 1.5,
+             "norm_topk_prob": True, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+            {"correction": "weights:e_score_correction_bias=0", "scaling": {"routed_scaling_factor": 1.0}},
+            model_type="kimi_k2"),
+    Variant("exaone-moe", ExaoneMoeConfig, ExaoneMoeForCausalLM,
+            {"num_hidden_layers": 3, "sliding_window": 8, "rope_parameters": rope(100.0), "head_dim": 8,
+             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "num_experts": 4, "num_experts_per_tok": 3, "routed_scaling_factor": 0.8,
+             "moe_intermediate_size": 8, "num_shared_experts": 2, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+            {"window": {"sliding_window": 64}, "q norm": "weights:q_norm.weight=1", "scaling": {"routed_scaling_factor": 1.0},
+             "correction": "weights:e_score_correction_bias=0", "shared experts": "weights:shared_experts.down_proj.weight=0",
+             "layer without positions": {"sliding_window": 64, "layer_types": ["sliding_attention"] * 3}}),
+    Variant("glm4-moe-lite", Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM,
+            {**{k: v for k, v in MLA.items() if k != "first_k_dense_replace"}, "q_lora_rank": 10, "num_hidden_layers": 3,
+             "mlp_layer_types": ["sparse", "dense", "sparse"], "n_routed_experts": 4, "n_shared_experts": 1},
+            {"correction": "weights:e_score_correction_bias=0", "scaling": {"routed_scaling_factor": 1.0},
+             "interleaving": {"rope_interleave": False}}),
+    Variant("ministral3", Ministral3Config, Ministral3ForCausalLM,
+            {"head_dim": 8, "rope_parameters": {**YARN, "original_max_position_embeddings": 8, "mscale": 1.0, "mscale_all_dim": 1.0,
+                                                 "llama_4_scaling_beta": 0.3}},
+            {"growth of the queries": {"rope_parameters": {
+                **YARN, "original_max_position_embeddings": 8, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.0}}}),
     Variant("qwen3-moe-fused", Qwen3MoeConfig, Qwen3MoeForCausalLM,
             {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 12, "norm_topk_prob": True},
             {"normed weights": {"norm_topk_prob": False}}, dtype=torch.bfloat16, fused=True),
+]
+
+VARIANTS += [
+    # As Gemma 4 E2B: per-layer inputs, keys and values shared by later layers, which have wide MLPs.
+    Variant("gemma4", Gemma4TextConfig, Gemma4ForCausalLM,
+            {**GEMMA4, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+             "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 64, "intermediate_size": 16,
+             "layer_types": ["sliding_attention", "full_attention"] * 2},
+            {"window": {"sliding_window": 64}, "local theta": {"rope_parameters": GEMMA4_ROPE | {"sliding_attention": rope(1000.0)}},
+             "partial rotation": {"rope_parameters": GEMMA4_ROPE | {"full_attention": rope(100.0, "proportional")}},
+             "layer scalar": "weights:layer_scalar=1", "per-layer inputs": "weights:per_layer_projection.weight=0",
+             "their embeddings": "weights:embed_tokens_per_layer.weight=0", "their projection": "weights:per_layer_model_projection.weight=0",
+             "q norm": "weights:q_norm.weight=1", "logit soft cap": {"final_logit_softcapping": None}}),
+    # As Gemma 4 31B: in layers without a window the keys are the values too.
+    Variant("gemma4-keys-are-values", Gemma4TextConfig, Gemma4ForCausalLM,
+            {**GEMMA4, "num_hidden_layers": 2, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+             "layer_types": ["sliding_attention", "full_attention"]},
+            {"window": {"sliding_window": 64}, "layer scalar": "weights:layer_scalar=1", "k norm": "weights:k_norm.weight=1"}),
 ]
 
 COMMON = dict(
@@ -291,6 +350,9 @@ def make(variant, path):
     check_conditioning(model, input_ids, logits)
     for label, change in variant.without.items():
         check_matters(variant, config, model, input_ids, logits, label, change)
+    if variant.model_type:
+        config = json.loads((path / "config.json").read_text()) | {"model_type": variant.model_type}
+        (path / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     save_file({"input_ids": input_ids, "logits": logits}, path / "expected.safetensors")
 
 
@@ -308,13 +370,18 @@ def reference(model, variant, config):
 def randomize(model):
     """Draws weights large enough that every feature affects the logits, norm weights around 1, non-zero biases."""
     # Gemma's norms add 1 to their weights.
-    center = 0.0 if "Gemma" in type(model).__name__ else 1.0
+    center = 0.0 if re.match("Gemma[23]?For", type(model).__name__) else 1.0
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *corrections(model)]:
-            if name.endswith("norm.weight"):
+            if "Gemma4" in type(model).__name__ and name.endswith("q_norm.weight"):
+                # Scores are not scaled.
+                parameter.uniform_(0.1, 0.5)
+            elif name.endswith("norm.weight"):
                 parameter.uniform_(center - 0.3, center + 0.3)
             elif name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
+            elif name.endswith("layer_scalar"):
+                parameter.uniform_(0.6, 1.4)
             elif "layernorm" in name or re.search(r"ln_(1|2|f)", name) or "layer_norm" in name:
                 parameter.uniform_(center - 0.3, center + 0.3)
             elif re.search("embed_tokens|wte|wpe|embed_in|sinks", name):
@@ -324,8 +391,8 @@ def randomize(model):
 
 
 def corrections(model):
-    """Score corrections of routers are buffers, not parameters."""
-    return [(name, buffer) for name, buffer in model.named_buffers() if "e_score_correction_bias" in name]
+    """Score corrections of routers and factors of layers are buffers, not parameters."""
+    return [(name, buffer) for name, buffer in model.named_buffers() if re.search("e_score_correction_bias|layer_scalar", name)]
 
 
 def forward(model, input_ids):

@@ -57,6 +57,15 @@ MODELS = {
     # 27 layers, otherwise llama.cpp expects a query latent.
     "deepseek-v2": {"topk_method": "greedy", "num_hidden_layers": 27, **EPSILON},
     "deepseek-v3": EPSILON,
+    "granite": {},
+    "ernie4-5": {"use_bias": False},
+    "ernie4-5-moe": {"num_hidden_layers": 2},
+    "glm4": {},
+    "glm4-moe": {},
+    "minimax-m2": {},
+    "cohere2": {},
+    "olmo3": {},
+    "ministral3": {},
     # A RoPE base for which the ends of YaRN's ramp are integers: llama.cpp rounds them, gpt-oss does not.
     "gpt-oss": {
         "swiglu_limit": 7.0,
@@ -77,6 +86,10 @@ def renamed(tensors, name):
         # The first layer has no experts.
         return {k.replace("layers.1.", "layers.0."): v for k, v in tensors.items() if "layers.0." not in k}
     layers = MODELS[name].get("num_hidden_layers", 0)
+    if name == "ernie4-5":
+        return {k: v for k, v in tensors.items() if not k.endswith("bias")}
+    if name == "ernie4-5-moe":
+        return {k: v for k, v in tensors.items() if "layers.2." not in k}
     return tensors | {
         k.replace("layers.1.", f"layers.{layer}."): v
         for k, v in tensors.items()

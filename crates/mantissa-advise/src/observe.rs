@@ -174,9 +174,9 @@ impl Looking<'_> {
     /// Checks for KV cache scales if the config asks for a quantized cache: engines use 1 for missing ones.
     fn cache_scales(&mut self, config: &ModelConfig) -> Result<()> {
         self.examined.push(Observed::NoCacheScale);
-        for layer in 0..config.num_hidden_layers {
+        for layer in (0..config.num_hidden_layers).filter(|layer| config.has_own_kv(*layer)) {
             let module = config.attention_module(layer);
-            let heads = config.num_key_value_heads;
+            let heads = config.heads(layer).key_value;
             if self.files.kv_quant(&module, heads)?.is_none() {
                 return Ok(());
             }
@@ -302,7 +302,7 @@ impl Looking<'_> {
 pub(crate) fn rotated_heads(info: &LinearInfo, config: &ModelConfig) -> Option<usize> {
     match info.kind {
         LinearKind::Q => Some(config.num_attention_heads),
-        LinearKind::K => Some(config.num_key_value_heads),
+        LinearKind::K => Some(config.heads(info.layer).key_value),
         _ => None,
     }
 }

@@ -1,8 +1,11 @@
 //! Runs a model one layer at a time on a few windows of text.
 
+use std::ops::Deref;
+
 use mantissa_eval::Sequence;
 use mantissa_model::{
-    Buffers, Embedding, Layer, Linear, LinearKind, LoadError, ModelConfig, Norm, WeightSource, load_embedding,
+    Buffers, Carried, Embedding, Layer, Linear, LinearKind, LoadError, ModelConfig, Norm, WeightSource,
+    load_embedding,
 };
 use mantissa_store::convention::{LinearWeight, Weight};
 
@@ -10,8 +13,32 @@ use crate::error::AdviseError;
 
 type Result<T> = std::result::Result<T, AdviseError>;
 
-/// Hidden states of every window, `[tokens, hidden]` each.
-pub(crate) type States = Vec<Vec<f32>>;
+/// Hidden states of every window.
+pub(crate) type States = Vec<State>;
+
+/// Hidden states of one window, `[tokens, hidden]`, and what layers read besides them.
+#[derive(Clone, Debug)]
+pub(crate) struct State {
+    x: Vec<f32>,
+    carried: Carried,
+}
+
+impl Deref for State {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        &self.x
+    }
+}
+
+impl<'a> IntoIterator for &'a State {
+    type Item = &'a f32;
+    type IntoIter = std::slice::Iter<'a, f32>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.x.iter()
+    }
+}
 
 /// Rows of logits held at a time.
 pub(crate) const ROWS: usize = 64;
@@ -43,9 +70,10 @@ impl Ends {
     /// Returns the hidden states that enter the first layer.
     pub(crate) fn embed(&self, config: &ModelConfig, windows: &[Sequence]) -> Result<States> {
         let embed = |window: &Sequence| {
-            let mut states = vec![0.0; window.tokens.len() * config.hidden_size];
-            self.embedding.embed(&window.tokens, &[window.tokens.len()], 0, &mut states)?;
-            Ok(states)
+            let mut x = vec![0.0; window.tokens.len() * config.hidden_size];
+            self.embedding.embed(&window.tokens, &[window.tokens.len()], 0, &mut x)?;
+            let carried = Carried::new(&self.embedding, &window.tokens, &x);
+            Ok(State { x, carried })
         };
         windows.iter().map(embed).collect()
     }
@@ -108,15 +136,17 @@ pub(crate) fn each<T: Send>(
 pub(crate) fn through(
     layer: &Layer,
     config: &ModelConfig,
-    states: &[Vec<f32>],
+    states: &[State],
     threads: usize,
 ) -> Result<States> {
     each(states.len(), threads, |i| {
-        let mut states = states[i].clone();
-        let tokens = states.len() / config.hidden_size;
+        let State { mut x, mut carried } = states[i].clone();
+        let tokens = x.len() / config.hidden_size;
         let mut buffers = Buffers::plan(config, tokens, tokens)?;
-        layer.run(config, &[tokens], &mut states, None, &mut buffers)?;
-        Ok(states)
+        carried.enter(config, layer.index(), &mut buffers);
+        layer.run(config, &[tokens], &mut x, None, &mut buffers)?;
+        carried.leave(config, layer.index(), tokens, &buffers);
+        Ok(State { x, carried })
     })
 }
 

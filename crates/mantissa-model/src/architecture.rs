@@ -15,7 +15,8 @@ use features::{Activation, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm};
 use mantissa_num::nearest_list;
 use names::Names;
 use rules::{
-    BiasRules, Eps, ExpertRules, Flag, HeadDim, LatentRules, RopeRules, ScaleRules, Softcaps, Windows,
+    BiasRules, ByLayer, Eps, ExpertRules, Flag, GrowthRule, HeadDim, LatentRules, QueryScale, RopeRules,
+    ScaleRules, Softcaps, Windows,
 };
 
 /// A decoder architecture. Two are equal when their names are.
@@ -31,6 +32,8 @@ pub struct Architecture {
     pub(crate) aliases: &'static [(&'static str, &'static str)],
     /// Flags that change the computation and are supported with one value only, the default of configs without them.
     pub(crate) fixed_flags: &'static [(&'static str, bool)],
+    /// Fields that are supported with these values only, or absent.
+    pub(crate) only: &'static [(&'static str, &'static [&'static str])],
     /// Names of its tensors.
     pub(crate) names: Names,
     /// True if the head is the embedding if `tie_word_embeddings` is absent.
@@ -47,6 +50,10 @@ pub struct Architecture {
     pub(crate) head_norms: HeadNorms,
     /// True if the model has these QK norms.
     pub(crate) norms_heads: Flag,
+    /// True if each head of the values is normed, without weights.
+    pub(crate) value_norm: bool,
+    /// Features that distinguish the layers.
+    pub(crate) by_layer: ByLayer,
     /// True if the inputs of the output and down projections are normed.
     pub(crate) sub_norms: bool,
     /// Activation if `hidden_act` is absent.
@@ -77,10 +84,12 @@ pub struct Architecture {
     pub(crate) learned_positions: bool,
     /// True if the embedding is multiplied by `sqrt(hidden_size)`.
     pub(crate) scaled_embedding: bool,
-    /// Field, and its default, whose inverse square root scales the scores; `None` for the width of a head.
-    pub(crate) query_scale: Option<(&'static str, f64)>,
+    /// Factor of the scores.
+    pub(crate) query_scale: QueryScale,
     /// Constant factors of embedding, residual stream, scores and logits.
     pub(crate) scales: Option<ScaleRules>,
+    /// Factor of the queries that grows with the position.
+    pub(crate) query_growth: GrowthRule,
     /// Caps of scores and logits.
     pub(crate) softcaps: Option<Softcaps>,
     /// True if `clip_qkv` limits q, k and v.

@@ -53,12 +53,18 @@ impl LayerFlow {
             self.finish_qkv(rows, a);
             return Ok(());
         }
+        let (k, v) = (&mut a.k[..rows * kv_width], &mut a.v[..rows * kv_width]);
         let mut jobs = [
             Job { kind: LinearKind::Q, out: &mut a.q[..rows * q_width], accumulate },
-            Job { kind: LinearKind::K, out: &mut a.k[..rows * kv_width], accumulate },
-            Job { kind: LinearKind::V, out: &mut a.v[..rows * kv_width], accumulate },
+            Job { kind: LinearKind::K, out: &mut *k, accumulate },
+            Job { kind: LinearKind::V, out: &mut *v, accumulate },
         ];
-        operators.linears(LinearInput::Qkv, x, seqs.tokens(), &mut jobs)?;
+        let own = if self.keys_are_values { 2 } else { 3 };
+        let jobs = &mut jobs[..if self.own_kv { own } else { 1 }];
+        operators.linears(LinearInput::Qkv, x, seqs.tokens(), jobs)?;
+        if self.own_kv && self.keys_are_values {
+            v.copy_from_slice(k);
+        }
         self.finish_qkv(rows, a);
         Ok(())
     }
@@ -73,7 +79,8 @@ impl LayerFlow {
         let (q_width, kv_width) = self.widths();
         // `attended` is free until attention runs.
         let pairs = &mut a.attended[..2 * self.half];
-        for (x, width) in [(&mut *a.q, q_width), (&mut *a.k, kv_width)] {
+        let projected = if self.own_kv { 2 } else { 1 };
+        for (x, width) in [(&mut *a.q, q_width), (&mut *a.k, kv_width)].into_iter().take(projected) {
             for head in x[..rows * width].chunks_exact_mut(self.attention.head_dim) {
                 let rotated = &mut head[..2 * self.half];
                 pairs.copy_from_slice(rotated);
@@ -134,7 +141,8 @@ impl LayerFlow {
     fn clip_qkv(&self, rows: usize, a: &mut Activations<'_>) {
         let Some(clip) = self.clip else { return };
         let (q_width, kv_width) = self.widths();
-        for (x, width) in [(&mut *a.q, q_width), (&mut *a.k, kv_width), (&mut *a.v, kv_width)] {
+        let all = [(&mut *a.q, q_width), (&mut *a.k, kv_width), (&mut *a.v, kv_width)];
+        for (x, width) in all.into_iter().take(if self.own_kv { 3 } else { 1 }) {
             x[..rows * width].iter_mut().for_each(|x| *x = x.clamp(-clip, clip));
         }
     }
@@ -145,11 +153,30 @@ impl LayerFlow {
         }
         let (q_width, kv_width) = self.widths();
         // `attended` is free until attention runs, and at least as wide as the keys.
-        for (norm, x, width) in [(NormKind::Query, &mut *a.q, q_width), (NormKind::Key, &mut *a.k, kv_width)]
-        {
+        let all = [
+            (NormKind::Query, &mut *a.q, q_width),
+            (NormKind::Key, &mut *a.k, kv_width),
+            (NormKind::Value, &mut *a.v, kv_width),
+        ];
+        let own = if self.value_norm { 3 } else { 2 };
+        for (norm, x, width) in all.into_iter().take(if self.own_kv { own } else { 1 }) {
             let (x, normed) = (&mut x[..rows * width], &mut a.attended[..rows * width]);
             operators.norm(norm, x, normed);
             x.copy_from_slice(normed);
+        }
+    }
+
+    /// Multiplies queries by the factor of their positions. Rotation, which follows, does not change lengths.
+    pub(crate) fn grow_queries(&self, seqs: &Sequences<'_>, q: &mut [f32]) {
+        let Some(growth) = &self.growth else { return };
+        let mut rows = q.chunks_exact_mut(self.widths().0);
+        for (i, len) in seqs.lens.iter().enumerate() {
+            for (position, row) in (seqs.start(i)..).zip(rows.by_ref().take(*len)) {
+                let factor = growth.at(position);
+                if factor != 1.0 {
+                    row.iter_mut().for_each(|x| *x *= factor);
+                }
+            }
         }
     }
 
@@ -194,10 +221,15 @@ impl LayerFlow {
             let (q, k) = (first(&mut q, len * q_width), first(&mut k, len * kv_width));
             let (this_v, out) = (first(&mut v, len * kv_width), first(&mut out, len * q_width));
             self.rotate(0, q, self.attention.heads, cos, sin);
-            self.rotate_and_store(0, k, this_v, cos, sin);
+            // Shared keys and values are as the layer that projects them has left them.
+            if self.own_kv {
+                self.rotate_and_store(0, k, this_v, cos, sin);
+            }
             if let Some(operands) = &self.operands {
                 operands.queries(q);
-                operands.keys_and_values(k, this_v);
+                if self.own_kv {
+                    operands.keys_and_values(k, this_v);
+                }
             }
             match lse.as_mut().map(|lse| first(lse, len * self.attention.heads)) {
                 Some(lse) => {

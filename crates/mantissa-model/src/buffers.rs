@@ -1,5 +1,7 @@
 //! Memory of a forward pass, planned once and reused by every call.
 
+use mantissa_kernels::CausalAttention;
+
 use crate::config::{MlpForm, ModelConfig, NormPlaces, QkvForm};
 use crate::error::{ForwardError, LoadError};
 use crate::flow::operators::{Activations, Choice, ExtraScratch, MIN_ROWS, MlpRows};
@@ -44,6 +46,13 @@ pub struct Buffers {
     /// Cosines for layers with their own rotary parameters.
     pub(crate) local_cos: Vec<f32>,
     pub(crate) local_sin: Vec<f32>,
+    /// Keys and values of layers with their own rotary parameters, if later layers share them, `[rows, key width]`.
+    local_k: Vec<f32>,
+    local_v: Vec<f32>,
+    /// Scaled embeddings of the pass, `[rows, hidden]`, if layers have inputs of their own.
+    pub(crate) first: Vec<f32>,
+    /// The layer's own input, `[rows, width]`.
+    pub(crate) layer_input: Vec<f32>,
     /// See [`ExtraScratch`], as for all that follows.
     pub(crate) wide: Vec<f32>,
     pub(crate) logits: Vec<f32>,
@@ -66,8 +75,12 @@ pub(crate) struct Sizes {
     panel: usize,
     scores: usize,
     half: usize,
-    /// True if there are two sets of tables.
-    local: bool,
+    /// Half the rotated width in layers with their own tables, if there are any.
+    local: Option<usize>,
+    /// True if layers share keys and values.
+    shares: bool,
+    /// Width of a layer's own input.
+    layer_input: usize,
     wide: usize,
     /// Widest input of a linear layer outside the MLP.
     input: usize,
@@ -81,7 +94,11 @@ impl Sizes {
         let panels = config.linear_shapes().map(|(rows, cols)| Linear::scratch_len(rows, cols));
         let tables = config.vocab_size.max(config.experts.as_ref().map_or(0, |experts| experts.count.into()));
         let head = Linear::scratch_len(tables, config.hidden_size);
-        let attention = config.attention_shape(None);
+        let scores = |layer| {
+            let shape = CausalAttention { window: None, ..config.attention_shape(layer) };
+            shape.scratch_len(max_tokens.min(max_len), max_len)
+        };
+        let scores = (0..config.num_hidden_layers).map(scores).max().unwrap_or(0);
         Sizes {
             tokens: max_tokens,
             rows: max_tokens.max(MIN_ROWS),
@@ -91,9 +108,11 @@ impl Sizes {
             key: config.key_value_width(),
             intermediate: widest_mlp(config),
             panel: panels.fold(head, usize::max),
-            scores: attention.scratch_len(max_tokens.min(max_len), max_len).saturating_mul(threads),
-            half: config.rotary_dim / 2,
-            local: config.local_rope.is_some(),
+            scores: scores.saturating_mul(threads),
+            half: config.global_rotary_dim() / 2,
+            local: config.local_rope.as_ref().map(|_| config.rotary_dim / 2),
+            shares: config.by_layer.shared_from < config.num_hidden_layers,
+            layer_input: config.by_layer.inputs.map_or(0, |inputs| inputs.width),
             wide: widest_extra(config),
             input: config.latent.map_or(0, |latent| latent.kv_rank.max(latent.q_rank.unwrap_or(0))),
             experts: config.experts.as_ref().map_or(0, |experts| experts.count.into()),
@@ -121,12 +140,14 @@ impl Sizes {
     }
 
     /// Lengths of the fields of [`Buffers`], in their order; `None` if one overflows.
-    fn lengths(&self) -> Option<[usize; 21]> {
+    fn lengths(&self) -> Option<[usize; 25]> {
         let by_rows = |width: usize| self.rows.checked_mul(width);
         let inner = self.mlp_rows().checked_mul(self.intermediate)?;
         let tables = self.positions.checked_mul(self.half)?;
         let quantized = by_rows(self.hidden.max(self.query).max(self.input))?.max(inner);
-        let local = if self.local { tables } else { 0 };
+        let local = self.positions.checked_mul(self.local.unwrap_or(0))?;
+        let shared = if self.shares { by_rows(self.key)? } else { 0 };
+        let first = if self.layer_input > 0 { by_rows(self.hidden)? } else { 0 };
         let of_part = |width: usize| self.mlp_rows().checked_mul(if self.experts > 0 { width } else { 0 });
         Some([
             by_rows(self.hidden)?,
@@ -145,6 +166,10 @@ impl Sizes {
             tables,
             local,
             local,
+            shared,
+            shared,
+            first,
+            by_rows(self.layer_input)?,
             by_rows(self.wide)?,
             of_part(self.experts)?,
             of_part(self.hidden)?,
@@ -179,7 +204,7 @@ impl Buffers {
         let memory = || LoadError::Memory { what: "buffers", bytes: sizes.bytes() };
         let lengths = sizes.lengths().ok_or_else(memory)?;
         let mut buffers = Self::allocate(sizes, lengths).ok_or_else(memory)?;
-        config.rope.fill_tables(config.rotary_dim, max_len, &mut buffers.cos, &mut buffers.sin);
+        config.rope.fill_tables(config.global_rotary_dim(), max_len, &mut buffers.cos, &mut buffers.sin);
         if let Some(rope) = &config.local_rope {
             let Buffers { local_cos, local_sin, .. } = &mut buffers;
             rope.fill_tables(config.rotary_dim, max_len, local_cos, local_sin);
@@ -189,7 +214,7 @@ impl Buffers {
     }
 
     /// Allocates fields of these lengths, in the order of [`Sizes::lengths`]; `None` if there is not enough memory.
-    fn allocate(sizes: Sizes, lengths: [usize; 21]) -> Option<Self> {
+    fn allocate(sizes: Sizes, lengths: [usize; 25]) -> Option<Self> {
         let mut lengths = lengths.into_iter();
         let mut next = || zeros(lengths.next()?);
         Some(Buffers {
@@ -210,6 +235,10 @@ impl Buffers {
             sin: next()?,
             local_cos: next()?,
             local_sin: next()?,
+            local_k: next()?,
+            local_v: next()?,
+            first: next()?,
+            layer_input: next()?,
             wide: next()?,
             logits: next()?,
             gathered: next()?,
@@ -229,14 +258,41 @@ impl Buffers {
         Sizes::new(config, max_tokens, max_len, threads.max(1)).bytes()
     }
 
-    /// Keys (rotated) and values of the last layer in the last pass over whole sequences, `[tokens, key width]` each,
-    /// as the cache would return them.
+    /// Keys (rotated) and values that `layer` has left in the last pass over whole sequences, `[tokens, key width]`
+    /// each, as the cache would return them. Those of a layer that later ones share stay until another layer of its
+    /// kind projects its own.
     ///
     /// # Panics
     /// If `tokens` exceeds the planned number.
-    pub fn keys_and_values(&self, tokens: usize) -> (&[f32], &[f32]) {
-        let len = tokens * self.sizes.key;
-        (&self.k[..len], &self.v[..len])
+    pub fn keys_and_values(&self, config: &ModelConfig, layer: usize, tokens: usize) -> (&[f32], &[f32]) {
+        let heads = config.heads(layer);
+        let len = tokens * heads.key_value * heads.dim;
+        match self.sizes.shares && config.windows[layer].is_some() {
+            true => (&self.local_k[..len], &self.local_v[..len]),
+            false => (&self.k[..len], &self.v[..len]),
+        }
+    }
+
+    /// Keys and values of layers with or without a window, if layers share them.
+    pub(crate) fn shared(&mut self, windowed: bool) -> (&mut [f32], &mut [f32]) {
+        match self.sizes.shares && windowed {
+            true => (&mut self.local_k, &mut self.local_v),
+            false => (&mut self.k, &mut self.v),
+        }
+    }
+
+    /// Keeps the first `len` values of the residual stream, embeddings of a pass, for [`layer_inputs`](Self::layer_inputs).
+    ///
+    /// # Panics
+    /// If the model's layers have no inputs of their own, or more was not planned for.
+    pub fn keep_first(&mut self, len: usize) {
+        self.first[..len].copy_from_slice(&self.residual[..len]);
+    }
+
+    /// Scaled embeddings of a pass, `[rows, hidden]`, and the input of a layer of its own, `[rows, width]`; both empty
+    /// in models whose layers have none.
+    pub fn layer_inputs(&mut self) -> (&mut [f32], &mut [f32]) {
+        (&mut self.first, &mut self.layer_input)
     }
 
     /// Checks that `tokens` tokens in sequences of up to `longest` positions of this model fit.
@@ -265,12 +321,16 @@ impl Buffers {
     /// Splits the buffers into the outputs of a layer, the quantized copy of an input, and the panel of a weight.
     /// `local` selects the tables of layers with their own rotary parameters.
     pub fn activations(&mut self, local: bool) -> (Activations<'_>, &mut [f32], &mut [f32]) {
+        let (k, v) = match local && self.sizes.shares {
+            true => (&mut self.local_k, &mut self.local_v),
+            false => (&mut self.k, &mut self.v),
+        };
         let activations = Activations {
             residual: &mut self.residual,
             normed: &mut self.normed,
             q: &mut self.q,
-            k: &mut self.k,
-            v: &mut self.v,
+            k,
+            v,
             attended: &mut self.attended,
             lse: None,
             gate: &mut self.gate,
@@ -280,6 +340,7 @@ impl Buffers {
             scores: &mut self.scores,
             cos: if local { &self.local_cos } else { &self.cos },
             sin: if local { &self.local_sin } else { &self.sin },
+            layer_input: &self.layer_input,
             extra: ExtraScratch {
                 wide: &mut self.wide,
                 logits: &mut self.logits,
@@ -299,7 +360,9 @@ fn widest_mlp(config: &ModelConfig) -> usize {
     let shared = experts.and_then(|experts| experts.shared).map_or(0, |shared| shared.width);
     let routed = experts.map_or(0, |experts| experts.width);
     let dense = experts.is_none_or(|experts| experts.layers.contains(&false));
-    shared.max(routed).max(if dense { config.intermediate_size } else { 0 })
+    let input = config.by_layer.inputs.map_or(0, |inputs| inputs.width);
+    let widest = (0..config.num_hidden_layers).map(|layer| config.ffn(layer)).max().unwrap_or(0);
+    shared.max(routed).max(input).max(if dense { widest } else { 0 })
 }
 
 /// Width of [`ExtraScratch::wide`].

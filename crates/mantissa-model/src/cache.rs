@@ -19,6 +19,8 @@ use self::packed::{Scratch, SideCache};
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<LayerCache>,
+    /// Layer whose keys and values each layer reads.
+    sources: Vec<usize>,
     /// Scratch that quantized layers are decoded into.
     scratch: Option<Scratch>,
     /// Scratch that latents are decoded into.
@@ -31,9 +33,17 @@ pub struct KvCache {
 /// One layer's part of the cache.
 #[derive(Debug)]
 enum LayerCache {
-    Exact { keys: Vec<f32>, values: Vec<f32> },
-    Quantized { keys: Box<SideCache>, values: Box<SideCache> },
+    Exact {
+        keys: Vec<f32>,
+        values: Vec<f32>,
+    },
+    Quantized {
+        keys: Box<SideCache>,
+        values: Box<SideCache>,
+    },
     Latent(Box<LatentCache>),
+    /// Nothing: the layer reads the keys and values of another.
+    Shared,
 }
 
 /// One layer's part of the cache, with the scratch to read it.
@@ -65,23 +75,25 @@ impl KvCache {
         check_context(config, capacity)?;
         let memory = || LoadError::Memory {
             what: "KV cache",
-            bytes: (0..count).map(|layer| layer_bytes(config, capacity, quantizer(layer))).sum(),
+            bytes: (0..count).map(|layer| layer_bytes(config, layer, capacity, quantizer(layer))).sum(),
         };
         let width = config.key_value_width();
         let len = capacity.checked_mul(width).ok_or_else(memory)?;
-        let layer = |layer| layer_cache(config, capacity, quantizer(layer));
+        let layer = |layer| layer_cache(config, layer, capacity, quantizer(layer));
         let layers: Vec<_> = (0..count).map(layer).collect::<Option<_>>().ok_or_else(memory)?;
         let quantized = layers.iter().any(|layer| matches!(layer, LayerCache::Quantized { .. }));
         let scratch = quantized.then(|| Scratch::plan(len).ok_or_else(memory)).transpose()?;
         let latent = config.latent.as_ref();
         let latent = latent.map(|latent| LatentScratch::plan(latent, config, capacity).ok_or_else(memory));
         let latent = latent.transpose()?.map(Box::new);
-        Ok(KvCache { layers, scratch, latent, len: 0, capacity, width })
+        let sources = (0..count).map(|layer| config.kv_layer(layer)).collect();
+        Ok(KvCache { layers, sources, scratch, latent, len: 0, capacity, width })
     }
 
     /// Bytes that [`plan`](Self::plan) allocates; `u64::MAX` on overflow.
     pub fn bytes_needed(config: &ModelConfig, capacity: usize) -> u64 {
-        let layers = layer_bytes(config, capacity, None).saturating_mul(config.num_hidden_layers as u64);
+        let layers = (0..config.num_hidden_layers).map(|layer| layer_bytes(config, layer, capacity, None));
+        let layers = layers.fold(0u64, u64::saturating_add);
         layers.saturating_add(latent_scratch(config, capacity))
     }
 
@@ -94,11 +106,15 @@ impl KvCache {
         capacity: usize,
         policy: &KvPolicy,
     ) -> Result<u64, LoadError> {
-        let quantizer = policy.quantizer(config)?;
-        let layers = layer_bytes(config, capacity, Some(&quantizer));
-        let scratch = if quantizer.stores_heads() { layer_bytes(config, capacity, None) } else { 0 };
-        let scratch = scratch.saturating_add(latent_scratch(config, capacity));
-        Ok(layers.saturating_mul(config.num_hidden_layers as u64).saturating_add(scratch))
+        let (mut layers, mut scratch) = (0u64, 0);
+        for layer in 0..config.num_hidden_layers {
+            let quantizer = policy.quantizer(&config.of_layer(layer))?;
+            layers = layers.saturating_add(layer_bytes(config, layer, capacity, Some(&quantizer)));
+            if quantizer.stores_heads() {
+                scratch = (8 * config.key_value_width() as u64).saturating_mul(capacity as u64);
+            }
+        }
+        Ok(layers.saturating_add(scratch).saturating_add(latent_scratch(config, capacity)))
     }
 
     /// Tokens held.
@@ -126,7 +142,7 @@ impl KvCache {
                     values.truncate(self.len);
                 }
                 LayerCache::Latent(latents) => latents.truncate(self.len),
-                LayerCache::Exact { .. } => {}
+                LayerCache::Exact { .. } | LayerCache::Shared => {}
             }
         }
     }
@@ -149,6 +165,7 @@ impl KvCache {
 
     pub(crate) fn layer(&mut self, layer: usize) -> Past<'_> {
         let latent = self.latent.as_deref_mut();
+        let layer = self.sources.get(layer).copied().unwrap_or(layer);
         Past { layer: &mut self.layers[layer], scratch: self.scratch.as_mut(), latent }
     }
 
@@ -159,11 +176,19 @@ impl KvCache {
 }
 
 /// Allocates one layer for `capacity` tokens; `None` if there is not enough memory.
-fn layer_cache(config: &ModelConfig, capacity: usize, quantizer: Option<&KvQuantizer>) -> Option<LayerCache> {
+fn layer_cache(
+    config: &ModelConfig,
+    layer: usize,
+    capacity: usize,
+    quantizer: Option<&KvQuantizer>,
+) -> Option<LayerCache> {
+    if !config.has_own_kv(layer) {
+        return Some(LayerCache::Shared);
+    }
     if let Some(latent) = &config.latent {
         return LatentCache::plan(latent, quantizer, capacity).map(Box::new).map(LayerCache::Latent);
     }
-    let width = config.key_value_width();
+    let width = config.of_layer(layer).key_value_width();
     let Some(quantizer) = quantizer.filter(|quantizer| quantizer.stores_heads()) else {
         let len = capacity.checked_mul(width)?;
         return Some(LayerCache::Exact { keys: zeros(len)?, values: zeros(len)? });
@@ -181,11 +206,14 @@ fn latent_scratch(config: &ModelConfig, capacity: usize) -> u64 {
 }
 
 /// Bytes of one layer for `capacity` tokens.
-fn layer_bytes(config: &ModelConfig, capacity: usize, quantizer: Option<&KvQuantizer>) -> u64 {
+fn layer_bytes(config: &ModelConfig, layer: usize, capacity: usize, quantizer: Option<&KvQuantizer>) -> u64 {
+    if !config.has_own_kv(layer) {
+        return 0;
+    }
     if let Some(latent) = &config.latent {
         return LatentCache::bytes_needed(latent, quantizer, capacity);
     }
-    let width = config.key_value_width();
+    let width = config.of_layer(layer).key_value_width();
     match quantizer.filter(|quantizer| quantizer.stores_heads()) {
         None => (8 * width as u64).saturating_mul(capacity as u64),
         Some(quantizer) => {
@@ -225,7 +253,7 @@ impl Past<'_> {
                 Ok((&mut keys[..end], &mut values[..end]))
             }
             // A cache with quantized layers has scratch, and heads are not cached as latents.
-            (LayerCache::Quantized { .. }, None) | (LayerCache::Latent(_), _) => {
+            (LayerCache::Quantized { .. }, None) | (LayerCache::Latent(_) | LayerCache::Shared, _) => {
                 Err(ForwardError::OtherModel { what: "KV cache" })
             }
         }

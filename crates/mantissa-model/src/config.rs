@@ -3,6 +3,7 @@
 //! Field names and defaults are those of transformers 5.23. Fields that do not change the computation are ignored.
 
 mod attention;
+mod by_layer;
 mod experts;
 mod fields;
 mod rope;
@@ -15,12 +16,13 @@ use serde_json::Value;
 pub use crate::architecture::features::{
     Activation, Biases, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores,
 };
-pub use attention::Latent;
+pub use attention::{Latent, QueryGrowth};
+pub use by_layer::{GlobalHeads, LayerFeatures, LayerHeads, LayerInputs};
 pub use experts::{Experts, Groups, LimitedSwiglu, Routing, SharedExperts};
 pub use fields::ConfigError;
 
 use crate::architecture::Architecture;
-use crate::architecture::rules::{Eps, LogitScale};
+use crate::architecture::rules::{Eps, LogitScale, QueryScale};
 use crate::rope::{Rope, RopeScaling, yarn_mscale};
 use attention::Heads;
 use fields::{Fields, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH};
@@ -41,6 +43,7 @@ pub struct ModelConfig {
     /// Key and value heads; they divide the query heads.
     pub num_key_value_heads: usize,
     /// Width of a head, even unless positions are learned. With [`Latent`] attention, the wider of keys and values.
+    /// Layers may differ: [`heads`](Self::heads).
     pub head_dim: usize,
     /// Rows of the embedding.
     pub vocab_size: usize,
@@ -89,6 +92,12 @@ pub struct ModelConfig {
     pub mlp: MlpForm,
     /// Factor of the attention scores.
     pub attention_scale: f32,
+    /// True if each head of the values is normed, without weights.
+    pub value_norm: bool,
+    /// Features that distinguish the layers.
+    pub by_layer: LayerFeatures,
+    /// Factor of the queries that grows with the position.
+    pub query_growth: Option<QueryGrowth>,
     /// Cap of the attention scores, `cap · tanh(score / cap)`.
     pub attention_softcap: Option<f32>,
     /// Cap of the logits.
@@ -127,11 +136,13 @@ impl ModelConfig {
         let latent = Latent::parse(fields, architecture)?;
         let heads = Heads::parse(fields, architecture, latent)?;
         let rotated = latent.map_or(heads.dim, |latent| latent.rotated);
-        let rope = rope::parse(fields, &architecture.rope, max_position_embeddings, rotated)?;
         let rules = architecture.experts.as_ref();
         let experts = rules.map(|rules| experts::parse(fields, rules, num_hidden_layers)).transpose()?;
         let caps = architecture.softcaps;
         let windows = attention::windows(fields, architecture, num_hidden_layers)?;
+        let by_layer = LayerFeatures::parse(fields, architecture, &heads, &windows)?;
+        let widths = [rotated, by_layer.global_heads.map_or(rotated, |global| global.head_dim)];
+        let rope = rope::parse(fields, &architecture.rope, max_position_embeddings, widths)?;
         let scales = Scales::parse(fields, architecture, heads.hidden_size)?;
         let eps = parse_eps(fields, architecture.eps)?;
         Ok(ModelConfig {
@@ -155,6 +166,9 @@ impl ModelConfig {
                 Some(scale) => scale,
                 None => attention_scale(fields, architecture, &heads, latent, &rope.global.scaling)?,
             },
+            value_norm: architecture.value_norm,
+            by_layer,
+            query_growth: QueryGrowth::parse(fields, architecture)?,
             attention_softcap: softcap(fields, "attn_logit_softcapping", caps.map(|caps| caps.attention))?,
             logit_softcap: softcap(fields, "final_logit_softcapping", caps.map(|caps| caps.logits))?,
             // Absent or null where values are not clipped.
@@ -230,17 +244,21 @@ impl ModelConfig {
         }
     }
 
-    /// Width of the queries: heads times their width.
+    /// Width of the queries: heads times their width; of the widest layer.
     pub fn query_width(&self) -> usize {
-        self.num_attention_heads * self.head_dim
+        let global = self.by_layer.global_heads.map_or(0, |global| global.head_dim);
+        self.num_attention_heads * self.head_dim.max(global)
     }
 
-    /// Width of the keys, and of the values.
+    /// Width of the keys, and of the values; of the widest layer.
     pub fn key_value_width(&self) -> usize {
-        self.num_key_value_heads * self.head_dim
+        let global = self.by_layer.global_heads;
+        let global = global.map_or(0, |global| global.num_key_value_heads * global.head_dim);
+        global.max(self.num_key_value_heads * self.head_dim)
     }
 
-    /// Width of the input of the output projection: the joined heads of the values.
+    /// Width of the input of the output projection: the joined heads of the values. Layers may differ:
+    /// [`heads`](Self::heads).
     pub fn attended_width(&self) -> usize {
         self.num_attention_heads * self.latent.map_or(self.head_dim, |latent| latent.value)
     }
@@ -354,6 +372,12 @@ fn check_flags(fields: Fields<'_>, architecture: &Architecture) -> Result<(), Co
             return Err(fields.error(flag, format!("{fixed} in {}", architecture.name)));
         }
     }
+    for &(field, allowed) in architecture.only {
+        match fields.text(field)? {
+            Some(name) if !allowed.contains(&name) => return Err(fields.error(field, allowed.join(" or "))),
+            _ => {}
+        }
+    }
     Ok(())
 }
 
@@ -408,8 +432,9 @@ fn attention_scale(
     scaling: &RopeScaling,
 ) -> Result<f32, ConfigError> {
     let width = match architecture.query_scale {
-        Some((field, default)) => fields.optional_positive(field)?.unwrap_or(default),
-        None => latent.map_or(heads.dim, |latent| latent.head()) as f64,
+        QueryScale::Field(field, default) => fields.optional_positive(field)?.unwrap_or(default),
+        QueryScale::One => 1.0,
+        QueryScale::Head => latent.map_or(heads.dim, |latent| latent.head()) as f64,
     };
     // DeepSeek applies YaRN's factor to the scores as well as to cosines and sines.
     let mscale = match scaling {
@@ -446,10 +471,30 @@ pub(crate) fn example(model_type: &str) -> Value {
             "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": [0],
             "shared_expert_intermediate_size": 40
         }),
+        "gemma4_text" => serde_json::json!({
+            "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention", "sliding_attention",
+            "full_attention"], "global_head_dim": 20, "num_kv_shared_layers": 2, "use_double_wide_mlp": true,
+            "hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": 100, "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default"}
+            }
+        }),
+        "ministral3" => serde_json::json!({"rope_parameters": {
+            "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1
+        }}),
+        "ernie4_5_moe" => serde_json::json!({
+            "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1, "moe_intermediate_size": 24
+        }),
+        "minimax_m2" => {
+            serde_json::json!({"num_local_experts": 3, "num_experts_per_tok": 2, "rotary_dim": 8})
+        }
+        "exaone_moe" => serde_json::json!({
+            "num_experts": 4, "num_experts_per_tok": 2, "num_shared_experts": 1, "moe_intermediate_size": 24
+        }),
         "glm4_moe" => serde_json::json!({
             "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 24
         }),
-        "deepseek_v2" | "deepseek_v3" => serde_json::json!({
+        "deepseek_v2" | "deepseek_v3" | "kimi_k2" | "glm4_moe_lite" => serde_json::json!({
             "q_lora_rank": 20, "kv_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8,
             "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1,
             "moe_intermediate_size": 24

@@ -91,9 +91,11 @@ impl Decoder {
             let allowed = "a calibration text for its levels (--calibration, --calibration-tokens)";
             return Err(LoadError::KvScheme { scheme: policy.to_string(), allowed });
         }
-        let quantizer = policy.quantizer(&self.config)?;
-        let quantizer = (!policy.is_f32()).then_some(quantizer);
-        self.layers.iter_mut().for_each(|layer| layer.set_kv(quantizer.clone()));
+        let quantizer = |layer| policy.quantizer(&self.config.of_layer(self.config.kv_layer(layer)));
+        let quantizers = (0..self.layers.len()).map(quantizer).collect::<Result<Vec<_>, _>>()?;
+        for (layer, quantizer) in self.layers.iter_mut().zip(quantizers) {
+            layer.set_kv((!policy.is_f32()).then_some(quantizer));
+        }
         Ok(())
     }
 
@@ -114,9 +116,9 @@ impl Decoder {
         policy.quantizer(&self.config)?;
         self.layers.iter_mut().for_each(|layer| layer.set_kv(None));
         let mut text = Text::begin(&self.config, &self.embedding, windows)?;
-        for layer in &mut self.layers {
-            let books = text.through(policy, &self.config, layer, &mut || ControlFlow::Continue(()))?;
-            layer.set_kv(Some(policy.quantizer_with(&self.config, &books)?));
+        for (i, layer) in self.layers.iter_mut().enumerate() {
+            let books = text.through(policy, &self.config, i, layer, &mut || ControlFlow::Continue(()))?;
+            layer.set_kv(Some(policy.quantizer_with(&self.config.of_layer(i), &books)?));
         }
         Ok(())
     }
@@ -126,8 +128,11 @@ impl Decoder {
     /// # Errors
     /// [`LoadError::AttentionOperands`] if the model's heads cannot be rounded that way.
     pub fn set_attention_operands(&mut self, operands: &AttentionOperands) -> Result<(), LoadError> {
-        let rounding = operands.rounding(&self.config)?;
-        self.layers.iter_mut().for_each(|layer| layer.set_operands(Some(rounding.clone())));
+        let rounding = |layer| operands.rounding(&self.config.of_layer(layer));
+        let roundings = (0..self.layers.len()).map(rounding).collect::<Result<Vec<_>, _>>()?;
+        for (layer, rounding) in self.layers.iter_mut().zip(roundings) {
+            layer.set_operands(Some(rounding));
+        }
         Ok(())
     }
 
@@ -145,9 +150,14 @@ impl Decoder {
 
     /// Bytes of a token in the cache, beyond window and sinks.
     pub fn kv_bytes_per_token(&self) -> f64 {
-        let heads = 8.0 * self.config.key_value_width() as f64;
-        let exact = self.config.latent.map_or(heads, |latent| latent.bytes_per_token());
-        self.layers.iter().map(|l| l.kv().map_or(exact, |kv| kv.bytes_per_token(&self.config))).sum()
+        let of_layer = |(i, layer): (usize, &Layer)| {
+            let config = self.config.of_layer(i);
+            let heads = 8.0 * config.key_value_width() as f64;
+            let exact = config.latent.map_or(heads, |latent| latent.bytes_per_token());
+            layer.kv().map_or(exact, |kv| kv.bytes_per_token(&config))
+        };
+        let own = self.layers.iter().enumerate().filter(|(i, _)| self.config.has_own_kv(*i));
+        own.map(of_layer).sum()
     }
 
     /// Runs whole sequences. A sequence's states have the same bits in any batch.
@@ -202,13 +212,20 @@ impl Decoder {
         b: &'a mut Buffers,
     ) -> Result<Hidden<'a>, ForwardError> {
         self.embed(tokens, seqs, b)?;
+        let inputs = self.embedding.layer_embeddings();
+        let len = tokens.len() * self.config.hidden_size;
+        if inputs.is_some() {
+            b.keep_first(len);
+        }
         for (i, layer) in self.layers.iter().enumerate() {
+            if let Some(inputs) = inputs {
+                inputs.fill(i, tokens, &b.first[..len], &mut b.layer_input, 1);
+            }
             layer.forward(seqs, cache.as_mut().map(|cache| cache.layer(i)), None, b)?;
         }
         if let Some(cache) = cache {
             cache.commit(tokens.len());
         }
-        let len = tokens.len() * self.config.hidden_size;
         self.norm.forward(&b.residual[..len], &mut b.normed[..len]);
         let states = &b.normed[..len];
         Ok(Hidden { decoder: self, states, quantized: &mut b.quantized, panel: &mut b.panel })

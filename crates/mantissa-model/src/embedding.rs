@@ -1,8 +1,11 @@
 //! Input of the first layer: rows of the embedding, scaled, with learned positions.
 
+use std::sync::Arc;
+
 use mantissa_kernels::kernels;
 use mantissa_store::convention::LinearWeight;
 
+use crate::carried::LayerEmbeddings;
 use crate::config::ModelConfig;
 use crate::error::{ForwardError, LoadError};
 use crate::flow::Sequences;
@@ -39,6 +42,8 @@ pub struct Embedding<T = Linear> {
     /// `[positions, hidden]`.
     pub(crate) positions: Option<Linear>,
     scale: Option<f32>,
+    /// Embeddings of each layer.
+    inputs: Option<Arc<LayerEmbeddings>>,
 }
 
 /// Loads the embedding by itself, for work that holds one layer at a time.
@@ -71,7 +76,13 @@ impl<T: Table> Embedding<T> {
         };
         let module = config.embedding_module();
         let table = prepare(&module, weight(&module, config.vocab_size)?)?;
-        Ok(Embedding { table, positions, scale: config.embedding_scale })
+        let inputs = LayerEmbeddings::load(source, config)?;
+        Ok(Embedding { table, positions, scale: config.embedding_scale, inputs })
+    }
+
+    /// Embeddings that each layer reads, if the model has them.
+    pub fn layer_embeddings(&self) -> Option<&Arc<LayerEmbeddings>> {
+        self.inputs.as_ref()
     }
 
     /// Table of token embeddings, `[vocabulary, hidden]`, before scaling.
@@ -116,6 +127,8 @@ impl<T: Table> Embedding<T> {
         scratch: &mut [f32],
     ) -> Result<(), ForwardError> {
         let (vocab_size, d) = self.table.shape();
+        let vocab_size =
+            self.inputs.as_ref().map_or(vocab_size, |inputs| vocab_size.min(inputs.vocabulary()));
         assert_eq!(states.len(), tokens.len() * d, "embed: states are not a row of {d} per token");
         if let Some((index, &token)) = tokens.iter().enumerate().find(|(_, t)| **t as usize >= vocab_size) {
             return Err(ForwardError::Vocabulary { index, token, vocab_size });

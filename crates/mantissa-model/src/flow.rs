@@ -13,7 +13,8 @@ pub use mantissa_kernels::parts;
 use mantissa_kernels::{CausalAttention, kernels};
 
 use crate::config::{
-    Activation, HeadNorms, Latent, LimitedSwiglu, MlpForm, ModelConfig, NormPlaces, QkvForm, Routing,
+    Activation, HeadNorms, Latent, LimitedSwiglu, MlpForm, ModelConfig, NormPlaces, QkvForm, QueryGrowth,
+    Routing,
 };
 use crate::error::ForwardError;
 use crate::graph::kinds::{NormKind, VectorKind};
@@ -30,6 +31,8 @@ pub use crate::latent::AbsorbedHeads;
 /// Features of a layer that its computation depends on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerFlow {
+    /// Index of the layer.
+    pub(crate) index: usize,
     pub(crate) attention: CausalAttention,
     pub(crate) hidden: usize,
     pub(crate) intermediate: usize,
@@ -46,6 +49,18 @@ pub struct LayerFlow {
     pub(crate) mlp: MlpForm,
     pub(crate) softcap: Option<f32>,
     pub(crate) clip: Option<f32>,
+    /// True if the layer projects its own keys and values; false if it reads those of an earlier one.
+    pub(crate) own_kv: bool,
+    /// True if the keys, before their norm, are the values too.
+    pub(crate) keys_are_values: bool,
+    /// True if each head of the values is normed.
+    pub(crate) value_norm: bool,
+    /// Width of the layer's own input.
+    pub(crate) input: Option<usize>,
+    /// True if the states are multiplied by a number after the layer.
+    pub(crate) scales: bool,
+    /// Factor of the queries by position.
+    pub(crate) growth: Option<QueryGrowth>,
     pub(crate) latent: Option<Latent>,
     /// Half the rotated width of a head; 0 if the layer has no RoPE.
     pub(crate) half: usize,
@@ -75,9 +90,10 @@ impl LayerFlow {
     /// Creates the flow of layer `layer`, on up to `threads` threads, which change no bit of the result.
     pub fn new(config: &ModelConfig, layer: usize, threads: usize) -> Self {
         LayerFlow {
-            attention: config.attention_shape(config.windows[layer]),
+            index: layer,
+            attention: config.attention_shape(layer),
             hidden: config.hidden_size,
-            intermediate: config.intermediate_size,
+            intermediate: config.ffn(layer),
             activation: config.hidden_act,
             head_norms: config.head_norms,
             sub_norms: config.has_sub_norms(),
@@ -87,8 +103,14 @@ impl LayerFlow {
             mlp: config.mlp,
             softcap: config.attention_softcap,
             clip: config.clip_qkv,
+            growth: config.query_growth,
             latent: config.latent,
-            half: if config.rotated_layers[layer] { config.rotary_dim / 2 } else { 0 },
+            own_kv: config.has_own_kv(layer),
+            keys_are_values: config.keys_are_values(layer),
+            value_norm: config.value_norm,
+            input: config.by_layer.inputs.map(|inputs| inputs.width),
+            scales: config.by_layer.scales,
+            half: if config.rotated_layers[layer] { config.rotary_dim_of(layer) / 2 } else { 0 },
             interleaved: config.rope_interleaved && config.rotated_layers[layer],
             local: config.local_rope.is_some() && config.windows[layer].is_some(),
             experts: config.experts.as_ref().filter(|experts| experts.layers[layer]).map(|experts| {
@@ -167,6 +189,11 @@ impl LayerFlow {
         self.softcap
     }
 
+    /// True if the layer projects its own keys and values; false if it reads those of an earlier one.
+    pub fn has_own_kv(&self) -> bool {
+        self.own_kv
+    }
+
     /// True if queries and keys are rotated.
     pub fn rotates(&self) -> bool {
         self.half > 0
@@ -221,6 +248,7 @@ impl LayerFlow {
         let latents = self.latent.is_some() && past.as_ref().is_some_and(|past| past.holds_latents());
         self.read(operators, seqs, latents, a)?;
         self.norm_heads(operators, seqs.rows, a);
+        self.grow_queries(seqs, a.q);
         match past {
             Some(past) if latents => self.attend_latents(operators, seqs, past, a)?,
             Some(past) => {
@@ -266,9 +294,17 @@ impl LayerFlow {
         parts(seqs.rows, a.mlp.most).try_for_each(|part| {
             let real = part.end.min(tokens).saturating_sub(part.start);
             match &self.experts {
-                None => self.mlp_part(operators, part, real, a),
-                Some(experts) => self.experts_part(experts, operators, part, real, a),
+                None => self.mlp_part(operators, part.clone(), real, a)?,
+                Some(experts) => self.experts_part(experts, operators, part.clone(), real, a)?,
             }
-        })
+            match self.input {
+                Some(width) => self.add_input(width, operators, part, real, a),
+                None => Ok(()),
+            }
+        })?;
+        if let Some(&[scale]) = operators.vector(VectorKind::Scale).filter(|_| self.scales) {
+            a.residual[..len].iter_mut().for_each(|x| *x *= scale);
+        }
+        Ok(())
     }
 }

@@ -13,7 +13,7 @@ pub use names::{EMBEDDING, HEAD};
 use mantissa_kernels::CausalAttention;
 use mantissa_store::convention::Stack;
 
-use crate::config::{HeadNorms, Latent, MlpForm, ModelConfig, NormForm, NormPlaces, QkvForm};
+use crate::config::{Latent, LayerHeads, MlpForm, ModelConfig, NormForm, NormPlaces, QkvForm};
 use crate::source::WeightSource;
 
 /// Role of a parameter.
@@ -73,6 +73,8 @@ pub enum Role {
         /// Kind.
         kind: VectorKind,
     },
+    /// Embeddings of all layers, their projection or its norm (Gemma 4).
+    LayerInputs,
     /// Weights or biases of all experts in one tensor.
     Stacked {
         /// Layer index.
@@ -165,6 +167,12 @@ impl ModelConfig {
             tensors.push(tensor(name, vec![self.max_position_embeddings, d], Role::Positions));
         }
         (0..self.num_hidden_layers).for_each(|layer| self.layer_tensors(layer, &mut tensors));
+        if let Some(inputs) = self.by_layer.inputs {
+            let all = self.num_hidden_layers * inputs.width;
+            let shapes = [vec![inputs.vocabulary, all], vec![all, d], vec![inputs.width]];
+            let named = self.layer_input_names().into_iter().zip(shapes);
+            tensors.extend(named.map(|(name, shape)| tensor(name, shape, Role::LayerInputs)));
+        }
         self.norm_tensors(&self.final_norm_module(), d, None, &mut tensors);
         if !self.tie_word_embeddings {
             tensors.push(tensor(format!("{}.weight", self.head_module()), table, Role::Head));
@@ -214,7 +222,7 @@ impl ModelConfig {
 
     /// Returns the embedding or the head as a matrix, in a layer after the last one.
     pub fn table(&self, kind: LinearKind) -> LinearInfo {
-        let (rows, cols, bias) = self.linear_shape(kind);
+        let (rows, cols, bias) = self.linear_shape(0, kind);
         let module = match kind {
             LinearKind::Head => self.head_module().to_owned(),
             _ => self.embedding_module(),
@@ -224,7 +232,7 @@ impl ModelConfig {
 
     /// Returns one linear layer.
     pub fn linear(&self, layer: usize, kind: LinearKind) -> LinearInfo {
-        let (rows, cols, bias) = self.linear_shape(kind);
+        let (rows, cols, bias) = self.linear_shape(layer, kind);
         let stored = match kind {
             _ if self.architecture.conv1d => StoredAs::Columns,
             _ => self.stack(layer, kind).map_or(StoredAs::Rows, StoredAs::Stacked),
@@ -248,9 +256,11 @@ impl ModelConfig {
     }
 
     /// Rows, columns, and true if there is a bias.
-    fn linear_shape(&self, kind: LinearKind) -> (usize, usize, bool) {
-        let (d, ffn, biases) = (self.hidden_size, self.intermediate_size, self.biases);
-        let (q, kv) = (self.query_width(), self.key_value_width());
+    fn linear_shape(&self, layer: usize, kind: LinearKind) -> (usize, usize, bool) {
+        let (d, ffn, biases) = (self.hidden_size, self.ffn(layer), self.biases);
+        let LayerHeads { query, key_value, dim } = self.heads(layer);
+        let (q, kv) = (query * dim, key_value * dim);
+        let input = self.by_layer.inputs.map_or(0, |inputs| inputs.width);
         let latent = self.latent.unwrap_or_default();
         let experts = self.experts.as_ref();
         let width = experts.map_or(0, |experts| experts.width);
@@ -259,7 +269,8 @@ impl ModelConfig {
             LinearKind::Q if self.latent.is_some() => (self.latent_query_width(), d, false),
             LinearKind::Q => (q, d, biases.qkv),
             LinearKind::K | LinearKind::V => (kv, d, biases.qkv),
-            LinearKind::O => (d, self.attended_width(), biases.output),
+            LinearKind::O if self.latent.is_some() => (d, self.attended_width(), biases.output),
+            LinearKind::O => (d, q, biases.output),
             LinearKind::Gate | LinearKind::Up => (ffn, d, biases.mlp),
             LinearKind::Down => (d, ffn, biases.mlp),
             LinearKind::Qkv => (q + 2 * kv, d, biases.qkv),
@@ -274,6 +285,8 @@ impl ModelConfig {
             LinearKind::ExpertDown(_) => (d, width, biases.experts),
             LinearKind::SharedGate | LinearKind::SharedUp => (shared, d, biases.mlp),
             LinearKind::SharedDown => (d, shared, biases.mlp),
+            LinearKind::InputGate => (input, d, false),
+            LinearKind::InputProjection => (d, input, false),
             LinearKind::Embedding => (self.vocab_size, d, false),
             LinearKind::Head => (self.vocab_size, d, self.head_bias),
         }
@@ -282,7 +295,7 @@ impl ModelConfig {
     /// Iterates over the shapes of all linear layers of the model; for experts, which are alike, that of the first.
     pub(crate) fn linear_shapes(&self) -> impl Iterator<Item = (usize, usize)> {
         use LinearKind as L;
-        const ALL: [LinearKind; 19] = [
+        const ALL: [LinearKind; 21] = [
             L::Q,
             L::K,
             L::V,
@@ -302,14 +315,25 @@ impl ModelConfig {
             L::SharedGate,
             L::SharedUp,
             L::SharedDown,
+            L::InputGate,
+            L::InputProjection,
         ];
         let has = |kind: &LinearKind| match kind {
             L::Qkv => self.qkv != QkvForm::Separate,
             L::GateUp => self.mlp == MlpForm::GatedJoined,
             L::QA | L::QB | L::KvA | L::KvB => self.latent.is_some(),
+            L::InputGate | L::InputProjection => self.by_layer.inputs.is_some(),
             _ => true,
         };
-        ALL.into_iter().filter(has).map(|kind| self.linear_shape(kind)).map(|(rows, cols, _)| (rows, cols))
+        let of_layer =
+            move |layer| ALL.into_iter().filter(has).map(move |kind| self.linear_shape(layer, kind));
+        self.distinct_layers().flat_map(of_layer).map(|(rows, cols, _)| (rows, cols))
+    }
+
+    /// Iterates over layers of which every shape of another layer has one.
+    fn distinct_layers(&self) -> impl Iterator<Item = usize> {
+        let alike = self.by_layer.global_heads.is_none() && !self.by_layer.wide_shared;
+        0..if alike { 1 } else { self.num_hidden_layers }
     }
 
     /// Lists the linear layers of a decoder layer, in the order of the forward pass.
@@ -318,6 +342,8 @@ impl ModelConfig {
         let mut kinds = match (self.latent, self.qkv) {
             (Some(Latent { q_rank: Some(_), .. }), _) => vec![L::QA, L::KvA, L::QB, L::KvB],
             (Some(_), _) => vec![L::Q, L::KvA, L::KvB],
+            (None, QkvForm::Separate) if !self.has_own_kv(layer) => vec![L::Q],
+            (None, QkvForm::Separate) if self.keys_are_values(layer) => vec![L::Q, L::K],
             (None, QkvForm::Separate) => vec![L::Q, L::K, L::V],
             (None, _) => vec![L::Qkv],
         };
@@ -328,6 +354,9 @@ impl ModelConfig {
                 MlpForm::GatedJoined => &[L::GateUp, L::Down],
                 MlpForm::Plain => &[L::Up, L::Down],
             });
+            if self.by_layer.inputs.is_some() {
+                kinds.extend([L::InputGate, L::InputProjection]);
+            }
             return kinds;
         };
         // The inputs of routed experts do not depend on one another: all inputs, then all outputs.
@@ -340,23 +369,25 @@ impl ModelConfig {
         kinds
     }
 
-    /// Width of an input of linear layers; 0 for inputs that the model does not have.
+    /// Width of an input of linear layers, of the layer with the widest; 0 for inputs that the model does not have.
     pub fn input_width(&self, input: LinearInput) -> usize {
+        self.distinct_layers().map(|layer| self.layer_input_width(layer, input)).max().unwrap_or(0)
+    }
+
+    /// Width of an input of linear layers of `layer`; 0 for inputs that the model does not have.
+    pub fn layer_input_width(&self, layer: usize, input: LinearInput) -> usize {
         match input {
             LinearInput::Qkv | LinearInput::GateUp | LinearInput::Expert(_) => self.hidden_size,
-            _ => input.readers().next().map_or(0, |kind| self.linear_shape(kind).1),
+            _ => input.readers().next().map_or(0, |kind| self.linear_shape(layer, kind).1),
         }
     }
 
-    /// Iterates over the norms of a decoder layer and their widths, in the order of the forward pass.
-    pub fn norms(&self) -> impl Iterator<Item = (NormKind, usize)> {
+    /// Iterates over the norms of decoder layer `layer` and their widths, in the order of the forward pass.
+    pub fn norms(&self, layer: usize) -> impl Iterator<Item = (NormKind, usize)> {
         let d = self.hidden_size;
         let before = self.norm_places != NormPlaces::After;
         let after = matches!(self.norm_places, NormPlaces::After | NormPlaces::Both);
-        let (queries, keys) = match self.head_norms {
-            HeadNorms::Whole => (self.query_width(), self.key_value_width()),
-            _ => (self.head_dim, self.head_dim),
-        };
+        let (queries, keys) = self.head_norm_widths(layer);
         let (heads, subs) = (self.has_head_norms(), self.has_sub_norms());
         let latent = self.latent.unwrap_or_default();
         let all = [
@@ -364,12 +395,13 @@ impl ModelConfig {
             (latent.q_rank.is_some(), NormKind::QLatent, latent.q_rank.unwrap_or(0)),
             (self.latent.is_some(), NormKind::KvLatent, latent.kv_rank),
             (heads, NormKind::Query, queries),
-            (heads, NormKind::Key, keys),
+            (heads && self.has_own_kv(layer), NormKind::Key, keys),
             (subs, NormKind::AttentionSub, self.query_width()),
             (after, NormKind::AfterAttention, d),
             (before && self.norm_places != NormPlaces::ParallelShared, NormKind::Post, d),
             (subs, NormKind::MlpSub, self.intermediate_size),
             (after, NormKind::AfterMlp, d),
+            (self.by_layer.inputs.is_some(), NormKind::AfterInput, d),
         ];
         all.into_iter().filter(|norm| norm.0).map(|(_, kind, width)| (kind, width))
     }
@@ -384,13 +416,20 @@ impl ModelConfig {
         [Some(router), gate].into_iter().flatten().collect()
     }
 
+    /// Shape of a vector of `len` values in a dense checkpoint.
+    pub fn vector_shape(&self, kind: VectorKind, len: usize) -> Vec<usize> {
+        let row = self.architecture.experts.as_ref().is_some_and(|experts| experts.correction_row);
+        if row && kind == VectorKind::Correction { vec![1, len] } else { vec![len] }
+    }
+
     /// Lists the vectors of a layer and their lengths.
     pub fn vectors(&self, layer: usize) -> Vec<(VectorKind, usize)> {
         let experts =
             self.experts.as_ref().filter(|experts| experts.layers[layer] && experts.routing.correction);
         let sinks = self.sinks.then_some((VectorKind::Sinks, self.num_attention_heads));
         let correction = experts.map(|experts| (VectorKind::Correction, usize::from(experts.count)));
-        [sinks, correction].into_iter().flatten().collect()
+        let scale = self.by_layer.scales.then_some((VectorKind::Scale, 1));
+        [sinks, correction, scale].into_iter().flatten().collect()
     }
 
     /// Number of parameters.
@@ -399,24 +438,20 @@ impl ModelConfig {
         self.tensors().into_iter().map(count).sum()
     }
 
-    /// Shape of the attention of a layer with `window`.
-    pub(crate) fn attention_shape(&self, window: Option<usize>) -> CausalAttention {
-        CausalAttention {
-            heads: self.num_attention_heads,
-            kv_heads: self.num_key_value_heads,
-            head_dim: self.head_dim,
-            scale: self.attention_scale,
-            window,
-        }
+    /// Shape of the attention of a layer.
+    pub(crate) fn attention_shape(&self, layer: usize) -> CausalAttention {
+        let LayerHeads { query, key_value, dim } = self.heads(layer);
+        let (scale, window) = (self.attention_scale, self.windows[layer]);
+        CausalAttention { heads: query, kv_heads: key_value, head_dim: dim, scale, window }
     }
 
     fn layer_tensors(&self, layer: usize, tensors: &mut Vec<TensorInfo>) {
-        for (kind, width) in self.norms() {
+        for (kind, width) in self.norms(layer) {
             self.norm_tensors(&self.norm_module(layer, kind), width, Some(layer), tensors);
         }
         let mut put = |name, shape, role| tensors.push(TensorInfo { name, shape, role });
         for (kind, len) in self.vectors(layer) {
-            put(self.vector_name(layer, kind), vec![len], Role::Vector { layer, kind });
+            put(self.vector_name(layer, kind), self.vector_shape(kind, len), Role::Vector { layer, kind });
         }
         for (kind, rows, bias) in self.sides(layer) {
             let module = self.side_module(layer, kind);
@@ -496,7 +531,17 @@ mod tests {
                     .contains(&model_type)
             );
             let norm = names.contains("model.layers.0.self_attn.k_norm.weight");
-            let normed = ["qwen3", "exaone4", "qwen3_moe", "gemma3_text", "olmo2", "olmo3"];
+            let normed = [
+                "qwen3",
+                "exaone4",
+                "exaone_moe",
+                "gemma4_text",
+                "qwen3_moe",
+                "gemma3_text",
+                "minimax_m2",
+                "olmo2",
+                "olmo3",
+            ];
             assert_eq!(norm, normed.contains(&model_type));
             assert_eq!(names.contains("model.layers.0.mlp.ffn_sub_norm.weight"), model_type == "bitnet");
         }
@@ -513,7 +558,7 @@ mod tests {
         for model_type in Architecture::all().map(|row| row.name) {
             let config = config(model_type, "");
             for info in config.layer_linears(1) {
-                assert_eq!(config.input_width(info.kind.input()), info.cols, "{}", info.module);
+                assert_eq!(config.layer_input_width(1, info.kind.input()), info.cols, "{}", info.module);
                 assert!(info.kind.input().readers().any(|kind| kind == info.kind), "{}", info.module);
                 assert!(config.linear_shapes().any(|shape| shape == (info.rows, info.cols)));
             }

@@ -107,17 +107,24 @@ impl<T> LayerParts<T> {
             let latent = matches!(kind, NormKind::QLatent | NormKind::KvLatent);
             Ok((kind, if latent { norm.with_eps(Latent::EPS) } else { norm }))
         };
+        let plain = (config.value_norm && config.has_own_kv(layer)).then(|| {
+            let weight = vec![1.0; config.heads(layer).dim];
+            Ok((NormKind::Value, Norm::rms(weight, config.rms_norm_eps)))
+        });
         let side = |(kind, rows, bias)| {
             let module = config.side_module(layer, kind);
             let weight = source.linear(&module, rows, config.hidden_size, bias)?;
             Ok((kind, Linear::new(&module, weight)?))
         };
-        let vector = |(kind, len)| Ok((kind, source.tensor_f32(&config.vector_name(layer, kind), &[len])?));
+        let vector = |(kind, len)| {
+            let shape = config.vector_shape(kind, len);
+            Ok((kind, source.tensor_f32(&config.vector_name(layer, kind), &shape)?))
+        };
         let mut flow = LayerFlow::new(config, layer, 1);
         flow.kv = cache_quantizer(source, config, layer)?;
         Ok(LayerParts {
             linears,
-            norms: config.norms().map(norm).collect::<Result<_, LoadError>>()?,
+            norms: config.norms(layer).map(norm).chain(plain).collect::<Result<_, LoadError>>()?,
             sides: config.sides(layer).into_iter().map(side).collect::<Result<_, LoadError>>()?,
             vectors: config.vectors(layer).into_iter().map(vector).collect::<Result<_, LoadError>>()?,
             flow,
@@ -135,6 +142,11 @@ impl Layer {
         let LayerParts { linears, norms, sides, vectors, flow } =
             LayerParts::load(source, config, layer, prepare)?;
         Ok(Layer { linears, norms, sides, vectors, flow })
+    }
+
+    /// Index of the layer.
+    pub fn index(&self) -> usize {
+        self.flow.index
     }
 
     /// Features of the layer.
@@ -195,7 +207,8 @@ impl Layer {
         self.norms.iter().find(|(of, _)| *of == kind).map(|(_, norm)| norm)
     }
 
-    /// Runs whole sequences through this layer alone: `states` `[tokens, hidden]`, concatenated, `lens` tokens each.
+    /// Runs whole sequences through this layer alone; if layers read more than the states
+    /// ([`ModelConfig::carries`]), [`Carried::enter`](crate::Carried::enter) comes before. `states` `[tokens, hidden]`, concatenated, `lens` tokens each.
     /// The result has the bits of [`Decoder::forward`](crate::Decoder::forward).
     ///
     /// # Errors
@@ -389,6 +402,8 @@ fn cache_quantizer(
     config: &ModelConfig,
     layer: usize,
 ) -> Result<Option<KvQuantizer>, LoadError> {
+    let layer = config.kv_layer(layer);
+    let config = &*config.of_layer(layer);
     let (module, heads) = (config.attention_module(layer), config.num_key_value_heads);
     let by_scheme = match source.kv_quant(&module, heads)? {
         None => None,

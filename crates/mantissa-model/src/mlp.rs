@@ -52,6 +52,30 @@ impl LayerFlow {
         Ok(())
     }
 
+    /// Adds the layer's own input `e`, gated by the states: `residual += norm(P (act(G residual) · e))`, on `rows`, of
+    /// which the first `real` are not padding (Gemma 4).
+    pub(crate) fn add_input(
+        &self,
+        width: usize,
+        operators: &mut impl Operators,
+        rows: Range<usize>,
+        real: usize,
+        a: &mut Activations<'_>,
+    ) -> Result<(), ForwardError> {
+        let (d, n) = (self.hidden, rows.len() * width);
+        let at = rows.start * d..rows.end * d;
+        let (gate, inner) = (&mut a.gate[..n], &mut a.inner[..n]);
+        let mut jobs = [Job { kind: LinearKind::InputGate, out: &mut *gate, accumulate: false }];
+        operators.linears(LinearInput::States, &a.residual[at.clone()], real, &mut jobs)?;
+        self.activate(width, gate, &a.layer_input[rows.start * width..rows.end * width], inner);
+        let out = &mut a.normed[at.clone()];
+        let mut jobs = [Job { kind: LinearKind::InputProjection, out: &mut *out, accumulate: false }];
+        operators.linears(LinearInput::Gated, inner, real, &mut jobs)?;
+        let normed = &mut a.extra.wide[..out.len()];
+        Self::add_normed(operators, NormKind::AfterInput, out, normed, &mut a.residual[at]);
+        Ok(())
+    }
+
     /// Projects `x` to gate and up, `[rows, intermediate]`. Without a gate, `gate` receives the up projection and
     /// `up` ones.
     fn gate_and_up(

@@ -42,6 +42,13 @@ pub enum RopeScaling {
         /// Context of the first training.
         original_context: usize,
     },
+    /// Only the first pairs are rotated, with the frequencies that they have in the whole head (Gemma 4).
+    Proportional {
+        /// Rotated pairs.
+        rotated: usize,
+        /// Divisor of the frequencies.
+        factor: f64,
+    },
     /// Every frequency divided by its own factor (GGUF's `rope_freqs`, which stores Llama 3.1's scaling).
     Factors(Vec<f32>),
     /// Frequencies divided by searched factors, different ones beyond the original context (Ding et al. 2024,
@@ -104,6 +111,10 @@ impl Rope {
         match &self.scaling {
             RopeScaling::Default => powers.map(|p| 1.0 / p).collect(),
             RopeScaling::Linear { factor } => powers.map(|p| 1.0 / p / *factor as f32).collect(),
+            RopeScaling::Proportional { rotated, factor } => powers
+                .enumerate()
+                .map(|(i, p)| if i < *rotated { 1.0 / p / *factor as f32 } else { 0.0 })
+                .collect(),
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
                 let (low, high, context) = (*low_freq_factor, *high_freq_factor, *original_context as f64);
                 powers.map(|p| llama3_frequency(1.0 / p, *factor as f32, low, high, context)).collect()

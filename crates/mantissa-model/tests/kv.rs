@@ -109,6 +109,11 @@ fn levels_of_a_text_store_its_keys_and_values() {
         if exact.config().latent.is_some() {
             continue;
         }
+        if exact.config().by_layer.shared_from < exact.config().num_hidden_layers {
+            let refused = load(&dir).set_kv_calibrated(&"nuq6".parse().unwrap(), &sequences[..1]);
+            assert!(refused.unwrap_err().to_string().contains("layers share keys and values"));
+            continue;
+        }
         let reference = logits(&exact, &sequences[..1]);
         let largest = reference.iter().fold(0f32, |most, x| most.max(x.abs()));
         let difference = |text: &str| {

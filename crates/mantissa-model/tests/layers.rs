@@ -9,8 +9,8 @@ use common::{expected, load, tiny};
 use mantissa_model::config::NormPlaces;
 use mantissa_model::graph::NormKind;
 use mantissa_model::{
-    Batch, Buffers, Decoder, ForwardError, Layer, Linear, LinearInput, LinearKind, ModelConfig, Norm,
-    load_config, load_embedding,
+    Batch, Buffers, Carried, Decoder, ForwardError, Layer, Linear, LinearInput, LinearKind, ModelConfig,
+    Norm, load_config, load_embedding,
 };
 use mantissa_store::convention::ModelFiles;
 
@@ -27,9 +27,16 @@ fn layers_by_themselves_give_the_bits_of_the_decoder() {
             let mut buffers = Buffers::plan(config, tokens.len(), 10).unwrap();
             let mut states = vec![f32::NAN; tokens.len() * config.hidden_size];
             load_embedding(&files, config).unwrap().embed(tokens, &lens, 0, &mut states).unwrap();
+            let embedding = load_embedding(&files, config).unwrap();
+            let mut carried = Carried::new(&embedding, tokens, &states);
             for i in 0..config.num_hidden_layers {
                 let layer = Layer::load(&files, config, i).unwrap();
+                // Other work of these buffers leaves no trace.
+                let (first, input) = buffers.layer_inputs();
+                [first, input].into_iter().for_each(|x| x.fill(f32::NAN));
+                carried.enter(config, i, &mut buffers);
                 layer.run(config, &lens, &mut states, None, &mut buffers).unwrap();
+                carried.leave(config, i, tokens.len(), &buffers);
             }
             let expected = decoder.forward(&Batch { tokens, lens: &lens }, &mut buffers).unwrap();
             assert!(normed(&decoder, &files, &states) == expected.states(), "{}", dir.display());
@@ -59,6 +66,7 @@ fn observed_inputs_are_those_of_the_linear_layers() {
             let mut states = vec![0.0; tokens.len() * config.hidden_size];
             let embedding = load_embedding(&ModelFiles::open(&dir).unwrap(), config).unwrap();
             embedding.embed(tokens, &lens, 0, &mut states).unwrap();
+            Carried::new(&embedding, tokens, &states).enter(config, 0, &mut buffers);
             let (before, mut seen) = (states.clone(), BTreeMap::new());
             let mut observe = |input: LinearInput, x: &[f32]| {
                 seen.entry(input).or_insert_with(Vec::new).extend_from_slice(x);
@@ -91,7 +99,7 @@ fn check_widths(config: &ModelConfig, seen: &BTreeMap<LinearInput, Vec<f32>>, to
     let mut routed = 0;
     for info in config.layer_linears(0) {
         let input = info.kind.input();
-        assert_eq!(config.input_width(input), info.cols, "{}", info.module);
+        assert_eq!(config.layer_input_width(0, input), info.cols, "{}", info.module);
         let rows = |input| seen.get(input).map_or(0, |x| x.len() / info.cols);
         match input {
             LinearInput::Expert(e) => {

@@ -90,11 +90,19 @@ pub(crate) fn levels(
     Ok(tensors.map(|(spec, bytes)| (spec.name, bytes)).collect())
 }
 
+/// Iterates over the layers that have keys and values of their own.
+fn own_layers(config: &ModelConfig) -> impl Iterator<Item = usize> {
+    (0..config.num_hidden_layers).filter(|layer| config.has_own_kv(*layer))
+}
+
 /// Returns the specs of the scales of all layers.
 pub(crate) fn specs(config: &ModelConfig, container: Container, scheme: &Scheme) -> Vec<TensorSpec> {
-    let count = cache::stored_scales(scheme, config.num_key_value_heads);
-    let layers = if count > 0 { config.num_hidden_layers } else { 0 };
-    (0..layers).flat_map(|layer| container.kv_specs(&config.attention_module(layer), count)).collect()
+    let of_layer = |layer| {
+        let count = cache::stored_scales(scheme, config.heads(layer).key_value);
+        let specs = (count > 0).then(|| container.kv_specs(&config.attention_module(layer), count));
+        specs.into_iter().flatten()
+    };
+    own_layers(config).flat_map(of_layer).collect()
 }
 
 /// Returns the tensors that [`planned`] declares, with their bytes. `stored` opens the output, whose layers are already
@@ -141,6 +149,9 @@ fn calibrated(
     let mut scales = Scales::new();
     while let Some(layer) = calibration.next_layer()? {
         let peaks = calibration.advance_with_cache_peaks(&layer, tick)?;
+        if !plan.config.has_own_kv(layer.index()) {
+            continue;
+        }
         scales.push(peaks.map(|peaks| match scheme.row {
             RowKind::Head => peaks.into_iter().map(|peak| scale(scheme, peak)).collect(),
             _ => vec![scale(scheme, peaks.into_iter().fold(0.0, f32::max))],
@@ -150,9 +161,9 @@ fn calibrated(
 }
 
 fn source_scales(plan: &Plan, source: &ModelFiles) -> Result<Scales> {
-    let heads = plan.config.num_key_value_heads;
-    let quants = (0..plan.config.num_hidden_layers)
-        .map(|layer| source.kv_quant(&plan.config.attention_module(layer), heads));
+    let config = &plan.config;
+    let quants = own_layers(config)
+        .map(|layer| source.kv_quant(&config.attention_module(layer), config.heads(layer).key_value));
     let scales =
         quants.map(|quant| Ok(quant?.map_or([vec![], vec![]], |quant| [quant.k_scale, quant.v_scale])));
     scales.collect()
@@ -167,8 +178,8 @@ pub fn of_source(
     config: &ModelConfig,
 ) -> Result<std::result::Result<Option<Scheme>, String>> {
     let mut found: Vec<Option<Scheme>> = Vec::new();
-    for layer in 0..config.num_hidden_layers {
-        let quant = source.kv_quant(&config.attention_module(layer), config.num_key_value_heads)?;
+    for layer in own_layers(config) {
+        let quant = source.kv_quant(&config.attention_module(layer), config.heads(layer).key_value)?;
         let Some(quant) = quant else {
             found.push(None);
             continue;

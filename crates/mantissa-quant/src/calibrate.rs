@@ -31,8 +31,8 @@ use std::ops::ControlFlow;
 use mantissa_eval::Sequence;
 use mantissa_model::flow::MIN_ROWS;
 use mantissa_model::{
-    Buffers, InputQuantizer, Layer, Linear, LinearInput, LinearKind, LoadError, ModelConfig, Place, Products,
-    WeightSource, load_embedding,
+    Buffers, Carried, InputQuantizer, Layer, Linear, LinearInput, LinearKind, LoadError, ModelConfig, Place,
+    Products, WeightSource, load_embedding,
 };
 use mantissa_num::stored::Map;
 use mantissa_store::convention::{LinearWeight, Weight};
@@ -126,6 +126,8 @@ pub struct Calibration<'a> {
     config: &'a ModelConfig,
     /// States of each window before layer `next`, `[tokens, hidden]`.
     states: States,
+    /// What layers read besides the states, by window.
+    carried: Vec<Carried>,
     next: usize,
     /// Tokens of the longest window.
     longest: usize,
@@ -192,18 +194,21 @@ impl<'a> Calibration<'a> {
         let embedding = load_embedding(source, config)?;
         let lens = windows.iter().map(|tokens| tokens.len() * config.hidden_size);
         let mut states = States::of_lens(lens, in_memory)?;
+        let mut carried = Vec::with_capacity(windows.len());
         for (window, tokens) in windows.iter().enumerate() {
             let mut embedded = vec![0.0; tokens.len() * config.hidden_size];
             embedding
                 .embed(tokens, &[tokens.len()], 0, &mut embedded)
                 .map_err(|error| CalibrateError::Forward { window, error })?;
             states.put(window, &embedded)?;
+            carried.push(Carried::new(&embedding, tokens, &embedded));
         }
         let (to_the_end, keeps, kept, products) = (false, false, None, Products::F32);
         Ok(Calibration {
             source,
             config,
             states,
+            carried,
             next: 0,
             longest,
             threads,
@@ -234,7 +239,8 @@ impl<'a> Calibration<'a> {
     /// # Errors
     /// The temporary folder has no room for the states, or they cannot be read back.
     pub(crate) fn twin(&self) -> Result<Self, CalibrateError> {
-        Ok(Calibration { states: self.states.copy(self.in_memory)?, kept: None, ..*self })
+        let (states, carried) = (self.states.copy(self.in_memory)?, self.carried.clone());
+        Ok(Calibration { states, carried, kept: None, ..*self })
     }
 
     /// Makes the windows go through the last layer as well.
@@ -260,12 +266,13 @@ impl<'a> Calibration<'a> {
 
     /// Returns the bytes of the states of `set` in memory; 0 if they are in a file because they exceed `in_memory`.
     pub(crate) fn state_bytes(config: &ModelConfig, set: &CalibrationSet, in_memory: u64) -> u64 {
-        Self::bytes_of_width(set, config.hidden_size, in_memory)
+        let carried = (set.tokens() as u64).saturating_mul(Carried::bytes_per_token(config) as u64);
+        Self::bytes_of_width(set, config.hidden_size, in_memory).saturating_add(carried)
     }
 
     /// Returns the bytes of the states that [`keeping`](Self::keeping) adds.
     pub(crate) fn kept_bytes(config: &ModelConfig, set: &CalibrationSet, in_memory: u64) -> u64 {
-        let (heads, hidden) = (config.num_attention_heads * config.head_dim, config.hidden_size);
+        let (heads, hidden) = (config.query_width(), config.hidden_size);
         let of_heads = if heads == hidden { 0 } else { Self::bytes_of_width(set, heads, in_memory) };
         of_heads.saturating_add(Self::bytes_of_width(set, hidden, in_memory))
     }
@@ -280,7 +287,7 @@ impl<'a> Calibration<'a> {
     pub(crate) fn pass_bytes(config: &ModelConfig, set: &CalibrationSet, threads: usize) -> u64 {
         let (longest, threads) = (set.longest(), threads.clamp(1, set.windows.len().max(1)) as u64);
         // Per thread: a window with its attention heads, as f32 and as bytes of a file, and the states after attention.
-        let (heads, hidden) = (config.num_attention_heads * config.head_dim, config.hidden_size);
+        let (heads, hidden) = (config.query_width(), config.hidden_size);
         let window = (8 * longest * (hidden + heads) + 4 * longest.max(MIN_ROWS) * hidden) as u64;
         let worker = Buffers::bytes_needed(config, longest, longest).saturating_add(window);
         worker.saturating_mul(threads)
@@ -332,7 +339,8 @@ impl<'a> Calibration<'a> {
         inputs: &[LinearInput],
         tick: &mut Tick<'_>,
     ) -> Result<Vec<Hessian>, CalibrateError> {
-        let new = inputs.iter().map(|&input| Hessian::new(self.config.input_width(input)));
+        let width = |input| self.config.layer_input_width(layer.index, input);
+        let new = inputs.iter().map(|&input| Hessian::new(width(input)));
         let mut hessians: Vec<Hessian> = new.collect::<Result<_, _>>()?;
         let (threads, products) = (self.threads, self.products);
         self.pass(layer, inputs, false, tick, |worker, _| {
@@ -395,7 +403,8 @@ impl<'a> Calibration<'a> {
         (begin, mut add): (impl Fn(usize) -> T, impl FnMut(&mut T, &[f32])),
     ) -> Result<BTreeMap<LinearInput, T>, CalibrateError> {
         let inputs = distinct(kinds);
-        let mut all: Vec<T> = inputs.iter().map(|&input| begin(self.config.input_width(input))).collect();
+        let width = |input| self.config.layer_input_width(layer.index, input);
+        let mut all: Vec<T> = inputs.iter().map(|&input| begin(width(input))).collect();
         // No layer reads the states after the last one.
         let last = layer.index + 1 == self.config.num_hidden_layers && !self.to_the_end;
         self.pass(layer, &inputs, through && !last, tick, |worker, _| {
@@ -479,12 +488,14 @@ impl<'a> Calibration<'a> {
         layer: &CalibratedLayer,
         tick: &mut Tick<'_>,
     ) -> Result<[Vec<f32>; 2], CalibrateError> {
-        let (heads, width) = (self.config.num_key_value_heads, self.config.head_dim.max(1));
+        let (config, index) = (self.config, layer.index);
+        let heads = config.heads(index);
+        let (heads, width) = (heads.key_value, heads.dim.max(1));
         let mut peaks = [(); 2].map(|()| vec![0f32; heads]);
         // Keys and values are computed only in a pass from the start of the layer.
         self.kept = None;
         self.pass(layer, &[], true, tick, |worker, tokens| {
-            let (keys, values) = worker.buffers.keys_and_values(tokens);
+            let (keys, values) = worker.buffers.keys_and_values(config, index, tokens);
             for (peaks, x) in peaks.iter_mut().zip([keys, values]) {
                 for (i, head) in x.chunks_exact(width).enumerate() {
                     let peak = &mut peaks[i % heads];

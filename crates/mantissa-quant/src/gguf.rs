@@ -239,7 +239,7 @@ fn cast_scheme(
     let full = Scheme::new(Format::plain(Code::F32), Rule::Amax);
     match (info.role, job) {
         // llama.cpp needs routers and positions in f32.
-        (Role::Side { .. } | Role::Positions, _) => Ok(full),
+        (Role::Side { .. } | Role::Positions | Role::Vector { .. }, _) => Ok(full),
         (Role::Embedding | Role::Head, Job::Convert { table, .. } | Job::Requantize { table, .. }) => {
             Ok(table.clone())
         }

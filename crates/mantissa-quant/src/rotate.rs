@@ -151,7 +151,7 @@ fn residual(
     let sides: Vec<_> = config.tensors().into_iter().collect();
     for layer in 0..config.num_hidden_layers {
         let linears = config.layer_linears(layer);
-        for (kind, _) in config.norms() {
+        for (kind, _) in config.norms(layer) {
             change_readers(source, config, (layer, kind), &sides, rotated, folds)?;
         }
         // These layers add to the residual stream, so they produce it rotated.

@@ -233,7 +233,9 @@ impl SessionFootprint {
 
 /// Bytes of buffers planned for `rows` rows of which a pass uses `used`, with `logits` rows of logits.
 fn buffers(config: &ModelConfig, rows: usize, used: usize, context: usize, logits: usize) -> u64 {
-    let widest = config.layer_linears(0).iter().map(|info| info.cols).max().unwrap_or(0);
+    let ends = [0, config.num_hidden_layers.saturating_sub(1)];
+    let linears = ends.into_iter().flat_map(|layer| config.layer_linears(layer));
+    let widest = linears.map(|info| info.cols).max().unwrap_or(0);
     // The input of a product as 8-bit codes with their scales, or as two bytes per value.
     let scratch = (used as u64).saturating_mul(2 * widest as u64);
     let logits = (logits as u64).saturating_mul(4 * config.vocab_size as u64);

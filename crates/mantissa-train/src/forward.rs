@@ -170,6 +170,7 @@ fn activations<'a>(
         scores: &mut scratch.scores,
         cos,
         sin,
+        layer_input: &[],
         extra: ExtraScratch {
             wide: &mut scratch.wide,
             logits,

@@ -90,7 +90,7 @@ impl LayerOps {
             clip: config.clip_qkv,
             experts: config.experts.clone().filter(|experts| experts.layers[index]),
             policy: Arc::new(policy.clone()),
-            norms: config.norms().map(norm).collect(),
+            norms: config.norms(index).map(norm).collect(),
             linears,
             sides: config.sides(index).into_iter().map(side).collect::<Result<_, TrainError>>()?,
             vectors: config.vectors(index).into_iter().map(vector).collect(),

@@ -23,6 +23,18 @@ fn first(features: impl IntoIterator<Item = Feature>) -> Result<(), TrainError> 
     }
 }
 
+/// Features that distinguish the layers of a model.
+fn by_layer(config: &ModelConfig) -> [Feature; 5] {
+    let features = &config.by_layer;
+    [
+        absent("heads that differ by layer", features.global_heads.is_none()),
+        absent("keys and values shared by layers", features.shared_from == config.num_hidden_layers),
+        absent("embeddings of each layer", features.inputs.is_none()),
+        absent("a factor after each layer", !features.scales),
+        absent("norms of the values", !config.value_norm),
+    ]
+}
+
 /// Checks that every feature of the architecture has a backward.
 ///
 /// # Errors
@@ -30,6 +42,7 @@ fn first(features: impl IntoIterator<Item = Feature>) -> Result<(), TrainError> 
 pub(crate) fn check_model(config: &ModelConfig) -> Result<(), TrainError> {
     let experts = config.experts.as_ref();
     let clips_joined = config.clip_qkv.is_some() && config.qkv != QkvForm::Separate;
+    first(by_layer(config))?;
     first([
         absent("latent attention", config.latent.is_none()),
         absent("experts stored as one tensor", experts.is_none_or(|experts| experts.fused.is_none())),
@@ -38,6 +51,7 @@ pub(crate) fn check_model(config: &ModelConfig) -> Result<(), TrainError> {
         absent("clip_qkv of a joined projection", !clips_joined),
         absent("rotation of adjacent pairs", !config.rope_interleaved),
         absent("a factor of the logits", config.logit_scale.is_none()),
+        absent("queries that grow with the position", config.query_growth.is_none()),
         absent("LayerNorm without a bias", config.norm != NormForm::LayerWeight),
     ])
 }
@@ -48,6 +62,7 @@ pub(crate) fn check_model(config: &ModelConfig) -> Result<(), TrainError> {
 /// # Errors
 /// [`TrainError::Unsupported`] for the first other feature.
 pub(crate) fn check_plain(config: &ModelConfig) -> Result<(), TrainError> {
+    first(by_layer(config))?;
     first([
         ("norm", config.norm == NormForm::Rms, format!("{:?}", config.norm), "RMSNorm"),
         (
@@ -71,6 +86,7 @@ pub(crate) fn check_plain(config: &ModelConfig) -> Result<(), TrainError> {
         given("the scale of the embedding", config.embedding_scale),
         absent("rotation of adjacent pairs", !config.rope_interleaved),
         given("a factor of the logits", config.logit_scale),
+        absent("queries that grow with the position", config.query_growth.is_none()),
         given("attn_logit_softcapping", config.attention_softcap),
         given("final_logit_softcapping", config.logit_softcap),
         given("clip_qkv", config.clip_qkv),

@@ -99,7 +99,7 @@ pub(super) fn dense_rows(of: &Comparing<'_>, layer: Option<usize>) -> Result<Vec
                 rows.extend(table_row(of, &tensor.name, &named.name)?);
                 continue;
             }
-            Role::Positions | Role::HeadBias => (None, false),
+            Role::Positions | Role::HeadBias | Role::LayerInputs => (None, false),
             _ => continue,
         };
         // Linear layers and tensors of other layers are compared elsewhere.

@@ -49,6 +49,14 @@ impl Names {
     pub(crate) const SHARED_GATE: &str = "mlp.shared_expert_gate";
     /// Sinks of the attention.
     pub(crate) const SINKS: &str = "self_attn.sinks";
+    /// Factor of the states after a layer.
+    pub(crate) const SCALE: &str = "layer_scalar";
+    /// Embeddings of all layers, their projection from the embedding, and its norm.
+    pub(crate) const INPUTS: [&str; 3] = [
+        "model.embed_tokens_per_layer.weight",
+        "model.per_layer_model_projection.weight",
+        "model.per_layer_projection_norm.weight",
+    ];
 
     /// Names of Llama, which most architectures share.
     pub(crate) const LLAMA: Self = Names {
@@ -135,6 +143,8 @@ impl Names {
             NormKind::AfterMlp => "post_feedforward_layernorm",
             NormKind::QLatent => "self_attn.q_a_layernorm",
             NormKind::KvLatent => "self_attn.kv_a_layernorm",
+            NormKind::Value => "self_attn.v_norm",
+            NormKind::AfterInput => "post_per_layer_input_norm",
         })
     }
 
@@ -179,6 +189,14 @@ impl ExpertNames {
     /// Names of DeepSeek.
     pub(crate) const DEEPSEEK: Self = ExpertNames { shared: "mlp.shared_experts.", ..Self::QWEN };
 
+    /// Names of EXAONE-MoE.
+    pub(crate) const EXAONE: Self =
+        ExpertNames { correction: "mlp.e_score_correction_bias", ..Self::DEEPSEEK };
+
+    /// Names of ERNIE 4.5.
+    pub(crate) const ERNIE: Self =
+        ExpertNames { correction: "mlp.moe_statics.e_score_correction_bias", ..Self::DEEPSEEK };
+
     /// Names of gpt-oss.
     pub(crate) const GPT_OSS: Self = ExpertNames { router: "mlp.router", ..Self::QWEN };
 }
@@ -201,6 +219,8 @@ impl LinearKind {
             LinearKind::QB => "self_attn.q_b_proj",
             LinearKind::KvA => "self_attn.kv_a_proj_with_mqa",
             LinearKind::KvB => "self_attn.kv_b_proj",
+            LinearKind::InputGate => "per_layer_input_gate",
+            LinearKind::InputProjection => "per_layer_projection",
             _ => "",
         }
     }

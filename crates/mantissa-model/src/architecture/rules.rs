@@ -78,6 +78,8 @@ pub(crate) enum Windows {
     /// Every layer except the last of each period, which the first of these fields states; `layer_types` takes
     /// precedence.
     ButLast { fields: &'static [&'static str], default: usize },
+    /// Every layer except the last of each so many; `layer_types` takes precedence. The last layer has none (Gemma 4).
+    ButEnd(usize),
 }
 
 /// Layers whose queries and keys are not rotated (NoPE).
@@ -132,6 +134,38 @@ pub(crate) struct LogitScale {
     pub(crate) divides: bool,
 }
 
+/// Factor of the attention scores: the inverse square root of this.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum QueryScale {
+    /// The width of a head.
+    Head,
+    /// The value of the field, or this default.
+    Field(&'static str, f64),
+    /// 1: scores are not scaled.
+    One,
+}
+
+/// Features that distinguish the layers of a model (Gemma 4).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ByLayer {
+    /// True if heads of layers without a window have their own width (`global_head_dim`, with this default), and with
+    /// `attention_k_eq_v` their own number of keys, which then are the values too; `per_layer_config` states the same.
+    pub(crate) global_heads: Option<usize>,
+    /// True if the last `num_kv_shared_layers` read the keys and values of earlier layers, and with
+    /// `use_double_wide_mlp` have MLPs of twice the width.
+    pub(crate) shared_kv: bool,
+    /// True if layers read embeddings of their own (`hidden_size_per_layer_input`).
+    pub(crate) inputs: bool,
+    /// True if the states are multiplied by a number after each layer.
+    pub(crate) scales: bool,
+}
+
+impl ByLayer {
+    /// Layers alike.
+    pub(crate) const NONE: Self =
+        ByLayer { global_heads: None, shared_kv: false, inputs: false, scales: false };
+}
+
 /// Caps of scores and logits, `cap · tanh(x / cap)`, if their fields are absent; null removes a cap.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Softcaps {
@@ -171,6 +205,8 @@ pub(crate) struct ExpertRules {
     pub(crate) groups: Option<GroupRules>,
     /// True if a correction is added to the scores when experts are chosen.
     pub(crate) correction: bool,
+    /// True if a dense checkpoint stores the correction as a matrix of one row (ERNIE 4.5).
+    pub(crate) correction_row: bool,
     /// True if the router has a bias.
     pub(crate) bias: bool,
     /// Fields that are supported with these values only.
@@ -193,6 +229,10 @@ pub(crate) enum ExpertLayers {
     Sparse,
     /// Layers from `first_k_dense_replace` on, with this default.
     From(usize),
+    /// The same; `mlp_layer_types` takes precedence.
+    Listed(usize),
+    /// Every `moe_layer_interval`-th layer from `moe_layer_start_index` (1) to `moe_layer_end_index` (the last).
+    Range,
 }
 
 /// Experts that every token passes through.
@@ -202,8 +242,18 @@ pub(crate) enum SharedRules {
     None,
     /// One MLP of the width `shared_expert_intermediate_size`, weighted by a gate.
     Gated,
-    /// `n_shared_experts` times the width of an expert.
-    Counted,
+    /// As many as this field states times the width of an expert.
+    Counted(&'static str),
+}
+
+/// Factor of the queries that grows with the position.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum GrowthRule {
+    /// No factor.
+    None,
+    /// In every layer, by `llama_4_scaling_beta` and `original_max_position_embeddings` of the rotary parameters
+    /// (Ministral 3).
+    Rotary,
 }
 
 /// Choice of experts within the best groups only.

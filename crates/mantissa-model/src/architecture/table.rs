@@ -6,8 +6,8 @@ use super::Architecture;
 use super::features::{Activation, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores};
 use super::names::{ExpertNames, Names};
 use super::rules::{
-    BiasRules, Eps, ExpertLayers, ExpertRules, Flag, GroupRules, HeadDim, LatentRules, LogitScale, NoRope,
-    RopeRules, ScaleRules, SharedRules, Softcaps, Windows,
+    BiasRules, ByLayer, Eps, ExpertLayers, ExpertRules, Flag, GroupRules, GrowthRule, HeadDim, LatentRules,
+    LogitScale, NoRope, QueryScale, RopeRules, ScaleRules, SharedRules, Softcaps, Windows,
 };
 use crate::graph::kinds::LinearKind;
 
@@ -32,6 +32,16 @@ pub(super) static TABLE: &[Architecture] = &[
         default_window: Some(4096),
         ..LLAMA
     },
+    // Ministral 3: YaRN, and queries that grow with the position.
+    Architecture {
+        name: "ministral3",
+        class: "Ministral3ForCausalLM",
+        biases: BiasRules::NONE,
+        windows: Windows::Every,
+        rope: RopeRules { theta: 1_000_000.0, required: true, ..ROPE },
+        query_growth: GrowthRule::Rotary,
+        ..LLAMA
+    },
     // Granite 3: constant factors of embedding, residual stream, scores and logits.
     Architecture {
         name: "granite",
@@ -54,6 +64,28 @@ pub(super) static TABLE: &[Architecture] = &[
         head_dim: HeadDim::IfAbsent(128),
         biases: BiasRules::all(Flag::Field("use_bias", false)),
         rope: RopeRules { theta: 500_000.0, interleaved: true, ..ROPE },
+        ..LLAMA
+    },
+    // ERNIE 4.5 with experts: corrections of softmax scores, shared experts.
+    Architecture {
+        name: "ernie4_5_moe",
+        class: "Ernie4_5_MoeForCausalLM",
+        aliases: &[("num_experts_per_tok", "moe_k")],
+        fixed_flags: &[("use_bias", false)],
+        names: Names { experts: ExpertNames::ERNIE, ..Names::LLAMA },
+        tied: true,
+        eps: Eps::Default(1e-5),
+        biases: BiasRules::NONE,
+        rope: RopeRules { theta: 500_000.0, interleaved: true, ..ROPE },
+        experts: Some(ExpertRules {
+            count: "moe_num_experts",
+            width: "moe_intermediate_size",
+            layers: ExpertLayers::Range,
+            shared: SharedRules::Counted("moe_num_shared_experts"),
+            correction: true,
+            correction_row: true,
+            ..EXPERTS
+        }),
         ..LLAMA
     },
     // GLM-4: norms before and after, joined gate and up, half of a head rotated in adjacent pairs.
@@ -142,6 +174,25 @@ pub(super) static TABLE: &[Architecture] = &[
         rope: RopeRules { no_rope: NoRope::FullAttention, ..ROPE },
         ..LLAMA
     },
+    // K-EXAONE: as EXAONE 4.0 with norms before attention and MLP, and the routing of DeepSeek-V3.
+    Architecture {
+        name: "exaone_moe",
+        class: "ExaoneMoeForCausalLM",
+        names: Names { experts: ExpertNames::EXAONE, ..Names::LLAMA },
+        head_norms: HeadNorms::Each,
+        biases: BiasRules::NONE,
+        windows: Windows::ButLast { fields: &["sliding_window_pattern"], default: 4 },
+        default_window: Some(4096),
+        rope: RopeRules { no_rope: NoRope::FullAttention, ..ROPE },
+        experts: Some(ExpertRules {
+            count: "num_experts",
+            count_alias: Some("n_routed_experts"),
+            layers: ExpertLayers::Listed(1),
+            shared: SharedRules::Counted("num_shared_experts"),
+            ..DEEPSEEK_V3_EXPERTS
+        }),
+        ..LLAMA
+    },
     // StarCoder2: LayerNorm, no gate, biases everywhere.
     Architecture {
         name: "starcoder2",
@@ -184,6 +235,25 @@ pub(super) static TABLE: &[Architecture] = &[
             default: 6,
         },
         rope: RopeRules { theta: 1_000_000.0, local_theta: Some(10_000.0), ..ROPE },
+        ..GEMMA2
+    },
+    // Gemma 4 (text): QK and value norms, unscaled scores, wider heads in layers without a window, keys and values shared
+    // by later layers, embeddings for each layer.
+    Architecture {
+        name: "gemma4_text",
+        class: "Gemma4ForCausalLM",
+        fixed_flags: &[("enable_moe_block", false)],
+        // Text is causal with "vision" too.
+        only: &[("use_bidirectional_attention", &["vision"])],
+        norm: NormForm::Rms,
+        head_norms: HeadNorms::Each,
+        value_norm: true,
+        by_layer: ByLayer { global_heads: Some(512), shared_kv: true, inputs: true, scales: true },
+        softcaps: Some(Softcaps { attention: None, logits: None }),
+        windows: Windows::ButEnd(6),
+        default_window: Some(512),
+        query_scale: QueryScale::One,
+        rope: RopeRules { theta: 1_000_000.0, local_theta: Some(10_000.0), required: true, ..ROPE },
         ..GEMMA2
     },
     // Phi-1, 1.5 and 2: attention and MLP in parallel on one norm, partial rotation, no gate, a bias of the head.
@@ -308,6 +378,24 @@ pub(super) static TABLE: &[Architecture] = &[
         experts: Some(EXPERTS),
         ..LLAMA
     },
+    // MiniMax-M2: sigmoid scores with corrections, one QK norm for all heads, partial rotation.
+    Architecture {
+        name: "minimax_m2",
+        class: "MiniMaxM2ForCausalLM",
+        fixed_flags: &[("use_qk_norm", true), ("use_routing_bias", true)],
+        names: Names { experts: ExpertNames::MIXTRAL, ..Names::LLAMA },
+        head_norms: HeadNorms::Whole,
+        biases: BiasRules::NONE,
+        head_dim: HeadDim::IfAbsent(128),
+        rope: RopeRules { theta: 5_000_000.0, partial: Some(1.0), ..ROPE },
+        experts: Some(ExpertRules {
+            scores: Scores::Sigmoid,
+            correction: true,
+            only: &[("scoring_func", &["sigmoid"]), ("qk_norm_type", &["per_layer"])],
+            ..EXPERTS
+        }),
+        ..LLAMA
+    },
     // Qwen1.5-MoE and Qwen2-MoE: a shared expert with a gate.
     Architecture {
         name: "qwen2_moe",
@@ -334,23 +422,21 @@ pub(super) static TABLE: &[Architecture] = &[
         }),
         ..DEEPSEEK
     },
-    // DeepSeek-V3 and R1: sigmoid scores with corrections.
+    DEEPSEEK_V3,
+    // Kimi K2: DeepSeek-V3 under its own name; only the defaults of its config class differ, and published configs
+    // state those fields.
+    Architecture { name: "kimi_k2", ..DEEPSEEK_V3 },
+    // GLM-4.7-Flash: DeepSeek-V3 with other defaults.
     Architecture {
-        name: "deepseek_v3",
-        class: "DeepseekV3ForCausalLM",
-        biases: BiasRules::ATTENTION,
-        latent: Some(LatentRules { interleaved: Flag::Field("rope_interleave", true) }),
+        name: "glm4_moe_lite",
+        class: "Glm4MoeLiteForCausalLM",
+        eps: Eps::Default(1e-5),
         experts: Some(ExpertRules {
-            layers: ExpertLayers::From(3),
-            scores: Scores::Sigmoid,
-            normalize: Flag::Field("norm_topk_prob", true),
-            scale: Some(2.5),
-            groups: Some(GroupRules { best_two: true, when: None }),
-            correction: true,
-            only: &[("scoring_func", &["sigmoid"]), ("topk_method", &["noaux_tc"])],
-            ..DEEPSEEK_EXPERTS
+            layers: ExpertLayers::Listed(1),
+            scale: Some(1.8),
+            ..DEEPSEEK_V3_EXPERTS
         }),
-        ..DEEPSEEK
+        ..DEEPSEEK_V3
     },
     // GLM-4.5 and 4.6: routing of DeepSeek-V3, half of a head rotated, QK norms in the large one.
     Architecture {
@@ -363,12 +449,9 @@ pub(super) static TABLE: &[Architecture] = &[
         rope: RopeRules { partial: Some(0.5), ..ROPE },
         experts: Some(ExpertRules {
             layers: ExpertLayers::From(1),
-            scores: Scores::Sigmoid,
-            normalize: Flag::Field("norm_topk_prob", true),
             scale: Some(1.0),
-            groups: Some(GroupRules { best_two: true, when: None }),
-            correction: true,
-            ..DEEPSEEK_EXPERTS
+            only: &[],
+            ..DEEPSEEK_V3_EXPERTS
         }),
         ..DEEPSEEK
     },
@@ -402,6 +485,7 @@ const LLAMA: Architecture = Architecture {
     class: "LlamaForCausalLM",
     aliases: &[],
     fixed_flags: &[],
+    only: &[],
     names: Names::LLAMA,
     tied: false,
     norm: NormForm::Rms,
@@ -410,6 +494,8 @@ const LLAMA: Architecture = Architecture {
     parallel: Flag::Fixed(false),
     head_norms: HeadNorms::Absent,
     norms_heads: Flag::Fixed(true),
+    value_norm: false,
+    by_layer: ByLayer::NONE,
     sub_norms: false,
     activation: Activation::Silu,
     gelu_is_tanh: false,
@@ -426,8 +512,9 @@ const LLAMA: Architecture = Architecture {
     rope: ROPE,
     learned_positions: false,
     scaled_embedding: false,
-    query_scale: None,
+    query_scale: QueryScale::Head,
     scales: None,
+    query_growth: GrowthRule::None,
     softcaps: None,
     clips_qkv: false,
     sinks: false,
@@ -487,7 +574,7 @@ const GEMMA2: Architecture = Architecture {
     gelu_is_tanh: false,
     windows: Windows::Even,
     default_window: Some(4096),
-    query_scale: Some(("query_pre_attn_scalar", 256.0)),
+    query_scale: QueryScale::Field("query_pre_attn_scalar", 256.0),
     softcaps: Some(Softcaps { attention: Some(50.0), logits: Some(30.0) }),
     ..GEMMA
 };
@@ -504,6 +591,7 @@ const EXPERTS: ExpertRules = ExpertRules {
     scale: None,
     groups: None,
     correction: false,
+    correction_row: false,
     bias: false,
     only: &[],
     swiglu: None,
@@ -533,10 +621,32 @@ const QWEN_MOE: Architecture = Architecture {
 const DEEPSEEK_EXPERTS: ExpertRules = ExpertRules {
     count: "n_routed_experts",
     width: "moe_intermediate_size",
-    shared: SharedRules::Counted,
+    shared: SharedRules::Counted("n_shared_experts"),
     ..EXPERTS
+};
+
+/// Experts of DeepSeek-V3: sigmoid scores with corrections, groups ranked by their best two.
+const DEEPSEEK_V3_EXPERTS: ExpertRules = ExpertRules {
+    layers: ExpertLayers::From(3),
+    scores: Scores::Sigmoid,
+    normalize: Flag::Field("norm_topk_prob", true),
+    scale: Some(2.5),
+    groups: Some(GroupRules { best_two: true, when: None }),
+    correction: true,
+    only: &[("scoring_func", &["sigmoid"]), ("topk_method", &["noaux_tc"])],
+    ..DEEPSEEK_EXPERTS
 };
 
 /// DeepSeek-V2 and V3.
 const DEEPSEEK: Architecture =
     Architecture { names: Names { experts: ExpertNames::DEEPSEEK, ..Names::LLAMA }, ..LLAMA };
+
+/// DeepSeek-V3 and R1.
+const DEEPSEEK_V3: Architecture = Architecture {
+    name: "deepseek_v3",
+    class: "DeepseekV3ForCausalLM",
+    biases: BiasRules::ATTENTION,
+    latent: Some(LatentRules { interleaved: Flag::Field("rope_interleave", true) }),
+    experts: Some(DEEPSEEK_V3_EXPERTS),
+    ..DEEPSEEK
+};

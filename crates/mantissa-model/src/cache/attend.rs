@@ -25,9 +25,14 @@ impl CachedAttention for Past<'_> {
         let v = &mut a.v[..tokens * kv_width];
         flow.rotate(start, q, flow.attention.heads, a.cos, a.sin);
         let kv_heads = flow.attention.kv_heads;
+        let (start, k, v) = match flow.own_kv {
+            true => (start, k, v),
+            // All tokens are in the cache: the layer that projects them has appended the new ones.
+            false => (start + tokens, &mut [][..], &mut [][..]),
+        };
         let before_rope = flow.kv.as_ref().is_some_and(|kv| kv.parts().before_rope);
         match &flow.kv {
-            _ if before_rope => {}
+            _ if before_rope || !flow.own_kv => {}
             Some(kv) if kv.parts().as_written => flow.rotate_and_store(start, k, v, a.cos, a.sin),
             _ => flow.rotate(start, k, kv_heads, a.cos, a.sin),
         }

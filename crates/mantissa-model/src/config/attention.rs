@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::fields::{ConfigError, Fields, MAX_POSITIONS, MAX_WIDTH};
 use crate::architecture::Architecture;
-use crate::architecture::rules::{HeadDim, NoRope, Windows};
+use crate::architecture::rules::{GrowthRule, HeadDim, NoRope, Windows};
 
 /// Multi-head latent attention (DeepSeek-V2, sec. 2.1): queries, keys and values are projected from narrow latents. Only a
 /// part of a head is rotated; its keys are shared by all heads.
@@ -50,6 +50,44 @@ impl Latent {
     /// Width of a head of queries and keys.
     pub fn head(&self) -> usize {
         self.rotated + self.unrotated
+    }
+}
+
+/// Factor of the queries that grows with the position (Nakanishi 2025, "Scalable-Softmax"; Llama 4):
+/// `1 + rate · ln(1 + ⌊(position + offset) / period⌋)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryGrowth {
+    /// Factor of the logarithm.
+    pub rate: f32,
+    /// Positions after which the factor grows.
+    pub period: f32,
+    /// Positions that are added.
+    pub offset: f32,
+}
+
+impl QueryGrowth {
+    pub(super) fn parse(
+        fields: Fields<'_>,
+        architecture: &Architecture,
+    ) -> Result<Option<Self>, ConfigError> {
+        match architecture.query_growth {
+            GrowthRule::None => Ok(None),
+            GrowthRule::Rotary => {
+                let nested = match fields.object("rope_scaling")? {
+                    Some(nested) => Some(nested),
+                    None => fields.object("rope_parameters")?,
+                };
+                let Some(nested) = nested else { return Ok(None) };
+                let Some(rate) = nested.optional_number("llama_4_scaling_beta")? else { return Ok(None) };
+                let period = nested.positive("original_max_position_embeddings")? as f32;
+                Ok((rate != 0.0).then_some(QueryGrowth { rate: rate as f32, period, offset: 0.0 }))
+            }
+        }
+    }
+
+    /// Factor at `position`.
+    pub fn at(&self, position: usize) -> f32 {
+        1.0 + self.rate * ((position as f32 + self.offset) / self.period).floor().ln_1p()
     }
 }
 
@@ -149,6 +187,14 @@ pub(super) fn windows(
             let (window, used) = (window()?, fields.flag("use_sliding_window", false)?);
             let first = fields.optional_size("max_window_layers", 0..=u64::from(u32::MAX))?.unwrap_or(28);
             by_layer_type(fields, window.filter(|_| used), layers, |layer| Ok(layer >= first))
+        }
+        Windows::ButEnd(period) => {
+            let window = window()?;
+            let mut windows =
+                by_layer_type(fields, window, layers, |layer| Ok(!(layer + 1).is_multiple_of(period)))?;
+            // The reference overrides the config.
+            windows.iter_mut().last().into_iter().for_each(|last| *last = None);
+            Ok(windows)
         }
         Windows::Even => by_layer_type(fields, window()?, layers, |layer| Ok(layer.is_multiple_of(2))),
         Windows::ButLast { fields: names, default } => by_layer_type(fields, window()?, layers, |layer| {

@@ -1,6 +1,7 @@
 //! Mixtures of experts: their number, their layers, and the routing of tokens.
 
 use mantissa_store::convention::StackForm;
+use serde_json::Value;
 
 use super::fields::{ConfigError, Fields, MAX_WIDTH};
 use crate::architecture::features::Scores;
@@ -114,6 +115,30 @@ fn expert_layers(fields: Fields<'_>, rule: ExpertLayers, layers: usize) -> Resul
             let is_dense = |layer: usize| dense.iter().any(|&dense| dense as usize == layer);
             Ok((0..layers).map(|layer| (layer + 1).is_multiple_of(step) && !is_dense(layer)).collect())
         }
+        ExpertLayers::Range => {
+            let limits = 0..=u64::from(u32::MAX);
+            let step = fields.optional_size("moe_layer_interval", 1..=u64::from(u32::MAX))?.unwrap_or(1);
+            let first = fields.optional_size("moe_layer_start_index", limits.clone())?.unwrap_or(1);
+            let last = match fields.optional_number("moe_layer_end_index")? {
+                None | Some(-1.0) => layers,
+                Some(_) => fields.size("moe_layer_end_index", limits)?,
+            };
+            let has = |layer: usize| (layer + 1).is_multiple_of(step) && (first..=last).contains(&layer);
+            Ok((0..layers).map(has).collect())
+        }
+        ExpertLayers::Listed(default) => match fields.get("mlp_layer_types") {
+            None => expert_layers(fields, ExpertLayers::From(default), layers),
+            Some(value) => {
+                let sparse = |value: &Value| match value.as_str() {
+                    Some("sparse") => Some(true),
+                    Some("dense") => Some(false),
+                    _ => None,
+                };
+                let listed = value.as_array().filter(|list| list.len() == layers);
+                let flags = listed.and_then(|list| list.iter().map(sparse).collect());
+                flags.ok_or_else(|| fields.error("mlp_layer_types", format!("{layers} of dense or sparse")))
+            }
+        },
         ExpertLayers::From(default) => {
             if fields.optional_size("moe_layer_freq", 0..=u64::from(u32::MAX))?.is_some_and(|n| n != 1) {
                 return Err(fields.error("moe_layer_freq", "1"));
@@ -131,13 +156,13 @@ fn shared(fields: Fields<'_>, rule: SharedRules, width: usize) -> Result<Option<
             let width = fields.size("shared_expert_intermediate_size", 1..=MAX_WIDTH)?;
             Ok(Some(SharedExperts { width, gated: true }))
         }
-        SharedRules::Counted => {
+        SharedRules::Counted(field) => {
             // For 0 the reference makes an MLP of width 0; a checkpoint has no such tensors.
-            let count = fields.optional_size("n_shared_experts", 0..=1024)?.unwrap_or(0);
+            let count = fields.optional_size(field, 0..=1024)?.unwrap_or(0);
             let total = count * width;
             if total as u64 > MAX_WIDTH {
                 let allowed = format!("at most {MAX_WIDTH} / moe_intermediate_size");
-                return Err(fields.error("n_shared_experts", allowed));
+                return Err(fields.error(field, allowed));
             }
             Ok((count > 0).then_some(SharedExperts { width: total, gated: false }))
         }

@@ -15,19 +15,22 @@ pub(super) struct Rotary {
 }
 
 /// Parses the parameters in the order of transformers 5.23: `rope_scaling` before `rope_parameters`, the object's own
-/// `rope_theta` before the one at the top level. `width` is the width of the part of a head that may be rotated.
+/// `rope_theta` before the one at the top level. `widths` are those of the part of a head that may
+/// be rotated: in layers with a window, or all, and in layers without one.
 pub(super) fn parse(
     root: Fields<'_>,
     rules: &RopeRules,
     max_positions: usize,
-    width: usize,
+    widths: [usize; 2],
 ) -> Result<Rotary, ConfigError> {
+    let [width, _] = widths;
     let nested = match root.object("rope_scaling")? {
         Some(fields) => Some(fields),
         None => root.object("rope_parameters")?,
     };
     if let Some(local_theta) = rules.local_theta {
-        return by_layer_type(root, nested, (rules.theta, local_theta), max_positions, width);
+        let bases = (rules.theta, local_theta);
+        return by_layer_type(root, nested, bases, rules.required, max_positions, widths);
     }
     let rotated = rotated(root, nested, rules.partial, width)?;
     for layer_type in ["full_attention", "sliding_attention"] {
@@ -52,8 +55,9 @@ fn by_layer_type(
     root: Fields<'_>,
     nested: Option<Fields<'_>>,
     (theta, local_theta): (f64, f64),
+    required: bool,
     max_positions: usize,
-    width: usize,
+    [width, global_width]: [usize; 2],
 ) -> Result<Rotary, ConfigError> {
     let global_theta = root.optional_positive("rope_theta")?.unwrap_or(theta);
     let local_theta = root.optional_positive("rope_local_base_freq")?.unwrap_or(local_theta);
@@ -62,10 +66,16 @@ fn by_layer_type(
         Some(fields) => (fields.object("full_attention")?, fields.object("sliding_attention")?),
         None => (nested, None),
     };
-    for fields in [Some(root), full, local].into_iter().flatten() {
-        whole(fields)?;
+    if required && full.is_none() {
+        return Err(root.error("rope_parameters", "an object: this architecture scales its rotation"));
     }
-    let global = one(root, full, global_theta, max_positions, width)?;
+    for fields in [Some(root), full, local].into_iter().flatten() {
+        // This form rotates heads completely, a part of them by 0.
+        if fields.text("rope_type")? != Some("proportional") {
+            whole(fields)?;
+        }
+    }
+    let global = one(root, full, global_theta, max_positions, global_width)?;
     let local = one(root, local, local_theta, max_positions, width)?;
     Ok(Rotary { global, local: Some(local), rotated: width })
 }
@@ -108,6 +118,13 @@ fn rotated(
         [Some(root), nested].into_iter().flatten().try_for_each(whole)?;
         return Ok(width);
     };
+    // MiniMax-M2 states the width itself.
+    if let Some(rotated) = root.optional_size("rotary_dim", 2..=width as u64)? {
+        return match rotated.is_multiple_of(2) {
+            true => Ok(rotated),
+            false => Err(root.error("rotary_dim", "an even number: RoPE rotates pairs")),
+        };
+    }
     let stated = nested.filter(|fields| fields.get("partial_rotary_factor").is_some());
     let fields = stated.unwrap_or(root);
     let factor = fields.optional_positive("partial_rotary_factor")?.unwrap_or(default);
@@ -144,9 +161,17 @@ fn parse_scaling(
         "linear" => Ok(RopeScaling::Linear { factor: fields.positive("factor")? }),
         "llama3" => llama3(fields, context()?),
         "yarn" => yarn(fields, theta, context()?, max_positions),
+        "proportional" => {
+            let share = fields.optional_number("partial_rotary_factor")?.unwrap_or(1.0);
+            if !(0.0..=1.0).contains(&share) {
+                return Err(fields.error("partial_rotary_factor", "a number from 0 to 1"));
+            }
+            let factor = fields.optional_positive("factor")?.unwrap_or(1.0);
+            Ok(RopeScaling::Proportional { rotated: (share * rotated as f64 / 2.0) as usize, factor })
+        }
         // The first configs of Phi-3 said "su".
         "longrope" | "su" => long_rope(fields, context()?, max_positions, rotated),
-        _ => Err(fields.error(key, "default, linear, llama3, longrope or yarn")),
+        _ => Err(fields.error(key, "default, linear, llama3, longrope, proportional or yarn")),
     }
 }
 

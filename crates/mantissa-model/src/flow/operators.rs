@@ -184,7 +184,8 @@ pub struct Activations<'a> {
     pub normed: &'a mut [f32],
     /// Queries, rotated, `[rows, query width]`.
     pub q: &'a mut [f32],
-    /// Keys, rotated, `[rows, key width]`.
+    /// Keys, rotated, `[rows, key width]`. A layer without keys and values of its own reads those that an earlier one
+    /// has left.
     pub k: &'a mut [f32],
     /// Values, `[rows, key width]`.
     pub v: &'a mut [f32],
@@ -207,6 +208,8 @@ pub struct Activations<'a> {
     pub cos: &'a [f32],
     /// `[positions, head_dim / 2]`.
     pub sin: &'a [f32],
+    /// The layer's own input, `[rows, width]`; empty in models without.
+    pub layer_input: &'a [f32],
     /// Scratch of particular architectures; empty for the others.
     pub extra: ExtraScratch<'a>,
 }

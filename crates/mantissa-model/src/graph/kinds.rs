@@ -43,6 +43,10 @@ pub enum LinearKind {
     SharedUp,
     /// Down of the shared experts.
     SharedDown,
+    /// Hidden states after the MLP to the gate of the layer's own input (Gemma 4).
+    InputGate,
+    /// Gated input of the layer to the hidden states (Gemma 4).
+    InputProjection,
     /// Token embedding.
     Embedding,
     /// Output head.
@@ -87,6 +91,10 @@ pub enum LinearInput {
     ExpertDown(u16),
     /// Inner activation of the shared experts.
     SharedDown,
+    /// Hidden states after the MLP.
+    States,
+    /// Gated input of the layer.
+    Gated,
     /// Outside the decoder layers: tokens for the embedding, normed last states for the head.
     Outside,
 }
@@ -114,6 +122,10 @@ pub enum NormKind {
     QLatent,
     /// Over the latent of keys and values (MLA).
     KvLatent,
+    /// Over each head of the values, without weights (Gemma 4).
+    Value,
+    /// Over the projected input of the layer before it is added (Gemma 4).
+    AfterInput,
 }
 
 /// Small linear layer next to the experts, never quantized.
@@ -132,6 +144,8 @@ pub enum VectorKind {
     Sinks,
     /// Correction that a router adds to its scores for the choice of experts.
     Correction,
+    /// Factor of the states after the layer, one number.
+    Scale,
 }
 
 impl LinearInput {
@@ -152,7 +166,9 @@ impl LinearInput {
             LinearInput::O => 2,
             LinearInput::GateUp | LinearInput::Expert(_) => 3,
             LinearInput::Down | LinearInput::ExpertDown(_) | LinearInput::SharedDown => 4,
-            LinearInput::Outside => 5,
+            LinearInput::States => 5,
+            LinearInput::Gated => 6,
+            LinearInput::Outside => 7,
         }
     }
 
@@ -169,6 +185,8 @@ impl LinearInput {
             LinearInput::Expert(e) => &[L::ExpertGate(e), L::ExpertUp(e)],
             LinearInput::ExpertDown(e) => &[L::ExpertDown(e)],
             LinearInput::SharedDown => &[L::SharedDown],
+            LinearInput::States => &[L::InputGate],
+            LinearInput::Gated => &[L::InputProjection],
             LinearInput::Outside => &[],
         };
         let readers: Vec<LinearKind> = readers.to_vec();
@@ -226,6 +244,8 @@ impl LinearKind {
             LinearKind::ExpertGate(e) | LinearKind::ExpertUp(e) => LinearInput::Expert(e),
             LinearKind::ExpertDown(e) => LinearInput::ExpertDown(e),
             LinearKind::SharedDown => LinearInput::SharedDown,
+            LinearKind::InputGate => LinearInput::States,
+            LinearKind::InputProjection => LinearInput::Gated,
             LinearKind::Embedding | LinearKind::Head => LinearInput::Outside,
         }
     }

@@ -64,6 +64,7 @@ impl ModelConfig {
         let name = match kind {
             VectorKind::Sinks => Names::SINKS,
             VectorKind::Correction => self.names().experts.correction,
+            VectorKind::Scale => Names::SCALE,
         };
         format!("{}{name}", self.layer_prefix(layer))
     }
@@ -73,6 +74,24 @@ impl ModelConfig {
         let prefix = self.layer_prefix(layer);
         let [gate_up, down] = self.names().experts.fused;
         (format!("{prefix}{gate_up}"), format!("{prefix}{down}"))
+    }
+
+    /// True for the tensors of keys and values of layers that read those of earlier ones: published checkpoints have
+    /// them, and nothing reads them (Gemma 4).
+    pub fn is_unread(&self, name: &str) -> bool {
+        let of_layer = |layer: usize| {
+            let linears = [LinearKind::K, LinearKind::V].map(|kind| self.linear_module(layer, kind));
+            let norms = [NormKind::Key, NormKind::Value].map(|kind| self.norm_module(layer, kind));
+            linears.into_iter().chain(norms)
+        };
+        let is_part = |module: String| name.strip_prefix(&module).is_some_and(|part| part.starts_with('.'));
+        (self.by_layer.shared_from..self.num_hidden_layers).flat_map(of_layer).any(is_part)
+    }
+
+    /// Names of the embeddings of all layers `[vocabulary, layers · width]`, of their projection from the embedding
+    /// `[layers · width, hidden]`, and of its norm `[width]`.
+    pub fn layer_input_names(&self) -> [String; 3] {
+        Names::INPUTS.map(|name| format!("{}{name}", self.root()))
     }
 
     /// Prefix of the names of a layer's parameters.

@@ -17,6 +17,7 @@ use super::policy::KvPolicy;
 use super::scheme::KvScheme;
 use super::stored::CacheInF32;
 use crate::buffers::Buffers;
+use crate::carried::Carried;
 use crate::config::ModelConfig;
 use crate::embedding::{Embedding, load_embedding};
 use crate::error::{ForwardError, LoadError};
@@ -58,6 +59,8 @@ pub(crate) struct Text<'a> {
     windows: &'a [Vec<u32>],
     /// Input of the next layer for each window, `[tokens, hidden]`.
     states: Vec<Vec<f32>>,
+    /// What layers read besides the states.
+    carried: Vec<Carried>,
     buffers: Buffers,
 }
 
@@ -73,14 +76,15 @@ impl<'a> Text<'a> {
     ) -> Result<Self, KvCalibrationError> {
         let longest = windows.iter().map(Vec::len).max().unwrap_or(0);
         let buffers = Buffers::plan(config, longest, longest)?;
-        let mut states = Vec::new();
+        let (mut states, mut carried) = (Vec::new(), Vec::new());
         for (window, tokens) in windows.iter().enumerate() {
             let mut x = vec![0.0; tokens.len() * config.hidden_size];
             let embedded = embedding.embed(tokens, &[tokens.len()], 0, &mut x);
             embedded.map_err(|error| KvCalibrationError::Forward { window, error })?;
+            carried.push(Carried::new(embedding, tokens, &x));
             states.push(x);
         }
-        Ok(Text { windows, states, buffers })
+        Ok(Text { windows, states, carried, buffers })
     }
 
     /// Runs the text through the next layer, which must not quantize its cache, and finds its levels for `policy`.
@@ -92,19 +96,23 @@ impl<'a> Text<'a> {
         &mut self,
         policy: &KvPolicy,
         config: &ModelConfig,
+        index: usize,
         layer: &Layer,
         tick: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<LayerBooks, KvCalibrationError> {
         let mut samples = Samples::default();
-        for (window, (states, tokens)) in self.states.iter_mut().zip(self.windows).enumerate() {
+        let windows = self.states.iter_mut().zip(self.windows).zip(&mut self.carried);
+        for (window, ((states, tokens), carried)) in windows.enumerate() {
             if tick().is_break() {
                 return Err(KvCalibrationError::Stopped);
             }
+            carried.enter(config, index, &mut self.buffers);
             let run = layer.run(config, &[tokens.len()], states, None, &mut self.buffers);
+            carried.leave(config, index, tokens.len(), &self.buffers);
             run.map_err(|error| KvCalibrationError::Forward { window, error })?;
             samples.take(policy, layer, tokens.len(), &mut self.buffers);
         }
-        Ok(samples.books(policy, config))
+        Ok(samples.books(policy, &config.of_layer(index)))
     }
 }
 
@@ -127,7 +135,7 @@ pub fn find_kv_levels(
     let mut text = Text::begin(config, &load_embedding(&plain, config)?, windows)?;
     let mut levels = Vec::with_capacity(config.num_hidden_layers);
     for layer in 0..config.num_hidden_layers {
-        let books = text.through(policy, config, &Layer::load(&plain, config, layer)?, tick)?;
+        let books = text.through(policy, config, layer, &Layer::load(&plain, config, layer)?, tick)?;
         levels.push(books.stored(policy));
     }
     Ok(levels)

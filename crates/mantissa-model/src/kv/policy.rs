@@ -190,6 +190,9 @@ impl KvPolicy {
             parts.latent = self.latent(latent.kv_rank)?;
             return Ok(KvQuantizer::new(parts));
         }
+        if self.is_calibrated() && config.by_layer.shared_from < config.num_hidden_layers {
+            return Err(self.refused("schemes without calibrated levels: layers share keys and values"));
+        }
         let width = config.key_value_width();
         parts.before_rope = self.pre_rope && self.keys.is_some();
         parts.keys = match (&self.keys, self.channel_keys) {

@@ -41,6 +41,8 @@ pub(crate) fn of_layer(
     config: &ModelConfig,
     layer: usize,
 ) -> Result<Option<KvQuantizer>, LoadError> {
+    let layer = config.kv_layer(layer);
+    let config = &*config.of_layer(layer);
     let stored = source.kv_levels(&config.attention_module(layer), config.key_value_width())?;
     let Some(stored) = stored else { return Ok(None) };
     let refuse = |allowed| LoadError::KvScheme { scheme: stored.policy.clone(), allowed };

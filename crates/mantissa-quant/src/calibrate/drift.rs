@@ -24,7 +24,7 @@ impl Calibration<'_> {
         tick: &mut Tick<'_>,
     ) -> Result<Vec<WithDrift>, CalibrateError> {
         let new = |&input: &LinearInput| {
-            let width = self.config.input_width(input);
+            let width = self.config.layer_input_width(layer.index, input);
             Ok((Hessian::new(width)?, Drift::new(width)?))
         };
         let mut all: Vec<WithDrift> = inputs.iter().map(new).collect::<Result<_, CalibrateError>>()?;

@@ -70,13 +70,31 @@ impl Calibration<'_> {
         let config = self.config;
         let Running { layer, inputs, through, from, inside, end, resized } = running;
         let (states, inside_now) = (&self.states, inside.as_ref());
-        let pass = Pass { layer, config, states, from: *from, inside: inside_now, inputs, through: *through };
+        let (carried, through_now) = (&self.carried[..], *through);
+        let (from_now, inputs_now) = (*from, *inputs);
+        let pass = Pass {
+            layer,
+            config,
+            states,
+            carried,
+            from: from_now,
+            inside: inside_now,
+            inputs: inputs_now,
+            through: through_now,
+        };
+        // Keys and values are complete where the heads are joined.
+        let attends = from_now == Place::Input
+            && (through_now || inputs_now.iter().any(|input| input.turn() >= LinearInput::O.turn()));
         for_each(self.threads, windows.clone().zip(&mut *workers), |(window, worker)| {
             worker.run(pass, window);
         });
         for (window, worker) in windows.zip(workers) {
             worker.take_result(window)?;
-            take(worker, worker.states.len() / config.hidden_size);
+            let tokens = worker.states.len() / config.hidden_size;
+            if attends {
+                self.carried[window].leave(config, layer.index, tokens, &worker.buffers);
+            }
+            take(worker, tokens);
             if *through {
                 self.states.put(window, &worker.states)?;
             } else if self.keeps && worker.end > *from {

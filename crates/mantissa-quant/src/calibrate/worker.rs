@@ -1,6 +1,8 @@
 //! Worker of a thread: runs one window at a time through a layer.
 
-use mantissa_model::{Buffers, ForwardError, LinearInput, LoadError, ModelConfig, Observer, Passage, Place};
+use mantissa_model::{
+    Buffers, Carried, ForwardError, LinearInput, LoadError, ModelConfig, Observer, Passage, Place,
+};
 
 use super::{CalibrateError, CalibratedLayer, States};
 
@@ -30,6 +32,8 @@ pub(super) struct Pass<'a> {
     pub(super) layer: &'a CalibratedLayer,
     pub(super) config: &'a ModelConfig,
     pub(super) states: &'a States,
+    /// What the layer reads besides the states, by window.
+    pub(super) carried: &'a [Carried],
     /// Start of the pass.
     pub(super) from: Place,
     /// States at the start, if it is inside the layer.
@@ -82,6 +86,7 @@ impl Worker {
         let to = last.filter(|_| !pass.through);
         let passage = Passage { from: pass.from, to, heads: &mut self.heads };
         let (states, buffers) = (&mut self.states, &mut self.buffers);
+        pass.carried[window].enter(pass.config, pass.layer.index, buffers);
         self.end = pass
             .layer
             .layer

@@ -85,7 +85,7 @@ pub(crate) fn sites(config: &ModelConfig, layer: usize) -> Vec<Site> {
         linears.iter().filter(|info| inputs.contains(&info.kind.input())).cloned().collect()
     };
     let mut found = Vec::new();
-    let norms = config.norms().filter(|_| config.norm != NormForm::LayerPlain);
+    let norms = config.norms(layer).filter(|_| config.norm != NormForm::LayerPlain);
     for (kind, channels) in norms {
         let inputs: &[LinearInput] = match kind {
             NormKind::Input if config.norm_places == NormPlaces::ParallelShared => {
@@ -121,6 +121,9 @@ pub(crate) fn values(config: &ModelConfig, linears: &[LinearInfo]) -> Option<Sit
     let plain = config.qkv == QkvForm::Separate
         && config.latent.is_none()
         && config.clip_qkv.is_none()
+        // A norm of the values, or another layer's output projection, would see the change.
+        && !config.value_norm
+        && config.by_layer.shared_from == config.num_hidden_layers
         && !config.has_sub_norms();
     let find = |kind| linears.iter().find(|info| info.kind == kind);
     let (v, o) = (find(LinearKind::V)?, find(LinearKind::O)?);

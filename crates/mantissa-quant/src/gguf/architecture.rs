@@ -6,14 +6,11 @@ use mantissa_model::config::{Experts, Latent, NormPlaces, Scores};
 use mantissa_model::rope::{Rope, RopeScaling};
 use mantissa_model::{Activation, ModelConfig};
 use mantissa_store::convention::gguf::{
-    Architecture, GgufExperts, LONG_ROPE, ROPE_FACTORS, Sizes, Windows, Yarn,
+    Architecture, GgufExperts, LONG_ROPE, LocalTheta, ROPE_FACTORS, Sizes, Windows, Yarn,
 };
 use mantissa_store::gguf::Value;
 
 use super::limits::{is_window_period, window_period};
-
-/// Rotary base of layers with a window, if no key states it.
-const LOCAL_THETA: f64 = 10_000.0;
 
 pub(super) fn sizes(config: &ModelConfig) -> Sizes {
     let sizes = plain_sizes(config);
@@ -41,7 +38,8 @@ fn plain_sizes(config: &ModelConfig) -> Sizes {
         value_dim: config.head_dim,
         rotated: config.rotary_dim,
         vocab: config.vocab_size,
-        eps: config.rms_norm_eps,
+        // Divided with the residual stream (`ModelConfig::residual_scale`).
+        eps: config.rms_norm_eps * config.residual_scale * config.residual_scale,
         rope_theta: config.rope.theta as f32,
     }
 }
@@ -98,11 +96,28 @@ pub(super) fn family_metadata(row: &Architecture, config: &ModelConfig) -> Vec<(
             keys.put(key, Value::F32(cap.unwrap_or(0.0)));
         }
     }
-    if let Some(local) = config.local_rope.as_ref().filter(|local| local.theta != LOCAL_THETA) {
+    let default = match row.local_theta {
+        LocalTheta::Default(theta) => theta,
+        _ => config.rope.theta,
+    };
+    if let Some(local) = config.local_rope.as_ref().filter(|local| local.theta != default) {
         keys.put("rope.freq_base_swa", Value::F32(local.theta as f32));
     }
     if let Some(clip) = config.clip_qkv {
         keys.put("attention.clamp_kqv", Value::F32(clip));
+    }
+    for (key, _) in row.factors {
+        let factor = match *key {
+            "embedding_scale" => config.embedding_scale.unwrap_or(1.0) * config.residual_scale,
+            "residual_scale" => config.residual_scale,
+            "attention.scale" => config.attention_scale,
+            _ if row.divided_logits => config.logit_scale.unwrap_or(1.0).recip(),
+            _ => config.logit_scale.unwrap_or(1.0),
+        };
+        keys.put(key, Value::F32(factor));
+    }
+    if let Some(growth) = config.query_growth {
+        keys.put("attention.temperature_scale", Value::F32(growth.rate));
     }
     if row.parallel_key {
         keys.put("use_parallel_residual", Value::Bool(config.norm_places == NormPlaces::Parallel));
@@ -125,6 +140,27 @@ fn put_experts(keys: &mut Keys, row: &Architecture, experts: &Experts) {
     }
     if let Some(shared) = &experts.shared.filter(|shared| shared.gated) {
         keys.put_number("expert_shared_feed_forward_length", shared.width);
+    }
+    let GgufExperts::Routed { first, shared, sigmoid, scaled, stepped, .. } = row.experts else { return };
+    if first.is_some() {
+        let dense = experts.layers.iter().take_while(|has| !**has).count();
+        keys.put_number("leading_dense_block_count", dense);
+    }
+    if shared.is_some() {
+        let width = experts.shared.map_or(0, |shared| shared.width);
+        keys.put_number("expert_shared_count", width / experts.width.max(1));
+        keys.put_number("expert_shared_feed_forward_length", width);
+    }
+    if sigmoid {
+        // Number of llama.cpp.
+        keys.put("expert_gating_func", Value::U32(2));
+    }
+    if scaled {
+        keys.put("expert_weights_scale", Value::F32(experts.routing.scale));
+        keys.put("expert_weights_norm", Value::Bool(experts.routing.normalize));
+    }
+    if stepped {
+        keys.put_number("interleave_moe_layer_step", 1);
     }
 }
 
@@ -205,6 +241,10 @@ pub(super) fn rope_metadata(row: &Architecture, rope: &Rope) -> Vec<(String, Val
                 // A tenth of it, as the converter of llama.cpp writes it.
                 let tenth = (0.1 * yarn.mscale_all_dim) as f32;
                 keys.put("rope.scaling.yarn_log_multiplier", Value::F32(tenth));
+            }
+            if row.yarn == Yarn::Ratio && yarn.mscale_all_dim != 0.0 {
+                let all = yarn.mscale_all_dim as f32;
+                keys.put("rope.scaling.yarn_log_multiplier", Value::F32(all));
             }
         }
         RopeScaling::Long(long) => {

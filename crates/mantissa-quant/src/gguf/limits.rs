@@ -101,6 +101,32 @@ impl Limits<'_> {
         if matches!(form, GgufExperts::Grouped { .. }) {
             return Ok(());
         }
+        if let GgufExperts::Routed { first, shared, scaled, .. } = form {
+            let dense = experts.layers.iter().take_while(|has| !**has).count();
+            let after = experts.layers[dense..].iter().all(|has| *has);
+            if !after || (first.is_none() && dense > 0) {
+                let allowed = "experts in every layer after the first dense ones: llama.cpp requires them";
+                return self.refuse("layers with experts", "others", allowed);
+            }
+            if shared.is_some() && experts.shared.is_none() {
+                return self.refuse("shared experts", "0", "at least 1: llama.cpp requires them");
+            }
+            if experts.routing.groups.is_some() {
+                return self.refuse(
+                    "n_group",
+                    "more than 1",
+                    "1: llama.cpp has no groups in this architecture",
+                );
+            }
+            if scaled {
+                return Ok(());
+            }
+            if experts.routing.scale != 1.0 || !experts.routing.normalize {
+                let allowed = "normalized weights without a factor: llama.cpp has no key";
+                return self.refuse("routed_scaling_factor", experts.routing.scale.to_string(), allowed);
+            }
+            return Ok(());
+        }
         if let Some(layer) = experts.layers.iter().position(|has| !has) {
             let found = format!("no experts in layer {layer}");
             return self.refuse("mlp_only_layers", found, "experts in every layer: llama.cpp requires them");
@@ -123,6 +149,9 @@ impl Limits<'_> {
         let config = self.config;
         // DeepSeek's scale follows from its widths and from YaRN's parameters, which are checked.
         if config.latent.is_some() {
+            return Ok(());
+        }
+        if self.row.has_key("attention.scale") {
             return Ok(());
         }
         let (layers, heads) = (config.num_hidden_layers, config.num_attention_heads);
@@ -173,6 +202,7 @@ impl Limits<'_> {
             Unrotated::None => true,
             Unrotated::LastOf(period) => !(layer + 1).is_multiple_of(period),
             Unrotated::WithoutWindow => !windowed || config.windows[layer].is_some(),
+            Unrotated::NotWindowed => config.windows[layer].is_some(),
         };
         let differs = |(layer, found): (usize, &bool)| *found != rotated(layer);
         let Some(layer) = config.rotated_layers.iter().enumerate().position(differs) else { return Ok(()) };
@@ -207,6 +237,16 @@ impl Limits<'_> {
 
     /// Refuses scalings of the rotary frequencies that llama.cpp does not compute.
     fn check_rope_scaling(&self) -> Result<()> {
+        if let Some(growth) = self.config.query_growth {
+            let context = match &self.config.rope.scaling {
+                RopeScaling::Yarn(yarn) => yarn.original_context as f32,
+                _ => 0.0,
+            };
+            if growth.period != context || growth.offset != 0.0 {
+                let allowed = "YaRN with its original context: llama.cpp has no key";
+                return self.refuse("llama_4_scaling_beta", growth.rate.to_string(), allowed);
+            }
+        }
         let allowed = match &self.config.rope.scaling {
             RopeScaling::Default | RopeScaling::Linear { .. } => return Ok(()),
             RopeScaling::Yarn(yarn) => return self.check_yarn(yarn),
@@ -223,7 +263,11 @@ impl Limits<'_> {
     fn check_yarn(&self, yarn: &Yarn) -> Result<()> {
         // DeepSeek's two factors cancel in cosines and sines; the scores have their square.
         let multiplier = self.row.yarn == gguf::Yarn::Multiplier;
-        let expected = if multiplier { 1.0 } else { yarn_mscale(yarn.factor, 1.0) };
+        let of_all = match self.row.yarn {
+            gguf::Yarn::Ratio => yarn_mscale(yarn.factor, yarn.mscale_all_dim),
+            _ => 1.0,
+        };
+        let expected = if multiplier { 1.0 } else { yarn_mscale(yarn.factor, 1.0) / of_all };
         let same = (yarn.attention_factor - expected).abs() < 1e-6 * expected
             && (!multiplier || yarn.mscale_all_dim != 0.0)
             && yarn.truncate == (self.row.yarn != gguf::Yarn::Untruncated);

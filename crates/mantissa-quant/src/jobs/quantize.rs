@@ -78,7 +78,7 @@ impl Plan {
         let calibrating = asked.notes()?;
         let cached = cache_scales::planned(source, &recipe, container, &config, &options)?;
         let tables = Tables::plan(source, &recipe, container, &config, &options)?;
-        let copied = copied_tensors(source, &linears, &tables.planned);
+        let copied = copied_tensors(source, &config, &linears, &tables.planned);
         let mut notes = notes(source, &recipe, container, &config, &copied);
         notes.extend(fallbacks.iter().map(|(module, why)| format!("{module}: {why}")));
         notes.extend(calibrating);
@@ -197,10 +197,11 @@ fn dense_dtype(source: &ModelFiles, info: &LinearInfo) -> Result<Dtype> {
     Ok(meta.dtype)
 }
 
-/// Returns the source's tensors that are copied, by name: all but the weights of quantized layers. A tensor of stacked
-/// experts is copied if one of them stays unquantized.
+/// Returns the source's tensors that are copied, by name: all but the weights of quantized layers, and those that
+/// nothing reads. A tensor of stacked experts is copied if one of them stays unquantized.
 fn copied_tensors(
     source: &ModelFiles,
+    config: &ModelConfig,
     linears: &[PlannedLinear],
     tables: &[PlannedLinear],
 ) -> Vec<TensorMeta> {
@@ -212,6 +213,8 @@ fn copied_tensors(
     let quantized = &tensors(true) - &tensors(false);
     let mut copied: Vec<_> =
         source.checkpoint().tensors().filter(|meta| !quantized.contains(&meta.name)).cloned().collect();
+    // Engines that fuse q, k and v would find the three in different forms.
+    copied.retain(|meta| !config.is_unread(&meta.name));
     copied.sort_by(|a, b| a.name.cmp(&b.name));
     copied
 }
@@ -226,6 +229,12 @@ fn notes(
 ) -> Vec<String> {
     let mut notes = source.notes();
     notes.extend(source.checkpoint().warnings().iter().cloned());
+    let unread = source.checkpoint().tensors().filter(|meta| config.is_unread(&meta.name)).count();
+    if unread > 0 {
+        notes.push(format!(
+            "{unread} tensors of layers that share keys and values are left out: nothing reads them"
+        ));
+    }
     notes.extend(note_on_unused(container, config, copied));
     notes.extend(storage_note(config, container));
     let mut modules: Vec<_> = config.decoder_linears().map(|l| l.module).collect();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mantissa_model::{LinearInfo, Role};
+use mantissa_model::{LinearInfo, Role, TensorInfo};
 use mantissa_store::convention::{ModelFiles, ModelPlan, NotStorable, PlannedLayer};
 use serde_json::Value;
 
@@ -77,11 +77,16 @@ impl Plan {
         model_not_storable(self.container, error.to_string())
     }
 
-    /// Returns the unquantized linear modules: layers without a scheme, and routers, which engines would otherwise read
-    /// as quantized.
+    /// Returns the unquantized linear modules: layers without a scheme, routers, and what makes the inputs of layers,
+    /// which engines would otherwise read as quantized.
     fn kept(&self) -> Vec<String> {
         let kept = self.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone());
-        let sides = self.config.tensors().into_iter().filter(|t| matches!(t.role, Role::Side { .. }));
+        let is_kept = |t: &TensorInfo| match t.role {
+            Role::Side { .. } => true,
+            Role::LayerInputs => t.shape.len() == 2,
+            _ => false,
+        };
+        let sides = self.config.tensors().into_iter().filter(is_kept);
         kept.chain(sides.filter_map(|t| t.name.strip_suffix(".weight").map(str::to_owned))).collect()
     }
 }

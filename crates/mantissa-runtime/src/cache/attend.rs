@@ -41,8 +41,10 @@ pub struct RowSpan {
 /// Inputs and output of one layer's attention.
 #[derive(Debug)]
 pub struct AttendInputs<'a> {
-    /// The layer.
+    /// The layer, by its [place](super::KvPlan::place).
     pub layer: usize,
+    /// True to append keys and values; false if another layer of the pass has appended those of all rows.
+    pub append: bool,
     /// Shape and mask.
     pub shape: &'a CausalAttention,
     /// Changes of scores; rounding of weights is ignored.
@@ -150,6 +152,8 @@ pub(super) struct Stored<'a> {
     pub(super) block_tokens: usize,
     pub(super) caches: &'a [SequenceCache],
     pub(super) layer: usize,
+    /// True if the new rows are among those that are not stored yet.
+    pub(super) append: bool,
 }
 
 impl KvPool {
@@ -167,7 +171,7 @@ impl KvPool {
         spans: &[RowSpan],
         caches: &mut [SequenceCache],
     ) -> Result<(), ForwardError> {
-        let AttendInputs { layer, shape, rules, half, cos, sin, q, k, v, out, threads } = inputs;
+        let AttendInputs { layer, append, shape, rules, half, cos, sin, q, k, v, out, threads } = inputs;
         let heads = (shape.kv_heads, shape.head_dim);
         self.check(layer, [heads; 2], shape.heads * shape.head_dim, spans, caches, [&*q, &*k, v, &*out])?;
         let mut scratch = std::mem::take(&mut self.scratch);
@@ -177,39 +181,33 @@ impl KvPool {
         let widths = (shape.heads * shape.head_dim, plan.keys.width());
         for span in spans {
             let cache = &mut caches[span.sequence];
-            cut(plan, data.bytes(), &cache.blocks, &mut cache.layers[layer], span.start, block_tokens);
+            if append {
+                cut(plan, data.bytes(), &cache.blocks, &mut cache.layers[layer], span.start, block_tokens);
+            }
             let angles = span.start * half..(span.start + span.rows.len()) * half;
             if half > 0 && !span.rows.is_empty() {
                 let (cos, sin) = (&cos[angles.clone()], &sin[angles]);
                 let q = &mut q[span.rows.start * widths.0..span.rows.end * widths.0];
                 kernels().rope_rotate(q, shape.heads, shape.head_dim, cos, sin);
-                if !plan.before_rope {
+                if append && !plan.before_rope {
                     let k = &mut k[span.rows.start * widths.1..span.rows.end * widths.1];
                     kernels().rope_rotate(k, shape.kv_heads, shape.head_dim, cos, sin);
                 }
             }
         }
-        let result = push(
-            plan,
-            layer,
-            data.bytes_mut(),
-            block_tokens,
-            spans,
-            caches,
-            [k, v],
-            true,
-            &mut scratch.codes,
-        );
+        let new = if append { spans } else { &[] };
+        let result =
+            push(plan, layer, data.bytes_mut(), block_tokens, new, caches, [k, v], true, &mut scratch.codes);
         if result.is_ok() {
             let rope = plan.before_rope.then_some((cos, sin, half));
             let (data, caches) = (data.bytes(), &*caches);
-            let stored = Stored { plan, rope, k, v, data, block_tokens, caches, layer };
+            let stored = Stored { plan, rope, k, v, data, block_tokens, caches, layer, append };
             let pass = Pass { stored, shape, rules, q };
             scratch.run(&pass, spans, out, threads);
         }
         let result = result.and_then(|()| {
             let data = data.bytes_mut();
-            push(plan, layer, data, block_tokens, spans, caches, [k, v], false, &mut scratch.codes)
+            push(plan, layer, data, block_tokens, new, caches, [k, v], false, &mut scratch.codes)
         });
         self.scratch = scratch;
         result
@@ -379,7 +377,7 @@ impl<'a> Stored<'a> {
         let held = &cache.layers[self.layer];
         let view = |side: &'a SidePlan, held, x: &'a [f32], rope| {
             let new = &x[rows.start * side.width()..rows.end * side.width()];
-            let new = if side.direct { &[][..] } else { new };
+            let new = if side.direct || !self.append { &[][..] } else { new };
             SideView { plan, side, data: self.data, places, held, new, rope }
         };
         [view(&plan.keys, &held[0], self.k, self.rope), view(&plan.values, &held[1], self.v, None)]

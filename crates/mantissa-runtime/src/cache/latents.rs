@@ -128,7 +128,7 @@ impl KvPool {
         let mut done = push(plan, layer, data.bytes_mut(), block_tokens, spans, caches, [k, v], true, codes);
         if done.is_ok() {
             let (data, caches) = (data.bytes(), &*caches);
-            let stored = Stored { plan, rope: None, k, v, data, block_tokens, caches, layer };
+            let stored = Stored { plan, rope: None, k, v, data, block_tokens, caches, layer, append: true };
             let scale = (shape.scale, flow.softcap());
             let pass = Pass { stored, spans, heads, q, shape: (shape.heads, shape.head_dim), scale };
             scratch.latents.run(&pass, attended, flow.threads());

@@ -10,7 +10,10 @@ const MAX_BLOCK: usize = 4096;
 /// Storage of keys and values of every layer.
 #[derive(Clone, Debug)]
 pub struct KvPlan {
+    /// Those with keys and values of their own.
     pub(super) layers: Vec<LayerPlan>,
+    /// Index in `layers` of the keys and values that each layer of the model reads.
+    places: Vec<usize>,
     /// Tokens of a block, a multiple of 64.
     pub(super) block_tokens: usize,
     /// True if new tokens are seen in f32 by the pass that appends them.
@@ -102,9 +105,9 @@ impl KvPlan {
     /// # Errors
     /// As [`new`](Self::new), and [`LoadError::KvScheme`] for policies that do not fit the model.
     pub fn of_policy(config: &ModelConfig, policy: &KvPolicy) -> Result<Self, LoadError> {
-        let quantizer = policy.quantizer(config)?;
-        let layers = (0..config.num_hidden_layers).map(|_| Some(&quantizer));
-        Self::with_default(config, layers, TileFormat::F32)
+        let quantizer = |layer| policy.quantizer(&config.of_layer(layer));
+        let quantizers = (0..config.num_hidden_layers).map(quantizer).collect::<Result<Vec<_>, _>>()?;
+        Self::with_default(config, quantizers.iter().map(Some), TileFormat::F32)
     }
 
     fn with_default<'q>(
@@ -120,12 +123,16 @@ impl KvPlan {
             let allowed = "groups along tokens with a common multiple of at most 4096";
             return Err(refuse(&format!("blocks of {block_tokens} tokens"), allowed));
         }
-        let layer = |quantizer: &Option<&KvQuantizer>| {
+        let own: Vec<usize> = (0..quantizers.len()).filter(|layer| config.has_own_kv(*layer)).collect();
+        let layer = |&layer: &usize| {
+            let quantizer = quantizers[layer];
             let default = if quantizer.is_some() { TileFormat::F32 } else { unquantized };
-            LayerPlan::new(config, *quantizer, default, block_tokens)
+            LayerPlan::new(&config.of_layer(layer), quantizer, default, block_tokens)
         };
-        let layers = quantizers.iter().map(layer).collect();
-        Ok(KvPlan { layers, block_tokens, own_in_f32: false }.settled())
+        let layers = own.iter().map(layer).collect();
+        let place = |layer| own.binary_search(&config.kv_layer(layer)).unwrap_or(layer);
+        let places = (0..quantizers.len()).map(place).collect();
+        Ok(KvPlan { layers, places, block_tokens, own_in_f32: false }.settled())
     }
 
     /// Lets a pass see the tokens that it appends in f32, as the reference cache does, instead of as stored.
@@ -144,6 +151,11 @@ impl KvPlan {
             }
         }
         self
+    }
+
+    /// Index, among the layers that have keys and values of their own, of those that layer `layer` of the model reads.
+    pub fn place(&self, layer: usize) -> usize {
+        self.places.get(layer).copied().unwrap_or(layer)
     }
 
     /// Tokens of a block, in which memory is given and shared.

@@ -225,7 +225,15 @@ impl FastModel {
         let (len, scratch) = (tokens.len() * self.config.hidden_size, &mut b.scratch);
         let a = b.buffers.activations(false).0;
         self.embedding.embed_at(tokens, seqs, &mut a.residual[..len], a.normed)?;
+        let inputs = self.embedding.layer_embeddings();
+        if inputs.is_some() {
+            b.buffers.keep_first(len);
+        }
         for (i, layer) in self.layers.iter().enumerate() {
+            if let Some(inputs) = inputs {
+                let (first, input) = b.buffers.layer_inputs();
+                inputs.fill(i, tokens, &first[..len], input, self.threads);
+            }
             let mut activations = b.buffers.activations(layer.flow.has_local_rope()).0;
             let mut operators = Run { layer, scratch, threads: self.threads };
             let cache = caches.as_mut().map(|caches| caches.layer(i));

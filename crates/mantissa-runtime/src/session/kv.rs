@@ -119,7 +119,8 @@ impl CachedAttention for Pass<'_> {
         let (out, padding) = a.attended[..seqs.rows * q_width].split_at_mut(tokens * q_width);
         padding.fill(0.0);
         let inputs = AttendInputs {
-            layer: self.layer,
+            layer: self.kv.pool.storage().place(self.layer),
+            append: flow.has_own_kv(),
             shape,
             rules,
             half: flow.half(),

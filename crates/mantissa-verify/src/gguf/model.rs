@@ -24,7 +24,7 @@ type Places<'a> = Box<dyn Fn(&str) -> Option<Place> + Sync + 'a>;
 type Result<T> = std::result::Result<T, Error>;
 
 /// Architectures whose converter interleaves the rows of q and k.
-const INTERLEAVED: [&str; 4] = ["llama", "olmo", "smollm3", "arcee"];
+const INTERLEAVED: [&str; 6] = ["llama", "olmo", "smollm3", "arcee", "granite", "mistral3"];
 
 /// Architectures whose converter takes a projection that is fused head by head apart.
 const FUSED_BY_HEAD: [&str; 1] = ["gptneox"];

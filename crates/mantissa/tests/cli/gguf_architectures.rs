@@ -43,6 +43,21 @@ fn qwen2_moe(dir: &Path) -> PathBuf {
     out
 }
 
+/// Copies the committed model `name` with `edits` of its config and the tensors that `keep` names.
+fn part(dir: &Path, name: &str, edits: &Value, keep: impl Fn(&str) -> bool) -> PathBuf {
+    let out = model(dir, name, edits);
+    let source = File::open(&tiny(name).join("model.safetensors"));
+    let names: Vec<String> = source.names().into_iter().filter(|name| keep(name)).collect();
+    let shapes: Vec<_> = names.iter().map(|name| source.shape(name)).collect();
+    let named = names.iter().zip(&shapes);
+    let tensors: Vec<_> =
+        named.map(|(name, shape)| (name.as_str(), Dtype::F32, &shape[..], source.bytes(name))).collect();
+    let file = out.join("model.safetensors");
+    std::fs::remove_file(&file).unwrap();
+    write(&file, &tensors);
+    out
+}
+
 /// Repeats the layers of the tiny model to the 64 of the only model whose windows llama.cpp computes, in its pattern.
 fn exaone4(dir: &Path) -> PathBuf {
     let types: Vec<_> =
@@ -131,6 +146,18 @@ fn every_architecture_is_written_with_the_same_logits() {
         ("deepseek2", model(dir, "deepseek-v2", &json!({"topk_method": "greedy", "rms_norm_eps": 1e-6}))),
         ("deepseek2", model(dir, "deepseek-v3", &json!({"rms_norm_eps": 1e-6}))),
         ("gpt-oss", model(dir, "gpt-oss", &json!({"swiglu_limit": 7.0}))),
+        ("granite", model(dir, "granite", &none)),
+        ("ernie4_5", part(dir, "ernie4-5", &json!({"use_bias": false}), |name| !name.ends_with("bias"))),
+        (
+            "ernie4_5-moe",
+            part(dir, "ernie4-5-moe", &json!({"num_hidden_layers": 2}), |name| !name.contains("layers.2.")),
+        ),
+        ("glm4", model(dir, "glm4", &none)),
+        ("glm4moe", model(dir, "glm4-moe", &none)),
+        ("minimax-m2", model(dir, "minimax-m2", &none)),
+        ("cohere2", model(dir, "cohere2", &none)),
+        ("olmo2", model(dir, "olmo3", &none)),
+        ("mistral3", model(dir, "ministral3", &none)),
     ];
     for (architecture, model) in models {
         let out = model.with_extension("gguf");
@@ -182,6 +209,8 @@ fn features_beyond_llama_cpp_are_refused_by_field() {
         ("seed-oss-biases", "attention_out_bias"),
         ("exaone4", "sliding_window"),
         ("starcoder2", "sliding_window"),
+        ("ernie4-5", "use_bias"),
+        ("ernie4-5-moe", "layers with experts"),
     ] {
         let (model, out) = (tiny(name), temp.path().join(format!("{name}.gguf")));
         let error = fail(

@@ -17,6 +17,8 @@ pub struct Architecture {
     pub name: &'static str,
     /// `model_type` of the checkpoints that are written as it. Without experts, a file is read as the first.
     pub model_types: &'static [&'static str],
+    /// `model_type` of files with windows, if it is another.
+    pub(super) windowed: Option<&'static str>,
     /// Activation of the MLP, under its name in `config.json`, and the field of its own that states it.
     pub activation: &'static str,
     /// Field of `config.json` for the activation.
@@ -43,6 +45,12 @@ pub struct Architecture {
     pub(super) tensors: &'static [&'static str],
     /// Keys that are refused in other architectures.
     pub(super) keys: &'static [&'static str],
+    /// Keys of constant factors, and the fields of `config.json` that they are.
+    pub factors: &'static [(&'static str, &'static str)],
+    /// True if logits are divided by their factor.
+    pub divided_logits: bool,
+    /// Field that states whether heads of q and k are normed, if models differ.
+    pub(super) head_norms: Option<&'static str>,
     /// Biases that a field of `config.json` states.
     pub biases: &'static [Bias],
     /// Head that is the embedding.
@@ -59,8 +67,8 @@ pub struct Architecture {
     pub long_rope: bool,
     /// Form of YaRN.
     pub yarn: Yarn,
-    /// True if layers with a window have a rotary base of their own.
-    pub(super) local_theta: bool,
+    /// Rotary base of layers with a window.
+    pub local_theta: LocalTheta,
     /// Sliding windows.
     pub windows: Windows,
     /// Number of layers of the model whose scores are divided by the root of `hidden_size / heads`; `None` if all models divide
@@ -134,6 +142,19 @@ pub enum Unrotated {
     LastOf(usize),
     /// Layers without a window, in models that have windows.
     WithoutWindow,
+    /// Layers without a window.
+    NotWindowed,
+}
+
+/// Rotary base of layers with a window.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum LocalTheta {
+    /// There is none of their own.
+    None,
+    /// A key states it; this without the key.
+    Default(f64),
+    /// A key states it; without the key it is that of the other layers.
+    Same,
 }
 
 /// Sliding windows that llama.cpp computes.
@@ -163,6 +184,8 @@ pub enum Yarn {
     Multiplier,
     /// The ends of the ramp are not rounded (gpt-oss).
     Untruncated,
+    /// The factor of angles is divided by that with a multiplier of the logarithm, which a key states (Ministral 3).
+    Ratio,
 }
 
 /// Mixture of experts.
@@ -185,6 +208,26 @@ pub enum Experts {
         normalized: Option<bool>,
         /// Field of the width of the shared expert, which has a gate.
         shared: Option<&'static str>,
+    },
+    /// Experts after dense layers or in every layer, with corrected scores, normalized weights and perhaps shared
+    /// experts without a gate.
+    Routed {
+        /// Field of the number of experts.
+        count: &'static str,
+        /// Field of the number of experts per token.
+        used: &'static str,
+        /// Field of an expert's inner width.
+        width: &'static str,
+        /// Field of the first layer with experts; `None` if every layer has them.
+        first: Option<&'static str>,
+        /// Field of the number of shared experts.
+        shared: Option<&'static str>,
+        /// True if scores are sigmoids, else a softmax.
+        sigmoid: bool,
+        /// True if keys state a factor of the weights, and whether they are normalized.
+        scaled: bool,
+        /// True if a key states the number of layers from one with experts to the next, which is 1.
+        stepped: bool,
     },
     /// Experts after dense layers, with shared experts, scaled and grouped (DeepSeek).
     Grouped {

@@ -198,6 +198,14 @@ impl Reader<'_> {
             let mscale = (tenth * 1e7).round() / 1e6;
             yarn.insert("mscale".into(), json!(mscale));
             yarn.insert("mscale_all_dim".into(), json!(mscale));
+        } else if self.architecture.yarn == Yarn::Ratio {
+            if let Some(all) = self.float(MULTIPLIER)?.filter(|&found| found != 0.0) {
+                yarn.insert("mscale".into(), json!(1.0));
+                yarn.insert("mscale_all_dim".into(), json!(all));
+            }
+            if let Some(rate) = self.float("attention.temperature_scale")? {
+                yarn.insert("llama_4_scaling_beta".into(), json!(rate));
+            }
         } else {
             self.refuse(MULTIPLIER)?;
         }

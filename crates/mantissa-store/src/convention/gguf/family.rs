@@ -4,13 +4,13 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::architecture::{Experts, Unrotated, Windows};
+use super::architecture::{Experts, LocalTheta, Unrotated, Windows};
 use super::config::{LONG_ROPE, Reader, small};
 use crate::error::Result;
 use crate::gguf::Value;
 
 /// Keys with an unsupported effect on the computation, with the values that have none.
-const UNSUPPORTED: [(&str, &[f64]); 14] = [
+const UNSUPPORTED: [(&str, &[f64]); 15] = [
     ("expert_count", &[0.0]),
     ("expert_group_count", &[0.0, 1.0]),
     ("expert_gating_func", &[0.0, 1.0]),
@@ -19,6 +19,7 @@ const UNSUPPORTED: [(&str, &[f64]); 14] = [
     ("attention.max_alibi_bias", &[0.0]),
     ("attention.clamp_kqv", &[0.0]),
     ("attention.scale", &[]),
+    ("attention.temperature_scale", &[0.0]),
     ("embedding_scale", &[1.0]),
     ("residual_scale", &[1.0]),
     ("logit_scale", &[1.0]),
@@ -87,6 +88,7 @@ impl Reader<'_> {
                 config.insert("num_local_experts".into(), json!(count));
                 Ok(())
             }
+            Experts::Routed { .. } => self.put_routed_experts(config, form, [count, used], own),
             Experts::Grouped { softmax } => self.put_grouped_experts(config, softmax, count, own),
             Experts::Every { count: count_field, width, normalized, shared } => {
                 config.insert(count_field.into(), json!(count));
@@ -107,6 +109,58 @@ impl Reader<'_> {
         let shape = self.gguf.get(&format!("blk.0.{name}.weight")).map(|tensor| &tensor.shape);
         let of_tensor = shape.and_then(|shape| shape.get(dimension)).map(|&n| n as u64);
         Ok(self.uint(key)?.filter(|&n| n > 0).or(of_tensor))
+    }
+
+    /// Experts of one kind of scores, after dense layers or in every layer.
+    fn put_routed_experts(
+        &self,
+        config: &mut Map<String, Json>,
+        form: Experts,
+        [count, used]: [u64; 2],
+        own: Option<u64>,
+    ) -> Result<()> {
+        let Experts::Routed {
+            count: count_field,
+            used: used_field,
+            width,
+            first,
+            shared,
+            sigmoid,
+            scaled,
+            ..
+        } = form
+        else {
+            return Ok(());
+        };
+        config.remove("num_experts_per_tok");
+        config.insert(used_field.into(), json!(used));
+        config.insert(count_field.into(), json!(count));
+        own.map(|own| config.insert(width.into(), json!(own)));
+        if let Some(first) = first {
+            let dense = self.uint("leading_dense_block_count")?.unwrap_or(0);
+            config.insert(first.into(), json!(dense));
+        }
+        if let Some(shared) = shared {
+            let stated = self.uint("expert_shared_count")?;
+            config.insert(shared.into(), json!(stated.unwrap_or(0)));
+        }
+        // llama.cpp has the scores of the architecture where no key states them.
+        let key = self.key("expert_gating_func");
+        let expected = if sigmoid { 2 } else { 1 };
+        if let Some(found) = self.metadata.uint(&key)?.filter(|&found| found != 0 && found != expected) {
+            return Err(self.metadata.fault(&key, found.to_string(), expected.to_string()));
+        }
+        let key = self.key("interleave_moe_layer_step");
+        if let Some(step) = self.metadata.uint(&key)?.filter(|&step| step != 1) {
+            return Err(self.metadata.fault(&key, step.to_string(), "1"));
+        }
+        if scaled {
+            let scale = self.float("expert_weights_scale")?.filter(|&scale| scale != 0.0).unwrap_or(1.0);
+            config.insert("routed_scaling_factor".into(), json!(scale));
+            let normalized = self.metadata.flag(&self.key("expert_weights_norm"))?.unwrap_or(false);
+            config.insert("norm_topk_prob".into(), json!(normalized));
+        }
+        Ok(())
     }
 
     /// The experts of DeepSeek. Models with softmax scores have a `model_type` of their own.
@@ -183,6 +237,14 @@ impl Reader<'_> {
         if row.latent {
             self.put_latent(config)?;
         }
+        for (key, field) in row.factors {
+            if let Some(factor) = self.float(key)?.filter(|&factor| factor != 0.0) {
+                config.insert((*field).into(), json!(factor));
+            }
+        }
+        if let Some(field) = row.head_norms {
+            config.insert(field.into(), json!(self.gguf.get("blk.0.attn_q_norm.weight").is_some()));
+        }
         if let Unrotated::LastOf(period) = row.unrotated {
             config.insert("no_rope_layer_interval".into(), json!(period));
         }
@@ -236,8 +298,16 @@ impl Reader<'_> {
             let scale = row.query_scale(layers, hidden, heads, small(head_dim.unwrap_or(0)));
             config.insert("query_pre_attn_scalar".into(), json!(scale));
         }
-        if row.local_theta {
-            let local = self.float("rope.freq_base_swa")?.unwrap_or(10_000.0);
+        let local = self.float("rope.freq_base_swa")?;
+        let local = match row.local_theta {
+            LocalTheta::None => None,
+            LocalTheta::Default(theta) => Some(local.unwrap_or(theta)),
+            LocalTheta::Same => match local {
+                None => Some(self.float("rope.freq_base")?.unwrap_or(10_000.0)),
+                stated => stated,
+            },
+        };
+        if let Some(local) = local {
             config.insert("rope_local_base_freq".into(), json!(local));
         }
         Ok(())
@@ -254,6 +324,9 @@ impl Reader<'_> {
         }
         let window = self.uint("attention.sliding_window")?.filter(|&n| n > 0);
         config.insert("sliding_window".into(), json!(window));
+        if let Some(model_type) = self.architecture.windowed.filter(|_| window.is_some()) {
+            config.insert("model_type".into(), json!(model_type));
+        }
         let key = self.key("attention.sliding_window_pattern");
         let windowed: Vec<bool> = match self.metadata.get(&key) {
             Some(Value::Array(_, flags)) if flags.len() == small(layers) => {

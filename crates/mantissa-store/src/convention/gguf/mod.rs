@@ -17,7 +17,9 @@ mod write;
 
 use std::path::Path;
 
-pub use architecture::{Architecture, Bias, Experts as GgufExperts, Presence, Unrotated, Windows, Yarn};
+pub use architecture::{
+    Architecture, Bias, Experts as GgufExperts, LocalTheta, Presence, Unrotated, Windows, Yarn,
+};
 pub use config::{LONG_ROPE, ROPE_FACTORS};
 pub use dense::DenseTensor;
 pub use joined::{Joined, JoinedPart};

@@ -23,11 +23,16 @@ const TOP: [(&str, &str); 13] = [
 const LAYERS: [&str; 4] = ["model.layers.", "gpt_neox.layers.", "transformer.h.", "h."];
 
 /// Tensors of a layer that are not a module's weight or bias.
-const VECTORS: [(&str, &str); 2] =
-    [("self_attn.sinks", "attn_sinks.weight"), ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias")];
+const VECTORS: [(&str, &str); 5] = [
+    ("self_attn.sinks", "attn_sinks.weight"),
+    ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
+    ("mlp.e_score_correction_bias", "exp_probs_b.bias"),
+    ("mlp.moe_statics.e_score_correction_bias", "exp_probs_b.bias"),
+    ("block_sparse_moe.e_score_correction_bias", "exp_probs_b.bias"),
+];
 
 /// Modules of a layer and their names in GGUF. If two modules share a name, the first is Llama's.
-const LAYER: [(&str, &str); 46] = [
+const LAYER: [(&str, &str); 48] = [
     ("input_layernorm", "attn_norm"),
     ("post_attention_layernorm", "ffn_norm"),
     ("self_attn.q_proj", "attn_q"),
@@ -74,6 +79,8 @@ const LAYER: [(&str, &str); 46] = [
     ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
     ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
     ("mlp.router", "ffn_gate_inp"),
+    ("post_self_attn_layernorm", "post_attention_norm"),
+    ("post_mlp_layernorm", "post_ffw_norm"),
 ];
 
 /// Name of the norm that follows the attention (Gemma 2 and 3, OLMo 2, EXAONE 4.0) or is called so (gpt-oss, Seed-OSS).

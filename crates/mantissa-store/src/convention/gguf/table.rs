@@ -4,7 +4,9 @@
 //! from `conversion/`, what a loader requires and a graph computes from `src/models/`, one file for each architecture, and the
 //! pairs of the rotary embedding from `llama_model_rope_type`.
 
-use super::architecture::{Architecture, Bias, Experts, Presence, Rows, Split, Unrotated, Windows, Yarn};
+use super::architecture::{
+    Architecture, Bias, Experts, LocalTheta, Presence, Rows, Split, Unrotated, Windows, Yarn,
+};
 
 /// Every architecture.
 pub(super) static TABLE: &[Architecture] = &[
@@ -75,6 +77,126 @@ pub(super) static TABLE: &[Architecture] = &[
         ],
         ..PLAIN
     },
+    // Adjacent pairs are rotated, as in the source. The graph has no biases.
+    Architecture {
+        name: "ernie4_5",
+        model_types: &["ernie4_5"],
+        biases: &[Bias { field: "use_bias", ..ATTENTION_BIAS }, Bias { field: "use_bias", ..MLP_BIAS }],
+        ..PLAIN
+    },
+    Architecture {
+        name: "ernie4_5-moe",
+        model_types: &["ernie4_5_moe"],
+        tensors: &["exp_probs_b.bias"],
+        keys: &["leading_dense_block_count"],
+        biases: &[Bias { field: "use_bias", ..ATTENTION_BIAS }, Bias { field: "use_bias", ..MLP_BIAS }],
+        experts: Experts::Routed {
+            count: "moe_num_experts",
+            used: "moe_k",
+            width: "moe_intermediate_size",
+            first: Some("moe_layer_start_index"),
+            shared: Some("moe_num_shared_experts"),
+            sigmoid: false,
+            scaled: false,
+            stepped: true,
+        },
+        ..PLAIN
+    },
+    Architecture {
+        name: "granite",
+        model_types: &["granite"],
+        rows: Rows::Interleaved,
+        keys: &["embedding_scale", "residual_scale", "attention.scale", "logit_scale"],
+        factors: &[
+            ("embedding_scale", "embedding_multiplier"),
+            ("residual_scale", "residual_multiplier"),
+            ("attention.scale", "attention_multiplier"),
+            ("logit_scale", "logits_scaling"),
+        ],
+        divided_logits: true,
+        biases: &[
+            Bias { presence: Presence::Optional, ..ATTENTION_BIAS },
+            Bias { presence: Presence::Optional, ..MLP_BIAS },
+        ],
+        heads_fill_width: true,
+        rope_factors: true,
+        ..PLAIN
+    },
+    // Adjacent pairs are rotated, as in the source.
+    Architecture {
+        name: "glm4",
+        model_types: &["glm4"],
+        biases: &[
+            Bias { tensors: QKV, presence: Presence::Optional, ..ATTENTION_BIAS },
+            Bias { field: "mlp_bias", tensors: &["ffn_up", "ffn_down"], ..MLP_BIAS },
+        ],
+        partial: Some("partial_rotary_factor"),
+        ..PLAIN
+    },
+    Architecture {
+        name: "glm4moe",
+        model_types: &["glm4_moe"],
+        post_attention_norm: true,
+        tensors: &["exp_probs_b.bias"],
+        keys: &["expert_gating_func", "expert_weights_scale", "leading_dense_block_count"],
+        biases: &[Bias { tensors: QKV, presence: Presence::Optional, ..ATTENTION_BIAS }, MLP_BIAS],
+        partial: Some("partial_rotary_factor"),
+        head_norms: Some("use_qk_norm"),
+        experts: Experts::Routed {
+            count: "n_routed_experts",
+            used: "num_experts_per_tok",
+            width: "moe_intermediate_size",
+            first: Some("first_k_dense_replace"),
+            shared: Some("n_shared_experts"),
+            sigmoid: true,
+            scaled: true,
+            stepped: false,
+        },
+        ..PLAIN
+    },
+    Architecture {
+        name: "minimax-m2",
+        model_types: &["minimax_m2"],
+        tensors: &["exp_probs_b.bias"],
+        keys: &["expert_gating_func"],
+        tied: Presence::Absent,
+        biases: &[ATTENTION_BIAS],
+        partial: Some("partial_rotary_factor"),
+        experts: Experts::Routed {
+            count: "num_local_experts",
+            used: "num_experts_per_tok",
+            width: "intermediate_size",
+            first: None,
+            shared: None,
+            sigmoid: true,
+            scaled: false,
+            stepped: false,
+        },
+        ..PLAIN
+    },
+    // The graph rotates layers with a window, in adjacent pairs.
+    Architecture {
+        name: "cohere2",
+        model_types: &["cohere2"],
+        renamed: &[("rms_norm_eps", "layer_norm_eps")],
+        layer_norms: true,
+        keys: &["logit_scale"],
+        factors: &[("logit_scale", "logit_scale")],
+        tied: Presence::Required,
+        heads_fill_width: true,
+        unrotated: Unrotated::NotWindowed,
+        windows: Windows::Periodic { period: 4, stated: true, only_with: None },
+        ..PLAIN
+    },
+    // YaRN's own factor of the scores, and queries that grow with the position.
+    Architecture {
+        name: "mistral3",
+        model_types: &["ministral3"],
+        rows: Rows::Interleaved,
+        keys: &["attention.temperature_scale"],
+        yarn: Yarn::Ratio,
+        ..PLAIN
+    },
     Architecture {
         name: "arcee",
         model_types: &["arcee"],
@@ -125,7 +247,7 @@ pub(super) static TABLE: &[Architecture] = &[
         keys: &["final_logit_softcapping"],
         windows: Windows::Periodic { period: 6, stated: true, only_with: None },
         wide_scale: Some(62),
-        local_theta: true,
+        local_theta: LocalTheta::Default(10_000.0),
         ..GEMMA2
     },
     Architecture {
@@ -156,7 +278,18 @@ pub(super) static TABLE: &[Architecture] = &[
         keys: &["attention.clamp_kqv"],
         ..PLAIN
     },
-    Architecture { name: "olmo2", model_types: &["olmo2"], post_attention_norm: true, ..PLAIN },
+    // OLMo 3 is OLMo 2 with windows; only layers without one scale their rotation.
+    Architecture {
+        name: "olmo2",
+        model_types: &["olmo2", "olmo3"],
+        windowed: Some("olmo3"),
+        post_attention_norm: true,
+        tied: Presence::Absent,
+        heads_fill_width: true,
+        local_theta: LocalTheta::Same,
+        windows: Windows::Periodic { period: 4, stated: true, only_with: None },
+        ..PLAIN
+    },
     Architecture {
         name: "gptneox",
         model_types: &["gpt_neox"],
@@ -258,6 +391,7 @@ const MLP_BIAS: Bias =
 const PLAIN: Architecture = Architecture {
     name: "",
     model_types: &[],
+    windowed: None,
     activation: "silu",
     activation_field: "hidden_act",
     other_activation: None,
@@ -271,6 +405,9 @@ const PLAIN: Architecture = Architecture {
     weight_factors: false,
     tensors: &[],
     keys: &[],
+    factors: &[],
+    divided_logits: false,
+    head_norms: None,
     biases: &[ATTENTION_BIAS, MLP_BIAS],
     tied: Presence::Optional,
     heads_fill_width: false,
@@ -279,7 +416,7 @@ const PLAIN: Architecture = Architecture {
     rope_factors: false,
     long_rope: false,
     yarn: Yarn::Standard,
-    local_theta: false,
+    local_theta: LocalTheta::None,
     windows: Windows::Ignored,
     wide_scale: None,
     parallel_key: false,

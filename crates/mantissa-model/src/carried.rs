@@ -1,0 +1,155 @@
+//! What the layers of some models read besides the states: embeddings of their own, and keys and values of earlier
+//! layers (Gemma 4).
+
+use std::sync::Arc;
+
+use mantissa_kernels::{for_each, kernels};
+
+use crate::buffers::Buffers;
+use crate::config::ModelConfig;
+use crate::embedding::Embedding;
+use crate::error::LoadError;
+use crate::linear::Linear;
+use crate::norm::Norm;
+use crate::source::WeightSource;
+
+/// Rows that a thread takes at a time.
+const ROWS: usize = 16;
+
+/// Embeddings of all layers: `(norm(W e / sqrt(hidden)) + sqrt(width) · table[token]) / sqrt(2)`, where `e` is the
+/// token's scaled embedding. A row does not depend on the others.
+#[derive(Clone, Debug)]
+pub struct LayerEmbeddings {
+    /// `[vocabulary, layers · width]`.
+    table: Linear,
+    /// `[layers · width, hidden]`.
+    projection: Vec<f32>,
+    norm: Norm,
+    width: usize,
+    hidden: usize,
+}
+
+impl LayerEmbeddings {
+    /// Loads the embeddings of all layers, if the model has them.
+    ///
+    /// # Errors
+    /// As [`WeightSource`].
+    pub(crate) fn load(
+        source: &dyn WeightSource,
+        config: &ModelConfig,
+    ) -> Result<Option<Arc<Self>>, LoadError> {
+        let Some(inputs) = config.by_layer.inputs else { return Ok(None) };
+        let (width, hidden) = (inputs.width, config.hidden_size);
+        let all = config.num_hidden_layers * width;
+        let [table, projection, norm] = config.layer_input_names();
+        let module = table.strip_suffix(".weight").unwrap_or(&table);
+        let table = Linear::new(module, source.linear(module, inputs.vocabulary, all, false)?)?.folded();
+        let projection = source.tensor_f32(&projection, &[all, hidden])?;
+        let module = norm.strip_suffix(".weight").unwrap_or(&norm);
+        let norm = Norm::load(source, config, module, width)?;
+        Ok(Some(Arc::new(LayerEmbeddings { table, projection, norm, width, hidden })))
+    }
+
+    /// Rows of the table.
+    pub(crate) fn vocabulary(&self) -> usize {
+        self.table.rows()
+    }
+
+    /// Writes the embeddings of `layer` for `tokens`, whose scaled embeddings are `first` `[tokens, hidden]`, into
+    /// `out` `[tokens, width]`, on up to `threads` threads.
+    ///
+    /// # Panics
+    /// If a token is not in the table or a slice is shorter.
+    pub fn fill(&self, layer: usize, tokens: &[u32], first: &[f32], out: &mut [f32], threads: usize) {
+        let (width, hidden) = (self.width, self.hidden);
+        let projection = &self.projection[layer * width * hidden..(layer + 1) * width * hidden];
+        let (of_first, of_table) = ((hidden as f32).sqrt().recip(), (width as f32).sqrt());
+        let out = &mut out[..tokens.len() * width];
+        let pieces = tokens.chunks(ROWS).zip(first.chunks(ROWS * hidden)).zip(out.chunks_mut(ROWS * width));
+        for_each(threads, pieces, |((tokens, first), out)| {
+            let (mut row, mut projected) = (vec![0.0; self.table.cols()], vec![0.0; width]);
+            for ((token, x), out) in
+                tokens.iter().zip(first.chunks_exact(hidden)).zip(out.chunks_exact_mut(width))
+            {
+                kernels().gemv(projection, hidden, x, &mut projected, false);
+                projected.iter_mut().for_each(|x| *x *= of_first);
+                self.norm.forward(&projected, out);
+                self.table.row(*token as usize, &mut row);
+                let own = &row[layer * width..(layer + 1) * width];
+                out.iter_mut()
+                    .zip(own)
+                    .for_each(|(x, own)| *x = (*x + own * of_table) * std::f32::consts::FRAC_1_SQRT_2);
+            }
+        });
+    }
+}
+
+/// What the layers read besides the states of one window, for work that runs one layer at a time: [`enter`](Self::enter)
+/// before a layer, [`leave`](Self::leave) after it. Without memory for models whose layers read only the states.
+#[derive(Clone, Debug, Default)]
+pub struct Carried {
+    inputs: Option<Arc<LayerEmbeddings>>,
+    tokens: Vec<u32>,
+    /// Scaled embeddings, `[tokens, hidden]`.
+    first: Arc<[f32]>,
+    /// Keys and values of the last layer that has its own: without a window, and with one.
+    shared: [Option<Arc<[Vec<f32>; 2]>>; 2],
+}
+
+impl Carried {
+    /// Makes what the first layer reads for a window of `tokens`, whose embeddings are `states` `[tokens, hidden]`.
+    pub fn new(embedding: &Embedding, tokens: &[u32], states: &[f32]) -> Self {
+        match embedding.layer_embeddings() {
+            None => Carried::default(),
+            inputs => Carried {
+                inputs: inputs.cloned(),
+                tokens: tokens.to_vec(),
+                first: states.into(),
+                ..Carried::default()
+            },
+        }
+    }
+
+    /// Bytes that a token of this model takes, in f32.
+    pub fn bytes_per_token(config: &ModelConfig) -> usize {
+        let inputs = config.by_layer.inputs.map_or(0, |_| 4 * config.hidden_size);
+        let layers = (0..config.num_hidden_layers).filter(|layer| config.shares_kv(*layer));
+        let shared = layers.map(|layer| {
+            let heads = config.heads(layer);
+            8 * heads.key_value * heads.dim
+        });
+        inputs + shared.sum::<usize>()
+    }
+
+    /// Writes what `layer` reads besides the states into the buffers.
+    ///
+    /// # Panics
+    /// If the buffers are of another model, or planned for fewer tokens.
+    pub fn enter(&self, config: &ModelConfig, layer: usize, b: &mut Buffers) {
+        if let Some(inputs) = &self.inputs {
+            inputs.fill(layer, &self.tokens, &self.first, &mut b.layer_input, 1);
+        }
+        let windowed = config.windows[layer].is_some();
+        if let Some(shared) =
+            self.shared[usize::from(windowed)].as_ref().filter(|_| !config.has_own_kv(layer))
+        {
+            let (keys, values) = b.shared(windowed);
+            for (from, to) in shared.iter().zip([keys, values]) {
+                to[..from.len()].copy_from_slice(from);
+            }
+        }
+    }
+
+    /// Keeps the keys and values that the buffers hold after `tokens` tokens have run through `layer`, if later layers
+    /// read them.
+    ///
+    /// # Panics
+    /// As [`enter`](Self::enter).
+    pub fn leave(&mut self, config: &ModelConfig, layer: usize, tokens: usize, b: &Buffers) {
+        if config.shares_kv(layer) {
+            let (keys, values) = b.keys_and_values(config, layer, tokens);
+            let windowed = config.windows[layer].is_some();
+            self.shared[usize::from(windowed)] = Some(Arc::new([keys.to_vec(), values.to_vec()]));
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Features that distinguish the layers of a model: heads of layers without a window, keys and values that layers
+//! share, embeddings of each layer (Gemma 4).
+
+use std::borrow::Cow;
+
+use serde_json::Value;
+
+use super::attention::Heads;
+use super::fields::{ConfigError, Fields, MAX_WIDTH};
+use super::{HeadNorms, ModelConfig};
+use crate::architecture::Architecture;
+
+/// Heads of the layers without a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GlobalHeads {
+    /// Width of a head, even.
+    pub head_dim: usize,
+    /// Key and value heads; they divide the query heads.
+    pub num_key_value_heads: usize,
+    /// True if the keys, before their norm, are the values too.
+    pub keys_are_values: bool,
+}
+
+/// Embeddings that each layer reads besides the states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerInputs {
+    /// Width of a layer's embedding.
+    pub width: usize,
+    /// Rows of the table.
+    pub vocabulary: usize,
+}
+
+/// Shape of the heads of one layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerHeads {
+    /// Query heads.
+    pub query: usize,
+    /// Key and value heads.
+    pub key_value: usize,
+    /// Width of a head.
+    pub dim: usize,
+}
+
+/// Features that distinguish the layers of a model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LayerFeatures {
+    /// Heads of the layers without a window, if they differ.
+    pub global_heads: Option<GlobalHeads>,
+    /// First of the layers that read keys and values of earlier ones: each those of the last layer before it that has
+    /// its own and, like it, a window or none. The number of layers if there is none.
+    pub shared_from: usize,
+    /// True if the MLPs of these layers are twice as wide.
+    pub wide_shared: bool,
+    /// Embeddings of each layer.
+    pub inputs: Option<LayerInputs>,
+    /// True if the states are multiplied by a number after each layer.
+    pub scales: bool,
+}
+
+impl LayerFeatures {
+    pub(super) fn parse(
+        fields: Fields<'_>,
+        architecture: &Architecture,
+        heads: &Heads,
+        windows: &[Option<usize>],
+    ) -> Result<Self, ConfigError> {
+        let (rules, layers) = (&architecture.by_layer, windows.len());
+        let global_heads = match rules.global_heads {
+            Some(default) => global_heads(fields, default, heads, windows)?,
+            None => None,
+        };
+        let mut features =
+            LayerFeatures { global_heads, shared_from: layers, scales: rules.scales, ..Default::default() };
+        if rules.shared_kv {
+            let shared = fields.optional_size("num_kv_shared_layers", 0..=layers as u64 - 1)?.unwrap_or(0);
+            features.shared_from = layers - shared;
+            features.wide_shared = fields.flag("use_double_wide_mlp", false)?;
+            let (own, reading) = windows.split_at(features.shared_from);
+            let held = |window: &Option<usize>| own.iter().any(|own| own.is_some() == window.is_some());
+            if !reading.iter().all(held) {
+                let allowed = "layers of each kind before those that share keys and values";
+                return Err(fields.error("num_kv_shared_layers", allowed));
+            }
+        }
+        if rules.inputs {
+            let width = fields.optional_size("hidden_size_per_layer_input", 0..=MAX_WIDTH)?.unwrap_or(256);
+            if width.saturating_mul(layers) as u64 > MAX_WIDTH {
+                let allowed = format!("at most {MAX_WIDTH} / num_hidden_layers");
+                return Err(fields.error("hidden_size_per_layer_input", allowed));
+            }
+            let limits = 1..=u64::from(u32::MAX);
+            let vocabulary = fields.optional_size("vocab_size_per_layer_input", limits)?.unwrap_or(262_144);
+            features.inputs = (width > 0).then_some(LayerInputs { width, vocabulary });
+        }
+        Ok(features)
+    }
+}
+
+/// Parses the heads of layers without a window, as published or as transformers 5 writes them (`per_layer_config`).
+fn global_heads(
+    fields: Fields<'_>,
+    default: usize,
+    heads: &Heads,
+    windows: &[Option<usize>],
+) -> Result<Option<GlobalHeads>, ConfigError> {
+    let keys_are_values = fields.flag("attention_k_eq_v", false)?;
+    let stated = match fields.get("per_layer_config") {
+        Some(by_layer) => of_layers(fields, by_layer, windows)?,
+        None => None,
+    };
+    let limits = 1..=MAX_WIDTH;
+    let (head_dim, key_value) = match stated {
+        Some((head_dim, key_value)) => (head_dim.unwrap_or(heads.dim), key_value),
+        None if fields.get("per_layer_config").is_some() => (heads.dim, None),
+        None => (
+            fields.optional_size("global_head_dim", limits.clone())?.unwrap_or(default),
+            fields.optional_size("num_global_key_value_heads", limits)?.filter(|_| keys_are_values),
+        ),
+    };
+    let global =
+        GlobalHeads { head_dim, num_key_value_heads: key_value.unwrap_or(heads.key_value), keys_are_values };
+    let found = || format!("{head_dim} and {} heads of keys", global.num_key_value_heads);
+    if !head_dim.is_multiple_of(2) || heads.query.saturating_mul(head_dim) as u64 > MAX_WIDTH {
+        return Err(fields.error_found("global_head_dim", found(), "an even number: RoPE rotates pairs"));
+    }
+    if !heads.query.is_multiple_of(global.num_key_value_heads) {
+        let allowed = format!("a divisor of num_attention_heads, which is {}", heads.query);
+        return Err(fields.error_found("num_global_key_value_heads", found(), allowed));
+    }
+    Ok(Some(global))
+}
+
+/// Reads `head_dim` and `num_key_value_heads` that `per_layer_config` states for every layer without a window, and for
+/// no other.
+fn of_layers(
+    fields: Fields<'_>,
+    by_layer: &Value,
+    windows: &[Option<usize>],
+) -> Result<Option<(Option<usize>, Option<usize>)>, ConfigError> {
+    let wrong = || {
+        let allowed =
+            "the same head_dim and num_key_value_heads for every layer without a window, and no other";
+        fields.error("per_layer_config", allowed)
+    };
+    let of_layer = |layer: usize| by_layer.get(layer.to_string());
+    let known = |value: &Value| {
+        let names = value.as_object().map(|object| object.keys().cloned().collect::<Vec<_>>());
+        names.is_some_and(|names| names.iter().all(|n| n == "head_dim" || n == "num_key_value_heads"))
+    };
+    let mut found: Option<&Value> = None;
+    for (layer, window) in windows.iter().enumerate() {
+        match (of_layer(layer), window) {
+            (None, Some(_)) => {}
+            (Some(value), None) if known(value) && found.is_none_or(|found| found == value) => {
+                found = Some(value);
+            }
+            (None, None) if found.is_none() => {}
+            _ => return Err(wrong()),
+        }
+    }
+    let Some(found) = found else { return Ok(None) };
+    let size = |name: &str| match found.get(name) {
+        None => Ok(None),
+        Some(value) => {
+            let size = value.as_u64().filter(|n| (1..=MAX_WIDTH).contains(n)).ok_or_else(wrong)?;
+            Ok(usize::try_from(size).ok())
+        }
+    };
+    Ok(Some((size("head_dim")?, size("num_key_value_heads")?)))
+}
+
+impl ModelConfig {
+    /// Heads of a layer.
+    pub fn heads(&self, layer: usize) -> LayerHeads {
+        let (query, key_value, dim) = (self.num_attention_heads, self.num_key_value_heads, self.head_dim);
+        match self.by_layer.global_heads.filter(|_| self.windows[layer].is_none()) {
+            None => LayerHeads { query, key_value, dim },
+            Some(global) => LayerHeads { query, key_value: global.num_key_value_heads, dim: global.head_dim },
+        }
+    }
+
+    /// Layer whose keys and values a layer reads: itself, unless it shares those of an earlier one.
+    pub fn kv_layer(&self, layer: usize) -> usize {
+        let first = self.by_layer.shared_from;
+        if layer < first {
+            return layer;
+        }
+        let alike = |other: &usize| self.windows[*other].is_some() == self.windows[layer].is_some();
+        (0..first).rev().find(alike).unwrap_or(layer)
+    }
+
+    /// True if a layer projects keys and values of its own.
+    pub fn has_own_kv(&self, layer: usize) -> bool {
+        self.kv_layer(layer) == layer
+    }
+
+    /// True if later layers read the keys and values of `layer`.
+    pub fn shares_kv(&self, layer: usize) -> bool {
+        let readers = self.by_layer.shared_from..self.num_hidden_layers;
+        layer < readers.start && readers.into_iter().any(|reader| self.kv_layer(reader) == layer)
+    }
+
+    /// True if the keys of a layer, before their norm, are its values too.
+    pub fn keys_are_values(&self, layer: usize) -> bool {
+        self.windows[layer].is_none() && self.by_layer.global_heads.is_some_and(|heads| heads.keys_are_values)
+    }
+
+    /// Width of the MLP of a layer without experts.
+    pub fn ffn(&self, layer: usize) -> usize {
+        let wide = self.by_layer.wide_shared && layer >= self.by_layer.shared_from;
+        self.intermediate_size * if wide { 2 } else { 1 }
+    }
+
+    /// True if layers read more than the states: embeddings of their own, or keys and values of other layers.
+    pub fn carries(&self) -> bool {
+        self.by_layer.inputs.is_some() || self.by_layer.shared_from < self.num_hidden_layers
+    }
+
+    /// Returns the configuration of a model all of whose layers have the heads of `layer`: for code that needs the
+    /// heads of one layer.
+    pub fn of_layer(&self, layer: usize) -> Cow<'_, Self> {
+        if self.by_layer.global_heads.is_none() {
+            return Cow::Borrowed(self);
+        }
+        let LayerHeads { key_value, dim, .. } = self.heads(layer);
+        let by_layer = LayerFeatures { global_heads: None, ..self.by_layer.clone() };
+        Cow::Owned(ModelConfig {
+            head_dim: dim,
+            num_key_value_heads: key_value,
+            rotary_dim: self.rotary_dim_of(layer),
+            by_layer,
+            ..self.clone()
+        })
+    }
+
+    /// Width of the rotated part of a head of a layer; 0 if positions are learned.
+    pub fn rotary_dim_of(&self, layer: usize) -> usize {
+        match self.by_layer.global_heads.filter(|_| self.windows[layer].is_none()) {
+            Some(global) => global.head_dim,
+            None => self.rotary_dim,
+        }
+    }
+
+    /// Width of the tables of rotary angles of layers without a window.
+    pub fn global_rotary_dim(&self) -> usize {
+        self.by_layer.global_heads.map_or(self.rotary_dim, |global| global.head_dim)
+    }
+
+    /// Widths of the norms of queries and keys of a layer.
+    pub(crate) fn head_norm_widths(&self, layer: usize) -> (usize, usize) {
+        let LayerHeads { query, key_value, dim } = self.heads(layer);
+        match self.head_norms {
+            HeadNorms::Whole => (query * dim, key_value * dim),
+            _ => (dim, dim),
+        }
+    }
+}
