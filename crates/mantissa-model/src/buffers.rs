@@ -359,7 +359,7 @@ fn widest_mlp(config: &ModelConfig) -> usize {
     let experts = config.experts.as_ref();
     let shared = experts.and_then(|experts| experts.shared).map_or(0, |shared| shared.width);
     let routed = experts.map_or(0, |experts| experts.width);
-    let dense = experts.is_none_or(|experts| experts.layers.contains(&false));
+    let dense = experts.is_none_or(|experts| experts.beside || experts.layers.contains(&false));
     let input = config.by_layer.inputs.map_or(0, |inputs| inputs.width);
     let widest = (0..config.num_hidden_layers).map(|layer| config.ffn(layer)).max().unwrap_or(0);
     shared.max(routed).max(input).max(if dense { widest } else { 0 })

@@ -137,7 +137,7 @@ impl ModelConfig {
         let heads = Heads::parse(fields, architecture, latent)?;
         let rotated = latent.map_or(heads.dim, |latent| latent.rotated);
         let rules = architecture.experts.as_ref();
-        let experts = rules.map(|rules| experts::parse(fields, rules, num_hidden_layers)).transpose()?;
+        let experts = rules.map(|rules| experts::parse(fields, rules, num_hidden_layers)).transpose()?.flatten();
         let caps = architecture.softcaps;
         let windows = attention::windows(fields, architecture, num_hidden_layers)?;
         let by_layer = LayerFeatures::parse(fields, architecture, &heads, &windows)?;
@@ -474,6 +474,7 @@ pub(crate) fn example(model_type: &str) -> Value {
         "gemma4_text" => serde_json::json!({
             "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention", "sliding_attention",
             "full_attention"], "global_head_dim": 20, "num_kv_shared_layers": 2, "use_double_wide_mlp": true,
+            "enable_moe_block": true, "num_experts": 3, "top_k_experts": 2, "moe_intermediate_size": 24,
             "hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": 100, "rope_parameters": {
                 "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5},
                 "sliding_attention": {"rope_type": "default"}

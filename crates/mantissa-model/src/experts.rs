@@ -112,7 +112,14 @@ impl LayerFlow {
         let mut choices = std::mem::take(a.extra.choices.as_deref_mut().unwrap_or(&mut none));
         choices.clear();
         let logits = &mut a.extra.logits[..n * experts.count];
-        operators.side(SideKind::Router, &a.normed[at.clone()], logits);
+        let (states, normed) = (&a.residual[at.clone()], &mut a.normed[at.clone()]);
+        if experts.beside {
+            operators.norm(NormKind::Router, states, normed);
+        }
+        operators.side(SideKind::Router, normed, logits);
+        if experts.beside {
+            operators.norm(NormKind::Experts, states, normed);
+        }
         let correction = operators.vector(VectorKind::Correction);
         for (row, logits) in logits.chunks_exact_mut(experts.count).enumerate().take(real) {
             let begin = choices.len();
@@ -120,6 +127,9 @@ impl LayerFlow {
             if experts.runs_all {
                 choose_others(experts.count, row as u32, begin, &mut choices);
             }
+        }
+        if let Some(scales) = operators.vector(VectorKind::ExpertScales) {
+            choices.iter_mut().for_each(|choice| choice.weight *= scales[usize::from(choice.expert)]);
         }
         choices.sort_unstable_by_key(|choice| (choice.expert, choice.row));
         a.extra.sum[..n * d].fill(0.0);
@@ -135,6 +145,15 @@ impl LayerFlow {
         }
         if let Some(kept) = a.extra.choices.as_deref_mut() {
             *kept = choices;
+        }
+        if experts.beside {
+            // `wide` holds the result of the dense MLP.
+            let (normed, both) = (&mut a.normed[at.clone()], &mut a.extra.wide[..n * d]);
+            operators.norm(NormKind::AfterExperts, &a.extra.sum[..n * d], normed);
+            kernels().axpy(1.0, normed, both);
+            operators.norm(NormKind::AfterMlp, both, normed);
+            kernels().axpy(1.0, normed, &mut a.residual[at]);
+            return Ok(());
         }
         let (sum, residual) = (&a.extra.sum[..n * d], &mut a.residual[at]);
         if self.norms_results() {

@@ -81,6 +81,8 @@ pub(crate) struct ExpertFlow {
     /// Width of the shared experts, and true if they have a gate.
     pub(crate) shared: Option<(usize, bool)>,
     pub(crate) limited: Option<LimitedSwiglu>,
+    /// True if they stand beside the dense MLP.
+    pub(crate) beside: bool,
     /// True if every token runs through every expert, so that all experts see inputs. Results of experts that the router
     /// did not choose are left out.
     pub(crate) runs_all: bool,
@@ -121,6 +123,7 @@ impl LayerFlow {
                     routing: experts.routing,
                     shared: experts.shared.map(|shared| (shared.width, shared.gated)),
                     limited: experts.limited,
+                    beside: experts.beside,
                     runs_all: false,
                 }
             }),
@@ -295,7 +298,12 @@ impl LayerFlow {
             let real = part.end.min(tokens).saturating_sub(part.start);
             match &self.experts {
                 None => self.mlp_part(operators, part.clone(), real, a)?,
-                Some(experts) => self.experts_part(experts, operators, part.clone(), real, a)?,
+                Some(experts) => {
+                    if experts.beside {
+                        self.mlp_part(operators, part.clone(), real, a)?;
+                    }
+                    self.experts_part(experts, operators, part.clone(), real, a)?;
+                }
             }
             match self.input {
                 Some(width) => self.add_input(width, operators, part, real, a),

@@ -348,23 +348,25 @@ impl ModelConfig {
             (None, _) => vec![L::Qkv],
         };
         kinds.push(L::O);
-        let Some(experts) = self.experts.as_ref().filter(|experts| experts.layers[layer]) else {
+        let experts = self.experts.as_ref().filter(|experts| experts.layers[layer]);
+        if experts.is_none_or(|experts| experts.beside) {
             kinds.extend(match self.mlp {
                 MlpForm::Gated => &[L::Gate, L::Up, L::Down][..],
                 MlpForm::GatedJoined => &[L::GateUp, L::Down],
                 MlpForm::Plain => &[L::Up, L::Down],
             });
-            if self.by_layer.inputs.is_some() {
-                kinds.extend([L::InputGate, L::InputProjection]);
+        }
+        if let Some(experts) = experts {
+            // The inputs of routed experts do not depend on one another: all inputs, then all outputs.
+            let all = 0..experts.count;
+            kinds.extend(all.clone().flat_map(|e| [L::ExpertGate(e), L::ExpertUp(e)]));
+            kinds.extend(all.map(L::ExpertDown));
+            if experts.shared.is_some() {
+                kinds.extend([L::SharedGate, L::SharedUp, L::SharedDown]);
             }
-            return kinds;
-        };
-        // The inputs of routed experts do not depend on one another: all inputs, then all outputs.
-        let all = 0..experts.count;
-        kinds.extend(all.clone().flat_map(|e| [L::ExpertGate(e), L::ExpertUp(e)]));
-        kinds.extend(all.map(L::ExpertDown));
-        if experts.shared.is_some() {
-            kinds.extend([L::SharedGate, L::SharedUp, L::SharedDown]);
+        }
+        if self.by_layer.inputs.is_some() {
+            kinds.extend([L::InputGate, L::InputProjection]);
         }
         kinds
     }
@@ -389,6 +391,7 @@ impl ModelConfig {
         let after = matches!(self.norm_places, NormPlaces::After | NormPlaces::Both);
         let (queries, keys) = self.head_norm_widths(layer);
         let (heads, subs) = (self.has_head_norms(), self.has_sub_norms());
+        let beside = self.experts.as_ref().is_some_and(|experts| experts.beside && experts.layers[layer]);
         let latent = self.latent.unwrap_or_default();
         let all = [
             (before, NormKind::Input, d),
@@ -400,6 +403,9 @@ impl ModelConfig {
             (after, NormKind::AfterAttention, d),
             (before && self.norm_places != NormPlaces::ParallelShared, NormKind::Post, d),
             (subs, NormKind::MlpSub, self.intermediate_size),
+            (beside, NormKind::AfterDense, d),
+            (beside, NormKind::Experts, d),
+            (beside, NormKind::AfterExperts, d),
             (after, NormKind::AfterMlp, d),
             (self.by_layer.inputs.is_some(), NormKind::AfterInput, d),
         ];
@@ -429,7 +435,10 @@ impl ModelConfig {
         let sinks = self.sinks.then_some((VectorKind::Sinks, self.num_attention_heads));
         let correction = experts.map(|experts| (VectorKind::Correction, usize::from(experts.count)));
         let scale = self.by_layer.scales.then_some((VectorKind::Scale, 1));
-        [sinks, correction, scale].into_iter().flatten().collect()
+        let beside = self.experts.as_ref().filter(|experts| experts.layers[layer] && experts.beside);
+        let router = beside.map(|_| (VectorKind::RouterScale, self.hidden_size));
+        let experts = beside.map(|experts| (VectorKind::ExpertScales, usize::from(experts.count)));
+        [sinks, correction, scale, router, experts].into_iter().flatten().collect()
     }
 
     /// Number of parameters.

@@ -120,13 +120,20 @@ impl<T> LayerParts<T> {
             let shape = config.vector_shape(kind, len);
             Ok((kind, source.tensor_f32(&config.vector_name(layer, kind), &shape)?))
         };
+        let vectors: Vec<(VectorKind, Vec<f32>)> =
+            config.vectors(layer).into_iter().map(vector).collect::<Result<_, LoadError>>()?;
+        let router = vectors.iter().find(|(kind, _)| *kind == VectorKind::RouterScale).map(|(_, scales)| {
+            let root = (config.hidden_size as f32).sqrt().recip();
+            let weight = scales.iter().map(|scale| scale * root).collect();
+            Ok((NormKind::Router, Norm::rms(weight, config.rms_norm_eps)))
+        });
         let mut flow = LayerFlow::new(config, layer, 1);
         flow.kv = cache_quantizer(source, config, layer)?;
         Ok(LayerParts {
             linears,
-            norms: config.norms(layer).map(norm).chain(plain).collect::<Result<_, LoadError>>()?,
+            norms: config.norms(layer).map(norm).chain(plain).chain(router).collect::<Result<_, LoadError>>()?,
             sides: config.sides(layer).into_iter().map(side).collect::<Result<_, LoadError>>()?,
-            vectors: config.vectors(layer).into_iter().map(vector).collect::<Result<_, LoadError>>()?,
+            vectors,
             flow,
         })
     }

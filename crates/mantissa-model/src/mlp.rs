@@ -48,6 +48,11 @@ impl LayerFlow {
         let out = &mut a.normed[rows];
         let mut jobs = [Job { kind: LinearKind::Down, out: &mut *out, accumulate: false }];
         operators.linears(LinearInput::Down, x, real, &mut jobs)?;
+        if self.experts.as_ref().is_some_and(|experts| experts.beside) {
+            // The experts add their result before both are normed and added.
+            operators.norm(NormKind::AfterDense, out, &mut a.extra.wide[..out.len()]);
+            return Ok(());
+        }
         Self::add_normed(operators, NormKind::AfterMlp, out, &mut a.extra.wide[..out.len()], residual);
         Ok(())
     }

@@ -24,7 +24,7 @@ fn first(features: impl IntoIterator<Item = Feature>) -> Result<(), TrainError> 
 }
 
 /// Features that distinguish the layers of a model.
-fn by_layer(config: &ModelConfig) -> [Feature; 5] {
+fn by_layer(config: &ModelConfig) -> [Feature; 6] {
     let features = &config.by_layer;
     [
         absent("heads that differ by layer", features.global_heads.is_none()),
@@ -32,6 +32,7 @@ fn by_layer(config: &ModelConfig) -> [Feature; 5] {
         absent("embeddings of each layer", features.inputs.is_none()),
         absent("a factor after each layer", !features.scales),
         absent("norms of the values", !config.value_norm),
+        absent("experts beside an MLP", config.experts.as_ref().is_none_or(|experts| !experts.beside)),
     ]
 }
 

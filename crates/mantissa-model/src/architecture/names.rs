@@ -49,6 +49,8 @@ impl Names {
     pub(crate) const SHARED_GATE: &str = "mlp.shared_expert_gate";
     /// Sinks of the attention.
     pub(crate) const SINKS: &str = "self_attn.sinks";
+    /// Weight of the router's norm, before it is divided by the root of the width; and factors of the experts.
+    pub(crate) const ROUTER: [&str; 2] = ["router.scale", "router.per_expert_scale"];
     /// Factor of the states after a layer.
     pub(crate) const SCALE: &str = "layer_scalar";
     /// Embeddings of all layers, their projection from the embedding, and its norm.
@@ -145,6 +147,10 @@ impl Names {
             NormKind::KvLatent => "self_attn.kv_a_layernorm",
             NormKind::Value => "self_attn.v_norm",
             NormKind::AfterInput => "post_per_layer_input_norm",
+            NormKind::Router => "router.norm",
+            NormKind::Experts => "pre_feedforward_layernorm_2",
+            NormKind::AfterDense => "post_feedforward_layernorm_1",
+            NormKind::AfterExperts => "post_feedforward_layernorm_2",
         })
     }
 
@@ -196,6 +202,14 @@ impl ExpertNames {
     /// Names of ERNIE 4.5.
     pub(crate) const ERNIE: Self =
         ExpertNames { correction: "mlp.moe_statics.e_score_correction_bias", ..Self::DEEPSEEK };
+
+    /// Names of Gemma 4.
+    pub(crate) const GEMMA4: Self = ExpertNames {
+        experts: "experts.",
+        fused: ["experts.gate_up_proj", "experts.down_proj"],
+        router: "router.proj",
+        ..Self::QWEN
+    };
 
     /// Names of gpt-oss.
     pub(crate) const GPT_OSS: Self = ExpertNames { router: "mlp.router", ..Self::QWEN };

@@ -209,6 +209,11 @@ pub(crate) struct ExpertRules {
     pub(crate) correction_row: bool,
     /// True if the router has a bias.
     pub(crate) bias: bool,
+    /// Flag without which there are no experts; `None` if there always are.
+    pub(crate) enabled: Option<&'static str>,
+    /// True if experts stand beside the dense MLP of their layer, each with norms of its own, and the router reads the
+    /// states by a norm of its own and weights each expert by a factor (Gemma 4).
+    pub(crate) beside: bool,
     /// Fields that are supported with these values only.
     pub(crate) only: &'static [(&'static str, &'static [&'static str])],
     /// Defaults of `swiglu_alpha` and `swiglu_limit`, if the activation is clamped.

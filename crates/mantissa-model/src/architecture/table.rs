@@ -238,11 +238,13 @@ pub(super) static TABLE: &[Architecture] = &[
         ..GEMMA2
     },
     // Gemma 4 (text): QK and value norms, unscaled scores, wider heads in layers without a window, keys and values shared
-    // by later layers, embeddings for each layer.
+    // by later layers, embeddings for each layer, experts beside the MLP.
     Architecture {
         name: "gemma4_text",
         class: "Gemma4ForCausalLM",
-        fixed_flags: &[("enable_moe_block", false)],
+        aliases: &[("hidden_act", "hidden_activation"), ("num_experts_per_tok", "top_k_experts")],
+        fixed_flags: &[],
+        names: Names { experts: ExpertNames::GEMMA4, ..Names::GEMMA2 },
         // Text is causal with "vision" too.
         only: &[("use_bidirectional_attention", &["vision"])],
         norm: NormForm::Rms,
@@ -254,6 +256,14 @@ pub(super) static TABLE: &[Architecture] = &[
         default_window: Some(512),
         query_scale: QueryScale::One,
         rope: RopeRules { theta: 1_000_000.0, local_theta: Some(10_000.0), required: true, ..ROPE },
+        experts: Some(ExpertRules {
+            count: "num_experts",
+            width: "moe_intermediate_size",
+            enabled: Some("enable_moe_block"),
+            beside: true,
+            published_fused: true,
+            ..EXPERTS
+        }),
         ..GEMMA2
     },
     // Phi-1, 1.5 and 2: attention and MLP in parallel on one norm, partial rotation, no gate, a bias of the head.
@@ -593,6 +603,8 @@ const EXPERTS: ExpertRules = ExpertRules {
     correction: false,
     correction_row: false,
     bias: false,
+    enabled: None,
+    beside: false,
     only: &[],
     swiglu: None,
     fused: StackForm::Rows,

@@ -27,6 +27,8 @@ pub struct Experts {
     pub shared: Option<SharedExperts>,
     /// Clamped SwiGLU (gpt-oss).
     pub limited: Option<LimitedSwiglu>,
+    /// True if they stand beside the dense MLP of their layer (Gemma 4).
+    pub beside: bool,
     /// Form of the tensors that hold all experts of a layer; `None` if the checkpoint has one tensor for each.
     pub fused: Option<StackForm>,
     /// Factor of the load-balancing loss in training (`router_aux_loss_coef`), if the config has it.
@@ -80,7 +82,16 @@ pub struct Groups {
 }
 
 /// Parses the experts of a model with `layers` layers.
-pub(super) fn parse(fields: Fields<'_>, rules: &ExpertRules, layers: usize) -> Result<Experts, ConfigError> {
+pub(super) fn parse(
+    fields: Fields<'_>,
+    rules: &ExpertRules,
+    layers: usize,
+) -> Result<Option<Experts>, ConfigError> {
+    if let Some(flag) = rules.enabled
+        && !fields.flag(flag, false)?
+    {
+        return Ok(None);
+    }
     let field = match rules.count_alias {
         Some(alias) if fields.get(rules.count).is_none() => alias,
         _ => rules.count,
@@ -103,7 +114,8 @@ pub(super) fn parse(fields: Fields<'_>, rules: &ExpertRules, layers: usize) -> R
     let count = u16::try_from(count).map_err(|_| fields.error(field, "fewer experts"))?;
     let balance_loss = fields.optional_number("router_aux_loss_coef")?.map(|factor| factor as f32);
     let fused = rules.published_fused.then_some(rules.fused);
-    Ok(Experts { count, per_token, width, layers, routing, shared, limited, fused, balance_loss })
+    let beside = rules.beside;
+    Ok(Some(Experts { count, per_token, width, layers, routing, shared, limited, beside, fused, balance_loss }))
 }
 
 fn expert_layers(fields: Fields<'_>, rule: ExpertLayers, layers: usize) -> Result<Vec<bool>, ConfigError> {

@@ -126,6 +126,14 @@ pub enum NormKind {
     Value,
     /// Over the projected input of the layer before it is added (Gemma 4).
     AfterInput,
+    /// Before the router, if it reads the states by a norm of its own (Gemma 4).
+    Router,
+    /// Before experts beside a dense MLP (Gemma 4).
+    Experts,
+    /// Over the result of a dense MLP beside experts (Gemma 4).
+    AfterDense,
+    /// Over the result of experts beside a dense MLP (Gemma 4).
+    AfterExperts,
 }
 
 /// Small linear layer next to the experts, never quantized.
@@ -146,6 +154,10 @@ pub enum VectorKind {
     Correction,
     /// Factor of the states after the layer, one number.
     Scale,
+    /// Weight of the norm before the router, before it is divided by the root of the width (Gemma 4).
+    RouterScale,
+    /// Factor of each expert (Gemma 4).
+    ExpertScales,
 }
 
 impl LinearInput {

@@ -65,6 +65,8 @@ impl ModelConfig {
             VectorKind::Sinks => Names::SINKS,
             VectorKind::Correction => self.names().experts.correction,
             VectorKind::Scale => Names::SCALE,
+            VectorKind::RouterScale => Names::ROUTER[0],
+            VectorKind::ExpertScales => Names::ROUTER[1],
         };
         format!("{}{name}", self.layer_prefix(layer))
     }
