@@ -36,6 +36,7 @@ from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qw
 from transformers import ArceeConfig, ArceeForCausalLM, Exaone4Config, Exaone4ForCausalLM, SeedOssConfig, SeedOssForCausalLM
 from transformers import Cohere2Config, Cohere2ForCausalLM, Ernie4_5Config, Ernie4_5ForCausalLM, Glm4Config, Glm4ForCausalLM
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, GraniteConfig, GraniteForCausalLM
+from transformers import Llama4ForCausalLM, Llama4TextConfig
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 from transformers import Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM, ExaoneMoeConfig, ExaoneMoeForCausalLM
 from transformers import Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, MiniMaxM2Config, MiniMaxM2ForCausalLM
@@ -305,6 +306,14 @@ VARIANTS += [
             {**GEMMA4, "num_hidden_layers": 2, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
              "layer_types": ["sliding_attention", "full_attention"]},
             {"window": {"sliding_window": 64}, "layer scalar": "weights:layer_scalar=1", "k norm": "weights:k_norm.weight=1"}),
+    Variant("llama4", Llama4TextConfig, Llama4ForCausalLM,
+            {"num_hidden_layers": 3, "head_dim": 8, "intermediate_size": 8, "intermediate_size_mlp": 24, "num_local_experts": 4,
+             "num_experts_per_tok": 1, "moe_layers": [0, 2], "no_rope_layers": [1, 1, 0], "attention_chunk_size": 10,
+             "attn_temperature_tuning": True, "floor_scale": 6, "attn_scale": 0.5, "use_qk_norm": True, "rope_parameters": rope(100.0)},
+            {"chunks": {"attention_chunk_size": 64}, "length of chunks": {"attention_chunk_size": 11},
+             "growth of the queries": {"attn_temperature_tuning": False}, "QK norm": {"use_qk_norm": False},
+             "shared expert": "weights:shared_expert.down_proj.weight=0", "experts": "weights:experts.down_proj=0",
+             "second expert": {"num_experts_per_tok": 2}, "layer without positions": {"no_rope_layers": [1, 1, 1]}}),
     # As Gemma 4 26B: experts beside the MLP of every layer.
     Variant("gemma4-moe", Gemma4TextConfig, Gemma4ForCausalLM,
             {**GEMMA4, "num_hidden_layers": 2, "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 4,

@@ -326,7 +326,7 @@ impl Bench {
     /// GFLOP/s, counting only visible scores: 4 operations per visible (query, key) pair and element.
     fn attention(&mut self, k: &Kernels, t: usize, heads: usize, kv_heads: usize, head_dim: usize) {
         let s = t.max(2048);
-        let shape = CausalAttention { heads, kv_heads, head_dim, scale: 0.125, window: None };
+        let shape = CausalAttention { heads, kv_heads, head_dim, scale: 0.125, window: None, chunk: None };
         let label = format!("attention_causal {t} of {s}, {heads}/{kv_heads} x {head_dim}");
         if !label.contains(self.filter.as_str()) {
             return;

@@ -29,6 +29,8 @@ pub struct CausalAttention {
     pub scale: f32,
     /// Number of keys that a query sees, including itself; `None` for all preceding keys.
     pub window: Option<usize>,
+    /// Length of the chunks that positions are cut into: a query sees keys of its own chunk only; `None` for no chunks.
+    pub chunk: Option<usize>,
 }
 
 /// Change of the scores between scaling and softmax, in some models.
@@ -53,10 +55,25 @@ impl CausalAttention {
     /// which no slice has, on overflow.
     pub fn scratch_len(&self, t: usize, s: usize) -> usize {
         let positions = t.min(QUERY_BLOCK);
-        let keys = self.window.map_or(s, |w| s.min(w.saturating_add(positions)));
+        let keys = self.seen_by(positions, s);
         let rows = positions.checked_mul(self.heads / self.kv_heads.max(1));
         let per_row = self.head_dim.checked_mul(2).and_then(|d| d.checked_add(keys)?.checked_add(1));
         rows.zip(per_row).and_then(|(rows, per_row)| rows.checked_mul(per_row)).unwrap_or(usize::MAX)
+    }
+}
+
+impl CausalAttention {
+    /// First key that a query at `position` sees.
+    pub fn first_visible(&self, position: usize) -> usize {
+        let of_window = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        let of_chunk = self.chunk.map_or(0, |chunk| position - position % chunk.max(1));
+        of_window.max(of_chunk)
+    }
+
+    /// Most keys, of `s`, that any of `positions` consecutive queries sees.
+    pub(crate) fn seen_by(&self, positions: usize, s: usize) -> usize {
+        let limits = [self.window, self.chunk].into_iter().flatten();
+        limits.fold(s, |keys, limit| keys.min(limit.saturating_add(positions)))
     }
 }
 
@@ -240,7 +257,7 @@ impl Block {
         Self {
             position,
             positions,
-            first_key: first_visible(shape, position),
+            first_key: shape.first_visible(position),
             last_key: position + positions,
         }
     }
@@ -255,13 +272,8 @@ impl Block {
     /// The keys that query `i` of the block sees, counted from `first_key`.
     pub(crate) fn visible(&self, shape: &CausalAttention, i: usize) -> (usize, usize) {
         let position = self.position + i;
-        (first_visible(shape, position) - self.first_key, position + 1 - self.first_key)
+        (shape.first_visible(position) - self.first_key, position + 1 - self.first_key)
     }
-}
-
-/// The first key that a query at `position` sees.
-fn first_visible(shape: &CausalAttention, position: usize) -> usize {
-    shape.window.map_or(0, |window| (position + 1).saturating_sub(window))
 }
 
 fn check_sinks(shape: &CausalAttention, rules: ScoreRules<'_>) {
@@ -280,7 +292,8 @@ pub(crate) fn check(shape: &CausalAttention, q: &[f32], k: &[f32], v: &[f32], ou
         heads.is_multiple_of(kv_heads),
         "attention_causal: {heads} heads over {kv_heads} key/value heads"
     );
-    assert!(shape.window != Some(0), "attention_causal: a window of 0 hides every key");
+    let hides = shape.window == Some(0) || shape.chunk == Some(0);
+    assert!(!hides, "attention_causal: a window or chunk of 0 hides every key");
     let (q_width, kv_width) = (heads * head_dim, kv_heads * head_dim);
     assert!(q.len().is_multiple_of(q_width), "attention_causal: q is not rows of {q_width}");
     assert!(k.len().is_multiple_of(kv_width), "attention_causal: k is not rows of {kv_width}");
@@ -319,7 +332,7 @@ mod tests {
             for h in 0..shape.heads {
                 let g = h / (shape.heads / shape.kv_heads);
                 let visible: Vec<usize> =
-                    (0..=p).filter(|j| shape.window.is_none_or(|w| p - j < w)).collect();
+                    (shape.first_visible(p)..=p).collect();
                 let score = |j: usize| -> f64 {
                     let terms = (0..d).map(|e| {
                         f64::from(q[i * q_width + h * d + e]) * f64::from(k[j * kv_width + g * d + e])
@@ -341,7 +354,7 @@ mod tests {
     /// Soft caps and sinks against the definition, one query with all keys in reach.
     #[test]
     fn rules_of_scores_follow_their_definition() {
-        let shape = CausalAttention { heads: 4, kv_heads: 2, head_dim: 8, scale: 0.3, window: None };
+        let shape = CausalAttention { heads: 4, kv_heads: 2, head_dim: 8, scale: 0.3, window: None, chunk: None };
         let (q, k, v) = (wave(32, 0.0), wave(16 * 9, 1.0), wave(16 * 9, 2.0));
         let sinks = [0.5, -1.0, 2.0, 100.0];
         let (mut out, mut scratch) = (vec![0.0; 32], vec![0.0; shape.scratch_len(1, 9)]);
@@ -368,8 +381,10 @@ mod tests {
     fn matches_the_definition() {
         for (heads, kv_heads, head_dim) in [(4, 2, 8), (3, 1, 16), (2, 2, 5)] {
             for (t, s) in [(1, 1), (1, 70), (5, 5), (3, 40), (64, 64), (65, 130), (130, 130)] {
-                for window in [None, Some(1), Some(7), Some(64), Some(1000)] {
-                    let shape = CausalAttention { heads, kv_heads, head_dim, scale: 0.3, window };
+                let windows = [None, Some(1), Some(7), Some(64), Some(1000)].map(|window| (window, None));
+                let chunks = [Some(1), Some(9), Some(64), Some(1000)].map(|chunk| (None, chunk));
+                for (window, chunk) in windows.into_iter().chain(chunks) {
+                    let shape = CausalAttention { heads, kv_heads, head_dim, scale: 0.3, window, chunk };
                     let q = wave(t * heads * head_dim, 0.0);
                     let (k, v) = (wave(s * kv_heads * head_dim, 1.0), wave(s * kv_heads * head_dim, 2.0));
                     let exact = naive(&shape, &q, &k, &v);
@@ -387,7 +402,7 @@ mod tests {
     #[test]
     fn cutting_at_a_block_changes_no_bit() {
         for window in [None, Some(50)] {
-            let shape = CausalAttention { heads: 4, kv_heads: 2, head_dim: 16, scale: 0.25, window };
+            let shape = CausalAttention { heads: 4, kv_heads: 2, head_dim: 16, scale: 0.25, window, chunk: None };
             let (t, q_width, kv_width) = (200, 64, 32);
             let (q, k, v) = (wave(t * q_width, 0.0), wave(t * kv_width, 1.0), wave(t * kv_width, 2.0));
             let whole = run(&shape, &q, &k, &v);
@@ -407,7 +422,7 @@ mod tests {
 
     #[test]
     fn no_queries_is_no_work() {
-        let shape = CausalAttention { heads: 2, kv_heads: 1, head_dim: 4, scale: 0.5, window: None };
+        let shape = CausalAttention { heads: 2, kv_heads: 1, head_dim: 4, scale: 0.5, window: None, chunk: None };
         assert!(run(&shape, &[], &[0.0; 8], &[0.0; 8]).is_empty());
     }
 }

@@ -15,7 +15,7 @@ impl CausalAttention {
     /// If the number overflows `usize`.
     pub fn backward_scratch_len(&self, t: usize) -> usize {
         let positions = t.min(QUERY_BLOCK);
-        let keys = self.window.map_or(t, |w| t.min(w.saturating_add(positions)));
+        let keys = self.seen_by(positions, t);
         let rows = positions.checked_mul(self.heads / self.kv_heads.max(1));
         let per_row = self.head_dim.checked_mul(3).and_then(|d| d.checked_add(keys.checked_mul(2)?));
         let len = rows.zip(per_row).and_then(|(rows, per_row)| rows.checked_mul(per_row));
@@ -242,7 +242,7 @@ mod tests {
             for (t, window) in [(1, None), (5, None), (40, Some(7)), (70, None), (70, Some(20))] {
                 let sinks = (head_dim == 6 || softcap.is_some()).then_some(&sinks[..heads]);
                 let rules = ScoreRules { softcap, sinks, weights: None };
-                let shape = CausalAttention { heads, kv_heads, head_dim, scale: 0.3, window };
+                let shape = CausalAttention { heads, kv_heads, head_dim, scale: 0.3, window, chunk: None };
                 let x = [
                     wave(t * heads * head_dim, 0.0),
                     wave(t * kv_heads * head_dim, 1.0),
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn no_queries_is_no_work() {
-        let shape = CausalAttention { heads: 2, kv_heads: 1, head_dim: 4, scale: 0.5, window: None };
+        let shape = CausalAttention { heads: 2, kv_heads: 1, head_dim: 4, scale: 0.5, window: None, chunk: None };
         assert!(run(&shape, ScoreRules::default(), [&[]; 3], &[]).out.is_empty());
     }
 }

@@ -62,6 +62,8 @@ pub struct Architecture {
     pub(crate) gelu_is_tanh: bool,
     /// Width of a head.
     pub(crate) head_dim: HeadDim,
+    /// Field for the width of MLPs.
+    pub(crate) ffn: &'static str,
     /// Multiple of `hidden_size` that `intermediate_size` is if it is absent; `None` if it is required.
     pub(crate) default_ffn: Option<usize>,
     /// Storage of q, k and v.

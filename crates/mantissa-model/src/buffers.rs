@@ -95,7 +95,7 @@ impl Sizes {
         let tables = config.vocab_size.max(config.experts.as_ref().map_or(0, |experts| experts.count.into()));
         let head = Linear::scratch_len(tables, config.hidden_size);
         let scores = |layer| {
-            let shape = CausalAttention { window: None, ..config.attention_shape(layer) };
+            let shape = CausalAttention { window: None, chunk: None, ..config.attention_shape(layer) };
             shape.scratch_len(max_tokens.min(max_len), max_len)
         };
         let scores = (0..config.num_hidden_layers).map(scores).max().unwrap_or(0);

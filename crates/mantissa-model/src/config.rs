@@ -390,8 +390,8 @@ fn parse_norm_places(fields: Fields<'_>, architecture: &Architecture) -> Result<
 
 fn parse_ffn(fields: Fields<'_>, architecture: &Architecture, hidden: usize) -> Result<usize, ConfigError> {
     match architecture.default_ffn {
-        Some(times) if fields.get("intermediate_size").is_none() => Ok(times * hidden),
-        _ => fields.size("intermediate_size", 1..=MAX_WIDTH),
+        Some(times) if fields.get(architecture.ffn).is_none() => Ok(times * hidden),
+        _ => fields.size(architecture.ffn, 1..=MAX_WIDTH),
     }
 }
 
@@ -470,6 +470,10 @@ pub(crate) fn example(model_type: &str) -> Value {
         "qwen2_moe" | "qwen3_moe" => serde_json::json!({
             "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": [0],
             "shared_expert_intermediate_size": 40
+        }),
+        "llama4_text" => serde_json::json!({
+            "intermediate_size_mlp": 80, "num_local_experts": 3, "num_experts_per_tok": 1, "moe_layers": [1],
+            "no_rope_layers": [1, 0], "attention_chunk_size": 8
         }),
         "gemma4_text" => serde_json::json!({
             "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention", "sliding_attention",

@@ -61,8 +61,9 @@ impl Parts {
         self.each().map(|part| part.rows).sum()
     }
 
-    /// Copies the rows of `x` `[rows, width]` that chose each expert, and pads them with zeros.
-    fn gather(&self, chosen: &[Choice], x: &[f32], width: usize, gathered: &mut [f32]) {
+    /// Copies the rows of `x` `[rows, width]` that chose each expert, multiplied by its weight if it `scales` them, and
+    /// pads them with zeros.
+    fn gather(&self, chosen: &[Choice], x: &[f32], width: usize, scales: bool, gathered: &mut [f32]) {
         let (mut chosen, mut gathered) = (chosen, gathered);
         for part in self.each() {
             let chosen = chosen.split_off(..part.tokens).unwrap_or_default();
@@ -70,6 +71,10 @@ impl Parts {
             let (rows, padding) = rows.split_at_mut(part.tokens * width);
             for (row, choice) in rows.chunks_exact_mut(width).zip(chosen) {
                 row.copy_from_slice(&x[choice.row as usize * width..][..width]);
+                // Tokens that an expert sees without being chosen have a weight of 0.
+                if scales && choice.weight != 0.0 {
+                    row.iter_mut().for_each(|x| *x *= choice.weight);
+                }
             }
             padding.fill(0.0);
         }
@@ -187,11 +192,11 @@ impl LayerFlow {
                 .map(|(kind, out)| Job { kind, out, accumulate: false })
         });
         let jobs = &mut jobs[..parts.count];
-        if x.len() == d {
+        if x.len() == d && !experts.scales_input {
             // All read the only token.
             operators.linears(LinearInput::GateUp, x, 1, jobs.as_flattened_mut())?;
         } else {
-            parts.gather(chosen, x, d, a.extra.gathered);
+            parts.gather(chosen, x, d, experts.scales_input, a.extra.gathered);
             parts.run(operators, LinearInput::Expert, a.extra.gathered, d, jobs)?;
         }
         self.activate(width, gate, up, inner);
@@ -209,7 +214,8 @@ impl LayerFlow {
             let results = chosen.iter().zip(result.chunks_exact(d));
             for (choice, result) in results.filter(|(choice, _)| choice.weight != 0.0) {
                 let row = choice.row as usize * d..(choice.row as usize + 1) * d;
-                kernels().axpy(choice.weight, result, &mut a.extra.sum[row]);
+                let weight = if experts.scales_input { 1.0 } else { choice.weight };
+                kernels().axpy(weight, result, &mut a.extra.sum[row]);
             }
         }
         Ok(())

@@ -83,6 +83,8 @@ pub(crate) struct ExpertFlow {
     pub(crate) limited: Option<LimitedSwiglu>,
     /// True if they stand beside the dense MLP.
     pub(crate) beside: bool,
+    /// True if a token is multiplied by an expert's weight before it enters it, not after.
+    pub(crate) scales_input: bool,
     /// True if every token runs through every expert, so that all experts see inputs. Results of experts that the router
     /// did not choose are left out.
     pub(crate) runs_all: bool,
@@ -97,7 +99,10 @@ impl LayerFlow {
             hidden: config.hidden_size,
             intermediate: config.ffn(layer),
             activation: config.hidden_act,
-            head_norms: config.head_norms,
+            head_norms: match config.head_norms {
+                HeadNorms::Plain if !config.rotated_layers[layer] => HeadNorms::Absent,
+                norms => norms,
+            },
             sub_norms: config.has_sub_norms(),
             threads: threads.max(1),
             places: config.norm_places,
@@ -105,7 +110,7 @@ impl LayerFlow {
             mlp: config.mlp,
             softcap: config.attention_softcap,
             clip: config.clip_qkv,
-            growth: config.query_growth,
+            growth: config.query_growth.filter(|growth| !(growth.unrotated && config.rotated_layers[layer])),
             latent: config.latent,
             own_kv: config.has_own_kv(layer),
             keys_are_values: config.keys_are_values(layer),
@@ -124,6 +129,7 @@ impl LayerFlow {
                     shared: experts.shared.map(|shared| (shared.width, shared.gated)),
                     limited: experts.limited,
                     beside: experts.beside,
+                    scales_input: experts.scales_input,
                     runs_all: false,
                 }
             }),

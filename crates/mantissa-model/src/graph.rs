@@ -451,7 +451,8 @@ impl ModelConfig {
     pub(crate) fn attention_shape(&self, layer: usize) -> CausalAttention {
         let LayerHeads { query, key_value, dim } = self.heads(layer);
         let (scale, window) = (self.attention_scale, self.windows[layer]);
-        CausalAttention { heads: query, kv_heads: key_value, head_dim: dim, scale, window }
+        let chunk = self.by_layer.chunk.filter(|_| self.rotated_layers[layer]);
+        CausalAttention { heads: query, kv_heads: key_value, head_dim: dim, scale, window, chunk }
     }
 
     fn layer_tensors(&self, layer: usize, tensors: &mut Vec<TensorInfo>) {

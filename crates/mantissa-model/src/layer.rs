@@ -9,7 +9,7 @@ use mantissa_store::convention::{LinearWeight, Weight};
 
 use crate::buffers::Buffers;
 use crate::cache::Past;
-use crate::config::{Latent, ModelConfig};
+use crate::config::{HeadNorms, Latent, ModelConfig};
 use crate::error::{ForwardError, LoadError};
 use crate::flow::{self, CachedAttention, LayerFlow, MIN_ROWS, Operators, Sequences};
 use crate::graph::{LinearInfo, LinearInput, LinearKind, NormKind, SideKind, StoredAs, VectorKind};
@@ -107,9 +107,14 @@ impl<T> LayerParts<T> {
             let latent = matches!(kind, NormKind::QLatent | NormKind::KvLatent);
             Ok((kind, if latent { norm.with_eps(Latent::EPS) } else { norm }))
         };
-        let plain = (config.value_norm && config.has_own_kv(layer)).then(|| {
+        let plain = [
+            (NormKind::Value, config.value_norm && config.has_own_kv(layer)),
+            (NormKind::Query, config.head_norms == HeadNorms::Plain),
+            (NormKind::Key, config.head_norms == HeadNorms::Plain),
+        ];
+        let plain = plain.into_iter().filter(|(_, has)| *has).map(|(kind, _)| {
             let weight = vec![1.0; config.heads(layer).dim];
-            Ok((NormKind::Value, Norm::rms(weight, config.rms_norm_eps)))
+            Ok((kind, Norm::rms(weight, config.rms_norm_eps)))
         });
         let side = |(kind, rows, bias)| {
             let module = config.side_module(layer, kind);

@@ -24,7 +24,7 @@ fn first(features: impl IntoIterator<Item = Feature>) -> Result<(), TrainError> 
 }
 
 /// Features that distinguish the layers of a model.
-fn by_layer(config: &ModelConfig) -> [Feature; 6] {
+fn by_layer(config: &ModelConfig) -> [Feature; 9] {
     let features = &config.by_layer;
     [
         absent("heads that differ by layer", features.global_heads.is_none()),
@@ -33,6 +33,12 @@ fn by_layer(config: &ModelConfig) -> [Feature; 6] {
         absent("a factor after each layer", !features.scales),
         absent("norms of the values", !config.value_norm),
         absent("experts beside an MLP", config.experts.as_ref().is_none_or(|experts| !experts.beside)),
+        absent(
+            "experts that weight their input",
+            config.experts.as_ref().is_none_or(|experts| !experts.scales_input),
+        ),
+        absent("attention within chunks", features.chunk.is_none()),
+        absent("QK norms without weights", config.head_norms != HeadNorms::Plain),
     ]
 }
 

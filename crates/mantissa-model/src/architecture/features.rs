@@ -87,6 +87,8 @@ pub enum HeadNorms {
     Each,
     /// Norms all heads together (OLMo 2).
     Whole,
+    /// Norms each head by itself, without weights, in layers that are rotated (Llama 4).
+    Plain,
 }
 
 /// Storage of the projections to queries, keys and values.

@@ -203,6 +203,15 @@ impl ExpertNames {
     pub(crate) const ERNIE: Self =
         ExpertNames { correction: "mlp.moe_statics.e_score_correction_bias", ..Self::DEEPSEEK };
 
+    /// Names of Llama 4.
+    pub(crate) const LLAMA4: Self = ExpertNames {
+        experts: "feed_forward.experts.",
+        fused: ["feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"],
+        shared: "feed_forward.shared_expert.",
+        router: "feed_forward.router",
+        ..Self::QWEN
+    };
+
     /// Names of Gemma 4.
     pub(crate) const GEMMA4: Self = ExpertNames {
         experts: "experts.",

@@ -158,12 +158,14 @@ pub(crate) struct ByLayer {
     pub(crate) inputs: bool,
     /// True if the states are multiplied by a number after each layer.
     pub(crate) scales: bool,
+    /// True if rotated layers attend within chunks of `attention_chunk_size` positions.
+    pub(crate) chunks: bool,
 }
 
 impl ByLayer {
     /// Layers alike.
     pub(crate) const NONE: Self =
-        ByLayer { global_heads: None, shared_kv: false, inputs: false, scales: false };
+        ByLayer { global_heads: None, shared_kv: false, inputs: false, scales: false, chunks: false };
 }
 
 /// Caps of scores and logits, `cap · tanh(x / cap)`, if their fields are absent; null removes a cap.
@@ -209,6 +211,8 @@ pub(crate) struct ExpertRules {
     pub(crate) correction_row: bool,
     /// True if the router has a bias.
     pub(crate) bias: bool,
+    /// True if a token is multiplied by an expert's weight before it enters it, not after.
+    pub(crate) scales_input: bool,
     /// Flag without which there are no experts; `None` if there always are.
     pub(crate) enabled: Option<&'static str>,
     /// True if experts stand beside the dense MLP of their layer, each with norms of its own, and the router reads the
@@ -236,6 +240,8 @@ pub(crate) enum ExpertLayers {
     From(usize),
     /// The same; `mlp_layer_types` takes precedence.
     Listed(usize),
+    /// The layers of `moe_layers`; without it every `interleave_moe_layer_step`-th (1).
+    Interleaved,
     /// Every `moe_layer_interval`-th layer from `moe_layer_start_index` (1) to `moe_layer_end_index` (the last).
     Range,
 }
@@ -247,6 +253,8 @@ pub(crate) enum SharedRules {
     None,
     /// One MLP of the width `shared_expert_intermediate_size`, weighted by a gate.
     Gated,
+    /// One MLP as wide as an expert.
+    One,
     /// As many as this field states times the width of an expert.
     Counted(&'static str),
 }
@@ -256,6 +264,8 @@ pub(crate) enum SharedRules {
 pub(crate) enum GrowthRule {
     /// No factor.
     None,
+    /// In layers that are not rotated, by `attn_scale` and `floor_scale`, if `attn_temperature_tuning` is set (Llama 4).
+    Unrotated,
     /// In every layer, by `llama_4_scaling_beta` and `original_max_position_embeddings` of the rotary parameters
     /// (Ministral 3).
     Rotary,
@@ -271,8 +281,8 @@ pub(crate) struct GroupRules {
 }
 
 impl HeadNorms {
-    /// True if queries and keys are normed.
+    /// True if queries and keys are normed with weights.
     pub(crate) fn present(self) -> bool {
-        self != HeadNorms::Absent
+        !matches!(self, HeadNorms::Absent | HeadNorms::Plain)
     }
 }

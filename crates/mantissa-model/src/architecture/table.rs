@@ -14,6 +14,41 @@ use crate::graph::kinds::LinearKind;
 /// Every architecture.
 pub(super) static TABLE: &[Architecture] = &[
     LLAMA,
+    // Llama 4 (text): adjacent pairs rotated, chunks and QK norms without weights in rotated layers, growing queries in
+    // the others; experts whose input is weighted, with a shared one.
+    Architecture {
+        name: "llama4_text",
+        class: "Llama4ForCausalLM",
+        names: Names {
+            linears: &[
+                (LinearKind::Gate, "feed_forward.gate_proj"),
+                (LinearKind::Up, "feed_forward.up_proj"),
+                (LinearKind::Down, "feed_forward.down_proj"),
+            ],
+            experts: ExpertNames::LLAMA4,
+            ..Names::LLAMA
+        },
+        eps: Eps::Default(1e-5),
+        head_norms: HeadNorms::Plain,
+        norms_heads: Flag::Field("use_qk_norm", true),
+        by_layer: ByLayer { chunks: true, ..ByLayer::NONE },
+        head_dim: HeadDim::IfAbsent(128),
+        ffn: "intermediate_size_mlp",
+        biases: BiasRules::ATTENTION,
+        rope: RopeRules { theta: 500_000.0, no_rope: NoRope::Listed, interleaved: true, ..ROPE },
+        query_growth: GrowthRule::Unrotated,
+        experts: Some(ExpertRules {
+            layers: ExpertLayers::Interleaved,
+            shared: SharedRules::One,
+            scores: Scores::Sigmoid,
+            normalize: Flag::Fixed(false),
+            scales_input: true,
+            fused: StackForm::Columns,
+            published_fused: true,
+            ..EXPERTS
+        }),
+        ..LLAMA
+    },
     // A window on every layer, unless it is null.
     Architecture {
         name: "mistral",
@@ -250,7 +285,13 @@ pub(super) static TABLE: &[Architecture] = &[
         norm: NormForm::Rms,
         head_norms: HeadNorms::Each,
         value_norm: true,
-        by_layer: ByLayer { global_heads: Some(512), shared_kv: true, inputs: true, scales: true },
+        by_layer: ByLayer {
+            global_heads: Some(512),
+            shared_kv: true,
+            inputs: true,
+            scales: true,
+            ..ByLayer::NONE
+        },
         softcaps: Some(Softcaps { attention: None, logits: None }),
         windows: Windows::ButEnd(6),
         default_window: Some(512),
@@ -510,6 +551,7 @@ const LLAMA: Architecture = Architecture {
     activation: Activation::Silu,
     gelu_is_tanh: false,
     head_dim: HeadDim::Stated,
+    ffn: "intermediate_size",
     default_ffn: None,
     qkv: QkvForm::Separate,
     mlp: MlpForm::Gated,
@@ -603,6 +645,7 @@ const EXPERTS: ExpertRules = ExpertRules {
     correction: false,
     correction_row: false,
     bias: false,
+    scales_input: false,
     enabled: None,
     beside: false,
     only: &[],

@@ -128,7 +128,8 @@ impl Latent {
     /// Shape of attention over latents: every head reads the same vector of a token, its latent and the rotated part
     /// of its keys.
     pub(crate) fn attention(&self, heads: usize, scale: f32) -> CausalAttention {
-        CausalAttention { heads, kv_heads: 1, head_dim: self.kv_rank + self.rotated, scale, window: None }
+        let head_dim = self.kv_rank + self.rotated;
+        CausalAttention { heads, kv_heads: 1, head_dim, scale, window: None, chunk: None }
     }
 
     /// Bytes of a token of a layer in f32.

@@ -63,6 +63,8 @@ pub struct QueryGrowth {
     pub period: f32,
     /// Positions that are added.
     pub offset: f32,
+    /// True if only layers that are not rotated have it.
+    pub unrotated: bool,
 }
 
 impl QueryGrowth {
@@ -80,7 +82,16 @@ impl QueryGrowth {
                 let Some(nested) = nested else { return Ok(None) };
                 let Some(rate) = nested.optional_number("llama_4_scaling_beta")? else { return Ok(None) };
                 let period = nested.positive("original_max_position_embeddings")? as f32;
-                Ok((rate != 0.0).then_some(QueryGrowth { rate: rate as f32, period, offset: 0.0 }))
+                let (rate, offset, unrotated) = (rate as f32, 0.0, false);
+                Ok((rate != 0.0).then_some(QueryGrowth { rate, period, offset, unrotated }))
+            }
+            GrowthRule::Unrotated => {
+                // The first configs state a number.
+                let value = fields.get("attn_temperature_tuning");
+                let tuned = value.is_none_or(|value| value.as_bool().unwrap_or(value.as_u64() != Some(0)));
+                let rate = fields.optional_number("attn_scale")?.unwrap_or(0.1) as f32;
+                let period = fields.optional_positive("floor_scale")?.unwrap_or(8192.0) as f32;
+                Ok(tuned.then_some(QueryGrowth { rate, period, offset: 1.0, unrotated: true }))
             }
         }
     }
@@ -249,7 +260,10 @@ pub(super) fn rotated_layers(
             Ok(windows.iter().map(|window| !hybrid || window.is_some()).collect())
         }
         NoRope::Listed => {
-            let Some(value) = fields.get("no_rope_layers") else {
+            // The reference takes an empty list for an absent one.
+            let stated = fields.get("no_rope_layers");
+            let stated = stated.filter(|value| value.as_array().is_none_or(|list| !list.is_empty()));
+            let Some(value) = stated else {
                 let limits = 1..=u64::from(u32::MAX);
                 let period = fields.optional_size("no_rope_layer_interval", limits)?.unwrap_or(4);
                 return Ok((1..=layers).map(|layer| !layer.is_multiple_of(period)).collect());

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use serde_json::Value;
 
 use super::attention::Heads;
-use super::fields::{ConfigError, Fields, MAX_WIDTH};
+use super::fields::{ConfigError, Fields, MAX_POSITIONS, MAX_WIDTH};
 use super::{HeadNorms, ModelConfig};
 use crate::architecture::Architecture;
 
@@ -55,6 +55,8 @@ pub struct LayerFeatures {
     pub inputs: Option<LayerInputs>,
     /// True if the states are multiplied by a number after each layer.
     pub scales: bool,
+    /// Length of the chunks within which rotated layers attend (Llama 4).
+    pub chunk: Option<usize>,
 }
 
 impl LayerFeatures {
@@ -71,6 +73,12 @@ impl LayerFeatures {
         };
         let mut features =
             LayerFeatures { global_heads, shared_from: layers, scales: rules.scales, ..Default::default() };
+        if rules.chunks {
+            features.chunk = match fields.has("attention_chunk_size") {
+                true => fields.optional_size("attention_chunk_size", 1..=MAX_POSITIONS)?,
+                false => Some(8192),
+            };
+        }
         if rules.shared_kv {
             let shared = fields.optional_size("num_kv_shared_layers", 0..=layers as u64 - 1)?.unwrap_or(0);
             features.shared_from = layers - shared;

@@ -29,6 +29,8 @@ pub struct Experts {
     pub limited: Option<LimitedSwiglu>,
     /// True if they stand beside the dense MLP of their layer (Gemma 4).
     pub beside: bool,
+    /// True if a token is multiplied by an expert's weight before it enters it, not after (Llama 4).
+    pub scales_input: bool,
     /// Form of the tensors that hold all experts of a layer; `None` if the checkpoint has one tensor for each.
     pub fused: Option<StackForm>,
     /// Factor of the load-balancing loss in training (`router_aux_loss_coef`), if the config has it.
@@ -114,8 +116,20 @@ pub(super) fn parse(
     let count = u16::try_from(count).map_err(|_| fields.error(field, "fewer experts"))?;
     let balance_loss = fields.optional_number("router_aux_loss_coef")?.map(|factor| factor as f32);
     let fused = rules.published_fused.then_some(rules.fused);
-    let beside = rules.beside;
-    Ok(Some(Experts { count, per_token, width, layers, routing, shared, limited, beside, fused, balance_loss }))
+    let ExpertRules { beside, scales_input, .. } = *rules;
+    Ok(Some(Experts {
+        count,
+        per_token,
+        width,
+        layers,
+        routing,
+        shared,
+        limited,
+        beside,
+        scales_input,
+        fused,
+        balance_loss,
+    }))
 }
 
 fn expert_layers(fields: Fields<'_>, rule: ExpertLayers, layers: usize) -> Result<Vec<bool>, ConfigError> {
@@ -126,6 +140,15 @@ fn expert_layers(fields: Fields<'_>, rule: ExpertLayers, layers: usize) -> Resul
             let dense = fields.tokens("mlp_only_layers")?;
             let is_dense = |layer: usize| dense.iter().any(|&dense| dense as usize == layer);
             Ok((0..layers).map(|layer| (layer + 1).is_multiple_of(step) && !is_dense(layer)).collect())
+        }
+        ExpertLayers::Interleaved => {
+            if fields.get("moe_layers").is_some() {
+                let listed = fields.tokens("moe_layers")?;
+                return Ok((0..layers).map(|layer| listed.iter().any(|&l| l as usize == layer)).collect());
+            }
+            let limits = 1..=u64::from(u32::MAX);
+            let step = fields.optional_size("interleave_moe_layer_step", limits)?.unwrap_or(1);
+            Ok((0..layers).map(|layer| (layer + 1).is_multiple_of(step)).collect())
         }
         ExpertLayers::Range => {
             let limits = 0..=u64::from(u32::MAX);
@@ -164,6 +187,7 @@ fn expert_layers(fields: Fields<'_>, rule: ExpertLayers, layers: usize) -> Resul
 fn shared(fields: Fields<'_>, rule: SharedRules, width: usize) -> Result<Option<SharedExperts>, ConfigError> {
     match rule {
         SharedRules::None => Ok(None),
+        SharedRules::One => Ok(Some(SharedExperts { width, gated: false })),
         SharedRules::Gated => {
             let width = fields.size("shared_expert_intermediate_size", 1..=MAX_WIDTH)?;
             Ok(Some(SharedExperts { width, gated: true }))

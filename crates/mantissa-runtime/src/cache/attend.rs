@@ -320,7 +320,7 @@ impl Scratch {
         of_row.clear();
         let (shape, group) = (pass.shape, pass.shape.heads / pass.shape.kv_heads);
         let pieces_of = |span: &RowSpan| {
-            let first = shape.window.map_or(0, |window| (span.start + 1).saturating_sub(window));
+            let first = shape.first_visible(span.start);
             let last = (span.start + span.rows.len()).saturating_sub(1);
             pass.stored.plan.tile_of(first) / PIECE..pass.stored.plan.tile_of(last) / PIECE + 1
         };
@@ -397,7 +397,7 @@ impl Pass<'_> {
 
     /// Positions that a query at `position` sees.
     pub(super) fn seen(&self, position: usize) -> Range<usize> {
-        self.shape.window.map_or(0, |window| (position + 1).saturating_sub(window))..position + 1
+        self.shape.first_visible(position)..position + 1
     }
 
     /// Prepares the queries of one key/value head of a span.

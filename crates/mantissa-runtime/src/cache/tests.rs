@@ -89,6 +89,7 @@ impl Model {
             head_dim: D,
             scale: 1.0 / (D as f32).sqrt(),
             window: None,
+            chunk: None,
         };
         let (cos, sin) = tables();
         let pool = KvPool::plan(plan, tokens).unwrap();
