@@ -104,6 +104,7 @@ impl Model {
         let mut out = vec![0.0; q.len()];
         let span = RowSpan { sequence: 0, rows: 0..tokens, start };
         let inputs = AttendInputs {
+            append: true,
             layer: 0,
             shape: &self.shape,
             rules: self.rules,
@@ -360,6 +361,7 @@ fn sequences_of_a_pass_do_not_affect_each_other() {
     }
     let mut out = vec![0.0; q.len()];
     let inputs = AttendInputs {
+        append: true,
         layer: 0,
         shape: &model.shape,
         rules: model.rules,

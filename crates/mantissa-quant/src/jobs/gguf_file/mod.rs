@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use mantissa_kernels::kernels;
-use mantissa_model::{LinearInfo, StoredAs, TensorInfo};
+use mantissa_model::{LinearInfo, Role, StoredAs, TensorInfo};
 use mantissa_num::Scheme;
 use mantissa_store::convention::gguf::{self, Joined, JoinedPart};
 use mantissa_store::convention::{LinearPlan, ModelFiles};
@@ -262,7 +262,7 @@ impl Run<'_, '_> {
             && meta.shape == info.shape
             && self.layout.order.of(&info.name).is_none()
             && place.expert.is_none();
-        if info.shape.len() < 2 {
+        if info.shape.len() < 2 || matches!(info.role, Role::Vector { .. }) {
             // Vectors are small and f32.
             let values = self.values(info)?;
             let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
