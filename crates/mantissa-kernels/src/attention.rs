@@ -254,12 +254,7 @@ pub(crate) struct Block {
 
 impl Block {
     pub(crate) fn new(shape: &CausalAttention, position: usize, positions: usize) -> Self {
-        Self {
-            position,
-            positions,
-            first_key: shape.first_visible(position),
-            last_key: position + positions,
-        }
+        Self { position, positions, first_key: shape.first_visible(position), last_key: position + positions }
     }
 
     /// The rows of one key/value head, in `k` or `v`, that the block sees.
@@ -331,8 +326,7 @@ mod tests {
             let p = s - t + i;
             for h in 0..shape.heads {
                 let g = h / (shape.heads / shape.kv_heads);
-                let visible: Vec<usize> =
-                    (shape.first_visible(p)..=p).collect();
+                let visible: Vec<usize> = (shape.first_visible(p)..=p).collect();
                 let score = |j: usize| -> f64 {
                     let terms = (0..d).map(|e| {
                         f64::from(q[i * q_width + h * d + e]) * f64::from(k[j * kv_width + g * d + e])
@@ -354,7 +348,8 @@ mod tests {
     /// Soft caps and sinks against the definition, one query with all keys in reach.
     #[test]
     fn rules_of_scores_follow_their_definition() {
-        let shape = CausalAttention { heads: 4, kv_heads: 2, head_dim: 8, scale: 0.3, window: None, chunk: None };
+        let shape =
+            CausalAttention { heads: 4, kv_heads: 2, head_dim: 8, scale: 0.3, window: None, chunk: None };
         let (q, k, v) = (wave(32, 0.0), wave(16 * 9, 1.0), wave(16 * 9, 2.0));
         let sinks = [0.5, -1.0, 2.0, 100.0];
         let (mut out, mut scratch) = (vec![0.0; 32], vec![0.0; shape.scratch_len(1, 9)]);
@@ -402,7 +397,8 @@ mod tests {
     #[test]
     fn cutting_at_a_block_changes_no_bit() {
         for window in [None, Some(50)] {
-            let shape = CausalAttention { heads: 4, kv_heads: 2, head_dim: 16, scale: 0.25, window, chunk: None };
+            let shape =
+                CausalAttention { heads: 4, kv_heads: 2, head_dim: 16, scale: 0.25, window, chunk: None };
             let (t, q_width, kv_width) = (200, 64, 32);
             let (q, k, v) = (wave(t * q_width, 0.0), wave(t * kv_width, 1.0), wave(t * kv_width, 2.0));
             let whole = run(&shape, &q, &k, &v);
@@ -422,7 +418,8 @@ mod tests {
 
     #[test]
     fn no_queries_is_no_work() {
-        let shape = CausalAttention { heads: 2, kv_heads: 1, head_dim: 4, scale: 0.5, window: None, chunk: None };
+        let shape =
+            CausalAttention { heads: 2, kv_heads: 1, head_dim: 4, scale: 0.5, window: None, chunk: None };
         assert!(run(&shape, &[], &[0.0; 8], &[0.0; 8]).is_empty());
     }
 }

@@ -274,7 +274,8 @@ mod tests {
 
     #[test]
     fn no_queries_is_no_work() {
-        let shape = CausalAttention { heads: 2, kv_heads: 1, head_dim: 4, scale: 0.5, window: None, chunk: None };
+        let shape =
+            CausalAttention { heads: 2, kv_heads: 1, head_dim: 4, scale: 0.5, window: None, chunk: None };
         assert!(run(&shape, ScoreRules::default(), [&[]; 3], &[]).out.is_empty());
     }
 }

@@ -137,7 +137,8 @@ impl ModelConfig {
         let heads = Heads::parse(fields, architecture, latent)?;
         let rotated = latent.map_or(heads.dim, |latent| latent.rotated);
         let rules = architecture.experts.as_ref();
-        let experts = rules.map(|rules| experts::parse(fields, rules, num_hidden_layers)).transpose()?.flatten();
+        let experts =
+            rules.map(|rules| experts::parse(fields, rules, num_hidden_layers)).transpose()?.flatten();
         let caps = architecture.softcaps;
         let windows = attention::windows(fields, architecture, num_hidden_layers)?;
         let by_layer = LayerFeatures::parse(fields, architecture, &heads, &windows)?;

@@ -136,7 +136,12 @@ impl<T> LayerParts<T> {
         flow.kv = cache_quantizer(source, config, layer)?;
         Ok(LayerParts {
             linears,
-            norms: config.norms(layer).map(norm).chain(plain).chain(router).collect::<Result<_, LoadError>>()?,
+            norms: config
+                .norms(layer)
+                .map(norm)
+                .chain(plain)
+                .chain(router)
+                .collect::<Result<_, LoadError>>()?,
             sides: config.sides(layer).into_iter().map(side).collect::<Result<_, LoadError>>()?,
             vectors,
             flow,

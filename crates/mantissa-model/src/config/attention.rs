@@ -204,7 +204,9 @@ pub(super) fn windows(
             let mut windows =
                 by_layer_type(fields, window, layers, |layer| Ok(!(layer + 1).is_multiple_of(period)))?;
             // The reference overrides the config.
-            windows.iter_mut().last().into_iter().for_each(|last| *last = None);
+            if let Some(last) = windows.last_mut() {
+                *last = None;
+            }
             Ok(windows)
         }
         Windows::Even => by_layer_type(fields, window()?, layers, |layer| Ok(layer.is_multiple_of(2))),

@@ -215,6 +215,7 @@ impl Sizes {
 
 /// Scratch of one thread's attention, forward or backward. Ignores the sliding window, which only reduces it.
 fn scores(config: &ModelConfig, max_len: usize) -> usize {
-    let shape = CausalAttention { window: None, chunk: None, ..*LayerFlow::new(config, 0, 1).attention_shape() };
+    let shape =
+        CausalAttention { window: None, chunk: None, ..*LayerFlow::new(config, 0, 1).attention_shape() };
     shape.scratch_len(max_len, max_len).max(shape.backward_scratch_len(max_len))
 }

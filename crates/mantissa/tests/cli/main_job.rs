@@ -1,5 +1,6 @@
 //! Main workflow: quantize, verify, eval, run, on the repository's tiny models.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -106,6 +107,9 @@ fn stored_bits_match_the_file() {
 fn architectures_quantize_verify_and_measure() {
     let temp = TempDir::new().unwrap();
     let tokens = windows(temp.path());
+    // Those that all other tests run.
+    let mut covered: BTreeSet<String> =
+        ["llama", "mistral", "qwen2", "qwen3", "bitnet"].map(str::to_owned).into();
     for name in [
         "smollm3",
         "seed-oss",
@@ -125,6 +129,8 @@ fn architectures_quantize_verify_and_measure() {
         "ministral3",
         "gemma4",
         "gemma4-keys-are-values",
+        "gemma4-moe",
+        "llama4",
         "cohere2",
         "olmo3",
         "gemma",
@@ -146,6 +152,9 @@ fn architectures_quantize_verify_and_measure() {
         "gpt-oss",
     ] {
         let (model, out) = (tiny(name), temp.path().join(name));
+        let config = std::fs::read(model.join("config.json")).unwrap();
+        let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+        covered.insert(config["model_type"].as_str().unwrap().to_owned());
         let (model, out) = (text(&model), text(&out));
         let planned = json(&["quantize", model, "--recipe", "nf4", "--out", out, "--dry-run", "--json"]);
         assert!(planned["predicted_peak_memory"].as_u64().unwrap() > 0, "{name}: {planned}");
@@ -174,6 +183,9 @@ fn architectures_quantize_verify_and_measure() {
             assert!(matches!(linted.status.code(), Some(0 | 1)), "{name}");
         }
     }
+    let missing: Vec<_> =
+        mantissa_model::Architecture::all().map(|row| row.name).filter(|name| !covered.contains(*name)).collect();
+    assert!(missing.is_empty(), "architectures that this test leaves out: {missing:?}");
 }
 
 /// Returns the linear layers of a model's decoder layers.
