@@ -317,7 +317,7 @@ VARIANTS += [
     # As Gemma 4 26B: experts beside the MLP of every layer.
     Variant("gemma4-moe", Gemma4TextConfig, Gemma4ForCausalLM,
             {**GEMMA4, "num_hidden_layers": 2, "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 4,
-             "top_k_experts": 2, "moe_intermediate_size": 8, "layer_types": ["sliding_attention", "full_attention"]},
+             "top_k_experts": 3, "moe_intermediate_size": 8, "layer_types": ["sliding_attention", "full_attention"]},
             {"experts": "weights:experts.down_proj=0", "their factors": "weights:per_expert_scale=1", "router's norm": "weights:router.scale=1",
              "norm after experts": "weights:post_feedforward_layernorm_2=1", "norm before experts": "weights:pre_feedforward_layernorm_2=1",
              "norm after the MLP": "weights:post_feedforward_layernorm_1=1"}),
@@ -397,7 +397,10 @@ def randomize(model):
             elif name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
             elif name.endswith("router.scale"):
-                parameter.uniform_(2.0, 6.0)
+                parameter.uniform_(1.0, 3.0)
+            elif "Llama4" in type(model).__name__ and ".experts." in name:
+                # A token has one expert: another choice must not change everything.
+                parameter.normal_(0.0, 0.12)
             elif re.search("layer_scalar|per_expert_scale", name):
                 parameter.uniform_(0.6, 1.4)
             elif "layernorm" in name or re.search(r"ln_(1|2|f)", name) or "layer_norm" in name:
