@@ -473,8 +473,8 @@ pub(crate) fn example(model_type: &str) -> Value {
             "shared_expert_intermediate_size": 40
         }),
         "llama4_text" => serde_json::json!({
-            "intermediate_size_mlp": 80, "num_local_experts": 3, "num_experts_per_tok": 1, "moe_layers": [1],
-            "no_rope_layers": [1, 0], "attention_chunk_size": 8
+            "num_hidden_layers": 3, "intermediate_size_mlp": 80, "num_local_experts": 3, "num_experts_per_tok": 1,
+            "moe_layers": [0, 2], "no_rope_layers": [1, 1, 0], "attention_chunk_size": 8
         }),
         "gemma4_text" => serde_json::json!({
             "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention", "sliding_attention",

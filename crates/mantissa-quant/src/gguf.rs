@@ -156,11 +156,7 @@ impl Layout {
             let fix = format!("fix: {} there, or write another format", fitting(&scheme, cols));
             Error::field(&source.config_path(), &info.name, scheme.to_string(), expected, fix)
         })?;
-        // A checkpoint may store a vector as a matrix of one row.
-        let vector = matches!(info.role, Role::Vector { .. });
-        let shape = if vector { vec![info.shape.iter().product()] } else { info.shape.clone() };
-        let stored = TensorInfo { shape, ..info.clone() };
-        adding.declare(&mut self.tensors, &place, ty, &stored, false)?;
+        adding.declare(&mut self.tensors, &place, ty, &info, false)?;
         self.casts.push(Cast { info, place, scheme });
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 
 use mantissa_kernels::packed::{BLOCK, PanelFormat, ROWS};
-use mantissa_model::{Buffers, LinearInfo, LinearKind, ModelConfig, WeightSource};
+use mantissa_model::{Buffers, LinearInfo, LinearKind, ModelConfig, StoredAs, WeightSource};
 use mantissa_num::codec::Codec;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::gguf::GgufTensor;
@@ -141,6 +141,14 @@ fn of_checkpoint(files: &ModelFiles, config: &ModelConfig, at_once: u64) -> Vec<
             .take_while(|(name, _)| name.starts_with(&prefix));
         Stored { tensors: named.map(|(&name, &meta)| (&name[len..], meta)).collect() }
     };
+    // An expert's part of a fused tensor.
+    let fused = |info: &LinearInfo| match &info.stored {
+        StoredAs::Stacked(stack) => all.get(stack.tensor.as_str()).map(|meta| {
+            let each = meta.len / meta.numel().max(1);
+            each * (info.rows * info.cols) as u64
+        }),
+        _ => None,
+    };
     let linears: Vec<_> =
         config.decoder_linears().chain(config.tables()).map(|info| (stored(&info), info)).collect();
     let per_weight = sampled(files, &linears);
@@ -151,9 +159,12 @@ fn of_checkpoint(files: &ModelFiles, config: &ModelConfig, at_once: u64) -> Vec<
         .iter()
         .enumerate()
         .map(|(i, (stored, info))| {
-            rest = rest.saturating_sub(stored.bytes());
+            let fused = fused(info).filter(|_| stored.tensors.is_empty());
+            rest = rest.saturating_sub(fused.unwrap_or_else(|| stored.bytes()));
             let part = match per_weight.get(&stored.form()) {
-                _ if stored.is_dense() => dense(info.rows, info.cols, stored.bytes()),
+                _ if stored.is_dense() => {
+                    dense(info.rows, info.cols, fused.unwrap_or_else(|| stored.bytes()))
+                }
                 Some(&(each, codes)) => Footprint {
                     weights: (padded(info.rows, info.cols) as f64 * each) as u64,
                     loading: stored.bytes() + codes * (info.rows * info.cols) as u64,
