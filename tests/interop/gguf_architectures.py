@@ -57,6 +57,7 @@ MODELS = {
     # 27 layers, otherwise llama.cpp expects a query latent.
     "deepseek-v2": {"topk_method": "greedy", "num_hidden_layers": 27, **EPSILON},
     "deepseek-v3": EPSILON,
+    "kimi-k2": EPSILON,
     "granite": {},
     "ernie4-5": {"use_bias": False},
     "ernie4-5-moe": {"num_hidden_layers": 2},

@@ -98,16 +98,21 @@ impl Limits<'_> {
             let allowed = format!("{alpha} and {limit}: llama.cpp has no key");
             return self.refuse("swiglu_alpha, swiglu_limit", found, &allowed);
         }
+        let dense = experts.layers.iter().take_while(|has| !**has).count();
+        let leads = match form {
+            GgufExperts::Grouped { .. } => true,
+            GgufExperts::Routed { first, .. } => first.is_some() || dense == 0,
+            _ => false,
+        };
+        let known = matches!(form, GgufExperts::Grouped { .. } | GgufExperts::Routed { .. });
+        if known && !(leads && experts.layers[dense..].iter().all(|has| *has)) {
+            let allowed = "experts in every layer after the first dense ones: llama.cpp requires them";
+            return self.refuse("layers with experts", "others", allowed);
+        }
         if matches!(form, GgufExperts::Grouped { .. }) {
             return Ok(());
         }
-        if let GgufExperts::Routed { first, shared, scaled, .. } = form {
-            let dense = experts.layers.iter().take_while(|has| !**has).count();
-            let after = experts.layers[dense..].iter().all(|has| *has);
-            if !after || (first.is_none() && dense > 0) {
-                let allowed = "experts in every layer after the first dense ones: llama.cpp requires them";
-                return self.refuse("layers with experts", "others", allowed);
-            }
+        if let GgufExperts::Routed { shared, scaled, .. } = form {
             if shared.is_some() && experts.shared.is_none() {
                 return self.refuse("shared experts", "0", "at least 1: llama.cpp requires them");
             }

@@ -145,6 +145,7 @@ fn every_architecture_is_written_with_the_same_logits() {
         ("gpt2", model(dir, "gpt2", &none)),
         ("deepseek2", model(dir, "deepseek-v2", &json!({"topk_method": "greedy", "rms_norm_eps": 1e-6}))),
         ("deepseek2", model(dir, "deepseek-v3", &json!({"rms_norm_eps": 1e-6}))),
+        ("deepseek2", model(dir, "kimi-k2", &json!({"rms_norm_eps": 1e-6}))),
         ("gpt-oss", model(dir, "gpt-oss", &json!({"swiglu_limit": 7.0}))),
         ("granite", model(dir, "granite", &none)),
         ("ernie4_5", part(dir, "ernie4-5", &json!({"use_bias": false}), |name| !name.ends_with("bias"))),

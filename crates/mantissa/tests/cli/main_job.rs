@@ -183,8 +183,10 @@ fn architectures_quantize_verify_and_measure() {
             assert!(matches!(linted.status.code(), Some(0 | 1)), "{name}");
         }
     }
-    let missing: Vec<_> =
-        mantissa_model::Architecture::all().map(|row| row.name).filter(|name| !covered.contains(*name)).collect();
+    let missing: Vec<_> = mantissa_model::Architecture::all()
+        .map(|row| row.name)
+        .filter(|name| !covered.contains(*name))
+        .collect();
     assert!(missing.is_empty(), "architectures that this test leaves out: {missing:?}");
 }
 

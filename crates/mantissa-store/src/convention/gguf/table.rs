@@ -332,7 +332,7 @@ pub(super) static TABLE: &[Architecture] = &[
     },
     Architecture {
         name: "deepseek2",
-        model_types: &["deepseek_v3", "deepseek_v2"],
+        model_types: &["deepseek_v3", "deepseek_v2", "kimi_k2"],
         split: &[(
             "self_attn.kv_b_proj.weight",
             Split::KeysAndValues(["attn_k_b.weight", "attn_v_b.weight"]),
