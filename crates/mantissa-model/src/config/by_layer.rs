@@ -138,13 +138,16 @@ fn global_heads(
     Ok(Some(global))
 }
 
+/// `head_dim` and `num_key_value_heads` as `per_layer_config` states them, each only where it does.
+type StatedHeads = (Option<usize>, Option<usize>);
+
 /// Reads `head_dim` and `num_key_value_heads` that `per_layer_config` states for every layer without a window, and for
 /// no other.
 fn of_layers(
     fields: Fields<'_>,
     by_layer: &Value,
     windows: &[Option<usize>],
-) -> Result<Option<(Option<usize>, Option<usize>)>, ConfigError> {
+) -> Result<Option<StatedHeads>, ConfigError> {
     let wrong = || {
         let allowed =
             "the same head_dim and num_key_value_heads for every layer without a window, and no other";
@@ -155,16 +158,10 @@ fn of_layers(
         let names = value.as_object().map(|object| object.keys().cloned().collect::<Vec<_>>());
         names.is_some_and(|names| names.iter().all(|n| n == "head_dim" || n == "num_key_value_heads"))
     };
-    let mut found: Option<&Value> = None;
-    for (layer, window) in windows.iter().enumerate() {
-        match (of_layer(layer), window) {
-            (None, Some(_)) => {}
-            (Some(value), None) if known(value) && found.is_none_or(|found| found == value) => {
-                found = Some(value);
-            }
-            (None, None) if found.is_none() => {}
-            _ => return Err(wrong()),
-        }
+    let found = windows.iter().position(Option::is_none).and_then(of_layer);
+    let stated = |layer: usize| if windows[layer].is_none() { found } else { None };
+    if !found.is_none_or(known) || (0..windows.len()).any(|layer| of_layer(layer) != stated(layer)) {
+        return Err(wrong());
     }
     let Some(found) = found else { return Ok(None) };
     let size = |name: &str| match found.get(name) {
