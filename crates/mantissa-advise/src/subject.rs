@@ -147,7 +147,7 @@ fn unread(scheme: &Scheme) -> Stored {
 
 fn planned(plan: &Plan, linear: &mantissa_quant::PlannedLinear) -> Linear {
     let act_order = plan.job.recipe().is_some_and(|recipe| recipe.method.follows_order());
-    let input = plan.activations.as_ref();
+    let input = plan.input_of(&linear.info);
     let stored = |scheme: &mantissa_num::Scheme| Stored {
         format: scheme.format.clone(),
         outer: None,

@@ -51,7 +51,7 @@ impl Quality {
             recipe: plan.job.label(),
             method: plan.method_name(),
             weights: plan.weights.to_string(),
-            activations: plan.activations.as_ref().map(ToString::to_string),
+            activations: plan.activation_names(),
             kv: plan.cache(),
             container: plan.container.name().to_owned(),
             linear_bits_per_weight: plan.linear_bits_per_weight(),

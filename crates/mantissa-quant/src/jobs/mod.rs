@@ -178,7 +178,7 @@ impl Task<'_> {
             "recipe": plan.job.label(),
             "method": plan.method_name(),
             "weights": plan.weights.to_string(),
-            "activations": plan.activations.as_ref().map(ToString::to_string),
+            "activations": plan.activation_names(),
             "kv": plan.cache(),
             "container": plan.container.name(),
         });

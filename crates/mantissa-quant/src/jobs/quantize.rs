@@ -2,10 +2,11 @@
 
 mod checks;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mantissa_model::tokenizer::gguf::folder_files;
 use mantissa_model::{LinearInfo, ModelConfig, StoredAs};
+use mantissa_num::Scheme;
 use mantissa_store::convention::gguf::Model as GgufModel;
 use mantissa_store::convention::{Container, Experts, ModelFiles, Support};
 use mantissa_store::{Dtype, TensorMeta};
@@ -65,8 +66,9 @@ impl Plan {
         let fallbacks =
             if container.facts().one_file { gguf::fall_back(&config, &mut linears) } else { Vec::new() };
         let job = Job::Quantize(Box::new(recipe.clone()));
-        let input = recipe.activations.as_ref();
+        let input = |info: &LinearInfo| recipe.activations_of(&info.module);
         let quantized = output_of_linears(&job, input, container, &linears, recipe.method.follows_order())?;
+        let inputs = other_inputs(&recipe, &linears);
         let asked = checks::Request {
             source,
             recipe: &recipe,
@@ -100,6 +102,7 @@ impl Plan {
             untied: tables.untied,
             observer: recipe.observer,
             activations: recipe.activations,
+            inputs,
             kv: recipe.kv,
             kv_levels: recipe.kv_levels,
             specs,
@@ -266,4 +269,12 @@ fn storage_note(config: &ModelConfig, container: Container) -> Option<String> {
             container.name()
         )),
     }
+}
+
+/// Returns the schemes of inputs that differ from that of the recipe, by module.
+fn other_inputs(recipe: &Recipe, linears: &[PlannedLinear]) -> BTreeMap<String, Option<Scheme>> {
+    let modules = linears.iter().filter(|linear| linear.scheme.is_some()).map(|linear| &linear.info.module);
+    let own = modules.map(|module| (module, recipe.activations_of(module)));
+    let other = own.filter(|(_, input)| *input != recipe.activations.as_ref());
+    other.map(|(module, input)| (module.clone(), input.cloned())).collect()
 }

@@ -60,6 +60,7 @@ impl Plan {
             tables: self.quantized_tables().map(layer).collect(),
             weights: &self.weights,
             input: self.activations.as_ref(),
+            inputs: Some(&self.inputs),
             kept: self.kept(),
             head: self.config.head_module().to_owned(),
             embedding: self.config.embedding_module(),

@@ -332,7 +332,7 @@ fn finish(
     if container.facts().experts == Experts::Stacked {
         stacks::require_whole(&linears)?;
     }
-    let quantized = output_of_linears(&job, activations.as_ref(), container, &linears, by_group)?;
+    let quantized = output_of_linears(&job, |_| activations.as_ref(), container, &linears, by_group)?;
     let mut notes = source.notes();
     let dense = match (source.gguf(), container.facts().experts) {
         (Some(_), _) => dense::of_gguf(source, &config, container, &linears, &mut notes)?,
