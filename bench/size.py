@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Quantizes a synthetic checkpoint of the shape of a large mixture of experts, with little memory.
 
-    python bench/size.py DIR [--layers N] [--full] [--keep]
+    python bench/size.py DIR [--layers N | --full] [--once] [--gptq] [--keep]
 
 Writes a checkpoint of Qwen3-VL-30B-A3B's shape (fused experts, vision tower) and a head that predicts several tokens into
 DIR/model. With --full it has all layers, as a sparse file: weights are zeros that take no disk, except one random block
@@ -16,6 +16,7 @@ import argparse
 import hashlib
 import json
 import os
+import random
 import resource
 import shutil
 import signal
@@ -25,9 +26,7 @@ import sys
 import time
 from pathlib import Path
 
-import random
-
-MANTISSA = Path(__file__).resolve().parent.parent / "target/ci/mantissa"
+MANTISSA = Path(os.environ.get("MANTISSA", Path(__file__).resolve().parent.parent / "target/ci/mantissa"))
 LIMIT = 8_000_000_000
 LAYERS, HIDDEN, EXPERTS, WIDTH, HEADS, KV, HEAD, VOCABULARY = 48, 2048, 128, 768, 32, 4, 128, 151_936
 TOWER_LAYERS, TOWER = 27, 1152
@@ -149,6 +148,7 @@ def main():
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--keep", action="store_true", help="keep the outputs")
     parser.add_argument("--recipes", nargs="*", default=["rtn-int4-g128", "rtn-nvfp4"])
+    parser.add_argument("--once", action="store_true", help="do not kill and resume")
     parser.add_argument("--gptq", action="store_true", help="also measure GPTQ of the random model")
     args = parser.parse_args()
     layers = LAYERS if args.full else args.layers
@@ -164,6 +164,8 @@ def main():
         once = digests(out)
         written = sum(file.stat().st_size for file in out.glob("*.safetensors"))
         print(f"{recipe}: {wall:.0f} s wall, {user:.0f} s of processor, peak {peak / 1e9:.2f} GB, {written / 1e9:.2f} GB written")
+        if args.once:
+            continue
         shutil.rmtree(out)
         for share in (0.35, 0.4):
             run([*quantize, "--recipe", recipe], kill_after=max(wall * share, 1))
