@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers import BitNetConfig, BitNetForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
@@ -37,6 +37,11 @@ from transformers import ArceeConfig, ArceeForCausalLM, Exaone4Config, Exaone4Fo
 from transformers import Cohere2Config, Cohere2ForCausalLM, Ernie4_5Config, Ernie4_5ForCausalLM, Glm4Config, Glm4ForCausalLM
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, GraniteConfig, GraniteForCausalLM
 from transformers import MinistralConfig, MinistralForCausalLM, Olmo3Config, Olmo3ForCausalLM
+from transformers import AutoModelForImageTextToText
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration, LlavaConfig, LlavaForConditionalGeneration
+from transformers import Mistral3Config, Mistral3ForConditionalGeneration
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
 from transformers import SmolLM3Config, SmolLM3ForCausalLM, Starcoder2Config, Starcoder2ForCausalLM
 
 TOLERANCE = 1e-4
@@ -57,6 +62,10 @@ class Variant:
     old_style_config: bool = False
     # Keeps the experts of a layer fused, as transformers 5 holds them in memory.
     fused: bool = False
+    # Transposes fused experts, as published checkpoints have them.
+    columns: bool = False
+    # Class and fields of the config of a multimodal model; `config` is that of its text model then.
+    outer: tuple | None = None
     tokenizer: bool = False
 
 
@@ -80,6 +89,14 @@ MLA = dict(kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8
 # Beyond 16 positions the long factors hold.
 LONGROPE = rope(100.0, "longrope", short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.5, 2.0, 4.0, 8.0])
 YARN_MSCALE = {**YARN, "beta_fast": 4.0, "beta_slow": 0.5, "mscale": 1.5, "mscale_all_dim": 0.5, "truncate": False}
+
+# Towers as small as they can be, and tokens that no text here has.
+SIGLIP = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
+QWEN_VISION = dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=2, out_hidden_size=32, patch_size=4, spatial_merge_size=2,
+                   temporal_patch_size=1)
+QWEN3_VISION = dict(num_position_embeddings=16, deepstack_visual_indexes=[0])
+QWEN_TOKENS = dict(image_token_id=0, video_token_id=1, vision_start_token_id=1, vision_end_token_id=2)
+MROPE = rope(100.0, mrope_section=[2, 1, 1])
 
 VARIANTS = [
     llama("llama1-mha", {"rope theta": {"rope_parameters": rope(1e6)}, "rms_norm_eps": {"rms_norm_eps": 1e-6}},
@@ -246,6 +263,32 @@ VARIANTS = [
     Variant("qwen3-moe-fused", Qwen3MoeConfig, Qwen3MoeForCausalLM,
             {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 12, "norm_topk_prob": True},
             {"normed weights": {"norm_topk_prob": False}}, dtype=torch.bfloat16, fused=True),
+    Variant("gemma3-vision", None, Gemma3ForConditionalGeneration,
+            {"model_type": "gemma3_text", "head_dim": 12, "sliding_window": 8, "query_pre_attn_scalar": 5,
+             "layer_types": ["sliding_attention", "full_attention"], "rope_parameters": {
+                 "sliding_attention": rope(10.0), "full_attention": rope(1000.0, "linear", factor=8.0)}},
+            {"window": {"sliding_window": 64}, "q norm": "weights:language_model.*q_norm.weight=0"}, dtype=torch.bfloat16,
+            outer=(Gemma3Config, {"vision_config": {**SIGLIP, "vision_use_head": False}, "mm_tokens_per_image": 4, "image_token_index": 0,
+                                  "boi_token_index": 1, "eoi_token_index": 2})),
+    Variant("mistral3", None, Mistral3ForConditionalGeneration, {"model_type": "mistral", "head_dim": 12, "sliding_window": None},
+            {"rope theta": {"rope_parameters": rope(10.0)}}, dtype=torch.bfloat16,
+            outer=(Mistral3Config, {"vision_config": {**SIGLIP, "model_type": "pixtral", "head_dim": 4}, "image_token_index": 0,
+                                    "tie_word_embeddings": False})),
+    Variant("llava", None, LlavaForConditionalGeneration, {"model_type": "llama", "rope_parameters": rope(100.0)},
+            {"rope theta": {"rope_parameters": rope(10.0)}},
+            dtype=torch.bfloat16,
+            outer=(LlavaConfig, {"vision_config": {**SIGLIP, "model_type": "clip_vision_model", "projection_dim": 8}, "image_token_index": 0})),
+    Variant("qwen2.5-vl", None, Qwen2_5_VLForConditionalGeneration, {"rope_parameters": {**MROPE, "rope_theta": 1000.0}, "rms_norm_eps": 0.05},
+            {"qkv bias": "weights:self_attn.*bias=0"}, dtype=torch.bfloat16,
+            outer=(Qwen2_5_VLConfig, {"vision_config": {**QWEN_VISION, "window_size": 8, "fullatt_block_indexes": [0]}, **QWEN_TOKENS})),
+    Variant("qwen3-vl", None, Qwen3VLForConditionalGeneration, {"head_dim": 8, "rope_parameters": {**MROPE, "mrope_interleaved": True}},
+            {"q norm": "weights:language_model.*q_norm.weight=1"}, dtype=torch.bfloat16,
+            outer=(Qwen3VLConfig, {"vision_config": {**QWEN_VISION, **QWEN3_VISION}, **QWEN_TOKENS})),
+    Variant("qwen3-vl-moe", None, Qwen3VLMoeForConditionalGeneration,
+            {"head_dim": 8, "rope_parameters": {**MROPE, "mrope_interleaved": True}, "num_experts": 4, "num_experts_per_tok": 2,
+             "moe_intermediate_size": 12},
+            {"experts of a token": {"num_experts_per_tok": 1}}, dtype=torch.bfloat16, columns=True,
+            outer=(Qwen3VLMoeConfig, {"vision_config": {**QWEN_VISION, **QWEN3_VISION}, **QWEN_TOKENS})),
 ]
 
 COMMON = dict(
@@ -270,19 +313,25 @@ def main(out, names):
 
 
 def make(variant, path):
-    config = variant.config_class(**copy.deepcopy(COMMON | variant.config))
+    config = configure(variant, {})
+    text = config.text_config if variant.outer else config
     model = build(variant, config)
     randomize(model)
     options = {"max_shard_size": variant.shard} if variant.shard else {}
     model.to(variant.dtype).save_pretrained(path, save_original_format=not variant.fused, **options)
+    if variant.columns:
+        file = path / "model.safetensors"
+        turned = {name: x.transpose(1, 2).contiguous() if ".experts." in name else x for name, x in load_file(file).items()}
+        save_file(turned, file, metadata={"format": "pt"})
     (path / "generation_config.json").unlink(missing_ok=True)
     if variant.old_style_config:
         write_old_style(path / "config.json")
     if variant.tokenizer:
         write_tokenizer(path, config.vocab_size)
 
-    input_ids = torch.randint(3, config.vocab_size, (BATCH, variant.tokens))
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager",
+    input_ids = torch.randint(3, text.vocab_size, (BATCH, variant.tokens))
+    loader = AutoModelForImageTextToText if variant.outer else AutoModelForCausalLM
+    model = loader.from_pretrained(path, dtype=torch.float32, attn_implementation="eager",
                                                  experts_implementation="eager")
     logits = forward(model, input_ids)
     assert logits.dtype == torch.float32 and logits.isfinite().all()
@@ -292,6 +341,15 @@ def make(variant, path):
     for label, change in variant.without.items():
         check_matters(variant, config, model, input_ids, logits, label, change)
     save_file({"input_ids": input_ids, "logits": logits}, path / "expected.safetensors")
+
+
+def configure(variant, change):
+    """Returns the config of a variant with some fields of the text model changed."""
+    fields = copy.deepcopy(COMMON | variant.config | change)
+    if variant.outer is None:
+        return variant.config_class(**fields)
+    outer, rest = variant.outer
+    return outer(text_config=fields, **copy.deepcopy({"tie_word_embeddings": False, **rest}))
 
 
 def build(variant, config):
@@ -354,8 +412,7 @@ def check_matters(variant, config, model, input_ids, logits, label, change):
         other = reference(model, variant, config)
         edit_weights(other, change.removeprefix("weights:"))
     else:
-        fields = copy.deepcopy(COMMON | variant.config | change)
-        other = build(variant, variant.config_class(**fields)).float()
+        other = build(variant, configure(variant, change)).float()
         other.load_state_dict(model.state_dict())
     difference = (forward(other, input_ids) - logits).abs().max().item()
     print(f"  {variant.name}: without {label}: logits move by {difference:.3g} (largest {logits.abs().max():.3g})")

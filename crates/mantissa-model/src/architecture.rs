@@ -8,6 +8,7 @@ pub(crate) mod features;
 pub(crate) mod names;
 pub(crate) mod rules;
 mod table;
+pub(crate) mod wrapper;
 
 use std::fmt;
 

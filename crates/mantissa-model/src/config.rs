@@ -21,6 +21,7 @@ pub use fields::ConfigError;
 
 use crate::architecture::Architecture;
 use crate::architecture::rules::{Eps, LogitScale};
+use crate::architecture::wrapper::{TEXT_CONFIG, TextPlace, Wrapper};
 use crate::rope::{Rope, RopeScaling, yarn_mscale};
 use attention::Heads;
 use fields::{Fields, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH};
@@ -30,6 +31,10 @@ use fields::{Fields, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH};
 pub struct ModelConfig {
     /// Architecture of the model.
     pub architecture: &'static Architecture,
+    /// Multimodal model that the text model is part of.
+    pub wrapper: Option<&'static Wrapper>,
+    /// Place of the text model's tensors in it.
+    pub place: Option<TextPlace>,
     /// Width of the residual stream.
     pub hidden_size: usize,
     /// Width of the MLP.
@@ -118,8 +123,8 @@ impl ModelConfig {
     /// [`ConfigError`] for the first field that is missing, of the wrong type, out of range, inconsistent or
     /// not supported.
     pub fn from_json(value: &Value, file: &str) -> Result<Self, ConfigError> {
-        let fields = Fields::root(file, value)?;
-        let architecture = find_architecture(fields)?;
+        let root = Fields::root(file, value)?;
+        let Described { fields, architecture, wrapper } = describe(root)?;
         let fields = fields.named(architecture.aliases);
         check_flags(fields, architecture)?;
         let num_hidden_layers = fields.size("num_hidden_layers", 1..=MAX_LAYERS)?;
@@ -136,6 +141,8 @@ impl ModelConfig {
         let eps = parse_eps(fields, architecture.eps)?;
         Ok(ModelConfig {
             architecture,
+            wrapper,
+            place: wrapper.and_then(|wrapper| wrapper.places.first().copied()),
             hidden_size: heads.hidden_size,
             intermediate_size: parse_ffn(fields, architecture, heads.hidden_size)?,
             num_hidden_layers,
@@ -148,7 +155,7 @@ impl ModelConfig {
             norm: architecture.norm,
             norm_places: parse_norm_places(fields, architecture)?,
             head_norms: parse_head_norms(fields, architecture)?,
-            tie_word_embeddings: fields.flag("tie_word_embeddings", architecture.tied)?,
+            tie_word_embeddings: parse_tied(root, fields, architecture, wrapper)?,
             hidden_act: parse_activation(fields, architecture)?,
             biases: parse_biases(fields, architecture)?,
             attention_scale: match scales.attention {
@@ -176,14 +183,19 @@ impl ModelConfig {
             experts,
             head_bias: architecture.head_bias,
             bare_names: false,
-            bos_token_id: fields.token("bos_token_id")?,
-            eos_token_ids: fields.tokens("eos_token_id")?,
+            bos_token_id: fields.token("bos_token_id")?.or(root.token("bos_token_id")?),
+            eos_token_ids: match fields.tokens("eos_token_id")? {
+                none if none.is_empty() => root.tokens("eos_token_id")?,
+                some => some,
+            },
         })
     }
 
-    /// Decides what the names in a checkpoint show and no config records: [`bare_names`](Self::bare_names), and whether
-    /// the [experts are fused](Experts::fused). `has` is true for the names of its tensors.
+    /// Decides what the names in a checkpoint show and no config records: [`bare_names`](Self::bare_names), the place of
+    /// a text model among a multimodal model's tensors, and whether the [experts are fused](Experts::fused). `has` is
+    /// true for the names of its tensors.
     pub fn find_names(&mut self, has: impl Fn(&str) -> bool) {
+        self.find_place(&has);
         let names = &self.architecture.names;
         self.bare_names = !names.root.is_empty() && has(&format!("{}.weight", names.embedding));
         let Some(rules) = self.architecture.experts.as_ref() else { return };
@@ -191,15 +203,38 @@ impl ModelConfig {
         let fused =
             self.biases.experts || (0..self.num_hidden_layers).any(|layer| has(&self.fused_experts(layer).0));
         if let Some(experts) = self.experts.as_mut() {
-            experts.fused = fused.then_some(rules.fused);
+            let form = self.wrapper.and_then(|wrapper| wrapper.fused).unwrap_or(rules.fused);
+            experts.fused = fused.then_some(form);
         }
+    }
+
+    /// Finds the place of a text model in a multimodal one. A stored head is not tied, whatever the config says.
+    fn find_place(&mut self, has: impl Fn(&str) -> bool) {
+        let Some(wrapper) = self.wrapper else { return };
+        // No format quantizes a norm.
+        let found = |place: &&TextPlace| {
+            let own = ModelConfig { place: Some(**place), ..self.clone() };
+            has(&format!("{}.weight", own.final_norm_module()))
+        };
+        if let Some(place) = wrapper.places.iter().find(found) {
+            self.place = Some(*place);
+        }
+        if has(&format!("{}.weight", self.head_module())) {
+            self.tie_word_embeddings = false;
+        }
+    }
+
+    /// Class in `architectures` of config.json: that of the multimodal model if it is one.
+    pub fn class(&self) -> &'static str {
+        self.wrapper.map_or(self.architecture.class, |wrapper| wrapper.class)
     }
 
     /// Returns the same model with the names and the fused experts of the checkpoint of `other`, a model of the same
     /// architecture.
     #[must_use]
     pub fn named_as(&self, other: &Self) -> Self {
-        let mut named = ModelConfig { bare_names: other.bare_names, ..self.clone() };
+        let ModelConfig { wrapper, place, bare_names, .. } = *other;
+        let mut named = ModelConfig { wrapper, place, bare_names, ..self.clone() };
         if let (Some(ours), Some(theirs)) = (named.experts.as_mut(), other.experts.as_ref()) {
             ours.fused = theirs.fused;
         }
@@ -341,10 +376,42 @@ fn parse_head_norms(fields: Fields<'_>, architecture: &Architecture) -> Result<H
     })
 }
 
-fn find_architecture(fields: Fields<'_>) -> Result<&'static Architecture, ConfigError> {
-    let name = fields.text("model_type")?;
+/// Text model that a config describes.
+struct Described<'a> {
+    fields: Fields<'a>,
+    architecture: &'static Architecture,
+    wrapper: Option<&'static Wrapper>,
+}
+
+fn describe(root: Fields<'_>) -> Result<Described<'_>, ConfigError> {
+    let name = root.text("model_type")?;
+    if let Some(wrapper) = name.and_then(Wrapper::find) {
+        // Old configs have the text model's fields outside.
+        let fields = root.object(TEXT_CONFIG)?.unwrap_or(root);
+        let text = fields.text("model_type")?;
+        let Some(architecture) = wrapper.text_model(text) else {
+            let allowed = wrapper.nearest_text_model(text.unwrap_or_default());
+            return Err(fields.error("model_type", allowed));
+        };
+        let fields = fields.or_defaults(wrapper.defaults);
+        return Ok(Described { fields, architecture, wrapper: Some(wrapper) });
+    }
     let known = name.and_then(Architecture::find);
-    known.ok_or_else(|| fields.error("model_type", Architecture::nearest(name.unwrap_or("llama"))))
+    let architecture =
+        known.ok_or_else(|| root.error("model_type", Architecture::nearest(name.unwrap_or("llama"))))?;
+    Ok(Described { fields: root, architecture, wrapper: None })
+}
+
+/// True if the head is the embedding. In a multimodal model either config may say so.
+fn parse_tied(
+    root: Fields<'_>,
+    fields: Fields<'_>,
+    architecture: &Architecture,
+    wrapper: Option<&Wrapper>,
+) -> Result<bool, ConfigError> {
+    let Some(wrapper) = wrapper else { return fields.flag("tie_word_embeddings", architecture.tied) };
+    let inner = fields.flag("tie_word_embeddings", false)?;
+    Ok(root.flag("tie_word_embeddings", wrapper.tied || inner)? || inner)
 }
 
 /// Refuses values of flags that are not supported.

@@ -43,6 +43,7 @@ pub mod tokenizer;
 
 pub use adapted::Adapted;
 pub use architecture::Architecture;
+pub use architecture::wrapper::{TextPlace, Wrapper};
 pub use buffers::Buffers;
 pub use cache::KvCache;
 pub use chat::{ChatError, ChatTemplates, Message};

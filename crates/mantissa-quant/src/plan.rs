@@ -165,6 +165,8 @@ pub struct Plan {
     pub(crate) dense: Vec<Dense>,
     /// Layout of a GGUF file; `None` for a folder.
     pub(crate) gguf: Option<Layout>,
+    /// Linear modules that the text model does not use.
+    pub(crate) unused: Vec<String>,
     /// Bytes that reading a quantized source dequantized takes; 0 for a dense one.
     pub(crate) dequantizing: u64,
 }
@@ -205,6 +207,7 @@ impl Plan {
             untied: None,
             dense: Vec::new(),
             gguf: None,
+            unused: Vec::new(),
             dequantizing: 0,
         }
     }

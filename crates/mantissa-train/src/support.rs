@@ -31,6 +31,7 @@ pub(crate) fn check_model(config: &ModelConfig) -> Result<(), TrainError> {
     let experts = config.experts.as_ref();
     let clips_joined = config.clip_qkv.is_some() && config.qkv != QkvForm::Separate;
     first([
+        absent("a multimodal model around it", config.wrapper.is_none()),
         absent("latent attention", config.latent.is_none()),
         absent("experts stored as one tensor", experts.is_none_or(|experts| experts.fused.is_none())),
         absent("clamped SwiGLU", experts.is_none_or(|experts| experts.limited.is_none())),
