@@ -37,6 +37,9 @@ from transformers import ArceeConfig, ArceeForCausalLM, Exaone4Config, Exaone4Fo
 from transformers import Cohere2Config, Cohere2ForCausalLM, Ernie4_5Config, Ernie4_5ForCausalLM, Glm4Config, Glm4ForCausalLM
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, GraniteConfig, GraniteForCausalLM
 from transformers import MinistralConfig, MinistralForCausalLM, Olmo3Config, Olmo3ForCausalLM
+from transformers import Lfm2Config, Lfm2ForCausalLM, Lfm2MoeConfig, Lfm2MoeForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
+from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, NemotronHConfig, NemotronHForCausalLM
 from transformers import SmolLM3Config, SmolLM3ForCausalLM, Starcoder2Config, Starcoder2ForCausalLM
 
 TOLERANCE = 1e-4
@@ -58,6 +61,8 @@ class Variant:
     # Keeps the experts of a layer fused, as transformers 5 holds them in memory.
     fused: bool = False
     tokenizer: bool = False
+    # Seed of the random weights and tokens; by default, of the place in this list.
+    seed: int | None = None
 
 
 def llama(name, without, **rest):
@@ -79,6 +84,18 @@ MLA = dict(kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8
            n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2, first_k_dense_replace=1)
 # Beyond 16 positions the long factors hold.
 LONGROPE = rope(100.0, "longrope", short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.5, 2.0, 4.0, 8.0])
+# Gated DeltaNet with two value heads to a key head, whose widths all differ.
+DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=5, linear_conv_kernel_dim=4,
+             num_hidden_layers=3, layer_types=["linear_attention", "full_attention", "linear_attention"], head_dim=8)
+# Edits of its parts; without the decay a state forgets nothing.
+DELTA_WITHOUT = {"decay": "weights:A_log=-100", "step bias": "weights:dt_bias=0", "norm of the result": "weights:linear_attn.norm.weight=1",
+                 "convolution": "weights:conv1d.weight=1", "q norm": "weights:q_norm.weight=0",
+                 "rope theta": {"rope_parameters": rope(10000.0, partial_rotary_factor=0.5)},
+                 "partial rotation": {"rope_parameters": rope(100.0, partial_rotary_factor=1.0)}}
+# Edits of the parts of Mamba-2.
+MAMBA_WITHOUT = {"decay": "weights:A_log=-100", "step bias": "weights:dt_bias=0", "skip": r"weights:\.D$=0",
+                 "norm of the result": "weights:(mamba|mixer).norm.weight=1", "convolution": "weights:conv1d.weight=1",
+                 "bias of the convolution": "weights:conv1d.bias=0"}
 YARN_MSCALE = {**YARN, "beta_fast": 4.0, "beta_slow": 0.5, "mscale": 1.5, "mscale_all_dim": 0.5, "truncate": False}
 
 VARIANTS = [
@@ -246,6 +263,41 @@ VARIANTS = [
     Variant("qwen3-moe-fused", Qwen3MoeConfig, Qwen3MoeForCausalLM,
             {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 12, "norm_topk_prob": True},
             {"normed weights": {"norm_topk_prob": False}}, dtype=torch.bfloat16, fused=True),
+    Variant("qwen3-next", Qwen3NextConfig, Qwen3NextForCausalLM,
+            {**DELTA, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 20,
+             "mlp_only_layers": [0], "rms_norm_eps": 0.3, "rope_parameters": rope(100.0, partial_rotary_factor=0.5)},
+            {**DELTA_WITHOUT, "rates": "weights:in_proj_ba=0", "shared expert": "weights:shared_expert.down_proj.weight=0",
+             "normed weights": {"norm_topk_prob": False}}, seed=1046),
+    Variant("qwen3-5", Qwen3_5TextConfig, Qwen3_5ForCausalLM,
+            {**DELTA, "linear_value_head_dim": 7, "attention_bias": True, "rms_norm_eps": 0.3,
+             "rope_parameters": rope(100.0, partial_rotary_factor=0.5, mrope_section=[1, 1, 0], mrope_interleaved=True)},
+            {**DELTA_WITHOUT, "eps": {"rms_norm_eps": 1e-5}, "write rate": "weights:in_proj_b=0", "decay rate": "weights:in_proj_a=0", "gate": "weights:in_proj_z=1",
+             "bias": "weights:_proj.bias=0"}, seed=1047),
+    Variant("lfm2", Lfm2Config, Lfm2ForCausalLM,
+            {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 0.05, "conv_bias": True,
+             "conv_L_cache": 3, "block_multiple_of": 10, "intermediate_size": 24, "tie_word_embeddings": True,
+             "rope_parameters": rope(100.0), "pad_token_id": 0},
+            {"convolution": "weights:conv.conv.weight=1", "bias of the convolution": "weights:conv.conv.bias=0", "eps": {"norm_eps": 1e-5},
+             "q norm": "weights:q_layernorm.weight=1", "bias of the projections": "weights:conv.(in|out)_proj.bias=0"}, seed=1048),
+    Variant("granite-hybrid", GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM,
+            {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+             "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 24, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2,
+             "mamba_d_state": 6, "mamba_proj_bias": True, "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2,
+             "logits_scaling": 2.5, "rms_norm_eps": 0.05, "time_step_limit": [0.02, 2.0]},
+            {**MAMBA_WITHOUT, "step limits": {"time_step_limit": [0.0, 100.0]},
+             "residual multiplier": {"residual_multiplier": 1.0}, "eps": {"rms_norm_eps": 1e-5},
+             "bias of the projections": "weights:mamba.(in|out)_proj.bias=0"}, seed=1049),
+    Variant("nemotron-h", NemotronHConfig, NemotronHForCausalLM,
+            {"layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"], "head_dim": 12, "mamba_num_heads": 6,
+             "mamba_head_dim": 5, "n_groups": 3, "ssm_state_size": 4, "layer_norm_epsilon": 0.05, "time_step_min": 0.3},
+            {**MAMBA_WITHOUT, "least step": {"time_step_min": 0.001}, "activation": {"mlp_hidden_act": "silu"},
+             "eps": {"layer_norm_epsilon": 1e-5}}, seed=1050),
+    Variant("lfm2-moe", Lfm2MoeConfig, Lfm2MoeForCausalLM,
+            {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 0.05, "num_dense_layers": 1,
+             "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "routed_scaling_factor": 1.5,
+             "rope_parameters": rope(100.0), "pad_token_id": 0},
+            {"convolution": "weights:conv.conv.weight=1", "eps": {"norm_eps": 1e-5}, "correction": "weights:expert_bias=0",
+             "scaling": {"routed_scaling_factor": 1.0}, "norm": {"norm_topk_prob": False}}, seed=1051),
 ]
 
 COMMON = dict(
@@ -263,7 +315,7 @@ def main(out, names):
             continue
         path = out / variant.name
         shutil.rmtree(path, ignore_errors=True)
-        torch.manual_seed(1000 + number)
+        torch.manual_seed(variant.seed or 1000 + number)
         make(variant, path)
         size = sum(file.stat().st_size for file in path.iterdir())
         print(f"{variant.name:28} {size:7} bytes, {len(list(path.iterdir()))} files")
@@ -307,11 +359,17 @@ def reference(model, variant, config):
 
 def randomize(model):
     """Draws weights large enough that every feature affects the logits, norm weights around 1, non-zero biases."""
-    # Gemma's norms add 1 to their weights.
-    center = 0.0 if "Gemma" in type(model).__name__ else 1.0
+    # The norms of Gemma and Qwen3-Next add 1 to their weights, except that of a mixer's result.
+    center = 0.0 if re.match("Gemma|Qwen3Next|Qwen3_5", type(model).__name__) else 1.0
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *corrections(model)]:
-            if name.endswith("norm.weight"):
+            if re.search(r"(linear_attn|mamba|mixer)\.norm\.weight$", name):
+                parameter.uniform_(0.7, 1.3)
+            elif name.endswith("A_log"):
+                parameter.uniform_(-2.0, 0.5)
+            elif name.endswith("conv1d.weight") or name.endswith("conv.conv.weight"):
+                parameter.normal_(0.0, 0.5)
+            elif name.endswith("norm.weight"):
                 parameter.uniform_(center - 0.3, center + 0.3)
             elif name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
@@ -325,7 +383,7 @@ def randomize(model):
 
 def corrections(model):
     """Score corrections of routers are buffers, not parameters."""
-    return [(name, buffer) for name, buffer in model.named_buffers() if "e_score_correction_bias" in name]
+    return [(name, buffer) for name, buffer in model.named_buffers() if re.search("e_score_correction_bias|expert_bias", name)]
 
 
 def forward(model, input_ids):

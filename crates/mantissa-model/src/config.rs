@@ -5,6 +5,7 @@
 mod attention;
 mod experts;
 mod fields;
+mod recurrent;
 mod rope;
 
 use std::path::Path;
@@ -20,10 +21,12 @@ pub use experts::{Experts, Groups, LimitedSwiglu, Routing, SharedExperts};
 pub use fields::ConfigError;
 
 use crate::architecture::Architecture;
-use crate::architecture::rules::{Eps, LogitScale};
+use crate::architecture::rules::{Eps, FeedForward, LogitScale};
+pub use crate::mixer::{GatedDelta, Mixing, Recurrent, ShortConvolution, StateShape, StateSpace};
 use crate::rope::{Rope, RopeScaling, yarn_mscale};
 use attention::Heads;
-use fields::{Fields, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH};
+use fields::{Fields, MAX_POSITIONS, MAX_WIDTH};
+use recurrent::Mixers;
 
 /// A decoder's architecture. All sizes are at least 1 and multiply without overflow.
 #[derive(Clone, Debug, PartialEq)]
@@ -99,6 +102,15 @@ pub struct ModelConfig {
     pub sinks: bool,
     /// Latent attention.
     pub latent: Option<Latent>,
+    /// True if the joined heads are multiplied by the sigmoid of a gate, which the projection of the queries returns after
+    /// each head's query (Qiu et al. 2025, "Gated Attention for Large Language Models").
+    pub gated_attention: bool,
+    /// Recurrent mixer of the layers without attention.
+    pub recurrent: Option<Recurrent>,
+    /// Token mixing of each layer: its first half.
+    pub mixing: Vec<Mixing>,
+    /// True for layers with an MLP or experts: a second half.
+    pub has_mlp: Vec<bool>,
     /// Mixture of experts.
     pub experts: Option<Experts>,
     /// True if the head has a bias.
@@ -122,7 +134,7 @@ impl ModelConfig {
         let architecture = find_architecture(fields)?;
         let fields = fields.named(architecture.aliases);
         check_flags(fields, architecture)?;
-        let num_hidden_layers = fields.size("num_hidden_layers", 1..=MAX_LAYERS)?;
+        let num_hidden_layers = recurrent::layers(fields, architecture)?;
         let max_position_embeddings = fields.size("max_position_embeddings", 1..=MAX_POSITIONS)?;
         let latent = Latent::parse(fields, architecture)?;
         let heads = Heads::parse(fields, architecture, latent)?;
@@ -134,6 +146,9 @@ impl ModelConfig {
         let windows = attention::windows(fields, architecture, num_hidden_layers)?;
         let scales = Scales::parse(fields, architecture, heads.hidden_size)?;
         let eps = parse_eps(fields, architecture.eps)?;
+        let hidden = heads.hidden_size;
+        let Mixers { recurrent, mixing, has_mlp } =
+            recurrent::parse(fields, architecture, num_hidden_layers, hidden, eps)?;
         Ok(ModelConfig {
             architecture,
             hidden_size: heads.hidden_size,
@@ -173,6 +188,10 @@ impl ModelConfig {
             mlp: architecture.mlp,
             sinks: architecture.sinks,
             latent,
+            gated_attention: architecture.gated_attention,
+            recurrent,
+            mixing,
+            has_mlp,
             experts,
             head_bias: architecture.head_bias,
             bare_names: false,
@@ -354,6 +373,9 @@ fn check_flags(fields: Fields<'_>, architecture: &Architecture) -> Result<(), Co
             return Err(fields.error(flag, format!("{fixed} in {}", architecture.name)));
         }
     }
+    for &(field, fixed) in architecture.fixed_counts {
+        fields.size(field, fixed..=fixed)?;
+    }
     Ok(())
 }
 
@@ -365,9 +387,25 @@ fn parse_norm_places(fields: Fields<'_>, architecture: &Architecture) -> Result<
 }
 
 fn parse_ffn(fields: Fields<'_>, architecture: &Architecture, hidden: usize) -> Result<usize, ConfigError> {
-    match architecture.default_ffn {
-        Some(times) if fields.get("intermediate_size").is_none() => Ok(times * hidden),
-        _ => fields.size("intermediate_size", 1..=MAX_WIDTH),
+    let stated = || fields.size("intermediate_size", 1..=MAX_WIDTH);
+    match architecture.feed_forward {
+        FeedForward::Multiple(times) if fields.get("intermediate_size").is_none() => Ok(times * hidden),
+        FeedForward::Stated | FeedForward::Multiple(_) => stated(),
+        // The older field takes precedence.
+        FeedForward::Adjusted => {
+            let width = fields.optional_size("block_ff_dim", 1..=MAX_WIDTH)?.map_or_else(stated, Ok)?;
+            if !fields.flag("block_auto_adjust_ff_dim", true)? {
+                return Ok(width);
+            }
+            let factor = fields.optional_positive("block_ffn_dim_multiplier")?.unwrap_or(1.0);
+            let multiple = fields.optional_size("block_multiple_of", 1..=MAX_WIDTH)?.unwrap_or(256);
+            let adjusted = ((2 * width / 3) as f64 * factor) as usize;
+            let adjusted = adjusted.max(1).next_multiple_of(multiple);
+            match adjusted as u64 <= MAX_WIDTH {
+                true => Ok(adjusted),
+                false => Err(fields.error("block_ffn_dim_multiplier", "a factor of a smaller width")),
+            }
+        }
     }
 }
 
@@ -454,6 +492,26 @@ pub(crate) fn example(model_type: &str) -> Value {
             "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1,
             "moe_intermediate_size": 24
         }),
+        "qwen3_next" | "qwen3_5_text" => serde_json::json!({
+            "full_attention_interval": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8, "linear_value_head_dim": 12, "num_experts": 3, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40, "mlp_only_layers": [0]
+        }),
+        "granitemoehybrid" => serde_json::json!({
+            "shared_intermediate_size": 96, "num_local_experts": 0, "layer_types": ["mamba", "attention"],
+            "mamba_n_heads": 8, "mamba_d_state": 6
+        }),
+        "nemotron_h" => serde_json::json!({
+            "hybrid_override_pattern": "M*-", "num_hidden_layers": 3, "mamba_num_heads": 4, "mamba_head_dim": 6,
+            "ssm_state_size": 5, "n_groups": 2
+        }),
+        "lfm2_moe" => serde_json::json!({
+            "layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "num_experts": 3, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24
+        }),
+        "lfm2" => {
+            serde_json::json!({"block_auto_adjust_ff_dim": false, "full_attn_idxs": [1], "norm_eps": 1e-5})
+        }
         "gpt_oss" => serde_json::json!({
             "num_local_experts": 3, "num_experts_per_tok": 2, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}
         }),

@@ -116,6 +116,7 @@ impl Decoder {
         let mut text = Text::begin(&self.config, &self.embedding, windows)?;
         for layer in &mut self.layers {
             let books = text.through(policy, &self.config, layer, &mut || ControlFlow::Continue(()))?;
+            let Some(books) = books else { continue };
             layer.set_kv(Some(policy.quantizer_with(&self.config, &books)?));
         }
         Ok(())
@@ -147,7 +148,8 @@ impl Decoder {
     pub fn kv_bytes_per_token(&self) -> f64 {
         let heads = 8.0 * self.config.key_value_width() as f64;
         let exact = self.config.latent.map_or(heads, |latent| latent.bytes_per_token());
-        self.layers.iter().map(|l| l.kv().map_or(exact, |kv| kv.bytes_per_token(&self.config))).sum()
+        let attend = self.layers.iter().filter(|layer| layer.flow().attends());
+        attend.map(|l| l.kv().map_or(exact, |kv| kv.bytes_per_token(&self.config))).sum()
     }
 
     /// Runs whole sequences. A sequence's states have the same bits in any batch.
@@ -187,9 +189,10 @@ impl Decoder {
         let (lens, held) = ([tokens.len()], cache.len());
         let starts = [held];
         let seqs = Sequences { lens: &lens, starts: &starts, rows: tokens.len() };
+        cache.save();
         let result = self.run(tokens, &seqs, Some(cache), buffers);
         if result.is_err() {
-            cache.truncate(held);
+            cache.restore(held);
         }
         result
     }

@@ -18,6 +18,7 @@ use crate::config::{
 use crate::error::ForwardError;
 use crate::graph::kinds::{NormKind, VectorKind};
 use crate::kv::quantizer::KvQuantizer;
+use crate::mixer::{MixRows, Mixing, Recurrent};
 use crate::operands::OperandRounding;
 
 pub use self::operators::{
@@ -47,6 +48,14 @@ pub struct LayerFlow {
     pub(crate) softcap: Option<f32>,
     pub(crate) clip: Option<f32>,
     pub(crate) latent: Option<Latent>,
+    /// True if the joined heads are gated.
+    pub(crate) gated: bool,
+    /// First half of the layer.
+    pub(crate) mixing: Mixing,
+    /// Recurrent mixer of the layer's tokens, if that is its first half.
+    pub(crate) recurrent: Option<Recurrent>,
+    /// True if the layer has a second half.
+    pub(crate) has_mlp: bool,
     /// Half the rotated width of a head; 0 if the layer has no RoPE.
     pub(crate) half: usize,
     /// True if the rotated pairs are adjacent in what the projections return.
@@ -88,6 +97,10 @@ impl LayerFlow {
             softcap: config.attention_softcap,
             clip: config.clip_qkv,
             latent: config.latent,
+            gated: config.gated_attention,
+            mixing: config.mixing[layer],
+            recurrent: config.recurrent_in(layer).copied(),
+            has_mlp: config.has_mlp[layer],
             half: if config.rotated_layers[layer] { config.rotary_dim / 2 } else { 0 },
             interleaved: config.rope_interleaved && config.rotated_layers[layer],
             local: config.local_rope.is_some() && config.windows[layer].is_some(),
@@ -162,6 +175,20 @@ impl LayerFlow {
         self.half
     }
 
+    /// True if the layer has attention, and so keys and values.
+    pub fn attends(&self) -> bool {
+        self.mixing == Mixing::Attention
+    }
+
+    /// Width of the input of the output projection, before padding is dropped.
+    pub(crate) fn joined_width(&self) -> usize {
+        match &self.recurrent {
+            Some(recurrent) => recurrent.width(),
+            None if self.attends() => self.widths().0,
+            None => 0,
+        }
+    }
+
     /// Soft cap of the scores.
     pub fn softcap(&self) -> Option<f32> {
         self.softcap
@@ -182,7 +209,7 @@ impl LayerFlow {
         &self.attention
     }
 
-    /// Runs the first half: `residual += attention(norm(residual))`.
+    /// Runs the first half: `residual += attention(norm(residual))`, or the recurrent mixer in place of attention.
     ///
     /// # Errors
     /// [`ForwardError::Input`].
@@ -210,7 +237,7 @@ impl LayerFlow {
         self.output(operators, seqs, a)
     }
 
-    /// Runs the first half up to the output projection: the joined heads, in `attended`.
+    /// Runs the first half up to the output projection: the joined heads or the mixer's result, in `attended`.
     pub(crate) fn heads(
         &self,
         operators: &mut impl Operators,
@@ -218,8 +245,19 @@ impl LayerFlow {
         past: Option<&mut dyn CachedAttention>,
         a: &mut Activations<'_>,
     ) -> Result<(), ForwardError> {
+        if self.mixing == Mixing::None {
+            return Ok(());
+        }
         let latents = self.latent.is_some() && past.as_ref().is_some_and(|past| past.holds_latents());
         self.read(operators, seqs, latents, a)?;
+        if let Some(recurrent) = &self.recurrent {
+            let states = past.map(CachedAttention::states).transpose()?;
+            let (scratch, out) = (&mut *a.extra.wide, &mut *a.attended);
+            let rows = MixRows { seqs, states, threads: self.threads, scratch, out };
+            recurrent.mixer().mix(operators, rows);
+            self.norm_for_mlp(operators, seqs, a);
+            return Ok(());
+        }
         self.norm_heads(operators, seqs.rows, a);
         match past {
             Some(past) if latents => self.attend_latents(operators, seqs, past, a)?,
@@ -228,15 +266,22 @@ impl LayerFlow {
             }
             None => self.attend(seqs, operators.vector(VectorKind::Sinks), a),
         }
+        self.gate_heads(seqs, a);
+        self.norm_for_mlp(operators, seqs, a);
+        Ok(())
+    }
+
+    /// Norms the states for an MLP that runs in parallel.
+    fn norm_for_mlp(&self, operators: &mut impl Operators, seqs: &Sequences<'_>, a: &mut Activations<'_>) {
         if self.places == NormPlaces::Parallel {
             // The MLP reads these states before attention changes them.
             let len = seqs.rows * self.hidden;
             operators.norm(NormKind::Post, &a.residual[..len], &mut a.normed[..len]);
         }
-        Ok(())
     }
 
-    /// Runs the first half up to queries, keys and values, before QK norms; for `cached` latents, up to the queries.
+    /// Runs the first half up to queries, keys and values, before QK norms; for `cached` latents, up to the queries; for a
+    /// recurrent mixer, up to its projections.
     pub(crate) fn read(
         &self,
         operators: &mut impl Operators,
@@ -244,7 +289,14 @@ impl LayerFlow {
         cached: bool,
         a: &mut Activations<'_>,
     ) -> Result<(), ForwardError> {
+        if self.mixing == Mixing::None {
+            return Ok(());
+        }
         self.enter(operators, NormKind::Input, seqs.rows * self.hidden, a);
+        if let Some(recurrent) = &self.recurrent {
+            let x = &a.normed[..seqs.rows * self.hidden];
+            return recurrent.mixer().project(operators, x, (seqs.rows, seqs.tokens()), a.extra.wide);
+        }
         self.project(operators, seqs, cached, a)
     }
 
@@ -258,6 +310,9 @@ impl LayerFlow {
         seqs: &Sequences<'_>,
         a: &mut Activations<'_>,
     ) -> Result<(), ForwardError> {
+        if !self.has_mlp {
+            return Ok(());
+        }
         let len = seqs.rows * self.hidden;
         if !self.parallel() {
             self.enter(operators, NormKind::Post, len, a);

@@ -2,14 +2,22 @@
 
 use mantissa_kernels::{ScoreRules, kernels};
 
-use super::{LATENT_QUERIES, Past};
+use super::{LATENT_QUERIES, LayerCache, Past};
 use crate::error::ForwardError;
 use crate::flow::{Activations, CachedAttention, LatentTokens, LayerFlow, Operators, Sequences};
 use crate::graph::LinearKind;
+use crate::mixer::States;
 
 impl CachedAttention for Past<'_> {
     fn holds_latents(&self) -> bool {
         true
+    }
+
+    fn states(&mut self) -> Result<States<'_>, ForwardError> {
+        match self.layer {
+            LayerCache::Recurrent(state) => Ok(state.states()),
+            _ => Err(ForwardError::OtherModel { what: "KV cache" }),
+        }
     }
 
     fn attend(
