@@ -39,6 +39,7 @@ from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, GraniteConfig, Grani
 from transformers import MinistralConfig, MinistralForCausalLM, Olmo3Config, Olmo3ForCausalLM
 from transformers import Lfm2Config, Lfm2ForCausalLM, Lfm2MoeConfig, Lfm2MoeForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+from transformers import FalconH1Config, FalconH1ForCausalLM
 from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, NemotronHConfig, NemotronHForCausalLM
 from transformers import SmolLM3Config, SmolLM3ForCausalLM, Starcoder2Config, Starcoder2ForCausalLM
 
@@ -96,6 +97,8 @@ DELTA_WITHOUT = {"decay": "weights:A_log=-100", "step bias": "weights:dt_bias=0"
 MAMBA_WITHOUT = {"decay": "weights:A_log=-100", "step bias": "weights:dt_bias=0", "skip": r"weights:\.D$=0",
                  "norm of the result": "weights:(mamba|mixer).norm.weight=1", "convolution": "weights:conv1d.weight=1",
                  "bias of the convolution": "weights:conv1d.bias=0"}
+FALCON = dict(embedding_multiplier=1.5, lm_head_multiplier=0.7, key_multiplier=0.6, attention_out_multiplier=1.4, attention_in_multiplier=0.8,
+              ssm_in_multiplier=1.3, ssm_out_multiplier=0.6, mlp_multipliers=[0.7, 1.6], ssm_multipliers=[0.5, 1.2, 0.8, 1.4, 0.6])
 YARN_MSCALE = {**YARN, "beta_fast": 4.0, "beta_slow": 0.5, "mscale": 1.5, "mscale_all_dim": 0.5, "truncate": False}
 
 VARIANTS = [
@@ -298,6 +301,17 @@ VARIANTS = [
              "rope_parameters": rope(100.0), "pad_token_id": 0},
             {"convolution": "weights:conv.conv.weight=1", "eps": {"norm_eps": 1e-5}, "correction": "weights:expert_bias=0",
              "scaling": {"routed_scaling_factor": 1.0}, "norm": {"norm_topk_prob": False}}, seed=1051),
+    Variant("falcon-h1", FalconH1Config, FalconH1ForCausalLM,
+            {"head_dim": 8, "mamba_d_ssm": 40, "mamba_n_heads": 5, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 6,
+             "time_step_limit": [0.02, 2.0], **FALCON, "rms_norm_eps": 0.05, "rope_parameters": rope(100.0)},
+            {**{label: edit for label, edit in MAMBA_WITHOUT.items() if label != "norm of the result"},
+             **{field: {field: 1.0} for field in FALCON if not field.endswith("multipliers")},
+             "mlp_multipliers": {"mlp_multipliers": [1.0, 1.0]}, "ssm_multipliers": {"ssm_multipliers": [1.0] * 5},
+             "step limits": {"time_step_limit": [0.0, 100.0]}, "rope theta": {"rope_parameters": rope(10000.0)}}, seed=1052),
+    Variant("falcon-h1-norm", FalconH1Config, FalconH1ForCausalLM,
+            {"head_dim": 12, "mamba_d_ssm": None, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 4,
+             "mamba_rms_norm": True, "mamba_norm_before_gate": True, "rms_norm_eps": 0.3},
+            {"norm of the result": "weights:mamba.norm.weight=1", "norm before the gate": {"mamba_norm_before_gate": False}}, seed=1053),
 ]
 
 COMMON = dict(

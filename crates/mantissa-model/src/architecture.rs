@@ -94,7 +94,9 @@ pub struct Architecture {
     pub(crate) latent: Option<LatentRules>,
     /// True if the joined heads are gated, by the second half of each head's query projection.
     pub(crate) gated_attention: bool,
-    /// Recurrent mixer of the layers without attention.
+    /// True if attention, mixer and MLP have constant factors.
+    pub(crate) multipliers: bool,
+    /// Recurrent mixer of layers.
     pub(crate) recurrent: Option<RecurrentRules>,
     /// Mixture of experts.
     pub(crate) experts: Option<ExpertRules>,

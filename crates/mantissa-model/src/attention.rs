@@ -284,14 +284,18 @@ impl LayerFlow {
         if self.mixing == Mixing::None {
             return Ok(());
         }
-        let len = seqs.rows * self.joined_width();
-        let (kind, input) = match self.recurrent {
-            Some(_) => (LinearKind::MixOut, LinearInput::Mixed),
-            None => (LinearKind::O, LinearInput::O),
-        };
-        let x = if self.recurrent.is_some() {
-            &a.attended[..len]
-        } else if self.sub_norms {
+        if let Some(recurrent) = &self.recurrent {
+            let from = seqs.rows * self.mixed_from();
+            let x = &a.attended[from..from + seqs.rows * recurrent.width()];
+            let result = (&mut *a.residual, &mut *a.normed, &mut *a.extra.wide);
+            self.add_result(operators, seqs, (LinearKind::MixOut, LinearInput::Mixed), x, result)?;
+        }
+        if !self.attends() {
+            return Ok(());
+        }
+        let len = seqs.rows * self.widths().0;
+        let (kind, input) = (LinearKind::O, LinearInput::O);
+        let x = if self.sub_norms {
             // A backward pass reads the queries.
             let normed = if a.lse.is_some() { &mut a.extra.wide[..len] } else { &mut a.q[..len] };
             operators.norm(NormKind::AttentionSub, &a.attended[..len], normed);
@@ -316,6 +320,28 @@ impl LayerFlow {
         let mut jobs = [Job { kind, out: &mut *out, accumulate: false }];
         operators.linears(input, x, seqs.tokens(), &mut jobs)?;
         Self::add_normed(operators, NormKind::AfterAttention, out, &mut a.extra.wide[..len], residual);
+        Ok(())
+    }
+
+    /// Projects a mixer's result and adds it to the residual stream.
+    fn add_result(
+        &self,
+        operators: &mut impl Operators,
+        seqs: &Sequences<'_>,
+        (kind, input): (LinearKind, LinearInput),
+        x: &[f32],
+        (residual, normed, wide): (&mut [f32], &mut [f32], &mut [f32]),
+    ) -> Result<(), ForwardError> {
+        let len = seqs.rows * self.hidden;
+        let residual = &mut residual[..len];
+        if !self.norms_results() {
+            let mut jobs = [Job { kind, out: residual, accumulate: true }];
+            return operators.linears(input, x, seqs.tokens(), &mut jobs);
+        }
+        let out = &mut normed[..len];
+        let mut jobs = [Job { kind, out: &mut *out, accumulate: false }];
+        operators.linears(input, x, seqs.tokens(), &mut jobs)?;
+        Self::add_normed(operators, NormKind::AfterAttention, out, &mut wide[..len], residual);
         Ok(())
     }
 

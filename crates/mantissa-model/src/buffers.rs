@@ -97,7 +97,7 @@ impl Sizes {
             half: config.rotary_dim / 2,
             local: config.local_rope.is_some(),
             wide: widest_extra(config),
-            joined: config.query_width().max(config.recurrent.map_or(0, |recurrent| recurrent.width())),
+            joined: joined(config),
             input: config.latent.map_or(0, |latent| latent.kv_rank.max(latent.q_rank.unwrap_or(0))),
             experts: config.experts.as_ref().map_or(0, |experts| experts.count.into()),
             per_token: config.experts.as_ref().map_or(0, |experts| experts.per_token),
@@ -294,6 +294,12 @@ impl Buffers {
         };
         (activations, &mut self.quantized, &mut self.panel)
     }
+}
+
+/// Width of the widest joined heads or mixer's result, or of both.
+fn joined(config: &ModelConfig) -> usize {
+    let widths = (0..config.num_hidden_layers).map(|layer| config.joined_width(layer));
+    widths.fold(config.query_width(), usize::max)
 }
 
 /// Inner width of the widest MLP.

@@ -21,6 +21,8 @@ use self::state::StateCache;
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<LayerCache>,
+    /// States of recurrent mixers, by layer.
+    states: Vec<Option<Box<StateCache>>>,
     /// Scratch that quantized layers are decoded into.
     scratch: Option<Scratch>,
     /// Scratch that latents are decoded into.
@@ -38,13 +40,13 @@ enum LayerCache {
     Exact { keys: Vec<f32>, values: Vec<f32> },
     Quantized { keys: Box<SideCache>, values: Box<SideCache> },
     Latent(Box<LatentCache>),
-    Recurrent(Box<StateCache>),
 }
 
 /// One layer's part of the cache, with the scratch to read it.
 #[derive(Debug)]
 pub(crate) struct Past<'a> {
     layer: &'a mut LayerCache,
+    state: Option<&'a mut StateCache>,
     scratch: Option<&'a mut Scratch>,
     latent: Option<&'a mut LatentScratch>,
 }
@@ -81,7 +83,12 @@ impl KvCache {
         let latent = config.latent.as_ref();
         let latent = latent.map(|latent| LatentScratch::plan(latent, config, capacity).ok_or_else(memory));
         let latent = latent.transpose()?.map(Box::new);
-        Ok(KvCache { layers, scratch, latent, len: 0, saved: 0, capacity, width })
+        let state = |layer| match config.recurrent_in(layer) {
+            Some(recurrent) => StateCache::plan(recurrent.state()).map(|state| Some(Box::new(state))),
+            None => Some(None),
+        };
+        let states = (0..count).map(state).collect::<Option<_>>().ok_or_else(memory)?;
+        Ok(KvCache { layers, states, scratch, latent, len: 0, saved: 0, capacity, width })
     }
 
     /// Bytes that [`plan`](Self::plan) allocates; `u64::MAX` on overflow.
@@ -124,7 +131,7 @@ impl KvCache {
     /// mixer cannot be cut back: in models with one, all tokens are removed unless `len` is the number before the last
     /// pass.
     pub fn truncate(&mut self, len: usize) {
-        let recurs = self.layers.iter().any(|layer| matches!(layer, LayerCache::Recurrent(_)));
+        let recurs = self.states.iter().any(Option::is_some);
         match recurs && len < self.len {
             true if len == self.saved => self.restore(len),
             true => self.cut(0),
@@ -135,13 +142,13 @@ impl KvCache {
     /// Copies the states of recurrent mixers before a pass, for [`restore`](Self::restore).
     pub(crate) fn save(&mut self) {
         self.saved = self.len;
-        self.layers.iter_mut().filter_map(LayerCache::state).for_each(StateCache::save);
+        self.states.iter_mut().flatten().for_each(|state| state.save());
     }
 
     /// Removes the tokens of the last pass, of which there were `len` before.
     pub(crate) fn restore(&mut self, len: usize) {
         self.cut(len);
-        self.layers.iter_mut().filter_map(LayerCache::state).for_each(StateCache::restore);
+        self.states.iter_mut().flatten().for_each(|state| state.restore());
     }
 
     /// Removes keys and values from `len` on.
@@ -154,7 +161,7 @@ impl KvCache {
                     values.truncate(self.len);
                 }
                 LayerCache::Latent(latents) => latents.truncate(self.len),
-                LayerCache::Exact { .. } | LayerCache::Recurrent(_) => {}
+                LayerCache::Exact { .. } => {}
             }
         }
     }
@@ -177,22 +184,13 @@ impl KvCache {
 
     pub(crate) fn layer(&mut self, layer: usize) -> Past<'_> {
         let latent = self.latent.as_deref_mut();
-        Past { layer: &mut self.layers[layer], scratch: self.scratch.as_mut(), latent }
+        let state = self.states[layer].as_deref_mut();
+        Past { layer: &mut self.layers[layer], state, scratch: self.scratch.as_mut(), latent }
     }
 
     /// Adds to the cache the tokens that every layer has written since the last call.
     pub(crate) fn commit(&mut self, tokens: usize) {
         self.len += tokens;
-    }
-}
-
-impl LayerCache {
-    /// Returns the state of a recurrent mixer.
-    fn state(&mut self) -> Option<&mut StateCache> {
-        match self {
-            LayerCache::Recurrent(state) => Some(state),
-            _ => None,
-        }
     }
 }
 
@@ -203,9 +201,6 @@ fn layer_cache(
     capacity: usize,
     quantizer: Option<&KvQuantizer>,
 ) -> Option<LayerCache> {
-    if let Some(recurrent) = config.recurrent_in(layer) {
-        return StateCache::plan(recurrent.state()).map(Box::new).map(LayerCache::Recurrent);
-    }
     if !config.attends(layer) {
         return Some(LayerCache::Exact { keys: Vec::new(), values: Vec::new() });
     }
@@ -237,12 +232,15 @@ fn all_layers(config: &ModelConfig, capacity: usize, quantizer: Option<&KvQuanti
 
 /// Bytes of one layer for `capacity` tokens.
 fn layer_bytes(config: &ModelConfig, layer: usize, capacity: usize, quantizer: Option<&KvQuantizer>) -> u64 {
-    if let Some(recurrent) = config.recurrent_in(layer) {
-        return StateCache::bytes_needed(recurrent.state());
-    }
+    let state = config.recurrent_in(layer).map_or(0, |of| StateCache::bytes_needed(of.state()));
     if !config.attends(layer) {
-        return 0;
+        return state;
     }
+    heads_bytes(config, capacity, quantizer).saturating_add(state)
+}
+
+/// Bytes of the keys and values of one layer for `capacity` tokens.
+fn heads_bytes(config: &ModelConfig, capacity: usize, quantizer: Option<&KvQuantizer>) -> u64 {
     if let Some(latent) = &config.latent {
         return LatentCache::bytes_needed(latent, quantizer, capacity);
     }
@@ -285,8 +283,8 @@ impl Past<'_> {
                 values[start * width..end].copy_from_slice(v);
                 Ok((&mut keys[..end], &mut values[..end]))
             }
-            // A cache with quantized layers has scratch, and heads are not cached as latents or states.
-            (LayerCache::Quantized { .. }, None) | (LayerCache::Latent(_) | LayerCache::Recurrent(_), _) => {
+            // A cache with quantized layers has scratch, and heads are not cached as latents.
+            (LayerCache::Quantized { .. }, None) | (LayerCache::Latent(_), _) => {
                 Err(ForwardError::OtherModel { what: "KV cache" })
             }
         }

@@ -19,6 +19,7 @@ pub use crate::architecture::features::{
 pub use attention::Latent;
 pub use experts::{Experts, Groups, LimitedSwiglu, Routing, SharedExperts};
 pub use fields::ConfigError;
+pub use recurrent::Multipliers;
 
 use crate::architecture::Architecture;
 use crate::architecture::rules::{Eps, FeedForward, LogitScale};
@@ -105,7 +106,9 @@ pub struct ModelConfig {
     /// True if the joined heads are multiplied by the sigmoid of a gate, which the projection of the queries returns after
     /// each head's query (Qiu et al. 2025, "Gated Attention for Large Language Models").
     pub gated_attention: bool,
-    /// Recurrent mixer of the layers without attention.
+    /// Factors of attention, mixer and MLP.
+    pub multipliers: Option<Multipliers>,
+    /// Recurrent mixer of layers.
     pub recurrent: Option<Recurrent>,
     /// Token mixing of each layer: its first half.
     pub mixing: Vec<Mixing>,
@@ -147,6 +150,7 @@ impl ModelConfig {
         let scales = Scales::parse(fields, architecture, heads.hidden_size)?;
         let eps = parse_eps(fields, architecture.eps)?;
         let hidden = heads.hidden_size;
+        let multipliers = architecture.multipliers.then(|| Multipliers::parse(fields)).transpose()?;
         let Mixers { recurrent, mixing, has_mlp } =
             recurrent::parse(fields, architecture, num_hidden_layers, hidden, eps)?;
         Ok(ModelConfig {
@@ -168,7 +172,10 @@ impl ModelConfig {
             biases: parse_biases(fields, architecture)?,
             attention_scale: match scales.attention {
                 Some(scale) => scale,
-                None => attention_scale(fields, architecture, &heads, latent, &rope.global.scaling)?,
+                None => {
+                    attention_scale(fields, architecture, &heads, latent, &rope.global.scaling)?
+                        * multipliers.map_or(1.0, |multipliers| multipliers.scores)
+                }
             },
             attention_softcap: softcap(fields, "attn_logit_softcapping", caps.map(|caps| caps.attention))?,
             logit_softcap: softcap(fields, "final_logit_softcapping", caps.map(|caps| caps.logits))?,
@@ -189,6 +196,7 @@ impl ModelConfig {
             sinks: architecture.sinks,
             latent,
             gated_attention: architecture.gated_attention,
+            multipliers,
             recurrent,
             mixing,
             has_mlp,
@@ -500,6 +508,9 @@ pub(crate) fn example(model_type: &str) -> Value {
         "granitemoehybrid" => serde_json::json!({
             "shared_intermediate_size": 96, "num_local_experts": 0, "layer_types": ["mamba", "attention"],
             "mamba_n_heads": 8, "mamba_d_state": 6
+        }),
+        "falcon_h1" => serde_json::json!({
+            "mamba_d_ssm": 48, "mamba_n_heads": 8, "mamba_d_state": 6, "mamba_n_groups": 2, "attention_bias": false, "mlp_bias": false
         }),
         "nemotron_h" => serde_json::json!({
             "hybrid_override_pattern": "M*-", "num_hidden_layers": 3, "mamba_num_heads": 4, "mamba_head_dim": 6,

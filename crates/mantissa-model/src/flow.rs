@@ -13,7 +13,8 @@ pub use mantissa_kernels::parts;
 use mantissa_kernels::{CausalAttention, kernels};
 
 use crate::config::{
-    Activation, HeadNorms, Latent, LimitedSwiglu, MlpForm, ModelConfig, NormPlaces, QkvForm, Routing,
+    Activation, HeadNorms, Latent, LimitedSwiglu, MlpForm, ModelConfig, Multipliers, NormPlaces, QkvForm,
+    Routing,
 };
 use crate::error::ForwardError;
 use crate::graph::kinds::{NormKind, VectorKind};
@@ -50,6 +51,8 @@ pub struct LayerFlow {
     pub(crate) latent: Option<Latent>,
     /// True if the joined heads are gated.
     pub(crate) gated: bool,
+    /// Factors of attention, mixer and MLP.
+    pub(crate) multipliers: Option<Multipliers>,
     /// First half of the layer.
     pub(crate) mixing: Mixing,
     /// Recurrent mixer of the layer's tokens, if that is its first half.
@@ -98,6 +101,7 @@ impl LayerFlow {
             clip: config.clip_qkv,
             latent: config.latent,
             gated: config.gated_attention,
+            multipliers: config.multipliers,
             mixing: config.mixing[layer],
             recurrent: config.recurrent_in(layer).copied(),
             has_mlp: config.has_mlp[layer],
@@ -123,6 +127,11 @@ impl LayerFlow {
     /// True if attention and MLP run in parallel on the same states.
     pub(crate) fn parallel(&self) -> bool {
         matches!(self.places, NormPlaces::Parallel | NormPlaces::ParallelShared)
+    }
+
+    /// True if a pass may stop after the joined heads or the MLP's input, and go on from there.
+    pub(crate) fn pauses(&self) -> bool {
+        !self.parallel() && self.mixing != Mixing::Both
     }
 
     /// True if results are normed before they are added.
@@ -177,16 +186,17 @@ impl LayerFlow {
 
     /// True if the layer has attention, and so keys and values.
     pub fn attends(&self) -> bool {
-        self.mixing == Mixing::Attention
+        self.mixing.attends()
     }
 
     /// Width of the input of the output projection, before padding is dropped.
     pub(crate) fn joined_width(&self) -> usize {
-        match &self.recurrent {
-            Some(recurrent) => recurrent.width(),
-            None if self.attends() => self.widths().0,
-            None => 0,
-        }
+        self.mixed_from() + self.recurrent.as_ref().map_or(0, Recurrent::width)
+    }
+
+    /// Width of the joined heads, which come before the mixer's result in `attended`.
+    pub(crate) fn mixed_from(&self) -> usize {
+        if self.attends() { self.widths().0 } else { 0 }
     }
 
     /// Soft cap of the scores.
@@ -250,11 +260,19 @@ impl LayerFlow {
         }
         let latents = self.latent.is_some() && past.as_ref().is_some_and(|past| past.holds_latents());
         self.read(operators, seqs, latents, a)?;
+        let mut past = past;
         if let Some(recurrent) = &self.recurrent {
-            let states = past.map(CachedAttention::states).transpose()?;
-            let (scratch, out) = (&mut *a.extra.wide, &mut *a.attended);
-            let rows = MixRows { seqs, states, threads: self.threads, scratch, out };
+            let states = match &mut past {
+                Some(past) => Some(past.states()?),
+                None => None,
+            };
+            let (scratch, out) = (&mut *a.extra.wide, &mut a.attended[seqs.rows * self.mixed_from()..]);
+            let rows = MixRows { seqs, states, threads: self.threads, scratch, out: &mut *out };
             recurrent.mixer().mix(operators, rows);
+            let factor = self.multipliers.map(|multipliers| multipliers.mixed);
+            scale(factor, &mut out[..seqs.rows * recurrent.width()]);
+        }
+        if !self.attends() {
             self.norm_for_mlp(operators, seqs, a);
             return Ok(());
         }
@@ -267,6 +285,8 @@ impl LayerFlow {
             None => self.attend(seqs, operators.vector(VectorKind::Sinks), a),
         }
         self.gate_heads(seqs, a);
+        let factor = self.multipliers.map(|multipliers| multipliers.attended);
+        scale(factor, &mut a.attended[..seqs.rows * self.widths().0]);
         self.norm_for_mlp(operators, seqs, a);
         Ok(())
     }
@@ -295,7 +315,10 @@ impl LayerFlow {
         self.enter(operators, NormKind::Input, seqs.rows * self.hidden, a);
         if let Some(recurrent) = &self.recurrent {
             let x = &a.normed[..seqs.rows * self.hidden];
-            return recurrent.mixer().project(operators, x, (seqs.rows, seqs.tokens()), a.extra.wide);
+            recurrent.mixer().project(operators, x, (seqs.rows, seqs.tokens()), a.extra.wide)?;
+        }
+        if !self.attends() {
+            return Ok(());
         }
         self.project(operators, seqs, cached, a)
     }
@@ -325,5 +348,12 @@ impl LayerFlow {
                 Some(experts) => self.experts_part(experts, operators, part, real, a),
             }
         })
+    }
+}
+
+/// Multiplies `x` by a factor, if there is one.
+pub(crate) fn scale(factor: Option<f32>, x: &mut [f32]) {
+    if let Some(factor) = factor.filter(|factor| *factor != 1.0) {
+        x.iter_mut().for_each(|x| *x *= factor);
     }
 }

@@ -366,11 +366,10 @@ impl ModelConfig {
     /// Lists the linear layers of the first half of a decoder layer.
     fn mixing_kinds(&self, layer: usize) -> Vec<LinearKind> {
         use LinearKind as L;
-        if let Some(recurrent) = self.recurrent_in(layer) {
-            return recurrent.mixer().linears().into_iter().flatten().map(|linear| linear.kind).collect();
-        }
+        let of_mixer = self.recurrent_in(layer).map(|recurrent| recurrent.mixer().linears());
+        let mut of_mixer = of_mixer.into_iter().flatten().flatten().map(|linear| linear.kind);
         if !self.attends(layer) {
-            return Vec::new();
+            return of_mixer.collect();
         }
         let mut kinds = match (self.latent, self.qkv) {
             (Some(Latent { q_rank: Some(_), .. }), _) => vec![L::QA, L::KvA, L::QB, L::KvB],
@@ -378,18 +377,20 @@ impl ModelConfig {
             (None, QkvForm::Separate) => vec![L::Q, L::K, L::V],
             (None, _) => vec![L::Qkv],
         };
+        kinds.extend(of_mixer.by_ref().take_while(|kind| *kind != L::MixOut));
         kinds.push(L::O);
+        kinds.extend(self.recurrent_in(layer).map(|_| L::MixOut));
         kinds
     }
 
     /// Recurrent mixer of a layer, if it has one.
     pub fn recurrent_in(&self, layer: usize) -> Option<&Recurrent> {
-        self.recurrent.as_ref().filter(|_| self.mixing[layer] == Mixing::Recurrent)
+        self.recurrent.as_ref().filter(|_| self.mixing[layer].recurs())
     }
 
     /// True if a layer has attention, and so keys and values.
     pub fn attends(&self, layer: usize) -> bool {
-        self.mixing[layer] == Mixing::Attention
+        self.mixing[layer].attends()
     }
 
     /// Iterates over the layers that have attention.
@@ -402,6 +403,7 @@ impl ModelConfig {
         match self.mixing[layer] {
             Mixing::Attention => self.query_width(),
             Mixing::Recurrent => self.recurrent.as_ref().map_or(0, Recurrent::width),
+            Mixing::Both => self.query_width() + self.recurrent.as_ref().map_or(0, Recurrent::width),
             Mixing::None => 0,
         }
     }

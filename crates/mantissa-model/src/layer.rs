@@ -221,7 +221,7 @@ impl Layer {
 
     /// Runs part of the layer, from the point of `states` to the input `to` or the end. Returns the point that states
     /// and heads have reached; a pass that continues from there gives the same bits as one from the beginning. If
-    /// attention and MLP run in parallel, only a pass to the end advances.
+    /// attention and MLP, or attention and a mixer, run in parallel, only a pass to the end advances.
     ///
     /// # Errors
     /// As [`run`](Self::run); [`ForwardError::Lengths`] if the numbers of heads and states differ. States and heads
@@ -284,8 +284,9 @@ impl Layer {
         let turn = to.map_or(u8::MAX, LinearInput::turn);
         let (mut a, quantized, panel) = b.activations(self.flow.local);
         let operators = &mut Evaluate { layer: self, observer, turn, quantized, panel };
-        // The input of a parallel MLP is computed with the heads, so nothing can continue after them.
-        let place = |place| if self.flow.parallel() { Place::Input } else { place };
+        // The input of a parallel MLP is computed with the heads, so nothing can continue after them; nor after heads
+        // beside a mixer's result.
+        let place = |place| if self.flow.pauses() { place } else { Place::Input };
         if from == Place::Input {
             if turn < LinearInput::O.turn() {
                 self.flow.read(operators, seqs, false, &mut a)?;

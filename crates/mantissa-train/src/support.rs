@@ -39,6 +39,7 @@ pub(crate) fn check_model(config: &ModelConfig) -> Result<(), TrainError> {
         absent("latent attention", config.latent.is_none()),
         recurrent(config),
         absent("gated attention", !config.gated_attention),
+        absent("factors of attention and MLP", config.multipliers.is_none()),
         absent("experts stored as one tensor", experts.is_none_or(|experts| experts.fused.is_none())),
         absent("clamped SwiGLU", experts.is_none_or(|experts| experts.limited.is_none())),
         absent("correction of router scores", experts.is_none_or(|experts| !experts.routing.correction)),

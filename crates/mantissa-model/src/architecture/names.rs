@@ -187,6 +187,21 @@ impl Names {
         ..Self::LLAMA
     };
 
+    /// Names of Falcon-H1.
+    pub(crate) const FALCON_H1: Self = Names {
+        final_norm: "model.final_layernorm",
+        norms: &[(NormKind::Post, "pre_ff_layernorm")],
+        linears: &[
+            (LinearKind::Gate, "feed_forward.gate_proj"),
+            (LinearKind::Up, "feed_forward.up_proj"),
+            (LinearKind::Down, "feed_forward.down_proj"),
+            (LinearKind::MixIn, "mamba.in_proj"),
+            (LinearKind::MixOut, "mamba.out_proj"),
+        ],
+        mixer: MixerNames::GRANITE,
+        ..Self::LLAMA
+    };
+
     /// Names of Nemotron-H, whose layers have one half each.
     pub(crate) const NEMOTRON_H: Self = Names {
         embedding: "backbone.embeddings",

@@ -61,6 +61,8 @@ pub(crate) enum RecurrentRules {
     },
     /// Short convolution in layers whose `layer_types` is `conv`, or else in those not in `full_attn_idxs`.
     ShortConvolution,
+    /// Mamba-2 in every layer, beside attention on the same input (Falcon-H1).
+    Parallel,
     /// Mamba-2.
     StateSpace {
         /// True if a layer is a mixer, attention or an MLP alone, by `layers_block_type` or `hybrid_override_pattern`

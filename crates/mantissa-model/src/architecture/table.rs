@@ -343,6 +343,29 @@ pub(super) static TABLE: &[Architecture] = &[
         recurrent: Some(RecurrentRules::StateSpace { blocks: false }),
         ..LLAMA
     },
+    // Falcon-H1: Mamba-2 and attention on the same input in every layer, constant factors.
+    Architecture {
+        name: "falcon_h1",
+        class: "FalconH1ForCausalLM",
+        fixed_flags: &[
+            ("attention_bias", false),
+            ("mlp_bias", false),
+            ("mamba_proj_bias", false),
+            ("projectors_bias", false),
+        ],
+        names: Names::FALCON_H1,
+        eps: Eps::Default(1e-5),
+        biases: BiasRules::NONE,
+        scales: Some(ScaleRules {
+            embedding: Some("embedding_multiplier"),
+            residual: None,
+            attention: None,
+            logits: Some(LogitScale { field: "lm_head_multiplier", default: 1.0, divides: false }),
+        }),
+        multipliers: true,
+        recurrent: Some(RecurrentRules::Parallel),
+        ..LLAMA
+    },
     // Nemotron-H without experts: every layer is a Mamba-2 mixer, attention or an MLP; no position embedding.
     Architecture {
         name: "nemotron_h",
@@ -505,6 +528,7 @@ const LLAMA: Architecture = Architecture {
     sinks: false,
     latent: None,
     gated_attention: false,
+    multipliers: false,
     recurrent: None,
     experts: None,
 };

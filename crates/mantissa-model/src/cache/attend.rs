@@ -2,7 +2,7 @@
 
 use mantissa_kernels::{ScoreRules, kernels};
 
-use super::{LATENT_QUERIES, LayerCache, Past};
+use super::{LATENT_QUERIES, Past};
 use crate::error::ForwardError;
 use crate::flow::{Activations, CachedAttention, LatentTokens, LayerFlow, Operators, Sequences};
 use crate::graph::LinearKind;
@@ -14,9 +14,9 @@ impl CachedAttention for Past<'_> {
     }
 
     fn states(&mut self) -> Result<States<'_>, ForwardError> {
-        match self.layer {
-            LayerCache::Recurrent(state) => Ok(state.states()),
-            _ => Err(ForwardError::OtherModel { what: "KV cache" }),
+        match &mut self.state {
+            Some(state) => Ok(state.states()),
+            None => Err(ForwardError::OtherModel { what: "KV cache" }),
         }
     }
 

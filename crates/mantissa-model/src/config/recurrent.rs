@@ -5,10 +5,51 @@ use serde_json::Value;
 use super::fields::{ConfigError, Fields, MAX_LAYERS, MAX_WIDTH};
 use crate::architecture::Architecture;
 use crate::architecture::rules::RecurrentRules;
-use crate::mixer::{GatedDelta, Mixing, Recurrent, ShortConvolution, StateSpace};
+use crate::mixer::{GatedDelta, Mixing, Recurrent, ResultNorm, ShortConvolution, StateSpace};
 
 /// Longest convolution, in tokens.
 const MAX_KERNEL: u64 = 256;
+
+/// Constant factors of attention, mixer and MLP (Falcon-H1, from its maximal update parametrization).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Multipliers {
+    /// Factor of the attention scores, which [`attention_scale`](super::ModelConfig::attention_scale) includes.
+    pub scores: f32,
+    /// Factor of the joined heads.
+    pub attended: f32,
+    /// Factor of the mixer's result.
+    pub mixed: f32,
+    /// Factor of the MLP's gate before its activation.
+    pub gate: f32,
+    /// Factor of the MLP's inner activation.
+    pub inner: f32,
+}
+
+impl Multipliers {
+    /// Parses the factors. Those of inputs apply to the results: no projection has a bias.
+    pub(super) fn parse(fields: Fields<'_>) -> Result<Self, ConfigError> {
+        let factor = |field| Ok(fields.optional_number(field)?.unwrap_or(1.0) as f32);
+        let input = factor("attention_in_multiplier")?;
+        let [gate, inner] = list(fields, "mlp_multipliers")?;
+        Ok(Multipliers {
+            scores: input * input * factor("key_multiplier")?,
+            attended: input * factor("attention_out_multiplier")?,
+            mixed: factor("ssm_out_multiplier")?,
+            gate,
+            inner,
+        })
+    }
+}
+
+/// Parses a list of factors; 1 without the field.
+fn list<const N: usize>(fields: Fields<'_>, field: &str) -> Result<[f32; N], ConfigError> {
+    let Some(value) = fields.get(field) else { return Ok([1.0; N]) };
+    let numbers = value.as_array().and_then(|list| {
+        let numbers: Option<Vec<f32>> = list.iter().map(|x| x.as_f64().map(|x| x as f32)).collect();
+        numbers?.try_into().ok()
+    });
+    numbers.ok_or_else(|| fields.error(field, format!("{N} numbers")))
+}
 
 /// Mixer of a model, and the halves of each of its layers.
 pub(super) struct Mixers {
@@ -54,6 +95,9 @@ pub(super) fn parse(
                 Ok((0..layers).map(|layer| !attend.iter().any(|at| *at as usize == layer)).collect())
             })?;
             (Some(Recurrent::ShortConvolution(mixer)), mixing)
+        }
+        Some(RecurrentRules::Parallel) => {
+            (Some(Recurrent::StateSpace(parallel(fields, hidden, eps)?)), vec![Mixing::Both; layers])
         }
         Some(RecurrentRules::StateSpace { blocks }) => {
             let mixer = Recurrent::StateSpace(state_space(fields, hidden, eps, blocks)?);
@@ -101,10 +145,11 @@ fn state_space(fields: Fields<'_>, hidden: usize, eps: f32, blocks: bool) -> Res
         _ => fields.optional_size("mamba_d_head", 1..=MAX_WIDTH)?.or(blocks.then_some(64)),
     };
     // Without blocks, the width follows from that of the model.
-    let inner = fields.optional_size("mamba_expand", 1..=64)?.unwrap_or(2) * hidden;
+    let expanded = fields.optional_size("mamba_expand", 1..=64)?.unwrap_or(2) * hidden;
+    let inner = fields.optional_size("mamba_d_ssm", 1..=MAX_WIDTH)?.unwrap_or(expanded);
     let head_dim = head_dim.unwrap_or(inner / heads);
     if head_dim == 0 || (!blocks && heads.saturating_mul(head_dim) != inner) {
-        let allowed = format!("{inner} (mamba_expand times hidden_size) / mamba_n_heads, {heads}");
+        let allowed = format!("{inner} (mamba_d_ssm, or mamba_expand times hidden_size) / {heads} heads");
         return Err(fields.error("mamba_d_head", allowed));
     }
     let steps = match blocks {
@@ -120,6 +165,8 @@ fn state_space(fields: Fields<'_>, hidden: usize, eps: f32, blocks: bool) -> Res
         kernel: fields.optional_size("mamba_d_conv", 1..=MAX_KERNEL)?.unwrap_or(4),
         convolution_bias: fields.flag("mamba_conv_bias", true)?,
         bias: fields.flag("mamba_proj_bias", false)?,
+        factors: None,
+        norm: ResultNorm::AfterGate,
         steps,
         eps,
     };
@@ -131,6 +178,19 @@ fn state_space(fields: Fields<'_>, hidden: usize, eps: f32, blocks: bool) -> Res
     // The convolution has the activation of the MLP, or one of its own.
     silu(fields, if blocks { "mamba_hidden_act" } else { "hidden_act" })?;
     Ok(mixer)
+}
+
+/// Mamba-2 of Falcon-H1: an optional norm, and factors of the projected values.
+fn parallel(fields: Fields<'_>, hidden: usize, eps: f32) -> Result<StateSpace, ConfigError> {
+    let mixer = state_space(fields, hidden, eps, false)?;
+    let norm = match (fields.flag("mamba_rms_norm", false)?, fields.flag("mamba_norm_before_gate", true)?) {
+        (false, _) => ResultNorm::None,
+        (true, true) => ResultNorm::BeforeGate,
+        (true, false) => ResultNorm::AfterGate,
+    };
+    let input = fields.optional_number("ssm_in_multiplier")?.unwrap_or(1.0) as f32;
+    let factors = Some(list(fields, "ssm_multipliers")?.map(|factor: f32| factor * input));
+    Ok(StateSpace { factors, norm, ..mixer })
 }
 
 /// Parses `time_step_limit`: two numbers, the second of which may be infinite.

@@ -14,7 +14,7 @@ use mantissa_kernels::kernels;
 
 pub use self::delta::GatedDelta;
 pub use self::short::ShortConvolution;
-pub use self::state_space::StateSpace;
+pub use self::state_space::{ResultNorm, StateSpace};
 use crate::error::ForwardError;
 use crate::flow::{Operators, Sequences};
 use crate::graph::SideInfo;
@@ -27,8 +27,22 @@ pub enum Mixing {
     Attention,
     /// A [`Recurrent`] mixer, with a state of constant size in the cache.
     Recurrent,
+    /// Attention and a [`Recurrent`] mixer on the same input, whose results are added.
+    Both,
     /// None: the layer is an MLP.
     None,
+}
+
+impl Mixing {
+    /// True if the layer has attention, and so keys and values.
+    pub fn attends(self) -> bool {
+        matches!(self, Mixing::Attention | Mixing::Both)
+    }
+
+    /// True if the layer has a recurrent mixer, and so a state.
+    pub fn recurs(self) -> bool {
+        matches!(self, Mixing::Recurrent | Mixing::Both)
+    }
 }
 
 /// Recurrent mixer of a model, the same in all of its recurrent layers.

@@ -1,12 +1,12 @@
-//! Mamba-2 (Dao & Gu 2024, "Transformers are SSMs", arXiv 2405.21060, eq. 1 with a scalar decay), as in Granite 4 and
-//! Nemotron-H.
+//! Mamba-2 (Dao & Gu 2024, "Transformers are SSMs", arXiv 2405.21060, eq. 1 with a scalar decay), as in Granite 4,
+//! Nemotron-H and Falcon-H1.
 //!
 //! For each head with state `S` `[state, head_dim]`, token by token:
 //!
 //! - `S ← exp(-Δ exp(A_log)) S + B (Δ x)ᵀ`, and `y = Sᵀ C + D x`,
 //! - `Δ = softplus(dt + dt_bias)`, within limits,
 //! - x, B and C are convolved over a few tokens and pass through SiLU; a group of heads shares B and C,
-//! - the result is `RMSNorm(y · SiLU(z))`, normed by group.
+//! - the result is `RMSNorm(y · SiLU(z))`, normed by group; in Falcon-H1 `RMSNorm(y) · SiLU(z)` or `y · SiLU(z)`.
 //!
 //! Projection: z `[inner]`, x `[inner]`, B `[groups · state]`, C `[groups · state]` and dt `[heads]` together, with
 //! `inner = heads · head_dim`.
@@ -49,10 +49,25 @@ pub struct StateSpace {
     pub convolution_bias: bool,
     /// True if the projections have biases.
     pub bias: bool,
+    /// Factors of z, x, B, C and dt (Falcon-H1).
+    pub factors: Option<[f32; 5]>,
+    /// Norm of the result.
+    pub norm: ResultNorm,
     /// Limits of a step Δ.
     pub steps: (f32, f32),
     /// Epsilon of the norm of the result.
     pub eps: f32,
+}
+
+/// Norm of the result of a Mamba-2 mixer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResultNorm {
+    /// No norm: the result is only gated.
+    None,
+    /// Norms the gated result.
+    AfterGate,
+    /// Gates the normed result.
+    BeforeGate,
 }
 
 /// Scratch of a pass, `[rows, …]` each.
@@ -96,11 +111,24 @@ impl StateSpace {
         Parts { projected, inputs, convolved, steps, decay, heads }
     }
 
+    /// Multiplies the projected values by their factors.
+    fn scale(&self, projected: &mut [f32]) {
+        let Some(factors) = self.factors else { return };
+        let states = self.groups * self.state;
+        let widths = [self.inner(), self.inner(), states, states, self.heads];
+        for mut row in projected.chunks_exact_mut(self.projected()) {
+            for (width, factor) in widths.into_iter().zip(factors) {
+                take(&mut row, width).iter_mut().for_each(|x| *x *= factor);
+            }
+        }
+    }
+
     /// Separates the inputs of the convolution, and computes steps and decays.
     fn split(&self, operators: &dyn Operators, p: &mut Parts<'_>) {
         let vector = |kind| operators.vector(kind).unwrap_or(&[]);
         let (log, bias) = (vector(VectorKind::DecayLog), vector(VectorKind::StepBias));
         let (first, last) = (self.inner(), self.inner() + self.channels());
+        self.scale(p.projected);
         let rates = p.steps.chunks_exact_mut(self.heads).zip(p.decay.chunks_exact_mut(self.heads));
         let rows = p.inputs.chunks_exact_mut(self.channels()).zip(rates);
         for (from, (inputs, (steps, decay))) in p.projected.chunks_exact(self.projected()).zip(rows) {
@@ -154,9 +182,18 @@ impl StateSpace {
         });
     }
 
+    /// Norms each group of a row of results.
+    fn norm_groups(&self, weight: &[f32], x: &[f32], out: &mut [f32]) {
+        let group = self.inner() / self.groups;
+        let groups = x.chunks_exact(group).zip(weight.chunks_exact(group));
+        for ((x, weight), out) in groups.zip(out.chunks_exact_mut(group)) {
+            kernels().rms_norm(x, weight, self.eps, out);
+        }
+    }
+
     /// Gates and norms the results into rows of `out`. `gated` is scratch as large as `out`.
     fn finish(&self, weight: &[f32], p: Finish<'_>, out: &mut [f32], threads: usize) {
-        let (width, group) = (self.inner(), self.inner() / self.groups);
+        let width = self.inner();
         let tokens = out.len() / width;
         let pieces = out.chunks_mut(ROWS * width).zip(p.gated.chunks_mut(ROWS * width)).enumerate();
         for_each(threads, pieces, |(piece, (out, gated))| {
@@ -167,10 +204,19 @@ impl StateSpace {
                     out.copy_from_slice(&p.heads[at..at + self.head_dim]);
                 }
                 let z = &p.projected[row * self.projected()..][..width];
-                kernels().silu_mul(z, out, gated);
-                let groups = gated.chunks_exact(group).zip(weight.chunks_exact(group));
-                for ((x, weight), out) in groups.zip(out.chunks_exact_mut(group)) {
-                    kernels().rms_norm(x, weight, self.eps, out);
+                match self.norm {
+                    ResultNorm::None => {
+                        gated.copy_from_slice(out);
+                        kernels().silu_mul(z, gated, out);
+                    }
+                    ResultNorm::AfterGate => {
+                        kernels().silu_mul(z, out, gated);
+                        self.norm_groups(weight, gated, out);
+                    }
+                    ResultNorm::BeforeGate => {
+                        self.norm_groups(weight, out, gated);
+                        kernels().silu_mul(z, gated, out);
+                    }
                 }
             }
         });
@@ -210,8 +256,9 @@ impl Mixer for StateSpace {
             (VectorKind::StepBias, vec![self.heads]),
             (VectorKind::DecayLog, vec![self.heads]),
             (VectorKind::Skip, vec![self.heads]),
-            (VectorKind::MixNorm, vec![self.inner()]),
         ]);
+        let norm = (VectorKind::MixNorm, vec![self.inner()]);
+        all.extend((self.norm != ResultNorm::None).then_some(norm));
         all
     }
 

@@ -117,6 +117,8 @@ fn state_space() -> StateSpace {
         kernel: 4,
         convolution_bias: true,
         bias: false,
+        factors: None,
+        norm: ResultNorm::AfterGate,
         steps: (0.3, 1.0),
         eps: 1e-5,
     }
@@ -127,6 +129,11 @@ fn all() -> Vec<Recurrent> {
         Recurrent::GatedDelta(delta(false)),
         Recurrent::GatedDelta(delta(true)),
         Recurrent::StateSpace(state_space()),
+        Recurrent::StateSpace(StateSpace {
+            norm: ResultNorm::None,
+            factors: Some([0.5; 5]),
+            ..state_space()
+        }),
         Recurrent::ShortConvolution(ShortConvolution { hidden: 1, kernel: 3, bias: true }),
     ]
 }

@@ -13,8 +13,8 @@ const MAX_BLOCK: usize = 4096;
 pub struct KvPlan {
     /// Layers with attention.
     pub(super) layers: Vec<LayerPlan>,
-    /// Place of each layer of the model: among those with attention, or among those with a recurrent mixer.
-    places: Vec<usize>,
+    /// Place of each layer of the model among those with attention, and among those with a recurrent mixer.
+    places: Vec<[usize; 2]>,
     /// Size of the state of a recurrent mixer, and the number of layers with one.
     state: (StateShape, usize),
     /// Tokens of a block, a multiple of 64.
@@ -119,17 +119,13 @@ impl KvPlan {
         unquantized: TileFormat,
     ) -> Result<Self, LoadError> {
         let mut counts = [0; 2];
-        let mut next = |kind: usize| {
-            counts[kind] += 1;
-            counts[kind] - 1
-        };
-        let place = |mixing: &Mixing| match mixing {
-            Mixing::Recurrent => next(0),
-            Mixing::Attention => next(1),
-            Mixing::None => usize::MAX,
+        let place = |mixing: &Mixing| {
+            let place = counts;
+            counts = [counts[0] + usize::from(mixing.attends()), counts[1] + usize::from(mixing.recurs())];
+            place
         };
         let places = config.mixing.iter().map(place).collect();
-        let state = (config.recurrent.map_or(StateShape::default(), |of| of.state()), counts[0]);
+        let state = (config.recurrent.map_or(StateShape::default(), |of| of.state()), counts[1]);
         let quantizers = quantizers.into_iter().enumerate().filter(|(layer, _)| config.attends(*layer));
         let quantizers: Vec<_> = quantizers.map(|(_, quantizer)| quantizer).collect();
         let refuse = |scheme: &str, allowed| LoadError::KvScheme { scheme: scheme.into(), allowed };
@@ -165,9 +161,9 @@ impl KvPlan {
         self
     }
 
-    /// Place of layer `layer` among those with attention, or among those with a recurrent mixer.
-    pub(crate) fn place(&self, layer: usize) -> usize {
-        self.places.get(layer).copied().unwrap_or(usize::MAX)
+    /// Place of layer `layer` among those with attention, and among those with a recurrent mixer.
+    pub(crate) fn places(&self, layer: usize) -> [usize; 2] {
+        self.places.get(layer).copied().unwrap_or([usize::MAX; 2])
     }
 
     /// True if layers have states of recurrent mixers, which cannot be cut back to fewer tokens.

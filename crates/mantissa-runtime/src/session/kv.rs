@@ -86,7 +86,7 @@ impl Kv {
             self.spans.push(RowSpan { sequence, rows: row..row + len, start: self.caches[sequence].len() });
             row += len;
         }
-        Pass { kv: self, layer: 0 }
+        Pass { kv: self, layer: 0, state: 0 }
     }
 
     /// Counts the tokens that a pass has appended.
@@ -98,12 +98,15 @@ impl Kv {
 /// Caches of the sequences of a pass.
 pub(crate) struct Pass<'a> {
     kv: &'a mut Kv,
+    /// Place of the layer among those with attention.
     layer: usize,
+    /// Place of the layer among those with a recurrent mixer.
+    state: usize,
 }
 
 impl Caches for Pass<'_> {
     fn layer(&mut self, layer: usize) -> &mut dyn CachedAttention {
-        self.layer = self.kv.pool.storage().place(layer);
+        [self.layer, self.state] = self.kv.pool.storage().places(layer);
         self
     }
 }
@@ -115,7 +118,7 @@ impl CachedAttention for Pass<'_> {
 
     fn states(&mut self) -> Result<States<'_>, ForwardError> {
         let Kv { states, slots, .. } = &mut *self.kv;
-        states.layer(self.layer, slots).ok_or(ForwardError::OtherModel { what: "KV cache" })
+        states.layer(self.state, slots).ok_or(ForwardError::OtherModel { what: "KV cache" })
     }
 
     fn attend_latents(

@@ -125,6 +125,8 @@ fn architectures_quantize_verify_and_measure() {
         "lfm2-moe",
         "granite-hybrid",
         "nemotron-h",
+        "falcon-h1",
+        "falcon-h1-norm",
         "gemma",
         "gemma2",
         "gemma3",
