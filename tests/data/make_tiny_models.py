@@ -38,7 +38,7 @@ from transformers import Cohere2Config, Cohere2ForCausalLM, Ernie4_5Config, Erni
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, GraniteConfig, GraniteForCausalLM
 from transformers import MinistralConfig, MinistralForCausalLM, Olmo3Config, Olmo3ForCausalLM
 from transformers import Lfm2Config, Lfm2ForCausalLM, Lfm2MoeConfig, Lfm2MoeForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
-from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, Qwen3_5TextConfig
 from transformers import FalconH1Config, FalconH1ForCausalLM
 from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, NemotronHConfig, NemotronHForCausalLM
 from transformers import SmolLM3Config, SmolLM3ForCausalLM, Starcoder2Config, Starcoder2ForCausalLM
@@ -312,6 +312,12 @@ VARIANTS = [
             {"head_dim": 12, "mamba_d_ssm": None, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 4,
              "mamba_rms_norm": True, "mamba_norm_before_gate": True, "rms_norm_eps": 0.3},
             {"norm of the result": "weights:mamba.norm.weight=1", "norm before the gate": {"mamba_norm_before_gate": False}}, seed=1053),
+    Variant("qwen3-5-moe", Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM,
+            {**DELTA, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "num_experts": 4, "num_experts_per_tok": 2,
+             "moe_intermediate_size": 12, "shared_expert_intermediate_size": 20, "rms_norm_eps": 0.3,
+             "rope_parameters": rope(100.0, partial_rotary_factor=0.5)},
+            {**DELTA_WITHOUT, "shared expert": "weights:shared_expert.down_proj.weight=0", "its gate": "weights:shared_expert_gate.weight=0",
+             "second expert": {"num_experts_per_tok": 1}}, seed=1054),
 ]
 
 COMMON = dict(

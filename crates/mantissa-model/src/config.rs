@@ -500,7 +500,7 @@ pub(crate) fn example(model_type: &str) -> Value {
             "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1,
             "moe_intermediate_size": 24
         }),
-        "qwen3_next" | "qwen3_5_text" => serde_json::json!({
+        "qwen3_next" | "qwen3_5_text" | "qwen3_5_moe_text" => serde_json::json!({
             "full_attention_interval": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
             "linear_key_head_dim": 8, "linear_value_head_dim": 12, "num_experts": 3, "num_experts_per_tok": 2,
             "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40, "mlp_only_layers": [0]

@@ -89,6 +89,6 @@ fn states_are_predicted_by_sequence() {
         assert_eq!(bytes(&many) - bytes(&few), 4 * model.kv().state_bytes(), "{name}");
         let (shape, layers) = model.kv().states();
         assert_eq!(model.kv().state_bytes(), 4 * (layers * shape.values()) as u64);
-        assert!(layers == 2 && shape.values() > 0, "{name}");
+        assert!(layers > 0 && shape.values() > 0, "{name}");
     }
 }

@@ -328,6 +328,19 @@ pub(super) static TABLE: &[Architecture] = &[
         ..QWEN3_5
     },
     QWEN3_5,
+    // Qwen3.5-MoE (text): experts in every layer, a shared one with a gate.
+    Architecture {
+        name: "qwen3_5_moe_text",
+        class: "Qwen3_5MoeForCausalLM",
+        aliases: &[("intermediate_size", "moe_intermediate_size")],
+        experts: Some(ExpertRules {
+            layers: ExpertLayers::All,
+            shared: SharedRules::Gated,
+            normalize: Flag::Fixed(true),
+            ..QWEN_EXPERTS
+        }),
+        ..QWEN3_5
+    },
     // Granite 4 without routed experts: Mamba-2 in most layers, the factors of Granite 3, no position embedding.
     Architecture {
         name: "granitemoehybrid",

@@ -121,6 +121,7 @@ fn architectures_quantize_verify_and_measure() {
         "olmo3",
         "qwen3-next",
         "qwen3-5",
+        "qwen3-5-moe",
         "lfm2",
         "lfm2-moe",
         "granite-hybrid",
