@@ -40,6 +40,7 @@ from transformers import MinistralConfig, MinistralForCausalLM, Olmo3Config, Olm
 from transformers import Lfm2Config, Lfm2ForCausalLM, Lfm2MoeConfig, Lfm2MoeForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, Qwen3_5TextConfig
 from transformers import FalconH1Config, FalconH1ForCausalLM
+from transformers import JambaConfig, JambaForCausalLM
 from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, NemotronHConfig, NemotronHForCausalLM
 from transformers import SmolLM3Config, SmolLM3ForCausalLM, Starcoder2Config, Starcoder2ForCausalLM
 
@@ -318,6 +319,14 @@ VARIANTS = [
              "rope_parameters": rope(100.0, partial_rotary_factor=0.5)},
             {**DELTA_WITHOUT, "shared expert": "weights:shared_expert.down_proj.weight=0", "its gate": "weights:shared_expert_gate.weight=0",
              "second expert": {"num_experts_per_tok": 1}}, seed=1054),
+    Variant("jamba", JambaConfig, JambaForCausalLM,
+            {"num_hidden_layers": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,
+             "num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16, "mamba_d_state": 6, "mamba_dt_rank": 5, "mamba_expand": 1,
+             "rms_norm_eps": 0.5},
+            {"decay": "weights:A_log=-100", "step bias": "weights:dt_proj.bias=0", "skip": r"weights:\.D$=0",
+             "convolution": "weights:conv1d.weight=1", "bias of the convolution": "weights:conv1d.bias=0", "eps": {"rms_norm_eps": 1e-5},
+             "norm of steps": "weights:dt_layernorm.weight=1", "norm of B": "weights:b_layernorm.weight=1",
+             "norm of C": "weights:c_layernorm.weight=1", "second expert": {"num_experts_per_tok": 1}}, seed=1055),
 ]
 
 COMMON = dict(

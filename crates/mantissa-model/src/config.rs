@@ -23,6 +23,7 @@ pub use recurrent::Multipliers;
 
 use crate::architecture::Architecture;
 use crate::architecture::rules::{Eps, FeedForward, LogitScale};
+pub use crate::mixer::SelectiveScan;
 pub use crate::mixer::{GatedDelta, Mixing, Recurrent, ShortConvolution, StateShape, StateSpace};
 use crate::rope::{Rope, RopeScaling, yarn_mscale};
 use attention::Heads;
@@ -143,8 +144,12 @@ impl ModelConfig {
         let heads = Heads::parse(fields, architecture, latent)?;
         let rotated = latent.map_or(heads.dim, |latent| latent.rotated);
         let rope = rope::parse(fields, &architecture.rope, max_position_embeddings, rotated)?;
-        let rules = architecture.experts.as_ref();
-        let experts = rules.map(|rules| experts::parse(fields, rules, num_hidden_layers)).transpose()?;
+        let experts = match &architecture.experts {
+            Some(rules) if experts::present(fields, rules)? => {
+                Some(experts::parse(fields, rules, num_hidden_layers)?)
+            }
+            _ => None,
+        };
         let caps = architecture.softcaps;
         let windows = attention::windows(fields, architecture, num_hidden_layers)?;
         let scales = Scales::parse(fields, architecture, heads.hidden_size)?;
@@ -511,6 +516,9 @@ pub(crate) fn example(model_type: &str) -> Value {
         }),
         "falcon_h1" => serde_json::json!({
             "mamba_d_ssm": 48, "mamba_n_heads": 8, "mamba_d_state": 6, "mamba_n_groups": 2, "attention_bias": false, "mlp_bias": false
+        }),
+        "jamba" => serde_json::json!({
+            "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 3, "num_experts_per_tok": 2, "mamba_d_state": 4
         }),
         "nemotron_h" => serde_json::json!({
             "hybrid_override_pattern": "M*-", "num_hidden_layers": 3, "mamba_num_heads": 4, "mamba_head_dim": 6,

@@ -206,7 +206,7 @@ fn change_readers(
     let read = || weights.iter().chain(rotated);
     readers.for_each(|info| read().for_each(|by| folds.change_input(info, by)));
     // Routers and gates read the norm before the MLP, rates of a mixer that before it.
-    let reads = |side: &&TensorInfo| matches!(side.role, Role::Side { layer: of, kind: side } if of == layer && side.reads() == kind);
+    let reads = |side: &&TensorInfo| matches!(side.role, Role::Side { layer: of, kind: side } if of == layer && side.reads() == Some(kind));
     for side in sides.iter().filter(reads) {
         let shape = (side.shape[0], config.hidden_size);
         read().for_each(|by| folds.change_tensor_input(side.name.clone(), shape, by));

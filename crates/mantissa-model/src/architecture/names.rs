@@ -83,6 +83,20 @@ impl MixerNames {
         ],
     };
 
+    /// Names of Mamba in Jamba.
+    pub(crate) const JAMBA: Self = MixerNames {
+        sides: &[(SideKind::Selection, "mamba.x_proj"), (SideKind::Step, "mamba.dt_proj")],
+        vectors: &[
+            (VectorKind::Convolution, "mamba.conv1d.weight"),
+            (VectorKind::ConvolutionBias, "mamba.conv1d.bias"),
+            (VectorKind::DecayLog, "mamba.A_log"),
+            (VectorKind::Skip, "mamba.D"),
+            (VectorKind::StepNorm, "mamba.dt_layernorm.weight"),
+            (VectorKind::WriteNorm, "mamba.b_layernorm.weight"),
+            (VectorKind::ReadNorm, "mamba.c_layernorm.weight"),
+        ],
+    };
+
     /// Names of LFM2's short convolution.
     pub(crate) const LFM2: Self = MixerNames {
         sides: &[],
@@ -201,6 +215,10 @@ impl Names {
         mixer: MixerNames::GRANITE,
         ..Self::LLAMA
     };
+
+    /// Names of Jamba.
+    pub(crate) const JAMBA: Self =
+        Names { experts: ExpertNames::JAMBA, mixer: MixerNames::JAMBA, ..Self::FALCON_H1 };
 
     /// Names of Nemotron-H, whose layers have one half each.
     pub(crate) const NEMOTRON_H: Self = Names {
@@ -345,6 +363,10 @@ impl ExpertNames {
 
     /// Names of DeepSeek.
     pub(crate) const DEEPSEEK: Self = ExpertNames { shared: "mlp.shared_experts.", ..Self::QWEN };
+
+    /// Names of Jamba.
+    pub(crate) const JAMBA: Self =
+        ExpertNames { experts: "feed_forward.experts.", router: "feed_forward.router", ..Self::QWEN };
 
     /// Names of LFM2-MoE.
     pub(crate) const LFM2: Self = ExpertNames {

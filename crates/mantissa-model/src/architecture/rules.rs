@@ -61,6 +61,8 @@ pub(crate) enum RecurrentRules {
     },
     /// Short convolution in layers whose `layer_types` is `conv`, or else in those not in `full_attn_idxs`.
     ShortConvolution,
+    /// Mamba in all layers but those at `attn_layer_offset` of each `attn_layer_period` (Jamba).
+    SelectiveScan,
     /// Mamba-2 in every layer, beside attention on the same input (Falcon-H1).
     Parallel,
     /// Mamba-2.
@@ -230,6 +232,8 @@ pub(crate) enum ExpertLayers {
     Sparse,
     /// Layers from `first_k_dense_replace` on, with this default.
     From(usize),
+    /// Layers at `expert_layer_offset` (1) of each `expert_layer_period` (2); none with one expert.
+    Period,
 }
 
 /// Experts that every token passes through.

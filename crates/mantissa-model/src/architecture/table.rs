@@ -379,6 +379,23 @@ pub(super) static TABLE: &[Architecture] = &[
         recurrent: Some(RecurrentRules::Parallel),
         ..LLAMA
     },
+    // Jamba: Mamba in most layers, experts in every other one, no position embedding.
+    Architecture {
+        name: "jamba",
+        class: "JambaForCausalLM",
+        names: Names::JAMBA,
+        eps: Eps::Default(1e-6),
+        biases: BiasRules::NONE,
+        rope: RopeRules { no_rope: NoRope::All, ..ROPE },
+        recurrent: Some(RecurrentRules::SelectiveScan),
+        experts: Some(ExpertRules {
+            count: "num_experts",
+            layers: ExpertLayers::Period,
+            normalize: Flag::Fixed(false),
+            ..EXPERTS
+        }),
+        ..LLAMA
+    },
     // Nemotron-H without experts: every layer is a Mamba-2 mixer, attention or an MLP; no position embedding.
     Architecture {
         name: "nemotron_h",

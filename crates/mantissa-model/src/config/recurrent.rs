@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::fields::{ConfigError, Fields, MAX_LAYERS, MAX_WIDTH};
 use crate::architecture::Architecture;
 use crate::architecture::rules::RecurrentRules;
-use crate::mixer::{GatedDelta, Mixing, Recurrent, ResultNorm, ShortConvolution, StateSpace};
+use crate::mixer::{GatedDelta, Mixing, Recurrent, ResultNorm, SelectiveScan, ShortConvolution, StateSpace};
 
 /// Longest convolution, in tokens.
 const MAX_KERNEL: u64 = 256;
@@ -96,6 +96,14 @@ pub(super) fn parse(
             })?;
             (Some(Recurrent::ShortConvolution(mixer)), mixing)
         }
+        Some(RecurrentRules::SelectiveScan) => {
+            let limits = 1..=u64::from(u32::MAX);
+            let period = fields.optional_size("attn_layer_period", limits)?.unwrap_or(8);
+            let offset = fields.optional_size("attn_layer_offset", 0..=period as u64 - 1)?.unwrap_or(4);
+            let of = |layer| if layer % period == offset { Mixing::Attention } else { Mixing::Recurrent };
+            let mixer = selective_scan(fields, hidden, eps)?;
+            (Some(Recurrent::SelectiveScan(mixer)), (0..layers).map(of).collect())
+        }
         Some(RecurrentRules::Parallel) => {
             (Some(Recurrent::StateSpace(parallel(fields, hidden, eps)?)), vec![Mixing::Both; layers])
         }
@@ -132,6 +140,27 @@ fn gated_delta(fields: Fields<'_>, hidden: usize, eps: f32, joined: bool) -> Res
     check_width(fields, "linear_value_head_dim", mixer.value_heads, mixer.value_dim)?;
     check_width(fields, "linear_value_head_dim", mixer.key_dim, mixer.value_dim)?;
     // The convolution has the activation of the MLP, the gate of the result always SiLU.
+    silu(fields, "hidden_act")?;
+    Ok(mixer)
+}
+
+fn selective_scan(fields: Fields<'_>, hidden: usize, eps: f32) -> Result<SelectiveScan, ConfigError> {
+    let rank = match fields.get("mamba_dt_rank") {
+        Some(Value::String(text)) if text == "auto" => None,
+        _ => fields.optional_size("mamba_dt_rank", 1..=MAX_WIDTH)?,
+    };
+    let mixer = SelectiveScan {
+        hidden,
+        inner: fields.optional_size("mamba_expand", 1..=64)?.unwrap_or(2) * hidden,
+        state: fields.optional_size("mamba_d_state", 1..=MAX_WIDTH)?.unwrap_or(16),
+        rank: rank.unwrap_or(hidden.div_ceil(16)),
+        kernel: fields.optional_size("mamba_d_conv", 1..=MAX_KERNEL)?.unwrap_or(4),
+        convolution_bias: fields.flag("mamba_conv_bias", true)?,
+        bias: fields.flag("mamba_proj_bias", false)?,
+        eps,
+    };
+    check_width(fields, "mamba_d_state", mixer.inner, mixer.state)?;
+    check_width(fields, "mamba_expand", 1, mixer.inner)?;
     silu(fields, "hidden_act")?;
     Ok(mixer)
 }

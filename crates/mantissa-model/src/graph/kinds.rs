@@ -139,6 +139,11 @@ pub enum SideKind {
     WriteRate,
     /// Rates at which a recurrent mixer forgets.
     DecayRate,
+    /// Convolved inputs of a recurrent mixer to the latent of its steps and to the vectors that write and read its
+    /// state.
+    Selection,
+    /// Latent of the steps of a recurrent mixer to the steps.
+    Step,
 }
 
 /// Vector of a layer that is not part of a linear layer.
@@ -154,20 +159,27 @@ pub enum VectorKind {
     ConvolutionBias,
     /// Bias of the step of a recurrent mixer, one per head.
     StepBias,
-    /// Logarithm of the decay of a recurrent mixer, one per head.
+    /// Logarithm of the decay of a recurrent mixer, one per head or value of its state.
     DecayLog,
-    /// Factor of the input that a recurrent mixer adds to its result, one per head.
+    /// Factor of the input that a recurrent mixer adds to its result, one per head or channel.
     Skip,
     /// Weight of the norm of a recurrent mixer's result.
     MixNorm,
+    /// Weight of the norm of the latent of a recurrent mixer's steps.
+    StepNorm,
+    /// Weight of the norm of the vector that writes a recurrent mixer's state.
+    WriteNorm,
+    /// Weight of the norm of the vector that reads a recurrent mixer's state.
+    ReadNorm,
 }
 
 impl SideKind {
-    /// Norm whose output it reads.
-    pub const fn reads(self) -> NormKind {
+    /// Norm whose output it reads; `None` inside a mixer.
+    pub const fn reads(self) -> Option<NormKind> {
         match self {
-            SideKind::Router | SideKind::SharedGate => NormKind::Post,
-            SideKind::Rates | SideKind::WriteRate | SideKind::DecayRate => NormKind::Input,
+            SideKind::Router | SideKind::SharedGate => Some(NormKind::Post),
+            SideKind::Rates | SideKind::WriteRate | SideKind::DecayRate => Some(NormKind::Input),
+            SideKind::Selection | SideKind::Step => None,
         }
     }
 }

@@ -55,7 +55,7 @@ impl ModelConfig {
         let name = match kind {
             SideKind::Router => self.names().experts.router,
             SideKind::SharedGate => Names::SHARED_GATE,
-            SideKind::Rates | SideKind::WriteRate | SideKind::DecayRate => self.names().mixer.side(kind),
+            _ => self.names().mixer.side(kind),
         };
         format!("{}{name}", self.layer_prefix(layer))
     }

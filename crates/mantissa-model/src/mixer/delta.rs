@@ -282,7 +282,7 @@ impl Mixer for GatedDelta {
         operators.linears(LinearInput::Qkv, x, tokens, &mut jobs)
     }
 
-    fn mix(&self, operators: &dyn Operators, rows: MixRows<'_>) {
+    fn mix(&self, operators: &mut dyn Operators, rows: MixRows<'_>) {
         let MixRows { seqs, mut states, threads, scratch, out } = rows;
         let (tokens, width) = (seqs.tokens(), self.value_width());
         let (out, padding) = out[..seqs.rows * width].split_at_mut(tokens * width);

@@ -7,12 +7,14 @@
 
 mod convolution;
 mod delta;
+mod selective;
 mod short;
 mod state_space;
 
 use mantissa_kernels::kernels;
 
 pub use self::delta::GatedDelta;
+pub use self::selective::SelectiveScan;
 pub use self::short::ShortConvolution;
 pub use self::state_space::{ResultNorm, StateSpace};
 use crate::error::ForwardError;
@@ -55,6 +57,8 @@ pub enum Recurrent {
     ShortConvolution(ShortConvolution),
     /// Mamba-2.
     StateSpace(StateSpace),
+    /// Mamba.
+    SelectiveScan(SelectiveScan),
 }
 
 impl Recurrent {
@@ -64,6 +68,7 @@ impl Recurrent {
             Recurrent::GatedDelta(mixer) => mixer,
             Recurrent::ShortConvolution(mixer) => mixer,
             Recurrent::StateSpace(mixer) => mixer,
+            Recurrent::SelectiveScan(mixer) => mixer,
         }
     }
 
@@ -179,7 +184,7 @@ pub(crate) trait Mixer {
     ) -> Result<(), ForwardError>;
 
     /// Mixes the tokens of each sequence into `rows.out`, and advances their states. Padding is 0.
-    fn mix(&self, operators: &dyn Operators, rows: MixRows<'_>);
+    fn mix(&self, operators: &mut dyn Operators, rows: MixRows<'_>);
 }
 
 /// Returns a side of `rows` outputs that reads the layer's input of width `cols`.

@@ -64,7 +64,7 @@ impl Mixer for ShortConvolution {
         operators.linears(LinearInput::Qkv, x, tokens, &mut jobs)
     }
 
-    fn mix(&self, operators: &dyn Operators, rows: MixRows<'_>) {
+    fn mix(&self, operators: &mut dyn Operators, rows: MixRows<'_>) {
         let MixRows { seqs, mut states, threads, mut scratch, out } = rows;
         let (tokens, width) = (seqs.tokens(), self.hidden);
         let (out, padding) = out[..seqs.rows * width].split_at_mut(tokens * width);

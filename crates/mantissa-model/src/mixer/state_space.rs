@@ -290,7 +290,7 @@ impl Mixer for StateSpace {
         operators.linears(LinearInput::Qkv, x, tokens, &mut jobs)
     }
 
-    fn mix(&self, operators: &dyn Operators, rows: MixRows<'_>) {
+    fn mix(&self, operators: &mut dyn Operators, rows: MixRows<'_>) {
         let MixRows { seqs, mut states, threads, scratch, out } = rows;
         let (tokens, width) = (seqs.tokens(), self.inner());
         let (out, padding) = out[..seqs.rows * width].split_at_mut(tokens * width);

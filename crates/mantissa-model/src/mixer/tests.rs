@@ -4,6 +4,9 @@ use super::*;
 use crate::flow::Job;
 use crate::graph::kinds::{LinearInput, NormKind};
 
+const INNER: usize = 12;
+const RANK: usize = 3;
+
 /// Operators whose projections are functions of the token, so that a test can compute them again.
 struct Fake {
     vectors: Vec<(VectorKind, Vec<f32>)>,
@@ -53,12 +56,23 @@ impl Operators for Fake {
     }
 
     fn side(&mut self, kind: SideKind, x: &[f32], out: &mut [f32]) {
-        fill(x, out, 2 + usize::from(kind == SideKind::DecayRate));
+        match kind {
+            // Projections inside the mixer read what it computed.
+            SideKind::Selection => fill_from(x, out, INNER, 5),
+            SideKind::Step => fill_from(x, out, RANK, 6),
+            _ => fill(x, out, 2 + usize::from(kind == SideKind::DecayRate)),
+        }
     }
 
     fn vector(&self, kind: VectorKind) -> Option<&[f32]> {
         self.vectors.iter().find(|(of, _)| *of == kind).map(|(_, values)| values.as_slice())
     }
+}
+
+/// Projects the sum of each row of `width` values.
+fn fill_from(x: &[f32], out: &mut [f32], width: usize, kind: usize) {
+    let sums: Vec<f32> = x.chunks_exact(width).map(|x| x.iter().sum()).collect();
+    fill(&sums, out, kind);
 }
 
 /// Projects tokens of one value each.
@@ -84,7 +98,7 @@ fn mix(
     padded.resize(seqs.rows, 0.0);
     mixer.project(&mut operators, &padded, (seqs.rows, x.len()), &mut scratch).unwrap();
     let rows = MixRows { seqs, states, threads, scratch: &mut scratch, out: &mut out };
-    mixer.mix(&operators, rows);
+    mixer.mix(&mut operators, rows);
     assert!(out[x.len() * mixer.width()..].iter().all(|x| *x == 0.0), "padding");
     out.truncate(x.len() * mixer.width());
     out
@@ -124,6 +138,19 @@ fn state_space() -> StateSpace {
     }
 }
 
+fn selective() -> SelectiveScan {
+    SelectiveScan {
+        hidden: 1,
+        inner: INNER,
+        state: 4,
+        rank: RANK,
+        kernel: 4,
+        convolution_bias: true,
+        bias: false,
+        eps: 1e-5,
+    }
+}
+
 fn all() -> Vec<Recurrent> {
     vec![
         Recurrent::GatedDelta(delta(false)),
@@ -134,6 +161,7 @@ fn all() -> Vec<Recurrent> {
             factors: Some([0.5; 5]),
             ..state_space()
         }),
+        Recurrent::SelectiveScan(selective()),
         Recurrent::ShortConvolution(ShortConvolution { hidden: 1, kernel: 3, bias: true }),
     ]
 }
@@ -308,6 +336,44 @@ fn a_state_space_agrees_with_its_formula() {
             let mean = of_group.iter().map(|g| g * g).sum::<f64>() / group as f64;
             let expected = weight[c] * gated[c] / (mean + 1e-5).sqrt();
             assert!((f64::from(*found) - expected).abs() < 1e-4, "{c}: {found} {expected}");
+        }
+    }
+}
+
+#[test]
+fn a_selective_scan_agrees_with_its_formula() {
+    let m = selective();
+    let (x, fake) = (tokens(20, 6), Fake::of(&m));
+    let found = mix(&m, &x, &Sequences { lens: &[20], starts: &[], rows: 20 }, None, 1);
+    let [log, skip] = [VectorKind::DecayLog, VectorKind::Skip].map(|kind| fake.get(kind));
+    let norm = |kind, x: Vec<f64>| {
+        let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+        let weight = fake.get(kind);
+        x.iter().zip(weight).map(|(x, w)| w * x / (mean + 1e-5).sqrt()).collect::<Vec<_>>()
+    };
+    let mut state = vec![vec![0f64; m.state]; INNER];
+    for t in 0..x.len() {
+        let channel = |c: usize| {
+            let input = |t: usize| f64::from(projected(0, x[t], c));
+            silu(convolved(&fake, &input, t, c, INNER))
+        };
+        let sum: f64 = (0..INNER).map(channel).sum();
+        let selected = |from: usize, n: usize| {
+            (from..from + n).map(|c| f64::from(projected(5, sum as f32, c))).collect::<Vec<_>>()
+        };
+        let delta: f64 = norm(VectorKind::StepNorm, selected(0, RANK)).iter().sum();
+        let b = norm(VectorKind::WriteNorm, selected(RANK, m.state));
+        let c = norm(VectorKind::ReadNorm, selected(RANK + m.state, m.state));
+        for (at, state) in state.iter_mut().enumerate() {
+            let step = (1.0 + f64::from(projected(6, delta as f32, at)).exp()).ln();
+            let mut y = skip[at] * channel(at);
+            for (n, s) in state.iter_mut().enumerate() {
+                *s = *s * (-log[at * m.state + n].exp() * step).exp() + b[n] * step * channel(at);
+                y += c[n] * *s;
+            }
+            let expected = y * silu(f64::from(projected(0, x[t], INNER + at)));
+            let found = f64::from(found[t * INNER + at]);
+            assert!((found - expected).abs() < 1e-4, "{t} {at}: {found} {expected}");
         }
     }
 }

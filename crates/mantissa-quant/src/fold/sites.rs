@@ -106,7 +106,7 @@ pub(crate) fn sites(config: &ModelConfig, layer: usize) -> Vec<Site> {
     }
     found.extend(values(config, &linears));
     found.extend(inner(config, &linears));
-    let has_rates = config.sides(layer).iter().any(|side| side.kind.reads() == NormKind::Input);
+    let has_rates = config.sides(layer).iter().any(|side| side.kind.reads() == Some(NormKind::Input));
     let routed = linears.iter().any(|info| matches!(info.kind, LinearKind::ExpertUp(_)));
     found.retain(|site| {
         let by_rows = site.readers.iter().all(|info| !matches!(info.stored, StoredAs::Stacked(_)));

@@ -126,6 +126,7 @@ fn architectures_quantize_verify_and_measure() {
         "lfm2-moe",
         "granite-hybrid",
         "nemotron-h",
+        "jamba",
         "falcon-h1",
         "falcon-h1-norm",
         "gemma",
