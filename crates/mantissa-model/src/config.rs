@@ -11,6 +11,7 @@ mod rope;
 use std::path::Path;
 
 use mantissa_kernels::kernels;
+use mantissa_store::json::with_spelled_floats;
 use serde_json::Value;
 
 pub use crate::architecture::features::{
@@ -314,7 +315,7 @@ pub fn read_json(path: &Path) -> Result<Option<Value>, ConfigError> {
         return Err(error(format!("{size} bytes"), "at most 16 MB"));
     }
     let bytes = std::fs::read(path).map_err(|e| error(e.to_string(), "a readable file"))?;
-    serde_json::from_slice(&bytes).map(Some).map_err(|e| error(e.to_string(), "JSON"))
+    serde_json::from_slice(&with_spelled_floats(&bytes)).map(Some).map_err(|e| error(e.to_string(), "JSON"))
 }
 
 /// Constant factors of a model.
