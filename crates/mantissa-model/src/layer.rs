@@ -353,6 +353,10 @@ impl Operators for Evaluate<'_, '_> {
     ) -> Result<(), ForwardError> {
         // The flow asks only for layers in the config, and those were loaded.
         let first = jobs.first().and_then(|job| self.layer.linear(job.kind));
+        // Attention beside a mixer reads the same input, which is observed once.
+        let again =
+            self.layer.flow.attends() && jobs.first().is_some_and(|job| job.kind == LinearKind::MixIn);
+        let first = first.filter(|_| !again);
         if let (Some(observe), Some(linear)) = (self.observer.as_mut(), first) {
             observe(input, &x[..tokens * linear.cols()]);
         }
