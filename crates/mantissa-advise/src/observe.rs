@@ -175,7 +175,7 @@ impl Looking<'_> {
     /// Checks for KV cache scales if the config asks for a quantized cache: engines use 1 for missing ones.
     fn cache_scales(&mut self, config: &ModelConfig) -> Result<()> {
         self.examined.push(Observed::NoCacheScale);
-        for layer in 0..config.num_hidden_layers {
+        for layer in config.attention_layers() {
             let module = config.attention_module(layer);
             let heads = config.num_key_value_heads;
             if self.files.kv_quant(&module, heads)?.is_none() {

@@ -16,7 +16,8 @@ use features::{Activation, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm};
 use mantissa_num::nearest_list;
 use names::Names;
 use rules::{
-    BiasRules, Eps, ExpertRules, Flag, HeadDim, LatentRules, RopeRules, ScaleRules, Softcaps, Windows,
+    BiasRules, Eps, ExpertRules, FeedForward, Flag, HeadDim, LatentRules, RecurrentRules, RopeRules,
+    ScaleRules, Softcaps, Windows,
 };
 
 /// A decoder architecture. Two are equal when their names are.
@@ -32,6 +33,8 @@ pub struct Architecture {
     pub(crate) aliases: &'static [(&'static str, &'static str)],
     /// Flags that change the computation and are supported with one value only, the default of configs without them.
     pub(crate) fixed_flags: &'static [(&'static str, bool)],
+    /// Counts that are supported with one value only, and must be stated.
+    pub(crate) fixed_counts: &'static [(&'static str, u64)],
     /// Names of its tensors.
     pub(crate) names: Names,
     /// True if the head is the embedding if `tie_word_embeddings` is absent.
@@ -56,8 +59,8 @@ pub struct Architecture {
     pub(crate) gelu_is_tanh: bool,
     /// Width of a head.
     pub(crate) head_dim: HeadDim,
-    /// Multiple of `hidden_size` that `intermediate_size` is if it is absent; `None` if it is required.
-    pub(crate) default_ffn: Option<usize>,
+    /// Width of the MLP.
+    pub(crate) feed_forward: FeedForward,
     /// Storage of q, k and v.
     pub(crate) qkv: QkvForm,
     /// Structure of the MLP.
@@ -90,6 +93,12 @@ pub struct Architecture {
     pub(crate) sinks: bool,
     /// Multi-head latent attention.
     pub(crate) latent: Option<LatentRules>,
+    /// True if the joined heads are gated, by the second half of each head's query projection.
+    pub(crate) gated_attention: bool,
+    /// True if attention, mixer and MLP have constant factors.
+    pub(crate) multipliers: bool,
+    /// Recurrent mixer of layers.
+    pub(crate) recurrent: Option<RecurrentRules>,
     /// Mixture of experts.
     pub(crate) experts: Option<ExpertRules>,
 }

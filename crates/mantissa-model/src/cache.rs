@@ -1,9 +1,10 @@
 //! Keys and values of earlier tokens, for generation: per layer `[capacity, key width]` in f32, quantized, or the
-//! latents that they are projected from.
+//! latents that they are projected from; and the states of recurrent mixers.
 
 mod attend;
 mod latent;
 mod packed;
+mod state;
 
 use crate::config::ModelConfig;
 use crate::error::{ForwardError, LoadError};
@@ -14,16 +15,21 @@ use crate::memory::{check_context, zeros};
 use self::latent::LatentCache;
 pub(crate) use self::latent::{LATENT_QUERIES, LatentScratch};
 use self::packed::{Scratch, SideCache};
+use self::state::StateCache;
 
 /// The KV cache of one sequence.
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<LayerCache>,
+    /// States of recurrent mixers, by layer.
+    states: Vec<Option<Box<StateCache>>>,
     /// Scratch that quantized layers are decoded into.
     scratch: Option<Scratch>,
     /// Scratch that latents are decoded into.
     latent: Option<Box<LatentScratch>>,
     len: usize,
+    /// Tokens held before the last pass, whose states are saved.
+    saved: usize,
     capacity: usize,
     width: usize,
 }
@@ -40,6 +46,7 @@ enum LayerCache {
 #[derive(Debug)]
 pub(crate) struct Past<'a> {
     layer: &'a mut LayerCache,
+    state: Option<&'a mut StateCache>,
     scratch: Option<&'a mut Scratch>,
     latent: Option<&'a mut LatentScratch>,
 }
@@ -65,24 +72,28 @@ impl KvCache {
         check_context(config, capacity)?;
         let memory = || LoadError::Memory {
             what: "KV cache",
-            bytes: (0..count).map(|layer| layer_bytes(config, capacity, quantizer(layer))).sum(),
+            bytes: (0..count).map(|layer| layer_bytes(config, layer, capacity, quantizer(layer))).sum(),
         };
         let width = config.key_value_width();
         let len = capacity.checked_mul(width).ok_or_else(memory)?;
-        let layer = |layer| layer_cache(config, capacity, quantizer(layer));
+        let layer = |layer| layer_cache(config, layer, capacity, quantizer(layer));
         let layers: Vec<_> = (0..count).map(layer).collect::<Option<_>>().ok_or_else(memory)?;
         let quantized = layers.iter().any(|layer| matches!(layer, LayerCache::Quantized { .. }));
         let scratch = quantized.then(|| Scratch::plan(len).ok_or_else(memory)).transpose()?;
         let latent = config.latent.as_ref();
         let latent = latent.map(|latent| LatentScratch::plan(latent, config, capacity).ok_or_else(memory));
         let latent = latent.transpose()?.map(Box::new);
-        Ok(KvCache { layers, scratch, latent, len: 0, capacity, width })
+        let state = |layer| match config.recurrent_in(layer) {
+            Some(recurrent) => StateCache::plan(recurrent.state()).map(|state| Some(Box::new(state))),
+            None => Some(None),
+        };
+        let states = (0..count).map(state).collect::<Option<_>>().ok_or_else(memory)?;
+        Ok(KvCache { layers, states, scratch, latent, len: 0, saved: 0, capacity, width })
     }
 
     /// Bytes that [`plan`](Self::plan) allocates; `u64::MAX` on overflow.
     pub fn bytes_needed(config: &ModelConfig, capacity: usize) -> u64 {
-        let layers = layer_bytes(config, capacity, None).saturating_mul(config.num_hidden_layers as u64);
-        layers.saturating_add(latent_scratch(config, capacity))
+        all_layers(config, capacity, None).saturating_add(latent_scratch(config, capacity))
     }
 
     /// Bytes that [`for_decoder`](Self::for_decoder) allocates for a decoder under `policy`.
@@ -95,10 +106,10 @@ impl KvCache {
         policy: &KvPolicy,
     ) -> Result<u64, LoadError> {
         let quantizer = policy.quantizer(config)?;
-        let layers = layer_bytes(config, capacity, Some(&quantizer));
-        let scratch = if quantizer.stores_heads() { layer_bytes(config, capacity, None) } else { 0 };
+        let heads = (8 * config.key_value_width() as u64).saturating_mul(capacity as u64);
+        let scratch = if quantizer.stores_heads() { heads } else { 0 };
         let scratch = scratch.saturating_add(latent_scratch(config, capacity));
-        Ok(layers.saturating_mul(config.num_hidden_layers as u64).saturating_add(scratch))
+        Ok(all_layers(config, capacity, Some(&quantizer)).saturating_add(scratch))
     }
 
     /// Tokens held.
@@ -116,8 +127,32 @@ impl KvCache {
         self.capacity
     }
 
-    /// Removes all tokens from `len` on. Tokens that have left a window do not return to it.
+    /// Removes all tokens from `len` on. Tokens that have left a window do not return to it. The state of a recurrent
+    /// mixer cannot be cut back: in models with one, all tokens are removed unless `len` is the number before the last
+    /// pass.
     pub fn truncate(&mut self, len: usize) {
+        let recurs = self.states.iter().any(Option::is_some);
+        match recurs && len < self.len {
+            true if len == self.saved => self.restore(len),
+            true => self.cut(0),
+            false => self.cut(len),
+        }
+    }
+
+    /// Copies the states of recurrent mixers before a pass, for [`restore`](Self::restore).
+    pub(crate) fn save(&mut self) {
+        self.saved = self.len;
+        self.states.iter_mut().flatten().for_each(|state| state.save());
+    }
+
+    /// Removes the tokens of the last pass, of which there were `len` before.
+    pub(crate) fn restore(&mut self, len: usize) {
+        self.cut(len);
+        self.states.iter_mut().flatten().for_each(|state| state.restore());
+    }
+
+    /// Removes keys and values from `len` on.
+    fn cut(&mut self, len: usize) {
         self.len = self.len.min(len);
         for layer in &mut self.layers {
             match layer {
@@ -149,7 +184,8 @@ impl KvCache {
 
     pub(crate) fn layer(&mut self, layer: usize) -> Past<'_> {
         let latent = self.latent.as_deref_mut();
-        Past { layer: &mut self.layers[layer], scratch: self.scratch.as_mut(), latent }
+        let state = self.states[layer].as_deref_mut();
+        Past { layer: &mut self.layers[layer], state, scratch: self.scratch.as_mut(), latent }
     }
 
     /// Adds to the cache the tokens that every layer has written since the last call.
@@ -159,7 +195,15 @@ impl KvCache {
 }
 
 /// Allocates one layer for `capacity` tokens; `None` if there is not enough memory.
-fn layer_cache(config: &ModelConfig, capacity: usize, quantizer: Option<&KvQuantizer>) -> Option<LayerCache> {
+fn layer_cache(
+    config: &ModelConfig,
+    layer: usize,
+    capacity: usize,
+    quantizer: Option<&KvQuantizer>,
+) -> Option<LayerCache> {
+    if !config.attends(layer) {
+        return Some(LayerCache::Exact { keys: Vec::new(), values: Vec::new() });
+    }
     if let Some(latent) = &config.latent {
         return LatentCache::plan(latent, quantizer, capacity).map(Box::new).map(LayerCache::Latent);
     }
@@ -180,8 +224,23 @@ fn latent_scratch(config: &ModelConfig, capacity: usize) -> u64 {
     config.latent.map_or(0, |latent| LatentScratch::bytes_needed(&latent, config, capacity))
 }
 
+/// Bytes of all layers for `capacity` tokens.
+fn all_layers(config: &ModelConfig, capacity: usize, quantizer: Option<&KvQuantizer>) -> u64 {
+    let bytes = |layer| layer_bytes(config, layer, capacity, quantizer);
+    (0..config.num_hidden_layers).map(bytes).fold(0, u64::saturating_add)
+}
+
 /// Bytes of one layer for `capacity` tokens.
-fn layer_bytes(config: &ModelConfig, capacity: usize, quantizer: Option<&KvQuantizer>) -> u64 {
+fn layer_bytes(config: &ModelConfig, layer: usize, capacity: usize, quantizer: Option<&KvQuantizer>) -> u64 {
+    let state = config.recurrent_in(layer).map_or(0, |of| StateCache::bytes_needed(of.state()));
+    if !config.attends(layer) {
+        return state;
+    }
+    heads_bytes(config, capacity, quantizer).saturating_add(state)
+}
+
+/// Bytes of the keys and values of one layer for `capacity` tokens.
+fn heads_bytes(config: &ModelConfig, capacity: usize, quantizer: Option<&KvQuantizer>) -> u64 {
     if let Some(latent) = &config.latent {
         return LatentCache::bytes_needed(latent, quantizer, capacity);
     }

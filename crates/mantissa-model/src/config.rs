@@ -5,11 +5,13 @@
 mod attention;
 mod experts;
 mod fields;
+mod recurrent;
 mod rope;
 
 use std::path::Path;
 
 use mantissa_kernels::kernels;
+use mantissa_store::json::with_spelled_floats;
 use serde_json::Value;
 
 pub use crate::architecture::features::{
@@ -18,13 +20,17 @@ pub use crate::architecture::features::{
 pub use attention::Latent;
 pub use experts::{Experts, Groups, LimitedSwiglu, Routing, SharedExperts};
 pub use fields::ConfigError;
+pub use recurrent::Multipliers;
 
 use crate::architecture::Architecture;
-use crate::architecture::rules::{Eps, LogitScale};
 use crate::architecture::wrapper::{TEXT_CONFIG, TextPlace, Wrapper};
+use crate::architecture::rules::{Eps, FeedForward, LogitScale};
+pub use crate::mixer::SelectiveScan;
+pub use crate::mixer::{GatedDelta, Mixing, Recurrent, ShortConvolution, StateShape, StateSpace};
 use crate::rope::{Rope, RopeScaling, yarn_mscale};
 use attention::Heads;
-use fields::{Fields, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH};
+use fields::{Fields, MAX_POSITIONS, MAX_WIDTH};
+use recurrent::Mixers;
 
 /// A decoder's architecture. All sizes are at least 1 and multiply without overflow.
 #[derive(Clone, Debug, PartialEq)]
@@ -104,6 +110,17 @@ pub struct ModelConfig {
     pub sinks: bool,
     /// Latent attention.
     pub latent: Option<Latent>,
+    /// True if the joined heads are multiplied by the sigmoid of a gate, which the projection of the queries returns after
+    /// each head's query (Qiu et al. 2025, "Gated Attention for Large Language Models").
+    pub gated_attention: bool,
+    /// Factors of attention, mixer and MLP.
+    pub multipliers: Option<Multipliers>,
+    /// Recurrent mixer of layers.
+    pub recurrent: Option<Recurrent>,
+    /// Token mixing of each layer: its first half.
+    pub mixing: Vec<Mixing>,
+    /// True for layers with an MLP or experts: a second half.
+    pub has_mlp: Vec<bool>,
     /// Mixture of experts.
     pub experts: Option<Experts>,
     /// True if the head has a bias.
@@ -127,18 +144,26 @@ impl ModelConfig {
         let Described { fields, architecture, wrapper } = describe(root)?;
         let fields = fields.named(architecture.aliases);
         check_flags(fields, architecture)?;
-        let num_hidden_layers = fields.size("num_hidden_layers", 1..=MAX_LAYERS)?;
+        let num_hidden_layers = recurrent::layers(fields, architecture)?;
         let max_position_embeddings = fields.size("max_position_embeddings", 1..=MAX_POSITIONS)?;
         let latent = Latent::parse(fields, architecture)?;
         let heads = Heads::parse(fields, architecture, latent)?;
         let rotated = latent.map_or(heads.dim, |latent| latent.rotated);
         let rope = rope::parse(fields, &architecture.rope, max_position_embeddings, rotated)?;
-        let rules = architecture.experts.as_ref();
-        let experts = rules.map(|rules| experts::parse(fields, rules, num_hidden_layers)).transpose()?;
+        let experts = match &architecture.experts {
+            Some(rules) if experts::present(fields, rules)? => {
+                Some(experts::parse(fields, rules, num_hidden_layers)?)
+            }
+            _ => None,
+        };
         let caps = architecture.softcaps;
         let windows = attention::windows(fields, architecture, num_hidden_layers)?;
         let scales = Scales::parse(fields, architecture, heads.hidden_size)?;
         let eps = parse_eps(fields, architecture.eps)?;
+        let hidden = heads.hidden_size;
+        let multipliers = architecture.multipliers.then(|| Multipliers::parse(fields)).transpose()?;
+        let Mixers { recurrent, mixing, has_mlp } =
+            recurrent::parse(fields, architecture, num_hidden_layers, hidden, eps)?;
         Ok(ModelConfig {
             architecture,
             wrapper,
@@ -160,7 +185,10 @@ impl ModelConfig {
             biases: parse_biases(fields, architecture)?,
             attention_scale: match scales.attention {
                 Some(scale) => scale,
-                None => attention_scale(fields, architecture, &heads, latent, &rope.global.scaling)?,
+                None => {
+                    attention_scale(fields, architecture, &heads, latent, &rope.global.scaling)?
+                        * multipliers.map_or(1.0, |multipliers| multipliers.scores)
+                }
             },
             attention_softcap: softcap(fields, "attn_logit_softcapping", caps.map(|caps| caps.attention))?,
             logit_softcap: softcap(fields, "final_logit_softcapping", caps.map(|caps| caps.logits))?,
@@ -180,6 +208,11 @@ impl ModelConfig {
             mlp: architecture.mlp,
             sinks: architecture.sinks,
             latent,
+            gated_attention: architecture.gated_attention,
+            multipliers,
+            recurrent,
+            mixing,
+            has_mlp,
             experts,
             head_bias: architecture.head_bias,
             bare_names: false,
@@ -317,7 +350,7 @@ pub fn read_json(path: &Path) -> Result<Option<Value>, ConfigError> {
         return Err(error(format!("{size} bytes"), "at most 16 MB"));
     }
     let bytes = std::fs::read(path).map_err(|e| error(e.to_string(), "a readable file"))?;
-    serde_json::from_slice(&bytes).map(Some).map_err(|e| error(e.to_string(), "JSON"))
+    serde_json::from_slice(&with_spelled_floats(&bytes)).map(Some).map_err(|e| error(e.to_string(), "JSON"))
 }
 
 /// Constant factors of a model.
@@ -421,6 +454,9 @@ fn check_flags(fields: Fields<'_>, architecture: &Architecture) -> Result<(), Co
             return Err(fields.error(flag, format!("{fixed} in {}", architecture.name)));
         }
     }
+    for &(field, fixed) in architecture.fixed_counts {
+        fields.size(field, fixed..=fixed)?;
+    }
     Ok(())
 }
 
@@ -432,9 +468,25 @@ fn parse_norm_places(fields: Fields<'_>, architecture: &Architecture) -> Result<
 }
 
 fn parse_ffn(fields: Fields<'_>, architecture: &Architecture, hidden: usize) -> Result<usize, ConfigError> {
-    match architecture.default_ffn {
-        Some(times) if fields.get("intermediate_size").is_none() => Ok(times * hidden),
-        _ => fields.size("intermediate_size", 1..=MAX_WIDTH),
+    let stated = || fields.size("intermediate_size", 1..=MAX_WIDTH);
+    match architecture.feed_forward {
+        FeedForward::Multiple(times) if fields.get("intermediate_size").is_none() => Ok(times * hidden),
+        FeedForward::Stated | FeedForward::Multiple(_) => stated(),
+        // The older field takes precedence.
+        FeedForward::Adjusted => {
+            let width = fields.optional_size("block_ff_dim", 1..=MAX_WIDTH)?.map_or_else(stated, Ok)?;
+            if !fields.flag("block_auto_adjust_ff_dim", true)? {
+                return Ok(width);
+            }
+            let factor = fields.optional_positive("block_ffn_dim_multiplier")?.unwrap_or(1.0);
+            let multiple = fields.optional_size("block_multiple_of", 1..=MAX_WIDTH)?.unwrap_or(256);
+            let adjusted = ((2 * width / 3) as f64 * factor) as usize;
+            let adjusted = adjusted.max(1).next_multiple_of(multiple);
+            match adjusted as u64 <= MAX_WIDTH {
+                true => Ok(adjusted),
+                false => Err(fields.error("block_ffn_dim_multiplier", "a factor of a smaller width")),
+            }
+        }
     }
 }
 
@@ -521,6 +573,32 @@ pub(crate) fn example(model_type: &str) -> Value {
             "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1,
             "moe_intermediate_size": 24
         }),
+        "qwen3_next" | "qwen3_5_text" | "qwen3_5_moe_text" => serde_json::json!({
+            "full_attention_interval": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8, "linear_value_head_dim": 12, "num_experts": 3, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40, "mlp_only_layers": [0]
+        }),
+        "granitemoehybrid" => serde_json::json!({
+            "shared_intermediate_size": 96, "num_local_experts": 0, "layer_types": ["mamba", "attention"],
+            "mamba_n_heads": 8, "mamba_d_state": 6
+        }),
+        "falcon_h1" => serde_json::json!({
+            "mamba_d_ssm": 48, "mamba_n_heads": 8, "mamba_d_state": 6, "mamba_n_groups": 2, "attention_bias": false, "mlp_bias": false
+        }),
+        "jamba" => serde_json::json!({
+            "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 3, "num_experts_per_tok": 2, "mamba_d_state": 4
+        }),
+        "nemotron_h" => serde_json::json!({
+            "hybrid_override_pattern": "M*-", "num_hidden_layers": 3, "mamba_num_heads": 4, "mamba_head_dim": 6,
+            "ssm_state_size": 5, "n_groups": 2
+        }),
+        "lfm2_moe" => serde_json::json!({
+            "layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "num_experts": 3, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24
+        }),
+        "lfm2" => {
+            serde_json::json!({"block_auto_adjust_ff_dim": false, "full_attn_idxs": [1], "norm_eps": 1e-5})
+        }
         "gpt_oss" => serde_json::json!({
             "num_local_experts": 3, "num_experts_per_tok": 2, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}
         }),

@@ -14,6 +14,7 @@ use mantissa_kernels::CausalAttention;
 use mantissa_store::convention::Stack;
 
 use crate::config::{HeadNorms, Latent, MlpForm, ModelConfig, NormForm, NormPlaces, QkvForm};
+use crate::mixer::{Mixing, Recurrent};
 use crate::source::WeightSource;
 
 /// Role of a parameter.
@@ -52,7 +53,8 @@ pub enum Role {
     HeadBias,
     /// Learned positions.
     Positions,
-    /// Weight of a router, or of the gate of shared experts. They are small, and no engine runs them quantized.
+    /// Weight of a router, of the gate of shared experts, or of a recurrent mixer's rates. They are small, and no engine
+    /// runs them quantized.
     Side {
         /// Layer index.
         layer: usize,
@@ -66,7 +68,7 @@ pub enum Role {
         /// Kind.
         kind: SideKind,
     },
-    /// Attention sinks, or the correction that a router adds to its scores.
+    /// Attention sinks, the correction that a router adds to its scores, or a vector of a recurrent mixer.
     Vector {
         /// Layer index.
         layer: usize,
@@ -108,6 +110,19 @@ pub struct LinearInfo {
     pub bias: bool,
     /// Storage in a dense checkpoint.
     pub stored: StoredAs,
+}
+
+/// Small projection of a layer, which is never quantized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SideInfo {
+    /// Kind.
+    pub kind: SideKind,
+    /// Output features.
+    pub rows: usize,
+    /// Input features.
+    pub cols: usize,
+    /// True if it has a bias.
+    pub bias: bool,
 }
 
 /// Storage of a linear layer in a dense checkpoint.
@@ -257,6 +272,8 @@ impl ModelConfig {
         let shared = experts.and_then(|experts| experts.shared).map_or(0, |shared| shared.width);
         match kind {
             LinearKind::Q if self.latent.is_some() => (self.latent_query_width(), d, false),
+            // Each head's query, then its gate.
+            LinearKind::Q if self.gated_attention => (2 * q, d, biases.qkv),
             LinearKind::Q => (q, d, biases.qkv),
             LinearKind::K | LinearKind::V => (kv, d, biases.qkv),
             LinearKind::O => (d, self.attended_width(), biases.output),
@@ -274,6 +291,11 @@ impl ModelConfig {
             LinearKind::ExpertDown(_) => (d, width, biases.experts),
             LinearKind::SharedGate | LinearKind::SharedUp => (shared, d, biases.mlp),
             LinearKind::SharedDown => (d, shared, biases.mlp),
+            LinearKind::MixIn | LinearKind::MixGate | LinearKind::MixOut => {
+                let linears = self.recurrent.as_ref().map(|recurrent| recurrent.mixer().linears());
+                let linear = linears.into_iter().flatten().flatten().find(|linear| linear.kind == kind);
+                linear.map_or((0, 0, false), |linear| (linear.rows, linear.cols, linear.bias))
+            }
             LinearKind::Embedding => (self.vocab_size, d, false),
             LinearKind::Head => (self.vocab_size, d, self.head_bias),
         }
@@ -282,7 +304,7 @@ impl ModelConfig {
     /// Iterates over the shapes of all linear layers of the model; for experts, which are alike, that of the first.
     pub(crate) fn linear_shapes(&self) -> impl Iterator<Item = (usize, usize)> {
         use LinearKind as L;
-        const ALL: [LinearKind; 19] = [
+        const ALL: [LinearKind; 22] = [
             L::Q,
             L::K,
             L::V,
@@ -302,11 +324,15 @@ impl ModelConfig {
             L::SharedGate,
             L::SharedUp,
             L::SharedDown,
+            L::MixIn,
+            L::MixGate,
+            L::MixOut,
         ];
         let has = |kind: &LinearKind| match kind {
             L::Qkv => self.qkv != QkvForm::Separate,
             L::GateUp => self.mlp == MlpForm::GatedJoined,
             L::QA | L::QB | L::KvA | L::KvB => self.latent.is_some(),
+            L::MixIn | L::MixGate | L::MixOut => self.recurrent.is_some(),
             _ => true,
         };
         ALL.into_iter().filter(has).map(|kind| self.linear_shape(kind)).map(|(rows, cols, _)| (rows, cols))
@@ -315,13 +341,10 @@ impl ModelConfig {
     /// Lists the linear layers of a decoder layer, in the order of the forward pass.
     fn kinds(&self, layer: usize) -> Vec<LinearKind> {
         use LinearKind as L;
-        let mut kinds = match (self.latent, self.qkv) {
-            (Some(Latent { q_rank: Some(_), .. }), _) => vec![L::QA, L::KvA, L::QB, L::KvB],
-            (Some(_), _) => vec![L::Q, L::KvA, L::KvB],
-            (None, QkvForm::Separate) => vec![L::Q, L::K, L::V],
-            (None, _) => vec![L::Qkv],
-        };
-        kinds.push(L::O);
+        let mut kinds = self.mixing_kinds(layer);
+        if !self.has_mlp[layer] {
+            return kinds;
+        }
         let Some(experts) = self.experts.as_ref().filter(|experts| experts.layers[layer]) else {
             kinds.extend(match self.mlp {
                 MlpForm::Gated => &[L::Gate, L::Up, L::Down][..],
@@ -340,6 +363,51 @@ impl ModelConfig {
         kinds
     }
 
+    /// Lists the linear layers of the first half of a decoder layer.
+    fn mixing_kinds(&self, layer: usize) -> Vec<LinearKind> {
+        use LinearKind as L;
+        let of_mixer = self.recurrent_in(layer).map(|recurrent| recurrent.mixer().linears());
+        let mut of_mixer = of_mixer.into_iter().flatten().flatten().map(|linear| linear.kind);
+        if !self.attends(layer) {
+            return of_mixer.collect();
+        }
+        let mut kinds = match (self.latent, self.qkv) {
+            (Some(Latent { q_rank: Some(_), .. }), _) => vec![L::QA, L::KvA, L::QB, L::KvB],
+            (Some(_), _) => vec![L::Q, L::KvA, L::KvB],
+            (None, QkvForm::Separate) => vec![L::Q, L::K, L::V],
+            (None, _) => vec![L::Qkv],
+        };
+        kinds.extend(of_mixer.by_ref().take_while(|kind| *kind != L::MixOut));
+        kinds.push(L::O);
+        kinds.extend(self.recurrent_in(layer).map(|_| L::MixOut));
+        kinds
+    }
+
+    /// Recurrent mixer of a layer, if it has one.
+    pub fn recurrent_in(&self, layer: usize) -> Option<&Recurrent> {
+        self.recurrent.as_ref().filter(|_| self.mixing[layer].recurs())
+    }
+
+    /// True if a layer has attention, and so keys and values.
+    pub fn attends(&self, layer: usize) -> bool {
+        self.mixing[layer].attends()
+    }
+
+    /// Iterates over the layers that have attention.
+    pub fn attention_layers(&self) -> impl Iterator<Item = usize> {
+        (0..self.num_hidden_layers).filter(|layer| self.attends(*layer))
+    }
+
+    /// Width of the input of the output projection of a layer's first half: joined heads, or the mixer's result.
+    pub fn joined_width(&self, layer: usize) -> usize {
+        match self.mixing[layer] {
+            Mixing::Attention => self.query_width(),
+            Mixing::Recurrent => self.recurrent.as_ref().map_or(0, Recurrent::width),
+            Mixing::Both => self.query_width() + self.recurrent.as_ref().map_or(0, Recurrent::width),
+            Mixing::None => 0,
+        }
+    }
+
     /// Width of an input of linear layers; 0 for inputs that the model does not have.
     pub fn input_width(&self, input: LinearInput) -> usize {
         match input {
@@ -349,48 +417,59 @@ impl ModelConfig {
     }
 
     /// Iterates over the norms of a decoder layer and their widths, in the order of the forward pass.
-    pub fn norms(&self) -> impl Iterator<Item = (NormKind, usize)> {
-        let d = self.hidden_size;
+    pub fn norms(&self, layer: usize) -> impl Iterator<Item = (NormKind, usize)> {
+        let (d, attends, mlp) = (self.hidden_size, self.attends(layer), self.has_mlp[layer]);
         let before = self.norm_places != NormPlaces::After;
         let after = matches!(self.norm_places, NormPlaces::After | NormPlaces::Both);
         let (queries, keys) = match self.head_norms {
             HeadNorms::Whole => (self.query_width(), self.key_value_width()),
             _ => (self.head_dim, self.head_dim),
         };
-        let (heads, subs) = (self.has_head_norms(), self.has_sub_norms());
+        let (heads, subs) = (self.has_head_norms() && attends, self.has_sub_norms());
         let latent = self.latent.unwrap_or_default();
         let all = [
-            (before, NormKind::Input, d),
+            (before && self.mixing[layer] != Mixing::None, NormKind::Input, d),
             (latent.q_rank.is_some(), NormKind::QLatent, latent.q_rank.unwrap_or(0)),
             (self.latent.is_some(), NormKind::KvLatent, latent.kv_rank),
             (heads, NormKind::Query, queries),
             (heads, NormKind::Key, keys),
-            (subs, NormKind::AttentionSub, self.query_width()),
+            (subs && attends, NormKind::AttentionSub, self.query_width()),
             (after, NormKind::AfterAttention, d),
-            (before && self.norm_places != NormPlaces::ParallelShared, NormKind::Post, d),
-            (subs, NormKind::MlpSub, self.intermediate_size),
+            (before && mlp && self.norm_places != NormPlaces::ParallelShared, NormKind::Post, d),
+            (subs && mlp, NormKind::MlpSub, self.intermediate_size),
             (after, NormKind::AfterMlp, d),
         ];
         all.into_iter().filter(|norm| norm.0).map(|(_, kind, width)| (kind, width))
     }
 
-    /// Lists the router and gates of a layer: rows, and true if there is a bias.
-    pub fn sides(&self, layer: usize) -> Vec<(SideKind, usize, bool)> {
-        let Some(experts) = self.experts.as_ref().filter(|experts| experts.layers[layer]) else {
-            return Vec::new();
-        };
-        let router = (SideKind::Router, usize::from(experts.count), experts.routing.bias);
-        let gate = experts.shared.filter(|shared| shared.gated).map(|_| (SideKind::SharedGate, 1, false));
-        [Some(router), gate].into_iter().flatten().collect()
+    /// Lists the small projections of a layer: rates of a recurrent mixer, router, gate of shared experts.
+    pub fn sides(&self, layer: usize) -> Vec<SideInfo> {
+        let mut sides = self.recurrent_in(layer).map_or_else(Vec::new, |of| of.mixer().sides());
+        if let Some(experts) = self.experts.as_ref().filter(|experts| experts.layers[layer]) {
+            let (rows, cols, bias) = (usize::from(experts.count), self.hidden_size, experts.routing.bias);
+            sides.push(SideInfo { kind: SideKind::Router, rows, cols, bias });
+            let gated = experts.shared.is_some_and(|shared| shared.gated);
+            sides.extend(gated.then_some(SideInfo {
+                kind: SideKind::SharedGate,
+                rows: 1,
+                cols,
+                bias: false,
+            }));
+        }
+        sides
     }
 
-    /// Lists the vectors of a layer and their lengths.
-    pub fn vectors(&self, layer: usize) -> Vec<(VectorKind, usize)> {
-        let experts =
-            self.experts.as_ref().filter(|experts| experts.layers[layer] && experts.routing.correction);
-        let sinks = self.sinks.then_some((VectorKind::Sinks, self.num_attention_heads));
-        let correction = experts.map(|experts| (VectorKind::Correction, usize::from(experts.count)));
-        [sinks, correction].into_iter().flatten().collect()
+    /// Lists the vectors of a layer and their shapes in a checkpoint.
+    pub fn vectors(&self, layer: usize) -> Vec<(VectorKind, Vec<usize>)> {
+        let mut vectors = self.recurrent_in(layer).map_or_else(Vec::new, |of| of.mixer().vectors());
+        if self.sinks && self.attends(layer) {
+            vectors.push((VectorKind::Sinks, vec![self.num_attention_heads]));
+        }
+        let experts = self.experts.as_ref().filter(|experts| experts.layers[layer]);
+        if let Some(experts) = experts.filter(|experts| experts.routing.correction) {
+            vectors.push((VectorKind::Correction, vec![usize::from(experts.count)]));
+        }
+        vectors
     }
 
     /// Number of parameters.
@@ -411,16 +490,16 @@ impl ModelConfig {
     }
 
     fn layer_tensors(&self, layer: usize, tensors: &mut Vec<TensorInfo>) {
-        for (kind, width) in self.norms() {
+        for (kind, width) in self.norms(layer) {
             self.norm_tensors(&self.norm_module(layer, kind), width, Some(layer), tensors);
         }
         let mut put = |name, shape, role| tensors.push(TensorInfo { name, shape, role });
-        for (kind, len) in self.vectors(layer) {
-            put(self.vector_name(layer, kind), vec![len], Role::Vector { layer, kind });
+        for (kind, shape) in self.vectors(layer) {
+            put(self.vector_name(layer, kind), shape, Role::Vector { layer, kind });
         }
-        for (kind, rows, bias) in self.sides(layer) {
+        for SideInfo { kind, rows, cols, bias } in self.sides(layer) {
             let module = self.side_module(layer, kind);
-            put(format!("{module}.weight"), vec![rows, self.hidden_size], Role::Side { layer, kind });
+            put(format!("{module}.weight"), vec![rows, cols], Role::Side { layer, kind });
             if bias {
                 put(format!("{module}.bias"), vec![rows], Role::SideBias { layer, kind });
             }

@@ -31,6 +31,7 @@ mod latent;
 mod layer;
 mod linear;
 mod memory;
+pub mod mixer;
 mod mlp;
 mod norm;
 pub mod operands;

@@ -69,7 +69,7 @@ fn require_text(recipe: &Recipe, config: &ModelConfig, options: &Options) -> Res
 pub(crate) fn level_specs(config: &ModelConfig, policy: &KvPolicy) -> Vec<TensorSpec> {
     let blank = policy.blank_levels(config);
     let of_layer = |layer: usize| blank.tensors(&config.attention_module(layer)).into_iter();
-    (0..config.num_hidden_layers).flat_map(of_layer).map(|(spec, _)| spec).collect()
+    config.attention_layers().flat_map(of_layer).map(|(spec, _)| spec).collect()
 }
 
 /// Calibrates levels of `policy` for the model `stored` on `set`. Returns the tensors of [`level_specs`] with their
@@ -85,7 +85,9 @@ pub(crate) fn levels(
     tick: &mut Tick<'_>,
 ) -> Result<Vec<(String, Vec<u8>)>> {
     let found = find_kv_levels(stored, config, policy, &set.windows, tick)?;
-    let of_layer = |(layer, levels): (usize, KvLevels)| levels.tensors(&config.attention_module(layer));
+    let of_layer = |(layer, levels): (usize, Option<KvLevels>)| {
+        levels.into_iter().flat_map(move |levels| levels.tensors(&config.attention_module(layer)))
+    };
     let tensors = found.into_iter().enumerate().flat_map(of_layer);
     Ok(tensors.map(|(spec, bytes)| (spec.name, bytes)).collect())
 }
@@ -93,8 +95,8 @@ pub(crate) fn levels(
 /// Returns the specs of the scales of all layers.
 pub(crate) fn specs(config: &ModelConfig, container: Container, scheme: &Scheme) -> Vec<TensorSpec> {
     let count = cache::stored_scales(scheme, config.num_key_value_heads);
-    let layers = if count > 0 { config.num_hidden_layers } else { 0 };
-    (0..layers).flat_map(|layer| container.kv_specs(&config.attention_module(layer), count)).collect()
+    let layers = config.attention_layers().filter(|_| count > 0);
+    layers.flat_map(|layer| container.kv_specs(&config.attention_module(layer), count)).collect()
 }
 
 /// Returns the tensors that [`planned`] declares, with their bytes. `stored` opens the output, whose layers are already
@@ -141,6 +143,9 @@ fn calibrated(
     let mut scales = Scales::new();
     while let Some(layer) = calibration.next_layer()? {
         let peaks = calibration.advance_with_cache_peaks(&layer, tick)?;
+        if !plan.config.attends(layer.index()) {
+            continue;
+        }
         scales.push(peaks.map(|peaks| match scheme.row {
             RowKind::Head => peaks.into_iter().map(|peak| scale(scheme, peak)).collect(),
             _ => vec![scale(scheme, peaks.into_iter().fold(0.0, f32::max))],
@@ -151,7 +156,9 @@ fn calibrated(
 
 fn source_scales(plan: &Plan, source: &ModelFiles) -> Result<Scales> {
     let heads = plan.config.num_key_value_heads;
-    let quants = (0..plan.config.num_hidden_layers)
+    let quants = plan
+        .config
+        .attention_layers()
         .map(|layer| source.kv_quant(&plan.config.attention_module(layer), heads));
     let scales =
         quants.map(|quant| Ok(quant?.map_or([vec![], vec![]], |quant| [quant.k_scale, quant.v_scale])));
@@ -167,7 +174,7 @@ pub fn of_source(
     config: &ModelConfig,
 ) -> Result<std::result::Result<Option<Scheme>, String>> {
     let mut found: Vec<Option<Scheme>> = Vec::new();
-    for layer in 0..config.num_hidden_layers {
+    for layer in config.attention_layers() {
         let quant = source.kv_quant(&config.attention_module(layer), config.num_key_value_heads)?;
         let Some(quant) = quant else {
             found.push(None);

@@ -51,7 +51,7 @@ impl LayerTrainer {
                 params.put(&bias, &source.tensor_f32(&format!("{module}.bias"), &[rows])?);
             }
         }
-        for (kind, width) in config.norms() {
+        for (kind, width) in config.norms(layer) {
             let norm = source.tensor_f32(&config.norm_name(layer, kind), &[width])?;
             params.put(&single.norm_name(0, kind), &norm);
         }
@@ -175,6 +175,8 @@ fn single(config: &ModelConfig, layer: usize) -> ModelConfig {
         vocab_size: 1,
         tie_word_embeddings: true,
         windows: vec![config.windows[layer]],
+        mixing: vec![config.mixing[layer]],
+        has_mlp: vec![config.has_mlp[layer]],
         ..config.clone()
     }
 }

@@ -55,6 +55,7 @@ impl ModelConfig {
         let name = match kind {
             SideKind::Router => self.names().experts.router,
             SideKind::SharedGate => Names::SHARED_GATE,
+            _ => self.names().mixer.side(kind),
         };
         format!("{}{name}", self.layer_prefix(layer))
     }
@@ -64,6 +65,7 @@ impl ModelConfig {
         let name = match kind {
             VectorKind::Sinks => Names::SINKS,
             VectorKind::Correction => self.names().experts.correction,
+            _ => self.names().mixer.vector(kind),
         };
         format!("{}{name}", self.layer_prefix(layer))
     }

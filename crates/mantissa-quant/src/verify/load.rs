@@ -79,7 +79,7 @@ fn check_linear(files: &ModelFiles, info: &LinearInfo) -> Result<()> {
 
 /// Checks scales of keys and values by reading them: they are a few numbers per layer.
 fn check_caches(files: &ModelFiles, config: &ModelConfig) -> Result<()> {
-    for layer in 0..config.num_hidden_layers {
+    for layer in config.attention_layers() {
         files.kv_quant(&config.attention_module(layer), config.num_key_value_heads)?;
     }
     Ok(())

@@ -1,6 +1,7 @@
 //! Storage of each layer: formats, and places within a block.
 
 use mantissa_kernels::paged::{TILE_TOKENS, TileFormat};
+use mantissa_model::config::{Mixing, StateShape};
 use mantissa_model::kv::{HeadElement, KvQuantizer, Side};
 use mantissa_model::{KvPolicy, LoadError, ModelConfig};
 
@@ -10,7 +11,12 @@ const MAX_BLOCK: usize = 4096;
 /// Storage of keys and values of every layer.
 #[derive(Clone, Debug)]
 pub struct KvPlan {
+    /// Layers with attention.
     pub(super) layers: Vec<LayerPlan>,
+    /// Place of each layer of the model among those with attention, and among those with a recurrent mixer.
+    places: Vec<[usize; 2]>,
+    /// Size of the state of a recurrent mixer, and the number of layers with one.
+    state: (StateShape, usize),
     /// Tokens of a block, a multiple of 64.
     pub(super) block_tokens: usize,
     /// True if new tokens are seen in f32 by the pass that appends them.
@@ -103,7 +109,7 @@ impl KvPlan {
     /// As [`new`](Self::new), and [`LoadError::KvScheme`] for policies that do not fit the model.
     pub fn of_policy(config: &ModelConfig, policy: &KvPolicy) -> Result<Self, LoadError> {
         let quantizer = policy.quantizer(config)?;
-        let layers = (0..config.num_hidden_layers).map(|_| Some(&quantizer));
+        let layers = std::iter::repeat_n(Some(&quantizer), config.num_hidden_layers);
         Self::with_default(config, layers, TileFormat::F32)
     }
 
@@ -112,7 +118,16 @@ impl KvPlan {
         quantizers: impl IntoIterator<Item = Option<&'q KvQuantizer>>,
         unquantized: TileFormat,
     ) -> Result<Self, LoadError> {
-        let quantizers: Vec<_> = quantizers.into_iter().collect();
+        let mut counts = [0; 2];
+        let place = |mixing: &Mixing| {
+            let place = counts;
+            counts = [counts[0] + usize::from(mixing.attends()), counts[1] + usize::from(mixing.recurs())];
+            place
+        };
+        let places = config.mixing.iter().map(place).collect();
+        let state = (config.recurrent.map_or(StateShape::default(), |of| of.state()), counts[1]);
+        let quantizers = quantizers.into_iter().enumerate().filter(|(layer, _)| config.attends(*layer));
+        let quantizers: Vec<_> = quantizers.map(|(_, quantizer)| quantizer).collect();
         let refuse = |scheme: &str, allowed| LoadError::KvScheme { scheme: scheme.into(), allowed };
         let sides = quantizers.iter().flatten().flat_map(|q| [&q.parts().keys, &q.parts().values]).flatten();
         let block_tokens = sides.fold(TILE_TOKENS, |tokens, side| lcm(tokens, side.span().max(1)));
@@ -125,7 +140,7 @@ impl KvPlan {
             LayerPlan::new(config, *quantizer, default, block_tokens)
         };
         let layers = quantizers.iter().map(layer).collect();
-        Ok(KvPlan { layers, block_tokens, own_in_f32: false }.settled())
+        Ok(KvPlan { layers, places, state, block_tokens, own_in_f32: false }.settled())
     }
 
     /// Lets a pass see the tokens that it appends in f32, as the reference cache does, instead of as stored.
@@ -146,12 +161,34 @@ impl KvPlan {
         self
     }
 
+    /// Place of layer `layer` among those with attention, and among those with a recurrent mixer.
+    pub(crate) fn places(&self, layer: usize) -> [usize; 2] {
+        self.places.get(layer).copied().unwrap_or([usize::MAX; 2])
+    }
+
+    /// True if layers have states of recurrent mixers, which cannot be cut back to fewer tokens.
+    pub fn is_recurrent(&self) -> bool {
+        self.state.1 > 0
+    }
+
+    /// Size of the state of a recurrent mixer, and the number of layers with one.
+    pub fn states(&self) -> (StateShape, usize) {
+        self.state
+    }
+
+    /// Bytes of the states of one sequence.
+    pub fn state_bytes(&self) -> u64 {
+        let (shape, layers) = self.state;
+        shape.bytes().saturating_mul(layers as u64)
+    }
+
     /// Tokens of a block, in which memory is given and shared.
     pub fn block_tokens(&self) -> usize {
         self.block_tokens
     }
 
-    /// True if every token is stored by itself as it comes: removing tokens then leaves no trace of them.
+    /// True if every token's keys and values are stored by themselves as they come: a cache without
+    /// [states](Self::is_recurrent) can then be cut back to any length without a trace.
     pub fn is_by_token(&self) -> bool {
         let sides = self.layers.iter().flat_map(|layer| [&layer.keys, &layer.values]);
         sides.into_iter().all(|side| side.window == 0 && side.form.span() == 1)

@@ -83,7 +83,7 @@ impl Sizes {
         let expert = experts.map_or(0, |all| all.width.max(all.shared.map_or(0, |shared| shared.width)));
         let dense = (0..config.num_hidden_layers).any(|layer| !has_experts(config, layer));
         let quantized = options.policy.quantized_layers();
-        let norms = config.norms().map(|(_, width)| width);
+        let norms = config.norms(0).map(|(_, width)| width);
         let joined_qkv = config.query_width() + 2 * config.key_value_width();
         let of = |joined: bool, width: usize| if joined { width } else { 0 };
         Sizes {

@@ -154,7 +154,7 @@ pub(super) enum Target {
 }
 
 /// Names of embedding tables in the supported architectures.
-const EMBEDDINGS: [&str; 5] = ["embed_tokens", "embed_in", "wte", "wpe", "word_embeddings"];
+const EMBEDDINGS: [&str; 6] = ["embed_tokens", "embed_in", "wte", "wpe", "word_embeddings", "embeddings"];
 
 impl Target {
     pub(super) fn matches(&self, module: &str) -> bool {
