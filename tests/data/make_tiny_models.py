@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers import BitNetConfig, BitNetForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
@@ -42,6 +42,16 @@ from transformers import Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM, ExaoneMoeC
 from transformers import Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, MiniMaxM2Config, MiniMaxM2ForCausalLM
 from transformers import Ministral3Config, Ministral3ForCausalLM
 from transformers import MinistralConfig, MinistralForCausalLM, Olmo3Config, Olmo3ForCausalLM
+from transformers import AutoModelForImageTextToText
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration, LlavaConfig, LlavaForConditionalGeneration
+from transformers import Mistral3Config, Mistral3ForConditionalGeneration
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
+from transformers import Lfm2Config, Lfm2ForCausalLM, Lfm2MoeConfig, Lfm2MoeForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
+from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, Qwen3_5TextConfig
+from transformers import FalconH1Config, FalconH1ForCausalLM
+from transformers import JambaConfig, JambaForCausalLM
+from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, NemotronHConfig, NemotronHForCausalLM
 from transformers import SmolLM3Config, SmolLM3ForCausalLM, Starcoder2Config, Starcoder2ForCausalLM
 
 TOLERANCE = 1e-4
@@ -62,9 +72,15 @@ class Variant:
     old_style_config: bool = False
     # Keeps the experts of a layer fused, as transformers 5 holds them in memory.
     fused: bool = False
+    # Transposes fused experts, as published checkpoints have them.
+    columns: bool = False
+    # Class and fields of the config of a multimodal model; `config` is that of its text model then.
+    outer: tuple | None = None
     tokenizer: bool = False
     # Another `model_type` that config.json states after the logits are recorded: one that transformers does not have.
     model_type: str | None = None
+    # Seed of the random weights and tokens; by default, of the place in this list.
+    seed: int | None = None
 
 
 def llama(name, without, **rest):
@@ -89,7 +105,29 @@ LONGROPE = rope(100.0, "longrope", short_factor=[1.0, 1.1, 1.2, 1.3], long_facto
 GEMMA4_ROPE = {"sliding_attention": rope(10.0), "full_attention": rope(100.0, "proportional", partial_rotary_factor=0.5)}
 GEMMA4 = dict(head_dim=8, global_head_dim=12, tie_word_embeddings=True, sliding_window=8, final_logit_softcapping=4.0,
               rope_parameters=GEMMA4_ROPE)
+# Gated DeltaNet with two value heads to a key head, whose widths all differ.
+DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=5, linear_conv_kernel_dim=4,
+             num_hidden_layers=3, layer_types=["linear_attention", "full_attention", "linear_attention"], head_dim=8)
+# Edits of its parts; without the decay a state forgets nothing.
+DELTA_WITHOUT = {"decay": "weights:A_log=-100", "step bias": "weights:dt_bias=0", "norm of the result": "weights:linear_attn.norm.weight=1",
+                 "convolution": "weights:conv1d.weight=1", "q norm": "weights:q_norm.weight=0",
+                 "rope theta": {"rope_parameters": rope(10000.0, partial_rotary_factor=0.5)},
+                 "partial rotation": {"rope_parameters": rope(100.0, partial_rotary_factor=1.0)}}
+# Edits of the parts of Mamba-2.
+MAMBA_WITHOUT = {"decay": "weights:A_log=-100", "step bias": "weights:dt_bias=0", "skip": r"weights:\.D$=0",
+                 "norm of the result": "weights:(mamba|mixer).norm.weight=1", "convolution": "weights:conv1d.weight=1",
+                 "bias of the convolution": "weights:conv1d.bias=0"}
+FALCON = dict(embedding_multiplier=1.5, lm_head_multiplier=0.7, key_multiplier=0.6, attention_out_multiplier=1.4, attention_in_multiplier=0.8,
+              ssm_in_multiplier=1.3, ssm_out_multiplier=0.6, mlp_multipliers=[0.7, 1.6], ssm_multipliers=[0.5, 1.2, 0.8, 1.4, 0.6])
 YARN_MSCALE = {**YARN, "beta_fast": 4.0, "beta_slow": 0.5, "mscale": 1.5, "mscale_all_dim": 0.5, "truncate": False}
+
+# Towers as small as they can be, and tokens that no text here has.
+SIGLIP = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
+QWEN_VISION = dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=2, out_hidden_size=32, patch_size=4, spatial_merge_size=2,
+                   temporal_patch_size=1)
+QWEN3_VISION = dict(num_position_embeddings=16, deepstack_visual_indexes=[0])
+QWEN_TOKENS = dict(image_token_id=0, video_token_id=1, vision_start_token_id=1, vision_end_token_id=2)
+MROPE = rope(100.0, mrope_section=[2, 1, 1])
 
 VARIANTS = [
     llama("llama1-mha", {"rope theta": {"rope_parameters": rope(1e6)}, "rms_norm_eps": {"rms_norm_eps": 1e-6}},
@@ -287,7 +325,93 @@ VARIANTS = [
                 **YARN, "original_max_position_embeddings": 8, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.0}}}),
     Variant("qwen3-moe-fused", Qwen3MoeConfig, Qwen3MoeForCausalLM,
             {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 12, "norm_topk_prob": True},
-            {"normed weights": {"norm_topk_prob": False}}, dtype=torch.bfloat16, fused=True),
+            {"normed weights": {"norm_topk_prob": False}}, dtype=torch.bfloat16, fused=True, seed=1046),
+    Variant("gemma3-vision", None, Gemma3ForConditionalGeneration,
+            {"model_type": "gemma3_text", "head_dim": 12, "sliding_window": 8, "query_pre_attn_scalar": 5,
+             "layer_types": ["sliding_attention", "full_attention"], "rope_parameters": {
+                 "sliding_attention": rope(10.0), "full_attention": rope(1000.0, "linear", factor=8.0)}},
+            {"window": {"sliding_window": 64}, "q norm": "weights:language_model.*q_norm.weight=0"}, dtype=torch.bfloat16,
+            outer=(Gemma3Config, {"vision_config": {**SIGLIP, "vision_use_head": False}, "mm_tokens_per_image": 4, "image_token_index": 0,
+                                  "boi_token_index": 1, "eoi_token_index": 2}), seed=1047),
+    Variant("mistral3", None, Mistral3ForConditionalGeneration, {"model_type": "mistral", "head_dim": 12, "sliding_window": None},
+            {"rope theta": {"rope_parameters": rope(10.0)}}, dtype=torch.bfloat16,
+            outer=(Mistral3Config, {"vision_config": {**SIGLIP, "model_type": "pixtral", "head_dim": 4}, "image_token_index": 0,
+                                    "tie_word_embeddings": False}), seed=1048),
+    Variant("llava", None, LlavaForConditionalGeneration, {"model_type": "llama", "rope_parameters": rope(100.0)},
+            {"rope theta": {"rope_parameters": rope(10.0)}},
+            dtype=torch.bfloat16,
+            outer=(LlavaConfig, {"vision_config": {**SIGLIP, "model_type": "clip_vision_model", "projection_dim": 8}, "image_token_index": 0}), seed=1049),
+    Variant("qwen2.5-vl", None, Qwen2_5_VLForConditionalGeneration, {"rope_parameters": {**MROPE, "rope_theta": 1000.0}, "rms_norm_eps": 0.05},
+            {"qkv bias": "weights:self_attn.*bias=0"}, dtype=torch.bfloat16,
+            outer=(Qwen2_5_VLConfig, {"vision_config": {**QWEN_VISION, "window_size": 8, "fullatt_block_indexes": [0]}, **QWEN_TOKENS}), seed=1050),
+    Variant("qwen3-vl", None, Qwen3VLForConditionalGeneration, {"head_dim": 8, "rope_parameters": {**MROPE, "mrope_interleaved": True}},
+            {"q norm": "weights:language_model.*q_norm.weight=1"}, dtype=torch.bfloat16,
+            outer=(Qwen3VLConfig, {"vision_config": {**QWEN_VISION, **QWEN3_VISION}, **QWEN_TOKENS}), seed=1051),
+    Variant("qwen3-vl-moe", None, Qwen3VLMoeForConditionalGeneration,
+            {"head_dim": 8, "rope_parameters": {**MROPE, "mrope_interleaved": True}, "num_experts": 4, "num_experts_per_tok": 2,
+             "moe_intermediate_size": 12},
+            {"experts of a token": {"num_experts_per_tok": 1}}, dtype=torch.bfloat16, columns=True,
+            outer=(Qwen3VLMoeConfig, {"vision_config": {**QWEN_VISION, **QWEN3_VISION}, **QWEN_TOKENS}), seed=1052),
+    Variant("qwen3-next", Qwen3NextConfig, Qwen3NextForCausalLM,
+            {**DELTA, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 20,
+             "mlp_only_layers": [0], "rms_norm_eps": 0.3, "rope_parameters": rope(100.0, partial_rotary_factor=0.5)},
+            {**DELTA_WITHOUT, "rates": "weights:in_proj_ba=0", "shared expert": "weights:shared_expert.down_proj.weight=0",
+             "normed weights": {"norm_topk_prob": False}}, seed=1046),
+    Variant("qwen3-5", Qwen3_5TextConfig, Qwen3_5ForCausalLM,
+            {**DELTA, "linear_value_head_dim": 7, "attention_bias": True, "rms_norm_eps": 0.3,
+             "rope_parameters": rope(100.0, partial_rotary_factor=0.5, mrope_section=[1, 1, 0], mrope_interleaved=True)},
+            {**DELTA_WITHOUT, "eps": {"rms_norm_eps": 1e-5}, "write rate": "weights:in_proj_b=0", "decay rate": "weights:in_proj_a=0", "gate": "weights:in_proj_z=1",
+             "bias": "weights:_proj.bias=0"}, seed=1047),
+    Variant("lfm2", Lfm2Config, Lfm2ForCausalLM,
+            {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 0.05, "conv_bias": True,
+             "conv_L_cache": 3, "block_multiple_of": 10, "intermediate_size": 24, "tie_word_embeddings": True,
+             "rope_parameters": rope(100.0), "pad_token_id": 0},
+            {"convolution": "weights:conv.conv.weight=1", "bias of the convolution": "weights:conv.conv.bias=0", "eps": {"norm_eps": 1e-5},
+             "q norm": "weights:q_layernorm.weight=1", "bias of the projections": "weights:conv.(in|out)_proj.bias=0"}, seed=1048),
+    Variant("granite-hybrid", GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM,
+            {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+             "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 24, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2,
+             "mamba_d_state": 6, "mamba_proj_bias": True, "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2,
+             "logits_scaling": 2.5, "rms_norm_eps": 0.05, "time_step_limit": [0.02, 2.0]},
+            {**MAMBA_WITHOUT, "step limits": {"time_step_limit": [0.0, 100.0]},
+             "residual multiplier": {"residual_multiplier": 1.0}, "eps": {"rms_norm_eps": 1e-5},
+             "bias of the projections": "weights:mamba.(in|out)_proj.bias=0"}, seed=1049),
+    Variant("nemotron-h", NemotronHConfig, NemotronHForCausalLM,
+            {"layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"], "head_dim": 12, "mamba_num_heads": 6,
+             "mamba_head_dim": 5, "n_groups": 3, "ssm_state_size": 4, "layer_norm_epsilon": 0.05, "time_step_min": 0.3},
+            {**MAMBA_WITHOUT, "least step": {"time_step_min": 0.001}, "activation": {"mlp_hidden_act": "silu"},
+             "eps": {"layer_norm_epsilon": 1e-5}}, seed=1050),
+    Variant("lfm2-moe", Lfm2MoeConfig, Lfm2MoeForCausalLM,
+            {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 0.05, "num_dense_layers": 1,
+             "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "routed_scaling_factor": 1.5,
+             "rope_parameters": rope(100.0), "pad_token_id": 0},
+            {"convolution": "weights:conv.conv.weight=1", "eps": {"norm_eps": 1e-5}, "correction": "weights:expert_bias=0",
+             "scaling": {"routed_scaling_factor": 1.0}, "norm": {"norm_topk_prob": False}}, seed=1051),
+    Variant("falcon-h1", FalconH1Config, FalconH1ForCausalLM,
+            {"head_dim": 8, "mamba_d_ssm": 40, "mamba_n_heads": 5, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 6,
+             "time_step_limit": [0.02, 2.0], **FALCON, "rms_norm_eps": 0.05, "rope_parameters": rope(100.0)},
+            {**{label: edit for label, edit in MAMBA_WITHOUT.items() if label != "norm of the result"},
+             **{field: {field: 1.0} for field in FALCON if not field.endswith("multipliers")},
+             "mlp_multipliers": {"mlp_multipliers": [1.0, 1.0]}, "ssm_multipliers": {"ssm_multipliers": [1.0] * 5},
+             "step limits": {"time_step_limit": [0.0, 100.0]}, "rope theta": {"rope_parameters": rope(10000.0)}}, seed=1052),
+    Variant("falcon-h1-norm", FalconH1Config, FalconH1ForCausalLM,
+            {"head_dim": 12, "mamba_d_ssm": None, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 4,
+             "mamba_rms_norm": True, "mamba_norm_before_gate": True, "rms_norm_eps": 0.3},
+            {"norm of the result": "weights:mamba.norm.weight=1", "norm before the gate": {"mamba_norm_before_gate": False}}, seed=1053),
+    Variant("qwen3-5-moe", Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM,
+            {**DELTA, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "num_experts": 4, "num_experts_per_tok": 2,
+             "moe_intermediate_size": 12, "shared_expert_intermediate_size": 20, "rms_norm_eps": 0.3,
+             "rope_parameters": rope(100.0, partial_rotary_factor=0.5)},
+            {**DELTA_WITHOUT, "shared expert": "weights:shared_expert.down_proj.weight=0", "its gate": "weights:shared_expert_gate.weight=0",
+             "second expert": {"num_experts_per_tok": 1}}, seed=1054),
+    Variant("jamba", JambaConfig, JambaForCausalLM,
+            {"num_hidden_layers": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,
+             "num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16, "mamba_d_state": 6, "mamba_dt_rank": 5, "mamba_expand": 1,
+             "rms_norm_eps": 0.5},
+            {"decay": "weights:A_log=-100", "step bias": "weights:dt_proj.bias=0", "skip": r"weights:\.D$=0",
+             "convolution": "weights:conv1d.weight=1", "bias of the convolution": "weights:conv1d.bias=0", "eps": {"rms_norm_eps": 1e-5},
+             "norm of steps": "weights:dt_layernorm.weight=1", "norm of B": "weights:b_layernorm.weight=1",
+             "norm of C": "weights:c_layernorm.weight=1", "second expert": {"num_experts_per_tok": 1}}, seed=1055),
 ]
 
 VARIANTS += [
@@ -338,26 +462,32 @@ def main(out, names):
             continue
         path = out / variant.name
         shutil.rmtree(path, ignore_errors=True)
-        torch.manual_seed(1000 + number)
+        torch.manual_seed(variant.seed or 1000 + number)
         make(variant, path)
         size = sum(file.stat().st_size for file in path.iterdir())
         print(f"{variant.name:28} {size:7} bytes, {len(list(path.iterdir()))} files")
 
 
 def make(variant, path):
-    config = variant.config_class(**copy.deepcopy(COMMON | variant.config))
+    config = configure(variant, {})
+    text = config.text_config if variant.outer else config
     model = build(variant, config)
     randomize(model)
     options = {"max_shard_size": variant.shard} if variant.shard else {}
     model.to(variant.dtype).save_pretrained(path, save_original_format=not variant.fused, **options)
+    if variant.columns:
+        file = path / "model.safetensors"
+        turned = {name: x.transpose(1, 2).contiguous() if ".experts." in name else x for name, x in load_file(file).items()}
+        save_file(turned, file, metadata={"format": "pt"})
     (path / "generation_config.json").unlink(missing_ok=True)
     if variant.old_style_config:
         write_old_style(path / "config.json")
     if variant.tokenizer:
         write_tokenizer(path, config.vocab_size)
 
-    input_ids = torch.randint(3, config.vocab_size, (BATCH, variant.tokens))
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager",
+    input_ids = torch.randint(3, text.vocab_size, (BATCH, variant.tokens))
+    loader = AutoModelForImageTextToText if variant.outer else AutoModelForCausalLM
+    model = loader.from_pretrained(path, dtype=torch.float32, attn_implementation="eager",
                                                  experts_implementation="eager")
     logits = forward(model, input_ids)
     assert logits.dtype == torch.float32 and logits.isfinite().all()
@@ -370,6 +500,15 @@ def make(variant, path):
         config = json.loads((path / "config.json").read_text()) | {"model_type": variant.model_type}
         (path / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     save_file({"input_ids": input_ids, "logits": logits}, path / "expected.safetensors")
+
+
+def configure(variant, change):
+    """Returns the config of a variant with some fields of the text model changed."""
+    fields = copy.deepcopy(COMMON | variant.config | change)
+    if variant.outer is None:
+        return variant.config_class(**fields)
+    outer, rest = variant.outer
+    return outer(text_config=fields, **copy.deepcopy({"tie_word_embeddings": False, **rest}))
 
 
 def build(variant, config):
@@ -385,13 +524,19 @@ def reference(model, variant, config):
 
 def randomize(model):
     """Draws weights large enough that every feature affects the logits, norm weights around 1, non-zero biases."""
-    # Gemma's norms add 1 to their weights.
-    center = 0.0 if re.match("Gemma[23]?For", type(model).__name__) else 1.0
+    # The norms of Gemma 1 to 3 and Qwen3-Next add 1 to their weights, except that of a mixer's result.
+    center = 0.0 if re.match("Gemma[23]?For|Qwen3Next|Qwen3_5", type(model).__name__) else 1.0
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *corrections(model)]:
             if "Gemma4" in type(model).__name__ and name.endswith("q_norm.weight"):
                 # Scores are not scaled.
                 parameter.uniform_(0.1, 0.5)
+            elif re.search(r"(linear_attn|mamba|mixer)\.norm\.weight$", name):
+                parameter.uniform_(0.7, 1.3)
+            elif name.endswith("A_log"):
+                parameter.uniform_(-2.0, 0.5)
+            elif name.endswith("conv1d.weight") or name.endswith("conv.conv.weight"):
+                parameter.normal_(0.0, 0.5)
             elif name.endswith("norm.weight"):
                 parameter.uniform_(center - 0.3, center + 0.3)
             elif name.endswith("bias"):
@@ -413,7 +558,8 @@ def randomize(model):
 
 def corrections(model):
     """Score corrections of routers and factors of layers are buffers, not parameters."""
-    return [(name, buffer) for name, buffer in model.named_buffers() if re.search("e_score_correction_bias|layer_scalar", name)]
+    buffers = "e_score_correction_bias|expert_bias|layer_scalar"
+    return [(name, buffer) for name, buffer in model.named_buffers() if re.search(buffers, name)]
 
 
 def forward(model, input_ids):
@@ -442,8 +588,7 @@ def check_matters(variant, config, model, input_ids, logits, label, change):
         other = reference(model, variant, config)
         edit_weights(other, change.removeprefix("weights:"))
     else:
-        fields = copy.deepcopy(COMMON | variant.config | change)
-        other = build(variant, variant.config_class(**fields)).float()
+        other = build(variant, configure(variant, change)).float()
         other.load_state_dict(model.state_dict())
     difference = (forward(other, input_ids) - logits).abs().max().item()
     print(f"  {variant.name}: without {label}: logits move by {difference:.3g} (largest {logits.abs().max():.3g})")

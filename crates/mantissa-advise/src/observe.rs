@@ -1,6 +1,6 @@
 //! Problems of a checkpoint that show in names, metadata and values rather than in layer shapes and schemes.
 
-use mantissa_model::graph::{EMBEDDING, HEAD};
+use mantissa_model::graph::HEAD;
 use mantissa_model::{Bos, LinearInfo, LinearKind, ModelConfig, Tokenizer, read_json};
 use mantissa_num::pack::Packing;
 use mantissa_plan::contract::{Observation, Observed};
@@ -59,8 +59,9 @@ impl Looking<'_> {
     fn head(&mut self, config: &ModelConfig) -> Result<()> {
         self.examined.extend([Observed::Head, Observed::TiedHead]);
         let checkpoint = self.files.checkpoint();
-        let (name, table) = (format!("{HEAD}.weight"), format!("{EMBEDDING}.weight"));
-        let prefix = format!("{HEAD}.");
+        let head = config.head_module();
+        let (name, table) = (format!("{head}.weight"), format!("{}.weight", config.embedding_module()));
+        let prefix = format!("{head}.");
         if !config.tie_word_embeddings {
             if !checkpoint.tensors().any(|meta| meta.name.starts_with(&prefix)) {
                 self.see(Observed::Head, name, "no such tensor, tie_word_embeddings false");
@@ -91,7 +92,7 @@ impl Looking<'_> {
             let plain = !name.starts_with("re:") && !name.contains(['*', '^', '\\']);
             // A tied head has no tensor, but ignore lists name it anyway.
             let absent = |prefix: String| !tensors.iter().any(|meta| meta.name.starts_with(&prefix));
-            if plain && name != HEAD && absent(format!("{name}.")) {
+            if plain && name.rsplit('.').next() != Some(HEAD) && absent(format!("{name}.")) {
                 self.see(Observed::IgnoredName, name, "no tensor with this name");
             }
         }

@@ -51,7 +51,7 @@ pub fn of_artifact(files: &ModelFiles, reference: Option<&ModelFiles>) -> Result
 pub fn bytes_of_artifact(files: &ModelFiles, reference: Option<&ModelFiles>) -> Result<u64, AdviseError> {
     let config = model_config(files)?;
     // A separate head is compared with the embedding.
-    let head = files.checkpoint().get(&format!("{}.weight", mantissa_model::graph::HEAD));
+    let head = files.checkpoint().get(&format!("{}.weight", config.head_module()));
     let tied = head.filter(|_| config.tie_word_embeddings).map_or(0, |meta| 2 * meta.len);
     // q or k rows as read, in the other order, in the source, and one of them as stored.
     let rotated = |info: &LinearInfo| crate::observe::rotated_heads(info, &config).is_some();
@@ -147,7 +147,7 @@ fn unread(scheme: &Scheme) -> Stored {
 
 fn planned(plan: &Plan, linear: &mantissa_quant::PlannedLinear) -> Linear {
     let act_order = plan.job.recipe().is_some_and(|recipe| recipe.method.follows_order());
-    let input = plan.activations.as_ref();
+    let input = plan.input_of(&linear.info);
     let stored = |scheme: &mantissa_num::Scheme| Stored {
         format: scheme.format.clone(),
         outer: None,

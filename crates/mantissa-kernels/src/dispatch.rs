@@ -344,6 +344,33 @@ kernels! {
         /// there.
         fn rope_rotate_back(x: &mut [f32], heads: usize, head_dim: usize, cos: &[f32], sin: &[f32]);
 
+        /// One token of the gated delta rule (Yang et al. 2024, arXiv 2412.06464, eq. 10) for one head: the `state`
+        /// `S[keys, values]` becomes `decay S + k delta`, where `delta = beta (v - k decay S)`, and `out = q S`. `qkv`
+        /// are query `[keys]`, key `[keys]` and value `[values]`; `delta` is scratch `[values]`. Panics if the lengths
+        /// do not agree.
+        fn delta_rule_step(
+            state: &mut [f32],
+            qkv: [&[f32]; 3],
+            decay: f32,
+            beta: f32,
+            delta: &mut [f32],
+            out: &mut [f32],
+        );
+
+        /// One token of a selective state space (Dao & Gu 2024, arXiv 2405.21060, eq. 1) for one head: the `state`
+        /// `S[n, width]` becomes `decay S + b x`, and `out = c S`. `bc` are `b[n]` and `c[n]`, `x[width]` the input
+        /// times the step. Panics if the lengths do not agree.
+        fn state_space_step(state: &mut [f32], bc: [&[f32]; 2], x: &[f32], decay: f32, out: &mut [f32]);
+
+        /// `y[i] += a[i] * b[i]`. Panics if the lengths differ.
+        fn mul_add(a: &[f32], b: &[f32], y: &mut [f32]);
+
+        /// `x = x * sigmoid(x)`, in place.
+        fn silu_inplace(x: &mut [f32]);
+
+        /// `x = x * sigmoid(gate)`, in place. Panics if the lengths differ.
+        fn sigmoid_mul(gate: &[f32], x: &mut [f32]);
+
         /// SwiGLU: `out = gate * sigmoid(gate) * up`. Panics if the lengths differ.
         fn silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
 

@@ -129,6 +129,16 @@ fn element_wise() {
         y.copy_from_slice(&a);
         k.softcap(&mut y, 0.3, 30.0);
         all.extend(bits(&y));
+        k.mul_add(&a, &b, &mut y);
+        k.silu_inplace(&mut y);
+        k.sigmoid_mul(&b, &mut y);
+        all.extend(bits(&y));
+        let (mut state, mut delta, small) =
+            ([&*a, &b, &a, &b, &a].concat(), y.clone(), [0.5, -0.25, 1.5, 0.3, 2.0]);
+        k.delta_rule_step(&mut state, [&small, &small, &b], 0.9, 0.4, &mut delta, &mut y);
+        all.extend(bits(&y));
+        k.state_space_step(&mut state, [&small, &small], &a, 0.8, &mut y);
+        [&state, &y].iter().for_each(|part| all.extend(bits(part)));
         k.layer_norm(&a, &b, &b, 1e-5, &mut y);
         all.extend(bits(&y));
         y.copy_from_slice(&a);

@@ -8,6 +8,7 @@ pub(crate) mod features;
 pub(crate) mod names;
 pub(crate) mod rules;
 mod table;
+pub(crate) mod wrapper;
 
 use std::fmt;
 
@@ -15,8 +16,8 @@ use features::{Activation, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm};
 use mantissa_num::nearest_list;
 use names::Names;
 use rules::{
-    BiasRules, ByLayer, Eps, ExpertRules, Flag, GrowthRule, HeadDim, LatentRules, QueryScale, RopeRules,
-    ScaleRules, Softcaps, Windows,
+    BiasRules, ByLayer, Eps, ExpertRules, FeedForward, Flag, GrowthRule, HeadDim, LatentRules, QueryScale,
+    RecurrentRules, RopeRules, ScaleRules, Softcaps, Windows,
 };
 
 /// A decoder architecture. Two are equal when their names are.
@@ -34,6 +35,8 @@ pub struct Architecture {
     pub(crate) fixed_flags: &'static [(&'static str, bool)],
     /// Fields that are supported with these values only, or absent.
     pub(crate) only: &'static [(&'static str, &'static [&'static str])],
+    /// Counts that are supported with one value only, and must be stated.
+    pub(crate) fixed_counts: &'static [(&'static str, u64)],
     /// Names of its tensors.
     pub(crate) names: Names,
     /// True if the head is the embedding if `tie_word_embeddings` is absent.
@@ -64,8 +67,8 @@ pub struct Architecture {
     pub(crate) head_dim: HeadDim,
     /// Field for the width of MLPs.
     pub(crate) ffn: &'static str,
-    /// Multiple of `hidden_size` that `intermediate_size` is if it is absent; `None` if it is required.
-    pub(crate) default_ffn: Option<usize>,
+    /// Width of the MLP.
+    pub(crate) feed_forward: FeedForward,
     /// Storage of q, k and v.
     pub(crate) qkv: QkvForm,
     /// Structure of the MLP.
@@ -100,6 +103,12 @@ pub struct Architecture {
     pub(crate) sinks: bool,
     /// Multi-head latent attention.
     pub(crate) latent: Option<LatentRules>,
+    /// True if the joined heads are gated, by the second half of each head's query projection.
+    pub(crate) gated_attention: bool,
+    /// True if attention, mixer and MLP have constant factors.
+    pub(crate) multipliers: bool,
+    /// Recurrent mixer of layers.
+    pub(crate) recurrent: Option<RecurrentRules>,
     /// Mixture of experts.
     pub(crate) experts: Option<ExpertRules>,
 }

@@ -10,6 +10,7 @@ use crate::config::{HeadNorms, QkvForm};
 use crate::error::ForwardError;
 use crate::flow::{Activations, Job, LayerFlow, Operators, Sequences};
 use crate::graph::{LinearInput, LinearKind, NormKind};
+use crate::mixer::Mixing;
 use crate::operands::OperandRounding;
 
 /// Sequences of one thread: queries, keys, values, results, and scratch for scores.
@@ -53,6 +54,21 @@ impl LayerFlow {
             self.finish_qkv(rows, a);
             return Ok(());
         }
+        if self.gated {
+            let (wide, k) = (&mut a.extra.wide[..rows * 2 * q_width], &mut a.k[..rows * kv_width]);
+            let mut jobs = [
+                Job { kind: LinearKind::Q, out: &mut *wide, accumulate },
+                Job { kind: LinearKind::K, out: k, accumulate },
+                Job { kind: LinearKind::V, out: &mut a.v[..rows * kv_width], accumulate },
+            ];
+            operators.linears(LinearInput::Qkv, x, seqs.tokens(), &mut jobs)?;
+            let d = self.attention.head_dim;
+            for (head, q) in wide.chunks_exact(2 * d).zip(a.q.chunks_exact_mut(d)) {
+                q.copy_from_slice(&head[..d]);
+            }
+            self.finish_qkv(rows, a);
+            return Ok(());
+        }
         let (k, v) = (&mut a.k[..rows * kv_width], &mut a.v[..rows * kv_width]);
         let mut jobs = [
             Job { kind: LinearKind::Q, out: &mut a.q[..rows * q_width], accumulate },
@@ -67,6 +83,19 @@ impl LayerFlow {
         }
         self.finish_qkv(rows, a);
         Ok(())
+    }
+
+    /// Multiplies the joined heads by the sigmoid of their gates, which [`project`](Self::project) left beside the
+    /// queries.
+    pub(crate) fn gate_heads(&self, seqs: &Sequences<'_>, a: &mut Activations<'_>) {
+        if !self.gated {
+            return;
+        }
+        let d = self.attention.head_dim;
+        let heads = a.attended[..seqs.tokens() * self.widths().0].chunks_exact_mut(d);
+        for (head, gate) in heads.zip(a.extra.wide.chunks_exact(2 * d)) {
+            kernels().sigmoid_mul(&gate[d..], head);
+        }
     }
 
     /// Clips q, k and v, and brings the rotated pairs of q and k from adjacent places half of the rotated part apart:
@@ -284,7 +313,20 @@ impl LayerFlow {
         seqs: &Sequences<'_>,
         a: &mut Activations<'_>,
     ) -> Result<(), ForwardError> {
+        if self.mixing == Mixing::None {
+            return Ok(());
+        }
+        if let Some(recurrent) = &self.recurrent {
+            let from = seqs.rows * self.mixed_from();
+            let x = &a.attended[from..from + seqs.rows * recurrent.width()];
+            let result = (&mut *a.residual, &mut *a.normed, &mut *a.extra.wide);
+            self.add_result(operators, seqs, (LinearKind::MixOut, LinearInput::Mixed), x, result)?;
+        }
+        if !self.attends() {
+            return Ok(());
+        }
         let len = seqs.rows * self.widths().0;
+        let (kind, input) = (LinearKind::O, LinearInput::O);
         let x = if self.sub_norms {
             // A backward pass reads the queries.
             let normed = if a.lse.is_some() { &mut a.extra.wide[..len] } else { &mut a.q[..len] };
@@ -303,13 +345,35 @@ impl LayerFlow {
         let len = seqs.rows * self.hidden;
         let residual = &mut a.residual[..len];
         if !self.norms_results() {
-            let mut jobs = [Job { kind: LinearKind::O, out: residual, accumulate: true }];
-            return operators.linears(LinearInput::O, x, seqs.tokens(), &mut jobs);
+            let mut jobs = [Job { kind, out: residual, accumulate: true }];
+            return operators.linears(input, x, seqs.tokens(), &mut jobs);
         }
         let out = &mut a.normed[..len];
-        let mut jobs = [Job { kind: LinearKind::O, out: &mut *out, accumulate: false }];
-        operators.linears(LinearInput::O, x, seqs.tokens(), &mut jobs)?;
+        let mut jobs = [Job { kind, out: &mut *out, accumulate: false }];
+        operators.linears(input, x, seqs.tokens(), &mut jobs)?;
         Self::add_normed(operators, NormKind::AfterAttention, out, &mut a.extra.wide[..len], residual);
+        Ok(())
+    }
+
+    /// Projects a mixer's result and adds it to the residual stream.
+    fn add_result(
+        &self,
+        operators: &mut impl Operators,
+        seqs: &Sequences<'_>,
+        (kind, input): (LinearKind, LinearInput),
+        x: &[f32],
+        (residual, normed, wide): (&mut [f32], &mut [f32], &mut [f32]),
+    ) -> Result<(), ForwardError> {
+        let len = seqs.rows * self.hidden;
+        let residual = &mut residual[..len];
+        if !self.norms_results() {
+            let mut jobs = [Job { kind, out: residual, accumulate: true }];
+            return operators.linears(input, x, seqs.tokens(), &mut jobs);
+        }
+        let out = &mut normed[..len];
+        let mut jobs = [Job { kind, out: &mut *out, accumulate: false }];
+        operators.linears(input, x, seqs.tokens(), &mut jobs)?;
+        Self::add_normed(operators, NormKind::AfterAttention, out, &mut wide[..len], residual);
         Ok(())
     }
 

@@ -25,7 +25,7 @@ pub struct Buffers {
     pub(crate) k: Vec<f32>,
     /// `[rows, key width]`.
     pub(crate) v: Vec<f32>,
-    /// `[rows, query width]`.
+    /// `[rows, widest joined heads or mixer's result]`.
     pub(crate) attended: Vec<f32>,
     /// `[mlp rows, intermediate]`.
     pub(crate) gate: Vec<f32>,
@@ -82,6 +82,8 @@ pub(crate) struct Sizes {
     /// Width of a layer's own input.
     layer_input: usize,
     wide: usize,
+    /// Width of the widest joined heads or mixer's result.
+    joined: usize,
     /// Widest input of a linear layer outside the MLP.
     input: usize,
     experts: usize,
@@ -114,6 +116,7 @@ impl Sizes {
             shares: config.by_layer.shared_from < config.num_hidden_layers,
             layer_input: config.by_layer.inputs.map_or(0, |inputs| inputs.width),
             wide: widest_extra(config),
+            joined: joined(config),
             input: config.latent.map_or(0, |latent| latent.kv_rank.max(latent.q_rank.unwrap_or(0))),
             experts: config.experts.as_ref().map_or(0, |experts| experts.count.into()),
             per_token: config.experts.as_ref().map_or(0, |experts| experts.per_token),
@@ -144,7 +147,7 @@ impl Sizes {
         let by_rows = |width: usize| self.rows.checked_mul(width);
         let inner = self.mlp_rows().checked_mul(self.intermediate)?;
         let tables = self.positions.checked_mul(self.half)?;
-        let quantized = by_rows(self.hidden.max(self.query).max(self.input))?.max(inner);
+        let quantized = by_rows(self.hidden.max(self.joined).max(self.input))?.max(inner);
         let local = self.positions.checked_mul(self.local.unwrap_or(0))?;
         let shared = if self.shares { by_rows(self.key)? } else { 0 };
         let first = if self.layer_input > 0 { by_rows(self.hidden)? } else { 0 };
@@ -155,7 +158,7 @@ impl Sizes {
             by_rows(self.query)?,
             by_rows(self.key)?,
             by_rows(self.key)?,
-            by_rows(self.query)?,
+            by_rows(self.joined)?,
             inner,
             inner,
             inner,
@@ -354,6 +357,12 @@ impl Buffers {
     }
 }
 
+/// Width of the widest joined heads or mixer's result, or of both.
+fn joined(config: &ModelConfig) -> usize {
+    let widths = (0..config.num_hidden_layers).map(|layer| config.joined_width(layer));
+    widths.fold(config.query_width(), usize::max)
+}
+
 /// Inner width of the widest MLP.
 fn widest_mlp(config: &ModelConfig) -> usize {
     let experts = config.experts.as_ref();
@@ -368,11 +377,14 @@ fn widest_mlp(config: &ModelConfig) -> usize {
 /// Width of [`ExtraScratch::wide`].
 fn widest_extra(config: &ModelConfig) -> usize {
     let joined = match config.qkv {
+        // Queries and their gates.
+        QkvForm::Separate if config.gated_attention => 2 * config.query_width(),
         QkvForm::Separate => 0,
         _ => config.query_width() + 2 * config.key_value_width(),
     };
     let gate_up = if config.mlp == MlpForm::GatedJoined { 2 * config.intermediate_size } else { 0 };
     let normed = matches!(config.norm_places, NormPlaces::After | NormPlaces::Both);
     let latent = config.latent.map_or(0, |latent| latent.scratch(config.num_attention_heads));
-    joined.max(gate_up).max(if normed { config.hidden_size } else { 0 }).max(latent)
+    let mixer = config.recurrent.map_or(0, |recurrent| recurrent.mixer().scratch());
+    joined.max(gate_up).max(if normed { config.hidden_size } else { 0 }).max(latent).max(mixer)
 }

@@ -1,9 +1,10 @@
 //! Keys and values of earlier tokens, for generation: per layer `[capacity, key width]` in f32, quantized, or the
-//! latents that they are projected from.
+//! latents that they are projected from; and the states of recurrent mixers.
 
 mod attend;
 mod latent;
 mod packed;
+mod state;
 
 use crate::config::ModelConfig;
 use crate::error::{ForwardError, LoadError};
@@ -14,6 +15,7 @@ use crate::memory::{check_context, zeros};
 use self::latent::LatentCache;
 pub(crate) use self::latent::{LATENT_QUERIES, LatentScratch};
 use self::packed::{Scratch, SideCache};
+use self::state::StateCache;
 
 /// The KV cache of one sequence.
 #[derive(Debug)]
@@ -21,11 +23,15 @@ pub struct KvCache {
     layers: Vec<LayerCache>,
     /// Layer whose keys and values each layer reads.
     sources: Vec<usize>,
+    /// States of recurrent mixers, by layer.
+    states: Vec<Option<Box<StateCache>>>,
     /// Scratch that quantized layers are decoded into.
     scratch: Option<Scratch>,
     /// Scratch that latents are decoded into.
     latent: Option<Box<LatentScratch>>,
     len: usize,
+    /// Tokens held before the last pass, whose states are saved.
+    saved: usize,
     capacity: usize,
     width: usize,
 }
@@ -50,6 +56,7 @@ enum LayerCache {
 #[derive(Debug)]
 pub(crate) struct Past<'a> {
     layer: &'a mut LayerCache,
+    state: Option<&'a mut StateCache>,
     scratch: Option<&'a mut Scratch>,
     latent: Option<&'a mut LatentScratch>,
 }
@@ -87,7 +94,12 @@ impl KvCache {
         let latent = latent.map(|latent| LatentScratch::plan(latent, config, capacity).ok_or_else(memory));
         let latent = latent.transpose()?.map(Box::new);
         let sources = (0..count).map(|layer| config.kv_layer(layer)).collect();
-        Ok(KvCache { layers, sources, scratch, latent, len: 0, capacity, width })
+        let state = |layer| match config.recurrent_in(layer) {
+            Some(recurrent) => StateCache::plan(recurrent.state()).map(|state| Some(Box::new(state))),
+            None => Some(None),
+        };
+        let states = (0..count).map(state).collect::<Option<_>>().ok_or_else(memory)?;
+        Ok(KvCache { layers, sources, states, scratch, latent, len: 0, saved: 0, capacity, width })
     }
 
     /// Bytes that [`plan`](Self::plan) allocates; `u64::MAX` on overflow.
@@ -132,8 +144,32 @@ impl KvCache {
         self.capacity
     }
 
-    /// Removes all tokens from `len` on. Tokens that have left a window do not return to it.
+    /// Removes all tokens from `len` on. Tokens that have left a window do not return to it. The state of a recurrent
+    /// mixer cannot be cut back: in models with one, all tokens are removed unless `len` is the number before the last
+    /// pass.
     pub fn truncate(&mut self, len: usize) {
+        let recurs = self.states.iter().any(Option::is_some);
+        match recurs && len < self.len {
+            true if len == self.saved => self.restore(len),
+            true => self.cut(0),
+            false => self.cut(len),
+        }
+    }
+
+    /// Copies the states of recurrent mixers before a pass, for [`restore`](Self::restore).
+    pub(crate) fn save(&mut self) {
+        self.saved = self.len;
+        self.states.iter_mut().flatten().for_each(|state| state.save());
+    }
+
+    /// Removes the tokens of the last pass, of which there were `len` before.
+    pub(crate) fn restore(&mut self, len: usize) {
+        self.cut(len);
+        self.states.iter_mut().flatten().for_each(|state| state.restore());
+    }
+
+    /// Removes keys and values from `len` on.
+    fn cut(&mut self, len: usize) {
         self.len = self.len.min(len);
         for layer in &mut self.layers {
             match layer {
@@ -165,8 +201,9 @@ impl KvCache {
 
     pub(crate) fn layer(&mut self, layer: usize) -> Past<'_> {
         let latent = self.latent.as_deref_mut();
-        let layer = self.sources.get(layer).copied().unwrap_or(layer);
-        Past { layer: &mut self.layers[layer], scratch: self.scratch.as_mut(), latent }
+        let state = self.states[layer].as_deref_mut();
+        let source = self.sources.get(layer).copied().unwrap_or(layer);
+        Past { layer: &mut self.layers[source], state, scratch: self.scratch.as_mut(), latent }
     }
 
     /// Adds to the cache the tokens that every layer has written since the last call.
@@ -207,9 +244,15 @@ fn latent_scratch(config: &ModelConfig, capacity: usize) -> u64 {
 
 /// Bytes of one layer for `capacity` tokens.
 fn layer_bytes(config: &ModelConfig, layer: usize, capacity: usize, quantizer: Option<&KvQuantizer>) -> u64 {
+    let state = config.recurrent_in(layer).map_or(0, |of| StateCache::bytes_needed(of.state()));
     if !config.has_own_kv(layer) {
-        return 0;
+        return state;
     }
+    heads_bytes(config, layer, capacity, quantizer).saturating_add(state)
+}
+
+/// Bytes of the keys and values of one layer for `capacity` tokens.
+fn heads_bytes(config: &ModelConfig, layer: usize, capacity: usize, quantizer: Option<&KvQuantizer>) -> u64 {
     if let Some(latent) = &config.latent {
         return LatentCache::bytes_needed(latent, quantizer, capacity);
     }

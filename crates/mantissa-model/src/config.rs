@@ -6,11 +6,13 @@ mod attention;
 mod by_layer;
 mod experts;
 mod fields;
+mod recurrent;
 mod rope;
 
 use std::path::Path;
 
 use mantissa_kernels::kernels;
+use mantissa_store::json::with_spelled_floats;
 use serde_json::Value;
 
 pub use crate::architecture::features::{
@@ -20,18 +22,27 @@ pub use attention::{Latent, QueryGrowth};
 pub use by_layer::{GlobalHeads, LayerFeatures, LayerHeads, LayerInputs};
 pub use experts::{Experts, Groups, LimitedSwiglu, Routing, SharedExperts};
 pub use fields::ConfigError;
+pub use recurrent::Multipliers;
 
 use crate::architecture::Architecture;
-use crate::architecture::rules::{Eps, LogitScale, QueryScale};
+use crate::architecture::rules::{Eps, FeedForward, LogitScale, QueryScale};
+use crate::architecture::wrapper::{TEXT_CONFIG, TextPlace, Wrapper};
+pub use crate::mixer::SelectiveScan;
+pub use crate::mixer::{GatedDelta, Mixing, Recurrent, ShortConvolution, StateShape, StateSpace};
 use crate::rope::{Rope, RopeScaling, yarn_mscale};
 use attention::Heads;
-use fields::{Fields, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH};
+use fields::{Fields, MAX_POSITIONS, MAX_WIDTH};
+use recurrent::Mixers;
 
 /// A decoder's architecture. All sizes are at least 1 and multiply without overflow.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     /// Architecture of the model.
     pub architecture: &'static Architecture,
+    /// Multimodal model that the text model is part of.
+    pub wrapper: Option<&'static Wrapper>,
+    /// Place of the text model's tensors in it.
+    pub place: Option<TextPlace>,
     /// Width of the residual stream.
     pub hidden_size: usize,
     /// Width of the MLP.
@@ -108,6 +119,17 @@ pub struct ModelConfig {
     pub sinks: bool,
     /// Latent attention.
     pub latent: Option<Latent>,
+    /// True if the joined heads are multiplied by the sigmoid of a gate, which the projection of the queries returns after
+    /// each head's query (Qiu et al. 2025, "Gated Attention for Large Language Models").
+    pub gated_attention: bool,
+    /// Factors of attention, mixer and MLP.
+    pub multipliers: Option<Multipliers>,
+    /// Recurrent mixer of layers.
+    pub recurrent: Option<Recurrent>,
+    /// Token mixing of each layer: its first half.
+    pub mixing: Vec<Mixing>,
+    /// True for layers with an MLP or experts: a second half.
+    pub has_mlp: Vec<bool>,
     /// Mixture of experts.
     pub experts: Option<Experts>,
     /// True if the head has a bias.
@@ -127,18 +149,21 @@ impl ModelConfig {
     /// [`ConfigError`] for the first field that is missing, of the wrong type, out of range, inconsistent or
     /// not supported.
     pub fn from_json(value: &Value, file: &str) -> Result<Self, ConfigError> {
-        let fields = Fields::root(file, value)?;
-        let architecture = find_architecture(fields)?;
+        let root = Fields::root(file, value)?;
+        let Described { fields, architecture, wrapper } = describe(root)?;
         let fields = fields.named(architecture.aliases);
         check_flags(fields, architecture)?;
-        let num_hidden_layers = fields.size("num_hidden_layers", 1..=MAX_LAYERS)?;
+        let num_hidden_layers = recurrent::layers(fields, architecture)?;
         let max_position_embeddings = fields.size("max_position_embeddings", 1..=MAX_POSITIONS)?;
         let latent = Latent::parse(fields, architecture)?;
         let heads = Heads::parse(fields, architecture, latent)?;
         let rotated = latent.map_or(heads.dim, |latent| latent.rotated);
-        let rules = architecture.experts.as_ref();
-        let experts =
-            rules.map(|rules| experts::parse(fields, rules, num_hidden_layers)).transpose()?.flatten();
+        let experts = match &architecture.experts {
+            Some(rules) if experts::present(fields, rules)? => {
+                experts::parse(fields, rules, num_hidden_layers)?
+            }
+            _ => None,
+        };
         let caps = architecture.softcaps;
         let windows = attention::windows(fields, architecture, num_hidden_layers)?;
         let by_layer = LayerFeatures::parse(fields, architecture, &heads, &windows)?;
@@ -146,8 +171,14 @@ impl ModelConfig {
         let rope = rope::parse(fields, &architecture.rope, max_position_embeddings, widths)?;
         let scales = Scales::parse(fields, architecture, heads.hidden_size)?;
         let eps = parse_eps(fields, architecture.eps)?;
+        let hidden = heads.hidden_size;
+        let multipliers = architecture.multipliers.then(|| Multipliers::parse(fields)).transpose()?;
+        let Mixers { recurrent, mixing, has_mlp } =
+            recurrent::parse(fields, architecture, num_hidden_layers, hidden, eps)?;
         Ok(ModelConfig {
             architecture,
+            wrapper,
+            place: wrapper.and_then(|wrapper| wrapper.places.first().copied()),
             hidden_size: heads.hidden_size,
             intermediate_size: parse_ffn(fields, architecture, heads.hidden_size)?,
             num_hidden_layers,
@@ -160,12 +191,15 @@ impl ModelConfig {
             norm: architecture.norm,
             norm_places: parse_norm_places(fields, architecture)?,
             head_norms: parse_head_norms(fields, architecture)?,
-            tie_word_embeddings: fields.flag("tie_word_embeddings", architecture.tied)?,
+            tie_word_embeddings: parse_tied(root, fields, architecture, wrapper)?,
             hidden_act: parse_activation(fields, architecture)?,
             biases: parse_biases(fields, architecture)?,
             attention_scale: match scales.attention {
                 Some(scale) => scale,
-                None => attention_scale(fields, architecture, &heads, latent, &rope.global.scaling)?,
+                None => {
+                    attention_scale(fields, architecture, &heads, latent, &rope.global.scaling)?
+                        * multipliers.map_or(1.0, |multipliers| multipliers.scores)
+                }
             },
             value_norm: architecture.value_norm,
             by_layer,
@@ -188,17 +222,27 @@ impl ModelConfig {
             mlp: architecture.mlp,
             sinks: architecture.sinks,
             latent,
+            gated_attention: architecture.gated_attention,
+            multipliers,
+            recurrent,
+            mixing,
+            has_mlp,
             experts,
             head_bias: architecture.head_bias,
             bare_names: false,
-            bos_token_id: fields.token("bos_token_id")?,
-            eos_token_ids: fields.tokens("eos_token_id")?,
+            bos_token_id: fields.token("bos_token_id")?.or(root.token("bos_token_id")?),
+            eos_token_ids: match fields.tokens("eos_token_id")? {
+                none if none.is_empty() => root.tokens("eos_token_id")?,
+                some => some,
+            },
         })
     }
 
-    /// Decides what the names in a checkpoint show and no config records: [`bare_names`](Self::bare_names), and whether
-    /// the [experts are fused](Experts::fused). `has` is true for the names of its tensors.
+    /// Decides what the names in a checkpoint show and no config records: [`bare_names`](Self::bare_names), the place of
+    /// a text model among a multimodal model's tensors, and whether the [experts are fused](Experts::fused). `has` is
+    /// true for the names of its tensors.
     pub fn find_names(&mut self, has: impl Fn(&str) -> bool) {
+        self.find_place(&has);
         let names = &self.architecture.names;
         self.bare_names = !names.root.is_empty() && has(&format!("{}.weight", names.embedding));
         let Some(rules) = self.architecture.experts.as_ref() else { return };
@@ -206,15 +250,38 @@ impl ModelConfig {
         let fused =
             self.biases.experts || (0..self.num_hidden_layers).any(|layer| has(&self.fused_experts(layer).0));
         if let Some(experts) = self.experts.as_mut() {
-            experts.fused = fused.then_some(rules.fused);
+            let form = self.wrapper.and_then(|wrapper| wrapper.fused).unwrap_or(rules.fused);
+            experts.fused = fused.then_some(form);
         }
+    }
+
+    /// Finds the place of a text model in a multimodal one. A stored head is not tied, whatever the config says.
+    fn find_place(&mut self, has: impl Fn(&str) -> bool) {
+        let Some(wrapper) = self.wrapper else { return };
+        // No format quantizes a norm.
+        let found = |place: &&TextPlace| {
+            let own = ModelConfig { place: Some(**place), ..self.clone() };
+            has(&format!("{}.weight", own.final_norm_module()))
+        };
+        if let Some(place) = wrapper.places.iter().find(found) {
+            self.place = Some(*place);
+        }
+        if has(&format!("{}.weight", self.head_module())) {
+            self.tie_word_embeddings = false;
+        }
+    }
+
+    /// Class in `architectures` of config.json: that of the multimodal model if it is one.
+    pub fn class(&self) -> &'static str {
+        self.wrapper.map_or(self.architecture.class, |wrapper| wrapper.class)
     }
 
     /// Returns the same model with the names and the fused experts of the checkpoint of `other`, a model of the same
     /// architecture.
     #[must_use]
     pub fn named_as(&self, other: &Self) -> Self {
-        let mut named = ModelConfig { bare_names: other.bare_names, ..self.clone() };
+        let ModelConfig { wrapper, place, bare_names, .. } = *other;
+        let mut named = ModelConfig { wrapper, place, bare_names, ..self.clone() };
         if let (Some(ours), Some(theirs)) = (named.experts.as_mut(), other.experts.as_ref()) {
             ours.fused = theirs.fused;
         }
@@ -301,7 +368,7 @@ pub fn read_json(path: &Path) -> Result<Option<Value>, ConfigError> {
         return Err(error(format!("{size} bytes"), "at most 16 MB"));
     }
     let bytes = std::fs::read(path).map_err(|e| error(e.to_string(), "a readable file"))?;
-    serde_json::from_slice(&bytes).map(Some).map_err(|e| error(e.to_string(), "JSON"))
+    serde_json::from_slice(&with_spelled_floats(&bytes)).map(Some).map_err(|e| error(e.to_string(), "JSON"))
 }
 
 /// Constant factors of a model.
@@ -360,10 +427,42 @@ fn parse_head_norms(fields: Fields<'_>, architecture: &Architecture) -> Result<H
     })
 }
 
-fn find_architecture(fields: Fields<'_>) -> Result<&'static Architecture, ConfigError> {
-    let name = fields.text("model_type")?;
+/// Text model that a config describes.
+struct Described<'a> {
+    fields: Fields<'a>,
+    architecture: &'static Architecture,
+    wrapper: Option<&'static Wrapper>,
+}
+
+fn describe(root: Fields<'_>) -> Result<Described<'_>, ConfigError> {
+    let name = root.text("model_type")?;
+    if let Some(wrapper) = name.and_then(Wrapper::find) {
+        // Old configs have the text model's fields outside.
+        let fields = root.object(TEXT_CONFIG)?.unwrap_or(root);
+        let text = fields.text("model_type")?;
+        let Some(architecture) = wrapper.text_model(text) else {
+            let allowed = wrapper.nearest_text_model(text.unwrap_or_default());
+            return Err(fields.error("model_type", allowed));
+        };
+        let fields = fields.or_defaults(wrapper.defaults);
+        return Ok(Described { fields, architecture, wrapper: Some(wrapper) });
+    }
     let known = name.and_then(Architecture::find);
-    known.ok_or_else(|| fields.error("model_type", Architecture::nearest(name.unwrap_or("llama"))))
+    let architecture =
+        known.ok_or_else(|| root.error("model_type", Architecture::nearest(name.unwrap_or("llama"))))?;
+    Ok(Described { fields: root, architecture, wrapper: None })
+}
+
+/// True if the head is the embedding. In a multimodal model either config may say so.
+fn parse_tied(
+    root: Fields<'_>,
+    fields: Fields<'_>,
+    architecture: &Architecture,
+    wrapper: Option<&Wrapper>,
+) -> Result<bool, ConfigError> {
+    let Some(wrapper) = wrapper else { return fields.flag("tie_word_embeddings", architecture.tied) };
+    let inner = fields.flag("tie_word_embeddings", false)?;
+    Ok(root.flag("tie_word_embeddings", wrapper.tied || inner)? || inner)
 }
 
 /// Refuses values of flags that are not supported.
@@ -379,6 +478,9 @@ fn check_flags(fields: Fields<'_>, architecture: &Architecture) -> Result<(), Co
             _ => {}
         }
     }
+    for &(field, fixed) in architecture.fixed_counts {
+        fields.size(field, fixed..=fixed)?;
+    }
     Ok(())
 }
 
@@ -390,9 +492,25 @@ fn parse_norm_places(fields: Fields<'_>, architecture: &Architecture) -> Result<
 }
 
 fn parse_ffn(fields: Fields<'_>, architecture: &Architecture, hidden: usize) -> Result<usize, ConfigError> {
-    match architecture.default_ffn {
-        Some(times) if fields.get(architecture.ffn).is_none() => Ok(times * hidden),
-        _ => fields.size(architecture.ffn, 1..=MAX_WIDTH),
+    let stated = || fields.size(architecture.ffn, 1..=MAX_WIDTH);
+    match architecture.feed_forward {
+        FeedForward::Multiple(times) if fields.get(architecture.ffn).is_none() => Ok(times * hidden),
+        FeedForward::Stated | FeedForward::Multiple(_) => stated(),
+        // The older field takes precedence.
+        FeedForward::Adjusted => {
+            let width = fields.optional_size("block_ff_dim", 1..=MAX_WIDTH)?.map_or_else(stated, Ok)?;
+            if !fields.flag("block_auto_adjust_ff_dim", true)? {
+                return Ok(width);
+            }
+            let factor = fields.optional_positive("block_ffn_dim_multiplier")?.unwrap_or(1.0);
+            let multiple = fields.optional_size("block_multiple_of", 1..=MAX_WIDTH)?.unwrap_or(256);
+            let adjusted = ((2 * width / 3) as f64 * factor) as usize;
+            let adjusted = adjusted.max(1).next_multiple_of(multiple);
+            match adjusted as u64 <= MAX_WIDTH {
+                true => Ok(adjusted),
+                false => Err(fields.error("block_ffn_dim_multiplier", "a factor of a smaller width")),
+            }
+        }
     }
 }
 
@@ -505,6 +623,32 @@ pub(crate) fn example(model_type: &str) -> Value {
             "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1,
             "moe_intermediate_size": 24
         }),
+        "qwen3_next" | "qwen3_5_text" | "qwen3_5_moe_text" => serde_json::json!({
+            "full_attention_interval": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8, "linear_value_head_dim": 12, "num_experts": 3, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40, "mlp_only_layers": [0]
+        }),
+        "granitemoehybrid" => serde_json::json!({
+            "shared_intermediate_size": 96, "num_local_experts": 0, "layer_types": ["mamba", "attention"],
+            "mamba_n_heads": 8, "mamba_d_state": 6
+        }),
+        "falcon_h1" => serde_json::json!({
+            "mamba_d_ssm": 48, "mamba_n_heads": 8, "mamba_d_state": 6, "mamba_n_groups": 2, "attention_bias": false, "mlp_bias": false
+        }),
+        "jamba" => serde_json::json!({
+            "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 3, "num_experts_per_tok": 2, "mamba_d_state": 4
+        }),
+        "nemotron_h" => serde_json::json!({
+            "hybrid_override_pattern": "M*-", "num_hidden_layers": 3, "mamba_num_heads": 4, "mamba_head_dim": 6,
+            "ssm_state_size": 5, "n_groups": 2
+        }),
+        "lfm2_moe" => serde_json::json!({
+            "layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "num_experts": 3, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24
+        }),
+        "lfm2" => {
+            serde_json::json!({"block_auto_adjust_ff_dim": false, "full_attn_idxs": [1], "norm_eps": 1e-5})
+        }
         "gpt_oss" => serde_json::json!({
             "num_local_experts": 3, "num_experts_per_tok": 2, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}
         }),

@@ -103,6 +103,14 @@ pub enum LoadError {
         /// Values supported.
         allowed: &'static str,
     },
+    /// Tokens cannot be proposed to a model, or by it.
+    #[error(
+        "draft model: expected models in which every layer has attention, got {mixer} layers, whose state cannot be cut back; fix: run without --draft"
+    )]
+    Speculation {
+        /// Name of the recurrent mixer.
+        mixer: &'static str,
+    },
     /// A planned size does not fit into memory.
     #[error("{what}: expected {bytes} bytes of free memory, got less; fix: shorten the context or the batch")]
     Memory {

@@ -13,12 +13,13 @@ pub use mantissa_kernels::parts;
 use mantissa_kernels::{CausalAttention, kernels};
 
 use crate::config::{
-    Activation, HeadNorms, Latent, LimitedSwiglu, MlpForm, ModelConfig, NormPlaces, QkvForm, QueryGrowth,
-    Routing,
+    Activation, HeadNorms, Latent, LimitedSwiglu, MlpForm, ModelConfig, Multipliers, NormPlaces, QkvForm,
+    QueryGrowth, Routing,
 };
 use crate::error::ForwardError;
 use crate::graph::kinds::{NormKind, VectorKind};
 use crate::kv::quantizer::KvQuantizer;
+use crate::mixer::{MixRows, Mixing, Recurrent};
 use crate::operands::OperandRounding;
 
 pub use self::operators::{
@@ -62,6 +63,16 @@ pub struct LayerFlow {
     /// Factor of the queries by position.
     pub(crate) growth: Option<QueryGrowth>,
     pub(crate) latent: Option<Latent>,
+    /// True if the joined heads are gated.
+    pub(crate) gated: bool,
+    /// Factors of attention, mixer and MLP.
+    pub(crate) multipliers: Option<Multipliers>,
+    /// First half of the layer.
+    pub(crate) mixing: Mixing,
+    /// Recurrent mixer of the layer's tokens, if that is its first half.
+    pub(crate) recurrent: Option<Recurrent>,
+    /// True if the layer has a second half.
+    pub(crate) has_mlp: bool,
     /// Half the rotated width of a head; 0 if the layer has no RoPE.
     pub(crate) half: usize,
     /// True if the rotated pairs are adjacent in what the projections return.
@@ -118,6 +129,11 @@ impl LayerFlow {
             input: config.by_layer.inputs.map(|inputs| inputs.width),
             scales: config.by_layer.scales,
             half: if config.rotated_layers[layer] { config.rotary_dim_of(layer) / 2 } else { 0 },
+            gated: config.gated_attention,
+            multipliers: config.multipliers,
+            mixing: config.mixing[layer],
+            recurrent: config.recurrent_in(layer).copied(),
+            has_mlp: config.has_mlp[layer],
             interleaved: config.rope_interleaved && config.rotated_layers[layer],
             local: config.local_rope.is_some() && config.windows[layer].is_some(),
             experts: config.experts.as_ref().filter(|experts| experts.layers[layer]).map(|experts| {
@@ -141,6 +157,11 @@ impl LayerFlow {
     /// True if attention and MLP run in parallel on the same states.
     pub(crate) fn parallel(&self) -> bool {
         matches!(self.places, NormPlaces::Parallel | NormPlaces::ParallelShared)
+    }
+
+    /// True if a pass may stop after the joined heads or the MLP's input, and go on from there.
+    pub(crate) fn pauses(&self) -> bool {
+        !self.parallel() && self.mixing != Mixing::Both
     }
 
     /// True if results are normed before they are added.
@@ -193,6 +214,21 @@ impl LayerFlow {
         self.half
     }
 
+    /// True if the layer has attention, and so keys and values.
+    pub fn attends(&self) -> bool {
+        self.mixing.attends()
+    }
+
+    /// Width of the input of the output projection, before padding is dropped.
+    pub(crate) fn joined_width(&self) -> usize {
+        self.mixed_from() + self.recurrent.as_ref().map_or(0, Recurrent::width)
+    }
+
+    /// Width of the joined heads, which come before the mixer's result in `attended`.
+    pub(crate) fn mixed_from(&self) -> usize {
+        if self.attends() { self.widths().0 } else { 0 }
+    }
+
     /// Soft cap of the scores.
     pub fn softcap(&self) -> Option<f32> {
         self.softcap
@@ -218,7 +254,7 @@ impl LayerFlow {
         &self.attention
     }
 
-    /// Runs the first half: `residual += attention(norm(residual))`.
+    /// Runs the first half: `residual += attention(norm(residual))`, or the recurrent mixer in place of attention.
     ///
     /// # Errors
     /// [`ForwardError::Input`].
@@ -246,7 +282,7 @@ impl LayerFlow {
         self.output(operators, seqs, a)
     }
 
-    /// Runs the first half up to the output projection: the joined heads, in `attended`.
+    /// Runs the first half up to the output projection: the joined heads or the mixer's result, in `attended`.
     pub(crate) fn heads(
         &self,
         operators: &mut impl Operators,
@@ -254,8 +290,27 @@ impl LayerFlow {
         past: Option<&mut dyn CachedAttention>,
         a: &mut Activations<'_>,
     ) -> Result<(), ForwardError> {
+        if self.mixing == Mixing::None {
+            return Ok(());
+        }
         let latents = self.latent.is_some() && past.as_ref().is_some_and(|past| past.holds_latents());
         self.read(operators, seqs, latents, a)?;
+        let mut past = past;
+        if let Some(recurrent) = &self.recurrent {
+            let states = match &mut past {
+                Some(past) => Some(past.states()?),
+                None => None,
+            };
+            let (scratch, out) = (&mut *a.extra.wide, &mut a.attended[seqs.rows * self.mixed_from()..]);
+            let rows = MixRows { seqs, states, threads: self.threads, scratch, out: &mut *out };
+            recurrent.mixer().mix(operators, rows);
+            let factor = self.multipliers.map(|multipliers| multipliers.mixed);
+            scale(factor, &mut out[..seqs.rows * recurrent.width()]);
+        }
+        if !self.attends() {
+            self.norm_for_mlp(operators, seqs, a);
+            return Ok(());
+        }
         self.norm_heads(operators, seqs.rows, a);
         self.grow_queries(seqs, a.q);
         match past {
@@ -265,15 +320,24 @@ impl LayerFlow {
             }
             None => self.attend(seqs, operators.vector(VectorKind::Sinks), a),
         }
+        self.gate_heads(seqs, a);
+        let factor = self.multipliers.map(|multipliers| multipliers.attended);
+        scale(factor, &mut a.attended[..seqs.rows * self.widths().0]);
+        self.norm_for_mlp(operators, seqs, a);
+        Ok(())
+    }
+
+    /// Norms the states for an MLP that runs in parallel.
+    fn norm_for_mlp(&self, operators: &mut impl Operators, seqs: &Sequences<'_>, a: &mut Activations<'_>) {
         if self.places == NormPlaces::Parallel {
             // The MLP reads these states before attention changes them.
             let len = seqs.rows * self.hidden;
             operators.norm(NormKind::Post, &a.residual[..len], &mut a.normed[..len]);
         }
-        Ok(())
     }
 
-    /// Runs the first half up to queries, keys and values, before QK norms; for `cached` latents, up to the queries.
+    /// Runs the first half up to queries, keys and values, before QK norms; for `cached` latents, up to the queries; for a
+    /// recurrent mixer, up to its projections.
     pub(crate) fn read(
         &self,
         operators: &mut impl Operators,
@@ -281,7 +345,17 @@ impl LayerFlow {
         cached: bool,
         a: &mut Activations<'_>,
     ) -> Result<(), ForwardError> {
+        if self.mixing == Mixing::None {
+            return Ok(());
+        }
         self.enter(operators, NormKind::Input, seqs.rows * self.hidden, a);
+        if let Some(recurrent) = &self.recurrent {
+            let x = &a.normed[..seqs.rows * self.hidden];
+            recurrent.mixer().project(operators, x, (seqs.rows, seqs.tokens()), a.extra.wide)?;
+        }
+        if !self.attends() {
+            return Ok(());
+        }
         self.project(operators, seqs, cached, a)
     }
 
@@ -295,6 +369,9 @@ impl LayerFlow {
         seqs: &Sequences<'_>,
         a: &mut Activations<'_>,
     ) -> Result<(), ForwardError> {
+        if !self.has_mlp {
+            return Ok(());
+        }
         let len = seqs.rows * self.hidden;
         if !self.parallel() {
             self.enter(operators, NormKind::Post, len, a);
@@ -320,5 +397,12 @@ impl LayerFlow {
             a.residual[..len].iter_mut().for_each(|x| *x *= scale);
         }
         Ok(())
+    }
+}
+
+/// Multiplies `x` by a factor, if there is one.
+pub(crate) fn scale(factor: Option<f32>, x: &mut [f32]) {
+    if let Some(factor) = factor.filter(|factor| *factor != 1.0) {
+        x.iter_mut().for_each(|x| *x *= factor);
     }
 }

@@ -14,6 +14,7 @@ use mantissa_kernels::CausalAttention;
 use mantissa_store::convention::Stack;
 
 use crate::config::{Latent, LayerHeads, MlpForm, ModelConfig, NormForm, NormPlaces, QkvForm};
+use crate::mixer::{Mixing, Recurrent};
 use crate::source::WeightSource;
 
 /// Role of a parameter.
@@ -52,7 +53,8 @@ pub enum Role {
     HeadBias,
     /// Learned positions.
     Positions,
-    /// Weight of a router, or of the gate of shared experts. They are small, and no engine runs them quantized.
+    /// Weight of a router, of the gate of shared experts, or of a recurrent mixer's rates. They are small, and no engine
+    /// runs them quantized.
     Side {
         /// Layer index.
         layer: usize,
@@ -66,7 +68,7 @@ pub enum Role {
         /// Kind.
         kind: SideKind,
     },
-    /// Attention sinks, or the correction that a router adds to its scores.
+    /// Attention sinks, the correction that a router adds to its scores, or a vector of a recurrent mixer.
     Vector {
         /// Layer index.
         layer: usize,
@@ -110,6 +112,19 @@ pub struct LinearInfo {
     pub bias: bool,
     /// Storage in a dense checkpoint.
     pub stored: StoredAs,
+}
+
+/// Small projection of a layer, which is never quantized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SideInfo {
+    /// Kind.
+    pub kind: SideKind,
+    /// Output features.
+    pub rows: usize,
+    /// Input features.
+    pub cols: usize,
+    /// True if it has a bias.
+    pub bias: bool,
 }
 
 /// Storage of a linear layer in a dense checkpoint.
@@ -267,6 +282,8 @@ impl ModelConfig {
         let shared = experts.and_then(|experts| experts.shared).map_or(0, |shared| shared.width);
         match kind {
             LinearKind::Q if self.latent.is_some() => (self.latent_query_width(), d, false),
+            // Each head's query, then its gate.
+            LinearKind::Q if self.gated_attention => (2 * q, d, biases.qkv),
             LinearKind::Q => (q, d, biases.qkv),
             LinearKind::K | LinearKind::V => (kv, d, biases.qkv),
             LinearKind::O if self.latent.is_some() => (d, self.attended_width(), biases.output),
@@ -287,6 +304,11 @@ impl ModelConfig {
             LinearKind::SharedDown => (d, shared, biases.mlp),
             LinearKind::InputGate => (input, d, false),
             LinearKind::InputProjection => (d, input, false),
+            LinearKind::MixIn | LinearKind::MixGate | LinearKind::MixOut => {
+                let linears = self.recurrent.as_ref().map(|recurrent| recurrent.mixer().linears());
+                let linear = linears.into_iter().flatten().flatten().find(|linear| linear.kind == kind);
+                linear.map_or((0, 0, false), |linear| (linear.rows, linear.cols, linear.bias))
+            }
             LinearKind::Embedding => (self.vocab_size, d, false),
             LinearKind::Head => (self.vocab_size, d, self.head_bias),
         }
@@ -295,7 +317,7 @@ impl ModelConfig {
     /// Iterates over the shapes of all linear layers of the model; for experts, which are alike, that of the first.
     pub(crate) fn linear_shapes(&self) -> impl Iterator<Item = (usize, usize)> {
         use LinearKind as L;
-        const ALL: [LinearKind; 21] = [
+        const ALL: [LinearKind; 24] = [
             L::Q,
             L::K,
             L::V,
@@ -317,12 +339,16 @@ impl ModelConfig {
             L::SharedDown,
             L::InputGate,
             L::InputProjection,
+            L::MixIn,
+            L::MixGate,
+            L::MixOut,
         ];
         let has = |kind: &LinearKind| match kind {
             L::Qkv => self.qkv != QkvForm::Separate,
             L::GateUp => self.mlp == MlpForm::GatedJoined,
             L::QA | L::QB | L::KvA | L::KvB => self.latent.is_some(),
             L::InputGate | L::InputProjection => self.by_layer.inputs.is_some(),
+            L::MixIn | L::MixGate | L::MixOut => self.recurrent.is_some(),
             _ => true,
         };
         let of_layer =
@@ -339,15 +365,10 @@ impl ModelConfig {
     /// Lists the linear layers of a decoder layer, in the order of the forward pass.
     fn kinds(&self, layer: usize) -> Vec<LinearKind> {
         use LinearKind as L;
-        let mut kinds = match (self.latent, self.qkv) {
-            (Some(Latent { q_rank: Some(_), .. }), _) => vec![L::QA, L::KvA, L::QB, L::KvB],
-            (Some(_), _) => vec![L::Q, L::KvA, L::KvB],
-            (None, QkvForm::Separate) if !self.has_own_kv(layer) => vec![L::Q],
-            (None, QkvForm::Separate) if self.keys_are_values(layer) => vec![L::Q, L::K],
-            (None, QkvForm::Separate) => vec![L::Q, L::K, L::V],
-            (None, _) => vec![L::Qkv],
-        };
-        kinds.push(L::O);
+        let mut kinds = self.mixing_kinds(layer);
+        if !self.has_mlp[layer] {
+            return kinds;
+        }
         let experts = self.experts.as_ref().filter(|experts| experts.layers[layer]);
         if experts.is_none_or(|experts| experts.beside) {
             kinds.extend(match self.mlp {
@@ -371,6 +392,55 @@ impl ModelConfig {
         kinds
     }
 
+    /// Lists the linear layers of the first half of a decoder layer.
+    fn mixing_kinds(&self, layer: usize) -> Vec<LinearKind> {
+        use LinearKind as L;
+        let of_mixer = self.recurrent_in(layer).map(|recurrent| recurrent.mixer().linears());
+        let mut of_mixer = of_mixer.into_iter().flatten().flatten().map(|linear| linear.kind);
+        if !self.attends(layer) {
+            return of_mixer.collect();
+        }
+        let mut kinds = match (self.latent, self.qkv) {
+            (Some(Latent { q_rank: Some(_), .. }), _) => vec![L::QA, L::KvA, L::QB, L::KvB],
+            (Some(_), _) => vec![L::Q, L::KvA, L::KvB],
+            (None, QkvForm::Separate) if !self.has_own_kv(layer) => vec![L::Q],
+            (None, QkvForm::Separate) if self.keys_are_values(layer) => vec![L::Q, L::K],
+            (None, QkvForm::Separate) => vec![L::Q, L::K, L::V],
+            (None, _) => vec![L::Qkv],
+        };
+        kinds.extend(of_mixer.by_ref().take_while(|kind| *kind != L::MixOut));
+        kinds.push(L::O);
+        kinds.extend(self.recurrent_in(layer).map(|_| L::MixOut));
+        kinds
+    }
+
+    /// Recurrent mixer of a layer, if it has one.
+    pub fn recurrent_in(&self, layer: usize) -> Option<&Recurrent> {
+        self.recurrent.as_ref().filter(|_| self.mixing[layer].recurs())
+    }
+
+    /// True if a layer has attention.
+    pub fn attends(&self, layer: usize) -> bool {
+        self.mixing[layer].attends()
+    }
+
+    /// Iterates over the layers that have attention.
+    pub fn attention_layers(&self) -> impl Iterator<Item = usize> {
+        (0..self.num_hidden_layers).filter(|layer| self.attends(*layer))
+    }
+
+    /// Width of the input of the output projection of a layer's first half: joined heads, or the mixer's result.
+    pub fn joined_width(&self, layer: usize) -> usize {
+        let heads = self.heads(layer);
+        let queries = heads.query * heads.dim;
+        match self.mixing[layer] {
+            Mixing::Attention => queries,
+            Mixing::Recurrent => self.recurrent.as_ref().map_or(0, Recurrent::width),
+            Mixing::Both => queries + self.recurrent.as_ref().map_or(0, Recurrent::width),
+            Mixing::None => 0,
+        }
+    }
+
     /// Width of an input of linear layers, of the layer with the widest; 0 for inputs that the model does not have.
     pub fn input_width(&self, input: LinearInput) -> usize {
         self.distinct_layers().map(|layer| self.layer_input_width(layer, input)).max().unwrap_or(0)
@@ -386,23 +456,23 @@ impl ModelConfig {
 
     /// Iterates over the norms of decoder layer `layer` and their widths, in the order of the forward pass.
     pub fn norms(&self, layer: usize) -> impl Iterator<Item = (NormKind, usize)> {
-        let d = self.hidden_size;
+        let (d, attends, mlp) = (self.hidden_size, self.attends(layer), self.has_mlp[layer]);
         let before = self.norm_places != NormPlaces::After;
         let after = matches!(self.norm_places, NormPlaces::After | NormPlaces::Both);
         let (queries, keys) = self.head_norm_widths(layer);
-        let (heads, subs) = (self.has_head_norms(), self.has_sub_norms());
+        let (heads, subs) = (self.has_head_norms() && attends, self.has_sub_norms());
         let beside = self.experts.as_ref().is_some_and(|experts| experts.beside && experts.layers[layer]);
         let latent = self.latent.unwrap_or_default();
         let all = [
-            (before, NormKind::Input, d),
+            (before && self.mixing[layer] != Mixing::None, NormKind::Input, d),
             (latent.q_rank.is_some(), NormKind::QLatent, latent.q_rank.unwrap_or(0)),
             (self.latent.is_some(), NormKind::KvLatent, latent.kv_rank),
             (heads, NormKind::Query, queries),
             (heads && self.has_own_kv(layer), NormKind::Key, keys),
-            (subs, NormKind::AttentionSub, self.query_width()),
+            (subs && attends, NormKind::AttentionSub, self.query_width()),
             (after, NormKind::AfterAttention, d),
-            (before && self.norm_places != NormPlaces::ParallelShared, NormKind::Post, d),
-            (subs, NormKind::MlpSub, self.intermediate_size),
+            (before && mlp && self.norm_places != NormPlaces::ParallelShared, NormKind::Post, d),
+            (subs && mlp, NormKind::MlpSub, self.intermediate_size),
             (beside, NormKind::AfterDense, d),
             (beside, NormKind::Experts, d),
             (beside, NormKind::AfterExperts, d),
@@ -412,33 +482,41 @@ impl ModelConfig {
         all.into_iter().filter(|norm| norm.0).map(|(_, kind, width)| (kind, width))
     }
 
-    /// Lists the router and gates of a layer: rows, and true if there is a bias.
-    pub fn sides(&self, layer: usize) -> Vec<(SideKind, usize, bool)> {
-        let Some(experts) = self.experts.as_ref().filter(|experts| experts.layers[layer]) else {
-            return Vec::new();
-        };
-        let router = (SideKind::Router, usize::from(experts.count), experts.routing.bias);
-        let gate = experts.shared.filter(|shared| shared.gated).map(|_| (SideKind::SharedGate, 1, false));
-        [Some(router), gate].into_iter().flatten().collect()
+    /// Lists the small projections of a layer: rates of a recurrent mixer, router, gate of shared experts.
+    pub fn sides(&self, layer: usize) -> Vec<SideInfo> {
+        let mut sides = self.recurrent_in(layer).map_or_else(Vec::new, |of| of.mixer().sides());
+        if let Some(experts) = self.experts.as_ref().filter(|experts| experts.layers[layer]) {
+            let (rows, cols, bias) = (usize::from(experts.count), self.hidden_size, experts.routing.bias);
+            sides.push(SideInfo { kind: SideKind::Router, rows, cols, bias });
+            let gated = experts.shared.is_some_and(|shared| shared.gated);
+            sides.extend(gated.then_some(SideInfo {
+                kind: SideKind::SharedGate,
+                rows: 1,
+                cols,
+                bias: false,
+            }));
+        }
+        sides
     }
 
-    /// Shape of a vector of `len` values in a dense checkpoint.
-    pub fn vector_shape(&self, kind: VectorKind, len: usize) -> Vec<usize> {
-        let row = self.architecture.experts.as_ref().is_some_and(|experts| experts.correction_row);
-        if row && kind == VectorKind::Correction { vec![1, len] } else { vec![len] }
-    }
-
-    /// Lists the vectors of a layer and their lengths.
-    pub fn vectors(&self, layer: usize) -> Vec<(VectorKind, usize)> {
-        let experts =
-            self.experts.as_ref().filter(|experts| experts.layers[layer] && experts.routing.correction);
-        let sinks = self.sinks.then_some((VectorKind::Sinks, self.num_attention_heads));
-        let correction = experts.map(|experts| (VectorKind::Correction, usize::from(experts.count)));
-        let scale = self.by_layer.scales.then_some((VectorKind::Scale, 1));
-        let beside = self.experts.as_ref().filter(|experts| experts.layers[layer] && experts.beside);
-        let router = beside.map(|_| (VectorKind::RouterScale, self.hidden_size));
-        let experts = beside.map(|experts| (VectorKind::ExpertScales, usize::from(experts.count)));
-        [sinks, correction, scale, router, experts].into_iter().flatten().collect()
+    /// Lists the vectors of a layer and their shapes in a checkpoint.
+    pub fn vectors(&self, layer: usize) -> Vec<(VectorKind, Vec<usize>)> {
+        let mut vectors = self.recurrent_in(layer).map_or_else(Vec::new, |of| of.mixer().vectors());
+        if self.sinks && self.attends(layer) {
+            vectors.push((VectorKind::Sinks, vec![self.num_attention_heads]));
+        }
+        let experts = self.experts.as_ref().filter(|experts| experts.layers[layer]);
+        if let Some(experts) = experts.filter(|experts| experts.routing.correction) {
+            let row = self.architecture.experts.as_ref().is_some_and(|rules| rules.correction_row);
+            let count = usize::from(experts.count);
+            vectors.push((VectorKind::Correction, if row { vec![1, count] } else { vec![count] }));
+        }
+        vectors.extend(self.by_layer.scales.then(|| (VectorKind::Scale, vec![1])));
+        if let Some(experts) = experts.filter(|experts| experts.beside) {
+            vectors.push((VectorKind::RouterScale, vec![self.hidden_size]));
+            vectors.push((VectorKind::ExpertScales, vec![usize::from(experts.count)]));
+        }
+        vectors
     }
 
     /// Number of parameters.
@@ -460,12 +538,12 @@ impl ModelConfig {
             self.norm_tensors(&self.norm_module(layer, kind), width, Some(layer), tensors);
         }
         let mut put = |name, shape, role| tensors.push(TensorInfo { name, shape, role });
-        for (kind, len) in self.vectors(layer) {
-            put(self.vector_name(layer, kind), self.vector_shape(kind, len), Role::Vector { layer, kind });
+        for (kind, shape) in self.vectors(layer) {
+            put(self.vector_name(layer, kind), shape, Role::Vector { layer, kind });
         }
-        for (kind, rows, bias) in self.sides(layer) {
+        for SideInfo { kind, rows, cols, bias } in self.sides(layer) {
             let module = self.side_module(layer, kind);
-            put(format!("{module}.weight"), vec![rows, self.hidden_size], Role::Side { layer, kind });
+            put(format!("{module}.weight"), vec![rows, cols], Role::Side { layer, kind });
             if bias {
                 put(format!("{module}.bias"), vec![rows], Role::SideBias { layer, kind });
             }

@@ -12,7 +12,7 @@ use crate::cache::Past;
 use crate::config::{HeadNorms, Latent, ModelConfig};
 use crate::error::{ForwardError, LoadError};
 use crate::flow::{self, CachedAttention, LayerFlow, MIN_ROWS, Operators, Sequences};
-use crate::graph::{LinearInfo, LinearInput, LinearKind, NormKind, SideKind, StoredAs, VectorKind};
+use crate::graph::{LinearInfo, LinearInput, LinearKind, NormKind, SideInfo, SideKind, StoredAs, VectorKind};
 use crate::kv::policy::KvPolicy;
 use crate::kv::quantizer::KvQuantizer;
 use crate::kv::stored;
@@ -58,7 +58,7 @@ pub struct Passage<'a> {
     pub from: Place,
     /// Input to stop at: products of this input and of later ones are not computed. `None` runs to the end.
     pub to: Option<LinearInput>,
-    /// Joined heads, `[tokens, query width]`: read from [`Place::Heads`] on, and written if the pass ends there.
+    /// Joined heads `[tokens, query width]`, or the result of a recurrent mixer: read from [`Place::Heads`] on, and written if the pass ends there.
     pub heads: &'a mut Vec<f32>,
 }
 
@@ -116,14 +116,16 @@ impl<T> LayerParts<T> {
             let weight = vec![1.0; config.heads(layer).dim];
             Ok((kind, Norm::rms(weight, config.rms_norm_eps)))
         });
-        let side = |(kind, rows, bias)| {
+        let side = |SideInfo { kind, rows, cols, bias }| {
             let module = config.side_module(layer, kind);
-            let weight = source.linear(&module, rows, config.hidden_size, bias)?;
+            let weight = source.linear(&module, rows, cols, bias)?;
             Ok((kind, Linear::new(&module, weight)?))
         };
-        let vector = |(kind, len)| {
-            let shape = config.vector_shape(kind, len);
-            Ok((kind, source.tensor_f32(&config.vector_name(layer, kind), &shape)?))
+        let vector = |(kind, shape): (VectorKind, Vec<usize>)| {
+            let values = source.tensor_f32(&config.vector_name(layer, kind), &shape)?;
+            // A depthwise convolution runs row by row.
+            let by_rows = |shape: &[usize]| transpose(&values, shape[0], shape.iter().skip(1).product());
+            Ok((kind, if kind == VectorKind::Convolution { by_rows(&shape) } else { values }))
         };
         let vectors: Vec<(VectorKind, Vec<f32>)> =
             config.vectors(layer).into_iter().map(vector).collect::<Result<_, LoadError>>()?;
@@ -133,7 +135,9 @@ impl<T> LayerParts<T> {
             Ok((NormKind::Router, Norm::rms(weight, config.rms_norm_eps)))
         });
         let mut flow = LayerFlow::new(config, layer, 1);
-        flow.kv = cache_quantizer(source, config, layer)?;
+        if config.attends(layer) {
+            flow.kv = cache_quantizer(source, config, layer)?;
+        }
         Ok(LayerParts {
             linears,
             norms: config
@@ -176,9 +180,9 @@ impl Layer {
         self.flow.kv.as_ref()
     }
 
-    /// Sets the quantizer of keys and values.
+    /// Sets the quantizer of keys and values, unless the layer has none.
     pub(crate) fn set_kv(&mut self, quantizer: Option<KvQuantizer>) {
-        self.flow.kv = quantizer;
+        self.flow.kv = quantizer.filter(|_| self.flow.attends());
     }
 
     /// Runs every token through every expert, so that an observer sees inputs of all. Results of experts that the
@@ -244,7 +248,7 @@ impl Layer {
 
     /// Runs part of the layer, from the point of `states` to the input `to` or the end. Returns the point that states
     /// and heads have reached; a pass that continues from there gives the same bits as one from the beginning. If
-    /// attention and MLP run in parallel, only a pass to the end advances.
+    /// attention and MLP, or attention and a mixer, run in parallel, only a pass to the end advances.
     ///
     /// # Errors
     /// As [`run`](Self::run); [`ForwardError::Lengths`] if the numbers of heads and states differ. States and heads
@@ -261,7 +265,7 @@ impl Layer {
         observer: Option<&mut Observer<'_>>,
         b: &mut Buffers,
     ) -> Result<Place, ForwardError> {
-        let (tokens, width) = (states.len() / config.hidden_size, self.flow.widths().0);
+        let (tokens, width) = (states.len() / config.hidden_size, self.flow.joined_width());
         let sum = lens.iter().fold(0usize, |sum, &len| sum.saturating_add(len));
         if sum != tokens || tokens * config.hidden_size != states.len() {
             return Err(ForwardError::Lengths { sum, tokens });
@@ -269,7 +273,7 @@ impl Layer {
         let Passage { from, to, heads } = passage;
         assert!(to.is_none_or(|to| to.turn() >= from.turn()), "layer: {to:?} is read before {from:?}");
         if from == Place::Heads && heads.len() != tokens * width {
-            return Err(ForwardError::Lengths { sum: heads.len() / width, tokens });
+            return Err(ForwardError::Lengths { sum: heads.len() / width.max(1), tokens });
         }
         b.check(config, tokens, lens.iter().max().copied().unwrap_or(0))?;
         let rows = tokens.max(MIN_ROWS);
@@ -307,8 +311,9 @@ impl Layer {
         let turn = to.map_or(u8::MAX, LinearInput::turn);
         let (mut a, quantized, panel) = b.activations(self.flow.local);
         let operators = &mut Evaluate { layer: self, observer, turn, quantized, panel };
-        // The input of a parallel MLP is computed with the heads, so nothing can continue after them.
-        let place = |place| if self.flow.parallel() { Place::Input } else { place };
+        // The input of a parallel MLP is computed with the heads, so nothing can continue after them; nor after heads
+        // beside a mixer's result.
+        let place = |place| if self.flow.pauses() { place } else { Place::Input };
         if from == Place::Input {
             if turn < LinearInput::O.turn() {
                 self.flow.read(operators, seqs, false, &mut a)?;
@@ -375,6 +380,10 @@ impl Operators for Evaluate<'_, '_> {
     ) -> Result<(), ForwardError> {
         // The flow asks only for layers in the config, and those were loaded.
         let first = jobs.first().and_then(|job| self.layer.linear(job.kind));
+        // Attention beside a mixer reads the same input, which is observed once.
+        let again =
+            self.layer.flow.attends() && jobs.first().is_some_and(|job| job.kind == LinearKind::MixIn);
+        let first = first.filter(|_| !again);
         if let (Some(observe), Some(linear)) = (self.observer.as_mut(), first) {
             observe(input, &x[..tokens * linear.cols()]);
         }

@@ -32,6 +32,7 @@ mod latent;
 mod layer;
 mod linear;
 mod memory;
+pub mod mixer;
 mod mlp;
 mod norm;
 pub mod operands;
@@ -44,6 +45,7 @@ pub mod tokenizer;
 
 pub use adapted::Adapted;
 pub use architecture::Architecture;
+pub use architecture::wrapper::{TextPlace, Wrapper};
 pub use buffers::Buffers;
 pub use cache::KvCache;
 pub use carried::{Carried, LayerEmbeddings};

@@ -9,7 +9,7 @@ use mantissa_kernels::{for_each, kernels};
 
 use crate::config::{Activation, MlpForm};
 use crate::error::ForwardError;
-use crate::flow::{Activations, Job, LayerFlow, Operators};
+use crate::flow::{Activations, Job, LayerFlow, Operators, scale};
 use crate::graph::{LinearInput, LinearKind, NormKind};
 
 /// Least number of values that several threads compute.
@@ -32,7 +32,10 @@ impl LayerFlow {
         let (gate, up) = (&mut a.gate[first..first + len], &mut a.up[first..first + len]);
         let inner = &mut a.inner[..len];
         self.gate_and_up(operators, x, real, [&mut *gate, &mut *up], a.extra.wide)?;
+        let factors = self.multipliers;
+        scale(factors.map(|factors| factors.gate), gate);
         self.activate(ffn, gate, up, inner);
+        scale(factors.map(|factors| factors.inner), inner);
         let x = if self.sub_norms {
             let normed = if a.mlp.keep { &mut a.extra.wide[..len] } else { gate };
             operators.norm(NormKind::MlpSub, inner, normed);

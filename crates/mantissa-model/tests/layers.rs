@@ -83,7 +83,15 @@ fn observed_inputs_are_those_of_the_linear_layers() {
 
             let mut middle = before;
             let linear = |kind| layer.linear(kind).unwrap();
-            add(&mut middle, &apply(linear(LinearKind::O), &seen[&LinearInput::O]));
+            let (output, input) = match config.attends(0) {
+                true => (LinearKind::O, LinearInput::O),
+                false => (LinearKind::MixOut, LinearInput::Mixed),
+            };
+            add(&mut middle, &apply(linear(output), &seen[&input]));
+            if !config.has_mlp[0] {
+                close(&states, &middle);
+                continue;
+            }
             let mut mlp_input = vec![0.0; middle.len()];
             layer.norm(NormKind::Post).unwrap().forward(&middle, &mut mlp_input);
             close(&seen[&LinearInput::GateUp], &mlp_input);

@@ -24,7 +24,7 @@ fn the_class_of_an_architecture_is_that_of_transformers() {
     for dir in tiny() {
         let config = std::fs::read_to_string(dir.join("config.json")).unwrap();
         let config: serde_json::Value = serde_json::from_str(&config).unwrap();
-        let class = load(&dir).config().architecture.class;
+        let class = load(&dir).config().class();
         assert_eq!(config["architectures"], serde_json::json!([class]), "{}", dir.display());
     }
 }

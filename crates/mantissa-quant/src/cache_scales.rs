@@ -69,7 +69,7 @@ fn require_text(recipe: &Recipe, config: &ModelConfig, options: &Options) -> Res
 pub(crate) fn level_specs(config: &ModelConfig, policy: &KvPolicy) -> Vec<TensorSpec> {
     let blank = policy.blank_levels(config);
     let of_layer = |layer: usize| blank.tensors(&config.attention_module(layer)).into_iter();
-    (0..config.num_hidden_layers).flat_map(of_layer).map(|(spec, _)| spec).collect()
+    config.attention_layers().flat_map(of_layer).map(|(spec, _)| spec).collect()
 }
 
 /// Calibrates levels of `policy` for the model `stored` on `set`. Returns the tensors of [`level_specs`] with their
@@ -85,7 +85,9 @@ pub(crate) fn levels(
     tick: &mut Tick<'_>,
 ) -> Result<Vec<(String, Vec<u8>)>> {
     let found = find_kv_levels(stored, config, policy, &set.windows, tick)?;
-    let of_layer = |(layer, levels): (usize, KvLevels)| levels.tensors(&config.attention_module(layer));
+    let of_layer = |(layer, levels): (usize, Option<KvLevels>)| {
+        levels.into_iter().flat_map(move |levels| levels.tensors(&config.attention_module(layer)))
+    };
     let tensors = found.into_iter().enumerate().flat_map(of_layer);
     Ok(tensors.map(|(spec, bytes)| (spec.name, bytes)).collect())
 }

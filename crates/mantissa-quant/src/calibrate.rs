@@ -272,7 +272,7 @@ impl<'a> Calibration<'a> {
 
     /// Returns the bytes of the states that [`keeping`](Self::keeping) adds.
     pub(crate) fn kept_bytes(config: &ModelConfig, set: &CalibrationSet, in_memory: u64) -> u64 {
-        let (heads, hidden) = (config.query_width(), config.hidden_size);
+        let (heads, hidden) = (widest(config), config.hidden_size);
         let of_heads = if heads == hidden { 0 } else { Self::bytes_of_width(set, heads, in_memory) };
         of_heads.saturating_add(Self::bytes_of_width(set, hidden, in_memory))
     }
@@ -287,7 +287,7 @@ impl<'a> Calibration<'a> {
     pub(crate) fn pass_bytes(config: &ModelConfig, set: &CalibrationSet, threads: usize) -> u64 {
         let (longest, threads) = (set.longest(), threads.clamp(1, set.windows.len().max(1)) as u64);
         // Per thread: a window with its attention heads, as f32 and as bytes of a file, and the states after attention.
-        let (heads, hidden) = (config.query_width(), config.hidden_size);
+        let (heads, hidden) = (widest(config), config.hidden_size);
         let window = (8 * longest * (hidden + heads) + 4 * longest.max(MIN_ROWS) * hidden) as u64;
         let worker = Buffers::bytes_needed(config, longest, longest).saturating_add(window);
         worker.saturating_mul(threads)
@@ -505,6 +505,11 @@ impl<'a> Calibration<'a> {
         })?;
         Ok(peaks)
     }
+}
+
+/// Returns the width of the widest joined heads or mixer's result.
+fn widest(config: &ModelConfig) -> usize {
+    (0..config.num_hidden_layers).map(|layer| config.joined_width(layer)).max().unwrap_or(0)
 }
 
 /// Returns the distinct inputs of linear layers of `kinds`.

@@ -147,6 +147,7 @@ fn site(input: LinearInput) -> &'static str {
     match input {
         LinearInput::Qkv => "q k v",
         LinearInput::O => "o",
+        LinearInput::Mixed => "mixer out",
         LinearInput::GateUp => "gate up",
         LinearInput::Down => "down",
         LinearInput::QLatent => "q latent",

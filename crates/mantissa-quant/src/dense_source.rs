@@ -3,15 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use mantissa_model::{LinearInfo, ModelConfig, Role, StoredAs, TensorInfo};
+use mantissa_model::{LinearInfo, LinearKind, ModelConfig, Role, StoredAs, TensorInfo};
 use mantissa_num::pack::transpose;
 use mantissa_store::convention::gguf::DenseTensor;
 use mantissa_store::convention::{ComputedTensor, ModelFiles};
+use mantissa_store::{Dtype, TensorMeta};
 use serde_json::Value;
 
 use crate::config::model_config;
 use crate::error::{QuantError, Result};
 use crate::gguf::linear_of;
+use crate::unused;
 use crate::values::{values_of, weight_of};
 
 /// Presents an unquantized GGUF model as a dense checkpoint, which jobs read like a folder: the same tensor names, the
@@ -44,7 +46,7 @@ pub fn dequantized_source(files: ModelFiles) -> Result<ModelFiles> {
         return dense_source(files);
     }
     let config = model_config(&files)?;
-    let notes = dequantized_notes(&files);
+    let mut notes = dequantized_notes(&files);
     let presented = without_quantization(files.config());
     let again = ModelFiles::open(files.dir())?;
     let files = Arc::new(files);
@@ -59,13 +61,66 @@ pub fn dequantized_source(files: ModelFiles) -> Result<ModelFiles> {
             }
             // Experts that are fused and quantized, or quantized one by one, become dense one by one.
             None if fused_layer(&info).is_some() => {
-                computed.extend(experts_of(&config, &info).map(|linear| one_expert(&files, &linear)));
+                computed.extend(experts_of(&config, &info).map(|linear| dequantized(&files, &linear)));
             }
             Some(linear) => computed.push(decoded(&files, linear.clone(), info)),
             None => computed.push(read(&files, info)),
         }
     }
+    if files.gguf().is_none() {
+        notes.extend(other_parts(&files, &config, &mut kept, &mut computed));
+    }
     Ok(again.with_computed(|name| kept.contains(name), computed, presented, notes))
+}
+
+/// Adds the tensors that the text model does not use: those in floats or integers as they are, quantized weights with
+/// one code per element dequantized. Returns a note on other quantized weights, which are left out.
+fn other_parts(
+    files: &Arc<ModelFiles>,
+    config: &ModelConfig,
+    kept: &mut BTreeSet<String>,
+    computed: &mut Vec<ComputedTensor>,
+) -> Option<String> {
+    let parts: Vec<&TensorMeta> = unused::tensors(files, config).collect();
+    let suffixes: Vec<&str> = files.code_suffixes().collect();
+    let coded = |meta: &&TensorMeta| {
+        let (module, suffix) = meta.name.rsplit_once('.')?;
+        let codes = suffixes.contains(&suffix) || (suffix == "weight" && is_codes(meta));
+        codes.then(|| module.to_owned())
+    };
+    let modules: BTreeSet<String> = parts.iter().filter_map(coded).collect();
+    let owner = |name: &str| {
+        let dots = name.match_indices('.').map(|(at, _)| at);
+        let module = dots.into_iter().find(|at| modules.contains(&name[..*at]))?;
+        Some(name[..module].to_owned()).filter(|_| name[module..] != *".bias")
+    };
+    let mut left = BTreeSet::new();
+    for meta in &parts {
+        let Some(module) = owner(&meta.name) else {
+            kept.insert(meta.name.clone());
+            continue;
+        };
+        match *meta.shape.as_slice() {
+            [rows, cols] if meta.name == format!("{module}.weight") && is_codes(meta) => {
+                let (rows, cols) = files.coded_shape(&module).unwrap_or((rows, cols));
+                let (layer, kind, bias) = (config.num_hidden_layers, LinearKind::Head, false);
+                let linear = LinearInfo { module, layer, kind, rows, cols, bias, stored: StoredAs::Rows };
+                computed.push(dequantized(files, &linear));
+            }
+            _ if files.checkpoint().get(&format!("{module}.weight")).is_none() => drop(left.insert(module)),
+            _ => {}
+        }
+    }
+    let first = left.first()?;
+    Some(format!(
+        "{} quantized modules that the text model does not use are left out (first: {first}): nothing states their shapes",
+        left.len()
+    ))
+}
+
+/// True if a tensor holds codes of at least one per byte: no floats of 16 bits or more.
+fn is_codes(meta: &TensorMeta) -> bool {
+    meta.shape.len() == 2 && matches!(meta.dtype, Dtype::F8E4M3 | Dtype::F8E5M2 | Dtype::I8 | Dtype::U8)
 }
 
 /// Linear layers, embedding and head by the names of their weights.
@@ -124,8 +179,8 @@ fn is_apart(files: &ModelFiles, config: &ModelConfig, info: &TensorInfo) -> bool
     experts_of(config, info).any(|linear| linear.is_by_rows(files))
 }
 
-/// Expert that is dequantized into a tensor `[rows, cols]` of its own when it is read.
-fn one_expert(files: &Arc<ModelFiles>, linear: &LinearInfo) -> ComputedTensor {
+/// Weight that is dequantized into a tensor `[rows, cols]` of its own when it is read.
+fn dequantized(files: &Arc<ModelFiles>, linear: &LinearInfo) -> ComputedTensor {
     let (layer, kind) = (linear.layer, linear.kind);
     let (name, shape) = (format!("{}.weight", linear.module), vec![linear.rows, linear.cols]);
     decoded(files, linear.clone(), TensorInfo { name, shape, role: Role::Linear { layer, kind } })

@@ -92,6 +92,48 @@ pub enum QuantError {
         /// Name of the recipe.
         recipe: String,
     },
+    /// Weights of decoder layers would be skipped, because the architecture does not know their names. Nothing was
+    /// written.
+    #[error(
+        "{}: expected at least 95 % of the linear layers to be quantized, got {percent:.0} %: {architecture} does not know tensor \"{tensor}\" {shape:?}; fix: another model_type, or keep = [\"{tensor}\"] in a recipe file",
+        .path.display()
+    )]
+    Uncovered {
+        /// Path of the model.
+        path: PathBuf,
+        /// Percentage that would be quantized.
+        percent: f64,
+        /// Name of the architecture.
+        architecture: &'static str,
+        /// Largest weight of a decoder layer that it does not know.
+        tensor: String,
+        /// Its shape.
+        shape: Vec<usize>,
+    },
+    /// The output has another size than was planned.
+    #[error("{}: expected {expected} bytes of tensors, got {got}; fix: report it as an error of mantissa", .path.display())]
+    Bytes {
+        /// Path of the output.
+        path: PathBuf,
+        /// Bytes planned.
+        expected: u64,
+        /// Bytes written.
+        got: u64,
+    },
+    /// The recipe has a scheme for modules that do not belong to the text model.
+    #[error(
+        "recipe \"{recipe}\": layers: expected modules of the text model, got \"{pattern}\", which matches {module} ({part}); towers and other parts are copied; fix: remove the pattern"
+    )]
+    NotText {
+        /// Name of the recipe.
+        recipe: String,
+        /// Pattern of the recipe.
+        pattern: String,
+        /// Module that it matches.
+        module: String,
+        /// Part that the module belongs to.
+        part: String,
+    },
     /// A tensor holds values that the scheme cannot represent.
     #[error("{}: tensor \"{tensor}\": {error}", .path.display())]
     Tensor {

@@ -161,7 +161,10 @@ pub(crate) fn buffers(
     vec![
         ("states and buffers of the calibration", Calibration::held_bytes(config, set, limits)),
         ("layer in f32", layer),
-        ("inputs of a window per thread", LinearInput::PLAIN.iter().map(of_input).sum()),
+        (
+            "inputs of a window per thread",
+            LinearInput::PLAIN.iter().chain(&[LinearInput::Mixed]).map(of_input).sum(),
+        ),
     ]
 }
 

@@ -22,15 +22,18 @@ use crate::error::Result;
 /// Input scales of linear layers, by module.
 pub(crate) type InputScales = BTreeMap<String, StaticScale>;
 
-/// Runs `set` through the unquantized model of `source` and returns the input scale of each linear layer under
-/// `scheme`.
+/// Returns the scheme of the input of a linear layer.
+pub(crate) type SchemeOf<'a> = dyn Fn(&LinearInfo) -> Option<&'a Scheme> + 'a;
+
+/// Runs `set` through the unquantized model of `source` and returns the input scale of each linear layer under the
+/// scheme that `scheme` returns for it.
 ///
 /// # Errors
 /// Errors of [`Calibration`].
 pub(crate) fn collect(
     source: &dyn WeightSource,
     config: &ModelConfig,
-    (scheme, observer): (&Scheme, Observer),
+    (scheme, observer): (&SchemeOf<'_>, Observer),
     set: &CalibrationSet,
     limits: impl Into<Limits>,
     tick: &mut Tick<'_>,
@@ -39,18 +42,28 @@ pub(crate) fn collect(
     let mut scales = InputScales::new();
     while let Some(layer) = calibration.next_layer()? {
         let linears = config.layer_linears(layer.index());
-        let kinds = linears.iter().map(|info| info.kind);
-        let found: BTreeMap<LinearInput, StaticScale> = if scheme.format.has_zero() {
-            let ends = observer.ends(&mut calibration, &layer, (kinds, true), scheme, tick)?;
-            ends.into_iter().map(|(input, ends)| (input, affine(scheme, ends))).collect()
-        } else {
-            let magnitudes =
-                observer.magnitudes(&mut calibration, &layer, (kinds, true), |_| Some(scheme), tick)?;
-            magnitudes.into_iter().map(|(input, amax)| (input, scale(scheme, amax).into())).collect()
+        let kinds = || linears.iter().map(|info| info.kind);
+        let of_input = |input: LinearInput| {
+            linears.iter().filter(|info| info.kind.input() == input).find_map(|info| scheme(info))
+        };
+        let asymmetric =
+            linears.iter().filter_map(|info| scheme(info)).find(|scheme| scheme.format.has_zero());
+        let ends = match asymmetric {
+            Some(scheme) => observer.ends(&mut calibration, &layer, (kinds(), true), scheme, tick)?,
+            None => BTreeMap::new(),
+        };
+        let magnitudes = match asymmetric {
+            Some(_) => ends.iter().map(|(input, [low, high])| (*input, low.abs().max(high.abs()))).collect(),
+            None => observer.magnitudes(&mut calibration, &layer, (kinds(), true), of_input, tick)?,
         };
         for info in linears {
-            let unseen = || scale(scheme, 0.0).into();
-            scales.insert(info.module, found.get(&info.kind.input()).copied().unwrap_or_else(unseen));
+            let Some(scheme) = scheme(&info) else { continue };
+            let input = info.kind.input();
+            let found = match scheme.format.has_zero() {
+                true => ends.get(&input).map(|ends| affine(scheme, *ends)),
+                false => magnitudes.get(&input).map(|amax| scale(scheme, *amax).into()),
+            };
+            scales.insert(info.module, found.unwrap_or_else(|| scale(scheme, 0.0).into()));
         }
     }
     Ok(scales)

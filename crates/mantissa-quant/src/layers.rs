@@ -154,10 +154,9 @@ impl<'a> Layers<'a> {
     /// Computes the stored scales of inputs, if the plan has them and they are not computed yet.
     fn find_input_scales(&mut self, tick: &mut Tick<'_>) -> Result<()> {
         let plan = self.plan;
-        if let (Some(scheme), Some(set), None) =
-            (&plan.activations, plan.text_for(Use::Inputs), &self.input_scales)
-        {
-            let observed = (scheme, plan.observer);
+        if let (Some(set), None) = (plan.text_for(Use::Inputs), &self.input_scales) {
+            let scheme = |info: &LinearInfo| plan.input_of(info);
+            let observed = (&scheme as &input_scales::SchemeOf<'_>, plan.observer);
             let found = input_scales::collect(self.source, &plan.config, observed, set, plan.limits(), tick)?;
             self.input_scales = Some(found);
         }

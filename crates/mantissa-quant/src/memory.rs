@@ -355,7 +355,8 @@ fn stored_table(plan: &Plan) -> u64 {
 
 /// Bytes of up to `most` evenly spaced tokens of each input.
 fn sample_bytes(plan: &Plan, set: &CalibrationSet, most: usize) -> u64 {
-    let widths: usize = LinearInput::PLAIN.iter().map(|&input| plan.config.input_width(input)).sum();
+    let inputs = LinearInput::PLAIN.iter().chain(&[LinearInput::Mixed]);
+    let widths: usize = inputs.map(|&input| plan.config.input_width(input)).sum();
     4 * set.tokens().min(most) as u64 * widths as u64
 }
 
@@ -392,7 +393,8 @@ fn kept(plan: &Plan, set: &CalibrationSet) -> u64 {
 
 /// Bytes of the rounded matmul operands of all threads; an upper bound for Hessians.
 fn factors(plan: &Plan, set: &CalibrationSet) -> u64 {
-    let widths = LinearInput::PLAIN.iter().map(|&input| plan.config.input_width(input));
+    let inputs = LinearInput::PLAIN.iter().chain(&[LinearInput::Mixed]);
+    let widths = inputs.map(|&input| plan.config.input_width(input));
     let of_thread = plan.options.products.bytes_needed(set.longest(), widths.max().unwrap_or(0));
     of_thread * plan.options.threads.clamp(1, set.windows.len().max(1)) as u64
 }

@@ -122,6 +122,8 @@ pub struct Plan {
     pub weights: Scheme,
     /// Scheme of the inputs of linear layers.
     pub activations: Option<Scheme>,
+    /// Schemes of inputs that differ from `activations`, by module; `None` leaves that input unquantized.
+    pub(crate) inputs: BTreeMap<String, Option<Scheme>>,
     /// Scheme of the KV cache.
     pub kv: Option<Scheme>,
     /// KV cache policy with calibrated, stored levels.
@@ -163,6 +165,8 @@ pub struct Plan {
     pub(crate) dense: Vec<Dense>,
     /// Layout of a GGUF file; `None` for a folder.
     pub(crate) gguf: Option<Layout>,
+    /// Linear modules that the text model does not use.
+    pub(crate) unused: Vec<String>,
     /// Bytes that reading a quantized source dequantized takes; 0 for a dense one.
     pub(crate) dequantizing: u64,
 }
@@ -181,6 +185,7 @@ impl Plan {
             job,
             weights,
             activations: None,
+            inputs: BTreeMap::new(),
             kv: None,
             kv_levels: None,
             container,
@@ -202,6 +207,7 @@ impl Plan {
             untied: None,
             dense: Vec::new(),
             gguf: None,
+            unused: Vec::new(),
             dequantizing: 0,
         }
     }
@@ -233,6 +239,23 @@ impl Plan {
     pub(crate) fn cache(&self) -> Option<String> {
         let levels = self.kv_levels.as_ref().map(ToString::to_string);
         self.kv.as_ref().map(ToString::to_string).or(levels)
+    }
+
+    /// Returns the scheme of a layer's input.
+    pub fn input_of(&self, info: &LinearInfo) -> Option<&Scheme> {
+        self.inputs.get(&info.module).map_or(self.activations.as_ref(), Option::as_ref)
+    }
+
+    /// Names the schemes of inputs: that of most layers first; `None` if no input is quantized.
+    pub fn activation_names(&self) -> Option<String> {
+        let mut names: Vec<String> = Vec::new();
+        for scheme in self.activations.iter().chain(self.inputs.values().flatten()) {
+            let name = scheme.to_string();
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        (!names.is_empty()).then(|| names.join(", "))
     }
 
     /// Returns the name of the method in reports of layers.
@@ -305,7 +328,7 @@ impl Plan {
     pub(crate) fn linear_plan<'a>(&'a self, info: &'a LinearInfo, scheme: &'a Scheme) -> LinearPlan<'a> {
         match table::is_table(info) {
             true => table_plan(info, scheme),
-            false => layer_plan(&self.job, self.activations.as_ref(), info, scheme, self.by_group),
+            false => layer_plan(&self.job, self.input_of(info), info, scheme, self.by_group),
         }
     }
 }
@@ -339,8 +362,8 @@ pub(crate) fn layer_plan<'a>(
 
 /// True if the output stores calibrated input scales.
 pub(crate) fn stores_input_scales(recipe: &Recipe, container: Container) -> bool {
-    let plan = LinearPlan::new("", &recipe.weights, recipe.activations.as_ref(), (1, 1));
-    container.facts().input_scales && plan.stores_input_scale()
+    let stores = |(weights, input)| LinearPlan::new("", weights, input, (1, 1)).stores_input_scale();
+    container.facts().input_scales && recipe.pairs().into_iter().any(stores)
 }
 
 /// Returns the error of layers that the container cannot hold.

@@ -20,6 +20,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::coverage::report::Coverage;
 use crate::error_stats::ErrorReport;
 use crate::report::LayerReport;
+use crate::share::Share;
 use crate::verify::verification::Verification;
 
 /// File name in a folder; suffix of the name for a single file.
@@ -64,10 +65,17 @@ pub struct Quality {
     pub linear_stored_bits_per_weight: Option<f64>,
     /// Bits per parameter of all output tensors, including embeddings and head.
     pub bits_per_weight: f64,
-    /// Bytes of these tensors.
+    /// Bytes of these tensors in the written files.
     pub bytes: u64,
-    /// Number of parameters of the model.
+    /// Bytes that the plan expected before work; `None` in files of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected_bytes: Option<u64>,
+    /// Number of parameters of the model, towers and other parts included.
     pub parameters: u64,
+    /// Share of the parameters that is quantized, with the expected bytes by scheme and what stays unquantized; `None`
+    /// in files of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<Share>,
     /// Format of the source, if it was quantized itself: its dequantized weights are the reference of all figures.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source_format: Option<String>,

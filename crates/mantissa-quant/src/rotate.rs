@@ -90,7 +90,9 @@ impl Rotations {
             residual.extend(matrix.and_then(|matrix| restore_ones(&matrix, config.hidden_size)));
         }
         let values = (0..config.num_hidden_layers).map(|layer| {
-            values(config, &config.layer_linears(layer)).filter(|_| options.values)?;
+            // A gate multiplies the values element by element.
+            let rotates = options.values && !config.gated_attention;
+            values(config, &config.layer_linears(layer)).filter(|_| rotates)?;
             let seed = options.seed.wrapping_add(1 + layer as u64);
             Some(Coordinates::Rotated(order_of(config.head_dim)?.randomized(seed)))
         });
@@ -157,7 +159,7 @@ fn residual(
         // These layers add to the residual stream, so they produce it rotated.
         let adds = |info: &&LinearInfo| {
             use LinearKind as L;
-            matches!(info.kind, L::O | L::Down | L::SharedDown | L::ExpertDown(_))
+            matches!(info.kind, L::O | L::MixOut | L::Down | L::SharedDown | L::ExpertDown(_))
         };
         linears
             .iter()
@@ -203,10 +205,8 @@ fn change_readers(
     let weights = norm_weights(source, config, &config.norm_module(layer, kind), rotated, folds)?;
     let read = || weights.iter().chain(rotated);
     readers.for_each(|info| read().for_each(|by| folds.change_input(info, by)));
-    // Routers and gates read the norm before the MLP.
-    let reads = |side: &&TensorInfo| {
-        kind == NormKind::Post && matches!(side.role, Role::Side { layer: of, .. } if of == layer)
-    };
+    // Routers and gates read the norm before the MLP, rates of a mixer that before it.
+    let reads = |side: &&TensorInfo| matches!(side.role, Role::Side { layer: of, kind: side } if of == layer && side.reads() == Some(kind));
     for side in sides.iter().filter(reads) {
         let shape = (side.shape[0], config.hidden_size);
         read().for_each(|by| folds.change_tensor_input(side.name.clone(), shape, by));

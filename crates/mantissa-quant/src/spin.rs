@@ -195,7 +195,8 @@ impl<'a> Learner<'a> {
         if let Some(scheme) = &plan.activations {
             // Scales that are stored, not computed at run time, come from the folded model's inputs.
             let scales = if scheme.has_outer_scale() || scheme.source == Source::Static {
-                let observed = (scheme, plan.observer);
+                let of = |_: &LinearInfo| Some(scheme);
+                let observed = (&of as &input_scales::SchemeOf<'_>, plan.observer);
                 input_scales::collect(&folded, &plan.config, observed, set, plan.limits(), tick)?
             } else {
                 InputScales::new()

@@ -35,7 +35,7 @@ use mantissa_eval::Sequence;
 use mantissa_kernels::map_reduce_fixed;
 use mantissa_model::{CacheInF32, LinearInfo, LinearKind, ModelConfig, check_kv_levels};
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::{ErrorClass, Manifest, TensorMeta};
+use mantissa_store::{ErrorClass, Manifest};
 
 use independent::Independent;
 pub use independent::decode;
@@ -55,6 +55,7 @@ use crate::quality::{TRAINED, check};
 use crate::report::LayerReport;
 use crate::stacks::stack_of;
 use crate::tables;
+use crate::unused;
 use crate::{dense_source, dequantized_source};
 
 /// Bytes compared at a time; they fit a core's cache.
@@ -227,15 +228,6 @@ fn counterpart(source: &ModelConfig, info: &LinearInfo) -> LinearInfo {
     LinearInfo { rows: info.rows, cols: info.cols, bias: info.bias, ..original }
 }
 
-/// Lists the tensors of `files` that the architecture does not use, such as those of towers.
-fn unused<'a>(files: &'a ModelFiles, config: &ModelConfig) -> impl Iterator<Item = &'a TensorMeta> {
-    let modules: BTreeSet<String> =
-        config.decoder_linears().chain(config.tables()).map(|info| info.module).collect();
-    let known: BTreeSet<String> = config.tensors().into_iter().map(|info| info.name).collect();
-    let of_linear = move |name: &str| name.match_indices('.').any(|(at, _)| modules.contains(&name[..at]));
-    files.checkpoint().tensors().filter(move |meta| !known.contains(&meta.name) && !of_linear(&meta.name))
-}
-
 /// Checks that tensors other than linear weights were copied byte for byte, or changed as the transform says.
 fn check_copied(
     files: &ModelFiles,
@@ -252,7 +244,7 @@ fn check_copied(
             .push(format!("{count} unquantized tensors were trained: they are not compared with the source"));
     }
     let used = config.tensors().into_iter().map(|info| info.name);
-    let names = used.chain(unused(files, config).map(|meta| meta.name.clone()));
+    let names = used.chain(unused::tensors(files, config).map(|meta| meta.name.clone()));
     for name in names.filter(|name| !trained.contains(name.as_str())) {
         let (Some(ours), Some(theirs)) = (files.checkpoint().get(&name), source.stored(&name)) else {
             continue;

@@ -206,7 +206,7 @@ fn sampled(files: &ModelFiles, linears: &[(Stored<'_>, LinearInfo)]) -> HashMap<
 /// Predicted bytes of a session, by what they hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SessionFootprint {
-    /// Keys and values.
+    /// Keys, values, and states of recurrent mixers.
     pub cache: u64,
     /// Activations, logits and scratch.
     pub buffers: u64,
@@ -219,7 +219,9 @@ impl SessionFootprint {
         let rows = speculate::SEQUENCES * speculate::MOST + options.step_tokens + options.sequences;
         let tokens = options.cached_tokens.max(options.context);
         SessionFootprint {
-            cache: kv.bytes_needed(tokens.saturating_add(kv.block_tokens())),
+            cache: kv
+                .bytes_needed(tokens.saturating_add(kv.block_tokens()))
+                .saturating_add(kv.state_bytes().saturating_mul((options.sequences + options.kept) as u64)),
             buffers: buffers(config, rows, options.step_tokens, options.context, options.sequences),
         }
     }

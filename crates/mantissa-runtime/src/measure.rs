@@ -138,7 +138,7 @@ pub fn operations(model: &FastModel, tokens: usize) -> f64 {
     let head = layers.pop().unwrap_or(0.0);
     let tokens = tokens as f64;
     let attention = 2.0 * config.query_width() as f64 * tokens * (tokens + 1.0) / 2.0;
-    2.0 * (layers.iter().sum::<f64>() * tokens + head + attention * config.num_hidden_layers as f64)
+    2.0 * (layers.iter().sum::<f64>() * tokens + head + attention * config.attention_layers().count() as f64)
 }
 
 /// Draws prompts without a pattern, so that nothing is shared or guessed.

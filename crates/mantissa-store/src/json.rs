@@ -2,6 +2,7 @@
 //!
 //! Readers that resolve duplicate keys differently would see different models.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::fmt;
 use std::path::Path;
@@ -27,6 +28,36 @@ pub fn parse_strict(bytes: &[u8], path: &Path, cap: u64) -> Result<Value> {
 /// As [`parse_strict`], and [`Error::Missing`], [`Error::WrongKind`] or [`Error::Io`] when it cannot be read.
 pub fn read_strict(path: &Path, cap: u64, expected: &'static str) -> Result<Value> {
     parse_strict(&reader::read_capped(path, cap, expected)?, path, cap)
+}
+
+/// Replaces the bare words `Infinity`, `-Infinity` and `NaN`, which Python writes and JSON lacks, by the objects
+/// `{"__float__": "Infinity"}` that transformers 5 writes instead. Configs of Mamba models have them.
+pub fn with_spelled_floats(text: &[u8]) -> Cow<'_, [u8]> {
+    const WORDS: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
+    let (mut out, mut copied, mut at, mut quoted) = (Vec::new(), 0, 0, false);
+    while at < text.len() {
+        let word = WORDS.iter().find(|word| !quoted && text[at..].starts_with(word.as_bytes()));
+        match (text[at], word) {
+            (_, Some(word)) => {
+                out.extend_from_slice(&text[copied..at]);
+                out.extend_from_slice(format!("{{\"__float__\": \"{word}\"}}").as_bytes());
+                at += word.len();
+                copied = at;
+                continue;
+            }
+            (b'"', None) => quoted = !quoted,
+            (b'\\', None) if quoted => at += 1,
+            _ => {}
+        }
+        at += 1;
+    }
+    match copied {
+        0 => Cow::Borrowed(text),
+        _ => {
+            out.extend_from_slice(&text[copied..]);
+            Cow::Owned(out)
+        }
+    }
 }
 
 fn parse(bytes: &[u8], cap: u64) -> std::result::Result<Value, JsonFault> {
@@ -166,5 +197,17 @@ mod tests {
         assert!(matches!(fault(&deep), JsonFault::Syntax { .. }));
         let error = parse_strict(b"[1]", Path::new("c"), 2).unwrap_err();
         assert_eq!(error.to_string(), "c: file: expected at most 2 bytes, got 3");
+    }
+
+    #[test]
+    fn bare_words_become_objects_outside_of_strings() {
+        let text = br#"{"a \" Infinity": [0.0, Infinity], "b": -Infinity, "c": "NaN", "d": NaN}"#;
+        let spelled = with_spelled_floats(text);
+        let value = parse_strict(&spelled, Path::new("c"), 1000).unwrap();
+        let float = |word: &str| serde_json::json!({ "__float__": word });
+        assert_eq!(value["a \" Infinity"][1], float("Infinity"));
+        assert_eq!([&value["b"], &value["d"]], [&float("-Infinity"), &float("NaN")]);
+        assert_eq!(value["c"], "NaN");
+        assert!(matches!(with_spelled_floats(b"{\"a\": 1}"), Cow::Borrowed(_)));
     }
 }

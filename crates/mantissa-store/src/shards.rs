@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::error::{Error, ForeignKind, IndexFault, Result};
-use crate::json::read_strict;
-use crate::reader::Tail;
+use crate::json::{parse_strict, read_strict, with_spelled_floats};
+use crate::reader::{Tail, read_capped};
 use crate::safetensors::{SafeTensors, TensorMeta};
 use crate::shard_plan::{INDEX_NAME, SINGLE_NAME};
 use crate::view::{View, Viewed};
@@ -317,7 +317,8 @@ fn read_config(dir: &Path) -> Result<Option<Value>> {
     if fs::symlink_metadata(&path).is_err() {
         return Ok(None);
     }
-    let config = read_strict(&path, MAX_CONFIG_BYTES, "a model's config.json")?;
+    let bytes = read_capped(&path, MAX_CONFIG_BYTES, "a model's config.json")?;
+    let config = parse_strict(&with_spelled_floats(&bytes), &path, MAX_CONFIG_BYTES)?;
     if config.is_object() {
         return Ok(Some(config));
     }

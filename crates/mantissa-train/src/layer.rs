@@ -175,6 +175,8 @@ fn single(config: &ModelConfig, layer: usize) -> ModelConfig {
         vocab_size: 1,
         tie_word_embeddings: true,
         windows: vec![config.windows[layer]],
+        mixing: vec![config.mixing[layer]],
+        has_mlp: vec![config.has_mlp[layer]],
         ..config.clone()
     }
 }

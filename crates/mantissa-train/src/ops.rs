@@ -7,7 +7,7 @@ use std::sync::Arc;
 use mantissa_kernels::{kernels, map_reduce_fixed};
 use mantissa_model::config::{Experts, MlpForm, NormPlaces, QkvForm};
 use mantissa_model::flow::LayerFlow;
-use mantissa_model::graph::{NormKind, SideKind, VectorKind};
+use mantissa_model::graph::{NormKind, SideInfo, SideKind, VectorKind};
 use mantissa_model::kv::KvQuantizer;
 use mantissa_model::{LinearKind, ModelConfig};
 
@@ -72,8 +72,8 @@ impl LayerOps {
             linears.insert(info.kind, own);
             *place += 1;
         }
-        let side = |(kind, rows, bias)| {
-            let shape = (rows, config.hidden_size);
+        let side = |SideInfo { kind, rows, cols, bias }: SideInfo| {
+            let shape = (rows, cols);
             Ok((kind, linear(&config.side_module(index, kind), shape, bias, &LinearPolicy::f32())?))
         };
         let vector = |(kind, _)| (kind, find(config.vector_name(index, kind)));

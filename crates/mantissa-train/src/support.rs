@@ -12,6 +12,11 @@ fn absent(field: &'static str, absent: bool) -> Feature {
     (field, absent, "in use".to_owned(), "not in use")
 }
 
+fn recurrent(config: &ModelConfig) -> Feature {
+    let name = config.recurrent.as_ref().map_or("", |recurrent| recurrent.name());
+    ("recurrent layers", config.recurrent.is_none(), name.to_owned(), "not in use")
+}
+
 fn given(field: &'static str, found: Option<f32>) -> Feature {
     (field, found.is_none(), found.unwrap_or_default().to_string(), "null")
 }
@@ -51,7 +56,11 @@ pub(crate) fn check_model(config: &ModelConfig) -> Result<(), TrainError> {
     let clips_joined = config.clip_qkv.is_some() && config.qkv != QkvForm::Separate;
     first(by_layer(config))?;
     first([
+        absent("a multimodal model around it", config.wrapper.is_none()),
         absent("latent attention", config.latent.is_none()),
+        recurrent(config),
+        absent("gated attention", !config.gated_attention),
+        absent("factors of attention and MLP", config.multipliers.is_none()),
         absent("experts stored as one tensor", experts.is_none_or(|experts| experts.fused.is_none())),
         absent("clamped SwiGLU", experts.is_none_or(|experts| experts.limited.is_none())),
         absent("correction of router scores", experts.is_none_or(|experts| !experts.routing.correction)),
@@ -84,6 +93,8 @@ pub(crate) fn check_plain(config: &ModelConfig) -> Result<(), TrainError> {
         ("q, k and v", config.qkv == QkvForm::Separate, format!("{:?}", config.qkv), "stored separately"),
         ("hidden_act", config.hidden_act == Activation::Silu, config.hidden_act.to_string(), "silu"),
         absent("latent attention", config.latent.is_none()),
+        recurrent(config),
+        absent("gated attention", !config.gated_attention),
         absent("experts", config.experts.is_none()),
         absent("attention sinks", !config.sinks),
         absent("learned positions", !config.learned_positions),

@@ -1,6 +1,6 @@
 //! Names of an architecture's parameters in a Hugging Face checkpoint. No other module contains these names.
 
-use crate::graph::kinds::{LinearKind, NormKind};
+use crate::graph::kinds::{LinearKind, NormKind, SideKind, VectorKind};
 
 /// Names of an architecture's modules.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +25,96 @@ pub(crate) struct Names {
     pub(crate) linears: &'static [(LinearKind, &'static str)],
     /// Mixture of experts.
     pub(crate) experts: ExpertNames,
+    /// Recurrent mixer.
+    pub(crate) mixer: MixerNames,
+}
+
+/// Names of a recurrent mixer within a layer; its linear layers are among [`Names::linears`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MixerNames {
+    /// Small projections.
+    pub(crate) sides: &'static [(SideKind, &'static str)],
+    /// Vectors.
+    pub(crate) vectors: &'static [(VectorKind, &'static str)],
+}
+
+impl MixerNames {
+    /// No mixer.
+    pub(crate) const NONE: Self = MixerNames { sides: &[], vectors: &[] };
+
+    /// Names of Qwen's gated DeltaNet.
+    pub(crate) const QWEN: Self = MixerNames {
+        sides: &[
+            (SideKind::Rates, "linear_attn.in_proj_ba"),
+            (SideKind::WriteRate, "linear_attn.in_proj_b"),
+            (SideKind::DecayRate, "linear_attn.in_proj_a"),
+        ],
+        vectors: &[
+            (VectorKind::Convolution, "linear_attn.conv1d.weight"),
+            (VectorKind::StepBias, "linear_attn.dt_bias"),
+            (VectorKind::DecayLog, "linear_attn.A_log"),
+            (VectorKind::MixNorm, "linear_attn.norm.weight"),
+        ],
+    };
+
+    /// Names of Mamba-2 in Granite 4.
+    pub(crate) const GRANITE: Self = MixerNames {
+        sides: &[],
+        vectors: &[
+            (VectorKind::Convolution, "mamba.conv1d.weight"),
+            (VectorKind::ConvolutionBias, "mamba.conv1d.bias"),
+            (VectorKind::StepBias, "mamba.dt_bias"),
+            (VectorKind::DecayLog, "mamba.A_log"),
+            (VectorKind::Skip, "mamba.D"),
+            (VectorKind::MixNorm, "mamba.norm.weight"),
+        ],
+    };
+
+    /// Names of Mamba-2 in Nemotron-H.
+    pub(crate) const NEMOTRON: Self = MixerNames {
+        sides: &[],
+        vectors: &[
+            (VectorKind::Convolution, "mixer.conv1d.weight"),
+            (VectorKind::ConvolutionBias, "mixer.conv1d.bias"),
+            (VectorKind::StepBias, "mixer.dt_bias"),
+            (VectorKind::DecayLog, "mixer.A_log"),
+            (VectorKind::Skip, "mixer.D"),
+            (VectorKind::MixNorm, "mixer.norm.weight"),
+        ],
+    };
+
+    /// Names of Mamba in Jamba.
+    pub(crate) const JAMBA: Self = MixerNames {
+        sides: &[(SideKind::Selection, "mamba.x_proj"), (SideKind::Step, "mamba.dt_proj")],
+        vectors: &[
+            (VectorKind::Convolution, "mamba.conv1d.weight"),
+            (VectorKind::ConvolutionBias, "mamba.conv1d.bias"),
+            (VectorKind::DecayLog, "mamba.A_log"),
+            (VectorKind::Skip, "mamba.D"),
+            (VectorKind::StepNorm, "mamba.dt_layernorm.weight"),
+            (VectorKind::WriteNorm, "mamba.b_layernorm.weight"),
+            (VectorKind::ReadNorm, "mamba.c_layernorm.weight"),
+        ],
+    };
+
+    /// Names of LFM2's short convolution.
+    pub(crate) const LFM2: Self = MixerNames {
+        sides: &[],
+        vectors: &[
+            (VectorKind::Convolution, "conv.conv.weight"),
+            (VectorKind::ConvolutionBias, "conv.conv.bias"),
+        ],
+    };
+
+    /// Name of a small projection.
+    pub(crate) fn side(&self, kind: SideKind) -> &'static str {
+        self.sides.iter().find(|(known, _)| *known == kind).map_or("", |(_, name)| name)
+    }
+
+    /// Name of a vector.
+    pub(crate) fn vector(&self, kind: VectorKind) -> &'static str {
+        self.vectors.iter().find(|(known, _)| *known == kind).map_or("", |(_, name)| name)
+    }
 }
 
 /// Names of a mixture of experts within a layer.
@@ -72,6 +162,7 @@ impl Names {
         norms: &[],
         linears: &[],
         experts: ExpertNames::QWEN,
+        mixer: MixerNames::NONE,
     };
 
     /// Names of Gemma 2 and 3.
@@ -84,6 +175,100 @@ impl Names {
             (NormKind::AfterAttention, "post_self_attn_layernorm"),
             (NormKind::AfterMlp, "post_mlp_layernorm"),
         ],
+        ..Self::LLAMA
+    };
+
+    /// Names of Qwen3-Next.
+    pub(crate) const QWEN3_NEXT: Self = Names {
+        linears: &[
+            (LinearKind::MixIn, "linear_attn.in_proj_qkvz"),
+            (LinearKind::MixOut, "linear_attn.out_proj"),
+        ],
+        mixer: MixerNames::QWEN,
+        ..Self::LLAMA
+    };
+
+    /// Names of Qwen3.5.
+    pub(crate) const QWEN3_5: Self = Names {
+        linears: &[
+            (LinearKind::MixIn, "linear_attn.in_proj_qkv"),
+            (LinearKind::MixGate, "linear_attn.in_proj_z"),
+            (LinearKind::MixOut, "linear_attn.out_proj"),
+        ],
+        mixer: MixerNames::QWEN,
+        ..Self::LLAMA
+    };
+
+    /// Names of Granite 4.
+    pub(crate) const GRANITE4: Self = Names {
+        linears: &[
+            (LinearKind::GateUp, "shared_mlp.input_linear"),
+            (LinearKind::Down, "shared_mlp.output_linear"),
+            (LinearKind::MixIn, "mamba.in_proj"),
+            (LinearKind::MixOut, "mamba.out_proj"),
+        ],
+        mixer: MixerNames::GRANITE,
+        ..Self::LLAMA
+    };
+
+    /// Names of Falcon-H1.
+    pub(crate) const FALCON_H1: Self = Names {
+        final_norm: "model.final_layernorm",
+        norms: &[(NormKind::Post, "pre_ff_layernorm")],
+        linears: &[
+            (LinearKind::Gate, "feed_forward.gate_proj"),
+            (LinearKind::Up, "feed_forward.up_proj"),
+            (LinearKind::Down, "feed_forward.down_proj"),
+            (LinearKind::MixIn, "mamba.in_proj"),
+            (LinearKind::MixOut, "mamba.out_proj"),
+        ],
+        mixer: MixerNames::GRANITE,
+        ..Self::LLAMA
+    };
+
+    /// Names of Jamba.
+    pub(crate) const JAMBA: Self =
+        Names { experts: ExpertNames::JAMBA, mixer: MixerNames::JAMBA, ..Self::FALCON_H1 };
+
+    /// Names of Nemotron-H, whose layers have one half each.
+    pub(crate) const NEMOTRON_H: Self = Names {
+        embedding: "backbone.embeddings",
+        final_norm: "backbone.norm_f",
+        layers: "backbone.layers.",
+        attention: "mixer",
+        norms: &[(NormKind::Input, "norm"), (NormKind::Post, "norm")],
+        linears: &[
+            (LinearKind::Q, "mixer.q_proj"),
+            (LinearKind::K, "mixer.k_proj"),
+            (LinearKind::V, "mixer.v_proj"),
+            (LinearKind::O, "mixer.o_proj"),
+            (LinearKind::Up, "mixer.up_proj"),
+            (LinearKind::Down, "mixer.down_proj"),
+            (LinearKind::MixIn, "mixer.in_proj"),
+            (LinearKind::MixOut, "mixer.out_proj"),
+        ],
+        mixer: MixerNames::NEMOTRON,
+        ..Self::LLAMA
+    };
+
+    /// Names of LFM2.
+    pub(crate) const LFM2: Self = Names {
+        final_norm: "model.embedding_norm",
+        norms: &[
+            (NormKind::Input, "operator_norm"),
+            (NormKind::Post, "ffn_norm"),
+            (NormKind::Query, "self_attn.q_layernorm"),
+            (NormKind::Key, "self_attn.k_layernorm"),
+        ],
+        linears: &[
+            (LinearKind::O, "self_attn.out_proj"),
+            (LinearKind::Gate, "feed_forward.w1"),
+            (LinearKind::Up, "feed_forward.w3"),
+            (LinearKind::Down, "feed_forward.w2"),
+            (LinearKind::MixIn, "conv.in_proj"),
+            (LinearKind::MixOut, "conv.out_proj"),
+        ],
+        mixer: MixerNames::LFM2,
         ..Self::LLAMA
     };
 
@@ -217,6 +402,19 @@ impl ExpertNames {
         experts: "experts.",
         fused: ["experts.gate_up_proj", "experts.down_proj"],
         router: "router.proj",
+        ..Self::QWEN
+    };
+
+    /// Names of Jamba.
+    pub(crate) const JAMBA: Self =
+        ExpertNames { experts: "feed_forward.experts.", router: "feed_forward.router", ..Self::QWEN };
+
+    /// Names of LFM2-MoE.
+    pub(crate) const LFM2: Self = ExpertNames {
+        experts: "feed_forward.experts.",
+        parts: ["w1", "w3", "w2"],
+        router: "feed_forward.gate",
+        correction: "feed_forward.expert_bias",
         ..Self::QWEN
     };
 

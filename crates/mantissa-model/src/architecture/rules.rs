@@ -38,6 +38,41 @@ pub(crate) enum HeadDim {
     Divided,
 }
 
+/// Width of the MLP.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FeedForward {
+    /// The value of `intermediate_size`, which is required.
+    Stated,
+    /// The value of `intermediate_size`, or this multiple of `hidden_size`.
+    Multiple(usize),
+    /// Two thirds of `block_ff_dim` or `intermediate_size` times `block_ffn_dim_multiplier`, rounded up to a multiple of
+    /// `block_multiple_of`, unless `block_auto_adjust_ff_dim` is false (LFM2).
+    Adjusted,
+}
+
+/// Recurrent mixer, and the layers that have it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum RecurrentRules {
+    /// Gated DeltaNet in layers whose `layer_types` is `linear_attention`, or else in all but the last of each
+    /// `full_attention_interval` (4).
+    GatedDelta {
+        /// True if q, k, v and z are one projection, and b and a another.
+        joined: bool,
+    },
+    /// Short convolution in layers whose `layer_types` is `conv`, or else in those not in `full_attn_idxs`.
+    ShortConvolution,
+    /// Mamba in all layers but those at `attn_layer_offset` of each `attn_layer_period` (Jamba).
+    SelectiveScan,
+    /// Mamba-2 in every layer, beside attention on the same input (Falcon-H1).
+    Parallel,
+    /// Mamba-2.
+    StateSpace {
+        /// True if a layer is a mixer, attention or an MLP alone, by `layers_block_type` or `hybrid_override_pattern`
+        /// (Nemotron-H); false if every layer has an MLP, and `layer_types` states the mixers.
+        blocks: bool,
+    },
+}
+
 /// Linear layers that have a bias.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BiasRules {
@@ -91,6 +126,10 @@ pub(crate) enum NoRope {
     Listed,
     /// Layers without a window, in a model with a `sliding_window`.
     FullAttention,
+    /// All layers, unless `position_embedding_type` is `rope`.
+    UnlessRope,
+    /// All layers.
+    All,
 }
 
 /// Rotary position embedding.
@@ -244,6 +283,8 @@ pub(crate) enum ExpertLayers {
     Interleaved,
     /// Every `moe_layer_interval`-th layer from `moe_layer_start_index` (1) to `moe_layer_end_index` (the last).
     Range,
+    /// Layers at `expert_layer_offset` (1) of each `expert_layer_period` (2); none with one expert.
+    Period,
 }
 
 /// Experts that every token passes through.

@@ -6,8 +6,9 @@ use super::Architecture;
 use super::features::{Activation, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores};
 use super::names::{ExpertNames, Names};
 use super::rules::{
-    BiasRules, ByLayer, Eps, ExpertLayers, ExpertRules, Flag, GroupRules, GrowthRule, HeadDim, LatentRules,
-    LogitScale, NoRope, QueryScale, RopeRules, ScaleRules, SharedRules, Softcaps, Windows,
+    BiasRules, ByLayer, Eps, ExpertLayers, ExpertRules, FeedForward, Flag, GroupRules, GrowthRule, HeadDim,
+    LatentRules, LogitScale, NoRope, QueryScale, RecurrentRules, RopeRules, ScaleRules, SharedRules,
+    Softcaps, Windows,
 };
 use crate::graph::kinds::LinearKind;
 
@@ -82,12 +83,7 @@ pub(super) static TABLE: &[Architecture] = &[
         name: "granite",
         class: "GraniteForCausalLM",
         eps: Eps::Default(1e-6),
-        scales: Some(ScaleRules {
-            embedding: Some("embedding_multiplier"),
-            residual: Some("residual_multiplier"),
-            attention: Some("attention_multiplier"),
-            logits: Some(LogitScale { field: "logits_scaling", default: 1.0, divides: true }),
-        }),
+        scales: Some(GRANITE_SCALES),
         ..LLAMA
     },
     // ERNIE 4.5: rotated pairs are adjacent.
@@ -390,7 +386,7 @@ pub(super) static TABLE: &[Architecture] = &[
         eps: Eps::Default(1e-5),
         activation: Activation::GeluTanh,
         head_dim: HeadDim::Divided,
-        default_ffn: Some(4),
+        feed_forward: FeedForward::Multiple(4),
         qkv: QkvForm::Joined,
         mlp: MlpForm::Plain,
         biases: BiasRules::all(Flag::Fixed(true)),
@@ -456,6 +452,135 @@ pub(super) static TABLE: &[Architecture] = &[
         ..QWEN_MOE
     },
     Architecture { name: "qwen3_moe", class: "Qwen3MoeForCausalLM", head_norms: HeadNorms::Each, ..QWEN_MOE },
+    // Qwen3-Next: gated DeltaNet in three of four layers, gated attention, a quarter of a head rotated. The rates of the
+    // mixer, its convolution and its vectors stay unquantized; llm-compressor's recipes leave out all of `linear_attn`
+    // (examples/quantization_w8a8_fp8/qwen3_5_moe.py), Qwen's own FP8 checkpoints only these.
+    Architecture {
+        name: "qwen3_next",
+        class: "Qwen3NextForCausalLM",
+        names: Names::QWEN3_NEXT,
+        recurrent: Some(RecurrentRules::GatedDelta { joined: true }),
+        experts: Some(ExpertRules {
+            shared: SharedRules::Gated,
+            normalize: Flag::Field("norm_topk_prob", true),
+            ..QWEN_EXPERTS
+        }),
+        ..QWEN3_5
+    },
+    QWEN3_5,
+    // Qwen3.5-MoE (text): experts in every layer, a shared one with a gate.
+    Architecture {
+        name: "qwen3_5_moe_text",
+        class: "Qwen3_5MoeForCausalLM",
+        aliases: &[("intermediate_size", "moe_intermediate_size")],
+        experts: Some(ExpertRules {
+            layers: ExpertLayers::All,
+            shared: SharedRules::Gated,
+            normalize: Flag::Fixed(true),
+            ..QWEN_EXPERTS
+        }),
+        ..QWEN3_5
+    },
+    // Granite 4 without routed experts: Mamba-2 in most layers, the factors of Granite 3, no position embedding.
+    Architecture {
+        name: "granitemoehybrid",
+        class: "GraniteMoeHybridForCausalLM",
+        aliases: &[("intermediate_size", "shared_intermediate_size")],
+        fixed_counts: &[("num_local_experts", 0)],
+        names: Names::GRANITE4,
+        eps: Eps::Default(1e-6),
+        mlp: MlpForm::GatedJoined,
+        biases: BiasRules::ATTENTION,
+        rope: RopeRules { no_rope: NoRope::UnlessRope, ..ROPE },
+        scales: Some(GRANITE_SCALES),
+        recurrent: Some(RecurrentRules::StateSpace { blocks: false }),
+        ..LLAMA
+    },
+    // Falcon-H1: Mamba-2 and attention on the same input in every layer, constant factors.
+    Architecture {
+        name: "falcon_h1",
+        class: "FalconH1ForCausalLM",
+        fixed_flags: &[
+            ("attention_bias", false),
+            ("mlp_bias", false),
+            ("mamba_proj_bias", false),
+            ("projectors_bias", false),
+        ],
+        names: Names::FALCON_H1,
+        eps: Eps::Default(1e-5),
+        biases: BiasRules::NONE,
+        scales: Some(ScaleRules {
+            embedding: Some("embedding_multiplier"),
+            residual: None,
+            attention: None,
+            logits: Some(LogitScale { field: "lm_head_multiplier", default: 1.0, divides: false }),
+        }),
+        multipliers: true,
+        recurrent: Some(RecurrentRules::Parallel),
+        ..LLAMA
+    },
+    // Jamba: Mamba in most layers, experts in every other one, no position embedding.
+    Architecture {
+        name: "jamba",
+        class: "JambaForCausalLM",
+        names: Names::JAMBA,
+        eps: Eps::Default(1e-6),
+        biases: BiasRules::NONE,
+        rope: RopeRules { no_rope: NoRope::All, ..ROPE },
+        recurrent: Some(RecurrentRules::SelectiveScan),
+        experts: Some(ExpertRules {
+            count: "num_experts",
+            layers: ExpertLayers::Period,
+            normalize: Flag::Fixed(false),
+            ..EXPERTS
+        }),
+        ..LLAMA
+    },
+    // Nemotron-H without experts: every layer is a Mamba-2 mixer, attention or an MLP; no position embedding.
+    Architecture {
+        name: "nemotron_h",
+        class: "NemotronHForCausalLM",
+        aliases: &[
+            ("rms_norm_eps", "layer_norm_epsilon"),
+            ("hidden_act", "mlp_hidden_act"),
+            ("mamba_n_heads", "mamba_num_heads"),
+            ("mamba_d_head", "mamba_head_dim"),
+            ("mamba_n_groups", "n_groups"),
+            ("mamba_d_state", "ssm_state_size"),
+            ("mamba_d_conv", "conv_kernel"),
+            ("mamba_conv_bias", "use_conv_bias"),
+            ("mamba_proj_bias", "use_bias"),
+        ],
+        names: Names::NEMOTRON_H,
+        eps: Eps::Default(1e-5),
+        activation: Activation::Relu2,
+        head_dim: HeadDim::Default(128),
+        mlp: MlpForm::Plain,
+        biases: BiasRules { mlp: Flag::Field("mlp_bias", false), ..BiasRules::NONE },
+        rope: RopeRules { no_rope: NoRope::All, ..ROPE },
+        recurrent: Some(RecurrentRules::StateSpace { blocks: true }),
+        ..LLAMA
+    },
+    LFM2,
+    // LFM2-MoE: the same with experts after some dense layers, routed by sigmoid scores with corrections.
+    Architecture {
+        name: "lfm2_moe",
+        class: "Lfm2MoeForCausalLM",
+        aliases: &[("rms_norm_eps", "norm_eps"), ("first_k_dense_replace", "num_dense_layers")],
+        fixed_flags: &[("tie_embedding", true), ("use_expert_bias", true)],
+        names: Names { experts: ExpertNames::LFM2, ..Names::LFM2 },
+        feed_forward: FeedForward::Stated,
+        experts: Some(ExpertRules {
+            count_alias: None,
+            layers: ExpertLayers::From(2),
+            scores: Scores::Sigmoid,
+            normalize: Flag::Field("norm_topk_prob", true),
+            scale: Some(1.0),
+            correction: true,
+            ..QWEN_EXPERTS
+        }),
+        ..LFM2
+    },
     // DeepSeek-V2: multi-head latent attention, shared experts, routing limited to groups.
     Architecture {
         name: "deepseek_v2",
@@ -537,6 +662,7 @@ const LLAMA: Architecture = Architecture {
     aliases: &[],
     fixed_flags: &[],
     only: &[],
+    fixed_counts: &[],
     names: Names::LLAMA,
     tied: false,
     norm: NormForm::Rms,
@@ -552,7 +678,7 @@ const LLAMA: Architecture = Architecture {
     gelu_is_tanh: false,
     head_dim: HeadDim::Stated,
     ffn: "intermediate_size",
-    default_ffn: None,
+    feed_forward: FeedForward::Stated,
     qkv: QkvForm::Separate,
     mlp: MlpForm::Gated,
     biases: BiasRules { mlp: Flag::Field("mlp_bias", false), ..BiasRules::ATTENTION },
@@ -571,7 +697,18 @@ const LLAMA: Architecture = Architecture {
     clips_qkv: false,
     sinks: false,
     latent: None,
+    gated_attention: false,
+    multipliers: false,
+    recurrent: None,
     experts: None,
+};
+
+/// Factors of Granite 3 and 4.
+const GRANITE_SCALES: ScaleRules = ScaleRules {
+    embedding: Some("embedding_multiplier"),
+    residual: Some("residual_multiplier"),
+    attention: Some("attention_multiplier"),
+    logits: Some(LogitScale { field: "logits_scaling", default: 1.0, divides: true }),
 };
 
 /// Plain rotary embedding of whole heads.
@@ -669,6 +806,40 @@ const QWEN_MOE: Architecture = Architecture {
     fixed_flags: &[("use_sliding_window", false)],
     biases: BiasRules::ATTENTION,
     experts: Some(QWEN_EXPERTS),
+    ..LLAMA
+};
+
+/// Qwen3.5 (text): gated DeltaNet in three of four layers, gated attention, a quarter of a head rotated. The three
+/// positions of a text token are equal, so its interleaved M-RoPE is plain RoPE.
+const QWEN3_5: Architecture = Architecture {
+    name: "qwen3_5_text",
+    class: "Qwen3_5ForCausalLM",
+    names: Names::QWEN3_5,
+    norm: NormForm::RmsPlusOne,
+    eps: Eps::Default(1e-6),
+    head_norms: HeadNorms::Each,
+    head_dim: HeadDim::IfAbsent(256),
+    biases: BiasRules::ATTENTION,
+    rope: RopeRules { partial: Some(0.25), ..ROPE },
+    gated_attention: true,
+    recurrent: Some(RecurrentRules::GatedDelta { joined: false }),
+    ..LLAMA
+};
+
+/// LFM2: gated short convolutions in the layers without attention.
+const LFM2: Architecture = Architecture {
+    name: "lfm2",
+    class: "Lfm2ForCausalLM",
+    aliases: &[("rms_norm_eps", "norm_eps")],
+    fixed_flags: &[("tie_embedding", true)],
+    names: Names::LFM2,
+    tied: true,
+    eps: Eps::Default(1e-5),
+    head_norms: HeadNorms::Each,
+    feed_forward: FeedForward::Adjusted,
+    biases: BiasRules::NONE,
+    rope: RopeRules { theta: 1_000_000.0, ..ROPE },
+    recurrent: Some(RecurrentRules::ShortConvolution),
     ..LLAMA
 };
 

@@ -6,10 +6,18 @@ use super::{LATENT_QUERIES, Past};
 use crate::error::ForwardError;
 use crate::flow::{Activations, CachedAttention, LatentTokens, LayerFlow, Operators, Sequences};
 use crate::graph::LinearKind;
+use crate::mixer::States;
 
 impl CachedAttention for Past<'_> {
     fn holds_latents(&self) -> bool {
         true
+    }
+
+    fn states(&mut self) -> Result<States<'_>, ForwardError> {
+        match &mut self.state {
+            Some(state) => Ok(state.states()),
+            None => Err(ForwardError::OtherModel { what: "KV cache" }),
+        }
     }
 
     fn attend(

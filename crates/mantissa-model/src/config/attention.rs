@@ -257,6 +257,12 @@ pub(super) fn rotated_layers(
     let layers = windows.len();
     match architecture.rope.no_rope {
         NoRope::None => Ok(vec![true; layers]),
+        NoRope::All => Ok(vec![false; layers]),
+        NoRope::UnlessRope => match fields.text("position_embedding_type")? {
+            Some("rope") => Ok(vec![true; layers]),
+            None | Some("nope") => Ok(vec![false; layers]),
+            Some(_) => Err(fields.error("position_embedding_type", "rope, nope or null")),
+        },
         NoRope::FullAttention => {
             let hybrid = stated_window(fields, architecture)?.is_some();
             Ok(windows.iter().map(|window| !hybrid || window.is_some()).collect())

@@ -196,7 +196,7 @@ impl ModelConfig {
 
     /// True if a layer projects keys and values of its own.
     pub fn has_own_kv(&self, layer: usize) -> bool {
-        self.kv_layer(layer) == layer
+        self.attends(layer) && self.kv_layer(layer) == layer
     }
 
     /// True if later layers read the keys and values of `layer`.

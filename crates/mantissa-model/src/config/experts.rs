@@ -83,6 +83,12 @@ pub struct Groups {
     pub best_two: bool,
 }
 
+/// True if the model may have experts: one alone is a dense MLP where layers with experts are periodic.
+pub(super) fn present(fields: Fields<'_>, rules: &ExpertRules) -> Result<bool, ConfigError> {
+    let one = fields.optional_size(rules.count, 1..=MAX_EXPERTS)? == Some(1);
+    Ok(!(one && matches!(rules.layers, ExpertLayers::Period)))
+}
+
 /// Parses the experts of a model with `layers` layers.
 pub(super) fn parse(
     fields: Fields<'_>,
@@ -174,6 +180,12 @@ fn expert_layers(fields: Fields<'_>, rule: ExpertLayers, layers: usize) -> Resul
                 flags.ok_or_else(|| fields.error("mlp_layer_types", format!("{layers} of dense or sparse")))
             }
         },
+        ExpertLayers::Period => {
+            let limits = 1..=u64::from(u32::MAX);
+            let period = fields.optional_size("expert_layer_period", limits)?.unwrap_or(2);
+            let offset = fields.optional_size("expert_layer_offset", 0..=period as u64 - 1)?.unwrap_or(1);
+            Ok((0..layers).map(|layer| layer % period == offset).collect())
+        }
         ExpertLayers::From(default) => {
             if fields.optional_size("moe_layer_freq", 0..=u64::from(u32::MAX))?.is_some_and(|n| n != 1) {
                 return Err(fields.error("moe_layer_freq", "1"));

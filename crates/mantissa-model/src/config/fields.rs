@@ -36,12 +36,14 @@ pub(crate) struct Fields<'a> {
     object: &'a Map<String, Value>,
     /// Names that the file uses for fields: `(asked for, in the file)`.
     aliases: &'static [(&'static str, &'static str)],
+    /// Integers of fields that are absent; flags are 0 or 1.
+    defaults: &'static [(&'static str, u64)],
 }
 
 impl<'a> Fields<'a> {
     pub(crate) fn root(file: &'a str, value: &'a Value) -> Result<Self, ConfigError> {
         match value {
-            Value::Object(object) => Ok(Fields { file, parent: "", object, aliases: &[] }),
+            Value::Object(object) => Ok(Fields { file, parent: "", object, aliases: &[], defaults: &[] }),
             other => Err(ConfigError {
                 file: file.into(),
                 field: "the file".into(),
@@ -54,6 +56,15 @@ impl<'a> Fields<'a> {
     /// Returns the same object with other names for its fields: `(asked for, in the file)`.
     pub(crate) fn named(self, aliases: &'static [(&'static str, &'static str)]) -> Self {
         Fields { aliases, ..self }
+    }
+
+    /// Returns the same object with integers for fields that are absent; flags are 0 or 1.
+    pub(crate) fn or_defaults(self, defaults: &'static [(&'static str, u64)]) -> Self {
+        Fields { defaults, ..self }
+    }
+
+    fn default_of(&self, field: &str) -> Option<u64> {
+        self.defaults.iter().find(|(name, _)| *name == field).map(|(_, value)| *value)
     }
 
     fn key<'n>(&self, field: &'n str) -> &'n str {
@@ -98,7 +109,9 @@ impl<'a> Fields<'a> {
         field: &str,
         allowed: RangeInclusive<u64>,
     ) -> Result<Option<usize>, ConfigError> {
-        let Some(value) = self.get(field) else { return Ok(None) };
+        let Some(value) = self.get(field) else {
+            return Ok(self.default_of(field).and_then(|n| usize::try_from(n).ok()));
+        };
         match value.as_u64().filter(|n| allowed.contains(n)).and_then(|n| usize::try_from(n).ok()) {
             Some(n) => Ok(Some(n)),
             None => Err(self.error(field, between("an integer", &allowed))),
@@ -128,7 +141,7 @@ impl<'a> Fields<'a> {
 
     pub(crate) fn flag(&self, field: &str, default: bool) -> Result<bool, ConfigError> {
         match self.get(field) {
-            None => Ok(default),
+            None => Ok(self.default_of(field).map_or(default, |n| n != 0)),
             Some(value) => value.as_bool().ok_or_else(|| self.error(field, "true or false")),
         }
     }
@@ -152,7 +165,7 @@ impl<'a> Fields<'a> {
         match self.get(field) {
             None => Ok(None),
             Some(Value::Object(object)) => {
-                Ok(Some(Fields { file: self.file, parent: field, object, aliases: &[] }))
+                Ok(Some(Fields { file: self.file, parent: field, object, aliases: &[], defaults: &[] }))
             }
             Some(_) => Err(self.error(field, "an object or null")),
         }

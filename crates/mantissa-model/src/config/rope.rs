@@ -157,7 +157,8 @@ fn parse_scaling(
         None => ("type", fields.text("type")?.unwrap_or("default")),
     };
     match name {
-        "default" => Ok(RopeScaling::Default),
+        // "mrope" rotates by three positions, which are equal in text.
+        "default" | "mrope" => Ok(RopeScaling::Default),
         "linear" => Ok(RopeScaling::Linear { factor: fields.positive("factor")? }),
         "llama3" => llama3(fields, context()?),
         "yarn" => yarn(fields, theta, context()?, max_positions),

@@ -7,6 +7,7 @@ use super::LayerFlow;
 use crate::error::ForwardError;
 use crate::graph::kinds::{LinearInput, LinearKind, NormKind, SideKind, VectorKind};
 use crate::latent::AbsorbedHeads;
+use crate::mixer::States;
 
 /// Least number of rows of a whole-sequence pass: shorter ones are padded. Products of up to 64 rows may be summed in
 /// another order, and a sequence must have the same bits alone and in a batch.
@@ -97,8 +98,8 @@ pub trait Operators {
         MIN_ROWS
     }
 
-    /// Computes `out = x Wᵀ + b` of a router or gate. Does nothing in implementations that refuse models with
-    /// experts.
+    /// Computes `out = x Wᵀ + b` of a router, a gate or a mixer's rates. Does nothing in implementations that refuse
+    /// models with experts and recurrent mixers.
     fn side(&mut self, _: SideKind, _x: &[f32], _out: &mut [f32]) {}
 
     /// Transforms and quantizes inputs `x` `[t, in]` of a linear layer, and writes the matching `weight` `[out, in]`:
@@ -141,6 +142,14 @@ pub trait CachedAttention {
         rules: ScoreRules<'_>,
         a: &mut Activations<'_>,
     ) -> Result<(), ForwardError>;
+
+    /// Returns the states of a layer with a recurrent mixer, of the sequences of the pass.
+    ///
+    /// # Errors
+    /// [`ForwardError::OtherModel`] if the cache holds no state of the layer.
+    fn states(&mut self) -> Result<States<'_>, ForwardError> {
+        Err(ForwardError::OtherModel { what: "KV cache" })
+    }
 
     /// Runs [`attend`](Self::attend) for latent attention if the cache [holds latents](Self::holds_latents). `rows`
     /// are the new ones.
@@ -189,7 +198,7 @@ pub struct Activations<'a> {
     pub k: &'a mut [f32],
     /// Values, `[rows, key width]`.
     pub v: &'a mut [f32],
-    /// Joined heads, `[rows, query width]`.
+    /// Joined heads, `[rows, query width]`, or the result of a recurrent mixer.
     pub attended: &'a mut [f32],
     /// Log-sum-exp of the scores, `[tokens, heads]`, if a backward pass follows.
     pub lse: Option<&'a mut [f32]>,
@@ -217,7 +226,7 @@ pub struct Activations<'a> {
 /// Scratch of particular architectures.
 #[derive(Debug, Default)]
 pub struct ExtraScratch<'a> {
-    /// Joined projections, latents, or a result to be normed before it is added: `[rows, widest of them]`.
+    /// Joined projections, gates of the heads, latents, scratch of a recurrent mixer, or a result to be normed before it is added: `[rows, widest of them]`.
     pub wide: &'a mut [f32],
     /// Logits of a router, `[rows of a part, experts]`.
     pub logits: &'a mut [f32],

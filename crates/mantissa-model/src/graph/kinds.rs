@@ -47,6 +47,12 @@ pub enum LinearKind {
     InputGate,
     /// Gated input of the layer to the hidden states (Gemma 4).
     InputProjection,
+    /// Input projection of a recurrent mixer.
+    MixIn,
+    /// Gate of a recurrent mixer's result, if it is not part of the input projection.
+    MixGate,
+    /// Output projection of a recurrent mixer.
+    MixOut,
     /// Token embedding.
     Embedding,
     /// Output head.
@@ -67,6 +73,8 @@ pub enum FusedGroup {
     Expert(u16),
     /// Gate and up of the shared experts.
     SharedGateUp,
+    /// Input projection and gate of a recurrent mixer.
+    MixIn,
 }
 
 /// Input of linear layers in a decoder layer.
@@ -77,6 +85,8 @@ pub enum LinearInput {
     Qkv,
     /// Joined heads.
     O,
+    /// Result of a recurrent mixer.
+    Mixed,
     /// Normed states that gate and up read.
     GateUp,
     /// Inner activation of the MLP.
@@ -143,6 +153,17 @@ pub enum SideKind {
     Router,
     /// Gate of the shared experts.
     SharedGate,
+    /// Rates at which a recurrent mixer writes and forgets, joined by key head.
+    Rates,
+    /// Rates at which a recurrent mixer writes.
+    WriteRate,
+    /// Rates at which a recurrent mixer forgets.
+    DecayRate,
+    /// Convolved inputs of a recurrent mixer to the latent of its steps and to the vectors that write and read its
+    /// state.
+    Selection,
+    /// Latent of the steps of a recurrent mixer to the steps.
+    Step,
 }
 
 /// Vector of a layer that is not part of a linear layer.
@@ -158,6 +179,35 @@ pub enum VectorKind {
     RouterScale,
     /// Factor of each expert (Gemma 4).
     ExpertScales,
+    /// Weight of a causal convolution: `[channels, 1, kernel]` in a checkpoint, `[kernel, channels]` in a loaded layer.
+    Convolution,
+    /// Bias of a causal convolution, one per channel.
+    ConvolutionBias,
+    /// Bias of the step of a recurrent mixer, one per head.
+    StepBias,
+    /// Logarithm of the decay of a recurrent mixer, one per head or value of its state.
+    DecayLog,
+    /// Factor of the input that a recurrent mixer adds to its result, one per head or channel.
+    Skip,
+    /// Weight of the norm of a recurrent mixer's result.
+    MixNorm,
+    /// Weight of the norm of the latent of a recurrent mixer's steps.
+    StepNorm,
+    /// Weight of the norm of the vector that writes a recurrent mixer's state.
+    WriteNorm,
+    /// Weight of the norm of the vector that reads a recurrent mixer's state.
+    ReadNorm,
+}
+
+impl SideKind {
+    /// Norm whose output it reads; `None` inside a mixer.
+    pub const fn reads(self) -> Option<NormKind> {
+        match self {
+            SideKind::Router | SideKind::SharedGate => Some(NormKind::Post),
+            SideKind::Rates | SideKind::WriteRate | SideKind::DecayRate => Some(NormKind::Input),
+            SideKind::Selection | SideKind::Step => None,
+        }
+    }
 }
 
 impl LinearInput {
@@ -175,7 +225,7 @@ impl LinearInput {
         match self {
             LinearInput::Qkv => 0,
             LinearInput::QLatent | LinearInput::KvLatent => 1,
-            LinearInput::O => 2,
+            LinearInput::O | LinearInput::Mixed => 2,
             LinearInput::GateUp | LinearInput::Expert(_) => 3,
             LinearInput::Down | LinearInput::ExpertDown(_) | LinearInput::SharedDown => 4,
             LinearInput::States => 5,
@@ -188,8 +238,9 @@ impl LinearInput {
     pub fn readers(self) -> impl Iterator<Item = LinearKind> {
         use LinearKind as L;
         let readers: &[LinearKind] = match self {
-            LinearInput::Qkv => &[L::Q, L::K, L::V, L::Qkv, L::QA, L::KvA],
+            LinearInput::Qkv => &[L::Q, L::K, L::V, L::Qkv, L::QA, L::KvA, L::MixIn, L::MixGate],
             LinearInput::O => &[L::O],
+            LinearInput::Mixed => &[L::MixOut],
             LinearInput::GateUp => &[L::Gate, L::Up, L::GateUp, L::SharedGate, L::SharedUp],
             LinearInput::Down => &[L::Down],
             LinearInput::QLatent => &[L::QB],
@@ -231,6 +282,7 @@ impl LinearKind {
             LinearKind::QA | LinearKind::KvA => Some(FusedGroup::Latents),
             LinearKind::ExpertGate(e) | LinearKind::ExpertUp(e) => Some(FusedGroup::Expert(e)),
             LinearKind::SharedGate | LinearKind::SharedUp => Some(FusedGroup::SharedGateUp),
+            LinearKind::MixIn | LinearKind::MixGate => Some(FusedGroup::MixIn),
             _ => None,
         }
     }
@@ -243,8 +295,11 @@ impl LinearKind {
             | LinearKind::V
             | LinearKind::Qkv
             | LinearKind::QA
-            | LinearKind::KvA => LinearInput::Qkv,
+            | LinearKind::KvA
+            | LinearKind::MixIn
+            | LinearKind::MixGate => LinearInput::Qkv,
             LinearKind::O => LinearInput::O,
+            LinearKind::MixOut => LinearInput::Mixed,
             LinearKind::Gate
             | LinearKind::Up
             | LinearKind::GateUp

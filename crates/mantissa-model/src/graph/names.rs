@@ -12,22 +12,22 @@ pub const HEAD: &str = Names::LLAMA.head;
 impl ModelConfig {
     /// Module of the embedding.
     pub fn embedding_module(&self) -> String {
-        format!("{}{}", self.root(), self.names().embedding)
+        self.placed(self.names().embedding)
     }
 
     /// Module of the learned positions.
     pub fn positions_module(&self) -> String {
-        format!("{}{}", self.root(), self.names().positions)
+        self.placed(self.names().positions)
     }
 
     /// Module of the head, if it is not the embedding.
     pub fn head_module(&self) -> &'static str {
-        self.names().head
+        self.place.map_or(self.names().head, |place| place.head)
     }
 
     /// Module of the norm before the head.
     pub fn final_norm_module(&self) -> String {
-        format!("{}{}", self.root(), self.names().final_norm)
+        self.placed(self.names().final_norm)
     }
 
     /// Module of a linear layer.
@@ -55,6 +55,7 @@ impl ModelConfig {
         let name = match kind {
             SideKind::Router => self.names().experts.router,
             SideKind::SharedGate => Names::SHARED_GATE,
+            _ => self.names().mixer.side(kind),
         };
         format!("{}{name}", self.layer_prefix(layer))
     }
@@ -67,6 +68,7 @@ impl ModelConfig {
             VectorKind::Scale => Names::SCALE,
             VectorKind::RouterScale => Names::ROUTER[0],
             VectorKind::ExpertScales => Names::ROUTER[1],
+            _ => self.names().mixer.vector(kind),
         };
         format!("{}{name}", self.layer_prefix(layer))
     }
@@ -93,17 +95,28 @@ impl ModelConfig {
     /// Names of the embeddings of all layers `[vocabulary, layers · width]`, of their projection from the embedding
     /// `[layers · width, hidden]`, and of its norm `[width]`.
     pub fn layer_input_names(&self) -> [String; 3] {
-        Names::INPUTS.map(|name| format!("{}{name}", self.root()))
+        Names::INPUTS.map(|name| self.placed(name))
+    }
+
+    /// Returns the index of the decoder layer that a tensor of this name belongs to.
+    pub fn layer_of(&self, name: &str) -> Option<usize> {
+        let (layer, _) = name.strip_prefix(&self.placed(self.names().layers))?.split_once('.')?;
+        layer.parse().ok().filter(|layer| *layer < self.num_hidden_layers)
     }
 
     /// Prefix of the names of a layer's parameters.
     fn layer_prefix(&self, layer: usize) -> String {
-        format!("{}{}{layer}.", self.root(), self.names().layers)
+        format!("{}{layer}.", self.placed(self.names().layers))
     }
 
-    /// Prefix of all names; checkpoints by GPT-2's authors have none.
-    fn root(&self) -> &'static str {
-        if self.bare_names { "" } else { self.names().root }
+    /// Returns the checkpoint's name for `name`: within a multimodal model, or after a prefix that checkpoints by GPT-2's
+    /// authors do not have.
+    fn placed(&self, name: &str) -> String {
+        match self.place {
+            Some(place) => format!("{}{}", place.model, name.strip_prefix("model.").unwrap_or(name)),
+            None if self.bare_names => name.to_owned(),
+            None => format!("{}{name}", self.names().root),
+        }
     }
 
     fn names(&self) -> &'static Names {

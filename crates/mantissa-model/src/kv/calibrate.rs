@@ -87,7 +87,8 @@ impl<'a> Text<'a> {
         Ok(Text { windows, states, carried, buffers })
     }
 
-    /// Runs the text through the next layer, which must not quantize its cache, and finds its levels for `policy`.
+    /// Runs the text through the next layer, which must not quantize its cache, and finds its levels for `policy`; `None`
+    /// if it has no keys and values.
     /// `tick` is called before every window and may stop the run.
     ///
     /// # Errors
@@ -99,7 +100,8 @@ impl<'a> Text<'a> {
         index: usize,
         layer: &Layer,
         tick: &mut dyn FnMut() -> ControlFlow<()>,
-    ) -> Result<LayerBooks, KvCalibrationError> {
+    ) -> Result<Option<LayerBooks>, KvCalibrationError> {
+        let attends = layer.flow().attends();
         let mut samples = Samples::default();
         let windows = self.states.iter_mut().zip(self.windows).zip(&mut self.carried);
         for (window, ((states, tokens), carried)) in windows.enumerate() {
@@ -110,13 +112,15 @@ impl<'a> Text<'a> {
             let run = layer.run(config, &[tokens.len()], states, None, &mut self.buffers);
             carried.leave(config, index, tokens.len(), &self.buffers);
             run.map_err(|error| KvCalibrationError::Forward { window, error })?;
-            samples.take(policy, layer, tokens.len(), &mut self.buffers);
+            if attends {
+                samples.take(policy, layer, tokens.len(), &mut self.buffers);
+            }
         }
-        Ok(samples.books(policy, &config.of_layer(index)))
+        Ok(attends.then(|| samples.books(policy, &config.of_layer(index))))
     }
 }
 
-/// Finds the levels of `policy` for every layer of `source` on `windows` of tokens, with keys and values in f32: those
+/// Finds the levels of `policy` for every layer of `source` with keys and values on `windows` of tokens, with keys and values in f32: those
 /// of [`Decoder::set_kv_calibrated`](crate::Decoder::set_kv_calibrated). One layer is in memory at a time. `tick` is
 /// called before every window of a layer and may stop the run.
 ///
@@ -128,7 +132,7 @@ pub fn find_kv_levels(
     policy: &KvPolicy,
     windows: &[Vec<u32>],
     tick: &mut dyn FnMut() -> ControlFlow<()>,
-) -> Result<Vec<KvLevels>, KvCalibrationError> {
+) -> Result<Vec<Option<KvLevels>>, KvCalibrationError> {
     // Checks that the heads can be stored that way.
     policy.quantizer(config)?;
     let plain = CacheInF32(source);
@@ -136,7 +140,7 @@ pub fn find_kv_levels(
     let mut levels = Vec::with_capacity(config.num_hidden_layers);
     for layer in 0..config.num_hidden_layers {
         let books = text.through(policy, config, layer, &Layer::load(&plain, config, layer)?, tick)?;
-        levels.push(books.stored(policy));
+        levels.push(books.map(|books| books.stored(policy)));
     }
     Ok(levels)
 }

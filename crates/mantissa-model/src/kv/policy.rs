@@ -165,7 +165,7 @@ impl KvPolicy {
     /// # Errors
     /// As [`Decoder::set_kv`](crate::Decoder::set_kv).
     pub fn bytes_per_token(&self, config: &ModelConfig) -> Result<f64, LoadError> {
-        Ok(self.quantizer(config)?.bytes_per_token(config) * config.num_hidden_layers as f64)
+        Ok(self.quantizer(config)?.bytes_per_token(config) * config.attention_layers().count() as f64)
     }
 
     /// Builds the quantizer of each layer of a model; calibrated levels are left blank.

@@ -32,7 +32,7 @@ impl SourceView for CacheInF32<'_> {
 /// # Errors
 /// Levels do not fit the model or their policy; as [`WeightSource::kv_levels`].
 pub fn check_kv_levels(source: &dyn WeightSource, config: &ModelConfig) -> Result<(), LoadError> {
-    (0..config.num_hidden_layers).try_for_each(|layer| of_layer(source, config, layer).map(|_| ()))
+    config.attention_layers().try_for_each(|layer| of_layer(source, config, layer).map(|_| ()))
 }
 
 /// Builds the quantizer of a layer for which `source` stores levels.

@@ -41,7 +41,8 @@ impl Quality {
     /// Describes an output of `plan` before its evaluation.
     pub(super) fn new(plan: &Plan, source: &ModelFiles, found: Contents) -> Self {
         let Contents { layers, tables, tensors, source: source_hashes, weights, notes } = found;
-        let (bytes, parameters) = (plan.output_bytes(), plan.config.parameters());
+        let share = plan.share(source);
+        let (bytes, parameters) = (plan.output_bytes(), share.parameters);
         // Notes may contain the source's path on this machine, which must not affect the output's bytes.
         let place = format!("{}/", source.dir().display());
         let fallbacks = layers.iter().filter(|layer| layer.fallback.is_some());
@@ -51,14 +52,16 @@ impl Quality {
             recipe: plan.job.label(),
             method: plan.method_name(),
             weights: plan.weights.to_string(),
-            activations: plan.activations.as_ref().map(ToString::to_string),
+            activations: plan.activation_names(),
             kv: plan.cache(),
             container: plan.container.name().to_owned(),
             linear_bits_per_weight: plan.linear_bits_per_weight(),
             linear_stored_bits_per_weight: Some(plan.linear_stored_bits_per_weight()),
             bits_per_weight: bytes as f64 * 8.0 / parameters.max(1) as f64,
             bytes,
+            expected_bytes: Some(bytes),
             parameters,
+            share: Some(share),
             source_format: source.dequantized_from().map(str::to_owned),
             hashes: Hashes { source: source_hashes, recipe: plan.job.sha256(), weights },
             calibration: plan.text().or(plan.text_for(Use::Cache)).map(CalibrationSet::identity),

@@ -128,6 +128,23 @@ pub fn run(
     }
 }
 
+/// Returns the bytes of all tensors in the files at `staged`.
+///
+/// # Errors
+/// [`QuantError::Bytes`] if the plan expects others.
+fn written_bytes(plan: &Plan, staged: &Path) -> Result<u64> {
+    let files = ModelFiles::open(staged)?;
+    let got = match files.gguf() {
+        Some(model) => model.tensors().iter().map(|tensor| tensor.len).sum(),
+        None => files.checkpoint().total_bytes(),
+    };
+    let expected = plan.output_bytes();
+    match expected == got {
+        true => Ok(got),
+        false => Err(QuantError::Bytes { path: staged.to_owned(), expected, got }),
+    }
+}
+
 impl Task<'_> {
     fn run<D: Destination>(&self, mut to: D, progress: &mut Tell<'_>) -> Result<Outcome> {
         match self.finish(&mut to, progress) {
@@ -159,6 +176,7 @@ impl Task<'_> {
         let Task { plan, source, out, .. } = *self;
         let mut quality = Quality::new(plan, source, contents);
         let staged = to.staged();
+        quality.bytes = written_bytes(plan, &staged)?;
         quality.evaluation = assess::figures(plan, source, &staged, to.journal(), progress)?;
         convert::prove(plan, source, &staged)?;
         assess::gate(plan, &quality, out.path(), to.kept())?;
@@ -178,7 +196,7 @@ impl Task<'_> {
             "recipe": plan.job.label(),
             "method": plan.method_name(),
             "weights": plan.weights.to_string(),
-            "activations": plan.activations.as_ref().map(ToString::to_string),
+            "activations": plan.activation_names(),
             "kv": plan.cache(),
             "container": plan.container.name(),
         });

@@ -2,10 +2,11 @@
 
 mod checks;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mantissa_model::tokenizer::gguf::folder_files;
-use mantissa_model::{LinearInfo, ModelConfig, StoredAs};
+use mantissa_model::{LinearInfo, LinearKind, ModelConfig, StoredAs};
+use mantissa_num::Scheme;
 use mantissa_store::convention::gguf::Model as GgufModel;
 use mantissa_store::convention::{Container, Experts, ModelFiles, Support};
 use mantissa_store::{Dtype, TensorMeta};
@@ -19,10 +20,11 @@ use crate::gguf;
 use crate::gguf::layout::Layout;
 use crate::plan::alternative;
 use crate::plan::{Job, Options, Plan, PlannedLinear, Use, scheme_of};
-use crate::recipe::Recipe;
+use crate::recipe::{Glob, Recipe};
 use crate::rotate;
 use crate::stacks;
 use crate::tables::Tables;
+use crate::unused;
 use crate::verify::load::loadable;
 
 impl Plan {
@@ -65,8 +67,9 @@ impl Plan {
         let fallbacks =
             if container.facts().one_file { gguf::fall_back(&config, &mut linears) } else { Vec::new() };
         let job = Job::Quantize(Box::new(recipe.clone()));
-        let input = recipe.activations.as_ref();
+        let input = |info: &LinearInfo| recipe.activations_of(&info.module);
         let quantized = output_of_linears(&job, input, container, &linears, recipe.method.follows_order())?;
+        let inputs = other_inputs(&recipe, &linears);
         let asked = checks::Request {
             source,
             recipe: &recipe,
@@ -79,7 +82,9 @@ impl Plan {
         let cached = cache_scales::planned(source, &recipe, container, &config, &options)?;
         let tables = Tables::plan(source, &recipe, container, &config, &options)?;
         let copied = copied_tensors(source, &config, &linears, &tables.planned);
-        let mut notes = notes(source, &recipe, container, &config, &copied);
+        let parts: Vec<_> = unused::tensors(source, &config).collect();
+        refuse_other_parts(&recipe, &config, &parts)?;
+        let mut notes = notes(source, &recipe, container, &config, &parts);
         notes.extend(fallbacks.iter().map(|(module, why)| format!("{module}: {why}")));
         notes.extend(calibrating);
         notes.extend(tables.note);
@@ -100,6 +105,7 @@ impl Plan {
             untied: tables.untied,
             observer: recipe.observer,
             activations: recipe.activations,
+            inputs,
             kv: recipe.kv,
             kv_levels: recipe.kv_levels,
             specs,
@@ -108,10 +114,12 @@ impl Plan {
             notes,
             fallbacks: fallbacks.into_iter().collect(),
             gguf,
+            unused: parts.iter().filter_map(|meta| unused::linear_module(meta)).map(str::to_owned).collect(),
             ..Plan::begun(job, recipe.weights, container, config, linears, options)
         };
         // Some combinations of layers cannot be described although each layer can be stored.
         plan.output_config(source)?;
+        plan.require_share(source)?;
         plan.dequantizing = dequantizing_bytes(source);
         // An incomplete source would give an incomplete output.
         loadable(source)?;
@@ -170,7 +178,7 @@ fn planned(
     options: &Options,
     info: LinearInfo,
 ) -> Result<PlannedLinear> {
-    let dtype = dense_dtype(source, &info)?;
+    let dtype = dense_dtype(source, config, &info)?;
     // With learned scales, layers without them stay as they are.
     let learned = options.scales.as_ref().is_none_or(|scales| scales.contains_key(&info.module));
     let scheme = scheme_of(recipe, config, options, &info).filter(|_| learned).map(|mut scheme| {
@@ -184,10 +192,21 @@ fn planned(
 ///
 /// # Errors
 /// The source has no such tensor, or one in another shape.
-fn dense_dtype(source: &ModelFiles, info: &LinearInfo) -> Result<Dtype> {
+fn dense_dtype(source: &ModelFiles, config: &ModelConfig, info: &LinearInfo) -> Result<Dtype> {
     let (name, shape) = info.tensor_in(source);
     let Some(meta) = source.checkpoint().get(&name) else {
-        return Err(mantissa_store::Error::NoTensor { path: source.dir().to_owned(), tensor: name }.into());
+        let path = source.dir().to_owned();
+        return Err(match unknown_experts(source, config, info) {
+            Some(found) => {
+                let got = format!("tensor {} {:?}", found.name, found.shape);
+                let fix = format!("{} stores experts under other names", config.architecture.name);
+                let (fused, _) = config.fused_experts(info.layer);
+                let expected = format!("{name} for each expert, or {fused} for all");
+                mantissa_store::Error::field(&path, "fused experts", got, expected, fix)
+            }
+            None => mantissa_store::Error::NoTensor { path, tensor: name },
+        }
+        .into());
     };
     if meta.shape != shape {
         let (got, expected) = (format!("shape {:?}", meta.shape), format!("{shape:?}"));
@@ -195,6 +214,20 @@ fn dense_dtype(source: &ModelFiles, info: &LinearInfo) -> Result<Dtype> {
         return Err(mantissa_store::Error::field(source.dir(), &name, got, expected, why).into());
     }
     Ok(meta.dtype)
+}
+
+/// Returns a tensor of the expert's layer that may hold its experts fused, under a name that the architecture does not
+/// have.
+fn unknown_experts<'a>(
+    source: &'a ModelFiles,
+    config: &ModelConfig,
+    info: &LinearInfo,
+) -> Option<&'a TensorMeta> {
+    if !matches!(info.kind, LinearKind::ExpertGate(_) | LinearKind::ExpertUp(_) | LinearKind::ExpertDown(_)) {
+        return None;
+    }
+    let mut weights = unused::tensors(source, config).filter(|meta| meta.shape.len() == 3);
+    weights.find(|meta| config.layer_of(&meta.name) == Some(info.layer))
 }
 
 /// Returns the source's tensors that are copied, by name: all but the weights of quantized layers, and those that
@@ -225,7 +258,7 @@ fn notes(
     recipe: &Recipe,
     container: Container,
     config: &ModelConfig,
-    copied: &[TensorMeta],
+    parts: &[&TensorMeta],
 ) -> Vec<String> {
     let mut notes = source.notes();
     notes.extend(source.checkpoint().warnings().iter().cloned());
@@ -235,27 +268,59 @@ fn notes(
             "{unread} tensors of layers that share keys and values are left out: nothing reads them"
         ));
     }
-    notes.extend(note_on_unused(container, config, copied));
+    notes.extend(notes_on_parts(container, config, parts));
     notes.extend(storage_note(config, container));
     let mut modules: Vec<_> = config.decoder_linears().map(|l| l.module).collect();
     modules.extend([config.embedding_module(), config.head_module().to_owned()]);
     for rule in &recipe.layers {
-        for glob in rule.modules.iter().filter(|glob| !modules.iter().any(|m| glob.matches(m))) {
+        let of_part = |glob: &&Glob| parts.iter().any(|meta| glob.matches(module_of(&meta.name)));
+        let none = |glob: &&Glob| !modules.iter().any(|m| glob.matches(m)) && !of_part(glob);
+        for glob in rule.modules.iter().filter(none) {
             notes.push(format!("recipe pattern \"{glob}\" matches no layer"));
         }
     }
     notes
 }
 
-/// Returns a note on tensors that the architecture does not use.
-fn note_on_unused(container: Container, config: &ModelConfig, copied: &[TensorMeta]) -> Option<String> {
-    let known: BTreeSet<String> = config.tensors().into_iter().map(|t| t.name).collect();
-    let unknown: Vec<_> =
-        copied.iter().filter(|m| !known.contains(&m.name)).map(|m| m.name.as_str()).collect();
-    let first = unknown.first()?;
+/// Returns a note on each part of the source that the text model does not use.
+fn notes_on_parts(
+    container: Container,
+    config: &ModelConfig,
+    parts: &[&TensorMeta],
+) -> impl Iterator<Item = String> {
     let fate = if container.facts().one_file { "left out" } else { "copied" };
-    let count = unknown.len();
-    Some(format!("{count} tensors that the architecture does not use are {fate} (first: {first})"))
+    unused::parts(config, parts.iter().copied()).into_iter().map(
+        move |unused::Part { name, tensors, bytes, .. }| {
+            let size = bytes as f64 / 1e6;
+            format!("{name}: {tensors} tensors ({size:.3} MB) that the text model does not use are {fate}")
+        },
+    )
+}
+
+/// Refuses a scheme for modules outside the text model. A pattern that also matches the text model is meant for it.
+fn refuse_other_parts(recipe: &Recipe, config: &ModelConfig, parts: &[&TensorMeta]) -> Result<()> {
+    let modules: Vec<String> =
+        config.decoder_linears().chain(config.tables()).map(|info| info.module).collect();
+    for rule in recipe.layers.iter().filter(|rule| rule.weights.is_some()) {
+        for glob in rule.modules.iter().filter(|glob| !modules.iter().any(|module| glob.matches(module))) {
+            let matched = parts.iter().find(|meta| glob.matches(module_of(&meta.name)));
+            if let Some(meta) = matched {
+                let part = unused::parts(config, [*meta].into_iter());
+                return Err(QuantError::NotText {
+                    recipe: recipe.name.clone(),
+                    pattern: glob.to_string(),
+                    module: module_of(&meta.name).to_owned(),
+                    part: part.into_iter().next().map(|part| part.name).unwrap_or_default(),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Module of a tensor.
+fn module_of(tensor: &str) -> &str {
+    tensor.strip_suffix(".weight").unwrap_or(tensor)
 }
 
 /// Returns a note on layers that other engines do not read from a tensor `[out, in]` of their own.
@@ -275,4 +340,12 @@ fn storage_note(config: &ModelConfig, container: Container) -> Option<String> {
             container.name()
         )),
     }
+}
+
+/// Returns the schemes of inputs that differ from that of the recipe, by module.
+fn other_inputs(recipe: &Recipe, linears: &[PlannedLinear]) -> BTreeMap<String, Option<Scheme>> {
+    let modules = linears.iter().filter(|linear| linear.scheme.is_some()).map(|linear| &linear.info.module);
+    let own = modules.map(|module| (module, recipe.activations_of(module)));
+    let other = own.filter(|(_, input)| *input != recipe.activations.as_ref());
+    other.map(|(module, input)| (module.clone(), input.cloned())).collect()
 }

@@ -131,7 +131,7 @@ impl Recalibration {
             }
             let module = config.attention_module(layer.index());
             let peaks = calibration.advance_with_cache_peaks(&layer, tick)?;
-            if let Some(kv) = kv {
+            if let Some(kv) = kv.filter(|_| config.attends(layer.index())) {
                 self.put_cache(source, &module, kv, peaks)?;
             }
         }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use mantissa_model::LinearInfo;
 use mantissa_num::Scheme;
 use mantissa_store::convention::{Container, Experts};
 use mantissa_store::{SafeTensors, SafetensorsWriter, TensorMeta, TensorSpec};
@@ -57,13 +58,13 @@ pub(crate) fn output_specs(
     layout.map_or_else(|| copied.chain(own).collect(), Layout::specs)
 }
 
-/// Declares the tensors of the quantized layers. `input` is the scheme of their inputs.
+/// Declares the tensors of the quantized layers. `input` returns the scheme of the input of a layer.
 ///
 /// # Errors
 /// [`QuantError::NotStorable`](crate::QuantError::NotStorable) with the layers that the format cannot hold.
-pub(crate) fn output_of_linears(
+pub(crate) fn output_of_linears<'i>(
     job: &Job,
-    input: Option<&Scheme>,
+    input: impl Fn(&LinearInfo) -> Option<&'i Scheme>,
     container: Container,
     linears: &[PlannedLinear],
     by_group: bool,
@@ -71,7 +72,7 @@ pub(crate) fn output_of_linears(
     let (mut specs, mut faults) = (Vec::new(), Vec::new());
     for PlannedLinear { info, scheme } in linears {
         let Some(scheme) = scheme else { continue };
-        match container.specs(&layer_plan(job, input, info, scheme, by_group)) {
+        match container.specs(&layer_plan(job, input(info), info, scheme, by_group)) {
             // ONNX graphs name weights as dense checkpoints do, so they cannot name single experts of a stack.
             Ok(_) if container.facts().experts == Experts::AsInSource && stacks::stack_of(info).is_some() => {
                 let why = "the source stacks its experts in one tensor, which ONNX cannot hold";

@@ -15,14 +15,17 @@ impl Plan {
         let mut config = source.config().cloned().unwrap_or_default();
         // A GGUF file does not state the class that loaders ask for.
         if let (Some(_), Value::Object(fields)) = (source.gguf(), &mut config) {
-            fields
-                .entry("architectures")
-                .or_insert_with(|| serde_json::json!([self.config.architecture.class]));
+            fields.entry("architectures").or_insert_with(|| serde_json::json!([self.config.class()]));
         }
         let quantization = self.container.quantization_config(&self.model()).map_err(|e| self.fault(e))?;
         if let Value::Object(fields) = &mut config {
             if self.untied.is_some() {
                 fields.insert("tie_word_embeddings".to_owned(), Value::Bool(false));
+                if let Some(Value::Object(text)) = fields.get_mut("text_config")
+                    && text.contains_key("tie_word_embeddings")
+                {
+                    text.insert("tie_word_embeddings".to_owned(), Value::Bool(false));
+                }
             }
             let keys = self.container.config_keys();
             if !keys.contains(&"quantization") {
@@ -60,6 +63,7 @@ impl Plan {
             tables: self.quantized_tables().map(layer).collect(),
             weights: &self.weights,
             input: self.activations.as_ref(),
+            inputs: Some(&self.inputs),
             kept: self.kept(),
             head: self.config.head_module().to_owned(),
             embedding: self.config.embedding_module(),
@@ -77,8 +81,8 @@ impl Plan {
         model_not_storable(self.container, error.to_string())
     }
 
-    /// Returns the unquantized linear modules: layers without a scheme, routers, and what makes the inputs of layers,
-    /// which engines would otherwise read as quantized.
+    /// Returns the unquantized linear modules: layers without a scheme, routers, what makes the inputs of layers, and what
+    /// the text model does not use, such as towers. Engines would otherwise read them as quantized.
     fn kept(&self) -> Vec<String> {
         let kept = self.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone());
         let is_kept = |t: &TensorInfo| match t.role {
@@ -87,6 +91,7 @@ impl Plan {
             _ => false,
         };
         let sides = self.config.tensors().into_iter().filter(is_kept);
-        kept.chain(sides.filter_map(|t| t.name.strip_suffix(".weight").map(str::to_owned))).collect()
+        let sides = sides.filter_map(|t| t.name.strip_suffix(".weight").map(str::to_owned));
+        kept.chain(sides).chain(self.unused.iter().cloned()).collect()
     }
 }

@@ -42,7 +42,7 @@ impl Use {
             (Use::Importance, options.importance.is_none() && uses_importance(recipe, container, linears)),
             (Use::Transform, recipe.transform.as_ref().is_some_and(|transform| transform.needs_text())),
             (Use::Tune, recipe.tuning.is_some()),
-            (Use::Inputs, recipe.activations.is_some() && stores_input_scales(recipe, container)),
+            (Use::Inputs, stores_input_scales(recipe, container)),
             (Use::Cache, stores_cache_scales(recipe.kv.as_ref(), recipe.kv_levels.as_ref())),
         ];
         uses.into_iter().filter(|(_, used)| *used).map(|(of, _)| of).collect()

@@ -85,7 +85,7 @@ use mantissa_store::convention::{Container, LinearPlan};
 pub use error::RecipeError;
 pub use file_type::{FILE_TYPES, FileType, Part, smaller};
 pub use mantissa_methods::{METHODS, Method, TRANSFORMS, Transform};
-pub use name::{ALIASES, TYPED, spelled_out};
+pub use name::{ALIASES, BUILT_IN, TYPED, spelled_out};
 
 use crate::input_scales::Observer;
 
@@ -96,6 +96,8 @@ pub struct LayerRule {
     pub modules: Vec<Glob>,
     /// Scheme; `None` leaves them unquantized.
     pub weights: Option<Scheme>,
+    /// Scheme of their inputs, `Some(None)` to leave them unquantized; `None` for that of the recipe.
+    pub activations: Option<Option<Scheme>>,
 }
 
 /// Recipe: transform, method and schemes of a model.
@@ -172,7 +174,10 @@ impl Recipe {
         if Self::is_file(text) {
             return Self::from_toml(text, &read_capped(text)?);
         }
-        name::parse(text)
+        match name::built_in(text) {
+            Some((name, file)) => Self::from_toml(name, file),
+            None => name::parse(text),
+        }
     }
 
     /// True if `text` is the path of a file.
@@ -231,6 +236,26 @@ impl Recipe {
         }
     }
 
+    /// Returns the scheme of the inputs of `module`.
+    pub fn activations_of(&self, module: &str) -> Option<&Scheme> {
+        let own = self.rule_of(module).and_then(|rule| rule.activations.as_ref());
+        own.map_or(self.activations.as_ref(), Option::as_ref)
+    }
+
+    /// True if some layers have another scheme of inputs than the recipe.
+    pub fn mixes_activations(&self) -> bool {
+        self.layers.iter().any(|rule| rule.activations.is_some())
+    }
+
+    /// Lists the schemes of weights with those of their inputs: the default, and those of exceptions.
+    pub fn pairs(&self) -> Vec<(&Scheme, Option<&Scheme>)> {
+        let own = self.layers.iter().filter_map(|rule| {
+            let input = rule.activations.as_ref().map(Option::as_ref);
+            Some((rule.weights.as_ref()?, input.unwrap_or(self.activations.as_ref())))
+        });
+        std::iter::once((&self.weights, self.activations.as_ref())).chain(own).collect()
+    }
+
     /// True if a folder in this format can rotate inputs at run time, or the recipe rotates none.
     fn rotates_in(&self, container: Container) -> bool {
         let online = self.transform.as_ref().and_then(|transform| transform.rotation());
@@ -246,7 +271,8 @@ impl Recipe {
 
     /// Sets the scheme of the embedding or head `module`, before all other rules.
     pub fn set_table(&mut self, module: &str, scheme: Scheme) {
-        let rule = LayerRule { modules: vec![Glob(module.to_owned())], weights: Some(scheme) };
+        let rule =
+            LayerRule { modules: vec![Glob(module.to_owned())], weights: Some(scheme), activations: None };
         self.layers.insert(0, rule);
     }
 
@@ -260,8 +286,7 @@ impl Recipe {
     pub fn fits(&self, container: Container) -> bool {
         // A shape that every block divides, because only the scheme matters here.
         let side = 1 << 24;
-        let holds = |scheme: &Scheme| {
-            let input = self.activations.as_ref();
+        let holds = |(scheme, input): (&Scheme, Option<&Scheme>)| {
             let shape = (side, block_multiple(scheme, side));
             let outliers = self.method.outliers(shape.0, shape.1).min(1);
             let plan = LinearPlan { outliers, ..LinearPlan::new("", scheme, input, shape) };
@@ -269,7 +294,7 @@ impl Recipe {
             let cached = levels && self.kv.as_ref().is_none_or(|kv| container.check_kv(kv).is_ok());
             cached && self.rotates_in(container) && container.specs(&plan).is_ok()
         };
-        self.schemes().into_iter().all(holds)
+        self.pairs().into_iter().all(holds)
     }
 
     /// Returns the schemes of weights: the default, and those of exceptions.

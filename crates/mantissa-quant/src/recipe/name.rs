@@ -60,6 +60,15 @@ pub const ALIASES: [(&str, &str); 42] = [
     ("bf16", "rtn-bf16"),
 ];
 
+/// Recipes that are files: their names and contents.
+pub const BUILT_IN: [(&str, &str); 1] = [("nvfp4-fp8-attention", include_str!("nvfp4_fp8_attention.toml"))];
+
+/// Returns name and content of the built-in recipe file that `text` names.
+pub(super) fn built_in(text: &str) -> Option<(&'static str, &'static str)> {
+    let name = canonical(text);
+    BUILT_IN.into_iter().find(|(own, _)| *own == name)
+}
+
 /// Other names that people type, from the tools where they are usual, with the recipes or [`ALIASES`] they stand for.
 pub const TYPED: [(&str, &str); 43] = [
     ("int8", "rtn-int8-channel"),
@@ -126,7 +135,7 @@ pub fn spelled_out(text: &str) -> Option<String> {
 fn canonical(text: &str) -> String {
     let lower = text.to_lowercase();
     let listed = |name: &str| {
-        let alias = ALIASES.iter().map(|(alias, _)| *alias);
+        let alias = ALIASES.iter().chain(&BUILT_IN).map(|(alias, _)| *alias);
         let own = alias.chain(FILE_TYPES.iter().map(|ty| ty.name)).find(|own| *own == name);
         own.or_else(|| TYPED.iter().find(|(typed, _)| *typed == name).map(|(_, of)| *of)).map(str::to_owned)
     };

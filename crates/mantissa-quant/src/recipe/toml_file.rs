@@ -31,7 +31,7 @@ const KEYS: [&str; 13] = [
     "untie",
     "layers",
 ];
-const LAYER_KEYS: [&str; 2] = ["modules", "weights"];
+const LAYER_KEYS: [&str; 3] = ["modules", "weights", "activations"];
 
 /// Maximum length of a scheme in bytes, far above any; errors quote it.
 const MAX_SCHEME: usize = 120;
@@ -72,7 +72,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
     let mut layers = Vec::new();
     // `keep` comes before `[[layers]]`, because the first rule that matches is used.
     if let Some(keep) = reader.globs("keep")? {
-        layers.push(LayerRule { modules: keep, weights: None });
+        layers.push(LayerRule { modules: keep, weights: None, activations: None });
     }
     layers.extend(layer_rules(&reader, &*method)?);
     let kv_levels = reader.string("kv")?.and_then(levels_of);
@@ -199,7 +199,12 @@ fn layer_rules(reader: &Reader<'_>, method: &dyn Method) -> Result<Vec<LayerRule
                 Some(_) => reader.scheme("weights", parse_weight)?.map(|scheme| method.scheme(scheme)),
                 None => return Err(reader.fault("weights", "nothing", "a scheme or \"keep\"")),
             };
-            Ok(LayerRule { modules, weights })
+            let activations = match reader.string("activations")? {
+                None => None,
+                Some("none") => Some(None),
+                Some(_) => Some(reader.scheme("activations", parse_activation)?),
+            };
+            Ok(LayerRule { modules, weights, activations })
         })
         .collect()
 }

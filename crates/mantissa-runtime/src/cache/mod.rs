@@ -14,6 +14,8 @@
 //!
 //! Latent attention (DeepSeek-V2) caches one vector per token for all heads, the latent and the rotated part of its
 //! keys; [`KvPool::attend_latents`] reads it without expanding it to heads.
+//!
+//! Layers with a recurrent mixer have no blocks: a [`StatePool`] holds their states, one per sequence.
 
 mod attend;
 mod latents;
@@ -22,6 +24,7 @@ mod pool;
 mod prefill;
 mod sequence;
 mod side;
+mod states;
 #[cfg(test)]
 mod tests;
 
@@ -30,3 +33,4 @@ pub use self::latents::LatentInputs;
 pub use self::plan::KvPlan;
 pub use self::pool::KvPool;
 pub use self::sequence::SequenceCache;
+pub use self::states::StatePool;

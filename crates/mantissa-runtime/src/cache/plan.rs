@@ -1,6 +1,7 @@
 //! Storage of each layer: formats, and places within a block.
 
 use mantissa_kernels::paged::{TILE_TOKENS, TileFormat};
+use mantissa_model::config::StateShape;
 use mantissa_model::kv::{HeadElement, KvQuantizer, Side};
 use mantissa_model::{KvPolicy, LoadError, ModelConfig};
 
@@ -10,10 +11,13 @@ const MAX_BLOCK: usize = 4096;
 /// Storage of keys and values of every layer.
 #[derive(Clone, Debug)]
 pub struct KvPlan {
-    /// Those with keys and values of their own.
+    /// Layers with keys and values of their own.
     pub(super) layers: Vec<LayerPlan>,
-    /// Index in `layers` of the keys and values that each layer of the model reads.
-    places: Vec<usize>,
+    /// Place of each layer of the model: of the keys and values that it reads in `layers`, and among those with a
+    /// recurrent mixer.
+    places: Vec<[usize; 2]>,
+    /// Size of the state of a recurrent mixer, and the number of layers with one.
+    state: (StateShape, usize),
     /// Tokens of a block, a multiple of 64.
     pub(super) block_tokens: usize,
     /// True if new tokens are seen in f32 by the pass that appends them.
@@ -116,23 +120,33 @@ impl KvPlan {
         unquantized: TileFormat,
     ) -> Result<Self, LoadError> {
         let quantizers: Vec<_> = quantizers.into_iter().collect();
+        let own: Vec<usize> = (0..quantizers.len()).filter(|layer| config.has_own_kv(*layer)).collect();
+        let mut states = 0;
+        let place = |layer: usize| {
+            let state = states;
+            states += usize::from(config.recurrent_in(layer).is_some());
+            [own.binary_search(&config.kv_layer(layer)).unwrap_or(usize::MAX), state]
+        };
+        let places = (0..quantizers.len()).map(place).collect();
+        let state = (config.recurrent.map_or(StateShape::default(), |of| of.state()), states);
         let refuse = |scheme: &str, allowed| LoadError::KvScheme { scheme: scheme.into(), allowed };
-        let sides = quantizers.iter().flatten().flat_map(|q| [&q.parts().keys, &q.parts().values]).flatten();
+        let sides = own
+            .iter()
+            .filter_map(|layer| quantizers[*layer])
+            .flat_map(|q| [&q.parts().keys, &q.parts().values])
+            .flatten();
         let block_tokens = sides.fold(TILE_TOKENS, |tokens, side| lcm(tokens, side.span().max(1)));
         if block_tokens > MAX_BLOCK {
             let allowed = "groups along tokens with a common multiple of at most 4096";
             return Err(refuse(&format!("blocks of {block_tokens} tokens"), allowed));
         }
-        let own: Vec<usize> = (0..quantizers.len()).filter(|layer| config.has_own_kv(*layer)).collect();
         let layer = |&layer: &usize| {
             let quantizer = quantizers[layer];
             let default = if quantizer.is_some() { TileFormat::F32 } else { unquantized };
             LayerPlan::new(&config.of_layer(layer), quantizer, default, block_tokens)
         };
         let layers = own.iter().map(layer).collect();
-        let place = |layer| own.binary_search(&config.kv_layer(layer)).unwrap_or(layer);
-        let places = (0..quantizers.len()).map(place).collect();
-        Ok(KvPlan { layers, places, block_tokens, own_in_f32: false }.settled())
+        Ok(KvPlan { layers, places, state, block_tokens, own_in_f32: false }.settled())
     }
 
     /// Lets a pass see the tokens that it appends in f32, as the reference cache does, instead of as stored.
@@ -153,9 +167,25 @@ impl KvPlan {
         self
     }
 
-    /// Index, among the layers that have keys and values of their own, of those that layer `layer` of the model reads.
-    pub fn place(&self, layer: usize) -> usize {
-        self.places.get(layer).copied().unwrap_or(layer)
+    /// Place of layer `layer` among those with attention, and among those with a recurrent mixer.
+    pub(crate) fn places(&self, layer: usize) -> [usize; 2] {
+        self.places.get(layer).copied().unwrap_or([usize::MAX; 2])
+    }
+
+    /// True if layers have states of recurrent mixers, which cannot be cut back to fewer tokens.
+    pub fn is_recurrent(&self) -> bool {
+        self.state.1 > 0
+    }
+
+    /// Size of the state of a recurrent mixer, and the number of layers with one.
+    pub fn states(&self) -> (StateShape, usize) {
+        self.state
+    }
+
+    /// Bytes of the states of one sequence.
+    pub fn state_bytes(&self) -> u64 {
+        let (shape, layers) = self.state;
+        shape.bytes().saturating_mul(layers as u64)
     }
 
     /// Tokens of a block, in which memory is given and shared.
@@ -163,7 +193,8 @@ impl KvPlan {
         self.block_tokens
     }
 
-    /// True if every token is stored by itself as it comes: removing tokens then leaves no trace of them.
+    /// True if every token's keys and values are stored by themselves as they come: a cache without
+    /// [states](Self::is_recurrent) can then be cut back to any length without a trace.
     pub fn is_by_token(&self) -> bool {
         let sides = self.layers.iter().flat_map(|layer| [&layer.keys, &layer.values]);
         sides.into_iter().all(|side| side.window == 0 && side.form.span() == 1)

@@ -2,9 +2,10 @@
 
 use mantissa_kernels::ScoreRules;
 use mantissa_model::flow::{Activations, CachedAttention, LatentTokens, LayerFlow, Operators, Sequences};
+use mantissa_model::mixer::States;
 use mantissa_model::{ForwardError, LoadError};
 
-use crate::cache::{AttendInputs, KvPool, LatentInputs, RowSpan, SequenceCache};
+use crate::cache::{AttendInputs, KvPool, LatentInputs, RowSpan, SequenceCache, StatePool};
 use crate::model::{Caches, FastModel};
 
 /// Caches of all slots, over one pool of blocks.
@@ -12,8 +13,11 @@ use crate::model::{Caches, FastModel};
 pub(crate) struct Kv {
     pool: KvPool,
     caches: Vec<SequenceCache>,
+    states: StatePool,
     /// Rows of the sequences of a pass.
     spans: Vec<RowSpan>,
+    /// Slots of the sequences of a pass.
+    slots: Vec<usize>,
 }
 
 impl Kv {
@@ -24,7 +28,9 @@ impl Kv {
     pub(crate) fn new(model: &FastModel, slots: usize, tokens: usize) -> Result<Self, LoadError> {
         let pool = KvPool::plan(model.kv().clone(), tokens)?;
         let caches = (0..slots).map(|_| SequenceCache::new(&pool)).collect();
-        Ok(Kv { pool, caches, spans: Vec::new() })
+        let (shape, layers) = model.kv().states();
+        let states = StatePool::plan(shape, layers, slots)?;
+        Ok(Kv { pool, caches, states, spans: Vec::new(), slots: Vec::new() })
     }
 
     /// Tokens of a block, the unit in which memory is given and shared.
@@ -42,8 +48,14 @@ impl Kv {
         self.caches[slot].reserve(&mut self.pool, tokens)
     }
 
-    /// Removes all tokens of a slot from `len` on.
+    /// True if there are states of recurrent mixers.
+    pub(crate) fn is_recurrent(&self) -> bool {
+        !self.states.is_empty()
+    }
+
+    /// Removes all tokens of a slot from `len` on; with states, which cannot be cut back, all tokens.
     pub(crate) fn truncate(&mut self, slot: usize, len: usize) {
+        let len = if self.is_recurrent() && len < self.len(slot) { 0 } else { len };
         self.caches[slot].truncate(&mut self.pool, len);
     }
 
@@ -52,20 +64,29 @@ impl Kv {
         self.caches[slot].release(&mut self.pool);
     }
 
-    /// Lets slot `to`, which is empty, begin with the first `len` tokens of slot `from`.
+    /// Lets slot `to`, which is empty, begin with the first `len` tokens of slot `from`; with states, only if these are
+    /// all of its tokens.
     pub(crate) fn share(&mut self, from: usize, to: usize, len: usize) {
+        if self.is_recurrent() {
+            if len != self.len(from) {
+                return;
+            }
+            self.states.copy(from, to);
+        }
         self.caches[to] = self.caches[from].fork_prefix(&mut self.pool, len);
     }
 
     /// Returns the caches of a pass over `slots`, whose sequences have `lens` new tokens each.
     pub(crate) fn pass(&mut self, slots: &[usize], lens: &[usize]) -> Pass<'_> {
         self.spans.clear();
+        self.slots.clear();
+        self.slots.extend_from_slice(slots);
         let mut row = 0;
         for (&sequence, len) in slots.iter().zip(lens) {
             self.spans.push(RowSpan { sequence, rows: row..row + len, start: self.caches[sequence].len() });
             row += len;
         }
-        Pass { kv: self, layer: 0 }
+        Pass { kv: self, layer: 0, state: 0 }
     }
 
     /// Counts the tokens that a pass has appended.
@@ -77,12 +98,15 @@ impl Kv {
 /// Caches of the sequences of a pass.
 pub(crate) struct Pass<'a> {
     kv: &'a mut Kv,
+    /// Place of the layer among those with attention.
     layer: usize,
+    /// Place of the layer among those with a recurrent mixer.
+    state: usize,
 }
 
 impl Caches for Pass<'_> {
     fn layer(&mut self, layer: usize) -> &mut dyn CachedAttention {
-        self.layer = layer;
+        [self.layer, self.state] = self.kv.pool.storage().places(layer);
         self
     }
 }
@@ -90,6 +114,11 @@ impl Caches for Pass<'_> {
 impl CachedAttention for Pass<'_> {
     fn holds_latents(&self) -> bool {
         true
+    }
+
+    fn states(&mut self) -> Result<States<'_>, ForwardError> {
+        let Kv { states, slots, .. } = &mut *self.kv;
+        states.layer(self.state, slots).ok_or(ForwardError::OtherModel { what: "KV cache" })
     }
 
     fn attend_latents(
@@ -103,7 +132,7 @@ impl CachedAttention for Pass<'_> {
             return Err(ForwardError::OtherModel { what: "KV cache" });
         };
         let inputs = LatentInputs { layer: self.layer, flow, heads, rows };
-        let Kv { pool, caches, spans } = &mut *self.kv;
+        let Kv { pool, caches, spans, .. } = &mut *self.kv;
         pool.attend_latents(inputs, spans, caches)
     }
 
@@ -119,7 +148,7 @@ impl CachedAttention for Pass<'_> {
         let (out, padding) = a.attended[..seqs.rows * q_width].split_at_mut(tokens * q_width);
         padding.fill(0.0);
         let inputs = AttendInputs {
-            layer: self.kv.pool.storage().place(self.layer),
+            layer: self.layer,
             append: flow.has_own_kv(),
             shape,
             rules,
@@ -132,7 +161,7 @@ impl CachedAttention for Pass<'_> {
             out,
             threads: flow.threads(),
         };
-        let Kv { pool, caches, spans } = &mut *self.kv;
+        let Kv { pool, caches, spans, .. } = &mut *self.kv;
         pool.attend(inputs, spans, caches)
     }
 }

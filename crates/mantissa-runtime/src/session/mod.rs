@@ -41,7 +41,8 @@ pub struct RuntimeOptions {
     pub step_tokens: usize,
     /// Finished sequences whose cache is kept for prompts that begin alike, as long as there is memory.
     pub kept: usize,
-    /// Source of proposed tokens; a draft model takes precedence.
+    /// Source of proposed tokens; a draft model takes precedence. None are proposed to models with recurrent layers, nor
+    /// with a KV cache that stores several tokens together.
     pub speculation: Speculation,
 }
 
@@ -151,8 +152,11 @@ impl<'m> Runtime<'m> {
     /// Proposes tokens with the smaller model `draft`.
     ///
     /// # Errors
-    /// [`LoadError::Shape`] if its vocabulary has another size; else as [`new`](Self::new).
+    /// [`LoadError::Shape`] if its vocabulary has another size, [`LoadError::Speculation`] if one of the models has
+    /// recurrent layers; else as [`new`](Self::new).
     pub fn with_draft(mut self, draft: &'m FastModel) -> Result<Self, LoadError> {
+        check_speculation(self.model)?;
+        check_speculation(draft)?;
         let (ours, theirs) = (self.model.config(), draft.config());
         if ours.vocab_size != theirs.vocab_size {
             return Err(LoadError::Shape {
@@ -287,10 +291,15 @@ impl<'m> Runtime<'m> {
         }
         let seqs = Sequences { lens: &batch.lens, starts: &batch.starts, rows: batch.tokens.len() };
         let mut caches = self.kv.pass(&batch.slots, &batch.lens);
-        self.model.continued(&batch.tokens, &seqs, &mut caches, &mut self.buffers)?;
+        let done = self.model.continued(&batch.tokens, &seqs, &mut caches, &mut self.buffers);
         let len = batch.rows.len() * self.model.config().vocab_size;
         self.logits.resize(self.logits.len().max(len), 0.0);
-        self.model.logits(&batch.rows, &mut self.logits[..len], &mut self.buffers)?;
+        let logits = &mut self.logits[..len];
+        let done = done.map(|_| ()).and_then(|()| self.model.logits(&batch.rows, logits, &mut self.buffers));
+        if let Err(error) = done {
+            self.recompute();
+            return Err(error);
+        }
         self.kv.commit(&batch.slots, &batch.lens);
         self.sample();
         if self.batch.rows.len() == self.batch.tokens.len() {
@@ -299,6 +308,21 @@ impl<'m> Runtime<'m> {
             costs.record(self.batch.rows.len(), begin.elapsed().as_secs_f64());
         }
         Ok(&self.events)
+    }
+
+    /// After a pass that failed, lets every sequence at work be computed again from its tokens if some layers may have
+    /// advanced its state.
+    fn recompute(&mut self) {
+        if !self.kv.is_recurrent() {
+            return;
+        }
+        // The oldest becomes the first to wait.
+        while let Some(slot) = self.running.pop() {
+            self.kv.release(slot);
+            if let Slot::Running(sequence) = std::mem::replace(&mut self.slots[slot], Slot::Free) {
+                self.waiting.push_front(sequence);
+            }
+        }
     }
 
     /// Samples the next tokens of all sequences of the batch that have logits.
@@ -378,5 +402,13 @@ impl<'m> Runtime<'m> {
     fn slot(&self, id: SequenceId) -> Option<usize> {
         let is = |slot: &&usize| matches!(&self.slots[**slot], Slot::Running(sequence) if sequence.id == id);
         self.running.iter().find(is).copied()
+    }
+}
+
+/// Checks that rejected tokens leave no trace in the cache of `model`.
+fn check_speculation(model: &FastModel) -> Result<(), LoadError> {
+    match model.config().recurrent.as_ref().filter(|_| model.kv().is_recurrent()) {
+        Some(recurrent) => Err(LoadError::Speculation { mixer: recurrent.name() }),
+        None => Ok(()),
     }
 }

@@ -102,7 +102,7 @@ impl Runtime<'_> {
     fn speculates(&self) -> bool {
         let on = self.draft.is_some() || self.options.speculation == Speculation::Lookup;
         // Rejected tokens must leave no trace in the cache.
-        let on = on && self.model.kv().is_by_token();
+        let on = on && self.model.kv().is_by_token() && !self.kv.is_recurrent();
         let decodes = |slot: &usize| match &self.slots[*slot] {
             Slot::Running(sequence) => sequence.tokens.len() - self.kv.len(*slot) == 1,
             _ => false,
@@ -209,10 +209,10 @@ impl Runtime<'_> {
         true
     }
 
-    /// Lets `slot` begin with the blocks of the sequence that shares the longest beginning with `tokens`. At least
-    /// one token is left to be computed.
+    /// Lets `slot` begin with the blocks of the sequence that shares the longest beginning with `tokens`; with recurrent
+    /// layers, of the longest sequence that `tokens` begin with. At least one token is left to be computed.
     fn share(&mut self, slot: usize, tokens: &[u32]) {
-        let block = self.kv.block();
+        let (block, recurrent) = (self.kv.block(), self.kv.is_recurrent());
         let common = |other: usize| {
             let theirs = match &self.slots[other] {
                 Slot::Running(Sequence { tokens, .. }) | Slot::Kept(tokens) => tokens.as_slice(),
@@ -220,7 +220,17 @@ impl Runtime<'_> {
             };
             let theirs = &theirs[..self.kv.len(other).min(theirs.len())];
             let same = tokens[..tokens.len() - 1].iter().zip(theirs).take_while(|(a, b)| a == b).count();
-            same / block * block
+            match recurrent {
+                // A state is that after all of its tokens.
+                true => {
+                    if same == theirs.len() {
+                        same
+                    } else {
+                        0
+                    }
+                }
+                false => same / block * block,
+            }
         };
         let best = (0..self.slots.len()).map(|other| (common(other), other)).max_by_key(|(len, _)| *len);
         if let Some((len, other)) = best.filter(|(len, _)| *len > 0) {

@@ -41,7 +41,8 @@ impl<'m> Single<'m> {
     /// Appends `tokens` in one pass.
     ///
     /// # Errors
-    /// As [`FastModel::continued`]; [`ForwardError::Plan`] beyond the planned context.
+    /// As [`FastModel::continued`]; [`ForwardError::Plan`] beyond the planned context. A model with recurrent layers has
+    /// no tokens then.
     pub fn extend(&mut self, tokens: &[u32]) -> Result<(), ForwardError> {
         let (start, lens) = (self.kv.len(0), [tokens.len()]);
         let needed = start + tokens.len();
@@ -49,7 +50,14 @@ impl<'m> Single<'m> {
             return Err(ForwardError::Plan { what: "tokens of the KV cache", needed, planned: start });
         }
         let seqs = Sequences { lens: &lens, starts: &[start], rows: tokens.len() };
-        self.model.continued(tokens, &seqs, &mut self.kv.pass(&[0], &lens), &mut self.buffers)?;
+        let mut caches = self.kv.pass(&[0], &lens);
+        if let Err(error) = self.model.continued(tokens, &seqs, &mut caches, &mut self.buffers) {
+            // Some layers may have advanced their states.
+            if self.kv.is_recurrent() {
+                self.kv.release(0);
+            }
+            return Err(error);
+        }
         self.kv.commit(&[0], &lens);
         Ok(())
     }

@@ -263,6 +263,11 @@ impl ModelFiles {
         self.opened.kv_quant(self, module, kv_heads)
     }
 
+    /// Suffixes of tensors that may hold the codes of a layer in place of `weight`.
+    pub fn code_suffixes(&self) -> impl Iterator<Item = &'static str> {
+        self.opened.code_tensors().iter().map(|(codes, _)| *codes)
+    }
+
     /// Rows and columns of the quantized weight of `module`, derived from its tensors, for formats with the codes in
     /// a tensor `weight` (ModelOpt, bitsandbytes, FP8). `None` if it is unquantized, or if nothing bounds the stated
     /// sizes.

@@ -304,11 +304,11 @@ pub fn store(module: &str, layer: &LinearWeight) -> Storable<StoredTensors> {
     Ok(specs(&plan)?.into_iter().zip(bytes).collect())
 }
 
-/// `quantization_config` for modules of one block size, and the unquantized modules `kept`.
+/// `quantization_config` for modules of one block size, and the unquantized modules `kept` and `head`.
 ///
 /// # Errors
 /// [`NotStorable`] if block sizes differ, because the config has one for the whole model.
-pub fn quantization_config(groups: &[ModuleGroup], kept: &[String]) -> Storable<Value> {
+pub fn quantization_config(groups: &[ModuleGroup], kept: &[String], head: &str) -> Storable<Value> {
     let mut first = None;
     let fp4 = groups.iter().any(|(scheme, ..)| is_fp4(scheme));
     for (scheme, input, modules) in groups.iter().filter(|(scheme, ..)| !is_fp4(scheme)) {
@@ -320,7 +320,7 @@ pub fn quantization_config(groups: &[ModuleGroup], kept: &[String]) -> Storable<
         }
     }
     let ((rows, cols), scale) = first.unwrap_or(((128, 128), Dtype::F32));
-    let kept: Vec<&str> = kept.iter().map(String::as_str).chain(["lm_head"]).collect();
+    let kept: Vec<&str> = kept.iter().map(String::as_str).chain([head]).collect();
     let mut config = json!({
         "activation_scheme": "dynamic",
         "fmt": "e4m3",
@@ -374,7 +374,7 @@ impl Convention for DeepseekFp8 {
     }
 
     fn quantization_config(&self, model: &ModelPlan<'_>) -> Storable<Value> {
-        quantization_config(&model.groups(), &model.kept)
+        quantization_config(&model.groups(), &model.kept, &model.head)
     }
 }
 

@@ -1,5 +1,7 @@
 //! Plans of an output: one linear layer, and the whole model for its configuration.
 
+use std::collections::BTreeMap;
+
 use mantissa_num::{Scheme, Source, StaticScale};
 
 use crate::TensorSpec;
@@ -122,6 +124,8 @@ pub struct ModelPlan<'a> {
     pub weights: &'a Scheme,
     /// Scheme of the inputs of quantized layers, if they are quantized at run time.
     pub input: Option<&'a Scheme>,
+    /// Schemes of inputs that differ from `input`, by module; `None` leaves that input unquantized.
+    pub inputs: Option<&'a BTreeMap<String, Option<Scheme>>>,
     /// Linear modules that stay unquantized: layers without a scheme, and the routers of experts.
     pub kept: Vec<String>,
     /// Module of the output head.
@@ -152,6 +156,7 @@ impl<'a> ModelPlan<'a> {
             tables: Vec::new(),
             weights,
             input: None,
+            inputs: None,
             kept: Vec::new(),
             head: "lm_head".to_owned(),
             embedding: "model.embed_tokens".to_owned(),
@@ -165,6 +170,12 @@ impl<'a> ModelPlan<'a> {
         }
     }
 
+    /// Returns the scheme of the input of a quantized linear layer.
+    pub fn input_of(&self, module: &str) -> Option<&Scheme> {
+        let own = self.inputs.and_then(|inputs| inputs.get(module));
+        own.map_or(self.input, Option::as_ref)
+    }
+
     /// Groups modules by scheme, in the order of first appearance.
     pub fn groups(&self) -> Vec<ModuleGroup> {
         self.groups_by(|layer| layer.scheme.clone())
@@ -173,7 +184,7 @@ impl<'a> ModelPlan<'a> {
     /// Groups modules by the result of `scheme_of`.
     pub fn groups_by(&self, scheme_of: impl Fn(&PlannedLayer<'_>) -> Scheme) -> Vec<ModuleGroup> {
         let mut groups: Vec<ModuleGroup> = Vec::new();
-        let layers = self.layers.iter().map(|layer| (layer, self.input));
+        let layers = self.layers.iter().map(|layer| (layer, self.input_of(layer.module)));
         for (layer, input) in layers.chain(self.tables.iter().map(|table| (table, None))) {
             let scheme = scheme_of(layer);
             let alike = |(known, of, _): &&mut ModuleGroup| *known == scheme && of.as_ref() == input;

@@ -215,7 +215,7 @@ impl Bench {
         Ok(Row {
             recipe: name,
             method: plan.job.method(),
-            activations: plan.activations.as_ref().map(ToString::to_string),
+            activations: plan.activation_names(),
             format: plan.container.name(),
             linear_bits_per_weight: quality.linear_bits_per_weight,
             linear_stored_bits_per_weight: plan.linear_stored_bits_per_weight(),

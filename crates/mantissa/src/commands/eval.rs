@@ -120,6 +120,9 @@ struct Report<'a> {
     windows: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     reference: Option<&'a Path>,
+    /// Format of the reference, if it is quantized itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reference_format: Option<&'static str>,
     #[serde(flatten)]
     comparison: &'a Option<mantissa_eval::Comparison>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -175,6 +178,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         tokens: result.tokens,
         windows: result.windows.len(),
         reference: args.reference.as_ref().map(ModelPath::named),
+        reference_format: quantized_reference(reference.as_ref(), context),
         comparison: &result.comparison,
         kv: args
             .kv
@@ -189,6 +193,15 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     };
     context.report(&report, |out| human(out, &report))?;
     gates(args, &result)
+}
+
+/// Notes that the reference is quantized itself, and returns its format.
+fn quantized_reference(reference: Option<&Model>, context: &Context) -> Option<&'static str> {
+    let format = reference.map(|model| &model.files).filter(|files| files.is_quantized())?.convention_name();
+    context.note(&format!(
+        "the reference is itself quantized ({format}): the comparison leaves out what its quantization lost"
+    ));
+    Some(format)
 }
 
 /// Model to evaluate.

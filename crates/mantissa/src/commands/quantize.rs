@@ -12,7 +12,7 @@ use anyhow::Result;
 use mantissa_model::Products;
 use mantissa_num::Rounding;
 use mantissa_quant::calibrate::CalibrationSet;
-use mantissa_quant::{Check, Importance, Options, Plan, Recipe, Start, dequantized_source};
+use mantissa_quant::{Check, Importance, Options, Plan, Recipe, SchemeShare, Start, dequantized_source};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{DEFAULT_SHARD_BYTES, Paths};
 
@@ -20,7 +20,7 @@ pub use self::args::Args;
 use self::args::{Factors, Round};
 pub use self::done::fallback_line;
 use self::done::{Done, human, layer_notes};
-use self::preview::DryRun;
+use self::preview::{DryRun, share_line};
 use self::request::{Request, measure_on_default};
 use super::adapt;
 use super::choose::predict;
@@ -31,6 +31,7 @@ use super::outcome::carry_out;
 use super::parse::kind_of;
 use crate::context::Context;
 use crate::error::BadInput;
+use crate::output::bytes;
 
 /// Adds the paths that the command reads and writes.
 ///
@@ -84,6 +85,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         let report = DryRun::of(&plan, &source, request, (args.verify, least, seconds));
         return context.report(&report, |out| report.human(out));
     }
+    context.note(&share_note(&plan, &source));
     context.warn_all(&plan.notes)?;
     if args.verify {
         plan.check = Check::Verify(Some(args.model.to_path_buf()));
@@ -95,6 +97,16 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let done = Done::new((args, request, &source), (&plan, &outcome), &request.out, start.elapsed());
     context.report(&done, |out| human(out, &done, args.layers))?;
     context.warn_all(&layer_notes(&outcome.quality))
+}
+
+/// Returns the share of the parameters that the plan quantizes, and the expected bytes of each scheme.
+fn share_note(plan: &Plan, source: &ModelFiles) -> String {
+    let share = plan.share(source);
+    let scheme = |scheme: &SchemeShare| {
+        format!("{} {}", scheme.scheme.as_deref().unwrap_or("unquantized"), bytes(scheme.bytes))
+    };
+    let schemes = share.schemes.iter().map(scheme).collect::<Vec<_>>().join(", ");
+    format!("{}; expected {} ({schemes})", share_line(&share), bytes(plan.output_bytes()))
 }
 
 /// Makes the plan, and refuses one whose output an engine of the arguments would not run.

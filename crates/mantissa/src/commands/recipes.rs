@@ -8,7 +8,7 @@ use mantissa_num::codec::Codec;
 use mantissa_num::{Scheme, Source};
 use mantissa_plan::contract::{self, Cell, Input, LOADS, Linear, Load, Shape, Stored, Subject};
 use mantissa_quant::Recipe;
-use mantissa_quant::recipe::{ALIASES, FILE_TYPES, TRANSFORMS, TYPED};
+use mantissa_quant::recipe::{ALIASES, BUILT_IN, FILE_TYPES, TRANSFORMS, TYPED};
 use mantissa_quant::registry;
 use mantissa_store::Dtype;
 use mantissa_store::convention::Container;
@@ -68,8 +68,13 @@ pub fn run(_args: &Args, context: &Context) -> Result<()> {
     let file_types = FILE_TYPES
         .into_iter()
         .map(|ty| (ty.name, format!("llama.cpp file type {}, mostly {}", ty.number, ty.base.name())));
-    let recipes =
-        aliases.chain(file_types).map(|(name, full)| row(name, full)).collect::<Result<Vec<_>>>()?;
+    let files = BUILT_IN.iter().map(|(name, _)| Ok((*name, in_pairs(&Recipe::load(name)?))));
+    let files = files.collect::<Result<Vec<_>>>()?;
+    let recipes = aliases
+        .chain(files)
+        .chain(file_types)
+        .map(|(name, full)| row(name, full))
+        .collect::<Result<Vec<_>>>()?;
     let methods = registry::names().collect();
     let transforms = TRANSFORMS.iter().map(|row| row.name).collect();
     let other_names = TYPED.into_iter().collect();
@@ -82,6 +87,16 @@ pub fn run(_args: &Args, context: &Context) -> Result<()> {
         load_tests: LOADS,
     };
     context.report(&report, |out| human(out, &report))
+}
+
+/// Lists the schemes of a recipe file: of most layers first, then of its exceptions.
+fn in_pairs(recipe: &Recipe) -> String {
+    let pair = |(weights, input): (&Scheme, Option<&Scheme>)| match input {
+        Some(input) => format!("{weights}+{input}"),
+        None => weights.to_string(),
+    };
+    let pairs = recipe.pairs().into_iter().map(pair).collect::<Vec<_>>();
+    format!("{}-{}", recipe.method_name(), pairs.join("; "))
 }
 
 /// Describes the recipe `name`, which stands for `full`.

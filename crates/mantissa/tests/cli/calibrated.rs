@@ -306,6 +306,54 @@ fn static_scales_of_inputs_are_calibrated() {
     }
 }
 
+/// NVFP4 with FP8 attention: each layer has its own weights and inputs, in every format that holds both.
+#[test]
+fn layers_may_have_other_inputs() {
+    let temp = TempDir::new().unwrap();
+    let model = crate::lint::synthetic_of(temp.path(), "bf16");
+    let windows = temp.path().join("w.json");
+    let many: Vec<Vec<usize>> =
+        (0..4).map(|w| (0..30).map(|i| 3 + (i * i + w * 17) % 60).collect()).collect();
+    fs::write(&windows, serde_json::json!(many).to_string()).unwrap();
+    for format in ["compressed-tensors", "modelopt", "native"] {
+        let out = temp.path().join(format);
+        let mut arguments = vec!["quantize", text(&model), "--recipe", "nvfp4-fp8-attention"];
+        arguments.extend(["--format", format, "--out", text(&out), "--json", "--quiet"]);
+        assert!(fail(2, &arguments).contains("--calibration TEXT"), "{format}");
+        arguments.extend(["--calibration-tokens", text(&windows)]);
+        let done = json(&arguments);
+        assert_eq!(done["verification"]["ok"], true, "{format}: {done}");
+        assert_eq!(done["activations"], "nvfp4, fp8-e4m3-tensor@static", "{format}: {done}");
+        let listed = mantissa(&["inspect", text(&out), "--layers"]);
+        let listed = String::from_utf8(listed.stdout).unwrap();
+        for (module, scheme) in [("self_attn.q_proj", "fp8-e4m3-tensor"), ("mlp.up_proj", "nvfp4")] {
+            let line = listed.lines().find(|line| line.contains(&format!("layers.1.{module}"))).unwrap();
+            assert!(line.contains(scheme), "{format}: {line}");
+        }
+        let back = temp.path().join(format!("{format}-back"));
+        let other = if format == "modelopt" { "compressed-tensors" } else { "modelopt" };
+        let done =
+            json(&["convert", text(&out), "--format", other, "--out", text(&back), "--json", "--quiet"]);
+        assert_eq!(done["verification"]["ok"], true, "{format} to {other}: {done}");
+    }
+    let recipe = temp.path().join("r.toml");
+    let rule = "[[layers]]\nmodules = [\"*.mlp.*\"]\nweights = \"int8-channel\"\nactivations = \"none\"\n";
+    fs::write(&recipe, format!("weights = \"int8-channel\"\nactivations = \"int8-token\"\n{rule}")).unwrap();
+    let out = temp.path().join("none");
+    succeed(&["quantize", text(&model), "--recipe", text(&recipe), "--out", text(&out), "--quiet"]);
+    let config = fs::read_to_string(out.join("config.json")).unwrap();
+    assert!(config.contains("group_1") && config.contains("\"input_activations\": null"), "{config}");
+    fs::write(
+        &recipe,
+        format!("method = \"gptq\"\nweights = \"int8-channel\"\nactivations = \"int8-token\"\n{rule}"),
+    )
+    .unwrap();
+    let no = temp.path().join("no");
+    let arguments = ["quantize", text(&model), "--recipe", text(&recipe), "--out", text(&no)];
+    let message = fail(2, &[&arguments[..], &["--calibration-tokens", text(&windows)]].concat());
+    assert!(message.contains("layers.activations"), "{message}");
+}
+
 #[test]
 fn a_calibration_is_required_and_checked() {
     let temp = TempDir::new().unwrap();

@@ -14,7 +14,6 @@ mod transforms;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mantissa_model::graph::EMBEDDING;
 use mantissa_model::{LinearInfo, LinearKind, ModelConfig};
 use mantissa_num::{Code, Scheme, minifloat};
 use mantissa_store::convention::{
@@ -33,6 +32,7 @@ use crate::plan::alternative;
 use crate::plan::{Job, Options, Plan, PlannedLinear};
 use crate::rtn;
 use crate::stacks::{self, only_fused, stack_of};
+use crate::unused;
 use crate::verify::load::loadable;
 use mantissa_methods::Solved;
 
@@ -79,7 +79,7 @@ impl Plan {
         }
         // An incomplete source would give an incomplete output.
         loadable(source)?;
-        let dtype = model_dtype(source);
+        let dtype = model_dtype(source, &config);
         let Decisions { linears, inputs, by_group, rotations, mut refused } =
             Decisions::new(source, &config, container, changes, dtype)?;
         refused.whole.extend(model_refusal(&inputs, requantize));
@@ -294,21 +294,22 @@ fn table_refusal(source: &ModelFiles, config: &ModelConfig) -> Option<String> {
 }
 
 /// Returns the dtype of the model: that of its config, or of its embedding.
-fn model_dtype(source: &ModelFiles) -> Dtype {
+fn model_dtype(source: &ModelFiles, config: &ModelConfig) -> Dtype {
     let field = |name| source.config()?.get(name)?.as_str();
+    let embedding = format!("{}.weight", config.embedding_module());
     match field("dtype").or_else(|| field("torch_dtype")) {
         Some("bfloat16") => Dtype::BF16,
         Some("float16") => Dtype::F16,
         Some("float32") => Dtype::F32,
         // GGUF metadata have no dtype, so the embedding decides.
         _ if source.gguf().is_some() => {
-            let table = source.gguf().and_then(|model| model.tensor(&format!("{EMBEDDING}.weight")));
+            let table = source.gguf().and_then(|model| model.tensor(&embedding));
             match table.map(|table| table.ty.storage) {
                 Some(Storage::Plain(dtype)) => dtype,
                 _ => Dtype::F16,
             }
         }
-        _ => source.checkpoint().get(&format!("{EMBEDDING}.weight")).map_or(Dtype::F32, |meta| meta.dtype),
+        _ => source.checkpoint().get(&embedding).map_or(Dtype::F32, |meta| meta.dtype),
     }
 }
 
@@ -332,7 +333,7 @@ fn finish(
     if container.facts().experts == Experts::Stacked {
         stacks::require_whole(&linears)?;
     }
-    let quantized = output_of_linears(&job, activations.as_ref(), container, &linears, by_group)?;
+    let quantized = output_of_linears(&job, |_| activations.as_ref(), container, &linears, by_group)?;
     let mut notes = source.notes();
     let dense = match (source.gguf(), container.facts().experts) {
         (Some(_), _) => dense::of_gguf(source, &config, container, &linears, &mut notes)?,
@@ -352,6 +353,8 @@ fn finish(
     let cached = kv.iter().flat_map(|kv| cache_scales::specs(&config, container, kv));
     let own = dense.iter().map(Dense::spec).chain(quantized).chain(cached);
     let specs = output_specs(gguf.as_ref(), &copied, own);
+    let modules = unused::tensors(source, &config).filter_map(unused::linear_module);
+    let unused = modules.map(str::to_owned).collect();
     let plan = Plan {
         activations,
         kv,
@@ -362,6 +365,7 @@ fn finish(
         rotations,
         dense,
         gguf,
+        unused,
         ..Plan::begun(job, weights, container, config, linears, options)
     };
     // Some combinations of layers cannot be described although each layer can be stored.

@@ -39,12 +39,17 @@ impl Request<'_> {
             let what = "observer: no input scale is stored; fix: use a static activation scheme or nvfp4";
             return Err(model_not_storable(container, what));
         }
-        let per_block = recipe.activations.as_ref().is_some_and(Scheme::has_outer_scale);
+        let inputs: Vec<&Scheme> = recipe.pairs().into_iter().filter_map(|(_, input)| input).collect();
+        if recipe.mixes_activations() && (!recipe.rounds_to_nearest() || recipe.transform.is_some()) {
+            let what = "layers.activations: only rtn without a transform takes other inputs for some layers; fix: method = \"rtn\"";
+            return Err(model_not_storable(container, what));
+        }
+        let per_block = inputs.iter().any(|scheme| scheme.has_outer_scale());
         if recipe.observer == Observer::Kl && per_block {
             let what = "observer: kl supports one scale per tensor, not block scales; fix: use max, percentile or mse";
             return Err(model_not_storable(container, what));
         }
-        if let Some(scheme) = &recipe.activations {
+        for scheme in inputs {
             // Schemes with a stored scale need one to be checked; any positive value does.
             let found = (scheme.has_outer_scale() || scheme.source == Source::Static).then_some(1.0);
             if let Err(error) =

@@ -154,8 +154,8 @@ pub(super) enum Target {
 }
 
 /// Names of embedding tables in the supported architectures.
-const EMBEDDINGS: [&str; 6] =
-    ["embed_tokens", "embed_tokens_per_layer", "embed_in", "wte", "wpe", "word_embeddings"];
+const EMBEDDINGS: [&str; 7] =
+    ["embed_tokens", "embed_tokens_per_layer", "embed_in", "wte", "wpe", "word_embeddings", "embeddings"];
 
 impl Target {
     pub(super) fn matches(&self, module: &str) -> bool {

@@ -11,7 +11,7 @@
 
 use super::Architecture;
 use super::architecture::Split;
-use super::names::layer;
+use super::names::{layer, text_name};
 
 /// Tensor that GGUF stores in parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +37,7 @@ impl Architecture {
     /// Parts of the tensor with this Hugging Face name, if the file has it in parts. Older files have the projection
     /// of [`Joined::KeysAndValues`] whole, at [`Architecture::place`].
     pub fn joined(&self, hf: &str) -> Option<Joined> {
+        let hf = text_name(hf);
         let (layer, module) = layer(hf.strip_prefix("model.layers.")?)?;
         let stored = |name: &str| format!("blk.{layer}.{name}");
         let (_, split) = self.split.iter().find(|(name, _)| *name == module)?;

@@ -1,6 +1,8 @@
 //! Tensor names of Hugging Face and GGUF (`gguf-py`'s `TENSOR_NAMES` and `TensorNameMap`), for the supported
 //! architectures.
 
+use std::borrow::Cow;
+
 use super::Architecture;
 
 const TOP: [(&str, &str); 13] = [
@@ -105,9 +107,23 @@ pub struct Place {
     pub expert: Option<usize>,
 }
 
+/// Prefixes of a text model's names within a multimodal model, and without one. A GGUF file holds the text model alone.
+const TEXT: [(&str, &str); 3] = [
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+];
+
+/// Name of a text model's tensor as if it were not part of a multimodal model.
+pub(super) fn text_name(hf: &str) -> Cow<'_, str> {
+    let inner = TEXT.iter().find_map(|(prefix, plain)| Some((plain, hf.strip_prefix(prefix)?)));
+    inner.map_or(Cow::Borrowed(hf), |(plain, rest)| Cow::Owned(format!("{plain}{rest}")))
+}
+
 impl Architecture {
     /// Place of the tensor with this Hugging Face name, `.weight` or `.bias` included.
     pub fn place(&self, hf: &str) -> Option<Place> {
+        let hf = &*text_name(hf);
         let Some((module, part)) = split(hf) else { return place(hf) };
         if self.post_attention_norm && module.ends_with(AFTER_ATTENTION.0) {
             let (layer, _) = layer(module.strip_prefix("model.layers.")?)?;
@@ -120,6 +136,7 @@ impl Architecture {
 /// Place of the tensor with this Hugging Face name. It is the same in every architecture for linear layers, embedding
 /// and head; for norms see [`Architecture::place`].
 pub fn place(hf: &str) -> Option<Place> {
+    let hf = &*text_name(hf);
     if let Some(tensor) = stored_name(hf) {
         return Some(Place { tensor, expert: None });
     }
@@ -134,6 +151,7 @@ pub fn place(hf: &str) -> Option<Place> {
 /// GGUF name of a tensor with this Hugging Face name, `.weight` or `.bias` included, if GGUF stores it as a tensor by
 /// itself.
 pub fn stored_name(hf: &str) -> Option<String> {
+    let hf = &*text_name(hf);
     if let Some((layer, vector)) = LAYERS.iter().find_map(|prefix| hf.strip_prefix(prefix)).and_then(layer)
         && let Some((_, stored)) = VECTORS.iter().find(|(name, _)| *name == vector)
     {

@@ -70,7 +70,9 @@ impl Convention for Native {
     }
 
     fn quantization_config(&self, model: &ModelPlan<'_>) -> Storable<Value> {
-        let input = |layer: &PlannedLayer<'_>| Some((layer.module.to_owned(), model.input.cloned()?));
+        let input = |layer: &PlannedLayer<'_>| {
+            Some((layer.module.to_owned(), model.input_of(layer.module).cloned()?))
+        };
         let inputs: BTreeMap<_, _> = model.layers.iter().filter_map(input).collect();
         let mut config = quantization_config(&inputs);
         if !model.rotations.is_empty() {

@@ -114,7 +114,7 @@ pub fn config(
     let file = if model.is_file() { model.to_owned() } else { model.join("config.json") };
     let file = file.display().to_string();
     if let Some(name) = value["model_type"].as_str()
-        && mantissa_model::Architecture::find(name).is_none()
+        && mantissa_model::Architecture::of_config(value).is_none()
     {
         let known = mantissa_model::Architecture::nearest(name);
         let name = Shown(name);

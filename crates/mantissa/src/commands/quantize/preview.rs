@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use mantissa_quant::memory::peak_stage;
-use mantissa_quant::{Plan, TableSize};
+use mantissa_quant::{Kept, Plan, SchemeShare, Share, TableSize};
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
@@ -42,9 +42,36 @@ pub(super) struct DryRun<'a> {
     /// Stage with the peak, and its buffers.
     peak_stage: String,
     peak_buffers: BTreeMap<&'static str, u64>,
+    /// Share of the parameters that is quantized.
+    share: Share,
     notes: &'a [String],
     #[serde(skip)]
     tables: Vec<TableSize>,
+}
+
+/// Returns the share of the parameters that is quantized, in words.
+pub(super) fn share_line(share: &Share) -> String {
+    let percent = |part: u64, all: u64| 100.0 * part as f64 / all.max(1) as f64;
+    format!(
+        "{:.1} % of the parameters of linear layers quantized ({} of {}), {:.1} % of all {}",
+        percent(share.quantized, share.linear),
+        count(share.quantized),
+        count(share.linear),
+        percent(share.quantized, share.parameters),
+        count(share.parameters)
+    )
+}
+
+/// Returns a number of parameters with three digits and its unit.
+fn count(parameters: u64) -> String {
+    let (value, unit) = match parameters {
+        n if n >= 1_000_000_000 => (n as f64 / 1e9, "B"),
+        n if n >= 1_000_000 => (n as f64 / 1e6, "M"),
+        n if n >= 1000 => (n as f64 / 1e3, "k"),
+        n => return n.to_string(),
+    };
+    let digits = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
+    format!("{value:.digits$} {unit}")
 }
 
 impl<'a> DryRun<'a> {
@@ -73,6 +100,7 @@ impl<'a> DryRun<'a> {
             least_memory,
             peak_buffers: peak.buffers.iter().copied().collect(),
             peak_stage: peak.name,
+            share: plan.share(source),
             notes: &plan.notes,
             tables: plan.table_sizes(source),
         }
@@ -93,6 +121,21 @@ impl<'a> DryRun<'a> {
             "{} in those layers, scales and zero points included",
             linear_bits(self.linear_bits_per_weight, Some(self.linear_stored_bits_per_weight))
         )?;
+        writeln!(out, "{}", share_line(&self.share))?;
+        for SchemeShare { scheme, layers, parameters, bytes: size } in &self.share.schemes {
+            let (what, count) = (scheme.as_deref().unwrap_or("unquantized"), count(*parameters));
+            match layers {
+                0 => writeln!(out, "{what}: {} (expected)", bytes(*size))?,
+                _ => writeln!(
+                    out,
+                    "{what}: {layers} weights, {count} parameters, {} (expected)",
+                    bytes(*size)
+                )?,
+            }
+        }
+        for Kept { modules, count: n, parameters, why } in &self.share.kept {
+            writeln!(out, "kept {modules} ({n}, {} parameters): {why}", count(*parameters))?;
+        }
         tables::human(out, &self.tables)?;
         writeln!(out, "{} of tensors, source {}", bytes(self.output_bytes), bytes(self.source_bytes))?;
         let (peak, stage) = (bytes(self.predicted_peak_memory), &self.peak_stage);

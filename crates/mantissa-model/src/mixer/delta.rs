@@ -1,0 +1,314 @@
+//! Gated DeltaNet (Yang et al. 2024, "Gated Delta Networks", arXiv 2412.06464, eq. 10), as in Qwen3-Next and Qwen3.5.
+//!
+//! For each head with state `S` `[key_dim, value_dim]`, token by token:
+//!
+//! - `S ← α S + k ⊗ β (v - Sᵀ k)` on the decayed `S`, and `o = Sᵀ q`,
+//! - `α = exp(-exp(A_log) · softplus(a + dt_bias))`, `β = sigmoid(b)`,
+//! - q, k and v are convolved over four tokens and pass through SiLU; q and k then have unit length, and q is divided
+//!   by `sqrt(key_dim)`,
+//! - the result is `RMSNorm(o) · SiLU(z)`, with one weight `[value_dim]` for all heads.
+//!
+//! Projections: q, k, v and z together `[2 · key_heads · key_dim + 2 · value_heads · value_dim, hidden]`, and b and a,
+//! one number each per value head. A key head serves consecutive value heads.
+
+use std::cell::RefCell;
+
+use mantissa_kernels::{for_each, kernels};
+
+use super::convolution::Convolution;
+use super::{MixRows, Mixer, MixerLinear, StateShape, States, side, softplus, take, unit};
+use crate::error::ForwardError;
+use crate::flow::{Job, Operators, Sequences};
+use crate::graph::SideInfo;
+use crate::graph::kinds::{LinearInput, LinearKind, SideKind, VectorKind};
+
+/// Epsilon of the lengths of queries and keys.
+const UNIT_EPS: f32 = 1e-6;
+/// Rows of a task that norms and gates.
+const ROWS: usize = 64;
+
+thread_local! {
+    /// State of a head without a cache, and its vectors for one token.
+    static HEAD: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Sizes of a gated DeltaNet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GatedDelta {
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Heads of queries and of keys; they divide the value heads.
+    pub key_heads: usize,
+    /// Heads of values and states.
+    pub value_heads: usize,
+    /// Width of a head of queries and keys.
+    pub key_dim: usize,
+    /// Width of a head of values.
+    pub value_dim: usize,
+    /// Tokens that the convolution covers.
+    pub kernel: usize,
+    /// Epsilon of the norm of the result.
+    pub eps: f32,
+    /// True if q, k, v and z are one projection, ordered by key head, and b and a another (Qwen3-Next).
+    pub joined: bool,
+}
+
+/// Scratch of a pass, `[rows, …]` each.
+struct Parts<'a> {
+    /// q, k, v and z as projected, if joined.
+    projected: &'a mut [f32],
+    /// All queries, all keys, all values.
+    qkv: &'a mut [f32],
+    /// Gate of the result.
+    z: &'a mut [f32],
+    /// `qkv` after the convolution.
+    convolved: &'a mut [f32],
+    /// b, then β; `[rows, value_heads]`.
+    beta: &'a mut [f32],
+    /// a, then α; `[rows, value_heads]`.
+    decay: &'a mut [f32],
+    /// b and a as projected, if joined.
+    rates: &'a mut [f32],
+    /// Results, `[value_heads, tokens, value_dim]`.
+    heads: &'a mut [f32],
+}
+
+impl GatedDelta {
+    fn key_width(&self) -> usize {
+        self.key_heads * self.key_dim
+    }
+
+    fn value_width(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    /// Width of q, k and v together, the channels of the convolution.
+    fn channels(&self) -> usize {
+        2 * self.key_width() + self.value_width()
+    }
+
+    /// Value heads of a key head.
+    fn group(&self) -> usize {
+        self.value_heads / self.key_heads
+    }
+
+    /// Widths of the [`Parts`] of a row.
+    fn widths(&self) -> [usize; 8] {
+        let (channels, values, heads) = (self.channels(), self.value_width(), self.value_heads);
+        let joined = |width: usize| if self.joined { width } else { 0 };
+        [joined(channels + values), channels, values, channels, heads, heads, joined(2 * heads), values]
+    }
+
+    fn parts<'a>(&self, rows: usize, mut scratch: &'a mut [f32]) -> Parts<'a> {
+        let [projected, qkv, z, convolved, beta, decay, rates, heads] =
+            self.widths().map(|width| take(&mut scratch, rows * width));
+        Parts { projected, qkv, z, convolved, beta, decay, rates, heads }
+    }
+
+    /// Splits joined projections: for each key head its query, its key, its values and their gates; then b and a of
+    /// its value heads.
+    fn split(&self, p: &mut Parts<'_>) {
+        let (dk, values) = (self.key_dim, self.group() * self.value_dim);
+        let (keys, group) = (self.key_width(), self.group());
+        let rows = p.qkv.chunks_exact_mut(self.channels()).zip(p.z.chunks_exact_mut(self.value_width()));
+        for (from, (qkv, z)) in p.projected.chunks_exact(2 * self.key_heads * (dk + values)).zip(rows) {
+            let (q, rest) = qkv.split_at_mut(keys);
+            let (k, v) = rest.split_at_mut(keys);
+            let keys = q.chunks_exact_mut(dk).zip(k.chunks_exact_mut(dk));
+            let of_values = v.chunks_exact_mut(values).zip(z.chunks_exact_mut(values));
+            for (from, ((q, k), (v, z))) in from.chunks_exact(2 * (dk + values)).zip(keys.zip(of_values)) {
+                q.copy_from_slice(&from[..dk]);
+                k.copy_from_slice(&from[dk..2 * dk]);
+                v.copy_from_slice(&from[2 * dk..2 * dk + values]);
+                z.copy_from_slice(&from[2 * dk + values..]);
+            }
+        }
+        let rates = p.beta.chunks_exact_mut(group).zip(p.decay.chunks_exact_mut(group));
+        for (from, (beta, decay)) in p.rates.chunks_exact(2 * group).zip(rates) {
+            beta.copy_from_slice(&from[..group]);
+            decay.copy_from_slice(&from[group..]);
+        }
+    }
+
+    /// Turns b into β and a into α.
+    fn rates(&self, operators: &dyn Operators, p: &mut Parts<'_>) {
+        let vector = |kind| operators.vector(kind).unwrap_or(&[]);
+        let (log, bias) = (vector(VectorKind::DecayLog), vector(VectorKind::StepBias));
+        let rows = p.beta.chunks_exact_mut(self.value_heads).zip(p.decay.chunks_exact_mut(self.value_heads));
+        for (beta, decay) in rows {
+            beta.iter_mut().for_each(|b| *b = (1.0 / (1.0 + (-f64::from(*b)).exp())) as f32);
+            for (a, (log, bias)) in decay.iter_mut().zip(log.iter().zip(bias)) {
+                let step = softplus(f64::from(*a) + f64::from(*bias));
+                *a = (-f64::from(*log).exp() * step).exp() as f32;
+            }
+        }
+    }
+
+    /// Runs the recurrence of value head `head` over all sequences. `states` are the head's, `[slots, state]`.
+    fn head(
+        &self,
+        head: usize,
+        seqs: &Sequences<'_>,
+        mut states: Option<(&mut [f32], &[usize])>,
+        (convolved, beta, decay): (&[f32], &[f32], &[f32]),
+        out: &mut [f32],
+    ) {
+        let (dk, dv, key) = (self.key_dim, self.value_dim, head / self.group() * self.key_dim);
+        let (keys, size) = (self.key_width(), self.key_dim * self.value_dim);
+        let (k_at, v_at) = (keys + key, 2 * keys + head * dv);
+        HEAD.with_borrow_mut(|scratch| {
+            scratch.resize(scratch.len().max(size + 2 * dk + dv), 0.0);
+            let (own, rest) = scratch.split_at_mut(size);
+            let (q, rest) = rest.split_at_mut(dk);
+            let (k, rest) = rest.split_at_mut(dk);
+            let mut row = 0;
+            for (i, &len) in seqs.lens.iter().enumerate() {
+                let state = match &mut states {
+                    Some((states, of)) => &mut states[of[i] * size..(of[i] + 1) * size],
+                    None => &mut *own,
+                };
+                if seqs.start(i) == 0 {
+                    state.fill(0.0);
+                }
+                for row in row..row + len {
+                    let x = &convolved[row * self.channels()..(row + 1) * self.channels()];
+                    unit(&x[key..key + dk], UNIT_EPS, (dk as f32).sqrt().recip(), q);
+                    unit(&x[k_at..k_at + dk], UNIT_EPS, 1.0, k);
+                    let at = row * self.value_heads + head;
+                    let (qkv, out) = ([&*q, &*k, &x[v_at..v_at + dv]], &mut out[row * dv..(row + 1) * dv]);
+                    kernels().delta_rule_step(state, qkv, decay[at], beta[at], &mut rest[..dv], out);
+                }
+                row += len;
+            }
+        });
+    }
+
+    /// Norms and gates the results into rows of `out`. `normed` is scratch as large as `out`.
+    fn finish(&self, weight: &[f32], p: Finish<'_>, out: &mut [f32], threads: usize) {
+        let (dv, width) = (self.value_dim, self.value_width());
+        let tokens = out.len() / width;
+        let pieces = out.chunks_mut(ROWS * width).zip(p.normed.chunks_mut(ROWS * width));
+        let pieces = pieces.zip(p.z.chunks(ROWS * width)).enumerate();
+        for_each(threads, pieces, |(piece, ((out, normed), z))| {
+            for (row, out) in (piece * ROWS..).zip(out.chunks_exact_mut(width)) {
+                for (head, out) in out.chunks_exact_mut(dv).enumerate() {
+                    let at = (head * tokens + row) * dv;
+                    out.copy_from_slice(&p.heads[at..at + dv]);
+                }
+            }
+            let normed = &mut normed[..out.len()];
+            kernels().rms_norm(out, weight, self.eps, normed);
+            kernels().silu_mul(&z[..out.len()], normed, out);
+        });
+    }
+}
+
+/// Inputs of [`GatedDelta::finish`].
+struct Finish<'a> {
+    heads: &'a [f32],
+    z: &'a [f32],
+    normed: &'a mut [f32],
+}
+
+impl Mixer for GatedDelta {
+    fn name(&self) -> &'static str {
+        "gated DeltaNet"
+    }
+
+    fn linears(&self) -> [Option<MixerLinear>; 3] {
+        let (channels, values) = (self.channels(), self.value_width());
+        let linear = |kind, rows, cols| MixerLinear { kind, rows, cols, bias: false };
+        let gate = linear(LinearKind::MixGate, values, self.hidden);
+        let first = if self.joined { channels + values } else { channels };
+        [
+            Some(linear(LinearKind::MixIn, first, self.hidden)),
+            (!self.joined).then_some(gate),
+            Some(linear(LinearKind::MixOut, self.hidden, values)),
+        ]
+    }
+
+    fn sides(&self) -> Vec<SideInfo> {
+        let one = |kind| side(kind, self.value_heads, self.hidden);
+        match self.joined {
+            true => vec![side(SideKind::Rates, 2 * self.value_heads, self.hidden)],
+            false => vec![one(SideKind::WriteRate), one(SideKind::DecayRate)],
+        }
+    }
+
+    fn vectors(&self) -> Vec<(VectorKind, Vec<usize>)> {
+        vec![
+            (VectorKind::Convolution, vec![self.channels(), 1, self.kernel]),
+            (VectorKind::StepBias, vec![self.value_heads]),
+            (VectorKind::DecayLog, vec![self.value_heads]),
+            (VectorKind::MixNorm, vec![self.value_dim]),
+        ]
+    }
+
+    fn state(&self) -> StateShape {
+        StateShape {
+            tail: (self.kernel - 1) * self.channels(),
+            heads: self.value_heads,
+            head: self.key_dim * self.value_dim,
+        }
+    }
+
+    fn width(&self) -> usize {
+        self.value_width()
+    }
+
+    fn scratch(&self) -> usize {
+        self.widths().iter().sum()
+    }
+
+    fn project(
+        &self,
+        operators: &mut dyn Operators,
+        x: &[f32],
+        (rows, tokens): (usize, usize),
+        scratch: &mut [f32],
+    ) -> Result<(), ForwardError> {
+        let mut p = self.parts(rows, scratch);
+        let job = |kind, out| Job { kind, out, accumulate: false };
+        if self.joined {
+            operators.side(SideKind::Rates, x, p.rates);
+            let mut jobs = [job(LinearKind::MixIn, &mut *p.projected)];
+            operators.linears(LinearInput::Qkv, x, tokens, &mut jobs)?;
+            self.split(&mut p);
+            return Ok(());
+        }
+        operators.side(SideKind::WriteRate, x, p.beta);
+        operators.side(SideKind::DecayRate, x, p.decay);
+        let mut jobs = [job(LinearKind::MixIn, p.qkv), job(LinearKind::MixGate, p.z)];
+        operators.linears(LinearInput::Qkv, x, tokens, &mut jobs)
+    }
+
+    fn mix(&self, operators: &mut dyn Operators, rows: MixRows<'_>) {
+        let MixRows { seqs, mut states, threads, scratch, out } = rows;
+        let (tokens, width) = (seqs.tokens(), self.value_width());
+        let (out, padding) = out[..seqs.rows * width].split_at_mut(tokens * width);
+        padding.fill(0.0);
+        if tokens == 0 {
+            return;
+        }
+        let mut p = self.parts(seqs.rows, scratch);
+        let vector = |kind| operators.vector(kind).unwrap_or(&[]);
+        let weight = vector(VectorKind::Convolution);
+        let convolution = Convolution { weight, bias: None, channels: self.channels() };
+        let convolved = &mut p.convolved[..tokens * self.channels()];
+        convolution.run(seqs, states.as_mut(), threads, p.qkv, convolved);
+        for_each(threads, convolved.chunks_mut(ROWS * self.channels()), |x| kernels().silu_inplace(x));
+        self.rates(operators, &mut p);
+        let inputs = (&*p.convolved, &*p.beta, &*p.decay);
+        let (slots, of) = states.as_ref().map_or((0, [].as_slice()), |states| (states.slots, states.of));
+        let mut of_heads = states.map(|States { heads, .. }| heads.chunks_mut(slots * self.state().head));
+        let tasks = p.heads[..tokens * width].chunks_mut(tokens * self.value_dim).enumerate();
+        let tasks = tasks.map(|(head, out)| (head, out, of_heads.as_mut().and_then(Iterator::next)));
+        for_each(threads, tasks, |(head, out, states)| {
+            self.head(head, seqs, states.map(|states| (states, of)), inputs, out);
+        });
+        // Read by the convolution, and free since.
+        let normed = &mut p.qkv[..tokens * width];
+        let finish = Finish { heads: p.heads, z: p.z, normed };
+        self.finish(vector(VectorKind::MixNorm), finish, out, threads);
+    }
+}

@@ -1,0 +1,215 @@
+//! Recurrent token mixers: the first half of layers that keep a state of constant size instead of keys and values.
+//!
+//! A [`Mixer`] lists its parameters, projects the layer's input, and mixes the tokens of each sequence into the input
+//! of its output projection. Its state is the last inputs of a causal convolution and, for most mixers, one matrix per
+//! head, in f32. Tokens are read in order, so a sequence has the same bits in any split into passes, and heads are
+//! independent, so it has the same bits on any number of threads.
+
+mod convolution;
+mod delta;
+mod selective;
+mod short;
+mod state_space;
+
+use mantissa_kernels::kernels;
+
+pub use self::delta::GatedDelta;
+pub use self::selective::SelectiveScan;
+pub use self::short::ShortConvolution;
+pub use self::state_space::{ResultNorm, StateSpace};
+use crate::error::ForwardError;
+use crate::flow::{Operators, Sequences};
+use crate::graph::SideInfo;
+use crate::graph::kinds::{LinearKind, SideKind, VectorKind};
+
+/// Token mixing of a layer: its first half.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mixing {
+    /// Attention, with keys and values in the cache.
+    Attention,
+    /// A [`Recurrent`] mixer, with a state of constant size in the cache.
+    Recurrent,
+    /// Attention and a [`Recurrent`] mixer on the same input, whose results are added.
+    Both,
+    /// None: the layer is an MLP.
+    None,
+}
+
+impl Mixing {
+    /// True if the layer has attention, and so keys and values.
+    pub fn attends(self) -> bool {
+        matches!(self, Mixing::Attention | Mixing::Both)
+    }
+
+    /// True if the layer has a recurrent mixer, and so a state.
+    pub fn recurs(self) -> bool {
+        matches!(self, Mixing::Recurrent | Mixing::Both)
+    }
+}
+
+/// Recurrent mixer of a model, the same in all of its recurrent layers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Recurrent {
+    /// Gated DeltaNet.
+    GatedDelta(GatedDelta),
+    /// Gated short convolution.
+    ShortConvolution(ShortConvolution),
+    /// Mamba-2.
+    StateSpace(StateSpace),
+    /// Mamba.
+    SelectiveScan(SelectiveScan),
+}
+
+impl Recurrent {
+    /// Returns the mixer.
+    pub(crate) fn mixer(&self) -> &dyn Mixer {
+        match self {
+            Recurrent::GatedDelta(mixer) => mixer,
+            Recurrent::ShortConvolution(mixer) => mixer,
+            Recurrent::StateSpace(mixer) => mixer,
+            Recurrent::SelectiveScan(mixer) => mixer,
+        }
+    }
+
+    /// Size of the state of one sequence in one layer.
+    pub fn state(&self) -> StateShape {
+        self.mixer().state()
+    }
+
+    /// Width of the input of the output projection.
+    pub fn width(&self) -> usize {
+        self.mixer().width()
+    }
+
+    /// Name for messages.
+    pub fn name(&self) -> &'static str {
+        self.mixer().name()
+    }
+}
+
+/// Size of the state of one sequence in one layer, in f32 values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StateShape {
+    /// Last inputs of the convolution: `[kernel - 1, channels]`.
+    pub tail: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Values of one head.
+    pub head: usize,
+}
+
+impl StateShape {
+    /// Number of values.
+    pub fn values(&self) -> usize {
+        self.tail + self.heads * self.head
+    }
+
+    /// Number of bytes.
+    pub fn bytes(&self) -> u64 {
+        4 * self.values() as u64
+    }
+}
+
+/// States of one layer, of several sequences. A sequence that begins in a pass, at position 0, ignores and replaces
+/// what its slot holds.
+#[derive(Debug)]
+pub struct States<'a> {
+    /// Last inputs of the convolution, `[slots, tail]`.
+    pub tails: &'a mut [f32],
+    /// States of the heads, `[heads, slots, values of a head]`.
+    pub heads: &'a mut [f32],
+    /// Number of slots.
+    pub slots: usize,
+    /// Slot of each sequence of the pass.
+    pub of: &'a [usize],
+}
+
+/// A linear layer of a mixer.
+pub(crate) struct MixerLinear {
+    pub(crate) kind: LinearKind,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) bias: bool,
+}
+
+/// Rows of a pass through a mixer.
+pub(crate) struct MixRows<'a> {
+    /// Sequences of the pass.
+    pub(crate) seqs: &'a Sequences<'a>,
+    /// States of the sequences; `None` for whole sequences without a cache.
+    pub(crate) states: Option<States<'a>>,
+    /// Largest number of threads.
+    pub(crate) threads: usize,
+    /// Scratch that [`Mixer::project`] filled.
+    pub(crate) scratch: &'a mut [f32],
+    /// Input of the output projection, `[rows, width]`.
+    pub(crate) out: &'a mut [f32],
+}
+
+/// A recurrent token mixer.
+pub(crate) trait Mixer {
+    /// Name for messages.
+    fn name(&self) -> &'static str;
+
+    /// Lists its linear layers, in the order of the forward pass; the output projection is the last. Without an
+    /// allocation, because passes check sizes.
+    fn linears(&self) -> [Option<MixerLinear>; 3];
+
+    /// Lists its small projections, which stay unquantized.
+    fn sides(&self) -> Vec<SideInfo>;
+
+    /// Lists its vectors and their shapes in a checkpoint.
+    fn vectors(&self) -> Vec<(VectorKind, Vec<usize>)>;
+
+    /// Size of the state of a sequence.
+    fn state(&self) -> StateShape;
+
+    /// Width of the input of the output projection.
+    fn width(&self) -> usize;
+
+    /// Values of scratch per row.
+    fn scratch(&self) -> usize;
+
+    /// Projects `x` `[rows, hidden]` into `scratch`. `rows` are their number, and that of those that are not padding.
+    ///
+    /// # Errors
+    /// [`ForwardError::Input`].
+    fn project(
+        &self,
+        operators: &mut dyn Operators,
+        x: &[f32],
+        rows: (usize, usize),
+        scratch: &mut [f32],
+    ) -> Result<(), ForwardError>;
+
+    /// Mixes the tokens of each sequence into `rows.out`, and advances their states. Padding is 0.
+    fn mix(&self, operators: &mut dyn Operators, rows: MixRows<'_>);
+}
+
+/// Returns a side of `rows` outputs that reads the layer's input of width `cols`.
+fn side(kind: SideKind, rows: usize, cols: usize) -> SideInfo {
+    SideInfo { kind, rows, cols, bias: false }
+}
+
+/// Splits the first `n` values off `rest`.
+fn take<'a>(rest: &mut &'a mut [f32], n: usize) -> &'a mut [f32] {
+    let (first, others) = std::mem::take(rest).split_at_mut(n);
+    *rest = others;
+    first
+}
+
+/// `ln(1 + e^x)`.
+fn softplus(x: f64) -> f64 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}
+
+/// Multiplies `x` by the inverse of its Euclidean norm and by `scale`, into `out`.
+fn unit(x: &[f32], eps: f32, scale: f32, out: &mut [f32]) {
+    let factor = scale / (kernels().dot(x, x) + eps).sqrt();
+    out.iter_mut().zip(x).for_each(|(out, x)| *out = x * factor);
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

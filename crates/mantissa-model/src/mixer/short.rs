@@ -1,0 +1,86 @@
+//! Gated short convolution (Liquid AI 2025, "LFM2 Technical Report", arXiv 2511.23404, sec. 2): `out_proj(C ·
+//! conv(B · x))` with `(B, C, x) = in_proj(h)`, `[hidden]` each, and a causal depthwise convolution over a few tokens.
+//! The state is the last `kernel - 1` inputs of the convolution.
+
+use super::convolution::Convolution;
+use super::{MixRows, Mixer, MixerLinear, StateShape, take};
+use crate::error::ForwardError;
+use crate::flow::{Job, Operators};
+use crate::graph::SideInfo;
+use crate::graph::kinds::{LinearInput, LinearKind, VectorKind};
+
+/// Sizes of a gated short convolution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShortConvolution {
+    /// Width of the residual stream, the channels of the convolution.
+    pub hidden: usize,
+    /// Tokens that the convolution covers.
+    pub kernel: usize,
+    /// True if convolution and projections have biases.
+    pub bias: bool,
+}
+
+impl Mixer for ShortConvolution {
+    fn name(&self) -> &'static str {
+        "short convolution"
+    }
+
+    fn linears(&self) -> [Option<MixerLinear>; 3] {
+        let linear = |kind, rows| Some(MixerLinear { kind, rows, cols: self.hidden, bias: self.bias });
+        [linear(LinearKind::MixIn, 3 * self.hidden), None, linear(LinearKind::MixOut, self.hidden)]
+    }
+
+    fn sides(&self) -> Vec<SideInfo> {
+        Vec::new()
+    }
+
+    fn vectors(&self) -> Vec<(VectorKind, Vec<usize>)> {
+        let weight = (VectorKind::Convolution, vec![self.hidden, 1, self.kernel]);
+        let bias = self.bias.then(|| (VectorKind::ConvolutionBias, vec![self.hidden]));
+        [Some(weight), bias].into_iter().flatten().collect()
+    }
+
+    fn state(&self) -> StateShape {
+        StateShape { tail: (self.kernel - 1) * self.hidden, heads: 0, head: 0 }
+    }
+
+    fn width(&self) -> usize {
+        self.hidden
+    }
+
+    fn scratch(&self) -> usize {
+        4 * self.hidden
+    }
+
+    fn project(
+        &self,
+        operators: &mut dyn Operators,
+        x: &[f32],
+        (rows, tokens): (usize, usize),
+        scratch: &mut [f32],
+    ) -> Result<(), ForwardError> {
+        let out = &mut scratch[..3 * rows * self.hidden];
+        let mut jobs = [Job { kind: LinearKind::MixIn, out, accumulate: false }];
+        operators.linears(LinearInput::Qkv, x, tokens, &mut jobs)
+    }
+
+    fn mix(&self, operators: &mut dyn Operators, rows: MixRows<'_>) {
+        let MixRows { seqs, mut states, threads, mut scratch, out } = rows;
+        let (tokens, width) = (seqs.tokens(), self.hidden);
+        let (out, padding) = out[..seqs.rows * width].split_at_mut(tokens * width);
+        padding.fill(0.0);
+        let projected = take(&mut scratch, 3 * seqs.rows * width);
+        let inputs = &mut scratch[..tokens * width];
+        for (from, to) in projected.chunks_exact(3 * width).zip(inputs.chunks_exact_mut(width)) {
+            let (b, x) = (&from[..width], &from[2 * width..]);
+            to.iter_mut().zip(b).zip(x).for_each(|((to, b), x)| *to = b * x);
+        }
+        let weight = operators.vector(VectorKind::Convolution).unwrap_or(&[]);
+        let bias = operators.vector(VectorKind::ConvolutionBias);
+        let convolution = Convolution { weight, bias, channels: width };
+        convolution.run(seqs, states.as_mut(), threads, inputs, out);
+        for (from, out) in projected.chunks_exact(3 * width).zip(out.chunks_exact_mut(width)) {
+            out.iter_mut().zip(&from[width..2 * width]).for_each(|(out, c)| *out *= c);
+        }
+    }
+}

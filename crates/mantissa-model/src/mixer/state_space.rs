@@ -1,0 +1,325 @@
+//! Mamba-2 (Dao & Gu 2024, "Transformers are SSMs", arXiv 2405.21060, eq. 1 with a scalar decay), as in Granite 4,
+//! Nemotron-H and Falcon-H1.
+//!
+//! For each head with state `S` `[state, head_dim]`, token by token:
+//!
+//! - `S ← exp(-Δ exp(A_log)) S + B (Δ x)ᵀ`, and `y = Sᵀ C + D x`,
+//! - `Δ = softplus(dt + dt_bias)`, within limits,
+//! - x, B and C are convolved over a few tokens and pass through SiLU; a group of heads shares B and C,
+//! - the result is `RMSNorm(y · SiLU(z))`, normed by group; in Falcon-H1 `RMSNorm(y) · SiLU(z)` or `y · SiLU(z)`.
+//!
+//! Projection: z `[inner]`, x `[inner]`, B `[groups · state]`, C `[groups · state]` and dt `[heads]` together, with
+//! `inner = heads · head_dim`.
+
+use std::cell::RefCell;
+
+use mantissa_kernels::{for_each, kernels};
+
+use super::convolution::Convolution;
+use super::{MixRows, Mixer, MixerLinear, StateShape, States, softplus, take};
+use crate::error::ForwardError;
+use crate::flow::{Job, Operators, Sequences};
+use crate::graph::SideInfo;
+use crate::graph::kinds::{LinearInput, LinearKind, VectorKind};
+
+/// Rows of a task that gates and norms.
+const ROWS: usize = 64;
+
+thread_local! {
+    /// State of a head without a cache, and its input for one token.
+    static HEAD: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Sizes of a Mamba-2 mixer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StateSpace {
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Groups of heads with the same B and C; they divide the heads.
+    pub groups: usize,
+    /// Rows of a head's state.
+    pub state: usize,
+    /// Tokens that the convolution covers.
+    pub kernel: usize,
+    /// True if the convolution has a bias.
+    pub convolution_bias: bool,
+    /// True if the projections have biases.
+    pub bias: bool,
+    /// Factors of z, x, B, C and dt (Falcon-H1).
+    pub factors: Option<[f32; 5]>,
+    /// Norm of the result.
+    pub norm: ResultNorm,
+    /// Limits of a step Δ.
+    pub steps: (f32, f32),
+    /// Epsilon of the norm of the result.
+    pub eps: f32,
+}
+
+/// Norm of the result of a Mamba-2 mixer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResultNorm {
+    /// No norm: the result is only gated.
+    None,
+    /// Norms the gated result.
+    AfterGate,
+    /// Gates the normed result.
+    BeforeGate,
+}
+
+/// Scratch of a pass, `[rows, …]` each.
+struct Parts<'a> {
+    /// z, x, B, C and dt as projected.
+    projected: &'a mut [f32],
+    /// x, B and C.
+    inputs: &'a mut [f32],
+    /// `inputs` after the convolution.
+    convolved: &'a mut [f32],
+    /// Δ, `[rows, heads]`.
+    steps: &'a mut [f32],
+    /// Decays, `[rows, heads]`.
+    decay: &'a mut [f32],
+    /// Results, `[heads, tokens, head_dim]`.
+    heads: &'a mut [f32],
+}
+
+impl StateSpace {
+    fn inner(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Channels of the convolution: x, B and C.
+    fn channels(&self) -> usize {
+        self.inner() + 2 * self.groups * self.state
+    }
+
+    fn projected(&self) -> usize {
+        self.inner() + self.channels() + self.heads
+    }
+
+    /// Widths of the [`Parts`] of a row.
+    fn widths(&self) -> [usize; 6] {
+        [self.projected(), self.channels(), self.channels(), self.heads, self.heads, self.inner()]
+    }
+
+    fn parts<'a>(&self, rows: usize, mut scratch: &'a mut [f32]) -> Parts<'a> {
+        let [projected, inputs, convolved, steps, decay, heads] =
+            self.widths().map(|width| take(&mut scratch, rows * width));
+        Parts { projected, inputs, convolved, steps, decay, heads }
+    }
+
+    /// Multiplies the projected values by their factors.
+    fn scale(&self, projected: &mut [f32]) {
+        let Some(factors) = self.factors else { return };
+        let states = self.groups * self.state;
+        let widths = [self.inner(), self.inner(), states, states, self.heads];
+        for mut row in projected.chunks_exact_mut(self.projected()) {
+            for (width, factor) in widths.into_iter().zip(factors) {
+                take(&mut row, width).iter_mut().for_each(|x| *x *= factor);
+            }
+        }
+    }
+
+    /// Separates the inputs of the convolution, and computes steps and decays.
+    fn split(&self, operators: &dyn Operators, p: &mut Parts<'_>) {
+        let vector = |kind| operators.vector(kind).unwrap_or(&[]);
+        let (log, bias) = (vector(VectorKind::DecayLog), vector(VectorKind::StepBias));
+        let (first, last) = (self.inner(), self.inner() + self.channels());
+        self.scale(p.projected);
+        let rates = p.steps.chunks_exact_mut(self.heads).zip(p.decay.chunks_exact_mut(self.heads));
+        let rows = p.inputs.chunks_exact_mut(self.channels()).zip(rates);
+        for (from, (inputs, (steps, decay))) in p.projected.chunks_exact(self.projected()).zip(rows) {
+            inputs.copy_from_slice(&from[first..last]);
+            let heads = from[last..].iter().zip(log.iter().zip(bias)).zip(steps.iter_mut().zip(decay));
+            for ((dt, (log, bias)), (step, decay)) in heads {
+                let value = softplus(f64::from(*dt) + f64::from(*bias)) as f32;
+                // Keeps NaN.
+                *step = value.clamp(self.steps.0, self.steps.1);
+                *decay = (-f64::from(*log).exp() * f64::from(*step)).exp() as f32;
+            }
+        }
+    }
+
+    /// Runs the recurrence of head `head` over all sequences. `states` are the head's, `[slots, state · head_dim]`.
+    fn head(
+        &self,
+        head: usize,
+        seqs: &Sequences<'_>,
+        mut states: Option<(&mut [f32], &[usize])>,
+        (convolved, steps, decay, skip): (&[f32], &[f32], &[f32], f32),
+        out: &mut [f32],
+    ) {
+        let (width, n, size) = (self.head_dim, self.state, self.state * self.head_dim);
+        let b_at = self.inner() + head / (self.heads / self.groups) * n;
+        let c_at = b_at + self.groups * n;
+        HEAD.with_borrow_mut(|scratch| {
+            scratch.resize(scratch.len().max(size + width), 0.0);
+            let (own, input) = scratch.split_at_mut(size);
+            let input = &mut input[..width];
+            let mut row = 0;
+            for (i, &len) in seqs.lens.iter().enumerate() {
+                let state = match &mut states {
+                    Some((states, of)) => &mut states[of[i] * size..(of[i] + 1) * size],
+                    None => &mut *own,
+                };
+                if seqs.start(i) == 0 {
+                    state.fill(0.0);
+                }
+                for row in row..row + len {
+                    let from = &convolved[row * self.channels()..(row + 1) * self.channels()];
+                    let (at, x) = (row * self.heads + head, &from[head * width..(head + 1) * width]);
+                    input.iter_mut().zip(x).for_each(|(input, x)| *input = steps[at] * x);
+                    let out = &mut out[row * width..(row + 1) * width];
+                    let bc = [&from[b_at..b_at + n], &from[c_at..c_at + n]];
+                    kernels().state_space_step(state, bc, input, decay[at], out);
+                    kernels().axpy(skip, x, out);
+                }
+                row += len;
+            }
+        });
+    }
+
+    /// Norms each group of a row of results.
+    fn norm_groups(&self, weight: &[f32], x: &[f32], out: &mut [f32]) {
+        let group = self.inner() / self.groups;
+        let groups = x.chunks_exact(group).zip(weight.chunks_exact(group));
+        for ((x, weight), out) in groups.zip(out.chunks_exact_mut(group)) {
+            kernels().rms_norm(x, weight, self.eps, out);
+        }
+    }
+
+    /// Gates and norms the results into rows of `out`. `gated` is scratch as large as `out`.
+    fn finish(&self, weight: &[f32], p: Finish<'_>, out: &mut [f32], threads: usize) {
+        let width = self.inner();
+        let tokens = out.len() / width;
+        let pieces = out.chunks_mut(ROWS * width).zip(p.gated.chunks_mut(ROWS * width)).enumerate();
+        for_each(threads, pieces, |(piece, (out, gated))| {
+            let rows = out.chunks_exact_mut(width).zip(gated.chunks_exact_mut(width));
+            for (row, (out, gated)) in (piece * ROWS..).zip(rows) {
+                for (head, out) in out.chunks_exact_mut(self.head_dim).enumerate() {
+                    let at = (head * tokens + row) * self.head_dim;
+                    out.copy_from_slice(&p.heads[at..at + self.head_dim]);
+                }
+                let z = &p.projected[row * self.projected()..][..width];
+                match self.norm {
+                    ResultNorm::None => {
+                        gated.copy_from_slice(out);
+                        kernels().silu_mul(z, gated, out);
+                    }
+                    ResultNorm::AfterGate => {
+                        kernels().silu_mul(z, out, gated);
+                        self.norm_groups(weight, gated, out);
+                    }
+                    ResultNorm::BeforeGate => {
+                        self.norm_groups(weight, out, gated);
+                        kernels().silu_mul(z, gated, out);
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// Inputs of [`StateSpace::finish`].
+struct Finish<'a> {
+    heads: &'a [f32],
+    projected: &'a [f32],
+    gated: &'a mut [f32],
+}
+
+impl Mixer for StateSpace {
+    fn name(&self) -> &'static str {
+        "Mamba-2"
+    }
+
+    fn linears(&self) -> [Option<MixerLinear>; 3] {
+        let linear = |kind, rows, cols| Some(MixerLinear { kind, rows, cols, bias: self.bias });
+        [
+            linear(LinearKind::MixIn, self.projected(), self.hidden),
+            None,
+            linear(LinearKind::MixOut, self.hidden, self.inner()),
+        ]
+    }
+
+    fn sides(&self) -> Vec<SideInfo> {
+        Vec::new()
+    }
+
+    fn vectors(&self) -> Vec<(VectorKind, Vec<usize>)> {
+        let bias = (VectorKind::ConvolutionBias, vec![self.channels()]);
+        let mut all = vec![(VectorKind::Convolution, vec![self.channels(), 1, self.kernel])];
+        all.extend(self.convolution_bias.then_some(bias));
+        all.extend([
+            (VectorKind::StepBias, vec![self.heads]),
+            (VectorKind::DecayLog, vec![self.heads]),
+            (VectorKind::Skip, vec![self.heads]),
+        ]);
+        let norm = (VectorKind::MixNorm, vec![self.inner()]);
+        all.extend((self.norm != ResultNorm::None).then_some(norm));
+        all
+    }
+
+    fn state(&self) -> StateShape {
+        StateShape {
+            tail: (self.kernel - 1) * self.channels(),
+            heads: self.heads,
+            head: self.state * self.head_dim,
+        }
+    }
+
+    fn width(&self) -> usize {
+        self.inner()
+    }
+
+    fn scratch(&self) -> usize {
+        self.widths().iter().sum()
+    }
+
+    fn project(
+        &self,
+        operators: &mut dyn Operators,
+        x: &[f32],
+        (rows, tokens): (usize, usize),
+        scratch: &mut [f32],
+    ) -> Result<(), ForwardError> {
+        let out = &mut scratch[..rows * self.projected()];
+        let mut jobs = [Job { kind: LinearKind::MixIn, out, accumulate: false }];
+        operators.linears(LinearInput::Qkv, x, tokens, &mut jobs)
+    }
+
+    fn mix(&self, operators: &mut dyn Operators, rows: MixRows<'_>) {
+        let MixRows { seqs, mut states, threads, scratch, out } = rows;
+        let (tokens, width) = (seqs.tokens(), self.inner());
+        let (out, padding) = out[..seqs.rows * width].split_at_mut(tokens * width);
+        padding.fill(0.0);
+        if tokens == 0 {
+            return;
+        }
+        let mut p = self.parts(seqs.rows, scratch);
+        self.split(operators, &mut p);
+        let vector = |kind| operators.vector(kind).unwrap_or(&[]);
+        let (weight, bias) = (vector(VectorKind::Convolution), operators.vector(VectorKind::ConvolutionBias));
+        let convolution = Convolution { weight, bias, channels: self.channels() };
+        let convolved = &mut p.convolved[..tokens * self.channels()];
+        convolution.run(seqs, states.as_mut(), threads, p.inputs, convolved);
+        for_each(threads, convolved.chunks_mut(ROWS * self.channels()), |x| kernels().silu_inplace(x));
+        let (convolved, steps, decay) = (&*p.convolved, &*p.steps, &*p.decay);
+        let (slots, of) = states.as_ref().map_or((0, [].as_slice()), |states| (states.slots, states.of));
+        let mut of_heads = states.map(|States { heads, .. }| heads.chunks_mut(slots * self.state().head));
+        let tasks = p.heads[..tokens * width].chunks_mut(tokens * self.head_dim).enumerate();
+        let tasks = tasks.map(|(head, out)| (head, out, of_heads.as_mut().and_then(Iterator::next)));
+        let skip = vector(VectorKind::Skip);
+        for_each(threads, tasks, |(head, out, states)| {
+            let skip = skip.get(head).copied().unwrap_or(0.0);
+            let inputs = (convolved, steps, decay, skip);
+            self.head(head, seqs, states.map(|states| (states, of)), inputs, out);
+        });
+        // Read by the convolution, and free since.
+        let gated = &mut p.inputs[..tokens * width];
+        let finish = Finish { heads: p.heads, projected: p.projected, gated };
+        self.finish(vector(VectorKind::MixNorm), finish, out, threads);
+    }
+}
