@@ -83,11 +83,13 @@ fn observed_inputs_are_those_of_the_linear_layers() {
 
             let mut middle = before;
             let linear = |kind| layer.linear(kind).unwrap();
-            let (output, input) = match config.attends(0) {
-                true => (LinearKind::O, LinearInput::O),
-                false => (LinearKind::MixOut, LinearInput::Mixed),
-            };
-            add(&mut middle, &apply(linear(output), &seen[&input]));
+            // Attention, a recurrent mixer, or both.
+            let halves = [(LinearKind::O, LinearInput::O), (LinearKind::MixOut, LinearInput::Mixed)];
+            for (linear, input) in
+                halves.into_iter().filter_map(|(kind, input)| Some((layer.linear(kind)?, input)))
+            {
+                add(&mut middle, &apply(linear, &seen[&input]));
+            }
             if !config.has_mlp[0] {
                 close(&states, &middle);
                 continue;
