@@ -46,6 +46,7 @@ from transformers import AutoModelForImageTextToText
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, LlavaConfig, LlavaForConditionalGeneration
 from transformers import Mistral3Config, Mistral3ForConditionalGeneration
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers import Gemma4Config, Gemma4ForConditionalGeneration, Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration
 from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
 from transformers import Lfm2Config, Lfm2ForCausalLM, Lfm2MoeConfig, Lfm2MoeForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, Qwen3_5TextConfig
@@ -445,6 +446,21 @@ VARIANTS += [
             {"experts": "weights:experts.down_proj=0", "their factors": "weights:per_expert_scale=1", "router's norm": "weights:router.scale=1",
              "norm after experts": "weights:post_feedforward_layernorm_2=1", "norm before experts": "weights:pre_feedforward_layernorm_2=1",
              "norm after the MLP": "weights:post_feedforward_layernorm_1=1"}),
+    Variant("qwen3-5-moe-vision", None, Qwen3_5MoeForConditionalGeneration,
+            {**DELTA, "model_type": "qwen3_5_moe_text", "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
+             "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 20,
+             "rms_norm_eps": 0.3, "rope_parameters": rope(100.0, partial_rotary_factor=0.5, mrope_section=[1, 1, 0], mrope_interleaved=True)},
+            {"shared expert": "weights:shared_expert.down_proj.weight=0", "second expert": {"num_experts_per_tok": 1}},
+            dtype=torch.bfloat16, fused=True, seed=1070,
+            outer=(Qwen3_5MoeConfig, {"vision_config": {**QWEN_VISION, "num_position_embeddings": 16}, **QWEN_TOKENS})),
+    Variant("gemma4-vision", None, Gemma4ForConditionalGeneration,
+            {**GEMMA4, "model_type": "gemma4_text", "layer_types": ["sliding_attention", "full_attention"], "hidden_size_per_layer_input": 0,
+             "num_kv_shared_layers": 0},
+            {"window": {"sliding_window": 64}}, dtype=torch.bfloat16, seed=1071,
+            outer=(Gemma4Config, {"vision_config": {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+                                                    "num_key_value_heads": 2, "head_dim": 4, "patch_size": 4, "position_embedding_size": 16},
+                                  "audio_config": None, "tie_word_embeddings": True, "boi_token_id": 0, "eoi_token_id": 1, "image_token_id": 2,
+                                  "boa_token_id": 0, "audio_token_id": 1})),
 ]
 
 COMMON = dict(

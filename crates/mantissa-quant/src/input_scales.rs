@@ -43,11 +43,9 @@ pub(crate) fn collect(
     while let Some(layer) = calibration.next_layer()? {
         let linears = config.layer_linears(layer.index());
         let kinds = || linears.iter().map(|info| info.kind);
-        let of_input = |input: LinearInput| {
-            linears.iter().filter(|info| info.kind.input() == input).find_map(|info| scheme(info))
-        };
-        let asymmetric =
-            linears.iter().filter_map(|info| scheme(info)).find(|scheme| scheme.format.has_zero());
+        let of_input =
+            |input: LinearInput| linears.iter().filter(|info| info.kind.input() == input).find_map(scheme);
+        let asymmetric = linears.iter().filter_map(scheme).find(|scheme| scheme.format.has_zero());
         let ends = match asymmetric {
             Some(scheme) => observer.ends(&mut calibration, &layer, (kinds(), true), scheme, tick)?,
             None => BTreeMap::new(),

@@ -99,7 +99,7 @@ fn part_of(config: &ModelConfig, name: &str) -> String {
     let number = |part: &&str| part.bytes().all(|byte| byte.is_ascii_digit());
     let modules: Vec<&str> = name.split('.').collect();
     // A layer behind those of the decoder is a part by itself.
-    let end = match (modules.as_slice(), modules.iter().position(|part| number(&part))) {
+    let end = match (modules.as_slice(), modules.iter().position(number)) {
         (["model", "layers", ..], Some(2)) => 3,
         (_, Some(end)) => end,
         (_, None) => modules.len().saturating_sub(1),

@@ -80,7 +80,7 @@ static TABLE: &[Wrapper] = &[
     Wrapper {
         name: "mistral3",
         class: "Mistral3ForConditionalGeneration",
-        text_models: &[("mistral", "mistral")],
+        text_models: &[("mistral", "mistral"), ("ministral3", "ministral3")],
         defaults: &[],
         ..LLAVA
     },
@@ -100,6 +100,36 @@ static TABLE: &[Wrapper] = &[
         text_models: &[("qwen3_vl_moe_text", "qwen3_moe")],
         defaults: &[("norm_topk_prob", 1)],
         fused: Some(StackForm::Columns),
+        ..QWEN3_VL
+    },
+    // Qwen3.5 and Qwen3.6. Their heads that predict several tokens (`mtp.`) are parts that the text model does not use.
+    Wrapper {
+        name: "qwen3_5",
+        class: "Qwen3_5ForConditionalGeneration",
+        text_models: &[("qwen3_5_text", "qwen3_5_text")],
+        ..QWEN3_VL
+    },
+    Wrapper {
+        name: "qwen3_5_moe",
+        class: "Qwen3_5MoeForConditionalGeneration",
+        text_models: &[("qwen3_5_moe_text", "qwen3_5_moe_text")],
+        fused: Some(StackForm::Rows),
+        ..QWEN3_VL
+    },
+    Wrapper {
+        name: "gemma4",
+        class: "Gemma4ForConditionalGeneration",
+        towers: &["model.vision_tower", "model.embed_vision", "model.audio_tower", "model.embed_audio"],
+        text_models: &[("gemma4_text", "gemma4_text")],
+        tied: true,
+        ..QWEN3_VL
+    },
+    Wrapper {
+        name: "llama4",
+        class: "Llama4ForConditionalGeneration",
+        towers: &["vision_model", "multi_modal_projector"],
+        text_models: &[("llama4_text", "llama4_text")],
+        places: &[INNER],
         ..QWEN3_VL
     },
 ];

@@ -10,7 +10,16 @@ use tempfile::TempDir;
 use crate::main_job::{tiny, windows};
 use crate::support::{File, json as run, mantissa, stderr, succeed, text, write};
 
-const MODELS: [&str; 6] = ["gemma3-vision", "mistral3", "llava", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe"];
+const MODELS: [&str; 8] = [
+    "gemma3-vision",
+    "mistral3",
+    "llava",
+    "qwen2.5-vl",
+    "qwen3-vl",
+    "qwen3-vl-moe",
+    "qwen3-5-moe-vision",
+    "gemma4-vision",
+];
 
 fn read(path: PathBuf) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
@@ -44,8 +53,9 @@ pub fn with_tensors(model: &Path, out: &Path, more: &[(&str, &[usize])]) -> Path
 
 /// Names of the tensors of towers and projectors.
 fn other_parts(file: &File) -> Vec<String> {
-    let other =
-        |name: &String| ["visual.", "vision_tower.", "projector."].iter().any(|part| name.contains(part));
+    let other = |name: &String| {
+        ["visual.", "vision_tower.", "embed_vision.", "projector."].iter().any(|part| name.contains(part))
+    };
     file.names().into_iter().filter(other).collect()
 }
 
