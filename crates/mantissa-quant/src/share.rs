@@ -110,9 +110,9 @@ impl Plan {
         }
         let skipped = unused::tensors(source, &self.config)
             .filter(|meta| unused::is_decoder_weight(&self.config, meta) && !self.keeps(&meta.name));
-        let largest = skipped.max_by_key(|meta| meta.numel());
-        let (tensor, shape) =
-            largest.map_or_else(Default::default, |meta| (meta.name.clone(), meta.shape.clone()));
+        // What a format keeps is a fact about it, and listed.
+        let Some(largest) = skipped.max_by_key(|meta| meta.numel()) else { return Ok(()) };
+        let (tensor, shape) = (largest.name.clone(), largest.shape.clone());
         let architecture = self.config.architecture.name;
         let percent = share.percent();
         Err(QuantError::Uncovered { path: source.dir().to_owned(), percent, architecture, tensor, shape })

@@ -33,7 +33,7 @@ fn by_layer(config: &ModelConfig) -> [Feature; 9] {
     let features = &config.by_layer;
     [
         absent("heads that differ by layer", features.global_heads.is_none()),
-        absent("keys and values shared by layers", features.shared_from == config.num_hidden_layers),
+        absent("keys and values shared by layers", features.shared_from >= config.num_hidden_layers),
         absent("embeddings of each layer", features.inputs.is_none()),
         absent("a factor after each layer", !features.scales),
         absent("norms of the values", !config.value_norm),

@@ -324,12 +324,13 @@ fn layers_may_have_other_inputs() {
         let done = json(&arguments);
         assert_eq!(done["verification"]["ok"], true, "{format}: {done}");
         assert_eq!(done["activations"], "nvfp4, fp8-e4m3-tensor@static", "{format}: {done}");
-        let listed = mantissa(&["inspect", text(&out), "--layers"]);
-        let listed = String::from_utf8(listed.stdout).unwrap();
-        for (module, scheme) in [("self_attn.q_proj", "fp8-e4m3-tensor"), ("mlp.up_proj", "nvfp4")] {
-            let line = listed.lines().find(|line| line.contains(&format!("layers.1.{module}"))).unwrap();
-            assert!(line.contains(scheme), "{format}: {line}");
-        }
+        let scheme_of = |module: &str| {
+            let layers = done["layers"].as_array().unwrap();
+            let name = format!("model.layers.1.{module}");
+            layers.iter().find(|layer| layer["module"] == name).unwrap()["scheme"].clone()
+        };
+        assert_eq!(scheme_of("self_attn.q_proj"), "fp8-e4m3-tensor", "{format}");
+        assert_eq!(scheme_of("mlp.up_proj"), "nvfp4", "{format}");
         let back = temp.path().join(format!("{format}-back"));
         let other = if format == "modelopt" { "compressed-tensors" } else { "modelopt" };
         let done =

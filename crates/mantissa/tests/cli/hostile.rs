@@ -172,8 +172,9 @@ fn weights_that_are_no_numbers_are_named_by_every_command() {
     for arguments in [
         &["run", &broken, "-p", "the cat", "-n", "2"][..],
         &["eval", &broken, "--tokens", text(&tokens)],
-        &["quantize", &broken, "--recipe", "rtn-int4-g8", "--out", text(&out)],
-        &["quantize", &broken, "--recipe", "rtn-nf4", "--out", text(&out)],
+        // The share of the parameters is printed before work, unless --quiet.
+        &["quantize", &broken, "--recipe", "rtn-int4-g8", "--out", text(&out), "--quiet"],
+        &["quantize", &broken, "--recipe", "rtn-nf4", "--out", text(&out), "--quiet"],
     ] {
         let line = fail(2, arguments);
         let says = format!(

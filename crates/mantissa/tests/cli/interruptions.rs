@@ -292,7 +292,8 @@ fn the_second_of_two_writers_learns_the_first_ones_process() {
     let mut first = start(&arguments(&model, &out));
     assert!(wait_until(&mut first, || units_done(&dir) >= 1));
     signal(&first, "STOP");
-    let line = fail(3, &arguments(&model, &out));
+    // The share of the parameters is printed before work, unless --quiet.
+    let line = fail(3, &[&arguments(&model, &out)[..], &["--quiet"]].concat());
     assert!(line.contains(&format!("process {} ", first.id())), "{line}");
     signal(&first, "CONT");
     let output = end(first);
