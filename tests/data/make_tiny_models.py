@@ -387,7 +387,7 @@ VARIANTS = [
              "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "routed_scaling_factor": 1.5,
              "rope_parameters": rope(100.0), "pad_token_id": 0},
             {"convolution": "weights:conv.conv.weight=1", "eps": {"norm_eps": 1e-5}, "correction": "weights:expert_bias=0",
-             "scaling": {"routed_scaling_factor": 1.0}, "norm": {"norm_topk_prob": False}}, seed=1051),
+             "scaling": {"routed_scaling_factor": 1.0}, "norm": {"norm_topk_prob": False}}, seed=1074),
     Variant("falcon-h1", FalconH1Config, FalconH1ForCausalLM,
             {"head_dim": 8, "mamba_d_ssm": 40, "mamba_n_heads": 5, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 6,
              "time_step_limit": [0.02, 2.0], **FALCON, "rms_norm_eps": 0.05, "rope_parameters": rope(100.0)},
