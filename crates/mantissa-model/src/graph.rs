@@ -5,6 +5,7 @@
 //! embedding.
 
 pub(crate) mod kinds;
+mod mixing;
 mod names;
 
 pub use kinds::{FusedGroup, LinearInput, LinearKind, NormKind, SideKind, VectorKind};
@@ -13,8 +14,8 @@ pub use names::{EMBEDDING, HEAD};
 use mantissa_kernels::CausalAttention;
 use mantissa_store::convention::Stack;
 
-use crate::config::{Latent, LayerHeads, MlpForm, ModelConfig, NormForm, NormPlaces, QkvForm};
-use crate::mixer::{Mixing, Recurrent};
+use crate::config::{LayerHeads, MlpForm, ModelConfig, NormForm, NormPlaces, QkvForm};
+use crate::mixer::Mixing;
 use crate::source::WeightSource;
 
 /// Role of a parameter.
@@ -390,55 +391,6 @@ impl ModelConfig {
             kinds.extend([L::InputGate, L::InputProjection]);
         }
         kinds
-    }
-
-    /// Lists the linear layers of the first half of a decoder layer.
-    fn mixing_kinds(&self, layer: usize) -> Vec<LinearKind> {
-        use LinearKind as L;
-        let of_mixer = self.recurrent_in(layer).map(|recurrent| recurrent.mixer().linears());
-        let mut of_mixer = of_mixer.into_iter().flatten().flatten().map(|linear| linear.kind);
-        if !self.attends(layer) {
-            return of_mixer.collect();
-        }
-        let mut kinds = match (self.latent, self.qkv) {
-            (Some(Latent { q_rank: Some(_), .. }), _) => vec![L::QA, L::KvA, L::QB, L::KvB],
-            (Some(_), _) => vec![L::Q, L::KvA, L::KvB],
-            (None, QkvForm::Separate) if !self.has_own_kv(layer) => vec![L::Q],
-            (None, QkvForm::Separate) if self.keys_are_values(layer) => vec![L::Q, L::K],
-            (None, QkvForm::Separate) => vec![L::Q, L::K, L::V],
-            (None, _) => vec![L::Qkv],
-        };
-        kinds.extend(of_mixer.by_ref().take_while(|kind| *kind != L::MixOut));
-        kinds.push(L::O);
-        kinds.extend(self.recurrent_in(layer).map(|_| L::MixOut));
-        kinds
-    }
-
-    /// Recurrent mixer of a layer, if it has one.
-    pub fn recurrent_in(&self, layer: usize) -> Option<&Recurrent> {
-        self.recurrent.as_ref().filter(|_| self.mixing[layer].recurs())
-    }
-
-    /// True if a layer has attention.
-    pub fn attends(&self, layer: usize) -> bool {
-        self.mixing[layer].attends()
-    }
-
-    /// Iterates over the layers that have attention.
-    pub fn attention_layers(&self) -> impl Iterator<Item = usize> {
-        (0..self.num_hidden_layers).filter(|layer| self.attends(*layer))
-    }
-
-    /// Width of the input of the output projection of a layer's first half: joined heads, or the mixer's result.
-    pub fn joined_width(&self, layer: usize) -> usize {
-        let heads = self.heads(layer);
-        let queries = heads.query * heads.dim;
-        match self.mixing[layer] {
-            Mixing::Attention => queries,
-            Mixing::Recurrent => self.recurrent.as_ref().map_or(0, Recurrent::width),
-            Mixing::Both => queries + self.recurrent.as_ref().map_or(0, Recurrent::width),
-            Mixing::None => 0,
-        }
     }
 
     /// Width of an input of linear layers, of the layer with the widest; 0 for inputs that the model does not have.
