@@ -151,10 +151,10 @@ fn note_unknown(model: &Model<'_>, config: &ModelConfig, found: &mut Verificatio
 
 /// Checks that the metadata describe the source's model.
 fn check_config(ours: &ModelConfig, theirs: &ModelConfig, found: &mut Verification) {
-    // Some architectures share one name in GGUF.
-    let family = |c: &ModelConfig| match Architecture::of_model_type(c.architecture.name) {
-        Some(written) if c.experts.is_none() => written.model_type(),
-        _ => c.architecture.name,
+    // Some architectures share one name in GGUF; their features are compared below.
+    let family = |c: &ModelConfig| {
+        Architecture::of_model_type(c.architecture.name)
+            .map_or(c.architecture.name, |written| written.model_type())
     };
     // A window as wide as the context leaves out no key.
     let windows = |c: &ModelConfig| -> Vec<_> {
