@@ -1,6 +1,6 @@
 //! Recurrent token mixers: the first half of layers that keep a state of constant size instead of keys and values.
 //!
-//! A [`Mixer`] lists its parameters, projects the layer's input, and mixes the tokens of each sequence into the input
+//! A mixer lists its parameters, projects the layer's input, and mixes the tokens of each sequence into the input
 //! of its output projection. Its state is the last inputs of a causal convolution and, for most mixers, one matrix per
 //! head, in f32. Tokens are read in order, so a sequence has the same bits in any split into passes, and heads are
 //! independent, so it has the same bits on any number of threads.

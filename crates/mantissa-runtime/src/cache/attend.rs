@@ -41,7 +41,7 @@ pub struct RowSpan {
 /// Inputs and output of one layer's attention.
 #[derive(Debug)]
 pub struct AttendInputs<'a> {
-    /// The layer, by its [place](super::KvPlan::place).
+    /// Place of the layer among those with keys and values of their own.
     pub layer: usize,
     /// True to append keys and values; false if another layer of the pass has appended those of all rows.
     pub append: bool,

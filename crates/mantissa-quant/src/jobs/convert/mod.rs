@@ -82,7 +82,6 @@ impl Plan {
         let dtype = model_dtype(source, &config);
         let Decisions { linears, inputs, by_group, rotations, mut refused } =
             Decisions::new(source, &config, container, changes, dtype)?;
-        refused.whole.extend(model_refusal(&inputs, requantize));
         refused.whole.extend(table_refusal(source, &config));
         let kv = cache_quantization(source, &config, container, requantize, &mut refused)?;
         if refused.is_empty() && linears.iter().all(|linear| linear.scheme.is_none()) {
@@ -102,8 +101,10 @@ impl Plan {
                 None => error.with_scheme(alternative::scheme(source, &config, container, dtype)),
             });
         }
-        // All layers have the same input scheme here, so the first one counts.
-        let activations = inputs.into_iter().next().flatten().filter(|_| requantize.is_none());
+        // The first layer's inputs stand for the model's; layers with others are listed.
+        let inputs = if requantize.is_none() { inputs } else { Vec::new() };
+        let activations = inputs.first().and_then(|(_, input)| input.clone());
+        let inputs = inputs.into_iter().filter(|(_, input)| *input != activations).collect();
         let table = Scheme::plain(match dtype {
             Dtype::BF16 => Code::Float(minifloat::BF16),
             Dtype::F16 => Code::Float(minifloat::F16),
@@ -113,7 +114,7 @@ impl Plan {
             Some(scheme) => Job::Requantize { scheme: scheme.clone(), table },
             None => Job::Convert { drops_inputs: drop_inputs, table },
         };
-        let inherited = Inherited { activations, kv, by_group, rotations };
+        let inherited = Inherited { activations, inputs, kv, by_group, rotations };
         finish(source, config, job, container, linears, options, inherited)
     }
 }
@@ -122,6 +123,8 @@ impl Plan {
 struct Inherited {
     /// Scheme of inputs.
     activations: Option<Scheme>,
+    /// Schemes of inputs that differ from it, by module.
+    inputs: BTreeMap<String, Option<Scheme>>,
     /// Scheme of keys and values.
     kv: Option<Scheme>,
     /// True if groups of some layer have columns that are not adjacent.
@@ -134,8 +137,8 @@ struct Inherited {
 #[derive(Default)]
 struct Decisions {
     linears: Vec<PlannedLinear>,
-    /// Input scheme of each quantized layer of the output.
-    inputs: Vec<Option<Scheme>>,
+    /// Module and input scheme of each quantized layer of the output.
+    inputs: Vec<(String, Option<Scheme>)>,
     /// True if groups of some layer have columns that are not adjacent.
     by_group: bool,
     /// Modules with rotated inputs, and the orders of the matrices.
@@ -172,7 +175,7 @@ impl Decisions {
                         all.rotations.extend(rotated.map(|order| (info.module.clone(), order)));
                     }
                     if scheme.is_some() {
-                        all.inputs.push(weight.input.map(|input| input.scheme));
+                        all.inputs.push((info.module.clone(), weight.input.map(|input| input.scheme)));
                     }
                     all.linears.push(PlannedLinear { info, scheme });
                 }
@@ -276,12 +279,6 @@ fn decide(
     }
 }
 
-/// Returns the reason why the model as a whole cannot be converted.
-fn model_refusal(inputs: &[Option<Scheme>], requantize: Option<&Scheme>) -> Option<String> {
-    let differ = requantize.is_none() && inputs.windows(2).any(|pair| pair[0] != pair[1]);
-    differ.then(|| "inputs: expected one scheme in all layers, got several".to_owned())
-}
-
 /// Returns the reason why a folder with a quantized embedding or head cannot be converted.
 fn table_refusal(source: &ModelFiles, config: &ModelConfig) -> Option<String> {
     let coded = |info: &LinearInfo| !source.is_dense(&format!("{}.weight", info.module));
@@ -328,12 +325,18 @@ fn finish(
     container: Container,
     linears: Vec<PlannedLinear>,
     options: Options,
-    Inherited { activations, kv, by_group, rotations }: Inherited,
+    Inherited { activations, inputs, kv, by_group, rotations }: Inherited,
 ) -> Result<Plan> {
     if container.facts().experts == Experts::Stacked {
         stacks::require_whole(&linears)?;
     }
-    let quantized = output_of_linears(&job, |_| activations.as_ref(), container, &linears, by_group)?;
+    let quantized = output_of_linears(
+        &job,
+        |info| inputs.get(&info.module).map_or(activations.as_ref(), Option::as_ref),
+        container,
+        &linears,
+        by_group,
+    )?;
     let mut notes = source.notes();
     let dense = match (source.gguf(), container.facts().experts) {
         (Some(_), _) => dense::of_gguf(source, &config, container, &linears, &mut notes)?,
@@ -357,6 +360,7 @@ fn finish(
     let unused = modules.map(str::to_owned).collect();
     let plan = Plan {
         activations,
+        inputs,
         kv,
         specs,
         copied,
