@@ -166,6 +166,9 @@ impl ModelConfig {
             }
             _ => None,
         };
+        // Multimodal models of this kind are published with fused experts.
+        let form = wrapper.and_then(|wrapper| wrapper.fused);
+        let experts = experts.map(|experts| Experts { fused: form.or(experts.fused), ..experts });
         let caps = architecture.softcaps;
         let windows = attention::windows(fields, architecture, num_hidden_layers)?;
         let by_layer = LayerFeatures::parse(fields, architecture, &heads, &windows)?;

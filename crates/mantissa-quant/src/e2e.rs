@@ -378,7 +378,8 @@ fn training_options(plan: &Plan, set: &CalibrationSet, options: EndToEnd) -> man
 /// # Errors
 /// [`QuantError::EndToEnd`].
 pub(crate) fn check(source: &ModelFiles, config: &ModelConfig) -> Result<()> {
-    mantissa_train::LayerTrainer::check(config).map_err(|error| fault(source, error))
+    let whole = TrainModel::check_config(config);
+    whole.and_then(|()| mantissa_train::LayerTrainer::check(config)).map_err(|error| fault(source, error))
 }
 
 fn fault(source: &ModelFiles, error: TrainError) -> QuantError {

@@ -103,6 +103,14 @@ impl TrainModel {
         Self::new(config, params, options)
     }
 
+    /// Checks that a model of this configuration can be trained as a whole.
+    ///
+    /// # Errors
+    /// [`TrainError::Unsupported`] names the part that cannot be trained.
+    pub fn check_config(config: &ModelConfig) -> Result<(), TrainError> {
+        check_model(config)
+    }
+
     /// Makes a model from parameters, which are converted to the policy's precision.
     ///
     /// # Errors
