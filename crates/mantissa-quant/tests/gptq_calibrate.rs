@@ -155,7 +155,7 @@ fn kept_windows_give_the_same_bits() {
     let mut tried = 0;
     for model in models.iter().filter(|model| model.join("model.safetensors").is_file()) {
         let files = ModelFiles::open(model).unwrap();
-        let config = ModelConfig::from_json(files.config().unwrap(), "config.json").unwrap();
+        let config = mantissa_model::load_config(&files).unwrap();
         let windows = windows(config.vocab_size);
         let (mut plain, mut keeping) = (
             begin(&files, &config, &windows, false).to_the_end(),
