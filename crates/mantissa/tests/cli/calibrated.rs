@@ -330,7 +330,8 @@ fn layers_may_have_other_inputs() {
             layers.iter().find(|layer| layer["module"] == name).unwrap()["scheme"].clone()
         };
         assert_eq!(scheme_of("self_attn.q_proj"), "fp8-e4m3-tensor", "{format}");
-        assert_eq!(scheme_of("mlp.up_proj"), "nvfp4", "{format}");
+        // Formats have rules of their own for its scales.
+        assert!(scheme_of("mlp.up_proj").as_str().unwrap().starts_with("nvfp4"), "{format}");
         let back = temp.path().join(format!("{format}-back"));
         let other = if format == "modelopt" { "compressed-tensors" } else { "modelopt" };
         let done =
