@@ -24,6 +24,19 @@ impl Convolution<'_> {
         (self.weight.len() / self.channels).saturating_sub(1)
     }
 
+    /// Runs [`run`](Self::run), and passes the results through SiLU.
+    pub(super) fn run_silu(
+        &self,
+        seqs: &Sequences<'_>,
+        states: Option<&mut States<'_>>,
+        threads: usize,
+        x: &[f32],
+        out: &mut [f32],
+    ) {
+        self.run(seqs, states, threads, x, out);
+        for_each(threads, out.chunks_mut(ROWS * self.channels), |x| kernels().silu_inplace(x));
+    }
+
     /// Convolves the tokens `x` `[tokens, channels]` of all sequences into `out`, and keeps their last inputs.
     pub(super) fn run(
         &self,

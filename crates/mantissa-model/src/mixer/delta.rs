@@ -16,7 +16,7 @@ use std::cell::RefCell;
 use mantissa_kernels::{for_each, kernels};
 
 use super::convolution::Convolution;
-use super::{MixRows, Mixer, MixerLinear, StateShape, States, side, softplus, take, unit};
+use super::{HeadStates, MixRows, Mixer, MixerLinear, StateShape, for_each_head, side, softplus, take, unit};
 use crate::error::ForwardError;
 use crate::flow::{Job, Operators, Sequences};
 use crate::graph::SideInfo;
@@ -149,7 +149,7 @@ impl GatedDelta {
         &self,
         head: usize,
         seqs: &Sequences<'_>,
-        mut states: Option<(&mut [f32], &[usize])>,
+        mut states: HeadStates<'_>,
         (convolved, beta, decay): (&[f32], &[f32], &[f32]),
         out: &mut [f32],
     ) {
@@ -295,16 +295,12 @@ impl Mixer for GatedDelta {
         let weight = vector(VectorKind::Convolution);
         let convolution = Convolution { weight, bias: None, channels: self.channels() };
         let convolved = &mut p.convolved[..tokens * self.channels()];
-        convolution.run(seqs, states.as_mut(), threads, p.qkv, convolved);
-        for_each(threads, convolved.chunks_mut(ROWS * self.channels()), |x| kernels().silu_inplace(x));
+        convolution.run_silu(seqs, states.as_mut(), threads, p.qkv, convolved);
         self.rates(operators, &mut p);
         let inputs = (&*p.convolved, &*p.beta, &*p.decay);
-        let (slots, of) = states.as_ref().map_or((0, [].as_slice()), |states| (states.slots, states.of));
-        let mut of_heads = states.map(|States { heads, .. }| heads.chunks_mut(slots * self.state().head));
-        let tasks = p.heads[..tokens * width].chunks_mut(tokens * self.value_dim).enumerate();
-        let tasks = tasks.map(|(head, out)| (head, out, of_heads.as_mut().and_then(Iterator::next)));
-        for_each(threads, tasks, |(head, out, states)| {
-            self.head(head, seqs, states.map(|states| (states, of)), inputs, out);
+        let results = (&mut p.heads[..tokens * width], tokens * self.value_dim);
+        for_each_head(threads, (states, self.state().head), results, |head, states, out| {
+            self.head(head, seqs, states, inputs, out);
         });
         // Read by the convolution, and free since.
         let normed = &mut p.qkv[..tokens * width];

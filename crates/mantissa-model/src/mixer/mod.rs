@@ -11,7 +11,7 @@ mod selective;
 mod short;
 mod state_space;
 
-use mantissa_kernels::kernels;
+use mantissa_kernels::{for_each, kernels};
 
 pub use self::delta::GatedDelta;
 pub use self::selective::SelectiveScan;
@@ -190,6 +190,24 @@ pub(crate) trait Mixer {
 /// Returns a side of `rows` outputs that reads the layer's input of width `cols`.
 fn side(kind: SideKind, rows: usize, cols: usize) -> SideInfo {
     SideInfo { kind, rows, cols, bias: false }
+}
+
+/// States of one head, `[slots, values]`, and the slot of each sequence of the pass.
+type HeadStates<'a> = Option<(&'a mut [f32], &'a [usize])>;
+
+/// Runs every head as a task of its own, on up to `threads` threads: `run` gets its number, its states, of `size` values a
+/// slot, and its part of `out` `[heads, part]`.
+fn for_each_head(
+    threads: usize,
+    (states, size): (Option<States<'_>>, usize),
+    (out, part): (&mut [f32], usize),
+    run: impl Fn(usize, HeadStates<'_>, &mut [f32]) + Sync,
+) {
+    let (slots, of) = states.as_ref().map_or((0, [].as_slice()), |states| (states.slots, states.of));
+    let mut of_heads = states.map(|States { heads, .. }| heads.chunks_mut(slots * size));
+    let tasks = out.chunks_mut(part).enumerate();
+    let tasks = tasks.map(|(head, out)| (head, out, of_heads.as_mut().and_then(Iterator::next)));
+    for_each(threads, tasks, |(head, out, states)| run(head, states.map(|states| (states, of)), out));
 }
 
 /// Splits the first `n` values off `rest`.

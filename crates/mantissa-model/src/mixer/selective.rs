@@ -12,10 +12,10 @@
 
 use std::cell::RefCell;
 
-use mantissa_kernels::{for_each, kernels};
+use mantissa_kernels::kernels;
 
 use super::convolution::Convolution;
-use super::{MixRows, Mixer, MixerLinear, StateShape, States, take};
+use super::{HeadStates, MixRows, Mixer, MixerLinear, StateShape, for_each_head, take};
 use crate::error::ForwardError;
 use crate::flow::{Job, Operators, Sequences};
 use crate::graph::SideInfo;
@@ -23,8 +23,6 @@ use crate::graph::kinds::{LinearInput, LinearKind, SideKind, VectorKind};
 
 /// Largest number of channels of a head, which runs as one task.
 const CHANNELS: usize = 64;
-/// Rows of a task that passes through SiLU.
-const ROWS: usize = 64;
 
 thread_local! {
     /// State of a head without a cache, its `-exp(A_log)`, and its decays and inputs for one token.
@@ -118,7 +116,7 @@ impl SelectiveScan {
         &self,
         head: usize,
         seqs: &Sequences<'_>,
-        mut states: Option<(&mut [f32], &[usize])>,
+        mut states: HeadStates<'_>,
         (p, log, skip): (Inputs<'_>, &[f32], &[f32]),
         out: &mut [f32],
     ) {
@@ -254,21 +252,17 @@ impl Mixer for SelectiveScan {
         let bias = operators.vector(VectorKind::ConvolutionBias);
         let convolution = Convolution { weight, bias, channels: inner };
         let (convolved, rest) = p.convolved.split_at_mut(tokens * inner);
-        convolution.run(seqs, states.as_mut(), threads, p.inputs, convolved);
-        for_each(threads, convolved.chunks_mut(ROWS * inner), |x| kernels().silu_inplace(x));
+        convolution.run_silu(seqs, states.as_mut(), threads, p.inputs, convolved);
         // Products of padded rows have the bits of those of any other number of rows.
         rest.fill(0.0);
         self.select(operators, &mut p);
         let inputs = Inputs { convolved: p.convolved, steps: p.steps, bc: p.bc };
         let vector = |kind| operators.vector(kind).unwrap_or(&[]);
         let (log, skip) = (vector(VectorKind::DecayLog), vector(VectorKind::Skip));
-        let (slots, of) = states.as_ref().map_or((0, [].as_slice()), |states| (states.slots, states.of));
-        let mut of_heads = states.map(|States { heads, .. }| heads.chunks_mut(slots * self.state().head));
         let width = self.channels();
-        let tasks = p.heads[..tokens * inner].chunks_mut(tokens * width).enumerate();
-        let tasks = tasks.map(|(head, out)| (head, out, of_heads.as_mut().and_then(Iterator::next)));
-        for_each(threads, tasks, |(head, out, states)| {
-            self.head(head, seqs, states.map(|states| (states, of)), (inputs, log, skip), out);
+        let results = (&mut p.heads[..tokens * inner], tokens * width);
+        for_each_head(threads, (states, self.state().head), results, |head, states, out| {
+            self.head(head, seqs, states, (inputs, log, skip), out);
         });
         // Read by the convolution, and free since.
         let y = &mut p.inputs[..inner];

@@ -16,7 +16,7 @@ use std::cell::RefCell;
 use mantissa_kernels::{for_each, kernels};
 
 use super::convolution::Convolution;
-use super::{MixRows, Mixer, MixerLinear, StateShape, States, softplus, take};
+use super::{HeadStates, MixRows, Mixer, MixerLinear, StateShape, for_each_head, softplus, take};
 use crate::error::ForwardError;
 use crate::flow::{Job, Operators, Sequences};
 use crate::graph::SideInfo;
@@ -148,7 +148,7 @@ impl StateSpace {
         &self,
         head: usize,
         seqs: &Sequences<'_>,
-        mut states: Option<(&mut [f32], &[usize])>,
+        mut states: HeadStates<'_>,
         (convolved, steps, decay, skip): (&[f32], &[f32], &[f32], f32),
         out: &mut [f32],
     ) {
@@ -304,18 +304,13 @@ impl Mixer for StateSpace {
         let (weight, bias) = (vector(VectorKind::Convolution), operators.vector(VectorKind::ConvolutionBias));
         let convolution = Convolution { weight, bias, channels: self.channels() };
         let convolved = &mut p.convolved[..tokens * self.channels()];
-        convolution.run(seqs, states.as_mut(), threads, p.inputs, convolved);
-        for_each(threads, convolved.chunks_mut(ROWS * self.channels()), |x| kernels().silu_inplace(x));
+        convolution.run_silu(seqs, states.as_mut(), threads, p.inputs, convolved);
         let (convolved, steps, decay) = (&*p.convolved, &*p.steps, &*p.decay);
-        let (slots, of) = states.as_ref().map_or((0, [].as_slice()), |states| (states.slots, states.of));
-        let mut of_heads = states.map(|States { heads, .. }| heads.chunks_mut(slots * self.state().head));
-        let tasks = p.heads[..tokens * width].chunks_mut(tokens * self.head_dim).enumerate();
-        let tasks = tasks.map(|(head, out)| (head, out, of_heads.as_mut().and_then(Iterator::next)));
         let skip = vector(VectorKind::Skip);
-        for_each(threads, tasks, |(head, out, states)| {
+        let results = (&mut p.heads[..tokens * width], tokens * self.head_dim);
+        for_each_head(threads, (states, self.state().head), results, |head, states, out| {
             let skip = skip.get(head).copied().unwrap_or(0.0);
-            let inputs = (convolved, steps, decay, skip);
-            self.head(head, seqs, states.map(|states| (states, of)), inputs, out);
+            self.head(head, seqs, states, (convolved, steps, decay, skip), out);
         });
         // Read by the convolution, and free since.
         let gated = &mut p.inputs[..tokens * width];
