@@ -53,9 +53,12 @@ from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeTe
 from transformers import FalconH1Config, FalconH1ForCausalLM
 from transformers import JambaConfig, JambaForCausalLM
 from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, NemotronHConfig, NemotronHForCausalLM
+from transformers import Cohere2MoeConfig, Cohere2MoeForCausalLM, KimiLinearConfig, KimiLinearForCausalLM
 from transformers import SmolLM3Config, SmolLM3ForCausalLM, Starcoder2Config, Starcoder2ForCausalLM
 
 TOLERANCE = 1e-4
+# Value of a common field that a config does not have.
+ABSENT = object()
 BATCH, TOKENS = 2, 24
 
 
@@ -80,6 +83,8 @@ class Variant:
     tokenizer: bool = False
     # Another `model_type` that config.json states after the logits are recorded: one that transformers does not have.
     model_type: str | None = None
+    # Names in the checkpoint that transformers writes otherwise than its publisher: a pattern and its replacement.
+    renames: tuple = ()
     # Seed of the random weights and tokens; by default, of the place in this list.
     seed: int | None = None
 
@@ -120,6 +125,12 @@ MAMBA_WITHOUT = {"decay": "weights:A_log=-100", "step bias": "weights:dt_bias=0"
                  "bias of the convolution": "weights:conv1d.bias=0"}
 FALCON = dict(embedding_multiplier=1.5, lm_head_multiplier=0.7, key_multiplier=0.6, attention_out_multiplier=1.4, attention_in_multiplier=0.8,
               ssm_in_multiplier=1.3, ssm_out_multiplier=0.6, mlp_multipliers=[0.7, 1.6], ssm_multipliers=[0.5, 1.2, 0.8, 1.4, 0.6])
+NEMOTRON = dict(layers_block_type=["linear_attention", "moe", "full_attention", "moe"], head_dim=12, mamba_num_heads=6, mamba_head_dim=5,
+                n_groups=3, ssm_state_size=4, layer_norm_epsilon=0.05, routed_scaling_factor=1.5)
+COHERE_MOE = dict(num_hidden_layers=3, layer_types=["full_attention", "full_attention", "sliding_attention"], head_dim=8, sliding_window=8,
+                  mlp_layer_types=["dense", "sparse", "sparse"], intermediate_size=10, prefix_dense_intermediate_size=14, num_experts=4,
+                  num_experts_per_tok=2, num_shared_experts=2, logit_scale=0.25, tie_word_embeddings=True, rope_parameters=rope(100.0),
+                  rms_norm_eps=None)
 YARN_MSCALE = {**YARN, "beta_fast": 4.0, "beta_slow": 0.5, "mscale": 1.5, "mscale_all_dim": 0.5, "truncate": False}
 
 # Towers as small as they can be, and tokens that no text here has.
@@ -462,6 +473,51 @@ VARIANTS += [
                                   "audio_config": None, "tie_word_embeddings": True, "boi_token_id": 0, "eoi_token_id": 1, "image_token_id": 2,
                                   "boa_token_id": 0, "audio_token_id": 1})),
 ]
+VARIANTS += [
+    # As Granite 4 H Tiny and Small: routed experts beside a shared MLP.
+    Variant("granite-hybrid-moe", GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM,
+            {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 5, "num_experts_per_tok": 2,
+             "intermediate_size": 10, "shared_intermediate_size": 14, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 6,
+             "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.5},
+            {"experts": "weights:experts.down_proj=0", "second expert": {"num_experts_per_tok": 1},
+             "shared MLP": "weights:shared_mlp.output_linear.weight=0", "residual multiplier": {"residual_multiplier": 1.0}}, seed=1080),
+    # As Nemotron 3 Nano: layers of experts without a gate.
+    Variant("nemotron-h-moe", NemotronHConfig, NemotronHForCausalLM,
+            {**NEMOTRON, "n_routed_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 10, "moe_shared_expert_intermediate_size": 14},
+            {"correction": "weights:e_score_correction_bias=0", "scaling": {"routed_scaling_factor": 1.0}, "normed weights": {"norm_topk_prob": False},
+             "shared expert": "weights:shared_experts.down_proj.weight=0", "activation": {"mlp_hidden_act": "silu"}}, seed=1081),
+    # As Nemotron 3 Super: the experts read and write a latent; they are chosen from groups.
+    Variant("nemotron-h-latent", NemotronHConfig, NemotronHForCausalLM,
+            {**NEMOTRON, "n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 10, "moe_shared_expert_intermediate_size": 14,
+             "moe_latent_size": 12, "n_group": 3, "topk_group": 2},
+            {"groups": {"topk_group": 3}, "latent": "weights:fc1_latent_proj.weight=0.02",
+             "shared expert": "weights:shared_experts.down_proj.weight=0"}, seed=1082),
+    # As Command A+: dense layers that are rotated, then experts; the mean of routed and shared experts.
+    Variant("cohere2-moe", Cohere2MoeConfig, Cohere2MoeForCausalLM,
+            {**COHERE_MOE, "expert_selection_fn": "sigmoid", "layer_norm_eps": 0.05},
+            {"window": {"sliding_window": 64}, "logit scale": {"logit_scale": 1.0}, "eps": {"layer_norm_eps": 1e-5},
+             "scores": {"expert_selection_fn": "softmax"}, "normed weights": {"norm_topk_prob": False},
+             "mean": {"shared_expert_combination_strategy": "sum"}, "rotation of the dense layer": {"prefix_dense_sliding_window_pattern": 2},
+             "layer without positions": {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "sliding_window": 64}}, seed=1083),
+    Variant("cohere2-moe-softmax", Cohere2MoeConfig, Cohere2MoeForCausalLM,
+            {**COHERE_MOE, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "mlp_layer_types": ["sparse"] * 2,
+             "expert_selection_fn": "softmax", "shared_expert_combination_strategy": "sum", "rms_norm_eps": 0.05},
+            {"scores": {"expert_selection_fn": "sigmoid"}, "sum": {"shared_expert_combination_strategy": "average"},
+             "norm": {"rms_norm_eps": None}, "eps": {"rms_norm_eps": 1e-5}}, seed=1084),
+    # Kimi delta attention in two of three layers, latent attention without positions, experts behind a dense layer. transformers
+    # renames all of `mlp`, published checkpoints have that name in the dense layer.
+    Variant("kimi-linear", KimiLinearConfig, KimiLinearForCausalLM,
+            {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_hidden_layers": 3,
+             "mlp_layer_types": ["dense", "sparse", "sparse"], "linear_head_dim": 6, "linear_num_heads": 3, "linear_conv_kernel_dim": 4,
+             "kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8, "num_key_value_heads": 4, "q_lora_rank": None,
+             "num_local_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 8, "intermediate_size": 16, "n_group": 1, "topk_group": 1,
+             "routed_scaling_factor": 1.5, "rms_norm_eps": 0.05, "pad_token_id": 0, "rope_parameters": ABSENT},
+            {"decay": "weights:A_log=-100", "step bias": "weights:dt_bias=0", "norm of the result": "weights:o_norm.weight=1",
+             "convolution": "weights:conv1d.weight=1", "forget gate": "weights:f_b_proj=0", "write rate": r"weights:self_attn\.b_proj=0",
+             "gate": "weights:g_b_proj=0", "eps": {"rms_norm_eps": 1e-5}, "correction": "weights:e_score_correction_bias=0",
+             "scaling": {"routed_scaling_factor": 1.0}, "shared expert": "weights:shared_experts.down_proj.weight=0"},
+            renames=(r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.\1_proj"), seed=1091),
+]
 
 COMMON = dict(
     vocab_size=64, hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -495,6 +551,9 @@ def make(variant, path):
         file = path / "model.safetensors"
         turned = {name: x.transpose(1, 2).contiguous() if ".experts." in name else x for name, x in load_file(file).items()}
         save_file(turned, file, metadata={"format": "pt"})
+    if variant.renames:
+        file = path / "model.safetensors"
+        save_file({re.sub(*variant.renames, name): x for name, x in load_file(file).items()}, file, metadata={"format": "pt"})
     (path / "generation_config.json").unlink(missing_ok=True)
     if variant.old_style_config:
         write_old_style(path / "config.json")
@@ -520,7 +579,7 @@ def make(variant, path):
 
 def configure(variant, change):
     """Returns the config of a variant with some fields of the text model changed."""
-    fields = copy.deepcopy(COMMON | variant.config | change)
+    fields = {name: copy.deepcopy(x) for name, x in (COMMON | variant.config | change).items() if x is not ABSENT}
     if variant.outer is None:
         return variant.config_class(**fields)
     outer, rest = variant.outer

@@ -4,6 +4,7 @@
 //! are named. [`ModelConfig`](crate::ModelConfig) is a row applied to a config. To add an architecture without new
 //! features, add one row in `architecture/table.rs` and recorded logits in `tests/data/tiny`.
 
+mod bases;
 pub(crate) mod features;
 pub(crate) mod names;
 pub(crate) mod rules;

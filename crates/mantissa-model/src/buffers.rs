@@ -2,7 +2,7 @@
 
 use mantissa_kernels::CausalAttention;
 
-use crate::config::{MlpForm, ModelConfig, NormPlaces, QkvForm};
+use crate::config::{DenseMlp, MlpForm, ModelConfig, NormPlaces, QkvForm};
 use crate::error::{ForwardError, LoadError};
 use crate::flow::operators::{Activations, Choice, ExtraScratch, MIN_ROWS, MlpRows};
 use crate::linear::Linear;
@@ -368,7 +368,8 @@ fn widest_mlp(config: &ModelConfig) -> usize {
     let experts = config.experts.as_ref();
     let shared = experts.and_then(|experts| experts.shared).map_or(0, |shared| shared.width);
     let routed = experts.map_or(0, |experts| experts.width);
-    let dense = experts.is_none_or(|experts| experts.beside || experts.layers.contains(&false));
+    let dense =
+        experts.is_none_or(|experts| experts.dense != DenseMlp::None || experts.layers.contains(&false));
     let input = config.by_layer.inputs.map_or(0, |inputs| inputs.width);
     let widest = (0..config.num_hidden_layers).map(|layer| config.ffn(layer)).max().unwrap_or(0);
     shared.max(routed).max(input).max(if dense { widest } else { 0 })
@@ -386,5 +387,7 @@ fn widest_extra(config: &ModelConfig) -> usize {
     let normed = matches!(config.norm_places, NormPlaces::After | NormPlaces::Both);
     let latent = config.latent.map_or(0, |latent| latent.scratch(config.num_attention_heads));
     let mixer = config.recurrent.map_or(0, |recurrent| recurrent.mixer().scratch());
-    joined.max(gate_up).max(if normed { config.hidden_size } else { 0 }).max(latent).max(mixer)
+    let routed = config.experts.as_ref().and_then(|experts| experts.latent).unwrap_or(0);
+    let normed = if normed { config.hidden_size } else { 0 };
+    [joined, gate_up, normed, latent, mixer, routed].into_iter().fold(0, usize::max)
 }

@@ -17,7 +17,7 @@ use mantissa_store::json::with_spelled_floats;
 use serde_json::Value;
 
 pub use crate::architecture::features::{
-    Activation, Biases, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores,
+    Activation, Biases, DenseMlp, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores,
 };
 pub use attention::{Latent, QueryGrowth};
 pub use by_layer::{GlobalHeads, LayerFeatures, LayerHeads, LayerInputs};
@@ -162,7 +162,7 @@ impl ModelConfig {
         let rotated = latent.map_or(heads.dim, |latent| latent.rotated);
         let experts = match &architecture.experts {
             Some(rules) if experts::present(fields, rules)? => {
-                experts::parse(fields, rules, num_hidden_layers)?
+                experts::parse(fields, rules, num_hidden_layers, heads.hidden_size)?
             }
             _ => None,
         };
@@ -193,7 +193,7 @@ impl ModelConfig {
             vocab_size: fields.size("vocab_size", 1..=u64::from(u32::MAX))?,
             max_position_embeddings,
             rms_norm_eps: scales.eps(fields, eps)?,
-            norm: architecture.norm,
+            norm: parse_norm(fields, architecture),
             norm_places: parse_norm_places(fields, architecture)?,
             head_norms: parse_head_norms(fields, architecture)?,
             tie_word_embeddings: parse_tied(root, fields, architecture, wrapper)?,
@@ -214,7 +214,7 @@ impl ModelConfig {
             // Absent or null where values are not clipped.
             clip_qkv: softcap(fields, "clip_qkv", architecture.clips_qkv.then_some(None))?,
             rotary_dim: if architecture.learned_positions { 0 } else { rope.rotated },
-            rotated_layers: attention::rotated_layers(fields, architecture, &windows)?,
+            rotated_layers: attention::rotated_layers(fields, architecture, &windows, experts.as_ref())?,
             windows,
             rope: rope.global,
             local_rope: rope.local,
@@ -451,7 +451,8 @@ fn parse_ffn(fields: Fields<'_>, architecture: &Architecture, hidden: usize) -> 
     let stated = || fields.size(architecture.ffn, 1..=MAX_WIDTH);
     match architecture.feed_forward {
         FeedForward::Multiple(times) if fields.get(architecture.ffn).is_none() => Ok(times * hidden),
-        FeedForward::Stated | FeedForward::Multiple(_) => stated(),
+        FeedForward::Or(other) if fields.get(architecture.ffn).is_none() => fields.size(other, 1..=MAX_WIDTH),
+        FeedForward::Stated | FeedForward::Multiple(_) | FeedForward::Or(_) => stated(),
         // The older field takes precedence.
         FeedForward::Adjusted => {
             let width = fields.optional_size("block_ff_dim", 1..=MAX_WIDTH)?.map_or_else(stated, Ok)?;
@@ -470,12 +471,24 @@ fn parse_ffn(fields: Fields<'_>, architecture: &Architecture, hidden: usize) -> 
     }
 }
 
+/// Kind of the norms.
+fn parse_norm(fields: Fields<'_>, architecture: &Architecture) -> NormForm {
+    match architecture.eps {
+        Eps::OrLayer(_) if fields.get("rms_norm_eps").is_some() => NormForm::Rms,
+        _ => architecture.norm,
+    }
+}
+
 fn parse_eps(fields: Fields<'_>, rule: Eps) -> Result<f32, ConfigError> {
     let eps = match rule {
         Eps::Fixed(eps) => eps as f32,
         // The reference's default, for the many configs of these architectures without the field.
         Eps::Default(default) => fields.optional_positive("rms_norm_eps")?.unwrap_or(default) as f32,
         Eps::Required => fields.positive("rms_norm_eps")? as f32,
+        Eps::OrLayer(default) => {
+            let field = if fields.get("rms_norm_eps").is_some() { "rms_norm_eps" } else { "layer_norm_eps" };
+            fields.optional_positive(field)?.unwrap_or(default) as f32
+        }
     };
     if eps > 0.0 { Ok(eps) } else { Err(fields.error("rms_norm_eps", "a number that is not 0 in float32")) }
 }
@@ -555,6 +568,15 @@ pub(crate) fn example(model_type: &str) -> Value {
         "granitemoehybrid" => serde_json::json!({
             "shared_intermediate_size": 96, "num_local_experts": 0, "layer_types": ["mamba", "attention"],
             "mamba_n_heads": 8, "mamba_d_state": 6
+        }),
+        "cohere2_moe" => serde_json::json!({
+            "rms_norm_eps": null, "num_experts": 4, "num_experts_per_tok": 2, "num_shared_experts": 1, "first_k_dense_replace": 1,
+            "prefix_dense_intermediate_size": 40
+        }),
+        "kimi_linear" => serde_json::json!({
+            "layer_types": ["linear_attention", "full_attention"], "linear_head_dim": 8, "linear_num_heads": 3,
+            "kv_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8, "model_max_length": 32,
+            "num_experts": 4, "num_experts_per_token": 2, "num_shared_experts": 1, "moe_intermediate_size": 24
         }),
         "falcon_h1" => serde_json::json!({
             "mamba_d_ssm": 48, "mamba_n_heads": 8, "mamba_d_state": 6, "mamba_n_groups": 2, "attention_bias": false, "mlp_bias": false

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use mantissa_kernels::kernels;
 
-use crate::config::{Routing, Scores};
+use crate::config::{DenseMlp, Routing, Scores, SharedExperts};
 use crate::error::ForwardError;
 use crate::flow::{Activations, Choice, ExpertFlow, Group, Job, LayerFlow, MIN_ROWS, Operators};
 use crate::graph::{LinearInput, LinearKind, NormKind, SideKind, VectorKind};
@@ -100,6 +100,44 @@ impl Parts {
     }
 }
 
+/// Inputs of some experts.
+struct ExpertRows<'a> {
+    parts: &'a Parts,
+    /// Choices of the tokens, sorted by expert.
+    chosen: &'a [Choice],
+    /// `[rows, d]`.
+    x: &'a [f32],
+    d: usize,
+    /// True if a token is multiplied by an expert's weight.
+    scales: bool,
+}
+
+impl ExpertRows<'_> {
+    /// Runs `N` linear layers of each expert into `outs` `[rows of all experts, width]`.
+    fn enter<const N: usize>(
+        &self,
+        operators: &mut impl Operators,
+        kinds: impl Fn(u16) -> [LinearKind; N],
+        width: usize,
+        mut outs: [&mut [f32]; N],
+        gathered: &mut [f32],
+    ) -> Result<(), ForwardError> {
+        let ExpertRows { parts, chosen, x, d, scales } = *self;
+        let mut jobs: [[Job<'_>; N]; TOGETHER] = parts.parts.map(|Part { expert, rows, .. }| {
+            let kinds = kinds(expert);
+            let mut outs = outs.iter_mut().map(|out| out.split_off_mut(..rows * width).unwrap_or_default());
+            kinds.map(|kind| Job { kind, out: outs.next().unwrap_or_default(), accumulate: false })
+        });
+        let jobs = &mut jobs[..parts.count];
+        if x.len() == d && !scales {
+            // All read the only token.
+            return operators.linears(LinearInput::GateUp, x, 1, jobs.as_flattened_mut());
+        }
+        parts.gather(chosen, x, d, scales, gathered);
+        parts.run(operators, LinearInput::Expert, gathered, d, jobs)
+    }
+}
+
 impl LayerFlow {
     /// Runs the experts on `rows`, of which the first `real` are not padding.
     pub(crate) fn experts_part(
@@ -118,12 +156,16 @@ impl LayerFlow {
         choices.clear();
         let logits = &mut a.extra.logits[..n * experts.count];
         let (states, normed) = (&a.residual[at.clone()], &mut a.normed[at.clone()]);
-        if experts.beside {
+        let apart = experts.dense == DenseMlp::Normed;
+        if apart {
             operators.norm(NormKind::Router, states, normed);
         }
         operators.side(SideKind::Router, normed, logits);
-        if experts.beside {
+        if apart {
             operators.norm(NormKind::Experts, states, normed);
+        }
+        if let Some(latent) = experts.latent {
+            operators.side(SideKind::ToExperts, normed, &mut a.extra.wide[..n * latent]);
         }
         let correction = operators.vector(VectorKind::Correction);
         for (row, logits) in logits.chunks_exact_mut(experts.count).enumerate().take(real) {
@@ -145,13 +187,18 @@ impl LayerFlow {
             let (parts, chosen) = Parts::take(&mut rest, least, a.extra.gathered.len() / d);
             self.some_experts(experts, operators, &parts, chosen, at.clone(), a)?;
         }
-        if let Some((width, gated)) = experts.shared {
-            self.shared(width, gated, operators, at.clone(), real, a)?;
+        if let Some(latent) = experts.latent {
+            let (sum, result) = (&mut a.extra.sum[..n * d], &mut a.extra.result[..n * d]);
+            operators.side(SideKind::FromExperts, &sum[..n * latent], result);
+            sum.copy_from_slice(result);
+        }
+        if let Some(shared) = experts.shared {
+            self.shared(experts.gated, shared, operators, at.clone(), real, a)?;
         }
         if let Some(kept) = a.extra.choices.as_deref_mut() {
             *kept = choices;
         }
-        if experts.beside {
+        if apart {
             // `wide` holds the result of the dense MLP.
             let (normed, both) = (&mut a.normed[at.clone()], &mut a.extra.wide[..n * d]);
             operators.norm(NormKind::AfterExperts, &a.extra.sum[..n * d], normed);
@@ -179,25 +226,22 @@ impl LayerFlow {
         at: Range<usize>,
         a: &mut Activations<'_>,
     ) -> Result<(), ForwardError> {
-        let (d, width, rows) = (self.hidden, experts.width, parts.rows());
-        let x = &a.normed[at];
+        let (width, rows) = (experts.width, parts.rows());
+        // Width of what experts read and return, and its rows.
+        let (d, x) = match experts.latent {
+            Some(latent) => (latent, &a.extra.wide[..at.len() / self.hidden * latent]),
+            None => (self.hidden, &a.normed[at]),
+        };
         let (gate, up, inner) =
             (&mut a.gate[..rows * width], &mut a.up[..rows * width], &mut a.inner[..rows * width]);
-        let mut outs = (&mut *gate, &mut *up);
-        let mut jobs: [[Job<'_>; 2]; TOGETHER] = std::array::from_fn(|i| {
-            let Part { expert, rows, .. } = parts.parts[i];
-            let gate = outs.0.split_off_mut(..rows * width).unwrap_or_default();
-            let up = outs.1.split_off_mut(..rows * width).unwrap_or_default();
-            [(LinearKind::ExpertGate(expert), gate), (LinearKind::ExpertUp(expert), up)]
-                .map(|(kind, out)| Job { kind, out, accumulate: false })
-        });
-        let jobs = &mut jobs[..parts.count];
-        if x.len() == d && !experts.scales_input {
-            // All read the only token.
-            operators.linears(LinearInput::GateUp, x, 1, jobs.as_flattened_mut())?;
+        let input = ExpertRows { parts, chosen, x, d, scales: experts.scales_input };
+        if experts.gated {
+            let kinds = |expert| [LinearKind::ExpertGate(expert), LinearKind::ExpertUp(expert)];
+            input.enter(operators, kinds, width, [&mut *gate, &mut *up], a.extra.gathered)?;
         } else {
-            parts.gather(chosen, x, d, experts.scales_input, a.extra.gathered);
-            parts.run(operators, LinearInput::Expert, a.extra.gathered, d, jobs)?;
+            up.fill(1.0);
+            let kinds = |expert| [LinearKind::ExpertUp(expert)];
+            input.enter(operators, kinds, width, [&mut *gate], a.extra.gathered)?;
         }
         self.activate(width, gate, up, inner);
         let mut out = &mut a.extra.result[..rows * d];
@@ -221,11 +265,12 @@ impl LayerFlow {
         Ok(())
     }
 
-    /// Runs the experts that every token passes through.
+    /// Runs the experts that every token passes through: `down(act(gate(x)) · up(x))`, or without a gate
+    /// `down(act(up(x)))`, added to the sum of the others or averaged with it.
     fn shared(
         &self,
-        width: usize,
-        gated: bool,
+        has_gate: bool,
+        SharedExperts { width, gated, averaged }: SharedExperts,
         operators: &mut impl Operators,
         at: Range<usize>,
         real: usize,
@@ -233,46 +278,40 @@ impl LayerFlow {
     ) -> Result<(), ForwardError> {
         let d = self.hidden;
         let (rows, x) = (at.len() / d, &a.normed[at]);
-        let kinds = [LinearKind::SharedGate, LinearKind::SharedUp, LinearKind::SharedDown];
         let result = &mut a.extra.result[..rows * d];
-        let inner = [&mut a.gate[..rows * width], &mut a.up[..rows * width], &mut a.inner[..rows * width]];
-        let inputs = [LinearInput::GateUp, LinearInput::SharedDown];
-        self.through(operators, kinds, inputs, x, real, width, inner, result)?;
-        let sum = &mut a.extra.sum[..rows * d];
-        if !gated {
-            kernels().axpy(1.0, result, sum);
-            return Ok(());
+        let (gate, up) = (&mut a.gate[..rows * width], &mut a.up[..rows * width]);
+        let inner = &mut a.inner[..rows * width];
+        if has_gate {
+            let mut jobs = [job(LinearKind::SharedGate, &mut *gate), job(LinearKind::SharedUp, &mut *up)];
+            operators.linears(LinearInput::GateUp, x, real, &mut jobs)?;
+        } else {
+            up.fill(1.0);
+            operators.linears(LinearInput::GateUp, x, real, &mut [job(LinearKind::SharedUp, &mut *gate)])?;
         }
-        let gates = &mut a.extra.logits[..rows];
-        operators.side(SideKind::SharedGate, x, gates);
-        sigmoid(gates);
-        for ((gate, result), sum) in gates.iter().zip(result.chunks_exact(d)).zip(sum.chunks_exact_mut(d)) {
-            kernels().axpy(*gate, result, sum);
+        self.activate(width, gate, up, inner);
+        let mut jobs = [job(LinearKind::SharedDown, &mut *result)];
+        operators.linears(LinearInput::SharedDown, inner, real, &mut jobs)?;
+        let sum = &mut a.extra.sum[..rows * d];
+        if gated {
+            let gates = &mut a.extra.logits[..rows];
+            operators.side(SideKind::SharedGate, x, gates);
+            sigmoid(gates);
+            for ((gate, result), sum) in gates.iter().zip(result.chunks_exact(d)).zip(sum.chunks_exact_mut(d))
+            {
+                kernels().axpy(*gate, result, sum);
+            }
+        } else {
+            kernels().axpy(1.0, result, sum);
+        }
+        if averaged {
+            sum.iter_mut().for_each(|x| *x *= 0.5);
         }
         Ok(())
     }
+}
 
-    /// Runs one MLP: `result = down(act(gate(x)) · up(x))`. `inner` are gate, up and their product.
-    fn through(
-        &self,
-        operators: &mut impl Operators,
-        [gate_kind, up_kind, down_kind]: [LinearKind; 3],
-        [input, inner_input]: [LinearInput; 2],
-        x: &[f32],
-        real: usize,
-        width: usize,
-        [gate, up, inner]: [&mut [f32]; 3],
-        result: &mut [f32],
-    ) -> Result<(), ForwardError> {
-        let mut jobs = [
-            Job { kind: gate_kind, out: &mut *gate, accumulate: false },
-            Job { kind: up_kind, out: &mut *up, accumulate: false },
-        ];
-        operators.linears(input, x, real, &mut jobs)?;
-        self.activate(width, gate, up, inner);
-        let mut jobs = [Job { kind: down_kind, out: result, accumulate: false }];
-        operators.linears(inner_input, inner, real, &mut jobs)
-    }
+fn job(kind: LinearKind, out: &mut [f32]) -> Job<'_> {
+    Job { kind, out, accumulate: false }
 }
 
 /// Chooses experts for one token by its router's `logits`, which become scores, and appends them to `choices`. Ties go

@@ -13,8 +13,8 @@ pub use mantissa_kernels::parts;
 use mantissa_kernels::{CausalAttention, kernels};
 
 use crate::config::{
-    Activation, HeadNorms, Latent, LimitedSwiglu, MlpForm, ModelConfig, Multipliers, NormPlaces, QkvForm,
-    QueryGrowth, Routing,
+    Activation, DenseMlp, HeadNorms, Latent, LimitedSwiglu, MlpForm, ModelConfig, Multipliers, NormPlaces,
+    QkvForm, QueryGrowth, Routing, SharedExperts,
 };
 use crate::error::ForwardError;
 use crate::graph::kinds::{NormKind, VectorKind};
@@ -89,11 +89,13 @@ pub(crate) struct ExpertFlow {
     pub(crate) per_token: usize,
     pub(crate) width: usize,
     pub(crate) routing: Routing,
-    /// Width of the shared experts, and true if they have a gate.
-    pub(crate) shared: Option<(usize, bool)>,
+    pub(crate) shared: Option<SharedExperts>,
     pub(crate) limited: Option<LimitedSwiglu>,
-    /// True if they stand beside the dense MLP.
-    pub(crate) beside: bool,
+    /// True if experts and shared experts have a gate.
+    pub(crate) gated: bool,
+    /// Width of the latent that experts read and write.
+    pub(crate) latent: Option<usize>,
+    pub(crate) dense: DenseMlp,
     /// True if a token is multiplied by an expert's weight before it enters it, not after.
     pub(crate) scales_input: bool,
     /// True if every token runs through every expert, so that all experts see inputs. Results of experts that the router
@@ -142,9 +144,11 @@ impl LayerFlow {
                     per_token: experts.per_token,
                     width: experts.width,
                     routing: experts.routing,
-                    shared: experts.shared.map(|shared| (shared.width, shared.gated)),
+                    shared: experts.shared,
                     limited: experts.limited,
-                    beside: experts.beside,
+                    gated: experts.gated,
+                    latent: experts.latent,
+                    dense: experts.dense,
                     scales_input: experts.scales_input,
                     runs_all: false,
                 }
@@ -382,7 +386,7 @@ impl LayerFlow {
             match &self.experts {
                 None => self.mlp_part(operators, part.clone(), real, a)?,
                 Some(experts) => {
-                    if experts.beside {
+                    if experts.dense != DenseMlp::None {
                         self.mlp_part(operators, part.clone(), real, a)?;
                     }
                     self.experts_part(experts, operators, part.clone(), real, a)?;

@@ -14,7 +14,7 @@ pub use names::{EMBEDDING, HEAD};
 use mantissa_kernels::CausalAttention;
 use mantissa_store::convention::Stack;
 
-use crate::config::{LayerHeads, MlpForm, ModelConfig, NormForm, NormPlaces, QkvForm};
+use crate::config::{DenseMlp, LayerHeads, MlpForm, ModelConfig, NormForm, NormPlaces, QkvForm};
 use crate::mixer::Mixing;
 use crate::source::WeightSource;
 
@@ -54,7 +54,7 @@ pub enum Role {
     HeadBias,
     /// Learned positions.
     Positions,
-    /// Weight of a router, of the gate of shared experts, or of a recurrent mixer's rates. They are small, and no engine
+    /// Weight of a router, of the gate of shared experts, of the latent of experts, or of a recurrent mixer's rates. They are small, and no engine
     /// runs them quantized.
     Side {
         /// Layer index.
@@ -258,13 +258,14 @@ impl ModelConfig {
 
     /// Returns the place of an expert's weight among the others, if they are fused.
     fn stack(&self, layer: usize, kind: LinearKind) -> Option<Stack> {
+        let all = self.experts.as_ref()?;
         let (down, expert, turns, turn) = match kind {
             LinearKind::ExpertGate(e) => (false, e, 2, 0),
+            LinearKind::ExpertUp(e) if !all.gated => (false, e, 1, 0),
             LinearKind::ExpertUp(e) => (false, e, 2, 1),
             LinearKind::ExpertDown(e) => (true, e, 1, 0),
             _ => return None,
         };
-        let all = self.experts.as_ref()?;
         let (form, names) = (all.fused?, self.fused_experts(layer));
         let tensor = if down { names.1 } else { names.0 };
         let (experts, expert) = (usize::from(all.count), usize::from(expert));
@@ -280,6 +281,7 @@ impl ModelConfig {
         let latent = self.latent.unwrap_or_default();
         let experts = self.experts.as_ref();
         let width = experts.map_or(0, |experts| experts.width);
+        let routed = self.expert_input();
         let shared = experts.and_then(|experts| experts.shared).map_or(0, |shared| shared.width);
         match kind {
             LinearKind::Q if self.latent.is_some() => (self.latent_query_width(), d, false),
@@ -299,13 +301,18 @@ impl ModelConfig {
             LinearKind::KvB => {
                 (self.num_attention_heads * (latent.unrotated + latent.value), latent.kv_rank, false)
             }
-            LinearKind::ExpertGate(_) | LinearKind::ExpertUp(_) => (width, d, biases.experts),
-            LinearKind::ExpertDown(_) => (d, width, biases.experts),
+            LinearKind::ExpertGate(_) | LinearKind::ExpertUp(_) => (width, routed, biases.experts),
+            LinearKind::ExpertDown(_) => (routed, width, biases.experts),
             LinearKind::SharedGate | LinearKind::SharedUp => (shared, d, biases.mlp),
             LinearKind::SharedDown => (d, shared, biases.mlp),
             LinearKind::InputGate => (input, d, false),
             LinearKind::InputProjection => (d, input, false),
-            LinearKind::MixIn | LinearKind::MixGate | LinearKind::MixOut => {
+            LinearKind::MixIn
+            | LinearKind::MixGate
+            | LinearKind::MixQ
+            | LinearKind::MixK
+            | LinearKind::MixV
+            | LinearKind::MixOut => {
                 let linears = self.recurrent.as_ref().map(|recurrent| recurrent.mixer().linears());
                 let linear = linears.into_iter().flatten().flatten().find(|linear| linear.kind == kind);
                 linear.map_or((0, 0, false), |linear| (linear.rows, linear.cols, linear.bias))
@@ -318,7 +325,7 @@ impl ModelConfig {
     /// Iterates over the shapes of all linear layers of the model; for experts, which are alike, that of the first.
     pub(crate) fn linear_shapes(&self) -> impl Iterator<Item = (usize, usize)> {
         use LinearKind as L;
-        const ALL: [LinearKind; 24] = [
+        const ALL: [LinearKind; 27] = [
             L::Q,
             L::K,
             L::V,
@@ -342,6 +349,9 @@ impl ModelConfig {
             L::InputProjection,
             L::MixIn,
             L::MixGate,
+            L::MixQ,
+            L::MixK,
+            L::MixV,
             L::MixOut,
         ];
         let has = |kind: &LinearKind| match kind {
@@ -349,7 +359,7 @@ impl ModelConfig {
             L::GateUp => self.mlp == MlpForm::GatedJoined,
             L::QA | L::QB | L::KvA | L::KvB => self.latent.is_some(),
             L::InputGate | L::InputProjection => self.by_layer.inputs.is_some(),
-            L::MixIn | L::MixGate | L::MixOut => self.recurrent.is_some(),
+            L::MixIn | L::MixGate | L::MixQ | L::MixK | L::MixV | L::MixOut => self.recurrent.is_some(),
             _ => true,
         };
         let of_layer =
@@ -371,7 +381,7 @@ impl ModelConfig {
             return kinds;
         }
         let experts = self.experts.as_ref().filter(|experts| experts.layers[layer]);
-        if experts.is_none_or(|experts| experts.beside) {
+        if experts.is_none_or(|experts| experts.dense != DenseMlp::None) {
             kinds.extend(match self.mlp {
                 MlpForm::Gated => &[L::Gate, L::Up, L::Down][..],
                 MlpForm::GatedJoined => &[L::GateUp, L::Down],
@@ -381,10 +391,12 @@ impl ModelConfig {
         if let Some(experts) = experts {
             // The inputs of routed experts do not depend on one another: all inputs, then all outputs.
             let all = 0..experts.count;
-            kinds.extend(all.clone().flat_map(|e| [L::ExpertGate(e), L::ExpertUp(e)]));
+            let gate = |kind| experts.gated.then_some(kind);
+            kinds
+                .extend(all.clone().flat_map(|e| gate(L::ExpertGate(e)).into_iter().chain([L::ExpertUp(e)])));
             kinds.extend(all.map(L::ExpertDown));
             if experts.shared.is_some() {
-                kinds.extend([L::SharedGate, L::SharedUp, L::SharedDown]);
+                kinds.extend(gate(L::SharedGate).into_iter().chain([L::SharedUp, L::SharedDown]));
             }
         }
         if self.by_layer.inputs.is_some() {
@@ -401,9 +413,15 @@ impl ModelConfig {
     /// Width of an input of linear layers of `layer`; 0 for inputs that the model does not have.
     pub fn layer_input_width(&self, layer: usize, input: LinearInput) -> usize {
         match input {
-            LinearInput::Qkv | LinearInput::GateUp | LinearInput::Expert(_) => self.hidden_size,
+            LinearInput::Qkv | LinearInput::GateUp => self.hidden_size,
+            LinearInput::Expert(_) => self.expert_input(),
             _ => input.readers().next().map_or(0, |kind| self.linear_shape(layer, kind).1),
         }
+    }
+
+    /// Width of what routed experts read and return.
+    pub fn expert_input(&self) -> usize {
+        self.experts.as_ref().and_then(|experts| experts.latent).unwrap_or(self.hidden_size)
     }
 
     /// Iterates over the norms of decoder layer `layer` and their widths, in the order of the forward pass.
@@ -413,12 +431,13 @@ impl ModelConfig {
         let after = matches!(self.norm_places, NormPlaces::After | NormPlaces::Both);
         let (queries, keys) = self.head_norm_widths(layer);
         let (heads, subs) = (self.has_head_norms() && attends, self.has_sub_norms());
-        let beside = self.experts.as_ref().is_some_and(|experts| experts.beside && experts.layers[layer]);
+        let experts = self.experts.as_ref().filter(|experts| experts.layers[layer]);
+        let beside = experts.is_some_and(|experts| experts.dense == DenseMlp::Normed);
         let latent = self.latent.unwrap_or_default();
         let all = [
             (before && self.mixing[layer] != Mixing::None, NormKind::Input, d),
-            (latent.q_rank.is_some(), NormKind::QLatent, latent.q_rank.unwrap_or(0)),
-            (self.latent.is_some(), NormKind::KvLatent, latent.kv_rank),
+            (latent.q_rank.is_some() && attends, NormKind::QLatent, latent.q_rank.unwrap_or(0)),
+            (self.latent.is_some() && attends, NormKind::KvLatent, latent.kv_rank),
             (heads, NormKind::Query, queries),
             (heads && self.has_own_kv(layer), NormKind::Key, keys),
             (subs && attends, NormKind::AttentionSub, self.query_width()),
@@ -440,6 +459,11 @@ impl ModelConfig {
         if let Some(experts) = self.experts.as_ref().filter(|experts| experts.layers[layer]) {
             let (rows, cols, bias) = (usize::from(experts.count), self.hidden_size, experts.routing.bias);
             sides.push(SideInfo { kind: SideKind::Router, rows, cols, bias });
+            if let Some(latent) = experts.latent {
+                let bias = self.biases.mlp;
+                sides.push(SideInfo { kind: SideKind::ToExperts, rows: latent, cols, bias });
+                sides.push(SideInfo { kind: SideKind::FromExperts, rows: cols, cols: latent, bias });
+            }
             let gated = experts.shared.is_some_and(|shared| shared.gated);
             sides.extend(gated.then_some(SideInfo {
                 kind: SideKind::SharedGate,
@@ -464,7 +488,7 @@ impl ModelConfig {
             vectors.push((VectorKind::Correction, if row { vec![1, count] } else { vec![count] }));
         }
         vectors.extend(self.by_layer.scales.then(|| (VectorKind::Scale, vec![1])));
-        if let Some(experts) = experts.filter(|experts| experts.beside) {
+        if let Some(experts) = experts.filter(|experts| experts.dense == DenseMlp::Normed) {
             vectors.push((VectorKind::RouterScale, vec![self.hidden_size]));
             vectors.push((VectorKind::ExpertScales, vec![usize::from(experts.count)]));
         }
@@ -514,9 +538,10 @@ impl ModelConfig {
         }
         let Some(experts) = self.experts.as_ref().filter(|experts| experts.layers[layer]) else { return };
         let Some(form) = experts.fused else { return };
-        let (n, d, width) = (usize::from(experts.count), self.hidden_size, experts.width);
+        let (n, d, width) = (usize::from(experts.count), self.expert_input(), experts.width);
         let (gate_up, down) = self.fused_experts(layer);
-        for (name, turns, rows, cols) in [(gate_up, 2, width, d), (down, 1, d, width)] {
+        let turns = if experts.gated { 2 } else { 1 };
+        for (name, turns, rows, cols) in [(gate_up, turns, width, d), (down, 1, d, width)] {
             if self.biases.experts {
                 put(format!("{name}_bias"), vec![n, turns * rows], Role::Stacked { layer });
             }

@@ -125,7 +125,7 @@ impl<T> LayerParts<T> {
             let values = source.tensor_f32(&config.vector_name(layer, kind), &shape)?;
             // A depthwise convolution runs row by row.
             let by_rows = |shape: &[usize]| transpose(&values, shape[0], shape.iter().skip(1).product());
-            Ok((kind, if kind == VectorKind::Convolution { by_rows(&shape) } else { values }))
+            Ok((kind, if kind.convolves() { by_rows(&shape) } else { values }))
         };
         let vectors: Vec<(VectorKind, Vec<f32>)> =
             config.vectors(layer).into_iter().map(vector).collect::<Result<_, LoadError>>()?;

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use mantissa_kernels::{for_each, kernels};
 
-use crate::config::{Activation, MlpForm};
+use crate::config::{Activation, DenseMlp, MlpForm};
 use crate::error::ForwardError;
 use crate::flow::{Activations, Job, LayerFlow, Operators, scale};
 use crate::graph::{LinearInput, LinearKind, NormKind};
@@ -51,7 +51,7 @@ impl LayerFlow {
         let out = &mut a.normed[rows];
         let mut jobs = [Job { kind: LinearKind::Down, out: &mut *out, accumulate: false }];
         operators.linears(LinearInput::Down, x, real, &mut jobs)?;
-        if self.experts.as_ref().is_some_and(|experts| experts.beside) {
+        if self.experts.as_ref().is_some_and(|experts| experts.dense == DenseMlp::Normed) {
             // The experts add their result before both are normed and added.
             operators.norm(NormKind::AfterDense, out, &mut a.extra.wide[..out.len()]);
             return Ok(());

@@ -114,10 +114,10 @@ fn check_widths(config: &ModelConfig, seen: &BTreeMap<LinearInput, Vec<f32>>, to
         match input {
             LinearInput::Expert(e) => {
                 assert_eq!(rows(&input) * info.cols, seen.get(&input).map_or(0, Vec::len));
-                routed += usize::from(info.kind == LinearKind::ExpertGate(e)) * rows(&input);
+                routed += usize::from(info.kind == LinearKind::ExpertUp(e)) * rows(&input);
             }
             LinearInput::ExpertDown(e) => {
-                let tokens = seen.get(&LinearInput::Expert(e)).map_or(0, |x| x.len() / config.hidden_size);
+                let tokens = seen.get(&LinearInput::Expert(e)).map_or(0, |x| x.len() / config.expert_input());
                 assert_eq!(rows(&input), tokens, "{}", info.module);
             }
             _ => assert_eq!(seen[&input].len(), tokens * info.cols, "{}", info.module),
@@ -155,7 +155,7 @@ fn running_all_experts_changes_no_state() {
         let same = routed.iter().zip(&all).all(|(a, b)| a.to_bits() == b.to_bits());
         assert!(same, "{}", dir.display());
         for e in 0..experts.count {
-            assert_eq!(seen.get(&LinearInput::Expert(e)), Some(&(tokens * config.hidden_size)));
+            assert_eq!(seen.get(&LinearInput::Expert(e)), Some(&(tokens * config.expert_input())));
             assert_eq!(seen.get(&LinearInput::ExpertDown(e)), Some(&(tokens * experts.width)));
         }
         models += 1;

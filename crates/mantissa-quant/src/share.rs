@@ -150,6 +150,12 @@ impl Plan {
             };
             let why = match info.role {
                 Role::Side { kind: SideKind::Router, .. } => "router: engines read it unquantized",
+                Role::Side { kind: SideKind::ToExperts | SideKind::FromExperts, .. } => {
+                    "latent of experts: published recipes leave it unquantized"
+                }
+                Role::Side { kind, .. } if kind != SideKind::SharedGate => {
+                    "rates and gates of a recurrent mixer: small, and engines read them unquantized"
+                }
                 Role::Side { .. } => "gate of experts: engines read it unquantized",
                 Role::Embedding if !quantized() => "embedding: --embeddings quantizes it",
                 Role::Head if !quantized() => "head: --head quantizes it",

@@ -8,8 +8,19 @@ use mantissa_model::LoadError;
 use mantissa_runtime::footprint::SessionFootprint;
 use mantissa_runtime::{FastModel, Runtime, RuntimeOptions};
 
-const MODELS: [&str; 8] =
-    ["falcon-h1", "qwen3-next", "qwen3-5", "jamba", "lfm2", "lfm2-moe", "granite-hybrid", "nemotron-h"];
+const MODELS: [&str; 11] = [
+    "falcon-h1",
+    "qwen3-next",
+    "qwen3-5",
+    "jamba",
+    "lfm2",
+    "lfm2-moe",
+    "granite-hybrid",
+    "granite-hybrid-moe",
+    "nemotron-h",
+    "nemotron-h-latent",
+    "kimi-linear",
+];
 
 /// Tiny models with recurrent layers.
 fn models() -> impl Iterator<Item = (FastModel, &'static str)> {

@@ -1,6 +1,6 @@
 //! Features of architectures without a backward, which training refuses by name.
 
-use mantissa_model::config::{HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm};
+use mantissa_model::config::{DenseMlp, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm};
 use mantissa_model::{Activation, ModelConfig};
 
 use crate::error::TrainError;
@@ -29,7 +29,7 @@ fn first(features: impl IntoIterator<Item = Feature>) -> Result<(), TrainError> 
 }
 
 /// Features that distinguish the layers of a model.
-fn by_layer(config: &ModelConfig) -> [Feature; 9] {
+fn by_layer(config: &ModelConfig) -> [Feature; 12] {
     let features = &config.by_layer;
     [
         absent("heads that differ by layer", features.global_heads.is_none()),
@@ -37,7 +37,16 @@ fn by_layer(config: &ModelConfig) -> [Feature; 9] {
         absent("embeddings of each layer", features.inputs.is_none()),
         absent("a factor after each layer", !features.scales),
         absent("norms of the values", !config.value_norm),
-        absent("experts beside an MLP", config.experts.as_ref().is_none_or(|experts| !experts.beside)),
+        absent(
+            "experts beside an MLP",
+            config.experts.as_ref().is_none_or(|experts| experts.dense == DenseMlp::None),
+        ),
+        absent("experts without a gate", config.experts.as_ref().is_none_or(|experts| experts.gated)),
+        absent("a latent of experts", config.experts.as_ref().is_none_or(|experts| experts.latent.is_none())),
+        absent(
+            "the mean of routed and shared experts",
+            config.experts.as_ref().and_then(|experts| experts.shared).is_none_or(|shared| !shared.averaged),
+        ),
         absent(
             "experts that weight their input",
             config.experts.as_ref().is_none_or(|experts| !experts.scales_input),

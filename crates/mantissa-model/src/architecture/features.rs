@@ -113,6 +113,18 @@ pub enum MlpForm {
     Plain,
 }
 
+/// Dense MLP of a layer with experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DenseMlp {
+    /// None: experts stand in its place.
+    None,
+    /// Reads the same states as the experts; both results are added (Granite 4).
+    Same,
+    /// Has norms of its own before and after, and so have the experts, whose router reads the states by another norm
+    /// and weights each expert by a factor (Gemma 4).
+    Normed,
+}
+
 /// Linear layers that have a bias.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Biases {

@@ -97,6 +97,25 @@ impl MixerNames {
         ],
     };
 
+    /// Names of Kimi delta attention.
+    pub(crate) const KIMI: Self = MixerNames {
+        sides: &[
+            (SideKind::WriteRate, "self_attn.b_proj"),
+            (SideKind::DecayLatent, "self_attn.f_a_proj"),
+            (SideKind::Decay, "self_attn.f_b_proj"),
+            (SideKind::GateLatent, "self_attn.g_a_proj"),
+            (SideKind::Gate, "self_attn.g_b_proj"),
+        ],
+        vectors: &[
+            (VectorKind::QueryConvolution, "self_attn.q_conv1d.weight"),
+            (VectorKind::KeyConvolution, "self_attn.k_conv1d.weight"),
+            (VectorKind::ValueConvolution, "self_attn.v_conv1d.weight"),
+            (VectorKind::StepBias, "self_attn.dt_bias"),
+            (VectorKind::DecayLog, "self_attn.A_log"),
+            (VectorKind::MixNorm, "self_attn.o_norm.weight"),
+        ],
+    };
+
     /// Names of LFM2's short convolution.
     pub(crate) const LFM2: Self = MixerNames {
         sides: &[],
@@ -132,6 +151,8 @@ pub(crate) struct ExpertNames {
     pub(crate) router: &'static str,
     /// Correction that the router adds to its scores.
     pub(crate) correction: &'static str,
+    /// Projections to and from the latent of the experts.
+    pub(crate) latent: [&'static str; 2],
 }
 
 impl Names {
@@ -207,6 +228,7 @@ impl Names {
             (LinearKind::MixIn, "mamba.in_proj"),
             (LinearKind::MixOut, "mamba.out_proj"),
         ],
+        experts: ExpertNames::GRANITE4,
         mixer: MixerNames::GRANITE,
         ..Self::LLAMA
     };
@@ -247,7 +269,21 @@ impl Names {
             (LinearKind::MixIn, "mixer.in_proj"),
             (LinearKind::MixOut, "mixer.out_proj"),
         ],
+        experts: ExpertNames::NEMOTRON,
         mixer: MixerNames::NEMOTRON,
+        ..Self::LLAMA
+    };
+
+    /// Names of Kimi Linear, whose mixer's projections are named as those of the attention in other layers.
+    pub(crate) const KIMI_LINEAR: Self = Names {
+        linears: &[
+            (LinearKind::MixQ, "self_attn.q_proj"),
+            (LinearKind::MixK, "self_attn.k_proj"),
+            (LinearKind::MixV, "self_attn.v_proj"),
+            (LinearKind::MixOut, "self_attn.o_proj"),
+        ],
+        experts: ExpertNames::KIMI_LINEAR,
+        mixer: MixerNames::KIMI,
         ..Self::LLAMA
     };
 
@@ -366,6 +402,7 @@ impl ExpertNames {
         shared: "mlp.shared_expert.",
         router: "mlp.gate",
         correction: "mlp.gate.e_score_correction_bias",
+        latent: ["", ""],
     };
 
     /// Names of Mixtral.
@@ -375,6 +412,31 @@ impl ExpertNames {
         router: "block_sparse_moe.gate",
         correction: "block_sparse_moe.e_score_correction_bias",
         ..Self::QWEN
+    };
+
+    /// Names of Granite 4.
+    pub(crate) const GRANITE4: Self = ExpertNames {
+        fused: ["block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"],
+        router: "block_sparse_moe.router.layer",
+        ..Self::MIXTRAL
+    };
+
+    /// Names of Nemotron-H, whose experts have no gate.
+    pub(crate) const NEMOTRON: Self = ExpertNames {
+        experts: "mixer.experts.",
+        fused: ["mixer.experts.up_proj", "mixer.experts.down_proj"],
+        shared: "mixer.shared_experts.",
+        router: "mixer.gate",
+        correction: "mixer.gate.e_score_correction_bias",
+        latent: ["mixer.fc1_latent_proj", "mixer.fc2_latent_proj"],
+        ..Self::QWEN
+    };
+
+    /// Names of Kimi Linear.
+    pub(crate) const KIMI_LINEAR: Self = ExpertNames {
+        shared: "block_sparse_moe.shared_experts.",
+        correction: "block_sparse_moe.gate.e_score_correction_bias",
+        ..Self::MIXTRAL
     };
 
     /// Names of DeepSeek.

@@ -2,7 +2,7 @@
 
 use mantissa_store::convention::StackForm;
 
-use super::features::{HeadNorms, Scores};
+use super::features::{DenseMlp, HeadNorms, Scores};
 
 /// A flag that an architecture fixes, or that a field of its config.json states.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +22,9 @@ pub(crate) enum Eps {
     Default(f64),
     /// Always this value.
     Fixed(f64),
+    /// The value of `rms_norm_eps`, with RMSNorm in place of LayerNorm; without it that of `layer_norm_eps`, or this
+    /// default.
+    OrLayer(f64),
 }
 
 /// Width of a head.
@@ -43,6 +46,8 @@ pub(crate) enum HeadDim {
 pub(crate) enum FeedForward {
     /// The value of `intermediate_size`, which is required.
     Stated,
+    /// The value of the row's field, or of this one.
+    Or(&'static str),
     /// The value of `intermediate_size`, or this multiple of `hidden_size`.
     Multiple(usize),
     /// Two thirds of `block_ff_dim` or `intermediate_size` times `block_ffn_dim_multiplier`, rounded up to a multiple of
@@ -59,6 +64,10 @@ pub(crate) enum RecurrentRules {
         /// True if q, k, v and z are one projection, and b and a another.
         joined: bool,
     },
+    /// Delta rule with a decay for each channel in layers whose `layer_types` is `linear_attention`, or in the
+    /// `kda_layers` of `linear_attn_config`, counted from 1; else in all but every fourth layer, which is not the first
+    /// (Kimi Linear).
+    ChannelDelta,
     /// Short convolution in layers whose `layer_types` is `conv`, or else in those not in `full_attn_idxs`.
     ShortConvolution,
     /// Mamba in all layers but those at `attn_layer_offset` of each `attn_layer_period` (Jamba).
@@ -67,7 +76,7 @@ pub(crate) enum RecurrentRules {
     Parallel,
     /// Mamba-2.
     StateSpace {
-        /// True if a layer is a mixer, attention or an MLP alone, by `layers_block_type` or `hybrid_override_pattern`
+        /// True if a layer is a mixer, attention, an MLP or experts alone, by `layers_block_type` or `hybrid_override_pattern`
         /// (Nemotron-H); false if every layer has an MLP, and `layer_types` states the mixers.
         blocks: bool,
     },
@@ -113,6 +122,10 @@ pub(crate) enum Windows {
     /// Every layer except the last of each period, which the first of these fields states; `layer_types` takes
     /// precedence.
     ButLast { fields: &'static [&'static str], default: usize },
+    /// Every layer except the last of each period, `sliding_window_pattern` with this default; counted anew behind the
+    /// first `first_k_dense_replace` layers, which have a period of their own, `prefix_dense_sliding_window_pattern` (1).
+    /// `layer_types` takes precedence.
+    BehindDense(usize),
     /// Every layer except the last of each so many; `layer_types` takes precedence. The last layer has none (Gemma 4).
     ButEnd(usize),
 }
@@ -126,6 +139,8 @@ pub(crate) enum NoRope {
     Listed,
     /// Layers without a window, in a model with a `sliding_window`.
     FullAttention,
+    /// Layers without a window that have experts, or if `prefix_dense_sliding_window_pattern` (1) is not 1.
+    FullAttentionButDense,
     /// All layers, unless `position_embedding_type` is `rope`.
     UnlessRope,
     /// All layers.
@@ -238,6 +253,8 @@ pub(crate) struct ExpertRules {
     pub(crate) shared: SharedRules,
     /// Scores of the router.
     pub(crate) scores: Scores,
+    /// Field that names them, and its values.
+    pub(crate) scores_by: Option<(&'static str, &'static [(&'static str, Scores)])>,
     /// True if a token's weights are normalized to add up to 1.
     pub(crate) normalize: Flag,
     /// Default of `routed_scaling_factor`; `None` if there is no such factor.
@@ -254,9 +271,16 @@ pub(crate) struct ExpertRules {
     pub(crate) scales_input: bool,
     /// Flag without which there are no experts; `None` if there always are.
     pub(crate) enabled: Option<&'static str>,
-    /// True if experts stand beside the dense MLP of their layer, each with norms of its own, and the router reads the
-    /// states by a norm of its own and weights each expert by a factor (Gemma 4).
-    pub(crate) beside: bool,
+    /// True if a model with 0 experts has none.
+    pub(crate) optional: bool,
+    /// True if experts, shared ones too, have a gate; false if they are `down(act(up(x)))`.
+    pub(crate) gated: bool,
+    /// Field of the width that the states are projected to for the experts, and their result back from, if it is stated.
+    pub(crate) latent: Option<&'static str>,
+    /// Field and its value, the default, with which the results of routed and shared experts are averaged, not added.
+    pub(crate) mean: Option<(&'static str, &'static str)>,
+    /// Dense MLP beside the experts.
+    pub(crate) dense: DenseMlp,
     /// Fields that are supported with these values only.
     pub(crate) only: &'static [(&'static str, &'static [&'static str])],
     /// Defaults of `swiglu_alpha` and `swiglu_limit`, if the activation is clamped.
@@ -283,6 +307,8 @@ pub(crate) enum ExpertLayers {
     Interleaved,
     /// Every `moe_layer_interval`-th layer from `moe_layer_start_index` (1) to `moe_layer_end_index` (the last).
     Range,
+    /// Layers that are experts in the list of blocks (Nemotron-H); none without such a layer.
+    Blocks,
     /// Layers at `expert_layer_offset` (1) of each `expert_layer_period` (2); none with one expert.
     Period,
 }
@@ -298,6 +324,8 @@ pub(crate) enum SharedRules {
     One,
     /// As many as this field states times the width of an expert.
     Counted(&'static str),
+    /// One of the width in a field. Another field, of their number, must be 1 if it is stated.
+    Stated { width: &'static str, count: &'static str },
 }
 
 /// Factor of the queries that grows with the position.

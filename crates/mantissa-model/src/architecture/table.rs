@@ -1,9 +1,13 @@
-//! Table of architectures, one row each. A row states its differences from the base row at its end.
+//! Table of architectures, one row each. A row states its differences from the base row at its end ([`super::bases`]).
 
 use mantissa_store::convention::StackForm;
 
 use super::Architecture;
-use super::features::{Activation, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores};
+use super::bases::{
+    ATTENTION_BIAS, COHERE2, DEEPSEEK, DEEPSEEK_EXPERTS, DEEPSEEK_V3, DEEPSEEK_V3_EXPERTS, EXPERTS, GEMMA,
+    GEMMA2, GRANITE_SCALES, LFM2, LLAMA, QWEN_EXPERTS, QWEN_MOE, QWEN2, QWEN3_5, ROPE,
+};
+use super::features::{Activation, DenseMlp, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores};
 use super::names::{ExpertNames, Names};
 use super::rules::{
     BiasRules, ByLayer, Eps, ExpertLayers, ExpertRules, FeedForward, Flag, GroupRules, GrowthRule, HeadDim,
@@ -132,27 +136,34 @@ pub(super) static TABLE: &[Architecture] = &[
         rope: RopeRules { partial: Some(0.5), interleaved: true, ..ROPE },
         ..LLAMA
     },
-    // Command R7B and Command A: LayerNorm without bias, attention and MLP in parallel on one norm, scaled logits;
-    // windowed layers are rotated in adjacent pairs, the others have no position embedding.
+    COHERE2,
+    // Command A+: Cohere 2 with experts behind some dense layers, RMSNorm where its epsilon is stated.
     Architecture {
-        name: "cohere2",
-        class: "Cohere2ForCausalLM",
-        aliases: &[("rms_norm_eps", "layer_norm_eps")],
-        tied: true,
-        norm: NormForm::LayerWeight,
-        eps: Eps::Default(1e-5),
-        norm_places: NormPlaces::ParallelShared,
-        biases: BiasRules::ATTENTION,
-        windows: Windows::ButLast { fields: &["sliding_window_pattern"], default: 4 },
-        default_window: Some(4096),
-        rope: RopeRules { no_rope: NoRope::FullAttention, interleaved: true, ..ROPE },
-        scales: Some(ScaleRules {
-            embedding: None,
-            residual: None,
-            attention: None,
-            logits: Some(LogitScale { field: "logit_scale", default: 0.0625, divides: false }),
+        name: "cohere2_moe",
+        class: "Cohere2MoeForCausalLM",
+        aliases: &[],
+        only: &[("shared_expert_combination_strategy", &["average", "sum"])],
+        names: Names { experts: ExpertNames::DEEPSEEK, ..Names::LLAMA },
+        eps: Eps::OrLayer(1e-5),
+        head_dim: HeadDim::Default(128),
+        ffn: "prefix_dense_intermediate_size",
+        feed_forward: FeedForward::Or("intermediate_size"),
+        windows: Windows::BehindDense(4),
+        rope: RopeRules { no_rope: NoRope::FullAttentionButDense, ..COHERE2.rope },
+        experts: Some(ExpertRules {
+            count: "num_experts",
+            layers: ExpertLayers::Listed(0),
+            shared: SharedRules::Counted("num_shared_experts"),
+            scores_by: Some((
+                "expert_selection_fn",
+                &[("softmax", Scores::SoftmaxOfChosen), ("sigmoid", Scores::Sigmoid)],
+            )),
+            scores: Scores::SoftmaxOfChosen,
+            normalize: Flag::Field("norm_topk_prob", true),
+            mean: Some(("shared_expert_combination_strategy", "average")),
+            ..EXPERTS
         }),
-        ..LLAMA
+        ..COHERE2
     },
     QWEN2,
     // QK norms.
@@ -297,7 +308,7 @@ pub(super) static TABLE: &[Architecture] = &[
             count: "num_experts",
             width: "moe_intermediate_size",
             enabled: Some("enable_moe_block"),
-            beside: true,
+            dense: DenseMlp::Normed,
             published_fused: true,
             ..EXPERTS
         }),
@@ -481,12 +492,12 @@ pub(super) static TABLE: &[Architecture] = &[
         }),
         ..QWEN3_5
     },
-    // Granite 4 without routed experts: Mamba-2 in most layers, the factors of Granite 3, no position embedding.
+    // Granite 4: Mamba-2 in most layers, the factors of Granite 3, no position embedding; in some models routed experts
+    // beside the MLP, on the same states.
     Architecture {
         name: "granitemoehybrid",
         class: "GraniteMoeHybridForCausalLM",
-        aliases: &[("intermediate_size", "shared_intermediate_size")],
-        fixed_counts: &[("num_local_experts", 0)],
+        ffn: "shared_intermediate_size",
         names: Names::GRANITE4,
         eps: Eps::Default(1e-6),
         mlp: MlpForm::GatedJoined,
@@ -494,6 +505,14 @@ pub(super) static TABLE: &[Architecture] = &[
         rope: RopeRules { no_rope: NoRope::UnlessRope, ..ROPE },
         scales: Some(GRANITE_SCALES),
         recurrent: Some(RecurrentRules::StateSpace { blocks: false }),
+        experts: Some(ExpertRules {
+            scores: Scores::SoftmaxOfChosen,
+            normalize: Flag::Fixed(false),
+            optional: true,
+            dense: DenseMlp::Same,
+            published_fused: true,
+            ..EXPERTS
+        }),
         ..LLAMA
     },
     // Falcon-H1: Mamba-2 and attention on the same input in every layer, constant factors.
@@ -536,7 +555,9 @@ pub(super) static TABLE: &[Architecture] = &[
         }),
         ..LLAMA
     },
-    // Nemotron-H without experts: every layer is a Mamba-2 mixer, attention or an MLP; no position embedding.
+    // Nemotron-H: every layer is a Mamba-2 mixer, attention, an MLP or experts without a gate; no position embedding. The
+    // projections to and from the latent of experts stay unquantized: NVIDIA's recipes leave them in bf16
+    // (modelopt_recipes/models/Nemotron-3-Super-120B-A12B/super-nvfp4-max-calib.yaml, but for three layers).
     Architecture {
         name: "nemotron_h",
         class: "NemotronHForCausalLM",
@@ -559,6 +580,18 @@ pub(super) static TABLE: &[Architecture] = &[
         biases: BiasRules { mlp: Flag::Field("mlp_bias", false), ..BiasRules::NONE },
         rope: RopeRules { no_rope: NoRope::All, ..ROPE },
         recurrent: Some(RecurrentRules::StateSpace { blocks: true }),
+        experts: Some(ExpertRules {
+            layers: ExpertLayers::Blocks,
+            shared: SharedRules::Stated {
+                width: "moe_shared_expert_intermediate_size",
+                count: "n_shared_experts",
+            },
+            scale: Some(1.0),
+            gated: false,
+            latent: Some("moe_latent_size"),
+            only: &[],
+            ..DEEPSEEK_V3_EXPERTS
+        }),
         ..LLAMA
     },
     LFM2,
@@ -602,6 +635,34 @@ pub(super) static TABLE: &[Architecture] = &[
     // Kimi K2: DeepSeek-V3 under its own name; only the defaults of its config class differ, and published configs
     // state those fields.
     Architecture { name: "kimi_k2", ..DEEPSEEK_V3 },
+    // Kimi Linear: Kimi delta attention in three of four layers, latent attention without positions in the others, the
+    // routing of DeepSeek-V3. The low-rank forget and output gates, the write rates and the convolutions stay unquantized,
+    // as those of gated DeltaNet.
+    Architecture {
+        name: "kimi_linear",
+        class: "KimiLinearForCausalLM",
+        aliases: &[
+            ("max_position_embeddings", "model_max_length"),
+            ("norm_topk_prob", "moe_renormalize"),
+            ("n_group", "num_expert_group"),
+            ("num_experts_per_tok", "num_experts_per_token"),
+        ],
+        fixed_flags: &[("mla_use_nope", true), ("use_grouped_topk", true)],
+        names: Names::KIMI_LINEAR,
+        eps: Eps::Default(1e-5),
+        rope: RopeRules { no_rope: NoRope::All, ..ROPE },
+        latent: Some(LatentRules { interleaved: Flag::Fixed(false) }),
+        recurrent: Some(RecurrentRules::ChannelDelta),
+        experts: Some(ExpertRules {
+            count: "num_experts",
+            layers: ExpertLayers::Listed(1),
+            shared: SharedRules::Counted("num_shared_experts"),
+            scale: Some(2.446),
+            only: &[("moe_router_activation_func", &["sigmoid"])],
+            ..DEEPSEEK_V3_EXPERTS
+        }),
+        ..DEEPSEEK_V3
+    },
     // GLM-4.7-Flash: DeepSeek-V3 with other defaults.
     Architecture {
         name: "glm4_moe_lite",
@@ -654,225 +715,3 @@ pub(super) static TABLE: &[Architecture] = &[
         ..LLAMA
     },
 ];
-
-/// Llama 1, 2 and 3.
-const LLAMA: Architecture = Architecture {
-    name: "llama",
-    class: "LlamaForCausalLM",
-    aliases: &[],
-    fixed_flags: &[],
-    only: &[],
-    fixed_counts: &[],
-    names: Names::LLAMA,
-    tied: false,
-    norm: NormForm::Rms,
-    eps: Eps::Required,
-    norm_places: NormPlaces::Before,
-    parallel: Flag::Fixed(false),
-    head_norms: HeadNorms::Absent,
-    norms_heads: Flag::Fixed(true),
-    value_norm: false,
-    by_layer: ByLayer::NONE,
-    sub_norms: false,
-    activation: Activation::Silu,
-    gelu_is_tanh: false,
-    head_dim: HeadDim::Stated,
-    ffn: "intermediate_size",
-    feed_forward: FeedForward::Stated,
-    qkv: QkvForm::Separate,
-    mlp: MlpForm::Gated,
-    biases: BiasRules { mlp: Flag::Field("mlp_bias", false), ..BiasRules::ATTENTION },
-    head_bias: false,
-    conv1d: false,
-    ternary: false,
-    windows: Windows::None,
-    default_window: None,
-    rope: ROPE,
-    learned_positions: false,
-    scaled_embedding: false,
-    query_scale: QueryScale::Head,
-    scales: None,
-    query_growth: GrowthRule::None,
-    softcaps: None,
-    clips_qkv: false,
-    sinks: false,
-    latent: None,
-    gated_attention: false,
-    multipliers: false,
-    recurrent: None,
-    experts: None,
-};
-
-/// Factors of Granite 3 and 4.
-const GRANITE_SCALES: ScaleRules = ScaleRules {
-    embedding: Some("embedding_multiplier"),
-    residual: Some("residual_multiplier"),
-    attention: Some("attention_multiplier"),
-    logits: Some(LogitScale { field: "logits_scaling", default: 1.0, divides: true }),
-};
-
-/// Plain rotary embedding of whole heads.
-const ROPE: RopeRules = RopeRules {
-    theta: 10_000.0,
-    partial: None,
-    local_theta: None,
-    required: false,
-    no_rope: NoRope::None,
-    interleaved: false,
-};
-
-/// Biases of the attention unless `attention_bias` is false.
-const ATTENTION_BIAS: BiasRules = {
-    let flag = Flag::Field("attention_bias", true);
-    BiasRules { qkv: flag, output: flag, ..BiasRules::NONE }
-};
-
-/// Qwen2 and Qwen2.5: biases on q, k and v.
-const QWEN2: Architecture = Architecture {
-    name: "qwen2",
-    class: "Qwen2ForCausalLM",
-    biases: BiasRules { qkv: Flag::Fixed(true), ..BiasRules::NONE },
-    windows: Windows::Late,
-    default_window: Some(4096),
-    ..LLAMA
-};
-
-/// Gemma: scaled embedding, norms that add 1 to their weights, GELU.
-const GEMMA: Architecture = Architecture {
-    name: "gemma",
-    class: "GemmaForCausalLM",
-    fixed_flags: &[("use_bidirectional_attention", false)],
-    tied: true,
-    norm: NormForm::RmsPlusOne,
-    eps: Eps::Default(1e-6),
-    activation: Activation::GeluTanh,
-    gelu_is_tanh: true,
-    head_dim: HeadDim::Default(256),
-    biases: BiasRules::ATTENTION,
-    scaled_embedding: true,
-    ..LLAMA
-};
-
-/// Gemma 2: norms before and after attention and MLP, capped scores and logits, a window on every other layer.
-const GEMMA2: Architecture = Architecture {
-    name: "gemma2",
-    class: "Gemma2ForCausalLM",
-    aliases: &[("hidden_act", "hidden_activation")],
-    names: Names::GEMMA2,
-    norm_places: NormPlaces::Both,
-    gelu_is_tanh: false,
-    windows: Windows::Even,
-    default_window: Some(4096),
-    query_scale: QueryScale::Field("query_pre_attn_scalar", 256.0),
-    softcaps: Some(Softcaps { attention: Some(50.0), logits: Some(30.0) }),
-    ..GEMMA
-};
-
-/// Experts of Mixtral.
-const EXPERTS: ExpertRules = ExpertRules {
-    count: "num_local_experts",
-    count_alias: None,
-    width: "intermediate_size",
-    layers: ExpertLayers::All,
-    shared: SharedRules::None,
-    scores: Scores::Softmax,
-    normalize: Flag::Fixed(true),
-    scale: None,
-    groups: None,
-    correction: false,
-    correction_row: false,
-    bias: false,
-    scales_input: false,
-    enabled: None,
-    beside: false,
-    only: &[],
-    swiglu: None,
-    fused: StackForm::Rows,
-    published_fused: false,
-};
-
-/// Experts of the Qwen mixtures; transformers 5 writes the alias.
-const QWEN_EXPERTS: ExpertRules = ExpertRules {
-    count: "num_experts",
-    count_alias: Some("num_local_experts"),
-    width: "moe_intermediate_size",
-    layers: ExpertLayers::Sparse,
-    normalize: Flag::Field("norm_topk_prob", false),
-    ..EXPERTS
-};
-
-/// The Qwen mixtures.
-const QWEN_MOE: Architecture = Architecture {
-    fixed_flags: &[("use_sliding_window", false)],
-    biases: BiasRules::ATTENTION,
-    experts: Some(QWEN_EXPERTS),
-    ..LLAMA
-};
-
-/// Qwen3.5 (text): gated DeltaNet in three of four layers, gated attention, a quarter of a head rotated. The three
-/// positions of a text token are equal, so its interleaved M-RoPE is plain RoPE.
-const QWEN3_5: Architecture = Architecture {
-    name: "qwen3_5_text",
-    class: "Qwen3_5ForCausalLM",
-    names: Names::QWEN3_5,
-    norm: NormForm::RmsPlusOne,
-    eps: Eps::Default(1e-6),
-    head_norms: HeadNorms::Each,
-    head_dim: HeadDim::IfAbsent(256),
-    biases: BiasRules::ATTENTION,
-    rope: RopeRules { partial: Some(0.25), ..ROPE },
-    gated_attention: true,
-    recurrent: Some(RecurrentRules::GatedDelta { joined: false }),
-    ..LLAMA
-};
-
-/// LFM2: gated short convolutions in the layers without attention.
-const LFM2: Architecture = Architecture {
-    name: "lfm2",
-    class: "Lfm2ForCausalLM",
-    aliases: &[("rms_norm_eps", "norm_eps")],
-    fixed_flags: &[("tie_embedding", true)],
-    names: Names::LFM2,
-    tied: true,
-    eps: Eps::Default(1e-5),
-    head_norms: HeadNorms::Each,
-    feed_forward: FeedForward::Adjusted,
-    biases: BiasRules::NONE,
-    rope: RopeRules { theta: 1_000_000.0, ..ROPE },
-    recurrent: Some(RecurrentRules::ShortConvolution),
-    ..LLAMA
-};
-
-/// Experts of DeepSeek.
-const DEEPSEEK_EXPERTS: ExpertRules = ExpertRules {
-    count: "n_routed_experts",
-    width: "moe_intermediate_size",
-    shared: SharedRules::Counted("n_shared_experts"),
-    ..EXPERTS
-};
-
-/// Experts of DeepSeek-V3: sigmoid scores with corrections, groups ranked by their best two.
-const DEEPSEEK_V3_EXPERTS: ExpertRules = ExpertRules {
-    layers: ExpertLayers::From(3),
-    scores: Scores::Sigmoid,
-    normalize: Flag::Field("norm_topk_prob", true),
-    scale: Some(2.5),
-    groups: Some(GroupRules { best_two: true, when: None }),
-    correction: true,
-    only: &[("scoring_func", &["sigmoid"]), ("topk_method", &["noaux_tc"])],
-    ..DEEPSEEK_EXPERTS
-};
-
-/// DeepSeek-V2 and V3.
-const DEEPSEEK: Architecture =
-    Architecture { names: Names { experts: ExpertNames::DEEPSEEK, ..Names::LLAMA }, ..LLAMA };
-
-/// DeepSeek-V3 and R1.
-const DEEPSEEK_V3: Architecture = Architecture {
-    name: "deepseek_v3",
-    class: "DeepseekV3ForCausalLM",
-    biases: BiasRules::ATTENTION,
-    latent: Some(LatentRules { interleaved: Flag::Field("rope_interleave", true) }),
-    experts: Some(DEEPSEEK_V3_EXPERTS),
-    ..DEEPSEEK
-};

@@ -74,7 +74,10 @@ impl CachedAttention for Past<'_> {
         let Some(latent) = &flow.latent else { return Ok(()) };
         let (tokens, start, q_width) = (seqs.tokens(), seqs.start(0), flow.widths().0);
         let angles = start * flow.half..(start + tokens) * flow.half;
-        kernels().rope_rotate(rows.rotated, 1, latent.rotated, &rows.cos[angles.clone()], &rows.sin[angles]);
+        if flow.rotates() {
+            let (cos, sin) = (&rows.cos[angles.clone()], &rows.sin[angles]);
+            kernels().rope_rotate(rows.rotated, 1, latent.rotated, cos, sin);
+        }
         let scratch = self.append_latents(rows.latents, rows.rotated)?;
         let all = start + tokens;
         operators.apart(

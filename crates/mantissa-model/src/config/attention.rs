@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::experts::Experts;
 use super::fields::{ConfigError, Fields, MAX_POSITIONS, MAX_WIDTH};
 use crate::architecture::Architecture;
 use crate::architecture::rules::{GrowthRule, HeadDim, NoRope, Windows};
@@ -216,7 +217,26 @@ pub(super) fn windows(
             let period = name.map(|name| fields.size(name, limits)).transpose()?.unwrap_or(default);
             Ok(!(layer + 1).is_multiple_of(period))
         }),
+        Windows::BehindDense(default) => {
+            let limits = 0..=u64::from(u32::MAX);
+            let dense = fields.optional_size("first_k_dense_replace", limits.clone())?.unwrap_or(0);
+            let period =
+                fields.optional_size("sliding_window_pattern", 1..=*limits.end())?.unwrap_or(default);
+            let of_dense = dense_period(fields)?;
+            by_layer_type(fields, window()?, layers, |layer| {
+                Ok(match layer.checked_sub(dense) {
+                    Some(behind) => !(behind + 1).is_multiple_of(period),
+                    None => !(layer + 1).is_multiple_of(of_dense),
+                })
+            })
+        }
     }
+}
+
+/// Period of the layers without a window among the dense ones before those with experts.
+fn dense_period(fields: Fields<'_>) -> Result<usize, ConfigError> {
+    let stated = fields.optional_size("prefix_dense_sliding_window_pattern", 1..=u64::from(u32::MAX))?;
+    Ok(stated.unwrap_or(1))
 }
 
 /// The window of the layers that have one.
@@ -253,6 +273,7 @@ pub(super) fn rotated_layers(
     fields: Fields<'_>,
     architecture: &Architecture,
     windows: &[Option<usize>],
+    experts: Option<&Experts>,
 ) -> Result<Vec<bool>, ConfigError> {
     let layers = windows.len();
     match architecture.rope.no_rope {
@@ -266,6 +287,12 @@ pub(super) fn rotated_layers(
         NoRope::FullAttention => {
             let hybrid = stated_window(fields, architecture)?.is_some();
             Ok(windows.iter().map(|window| !hybrid || window.is_some()).collect())
+        }
+        NoRope::FullAttentionButDense => {
+            let rotates = dense_period(fields)? == 1;
+            let dense = |layer: usize| experts.is_none_or(|experts| !experts.layers[layer]);
+            let all = windows.iter().enumerate();
+            Ok(all.map(|(layer, window)| window.is_some() || (rotates && dense(layer))).collect())
         }
         NoRope::Listed => {
             // The reference takes an empty list for an absent one.

@@ -4,7 +4,8 @@ use mantissa_store::convention::StackForm;
 use serde_json::Value;
 
 use super::fields::{ConfigError, Fields, MAX_WIDTH};
-use crate::architecture::features::Scores;
+use super::recurrent::{Block, blocks};
+use crate::architecture::features::{DenseMlp, Scores};
 use crate::architecture::rules::{ExpertLayers, ExpertRules, GroupRules, SharedRules};
 
 /// Largest number of experts of a layer.
@@ -27,8 +28,12 @@ pub struct Experts {
     pub shared: Option<SharedExperts>,
     /// Clamped SwiGLU (gpt-oss).
     pub limited: Option<LimitedSwiglu>,
-    /// True if they stand beside the dense MLP of their layer (Gemma 4).
-    pub beside: bool,
+    /// True if experts, shared ones too, have a gate; false if they are `down(act(up(x)))`.
+    pub gated: bool,
+    /// Width of the latent that routed experts read and write; `None` if they read the states (Nemotron 3 Super).
+    pub latent: Option<usize>,
+    /// Dense MLP beside the experts.
+    pub dense: DenseMlp,
     /// True if a token is multiplied by an expert's weight before it enters it, not after (Llama 4).
     pub scales_input: bool,
     /// Form of the tensors that hold all experts of a layer; `None` if the checkpoint has one tensor for each.
@@ -44,6 +49,8 @@ pub struct SharedExperts {
     pub width: usize,
     /// True if their result is weighted by the sigmoid of a projection to one number.
     pub gated: bool,
+    /// True if the results of routed and shared experts are averaged, not added (Command A+).
+    pub averaged: bool,
 }
 
 /// `(up + 1) · gate · sigmoid(alpha · gate)` with `gate` at most `limit` and `up` within `±limit`.
@@ -83,17 +90,23 @@ pub struct Groups {
     pub best_two: bool,
 }
 
-/// True if the model may have experts: one alone is a dense MLP where layers with experts are periodic.
+/// True if the model may have experts: one alone is a dense MLP where layers with experts are periodic, and a model made
+/// of blocks may have none of experts.
 pub(super) fn present(fields: Fields<'_>, rules: &ExpertRules) -> Result<bool, ConfigError> {
-    let one = fields.optional_size(rules.count, 1..=MAX_EXPERTS)? == Some(1);
-    Ok(!(one && matches!(rules.layers, ExpertLayers::Period)))
+    match rules.layers {
+        ExpertLayers::Period => Ok(fields.optional_size(rules.count, 1..=MAX_EXPERTS)? != Some(1)),
+        ExpertLayers::Blocks => Ok(blocks(fields)?.contains(&Block::Experts)),
+        _ if rules.optional => Ok(fields.size(rules.count, 0..=MAX_EXPERTS)? > 0),
+        _ => Ok(true),
+    }
 }
 
-/// Parses the experts of a model with `layers` layers.
+/// Parses the experts of a model with `layers` layers and states of width `hidden`.
 pub(super) fn parse(
     fields: Fields<'_>,
     rules: &ExpertRules,
     layers: usize,
+    hidden: usize,
 ) -> Result<Option<Experts>, ConfigError> {
     if let Some(flag) = rules.enabled
         && !fields.flag(flag, false)?
@@ -108,7 +121,12 @@ pub(super) fn parse(
     let width = fields.size(rules.width, 1..=MAX_WIDTH)?;
     let per_token = fields.size("num_experts_per_tok", 1..=count as u64)?;
     let routing = routing(fields, rules, count, per_token)?;
-    let shared = shared(fields, rules.shared, width)?;
+    let shared = shared(fields, rules, width)?;
+    // The latent takes the place of states in buffers.
+    let latent = match rules.latent {
+        Some(field) => fields.optional_size(field, 1..=hidden as u64)?,
+        None => None,
+    };
     let positive = |field, default| Ok(fields.optional_positive(field)?.unwrap_or(default) as f32);
     let limited = match rules.swiglu {
         Some((alpha, limit)) => Some(LimitedSwiglu {
@@ -122,7 +140,7 @@ pub(super) fn parse(
     let count = u16::try_from(count).map_err(|_| fields.error(field, "fewer experts"))?;
     let balance_loss = fields.optional_number("router_aux_loss_coef")?.map(|factor| factor as f32);
     let fused = rules.published_fused.then_some(rules.fused);
-    let ExpertRules { beside, scales_input, .. } = *rules;
+    let ExpertRules { gated, dense, scales_input, .. } = *rules;
     Ok(Some(Experts {
         count,
         per_token,
@@ -131,7 +149,9 @@ pub(super) fn parse(
         routing,
         shared,
         limited,
-        beside,
+        gated,
+        latent,
+        dense,
         scales_input,
         fused,
         balance_loss,
@@ -180,6 +200,7 @@ fn expert_layers(fields: Fields<'_>, rule: ExpertLayers, layers: usize) -> Resul
                 flags.ok_or_else(|| fields.error("mlp_layer_types", format!("{layers} of dense or sparse")))
             }
         },
+        ExpertLayers::Blocks => Ok(blocks(fields)?.iter().map(|block| *block == Block::Experts).collect()),
         ExpertLayers::Period => {
             let limits = 1..=u64::from(u32::MAX);
             let period = fields.optional_size("expert_layer_period", limits)?.unwrap_or(2);
@@ -196,13 +217,26 @@ fn expert_layers(fields: Fields<'_>, rule: ExpertLayers, layers: usize) -> Resul
     }
 }
 
-fn shared(fields: Fields<'_>, rule: SharedRules, width: usize) -> Result<Option<SharedExperts>, ConfigError> {
-    match rule {
+fn shared(
+    fields: Fields<'_>,
+    rules: &ExpertRules,
+    width: usize,
+) -> Result<Option<SharedExperts>, ConfigError> {
+    let averaged = match rules.mean {
+        Some((field, name)) => fields.text(field)?.is_none_or(|stated| stated == name),
+        None => false,
+    };
+    let plain = |width| Ok(Some(SharedExperts { width, gated: false, averaged }));
+    match rules.shared {
         SharedRules::None => Ok(None),
-        SharedRules::One => Ok(Some(SharedExperts { width, gated: false })),
+        SharedRules::One => plain(width),
         SharedRules::Gated => {
             let width = fields.size("shared_expert_intermediate_size", 1..=MAX_WIDTH)?;
-            Ok(Some(SharedExperts { width, gated: true }))
+            Ok(Some(SharedExperts { width, gated: true, averaged }))
+        }
+        SharedRules::Stated { width, count } => {
+            fields.optional_size(count, 1..=1)?;
+            plain(fields.size(width, 1..=MAX_WIDTH)?)
         }
         SharedRules::Counted(field) => {
             // For 0 the reference makes an MLP of width 0; a checkpoint has no such tensors.
@@ -212,7 +246,7 @@ fn shared(fields: Fields<'_>, rule: SharedRules, width: usize) -> Result<Option<
                 let allowed = format!("at most {MAX_WIDTH} / moe_intermediate_size");
                 return Err(fields.error(field, allowed));
             }
-            Ok((count > 0).then_some(SharedExperts { width: total, gated: false }))
+            if count == 0 { Ok(None) } else { plain(total) }
         }
     }
 }
@@ -239,8 +273,20 @@ fn routing(
         Some(default) => fields.optional_number("routed_scaling_factor")?.unwrap_or(default) as f32,
         None => 1.0,
     };
-    let ExpertRules { scores, correction, bias, .. } = *rules;
+    let ExpertRules { correction, bias, .. } = *rules;
+    let scores = scores(fields, rules)?;
+    let normalize = normalize && scores != Scores::SoftmaxOfChosen;
     Ok(Routing { scores, normalize, scale, groups, correction, bias })
+}
+
+/// Scores of the router: those that a field names, or those of the row.
+fn scores(fields: Fields<'_>, rules: &ExpertRules) -> Result<Scores, ConfigError> {
+    let Some((field, names)) = rules.scores_by else { return Ok(rules.scores) };
+    let Some(stated) = fields.text(field)? else { return Ok(rules.scores) };
+    let found = names.iter().find(|(name, _)| *name == stated).map(|(_, scores)| *scores);
+    found.ok_or_else(|| {
+        fields.error(field, names.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(" or "))
+    })
 }
 
 fn groups(

@@ -5,7 +5,9 @@ use serde_json::Value;
 use super::fields::{ConfigError, Fields, MAX_LAYERS, MAX_WIDTH};
 use crate::architecture::Architecture;
 use crate::architecture::rules::RecurrentRules;
-use crate::mixer::{GatedDelta, Mixing, Recurrent, ResultNorm, SelectiveScan, ShortConvolution, StateSpace};
+use crate::mixer::{
+    ChannelDelta, GatedDelta, Mixing, Recurrent, ResultNorm, SelectiveScan, ShortConvolution, StateSpace,
+};
 
 /// Longest convolution, in tokens.
 const MAX_KERNEL: u64 = 256;
@@ -60,9 +62,8 @@ pub(super) struct Mixers {
 
 /// Parses the number of layers: `num_hidden_layers`, or the length of the list of blocks.
 pub(super) fn layers(fields: Fields<'_>, architecture: &Architecture) -> Result<usize, ConfigError> {
-    let blocks = matches!(architecture.recurrent, Some(RecurrentRules::StateSpace { blocks: true }));
-    match fields.get("layers_block_type").and_then(Value::as_array).filter(|_| blocks) {
-        Some(list) if list.len() as u64 <= MAX_LAYERS && !list.is_empty() => Ok(list.len()),
+    match architecture.recurrent {
+        Some(RecurrentRules::StateSpace { blocks: true }) => Ok(blocks(fields)?.len()),
         _ => fields.size("num_hidden_layers", 1..=MAX_LAYERS),
     }
 }
@@ -85,6 +86,18 @@ pub(super) fn parse(
                 Ok((1..=layers).map(|layer| !layer.is_multiple_of(interval)).collect())
             })?;
             (Some(Recurrent::GatedDelta(mixer)), mixing)
+        }
+        Some(RecurrentRules::ChannelDelta) => {
+            let nested = fields.object("linear_attn_config")?;
+            let mixer = Recurrent::ChannelDelta(channel_delta(fields, nested, hidden, eps)?);
+            let mixing = by_layer_type(fields, "linear_attention", layers, || match nested {
+                Some(nested) => {
+                    let recurrent = nested.tokens("kda_layers")?;
+                    Ok((1..=layers).map(|layer| recurrent.iter().any(|at| *at as usize == layer)).collect())
+                }
+                None => Ok((0..layers).map(|layer| layer == 0 || !layer.is_multiple_of(4)).collect()),
+            })?;
+            (Some(mixer), mixing)
         }
         Some(RecurrentRules::ShortConvolution) => {
             let kernel = fields.optional_size("conv_L_cache", 1..=MAX_KERNEL)?.unwrap_or(3);
@@ -110,7 +123,7 @@ pub(super) fn parse(
         Some(RecurrentRules::StateSpace { blocks }) => {
             let mixer = Recurrent::StateSpace(state_space(fields, hidden, eps, blocks)?);
             if blocks {
-                let mixing = by_block(fields, layers)?;
+                let mixing: Vec<_> = self::blocks(fields)?.into_iter().map(Block::mixing).collect();
                 let has_mlp = mixing.iter().map(|mixing| *mixing == Mixing::None).collect();
                 return Ok(Mixers { recurrent: Some(mixer), mixing, has_mlp });
             }
@@ -140,6 +153,30 @@ fn gated_delta(fields: Fields<'_>, hidden: usize, eps: f32, joined: bool) -> Res
     check_width(fields, "linear_value_head_dim", mixer.value_heads, mixer.value_dim)?;
     check_width(fields, "linear_value_head_dim", mixer.key_dim, mixer.value_dim)?;
     // The convolution has the activation of the MLP, the gate of the result always SiLU.
+    silu(fields, "hidden_act")?;
+    Ok(mixer)
+}
+
+/// Kimi delta attention, by the fields of transformers or by `nested`, those of the published checkpoints.
+fn channel_delta(
+    fields: Fields<'_>,
+    nested: Option<Fields<'_>>,
+    hidden: usize,
+    eps: f32,
+) -> Result<ChannelDelta, ConfigError> {
+    let size = |own: &str, inner: &str, most, default| match nested {
+        Some(nested) => Ok(nested.optional_size(inner, 1..=most)?.unwrap_or(default)),
+        None => Ok(fields.optional_size(own, 1..=most)?.unwrap_or(default)),
+    };
+    let mixer = ChannelDelta {
+        hidden,
+        heads: size("linear_num_heads", "num_heads", MAX_WIDTH, 32)?,
+        head_dim: size("linear_head_dim", "head_dim", MAX_WIDTH, 128)?,
+        kernel: size("linear_conv_kernel_dim", "short_conv_kernel_size", MAX_KERNEL, 4)?,
+        eps,
+    };
+    check_width(fields, "linear_num_heads", mixer.head_dim, mixer.heads)?;
+    check_width(fields, "linear_head_dim", mixer.head_dim, mixer.head_dim)?;
     silu(fields, "hidden_act")?;
     Ok(mixer)
 }
@@ -279,28 +316,49 @@ fn by_layer_type(
     types.iter().map(parse).collect()
 }
 
-/// Mixing of layers with one half each, by `layers_block_type` or `layer_types`, or else by `hybrid_override_pattern`
-/// (`M` a mixer, `*` attention, `-` an MLP).
-fn by_block(fields: Fields<'_>, layers: usize) -> Result<Vec<Mixing>, ConfigError> {
+/// What a layer of a model made of blocks is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Block {
+    Recurrent,
+    Attention,
+    Mlp,
+    Experts,
+}
+
+impl Block {
+    fn mixing(self) -> Mixing {
+        match self {
+            Block::Recurrent => Mixing::Recurrent,
+            Block::Attention => Mixing::Attention,
+            Block::Mlp | Block::Experts => Mixing::None,
+        }
+    }
+}
+
+/// Parses the layers of a model made of blocks, by `layers_block_type` or `layer_types`, or else by
+/// `hybrid_override_pattern` (`M` a mixer, `*` attention, `-` an MLP, `E` experts).
+pub(super) fn blocks(fields: Fields<'_>) -> Result<Vec<Block>, ConfigError> {
     for field in ["layers_block_type", "layer_types"] {
         let Some(value) = fields.get(field) else { continue };
-        let wrong =
-            || fields.error(field, format!("{layers} of linear_attention, full_attention or mlp (no moe)"));
-        let types = value.as_array().filter(|types| types.len() == layers).ok_or_else(wrong)?;
+        let wrong = || fields.error(field, "a list of linear_attention, full_attention, mlp and moe");
         let parse = |block: &Value| match block.as_str() {
-            Some("linear_attention" | "mamba") => Ok(Mixing::Recurrent),
-            Some("full_attention" | "attention") => Ok(Mixing::Attention),
-            Some("mlp") => Ok(Mixing::None),
+            Some("linear_attention" | "mamba") => Ok(Block::Recurrent),
+            Some("full_attention" | "attention") => Ok(Block::Attention),
+            Some("mlp") => Ok(Block::Mlp),
+            Some("moe") => Ok(Block::Experts),
             _ => Err(wrong()),
         };
-        return types.iter().map(parse).collect();
+        let types = value.as_array().filter(|types| !types.is_empty() && types.len() as u64 <= MAX_LAYERS);
+        return types.ok_or_else(wrong)?.iter().map(parse).collect();
     }
+    let layers = fields.size("num_hidden_layers", 1..=MAX_LAYERS)?;
     let field = "hybrid_override_pattern";
-    let wrong = || fields.error(field, format!("{layers} of M, * and - (no E: experts)"));
+    let wrong = || fields.error(field, format!("{layers} of M, *, - and E"));
     let parse = |block: char| match block {
-        'M' => Ok(Mixing::Recurrent),
-        '*' => Ok(Mixing::Attention),
-        '-' => Ok(Mixing::None),
+        'M' => Ok(Block::Recurrent),
+        '*' => Ok(Block::Attention),
+        '-' => Ok(Block::Mlp),
+        'E' => Ok(Block::Experts),
         _ => Err(wrong()),
     };
     let pattern = fields.text(field)?.filter(|text| text.chars().count() == layers).ok_or_else(wrong)?;

@@ -51,6 +51,12 @@ pub enum LinearKind {
     MixIn,
     /// Gate of a recurrent mixer's result, if it is not part of the input projection.
     MixGate,
+    /// Queries of a recurrent mixer, if they are projected apart.
+    MixQ,
+    /// Keys of a recurrent mixer.
+    MixK,
+    /// Values of a recurrent mixer.
+    MixV,
     /// Output projection of a recurrent mixer.
     MixOut,
     /// Token embedding.
@@ -75,6 +81,8 @@ pub enum FusedGroup {
     SharedGateUp,
     /// Input projection and gate of a recurrent mixer.
     MixIn,
+    /// Queries, keys and values of a recurrent mixer.
+    MixQkv,
 }
 
 /// Input of linear layers in a decoder layer.
@@ -164,6 +172,18 @@ pub enum SideKind {
     Selection,
     /// Latent of the steps of a recurrent mixer to the steps.
     Step,
+    /// Latent of the rates at which a recurrent mixer forgets.
+    DecayLatent,
+    /// That latent to the rates.
+    Decay,
+    /// Latent of the gate of a recurrent mixer's result.
+    GateLatent,
+    /// That latent to the gate.
+    Gate,
+    /// Hidden states to the latent of the experts (Nemotron 3 Super).
+    ToExperts,
+    /// Weighted sum of the experts' results to the hidden states.
+    FromExperts,
 }
 
 /// Vector of a layer that is not part of a linear layer.
@@ -183,7 +203,13 @@ pub enum VectorKind {
     Convolution,
     /// Bias of a causal convolution, one per channel.
     ConvolutionBias,
-    /// Bias of the step of a recurrent mixer, one per head.
+    /// Weight of a causal convolution of queries alone, as [`Convolution`](Self::Convolution).
+    QueryConvolution,
+    /// Weight of a causal convolution of keys.
+    KeyConvolution,
+    /// Weight of a causal convolution of values.
+    ValueConvolution,
+    /// Bias of the step of a recurrent mixer, one per head or channel.
     StepBias,
     /// Logarithm of the decay of a recurrent mixer, one per head or value of its state.
     DecayLog,
@@ -199,13 +225,34 @@ pub enum VectorKind {
     ReadNorm,
 }
 
+impl VectorKind {
+    /// True for the weight of a convolution, which is loaded row by row.
+    pub const fn convolves(self) -> bool {
+        matches!(
+            self,
+            VectorKind::Convolution
+                | VectorKind::QueryConvolution
+                | VectorKind::KeyConvolution
+                | VectorKind::ValueConvolution
+        )
+    }
+}
+
 impl SideKind {
-    /// Norm whose output it reads; `None` inside a mixer.
+    /// Norm whose output it reads; `None` inside a mixer or a mixture.
     pub const fn reads(self) -> Option<NormKind> {
         match self {
-            SideKind::Router | SideKind::SharedGate => Some(NormKind::Post),
-            SideKind::Rates | SideKind::WriteRate | SideKind::DecayRate => Some(NormKind::Input),
-            SideKind::Selection | SideKind::Step => None,
+            SideKind::Router | SideKind::SharedGate | SideKind::ToExperts => Some(NormKind::Post),
+            SideKind::Rates
+            | SideKind::WriteRate
+            | SideKind::DecayRate
+            | SideKind::DecayLatent
+            | SideKind::GateLatent => Some(NormKind::Input),
+            SideKind::Selection
+            | SideKind::Step
+            | SideKind::Decay
+            | SideKind::Gate
+            | SideKind::FromExperts => None,
         }
     }
 }
@@ -238,7 +285,9 @@ impl LinearInput {
     pub fn readers(self) -> impl Iterator<Item = LinearKind> {
         use LinearKind as L;
         let readers: &[LinearKind] = match self {
-            LinearInput::Qkv => &[L::Q, L::K, L::V, L::Qkv, L::QA, L::KvA, L::MixIn, L::MixGate],
+            LinearInput::Qkv => {
+                &[L::Q, L::K, L::V, L::Qkv, L::QA, L::KvA, L::MixIn, L::MixGate, L::MixQ, L::MixK, L::MixV]
+            }
             LinearInput::O => &[L::O],
             LinearInput::Mixed => &[L::MixOut],
             LinearInput::GateUp => &[L::Gate, L::Up, L::GateUp, L::SharedGate, L::SharedUp],
@@ -283,6 +332,7 @@ impl LinearKind {
             LinearKind::ExpertGate(e) | LinearKind::ExpertUp(e) => Some(FusedGroup::Expert(e)),
             LinearKind::SharedGate | LinearKind::SharedUp => Some(FusedGroup::SharedGateUp),
             LinearKind::MixIn | LinearKind::MixGate => Some(FusedGroup::MixIn),
+            LinearKind::MixQ | LinearKind::MixK | LinearKind::MixV => Some(FusedGroup::MixQkv),
             _ => None,
         }
     }
@@ -297,7 +347,10 @@ impl LinearKind {
             | LinearKind::QA
             | LinearKind::KvA
             | LinearKind::MixIn
-            | LinearKind::MixGate => LinearInput::Qkv,
+            | LinearKind::MixGate
+            | LinearKind::MixQ
+            | LinearKind::MixK
+            | LinearKind::MixV => LinearInput::Qkv,
             LinearKind::O => LinearInput::O,
             LinearKind::MixOut => LinearInput::Mixed,
             LinearKind::Gate

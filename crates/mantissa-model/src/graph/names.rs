@@ -55,6 +55,8 @@ impl ModelConfig {
         let name = match kind {
             SideKind::Router => self.names().experts.router,
             SideKind::SharedGate => Names::SHARED_GATE,
+            SideKind::ToExperts => self.names().experts.latent[0],
+            SideKind::FromExperts => self.names().experts.latent[1],
             _ => self.names().mixer.side(kind),
         };
         format!("{}{name}", self.layer_prefix(layer))
@@ -73,7 +75,7 @@ impl ModelConfig {
         format!("{}{name}", self.layer_prefix(layer))
     }
 
-    /// Names of the fused experts of a layer: gate and up, and down, each with its bias at `{name}_bias`.
+    /// Names of the fused experts of a layer: gate and up, or up alone, and down, each with its bias at `{name}_bias`.
     pub fn fused_experts(&self, layer: usize) -> (String, String) {
         let prefix = self.layer_prefix(layer);
         let [gate_up, down] = self.names().experts.fused;

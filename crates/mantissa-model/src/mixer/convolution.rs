@@ -4,7 +4,8 @@
 use mantissa_kernels::{for_each, kernels};
 
 use super::States;
-use crate::flow::Sequences;
+use crate::flow::{Operators, Sequences};
+use crate::graph::kinds::VectorKind;
 
 /// Rows of a task.
 const ROWS: usize = 64;
@@ -16,9 +17,19 @@ pub(super) struct Convolution<'a> {
     /// `[channels]`.
     pub(super) bias: Option<&'a [f32]>,
     pub(super) channels: usize,
+    /// Its index among the convolutions of a mixer, which have as many channels, and their number: their last inputs
+    /// follow one another in a state.
+    pub(super) part: (usize, usize),
 }
 
-impl Convolution<'_> {
+impl<'a> Convolution<'a> {
+    /// Returns the only convolution of a mixer.
+    pub(super) fn of(operators: &'a dyn Operators, channels: usize) -> Self {
+        let weight = operators.vector(VectorKind::Convolution).unwrap_or(&[]);
+        let bias = operators.vector(VectorKind::ConvolutionBias);
+        Convolution { weight, bias, channels, part: (0, 1) }
+    }
+
     /// Inputs before a pass that its first outputs read.
     fn past(&self) -> usize {
         (self.weight.len() / self.channels).saturating_sub(1)
@@ -56,7 +67,8 @@ impl Convolution<'_> {
             }
             let (x, out) = (&x[span.clone()], &mut out[span]);
             let mut tail = states.as_mut().map(|states| {
-                let at = states.of[i] * tail_len;
+                let (index, count) = self.part;
+                let at = (states.of[i] * count + index) * tail_len;
                 &mut states.tails[at..at + tail_len]
             });
             if let Some(tail) = tail.as_mut().filter(|_| seqs.start(i) == 0) {
@@ -106,7 +118,7 @@ mod tests {
         let weight: Vec<f32> = (0..kernel * width).map(value).collect();
         let bias: Vec<f32> = (0..width).map(|i| value(i + 50)).collect();
         let x: Vec<f32> = (0..200 * width).map(|i| value(i + 9)).collect();
-        let convolution = Convolution { weight: &weight, bias: Some(&bias), channels: width };
+        let convolution = Convolution { weight: &weight, bias: Some(&bias), channels: width, part: (0, 1) };
         let mut whole = vec![9.0; x.len()];
         convolution.run(&Sequences { lens: &[200], starts: &[], rows: 200 }, None, 2, &x, &mut whole);
         for (t, row) in whole.chunks_exact(width).enumerate() {

@@ -16,7 +16,10 @@ use std::cell::RefCell;
 use mantissa_kernels::{for_each, kernels};
 
 use super::convolution::Convolution;
-use super::{HeadStates, MixRows, Mixer, MixerLinear, StateShape, for_each_head, side, softplus, take, unit};
+use super::{
+    HeadStates, MOST_LINEARS, MixRows, Mixer, MixerLinear, StateShape, for_each_head, for_each_token,
+    join_heads, side, softplus, split_rows, unit,
+};
 use crate::error::ForwardError;
 use crate::flow::{Job, Operators, Sequences};
 use crate::graph::SideInfo;
@@ -99,9 +102,9 @@ impl GatedDelta {
         [joined(channels + values), channels, values, channels, heads, heads, joined(2 * heads), values]
     }
 
-    fn parts<'a>(&self, rows: usize, mut scratch: &'a mut [f32]) -> Parts<'a> {
+    fn parts<'a>(&self, rows: usize, scratch: &'a mut [f32]) -> Parts<'a> {
         let [projected, qkv, z, convolved, beta, decay, rates, heads] =
-            self.widths().map(|width| take(&mut scratch, rows * width));
+            split_rows(rows, self.widths(), scratch);
         Parts { projected, qkv, z, convolved, beta, decay, rates, heads }
     }
 
@@ -149,7 +152,7 @@ impl GatedDelta {
         &self,
         head: usize,
         seqs: &Sequences<'_>,
-        mut states: HeadStates<'_>,
+        states: HeadStates<'_>,
         (convolved, beta, decay): (&[f32], &[f32], &[f32]),
         out: &mut [f32],
     ) {
@@ -161,25 +164,14 @@ impl GatedDelta {
             let (own, rest) = scratch.split_at_mut(size);
             let (q, rest) = rest.split_at_mut(dk);
             let (k, rest) = rest.split_at_mut(dk);
-            let mut row = 0;
-            for (i, &len) in seqs.lens.iter().enumerate() {
-                let state = match &mut states {
-                    Some((states, of)) => &mut states[of[i] * size..(of[i] + 1) * size],
-                    None => &mut *own,
-                };
-                if seqs.start(i) == 0 {
-                    state.fill(0.0);
-                }
-                for row in row..row + len {
-                    let x = &convolved[row * self.channels()..(row + 1) * self.channels()];
-                    unit(&x[key..key + dk], UNIT_EPS, (dk as f32).sqrt().recip(), q);
-                    unit(&x[k_at..k_at + dk], UNIT_EPS, 1.0, k);
-                    let at = row * self.value_heads + head;
-                    let (qkv, out) = ([&*q, &*k, &x[v_at..v_at + dv]], &mut out[row * dv..(row + 1) * dv]);
-                    kernels().delta_rule_step(state, qkv, decay[at], beta[at], &mut rest[..dv], out);
-                }
-                row += len;
-            }
+            for_each_token(seqs, states, own, |row, state| {
+                let x = &convolved[row * self.channels()..(row + 1) * self.channels()];
+                unit(&x[key..key + dk], UNIT_EPS, (dk as f32).sqrt().recip(), q);
+                unit(&x[k_at..k_at + dk], UNIT_EPS, 1.0, k);
+                let at = row * self.value_heads + head;
+                let (qkv, out) = ([&*q, &*k, &x[v_at..v_at + dv]], &mut out[row * dv..(row + 1) * dv]);
+                kernels().delta_rule_step(state, qkv, decay[at], beta[at], &mut rest[..dv], out);
+            });
         });
     }
 
@@ -191,10 +183,7 @@ impl GatedDelta {
         let pieces = pieces.zip(p.z.chunks(ROWS * width)).enumerate();
         for_each(threads, pieces, |(piece, ((out, normed), z))| {
             for (row, out) in (piece * ROWS..).zip(out.chunks_exact_mut(width)) {
-                for (head, out) in out.chunks_exact_mut(dv).enumerate() {
-                    let at = (head * tokens + row) * dv;
-                    out.copy_from_slice(&p.heads[at..at + dv]);
-                }
+                join_heads(p.heads, tokens, row, dv, out);
             }
             let normed = &mut normed[..out.len()];
             kernels().rms_norm(out, weight, self.eps, normed);
@@ -215,7 +204,7 @@ impl Mixer for GatedDelta {
         "gated DeltaNet"
     }
 
-    fn linears(&self) -> [Option<MixerLinear>; 3] {
+    fn linears(&self) -> [Option<MixerLinear>; MOST_LINEARS] {
         let (channels, values) = (self.channels(), self.value_width());
         let linear = |kind, rows, cols| MixerLinear { kind, rows, cols, bias: false };
         let gate = linear(LinearKind::MixGate, values, self.hidden);
@@ -223,6 +212,7 @@ impl Mixer for GatedDelta {
         [
             Some(linear(LinearKind::MixIn, first, self.hidden)),
             (!self.joined).then_some(gate),
+            None,
             Some(linear(LinearKind::MixOut, self.hidden, values)),
         ]
     }
@@ -292,8 +282,7 @@ impl Mixer for GatedDelta {
         }
         let mut p = self.parts(seqs.rows, scratch);
         let vector = |kind| operators.vector(kind).unwrap_or(&[]);
-        let weight = vector(VectorKind::Convolution);
-        let convolution = Convolution { weight, bias: None, channels: self.channels() };
+        let convolution = Convolution::of(operators, self.channels());
         let convolved = &mut p.convolved[..tokens * self.channels()];
         convolution.run_silu(seqs, states.as_mut(), threads, p.qkv, convolved);
         self.rates(operators, &mut p);

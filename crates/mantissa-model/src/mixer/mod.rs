@@ -5,6 +5,7 @@
 //! head, in f32. Tokens are read in order, so a sequence has the same bits in any split into passes, and heads are
 //! independent, so it has the same bits on any number of threads.
 
+mod channel_delta;
 mod convolution;
 mod delta;
 mod selective;
@@ -13,6 +14,7 @@ mod state_space;
 
 use mantissa_kernels::{for_each, kernels};
 
+pub use self::channel_delta::ChannelDelta;
 pub use self::delta::GatedDelta;
 pub use self::selective::SelectiveScan;
 pub use self::short::ShortConvolution;
@@ -53,6 +55,8 @@ impl Mixing {
 pub enum Recurrent {
     /// Gated DeltaNet.
     GatedDelta(GatedDelta),
+    /// Kimi delta attention.
+    ChannelDelta(ChannelDelta),
     /// Gated short convolution.
     ShortConvolution(ShortConvolution),
     /// Mamba-2.
@@ -66,6 +70,7 @@ impl Recurrent {
     pub(crate) fn mixer(&self) -> &dyn Mixer {
         match self {
             Recurrent::GatedDelta(mixer) => mixer,
+            Recurrent::ChannelDelta(mixer) => mixer,
             Recurrent::ShortConvolution(mixer) => mixer,
             Recurrent::StateSpace(mixer) => mixer,
             Recurrent::SelectiveScan(mixer) => mixer,
@@ -125,6 +130,9 @@ pub struct States<'a> {
     pub of: &'a [usize],
 }
 
+/// Largest number of linear layers of a mixer.
+pub(crate) const MOST_LINEARS: usize = 4;
+
 /// A linear layer of a mixer.
 pub(crate) struct MixerLinear {
     pub(crate) kind: LinearKind,
@@ -154,7 +162,7 @@ pub(crate) trait Mixer {
 
     /// Lists its linear layers, in the order of the forward pass; the output projection is the last. Without an
     /// allocation, because passes check sizes.
-    fn linears(&self) -> [Option<MixerLinear>; 3];
+    fn linears(&self) -> [Option<MixerLinear>; MOST_LINEARS];
 
     /// Lists its small projections, which stay unquantized.
     fn sides(&self) -> Vec<SideInfo>;
@@ -208,6 +216,41 @@ fn for_each_head(
     let tasks = out.chunks_mut(part).enumerate();
     let tasks = tasks.map(|(head, out)| (head, out, of_heads.as_mut().and_then(Iterator::next)));
     for_each(threads, tasks, |(head, out, states)| run(head, states.map(|states| (states, of)), out));
+}
+
+/// Runs `step` with every token's row and the state of its sequence, in order, for one head. Sequences without a cache
+/// have `own`, one after another.
+fn for_each_token(
+    seqs: &Sequences<'_>,
+    mut states: HeadStates<'_>,
+    own: &mut [f32],
+    mut step: impl FnMut(usize, &mut [f32]),
+) {
+    let (size, mut first) = (own.len(), 0);
+    for (i, &len) in seqs.lens.iter().enumerate() {
+        let state = match &mut states {
+            Some((states, of)) => &mut states[of[i] * size..(of[i] + 1) * size],
+            None => &mut *own,
+        };
+        if seqs.start(i) == 0 {
+            state.fill(0.0);
+        }
+        (first..first + len).for_each(|row| step(row, state));
+        first += len;
+    }
+}
+
+/// Copies the results of one token out of `heads` `[heads, tokens, width]` into `out` `[heads · width]`.
+fn join_heads(heads: &[f32], tokens: usize, row: usize, width: usize, out: &mut [f32]) {
+    for (head, out) in out.chunks_exact_mut(width).enumerate() {
+        let at = (head * tokens + row) * width;
+        out.copy_from_slice(&heads[at..at + width]);
+    }
+}
+
+/// Splits scratch into parts `[rows, width]` of these widths.
+fn split_rows<const N: usize>(rows: usize, widths: [usize; N], mut scratch: &mut [f32]) -> [&mut [f32]; N] {
+    widths.map(|width| take(&mut scratch, rows * width))
 }
 
 /// Splits the first `n` values off `rest`.

@@ -15,7 +15,10 @@ use std::cell::RefCell;
 use mantissa_kernels::kernels;
 
 use super::convolution::Convolution;
-use super::{HeadStates, MixRows, Mixer, MixerLinear, StateShape, for_each_head, take};
+use super::{
+    HeadStates, MOST_LINEARS, MixRows, Mixer, MixerLinear, StateShape, for_each_head, for_each_token,
+    join_heads, split_rows,
+};
 use crate::error::ForwardError;
 use crate::flow::{Job, Operators, Sequences};
 use crate::graph::SideInfo;
@@ -87,9 +90,9 @@ impl SelectiveScan {
         [2 * inner, inner, inner, self.selected(), self.rank, 2 * self.state, inner, inner]
     }
 
-    fn parts<'a>(&self, rows: usize, mut scratch: &'a mut [f32]) -> Parts<'a> {
+    fn parts<'a>(&self, rows: usize, scratch: &'a mut [f32]) -> Parts<'a> {
         let [projected, inputs, convolved, selected, delta, bc, steps, heads] =
-            self.widths().map(|width| take(&mut scratch, rows * width));
+            split_rows(rows, self.widths(), scratch);
         Parts { projected, inputs, convolved, selected, delta, bc, steps, heads }
     }
 
@@ -116,7 +119,7 @@ impl SelectiveScan {
         &self,
         head: usize,
         seqs: &Sequences<'_>,
-        mut states: HeadStates<'_>,
+        states: HeadStates<'_>,
         (p, log, skip): (Inputs<'_>, &[f32], &[f32]),
         out: &mut [f32],
     ) {
@@ -131,38 +134,27 @@ impl SelectiveScan {
                 let log = log[first * n..].chunks_exact(n);
                 rates.iter_mut().zip(log).for_each(|(rate, log)| *rate = -log[i].exp());
             }
-            let mut row = 0;
-            for (i, &len) in seqs.lens.iter().enumerate() {
-                let state = match &mut states {
-                    Some((states, of)) => &mut states[of[i] * size..(of[i] + 1) * size],
-                    None => &mut *own,
-                };
-                if seqs.start(i) == 0 {
-                    state.fill(0.0);
+            for_each_token(seqs, states, own, |row, state| {
+                let at = row * self.inner + first..row * self.inner + first + width;
+                let (x, step) = (&p.convolved[at.clone()], &p.steps[at]);
+                let out = &mut out[row * width..(row + 1) * width];
+                let bc = &p.bc[2 * row * n..2 * (row + 1) * n];
+                for (decay, rates) in decay.chunks_exact_mut(width).zip(rates.chunks_exact(width)) {
+                    decay.iter_mut().zip(rates).zip(step).for_each(|((d, rate), step)| *d = rate * step);
                 }
-                for row in row..row + len {
-                    let at = row * self.inner + first..row * self.inner + first + width;
-                    let (x, step) = (&p.convolved[at.clone()], &p.steps[at]);
-                    let out = &mut out[row * width..(row + 1) * width];
-                    let bc = &p.bc[2 * row * n..2 * (row + 1) * n];
-                    for (decay, rates) in decay.chunks_exact_mut(width).zip(rates.chunks_exact(width)) {
-                        decay.iter_mut().zip(rates).zip(step).for_each(|((d, rate), step)| *d = rate * step);
-                    }
-                    kernels().exp_inplace(decay);
-                    input.iter_mut().zip(x).zip(step).for_each(|((input, x), step)| *input = x * step);
-                    let skip = skip[first..].iter().zip(x);
-                    out.iter_mut().zip(skip).for_each(|(out, (skip, x))| *out = skip * x);
-                    let rows = state.chunks_exact_mut(width).zip(decay.chunks_exact(width));
-                    for ((state, decay), (b, c)) in rows.zip(bc[..n].iter().zip(&bc[n..])) {
-                        let values = state.iter_mut().zip(decay).zip(input.iter().zip(&mut *out));
-                        for ((s, decay), (x, out)) in values {
-                            *s = *s * decay + b * x;
-                            *out += c * *s;
-                        }
+                kernels().exp_inplace(decay);
+                input.iter_mut().zip(x).zip(step).for_each(|((input, x), step)| *input = x * step);
+                let skip = skip[first..].iter().zip(x);
+                out.iter_mut().zip(skip).for_each(|(out, (skip, x))| *out = skip * x);
+                let rows = state.chunks_exact_mut(width).zip(decay.chunks_exact(width));
+                for ((state, decay), (b, c)) in rows.zip(bc[..n].iter().zip(&bc[n..])) {
+                    let values = state.iter_mut().zip(decay).zip(input.iter().zip(&mut *out));
+                    for ((s, decay), (x, out)) in values {
+                        *s = *s * decay + b * x;
+                        *out += c * *s;
                     }
                 }
-                row += len;
-            }
+            });
         });
     }
 }
@@ -180,10 +172,11 @@ impl Mixer for SelectiveScan {
         "Mamba"
     }
 
-    fn linears(&self) -> [Option<MixerLinear>; 3] {
+    fn linears(&self) -> [Option<MixerLinear>; MOST_LINEARS] {
         let linear = |kind, rows, cols| Some(MixerLinear { kind, rows, cols, bias: self.bias });
         [
             linear(LinearKind::MixIn, 2 * self.inner, self.hidden),
+            None,
             None,
             linear(LinearKind::MixOut, self.hidden, self.inner),
         ]
@@ -248,9 +241,7 @@ impl Mixer for SelectiveScan {
         for (from, to) in p.projected.chunks_exact(2 * inner).zip(p.inputs.chunks_exact_mut(inner)) {
             to.copy_from_slice(&from[..inner]);
         }
-        let weight = operators.vector(VectorKind::Convolution).unwrap_or(&[]);
-        let bias = operators.vector(VectorKind::ConvolutionBias);
-        let convolution = Convolution { weight, bias, channels: inner };
+        let convolution = Convolution::of(operators, inner);
         let (convolved, rest) = p.convolved.split_at_mut(tokens * inner);
         convolution.run_silu(seqs, states.as_mut(), threads, p.inputs, convolved);
         // Products of padded rows have the bits of those of any other number of rows.
@@ -267,10 +258,7 @@ impl Mixer for SelectiveScan {
         // Read by the convolution, and free since.
         let y = &mut p.inputs[..inner];
         for (row, out) in out.chunks_exact_mut(inner).enumerate() {
-            for (head, y) in y.chunks_exact_mut(width).enumerate() {
-                let at = (head * tokens + row) * width;
-                y.copy_from_slice(&p.heads[at..at + width]);
-            }
+            join_heads(p.heads, tokens, row, width, y);
             kernels().silu_mul(&p.projected[(2 * row + 1) * inner..2 * (row + 1) * inner], y, out);
         }
     }

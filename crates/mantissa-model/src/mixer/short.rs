@@ -3,7 +3,7 @@
 //! The state is the last `kernel - 1` inputs of the convolution.
 
 use super::convolution::Convolution;
-use super::{MixRows, Mixer, MixerLinear, StateShape, take};
+use super::{MOST_LINEARS, MixRows, Mixer, MixerLinear, StateShape, take};
 use crate::error::ForwardError;
 use crate::flow::{Job, Operators};
 use crate::graph::SideInfo;
@@ -25,9 +25,9 @@ impl Mixer for ShortConvolution {
         "short convolution"
     }
 
-    fn linears(&self) -> [Option<MixerLinear>; 3] {
+    fn linears(&self) -> [Option<MixerLinear>; MOST_LINEARS] {
         let linear = |kind, rows| Some(MixerLinear { kind, rows, cols: self.hidden, bias: self.bias });
-        [linear(LinearKind::MixIn, 3 * self.hidden), None, linear(LinearKind::MixOut, self.hidden)]
+        [linear(LinearKind::MixIn, 3 * self.hidden), None, None, linear(LinearKind::MixOut, self.hidden)]
     }
 
     fn sides(&self) -> Vec<SideInfo> {
@@ -75,10 +75,7 @@ impl Mixer for ShortConvolution {
             let (b, x) = (&from[..width], &from[2 * width..]);
             to.iter_mut().zip(b).zip(x).for_each(|((to, b), x)| *to = b * x);
         }
-        let weight = operators.vector(VectorKind::Convolution).unwrap_or(&[]);
-        let bias = operators.vector(VectorKind::ConvolutionBias);
-        let convolution = Convolution { weight, bias, channels: width };
-        convolution.run(seqs, states.as_mut(), threads, inputs, out);
+        Convolution::of(operators, width).run(seqs, states.as_mut(), threads, inputs, out);
         for (from, out) in projected.chunks_exact(3 * width).zip(out.chunks_exact_mut(width)) {
             out.iter_mut().zip(&from[width..2 * width]).for_each(|(out, c)| *out *= c);
         }

@@ -16,7 +16,10 @@ use std::cell::RefCell;
 use mantissa_kernels::{for_each, kernels};
 
 use super::convolution::Convolution;
-use super::{HeadStates, MixRows, Mixer, MixerLinear, StateShape, for_each_head, softplus, take};
+use super::{
+    HeadStates, MOST_LINEARS, MixRows, Mixer, MixerLinear, StateShape, for_each_head, for_each_token,
+    join_heads, softplus, split_rows, take,
+};
 use crate::error::ForwardError;
 use crate::flow::{Job, Operators, Sequences};
 use crate::graph::SideInfo;
@@ -105,9 +108,8 @@ impl StateSpace {
         [self.projected(), self.channels(), self.channels(), self.heads, self.heads, self.inner()]
     }
 
-    fn parts<'a>(&self, rows: usize, mut scratch: &'a mut [f32]) -> Parts<'a> {
-        let [projected, inputs, convolved, steps, decay, heads] =
-            self.widths().map(|width| take(&mut scratch, rows * width));
+    fn parts<'a>(&self, rows: usize, scratch: &'a mut [f32]) -> Parts<'a> {
+        let [projected, inputs, convolved, steps, decay, heads] = split_rows(rows, self.widths(), scratch);
         Parts { projected, inputs, convolved, steps, decay, heads }
     }
 
@@ -148,7 +150,7 @@ impl StateSpace {
         &self,
         head: usize,
         seqs: &Sequences<'_>,
-        mut states: HeadStates<'_>,
+        states: HeadStates<'_>,
         (convolved, steps, decay, skip): (&[f32], &[f32], &[f32], f32),
         out: &mut [f32],
     ) {
@@ -159,26 +161,15 @@ impl StateSpace {
             scratch.resize(scratch.len().max(size + width), 0.0);
             let (own, input) = scratch.split_at_mut(size);
             let input = &mut input[..width];
-            let mut row = 0;
-            for (i, &len) in seqs.lens.iter().enumerate() {
-                let state = match &mut states {
-                    Some((states, of)) => &mut states[of[i] * size..(of[i] + 1) * size],
-                    None => &mut *own,
-                };
-                if seqs.start(i) == 0 {
-                    state.fill(0.0);
-                }
-                for row in row..row + len {
-                    let from = &convolved[row * self.channels()..(row + 1) * self.channels()];
-                    let (at, x) = (row * self.heads + head, &from[head * width..(head + 1) * width]);
-                    input.iter_mut().zip(x).for_each(|(input, x)| *input = steps[at] * x);
-                    let out = &mut out[row * width..(row + 1) * width];
-                    let bc = [&from[b_at..b_at + n], &from[c_at..c_at + n]];
-                    kernels().state_space_step(state, bc, input, decay[at], out);
-                    kernels().axpy(skip, x, out);
-                }
-                row += len;
-            }
+            for_each_token(seqs, states, own, |row, state| {
+                let from = &convolved[row * self.channels()..(row + 1) * self.channels()];
+                let (at, x) = (row * self.heads + head, &from[head * width..(head + 1) * width]);
+                input.iter_mut().zip(x).for_each(|(input, x)| *input = steps[at] * x);
+                let out = &mut out[row * width..(row + 1) * width];
+                let bc = [&from[b_at..b_at + n], &from[c_at..c_at + n]];
+                kernels().state_space_step(state, bc, input, decay[at], out);
+                kernels().axpy(skip, x, out);
+            });
         });
     }
 
@@ -199,10 +190,7 @@ impl StateSpace {
         for_each(threads, pieces, |(piece, (out, gated))| {
             let rows = out.chunks_exact_mut(width).zip(gated.chunks_exact_mut(width));
             for (row, (out, gated)) in (piece * ROWS..).zip(rows) {
-                for (head, out) in out.chunks_exact_mut(self.head_dim).enumerate() {
-                    let at = (head * tokens + row) * self.head_dim;
-                    out.copy_from_slice(&p.heads[at..at + self.head_dim]);
-                }
+                join_heads(p.heads, tokens, row, self.head_dim, out);
                 let z = &p.projected[row * self.projected()..][..width];
                 match self.norm {
                     ResultNorm::None => {
@@ -235,10 +223,11 @@ impl Mixer for StateSpace {
         "Mamba-2"
     }
 
-    fn linears(&self) -> [Option<MixerLinear>; 3] {
+    fn linears(&self) -> [Option<MixerLinear>; MOST_LINEARS] {
         let linear = |kind, rows, cols| Some(MixerLinear { kind, rows, cols, bias: self.bias });
         [
             linear(LinearKind::MixIn, self.projected(), self.hidden),
+            None,
             None,
             linear(LinearKind::MixOut, self.hidden, self.inner()),
         ]
@@ -301,8 +290,7 @@ impl Mixer for StateSpace {
         let mut p = self.parts(seqs.rows, scratch);
         self.split(operators, &mut p);
         let vector = |kind| operators.vector(kind).unwrap_or(&[]);
-        let (weight, bias) = (vector(VectorKind::Convolution), operators.vector(VectorKind::ConvolutionBias));
-        let convolution = Convolution { weight, bias, channels: self.channels() };
+        let convolution = Convolution::of(operators, self.channels());
         let convolved = &mut p.convolved[..tokens * self.channels()];
         convolution.run_silu(seqs, states.as_mut(), threads, p.inputs, convolved);
         let (convolved, steps, decay) = (&*p.convolved, &*p.steps, &*p.decay);

@@ -6,6 +6,7 @@ use crate::graph::kinds::{LinearInput, NormKind};
 
 const INNER: usize = 12;
 const RANK: usize = 3;
+const HEAD: usize = 5;
 
 /// Operators whose projections are functions of the token, so that a test can compute them again.
 struct Fake {
@@ -49,8 +50,7 @@ impl Operators for Fake {
         jobs: &mut [Job<'_>],
     ) -> Result<(), ForwardError> {
         for job in jobs {
-            let kind = usize::from(job.kind == LinearKind::MixGate);
-            fill(x, job.out, kind);
+            fill(x, job.out, linear(job.kind));
         }
         Ok(())
     }
@@ -60,12 +60,26 @@ impl Operators for Fake {
             // Projections inside the mixer read what it computed.
             SideKind::Selection => fill_from(x, out, INNER, 5),
             SideKind::Step => fill_from(x, out, RANK, 6),
+            SideKind::DecayLatent => fill(x, out, 9),
+            SideKind::Decay => fill_from(x, out, HEAD, 10),
+            SideKind::GateLatent => fill(x, out, 11),
+            SideKind::Gate => fill_from(x, out, HEAD, 12),
             _ => fill(x, out, 2 + usize::from(kind == SideKind::DecayRate)),
         }
     }
 
     fn vector(&self, kind: VectorKind) -> Option<&[f32]> {
         self.vectors.iter().find(|(of, _)| *of == kind).map(|(_, values)| values.as_slice())
+    }
+}
+
+/// Number of a linear layer's projection.
+fn linear(kind: LinearKind) -> usize {
+    match kind {
+        LinearKind::MixGate => 1,
+        LinearKind::MixK => 7,
+        LinearKind::MixV => 8,
+        _ => 0,
     }
 }
 
@@ -151,8 +165,13 @@ fn selective() -> SelectiveScan {
     }
 }
 
+fn channel_delta() -> ChannelDelta {
+    ChannelDelta { hidden: 1, heads: 3, head_dim: HEAD, kernel: 4, eps: 1e-5 }
+}
+
 fn all() -> Vec<Recurrent> {
     vec![
+        Recurrent::ChannelDelta(channel_delta()),
         Recurrent::GatedDelta(delta(false)),
         Recurrent::GatedDelta(delta(true)),
         Recurrent::StateSpace(state_space()),
@@ -205,7 +224,18 @@ fn pieces_and_batches_have_the_bits_of_a_whole_sequence() {
 
 /// Convolves channel `channel` of `x(t)` in f64 with the weights as loaded.
 fn convolved(fake: &Fake, x: &dyn Fn(usize) -> f64, t: usize, channel: usize, channels: usize) -> f64 {
-    let weight = fake.get(VectorKind::Convolution);
+    convolved_by(VectorKind::Convolution, fake, x, t, channel, channels)
+}
+
+fn convolved_by(
+    kind: VectorKind,
+    fake: &Fake,
+    x: &dyn Fn(usize) -> f64,
+    t: usize,
+    channel: usize,
+    channels: usize,
+) -> f64 {
+    let weight = fake.get(kind);
     let bias = fake.vector(VectorKind::ConvolutionBias).map_or(0.0, |bias| f64::from(bias[channel]));
     let kernel = weight.len() / channels;
     (0..kernel)
@@ -289,6 +319,63 @@ fn gated_delta_net_agrees_with_its_formula() {
                     let found = f64::from(found[t * m.value_heads * dv + head * dv + j]);
                     assert!((found - expected).abs() < 1e-4, "{joined} {head} {t} {j}: {found} {expected}");
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn kimi_delta_attention_agrees_with_its_formula() {
+    let m = channel_delta();
+    let (x, fake, d) = (tokens(20, 4), Fake::of(&m), m.head_dim);
+    let inner = m.heads * d;
+    let found = mix(&m, &x, &Sequences { lens: &[20], starts: &[], rows: 20 }, None, 1);
+    let (log, bias) = (fake.get(VectorKind::DecayLog), fake.get(VectorKind::StepBias));
+    let weight = fake.get(VectorKind::MixNorm);
+    let parts = [
+        (VectorKind::QueryConvolution, LinearKind::MixQ),
+        (VectorKind::KeyConvolution, LinearKind::MixK),
+        (VectorKind::ValueConvolution, LinearKind::MixV),
+    ];
+    for head in 0..m.heads {
+        let mut state = vec![vec![0f64; d]; d];
+        for t in 0..x.len() {
+            // A low-rank projection: the second reads the sum of the first.
+            let low_rank = |first: usize, second: usize, c: usize| {
+                let latent: f32 = (0..d).map(|c| projected(first, x[t], c)).sum();
+                f64::from(projected(second, latent, c))
+            };
+            let x = &x;
+            let [q, k, v] = parts.map(|(kind, kind_of_linear)| {
+                let input = |c: usize| move |t: usize| f64::from(projected(linear(kind_of_linear), x[t], c));
+                let value = |c: usize| silu(convolved_by(kind, &fake, &input(c), t, c, inner));
+                (head * d..(head + 1) * d).map(value).collect::<Vec<_>>()
+            });
+            let unit = |v: Vec<f64>| {
+                let length = (v.iter().map(|v| v * v).sum::<f64>() + 1e-6).sqrt();
+                v.into_iter().map(|v| v / length).collect::<Vec<_>>()
+            };
+            let (q, k) = (unit(q), unit(k));
+            let beta = 1.0 / (1.0 + (-f64::from(projected(2, x[t], head))).exp());
+            for (i, row) in state.iter_mut().enumerate() {
+                let channel = head * d + i;
+                let step = (1.0 + (low_rank(9, 10, channel) + bias[channel]).exp()).ln();
+                row.iter_mut().for_each(|s| *s *= (-log[head].exp() * step).exp());
+            }
+            let read = |state: &[Vec<f64>], x: &[f64], j: usize| {
+                x.iter().zip(state).map(|(x, row)| x * row[j]).sum::<f64>()
+            };
+            let change: Vec<f64> = (0..d).map(|j| beta * (v[j] - read(&state, &k, j))).collect();
+            for (row, k) in state.iter_mut().zip(&k) {
+                row.iter_mut().zip(&change).for_each(|(s, change)| *s += k * change);
+            }
+            let o: Vec<f64> = (0..d).map(|j| read(&state, &q, j) / (d as f64).sqrt()).collect();
+            let mean = o.iter().map(|o| o * o).sum::<f64>() / d as f64;
+            for j in 0..d {
+                let gate = 1.0 / (1.0 + (-low_rank(11, 12, head * d + j)).exp());
+                let expected = weight[j] * o[j] / (mean + 1e-5).sqrt() * gate;
+                let found = f64::from(found[t * inner + head * d + j]);
+                assert!((found - expected).abs() < 1e-4, "{head} {t} {j}: {found} {expected}");
             }
         }
     }
