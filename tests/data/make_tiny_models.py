@@ -37,6 +37,7 @@ from transformers import ArceeConfig, ArceeForCausalLM, Exaone4Config, Exaone4Fo
 from transformers import Cohere2Config, Cohere2ForCausalLM, Ernie4_5Config, Ernie4_5ForCausalLM, Glm4Config, Glm4ForCausalLM
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, GraniteConfig, GraniteForCausalLM
 from transformers import Llama4ForCausalLM, Llama4TextConfig
+from transformers import Gemma3nForCausalLM, Gemma3nTextConfig
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 from transformers import Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM, ExaoneMoeConfig, ExaoneMoeForCausalLM
 from transformers import Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, MiniMaxM2Config, MiniMaxM2ForCausalLM
@@ -85,6 +86,9 @@ class Variant:
     model_type: str | None = None
     # Names in the checkpoint that transformers writes otherwise than its publisher: a pattern and its replacement.
     renames: tuple = ()
+    # Class and `model_type` of a multimodal model whose towers transformers cannot build here (they need timm): the text
+    # model's config and tensors are moved into it, beside random tensors for the towers.
+    inside: tuple | None = None
     # Seed of the random weights and tokens; by default, of the place in this list.
     seed: int | None = None
 
@@ -111,6 +115,11 @@ LONGROPE = rope(100.0, "longrope", short_factor=[1.0, 1.1, 1.2, 1.3], long_facto
 GEMMA4_ROPE = {"sliding_attention": rope(10.0), "full_attention": rope(100.0, "proportional", partial_rotary_factor=0.5)}
 GEMMA4 = dict(head_dim=8, global_head_dim=12, tie_word_embeddings=True, sliding_window=8, final_logit_softcapping=4.0,
               rope_parameters=GEMMA4_ROPE)
+# As Gemma 3n E2B: three streams, the last two layers read the keys and values of the first two.
+GEMMA3N = dict(head_dim=8, tie_word_embeddings=True, sliding_window=8, final_logit_softcapping=4.0, num_hidden_layers=4, num_kv_shared_layers=2,
+               hidden_size_per_layer_input=6, vocab_size_per_layer_input=64, intermediate_size=16, altup_num_inputs=3, laurel_rank=5,
+               layer_types=["sliding_attention", "full_attention"] * 2, activation_sparsity_pattern=[0.6, 0.0, 0.4, 0.0],
+               rope_parameters={"sliding_attention": rope(10.0), "full_attention": rope(100.0)})
 # Gated DeltaNet with two value heads to a key head, whose widths all differ.
 DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=5, linear_conv_kernel_dim=4,
              num_hidden_layers=3, layer_types=["linear_attention", "full_attention", "linear_attention"], head_dim=8)
@@ -481,6 +490,15 @@ VARIANTS += [
              "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.5},
             {"experts": "weights:experts.down_proj=0", "second expert": {"num_experts_per_tok": 1},
              "shared MLP": "weights:shared_mlp.output_linear.weight=0", "residual multiplier": {"residual_multiplier": 1.0}}, seed=1080),
+    Variant("gemma3n", Gemma3nTextConfig, Gemma3nForCausalLM, GEMMA3N,
+            {"window": {"sliding_window": 64}, "logit soft cap": {"final_logit_softcapping": None}, "cut-off gates": {"activation_sparsity_pattern": [0.0] * 4},
+             "factors of corrected states": {"altup_correct_scale": False}, "prediction": "weights:prediction_coefs=0", "correction": "weights:correction_coefs=0",
+             "norm of the router": "weights:altup.router_norm=1", "low-rank path": "weights:laurel.linear_right=0", "its norm": "weights:post_laurel_norm=1",
+             "streams": "weights:altup_projections=0", "joined streams": "weights:altup_unembed_projections=0",
+             "per-layer inputs": "weights:per_layer_projection.weight=0", "q norm": "weights:q_norm.weight=1"}, seed=1095),
+    Variant("gemma3n-vision", Gemma3nTextConfig, Gemma3nForCausalLM, {**GEMMA3N, "num_hidden_layers": 2, "num_kv_shared_layers": 0,
+            "layer_types": ["sliding_attention", "full_attention"], "activation_sparsity_pattern": [0.6, 0.0]},
+            {"window": {"sliding_window": 64}}, dtype=torch.bfloat16, inside=("Gemma3nForConditionalGeneration", "gemma3n"), seed=1096),
     # As Nemotron 3 Nano: layers of experts without a gate.
     Variant("nemotron-h-moe", NemotronHConfig, NemotronHForCausalLM,
             {**NEMOTRON, "n_routed_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 10, "moe_shared_expert_intermediate_size": 14},
@@ -574,7 +592,23 @@ def make(variant, path):
     if variant.model_type:
         config = json.loads((path / "config.json").read_text()) | {"model_type": variant.model_type}
         (path / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    if variant.inside:
+        put_inside(path, *variant.inside)
     save_file({"input_ids": input_ids, "logits": logits}, path / "expected.safetensors")
+
+
+def put_inside(path, architecture, model_type):
+    """Moves a text model into a multimodal one."""
+    text = json.loads((path / "config.json").read_text())
+    outer = {name: text.pop(name) for name in ("transformers_version", "dtype", "tie_word_embeddings")}
+    text.pop("architectures")
+    config = {"architectures": [architecture], "model_type": model_type, "text_config": text, **outer}
+    (path / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    file = path / "model.safetensors"
+    tensors = {re.sub("^model\\.", "model.language_model.", name): x for name, x in load_file(file).items()}
+    for tower in ("vision_tower.timm_model.blocks.0.conv", "audio_tower.conformer.0.linear", "embed_vision.embedding", "embed_audio.embedding"):
+        tensors[f"model.{tower}.weight"] = torch.randn(8, 8).to(torch.bfloat16)
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 def configure(variant, change):
@@ -603,7 +637,7 @@ def randomize(model):
     center = 0.0 if re.match("Gemma[23]?For|Qwen3Next|Qwen3_5", type(model).__name__) else 1.0
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *corrections(model)]:
-            if "Gemma4" in type(model).__name__ and name.endswith("q_norm.weight"):
+            if re.match("Gemma3n|Gemma4", type(model).__name__) and name.endswith("q_norm.weight"):
                 # Scores are not scaled.
                 parameter.uniform_(0.1, 0.5)
             elif re.search(r"(linear_attn|mamba|mixer)\.norm\.weight$", name):
@@ -616,6 +650,11 @@ def randomize(model):
                 parameter.uniform_(center - 0.3, center + 0.3)
             elif name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
+            elif name.endswith("correct_output_scale"):
+                parameter.uniform_(0.5, 1.5)
+            elif "modality_router" in name:
+                # Divided by the width.
+                parameter.normal_(0.0, 6.0)
             elif name.endswith("router.scale"):
                 parameter.uniform_(1.0, 3.0)
             elif "Llama4" in type(model).__name__ and ".experts." in name:

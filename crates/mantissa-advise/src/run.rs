@@ -146,6 +146,7 @@ pub(crate) fn through(
         carried.enter(config, layer.index(), &mut buffers);
         layer.run(config, &[tokens], &mut x, None, &mut buffers)?;
         carried.leave(config, layer.index(), tokens, &buffers);
+        carried.advance(config, tokens, &buffers);
         Ok(State { x, carried })
     })
 }

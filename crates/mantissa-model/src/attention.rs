@@ -325,6 +325,7 @@ impl LayerFlow {
         if !self.attends() {
             return Ok(());
         }
+        self.add_laurel(operators, seqs.rows, a);
         let len = seqs.rows * self.widths().0;
         let (kind, input) = (LinearKind::O, LinearInput::O);
         let x = if self.sub_norms {
@@ -352,6 +353,9 @@ impl LayerFlow {
         let mut jobs = [Job { kind, out: &mut *out, accumulate: false }];
         operators.linears(input, x, seqs.tokens(), &mut jobs)?;
         Self::add_normed(operators, NormKind::AfterAttention, out, &mut a.extra.wide[..len], residual);
+        if self.streams.is_some() {
+            residual.iter_mut().for_each(|x| *x *= std::f32::consts::FRAC_1_SQRT_2);
+        }
         Ok(())
     }
 

@@ -53,6 +53,8 @@ pub struct Buffers {
     pub(crate) first: Vec<f32>,
     /// The layer's own input, `[rows, width]`.
     pub(crate) layer_input: Vec<f32>,
+    /// Parallel streams of states, `[streams, rows, hidden]`.
+    pub(crate) streams: Vec<f32>,
     /// See [`ExtraScratch`], as for all that follows.
     pub(crate) wide: Vec<f32>,
     pub(crate) logits: Vec<f32>,
@@ -81,6 +83,8 @@ pub(crate) struct Sizes {
     shares: bool,
     /// Width of a layer's own input.
     layer_input: usize,
+    /// Parallel streams of states; 0 in models with one.
+    streams: usize,
     wide: usize,
     /// Width of the widest joined heads or mixer's result.
     joined: usize,
@@ -94,7 +98,10 @@ pub(crate) struct Sizes {
 impl Sizes {
     fn new(config: &ModelConfig, max_tokens: usize, max_len: usize, threads: usize) -> Self {
         let panels = config.linear_shapes().map(|(rows, cols)| Linear::scratch_len(rows, cols));
-        let tables = config.vocab_size.max(config.experts.as_ref().map_or(0, |experts| experts.count.into()));
+        let tables = config
+            .vocab_size
+            .max(config.hidden_size)
+            .max(config.experts.as_ref().map_or(0, |experts| experts.count.into()));
         let head = Linear::scratch_len(tables, config.hidden_size);
         let scores = |layer| {
             let shape = CausalAttention { window: None, chunk: None, ..config.attention_shape(layer) };
@@ -115,6 +122,7 @@ impl Sizes {
             local: config.local_rope.as_ref().map(|_| config.rotary_dim / 2),
             shares: config.by_layer.shared_from < config.num_hidden_layers,
             layer_input: config.by_layer.inputs.map_or(0, |inputs| inputs.width),
+            streams: config.by_layer.streams.map_or(0, |streams| streams.count),
             wide: widest_extra(config),
             joined: joined(config),
             input: config.latent.map_or(0, |latent| latent.kv_rank.max(latent.q_rank.unwrap_or(0))),
@@ -143,7 +151,7 @@ impl Sizes {
     }
 
     /// Lengths of the fields of [`Buffers`], in their order; `None` if one overflows.
-    fn lengths(&self) -> Option<[usize; 25]> {
+    fn lengths(&self) -> Option<[usize; 26]> {
         let by_rows = |width: usize| self.rows.checked_mul(width);
         let inner = self.mlp_rows().checked_mul(self.intermediate)?;
         let tables = self.positions.checked_mul(self.half)?;
@@ -173,6 +181,7 @@ impl Sizes {
             shared,
             first,
             by_rows(self.layer_input)?,
+            by_rows(self.streams.checked_mul(self.hidden)?)?,
             by_rows(self.wide)?,
             of_part(self.experts)?,
             of_part(self.hidden)?,
@@ -217,7 +226,7 @@ impl Buffers {
     }
 
     /// Allocates fields of these lengths, in the order of [`Sizes::lengths`]; `None` if there is not enough memory.
-    fn allocate(sizes: Sizes, lengths: [usize; 25]) -> Option<Self> {
+    fn allocate(sizes: Sizes, lengths: [usize; 26]) -> Option<Self> {
         let mut lengths = lengths.into_iter();
         let mut next = || zeros(lengths.next()?);
         Some(Buffers {
@@ -242,6 +251,7 @@ impl Buffers {
             local_v: next()?,
             first: next()?,
             layer_input: next()?,
+            streams: next()?,
             wide: next()?,
             logits: next()?,
             gathered: next()?,
@@ -344,6 +354,7 @@ impl Buffers {
             cos: if local { &self.local_cos } else { &self.cos },
             sin: if local { &self.local_sin } else { &self.sin },
             layer_input: &self.layer_input,
+            streams: &mut self.streams,
             extra: ExtraScratch {
                 wide: &mut self.wide,
                 logits: &mut self.logits,
@@ -387,7 +398,8 @@ fn widest_extra(config: &ModelConfig) -> usize {
     let normed = matches!(config.norm_places, NormPlaces::After | NormPlaces::Both);
     let latent = config.latent.map_or(0, |latent| latent.scratch(config.num_attention_heads));
     let mixer = config.recurrent.map_or(0, |recurrent| recurrent.mixer().scratch());
+    let streams = config.by_layer.streams.map_or(0, |streams| streams.scratch(config.hidden_size));
     let routed = config.experts.as_ref().and_then(|experts| experts.latent).unwrap_or(0);
     let normed = if normed { config.hidden_size } else { 0 };
-    [joined, gate_up, normed, latent, mixer, routed].into_iter().fold(0, usize::max)
+    [joined, gate_up, normed, latent, mixer, routed, streams].into_iter().fold(0, usize::max)
 }

@@ -1,5 +1,5 @@
-//! What the layers of some models read besides the states: embeddings of their own, and keys and values of earlier
-//! layers (Gemma 4).
+//! What the layers of some models read besides the states: embeddings of their own, keys and values of earlier layers,
+//! parallel streams of states (Gemma 3n and 4).
 
 use std::sync::Arc;
 
@@ -85,7 +85,7 @@ impl LayerEmbeddings {
 }
 
 /// What the layers read besides the states of one window, for work that runs one layer at a time: [`enter`](Self::enter)
-/// before a layer, [`leave`](Self::leave) after it. Without memory for models whose layers read only the states.
+/// before a layer, [`leave`](Self::leave) and [`advance`](Self::advance) after it. Without memory for models whose layers read only the states.
 #[derive(Clone, Debug, Default)]
 pub struct Carried {
     inputs: Option<Arc<LayerEmbeddings>>,
@@ -94,6 +94,8 @@ pub struct Carried {
     first: Arc<[f32]>,
     /// Keys and values of the last layer that has its own: without a window, and with one.
     shared: [Option<Arc<[Vec<f32>; 2]>>; 2],
+    /// Parallel streams of states, `[streams, tokens, hidden]`; empty before the first layer.
+    streams: Arc<[f32]>,
 }
 
 impl Carried {
@@ -118,7 +120,8 @@ impl Carried {
             let heads = config.heads(layer);
             8 * heads.key_value * heads.dim
         });
-        inputs + shared.sum::<usize>()
+        let streams = config.by_layer.streams.map_or(0, |streams| 4 * streams.count * config.hidden_size);
+        inputs + shared.sum::<usize>() + streams
     }
 
     /// Writes what `layer` reads besides the states into the buffers.
@@ -129,6 +132,15 @@ impl Carried {
         if let Some(inputs) = &self.inputs {
             inputs.fill(layer, &self.tokens, &self.first, &mut b.layer_input, 1);
         }
+        if let Some(streams) = config.by_layer.streams {
+            // The first layer makes the others from the first.
+            let (len, stride) = (self.tokens.len() * config.hidden_size, b.streams.len() / streams.count);
+            let own = if self.streams.is_empty() { &self.first } else { &self.streams };
+            for (from, to) in own.chunks_exact(len.max(1)).zip(b.streams.chunks_exact_mut(stride)) {
+                to[..len].copy_from_slice(from);
+                to[len..].fill(0.0);
+            }
+        }
         let windowed = config.windows[layer].is_some();
         if let Some(shared) =
             self.shared[usize::from(windowed)].as_ref().filter(|_| !config.has_own_kv(layer))
@@ -137,6 +149,19 @@ impl Carried {
             for (from, to) in shared.iter().zip([keys, values]) {
                 to[..from.len()].copy_from_slice(from);
             }
+        }
+    }
+
+    /// Keeps the parallel streams that the buffers hold after `tokens` tokens have run to the end of a layer, if the model
+    /// has them.
+    ///
+    /// # Panics
+    /// As [`enter`](Self::enter).
+    pub fn advance(&mut self, config: &ModelConfig, tokens: usize, b: &Buffers) {
+        if let Some(streams) = config.by_layer.streams {
+            let (len, stride) = (tokens * config.hidden_size, b.streams.len() / streams.count);
+            self.streams =
+                b.streams.chunks_exact(stride).flat_map(|stream| &stream[..len]).copied().collect();
         }
     }
 

@@ -20,7 +20,7 @@ pub use crate::architecture::features::{
     Activation, Biases, DenseMlp, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores,
 };
 pub use attention::{Latent, QueryGrowth};
-pub use by_layer::{GlobalHeads, LayerFeatures, LayerHeads, LayerInputs};
+pub use by_layer::{GlobalHeads, LayerFeatures, LayerHeads, LayerInputs, Streams};
 pub use experts::{Experts, Groups, LimitedSwiglu, Routing, SharedExperts};
 pub use fields::ConfigError;
 pub use recurrent::Multipliers;
@@ -451,8 +451,15 @@ fn parse_ffn(fields: Fields<'_>, architecture: &Architecture, hidden: usize) -> 
     let stated = || fields.size(architecture.ffn, 1..=MAX_WIDTH);
     match architecture.feed_forward {
         FeedForward::Multiple(times) if fields.get(architecture.ffn).is_none() => Ok(times * hidden),
+        FeedForward::Listed if fields.get(architecture.ffn).is_some_and(Value::is_array) => {
+            let listed = fields.tokens(architecture.ffn)?;
+            let one =
+                listed.first().filter(|first| **first > 0 && listed.iter().all(|width| width == *first));
+            let allowed = "an integer, or a list of the same integer for every layer";
+            one.map(|one| *one as usize).ok_or_else(|| fields.error(architecture.ffn, allowed))
+        }
         FeedForward::Or(other) if fields.get(architecture.ffn).is_none() => fields.size(other, 1..=MAX_WIDTH),
-        FeedForward::Stated | FeedForward::Multiple(_) | FeedForward::Or(_) => stated(),
+        FeedForward::Stated | FeedForward::Multiple(_) | FeedForward::Or(_) | FeedForward::Listed => stated(),
         // The older field takes precedence.
         FeedForward::Adjusted => {
             let width = fields.optional_size("block_ff_dim", 1..=MAX_WIDTH)?.map_or_else(stated, Ok)?;
@@ -530,6 +537,11 @@ pub(crate) fn example(model_type: &str) -> Value {
         "llama4_text" => serde_json::json!({
             "num_hidden_layers": 3, "intermediate_size_mlp": 80, "num_local_experts": 3, "num_experts_per_tok": 1,
             "moe_layers": [0, 2], "no_rope_layers": [1, 1, 0], "attention_chunk_size": 8
+        }),
+        "gemma3n_text" => serde_json::json!({
+            "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention", "sliding_attention",
+            "full_attention"], "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": 100,
+            "laurel_rank": 6, "altup_num_inputs": 3, "intermediate_size": [96, 96, 96, 96]
         }),
         "gemma4_text" => serde_json::json!({
             "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention", "sliding_attention",

@@ -14,7 +14,7 @@ use mantissa_kernels::{CausalAttention, kernels};
 
 use crate::config::{
     Activation, DenseMlp, HeadNorms, Latent, LimitedSwiglu, MlpForm, ModelConfig, Multipliers, NormPlaces,
-    QkvForm, QueryGrowth, Routing, SharedExperts,
+    QkvForm, QueryGrowth, Routing, SharedExperts, Streams,
 };
 use crate::error::ForwardError;
 use crate::graph::kinds::{NormKind, VectorKind};
@@ -28,6 +28,7 @@ pub use self::operators::{
 };
 pub use crate::experts::{route_backward, sigmoid};
 pub use crate::latent::AbsorbedHeads;
+use crate::streams::StreamFlow;
 
 /// Features of a layer that its computation depends on.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,6 +61,10 @@ pub struct LayerFlow {
     pub(crate) input: Option<usize>,
     /// True if the states are multiplied by a number after the layer.
     pub(crate) scales: bool,
+    /// Parallel streams of states.
+    pub(crate) streams: Option<StreamFlow>,
+    /// Standard deviations above its mean at which the gate of a token is cut off.
+    pub(crate) cutoff: Option<f32>,
     /// Factor of the queries by position.
     pub(crate) growth: Option<QueryGrowth>,
     pub(crate) latent: Option<Latent>,
@@ -130,6 +135,14 @@ impl LayerFlow {
             value_norm: config.value_norm,
             input: config.by_layer.inputs.map(|inputs| inputs.width),
             scales: config.by_layer.scales,
+            streams: config.by_layer.streams.map(|Streams { count, laurel, scales }| StreamFlow {
+                count,
+                laurel,
+                scales,
+                first: layer == 0,
+                last: layer + 1 == config.num_hidden_layers,
+            }),
+            cutoff: config.by_layer.cutoffs.get(layer).copied().flatten(),
             half: if config.rotated_layers[layer] { config.rotary_dim_of(layer) / 2 } else { 0 },
             gated: config.gated_attention,
             multipliers: config.multipliers,
@@ -352,6 +365,7 @@ impl LayerFlow {
         if self.mixing == Mixing::None {
             return Ok(());
         }
+        self.predict(operators, seqs.rows, false, a);
         self.enter(operators, NormKind::Input, seqs.rows * self.hidden, a);
         if let Some(recurrent) = &self.recurrent {
             let x = &a.normed[..seqs.rows * self.hidden];
@@ -392,10 +406,12 @@ impl LayerFlow {
                     self.experts_part(experts, operators, part.clone(), real, a)?;
                 }
             }
-            match self.input {
-                Some(width) => self.add_input(width, operators, part, real, a),
-                None => Ok(()),
+            self.correct(operators, part.clone(), a);
+            if let Some(width) = self.input {
+                self.add_input(width, operators, part.clone(), real, a)?;
             }
+            self.join_streams(operators, part, a);
+            Ok(())
         })?;
         if let Some(&[scale]) = operators.vector(VectorKind::Scale).filter(|_| self.scales) {
             a.residual[..len].iter_mut().for_each(|x| *x *= scale);

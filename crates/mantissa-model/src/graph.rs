@@ -449,6 +449,8 @@ impl ModelConfig {
             (beside, NormKind::AfterExperts, d),
             (after, NormKind::AfterMlp, d),
             (self.by_layer.inputs.is_some(), NormKind::AfterInput, d),
+            (self.by_layer.streams.is_some(), NormKind::Modalities, d),
+            (self.by_layer.streams.is_some(), NormKind::AfterLaurel, d),
         ];
         all.into_iter().filter(|norm| norm.0).map(|(_, kind, width)| (kind, width))
     }
@@ -456,6 +458,7 @@ impl ModelConfig {
     /// Lists the small projections of a layer: rates of a recurrent mixer, router, gate of shared experts.
     pub fn sides(&self, layer: usize) -> Vec<SideInfo> {
         let mut sides = self.recurrent_in(layer).map_or_else(Vec::new, |of| of.mixer().sides());
+        sides.extend(self.stream_sides(layer));
         if let Some(experts) = self.experts.as_ref().filter(|experts| experts.layers[layer]) {
             let (rows, cols, bias) = (usize::from(experts.count), self.hidden_size, experts.routing.bias);
             sides.push(SideInfo { kind: SideKind::Router, rows, cols, bias });
@@ -475,6 +478,29 @@ impl ModelConfig {
         sides
     }
 
+    /// Lists the small projections of parallel streams of states: those of the layer, in the first layer those from the
+    /// embedding, in the last one those to the final states.
+    fn stream_sides(&self, layer: usize) -> Vec<SideInfo> {
+        let Some(streams) = self.by_layer.streams else { return Vec::new() };
+        let (n, d, rank) = (streams.count, self.hidden_size, streams.laurel);
+        let side = |kind, rows, cols| SideInfo { kind, rows, cols, bias: false };
+        let mut sides = vec![
+            side(SideKind::Modalities, n, d),
+            side(SideKind::Prediction, n * n, n),
+            side(SideKind::Correction, n, n),
+            side(SideKind::LaurelLeft, rank, d),
+            side(SideKind::LaurelRight, d, rank),
+        ];
+        let others = || (1..n).filter_map(|i| u16::try_from(i).ok());
+        if layer == 0 {
+            sides.extend(others().map(|i| side(SideKind::EnterStream(i), d, d)));
+        }
+        if layer + 1 == self.num_hidden_layers {
+            sides.extend(others().map(|i| side(SideKind::LeaveStream(i), d, d)));
+        }
+        sides
+    }
+
     /// Lists the vectors of a layer and their shapes in a checkpoint.
     pub fn vectors(&self, layer: usize) -> Vec<(VectorKind, Vec<usize>)> {
         let mut vectors = self.recurrent_in(layer).map_or_else(Vec::new, |of| of.mixer().vectors());
@@ -488,6 +514,7 @@ impl ModelConfig {
             vectors.push((VectorKind::Correction, if row { vec![1, count] } else { vec![count] }));
         }
         vectors.extend(self.by_layer.scales.then(|| (VectorKind::Scale, vec![1])));
+        vectors.extend(self.by_layer.streams.map(|_| (VectorKind::StreamScale, vec![self.hidden_size])));
         if let Some(experts) = experts.filter(|experts| experts.dense == DenseMlp::Normed) {
             vectors.push((VectorKind::RouterScale, vec![self.hidden_size]));
             vectors.push((VectorKind::ExpertScales, vec![usize::from(experts.count)]));
@@ -600,6 +627,7 @@ mod tests {
                 "qwen3",
                 "exaone4",
                 "exaone_moe",
+                "gemma3n_text",
                 "gemma4_text",
                 "qwen3_moe",
                 "gemma3_text",

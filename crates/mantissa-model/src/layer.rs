@@ -321,6 +321,10 @@ impl Layer {
             }
             self.flow.heads(operators, seqs, None, &mut a)?;
         }
+        // The other streams are predicted from those before the layer again.
+        if from > Place::Input {
+            self.flow.predict(operators, seqs.rows, from == Place::Middle, &mut a);
+        }
         if from < Place::Middle {
             self.flow.output(operators, seqs, &mut a)?;
         }

@@ -41,6 +41,7 @@ mod products;
 pub mod rope;
 mod simulated;
 mod source;
+mod streams;
 pub mod tokenizer;
 
 pub use adapted::Adapted;

@@ -15,6 +15,17 @@ use crate::graph::{LinearInput, LinearKind, NormKind};
 /// Least number of values that several threads compute.
 const MANY: usize = 1 << 16;
 
+/// Subtracts a threshold from the gate of each token, `[tokens, width]`, and cuts it off at 0: its mean and `cutoff`
+/// standard deviations (Gemma 3n).
+fn cut_off(width: usize, cutoff: f32, gate: &mut [f32]) {
+    for gate in gate.chunks_exact_mut(width) {
+        let mean = gate.iter().map(|x| f64::from(*x)).sum::<f64>() / width as f64;
+        let variance = gate.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum::<f64>() / width as f64;
+        let threshold = (mean + variance.sqrt() * f64::from(cutoff)) as f32;
+        gate.iter_mut().for_each(|x| *x = (*x - threshold).max(0.0));
+    }
+}
+
 impl LayerFlow {
     /// Runs the MLP on `rows`, of which the first `real` are not padding.
     pub(crate) fn mlp_part(
@@ -32,6 +43,9 @@ impl LayerFlow {
         let (gate, up) = (&mut a.gate[first..first + len], &mut a.up[first..first + len]);
         let inner = &mut a.inner[..len];
         self.gate_and_up(operators, x, real, [&mut *gate, &mut *up], a.extra.wide)?;
+        if let Some(cutoff) = self.cutoff {
+            cut_off(ffn, cutoff, gate);
+        }
         let factors = self.multipliers;
         scale(factors.map(|factors| factors.gate), gate);
         self.activate(ffn, gate, up, inner);
@@ -74,13 +88,23 @@ impl LayerFlow {
         let at = rows.start * d..rows.end * d;
         let (gate, inner) = (&mut a.gate[..n], &mut a.inner[..n]);
         let mut jobs = [Job { kind: LinearKind::InputGate, out: &mut *gate, accumulate: false }];
-        operators.linears(LinearInput::States, &a.residual[at.clone()], real, &mut jobs)?;
+        // Of parallel streams, the corrected states with their factors.
+        let states = if self.streams.is_some() { &a.normed[at.clone()] } else { &a.residual[at.clone()] };
+        operators.linears(LinearInput::States, states, real, &mut jobs)?;
         self.activate(width, gate, &a.layer_input[rows.start * width..rows.end * width], inner);
         let out = &mut a.normed[at.clone()];
         let mut jobs = [Job { kind: LinearKind::InputProjection, out: &mut *out, accumulate: false }];
         operators.linears(LinearInput::Gated, inner, real, &mut jobs)?;
         let normed = &mut a.extra.wide[..out.len()];
-        Self::add_normed(operators, NormKind::AfterInput, out, normed, &mut a.residual[at]);
+        let Some(streams) = &self.streams else {
+            Self::add_normed(operators, NormKind::AfterInput, out, normed, &mut a.residual[at]);
+            return Ok(());
+        };
+        // To every stream but the first.
+        operators.norm(NormKind::AfterInput, out, normed);
+        for stream in a.streams.chunks_exact_mut(a.streams.len() / streams.count).skip(1) {
+            kernels().axpy(1.0, normed, &mut stream[at.clone()]);
+        }
         Ok(())
     }
 

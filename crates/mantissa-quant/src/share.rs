@@ -153,6 +153,17 @@ impl Plan {
                 Role::Side { kind: SideKind::ToExperts | SideKind::FromExperts, .. } => {
                     "latent of experts: published recipes leave it unquantized"
                 }
+                Role::Side {
+                    kind:
+                        SideKind::Modalities
+                        | SideKind::Prediction
+                        | SideKind::Correction
+                        | SideKind::LaurelLeft
+                        | SideKind::LaurelRight
+                        | SideKind::EnterStream(_)
+                        | SideKind::LeaveStream(_),
+                    ..
+                } => "parallel streams and their low-rank path: published recipes leave them unquantized",
                 Role::Side { kind, .. } if kind != SideKind::SharedGate => {
                     "rates and gates of a recurrent mixer: small, and engines read them unquantized"
                 }

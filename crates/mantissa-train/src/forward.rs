@@ -171,6 +171,7 @@ fn activations<'a>(
         cos,
         sin,
         layer_input: &[],
+        streams: &mut [],
         extra: ExtraScratch {
             wide: &mut scratch.wide,
             logits,

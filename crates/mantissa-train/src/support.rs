@@ -29,12 +29,14 @@ fn first(features: impl IntoIterator<Item = Feature>) -> Result<(), TrainError> 
 }
 
 /// Features that distinguish the layers of a model.
-fn by_layer(config: &ModelConfig) -> [Feature; 12] {
+fn by_layer(config: &ModelConfig) -> [Feature; 14] {
     let features = &config.by_layer;
     [
         absent("heads that differ by layer", features.global_heads.is_none()),
         absent("keys and values shared by layers", features.shared_from >= config.num_hidden_layers),
         absent("embeddings of each layer", features.inputs.is_none()),
+        absent("parallel streams of states", features.streams.is_none()),
+        absent("gates that are cut off", features.cutoffs.iter().all(Option::is_none)),
         absent("a factor after each layer", !features.scales),
         absent("norms of the values", !config.value_norm),
         absent(

@@ -45,6 +45,10 @@ fn untrainable_models_are_refused() {
     for (name, feature) in [
         ("qwen3-5", "recurrent layers"),
         ("gemma4", "heads that differ by layer"),
+        ("gemma3n", "keys and values shared by layers"),
+        ("nemotron-h-latent", "experts without a gate"),
+        ("cohere2-moe", "the mean of routed and shared experts"),
+        ("granite-hybrid-moe", "experts beside an MLP"),
         ("qwen3-vl", "a multimodal model around it"),
         ("deepseek-v2", "latent attention"),
         ("deepseek-v3", "latent attention"),

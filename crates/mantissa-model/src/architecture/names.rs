@@ -162,6 +162,8 @@ impl Names {
     pub(crate) const SINKS: &str = "self_attn.sinks";
     /// Weight of the router's norm, before it is divided by the root of the width; and factors of the experts.
     pub(crate) const ROUTER: [&str; 2] = ["router.scale", "router.per_expert_scale"];
+    /// Projections to the streams other than the first, and back from them, before their numbers.
+    pub(crate) const STREAMS: [&str; 2] = ["model.altup_projections.", "model.altup_unembed_projections."];
     /// Factor of the states after a layer.
     pub(crate) const SCALE: &str = "layer_scalar";
     /// Embeddings of all layers, their projection from the embedding, and its norm.
@@ -369,6 +371,8 @@ impl Names {
             NormKind::Value => "self_attn.v_norm",
             NormKind::AfterInput => "post_per_layer_input_norm",
             NormKind::Router => "router.norm",
+            NormKind::Modalities => "altup.router_norm",
+            NormKind::AfterLaurel => "laurel.post_laurel_norm",
             NormKind::Experts => "pre_feedforward_layernorm_2",
             NormKind::AfterDense => "post_feedforward_layernorm_1",
             NormKind::AfterExperts => "post_feedforward_layernorm_2",

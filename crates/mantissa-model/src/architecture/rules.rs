@@ -48,6 +48,8 @@ pub(crate) enum FeedForward {
     Stated,
     /// The value of the row's field, or of this one.
     Or(&'static str),
+    /// The value of the row's field, or the one that its list states for every layer.
+    Listed,
     /// The value of `intermediate_size`, or this multiple of `hidden_size`.
     Multiple(usize),
     /// Two thirds of `block_ff_dim` or `intermediate_size` times `block_ffn_dim_multiplier`, rounded up to a multiple of
@@ -199,27 +201,39 @@ pub(crate) enum QueryScale {
     One,
 }
 
-/// Features that distinguish the layers of a model (Gemma 4).
+/// Features that distinguish the layers of a model (Gemma 3n and 4).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ByLayer {
     /// True if heads of layers without a window have their own width (`global_head_dim`, with this default), and with
     /// `attention_k_eq_v` their own number of keys, which then are the values too; `per_layer_config` states the same.
     pub(crate) global_heads: Option<usize>,
     /// True if the last `num_kv_shared_layers` read the keys and values of earlier layers, and with
-    /// `use_double_wide_mlp` have MLPs of twice the width.
-    pub(crate) shared_kv: bool,
+    /// `use_double_wide_mlp` have MLPs of twice the width; with the default of the number.
+    pub(crate) shared_kv: Option<usize>,
     /// True if layers read embeddings of their own (`hidden_size_per_layer_input`).
     pub(crate) inputs: bool,
     /// True if the states are multiplied by a number after each layer.
     pub(crate) scales: bool,
     /// True if rotated layers attend within chunks of `attention_chunk_size` positions.
     pub(crate) chunks: bool,
+    /// True if the states are `altup_num_inputs` parallel streams, of which a layer computes the first and predicts and
+    /// corrects the others, with a low-rank path of `laurel_rank` beside attention (Gemma 3n).
+    pub(crate) streams: bool,
+    /// True if gates of MLPs are cut off by `activation_sparsity_pattern`.
+    pub(crate) sparsity: bool,
 }
 
 impl ByLayer {
     /// Layers alike.
-    pub(crate) const NONE: Self =
-        ByLayer { global_heads: None, shared_kv: false, inputs: false, scales: false, chunks: false };
+    pub(crate) const NONE: Self = ByLayer {
+        global_heads: None,
+        shared_kv: None,
+        inputs: false,
+        scales: false,
+        chunks: false,
+        streams: false,
+        sparsity: false,
+    };
 }
 
 /// Caps of scores and logits, `cap · tanh(x / cap)`, if their fields are absent; null removes a cap.

@@ -279,6 +279,31 @@ pub(super) static TABLE: &[Architecture] = &[
         rope: RopeRules { theta: 1_000_000.0, local_theta: Some(10_000.0), ..ROPE },
         ..GEMMA2
     },
+    // Gemma 3n (text): parallel streams of states with a low-rank path beside attention, QK and value norms, unscaled
+    // scores, keys and values shared by later layers, embeddings for each layer, cut-off gates. What makes the streams
+    // and the low-rank path stay unquantized, as in llm-compressor's recipe
+    // (examples/multimodal_vision/gemma3n_example.py).
+    Architecture {
+        name: "gemma3n_text",
+        class: "Gemma3nForCausalLM",
+        norm: NormForm::Rms,
+        head_norms: HeadNorms::Each,
+        value_norm: true,
+        by_layer: ByLayer {
+            shared_kv: Some(15),
+            inputs: true,
+            streams: true,
+            sparsity: true,
+            ..ByLayer::NONE
+        },
+        softcaps: Some(Softcaps { attention: None, logits: Some(30.0) }),
+        windows: Windows::ButLast { fields: &[], default: 5 },
+        default_window: Some(512),
+        feed_forward: FeedForward::Listed,
+        query_scale: QueryScale::One,
+        rope: RopeRules { theta: 1_000_000.0, local_theta: Some(10_000.0), ..ROPE },
+        ..GEMMA2
+    },
     // Gemma 4 (text): QK and value norms, unscaled scores, wider heads in layers without a window, keys and values shared
     // by later layers, embeddings for each layer, experts beside the MLP.
     Architecture {
@@ -294,7 +319,7 @@ pub(super) static TABLE: &[Architecture] = &[
         value_norm: true,
         by_layer: ByLayer {
             global_heads: Some(512),
-            shared_kv: true,
+            shared_kv: Some(0),
             inputs: true,
             scales: true,
             ..ByLayer::NONE

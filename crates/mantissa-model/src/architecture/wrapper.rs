@@ -117,6 +117,14 @@ static TABLE: &[Wrapper] = &[
         ..QWEN3_VL
     },
     Wrapper {
+        name: "gemma3n",
+        class: "Gemma3nForConditionalGeneration",
+        towers: &["model.vision_tower", "model.embed_vision", "model.audio_tower", "model.embed_audio"],
+        text_models: &[("gemma3n_text", "gemma3n_text")],
+        tied: true,
+        ..QWEN3_VL
+    },
+    Wrapper {
         name: "gemma4",
         class: "Gemma4ForConditionalGeneration",
         towers: &["model.vision_tower", "model.embed_vision", "model.audio_tower", "model.embed_audio"],

@@ -1,5 +1,5 @@
 //! Features that distinguish the layers of a model: heads of layers without a window, keys and values that layers
-//! share, embeddings of each layer (Gemma 4).
+//! share, embeddings of each layer, parallel streams of states (Gemma 3n and 4).
 
 use std::borrow::Cow;
 
@@ -57,6 +57,36 @@ pub struct LayerFeatures {
     pub scales: bool,
     /// Length of the chunks within which rotated layers attend (Llama 4).
     pub chunk: Option<usize>,
+    /// Parallel streams of states.
+    pub streams: Option<Streams>,
+    /// Standard deviations above the mean of a token's gate at which the MLP of each layer cuts it off; empty in models
+    /// that do not.
+    pub cutoffs: Vec<Option<f32>>,
+}
+
+/// Parallel streams of states (Gemma 3n).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Streams {
+    /// Number of streams; a layer computes the first.
+    pub count: usize,
+    /// Inner width of the low-rank path beside attention.
+    pub laurel: usize,
+    /// True if the states that gate the embeddings of layers have factors.
+    pub scales: bool,
+}
+
+impl Streams {
+    /// Largest number of streams.
+    pub const MOST: usize = 16;
+
+    fn parse(fields: Fields<'_>) -> Result<Self, ConfigError> {
+        fields.optional_size("altup_active_idx", 0..=0)?;
+        Ok(Streams {
+            count: fields.optional_size("altup_num_inputs", 2..=Self::MOST as u64)?.unwrap_or(4),
+            laurel: fields.optional_size("laurel_rank", 1..=MAX_WIDTH)?.unwrap_or(64),
+            scales: fields.flag("altup_correct_scale", true)?,
+        })
+    }
 }
 
 impl LayerFeatures {
@@ -79,8 +109,12 @@ impl LayerFeatures {
                 false => Some(8192),
             };
         }
-        if rules.shared_kv {
-            let shared = fields.optional_size("num_kv_shared_layers", 0..=layers as u64 - 1)?.unwrap_or(0);
+        if let Some(default) = rules.shared_kv {
+            let shared =
+                fields.optional_size("num_kv_shared_layers", 0..=layers as u64 - 1)?.unwrap_or(default);
+            if shared >= layers {
+                return Err(fields.error("num_kv_shared_layers", format!("fewer than {layers}")));
+            }
             features.shared_from = layers - shared;
             features.wide_shared = fields.flag("use_double_wide_mlp", false)?;
             let (own, reading) = windows.split_at(features.shared_from);
@@ -100,8 +134,52 @@ impl LayerFeatures {
             let vocabulary = fields.optional_size("vocab_size_per_layer_input", limits)?.unwrap_or(262_144);
             features.inputs = (width > 0).then_some(LayerInputs { width, vocabulary });
         }
+        if rules.streams {
+            features.streams = Some(Streams::parse(fields)?);
+            if features.inputs.is_none() {
+                return Err(fields.error("hidden_size_per_layer_input", "a number greater than 0"));
+            }
+        }
+        if rules.sparsity {
+            features.cutoffs = cutoffs(fields, layers)?;
+        }
         Ok(features)
     }
+}
+
+/// Parses the share of a gate's values that each MLP cuts off, as standard deviations of a normal distribution. By
+/// default the first ten layers of a deep model cut off 95 %.
+fn cutoffs(fields: Fields<'_>, layers: usize) -> Result<Vec<Option<f32>>, ConfigError> {
+    let field = "activation_sparsity_pattern";
+    let shares = match fields.get(field) {
+        None => (0..layers).map(|layer| if layers > 10 && layer < 10 { 0.95 } else { 0.0 }).collect(),
+        Some(value) => {
+            let share = |value: &Value| value.as_f64().filter(|share| (0.0..1.0).contains(share));
+            let listed = value.as_array().filter(|list| list.len() == layers);
+            let shares: Option<Vec<f64>> = listed.and_then(|list| list.iter().map(share).collect());
+            shares.ok_or_else(|| fields.error(field, format!("{layers} numbers from 0 to less than 1")))?
+        }
+    };
+    Ok(shares.into_iter().map(|share| (share > 0.0).then(|| normal_quantile(share) as f32)).collect())
+}
+
+/// Value that a standard normal variable stays below with probability `share`.
+fn normal_quantile(share: f64) -> f64 {
+    // Φ(x) = 1/2 + φ(x) (x + x³/3 + x⁵/(3·5) + …).
+    let below = |x: f64| {
+        let (mut term, mut sum) = (x, x);
+        for i in 1..200 {
+            term *= x * x / f64::from(2 * i + 1);
+            sum += term;
+        }
+        0.5 + sum * (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt()
+    };
+    let (mut low, mut high) = (-8.0, 8.0);
+    for _ in 0..64 {
+        let middle = 0.5 * (low + high);
+        if below(middle) < share { low = middle } else { high = middle }
+    }
+    0.5 * (low + high)
 }
 
 /// Parses the heads of layers without a window, as published or as transformers 5 writes them (`per_layer_config`).
@@ -218,7 +296,10 @@ impl ModelConfig {
 
     /// True if layers read more than the states: embeddings of their own, or keys and values of other layers.
     pub fn carries(&self) -> bool {
-        self.by_layer.inputs.is_some() || self.by_layer.shared_from < self.num_hidden_layers
+        let features = &self.by_layer;
+        features.inputs.is_some()
+            || features.streams.is_some()
+            || features.shared_from < self.num_hidden_layers
     }
 
     /// Returns the configuration of a model all of whose layers have the heads of `layer`: for code that needs the
@@ -257,6 +338,20 @@ impl ModelConfig {
         match self.head_norms {
             HeadNorms::Whole => (query * dim, key_value * dim),
             _ => (dim, dim),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::normal_quantile;
+
+    #[test]
+    fn quantiles_are_those_of_tables() {
+        for (share, expected) in
+            [(0.5, 0.0), (0.95, 1.644_853_627), (0.975, 1.959_963_985), (0.01, -2.326_347_874)]
+        {
+            assert!((normal_quantile(share) - expected).abs() < 1e-8, "{share}");
         }
     }
 }

@@ -219,6 +219,8 @@ pub struct Activations<'a> {
     pub sin: &'a [f32],
     /// The layer's own input, `[rows, width]`; empty in models without.
     pub layer_input: &'a [f32],
+    /// Parallel streams of states, the first one included, `[streams, planned rows, hidden]`; empty in models without.
+    pub streams: &'a mut [f32],
     /// Scratch of particular architectures; empty for the others.
     pub extra: ExtraScratch<'a>,
 }

@@ -152,6 +152,10 @@ pub enum NormKind {
     AfterDense,
     /// Over the result of experts beside a dense MLP (Gemma 4).
     AfterExperts,
+    /// Before the router of parallel streams (Gemma 3n).
+    Modalities,
+    /// Over the result of the low-rank path beside attention (Gemma 3n).
+    AfterLaurel,
 }
 
 /// Small linear layer next to the experts, never quantized.
@@ -184,6 +188,20 @@ pub enum SideKind {
     ToExperts,
     /// Weighted sum of the experts' results to the hidden states.
     FromExperts,
+    /// Hidden states to the weights that mix parallel streams (Gemma 3n).
+    Modalities,
+    /// Those weights to the matrix that predicts the streams after a layer.
+    Prediction,
+    /// Those weights to the shares of the streams in what a layer changed.
+    Correction,
+    /// Normed states to the inside of the low-rank path beside attention.
+    LaurelLeft,
+    /// Inside of that path to the states.
+    LaurelRight,
+    /// Embedding to a parallel stream, counted from 1, before the first layer.
+    EnterStream(u16),
+    /// Parallel stream to the states after the last layer.
+    LeaveStream(u16),
 }
 
 /// Vector of a layer that is not part of a linear layer.
@@ -199,6 +217,8 @@ pub enum VectorKind {
     RouterScale,
     /// Factor of each expert (Gemma 4).
     ExpertScales,
+    /// Factors of the states that the embeddings of layers are gated by (Gemma 3n).
+    StreamScale,
     /// Weight of a causal convolution: `[channels, 1, kernel]` in a checkpoint, `[kernel, channels]` in a loaded layer.
     Convolution,
     /// Bias of a causal convolution, one per channel.
@@ -247,12 +267,9 @@ impl SideKind {
             | SideKind::WriteRate
             | SideKind::DecayRate
             | SideKind::DecayLatent
-            | SideKind::GateLatent => Some(NormKind::Input),
-            SideKind::Selection
-            | SideKind::Step
-            | SideKind::Decay
-            | SideKind::Gate
-            | SideKind::FromExperts => None,
+            | SideKind::GateLatent
+            | SideKind::LaurelLeft => Some(NormKind::Input),
+            _ => None,
         }
     }
 }

@@ -53,6 +53,17 @@ impl ModelConfig {
     /// Module of a layer's router, or of the gate of its shared experts.
     pub fn side_module(&self, layer: usize, kind: SideKind) -> String {
         let name = match kind {
+            SideKind::EnterStream(i) => {
+                return self.placed(&format!("{}{}", Names::STREAMS[0], i.saturating_sub(1)));
+            }
+            SideKind::LeaveStream(i) => {
+                return self.placed(&format!("{}{}", Names::STREAMS[1], i.saturating_sub(1)));
+            }
+            SideKind::Modalities => "altup.modality_router",
+            SideKind::Prediction => "altup.prediction_coefs",
+            SideKind::Correction => "altup.correction_coefs",
+            SideKind::LaurelLeft => "laurel.linear_left",
+            SideKind::LaurelRight => "laurel.linear_right",
             SideKind::Router => self.names().experts.router,
             SideKind::SharedGate => Names::SHARED_GATE,
             SideKind::ToExperts => self.names().experts.latent[0],
@@ -68,6 +79,7 @@ impl ModelConfig {
             VectorKind::Sinks => Names::SINKS,
             VectorKind::Correction => self.names().experts.correction,
             VectorKind::Scale => Names::SCALE,
+            VectorKind::StreamScale => "altup.correct_output_scale",
             VectorKind::RouterScale => Names::ROUTER[0],
             VectorKind::ExpertScales => Names::ROUTER[1],
             _ => self.names().mixer.vector(kind),

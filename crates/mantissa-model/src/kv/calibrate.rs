@@ -111,6 +111,7 @@ impl<'a> Text<'a> {
             carried.enter(config, index, &mut self.buffers);
             let run = layer.run(config, &[tokens.len()], states, None, &mut self.buffers);
             carried.leave(config, index, tokens.len(), &self.buffers);
+            carried.advance(config, tokens.len(), &self.buffers);
             run.map_err(|error| KvCalibrationError::Forward { window, error })?;
             if attends {
                 samples.take(policy, layer, tokens.len(), &mut self.buffers);

@@ -96,6 +96,7 @@ impl Calibration<'_> {
             }
             take(worker, tokens);
             if *through {
+                self.carried[window].advance(config, tokens, &worker.buffers);
                 self.states.put(window, &worker.states)?;
             } else if self.keeps && worker.end > *from {
                 *end = worker.end;

@@ -127,6 +127,7 @@ fn architectures_quantize_verify_and_measure() {
         "minimax-m2",
         "exaone-moe",
         "ministral3",
+        "gemma3n",
         "gemma4",
         "gemma4-keys-are-values",
         "gemma4-moe",
@@ -174,6 +175,10 @@ fn architectures_quantize_verify_and_measure() {
         let (model, out) = (text(&model), text(&out));
         let planned = json(&["quantize", model, "--recipe", "nf4", "--out", out, "--dry-run", "--json"]);
         assert!(planned["predicted_peak_memory"].as_u64().unwrap() > 0, "{name}: {planned}");
+        let fast = ["eval", model, "--reference", model, "--engine", "fast", "--tokens", &tokens, "--json", "--quiet"];
+        let kl = json(&fast)["kl"].as_f64().unwrap();
+        println!("{name:20} {:20} {kl:.1e}", "fast engine");
+        assert!(kl < 0.01, "{name}: fast engine {kl}");
         let gptq = ["gptq-int4-g8", "--calibration-tokens", &tokens];
         // In a format that servers read, and in one that allows ragged groups.
         for (recipe, format, most) in
@@ -190,7 +195,7 @@ fn architectures_quantize_verify_and_measure() {
             assert_eq!((&found["ok"], &found["faults"]), (&true.into(), &serde_json::json!([])), "{name}");
             let result = json(&["eval", out, "--reference", model, "--tokens", &tokens, "--json", "--quiet"]);
             let kl = result["kl"].as_f64().unwrap();
-            println!("{name:16} {format:20} {kl:.4}");
+            println!("{name:20} {format:20} {kl:.4}");
             assert!(kl > 0.0 && kl < most, "{name}: {kl}");
             never_accused(out, &["--reference", model]);
             let inspected = complete(Path::new(out), Path::new(model));

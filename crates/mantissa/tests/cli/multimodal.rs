@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use crate::main_job::{tiny, windows};
 use crate::support::{File, json as run, mantissa, stderr, succeed, text, write};
 
-const MODELS: [&str; 8] = [
+const MODELS: [&str; 9] = [
     "gemma3-vision",
     "mistral3",
     "llava",
@@ -18,6 +18,7 @@ const MODELS: [&str; 8] = [
     "qwen3-vl",
     "qwen3-vl-moe",
     "qwen3-5-moe-vision",
+    "gemma3n-vision",
     "gemma4-vision",
 ];
 
