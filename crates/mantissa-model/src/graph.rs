@@ -7,6 +7,7 @@
 pub(crate) mod kinds;
 mod mixing;
 mod names;
+mod sides;
 
 pub use kinds::{FusedGroup, LinearInput, LinearKind, NormKind, SideKind, VectorKind};
 pub use names::{EMBEDDING, HEAD};
@@ -453,73 +454,6 @@ impl ModelConfig {
             (self.by_layer.streams.is_some(), NormKind::AfterLaurel, d),
         ];
         all.into_iter().filter(|norm| norm.0).map(|(_, kind, width)| (kind, width))
-    }
-
-    /// Lists the small projections of a layer: rates of a recurrent mixer, router, gate of shared experts.
-    pub fn sides(&self, layer: usize) -> Vec<SideInfo> {
-        let mut sides = self.recurrent_in(layer).map_or_else(Vec::new, |of| of.mixer().sides());
-        sides.extend(self.stream_sides(layer));
-        if let Some(experts) = self.experts.as_ref().filter(|experts| experts.layers[layer]) {
-            let (rows, cols, bias) = (usize::from(experts.count), self.hidden_size, experts.routing.bias);
-            sides.push(SideInfo { kind: SideKind::Router, rows, cols, bias });
-            if let Some(latent) = experts.latent {
-                let bias = self.biases.mlp;
-                sides.push(SideInfo { kind: SideKind::ToExperts, rows: latent, cols, bias });
-                sides.push(SideInfo { kind: SideKind::FromExperts, rows: cols, cols: latent, bias });
-            }
-            let gated = experts.shared.is_some_and(|shared| shared.gated);
-            sides.extend(gated.then_some(SideInfo {
-                kind: SideKind::SharedGate,
-                rows: 1,
-                cols,
-                bias: false,
-            }));
-        }
-        sides
-    }
-
-    /// Lists the small projections of parallel streams of states: those of the layer, in the first layer those from the
-    /// embedding, in the last one those to the final states.
-    fn stream_sides(&self, layer: usize) -> Vec<SideInfo> {
-        let Some(streams) = self.by_layer.streams else { return Vec::new() };
-        let (n, d, rank) = (streams.count, self.hidden_size, streams.laurel);
-        let side = |kind, rows, cols| SideInfo { kind, rows, cols, bias: false };
-        let mut sides = vec![
-            side(SideKind::Modalities, n, d),
-            side(SideKind::Prediction, n * n, n),
-            side(SideKind::Correction, n, n),
-            side(SideKind::LaurelLeft, rank, d),
-            side(SideKind::LaurelRight, d, rank),
-        ];
-        let others = || (1..n).filter_map(|i| u16::try_from(i).ok());
-        if layer == 0 {
-            sides.extend(others().map(|i| side(SideKind::EnterStream(i), d, d)));
-        }
-        if layer + 1 == self.num_hidden_layers {
-            sides.extend(others().map(|i| side(SideKind::LeaveStream(i), d, d)));
-        }
-        sides
-    }
-
-    /// Lists the vectors of a layer and their shapes in a checkpoint.
-    pub fn vectors(&self, layer: usize) -> Vec<(VectorKind, Vec<usize>)> {
-        let mut vectors = self.recurrent_in(layer).map_or_else(Vec::new, |of| of.mixer().vectors());
-        if self.sinks && self.attends(layer) {
-            vectors.push((VectorKind::Sinks, vec![self.num_attention_heads]));
-        }
-        let experts = self.experts.as_ref().filter(|experts| experts.layers[layer]);
-        if let Some(experts) = experts.filter(|experts| experts.routing.correction) {
-            let row = self.architecture.experts.as_ref().is_some_and(|rules| rules.correction_row);
-            let count = usize::from(experts.count);
-            vectors.push((VectorKind::Correction, if row { vec![1, count] } else { vec![count] }));
-        }
-        vectors.extend(self.by_layer.scales.then(|| (VectorKind::Scale, vec![1])));
-        vectors.extend(self.by_layer.streams.map(|_| (VectorKind::StreamScale, vec![self.hidden_size])));
-        if let Some(experts) = experts.filter(|experts| experts.dense == DenseMlp::Normed) {
-            vectors.push((VectorKind::RouterScale, vec![self.hidden_size]));
-            vectors.push((VectorKind::ExpertScales, vec![usize::from(experts.count)]));
-        }
-        vectors
     }
 
     /// Number of parameters.

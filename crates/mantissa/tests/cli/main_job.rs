@@ -175,7 +175,18 @@ fn architectures_quantize_verify_and_measure() {
         let (model, out) = (text(&model), text(&out));
         let planned = json(&["quantize", model, "--recipe", "nf4", "--out", out, "--dry-run", "--json"]);
         assert!(planned["predicted_peak_memory"].as_u64().unwrap() > 0, "{name}: {planned}");
-        let fast = ["eval", model, "--reference", model, "--engine", "fast", "--tokens", &tokens, "--json", "--quiet"];
+        let fast = [
+            "eval",
+            model,
+            "--reference",
+            model,
+            "--engine",
+            "fast",
+            "--tokens",
+            &tokens,
+            "--json",
+            "--quiet",
+        ];
         let kl = json(&fast)["kl"].as_f64().unwrap();
         println!("{name:20} {:20} {kl:.1e}", "fast engine");
         assert!(kl < 0.01, "{name}: fast engine {kl}");
