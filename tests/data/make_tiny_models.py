@@ -491,7 +491,7 @@ VARIANTS += [
             {"experts": "weights:experts.down_proj=0", "second expert": {"num_experts_per_tok": 1},
              "shared MLP": "weights:shared_mlp.output_linear.weight=0", "residual multiplier": {"residual_multiplier": 1.0}}, seed=1080),
     Variant("gemma3n", Gemma3nTextConfig, Gemma3nForCausalLM, GEMMA3N,
-            {"window": {"sliding_window": 64}, "logit soft cap": {"final_logit_softcapping": None}, "cut-off gates": {"activation_sparsity_pattern": [0.0] * 4},
+            {"window": {"sliding_window": 64}, "logit soft cap": {"final_logit_softcapping": 400.0}, "cut-off gates": {"activation_sparsity_pattern": [0.0] * 4},
              "factors of corrected states": {"altup_correct_scale": False}, "prediction": "weights:prediction_coefs=0", "correction": "weights:correction_coefs=0",
              "norm of the router": "weights:altup.router_norm=1", "low-rank path": "weights:laurel.linear_right=0", "its norm": "weights:post_laurel_norm=1",
              "streams": "weights:altup_projections=0", "joined streams": "weights:altup_unembed_projections=0",
