@@ -606,8 +606,10 @@ def put_inside(path, architecture, model_type):
     (path / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     file = path / "model.safetensors"
     tensors = {re.sub("^model\\.", "model.language_model.", name): x for name, x in load_file(file).items()}
-    for tower in ("vision_tower.timm_model.blocks.0.conv", "audio_tower.conformer.0.linear", "embed_vision.embedding", "embed_audio.embedding"):
-        tensors[f"model.{tower}.weight"] = torch.randn(8, 8).to(torch.bfloat16)
+    blocks = [f"vision_tower.timm_model.blocks.{i}.{part}" for i in range(5) for part in ("conv", "pw_exp")]
+    for tower in (*blocks, "audio_tower.conformer.0.linear", "embed_vision.embedding", "embed_vision.embedding_projection", "embed_audio.embedding"):
+        shape = (8, 1, 3, 3) if tower.endswith("conv") else (8, 8)
+        tensors[f"model.{tower}.weight"] = torch.randn(shape).to(torch.bfloat16)
     save_file(tensors, file, metadata={"format": "pt"})
 
 

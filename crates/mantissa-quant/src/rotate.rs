@@ -13,7 +13,7 @@
 //!   rotated at run time (online), by Sylvester's matrix in blocks of the largest power of two that divides its width.
 
 use mantissa_model::config::{NormForm, NormPlaces};
-use mantissa_model::graph::NormKind;
+use mantissa_model::graph::{NormKind, SideKind};
 use mantissa_model::{LinearInfo, LinearInput, LinearKind, ModelConfig, Role, StoredAs, TensorInfo};
 use mantissa_num::Hadamard;
 use mantissa_store::Error;
@@ -209,12 +209,21 @@ fn change_readers(
     let read = || weights.iter().chain(rotated);
     readers.for_each(|info| read().for_each(|by| folds.change_input(info, by)));
     // Routers and gates read the norm before the MLP, rates of a mixer that before it.
-    let reads = |side: &&TensorInfo| matches!(side.role, Role::Side { layer: of, kind: side } if of == layer && side.reads() == Some(kind));
+    let reads = |side: &&TensorInfo| matches!(side.role, Role::Side { layer: of, kind: side } if of == layer && norm_of(config, side) == Some(kind));
     for side in sides.iter().filter(reads) {
         let shape = (side.shape[0], config.hidden_size);
         read().for_each(|by| folds.change_tensor_input(side.name.clone(), shape, by));
     }
     Ok(())
+}
+
+/// Norm whose output a small projection reads; `None` if it reads no norm's.
+fn norm_of(config: &ModelConfig, side: SideKind) -> Option<NormKind> {
+    match side.reads() {
+        // Attention and MLP read one norm.
+        Some(NormKind::Post) if config.norm_places == NormPlaces::ParallelShared => Some(NormKind::Input),
+        norm => norm,
+    }
 }
 
 /// True if the input is the output of the norm `kind`.

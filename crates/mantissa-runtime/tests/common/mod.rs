@@ -70,7 +70,9 @@ pub fn longer(dir: &Path, scheme: Option<&str>) -> Longer {
     let mut config = files.config().unwrap().clone();
     // Learned positions are as many as the context; LongRoPE's frequencies depend on it.
     if !dir.ends_with("gpt2") && !dir.ends_with("phi3-longrope") {
-        config["max_position_embeddings"] = 1024.into();
+        let name =
+            if config["model_max_length"].is_null() { "max_position_embeddings" } else { "model_max_length" };
+        config[name] = 1024.into();
     }
     Longer { files, config, scheme }
 }
