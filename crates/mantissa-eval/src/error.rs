@@ -17,7 +17,7 @@ pub enum EvalError {
     },
     /// A window is longer than the model's context.
     #[error(
-        "window {window}: expected at most {allowed} tokens (max_position_embeddings), got {needed} tokens"
+        "window {window}: expected at most {allowed} tokens (max_position_embeddings, or index_topk of sparse attention), got {needed} tokens"
     )]
     Context {
         /// Index of the window.

@@ -282,6 +282,7 @@ fn quantize_lines(
 ) -> Option<(Quantized, [f64; 2])> {
     let grids = of_lines(w, lines, bits, options, threads);
     let biased = scheme.format.has_bias();
+    let Format::Affine(Affine { offset, .. }) = &scheme.format else { return None };
     let empty = Quantized::empty(scheme.format.clone(), rows, cols);
     let unit = scheme.format.scale().map_or(4, |scale| scale.code.unit_bytes());
     let mut q = Quantized {
@@ -303,10 +304,15 @@ fn quantize_lines(
             lines.groups(w).zip(steps).for_each(|(x, grid)| *grid = target.refine(x, *grid, &mut turn));
         });
     }
-    for Grid { step, zero } in &steps {
+    for Grid { step, zero } in &mut steps {
         q.scales.push(scheme.format.nearest_scale(*step, None)?);
         if biased {
-            q.scales.extend_biases([-zero * step]);
+            let bias = offset.nearest_bias(-*zero * *step);
+            if *offset == Offset::HalfBias {
+                // Codes are chosen for the bias that is stored.
+                *zero = -bias / *step;
+            }
+            q.scales.extend_biases([bias]);
         } else {
             q.scales.extend_zeros([*zero as i32 - half]);
         }
@@ -364,6 +370,11 @@ impl Method for Hqq {
 
     fn scheme(&self, scheme: Scheme) -> Scheme {
         with_float_zero(scheme)
+    }
+
+    /// Scales and zero points in f16, as the published package stores them for models in f16.
+    fn stored_scheme(&self, scheme: Scheme) -> Scheme {
+        Scheme { format: scheme.format.with_half_scales(), ..scheme }
     }
 
     fn takes(&self, scheme: &Scheme, (_, cols): (usize, usize), _: bool) -> Result<(), MethodError> {
@@ -509,5 +520,21 @@ mod tests {
             let scheme = with_float_zero(text.parse().unwrap());
             assert!(check_scheme(&scheme, 256).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn scales_and_zero_points_take_16_bits() {
+        let w = weights(64 * 256);
+        let wide = with_float_zero("int4-g64".parse().unwrap());
+        let half = Hqq::default().stored_scheme(wide.clone());
+        assert_eq!(half.format.bits_per_weight(64, 256), 4.5);
+        assert_eq!(half.to_string(), wide.to_string());
+        let of = |scheme: &Scheme| quantize(scheme, &w, 256, HqqOptions::default(), 1).unwrap();
+        let ((_, [_, wide]), (q, [_, found])) = (of(&wide), of(&half));
+        q.check().unwrap();
+        let offset = mantissa_num::format::Offset::HalfBias;
+        assert!(q.biases().iter().all(|bias| offset.nearest_bias(*bias) == *bias));
+        assert!(found < 1.01 * wide, "{found} {wide}");
+        assert_ne!(found, wide);
     }
 }

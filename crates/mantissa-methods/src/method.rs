@@ -58,7 +58,8 @@ pub trait Method: Debug + Send + Sync {
         scheme
     }
 
-    /// Scheme in which a weight of `scheme` is stored; SpQR has f16 scales.
+    /// Scheme in which a weight of `scheme` is stored, in containers that leave the dtype of scales to the method; SpQR and HQQ have
+    /// f16 scales.
     fn stored_scheme(&self, scheme: Scheme) -> Scheme {
         scheme
     }

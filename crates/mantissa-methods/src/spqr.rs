@@ -14,9 +14,8 @@
 //! - Scales are f16, not quantized again to 3 bits in groups of 16: `ScaleTree` has one scale above a block of
 //!   scales, but no offset for it.
 
-use mantissa_num::minifloat::F16;
 use mantissa_num::stored::Extra;
-use mantissa_num::{Code, Quantized, Scheme, TensorError};
+use mantissa_num::{Quantized, Scheme, TensorError};
 use toml::Value;
 
 use crate::error::MethodError;
@@ -57,11 +56,8 @@ impl SpqrOptions {
 }
 
 /// Scheme with f16 scales, if they would be f32 without a higher-level scale.
-pub fn with_f16_scales(mut scheme: Scheme) -> Scheme {
-    if scheme.format.scale().is_some_and(|scale| scale.code == Code::F32 && scale.outer.is_none()) {
-        scheme.format = scheme.format.with_scale_code(Code::Float(F16));
-    }
-    scheme
+pub fn with_f16_scales(scheme: Scheme) -> Scheme {
+    Scheme { format: scheme.format.with_half_scales(), ..scheme }
 }
 
 /// Outliers for a layer that falls back to RTN: the `count` weights of `w` with the largest error under the codes

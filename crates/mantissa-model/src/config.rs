@@ -64,7 +64,8 @@ pub struct ModelConfig {
     pub head_dim: usize,
     /// Rows of the embedding.
     pub vocab_size: usize,
-    /// Longest context.
+    /// Longest context: `max_position_embeddings`, or the number of tokens that an indexer chooses
+    /// ([`DeepSeek Sparse Attention`](https://arxiv.org/abs/2512.02556)) if that is less.
     pub max_position_embeddings: usize,
     /// Epsilon of the norms, added to the mean square or to the variance.
     pub rms_norm_eps: f32,
@@ -195,7 +196,7 @@ impl ModelConfig {
             num_key_value_heads: heads.key_value,
             head_dim: heads.dim,
             vocab_size: fields.size("vocab_size", 1..=u64::from(u32::MAX))?,
-            max_position_embeddings,
+            max_position_embeddings: attention::context(fields, architecture, max_position_embeddings)?,
             rms_norm_eps: scales.eps(fields, eps)?,
             norm: parse_norm(fields, architecture),
             norm_places: parse_norm_places(fields, architecture)?,

@@ -120,7 +120,9 @@ pub enum LoadError {
         bytes: u64,
     },
     /// A context is longer than the model allows.
-    #[error("context: expected at most {allowed} tokens (max_position_embeddings), got {needed} tokens")]
+    #[error(
+        "context: expected at most {allowed} tokens (max_position_embeddings, or index_topk of sparse attention), got {needed} tokens"
+    )]
     Context {
         /// Tokens requested.
         needed: usize,

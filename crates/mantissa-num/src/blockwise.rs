@@ -242,7 +242,7 @@ impl Format {
         let zero = match self {
             Format::Affine(Affine { offset: Offset::Zero, .. }) => zero as f32,
             // The lowest code means the bias itself.
-            Format::Affine(Affine { offset: Offset::Bias, code: Code::Int(bits), .. }) => lowest(*bits),
+            Format::Affine(Affine { offset, code: Code::Int(bits), .. }) if offset.is_bias() => lowest(*bits),
             _ => 0.0,
         };
         let (inner, tail) = match (tree.tensor_wide().map(|tree| tree.sense), outer) {
@@ -291,7 +291,9 @@ impl Scheme {
             Format::Affine(Affine { code, blocks, scale: Some(tree), offset }) => {
                 match (code, offset, tree.code) {
                     (Code::Int(bits), Offset::None, _) => rules::symmetric(rule, floor, range, *bits, tree),
-                    (Code::Int(bits), Offset::Bias, _) => rules::biased(range, *bits, tree),
+                    (Code::Int(bits), offset, _) if offset.is_bias() => {
+                        rules::biased(range, *bits, tree, *offset)
+                    }
                     (Code::Int(bits), ..) => rules::asymmetric(rule, range, *bits, tree),
                     (Code::Ternary, ..) => rules::ternary(rule, range, tree),
                     (_, _, Code::E8m0) if *blocks == Blocks::Group(32) && rule != Rule::DeepGemm => {
@@ -395,7 +397,7 @@ impl Scheme {
                 let k = rounding.integer(block.step.apply(x) * 64.0, index).clamp(-127.0, 127.0);
                 u32::from(k as i8 as u8)
             }
-            Code::Int(bits) if affine.offset == Offset::Bias => {
+            Code::Int(bits) if affine.offset.is_bias() => {
                 let q = rounding.integer(block.step.apply(x - block.bias), index);
                 u32::from((q.clamp(0.0, -2.0 * lowest(bits) - 1.0) + lowest(bits)) as i8 as u8)
             }

@@ -8,7 +8,8 @@ use std::hash::{Hash, Hasher};
 use crate::codebook::Book;
 use crate::codec::{Codec, CodecId};
 use crate::e8m0;
-use crate::minifloat::MiniFloat;
+use crate::minifloat::{F16, MiniFloat, Overflow};
+use crate::round::Rounding;
 use crate::trellis::Trellis;
 
 /// Code: bits that represent one number.
@@ -252,6 +253,24 @@ pub enum Offset {
     /// `value = (code + 2^(b-1)) · scale + bias` with an f32 bias per block, the block's minimum: the lowest code
     /// means the bias itself (KV caches).
     Bias,
+    /// As [`Bias`](Offset::Bias), with a bias in f16 (HQQ's package stores scales and zero points so).
+    HalfBias,
+}
+
+impl Offset {
+    /// True if blocks have a bias, of either dtype.
+    pub const fn is_bias(self) -> bool {
+        matches!(self, Offset::Bias | Offset::HalfBias)
+    }
+
+    /// Returns the stored bias nearest to `x`: `x` itself but under [`HalfBias`](Offset::HalfBias). One beyond the range of f16
+    /// becomes its largest value.
+    pub fn nearest_bias(self, x: f32) -> f32 {
+        match self {
+            Offset::HalfBias => F16.decode(F16.encode(x, Overflow::Saturate, Rounding::NearestEven, 0)),
+            _ => x,
+        }
+    }
 }
 
 /// Format whose codes are numbers.
@@ -356,9 +375,23 @@ impl Format {
         matches!(self, Format::Affine(Affine { offset: Offset::Zero, .. }))
     }
 
-    /// True if there is an f32 bias per block.
+    /// True if there is a bias per block.
     pub const fn has_bias(&self) -> bool {
-        matches!(self, Format::Affine(Affine { offset: Offset::Bias, .. }))
+        matches!(self, Format::Affine(Affine { offset, .. }) if offset.is_bias())
+    }
+
+    /// Returns the same format with scales and biases in f16, if scales are f32 without a level above.
+    #[must_use]
+    pub fn with_half_scales(mut self) -> Self {
+        if self.scale().is_some_and(|scale| scale.code == Code::F32 && scale.outer.is_none()) {
+            self = self.with_scale_code(Code::Float(F16));
+            if let Format::Affine(affine) = &mut self
+                && affine.offset.is_bias()
+            {
+                affine.offset = Offset::HalfBias;
+            }
+        }
+        self
     }
 
     /// The codec, if the format is one.
@@ -390,7 +423,7 @@ impl Format {
     }
 
     /// Bits of a `[rows, cols]` tensor in packed storage, including scales, zero points and biases. A zero point
-    /// takes the bits of a code, a bias 32.
+    /// takes the bits of a code, a bias 32 or 16.
     pub fn total_bits(&self, rows: usize, cols: usize) -> u64 {
         let blocks = self.blocks().count(rows, cols);
         if let Format::Trellis(trellis) = self {
@@ -402,6 +435,7 @@ impl Format {
         let offset = match self {
             Format::Affine(Affine { offset: Offset::Zero, code, .. }) => code.bits(),
             Format::Affine(Affine { offset: Offset::Bias, .. }) => 32,
+            Format::Affine(Affine { offset: Offset::HalfBias, .. }) => 16,
             _ => 0,
         };
         let elements = rows as u64 * cols as u64;

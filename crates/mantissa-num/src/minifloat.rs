@@ -221,7 +221,7 @@ pub(crate) fn pow2(e: i32) -> f64 {
 /// Rounds to the nearest f16, ties to even. Values that are normal in f16, as most scales are, need only integer
 /// operations.
 #[inline]
-pub(crate) fn f16_bits(x: f32) -> u16 {
+pub fn f16_bits(x: f32) -> u16 {
     const DROPPED: u32 = 23 - 10;
     const REBIAS: u32 = (127 - 15) << 23;
     let (bits, magnitude) = (x.to_bits(), x.abs());

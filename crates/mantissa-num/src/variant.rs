@@ -105,6 +105,8 @@ impl Variant {
     /// Converts a format of the family to the one that the variant stores.
     fn write(&self, format: &mut Format) {
         match (self.stored, &mut *format) {
+            // A variant fixes the kind of offset, not its dtype.
+            (Part::Offset(Offset::Bias), Format::Affine(affine)) if affine.offset.is_bias() => {}
             (Part::Offset(offset), Format::Affine(affine)) => affine.offset = offset,
             (Part::PowersOfTwo(wanted), Format::Affine(Affine { scale: Some(scale), .. })) => match wanted {
                 true => scale.code = Code::E8m0,

@@ -61,7 +61,7 @@ pub(crate) fn linear_module(meta: &TensorMeta) -> Option<&str> {
 pub(crate) fn is_decoder_weight(config: &ModelConfig, meta: &TensorMeta) -> bool {
     let weight = meta.name.ends_with(".weight") && meta.shape.len() == 2;
     let fused = meta.shape.len() == 3 && !meta.name.ends_with("bias") && meta.shape[1] > 1;
-    (weight || fused) && config.layer_of(&meta.name).is_some()
+    (weight || fused) && config.layer_of(&meta.name).is_some() && config.aside(&meta.name).is_none()
 }
 
 /// Part of a model that the text model does not use.
@@ -95,6 +95,9 @@ fn part_of(config: &ModelConfig, name: &str) -> String {
     let towers = config.wrapper.iter().flat_map(|wrapper| wrapper.towers);
     if let Some(tower) = towers.filter(within).max_by_key(|tower| tower.len()) {
         return (*tower).to_owned();
+    }
+    if let Some(module) = config.aside(name) {
+        return format!("*.{module}");
     }
     let number = |part: &&str| part.bytes().all(|byte| byte.is_ascii_digit());
     let modules: Vec<&str> = name.split('.').collect();

@@ -52,6 +52,7 @@ pub(super) const LLAMA: Architecture = Architecture {
     softcaps: None,
     clips_qkv: false,
     sinks: false,
+    aside: &[],
     latent: None,
     gated_attention: false,
     multipliers: false,
@@ -256,7 +257,17 @@ pub(super) const DEEPSEEK_V3: Architecture = Architecture {
     name: "deepseek_v3",
     class: "DeepseekV3ForCausalLM",
     biases: BiasRules::ATTENTION,
-    latent: Some(LatentRules { interleaved: Flag::Field("rope_interleave", true) }),
+    latent: Some(LatentRules { interleaved: Flag::Field("rope_interleave", true), chosen: None }),
     experts: Some(DEEPSEEK_V3_EXPERTS),
     ..DEEPSEEK
+};
+
+/// DeepSeek-V3.2.
+pub(super) const DEEPSEEK_V32: Architecture = Architecture {
+    name: "deepseek_v32",
+    class: "DeepseekV32ForCausalLM",
+    aside: &["self_attn.indexer"],
+    latent: Some(LatentRules { interleaved: Flag::Fixed(true), chosen: Some(("index_topk", 2048)) }),
+    experts: Some(ExpertRules { layers: ExpertLayers::Listed(3), ..DEEPSEEK_V3_EXPERTS }),
+    ..DEEPSEEK_V3
 };

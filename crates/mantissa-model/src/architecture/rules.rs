@@ -250,6 +250,10 @@ pub(crate) struct Softcaps {
 pub(crate) struct LatentRules {
     /// True if the rotated pairs are adjacent in the weights.
     pub(crate) interleaved: Flag,
+    /// Field of the number of tokens that an indexer chooses for each query, and its default (DeepSeek Sparse Attention,
+    /// arXiv 2512.02556, sec. 2.1). Up to so many tokens it chooses all of them, so the context is limited to them and the indexer
+    /// is not computed.
+    pub(crate) chosen: Option<(&'static str, usize)>,
 }
 
 /// Mixture of experts.

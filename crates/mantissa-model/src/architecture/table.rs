@@ -4,8 +4,8 @@ use mantissa_store::convention::StackForm;
 
 use super::Architecture;
 use super::bases::{
-    ATTENTION_BIAS, COHERE2, DEEPSEEK, DEEPSEEK_EXPERTS, DEEPSEEK_V3, DEEPSEEK_V3_EXPERTS, EXPERTS, GEMMA,
-    GEMMA2, GRANITE_SCALES, LFM2, LLAMA, QWEN_EXPERTS, QWEN_MOE, QWEN2, QWEN3_5, ROPE,
+    ATTENTION_BIAS, COHERE2, DEEPSEEK, DEEPSEEK_EXPERTS, DEEPSEEK_V3, DEEPSEEK_V3_EXPERTS, DEEPSEEK_V32,
+    EXPERTS, GEMMA, GEMMA2, GRANITE_SCALES, LFM2, LLAMA, QWEN_EXPERTS, QWEN_MOE, QWEN2, QWEN3_5, ROPE,
 };
 use super::features::{Activation, DenseMlp, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores};
 use super::names::{ExpertNames, Names};
@@ -645,7 +645,7 @@ pub(super) static TABLE: &[Architecture] = &[
         class: "DeepseekV2ForCausalLM",
         fixed_flags: &[("norm_topk_prob", false)],
         // The reference multiplies complex numbers, which are adjacent pairs.
-        latent: Some(LatentRules { interleaved: Flag::Fixed(true) }),
+        latent: Some(LatentRules { interleaved: Flag::Fixed(true), chosen: None }),
         experts: Some(ExpertRules {
             layers: ExpertLayers::From(0),
             normalize: Flag::Fixed(false),
@@ -676,7 +676,7 @@ pub(super) static TABLE: &[Architecture] = &[
         names: Names::KIMI_LINEAR,
         eps: Eps::Default(1e-5),
         rope: RopeRules { no_rope: NoRope::All, ..ROPE },
-        latent: Some(LatentRules { interleaved: Flag::Fixed(false) }),
+        latent: Some(LatentRules { interleaved: Flag::Fixed(false), chosen: None }),
         recurrent: Some(RecurrentRules::ChannelDelta),
         experts: Some(ExpertRules {
             count: "num_experts",
@@ -699,6 +699,15 @@ pub(super) static TABLE: &[Architecture] = &[
             ..DEEPSEEK_V3_EXPERTS
         }),
         ..DEEPSEEK_V3
+    },
+    // DeepSeek-V3.2: DeepSeek-V3 whose queries attend to the tokens that an indexer chooses.
+    DEEPSEEK_V32,
+    // GLM-5: the same with another rotation in the indexer, whose choice later layers may share.
+    Architecture {
+        name: "glm_moe_dsa",
+        class: "GlmMoeDsaForCausalLM",
+        eps: Eps::Default(1e-5),
+        ..DEEPSEEK_V32
     },
     // GLM-4.5 and 4.6: routing of DeepSeek-V3, half of a head rotated, QK norms in the large one.
     Architecture {

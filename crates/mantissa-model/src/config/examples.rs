@@ -49,11 +49,13 @@ pub(crate) fn example(model_type: &str) -> Value {
         "glm4_moe" => serde_json::json!({
             "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 24
         }),
-        "deepseek_v2" | "deepseek_v3" | "kimi_k2" | "glm4_moe_lite" => serde_json::json!({
-            "q_lora_rank": 20, "kv_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8,
-            "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1,
-            "moe_intermediate_size": 24
-        }),
+        "deepseek_v2" | "deepseek_v3" | "deepseek_v32" | "kimi_k2" | "glm4_moe_lite" | "glm_moe_dsa" => {
+            serde_json::json!({
+                "q_lora_rank": 20, "kv_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8,
+                "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1,
+                "moe_intermediate_size": 24
+            })
+        }
         "qwen3_next" | "qwen3_5_text" | "qwen3_5_moe_text" => serde_json::json!({
             "full_attention_interval": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
             "linear_key_head_dim": 8, "linear_value_head_dim": 12, "num_experts": 3, "num_experts_per_tok": 2,

@@ -118,6 +118,14 @@ impl ModelConfig {
         layer.parse().ok().filter(|layer| *layer < self.num_hidden_layers)
     }
 
+    /// Returns the part of its decoder layer that a tensor of this name belongs to, if the architecture has it and it is not
+    /// computed: an indexer of sparse attention.
+    pub fn aside(&self, name: &str) -> Option<&'static str> {
+        let rest = name.strip_prefix(&self.layer_prefix(self.layer_of(name)?))?;
+        let within = |module: &&str| rest.strip_prefix(*module).is_some_and(|rest| rest.starts_with('.'));
+        self.architecture.aside.iter().copied().find(within)
+    }
+
     /// Prefix of the names of a layer's parameters.
     fn layer_prefix(&self, layer: usize) -> String {
         format!("{}{layer}.", self.placed(self.names().layers))

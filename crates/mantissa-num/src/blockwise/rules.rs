@@ -4,7 +4,7 @@
 
 use super::{Block, Range, Step};
 use crate::e8m0;
-use crate::format::{Code, ScaleTree, Sense, Table};
+use crate::format::{Code, Offset, ScaleTree, Sense, Table};
 use crate::minifloat::{E2M1, E4M3, pow2};
 use crate::scheme::{Rule, ScaleFloor};
 
@@ -50,13 +50,13 @@ pub(super) fn asymmetric(rule: Rule, range: Range, bits: u32, tree: &ScaleTree) 
 }
 
 /// [`Rule::MinMax`]. A block that spans more than f32's largest value is clipped.
-pub(super) fn biased(range: Range, bits: u32, tree: &ScaleTree) -> Block {
+pub(super) fn biased(range: Range, bits: u32, tree: &ScaleTree, offset: Offset) -> Block {
     let levels = ((1u32 << bits) - 1) as f32;
     // An empty block has no minimum.
     let (min, max) = if range.count == 0 { (0.0, 0.0) } else { (range.min, range.max) };
     let raw = spread(min, max, levels).max(1e-8);
     let (scale, value) = store_scale(tree.code, raw.min(largest_scale(levels)));
-    Block { bias: min, ..Block::new(scale, Step::Divide(value)) }
+    Block { bias: offset.nearest_bias(min), ..Block::new(scale, Step::Divide(value)) }
 }
 
 /// `(max - min) / levels`, without overflow of the difference.

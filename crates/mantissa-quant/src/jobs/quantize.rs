@@ -183,7 +183,7 @@ fn planned(
     let learned = options.scales.as_ref().is_none_or(|scales| scales.contains_key(&info.module));
     let scheme = scheme_of(recipe, config, options, &info).filter(|_| learned).map(|mut scheme| {
         scheme.encoder.rounding = options.rounding;
-        recipe.method.stored_scheme(container.as_stored(scheme, dtype))
+        recipe.stored_scheme(container, scheme, dtype)
     });
     Ok(PlannedLinear { info, scheme })
 }

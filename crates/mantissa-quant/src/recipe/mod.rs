@@ -80,6 +80,7 @@ use mantissa_methods::e2e::{self, EndToEnd};
 use mantissa_methods::method::{Feature, Work};
 use mantissa_model::KvPolicy;
 use mantissa_num::Scheme;
+use mantissa_store::Dtype;
 use mantissa_store::convention::{Container, LinearPlan};
 
 pub use error::RecipeError;
@@ -280,6 +281,12 @@ impl Recipe {
     pub fn container(&self) -> Container {
         self.container
             .unwrap_or_else(|| Container::default_for(&self.schemes(), |container| self.fits(container)))
+    }
+
+    /// Returns the scheme in which `container` stores a weight of `scheme` in a model of `dtype`.
+    pub fn stored_scheme(&self, container: Container, scheme: Scheme, dtype: Dtype) -> Scheme {
+        let scheme = container.as_stored(scheme, dtype);
+        if container.facts().half_scales { self.method.stored_scheme(scheme) } else { scheme }
     }
 
     /// True if `container` holds every scheme of the recipe, on shapes that blocks divide.

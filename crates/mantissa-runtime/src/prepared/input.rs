@@ -17,18 +17,43 @@ pub(super) struct Input {
     pub(super) grid: Grid,
     /// True if the grid gives the codes and scales of the quantizer, which then need not run.
     pub(super) direct: bool,
+    /// Added to quantized inputs before they become codes: scale times zero point of a static asymmetric quantizer, whose codes
+    /// alone fit 8 bits. The product with it is taken from the bias.
+    pub(super) shift: f32,
 }
 
 impl Input {
     pub(super) fn new(quantizer: Option<InputQuantizer>) -> Self {
+        if let Some((grid, shift)) = quantizer.as_ref().and_then(shifted) {
+            return Input { quantizer, grid, direct: false, shift };
+        }
         let (grid, direct) = quantizer.as_ref().and_then(grid).unwrap_or((Grid::BLOCKS, false));
-        Input { quantizer, grid, direct }
+        Input { quantizer, grid, direct, shift: 0.0 }
     }
 
     /// Least magnitude of values that stay unquantized.
     pub(super) fn keep_above(&self) -> Option<f32> {
         self.quantizer.as_ref()?.quant().keep_above
     }
+}
+
+/// Returns the grid of a static quantizer with a zero point, `scale · (code - zero)`, and `scale · zero`: inputs that are quantized
+/// and shifted by it are on the grid.
+fn shifted(quantizer: &InputQuantizer) -> Option<(Grid, f32)> {
+    let quant = quantizer.quant();
+    let Format::Affine(Affine {
+        code: Code::Int(8),
+        blocks: Blocks::Tensor,
+        scale: Some(_),
+        offset: Offset::Zero,
+    }) = &quant.scheme.format
+    else {
+        return None;
+    };
+    let scale =
+        quant.outer.filter(|_| quant.scheme.source == Source::Static && quant.keep_above.is_none())?;
+    let grid = Grid { group: usize::MAX, steps: 127.5, range: (-128.0, 127.0), fixed: Some(scale) };
+    Some((grid, scale * quant.zero as f32))
 }
 
 /// Returns the grid that represents quantized inputs exactly, and true if it quantizes them too.

@@ -19,6 +19,7 @@ mod tests;
 use mantissa_kernels::device::{Cpu, Device, PackedWeight, Product};
 use mantissa_kernels::{for_each, kernels};
 use mantissa_model::{ForwardError, LOW_RANK_TOKENS, Linear, LoadError, Table, add_extra, check_weight};
+use mantissa_num::Quantized;
 use mantissa_num::stored::{Extra, Transforms};
 use mantissa_store::convention::{LinearWeight, Weight};
 
@@ -100,7 +101,24 @@ impl PreparedLinear {
         let input = Input::new(check_weight(module, &weight)?);
         let LinearWeight { rows, cols, weight, bias, transforms, .. } = weight;
         let stored = choice::name(&weight);
+        let sums = match &weight {
+            Weight::Quantized(q) if input.shift != 0.0 => Some(row_sums(q, threads)),
+            _ => None,
+        };
         let weight = prepare(module, weight, (rows, cols), &input, threads)?;
+        let bias = match (sums, &weight) {
+            (Some(sums), Prepared::Packed(PackedWeight::Integers(_))) => {
+                let shift = f64::from(input.shift);
+                let bias = bias.unwrap_or_else(|| vec![0.0; rows]);
+                Some(
+                    bias.iter()
+                        .zip(sums)
+                        .map(|(bias, sum)| (f64::from(*bias) - shift * sum) as f32)
+                        .collect(),
+                )
+            }
+            _ => bias,
+        };
         Ok(PreparedLinear { module: module.into(), rows, cols, weight, bias, input, transforms, stored })
     }
 
@@ -173,6 +191,23 @@ impl PreparedLinear {
             _ => false,
         }
     }
+}
+
+/// Rows that a thread sums at a time.
+const SUMMED_ROWS: usize = 16;
+
+/// Sums of the dequantized rows of a weight.
+fn row_sums(q: &Quantized, threads: usize) -> Vec<f64> {
+    let mut sums = vec![0.0; q.rows];
+    for_each(threads, sums.chunks_mut(SUMMED_ROWS).enumerate(), |(i, sums)| {
+        let mut values = vec![0.0; sums.len() * q.cols];
+        let first = i * SUMMED_ROWS;
+        q.dequantize_rows(first..first + sums.len(), &mut values);
+        for (sum, row) in sums.iter_mut().zip(values.chunks_exact(q.cols.max(1))) {
+            *sum = row.iter().map(|w| f64::from(*w)).sum();
+        }
+    });
+    sums
 }
 
 /// Repacks a weight.
@@ -363,6 +398,9 @@ fn products(
                 }
                 if !direct {
                     quantizer.apply(values, first.cols).map_err(fault)?;
+                }
+                if first.input.shift != 0.0 && first.is_integer() {
+                    values.iter_mut().for_each(|x| *x += first.input.shift);
                 }
                 *x = values;
             }

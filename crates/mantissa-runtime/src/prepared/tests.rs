@@ -131,6 +131,22 @@ fn quantized_inputs_have_the_codes_that_the_checkpoint_states() {
 }
 
 #[test]
+fn static_inputs_with_zero_points_keep_their_codes() {
+    for (scheme, zero) in
+        [("int8-channel", -37), ("int8-channel", 0), ("int4-g128", 90), ("fp8-e4m3-channel", 5)]
+    {
+        let mut weight = weight(&scheme.parse().unwrap(), 24, 512, Some("int8-tensor-asym@static")).unwrap();
+        let input = weight.input.as_mut().unwrap();
+        (input.outer, input.zero) = (Some(0.021), zero);
+        for tokens in [1, 5, 40] {
+            let (error, choice) = error(&weight, tokens);
+            let bound = if scheme.starts_with("fp8") { 4e-3 } else { 3e-6 };
+            assert!(choice.reason.is_none() && error < bound, "{scheme} {zero}, {tokens} tokens: {error}");
+        }
+    }
+}
+
+#[test]
 fn outliers_of_the_input_are_kept() {
     let mut weight = weight(&"int8-channel".parse().unwrap(), 8, 64, Some("int8-token:restricted")).unwrap();
     weight.input.as_mut().unwrap().keep_above = Some(1.5);

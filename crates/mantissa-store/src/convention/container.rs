@@ -127,6 +127,8 @@ pub struct Facts {
     pub quantized_head: bool,
     /// True if readers take a quantized token embedding.
     pub quantized_embedding: bool,
+    /// True if scales and biases can be stored in the dtype that a method chooses for them.
+    pub half_scales: bool,
     /// True if weights are stored transposed, which takes their codes in both orders while a layer is written.
     pub transposed: bool,
 }

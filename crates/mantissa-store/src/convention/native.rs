@@ -3,7 +3,7 @@
 //! Tensors of a weight `n` (`model.layers.0.mlp.up_proj.weight`):
 //! - `n.packed` U8: codes as laid out by [`packing`], codec blocks, or trellis tiles.
 //! - `n.scale`, in the shape of the blocks: U8 for 8-bit scale codes, F16 or BF16 for those codes, else F32.
-//! - `n.zero` I32 (I8 under 16-bit scales), or `n.bias` F32 for the minima of `:minmax`, in the same shape.
+//! - `n.zero` I32 (I8 under 16-bit scales), or `n.bias` F32 or F16 for the minima of `:minmax`, in the same shape.
 //! - `n.global` F32 `[1]`.
 //! - Double quantization: `n.scale` holds codes, `n.nested_scale` F32 their amaxes, `n.nested_offset` F32 `[1]` their
 //!   mean.
@@ -24,8 +24,8 @@ mod trellis;
 
 use std::collections::BTreeMap;
 
-use mantissa_num::format::{Affine, Format};
-use mantissa_num::minifloat::{BF16, F16};
+use mantissa_num::format::{Affine, Format, Offset};
+use mantissa_num::minifloat::{BF16, F16, f16_bits};
 use mantissa_num::pack::Packing;
 use mantissa_num::stored::{Extra, Map, Transforms};
 use mantissa_num::{
@@ -118,7 +118,7 @@ pub fn scale_specs(n: &str, format: &Format, rows: usize, cols: usize) -> Vec<Te
         all.push(spec("zero", zero_dtype(format), grid.clone()));
     }
     if format.has_bias() {
-        all.push(spec("bias", Dtype::F32, grid));
+        all.push(spec("bias", bias_dtype(format), grid));
     }
     all
 }
@@ -137,6 +137,14 @@ fn scale_dtype(code: Code) -> Dtype {
 fn zero_dtype(format: &Format) -> Dtype {
     let short = format.scale().is_some_and(|scale| scale_dtype(scale.code).bits() == 16);
     if short { Dtype::I8 } else { Dtype::I32 }
+}
+
+/// Dtype of stored biases of `format`.
+fn bias_dtype(format: &Format) -> Dtype {
+    match format {
+        Format::Affine(Affine { offset: Offset::HalfBias, .. }) => Dtype::F16,
+        _ => Dtype::F32,
+    }
 }
 
 /// Bytes of the tensors that [`scale_specs`] declares.
@@ -169,7 +177,11 @@ pub fn scale_tensors(n: &str, q: &Quantized) -> Vec<(String, Vec<u8>)> {
         all.push((format!("{n}.zero"), zeros));
     }
     if q.format.has_bias() {
-        all.push((format!("{n}.bias"), floats(q.biases())));
+        let bytes = match bias_dtype(&q.format) {
+            Dtype::F16 => q.biases().iter().flat_map(|bias| f16_bits(*bias).to_le_bytes()).collect(),
+            _ => floats(q.biases()),
+        };
+        all.push((format!("{n}.bias"), bytes));
     }
     all
 }
@@ -382,17 +394,7 @@ impl Config {
         if !files.has(&packed) {
             return Ok(Parts { weight: files.dense(module, rows, cols)?, input, transforms });
         }
-        let format = stored_scheme(files, &n, rows, cols)?.format;
-        let short = files.checkpoint().get(&format!("{n}.scale")).and_then(|meta| match meta.dtype {
-            Dtype::F16 => Some(F16),
-            Dtype::BF16 => Some(BF16),
-            _ => None,
-        });
-        let plain = format.scale().is_some_and(|scale| scale.code == Code::F32);
-        let format = match short.filter(|_| plain) {
-            Some(float) => format.with_scale_code(Code::Float(float)),
-            None => format,
-        };
+        let format = stored_format(files, &n, rows, cols)?;
         let bytes = files.read_exact(&packed, &[Dtype::U8], &[packed_bytes(&format, rows, cols)])?;
         let signed = matches!(&format, Format::Affine(Affine { code: Code::Int(_) | Code::Ternary, .. }));
         let codes = match packing(&format) {
@@ -424,7 +426,7 @@ impl Config {
 /// As `Config::linear`, as far as headers show.
 fn check(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<()> {
     let n = format!("{module}.weight");
-    let format = stored_scheme(files, &n, rows, cols)?.format;
+    let format = stored_format(files, &n, rows, cols)?;
     files.expect_shape(files.meta(&format!("{n}.packed"))?, &[packed_bytes(&format, rows, cols)])?;
     if format.trellis().is_some() {
         return Ok(());
@@ -432,6 +434,21 @@ fn check(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<(
     scale_specs(&n, &format, rows, cols)
         .iter()
         .try_for_each(|spec| files.expect_shape(files.meta(&spec.name)?, &spec.shape))
+}
+
+/// Format of a stored weight `n`: the scheme of the metadata, with scales and biases in their stored dtypes.
+fn stored_format(files: &ModelFiles, n: &str, rows: usize, cols: usize) -> Result<Format> {
+    let format = stored_scheme(files, n, rows, cols)?.format;
+    let dtype = |part: &str| files.checkpoint().get(&format!("{n}.{part}")).map(|meta| meta.dtype);
+    if format.scale().is_none_or(|scale| scale.code != Code::F32) {
+        return Ok(format);
+    }
+    Ok(match (dtype("scale"), dtype("bias")) {
+        (Some(Dtype::F16), Some(Dtype::F16)) => format.with_half_scales(),
+        (Some(Dtype::F16), _) => format.with_scale_code(Code::Float(F16)),
+        (Some(Dtype::BF16), _) => format.with_scale_code(Code::Float(BF16)),
+        _ => format,
+    })
 }
 
 fn stored_scheme(files: &ModelFiles, n: &str, rows: usize, cols: usize) -> Result<Scheme> {
@@ -461,6 +478,10 @@ fn read_scales(files: &ModelFiles, n: &str, q: &mut Quantized) -> Result<()> {
                 q.scales.codes = Codes::from_le_bytes((spec.dtype.bits() / 8) as usize, &bytes);
             }
             Some("global") => q.set_outer(words().next().map(f32::from_le_bytes)),
+            Some("bias") if spec.dtype == Dtype::F16 => {
+                let halves = bytes.as_chunks::<2>().0.iter();
+                q.scales.extend_biases(halves.map(|b| F16.decode(u16::from_le_bytes(*b).into())));
+            }
             Some("bias") => q.scales.extend_biases(words().map(f32::from_le_bytes)),
             Some("nested_scale") => factors = words().map(f32::from_le_bytes).collect(),
             Some("nested_offset") => mean = words().next().map_or(0.0, f32::from_le_bytes),

@@ -110,8 +110,8 @@ fn row(name: &'static str, full: String) -> Result<Row> {
         recipe: full,
         weights: recipe.weights.to_string(),
         activations: recipe.activations.as_ref().map(ToString::to_string),
-        bits_per_weight: container
-            .as_stored(recipe.weights.clone(), Dtype::BF16)
+        bits_per_weight: recipe
+            .stored_scheme(container, recipe.weights.clone(), Dtype::BF16)
             .format
             .bits_per_weight(SIDE, SIDE),
         calibration: recipe.needs_calibration(),
@@ -168,7 +168,7 @@ fn cells(row: &Row) -> [String; 6] {
 /// Lists the programs that load what `recipe` writes in `container`, from the serving contract.
 fn readers(recipe: &Recipe, container: Container) -> Vec<Cell> {
     let format = |scheme: &Scheme| scheme.format.clone();
-    let scheme = container.as_stored(recipe.weights.clone(), Dtype::BF16);
+    let scheme = recipe.stored_scheme(container, recipe.weights.clone(), Dtype::BF16);
     // Weights without scales are stored unquantized.
     let quantized = scheme.format.scale().is_some() || scheme.format.codec().is_some();
     let stored = Stored {

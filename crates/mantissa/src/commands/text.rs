@@ -174,7 +174,8 @@ impl TextArgs {
         let files = model::open_quietly(model)?;
         let limit = model::context_length(&files)?;
         if let Some(context) = self.context.filter(|&context| context > limit) {
-            let allowed = format!("2 to {limit} (max_position_embeddings)");
+            let allowed =
+                format!("2 to {limit} (max_position_embeddings, or index_topk of sparse attention)");
             return Err(BadInput::new("--context", context.to_string(), allowed).into());
         }
         let options = TextOptions {

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::doctor::never_accused;
 use crate::inspect::complete;
-use crate::support::{fail, json, mantissa, root, succeed, text};
+use crate::support::{File, fail, json, mantissa, root, succeed, text};
 
 pub fn tiny(name: &str) -> PathBuf {
     root().join("tests/data/tiny").join(name)
@@ -63,6 +63,8 @@ fn stored_bits_match_the_file() {
         ("rtn-int4-g32-asym", "awq", 4.625, false),
         // 8-bit zero points next to 4-bit codes.
         ("rtn-int4-g32-asym", "native", 5.125, true),
+        // A scale and a minimum in f16.
+        ("hqq-int4-g32", "native", 5.0, false),
         ("rtn-int4-g32", "compressed-tensors", 4.5, true),
         ("rtn-mxfp4", "mlx", 4.25, false),
         ("nf4", "bitsandbytes", 4.5, true),
@@ -166,6 +168,8 @@ fn architectures_quantize_verify_and_measure() {
         "qwen3-moe",
         "deepseek-v2",
         "deepseek-v3",
+        "deepseek-v32",
+        "glm-moe-dsa",
         "gpt-oss",
     ] {
         let (model, out) = (tiny(name), temp.path().join(name));
@@ -262,6 +266,38 @@ fn gates_decide_the_exit_code_and_still_report() {
     assert!(report["kl"].as_f64().unwrap() > 1e-9);
     assert!(String::from_utf8_lossy(&failed.stderr).starts_with("error: KL: expected at most "));
     assert_eq!(with("--max-ppl-increase=-2").status.code(), Some(1));
+}
+
+/// DeepSeek Sparse Attention: below `index_topk` tokens every query attends to all, so longer contexts are refused.
+#[test]
+fn indexers_are_copied_and_limit_the_context() {
+    let temp = TempDir::new().unwrap();
+    let (model, out) = (temp.path().join("m"), temp.path().join("q"));
+    crate::multimodal::with_tensors(&tiny("glm-moe-dsa"), &model, &[]);
+    let config = std::fs::read_to_string(model.join("config.json")).unwrap();
+    assert!(config.contains("\"index_topk\": 64"));
+    let config = config.replace("\"index_topk\": 64", "\"index_topk\": 16");
+    std::fs::write(model.join("config.json"), config).unwrap();
+    let (model, out) = (text(&model), text(&out));
+    let planned = mantissa(&["quantize", model, "--recipe", "rtn-int8-channel", "--out", out, "--dry-run"]);
+    let said = String::from_utf8_lossy(&planned.stdout).into_owned();
+    assert!(said.contains("kept *.self_attn.indexer (10, 992 parameters): not computed"), "{said}");
+    succeed(&["quantize", model, "--recipe", "rtn-int8-channel", "--out", out, "--quiet"]);
+    let file = |folder: &str| File::open(&Path::new(folder).join("model.safetensors"));
+    let (theirs, ours) = (file(model), file(out));
+    let indexers: Vec<_> = theirs.names().into_iter().filter(|name| name.contains(".indexer.")).collect();
+    // Layer 1 shares the choice of layer 0.
+    assert_eq!(indexers.len(), 10, "{indexers:?}");
+    for name in indexers {
+        assert_eq!(ours.bytes(&name), theirs.bytes(&name), "{name}");
+    }
+    let config: Value =
+        serde_json::from_slice(&std::fs::read(Path::new(out).join("config.json")).unwrap()).unwrap();
+    let ignored = config["quantization_config"]["ignore"].as_array().unwrap();
+    assert!(ignored.contains(&"model.layers.2.self_attn.indexer.wq_b".into()), "{ignored:?}");
+    let tokens = windows(temp.path());
+    let line = fail(2, &["eval", out, "--tokens", &tokens, "--quiet"]);
+    assert!(line.contains("at most 16 tokens (max_position_embeddings, or index_topk"), "{line}");
 }
 
 #[test]

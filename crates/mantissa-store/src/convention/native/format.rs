@@ -44,6 +44,7 @@ impl Convention for Native {
             input_scales: true,
             signed_scales: true,
             outliers: true,
+            half_scales: true,
             rotations: true,
             folded_transforms: true,
             kv_levels: true,
