@@ -23,7 +23,10 @@ ARCHITECTURES = {
     "gpt_neox": "gptneox", "bitnet": "bitnet", "gpt2": "gpt2", "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2", "gpt_oss": "gpt-oss", "granite": "granite", "ernie4_5": "ernie4_5",
     "ernie4_5_moe": "ernie4_5-moe", "glm4": "glm4", "glm4_moe": "glm4moe", "cohere2": "cohere2", "olmo3": "olmo2",
-    "ministral3": "mistral3", "minimax_m2": "minimax-m2",
+    "ministral3": "mistral3", "minimax_m2": "minimax-m2", "exaone_moe": "exaone-moe", "llama4_text": "llama4",
+    "glm4_moe_lite": "deepseek2", "gemma4_text": "gemma4", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe", "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "granitemoehybrid": "granitehybrid",
+    "jamba": "jamba", "nemotron_h": "nemotron_h",
 }
 
 

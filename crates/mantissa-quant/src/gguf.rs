@@ -8,14 +8,16 @@ mod architecture;
 pub(crate) mod layout;
 mod limits;
 mod parameters;
+mod recurrent;
 mod ternary;
 
 use std::collections::HashMap;
 
+use mantissa_model::config::Recurrent;
 use mantissa_model::{LinearKind, ModelConfig, Role, TensorInfo};
 use mantissa_num::{Code, CodecId, Format, Rule, Scheme, minifloat};
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::convention::gguf::{self, block_type};
+use mantissa_store::convention::gguf::{self, Architecture, DeltaHeads, Recurrence, RowOrder, block_type};
 use mantissa_store::gguf::{GgmlType, GgufTensorSpec, Storage, Value};
 use mantissa_store::{Dtype, Error};
 
@@ -36,8 +38,11 @@ const DECIDED: [&str; 3] = ["general.alignment", "general.file_type", "general.q
 /// several tensors are left out.
 pub(crate) fn fall_back(config: &ModelConfig, linears: &mut [PlannedLinear]) -> Vec<(String, String)> {
     let mut fallbacks = Vec::new();
+    let row = Architecture::of_model_type(config.architecture.name);
     for PlannedLinear { info, scheme } in linears {
-        if info.kind == LinearKind::KvB {
+        let weight = format!("{}.weight", info.module);
+        let joined = row.is_some_and(|row| row.joined(&weight, order_of(row, config)).is_some());
+        if info.kind == LinearKind::KvB || joined {
             *scheme = None;
         }
         let Some(wanted) = scheme.as_mut() else { continue };
@@ -50,6 +55,21 @@ pub(crate) fn fall_back(config: &ModelConfig, linears: &mut [PlannedLinear]) -> 
         }
     }
     fallbacks
+}
+
+/// Returns the order of rows and columns in a file of the architecture `row`.
+pub(crate) fn order_of(row: &Architecture, config: &ModelConfig) -> RowOrder {
+    let delta = match (row.recurrence, &config.recurrent) {
+        (Recurrence::GatedDelta { tiled }, Some(Recurrent::GatedDelta(mixer))) => Some(DeltaHeads {
+            keys: mixer.key_heads,
+            values: mixer.value_heads,
+            key_dim: mixer.key_dim,
+            value_dim: mixer.value_dim,
+            tiled,
+        }),
+        _ => None,
+    };
+    RowOrder { delta, ..row.row_order(config.num_attention_heads, config.num_key_value_heads) }
 }
 
 /// Returns the fallback of a layer's scheme for rows of `cols`: blocks of 32, or f16.
@@ -89,15 +109,15 @@ impl Layout {
             casts: Vec::new(),
             joined: Vec::new(),
             architecture,
-            order: architecture.row_order(config.num_attention_heads, config.num_key_value_heads),
-            rope_factors: rope_factors(&config.rope, config.rotary_dim),
+            order: order_of(architecture, config),
+            rope_factors: rope_factors(architecture, config),
             notes: architecture::notes(architecture, config),
         };
         let planned = linears.iter().map(|linear| (linear.info.module.as_str(), linear)).collect();
         let stacks = HashMap::new();
         let mut adding = Adding { source, job, weights, options, planned, experts: experts(config), stacks };
         for info in parameters(config) {
-            if let Some(joined) = architecture.joined(&info.name) {
+            if let Some(joined) = architecture.joined(&info.name, layout.order) {
                 layout.add_joined(&adding, config, info, joined)?;
                 continue;
             }
@@ -113,7 +133,7 @@ impl Layout {
         let number =
             job.recipe().and_then(|recipe| recipe.file_type).map(|ty| ty.number).or_else(|| ty.file_type());
         layout.metadata = gguf::metadata(architecture, name.as_deref(), &sizes(config), number, quantized);
-        layout.metadata.extend(family_metadata(architecture, config));
+        architecture::extend(&mut layout.metadata, family_metadata(architecture, config));
         layout.metadata.extend(rope_metadata(architecture, &config.rope));
         layout.put_tokenizer(source, config)?;
         Ok(layout)
@@ -142,6 +162,11 @@ impl Layout {
                 let expected = "a scheme with scales in its blocks; only bitnet has a separate factor";
                 return Err(fault(source, &info.name, scheme.to_string(), expected));
             }
+            let own = self.architecture.is_own_scale(&place.tensor.replace(".weight", ".scale"));
+            if factor && (own || place.half.is_some()) {
+                let expected = "a scheme without a separate factor, which has no place in this architecture";
+                return Err(fault(source, &info.name, scheme.to_string(), expected));
+            }
             return adding.declare(&mut self.tensors, &place, ty, &info, factor);
         }
         // All other tensors are cast when the file is written.
@@ -156,12 +181,13 @@ impl Layout {
             let fix = format!("fix: {} there, or write another format", fitting(&scheme, cols));
             Error::field(&source.config_path(), &info.name, scheme.to_string(), expected, fix)
         })?;
-        adding.declare(&mut self.tensors, &place, ty, &info, false)?;
+        let shape = self.architecture.stored_shape(&info.name, &info.shape, groups(config));
+        adding.declare(&mut self.tensors, &place, ty, &TensorInfo { shape, ..info.clone() }, false)?;
         self.casts.push(Cast { info, place, scheme });
         Ok(())
     }
 
-    /// Returns the file type's scheme of embedding and head, unless a rule of the recipe names them.
+    /// Returns the file type's scheme of embedding, embeddings of layers and head, unless a rule of the recipe names them.
     fn table_scheme(
         &mut self,
         job: &Job,
@@ -171,9 +197,13 @@ impl Layout {
     ) -> Option<Scheme> {
         let recipe = job.recipe()?;
         recipe.rule_of(info.name.trim_end_matches(".weight")).is_none().then_some(())?;
+        let of_layers = info.role == Role::LayerInputs && info.name == config.layer_input_names()[0];
         let part = match info.role {
+            // llama.cpp takes the embeddings of layers as the embedding.
+            _ if of_layers && !config.tie_word_embeddings => Part::Embedding,
             Role::Embedding if !config.tie_word_embeddings => Part::Embedding,
             Role::Embedding | Role::Head => Part::Head,
+            _ if of_layers => Part::Head,
             _ => return None,
         };
         let wanted = Scheme::codec(recipe.file_type?.choose(config, part, options.has_importance()));
@@ -223,6 +253,14 @@ fn name_of(source: &ModelFiles) -> Option<String> {
 /// Returns the number of experts of a layer.
 fn experts(config: &ModelConfig) -> usize {
     config.experts.as_ref().map_or(0, |experts| usize::from(experts.count))
+}
+
+/// Returns the number of groups of a recurrent mixer.
+fn groups(config: &ModelConfig) -> usize {
+    match &config.recurrent {
+        Some(Recurrent::StateSpace(mixer)) => mixer.groups,
+        _ => 1,
+    }
 }
 
 /// Returns the scheme of a tensor that is not quantized as a layer.

@@ -126,9 +126,11 @@ impl Importance {
     /// # Errors
     /// [`mantissa_store::Error::Field`] if the number of columns differs.
     pub fn of(&self, info: &LinearInfo) -> Result<Option<Vec<f32>>> {
-        let Some(Place { tensor, expert }) = place(&format!("{}.weight", info.module)) else {
-            return Ok(None);
-        };
+        let Some(place) = place(&format!("{}.weight", info.module)) else { return Ok(None) };
+        // Gate and up of experts may share an entry: they have the same inputs.
+        let joined = place.other_form().filter(|_| !self.entries.contains_key(&place.tensor));
+        let Place { tensor, expert, .. } =
+            joined.filter(|it| self.entries.contains_key(&it.tensor)).unwrap_or(place);
         let means = self.entries.get(&tensor).and_then(|entry| match expert {
             Some(expert) => entry.means_of_expert(expert, info.cols),
             None => entry.means(0),

@@ -14,8 +14,8 @@ pub(crate) enum View {
     Rows(Arc<[u32]>),
     /// A matrix `[rows, cols]`, stored as `[cols, rows]`.
     Transposed { rows: usize, cols: usize },
-    /// F32 values, stored plus one.
-    PlusOne,
+    /// F32 values, each a function of the stored one, of rows as in [`View::Rows`].
+    Values { rows: Option<Arc<[u32]>>, value: fn(f32) -> f32 },
 }
 
 /// Tensor of a checkpoint that is a range of another tensor's bytes.
@@ -82,7 +82,9 @@ impl View {
                 buf.copy_from_slice(&all[start..][..buf.len()]);
                 Ok(())
             }
-            View::PlusOne => read_less_one(file, meta, byte_offset, buf),
+            View::Values { rows, value } => {
+                read_values((rows.as_deref(), *value), file, meta, byte_offset, buf)
+            }
         }
     }
 }
@@ -123,14 +125,23 @@ fn transposed(stored: &[u8], (rows, cols): (usize, usize), size: usize) -> Vec<u
     out
 }
 
-/// Reads F32 values and subtracts one from each.
-fn read_less_one(file: &SafeTensors, meta: &TensorMeta, byte_offset: u64, buf: &mut [u8]) -> Result<()> {
+/// Reads F32 values, and replaces each by its function.
+fn read_values(
+    (rows, value): (Option<&[u32]>, fn(f32) -> f32),
+    file: &SafeTensors,
+    meta: &TensorMeta,
+    byte_offset: u64,
+    buf: &mut [u8],
+) -> Result<()> {
     let skipped = byte_offset % 4;
     let len = (skipped + buf.len() as u64).next_multiple_of(4);
     let mut words = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
-    file.read_range(meta, byte_offset - skipped, &mut words)?;
+    match rows {
+        Some(rows) => read_rows(rows, file, meta, byte_offset - skipped, &mut words)?,
+        None => file.read_range(meta, byte_offset - skipped, &mut words)?,
+    }
     for word in words.as_chunks_mut::<4>().0 {
-        *word = (f32::from_le_bytes(*word) - 1.0).to_le_bytes();
+        *word = value(f32::from_le_bytes(*word)).to_le_bytes();
     }
     let start = skipped as usize;
     buf.copy_from_slice(&words[start..][..buf.len()]);

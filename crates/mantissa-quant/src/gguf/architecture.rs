@@ -2,15 +2,16 @@
 //!
 //! Keys are those of llama.cpp's converter (`convert_hf_to_gguf.py`); [`Architecture`] has the facts of each.
 
-use mantissa_model::config::{Experts, Latent, NormPlaces, Scores};
+use mantissa_model::config::{Experts, Latent, NormPlaces, Recurrent, Scores};
 use mantissa_model::rope::{Rope, RopeScaling};
 use mantissa_model::{Activation, ModelConfig};
 use mantissa_store::convention::gguf::{
-    Architecture, GgufExperts, LONG_ROPE, LocalTheta, ROPE_FACTORS, Sizes, Windows, Yarn,
+    Architecture, GgufExperts, LONG_ROPE, LocalTheta, ROPE_FACTORS, Sizes, UNROTATED, Windows, Yarn,
 };
-use mantissa_store::gguf::Value;
+use mantissa_store::gguf::{Value, ValueType};
 
-use super::limits::{is_window_period, window_period};
+use super::limits::{expert_step, is_window_period, window_period};
+use super::recurrent::put_recurrence;
 
 pub(super) fn sizes(config: &ModelConfig) -> Sizes {
     let sizes = plain_sizes(config);
@@ -38,19 +39,29 @@ fn plain_sizes(config: &ModelConfig) -> Sizes {
         value_dim: config.head_dim,
         rotated: config.rotary_dim,
         vocab: config.vocab_size,
-        // Divided with the residual stream (`ModelConfig::residual_scale`).
-        eps: config.rms_norm_eps * config.residual_scale * config.residual_scale,
+        // Divided with the residual stream (`ModelConfig::residual_scale`), except in a mixer.
+        eps: match &config.recurrent {
+            Some(Recurrent::StateSpace(mixer)) => mixer.eps,
+            _ => config.rms_norm_eps * config.residual_scale * config.residual_scale,
+        },
         rope_theta: config.rope.theta as f32,
     }
 }
 
 /// Lists what llama.cpp computes differently from the model, and no file can state.
 pub(super) fn notes(row: &Architecture, config: &ModelConfig) -> Vec<String> {
-    let mut notes = Vec::new();
+    let mut notes = super::recurrent::notes(config);
     if let Some(other) = stated_activation(row, config) {
         let first = row.activation;
         notes.push(format!(
             "hidden_act: {other} is in the file; llama.cpp of before it had that key computes {first}"
+        ));
+    }
+    if config.latent.is_some() && config.rms_norm_eps != Latent::EPS {
+        notes.push(format!(
+            "rms_norm_eps: llama.cpp has {} for the norms of latents too, the model {}",
+            config.rms_norm_eps,
+            Latent::EPS
         ));
     }
     if row.yarn == Yarn::Untruncated && matches!(config.rope.scaling, RopeScaling::Yarn(_)) {
@@ -65,18 +76,34 @@ fn stated_activation(row: &Architecture, config: &ModelConfig) -> Option<&'stati
 }
 
 /// Keys and values in the order in which they are written.
-struct Keys {
+pub(super) struct Keys {
     architecture: &'static str,
     all: Vec<(String, Value)>,
 }
 
 impl Keys {
-    fn put(&mut self, key: &str, value: Value) {
+    pub(super) fn put(&mut self, key: &str, value: Value) {
         self.all.push((format!("{}.{key}", self.architecture), value));
     }
 
-    fn put_number(&mut self, key: &str, n: usize) {
+    pub(super) fn put_number(&mut self, key: &str, n: usize) {
         self.put(key, Value::U32(u32::try_from(n).unwrap_or(u32::MAX)));
+    }
+
+    /// Puts one number for each layer.
+    pub(super) fn put_numbers(&mut self, key: &str, numbers: impl Iterator<Item = usize>) {
+        let numbers = numbers.map(|n| Value::U32(u32::try_from(n).unwrap_or(u32::MAX)));
+        self.put(key, Value::Array(ValueType::U32, numbers.collect()));
+    }
+}
+
+/// Adds `more` to the metadata; a key that they have takes the new value.
+pub(super) fn extend(metadata: &mut Vec<(String, Value)>, more: Vec<(String, Value)>) {
+    for (key, value) in more {
+        match metadata.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, known)) => *known = value,
+            None => metadata.push((key, value)),
+        }
     }
 }
 
@@ -116,9 +143,13 @@ pub(super) fn family_metadata(row: &Architecture, config: &ModelConfig) -> Vec<(
         };
         keys.put(key, Value::F32(factor));
     }
-    if let Some(growth) = config.query_growth {
+    if let Some(growth) = config.query_growth.filter(|_| row.has_key("attention.temperature_scale")) {
         keys.put("attention.temperature_scale", Value::F32(growth.rate));
     }
+    if row.by_layer {
+        put_by_layer(&mut keys, config);
+    }
+    put_recurrence(&mut keys, row, config);
     if row.parallel_key {
         keys.put("use_parallel_residual", Value::Bool(config.norm_places == NormPlaces::Parallel));
     }
@@ -134,12 +165,15 @@ pub(super) fn family_metadata(row: &Architecture, config: &ModelConfig) -> Vec<(
 fn put_experts(keys: &mut Keys, row: &Architecture, experts: &Experts) {
     keys.put("expert_count", Value::U32(experts.count.into()));
     keys.put_number("expert_used_count", experts.per_token);
-    // Mixtral's experts are as wide as its MLP would be.
-    if !matches!(row.experts, GgufExperts::Some { .. }) {
+    // Mixtral's and Jamba's experts are as wide as their MLPs.
+    if !matches!(row.experts, GgufExperts::Some { .. } | GgufExperts::Periodic { .. }) {
         keys.put_number("expert_feed_forward_length", experts.width);
     }
     if let Some(shared) = &experts.shared.filter(|shared| shared.gated) {
         keys.put_number("expert_shared_feed_forward_length", shared.width);
+    }
+    if let (GgufExperts::Interleaved { .. }, Some(step)) = (row.experts, expert_step(experts)) {
+        keys.put_number("interleave_moe_layer_step", step);
     }
     let GgufExperts::Routed { first, shared, sigmoid, scaled, stepped, .. } = row.experts else { return };
     if first.is_some() {
@@ -173,10 +207,48 @@ fn put_windows(keys: &mut Keys, row: &Architecture, config: &ModelConfig) {
                 keys.put_number("attention.sliding_window_pattern", period);
             }
         }
+        Windows::Listed { .. } => {
+            let window = config.windows.iter().flatten().next();
+            keys.put_number("attention.sliding_window", window.copied().unwrap_or(0));
+            let windowed = config.windows.iter().map(|window| Value::Bool(window.is_some()));
+            let listed = Value::Array(ValueType::Bool, windowed.collect());
+            keys.put("attention.sliding_window_pattern", listed);
+        }
         // 0 tells llama.cpp that there is no window.
         Windows::Zero => keys.put_number("attention.sliding_window", 0),
         _ => {}
     }
+}
+
+/// Lists the keys of a model whose layers differ (Gemma 4).
+fn put_by_layer(keys: &mut Keys, config: &ModelConfig) {
+    let (layers, by_layer) = (config.num_hidden_layers, &config.by_layer);
+    let global = global_dim(config);
+    for (key, width) in [
+        ("attention.key_length", global),
+        ("attention.value_length", global),
+        ("rope.dimension_count", global),
+        ("attention.key_length_swa", config.head_dim),
+        ("attention.value_length_swa", config.head_dim),
+        ("rope.dimension_count_swa", config.head_dim),
+    ] {
+        keys.put_number(key, width);
+    }
+    if let Some(local) = &config.local_rope {
+        keys.put("rope.freq_base_swa", Value::F32(local.theta as f32));
+    }
+    keys.put_numbers("attention.head_count_kv", (0..layers).map(|layer| config.heads(layer).key_value));
+    let shared = layers - by_layer.shared_from;
+    keys.put_number("attention.shared_kv_layers", shared);
+    let wide = |layer| if by_layer.wide_shared && layer >= by_layer.shared_from { 2 } else { 1 };
+    let widths = (0..layers).map(|layer| config.intermediate_size * wide(layer));
+    keys.put_numbers("feed_forward_length", widths);
+    keys.put_number("embedding_length_per_layer_input", by_layer.inputs.map_or(0, |inputs| inputs.width));
+}
+
+/// Returns the width of a head in layers without a window.
+fn global_dim(config: &ModelConfig) -> usize {
+    config.by_layer.global_heads.map_or(config.head_dim, |heads| heads.head_dim)
 }
 
 /// Lists the keys of DeepSeek's attention and experts.
@@ -208,7 +280,18 @@ fn stated_period(config: &ModelConfig, default: u32) -> Option<usize> {
 }
 
 /// Divisors of the frequencies, for a scaling that llama.cpp does not compute.
-pub(super) fn rope_factors(rope: &Rope, rotated: usize) -> Vec<(&'static str, Vec<f32>)> {
+pub(super) fn rope_factors(row: &Architecture, config: &ModelConfig) -> Vec<(&'static str, Vec<f32>)> {
+    let (rope, rotated) = (&config.rope, config.rotary_dim);
+    if row.by_layer {
+        // The loader requires them.
+        let pairs = global_dim(config) / 2;
+        let turned = match rope.scaling {
+            RopeScaling::Proportional { rotated, .. } => rotated,
+            _ => pairs,
+        };
+        let factor = |pair| if pair < turned { 1.0 } else { UNROTATED };
+        return vec![(ROPE_FACTORS, (0..pairs).map(factor).collect())];
+    }
     match &rope.scaling {
         RopeScaling::Factors(factors) => vec![(ROPE_FACTORS, factors.clone())],
         RopeScaling::Long(long) => {

@@ -2,7 +2,7 @@
 //!
 //! The facts are rows of [`Architecture`]; what its loaders require is in `src/models/` of llama.cpp.
 
-use mantissa_model::config::{Experts, Latent, LimitedSwiglu, Scores};
+use mantissa_model::config::{Experts, HeadNorms, Latent, LimitedSwiglu, Scores};
 use mantissa_model::rope::{RopeScaling, Yarn, yarn_mscale};
 use mantissa_model::{Activation, ModelConfig};
 use mantissa_store::convention::ModelFiles;
@@ -32,18 +32,20 @@ pub(super) fn architecture(source: &ModelFiles, config: &ModelConfig) -> Result<
     limits.check_head()?;
     limits.check_rope_scaling()?;
     limits.check_latent()?;
+    limits.check_by_layer()?;
+    limits.check_recurrence()?;
     Ok(row)
 }
 
 /// A model, and the architecture that it is to be written as.
-struct Limits<'a> {
+pub(super) struct Limits<'a> {
     source: &'a ModelFiles,
-    config: &'a ModelConfig,
-    row: &'static Architecture,
+    pub(super) config: &'a ModelConfig,
+    pub(super) row: &'static Architecture,
 }
 
 impl Limits<'_> {
-    fn refuse(&self, field: &str, found: impl Into<String>, allowed: &str) -> Result<()> {
+    pub(super) fn refuse(&self, field: &str, found: impl Into<String>, allowed: &str) -> Result<()> {
         Err(fault(self.source, field, found, allowed))
     }
 
@@ -60,6 +62,9 @@ impl Limits<'_> {
     /// Refuses windows that llama.cpp does not have, or has on other layers.
     fn check_windows(&self) -> Result<()> {
         let config = self.config;
+        if matches!(self.row.windows, Windows::Listed { .. }) {
+            return Ok(());
+        }
         if let Windows::Periodic { period, stated, .. } = self.row.windows
             && self.row.has_windows(config.num_hidden_layers)
         {
@@ -91,6 +96,13 @@ impl Limits<'_> {
     /// Checks that layers have experts, and that their weights are normalized, as the architecture requires.
     fn check_experts(&self, experts: &Experts) -> Result<()> {
         let form = self.row.experts;
+        if form == GgufExperts::None {
+            return self.refuse(
+                "experts",
+                experts.count.to_string(),
+                "none in this architecture of llama.cpp",
+            );
+        }
         if let (Some(limited), Some((alpha, limit))) = (experts.limited, self.row.swiglu)
             && limited != (LimitedSwiglu { alpha, limit })
         {
@@ -109,7 +121,19 @@ impl Limits<'_> {
             let allowed = "experts in every layer after the first dense ones: llama.cpp requires them";
             return self.refuse("layers with experts", "others", allowed);
         }
-        if matches!(form, GgufExperts::Grouped { .. }) {
+        if matches!(form, GgufExperts::Interleaved { .. }) {
+            return match expert_step(experts) {
+                Some(_) => Ok(()),
+                None => {
+                    let allowed = "experts in the last of each so many layers: llama.cpp requires them";
+                    self.refuse("moe_layers", "others", allowed)
+                }
+            };
+        }
+        if matches!(
+            form,
+            GgufExperts::Grouped { .. } | GgufExperts::Beside { .. } | GgufExperts::Periodic { .. }
+        ) {
             return Ok(());
         }
         if let GgufExperts::Routed { shared, scaled, .. } = form {
@@ -208,6 +232,9 @@ impl Limits<'_> {
             Unrotated::LastOf(period) => !(layer + 1).is_multiple_of(period),
             Unrotated::WithoutWindow => !windowed || config.windows[layer].is_some(),
             Unrotated::NotWindowed => config.windows[layer].is_some(),
+            Unrotated::All => false,
+            // One flag for all layers.
+            Unrotated::Switched => config.rotated_layers.first().copied().unwrap_or(true),
         };
         let differs = |(layer, found): (usize, &bool)| *found != rotated(layer);
         let Some(layer) = config.rotated_layers.iter().enumerate().position(differs) else { return Ok(()) };
@@ -242,7 +269,15 @@ impl Limits<'_> {
 
     /// Refuses scalings of the rotary frequencies that llama.cpp does not compute.
     fn check_rope_scaling(&self) -> Result<()> {
-        if let Some(growth) = self.config.query_growth {
+        if let Some(fixed) = self.row.growth {
+            let found = self.config.query_growth.map(|growth| [growth.rate, growth.period, growth.offset]);
+            if found != Some(fixed) {
+                let found =
+                    found.map_or("no growth".to_owned(), |[rate, period, _]| format!("{rate}, {period}"));
+                let allowed = format!("{} and {}: llama.cpp has no key", fixed[0], fixed[1]);
+                return self.refuse("attn_scale, floor_scale", found, &allowed);
+            }
+        } else if let Some(growth) = self.config.query_growth {
             let context = match &self.config.rope.scaling {
                 RopeScaling::Yarn(yarn) => yarn.original_context as f32,
                 _ => 0.0,
@@ -257,6 +292,7 @@ impl Limits<'_> {
             RopeScaling::Yarn(yarn) => return self.check_yarn(yarn),
             RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) if self.row.rope_factors => return Ok(()),
             RopeScaling::Long(_) if self.row.long_rope => return Ok(()),
+            RopeScaling::Proportional { factor, .. } if self.row.by_layer && *factor == 1.0 => return Ok(()),
             _ if self.row.rope_factors => "linear, yarn or llama3; longrope in phi3",
             _ => "linear or yarn: llama.cpp has no divisors of frequencies in this architecture",
         };
@@ -287,7 +323,7 @@ impl Limits<'_> {
     fn check_latent(&self) -> Result<()> {
         let config = self.config;
         let Some(latent) = config.latent else { return Ok(()) };
-        if config.rms_norm_eps != Latent::EPS {
+        if config.rms_norm_eps != Latent::EPS && !self.row.one_epsilon.contains(&config.architecture.name) {
             let allowed = "1e-6, the epsilon of the latents' norms: llama.cpp has one for all";
             return self.refuse("rms_norm_eps", config.rms_norm_eps.to_string(), allowed);
         }
@@ -304,11 +340,54 @@ impl Limits<'_> {
         }
         Ok(())
     }
+
+    /// Checks chunks, norms of heads, and what distinguishes the layers.
+    fn check_by_layer(&self) -> Result<()> {
+        let (config, by_layer) = (self.config, &self.config.by_layer);
+        if let Some(chunk) = self.row.chunk.filter(|_| by_layer.chunk != self.row.chunk) {
+            let found = by_layer.chunk.map_or("null".to_owned(), |found| found.to_string());
+            return self.refuse("attention_chunk_size", found, &format!("{chunk}: llama.cpp has no key"));
+        }
+        if let Some(without) = self.row.unnormed_with {
+            let normed = config.head_norms == HeadNorms::Plain;
+            let expected = config.experts.as_ref().is_none_or(|experts| experts.count != without);
+            if normed != expected {
+                let allowed = format!("{expected}: llama.cpp has false with {without} experts only");
+                return self.refuse("use_qk_norm", normed.to_string(), &allowed);
+            }
+        }
+        let inputs = by_layer.inputs.filter(|inputs| inputs.vocabulary != config.vocab_size);
+        if let Some(inputs) = inputs {
+            let allowed = format!("{}, as vocab_size: llama.cpp requires it", config.vocab_size);
+            return self.refuse("vocab_size_per_layer_input", inputs.vocabulary.to_string(), &allowed);
+        }
+        // Layers that share keys and values read the last two layers before them.
+        let from = by_layer.shared_from;
+        let last_two =
+            || from >= 2 && config.windows[from - 2].is_some() && config.windows[from - 1].is_none();
+        if from < config.num_hidden_layers && !last_two() {
+            let allowed =
+                "a layer with a window and one without before the layers that share: llama.cpp requires them";
+            return self.refuse(
+                "num_kv_shared_layers",
+                (config.num_hidden_layers - from).to_string(),
+                allowed,
+            );
+        }
+        Ok(())
+    }
 }
 
 /// Least period of the layers without a window; 0 if all layers have one.
 pub(super) fn window_period(config: &ModelConfig) -> Option<usize> {
     (0..=config.windows.len()).find(|&period| is_window_period(config, period))
+}
+
+/// Least number of layers of which the last has experts, and no other.
+pub(super) fn expert_step(experts: &Experts) -> Option<usize> {
+    let fits =
+        |step: &usize| (1..).zip(&experts.layers).all(|(n, has): (usize, _)| *has == n.is_multiple_of(*step));
+    (1..=experts.layers.len()).find(fits)
 }
 
 /// True if every layer but the last of each `period` has a window; for 0, if every layer has one.

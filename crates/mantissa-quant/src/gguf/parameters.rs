@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 
 use mantissa_model::{LinearInfo, ModelConfig, Role, StoredAs, TensorInfo, linear_weight};
-use mantissa_num::{Code, Format, Rule, Scheme};
+use mantissa_num::{Code, Format, Rule, Scheme, minifloat};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::convention::gguf::{self, Joined, Place, block_type};
 use mantissa_store::gguf::{GgmlType, GgufTensorSpec};
 
 use super::layout::{JoinedCast, Layout, fault};
-use super::{fitting, source_scheme};
+use super::{fitting, plain, source_scheme};
 use crate::error::Result;
 use crate::plan::{Job, Options, PlannedLinear, scheme_of};
 use crate::values::values_of;
@@ -114,7 +114,7 @@ impl Adding<'_> {
             }
         }
         let (matrices, mut shape) = match place.expert {
-            Some(_) => (self.experts, vec![self.experts]),
+            Some(_) => (self.experts * place.halves(), vec![self.experts]),
             None => (1, Vec::new()),
         };
         if factor {
@@ -122,6 +122,9 @@ impl Adding<'_> {
             tensors.push(GgufTensorSpec::new(name, GgmlType::F32, [matrices]));
         }
         shape.extend(&info.shape);
+        if place.expert.is_some() {
+            shape[1] *= place.halves();
+        }
         tensors.push(GgufTensorSpec::new(stored.clone(), ty, shape));
         Ok(())
     }
@@ -144,13 +147,17 @@ impl Layout {
         for (name, shape) in joined.names().iter().zip(shapes) {
             let scheme = match &joined {
                 Joined::Biases(_) => Scheme::new(Format::plain(Code::F32), Rule::Amax),
-                Joined::KeysAndValues(_) => {
+                _ => {
                     let wanted = linear_of(config, &info).and_then(|linear| match adding.job {
                         Job::Quantize(recipe) => scheme_of(recipe, config, adding.options, &linear),
                         Job::Convert { .. } => None,
                         Job::Requantize { .. } => Some(adding.weights.clone()),
                     });
-                    let wanted = wanted.map_or_else(|| source_scheme(adding.source, &info.name), Ok)?;
+                    let dense = adding.source.checkpoint().get(&info.name).is_some();
+                    let wanted = match wanted {
+                        None if !dense => plain(minifloat::F16),
+                        wanted => wanted.map_or_else(|| source_scheme(adding.source, &info.name), Ok)?,
+                    };
                     self.fitted(name, wanted, shape.last().copied().unwrap_or(1))
                 }
             };

@@ -7,7 +7,7 @@ use std::path::Path;
 use mantissa_kernels::{kernels, map_reduce_fixed};
 use mantissa_model::{LoadError, ModelConfig, TensorInfo, WeightSource};
 use mantissa_num::Quantized;
-use mantissa_store::convention::gguf::{self, Architecture, place};
+use mantissa_store::convention::gguf::{self, Architecture, Stored, place};
 use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
 use mantissa_store::{Error, ErrorClass};
 use mantissa_verify::gguf::{BlockType, GgufFile, Key, Model, Place, Tensor};
@@ -167,6 +167,11 @@ fn check_config(ours: &ModelConfig, theirs: &ModelConfig, found: &mut Verificati
         let known = |experts| mantissa_model::config::Experts { balance_loss: None, fused: None, ..experts };
         c.experts.clone().map(known)
     };
+    // A flag without layers that it holds for changes nothing.
+    let by_layer = |c: &ModelConfig| {
+        let wide_shared = c.by_layer.wide_shared && c.by_layer.shared_from < c.num_hidden_layers;
+        mantissa_model::config::LayerFeatures { wide_shared, ..c.by_layer.clone() }
+    };
     let text = |c: &ModelConfig| {
         [
             ("model_type", family(c).to_owned()),
@@ -191,6 +196,11 @@ fn check_config(ours: &ModelConfig, theirs: &ModelConfig, found: &mut Verificati
             ("latent", format!("{:?}", c.latent)),
             ("sliding_window", format!("{:?}", windows(c))),
             ("rotated_layers", format!("{:?}", c.rotated_layers)),
+            ("layers", format!("{:?}", by_layer(c))),
+            ("query_growth", format!("{:?}", c.query_growth)),
+            ("mixers", format!("{:?} {:?} {:?}", c.recurrent, c.mixing, c.has_mlp)),
+            ("multipliers", format!("{:?}", c.multipliers)),
+            ("head_norms", format!("{:?}", c.head_norms)),
         ]
     };
     for ((field, ours), (_, theirs)) in text(ours).into_iter().zip(text(theirs)) {
@@ -198,9 +208,10 @@ fn check_config(ours: &ModelConfig, theirs: &ModelConfig, found: &mut Verificati
             found.faults.push(format!("{field}: expected {theirs} as in the source, got {ours}"));
         }
     }
+    let width = |c: &ModelConfig| c.by_layer.global_heads.map_or(c.head_dim, |global| global.head_dim);
     let near = |a: f32, b: f32| (a - b).abs() <= 2e-6 * b.abs();
     let frequencies =
-        (ours.rope.inverse_frequencies(ours.head_dim), theirs.rope.inverse_frequencies(theirs.head_dim));
+        (ours.rope.inverse_frequencies(width(ours)), theirs.rope.inverse_frequencies(width(theirs)));
     let rotated = frequencies.0.iter().zip(&frequencies.1).position(|(&a, &b)| !near(a, b));
     if let Some(i) = rotated {
         let (a, b) = (frequencies.0[i], frequencies.1[i]);
@@ -226,7 +237,7 @@ fn independent(file: GgufFile) -> Model<'static> {
     let architecture = file.text("general.architecture").and_then(Architecture::parse);
     Model::new(file, move |name| {
         let found = architecture.map_or_else(|| place(name), |architecture| architecture.place(name))?;
-        Some(Place { tensor: found.tensor, expert: found.expert })
+        Some(Place { tensor: found.tensor, expert: found.expert, half: found.half })
     })
 }
 
@@ -310,8 +321,8 @@ impl<'a> Ordinary<'a> {
         let unchanged = |model: &gguf::Model| {
             let part = model.place(&info.name).is_some_and(|place| place.expert.is_some());
             let moved = model.row_order().of(&info.name).is_some();
-            let offset = model.architecture().is_some_and(|found| found.adds_one(&info.name));
-            !part && !moved && !offset
+            let same = model.architecture().is_none_or(|found| found.stored_as(&info.name) == Stored::Same);
+            !part && !moved && same
         };
         if !tensor.ty.is_blocks() && files.gguf().is_some_and(unchanged) {
             return Ok(Ordinary::Streamed { files, stored });
@@ -371,10 +382,15 @@ impl TensorCheck<'_> {
             return Ok(());
         }
         let mut dims: Vec<u64> = shape.iter().rev().map(|&n| n as u64).collect();
-        if self.model.place(name).is_some_and(|place| place.expert.is_some()) {
-            dims.push(of);
+        if let Some(place) = self.model.place(name).filter(|place| place.expert.is_some()) {
+            dims[1] *= place.halves();
+            dims.push(of / place.halves());
         }
-        if tensor.dims != dims {
+        // Vectors of recurrent mixers may have other dimensions.
+        let elements: u64 = shape.iter().map(|&n| n as u64).product();
+        let vector =
+            shape.len() != 2 && !tensor.ty.is_blocks() && tensor.dims.iter().product::<u64>() == elements;
+        if tensor.dims != dims && !vector {
             let got = &tensor.dims;
             found.faults.push(format!("{stored}: expected dimensions {dims:?}, got {got:?}"));
             return Ok(());
@@ -382,8 +398,7 @@ impl TensorCheck<'_> {
         let (rows, cols) = matrix(shape);
         let ordinary = Ordinary::open(self.files, stored.clone(), tensor, self.info)?;
         let source = self.source.map(|source| self.dense(source)).transpose()?;
-        let factor =
-            self.model.file.factor(&stored, which, of).map_err(|e| self.read_error(e))?.unwrap_or(1.0);
+        let factor = self.model.factor(&stored, which, of).map_err(|e| self.read_error(e))?.unwrap_or(1.0);
         let grain = (PANEL / cols.max(1)).max(1);
         let check = |range: Range<usize>| self.panel(range, &ordinary, source.as_ref(), (tensor.ty, factor));
         let all = map_reduce_fixed(threads, rows, grain, check, Ok(Rows::default()), |all, part| {
@@ -444,11 +459,11 @@ impl TensorCheck<'_> {
         let mut scratch = Scratch::default();
         let elements = range.start * cols..range.end * cols;
         let mut w = source.elements(elements, &mut scratch).map_err(|error| self.error(error))?;
-        let offset: Vec<f32>;
-        if self.model.adds_one(&self.info.name) {
-            // The file stores the sum with 1, rounded to f32.
-            offset = w.iter().map(|w| (w + 1.0) - 1.0).collect();
-            w = &offset;
+        let rounded: Vec<f32>;
+        if let Some(round_trip) = self.model.round_trip(&self.info.name) {
+            // The file stores a function of the values, rounded to f32.
+            rounded = w.iter().map(|w| round_trip(*w)).collect();
+            w = &rounded;
         }
         for (i, (w, ours)) in w.chunks(cols).zip(ours.chunks(cols)).enumerate() {
             worst_of_row((ty, factor, self.weighed), range.start + i, w, ours, &mut found.worst);

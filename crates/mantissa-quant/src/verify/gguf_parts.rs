@@ -50,7 +50,8 @@ impl TensorCheck<'_> {
         for (i, w) in w.iter().enumerate() {
             let (part, row, col) = parts.at(i / cols, i % cols, rows, &decoded[0].0);
             let width = usize::try_from(decoded[part].0.dims[0]).unwrap_or(0);
-            if let Some(place) = expected[part].get_mut(row * width + col) {
+            let at = row.checked_mul(width).and_then(|first| first.checked_add(col));
+            if let Some(place) = at.and_then(|at| expected[part].get_mut(at)) {
                 *place = *w;
             }
         }

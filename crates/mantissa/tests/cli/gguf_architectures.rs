@@ -58,6 +58,68 @@ fn part(dir: &Path, name: &str, edits: &Value, keep: impl Fn(&str) -> bool) -> P
     out
 }
 
+/// Copies the committed model `name` with `edits` of its config and, as layers, those of its layers that `from` lists.
+fn layers(dir: &Path, name: &str, edits: &Value, from: &[usize]) -> PathBuf {
+    let out = model(dir, name, edits);
+    let source = File::open(&tiny(name).join("model.safetensors"));
+    let mut tensors = Vec::new();
+    for name in source.names() {
+        let layer = name.split_once("layers.").and_then(|(_, rest)| rest.split_once('.'));
+        let Some((layer, _)) = layer else {
+            tensors.push((name.clone(), name));
+            continue;
+        };
+        let old = format!("layers.{layer}.");
+        let places = (0..from.len()).filter(|&place| from[place].to_string() == layer);
+        tensors.extend(places.map(|place| (name.replace(&old, &format!("layers.{place}.")), name.clone())));
+    }
+    let shapes: Vec<_> = tensors.iter().map(|(_, old)| source.shape(old)).collect();
+    let named = tensors.iter().zip(&shapes);
+    let tensors: Vec<_> = named
+        .map(|((name, old), shape)| (name.as_str(), Dtype::F32, &shape[..], source.bytes(old)))
+        .collect();
+    let file = out.join("model.safetensors");
+    std::fs::remove_file(&file).unwrap();
+    write(&file, &tensors);
+    out
+}
+
+/// Granite 4 without limits of the time steps, and without the biases that llama.cpp does not have.
+fn granite_hybrid(dir: &Path) -> PathBuf {
+    let infinity = json!({"__float__": "Infinity"});
+    let edits = json!({"time_step_limit": [0.0, infinity], "mamba_proj_bias": false});
+    let bias = |name: &str| name.ends_with("_proj.bias");
+    part(dir, "granite-hybrid", &edits, |name| !bias(name))
+}
+
+/// Llama 4 with the chunks, growth and layers that llama.cpp fixes.
+fn llama4(dir: &Path) -> PathBuf {
+    let edits = json!({
+        "num_hidden_layers": 4,
+        "moe_layers": [1, 3],
+        "no_rope_layers": [1, 1, 1, 0],
+        "attention_chunk_size": 8192,
+        "attn_scale": 0.1,
+        "floor_scale": 8192,
+    });
+    layers(dir, "llama4", &edits, &[1, 0, 1, 2])
+}
+
+/// K-EXAONE with the dense layer first.
+fn exaone_moe(dir: &Path) -> PathBuf {
+    let edits = json!({
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+    });
+    layers(dir, "exaone-moe", &edits, &[1, 0, 2])
+}
+
+/// GLM-4.7-Flash with the dense layer first and the epsilon of the latents' norms everywhere.
+fn glm4_moe_lite(dir: &Path) -> PathBuf {
+    let edits = json!({"mlp_layer_types": ["dense", "sparse", "sparse"], "rms_norm_eps": 1e-6});
+    layers(dir, "glm4-moe-lite", &edits, &[1, 0, 2])
+}
+
 /// Repeats the layers of the tiny model to the 64 of the only model whose windows llama.cpp computes, in its pattern.
 fn exaone4(dir: &Path) -> PathBuf {
     let types: Vec<_> =
@@ -96,7 +158,9 @@ fn known_to_the_gguf_package(architecture: &str, file: &Gguf) {
     let listed = |list: &Value, name: &str| list.as_array().unwrap().iter().any(|known| known == name);
     let tensors = &record["architectures"][architecture]["tensors"];
     for tensor in file.tensors() {
-        let (module, _) = tensor.name.rsplit_once('.').unwrap();
+        // Rates of decay and skips have no suffix.
+        let bare = ["ssm_a", "ssm_d"].iter().any(|name| tensor.name.ends_with(name));
+        let module = if bare { &tensor.name[..] } else { tensor.name.rsplit_once('.').unwrap().0 };
         let layer = module.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
         let template = layer.map_or(module.to_owned(), |(_, name)| format!("blk.{{bid}}.{name}"));
         assert!(listed(tensors, &template), "{architecture}: {}", tensor.name);
@@ -159,6 +223,20 @@ fn every_architecture_is_written_with_the_same_logits() {
         ("cohere2", model(dir, "cohere2", &none)),
         ("olmo2", model(dir, "olmo3", &none)),
         ("mistral3", model(dir, "ministral3", &none)),
+        ("llama4", llama4(dir)),
+        ("exaone-moe", exaone_moe(dir)),
+        ("deepseek2", glm4_moe_lite(dir)),
+        ("gemma4", model(dir, "gemma4", &none)),
+        ("gemma4", model(dir, "gemma4-keys-are-values", &none)),
+        ("gemma4", model(dir, "gemma4-moe", &none)),
+        ("qwen3next", model(dir, "qwen3-next-square", &none)),
+        ("qwen35", model(dir, "qwen3-5-square", &none)),
+        ("qwen35moe", model(dir, "qwen3-5-moe-square", &none)),
+        ("lfm2", part(dir, "lfm2", &json!({"conv_bias": false}), |name| !name.ends_with("bias"))),
+        ("lfm2moe", model(dir, "lfm2-moe", &json!({"routed_scaling_factor": 1.0}))),
+        ("granitehybrid", granite_hybrid(dir)),
+        ("jamba", model(dir, "jamba-wide", &none)),
+        ("nemotron_h", model(dir, "nemotron-h", &json!({"time_step_min": 0.001}))),
     ];
     for (architecture, model) in models {
         let out = model.with_extension("gguf");
@@ -212,6 +290,17 @@ fn features_beyond_llama_cpp_are_refused_by_field() {
         ("starcoder2", "sliding_window"),
         ("ernie4-5", "use_bias"),
         ("ernie4-5-moe", "layers with experts"),
+        ("exaone-moe", "layers with experts"),
+        ("glm4-moe-lite", "layers with experts"),
+        ("llama4", "moe_layers"),
+        ("qwen3-5", "attention_bias"),
+        ("qwen3-next", "mlp_only_layers"),
+        ("qwen3-5-moe", "linear_value_head_dim"),
+        ("lfm2", "conv_bias"),
+        ("lfm2-moe", "routed_scaling_factor"),
+        ("granite-hybrid", "time_step_limit"),
+        ("jamba", "mamba_expand"),
+        ("nemotron-h", "time_step_min"),
     ] {
         let (model, out) = (tiny(name), temp.path().join(format!("{name}.gguf")));
         let error = fail(

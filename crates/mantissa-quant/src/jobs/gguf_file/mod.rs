@@ -221,8 +221,9 @@ impl Run<'_, '_> {
     /// written into its part of the tensor.
     fn write(&mut self, name: &str, stored: &str, rows: usize, bytes: &[u8]) -> Result<()> {
         let place = self.layout.architecture.place(name);
-        if let Some(expert) = place.and_then(|place| place.expert) {
-            return Ok(self.writer.write_range(stored, (expert * bytes.len()) as u64, bytes)?);
+        if let Some(place) = place.filter(|place| place.expert.is_some()) {
+            let stored = if stored.ends_with(".scale") { stored } else { &place.tensor };
+            return Ok(self.writer.write_range(stored, (place.matrix().0 * bytes.len()) as u64, bytes)?);
         }
         match self.layout.order.of(name).filter(|_| !stored.ends_with(".scale")) {
             Some(moved) => {
@@ -298,9 +299,8 @@ impl Run<'_, '_> {
     /// Loads the values of a tensor and requires them to be finite.
     fn values(&self, info: &TensorInfo) -> Result<Vec<f32>> {
         let mut values = self.source.tensor_f32(&info.name, &info.shape)?;
-        if self.layout.architecture.adds_one(&info.name) {
-            values.iter_mut().for_each(|value| *value += 1.0);
-        }
+        let stored = self.layout.architecture.stored_as(&info.name);
+        values.iter_mut().for_each(|value| *value = stored.to_gguf(*value));
         if !kernels().amax(&values).is_finite() {
             require_finite(self.source, &info.name)?;
         }

@@ -41,16 +41,22 @@ pub struct Architecture {
     pub(super) split: &'static [(&'static str, Split)],
     /// True if a factor stands beside weights of any type.
     pub weight_factors: bool,
+    /// Tensors of a layer that are named like the factor of a weight, and are vectors of the model.
+    pub(super) own_scales: &'static [&'static str],
     /// Tensors that are refused in other architectures, by the end of their names.
     pub(super) tensors: &'static [&'static str],
     /// Keys that are refused in other architectures.
     pub(super) keys: &'static [&'static str],
     /// Keys of constant factors, and the fields of `config.json` that they are.
     pub factors: &'static [(&'static str, &'static str)],
+    /// Fields of `config.json` that llama.cpp fixes, for files, which do not state them.
+    pub(super) fixed: &'static [(&'static str, Fixed)],
     /// True if logits are divided by their factor.
     pub divided_logits: bool,
     /// Field that states whether heads of q and k are normed, if models differ.
     pub(super) head_norms: Option<&'static str>,
+    /// Number of experts of the model whose heads of q and k are not normed, if those of the others are, without weights.
+    pub unnormed_with: Option<u16>,
     /// Biases that a field of `config.json` states.
     pub biases: &'static [Bias],
     /// Head that is the embedding.
@@ -71,6 +77,17 @@ pub struct Architecture {
     pub local_theta: LocalTheta,
     /// Sliding windows.
     pub windows: Windows,
+    /// Length of the chunks that rotated layers attend within, which no key states.
+    pub chunk: Option<usize>,
+    /// Growth of the queries in layers that are not rotated, which no key states: rate, period, and added positions.
+    pub growth: Option<[f32; 3]>,
+    /// True if layers differ in heads, width of the MLP and keys, and have embeddings of their own (Gemma 4).
+    pub by_layer: bool,
+    /// True if scores are not divided.
+    pub unscaled: bool,
+    /// Checkpoints of latent attention that are written although llama.cpp has one epsilon for all norms and their norms of
+    /// latents another.
+    pub one_epsilon: &'static [&'static str],
     /// Number of layers of the model whose scores are divided by the root of `hidden_size / heads`; `None` if all models divide
     /// by the root of a head's width, and no field says otherwise.
     pub(super) wide_scale: Option<usize>,
@@ -78,8 +95,18 @@ pub struct Architecture {
     pub parallel_key: bool,
     /// True if attention is latent.
     pub latent: bool,
+    /// Recurrent mixers.
+    pub recurrence: Recurrence,
+    /// True if the file has numbers for each head of a recurrent mixer as columns, and the weights of its norm by groups.
+    pub(super) columns_of_heads: bool,
+    /// True if a key must state how many frequencies belong to each coordinate of a position.
+    pub sections: bool,
+    /// True if a key must state the epsilon of LayerNorms too, which only other models have.
+    pub both_epsilons: bool,
     /// Mixture of experts.
     pub experts: Experts,
+    /// True if gate and up of the experts are one tensor, one after the other. Files of both forms are read.
+    pub(super) joined_experts: bool,
     /// `alpha` and `limit` of the experts' SwiGLU, which no key states.
     pub swiglu: Option<(f32, f32)>,
 }
@@ -102,6 +129,63 @@ pub(super) enum Split {
     Biases(&'static [&'static str]),
     /// Projections of the latent to keys and to values.
     KeysAndValues([&'static str; 2]),
+    /// The two halves of the rows.
+    Halves([&'static str; 2]),
+    /// Projections to q, k, v and to z, which a checkpoint joins key head by key head.
+    KeyGroups([&'static str; 2]),
+}
+
+/// Recurrent mixers, and what states the layers that have them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recurrence {
+    /// None.
+    None,
+    /// Gated DeltaNet; a key states the period of layers with attention, or lists the others.
+    GatedDelta {
+        /// True if value heads are in ggml's order ([`super::RowOrder`]).
+        tiled: bool,
+    },
+    /// Short convolutions in layers for which `attention.head_count_kv` lists 0.
+    ShortConvolution,
+    /// Mamba in layers for which `attention.head_count_kv` lists 0.
+    SelectiveScan,
+    /// Mamba-2 in layers for which `attention.head_count_kv` lists 0.
+    StateSpace {
+        /// True if a layer for which `feed_forward_length` lists another number than 0 is an MLP alone, and no other layer has
+        /// one.
+        blocks: bool,
+    },
+}
+
+/// Values of a tensor as a file has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// As they are.
+    Same,
+    /// With 1 added.
+    PlusOne,
+    /// Rates of decay, of which a checkpoint has the logarithm of the negative.
+    Decay,
+}
+
+impl Stored {
+    /// Value in the file.
+    pub fn to_gguf(self, value: f32) -> f32 {
+        match self {
+            Stored::Same => value,
+            Stored::PlusOne => value + 1.0,
+            Stored::Decay => -f64::from(value).exp() as f32,
+        }
+    }
+
+    /// Value in the checkpoint, to a rounding.
+    pub fn to_hf(self, value: f32) -> f32 {
+        match self {
+            Stored::Same => value,
+            Stored::PlusOne => value - 1.0,
+            Stored::Decay => (-f64::from(value)).ln() as f32,
+        }
+    }
 }
 
 /// A field of `config.json` that states whether some linear layers have a bias.
@@ -133,6 +217,17 @@ impl Presence {
     }
 }
 
+/// Value of a field of `config.json`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Fixed {
+    /// A flag.
+    Flag(bool),
+    /// A size.
+    Size(u64),
+    /// Another number.
+    Number(f64),
+}
+
 /// Layers whose queries and keys are not rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unrotated {
@@ -144,6 +239,10 @@ pub enum Unrotated {
     WithoutWindow,
     /// Layers without a window.
     NotWindowed,
+    /// Every layer.
+    All,
+    /// Every layer or none, which the key `rope.scaling.finetuned` states.
+    Switched,
 }
 
 /// Rotary base of layers with a window.
@@ -172,6 +271,11 @@ pub enum Windows {
         stated: bool,
         /// Number of layers of the only model with windows; `None` if any model may have them.
         only_with: Option<usize>,
+    },
+    /// Windows on the layers that a key lists.
+    Listed {
+        /// Period of the layers without a window where no key lists them.
+        period: u32,
     },
 }
 
@@ -229,6 +333,31 @@ pub enum Experts {
         /// True if a key states the number of layers from one with experts to the next, which is 1.
         stepped: bool,
     },
+    /// Experts in the last of each so many layers, which a key states, with a shared one as wide (Llama 4).
+    Interleaved {
+        /// Field of the number of experts.
+        count: &'static str,
+        /// Field of an expert's inner width.
+        width: &'static str,
+        /// Field of the inner width of the other layers.
+        dense: &'static str,
+    },
+    /// Experts as wide as the MLP, in layers at one place of each period, in some models (Jamba).
+    Periodic {
+        /// Field of the number of experts.
+        count: &'static str,
+    },
+    /// Experts beside the MLP of every layer, in some models (Gemma 4).
+    Beside {
+        /// Field that is true in models with experts.
+        enabled: &'static str,
+        /// Field of the number of experts.
+        count: &'static str,
+        /// Field of the number of experts per token.
+        used: &'static str,
+        /// Field of an expert's inner width.
+        width: &'static str,
+    },
     /// Experts after dense layers, with shared experts, scaled and grouped (DeepSeek).
     Grouped {
         /// `model_type` of models with softmax scores.
@@ -268,18 +397,42 @@ impl Architecture {
         RowOrder {
             interleaved: (self.rows == Rows::Interleaved).then_some((heads, kv_heads)),
             by_head: (self.rows == Rows::ByHead).then_some(heads),
+            delta: None,
         }
     }
 
-    /// True if the tensor with this Hugging Face name is stored with 1 added.
-    pub fn adds_one(&self, hf: &str) -> bool {
-        self.norms_plus_one && hf.ends_with("norm.weight")
+    /// Form in which the values of the tensor with this Hugging Face name are stored.
+    pub fn stored_as(&self, hf: &str) -> Stored {
+        // The norm of a mixer's result has plain weights.
+        let raised = hf.ends_with("norm.weight") && !hf.ends_with("linear_attn.norm.weight");
+        match self.norms_plus_one && raised {
+            true => Stored::PlusOne,
+            false if hf.ends_with(".A_log") => Stored::Decay,
+            false => Stored::Same,
+        }
+    }
+
+    /// Shape in the file of the vector with this Hugging Face name and shape, in a model whose mixers have `groups` groups.
+    pub fn stored_shape(&self, hf: &str, shape: &[usize], groups: usize) -> Vec<usize> {
+        match *shape {
+            [channels, 1, kernel] => vec![channels, kernel],
+            [heads] if self.columns_of_heads && [".A_log", ".D"].iter().any(|end| hf.ends_with(end)) => {
+                vec![heads, 1]
+            }
+            [width]
+                if self.columns_of_heads && is_norm_of_mixer(hf) && width.is_multiple_of(groups.max(1)) =>
+            {
+                vec![groups.max(1), width / groups.max(1)]
+            }
+            _ => shape.to_vec(),
+        }
     }
 
     /// True if a model of so many layers may have windows.
     pub fn has_windows(&self, layers: usize) -> bool {
         match self.windows {
             Windows::Periodic { only_with, .. } => only_with.is_none_or(|only| only == layers),
+            Windows::Listed { .. } => true,
             _ => false,
         }
     }
@@ -295,13 +448,25 @@ impl Architecture {
         self.tensors.contains(&suffix) || (expert && self.experts != Experts::None)
     }
 
+    /// True if the tensor with this GGUF name is a vector of the model, not the factor of a weight.
+    pub fn is_own_scale(&self, stored: &str) -> bool {
+        let of_layer = stored.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+        of_layer.is_some_and(|(_, name)| self.own_scales.contains(&name))
+    }
+
     /// Square of the divisor of attention scores in a model of these sizes.
     pub fn query_scale(&self, layers: usize, hidden: usize, heads: usize, head_dim: usize) -> usize {
         match self.wide_scale {
+            _ if self.unscaled => 1,
             Some(wide) if wide == layers => hidden.checked_div(heads).unwrap_or(head_dim),
             _ => head_dim,
         }
     }
+}
+
+/// True for the weights of the norm of a recurrent mixer's result.
+pub(super) fn is_norm_of_mixer(hf: &str) -> bool {
+    ["mamba.norm.weight", "mixer.norm.weight"].iter().any(|end| hf.ends_with(end))
 }
 
 impl PartialEq for Architecture {

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::architecture::{Architecture, Yarn};
+use super::architecture::{Architecture, Recurrence, Yarn};
 use super::order::RowOrder;
 use super::write::epsilon_key;
 use crate::error::Result;
@@ -47,14 +47,17 @@ impl Reader<'_> {
     fn parse(&self) -> Result<Parsed> {
         self.refuse_unsupported()?;
         let heads = self.heads("attention.head_count")?;
-        let kv_heads = self.heads("attention.head_count_kv")?.or(heads);
+        let kv_heads = if self.architecture.by_layer { None } else { self.heads("attention.head_count_kv")? };
+        let kv_heads = kv_heads.or(heads);
         let hidden = self.uint("embedding_length")?;
         let head_dim = if self.architecture.latent { None } else { self.head_dim(hidden, heads)? };
         let mut config = Map::new();
         let mut put = |field: &str, value: Option<u64>| value.map(|v| config.insert(field.into(), json!(v)));
         put("hidden_size", hidden);
-        put("intermediate_size", self.uint("feed_forward_length")?);
-        put("num_hidden_layers", self.uint("block_count")?);
+        if !self.architecture.by_layer {
+            put("intermediate_size", self.feed_forward()?);
+        }
+        put("num_hidden_layers", self.layers()?);
         put("num_attention_heads", heads);
         put("num_key_value_heads", kv_heads);
         put("head_dim", head_dim);
@@ -79,6 +82,7 @@ impl Reader<'_> {
             (Some(q), Some(k)) => self.architecture.row_order(small(q), small(k)),
             _ => RowOrder::default(),
         };
+        let order = RowOrder { delta: self.delta_heads()?, ..order };
         let architecture = Some(self.architecture);
         Ok(Parsed { config: Some(Json::Object(config)), architecture, order, notes: self.notes()? })
     }
@@ -95,11 +99,25 @@ impl Reader<'_> {
         self.metadata.float(&self.key(key))
     }
 
+    /// Number of layers, without those that predict further tokens, which come last.
+    pub(super) fn layers(&self) -> Result<Option<u64>> {
+        let further = self.uint("nextn_predict_layers")?.unwrap_or(0);
+        Ok(self.uint("block_count")?.map(|all| all.saturating_sub(further)))
+    }
+
+    /// True if a list of `found` elements is one for `layers` layers, perhaps with those that predict further tokens.
+    pub(super) fn is_by_layer(&self, found: usize, layers: usize) -> Result<bool> {
+        let further = small(self.uint("nextn_predict_layers")?.unwrap_or(0));
+        Ok(found == layers || found == layers.saturating_add(further))
+    }
+
     /// Number of heads: one for all layers, or a list of equal numbers.
     fn heads(&self, key: &str) -> Result<Option<u64>> {
         let key = self.key(key);
         let Some(Value::Array(_, values)) = self.metadata.get(&key) else { return self.metadata.uint(&key) };
-        let mut counts = values.iter().map(Value::as_u64);
+        // Recurrent layers have no heads.
+        let recurs = self.architecture.recurrence != Recurrence::None;
+        let mut counts = values.iter().map(Value::as_u64).filter(|count| !recurs || *count != Some(0));
         let first = counts.next().flatten();
         if first.is_none() || counts.any(|count| count != first) {
             return Err(self.metadata.fault(
@@ -265,7 +283,7 @@ impl Reader<'_> {
     }
 
     fn notes(&self) -> Result<Vec<String>> {
-        if self.architecture.has_windows(small(self.uint("block_count")?.unwrap_or(0))) {
+        if self.architecture.has_windows(small(self.layers()?.unwrap_or(0))) {
             return Ok(Vec::new());
         }
         let window = self.uint("attention.sliding_window")?.filter(|&n| n > 0);

@@ -3,15 +3,25 @@
 //! Nothing is copied. A tensor is a range of the file's bytes, read with a [`View`] where the file has other rows
 //! first, a transposed matrix, or norms plus one.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
-use super::{Model, NAME};
+use super::{Model, NAME, Stored};
 use crate::convention::files::{ModelFiles, Opened};
 use crate::convention::weight::Parts;
 use crate::error::Result;
 use crate::gguf::Storage;
 use crate::view::{View, Viewed};
 use crate::{Dtype, TensorMeta};
+
+fn less_one(stored: f32) -> f32 {
+    Stored::PlusOne.to_hf(stored)
+}
+
+fn logarithm(stored: f32) -> f32 {
+    Stored::Decay.to_hf(stored)
+}
 
 /// A tensor of a dense checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,19 +108,21 @@ impl Model {
         let len = found.tensor.len / of.max(1) as u64;
         let offset = found.tensor.offset + which as u64 * len;
         let meta = TensorMeta { name: name.clone(), dtype, shape: shape.clone(), offset, len };
-        let adds_one = self.architecture.is_some_and(|architecture| architecture.adds_one(name));
-        let moved = self.order.of(name);
-        let view = match (shape.as_slice(), moved) {
-            _ if adds_one && dtype != Dtype::F32 => {
-                return Err(files.fault(&found.tensor.name, format!("dtype {dtype}"), "F32", ""));
-            }
-            _ if adds_one => Some(View::PlusOne),
+        let stored = self.stored_as(name);
+        if stored != Stored::Same && dtype != Dtype::F32 {
+            return Err(files.fault(&found.tensor.name, format!("dtype {dtype}"), "F32", ""));
+        }
+        let rows: Option<Arc<[u32]>> = self.order.of(name).map(|moved| {
+            let rows: Vec<u32> = (0..shape.first().copied().unwrap_or(0) as u32).collect();
+            moved.to_hf(&rows, 1).into()
+        });
+        let view = match (shape.as_slice(), rows) {
+            (_, rows) if stored != Stored::Same => Some(View::Values {
+                rows,
+                value: if stored == Stored::PlusOne { less_one } else { logarithm },
+            }),
             (&[rows, cols], None) if *transposed => Some(View::Transposed { rows, cols }),
-            (_, None) => None,
-            (_, Some(moved)) => {
-                let rows: Vec<u32> = (0..shape.first().copied().unwrap_or(0) as u32).collect();
-                Some(View::Rows(moved.to_hf(&rows, 1).into()))
-            }
+            (_, rows) => rows.map(View::Rows),
         };
         Ok(Viewed { stored: found.tensor.name.clone(), meta, view })
     }

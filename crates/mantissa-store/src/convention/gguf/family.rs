@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::architecture::{Experts, LocalTheta, Unrotated, Windows};
+use super::architecture::{Experts, Fixed, LocalTheta, Unrotated, Windows};
 use super::config::{LONG_ROPE, Reader, small};
 use crate::error::Result;
 use crate::gguf::Value;
@@ -72,7 +72,11 @@ impl Reader<'_> {
         }
         let Some(count) = self.uint("expert_count")?.filter(|&n| n > 0) else {
             return match form {
-                Experts::Some { .. } => Ok(()),
+                Experts::Some { .. } | Experts::Beside { .. } => Ok(()),
+                Experts::Periodic { count } => {
+                    config.insert(count.into(), json!(1));
+                    Ok(())
+                }
                 _ => Err(self.metadata.fault(&self.key("expert_count"), "none", "at least 1")),
             };
         };
@@ -89,6 +93,31 @@ impl Reader<'_> {
                 Ok(())
             }
             Experts::Routed { .. } => self.put_routed_experts(config, form, [count, used], own),
+            Experts::Interleaved { count: field, width, dense } => {
+                let step = self.uint("interleave_moe_layer_step")?.unwrap_or(1);
+                config.insert("interleave_moe_layer_step".into(), json!(step));
+                config.insert(field.into(), json!(count));
+                if let Some(stated) = config.remove("intermediate_size") {
+                    config.insert(dense.into(), stated);
+                }
+                own.map(|own| config.insert(width.into(), json!(own)));
+                Ok(())
+            }
+            Experts::Periodic { count: field } => {
+                config.insert(field.into(), json!(count));
+                let layers = self.number_of_layers()?;
+                let routed = |layer| self.gguf.get(&format!("blk.{layer}.ffn_gate_inp.weight")).is_some();
+                let has: Vec<bool> = (0..layers).map(routed).collect();
+                self.put_period(config, ["expert_layer_period", "expert_layer_offset"], &has)
+            }
+            Experts::Beside { enabled, count: field, used: used_field, width } => {
+                config.remove("num_experts_per_tok");
+                config.insert(enabled.into(), json!(true));
+                config.insert(field.into(), json!(count));
+                config.insert(used_field.into(), json!(used));
+                own.map(|own| config.insert(width.into(), json!(own)));
+                Ok(())
+            }
             Experts::Grouped { softmax } => self.put_grouped_experts(config, softmax, count, own),
             Experts::Every { count: count_field, width, normalized, shared } => {
                 config.insert(count_field.into(), json!(count));
@@ -106,7 +135,8 @@ impl Reader<'_> {
 
     /// Width that a key states, or else a dimension of the tensors: older files do not state it.
     fn expert_width(&self, key: &str, name: &str, dimension: usize) -> Result<Option<u64>> {
-        let shape = self.gguf.get(&format!("blk.0.{name}.weight")).map(|tensor| &tensor.shape);
+        let end = format!(".{name}.weight");
+        let shape = self.gguf.tensors().iter().find(|tensor| tensor.name.ends_with(&end)).map(|t| &t.shape);
         let of_tensor = shape.and_then(|shape| shape.get(dimension)).map(|&n| n as u64);
         Ok(self.uint(key)?.filter(|&n| n > 0).or(of_tensor))
     }
@@ -248,11 +278,35 @@ impl Reader<'_> {
         if let Unrotated::LastOf(period) = row.unrotated {
             config.insert("no_rope_layer_interval".into(), json!(period));
         }
+        for (field, value) in row.fixed {
+            let value = match value {
+                Fixed::Flag(flag) => json!(flag),
+                Fixed::Size(size) => json!(size),
+                Fixed::Number(number) => json!(number),
+            };
+            config.insert((*field).into(), value);
+        }
+        if let Some(experts) = row.unnormed_with {
+            let normed = self.uint("expert_count")? != Some(experts.into());
+            config.insert("use_qk_norm".into(), json!(normed));
+        }
+        if row.chunk.is_some()
+            && let Some(window) = self.uint("attention.sliding_window")?
+        {
+            let key = self.key("attention.sliding_window");
+            return Err(self.metadata.fault(&key, window.to_string(), "no such key: chunks are fixed"));
+        }
         self.put_scores(config, head_dim)?;
         match row.windows {
-            Windows::Periodic { period, .. } => self.put_windows(config, period),
-            _ => Ok(()),
+            Windows::Periodic { period, .. } | Windows::Listed { period } => {
+                self.put_windows(config, period)?
+            }
+            _ => {}
         }
+        if row.by_layer {
+            self.put_by_layer(config)?;
+        }
+        self.put_recurrence(config)
     }
 
     /// Widths of latent attention. llama.cpp counts one key head, as wide as the latent and its rotated part; older
@@ -329,8 +383,8 @@ impl Reader<'_> {
         }
         let key = self.key("attention.sliding_window_pattern");
         let windowed: Vec<bool> = match self.metadata.get(&key) {
-            Some(Value::Array(_, flags)) if flags.len() == small(layers) => {
-                flags.iter().map(|flag| matches!(flag, Value::Bool(true))).collect()
+            Some(Value::Array(_, flags)) if self.is_by_layer(flags.len(), small(layers))? => {
+                flags.iter().take(small(layers)).map(|flag| matches!(flag, Value::Bool(true))).collect()
             }
             Some(Value::Array(_, flags)) => {
                 return Err(self.metadata.fault(&key, format!("{} flags", flags.len()), layers.to_string()));

@@ -7,11 +7,18 @@
 //!   ("absorption"). So its converter splits it: keys transposed, `[heads, rank, unrotated]`, and values, `[heads,
 //!   value, rank]`.
 //!
-//! Source: llama.cpp, `conversion/gpt_oss.py` and `conversion/deepseek.py`; `deepseek2.cpp`.
+//! - Granite 4 joins gate and up of its MLP; in GGUF each is a tensor.
+//! - Qwen3-Next joins q, k, v and z of gated DeltaNet key head by key head; in GGUF all q, all k and all v are one tensor, and
+//!   all z another.
+//! - The output projection of gated DeltaNet is one tensor there too, but its columns may move ([`super::RowOrder`]), which
+//!   blocks of several columns do not follow.
+//!
+//! Source: llama.cpp, `conversion/gpt_oss.py`, `deepseek.py`, `granite.py` and `qwen.py`; `deepseek2.cpp`.
 
 use super::Architecture;
 use super::architecture::Split;
 use super::names::{layer, text_name};
+use super::order::{Moved, RowOrder};
 
 /// Tensor that GGUF stores in parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +27,25 @@ pub enum Joined {
     Biases(Vec<String>),
     /// Projections of the latent to keys and values.
     KeysAndValues([String; 2]),
+    /// The first and the second half of the rows.
+    Halves([String; 2]),
+    /// Of each of `groups` groups of rows, with these numbers of rows of q, k, v and z: all q, k and v in the first part, all
+    /// z in the second.
+    KeyGroups {
+        /// Names of the parts.
+        names: [String; 2],
+        /// Number of groups.
+        groups: usize,
+        /// Rows of a group.
+        sizes: [usize; 4],
+    },
+    /// A tensor with columns in another order.
+    Columns {
+        /// Its name.
+        name: String,
+        /// Order of its columns.
+        moved: Moved,
+    },
 }
 
 /// One part of a split tensor.
@@ -36,14 +62,23 @@ pub struct JoinedPart<T> {
 impl Architecture {
     /// Parts of the tensor with this Hugging Face name, if the file has it in parts. Older files have the projection
     /// of [`Joined::KeysAndValues`] whole, at [`Architecture::place`].
-    pub fn joined(&self, hf: &str) -> Option<Joined> {
+    pub fn joined(&self, hf: &str, order: RowOrder) -> Option<Joined> {
         let hf = text_name(hf);
+        if let Some(moved) = order.columns(&hf) {
+            return Some(Joined::Columns { name: self.place(&hf)?.tensor, moved });
+        }
         let (layer, module) = layer(hf.strip_prefix("model.layers.")?)?;
         let stored = |name: &str| format!("blk.{layer}.{name}");
         let (_, split) = self.split.iter().find(|(name, _)| *name == module)?;
         Some(match split {
             Split::Biases(names) => Joined::Biases(names.iter().map(|name| stored(name)).collect()),
             Split::KeysAndValues(names) => Joined::KeysAndValues(names.map(stored)),
+            Split::Halves(names) => Joined::Halves(names.map(stored)),
+            Split::KeyGroups(names) => {
+                let delta = order.delta?;
+                let sizes = delta.of_key_head();
+                Joined::KeyGroups { names: names.map(stored), groups: delta.keys, sizes }
+            }
         })
     }
 }
@@ -53,7 +88,32 @@ impl Joined {
     pub fn names(&self) -> &[String] {
         match self {
             Joined::Biases(names) => names,
-            Joined::KeysAndValues(names) => names,
+            Joined::KeysAndValues(names) | Joined::Halves(names) => names,
+            Joined::KeyGroups { names, .. } => names,
+            Joined::Columns { name, .. } => std::slice::from_ref(name),
+        }
+    }
+
+    /// Rows of the tensor, of `rows`, that each part has, if parts have whole rows; `None` too if they do not fit.
+    pub fn rows(&self, rows: usize) -> Option<Vec<Vec<usize>>> {
+        match self {
+            Joined::Halves(_) => {
+                let half = rows.is_multiple_of(2).then_some(rows / 2)?;
+                Some(vec![(0..half).collect(), (half..rows).collect()])
+            }
+            Joined::KeyGroups { groups, sizes, .. } => {
+                let each = sizes.iter().try_fold(0usize, |sum, size| sum.checked_add(*size))?;
+                if each.checked_mul(*groups) != Some(rows) {
+                    return None;
+                }
+                let of = |kind: usize| {
+                    let first: usize = sizes[..kind].iter().sum();
+                    (0..*groups)
+                        .flat_map(move |group| (0..sizes[kind]).map(move |i| group * each + first + i))
+                };
+                Some(vec![(0..3).flat_map(of).collect(), of(3).collect()])
+            }
+            _ => None,
         }
     }
 
@@ -74,6 +134,10 @@ impl Joined {
                 let value = each.checked_sub(unrotated)?;
                 Some(vec![vec![heads, cols, unrotated], vec![heads, value, cols]])
             }
+            Joined::Halves(_) | Joined::KeyGroups { .. } => {
+                Some(self.rows(rows)?.into_iter().map(|part| vec![part.len(), cols]).collect())
+            }
+            Joined::Columns { .. } => Some(vec![vec![rows, cols]]),
         }
     }
 
@@ -101,6 +165,16 @@ impl Joined {
                     others.extend_from_slice(value);
                 }
                 vec![keys, others]
+            }
+            Joined::Halves(_) | Joined::KeyGroups { .. } => {
+                let gather = |part: Vec<usize>| {
+                    let rows = part.into_iter().flat_map(|row| &values[row * cols..][..cols]);
+                    rows.copied().collect()
+                };
+                self.rows(rows)?.into_iter().map(gather).collect()
+            }
+            Joined::Columns { moved, .. } => {
+                vec![values.chunks_exact(cols.max(1)).flat_map(|row| moved.to_gguf(row, 1)).collect()]
             }
         };
         let named = self.names().iter().cloned().zip(shapes).zip(parts);
@@ -135,6 +209,18 @@ impl Joined {
                     out.extend_from_slice(&parts[1].1[head * value * cols..][..value * cols]);
                 }
             }
+            Joined::Halves(_) | Joined::KeyGroups { .. } => {
+                let mut places = vec![(0, 0); rows];
+                for (part, order) in self.rows(rows)?.into_iter().enumerate() {
+                    order.into_iter().enumerate().for_each(|(at, row)| places[row] = (part, at));
+                }
+                places
+                    .iter()
+                    .for_each(|&(part, at)| out.extend_from_slice(&parts[part].1[at * cols..][..cols]));
+            }
+            Joined::Columns { moved, .. } => {
+                out.extend(parts[0].1.chunks_exact(cols.max(1)).flat_map(|row| moved.to_hf(row, 1)));
+            }
         }
         Some(out)
     }
@@ -144,9 +230,13 @@ impl Joined {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::convention::gguf::DeltaHeads;
 
     fn split_of(architecture: &str, name: &str) -> Option<Joined> {
-        Architecture::parse(architecture).unwrap().joined(name)
+        let delta =
+            DeltaHeads { keys: 2, values: 4, key_dim: 1, value_dim: 2, tiled: architecture != "qwen3next" };
+        let order = RowOrder { delta: Some(delta), ..RowOrder::default() };
+        Architecture::parse(architecture).unwrap().joined(name, order)
     }
 
     fn round_trip(name: &str, architecture: &str, rows: usize, cols: usize, heads: (usize, usize)) {
@@ -164,6 +254,9 @@ mod tests {
         round_trip("model.layers.3.mlp.experts.gate_up_proj_bias", "gpt-oss", 3, 8, (0, 0));
         round_trip("model.layers.3.mlp.experts.down_proj_bias", "gpt-oss", 3, 8, (0, 0));
         round_trip("model.layers.0.self_attn.kv_b_proj.weight", "deepseek2", 10, 4, (2, 3));
+        round_trip("model.layers.0.shared_mlp.input_linear.weight", "granitehybrid", 6, 2, (0, 0));
+        round_trip("model.layers.0.linear_attn.in_proj_qkvz.weight", "qwen3next", 20, 3, (0, 0));
+        round_trip("model.layers.0.linear_attn.out_proj.weight", "qwen35", 4, 8, (0, 0));
     }
 
     #[test]
@@ -181,5 +274,15 @@ mod tests {
         assert_eq!((&parts[0].shape[..], &parts[0].values[..]), (&[1, 3, 2][..], &[0, 3, 1, 4, 2, 5][..]));
         assert_eq!((&parts[1].shape[..], &parts[1].values[..]), (&[1, 1, 3][..], &[6, 7, 8][..]));
         assert_eq!(split_of("llama", "model.layers.1.self_attn.kv_b_proj.weight"), None);
+        // Two key heads with two value heads of width 2 each: q k v0 v0 v1 v1 z0 z0 z1 z1, twice.
+        let joined = split_of("qwen3next", "model.layers.1.linear_attn.in_proj_qkvz.weight").unwrap();
+        let rows: Vec<usize> = (0..20).collect();
+        let parts = joined.split(&rows, 20, 1, (0, 0)).unwrap();
+        assert_eq!(parts[0].values, [0, 10, 1, 11, 2, 3, 4, 5, 12, 13, 14, 15]);
+        assert_eq!(parts[1].values, [6, 7, 8, 9, 16, 17, 18, 19]);
+        // Value heads 0 and 1 are of the first key head.
+        let joined = split_of("qwen35", "model.layers.1.linear_attn.out_proj.weight").unwrap();
+        let parts = joined.split(&[0, 1, 2, 3, 4, 5, 6, 7], 1, 8, (0, 0)).unwrap();
+        assert_eq!(parts[0].values, [0, 1, 4, 5, 2, 3, 6, 7]);
     }
 }

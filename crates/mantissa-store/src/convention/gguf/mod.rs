@@ -5,6 +5,7 @@
 //! computation is refused by its key.
 
 mod architecture;
+mod by_layer;
 mod config;
 mod dense;
 mod family;
@@ -12,19 +13,22 @@ mod joined;
 mod names;
 mod order;
 mod read;
+mod recurrent;
 mod table;
 mod write;
 
 use std::path::Path;
 
 pub use architecture::{
-    Architecture, Bias, Experts as GgufExperts, LocalTheta, Presence, Unrotated, Windows, Yarn,
+    Architecture, Bias, Experts as GgufExperts, LocalTheta, Presence, Recurrence, Stored, Unrotated, Windows,
+    Yarn,
 };
+pub use by_layer::UNROTATED;
 pub use config::{LONG_ROPE, ROPE_FACTORS};
 pub use dense::DenseTensor;
 pub use joined::{Joined, JoinedPart};
 pub use names::{Place, hf_name, place, stored_name};
-pub use order::{Moved, RowOrder, to_gguf_order, to_hf_order};
+pub use order::{DeltaHeads, Moved, RowOrder, to_gguf_order, to_hf_order};
 pub use write::{Sizes, block_type, has_factor, metadata, specs, tensors};
 
 use mantissa_num::{Quantized, Scheme};
@@ -174,7 +178,7 @@ impl Model {
 
     /// Parts of the tensor with this Hugging Face name, if this file has it in parts.
     pub fn joined(&self, name: &str) -> Option<Joined> {
-        let joined = self.architecture?.joined(name)?;
+        let joined = self.architecture?.joined(name, self.order)?;
         joined.names().iter().all(|part| self.header.get(part).is_some()).then_some(joined)
     }
 
@@ -185,10 +189,15 @@ impl Model {
 
     /// Place of the tensor with this Hugging Face name.
     pub fn place(&self, name: &str) -> Option<Place> {
-        match self.architecture {
+        let found = match self.architecture {
             Some(architecture) => architecture.place(name),
             None => place(name),
+        }?;
+        if found.expert.is_none() || self.header.get(&found.tensor).is_some() {
+            return Some(found);
         }
+        let other = found.other_form().filter(|other| self.header.get(&other.tensor).is_some());
+        Some(other.unwrap_or(found))
     }
 
     /// Architecture, if it is supported.

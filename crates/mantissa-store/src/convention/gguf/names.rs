@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use super::Architecture;
 
-const TOP: [(&str, &str); 13] = [
+const TOP: [(&str, &str); 19] = [
     ("model.embed_tokens", "token_embd"),
     ("model.norm", "output_norm"),
     ("lm_head", "output"),
@@ -19,22 +19,40 @@ const TOP: [(&str, &str); 13] = [
     ("wte", "token_embd"),
     ("wpe", "position_embd"),
     ("ln_f", "output_norm"),
+    ("model.embed_tokens_per_layer", "per_layer_token_embd"),
+    ("model.per_layer_model_projection", "per_layer_model_proj"),
+    ("model.per_layer_projection_norm", "per_layer_proj_norm"),
+    ("model.embedding_norm", "token_embd_norm"),
+    ("backbone.embeddings", "token_embd"),
+    ("backbone.norm_f", "output_norm"),
 ];
 
 /// Prefixes of the names of a layer's tensors.
-const LAYERS: [&str; 4] = ["model.layers.", "gpt_neox.layers.", "transformer.h.", "h."];
+const LAYERS: [&str; 5] = ["model.layers.", "gpt_neox.layers.", "transformer.h.", "h.", "backbone.layers."];
 
 /// Tensors of a layer that are not a module's weight or bias.
-const VECTORS: [(&str, &str); 5] = [
+const VECTORS: [(&str, &str); 17] = [
     ("self_attn.sinks", "attn_sinks.weight"),
     ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
     ("mlp.e_score_correction_bias", "exp_probs_b.bias"),
     ("mlp.moe_statics.e_score_correction_bias", "exp_probs_b.bias"),
     ("block_sparse_moe.e_score_correction_bias", "exp_probs_b.bias"),
+    ("layer_scalar", "layer_output_scale.weight"),
+    ("router.scale", "ffn_gate_inp.scale"),
+    ("router.per_expert_scale", "ffn_down_exps.scale"),
+    ("feed_forward.expert_bias", "exp_probs_b.bias"),
+    ("linear_attn.A_log", "ssm_a"),
+    ("linear_attn.dt_bias", "ssm_dt.bias"),
+    ("mamba.A_log", "ssm_a"),
+    ("mamba.D", "ssm_d"),
+    ("mamba.dt_bias", "ssm_dt.bias"),
+    ("mixer.A_log", "ssm_a"),
+    ("mixer.D", "ssm_d"),
+    ("mixer.dt_bias", "ssm_dt.bias"),
 ];
 
 /// Modules of a layer and their names in GGUF. If two modules share a name, the first is Llama's.
-const LAYER: [(&str, &str); 48] = [
+const LAYER: [(&str, &str); 106] = [
     ("input_layernorm", "attn_norm"),
     ("post_attention_layernorm", "ffn_norm"),
     ("self_attn.q_proj", "attn_q"),
@@ -83,7 +101,68 @@ const LAYER: [(&str, &str); 48] = [
     ("mlp.router", "ffn_gate_inp"),
     ("post_self_attn_layernorm", "post_attention_norm"),
     ("post_mlp_layernorm", "post_ffw_norm"),
+    ("feed_forward.gate_proj", "ffn_gate"),
+    ("feed_forward.up_proj", "ffn_up"),
+    ("feed_forward.down_proj", "ffn_down"),
+    ("feed_forward.router", "ffn_gate_inp"),
+    ("feed_forward.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("feed_forward.shared_expert.up_proj", "ffn_up_shexp"),
+    ("feed_forward.shared_expert.down_proj", "ffn_down_shexp"),
+    ("router.proj", "ffn_gate_inp"),
+    ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+    ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
+    ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
+    ("per_layer_input_gate", "inp_gate"),
+    ("per_layer_projection", "proj"),
+    ("post_per_layer_input_norm", "post_norm"),
+    ("operator_norm", "attn_norm"),
+    ("ffn_norm", "ffn_norm"),
+    ("self_attn.q_layernorm", "attn_q_norm"),
+    ("self_attn.k_layernorm", "attn_k_norm"),
+    ("self_attn.out_proj", "attn_output"),
+    ("feed_forward.w1", "ffn_gate"),
+    ("feed_forward.w3", "ffn_up"),
+    ("feed_forward.w2", "ffn_down"),
+    ("feed_forward.gate", "ffn_gate_inp"),
+    ("conv.in_proj", "shortconv.in_proj"),
+    ("conv.conv", "shortconv.conv"),
+    ("conv.out_proj", "shortconv.out_proj"),
+    ("pre_ff_layernorm", "ffn_norm"),
+    ("shared_mlp.input_linear", "ffn_up"),
+    ("shared_mlp.output_linear", "ffn_down"),
+    ("mamba.in_proj", "ssm_in"),
+    ("mamba.conv1d", "ssm_conv1d"),
+    ("mamba.x_proj", "ssm_x"),
+    ("mamba.dt_proj", "ssm_dt"),
+    ("mamba.dt_layernorm", "ssm_dt_norm"),
+    ("mamba.b_layernorm", "ssm_b_norm"),
+    ("mamba.c_layernorm", "ssm_c_norm"),
+    ("mamba.norm", "ssm_norm"),
+    ("mamba.out_proj", "ssm_out"),
+    ("norm", "attn_norm"),
+    ("mixer.in_proj", "ssm_in"),
+    ("mixer.conv1d", "ssm_conv1d"),
+    ("mixer.norm", "ssm_norm"),
+    ("mixer.out_proj", "ssm_out"),
+    ("mixer.q_proj", "attn_q"),
+    ("mixer.k_proj", "attn_k"),
+    ("mixer.v_proj", "attn_v"),
+    ("mixer.o_proj", "attn_output"),
+    ("mixer.up_proj", "ffn_up"),
+    ("mixer.down_proj", "ffn_down"),
+    ("linear_attn.in_proj_qkvz", "ssm_in"),
+    ("linear_attn.in_proj_qkv", "attn_qkv"),
+    ("linear_attn.in_proj_z", "attn_gate"),
+    ("linear_attn.in_proj_ba", "ssm_ba"),
+    ("linear_attn.in_proj_b", "ssm_beta"),
+    ("linear_attn.in_proj_a", "ssm_alpha"),
+    ("linear_attn.conv1d", "ssm_conv1d"),
+    ("linear_attn.norm", "ssm_norm"),
+    ("linear_attn.out_proj", "ssm_out"),
 ];
+
+/// Modules of a layer that hold experts, before `experts`.
+const MIXTURES: [&str; 4] = ["mlp.", "block_sparse_moe.", "feed_forward.", ""];
 
 /// Name of the norm that follows the attention (Gemma 2 and 3, OLMo 2, EXAONE 4.0) or is called so (gpt-oss, Seed-OSS).
 const AFTER_ATTENTION: (&str, &str) = ("post_attention_layernorm", "post_attention_norm");
@@ -105,6 +184,42 @@ pub struct Place {
     pub tensor: String,
     /// Index along the outermost dimension, for experts stacked as `[experts, rows, cols]`.
     pub expert: Option<usize>,
+    /// 0 for the gate and 1 for the up-projection of an expert, in a tensor that has them one after the other,
+    /// `[experts, 2 · rows, cols]`.
+    pub half: Option<usize>,
+}
+
+/// Tensors of the gates and of the up-projections of all experts, and of both.
+const HALVES: [&str; 2] = ["ffn_gate_exps.weight", "ffn_up_exps.weight"];
+const JOINED: &str = "ffn_gate_up_exps.weight";
+
+impl Place {
+    /// Place of a whole tensor.
+    fn whole(tensor: String) -> Self {
+        Place { tensor, expert: None, half: None }
+    }
+
+    /// Index of the matrix, and matrices of each expert.
+    pub fn matrix(&self) -> (usize, usize) {
+        let halves = self.halves();
+        (self.expert.unwrap_or(0) * halves + self.half.unwrap_or(0), halves)
+    }
+
+    /// Matrices of each expert in the tensor.
+    pub fn halves(&self) -> usize {
+        if self.half.is_some() { 2 } else { 1 }
+    }
+
+    /// The same in a file that joins gate and up, if this one does not, or else the other way around.
+    pub fn other_form(&self) -> Option<Self> {
+        let Place { tensor, expert, half } = self;
+        if let Some(half) = half {
+            let own = tensor.replace(JOINED, HALVES.get(*half)?);
+            return Some(Place { tensor: own, expert: *expert, half: None });
+        }
+        let half = HALVES.iter().position(|name| tensor.ends_with(name))?;
+        Some(Place { tensor: tensor.replace(HALVES[half], JOINED), expert: *expert, half: Some(half) })
+    }
 }
 
 /// Prefixes of a text model's names within a multimodal model, and without one. A GGUF file holds the text model alone.
@@ -127,9 +242,11 @@ impl Architecture {
         let Some((module, part)) = split(hf) else { return place(hf) };
         if self.post_attention_norm && module.ends_with(AFTER_ATTENTION.0) {
             let (layer, _) = layer(module.strip_prefix("model.layers.")?)?;
-            return Some(Place { tensor: format!("blk.{layer}.{}.{part}", AFTER_ATTENTION.1), expert: None });
+            return Some(Place::whole(format!("blk.{layer}.{}.{part}", AFTER_ATTENTION.1)));
         }
-        place(hf)
+        let found = place(hf)?;
+        let joined = found.other_form().filter(|_| self.joined_experts && found.expert.is_some());
+        Some(joined.unwrap_or(found))
     }
 }
 
@@ -138,14 +255,14 @@ impl Architecture {
 pub fn place(hf: &str) -> Option<Place> {
     let hf = &*text_name(hf);
     if let Some(tensor) = stored_name(hf) {
-        return Some(Place { tensor, expert: None });
+        return Some(Place::whole(tensor));
     }
     let (layer, module) = layer(hf.strip_suffix(".weight")?.strip_prefix("model.layers.")?)?;
-    let (_, expert) =
-        module.split_once(".experts.").filter(|(mlp, _)| ["mlp", "block_sparse_moe"].contains(mlp))?;
+    let expert =
+        MIXTURES.iter().find_map(|mixture| module.strip_prefix(mixture)?.strip_prefix("experts."))?;
     let (number, projection) = self::layer(expert)?;
     let (_, stored) = EXPERT.iter().find(|(name, _)| *name == projection)?;
-    Some(Place { tensor: format!("blk.{layer}.{stored}.weight"), expert: Some(number) })
+    Some(Place { tensor: format!("blk.{layer}.{stored}.weight"), expert: Some(number), half: None })
 }
 
 /// GGUF name of a tensor with this Hugging Face name, `.weight` or `.bias` included, if GGUF stores it as a tensor by

@@ -4,6 +4,11 @@
 //! `2i` and `2i + 1`. So the converter interleaves the halves of every head (llama, olmo). GPT-NeoX fuses query, key
 //! and value head by head; in GGUF all queries come first, then all keys, then all values. Only whole rows move, so
 //! block types are unaffected.
+//!
+//! Gated DeltaNet has several heads of values for each head of keys. Hugging Face counts the value heads of one key head
+//! together; ggml's repetition needs the first value head of every key head, then the second of each (`conversion/qwen.py`
+//! of llama.cpp, Qwen3.5). So rows of values, of their rates and of the convolution move, and columns of the output
+//! projection.
 
 /// Row order of a model, relative to Hugging Face's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,6 +17,42 @@ pub struct RowOrder {
     pub interleaved: Option<(usize, usize)>,
     /// Heads of a projection that Hugging Face fuses head by head.
     pub by_head: Option<usize>,
+    /// Heads of gated DeltaNet layers.
+    pub delta: Option<DeltaHeads>,
+}
+
+/// Heads of gated DeltaNet layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeltaHeads {
+    /// Heads of queries and keys.
+    pub keys: usize,
+    /// Heads of values.
+    pub values: usize,
+    /// Width of a head of queries or keys.
+    pub key_dim: usize,
+    /// Width of a head of values.
+    pub value_dim: usize,
+    /// True if the value heads are in ggml's order.
+    pub tiled: bool,
+}
+
+impl DeltaHeads {
+    /// Value heads of each key head.
+    fn each(&self) -> usize {
+        self.values.checked_div(self.keys).unwrap_or(0)
+    }
+
+    /// Permutation of the rows of value heads, after `skip` rows that stay, if any moves.
+    fn moved(&self, skip: usize) -> Option<Moved> {
+        let moves = self.tiled && self.keys > 1 && self.each() > 1;
+        moves.then_some(Moved::Tiled { skip, keys: self.keys, each: self.each() })
+    }
+
+    /// Rows of q, k, v and z of one key head, in a projection that has them key head by key head.
+    pub(super) fn of_key_head(&self) -> [usize; 4] {
+        let values = self.each().saturating_mul(self.value_dim);
+        [self.key_dim, self.key_dim, values, values]
+    }
 }
 
 /// Permutation of the rows of one tensor.
@@ -21,6 +62,15 @@ pub enum Moved {
     Interleaved(usize),
     /// Separates query, key and value of this many heads.
     ByHead(usize),
+    /// After `skip` rows that stay, the first value head of every key head, then the second of each, and so on.
+    Tiled {
+        /// Rows that stay.
+        skip: usize,
+        /// Key heads.
+        keys: usize,
+        /// Value heads of each key head.
+        each: usize,
+    },
 }
 
 impl RowOrder {
@@ -29,6 +79,16 @@ impl RowOrder {
         let module = name.strip_suffix(".weight").or_else(|| name.strip_suffix(".bias")).unwrap_or(name);
         if module.ends_with("attention.query_key_value") {
             return self.by_head.map(Moved::ByHead);
+        }
+        if let Some((_, part)) = module.split_once("linear_attn.") {
+            let delta = self.delta?;
+            return match part {
+                "in_proj_qkv" | "conv1d" => {
+                    delta.moved(delta.keys.saturating_mul(delta.key_dim).saturating_mul(2))
+                }
+                "in_proj_z" | "in_proj_a" | "in_proj_b" | "A_log" | "dt_bias" => delta.moved(0),
+                _ => None,
+            };
         }
         let (query, key) = self.interleaved?;
         if module.ends_with("self_attn.q_proj") {
@@ -41,12 +101,23 @@ impl RowOrder {
     }
 }
 
+impl RowOrder {
+    /// Permutation of the columns of the tensor with this Hugging Face name, if they move.
+    pub fn columns(self, name: &str) -> Option<Moved> {
+        let delta = self.delta.filter(|_| name.ends_with("linear_attn.out_proj.weight"))?;
+        delta.moved(0)
+    }
+}
+
 impl Moved {
     /// Reorders rows of `row` units from Hugging Face to GGUF order.
     pub fn to_gguf<T: Copy>(self, rows: &[T], row: usize) -> Vec<T> {
         match self {
             Moved::Interleaved(heads) => to_gguf_order(rows, row, heads),
             Moved::ByHead(heads) => turned(rows, row, heads, 3),
+            Moved::Tiled { skip, keys, each } => {
+                after(rows, skip.saturating_mul(row), |rest| turned(rest, row, keys, each))
+            }
         }
     }
 
@@ -55,7 +126,18 @@ impl Moved {
         match self {
             Moved::Interleaved(heads) => to_hf_order(rows, row, heads),
             Moved::ByHead(heads) => turned(rows, row, 3, heads),
+            Moved::Tiled { skip, keys, each } => {
+                after(rows, skip.saturating_mul(row), |rest| turned(rest, row, each, keys))
+            }
         }
+    }
+}
+
+/// Leaves the first `skip` units, and reorders the others.
+fn after<T: Copy>(rows: &[T], skip: usize, reorder: impl Fn(&[T]) -> Vec<T>) -> Vec<T> {
+    match rows.split_at_checked(skip) {
+        Some((first, rest)) => [first, &reorder(rest)[..]].concat(),
+        None => rows.to_vec(),
     }
 }
 

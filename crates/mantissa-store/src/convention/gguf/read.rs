@@ -2,7 +2,8 @@
 
 use mantissa_num::{Blocks, CodecId, Codes, Format, Quantized, Scheme, Sense, minifloat};
 
-use super::{Joined, Model};
+use super::architecture::is_norm_of_mixer;
+use super::{Joined, Model, Stored};
 use crate::convention::{ModelFiles, Weight};
 use crate::error::{Error, Result};
 use crate::gguf::{GgufTensor, Storage};
@@ -50,9 +51,8 @@ impl Model {
         if let Some(factor) = self.factor(files, found)? {
             values.iter_mut().for_each(|value| *value *= factor);
         }
-        if self.architecture.is_some_and(|architecture| architecture.adds_one(name)) {
-            values.iter_mut().for_each(|value| *value -= 1.0);
-        }
+        let stored = self.stored_as(name);
+        values.iter_mut().for_each(|value| *value = stored.to_hf(*value));
         let row = shape.iter().skip(1).product();
         Ok(match self.order.of(name) {
             Some(moved) => moved.to_hf(&values, row),
@@ -113,8 +113,46 @@ impl Model {
         })
     }
 
-    /// Weight of a layer that GGUF stores in parts: 16-bit if all parts are, else widened.
+    /// Form in which the file has the values of the tensor with this Hugging Face name.
+    pub(super) fn stored_as(&self, name: &str) -> Stored {
+        self.architecture.map_or(Stored::Same, |architecture| architecture.stored_as(name))
+    }
+
+    /// Weight whose parts are whole rows of blocks of one type; `None` for other parts.
+    fn rows_of_blocks(
+        &self,
+        files: &ModelFiles,
+        joined: &Joined,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Option<Quantized>> {
+        let parts: Vec<_> = joined.names().iter().filter_map(|name| self.header.get(name)).collect();
+        let (Some(first), Some(orders)) = (parts.first(), joined.rows(rows)) else { return Ok(None) };
+        let (Storage::Blocks(codec), Some(row)) = (first.ty.storage, first.ty.row_bytes(cols)) else {
+            return Ok(None);
+        };
+        let beside = |tensor| self.beside(Found { tensor, part: (0, 1) }).is_some();
+        if parts.iter().any(|&tensor| tensor.ty != first.ty || beside(tensor)) {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; rows * row];
+        for (tensor, order) in parts.into_iter().zip(orders) {
+            let meta = TensorMeta { shape: tensor.shape.clone(), ..tensor.as_stored() };
+            files.expect_shape(&meta, &[order.len(), cols])?;
+            let part = files.checkpoint().read(&tensor.name)?;
+            for (row_of_part, at) in part.chunks_exact(row).zip(order) {
+                bytes[at * row..][..row].copy_from_slice(row_of_part);
+            }
+        }
+        let codes = Codes::Packed(bytes);
+        Ok(Some(Quantized { codes, ..Quantized::empty(Format::Codec(codec), rows, cols) }))
+    }
+
+    /// Weight of a layer that GGUF stores in parts: 16-bit if all parts are, blocks if parts are rows of them, else widened.
     fn joined_weight(&self, files: &ModelFiles, joined: &Joined, rows: usize, cols: usize) -> Result<Weight> {
+        if let Some(q) = self.rows_of_blocks(files, joined, rows, cols)? {
+            return Ok(Weight::Quantized(q));
+        }
         let all = |dtype| {
             let stored = joined.names().iter().filter_map(|part| self.header.get(part));
             stored.into_iter().all(|tensor| tensor.ty.storage == Storage::Plain(dtype))
@@ -206,7 +244,8 @@ impl Model {
     /// Tensor of factors for a weight, one per matrix.
     pub(super) fn beside(&self, found: Found<'_>) -> Option<&GgufTensor> {
         let name = found.tensor.name.strip_suffix(".weight").map(|module| format!("{module}.scale"));
-        name.and_then(|name| self.header.get(&name))
+        let own = |name: &String| self.architecture.is_some_and(|found| found.is_own_scale(name));
+        name.filter(|name| !own(name)).and_then(|name| self.header.get(&name))
     }
 
     /// Factor of a weight: optional for NVFP4 and for every type in BitNet.
@@ -236,17 +275,24 @@ impl Model {
         };
         let tensor = self.tensor(name).ok_or_else(missing)?;
         let meta = TensorMeta { shape: tensor.shape.clone(), ..tensor.as_stored() };
-        let Some(expert) = place.as_ref().and_then(|place| place.expert) else {
+        let of_expert = place.as_ref().and_then(|place| Some((place.expert?, place.matrix())));
+        let Some((expert, (matrix, halves))) = of_expert else {
             // A vector may be stored as a matrix of one row, which has the same bytes.
             let matrix = shape.len() == 2 && shape[0] == 1 && tensor.shape == shape[1..];
-            if !matrix {
+            // Vectors of recurrent mixers have other dimensions of 1, and groups.
+            let long = |shape: &[usize]| shape.iter().copied().filter(|&n| n != 1).collect::<Vec<_>>();
+            let grouped = is_norm_of_mixer(name) && tensor.numel() == shape.iter().product::<usize>() as u64;
+            let vector = shape.len() != 2 && (grouped || long(&tensor.shape) == long(shape));
+            if !matrix && !vector {
                 files.expect_shape(&meta, shape)?;
             }
             return Ok(Found { tensor, part: (0, 1) });
         };
         let experts = tensor.shape.first().copied().unwrap_or(0);
-        files.expect_shape(&meta, &[&[experts.max(expert + 1)][..], shape].concat())?;
-        Ok(Found { tensor, part: (expert, experts) })
+        let mut stacked = [&[experts.max(expert + 1)][..], shape].concat();
+        stacked[1] *= halves;
+        files.expect_shape(&meta, &stacked)?;
+        Ok(Found { tensor, part: (matrix, experts * halves) })
     }
 }
 

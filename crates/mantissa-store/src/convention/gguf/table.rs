@@ -5,7 +5,8 @@
 //! pairs of the rotary embedding from `llama_model_rope_type`.
 
 use super::architecture::{
-    Architecture, Bias, Experts, LocalTheta, Presence, Rows, Split, Unrotated, Windows, Yarn,
+    Architecture, Bias, Experts, Fixed, LocalTheta, Presence, Recurrence, Rows, Split, Unrotated, Windows,
+    Yarn,
 };
 
 /// Every architecture.
@@ -102,26 +103,7 @@ pub(super) static TABLE: &[Architecture] = &[
         },
         ..PLAIN
     },
-    Architecture {
-        name: "granite",
-        model_types: &["granite"],
-        rows: Rows::Interleaved,
-        keys: &["embedding_scale", "residual_scale", "attention.scale", "logit_scale"],
-        factors: &[
-            ("embedding_scale", "embedding_multiplier"),
-            ("residual_scale", "residual_multiplier"),
-            ("attention.scale", "attention_multiplier"),
-            ("logit_scale", "logits_scaling"),
-        ],
-        divided_logits: true,
-        biases: &[
-            Bias { presence: Presence::Optional, ..ATTENTION_BIAS },
-            Bias { presence: Presence::Optional, ..MLP_BIAS },
-        ],
-        heads_fill_width: true,
-        rope_factors: true,
-        ..PLAIN
-    },
+    GRANITE,
     // Adjacent pairs are rotated, as in the source.
     Architecture {
         name: "glm4",
@@ -218,6 +200,52 @@ pub(super) static TABLE: &[Architecture] = &[
         windows: Windows::Periodic { period: 4, stated: true, only_with: Some(64) },
         ..PLAIN
     },
+    // The graph rotates layers with a window only. The loader requires a head.
+    Architecture {
+        name: "exaone-moe",
+        model_types: &["exaone_moe"],
+        tensors: &["exp_probs_b.bias"],
+        keys: &["expert_gating_func", "expert_weights_scale", "leading_dense_block_count"],
+        tied: Presence::Absent,
+        biases: &[],
+        unrotated: Unrotated::NotWindowed,
+        rope_factors: true,
+        windows: Windows::Listed { period: 4 },
+        experts: Experts::Routed {
+            count: "num_experts",
+            used: "num_experts_per_tok",
+            width: "moe_intermediate_size",
+            first: Some("first_k_dense_replace"),
+            shared: Some("num_shared_experts"),
+            sigmoid: true,
+            scaled: true,
+            stepped: false,
+        },
+        ..PLAIN
+    },
+    // Adjacent pairs are rotated, as in the source. The loader fixes the length of chunks, the growth of the queries in
+    // layers that are not rotated, and which layers these are; a model of 128 experts has no norms of heads.
+    Architecture {
+        name: "llama4",
+        model_types: &["llama4_text"],
+        unnormed_with: Some(128),
+        unrotated: Unrotated::LastOf(4),
+        rope_factors: true,
+        chunk: Some(8192),
+        growth: Some([0.1, 8192.0, 1.0]),
+        fixed: &[
+            ("attention_chunk_size", Fixed::Size(8192)),
+            ("attn_temperature_tuning", Fixed::Flag(true)),
+            ("attn_scale", Fixed::Number(0.1)),
+            ("floor_scale", Fixed::Number(8192.0)),
+        ],
+        experts: Experts::Interleaved {
+            count: "num_local_experts",
+            width: "intermediate_size",
+            dense: "intermediate_size_mlp",
+        },
+        ..PLAIN
+    },
     Architecture {
         name: "starcoder2",
         model_types: &["starcoder2"],
@@ -248,6 +276,29 @@ pub(super) static TABLE: &[Architecture] = &[
         windows: Windows::Periodic { period: 6, stated: true, only_with: None },
         wide_scale: Some(62),
         local_theta: LocalTheta::Default(10_000.0),
+        ..GEMMA2
+    },
+    // Norms without the 1. The divisors of frequencies are those of layers without a window, of which a part of the head is
+    // not rotated; a layer without a projection to values takes its keys.
+    Architecture {
+        name: "gemma4",
+        model_types: &["gemma4_text"],
+        norms_plus_one: false,
+        keys: &["final_logit_softcapping"],
+        own_scales: &["ffn_gate_inp.scale", "ffn_down_exps.scale"],
+        biases: &[ATTENTION_BIAS],
+        rope_factors: true,
+        windows: Windows::Listed { period: 6 },
+        local_theta: LocalTheta::Default(10_000.0),
+        by_layer: true,
+        unscaled: true,
+        experts: Experts::Beside {
+            enabled: "enable_moe_block",
+            count: "num_experts",
+            used: "top_k_experts",
+            width: "moe_intermediate_size",
+        },
+        joined_experts: true,
         ..GEMMA2
     },
     Architecture {
@@ -332,7 +383,8 @@ pub(super) static TABLE: &[Architecture] = &[
     },
     Architecture {
         name: "deepseek2",
-        model_types: &["deepseek_v3", "deepseek_v2", "kimi_k2"],
+        model_types: &["deepseek_v3", "deepseek_v2", "kimi_k2", "glm4_moe_lite"],
+        one_epsilon: &["glm4_moe_lite"],
         split: &[(
             "self_attn.kv_b_proj.weight",
             Split::KeysAndValues(["attn_k_b.weight", "attn_v_b.weight"]),
@@ -371,6 +423,78 @@ pub(super) static TABLE: &[Architecture] = &[
         swiglu: Some((1.702, 7.0)),
         ..PLAIN
     },
+    QWEN3_NEXT,
+    // Value heads are in ggml's order. Positions have several coordinates, which are equal in text.
+    Architecture {
+        name: "qwen35",
+        model_types: &["qwen3_5_text"],
+        recurrence: Recurrence::GatedDelta { tiled: true },
+        split: &[],
+        sections: true,
+        experts: Experts::None,
+        ..QWEN3_NEXT
+    },
+    Architecture {
+        name: "qwen35moe",
+        model_types: &["qwen3_5_moe_text"],
+        recurrence: Recurrence::GatedDelta { tiled: true },
+        split: &[],
+        sections: true,
+        ..QWEN3_NEXT
+    },
+    LFM2,
+    Architecture {
+        name: "lfm2moe",
+        model_types: &["lfm2_moe"],
+        tensors: &["exp_probs_b.bias"],
+        keys: &["expert_gating_func", "leading_dense_block_count"],
+        experts: Experts::Routed {
+            count: "num_experts",
+            used: "num_experts_per_tok",
+            width: "moe_intermediate_size",
+            first: Some("num_dense_layers"),
+            shared: None,
+            sigmoid: true,
+            scaled: false,
+            stepped: false,
+        },
+        ..LFM2
+    },
+    Architecture {
+        name: "granitehybrid",
+        model_types: &["granitemoehybrid"],
+        renamed: &[("intermediate_size", "shared_intermediate_size")],
+        split: &[("shared_mlp.input_linear.weight", Split::Halves(["ffn_gate.weight", "ffn_up.weight"]))],
+        unrotated: Unrotated::Switched,
+        recurrence: Recurrence::StateSpace { blocks: false },
+        columns_of_heads: true,
+        ..GRANITE
+    },
+    // No position embedding. The graph does not normalize the weights of experts.
+    Architecture {
+        name: "jamba",
+        model_types: &["jamba"],
+        biases: &[],
+        heads_fill_width: true,
+        unrotated: Unrotated::All,
+        recurrence: Recurrence::SelectiveScan,
+        experts: Experts::Periodic { count: "num_experts" },
+        ..PLAIN
+    },
+    // No position embedding. A layer is a mixer, attention or an MLP.
+    Architecture {
+        name: "nemotron_h",
+        model_types: &["nemotron_h"],
+        activation: "relu2",
+        activation_field: "mlp_hidden_act",
+        renamed: &[("rms_norm_eps", "layer_norm_epsilon")],
+        biases: &[Bias { field: "mlp_bias", tensors: &["ffn_up", "ffn_down"], presence: Presence::Absent }],
+        unrotated: Unrotated::All,
+        recurrence: Recurrence::StateSpace { blocks: true },
+        columns_of_heads: true,
+        both_epsilons: true,
+        ..PLAIN
+    },
 ];
 
 /// Projections to queries, keys and values.
@@ -403,11 +527,14 @@ const PLAIN: Architecture = Architecture {
     rows: Rows::Same,
     split: &[],
     weight_factors: false,
+    own_scales: &[],
     tensors: &[],
     keys: &[],
     factors: &[],
+    fixed: &[],
     divided_logits: false,
     head_norms: None,
+    unnormed_with: None,
     biases: &[ATTENTION_BIAS, MLP_BIAS],
     tied: Presence::Optional,
     heads_fill_width: false,
@@ -418,10 +545,20 @@ const PLAIN: Architecture = Architecture {
     yarn: Yarn::Standard,
     local_theta: LocalTheta::None,
     windows: Windows::Ignored,
+    chunk: None,
+    growth: None,
+    by_layer: false,
+    unscaled: false,
+    one_epsilon: &[],
     wide_scale: None,
     parallel_key: false,
     latent: false,
+    recurrence: Recurrence::None,
+    columns_of_heads: false,
+    sections: false,
+    both_epsilons: false,
     experts: Experts::None,
+    joined_experts: false,
     swiglu: None,
 };
 
@@ -437,3 +574,55 @@ const GEMMA: Architecture = Architecture {
 /// Gemma 2 and 3.
 const GEMMA2: Architecture =
     Architecture { activation_field: "hidden_activation", post_attention_norm: true, ..GEMMA };
+
+/// Granite.
+const GRANITE: Architecture = Architecture {
+    name: "granite",
+    model_types: &["granite"],
+    rows: Rows::Interleaved,
+    keys: &["embedding_scale", "residual_scale", "attention.scale", "logit_scale"],
+    factors: &[
+        ("embedding_scale", "embedding_multiplier"),
+        ("residual_scale", "residual_multiplier"),
+        ("attention.scale", "attention_multiplier"),
+        ("logit_scale", "logits_scaling"),
+    ],
+    divided_logits: true,
+    biases: &[
+        Bias { presence: Presence::Optional, ..ATTENTION_BIAS },
+        Bias { presence: Presence::Optional, ..MLP_BIAS },
+    ],
+    heads_fill_width: true,
+    rope_factors: true,
+    ..PLAIN
+};
+
+/// Gated DeltaNet in most layers, gated attention, norms that hold 1 plus the weight except that of a mixer's result.
+const QWEN3_NEXT: Architecture = Architecture {
+    name: "qwen3next",
+    model_types: &["qwen3_next"],
+    norms_plus_one: true,
+    post_attention_norm: true,
+    split: &[("linear_attn.in_proj_qkvz.weight", Split::KeyGroups(["attn_qkv.weight", "attn_gate.weight"]))],
+    tensors: &["attn_qkv.weight"],
+    partial: Some("partial_rotary_factor"),
+    recurrence: Recurrence::GatedDelta { tiled: false },
+    experts: Experts::Every {
+        count: "num_experts",
+        width: "moe_intermediate_size",
+        normalized: Some(true),
+        shared: Some("shared_expert_intermediate_size"),
+    },
+    ..PLAIN
+};
+
+/// LFM2. The final norm has the name of one after the embedding.
+const LFM2: Architecture = Architecture {
+    name: "lfm2",
+    model_types: &["lfm2"],
+    renamed: &[("rms_norm_eps", "norm_eps")],
+    biases: &[],
+    heads_fill_width: true,
+    recurrence: Recurrence::ShortConvolution,
+    ..PLAIN
+};

@@ -101,10 +101,22 @@ fn names_are_those_of_the_gguf_package() {
         let names = record["architectures"][row.name]["names"].as_object().unwrap();
         for (module, stored) in names {
             let hf = module.replace("{bid}", "3");
-            let place = row.place(&format!("{hf}.weight")).or_else(|| row.place(&hf));
-            let found = place.map(|place| place.tensor.replace("blk.3.", "blk.{bid}."));
-            let expected = format!("{}.weight", stored.as_str().unwrap());
-            assert_eq!(found, Some(expected), "{}: {module}", row.name);
+            let module_or_vector = row.place(&format!("{hf}.weight")).map(|place| (place, ".weight"));
+            // Vectors have no suffix, or one of the file's own.
+            let place = module_or_vector.or_else(|| row.place(&hf).map(|place| (place, "")));
+            let (place, end) = place.unwrap_or_else(|| panic!("{}: {module}", row.name));
+            let found = place.tensor.replace("blk.3.", "blk.{bid}.");
+            // The package's name is that of models with experts, of which this is the shared one.
+            let stored = match (row.name, stored.as_str().unwrap()) {
+                ("granitehybrid", "blk.{bid}.ffn_down_shexp") => "blk.{bid}.ffn_down",
+                (_, stored) => stored,
+            };
+            let expected = format!("{stored}{end}");
+            let own = [".weight", ".bias"]
+                .iter()
+                .find_map(|own| found.strip_suffix(own))
+                .filter(|_| end.is_empty());
+            assert_eq!(own.unwrap_or(&found), expected, "{}: {module}", row.name);
         }
     }
 }
@@ -116,7 +128,7 @@ fn experts_are_parts_of_one_tensor() {
         ("model.layers.1.block_sparse_moe.experts.0.w2.weight", "blk.1.ffn_down_exps.weight", 0),
         ("model.layers.1.block_sparse_moe.experts.7.w3.weight", "blk.1.ffn_up_exps.weight", 7),
     ] {
-        assert_eq!(place(hf), Some(Place { tensor: stored.into(), expert: Some(expert) }));
+        assert_eq!(place(hf), Some(Place { tensor: stored.into(), expert: Some(expert), half: None }));
     }
     for odd in ["mlp.experts.01.up_proj", "mlp.experts.1.w1x", "attn.experts.1.w1", "mlp.experts.up_proj"] {
         assert_eq!(place(&format!("model.layers.1.{odd}.weight")), None, "{odd}");
@@ -176,6 +188,13 @@ fn unsupported_metadata_is_refused_by_its_key() {
     assert!(open_with(&[("llama.attention.head_count", uneven)]).is_err());
     let yarn = [("llama.rope.scaling.type", text("yarn")), ("llama.rope.scaling.factor", Value::F32(4.0))];
     assert_eq!(open_with(&yarn).unwrap().config().unwrap()["rope_scaling"]["factor"], json!(4.0));
+}
+
+/// Layers that predict further tokens are not layers of the model.
+#[test]
+fn further_layers_are_left_out() {
+    let keys = [("llama.block_count", Value::U32(3)), ("llama.nextn_predict_layers", Value::U32(1))];
+    assert_eq!(open_with(&keys).unwrap().config().unwrap()["num_hidden_layers"], json!(2));
 }
 
 #[test]

@@ -184,8 +184,8 @@ fn expected(config: &ModelConfig, files: &ModelFiles) -> Vec<(String, Vec<usize>
 struct Place {
     /// Tensor names in the files; several if the tensor is made of parts.
     tensors: Vec<String>,
-    /// Index of the expert within a stacked tensor.
-    expert: Option<usize>,
+    /// Index of the expert within a stacked tensor, and the number of matrices that the tensor has of each.
+    expert: Option<(usize, usize)>,
 }
 
 impl Place {
@@ -194,16 +194,23 @@ impl Place {
         if let Some(joined) = gguf.joined(name) {
             return Place { tensors: joined.names().to_vec(), expert: None };
         }
-        let place = gguf.place(name).map(|place| (place.tensor, place.expert));
-        let (tensor, expert) = place.unwrap_or_else(|| (name.to_owned(), None));
-        Place { tensors: vec![tensor], expert }
+        let Some(place) = gguf.place(name) else {
+            return Place { tensors: vec![name.to_owned()], expert: None };
+        };
+        let halves = place.halves();
+        Place { tensors: vec![place.tensor], expert: place.expert.map(|expert| (expert, halves)) }
     }
 
     /// True if `parts` hold a tensor of this shape.
     fn holds(&self, parts: &[&Entry], shape: &[usize]) -> bool {
         match (parts, self.expert) {
-            ([all], Some(expert)) => {
-                all.shape.split_first().is_some_and(|(n, one)| expert < *n && one == shape)
+            ([all], Some((expert, halves))) => match (&all.shape[..], shape) {
+                (&[n, rows, cols], &[own, of_own]) => expert < n && rows == own * halves && cols == of_own,
+                _ => false,
+            },
+            // Vectors may have other dimensions in a GGUF file.
+            ([whole], None) if shape.len() != 2 && whole.shape != shape => {
+                whole.shape.iter().product::<usize>() == shape.iter().product::<usize>()
             }
             ([whole], None) => whole.shape == shape,
             _ => {

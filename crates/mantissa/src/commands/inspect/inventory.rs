@@ -86,7 +86,9 @@ impl Inventory {
         if let Model::Known(files) = model
             && let Some(gguf) = files.gguf()
         {
-            return Ok(Inventory { entries: gguf.tensors().iter().map(of_gguf).collect() });
+            let own = |name: &str| gguf.architecture().is_some_and(|found| found.is_own_scale(name));
+            let entry = |tensor: &GgufTensor| of_gguf(tensor, own(&tensor.name));
+            return Ok(Inventory { entries: gguf.tensors().iter().map(entry).collect() });
         }
         let checkpoint = model.checkpoint();
         let quantized = match model {
@@ -131,10 +133,11 @@ fn quantized_weights(
 }
 
 /// Makes the entry of a GGUF tensor under its GGUF name. Scale factors and RoPE factors (`rope_freqs`,
-/// `rope_factors_long`) are not counted as weights: other formats keep them in the config.
-fn of_gguf(tensor: &GgufTensor) -> Entry {
+/// `rope_factors_long`) are not counted as weights: other formats keep them in the config. `own` is true for vectors of the
+/// model that have the name of a factor.
+fn of_gguf(tensor: &GgufTensor, own: bool) -> Entry {
     let hf_name = gguf::hf_name(&tensor.name);
-    let beside = [".scale", ".input_scale"].iter().any(|end| tensor.name.ends_with(end));
+    let beside = !own && [".scale", ".input_scale"].iter().any(|end| tensor.name.ends_with(end));
     let factor = beside || ["rope_freqs.", "rope_factors_"].iter().any(|of| tensor.name.starts_with(of));
     let module = hf_name.as_deref().and_then(|name| name.strip_suffix(".weight"));
     let codec = tensor.ty.codec();
