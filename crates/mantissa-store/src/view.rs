@@ -7,6 +7,9 @@ use crate::error::Result;
 use crate::reader::reserve;
 use crate::safetensors::{SafeTensors, TensorMeta};
 
+/// Value that is read for a stored one.
+type ValueOf = fn(f32) -> f32;
+
 /// Difference between the stored bytes of a tensor and the bytes that are read. Both have the same length.
 #[derive(Clone, Debug)]
 pub(crate) enum View {
@@ -15,7 +18,7 @@ pub(crate) enum View {
     /// A matrix `[rows, cols]`, stored as `[cols, rows]`.
     Transposed { rows: usize, cols: usize },
     /// F32 values, each a function of the stored one, of rows as in [`View::Rows`].
-    Values { rows: Option<Arc<[u32]>>, value: fn(f32) -> f32 },
+    Values { rows: Option<Arc<[u32]>>, value: ValueOf },
 }
 
 /// Tensor of a checkpoint that is a range of another tensor's bytes.
@@ -127,7 +130,7 @@ fn transposed(stored: &[u8], (rows, cols): (usize, usize), size: usize) -> Vec<u
 
 /// Reads F32 values, and replaces each by its function.
 fn read_values(
-    (rows, value): (Option<&[u32]>, fn(f32) -> f32),
+    (rows, value): (Option<&[u32]>, ValueOf),
     file: &SafeTensors,
     meta: &TensorMeta,
     byte_offset: u64,

@@ -163,7 +163,9 @@ fn known_to_the_gguf_package(architecture: &str, file: &Gguf) {
         let module = if bare { &tensor.name[..] } else { tensor.name.rsplit_once('.').unwrap().0 };
         let layer = module.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
         let template = layer.map_or(module.to_owned(), |(_, name)| format!("blk.{{bid}}.{name}"));
-        assert!(listed(tensors, &template), "{architecture}: {}", tensor.name);
+        // The loader of LFM2-MoE reads a head, which the published models do not have.
+        let head = architecture == "lfm2moe" && template == "output";
+        assert!(head || listed(tensors, &template), "{architecture}: {}", tensor.name);
     }
     for (key, _) in file.metadata().iter() {
         let prefix = format!("{architecture}.");

@@ -299,7 +299,7 @@ impl Reader<'_> {
         self.put_scores(config, head_dim)?;
         match row.windows {
             Windows::Periodic { period, .. } | Windows::Listed { period } => {
-                self.put_windows(config, period)?
+                self.put_windows(config, period)?;
             }
             _ => {}
         }
