@@ -550,13 +550,13 @@ VARIANTS += [
 
 # Gated DeltaNet with heads of keys and values of one width, and Mamba twice as wide as the model: what GGUF has.
 SQUARE = {**DELTA, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_hidden_layers": 2,
-          "layer_types": ["linear_attention", "full_attention"], "rms_norm_eps": 0.02, "rope_parameters": rope(100.0, partial_rotary_factor=0.5)}
+          "layer_types": ["linear_attention", "full_attention"], "rms_norm_eps": 1e-6, "rope_parameters": rope(100.0, partial_rotary_factor=0.5)}
 SQUARE_EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=20)
 VARIANTS += [
     Variant("qwen3-next-square", Qwen3NextConfig, Qwen3NextForCausalLM, {**SQUARE, **SQUARE_EXPERTS},
             {"decay": "weights:A_log=-100", "rates": "weights:in_proj_ba=0"}, seed=1080),
     Variant("qwen3-5-square", Qwen3_5TextConfig, Qwen3_5ForCausalLM, {**SQUARE},
-            {"decay": "weights:A_log=-100", "step bias": "weights:dt_bias=0"}, seed=1081),
+            {"decay": "weights:A_log=-100", "step bias": "weights:dt_bias=0"}, seed=1091),
     Variant("qwen3-5-moe-square", Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM, {**SQUARE, **SQUARE_EXPERTS},
             {"decay": "weights:A_log=-100", "second expert": {"num_experts_per_tok": 1}}, seed=1082),
     Variant("jamba-wide", JambaConfig, JambaForCausalLM,

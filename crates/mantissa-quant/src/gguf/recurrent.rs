@@ -15,6 +15,9 @@ use crate::error::Result;
 /// Least time step of Nemotron-H that llama.cpp, which has no limit, is close enough to.
 const LEAST_STEP: f32 = 0.001;
 
+/// Epsilon of the norms of queries and keys in gated DeltaNet.
+const DELTA_EPS: f32 = 1e-6;
+
 /// Lists the keys of the mixers and of the layers that have them.
 pub(super) fn put_recurrence(keys: &mut Keys, row: &Architecture, config: &ModelConfig) {
     let Some(recurrent) = &config.recurrent else { return };
@@ -114,6 +117,10 @@ impl Limits<'_> {
             Some(Recurrent::GatedDelta(mixer)) if mixer.key_dim != mixer.value_dim => {
                 let allowed = format!("linear_key_head_dim, {}: llama.cpp has one width", mixer.key_dim);
                 self.refuse("linear_value_head_dim", mixer.value_dim.to_string(), &allowed)
+            }
+            Some(Recurrent::GatedDelta(mixer)) if mixer.eps != DELTA_EPS => {
+                let allowed = "1e-6, the epsilon of q and k in the mixer: llama.cpp has one for all";
+                self.refuse("rms_norm_eps", mixer.eps.to_string(), allowed)
             }
             Some(Recurrent::ShortConvolution(mixer)) if mixer.bias => {
                 self.refuse("conv_bias", "true", "false: llama.cpp has no such biases")
