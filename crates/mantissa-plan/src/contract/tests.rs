@@ -271,7 +271,9 @@ fn cells_say_who_loaded_them() {
         matches!(loaded, Evidence::Loaded(load) if load.script == "tests/interop/loads.py"),
         "{loaded:?}"
     );
-    let source = of("compressed-tensors", "int4-g128", "vLLM").unwrap();
+    let loaded = of("compressed-tensors", "int4-g128", "vLLM").unwrap();
+    assert!(matches!(loaded, Evidence::Loaded(load) if load.version.contains("CPU")), "{loaded:?}");
+    let source = of("compressed-tensors", "int8-channel", "vLLM").unwrap();
     assert!(matches!(source, Evidence::Source { source } if source.contains("vllm 0.33.0")), "{source:?}");
     assert_eq!(of("compressed-tensors", "int4-g128", "mantissa"), Some(Evidence::Own));
     // Zero points are another kind of weight than the one that was loaded.
