@@ -484,14 +484,14 @@ VARIANTS += [
                                   "boa_token_id": 0, "audio_token_id": 1})),
     # The indexer chooses all tokens: their number is below index_topk.
     Variant("deepseek-v32", DeepseekV32Config, DeepseekV32ForCausalLM,
-            {**MLA, "q_lora_rank": 10, "n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5, "index_topk": 64,
+            {**MLA, "q_lora_rank": 10, "n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5, "index_topk": 2048,
              "index_head_dim": 8, "index_n_heads": 2, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
             {"groups": {"topk_group": 2}, "correction": "weights:e_score_correction_bias=0",
              "mscale": {"rope_parameters": {**YARN, "mscale": 1.0}}}, seed=1080),
     Variant("glm-moe-dsa", GlmMoeDsaConfig, GlmMoeDsaForCausalLM,
-            {**MLA, "q_lora_rank": 10, "num_hidden_layers": 3, "n_shared_experts": 1, "n_routed_experts": 4, "index_topk": 64,
+            {**MLA, "q_lora_rank": 10, "num_hidden_layers": 3, "n_shared_experts": 1, "n_routed_experts": 4, "index_topk": 2048,
              "index_head_dim": 8, "index_n_heads": 2, "indexer_types": ["full", "shared", "full"]},
-            {"correction": "weights:e_score_correction_bias=0", "scaling": {"routed_scaling_factor": 1.0}}, seed=1081),
+            {"correction": "weights:e_score_correction_bias=0", "scaling": {"routed_scaling_factor": 1.0}}, seed=1083),
 ]
 VARIANTS += [
     # As Granite 4 H Tiny and Small: routed experts beside a shared MLP.

@@ -161,7 +161,7 @@ fn latents_are_cached_unexpanded() {
         let config = decoder.config().clone();
         let Some(latent) = config.latent else { continue };
         models += 1;
-        let layers = config.num_hidden_layers as f64;
+        let layers = (0..config.num_hidden_layers).filter(|layer| config.attends(*layer)).count() as f64;
         assert_eq!(decoder.kv_bytes_per_token(), layers * 4.0 * (latent.kv_rank + latent.rotated) as f64);
         let heads = 8 * (config.key_value_width() * config.num_hidden_layers * 512) as u64;
         assert!(KvCache::bytes_needed(&config, 512) < heads, "{}", dir.display());
@@ -172,7 +172,8 @@ fn latents_are_cached_unexpanded() {
         let whole = logits(&decoder, &sequences[..1]);
         let exact = max_difference(&whole, &logits(&load(&dir), &sequences[..1]));
         let stepped = max_difference(&cached(&decoder, &sequences[0]), &whole);
-        assert!(exact > 1e-4 && stepped < 0.1 * exact, "{}: {stepped} of {exact}", dir.display());
+        // A value on the edge of a code may take another: a tenth of all rounding in a small model.
+        assert!(exact > 1e-4 && stepped < 0.2 * exact, "{}: {stepped} of {exact}", dir.display());
         decoder.set_kv(&"int8-token".parse().unwrap()).unwrap();
         let bytes = layers * (latent.kv_rank as f64 + 4.0 + 4.0 * latent.rotated as f64);
         assert_eq!(decoder.kv_bytes_per_token(), bytes);

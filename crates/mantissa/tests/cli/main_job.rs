@@ -275,8 +275,8 @@ fn indexers_are_copied_and_limit_the_context() {
     let (model, out) = (temp.path().join("m"), temp.path().join("q"));
     crate::multimodal::with_tensors(&tiny("glm-moe-dsa"), &model, &[]);
     let config = std::fs::read_to_string(model.join("config.json")).unwrap();
-    assert!(config.contains("\"index_topk\": 64"));
-    let config = config.replace("\"index_topk\": 64", "\"index_topk\": 16");
+    assert!(config.contains("\"index_topk\": 2048"));
+    let config = config.replace("\"index_topk\": 2048", "\"index_topk\": 16");
     std::fs::write(model.join("config.json"), config).unwrap();
     let (model, out) = (text(&model), text(&out));
     let planned = mantissa(&["quantize", model, "--recipe", "rtn-int8-channel", "--out", out, "--dry-run"]);

@@ -282,7 +282,8 @@ impl Model {
             // Vectors of recurrent mixers have other dimensions of 1, and groups.
             let long = |shape: &[usize]| shape.iter().copied().filter(|&n| n != 1).collect::<Vec<_>>();
             let grouped = is_norm_of_mixer(name) && tensor.numel() == shape.iter().product::<usize>() as u64;
-            let vector = shape.len() != 2 && (grouped || long(&tensor.shape) == long(shape));
+            let of_mixer = [".ssm_", ".shortconv."].iter().any(|part| tensor.name.contains(part));
+            let vector = of_mixer && shape.len() != 2 && (grouped || long(&tensor.shape) == long(shape));
             if !matrix && !vector {
                 files.expect_shape(&meta, shape)?;
             }
