@@ -34,7 +34,6 @@ def main():
     with open(args.tokens) as file:
         windows = json.load(file)
     longest = max(map(len, windows)) + args.generate
-    # Towers are not run; a text model has none.
     model = LLM(model=args.model, dtype="bfloat16", enforce_eager=True, max_model_len=longest, max_num_seqs=4, max_logprobs=-1, skip_tokenizer_init=True)
     options = SamplingParams(max_tokens=args.generate, temperature=0, prompt_logprobs=-1, detokenize=False)
     done = model.generate([{"prompt_token_ids": window} for window in windows], options)

@@ -1,4 +1,4 @@
-//! What the layers of some models read besides the states: embeddings of their own, keys and values of earlier layers,
+//! Inputs of the layers of some models besides the states: embeddings of their own, keys and values of earlier layers,
 //! parallel streams of states (Gemma 3n and 4).
 
 use std::sync::Arc;

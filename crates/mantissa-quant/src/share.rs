@@ -80,10 +80,9 @@ impl Plan {
         let fate = if self.container.facts().one_file { "left out" } else { "copied" };
         for part in unused::parts(&self.config, unknown.iter().copied()) {
             let tower = self.config.wrapper.filter(|wrapper| wrapper.towers.contains(&part.name.as_str()));
-            let aside = part.name.starts_with("*.");
             let why = match tower {
                 Some(wrapper) => format!("tower or projector of {}, {fate}", wrapper.name),
-                None if aside => format!("not computed: it chooses all tokens of the context, {fate}"),
+                None if part.aside => format!("not computed: it chooses all tokens of the context, {fate}"),
                 None => format!("not used by {}, {fate}", self.config.architecture.name),
             };
             kept.add(&part.name, part.tensors, part.parameters, why);

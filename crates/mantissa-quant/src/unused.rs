@@ -69,6 +69,8 @@ pub(crate) fn is_decoder_weight(config: &ModelConfig, meta: &TensorMeta) -> bool
 pub(crate) struct Part {
     /// Prefix of its tensors.
     pub(crate) name: String,
+    /// True for a part of decoder layers that is not computed ([`ModelConfig::aside`]).
+    pub(crate) aside: bool,
     /// Number of tensors.
     pub(crate) tensors: usize,
     /// Number of parameters.
@@ -82,7 +84,9 @@ pub(crate) fn parts<'a>(config: &ModelConfig, tensors: impl Iterator<Item = &'a 
     let mut parts: BTreeMap<String, Part> = BTreeMap::new();
     for meta in tensors {
         let name = part_of(config, &meta.name);
-        let part = parts.entry(name.clone()).or_insert(Part { name, tensors: 0, parameters: 0, bytes: 0 });
+        let aside = config.aside(&meta.name).is_some();
+        let empty = Part { name: name.clone(), aside, tensors: 0, parameters: 0, bytes: 0 };
+        let part = parts.entry(name).or_insert(empty);
         part.tensors += 1;
         part.parameters += meta.numel();
         part.bytes += meta.len;

