@@ -1,9 +1,15 @@
 //! Generation: the prompt runs through the cache, then one token at a time, greedy or sampled.
 //!
-//! Sampling draws from the softmax of `logits / temperature`, restricted to the `top_k` most probable tokens and then
-//! to the fewest that hold `top_p` of the rest (Holtzman et al. 2020, "The Curious Case of Neural Text
+//! Sampling draws from the softmax of `logits / temperature`, restricted to the tokens with at least `min_p` of the
+//! probability of the most probable one (Nguyen et al. 2024, arXiv 2407.01082), then to the `top_k` most probable
+//! tokens and then to the fewest that hold `top_p` of the rest (Holtzman et al. 2020, "The Curious Case of Neural Text
 //! Degeneration"). Draw `i` takes word `i` of the Philox stream of the seed, so a run is the same on every machine
 //! and in any order of calls.
+//!
+//! Penalties change the logits before: a repetition penalty θ divides positive logits of the tokens of prompt and
+//! continuation by θ and multiplies negative ones (Keskar et al. 2019, CTRL, arXiv 1909.05858, section 4.1); then
+//! `frequency · count + presence · [count > 0]` is subtracted, with counts in the continuation (the definition of
+//! OpenAI's API).
 
 use std::ops::ControlFlow;
 
@@ -29,6 +35,14 @@ pub struct Sampling {
     pub top_k: usize,
     /// Keeps the fewest tokens with this much probability; 1 keeps all.
     pub top_p: f32,
+    /// Keeps the tokens with at least this share of the probability of the most probable one; 0 keeps all.
+    pub min_p: f32,
+    /// Repetition penalty θ; 1 changes nothing.
+    pub repetition: f32,
+    /// Presence penalty; 0 changes nothing.
+    pub presence: f32,
+    /// Frequency penalty; 0 changes nothing.
+    pub frequency: f32,
     /// Key of the random stream.
     pub seed: u64,
 }
@@ -36,7 +50,16 @@ pub struct Sampling {
 impl Default for Sampling {
     /// Greedy decoding.
     fn default() -> Self {
-        Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 }
+        Sampling {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition: 1.0,
+            presence: 0.0,
+            frequency: 0.0,
+            seed: 0,
+        }
     }
 }
 
@@ -62,6 +85,8 @@ pub enum StopReason {
     Token(u32),
     /// The callback ended the generation.
     Caller,
+    /// The constraint on the tokens is complete: only an end could follow.
+    Constraint,
 }
 
 /// Result of a generation.
@@ -194,9 +219,19 @@ pub fn generate(
     let mut decoding = Decoding::begin(decoder, prompt, options.max_new_tokens)?;
     let mut choices = Vec::new();
     let mut tokens = Vec::new();
+    let mut penalized = Vec::new();
     while tokens.len() < options.max_new_tokens {
         let draw = tokens.len() as u64;
-        let next = sampling.choose(decoding.logits(), draw, &mut choices);
+        let logits = match sampling.penalizes() {
+            false => decoding.logits(),
+            true => {
+                penalized.clear();
+                penalized.extend_from_slice(decoding.logits());
+                sampling.penalize(prompt, &tokens, &mut penalized);
+                &penalized
+            }
+        };
+        let next = sampling.choose(logits, draw, &mut choices);
         let next = next.ok_or_else(|| decoding.no_logits())?;
         let is_end = !options.ignore_eos && decoder.config().eos_token_ids.contains(&next);
         if is_end || options.stop.contains(&next) {
@@ -226,7 +261,49 @@ impl Sampling {
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
             return wrong("top_p", self.top_p, "a number greater than 0 and at most 1");
         }
+        if !(self.min_p >= 0.0 && self.min_p <= 1.0) {
+            return wrong("min_p", self.min_p, "a number of 0 to 1");
+        }
+        if !(self.repetition.is_finite() && self.repetition > 0.0) {
+            return wrong("repetition_penalty", self.repetition, "a finite number greater than 0");
+        }
+        for (name, value) in [("presence_penalty", self.presence), ("frequency_penalty", self.frequency)] {
+            if !value.is_finite() {
+                return wrong(name, value, "a finite number");
+            }
+        }
         Ok(self)
+    }
+
+    /// True if a penalty changes logits.
+    pub fn penalizes(&self) -> bool {
+        self.repetition != 1.0 || self.presence != 0.0 || self.frequency != 0.0
+    }
+
+    /// Applies the penalties to the `logits` `[vocabulary]` of the token after `prompt` and `output`.
+    pub fn penalize(&self, prompt: &[u32], output: &[u32], logits: &mut [f32]) {
+        let mut seen = vec![false; logits.len()];
+        let mut first = |token: u32| match seen.get_mut(token as usize) {
+            Some(seen) => !std::mem::replace(seen, true),
+            None => false,
+        };
+        if self.repetition != 1.0 {
+            for &token in prompt.iter().chain(output).filter(|token| first(**token)) {
+                let logit = &mut logits[token as usize];
+                *logit = if *logit > 0.0 { *logit / self.repetition } else { *logit * self.repetition };
+            }
+        }
+        if self.presence == 0.0 && self.frequency == 0.0 {
+            return;
+        }
+        seen.fill(false);
+        for &token in output {
+            let Some(logit) = logits.get_mut(token as usize) else { continue };
+            *logit -= self.frequency;
+            if !std::mem::replace(&mut seen[token as usize], true) {
+                *logit -= self.presence;
+            }
+        }
     }
 
     /// Chooses the next token; `None` if all logits are NaN. `draw` counts the tokens drawn before; `choices` is
@@ -240,6 +317,10 @@ impl Sampling {
         choices.clear();
         let weights = logits.iter().zip(0u32..).filter(|(x, _)| !x.is_nan());
         choices.extend(weights.map(|(&x, id)| (((f64::from(x) - max) / temperature).exp(), id)));
+        if self.min_p > 0.0 {
+            // The most probable token has weight 1.
+            choices.retain(|(weight, _)| *weight >= f64::from(self.min_p));
+        }
         if self.top_k > 0 || self.top_p < 1.0 {
             self.cut(choices);
         }
@@ -309,7 +390,28 @@ mod tests {
         assert_eq!(kept(Sampling { top_p: 0.5, ..base }), [false, true, false, false]);
         assert_eq!(kept(Sampling { top_p: 0.9, ..base }), [true, true, false, true]);
         assert_eq!(kept(Sampling { top_k: 100, ..base }), [true; 4]);
+        // Shares of the most probable: e^-1, 1, e^-3, e^-1.5.
+        assert_eq!(kept(Sampling { min_p: 0.3, ..base }), [true, true, false, false]);
+        assert_eq!(kept(Sampling { min_p: 0.2, top_k: 2, ..base }), [true, true, false, false]);
+        assert_eq!(kept(Sampling { min_p: 1.0, ..base }), [false, true, false, false]);
         assert_eq!(Sampling { top_k: 1, ..base }.choose(&[1.0, 3.0, 3.0], 9, &mut Vec::new()), Some(1));
+    }
+
+    #[test]
+    fn penalties_follow_their_definitions() {
+        let penalized = |sampling: Sampling, prompt: &[u32], output: &[u32]| {
+            let mut logits = LOGITS;
+            sampling.penalize(prompt, output, &mut logits);
+            logits
+        };
+        let base = Sampling::default();
+        assert!(!base.penalizes());
+        let repetition = Sampling { repetition: 2.0, ..base };
+        assert_eq!(penalized(repetition, &[1, 1], &[2]), [1.0, 1.0, -2.0, 0.5]);
+        let both = Sampling { presence: 0.5, frequency: 0.25, ..base };
+        assert_eq!(penalized(both, &[1], &[0, 3, 3]), [0.25, 2.0, -1.0, -0.5]);
+        // Tokens beyond the logits are ignored.
+        assert_eq!(penalized(Sampling { repetition: 2.0, ..both }, &[9], &[9]), LOGITS);
     }
 
     #[test]
@@ -341,6 +443,16 @@ mod tests {
         {
             let sampling = Sampling { temperature, top_p, ..Sampling::default() };
             assert!(matches!(sampling.check(), Err(GenerateError::Parameter { .. })));
+        }
+        let base = Sampling::default();
+        for sampling in [
+            Sampling { min_p: 1.5, ..base },
+            Sampling { min_p: f32::NAN, ..base },
+            Sampling { repetition: 0.0, ..base },
+            Sampling { presence: f32::NAN, ..base },
+            Sampling { frequency: f32::INFINITY, ..base },
+        ] {
+            assert!(matches!(sampling.check(), Err(GenerateError::Parameter { .. })), "{sampling:?}");
         }
     }
 }

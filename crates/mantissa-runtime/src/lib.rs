@@ -17,5 +17,8 @@ pub mod session;
 pub mod speculate;
 
 pub use model::{Caches, FastBuffers, FastModel};
-pub use session::{Event, EventKind, Request, Runtime, RuntimeOptions, SequenceId, Single};
+pub use session::{
+    CacheUse, Constraint, ConstraintError, Event, EventKind, Phase, Pooling, Request, Runtime,
+    RuntimeOptions, SequenceId, SequenceState, Single, TokenMask,
+};
 pub use speculate::{Proposals, Speculation};

@@ -84,7 +84,7 @@ fn sequences_finish_when_memory_runs_out() {
 #[test]
 fn a_prompt_that_begins_alike_shares_blocks() {
     let model = model("llama2-gqa-tied");
-    let base = prompt(&model, 1, 130);
+    let base = prompt(&model, 1, 150);
     let other = [&base[..], &prompt(&model, 2, 20)].concat();
     let mut runtime = Runtime::new(&model, RuntimeOptions::batch(2, 256)).unwrap();
     let first = runtime.add(greedy(base.clone(), 20)).unwrap();

@@ -2,6 +2,7 @@
 
 mod operators;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use mantissa_kernels::for_each;
@@ -244,6 +245,15 @@ impl FastModel {
         let normed = &mut activations.normed[..len];
         normalize(&self.norm, &activations.residual[..len], normed, self.config.hidden_size, self.threads);
         Ok(normed)
+    }
+
+    /// Hidden states after the last norm of the rows `rows` of the last pass, `[rows.len(), hidden]`.
+    ///
+    /// # Panics
+    /// If a row is out of range.
+    pub fn hidden<'b>(&self, rows: Range<usize>, b: &'b mut FastBuffers) -> &'b [f32] {
+        let d = self.config.hidden_size;
+        &b.buffers.activations(false).0.normed[rows.start * d..rows.end * d]
     }
 
     /// Computes the logits of the rows `rows` of the last pass into `out` `[rows.len(), vocabulary]`. A row has the

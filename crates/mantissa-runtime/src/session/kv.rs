@@ -38,6 +38,11 @@ impl Kv {
         self.pool.storage().block_tokens()
     }
 
+    /// Numbers of blocks in all, and of free ones.
+    pub(crate) fn blocks(&self) -> [usize; 2] {
+        [self.pool.blocks(), self.pool.free_blocks()]
+    }
+
     /// Tokens of slot `slot`.
     pub(crate) fn len(&self, slot: usize) -> usize {
         self.caches[slot].len()

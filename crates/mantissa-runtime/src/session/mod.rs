@@ -3,16 +3,21 @@
 //! Each [`step`](Runtime::step) runs one pass: the next token of every sequence that generates, and a chunk of the
 //! prompts that wait, up to a number of tokens. Memory of the cache is given in blocks. A sequence is admitted if
 //! there are blocks for its prompt; if a running one finds none to grow, the youngest is preempted and recomputed
-//! later, so the oldest always finishes. A prompt that begins like another sequence, running or finished a short time
-//! ago, shares its blocks.
+//! later, so the oldest always finishes. Sequences of higher priority come first in both. A prompt that begins like
+//! another sequence, running or finished a short time ago, shares its blocks; if the other's prompt is still being
+//! computed, it waits for it.
 //!
 //! The tokens of a sequence do not depend on its neighbours: rows of a pass are computed independently, and a prompt is
 //! cut only at positions where attention gives the same bits as without the cut.
 
+mod constraint;
 pub(crate) mod kv;
 mod plan;
+mod prompt;
+mod sample;
 mod sequence;
 mod single;
+mod state;
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -20,11 +25,15 @@ use std::time::Instant;
 use mantissa_model::flow::Sequences;
 use mantissa_model::{ForwardError, GenerateError, LoadError, Sampling};
 
+pub use self::constraint::{Constraint, ConstraintError, TokenMask};
 use self::kv::Kv;
 use self::plan::Batch;
+pub use self::prompt::Pooling;
+use self::sample::Scratch;
+use self::sequence::Sequence;
 pub use self::sequence::{Event, EventKind, Request, SequenceId};
-use self::sequence::{Sequence, logprobs};
 pub use self::single::Single;
+pub use self::state::{CacheUse, Phase, SequenceState};
 use crate::model::{FastBuffers, FastModel};
 use crate::speculate::{self, Costs, Draft, Proposals, Speculation};
 
@@ -93,16 +102,20 @@ pub struct Runtime<'m> {
     options: RuntimeOptions,
     kv: Kv,
     slots: Vec<Slot>,
-    /// Slots at work, the oldest sequence first.
+    /// Slots at work, by [rank](Sequence::rank).
     running: Vec<usize>,
     /// Slots kept, the longest kept first.
     kept: VecDeque<usize>,
+    /// Sequences that wait, by rank.
     waiting: VecDeque<Sequence>,
     next: u64,
     buffers: FastBuffers,
     batch: Batch,
     logits: Vec<f32>,
-    choices: Vec<(f64, u32)>,
+    /// Logits of a prompt, and their rows.
+    scores: Vec<f32>,
+    rows: Vec<usize>,
+    scratch: Scratch,
     events: Vec<Event>,
     shared_tokens: u64,
     draft: Option<Draft<'m>>,
@@ -137,7 +150,9 @@ impl<'m> Runtime<'m> {
             buffers: model.plan(step_tokens + sequences + speculate::SEQUENCES * speculate::MOST, context)?,
             batch: Batch::default(),
             logits: Vec::new(),
-            choices: Vec::new(),
+            scores: Vec::new(),
+            rows: Vec::new(),
+            scratch: Scratch::default(),
             events: Vec::new(),
             shared_tokens: 0,
             draft: None,
@@ -182,10 +197,17 @@ impl<'m> Runtime<'m> {
             return Err(GenerateError::EmptyPrompt);
         }
         request.sampling.check()?;
+        for &(_, bias) in &request.logit_bias {
+            if bias.is_nan() || bias == f32::INFINITY {
+                let allowed = "a number less than inf";
+                return Err(GenerateError::Parameter { parameter: "logit_bias", found: bias, allowed });
+            }
+        }
         let wrong = request
             .prompt
             .iter()
             .chain(&request.forced)
+            .chain(request.logit_bias.iter().map(|(token, _)| token))
             .enumerate()
             .find(|(_, token)| **token as usize >= vocab_size);
         if let Some((index, &token)) = wrong {
@@ -197,8 +219,23 @@ impl<'m> Runtime<'m> {
             return Err(LoadError::Context { needed, allowed }.into());
         }
         let id = self.name();
-        self.waiting.push_back(Sequence::new(id, request));
+        self.wait(Sequence::new(id, request));
         Ok(id)
+    }
+
+    /// Puts a sequence at its place among those that wait.
+    fn wait(&mut self, sequence: Sequence) {
+        let at = self.waiting.partition_point(|other| other.rank() < sequence.rank());
+        self.waiting.insert(at, sequence);
+    }
+
+    /// Puts a sequence to work in `slot`.
+    fn run(&mut self, slot: usize, sequence: Sequence) {
+        let rank = sequence.rank();
+        self.slots[slot] = Slot::Running(sequence);
+        let before = |slot: &usize| matches!(&self.slots[*slot], Slot::Running(other) if other.rank() < rank);
+        let at = self.running.partition_point(before);
+        self.running.insert(at, slot);
     }
 
     fn name(&mut self) -> SequenceId {
@@ -217,7 +254,7 @@ impl<'m> Runtime<'m> {
     }
 
     /// Adds a sequence that continues like `id` from here on, with its own sampling. Shares the cache. `None` if there
-    /// is no such sequence; it waits if there is no room.
+    /// is no such sequence; it waits if there is no room. Only a fork that waits reports that it has started.
     pub fn fork(&mut self, id: SequenceId, sampling: Sampling) -> Option<SequenceId> {
         let held = self.slot(id);
         let sequence = match held.map(|slot| &self.slots[slot]) {
@@ -231,10 +268,12 @@ impl<'m> Runtime<'m> {
         match (held, free) {
             (Some(from), Some(to)) => {
                 self.kv.share(from, to, self.kv.len(from));
-                self.slots[to] = Slot::Running(copy);
-                self.running.push(to);
+                self.run(to, copy);
             }
-            _ => self.waiting.push_back(copy),
+            _ => {
+                copy.cached = None;
+                self.wait(copy);
+            }
         }
         Some(id)
     }
@@ -296,12 +335,14 @@ impl<'m> Runtime<'m> {
         self.logits.resize(self.logits.len().max(len), 0.0);
         let logits = &mut self.logits[..len];
         let done = done.map(|_| ()).and_then(|()| self.model.logits(&batch.rows, logits, &mut self.buffers));
+        let done = done.and_then(|()| self.report_prompts());
         if let Err(error) = done {
             self.recompute();
             return Err(error);
         }
-        self.kv.commit(&batch.slots, &batch.lens);
+        self.kv.commit(&self.batch.slots, &self.batch.lens);
         self.sample();
+        self.finish_prompts();
         if self.batch.rows.len() == self.batch.tokens.len() {
             let proposed = self.batch.origins.iter().any(Option::is_some);
             let costs = if proposed { &mut self.with_proposals } else { &mut self.plain };
@@ -316,86 +357,12 @@ impl<'m> Runtime<'m> {
         if !self.kv.is_recurrent() {
             return;
         }
-        // The oldest becomes the first to wait.
         while let Some(slot) = self.running.pop() {
             self.kv.release(slot);
             if let Slot::Running(sequence) = std::mem::replace(&mut self.slots[slot], Slot::Free) {
-                self.waiting.push_front(sequence);
+                self.wait(sequence);
             }
         }
-    }
-
-    /// Samples the next tokens of all sequences of the batch that have logits.
-    fn sample(&mut self) {
-        let (mut row, mut first) = (0, 0);
-        for entry in 0..self.batch.slots.len() {
-            let (slot, rows) = (self.batch.slots[entry], self.batch.outputs[entry]);
-            first += self.batch.lens[entry];
-            if rows > 0 && self.sample_one(entry, first - rows, row) {
-                self.keep(slot);
-            }
-            row += rows;
-        }
-    }
-
-    /// Samples the next token of one sequence, and further ones as long as they were proposed. `first` is its first
-    /// token of the batch with logits, `row` that of the logits. Returns true if the sequence has ended.
-    fn sample_one(&mut self, entry: usize, first: usize, row: usize) -> bool {
-        let (slot, rows) = (self.batch.slots[entry], self.batch.outputs[entry]);
-        let mut accepted = 0;
-        let mut last = self.sample_token(slot, row);
-        while let Some(token) = last.filter(|_| accepted + 1 < rows) {
-            if token != self.batch.tokens[first + accepted + 1] {
-                break;
-            }
-            accepted += 1;
-            last = self.sample_token(slot, row + accepted);
-        }
-        if rows > 1 {
-            self.settle(entry, accepted);
-        }
-        last.is_none()
-    }
-
-    /// Counts the `accepted` proposals of a sequence and forgets the others.
-    fn settle(&mut self, entry: usize, accepted: usize) {
-        let (slot, proposed) = (self.batch.slots[entry], self.batch.outputs[entry] - 1);
-        self.proposals.proposed += proposed as u64;
-        self.proposals.accepted += accepted as u64;
-        let Slot::Running(sequence) = &mut self.slots[slot] else { return };
-        if let Some(origin) = self.batch.origins[entry] {
-            sequence.trust.record(origin, proposed, accepted);
-        }
-        // The last token has not been computed yet.
-        let held = sequence.tokens.len() - 1;
-        self.kv.truncate(slot, held);
-        if let Some(draft) = &mut self.draft {
-            draft.truncate(slot, held);
-        }
-    }
-
-    /// Samples one token of a sequence from row `row` of the logits. Returns it, or `None` if the sequence has
-    /// ended.
-    fn sample_token(&mut self, slot: usize, row: usize) -> Option<u32> {
-        let Slot::Running(sequence) = &mut self.slots[slot] else { return None };
-        let vocabulary = self.model.config().vocab_size;
-        let (id, logits) = (sequence.id, &self.logits[row * vocabulary..(row + 1) * vocabulary]);
-        let draw = sequence.made as u64;
-        let Some(token) = sequence.request.sampling.choose(logits, draw, &mut self.choices) else {
-            self.events.push(Event { sequence: id, kind: EventKind::Broken });
-            return None;
-        };
-        let before = sequence.made;
-        let token = sequence.request.forced.get(before).copied().unwrap_or(token);
-        let stopped = sequence.push(token, &self.model.config().eos_token_ids);
-        if sequence.made > before {
-            let asked = sequence.request.logprobs.map(|n| logprobs(logits, token, n));
-            let (logprob, top) = asked.map_or((None, Vec::new()), |(own, top)| (Some(own), top));
-            self.events.push(Event { sequence: id, kind: EventKind::Token { token, logprob, top } });
-        }
-        let Some(reason) = stopped else { return Some(token) };
-        self.events.push(Event { sequence: id, kind: EventKind::Finished(reason) });
-        None
     }
 
     /// Slot of a sequence at work.

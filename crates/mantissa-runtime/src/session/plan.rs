@@ -3,7 +3,8 @@
 use mantissa_model::ForwardError;
 
 use super::sequence::Sequence;
-use super::{Runtime, Slot};
+use super::{Event, EventKind, Runtime, Slot};
+use crate::cache::FEW;
 use crate::speculate::{self, Origin, Speculation};
 
 /// Multiple of positions at which a prompt may be cut: attention computes so many queries at a time.
@@ -81,7 +82,7 @@ impl Runtime<'_> {
             at += 1;
             let Slot::Running(sequence) = &self.slots[slot] else { continue };
             let (held, all) = (self.kv.len(slot), sequence.tokens.len());
-            if all - held != 1 {
+            if all - held != 1 || !sequence.generates() {
                 continue;
             }
             if !self.grow(slot, all) {
@@ -136,7 +137,8 @@ impl Runtime<'_> {
         }
         if let Some(draft) = &mut self.draft {
             let sampling = (&sequence.request.sampling, sequence.made as u64);
-            draft.propose(slot, &sequence.tokens, n, sampling, &mut self.choices, &mut self.proposed)?;
+            let choices = &mut self.scratch.choices;
+            draft.propose(slot, &sequence.tokens, n, sampling, choices, &mut self.proposed)?;
         }
         Ok((!self.proposed.is_empty()).then_some(origin))
     }
@@ -152,7 +154,7 @@ impl Runtime<'_> {
             self.release(youngest);
             let preempted = std::mem::replace(&mut self.slots[youngest], Slot::Free);
             if let Slot::Running(sequence) = preempted {
-                self.waiting.push_front(sequence);
+                self.wait(sequence);
             }
             if youngest == slot {
                 return false;
@@ -161,15 +163,15 @@ impl Runtime<'_> {
         true
     }
 
-    /// Adds chunks of the prompts at work, the oldest first.
+    /// Adds chunks of the prompts at work, in the order of rank.
     fn plan_prefill(&mut self, left: &mut usize) {
         for &slot in &self.running {
             let Slot::Running(sequence) = &self.slots[slot] else { continue };
             let (held, all) = (self.kv.len(slot), sequence.tokens.len());
-            if all - held > 1 {
+            if all - held > 1 || !sequence.generates() {
                 let n = chunk(held, all - held, *left);
                 if n > 0 {
-                    let outputs = usize::from(held + n == all);
+                    let outputs = usize::from(held + n == all && sequence.generates());
                     self.batch.push(slot, held, &sequence.tokens[held..held + n], outputs);
                     *left = left.saturating_sub(n);
                 }
@@ -180,12 +182,16 @@ impl Runtime<'_> {
     /// Admits the sequence that has waited longest, if there is room for it, and adds a chunk of its prompt. Returns
     /// false if there is not.
     fn admit(&mut self, left: &mut usize) -> bool {
-        let Some(sequence) = self.waiting.pop_front() else { return false };
-        let Some(slot) = self.free_slot() else {
+        let Some(mut sequence) = self.waiting.pop_front() else { return false };
+        let slot = match self.prefix_comes(&sequence) {
+            true => None,
+            false => self.free_slot(),
+        };
+        let Some(slot) = slot else {
             self.waiting.push_front(sequence);
             return false;
         };
-        self.share(slot, &sequence.tokens);
+        self.share(slot, &sequence);
         // Room for the next token too, or it would be preempted at once.
         while !self.kv.reserve(slot, sequence.tokens.len() + 1) {
             if !self.drop_kept() {
@@ -196,44 +202,74 @@ impl Runtime<'_> {
         }
         let (held, all) = (self.kv.len(slot), sequence.tokens.len());
         self.shared_tokens += held as u64;
+        if sequence.cached.is_none() {
+            sequence.cached = Some(held);
+            self.events.push(Event { sequence: sequence.id, kind: EventKind::Started { cached: held } });
+        }
         let n = chunk(held, all - held, *left);
         if n > 0 {
-            self.batch.push(slot, held, &sequence.tokens[held..held + n], usize::from(held + n == all));
+            let outputs = usize::from(held + n == all && sequence.generates());
+            self.batch.push(slot, held, &sequence.tokens[held..held + n], outputs);
             *left = left.saturating_sub(n);
         }
-        let id = sequence.id;
-        self.slots[slot] = Slot::Running(sequence);
-        let older = |slot: &usize| matches!(&self.slots[*slot], Slot::Running(other) if other.id < id);
-        let at = self.running.partition_point(older);
-        self.running.insert(at, slot);
+        self.run(slot, sequence);
         true
     }
 
-    /// Lets `slot` begin with the blocks of the sequence that shares the longest beginning with `tokens`; with recurrent
-    /// layers, of the longest sequence that `tokens` begin with. At least one token is left to be computed.
-    fn share(&mut self, slot: usize, tokens: &[u32]) {
-        let (block, recurrent) = (self.kv.block(), self.kv.is_recurrent());
+    /// Number of first tokens of `sequence` that are `other` too, in a form that can be shared once they are computed. At
+    /// least one token is left to be computed. Without recurrent layers the rest has the same bits as without sharing:
+    /// it begins at a multiple of a block of queries, and is not computed as a few tokens.
+    fn common(&self, sequence: &Sequence, other: &[u32]) -> usize {
+        let (all, recurrent) = (sequence.tokens.len(), self.kv.is_recurrent());
+        let most = if recurrent { all - 1 } else { all.saturating_sub(FEW + 1) };
+        let ours = &sequence.tokens[..sequence.skippable().min(most)];
+        let same = ours.iter().zip(other).take_while(|(a, b)| a == b).count();
+        let block = match self.kv.block() {
+            block if BLOCK.is_multiple_of(block) => BLOCK,
+            block if block.is_multiple_of(BLOCK) => block,
+            block => block * BLOCK,
+        };
+        match recurrent {
+            // A state is that after all of its tokens.
+            true if same < other.len() => 0,
+            true => same,
+            false => same / block * block,
+        }
+    }
+
+    /// True if a sequence at work is about to compute more of the beginning of `sequence` than can be shared now.
+    fn prefix_comes(&self, sequence: &Sequence) -> bool {
+        if self.kv.is_recurrent() {
+            return false;
+        }
+        let all = self.running.iter().filter_map(|&slot| match &self.slots[slot] {
+            Slot::Running(other) => {
+                let (held, prompt) = (self.kv.len(slot), &other.tokens);
+                (held < prompt.len()).then(|| self.common(sequence, prompt))
+            }
+            _ => None,
+        });
+        let later = all.max().unwrap_or(0);
+        later > 0 && later > self.shareable(sequence).map_or(0, |(len, _)| len)
+    }
+
+    /// Slot of the sequence that shares the longest beginning with `sequence`, and its length; with recurrent layers, of
+    /// the longest sequence that it begins with.
+    fn shareable(&self, sequence: &Sequence) -> Option<(usize, usize)> {
         let common = |other: usize| {
             let theirs = match &self.slots[other] {
                 Slot::Running(Sequence { tokens, .. }) | Slot::Kept(tokens) => tokens.as_slice(),
                 Slot::Free => &[],
             };
-            let theirs = &theirs[..self.kv.len(other).min(theirs.len())];
-            let same = tokens[..tokens.len() - 1].iter().zip(theirs).take_while(|(a, b)| a == b).count();
-            match recurrent {
-                // A state is that after all of its tokens.
-                true => {
-                    if same == theirs.len() {
-                        same
-                    } else {
-                        0
-                    }
-                }
-                false => same / block * block,
-            }
+            self.common(sequence, &theirs[..self.kv.len(other).min(theirs.len())])
         };
         let best = (0..self.slots.len()).map(|other| (common(other), other)).max_by_key(|(len, _)| *len);
-        if let Some((len, other)) = best.filter(|(len, _)| *len > 0) {
+        best.filter(|(len, _)| *len > 0)
+    }
+
+    /// Lets `slot` begin with the blocks of the sequence that shares the longest beginning with `sequence`.
+    fn share(&mut self, slot: usize, sequence: &Sequence) {
+        if let Some((len, other)) = self.shareable(sequence) {
             self.kv.share(other, slot, len);
         }
     }

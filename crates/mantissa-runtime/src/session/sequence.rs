@@ -1,24 +1,39 @@
 //! Sequences of a runtime: what a caller asks for, and how far it has come.
 
+use std::cmp::Reverse;
+
 use mantissa_model::{Sampling, StopReason};
 
+use super::constraint::{Constraint, ConstraintError};
+use super::prompt::{Pooled, Pooling};
 use crate::speculate::Trust;
 
 /// A sequence to be generated.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub struct Request {
     /// Prompt, at least one token.
     pub prompt: Vec<u32>,
-    /// Largest number of new tokens.
+    /// Largest number of new tokens. With 0 the prompt is only computed.
     pub max_new_tokens: usize,
     /// Sampling of each token.
     pub sampling: Sampling,
+    /// Values added to logits of tokens, before penalties; `-inf` bans a token.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Tokens that may follow. With it the model's end tokens always end the sequence, where the constraint allows it.
+    pub constraint: Option<Box<dyn Constraint>>,
     /// Tokens that end the sequence, in addition to the model's own.
     pub stop: Vec<u32>,
     /// True to ignore the model's own end tokens.
     pub ignore_eos: bool,
     /// Number of most probable tokens to report with each token; `None` reports no probabilities.
     pub logprobs: Option<usize>,
+    /// Number of most probable tokens to report with each token of the prompt; `None` reports none of them. The whole
+    /// prompt is computed, without a shared beginning.
+    pub prompt_logprobs: Option<usize>,
+    /// Pools the hidden states of the prompt into one vector, instead of generating.
+    pub embed: Option<Pooling>,
+    /// Sequences of higher priority are admitted first and preempted last; of equals, the oldest first.
+    pub priority: i32,
     /// Tokens to take instead of sampled ones, as far as they go: for measurements of a known continuation.
     pub forced: Vec<u32>,
 }
@@ -38,12 +53,30 @@ pub struct Event {
 
 /// Kind of an event, with its values.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum EventKind {
+    /// The sequence was admitted. Reported once, before its other events.
+    Started {
+        /// Tokens of the prompt that are not computed because another sequence had them.
+        cached: usize,
+    },
+    /// A token of the prompt, in order, if asked for.
+    PromptToken {
+        /// The token.
+        token: u32,
+        /// Its natural logarithm of probability; `None` for the first.
+        logprob: Option<f32>,
+        /// Most probable tokens at its place.
+        top: Vec<(u32, f32)>,
+    },
+    /// Pooled hidden states after the last norm, `[hidden]`, if asked for.
+    Embedding(Vec<f32>),
     /// A token was generated.
     Token {
         /// The token.
         token: u32,
-        /// Its natural logarithm of probability before temperature and cuts, if asked for.
+        /// Its natural logarithm of probability if asked for: of the model, before biases, penalties, constraint,
+        /// temperature and cuts.
         logprob: Option<f32>,
         /// Most probable tokens with their logarithms of probability, if asked for.
         top: Vec<(u32, f32)>,
@@ -52,17 +85,24 @@ pub enum EventKind {
     Finished(StopReason),
     /// The sequence has ended, because all logits were NaN.
     Broken,
+    /// The sequence has ended, because its constraint failed or allows no token of the vocabulary.
+    Unconstrained(ConstraintError),
 }
 
 /// A sequence at work.
 #[derive(Clone, Debug)]
 pub(super) struct Sequence {
     pub(super) id: SequenceId,
-    pub(super) request: Request,
+    pub(super) request: Box<Request>,
     /// Prompt and new tokens.
     pub(super) tokens: Vec<u32>,
     /// Number of new tokens.
     pub(super) made: usize,
+    /// Tokens of the prompt that were reported.
+    pub(super) scored: usize,
+    pub(super) pooled: Pooled,
+    /// Tokens of the cache of another sequence that it began with; `None` before it was admitted.
+    pub(super) cached: Option<usize>,
     pub(super) trust: Trust,
 }
 
@@ -70,18 +110,62 @@ impl Sequence {
     pub(super) fn new(id: SequenceId, mut request: Request) -> Self {
         let mut tokens = std::mem::take(&mut request.prompt);
         tokens.reserve_exact(request.max_new_tokens);
-        Sequence { id, request, tokens, made: 0, trust: Trust::default() }
+        Sequence {
+            id,
+            request: Box::new(request),
+            tokens,
+            made: 0,
+            scored: 0,
+            pooled: Pooled::default(),
+            cached: None,
+            trust: Trust::default(),
+        }
+    }
+
+    /// Number of tokens of the prompt.
+    pub(super) fn prompt_len(&self) -> usize {
+        self.tokens.len() - self.made
+    }
+
+    /// True if tokens are generated after the prompt.
+    pub(super) fn generates(&self) -> bool {
+        self.request.embed.is_none() && self.request.max_new_tokens > 0
+    }
+
+    /// Place in the order of admission, the first the smallest.
+    pub(super) fn rank(&self) -> (Reverse<i32>, SequenceId) {
+        (Reverse(self.request.priority), self.id)
+    }
+
+    /// True if `token` ends the sequence.
+    pub(super) fn is_end(&self, token: u32, eos: &[u32]) -> bool {
+        let ignores = self.request.ignore_eos && self.request.constraint.is_none();
+        (!ignores && eos.contains(&token)) || self.request.stop.contains(&token)
     }
 
     /// Appends a sampled token. Returns the reason to end after it: a stop token is not appended.
-    pub(super) fn push(&mut self, token: u32, eos: &[u32]) -> Option<StopReason> {
-        let is_end = !self.request.ignore_eos && eos.contains(&token);
-        if is_end || self.request.stop.contains(&token) {
-            return Some(StopReason::Token(token));
+    ///
+    /// # Errors
+    /// [`ConstraintError`] if the constraint does not allow the token; it is not appended then.
+    pub(super) fn push(&mut self, token: u32, eos: &[u32]) -> Result<Option<StopReason>, ConstraintError> {
+        if self.is_end(token, eos) {
+            return Ok(Some(StopReason::Token(token)));
         }
+        let constraint = self.request.constraint.as_mut();
+        let complete = match constraint {
+            Some(constraint) => {
+                constraint.accept(token)?;
+                constraint.is_complete()?
+            }
+            None => false,
+        };
         self.tokens.push(token);
         self.made += 1;
-        (self.made >= self.request.max_new_tokens).then_some(StopReason::Length)
+        Ok(match self.made >= self.request.max_new_tokens {
+            _ if complete => Some(StopReason::Constraint),
+            true => Some(StopReason::Length),
+            false => None,
+        })
     }
 }
 

@@ -98,6 +98,18 @@ pub struct Args {
     /// The smallest set of the most probable tokens whose probabilities sum to P.
     #[arg(long, value_name = "P", default_value_t = 1.0, help_heading = "Sampling")]
     top_p: f32,
+    /// Sample from tokens with this share of the top probability
+    #[arg(long, value_name = "P", default_value_t = 0.0, help_heading = "Sampling", hide_short_help = true)]
+    min_p: f32,
+    /// Divide positive logits of tokens so far by X, multiply negative ones
+    #[arg(long, value_name = "X", default_value_t = 1.0, help_heading = "Sampling", hide_short_help = true)]
+    repetition_penalty: f32,
+    /// Subtract X from the logits of generated tokens
+    #[arg(long, value_name = "X", default_value_t = 0.0, help_heading = "Sampling", hide_short_help = true)]
+    presence_penalty: f32,
+    /// Subtract X times their count from the logits of generated tokens
+    #[arg(long, value_name = "X", default_value_t = 0.0, help_heading = "Sampling", hide_short_help = true)]
+    frequency_penalty: f32,
     /// BOS before the prompt; auto follows the tokenizer
     #[arg(long, value_enum, default_value_t = BosArg::Auto, help_heading = "Prompt", hide_short_help = true)]
     bos: BosArg,
@@ -344,8 +356,16 @@ fn engine(args: &Args, files: &ModelFiles) -> Result<(Engine, Option<String>)> {
 
 /// Makes the options of the generation; warns if the model's context cuts the number of new tokens.
 fn options(args: &Args, prompt: usize, limit: usize, context: &Context) -> GenerateOptions {
-    let sampling =
-        Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: context.seed };
+    let sampling = Sampling {
+        temperature: args.temperature,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        min_p: args.min_p,
+        repetition: args.repetition_penalty,
+        presence: args.presence_penalty,
+        frequency: args.frequency_penalty,
+        seed: context.seed,
+    };
     let max_new_tokens = args.n.min(limit.saturating_sub(prompt).max(1));
     if prompt.saturating_add(args.n) > limit {
         context.warn(&format!(
@@ -412,5 +432,6 @@ pub fn stop_name(reason: StopReason) -> &'static str {
         StopReason::Length => "length",
         StopReason::Token(_) => "stop token",
         StopReason::Caller => "caller",
+        StopReason::Constraint => "constraint",
     }
 }

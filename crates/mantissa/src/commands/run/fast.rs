@@ -231,8 +231,7 @@ impl Session<'_> {
             sampling: options.sampling,
             stop: options.stop.clone(),
             ignore_eos: options.ignore_eos,
-            logprobs: None,
-            forced: Vec::new(),
+            ..Request::default()
         };
         let mut writer = Writer::new(tokenizer, prompt, context)?;
         let before = self.runtime.shared_tokens();
@@ -247,6 +246,7 @@ impl Session<'_> {
                         let position = prompt.len() + writer.tokens.len() - 1;
                         return Err(mantissa_model::ForwardError::NoLogits { position }.into());
                     }
+                    _ => {}
                 }
             }
         }
