@@ -111,6 +111,11 @@ YARN = rope(10.0, "yarn", factor=4.0, original_max_position_embeddings=16)
 # Multi-head latent attention with experts behind a dense first layer; the widths all differ.
 MLA = dict(kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8, num_key_value_heads=4, moe_intermediate_size=12,
            n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2, first_k_dense_replace=1)
+# So many heads that scores are rarely all 0, which would leave the choice to the order of equal ones.
+INDEXER = dict(index_topk=8, index_head_dim=8, index_n_heads=8)
+INDEXER_MATTERS = {"choice": {"index_topk": 2048}, "index keys": "weights:indexer.wk.weight=0.1",
+                   "index queries": "weights:indexer.wq_b.weight=0.1", "index weights": "weights:indexer.weights_proj.weight=0.1",
+                   "bias of the index keys": "weights:indexer.k_norm.bias=0"}
 # Beyond 16 positions the long factors hold.
 LONGROPE = rope(100.0, "longrope", short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.5, 2.0, 4.0, 8.0])
 GEMMA4_ROPE = {"sliding_attention": rope(10.0), "full_attention": rope(100.0, "proportional", partial_rotary_factor=0.5)}
@@ -482,7 +487,7 @@ VARIANTS += [
                                                     "num_key_value_heads": 2, "head_dim": 4, "patch_size": 4, "position_embedding_size": 16},
                                   "audio_config": None, "tie_word_embeddings": True, "boi_token_id": 0, "eoi_token_id": 1, "image_token_id": 2,
                                   "boa_token_id": 0, "audio_token_id": 1})),
-    # The indexer chooses all tokens: their number is below index_topk.
+    # The indexer chooses all tokens: their number is below index_topk. In the variants named `sparse` it chooses 8.
     Variant("deepseek-v32", DeepseekV32Config, DeepseekV32ForCausalLM,
             {**MLA, "q_lora_rank": 10, "n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5, "index_topk": 2048,
              "index_head_dim": 8, "index_n_heads": 2, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
@@ -492,6 +497,13 @@ VARIANTS += [
             {**MLA, "q_lora_rank": 10, "num_hidden_layers": 3, "n_shared_experts": 1, "n_routed_experts": 4, "index_topk": 2048,
              "index_head_dim": 8, "index_n_heads": 2, "indexer_types": ["full", "shared", "full"]},
             {"correction": "weights:e_score_correction_bias=0", "scaling": {"routed_scaling_factor": 1.0}}, seed=1083),
+    Variant("deepseek-v32-sparse", DeepseekV32Config, DeepseekV32ForCausalLM,
+            {**MLA, "q_lora_rank": 10, "n_group": 2, "topk_group": 1, **INDEXER, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+            INDEXER_MATTERS, seed=1093, tokens=40),
+    Variant("glm-moe-dsa-sparse", GlmMoeDsaConfig, GlmMoeDsaForCausalLM,
+            {**MLA, "q_lora_rank": 10, "num_hidden_layers": 3, "n_shared_experts": 1, "n_routed_experts": 4, **INDEXER,
+             "indexer_types": ["full", "shared", "full"]},
+            INDEXER_MATTERS, seed=1098, tokens=40),
 ]
 VARIANTS += [
     # As Granite 4 H Tiny and Small: routed experts beside a shared MLP.
@@ -615,6 +627,7 @@ def make(variant, path):
     assert torch.equal(logits, forward(reference(model, variant, config), input_ids)), "config.json does not describe the model made"
     check_structure(model, variant, config)
     check_conditioning(model, input_ids, logits)
+    check_choices(model, input_ids)
     for label, change in variant.without.items():
         check_matters(variant, config, model, input_ids, logits, label, change)
     if variant.model_type:
@@ -725,6 +738,27 @@ def check_conditioning(model, input_ids, logits):
     error = (wide - logits).abs().max().item()
     assert error < TOLERANCE / 3, f"float32 rounding alone moves the logits by {error}"
     print(f"  float32 rounding moves the logits by {error:.2g}")
+
+
+def check_choices(model, input_ids):
+    """Checks that rounding does not change which tokens an indexer chooses."""
+    count, gaps, topk = getattr(model.config, "index_topk", None), [], torch.Tensor.topk
+    if count is None or count >= input_ids.shape[1]:
+        return
+
+    def recorded(scores, k, **options):
+        if k == count:
+            best = topk(scores, k + 1, dim=-1).values[:, count:]  # the queries before see no more
+            gaps.append((best[..., -2] - best[..., -1]).min().item())
+        return topk(scores, k, **options)
+
+    torch.Tensor.topk = recorded
+    try:
+        forward(model, input_ids)
+    finally:
+        torch.Tensor.topk = topk
+    print(f"  scores of chosen tokens and others: at least {min(gaps):.2g} apart")
+    assert len(gaps) >= 2 and min(gaps) > 10 * TOLERANCE
 
 
 def check_matters(variant, config, model, input_ids, logits, label, change):

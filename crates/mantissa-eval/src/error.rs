@@ -1,6 +1,6 @@
 //! Error type of evaluations.
 
-use mantissa_model::{CONTEXT_FIELDS, ForwardError, LoadError};
+use mantissa_model::{ForwardError, LoadError};
 use mantissa_store::ErrorClass;
 
 /// Error of an evaluation.
@@ -16,7 +16,9 @@ pub enum EvalError {
         error: ForwardError,
     },
     /// A window is longer than the model's context.
-    #[error("window {window}: expected at most {allowed} tokens ({CONTEXT_FIELDS}), got {needed} tokens")]
+    #[error(
+        "window {window}: expected at most {allowed} tokens (max_position_embeddings), got {needed} tokens"
+    )]
     Context {
         /// Index of the window.
         window: usize,

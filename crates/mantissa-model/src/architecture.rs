@@ -102,8 +102,6 @@ pub struct Architecture {
     pub(crate) clips_qkv: bool,
     /// True if heads have attention sinks.
     pub(crate) sinks: bool,
-    /// Modules of a layer that are part of the architecture and not computed; they are copied as they are.
-    pub(crate) aside: &'static [&'static str],
     /// Multi-head latent attention.
     pub(crate) latent: Option<LatentRules>,
     /// True if the joined heads are gated, by the second half of each head's query projection.

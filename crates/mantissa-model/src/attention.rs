@@ -4,7 +4,7 @@
 //!
 //! The layer reads `normed` `[rows, hidden]` and adds its result to `residual` `[rows, hidden]`.
 
-use mantissa_kernels::{ScoreRules, for_each, kernels};
+use mantissa_kernels::{CausalAttention, ScoreRules, for_each, kernels};
 
 use crate::config::{HeadNorms, QkvForm};
 use crate::error::ForwardError;
@@ -21,6 +21,8 @@ struct Group<'a> {
     v: &'a mut [f32],
     out: &'a mut [f32],
     lse: Option<&'a mut [f32]>,
+    /// Tokens that each query attends to, `[tokens, chosen]`; empty if all queries attend to all.
+    chosen: &'a [u32],
     scores: &'a mut [f32],
 }
 
@@ -222,12 +224,16 @@ impl LayerFlow {
         let (mut q, mut k) = (&mut a.q[..tokens * q_width], &mut a.k[..tokens * kv_width]);
         let mut v = &mut a.v[..tokens * kv_width];
         let mut lse = a.lse.as_deref_mut();
+        let of_token = self.indexer.filter(|indexer| indexer.chooses(seqs)).map_or(0, |of| of.chosen());
+        let mut chosen = &*a.extra.index.chosen;
         let threads = self.threads.min(seqs.lens.len());
         let scores = a.scores.len() / threads;
         let groups =
             seqs.lens.chunks(seqs.lens.len().div_ceil(threads)).zip(a.scores.chunks_mut(scores.max(1)));
         let groups = groups.map(move |(lens, scores)| {
             let tokens: usize = lens.iter().sum();
+            let of_group;
+            (of_group, chosen) = chosen.split_at(tokens * of_token);
             Group {
                 lens,
                 q: first(&mut q, tokens * q_width),
@@ -235,6 +241,7 @@ impl LayerFlow {
                 v: first(&mut v, tokens * kv_width),
                 out: first(&mut out, tokens * q_width),
                 lse: lse.as_mut().map(|lse| first(lse, tokens * heads)),
+                chosen: of_group,
                 scores,
             }
         });
@@ -244,7 +251,8 @@ impl LayerFlow {
     }
 
     fn attend_group(&self, group: Group<'_>, rules: ScoreRules<'_>, cos: &[f32], sin: &[f32]) {
-        let Group { lens, mut q, mut k, mut v, mut out, mut lse, scores } = group;
+        let Group { lens, mut q, mut k, mut v, mut out, mut lse, mut chosen, scores } = group;
+        let of_token = if chosen.is_empty() { 0 } else { chosen.len() / lens.iter().sum::<usize>() };
         let (q_width, kv_width) = self.widths();
         for &len in lens {
             let (q, k) = (first(&mut q, len * q_width), first(&mut k, len * kv_width));
@@ -260,13 +268,58 @@ impl LayerFlow {
                     operands.keys_and_values(k, this_v);
                 }
             }
+            let of_sequence;
+            (of_sequence, chosen) = chosen.split_at(len * of_token);
             match lse.as_mut().map(|lse| first(lse, len * self.attention.heads)) {
                 Some(lse) => {
                     kernels().attention_causal_saving(&self.attention, rules, q, k, this_v, out, lse, scores);
                 }
+                None if of_token > 0 && len > of_token => {
+                    self.attend_chosen(rules, [q, k, this_v], of_sequence, out, scores);
+                }
                 None => {
                     kernels().attention_causal_with(&self.attention, rules, q, k, this_v, out, scores);
                 }
+            }
+        }
+    }
+
+    /// Attends in one sequence to the tokens in `chosen` `[tokens, n]`; the first n queries attend to all before them. Every
+    /// head has keys and values of its own. `scores` holds 2 · n heads more than the kernel needs.
+    fn attend_chosen(
+        &self,
+        rules: ScoreRules<'_>,
+        [q, k, v]: [&[f32]; 3],
+        chosen: &[u32],
+        out: &mut [f32],
+        scores: &mut [f32],
+    ) {
+        let (d, width) = (self.attention.head_dim, self.widths().0);
+        let n = chosen.len() * width / q.len();
+        let all = n * width;
+        let (of_all, of_chosen) = out.split_at_mut(all);
+        kernels().attention_causal_with(
+            &self.attention,
+            rules,
+            &q[..all],
+            &k[..all],
+            &v[..all],
+            of_all,
+            scores,
+        );
+        let shape = CausalAttention { heads: 1, kv_heads: 1, ..self.attention };
+        let (keys, rest) = scores.split_at_mut(n * d);
+        let (values, scores) = rest.split_at_mut(n * d);
+        let rows = q[all..].chunks_exact(width).zip(of_chosen.chunks_exact_mut(width));
+        for ((q, out), chosen) in rows.zip(chosen[n * n..].chunks_exact(n)) {
+            for (head, (q, out)) in q.chunks_exact(d).zip(out.chunks_exact_mut(d)).enumerate() {
+                let gathered = keys.chunks_exact_mut(d).zip(values.chunks_exact_mut(d));
+                for (token, (key, value)) in chosen.iter().zip(gathered) {
+                    let at = *token as usize * width + head * d;
+                    key.copy_from_slice(&k[at..at + d]);
+                    value.copy_from_slice(&v[at..at + d]);
+                }
+                kernels().attention_causal_with(&shape, rules, q, keys, values, out, scores);
             }
         }
     }

@@ -4,7 +4,7 @@ use mantissa_kernels::CausalAttention;
 
 use crate::config::{DenseMlp, MlpForm, ModelConfig, NormPlaces, QkvForm};
 use crate::error::{ForwardError, LoadError};
-use crate::flow::operators::{Activations, Choice, ExtraScratch, MIN_ROWS, MlpRows};
+use crate::flow::operators::{Activations, Choice, ExtraScratch, IndexRows, MIN_ROWS, MlpRows};
 use crate::linear::Linear;
 use crate::memory::{check_context, zeros};
 
@@ -61,7 +61,11 @@ pub struct Buffers {
     pub(crate) gathered: Vec<f32>,
     pub(crate) result: Vec<f32>,
     pub(crate) sum: Vec<f32>,
+    index_queries: Vec<f32>,
+    index_keys: Vec<f32>,
+    index_weights: Vec<f32>,
     pub(crate) choices: Vec<Choice>,
+    pub(crate) chosen: Vec<u32>,
 }
 
 /// Sizes that buffers were planned for.
@@ -92,12 +96,16 @@ pub(crate) struct Sizes {
     input: usize,
     experts: usize,
     per_token: usize,
+    /// Widths of an indexer's queries, keys, weights and choices.
+    index: [usize; 4],
     threads: usize,
 }
 
 impl Sizes {
     fn new(config: &ModelConfig, max_tokens: usize, max_len: usize, threads: usize) -> Self {
-        let panels = config.linear_shapes().map(|(rows, cols)| Linear::scratch_len(rows, cols));
+        let sides = (0..config.num_hidden_layers).flat_map(|layer| config.sides(layer));
+        let shapes = config.linear_shapes().chain(sides.map(|side| (side.rows, side.cols)));
+        let panels = shapes.map(|(rows, cols)| Linear::scratch_len(rows, cols));
         let tables = config
             .vocab_size
             .max(config.hidden_size)
@@ -108,6 +116,9 @@ impl Sizes {
             shape.scratch_len(max_tokens.min(max_len), max_len)
         };
         let scores = (0..config.num_hidden_layers).map(scores).max().unwrap_or(0);
+        let index = index_widths(config, max_len);
+        // Keys and values of one head that a query attends to.
+        let scores = scores.saturating_add(index[3].saturating_mul(2 * config.head_dim));
         Sizes {
             tokens: max_tokens,
             rows: max_tokens.max(MIN_ROWS),
@@ -128,6 +139,7 @@ impl Sizes {
             input: config.latent.map_or(0, |latent| latent.kv_rank.max(latent.q_rank.unwrap_or(0))),
             experts: config.experts.as_ref().map_or(0, |experts| experts.count.into()),
             per_token: config.experts.as_ref().map_or(0, |experts| experts.per_token),
+            index,
             threads,
         }
     }
@@ -145,13 +157,14 @@ impl Sizes {
     fn bytes(&self) -> u64 {
         // A choice is as large as three f32.
         let choices = self.choices().saturating_mul(3);
-        let lengths = self.lengths().map(|all| all.into_iter().chain([choices]));
+        let chosen = self.rows.saturating_mul(self.index[3]);
+        let lengths = self.lengths().map(|all| all.into_iter().chain([choices, chosen]));
         let total = lengths.and_then(|mut all| all.try_fold(0u64, |sum, n| sum.checked_add(n as u64)));
         total.and_then(|n| n.checked_mul(4)).unwrap_or(u64::MAX)
     }
 
     /// Lengths of the fields of [`Buffers`], in their order; `None` if one overflows.
-    fn lengths(&self) -> Option<[usize; 26]> {
+    fn lengths(&self) -> Option<[usize; 29]> {
         let by_rows = |width: usize| self.rows.checked_mul(width);
         let inner = self.mlp_rows().checked_mul(self.intermediate)?;
         let tables = self.positions.checked_mul(self.half)?;
@@ -187,6 +200,9 @@ impl Sizes {
             of_part(self.hidden)?,
             of_part(self.hidden)?,
             of_part(self.hidden)?,
+            by_rows(self.index[0])?,
+            by_rows(self.index[1])?,
+            by_rows(self.index[2])?,
         ])
     }
 }
@@ -226,7 +242,7 @@ impl Buffers {
     }
 
     /// Allocates fields of these lengths, in the order of [`Sizes::lengths`]; `None` if there is not enough memory.
-    fn allocate(sizes: Sizes, lengths: [usize; 26]) -> Option<Self> {
+    fn allocate(sizes: Sizes, lengths: [usize; 29]) -> Option<Self> {
         let mut lengths = lengths.into_iter();
         let mut next = || zeros(lengths.next()?);
         Some(Buffers {
@@ -257,7 +273,11 @@ impl Buffers {
             gathered: next()?,
             result: next()?,
             sum: next()?,
+            index_queries: next()?,
+            index_keys: next()?,
+            index_weights: next()?,
             choices: Vec::new(),
+            chosen: zeros(sizes.rows.checked_mul(sizes.index[3])?)?,
         })
     }
 
@@ -362,6 +382,12 @@ impl Buffers {
                 result: &mut self.result,
                 sum: &mut self.sum,
                 choices: Some(&mut self.choices),
+                index: IndexRows {
+                    queries: &mut self.index_queries,
+                    keys: &mut self.index_keys,
+                    weights: &mut self.index_weights,
+                    chosen: &mut self.chosen,
+                },
             },
         };
         (activations, &mut self.quantized, &mut self.panel)
@@ -372,6 +398,16 @@ impl Buffers {
 fn joined(config: &ModelConfig) -> usize {
     let widths = (0..config.num_hidden_layers).map(|layer| config.joined_width(layer));
     widths.fold(config.query_width(), usize::max)
+}
+
+/// Widths of an indexer's queries, keys, weights and choices in sequences of up to `positions`.
+fn index_widths(config: &ModelConfig, positions: usize) -> [usize; 4] {
+    let Some(indexer) = &config.indexer else { return [0; 4] };
+    match config.chooses(positions) {
+        true => [indexer.heads * indexer.dim, indexer.dim, indexer.heads, indexer.chosen],
+        // Projected keys pass through the place of the queries.
+        false => [indexer.dim, indexer.dim, 0, 0],
+    }
 }
 
 /// Inner width of the widest MLP.

@@ -223,7 +223,8 @@ fn layer_cache(
         return Some(LayerCache::Shared);
     }
     if let Some(latent) = &config.latent {
-        return LatentCache::plan(latent, quantizer, capacity).map(Box::new).map(LayerCache::Latent);
+        let cache = LatentCache::plan(latent, config.index_width(layer), quantizer, capacity);
+        return cache.map(Box::new).map(LayerCache::Latent);
     }
     let width = config.of_layer(layer).key_value_width();
     let Some(quantizer) = quantizer.filter(|quantizer| quantizer.stores_heads()) else {
@@ -254,7 +255,7 @@ fn layer_bytes(config: &ModelConfig, layer: usize, capacity: usize, quantizer: O
 /// Bytes of the keys and values of one layer for `capacity` tokens.
 fn heads_bytes(config: &ModelConfig, layer: usize, capacity: usize, quantizer: Option<&KvQuantizer>) -> u64 {
     if let Some(latent) = &config.latent {
-        return LatentCache::bytes_needed(latent, quantizer, capacity);
+        return LatentCache::bytes_needed(latent, config.index_width(layer), quantizer, capacity);
     }
     let width = config.of_layer(layer).key_value_width();
     match quantizer.filter(|quantizer| quantizer.stores_heads()) {
@@ -302,8 +303,8 @@ impl Past<'_> {
         }
     }
 
-    /// Appends new latents `[t, kv_rank]` and the rotated parts of their keys `[t, rotated]`, and returns the scratch
-    /// that holds all of them, stored ones by their decoded values.
+    /// Appends new latents `[t, kv_rank]`, the rotated parts of their keys `[t, rotated]` and keys of an indexer, and returns
+    /// the scratch that holds all of them, stored ones by their decoded values.
     ///
     /// # Errors
     /// [`ForwardError::Cache`] if a value has no code.
@@ -311,11 +312,12 @@ impl Past<'_> {
         &mut self,
         latents: &[f32],
         rotated: &[f32],
+        index: &[f32],
     ) -> Result<&mut LatentScratch, ForwardError> {
         match (&mut *self.layer, &mut self.latent) {
             (LayerCache::Latent(cache), Some(scratch)) => {
                 let fault = |error| ForwardError::Cache { what: "latents", error };
-                cache.append(latents, rotated, scratch).map_err(fault)?;
+                cache.append(latents, rotated, index, scratch).map_err(fault)?;
                 Ok(scratch)
             }
             _ => Err(ForwardError::OtherModel { what: "KV cache" }),

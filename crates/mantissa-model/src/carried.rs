@@ -1,5 +1,5 @@
 //! Inputs of the layers of some models besides the states: embeddings of their own, keys and values of earlier layers,
-//! parallel streams of states (Gemma 3n and 4).
+//! parallel streams of states (Gemma 3n and 4), tokens that an earlier layer has chosen (GLM-5).
 
 use std::sync::Arc;
 
@@ -96,6 +96,8 @@ pub struct Carried {
     shared: [Option<Arc<[Vec<f32>; 2]>>; 2],
     /// Parallel streams of states, `[streams, tokens, hidden]`; empty before the first layer.
     streams: Arc<[f32]>,
+    /// Tokens that the queries attend to, by the last layer that has chosen, `[tokens, chosen]`.
+    chosen: Arc<[u32]>,
 }
 
 impl Carried {
@@ -112,8 +114,8 @@ impl Carried {
         }
     }
 
-    /// Bytes that a token of this model takes, in f32.
-    pub fn bytes_per_token(config: &ModelConfig) -> usize {
+    /// Bytes that a token of this model takes in windows of up to `longest` tokens, in f32.
+    pub fn bytes_per_token(config: &ModelConfig, longest: usize) -> usize {
         let inputs = config.by_layer.inputs.map_or(0, |_| 4 * config.hidden_size);
         let layers = (0..config.num_hidden_layers).filter(|layer| config.shares_kv(*layer));
         let shared = layers.map(|layer| {
@@ -121,7 +123,7 @@ impl Carried {
             8 * heads.key_value * heads.dim
         });
         let streams = config.by_layer.streams.map_or(0, |streams| 4 * streams.count * config.hidden_size);
-        inputs + shared.sum::<usize>() + streams
+        inputs + shared.sum::<usize>() + streams + 4 * config.carried_choice(longest)
     }
 
     /// Writes what `layer` reads besides the states into the buffers.
@@ -140,6 +142,9 @@ impl Carried {
                 to[..len].copy_from_slice(from);
                 to[len..].fill(0.0);
             }
+        }
+        if config.uses_choice(layer) {
+            b.chosen[..self.chosen.len()].copy_from_slice(&self.chosen);
         }
         let windowed = config.windows[layer].is_some();
         if let Some(shared) =
@@ -165,8 +170,8 @@ impl Carried {
         }
     }
 
-    /// Keeps the keys and values that the buffers hold after `tokens` tokens have run through `layer`, if later layers
-    /// read them.
+    /// Keeps the keys and values, and the tokens that the queries attend to, that the buffers hold after `tokens` tokens have
+    /// run through `layer`, if later layers read them.
     ///
     /// # Panics
     /// As [`enter`](Self::enter).
@@ -175,6 +180,10 @@ impl Carried {
             let (keys, values) = b.keys_and_values(config, layer, tokens);
             let windowed = config.windows[layer].is_some();
             self.shared[usize::from(windowed)] = Some(Arc::new([keys.to_vec(), values.to_vec()]));
+        }
+        if config.index_width(layer) > 0 {
+            let len = tokens * config.carried_choice(tokens);
+            self.chosen = b.chosen[..len].into();
         }
     }
 }

@@ -8,6 +8,7 @@ mod by_layer;
 mod examples;
 mod experts;
 mod fields;
+mod indexer;
 mod recurrent;
 mod rope;
 mod scales;
@@ -27,6 +28,7 @@ pub use by_layer::{GlobalHeads, LayerFeatures, LayerHeads, LayerInputs, Streams}
 pub(crate) use examples::example;
 pub use experts::{Experts, Groups, LimitedSwiglu, Routing, SharedExperts};
 pub use fields::ConfigError;
+pub use indexer::Indexer;
 pub use recurrent::Multipliers;
 
 use crate::architecture::Architecture;
@@ -64,8 +66,7 @@ pub struct ModelConfig {
     pub head_dim: usize,
     /// Rows of the embedding.
     pub vocab_size: usize,
-    /// Longest context: `max_position_embeddings`, or the number of tokens that an indexer chooses
-    /// ([`DeepSeek Sparse Attention`](https://arxiv.org/abs/2512.02556)) if that is less.
+    /// Longest context.
     pub max_position_embeddings: usize,
     /// Epsilon of the norms, added to the mean square or to the variance.
     pub rms_norm_eps: f32,
@@ -126,6 +127,8 @@ pub struct ModelConfig {
     pub sinks: bool,
     /// Latent attention.
     pub latent: Option<Latent>,
+    /// Indexer that chooses the tokens that a query attends to.
+    pub indexer: Option<Indexer>,
     /// True if the joined heads are multiplied by the sigmoid of a gate, which the projection of the queries returns after
     /// each head's query (Qiu et al. 2025, "Gated Attention for Large Language Models").
     pub gated_attention: bool,
@@ -196,7 +199,7 @@ impl ModelConfig {
             num_key_value_heads: heads.key_value,
             head_dim: heads.dim,
             vocab_size: fields.size("vocab_size", 1..=u64::from(u32::MAX))?,
-            max_position_embeddings: attention::context(fields, architecture, max_position_embeddings)?,
+            max_position_embeddings,
             rms_norm_eps: scales.eps(fields, eps)?,
             norm: parse_norm(fields, architecture),
             norm_places: parse_norm_places(fields, architecture)?,
@@ -232,6 +235,7 @@ impl ModelConfig {
             mlp: architecture.mlp,
             sinks: architecture.sinks,
             latent,
+            indexer: Indexer::parse(fields, architecture, latent, num_hidden_layers)?,
             gated_attention: architecture.gated_attention,
             multipliers,
             recurrent,

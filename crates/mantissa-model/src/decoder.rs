@@ -155,7 +155,8 @@ impl Decoder {
             let config = self.config.of_layer(i);
             let heads = 8.0 * config.key_value_width() as f64;
             let exact = config.latent.map_or(heads, |latent| latent.bytes_per_token());
-            layer.kv().map_or(exact, |kv| kv.bytes_per_token(&config))
+            let index = 4.0 * config.index_width(i) as f64;
+            index + layer.kv().map_or(exact, |kv| kv.bytes_per_token(&config))
         };
         let own = self.layers.iter().enumerate().filter(|(i, _)| self.config.has_own_kv(*i));
         own.map(of_layer).sum()

@@ -5,9 +5,6 @@ use mantissa_store::ErrorClass;
 
 use crate::config::ConfigError;
 
-/// Fields of config.json that limit the context, for messages.
-pub const CONTEXT_FIELDS: &str = "max_position_embeddings, or index_topk of sparse attention";
-
 /// Error of loading a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -123,7 +120,7 @@ pub enum LoadError {
         bytes: u64,
     },
     /// A context is longer than the model allows.
-    #[error("context: expected at most {allowed} tokens ({CONTEXT_FIELDS}), got {needed} tokens")]
+    #[error("context: expected at most {allowed} tokens (max_position_embeddings), got {needed} tokens")]
     Context {
         /// Tokens requested.
         needed: usize,

@@ -23,10 +23,11 @@ use crate::mixer::{MixRows, Mixing, Recurrent};
 use crate::operands::OperandRounding;
 
 pub use self::operators::{
-    Activations, CachedAttention, Choice, ExtraScratch, Group, Job, LatentTokens, MIN_ROWS, MlpRows,
-    Operators, Sequences,
+    Activations, CachedAttention, Choice, ExtraScratch, Group, IndexRows, Job, LatentTokens, MIN_ROWS,
+    MlpRows, Operators, Sequences,
 };
 pub use crate::experts::{route_backward, sigmoid};
+pub use crate::indexer::IndexerFlow;
 pub use crate::latent::AbsorbedHeads;
 use crate::streams::StreamFlow;
 
@@ -68,6 +69,7 @@ pub struct LayerFlow {
     /// Factor of the queries by position.
     pub(crate) growth: Option<QueryGrowth>,
     pub(crate) latent: Option<Latent>,
+    pub(crate) indexer: Option<IndexerFlow>,
     /// True if the joined heads are gated.
     pub(crate) gated: bool,
     /// Factors of attention, mixer and MLP.
@@ -130,6 +132,7 @@ impl LayerFlow {
             clip: config.clip_qkv,
             growth: config.query_growth.filter(|growth| !(growth.unrotated && config.rotated_layers[layer])),
             latent: config.latent,
+            indexer: IndexerFlow::new(config, layer),
             own_kv: config.has_own_kv(layer),
             keys_are_values: config.keys_are_values(layer),
             value_norm: config.value_norm,
@@ -335,7 +338,10 @@ impl LayerFlow {
             Some(past) => {
                 past.attend(self, seqs, self.score_rules(operators.vector(VectorKind::Sinks)), a)?;
             }
-            None => self.attend(seqs, operators.vector(VectorKind::Sinks), a),
+            None => {
+                self.choose_whole(seqs, &mut a.extra.index, a.cos, a.sin);
+                self.attend(seqs, operators.vector(VectorKind::Sinks), a);
+            }
         }
         self.gate_heads(seqs, a);
         let factor = self.multipliers.map(|multipliers| multipliers.attended);

@@ -87,6 +87,7 @@ impl LayerFlow {
             operators.norm(NormKind::QLatent, q_latent, normed);
             let mut jobs = [Job { kind: LinearKind::QB, out: &mut *queries, accumulate }];
             operators.linears(LinearInput::QLatent, normed, tokens, &mut jobs)?;
+            self.project_index(operators, seqs, cached, (x, normed), &mut a.extra.index);
         }
         // The latent is the first part of each compressed row; the rotated part of the keys follows it.
         let stride = latent.kv_rank + latent.rotated;
@@ -130,6 +131,7 @@ impl LayerFlow {
             latents: &mut parts.kv_latent[..tokens * latent.kv_rank],
             rotated,
             attended,
+            index: a.extra.index.borrowed(),
             cos: a.cos,
             sin: a.sin,
         };
@@ -137,11 +139,11 @@ impl LayerFlow {
     }
 
     /// Computes the heads of consecutive rotated queries `q` over the first `seen` tokens in `scratch`; the last query
-    /// belongs to the last of them. `out` has the shape of `q`.
+    /// belongs to the last of them. One query may attend to the `chosen` of them alone. `out` has the shape of `q`.
     pub(crate) fn attend_absorbed(
         &self,
         latent: &Latent,
-        seen: usize,
+        (seen, chosen): (usize, Option<&[u32]>),
         q: &[f32],
         out: &mut [f32],
         scratch: &mut LatentScratch,
@@ -162,7 +164,16 @@ impl LayerFlow {
             q[latent.rotated..].iter().zip(of_keys).for_each(|(x, row)| kernels().axpy(*x, row, query));
         }
         let (shape, rules) = (latent.attention(heads, self.attention.scale), self.score_rules(None));
-        let tokens = &scratch.joined[..seen * joined];
+        let tokens = match chosen {
+            None => &scratch.joined[..seen * joined],
+            Some(chosen) => {
+                let gathered = &mut scratch.gathered[..chosen.len() * joined];
+                for (token, to) in chosen.iter().zip(gathered.chunks_exact_mut(joined)) {
+                    to.copy_from_slice(&scratch.joined[*token as usize * joined..][..joined]);
+                }
+                &*gathered
+            }
+        };
         kernels().attention_causal_with(
             &shape,
             rules,

@@ -26,6 +26,7 @@ mod factored;
 pub mod flow;
 pub mod generate;
 pub mod graph;
+mod indexer;
 mod input;
 pub mod kv;
 mod latent;
@@ -54,7 +55,7 @@ pub use chat::{ChatError, ChatTemplates, Message};
 pub use config::{Activation, ConfigError, HeadNorms, ModelConfig, read_json};
 pub use decoder::{Batch, Decoder, Hidden, load_config};
 pub use embedding::{Embedding, Table, load_embedding};
-pub use error::{CONTEXT_FIELDS, ForwardError, LoadError};
+pub use error::{ForwardError, LoadError};
 pub use generate::{
     Decoding, GenerateError, GenerateOptions, Generated, PREFILL, Sampling, StopReason, generate,
 };

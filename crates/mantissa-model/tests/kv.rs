@@ -162,8 +162,15 @@ fn latents_are_cached_unexpanded() {
         let Some(latent) = config.latent else { continue };
         models += 1;
         let layers = (0..config.num_hidden_layers).filter(|layer| config.attends(*layer)).count() as f64;
-        assert_eq!(decoder.kv_bytes_per_token(), layers * 4.0 * (latent.kv_rank + latent.rotated) as f64);
-        let heads = 8 * (config.key_value_width() * config.num_hidden_layers * 512) as u64;
+        // The keys of an indexer stay in f32.
+        let index =
+            (0..config.num_hidden_layers).map(|layer| 4 * config.index_width(layer)).sum::<usize>() as f64;
+        let exact = layers * 4.0 * (latent.kv_rank + latent.rotated) as f64 + index;
+        assert_eq!(decoder.kv_bytes_per_token(), exact);
+        // Keys of an indexer and their decoded copy come on top of heads too.
+        let index_keys =
+            512 * (index as usize + 4 * config.indexer.as_ref().map_or(0, |indexer| indexer.dim));
+        let heads = (8 * config.key_value_width() * config.num_hidden_layers * 512 + index_keys) as u64;
         assert!(KvCache::bytes_needed(&config, 512) < heads, "{}", dir.display());
         // A layer with a quantized input reads latents quantized, of earlier tokens too.
         let files = ModelFiles::open(&dir).unwrap();
@@ -175,7 +182,7 @@ fn latents_are_cached_unexpanded() {
         // A value on the edge of a code may take another: a tenth of all rounding in a small model.
         assert!(exact > 1e-4 && stepped < 0.2 * exact, "{}: {stepped} of {exact}", dir.display());
         decoder.set_kv(&"int8-token".parse().unwrap()).unwrap();
-        let bytes = layers * (latent.kv_rank as f64 + 4.0 + 4.0 * latent.rotated as f64);
+        let bytes = layers * (latent.kv_rank as f64 + 4.0 + 4.0 * latent.rotated as f64) + index;
         assert_eq!(decoder.kv_bytes_per_token(), bytes);
         assert!(decoder.set_attention_operands(&"int8".parse().unwrap()).is_err());
     }

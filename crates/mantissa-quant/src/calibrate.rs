@@ -266,7 +266,8 @@ impl<'a> Calibration<'a> {
 
     /// Returns the bytes of the states of `set` in memory; 0 if they are in a file because they exceed `in_memory`.
     pub(crate) fn state_bytes(config: &ModelConfig, set: &CalibrationSet, in_memory: u64) -> u64 {
-        let carried = (set.tokens() as u64).saturating_mul(Carried::bytes_per_token(config) as u64);
+        let carried =
+            (set.tokens() as u64).saturating_mul(Carried::bytes_per_token(config, set.longest()) as u64);
         Self::bytes_of_width(set, config.hidden_size, in_memory).saturating_add(carried)
     }
 

@@ -64,7 +64,10 @@ pub fn dequantized_source(files: ModelFiles) -> Result<ModelFiles> {
                 computed.extend(experts_of(&config, &info).map(|linear| dequantized(&files, &linear)));
             }
             Some(linear) => computed.push(decoded(&files, linear.clone(), info)),
-            None => computed.push(read(&files, info)),
+            None => match side_linear(&config, &info) {
+                Some(linear) if files.gguf().is_none() => computed.push(decoded(&files, linear, info)),
+                _ => computed.push(read(&files, info)),
+            },
         }
     }
     if files.gguf().is_none() {
@@ -121,6 +124,14 @@ fn other_parts(
 /// True if a tensor holds codes of at least one per byte: no floats of 16 bits or more.
 fn is_codes(meta: &TensorMeta) -> bool {
     meta.shape.len() == 2 && matches!(meta.dtype, Dtype::F8E4M3 | Dtype::F8E5M2 | Dtype::I8 | Dtype::U8)
+}
+
+/// Small projection as a linear layer, for sources that quantize it.
+fn side_linear(config: &ModelConfig, info: &TensorInfo) -> Option<LinearInfo> {
+    let (Role::Side { layer, kind }, [rows, cols]) = (&info.role, info.shape.as_slice()) else { return None };
+    let module = config.side_module(*layer, *kind);
+    let (layer, kind, stored) = (*layer, LinearKind::Head, StoredAs::Rows);
+    Some(LinearInfo { module, layer, kind, rows: *rows, cols: *cols, bias: false, stored })
 }
 
 /// Linear layers, embedding and head by the names of their weights.

@@ -82,7 +82,6 @@ impl Plan {
             let tower = self.config.wrapper.filter(|wrapper| wrapper.towers.contains(&part.name.as_str()));
             let why = match tower {
                 Some(wrapper) => format!("tower or projector of {}, {fate}", wrapper.name),
-                None if part.aside => format!("not computed: it chooses all tokens of the context, {fate}"),
                 None => format!("not used by {}, {fate}", self.config.architecture.name),
             };
             kept.add(&part.name, part.tensors, part.parameters, why);
@@ -165,6 +164,10 @@ impl Plan {
                         | SideKind::LeaveStream(_),
                     ..
                 } => "parallel streams and their low-rank path: published recipes leave them unquantized",
+                Role::Side {
+                    kind: SideKind::IndexQueries | SideKind::IndexKeys | SideKind::IndexWeights,
+                    ..
+                } => "indexer: it chooses tokens, as a router chooses experts",
                 Role::Side { kind, .. } if kind != SideKind::SharedGate => {
                     "rates and gates of a recurrent mixer: small, and engines read them unquantized"
                 }

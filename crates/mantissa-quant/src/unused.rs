@@ -1,9 +1,9 @@
 //! Tensors of a checkpoint that the text model does not use: towers and projectors of multimodal models, heads that
-//! predict several tokens, indexers. They are copied bit for bit, and formats list their modules as unquantized.
+//! predict several tokens. They are copied bit for bit, and formats list their modules as unquantized.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mantissa_model::ModelConfig;
+use mantissa_model::{ModelConfig, Role, TensorInfo};
 use mantissa_store::TensorMeta;
 use mantissa_store::convention::{ModelFiles, levels};
 
@@ -18,10 +18,15 @@ pub(crate) struct Used {
 
 impl Used {
     pub(crate) fn new(config: &ModelConfig) -> Self {
-        let linears = config.decoder_linears().chain(config.tables());
+        let linears = config.decoder_linears().chain(config.tables()).map(|info| info.module);
+        // Sources may quantize those of an indexer.
+        let side = |info: TensorInfo| match info.role {
+            Role::Side { layer, kind } => Some(config.side_module(layer, kind)),
+            _ => None,
+        };
         Used {
             tensors: config.tensors().into_iter().map(|info| info.name).collect(),
-            modules: linears.map(|info| info.module).collect(),
+            modules: linears.chain(config.tensors().into_iter().filter_map(side)).collect(),
         }
     }
 
@@ -61,7 +66,7 @@ pub(crate) fn linear_module(meta: &TensorMeta) -> Option<&str> {
 pub(crate) fn is_decoder_weight(config: &ModelConfig, meta: &TensorMeta) -> bool {
     let weight = meta.name.ends_with(".weight") && meta.shape.len() == 2;
     let fused = meta.shape.len() == 3 && !meta.name.ends_with("bias") && meta.shape[1] > 1;
-    (weight || fused) && config.layer_of(&meta.name).is_some() && config.aside(&meta.name).is_none()
+    (weight || fused) && config.layer_of(&meta.name).is_some()
 }
 
 /// Part of a model that the text model does not use.
@@ -69,8 +74,6 @@ pub(crate) fn is_decoder_weight(config: &ModelConfig, meta: &TensorMeta) -> bool
 pub(crate) struct Part {
     /// Prefix of its tensors.
     pub(crate) name: String,
-    /// True for a part of decoder layers that is not computed ([`ModelConfig::aside`]).
-    pub(crate) aside: bool,
     /// Number of tensors.
     pub(crate) tensors: usize,
     /// Number of parameters.
@@ -84,8 +87,7 @@ pub(crate) fn parts<'a>(config: &ModelConfig, tensors: impl Iterator<Item = &'a 
     let mut parts: BTreeMap<String, Part> = BTreeMap::new();
     for meta in tensors {
         let name = part_of(config, &meta.name);
-        let aside = config.aside(&meta.name).is_some();
-        let empty = Part { name: name.clone(), aside, tensors: 0, parameters: 0, bytes: 0 };
+        let empty = Part { name: name.clone(), tensors: 0, parameters: 0, bytes: 0 };
         let part = parts.entry(name).or_insert(empty);
         part.tensors += 1;
         part.parameters += meta.numel();
@@ -99,9 +101,6 @@ fn part_of(config: &ModelConfig, name: &str) -> String {
     let towers = config.wrapper.iter().flat_map(|wrapper| wrapper.towers);
     if let Some(tower) = towers.filter(within).max_by_key(|tower| tower.len()) {
         return (*tower).to_owned();
-    }
-    if let Some(module) = config.aside(name) {
-        return format!("*.{module}");
     }
     let number = |part: &&str| part.bytes().all(|byte| byte.is_ascii_digit());
     let modules: Vec<&str> = name.split('.').collect();

@@ -154,6 +154,17 @@ fn of_checkpoint(files: &ModelFiles, config: &ModelConfig, at_once: u64) -> Vec<
         config.decoder_linears().chain(config.tables()).map(|info| (stored(&info), info)).collect();
     let per_weight = sampled(files, &linears);
     let mut rest = files.checkpoint().total_bytes();
+    // Small projections run in f32.
+    let sides = (0..config.num_hidden_layers).flat_map(|layer| {
+        config.sides(layer).into_iter().map(move |side| (config.side_module(layer, side.kind), side))
+    });
+    let of_sides: u64 = sides
+        .filter_map(|(module, side)| {
+            let stored = all.get(format!("{module}.weight").as_str())?.len;
+            rest = rest.saturating_sub(stored);
+            Some(4 * side.rows as u64 * side.cols as u64)
+        })
+        .sum();
     let tables = config.tables().len();
     let layers = linears.len().saturating_sub(tables);
     let mut parts: Vec<_> = linears
@@ -176,7 +187,7 @@ fn of_checkpoint(files: &ModelFiles, config: &ModelConfig, at_once: u64) -> Vec<
         })
         .collect();
     // Norms, and what is stored otherwise, such as stacked experts.
-    parts.insert(0, Footprint { weights: rest, loading: 0 });
+    parts.insert(0, Footprint { weights: rest.saturating_add(of_sides), loading: 0 });
     parts
 }
 

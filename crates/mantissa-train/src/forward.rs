@@ -179,6 +179,7 @@ fn activations<'a>(
             result,
             sum,
             choices: Some(choices),
+            index: Default::default(),
         },
     };
     (a, &mut scratch.forms)

@@ -7,8 +7,8 @@ use super::features::{Activation, DenseMlp, HeadNorms, MlpForm, NormForm, NormPl
 use super::names::{ExpertNames, Names};
 use super::rules::{
     BiasRules, ByLayer, Eps, ExpertLayers, ExpertRules, FeedForward, Flag, GroupRules, GrowthRule, HeadDim,
-    LatentRules, LogitScale, NoRope, QueryScale, RecurrentRules, RopeRules, ScaleRules, SharedRules,
-    Softcaps, Windows,
+    IndexerRules, LatentRules, LogitScale, NoRope, QueryScale, RecurrentRules, RopeRules, ScaleRules,
+    SharedRules, Softcaps, Windows,
 };
 
 /// Llama 1, 2 and 3.
@@ -52,7 +52,6 @@ pub(super) const LLAMA: Architecture = Architecture {
     softcaps: None,
     clips_qkv: false,
     sinks: false,
-    aside: &[],
     latent: None,
     gated_attention: false,
     multipliers: false,
@@ -257,17 +256,20 @@ pub(super) const DEEPSEEK_V3: Architecture = Architecture {
     name: "deepseek_v3",
     class: "DeepseekV3ForCausalLM",
     biases: BiasRules::ATTENTION,
-    latent: Some(LatentRules { interleaved: Flag::Field("rope_interleave", true), chosen: None }),
+    latent: Some(LatentRules { interleaved: Flag::Field("rope_interleave", true), indexer: None }),
     experts: Some(DEEPSEEK_V3_EXPERTS),
     ..DEEPSEEK
 };
+
+/// Indexer of DeepSeek-V3.2.
+pub(super) const DEEPSEEK_INDEXER: IndexerRules =
+    IndexerRules { heads: 64, dim: 128, chosen: 2048, interleaved: false, shared: false };
 
 /// DeepSeek-V3.2.
 pub(super) const DEEPSEEK_V32: Architecture = Architecture {
     name: "deepseek_v32",
     class: "DeepseekV32ForCausalLM",
-    aside: &["self_attn.indexer"],
-    latent: Some(LatentRules { interleaved: Flag::Fixed(true), chosen: Some(("index_topk", 2048)) }),
+    latent: Some(LatentRules { interleaved: Flag::Fixed(true), indexer: Some(DEEPSEEK_INDEXER) }),
     experts: Some(ExpertRules { layers: ExpertLayers::Listed(3), ..DEEPSEEK_V3_EXPERTS }),
     ..DEEPSEEK_V3
 };

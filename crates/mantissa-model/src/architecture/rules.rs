@@ -250,10 +250,24 @@ pub(crate) struct Softcaps {
 pub(crate) struct LatentRules {
     /// True if the rotated pairs are adjacent in the weights.
     pub(crate) interleaved: Flag,
-    /// Field of the number of tokens that an indexer chooses for each query, and its default (DeepSeek Sparse Attention,
-    /// arXiv 2512.02556, sec. 2.1). Up to so many tokens it chooses all of them, so the context is limited to them and the indexer
-    /// is not computed.
-    pub(crate) chosen: Option<(&'static str, usize)>,
+    /// Indexer that chooses the tokens that a query attends to.
+    pub(crate) indexer: Option<IndexerRules>,
+}
+
+/// Indexer of sparse attention (DeepSeek Sparse Attention, arXiv 2512.02556, sec. 2.1).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct IndexerRules {
+    /// Default of `index_n_heads`.
+    pub(crate) heads: usize,
+    /// Default of `index_head_dim`.
+    pub(crate) dim: usize,
+    /// Default of `index_topk`, the number of tokens that a query attends to.
+    pub(crate) chosen: usize,
+    /// True if the rotated pairs are adjacent in the weights.
+    pub(crate) interleaved: bool,
+    /// True if a layer may use the choice of an earlier one: by `indexer_types`, or else `index_topk_pattern`, or else
+    /// `index_topk_freq` and `index_skip_topk_offset`.
+    pub(crate) shared: bool,
 }
 
 /// Mixture of experts.

@@ -4,15 +4,16 @@ use mantissa_store::convention::StackForm;
 
 use super::Architecture;
 use super::bases::{
-    ATTENTION_BIAS, COHERE2, DEEPSEEK, DEEPSEEK_EXPERTS, DEEPSEEK_V3, DEEPSEEK_V3_EXPERTS, DEEPSEEK_V32,
-    EXPERTS, GEMMA, GEMMA2, GRANITE_SCALES, LFM2, LLAMA, QWEN_EXPERTS, QWEN_MOE, QWEN2, QWEN3_5, ROPE,
+    ATTENTION_BIAS, COHERE2, DEEPSEEK, DEEPSEEK_EXPERTS, DEEPSEEK_INDEXER, DEEPSEEK_V3, DEEPSEEK_V3_EXPERTS,
+    DEEPSEEK_V32, EXPERTS, GEMMA, GEMMA2, GRANITE_SCALES, LFM2, LLAMA, QWEN_EXPERTS, QWEN_MOE, QWEN2,
+    QWEN3_5, ROPE,
 };
 use super::features::{Activation, DenseMlp, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores};
 use super::names::{ExpertNames, Names};
 use super::rules::{
     BiasRules, ByLayer, Eps, ExpertLayers, ExpertRules, FeedForward, Flag, GroupRules, GrowthRule, HeadDim,
-    LatentRules, LogitScale, NoRope, QueryScale, RecurrentRules, RopeRules, ScaleRules, SharedRules,
-    Softcaps, Windows,
+    IndexerRules, LatentRules, LogitScale, NoRope, QueryScale, RecurrentRules, RopeRules, ScaleRules,
+    SharedRules, Softcaps, Windows,
 };
 use crate::graph::kinds::LinearKind;
 
@@ -645,7 +646,7 @@ pub(super) static TABLE: &[Architecture] = &[
         class: "DeepseekV2ForCausalLM",
         fixed_flags: &[("norm_topk_prob", false)],
         // The reference multiplies complex numbers, which are adjacent pairs.
-        latent: Some(LatentRules { interleaved: Flag::Fixed(true), chosen: None }),
+        latent: Some(LatentRules { interleaved: Flag::Fixed(true), indexer: None }),
         experts: Some(ExpertRules {
             layers: ExpertLayers::From(0),
             normalize: Flag::Fixed(false),
@@ -676,7 +677,7 @@ pub(super) static TABLE: &[Architecture] = &[
         names: Names::KIMI_LINEAR,
         eps: Eps::Default(1e-5),
         rope: RopeRules { no_rope: NoRope::All, ..ROPE },
-        latent: Some(LatentRules { interleaved: Flag::Fixed(false), chosen: None }),
+        latent: Some(LatentRules { interleaved: Flag::Fixed(false), indexer: None }),
         recurrent: Some(RecurrentRules::ChannelDelta),
         experts: Some(ExpertRules {
             count: "num_experts",
@@ -707,6 +708,10 @@ pub(super) static TABLE: &[Architecture] = &[
         name: "glm_moe_dsa",
         class: "GlmMoeDsaForCausalLM",
         eps: Eps::Default(1e-5),
+        latent: Some(LatentRules {
+            interleaved: Flag::Fixed(true),
+            indexer: Some(IndexerRules { heads: 32, interleaved: true, shared: true, ..DEEPSEEK_INDEXER }),
+        }),
         ..DEEPSEEK_V32
     },
     // GLM-4.5 and 4.6: routing of DeepSeek-V3, half of a head rotated, QK norms in the large one.

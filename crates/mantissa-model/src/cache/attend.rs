@@ -1,5 +1,7 @@
 //! Attention over the cache of one sequence: all of its tokens are decoded to f32 first.
 
+use std::ops::Range;
+
 use mantissa_kernels::{ScoreRules, kernels};
 
 use super::{LATENT_QUERIES, Past};
@@ -78,7 +80,12 @@ impl CachedAttention for Past<'_> {
             let (cos, sin) = (&rows.cos[angles.clone()], &rows.sin[angles]);
             kernels().rope_rotate(rows.rotated, 1, latent.rotated, cos, sin);
         }
-        let scratch = self.append_latents(rows.latents, rows.rotated)?;
+        let index_keys = flow.indexer.map_or(0, |indexer| tokens * indexer.key_width());
+        let index_keys = &mut rows.index.keys[..index_keys];
+        if let Some(indexer) = &flow.indexer {
+            indexer.rotate(start, index_keys, rows.cos, rows.sin, 1);
+        }
+        let scratch = self.append_latents(rows.latents, rows.rotated, index_keys)?;
         let all = start + tokens;
         operators.apart(
             LinearKind::KvB,
@@ -87,11 +94,30 @@ impl CachedAttention for Past<'_> {
         )?;
         scratch.join(latent, all);
         flow.rotate(start, rows.q, flow.attention.heads, rows.cos, rows.sin);
+        let chosen = flow.indexer.map_or(usize::MAX, |indexer| indexer.chosen());
+        if let Some(indexer) = flow.indexer.filter(|of| all > chosen && of.key_width() > 0) {
+            let (queries, weights, lists) = indexer.rows_of(0..tokens, &mut rows.index);
+            indexer.rotate_queries(start, queries, rows.cos, rows.sin);
+            let (keys, width) = (&scratch.index, indexer.key_width());
+            let read = |range: Range<usize>, out: &mut [f32]| {
+                out.copy_from_slice(&keys[range.start * width..range.end * width]);
+            };
+            indexer.choose(start, (queries, weights), &read, lists, flow.threads);
+        }
+        // The first queries attend to all tokens before them.
+        let to_all = chosen.saturating_sub(start).min(tokens) * q_width;
+        let (q, q_of_chosen) = rows.q.split_at(to_all);
+        let (out, out_of_chosen) = rows.attended.split_at_mut(to_all);
         let queries = LATENT_QUERIES * q_width;
         let mut seen = start;
-        for (q, out) in rows.q.chunks(queries).zip(rows.attended.chunks_mut(queries)) {
+        for (q, out) in q.chunks(queries).zip(out.chunks_mut(queries)) {
             seen += q.len() / q_width;
-            flow.attend_absorbed(latent, seen, q, out, scratch);
+            flow.attend_absorbed(latent, (seen, None), q, out, scratch);
+        }
+        let others = q_of_chosen.chunks_exact(q_width).zip(out_of_chosen.chunks_exact_mut(q_width));
+        let lists = rows.index.chosen.chunks_exact(chosen).skip(to_all / q_width);
+        for ((q, out), list) in others.zip(lists) {
+            flow.attend_absorbed(latent, (chosen, Some(list)), q, out, scratch);
         }
         Ok(())
     }

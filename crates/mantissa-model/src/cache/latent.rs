@@ -12,35 +12,52 @@ use crate::memory::zeros;
 /// Queries that attend at a time.
 pub(crate) const LATENT_QUERIES: usize = 16;
 
-/// One layer's part: the latents, which may be quantized, and the rotated parts, which are not.
+/// One layer's part: the latents, which may be quantized, and the rotated parts and keys of an indexer, which are not.
 #[derive(Debug)]
 pub(crate) struct LatentCache {
     latents: SideCache,
     rotated: SideCache,
+    index: Option<SideCache>,
 }
 
 impl LatentCache {
-    /// Allocates for `capacity` tokens; `None` if there is not enough memory.
-    pub(crate) fn plan(latent: &Latent, quantizer: Option<&KvQuantizer>, capacity: usize) -> Option<Self> {
+    /// Allocates for `capacity` tokens with index keys of width `index`; `None` if there is not enough memory.
+    pub(crate) fn plan(
+        latent: &Latent,
+        index: usize,
+        quantizer: Option<&KvQuantizer>,
+        capacity: usize,
+    ) -> Option<Self> {
         let side = quantizer.and_then(|quantizer| quantizer.parts().latent.clone());
         let latents = SideCache::plan(side, latent.kv_rank, 0, 0, capacity)?;
-        Some(LatentCache { latents, rotated: SideCache::plan(None, latent.rotated, 0, 0, capacity)? })
+        let exact = |width| SideCache::plan(None, width, 0, 0, capacity);
+        let rotated = exact(latent.rotated)?;
+        Some(LatentCache { latents, rotated, index: if index > 0 { Some(exact(index)?) } else { None } })
     }
 
     /// Bytes that [`plan`](Self::plan) allocates.
-    pub(crate) fn bytes_needed(latent: &Latent, quantizer: Option<&KvQuantizer>, capacity: usize) -> u64 {
+    pub(crate) fn bytes_needed(
+        latent: &Latent,
+        index: usize,
+        quantizer: Option<&KvQuantizer>,
+        capacity: usize,
+    ) -> u64 {
         let side = quantizer.and_then(|quantizer| quantizer.parts().latent.as_ref());
         let latents = SideCache::bytes_needed(side, latent.kv_rank, 0, 0, capacity);
-        latents.saturating_add(SideCache::bytes_needed(None, latent.rotated, 0, 0, capacity))
+        latents.saturating_add(SideCache::bytes_needed(None, latent.rotated + index, 0, 0, capacity))
     }
 
     /// Removes all tokens from `len` on.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.latents.truncate(len);
         self.rotated.truncate(len);
+        if let Some(index) = &mut self.index {
+            index.truncate(len);
+        }
     }
 
-    /// Appends new latents `[t, kv_rank]` and rotated parts `[t, rotated]`, and decodes all of them into `scratch`.
+    /// Appends new latents `[t, kv_rank]`, rotated parts `[t, rotated]` and index keys `[t, width]`, and decodes all of them
+    /// into `scratch`.
     ///
     /// # Errors
     /// [`TensorError`] for values without a code.
@@ -48,10 +65,15 @@ impl LatentCache {
         &mut self,
         latents: &[f32],
         rotated: &[f32],
+        index: &[f32],
         scratch: &mut LatentScratch,
     ) -> Result<(), TensorError> {
         self.latents.append(latents, &mut scratch.latents)?;
-        self.rotated.append(rotated, &mut scratch.rotated)
+        self.rotated.append(rotated, &mut scratch.rotated)?;
+        match &mut self.index {
+            Some(keys) => keys.append(index, &mut scratch.index),
+            None => Ok(()),
+        }
     }
 }
 
@@ -71,11 +93,15 @@ pub(crate) struct LatentScratch {
     /// Weighted sums of latents, of the same shape.
     pub(crate) weighted: Vec<f32>,
     pub(crate) scores: Vec<f32>,
+    /// Keys of an indexer, `[capacity, dim]`.
+    pub(crate) index: Vec<f32>,
+    /// Joined tokens that a query attends to, `[chosen, kv_rank + rotated]`.
+    pub(crate) gathered: Vec<f32>,
 }
 
 impl LatentScratch {
     /// Lengths of the fields, in their order; `None` if one overflows.
-    fn lengths(latent: &Latent, config: &ModelConfig, capacity: usize) -> Option<[usize; 7]> {
+    fn lengths(latent: &Latent, config: &ModelConfig, capacity: usize) -> Option<[usize; 9]> {
         let (heads, joined) = (config.num_attention_heads, latent.kv_rank.checked_add(latent.rotated)?);
         let queries = LATENT_QUERIES.checked_mul(heads)?.checked_mul(joined)?;
         Some([
@@ -88,12 +114,18 @@ impl LatentScratch {
             latent
                 .attention(config.num_attention_heads, 1.0)
                 .scratch_len(LATENT_QUERIES.min(capacity), capacity),
+            capacity.checked_mul(config.indexer.as_ref().map_or(0, |indexer| indexer.dim))?,
+            config
+                .indexer
+                .as_ref()
+                .map_or(0, |indexer| if indexer.chosen < capacity { indexer.chosen } else { 0 })
+                .checked_mul(joined)?,
         ])
     }
 
     /// Allocates for `capacity` tokens; `None` if there is not enough memory.
     pub(crate) fn plan(latent: &Latent, config: &ModelConfig, capacity: usize) -> Option<Self> {
-        let [latents, rotated, joined, weight, queries, weighted, scores] =
+        let [latents, rotated, joined, weight, queries, weighted, scores, index, gathered] =
             Self::lengths(latent, config, capacity)?;
         Some(LatentScratch {
             latents: zeros(latents)?,
@@ -103,6 +135,8 @@ impl LatentScratch {
             queries: zeros(queries)?,
             weighted: zeros(weighted)?,
             scores: zeros(scores)?,
+            index: zeros(index)?,
+            gathered: zeros(gathered)?,
         })
     }
 

@@ -103,19 +103,6 @@ impl QueryGrowth {
     }
 }
 
-/// Returns the longest context of a model of `positions` positions: all of them, or as many tokens as every query attends to.
-pub(super) fn context(
-    fields: Fields<'_>,
-    architecture: &Architecture,
-    positions: usize,
-) -> Result<usize, ConfigError> {
-    let Some((field, default)) = architecture.latent.as_ref().and_then(|rules| rules.chosen) else {
-        return Ok(positions);
-    };
-    let chosen = fields.optional_size(field, 1..=MAX_POSITIONS)?.unwrap_or(default);
-    Ok(positions.min(chosen))
-}
-
 /// Sizes that depend on one another.
 pub(super) struct Heads {
     pub(super) hidden_size: usize,

@@ -294,12 +294,14 @@ impl ModelConfig {
         self.intermediate_size * if wide { 2 } else { 1 }
     }
 
-    /// True if layers read more than the states: embeddings of their own, or keys and values of other layers.
+    /// True if layers read more than the states: embeddings of their own, or keys and values or the choices of tokens of
+    /// other layers.
     pub fn carries(&self) -> bool {
         let features = &self.by_layer;
         features.inputs.is_some()
             || features.streams.is_some()
             || features.shared_from < self.num_hidden_layers
+            || self.indexer.as_ref().is_some_and(|indexer| indexer.own.contains(&false))
     }
 
     /// Returns the configuration of a model all of whose layers have the heads of `layer`: for code that needs the

@@ -340,3 +340,37 @@ fn each_type_has_its_parts() {
     };
     assert_ne!(tables(8), tables(9), "the longest sequence planned for decides");
 }
+
+#[test]
+fn indexers_are_parsed_by_layer() {
+    let config = |more: serde_json::Value| of("glm_moe_dsa", more);
+    let latent = json!({"q_lora_rank": 20, "kv_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 24,
+        "num_hidden_layers": 5});
+    let with = |more: serde_json::Value| {
+        let mut fields = latent.clone();
+        fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        config(fields)
+    };
+    let own = |more| with(more).unwrap().indexer.unwrap().own;
+    let indexer = with(json!({})).unwrap().indexer.unwrap();
+    assert_eq!((indexer.heads, indexer.dim, indexer.chosen, indexer.interleaved), (32, 128, 2048, true));
+    assert_eq!(indexer.own, [true; 5]);
+    let (full, shared) = ("full", "shared");
+    let types = json!({"indexer_types": [full, shared, full, shared, shared]});
+    assert_eq!(own(types), [true, false, true, false, false]);
+    assert_eq!(own(json!({"index_topk_pattern": "FSFSS"})), [true, false, true, false, false]);
+    let schedule = json!({"index_topk_freq": 3, "index_skip_topk_offset": 2});
+    assert_eq!(own(schedule), [true, true, false, false, true]);
+    for (field, value) in [
+        ("indexer_types", json!([shared, full, full, full, full])),
+        ("indexer_types", json!([full])),
+        ("index_topk_pattern", json!("FSX")),
+        ("index_topk", json!(0)),
+        ("index_head_dim", json!(2)),
+        ("q_lora_rank", json!(null)),
+    ] {
+        let error = with(json!({field: value})).unwrap_err();
+        assert_eq!(error.field, field, "{error}");
+    }
+}

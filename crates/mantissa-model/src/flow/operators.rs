@@ -178,10 +178,33 @@ pub struct LatentTokens<'a> {
     pub rotated: &'a mut [f32],
     /// Joined heads, `[tokens, query width]`.
     pub attended: &'a mut [f32],
+    /// Rows of an indexer; slices may be longer.
+    pub index: IndexRows<'a>,
     /// `[positions, rotated / 2]`.
     pub cos: &'a [f32],
     /// `[positions, rotated / 2]`.
     pub sin: &'a [f32],
+}
+
+/// Buffers of an indexer; empty in models without.
+#[derive(Debug, Default)]
+pub struct IndexRows<'a> {
+    /// Queries, `[rows, heads · dim]`, before RoPE.
+    pub queries: &'a mut [f32],
+    /// Normed keys, `[rows, dim]`, before RoPE.
+    pub keys: &'a mut [f32],
+    /// Weights of the heads, `[rows, heads]`.
+    pub weights: &'a mut [f32],
+    /// Tokens that each query attends to, ascending, `[rows, chosen]`, by the last layer that has chosen. Empty if
+    /// planned sequences are so short that all tokens are chosen.
+    pub chosen: &'a mut [u32],
+}
+
+impl IndexRows<'_> {
+    /// Borrows the buffers.
+    pub fn borrowed(&mut self) -> IndexRows<'_> {
+        IndexRows { queries: self.queries, keys: self.keys, weights: self.weights, chosen: self.chosen }
+    }
 }
 
 /// Buffers for the activations of a layer. Slices may be longer than the pass needs.
@@ -240,6 +263,8 @@ pub struct ExtraScratch<'a> {
     pub sum: &'a mut [f32],
     /// Routing of tokens to experts.
     pub choices: Option<&'a mut Vec<Choice>>,
+    /// Rows of an indexer.
+    pub index: IndexRows<'a>,
 }
 
 /// Routing of one token to one expert.

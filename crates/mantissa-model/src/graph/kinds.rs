@@ -202,6 +202,12 @@ pub enum SideKind {
     EnterStream(u16),
     /// Parallel stream to the states after the last layer.
     LeaveStream(u16),
+    /// Latent of the queries to the queries of an indexer.
+    IndexQueries,
+    /// Normed states to the keys of an indexer.
+    IndexKeys,
+    /// Normed states to the weights of an indexer's heads.
+    IndexWeights,
 }
 
 /// Vector of a layer that is not part of a linear layer.
@@ -243,6 +249,10 @@ pub enum VectorKind {
     WriteNorm,
     /// Weight of the norm of the vector that reads a recurrent mixer's state.
     ReadNorm,
+    /// Weight of the LayerNorm of an indexer's keys.
+    IndexNorm,
+    /// Bias of the LayerNorm of an indexer's keys.
+    IndexNormBias,
 }
 
 impl VectorKind {
@@ -268,7 +278,10 @@ impl SideKind {
             | SideKind::DecayRate
             | SideKind::DecayLatent
             | SideKind::GateLatent
-            | SideKind::LaurelLeft => Some(NormKind::Input),
+            | SideKind::LaurelLeft
+            | SideKind::IndexKeys
+            | SideKind::IndexWeights => Some(NormKind::Input),
+            SideKind::IndexQueries => Some(NormKind::QLatent),
             _ => None,
         }
     }

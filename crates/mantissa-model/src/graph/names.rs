@@ -66,6 +66,9 @@ impl ModelConfig {
             SideKind::LaurelRight => "laurel.linear_right",
             SideKind::Router => self.names().experts.router,
             SideKind::SharedGate => Names::SHARED_GATE,
+            SideKind::IndexQueries => "self_attn.indexer.wq_b",
+            SideKind::IndexKeys => "self_attn.indexer.wk",
+            SideKind::IndexWeights => "self_attn.indexer.weights_proj",
             SideKind::ToExperts => self.names().experts.latent[0],
             SideKind::FromExperts => self.names().experts.latent[1],
             _ => self.names().mixer.side(kind),
@@ -79,6 +82,8 @@ impl ModelConfig {
             VectorKind::Sinks => Names::SINKS,
             VectorKind::Correction => self.names().experts.correction,
             VectorKind::Scale => Names::SCALE,
+            VectorKind::IndexNorm => "self_attn.indexer.k_norm.weight",
+            VectorKind::IndexNormBias => "self_attn.indexer.k_norm.bias",
             VectorKind::StreamScale => "altup.correct_output_scale",
             VectorKind::RouterScale => Names::ROUTER[0],
             VectorKind::ExpertScales => Names::ROUTER[1],
@@ -116,14 +121,6 @@ impl ModelConfig {
     pub fn layer_of(&self, name: &str) -> Option<usize> {
         let (layer, _) = name.strip_prefix(&self.placed(self.names().layers))?.split_once('.')?;
         layer.parse().ok().filter(|layer| *layer < self.num_hidden_layers)
-    }
-
-    /// Returns the part of its decoder layer that a tensor of this name belongs to, if the architecture has it and it is not
-    /// computed: an indexer of sparse attention.
-    pub fn aside(&self, name: &str) -> Option<&'static str> {
-        let rest = name.strip_prefix(&self.layer_prefix(self.layer_of(name)?))?;
-        let within = |module: &&str| rest.strip_prefix(*module).is_some_and(|rest| rest.starts_with('.'));
-        self.architecture.aside.iter().copied().find(within)
     }
 
     /// Prefix of the names of a layer's parameters.

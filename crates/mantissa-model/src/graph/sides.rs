@@ -9,6 +9,7 @@ impl ModelConfig {
     pub fn sides(&self, layer: usize) -> Vec<SideInfo> {
         let mut sides = self.recurrent_in(layer).map_or_else(Vec::new, |of| of.mixer().sides());
         sides.extend(self.stream_sides(layer));
+        sides.extend(self.index_sides(layer));
         if let Some(experts) = self.experts.as_ref().filter(|experts| experts.layers[layer]) {
             let (rows, cols, bias) = (usize::from(experts.count), self.hidden_size, experts.routing.bias);
             sides.push(SideInfo { kind: SideKind::Router, rows, cols, bias });
@@ -51,11 +52,30 @@ impl ModelConfig {
         sides
     }
 
+    /// Lists the projections of a layer's indexer, if it has one of its own.
+    fn index_sides(&self, layer: usize) -> Vec<SideInfo> {
+        let Some(indexer) = self.indexer.as_ref().filter(|indexer| indexer.own[layer]) else {
+            return Vec::new();
+        };
+        let rank = self.latent.and_then(|latent| latent.q_rank).unwrap_or(0);
+        let side = |kind, rows, cols| SideInfo { kind, rows, cols, bias: false };
+        vec![
+            side(SideKind::IndexQueries, indexer.heads * indexer.dim, rank),
+            side(SideKind::IndexKeys, indexer.dim, self.hidden_size),
+            side(SideKind::IndexWeights, indexer.heads, self.hidden_size),
+        ]
+    }
+
     /// Lists the vectors of a layer and their shapes in a checkpoint.
     pub fn vectors(&self, layer: usize) -> Vec<(VectorKind, Vec<usize>)> {
         let mut vectors = self.recurrent_in(layer).map_or_else(Vec::new, |of| of.mixer().vectors());
         if self.sinks && self.attends(layer) {
             vectors.push((VectorKind::Sinks, vec![self.num_attention_heads]));
+        }
+        if let Some(indexer) = self.indexer.as_ref().filter(|indexer| indexer.own[layer]) {
+            vectors.extend(
+                [VectorKind::IndexNorm, VectorKind::IndexNormBias].map(|kind| (kind, vec![indexer.dim])),
+            );
         }
         let experts = self.experts.as_ref().filter(|experts| experts.layers[layer]);
         if let Some(experts) = experts.filter(|experts| experts.routing.correction) {

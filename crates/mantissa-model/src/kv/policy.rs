@@ -165,7 +165,9 @@ impl KvPolicy {
     /// # Errors
     /// As [`Decoder::set_kv`](crate::Decoder::set_kv).
     pub fn bytes_per_token(&self, config: &ModelConfig) -> Result<f64, LoadError> {
-        Ok(self.quantizer(config)?.bytes_per_token(config) * config.attention_layers().count() as f64)
+        let index: usize = config.attention_layers().map(|layer| 4 * config.index_width(layer)).sum();
+        let heads = self.quantizer(config)?.bytes_per_token(config);
+        Ok(heads * config.attention_layers().count() as f64 + index as f64)
     }
 
     /// Builds the quantizer of each layer of a model; calibrated levels are left blank.

@@ -79,7 +79,7 @@ pub(crate) fn norm_parts(config: &ModelConfig) -> NormParts {
 }
 
 /// Returns the sites of a layer. The input of experts is none, because the router, which is not scaled, reads it too;
-/// nor is the input of a mixer with rates.
+/// nor is the input of a mixer with rates, or what an indexer reads.
 pub(crate) fn sites(config: &ModelConfig, layer: usize) -> Vec<Site> {
     let linears = config.layer_linears(layer);
     let all_of = |inputs: &[LinearInput]| -> Vec<LinearInfo> {
@@ -106,15 +106,19 @@ pub(crate) fn sites(config: &ModelConfig, layer: usize) -> Vec<Site> {
     }
     found.extend(values(config, &linears));
     found.extend(inner(config, &linears));
-    let has_rates = config.sides(layer).iter().any(|side| side.kind.reads() == Some(NormKind::Input));
+    let read_beside = |norm| config.sides(layer).iter().any(|side| side.kind.reads() == Some(norm));
     let routed = linears.iter().any(|info| matches!(info.kind, LinearKind::ExpertUp(_)));
     found.retain(|site| {
         let by_rows = site.readers.iter().all(|info| !matches!(info.stored, StoredAs::Stacked(_)));
         // With routed experts, the norm before them and the inside of shared experts are no sites.
         let mlp = matches!(site.input, LinearInput::GateUp | LinearInput::Down);
         let shared = config.norm_places == NormPlaces::ParallelShared;
-        let rates = site.input == LinearInput::Qkv && has_rates;
-        !site.readers.is_empty() && by_rows && !(routed && (mlp || shared)) && !rates
+        let beside = match site.input {
+            LinearInput::Qkv => read_beside(NormKind::Input),
+            LinearInput::QLatent => read_beside(NormKind::QLatent),
+            _ => false,
+        };
+        !site.readers.is_empty() && by_rows && !(routed && (mlp || shared)) && !beside
     });
     found
 }

@@ -5,6 +5,9 @@
 //! All heads of a token share what is decoded, so scores and sums are matrix products over chunks of the cache that
 //! are decoded to f32. Up to [`FEW`] new tokens are computed one by one, in pieces of the cache that are combined in
 //! order; more of them in blocks. Neither depends on other sequences or threads.
+//!
+//! In sparse attention an indexer chooses the tokens of each query ([`IndexerFlow`]). Queries that see more than they
+//! attend to are computed one by one, from the chosen tokens alone.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -12,13 +15,13 @@ use std::ops::Range;
 use mantissa_kernels::paged::{Softmax, combine_partials};
 use mantissa_kernels::{MatMut, MatRef, for_each, kernels};
 use mantissa_model::ForwardError;
-use mantissa_model::flow::{AbsorbedHeads, LatentTokens, LayerFlow};
+use mantissa_model::flow::{AbsorbedHeads, IndexRows, IndexerFlow, LatentTokens, LayerFlow};
 
 use super::attend::{FEW, RowSpan, Stored, push};
 use super::pool::KvPool;
 use super::prefill::weigh;
 use super::sequence::{SequenceCache, cut};
-use super::side::Codes;
+use super::side::{Codes, SideView};
 
 /// Tokens of a piece, and of a chunk that is decoded at a time.
 const PIECE: usize = 128;
@@ -52,6 +55,8 @@ pub(super) struct Latents {
     partials: Vec<f32>,
     /// Heads, `[heads, rows, value]` of each unit.
     expanded: Vec<f32>,
+    /// Rotated parts and index keys of new tokens, `[rows, rotated + dim]`.
+    keys: Vec<f32>,
 }
 
 /// Consecutive new tokens of a sequence that are computed together.
@@ -62,8 +67,10 @@ struct Unit {
     rows: Range<usize>,
     /// Position of the first.
     start: usize,
-    /// Pieces of the cache that are computed apart.
+    /// Pieces of the cache, or of the chosen tokens, that are computed apart.
     pieces: usize,
+    /// True if its query attends to the chosen tokens.
+    sparse: bool,
 }
 
 /// Everything that tasks of a pass read.
@@ -75,12 +82,14 @@ struct Pass<'a> {
     /// Heads, and width of a head of queries.
     shape: (usize, usize),
     scale: (f32, Option<f32>),
+    /// Number of tokens that a query attends to at most, and those tokens, `[rows, number]`.
+    chosen: (usize, &'a [u32]),
 }
 
 /// Buffers of a thread.
 #[derive(Default)]
 struct Buffers {
-    rotated: Vec<f32>,
+    keys: Vec<f32>,
     latents: Vec<f32>,
     scores: Vec<f32>,
     codes: Codes,
@@ -103,11 +112,17 @@ impl KvPool {
         caches: &mut [SequenceCache],
     ) -> Result<(), ForwardError> {
         let LatentInputs { layer, flow, heads, rows } = inputs;
-        let LatentTokens { q, latents, rotated, attended, cos, sin } = rows;
+        let LatentTokens { q, latents, rotated, attended, index, cos, sin } = rows;
         let (latent, shape) = (*heads.latent(), flow.attention_shape());
         let q_width = shape.heads * shape.head_dim;
-        let widths = [(1, latent.rotated), (1, latent.kv_rank)];
-        self.check(layer, widths, q_width, spans, caches, [&**q, &**rotated, &**latents, &**attended])?;
+        let of_index = flow.indexer().map_or(0, IndexerFlow::key_width);
+        let width = latent.rotated + of_index;
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let mut keys = std::mem::take(&mut scratch.latents.keys);
+        keys.clear();
+        keys.resize(rotated.len() / latent.rotated * width, 0.0);
+        let widths = [(1, width), (1, latent.kv_rank)];
+        self.check(layer, widths, q_width, spans, caches, [&**q, &keys, &**latents, &**attended])?;
         heads.enter(latents)?;
         let block_tokens = self.plan.block_tokens;
         let (plan, data) = (&self.plan.layers[layer], &mut self.layers[layer]);
@@ -121,24 +136,68 @@ impl KvPool {
                 let keys = &mut rotated[start * latent.rotated..end * latent.rotated];
                 kernels().rope_rotate(keys, 1, latent.rotated, &cos[angles.clone()], &sin[angles]);
             }
+            if let Some(indexer) = flow.indexer() {
+                let keys = &mut index.keys[start * of_index..end * of_index];
+                indexer.rotate(span.start, keys, cos, sin, 1);
+            }
         }
-        let mut scratch = std::mem::take(&mut self.scratch);
-        let (k, v): (&[f32], &[f32]) = (rotated, latents);
+        for (row, key) in keys.chunks_exact_mut(width).enumerate() {
+            let (of_rotated, of_indexer) = key.split_at_mut(latent.rotated);
+            of_rotated.copy_from_slice(&rotated[row * latent.rotated..][..latent.rotated]);
+            of_indexer.copy_from_slice(&index.keys[row * of_index..][..of_index]);
+        }
+        let (k, v): (&[f32], &[f32]) = (&keys, latents);
         let codes = &mut scratch.codes;
         let mut done = push(plan, layer, data.bytes_mut(), block_tokens, spans, caches, [k, v], true, codes);
         if done.is_ok() {
             let (data, caches) = (data.bytes(), &*caches);
             let stored = Stored { plan, rope: None, k, v, data, block_tokens, caches, layer, append: true };
+            if let Some(indexer) = flow.indexer() {
+                choose(indexer, &stored, spans, index, (cos, sin), (latent.rotated, flow.threads()));
+            }
             let scale = (shape.scale, flow.softcap());
-            let pass = Pass { stored, spans, heads, q, shape: (shape.heads, shape.head_dim), scale };
+            let chosen = (flow.indexer().map_or(usize::MAX, IndexerFlow::chosen), &*index.chosen);
+            let pass = Pass { stored, spans, heads, q, shape: (shape.heads, shape.head_dim), scale, chosen };
             scratch.latents.run(&pass, attended, flow.threads());
         }
         if done.is_ok() {
             let (data, codes) = (data.bytes_mut(), &mut scratch.codes);
             done = push(plan, layer, data, block_tokens, spans, caches, [k, v], false, codes);
         }
+        scratch.latents.keys = keys;
         self.scratch = scratch;
         done
+    }
+}
+
+/// Chooses the tokens of the queries of a layer with an indexer of its own, whose keys follow `rotated` values of each
+/// cached key.
+fn choose(
+    indexer: &IndexerFlow,
+    stored: &Stored<'_>,
+    spans: &[RowSpan],
+    index: &mut IndexRows<'_>,
+    (cos, sin): (&[f32], &[f32]),
+    (rotated, threads): (usize, usize),
+) {
+    let dim = indexer.key_width();
+    for span in spans {
+        if dim == 0 || span.start + span.rows.len() <= indexer.chosen() {
+            continue;
+        }
+        let (queries, weights, chosen) = indexer.rows_of(span.rows.clone(), index);
+        indexer.rotate_queries(span.start, queries, cos, sin);
+        let [keys, _] = stored.sides(span.sequence, span.rows.clone());
+        let read = |tokens: Range<usize>, out: &mut [f32]| {
+            BUFFERS.with_borrow_mut(|Buffers { keys: held, codes, .. }| {
+                let held = first(held, tokens.len() * (rotated + dim));
+                keys.read(tokens.clone(), 0..1, held, codes);
+                for (key, out) in held.chunks_exact(rotated + dim).zip(out.chunks_exact_mut(dim)) {
+                    out.copy_from_slice(&key[rotated..]);
+                }
+            });
+        };
+        indexer.choose(span.start, (queries, weights), &read, chosen, threads);
     }
 }
 
@@ -149,13 +208,16 @@ impl Latents {
         units.clear();
         for (index, span) in pass.spans.iter().enumerate() {
             let few = span.rows.len() <= FEW;
-            for first in (0..span.rows.len()).step_by(if few { 1 } else { BLOCK }) {
-                let len = if few { 1 } else { BLOCK.min(span.rows.len() - first) };
-                let row = span.rows.start + first;
-                let start = span.start + first;
-                let pieces = if few { (start + len).div_ceil(PIECE) } else { 1 };
-                units.push(Unit { span: index, rows: row..row + len, start, pieces });
+            let to_all = pass.chosen.0.saturating_sub(span.start).min(span.rows.len());
+            let mut unit = |first: usize, len: usize, pieces: usize, sparse: bool| {
+                let (row, start) = (span.rows.start + first, span.start + first);
+                units.push(Unit { span: index, rows: row..row + len, start, pieces, sparse });
+            };
+            for first in (0..to_all).step_by(if few { 1 } else { BLOCK }) {
+                let len = if few { 1 } else { BLOCK.min(to_all - first) };
+                unit(first, len, if few { (span.start + first + len).div_ceil(PIECE) } else { 1 }, false);
             }
+            (to_all..span.rows.len()).for_each(|row| unit(row, 1, pass.chosen.0.div_ceil(PIECE), true));
         }
         let mut rest = &units[..];
         while let Some(first) = rest.first() {
@@ -255,27 +317,35 @@ impl Pass<'_> {
             out.fill(0.0);
             out[rank] = f32::NEG_INFINITY;
         }
-        let end = unit.start + unit.rows.len();
+        let width = keys.side.width();
+        let chosen = unit.sparse.then(|| &self.chosen.1[unit.rows.start * self.chosen.0..][..self.chosen.0]);
+        let end = chosen.map_or(unit.start + unit.rows.len(), <[u32]>::len);
         let tokens = match unit.pieces {
             1 => 0..end,
             _ => piece * PIECE..end.min((piece + 1) * PIECE),
         };
-        let Buffers { rotated, latents, scores, codes } = buffers;
+        let Buffers { keys: held, latents, scores, codes } = buffers;
         let of_latents = MatRef::with_stride(queries, count, rank, joined);
         let of_rotated = MatRef::with_stride(&queries[rank..], count, latent.rotated, joined);
         for first_token in tokens.clone().step_by(PIECE) {
             let part = first_token..tokens.end.min(first_token + PIECE);
             let n = part.len();
-            let (rotated, latents) = (first(rotated, n * latent.rotated), first(latents, n * rank));
-            keys.read(part.clone(), 0..1, rotated, codes);
-            values.read(part.clone(), 0..1, latents, codes);
+            let (held, latents) = (first(held, n * width), first(latents, n * rank));
+            for (side, out) in [(&keys, &mut *held), (&values, &mut *latents)] {
+                match chosen {
+                    None => side.read(part.clone(), 0..1, out, codes),
+                    Some(chosen) => read_chosen(side, &chosen[part.clone()], out, codes),
+                }
+            }
             let scores = first(scores, count * n);
-            let (rotated, latents) = (MatRef::new(rotated, n, latent.rotated), MatRef::new(latents, n, rank));
+            let rotated = MatRef::with_stride(held, n, latent.rotated, width);
+            let latents = MatRef::new(latents, n, rank);
             kernels().gemm_nt(of_latents, latents, MatMut::new(scores, count, n), false);
             kernels().gemm_nt(of_rotated, rotated, MatMut::new(scores, count, n), true);
             for (i, (scores, out)) in scores.chunks_exact_mut(n).zip(out.chunks_exact_mut(each)).enumerate() {
-                let position = unit.start + i % unit.rows.len();
-                let visible = 0..(position + 1).clamp(part.start, part.end) - part.start;
+                // Chosen tokens are all before the query, or its own.
+                let seen = chosen.map_or(unit.start + i % unit.rows.len() + 1, <[u32]>::len);
+                let visible = 0..seen.clamp(part.start, part.end) - part.start;
                 let (acc, state) = out.split_at_mut(rank);
                 if let [max, sum] = state {
                     weigh(self.scale, scores, visible, max, sum, acc);
@@ -305,6 +375,18 @@ impl Pass<'_> {
         }
         let weighted = MatRef::new(weighted, rows, latent.kv_rank);
         self.heads.values(head, weighted, MatMut::new(out, rows, latent.value));
+    }
+}
+
+/// Reads the tokens at these ascending positions into `out` `[positions, width]`, consecutive ones together.
+fn read_chosen(side: &SideView<'_>, positions: &[u32], out: &mut [f32], codes: &mut Codes) {
+    let width = out.len() / positions.len().max(1);
+    let mut at = 0;
+    while let Some(&first) = positions.get(at) {
+        let run = (first..).zip(&positions[at..]).take_while(|(next, position)| next == *position).count();
+        let first = first as usize;
+        side.read(first..first + run, 0..1, &mut out[at * width..(at + run) * width], codes);
+        at += run;
     }
 }
 

@@ -24,8 +24,8 @@ pub struct KvPlan {
     pub(super) own_in_f32: bool,
 }
 
-/// Storage of one layer. Latent attention stores the rotated parts of the keys as keys and the latents as values, one
-/// head of each.
+/// Storage of one layer. Latent attention stores the rotated parts of the keys, with the keys of an indexer behind them, as
+/// keys and the latents as values, one head of each.
 #[derive(Clone, Debug)]
 pub(super) struct LayerPlan {
     pub(super) keys: SidePlan,
@@ -143,7 +143,8 @@ impl KvPlan {
         let layer = |&layer: &usize| {
             let quantizer = quantizers[layer];
             let default = if quantizer.is_some() { TileFormat::F32 } else { unquantized };
-            LayerPlan::new(&config.of_layer(layer), quantizer, default, block_tokens)
+            let of_layer = config.of_layer(layer);
+            LayerPlan::new(&of_layer, config.index_width(layer), quantizer, default, block_tokens)
         };
         let layers = own.iter().map(layer).collect();
         Ok(KvPlan { layers, places, state, block_tokens, own_in_f32: false }.settled())
@@ -249,6 +250,7 @@ impl SidePlan {
 impl LayerPlan {
     fn new(
         config: &ModelConfig,
+        index: usize,
         quantizer: Option<&KvQuantizer>,
         default: TileFormat,
         block_tokens: usize,
@@ -262,15 +264,15 @@ impl LayerPlan {
             }
             Some(latent) => {
                 let side = parts.latent.as_ref();
-                // Rotated parts are few and stay unquantized.
+                // Rotated parts and index keys are few and stay unquantized.
                 let of_rotated = if side.is_some() { TileFormat::F16 } else { default };
                 (
-                    SidePlan::new(None, of_rotated, 1, latent.rotated, 0),
+                    SidePlan::new(None, of_rotated, 1, latent.rotated + index, 0),
                     SidePlan::new(side, default, 1, latent.kv_rank, 0),
                 )
             }
         };
-        // Rotated parts are decoded row by row, like values.
+        // They are decoded row by row, like values.
         keys.is_key = config.latent.is_none();
         values.at = keys.tile_bytes();
         let stride = keys.tile_bytes() + values.tile_bytes();

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use mantissa_eval::{
     Sequence, TextOptions, check_sequences, parse_docs, sequences_from_file, token_file, token_path,
 };
-use mantissa_model::{Bos, CONTEXT_FIELDS};
+use mantissa_model::Bos;
 use mantissa_quant::model_config;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Paths, TextFile};
@@ -174,7 +174,7 @@ impl TextArgs {
         let files = model::open_quietly(model)?;
         let limit = model::context_length(&files)?;
         if let Some(context) = self.context.filter(|&context| context > limit) {
-            let allowed = format!("2 to {limit} ({CONTEXT_FIELDS})");
+            let allowed = format!("2 to {limit} (max_position_embeddings)");
             return Err(BadInput::new("--context", context.to_string(), allowed).into());
         }
         let options = TextOptions {

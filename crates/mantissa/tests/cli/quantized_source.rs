@@ -3,12 +3,12 @@
 use std::fs;
 use std::path::Path;
 
-use mantissa_store::SafeTensors;
+use mantissa_store::{Dtype, SafeTensors};
 use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::main_job::{tiny, windows};
-use crate::support::{json, mantissa, succeed, text};
+use crate::support::{File, json, le, mantissa, succeed, text, write};
 
 fn quantize(model: &Path, recipe: &str, out: &Path, more: &[&str]) {
     let arguments = ["quantize", text(model), "--recipe", recipe, "--out", text(out), "--quiet"];
@@ -90,4 +90,57 @@ fn a_note_says_that_the_reference_was_quantized() {
     let ran = mantissa(&["quantize", text(&source), "--recipe", "rtn-int4-g8", "--out", text(&out)]);
     let said = String::from_utf8_lossy(&ran.stderr).into_owned();
     assert!(ran.status.success() && said.contains("the source is quantized (compressed-tensors)"), "{said}");
+}
+
+/// As DeepSeek-V3.2 is published: projections of its indexers in FP8, as those of the attention.
+#[test]
+fn indexers_in_fp8_are_dequantized_and_stay_so() {
+    let temp = TempDir::new().unwrap();
+    let tokens = windows(temp.path());
+    let [dense, source, out] = ["dense", "source", "out"].map(|name| temp.path().join(name));
+    quantize(
+        &tiny("deepseek-v32-sparse"),
+        "rtn-fp8-e4m3-t128x128+fp8-e4m3-g128",
+        &dense,
+        &["--format", "deepseek-fp8"],
+    );
+    fs::create_dir(&source).unwrap();
+    let config = fs::read_to_string(dense.join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    let kept = config["quantization_config"]["modules_to_not_convert"].as_array_mut().unwrap();
+    let before = kept.len();
+    let is_coded = |name: &str| name.contains("indexer.w") && !name.contains("weights_proj");
+    kept.retain(|module| !is_coded(module.as_str().unwrap()));
+    assert_eq!(kept.len(), before - 4);
+    fs::write(source.join("config.json"), config.to_string()).unwrap();
+    let file = File::open(&dense.join("model.safetensors"));
+    let mut tensors = Vec::new();
+    for name in file.names() {
+        let (dtype, shape, bytes) = (file.dtype(&name), file.shape(&name), file.bytes(&name));
+        match name.strip_suffix(".weight").filter(|_| is_coded(&name)) {
+            Some(module) => {
+                // Positive codes from 0.03 to 0.5.
+                let codes = (0..shape.iter().product::<usize>()).map(|i| 0x10 + (i * 37 % 0x20) as u8);
+                tensors.push((format!("{module}.weight_scale_inv"), Dtype::F32, vec![1, 1], le(&[0.5])));
+                tensors.push((name, Dtype::F8E4M3, shape, codes.collect()));
+            }
+            None => tensors.push((name, dtype, shape, bytes)),
+        }
+    }
+    let tensors: Vec<_> = tensors
+        .iter()
+        .map(|(name, dtype, shape, bytes)| (name.as_str(), *dtype, &shape[..], bytes.clone()))
+        .collect();
+    write(&source.join("model.safetensors"), &tensors);
+    quantize(&source, "rtn-int8-channel", &out, &[]);
+    verified(&out, &source);
+    let ours = File::open(&out.join("model.safetensors"));
+    let name = "model.layers.1.self_attn.indexer.wk";
+    // Code 0x15 is 1.625 · 2^-5.
+    assert_eq!(ours.f32(&format!("{name}.weight"))[..2], [0.5 / 64.0 * 2.0, 0.5 * 1.625 / 32.0]);
+    assert!(!ours.has(&format!("{name}.weight_scale_inv")));
+    let arguments =
+        ["eval", text(&out), "--reference", text(&source), "--tokens", &tokens, "--json", "--quiet"];
+    let done = json(&arguments);
+    assert!((0.0..0.6).contains(&done["kl"].as_f64().unwrap()), "{}", done["kl"]);
 }

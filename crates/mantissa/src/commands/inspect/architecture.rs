@@ -157,7 +157,6 @@ pub fn compare(
         }
     }
     let unused = entries.iter().filter(|entry| entry.parameters > 0 && !used.contains(entry.name.as_str()));
-    let unused = unused.filter(|entry| config.aside(&entry.name).is_none());
     let unused =
         unused.map(|entry| format!("the architecture does not use tensor \"{}\"", Shown(&entry.name)));
     warnings.extend(first_of(missing));
