@@ -174,6 +174,11 @@ impl Context {
         }
     }
 
+    /// True if notes and warnings are printed: not with `--quiet`.
+    pub fn prints_notes(&self) -> bool {
+        !self.quiet
+    }
+
     /// True if text output goes to standard output: false if `--json` without a file uses it.
     pub fn prints_text(&self) -> bool {
         !matches!(self.json, Json::Stdout)

@@ -24,6 +24,9 @@ static RECEIVED: AtomicI32 = AtomicI32::new(0);
 /// True if the work polls [`received`].
 static ORDERLY: AtomicBool = AtomicBool::new(false);
 
+/// True while the work itself bounds the time to end.
+static PATIENT: AtomicBool = AtomicBool::new(false);
+
 /// Note about what stays on disk, for the message of a stop.
 static LEFT: Mutex<Option<String>> = Mutex::new(None);
 
@@ -76,6 +79,14 @@ pub fn orderly<T, E>(work: impl FnOnce() -> Result<T, E>, stopped: impl FnOnce(&
     result
 }
 
+/// Runs `work`, which polls [`received`] and then returns within a time that it bounds itself. The process ends normally
+/// after it; a second signal ends it at once.
+pub fn serving<T>(work: impl FnOnce() -> T) -> T {
+    PATIENT.store(true, Ordering::SeqCst);
+    ORDERLY.store(true, Ordering::SeqCst);
+    work()
+}
+
 fn exit_of(signal: i32) -> Option<Exit> {
     match signal {
         SIGINT => Some(Exit::Interrupted),
@@ -88,7 +99,8 @@ fn stop(signal: i32) {
     let Some(exit) = exit_of(signal) else { return };
     let start = Instant::now();
     RECEIVED.store(signal, Ordering::SeqCst);
-    while ORDERLY.load(Ordering::SeqCst) && start.elapsed() < GRACE {
+    let in_time = || PATIENT.load(Ordering::SeqCst) || start.elapsed() < GRACE;
+    while ORDERLY.load(Ordering::SeqCst) && in_time() {
         thread::sleep(Duration::from_millis(10));
     }
     mantissa_store::abandon_unpublished();

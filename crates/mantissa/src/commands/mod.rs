@@ -37,6 +37,7 @@ mod report;
 mod run;
 mod running;
 mod schemes;
+mod serve;
 mod synth;
 mod tables;
 mod text;
@@ -64,6 +65,7 @@ pub enum Command {
     Diff(diff::Args),
     Imatrix(imatrix::Args),
     Run(Box<run::Args>),
+    Serve(Box<serve::Args>),
     Bench(bench::Args),
     Verify(verify::Args),
     Convert(convert::Args),
@@ -101,6 +103,7 @@ pub fn paths(command: &Command) -> Result<Paths> {
         Command::Diff(args) => diff::paths(args, p),
         Command::Imatrix(args) => imatrix::paths(args, p),
         Command::Run(args) => run::paths(args, p),
+        Command::Serve(args) => serve::paths(args, p),
         Command::Bench(args) => bench::paths(args, p),
         Command::Verify(args) => verify::paths(args, p),
         Command::Convert(args) => convert::paths(args, p)?,
@@ -140,6 +143,7 @@ pub fn run(command: Command, program: fn() -> clap::Command, context: &Context) 
         Command::Diff(args) => diff::run(&args, context),
         Command::Imatrix(args) => imatrix::run(&args, context),
         Command::Run(args) => run::run(&args, context),
+        Command::Serve(args) => serve::run(&args, context),
         Command::Bench(args) => bench::run(&args, context),
         Command::Verify(args) => verify::run(&args, context),
         Command::Convert(args) => convert::run(&args, context),

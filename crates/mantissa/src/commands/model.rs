@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use anyhow::{Context as _, Result};
 use clap::builder::{TypedValueParser, ValueParserFactory};
@@ -225,6 +226,14 @@ impl Deref for ModelPath {
 
     fn deref(&self) -> &Path {
         &self.at
+    }
+}
+
+impl FromStr for ModelPath {
+    type Err = mantissa_store::Error;
+
+    fn from_str(named: &str) -> Result<Self, Self::Err> {
+        ModelPath::new(named.into())
     }
 }
 

@@ -1,6 +1,6 @@
 //! `mantissa run`: generates text.
 
-mod fast;
+pub(super) mod fast;
 mod interactive;
 mod prompt;
 mod reference;
@@ -165,7 +165,7 @@ pub enum Engine {
 
 /// Source of proposed tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Speculate {
+pub(super) enum Speculate {
     /// Earlier places of the text
     Lookup,
     /// No proposals

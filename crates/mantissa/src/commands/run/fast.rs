@@ -39,7 +39,7 @@ pub(super) fn unsupported(args: &Args, files: &ModelFiles) -> Result<Option<Stri
 }
 
 /// True if the checkpoint stores the levels of this policy.
-fn stored(policy: &KvPolicy, files: &ModelFiles) -> bool {
+pub(in crate::commands) fn stored(policy: &KvPolicy, files: &ModelFiles) -> bool {
     policy.is_calibrated() && files.kv_policy() == Some(&policy.to_string())
 }
 
@@ -139,7 +139,7 @@ impl fmt::Display for Needs {
 }
 
 /// Plan of keys and values in f16.
-fn plain(config: &ModelConfig) -> Result<KvPlan> {
+pub(in crate::commands) fn plain(config: &ModelConfig) -> Result<KvPlan> {
     Ok(KvPlan::new(config, (0..config.num_hidden_layers).map(|_| None))?)
 }
 
@@ -203,7 +203,12 @@ impl Loaded {
 }
 
 /// Checks that a draft model's tokens are those of the model.
-fn same_vocabulary(files: &ModelFiles, ours: &Tokenizer, vocabulary: usize, context: &Context) -> Result<()> {
+pub(in crate::commands) fn same_vocabulary(
+    files: &ModelFiles,
+    ours: &Tokenizer,
+    vocabulary: usize,
+    context: &Context,
+) -> Result<()> {
     let theirs = load_tokenizer(files, context)?;
     let Some((id, [own, other])) = ours.first_difference(&theirs, vocabulary) else { return Ok(()) };
     let found = format!("token {id} is {other:?}");

@@ -1,0 +1,145 @@
+//! JSON bodies, within limits of bytes, time and depth.
+
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::extract::{FromRequest, Request};
+use axum::http::{HeaderMap, StatusCode, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::de::DeserializeOwned;
+
+use super::{ApiError, App};
+
+/// Body of a request, parsed.
+pub(crate) struct Body<T>(pub(crate) T);
+
+impl<T: DeserializeOwned> FromRequest<Arc<App>> for Body<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
+        check_type(request.headers())?;
+        let bytes = read(request, app).await?;
+        Ok(Body(parse(&bytes, app.limits.depth)?))
+    }
+}
+
+/// Checks that the body is said to be JSON. A web page of another origin cannot say so without asking first.
+fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let found = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("none");
+    let essence = found.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    if essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json")) {
+        return Ok(());
+    }
+    let error = ApiError::field("Content-Type", found, "application/json");
+    Err(ApiError { status: StatusCode::UNSUPPORTED_MEDIA_TYPE, ..error })
+}
+
+/// Reads the body within the limits.
+async fn read(request: Request, app: &App) -> Result<Bytes, ApiError> {
+    let limits = &app.limits;
+    let kind = "invalid_request_error";
+    let too_large = || {
+        let message = format!("expected a body of at most {} bytes, got more", limits.body);
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, kind, message)
+    };
+    let stated =
+        request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    if stated.is_some_and(|stated: u64| stated > limits.body as u64) {
+        return Err(too_large());
+    }
+    let collected = Limited::new(request.into_body(), limits.body).collect();
+    match tokio::time::timeout(limits.body_time, collected).await {
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
+        Ok(Err(_)) => Err(ApiError::bad("expected a whole body, got one that ends early")),
+        Err(_) => {
+            let message = format!("expected the body within {} s", limits.body_time.as_secs());
+            Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, kind, message))
+        }
+    }
+}
+
+/// Parses a body; names the field at fault.
+pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8], depth: usize) -> Result<T, ApiError> {
+    if nesting(bytes) > depth {
+        return Err(ApiError::bad(format!("expected JSON nested at most {depth} deep, got more")));
+    }
+    let mut json = serde_json::Deserializer::from_slice(bytes);
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let path = error.path().to_string();
+        let what = error.into_inner().to_string();
+        if path == "." {
+            return ApiError::bad(format!("invalid JSON body: {what}"));
+        }
+        ApiError::bad(format!("{path}: {what}")).param(path)
+    })?;
+    json.end().map_err(|error| ApiError::bad(format!("invalid JSON body: {error}")))?;
+    Ok(value)
+}
+
+/// Deepest nesting of objects and lists in a JSON text.
+fn nesting(bytes: &[u8]) -> usize {
+    let (mut depth, mut most, mut quoted, mut escaped) = (0usize, 0, false, false);
+    for &byte in bytes {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if quoted => escaped = true,
+            b'"' => quoted = !quoted,
+            b'{' | b'[' if !quoted => {
+                depth += 1;
+                most = most.max(depth);
+            }
+            b'}' | b']' if !quoted => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    most
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+
+    #[derive(Debug, Deserialize)]
+    struct Example {
+        #[allow(dead_code)]
+        n: Option<u32>,
+        #[allow(dead_code)]
+        list: Option<Vec<Item>>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    struct Item {
+        #[allow(dead_code)]
+        name: String,
+    }
+
+    fn fault(text: &str) -> ApiError {
+        parse::<Example>(text.as_bytes(), 20).unwrap_err()
+    }
+
+    #[test]
+    fn a_wrong_type_names_its_field() {
+        assert_eq!(fault(r#"{"n": "x"}"#).param.as_deref(), Some("n"));
+        assert_eq!(fault(r#"{"n": -1}"#).param.as_deref(), Some("n"));
+        assert_eq!(fault(r#"{"list": [{"name": "a"}, {"name": 3}]}"#).param.as_deref(), Some("list[1].name"));
+    }
+
+    #[test]
+    fn what_is_no_json_is_refused() {
+        for text in ["", "{", "[]", "{\"n\": NaN}", "{} x", "{\"n\":1,\"n\":2}", "\u{0}"] {
+            assert_eq!(fault(text).status, StatusCode::BAD_REQUEST, "{text}");
+        }
+        assert_eq!(parse::<Example>(b"{\"n\": \"\xff\"}", 20).unwrap_err().status, StatusCode::BAD_REQUEST);
+        assert!(parse::<Example>(br#"{"other": [[1]], "n": null}"#, 20).is_ok());
+    }
+
+    #[test]
+    fn nesting_is_counted_outside_of_strings() {
+        assert_eq!(nesting(br#"{"a": "[[[\"[", "b": [[]]}"#), 3);
+        let deep = format!("{{\"x\":{}{}}}", "[".repeat(100_000), "]".repeat(100_000));
+        assert!(fault(&deep).message.contains("at most 20 deep"));
+    }
+}

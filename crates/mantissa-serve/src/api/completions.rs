@@ -1,0 +1,303 @@
+//! `/v1/completions`: continues texts.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use mantissa_model::Bos;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::body::Body;
+use super::generate::{Plan, check_tokens, encode, prepare, submit};
+use super::params::{Sampled, Stop};
+use super::sse::{self, Cut, Events, Gone};
+use super::usage::{StreamOptions, Usage, wants_usage};
+use super::{ApiError, App, Artifact, now};
+use crate::engine::{Caller, Job, Stream};
+use crate::text::{Delta, Finish, Generation, TokenInfo};
+
+/// New tokens if the request names no number.
+const DEFAULT_TOKENS: usize = 16;
+
+/// Text or tokens, one or several.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(untagged, expecting = "a string, a list of strings, a list of tokens, or a list of lists of tokens")]
+enum Prompt {
+    Text(String),
+    Texts(Vec<String>),
+    Tokens(Vec<u32>),
+    TokenLists(Vec<Vec<u32>>),
+}
+
+/// Request of a completion.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+pub(crate) struct CompletionRequest {
+    model: Option<String>,
+    prompt: Prompt,
+    /// Largest number of new tokens; 16 if absent.
+    max_tokens: Option<u32>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<i32>,
+    min_p: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    #[serde(alias = "repeat_penalty")]
+    repetition_penalty: Option<f32>,
+    n: Option<u32>,
+    best_of: Option<u32>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    /// Number of most probable tokens to report with each token.
+    logprobs: Option<u32>,
+    /// True to return the prompt before the new text.
+    echo: Option<bool>,
+    stop: Option<Stop>,
+    suffix: Option<String>,
+    seed: Option<i64>,
+    logit_bias: Option<BTreeMap<String, f32>>,
+    /// True to go on after the model's end token.
+    ignore_eos: Option<bool>,
+}
+
+/// Completion, or a piece of one.
+#[derive(Debug, Serialize, ToSchema)]
+struct CompletionResponse {
+    id: String,
+    object: &'static str,
+    created: u64,
+    model: String,
+    choices: Vec<CompletionChoice>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Usage>,
+}
+
+/// One choice.
+#[derive(Debug, Default, Serialize, ToSchema)]
+struct CompletionChoice {
+    text: String,
+    index: usize,
+    logprobs: Option<CompletionLogprobs>,
+    /// `stop` or `length` with the last piece.
+    finish_reason: Option<&'static str>,
+}
+
+/// Probabilities of tokens, in lists of one length.
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
+struct CompletionLogprobs {
+    tokens: Vec<String>,
+    token_logprobs: Vec<Option<f32>>,
+    top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
+    /// Characters of the text before each token.
+    text_offset: Vec<usize>,
+}
+
+impl CompletionLogprobs {
+    /// Adds tokens whose text begins after `offset` characters; returns the characters after them.
+    fn extend(&mut self, infos: Vec<TokenInfo>, mut offset: usize) -> usize {
+        for info in infos {
+            self.text_offset.push(offset);
+            offset += info.text.chars().count();
+            self.tokens.push(info.text);
+            self.token_logprobs.push(info.logprob);
+            let top = info.top.into_iter().map(|(_, text, logprob)| (text, logprob));
+            self.top_logprobs.push(info.logprob.map(|_| top.collect()));
+        }
+        offset
+    }
+}
+
+/// Request that was checked.
+struct Checked {
+    plan: Plan,
+    /// Text of each prompt, to be returned.
+    echo: Option<Vec<String>>,
+    include_usage: bool,
+    id: String,
+}
+
+impl CompletionRequest {
+    /// Checks the request and tokenizes the prompts.
+    fn check(self, app: &App, artifact: Arc<Artifact>) -> Result<(Checked, Vec<Job>), ApiError> {
+        if let Some(best_of) = self.best_of.filter(|best_of| *best_of != self.n.unwrap_or(1)) {
+            return Err(ApiError::field("best_of", best_of, "as many as n"));
+        }
+        if self.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
+            return Err(ApiError::field("suffix", "a text", "none"));
+        }
+        let echo = self.echo.unwrap_or(false);
+        let sampled = Sampled {
+            max_tokens: self.max_tokens,
+            temperature: self.temperature,
+            top_p: self.top_p,
+            top_k: self.top_k,
+            min_p: self.min_p,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            repetition_penalty: self.repetition_penalty,
+            n: self.n,
+            seed: self.seed,
+            stop: self.stop,
+            logprobs: self.logprobs,
+            logit_bias: self.logit_bias,
+            ignore_eos: self.ignore_eos,
+        };
+        let mut params = sampled.check(&app.limits, &artifact, app.random())?;
+        params.prompt_logprobs = params.logprobs.filter(|_| echo);
+        let prompts = prompts(self.prompt, &artifact, app.limits.choices)?;
+        let text = |prompt: &Vec<u32>| Ok(artifact.tokenizer.decode(prompt)?);
+        let echo = echo.then(|| prompts.iter().map(text).collect::<Result<_, ApiError>>()).transpose()?;
+        let plan = Plan { artifact, params, prompts, default_tokens: Some(DEFAULT_TOKENS) };
+        let jobs = plan.jobs(app, None)?;
+        let include_usage = wants_usage(self.stream_options);
+        Ok((Checked { plan, echo, include_usage, id: app.id("cmpl-") }, jobs))
+    }
+}
+
+/// Tokenizes the prompts of a request.
+fn prompts(prompt: Prompt, artifact: &Artifact, most: usize) -> Result<Vec<Vec<u32>>, ApiError> {
+    let count = |n: usize| match n <= most && n > 0 {
+        true => Ok(()),
+        false => Err(ApiError::field("prompt", format!("{n} prompts"), &format!("1 to {most}"))),
+    };
+    let tokens = |tokens: Vec<u32>| {
+        check_tokens(artifact, "prompt", &tokens)?;
+        Ok(tokens)
+    };
+    match prompt {
+        Prompt::Text(text) => Ok(vec![encode(artifact, &text, Bos::Auto)?]),
+        Prompt::Texts(texts) => {
+            count(texts.len())?;
+            texts.iter().map(|text| encode(artifact, text, Bos::Auto)).collect()
+        }
+        Prompt::Tokens(list) => Ok(vec![tokens(list)?]),
+        Prompt::TokenLists(lists) => {
+            count(lists.len())?;
+            lists.into_iter().map(tokens).collect()
+        }
+    }
+}
+
+/// Name of the reason for an end.
+fn reason(finish: &Finish) -> &'static str {
+    match finish {
+        Finish::Stop(_) => "stop",
+        Finish::Length => "length",
+    }
+}
+
+impl Checked {
+    fn response(
+        &self,
+        choices: Vec<CompletionChoice>,
+        usage: Option<Usage>,
+        created: u64,
+    ) -> CompletionResponse {
+        CompletionResponse {
+            id: self.id.clone(),
+            object: "text_completion",
+            created,
+            model: self.plan.artifact.name.clone(),
+            choices,
+            usage,
+        }
+    }
+
+    fn usage(&self, generation: &Generation<'_>) -> Usage {
+        Usage::new(self.plan.prompt_tokens(), generation.generated(), generation.cached())
+    }
+
+    fn generation(&self, stream: Stream) -> Result<Generation<'_>, ApiError> {
+        let plan = &self.plan;
+        Generation::new(&plan.artifact.tokenizer, stream, plan.choices(), &plan.params.stops)
+    }
+
+    /// Text to return before choice `index`.
+    fn echo(&self, index: usize) -> &str {
+        let texts = self.echo.as_ref();
+        texts.and_then(|texts| texts.get(index / self.plan.params.n)).map_or("", String::as_str)
+    }
+
+    /// Waits for the whole text of all choices.
+    async fn collect(&self, stream: Stream) -> Result<CompletionResponse, ApiError> {
+        let mut generation = self.generation(stream)?;
+        let count = self.plan.choices().count();
+        let empty = |index| CompletionChoice {
+            index,
+            text: self.echo(index).to_owned(),
+            logprobs: self.plan.params.logprobs.map(|_| CompletionLogprobs::default()),
+            finish_reason: None,
+        };
+        let mut choices: Vec<_> = (0..count).map(empty).collect();
+        let mut offsets: Vec<_> = choices.iter().map(|choice| choice.text.chars().count()).collect();
+        while let Some(delta) = generation.next().await? {
+            let choice = &mut choices[delta.index];
+            choice.text += &delta.text;
+            choice.finish_reason = delta.finish.as_ref().map(reason);
+            if let Some(logprobs) = &mut choice.logprobs {
+                logprobs.extend(delta.prompt, 0);
+                offsets[delta.index] = logprobs.extend(delta.infos, offsets[delta.index]);
+            }
+        }
+        Ok(self.response(choices, Some(self.usage(&generation)), now()))
+    }
+
+    /// Sends the pieces of all choices as they come.
+    async fn stream(self, stream: Stream, events: Events) -> Result<(), Gone> {
+        let created = now();
+        let sent = self.pieces(stream, &events, created).await;
+        events.end(sent).await
+    }
+
+    async fn pieces(&self, stream: Stream, events: &Events, created: u64) -> Result<(), Cut> {
+        let mut generation = self.generation(stream)?;
+        let count = self.plan.choices().count();
+        let mut offsets: Vec<usize> = (0..count).map(|i| self.echo(i).chars().count()).collect();
+        let mut echoed = vec![self.echo.is_none(); count];
+        while let Some(delta) = generation.next().await? {
+            let Delta { index, text, infos, finish, prompt, .. } = delta;
+            if !std::mem::replace(&mut echoed[index], true) {
+                let logprobs = self.plan.params.logprobs.map(|_| {
+                    let mut logprobs = CompletionLogprobs::default();
+                    logprobs.extend(prompt, 0);
+                    logprobs
+                });
+                let text = self.echo(index).to_owned();
+                let choice = CompletionChoice { text, index, logprobs, finish_reason: None };
+                events.send(&self.response(vec![choice], None, created)).await?;
+            }
+            let logprobs = self.plan.params.logprobs.map(|_| {
+                let mut logprobs = CompletionLogprobs::default();
+                offsets[index] = logprobs.extend(infos, offsets[index]);
+                logprobs
+            });
+            let choice =
+                CompletionChoice { text, index, logprobs, finish_reason: finish.as_ref().map(reason) };
+            events.send(&self.response(vec![choice], None, created)).await?;
+        }
+        if self.include_usage {
+            let usage = Some(self.usage(&generation));
+            events.send(&self.response(Vec::new(), usage, created)).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Continues texts.
+pub(crate) async fn completions(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Body(request): Body<CompletionRequest>,
+) -> Result<Response, ApiError> {
+    let artifact = app.artifact(request.model.as_deref())?;
+    let streams = request.stream.unwrap_or(false);
+    let (checked, jobs) = prepare(&app, move |app| request.check(app, artifact)).await?;
+    let stream = submit(&app, &checked.plan.artifact, jobs, caller)?;
+    if streams {
+        return Ok(sse::respond(app.limits.write_time, |events| checked.stream(stream, events)));
+    }
+    Ok(Json(checked.collect(stream).await?).into_response())
+}

@@ -1,0 +1,210 @@
+//! Sampling and limits of a request, checked.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use mantissa_model::Sampling;
+use mantissa_runtime::Request;
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use super::{ApiError, Artifact};
+use crate::options::Limits;
+
+/// One stop string or several.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(untagged, expecting = "a string or a list of strings")]
+pub(crate) enum Stop {
+    /// One string.
+    One(String),
+    /// Several strings.
+    Many(Vec<String>),
+}
+
+/// Options of sampling as an endpoint reads them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sampled {
+    pub(crate) max_tokens: Option<u32>,
+    pub(crate) temperature: Option<f32>,
+    pub(crate) top_p: Option<f32>,
+    pub(crate) top_k: Option<i32>,
+    pub(crate) min_p: Option<f32>,
+    pub(crate) presence_penalty: Option<f32>,
+    pub(crate) frequency_penalty: Option<f32>,
+    pub(crate) repetition_penalty: Option<f32>,
+    pub(crate) n: Option<u32>,
+    pub(crate) seed: Option<i64>,
+    pub(crate) stop: Option<Stop>,
+    pub(crate) logprobs: Option<u32>,
+    pub(crate) logit_bias: Option<BTreeMap<String, f32>>,
+    pub(crate) ignore_eos: Option<bool>,
+}
+
+/// Checked options of sampling.
+#[derive(Clone, Debug)]
+pub(crate) struct Params {
+    pub(crate) sampling: Sampling,
+    pub(crate) n: usize,
+    pub(crate) stops: Vec<String>,
+    pub(crate) logprobs: Option<usize>,
+    /// Number of most probable tokens to report with each token of the prompt.
+    pub(crate) prompt_logprobs: Option<usize>,
+    bias: Vec<(u32, f32)>,
+    max_tokens: Option<usize>,
+    ignore_eos: bool,
+    deadline: Instant,
+    most: usize,
+}
+
+/// Checks that `value` is a number from `least` to `most`.
+fn within(name: &str, value: Option<f32>, default: f32, least: f32, most: f32) -> Result<f32, ApiError> {
+    let value = value.unwrap_or(default);
+    if value >= least && value <= most {
+        return Ok(value);
+    }
+    Err(ApiError::field(name, value, &format!("a number from {least} to {most}")))
+}
+
+impl Sampled {
+    /// Checks the options against the limits of the server and the vocabulary of the model. `random` is the seed if the
+    /// request has none.
+    ///
+    /// # Errors
+    /// A status of 400 that names the field.
+    pub(crate) fn check(self, limits: &Limits, artifact: &Artifact, random: u64) -> Result<Params, ApiError> {
+        let temperature = within("temperature", self.temperature, 1.0, 0.0, 2.0)?;
+        // 0 keeps one token.
+        let top_p = within("top_p", self.top_p, 1.0, 0.0, 1.0)?.max(f32::MIN_POSITIVE);
+        let vocabulary = artifact.model.config().vocab_size;
+        let top_k = match self.top_k.unwrap_or(0) {
+            -1 => 0,
+            k if (0..=vocabulary as i64).contains(&i64::from(k)) => k as usize,
+            k => return Err(ApiError::field("top_k", k, &format!("-1 or 0 (all) to {vocabulary}"))),
+        };
+        let n = self.n.unwrap_or(1) as usize;
+        if n == 0 || n > limits.choices {
+            return Err(ApiError::field("n", n, &format!("1 to {}", limits.choices)));
+        }
+        let logprobs = self.logprobs.map(|n| n as usize);
+        if logprobs.is_some_and(|n| n > limits.logprobs) {
+            let allowed = format!("0 to {}", limits.logprobs);
+            return Err(ApiError::field("logprobs", logprobs.unwrap_or(0), &allowed));
+        }
+        let min_p = within("min_p", self.min_p, 0.0, 0.0, 1.0)?;
+        let presence = within("presence_penalty", self.presence_penalty, 0.0, -2.0, 2.0)?;
+        let frequency = within("frequency_penalty", self.frequency_penalty, 0.0, -2.0, 2.0)?;
+        let repetition = within("repetition_penalty", self.repetition_penalty, 1.0, 0.01, 10.0)?;
+        let seed = self.seed.map_or(random, i64::cast_unsigned);
+        Ok(Params {
+            sampling: Sampling { temperature, top_k, top_p, min_p, repetition, presence, frequency, seed },
+            n,
+            stops: stops(self.stop, limits)?,
+            logprobs,
+            prompt_logprobs: None,
+            bias: biases(self.logit_bias, limits, vocabulary)?,
+            max_tokens: self.max_tokens.map(|n| n as usize),
+            ignore_eos: self.ignore_eos.unwrap_or(false),
+            deadline: Instant::now() + limits.time,
+            most: limits.new_tokens,
+        })
+    }
+}
+
+/// Checks stop strings.
+fn stops(stop: Option<Stop>, limits: &Limits) -> Result<Vec<String>, ApiError> {
+    let (count, bytes) = limits.stops;
+    let stops = match stop {
+        None => Vec::new(),
+        Some(Stop::One(stop)) => vec![stop],
+        Some(Stop::Many(stops)) => stops,
+    };
+    if stops.len() > count {
+        return Err(ApiError::field(
+            "stop",
+            format!("{} strings", stops.len()),
+            &format!("at most {count} strings"),
+        ));
+    }
+    match stops.iter().find(|stop| stop.is_empty() || stop.len() > bytes) {
+        Some(stop) => {
+            let found = format!("one of {} bytes", stop.len());
+            Err(ApiError::field("stop", found, &format!("strings of 1 to {bytes} bytes")))
+        }
+        None => Ok(stops),
+    }
+}
+
+/// Checks biases: keys are tokens.
+fn biases(
+    bias: Option<BTreeMap<String, f32>>,
+    limits: &Limits,
+    vocabulary: usize,
+) -> Result<Vec<(u32, f32)>, ApiError> {
+    const MOST: f32 = 100.0;
+    let bias = bias.unwrap_or_default();
+    if bias.len() > limits.biases {
+        let allowed = format!("at most {} tokens", limits.biases);
+        return Err(ApiError::field("logit_bias", format!("{} tokens", bias.len()), &allowed));
+    }
+    let one = |(key, value): (String, f32)| {
+        let token = key.parse::<u32>().ok().filter(|token| (*token as usize) < vocabulary);
+        let Some(token) = token else {
+            return Err(ApiError::field("logit_bias", key, &format!("tokens below {vocabulary}")));
+        };
+        // -100 bans a token, as the API says.
+        match value {
+            _ if value <= -MOST => Ok((token, f32::NEG_INFINITY)),
+            _ if value <= MOST => Ok((token, value)),
+            _ => Err(ApiError::field("logit_bias", value, "numbers from -100 to 100")),
+        }
+    };
+    bias.into_iter().map(one).collect()
+}
+
+impl Params {
+    /// Time at which the request ends.
+    pub(crate) fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    /// Makes the request for choice `choice` of a prompt, with as many new tokens as asked for, or else `default`, as far
+    /// as the context of `context` tokens and the server's limit allow.
+    ///
+    /// # Errors
+    /// A status of 400 if the prompt is empty or leaves no room for a token.
+    pub(crate) fn request(
+        &self,
+        prompt: &[u32],
+        choice: usize,
+        default: Option<usize>,
+        context: usize,
+    ) -> Result<Request, ApiError> {
+        if prompt.is_empty() {
+            return Err(ApiError::field("prompt", "no tokens", "at least one token"));
+        }
+        let room = context.saturating_sub(prompt.len());
+        if room == 0 {
+            let message = format!(
+                "the prompt has {} tokens, but the context of the model holds {context}, with at least one new token",
+                prompt.len()
+            );
+            return Err(ApiError::bad(message).param("prompt").code("context_length_exceeded"));
+        }
+        let wanted = self.max_tokens.or(default).unwrap_or(usize::MAX);
+        if wanted == 0 && self.prompt_logprobs.is_none() {
+            return Err(ApiError::field("max_tokens", 0, "at least 1"));
+        }
+        // Each choice has a stream of its own.
+        let sampling = Sampling { seed: self.sampling.seed.wrapping_add(choice as u64), ..self.sampling };
+        Ok(Request {
+            prompt: prompt.to_vec(),
+            max_new_tokens: wanted.min(room).min(self.most),
+            sampling,
+            ignore_eos: self.ignore_eos,
+            logit_bias: self.bias.clone(),
+            logprobs: self.logprobs,
+            prompt_logprobs: self.prompt_logprobs,
+            ..Request::default()
+        })
+    }
+}

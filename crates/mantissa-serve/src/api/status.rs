@@ -1,0 +1,112 @@
+//! State of the server: health, metrics, jobs at work, settings.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::{ApiError, App, Artifact, stopping};
+use crate::engine::SlotState;
+
+/// Health of the server.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Health {
+    status: &'static str,
+}
+
+/// Tells that the server takes requests; status 503 while it stops.
+pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<Json<Health>, ApiError> {
+    if app.stopping.load(Ordering::Relaxed) {
+        return Err(stopping());
+    }
+    Ok(Json(Health { status: "ok" }))
+}
+
+/// Writes the counters in Prometheus' text format.
+pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
+    let mut response = app.metrics.text().into_response();
+    let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
+/// Sequence at work.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Slot {
+    /// Model that runs it.
+    model: String,
+    #[serde(flatten)]
+    state: SlotState,
+}
+
+/// Lists the sequences at work.
+pub(crate) async fn slots(State(app): State<Arc<App>>) -> Json<Vec<Slot>> {
+    let of = |artifact: &Arc<Artifact>| {
+        let model = artifact.name.clone();
+        let slots = artifact.engine.load().slots;
+        slots.into_iter().map(move |state| Slot { model: model.clone(), state })
+    };
+    Json(app.artifacts.iter().flat_map(of).collect())
+}
+
+/// Settings and load of the server.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Props {
+    version: &'static str,
+    /// Seconds since 1970 at the start.
+    started: u64,
+    models: Vec<ModelProps>,
+}
+
+/// Settings and load of a model.
+#[derive(Debug, Serialize, ToSchema)]
+struct ModelProps {
+    model: String,
+    /// Longest sequence, prompt and new tokens.
+    context: usize,
+    /// Sequences at work at once.
+    parallel: usize,
+    /// Scheme of the KV cache.
+    kv: String,
+    /// Bytes of a token in the KV cache.
+    kv_bytes_per_token: f64,
+    /// Sequences at work.
+    running: usize,
+    /// Sequences that wait.
+    queued: usize,
+    /// Tokens generated per second, over about the last second of work.
+    tokens_per_second: f64,
+    /// Blocks of the KV cache in use, kept ones included.
+    kv_blocks_used: usize,
+    /// Blocks of the KV cache.
+    kv_blocks: usize,
+    /// Chat template.
+    chat_template: Option<String>,
+}
+
+/// Tells the settings and the load.
+pub(crate) async fn props(State(app): State<Arc<App>>) -> Json<Props> {
+    let of = |artifact: &Arc<Artifact>| {
+        let (load, runtime) = (artifact.engine.load(), artifact.engine.runtime());
+        ModelProps {
+            model: artifact.name.clone(),
+            context: runtime.context,
+            parallel: runtime.sequences,
+            kv: artifact.kv.clone(),
+            kv_bytes_per_token: artifact.model.kv_bytes_per_token(),
+            running: load.slots.len(),
+            queued: load.queued,
+            tokens_per_second: load.tokens_per_second,
+            kv_blocks_used: load.kv_used,
+            kv_blocks: load.kv_blocks,
+            chat_template: artifact.tokenizer.chat_template().map(str::to_owned),
+        }
+    };
+    let models = app.artifacts.iter().map(of).collect();
+    Json(Props { version: env!("CARGO_PKG_VERSION"), started: app.started, models })
+}

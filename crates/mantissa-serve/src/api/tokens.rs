@@ -1,0 +1,96 @@
+//! `/tokenize` and `/detokenize`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use mantissa_model::Bos;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::body::Body;
+use super::generate::{check_tokens, encode, prepare};
+use super::{ApiError, App};
+use crate::text::piece;
+
+/// Text to tokenize.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct TokenizeRequest {
+    model: Option<String>,
+    /// Text.
+    content: Option<String>,
+    /// Text, under its other name.
+    prompt: Option<String>,
+    /// True to add the tokens that begin a text.
+    add_special: Option<bool>,
+    /// True to return the text of each token too.
+    with_pieces: Option<bool>,
+}
+
+/// Tokens of a text.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct TokenizeResponse {
+    tokens: Vec<TokenItem>,
+    count: usize,
+    max_model_len: usize,
+}
+
+/// A token, with its text if asked for.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+enum TokenItem {
+    Id(u32),
+    Piece { id: u32, piece: String },
+}
+
+/// Tokenizes a text.
+pub(crate) async fn tokenize(
+    State(app): State<Arc<App>>,
+    Body(request): Body<TokenizeRequest>,
+) -> Result<Json<TokenizeResponse>, ApiError> {
+    let artifact = app.artifact(request.model.as_deref())?;
+    let work = move |_: &App| {
+        let Some(text) = request.content.or(request.prompt) else {
+            return Err(ApiError::field("content", "nothing", "a string"));
+        };
+        let bos = if request.add_special.unwrap_or(false) { Bos::Auto } else { Bos::Never };
+        let ids = encode(&artifact, &text, bos)?;
+        let pieces = request.with_pieces.unwrap_or(false);
+        let item = |&id: &u32| match pieces {
+            true => Ok(TokenItem::Piece { id, piece: piece(&artifact.tokenizer, id)? }),
+            false => Ok(TokenItem::Id(id)),
+        };
+        let tokens: Vec<_> = ids.iter().map(item).collect::<Result<_, ApiError>>()?;
+        let max_model_len = artifact.engine.runtime().context;
+        Ok(Json(TokenizeResponse { count: tokens.len(), tokens, max_model_len }))
+    };
+    prepare(&app, work).await
+}
+
+/// Tokens to turn into text.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct DetokenizeRequest {
+    model: Option<String>,
+    tokens: Vec<u32>,
+}
+
+/// Text of tokens, under both of its names.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct DetokenizeResponse {
+    content: String,
+    prompt: String,
+}
+
+/// Returns the text of tokens, with the names of special ones.
+pub(crate) async fn detokenize(
+    State(app): State<Arc<App>>,
+    Body(request): Body<DetokenizeRequest>,
+) -> Result<Json<DetokenizeResponse>, ApiError> {
+    let artifact = app.artifact(request.model.as_deref())?;
+    let work = move |_: &App| {
+        check_tokens(&artifact, "tokens", &request.tokens)?;
+        let content = artifact.tokenizer.decode_with_special(&request.tokens)?;
+        Ok(Json(DetokenizeResponse { prompt: content.clone(), content }))
+    };
+    prepare(&app, work).await
+}

@@ -1,0 +1,157 @@
+//! Jobs of an engine and what comes back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use mantissa_model::StopReason;
+use mantissa_runtime::Request;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+
+use super::queue::Caller;
+
+/// A sequence to be generated.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// Prompt, sampling and length.
+    pub request: Request,
+    /// Time at which the sequence ends, done or not.
+    pub deadline: Instant,
+}
+
+/// News of one job.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Update {
+    /// The job was begun.
+    Started {
+        /// Tokens of the prompt that are not computed because another sequence had them.
+        cached: usize,
+    },
+    /// A token of the prompt, in order, if asked for.
+    PromptToken {
+        /// The token.
+        token: u32,
+        /// Its logarithm of probability; `None` for the first.
+        logprob: Option<f32>,
+        /// Most probable tokens at its place.
+        top: Vec<(u32, f32)>,
+    },
+    /// Pooled hidden states of the prompt, if asked for.
+    Embedding(Vec<f32>),
+    /// A token was generated.
+    Token {
+        /// The token.
+        token: u32,
+        /// Its logarithm of probability, if asked for.
+        logprob: Option<f32>,
+        /// Most probable tokens with their logarithms of probability, if asked for.
+        top: Vec<(u32, f32)>,
+    },
+    /// The job has ended.
+    Finished(Ending),
+    /// The job has ended without a result.
+    Failed(Failure),
+}
+
+/// Reason for the end of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// A stop token, or the requested number of tokens.
+    Stopped(StopReason),
+    /// The time limit.
+    Time,
+}
+
+/// Reason for a job without a result.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// A fault of the program in this job.
+    #[error("internal error in this request; this is a bug, please report it")]
+    Panicked,
+    /// The model computed values that are no numbers, or without a code in the KV cache.
+    #[error("the model cannot continue this text: {0}")]
+    Model(String),
+    /// The prompt, an option or the constraint is not one that the model takes.
+    #[error("{0}")]
+    Request(String),
+    /// The server stops.
+    #[error("the server is stopping")]
+    Stopping,
+    /// The time limit passed before the request was begun.
+    #[error("the time limit passed while the request waited")]
+    Late,
+}
+
+/// Reason for a job that was not queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The server stops.
+    Stopping,
+    /// The queue is full.
+    Full {
+        /// Time after which a place may be free.
+        retry: Duration,
+    },
+    /// The client's part of the queue is full.
+    ClientFull {
+        /// Time after which a place may be free.
+        retry: Duration,
+    },
+}
+
+/// A job that waits or is at work.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) job: Job,
+    pub(super) caller: Caller,
+    /// Index among the jobs of its request.
+    pub(super) index: usize,
+    pub(super) updates: UnboundedSender<(usize, Update)>,
+    pub(super) cancelled: Arc<AtomicBool>,
+    pub(super) arrived: Instant,
+    /// What was already reported, before the work was begun anew after a fault.
+    pub(super) reported: Reported,
+}
+
+/// Updates that a job has had.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reported {
+    pub(super) started: bool,
+    /// Tokens of the prompt.
+    pub(super) prompt: usize,
+    /// Generated tokens.
+    pub(super) tokens: Vec<u32>,
+}
+
+impl Pending {
+    /// True if nobody waits for it any more.
+    pub(super) fn is_gone(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed) || self.updates.is_closed()
+    }
+
+    pub(super) fn send(&self, update: Update) {
+        // A receiver that has gone shows in `is_gone`.
+        let _ = self.updates.send((self.index, update));
+    }
+}
+
+/// Updates of the jobs of a request. Dropping it cancels those that have not ended, before the engine's next step.
+#[derive(Debug)]
+pub struct Stream {
+    pub(super) updates: UnboundedReceiver<(usize, Update)>,
+    pub(super) cancelled: Vec<Arc<AtomicBool>>,
+}
+
+impl Stream {
+    /// Waits for the next update, with the index of the job; `None` after the last.
+    pub async fn next(&mut self) -> Option<(usize, Update)> {
+        self.updates.recv().await
+    }
+
+    /// Ends one job without an update.
+    pub fn cancel(&self, index: usize) {
+        if let Some(flag) = self.cancelled.get(index) {
+            flag.store(true, Ordering::Relaxed);
+        }
+    }
+}

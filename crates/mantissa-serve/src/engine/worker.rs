@@ -1,0 +1,390 @@
+//! The engine's thread: begins, steps and ends jobs.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use mantissa_model::LoadError;
+use mantissa_runtime::{Event, EventKind, FastModel, Phase, Request, Runtime, SequenceId, SequenceState};
+
+use super::job::{Ending, Failure, Pending, Update};
+use super::{Load, Shared, SlotState, Stage};
+use crate::metrics::EngineMetrics;
+
+/// Time between two descriptions of the load.
+const PUBLISHED: Duration = Duration::from_millis(50);
+
+/// Time over which the speed is measured.
+const SPEED: Duration = Duration::from_secs(1);
+
+/// A job at work.
+struct Active {
+    id: SequenceId,
+    pending: Pending,
+    number: u64,
+    begun: Instant,
+    /// Time of the first and the last token.
+    first: Option<Instant>,
+    last: Instant,
+    /// Tokens of the prompt and generated ones of this run; the first ones of a job begun anew were reported before.
+    scored: usize,
+    made: usize,
+}
+
+impl Active {
+    /// Counts a token that was generated at time `now`.
+    fn take(&mut self, token: u32, now: Instant, metrics: &EngineMetrics) {
+        let (since, histogram) = match self.first {
+            None => (self.pending.arrived, &metrics.first_token_seconds),
+            Some(_) => (self.last, &metrics.token_seconds),
+        };
+        histogram.observe(now.duration_since(since).as_secs_f64());
+        self.first.get_or_insert(now);
+        self.last = now;
+        self.pending.reported.tokens.push(token);
+        metrics.generated_tokens.inc();
+    }
+}
+
+/// State of the thread.
+pub(super) struct Worker<'m> {
+    shared: &'m Shared,
+    model: &'m FastModel,
+    draft: Option<&'m FastModel>,
+    runtime: Runtime<'m>,
+    active: Vec<Active>,
+    /// Jobs that were at work at a fault, to be run one at a time.
+    suspects: VecDeque<Pending>,
+    /// True while a suspect is at work, alone.
+    alone: bool,
+    number: u64,
+    published: Instant,
+    /// True if jobs were begun or have ended since.
+    changed: bool,
+    /// Start and tokens of the present measurement of speed.
+    speed: (Instant, usize),
+    /// Shared tokens and proposals of the runtime at the last count.
+    counted: (u64, u64, u64),
+    /// End of the last step.
+    stepped: Option<Instant>,
+}
+
+/// Makes a session.
+fn session<'m>(
+    shared: &Shared,
+    model: &'m FastModel,
+    draft: Option<&'m FastModel>,
+) -> Result<Runtime<'m>, LoadError> {
+    let runtime = Runtime::new(model, shared.options.runtime)?;
+    match draft {
+        Some(draft) => runtime.with_draft(draft),
+        None => Ok(runtime),
+    }
+}
+
+impl<'m> Worker<'m> {
+    pub(super) fn new(
+        shared: &'m Shared,
+        model: &'m FastModel,
+        draft: Option<&'m FastModel>,
+    ) -> Result<Self, LoadError> {
+        let now = Instant::now();
+        Ok(Worker {
+            shared,
+            model,
+            draft,
+            runtime: session(shared, model, draft)?,
+            active: Vec::new(),
+            suspects: VecDeque::new(),
+            alone: false,
+            number: 0,
+            published: now,
+            changed: false,
+            speed: (now, 0),
+            counted: (0, 0, 0),
+            stepped: None,
+        })
+    }
+
+    /// Works until the engine is stopped.
+    pub(super) fn run(mut self) {
+        self.publish(true);
+        loop {
+            match self.wait() {
+                Stage::Stopped => break,
+                Stage::Cancelling => self.fail_all(&Failure::Stopping),
+                Stage::Open | Stage::Draining => {}
+            }
+            self.sweep();
+            self.admit();
+            self.publish(self.changed);
+            if !self.active.is_empty() {
+                self.step();
+            }
+            self.publish(self.changed);
+        }
+        self.fail_all(&Failure::Stopping);
+    }
+
+    /// Waits while there is nothing to do.
+    fn wait(&mut self) -> Stage {
+        let mut state = self.shared.lock();
+        if self.active.is_empty() && self.suspects.is_empty() {
+            while state.queue.len() == 0 && matches!(state.stage, Stage::Open | Stage::Draining) {
+                self.stepped = None;
+                state = self.shared.changed.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
+            }
+            // Nothing is left to cancel: wait for the end.
+            while state.queue.len() == 0 && state.stage == Stage::Cancelling {
+                state = self.shared.changed.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
+            }
+        }
+        state.stage
+    }
+
+    /// Ends all jobs with `failure`.
+    fn fail_all(&mut self, failure: &Failure) {
+        let waiting = self.shared.lock().queue.remove(|_| false);
+        let all = waiting.into_iter().chain(self.suspects.drain(..));
+        all.for_each(|pending| pending.send(Update::Failed(failure.clone())));
+        for active in self.active.drain(..) {
+            self.runtime.cancel(active.id);
+            active.pending.send(Update::Failed(failure.clone()));
+        }
+        self.alone = false;
+        self.changed = true;
+    }
+
+    /// Ends the jobs that nobody waits for, or whose time has passed.
+    fn sweep(&mut self) {
+        let now = Instant::now();
+        let late = |pending: &Pending| pending.job.deadline <= now;
+        let removed = self.shared.lock().queue.remove(|pending| !pending.is_gone() && !late(pending));
+        for pending in removed {
+            self.shared.options.metrics.cancelled.inc();
+            if !pending.is_gone() {
+                pending.send(Update::Failed(Failure::Late));
+            }
+        }
+        let mut at = 0;
+        while let Some(active) = self.active.get(at) {
+            let gone = active.pending.is_gone();
+            if !gone && !late(&active.pending) {
+                at += 1;
+                continue;
+            }
+            let active = self.active.remove(at);
+            self.runtime.cancel(active.id);
+            if gone {
+                self.shared.options.metrics.cancelled.inc();
+            } else {
+                active.pending.send(Update::Finished(Ending::Time));
+            }
+            self.ended(&active);
+        }
+    }
+
+    /// Begins jobs, as many as run at once.
+    fn admit(&mut self) {
+        if self.active.is_empty() {
+            self.alone = false;
+            if let Some(pending) = self.suspects.pop_front() {
+                self.alone = true;
+                self.begin(pending);
+                return;
+            }
+        }
+        if self.alone {
+            return;
+        }
+        while self.active.len() < self.shared.options.runtime.sequences {
+            let Some(pending) = self.shared.lock().queue.pop() else { break };
+            self.begin(pending);
+        }
+    }
+
+    fn begin(&mut self, pending: Pending) {
+        let forced = pending.reported.tokens.clone();
+        let request = Request { forced, ..pending.job.request.clone() };
+        let (now, prompt) = (Instant::now(), request.prompt.len());
+        match self.runtime.add(request) {
+            Err(error) => pending.send(Update::Failed(Failure::Request(error.to_string()))),
+            Ok(id) => {
+                let metrics = &self.shared.options.metrics;
+                metrics.queue_seconds.observe(now.duration_since(pending.arrived).as_secs_f64());
+                metrics.prompt_tokens.inc_by(prompt as u64);
+                let mut state = self.shared.lock();
+                state.queue.charge(pending.caller, prompt);
+                state.working = self.active.len() + 1;
+                drop(state);
+                self.number += 1;
+                let number = self.number;
+                let active =
+                    Active { id, pending, number, begun: now, first: None, last: now, scored: 0, made: 0 };
+                self.active.push(active);
+                self.changed = true;
+            }
+        }
+    }
+
+    /// Runs one pass and reports what happened.
+    fn step(&mut self) {
+        let metrics = self.shared.options.metrics.clone();
+        let turn = self.shared.options.turns.take();
+        let begin = Instant::now();
+        let runtime = &mut self.runtime;
+        let stepped = catch_unwind(AssertUnwindSafe(|| runtime.step().map(<[Event]>::to_vec)));
+        let end = Instant::now();
+        drop(turn);
+        metrics.step_seconds.inc_by(end.duration_since(begin).as_secs_f64());
+        if let Some(last) = self.stepped.replace(end) {
+            metrics.scheduler_seconds.inc_by(begin.duration_since(last).as_secs_f64());
+        }
+        metrics.steps.inc();
+        match stepped {
+            Ok(Ok(events)) => events.into_iter().for_each(|event| self.report(event, end)),
+            Ok(Err(error)) => self.fault(&Failure::Model(error.to_string())),
+            Err(_) => self.fault(&Failure::Panicked),
+        }
+    }
+
+    /// Reports an event to its job.
+    fn report(&mut self, event: Event, now: Instant) {
+        let Some(at) = self.active.iter().position(|active| active.id == event.sequence) else { return };
+        let active = &mut self.active[at];
+        let update = match event.kind {
+            EventKind::Started { cached } => (!std::mem::replace(&mut active.pending.reported.started, true))
+                .then_some(Update::Started { cached }),
+            EventKind::PromptToken { token, logprob, top } => {
+                active.scored += 1;
+                let is_new = active.scored > active.pending.reported.prompt;
+                active.pending.reported.prompt = active.pending.reported.prompt.max(active.scored);
+                is_new.then_some(Update::PromptToken { token, logprob, top })
+            }
+            EventKind::Embedding(values) => Some(Update::Embedding(values)),
+            EventKind::Token { token, logprob, top } => {
+                active.made += 1;
+                let is_new = active.made > active.pending.reported.tokens.len();
+                if is_new {
+                    self.speed.1 += 1;
+                    active.take(token, now, &self.shared.options.metrics);
+                }
+                is_new.then_some(Update::Token { token, logprob, top })
+            }
+            EventKind::Finished(reason) => return self.end(at, Update::Finished(Ending::Stopped(reason))),
+            EventKind::Unconstrained(error) => {
+                return self.end(at, Update::Failed(Failure::Request(error.to_string())));
+            }
+            EventKind::Broken => {
+                let what = "all logits of a token were NaN".to_owned();
+                return self.end(at, Update::Failed(Failure::Model(what)));
+            }
+            // Kinds that no request of this server asks for.
+            _ => None,
+        };
+        if let Some(update) = update {
+            active.pending.send(update);
+        }
+    }
+
+    /// Ends the job at index `at` with `update`.
+    fn end(&mut self, at: usize, update: Update) {
+        let active = self.active.remove(at);
+        active.pending.send(update);
+        self.ended(&active);
+    }
+
+    /// Counts a job that has ended.
+    fn ended(&mut self, active: &Active) {
+        self.changed = true;
+        let seconds = active.begun.elapsed().as_secs_f64();
+        self.shared.options.metrics.job_seconds.observe(seconds);
+        let mut state = self.shared.lock();
+        state.queue.charge(active.pending.caller, active.pending.reported.tokens.len());
+        state.job_seconds += 0.1 * (seconds - state.job_seconds);
+        state.working = self.active.len();
+    }
+
+    /// Makes a new session after a fault. A job that was alone fails; several are run again, one at a time.
+    fn fault(&mut self, failure: &Failure) {
+        self.shared.options.metrics.faults.inc();
+        let at_work = std::mem::take(&mut self.active);
+        if let [active] = at_work.as_slice() {
+            active.pending.send(Update::Failed(failure.clone()));
+            self.ended(active);
+        } else {
+            self.suspects.extend(at_work.into_iter().map(|active| active.pending));
+        }
+        self.alone = false;
+        self.count();
+        match session(self.shared, self.model, self.draft) {
+            Ok(runtime) => {
+                self.runtime = runtime;
+                self.counted = (0, 0, 0);
+            }
+            // Memory for one session was there before; without it nothing can run.
+            Err(_) => {
+                self.shared.lock().stage = Stage::Cancelling;
+            }
+        }
+    }
+
+    /// Adds the counts of the runtime to the metrics.
+    fn count(&mut self) {
+        let metrics = &self.shared.options.metrics;
+        let proposals = self.runtime.proposals();
+        let now = (self.runtime.shared_tokens(), proposals.proposed, proposals.accepted);
+        metrics.shared_tokens.inc_by(now.0 - self.counted.0);
+        metrics.proposed_tokens.inc_by(now.1 - self.counted.1);
+        metrics.accepted_tokens.inc_by(now.2 - self.counted.2);
+        self.counted = now;
+    }
+
+    /// Describes the load, if `always` or the last description is old.
+    fn publish(&mut self, always: bool) {
+        let now = Instant::now();
+        if !always && now.duration_since(self.published) < PUBLISHED {
+            return;
+        }
+        self.published = now;
+        self.changed = false;
+        self.count();
+        let slots: Vec<_> = self.runtime.sequences().filter_map(|state| self.slot(&state, now)).collect();
+        let cache = self.runtime.cache();
+        let (kv_used, kv_blocks) = (cache.blocks - cache.free, cache.blocks);
+        let metrics = &self.shared.options.metrics;
+        let mut state = self.shared.lock();
+        let since = now.duration_since(self.speed.0);
+        let mut tokens_per_second = state.load.tokens_per_second;
+        if since >= SPEED {
+            tokens_per_second = self.speed.1 as f64 / since.as_secs_f64();
+            self.speed = (now, 0);
+        }
+        state.working = self.active.len() + self.suspects.len();
+        metrics.running.set(slots.len() as i64);
+        metrics.queued.set(state.queue.len() as i64);
+        metrics.kv_used.set(kv_used as i64);
+        metrics.kv_blocks.set(kv_blocks as i64);
+        state.load = Load { slots, queued: 0, tokens_per_second, kv_used, kv_blocks };
+    }
+
+    /// Describes a job at work.
+    fn slot(&self, state: &SequenceState, now: Instant) -> Option<SlotState> {
+        let active = self.active.iter().find(|active| active.id == state.id)?;
+        Some(SlotState {
+            id: active.number,
+            state: match state.phase {
+                Phase::Waiting => "waiting",
+                Phase::Prefill => "prefill",
+                Phase::Decode => "decode",
+            },
+            prompt_tokens: state.prompt_tokens,
+            cached_tokens: state.cached_tokens,
+            generated_tokens: state.new_tokens,
+            max_tokens: state.max_new_tokens,
+            held_tokens: state.held_tokens,
+            priority: state.priority,
+            seconds: now.duration_since(active.begun).as_secs_f64(),
+        })
+    }
+}

@@ -1,0 +1,149 @@
+//! Checks and headers around every request.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use super::keys::Keys;
+use crate::api::{ApiError, App, PUBLIC};
+use crate::engine::{Caller, Client};
+
+/// Address of the client of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Peer(pub(super) IpAddr);
+
+/// Who may send requests.
+pub(super) struct Access {
+    pub(super) app: Arc<App>,
+    pub(super) keys: Option<Keys>,
+    /// True if the server listens on a loopback address only.
+    pub(super) loopback: bool,
+    /// Writes a line for each request.
+    pub(super) log: Arc<dyn Fn(&str) + Send + Sync>,
+}
+
+/// Counts and logs every response, without what the request says.
+pub(super) async fn observe(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
+    let begin = Instant::now();
+    let method = request.method().clone();
+    let path = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
+    let mut response = next.run(request).await;
+    let status = response.status().as_u16();
+    access.app.metrics.request(&path, status);
+    let milliseconds = begin.elapsed().as_secs_f64() * 1e3;
+    (access.log)(&format!("{method} {path} {status} {milliseconds:.1} ms"));
+    secure(response.headers_mut());
+    response
+}
+
+/// Adds headers that keep a browser from more than the page needs.
+fn secure(headers: &mut HeaderMap) {
+    let fixed = [
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::X_FRAME_OPTIONS, "DENY"),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ];
+    for (name, value) in fixed {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    headers.insert("cross-origin-resource-policy", HeaderValue::from_static("same-origin"));
+    let none = HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'");
+    headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(none);
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+}
+
+/// Checks sizes, the host and the key of a request, before its body is read.
+pub(super) async fn admit(State(access): State<Arc<Access>>, mut request: Request, next: Next) -> Response {
+    match access.check(&request) {
+        Ok(caller) => {
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
+        Err(error) => error.into_response(),
+    }
+}
+
+impl Access {
+    fn check(&self, request: &Request) -> Result<Caller, ApiError> {
+        let limits = &self.app.limits;
+        let kind = "invalid_request_error";
+        let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
+        if target > limits.target {
+            let message =
+                format!("expected a path and query of at most {} bytes, got {target}", limits.target);
+            return Err(ApiError::new(StatusCode::URI_TOO_LONG, kind, message));
+        }
+        let sizes = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len());
+        let size: usize = sizes.sum();
+        if size > limits.headers {
+            let message = format!("expected headers of at most {} bytes, got {size}", limits.headers);
+            return Err(ApiError::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, kind, message));
+        }
+        let peer = request.extensions().get::<Peer>();
+        let anonymous = peer.map_or(Client::Own, |peer| Client::Address(peer.0));
+        let anonymous = Caller { client: anonymous, priority: 0 };
+        let Some(keys) = &self.keys else {
+            self.check_host(request)?;
+            return Ok(anonymous);
+        };
+        match keys.caller(request.headers()) {
+            Some(caller) => Ok(caller),
+            None if PUBLIC.contains(&request.uri().path()) => Ok(anonymous),
+            None => {
+                let message =
+                    "expected an API key in Authorization: Bearer KEY or x-api-key, got none that is known";
+                let error = ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message);
+                Err(error.code("invalid_api_key"))
+            }
+        }
+    }
+
+    /// Refuses names of other hosts on a loopback server without keys: a web page whose name is made to resolve to this
+    /// machine could use it otherwise (DNS rebinding).
+    fn check_host(&self, request: &Request) -> Result<(), ApiError> {
+        if !self.loopback {
+            return Ok(());
+        }
+        let host = request.headers().get(header::HOST).and_then(|value| value.to_str().ok());
+        let host = host.or_else(|| request.uri().authority().map(axum::http::uri::Authority::as_str));
+        match host {
+            Some(host) if !is_loopback(host) => {
+                let allowed = "localhost, 127.0.0.1 or [::1]; fix: use --api-key-file or --host";
+                Err(ApiError { status: StatusCode::FORBIDDEN, ..ApiError::field("Host", host, allowed) })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// True for the names of this machine, with or without a port.
+fn is_loopback(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
+    };
+    let named = name.eq_ignore_ascii_case("localhost") || name.to_ascii_lowercase().ends_with(".localhost");
+    named || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_loopback;
+
+    #[test]
+    fn names_of_this_machine_are_told_from_others() {
+        for host in ["localhost", "localhost:8080", "127.0.0.1:1", "[::1]:80", "127.9.9.9", "LOCALHOST:1"] {
+            assert!(is_loopback(host), "{host}");
+        }
+        for host in
+            ["example.org", "localhost.example.org", "127.0.0.1.example.org:80", "192.168.1.1", "", "[::2]"]
+        {
+            assert!(!is_loopback(host), "{host}");
+        }
+    }
+}

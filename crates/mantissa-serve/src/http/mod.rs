@@ -1,0 +1,9 @@
+//! Connections: limits, timeouts, keys, headers, and the end of the server.
+
+mod io;
+mod keys;
+mod middleware;
+mod server;
+
+pub use self::keys::{KeyError, Keys};
+pub use self::server::{Loaded, Server};

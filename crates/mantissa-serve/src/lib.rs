@@ -1,0 +1,21 @@
+//! Serves models over HTTP, for clients of OpenAI's API.
+//!
+//! [`engine`] steps a model on a thread of its own and queues requests fairly; `text` turns tokens into text; `api` holds
+//! the endpoints, a file per family; `http` accepts connections, with limits. No numerics: those are in
+//! `mantissa-runtime`.
+//!
+//! Untrusted input: request bodies, headers and slow or vanishing clients. A request reaches no file; limits are checked
+//! before anything is queued.
+#![forbid(unsafe_code)]
+
+mod api;
+pub mod engine;
+mod http;
+mod metrics;
+mod options;
+mod text;
+
+pub use api::{Artifact, Render, RenderError};
+pub use engine::{Engine, EngineOptions, Turns};
+pub use http::{KeyError, Keys, Loaded, Server};
+pub use options::{Limits, Options};

@@ -1,0 +1,77 @@
+//! Settings and limits of a server.
+
+use std::time::Duration;
+
+/// Limits of connections and requests, checked before a request is queued.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Largest request body in bytes.
+    pub body: usize,
+    /// Largest sum of the names and values of a request's headers in bytes.
+    pub headers: usize,
+    /// Longest path and query in bytes.
+    pub target: usize,
+    /// Deepest nesting of a JSON body.
+    pub depth: usize,
+    /// Time for the headers of a request to arrive; an idle connection is closed after it.
+    pub header_time: Duration,
+    /// Time for the body of a request to arrive.
+    pub body_time: Duration,
+    /// Time for which a client may read nothing of its response.
+    pub write_time: Duration,
+    /// Most connections at once.
+    pub connections: usize,
+    /// Most bodies that are tokenized, rendered or compiled at once.
+    pub preparations: usize,
+    /// Most choices of a request, over all of its prompts.
+    pub choices: usize,
+    /// Most new tokens of a choice; requests for more get so many.
+    pub new_tokens: usize,
+    /// Most time from arrival to the last token of a request.
+    pub time: Duration,
+    /// Most stop strings, and the bytes of each.
+    pub stops: (usize, usize),
+    /// Most tokens with a bias.
+    pub biases: usize,
+    /// Most alternatives reported with a token.
+    pub logprobs: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            body: 8 << 20,
+            headers: 32 << 10,
+            target: 4 << 10,
+            depth: 100,
+            header_time: Duration::from_secs(10),
+            body_time: Duration::from_secs(30),
+            write_time: Duration::from_secs(30),
+            connections: 512,
+            preparations: 4,
+            choices: 64,
+            new_tokens: usize::MAX,
+            time: Duration::from_secs(600),
+            stops: (16, 256),
+            biases: 1024,
+            logprobs: 20,
+        }
+    }
+}
+
+/// Settings of a server.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Limits of connections and requests.
+    pub limits: Limits,
+    /// Most sequences of each model that wait.
+    pub queue: usize,
+    /// Time for requests at work to finish after a stop was asked for; then they are cancelled.
+    pub drain: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { limits: Limits::default(), queue: 128, drain: Duration::from_secs(20) }
+    }
+}

@@ -1,0 +1,206 @@
+//! Text of the choices of one request, from the updates of an engine.
+
+use mantissa_model::{DecodeStream, StopReason, Tokenizer};
+
+use super::{Stops, piece};
+use crate::api::ApiError;
+use crate::engine::{Ending, Failure, Stream, Update};
+
+/// Reason for the end of a choice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Finish {
+    /// A stop token or, if `Some`, this stop string.
+    Stop(Option<String>),
+    /// The token limit, the context or the time limit.
+    Length,
+}
+
+/// A token with its probability.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct TokenInfo {
+    /// The token.
+    pub(crate) token: u32,
+    /// Text of the token by itself.
+    pub(crate) text: String,
+    /// Natural logarithm of its probability; `None` for the first of a prompt.
+    pub(crate) logprob: Option<f32>,
+    /// Most probable tokens: their texts and logarithms of probability.
+    pub(crate) top: Vec<(u32, String, f32)>,
+}
+
+/// Next piece of a choice.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Delta {
+    /// Index of the choice.
+    pub(crate) index: usize,
+    /// Probabilities of the tokens of the prompt, if asked for, with the first piece.
+    pub(crate) prompt: Vec<TokenInfo>,
+    /// Text, which may be empty.
+    pub(crate) text: String,
+    /// Tokens since the last piece.
+    pub(crate) tokens: Vec<u32>,
+    /// Probabilities of these tokens, if asked for.
+    pub(crate) infos: Vec<TokenInfo>,
+    /// Reason for the end with this piece.
+    pub(crate) finish: Option<Finish>,
+}
+
+/// A choice at work.
+#[derive(Debug)]
+struct Choice<'t> {
+    stream: DecodeStream<'t>,
+    stops: Stops,
+    prompt: Vec<TokenInfo>,
+    /// Tokens whose text is held back.
+    tokens: Vec<u32>,
+    infos: Vec<TokenInfo>,
+    generated: usize,
+    ended: bool,
+}
+
+impl Choice<'_> {
+    /// Makes a piece of `text` and all that was held.
+    fn delta(&mut self, index: usize, text: String, finish: Option<Finish>) -> Delta {
+        let [prompt, infos] = [&mut self.prompt, &mut self.infos].map(std::mem::take);
+        Delta { index, prompt, text, tokens: std::mem::take(&mut self.tokens), infos, finish }
+    }
+}
+
+/// Choices of one request at work.
+#[derive(Debug)]
+pub(crate) struct Generation<'t> {
+    tokenizer: &'t Tokenizer,
+    stream: Stream,
+    choices: Vec<Choice<'t>>,
+    open: usize,
+    cached: usize,
+}
+
+impl<'t> Generation<'t> {
+    /// Begins with the prompts of all choices, which are the jobs of `stream`.
+    pub(crate) fn new<'p>(
+        tokenizer: &'t Tokenizer,
+        stream: Stream,
+        prompts: impl Iterator<Item = &'p [u32]>,
+        stops: &[String],
+    ) -> Result<Self, ApiError> {
+        let choice = |prompt: &[u32]| {
+            let mut stream = tokenizer.stream();
+            stream.skip(prompt)?;
+            let stops = Stops::new(stops.to_vec());
+            Ok(Choice {
+                stream,
+                stops,
+                prompt: Vec::new(),
+                tokens: Vec::new(),
+                infos: Vec::new(),
+                generated: 0,
+                ended: false,
+            })
+        };
+        let choices: Vec<_> = prompts.map(choice).collect::<Result<_, ApiError>>()?;
+        Ok(Generation { tokenizer, stream, open: choices.len(), choices, cached: 0 })
+    }
+
+    /// Tokens generated so far, over all choices.
+    pub(crate) fn generated(&self) -> usize {
+        self.choices.iter().map(|choice| choice.generated).sum()
+    }
+
+    /// Tokens of the prompts that were not computed, because another sequence had them.
+    pub(crate) fn cached(&self) -> usize {
+        self.cached
+    }
+
+    /// Waits for the next piece that has text, probabilities or an end; `None` when all choices have ended.
+    ///
+    /// # Errors
+    /// A job that failed; the others are cancelled when the generation is dropped.
+    pub(crate) async fn next(&mut self) -> Result<Option<Delta>, ApiError> {
+        while self.open > 0 {
+            let Some((index, update)) = self.stream.next().await else {
+                // The engine's thread has ended without a word.
+                return Err(ApiError::failed(&Failure::Stopping));
+            };
+            let delta = match update {
+                Update::Started { cached } => {
+                    self.cached += cached;
+                    None
+                }
+                Update::PromptToken { token, logprob, top } => {
+                    let info = self.info(token, logprob, &top)?;
+                    self.choices[index].prompt.push(info);
+                    None
+                }
+                Update::Embedding(_) => None,
+                Update::Token { token, logprob, top } => self.token(index, token, logprob, &top)?,
+                Update::Finished(ending) => self.finish(index, ending)?,
+                Update::Failed(failure) => return Err(ApiError::failed(&failure)),
+            };
+            if let Some(delta) = delta {
+                return Ok(Some(delta));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Names a token and the most probable ones.
+    fn info(&self, token: u32, logprob: Option<f32>, top: &[(u32, f32)]) -> Result<TokenInfo, ApiError> {
+        let named = |&(id, value): &(u32, f32)| Ok((id, piece(self.tokenizer, id)?, value));
+        let top = top.iter().map(named).collect::<Result<_, ApiError>>()?;
+        Ok(TokenInfo { token, text: piece(self.tokenizer, token)?, logprob, top })
+    }
+
+    /// Adds a token to a choice.
+    fn token(
+        &mut self,
+        index: usize,
+        token: u32,
+        logprob: Option<f32>,
+        top: &[(u32, f32)],
+    ) -> Result<Option<Delta>, ApiError> {
+        if self.choices[index].ended {
+            return Ok(None);
+        }
+        let info = logprob.map(|_| self.info(token, logprob, top)).transpose()?;
+        let choice = &mut self.choices[index];
+        choice.generated += 1;
+        let new = choice.stream.push(token)?;
+        choice.tokens.push(token);
+        choice.infos.extend(info);
+        let (text, stopped) = choice.stops.push(&new);
+        let finish = stopped.then(|| Finish::Stop(choice.stops.found()));
+        if stopped {
+            choice.ended = true;
+            self.open -= 1;
+            self.stream.cancel(index);
+        }
+        let choice = &mut self.choices[index];
+        if text.is_empty() && !stopped && (choice.stops.holds() || choice.infos.is_empty()) {
+            return Ok(None);
+        }
+        Ok(Some(choice.delta(index, text, finish)))
+    }
+
+    /// Ends a choice.
+    fn finish(&mut self, index: usize, ending: Ending) -> Result<Option<Delta>, ApiError> {
+        let choice = &mut self.choices[index];
+        if std::mem::replace(&mut choice.ended, true) {
+            return Ok(None);
+        }
+        self.open -= 1;
+        let rest = std::mem::replace(&mut choice.stream, self.tokenizer.stream()).finish()?;
+        let (mut text, stopped) = choice.stops.push(&rest);
+        let finish = match (stopped, ending) {
+            (true, _) => Finish::Stop(choice.stops.found()),
+            (false, Ending::Stopped(StopReason::Token(_) | StopReason::Constraint)) => Finish::Stop(None),
+            (false, Ending::Stopped(StopReason::Length | StopReason::Caller) | Ending::Time) => {
+                Finish::Length
+            }
+        };
+        if !stopped {
+            text += &choice.stops.finish();
+        }
+        Ok(Some(choice.delta(index, text, Some(finish))))
+    }
+}

@@ -1,0 +1,187 @@
+//! `/v1/completions`, `/tokenize` and the descriptions of the server.
+
+use serde_json::{Value, json};
+
+use crate::support::{Setup, plain, start};
+
+#[test]
+fn a_completion_has_text_and_usage() {
+    let server = plain();
+    let ask = json!({"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0});
+    let reply = server.json("/v1/completions", &ask);
+    assert_eq!(reply["object"], "text_completion");
+    assert_eq!(reply["model"], "demo");
+    let choice = &reply["choices"][0];
+    assert_eq!(choice["finish_reason"], "length");
+    assert!(choice["text"].as_str().unwrap().len() > 12, "{reply}");
+    let usage = &reply["usage"];
+    assert_eq!(usage["completion_tokens"], 12);
+    let total = usage["prompt_tokens"].as_u64().unwrap() + 12;
+    assert_eq!(usage["total_tokens"].as_u64(), Some(total));
+    // Greedy: the same again, and with the tokens of the prompt.
+    assert_eq!(server.json("/v1/completions", &ask)["choices"], reply["choices"]);
+    let tokens = server.json("/tokenize", &json!({"content": "Once upon a time", "add_special": true}));
+    let ask = json!({"prompt": tokens["tokens"], "max_tokens": 12, "temperature": 0});
+    assert_eq!(server.json("/v1/completions", &ask)["choices"], reply["choices"]);
+}
+
+#[test]
+fn a_stream_has_the_text_of_the_whole() {
+    let server = plain();
+    let mut ask =
+        json!({"prompt": "The dog", "max_tokens": 20, "temperature": 0.9, "seed": 3, "echo": true, "n": 2});
+    let whole = server.json("/v1/completions", &ask);
+    ask["stream"] = true.into();
+    ask["stream_options"] = json!({"include_usage": true});
+    let reply = server.post("/v1/completions", &ask.to_string());
+    assert_eq!(reply.header("content-type"), Some("text/event-stream"));
+    let events = reply.events();
+    let (last, pieces) = events.split_last().unwrap();
+    assert_eq!((&last["usage"], &last["choices"]), (&whole["usage"], &json!([])));
+    for index in 0..2 {
+        let mut of =
+            pieces.iter().map(|event| &event["choices"][0]).filter(|choice| choice["index"] == index);
+        let text: String = of.clone().map(|choice| choice["text"].as_str().unwrap()).collect();
+        assert_eq!(text, whole["choices"][index]["text"].as_str().unwrap());
+        assert!(text.starts_with("The dog"), "{text}");
+        assert_eq!(of.next_back().unwrap()["finish_reason"], whole["choices"][index]["finish_reason"]);
+    }
+    // Choices have seeds of their own.
+    assert_ne!(whole["choices"][0]["text"], whole["choices"][1]["text"]);
+}
+
+#[test]
+fn stop_strings_cut_the_text_and_free_the_slot() {
+    let server = plain();
+    let ask = json!({"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0});
+    let whole = server.json("/v1/completions", &ask)["choices"][0]["text"].as_str().unwrap().to_owned();
+    let stop: String = whole.chars().skip(20).take(5).collect();
+    let mut ask = ask;
+    ask["stop"] = json!(["never seen", stop]);
+    let reply = server.json("/v1/completions", &ask);
+    let text = reply["choices"][0]["text"].as_str().unwrap();
+    assert_eq!(text, &whole[..whole.find(&stop).unwrap()]);
+    assert_eq!(reply["choices"][0]["finish_reason"], "stop");
+    assert!(reply["usage"]["completion_tokens"].as_u64().unwrap() < 60);
+}
+
+#[test]
+fn probabilities_come_in_lists_of_one_length() {
+    let server = plain();
+    let ask = json!({"prompt": ["The cat", "A boy"], "max_tokens": 5, "temperature": 0, "logprobs": 3});
+    let reply = server.json("/v1/completions", &ask);
+    for choice in reply["choices"].as_array().unwrap() {
+        let logprobs = &choice["logprobs"];
+        let tokens = logprobs["tokens"].as_array().unwrap();
+        assert_eq!(tokens.len(), 5);
+        let text: String = tokens.iter().map(|token| token.as_str().unwrap()).collect();
+        assert_eq!(text, choice["text"].as_str().unwrap());
+        for name in ["token_logprobs", "top_logprobs", "text_offset"] {
+            assert_eq!(logprobs[name].as_array().unwrap().len(), 5, "{name}");
+        }
+        // Greedy: the token is the most probable one.
+        let own = logprobs["token_logprobs"][0].as_f64().unwrap();
+        let top = logprobs["top_logprobs"][0].as_object().unwrap();
+        assert_eq!(top.len(), 3);
+        assert!(top.values().all(|value| value.as_f64().unwrap() <= own));
+        assert_eq!(logprobs["text_offset"][0], 0);
+    }
+}
+
+#[test]
+fn the_prompt_comes_back_with_its_probabilities() {
+    let server = plain();
+    let mut ask =
+        json!({"prompt": "The dog ran", "max_tokens": 1, "temperature": 0, "logprobs": 2, "echo": true});
+    let whole = server.json("/v1/completions", &ask)["choices"][0].clone();
+    let logprobs = &whole["logprobs"];
+    let prompt = server.json("/tokenize", &json!({"content": "The dog ran", "add_special": true}))["count"]
+        .as_u64()
+        .unwrap();
+    let own = logprobs["token_logprobs"].as_array().unwrap();
+    assert_eq!(own.len() as u64, prompt + 1);
+    assert!(own[0].is_null() && own[1..].iter().all(|value| value.as_f64().unwrap() < 0.0));
+    assert!(logprobs["top_logprobs"][0].is_null());
+    assert!(whole["text"].as_str().unwrap().starts_with("The dog ran"));
+    // The last token is generated: its probability is that of a request without echo.
+    let plain = json!({"prompt": "The dog ran", "max_tokens": 1, "temperature": 0, "logprobs": 2});
+    let plain = server.json("/v1/completions", &plain)["choices"][0]["logprobs"].clone();
+    assert_eq!(own.last(), plain["token_logprobs"].as_array().unwrap().first());
+    ask["stream"] = true.into();
+    let events = server.post("/v1/completions", &ask.to_string()).events();
+    let streamed: Vec<Value> = events
+        .iter()
+        .flat_map(|event| event["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap().clone())
+        .collect();
+    assert_eq!(&streamed, own);
+    ask["stream"] = false.into();
+    ask["max_tokens"] = 0.into();
+    let only = server.json("/v1/completions", &ask)["choices"][0].clone();
+    assert_eq!(only["text"], "The dog ran");
+    assert_eq!(only["logprobs"]["token_logprobs"].as_array().unwrap(), &own[..own.len() - 1]);
+}
+
+#[test]
+fn biases_and_penalties_change_the_tokens() {
+    let server = plain();
+    let ask = json!({"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0});
+    let tokens = |extra: Value| {
+        let mut ask = ask.clone();
+        ask.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let text = server.json("/v1/completions", &ask)["choices"][0]["text"].clone();
+        let tokens = server.json("/tokenize", &json!({"content": text}));
+        tokens["tokens"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    let plain = tokens(json!({}));
+    let banned = tokens(json!({"logit_bias": {plain[0].to_string(): -100}}));
+    assert_ne!(banned[0], plain[0]);
+    let distinct = |tokens: &[u64]| tokens.iter().collect::<std::collections::HashSet<_>>().len();
+    let varied = tokens(json!({"frequency_penalty": 2, "presence_penalty": 2, "repetition_penalty": 1.5}));
+    assert!(distinct(&varied) > distinct(&plain), "{varied:?} {plain:?}");
+    assert_eq!(tokens(json!({"temperature": 1, "min_p": 1, "seed": 5})), plain);
+}
+
+#[test]
+fn unknown_fields_are_ignored_and_nulls_are_absent() {
+    let server = plain();
+    let ask = json!({"prompt": "A", "max_tokens": 1, "user": "u", "whatever": [1], "stop": null, "temperature": null});
+    server.json("/v1/completions", &ask);
+}
+
+#[test]
+fn tokens_and_texts_go_both_ways() {
+    let server = plain();
+    let tokens = server.json("/tokenize", &json!({"content": "Once upon a time", "with_pieces": true}));
+    let list = tokens["tokens"].as_array().unwrap();
+    assert_eq!(tokens["count"].as_u64(), Some(list.len() as u64));
+    let text: String = list.iter().map(|token| token["piece"].as_str().unwrap()).collect();
+    assert_eq!(text, "Once upon a time");
+    let ids: Vec<&Value> = list.iter().map(|token| &token["id"]).collect();
+    assert_eq!(server.json("/detokenize", &json!({"tokens": ids}))["content"], "Once upon a time");
+}
+
+#[test]
+fn the_server_describes_itself() {
+    let server = start(Setup { names: &["demo", "other"], ..Setup::default() });
+    assert_eq!(server.get("/health").json(), json!({"status": "ok"}));
+    let models = server.get("/v1/models").json();
+    let names: Vec<&Value> = models["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
+    assert_eq!(names, ["demo", "other"]);
+    assert_eq!(server.get("/v1/models/other").json()["meta"]["context"], 256);
+    assert!(server.get("/v1/models/none").error(404).contains("demo or other"));
+    let reply = server.json("/v1/completions", &json!({"model": "other", "prompt": "A", "max_tokens": 1}));
+    assert_eq!(reply["model"], "other");
+    let props = server.get("/props").json();
+    assert_eq!(props["models"][1]["parallel"], 4);
+    assert_eq!(server.get("/slots").json(), json!([]));
+    let metrics = server.get("/metrics").text();
+    for name in [
+        "mantissa_generated_tokens_total{model=\"other\"} 1",
+        "mantissa_time_to_first_token_seconds_count{model=\"other\"} 1",
+        "mantissa_precision{model=\"demo\",phase=\"decode\",format=\"bf16\"",
+        "path=\"/v1/completions\",status=\"200\"",
+    ] {
+        assert!(metrics.contains(name), "{name}: {metrics}");
+    }
+    assert!(metrics.ends_with("# EOF\n"));
+}

@@ -1,0 +1,8 @@
+//! A server in this process, driven over TCP: requests, hostile ones, and many at once.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod chat;
+mod completions;
+mod hostile;
+mod scheduling;
+mod support;
