@@ -13,9 +13,11 @@ pub mod engine;
 mod http;
 mod metrics;
 mod options;
+mod shadow;
 mod text;
 
 pub use api::{Artifact, Render, RenderError};
 pub use engine::{Engine, EngineOptions, Turns};
 pub use http::{KeyError, Keys, Loaded, Server};
 pub use options::{Limits, Options};
+pub use shadow::ShadowOptions;

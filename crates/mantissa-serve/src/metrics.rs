@@ -25,6 +25,33 @@ pub(crate) struct Metrics {
     pub(crate) connections: Gauge,
     precision: Family<Labels, Gauge>,
     engines: Engines,
+    shadows: Shadows,
+}
+
+/// Counters of shadow comparisons by model.
+#[derive(Clone, Debug)]
+struct Shadows {
+    sequences: Family<Labels, Counter>,
+    skipped: Family<Labels, Counter>,
+    tokens: Family<Labels, Counter>,
+    top1: Family<Labels, Counter>,
+    kl: Family<Labels, Counter<f64, AtomicU64>>,
+    recent: Family<Labels, Gauge<f64, AtomicU64>>,
+    limit: Family<Labels, Gauge<f64, AtomicU64>>,
+    alarm: Family<Labels, Gauge>,
+}
+
+/// Counters of the shadow comparison of one model.
+#[derive(Clone, Debug)]
+pub(crate) struct ShadowMetrics {
+    pub(crate) sequences: Counter,
+    pub(crate) skipped: Counter,
+    pub(crate) tokens: Counter,
+    pub(crate) top1: Counter,
+    pub(crate) kl: Counter<f64, AtomicU64>,
+    pub(crate) recent: Gauge<f64, AtomicU64>,
+    pub(crate) limit: Gauge<f64, AtomicU64>,
+    pub(crate) alarm: Gauge,
 }
 
 /// Counters by model.
@@ -104,13 +131,19 @@ impl Metrics {
             Family::default(),
         );
         let engines = Engines::new(r);
+        let shadows = Shadows::new(r);
         let registry = Arc::new(Mutex::new(registry));
-        Metrics { registry, requests, refused, connections, precision, engines }
+        Metrics { registry, requests, refused, connections, precision, engines, shadows }
     }
 
     /// Returns the counters of the model `name`.
     pub(crate) fn engine(&self, name: &str) -> EngineMetrics {
         self.engines.of(name)
+    }
+
+    /// Returns the counters of the shadow comparison of the model `name`.
+    pub(crate) fn shadow(&self, name: &str) -> ShadowMetrics {
+        self.shadows.of(name)
     }
 
     /// Counts a response.
@@ -138,6 +171,55 @@ impl Metrics {
         // Writing to a string does not fail.
         let _ = encode(&mut text, &registry);
         text
+    }
+}
+
+impl Shadows {
+    fn new(r: &mut Registry) -> Self {
+        Shadows {
+            sequences: add(r, "shadow_sequences", "Sequences scored by the reference", Family::default()),
+            skipped: add(r, "shadow_skipped", "Sequences not scored: too many waited", Family::default()),
+            tokens: add(r, "shadow_tokens", "Generated tokens scored by the reference", Family::default()),
+            top1: add(
+                r,
+                "shadow_top1",
+                "Scored tokens where both models have the same most probable token",
+                Family::default(),
+            ),
+            kl: add(
+                r,
+                "shadow_kl_nats",
+                "Sum of KL(reference ‖ model) over scored tokens",
+                Family::default(),
+            ),
+            recent: add(
+                r,
+                "shadow_kl_recent",
+                "Mean KL in nats/token over about the last 1000 scored tokens",
+                Family::default(),
+            ),
+            limit: add(
+                r,
+                "shadow_kl_limit",
+                "KL in nats/token beyond which the alarm is raised",
+                Family::default(),
+            ),
+            alarm: add(r, "shadow_alarm", "1 while the recent KL exceeds the limit", Family::default()),
+        }
+    }
+
+    fn of(&self, name: &str) -> ShadowMetrics {
+        let labels = vec![("model", name.to_owned())];
+        ShadowMetrics {
+            sequences: self.sequences.get_or_create_owned(&labels),
+            skipped: self.skipped.get_or_create_owned(&labels),
+            tokens: self.tokens.get_or_create_owned(&labels),
+            top1: self.top1.get_or_create_owned(&labels),
+            kl: self.kl.get_or_create_owned(&labels),
+            recent: self.recent.get_or_create_owned(&labels),
+            limit: self.limit.get_or_create_owned(&labels),
+            alarm: self.alarm.get_or_create_owned(&labels),
+        }
     }
 }
 

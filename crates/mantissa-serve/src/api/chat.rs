@@ -60,14 +60,22 @@ pub(crate) struct ChatRequest {
     max_completion_tokens: Option<u32>,
     /// The same, under its older name.
     max_tokens: Option<u32>,
+    #[schema(minimum = 0, maximum = 2)]
     temperature: Option<f32>,
+    #[schema(minimum = 0, maximum = 1)]
     top_p: Option<f32>,
+    #[schema(minimum = -1)]
     top_k: Option<i32>,
+    #[schema(minimum = 0, maximum = 1)]
     min_p: Option<f32>,
+    #[schema(minimum = -2, maximum = 2)]
     presence_penalty: Option<f32>,
+    #[schema(minimum = -2, maximum = 2)]
     frequency_penalty: Option<f32>,
     #[serde(alias = "repeat_penalty")]
+    #[schema(minimum = 0.01, maximum = 10)]
     repetition_penalty: Option<f32>,
+    #[schema(minimum = 1, maximum = 64)]
     n: Option<u32>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
@@ -392,6 +400,19 @@ impl Checked {
 }
 
 /// Answers a conversation.
+#[utoipa::path(
+    post,
+    path = "/v1/chat/completions",
+    request_body = ChatRequest,
+    responses(
+        (
+            status = 200,
+            description = "The answer, or events with pieces of it",
+            content((ChatResponse = "application/json"), (String = "text/event-stream"))
+        ),
+        super::openapi::Errors,
+    )
+)]
 pub(crate) async fn completions(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -426,6 +447,12 @@ pub(crate) struct TemplateResponse {
 }
 
 /// Renders a conversation with the chat template of the model.
+#[utoipa::path(
+    post,
+    path = "/apply-template",
+    request_body = TemplateRequest,
+    responses((status = 200, description = "The text", body = TemplateResponse), super::openapi::Errors)
+)]
 pub(crate) async fn apply_template(
     State(app): State<Arc<App>>,
     Body(request): Body<TemplateRequest>,

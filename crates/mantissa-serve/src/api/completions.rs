@@ -39,14 +39,22 @@ pub(crate) struct CompletionRequest {
     prompt: Prompt,
     /// Largest number of new tokens; 16 if absent.
     max_tokens: Option<u32>,
+    #[schema(minimum = 0, maximum = 2)]
     temperature: Option<f32>,
+    #[schema(minimum = 0, maximum = 1)]
     top_p: Option<f32>,
+    #[schema(minimum = -1)]
     top_k: Option<i32>,
+    #[schema(minimum = 0, maximum = 1)]
     min_p: Option<f32>,
+    #[schema(minimum = -2, maximum = 2)]
     presence_penalty: Option<f32>,
+    #[schema(minimum = -2, maximum = 2)]
     frequency_penalty: Option<f32>,
     #[serde(alias = "repeat_penalty")]
+    #[schema(minimum = 0.01, maximum = 10)]
     repetition_penalty: Option<f32>,
+    #[schema(minimum = 1, maximum = 64)]
     n: Option<u32>,
     best_of: Option<u32>,
     stream: Option<bool>,
@@ -287,6 +295,19 @@ impl Checked {
 }
 
 /// Continues texts.
+#[utoipa::path(
+    post,
+    path = "/v1/completions",
+    request_body = CompletionRequest,
+    responses(
+        (
+            status = 200,
+            description = "The text, or events with pieces of it",
+            content((CompletionResponse = "application/json"), (String = "text/event-stream"))
+        ),
+        super::openapi::Errors,
+    )
+)]
 pub(crate) async fn completions(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,

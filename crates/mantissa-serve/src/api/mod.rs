@@ -6,6 +6,7 @@ mod completions;
 mod error;
 mod generate;
 mod models;
+mod openapi;
 mod params;
 mod render;
 mod sse;
@@ -138,6 +139,7 @@ pub(crate) fn routes() -> Router<Arc<App>> {
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .route("/apply-template", post(chat::apply_template))
+        .route("/openapi.json", get(openapi::describe))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
 }

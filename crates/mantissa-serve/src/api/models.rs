@@ -79,12 +79,23 @@ impl Artifact {
 }
 
 /// Lists the models.
+#[utoipa::path(
+    get,
+    path = "/v1/models",
+    responses((status = 200, description = "The models", body = Models), super::openapi::Errors)
+)]
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Models> {
     let data = app.artifacts.iter().map(|artifact| Model::of(artifact, &app)).collect();
     Json(Models { object: "list", data })
 }
 
 /// Describes one model.
+#[utoipa::path(
+    get,
+    path = "/v1/models/{name}",
+    params(("name" = String, Path, description = "Name of the model")),
+    responses((status = 200, description = "The model", body = Model), super::openapi::Errors)
+)]
 pub(crate) async fn one(
     State(app): State<Arc<App>>,
     Path(name): Path<String>,

@@ -20,6 +20,11 @@ pub(crate) struct Health {
 }
 
 /// Tells that the server takes requests; status 503 while it stops.
+#[utoipa::path(
+    get,
+    path = "/health",
+    responses((status = 200, description = "The server takes requests", body = Health), super::openapi::Errors)
+)]
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<Json<Health>, ApiError> {
     if app.stopping.load(Ordering::Relaxed) {
         return Err(stopping());
@@ -28,6 +33,14 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<Json<Health>, 
 }
 
 /// Writes the counters in Prometheus' text format.
+#[utoipa::path(
+    get,
+    path = "/metrics",
+    responses(
+        (status = 200, description = "The counters", body = String, content_type = "application/openmetrics-text"),
+        super::openapi::Errors,
+    )
+)]
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
     let mut response = app.metrics.text().into_response();
     let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
@@ -45,6 +58,11 @@ pub(crate) struct Slot {
 }
 
 /// Lists the sequences at work.
+#[utoipa::path(
+    get,
+    path = "/slots",
+    responses((status = 200, description = "The sequences", body = Vec<Slot>), super::openapi::Errors)
+)]
 pub(crate) async fn slots(State(app): State<Arc<App>>) -> Json<Vec<Slot>> {
     let of = |artifact: &Arc<Artifact>| {
         let model = artifact.name.clone();
@@ -85,11 +103,18 @@ struct ModelProps {
     kv_blocks_used: usize,
     /// Blocks of the KV cache.
     kv_blocks: usize,
+    /// Recent KL of the shadow comparison in nats/token, if there is one.
+    shadow_kl: Option<f64>,
     /// Chat template.
     chat_template: Option<String>,
 }
 
 /// Tells the settings and the load.
+#[utoipa::path(
+    get,
+    path = "/props",
+    responses((status = 200, description = "Settings and load", body = Props), super::openapi::Errors)
+)]
 pub(crate) async fn props(State(app): State<Arc<App>>) -> Json<Props> {
     let of = |artifact: &Arc<Artifact>| {
         let (load, runtime) = (artifact.engine.load(), artifact.engine.runtime());
@@ -104,6 +129,7 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Json<Props> {
             tokens_per_second: load.tokens_per_second,
             kv_blocks_used: load.kv_used,
             kv_blocks: load.kv_blocks,
+            shadow_kl: artifact.engine.shadow_kl(),
             chat_template: artifact.tokenizer.chat_template().map(str::to_owned),
         }
     };

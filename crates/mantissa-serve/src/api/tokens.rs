@@ -44,6 +44,12 @@ enum TokenItem {
 }
 
 /// Tokenizes a text.
+#[utoipa::path(
+    post,
+    path = "/tokenize",
+    request_body = TokenizeRequest,
+    responses((status = 200, description = "The tokens", body = TokenizeResponse), super::openapi::Errors)
+)]
 pub(crate) async fn tokenize(
     State(app): State<Arc<App>>,
     Body(request): Body<TokenizeRequest>,
@@ -82,6 +88,12 @@ pub(crate) struct DetokenizeResponse {
 }
 
 /// Returns the text of tokens, with the names of special ones.
+#[utoipa::path(
+    post,
+    path = "/detokenize",
+    request_body = DetokenizeRequest,
+    responses((status = 200, description = "The text", body = DetokenizeResponse), super::openapi::Errors)
+)]
 pub(crate) async fn detokenize(
     State(app): State<Arc<App>>,
     Body(request): Body<DetokenizeRequest>,

@@ -8,11 +8,14 @@
 
 mod job;
 mod queue;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests;
 mod turns;
 mod worker;
 
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -29,6 +32,7 @@ pub use self::queue::{Caller, Client, MOST_PRIORITY};
 pub use self::turns::{Turn, Turns};
 use self::worker::Worker;
 use crate::metrics::EngineMetrics;
+use crate::shadow::Tap;
 
 /// Settings of an [`Engine`].
 #[derive(Clone, Debug)]
@@ -112,6 +116,8 @@ struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     options: EngineOptions,
+    /// Taker of finished sequences.
+    tap: OnceLock<Arc<Tap>>,
 }
 
 impl Shared {
@@ -145,7 +151,12 @@ impl Engine {
             job_seconds: 1.0,
             working: 0,
         };
-        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), options });
+        let shared = Arc::new(Shared {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            options,
+            tap: OnceLock::new(),
+        });
         let (planned, result) = mpsc::channel();
         let own = Arc::clone(&shared);
         let work = move || match Worker::new(&own, &model, draft.as_deref()) {
@@ -206,6 +217,16 @@ impl Engine {
         drop(state);
         self.shared.changed.notify_all();
         Ok(Stream { updates, cancelled })
+    }
+
+    /// Offers finished sequences to `tap` from now on; a later one is not taken.
+    pub(crate) fn tap(&self, tap: Arc<Tap>) {
+        let _ = self.shared.tap.set(tap);
+    }
+
+    /// Recent KL of the shadow comparison in nats/token, if there is one.
+    pub(crate) fn shadow_kl(&self) -> Option<f64> {
+        self.shared.tap.get().and_then(|tap| tap.kl())
     }
 
     /// Load at the last step.

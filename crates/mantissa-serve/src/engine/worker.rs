@@ -290,6 +290,9 @@ impl<'m> Worker<'m> {
     /// Ends the job at index `at` with `update`.
     fn end(&mut self, at: usize, update: Update) {
         let active = self.active.remove(at);
+        if let (Update::Finished(_), Some(tap)) = (&update, self.shared.tap.get()) {
+            tap.offer(&active.pending.job.request.prompt, &active.pending.reported.tokens);
+        }
         active.pending.send(update);
         self.ended(&active);
     }

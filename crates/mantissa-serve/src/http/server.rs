@@ -30,6 +30,7 @@ use crate::api::{ApiError, App, Artifact, Render, routes};
 use crate::engine::{Engine, EngineOptions, Turns};
 use crate::metrics::Metrics;
 use crate::options::{Limits, Options};
+use crate::shadow::{Compared, Shadow, ShadowOptions};
 
 /// Time between two looks at whether the server is asked to stop.
 const LOOK: Duration = Duration::from_millis(20);
@@ -72,6 +73,7 @@ pub struct Server {
     metrics: Metrics,
     turns: Arc<Turns>,
     artifacts: Vec<Arc<Artifact>>,
+    shadow: Option<Shadow>,
 }
 
 impl fmt::Debug for Server {
@@ -91,6 +93,7 @@ impl Server {
             metrics: Metrics::new(),
             turns: Arc::default(),
             artifacts: Vec::new(),
+            shadow: None,
         }
     }
 
@@ -127,6 +130,33 @@ impl Server {
         let artifact = Artifact { name, tokenizer, model, kv, engine };
         artifact.state_precision(&self.metrics);
         self.artifacts.push(Arc::new(artifact));
+        Ok(())
+    }
+
+    /// Compares answers of the models added so far with those of the reference, one of them.
+    ///
+    /// # Errors
+    /// [`LoadError::Shape`] if a vocabulary differs from the reference's, [`LoadError::Memory`]; does nothing if there is no
+    /// model of that name.
+    pub fn shadow(&mut self, options: &ShadowOptions) -> Result<(), LoadError> {
+        let is_reference = |artifact: &&Arc<Artifact>| artifact.name == options.reference;
+        let Some(reference) = self.artifacts.iter().find(is_reference) else { return Ok(()) };
+        let others = || self.artifacts.iter().filter(|artifact| !is_reference(artifact));
+        let compared = others().map(|artifact| Compared {
+            name: artifact.name.clone(),
+            model: Arc::clone(&artifact.model),
+            metrics: self.metrics.shadow(&artifact.name),
+        });
+        let context = self.artifacts.iter().map(|artifact| artifact.engine.runtime().context).max();
+        let (turns, log) = (Arc::clone(&self.turns), Arc::clone(&self.log));
+        let model = Arc::clone(&reference.model);
+        let shadow = Shadow::start(options, model, compared.collect(), context.unwrap_or(1), turns, log)?;
+        for artifact in others() {
+            if let Some(tap) = shadow.taps.get(&artifact.name) {
+                artifact.engine.tap(Arc::clone(tap));
+            }
+        }
+        self.shadow = Some(shadow);
         Ok(())
     }
 
@@ -175,6 +205,7 @@ impl Server {
             }
         });
         runtime.shutdown_timeout(LAST_WRITES);
+        drop(self.shadow);
         served
     }
 }

@@ -185,3 +185,24 @@ fn the_server_describes_itself() {
     }
     assert!(metrics.ends_with("# EOF\n"));
 }
+
+#[test]
+fn every_path_of_the_description_is_served() {
+    let server = plain();
+    let api = server.get("/openapi.json").json();
+    assert!(api["openapi"].as_str().unwrap().starts_with("3."));
+    let paths = api["paths"].as_object().unwrap();
+    assert!(paths.len() >= 11, "{paths:?}");
+    for (path, methods) in paths {
+        for (method, operation) in methods.as_object().unwrap() {
+            let path = path.replace("{name}", "demo");
+            let reply = match method.as_str() {
+                "get" => server.get(&path),
+                _ => server.post(&path, "{}"),
+            };
+            let status = reply.status.to_string();
+            assert!(reply.status != 404 && reply.status != 405, "{method} {path}: {}", reply.text());
+            assert!(operation["responses"].get(&status).is_some(), "{method} {path}: {status}");
+        }
+    }
+}

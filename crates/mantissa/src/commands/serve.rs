@@ -13,7 +13,7 @@ use anyhow::Result;
 use clap::builder::TypedValueParser;
 use mantissa_model::KvPolicy;
 use mantissa_runtime::Speculation;
-use mantissa_serve::{Keys, Limits, Options, Render, RenderError, Server};
+use mantissa_serve::{Keys, Limits, Options, Render, RenderError, Server, ShadowOptions};
 use mantissa_store::{Paths, TextFile};
 use serde::Serialize;
 use serde_json::Value;
@@ -36,6 +36,7 @@ use crate::interrupt;
   mantissa serve path/to/model --parallel 16 --context 8192
   mantissa serve path/to/model.gguf --kv int8-head --api-key-file keys.txt
   mantissa serve path/to/model --also int4=path/to/model-int4
+  mantissa serve path/to/int4 --also bf16=path/to/model --shadow bf16=0.05
   mantissa serve path/to/model --draft path/to/smaller")]
 pub struct Args {
     /// Hugging Face folder, .gguf file, or demo
@@ -78,6 +79,15 @@ pub struct Args {
     /// May be given several times. A request chooses by its field model; without it, MODEL answers.
     #[arg(long, value_name = "NAME=MODEL", value_parser = Also::parser(), help_heading = "Models")]
     also: Vec<Also>,
+    /// Score a share of the answers again with the model NAME
+    ///
+    /// The KL per token of the other models against it is in /metrics. SHARE is a number from 0 to 1; scoring takes turns with
+    /// answering.
+    #[arg(long, value_name = "NAME=SHARE", value_parser = shadow, help_heading = "Models")]
+    shadow: Option<(String, f64)>,
+    /// KL in nats/token beyond which mantissa_shadow_alarm is 1
+    #[arg(long, value_name = "KL", default_value_t = 0.1, help_heading = "Models", hide_short_help = true)]
+    shadow_limit: f64,
     #[command(flatten, next_help_heading = "Models")]
     adapter: AdapterArgs,
     /// Sequences at work at once
@@ -142,6 +152,14 @@ impl Also {
             Ok::<_, Box<dyn std::error::Error + Send + Sync>>(Also { name: name.to_owned(), model })
         })
     }
+}
+
+/// Parses `NAME=SHARE`.
+fn shadow(text: &str) -> Result<(String, f64), String> {
+    let parsed = text.rsplit_once('=').and_then(|(name, share)| Some((name.to_owned(), share.parse().ok()?)));
+    let parsed =
+        parsed.filter(|(name, share): &(String, f64)| !name.is_empty() && *share > 0.0 && *share <= 1.0);
+    parsed.ok_or_else(|| "expected NAME=SHARE with a share greater than 0 and at most 1".to_owned())
 }
 
 /// Result: what is served where.
@@ -211,6 +229,10 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let names: Vec<String> = loaded.models.iter().map(|model| model.name.clone()).collect();
     for model in loaded.models {
         server.add(model)?;
+    }
+    if let Some((reference, share)) = &args.shadow {
+        let (reference, share, limit) = (reference.clone(), *share, args.shadow_limit);
+        server.shadow(&ShadowOptions { reference, share, limit })?;
     }
     context.note(&loaded.memory);
     if args.model.is_embedded() {

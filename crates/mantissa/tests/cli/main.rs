@@ -42,6 +42,7 @@ mod quality;
 mod quantized_source;
 mod report;
 mod run;
+mod serve;
 mod several;
 mod share;
 mod small_wrongs;

@@ -8,6 +8,7 @@
 //! - `<!-- docs-test: file NAME -->`: the block is a file that commands of the page read.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -84,7 +85,7 @@ fn run_block(page: &Page, block: &Block, dir: &Path, outcome: &mut Outcome) {
         .find_map(|mark| mark.strip_prefix("exit "))
         .map_or(0, |code| code.parse().unwrap());
     for line in block.lines.iter().filter(|line| !line.is_empty()) {
-        let output = shell(line, dir);
+        let output = if line.starts_with("mantissa serve ") { serve(line, dir) } else { shell(line, dir) };
         if output.0 != Some(exit) {
             outcome.failures.push(at(&format!("{line}: exit {:?}: {}", output.0, output.1)));
         }
@@ -103,6 +104,27 @@ fn shell(line: &str, dir: &Path) -> (Option<i32>, String) {
         .stdin(Stdio::null())
         .output()
         .unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// Runs a server in `dir` on a free port until it listens, then ends it by SIGTERM.
+fn serve(line: &str, dir: &Path) -> (Option<i32>, String) {
+    let words: Vec<&str> = line.split_whitespace().skip(1).chain(["--port", "0"]).collect();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_mantissa"))
+        .current_dir(dir)
+        .args(&words)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = String::new();
+    let _ = BufReader::new(child.stdout.take().unwrap()).read_line(&mut first);
+    if first.starts_with("http://") {
+        let sent = Command::new("kill").args(["-s", "TERM", &child.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+    }
+    let output = child.wait_with_output().unwrap();
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 

@@ -125,7 +125,27 @@ fn open_all(args: &Args, context: &Context) -> Result<Vec<Opened>> {
         };
         all.push(Opened { name, files, sizes });
     }
+    check_shadow(args, &all)?;
     Ok(all)
+}
+
+/// Checks that the reference of the shadow comparison is one of several models, and that contexts are alike.
+fn check_shadow(args: &Args, opened: &[Opened]) -> Result<()> {
+    let Some((reference, _)) = &args.shadow else { return Ok(()) };
+    if !opened.iter().any(|model| model.name == *reference) || opened.len() < 2 {
+        let names: Vec<_> = opened.iter().map(|model| model.name.as_str()).collect();
+        let allowed = format!("one of several models: {}; fix: add --also NAME=MODEL", names.join(", "));
+        return Err(BadInput::new("--shadow", reference.clone(), allowed).into());
+    }
+    let longest = opened.iter().map(|model| model.sizes.context).max();
+    match opened.iter().find(|model| Some(model.sizes.context) < longest) {
+        Some(model) => {
+            let found = format!("{} tokens for {}", model.sizes.context, model.name);
+            let fix = format!("--context {}", model.sizes.context);
+            Err(BadInput::new("--shadow", found, "models of the same context").with_fix(fix).into())
+        }
+        None => Ok(()),
+    }
 }
 
 /// Last part of a path, as the name of a model.
@@ -168,6 +188,15 @@ fn needs(
         let kv = kv.map_or_else(|| plain(&config), Ok)?;
         let footprint = Footprint::of(files, &config, context.threads);
         needs.add(footprint, SessionFootprint::of(sizes, &config, &kv));
+    }
+    if args.shadow.is_some() {
+        // A sequence of its own for each model.
+        let context = opened.iter().map(|opened| opened.sizes.context).max().unwrap_or(1);
+        for Opened { files, .. } in opened {
+            let config = model_config(files)?;
+            let session = SessionFootprint::of(&RuntimeOptions::single(context), &config, &plain(&config)?);
+            needs.add(Footprint::default(), session);
+        }
     }
     if let (Some(first), Some(_)) = (opened.first(), adapter) {
         needs.weights = needs.weights.saturating_add(adapter::bytes_needed(&first.files, adapter)?);
