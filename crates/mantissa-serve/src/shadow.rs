@@ -259,9 +259,9 @@ impl<'m> Scorer<'m> {
 }
 
 /// Computes KL(reference ‖ served) and whether both have the same most probable token, at every generated token.
-fn score(
-    reference: &mut Single<'_>,
-    served: &mut Single<'_>,
+fn score<'m>(
+    reference: &mut Single<'m>,
+    served: &mut Single<'m>,
     sample: &Sample,
     turns: &Turns,
     logits: &mut [Vec<f32>; 2],

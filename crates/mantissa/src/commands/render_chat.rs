@@ -5,9 +5,9 @@
 //! empty environment; [`render`] is the caller's side.
 
 use std::io::{self, Read, Write};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -153,40 +153,103 @@ fn render_some(model: &Path, template: &str, contexts: &[Value]) -> Result<Vec<R
             failed(format!("expected a request of at most {}, got {found}", bytes(MAX_REQUEST))).into()
         );
     }
-    let mut child = Command::new(std::env::current_exe()?)
-        .arg("render-chat")
-        .env_clear()
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()?;
-    let reply = converse(&mut child, &request);
-    // The process has answered or must end; both ways it is reaped.
+    let mut child = spawn()?;
+    let reply = converse(&mut child, &request, || {});
+    let status = end(&mut child)?;
+    replies(&reply, contexts.len()).ok_or_else(|| failed(exceeded(&status)).into())
+}
+
+/// Starts a process that waits for a request.
+fn spawn() -> io::Result<Child> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg("render-chat").env_clear();
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command.spawn()
+}
+
+/// Ends a process, which has answered or must end; both ways it is reaped.
+fn end(child: &mut Child) -> io::Result<ExitStatus> {
     let _ = child.kill();
-    let status = child.wait()?;
+    child.wait()
+}
+
+/// Takes the answer for `count` conversations apart; `None` if it is not whole.
+fn replies(reply: &[u8], count: usize) -> Option<Vec<Result<String, String>>> {
     let text = |reply| match reply {
         Reply::Text(text) => Ok(text),
         Reply::Error(what) => Err(what),
     };
-    match serde_json::from_slice::<Vec<Reply>>(&reply) {
-        Ok(replies) if replies.len() == contexts.len() => Ok(replies.into_iter().map(text).collect()),
-        _ => Err(failed(format!(
-            "expected a template within {SECONDS} s of processor time and {} of memory, got one that exceeds them ({status})",
-            bytes(ADDRESS_SPACE)
-        ))
-        .into()),
+    let replies =
+        serde_json::from_slice::<Vec<Reply>>(reply).ok().filter(|replies| replies.len() == count)?;
+    Some(replies.into_iter().map(text).collect())
+}
+
+/// Describes a template that ended its process.
+fn exceeded(status: &ExitStatus) -> String {
+    format!(
+        "expected a template within {SECONDS} s of processor time and {} of memory, got one that exceeds them ({status})",
+        bytes(ADDRESS_SPACE)
+    )
+}
+
+/// Renders conversations one by one, each in a process that was started beforehand.
+#[derive(Debug)]
+pub struct Renderer {
+    model: PathBuf,
+    ready: Mutex<Option<Child>>,
+}
+
+impl Renderer {
+    /// Creates a renderer for the templates of `model`, a name for messages.
+    pub fn new(model: &Path) -> Self {
+        Renderer { model: model.to_owned(), ready: Mutex::new(spawn().ok()) }
+    }
+
+    /// Renders `template` with the variables of `context`; a template that refuses them gives its message.
+    ///
+    /// # Errors
+    /// As [`render_each`].
+    pub fn render(&self, template: &str, context: &Value) -> Result<Result<String, String>> {
+        let ready = self.lock().take();
+        if let Some(mut child) = ready {
+            let request =
+                Request { template: template.into(), contexts: std::slice::from_ref(context).into() };
+            let request = serde_json::to_vec(&request)?;
+            // The next process starts while this one renders.
+            let reply = converse(&mut child, &request, || *self.lock() = spawn().ok());
+            end(&mut child)?;
+            if let Some(reply) = replies(&reply, 1).and_then(|replies| replies.into_iter().next()) {
+                return Ok(reply);
+            }
+        }
+        // The process may have ended while it waited: one of its own decides.
+        let rendered = render_each(&self.model, template, std::slice::from_ref(context))?;
+        Ok(rendered.into_iter().next().unwrap_or_else(|| Err("expected a text, got none".to_owned())))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Child>> {
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Sends the request and reads the answer within the time limit; an early end gives an empty or partial
-/// answer.
-fn converse(child: &mut Child, request: &[u8]) -> Vec<u8> {
+impl Drop for Renderer {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.lock().take() {
+            let _ = end(&mut child);
+        }
+    }
+}
+
+/// Sends the request, calls `meanwhile`, and reads the answer within the time limit; an early end gives an empty or
+/// partial answer.
+fn converse(child: &mut Child, request: &[u8], meanwhile: impl FnOnce()) -> Vec<u8> {
     let (Some(mut input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
         return Vec::new();
     };
     // The process reads all input before it writes; a closed pipe shows as an empty answer.
     let _ = input.write_all(request);
     drop(input);
+    meanwhile();
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         let mut reply = Vec::new();

@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use super::adapter::AdapterArgs;
 use super::model::ModelPath;
-use super::render_chat;
+use super::render_chat::Renderer;
 use super::run::Speculate;
 use crate::context::Context;
 use crate::error::BadInput;
@@ -172,16 +172,12 @@ struct Report<'a> {
 }
 
 /// Renders chat templates in separate processes with limits.
-struct Processes {
-    model: PathBuf,
-}
+struct Processes(Renderer);
 
 impl Render for Processes {
     fn render(&self, template: &str, context: &Value) -> Result<String, RenderError> {
-        let failed = |error: anyhow::Error| RenderError::Failed(format!("{error:#}"));
-        let rendered = render_chat::render_each(&self.model, template, std::slice::from_ref(context));
-        let first = rendered.map_err(failed)?.into_iter().next();
-        first.unwrap_or_else(|| Err("expected a text, got none".to_owned())).map_err(RenderError::Refused)
+        let rendered = self.0.render(template, context);
+        rendered.map_err(|error| RenderError::Failed(format!("{error:#}")))?.map_err(RenderError::Refused)
     }
 }
 
@@ -213,7 +209,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
             .context(format!("--host {} --port {}: cannot listen; fix: {fix}", args.host, args.port))
     })?;
     let url = format!("http://{}", listener.local_addr()?);
-    let renderer = Processes { model: args.model.named().to_owned() };
+    let renderer = Processes(Renderer::new(args.model.named()));
     let mut server = Server::new(options(args), Arc::new(renderer));
     if let Some(keys) = keys {
         server = server.with_keys(keys);
