@@ -7,6 +7,8 @@ use std::time::Duration;
 pub struct Limits {
     /// Largest request body in bytes.
     pub body: usize,
+    /// Bytes of all bodies beyond 64 KiB that are read and parsed at once; others wait.
+    pub bodies: usize,
     /// Largest sum of the names and values of a request's headers in bytes.
     pub headers: usize,
     /// Longest path and query in bytes.
@@ -40,7 +42,8 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Limits {
-            body: 8 << 20,
+            body: 2 << 20,
+            bodies: 64 << 20,
             headers: 32 << 10,
             target: 4 << 10,
             depth: 100,

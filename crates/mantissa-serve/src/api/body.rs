@@ -9,6 +9,10 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 
 use super::{ApiError, App};
+use crate::options::Limits;
+
+/// Bytes of a unit of memory for bodies. Bodies below it take none.
+pub(super) const UNIT: usize = 64 << 10;
 
 /// Body of a request, parsed.
 pub(crate) struct Body<T>(pub(crate) T);
@@ -18,8 +22,22 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Body<T> {
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
         check_type(request.headers())?;
-        let bytes = read(request, app).await?;
-        Ok(Body(parse(&bytes, app.limits.depth)?))
+        let stated = stated(&request, &app.limits)?;
+        // A body of unknown length may be as large as the limit.
+        let size = stated.unwrap_or(app.limits.body);
+        let units = u32::try_from((size / UNIT).min(app.limits.bodies / UNIT)).unwrap_or(u32::MAX);
+        let all = async {
+            let permit = app.bodies.acquire_many(units).await;
+            let bytes = read(request, &app.limits).await?;
+            let parsed = parse(&bytes, app.limits.depth)?;
+            drop(permit);
+            Ok(Body(parsed))
+        };
+        let late = || {
+            let message = format!("expected the body within {} s", app.limits.body_time.as_secs());
+            ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
+        };
+        tokio::time::timeout(app.limits.body_time, all).await.unwrap_or_else(|_| Err(late()))
     }
 }
 
@@ -34,28 +52,29 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     Err(ApiError { status: StatusCode::UNSUPPORTED_MEDIA_TYPE, ..error })
 }
 
-/// Reads the body within the limits.
-async fn read(request: Request, app: &App) -> Result<Bytes, ApiError> {
-    let limits = &app.limits;
-    let kind = "invalid_request_error";
-    let too_large = || {
-        let message = format!("expected a body of at most {} bytes, got more", limits.body);
-        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, kind, message)
-    };
-    let stated =
-        request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-    if stated.is_some_and(|stated: u64| stated > limits.body as u64) {
-        return Err(too_large());
+/// Makes the error of a body that is too large.
+fn too_large(limits: &Limits) -> ApiError {
+    let message = format!("expected a body of at most {} bytes, got more", limits.body);
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
+}
+
+/// Returns the length that the headers state, if it is within the limit.
+fn stated(request: &Request, limits: &Limits) -> Result<Option<usize>, ApiError> {
+    let header = request.headers().get(header::CONTENT_LENGTH);
+    let stated: Option<u64> = header.and_then(|value| value.to_str().ok()?.parse().ok());
+    match stated.map(usize::try_from) {
+        None => Ok(None),
+        Some(Ok(stated)) if stated <= limits.body => Ok(Some(stated)),
+        Some(_) => Err(too_large(limits)),
     }
-    let collected = Limited::new(request.into_body(), limits.body).collect();
-    match tokio::time::timeout(limits.body_time, collected).await {
-        Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
-        Ok(Err(_)) => Err(ApiError::bad("expected a whole body, got one that ends early")),
-        Err(_) => {
-            let message = format!("expected the body within {} s", limits.body_time.as_secs());
-            Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, kind, message))
-        }
+}
+
+/// Reads the body within the limit.
+async fn read(request: Request, limits: &Limits) -> Result<Bytes, ApiError> {
+    match Limited::new(request.into_body(), limits.body).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(too_large(limits)),
+        Err(_) => Err(ApiError::bad("expected a whole body, got one that ends early")),
     }
 }
 

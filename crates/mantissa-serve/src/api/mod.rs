@@ -55,6 +55,8 @@ pub(crate) struct App {
     pub(crate) limits: Limits,
     pub(crate) metrics: Metrics,
     pub(crate) preparations: Semaphore,
+    /// Units of memory for bodies.
+    pub(crate) bodies: Semaphore,
     pub(crate) stopping: AtomicBool,
     /// Seconds since 1970 at the start.
     pub(crate) started: u64,
@@ -69,8 +71,9 @@ impl App {
         metrics: Metrics,
     ) -> Self {
         let preparations = Semaphore::new(limits.preparations);
+        let bodies = Semaphore::new((limits.bodies / body::UNIT).max(1));
         let (stopping, started, ids) = (AtomicBool::new(false), now(), Ids::default());
-        App { artifacts, renderer, limits, metrics, preparations, stopping, started, ids }
+        App { artifacts, renderer, limits, metrics, preparations, bodies, stopping, started, ids }
     }
 
     /// Returns the model that a request names, or the first one.

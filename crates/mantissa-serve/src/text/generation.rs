@@ -55,6 +55,8 @@ struct Choice<'t> {
     tokens: Vec<u32>,
     infos: Vec<TokenInfo>,
     generated: usize,
+    /// True for the first choice of a prompt.
+    first: bool,
     ended: bool,
 }
 
@@ -84,7 +86,9 @@ impl<'t> Generation<'t> {
         prompts: impl Iterator<Item = &'p [u32]>,
         stops: &[String],
     ) -> Result<Self, ApiError> {
-        let choice = |prompt: &[u32]| {
+        let mut last = None;
+        let choice = |prompt: &'p [u32]| {
+            let first = last.replace(prompt.as_ptr()) != Some(prompt.as_ptr());
             let mut stream = tokenizer.stream();
             stream.skip(prompt)?;
             let stops = Stops::new(stops.to_vec());
@@ -95,6 +99,7 @@ impl<'t> Generation<'t> {
                 tokens: Vec::new(),
                 infos: Vec::new(),
                 generated: 0,
+                first,
                 ended: false,
             })
         };
@@ -124,7 +129,10 @@ impl<'t> Generation<'t> {
             };
             let delta = match update {
                 Update::Started { cached } => {
-                    self.cached += cached;
+                    // The other choices share it with the first one.
+                    if self.choices[index].first {
+                        self.cached += cached;
+                    }
                     None
                 }
                 Update::PromptToken { token, logprob, top } => {

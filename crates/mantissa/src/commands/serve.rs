@@ -98,6 +98,11 @@ pub struct Args {
     /// Memory for --parallel such sequences is planned at the start.
     #[arg(long, value_name = "TOKENS", help_heading = "Limits")]
     context: Option<usize>,
+    /// Most tokens of a step, prompts included
+    ///
+    /// Fewer shorten the wait of other sequences while a long prompt is computed, at the cost of its speed.
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(128..=8192), help_heading = "Limits", hide_short_help = true)]
+    step_tokens: u32,
     /// Most new tokens of a request
     #[arg(long, value_name = "N", help_heading = "Limits")]
     max_tokens: Option<usize>,
@@ -202,35 +207,13 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         return Err(BadInput::new(format!("--host {}", args.host), "no keys", allowed).with_fix(fix).into());
     }
     // Before the model is loaded: an address in use is found at once.
-    let address = SocketAddr::new(args.host, args.port);
-    let listener = TcpListener::bind(address).map_err(|error| {
-        let fix = "choose another --port";
-        anyhow::Error::from(error)
-            .context(format!("--host {} --port {}: cannot listen; fix: {fix}", args.host, args.port))
-    })?;
+    let listener = listen(args)?;
     let url = format!("http://{}", listener.local_addr()?);
-    let renderer = Processes(Renderer::new(args.model.named()));
-    let mut server = Server::new(options(args), Arc::new(renderer));
-    if let Some(keys) = keys {
-        server = server.with_keys(keys);
-    }
-    if context.prints_notes() {
-        server = server.with_log(|line| {
-            // A failure to write to standard error cannot be reported anywhere.
-            let _ = writeln!(std::io::stderr().lock(), "{line}");
-        });
-    }
     let loaded = load::load(args, context)?;
-    let predicted = loaded.predicted;
+    let (predicted, memory) = (loaded.predicted, loaded.memory);
     let names: Vec<String> = loaded.models.iter().map(|model| model.name.clone()).collect();
-    for model in loaded.models {
-        server.add(model)?;
-    }
-    if let Some((reference, share)) = &args.shadow {
-        let (reference, share, limit) = (reference.clone(), *share, args.shadow_limit);
-        server.shadow(&ShadowOptions { reference, share, limit })?;
-    }
-    context.note(&loaded.memory);
+    let server = server(args, loaded.models, keys, context)?;
+    context.note(&memory);
     if args.model.is_embedded() {
         context.note("demo is a story model of 1.3 million parameters: it continues your text and answers no questions");
     }
@@ -240,9 +223,49 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     Ok(interrupt::serving(|| server.run(listener, || interrupt::received().is_some()))?)
 }
 
-/// Makes the settings of the server.
-fn options(args: &Args) -> Options {
+/// Binds the address.
+fn listen(args: &Args) -> Result<TcpListener> {
+    let address = SocketAddr::new(args.host, args.port);
+    TcpListener::bind(address).map_err(|error| {
+        let what = format!("--host {} --port {}: cannot listen", args.host, args.port);
+        anyhow::Error::from(error).context(format!("{what}; fix: choose another --port"))
+    })
+}
+
+/// Makes the server of loaded models.
+fn server(
+    args: &Args,
+    models: Vec<mantissa_serve::Loaded>,
+    keys: Option<Keys>,
+    context: &Context,
+) -> Result<Server> {
+    let longest = models.iter().map(|model| model.runtime.context).max().unwrap_or(0);
+    let renderer = Processes(Renderer::new(args.model.named()));
+    let mut server = Server::new(options(args, longest), Arc::new(renderer));
+    if let Some(keys) = keys {
+        server = server.with_keys(keys);
+    }
+    if context.prints_notes() {
+        server = server.with_log(|line| {
+            // A failure to write to standard error cannot be reported anywhere.
+            let _ = writeln!(std::io::stderr().lock(), "{line}");
+        });
+    }
+    for model in models {
+        server.add(model)?;
+    }
+    if let Some((reference, share)) = &args.shadow {
+        let (reference, share, limit) = (reference.clone(), *share, args.shadow_limit);
+        server.shadow(&ShadowOptions { reference, share, limit })?;
+    }
+    Ok(server)
+}
+
+/// Makes the settings of a server for sequences of up to `context` tokens.
+fn options(args: &Args, context: usize) -> Options {
     let limits = Limits {
+        // A token has few bytes, of which JSON may escape each into six.
+        body: (1 << 20) + 64 * context,
         connections: args.connections as usize,
         new_tokens: args.max_tokens.unwrap_or(usize::MAX),
         time: Duration::from_secs(args.time_limit),

@@ -121,6 +121,7 @@ fn open_all(args: &Args, context: &Context) -> Result<Vec<Opened>> {
         }
         let sizes = RuntimeOptions {
             speculation: speculation(args.speculate),
+            step_tokens: args.step_tokens as usize,
             ..RuntimeOptions::batch(usize::from(args.parallel), longest)
         };
         all.push(Opened { name, files, sizes });
