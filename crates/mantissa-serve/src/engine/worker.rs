@@ -8,7 +8,7 @@ use mantissa_model::LoadError;
 use mantissa_runtime::{Event, EventKind, FastModel, Phase, Request, Runtime, SequenceId, SequenceState};
 
 use super::job::{Ending, Failure, Pending, Update};
-use super::{Load, Shared, SlotState, Stage};
+use super::{EngineOptions, Load, Shared, SlotState, Stage};
 use crate::metrics::EngineMetrics;
 
 /// Time between two descriptions of the load.
@@ -229,8 +229,9 @@ impl<'m> Worker<'m> {
 
     /// Runs one pass and reports what happened.
     fn step(&mut self) {
-        let metrics = self.shared.options.metrics.clone();
-        let turn = self.shared.options.turns.take();
+        let EngineOptions { metrics, turns, .. } = &self.shared.options;
+        let asked = Instant::now();
+        let turn = turns.take();
         let begin = Instant::now();
         let runtime = &mut self.runtime;
         let stepped = catch_unwind(AssertUnwindSafe(|| runtime.step().map(<[Event]>::to_vec)));
@@ -238,7 +239,7 @@ impl<'m> Worker<'m> {
         drop(turn);
         metrics.step_seconds.inc_by(end.duration_since(begin).as_secs_f64());
         if let Some(last) = self.stepped.replace(end) {
-            metrics.scheduler_seconds.inc_by(begin.duration_since(last).as_secs_f64());
+            metrics.scheduler_seconds.inc_by(asked.duration_since(last).as_secs_f64());
         }
         metrics.steps.inc();
         match stepped {
