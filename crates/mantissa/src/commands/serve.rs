@@ -93,9 +93,9 @@ pub struct Args {
     /// Sequences at work at once
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1024), help_heading = "Limits")]
     parallel: u16,
-    /// Longest sequence in tokens, prompt and answer [default: the model's, at most 8192]
+    /// Longest sequence in tokens [default: up to 8192]
     ///
-    /// Memory for --parallel such sequences is planned at the start.
+    /// Prompt and answer together; without the option, the context of the model or 8192, the smaller one. Memory for --parallel such sequences is planned at the start.
     #[arg(long, value_name = "TOKENS", help_heading = "Limits")]
     context: Option<usize>,
     /// Most tokens of a step, prompts included
