@@ -106,7 +106,9 @@ pub struct Args {
     /// Most new tokens of a request
     #[arg(long, value_name = "N", help_heading = "Limits")]
     max_tokens: Option<usize>,
-    /// Most sequences that wait; others get 429 or 503
+    /// Most sequences that wait, by model
+    ///
+    /// Other requests are answered by 429 or 503 with Retry-After.
     #[arg(long, value_name = "N", default_value_t = 128, help_heading = "Limits")]
     queue: usize,
     /// Seconds from the arrival of a request to its last token
