@@ -13,6 +13,7 @@ pub mod engine;
 mod http;
 mod metrics;
 mod options;
+mod score;
 mod shadow;
 mod text;
 

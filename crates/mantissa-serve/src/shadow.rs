@@ -5,27 +5,22 @@
 //! KL(reference ‖ served) at every generated token. Answers do not wait for it.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use mantissa_eval::divergence;
-use mantissa_model::{ForwardError, LoadError};
+use mantissa_model::LoadError;
 use mantissa_runtime::{FastModel, Single};
 
 use crate::engine::Turns;
 use crate::metrics::ShadowMetrics;
+use crate::score::{self, Logits, Score, same_vocabulary};
 
 /// Sequences that wait to be scored; others are skipped.
 const WAITING: usize = 16;
-
-/// Tokens of a pass: attention gives the same bits when a sequence is cut at its multiples.
-const CHUNK: usize = 64;
-
-/// Positions whose logits are held at once.
-const ROWS: usize = 8;
 
 /// Tokens over which the recent KL is averaged.
 const RECENT: f64 = 1000.0;
@@ -120,7 +115,7 @@ struct Scorer<'m> {
     turns: &'m Turns,
     limit: f64,
     log: &'m (dyn Fn(&str) + Send + Sync),
-    logits: [Vec<f32>; 2],
+    logits: Logits,
 }
 
 impl Shadow {
@@ -182,20 +177,6 @@ impl Drop for Shadow {
     }
 }
 
-/// Checks that two models have the same number of tokens.
-fn same_vocabulary(reference: &FastModel, served: &FastModel) -> Result<(), LoadError> {
-    let (ours, theirs) = (reference.config(), served.config());
-    if ours.vocab_size == theirs.vocab_size {
-        return Ok(());
-    }
-    Err(LoadError::Shape {
-        location: "model compared with the reference".into(),
-        tensor: theirs.embedding_module(),
-        found: vec![theirs.vocab_size, theirs.hidden_size],
-        expected: vec![ours.vocab_size, theirs.hidden_size],
-    })
-}
-
 impl<'m> Scorer<'m> {
     fn new(
         reference: &'m FastModel,
@@ -205,13 +186,12 @@ impl<'m> Scorer<'m> {
         turns: &'m Turns,
         log: &'m (dyn Fn(&str) + Send + Sync),
     ) -> Result<Self, LoadError> {
-        let single = |model| Single::new(model, CHUNK, context);
+        let single = |model| score::sequence(model, context);
         let one = |compared: &'m Compared| {
             Ok((compared.name.as_str(), (single(&compared.model)?, &compared.metrics)))
         };
         let served = compared.iter().map(one).collect::<Result<_, LoadError>>()?;
-        let rows = ROWS * reference.config().vocab_size;
-        let logits = [vec![0.0; rows], vec![0.0; rows]];
+        let logits = Logits::new(reference.config().vocab_size);
         Ok(Scorer { reference: single(reference)?, served, turns, limit, log, logits })
     }
 
@@ -230,16 +210,21 @@ impl<'m> Scorer<'m> {
     fn take(&mut self, sample: &Sample, stop: &AtomicBool) {
         let Some((served, metrics)) = self.served.get_mut(sample.model.as_str()) else { return };
         let metrics: &ShadowMetrics = metrics;
-        let scored = score(&mut self.reference, served, sample, self.turns, &mut self.logits, stop);
-        let Ok(scores) = scored else {
+        let mut scores = Vec::with_capacity(sample.tokens.len() - sample.prompt);
+        let each = |score| {
+            scores.push(score);
+            if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let models = [&mut self.reference, served];
+        if score::score(models, &sample.tokens, sample.prompt, self.turns, &mut self.logits, each).is_err() {
             metrics.skipped.inc();
             return;
-        };
+        }
         metrics.sequences.inc();
-        for (kl, same) in scores {
+        for Score { kl, likely: [ours, theirs] } in scores {
             let seen = metrics.tokens.inc();
             metrics.kl.inc_by(kl);
-            if same {
+            if ours == theirs {
                 metrics.top1.inc();
             }
             // The mean of the first tokens, then of about the last thousand.
@@ -256,56 +241,4 @@ impl<'m> Scorer<'m> {
             (self.log)(&format!("shadow: {name}: KL {recent:.3} nats/token {is} the limit of {limit}"));
         }
     }
-}
-
-/// Computes KL(reference ‖ served) and whether both have the same most probable token, at every generated token.
-fn score<'m>(
-    reference: &mut Single<'m>,
-    served: &mut Single<'m>,
-    sample: &Sample,
-    turns: &Turns,
-    logits: &mut [Vec<f32>; 2],
-    stop: &AtomicBool,
-) -> Result<Vec<(f64, bool)>, ForwardError> {
-    let mut scores = Vec::with_capacity(sample.tokens.len() - sample.prompt);
-    let vocabulary = reference.model().config().vocab_size;
-    // The last token has no successor.
-    let inputs = &sample.tokens[..sample.tokens.len() - 1];
-    [&mut *reference, &mut *served].into_iter().for_each(Single::clear);
-    for (chunk, start) in inputs.chunks(CHUNK).zip((0..).step_by(CHUNK)) {
-        if stop.load(Ordering::Relaxed) {
-            break;
-        }
-        for model in [&mut *reference, &mut *served] {
-            let _turn = turns.take();
-            model.extend(chunk)?;
-        }
-        let first = (sample.prompt - 1).saturating_sub(start).min(chunk.len());
-        let mut at = first;
-        while at < chunk.len() {
-            let rows = at..(at + ROWS).min(chunk.len());
-            let [ours, theirs] = &mut *logits;
-            let len = rows.len() * vocabulary;
-            let turn = turns.take();
-            reference.logits(rows.clone(), &mut ours[..len])?;
-            served.logits(rows.clone(), &mut theirs[..len])?;
-            drop(turn);
-            for (p, q) in ours[..len].chunks(vocabulary).zip(theirs[..len].chunks(vocabulary)) {
-                scores.push((divergence(p, q), most_probable(p) == most_probable(q)));
-            }
-            at = rows.end;
-        }
-    }
-    Ok(scores)
-}
-
-/// Returns the most probable token, the first of equals.
-fn most_probable(logits: &[f32]) -> usize {
-    let mut best = 0;
-    for (i, x) in logits.iter().enumerate() {
-        if *x > logits[best] {
-            best = i;
-        }
-    }
-    best
 }

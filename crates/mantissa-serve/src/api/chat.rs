@@ -243,6 +243,17 @@ fn joined(parts: Vec<Part>, at: usize) -> Result<String, ApiError> {
     Ok(parts.into_iter().enumerate().map(text).collect::<Result<Vec<_>, _>>()?.join("\n"))
 }
 
+/// Makes the messages as templates read them.
+///
+/// # Errors
+/// Status 400 without messages, or for one that no template reads.
+pub(crate) fn values(messages: Vec<ChatMessage>) -> Result<Vec<Value>, ApiError> {
+    if messages.is_empty() {
+        return Err(ApiError::field("messages", "none", "at least one"));
+    }
+    messages.into_iter().enumerate().map(|(at, message)| message.value(at)).collect()
+}
+
 /// Request that was checked.
 struct Checked {
     plan: Plan,
@@ -251,14 +262,6 @@ struct Checked {
 }
 
 impl ChatRequest {
-    /// Makes the messages as templates read them.
-    fn values(messages: Vec<ChatMessage>) -> Result<Vec<Value>, ApiError> {
-        if messages.is_empty() {
-            return Err(ApiError::field("messages", "none", "at least one"));
-        }
-        messages.into_iter().enumerate().map(|(at, message)| message.value(at)).collect()
-    }
-
     /// Checks the request, renders the conversation and tokenizes it.
     fn check(self, app: &App, artifact: Arc<Artifact>) -> Result<(Checked, Vec<Job>), ApiError> {
         if let Some(format) = self.response_format.as_ref().filter(|format| format["type"] != "text") {
@@ -293,7 +296,7 @@ impl ChatRequest {
             add_generation_prompt: self.add_generation_prompt.unwrap_or(true),
             other: self.chat_template_kwargs.unwrap_or_default(),
         };
-        let text = render(app, &artifact, &Self::values(self.messages)?, variables)?;
+        let text = render(app, &artifact, &values(self.messages)?, variables)?;
         // A chat template writes the special tokens itself.
         let prompts = vec![encode(&artifact, &text, Bos::Never)?];
         let plan = Plan { artifact, params, prompts, default_tokens: None };
@@ -464,7 +467,7 @@ pub(crate) async fn apply_template(
             add_generation_prompt: request.add_generation_prompt.unwrap_or(true),
             other: request.chat_template_kwargs.unwrap_or_default(),
         };
-        let prompt = render(app, &artifact, &ChatRequest::values(request.messages)?, variables)?;
+        let prompt = render(app, &artifact, &values(request.messages)?, variables)?;
         Ok(Json(TemplateResponse { prompt }))
     };
     prepare(&app, work).await

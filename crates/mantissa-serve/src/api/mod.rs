@@ -2,11 +2,13 @@
 
 mod body;
 mod chat;
+mod compare;
 mod completions;
 mod error;
 mod generate;
 mod models;
 mod openapi;
+mod page;
 mod params;
 mod render;
 mod sse;
@@ -28,7 +30,7 @@ use tokio::sync::Semaphore;
 
 pub(crate) use self::error::{ApiError, stopping};
 pub use self::render::{Render, RenderError};
-use crate::engine::Engine;
+use crate::engine::{Engine, Turns};
 use crate::metrics::Metrics;
 use crate::options::Limits;
 
@@ -54,6 +56,8 @@ pub(crate) struct App {
     pub(crate) renderer: Arc<dyn Render>,
     pub(crate) limits: Limits,
     pub(crate) metrics: Metrics,
+    /// Turns in which passes run.
+    pub(crate) turns: Arc<Turns>,
     pub(crate) preparations: Semaphore,
     /// Units of memory for bodies.
     pub(crate) bodies: Semaphore,
@@ -69,11 +73,12 @@ impl App {
         renderer: Arc<dyn Render>,
         limits: Limits,
         metrics: Metrics,
+        turns: Arc<Turns>,
     ) -> Self {
         let preparations = Semaphore::new(limits.preparations);
         let bodies = Semaphore::new((limits.bodies / body::UNIT).max(1));
         let (stopping, started, ids) = (AtomicBool::new(false), now(), Ids::default());
-        App { artifacts, renderer, limits, metrics, preparations, bodies, stopping, started, ids }
+        App { artifacts, renderer, limits, metrics, turns, preparations, bodies, stopping, started, ids }
     }
 
     /// Returns the model that a request names, or the first one.
@@ -129,6 +134,7 @@ pub(crate) const PUBLIC: [&str; 6] = ["/", "/health", "/v1/health", "/models", "
 /// Makes the routes.
 pub(crate) fn routes() -> Router<Arc<App>> {
     Router::new()
+        .route("/", get(page::page))
         .route("/health", get(status::health))
         .route("/v1/health", get(status::health))
         .route("/metrics", get(status::metrics))
@@ -139,6 +145,7 @@ pub(crate) fn routes() -> Router<Arc<App>> {
         .route("/v1/models/{name}", get(models::one))
         .route("/v1/completions", post(completions::completions))
         .route("/v1/chat/completions", post(chat::completions))
+        .route("/v1/compare", post(compare::compare))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .route("/apply-template", post(chat::apply_template))

@@ -6,7 +6,7 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{IntoResponses, Modify, OpenApi};
 
 use super::error::ErrorBody;
-use super::{chat, completions, models, status, tokens};
+use super::{chat, compare, completions, models, status, tokens};
 
 /// Errors that every endpoint with a body may answer.
 #[derive(IntoResponses)]
@@ -61,6 +61,7 @@ impl Modify for Key {
     paths(
         chat::completions,
         completions::completions,
+        compare::compare,
         models::list,
         models::one,
         tokens::tokenize,

@@ -173,7 +173,13 @@ impl Server {
     pub fn run(self, listener: TcpListener, stop: impl Fn() -> bool) -> io::Result<()> {
         let Options { limits, drain, .. } = self.options.clone();
         let loopback = listener.local_addr()?.ip().is_loopback();
-        let app = Arc::new(App::new(self.artifacts, self.renderer, limits.clone(), self.metrics));
+        let app = Arc::new(App::new(
+            self.artifacts,
+            self.renderer,
+            limits.clone(),
+            self.metrics,
+            Arc::clone(&self.turns),
+        ));
         let access = Access { app: Arc::clone(&app), keys: self.keys, loopback, log: self.log };
         let router = router(Arc::new(access));
         listener.set_nonblocking(true)?;

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod chat;
+mod compare;
 mod completions;
 mod hostile;
 mod scheduling;

@@ -1,0 +1,242 @@
+//! `/v1/compare`: two models answer the same prompt, and the difference of their distributions over the first answer.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::State;
+use axum::response::Response;
+use mantissa_model::Bos;
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc::{Sender, channel};
+use utoipa::ToSchema;
+
+use super::body::Body;
+use super::chat::{ChatMessage, values};
+use super::generate::{Plan, encode, prepare, submit};
+use super::params::Sampled;
+use super::render::{Variables, render};
+use super::sse::{self, Cut, Events, Gone};
+use super::{ApiError, App, Artifact};
+use crate::engine::{Caller, Job, Stream, Turns};
+use crate::score::{self, Logits, Score, same_vocabulary};
+use crate::text::{Delta, Generation};
+
+/// Scores that wait for a slow client.
+const WAITING: usize = 64;
+
+/// Request of a comparison: a conversation or a text.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+pub(crate) struct CompareRequest {
+    /// Model that answers first; its answer is scored.
+    model: Option<String>,
+    /// Model to compare with, of the same vocabulary.
+    other: String,
+    messages: Option<Vec<ChatMessage>>,
+    /// Text to continue, instead of `messages`.
+    prompt: Option<String>,
+    /// Largest number of new tokens of each answer; as many as the context holds if absent.
+    max_tokens: Option<u32>,
+    #[schema(minimum = 0, maximum = 2)]
+    temperature: Option<f32>,
+    #[schema(minimum = 0, maximum = 1)]
+    top_p: Option<f32>,
+    #[schema(minimum = -1)]
+    top_k: Option<i32>,
+    #[schema(minimum = 0, maximum = 1)]
+    min_p: Option<f32>,
+    seed: Option<i64>,
+}
+
+/// Event of a comparison.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub(crate) enum CompareEvent {
+    /// A token of an answer.
+    Token {
+        /// 0 for the first model, 1 for the other.
+        side: usize,
+        token: u32,
+        text: String,
+    },
+    /// Difference at a token of the first answer.
+    Score {
+        /// Index of the token.
+        index: usize,
+        /// KL(first ‖ other) in nats.
+        kl: f64,
+        /// Text of the other's most probable token.
+        likely: String,
+        /// True if both have the same most probable token.
+        same: bool,
+    },
+    /// The end.
+    Done {
+        /// Tokens of the first answer.
+        tokens: usize,
+        /// Mean KL in nats/token; 0 without tokens.
+        kl: f64,
+        /// Share of tokens at which both have the same most probable token; 1 without tokens.
+        agreement: f64,
+    },
+}
+
+/// Comparison that was checked.
+struct Checked {
+    plans: [Plan; 2],
+    turns: Arc<Turns>,
+}
+
+impl CompareRequest {
+    /// Checks the request and tokenizes the prompt.
+    fn check(self, app: &App, artifacts: [Arc<Artifact>; 2]) -> Result<(Checked, [Vec<Job>; 2]), ApiError> {
+        let [first, other] = artifacts;
+        if same_vocabulary(&first.model, &other.model).is_err() {
+            let allowed =
+                format!("a model with the {} tokens of `{}`", first.model.config().vocab_size, first.name);
+            return Err(ApiError::field("other", &other.name, &allowed));
+        }
+        let tokens = match (self.messages, self.prompt) {
+            (Some(messages), None) => {
+                let variables = Variables { add_generation_prompt: true, ..Variables::default() };
+                let text = render(app, &first, &values(messages)?, variables)?;
+                encode(&first, &text, Bos::Never)?
+            }
+            (None, Some(prompt)) => encode(&first, &prompt, Bos::Auto)?,
+            (Some(_), Some(_)) => return Err(ApiError::field("prompt", "a text", "none beside messages")),
+            (None, None) => return Err(ApiError::field("messages", "none", "messages or a prompt")),
+        };
+        let seed = Some(self.seed.unwrap_or_else(|| app.random().cast_signed()));
+        let sampled = Sampled {
+            max_tokens: self.max_tokens,
+            temperature: self.temperature,
+            top_p: self.top_p,
+            top_k: self.top_k,
+            min_p: self.min_p,
+            seed,
+            logprobs: Some(0),
+            ..Sampled::default()
+        };
+        let plan = |artifact: Arc<Artifact>| {
+            let params = sampled.clone().check(&app.limits, &artifact, 0)?;
+            let plan = Plan { artifact, params, prompts: vec![tokens.clone()], default_tokens: None };
+            let jobs = plan.jobs(app, None)?;
+            Ok::<_, ApiError>((plan, jobs))
+        };
+        let ((first, ours), (other, theirs)) = (plan(first)?, plan(other)?);
+        Ok((Checked { plans: [first, other], turns: Arc::clone(&app.turns) }, [ours, theirs]))
+    }
+}
+
+impl Checked {
+    fn generation(&self, side: usize, stream: Stream) -> Result<Generation<'_>, ApiError> {
+        let plan = &self.plans[side];
+        Generation::new(&plan.artifact.tokenizer, stream, plan.choices(), &[])
+    }
+
+    /// Sends both answers as they come, then the scores.
+    async fn stream(self, streams: [Stream; 2], events: Events) -> Result<(), Gone> {
+        let sent = self.events(streams, &events).await;
+        events.end(sent).await
+    }
+
+    async fn events(&self, streams: [Stream; 2], events: &Events) -> Result<(), Cut> {
+        let answer = self.answers(streams, events).await?;
+        let (sender, mut scores) = channel(WAITING);
+        let work = self.scoring(&answer, sender);
+        let scoring = tokio::task::spawn_blocking(work);
+        let tokenizer = &self.plans[1].artifact.tokenizer;
+        let (mut index, mut sum, mut agreed) = (0, 0.0, 0);
+        // The sender is dropped when the scoring ends; a receiver that is dropped with this request ends it.
+        while let Some(Score { kl, likely: [ours, theirs] }) = scores.recv().await {
+            let (same, likely) =
+                (ours == theirs, crate::text::piece(tokenizer, theirs).map_err(ApiError::from)?);
+            sum += kl;
+            agreed += usize::from(same);
+            events.send(&CompareEvent::Score { index, kl, likely, same }).await?;
+            index += 1;
+        }
+        let bug = || ApiError::internal("internal error in this request; this is a bug, please report it");
+        scoring.await.map_err(|_| bug())??;
+        let share = |sum: f64, none: f64| if index == 0 { none } else { sum / index as f64 };
+        let done =
+            CompareEvent::Done { tokens: index, kl: share(sum, 0.0), agreement: share(agreed as f64, 1.0) };
+        Ok(events.send(&done).await?)
+    }
+
+    /// Sends the tokens of both answers, and returns those of the first.
+    async fn answers(&self, streams: [Stream; 2], events: &Events) -> Result<Vec<u32>, Cut> {
+        let [ours, theirs] = streams;
+        let (mut first, mut other) = (self.generation(0, ours)?, self.generation(1, theirs)?);
+        let (mut open, mut answer) = ([true, true], Vec::new());
+        while open[0] || open[1] {
+            let (side, delta) = tokio::select! {
+                delta = first.next(), if open[0] => (0, delta?),
+                delta = other.next(), if open[1] => (1, delta?),
+            };
+            let Some(Delta { infos, .. }) = delta else {
+                open[side] = false;
+                continue;
+            };
+            for info in infos {
+                if side == 0 {
+                    answer.push(info.token);
+                }
+                events.send(&CompareEvent::Token { side, token: info.token, text: info.text }).await?;
+            }
+        }
+        Ok(answer)
+    }
+
+    /// Makes the work that scores an answer.
+    fn scoring(
+        &self,
+        answer: &[u32],
+        scores: Sender<Score>,
+    ) -> impl FnOnce() -> Result<(), ApiError> + Send + use<> {
+        let prompt = self.plans[0].prompts[0].clone();
+        let tokens = [prompt.as_slice(), answer].concat();
+        let models = [0, 1].map(|side| Arc::clone(&self.plans[side].artifact.model));
+        let turns = Arc::clone(&self.turns);
+        let is_empty = answer.is_empty();
+        move || {
+            if is_empty {
+                return Ok(());
+            }
+            let sequence = |model| {
+                score::sequence(model, tokens.len()).map_err(|error| ApiError::internal(error.to_string()))
+            };
+            let (mut first, mut other) = (sequence(&models[0])?, sequence(&models[1])?);
+            let mut logits = Logits::new(models[0].config().vocab_size);
+            let each = |score| match scores.blocking_send(score) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(_) => ControlFlow::Break(()),
+            };
+            score::score([&mut first, &mut other], &tokens, prompt.len(), &turns, &mut logits, each)
+                .map_err(|error| ApiError::internal(error.to_string()))
+        }
+    }
+}
+
+/// Compares two models on one prompt.
+#[utoipa::path(
+    post,
+    path = "/v1/compare",
+    request_body = CompareRequest,
+    responses(
+        (status = 200, description = "Events: the tokens of both answers, scores, the end", body = CompareEvent, content_type = "text/event-stream"),
+        super::openapi::Errors,
+    )
+)]
+pub(crate) async fn compare(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Body(request): Body<CompareRequest>,
+) -> Result<Response, ApiError> {
+    let first = app.artifact(request.model.as_deref())?;
+    let other = app.artifact(Some(&request.other)).map_err(|error| error.param("other"))?;
+    let (checked, [ours, theirs]) = prepare(&app, move |app| request.check(app, [first, other])).await?;
+    let first = submit(&app, &checked.plans[0].artifact, ours, caller)?;
+    let other = submit(&app, &checked.plans[1].artifact, theirs, caller)?;
+    Ok(sse::respond(app.limits.write_time, |events| checked.stream([first, other], events)))
+}
