@@ -20,7 +20,7 @@ use super::sse::{self, Cut, Events, Gone};
 use super::{ApiError, App, Artifact};
 use crate::engine::{Caller, Job, Stream, Turns};
 use crate::score::{self, Logits, Score, same_vocabulary};
-use crate::text::{Delta, Generation};
+use crate::text::{Delta, Generation, TokenInfo};
 
 /// Scores that wait for a slow client.
 const WAITING: usize = 64;
@@ -57,6 +57,7 @@ pub(crate) enum CompareEvent {
         /// 0 for the first model, 1 for the other.
         side: usize,
         token: u32,
+        /// Its text; that of a part of a character comes with the last part.
         text: String,
     },
     /// Difference at a token of the first answer.
@@ -168,6 +169,10 @@ impl Checked {
     async fn answers(&self, streams: [Stream; 2], events: &Events) -> Result<Vec<u32>, Cut> {
         let [ours, theirs] = streams;
         let (mut first, mut other) = (self.generation(0, ours)?, self.generation(1, theirs)?);
+        let [mut left, mut right] = [0, 1].map(|side| self.plans[side].artifact.tokenizer.stream());
+        for (side, text) in [&mut left, &mut right].into_iter().enumerate() {
+            text.skip(&self.plans[side].prompts[0]).map_err(ApiError::from)?;
+        }
         let (mut open, mut answer) = ([true, true], Vec::new());
         while open[0] || open[1] {
             let (side, delta) = tokio::select! {
@@ -178,11 +183,14 @@ impl Checked {
                 open[side] = false;
                 continue;
             };
-            for info in infos {
+            let stream = if side == 0 { &mut left } else { &mut right };
+            for TokenInfo { token, .. } in infos {
                 if side == 0 {
-                    answer.push(info.token);
+                    answer.push(token);
                 }
-                events.send(&CompareEvent::Token { side, token: info.token, text: info.text }).await?;
+                // Parts of a character come with its last token.
+                let text = stream.push(token).map_err(ApiError::from)?;
+                events.send(&CompareEvent::Token { side, token, text }).await?;
             }
         }
         Ok(answer)
