@@ -315,14 +315,12 @@ impl Sampling {
         }
         let (max, temperature) = (f64::from(logits[best]), f64::from(self.temperature));
         choices.clear();
-        let weights = logits.iter().zip(0u32..).filter(|(x, _)| !x.is_nan());
-        choices.extend(weights.map(|(&x, id)| (((f64::from(x) - max) / temperature).exp(), id)));
-        if self.min_p > 0.0 {
-            // The most probable token has weight 1.
-            choices.retain(|(weight, _)| *weight >= f64::from(self.min_p));
-        }
+        let all = logits.iter().zip(0u32..).filter(|(x, _)| !x.is_nan());
+        choices.extend(all.map(|(&x, id)| ((f64::from(x) - max) / temperature, id)));
+        self.cut_logits(choices);
+        choices.iter_mut().for_each(|(weight, _)| *weight = weight.exp());
         if self.top_k > 0 || self.top_p < 1.0 {
-            self.cut(choices);
+            self.cut_weights(choices);
         }
         let total: f64 = choices.iter().map(|(weight, _)| weight).sum();
         let mut left = f64::from(random_u32(self.seed, draw)) / 4_294_967_296.0 * total;
@@ -336,13 +334,36 @@ impl Sampling {
         choices.iter().rev().find(|(weight, _)| *weight > 0.0).map(|(_, id)| *id)
     }
 
-    /// Keeps the most probable choices; of equals, the lowest id first.
-    fn cut(&self, choices: &mut Vec<(f64, u32)>) {
-        choices.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        if self.top_k > 0 {
+    /// Keeps the `top_k` largest logits, and those within `min_p` of the largest, which is 0.
+    fn cut_logits(&self, choices: &mut Vec<(f64, u32)>) {
+        if self.min_p > 0.0 {
+            let least = f64::from(self.min_p).ln();
+            choices.retain(|(logit, _)| *logit >= least);
+        }
+        if self.top_k > 0 && self.top_k < choices.len() {
+            choices.select_nth_unstable_by(self.top_k - 1, descending);
             choices.truncate(self.top_k);
         }
+    }
+
+    /// Sorts the choices, and keeps the fewest that hold `top_p`.
+    fn cut_weights(&self, choices: &mut Vec<(f64, u32)>) {
         let target = choices.iter().map(|(weight, _)| weight).sum::<f64>() * f64::from(self.top_p);
+        // The nucleus is small against a vocabulary, so sort no more than it takes.
+        let mut sorted = if self.top_p < 1.0 { NUCLEUS.min(choices.len()) } else { choices.len() };
+        loop {
+            if sorted < choices.len() {
+                choices.select_nth_unstable_by(sorted, descending);
+            }
+            if sorted == choices.len()
+                || choices[..sorted].iter().map(|(weight, _)| weight).sum::<f64>() >= target
+            {
+                break;
+            }
+            sorted = (4 * sorted).min(choices.len());
+        }
+        choices.truncate(sorted);
+        choices.sort_unstable_by(descending);
         let mut held = 0.0;
         let kept = choices.iter().take_while(|(weight, _)| {
             let needed = held < target;
@@ -352,6 +373,14 @@ impl Sampling {
         let kept = kept.count().max(1);
         choices.truncate(kept);
     }
+}
+
+/// Choices that are sorted at first for the nucleus.
+const NUCLEUS: usize = 256;
+
+/// Order of choices: the largest first; of equals, the lowest id.
+fn descending(a: &(f64, u32), b: &(f64, u32)) -> std::cmp::Ordering {
+    b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 
 #[cfg(test)]
@@ -395,6 +424,34 @@ mod tests {
         assert_eq!(kept(Sampling { min_p: 0.2, top_k: 2, ..base }), [true, true, false, false]);
         assert_eq!(kept(Sampling { min_p: 1.0, ..base }), [false, true, false, false]);
         assert_eq!(Sampling { top_k: 1, ..base }.choose(&[1.0, 3.0, 3.0], 9, &mut Vec::new()), Some(1));
+    }
+
+    /// Against a full sort of all weights.
+    #[test]
+    fn cuts_of_large_vocabularies_keep_the_same_choices() {
+        let logits: Vec<f32> = (0..20_000u32)
+            .map(|id| ((random_u32(1, u64::from(id)) % 2000) as f32 / 200.0).floor() / 2.0)
+            .collect();
+        let mut sorted: Vec<(f64, u32)> = logits.iter().zip(0..).map(|(x, id)| (f64::from(*x), id)).collect();
+        sorted.sort_by(descending);
+        for (top_k, top_p) in [(0, 0.01), (0, 0.5), (0, 0.99), (7, 1.0), (700, 0.8), (50_000, 0.3)] {
+            let sampling = Sampling { temperature: 1.0, top_k, top_p, ..Sampling::default() };
+            let mut found = Vec::new();
+            sampling.choose(&logits, 0, &mut found).unwrap();
+            let kept = &sorted[..if top_k > 0 { top_k.min(20_000) } else { 20_000 }];
+            let weight = |x: f64| (x - sorted[0].0).exp();
+            let target = kept.iter().map(|(x, _)| weight(*x)).sum::<f64>() * f64::from(top_p);
+            let mut held = 0.0;
+            let count = kept.iter().take_while(|(x, _)| {
+                let needed = held < target * (1.0 - 1e-12);
+                held += weight(*x);
+                needed
+            });
+            let ids: Vec<u32> = kept[..count.count()].iter().map(|(_, id)| *id).collect();
+            let found: Vec<u32> = found.iter().map(|(_, id)| *id).collect();
+            assert_eq!(found.len(), ids.len(), "{top_k} {top_p}");
+            assert!(found == ids, "{top_k} {top_p}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! settings are dropped before loading: a text is always encoded whole. The longest text depends on the file, whose
 //! steps determine memory and time.
 
+mod bytes;
 mod charsmap;
 mod check;
 mod error;
@@ -24,6 +25,7 @@ use std::path::{Path, PathBuf};
 use mantissa_store::json;
 use serde_json::Value;
 
+pub use bytes::TokenText;
 pub use error::TokenizerError;
 pub use stream::DecodeStream;
 
@@ -185,6 +187,13 @@ impl Tokenizer {
     /// Ids of the added tokens, such as those that begin and end a turn.
     pub fn added(&self) -> BTreeSet<u32> {
         self.inner.get_added_tokens_decoder().into_keys().collect()
+    }
+
+    /// Special token of this name.
+    pub fn special_id(&self, name: &str) -> Option<u32> {
+        let id = self.inner.token_to_id(name)?;
+        let added = self.inner.get_added_tokens_decoder();
+        added.get(&id).filter(|token| token.special).map(|_| id)
     }
 
     /// End-of-text token.

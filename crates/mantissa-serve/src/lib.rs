@@ -1,6 +1,7 @@
 //! Serves models over HTTP, for clients of OpenAI's API.
 //!
-//! [`engine`] steps a model on a thread of its own and queues requests fairly; `text` turns tokens into text; `api` holds
+//! [`engine`] steps a model on a thread of its own and queues requests fairly; `text` turns tokens into text; `grammar`
+//! constrains it, and `tools` finds calls in it; `api` holds
 //! the endpoints, a file per family; `http` accepts connections, with limits. No numerics: those are in
 //! `mantissa-runtime`.
 //!
@@ -10,12 +11,14 @@
 
 mod api;
 pub mod engine;
+pub mod grammar;
 mod http;
 mod metrics;
 mod options;
 mod score;
 mod shadow;
 mod text;
+pub mod tools;
 
 pub use api::{Artifact, Render, RenderError};
 pub use engine::{Engine, EngineOptions, Turns};

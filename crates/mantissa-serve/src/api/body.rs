@@ -87,6 +87,10 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8], depth: usize) -> Result<T
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
         let what = error.into_inner().to_string();
+        let missing = what.strip_prefix("missing field `").and_then(|rest| rest.split_once('`'));
+        if let (".", Some((name, _))) = (path.as_str(), missing) {
+            return ApiError::field(name, "nothing", "a value");
+        }
         if path == "." {
             return ApiError::bad(format!("invalid JSON body: {what}"));
         }
@@ -142,6 +146,7 @@ mod tests {
     #[test]
     fn a_wrong_type_names_its_field() {
         assert_eq!(fault(r#"{"n": "x"}"#).param.as_deref(), Some("n"));
+        assert_eq!(fault(r#"{"list": [{}]}"#).param.as_deref(), Some("list[0]"));
         assert_eq!(fault(r#"{"n": -1}"#).param.as_deref(), Some("n"));
         assert_eq!(fault(r#"{"list": [{"name": "a"}, {"name": 3}]}"#).param.as_deref(), Some("list[1].name"));
     }

@@ -1,4 +1,4 @@
-//! `/v1/chat/completions`: answers a conversation. `/apply-template`: its text.
+//! `/v1/chat/completions`: answers a conversation.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,27 +11,32 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
+use super::answer::{Answer, Part, Parts};
 use super::body::Body;
+use super::format::{Form, ResponseFormat, StructuredOutputs};
 use super::generate::{Plan, encode, prepare, submit};
+use super::offered::{Offered, ToolChoice, ToolItem, calls_of_message};
 use super::params::{Sampled, Stop};
-use super::render::{Variables, render};
+use super::reply::End;
 use super::sse::{self, Cut, Events, Gone};
+use super::turn::{Turn, constraint};
 use super::usage::{StreamOptions, Usage, wants_usage};
 use super::{ApiError, App, Artifact, now};
 use crate::engine::{Caller, Job, Stream};
-use crate::text::{Delta, Finish, Generation, TokenInfo};
+use crate::text::TokenInfo;
+use crate::tools::{Piece, call_id};
 
 /// Text of a message, whole or in parts.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(untagged, expecting = "a string or a list of parts")]
 enum Content {
     Text(String),
-    Parts(Vec<Part>),
+    Parts(Vec<ContentPart>),
 }
 
 /// Part of a message.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
-struct Part {
+struct ContentPart {
     /// `text`.
     #[serde(rename = "type")]
     kind: String,
@@ -88,15 +93,24 @@ pub(crate) struct ChatRequest {
     logit_bias: Option<BTreeMap<String, f32>>,
     /// True to go on after the model's end token.
     ignore_eos: Option<bool>,
+    response_format: Option<ResponseFormat>,
+    /// JSON schema of the text.
     #[schema(value_type = Option<Object>)]
-    response_format: Option<Value>,
-    #[schema(value_type = Option<Vec<Object>>)]
-    tools: Option<Vec<Value>>,
+    json_schema: Option<Value>,
+    /// Grammar of the text in GBNF.
+    grammar: Option<String>,
+    structured_outputs: Option<StructuredOutputs>,
+    tools: Option<Vec<ToolItem>>,
+    tool_choice: Option<ToolChoice>,
+    /// False for at most one call.
+    parallel_tool_calls: Option<bool>,
     /// Variables for the chat template, such as `enable_thinking`.
     #[schema(value_type = Option<Object>)]
     chat_template_kwargs: Option<Map<String, Value>>,
     /// False to leave out the beginning of the answer's turn.
     add_generation_prompt: Option<bool>,
+    /// True to go on with the last message, which is the beginning of the answer.
+    continue_final_message: Option<bool>,
 }
 
 /// Answer.
@@ -116,7 +130,7 @@ struct ChatChoice {
     index: usize,
     message: AnswerMessage,
     logprobs: Option<ChatLogprobs>,
-    /// `stop` or `length`.
+    /// `stop`, `length` or `tool_calls`.
     finish_reason: Option<&'static str>,
 }
 
@@ -125,6 +139,39 @@ struct ChatChoice {
 struct AnswerMessage {
     role: &'static str,
     content: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<CallItem>,
+}
+
+/// Call of a tool, or a piece of one.
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
+struct CallItem {
+    /// Number of the call, in pieces.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    /// `function`.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    kind: Option<&'static str>,
+    function: CalledFunction,
+}
+
+/// Function of a call.
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
+struct CalledFunction {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    /// JSON text.
+    arguments: String,
+}
+
+impl CallItem {
+    /// Begins a call of a reply.
+    fn new(reply: u64, index: usize, name: String) -> Self {
+        let function = CalledFunction { name: Some(name), arguments: String::new() };
+        CallItem { index: None, id: Some(call_id(reply, index)), kind: Some("function"), function }
+    }
 }
 
 /// Piece of an answer.
@@ -155,6 +202,8 @@ struct AnswerDelta {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<CallItem>,
 }
 
 /// Probabilities of the tokens of an answer.
@@ -221,7 +270,7 @@ impl ChatMessage {
         };
         let others = [
             ("name", self.name.map(Value::from)),
-            ("tool_calls", self.tool_calls.map(Value::from)),
+            ("tool_calls", self.tool_calls.map(|calls| calls_of_message(calls, at)).transpose()?),
             ("tool_call_id", self.tool_call_id.map(Value::from)),
             ("reasoning_content", self.reasoning_content.map(Value::from)),
         ];
@@ -235,8 +284,8 @@ impl ChatMessage {
 }
 
 /// Joins the parts of a message, which are all text.
-fn joined(parts: Vec<Part>, at: usize) -> Result<String, ApiError> {
-    let text = |(i, part): (usize, Part)| match (part.kind.as_str(), part.text) {
+fn joined(parts: Vec<ContentPart>, at: usize) -> Result<String, ApiError> {
+    let text = |(i, part): (usize, ContentPart)| match (part.kind.as_str(), part.text) {
         ("text" | "input_text" | "output_text", Some(text)) => Ok(text),
         (kind, _) => Err(ApiError::field(format!("messages[{at}].content[{i}].type"), kind, "text")),
     };
@@ -254,25 +303,27 @@ pub(crate) fn values(messages: Vec<ChatMessage>) -> Result<Vec<Value>, ApiError>
     messages.into_iter().enumerate().map(|(at, message)| message.value(at)).collect()
 }
 
-/// Request that was checked.
+/// Chat answer that was checked.
 struct Checked {
-    plan: Plan,
+    answer: Answer,
     include_usage: bool,
     id: String,
 }
 
 impl ChatRequest {
-    /// Checks the request, renders the conversation and tokenizes it.
-    fn check(self, app: &App, artifact: Arc<Artifact>) -> Result<(Checked, Vec<Job>), ApiError> {
-        if let Some(format) = self.response_format.as_ref().filter(|format| format["type"] != "text") {
-            return Err(ApiError::field("response_format.type", &format["type"], "text"));
-        }
-        if self.tools.as_ref().is_some_and(|tools| !tools.is_empty()) {
-            return Err(ApiError::field("tools", "tools", "none"));
-        }
+    /// Name of the model, if there is one.
+    pub(crate) fn model(&self) -> Option<&str> {
+        self.model.as_deref()
+    }
+
+    /// Checks the request, renders the conversation, compiles the grammar and tokenizes the text.
+    pub(crate) fn check(self, app: &App, artifact: Arc<Artifact>) -> Result<(Answer, Vec<Job>), ApiError> {
         let reports = self.logprobs.unwrap_or(false);
         if self.top_logprobs.is_some_and(|n| n > 0) && !reports {
             return Err(ApiError::field("top_logprobs", "a number", "none unless logprobs is true"));
+        }
+        if let Some(n) = self.top_logprobs.filter(|n| *n as usize > app.limits.logprobs) {
+            return Err(ApiError::field("top_logprobs", n, &format!("0 to {}", app.limits.logprobs)));
         }
         let sampled = Sampled {
             max_tokens: self.max_completion_tokens.or(self.max_tokens),
@@ -291,68 +342,106 @@ impl ChatRequest {
             ignore_eos: self.ignore_eos,
         };
         let params = sampled.check(&app.limits, &artifact, app.random())?;
-        let variables = Variables {
-            tools: None,
-            add_generation_prompt: self.add_generation_prompt.unwrap_or(true),
-            other: self.chat_template_kwargs.unwrap_or_default(),
+        let offered = Offered::new(self.tools, self.tool_choice, self.parallel_tool_calls, &artifact)?;
+        let form = Form {
+            response_format: self.response_format,
+            json_schema: self.json_schema,
+            grammar: self.grammar,
+            structured_outputs: self.structured_outputs,
         };
-        let text = render(app, &artifact, &values(self.messages)?, variables)?;
+        let constraint = constraint(app, &artifact, offered.as_ref(), form)?;
+        let turn = Turn {
+            messages: values(self.messages)?,
+            kwargs: self.chat_template_kwargs.unwrap_or_default(),
+            add_generation_prompt: self.add_generation_prompt,
+            continue_final_message: self.continue_final_message.unwrap_or(false),
+        };
+        let text = turn.text(app, &artifact, offered.as_ref())?;
         // A chat template writes the special tokens itself.
         let prompts = vec![encode(&artifact, &text, Bos::Never)?];
         let plan = Plan { artifact, params, prompts, default_tokens: None };
-        let jobs = plan.jobs(app, None)?;
-        let include_usage = wants_usage(self.stream_options);
-        Ok((Checked { plan, include_usage, id: app.id("chatcmpl-") }, jobs))
+        let jobs = plan.jobs(app, constraint)?;
+        let tools = offered.map(|offered| (offered.syntax, offered.names()));
+        Ok((Answer::new(app, plan, tools), jobs))
     }
 }
 
-/// Name of the reason for an end.
-fn reason(finish: &Finish) -> &'static str {
-    match finish {
-        Finish::Stop(_) => "stop",
-        Finish::Length => "length",
+/// Name of the reason for an end of a reply with `calls` calls.
+fn reason(end: &End, calls: usize) -> &'static str {
+    match end {
+        End::Length => "length",
+        _ if calls > 0 => "tool_calls",
+        End::Stop | End::StopText(_) => "stop",
+    }
+}
+
+/// Probabilities as the API reports them.
+fn logprobs(asked: bool, infos: Vec<TokenInfo>) -> Option<ChatLogprobs> {
+    asked.then(|| ChatLogprobs { content: infos.into_iter().map(TokenLogprob::from).collect() })
+}
+
+/// A choice while it is collected.
+#[derive(Default)]
+struct Collected {
+    text: String,
+    calls: Vec<CallItem>,
+    infos: Vec<TokenInfo>,
+    end: Option<End>,
+}
+
+impl Collected {
+    fn add(&mut self, part: Part, number: u64) {
+        for piece in part.pieces {
+            match piece {
+                Piece::Text(text) => self.text += &text,
+                Piece::Call { index, name } => self.calls.push(CallItem::new(number, index, name)),
+                Piece::Arguments { text, .. } => {
+                    if let Some(call) = self.calls.last_mut() {
+                        call.function.arguments += &text;
+                    }
+                }
+            }
+        }
+        self.infos.extend(part.infos);
+        self.end = part.end;
+    }
+
+    fn choice(self, index: usize, asked: bool) -> ChatChoice {
+        let content = (!self.text.is_empty() || self.calls.is_empty()).then_some(self.text);
+        ChatChoice {
+            index,
+            finish_reason: self.end.as_ref().map(|end| reason(end, self.calls.len())),
+            message: AnswerMessage { role: "assistant", content, tool_calls: self.calls },
+            logprobs: logprobs(asked, self.infos),
+        }
     }
 }
 
 impl Checked {
-    fn generation(&self, stream: Stream) -> Result<Generation<'_>, ApiError> {
-        let plan = &self.plan;
-        Generation::new(&plan.artifact.tokenizer, stream, plan.choices(), &plan.params.stops)
+    fn usage(parts: &Parts<'_>) -> Usage {
+        let usage = parts.usage();
+        Usage::new(usage.prompt, usage.new, usage.cached)
     }
 
-    fn usage(&self, generation: &Generation<'_>) -> Usage {
-        Usage::new(self.plan.prompt_tokens(), generation.generated(), generation.cached())
-    }
-
-    fn logprobs(&self, infos: Vec<TokenInfo>) -> Option<ChatLogprobs> {
-        let content = || infos.into_iter().map(TokenLogprob::from).collect();
-        self.plan.params.logprobs.map(|_| ChatLogprobs { content: content() })
+    fn reports(&self) -> bool {
+        self.answer.plan.params.logprobs.is_some()
     }
 
     /// Waits for the whole answer.
     async fn collect(&self, stream: Stream) -> Result<ChatResponse, ApiError> {
-        let mut generation = self.generation(stream)?;
-        let mut all: Vec<Delta> =
-            (0..self.plan.params.n).map(|index| Delta { index, ..Delta::default() }).collect();
-        while let Some(delta) = generation.next().await? {
-            let choice = &mut all[delta.index];
-            choice.text += &delta.text;
-            choice.infos.extend(delta.infos);
-            choice.finish = delta.finish;
+        let mut parts = self.answer.parts(stream)?;
+        let mut all: Vec<Collected> = (0..self.answer.plan.params.n).map(|_| Collected::default()).collect();
+        while let Some(part) = parts.next().await? {
+            all[part.index].add(part, self.answer.number);
         }
-        let choice = |delta: Delta| ChatChoice {
-            index: delta.index,
-            message: AnswerMessage { role: "assistant", content: Some(delta.text) },
-            logprobs: self.logprobs(delta.infos),
-            finish_reason: delta.finish.as_ref().map(reason),
-        };
+        let choices = all.into_iter().enumerate().map(|(i, one)| one.choice(i, self.reports())).collect();
         Ok(ChatResponse {
             id: self.id.clone(),
             object: "chat.completion",
             created: now(),
-            model: self.plan.artifact.name.clone(),
-            choices: all.into_iter().map(choice).collect(),
-            usage: self.usage(&generation),
+            model: self.answer.model().to_owned(),
+            choices,
+            usage: Self::usage(&parts),
         })
     }
 
@@ -361,7 +450,7 @@ impl Checked {
             id: self.id.clone(),
             object: "chat.completion.chunk",
             created,
-            model: self.plan.artifact.name.clone(),
+            model: self.answer.model().to_owned(),
             choices,
             usage,
         }
@@ -374,31 +463,57 @@ impl Checked {
     }
 
     async fn pieces(&self, stream: Stream, events: &Events, created: u64) -> Result<(), Cut> {
-        let mut generation = self.generation(stream)?;
-        let mut begun = vec![false; self.plan.params.n];
-        while let Some(delta) = generation.next().await? {
-            let Delta { index, text, infos, finish, .. } = delta;
+        let mut parts = self.answer.parts(stream)?;
+        let mut begun = vec![false; self.answer.plan.params.n];
+        let mut calls = vec![0; begun.len()];
+        while let Some(part) = parts.next().await? {
+            let Part { index, pieces, infos, end } = part;
             if !std::mem::replace(&mut begun[index], true) {
-                let delta = AnswerDelta { role: Some("assistant"), content: Some(String::new()) };
+                let delta = AnswerDelta {
+                    role: Some("assistant"),
+                    content: Some(String::new()),
+                    ..Default::default()
+                };
                 let first = ChunkChoice { index, delta, ..ChunkChoice::default() };
                 events.send(&self.chunk(vec![first], None, created)).await?;
             }
-            if !text.is_empty() || !infos.is_empty() {
-                let delta = AnswerDelta { role: None, content: Some(text) };
-                let logprobs = self.logprobs(infos);
-                let choice = ChunkChoice { index, delta, logprobs, finish_reason: None };
+            let mut logprobs = logprobs(self.reports(), infos);
+            let has_logprobs = logprobs.as_ref().is_some_and(|logprobs| !logprobs.content.is_empty());
+            let mut deltas: Vec<_> =
+                pieces.into_iter().map(|piece| self.delta(piece, &mut calls[index])).collect();
+            if deltas.is_empty() && has_logprobs {
+                deltas.push(AnswerDelta { content: Some(String::new()), ..AnswerDelta::default() });
+            }
+            for delta in deltas {
+                let choice = ChunkChoice { index, delta, logprobs: logprobs.take(), finish_reason: None };
                 events.send(&self.chunk(vec![choice], None, created)).await?;
             }
-            if let Some(finish) = finish {
-                let finish_reason = Some(reason(&finish));
+            if let Some(end) = end {
+                let finish_reason = Some(reason(&end, calls[index]));
                 let last = ChunkChoice { index, finish_reason, ..ChunkChoice::default() };
                 events.send(&self.chunk(vec![last], None, created)).await?;
             }
         }
         if self.include_usage {
-            events.send(&self.chunk(Vec::new(), Some(self.usage(&generation)), created)).await?;
+            events.send(&self.chunk(Vec::new(), Some(Self::usage(&parts)), created)).await?;
         }
         Ok(())
+    }
+
+    /// What a piece adds to the message; counts its calls.
+    fn delta(&self, piece: Piece, calls: &mut usize) -> AnswerDelta {
+        let call = match piece {
+            Piece::Text(text) => return AnswerDelta { content: Some(text), ..AnswerDelta::default() },
+            Piece::Call { index, name } => {
+                *calls += 1;
+                CallItem { index: Some(index), ..CallItem::new(self.answer.number, index, name) }
+            }
+            Piece::Arguments { index, text } => {
+                let function = CalledFunction { name: None, arguments: text };
+                CallItem { index: Some(index), function, ..CallItem::default() }
+            }
+        };
+        AnswerDelta { tool_calls: vec![call], ..AnswerDelta::default() }
     }
 }
 
@@ -421,54 +536,14 @@ pub(crate) async fn completions(
     Extension(caller): Extension<Caller>,
     Body(request): Body<ChatRequest>,
 ) -> Result<Response, ApiError> {
-    let artifact = app.artifact(request.model.as_deref())?;
-    let streams = request.stream.unwrap_or(false);
-    let (checked, jobs) = prepare(&app, move |app| request.check(app, artifact)).await?;
-    let stream = submit(&app, &checked.plan.artifact, jobs, caller)?;
+    let artifact = app.artifact(request.model())?;
+    let (streams, include_usage) = (request.stream.unwrap_or(false), wants_usage(request.stream_options));
+    let (answer, jobs) = prepare(&app, move |app| request.check(app, artifact)).await?;
+    let id = format!("chatcmpl-{}", answer.id());
+    let checked = Checked { answer, include_usage, id };
+    let stream = submit(&app, &checked.answer.plan.artifact, jobs, caller)?;
     if streams {
         return Ok(sse::respond(app.limits.write_time, |events| checked.stream(stream, events)));
     }
     Ok(Json(checked.collect(stream).await?).into_response())
-}
-
-/// Conversation to be rendered.
-#[derive(Clone, Debug, Deserialize, ToSchema)]
-pub(crate) struct TemplateRequest {
-    model: Option<String>,
-    messages: Vec<ChatMessage>,
-    #[schema(value_type = Option<Vec<Object>>)]
-    tools: Option<Vec<Value>>,
-    #[schema(value_type = Option<Object>)]
-    chat_template_kwargs: Option<Map<String, Value>>,
-    add_generation_prompt: Option<bool>,
-}
-
-/// Text of a conversation.
-#[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct TemplateResponse {
-    prompt: String,
-}
-
-/// Renders a conversation with the chat template of the model.
-#[utoipa::path(
-    post,
-    path = "/apply-template",
-    request_body = TemplateRequest,
-    responses((status = 200, description = "The text", body = TemplateResponse), super::openapi::Errors)
-)]
-pub(crate) async fn apply_template(
-    State(app): State<Arc<App>>,
-    Body(request): Body<TemplateRequest>,
-) -> Result<Json<TemplateResponse>, ApiError> {
-    let artifact = app.artifact(request.model.as_deref())?;
-    let work = move |app: &App| {
-        let variables = Variables {
-            tools: request.tools.map(Value::from),
-            add_generation_prompt: request.add_generation_prompt.unwrap_or(true),
-            other: request.chat_template_kwargs.unwrap_or_default(),
-        };
-        let prompt = render(app, &artifact, &values(request.messages)?, variables)?;
-        Ok(Json(TemplateResponse { prompt }))
-    };
-    prepare(&app, work).await
 }

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::body::Body;
+use super::format::{Form, ResponseFormat, StructuredOutputs};
 use super::generate::{Plan, check_tokens, encode, prepare, submit};
 use super::params::{Sampled, Stop};
 use super::sse::{self, Cut, Events, Gone};
@@ -69,6 +70,15 @@ pub(crate) struct CompletionRequest {
     logit_bias: Option<BTreeMap<String, f32>>,
     /// True to go on after the model's end token.
     ignore_eos: Option<bool>,
+    response_format: Option<ResponseFormat>,
+    /// JSON schema of the text.
+    #[schema(value_type = Option<Object>)]
+    json_schema: Option<serde_json::Value>,
+    /// Grammar of the text in GBNF.
+    grammar: Option<String>,
+    structured_outputs: Option<StructuredOutputs>,
+    /// True to return the tokens of the text.
+    return_token_ids: Option<bool>,
 }
 
 /// Completion, or a piece of one.
@@ -91,6 +101,12 @@ struct CompletionChoice {
     logprobs: Option<CompletionLogprobs>,
     /// `stop` or `length` with the last piece.
     finish_reason: Option<&'static str>,
+    /// Stop string that was found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_reason: Option<String>,
+    /// Tokens of the text, if asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
 }
 
 /// Probabilities of tokens, in lists of one length.
@@ -124,6 +140,7 @@ struct Checked {
     /// Text of each prompt, to be returned.
     echo: Option<Vec<String>>,
     include_usage: bool,
+    token_ids: bool,
     id: String,
 }
 
@@ -137,6 +154,8 @@ impl CompletionRequest {
             return Err(ApiError::field("suffix", "a text", "none"));
         }
         let echo = self.echo.unwrap_or(false);
+        // Clients that score a text expect the probability of one more token, which may be an end token.
+        let scores = echo && self.logprobs.is_some() && self.max_tokens == Some(1);
         let sampled = Sampled {
             max_tokens: self.max_tokens,
             temperature: self.temperature,
@@ -151,17 +170,27 @@ impl CompletionRequest {
             stop: self.stop,
             logprobs: self.logprobs,
             logit_bias: self.logit_bias,
-            ignore_eos: self.ignore_eos,
+            ignore_eos: self.ignore_eos.or(scores.then_some(true)),
         };
         let mut params = sampled.check(&app.limits, &artifact, app.random())?;
         params.prompt_logprobs = params.logprobs.filter(|_| echo);
         let prompts = prompts(self.prompt, &artifact, app.limits.choices)?;
         let text = |prompt: &Vec<u32>| Ok(artifact.tokenizer.decode(prompt)?);
         let echo = echo.then(|| prompts.iter().map(text).collect::<Result<_, ApiError>>()).transpose()?;
+        let form = Form {
+            response_format: self.response_format,
+            json_schema: self.json_schema,
+            grammar: self.grammar,
+            structured_outputs: self.structured_outputs,
+        };
+        let grammar = form.grammar()?;
+        let constraint =
+            grammar.map(|(grammar, field)| app.compile(&artifact, &grammar, field)).transpose()?;
         let plan = Plan { artifact, params, prompts, default_tokens: Some(DEFAULT_TOKENS) };
-        let jobs = plan.jobs(app, None)?;
+        let jobs = plan.jobs(app, constraint)?;
         let include_usage = wants_usage(self.stream_options);
-        Ok((Checked { plan, echo, include_usage, id: app.id("cmpl-") }, jobs))
+        let token_ids = self.return_token_ids.unwrap_or(false);
+        Ok((Checked { plan, echo, include_usage, token_ids, id: app.id("cmpl-") }, jobs))
     }
 }
 
@@ -186,6 +215,14 @@ fn prompts(prompt: Prompt, artifact: &Artifact, most: usize) -> Result<Vec<Vec<u
             count(lists.len())?;
             lists.into_iter().map(tokens).collect()
         }
+    }
+}
+
+/// Stop string of an end.
+fn stop_reason(finish: Option<&Finish>) -> Option<String> {
+    match finish? {
+        Finish::Stop(text) => text.clone(),
+        Finish::Length => None,
     }
 }
 
@@ -237,7 +274,8 @@ impl Checked {
             index,
             text: self.echo(index).to_owned(),
             logprobs: self.plan.params.logprobs.map(|_| CompletionLogprobs::default()),
-            finish_reason: None,
+            token_ids: self.token_ids.then(Vec::new),
+            ..CompletionChoice::default()
         };
         let mut choices: Vec<_> = (0..count).map(empty).collect();
         let mut offsets: Vec<_> = choices.iter().map(|choice| choice.text.chars().count()).collect();
@@ -245,6 +283,8 @@ impl Checked {
             let choice = &mut choices[delta.index];
             choice.text += &delta.text;
             choice.finish_reason = delta.finish.as_ref().map(reason);
+            choice.stop_reason = stop_reason(delta.finish.as_ref());
+            choice.token_ids.iter_mut().for_each(|ids| ids.extend(&delta.tokens));
             if let Some(logprobs) = &mut choice.logprobs {
                 logprobs.extend(delta.prompt, 0);
                 offsets[delta.index] = logprobs.extend(delta.infos, offsets[delta.index]);
@@ -266,7 +306,7 @@ impl Checked {
         let mut offsets: Vec<usize> = (0..count).map(|i| self.echo(i).chars().count()).collect();
         let mut echoed = vec![self.echo.is_none(); count];
         while let Some(delta) = generation.next().await? {
-            let Delta { index, text, infos, finish, prompt, .. } = delta;
+            let Delta { index, text, infos, finish, prompt, tokens } = delta;
             if !std::mem::replace(&mut echoed[index], true) {
                 let logprobs = self.plan.params.logprobs.map(|_| {
                     let mut logprobs = CompletionLogprobs::default();
@@ -274,7 +314,7 @@ impl Checked {
                     logprobs
                 });
                 let text = self.echo(index).to_owned();
-                let choice = CompletionChoice { text, index, logprobs, finish_reason: None };
+                let choice = CompletionChoice { text, index, logprobs, ..CompletionChoice::default() };
                 events.send(&self.response(vec![choice], None, created)).await?;
             }
             let logprobs = self.plan.params.logprobs.map(|_| {
@@ -282,8 +322,14 @@ impl Checked {
                 offsets[index] = logprobs.extend(infos, offsets[index]);
                 logprobs
             });
-            let choice =
-                CompletionChoice { text, index, logprobs, finish_reason: finish.as_ref().map(reason) };
+            let choice = CompletionChoice {
+                text,
+                index,
+                logprobs,
+                finish_reason: finish.as_ref().map(reason),
+                stop_reason: stop_reason(finish.as_ref()),
+                token_ids: self.token_ids.then_some(tokens),
+            };
             events.send(&self.response(vec![choice], None, created)).await?;
         }
         if self.include_usage {

@@ -1,36 +1,49 @@
 //! Endpoints: a file per family, with its types of requests and responses.
 
+mod answer;
+mod anthropic_reply;
 mod body;
 mod chat;
 mod compare;
 mod completions;
+mod convert;
+mod embedding_input;
+mod embeddings;
 mod error;
+mod format;
 mod generate;
+mod messages;
 mod models;
+mod offered;
 mod openapi;
 mod page;
 mod params;
 mod render;
+mod reply;
+mod responses;
+mod responses_reply;
 mod sse;
 mod status;
 mod tokens;
+mod turn;
 mod usage;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::{get, post};
 use mantissa_model::Tokenizer;
-use mantissa_runtime::FastModel;
+use mantissa_runtime::{Constraint, FastModel};
 use tokio::sync::Semaphore;
 
 pub(crate) use self::error::{ApiError, stopping};
 pub use self::render::{Render, RenderError};
 use crate::engine::{Engine, Turns};
+use crate::grammar::{Grammar, GrammarError, Grammars};
 use crate::metrics::Metrics;
 use crate::options::Limits;
 
@@ -61,6 +74,8 @@ pub(crate) struct App {
     pub(crate) preparations: Semaphore,
     /// Units of memory for bodies.
     pub(crate) bodies: Semaphore,
+    /// Compilers of grammars, one for each model.
+    grammars: Vec<Grammars>,
     pub(crate) stopping: AtomicBool,
     /// Seconds since 1970 at the start.
     pub(crate) started: u64,
@@ -78,7 +93,21 @@ impl App {
         let preparations = Semaphore::new(limits.preparations);
         let bodies = Semaphore::new((limits.bodies / body::UNIT).max(1));
         let (stopping, started, ids) = (AtomicBool::new(false), now(), Ids::default());
-        App { artifacts, renderer, limits, metrics, turns, preparations, bodies, stopping, started, ids }
+        let grammars =
+            artifacts.iter().map(|artifact| Grammars::new(artifact.model.config().vocab_size)).collect();
+        App {
+            artifacts,
+            renderer,
+            limits,
+            metrics,
+            turns,
+            preparations,
+            bodies,
+            grammars,
+            stopping,
+            started,
+            ids,
+        }
     }
 
     /// Returns the model that a request names, or the first one.
@@ -94,6 +123,28 @@ impl App {
             let names: Vec<_> = self.artifacts.iter().map(|artifact| artifact.name.as_str()).collect();
             let error = ApiError::field("model", name.unwrap_or_default(), &names.join(" or "));
             ApiError { status: StatusCode::NOT_FOUND, ..error }.code("model_not_found")
+        })
+    }
+
+    /// Compiles a grammar for `artifact`; `field` is the field of the request that asks for it.
+    ///
+    /// # Errors
+    /// Status 400 if the grammar cannot be used, 503 if too many are compiled.
+    pub(crate) fn compile(
+        &self,
+        artifact: &Arc<Artifact>,
+        grammar: &Grammar,
+        field: &str,
+    ) -> Result<Box<dyn Constraint>, ApiError> {
+        let at = self.artifacts.iter().position(|other| Arc::ptr_eq(other, artifact));
+        let grammars = at.and_then(|at| self.grammars.get(at));
+        let grammars = grammars.ok_or_else(|| ApiError::internal("a model without a vocabulary"))?;
+        grammars.compile(&artifact.tokenizer, grammar).map_err(|error| match error {
+            GrammarError::Busy => {
+                let status = StatusCode::SERVICE_UNAVAILABLE;
+                ApiError::busy(status, &error.to_string(), "grammars_busy", Duration::from_secs(1))
+            }
+            error => ApiError::bad(format!("{field}: {error}")).param(field).code("invalid_grammar"),
         })
     }
 
@@ -146,9 +197,13 @@ pub(crate) fn routes() -> Router<Arc<App>> {
         .route("/v1/completions", post(completions::completions))
         .route("/v1/chat/completions", post(chat::completions))
         .route("/v1/compare", post(compare::compare))
+        .route("/v1/responses", post(responses::responses))
+        .route("/v1/messages", post(messages::messages))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
-        .route("/apply-template", post(chat::apply_template))
+        .route("/apply-template", post(turn::apply_template))
         .route("/openapi.json", get(openapi::describe))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)

@@ -6,7 +6,7 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{IntoResponses, Modify, OpenApi};
 
 use super::error::ErrorBody;
-use super::{chat, compare, completions, models, status, tokens};
+use super::{chat, compare, completions, embeddings, messages, models, responses, status, tokens, turn};
 
 /// Errors that every endpoint with a body may answer.
 #[derive(IntoResponses)]
@@ -62,11 +62,15 @@ impl Modify for Key {
         chat::completions,
         completions::completions,
         compare::compare,
+        responses::responses,
+        messages::messages,
+        messages::count_tokens,
+        embeddings::embeddings,
         models::list,
         models::one,
         tokens::tokenize,
         tokens::detokenize,
-        chat::apply_template,
+        turn::apply_template,
         status::health,
         status::metrics,
         status::slots,

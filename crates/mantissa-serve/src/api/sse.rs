@@ -58,6 +58,12 @@ impl Events {
         self.write(format!("data: {json}\n\n")).await
     }
 
+    /// Sends an event with its name and a JSON value.
+    pub(crate) async fn named(&self, name: &str, value: &impl Serialize) -> Result<(), Gone> {
+        let json = serde_json::to_string(value).map_err(|_| Gone)?;
+        self.write(format!("event: {name}\ndata: {json}\n\n")).await
+    }
+
     /// Ends a response of OpenAI's API: with its last event, or with the error.
     pub(crate) async fn end(&self, sent: Result<(), Cut>) -> Result<(), Gone> {
         match sent {

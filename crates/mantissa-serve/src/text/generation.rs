@@ -76,6 +76,8 @@ pub(crate) struct Generation<'t> {
     choices: Vec<Choice<'t>>,
     open: usize,
     cached: usize,
+    /// Special tokens that stand in the text by their names.
+    markers: Vec<(u32, &'static str)>,
 }
 
 impl<'t> Generation<'t> {
@@ -104,7 +106,15 @@ impl<'t> Generation<'t> {
             })
         };
         let choices: Vec<_> = prompts.map(choice).collect::<Result<_, ApiError>>()?;
-        Ok(Generation { tokenizer, stream, open: choices.len(), choices, cached: 0 })
+        let markers = Vec::new();
+        Ok(Generation { tokenizer, stream, open: choices.len(), choices, cached: 0, markers })
+    }
+
+    /// Writes the special tokens `names` into the text.
+    pub(crate) fn with_markers(mut self, names: &[&'static str]) -> Self {
+        self.markers =
+            names.iter().filter_map(|name| Some((self.tokenizer.special_id(name)?, *name))).collect();
+        self
     }
 
     /// Tokens generated so far, over all choices.
@@ -173,7 +183,8 @@ impl<'t> Generation<'t> {
         let info = logprob.map(|_| self.info(token, logprob, top)).transpose()?;
         let choice = &mut self.choices[index];
         choice.generated += 1;
-        let new = choice.stream.push(token)?;
+        let mut new = choice.stream.push(token)?;
+        new.extend(self.markers.iter().filter(|(id, _)| *id == token).map(|(_, name)| *name));
         choice.tokens.push(token);
         choice.infos.extend(info);
         let (text, stopped) = choice.stops.push(&new);

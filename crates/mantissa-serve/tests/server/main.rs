@@ -4,6 +4,7 @@
 mod chat;
 mod compare;
 mod completions;
+mod forms;
 mod hostile;
 mod scheduling;
 mod support;

@@ -1,0 +1,143 @@
+//! `/v1/embeddings`: pooled hidden states of texts, of length 1.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::State;
+use axum::{Extension, Json};
+use mantissa_model::Bos;
+use mantissa_runtime::{Pooling, Request};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::body::Body;
+use super::embedding_input::{Input, encoded, inputs, normalize};
+use super::generate::{check_tokens, encode, prepare, submit};
+use super::{ApiError, App};
+use crate::engine::{Caller, Failure, Job, Stream, Update};
+
+/// Request of embeddings.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+pub(crate) struct EmbeddingsRequest {
+    model: Option<String>,
+    /// A text, tokens, or a list of either.
+    #[schema(value_type = Object)]
+    input: Value,
+    /// `float` or `base64`.
+    encoding_format: Option<String>,
+    /// `mean` (if absent) or `last`: the pooling of the hidden states after the last norm.
+    pooling: Option<String>,
+    /// Length of the vectors; only the model's own.
+    dimensions: Option<usize>,
+}
+
+/// Embeddings.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct EmbeddingsResponse {
+    object: &'static str,
+    data: Vec<Embedding>,
+    model: String,
+    usage: EmbeddingsUsage,
+}
+
+/// Embedding of one text.
+#[derive(Debug, Serialize, ToSchema)]
+struct Embedding {
+    object: &'static str,
+    index: usize,
+    /// Numbers, or the base64 of little-endian f32 values.
+    #[schema(value_type = Object)]
+    embedding: Value,
+}
+
+/// Tokens of the texts.
+#[derive(Debug, Serialize, ToSchema)]
+struct EmbeddingsUsage {
+    prompt_tokens: usize,
+    total_tokens: usize,
+}
+
+/// Computes embeddings.
+#[utoipa::path(
+    post,
+    path = "/v1/embeddings",
+    request_body = EmbeddingsRequest,
+    responses((status = 200, description = "The embeddings", body = EmbeddingsResponse), super::openapi::Errors)
+)]
+pub(crate) async fn embeddings(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Body(request): Body<EmbeddingsRequest>,
+) -> Result<Json<EmbeddingsResponse>, ApiError> {
+    let artifact = app.artifact(request.model.as_deref())?;
+    let base64 = match request.encoding_format.as_deref() {
+        None | Some("float") => false,
+        Some("base64") => true,
+        Some(other) => return Err(ApiError::field("encoding_format", other, "float or base64")),
+    };
+    let pooling = match request.pooling.as_deref() {
+        None | Some("mean") => Pooling::Mean,
+        Some("last") => Pooling::Last,
+        Some(other) => return Err(ApiError::field("pooling", other, "mean or last")),
+    };
+    let width = artifact.model.config().hidden_size;
+    if let Some(dimensions) = request.dimensions.filter(|n| *n != width) {
+        return Err(ApiError::field("dimensions", dimensions, &width.to_string()));
+    }
+    let own = Arc::clone(&artifact);
+    let prompts = prepare(&app, move |_| {
+        let tokens = |(i, input): (usize, Input)| match input {
+            Input::Text(text) => encode(&own, &text, Bos::Auto),
+            Input::Tokens(tokens) => check_tokens(&own, &format!("input[{i}]"), &tokens).map(|()| tokens),
+        };
+        inputs(&request.input)?.into_iter().enumerate().map(tokens).collect::<Result<Vec<_>, _>>()
+    })
+    .await?;
+    let (context, deadline) = (artifact.engine.runtime().context, Instant::now() + app.limits.time);
+    let job = |(i, prompt): (usize, &Vec<u32>)| {
+        let field = format!("input[{i}]");
+        if prompt.is_empty() {
+            return Err(ApiError::field(field, "no tokens", "at least one token"));
+        }
+        if prompt.len() > context {
+            let found = format!("{} tokens, which is too large", prompt.len());
+            let error = ApiError::field(field, found, &format!("at most {context} tokens"));
+            return Err(error.code("context_length_exceeded"));
+        }
+        let request = Request { prompt: prompt.clone(), embed: Some(pooling), ..Request::default() };
+        Ok(Job { request, deadline })
+    };
+    let jobs = prompts.iter().enumerate().map(job).collect::<Result<Vec<_>, _>>()?;
+    let vectors = collect(submit(&app, &artifact, jobs, caller)?, prompts.len()).await?;
+    let tokens = prompts.iter().map(Vec::len).sum();
+    let embedding = |(index, mut vector): (usize, Vec<f32>)| {
+        normalize(&mut vector);
+        Embedding { object: "embedding", index, embedding: encoded(&vector, base64) }
+    };
+    Ok(Json(EmbeddingsResponse {
+        object: "list",
+        data: vectors.into_iter().enumerate().map(embedding).collect(),
+        model: artifact.name.clone(),
+        usage: EmbeddingsUsage { prompt_tokens: tokens, total_tokens: tokens },
+    }))
+}
+
+/// Waits for the vectors of all jobs.
+async fn collect(mut stream: Stream, count: usize) -> Result<Vec<Vec<f32>>, ApiError> {
+    let (mut vectors, mut open) = (vec![Vec::new(); count], count);
+    while open > 0 {
+        match stream.next().await {
+            Some((index, Update::Embedding(vector))) => vectors[index] = vector,
+            Some((_, Update::Finished(_))) => open -= 1,
+            Some((_, Update::Failed(failure))) => return Err(ApiError::failed(&failure)),
+            Some(_) => {}
+            None => return Err(ApiError::failed(&Failure::Stopping)),
+        }
+    }
+    if vectors.iter().any(Vec::is_empty) {
+        // The time limit passed.
+        return Err(ApiError::failed(&Failure::Late));
+    }
+    Ok(vectors)
+}

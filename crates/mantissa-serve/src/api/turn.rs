@@ -1,0 +1,126 @@
+//! The text that a model reads before its turn: the conversation, rendered, and `/apply-template`, which returns it.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use mantissa_runtime::Constraint;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use super::body::Body;
+use super::chat::{ChatMessage, values};
+use super::format::Form;
+use super::generate::prepare;
+use super::offered::{Offered, ToolChoice, ToolItem};
+use super::render::{Variables, render};
+use super::{ApiError, App, Artifact};
+
+/// Compiles the grammar of a reply: that of its calls, or that of its text.
+pub(super) fn constraint(
+    app: &App,
+    artifact: &Arc<Artifact>,
+    offered: Option<&Offered>,
+    form: Form,
+) -> Result<Option<Box<dyn Constraint>>, ApiError> {
+    let form = form.grammar()?;
+    let calls = offered.and_then(|offered| offered.grammar(artifact));
+    let (grammar, field) = match (calls, form, offered) {
+        (Some(calls), _, _) => (calls, "tools"),
+        (None, Some((_, field)), Some(_)) => {
+            let allowed = "none together with tools, unless tool_choice is none or required";
+            return Err(ApiError::field(field, "a form", allowed));
+        }
+        (None, Some(form), None) => form,
+        (None, None, _) => return Ok(None),
+    };
+    app.compile(artifact, &grammar, field).map(Some)
+}
+
+/// Conversation up to the turn of the model.
+pub(super) struct Turn {
+    pub(super) messages: Vec<Value>,
+    pub(super) kwargs: Map<String, Value>,
+    pub(super) add_generation_prompt: Option<bool>,
+    pub(super) continue_final_message: bool,
+}
+
+impl Turn {
+    /// Renders the conversation.
+    pub(super) fn text(
+        mut self,
+        app: &App,
+        artifact: &Artifact,
+        offered: Option<&Offered>,
+    ) -> Result<String, ApiError> {
+        let last = if self.continue_final_message { Some(self.last()?) } else { None };
+        if let Some(offered) = offered {
+            offered.present(&mut self.messages);
+        }
+        let variables = Variables {
+            tools: offered.filter(|offered| !offered.syntax.needs_message()).map(Offered::for_template),
+            add_generation_prompt: self.add_generation_prompt.unwrap_or(true) || last.is_some(),
+            other: self.kwargs,
+        };
+        let text = render(app, artifact, &self.messages, variables)?;
+        Ok(text + last.as_deref().unwrap_or_default())
+    }
+
+    /// Takes the last message, with which the answer begins.
+    fn last(&mut self) -> Result<String, ApiError> {
+        if self.add_generation_prompt == Some(true) {
+            let allowed = "false together with continue_final_message";
+            return Err(ApiError::field("add_generation_prompt", "true", allowed));
+        }
+        match self.messages.pop().filter(|last| last["role"] == "assistant") {
+            Some(last) => Ok(last["content"].as_str().unwrap_or_default().to_owned()),
+            None => Err(ApiError::field("messages", "a last message of another role", "one of assistant")),
+        }
+    }
+}
+
+/// Conversation to be rendered.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+pub(crate) struct TemplateRequest {
+    model: Option<String>,
+    messages: Vec<ChatMessage>,
+    tools: Option<Vec<ToolItem>>,
+    tool_choice: Option<ToolChoice>,
+    #[schema(value_type = Option<Object>)]
+    chat_template_kwargs: Option<Map<String, Value>>,
+    add_generation_prompt: Option<bool>,
+    continue_final_message: Option<bool>,
+}
+
+/// Text of a conversation.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct TemplateResponse {
+    prompt: String,
+}
+
+/// Renders a conversation with the chat template of the model.
+#[utoipa::path(
+    post,
+    path = "/apply-template",
+    request_body = TemplateRequest,
+    responses((status = 200, description = "The text", body = TemplateResponse), super::openapi::Errors)
+)]
+pub(crate) async fn apply_template(
+    State(app): State<Arc<App>>,
+    Body(request): Body<TemplateRequest>,
+) -> Result<Json<TemplateResponse>, ApiError> {
+    let artifact = app.artifact(request.model.as_deref())?;
+    let work = move |app: &App| {
+        let offered = Offered::new(request.tools, request.tool_choice, None, &artifact)?;
+        let turn = Turn {
+            messages: values(request.messages)?,
+            kwargs: request.chat_template_kwargs.unwrap_or_default(),
+            add_generation_prompt: request.add_generation_prompt,
+            continue_final_message: request.continue_final_message.unwrap_or(false),
+        };
+        let prompt = turn.text(app, &artifact, offered.as_ref())?;
+        Ok(Json(TemplateResponse { prompt }))
+    };
+    prepare(&app, work).await
+}
