@@ -29,12 +29,14 @@ ARCHITECTURES = {
     "jamba": "jamba", "nemotron_h": "nemotron_h",
 }
 
+EXPERTS = r"\.experts\.|block_sparse_moe\.(in|out)put_linear"
+
 
 def modules(model):
     """Returns the modules of a model, with {bid} for the layer; experts are one tensor in GGUF and left out."""
     with safe_open(model / "model.safetensors", "numpy") as file:
         names = {re.sub(r"\.(weight|bias)$", "", name) for name in file.keys()}
-    return {re.sub(r"\.(\d+)\.", ".{bid}.", name, count=1) for name in names if ".experts." not in name}
+    return {re.sub(r"\.(\d+)\.", ".{bid}.", name, count=1) for name in names if not re.search(EXPERTS, name)}
 
 
 def keys(holder):
@@ -53,7 +55,10 @@ def main():
     by_name = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
     found = {}
     for model in sorted(path.parent for path in tiny.glob("*/model.safetensors")):
-        name = ARCHITECTURES.get(json.loads((model / "config.json").read_text())["model_type"])
+        config = json.loads((model / "config.json").read_text())
+        name = ARCHITECTURES.get(config["model_type"])
+        if name == "nemotron_h" and "moe" in config.get("layers_block_type", []):
+            name = "nemotron_h_moe"
         if name is None:
             continue
         names = gguf.get_tensor_name_map(by_name[name], 1)

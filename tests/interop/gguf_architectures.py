@@ -25,7 +25,8 @@ DENSE_FIRST = {"mlp_layer_types": ["dense", "sparse", "sparse"]}
 # Layers of the tiny model that are the layers of the model, where llama.cpp requires others.
 LAYERS = {"llama4": [1, 0, 1, 2], "exaone-moe": [1, 0, 2], "glm4-moe-lite": [1, 0, 2]}
 # Models with rates of decay.
-DECAYING = ["qwen3-next-square", "qwen3-5-square", "qwen3-5-moe-square", "granite-hybrid", "jamba-wide", "nemotron-h"]
+DECAYING = ["qwen3-next-square", "qwen3-5-square", "qwen3-5-moe-square", "granite-hybrid", "jamba-wide", "nemotron-h",
+            "granite-hybrid-moe", "nemotron-h-moe", "nemotron-h-latent"]
 # Largest difference of llama.cpp's logits where it is larger. In Gemma 4 embeddings of layers pass a GELU, from llama.cpp's
 # table in f16, after the MLP's: without both 2.2e-6 are left.
 TOLERANCE = {"gemma4": 0.02}
@@ -98,6 +99,9 @@ MODELS = {
     "granite-hybrid": {"time_step_limit": [0.0, {"__float__": "Infinity"}], "mamba_proj_bias": False},
     "jamba-wide": {},
     "nemotron-h": {"time_step_min": 0.001},
+    "granite-hybrid-moe": {},
+    "nemotron-h-moe": {},
+    "nemotron-h-latent": {},
     # A RoPE base for which the ends of YaRN's ramp are integers: llama.cpp rounds them, gpt-oss does not.
     "gpt-oss": {
         "swiglu_limit": 7.0,

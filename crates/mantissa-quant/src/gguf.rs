@@ -38,7 +38,7 @@ const DECIDED: [&str; 3] = ["general.alignment", "general.file_type", "general.q
 /// several tensors are left out.
 pub(crate) fn fall_back(config: &ModelConfig, linears: &mut [PlannedLinear]) -> Vec<(String, String)> {
     let mut fallbacks = Vec::new();
-    let row = Architecture::of_model_type(config.architecture.name);
+    let row = Architecture::of_model_type(config.architecture.name, config.experts.is_some());
     for PlannedLinear { info, scheme } in linears {
         let weight = format!("{}.weight", info.module);
         let joined = row.is_some_and(|row| row.joined(&weight, order_of(row, config)).is_some());

@@ -112,6 +112,10 @@ pub(super) fn family_metadata(row: &Architecture, config: &ModelConfig) -> Vec<(
     let mut keys = Keys { architecture: row.name, all: Vec::new() };
     if let Some(experts) = &config.experts {
         put_experts(&mut keys, row, experts);
+        if matches!(row.experts, GgufExperts::BesideShared { .. }) {
+            keys.put_number("feed_forward_length", experts.width);
+            keys.put_number("expert_shared_feed_forward_length", config.intermediate_size);
+        }
     }
     put_windows(&mut keys, row, config);
     // Without these keys llama.cpp uses the caps of the published models.
@@ -165,8 +169,12 @@ pub(super) fn family_metadata(row: &Architecture, config: &ModelConfig) -> Vec<(
 fn put_experts(keys: &mut Keys, row: &Architecture, experts: &Experts) {
     keys.put("expert_count", Value::U32(experts.count.into()));
     keys.put_number("expert_used_count", experts.per_token);
-    // Mixtral's and Jamba's experts are as wide as their MLPs.
-    if !matches!(row.experts, GgufExperts::Some { .. } | GgufExperts::Periodic { .. }) {
+    // Experts of Mixtral, Jamba and Granite are as wide as their MLPs.
+    let as_mlp = matches!(
+        row.experts,
+        GgufExperts::Some { .. } | GgufExperts::Periodic { .. } | GgufExperts::BesideShared { .. }
+    );
+    if !as_mlp {
         keys.put_number("expert_feed_forward_length", experts.width);
     }
     if let Some(shared) = &experts.shared.filter(|shared| shared.gated) {
@@ -174,6 +182,21 @@ fn put_experts(keys: &mut Keys, row: &Architecture, experts: &Experts) {
     }
     if let (GgufExperts::Interleaved { .. }, Some(step)) = (row.experts, expert_step(experts)) {
         keys.put_number("interleave_moe_layer_step", step);
+    }
+    if matches!(row.experts, GgufExperts::Blocks { .. }) {
+        let routing = &experts.routing;
+        keys.put_number("expert_shared_count", 1);
+        keys.put_number("expert_shared_feed_forward_length", experts.shared.map_or(0, |shared| shared.width));
+        keys.put("expert_gating_func", Value::U32(2));
+        keys.put("expert_weights_scale", Value::F32(routing.scale));
+        keys.put("expert_weights_norm", Value::Bool(routing.normalize));
+        if let Some(groups) = routing.groups {
+            keys.put_number("expert_group_count", groups.count);
+            keys.put_number("expert_group_used_count", groups.chosen);
+        }
+        if let Some(latent) = experts.latent {
+            keys.put_number("moe_latent_size", latent);
+        }
     }
     let GgufExperts::Routed { first, shared, sigmoid, scaled, stepped, .. } = row.experts else { return };
     if first.is_some() {

@@ -17,7 +17,7 @@ use crate::error::Result;
 /// Names the field that llama.cpp does not compute in it.
 pub(super) fn architecture(source: &ModelFiles, config: &ModelConfig) -> Result<&'static Architecture> {
     let name = config.architecture.name;
-    let Some(row) = Architecture::of_model_type(name) else {
+    let Some(row) = Architecture::of_model_type(name, config.experts.is_some()) else {
         return Err(fault(source, "model_type", name, &Architecture::nearest_model_types(name)));
     };
     let limits = Limits { source, config, row };
@@ -136,6 +136,9 @@ impl Limits<'_> {
         ) {
             return Ok(());
         }
+        if matches!(form, GgufExperts::Blocks { .. }) {
+            return self.check_blocks(experts);
+        }
         if let GgufExperts::Routed { shared, scaled, .. } = form {
             if shared.is_some() && experts.shared.is_none() {
                 return self.refuse("shared experts", "0", "at least 1: llama.cpp requires them");
@@ -171,6 +174,21 @@ impl Limits<'_> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Checks experts in layers that have nothing else.
+    fn check_blocks(&self, experts: &Experts) -> Result<()> {
+        let mlp =
+            (0..experts.layers.len()).find(|&layer| self.config.has_mlp[layer] && !experts.layers[layer]);
+        if let Some(layer) = mlp {
+            let found = format!("an MLP in layer {layer}");
+            let allowed = "experts in every layer that is no mixer or attention: llama.cpp requires them";
+            return self.refuse("layers_block_type", found, allowed);
+        }
+        if experts.shared.is_none() {
+            return self.refuse("n_shared_experts", "0", "at least 1: llama.cpp requires them");
+        }
+        Ok(())
     }
 
     /// Checks scale and cap of the attention scores, for which llama.cpp has no key.

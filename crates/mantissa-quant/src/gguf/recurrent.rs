@@ -51,7 +51,8 @@ pub(super) fn put_recurrence(keys: &mut Keys, row: &Architecture, config: &Model
         keys.put_numbers("attention.head_count_kv", config.mixing.iter().map(heads));
     }
     if row.recurrence == (Recurrence::StateSpace { blocks: true }) {
-        let width = |has: &bool| if *has { config.intermediate_size } else { 0 };
+        let mlp = config.experts.as_ref().map_or(config.intermediate_size, |experts| experts.width);
+        let width = |has: &bool| if *has { mlp } else { 0 };
         keys.put_numbers("feed_forward_length", config.has_mlp.iter().map(width));
     }
     if row.both_epsilons {

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use mantissa_kernels::{kernels, map_reduce_fixed};
+use mantissa_model::config::DenseMlp;
 use mantissa_model::{LoadError, ModelConfig, TensorInfo, WeightSource};
 use mantissa_num::Quantized;
 use mantissa_store::convention::gguf::{self, Architecture, Stored, place};
@@ -153,7 +154,7 @@ fn note_unknown(model: &Model<'_>, config: &ModelConfig, found: &mut Verificatio
 fn check_config(ours: &ModelConfig, theirs: &ModelConfig, found: &mut Verification) {
     // Some architectures share one name in GGUF; their features are compared below.
     let family = |c: &ModelConfig| {
-        Architecture::of_model_type(c.architecture.name)
+        Architecture::of_model_type(c.architecture.name, c.experts.is_some())
             .map_or(c.architecture.name, |written| written.model_type())
     };
     // A window as wide as the context leaves out no key.
@@ -172,11 +173,20 @@ fn check_config(ours: &ModelConfig, theirs: &ModelConfig, found: &mut Verificati
         let wide_shared = c.by_layer.wide_shared && c.by_layer.shared_from < c.num_hidden_layers;
         mantissa_model::config::LayerFeatures { wide_shared, ..c.by_layer.clone() }
     };
+    // The width of an MLP that no layer has.
+    let mlp = |c: &ModelConfig| {
+        let dense = |layer: &usize| match &c.experts {
+            Some(experts) => !experts.layers[*layer] || experts.dense != DenseMlp::None,
+            None => true,
+        };
+        let has = (0..c.num_hidden_layers).filter(|&layer| c.has_mlp[layer]).any(|layer| dense(&layer));
+        if has { c.intermediate_size.to_string() } else { "of no layer".to_owned() }
+    };
     let text = |c: &ModelConfig| {
         [
             ("model_type", family(c).to_owned()),
             ("hidden_size", c.hidden_size.to_string()),
-            ("intermediate_size", c.intermediate_size.to_string()),
+            ("intermediate_size", mlp(c)),
             ("num_hidden_layers", c.num_hidden_layers.to_string()),
             ("num_attention_heads", c.num_attention_heads.to_string()),
             ("num_key_value_heads", c.num_key_value_heads.to_string()),
@@ -234,7 +244,10 @@ struct Independent<'a> {
 
 /// Returns the independent reader's model of a GGUF file.
 fn independent(file: GgufFile) -> Model<'static> {
-    let architecture = file.text("general.architecture").and_then(Architecture::parse);
+    let architecture = file.text("general.architecture").and_then(|name| {
+        let experts = file.number(&format!("{name}.expert_count")).is_some_and(|count| count > 0);
+        Architecture::parse(name, experts)
+    });
     Model::new(file, move |name| {
         let found = architecture.map_or_else(|| place(name), |architecture| architecture.place(name))?;
         Some(Place { tensor: found.tensor, expert: found.expert, half: found.half })

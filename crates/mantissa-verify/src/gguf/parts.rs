@@ -72,7 +72,11 @@ impl Model<'_> {
                 Parts::KeysAndValues([stored("attn_k_b.weight"), stored("attn_v_b.weight")])
             }
             ("granitehybrid", "shared_mlp.input_linear.weight") => {
-                let names = [stored("ffn_gate.weight"), stored("ffn_up.weight")];
+                let shared = [stored("ffn_gate_shexp.weight"), stored("ffn_up_shexp.weight")];
+                let names = match self.file.tensors.contains_key(&shared[0]) {
+                    true => shared,
+                    false => [stored("ffn_gate.weight"), stored("ffn_up.weight")],
+                };
                 let rows = self.file.tensors.get(&names[0])?.rows();
                 let rows = usize::try_from(rows).ok()?;
                 Parts::Rows(names, (0..2 * rows).map(|row| (row / rows, row % rows)).collect())

@@ -237,6 +237,9 @@ fn every_architecture_is_written_with_the_same_logits() {
         ("lfm2", part(dir, "lfm2", &json!({"conv_bias": false}), |name| !name.ends_with("bias"))),
         ("lfm2moe", model(dir, "lfm2-moe", &json!({"routed_scaling_factor": 1.0}))),
         ("granitehybrid", granite_hybrid(dir)),
+        ("granitehybrid", model(dir, "granite-hybrid-moe", &none)),
+        ("nemotron_h_moe", model(dir, "nemotron-h-moe", &none)),
+        ("nemotron_h_moe", model(dir, "nemotron-h-latent", &none)),
         ("jamba", model(dir, "jamba-wide", &none)),
         ("nemotron_h", model(dir, "nemotron-h", &json!({"time_step_min": 0.001}))),
     ];

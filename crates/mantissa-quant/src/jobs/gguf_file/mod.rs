@@ -221,10 +221,16 @@ impl Run<'_, '_> {
     /// written into its part of the tensor.
     fn write(&mut self, name: &str, stored: &str, rows: usize, bytes: &[u8]) -> Result<()> {
         let place = self.layout.architecture.place(name);
-        if let Some(place) = place.filter(|place| place.expert.is_some()) {
+        if let Some(place) = place.as_ref().filter(|place| place.expert.is_some()) {
             let stored = if stored.ends_with(".scale") { stored } else { &place.tensor };
             return Ok(self.writer.write_range(stored, (place.matrix().0 * bytes.len()) as u64, bytes)?);
         }
+        // Some architectures have a name of their own for a weight.
+        let own = place.filter(|place| place.tensor.ends_with(".weight")).and_then(|place| {
+            let part = [".weight", ".scale"].into_iter().find(|part| stored.ends_with(part))?;
+            Some(format!("{}{part}", place.tensor.trim_end_matches(".weight")))
+        });
+        let stored = own.as_deref().unwrap_or(stored);
         match self.layout.order.of(name).filter(|_| !stored.ends_with(".scale")) {
             Some(moved) => {
                 let moved = moved.to_gguf(bytes, bytes.len() / rows.max(1));

@@ -37,6 +37,8 @@ pub struct Architecture {
     pub(super) post_attention_norm: bool,
     /// Order of the rows of q, k and v.
     pub(super) rows: Rows,
+    /// Modules of a layer with another name in the file than in other architectures: `(module, name)`.
+    pub(super) own_names: &'static [(&'static str, &'static str)],
     /// Tensors that are several in the file, by their name in a layer.
     pub(super) split: &'static [(&'static str, Split)],
     /// True if a factor stands beside weights of any type.
@@ -347,6 +349,21 @@ pub enum Experts {
         /// Field of the number of experts.
         count: &'static str,
     },
+    /// Experts beside the MLP of every layer, which is stored as a shared expert (Granite 4).
+    BesideShared {
+        /// Field of the number of experts.
+        count: &'static str,
+        /// Field of the inner width of the MLP.
+        shared: &'static str,
+    },
+    /// Experts in layers that have nothing else, without a gate, routed as in DeepSeek-V3, perhaps through a latent
+    /// (Nemotron-H).
+    Blocks {
+        /// Field of the inner width of the shared expert.
+        shared: &'static str,
+        /// Field of the width of the latent.
+        latent: &'static str,
+    },
     /// Experts beside the MLP of every layer, in some models (Gemma 4).
     Beside {
         /// Field that is true in models with experts.
@@ -371,14 +388,21 @@ impl Architecture {
         TABLE.iter()
     }
 
-    /// Finds the architecture with this name in `general.architecture`.
-    pub fn parse(name: &str) -> Option<&'static Self> {
-        Self::all().find(|row| row.name == name)
+    /// Finds the architecture with this name in `general.architecture`, of a file with experts or without: some have a row for
+    /// each.
+    pub fn parse(name: &str, experts: bool) -> Option<&'static Self> {
+        Self::find(|row| row.name == name, experts)
     }
 
-    /// Finds the architecture that checkpoints with this `model_type` are written as.
-    pub fn of_model_type(model_type: &str) -> Option<&'static Self> {
-        Self::all().find(|row| row.model_types.contains(&model_type))
+    /// Finds the architecture that checkpoints with this `model_type` are written as, with experts or without.
+    pub fn of_model_type(model_type: &str, experts: bool) -> Option<&'static Self> {
+        Self::find(|row| row.model_types.contains(&model_type), experts)
+    }
+
+    /// Finds the first of these rows that has experts, or none; else the first.
+    fn find(is: impl Fn(&Self) -> bool, experts: bool) -> Option<&'static Self> {
+        let fits = |row: &&'static Self| (row.experts != Experts::None) == experts;
+        Self::all().filter(|row| is(row)).find(fits).or_else(|| Self::all().find(|row| is(row)))
     }
 
     /// Lists the written `model_type`s nearest to `got`, for a message.

@@ -29,7 +29,8 @@ pub(super) struct Parsed {
 pub(super) fn parse(gguf: &Gguf) -> Result<Parsed> {
     let none = |config| Parsed { config, architecture: None, order: RowOrder::default(), notes: Vec::new() };
     let Some(name) = gguf.metadata().text("general.architecture")? else { return Ok(none(None)) };
-    match Architecture::parse(name) {
+    let experts = gguf.metadata().uint(&format!("{name}.expert_count"))?.is_some_and(|count| count > 0);
+    match Architecture::parse(name, experts) {
         Some(architecture) => Reader { gguf, architecture, metadata: gguf.metadata() }.parse(),
         // Lets the builder of a model report the supported architectures.
         None => Ok(none(Some(json!({ "model_type": name })))),

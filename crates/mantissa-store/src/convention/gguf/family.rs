@@ -118,6 +118,22 @@ impl Reader<'_> {
                 own.map(|own| config.insert(width.into(), json!(own)));
                 Ok(())
             }
+            Experts::BesideShared { count: field, shared } => {
+                config.insert(field.into(), json!(count));
+                let width = self.uint("expert_shared_feed_forward_length")?;
+                config.insert(shared.into(), json!(width));
+                Ok(())
+            }
+            Experts::Blocks { shared, latent } => {
+                self.put_grouped_experts(config, "", count, own)?;
+                for field in ["first_k_dense_replace", "n_shared_experts"] {
+                    config.remove(field);
+                }
+                config.insert(latent.into(), json!(self.uint("moe_latent_size")?.filter(|&n| n > 0)));
+                let width = self.uint("expert_shared_feed_forward_length")?;
+                config.insert(shared.into(), json!(width));
+                Ok(())
+            }
             Experts::Grouped { softmax } => self.put_grouped_experts(config, softmax, count, own),
             Experts::Every { count: count_field, width, normalized, shared } => {
                 config.insert(count_field.into(), json!(count));

@@ -236,7 +236,7 @@ mod tests {
         let delta =
             DeltaHeads { keys: 2, values: 4, key_dim: 1, value_dim: 2, tiled: architecture != "qwen3next" };
         let order = RowOrder { delta: Some(delta), ..RowOrder::default() };
-        Architecture::parse(architecture).unwrap().joined(name, order)
+        Architecture::parse(architecture, false).unwrap().joined(name, order)
     }
 
     fn round_trip(name: &str, architecture: &str, rows: usize, cols: usize, heads: (usize, usize)) {

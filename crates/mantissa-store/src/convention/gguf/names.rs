@@ -31,7 +31,7 @@ const TOP: [(&str, &str); 19] = [
 const LAYERS: [&str; 5] = ["model.layers.", "gpt_neox.layers.", "transformer.h.", "h.", "backbone.layers."];
 
 /// Tensors of a layer that are not a module's weight or bias.
-const VECTORS: [(&str, &str); 17] = [
+const VECTORS: [(&str, &str); 18] = [
     ("self_attn.sinks", "attn_sinks.weight"),
     ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
     ("mlp.e_score_correction_bias", "exp_probs_b.bias"),
@@ -46,13 +46,14 @@ const VECTORS: [(&str, &str); 17] = [
     ("mamba.A_log", "ssm_a"),
     ("mamba.D", "ssm_d"),
     ("mamba.dt_bias", "ssm_dt.bias"),
+    ("mixer.gate.e_score_correction_bias", "exp_probs_b.bias"),
     ("mixer.A_log", "ssm_a"),
     ("mixer.D", "ssm_d"),
     ("mixer.dt_bias", "ssm_dt.bias"),
 ];
 
 /// Modules of a layer and their names in GGUF. If two modules share a name, the first is Llama's.
-const LAYER: [(&str, &str); 106] = [
+const LAYER: [(&str, &str); 112] = [
     ("input_layernorm", "attn_norm"),
     ("post_attention_layernorm", "ffn_norm"),
     ("self_attn.q_proj", "attn_q"),
@@ -128,6 +129,7 @@ const LAYER: [(&str, &str); 106] = [
     ("conv.conv", "shortconv.conv"),
     ("conv.out_proj", "shortconv.out_proj"),
     ("pre_ff_layernorm", "ffn_norm"),
+    ("block_sparse_moe.router.layer", "ffn_gate_inp"),
     ("shared_mlp.input_linear", "ffn_up"),
     ("shared_mlp.output_linear", "ffn_down"),
     ("mamba.in_proj", "ssm_in"),
@@ -150,6 +152,11 @@ const LAYER: [(&str, &str); 106] = [
     ("mixer.o_proj", "attn_output"),
     ("mixer.up_proj", "ffn_up"),
     ("mixer.down_proj", "ffn_down"),
+    ("mixer.gate", "ffn_gate_inp"),
+    ("mixer.shared_experts.up_proj", "ffn_up_shexp"),
+    ("mixer.shared_experts.down_proj", "ffn_down_shexp"),
+    ("mixer.fc1_latent_proj", "ffn_latent_down"),
+    ("mixer.fc2_latent_proj", "ffn_latent_up"),
     ("linear_attn.in_proj_qkvz", "ssm_in"),
     ("linear_attn.in_proj_qkv", "attn_qkv"),
     ("linear_attn.in_proj_z", "attn_gate"),
@@ -162,7 +169,7 @@ const LAYER: [(&str, &str); 106] = [
 ];
 
 /// Modules of a layer that hold experts, before `experts`.
-const MIXTURES: [&str; 4] = ["mlp.", "block_sparse_moe.", "feed_forward.", ""];
+const MIXTURES: [&str; 5] = ["mlp.", "block_sparse_moe.", "feed_forward.", "mixer.", ""];
 
 /// Name of the norm that follows the attention (Gemma 2 and 3, OLMo 2, EXAONE 4.0) or is called so (gpt-oss, Seed-OSS).
 const AFTER_ATTENTION: (&str, &str) = ("post_attention_layernorm", "post_attention_norm");
@@ -244,6 +251,14 @@ impl Architecture {
             let (layer, _) = layer(module.strip_prefix("model.layers.")?)?;
             return Some(Place::whole(format!("blk.{layer}.{}.{part}", AFTER_ATTENTION.1)));
         }
+        let of_layer = || LAYERS.iter().find_map(|prefix| module.strip_prefix(prefix)).and_then(layer);
+        let own = |(layer, module): (usize, &str)| {
+            let (_, name) = self.own_names.iter().find(|(of, _)| *of == module)?;
+            Some(format!("blk.{layer}.{name}.{part}"))
+        };
+        if let Some(own) = of_layer().filter(|_| !self.own_names.is_empty()).and_then(own) {
+            return Some(Place::whole(own));
+        }
         let found = place(hf)?;
         let joined = found.other_form().filter(|_| self.joined_experts && found.expert.is_some());
         Some(joined.unwrap_or(found))
@@ -257,7 +272,8 @@ pub fn place(hf: &str) -> Option<Place> {
     if let Some(tensor) = stored_name(hf) {
         return Some(Place::whole(tensor));
     }
-    let (layer, module) = layer(hf.strip_suffix(".weight")?.strip_prefix("model.layers.")?)?;
+    let module = hf.strip_suffix(".weight")?;
+    let (layer, module) = layer(LAYERS.iter().find_map(|prefix| module.strip_prefix(prefix))?)?;
     let expert =
         MIXTURES.iter().find_map(|mixture| module.strip_prefix(mixture)?.strip_prefix("experts."))?;
     let (number, projection) = self::layer(expert)?;

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::architecture::Recurrence;
+use super::architecture::{Experts, Recurrence};
 use super::config::{Reader, small};
 use super::order::DeltaHeads;
 use crate::error::Result;
@@ -136,7 +136,7 @@ impl Reader<'_> {
         let field = if blocks { "use_conv_bias" } else { "mamba_conv_bias" };
         config.insert(field.into(), json!(has("ssm_conv1d.bias")));
         if !blocks {
-            config.insert("num_local_experts".into(), json!(0));
+            config.entry("num_local_experts").or_insert(json!(0));
             self.put_expansion(config)?;
             let rotated = self.metadata.flag(&self.key("rope.scaling.finetuned"))?.unwrap_or(true);
             config.insert("position_embedding_type".into(), json!(if rotated { "rope" } else { "nope" }));
@@ -147,6 +147,7 @@ impl Reader<'_> {
         let kind = |(recurs, width): (&bool, &u64)| match (width, recurs) {
             (0, true) => "mamba",
             (0, false) => "attention",
+            _ if self.architecture.experts != Experts::None => "moe",
             _ => "mlp",
         };
         let kinds: Vec<_> = recurs.iter().zip(&widths).map(kind).collect();

@@ -460,15 +460,17 @@ pub(super) static TABLE: &[Architecture] = &[
         },
         ..LFM2
     },
+    GRANITE_HYBRID,
+    // The same with experts beside the MLP, which is stored as a shared one.
     Architecture {
-        name: "granitehybrid",
-        model_types: &["granitemoehybrid"],
-        renamed: &[("intermediate_size", "shared_intermediate_size")],
-        split: &[("shared_mlp.input_linear.weight", Split::Halves(["ffn_gate.weight", "ffn_up.weight"]))],
-        unrotated: Unrotated::Switched,
-        recurrence: Recurrence::StateSpace { blocks: false },
-        columns_of_heads: true,
-        ..GRANITE
+        own_names: &[("shared_mlp.output_linear", "ffn_down_shexp")],
+        renamed: &[],
+        split: &[(
+            "shared_mlp.input_linear.weight",
+            Split::Halves(["ffn_gate_shexp.weight", "ffn_up_shexp.weight"]),
+        )],
+        experts: Experts::BesideShared { count: "num_local_experts", shared: "shared_intermediate_size" },
+        ..GRANITE_HYBRID
     },
     // No position embedding. The graph does not normalize the weights of experts.
     Architecture {
@@ -481,19 +483,14 @@ pub(super) static TABLE: &[Architecture] = &[
         experts: Experts::Periodic { count: "num_experts" },
         ..PLAIN
     },
-    // No position embedding. A layer is a mixer, attention or an MLP.
+    NEMOTRON_H,
+    // The same with experts in place of MLPs.
     Architecture {
-        name: "nemotron_h",
-        model_types: &["nemotron_h"],
-        activation: "relu2",
-        activation_field: "mlp_hidden_act",
-        renamed: &[("rms_norm_eps", "layer_norm_epsilon")],
-        biases: &[Bias { field: "mlp_bias", tensors: &["ffn_up", "ffn_down"], presence: Presence::Absent }],
-        unrotated: Unrotated::All,
-        recurrence: Recurrence::StateSpace { blocks: true },
-        columns_of_heads: true,
-        both_epsilons: true,
-        ..PLAIN
+        name: "nemotron_h_moe",
+        tensors: &["exp_probs_b.bias"],
+        keys: &["expert_gating_func", "expert_weights_scale", "expert_group_count"],
+        experts: Experts::Blocks { shared: "moe_shared_expert_intermediate_size", latent: "moe_latent_size" },
+        ..NEMOTRON_H
     },
 ];
 
@@ -525,6 +522,7 @@ const PLAIN: Architecture = Architecture {
     norms_plus_one: false,
     post_attention_norm: false,
     rows: Rows::Same,
+    own_names: &[],
     split: &[],
     weight_factors: false,
     own_scales: &[],
@@ -624,5 +622,32 @@ const LFM2: Architecture = Architecture {
     biases: &[],
     heads_fill_width: true,
     recurrence: Recurrence::ShortConvolution,
+    ..PLAIN
+};
+
+/// Granite 4: Mamba-2 in most layers, gate and up of the MLP in one projection.
+const GRANITE_HYBRID: Architecture = Architecture {
+    name: "granitehybrid",
+    model_types: &["granitemoehybrid"],
+    renamed: &[("intermediate_size", "shared_intermediate_size")],
+    split: &[("shared_mlp.input_linear.weight", Split::Halves(["ffn_gate.weight", "ffn_up.weight"]))],
+    unrotated: Unrotated::Switched,
+    recurrence: Recurrence::StateSpace { blocks: false },
+    columns_of_heads: true,
+    ..GRANITE
+};
+
+/// Nemotron-H: no position embedding, a layer is a mixer, attention or an MLP.
+const NEMOTRON_H: Architecture = Architecture {
+    name: "nemotron_h",
+    model_types: &["nemotron_h"],
+    activation: "relu2",
+    activation_field: "mlp_hidden_act",
+    renamed: &[("rms_norm_eps", "layer_norm_epsilon")],
+    biases: &[Bias { field: "mlp_bias", tensors: &["ffn_up", "ffn_down"], presence: Presence::Absent }],
+    unrotated: Unrotated::All,
+    recurrence: Recurrence::StateSpace { blocks: true },
+    columns_of_heads: true,
+    both_epsilons: true,
     ..PLAIN
 };
