@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records the tensor names and metadata keys of the `gguf` package (0.19.0) for the architectures of tests/data/tiny.
+"""Records the tensor names and metadata keys of the `gguf` package (0.19.0, gguf-py of llama.cpp in llama-cpp-python 0.3.36) for the architectures of tests/data/tiny.
 
     python make_gguf_names.py tiny gguf_names.json
 
@@ -26,7 +26,7 @@ ARCHITECTURES = {
     "ministral3": "mistral3", "minimax_m2": "minimax-m2", "exaone_moe": "exaone-moe", "llama4_text": "llama4",
     "glm4_moe_lite": "deepseek2", "gemma4_text": "gemma4", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe", "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "granitemoehybrid": "granitehybrid",
-    "jamba": "jamba", "nemotron_h": "nemotron_h",
+    "jamba": "jamba", "nemotron_h": "nemotron_h", "deepseek_v32": "deepseek32", "glm_moe_dsa": "glm-dsa", "cohere2_moe": "cohere2moe",
 }
 
 EXPERTS = r"\.experts\.|block_sparse_moe\.(in|out)put_linear"

@@ -100,6 +100,10 @@ MODELS = {
     "jamba-wide": {},
     "nemotron-h": {"time_step_min": 0.001},
     "granite-hybrid-moe": {},
+    "cohere2-moe": {},
+    # llama.cpp rotates index keys in blocks of 64.
+    "deepseek-v32-sparse": {"index_head_dim": 64, **EPSILON},
+    "glm-moe-dsa-sparse": {"index_head_dim": 64, **EPSILON},
     "nemotron-h-moe": {},
     "nemotron-h-latent": {},
     # A RoPE base for which the ends of YaRN's ramp are integers: llama.cpp rounds them, gpt-oss does not.
@@ -125,6 +129,8 @@ def renamed(tensors, name):
         of_layer = [(f"layers.{old}.", f"layers.{new}.") for new, old in enumerate(LAYERS[name])]
         kept = {k: v for k, v in tensors.items() if "layers." not in k}
         return kept | {k.replace(old, new): v for old, new in of_layer for k, v in tensors.items() if old in k}
+    if "index_head_dim" in MODELS[name]:
+        return tensors | {k: wider(k, v) for k, v in tensors.items() if ".indexer." in k and "weights_proj" not in k}
     layers = MODELS[name].get("num_hidden_layers", 0)
     if name in ("ernie4-5", "lfm2"):
         return {k: v for k, v in tensors.items() if not k.endswith("bias")}
@@ -138,6 +144,13 @@ def renamed(tensors, name):
         for layer in range(2, layers)
         if "layers.1." in k
     }
+
+
+def wider(name, tensor):
+    """Returns random weights of an indexer of heads of 64 instead of 8."""
+    shape = (8 * tensor.shape[0], *tensor.shape[1:])
+    values = np.random.default_rng(len(name) + shape[0]).normal(0.0, 0.25, shape)
+    return (values + 1.0 if name.endswith("norm.weight") else values).astype(np.float32)
 
 
 def make(name, folder):

@@ -374,7 +374,7 @@ impl Method for Hqq {
 
     /// Scales and zero points in f16, as the published package stores them for models in f16.
     fn stored_scheme(&self, scheme: Scheme) -> Scheme {
-        Scheme { format: scheme.format.with_half_scales(), ..scheme }
+        scheme.with_half_scales()
     }
 
     fn takes(&self, scheme: &Scheme, (_, cols): (usize, usize), _: bool) -> Result<(), MethodError> {

@@ -55,11 +55,6 @@ impl SpqrOptions {
     }
 }
 
-/// Scheme with f16 scales, if they would be f32 without a higher-level scale.
-pub fn with_f16_scales(scheme: Scheme) -> Scheme {
-    Scheme { format: scheme.format.with_half_scales(), ..scheme }
-}
-
 /// Outliers for a layer that falls back to RTN: the `count` weights of `w` with the largest error under the codes
 /// `q`.
 ///
@@ -118,7 +113,7 @@ impl Method for Spqr {
     }
 
     fn stored_scheme(&self, scheme: Scheme) -> Scheme {
-        with_f16_scales(scheme)
+        scheme.with_half_scales()
     }
 
     fn takes(&self, scheme: &Scheme, shape: (usize, usize), group_order: bool) -> Result<(), MethodError> {

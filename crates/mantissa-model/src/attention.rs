@@ -310,15 +310,17 @@ impl LayerFlow {
         let shape = CausalAttention { heads: 1, kv_heads: 1, ..self.attention };
         let (keys, rest) = scores.split_at_mut(n * d);
         let (values, scores) = rest.split_at_mut(n * d);
-        let rows = q[all..].chunks_exact(width).zip(of_chosen.chunks_exact_mut(width));
-        for ((q, out), chosen) in rows.zip(chosen[n * n..].chunks_exact(n)) {
-            for (head, (q, out)) in q.chunks_exact(d).zip(out.chunks_exact_mut(d)).enumerate() {
+        // Head by head: keys and values of one are reused by all queries.
+        for head in (0..width).step_by(d) {
+            let rows = q[all..].chunks_exact(width).zip(of_chosen.chunks_exact_mut(width));
+            for ((q, out), chosen) in rows.zip(chosen[n * n..].chunks_exact(n)) {
                 let gathered = keys.chunks_exact_mut(d).zip(values.chunks_exact_mut(d));
                 for (token, (key, value)) in chosen.iter().zip(gathered) {
-                    let at = *token as usize * width + head * d;
+                    let at = *token as usize * width + head;
                     key.copy_from_slice(&k[at..at + d]);
                     value.copy_from_slice(&v[at..at + d]);
                 }
+                let (q, out) = (&q[head..head + d], &mut out[head..head + d]);
                 kernels().attention_causal_with(&shape, rules, q, keys, values, out, scores);
             }
         }

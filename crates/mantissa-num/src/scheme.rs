@@ -140,6 +140,12 @@ impl Scheme {
         Scheme { format, encoder, source: Source::Dynamic, row: RowKind::Channel }
     }
 
+    /// Returns the same scheme with scales and biases in f16, if they are f32 without a level above.
+    #[must_use]
+    pub fn with_half_scales(self) -> Self {
+        Scheme { format: self.format.with_half_scales(), ..self }
+    }
+
     /// A plain cast.
     pub fn plain(code: Code) -> Self {
         Self::new(Format::plain(code), Rule::Amax)

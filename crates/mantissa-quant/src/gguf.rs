@@ -14,6 +14,7 @@ mod ternary;
 use std::collections::HashMap;
 
 use mantissa_model::config::Recurrent;
+use mantissa_model::graph::SideKind;
 use mantissa_model::{LinearKind, ModelConfig, Role, TensorInfo};
 use mantissa_num::{Code, CodecId, Format, Rule, Scheme, minifloat};
 use mantissa_store::convention::ModelFiles;
@@ -229,7 +230,8 @@ impl Layout {
             }
             return Ok(());
         }
-        let exported = mantissa_model::tokenizer::gguf::export(source.dir(), config.vocab_size)?;
+        let merged = self.architecture.merged_tokens;
+        let exported = mantissa_model::tokenizer::gguf::export(source.dir(), config.vocab_size, merged)?;
         self.metadata.extend(exported.metadata);
         self.notes.extend(exported.notes);
         let eos = "tokenizer.ggml.eos_token_id".to_owned();
@@ -276,6 +278,13 @@ fn cast_scheme(
     let module = info.name.trim_end_matches(".weight");
     let full = Scheme::new(Format::plain(Code::F32), Rule::Amax);
     match (info.role, job) {
+        // As large as projections of the attention.
+        (
+            Role::Side {
+                kind: SideKind::IndexQueries | SideKind::IndexKeys | SideKind::IndexWeights, ..
+            },
+            _,
+        ) => source_scheme(source, &info.name),
         // llama.cpp needs routers and positions in f32.
         (Role::Side { .. } | Role::Positions | Role::Vector { .. }, _) => Ok(full),
         (Role::Embedding | Role::Head, Job::Convert { table, .. } | Job::Requantize { table, .. }) => {

@@ -1,8 +1,10 @@
 //! Tokenizers in GGUF metadata: read into a `tokenizer.json`, and written from one.
 //!
-//! There are two kinds. `gpt2` is byte-level BPE with a list of merges and a named pre-tokenizer. `llama` is
+//! There are three kinds. `gpt2` is byte-level BPE with a list of merges and a named pre-tokenizer. `llama` is
 //! SentencePiece BPE, which merges adjacent pieces whose text is a token, highest score first; a `tokenizer.json`
-//! states this as merges in that order, one for every way to split a token in two.
+//! states this as merges in that order, one for every way to split a token in two. `gemma4` has the vocabulary of the second
+//! kind, with spaces as a character of their own and single bytes as tokens, and a list of merges; newlines are apart from
+//! other text (`src/llama-vocab.cpp` of llama.cpp).
 
 mod export;
 mod folder;
@@ -21,6 +23,9 @@ mod token_type {
     pub(super) const UNUSED: i32 = 5;
     pub(super) const BYTE: i32 = 6;
 }
+
+/// Kind of tokenizer with merges over text in which spaces are a character.
+const MERGED: &str = "gemma4";
 
 /// SentencePiece's character for a space.
 const SPACE: &str = "\u{2581}";

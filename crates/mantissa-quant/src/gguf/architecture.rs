@@ -6,7 +6,7 @@ use mantissa_model::config::{Experts, Latent, NormPlaces, Recurrent, Scores};
 use mantissa_model::rope::{Rope, RopeScaling};
 use mantissa_model::{Activation, ModelConfig};
 use mantissa_store::convention::gguf::{
-    Architecture, GgufExperts, LONG_ROPE, LocalTheta, ROPE_FACTORS, Sizes, UNROTATED, Windows, Yarn,
+    Architecture, GgufExperts, Indexers, LONG_ROPE, LocalTheta, ROPE_FACTORS, Sizes, UNROTATED, Windows, Yarn,
 };
 use mantissa_store::gguf::{Value, ValueType};
 
@@ -161,7 +161,7 @@ pub(super) fn family_metadata(row: &Architecture, config: &ModelConfig) -> Vec<(
         keys.put("hidden_activation", Value::String(other.to_owned()));
     }
     if let Some(latent) = &config.latent {
-        put_latent(&mut keys, config, latent);
+        put_latent(&mut keys, row, config, latent);
     }
     keys.all
 }
@@ -182,6 +182,18 @@ fn put_experts(keys: &mut Keys, row: &Architecture, experts: &Experts) {
     }
     if let (GgufExperts::Interleaved { .. }, Some(step)) = (row.experts, expert_step(experts)) {
         keys.put_number("interleave_moe_layer_step", step);
+    }
+    if matches!(row.experts, GgufExperts::Averaged { .. }) {
+        let routing = &experts.routing;
+        let dense = experts.layers.iter().take_while(|has| !**has).count();
+        keys.put_number("leading_dense_block_count", dense);
+        let sigmoid = routing.scores == Scores::Sigmoid;
+        keys.put("expert_gating_func", Value::U32(if sigmoid { 2 } else { 1 }));
+        keys.put("expert_weights_norm", Value::Bool(routing.normalize || !sigmoid));
+        if let Some(shared) = &experts.shared {
+            keys.put_number("expert_shared_count", shared.width / experts.width.max(1));
+            keys.put_number("expert_shared_feed_forward_length", shared.width);
+        }
     }
     if matches!(row.experts, GgufExperts::Blocks { .. }) {
         let routing = &experts.routing;
@@ -275,12 +287,21 @@ fn global_dim(config: &ModelConfig) -> usize {
 }
 
 /// Lists the keys of DeepSeek's attention and experts.
-fn put_latent(keys: &mut Keys, config: &ModelConfig, latent: &Latent) {
+fn put_latent(keys: &mut Keys, row: &Architecture, config: &ModelConfig, latent: &Latent) {
     keys.put_number("attention.kv_lora_rank", latent.kv_rank);
     keys.put_number("attention.key_length_mla", latent.head());
     keys.put_number("attention.value_length_mla", latent.value);
     if let Some(rank) = latent.q_rank {
         keys.put_number("attention.q_lora_rank", rank);
+    }
+    if let Some(indexer) = &config.indexer {
+        keys.put_number("attention.indexer.head_count", indexer.heads);
+        keys.put_number("attention.indexer.key_length", indexer.dim);
+        keys.put_number("attention.indexer.top_k", indexer.chosen);
+        if row.indexer == Indexers::Listed {
+            let own = indexer.own.iter().map(|own| Value::Bool(*own));
+            keys.put("attention.indexer.types", Value::Array(ValueType::Bool, own.collect()));
+        }
     }
     let Some(experts) = &config.experts else { return };
     let routing = &experts.routing;

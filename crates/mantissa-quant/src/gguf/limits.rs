@@ -2,7 +2,7 @@
 //!
 //! The facts are rows of [`Architecture`]; what its loaders require is in `src/models/` of llama.cpp.
 
-use mantissa_model::config::{Experts, HeadNorms, Latent, LimitedSwiglu, Scores};
+use mantissa_model::config::{Experts, HeadNorms, Latent, LimitedSwiglu, NormForm, Scores};
 use mantissa_model::rope::{RopeScaling, Yarn, yarn_mscale};
 use mantissa_model::{Activation, ModelConfig};
 use mantissa_store::convention::ModelFiles;
@@ -112,11 +112,14 @@ impl Limits<'_> {
         }
         let dense = experts.layers.iter().take_while(|has| !**has).count();
         let leads = match form {
-            GgufExperts::Grouped { .. } => true,
+            GgufExperts::Grouped { .. } | GgufExperts::Averaged { .. } => true,
             GgufExperts::Routed { first, .. } => first.is_some() || dense == 0,
             _ => false,
         };
-        let known = matches!(form, GgufExperts::Grouped { .. } | GgufExperts::Routed { .. });
+        let known = matches!(
+            form,
+            GgufExperts::Grouped { .. } | GgufExperts::Routed { .. } | GgufExperts::Averaged { .. }
+        );
         if known && !(leads && experts.layers[dense..].iter().all(|has| *has)) {
             let allowed = "experts in every layer after the first dense ones: llama.cpp requires them";
             return self.refuse("layers with experts", "others", allowed);
@@ -136,8 +139,10 @@ impl Limits<'_> {
         ) {
             return Ok(());
         }
-        if matches!(form, GgufExperts::Blocks { .. }) {
-            return self.check_blocks(experts);
+        match form {
+            GgufExperts::Blocks { .. } => return self.check_blocks(experts),
+            GgufExperts::Averaged { .. } => return self.check_averaged(experts),
+            _ => {}
         }
         if let GgufExperts::Routed { shared, scaled, .. } = form {
             if shared.is_some() && experts.shared.is_none() {
@@ -174,6 +179,19 @@ impl Limits<'_> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Checks experts that are averaged with shared ones.
+    fn check_averaged(&self, experts: &Experts) -> Result<()> {
+        if experts.shared.is_some_and(|shared| !shared.averaged) {
+            let allowed = "average: llama.cpp has no other in this architecture";
+            return self.refuse("shared_expert_combination_strategy", "sum", allowed);
+        }
+        if self.config.norm == NormForm::Rms {
+            let allowed = "null: models of this architecture with RMSNorm are not written";
+            return self.refuse("rms_norm_eps", self.config.rms_norm_eps.to_string(), allowed);
+        }
+        Ok(())
     }
 
     /// Checks experts in layers that have nothing else.
@@ -250,6 +268,10 @@ impl Limits<'_> {
             Unrotated::LastOf(period) => !(layer + 1).is_multiple_of(period),
             Unrotated::WithoutWindow => !windowed || config.windows[layer].is_some(),
             Unrotated::NotWindowed => config.windows[layer].is_some(),
+            Unrotated::NotWindowedButDense => {
+                let dense = config.experts.as_ref().is_none_or(|experts| !experts.layers[layer]);
+                dense || config.windows[layer].is_some()
+            }
             Unrotated::All => false,
             // One flag for all layers.
             Unrotated::Switched => config.rotated_layers.first().copied().unwrap_or(true),
@@ -347,6 +369,10 @@ impl Limits<'_> {
         }
         if !latent.interleaved {
             return self.refuse("rope_interleave", "false", "true: llama.cpp has no key");
+        }
+        if let Some(indexer) = config.indexer.as_ref().filter(|indexer| !indexer.dim.is_multiple_of(64)) {
+            let allowed = "a multiple of 64: llama.cpp rotates index keys in such blocks";
+            return self.refuse("index_head_dim", indexer.dim.to_string(), allowed);
         }
         let Some(experts) = &config.experts else { return Ok(()) };
         if experts.shared.is_none() {

@@ -204,6 +204,7 @@ fn check_config(ours: &ModelConfig, theirs: &ModelConfig, found: &mut Verificati
             ("softcapping", format!("{:?} {:?}", c.attention_softcap, c.logit_softcap)),
             ("clip_qkv", format!("{:?}", c.clip_qkv)),
             ("latent", format!("{:?}", c.latent)),
+            ("indexer", format!("{:?}", c.indexer)),
             ("sliding_window", format!("{:?}", windows(c))),
             ("rotated_layers", format!("{:?}", c.rotated_layers)),
             ("layers", format!("{:?}", by_layer(c))),

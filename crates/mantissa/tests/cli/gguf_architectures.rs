@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use crate::doctor::never_accused;
 use crate::inspect::complete;
 use crate::main_job::{tiny, windows};
-use crate::support::{File, fail, json as run, succeed, text, write};
+use crate::support::{File, fail, json as run, le, succeed, text, write};
 
 /// Copies the committed model `name` with `edits` of its config for features that llama.cpp does not compute.
 fn model(dir: &Path, name: &str, edits: &Value) -> PathBuf {
@@ -90,6 +90,38 @@ fn granite_hybrid(dir: &Path) -> PathBuf {
     let edits = json!({"time_step_limit": [0.0, infinity], "mamba_proj_bias": false});
     let bias = |name: &str| name.ends_with("_proj.bias");
     part(dir, "granite-hybrid", &edits, |name| !bias(name))
+}
+
+/// A model with sparse attention whose index keys are as wide as llama.cpp requires, with an epsilon for all norms.
+fn indexed(dir: &Path, name: &str) -> PathBuf {
+    let out = model(dir, name, &json!({"index_head_dim": 64, "rms_norm_eps": 1e-6}));
+    let source = File::open(&tiny(name).join("model.safetensors"));
+    let wide = |name: &str| {
+        let shape = source.shape(name);
+        match name.rsplit_once(".indexer.") {
+            Some((_, "wq_b.weight")) => vec![shape[0] * 8, shape[1]],
+            Some((_, "wk.weight")) => vec![64, shape[1]],
+            Some((_, "k_norm.weight" | "k_norm.bias")) => vec![64],
+            _ => shape,
+        }
+    };
+    let tensors: Vec<_> = source.names().into_iter().map(|name| (wide(&name), name)).collect();
+    let tensors: Vec<_> = tensors
+        .iter()
+        .map(|(shape, name)| {
+            let count = shape.iter().product::<usize>();
+            let values = (0..count).map(|i| (i as f32 * 1.7 + count as f32).sin());
+            let bytes = match *shape == source.shape(name) {
+                true => source.bytes(name),
+                false => le(&values.collect::<Vec<_>>()),
+            };
+            (name.as_str(), Dtype::F32, &shape[..], bytes)
+        })
+        .collect();
+    let file = out.join("model.safetensors");
+    std::fs::remove_file(&file).unwrap();
+    write(&file, &tensors);
+    out
 }
 
 /// Llama 4 with the chunks, growth and layers that llama.cpp fixes.
@@ -239,6 +271,9 @@ fn every_architecture_is_written_with_the_same_logits() {
         ("granitehybrid", granite_hybrid(dir)),
         ("granitehybrid", model(dir, "granite-hybrid-moe", &none)),
         ("nemotron_h_moe", model(dir, "nemotron-h-moe", &none)),
+        ("cohere2moe", model(dir, "cohere2-moe", &none)),
+        ("deepseek32", indexed(dir, "deepseek-v32-sparse")),
+        ("glm-dsa", indexed(dir, "glm-moe-dsa-sparse")),
         ("nemotron_h_moe", model(dir, "nemotron-h-latent", &none)),
         ("jamba", model(dir, "jamba-wide", &none)),
         ("nemotron_h", model(dir, "nemotron-h", &json!({"time_step_min": 0.001}))),

@@ -6,7 +6,7 @@ use std::path::Path;
 use mantissa_store::gguf::{Value, ValueType};
 use serde_json::Value as Json;
 
-use super::{PRE_TOKENIZERS, SPACE, token_type};
+use super::{MERGED, PRE_TOKENIZERS, SPACE, token_type};
 use crate::config::read_json;
 use crate::tokenizer::{Bos, Tokenizer, TokenizerError, special_text};
 
@@ -22,12 +22,13 @@ pub struct Exported {
     pub notes: Vec<String>,
 }
 
-/// Exports the tokenizer in the model folder `dir`, padded to the `rows` of the embedding. A folder without one, or
-/// with one that GGUF cannot express, gives the model `none` and a note: such a file runs on token ids.
+/// Exports the tokenizer in the model folder `dir`, padded to the `rows` of the embedding; `merged` for an architecture whose
+/// tokenizer with spaces as a character keeps its merges (`gemma4`). A folder without a tokenizer, or with one that GGUF
+/// cannot express, gives the model `none` and a note: such a file runs on token ids.
 ///
 /// # Errors
 /// [`TokenizerError`] if a file is present and cannot be loaded.
-pub fn export(dir: &Path, rows: usize) -> Result<Exported, TokenizerError> {
+pub fn export(dir: &Path, rows: usize, merged: bool) -> Result<Exported, TokenizerError> {
     let Some(json) = read_json(&dir.join("tokenizer.json"))? else {
         return Ok(without("there is no tokenizer.json"));
     };
@@ -39,6 +40,9 @@ pub fn export(dir: &Path, rows: usize) -> Result<Exported, TokenizerError> {
     };
     match source.kind() {
         Err(why) => Ok(without(why)),
+        Ok(Kind::SentencePiece { prefix: false, trim: false }) if merged => {
+            source.export(&Kind::Merged, rows)
+        }
         Ok(kind) => source.export(&kind, rows),
     }
 }
@@ -50,8 +54,15 @@ fn without(why: &str) -> Exported {
 }
 
 enum Kind {
-    ByteLevel { pre: &'static str },
-    SentencePiece { prefix: bool, trim: bool },
+    ByteLevel {
+        pre: &'static str,
+    },
+    SentencePiece {
+        prefix: bool,
+        trim: bool,
+    },
+    /// As SentencePiece, with merges instead of scores.
+    Merged,
 }
 
 struct TokenizerJson<'a> {
@@ -74,6 +85,8 @@ impl TokenizerJson<'_> {
                 Ok(Kind::SentencePiece { prefix: pre["prepend_scheme"] != "never", trim: false })
             }
             None => self.sentence_piece(),
+            // Nothing is split where the normalizer replaces all spaces.
+            Some("Split") if steps.len() == 1 && pre["pattern"]["String"] == " " => self.sentence_piece(),
             _ => Err("its pre-tokenization has no name in GGUF"),
         }
     }
@@ -123,13 +136,18 @@ impl TokenizerJson<'_> {
 
     fn export(&self, kind: &Kind, rows: usize) -> Result<Exported, TokenizerError> {
         let merges = merges(&self.json["model"]["merges"]);
-        let (tokens, types) = self.tokens(rows, matches!(kind, Kind::SentencePiece { .. }));
+        let (tokens, types) = self.tokens(rows, !matches!(kind, Kind::ByteLevel { .. }));
         let mut all: Vec<(&str, Value)> = Vec::new();
         match kind {
             Kind::ByteLevel { pre } => {
                 all.push(("model", Value::String("gpt2".to_owned())));
                 all.push(("pre", Value::String((*pre).to_owned())));
                 all.push(("merges", Value::strings(merges.iter().map(|(l, r)| format!("{l} {r}")))));
+            }
+            Kind::Merged => {
+                all.push(("model", Value::String(MERGED.to_owned())));
+                all.push(("merges", Value::strings(merges.iter().map(|(l, r)| format!("{l} {r}")))));
+                all.push(("add_space_prefix", Value::Bool(false)));
             }
             Kind::SentencePiece { prefix, trim } => {
                 all.push(("model", Value::String("llama".to_owned())));

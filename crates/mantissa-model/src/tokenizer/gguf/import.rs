@@ -6,7 +6,7 @@ use mantissa_store::Result;
 use mantissa_store::gguf::{Metadata, Value};
 use serde_json::{Value as Json, json};
 
-use super::{PRE_TOKENIZERS, PreTokenizer, SPACE, token_type};
+use super::{MERGED, PRE_TOKENIZERS, PreTokenizer, SPACE, token_type};
 
 /// Longest token that is split in all ways, in characters. SentencePiece's own default limit is 16.
 const MAX_CUT: usize = 512;
@@ -20,12 +20,13 @@ pub(crate) fn tokenizer_json(metadata: &Metadata) -> Result<Json> {
     match metadata.text("tokenizer.ggml.model")? {
         Some("gpt2") => byte_level(metadata, &vocabulary),
         Some("llama") => sentence_piece(metadata, &vocabulary),
+        Some(MERGED) => merged(metadata, &vocabulary),
         other => {
             let found = other.map_or("nothing".to_owned(), |name| format!("\"{name}\""));
             Err(metadata.fault(
                 "tokenizer.ggml.model",
                 found,
-                "\"gpt2\" or \"llama\"; token windows need no tokenizer",
+                "\"gpt2\", \"llama\" or \"gemma4\"; token windows need no tokenizer",
             ))
         }
     }
@@ -128,7 +129,6 @@ fn list<'a, T>(
 
 fn byte_level(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<Json> {
     const PRE: &str = "tokenizer.ggml.pre";
-    const MERGES: &str = "tokenizer.ggml.merges";
     let name = metadata.text(PRE)?;
     let known =
         |pre: &&PreTokenizer| name.is_some_and(|name| pre.name == name || pre.aliases.contains(&name));
@@ -137,11 +137,7 @@ fn byte_level(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<Json> 
         let found = name.map_or("nothing".to_owned(), |name| format!("\"{name}\""));
         metadata.fault(PRE, found, format!("{}; token windows need no tokenizer", names.join(", ")))
     })?;
-    let merges = metadata.list(MERGES, "an array of strings", |value| {
-        let (left, right) = value.as_str()?.split_once(' ')?;
-        Some(json!([left, right]))
-    })?;
-    let merges = merges.ok_or_else(|| metadata.fault(MERGES, "nothing", "the list of merges"))?;
+    let merges = merges(metadata)?;
     let byte_level = json!({
         "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": pre.regex.is_none()
     });
@@ -165,6 +161,45 @@ fn byte_level(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<Json> 
             "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
             "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
             "ignore_merges": pre.ignore_merges, "vocab": vocabulary.json(), "merges": merges
+        }
+    }))
+}
+
+/// Pairs of tokens in the order in which they are merged.
+fn merges(metadata: &Metadata) -> Result<Vec<Json>> {
+    const MERGES: &str = "tokenizer.ggml.merges";
+    let merges = metadata.list(MERGES, "an array of strings", |value| {
+        let (left, right) = value.as_str()?.split_once(' ')?;
+        Some(json!([left, right]))
+    })?;
+    merges.ok_or_else(|| metadata.fault(MERGES, "nothing", "the list of merges"))
+}
+
+/// Merges over text in which spaces are a character, newlines apart from the rest.
+fn merged(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<Json> {
+    let unknown = vocabulary.named(metadata, "tokenizer.ggml.unknown_token_id")?;
+    let bytes = vocabulary.types.contains(&token_type::BYTE);
+    let mut decoders = vec![json!({ "type": "Replace", "pattern": { "String": SPACE }, "content": " " })];
+    if bytes {
+        decoders.push(json!({ "type": "ByteFallback" }));
+    }
+    decoders.push(json!({ "type": "Fuse" }));
+    Ok(json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": vocabulary.added_tokens(),
+        "normalizer": { "type": "Replace", "pattern": { "String": " " }, "content": SPACE },
+        "pre_tokenizer": {
+            "type": "Split", "pattern": { "Regex": "[^\\n]+|\\n+" }, "behavior": "Isolated", "invert": false
+        },
+        "post_processor": post_processor(metadata, vocabulary, true)?,
+        "decoder": { "type": "Sequence", "decoders": decoders },
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": unknown.map(|(_, token)| token),
+            "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": true,
+            "byte_fallback": bytes, "ignore_merges": false, "vocab": vocabulary.json(),
+            "merges": merges(metadata)?
         }
     }))
 }

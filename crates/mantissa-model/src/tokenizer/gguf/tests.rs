@@ -17,7 +17,17 @@ fn by_gguf(
     rows: usize,
     change: impl FnOnce(&mut Vec<(String, Value)>),
 ) -> Result<Tokenizer, String> {
-    let exported = export(dir, rows).map_err(|e| e.to_string())?;
+    by_gguf_as(dir, rows, false, change)
+}
+
+/// The same for an architecture that keeps merges.
+fn by_gguf_as(
+    dir: &Path,
+    rows: usize,
+    merged: bool,
+    change: impl FnOnce(&mut Vec<(String, Value)>),
+) -> Result<Tokenizer, String> {
+    let exported = export(dir, rows, merged).map_err(|e| e.to_string())?;
     assert_eq!(exported.notes, [""; 0]);
     let mut metadata = exported.metadata;
     change(&mut metadata);
@@ -59,6 +69,68 @@ fn byte_level_bpe_round_trips() {
     let rows =
         crate::config::read_json(&dir.join("config.json")).unwrap().unwrap()["vocab_size"].as_u64().unwrap();
     assert_same(&dir, rows as usize);
+}
+
+/// A tokenizer as Gemma 4's: spaces are a character, bytes are tokens, merges run over all of the text.
+#[test]
+fn merges_over_spaces_round_trip() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut tokens: Vec<String> = ["<pad>", "<eos>", "<bos>", "<unk>", "<turn>"].map(str::to_owned).to_vec();
+    tokens.extend((0..256).map(|byte| format!("<0x{byte:02X}>")));
+    let letters = "\n\u{2581}abcdefghijklmnopqrstuvwxyzOTL.,'0123456789";
+    tokens.extend(letters.chars().map(String::from));
+    let merges = [
+        ["\n", "\n"],
+        ["\u{2581}", "a"],
+        ["t", "h"],
+        ["\u{2581}", "\u{2581}"],
+        ["e", "r"],
+        ["th", "er"],
+        ["\u{2581}", "t"],
+        ["\u{2581}a", "n"],
+        ["e", "\u{2581}"],
+        ["i", "n"],
+    ];
+    tokens.extend(merges.iter().map(|[left, right]| format!("{left}{right}")));
+    let vocabulary: serde_json::Map<_, _> =
+        tokens.iter().enumerate().map(|(id, token)| (token.clone(), id.into())).collect();
+    let added = |id: usize| {
+        serde_json::json!({"id": id, "content": tokens[id], "special": true, "normalized": false,
+        "single_word": false, "lstrip": false, "rstrip": false})
+    };
+    let json = serde_json::json!({
+        "version": "1.0", "added_tokens": (0..5).map(added).collect::<Vec<_>>(),
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
+        "pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": false},
+        "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<bos>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}}], "pair": [{"Sequence": {"id": "A", "type_id": 0}},
+            {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {"<bos>": {"id": "<bos>", "ids": [2], "tokens": ["<bos>"]}}},
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": true, "byte_fallback": true, "vocab": vocabulary,
+            "merges": merges}
+    });
+    std::fs::write(dir.path().join("tokenizer.json"), json.to_string()).unwrap();
+    let own = serde_json::json!({"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"});
+    std::fs::write(dir.path().join("tokenizer_config.json"), own.to_string()).unwrap();
+    let theirs = Tokenizer::load(dir.path()).unwrap();
+    let mut kind = None;
+    let ours = by_gguf_as(dir.path(), tokens.len() + 3, true, |metadata| {
+        kind = metadata.iter().find(|(key, _)| key == "tokenizer.ggml.model").map(|(_, value)| value.clone());
+    });
+    assert_eq!(kind, Some(Value::String("gemma4".into())));
+    let ours = ours.unwrap();
+    let more = ["ab\n\n\nin the  other   an", "<turn>in a\nthen there"];
+    for text in TEXTS.into_iter().chain(more) {
+        for bos in [Bos::Auto, Bos::Never] {
+            let (a, b) = (ours.encode(text, bos).unwrap(), theirs.encode(text, bos).unwrap());
+            assert_eq!(a, b, "{text:?}");
+            assert_eq!(ours.decode(&a).unwrap(), theirs.decode(&b).unwrap(), "{text:?}");
+        }
+    }
+    // Other architectures state the order of the merges as scores.
+    assert_same(dir.path(), tokens.len());
 }
 
 #[test]
@@ -130,12 +202,12 @@ fn unknown_values_are_refused_by_their_key() {
 
 #[test]
 fn tokenizers_without_a_name_in_gguf_are_left_out_with_a_note() {
-    let none = export(Path::new("/nonexistent"), 4).unwrap();
+    let none = export(Path::new("/nonexistent"), 4, false).unwrap();
     assert_eq!(none.metadata, [("tokenizer.ggml.model".to_owned(), Value::String("none".into()))]);
     assert!(none.notes[0].contains("no tokenizer.json"));
     let dir = tempfile::tempdir().unwrap();
     let odd = r#"{"version": "1.0", "added_tokens": [], "normalizer": {"type": "Lowercase"}, "pre_tokenizer": null,
         "post_processor": null, "decoder": null, "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}"#;
     std::fs::write(dir.path().join("tokenizer.json"), odd).unwrap();
-    assert!(export(dir.path(), 4).unwrap().notes[0].contains("normalizes"));
+    assert!(export(dir.path(), 4, false).unwrap().notes[0].contains("normalizes"));
 }

@@ -85,6 +85,8 @@ pub struct Architecture {
     pub growth: Option<[f32; 3]>,
     /// True if layers differ in heads, width of the MLP and keys, and have embeddings of their own (Gemma 4).
     pub by_layer: bool,
+    /// True if a tokenizer with spaces as a character keeps its merges (`gemma4`).
+    pub merged_tokens: bool,
     /// True if scores are not divided.
     pub unscaled: bool,
     /// Checkpoints of latent attention that are written although llama.cpp has one epsilon for all norms and their norms of
@@ -97,6 +99,8 @@ pub struct Architecture {
     pub parallel_key: bool,
     /// True if attention is latent.
     pub latent: bool,
+    /// Indexers of sparse attention.
+    pub indexer: Indexers,
     /// Recurrent mixers.
     pub recurrence: Recurrence,
     /// True if the file has numbers for each head of a recurrent mixer as columns, and the weights of its norm by groups.
@@ -241,10 +245,23 @@ pub enum Unrotated {
     WithoutWindow,
     /// Layers without a window.
     NotWindowed,
+    /// Layers without a window that have experts.
+    NotWindowedButDense,
     /// Every layer.
     All,
     /// Every layer or none, which the key `rope.scaling.finetuned` states.
     Switched,
+}
+
+/// Layers with an indexer of sparse attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Indexers {
+    /// No layer.
+    None,
+    /// Every layer.
+    Every,
+    /// Those that a key lists; the others use the choice of the last one before them.
+    Listed,
 }
 
 /// Rotary base of layers with a window.
@@ -348,6 +365,21 @@ pub enum Experts {
     Periodic {
         /// Field of the number of experts.
         count: &'static str,
+    },
+    /// Experts after dense layers; their mean with the shared ones, if there are any (Cohere 2).
+    Averaged {
+        /// Field of the number of experts.
+        count: &'static str,
+        /// Field of an expert's inner width.
+        width: &'static str,
+        /// Field of the inner width of dense layers.
+        dense: &'static str,
+        /// Field of the first layer with experts.
+        first: &'static str,
+        /// Field of the number of shared experts.
+        shared: &'static str,
+        /// Field of the kind of scores.
+        scores: &'static str,
     },
     /// Experts beside the MLP of every layer, which is stored as a shared expert (Granite 4).
     BesideShared {
@@ -489,7 +521,7 @@ impl Architecture {
 }
 
 /// True for the weights of the norm of a recurrent mixer's result.
-pub(super) fn is_norm_of_mixer(hf: &str) -> bool {
+fn is_norm_of_mixer(hf: &str) -> bool {
     ["mamba.norm.weight", "mixer.norm.weight"].iter().any(|end| hf.ends_with(end))
 }
 

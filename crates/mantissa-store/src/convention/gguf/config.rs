@@ -21,13 +21,21 @@ pub(super) struct Parsed {
     /// The architecture, if it is known.
     pub architecture: Option<&'static Architecture>,
     pub order: RowOrder,
+    /// Groups of a recurrent mixer; 1 without.
+    pub groups: usize,
     pub notes: Vec<String>,
 }
 
 /// # Errors
 /// [`crate::Error::Field`] names a key with a wrong type or an unsupported value.
 pub(super) fn parse(gguf: &Gguf) -> Result<Parsed> {
-    let none = |config| Parsed { config, architecture: None, order: RowOrder::default(), notes: Vec::new() };
+    let none = |config| Parsed {
+        config,
+        architecture: None,
+        order: RowOrder::default(),
+        groups: 1,
+        notes: Vec::new(),
+    };
     let Some(name) = gguf.metadata().text("general.architecture")? else { return Ok(none(None)) };
     let experts = gguf.metadata().uint(&format!("{name}.expert_count"))?.is_some_and(|count| count > 0);
     match Architecture::parse(name, experts) {
@@ -85,7 +93,8 @@ impl Reader<'_> {
         };
         let order = RowOrder { delta: self.delta_heads()?, ..order };
         let architecture = Some(self.architecture);
-        Ok(Parsed { config: Some(Json::Object(config)), architecture, order, notes: self.notes()? })
+        let groups = small(self.uint("ssm.group_count")?.unwrap_or(1));
+        Ok(Parsed { config: Some(Json::Object(config)), architecture, order, groups, notes: self.notes()? })
     }
 
     pub(super) fn key(&self, key: &str) -> String {

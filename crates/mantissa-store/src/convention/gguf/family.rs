@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::architecture::{Experts, Fixed, LocalTheta, Unrotated, Windows};
+use super::architecture::{Experts, Fixed, Indexers, LocalTheta, Unrotated, Windows};
 use super::config::{LONG_ROPE, Reader, small};
 use crate::error::Result;
 use crate::gguf::Value;
@@ -118,6 +118,7 @@ impl Reader<'_> {
                 own.map(|own| config.insert(width.into(), json!(own)));
                 Ok(())
             }
+            Experts::Averaged { .. } => self.put_averaged_experts(config, form, count, own),
             Experts::BesideShared { count: field, shared } => {
                 config.insert(field.into(), json!(count));
                 let width = self.uint("expert_shared_feed_forward_length")?;
@@ -206,6 +207,37 @@ impl Reader<'_> {
             let normalized = self.metadata.flag(&self.key("expert_weights_norm"))?.unwrap_or(false);
             config.insert("norm_topk_prob".into(), json!(normalized));
         }
+        Ok(())
+    }
+
+    /// Experts that are averaged with shared ones.
+    fn put_averaged_experts(
+        &self,
+        config: &mut Map<String, Json>,
+        form: Experts,
+        count: u64,
+        own: Option<u64>,
+    ) -> Result<()> {
+        let Experts::Averaged { count: field, width, dense, first, shared, scores } = form else {
+            return Ok(());
+        };
+        if let Some(stated) = config.remove("intermediate_size") {
+            config.insert(dense.into(), stated);
+        }
+        config.insert(field.into(), json!(count));
+        own.map(|own| config.insert(width.into(), json!(own)));
+        for (field, key) in [(first, "leading_dense_block_count"), (shared, "expert_shared_count")] {
+            config.insert(field.into(), json!(self.uint(key)?.unwrap_or(0)));
+        }
+        let normalized = self.metadata.flag(&self.key("expert_weights_norm"))?.unwrap_or(false);
+        config.insert("norm_topk_prob".into(), json!(normalized));
+        let key = self.key("expert_gating_func");
+        let kind = match self.metadata.uint(&key)?.unwrap_or(0) {
+            0 | 2 => "sigmoid",
+            1 => "softmax",
+            other => return Err(self.metadata.fault(&key, other.to_string(), "1 (softmax) or 2 (sigmoid)")),
+        };
+        config.insert(scores.into(), json!(kind));
         Ok(())
     }
 
@@ -348,6 +380,39 @@ impl Reader<'_> {
             ("v_head_dim", value),
         ] {
             width.map(|width| config.insert(field.into(), json!(width)));
+        }
+        self.put_indexer(config)
+    }
+
+    /// Sizes of an indexer, and the layers that have one.
+    fn put_indexer(&self, config: &mut Map<String, Json>) -> Result<()> {
+        if self.architecture.indexer == Indexers::None {
+            return Ok(());
+        }
+        for (field, key) in
+            [("index_n_heads", "head_count"), ("index_head_dim", "key_length"), ("index_topk", "top_k")]
+        {
+            let number = self.uint(&format!("attention.indexer.{key}"))?;
+            number.map(|number| config.insert(field.into(), json!(number)));
+        }
+        if self.architecture.indexer != Indexers::Listed {
+            return Ok(());
+        }
+        match self.metadata.get(&self.key("attention.indexer.types")) {
+            Some(Value::Array(_, flags)) => {
+                let own = |flag: &Value| {
+                    let own = matches!(flag, Value::Bool(true)) || flag.as_u64().is_some_and(|n| n > 0);
+                    if own { "full" } else { "shared" }
+                };
+                let types: Vec<_> = flags.iter().take(self.number_of_layers()?).map(own).collect();
+                config.insert("indexer_types".into(), json!(types));
+            }
+            // Files from before that key: models with this context share in fours.
+            _ if self.uint("context_length")?.is_some_and(|context| context >= 1 << 20) => {
+                config.insert("index_topk_freq".into(), json!(4));
+                config.insert("index_skip_topk_offset".into(), json!(3));
+            }
+            _ => {}
         }
         Ok(())
     }

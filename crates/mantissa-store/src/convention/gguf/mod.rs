@@ -5,6 +5,7 @@
 //! computation is refused by its key.
 
 mod architecture;
+mod bases;
 mod by_layer;
 mod config;
 mod dense;
@@ -20,8 +21,8 @@ mod write;
 use std::path::Path;
 
 pub use architecture::{
-    Architecture, Bias, Experts as GgufExperts, LocalTheta, Presence, Recurrence, Stored, Unrotated, Windows,
-    Yarn,
+    Architecture, Bias, Experts as GgufExperts, Indexers, LocalTheta, Presence, Recurrence, Stored,
+    Unrotated, Windows, Yarn,
 };
 pub use by_layer::UNROTATED;
 pub use config::{LONG_ROPE, ROPE_FACTORS};
@@ -142,6 +143,8 @@ pub struct Model {
     header: GgufHeader,
     architecture: Option<&'static Architecture>,
     order: RowOrder,
+    /// Groups of a recurrent mixer.
+    groups: usize,
     notes: Vec<String>,
 }
 
@@ -154,9 +157,9 @@ fn is_gguf(path: &Path) -> bool {
 
 fn open(path: &Path) -> Result<(Checkpoint, Model)> {
     let gguf = GgufFile::open_model(path)?;
-    let config::Parsed { config, architecture, order, notes } = config::parse(&gguf)?;
+    let config::Parsed { config, architecture, order, groups, notes } = config::parse(&gguf)?;
     let (header, files) = gguf.into_parts();
-    let model = Model { header, architecture, order, notes };
+    let model = Model { header, architecture, order, groups, notes };
     Ok((Checkpoint::of_gguf(path, files, config), model))
 }
 

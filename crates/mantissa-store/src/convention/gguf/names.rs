@@ -53,7 +53,7 @@ const VECTORS: [(&str, &str); 18] = [
 ];
 
 /// Modules of a layer and their names in GGUF. If two modules share a name, the first is Llama's.
-const LAYER: [(&str, &str); 112] = [
+const LAYER: [(&str, &str); 116] = [
     ("input_layernorm", "attn_norm"),
     ("post_attention_layernorm", "ffn_norm"),
     ("self_attn.q_proj", "attn_q"),
@@ -96,6 +96,10 @@ const LAYER: [(&str, &str); 112] = [
     ("self_attn.kv_b_proj", "attn_kv_b"),
     ("self_attn.q_a_layernorm", "attn_q_a_norm"),
     ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+    ("self_attn.indexer.wq_b", "indexer.attn_q_b"),
+    ("self_attn.indexer.wk", "indexer.attn_k"),
+    ("self_attn.indexer.k_norm", "indexer.k_norm"),
+    ("self_attn.indexer.weights_proj", "indexer.proj"),
     ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
     ("mlp.shared_experts.down_proj", "ffn_down_shexp"),

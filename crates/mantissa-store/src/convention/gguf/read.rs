@@ -2,7 +2,6 @@
 
 use mantissa_num::{Blocks, CodecId, Codes, Format, Quantized, Scheme, Sense, minifloat};
 
-use super::architecture::is_norm_of_mixer;
 use super::{Joined, Model, Stored};
 use crate::convention::{ModelFiles, Weight};
 use crate::error::{Error, Result};
@@ -277,15 +276,14 @@ impl Model {
         let meta = TensorMeta { shape: tensor.shape.clone(), ..tensor.as_stored() };
         let of_expert = place.as_ref().and_then(|place| Some((place.expert?, place.matrix())));
         let Some((expert, (matrix, halves))) = of_expert else {
-            // A vector may be stored as a matrix of one row, which has the same bytes.
-            let matrix = shape.len() == 2 && shape[0] == 1 && tensor.shape == shape[1..];
-            // Vectors of recurrent mixers have other dimensions of 1, and groups.
-            let long = |shape: &[usize]| shape.iter().copied().filter(|&n| n != 1).collect::<Vec<_>>();
-            let grouped = is_norm_of_mixer(name) && tensor.numel() == shape.iter().product::<usize>() as u64;
-            let of_mixer = [".ssm_", ".shortconv."].iter().any(|part| tensor.name.contains(part));
-            let vector = of_mixer && shape.len() != 2 && (grouped || long(&tensor.shape) == long(shape));
-            if !matrix && !vector {
-                files.expect_shape(&meta, shape)?;
+            let stored = self
+                .architecture
+                .map_or_else(|| shape.to_vec(), |row| row.stored_shape(name, shape, self.groups));
+            // ggml drops outer dimensions of 1.
+            let inner =
+                |shape: &[usize]| -> Vec<usize> { shape.iter().copied().skip_while(|&n| n == 1).collect() };
+            if inner(&tensor.shape) != inner(&stored) {
+                files.expect_shape(&meta, &stored)?;
             }
             return Ok(Found { tensor, part: (0, 1) });
         };

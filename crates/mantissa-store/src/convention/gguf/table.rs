@@ -5,8 +5,12 @@
 //! pairs of the rotary embedding from `llama_model_rope_type`.
 
 use super::architecture::{
-    Architecture, Bias, Experts, Fixed, LocalTheta, Presence, Recurrence, Rows, Split, Unrotated, Windows,
-    Yarn,
+    Architecture, Bias, Experts, Fixed, Indexers, LocalTheta, Presence, Recurrence, Rows, Split, Unrotated,
+    Windows, Yarn,
+};
+use super::bases::{
+    ATTENTION_BIAS, COHERE2, DEEPSEEK2, GEMMA, GEMMA2, GRANITE, GRANITE_HYBRID, LFM2, MLP_BIAS, NEMOTRON_H,
+    PLAIN, QKV, QWEN3_NEXT,
 };
 
 /// Every architecture.
@@ -156,19 +160,25 @@ pub(super) static TABLE: &[Architecture] = &[
         },
         ..PLAIN
     },
-    // The graph rotates layers with a window, in adjacent pairs.
+    COHERE2,
+    // The graph rotates dense layers too. LayerNorm alone is written.
     Architecture {
-        name: "cohere2",
-        model_types: &["cohere2"],
-        renamed: &[("rms_norm_eps", "layer_norm_eps")],
-        layer_norms: true,
-        keys: &["logit_scale"],
-        factors: &[("logit_scale", "logit_scale")],
-        tied: Presence::Required,
-        heads_fill_width: true,
-        unrotated: Unrotated::NotWindowed,
-        windows: Windows::Periodic { period: 4, stated: true, only_with: None },
-        ..PLAIN
+        name: "cohere2moe",
+        model_types: &["cohere2_moe"],
+        keys: &["logit_scale", "leading_dense_block_count", "expert_gating_func"],
+        tied: Presence::Optional,
+        heads_fill_width: false,
+        unrotated: Unrotated::NotWindowedButDense,
+        windows: Windows::Listed { period: 4 },
+        experts: Experts::Averaged {
+            count: "num_experts",
+            width: "intermediate_size",
+            dense: "prefix_dense_intermediate_size",
+            first: "first_k_dense_replace",
+            shared: "num_shared_experts",
+            scores: "expert_selection_fn",
+        },
+        ..COHERE2
     },
     // YaRN's own factor of the scores, and queries that grow with the position.
     Architecture {
@@ -291,6 +301,7 @@ pub(super) static TABLE: &[Architecture] = &[
         windows: Windows::Listed { period: 6 },
         local_theta: LocalTheta::Default(10_000.0),
         by_layer: true,
+        merged_tokens: true,
         unscaled: true,
         experts: Experts::Beside {
             enabled: "enable_moe_block",
@@ -381,25 +392,21 @@ pub(super) static TABLE: &[Architecture] = &[
         biases: &[],
         ..PLAIN
     },
+    DEEPSEEK2,
+    // An indexer chooses the tokens that a query attends to.
     Architecture {
-        name: "deepseek2",
-        model_types: &["deepseek_v3", "deepseek_v2", "kimi_k2", "glm4_moe_lite"],
-        one_epsilon: &["glm4_moe_lite"],
-        split: &[(
-            "self_attn.kv_b_proj.weight",
-            Split::KeysAndValues(["attn_k_b.weight", "attn_v_b.weight"]),
-        )],
-        tensors: &["exp_probs_b.bias"],
-        keys: &[
-            "expert_group_count",
-            "expert_gating_func",
-            "expert_weights_scale",
-            "leading_dense_block_count",
-        ],
-        yarn: Yarn::Multiplier,
-        latent: true,
-        experts: Experts::Grouped { softmax: "deepseek_v2" },
-        ..PLAIN
+        name: "deepseek32",
+        model_types: &["deepseek_v32"],
+        one_epsilon: &[],
+        indexer: Indexers::Every,
+        ..DEEPSEEK2
+    },
+    Architecture {
+        name: "glm-dsa",
+        model_types: &["glm_moe_dsa"],
+        one_epsilon: &["glm_moe_dsa"],
+        indexer: Indexers::Listed,
+        ..DEEPSEEK2
     },
     Architecture {
         name: "gpt-oss",
@@ -493,161 +500,3 @@ pub(super) static TABLE: &[Architecture] = &[
         ..NEMOTRON_H
     },
 ];
-
-/// Projections to queries, keys and values.
-const QKV: &[&str] = &["attn_q", "attn_k", "attn_v"];
-
-/// Biases of the attention, which most loaders do not have for its output.
-const ATTENTION_BIAS: Bias = Bias {
-    field: "attention_bias",
-    tensors: &["attn_q", "attn_k", "attn_v", "attn_output"],
-    presence: Presence::Absent,
-};
-
-/// Biases of a gated MLP.
-const MLP_BIAS: Bias =
-    Bias { field: "mlp_bias", tensors: &["ffn_gate", "ffn_up", "ffn_down"], presence: Presence::Absent };
-
-/// Attention and a gated MLP, each after an RMSNorm; no biases, windows or experts.
-const PLAIN: Architecture = Architecture {
-    name: "",
-    model_types: &[],
-    windowed: None,
-    activation: "silu",
-    activation_field: "hidden_act",
-    other_activation: None,
-    renamed: &[],
-    layer_norms: false,
-    fixed_epsilon: None,
-    norms_plus_one: false,
-    post_attention_norm: false,
-    rows: Rows::Same,
-    own_names: &[],
-    split: &[],
-    weight_factors: false,
-    own_scales: &[],
-    tensors: &[],
-    keys: &[],
-    factors: &[],
-    fixed: &[],
-    divided_logits: false,
-    head_norms: None,
-    unnormed_with: None,
-    biases: &[ATTENTION_BIAS, MLP_BIAS],
-    tied: Presence::Optional,
-    heads_fill_width: false,
-    partial: None,
-    unrotated: Unrotated::None,
-    rope_factors: false,
-    long_rope: false,
-    yarn: Yarn::Standard,
-    local_theta: LocalTheta::None,
-    windows: Windows::Ignored,
-    chunk: None,
-    growth: None,
-    by_layer: false,
-    unscaled: false,
-    one_epsilon: &[],
-    wide_scale: None,
-    parallel_key: false,
-    latent: false,
-    recurrence: Recurrence::None,
-    columns_of_heads: false,
-    sections: false,
-    both_epsilons: false,
-    experts: Experts::None,
-    joined_experts: false,
-    swiglu: None,
-};
-
-/// Gemma: norms hold 1 plus the weight.
-const GEMMA: Architecture = Architecture {
-    name: "gemma",
-    model_types: &["gemma"],
-    activation: "gelu_pytorch_tanh",
-    norms_plus_one: true,
-    ..PLAIN
-};
-
-/// Gemma 2 and 3.
-const GEMMA2: Architecture =
-    Architecture { activation_field: "hidden_activation", post_attention_norm: true, ..GEMMA };
-
-/// Granite.
-const GRANITE: Architecture = Architecture {
-    name: "granite",
-    model_types: &["granite"],
-    rows: Rows::Interleaved,
-    keys: &["embedding_scale", "residual_scale", "attention.scale", "logit_scale"],
-    factors: &[
-        ("embedding_scale", "embedding_multiplier"),
-        ("residual_scale", "residual_multiplier"),
-        ("attention.scale", "attention_multiplier"),
-        ("logit_scale", "logits_scaling"),
-    ],
-    divided_logits: true,
-    biases: &[
-        Bias { presence: Presence::Optional, ..ATTENTION_BIAS },
-        Bias { presence: Presence::Optional, ..MLP_BIAS },
-    ],
-    heads_fill_width: true,
-    rope_factors: true,
-    ..PLAIN
-};
-
-/// Gated DeltaNet in most layers, gated attention, norms that hold 1 plus the weight except that of a mixer's result.
-const QWEN3_NEXT: Architecture = Architecture {
-    name: "qwen3next",
-    model_types: &["qwen3_next"],
-    norms_plus_one: true,
-    post_attention_norm: true,
-    split: &[("linear_attn.in_proj_qkvz.weight", Split::KeyGroups(["attn_qkv.weight", "attn_gate.weight"]))],
-    tensors: &["attn_qkv.weight"],
-    partial: Some("partial_rotary_factor"),
-    recurrence: Recurrence::GatedDelta { tiled: false },
-    experts: Experts::Every {
-        count: "num_experts",
-        width: "moe_intermediate_size",
-        normalized: Some(true),
-        shared: Some("shared_expert_intermediate_size"),
-    },
-    ..PLAIN
-};
-
-/// LFM2. The final norm has the name of one after the embedding.
-const LFM2: Architecture = Architecture {
-    name: "lfm2",
-    model_types: &["lfm2"],
-    renamed: &[("rms_norm_eps", "norm_eps")],
-    biases: &[],
-    heads_fill_width: true,
-    recurrence: Recurrence::ShortConvolution,
-    ..PLAIN
-};
-
-/// Granite 4: Mamba-2 in most layers, gate and up of the MLP in one projection.
-const GRANITE_HYBRID: Architecture = Architecture {
-    name: "granitehybrid",
-    model_types: &["granitemoehybrid"],
-    renamed: &[("intermediate_size", "shared_intermediate_size")],
-    split: &[("shared_mlp.input_linear.weight", Split::Halves(["ffn_gate.weight", "ffn_up.weight"]))],
-    unrotated: Unrotated::Switched,
-    recurrence: Recurrence::StateSpace { blocks: false },
-    columns_of_heads: true,
-    ..GRANITE
-};
-
-/// Nemotron-H: no position embedding, a layer is a mixer, attention or an MLP.
-const NEMOTRON_H: Architecture = Architecture {
-    name: "nemotron_h",
-    model_types: &["nemotron_h"],
-    activation: "relu2",
-    activation_field: "mlp_hidden_act",
-    renamed: &[("rms_norm_eps", "layer_norm_epsilon")],
-    biases: &[Bias { field: "mlp_bias", tensors: &["ffn_up", "ffn_down"], presence: Presence::Absent }],
-    unrotated: Unrotated::All,
-    recurrence: Recurrence::StateSpace { blocks: true },
-    columns_of_heads: true,
-    both_epsilons: true,
-    ..PLAIN
-};
