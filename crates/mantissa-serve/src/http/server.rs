@@ -38,8 +38,11 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Time for responses to be written after the last job has ended.
 const LAST_WRITES: Duration = Duration::from_secs(1);
 
-/// Largest buffer of a connection: headers beyond it get a bare 431.
+/// Largest buffer of a connection.
 const BUFFER: usize = 64 << 10;
+
+/// Largest headers that are read: those beyond get a 431 without a body.
+const MOST_HEADERS: usize = 48 << 10;
 
 /// Most headers of a request.
 const HEADERS: usize = 100;
@@ -312,6 +315,7 @@ async fn connection(
         .timer(TokioTimer::new())
         .header_read_timeout(limits.header_time)
         .max_buf_size(BUFFER)
+        .max_header_size(MOST_HEADERS)
         .max_headers(HEADERS)
         .serve_connection(io, service);
     let mut connection = std::pin::pin!(connection);

@@ -100,7 +100,7 @@ fn connections_beyond_the_limit_get_503() {
 
 #[test]
 fn what_is_too_large_is_refused_before_it_is_read() {
-    let server = limited(Limits { body: 1000, ..Limits::default() });
+    let (server, begin) = (limited(Limits { body: 1000, ..Limits::default() }), Instant::now());
     let large = json!({"prompt": "x".repeat(2000)}).to_string();
     server.post("/v1/completions", &large).error(413);
     let chunked = format!(
@@ -122,6 +122,7 @@ fn what_is_too_large_is_refused_before_it_is_read() {
     assert_eq!(server.raw(many.as_bytes()).status, 431);
     let target = format!("/health?{}", "z".repeat(5000));
     server.get(&target).error(414);
+    assert!(begin.elapsed() < Duration::from_secs(5));
     is_alive(&server);
 }
 
