@@ -279,10 +279,9 @@ impl Model {
             let stored = self
                 .architecture
                 .map_or_else(|| shape.to_vec(), |row| row.stored_shape(name, shape, self.groups));
-            // ggml drops outer dimensions of 1.
-            let inner =
-                |shape: &[usize]| -> Vec<usize> { shape.iter().copied().skip_while(|&n| n == 1).collect() };
-            if inner(&tensor.shape) != inner(&stored) {
+            // ggml drops outer dimensions of 1; it adds none.
+            let outer = stored.iter().take(stored.len().saturating_sub(1)).take_while(|&&n| n == 1).count();
+            if tensor.shape != stored && tensor.shape != stored[outer..] {
                 files.expect_shape(&meta, &stored)?;
             }
             return Ok(Found { tensor, part: (0, 1) });
