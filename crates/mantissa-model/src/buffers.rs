@@ -103,7 +103,8 @@ pub(crate) struct Sizes {
 
 impl Sizes {
     fn new(config: &ModelConfig, max_tokens: usize, max_len: usize, threads: usize) -> Self {
-        let sides = (0..config.num_hidden_layers).flat_map(|layer| config.sides(layer));
+        // Allocates nothing: sizes are checked before every pass.
+        let sides = config.indexer_sides().into_iter().flatten();
         let shapes = config.linear_shapes().chain(sides.map(|side| (side.rows, side.cols)));
         let panels = shapes.map(|(rows, cols)| Linear::scratch_len(rows, cols));
         let tables = config

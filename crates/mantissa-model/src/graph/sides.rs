@@ -53,17 +53,21 @@ impl ModelConfig {
     }
 
     /// Lists the projections of a layer's indexer, if it has one of its own.
-    fn index_sides(&self, layer: usize) -> Vec<SideInfo> {
-        let Some(indexer) = self.indexer.as_ref().filter(|indexer| indexer.own[layer]) else {
-            return Vec::new();
-        };
+    fn index_sides(&self, layer: usize) -> impl Iterator<Item = SideInfo> {
+        let own = self.indexer.as_ref().is_some_and(|indexer| indexer.own[layer]);
+        self.indexer_sides().filter(|_| own).into_iter().flatten()
+    }
+
+    /// Returns the projections of an indexer, the same in every layer that has one.
+    pub(crate) fn indexer_sides(&self) -> Option<[SideInfo; 3]> {
+        let indexer = self.indexer.as_ref()?;
         let rank = self.latent.and_then(|latent| latent.q_rank).unwrap_or(0);
         let side = |kind, rows, cols| SideInfo { kind, rows, cols, bias: false };
-        vec![
+        Some([
             side(SideKind::IndexQueries, indexer.heads * indexer.dim, rank),
             side(SideKind::IndexKeys, indexer.dim, self.hidden_size),
             side(SideKind::IndexWeights, indexer.heads, self.hidden_size),
-        ]
+        ])
     }
 
     /// Lists the vectors of a layer and their shapes in a checkpoint.
