@@ -1,7 +1,7 @@
 //! Tools that a reply may call: formats of calls, their grammar, and calls in the text of a reply.
 //!
 //! A chat template presents the tools to the model and shows how calls are written; its text tells the
-//! [`Syntax`]. [`Parser`] takes the text of a reply as it is generated, and separates calls from text. [`grammar`] makes
+//! [`Syntax`]. [`Parser`] takes the text of a reply as it is generated, and separates calls from text. [`fn@grammar`] makes
 //! the grammar of a reply whose calls have to be valid.
 
 mod grammar;

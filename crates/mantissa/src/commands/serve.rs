@@ -53,7 +53,7 @@ pub struct Args {
     port: u16,
     /// Require a key of this file
     ///
-    /// Lines KEY [PRIORITY], with a priority from 0, the default, to 9: each level doubles the share of the machine. # begins a
+    /// Lines of a key and, if wanted, a priority from 0, the default, to 9: each level doubles the share of the machine. # begins a
     /// comment.
     #[arg(long, value_name = "FILE", help_heading = "Server")]
     api_key_file: Option<PathBuf>,
