@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 
 use mantissa_eval::divergence;
+use mantissa_kernels::kernels;
 use mantissa_model::{ForwardError, LoadError};
 use mantissa_runtime::{FastModel, Single};
 
@@ -109,11 +110,5 @@ pub(crate) fn score(
 
 /// Returns the most probable token, the first of equals.
 fn likely(logits: &[f32]) -> u32 {
-    let mut best = 0;
-    for (i, x) in logits.iter().enumerate() {
-        if *x > logits[best] {
-            best = i;
-        }
-    }
-    best as u32
+    kernels().argmax(logits).unwrap_or(0) as u32
 }

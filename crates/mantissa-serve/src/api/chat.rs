@@ -195,7 +195,7 @@ struct ChunkChoice {
     finish_reason: Option<&'static str>,
 }
 
-/// What a piece adds to the message.
+/// Addition of a piece to the message.
 #[derive(Debug, Default, Serialize, ToSchema)]
 struct AnswerDelta {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -500,7 +500,7 @@ impl Checked {
         Ok(())
     }
 
-    /// What a piece adds to the message; counts its calls.
+    /// Makes the addition of a piece to the message; counts its calls.
     fn delta(&self, piece: Piece, calls: &mut usize) -> AnswerDelta {
         let call = match piece {
             Piece::Text(text) => return AnswerDelta { content: Some(text), ..AnswerDelta::default() },

@@ -161,11 +161,20 @@ fn anthropic_assistant(content: &Value, path: &str) -> Result<Value> {
     Ok(Value::Object(message))
 }
 
+/// Copies the fields of `body` that are there, under the names of chat completions.
+fn take(body: &Value, names: &[(&str, &str)], out: &mut Map<String, Value>) {
+    for (theirs, ours) in names {
+        if !body[*theirs].is_null() {
+            out.insert((*ours).into(), body[*theirs].clone());
+        }
+    }
+}
+
 /// Request of OpenAI's chat API that asks for the same as `body`, a request of Anthropic's.
 pub(crate) fn anthropic_to_chat(body: &Value) -> Result<Value> {
     let mut out = Map::new();
     out.insert("messages".into(), json!(anthropic_messages(body)?));
-    for (theirs, ours) in [
+    let names = [
         ("model", "model"),
         ("max_tokens", "max_tokens"),
         ("temperature", "temperature"),
@@ -173,11 +182,8 @@ pub(crate) fn anthropic_to_chat(body: &Value) -> Result<Value> {
         ("top_k", "top_k"),
         ("stop_sequences", "stop"),
         ("stream", "stream"),
-    ] {
-        if !body[theirs].is_null() {
-            out.insert(ours.into(), body[theirs].clone());
-        }
-    }
+    ];
+    take(body, &names, &mut out);
     if !body["tools"].is_null() {
         let mut tools = Vec::new();
         for (i, tool) in items(body, "tools")?.iter().enumerate() {
@@ -286,7 +292,7 @@ pub(crate) fn responses_to_chat(body: &Value) -> Result<Value> {
     }
     let mut out = Map::new();
     out.insert("messages".into(), json!(responses_messages(body)?));
-    for (theirs, ours) in [
+    let names = [
         ("model", "model"),
         ("max_output_tokens", "max_tokens"),
         ("temperature", "temperature"),
@@ -296,11 +302,8 @@ pub(crate) fn responses_to_chat(body: &Value) -> Result<Value> {
         ("seed", "seed"),
         ("stream", "stream"),
         ("parallel_tool_calls", "parallel_tool_calls"),
-    ] {
-        if !body[theirs].is_null() {
-            out.insert(ours.into(), body[theirs].clone());
-        }
-    }
+    ];
+    take(body, &names, &mut out);
     if !body["tools"].is_null() {
         let mut tools = Vec::new();
         for (i, tool) in items(body, "tools")?.iter().enumerate() {

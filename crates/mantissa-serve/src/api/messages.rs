@@ -188,9 +188,7 @@ impl Checked {
             if let Some(end) = part.end {
                 all.extend(reply.finish(&end, parts.usage()));
             }
-            for (name, data) in all {
-                events.named(name, &data).await?;
-            }
+            events.all(all).await?;
         }
         Ok(())
     }

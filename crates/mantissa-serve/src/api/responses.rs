@@ -68,30 +68,23 @@ impl Checked {
         match self.events(stream, &events, &mut reply).await {
             Ok(()) => Ok(()),
             Err(Cut::Gone) => Err(Gone),
-            Err(Cut::Failed(error)) => send(&events, reply.fail(&error.message)).await,
+            Err(Cut::Failed(error)) => events.all(reply.fail(&error.message)).await,
         }
     }
 
     async fn events(&self, stream: Stream, events: &Events, reply: &mut ResponsesReply) -> Result<(), Cut> {
         let mut parts = self.answer.parts(stream)?;
-        send(events, reply.start()).await?;
+        events.all(reply.start()).await?;
         while let Some(part) = parts.next().await? {
             for piece in part.pieces {
-                send(events, reply.push(piece)).await?;
+                events.all(reply.push(piece)).await?;
             }
             if let Some(end) = part.end {
-                send(events, reply.finish(&end, parts.usage())).await?;
+                events.all(reply.finish(&end, parts.usage())).await?;
             }
         }
         Ok(())
     }
-}
-
-async fn send(events: &Events, all: Vec<(&'static str, Value)>) -> Result<(), Gone> {
-    for (name, data) in all {
-        events.named(name, &data).await?;
-    }
-    Ok(())
 }
 
 /// Answers a conversation.

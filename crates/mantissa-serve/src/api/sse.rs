@@ -9,6 +9,7 @@ use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use http_body::Frame;
 use serde::Serialize;
+use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::ApiError;
@@ -62,6 +63,14 @@ impl Events {
     pub(crate) async fn named(&self, name: &str, value: &impl Serialize) -> Result<(), Gone> {
         let json = serde_json::to_string(value).map_err(|_| Gone)?;
         self.write(format!("event: {name}\ndata: {json}\n\n")).await
+    }
+
+    /// Sends events with their names and JSON values.
+    pub(crate) async fn all(&self, events: Vec<(&'static str, Value)>) -> Result<(), Gone> {
+        for (name, value) in events {
+            self.named(name, &value).await?;
+        }
+        Ok(())
     }
 
     /// Ends a response of OpenAI's API: with its last event, or with the error.

@@ -109,7 +109,7 @@ pub(super) struct Pending {
     pub(super) updates: UnboundedSender<(usize, Update)>,
     pub(super) cancelled: Arc<AtomicBool>,
     pub(super) arrived: Instant,
-    /// What was already reported, before the work was begun anew after a fault.
+    /// Updates that were already sent, before the work was begun anew after a fault.
     pub(super) reported: Reported,
 }
 

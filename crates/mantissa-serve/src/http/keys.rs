@@ -23,9 +23,9 @@ pub struct Keys {
 pub struct KeyError {
     /// Number of the line, from 1.
     pub line: usize,
-    /// What the line may be.
+    /// Lines allowed.
     pub expected: String,
-    /// What it is, without the key.
+    /// Fault of the line, without the key.
     pub found: String,
 }
 
