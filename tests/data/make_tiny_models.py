@@ -42,6 +42,7 @@ from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 from transformers import Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM, ExaoneMoeConfig, ExaoneMoeForCausalLM
 from transformers import Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, MiniMaxM2Config, MiniMaxM2ForCausalLM
 from transformers import DeepseekV32Config, DeepseekV32ForCausalLM, GlmMoeDsaConfig, GlmMoeDsaForCausalLM
+from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
 from transformers import Ministral3Config, Ministral3ForCausalLM
 from transformers import MinistralConfig, MinistralForCausalLM, Olmo3Config, Olmo3ForCausalLM
 from transformers import AutoModelForImageTextToText
@@ -577,6 +578,31 @@ VARIANTS += [
             {"decay": "weights:A_log=-100", "skip": r"weights:\.D$=0"}, seed=1083),
 ]
 
+# DeepSeek-V4: a window alone, then beside it entries of five tokens, then chosen entries of two; experts by token in the first
+# layer. The context is longer than the window and than the chosen entries.
+V4_ROPE = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
+VARIANTS += [
+    Variant("deepseek-v4", DeepseekV4Config, DeepseekV4ForCausalLM,
+            {"layer_types": ["sliding_attention", "heavily_compressed_attention", "compressed_sparse_attention"], "num_hidden_layers": 3,
+             "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 5}, "sliding_window": 6, "num_key_value_heads": 1,
+             "head_dim": 8, "partial_rotary_factor": 0.5, "q_lora_rank": 10, "o_groups": 2, "o_lora_rank": 6, "moe_intermediate_size": 8,
+             "mlp_layer_types": ["hash_moe", "moe", "moe"], "n_routed_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 0.5,
+             "index_topk": 4, "index_head_dim": 6, "index_n_heads": 8, "hc_mult": 3, "hc_sinkhorn_iters": 3, "hc_eps": 0.01,
+             "rope_theta": 10.0, "compress_rope_theta": 20.0, "rope_parameters": V4_ROPE, "intermediate_size": ABSENT},
+            {"window": {"sliding_window": 64}, "choice": {"index_topk": 64}, "iterations": {"hc_sinkhorn_iters": 1}, "eps of mixing": {"hc_eps": 1e-6},
+             "mixing": "weights:_hc.fn=0", "scale of mixing": "weights:_hc.scale=1", "base of mixing": "weights:_hc.base=0",
+             "joined streams": "weights:hc_head.hc_fn=0", "correction": "weights:e_score_correction_bias=0",
+             "scaling": {"routed_scaling_factor": 1.0}, "limit": {"swiglu_limit": 100.0}, "experts by token": "weights:tid2eid=0",
+             "shared expert": "weights:shared_experts.down_proj.weight=0", "sinks": "weights:sinks=0",
+             "places in a block": "weights:compressor.position_bias=0", "places in a block of the indexer": "weights:indexer.position_bias=0",
+             "index queries": "weights:indexer.q_b_proj.weight=0.1", "index keys": "weights:indexer.kv_proj.weight=0.1",
+             "index weights": "weights:scorer.weights_proj.weight=0.1", "norm of the latent": "weights:q_a_norm.weight=1",
+             "norm of the keys": "weights:self_attn.kv_norm.weight=1", "norm of the entries": "weights:compressor.kv_norm.weight=1",
+             "theta": {"rope_theta": 1000.0}, "theta of entries": {"compress_rope_theta": 1000.0},
+             "YaRN": {"rope_parameters": {"rope_type": "default"}}},
+            tokens=32, seed=1100),
+]
+
 COMMON = dict(
     vocab_size=64, hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
     max_position_embeddings=64, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2, rms_norm_eps=1e-5,
@@ -685,6 +711,12 @@ def randomize(model):
                 parameter.uniform_(0.1, 0.5)
             elif re.search(r"(linear_attn|mamba|mixer)\.norm\.weight$", name):
                 parameter.uniform_(0.7, 1.3)
+            elif name.endswith("tid2eid"):
+                # Different experts for each token.
+                experts = model.config.n_routed_experts
+                parameter.copy_(torch.rand(len(parameter), experts).argsort(dim=-1)[:, :parameter.shape[1]])
+            elif re.search("hc(_head.hc)?.(fn|_scale|scale)$", name):
+                parameter.normal_(0.0, 0.5)
             elif name.endswith("A_log"):
                 parameter.uniform_(-2.0, 0.5)
             elif name.endswith("conv1d.weight") or name.endswith("conv.conv.weight"):
@@ -715,7 +747,7 @@ def randomize(model):
 
 def corrections(model):
     """Score corrections of routers and factors of layers are buffers, not parameters."""
-    buffers = "e_score_correction_bias|expert_bias|layer_scalar"
+    buffers = "e_score_correction_bias|expert_bias|layer_scalar|tid2eid"
     return [(name, buffer) for name, buffer in model.named_buffers() if re.search(buffers, name)]
 
 
@@ -748,8 +780,9 @@ def check_choices(model, input_ids):
 
     def recorded(scores, k, **options):
         if k == count:
-            best = topk(scores, k + 1, dim=-1).values[:, count:]  # the queries before see no more
-            gaps.append((best[..., -2] - best[..., -1]).min().item())
+            best = topk(scores, k + 1, dim=-1).values
+            gap = best[..., -2] - best[..., -1]
+            gaps.append(gap[gap.isfinite()].min().item())  # the queries before see no more
         return topk(scores, k, **options)
 
     torch.Tensor.topk = recorded
@@ -758,7 +791,7 @@ def check_choices(model, input_ids):
     finally:
         torch.Tensor.topk = topk
     print(f"  scores of chosen tokens and others: at least {min(gaps):.2g} apart")
-    assert len(gaps) >= 2 and min(gaps) > 10 * TOLERANCE
+    assert gaps and min(gaps) > 10 * TOLERANCE
 
 
 def check_matters(variant, config, model, input_ids, logits, label, change):

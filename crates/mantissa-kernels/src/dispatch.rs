@@ -398,9 +398,9 @@ kernels! {
         /// Backward of [`Self::gelu_mul`]: arguments and panics as in [`Self::silu_mul_backward`].
         fn gelu_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32]);
 
-        /// `out = (clamp(up, -limit, limit) + 1) * g * sigmoid(alpha * g)` with `g = min(gate, limit)`, the activation of
-        /// gpt-oss. Panics if the lengths differ.
-        fn limited_swiglu_mul(alpha: f32, limit: f32, gate: &[f32], up: &[f32], out: &mut [f32]);
+        /// `out = (clamp(up, -limit, limit) + offset) * g * sigmoid(alpha * g)` with `g = min(gate, limit)` and the numbers
+        /// `[alpha, limit, offset]`: the activation of gpt-oss. Panics if the lengths differ.
+        fn limited_swiglu_mul(numbers: [f32; 3], gate: &[f32], up: &[f32], out: &mut [f32]);
 
         /// `x = cap * tanh(scale * x / cap)`, in place.
         fn softcap(x: &mut [f32], scale: f32, cap: f32);

@@ -124,7 +124,7 @@ fn element_wise() {
             gated(k, &a, &b, &mut y);
             all.extend(bits(&y));
         }
-        k.limited_swiglu_mul(1.702, 7.0, &a, &b, &mut y);
+        k.limited_swiglu_mul([1.702, 7.0, 1.0], &a, &b, &mut y);
         all.extend(bits(&y));
         y.copy_from_slice(&a);
         k.softcap(&mut y, 0.3, 30.0);

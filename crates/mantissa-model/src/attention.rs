@@ -9,7 +9,7 @@ use mantissa_kernels::{CausalAttention, ScoreRules, for_each, kernels};
 use crate::config::{HeadNorms, QkvForm};
 use crate::error::ForwardError;
 use crate::flow::{Activations, Job, LayerFlow, Operators, Sequences};
-use crate::graph::{LinearInput, LinearKind, NormKind};
+use crate::graph::{HyperSite, LinearInput, LinearKind, NormKind};
 use crate::mixer::Mixing;
 use crate::operands::OperandRounding;
 
@@ -363,6 +363,18 @@ impl LayerFlow {
     }
 
     pub(crate) fn output(
+        &self,
+        operators: &mut impl Operators,
+        seqs: &Sequences<'_>,
+        a: &mut Activations<'_>,
+    ) -> Result<(), ForwardError> {
+        self.add_output(operators, seqs, a)?;
+        self.mix_streams(&*operators, HyperSite::Attention, seqs.rows, a);
+        Ok(())
+    }
+
+    /// Projects the joined heads and a mixer's result, and adds both to the residual stream.
+    fn add_output(
         &self,
         operators: &mut impl Operators,
         seqs: &Sequences<'_>,

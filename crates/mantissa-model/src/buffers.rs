@@ -5,6 +5,7 @@ use mantissa_kernels::CausalAttention;
 use crate::config::{DenseMlp, MlpForm, ModelConfig, NormPlaces, QkvForm};
 use crate::error::{ForwardError, LoadError};
 use crate::flow::operators::{Activations, Choice, ExtraScratch, IndexRows, MIN_ROWS, MlpRows};
+use crate::graph::LinearKind;
 use crate::linear::Linear;
 use crate::memory::{check_context, zeros};
 
@@ -87,7 +88,7 @@ pub(crate) struct Sizes {
     shares: bool,
     /// Width of a layer's own input.
     layer_input: usize,
-    /// Parallel streams of states; 0 in models with one.
+    /// Values of a row of parallel streams of states; 0 in models with one.
     streams: usize,
     wide: usize,
     /// Width of the widest joined heads or mixer's result.
@@ -133,11 +134,14 @@ impl Sizes {
             half: config.global_rotary_dim() / 2,
             local: config.local_rope.as_ref().map(|_| config.rotary_dim / 2),
             shares: config.by_layer.shared_from < config.num_hidden_layers,
-            layer_input: config.by_layer.inputs.map_or(0, |inputs| inputs.width),
-            streams: config.by_layer.streams.map_or(0, |streams| streams.count),
+            layer_input: config.own_input_width(),
+            streams: config.streams_width(),
             wide: widest_extra(config),
             joined: joined(config),
-            input: config.latent.map_or(0, |latent| latent.kv_rank.max(latent.q_rank.unwrap_or(0))),
+            input: config
+                .latent
+                .map_or(0, |latent| latent.kv_rank.max(latent.q_rank.unwrap_or(0)))
+                .max(config.mixer_linear(LinearKind::QB).map_or(0, |linear| linear.cols)),
             experts: config.experts.as_ref().map_or(0, |experts| experts.count.into()),
             per_token: config.experts.as_ref().map_or(0, |experts| experts.per_token),
             index,
@@ -195,7 +199,7 @@ impl Sizes {
             shared,
             first,
             by_rows(self.layer_input)?,
-            by_rows(self.streams.checked_mul(self.hidden)?)?,
+            by_rows(self.streams)?,
             by_rows(self.wide)?,
             of_part(self.experts)?,
             of_part(self.hidden)?,
@@ -434,7 +438,8 @@ fn widest_extra(config: &ModelConfig) -> usize {
     let gate_up = if config.mlp == MlpForm::GatedJoined { 2 * config.intermediate_size } else { 0 };
     let normed = matches!(config.norm_places, NormPlaces::After | NormPlaces::Both);
     let latent = config.latent.map_or(0, |latent| latent.scratch(config.num_attention_heads));
-    let mixer = config.recurrent.map_or(0, |recurrent| recurrent.mixer().scratch());
+    let mixers = (0..config.num_hidden_layers).filter_map(|layer| config.recurrent_in(layer));
+    let mixer = mixers.map(|recurrent| recurrent.mixer().scratch()).max().unwrap_or(0);
     let streams = config.by_layer.streams.map_or(0, |streams| streams.scratch(config.hidden_size));
     let routed = config.experts.as_ref().and_then(|experts| experts.latent).unwrap_or(0);
     let normed = if normed { config.hidden_size } else { 0 };

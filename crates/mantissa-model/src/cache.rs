@@ -95,7 +95,7 @@ impl KvCache {
         let latent = latent.transpose()?.map(Box::new);
         let sources = (0..count).map(|layer| config.kv_layer(layer)).collect();
         let state = |layer| match config.recurrent_in(layer) {
-            Some(recurrent) => StateCache::plan(recurrent.state()).map(|state| Some(Box::new(state))),
+            Some(recurrent) => StateCache::plan(recurrent.state(capacity)).map(|state| Some(Box::new(state))),
             None => Some(None),
         };
         let states = (0..count).map(state).collect::<Option<_>>().ok_or_else(memory)?;
@@ -245,7 +245,7 @@ fn latent_scratch(config: &ModelConfig, capacity: usize) -> u64 {
 
 /// Bytes of one layer for `capacity` tokens.
 fn layer_bytes(config: &ModelConfig, layer: usize, capacity: usize, quantizer: Option<&KvQuantizer>) -> u64 {
-    let state = config.recurrent_in(layer).map_or(0, |of| StateCache::bytes_needed(of.state()));
+    let state = config.recurrent_in(layer).map_or(0, |of| StateCache::bytes_needed(of.state(capacity)));
     if !config.has_own_kv(layer) {
         return state;
     }

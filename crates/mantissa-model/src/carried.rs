@@ -20,6 +20,14 @@ const ROWS: usize = 16;
 /// token's scaled embedding. A row does not depend on the others.
 #[derive(Clone, Debug)]
 pub struct LayerEmbeddings {
+    /// Table and projection; `None` if layers read the tokens themselves, whose experts they choose.
+    own: Option<OwnEmbeddings>,
+    vocabulary: usize,
+}
+
+/// Embeddings of all layers.
+#[derive(Clone, Debug)]
+struct OwnEmbeddings {
     /// `[vocabulary, layers · width]`.
     table: Linear,
     /// `[layers · width, hidden]`.
@@ -38,7 +46,10 @@ impl LayerEmbeddings {
         source: &dyn WeightSource,
         config: &ModelConfig,
     ) -> Result<Option<Arc<Self>>, LoadError> {
-        let Some(inputs) = config.by_layer.inputs else { return Ok(None) };
+        let Some(inputs) = config.by_layer.inputs else {
+            let tokens = LayerEmbeddings { own: None, vocabulary: config.vocab_size };
+            return Ok((config.own_input_width() > 0).then(|| Arc::new(tokens)));
+        };
         let (width, hidden) = (inputs.width, config.hidden_size);
         let all = config.num_hidden_layers * width;
         let [table, projection, norm] = config.layer_input_names();
@@ -47,37 +58,42 @@ impl LayerEmbeddings {
         let projection = source.tensor_f32(&projection, &[all, hidden])?;
         let module = norm.strip_suffix(".weight").unwrap_or(&norm);
         let norm = Norm::load(source, config, module, width)?;
-        Ok(Some(Arc::new(LayerEmbeddings { table, projection, norm, width, hidden })))
+        let vocabulary = table.rows();
+        let own = Some(OwnEmbeddings { table, projection, norm, width, hidden });
+        Ok(Some(Arc::new(LayerEmbeddings { own, vocabulary })))
     }
 
     /// Rows of the table.
     pub(crate) fn vocabulary(&self) -> usize {
-        self.table.rows()
+        self.vocabulary
     }
 
-    /// Writes the embeddings of `layer` for `tokens`, whose scaled embeddings are `first` `[tokens, hidden]`, into
-    /// `out` `[tokens, width]`, on up to `threads` threads.
+    /// Writes the embeddings of `layer` for `tokens`, whose scaled embeddings are `first` `[tokens, hidden]`, or the tokens
+    /// themselves, into `out` `[tokens, width]`, on up to `threads` threads.
     ///
     /// # Panics
     /// If a token is not in the table or a slice is shorter.
     pub fn fill(&self, layer: usize, tokens: &[u32], first: &[f32], out: &mut [f32], threads: usize) {
-        let (width, hidden) = (self.width, self.hidden);
-        let projection = &self.projection[layer * width * hidden..(layer + 1) * width * hidden];
+        let Some(own) = &self.own else {
+            return tokens.iter().zip(out).for_each(|(token, out)| *out = *token as f32);
+        };
+        let (width, hidden) = (own.width, own.hidden);
+        let projection = &own.projection[layer * width * hidden..(layer + 1) * width * hidden];
         let (of_first, of_table) = ((hidden as f32).sqrt().recip(), (width as f32).sqrt());
         let out = &mut out[..tokens.len() * width];
         let pieces = tokens.chunks(ROWS).zip(first.chunks(ROWS * hidden)).zip(out.chunks_mut(ROWS * width));
         for_each(threads, pieces, |((tokens, first), out)| {
-            let (mut row, mut projected) = (vec![0.0; self.table.cols()], vec![0.0; width]);
+            let (mut row, mut projected) = (vec![0.0; own.table.cols()], vec![0.0; width]);
             for ((token, x), out) in
                 tokens.iter().zip(first.chunks_exact(hidden)).zip(out.chunks_exact_mut(width))
             {
                 kernels().gemv(projection, hidden, x, &mut projected, false);
                 projected.iter_mut().for_each(|x| *x *= of_first);
-                self.norm.forward(&projected, out);
-                self.table.row(*token as usize, &mut row);
-                let own = &row[layer * width..(layer + 1) * width];
+                own.norm.forward(&projected, out);
+                own.table.row(*token as usize, &mut row);
+                let of_token = &row[layer * width..(layer + 1) * width];
                 out.iter_mut()
-                    .zip(own)
+                    .zip(of_token)
                     .for_each(|(x, own)| *x = (*x + own * of_table) * std::f32::consts::FRAC_1_SQRT_2);
             }
         });
@@ -116,13 +132,13 @@ impl Carried {
 
     /// Bytes that a token of this model takes in windows of up to `longest` tokens, in f32.
     pub fn bytes_per_token(config: &ModelConfig, longest: usize) -> usize {
-        let inputs = config.by_layer.inputs.map_or(0, |_| 4 * config.hidden_size);
+        let inputs = if config.own_input_width() > 0 { 4 * config.hidden_size } else { 0 };
         let layers = (0..config.num_hidden_layers).filter(|layer| config.shares_kv(*layer));
         let shared = layers.map(|layer| {
             let heads = config.heads(layer);
             8 * heads.key_value * heads.dim
         });
-        let streams = config.by_layer.streams.map_or(0, |streams| 4 * streams.count * config.hidden_size);
+        let streams = 4 * config.streams_width();
         inputs + shared.sum::<usize>() + streams + 4 * config.carried_choice(longest)
     }
 
@@ -142,6 +158,11 @@ impl Carried {
                 to[..len].copy_from_slice(from);
                 to[len..].fill(0.0);
             }
+        }
+        // Those that the first layer makes are of the states.
+        if config.by_layer.hyper.is_some() {
+            b.streams[..self.streams.len()].copy_from_slice(&self.streams);
+            b.streams[self.streams.len()..].fill(0.0);
         }
         if config.uses_choice(layer) {
             b.chosen[..self.chosen.len()].copy_from_slice(&self.chosen);
@@ -167,6 +188,9 @@ impl Carried {
             let (len, stride) = (tokens * config.hidden_size, b.streams.len() / streams.count);
             self.streams =
                 b.streams.chunks_exact(stride).flat_map(|stream| &stream[..len]).copied().collect();
+        }
+        if let Some(hyper) = config.by_layer.hyper {
+            self.streams = b.streams[..tokens * hyper.count * config.hidden_size].into();
         }
     }
 

@@ -4,6 +4,7 @@
 
 mod attention;
 mod by_layer;
+mod compressed;
 #[cfg(test)]
 mod examples;
 mod experts;
@@ -23,7 +24,7 @@ pub use crate::architecture::features::{
     Activation, Biases, DenseMlp, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores,
 };
 pub use attention::{Latent, QueryGrowth};
-pub use by_layer::{GlobalHeads, LayerFeatures, LayerHeads, LayerInputs, Streams};
+pub use by_layer::{GlobalHeads, HyperStreams, LayerFeatures, LayerHeads, LayerInputs, Streams};
 #[cfg(test)]
 pub(crate) use examples::example;
 pub use experts::{Experts, Groups, LimitedSwiglu, Routing, SharedExperts};
@@ -144,7 +145,8 @@ pub struct ModelConfig {
     pub experts: Option<Experts>,
     /// True if the head has a bias.
     pub head_bias: bool,
-    /// True if a GPT-2 checkpoint lacks the prefix `transformer.` in its names, which no config records.
+    /// True if names are those of the publisher where transformers writes others, which no config records: a GPT-2
+    /// checkpoint lacks the prefix `transformer.`, one of DeepSeek-V4 `model.`.
     pub bare_names: bool,
     /// Token that begins a document.
     pub bos_token_id: Option<u32>,
@@ -180,14 +182,17 @@ impl ModelConfig {
         let caps = architecture.softcaps;
         let windows = attention::windows(fields, architecture, num_hidden_layers)?;
         let by_layer = LayerFeatures::parse(fields, architecture, &heads, &windows)?;
+        let rotated = match architecture.rope.compressed_theta {
+            Some(_) => compressed::rotated(fields, heads.dim)?,
+            None => rotated,
+        };
         let widths = [rotated, by_layer.global_heads.map_or(rotated, |global| global.head_dim)];
         let rope = rope::parse(fields, &architecture.rope, max_position_embeddings, widths)?;
         let scales = Scales::parse(fields, architecture, heads.hidden_size)?;
         let eps = parse_eps(fields, architecture.eps)?;
-        let hidden = heads.hidden_size;
         let multipliers = architecture.multipliers.then(|| Multipliers::parse(fields)).transpose()?;
         let Mixers { recurrent, mixing, has_mlp } =
-            recurrent::parse(fields, architecture, num_hidden_layers, hidden, eps)?;
+            recurrent::parse(fields, architecture, num_hidden_layers, &heads, eps)?;
         Ok(ModelConfig {
             architecture,
             wrapper,
@@ -258,7 +263,8 @@ impl ModelConfig {
     pub fn find_names(&mut self, has: impl Fn(&str) -> bool) {
         self.find_place(&has);
         let names = &self.architecture.names;
-        self.bare_names = !names.root.is_empty() && has(&format!("{}.weight", names.embedding));
+        let published = names.published.or((!names.root.is_empty()).then_some(names));
+        self.bare_names = published.is_some_and(|names| has(&format!("{}.weight", names.embedding)));
         let Some(rules) = self.architecture.experts.as_ref() else { return };
         // Biases of experts are stored fused beside experts one by one.
         let fused =

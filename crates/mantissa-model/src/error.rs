@@ -45,6 +45,18 @@ pub enum LoadError {
         /// The shape required.
         expected: Vec<usize>,
     },
+    /// A tensor of indices holds one that is too large, or negative.
+    #[error("{location}: tensor \"{tensor}\": expected integers from 0 to less than {below}, got {found}")]
+    Integer {
+        /// Place of the tensor.
+        location: String,
+        /// Its name.
+        tensor: String,
+        /// The value.
+        found: String,
+        /// Number that all values are less than.
+        below: u64,
+    },
     /// The parts of a quantized weight do not fit together.
     #[error("linear \"{module}\": {error}")]
     Weight {

@@ -14,6 +14,7 @@ use crate::config::{DenseMlp, Routing, Scores, SharedExperts};
 use crate::error::ForwardError;
 use crate::flow::{Activations, Choice, ExpertFlow, Group, Job, LayerFlow, MIN_ROWS, Operators};
 use crate::graph::{LinearInput, LinearKind, NormKind, SideKind, VectorKind};
+use crate::mixer::softplus;
 
 /// Most experts of a call.
 const TOGETHER: usize = 8;
@@ -168,9 +169,18 @@ impl LayerFlow {
             operators.side(SideKind::ToExperts, normed, &mut a.extra.wide[..n * latent]);
         }
         let correction = operators.vector(VectorKind::Correction);
+        let by_token = operators.vector(VectorKind::TokenExperts);
         for (row, logits) in logits.chunks_exact_mut(experts.count).enumerate().take(real) {
             let begin = choices.len();
-            route(&experts.routing, experts.per_token, logits, correction, row as u32, &mut choices);
+            let (routing, per_token) = (&experts.routing, experts.per_token);
+            match by_token {
+                Some(table) => {
+                    let token = a.layer_input[rows.start + row] as usize;
+                    let listed = &table[token * per_token..][..per_token];
+                    route_by_token(routing, listed, logits, row as u32, &mut choices);
+                }
+                None => route(routing, per_token, logits, correction, row as u32, &mut choices),
+            }
             if experts.runs_all {
                 choose_others(experts.count, row as u32, begin, &mut choices);
             }
@@ -324,11 +334,7 @@ fn route(
     row: u32,
     choices: &mut Vec<Choice>,
 ) {
-    match routing.scores {
-        Scores::Softmax => kernels().softmax(logits),
-        Scores::Sigmoid => sigmoid(logits),
-        Scores::SoftmaxOfChosen => {}
-    }
+    scores(routing, logits);
     let corrected = |e: usize| logits[e] + correction.map_or(0.0, |correction| correction[e]);
     // Groups stand in the list for a while, so that nothing is allocated.
     let begin = choices.len();
@@ -346,7 +352,41 @@ fn route(
         choices.push(Choice { expert, row, weight: logits[usize::from(expert)] });
     }
     choices.drain(begin..first);
-    let chosen = &mut choices[begin..];
+    weigh(routing, &mut choices[begin..]);
+}
+
+/// Turns the logits of a router into scores.
+fn scores(routing: &Routing, logits: &mut [f32]) {
+    match routing.scores {
+        Scores::Softmax => kernels().softmax(logits),
+        Scores::Sigmoid => sigmoid(logits),
+        Scores::SoftmaxOfChosen => {}
+        Scores::SqrtSoftplus => {
+            logits.iter_mut().for_each(|x| *x = softplus(f64::from(*x)).sqrt() as f32);
+        }
+    }
+}
+
+/// Chooses the `listed` experts for one token, weighted by its router's `logits`, which become scores.
+fn route_by_token(
+    routing: &Routing,
+    listed: &[f32],
+    logits: &mut [f32],
+    row: u32,
+    choices: &mut Vec<Choice>,
+) {
+    scores(routing, logits);
+    let begin = choices.len();
+    choices.extend(listed.iter().map(|expert| Choice {
+        expert: *expert as u16,
+        row,
+        weight: logits[*expert as usize],
+    }));
+    weigh(routing, &mut choices[begin..]);
+}
+
+/// Turns the scores of the chosen experts of one token into weights.
+fn weigh(routing: &Routing, chosen: &mut [Choice]) {
     if routing.scores == Scores::SoftmaxOfChosen {
         let max = chosen.iter().fold(f32::NEG_INFINITY, |max, choice| max.max(choice.weight));
         for choice in &mut *chosen {
@@ -358,7 +398,8 @@ fn route(
     if routing.normalize || routing.scores == Scores::SoftmaxOfChosen {
         let sum: f32 = chosen.iter().map(|choice| choice.weight).sum();
         // The reference of DeepSeek-V3 adds this, because all sigmoids may vanish.
-        let sum = if routing.scores == Scores::Sigmoid { sum + 1e-20 } else { sum };
+        let vanish = matches!(routing.scores, Scores::Sigmoid | Scores::SqrtSoftplus);
+        let sum = if vanish { sum + 1e-20 } else { sum };
         chosen.iter_mut().for_each(|choice| choice.weight /= sum);
     }
     chosen.iter_mut().for_each(|choice| choice.weight *= routing.scale);
@@ -378,21 +419,19 @@ fn choose_others(count: usize, row: u32, begin: usize, choices: &mut Vec<Choice>
 /// in any order, `gradients` those of their weights in the same order. The choice itself has no gradient.
 ///
 /// With scores s and weights `w = scale · s / Σ s` of the chosen (or `scale · s`): `ds = scale · dw / Σ s - Σ w dw / Σ s`
-/// of the chosen, then the derivative of softmax, `dl = s (ds - Σ s ds)`, or of the sigmoid, `dl = s (1 - s) ds`.
+/// of the chosen, then the derivative of softmax, `dl = s (ds - Σ s ds)`, of the sigmoid, `dl = s (1 - s) ds`, or of the
+/// root of softplus, `dl = sigmoid(l) ds / 2s`.
 pub fn route_backward(routing: &Routing, logits: &mut [f32], chosen: &[Choice], gradients: &[f32]) {
     let scores = logits;
-    match routing.scores {
-        Scores::Softmax => kernels().softmax(scores),
-        Scores::Sigmoid => sigmoid(scores),
-        Scores::SoftmaxOfChosen => {
-            // Weights of a softmax over the chosen: `dl = w (scale · dw - Σ w dw) / scale · scale`.
-            let along: f32 = chosen.iter().zip(gradients).map(|(choice, dw)| choice.weight * dw).sum();
-            scores.fill(0.0);
-            for (choice, dw) in chosen.iter().zip(gradients) {
-                scores[usize::from(choice.expert)] = choice.weight * (dw - along / routing.scale);
-            }
-            return;
+    self::scores(routing, scores);
+    if routing.scores == Scores::SoftmaxOfChosen {
+        // Weights of a softmax over the chosen: `dl = w (scale · dw - Σ w dw) / scale · scale`.
+        let along: f32 = chosen.iter().zip(gradients).map(|(choice, dw)| choice.weight * dw).sum();
+        scores.fill(0.0);
+        for (choice, dw) in chosen.iter().zip(gradients) {
+            scores[usize::from(choice.expert)] = choice.weight * (dw - along / routing.scale);
         }
+        return;
     }
     let score = |choice: &Choice| scores[usize::from(choice.expert)];
     let (mut sum, mut along) = (1.0, 0.0);
@@ -405,7 +444,12 @@ pub fn route_backward(routing: &Routing, logits: &mut [f32], chosen: &[Choice], 
     for (e, s) in scores.iter_mut().enumerate() {
         let own = chosen.iter().position(|choice| usize::from(choice.expert) == e);
         let own = own.map_or(0.0, |i| slope(gradients[i]));
-        *s *= if routing.scores == Scores::Sigmoid { (1.0 - *s) * own } else { own - weighted };
+        *s = match routing.scores {
+            Scores::Sigmoid => *s * (1.0 - *s) * own,
+            // ds/dl = sigmoid(l) / 2s, and sigmoid(l) = 1 - exp(-s²).
+            Scores::SqrtSoftplus => -(-*s * *s).exp_m1() / (2.0 * *s) * own,
+            Scores::Softmax | Scores::SoftmaxOfChosen => *s * (own - weighted),
+        };
     }
 }
 
@@ -515,7 +559,7 @@ mod tests {
     fn gradients_of_the_weights_match_central_differences() {
         let logits = [0.3_f32, 1.1, -0.4, 0.9, 0.2];
         let factors = [0.7, -1.3, 0.2, 2.1, 0.4];
-        for scores in [Scores::Softmax, Scores::Sigmoid, Scores::SoftmaxOfChosen] {
+        for scores in [Scores::Softmax, Scores::Sigmoid, Scores::SoftmaxOfChosen, Scores::SqrtSoftplus] {
             for (normalize, scale) in [(false, 1.0), (true, 1.0), (true, 2.5), (false, 0.5)] {
                 let routing = Routing { scores, normalize, scale, ..PLAIN };
                 let value = |logits: &[f32]| -> f64 {

@@ -17,7 +17,8 @@ use crate::config::{
     QkvForm, QueryGrowth, Routing, SharedExperts, Streams,
 };
 use crate::error::ForwardError;
-use crate::graph::kinds::{NormKind, VectorKind};
+use crate::graph::kinds::{HyperSite, NormKind, VectorKind};
+use crate::hyper::HyperFlow;
 use crate::kv::quantizer::KvQuantizer;
 use crate::mixer::{MixRows, Mixing, Recurrent};
 use crate::operands::OperandRounding;
@@ -62,8 +63,10 @@ pub struct LayerFlow {
     pub(crate) input: Option<usize>,
     /// True if the states are multiplied by a number after the layer.
     pub(crate) scales: bool,
-    /// Parallel streams of states.
+    /// Parallel streams of states, of which the layer computes the first.
     pub(crate) streams: Option<StreamFlow>,
+    /// Parallel streams of states, which each half of the layer joins and mixes.
+    pub(crate) hyper: Option<HyperFlow>,
     /// Standard deviations above its mean at which the gate of a token is cut off.
     pub(crate) cutoff: Option<f32>,
     /// Factor of the queries by position.
@@ -145,12 +148,18 @@ impl LayerFlow {
                 first: layer == 0,
                 last: layer + 1 == config.num_hidden_layers,
             }),
+            hyper: config.by_layer.hyper.map(|streams| HyperFlow {
+                streams,
+                norm_eps: config.rms_norm_eps,
+                first: layer == 0,
+                last: layer + 1 == config.num_hidden_layers,
+            }),
             cutoff: config.by_layer.cutoffs.get(layer).copied().flatten(),
             half: if config.rotated_layers[layer] { config.rotary_dim_of(layer) / 2 } else { 0 },
             gated: config.gated_attention,
             multipliers: config.multipliers,
             mixing: config.mixing[layer],
-            recurrent: config.recurrent_in(layer).copied(),
+            recurrent: config.recurrent_in(layer),
             has_mlp: config.has_mlp[layer],
             interleaved: config.rope_interleaved && config.rotated_layers[layer],
             local: config.local_rope.is_some() && config.windows[layer].is_some(),
@@ -179,9 +188,10 @@ impl LayerFlow {
         matches!(self.places, NormPlaces::Parallel | NormPlaces::ParallelShared)
     }
 
-    /// True if a pass may stop after the joined heads or the MLP's input, and go on from there.
+    /// True if a pass may stop after the joined heads or the MLP's input, and go on from there. Not with streams that are
+    /// mixed between the halves.
     pub(crate) fn pauses(&self) -> bool {
-        !self.parallel() && self.mixing != Mixing::Both
+        !self.parallel() && self.mixing != Mixing::Both && self.hyper.is_none()
     }
 
     /// True if results are normed before they are added.
@@ -322,7 +332,8 @@ impl LayerFlow {
                 None => None,
             };
             let (scratch, out) = (&mut *a.extra.wide, &mut a.attended[seqs.rows * self.mixed_from()..]);
-            let rows = MixRows { seqs, states, threads: self.threads, scratch, out: &mut *out };
+            let (threads, cos, sin) = (self.threads, a.cos, a.sin);
+            let rows = MixRows { seqs, states, threads, scratch, out: &mut *out, cos, sin };
             recurrent.mixer().mix(operators, rows);
             let factor = self.multipliers.map(|multipliers| multipliers.mixed);
             scale(factor, &mut out[..seqs.rows * recurrent.width()]);
@@ -372,7 +383,9 @@ impl LayerFlow {
             return Ok(());
         }
         self.predict(operators, seqs.rows, false, a);
+        self.join_into(&*operators, HyperSite::Attention, seqs.rows, a);
         self.enter(operators, NormKind::Input, seqs.rows * self.hidden, a);
+        self.clear_joined(seqs.rows, a);
         if let Some(recurrent) = &self.recurrent {
             let x = &a.normed[..seqs.rows * self.hidden];
             recurrent.mixer().project(operators, x, (seqs.rows, seqs.tokens()), a.extra.wide)?;
@@ -397,9 +410,11 @@ impl LayerFlow {
             return Ok(());
         }
         let len = seqs.rows * self.hidden;
+        self.join_into(&*operators, HyperSite::Mlp, seqs.rows, a);
         if !self.parallel() {
             self.enter(operators, NormKind::Post, len, a);
         }
+        self.clear_joined(seqs.rows, a);
         let tokens = seqs.tokens();
         parts(seqs.rows, a.mlp.most).try_for_each(|part| {
             let real = part.end.min(tokens).saturating_sub(part.start);
@@ -419,6 +434,7 @@ impl LayerFlow {
             self.join_streams(operators, part, a);
             Ok(())
         })?;
+        self.mix_streams(&*operators, HyperSite::Mlp, seqs.rows, a);
         if let Some(&[scale]) = operators.vector(VectorKind::Scale).filter(|_| self.scales) {
             a.residual[..len].iter_mut().for_each(|x| *x *= scale);
         }

@@ -9,14 +9,14 @@ mod mixing;
 mod names;
 mod sides;
 
-pub use kinds::{FusedGroup, LinearInput, LinearKind, NormKind, SideKind, VectorKind};
+pub use kinds::{FusedGroup, HyperPart, HyperSite, LinearInput, LinearKind, NormKind, SideKind, VectorKind};
 pub use names::{EMBEDDING, HEAD};
 
 use mantissa_kernels::CausalAttention;
 use mantissa_store::convention::Stack;
 
 use crate::config::{DenseMlp, LayerHeads, MlpForm, ModelConfig, NormForm, NormPlaces, QkvForm};
-use crate::mixer::Mixing;
+use crate::mixer::{MixerLinear, Mixing};
 use crate::source::WeightSource;
 
 /// Role of a parameter.
@@ -275,6 +275,9 @@ impl ModelConfig {
 
     /// Rows, columns, and true if there is a bias.
     fn linear_shape(&self, layer: usize, kind: LinearKind) -> (usize, usize, bool) {
+        if let Some(MixerLinear { rows, cols, bias, .. }) = self.mixer_linear(kind) {
+            return (rows, cols, bias);
+        }
         let (d, ffn, biases) = (self.hidden_size, self.ffn(layer), self.biases);
         let LayerHeads { query, key_value, dim } = self.heads(layer);
         let (q, kv) = (query * dim, key_value * dim);
@@ -313,11 +316,7 @@ impl ModelConfig {
             | LinearKind::MixQ
             | LinearKind::MixK
             | LinearKind::MixV
-            | LinearKind::MixOut => {
-                let linears = self.recurrent.as_ref().map(|recurrent| recurrent.mixer().linears());
-                let linear = linears.into_iter().flatten().flatten().find(|linear| linear.kind == kind);
-                linear.map_or((0, 0, false), |linear| (linear.rows, linear.cols, linear.bias))
-            }
+            | LinearKind::MixOut => (0, 0, false),
             LinearKind::Embedding => (self.vocab_size, d, false),
             LinearKind::Head => (self.vocab_size, d, self.head_bias),
         }
@@ -358,7 +357,7 @@ impl ModelConfig {
         let has = |kind: &LinearKind| match kind {
             L::Qkv => self.qkv != QkvForm::Separate,
             L::GateUp => self.mlp == MlpForm::GatedJoined,
-            L::QA | L::QB | L::KvA | L::KvB => self.latent.is_some(),
+            L::QA | L::QB | L::KvA | L::KvB => self.latent.is_some() || self.mixer_linear(*kind).is_some(),
             L::InputGate | L::InputProjection => self.by_layer.inputs.is_some(),
             L::MixIn | L::MixGate | L::MixQ | L::MixK | L::MixV | L::MixOut => self.recurrent.is_some(),
             _ => true,

@@ -1,6 +1,7 @@
 //! One decoder layer with its weights, as evaluation holds them; [`crate::flow`] defines what it computes.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use mantissa_kernels::kernels;
 use mantissa_num::Source;
@@ -21,6 +22,9 @@ use crate::norm::Norm;
 use crate::operands::OperandRounding;
 use crate::products::Products;
 use crate::source::WeightSource;
+
+/// Rows of an input that a column of a small projection is computed of at a time.
+const ROWS_OF_SIDE: usize = 64;
 
 /// Callback for the inputs of linear layers: the kind of input, and its values `[tokens, width]`, without padding and
 /// before run-time quantization. Tokens come in order; those of a long pass may come in several calls. An expert
@@ -122,7 +126,11 @@ impl<T> LayerParts<T> {
             Ok((kind, Linear::new(&module, weight)?))
         };
         let vector = |(kind, shape): (VectorKind, Vec<usize>)| {
-            let values = source.tensor_f32(&config.vector_name(layer, kind), &shape)?;
+            let name = config.vector_name(layer, kind);
+            if kind.is_integer() {
+                return Ok((kind, token_experts(source, config, &name, &shape)?));
+            }
+            let values = source.tensor_f32(&name, &shape)?;
             // A depthwise convolution runs row by row.
             let by_rows = |shape: &[usize]| transpose(&values, shape[0], shape.iter().skip(1).product());
             Ok((kind, if kind.convolves() { by_rows(&shape) } else { values }))
@@ -414,6 +422,25 @@ impl Operators for Evaluate<'_, '_> {
         }
     }
 
+    fn side_rows(&mut self, kind: SideKind, rows: Range<usize>, x: &[f32], out: &mut [f32]) {
+        if let Some((_, linear)) = self.layer.sides.iter().find(|(of, _)| *of == kind) {
+            let (weight, column) = self.panel.split_at_mut(linear.cols());
+            let (tokens, count) = (x.len() / linear.cols(), rows.len());
+            // Column by column, so that the summation order does not depend on the number of tokens.
+            for (i, row) in rows.enumerate() {
+                linear.row(row, weight);
+                for (tokens, x) in
+                    (0..tokens).step_by(ROWS_OF_SIDE).zip(x.chunks(ROWS_OF_SIDE * weight.len()))
+                {
+                    let column = &mut column[..x.len() / weight.len()];
+                    kernels().gemv(x, weight.len(), weight, column, false);
+                    let out = out[tokens * count..].iter_mut().skip(i).step_by(count);
+                    out.zip(&*column).for_each(|(out, x)| *out = *x);
+                }
+            }
+        }
+    }
+
     fn apart(&mut self, kind: LinearKind, x: &mut [f32], weight: &mut [f32]) -> Result<(), ForwardError> {
         match self.layer.linear(kind) {
             Some(linear) => linear.apart(x, weight),
@@ -423,6 +450,26 @@ impl Operators for Evaluate<'_, '_> {
 
     fn vector(&self, kind: VectorKind) -> Option<&[f32]> {
         self.layer.vectors.iter().find(|(of, _)| *of == kind).map(|(_, values)| values.as_slice())
+    }
+}
+
+/// Reads the experts of each token, as numbers, and checks that the layer has them.
+fn token_experts(
+    source: &dyn WeightSource,
+    config: &ModelConfig,
+    name: &str,
+    shape: &[usize],
+) -> Result<Vec<f32>, LoadError> {
+    let count = config.experts.as_ref().map_or(0, |experts| experts.count);
+    let experts = source.integers(name, shape)?;
+    match experts.iter().find(|expert| **expert >= u32::from(count)) {
+        None => Ok(experts.into_iter().map(|expert| expert as f32).collect()),
+        Some(found) => Err(LoadError::Integer {
+            location: source.location(),
+            tensor: name.to_owned(),
+            found: found.to_string(),
+            below: count.into(),
+        }),
     }
 }
 

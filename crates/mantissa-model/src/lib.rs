@@ -26,6 +26,7 @@ mod factored;
 pub mod flow;
 pub mod generate;
 pub mod graph;
+mod hyper;
 mod indexer;
 mod input;
 pub mod kv;

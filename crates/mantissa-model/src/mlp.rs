@@ -153,7 +153,7 @@ impl LayerFlow {
         let limited = self.experts.as_ref().and_then(|experts| experts.limited);
         let pieces = gate.chunks(piece).zip(up.chunks(piece)).zip(inner.chunks_mut(piece));
         for_each(threads, pieces, |((gate, up), inner)| match (limited, self.activation) {
-            (Some(l), _) => kernels().limited_swiglu_mul(l.alpha, l.limit, gate, up, inner),
+            (Some(l), _) => kernels().limited_swiglu_mul([l.alpha, l.limit, l.offset], gate, up, inner),
             (None, Activation::Silu) => kernels().silu_mul(gate, up, inner),
             (None, Activation::Relu2) => kernels().relu2_mul(gate, up, inner),
             (None, Activation::GeluTanh) => kernels().gelu_tanh_mul(gate, up, inner),

@@ -102,6 +102,9 @@ impl AttentionOperands {
         if config.latent.is_some() {
             return Err(refused("models whose cache holds heads, not latents"));
         }
+        if config.attention_layers().next().is_none() {
+            return Err(refused("models with layers whose keys and values are cached"));
+        }
         let hadamard =
             || Hadamard::new(head).ok_or_else(|| refused("heads with a width that has a Hadamard matrix"));
         let rotation = self.rotate.then(hadamard).transpose()?;

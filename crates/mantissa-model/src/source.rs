@@ -30,6 +30,12 @@ pub trait WeightSource {
     /// [`LoadError`] if it is missing, has another shape or cannot be read.
     fn tensor_f32(&self, tensor: &str, shape: &[usize]) -> Result<Vec<f32>, LoadError>;
 
+    /// Reads a tensor of integers from 0 to 2³² - 1.
+    ///
+    /// # Errors
+    /// As [`tensor_f32`](Self::tensor_f32), and if the values are floats or out of range.
+    fn integers(&self, tensor: &str, shape: &[usize]) -> Result<Vec<u32>, LoadError>;
+
     /// Reads the weight of a linear layer or of the embedding, `[rows, cols]`, as stored.
     ///
     /// # Errors
@@ -104,6 +110,14 @@ pub trait SourceView {
         self.base().tensor_f32(tensor, shape)
     }
 
+    /// Overrides [`WeightSource::integers`].
+    ///
+    /// # Errors
+    /// As there.
+    fn integers(&self, tensor: &str, shape: &[usize]) -> Result<Vec<u32>, LoadError> {
+        self.base().integers(tensor, shape)
+    }
+
     /// Overrides [`WeightSource::linear`].
     ///
     /// # Errors
@@ -146,6 +160,10 @@ pub trait SourceView {
 }
 
 impl<T: SourceView> WeightSource for T {
+    fn integers(&self, tensor: &str, shape: &[usize]) -> Result<Vec<u32>, LoadError> {
+        SourceView::integers(self, tensor, shape)
+    }
+
     fn config(&self) -> Option<&Value> {
         SourceView::config(self)
     }
@@ -217,6 +235,10 @@ impl WeightSource for ModelFiles {
         Ok(ModelFiles::tensor_f32(self, tensor, shape)?)
     }
 
+    fn integers(&self, tensor: &str, shape: &[usize]) -> Result<Vec<u32>, LoadError> {
+        Ok(ModelFiles::integers(self, tensor, shape)?)
+    }
+
     fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight, LoadError> {
         Ok(ModelFiles::linear(self, module, rows, cols, bias)?)
     }
@@ -279,6 +301,10 @@ impl WeightSource for MapSource {
         }
         let (found, expected) = (found.clone(), shape.into());
         Err(LoadError::Shape { location: self.location(), tensor: tensor.into(), found, expected })
+    }
+
+    fn integers(&self, tensor: &str, shape: &[usize]) -> Result<Vec<u32>, LoadError> {
+        Ok(self.tensor_f32(tensor, shape)?.into_iter().map(|x| x as u32).collect())
     }
 
     fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight, LoadError> {

@@ -40,15 +40,15 @@ fn only_the_last_pass_is_removed_from_a_state() {
 fn caches_hold_keys_and_values_of_attention_only() {
     for (decoder, _) in models() {
         let config = decoder.config();
-        let (attend, recur) = (config.attention_layers().count() as u64, config.recurrent.unwrap());
+        let attend = config.attention_layers().count() as u64;
         // Keys and values, or the latent that they are projected from.
         let token = match config.latent {
             Some(latent) => latent.kv_rank + latent.rotated,
             None => 2 * config.key_value_width(),
         };
         let heads = attend * 10 * 4 * token as u64;
-        let recurrent = (0..config.num_hidden_layers).filter(|&l| config.recurrent_in(l).is_some()).count();
-        let states = 2 * recurrent as u64 * recur.state().bytes();
+        let states = (0..config.num_hidden_layers).filter_map(|layer| config.recurrent_in(layer));
+        let states = states.map(|of| of.state(10).bytes() + 4 * of.state(10).changed() as u64).sum::<u64>();
         // Latents are decoded into scratch.
         let needed = KvCache::bytes_needed(config, 10);
         assert!(needed == heads + states || (config.latent.is_some() && needed > heads + states));

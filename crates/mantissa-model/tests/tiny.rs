@@ -4,7 +4,11 @@
 mod common;
 
 use common::{expected, load, logits, max_difference, tiny};
-use mantissa_model::{Batch, Buffers, Decoder, ForwardError, GenerateOptions, KvCache, Sampling, generate};
+use mantissa_model::{
+    Batch, Buffers, Decoder, ForwardError, GenerateOptions, KvCache, LoadError, Sampling, SourceView,
+    WeightSource, generate,
+};
+use mantissa_store::convention::{LinearWeight, ModelFiles};
 
 /// Tolerance for float32 logits of magnitude up to a few units, from transformers in float32.
 const TOLERANCE: f32 = 1e-4;
@@ -26,6 +30,57 @@ fn the_class_of_an_architecture_is_that_of_transformers() {
         let config: serde_json::Value = serde_json::from_str(&config).unwrap();
         let class = load(&dir).config().class();
         assert_eq!(config["architectures"], serde_json::json!([class]), "{}", dir.display());
+    }
+}
+
+/// A checkpoint under the names that DeepSeek publishes, where transformers writes others.
+struct Published(ModelFiles);
+
+impl Published {
+    fn written(name: &str) -> String {
+        let name = name.replace(".attn.kv_norm.", ".attn.norm.").replace("hc_head_", "model.hc_head.hc_");
+        match name.strip_prefix("embed.") {
+            Some(rest) => format!("model.embed_tokens.{rest}"),
+            None if name.starts_with("layers.") || name.starts_with("norm.") => format!("model.{name}"),
+            None => name,
+        }
+    }
+}
+
+impl SourceView for Published {
+    fn base(&self) -> &dyn WeightSource {
+        &self.0
+    }
+
+    fn has(&self, tensor: &str) -> bool {
+        !tensor.starts_with("model.") && self.0.has(&Self::written(tensor))
+    }
+
+    fn tensor_f32(&self, tensor: &str, shape: &[usize]) -> Result<Vec<f32>, LoadError> {
+        self.base().tensor_f32(&Self::written(tensor), shape)
+    }
+
+    fn integers(&self, tensor: &str, shape: &[usize]) -> Result<Vec<u32>, LoadError> {
+        self.base().integers(&Self::written(tensor), shape)
+    }
+
+    fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight, LoadError> {
+        self.base().linear(Self::written(&format!("{module}.")).trim_end_matches('.'), rows, cols, bias)
+    }
+}
+
+#[test]
+fn published_names_are_read() {
+    let dir = tiny().into_iter().find(|dir| dir.ends_with("deepseek-v4")).unwrap();
+    let published = Decoder::load(&Published(ModelFiles::open(&dir).unwrap())).unwrap();
+    let (sequences, _) = expected(&dir);
+    assert_eq!(logits(&published, &sequences), logits(&load(&dir), &sequences));
+    let names: Vec<_> = published.config().tensors().into_iter().map(|tensor| tensor.name).collect();
+    assert!(names.iter().all(|name| !name.starts_with("model.")), "{names:?}");
+    for name in
+        ["embed.weight", "layers.1.attn.kv_norm.weight", "hc_head_scale", "norm.weight", "head.weight"]
+    {
+        assert!(names.iter().any(|known| known == name), "{name}");
     }
 }
 

@@ -33,6 +33,9 @@ pub(crate) fn residual_of(config: &ModelConfig) -> std::result::Result<Hadamard,
     if matches!(config.norm_places, NormPlaces::After | NormPlaces::Both) {
         return Err("the model has norms after attention or MLP, which do not commute with rotations");
     }
+    if config.by_layer.hyper.is_some() {
+        return Err("the states are parallel streams, which unquantized weights read and mix");
+    }
     if config.experts.as_ref().is_some_and(|experts| experts.latent.is_some()) {
         return Err("experts write a latent, from which an unquantized projection leads to the states");
     }

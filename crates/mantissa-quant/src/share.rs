@@ -165,6 +165,17 @@ impl Plan {
                     ..
                 } => "parallel streams and their low-rank path: published recipes leave them unquantized",
                 Role::Side {
+                    kind:
+                        SideKind::BlockValues
+                        | SideKind::BlockGate
+                        | SideKind::IndexBlockValues
+                        | SideKind::IndexBlockGate,
+                    ..
+                } => "projections of compressed entries: published in bf16 beside FP8 weights",
+                Role::Side { kind: SideKind::OutputGroups, .. } => {
+                    "output projection by groups of heads: engines read it as a batched product"
+                }
+                Role::Side {
                     kind: SideKind::IndexQueries | SideKind::IndexKeys | SideKind::IndexWeights,
                     ..
                 } => "indexer: it chooses tokens, as a router chooses experts",

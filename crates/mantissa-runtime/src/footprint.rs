@@ -231,9 +231,9 @@ impl SessionFootprint {
         let rows = speculate::SEQUENCES * speculate::MOST + options.step_tokens + options.sequences;
         let tokens = options.cached_tokens.max(options.context);
         SessionFootprint {
-            cache: kv
-                .bytes_needed(tokens.saturating_add(kv.block_tokens()))
-                .saturating_add(kv.state_bytes().saturating_mul((options.sequences + options.kept) as u64)),
+            cache: kv.bytes_needed(tokens.saturating_add(kv.block_tokens())).saturating_add(
+                kv.state_bytes(options.context).saturating_mul((options.sequences + options.kept) as u64),
+            ),
             buffers: buffers(config, rows, options.step_tokens, options.context, options.sequences),
         }
     }

@@ -55,7 +55,7 @@ fn steps_allocate_nothing_after_the_first_of_their_shape() {
     let dense = ["llama2-gqa-tied", "qwen3-qknorm", "phi3", "gemma2"];
     let experts = ["qwen3-moe", "qwen2-moe", "deepseek-v3", "gpt-oss"];
     let learned_positions = ["gpt2"];
-    let recurrent = ["qwen3-next", "lfm2", "nemotron-h", "kimi-linear"];
+    let recurrent = ["qwen3-next", "lfm2", "nemotron-h", "kimi-linear", "deepseek-v4"];
     for name in dense.into_iter().chain(experts).chain(learned_positions).chain(recurrent) {
         let model = model(name);
         let context = model.config().max_position_embeddings.min(256);

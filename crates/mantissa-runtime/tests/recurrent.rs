@@ -5,10 +5,12 @@ mod common;
 
 use common::{alone, finish, greedy, model, prompt, sampled};
 use mantissa_model::LoadError;
+use mantissa_model::config::StateShape;
 use mantissa_runtime::footprint::SessionFootprint;
 use mantissa_runtime::{FastModel, Runtime, RuntimeOptions};
 
-const MODELS: [&str; 11] = [
+const MODELS: [&str; 12] = [
+    "deepseek-v4",
     "falcon-h1",
     "qwen3-next",
     "qwen3-5",
@@ -97,9 +99,9 @@ fn states_are_predicted_by_sequence() {
             |options: &RuntimeOptions| SessionFootprint::of(options, model.config(), model.kv()).cache;
         let (few, many) =
             (RuntimeOptions::single(64), RuntimeOptions { kept: 5, ..RuntimeOptions::single(64) });
-        assert_eq!(bytes(&many) - bytes(&few), 4 * model.kv().state_bytes(), "{name}");
-        let (shape, layers) = model.kv().states();
-        assert_eq!(model.kv().state_bytes(), 4 * (layers * shape.values()) as u64);
-        assert!(layers > 0 && shape.values() > 0, "{name}");
+        assert_eq!(bytes(&many) - bytes(&few), 4 * model.kv().state_bytes(few.context), "{name}");
+        let values = model.kv().states(few.context).iter().map(StateShape::values).sum::<usize>();
+        assert_eq!(model.kv().state_bytes(few.context), 4 * values as u64);
+        assert!(values > 0, "{name}");
     }
 }

@@ -35,7 +35,7 @@ fn by_layer(config: &ModelConfig) -> [Feature; 14] {
         absent("heads that differ by layer", features.global_heads.is_none()),
         absent("keys and values shared by layers", features.shared_from >= config.num_hidden_layers),
         absent("embeddings of each layer", features.inputs.is_none()),
-        absent("parallel streams of states", features.streams.is_none()),
+        absent("parallel streams of states", features.streams.is_none() && features.hyper.is_none()),
         absent("gates that are cut off", features.cutoffs.iter().all(Option::is_none)),
         absent("a factor after each layer", !features.scales),
         absent("norms of the values", !config.value_norm),

@@ -117,12 +117,17 @@ fn erfc_of_magnitude(x: f64) -> f64 {
 }
 
 #[inline(always)]
-pub(crate) fn limited_swiglu_mul(alpha: f32, limit: f32, gate: &[f32], up: &[f32], out: &mut [f32]) {
+pub(crate) fn limited_swiglu_mul(
+    [alpha, limit, offset]: [f32; 3],
+    gate: &[f32],
+    up: &[f32],
+    out: &mut [f32],
+) {
     assert!(gate.len() == out.len() && up.len() == out.len(), "limited_swiglu_mul: gate, up and out differ");
     for ((out, &g), &u) in out.iter_mut().zip(gate).zip(up) {
         // Formulated so that NaN stays NaN.
         let g = if g > limit { limit } else { g };
-        *out = (super::clamp(u, -limit, limit) + 1.0) * (g / (1.0 + exp(-alpha * g)));
+        *out = (super::clamp(u, -limit, limit) + offset) * (g / (1.0 + exp(-alpha * g)));
     }
 }
 
@@ -319,7 +324,7 @@ mod tests {
     #[test]
     fn limits_hold_inside_the_gate() {
         let mut out = [0.0; 3];
-        limited_swiglu_mul(1.702, 7.0, &[9.0, 1.0, -2.0], &[10.0, -10.0, 0.5], &mut out);
+        limited_swiglu_mul([1.702, 7.0, 1.0], &[9.0, 1.0, -2.0], &[10.0, -10.0, 0.5], &mut out);
         let silu = |g: f64| g / (1.0 + (-1.702 * g).exp());
         for (out, exact) in out.iter().zip([8.0 * silu(7.0), -6.0 * silu(1.0), 1.5 * silu(-2.0)]) {
             assert!((f64::from(*out) - exact).abs() < 1e-5, "{out} for {exact}");

@@ -72,6 +72,7 @@ pub(super) const ROPE: RopeRules = RopeRules {
     theta: 10_000.0,
     partial: None,
     local_theta: None,
+    compressed_theta: None,
     required: false,
     no_rope: NoRope::None,
     interleaved: false,
@@ -171,6 +172,7 @@ pub(super) const EXPERTS: ExpertRules = ExpertRules {
     dense: DenseMlp::None,
     only: &[],
     swiglu: None,
+    hashed: None,
     fused: StackForm::Rows,
     published_fused: false,
 };
@@ -272,4 +274,34 @@ pub(super) const DEEPSEEK_V32: Architecture = Architecture {
     latent: Some(LatentRules { interleaved: Flag::Fixed(true), indexer: Some(DEEPSEEK_INDEXER) }),
     experts: Some(ExpertRules { layers: ExpertLayers::Listed(3), ..DEEPSEEK_V3_EXPERTS }),
     ..DEEPSEEK_V3
+};
+
+/// DeepSeek-V4: attention to a window and to compressed entries, streams of states that each half of a layer mixes, experts
+/// chosen by the token in the first layers.
+pub(super) const DEEPSEEK_V4: Architecture = Architecture {
+    name: "deepseek_v4",
+    class: "DeepseekV4ForCausalLM",
+    only: &[("hidden_act", &["silu"])],
+    fixed_counts: &[("num_key_value_heads", 1)],
+    names: Names::DEEPSEEK_V4,
+    eps: Eps::Default(1e-6),
+    by_layer: ByLayer { hyper: true, ..ByLayer::NONE },
+    head_dim: HeadDim::Default(512),
+    ffn: "moe_intermediate_size",
+    biases: BiasRules { mlp: Flag::Field("mlp_bias", false), ..BiasRules::NONE },
+    windows: Windows::Uncompressed,
+    default_window: Some(128),
+    rope: RopeRules { compressed_theta: Some(160_000.0), ..ROPE },
+    recurrent: Some(RecurrentRules::Compressed),
+    experts: Some(ExpertRules {
+        shared: SharedRules::One,
+        scores: Scores::SqrtSoftplus,
+        scale: Some(1.5),
+        correction: true,
+        swiglu: Some([1.0, 10.0, 0.0]),
+        hashed: Some(3),
+        only: &[("scoring_func", &["sqrtsoftplus"]), ("topk_method", &["noaux_tc"])],
+        ..DEEPSEEK_EXPERTS
+    }),
+    ..DEEPSEEK
 };

@@ -147,4 +147,6 @@ pub enum Scores {
     Sigmoid,
     /// Softmax over the chosen experts.
     SoftmaxOfChosen,
+    /// `sqrt(ln(1 + e^x))` of each logit.
+    SqrtSoftplus,
 }

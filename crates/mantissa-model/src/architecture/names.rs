@@ -1,6 +1,9 @@
 //! Names of an architecture's parameters in a Hugging Face checkpoint. No other module contains these names.
 
-use crate::graph::kinds::{LinearKind, NormKind, SideKind, VectorKind};
+mod mixers;
+
+pub(crate) use self::mixers::MixerNames;
+use crate::graph::kinds::{LinearKind, NormKind};
 
 /// Names of an architecture's modules.
 #[derive(Clone, Copy, Debug)]
@@ -27,113 +30,8 @@ pub(crate) struct Names {
     pub(crate) experts: ExpertNames,
     /// Recurrent mixer.
     pub(crate) mixer: MixerNames,
-}
-
-/// Names of a recurrent mixer within a layer; its linear layers are among [`Names::linears`].
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct MixerNames {
-    /// Small projections.
-    pub(crate) sides: &'static [(SideKind, &'static str)],
-    /// Vectors.
-    pub(crate) vectors: &'static [(VectorKind, &'static str)],
-}
-
-impl MixerNames {
-    /// No mixer.
-    pub(crate) const NONE: Self = MixerNames { sides: &[], vectors: &[] };
-
-    /// Names of Qwen's gated DeltaNet.
-    pub(crate) const QWEN: Self = MixerNames {
-        sides: &[
-            (SideKind::Rates, "linear_attn.in_proj_ba"),
-            (SideKind::WriteRate, "linear_attn.in_proj_b"),
-            (SideKind::DecayRate, "linear_attn.in_proj_a"),
-        ],
-        vectors: &[
-            (VectorKind::Convolution, "linear_attn.conv1d.weight"),
-            (VectorKind::StepBias, "linear_attn.dt_bias"),
-            (VectorKind::DecayLog, "linear_attn.A_log"),
-            (VectorKind::MixNorm, "linear_attn.norm.weight"),
-        ],
-    };
-
-    /// Names of Mamba-2 in Granite 4.
-    pub(crate) const GRANITE: Self = MixerNames {
-        sides: &[],
-        vectors: &[
-            (VectorKind::Convolution, "mamba.conv1d.weight"),
-            (VectorKind::ConvolutionBias, "mamba.conv1d.bias"),
-            (VectorKind::StepBias, "mamba.dt_bias"),
-            (VectorKind::DecayLog, "mamba.A_log"),
-            (VectorKind::Skip, "mamba.D"),
-            (VectorKind::MixNorm, "mamba.norm.weight"),
-        ],
-    };
-
-    /// Names of Mamba-2 in Nemotron-H.
-    pub(crate) const NEMOTRON: Self = MixerNames {
-        sides: &[],
-        vectors: &[
-            (VectorKind::Convolution, "mixer.conv1d.weight"),
-            (VectorKind::ConvolutionBias, "mixer.conv1d.bias"),
-            (VectorKind::StepBias, "mixer.dt_bias"),
-            (VectorKind::DecayLog, "mixer.A_log"),
-            (VectorKind::Skip, "mixer.D"),
-            (VectorKind::MixNorm, "mixer.norm.weight"),
-        ],
-    };
-
-    /// Names of Mamba in Jamba.
-    pub(crate) const JAMBA: Self = MixerNames {
-        sides: &[(SideKind::Selection, "mamba.x_proj"), (SideKind::Step, "mamba.dt_proj")],
-        vectors: &[
-            (VectorKind::Convolution, "mamba.conv1d.weight"),
-            (VectorKind::ConvolutionBias, "mamba.conv1d.bias"),
-            (VectorKind::DecayLog, "mamba.A_log"),
-            (VectorKind::Skip, "mamba.D"),
-            (VectorKind::StepNorm, "mamba.dt_layernorm.weight"),
-            (VectorKind::WriteNorm, "mamba.b_layernorm.weight"),
-            (VectorKind::ReadNorm, "mamba.c_layernorm.weight"),
-        ],
-    };
-
-    /// Names of Kimi delta attention.
-    pub(crate) const KIMI: Self = MixerNames {
-        sides: &[
-            (SideKind::WriteRate, "self_attn.b_proj"),
-            (SideKind::DecayLatent, "self_attn.f_a_proj"),
-            (SideKind::Decay, "self_attn.f_b_proj"),
-            (SideKind::GateLatent, "self_attn.g_a_proj"),
-            (SideKind::Gate, "self_attn.g_b_proj"),
-        ],
-        vectors: &[
-            (VectorKind::QueryConvolution, "self_attn.q_conv1d.weight"),
-            (VectorKind::KeyConvolution, "self_attn.k_conv1d.weight"),
-            (VectorKind::ValueConvolution, "self_attn.v_conv1d.weight"),
-            (VectorKind::StepBias, "self_attn.dt_bias"),
-            (VectorKind::DecayLog, "self_attn.A_log"),
-            (VectorKind::MixNorm, "self_attn.o_norm.weight"),
-        ],
-    };
-
-    /// Names of LFM2's short convolution.
-    pub(crate) const LFM2: Self = MixerNames {
-        sides: &[],
-        vectors: &[
-            (VectorKind::Convolution, "conv.conv.weight"),
-            (VectorKind::ConvolutionBias, "conv.conv.bias"),
-        ],
-    };
-
-    /// Name of a small projection.
-    pub(crate) fn side(&self, kind: SideKind) -> &'static str {
-        self.sides.iter().find(|(known, _)| *known == kind).map_or("", |(_, name)| name)
-    }
-
-    /// Name of a vector.
-    pub(crate) fn vector(&self, kind: VectorKind) -> &'static str {
-        self.vectors.iter().find(|(known, _)| *known == kind).map_or("", |(_, name)| name)
-    }
+    /// Names that publishers use where transformers writes others; a checkpoint shows which by its embedding.
+    pub(crate) published: Option<&'static Names>,
 }
 
 /// Names of a mixture of experts within a layer.
@@ -186,6 +84,7 @@ impl Names {
         linears: &[],
         experts: ExpertNames::QWEN,
         mixer: MixerNames::NONE,
+        published: None,
     };
 
     /// Names of Gemma 2 and 3.
@@ -287,6 +186,38 @@ impl Names {
         experts: ExpertNames::KIMI_LINEAR,
         mixer: MixerNames::KIMI,
         ..Self::LLAMA
+    };
+
+    /// Names of DeepSeek-V4, as published.
+    pub(crate) const DEEPSEEK_V4_PUBLISHED: Self = Names {
+        embedding: "embed",
+        head: "head",
+        final_norm: "norm",
+        layers: "layers.",
+        attention: "attn",
+        norms: &[(NormKind::Input, "attn_norm"), (NormKind::Post, "ffn_norm")],
+        linears: &[
+            (LinearKind::QA, "attn.wq_a"),
+            (LinearKind::QB, "attn.wq_b"),
+            (LinearKind::KvA, "attn.wkv"),
+            (LinearKind::MixOut, "attn.wo_b"),
+            (LinearKind::SharedGate, "ffn.shared_experts.w1"),
+            (LinearKind::SharedUp, "ffn.shared_experts.w3"),
+            (LinearKind::SharedDown, "ffn.shared_experts.w2"),
+        ],
+        experts: ExpertNames::DEEPSEEK_V4,
+        mixer: MixerNames::DEEPSEEK_V4_PUBLISHED,
+        ..Self::LLAMA
+    };
+
+    /// Names of DeepSeek-V4, as transformers writes them.
+    pub(crate) const DEEPSEEK_V4: Self = Names {
+        embedding: "model.embed_tokens",
+        final_norm: "model.norm",
+        layers: "model.layers.",
+        mixer: MixerNames::DEEPSEEK_V4,
+        published: Some(&Self::DEEPSEEK_V4_PUBLISHED),
+        ..Self::DEEPSEEK_V4_PUBLISHED
     };
 
     /// Names of LFM2.
@@ -445,6 +376,17 @@ impl ExpertNames {
 
     /// Names of DeepSeek.
     pub(crate) const DEEPSEEK: Self = ExpertNames { shared: "mlp.shared_experts.", ..Self::QWEN };
+
+    /// Names of DeepSeek-V4.
+    pub(crate) const DEEPSEEK_V4: Self = ExpertNames {
+        experts: "ffn.experts.",
+        parts: ["w1", "w3", "w2"],
+        fused: ["ffn.experts.gate_up_proj", "ffn.experts.down_proj"],
+        shared: "ffn.shared_experts.",
+        router: "ffn.gate",
+        correction: "ffn.gate.bias",
+        ..Self::QWEN
+    };
 
     /// Names of EXAONE-MoE.
     pub(crate) const EXAONE: Self =

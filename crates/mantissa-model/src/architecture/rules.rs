@@ -76,6 +76,9 @@ pub(crate) enum RecurrentRules {
     SelectiveScan,
     /// Mamba-2 in every layer, beside attention on the same input (Falcon-H1).
     Parallel,
+    /// Attention to a window and to compressed entries in every layer, by `layer_types`, or else `compress_ratios`
+    /// (DeepSeek-V4).
+    Compressed,
     /// Mamba-2.
     StateSpace {
         /// True if a layer is a mixer, attention, an MLP or experts alone, by `layers_block_type` or `hybrid_override_pattern`
@@ -130,6 +133,8 @@ pub(crate) enum Windows {
     BehindDense(usize),
     /// Every layer except the last of each so many; `layer_types` takes precedence. The last layer has none (Gemma 4).
     ButEnd(usize),
+    /// Layers without compressed entries.
+    Uncompressed,
 }
 
 /// Layers whose queries and keys are not rotated (NoPE).
@@ -158,6 +163,9 @@ pub(crate) struct RopeRules {
     pub(crate) partial: Option<f64>,
     /// Base of layers with a window if the config has none; `None` if all layers have the same parameters.
     pub(crate) local_theta: Option<f64>,
+    /// Base of layers with compressed entries if `compress_rope_theta` is absent; the others have parameters of their
+    /// own. `None` if there are no such layers.
+    pub(crate) compressed_theta: Option<f64>,
     /// True if the config must have rotary parameters.
     pub(crate) required: bool,
     /// Layers that are not rotated.
@@ -221,6 +229,9 @@ pub(crate) struct ByLayer {
     pub(crate) streams: bool,
     /// True if gates of MLPs are cut off by `activation_sparsity_pattern`.
     pub(crate) sparsity: bool,
+    /// True if the states are `hc_mult` parallel streams, which each half of a layer joins into its input, and mixes
+    /// (DeepSeek-V4).
+    pub(crate) hyper: bool,
 }
 
 impl ByLayer {
@@ -233,6 +244,7 @@ impl ByLayer {
         chunks: false,
         streams: false,
         sparsity: false,
+        hyper: false,
     };
 }
 
@@ -315,8 +327,11 @@ pub(crate) struct ExpertRules {
     pub(crate) dense: DenseMlp,
     /// Fields that are supported with these values only.
     pub(crate) only: &'static [(&'static str, &'static [&'static str])],
-    /// Defaults of `swiglu_alpha` and `swiglu_limit`, if the activation is clamped.
-    pub(crate) swiglu: Option<(f64, f64)>,
+    /// Defaults of `swiglu_alpha` and `swiglu_limit`, and the number that is added to up, if the activation is clamped.
+    pub(crate) swiglu: Option<[f64; 3]>,
+    /// Default of `num_hash_layers`, the number of first layers whose experts are chosen by the token; `mlp_layer_types`
+    /// takes precedence. `None` if there are no such layers.
+    pub(crate) hashed: Option<usize>,
     /// Form of the tensors that hold all experts of a layer, in checkpoints that have such tensors.
     pub(crate) fused: StackForm,
     /// True if checkpoints of the architecture are published with such tensors. The names in a checkpoint decide; this

@@ -5,8 +5,8 @@ use mantissa_store::convention::StackForm;
 use super::Architecture;
 use super::bases::{
     ATTENTION_BIAS, COHERE2, DEEPSEEK, DEEPSEEK_EXPERTS, DEEPSEEK_INDEXER, DEEPSEEK_V3, DEEPSEEK_V3_EXPERTS,
-    DEEPSEEK_V32, EXPERTS, GEMMA, GEMMA2, GRANITE_SCALES, LFM2, LLAMA, QWEN_EXPERTS, QWEN_MOE, QWEN2,
-    QWEN3_5, ROPE,
+    DEEPSEEK_V4, DEEPSEEK_V32, EXPERTS, GEMMA, GEMMA2, GRANITE_SCALES, LFM2, LLAMA, QWEN_EXPERTS, QWEN_MOE,
+    QWEN2, QWEN3_5, ROPE,
 };
 use super::features::{Activation, DenseMlp, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores};
 use super::names::{ExpertNames, Names};
@@ -703,6 +703,7 @@ pub(super) static TABLE: &[Architecture] = &[
     },
     // DeepSeek-V3.2: DeepSeek-V3 whose queries attend to the tokens that an indexer chooses.
     DEEPSEEK_V32,
+    DEEPSEEK_V4,
     // GLM-5: the same with another rotation in the indexer, whose choice later layers may share.
     Architecture {
         name: "glm_moe_dsa",
@@ -746,7 +747,7 @@ pub(super) static TABLE: &[Architecture] = &[
             scores: Scores::SoftmaxOfChosen,
             normalize: Flag::Fixed(false),
             bias: true,
-            swiglu: Some((1.702, 7.0)),
+            swiglu: Some([1.702, 7.0, 1.0]),
             fused: StackForm::Interleaved,
             published_fused: true,
             ..EXPERTS

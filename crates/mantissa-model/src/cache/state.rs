@@ -8,33 +8,36 @@ use crate::mixer::{StateShape, States};
 pub(super) struct StateCache {
     tail: Vec<f32>,
     heads: Vec<f32>,
-    /// Tail, then heads.
+    /// Part of the tail that passes change, then heads.
     saved: Vec<f32>,
+    /// Values of that part.
+    changed: usize,
 }
 
 impl StateCache {
     /// Allocates a state; `None` if there is not enough memory.
     pub(super) fn plan(shape: StateShape) -> Option<Self> {
         let heads = zeros(shape.heads * shape.head)?;
-        Some(StateCache { tail: zeros(shape.tail)?, heads, saved: zeros(shape.values())? })
+        let changed = shape.tail - shape.grows;
+        Some(StateCache { tail: zeros(shape.tail)?, heads, saved: zeros(shape.changed())?, changed })
     }
 
     /// Bytes that [`plan`](Self::plan) allocates.
     pub(super) fn bytes_needed(shape: StateShape) -> u64 {
-        2 * shape.bytes()
+        shape.bytes().saturating_add(4 * shape.changed() as u64)
     }
 
     /// Copies the state, for [`restore`](Self::restore).
     pub(super) fn save(&mut self) {
-        let (tail, heads) = self.saved.split_at_mut(self.tail.len());
-        tail.copy_from_slice(&self.tail);
+        let (tail, heads) = self.saved.split_at_mut(self.changed);
+        tail.copy_from_slice(&self.tail[..self.changed]);
         heads.copy_from_slice(&self.heads);
     }
 
     /// Brings back the state of the last [`save`](Self::save).
     pub(super) fn restore(&mut self) {
-        let (tail, heads) = self.saved.split_at(self.tail.len());
-        self.tail.copy_from_slice(tail);
+        let (tail, heads) = self.saved.split_at(self.changed);
+        self.tail[..self.changed].copy_from_slice(tail);
         self.heads.copy_from_slice(heads);
     }
 

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::compressed;
 use super::experts::Experts;
 use super::fields::{ConfigError, Fields, MAX_POSITIONS, MAX_WIDTH};
 use crate::architecture::Architecture;
@@ -209,6 +210,11 @@ pub(super) fn windows(
                 *last = None;
             }
             Ok(windows)
+        }
+        Windows::Uncompressed => {
+            let window = window()?;
+            let entries = compressed::layers(fields, layers)?.into_iter();
+            Ok(entries.map(|entries| window.filter(|_| entries.is_none())).collect())
         }
         Windows::Even => by_layer_type(fields, window()?, layers, |layer| Ok(layer.is_multiple_of(2))),
         Windows::ButLast { fields: names, default } => by_layer_type(fields, window()?, layers, |layer| {

@@ -6,9 +6,11 @@ use std::borrow::Cow;
 use serde_json::Value;
 
 use super::attention::Heads;
+use super::compressed;
 use super::fields::{ConfigError, Fields, MAX_POSITIONS, MAX_WIDTH};
 use super::{HeadNorms, ModelConfig};
 use crate::architecture::Architecture;
+use crate::mixer::Compression;
 
 /// Heads of the layers without a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,8 +59,12 @@ pub struct LayerFeatures {
     pub scales: bool,
     /// Length of the chunks within which rotated layers attend (Llama 4).
     pub chunk: Option<usize>,
-    /// Parallel streams of states.
+    /// Parallel streams of states, of which a layer computes the first.
     pub streams: Option<Streams>,
+    /// Parallel streams of states, which each half of a layer joins and mixes.
+    pub hyper: Option<HyperStreams>,
+    /// Compressed entries that each layer attends to beside a window; empty in models without.
+    pub compression: Vec<Option<Compression>>,
     /// Standard deviations above the mean of a token's gate at which the MLP of each layer cuts it off; empty in models
     /// that do not.
     pub cutoffs: Vec<Option<f32>>,
@@ -85,6 +91,37 @@ impl Streams {
             count: fields.optional_size("altup_num_inputs", 2..=Self::MOST as u64)?.unwrap_or(4),
             laurel: fields.optional_size("laurel_rank", 1..=MAX_WIDTH)?.unwrap_or(64),
             scales: fields.flag("altup_correct_scale", true)?,
+        })
+    }
+}
+
+/// Parallel streams of states that each half of a layer joins into its input, and mixes (DeepSeek-V4).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HyperStreams {
+    /// Number of streams.
+    pub count: usize,
+    /// Times that the rows and columns of a mixing matrix are normalized.
+    pub iterations: usize,
+    /// Number that is added to weights and sums.
+    pub eps: f32,
+}
+
+impl HyperStreams {
+    /// Weights of a half of a layer: those that join and spread the streams, and the matrix that mixes them.
+    pub fn weights(&self) -> usize {
+        self.count * (self.count + 2)
+    }
+
+    /// Values of a row: its streams, and the weights that spread and mix them.
+    pub fn row(&self, hidden: usize) -> usize {
+        self.count * (hidden + self.count + 1)
+    }
+
+    fn parse(fields: Fields<'_>) -> Result<Self, ConfigError> {
+        Ok(HyperStreams {
+            count: fields.optional_size("hc_mult", 1..=Streams::MOST as u64)?.unwrap_or(4),
+            iterations: fields.optional_size("hc_sinkhorn_iters", 1..=1000)?.unwrap_or(20),
+            eps: fields.optional_positive("hc_eps")?.unwrap_or(1e-6) as f32,
         })
     }
 }
@@ -139,6 +176,10 @@ impl LayerFeatures {
             if features.inputs.is_none() {
                 return Err(fields.error("hidden_size_per_layer_input", "a number greater than 0"));
             }
+        }
+        if rules.hyper {
+            features.hyper = Some(HyperStreams::parse(fields)?);
+            features.compression = compressed::layers(fields, layers)?;
         }
         if rules.sparsity {
             features.cutoffs = cutoffs(fields, layers)?;
@@ -300,8 +341,21 @@ impl ModelConfig {
         let features = &self.by_layer;
         features.inputs.is_some()
             || features.streams.is_some()
+            || features.hyper.is_some()
             || features.shared_from < self.num_hidden_layers
             || self.indexer.as_ref().is_some_and(|indexer| indexer.own.contains(&false))
+    }
+
+    /// Width of what each layer reads besides the states: its embedding, or 1 for the token that chooses experts.
+    pub(crate) fn own_input_width(&self) -> usize {
+        let hashed = self.experts.as_ref().is_some_and(|experts| experts.hashed.contains(&true));
+        self.by_layer.inputs.map_or(usize::from(hashed), |inputs| inputs.width)
+    }
+
+    /// Values of a row of parallel streams, the first one included; 0 in models with one.
+    pub(crate) fn streams_width(&self) -> usize {
+        let of_hyper = self.by_layer.hyper.map_or(0, |hyper| hyper.row(self.hidden_size));
+        self.by_layer.streams.map_or(of_hyper, |streams| streams.count * self.hidden_size)
     }
 
     /// Returns the configuration of a model all of whose layers have the heads of `layer`: for code that needs the

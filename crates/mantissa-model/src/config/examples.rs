@@ -56,6 +56,13 @@ pub(crate) fn example(model_type: &str) -> Value {
                 "moe_intermediate_size": 24
             })
         }
+        "deepseek_v4" => serde_json::json!({
+            "num_key_value_heads": 1, "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention"],
+            "compress_rates": {"heavily_compressed_attention": 5, "compressed_sparse_attention": 2},
+            "partial_rotary_factor": 0.25, "q_lora_rank": 20, "o_groups": 2, "o_lora_rank": 6, "index_n_heads": 3,
+            "index_head_dim": 8, "index_topk": 2, "hc_mult": 3, "num_hash_layers": 1, "n_routed_experts": 4,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_bias": false
+        }),
         "qwen3_next" | "qwen3_5_text" | "qwen3_5_moe_text" => serde_json::json!({
             "full_attention_interval": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
             "linear_key_head_dim": 8, "linear_value_head_dim": 12, "num_experts": 3, "num_experts_per_tok": 2,

@@ -3,7 +3,7 @@
 use mantissa_store::convention::StackForm;
 use serde_json::Value;
 
-use super::fields::{ConfigError, Fields, MAX_WIDTH};
+use super::fields::{ConfigError, Fields, MAX_LAYERS, MAX_WIDTH};
 use super::recurrent::{Block, blocks};
 use crate::architecture::features::{DenseMlp, Scores};
 use crate::architecture::rules::{ExpertLayers, ExpertRules, GroupRules, SharedRules};
@@ -36,6 +36,9 @@ pub struct Experts {
     pub dense: DenseMlp,
     /// True if a token is multiplied by an expert's weight before it enters it, not after (Llama 4).
     pub scales_input: bool,
+    /// True for layers whose experts are chosen by the token, in a table (Roller et al. 2021, "Hash Layers for Large
+    /// Sparse Models"); the router's scores weight them.
+    pub hashed: Vec<bool>,
     /// Form of the tensors that hold all experts of a layer; `None` if the checkpoint has one tensor for each.
     pub fused: Option<StackForm>,
     /// Factor of the load-balancing loss in training (`router_aux_loss_coef`), if the config has it.
@@ -53,13 +56,15 @@ pub struct SharedExperts {
     pub averaged: bool,
 }
 
-/// `(up + 1) · gate · sigmoid(alpha · gate)` with `gate` at most `limit` and `up` within `±limit`.
+/// `(up + offset) · gate · sigmoid(alpha · gate)` with `gate` at most `limit` and `up` within `±limit`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LimitedSwiglu {
     /// Factor in the sigmoid.
     pub alpha: f32,
     /// Limit of gate and up.
     pub limit: f32,
+    /// Number that is added to up.
+    pub offset: f32,
 }
 
 /// Choice and weights of a token's experts, from the router's logits.
@@ -129,12 +134,14 @@ pub(super) fn parse(
     };
     let positive = |field, default| Ok(fields.optional_positive(field)?.unwrap_or(default) as f32);
     let limited = match rules.swiglu {
-        Some((alpha, limit)) => Some(LimitedSwiglu {
+        Some([alpha, limit, offset]) => Some(LimitedSwiglu {
             alpha: positive("swiglu_alpha", alpha)?,
             limit: positive("swiglu_limit", limit)?,
+            offset: offset as f32,
         }),
         None => None,
     };
+    let hashed = hashed(fields, rules, layers)?;
     let layers = expert_layers(fields, rules.layers, layers)?;
     // `count` is at most MAX_EXPERTS.
     let count = u16::try_from(count).map_err(|_| fields.error(field, "fewer experts"))?;
@@ -153,9 +160,27 @@ pub(super) fn parse(
         latent,
         dense,
         scales_input,
+        hashed,
         fused,
         balance_loss,
     }))
+}
+
+/// Parses which layers choose experts by the token: by `mlp_layer_types`, or else the first `num_hash_layers`.
+fn hashed(fields: Fields<'_>, rules: &ExpertRules, layers: usize) -> Result<Vec<bool>, ConfigError> {
+    let Some(default) = rules.hashed else { return Ok(vec![false; layers]) };
+    let Some(value) = fields.get("mlp_layer_types") else {
+        let first = fields.optional_size("num_hash_layers", 0..=MAX_LAYERS)?.unwrap_or(default);
+        return Ok((0..layers).map(|layer| layer < first).collect());
+    };
+    let by_token = |value: &Value| match value.as_str() {
+        Some("hash_moe") => Some(true),
+        Some("moe") => Some(false),
+        _ => None,
+    };
+    let listed = value.as_array().filter(|list| list.len() == layers);
+    let flags = listed.and_then(|list| list.iter().map(by_token).collect());
+    flags.ok_or_else(|| fields.error("mlp_layer_types", format!("{layers} of hash_moe or moe")))
 }
 
 fn expert_layers(fields: Fields<'_>, rule: ExpertLayers, layers: usize) -> Result<Vec<bool>, ConfigError> {

@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use super::attention::Heads;
+use super::compressed;
 use super::fields::{ConfigError, Fields, MAX_LAYERS, MAX_WIDTH};
 use crate::architecture::Architecture;
 use crate::architecture::rules::RecurrentRules;
@@ -73,9 +75,10 @@ pub(super) fn parse(
     fields: Fields<'_>,
     architecture: &Architecture,
     layers: usize,
-    hidden: usize,
+    heads: &Heads,
     eps: f32,
 ) -> Result<Mixers, ConfigError> {
+    let hidden = heads.hidden_size;
     let (recurrent, mixing) = match architecture.recurrent {
         None => (None, vec![Mixing::Attention; layers]),
         Some(RecurrentRules::GatedDelta { joined }) => {
@@ -116,6 +119,10 @@ pub(super) fn parse(
             let of = |layer| if layer % period == offset { Mixing::Attention } else { Mixing::Recurrent };
             let mixer = selective_scan(fields, hidden, eps)?;
             (Some(Recurrent::SelectiveScan(mixer)), (0..layers).map(of).collect())
+        }
+        Some(RecurrentRules::Compressed) => {
+            let mixer = compressed::mixer(fields, hidden, heads.query, heads.dim, eps)?;
+            (Some(Recurrent::CompressedAttention(mixer)), vec![Mixing::Recurrent; layers])
         }
         Some(RecurrentRules::Parallel) => {
             (Some(Recurrent::StateSpace(parallel(fields, hidden, eps)?)), vec![Mixing::Both; layers])

@@ -32,6 +32,9 @@ pub(super) fn parse(
         let bases = (rules.theta, local_theta);
         return by_layer_type(root, nested, bases, rules.required, max_positions, widths);
     }
+    if let Some(theta) = rules.compressed_theta {
+        return by_compression(root, nested, (rules.theta, theta), max_positions, width);
+    }
     let rotated = rotated(root, nested, rules.partial, width)?;
     for layer_type in ["full_attention", "sliding_attention"] {
         if let Some(fields) = [Some(root), nested].into_iter().flatten().find(|f| f.has(layer_type)) {
@@ -77,6 +80,38 @@ fn by_layer_type(
     }
     let global = one(root, full, global_theta, max_positions, global_width)?;
     let local = one(root, local, local_theta, max_positions, width)?;
+    Ok(Rotary { global, local: Some(local), rotated: width })
+}
+
+/// Parses one set for layers with compressed entries and one for those without (DeepSeek-V4): as transformers 5 writes
+/// them, or as published, where only the former are scaled.
+fn by_compression(
+    root: Fields<'_>,
+    nested: Option<Fields<'_>>,
+    (theta, compressed_theta): (f64, f64),
+    max_positions: usize,
+    width: usize,
+) -> Result<Rotary, ConfigError> {
+    let theta = root.optional_positive("rope_theta")?.unwrap_or(theta);
+    let compressed_theta = root.optional_positive("compress_rope_theta")?.unwrap_or(compressed_theta);
+    let by_kind = nested.filter(|fields| fields.has("main") && fields.has("compress"));
+    let (main, compressed) = match by_kind {
+        Some(fields) => (fields.object("main")?, fields.object("compress")?),
+        None => (None, nested),
+    };
+    let local = one(root, main, theta, max_positions, width)?;
+    // The published form states the base of layers without entries inside.
+    let mut global = one(root, compressed, compressed_theta, max_positions, width)?;
+    if by_kind.is_none() {
+        global.theta = compressed_theta;
+    }
+    // Rotated values keep their length unless the config says otherwise.
+    let stated = compressed.is_some_and(|fields| fields.has("attention_factor"));
+    if let RopeScaling::Yarn(yarn) = &mut global.scaling
+        && !stated
+    {
+        yarn.attention_factor = 1.0;
+    }
     Ok(Rotary { global, local: Some(local), rotated: width })
 }
 

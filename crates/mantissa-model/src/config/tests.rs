@@ -374,3 +374,56 @@ fn indexers_are_parsed_by_layer() {
         assert_eq!(error.field, field, "{error}");
     }
 }
+
+/// DeepSeek-V4 as transformers writes its config, and as DeepSeek publishes it.
+#[test]
+fn compressed_attention_is_parsed_in_both_forms() {
+    let common = json!({
+        "num_hidden_layers": 3, "num_key_value_heads": 1, "head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24, "q_lora_rank": 20, "o_groups": 2, "o_lora_rank": 6, "index_n_heads": 3,
+        "index_head_dim": 8, "compress_rope_theta": 5000.0, "sliding_window": 128, "layer_types": null, "compress_rates": null,
+        "partial_rotary_factor": null, "num_hash_layers": null
+    });
+    let both = |changes: Value| {
+        let mut fields = common.clone();
+        fields.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        of("deepseek_v4", fields)
+    };
+    let yarn = json!({"type": "yarn", "factor": 4, "original_max_position_embeddings": 16});
+    let published = both(json!({
+        "compress_ratios": [0, 128, 4, 0], "qk_rope_head_dim": 8, "rope_theta": 100.0, "rope_scaling": yarn, "num_hash_layers": 1
+    }));
+    let published = published.unwrap();
+    let written = both(json!({
+        "layer_types": ["sliding_attention", "heavily_compressed_attention", "compressed_sparse_attention"],
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128},
+        "partial_rotary_factor": 0.5, "mlp_layer_types": ["hash_moe", "moe", "moe"], "rope_parameters": {
+            "main": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
+            "compress": {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4, "original_max_position_embeddings": 16,
+                "attention_factor": 1.0, "partial_rotary_factor": 0.5}
+        }
+    }));
+    assert_eq!(published, written.unwrap());
+    assert_eq!(published.windows, [Some(128), None, None]);
+    assert_eq!((published.rotary_dim, published.rope.theta), (8, 5000.0));
+    assert_eq!(published.local_rope.unwrap().theta, 100.0);
+    let error = both(json!({"layer_types": ["full_attention", "full_attention", "full_attention"], "partial_rotary_factor": 0.5})).unwrap_err();
+    assert!(
+        error.to_string().contains("layer_types") && error.to_string().contains("sliding_attention"),
+        "{error}"
+    );
+    for (field, value) in [
+        ("o_groups", json!(3)),
+        ("hc_mult", json!(17)),
+        ("partial_rotary_factor", json!(2.0)),
+        ("index_head_dim", json!(4)),
+        ("num_key_value_heads", json!(2)),
+        ("scoring_func", json!("sigmoid")),
+        ("mlp_layer_types", json!(["sparse"])),
+    ] {
+        let mut changes = json!({"qk_rope_head_dim": 8});
+        changes[field] = value;
+        let error = both(changes).unwrap_err().to_string();
+        assert!(error.contains(field), "{field}: {error}");
+    }
+}

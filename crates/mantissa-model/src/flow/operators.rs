@@ -1,6 +1,8 @@
 //! Interface of a layer's computation: the operators of the owner of its weights ([`Operators`]), and buffers for its
 //! activations ([`Activations`]).
 
+use std::ops::Range;
+
 use mantissa_kernels::ScoreRules;
 
 use super::LayerFlow;
@@ -101,6 +103,10 @@ pub trait Operators {
     /// Computes `out = x Wᵀ + b` of a router, a gate or a mixer's rates. Does nothing in implementations that refuse
     /// models with experts and recurrent mixers.
     fn side(&mut self, _: SideKind, _x: &[f32], _out: &mut [f32]) {}
+
+    /// Computes some `rows` of the outputs of [`side`](Self::side), `out` `[tokens, rows]`, of inputs `x` `[tokens, in]`. A
+    /// token's outputs do not depend on the others.
+    fn side_rows(&mut self, _: SideKind, _rows: Range<usize>, _x: &[f32], _out: &mut [f32]) {}
 
     /// Transforms and quantizes inputs `x` `[t, in]` of a linear layer, and writes the matching `weight` `[out, in]`:
     /// `x Wᵀ` is then the output without the bias.
@@ -240,9 +246,10 @@ pub struct Activations<'a> {
     pub cos: &'a [f32],
     /// `[positions, head_dim / 2]`.
     pub sin: &'a [f32],
-    /// The layer's own input, `[rows, width]`; empty in models without.
+    /// The layer's own input, `[rows, width]`, or the tokens; empty in models without.
     pub layer_input: &'a [f32],
-    /// Parallel streams of states, the first one included, `[streams, planned rows, hidden]`; empty in models without.
+    /// Parallel streams of states, the first one included, `[streams, planned rows, hidden]`, or `[planned rows, streams,
+    /// hidden]` with the weights that spread and mix them; empty in models without.
     pub streams: &'a mut [f32],
     /// Scratch of particular architectures; empty for the others.
     pub extra: ExtraScratch<'a>,

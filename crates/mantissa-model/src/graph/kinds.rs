@@ -27,7 +27,8 @@ pub enum LinearKind {
     QA,
     /// Latent of the queries to queries (MLA).
     QB,
-    /// Hidden states to the latent of keys and values, and to the rotated part of the keys (MLA).
+    /// Hidden states to the latent of keys and values, and to the rotated part of the keys (MLA); or to one head that is
+    /// both (DeepSeek-V4).
     KvA,
     /// Latent of keys and values to the unrotated part of the keys, and to values (MLA).
     KvB,
@@ -208,6 +209,38 @@ pub enum SideKind {
     IndexKeys,
     /// Normed states to the weights of an indexer's heads.
     IndexWeights,
+    /// Normed states to what compressed entries are sums of (DeepSeek-V4).
+    BlockValues,
+    /// Normed states to the weights of those sums.
+    BlockGate,
+    /// Normed states to what compressed keys of an indexer are sums of.
+    IndexBlockValues,
+    /// Normed states to the weights of those sums.
+    IndexBlockGate,
+    /// Joined heads of each group to a part of the input of the output projection; rows of all groups.
+    OutputGroups,
+}
+
+/// Half of a layer whose input parallel streams are joined into, or the end of the decoder (DeepSeek-V4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HyperSite {
+    /// Attention.
+    Attention,
+    /// MLP.
+    Mlp,
+    /// Norm before the head.
+    Head,
+}
+
+/// Vector that joins and mixes parallel streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HyperPart {
+    /// Streams of a token to the weights, `[weights, streams · hidden]`.
+    Weight,
+    /// Numbers that are added to the weights.
+    Base,
+    /// Factors of the weights that join, spread and mix.
+    Scale,
 }
 
 /// Vector of a layer that is not part of a linear layer.
@@ -253,9 +286,30 @@ pub enum VectorKind {
     IndexNorm,
     /// Bias of the LayerNorm of an indexer's keys.
     IndexNormBias,
+    /// Weight of the norm of the latent of a mixer's queries.
+    LatentNorm,
+    /// Weight of the norm of a mixer's keys.
+    KeyNorm,
+    /// Numbers that are added to the weights of compressed entries, by place in a block.
+    BlockBias,
+    /// Weight of the norm of compressed entries.
+    BlockNorm,
+    /// Numbers that are added to the weights of compressed keys of an indexer, by place in a block.
+    IndexBlockBias,
+    /// Weight of the norm of compressed keys of an indexer.
+    IndexBlockNorm,
+    /// Experts of each token, `[vocabulary, experts per token]`, integers.
+    TokenExperts,
+    /// Part of what joins and mixes parallel streams.
+    Hyper(HyperSite, HyperPart),
 }
 
 impl VectorKind {
+    /// True for integers; the others are floats.
+    pub const fn is_integer(self) -> bool {
+        matches!(self, VectorKind::TokenExperts)
+    }
+
     /// True for the weight of a convolution, which is loaded row by row.
     pub const fn convolves(self) -> bool {
         matches!(
@@ -280,7 +334,11 @@ impl SideKind {
             | SideKind::GateLatent
             | SideKind::LaurelLeft
             | SideKind::IndexKeys
-            | SideKind::IndexWeights => Some(NormKind::Input),
+            | SideKind::IndexWeights
+            | SideKind::BlockValues
+            | SideKind::BlockGate
+            | SideKind::IndexBlockValues
+            | SideKind::IndexBlockGate => Some(NormKind::Input),
             SideKind::IndexQueries => Some(NormKind::QLatent),
             _ => None,
         }

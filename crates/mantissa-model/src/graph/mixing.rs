@@ -2,7 +2,7 @@
 
 use super::kinds::LinearKind;
 use crate::config::{Latent, ModelConfig, QkvForm};
-use crate::mixer::{Mixing, Recurrent};
+use crate::mixer::{MixerLinear, Mixing, Recurrent};
 
 impl ModelConfig {
     /// Lists the linear layers of the first half of a decoder layer.
@@ -28,8 +28,15 @@ impl ModelConfig {
     }
 
     /// Recurrent mixer of a layer, if it has one.
-    pub fn recurrent_in(&self, layer: usize) -> Option<&Recurrent> {
-        self.recurrent.as_ref().filter(|_| self.mixing[layer].recurs())
+    pub fn recurrent_in(&self, layer: usize) -> Option<Recurrent> {
+        let recurrent = self.recurrent.filter(|_| self.mixing[layer].recurs())?;
+        Some(recurrent.with_entries(self.by_layer.compression.get(layer).copied().flatten()))
+    }
+
+    /// Linear layer of this kind of the mixer, if it has one.
+    pub(crate) fn mixer_linear(&self, kind: LinearKind) -> Option<MixerLinear> {
+        let linears = self.recurrent.as_ref().map(|recurrent| recurrent.mixer().linears());
+        linears.into_iter().flatten().flatten().find(|linear| linear.kind == kind)
     }
 
     /// True if a layer has attention.

@@ -1,6 +1,6 @@
 //! Names of a model's parameters, from its architecture's names.
 
-use super::kinds::{LinearKind, NormKind, SideKind, VectorKind};
+use super::kinds::{HyperSite, LinearKind, NormKind, SideKind, VectorKind};
 use crate::architecture::names::Names;
 use crate::config::ModelConfig;
 
@@ -53,6 +53,7 @@ impl ModelConfig {
     /// Module of a layer's router, or of the gate of its shared experts.
     pub fn side_module(&self, layer: usize, kind: SideKind) -> String {
         let name = match kind {
+            _ if !self.names().mixer.side(kind).is_empty() => self.names().mixer.side(kind),
             SideKind::EnterStream(i) => {
                 return self.placed(&format!("{}{}", Names::STREAMS[0], i.saturating_sub(1)));
             }
@@ -71,14 +72,19 @@ impl ModelConfig {
             SideKind::IndexWeights => "self_attn.indexer.weights_proj",
             SideKind::ToExperts => self.names().experts.latent[0],
             SideKind::FromExperts => self.names().experts.latent[1],
-            _ => self.names().mixer.side(kind),
+            _ => "",
         };
         format!("{}{name}", self.layer_prefix(layer))
     }
 
     /// Name of a vector of a layer.
     pub fn vector_name(&self, layer: usize, kind: VectorKind) -> String {
+        let own = self.names().mixer.vector(kind);
+        if matches!(kind, VectorKind::Hyper(HyperSite::Head, _)) {
+            return self.placed(own);
+        }
         let name = match kind {
+            _ if !own.is_empty() => own,
             VectorKind::Sinks => Names::SINKS,
             VectorKind::Correction => self.names().experts.correction,
             VectorKind::Scale => Names::SCALE,
@@ -87,7 +93,7 @@ impl ModelConfig {
             VectorKind::StreamScale => "altup.correct_output_scale",
             VectorKind::RouterScale => Names::ROUTER[0],
             VectorKind::ExpertScales => Names::ROUTER[1],
-            _ => self.names().mixer.vector(kind),
+            _ => "",
         };
         format!("{}{name}", self.layer_prefix(layer))
     }
@@ -139,6 +145,7 @@ impl ModelConfig {
     }
 
     fn names(&self) -> &'static Names {
-        &self.architecture.names
+        let names = &self.architecture.names;
+        names.published.filter(|_| self.bare_names).unwrap_or(names)
     }
 }

@@ -1,7 +1,7 @@
 //! Small parameters of decoder layers: projections that are never quantized, and vectors.
 
 use super::SideInfo;
-use super::kinds::{SideKind, VectorKind};
+use super::kinds::{HyperPart, HyperSite, SideKind, VectorKind};
 use crate::config::{DenseMlp, ModelConfig};
 
 impl ModelConfig {
@@ -52,6 +52,28 @@ impl ModelConfig {
         sides
     }
 
+    /// Lists what joins and mixes parallel streams in a layer, in the last layer also what joins them at the end.
+    fn hyper_vectors(&self, layer: usize) -> impl Iterator<Item = (VectorKind, Vec<usize>)> {
+        let last = layer + 1 == self.num_hidden_layers;
+        let sites = [HyperSite::Attention, HyperSite::Mlp, HyperSite::Head];
+        let sites = sites.into_iter().filter(move |site| last || *site != HyperSite::Head);
+        let all = self.by_layer.hyper.map(|hyper| {
+            let width = hyper.count * self.hidden_size;
+            sites.flat_map(move |site| {
+                let (weights, scales) = match site {
+                    HyperSite::Head => (hyper.count, 1),
+                    HyperSite::Attention | HyperSite::Mlp => (hyper.weights(), 3),
+                };
+                [
+                    (VectorKind::Hyper(site, HyperPart::Weight), vec![weights, width]),
+                    (VectorKind::Hyper(site, HyperPart::Base), vec![weights]),
+                    (VectorKind::Hyper(site, HyperPart::Scale), vec![scales]),
+                ]
+            })
+        });
+        all.into_iter().flatten()
+    }
+
     /// Lists the projections of a layer's indexer, if it has one of its own.
     fn index_sides(&self, layer: usize) -> impl Iterator<Item = SideInfo> {
         let own = self.indexer.as_ref().is_some_and(|indexer| indexer.own[layer]);
@@ -73,6 +95,7 @@ impl ModelConfig {
     /// Lists the vectors of a layer and their shapes in a checkpoint.
     pub fn vectors(&self, layer: usize) -> Vec<(VectorKind, Vec<usize>)> {
         let mut vectors = self.recurrent_in(layer).map_or_else(Vec::new, |of| of.mixer().vectors());
+        vectors.extend(self.hyper_vectors(layer));
         if self.sinks && self.attends(layer) {
             vectors.push((VectorKind::Sinks, vec![self.num_attention_heads]));
         }
@@ -82,10 +105,14 @@ impl ModelConfig {
             );
         }
         let experts = self.experts.as_ref().filter(|experts| experts.layers[layer]);
-        if let Some(experts) = experts.filter(|experts| experts.routing.correction) {
+        if let Some(experts) = experts.filter(|experts| experts.routing.correction && !experts.hashed[layer])
+        {
             let row = self.architecture.experts.as_ref().is_some_and(|rules| rules.correction_row);
             let count = usize::from(experts.count);
             vectors.push((VectorKind::Correction, if row { vec![1, count] } else { vec![count] }));
+        }
+        if let Some(experts) = experts.filter(|experts| experts.hashed[layer]) {
+            vectors.push((VectorKind::TokenExperts, vec![self.vocab_size, experts.per_token]));
         }
         vectors.extend(self.by_layer.scales.then(|| (VectorKind::Scale, vec![1])));
         vectors.extend(self.by_layer.streams.map(|_| (VectorKind::StreamScale, vec![self.hidden_size])));

@@ -187,6 +187,11 @@ impl KvPolicy {
         config: &ModelConfig,
         books: &LayerBooks,
     ) -> Result<KvQuantizer, LoadError> {
+        if !self.is_f32() && config.attention_layers().next().is_none() {
+            return Err(
+                self.refused("f32: no layer caches keys and values, and the states of mixers are f32")
+            );
+        }
         let mut parts = Parts { window: self.window, sinks: self.sinks, ..Parts::default() };
         if let Some(latent) = &config.latent {
             parts.latent = self.latent(latent.kv_rank)?;

@@ -196,9 +196,10 @@ impl Mixer for ChannelDelta {
         CONVOLUTIONS.map(convolution).into_iter().chain(others).collect()
     }
 
-    fn state(&self) -> StateShape {
+    fn state(&self, _: usize) -> StateShape {
         StateShape {
             tail: 3 * (self.kernel - 1) * self.inner(),
+            grows: 0,
             heads: self.heads,
             head: self.head_dim * self.head_dim,
         }
@@ -232,7 +233,7 @@ impl Mixer for ChannelDelta {
     }
 
     fn mix(&self, operators: &mut dyn Operators, rows: MixRows<'_>) {
-        let MixRows { seqs, mut states, threads, scratch, out } = rows;
+        let MixRows { seqs, mut states, threads, scratch, out, .. } = rows;
         let (tokens, width) = (seqs.tokens(), self.inner());
         let (out, padding) = out[..seqs.rows * width].split_at_mut(tokens * width);
         padding.fill(0.0);
@@ -256,7 +257,7 @@ impl Mixer for ChannelDelta {
             bias: vector(VectorKind::StepBias),
         };
         let results = (&mut p.heads[..tokens * width], tokens * self.head_dim);
-        for_each_head(threads, (states, self.state().head), results, |head, states, out| {
+        for_each_head(threads, (states, self.state(0).head), results, |head, states, out| {
             self.head(head, seqs, states, inputs, out);
         });
         // Read by a convolution, and free since.

@@ -234,9 +234,10 @@ impl Mixer for GatedDelta {
         ]
     }
 
-    fn state(&self) -> StateShape {
+    fn state(&self, _: usize) -> StateShape {
         StateShape {
             tail: (self.kernel - 1) * self.channels(),
+            grows: 0,
             heads: self.value_heads,
             head: self.key_dim * self.value_dim,
         }
@@ -273,7 +274,7 @@ impl Mixer for GatedDelta {
     }
 
     fn mix(&self, operators: &mut dyn Operators, rows: MixRows<'_>) {
-        let MixRows { seqs, mut states, threads, scratch, out } = rows;
+        let MixRows { seqs, mut states, threads, scratch, out, .. } = rows;
         let (tokens, width) = (seqs.tokens(), self.value_width());
         let (out, padding) = out[..seqs.rows * width].split_at_mut(tokens * width);
         padding.fill(0.0);
@@ -288,7 +289,7 @@ impl Mixer for GatedDelta {
         self.rates(operators, &mut p);
         let inputs = (&*p.convolved, &*p.beta, &*p.decay);
         let results = (&mut p.heads[..tokens * width], tokens * self.value_dim);
-        for_each_head(threads, (states, self.state().head), results, |head, states, out| {
+        for_each_head(threads, (states, self.state(0).head), results, |head, states, out| {
             self.head(head, seqs, states, inputs, out);
         });
         // Read by the convolution, and free since.

@@ -1,11 +1,13 @@
-//! Recurrent token mixers: the first half of layers that keep a state of constant size instead of keys and values.
+//! Recurrent token mixers: the first half of layers that keep a state instead of keys and values of every token.
 //!
 //! A mixer lists its parameters, projects the layer's input, and mixes the tokens of each sequence into the input
-//! of its output projection. Its state is the last inputs of a causal convolution and, for most mixers, one matrix per
-//! head, in f32. Tokens are read in order, so a sequence has the same bits in any split into passes, and heads are
+//! of its output projection. Its state is in f32: the last inputs of a causal convolution and, for most mixers, one matrix
+//! per head, all of constant size; or the keys of a window and entries for earlier tokens ([`compressed`]). Tokens are read in order, so a sequence has the same bits in any split into passes, and heads are
 //! independent, so it has the same bits on any number of threads.
 
+mod blocks;
 mod channel_delta;
+mod compressed;
 mod convolution;
 mod delta;
 mod selective;
@@ -15,6 +17,7 @@ mod state_space;
 use mantissa_kernels::{for_each, kernels};
 
 pub use self::channel_delta::ChannelDelta;
+pub use self::compressed::{CompressedAttention, CompressedIndex, Compression};
 pub use self::delta::GatedDelta;
 pub use self::selective::SelectiveScan;
 pub use self::short::ShortConvolution;
@@ -49,7 +52,7 @@ impl Mixing {
     }
 }
 
-/// Recurrent mixer of a model, the same in all of its recurrent layers.
+/// Recurrent mixer of a model, the same in all of its recurrent layers but for compressed entries.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Recurrent {
@@ -63,6 +66,8 @@ pub enum Recurrent {
     StateSpace(StateSpace),
     /// Mamba.
     SelectiveScan(SelectiveScan),
+    /// Compressed attention.
+    CompressedAttention(CompressedAttention),
 }
 
 impl Recurrent {
@@ -74,12 +79,23 @@ impl Recurrent {
             Recurrent::ShortConvolution(mixer) => mixer,
             Recurrent::StateSpace(mixer) => mixer,
             Recurrent::SelectiveScan(mixer) => mixer,
+            Recurrent::CompressedAttention(mixer) => mixer,
         }
     }
 
-    /// Size of the state of one sequence in one layer.
-    pub fn state(&self) -> StateShape {
-        self.mixer().state()
+    /// Returns the mixer of a layer with these compressed entries; other mixers are the same in every layer.
+    pub(crate) fn with_entries(self, compression: Option<Compression>) -> Self {
+        match self {
+            Recurrent::CompressedAttention(mixer) => {
+                Recurrent::CompressedAttention(CompressedAttention { compression, ..mixer })
+            }
+            other => other,
+        }
+    }
+
+    /// Size of the state of one sequence of up to `context` tokens in one layer.
+    pub fn state(&self, context: usize) -> StateShape {
+        self.mixer().state(context)
     }
 
     /// Width of the input of the output projection.
@@ -96,8 +112,10 @@ impl Recurrent {
 /// Size of the state of one sequence in one layer, in f32 values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StateShape {
-    /// Last inputs of the convolution: `[kernel - 1, channels]`.
+    /// Last inputs of the convolution, `[kernel - 1, channels]`, or all of the state of a mixer without heads.
     pub tail: usize,
+    /// Last values of the tail that are written once, as tokens come, and do not change.
+    pub grows: usize,
     /// Heads.
     pub heads: usize,
     /// Values of one head.
@@ -108,6 +126,11 @@ impl StateShape {
     /// Number of values.
     pub fn values(&self) -> usize {
         self.tail + self.heads * self.head
+    }
+
+    /// Number of values that a pass may change.
+    pub fn changed(&self) -> usize {
+        self.values() - self.grows
     }
 
     /// Number of bytes.
@@ -153,6 +176,9 @@ pub(crate) struct MixRows<'a> {
     pub(crate) scratch: &'a mut [f32],
     /// Input of the output projection, `[rows, width]`.
     pub(crate) out: &'a mut [f32],
+    /// Cosines and sines of the layer by position, `[positions, half the rotated width]`.
+    pub(crate) cos: &'a [f32],
+    pub(crate) sin: &'a [f32],
 }
 
 /// A recurrent token mixer.
@@ -170,8 +196,8 @@ pub(crate) trait Mixer {
     /// Lists its vectors and their shapes in a checkpoint.
     fn vectors(&self) -> Vec<(VectorKind, Vec<usize>)>;
 
-    /// Size of the state of a sequence.
-    fn state(&self) -> StateShape;
+    /// Size of the state of a sequence of up to `context` tokens.
+    fn state(&self, context: usize) -> StateShape;
 
     /// Width of the input of the output projection.
     fn width(&self) -> usize;
@@ -261,7 +287,7 @@ fn take<'a>(rest: &mut &'a mut [f32], n: usize) -> &'a mut [f32] {
 }
 
 /// `ln(1 + e^x)`.
-fn softplus(x: f64) -> f64 {
+pub(crate) fn softplus(x: f64) -> f64 {
     if x > 20.0 { x } else { x.exp().ln_1p() }
 }
 

@@ -203,10 +203,10 @@ impl Mixer for SelectiveScan {
         all
     }
 
-    fn state(&self) -> StateShape {
+    fn state(&self, _: usize) -> StateShape {
         let width = self.channels();
         let heads = self.inner / width;
-        StateShape { tail: (self.kernel - 1) * self.inner, heads, head: width * self.state }
+        StateShape { tail: (self.kernel - 1) * self.inner, grows: 0, heads, head: width * self.state }
     }
 
     fn width(&self) -> usize {
@@ -230,7 +230,7 @@ impl Mixer for SelectiveScan {
     }
 
     fn mix(&self, operators: &mut dyn Operators, rows: MixRows<'_>) {
-        let MixRows { seqs, mut states, threads, scratch, out } = rows;
+        let MixRows { seqs, mut states, threads, scratch, out, .. } = rows;
         let (tokens, inner) = (seqs.tokens(), self.inner);
         let (out, padding) = out[..seqs.rows * inner].split_at_mut(tokens * inner);
         padding.fill(0.0);
@@ -252,7 +252,7 @@ impl Mixer for SelectiveScan {
         let (log, skip) = (vector(VectorKind::DecayLog), vector(VectorKind::Skip));
         let width = self.channels();
         let results = (&mut p.heads[..tokens * inner], tokens * width);
-        for_each_head(threads, (states, self.state().head), results, |head, states, out| {
+        for_each_head(threads, (states, self.state(0).head), results, |head, states, out| {
             self.head(head, seqs, states, (inputs, log, skip), out);
         });
         // Read by the convolution, and free since.

@@ -40,8 +40,8 @@ impl Mixer for ShortConvolution {
         [Some(weight), bias].into_iter().flatten().collect()
     }
 
-    fn state(&self) -> StateShape {
-        StateShape { tail: (self.kernel - 1) * self.hidden, heads: 0, head: 0 }
+    fn state(&self, _: usize) -> StateShape {
+        StateShape { tail: (self.kernel - 1) * self.hidden, ..StateShape::default() }
     }
 
     fn width(&self) -> usize {
@@ -65,7 +65,7 @@ impl Mixer for ShortConvolution {
     }
 
     fn mix(&self, operators: &mut dyn Operators, rows: MixRows<'_>) {
-        let MixRows { seqs, mut states, threads, mut scratch, out } = rows;
+        let MixRows { seqs, mut states, threads, mut scratch, out, .. } = rows;
         let (tokens, width) = (seqs.tokens(), self.hidden);
         let (out, padding) = out[..seqs.rows * width].split_at_mut(tokens * width);
         padding.fill(0.0);

@@ -251,9 +251,10 @@ impl Mixer for StateSpace {
         all
     }
 
-    fn state(&self) -> StateShape {
+    fn state(&self, _: usize) -> StateShape {
         StateShape {
             tail: (self.kernel - 1) * self.channels(),
+            grows: 0,
             heads: self.heads,
             head: self.state * self.head_dim,
         }
@@ -280,7 +281,7 @@ impl Mixer for StateSpace {
     }
 
     fn mix(&self, operators: &mut dyn Operators, rows: MixRows<'_>) {
-        let MixRows { seqs, mut states, threads, scratch, out } = rows;
+        let MixRows { seqs, mut states, threads, scratch, out, .. } = rows;
         let (tokens, width) = (seqs.tokens(), self.inner());
         let (out, padding) = out[..seqs.rows * width].split_at_mut(tokens * width);
         padding.fill(0.0);
@@ -296,7 +297,7 @@ impl Mixer for StateSpace {
         let (convolved, steps, decay) = (&*p.convolved, &*p.steps, &*p.decay);
         let skip = vector(VectorKind::Skip);
         let results = (&mut p.heads[..tokens * width], tokens * self.head_dim);
-        for_each_head(threads, (states, self.state().head), results, |head, states, out| {
+        for_each_head(threads, (states, self.state(0).head), results, |head, states, out| {
             let skip = skip.get(head).copied().unwrap_or(0.0);
             self.head(head, seqs, states, (convolved, steps, decay, skip), out);
         });

@@ -1,5 +1,8 @@
 //! Mixers against their formulas in f64, token by token, and in any split into passes.
 
+use std::ops::Range;
+use std::sync::LazyLock;
+
 use super::*;
 use crate::flow::Job;
 use crate::graph::kinds::{LinearInput, NormKind};
@@ -7,6 +10,19 @@ use crate::graph::kinds::{LinearInput, NormKind};
 const INNER: usize = 12;
 const RANK: usize = 3;
 const HEAD: usize = 5;
+/// Width of the latent of queries of compressed attention.
+const LATENT: usize = 4;
+/// Longest sequence, for states and angles.
+const CONTEXT: usize = 160;
+/// Half the rotated width.
+const HALF: usize = 2;
+
+/// Cosines and sines by position.
+static ANGLES: LazyLock<(Vec<f32>, Vec<f32>)> = LazyLock::new(|| {
+    let angle = |i: usize| (i / HALF) as f32 * 0.3_f32.powi((i % HALF) as i32);
+    let table = |f: fn(f32) -> f32| (0..CONTEXT * HALF).map(|i| f(angle(i))).collect();
+    (table(f32::cos), table(f32::sin))
+});
 
 /// Operators whose projections are functions of the token, so that a test can compute them again.
 struct Fake {
@@ -50,7 +66,10 @@ impl Operators for Fake {
         jobs: &mut [Job<'_>],
     ) -> Result<(), ForwardError> {
         for job in jobs {
-            fill(x, job.out, linear(job.kind));
+            match job.kind {
+                LinearKind::QB => fill_from(x, job.out, LATENT, 13),
+                kind => fill(x, job.out, linear(kind)),
+            }
         }
         Ok(())
     }
@@ -64,8 +83,14 @@ impl Operators for Fake {
             SideKind::Decay => fill_from(x, out, HEAD, 10),
             SideKind::GateLatent => fill(x, out, 11),
             SideKind::Gate => fill_from(x, out, HEAD, 12),
+            SideKind::IndexQueries => fill_from(x, out, LATENT, 14),
             _ => fill(x, out, 2 + usize::from(kind == SideKind::DecayRate)),
         }
+    }
+
+    fn side_rows(&mut self, _: SideKind, rows: Range<usize>, x: &[f32], out: &mut [f32]) {
+        let width = x.len() / (out.len() / rows.len());
+        fill_from(x, out, width, 15 + rows.start);
     }
 
     fn vector(&self, kind: VectorKind) -> Option<&[f32]> {
@@ -111,7 +136,15 @@ fn mix(
     let mut padded = x.to_vec();
     padded.resize(seqs.rows, 0.0);
     mixer.project(&mut operators, &padded, (seqs.rows, x.len()), &mut scratch).unwrap();
-    let rows = MixRows { seqs, states, threads, scratch: &mut scratch, out: &mut out };
+    let rows = MixRows {
+        seqs,
+        states,
+        threads,
+        scratch: &mut scratch,
+        out: &mut out,
+        cos: &ANGLES.0,
+        sin: &ANGLES.1,
+    };
     mixer.mix(&mut operators, rows);
     assert!(out[x.len() * mixer.width()..].iter().all(|x| *x == 0.0), "padding");
     out.truncate(x.len() * mixer.width());
@@ -169,8 +202,27 @@ fn channel_delta() -> ChannelDelta {
     ChannelDelta { hidden: 1, heads: 3, head_dim: HEAD, kernel: 4, eps: 1e-5 }
 }
 
+fn compressed(compression: Option<Compression>) -> CompressedAttention {
+    CompressedAttention {
+        hidden: 1,
+        heads: 4,
+        head_dim: 6,
+        rotated: 2 * HALF,
+        q_rank: LATENT,
+        groups: 2,
+        group_rank: 3,
+        window: 7,
+        index: CompressedIndex { heads: 2, dim: 5, chosen: 4 },
+        compression,
+        eps: 1e-5,
+    }
+}
+
 fn all() -> Vec<Recurrent> {
     vec![
+        Recurrent::CompressedAttention(compressed(None)),
+        Recurrent::CompressedAttention(compressed(Some(Compression { ratio: 5, overlaps: false }))),
+        Recurrent::CompressedAttention(compressed(Some(Compression { ratio: 3, overlaps: true }))),
         Recurrent::ChannelDelta(channel_delta()),
         Recurrent::GatedDelta(delta(false)),
         Recurrent::GatedDelta(delta(true)),
@@ -189,7 +241,7 @@ fn all() -> Vec<Recurrent> {
 fn pieces_and_batches_have_the_bits_of_a_whole_sequence() {
     for recurrent in all() {
         let mixer = recurrent.mixer();
-        let shape = mixer.state();
+        let shape = mixer.state(CONTEXT);
         let (a, b) = (tokens(150, 1), tokens(70, 2));
         let whole = |x: &[f32], threads| {
             mix(mixer, x, &Sequences { lens: &[x.len()], starts: &[], rows: x.len() + 3 }, None, threads)

@@ -104,7 +104,7 @@ impl Limits<'_> {
             );
         }
         if let (Some(limited), Some((alpha, limit))) = (experts.limited, self.row.swiglu)
-            && limited != (LimitedSwiglu { alpha, limit })
+            && limited != (LimitedSwiglu { alpha, limit, offset: 1.0 })
         {
             let found = format!("{} and {}", limited.alpha, limited.limit);
             let allowed = format!("{alpha} and {limit}: llama.cpp has no key");

@@ -287,6 +287,10 @@ impl WeightSource for Independent<'_> {
         false
     }
 
+    fn integers(&self, tensor: &str, shape: &[usize]) -> std::result::Result<Vec<u32>, LoadError> {
+        Ok(self.files.integers(tensor, shape)?)
+    }
+
     fn tensor_f32(&self, tensor: &str, shape: &[usize]) -> std::result::Result<Vec<f32>, LoadError> {
         let (rows, cols) = matrix(shape);
         Ok(self.whole(tensor, rows, cols)?)

@@ -103,6 +103,10 @@ impl WeightSource for Independent<'_> {
         self.files.has(tensor)
     }
 
+    fn integers(&self, tensor: &str, shape: &[usize]) -> Result<Vec<u32>, LoadError> {
+        Ok(self.files.integers(tensor, shape)?)
+    }
+
     fn tensor_f32(&self, tensor: &str, shape: &[usize]) -> Result<Vec<f32>, LoadError> {
         Ok(self.files.tensor_f32(tensor, shape)?)
     }

@@ -44,6 +44,9 @@ pub(crate) fn loadable(files: &ModelFiles) -> Result<()> {
                 let &[rows, cols] = info.shape.as_slice() else { continue };
                 files.check_linear(module, rows, cols, false)?;
             }
+            Role::Vector { kind, .. } if kind.is_integer() => {
+                files.check_integers(&info.name, &info.shape)?;
+            }
             _ => files.check_tensor(&info.name, &info.shape)?,
         }
     }

@@ -1,7 +1,7 @@
 //! Storage of each layer: formats, and places within a block.
 
 use mantissa_kernels::paged::{TILE_TOKENS, TileFormat};
-use mantissa_model::config::StateShape;
+use mantissa_model::config::{Recurrent, StateShape};
 use mantissa_model::kv::{HeadElement, KvQuantizer, Side};
 use mantissa_model::{KvPolicy, LoadError, ModelConfig};
 
@@ -16,8 +16,8 @@ pub struct KvPlan {
     /// Place of each layer of the model: of the keys and values that it reads in `layers`, and among those with a
     /// recurrent mixer.
     places: Vec<[usize; 2]>,
-    /// Size of the state of a recurrent mixer, and the number of layers with one.
-    state: (StateShape, usize),
+    /// Recurrent mixers, by layer with one.
+    mixers: Vec<Recurrent>,
     /// Tokens of a block, a multiple of 64.
     pub(super) block_tokens: usize,
     /// True if new tokens are seen in f32 by the pass that appends them.
@@ -121,14 +121,13 @@ impl KvPlan {
     ) -> Result<Self, LoadError> {
         let quantizers: Vec<_> = quantizers.into_iter().collect();
         let own: Vec<usize> = (0..quantizers.len()).filter(|layer| config.has_own_kv(*layer)).collect();
-        let mut states = 0;
+        let mut mixers = Vec::new();
         let place = |layer: usize| {
-            let state = states;
-            states += usize::from(config.recurrent_in(layer).is_some());
+            let state = mixers.len();
+            mixers.extend(config.recurrent_in(layer));
             [own.binary_search(&config.kv_layer(layer)).unwrap_or(usize::MAX), state]
         };
         let places = (0..quantizers.len()).map(place).collect();
-        let state = (config.recurrent.map_or(StateShape::default(), |of| of.state()), states);
         let refuse = |scheme: &str, allowed| LoadError::KvScheme { scheme: scheme.into(), allowed };
         let sides = own
             .iter()
@@ -147,7 +146,7 @@ impl KvPlan {
             LayerPlan::new(&of_layer, config.index_width(layer), quantizer, default, block_tokens)
         };
         let layers = own.iter().map(layer).collect();
-        Ok(KvPlan { layers, places, state, block_tokens, own_in_f32: false }.settled())
+        Ok(KvPlan { layers, places, mixers, block_tokens, own_in_f32: false }.settled())
     }
 
     /// Lets a pass see the tokens that it appends in f32, as the reference cache does, instead of as stored.
@@ -175,18 +174,17 @@ impl KvPlan {
 
     /// True if layers have states of recurrent mixers, which cannot be cut back to fewer tokens.
     pub fn is_recurrent(&self) -> bool {
-        self.state.1 > 0
+        !self.mixers.is_empty()
     }
 
-    /// Size of the state of a recurrent mixer, and the number of layers with one.
-    pub fn states(&self) -> (StateShape, usize) {
-        self.state
+    /// Sizes of the states of one sequence of up to `context` tokens, by layer with a recurrent mixer.
+    pub fn states(&self, context: usize) -> Vec<StateShape> {
+        self.mixers.iter().map(|mixer| mixer.state(context)).collect()
     }
 
-    /// Bytes of the states of one sequence.
-    pub fn state_bytes(&self) -> u64 {
-        let (shape, layers) = self.state;
-        shape.bytes().saturating_mul(layers as u64)
+    /// Bytes of the states of one sequence of up to `context` tokens.
+    pub fn state_bytes(&self, context: usize) -> u64 {
+        self.states(context).iter().fold(0, |sum, shape| sum.saturating_add(shape.bytes()))
     }
 
     /// Tokens of a block, in which memory is given and shared.

@@ -11,13 +11,13 @@ use mantissa_model::{LoadError, zeros};
 #[derive(Debug, Default)]
 pub struct StatePool {
     layers: Vec<LayerStates>,
-    shape: StateShape,
     slots: usize,
 }
 
 /// States of one layer.
 #[derive(Debug)]
 struct LayerStates {
+    shape: StateShape,
     /// `[slots, tail]`.
     tails: Vec<f32>,
     /// `[heads, slots, values of a head]`.
@@ -25,19 +25,20 @@ struct LayerStates {
 }
 
 impl StatePool {
-    /// Allocates the states of `slots` sequences in `layers` layers.
+    /// Allocates the states of `slots` sequences in layers of these shapes.
     ///
     /// # Errors
     /// [`LoadError::Memory`].
-    pub fn plan(shape: StateShape, layers: usize, slots: usize) -> Result<Self, LoadError> {
-        let bytes = shape.bytes().saturating_mul((layers * slots) as u64);
-        let memory = || LoadError::Memory { what: "recurrent states", bytes };
-        let layer = |_| {
+    pub fn plan(shapes: &[StateShape], slots: usize) -> Result<Self, LoadError> {
+        let bytes = shapes.iter().fold(0u64, |sum, shape| sum.saturating_add(shape.bytes()));
+        let memory =
+            || LoadError::Memory { what: "recurrent states", bytes: bytes.saturating_mul(slots as u64) };
+        let layer = |&shape: &StateShape| {
             let heads = zeros(slots.checked_mul(shape.heads * shape.head)?)?;
-            Some(LayerStates { tails: zeros(slots.checked_mul(shape.tail)?)?, heads })
+            Some(LayerStates { shape, tails: zeros(slots.checked_mul(shape.tail)?)?, heads })
         };
-        let layers = (0..layers).map(layer).collect::<Option<_>>().ok_or_else(memory)?;
-        Ok(StatePool { layers, shape, slots })
+        let layers = shapes.iter().map(layer).collect::<Option<_>>().ok_or_else(memory)?;
+        Ok(StatePool { layers, slots })
     }
 
     /// True if no layer has a state.
@@ -47,8 +48,8 @@ impl StatePool {
 
     /// Copies the states of slot `from` to slot `to`.
     pub fn copy(&mut self, from: usize, to: usize) {
-        let StatePool { layers, shape, slots } = self;
-        for LayerStates { tails, heads } in layers {
+        let StatePool { layers, slots } = self;
+        for LayerStates { shape, tails, heads } in layers {
             tails.copy_within(from * shape.tail..(from + 1) * shape.tail, to * shape.tail);
             for head in heads.chunks_exact_mut((*slots * shape.head).max(1)) {
                 head.copy_within(from * shape.head..(from + 1) * shape.head, to * shape.head);
@@ -58,7 +59,7 @@ impl StatePool {
 
     /// Returns the states of layer `index` of those with a mixer, for the sequences in the slots `of`.
     pub fn layer<'a>(&'a mut self, index: usize, of: &'a [usize]) -> Option<States<'a>> {
-        let LayerStates { tails, heads } = self.layers.get_mut(index)?;
+        let LayerStates { tails, heads, .. } = self.layers.get_mut(index)?;
         Some(States { tails, heads, slots: self.slots, of })
     }
 }
@@ -70,8 +71,8 @@ mod tests {
 
     #[test]
     fn a_copy_has_the_states_of_all_layers_and_heads() {
-        let shape = StateShape { tail: 2, heads: 3, head: 4 };
-        let mut pool = StatePool::plan(shape, 2, 3).unwrap();
+        let shape = StateShape { tail: 2, grows: 0, heads: 3, head: 4 };
+        let mut pool = StatePool::plan(&[shape; 2], 3).unwrap();
         for layer in 0..2 {
             let States { tails, heads, .. } = pool.layer(layer, &[]).unwrap();
             let fill = |x: &mut [f32]| x.iter_mut().enumerate().for_each(|(i, x)| *x = (i + layer) as f32);

@@ -1,8 +1,9 @@
 //! Operators of a layer with prepared weights.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-use mantissa_kernels::kernels;
+use mantissa_kernels::{for_each, kernels};
 use mantissa_model::flow::{self, AbsorbedHeads, Group, LayerFlow, Operators};
 use mantissa_model::graph::{NormKind, SideKind, VectorKind};
 use mantissa_model::{ForwardError, LayerParts, Linear, LinearInput, LinearKind, Norm};
@@ -126,6 +127,14 @@ impl Operators for Run<'_> {
     fn side(&mut self, kind: SideKind, x: &[f32], out: &mut [f32]) {
         if let Some((_, side)) = self.layer.sides.iter().find(|(of, _)| *of == kind) {
             side.forward(x, out);
+        }
+    }
+
+    fn side_rows(&mut self, kind: SideKind, rows: Range<usize>, x: &[f32], out: &mut [f32]) {
+        if let Some((_, side)) = self.layer.sides.iter().find(|(of, _)| *of == kind) {
+            let weight = &side.weight[rows.start * side.cols..rows.end * side.cols];
+            let tokens = x.chunks_exact(side.cols).zip(out.chunks_exact_mut(rows.len()));
+            for_each(self.threads, tokens, |(x, out)| kernels().gemv(weight, side.cols, x, out, false));
         }
     }
 

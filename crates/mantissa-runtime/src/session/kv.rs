@@ -21,15 +21,19 @@ pub(crate) struct Kv {
 }
 
 impl Kv {
-    /// Plans for `slots` sequences that together hold `tokens` tokens.
+    /// Plans for `slots` sequences of up to `context` tokens that together hold `tokens` tokens.
     ///
     /// # Errors
     /// [`LoadError::Memory`] if there is not enough memory.
-    pub(crate) fn new(model: &FastModel, slots: usize, tokens: usize) -> Result<Self, LoadError> {
+    pub(crate) fn new(
+        model: &FastModel,
+        slots: usize,
+        tokens: usize,
+        context: usize,
+    ) -> Result<Self, LoadError> {
         let pool = KvPool::plan(model.kv().clone(), tokens)?;
         let caches = (0..slots).map(|_| SequenceCache::new(&pool)).collect();
-        let (shape, layers) = model.kv().states();
-        let states = StatePool::plan(shape, layers, slots)?;
+        let states = StatePool::plan(&model.kv().states(context), slots)?;
         Ok(Kv { pool, caches, states, spans: Vec::new(), slots: Vec::new() })
     }
 

@@ -141,7 +141,7 @@ impl<'m> Runtime<'m> {
         let cached_tokens = options.cached_tokens.max(context).next_multiple_of(block);
         Ok(Runtime {
             model,
-            kv: Kv::new(model, slots, cached_tokens)?,
+            kv: Kv::new(model, slots, cached_tokens, context)?,
             slots: (0..slots).map(|_| Slot::Free).collect(),
             running: Vec::with_capacity(sequences),
             kept: VecDeque::with_capacity(options.kept),

@@ -25,7 +25,7 @@ impl<'m> Single<'m> {
     pub fn new(model: &'m FastModel, pass: usize, context: usize) -> Result<Self, LoadError> {
         let buffers = model.plan(pass, context)?;
         let tokens = context.next_multiple_of(model.kv().block_tokens());
-        Ok(Single { model, kv: Kv::new(model, 1, tokens)?, buffers, rows: Vec::new() })
+        Ok(Single { model, kv: Kv::new(model, 1, tokens, context)?, buffers, rows: Vec::new() })
     }
 
     /// Model that runs.

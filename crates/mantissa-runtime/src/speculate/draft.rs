@@ -28,6 +28,7 @@ impl<'m> Draft<'m> {
                 model,
                 slots,
                 slots.saturating_mul(context.next_multiple_of(model.kv().block_tokens())),
+                context,
             )?,
             buffers: model.plan(CHUNK.min(context), context)?,
             logits: vec![0.0; model.config().vocab_size],

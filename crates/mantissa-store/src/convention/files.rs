@@ -243,6 +243,37 @@ impl ModelFiles {
         Ok(values)
     }
 
+    /// Reads a tensor of integers from 0 to 2³² - 1, stored in 32 or 64 bits.
+    ///
+    /// # Errors
+    /// [`Error::NoTensor`], or [`Error::Field`] for another dtype or shape, or a value out of range.
+    pub fn integers(&self, name: &str, shape: &[usize]) -> Result<Vec<u32>> {
+        let meta = self.check_integers(name, shape)?;
+        let bytes = self.checkpoint.read(name)?;
+        let values: Vec<i64> = match meta.dtype {
+            Dtype::I64 => bytes.as_chunks().0.iter().map(|b| i64::from_le_bytes(*b)).collect(),
+            _ => bytes.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b).into()).collect(),
+        };
+        let value = |value: i64| {
+            let fault = |_| self.fault(name, value.to_string(), "integers from 0 to 4294967295", "");
+            u32::try_from(value).map_err(fault)
+        };
+        values.into_iter().map(value).collect()
+    }
+
+    /// Checks by the headers that [`integers`](Self::integers) finds a tensor of this name and shape.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check_integers(&self, name: &str, shape: &[usize]) -> Result<&TensorMeta> {
+        let meta = self.meta(name)?;
+        self.expect_shape(meta, shape)?;
+        match meta.dtype {
+            Dtype::I64 | Dtype::I32 => Ok(meta),
+            dtype => Err(self.fault(name, format!("dtype {dtype}"), "I64 or I32", "")),
+        }
+    }
+
     /// Reads the weight of linear layer `module` (`model.layers.0.self_attn.q_proj`), `[rows, cols]` = `[out, in]`.
     ///
     /// # Errors

@@ -170,6 +170,7 @@ fn architectures_quantize_verify_and_measure() {
         "deepseek-v3",
         "deepseek-v32",
         "deepseek-v32-sparse",
+        "deepseek-v4",
         "glm-moe-dsa",
         "glm-moe-dsa-sparse",
         "gpt-oss",
@@ -232,6 +233,37 @@ fn architectures_quantize_verify_and_measure() {
 fn linears(model: &Path) -> usize {
     let files = mantissa_store::convention::ModelFiles::open(model).unwrap();
     mantissa_quant::model_config(&files).unwrap().decoder_linears().count()
+}
+
+/// DeepSeek-V4: projections of entries, indexers, groups of heads, tables of experts and what mixes streams stay as they are.
+#[test]
+fn compressed_attention_stays_unquantized_but_for_its_linear_layers() {
+    let temp = TempDir::new().unwrap();
+    let (model, out) = (tiny("deepseek-v4"), temp.path().join("q"));
+    let (model, out) = (text(&model), text(&out));
+    let planned = mantissa(&["quantize", model, "--recipe", "rtn-int8-channel", "--out", out, "--dry-run"]);
+    let said = String::from_utf8_lossy(&planned.stdout).into_owned();
+    for kept in ["attn.wo_a", "attn.compressor.wkv", "attn.indexer.compressor.wgate", "attn.indexer.wq_b"] {
+        assert!(said.contains(kept), "{kept}: {said}");
+    }
+    succeed(&["quantize", model, "--recipe", "rtn-int8-channel", "--out", out, "--quiet"]);
+    let file = |folder: &str| File::open(&Path::new(folder).join("model.safetensors"));
+    let (theirs, ours) = (file(model), file(out));
+    let is_linear = |name: &str| {
+        let parts = [".wq_a.", ".wq_b.", ".wkv.", ".wo_b.", ".w1.", ".w2.", ".w3."];
+        let inner = name.contains("compressor") || name.contains("indexer");
+        !inner && parts.iter().any(|part| name.contains(part))
+    };
+    let kept: Vec<_> = theirs.names().into_iter().filter(|name| !is_linear(name)).collect();
+    assert!(kept.iter().any(|name| name.ends_with("tid2eid")), "{kept:?}");
+    for name in kept {
+        assert_eq!(ours.bytes(&name), theirs.bytes(&name), "{name}");
+    }
+    let bench = ["bench", out, "--prompt", "40", "--gen", "4", "--reps", "1", "--json", "--quiet"];
+    assert!(json(&bench)["tg_tokens_per_s"].as_f64().unwrap() > 0.0);
+    let refused = mantissa(&[&bench[..], &["--kv", "int8"]].concat());
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("no layer caches keys and values"), "{said}");
 }
 
 /// Conv1D is reported as known to GPTQ readers only, and the GPTQ format holds it.
