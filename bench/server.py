@@ -5,17 +5,22 @@
     bench/server.py streams MANTISSA MODEL [--parallel 16]
     bench/server.py prefix MANTISSA MODEL [--prompt 2000]
     bench/server.py stop MANTISSA MODEL [--drain 5]
+    bench/server.py forms MANTISSA MODEL [--rounds 40] [--threads 1]
+    bench/server.py first MANTISSA MODEL.gguf --llama LLAMA_SERVER [--threads 2] [--rounds 9]
 
 Each starts a server on a free port of the loopback. `load`: clients with prompts and answers of mixed lengths, one in twenty of which
 disconnects within its answer; compares every whole answer with the one that the server gives alone, counts errors and refusals (429,
 503: the client waits as Retry-After says), and prints memory over time, times between tokens and the scheduler's share of a step.
 `streams`: tokens/s of 1, 2, 4, 8 and 16 streams, medians of three rounds. `prefix`: 16 requests that share a long prompt, and how many of its
-tokens were computed. `stop`: SIGTERM under load, and the time to the end.
+tokens were computed. `stop`: SIGTERM under load, and the time to the end. `forms`: processor time of an answer in a form against one without, in turn, with
+the same prompt and number of tokens. `first`: time to the first token of `/v1/chat/completions`, of prompts of three lengths that
+no earlier one begins with, against llama-server with the same file and threads: both serve at once and are asked in turn.
 """
 
 import argparse
 import asyncio
 import json
+import pathlib
 import random
 import re
 import signal
@@ -55,6 +60,18 @@ class Server:
     def metric(self, name):
         """Sum of a metric over its labels."""
         return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? ([-+.\de]+)$", self.get("/metrics"), re.M))
+
+    def shares(self):
+        """Time between steps, and in steps but outside of the model, as shares of the time in steps; and the processor time of the engine's thread
+        and its wait for a processor as shares of the time at work."""
+        between, step, passes = (self.metric(f"mantissa_{name}_seconds_total") for name in ("scheduler", "step", "pass"))
+        processor = self.metric("mantissa_scheduler_processor_seconds_total")
+        shares = {"between steps": between / step, "of it on a processor": processor / step, "planning and sampling": (step - passes) / step}
+        for task in pathlib.Path(f"/proc/{self.process.pid}/task").iterdir():
+            if (task / "comm").read_text().strip() == "engine":
+                run, wait = (int(word) / 1e9 for word in (task / "schedstat").read_text().split()[:2])
+                shares |= {"engine thread runs": run / (step + between), "waits for a processor": wait / (step + between)}
+        return shares
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
@@ -157,14 +174,14 @@ async def load(args):
     await asyncio.sleep(1)
     seconds = time.perf_counter() - begin
     slots = json.loads(server.get("/slots"))
-    scheduler, steps = (server.metric(f"mantissa_{name}_seconds_total") for name in ("scheduler", "step"))
+    shares = server.shares()
     half = len(memory) // 2
     result = {
         "clients": args.clients, "parallel": args.parallel, "seconds": seconds, **counts, "faults": faults[:5], "slots_left": len(slots),
         "tokens_per_second": counts["tokens"] / seconds, "between_tokens_ms": {p: 1e3 * percentile(gaps, p / 100) for p in (50, 99)},
         "first_token_ms": {p: 1e3 * percentile(firsts, p / 100) for p in (50, 99)},
         "memory_mb": {"first_half": statistics.fmean(memory[:half] or [0]), "second_half": statistics.fmean(memory[half:]), "peak": max(memory)},
-        "scheduler_share": scheduler / steps if steps else None,
+        "shares": shares,
     }
     result["exit_code"] = server.stop()
     print(json.dumps(result, indent=1))
@@ -182,10 +199,12 @@ async def streams(args):
             begin = time.perf_counter()
             await asyncio.gather(*(stream(server.port, body) for body in bodies))
             figures.setdefault(count, []).append(128 * count / (time.perf_counter() - begin))
+    shares = server.shares()
     server.stop()
     medians = {count: statistics.median(values) for count, values in figures.items()}
     for count, value in medians.items():
         print(f"{count:3} streams: {value:8.1f} tokens/s, {value / medians[1]:.2f} of one")
+    print(", ".join(f"{name} {share:.2%}" for name, share in shares.items()))
     return 0
 
 
@@ -200,6 +219,104 @@ async def prefix(args):
     print(f"16 prompts of {usages[0]['prompt_tokens']} tokens: {prompt - cached} tokens computed, {cached} shared")
     server.stop()
     return 0 if prompt - cached < 2 * usages[0]["prompt_tokens"] + 16 * 96 else 1
+
+
+async def first_token(port, body):
+    """Seconds from the request to the first event with text of a chat answer, and tokens of the prompt."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    data = json.dumps({"stream": True, "stream_options": {"include_usage": True}, **body}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+    begin, first, tokens = time.perf_counter(), None, None
+    writer.write(head.encode() + data)
+    async for line in reader:
+        line = line.decode().strip()
+        if not line.startswith("data: {"):
+            continue
+        event = json.loads(line[6:])
+        if event.get("usage"):
+            tokens = event["usage"]["prompt_tokens"]
+        if first is None and any(choice["delta"].get("content") for choice in event["choices"]):
+            first = time.perf_counter() - begin
+    writer.close()
+    return first, tokens
+
+
+async def forms(args):
+    """The expression allows every text, so its answer is the free one; the schema allows an array of objects of any length."""
+    server, tokens = Server(args, "--threads", str(args.threads)), 200
+    item = {"type": "object", "properties": {"name": {"type": "string"}, "count": {"type": "integer"}}, "required": ["name", "count"], "additionalProperties": False}
+    kinds = {"expression": {"regex": "(?s:.)*"}, "schema": {"json": {"type": "array", "items": item, "minItems": 400}}}
+
+    def processor():
+        """Seconds of all threads, which are idle between requests."""
+        tasks = pathlib.Path(f"/proc/{server.process.pid}/task").iterdir()
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+    async def cost(body):
+        begin = processor()
+        text, _, usage = await stream(server.port, body)
+        # The thread of the engine publishes its load after the answer.
+        await asyncio.sleep(0.05)
+        return processor() - begin, text, usage["completion_tokens"]
+
+    ratios, different = {name: [] for name in kinds}, 0
+    for at in range(args.rounds + 1):
+        body = {"prompt": "A list of words: " + " ".join(WORDS[at % 5:]), "max_tokens": tokens, "temperature": 0.8, "seed": at, "ignore_eos": True}
+        for name, form in kinds.items():
+            order = [body, {**body, "structured_outputs": form}]
+            costs = [await cost(one) for one in (order if at % 2 else order[::-1])]
+            free, formed = costs if at % 2 else costs[::-1]
+            if free[2] != formed[2]:
+                continue
+            different += name == "expression" and free[1] != formed[1]
+            # The first round warms up and compiles.
+            if at:
+                ratios[name].append(formed[0] / free[0])
+    server.stop()
+    for name, values in ratios.items():
+        values.sort()
+        n = len(values)
+        spread = f"quartiles {values[n // 4]:.4f} and {values[3 * n // 4]:.4f}"
+        print(f"{name}: {n} pairs of {tokens} tokens, median {statistics.median(values):.4f} of the free answer, {spread}")
+    print(f"{different} answers differ that should not")
+    return 0
+
+
+async def first(args):
+    ours = Server(args, "--threads", str(args.threads))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [args.llama, "-m", args.model, "--port", str(port), "-t", str(args.threads), "-np", str(args.parallel), "-c", str(2048 * args.parallel)]
+    theirs = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while True:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10)
+            break
+        except OSError:
+            time.sleep(0.1)
+    rng = random.Random(3)
+    try:
+        for words in (8, 100, 400):
+            times, counts = {"mantissa": [], "llama-server": []}, set()
+            # The first round warms up.
+            for at in range(args.rounds + 1):
+                servers = [("mantissa", ours.port), ("llama-server", port)]
+                for name, place in servers if at % 2 else servers[::-1]:
+                    text = " ".join(rng.choice(WORDS) for _ in range(words))
+                    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+                    seconds, tokens = await first_token(place, body)
+                    counts.add(tokens)
+                    if at:
+                        times[name].append(1e3 * seconds)
+            medians = {name: statistics.median(values) for name, values in times.items()}
+            ratio = statistics.median(a / b for a, b in zip(times["mantissa"], times["llama-server"]))
+            print(f"{min(counts)} to {max(counts)} tokens: " + ", ".join(f"{name} {ms:.1f} ms" for name, ms in medians.items()) + f", median of pairs {ratio:.3f}")
+    finally:
+        theirs.kill()
+        theirs.wait()
+        ours.stop()
+    return 0
 
 
 async def stop(args):
@@ -218,7 +335,7 @@ async def stop(args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("measure", choices=["load", "streams", "prefix", "stop"])
+    parser.add_argument("measure", choices=["load", "streams", "prefix", "stop", "forms", "first"])
     parser.add_argument("mantissa")
     parser.add_argument("model")
     parser.add_argument("--clients", type=int, default=64)
@@ -226,9 +343,12 @@ def main():
     parser.add_argument("--parallel", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=2000, help="words of the shared prompt")
     parser.add_argument("--drain", type=int, default=5)
+    parser.add_argument("--llama", help="llama-server's binary")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--out")
     args = parser.parse_args()
-    sys.exit(asyncio.run({"load": load, "streams": streams, "prefix": prefix, "stop": stop}[args.measure](args)))
+    sys.exit(asyncio.run({"load": load, "streams": streams, "prefix": prefix, "stop": stop, "forms": forms, "first": first}[args.measure](args)))
 
 
 if __name__ == "__main__":

@@ -98,6 +98,8 @@ class Shim:
         self.base = f"http://127.0.0.1:{port}"
         args = [os.environ["MANTISSA"], "serve", model, "--host", "127.0.0.1", "--port", str(port)]
         args += ["--parallel", str(self.slots), "--context", str(self.context)]
+        # llama-server lets pages of any origin use it, unless a flag says otherwise.
+        args += ["--cors", self.flags.get("cors-origins", "*")]
         if self.key:
             path = os.path.join(self.folder, "keys")
             with open(path, "w") as file:
@@ -184,7 +186,8 @@ class Shim:
         out.pop("max_tokens", None)
         if limit is not None:
             out["max_tokens"] = limit
-        for name in ("cache_prompt", "id_slot", "return_progress", "timings_per_token", "verbose", "response_fields",
+        out["sampler"] = "llama.cpp"
+        for name in ("cache_prompt", "id_slot", "timings_per_token", "verbose", "response_fields",
                      "return_tokens", "n_probs", "post_sampling_probs", "backend_sampling", "speculative.p_min"):
             out.pop(name, None)
         out.pop("model", None)
@@ -193,8 +196,7 @@ class Shim:
     def variables(self, body):
         """Variables that llama-server gives to chat templates."""
         out = {"date_string": time.strftime("%d %b %Y"), "datetime": time.strftime("%b %d %Y %H:%M:%S GMT")}
-        if self.flags.get("reasoning") == "off":
-            out["enable_thinking"] = False
+        out["enable_thinking"] = self.flags.get("reasoning") != "off"
         return {**out, **(body.get("chat_template_kwargs") or {})}
 
     async def biases(self, given):
@@ -228,6 +230,18 @@ class Shim:
             "predicted_per_token_ms": predicted_ms / steps if steps else 0.0,
             "predicted_per_second": 1e3 * steps / predicted_ms if steps else 0.0,
         }
+
+
+def prompt_timings(progress):
+    """Timings while a prompt is computed."""
+    done, ms = progress["processed"] - progress["cache"], float(progress["time_ms"])
+    if done == 0:
+        ms = 0.0
+    return {
+        "cache_n": progress["cache"], "prompt_n": done, "prompt_ms": ms,
+        "prompt_per_token_ms": ms / max(done, 1), "prompt_per_second": 1e3 * done / ms if ms else 0.0,
+        "predicted_n": 0, "predicted_ms": 0.0, "predicted_per_token_ms": 0.0, "predicted_per_second": 0.0,
+    }
 
 
 class Failed(Exception):
@@ -313,6 +327,9 @@ class Completion:
         async for event in shim.events("/v1/completions", ours, headers):
             if event.get("usage"):
                 self.usage = event["usage"]
+            if event.get("prompt_progress"):
+                yield event["prompt_progress"], None, None
+                continue
             for choice in event.get("choices", []):
                 if not self.text and not self.tokens:
                     self.first = time.time()
@@ -411,6 +428,12 @@ async def completion(shim, request):
         response = None
         async for text, tokens, probabilities in runs[0].run(headers):
             response = response or await stream(request)
+            if tokens is None:
+                # How much of the prompt has been computed.
+                part = {"index": 0, "content": "", "tokens": [], "stop": False, "prompt_progress": text}
+                part["timings"] = prompt_timings(text)
+                await send(response, part)
+                continue
             part = {"index": 0, "content": text, "tokens": tokens, "stop": False, "id_slot": 0}
             if probabilities:
                 part["completion_probabilities"] = probabilities
@@ -440,6 +463,7 @@ def passes(path, kind):
         ours.pop("model", None)
         if kind == "chat":
             ours["chat_template_kwargs"] = shim.variables(body)
+            continue_last(ours)
         if kind == "messages" and "temperature" not in ours:
             ours["temperature"] = shim.temperature
         if kind == "responses":
@@ -461,7 +485,7 @@ def passes(path, kind):
             if kind == "chat" and body.get("verbose", "verbose" in shim.flags):
                 out["__verbose"] = {"prompt": "<s> " + await rendered(shim, body)}
             return reply(200, out)
-        response, first = None, None
+        response, first, made = None, None, 0
         async for event in shim.events(path, ours, headers):
             first = first or time.time()
             response = response or await stream(request)
@@ -476,6 +500,16 @@ def passes(path, kind):
                     event["timings"] = shim.timings(event["usage"], begin, first, time.time())
                     if kind == "completions":
                         continue
+            if kind == "responses" and body.get("timings_per_token"):
+                made += event.get("type") == "response.output_text.delta"
+                usage = (event.get("response") or {}).get("usage")
+                if usage:
+                    named = {"prompt_tokens": usage["input_tokens"], "completion_tokens": usage["output_tokens"]}
+                    event["timings"] = shim.timings(named, begin, first, time.time())
+                elif event.get("type") == "response.output_text.delta":
+                    seconds = max(time.time() - first, 1e-6)
+                    event["timings"] = {"predicted_n": made, "predicted_ms": 1e3 * seconds,
+                                        "predicted_per_second": made / seconds, "prompt_per_second": 0.0}
             await send(response, event, event.get("type") if kind in ("messages", "responses") else None)
         response = response or await stream(request)
         if kind in ("chat", "completions"):
@@ -484,7 +518,17 @@ def passes(path, kind):
     return forward
 
 
+def continue_last(body):
+    """llama-server goes on with a last message of the assistant without being asked to."""
+    messages = body.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if isinstance(last, dict) and last.get("role") == "assistant" and body.get("add_generation_prompt") is None:
+        body.setdefault("continue_final_message", True)
+
+
 async def rendered(shim, body):
+    body = dict(body)
+    continue_last(body)
     fields = {name: body[name] for name in ("messages", "tools", "add_generation_prompt", "continue_final_message")
               if name in body}
     fields["chat_template_kwargs"] = shim.variables(body)
@@ -517,6 +561,16 @@ def same(path):
 async def health(shim, request):
     async with shim.session.get(shim.base + "/health") as response:
         return reply(response.status, {"status": "ok"})
+
+
+async def preflight(shim, request):
+    """Passes a browser's question whether a page may use the server on."""
+    path = "/v1" + request.path if request.path == "/completions" else request.path
+    names = ("Origin", "Access-Control-Request-Method", "Access-Control-Request-Headers")
+    headers = {name: request.headers[name] for name in names if name in request.headers}
+    async with shim.session.options(shim.base + path, headers=headers) as response:
+        kept = {name: value for name, value in response.headers.items() if name.lower().startswith("access-control-")}
+        return web.Response(status=response.status, headers=kept)
 
 
 async def props(shim, request):
@@ -593,6 +647,7 @@ async def main():
            "/metrics": metrics, "/": page}
     for path, function in post.items():
         app.router.add_post(path, handler(function))
+        app.router.add_options(path, handler(preflight))
     for path, function in get.items():
         app.router.add_get(path, handler(function))
     await shim.start()

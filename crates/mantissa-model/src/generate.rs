@@ -22,6 +22,7 @@ use crate::cache::KvCache;
 use crate::decoder::Decoder;
 use crate::error::{ForwardError, LoadError};
 use crate::memory::check_context;
+pub use crate::sampler::Sampler;
 
 /// Tokens of a prompt per pass through the model.
 pub const PREFILL: usize = 512;
@@ -45,6 +46,8 @@ pub struct Sampling {
     pub frequency: f32,
     /// Key of the random stream.
     pub seed: u64,
+    /// Order of the cuts, and the random numbers.
+    pub sampler: Sampler,
 }
 
 impl Default for Sampling {
@@ -59,6 +62,7 @@ impl Default for Sampling {
             presence: 0.0,
             frequency: 0.0,
             seed: 0,
+            sampler: Sampler::default(),
         }
     }
 }
@@ -313,6 +317,9 @@ impl Sampling {
         if self.temperature == 0.0 || !logits[best].is_finite() {
             return Some(best as u32);
         }
+        if self.sampler == Sampler::LlamaCpp {
+            return crate::sampler::llama_cpp(self, logits, draw, choices);
+        }
         let (max, temperature) = (f64::from(logits[best]), f64::from(self.temperature));
         choices.clear();
         let all = logits.iter().zip(0u32..).filter(|(x, _)| !x.is_nan());
@@ -379,7 +386,7 @@ impl Sampling {
 const NUCLEUS: usize = 256;
 
 /// Order of choices: the largest first; of equals, the lowest id.
-fn descending(a: &(f64, u32), b: &(f64, u32)) -> std::cmp::Ordering {
+pub(crate) fn descending(a: &(f64, u32), b: &(f64, u32)) -> std::cmp::Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 

@@ -41,6 +41,7 @@ pub mod operands;
 mod packed;
 mod products;
 pub mod rope;
+mod sampler;
 mod simulated;
 mod source;
 mod streams;
@@ -58,7 +59,7 @@ pub use decoder::{Batch, Decoder, Hidden, load_config};
 pub use embedding::{Embedding, Table, load_embedding};
 pub use error::{ForwardError, LoadError};
 pub use generate::{
-    Decoding, GenerateError, GenerateOptions, Generated, PREFILL, Sampling, StopReason, generate,
+    Decoding, GenerateError, GenerateOptions, Generated, PREFILL, Sampler, Sampling, StopReason, generate,
 };
 pub use graph::{FusedGroup, LinearInfo, LinearInput, LinearKind, Role, StoredAs, TensorInfo};
 pub use input::InputQuantizer;

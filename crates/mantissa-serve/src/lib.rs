@@ -1,7 +1,7 @@
 //! Serves models over HTTP, for clients of OpenAI's API.
 //!
 //! [`engine`] steps a model on a thread of its own and queues requests fairly; `text` turns tokens into text; `grammar`
-//! constrains it, and `tools` finds calls in it; `api` holds
+//! constrains it, `reasoning` separates thoughts from it, and `tools` finds calls in it; `api` holds
 //! the endpoints, a file per family; `http` accepts connections, with limits. No numerics: those are in
 //! `mantissa-runtime`.
 //!
@@ -15,6 +15,7 @@ pub mod grammar;
 mod http;
 mod metrics;
 mod options;
+mod reasoning;
 mod score;
 mod shadow;
 mod text;
@@ -22,6 +23,6 @@ pub mod tools;
 
 pub use api::{Artifact, Render, RenderError};
 pub use engine::{Engine, EngineOptions, Turns};
-pub use http::{KeyError, Keys, Loaded, Server};
-pub use options::{Limits, Options};
+pub use http::{Cors, KeyError, Keys, Loaded, Server};
+pub use options::{Limits, Options, Reasoning};
 pub use shadow::ShadowOptions;

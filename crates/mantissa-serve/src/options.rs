@@ -62,6 +62,21 @@ impl Default for Limits {
     }
 }
 
+/// Treatment of the thoughts of models that think.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reasoning {
+    /// True to separate thoughts from answers, unless a request says otherwise.
+    pub separate: bool,
+    /// Most tokens of a thought, unless a request says otherwise; `None` for any number.
+    pub budget: Option<usize>,
+}
+
+impl Default for Reasoning {
+    fn default() -> Self {
+        Reasoning { separate: true, budget: None }
+    }
+}
+
 /// Settings of a server.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -71,10 +86,17 @@ pub struct Options {
     pub queue: usize,
     /// Time for requests at work to finish after a stop was asked for; then they are cancelled.
     pub drain: Duration,
+    /// Treatment of thoughts.
+    pub reasoning: Reasoning,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { limits: Limits::default(), queue: 128, drain: Duration::from_secs(20) }
+        Options {
+            limits: Limits::default(),
+            queue: 128,
+            drain: Duration::from_secs(20),
+            reasoning: Reasoning::default(),
+        }
     }
 }

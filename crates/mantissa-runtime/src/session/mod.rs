@@ -20,7 +20,7 @@ mod single;
 mod state;
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mantissa_model::flow::Sequences;
 use mantissa_model::{ForwardError, GenerateError, LoadError, Sampling};
@@ -125,6 +125,8 @@ pub struct Runtime<'m> {
     /// Costs of steps that only generate, without and with proposals.
     plain: Costs,
     with_proposals: Costs,
+    /// Time in passes of the model so far.
+    passes: Duration,
 }
 
 impl<'m> Runtime<'m> {
@@ -160,6 +162,7 @@ impl<'m> Runtime<'m> {
             proposals: Proposals::default(),
             plain: Costs::default(),
             with_proposals: Costs::default(),
+            passes: Duration::ZERO,
             options,
         })
     }
@@ -303,6 +306,11 @@ impl<'m> Runtime<'m> {
         self.proposals
     }
 
+    /// Time in passes of the model so far: steps without the choice of their tokens, of memory and of the next ones.
+    pub fn pass_time(&self) -> Duration {
+        self.passes
+    }
+
     /// Tokens that the last step computed.
     pub fn last_step_tokens(&self) -> usize {
         self.batch.tokens.len()
@@ -328,6 +336,7 @@ impl<'m> Runtime<'m> {
         if batch.tokens.is_empty() {
             return Ok(&self.events);
         }
+        let passing = Instant::now();
         let seqs = Sequences { lens: &batch.lens, starts: &batch.starts, rows: batch.tokens.len() };
         let mut caches = self.kv.pass(&batch.slots, &batch.lens);
         let done = self.model.continued(&batch.tokens, &seqs, &mut caches, &mut self.buffers);
@@ -335,6 +344,7 @@ impl<'m> Runtime<'m> {
         self.logits.resize(self.logits.len().max(len), 0.0);
         let logits = &mut self.logits[..len];
         let done = done.map(|_| ()).and_then(|()| self.model.logits(&batch.rows, logits, &mut self.buffers));
+        self.passes += passing.elapsed();
         let done = done.and_then(|()| self.report_prompts());
         if let Err(error) = done {
             self.recompute();

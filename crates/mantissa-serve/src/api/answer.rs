@@ -3,7 +3,8 @@
 use super::generate::Plan;
 use super::reply::{End, Usage};
 use super::{ApiError, App};
-use crate::engine::Stream;
+use crate::engine::{Progress, Stream};
+use crate::reasoning::{Marks, Said, Splitter};
 use crate::text::{Delta, Finish, Generation, TokenInfo};
 use crate::tools::{Parser, Piece, Syntax};
 
@@ -12,6 +13,8 @@ pub(crate) struct Answer {
     pub(crate) plan: Plan,
     /// Format of the calls, and the tools that may be called.
     pub(crate) tools: Option<(&'static Syntax, Vec<String>)>,
+    /// Marks of thoughts to separate, and true if the prompt begins one.
+    pub(crate) thoughts: Option<(&'static Marks, bool)>,
     /// Number that no other reply has.
     pub(crate) number: u64,
 }
@@ -27,19 +30,29 @@ pub(crate) struct Part {
     pub(crate) infos: Vec<TokenInfo>,
     /// Reason for the end with this part.
     pub(crate) end: Option<End>,
+    /// How much of the prompt has been computed; the part has nothing else then.
+    pub(crate) progress: Option<Progress>,
 }
 
 /// Choices of a reply while they are generated.
 pub(crate) struct Parts<'t> {
     generation: Generation<'t>,
+    splitters: Vec<Option<Splitter>>,
     parsers: Vec<Option<Parser>>,
     prompt: usize,
+    /// Tokens of thoughts.
+    thought: usize,
 }
 
 impl Answer {
     /// Creates an answer to a plan; `app` gives it its number.
-    pub(crate) fn new(app: &App, plan: Plan, tools: Option<(&'static Syntax, Vec<String>)>) -> Self {
-        Answer { plan, tools, number: app.random() }
+    pub(crate) fn new(
+        app: &App,
+        plan: Plan,
+        tools: Option<(&'static Syntax, Vec<String>)>,
+        thoughts: Option<(&'static Marks, bool)>,
+    ) -> Self {
+        Answer { plan, tools, thoughts, number: app.random() }
     }
 
     /// Unique part of its ids.
@@ -60,14 +73,17 @@ impl Answer {
         let plan = &self.plan;
         let generation =
             Generation::new(&plan.artifact.tokenizer, stream, plan.choices(), &plan.params.stops)?;
-        let (markers, parser) = match &self.tools {
-            None => (&[][..], None),
-            Some((syntax, names)) => (syntax.markers, Some(Parser::new(syntax, names.clone()))),
-        };
+        let parser = self.tools.as_ref().map(|(syntax, names)| Parser::new(syntax, names.clone()));
+        let splitter = self.thoughts.map(|(marks, opened)| Splitter::new(marks, opened));
+        let markers = self.tools.iter().flat_map(|(syntax, _)| syntax.markers).copied();
+        let marks = self.thoughts.iter().flat_map(|(marks, _)| [marks.open, marks.close]);
+        let choices = plan.choices().count();
         Ok(Parts {
-            generation: generation.with_markers(markers),
-            parsers: vec![parser; plan.choices().count()],
+            generation: generation.with_markers(markers.chain(marks)),
+            splitters: vec![splitter; choices],
+            parsers: vec![parser; choices],
             prompt: plan.prompt_tokens(),
+            thought: 0,
         })
     }
 }
@@ -80,7 +96,8 @@ impl Parts<'_> {
     pub(crate) async fn next(&mut self) -> Result<Option<Part>, ApiError> {
         while let Some(delta) = self.generation.next().await? {
             let part = self.part(delta);
-            if part.end.is_some() || !part.pieces.is_empty() || !part.infos.is_empty() {
+            let says = part.end.is_some() || part.progress.is_some();
+            if says || !part.pieces.is_empty() || !part.infos.is_empty() {
                 return Ok(Some(part));
             }
         }
@@ -88,13 +105,19 @@ impl Parts<'_> {
     }
 
     fn part(&mut self, delta: Delta) -> Part {
-        let Delta { index, text, infos, finish, .. } = delta;
-        let mut pieces = match &mut self.parsers[index] {
-            Some(parser) => parser.push(&text),
-            None if text.is_empty() => Vec::new(),
-            None => vec![Piece::Text(text)],
+        let Delta { index, text, infos, finish, tokens, progress, .. } = delta;
+        let splitter = &mut self.splitters[index];
+        self.thought +=
+            splitter.as_ref().filter(|splitter| splitter.is_thought()).map_or(0, |_| tokens.len());
+        let said = match splitter {
+            Some(splitter) => splitter.push(&text),
+            None => vec![Said::Text(text)],
         };
+        let mut pieces = Vec::new();
+        said.into_iter().for_each(|said| self.parse(index, said, &mut pieces));
         let end = finish.map(|finish| {
+            let rest = self.splitters[index].take().map(Splitter::finish).unwrap_or_default();
+            rest.into_iter().for_each(|said| self.parse(index, said, &mut pieces));
             pieces.extend(self.parsers[index].take().map(Parser::finish).unwrap_or_default());
             match finish {
                 Finish::Stop(None) => End::Stop,
@@ -102,11 +125,26 @@ impl Parts<'_> {
                 Finish::Length => End::Length,
             }
         });
-        Part { index, pieces, infos, end }
+        Part { index, pieces, infos, end, progress }
+    }
+
+    /// Looks for calls in a part of the answer; a thought has none.
+    fn parse(&mut self, index: usize, said: Said, pieces: &mut Vec<Piece>) {
+        match (said, &mut self.parsers[index]) {
+            (Said::Thought(text), _) => pieces.push(Piece::Thought(text)),
+            (Said::Text(text), Some(parser)) => pieces.extend(parser.push(&text)),
+            (Said::Text(text), None) if text.is_empty() => {}
+            (Said::Text(text), None) => pieces.push(Piece::Text(text)),
+        }
     }
 
     /// Tokens so far.
     pub(crate) fn usage(&self) -> Usage {
-        Usage { prompt: self.prompt, cached: self.generation.cached(), new: self.generation.generated() }
+        Usage {
+            prompt: self.prompt,
+            cached: self.generation.cached(),
+            new: self.generation.generated(),
+            thought: self.thought,
+        }
     }
 }

@@ -6,8 +6,12 @@ use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
+use utoipa::ToSchema;
 
+use super::params::Sampled;
 use super::{ApiError, App};
 use crate::options::Limits;
 
@@ -21,24 +25,74 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Body<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
-        check_type(request.headers())?;
-        let stated = stated(&request, &app.limits)?;
-        // A body of unknown length may be as large as the limit.
-        let size = stated.unwrap_or(app.limits.body);
-        let units = u32::try_from((size / UNIT).min(app.limits.bodies / UNIT)).unwrap_or(u32::MAX);
-        let all = async {
-            let permit = app.bodies.acquire_many(units).await;
-            let bytes = read(request, &app.limits).await?;
-            let parsed = parse(&bytes, app.limits.depth)?;
-            drop(permit);
-            Ok(Body(parsed))
-        };
-        let late = || {
-            let message = format!("expected the body within {} s", app.limits.body_time.as_secs());
-            ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
-        };
-        tokio::time::timeout(app.limits.body_time, all).await.unwrap_or_else(|_| Err(late()))
+        parsed(request, app, |bytes| Ok(Body(parse(bytes, app.limits.depth)?))).await
     }
+}
+
+/// Body of a request that generates: its own fields and those of sampling, which stand side by side.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+pub(crate) struct Sampling<T> {
+    #[serde(flatten)]
+    pub(crate) request: T,
+    #[serde(flatten)]
+    pub(crate) sampled: Sampled,
+}
+
+impl<T: DeserializeOwned> FromRequest<Arc<App>> for Sampling<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
+        // Parsed twice, because flattened fields lose their names in errors.
+        let both = |bytes: &[u8]| {
+            let request = parse(bytes, app.limits.depth)?;
+            Ok(Sampling { request, sampled: parse(bytes, app.limits.depth)? })
+        };
+        parsed(request, app, both).await
+    }
+}
+
+impl<T: DeserializeOwned> Sampling<T> {
+    /// Reads a request that was made of one of another API; `names` are the fields that have another name there, with
+    /// that name.
+    ///
+    /// # Errors
+    /// Status 400 that names the field as the other API does.
+    pub(crate) fn of(value: Value, names: &[(&str, &str)]) -> Result<Self, ApiError> {
+        let fault = |error: serde_path_to_error::Error<serde_json::Error>| {
+            let mut path = error.path().to_string();
+            if let Some((ours, theirs)) = names.iter().find(|(ours, _)| path.starts_with(ours)) {
+                path.replace_range(..ours.len(), theirs);
+            }
+            ApiError::bad(format!("{path}: {}", error.into_inner())).param(path)
+        };
+        let sampled = serde_path_to_error::deserialize(&value).map_err(fault)?;
+        Ok(Sampling { request: serde_path_to_error::deserialize(value).map_err(fault)?, sampled })
+    }
+}
+
+/// Reads and parses the body of a request within the limits.
+async fn parsed<R>(
+    request: Request,
+    app: &App,
+    parse: impl FnOnce(&[u8]) -> Result<R, ApiError>,
+) -> Result<R, ApiError> {
+    check_type(request.headers())?;
+    let stated = stated(&request, &app.limits)?;
+    // A body of unknown length may be as large as the limit.
+    let size = stated.unwrap_or(app.limits.body);
+    let units = u32::try_from((size / UNIT).min(app.limits.bodies / UNIT)).unwrap_or(u32::MAX);
+    let all = async {
+        let permit = app.bodies.acquire_many(units).await;
+        let bytes = read(request, &app.limits).await?;
+        let parsed = parse(&bytes)?;
+        drop(permit);
+        Ok(parsed)
+    };
+    let late = || {
+        let message = format!("expected the body within {} s", app.limits.body_time.as_secs());
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
+    };
+    tokio::time::timeout(app.limits.body_time, all).await.unwrap_or_else(|_| Err(late()))
 }
 
 /// Checks that the body is said to be JSON. A web page of another origin cannot say so without asking first.
@@ -123,7 +177,6 @@ fn nesting(bytes: &[u8]) -> usize {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use serde::Deserialize;
 
     #[derive(Debug, Deserialize)]
     struct Example {

@@ -1,6 +1,5 @@
 //! `/v1/chat/completions`: answers a conversation.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -12,17 +11,18 @@ use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use super::answer::{Answer, Part, Parts};
-use super::body::Body;
+use super::body::Sampling;
 use super::format::{Form, ResponseFormat, StructuredOutputs};
 use super::generate::{Plan, encode, prepare, submit};
 use super::offered::{Offered, ToolChoice, ToolItem, calls_of_message};
-use super::params::{Sampled, Stop};
+use super::params::Sampled;
 use super::reply::End;
 use super::sse::{self, Cut, Events, Gone};
+use super::thinking::Thinking;
 use super::turn::{Turn, constraint};
 use super::usage::{StreamOptions, Usage, wants_usage};
 use super::{ApiError, App, Artifact, now};
-use crate::engine::{Caller, Job, Stream};
+use crate::engine::{Caller, Job, Progress, Stream};
 use crate::text::TokenInfo;
 use crate::tools::{Piece, call_id};
 
@@ -61,38 +61,14 @@ pub(crate) struct ChatMessage {
 pub(crate) struct ChatRequest {
     model: Option<String>,
     messages: Vec<ChatMessage>,
-    /// Largest number of new tokens; as many as the context holds if absent.
+    /// Largest number of new tokens; takes precedence over `max_tokens`.
     max_completion_tokens: Option<u32>,
-    /// The same, under its older name.
-    max_tokens: Option<u32>,
-    #[schema(minimum = 0, maximum = 2)]
-    temperature: Option<f32>,
-    #[schema(minimum = 0, maximum = 1)]
-    top_p: Option<f32>,
-    #[schema(minimum = -1)]
-    top_k: Option<i32>,
-    #[schema(minimum = 0, maximum = 1)]
-    min_p: Option<f32>,
-    #[schema(minimum = -2, maximum = 2)]
-    presence_penalty: Option<f32>,
-    #[schema(minimum = -2, maximum = 2)]
-    frequency_penalty: Option<f32>,
-    #[serde(alias = "repeat_penalty")]
-    #[schema(minimum = 0.01, maximum = 10)]
-    repetition_penalty: Option<f32>,
-    #[schema(minimum = 1, maximum = 64)]
-    n: Option<u32>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
     /// True to report the probability of each token.
     logprobs: Option<bool>,
     /// Number of most probable tokens to report with each token.
     top_logprobs: Option<u32>,
-    stop: Option<Stop>,
-    seed: Option<i64>,
-    logit_bias: Option<BTreeMap<String, f32>>,
-    /// True to go on after the model's end token.
-    ignore_eos: Option<bool>,
     response_format: Option<ResponseFormat>,
     /// JSON schema of the text.
     #[schema(value_type = Option<Object>)]
@@ -111,6 +87,14 @@ pub(crate) struct ChatRequest {
     add_generation_prompt: Option<bool>,
     /// True to go on with the last message, which is the beginning of the answer.
     continue_final_message: Option<bool>,
+    /// `auto` or `deepseek`: a thought stands in `reasoning_content`. `none`: it stays in the text.
+    reasoning_format: Option<String>,
+    /// Most tokens of a thought; -1 for any number.
+    #[serde(alias = "thinking_token_budget", alias = "thinking_budget_tokens")]
+    #[schema(minimum = -1)]
+    reasoning_budget: Option<i64>,
+    /// `none`: no thought. Other values are given to the chat template.
+    reasoning_effort: Option<String>,
 }
 
 /// Answer.
@@ -139,6 +123,9 @@ struct ChatChoice {
 struct AnswerMessage {
     role: &'static str,
     content: Option<String>,
+    /// Thought before the answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<CallItem>,
 }
@@ -184,6 +171,9 @@ struct ChatChunk {
     choices: Vec<ChunkChoice>,
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Usage>,
+    /// How much of the prompt has been computed, if asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_progress: Option<Progress>,
 }
 
 /// Piece of one choice.
@@ -202,6 +192,8 @@ struct AnswerDelta {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<CallItem>,
 }
@@ -317,7 +309,12 @@ impl ChatRequest {
     }
 
     /// Checks the request, renders the conversation, compiles the grammar and tokenizes the text.
-    pub(crate) fn check(self, app: &App, artifact: Arc<Artifact>) -> Result<(Answer, Vec<Job>), ApiError> {
+    pub(crate) fn check(
+        self,
+        sampled: Sampled,
+        app: &App,
+        artifact: Arc<Artifact>,
+    ) -> Result<(Answer, Vec<Job>), ApiError> {
         let reports = self.logprobs.unwrap_or(false);
         if self.top_logprobs.is_some_and(|n| n > 0) && !reports {
             return Err(ApiError::field("top_logprobs", "a number", "none unless logprobs is true"));
@@ -326,20 +323,9 @@ impl ChatRequest {
             return Err(ApiError::field("top_logprobs", n, &format!("0 to {}", app.limits.logprobs)));
         }
         let sampled = Sampled {
-            max_tokens: self.max_completion_tokens.or(self.max_tokens),
-            temperature: self.temperature,
-            top_p: self.top_p,
-            top_k: self.top_k,
-            min_p: self.min_p,
-            presence_penalty: self.presence_penalty,
-            frequency_penalty: self.frequency_penalty,
-            repetition_penalty: self.repetition_penalty,
-            n: self.n,
-            seed: self.seed,
-            stop: self.stop,
+            max_tokens: self.max_completion_tokens.or(sampled.max_tokens),
             logprobs: reports.then_some(self.top_logprobs.unwrap_or(0)),
-            logit_bias: self.logit_bias,
-            ignore_eos: self.ignore_eos,
+            ..sampled
         };
         let params = sampled.check(&app.limits, &artifact, app.random())?;
         let offered = Offered::new(self.tools, self.tool_choice, self.parallel_tool_calls, &artifact)?;
@@ -350,19 +336,24 @@ impl ChatRequest {
             structured_outputs: self.structured_outputs,
         };
         let constraint = constraint(app, &artifact, offered.as_ref(), form)?;
+        let mut kwargs = self.chat_template_kwargs.unwrap_or_default();
+        let (format, budget, effort) = (self.reasoning_format, self.reasoning_budget, self.reasoning_effort);
+        let thinking = Thinking { format, budget, effort }.check(app, &mut kwargs)?;
         let turn = Turn {
             messages: values(self.messages)?,
-            kwargs: self.chat_template_kwargs.unwrap_or_default(),
+            kwargs,
             add_generation_prompt: self.add_generation_prompt,
             continue_final_message: self.continue_final_message.unwrap_or(false),
         };
-        let text = turn.text(app, &artifact, offered.as_ref())?;
+        let rendered = turn.render(app, &artifact, offered.as_ref())?;
+        let constraint = thinking.limit(&artifact, &rendered, constraint)?;
         // A chat template writes the special tokens itself.
-        let prompts = vec![encode(&artifact, &text, Bos::Never)?];
+        let prompts = vec![encode(&artifact, &rendered.text, Bos::Never)?];
         let plan = Plan { artifact, params, prompts, default_tokens: None };
         let jobs = plan.jobs(app, constraint)?;
         let tools = offered.map(|offered| (offered.syntax, offered.names()));
-        Ok((Answer::new(app, plan, tools), jobs))
+        let thoughts = rendered.marks.filter(|_| thinking.separate).map(|marks| (marks, rendered.opened));
+        Ok((Answer::new(app, plan, tools, thoughts), jobs))
     }
 }
 
@@ -384,6 +375,7 @@ fn logprobs(asked: bool, infos: Vec<TokenInfo>) -> Option<ChatLogprobs> {
 #[derive(Default)]
 struct Collected {
     text: String,
+    thought: String,
     calls: Vec<CallItem>,
     infos: Vec<TokenInfo>,
     end: Option<End>,
@@ -394,6 +386,7 @@ impl Collected {
         for piece in part.pieces {
             match piece {
                 Piece::Text(text) => self.text += &text,
+                Piece::Thought(text) => self.thought += &text,
                 Piece::Call { index, name } => self.calls.push(CallItem::new(number, index, name)),
                 Piece::Arguments { text, .. } => {
                     if let Some(call) = self.calls.last_mut() {
@@ -411,7 +404,12 @@ impl Collected {
         ChatChoice {
             index,
             finish_reason: self.end.as_ref().map(|end| reason(end, self.calls.len())),
-            message: AnswerMessage { role: "assistant", content, tool_calls: self.calls },
+            message: AnswerMessage {
+                role: "assistant",
+                content,
+                reasoning_content: Some(self.thought).filter(|thought| !thought.is_empty()),
+                tool_calls: self.calls,
+            },
             logprobs: logprobs(asked, self.infos),
         }
     }
@@ -420,7 +418,7 @@ impl Collected {
 impl Checked {
     fn usage(parts: &Parts<'_>) -> Usage {
         let usage = parts.usage();
-        Usage::new(usage.prompt, usage.new, usage.cached)
+        Usage::new(usage.prompt, usage.new, usage.cached).with_thought(usage.thought)
     }
 
     fn reports(&self) -> bool {
@@ -453,6 +451,7 @@ impl Checked {
             model: self.answer.model().to_owned(),
             choices,
             usage,
+            prompt_progress: None,
         }
     }
 
@@ -467,7 +466,13 @@ impl Checked {
         let mut begun = vec![false; self.answer.plan.params.n];
         let mut calls = vec![0; begun.len()];
         while let Some(part) = parts.next().await? {
-            let Part { index, pieces, infos, end } = part;
+            let Part { index, pieces, infos, end, progress } = part;
+            if progress.is_some() {
+                let choice = ChunkChoice { index, ..ChunkChoice::default() };
+                let chunk = self.chunk(vec![choice], None, created);
+                events.send(&ChatChunk { prompt_progress: progress, ..chunk }).await?;
+                continue;
+            }
             if !std::mem::replace(&mut begun[index], true) {
                 let delta = AnswerDelta {
                     role: Some("assistant"),
@@ -504,6 +509,9 @@ impl Checked {
     fn delta(&self, piece: Piece, calls: &mut usize) -> AnswerDelta {
         let call = match piece {
             Piece::Text(text) => return AnswerDelta { content: Some(text), ..AnswerDelta::default() },
+            Piece::Thought(text) => {
+                return AnswerDelta { reasoning_content: Some(text), ..AnswerDelta::default() };
+            }
             Piece::Call { index, name } => {
                 *calls += 1;
                 CallItem { index: Some(index), ..CallItem::new(self.answer.number, index, name) }
@@ -521,7 +529,7 @@ impl Checked {
 #[utoipa::path(
     post,
     path = "/v1/chat/completions",
-    request_body = ChatRequest,
+    request_body = Sampling<ChatRequest>,
     responses(
         (
             status = 200,
@@ -534,11 +542,11 @@ impl Checked {
 pub(crate) async fn completions(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Body(request): Body<ChatRequest>,
+    Sampling { request, sampled }: Sampling<ChatRequest>,
 ) -> Result<Response, ApiError> {
     let artifact = app.artifact(request.model())?;
     let (streams, include_usage) = (request.stream.unwrap_or(false), wants_usage(request.stream_options));
-    let (answer, jobs) = prepare(&app, move |app| request.check(app, artifact)).await?;
+    let (answer, jobs) = prepare(&app, move |app| request.check(sampled, app, artifact)).await?;
     let id = format!("chatcmpl-{}", answer.id());
     let checked = Checked { answer, include_usage, id };
     let stream = submit(&app, &checked.answer.plan.artifact, jobs, caller)?;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::{Sender, channel};
 use utoipa::ToSchema;
 
-use super::body::Body;
+use super::body::Sampling;
 use super::chat::{ChatMessage, values};
 use super::generate::{Plan, encode, prepare, submit};
 use super::params::Sampled;
@@ -35,17 +35,6 @@ pub(crate) struct CompareRequest {
     messages: Option<Vec<ChatMessage>>,
     /// Text to continue, instead of `messages`.
     prompt: Option<String>,
-    /// Largest number of new tokens of each answer; as many as the context holds if absent.
-    max_tokens: Option<u32>,
-    #[schema(minimum = 0, maximum = 2)]
-    temperature: Option<f32>,
-    #[schema(minimum = 0, maximum = 1)]
-    top_p: Option<f32>,
-    #[schema(minimum = -1)]
-    top_k: Option<i32>,
-    #[schema(minimum = 0, maximum = 1)]
-    min_p: Option<f32>,
-    seed: Option<i64>,
 }
 
 /// Event of a comparison.
@@ -90,7 +79,12 @@ struct Checked {
 
 impl CompareRequest {
     /// Checks the request and tokenizes the prompt.
-    fn check(self, app: &App, artifacts: [Arc<Artifact>; 2]) -> Result<(Checked, [Vec<Job>; 2]), ApiError> {
+    fn check(
+        self,
+        sampled: Sampled,
+        app: &App,
+        artifacts: [Arc<Artifact>; 2],
+    ) -> Result<(Checked, [Vec<Job>; 2]), ApiError> {
         let [first, other] = artifacts;
         if same_vocabulary(&first.model, &other.model).is_err() {
             let allowed =
@@ -107,17 +101,10 @@ impl CompareRequest {
             (Some(_), Some(_)) => return Err(ApiError::field("prompt", "a text", "none beside messages")),
             (None, None) => return Err(ApiError::field("messages", "none", "messages or a prompt")),
         };
-        let seed = Some(self.seed.unwrap_or_else(|| app.random().cast_signed()));
-        let sampled = Sampled {
-            max_tokens: self.max_tokens,
-            temperature: self.temperature,
-            top_p: self.top_p,
-            top_k: self.top_k,
-            min_p: self.min_p,
-            seed,
-            logprobs: Some(0),
-            ..Sampled::default()
-        };
+        let seed = Some(sampled.seed.unwrap_or_else(|| app.random().cast_signed()));
+        // One answer of each model, as a whole.
+        let sampled =
+            Sampled { seed, logprobs: Some(0), n: None, stop: None, return_progress: None, ..sampled };
         let plan = |artifact: Arc<Artifact>| {
             let params = sampled.clone().check(&app.limits, &artifact, 0)?;
             let plan = Plan { artifact, params, prompts: vec![tokens.clone()], default_tokens: None };
@@ -230,7 +217,7 @@ impl Checked {
 #[utoipa::path(
     post,
     path = "/v1/compare",
-    request_body = CompareRequest,
+    request_body = Sampling<CompareRequest>,
     responses(
         (status = 200, description = "Events: the tokens of both answers, scores, the end", body = CompareEvent, content_type = "text/event-stream"),
         super::openapi::Errors,
@@ -239,11 +226,12 @@ impl Checked {
 pub(crate) async fn compare(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Body(request): Body<CompareRequest>,
+    Sampling { request, sampled }: Sampling<CompareRequest>,
 ) -> Result<Response, ApiError> {
     let first = app.artifact(request.model.as_deref())?;
     let other = app.artifact(Some(&request.other)).map_err(|error| error.param("other"))?;
-    let (checked, [ours, theirs]) = prepare(&app, move |app| request.check(app, [first, other])).await?;
+    let (checked, [ours, theirs]) =
+        prepare(&app, move |app| request.check(sampled, app, [first, other])).await?;
     let first = submit(&app, &checked.plans[0].artifact, ours, caller)?;
     let other = submit(&app, &checked.plans[1].artifact, theirs, caller)?;
     Ok(sse::respond(app.limits.write_time, |events| checked.stream([first, other], events)))

@@ -10,14 +10,14 @@ use mantissa_model::Bos;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::body::Body;
+use super::body::Sampling;
 use super::format::{Form, ResponseFormat, StructuredOutputs};
 use super::generate::{Plan, check_tokens, encode, prepare, submit};
-use super::params::{Sampled, Stop};
+use super::params::Sampled;
 use super::sse::{self, Cut, Events, Gone};
 use super::usage::{StreamOptions, Usage, wants_usage};
 use super::{ApiError, App, Artifact, now};
-use crate::engine::{Caller, Job, Stream};
+use crate::engine::{Caller, Job, Progress, Stream};
 use crate::text::{Delta, Finish, Generation, TokenInfo};
 
 /// New tokens if the request names no number.
@@ -38,25 +38,6 @@ enum Prompt {
 pub(crate) struct CompletionRequest {
     model: Option<String>,
     prompt: Prompt,
-    /// Largest number of new tokens; 16 if absent.
-    max_tokens: Option<u32>,
-    #[schema(minimum = 0, maximum = 2)]
-    temperature: Option<f32>,
-    #[schema(minimum = 0, maximum = 1)]
-    top_p: Option<f32>,
-    #[schema(minimum = -1)]
-    top_k: Option<i32>,
-    #[schema(minimum = 0, maximum = 1)]
-    min_p: Option<f32>,
-    #[schema(minimum = -2, maximum = 2)]
-    presence_penalty: Option<f32>,
-    #[schema(minimum = -2, maximum = 2)]
-    frequency_penalty: Option<f32>,
-    #[serde(alias = "repeat_penalty")]
-    #[schema(minimum = 0.01, maximum = 10)]
-    repetition_penalty: Option<f32>,
-    #[schema(minimum = 1, maximum = 64)]
-    n: Option<u32>,
     best_of: Option<u32>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
@@ -64,12 +45,7 @@ pub(crate) struct CompletionRequest {
     logprobs: Option<u32>,
     /// True to return the prompt before the new text.
     echo: Option<bool>,
-    stop: Option<Stop>,
     suffix: Option<String>,
-    seed: Option<i64>,
-    logit_bias: Option<BTreeMap<String, f32>>,
-    /// True to go on after the model's end token.
-    ignore_eos: Option<bool>,
     response_format: Option<ResponseFormat>,
     /// JSON schema of the text.
     #[schema(value_type = Option<Object>)]
@@ -91,6 +67,9 @@ struct CompletionResponse {
     choices: Vec<CompletionChoice>,
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Usage>,
+    /// How much of the prompt has been computed, if asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_progress: Option<Progress>,
 }
 
 /// One choice.
@@ -146,8 +125,13 @@ struct Checked {
 
 impl CompletionRequest {
     /// Checks the request and tokenizes the prompts.
-    fn check(self, app: &App, artifact: Arc<Artifact>) -> Result<(Checked, Vec<Job>), ApiError> {
-        if let Some(best_of) = self.best_of.filter(|best_of| *best_of != self.n.unwrap_or(1)) {
+    fn check(
+        self,
+        sampled: Sampled,
+        app: &App,
+        artifact: Arc<Artifact>,
+    ) -> Result<(Checked, Vec<Job>), ApiError> {
+        if let Some(best_of) = self.best_of.filter(|best_of| *best_of != sampled.n.unwrap_or(1)) {
             return Err(ApiError::field("best_of", best_of, "as many as n"));
         }
         if self.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
@@ -155,23 +139,9 @@ impl CompletionRequest {
         }
         let echo = self.echo.unwrap_or(false);
         // Clients that score a text expect the probability of one more token, which may be an end token.
-        let scores = echo && self.logprobs.is_some() && self.max_tokens == Some(1);
-        let sampled = Sampled {
-            max_tokens: self.max_tokens,
-            temperature: self.temperature,
-            top_p: self.top_p,
-            top_k: self.top_k,
-            min_p: self.min_p,
-            presence_penalty: self.presence_penalty,
-            frequency_penalty: self.frequency_penalty,
-            repetition_penalty: self.repetition_penalty,
-            n: self.n,
-            seed: self.seed,
-            stop: self.stop,
-            logprobs: self.logprobs,
-            logit_bias: self.logit_bias,
-            ignore_eos: self.ignore_eos.or(scores.then_some(true)),
-        };
+        let scores = echo && self.logprobs.is_some() && sampled.max_tokens == Some(1);
+        let ignore_eos = sampled.ignore_eos.or(scores.then_some(true));
+        let sampled = Sampled { logprobs: self.logprobs, ignore_eos, ..sampled };
         let mut params = sampled.check(&app.limits, &artifact, app.random())?;
         params.prompt_logprobs = params.logprobs.filter(|_| echo);
         let prompts = prompts(self.prompt, &artifact, app.limits.choices)?;
@@ -248,6 +218,7 @@ impl Checked {
             model: self.plan.artifact.name.clone(),
             choices,
             usage,
+            prompt_progress: None,
         }
     }
 
@@ -306,7 +277,13 @@ impl Checked {
         let mut offsets: Vec<usize> = (0..count).map(|i| self.echo(i).chars().count()).collect();
         let mut echoed = vec![self.echo.is_none(); count];
         while let Some(delta) = generation.next().await? {
-            let Delta { index, text, infos, finish, prompt, tokens } = delta;
+            let Delta { index, text, infos, finish, prompt, tokens, progress } = delta;
+            if progress.is_some() {
+                let choice = CompletionChoice { index, ..CompletionChoice::default() };
+                let response = self.response(vec![choice], None, created);
+                events.send(&CompletionResponse { prompt_progress: progress, ..response }).await?;
+                continue;
+            }
             if !std::mem::replace(&mut echoed[index], true) {
                 let logprobs = self.plan.params.logprobs.map(|_| {
                     let mut logprobs = CompletionLogprobs::default();
@@ -344,7 +321,7 @@ impl Checked {
 #[utoipa::path(
     post,
     path = "/v1/completions",
-    request_body = CompletionRequest,
+    request_body = Sampling<CompletionRequest>,
     responses(
         (
             status = 200,
@@ -357,11 +334,11 @@ impl Checked {
 pub(crate) async fn completions(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Body(request): Body<CompletionRequest>,
+    Sampling { request, sampled }: Sampling<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let artifact = app.artifact(request.model.as_deref())?;
     let streams = request.stream.unwrap_or(false);
-    let (checked, jobs) = prepare(&app, move |app| request.check(app, artifact)).await?;
+    let (checked, jobs) = prepare(&app, move |app| request.check(sampled, app, artifact)).await?;
     let stream = submit(&app, &checked.plan.artifact, jobs, caller)?;
     if streams {
         return Ok(sse::respond(app.limits.write_time, |events| checked.stream(stream, events)));

@@ -182,8 +182,22 @@ pub(crate) fn anthropic_to_chat(body: &Value) -> Result<Value> {
         ("top_k", "top_k"),
         ("stop_sequences", "stop"),
         ("stream", "stream"),
+        ("return_progress", "return_progress"),
     ];
     take(body, &names, &mut out);
+    let thinking = &body["thinking"];
+    match thinking["type"].as_str() {
+        None if thinking.is_null() => {}
+        Some("disabled") => _ = out.insert("reasoning_effort".into(), json!("none")),
+        Some("enabled" | "adaptive") => {
+            out.insert("chat_template_kwargs".into(), json!({ "enable_thinking": true }));
+            take(thinking, &[("budget_tokens", "reasoning_budget")], &mut out);
+        }
+        _ => {
+            let expected = "enabled, adaptive or disabled";
+            return Err(FieldError::new("thinking.type", expected, &thinking["type"]));
+        }
+    }
     if !body["tools"].is_null() {
         let mut tools = Vec::new();
         for (i, tool) in items(body, "tools")?.iter().enumerate() {
@@ -302,8 +316,11 @@ pub(crate) fn responses_to_chat(body: &Value) -> Result<Value> {
         ("seed", "seed"),
         ("stream", "stream"),
         ("parallel_tool_calls", "parallel_tool_calls"),
+        ("sampler", "sampler"),
+        ("return_progress", "return_progress"),
     ];
     take(body, &names, &mut out);
+    take(&body["reasoning"], &[("effort", "reasoning_effort")], &mut out);
     if !body["tools"].is_null() {
         let mut tools = Vec::new();
         for (i, tool) in items(body, "tools")?.iter().enumerate() {
@@ -374,6 +391,7 @@ mod tests {
                 ] }
             ],
             "stop_sequences": ["END"],
+            "thinking": { "type": "enabled", "budget_tokens": 20 },
             "tools": [{ "name": "w", "description": "d", "input_schema": { "type": "object" } }],
             "tool_choice": { "type": "any", "disable_parallel_tool_use": true }
         });
@@ -391,6 +409,8 @@ mod tests {
                 ],
                 "max_tokens": 5,
                 "stop": ["END"],
+                "chat_template_kwargs": { "enable_thinking": true },
+                "reasoning_budget": 20,
                 "tools": [{ "type": "function", "function": { "name": "w", "description": "d", "parameters": { "type": "object" } } }],
                 "tool_choice": "required",
                 "parallel_tool_calls": false
@@ -410,6 +430,7 @@ mod tests {
                 { "type": "function_call_output", "call_id": "c1", "output": "sun" }
             ],
             "max_output_tokens": 9,
+            "reasoning": { "effort": "none" },
             "tools": [{ "type": "function", "name": "w", "parameters": {}, "strict": true }],
             "tool_choice": { "type": "function", "name": "w" },
             "text": { "format": { "type": "json_schema", "name": "n", "schema": { "type": "object" }, "strict": true } }
@@ -426,7 +447,7 @@ mod tests {
                 { "role": "tool", "tool_call_id": "c1", "content": "sun" }
             ])
         );
-        assert_eq!(chat["max_tokens"], 9);
+        assert_eq!((&chat["max_tokens"], &chat["reasoning_effort"]), (&json!(9), &json!("none")));
         assert_eq!(chat["tool_choice"]["function"]["name"], "w");
         assert_eq!(chat["response_format"]["json_schema"]["schema"], json!({ "type": "object" }));
         assert_eq!(responses_to_chat(&json!({ "input": "Hi" })).unwrap()["messages"][0]["content"], "Hi");

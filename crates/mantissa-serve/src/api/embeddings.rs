@@ -6,7 +6,7 @@ use std::time::Instant;
 use axum::extract::State;
 use axum::{Extension, Json};
 use mantissa_model::Bos;
-use mantissa_runtime::{Pooling, Request};
+use mantissa_runtime::{EventKind, Pooling, Request};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -106,7 +106,7 @@ pub(crate) async fn embeddings(
             return Err(error.code("context_length_exceeded"));
         }
         let request = Request { prompt: prompt.clone(), embed: Some(pooling), ..Request::default() };
-        Ok(Job { request, deadline })
+        Ok(Job { request, deadline, progress: false })
     };
     let jobs = prompts.iter().enumerate().map(job).collect::<Result<Vec<_>, _>>()?;
     let vectors = collect(submit(&app, &artifact, jobs, caller)?, prompts.len()).await?;
@@ -128,7 +128,7 @@ async fn collect(mut stream: Stream, count: usize) -> Result<Vec<Vec<f32>>, ApiE
     let (mut vectors, mut open) = (vec![Vec::new(); count], count);
     while open > 0 {
         match stream.next().await {
-            Some((index, Update::Embedding(vector))) => vectors[index] = vector,
+            Some((index, Update::News(EventKind::Embedding(vector)))) => vectors[index] = vector,
             Some((_, Update::Finished(_))) => open -= 1,
             Some((_, Update::Failed(failure))) => return Err(ApiError::failed(&failure)),
             Some(_) => {}

@@ -50,7 +50,7 @@ impl Plan {
         let job = |(i, prompt): (usize, &[u32])| {
             let request = self.params.request(prompt, i % self.params.n, self.default_tokens, context)?;
             let request = Request { constraint: constraint.clone(), ..request };
-            Ok(Job { request, deadline: self.params.deadline() })
+            Ok(Job { request, deadline: self.params.deadline(), progress: self.params.progress })
         };
         self.choices().enumerate().map(job).collect()
     }

@@ -12,17 +12,14 @@ use utoipa::{IntoResponses, ToSchema};
 
 use super::answer::Answer;
 use super::anthropic_reply::AnthropicReply;
-use super::body::Body;
+use super::body::{Body, Sampling};
 use super::chat::ChatRequest;
 use super::convert::{FieldError, anthropic_to_chat};
 use super::error::ErrorBody;
-use super::generate::{prepare, submit};
-use super::reply::{End, Usage};
-use super::sse::{self, Cut, Events, Gone};
-use super::{ApiError, App};
-use crate::engine::{Caller, Job, Stream};
+use super::{ApiError, App, streamed};
+use crate::engine::Caller;
 
-/// Request of a message. Fields that are not listed, such as `metadata` and `thinking`, are ignored.
+/// Request of a message. Fields that are not listed, such as `metadata`, are ignored.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(transparent)]
 pub(crate) struct MessagesRequest {
@@ -113,7 +110,8 @@ impl MessagesError {
         }
     }
 
-    fn body(&self) -> MessagesErrorBody {
+    /// Body of the response, and data of the event `error`.
+    pub(crate) fn body(&self) -> MessagesErrorBody {
         let error = MessagesErrorFields { kind: self.kind(), message: self.0.message.clone() };
         MessagesErrorBody { kind: "error", error }
     }
@@ -132,66 +130,14 @@ impl IntoResponse for MessagesError {
 type Request = Result<Body<MessagesRequest>, ApiError>;
 
 /// Reads the request as one of the chat API.
-fn chat(body: &Value) -> Result<ChatRequest, ApiError> {
+fn chat(body: &Value) -> Result<Sampling<ChatRequest>, ApiError> {
     if !body.is_object() {
         return Err(ApiError::bad("expected a JSON object"));
     }
-    let chat = anthropic_to_chat(body)?;
-    serde_path_to_error::deserialize(chat).map_err(|error| {
-        let path = error.path().to_string();
-        // Its own name.
-        let path = if path.starts_with("stop") { path.replacen("stop", "stop_sequences", 1) } else { path };
-        ApiError::bad(format!("{path}: {}", error.into_inner())).param(path)
-    })
-}
-
-/// Message that was checked.
-struct Checked {
-    answer: Answer,
-}
-
-impl Checked {
-    fn reply(&self) -> AnthropicReply {
-        AnthropicReply::new(self.answer.number, &self.answer.id(), self.answer.model())
-    }
-
-    async fn collect(&self, stream: Stream) -> Result<Value, ApiError> {
-        let mut parts = self.answer.parts(stream)?;
-        let (mut reply, mut end) = (self.reply(), End::Stop);
-        while let Some(part) = parts.next().await? {
-            part.pieces.into_iter().for_each(|piece| _ = reply.push(piece));
-            end = part.end.unwrap_or(end);
-        }
-        reply.finish(&end, parts.usage());
-        Ok(reply.message(&end, parts.usage()))
-    }
-
-    async fn stream(self, stream: Stream, events: Events) -> Result<(), Gone> {
-        match self.events(stream, &events).await {
-            Ok(()) => Ok(()),
-            Err(Cut::Gone) => Err(Gone),
-            Err(Cut::Failed(error)) => events.named("error", &MessagesError(error).body()).await,
-        }
-    }
-
-    async fn events(&self, stream: Stream, events: &Events) -> Result<(), Cut> {
-        let mut parts = self.answer.parts(stream)?;
-        let (mut reply, mut begun) = (self.reply(), false);
-        while let Some(part) = parts.next().await? {
-            let mut all = Vec::new();
-            if !std::mem::replace(&mut begun, true) {
-                all.extend(reply.start(Usage { new: 0, ..parts.usage() }));
-            }
-            for piece in part.pieces {
-                all.extend(reply.push(piece));
-            }
-            if let Some(end) = part.end {
-                all.extend(reply.finish(&end, parts.usage()));
-            }
-            events.all(all).await?;
-        }
-        Ok(())
-    }
+    Sampling::of(
+        anthropic_to_chat(body)?,
+        &[("stop", "stop_sequences"), ("reasoning_budget", "thinking.budget_tokens")],
+    )
 }
 
 /// Answers a conversation.
@@ -211,20 +157,9 @@ pub(crate) async fn messages(
     if limit.as_u64().is_none_or(|n| n == 0) {
         return Err(ApiError::from(FieldError::new("max_tokens", "a number of at least 1", limit)).into());
     }
-    let streams = body["stream"] == true;
-    let (answer, jobs) = check(&app, body).await?;
-    let checked = Checked { answer };
-    let stream = submit(&app, &checked.answer.plan.artifact, jobs, caller)?;
-    if streams {
-        return Ok(sse::respond(app.limits.write_time, |events| checked.stream(stream, events)));
-    }
-    Ok(Json(checked.collect(stream).await?).into_response())
-}
-
-async fn check(app: &Arc<App>, body: Value) -> Result<(Answer, Vec<Job>), ApiError> {
-    let request = chat(&body)?;
-    let artifact = app.artifact(request.model())?;
-    prepare(app, move |app| request.check(app, artifact)).await
+    let chat = chat(&body)?;
+    let reply = |answer: &Answer| AnthropicReply::new(answer.number, &answer.id(), answer.model());
+    Ok(streamed::answer(&app, caller, chat, body["stream"] == true, reply).await?)
 }
 
 /// Counts the tokens of a conversation.
@@ -242,6 +177,6 @@ pub(crate) async fn count_tokens(
     if body.is_object() {
         body["max_tokens"] = json!(1);
     }
-    let (answer, _) = check(&app, body).await?;
+    let (answer, _) = streamed::check(&app, chat(&body)?).await?;
     Ok(Json(json!({ "input_tokens": answer.plan.prompt_tokens() })))
 }

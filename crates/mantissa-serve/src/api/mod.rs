@@ -24,6 +24,8 @@ mod responses;
 mod responses_reply;
 mod sse;
 mod status;
+mod streamed;
+mod thinking;
 mod tokens;
 mod turn;
 mod usage;
@@ -45,7 +47,7 @@ pub use self::render::{Render, RenderError};
 use crate::engine::{Engine, Turns};
 use crate::grammar::{Grammar, GrammarError, Grammars};
 use crate::metrics::Metrics;
-use crate::options::Limits;
+use crate::options::{Limits, Reasoning};
 
 /// A model that is served: one set of weights in one precision.
 #[derive(Debug)]
@@ -68,6 +70,7 @@ pub(crate) struct App {
     pub(crate) artifacts: Vec<Arc<Artifact>>,
     pub(crate) renderer: Arc<dyn Render>,
     pub(crate) limits: Limits,
+    pub(crate) reasoning: Reasoning,
     pub(crate) metrics: Metrics,
     /// Turns in which passes run.
     pub(crate) turns: Arc<Turns>,
@@ -75,7 +78,7 @@ pub(crate) struct App {
     /// Units of memory for bodies.
     pub(crate) bodies: Semaphore,
     /// Compilers of grammars, one for each model.
-    grammars: Vec<Grammars>,
+    grammars: Vec<Arc<Grammars>>,
     pub(crate) stopping: AtomicBool,
     /// Seconds since 1970 at the start.
     pub(crate) started: u64,
@@ -87,18 +90,20 @@ impl App {
         artifacts: Vec<Arc<Artifact>>,
         renderer: Arc<dyn Render>,
         limits: Limits,
+        reasoning: Reasoning,
         metrics: Metrics,
         turns: Arc<Turns>,
     ) -> Self {
         let preparations = Semaphore::new(limits.preparations);
         let bodies = Semaphore::new((limits.bodies / body::UNIT).max(1));
         let (stopping, started, ids) = (AtomicBool::new(false), now(), Ids::default());
-        let grammars =
-            artifacts.iter().map(|artifact| Grammars::new(artifact.model.config().vocab_size)).collect();
+        let grammars = |artifact: &Arc<Artifact>| Arc::new(Grammars::new(artifact.model.config().vocab_size));
+        let grammars = artifacts.iter().map(grammars).collect();
         App {
             artifacts,
             renderer,
             limits,
+            reasoning,
             metrics,
             turns,
             preparations,
@@ -108,6 +113,13 @@ impl App {
             started,
             ids,
         }
+    }
+
+    /// Prepares the vocabularies for grammars, on a thread of its own. Without a thread the first grammar does it.
+    pub(crate) fn prepare_grammars(&self) {
+        let all: Vec<_> = self.artifacts.iter().cloned().zip(self.grammars.iter().cloned()).collect();
+        let work = move || all.iter().for_each(|(artifact, grammars)| grammars.prepare(&artifact.tokenizer));
+        let _ = std::thread::Builder::new().name("vocabulary".into()).spawn(work);
     }
 
     /// Returns the model that a request names, or the first one.

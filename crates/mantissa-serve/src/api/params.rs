@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use mantissa_model::Sampling;
+use mantissa_model::{Sampler, Sampling};
 use mantissa_runtime::Request;
 use serde::Deserialize;
 use utoipa::ToSchema;
@@ -21,23 +21,41 @@ pub(crate) enum Stop {
     Many(Vec<String>),
 }
 
-/// Options of sampling as an endpoint reads them.
-#[derive(Clone, Debug, Default)]
+/// Fields of sampling, which all endpoints that generate share.
+#[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct Sampled {
+    /// Largest number of new tokens. If absent, 16 for completions, else as many as the context holds.
     pub(crate) max_tokens: Option<u32>,
+    #[schema(minimum = 0, maximum = 2)]
     pub(crate) temperature: Option<f32>,
+    #[schema(minimum = 0, maximum = 1)]
     pub(crate) top_p: Option<f32>,
+    #[schema(minimum = -1)]
     pub(crate) top_k: Option<i32>,
+    #[schema(minimum = 0, maximum = 1)]
     pub(crate) min_p: Option<f32>,
+    #[schema(minimum = -2, maximum = 2)]
     pub(crate) presence_penalty: Option<f32>,
+    #[schema(minimum = -2, maximum = 2)]
     pub(crate) frequency_penalty: Option<f32>,
+    #[serde(alias = "repeat_penalty")]
+    #[schema(minimum = 0.01, maximum = 10)]
     pub(crate) repetition_penalty: Option<f32>,
+    #[schema(minimum = 1, maximum = 64)]
     pub(crate) n: Option<u32>,
     pub(crate) seed: Option<i64>,
     pub(crate) stop: Option<Stop>,
-    pub(crate) logprobs: Option<u32>,
     pub(crate) logit_bias: Option<BTreeMap<String, f32>>,
+    /// True to go on after the model's end token.
     pub(crate) ignore_eos: Option<bool>,
+    /// Order of the cuts and random numbers: `mantissa` or `llama.cpp`.
+    #[schema(value_type = Option<String>)]
+    pub(crate) sampler: Option<Sampler>,
+    /// True to send how much of the prompt has been computed, in a stream.
+    pub(crate) return_progress: Option<bool>,
+    /// Number of most probable tokens to report with each token, as the endpoint reads it.
+    #[serde(skip)]
+    pub(crate) logprobs: Option<u32>,
 }
 
 /// Checked options of sampling.
@@ -49,6 +67,8 @@ pub(crate) struct Params {
     pub(crate) logprobs: Option<usize>,
     /// Number of most probable tokens to report with each token of the prompt.
     pub(crate) prompt_logprobs: Option<usize>,
+    /// True to report how much of the prompt has been computed.
+    pub(crate) progress: bool,
     bias: Vec<(u32, f32)>,
     max_tokens: Option<usize>,
     ignore_eos: bool,
@@ -96,11 +116,22 @@ impl Sampled {
         let repetition = within("repetition_penalty", self.repetition_penalty, 1.0, 0.01, 10.0)?;
         let seed = self.seed.map_or(random, i64::cast_unsigned);
         Ok(Params {
-            sampling: Sampling { temperature, top_k, top_p, min_p, repetition, presence, frequency, seed },
+            sampling: Sampling {
+                temperature,
+                top_k,
+                top_p,
+                min_p,
+                repetition,
+                presence,
+                frequency,
+                seed,
+                sampler: self.sampler.unwrap_or_default(),
+            },
             n,
             stops: stops(self.stop, limits)?,
             logprobs,
             prompt_logprobs: None,
+            progress: self.return_progress.unwrap_or(false),
             bias: biases(self.logit_bias, limits, vocabulary)?,
             max_tokens: self.max_tokens.map(|n| n as usize),
             ignore_eos: self.ignore_eos.unwrap_or(false),

@@ -69,6 +69,9 @@ fn context(tokenizer: &Tokenizer, messages: &[Value], variables: Variables) -> V
     let mut context = other;
     context.extend(tokenizer.special_tokens().iter().map(|(name, token)| (name.clone(), json!(token))));
     context.insert("messages".into(), json!(messages));
+    // Name of the tools in older templates: a JSON text.
+    let functions = tools.as_ref().map_or_else(String::new, Value::to_string);
+    context.entry("functions").or_insert_with(|| functions.into());
     context.insert("add_generation_prompt".into(), json!(add_generation_prompt));
     // Templates test whether these are defined.
     context.insert("tools".into(), tools.unwrap_or(Value::Null));

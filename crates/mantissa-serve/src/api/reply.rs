@@ -9,6 +9,8 @@ pub(crate) struct Usage {
     pub(crate) cached: usize,
     /// Generated tokens.
     pub(crate) new: usize,
+    /// Generated tokens of thoughts.
+    pub(crate) thought: usize,
 }
 
 /// Reason for the end of a reply.

@@ -16,6 +16,7 @@ use super::generate::prepare;
 use super::offered::{Offered, ToolChoice, ToolItem};
 use super::render::{Variables, render};
 use super::{ApiError, App, Artifact};
+use crate::reasoning::Marks;
 
 /// Compiles the grammar of a reply: that of its calls, or that of its text.
 pub(super) fn constraint(
@@ -38,6 +39,15 @@ pub(super) fn constraint(
     app.compile(artifact, &grammar, field).map(Some)
 }
 
+/// Text that a model reads before its turn.
+pub(super) struct Rendered {
+    pub(super) text: String,
+    /// Marks of thoughts that the template knows.
+    pub(super) marks: Option<&'static Marks>,
+    /// True if the text ends with the beginning of a thought, or in one.
+    pub(super) opened: bool,
+}
+
 /// Conversation up to the turn of the model.
 pub(super) struct Turn {
     pub(super) messages: Vec<Value>,
@@ -47,13 +57,14 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    /// Renders the conversation.
-    pub(super) fn text(
+    /// Renders the conversation. A thought that the template begins although it was not asked for is ended.
+    pub(super) fn render(
         mut self,
         app: &App,
         artifact: &Artifact,
         offered: Option<&Offered>,
-    ) -> Result<String, ApiError> {
+    ) -> Result<Rendered, ApiError> {
+        let thinks = self.kwargs.get("enable_thinking") != Some(&Value::Bool(false));
         let last = if self.continue_final_message { Some(self.last()?) } else { None };
         if let Some(offered) = offered {
             offered.present(&mut self.messages);
@@ -63,8 +74,16 @@ impl Turn {
             add_generation_prompt: self.add_generation_prompt.unwrap_or(true) || last.is_some(),
             other: self.kwargs,
         };
-        let text = render(app, artifact, &self.messages, variables)?;
-        Ok(text + last.as_deref().unwrap_or_default())
+        let mut text = render(app, artifact, &self.messages, variables)?;
+        let marks = Marks::of(artifact.tokenizer.chat_template());
+        let mut opened = marks.is_some_and(|marks| marks.is_open(&text));
+        if let Some(marks) = marks.filter(|_| opened && !thinks) {
+            text = format!("{}\n\n{}\n\n", text.trim_end(), marks.close);
+            opened = false;
+        }
+        let last = last.unwrap_or_default();
+        opened &= !marks.is_some_and(|marks| last.contains(marks.close));
+        Ok(Rendered { text: text + &last, marks, opened })
     }
 
     /// Takes the last message, with which the answer begins.
@@ -119,7 +138,7 @@ pub(crate) async fn apply_template(
             add_generation_prompt: request.add_generation_prompt,
             continue_final_message: request.continue_final_message.unwrap_or(false),
         };
-        let prompt = turn.text(app, &artifact, offered.as_ref())?;
+        let prompt = turn.render(app, &artifact, offered.as_ref())?.text;
         Ok(Json(TemplateResponse { prompt }))
     };
     prepare(&app, work).await

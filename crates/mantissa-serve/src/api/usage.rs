@@ -13,6 +13,15 @@ pub(crate) struct Usage {
     /// Their sum.
     total_tokens: usize,
     prompt_tokens_details: PromptDetails,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_tokens_details: Option<CompletionDetails>,
+}
+
+/// Generated tokens by kind.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+struct CompletionDetails {
+    /// Tokens of thoughts.
+    reasoning_tokens: usize,
 }
 
 /// Tokens of the prompts by kind.
@@ -29,7 +38,14 @@ impl Usage {
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
             prompt_tokens_details: PromptDetails { cached_tokens },
+            completion_tokens_details: None,
         }
+    }
+
+    /// Adds the number of tokens of thoughts, if there are any.
+    pub(crate) fn with_thought(self, reasoning_tokens: usize) -> Self {
+        let details = (reasoning_tokens > 0).then_some(CompletionDetails { reasoning_tokens });
+        Usage { completion_tokens_details: details, ..self }
     }
 }
 

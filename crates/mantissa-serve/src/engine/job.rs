@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use mantissa_model::StopReason;
-use mantissa_runtime::Request;
+use mantissa_runtime::{EventKind, Request};
+use serde::Serialize;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use utoipa::ToSchema;
 
 use super::queue::Caller;
 
@@ -17,40 +19,34 @@ pub struct Job {
     pub request: Request,
     /// Time at which the sequence ends, done or not.
     pub deadline: Instant,
+    /// True to report how much of the prompt has been computed, after each step.
+    pub progress: bool,
 }
 
 /// News of one job.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Update {
-    /// The job was begun.
-    Started {
-        /// Tokens of the prompt that are not computed because another sequence had them.
-        cached: usize,
-    },
-    /// A token of the prompt, in order, if asked for.
-    PromptToken {
-        /// The token.
-        token: u32,
-        /// Its logarithm of probability; `None` for the first.
-        logprob: Option<f32>,
-        /// Most probable tokens at its place.
-        top: Vec<(u32, f32)>,
-    },
-    /// Pooled hidden states of the prompt, if asked for.
-    Embedding(Vec<f32>),
-    /// A token was generated.
-    Token {
-        /// The token.
-        token: u32,
-        /// Its logarithm of probability, if asked for.
-        logprob: Option<f32>,
-        /// Most probable tokens with their logarithms of probability, if asked for.
-        top: Vec<(u32, f32)>,
-    },
+    /// News of its sequence before its end.
+    News(EventKind),
+    /// How much of the prompt has been computed, if asked for.
+    Progress(Progress),
     /// The job has ended.
     Finished(Ending),
     /// The job has ended without a result.
     Failed(Failure),
+}
+
+/// How much of a prompt has been computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Progress {
+    /// Tokens of the prompt.
+    pub total: usize,
+    /// Tokens of the prompt that are not computed because another sequence had them.
+    pub cache: usize,
+    /// Tokens in the KV cache, those included.
+    pub processed: usize,
+    /// Milliseconds since the job was begun.
+    pub time_ms: u64,
 }
 
 /// Reason for the end of a job.

@@ -25,7 +25,7 @@ use serde::Serialize;
 use tokio::sync::mpsc::unbounded_channel;
 use utoipa::ToSchema;
 
-pub use self::job::{Ending, Failure, Job, Refused, Stream, Update};
+pub use self::job::{Ending, Failure, Job, Progress, Refused, Stream, Update};
 use self::job::{Pending, Reported};
 pub(crate) use self::queue::FairQueue;
 pub use self::queue::{Caller, Client, MOST_PRIORITY};

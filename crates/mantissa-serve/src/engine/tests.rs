@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mantissa_model::Sampling;
-use mantissa_runtime::{Constraint, ConstraintError, FastModel, Request, RuntimeOptions, TokenMask};
+use mantissa_runtime::{
+    Constraint, ConstraintError, EventKind, FastModel, Request, RuntimeOptions, TokenMask,
+};
 use mantissa_store::convention::ModelFiles;
 
 use super::*;
@@ -67,7 +69,7 @@ fn job(token: u32) -> Job {
         sampling: Sampling { temperature: 1.0, seed: u64::from(token), ..Sampling::default() },
         ..Request::default()
     };
-    Job { request, deadline: Instant::now() + Duration::from_secs(60) }
+    Job { request, deadline: Instant::now() + Duration::from_secs(60), progress: false }
 }
 
 const CALLER: Caller = Caller { client: Client::Own, priority: 0 };
@@ -77,8 +79,8 @@ fn end(stream: &mut Stream) -> (Vec<u32>, Update) {
     let mut tokens = Vec::new();
     loop {
         match stream.updates.blocking_recv() {
-            Some((_, Update::Token { token, .. })) => tokens.push(token),
-            Some((_, Update::Started { .. })) => {}
+            Some((_, Update::News(EventKind::Token { token, .. }))) => tokens.push(token),
+            Some((_, Update::News(EventKind::Started { .. }))) => {}
             Some((_, update)) => return (tokens, update),
             None => panic!("no end"),
         }

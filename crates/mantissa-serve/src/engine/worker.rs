@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use mantissa_model::LoadError;
 use mantissa_runtime::{Event, EventKind, FastModel, Phase, Request, Runtime, SequenceId, SequenceState};
 
-use super::job::{Ending, Failure, Pending, Update};
+use super::job::{Ending, Failure, Pending, Progress, Update};
 use super::{EngineOptions, Load, Shared, SlotState, Stage};
 use crate::metrics::EngineMetrics;
 
@@ -29,9 +29,21 @@ struct Active {
     /// Tokens of the prompt and generated ones of this run; the first ones of a job begun anew were reported before.
     scored: usize,
     made: usize,
+    /// Tokens of the prompt that were not computed.
+    cached: usize,
+    /// Tokens of the prompt that were reported as computed.
+    computed: Option<usize>,
 }
 
 impl Active {
+    /// Reports that `processed` tokens of the prompt have been computed.
+    fn report_progress(&mut self, processed: usize) {
+        let time_ms = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let total = self.pending.job.request.prompt.len();
+        self.computed = Some(processed);
+        self.pending.send(Update::Progress(Progress { total, cache: self.cached, processed, time_ms }));
+    }
+
     /// Counts a token that was generated at time `now`.
     fn take(&mut self, token: u32, now: Instant, metrics: &EngineMetrics) {
         let (since, histogram) = match self.first {
@@ -65,8 +77,16 @@ pub(super) struct Worker<'m> {
     speed: (Instant, usize),
     /// Shared tokens and proposals of the runtime at the last count.
     counted: (u64, u64, u64),
-    /// End of the last step.
-    stepped: Option<Instant>,
+    /// Time in passes of the model at the last count.
+    passed: Duration,
+    /// End of the last step, and the processor time of the thread until then.
+    stepped: Option<(Instant, Duration)>,
+}
+
+/// Processor time that the thread has used.
+fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
 }
 
 /// Makes a session.
@@ -102,6 +122,7 @@ impl<'m> Worker<'m> {
             changed: false,
             speed: (now, 0),
             counted: (0, 0, 0),
+            passed: Duration::ZERO,
             stepped: None,
         })
     }
@@ -219,9 +240,18 @@ impl<'m> Worker<'m> {
                 drop(state);
                 self.number += 1;
                 let number = self.number;
-                let active =
-                    Active { id, pending, number, begun: now, first: None, last: now, scored: 0, made: 0 };
-                self.active.push(active);
+                self.active.push(Active {
+                    id,
+                    pending,
+                    number,
+                    begun: now,
+                    first: None,
+                    last: now,
+                    scored: 0,
+                    made: 0,
+                    cached: 0,
+                    computed: None,
+                });
                 self.changed = true;
             }
         }
@@ -230,7 +260,7 @@ impl<'m> Worker<'m> {
     /// Runs one pass and reports what happened.
     fn step(&mut self) {
         let EngineOptions { metrics, turns, .. } = &self.shared.options;
-        let asked = Instant::now();
+        let asked = (Instant::now(), processor_time());
         let turn = turns.take();
         let begin = Instant::now();
         let runtime = &mut self.runtime;
@@ -238,12 +268,19 @@ impl<'m> Worker<'m> {
         let end = Instant::now();
         drop(turn);
         metrics.step_seconds.inc_by(end.duration_since(begin).as_secs_f64());
-        if let Some(last) = self.stepped.replace(end) {
-            metrics.scheduler_seconds.inc_by(asked.duration_since(last).as_secs_f64());
+        if let Some(last) = self.stepped.replace((end, processor_time())) {
+            metrics.scheduler_seconds.inc_by(asked.0.duration_since(last.0).as_secs_f64());
+            metrics.scheduler_processor_seconds.inc_by(asked.1.saturating_sub(last.1).as_secs_f64());
         }
         metrics.steps.inc();
         match stepped {
-            Ok(Ok(events)) => events.into_iter().for_each(|event| self.report(event, end)),
+            Ok(Ok(events)) => {
+                let is_start = |event: &Event| matches!(event.kind, EventKind::Started { .. });
+                let (starts, others): (Vec<_>, Vec<_>) = events.into_iter().partition(is_start);
+                starts.into_iter().for_each(|event| self.report(event, end));
+                self.report_progress();
+                others.into_iter().for_each(|event| self.report(event, end));
+            }
             Ok(Err(error)) => self.fault(&Failure::Model(error.to_string())),
             Err(_) => self.fault(&Failure::Panicked),
         }
@@ -253,24 +290,26 @@ impl<'m> Worker<'m> {
     fn report(&mut self, event: Event, now: Instant) {
         let Some(at) = self.active.iter().position(|active| active.id == event.sequence) else { return };
         let active = &mut self.active[at];
-        let update = match event.kind {
-            EventKind::Started { cached } => (!std::mem::replace(&mut active.pending.reported.started, true))
-                .then_some(Update::Started { cached }),
-            EventKind::PromptToken { token, logprob, top } => {
+        let is_new = match event.kind {
+            EventKind::Started { cached } => {
+                active.cached = cached;
+                !std::mem::replace(&mut active.pending.reported.started, true)
+            }
+            EventKind::PromptToken { .. } => {
                 active.scored += 1;
                 let is_new = active.scored > active.pending.reported.prompt;
                 active.pending.reported.prompt = active.pending.reported.prompt.max(active.scored);
-                is_new.then_some(Update::PromptToken { token, logprob, top })
+                is_new
             }
-            EventKind::Embedding(values) => Some(Update::Embedding(values)),
-            EventKind::Token { token, logprob, top } => {
+            EventKind::Embedding(_) => true,
+            EventKind::Token { token, .. } => {
                 active.made += 1;
                 let is_new = active.made > active.pending.reported.tokens.len();
                 if is_new {
                     self.speed.1 += 1;
                     active.take(token, now, &self.shared.options.metrics);
                 }
-                is_new.then_some(Update::Token { token, logprob, top })
+                is_new
             }
             EventKind::Finished(reason) => return self.end(at, Update::Finished(Ending::Stopped(reason))),
             EventKind::Unconstrained(error) => {
@@ -281,10 +320,30 @@ impl<'m> Worker<'m> {
                 return self.end(at, Update::Failed(Failure::Model(what)));
             }
             // Kinds that no request of this server asks for.
-            _ => None,
+            _ => false,
         };
-        if let Some(update) = update {
-            active.pending.send(update);
+        if is_new {
+            active.pending.send(Update::News(event.kind));
+        }
+    }
+
+    /// Reports how much of the prompts has been computed to the jobs that ask for it: once before the first part, and after
+    /// each.
+    fn report_progress(&mut self) {
+        let asks = |active: &&mut Active| {
+            active.pending.job.progress && active.pending.reported.started && active.first.is_none()
+        };
+        for active in self.active.iter_mut().filter(asks) {
+            let total = active.pending.job.request.prompt.len();
+            if active.computed.is_none() {
+                active.report_progress(active.cached);
+            }
+            // One that has ended has computed its prompt.
+            let held = self.runtime.sequences().find(|state| state.id == active.id);
+            let held = held.map_or(total, |state| state.held_tokens.min(total));
+            if active.computed.is_none_or(|computed| held > computed) {
+                active.report_progress(held);
+            }
         }
     }
 
@@ -325,6 +384,7 @@ impl<'m> Worker<'m> {
             Ok(runtime) => {
                 self.runtime = runtime;
                 self.counted = (0, 0, 0);
+                self.passed = Duration::ZERO;
             }
             // Memory for one session was there before; without it nothing can run.
             Err(_) => {
@@ -342,6 +402,9 @@ impl<'m> Worker<'m> {
         metrics.proposed_tokens.inc_by(now.1 - self.counted.1);
         metrics.accepted_tokens.inc_by(now.2 - self.counted.2);
         self.counted = now;
+        let passed = self.runtime.pass_time();
+        metrics.pass_seconds.inc_by((passed - self.passed).as_secs_f64());
+        self.passed = passed;
     }
 
     /// Describes the load, if `always` or the last description is old.

@@ -9,6 +9,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
+use super::cors::{Cors, is_loopback_host};
 use super::keys::Keys;
 use crate::api::{ApiError, App, PUBLIC};
 use crate::engine::{Caller, Client};
@@ -21,6 +22,8 @@ pub(super) struct Peer(pub(super) IpAddr);
 pub(super) struct Access {
     pub(super) app: Arc<App>,
     pub(super) keys: Option<Keys>,
+    /// Web pages that may use the server.
+    pub(super) cors: Cors,
     /// True if the server listens on a loopback address only.
     pub(super) loopback: bool,
     /// Writes a line for each request.
@@ -32,12 +35,19 @@ pub(super) async fn observe(State(access): State<Arc<Access>>, request: Request,
     let begin = Instant::now();
     let method = request.method().clone();
     let path = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
-    let mut response = next.run(request).await;
+    let shared = access.cors.headers(request.headers());
+    let mut response = match access.cors.preflight(&request) {
+        Some(response) => response,
+        None => next.run(request).await,
+    };
     let status = response.status().as_u16();
     access.app.metrics.request(&path, status);
     let milliseconds = begin.elapsed().as_secs_f64() * 1e3;
     (access.log)(&format!("{method} {path} {status} {milliseconds:.1} ms"));
     secure(response.headers_mut());
+    for (name, value) in shared {
+        response.headers_mut().insert(name, value);
+    }
     response
 }
 
@@ -112,38 +122,11 @@ impl Access {
         let host = request.headers().get(header::HOST).and_then(|value| value.to_str().ok());
         let host = host.or_else(|| request.uri().authority().map(axum::http::uri::Authority::as_str));
         match host {
-            Some(host) if !is_loopback(host) => {
+            Some(host) if !is_loopback_host(host) => {
                 let allowed = "localhost, 127.0.0.1 or [::1]; fix: use --api-key-file or --host";
                 Err(ApiError { status: StatusCode::FORBIDDEN, ..ApiError::field("Host", host, allowed) })
             }
             _ => Ok(()),
-        }
-    }
-}
-
-/// True for the names of this machine, with or without a port.
-fn is_loopback(host: &str) -> bool {
-    let name = match host.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or_default(),
-        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
-    };
-    let named = name.eq_ignore_ascii_case("localhost") || name.to_ascii_lowercase().ends_with(".localhost");
-    named || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::is_loopback;
-
-    #[test]
-    fn names_of_this_machine_are_told_from_others() {
-        for host in ["localhost", "localhost:8080", "127.0.0.1:1", "[::1]:80", "127.9.9.9", "LOCALHOST:1"] {
-            assert!(is_loopback(host), "{host}");
-        }
-        for host in
-            ["example.org", "localhost.example.org", "127.0.0.1.example.org:80", "192.168.1.1", "", "[::2]"]
-        {
-            assert!(!is_loopback(host), "{host}");
         }
     }
 }

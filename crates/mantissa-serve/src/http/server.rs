@@ -23,6 +23,7 @@ use tokio::sync::{Semaphore, watch};
 use tower::ServiceExt;
 use tower_http::catch_panic::CatchPanicLayer;
 
+use super::cors::Cors;
 use super::io::Timed;
 use super::keys::Keys;
 use super::middleware::{Access, Peer, admit, observe};
@@ -72,6 +73,7 @@ pub struct Server {
     options: Options,
     renderer: Arc<dyn Render>,
     keys: Option<Keys>,
+    cors: Cors,
     log: Arc<dyn Fn(&str) + Send + Sync>,
     metrics: Metrics,
     turns: Arc<Turns>,
@@ -92,6 +94,7 @@ impl Server {
             options,
             renderer,
             keys: None,
+            cors: Cors::default(),
             log: Arc::new(|_| {}),
             metrics: Metrics::new(),
             turns: Arc::default(),
@@ -104,6 +107,12 @@ impl Server {
     #[must_use]
     pub fn with_keys(self, keys: Keys) -> Self {
         Server { keys: Some(keys), ..self }
+    }
+
+    /// Lets web pages of other origins use the server.
+    #[must_use]
+    pub fn with_cors(self, cors: Cors) -> Self {
+        Server { cors, ..self }
     }
 
     /// Writes a line for each request: method, path, status and time.
@@ -174,16 +183,19 @@ impl Server {
     /// # Errors
     /// The system allows no threads or the listener fails.
     pub fn run(self, listener: TcpListener, stop: impl Fn() -> bool) -> io::Result<()> {
-        let Options { limits, drain, .. } = self.options.clone();
+        let Options { limits, drain, reasoning, .. } = self.options.clone();
         let loopback = listener.local_addr()?.ip().is_loopback();
         let app = Arc::new(App::new(
             self.artifacts,
             self.renderer,
             limits.clone(),
+            reasoning,
             self.metrics,
             Arc::clone(&self.turns),
         ));
-        let access = Access { app: Arc::clone(&app), keys: self.keys, loopback, log: self.log };
+        app.prepare_grammars();
+        let access =
+            Access { app: Arc::clone(&app), keys: self.keys, cors: self.cors, loopback, log: self.log };
         let router = router(Arc::new(access));
         listener.set_nonblocking(true)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -1,10 +1,11 @@
 //! Text of the choices of one request, from the updates of an engine.
 
 use mantissa_model::{DecodeStream, StopReason, Tokenizer};
+use mantissa_runtime::EventKind;
 
 use super::{Stops, piece};
 use crate::api::ApiError;
-use crate::engine::{Ending, Failure, Stream, Update};
+use crate::engine::{Ending, Failure, Progress, Stream, Update};
 
 /// Reason for the end of a choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +44,8 @@ pub(crate) struct Delta {
     pub(crate) infos: Vec<TokenInfo>,
     /// Reason for the end with this piece.
     pub(crate) finish: Option<Finish>,
+    /// How much of the prompt has been computed; the piece has nothing else then.
+    pub(crate) progress: Option<Progress>,
 }
 
 /// A choice at work.
@@ -64,7 +67,8 @@ impl Choice<'_> {
     /// Makes a piece of `text` and all that was held.
     fn delta(&mut self, index: usize, text: String, finish: Option<Finish>) -> Delta {
         let [prompt, infos] = [&mut self.prompt, &mut self.infos].map(std::mem::take);
-        Delta { index, prompt, text, tokens: std::mem::take(&mut self.tokens), infos, finish }
+        let tokens = std::mem::take(&mut self.tokens);
+        Delta { index, prompt, text, tokens, infos, finish, progress: None }
     }
 }
 
@@ -111,9 +115,8 @@ impl<'t> Generation<'t> {
     }
 
     /// Writes the special tokens `names` into the text.
-    pub(crate) fn with_markers(mut self, names: &[&'static str]) -> Self {
-        self.markers =
-            names.iter().filter_map(|name| Some((self.tokenizer.special_id(name)?, *name))).collect();
+    pub(crate) fn with_markers(mut self, names: impl Iterator<Item = &'static str>) -> Self {
+        self.markers = names.filter_map(|name| Some((self.tokenizer.special_id(name)?, name))).collect();
         self
     }
 
@@ -127,7 +130,7 @@ impl<'t> Generation<'t> {
         self.cached
     }
 
-    /// Waits for the next piece that has text, probabilities or an end; `None` when all choices have ended.
+    /// Waits for the next piece that has text, probabilities, progress or an end; `None` when all choices have ended.
     ///
     /// # Errors
     /// A job that failed; the others are cancelled when the generation is dropped.
@@ -138,20 +141,26 @@ impl<'t> Generation<'t> {
                 return Err(ApiError::failed(&Failure::Stopping));
             };
             let delta = match update {
-                Update::Started { cached } => {
+                Update::News(EventKind::Started { cached }) => {
                     // The other choices share it with the first one.
                     if self.choices[index].first {
                         self.cached += cached;
                     }
                     None
                 }
-                Update::PromptToken { token, logprob, top } => {
+                Update::News(EventKind::PromptToken { token, logprob, top }) => {
                     let info = self.info(token, logprob, &top)?;
                     self.choices[index].prompt.push(info);
                     None
                 }
-                Update::Embedding(_) => None,
-                Update::Token { token, logprob, top } => self.token(index, token, logprob, &top)?,
+                Update::News(EventKind::Token { token, logprob, top }) => {
+                    self.token(index, token, logprob, &top)?
+                }
+                // Vectors, and kinds that the engine reports as failures.
+                Update::News(_) => None,
+                Update::Progress(progress) => {
+                    Some(Delta { index, progress: Some(progress), ..Delta::default() })
+                }
                 Update::Finished(ending) => self.finish(index, ending)?,
                 Update::Failed(failure) => return Err(ApiError::failed(&failure)),
             };

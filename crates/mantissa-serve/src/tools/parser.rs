@@ -8,6 +8,8 @@ use super::syntax::{Body, Syntax};
 pub enum Piece {
     /// Text that is no call.
     Text(String),
+    /// Thought before the text.
+    Thought(String),
     /// A call begins.
     Call {
         /// Its number in the reply, from 0.

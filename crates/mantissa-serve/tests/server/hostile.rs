@@ -285,6 +285,39 @@ fn pages_of_other_hosts_are_refused() {
 }
 
 #[test]
+fn pages_of_allowed_origins_may_use_the_server() {
+    let cors = &["https://chat.example"][..];
+    let server = start(Setup { cors, keys: Some("alpha"), ..Setup::default() });
+    let ask = |method: &str, origin: &str, more: &str| {
+        let head =
+            format!("{method} /v1/completions HTTP/1.1\r\nhost: localhost\r\norigin: {origin}\r\n{more}");
+        server.raw(format!("{head}content-length: 0\r\nconnection: close\r\n\r\n").as_bytes())
+    };
+    // A preflight has no key.
+    let asks = "access-control-request-method: POST\r\naccess-control-request-headers: authorization\r\n";
+    let allowed = ask("OPTIONS", "https://chat.example", asks);
+    assert_eq!(allowed.status, 200, "{}", allowed.head);
+    for (name, value) in [
+        ("access-control-allow-origin", "https://chat.example"),
+        ("access-control-allow-headers", "authorization"),
+        ("access-control-allow-methods", "GET, POST, DELETE, OPTIONS"),
+        ("vary", "Origin"),
+    ] {
+        assert_eq!(allowed.header(name), Some(value), "{}", allowed.head);
+    }
+    let other = ask("OPTIONS", "https://evil.example", asks);
+    assert_eq!((other.status, other.header("access-control-allow-origin")), (200, None), "{}", other.head);
+    assert_eq!(other.header("vary"), Some("Origin"));
+    // The page can read an error too.
+    let error = ask("POST", "https://chat.example", "");
+    error.error(401);
+    assert_eq!(error.header("access-control-allow-origin"), Some("https://chat.example"));
+    assert_eq!(error.header("cross-origin-resource-policy"), Some("cross-origin"));
+    // Any other request with this method is none of the API.
+    ask("OPTIONS", "https://chat.example", "").error(401);
+}
+
+#[test]
 fn messages_quote_little_of_a_request() {
     let server = plain();
     let ask = json!({"model": "x\n".repeat(5000), "prompt": "A"});

@@ -6,5 +6,6 @@ mod compare;
 mod completions;
 mod forms;
 mod hostile;
+mod reasoning;
 mod scheduling;
 mod support;

@@ -4,13 +4,13 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use mantissa_model::{Tokenizer, chat};
 use mantissa_runtime::{FastModel, RuntimeOptions};
-use mantissa_serve::{Keys, Loaded, Options, Render, RenderError, Server, Turns};
+use mantissa_serve::{Cors, Keys, Loaded, Options, Render, RenderError, Server, Turns};
 use mantissa_store::convention::ModelFiles;
 use serde_json::Value;
 
@@ -37,6 +37,10 @@ pub struct Setup {
     pub runtime: RuntimeOptions,
     pub keys: Option<&'static str>,
     pub names: &'static [&'static str],
+    /// Origins whose pages may use the server.
+    pub cors: &'static [&'static str],
+    /// Chat template instead of the model's.
+    pub template: Option<&'static str>,
 }
 
 impl Default for Setup {
@@ -46,6 +50,8 @@ impl Default for Setup {
             runtime: RuntimeOptions::batch(4, 256),
             keys: None,
             names: &["demo"],
+            cors: &[],
+            template: None,
         }
     }
 }
@@ -62,14 +68,15 @@ pub struct Running {
 /// Starts a server.
 pub fn start(setup: Setup) -> Running {
     let files = ModelFiles::open(&demo()).unwrap();
-    let mut server = Server::new(setup.options, Arc::new(Here));
+    let cors = Cors::parse(setup.cors.iter().copied()).unwrap();
+    let mut server = Server::new(setup.options, Arc::new(Here)).with_cors(cors);
     if let Some(keys) = setup.keys {
         server = server.with_keys(Keys::parse(keys).unwrap());
     }
     for name in setup.names {
         let loaded = Loaded {
             name: (*name).to_owned(),
-            tokenizer: Tokenizer::load(&demo()).unwrap(),
+            tokenizer: tokenizer(setup.template),
             model: FastModel::load(&files, 1).unwrap(),
             draft: None,
             kv: "f16".into(),
@@ -84,6 +91,20 @@ pub fn start(setup: Setup) -> Running {
     let flag = Arc::clone(&stop);
     let thread = std::thread::spawn(move || server.run(listener, || flag.load(Ordering::Relaxed)));
     Running { address, turns, stop, thread: Some(thread) }
+}
+
+/// Tokenizer of `demo`, with another chat template if there is one.
+fn tokenizer(template: Option<&str>) -> Tokenizer {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let tokenizer = Tokenizer::load(&demo()).unwrap();
+    let Some(template) = template else { return tokenizer };
+    let name = format!("mantissa-serve-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let folder = std::env::temp_dir().join(name);
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(folder.join("chat_template.jinja"), template).unwrap();
+    let tokenizer = tokenizer.with_templates_of(&folder).unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
+    tokenizer
 }
 
 /// Starts a server with default settings.

@@ -2,12 +2,14 @@
 //!
 //! The template engine limits steps but not the bytes of the strings it builds: thirty steps can double a
 //! string to a gigabyte. A limit of the address space stops that. So `run --chat` starts this command with an
-//! empty environment; [`render`] is the caller's side.
+//! empty environment; [`render`] is the caller's side. With `--many` the process answers one request after another, each
+//! with its own limit of time, until its input ends: the server's [`Renderer`] keeps such processes.
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -42,7 +44,11 @@ const TOGETHER: usize = 16;
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa render-chat < request.json")]
-pub struct Args {}
+pub struct Args {
+    /// Answer requests until the input ends, each after its length in 4 bytes
+    #[arg(long, hide = true)]
+    many: bool,
+}
 
 #[derive(Serialize, Deserialize)]
 struct Request<'a> {
@@ -60,21 +66,67 @@ enum Reply {
 ///
 /// # Errors
 /// A malformed request, limits that cannot be set, standard output.
-pub fn run(_: &Args, _: &Context) -> Result<()> {
+pub fn run(args: &Args, _: &Context) -> Result<()> {
     limit(Resource::As, ADDRESS_SPACE)?;
-    limit(Resource::Cpu, SECONDS)?;
     limit(Resource::Core, 0)?;
+    if args.many {
+        while let Some(request) = read_frame(&mut io::stdin().lock(), MAX_REQUEST)? {
+            // From now on.
+            let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime).tv_sec;
+            limit_now(Resource::Cpu, u64::try_from(used).unwrap_or(0) + 1 + SECONDS)?;
+            let replies = answer(&request)?;
+            output::to_stdout(|out| write_frame(out, &replies))?;
+        }
+        return Ok(());
+    }
+    limit(Resource::Cpu, SECONDS)?;
     let mut request = Vec::new();
     io::stdin().lock().take(MAX_REQUEST).read_to_end(&mut request)?;
-    let request: Request<'_> = serde_json::from_slice(&request)
+    let replies = answer(&request)?;
+    output::to_stdout(|out| out.write_all(&replies))
+}
+
+/// Renders the conversations of a request.
+fn answer(request: &[u8]) -> Result<Vec<u8>> {
+    let request: Request<'_> = serde_json::from_slice(request)
         .map_err(|error| BadInput::new("standard input", error.to_string(), "{template, contexts}"))?;
     let reply = |context| match chat::render(&request.template, context) {
         Ok(text) => Reply::Text(text),
         Err(error) => Reply::Error(error.to_string()),
     };
     let replies: Vec<Reply> = request.contexts.iter().map(reply).collect();
-    let replies = serde_json::to_vec(&replies)?;
-    output::to_stdout(|out| out.write_all(&replies))
+    Ok(serde_json::to_vec(&replies)?)
+}
+
+/// Reads bytes after their length; `None` at the end of the input.
+fn read_frame(input: &mut impl Read, most: u64) -> io::Result<Option<Vec<u8>>> {
+    let mut length = [0; 4];
+    match input.read_exact(&mut length) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        read => read?,
+    }
+    let length = u64::from(u32::from_le_bytes(length));
+    if length > most {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    let mut bytes = Vec::new();
+    input.take(length).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 == length { Ok(Some(bytes)) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
+
+/// Writes bytes after their length.
+fn write_frame(out: &mut (impl Write + ?Sized), bytes: &[u8]) -> io::Result<()> {
+    let length = u32::try_from(bytes.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
+    out.write_all(&length.to_le_bytes())?;
+    out.write_all(bytes)?;
+    out.flush()
+}
+
+/// Sets the present limit of a resource of this process, up to the most that it may have.
+fn limit_now(resource: Resource, most: u64) -> io::Result<()> {
+    let maximum = rustix::process::getrlimit(resource).maximum;
+    let current = maximum.map_or(most, |given| given.min(most));
+    Ok(setrlimit(resource, Rlimit { current: Some(current), maximum })?)
 }
 
 /// Sets a resource limit of this process, unless it is already lower.
@@ -153,16 +205,16 @@ fn render_some(model: &Path, template: &str, contexts: &[Value]) -> Result<Vec<R
             failed(format!("expected a request of at most {}, got {found}", bytes(MAX_REQUEST))).into()
         );
     }
-    let mut child = spawn()?;
-    let reply = converse(&mut child, &request, || {});
+    let mut child = spawn(&[])?;
+    let reply = converse(&mut child, &request);
     let status = end(&mut child)?;
     replies(&reply, contexts.len()).ok_or_else(|| failed(exceeded(&status)).into())
 }
 
 /// Starts a process that waits for a request.
-fn spawn() -> io::Result<Child> {
+fn spawn(flags: &[&str]) -> io::Result<Child> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.arg("render-chat").env_clear();
+    command.arg("render-chat").args(flags).env_clear();
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     command.spawn()
 }
@@ -192,17 +244,62 @@ fn exceeded(status: &ExitStatus) -> String {
     )
 }
 
-/// Renders conversations one by one, each in a process that was started beforehand.
+/// Renders conversations in processes that are kept: starting one takes longer than most conversations do.
 #[derive(Debug)]
 pub struct Renderer {
     model: PathBuf,
-    ready: Mutex<Option<Child>>,
+    ready: Mutex<Vec<Kept>>,
+}
+
+/// A process that answers one request after another.
+#[derive(Debug)]
+struct Kept {
+    child: Child,
+    requests: Sender<Vec<u8>>,
+    replies: Receiver<Vec<u8>>,
+}
+
+impl Kept {
+    /// Starts a process, and a thread that speaks with it.
+    fn start() -> io::Result<Self> {
+        let mut child = spawn(&["--many"])?;
+        let (Some(mut input), Some(mut output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        };
+        let (requests, asked) = mpsc::channel::<Vec<u8>>();
+        let (answered, replies) = mpsc::channel();
+        // JSON escapes a byte of text into at most six.
+        let most = 6 * chat::MAX_OUTPUT as u64 + 1024;
+        let speak = move || {
+            for request in asked {
+                let reply = write_frame(&mut input, &request).and_then(|()| read_frame(&mut output, most));
+                let Ok(Some(reply)) = reply else { return };
+                if answered.send(reply).is_err() {
+                    return;
+                }
+            }
+        };
+        std::thread::Builder::new().name("render".into()).spawn(speak)?;
+        Ok(Kept { child, requests, replies })
+    }
+
+    /// Answers a request; `None` if the process has ended, or takes too long.
+    fn answer(&self, request: Vec<u8>) -> Option<Vec<u8>> {
+        self.requests.send(request).ok()?;
+        self.replies.recv_timeout(PATIENCE).ok()
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let _ = end(&mut self.child);
+    }
 }
 
 impl Renderer {
     /// Creates a renderer for the templates of `model`, a name for messages.
     pub fn new(model: &Path) -> Self {
-        Renderer { model: model.to_owned(), ready: Mutex::new(spawn().ok()) }
+        Renderer { model: model.to_owned(), ready: Mutex::new(Kept::start().into_iter().collect()) }
     }
 
     /// Renders `template` with the variables of `context`; a template that refuses them gives its message.
@@ -210,46 +307,35 @@ impl Renderer {
     /// # Errors
     /// As [`render_each`].
     pub fn render(&self, template: &str, context: &Value) -> Result<Result<String, String>> {
-        let ready = self.lock().take();
-        if let Some(mut child) = ready {
-            let request =
-                Request { template: template.into(), contexts: std::slice::from_ref(context).into() };
-            let request = serde_json::to_vec(&request)?;
-            // The next process starts while this one renders.
-            let reply = converse(&mut child, &request, || *self.lock() = spawn().ok());
-            end(&mut child)?;
-            if let Some(reply) = replies(&reply, 1).and_then(|replies| replies.into_iter().next()) {
-                return Ok(reply);
-            }
+        let request = Request { template: template.into(), contexts: std::slice::from_ref(context).into() };
+        let request = serde_json::to_vec(&request)?;
+        let ready = self.lock().pop();
+        let kept = ready.map_or_else(Kept::start, Ok);
+        if let Some(kept) = kept.ok().filter(|_| request.len() as u64 <= MAX_REQUEST)
+            && let Some(reply) = kept.answer(request)
+            && let Some(reply) = replies(&reply, 1).and_then(|replies| replies.into_iter().next())
+        {
+            self.lock().push(kept);
+            return Ok(reply);
         }
-        // The process may have ended while it waited: one of its own decides.
+        // A process of its own tells whether the template is at fault.
         let rendered = render_each(&self.model, template, std::slice::from_ref(context))?;
         Ok(rendered.into_iter().next().unwrap_or_else(|| Err("expected a text, got none".to_owned())))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Child>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Kept>> {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Renderer {
-    fn drop(&mut self) {
-        if let Some(mut child) = self.lock().take() {
-            let _ = end(&mut child);
-        }
-    }
-}
-
-/// Sends the request, calls `meanwhile`, and reads the answer within the time limit; an early end gives an empty or
-/// partial answer.
-fn converse(child: &mut Child, request: &[u8], meanwhile: impl FnOnce()) -> Vec<u8> {
+/// Sends the request and reads the answer within the time limit; an early end gives an empty or partial answer.
+fn converse(child: &mut Child, request: &[u8]) -> Vec<u8> {
     let (Some(mut input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
         return Vec::new();
     };
     // The process reads all input before it writes; a closed pipe shows as an empty answer.
     let _ = input.write_all(request);
     drop(input);
-    meanwhile();
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         let mut reply = Vec::new();
@@ -259,4 +345,23 @@ fn converse(child: &mut Child, request: &[u8], meanwhile: impl FnOnce()) -> Vec<
         let _ = sender.send(reply);
     });
     receiver.recv_timeout(PATIENCE).unwrap_or_default()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_have_their_length() {
+        let mut bytes = Vec::new();
+        write_frame(&mut bytes, b"one").unwrap();
+        write_frame(&mut bytes, b"").unwrap();
+        let mut input = bytes.as_slice();
+        assert_eq!(read_frame(&mut input, 10).unwrap().as_deref(), Some(&b"one"[..]));
+        assert_eq!(read_frame(&mut input, 10).unwrap().as_deref(), Some(&b""[..]));
+        assert_eq!(read_frame(&mut input, 10).unwrap(), None);
+        assert!(read_frame(&mut bytes.as_slice(), 2).is_err());
+        assert!(read_frame(&mut &bytes[..5], 10).is_err());
+    }
 }

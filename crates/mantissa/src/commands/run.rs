@@ -365,6 +365,7 @@ fn options(args: &Args, prompt: usize, limit: usize, context: &Context) -> Gener
         presence: args.presence_penalty,
         frequency: args.frequency_penalty,
         seed: context.seed,
+        ..Sampling::default()
     };
     let max_new_tokens = args.n.min(limit.saturating_sub(prompt).max(1));
     if prompt.saturating_add(args.n) > limit {

@@ -13,7 +13,7 @@ use anyhow::Result;
 use clap::builder::TypedValueParser;
 use mantissa_model::KvPolicy;
 use mantissa_runtime::Speculation;
-use mantissa_serve::{Keys, Limits, Options, Render, RenderError, Server, ShadowOptions};
+use mantissa_serve::{Cors, Keys, Limits, Options, Reasoning, Render, RenderError, Server, ShadowOptions};
 use mantissa_store::{Paths, TextFile};
 use serde::Serialize;
 use serde_json::Value;
@@ -60,6 +60,12 @@ pub struct Args {
     /// Serve any address without keys
     #[arg(long, help_heading = "Server", hide_short_help = true)]
     no_api_key: bool,
+    /// Let web pages of ORIGIN use the server
+    ///
+    /// SCHEME://HOST[:PORT], localhost (pages of this machine, any port) or * (any page). May be given several times. Without it
+    /// a browser keeps other pages out.
+    #[arg(long, value_name = "ORIGIN", value_parser = origin, help_heading = "Server")]
+    cors: Vec<String>,
     /// Seconds for requests to finish after SIGTERM
     ///
     /// Then the rest is cancelled.
@@ -123,6 +129,16 @@ pub struct Args {
     /// Most connections at once
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536), help_heading = "Limits", hide_short_help = true)]
     connections: u32,
+    /// Place of the thoughts of models that think
+    ///
+    /// A request's reasoning_format takes precedence.
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = ReasoningFormat::Auto, help_heading = "Models", hide_short_help = true)]
+    reasoning_format: ReasoningFormat,
+    /// Most tokens of a thought [default: any number]
+    ///
+    /// Then the mark that ends it is generated. A request's reasoning_budget takes precedence.
+    #[arg(long, value_name = "N", help_heading = "Limits", hide_short_help = true)]
+    reasoning_budget: Option<usize>,
     /// Quantize the KV cache, such as int8-head
     ///
     /// As run --kv.
@@ -138,6 +154,15 @@ pub struct Args {
     /// As run --speculate.
     #[arg(long, value_enum, value_name = "SOURCE", default_value_t = Speculate::Lookup, help_heading = "Speed")]
     speculate: Speculate,
+}
+
+/// Place of thoughts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum ReasoningFormat {
+    /// In reasoning_content, if the chat template has marks of thoughts
+    Auto,
+    /// In the text
+    None,
 }
 
 /// Model with the name that requests choose it by.
@@ -167,6 +192,12 @@ fn shadow(text: &str) -> Result<(String, f64), String> {
     let parsed =
         parsed.filter(|(name, share): &(String, f64)| !name.is_empty() && *share > 0.0 && *share <= 1.0);
     parsed.ok_or_else(|| "expected NAME=SHARE with a share greater than 0 and at most 1".to_owned())
+}
+
+/// Checks an origin.
+fn origin(text: &str) -> Result<String, String> {
+    let origins = Cors::parse([text]).map(|_| text.to_owned());
+    origins.map_err(|_| "expected SCHEME://HOST[:PORT], localhost or *".to_owned())
 }
 
 /// Result: what is served where.
@@ -247,6 +278,9 @@ fn server(
     if let Some(keys) = keys {
         server = server.with_keys(keys);
     }
+    if let Ok(cors) = Cors::parse(args.cors.iter().map(String::as_str)) {
+        server = server.with_cors(cors);
+    }
     if context.prints_notes() {
         server = server.with_log(|line| {
             // A failure to write to standard error cannot be reported anywhere.
@@ -273,7 +307,9 @@ fn options(args: &Args, context: usize) -> Options {
         time: Duration::from_secs(args.time_limit),
         ..Limits::default()
     };
-    Options { limits, queue: args.queue, drain: Duration::from_secs(args.drain) }
+    let separate = args.reasoning_format == ReasoningFormat::Auto;
+    let reasoning = Reasoning { separate, budget: args.reasoning_budget };
+    Options { limits, queue: args.queue, drain: Duration::from_secs(args.drain), reasoning }
 }
 
 /// Reads a key file.

@@ -71,7 +71,7 @@ const BLACKWELL: u32 = 100;
 const CT: &str = "compressed-tensors";
 
 /// Every candidate; of equally good ones the first is chosen.
-pub const CANDIDATES: [Candidate; 32] = [
+pub const CANDIDATES: [Candidate; 33] = [
     row("rtn-int8-g64-asym:minmax", "mlx", 8, 0.00003),
     row("rtn-int8-channel", CT, 8, 0.00005),
     row("rtn-int8-g128", "exl2", 8, 0.00005),
@@ -84,6 +84,7 @@ pub const CANDIDATES: [Candidate; 32] = [
     row("q5_k_m", "gguf", 5, 0.00130),
     row("rtn-int5-g64-asym:minmax", "mlx", 5, 0.00178),
     row("rtn-int5-g128", "exl2", 5, 0.00324),
+    native("scalesweep-gptaq-nvfp4", CT, 4, 0.00272, BLACKWELL),
     native("gptaq-nvfp4", CT, 4, 0.00305, BLACKWELL),
     row("gptaq-int4-g128-asym", CT, 4, 0.00399),
     row("q4_k_m", "gguf", 4, 0.00439),
