@@ -219,7 +219,11 @@ impl Checked {
     path = "/v1/compare",
     request_body = Sampling<CompareRequest>,
     responses(
-        (status = 200, description = "Events: the tokens of both answers, scores, the end", body = CompareEvent, content_type = "text/event-stream"),
+        (
+            status = 200,
+            description = "Events: the tokens of both answers, scores, the end; each is a CompareEvent",
+            content((String = "text/event-stream"))
+        ),
         super::openapi::Errors,
     )
 )]

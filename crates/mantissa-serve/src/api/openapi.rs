@@ -76,6 +76,7 @@ impl Modify for Key {
         status::slots,
         status::props,
     ),
+    components(schemas(ErrorBody, messages::MessagesErrorBody, compare::CompareEvent)),
     modifiers(&Key),
     security((), ("key" = []))
 )]

@@ -88,7 +88,7 @@ impl Constraint for ThoughtLimit {
     fn mask(&mut self, mask: &mut TokenMask) -> Result<(), ConstraintError> {
         match (self.place, &mut self.answer) {
             (Place::Closing(at), _) => {
-                self.close.get(at).into_iter().for_each(|token| mask.set(*token, true))
+                self.close.get(at).into_iter().for_each(|token| mask.set(*token, true));
             }
             (Place::Answer, Some(answer)) => answer.mask(mask)?,
             _ => mask.words_mut().fill(u32::MAX),
