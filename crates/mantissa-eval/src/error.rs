@@ -1,6 +1,6 @@
 //! Error type of evaluations.
 
-use mantissa_model::{ForwardError, LoadError};
+use mantissa_model::{ForwardError, GenerateError, LoadError, TokenizerError};
 use mantissa_store::ErrorClass;
 
 /// Error of an evaluation.
@@ -67,6 +67,42 @@ pub enum EvalError {
         /// Prompt length in tokens when decoding through the KV cache.
         prefill: Option<usize>,
     },
+    /// A choice of a task has no token of its own behind the prompt.
+    #[error(
+        "choice {choice}: expected at least one token behind the tokens of the prompt, got none for {text:?}; fix: add text to the prompt or the choice"
+    )]
+    Choice {
+        /// Index of the choice.
+        choice: usize,
+        /// Its text.
+        text: String,
+    },
+    /// An item of a task is longer than the model's context.
+    #[error(
+        "line {line}: expected at most {allowed} tokens (max_position_embeddings) with the answer, got {needed} tokens; fix: shorten the prompt, or max_tokens"
+    )]
+    ItemContext {
+        /// Line of the item.
+        line: usize,
+        /// Tokens of prompt and answer.
+        needed: usize,
+        /// Maximum context of the model in tokens.
+        allowed: usize,
+    },
+    /// An item of a task could not be run.
+    #[error("line {line}: {error}")]
+    Item {
+        /// Line of the item.
+        line: usize,
+        /// Cause.
+        error: Box<EvalError>,
+    },
+    /// A text could not be tokenized, or tokens not decoded.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// A continuation could not be generated.
+    #[error(transparent)]
+    Generate(#[from] GenerateError),
     /// The caller stopped the evaluation.
     #[error("evaluation: stopped before the last window")]
     Stopped,
@@ -77,6 +113,9 @@ impl EvalError {
     pub fn class(&self) -> ErrorClass {
         match self {
             EvalError::Load(error) => error.class(),
+            EvalError::Generate(error) => error.class(),
+            EvalError::Tokenizer(error) => error.class(),
+            EvalError::Item { error, .. } => error.class(),
             EvalError::Stopped => ErrorClass::Environment,
             _ => ErrorClass::Input,
         }

@@ -1,14 +1,13 @@
 //! Forward passes over evaluation windows and their summary statistics.
 
 use std::ops::ControlFlow;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use mantissa_kernels::{LogSumExp, kernels, map_reduce_fixed};
+use mantissa_kernels::{LogSumExp, kernels};
 use mantissa_model::{Batch, Buffers, Decoder, ForwardError, ModelConfig};
 use serde::Serialize;
 
 use crate::error::EvalError;
+use crate::parallel::each;
 use crate::pass::{Evaluated, ROWS, Runner};
 use crate::stats::{Estimate, Sum, estimate, percentile};
 use crate::tokens::Sequence;
@@ -141,39 +140,14 @@ pub fn evaluate_while(
     }
     check_sequences(model.config(), sequences)?;
     let longest = sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
-    // Workers keep their buffers between windows; at most one per thread is ever made.
-    let pool: Mutex<Vec<Worker<'_>>> = Mutex::new(Vec::new());
-    let (done, stopped) = (AtomicU64::new(0), AtomicBool::new(false));
-    let run = |range: std::ops::Range<usize>| {
-        let pooled = pool.lock().map_or(None, |mut p| p.pop());
-        let mut worker = match pooled {
-            Some(worker) => worker,
-            None => Worker::new(model, reference, longest, prefill)?,
-        };
-        let results: Result<Vec<_>, EvalError> = range
-            .map(|i| {
-                if stopped.load(Ordering::Relaxed) {
-                    return Err(EvalError::Stopped);
-                }
-                let result = worker.window(i, &sequences[i])?;
-                let tokens = sequences[i].tokens.len() as u64;
-                if progress(done.fetch_add(tokens, Ordering::Relaxed) + tokens).is_break() {
-                    stopped.store(true, Ordering::Relaxed);
-                    return Err(EvalError::Stopped);
-                }
-                Ok(result)
-            })
-            .collect();
-        if let Ok(mut pool) = pool.lock() {
-            pool.push(worker);
-        }
-        results
-    };
-    let windows = map_reduce_fixed(threads, sequences.len(), 1, run, Ok(Vec::new()), |all, part| {
-        let mut all: Vec<WindowResult> = all?;
-        all.extend(part?);
-        Ok::<_, EvalError>(all)
-    })?;
+    let windows = each(
+        threads,
+        sequences.len(),
+        || Worker::new(model, reference, longest, prefill),
+        |worker: &mut Worker<'_>, i| worker.window(i, &sequences[i]),
+        |i| sequences[i].tokens.len() as u64,
+        progress,
+    )?;
     let found = summary(windows, reference.is_some());
     match found.tokens {
         0 => Err(EvalError::Nothing { windows: sequences.len(), prefill }),

@@ -1,5 +1,5 @@
-//! Quality loss of a quantized model: perplexity, KL divergence and top-1 agreement, each with a standard
-//! error.
+//! Quality loss of a quantized model: perplexity, KL divergence, top-1 agreement and accuracy on [`tasks`], each with a
+//! standard error.
 //!
 //! Definitions: windows are independent; position `i` of a window predicts token `i + 1`; logits are f32,
 //! sums f64.
@@ -14,8 +14,10 @@
 mod diff;
 mod error;
 mod evaluate;
+mod parallel;
 mod pass;
 pub mod stats;
+pub mod tasks;
 mod tokens;
 pub mod verdict;
 

@@ -1,9 +1,12 @@
 //! Logits of a window: from one pass over all tokens, or from a prefill followed by decode steps through the
 //! KV cache.
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
-use mantissa_model::{Batch, Buffers, Decoder, ForwardError, Hidden, KvCache, LoadError, ModelConfig};
+use mantissa_kernels::kernels;
+use mantissa_model::{
+    Batch, Buffers, Decoder, Decoding, ForwardError, GenerateError, Hidden, KvCache, LoadError, ModelConfig,
+};
 use mantissa_runtime::{FastModel, Single};
 
 use crate::error::EvalError;
@@ -105,6 +108,64 @@ impl<'a> Runner<'a> {
         logits.try_reserve_exact(len).map_err(memory)?;
         logits.resize(len, 0.0);
         Ok(Runner { model, logits, vocabulary: config.vocab_size })
+    }
+
+    /// Allocates buffers for the items of a task: passes of up to `pass` tokens, sequences of up to `sequence`.
+    pub(crate) fn for_tasks(model: Evaluated<'a>, pass: usize, sequence: usize) -> Result<Self, EvalError> {
+        let mut runner = Runner::new(model, pass, None)?;
+        if let Engine::Fast { single, .. } = &mut runner.model {
+            **single = Single::new(single.model(), pass, sequence)?;
+        }
+        Ok(runner)
+    }
+
+    /// Continues `prompt` greedily by up to `new` tokens. `take` receives each token and can end the text; an end token
+    /// of the model ends it without being given.
+    pub(crate) fn greedy(
+        &mut self,
+        prompt: &[u32],
+        new: usize,
+        take: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<(), EvalError> {
+        let ends = match &self.model {
+            Engine::Reference { decoder, .. } => &decoder.config().eos_token_ids,
+            Engine::Fast { single, .. } => &single.model().config().eos_token_ids,
+        };
+        let Runner { model, logits, vocabulary } = self;
+        if prompt.is_empty() {
+            return Err(GenerateError::EmptyPrompt.into());
+        }
+        let mut next: Box<dyn FnMut(Option<u32>) -> Result<u32, GenerateError>> = match model {
+            Engine::Reference { decoder, .. } => {
+                let mut decoding = Decoding::begin(decoder, prompt, new)?;
+                Box::new(move |last| {
+                    last.map_or(Ok(()), |token| decoding.push(token))?;
+                    decoding.most_probable()
+                })
+            }
+            Engine::Fast { single, .. } => {
+                single.clear();
+                let (row, mut length) = (&mut logits[..*vocabulary], 0);
+                Box::new(move |last| {
+                    let token = last.map(|token| [token]);
+                    let input = token.as_ref().map_or(prompt, |token| &token[..]);
+                    single.extend(input)?;
+                    single.logits(input.len() - 1..input.len(), row)?;
+                    length += input.len();
+                    let none = ForwardError::NoLogits { position: length - 1 };
+                    Ok(kernels().argmax(row).ok_or(none)? as u32)
+                })
+            }
+        };
+        let mut last = None;
+        for _ in 0..new {
+            let token = next(last)?;
+            if ends.contains(&token) || take(token).is_break() {
+                break;
+            }
+            last = Some(token);
+        }
+        Ok(())
     }
 
     /// Starts a window.

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use mantissa_advise::AdviseError;
+use mantissa_eval::tasks::TaskError;
 use mantissa_eval::{DiffError, EvalError, TokenError};
 use mantissa_model::{GenerateError, LoadError};
 use mantissa_quant::QuantError;
@@ -153,6 +154,7 @@ fn library_class(error: &(dyn std::error::Error + 'static)) -> Option<ErrorClass
     let eval = || error.downcast_ref().map(EvalError::class);
     let diff = || error.downcast_ref().map(DiffError::class);
     let tokens = || error.downcast_ref().map(TokenError::class);
+    let task = || error.downcast_ref().map(TaskError::class);
     let train = || error.downcast_ref().map(TrainError::class);
     let data = || error.downcast_ref().map(DataError::class);
     let advise = || error.downcast_ref().map(AdviseError::class);
@@ -162,6 +164,7 @@ fn library_class(error: &(dyn std::error::Error + 'static)) -> Option<ErrorClass
         .or_else(eval)
         .or_else(diff)
         .or_else(tokens)
+        .or_else(task)
         .or_else(train)
         .or_else(data)
         .or_else(advise)

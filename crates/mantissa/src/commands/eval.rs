@@ -1,5 +1,7 @@
 //! `mantissa eval`: perplexity and quality loss with standard errors.
 
+mod tasks;
+
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -28,9 +30,9 @@ use crate::error::{BadInput, GateFailed};
 use crate::output::labelled;
 use crate::progress::Unit;
 
-/// Measure perplexity and, with --reference, KL and top-1 agreement
+/// Measure perplexity, KL, top-1 agreement, or accuracy on tasks
 ///
-/// NLL is the mean of -ln p over predicted tokens, in nats; KL is KL(reference || model) over the same
+/// KL and top-1 agreement need --reference. NLL is the mean of -ln p over predicted tokens, in nats; KL is KL(reference || model) over the same
 /// positions. Standard errors take windows (documents) as the independent unit; differences are paired per
 /// position.
 #[derive(clap::Args)]
@@ -42,7 +44,8 @@ use crate::progress::Unit;
   mantissa eval path/to/model --text stories.txt --split '<|endoftext|>' \\
       --docs 1..64 --json
   mantissa eval path/to/quantized --reference path/to/model \\
-      --tokens windows.json:eval --max-kl 0.05")]
+      --tokens windows.json:eval --max-kl 0.05
+  mantissa eval demo-int4 --reference demo --task cloze --task retrieval")]
 pub struct Args {
     /// Hugging Face folder, .gguf file, or demo
     ///
@@ -50,6 +53,8 @@ pub struct Args {
     model: ModelPath,
     #[command(flatten)]
     text: TextArgs,
+    #[command(flatten)]
+    tasks: tasks::TaskArgs,
     /// Model to compare with
     #[arg(long, value_name = "MODEL", help_heading = "Evaluation")]
     reference: Option<ModelPath>,
@@ -141,6 +146,7 @@ struct Report<'a> {
 pub fn paths(args: &Args, paths: &mut Paths) {
     args.model.paths(paths);
     args.text.paths(paths);
+    args.tasks.paths(paths);
     args.calibration.paths(paths);
     args.adapter.paths(paths);
     args.reference.iter().for_each(|model| model.paths(paths));
@@ -153,12 +159,24 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 /// # Errors
 /// Input that cannot be read or evaluated; [`GateFailed`] if a bound is exceeded.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
+    if args.tasks.given() {
+        return tasks::run(args, context);
+    }
     let sequences = args.text.sequences(&args.model, false, context)?;
     let none = || {
-        BadInput::new("eval", "neither", "--text or --tokens").with_fix("--text default, the built-in text")
+        BadInput::new("eval", "none of them", "--text, --tokens or --task")
+            .with_fix("--text default, the built-in text")
     };
     let sequences = sequences.ok_or_else(none)?;
-    let (model, reference, threads) = load(args, &sequences, context)?;
+    let mut used = Use::evaluation(&sequences, context.threads);
+    used.cached = args.prefill.is_some();
+    if args.logits.is_some() {
+        // Logits to write are held for a whole window, as numbers and as bytes.
+        used.logits = used.longest.saturating_mul(2);
+    }
+    let adapter = args.adapter.open()?;
+    used.adapter = adapter.as_ref();
+    let (model, reference, threads) = load(args, used, context)?;
     if let (Some(path), Loaded::Reference(model)) = (&args.logits, &model) {
         write_logits(&context.output(path)?, &model.decoder, &sequences)?;
     }
@@ -180,11 +198,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         reference: args.reference.as_ref().map(ModelPath::named),
         reference_format: quantized_reference(reference.as_ref(), context),
         comparison: &result.comparison,
-        kv: args
-            .kv
-            .as_ref()
-            .map(KvPolicy::to_string)
-            .or_else(|| model.files().kv_policy().map(str::to_owned)),
+        kv: kv_name(args, &model),
         prefill: args.prefill,
         kv_bytes_per_token: model.kv_bytes_per_token(),
         attention_operands: args.attention_operands.as_ref().map(AttentionOperands::to_string),
@@ -193,6 +207,12 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     };
     context.report(&report, |out| human(out, &report))?;
     gates(args, &result)
+}
+
+/// Returns the KV cache policy given, or that of the model.
+fn kv_name(args: &Args, model: &Loaded) -> Option<String> {
+    let given = args.kv.as_ref().map(KvPolicy::to_string);
+    given.or_else(|| model.files().kv_policy().map(str::to_owned))
 }
 
 /// Notes that the reference is quantized itself, and returns its format.
@@ -233,18 +253,11 @@ impl Loaded {
     }
 }
 
-/// Loads the model and, if given, the reference. Returns the number of threads that memory allows.
-fn load(args: &Args, sequences: &[Sequence], context: &Context) -> Result<(Loaded, Option<Model>, usize)> {
-    let mut used = Use::evaluation(sequences, context.threads);
-    let adapter = args.adapter.open()?;
-    used.adapter = adapter.as_ref();
+/// Loads the model and, if given, the reference, for the work that `used` describes. Returns the number of threads that
+/// memory allows.
+fn load<'a>(args: &'a Args, mut used: Use<'a>, context: &Context) -> Result<(Loaded, Option<Model>, usize)> {
     used.kv = args.kv.as_ref();
     used.calibration = Some(&args.calibration);
-    used.cached = args.prefill.is_some();
-    if args.logits.is_some() {
-        // Logits to write are held for a whole window, as numbers and as bytes.
-        used.logits = used.longest.saturating_mul(2);
-    }
     let both: Vec<&Path> = [Some(&*args.model), args.reference.as_deref()].into_iter().flatten().collect();
     let needs = |threads| running::bytes_of(&both, Use { threads, ..used });
     used.threads = adapt::fit_threads(used.threads, context, needs)?;

@@ -116,6 +116,11 @@ impl TextArgs {
         self.tokens.iter().for_each(|argument| paths.read(token_path(argument)));
     }
 
+    /// Returns the BOS policy.
+    pub fn bos(&self) -> Bos {
+        self.bos.unwrap_or(BosArg::Auto).into()
+    }
+
     /// Returns the separator of documents.
     pub fn split(&self) -> Option<&str> {
         self.split.as_deref()
@@ -182,7 +187,7 @@ impl TextArgs {
             docs: self.docs.as_deref().map(parse_docs).transpose()?,
             context: self.context.unwrap_or(if built_in { default_text::WINDOW.min(limit) } else { limit }),
             stride: self.stride,
-            bos: self.bos.unwrap_or(BosArg::Auto).into(),
+            bos: self.bos(),
         };
         let (tokenizer, limit) = (load_tokenizer(&files, context)?, self.limit.map(|limit| limit as usize));
         if built_in {

@@ -51,6 +51,7 @@ mod strict;
 mod support;
 mod synth;
 mod tables;
+mod tasks;
 mod token_files;
 mod train;
 mod train_autopsy;

@@ -1,0 +1,384 @@
+//! `mantissa eval --task`: accuracy on tasks with right and wrong answers.
+
+use std::io::{self, Write};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::Result;
+use mantissa_eval::tasks::{self, Answer, Encoded, Item, Score, TaskSummary};
+use mantissa_eval::{EvalError, Evaluated, ROWS};
+use mantissa_model::{Bos, Tokenizer};
+use mantissa_store::{Kind, Paths, write_file_atomic};
+use serde::Serialize;
+use serde_json::json;
+
+use super::super::model::load_tokenizer;
+use super::super::run::Engine;
+use super::super::running::Use;
+use super::super::text::{bound, read_text};
+use super::super::{model, render_chat};
+use super::{Args, kv_name, load, quantized_reference};
+use crate::context::Context;
+use crate::error::GateFailed;
+use crate::output::{Align, Table, labelled};
+use crate::progress::Unit;
+
+/// Options for tasks.
+#[derive(clap::Args)]
+pub struct TaskArgs {
+    /// Measure accuracy on a task; can be repeated
+    ///
+    /// FILE.jsonl, or a built-in task: cloze, retrieval, arithmetic, format. Each line is an item: {"prompt",
+    /// "choices", "answer"} takes the choice with the largest log-likelihood, {"prompt", "target"} generates greedily.
+    #[arg(
+        long,
+        value_name = "TASK",
+        group = "measured_on",
+        help_heading = "Evaluation",
+        conflicts_with_all = ["context", "stride", "split", "docs", "limit", "prefill", "per_window", "logits", "max_kl", "max_ppl_increase"]
+    )]
+    task: Vec<PathBuf>,
+    /// Use each prompt as a chat message of the user
+    ///
+    /// MODEL's chat template renders it.
+    #[arg(
+        long,
+        requires = "task",
+        conflicts_with = "bos",
+        help_heading = "Evaluation",
+        hide_short_help = true
+    )]
+    chat: bool,
+    /// Fail if the accuracy of a task falls by more, such as 0.02
+    ///
+    /// Against the reference. Exit code 1.
+    #[arg(long, value_name = "SHARE", value_parser = bound, requires_all = ["reference", "task"], help_heading = "Evaluation", hide_short_help = true)]
+    max_accuracy_drop: Option<f64>,
+    /// Write the answer to each item to this JSON Lines file
+    #[arg(long, value_name = "FILE", requires = "task", help_heading = "Output", hide_short_help = true)]
+    per_item: Option<PathBuf>,
+}
+
+/// Built-in tasks: name and text.
+const BUILT_IN: [(&str, &str); 4] = [
+    ("cloze", include_str!("../../../tasks/cloze.jsonl")),
+    ("retrieval", include_str!("../../../tasks/retrieval.jsonl")),
+    ("arithmetic", include_str!("../../../tasks/arithmetic.jsonl")),
+    ("format", include_str!("../../../tasks/format.jsonl")),
+];
+
+/// Returns the text of a built-in task.
+fn built_in(path: &Path) -> Option<&'static str> {
+    BUILT_IN.iter().find(|(name, _)| path.as_os_str() == *name).map(|(_, text)| *text)
+}
+
+impl TaskArgs {
+    /// True if a task is given.
+    pub fn given(&self) -> bool {
+        !self.task.is_empty()
+    }
+
+    /// Adds the files that are read and written.
+    pub fn paths(&self, paths: &mut Paths) {
+        self.task.iter().filter(|path| built_in(path).is_none()).for_each(|path| paths.read(path));
+        self.per_item.iter().for_each(|path| paths.write("--per-item", path, Kind::File));
+    }
+}
+
+/// Task that is ready to run.
+struct Task {
+    name: String,
+    items: Vec<Item>,
+    encoded: Vec<Encoded>,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    model: &'a Path,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    adapter: Option<&'a Path>,
+    convention: &'static str,
+    engine: Engine,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reference: Option<&'a Path>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reference_format: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv: Option<String>,
+    tasks: Vec<Done<'a>>,
+    seconds: f64,
+}
+
+/// Result of one task.
+#[derive(Serialize)]
+struct Done<'a> {
+    task: &'a str,
+    #[serde(flatten)]
+    summary: TaskSummary,
+}
+
+/// Runs the tasks.
+///
+/// # Errors
+/// A task or a model that cannot be read or run; [`GateFailed`] if an accuracy falls by more than allowed.
+pub fn run(args: &Args, context: &Context) -> Result<()> {
+    let tasks = context.reading_texts(|| read(args, context))?;
+    let (pass, longest) = tasks::longest(tasks.iter().flat_map(|task| &task.encoded));
+    let most = tasks.iter().map(|task| task.items.len()).max().unwrap_or(1);
+    let adapter = args.adapter.open()?;
+    let used = Use {
+        pass,
+        longest,
+        threads: context.threads.min(most),
+        cached: true,
+        logits: ROWS,
+        kv: None,
+        calibration: None,
+        adapter: adapter.as_ref(),
+    };
+    let (model, reference, threads) = load(args, used, context)?;
+    let compared = reference.as_ref().map(|reference| Evaluated::from(&reference.decoder));
+    if let Some(reference) = compared {
+        let (model, reference) = (model.evaluated().config().vocab_size, reference.config().vocab_size);
+        if model != reference {
+            return Err(EvalError::Vocabulary { model, reference }.into());
+        }
+    }
+    let start = std::time::Instant::now();
+    let tokenizer = load_tokenizer(model.files(), context)?;
+    let answers = answers(&tasks, (model.evaluated(), compared), &tokenizer, threads, context)?;
+    if let Some(path) = &args.tasks.per_item {
+        write_file_atomic(&context.output(path)?, per_item(&tasks, &answers).as_bytes())?;
+    }
+    let done = tasks.iter().zip(&answers).map(|(task, (model, reference))| Done {
+        task: &task.name,
+        summary: tasks::summary(&task.items, model, reference.as_deref()),
+    });
+    let report = Report {
+        model: args.model.named(),
+        adapter: args.adapter.named(),
+        convention: model.files().convention_name(),
+        engine: args.engine,
+        reference: args.reference.as_ref().map(super::ModelPath::named),
+        reference_format: quantized_reference(reference.as_ref(), context),
+        kv: kv_name(args, &model),
+        tasks: done.collect(),
+        seconds: start.elapsed().as_secs_f64(),
+    };
+    context.report(&report, |out| human(out, &report))?;
+    report.tasks.iter().for_each(|done| note_guessing(done, context));
+    gate(args, &report)
+}
+
+/// Notes a reference that does not answer better than by guessing.
+fn note_guessing(Done { task, summary }: &Done<'_>, context: &Context) {
+    let score = &summary.score;
+    let Some(compared) = &score.reference else { return };
+    // Standard error of guessing; generated text is never right by chance.
+    let noise = (score.chance * (1.0 - score.chance) / score.items as f64).sqrt();
+    if compared.accuracy <= score.chance + 2.0 * noise {
+        context.note(&format!(
+            "{task}: the reference answers no better than by guessing ({:.1} %, chance {:.1} %): this task cannot show a loss",
+            100.0 * compared.accuracy,
+            100.0 * score.chance
+        ));
+    }
+}
+
+/// Reads and tokenizes the tasks.
+fn read(args: &Args, context: &Context) -> Result<Vec<Task>> {
+    let mut read = Vec::with_capacity(args.tasks.task.len());
+    for path in &args.tasks.task {
+        let name = path.display().to_string();
+        let items = match built_in(path) {
+            Some(text) => tasks::items(&name, text)?,
+            None => tasks::items(&name, &read_text(path)?)?,
+        };
+        read.push((name, items));
+    }
+    let files = model::open_quietly(&args.model)?;
+    let tokenizer = load_tokenizer(&files, context)?;
+    let encode = |(name, items): (String, Vec<Item>)| {
+        let encoded = items.iter().map(|item| encoded(args, &name, item, &tokenizer));
+        Ok(Task { encoded: encoded.collect::<Result<_>>()?, name, items })
+    };
+    read.into_iter().map(encode).collect()
+}
+
+fn encoded(args: &Args, task: &str, item: &Item, tokenizer: &Tokenizer) -> Result<Encoded> {
+    let rendered = match args.tasks.chat {
+        true => Some(render_chat::conversation(&args.model, tokenizer, None, &item.prompt)?),
+        false => None,
+    };
+    // A chat template writes the special tokens itself.
+    let bos = if rendered.is_some() { Bos::Never } else { args.text.bos() };
+    let encoded = tasks::encode(item, rendered.as_deref(), tokenizer, bos);
+    encoded.map_err(|error| {
+        let error = EvalError::Item { line: item.line, error: Box::new(error) };
+        anyhow::Error::from(error).context(task.to_owned())
+    })
+}
+
+/// Answers of the model and of the reference to each task.
+type Answers = Vec<(Vec<Answer>, Option<Vec<Answer>>)>;
+
+fn answers(
+    tasks: &[Task],
+    (model, reference): (Evaluated<'_>, Option<Evaluated<'_>>),
+    tokenizer: &Tokenizer,
+    threads: usize,
+    context: &Context,
+) -> Result<Answers> {
+    let models = 1 + u64::from(reference.is_some());
+    let total = tasks.iter().map(|task| task.items.len() as u64 * models).sum();
+    let progress = context.progress(total, Unit::Items("items"));
+    let before = AtomicU64::new(0);
+    let told = |done| {
+        progress.set(before.load(Ordering::Relaxed) + done);
+        ControlFlow::Continue(())
+    };
+    let mut all = Vec::with_capacity(tasks.len());
+    for task in tasks {
+        let items: Vec<_> = task.items.iter().zip(&task.encoded).collect();
+        let run = |model| {
+            let answers = tasks::run(model, &items, tokenizer, threads, &told);
+            before.fetch_add(items.len() as u64, Ordering::Relaxed);
+            answers.map_err(|error| anyhow::Error::from(error).context(task.name.clone()))
+        };
+        all.push((run(model)?, reference.map(run).transpose()?));
+    }
+    progress.finish();
+    Ok(all)
+}
+
+/// One line for each item.
+fn per_item(tasks: &[Task], answers: &Answers) -> String {
+    let mut text = String::new();
+    for (task, (model, reference)) in tasks.iter().zip(answers) {
+        for (i, (item, answer)) in task.items.iter().zip(model).enumerate() {
+            let mut line = json!({ "task": task.name, "id": item.id, "line": item.line, "model": answer });
+            if let Some(group) = &item.group {
+                line["group"] = json!(group);
+            }
+            if let Some(reference) = reference.as_ref().and_then(|answers| answers.get(i)) {
+                line["reference"] = json!(reference);
+            }
+            text.push_str(&format!("{line}\n"));
+        }
+    }
+    text
+}
+
+/// Flipped answers that are printed for each task.
+const SHOWN: usize = 5;
+
+fn human(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
+    if let Some(adapter) = report.adapter {
+        labelled(out, "adapter", &adapter.display().to_string())?;
+    }
+    if let Some(kv) = &report.kv {
+        labelled(out, "KV cache", kv)?;
+    }
+    let mut columns = vec![
+        ("task", Align::Left),
+        ("items", Align::Right),
+        ("accuracy, %", Align::Right),
+        ("chance", Align::Right),
+        ("per character, %", Align::Right),
+    ];
+    if report.reference.is_some() {
+        columns.extend([
+            ("reference", Align::Right),
+            ("change, points", Align::Right),
+            ("gained", Align::Right),
+            ("lost", Align::Right),
+        ]);
+    }
+    let mut table = Table::new(columns).optional(["per character, %", "chance"]);
+    for Done { task, summary } in &report.tasks {
+        table.row(row(task, &summary.score));
+        for group in &summary.groups {
+            table.row(row(&format!("  {}", group.group), &group.score));
+        }
+    }
+    table.write(out)?;
+    for Done { task, summary } in &report.tasks {
+        for flip in summary.flips.iter().take(SHOWN) {
+            let way = if flip.gained { "now right" } else { "now wrong" };
+            writeln!(out, "{task} {}: {way}{}", flip.id, answered(&flip.reference, &flip.model))?;
+        }
+        let more = summary.flips.len().saturating_sub(SHOWN);
+        if more > 0 {
+            writeln!(out, "{task}: {more} more answers flipped (--per-item FILE has all)")?;
+        }
+    }
+    Ok(())
+}
+
+/// Describes both answers.
+fn answered(reference: &Answer, model: &Answer) -> String {
+    let of = |answer: &Answer| match (&answer.text, answer.chosen) {
+        (Some(text), _) => format!("{:?}", text.trim()),
+        (None, Some(chosen)) => format!("choice {}", chosen + 1),
+        (None, None) => String::new(),
+    };
+    format!(", {} after {} of the reference", of(model), of(reference))
+}
+
+fn row(name: &str, score: &Score) -> Vec<String> {
+    let percent = |share: f64| format!("{:.1}", 100.0 * share);
+    let with_se = |mean: f64, se: Option<f64>, sign: bool| {
+        let mean = if sign { format!("{:+.1}", 100.0 * mean) } else { percent(mean) };
+        se.map_or_else(|| mean.clone(), |se| format!("{mean} ± {}", percent(se)))
+    };
+    let mut cells = vec![
+        name.to_owned(),
+        score.items.to_string(),
+        with_se(score.accuracy, score.accuracy_se, false),
+        percent(score.chance),
+        score
+            .accuracy_norm
+            .map_or_else(|| "-".to_owned(), |norm| with_se(norm, score.accuracy_norm_se, false)),
+    ];
+    if let Some(compared) = &score.reference {
+        cells.extend([
+            percent(compared.accuracy),
+            with_se(compared.delta_accuracy, compared.delta_accuracy_se, true),
+            compared.gained.to_string(),
+            compared.lost.to_string(),
+        ]);
+    }
+    cells
+}
+
+fn gate(args: &Args, report: &Report<'_>) -> Result<()> {
+    let Some(most) = args.tasks.max_accuracy_drop else { return Ok(()) };
+    for Done { task, summary } in &report.tasks {
+        let Some(compared) = &summary.score.reference else { continue };
+        if super::exceeds(-compared.delta_accuracy, most) {
+            let drop = -compared.delta_accuracy;
+            let found = format!("{task}: accuracy: expected a drop of at most {most}, got {drop:.4}");
+            return Err(GateFailed::new(found).into());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn built_in_tasks_are_sound() {
+        for (name, text) in BUILT_IN {
+            let items = tasks::items(name, text).unwrap();
+            assert!(items.len() >= 100, "{name}");
+            let ids: std::collections::BTreeSet<_> = items.iter().map(|item| &item.id).collect();
+            assert_eq!(ids.len(), items.len(), "{name}: each item has its own name");
+            assert!(items.iter().all(|item| item.group.is_some()), "{name}");
+        }
+        assert!(built_in(Path::new("cloze")).is_some() && built_in(Path::new("cloze.jsonl")).is_none());
+    }
+}
