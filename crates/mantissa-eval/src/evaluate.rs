@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use mantissa_kernels::{LogSumExp, kernels};
 use mantissa_model::{Batch, Buffers, Decoder, ForwardError, ModelConfig};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::EvalError;
 use crate::parallel::each;
@@ -27,6 +27,8 @@ pub struct WindowResult {
     pub top1: Sum,
     /// KL divergence per position, nats.
     pub kl_positions: Vec<f32>,
+    /// Tokens before the first predicted token.
+    pub before: usize,
 }
 
 /// Comparison of a model with its reference.
@@ -44,6 +46,10 @@ pub struct Comparison {
     pub kl_p99: f32,
     /// Largest KL over positions, nats.
     pub kl_max: f32,
+    /// Percentiles of KL over positions, nats: the share in percent and the value.
+    pub kl_percentiles: Vec<Percentile>,
+    /// Mean KL by the length of the context before the predicted token.
+    pub kl_by_context: Vec<ContextKl>,
     /// Share of positions where both models have the same argmax (top-1 agreement).
     pub top1: f64,
     /// Standard error of `top1`.
@@ -53,6 +59,34 @@ pub struct Comparison {
     /// Paired standard error of `delta_nll`.
     pub delta_nll_se: f64,
 }
+
+/// A percentile of the KL divergence over positions.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Percentile {
+    /// Share of positions, percent.
+    pub percent: f64,
+    /// KL that they do not exceed, nats.
+    pub kl: f32,
+}
+
+/// Mean KL of the tokens whose context has `from` to `to` tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ContextKl {
+    /// Least number of tokens before the predicted one.
+    pub from: usize,
+    /// Largest number.
+    pub to: usize,
+    /// Number of predicted tokens.
+    pub tokens: u64,
+    /// Mean KL(reference ‖ model), nats/token.
+    pub kl: f64,
+    /// Standard error of `kl`, with the window as the independent unit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kl_se: Option<f64>,
+}
+
+/// Percentiles of the KL that a comparison lists.
+const PERCENTS: [f64; 6] = [50.0, 90.0, 95.0, 99.0, 99.9, 100.0];
 
 /// Result of an evaluation.
 #[derive(Clone, Debug, PartialEq)]
@@ -195,12 +229,40 @@ impl Comparison {
             kl_median: percentile(&sorted, 0.5),
             kl_p99: percentile(&sorted, 0.99),
             kl_max: percentile(&sorted, 1.0),
+            kl_percentiles: PERCENTS
+                .map(|percent| Percentile { percent, kl: percentile(&sorted, percent / 100.0) })
+                .to_vec(),
+            kl_by_context: by_context(windows),
             top1: top1.mean,
             top1_se: top1.se,
             delta_nll: delta.mean,
             delta_nll_se: delta.se,
         }
     }
+}
+
+/// Averages the KL over positions by the length of their context, in intervals that double.
+fn by_context(windows: &[WindowResult]) -> Vec<ContextKl> {
+    let end = |w: &WindowResult| w.before + w.kl_positions.len();
+    let longest = windows.iter().map(end).max().unwrap_or(0);
+    let starts =
+        std::iter::successors(Some(1usize), |start| start.checked_mul(2)).take_while(|&s| s < longest);
+    let interval = |from: usize| {
+        let to = (2 * from - 1).min(longest - 1);
+        let sums = windows.iter().map(|w| {
+            let mut sum = Sum::default();
+            let kl = w.kl_positions.iter().enumerate();
+            let within = kl.filter(|(i, _)| (from..=to).contains(&(w.before + i)));
+            within.for_each(|(_, &kl)| sum.add(kl.into()));
+            sum
+        });
+        let sums: Vec<Sum> = sums.filter(|sum| sum.count > 0).collect();
+        let Estimate { mean, se } = estimate(&sums);
+        let tokens = sums.iter().map(|sum| sum.count).sum();
+        let kl_se = Some(se).filter(|se| se.is_finite());
+        (tokens > 0).then_some(ContextKl { from, to, tokens, kl: mean, kl_se })
+    };
+    starts.filter_map(interval).collect()
 }
 
 /// Buffers of one thread.
@@ -226,6 +288,7 @@ impl<'a> Worker<'a> {
         let mut result = WindowResult::default();
         let Sequence { tokens, from } = sequence;
         let from = *from.max(&self.prefill);
+        result.before = from;
         if tokens.len() <= from {
             return Ok(result);
         }

@@ -24,8 +24,8 @@ pub mod verdict;
 pub use diff::{Candidate, Continuation, Diff, DiffError, Difference, diff};
 pub use error::EvalError;
 pub use evaluate::{
-    Comparison, Evaluation, WindowResult, check_sequences, compare, divergence, evaluate, evaluate_while,
-    logits,
+    Comparison, ContextKl, Evaluation, Percentile, WindowResult, check_sequences, compare, divergence,
+    evaluate, evaluate_while, logits,
 };
 pub use pass::{Evaluated, ROWS};
 pub use tokens::{

@@ -64,7 +64,7 @@ pub use judge::{Judgement, Output, Windows};
 pub use plan::{Check, Job, Options, Plan, PlannedLinear, TableSize};
 pub use progress::Progress;
 pub use quality::figures::Evaluation;
-pub use quality::{Digests, Figures, QUALITY_NAME, Quality, TokenSet, quality_path};
+pub use quality::{Digests, Figures, QUALITY_NAME, Quality, Rebuild, TokenSet, quality_path, signature_path};
 pub use recipe::{Recipe, RecipeError};
 pub use report::LayerReport;
 pub use share::{Kept, SchemeShare, Share};

@@ -25,6 +25,7 @@ use crate::gguf::layout::Layout;
 use crate::importance::Importance;
 use crate::input_scales::Observer;
 use crate::jobs::convert::rewritten::Dense;
+use crate::quality::Rebuild;
 use crate::quality::figures::Evaluation;
 use crate::recipe::{Part, Recipe};
 
@@ -66,6 +67,8 @@ pub struct Options {
     pub scales: Option<Arc<BTreeMap<String, Vec<f32>>>>,
     /// Bytes of calibration states that are kept in memory; more states go to a temporary file.
     pub states_in_memory: u64,
+    /// Command to record in `quality.json`.
+    pub rebuild: Option<Rebuild>,
 }
 
 impl Default for Options {
@@ -83,6 +86,7 @@ impl Default for Options {
             importance: None,
             scales: None,
             states_in_memory: IN_MEMORY,
+            rebuild: None,
         }
     }
 }
@@ -172,6 +176,11 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Sets the command to record in `quality.json`.
+    pub fn record(&mut self, rebuild: Rebuild) {
+        self.options.rebuild = Some(rebuild);
+    }
+
     /// Creates a plan that has no tensors, notes or uses yet.
     pub(crate) fn begun(
         job: Job,

@@ -12,7 +12,7 @@ pub(crate) mod table_cost;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use mantissa_eval::Sequence;
+use mantissa_eval::{ContextKl, Percentile, Sequence};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Dtype, Error, FileDigest, TensorMeta, companion_path, json};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -110,6 +110,23 @@ pub struct Quality {
     pub tables: Vec<LayerReport>,
     /// All other tensors.
     pub tensors: Vec<TensorReport>,
+    /// Command that makes the same weights again; `None` in files of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rebuild: Option<Rebuild>,
+}
+
+/// Command line that makes the same weights again, without the places of source and output.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rebuild {
+    /// Name of the command.
+    pub command: String,
+    /// Options that decide the bytes, each `--name` or `--name=value`; files by their names without folders.
+    pub arguments: Vec<String>,
+    /// Seed of all random numbers.
+    pub seed: u64,
+    /// Text of the recipe file, if the recipe was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recipe: Option<String>,
 }
 
 /// Digests of source, recipe and output.
@@ -171,6 +188,15 @@ pub struct Figures {
     pub kl_se: f64,
     /// 99th percentile of KL over positions.
     pub kl_p99: f32,
+    /// Percentiles of KL over positions; empty in files of older versions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kl_percentiles: Vec<Percentile>,
+    /// Mean KL by the length of the context; empty in files of older versions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kl_by_context: Vec<ContextKl>,
+    /// Size of the loss in one word ([`mantissa_eval::verdict`]); `None` in files of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<String>,
     /// Top-1 agreement: share of positions at which both predict the same token.
     pub top1: f64,
     /// Standard error of `top1`.
@@ -248,20 +274,29 @@ impl Quality {
     /// [`mantissa_store::Error`] if the file cannot be read, is malformed or has another version.
     pub fn read(artifact: &Path) -> Result<Option<Self>, Error> {
         let path = quality_path(artifact);
-        if !path.exists() {
-            return Ok(None);
-        }
-        let value = json::read_strict(&path, MAX_BYTES, QUALITY_NAME)?;
+        if path.exists() { Self::read_file(&path).map(Some) } else { Ok(None) }
+    }
+
+    /// Reads `path`, or the file of the artifact `path`.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read), and if there is none.
+    pub fn read_at(path: &Path) -> Result<Self, Error> {
+        let itself = path.is_file() && path.extension().is_some_and(|extension| extension == "json");
+        if itself { Self::read_file(path) } else { Self::read_file(&quality_path(path)) }
+    }
+
+    fn read_file(path: &Path) -> Result<Self, Error> {
+        let value = json::read_strict(path, MAX_BYTES, QUALITY_NAME)?;
         let version = value.get("version").and_then(serde_json::Value::as_u64);
         if version != Some(VERSION.into()) {
             let got = version.map_or_else(|| "no number".to_owned(), |v| v.to_string());
             let hint = "it was written by another version of mantissa";
-            return Err(Error::field(&path, "version", got, VERSION.to_string(), hint));
+            return Err(Error::field(path, "version", got, VERSION.to_string(), hint));
         }
-        let quality = serde_json::from_value(value);
-        Ok(Some(quality.map_err(|e| {
-            Error::field(&path, "layout", e.to_string(), "the fields of docs/reference/json.md", "")
-        })?))
+        serde_json::from_value(value).map_err(|e| {
+            Error::field(path, "layout", e.to_string(), "the fields of docs/reference/json.md", "")
+        })
     }
 
     /// Returns the contents of the file.
@@ -273,6 +308,16 @@ impl Quality {
         };
         Ok(serde_json::to_string_pretty(self).map_err(fault)? + "\n")
     }
+}
+
+/// Ending that the name of a signature adds to that of the signed file, as minisign names it.
+pub const SIGNATURE_ENDING: &str = ".minisig";
+
+/// Returns the path of the signature of the `quality.json` of the model folder or single file `artifact`.
+pub fn signature_path(artifact: &Path) -> PathBuf {
+    let mut path = quality_path(artifact).into_os_string();
+    path.push(SIGNATURE_ENDING);
+    path.into()
 }
 
 /// Returns the path of the `quality.json` of the model folder or single file `artifact`.

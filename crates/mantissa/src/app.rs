@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use mantissa_plan::contract::Server;
+use mantissa_quant::Rebuild;
 
 use crate::commands::{self, Command};
 use crate::context::{Common, Context};
@@ -59,12 +60,14 @@ fn guarded(work: impl FnOnce() -> Exit) -> Exit {
 
 fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
     let arguments = help::without_subcommand(arguments.collect());
-    let (cli, aliases) = match parse(&arguments) {
+    let (cli, aliases, job) = match parse(&arguments) {
         Ok(parsed) => parsed,
         Err(error) => return usage(&error, &arguments),
     };
     let paths = commands::paths(&cli.command);
-    let context = paths.and_then(|paths| Context::new(cli.common, paths, &job_text(&arguments)));
+    let job = commands::recorded(&cli.command).map(|recorded| recorded.unwrap_or(job));
+    let context =
+        paths.and_then(|paths| Ok(Context::new(cli.common, paths, &job_text(&arguments))?.for_job(job?)));
     let result = context.and_then(|context| {
         aliases.iter().for_each(|alias| context.note(alias));
         interrupt::watch()?;
@@ -85,9 +88,10 @@ fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
     }
 }
 
-/// Parses the command line; returns the notes on engines named by an alias as well.
-fn parse(arguments: &[OsString]) -> Result<(Cli, Vec<String>), clap::Error> {
-    let mut matches = command().try_get_matches_from(arguments)?;
+/// Parses the command line; returns the notes on engines named by an alias as well, and the record of the command.
+fn parse(arguments: &[OsString]) -> Result<(Cli, Vec<String>, Rebuild), clap::Error> {
+    let program = command();
+    let mut matches = program.clone().try_get_matches_from(arguments)?;
     let typed = matches.subcommand().and_then(|(_, sub)| sub.try_get_raw("targets").ok().flatten());
     let aliases = typed.into_iter().flatten().filter_map(|typed| {
         let name = typed.to_str()?.split(':').next()?;
@@ -95,7 +99,9 @@ fn parse(arguments: &[OsString]) -> Result<(Cli, Vec<String>), clap::Error> {
         Some(format!("--for {name}: stands for {}", server.name()))
     });
     let aliases = aliases.collect();
-    Ok((Cli::from_arg_matches_mut(&mut matches)?, aliases))
+    let seed = matches.get_one("seed").copied().unwrap_or_default();
+    let job = commands::record(&program, &matches, seed);
+    Ok((Cli::from_arg_matches_mut(&mut matches)?, aliases, job))
 }
 
 /// Returns the arguments that affect the output, and the working folder. Together with the inputs they identify a

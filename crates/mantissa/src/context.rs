@@ -2,11 +2,12 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::Result;
 use clap::Args;
 use mantissa_eval::TokenError;
+use mantissa_quant::Rebuild;
 use mantissa_store::{Kind, Output, Paths, Permits};
 use serde::Serialize;
 
@@ -67,6 +68,10 @@ pub struct Context {
     pub seed: u64,
     /// Memory ceiling in bytes.
     pub memory: Option<u64>,
+    /// Command line to record with an output.
+    pub job: Rebuild,
+    /// True while a command runs within another, which reports.
+    silent: AtomicBool,
     quiet: bool,
     strict: bool,
     json: Json,
@@ -106,7 +111,36 @@ impl Context {
         let permits = paths.check(job, common.overwrite)?;
         let threads = common.threads.map_or_else(mantissa_kernels::available_threads, usize::from);
         let Common { quiet, seed, memory, strict, .. } = common;
-        Ok(Context { threads, seed, memory, quiet, strict, json, permits, texts: AtomicU64::new(0) })
+        Ok(Context {
+            threads,
+            seed,
+            memory,
+            job: Rebuild::default(),
+            silent: AtomicBool::new(false),
+            quiet,
+            strict,
+            json,
+            permits,
+            texts: AtomicU64::new(0),
+        })
+    }
+
+    /// Sets the command line to record, and its seed.
+    pub(crate) fn for_job(mut self, job: Rebuild) -> Self {
+        self.seed = job.seed;
+        self.job = job;
+        self
+    }
+
+    /// Runs a command without its report.
+    ///
+    /// # Errors
+    /// Those of `run`.
+    pub fn without_report<T>(&self, run: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.silent.store(true, Ordering::Relaxed);
+        let result = run();
+        self.silent.store(false, Ordering::Relaxed);
+        result
     }
 
     /// Returns the output at `path`, one of the paths that the command declared.
@@ -194,6 +228,9 @@ impl Context {
         json: &T,
         human: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> Result<()> {
+        if self.silent.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         let text = || serde_json::to_string_pretty(json).map(|text| text + "\n");
         if let Json::File(path) = &self.json {
             mantissa_store::write_file_atomic(&self.output(path)?, text()?.as_bytes())?;

@@ -79,6 +79,7 @@ impl Quality {
             layers,
             tables,
             tensors,
+            rebuild: plan.options.rebuild.clone(),
         }
     }
 }

@@ -174,6 +174,7 @@ impl Recalibration {
         let index = self.write_configs(source, &mut staging)?;
         // Weights and their errors are unchanged; figures measured with the old scales no longer hold.
         let mut quality = Quality::read(source.dir())?.map(|old| Quality {
+            rebuild: None,
             calibration: Some(set.identity()),
             held_out: None,
             coverage: None,

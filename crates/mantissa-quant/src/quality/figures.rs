@@ -2,7 +2,8 @@
 
 use std::ops::ControlFlow;
 
-use mantissa_eval::{Sequence, check_sequences, compare, evaluate_while};
+use mantissa_eval::verdict::Verdict;
+use mantissa_eval::{Comparison, Sequence, check_sequences, compare, evaluate_while};
 use mantissa_kernels::kernels;
 use mantissa_model::{Decoder, LoadError, ModelConfig, SourceView, WeightSource};
 use mantissa_store::Dtype;
@@ -93,6 +94,9 @@ impl Figures {
             kl: c.kl.max(0.0),
             kl_se: c.kl_se,
             kl_p99: c.kl_p99,
+            verdict: Some(verdict((c.kl, c.kl_se), floor.as_ref())),
+            kl_percentiles: c.kl_percentiles,
+            kl_by_context: c.kl_by_context,
             top1: c.top1,
             top1_se: c.top1_se,
             delta_nll: c.delta_nll,
@@ -144,6 +148,11 @@ impl Figures {
             figure("noise_floor_kl_se", self.noise_floor_kl_se, se(self.noise_floor_kl_se)),
         ]
     }
+}
+
+/// Judges a mean KL and its standard error against the noise floor.
+fn verdict(kl: (f64, f64), floor: Option<&Comparison>) -> String {
+    Verdict::new(kl, floor.map_or((0.0, 0.0), |floor| (floor.kl.max(0.0), floor.kl_se))).word().to_owned()
 }
 
 /// True if every tensor that the model uses is stored in bf16, so that rounding to bf16 changes nothing.

@@ -7,7 +7,7 @@ use mantissa_store::{Manifest, Mismatch, interrupted_publication, manifest_path,
 
 use super::verification::Verification;
 use crate::error::Result;
-use crate::quality::{QUALITY_NAME, quality_path};
+use crate::quality::{QUALITY_NAME, SIGNATURE_ENDING, quality_path};
 
 /// Compares the files with the manifest, if there is one, and returns it.
 ///
@@ -33,6 +33,8 @@ pub(super) fn check_manifest(artifact: &Path, found: &mut Verification) -> Resul
     for mismatch in mismatches {
         match &mismatch {
             // Files that tools leave behind: .gitattributes, .cache of a download.
+            // A signature is made after the manifest, and vouches for itself.
+            Mismatch::Unlisted { file } if *file == format!("{QUALITY_NAME}{SIGNATURE_ENDING}") => {}
             Mismatch::Unlisted { file } if file.split('/').any(|part| part.starts_with('.')) => {
                 found.notes.push(mismatch.to_string());
             }

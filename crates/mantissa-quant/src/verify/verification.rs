@@ -23,6 +23,9 @@ pub struct Verification {
     pub max_logit_difference: Option<f32>,
     /// Recorded figures, measured again.
     pub figures: Option<Figures>,
+    /// Trusted comment of the signature of `quality.json`, if it was checked and is valid.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub signed: Option<String>,
     /// Faults.
     pub faults: Vec<String>,
     /// Notes on checks left out, with the reason.

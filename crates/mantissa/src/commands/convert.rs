@@ -16,6 +16,7 @@ use super::destination::Destination;
 use super::model::{self, ModelPath};
 use super::outcome::{MeasureArgs, carry_out, human_figures, layer_table, linear_bits};
 use super::parse::{container, scheme};
+use super::rebuild;
 use crate::context::Context;
 use crate::output::{bytes, labelled};
 
@@ -119,6 +120,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         threads: context.threads,
         max_shard_bytes: args.max_shard_size.unwrap_or(DEFAULT_SHARD_BYTES),
         max_gguf_bytes: args.max_shard_size,
+        rebuild: Some(rebuild::with(context.job.clone(), &format!("--format={}", args.format.name()))),
         ..Options::default()
     };
     let changes = Changes { requantize: args.requantize.as_ref(), drop_inputs: args.drop_inputs };

@@ -28,6 +28,7 @@ use super::lint;
 use super::model::{self, ModelPath};
 use super::outcome::{MeasureArgs, carry_out, human_figures, left_by_another, linear_bits, worst};
 use super::parse::{container, scheme};
+use super::rebuild;
 use crate::context::Context;
 use crate::error::{BadInput, Exit, exit_of};
 use crate::interrupt;
@@ -118,6 +119,9 @@ fn budget(text: &str) -> Result<Budget, String> {
         None => crate::output::parse_bytes(text).map(Budget::Bytes).map_err(|_| wrong()),
     }
 }
+
+/// Name of the recipe found.
+const RECIPE: &str = "fit.toml";
 
 /// Unit with its KL under each scheme.
 #[derive(Serialize)]
@@ -283,7 +287,8 @@ fn write(
     if let Some(path) = &args.save_recipe {
         write_file_atomic(&context.output(path)?, text.as_bytes())?;
     }
-    let mut plan = plan(Recipe::from_toml("fit.toml", &text)?)?;
+    let mut plan = plan(Recipe::from_toml(RECIPE, &text)?)?;
+    plan.record(rebuild::of_recipe(context, (RECIPE, text), plan.container));
     lint::check_plan(&plan, source, &args.targets, context)?;
     plan.evaluation = Some(args.measure.evaluation_on(source, " (held-out windows)", rest)?);
     context.warn_all(&plan.notes)?;

@@ -30,6 +30,7 @@ mod model;
 mod outcome;
 mod parse;
 mod quantize;
+mod rebuild;
 mod recalibrate;
 mod recipes;
 mod render_chat;
@@ -38,6 +39,7 @@ mod run;
 mod running;
 mod schemes;
 mod serve;
+mod signature;
 mod synth;
 mod tables;
 mod text;
@@ -48,9 +50,11 @@ mod verify;
 use anyhow::Result;
 use clap::Subcommand;
 
+use mantissa_quant::Rebuild;
 use mantissa_store::Paths;
 
 pub use self::outcome::left_by_another;
+pub use self::rebuild::record;
 use crate::context::Context;
 use crate::memory::PROCESS;
 
@@ -69,6 +73,7 @@ pub enum Command {
     Bench(bench::Args),
     Verify(verify::Args),
     Convert(convert::Args),
+    Rebuild(Box<rebuild::Args>),
     Recalibrate(Box<recalibrate::Args>),
     Lint(lint::Args),
     Doctor(doctor::Args),
@@ -93,7 +98,12 @@ pub enum Command {
 /// Arguments or settings that do not determine them.
 pub fn paths(command: &Command) -> Result<Paths> {
     let mut paths = Paths::default();
-    let p = &mut paths;
+    add_paths(command, &mut paths)?;
+    Ok(paths)
+}
+
+/// Adds the paths that `command` reads and writes.
+fn add_paths(command: &Command, p: &mut Paths) -> Result<()> {
     match command {
         Command::Demo(args) => demo::paths(args, p),
         Command::Inspect(args) => inspect::paths(args, p),
@@ -107,6 +117,7 @@ pub fn paths(command: &Command) -> Result<Paths> {
         Command::Bench(args) => bench::paths(args, p),
         Command::Verify(args) => verify::paths(args, p),
         Command::Convert(args) => convert::paths(args, p)?,
+        Command::Rebuild(args) => rebuild::paths(args, p)?,
         Command::Recalibrate(args) => recalibrate::paths(args, p),
         Command::Lint(args) => lint::paths(args, p),
         Command::Doctor(args) => doctor::paths(args, p),
@@ -122,7 +133,18 @@ pub fn paths(command: &Command) -> Result<Paths> {
         | Command::Man(_)
         | Command::RenderChat(_) => {}
     }
-    Ok(paths)
+    Ok(())
+}
+
+/// Returns the command line that `command` replays, if it replays one.
+///
+/// # Errors
+/// As [`paths`].
+pub fn recorded(command: &Command) -> Result<Option<Rebuild>> {
+    match command {
+        Command::Rebuild(args) => Ok(Some(rebuild::replayed(args)?)),
+        _ => Ok(None),
+    }
 }
 
 /// Runs `command` of the program that `program` describes.
@@ -147,6 +169,7 @@ pub fn run(command: Command, program: fn() -> clap::Command, context: &Context) 
         Command::Bench(args) => bench::run(&args, context),
         Command::Verify(args) => verify::run(&args, context),
         Command::Convert(args) => convert::run(&args, context),
+        Command::Rebuild(args) => rebuild::run(&args, program, context),
         Command::Recalibrate(args) => recalibrate::run(&args, context),
         Command::Lint(args) => lint::run(&args, context),
         Command::Doctor(args) => doctor::run(&args, context),

@@ -42,7 +42,8 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
     args.calibration.paths(paths);
     args.measure.paths(paths);
     [&args.imatrix, &args.traffic].into_iter().flatten().for_each(|path| paths.read(path));
-    args.recipe.iter().filter(|recipe| Recipe::is_file(recipe)).for_each(|recipe| paths.read(recipe));
+    let file = args.recipe.iter().filter(|recipe| Recipe::is_file(recipe) && args.recipe_text.is_none());
+    file.for_each(|recipe| paths.read(recipe));
     if !args.dry_run {
         let source = args.recipe.is_none().then(|| model::open_quietly(&args.model)).transpose()?;
         let request = Request::of(args, source.as_ref())?;
@@ -152,6 +153,7 @@ fn options(args: &Args, request: &Request, source: &ModelFiles, context: &Contex
         },
         route_all_experts: args.route_all_experts,
         importance: args.imatrix.as_deref().map(Importance::read).transpose()?,
+        rebuild: Some(request.rebuild(args, context)?),
         ..Options::default()
     })
 }

@@ -9,6 +9,7 @@ use mantissa_quant::verify::{Against, Verification, verify_against, verify_bytes
 
 use super::model::{self, ModelPath};
 use super::running::{self, Use};
+use super::signature;
 use super::text::TextArgs;
 use crate::context::Context;
 use crate::error::GateFailed;
@@ -29,6 +30,7 @@ use mantissa_store::Paths;
 #[command(after_help = "EXAMPLES
   mantissa verify demo-int4 --reference demo
   mantissa verify path/to/quantized --strict
+  mantissa verify path/to/quantized --key minisign.pub
   mantissa verify path/to/quantized --reference path/to/model \\
       --text story.txt --json
   mantissa verify path/to/model-q4_0.gguf --reference path/to/model")]
@@ -38,6 +40,12 @@ pub struct Args {
     /// Unquantized source model
     #[arg(long, value_name = "SOURCE")]
     reference: Option<ModelPath>,
+    /// Public key that must have signed quality.json
+    ///
+    /// A file of minisign, or the key in base64. The signature is quality.json.minisig, as `minisign -Sm quality.json`
+    /// makes it. Exit code 1 without a valid one.
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
     #[command(flatten)]
     text: TextArgs,
 }
@@ -46,6 +54,7 @@ pub struct Args {
 pub fn paths(args: &Args, paths: &mut Paths) {
     args.model.paths(paths);
     args.text.paths(paths);
+    args.key.iter().filter(|key| signature::is_file(key)).for_each(|key| paths.read(key));
     args.reference.iter().for_each(|model| model.paths(paths));
 }
 
@@ -71,6 +80,10 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         ControlFlow::Continue(())
     })?;
     progress.finish();
+    let found = match &args.key {
+        Some(key) => signature::checked(found, &args.model, key)?,
+        None => found,
+    };
     let found = if context.is_strict() { found.strictly() } else { found };
     context.report(&found, |out| human(out, &found))?;
     require(&found)
@@ -117,6 +130,9 @@ pub fn human(out: &mut dyn Write, v: &Verification) -> io::Result<()> {
             let _ = write!(text, ", logits of both readers within {difference:.1e}");
         }
         None => {}
+    }
+    if let Some(comment) = &v.signed {
+        let _ = write!(text, ", quality.json signed ({comment})");
     }
     paragraph(out, 2, &text)?;
     if let Some(figures) = &v.figures {

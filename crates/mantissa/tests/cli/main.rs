@@ -40,6 +40,7 @@ mod names;
 mod outputs;
 mod quality;
 mod quantized_source;
+mod rebuild;
 mod report;
 mod run;
 mod serve;

@@ -32,14 +32,15 @@ fn nll(dir: &Path, prompt: &[u64], tokens: &[u64]) -> f64 {
 fn log_likelihoods_are_those_of_the_tokens_and_the_likeliest_choice_wins() {
     let temp = TempDir::new().unwrap();
     // The model's own continuation, and others. White space at the end of a prompt belongs to the choice.
-    let run = report(&["run", "demo", "-p", "Once upon a time", "-n", "3", "--json", "--quiet"]);
+    let run = report(&["run", "demo", "-p", "Once upon a", "-n", "3", "--json", "--quiet"]);
     let own = run["text"].as_str().unwrap();
+    assert!(own.starts_with(' '), "{own:?}");
     let tokens = |value: &Value| -> Vec<u64> {
         value.as_array().unwrap().iter().map(|token| token.as_u64().unwrap()).collect()
     };
     let lines = [
-        json!({"prompt": "Once upon a time", "choices": [" qqq", own, " the the the"], "answer": 1, "group": "own"}),
-        json!({"prompt": "Once upon a time ", "choices": ["qqq", own.trim_start()], "answer": 0, "group": "other"}),
+        json!({"prompt": "Once upon a", "choices": [" qqq", own, " the the the"], "answer": 1, "group": "own"}),
+        json!({"prompt": "Once upon a ", "choices": ["qqq", own.trim_start()], "answer": 0, "group": "other"}),
     ];
     let task = file(temp.path(), &lines);
     let items = temp.path().join("items.jsonl");
@@ -61,11 +62,11 @@ fn log_likelihoods_are_those_of_the_tokens_and_the_likeliest_choice_wins() {
     assert!((logprob + expected).abs() < 1e-4 * expected.abs().max(1.0), "{logprob} {expected}");
 }
 
-/// Tokens of "Once upon a time" in the embedded model, from a window of `--logits`.
+/// Tokens of "Once upon a" in the embedded model, from a window of `--logits`.
 fn prompt_tokens() -> Vec<u64> {
     let temp = TempDir::new().unwrap();
     let (sample, logits) = (temp.path().join("t.txt"), temp.path().join("l.safetensors"));
-    fs::write(&sample, "Once upon a time").unwrap();
+    fs::write(&sample, "Once upon a").unwrap();
     succeed(&["eval", "demo", "--text", text(&sample), "--logits", text(&logits), "--quiet"]);
     let file = crate::support::File::open(&logits);
     let ids = file.bytes("input_ids");

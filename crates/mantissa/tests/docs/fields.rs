@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::{output_in, root};
 
 /// Sections of the page, with the command whose report they list; in this order, as later ones read outputs of earlier ones.
-const REPORTS: [(&[&str], &str); 14] = [
+const REPORTS: [(&[&str], &str); 15] = [
     (
         &["quality.json", "quantize, convert and fit"],
         "quantize demo --recipe rtn-int4-g128 --out q --text sample.txt",
@@ -16,6 +16,7 @@ const REPORTS: [(&[&str], &str); 14] = [
     (&["quality.json", "quantize, convert and fit"], "convert q --format gptq --out q-gptq"),
     (&["eval"], "eval q --reference demo --text sample.txt --kv int8-head"),
     (&["eval"], "eval q --reference demo --task cloze"),
+    (&["rebuild"], "rebuild q/quality.json --source demo --out again"),
     (&["run"], "run q -p Once -n 4"),
     (&["bench"], "bench q --prompt 16 --gen 4 --reps 1 --explain"),
     (&["diff"], "diff q demo -p Once -n 4"),

@@ -145,6 +145,9 @@ pub struct Args {
     pub(super) max_shard_size: Option<u64>,
     #[command(flatten)]
     pub(super) measure: MeasureArgs,
+    /// Text of the recipe file, if it is not to be read.
+    #[arg(skip)]
+    pub(in super::super) recipe_text: Option<String>,
     /// Recipe and output, once they are found: a choice plans every candidate.
     #[arg(skip)]
     pub(super) request: OnceLock<Request>,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use mantissa_quant::recipe::spelled_out;
-use mantissa_quant::{Plan, Recipe};
+use mantissa_quant::{Plan, Rebuild, Recipe};
 use mantissa_store::convention::{Container, ModelFiles};
 
 use super::super::adapt;
@@ -12,6 +12,8 @@ use super::super::calibration::CalibrationArgs;
 use super::super::choose::{self, Choice, predict};
 use super::super::default_text;
 use super::super::destination::{Destination, default_out};
+use super::super::rebuild;
+use super::super::text::read_text;
 use super::args::Args;
 use crate::context::Context;
 use crate::output::bytes;
@@ -54,7 +56,10 @@ impl Request {
             _ => None,
         };
         let name = chosen.as_ref().map_or(args.recipe.as_deref().unwrap_or_default(), |choice| choice.recipe);
-        let recipe = Recipe::load(name)?;
+        let recipe = match &args.recipe_text {
+            Some(text) => Recipe::from_toml(name, text)?,
+            None => Recipe::load(name)?,
+        };
         let format = chosen.as_ref().map(|choice| choice.format).or(args.formats.first().copied());
         let (format, out) = match &args.out {
             // With several formats it is the folder of their outputs.
@@ -82,6 +87,25 @@ impl Request {
         let importance = self.container().facts().importance && args.imatrix.is_none();
         let used = self.chosen.is_some() && (self.recipe.needs_calibration() || importance);
         if used { args.calibration.or_default() } else { args.calibration.clone() }
+    }
+
+    /// Returns the command line that makes the same weights again.
+    ///
+    /// # Errors
+    /// A recipe file that cannot be read.
+    pub(super) fn rebuild(&self, args: &Args, context: &Context) -> Result<Rebuild> {
+        let mut record = rebuild::with(context.job.clone(), &format!("--recipe={}", self.recipe.label()));
+        record = rebuild::with(record, &format!("--format={}", self.container().name()));
+        if args.calibration.is_empty() && !self.calibration(args).is_empty() {
+            record = rebuild::with(record, &format!("--calibration={}", default_text::NAME));
+        }
+        record.recipe = match (&args.recipe_text, args.recipe.as_deref().filter(|name| Recipe::is_file(name)))
+        {
+            (Some(text), _) => Some(text.clone()),
+            (None, Some(file)) => Some(read_text(file.as_ref())?),
+            (None, None) => None,
+        };
+        Ok(record)
     }
 
     /// Prints what a short name stands for and what was chosen, with the predictions for `plan`.

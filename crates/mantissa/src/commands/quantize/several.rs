@@ -15,6 +15,7 @@ use super::super::choose::{self, predict};
 use super::super::coverage;
 use super::super::outcome::carry_out_all;
 use super::super::parse::kind_of;
+use super::super::rebuild;
 use super::args::Args;
 use super::done::{Done, human, layer_notes};
 use super::preview::DryRun;
@@ -79,7 +80,9 @@ fn plans(args: &Args, request: &Request, source: &ModelFiles, context: &Context)
     }
     let options = options(args, request, source, context)?;
     let of_format = |format: &Container| {
-        let options = Options { container: Some(*format), ..options.clone() };
+        let rebuild = options.rebuild.clone();
+        let rebuild = rebuild.map(|rebuild| rebuild::with(rebuild, &format!("--format={}", format.name())));
+        let options = Options { container: Some(*format), rebuild, ..options.clone() };
         plan(args, source, request.recipe.clone(), options, context)
     };
     formats.iter().map(of_format).collect()

@@ -1,0 +1,192 @@
+//! `mantissa rebuild`: the same bytes from `quality.json` and the source; signatures of `quality.json`.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::support::{fail, json as report, root, succeed, text};
+
+const TEXT: &str = "Once upon a time there was a little girl. She had a red ball and a small dog. ";
+
+/// Options of `quantize demo`, of each kind that decides bytes.
+const RECIPES: [&str; 11] = [
+    "--recipe rtn-int4-g128",
+    "--recipe rtn-int4-g32 --format gptq --head int8 --untie",
+    "--recipe gptq-int4-g128 --calibration c.txt --samples 4 --length 64 --hold-out 1",
+    "--recipe awq-int4-g32-asym --calibration c.txt:1 --calibration default --samples 4 --length 64 --seed 5",
+    "--recipe fp8-dynamic",
+    "--recipe nvfp4 --format native --round stochastic --seed 3",
+    "--recipe mxfp4",
+    "--recipe nf4",
+    "--recipe smooth-int8-channel+int8-token --calibration-tokens w.json:key",
+    "--recipe r.toml --max-shard-size 200K",
+    "--recipe rtn-q4_k",
+];
+
+fn files(dir: &Path) {
+    fs::write(dir.join("c.txt"), TEXT.repeat(40)).unwrap();
+    let windows: Vec<Vec<u32>> =
+        (0..4).map(|i| (0..32).map(|j| (i * 37 + j * 11) % 200 + 3).collect()).collect();
+    fs::write(dir.join("w.json"), json!({"key": windows}).to_string()).unwrap();
+    fs::write(dir.join("r.toml"), "method = \"rtn\"\nweights = \"int5-g32\"\ncontainer = \"native\"\n")
+        .unwrap();
+}
+
+/// Splits options, with files in `dir`.
+fn options(line: &str, dir: &Path) -> Vec<String> {
+    let word = |word: &str| {
+        let name = word.split(':').next().unwrap_or(word);
+        if dir.join(name).is_file() { format!("{}/{word}", dir.display()) } else { word.to_owned() }
+    };
+    line.split(' ').map(word).collect()
+}
+
+#[test]
+fn ten_recipes_are_rebuilt_bit_for_bit() {
+    let temp = TempDir::new().unwrap();
+    files(temp.path());
+    for (i, line) in RECIPES.iter().enumerate() {
+        let ending = if line.contains("q4_k") { ".gguf" } else { "" };
+        let (out, again) =
+            (temp.path().join(format!("o{i}{ending}")), temp.path().join(format!("again{i}{ending}")));
+        let mut args =
+            vec!["quantize".to_owned(), "demo".into(), "--out".into(), text(&out).into(), "--quiet".into()];
+        args.extend(options(line, temp.path()));
+        succeed(&args);
+        // The record holds names: files are found beside the working folder by --file.
+        let mut args =
+            vec!["rebuild", text(&out), "--source", "demo", "--out", text(&again), "--json", "--quiet"];
+        let places: Vec<String> = ["c.txt", "w.json"]
+            .iter()
+            .map(|name| format!("{name}={}/{name}", temp.path().display()))
+            .collect();
+        for place in &places {
+            args.extend(["--file", place]);
+        }
+        let found = report(&args);
+        assert_eq!(found["identical"], true, "{line}: {found}");
+        let quality = |path: &Path| -> Value {
+            let path = if ending.is_empty() {
+                path.join("quality.json")
+            } else {
+                format!("{}.quality.json", path.display()).into()
+            };
+            serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+        };
+        let (old, new) = (quality(&out), quality(&again));
+        assert_eq!(old["rebuild"], new["rebuild"], "{line}");
+        assert_eq!((&old["layers"], &old["recipe"]), (&new["layers"], &new["recipe"]), "{line}");
+        assert!(!old["rebuild"].to_string().contains(text(temp.path())), "no place: {}", old["rebuild"]);
+    }
+}
+
+#[test]
+fn what_fit_found_and_what_was_chosen_are_rebuilt() {
+    let temp = TempDir::new().unwrap();
+    let sample = temp.path().join("s.txt");
+    fs::write(&sample, TEXT.repeat(60)).unwrap();
+    let (fitted, chosen) = (temp.path().join("fit"), temp.path().join("chosen"));
+    succeed(&[
+        "fit",
+        "demo",
+        "--budget",
+        "6bpw",
+        "--schemes",
+        "int4-g32,int8-g32",
+        "--text",
+        text(&sample),
+        "--context",
+        "64",
+        "--out",
+        text(&fitted),
+        "--quiet",
+    ]);
+    succeed(&["quantize", "demo", "--for", "transformers", "--out", text(&chosen), "--quiet"]);
+    let converted = temp.path().join("converted");
+    let plain = temp.path().join("plain");
+    succeed(&["quantize", "demo", "--recipe", "rtn-int4-g128", "--out", text(&plain), "--quiet"]);
+    succeed(&["convert", text(&plain), "--format", "gptq", "--out", text(&converted), "--quiet"]);
+    for (made, source) in [(&fitted, "demo"), (&chosen, "demo"), (&converted, text(&plain))] {
+        let again = temp.path().join("again");
+        let quality = made.join("quality.json");
+        succeed(&["rebuild", text(&quality), "--source", source, "--out", text(&again), "--quiet"]);
+        fs::remove_dir_all(&again).unwrap();
+    }
+}
+
+#[test]
+fn another_source_another_result_and_a_hostile_record_are_refused() {
+    let temp = TempDir::new().unwrap();
+    let (out, again) = (temp.path().join("o"), temp.path().join("again"));
+    succeed(&["quantize", "demo", "--recipe", "rtn-int4-g128", "--out", text(&out), "--quiet"]);
+    let path = out.join("quality.json");
+    let rebuild = |code: i32, source: &str| {
+        fail(
+            code,
+            &["rebuild", text(&path), "--source", source, "--out", text(&again), "--overwrite", "--quiet"],
+        )
+    };
+    let tiny = root().join("tests/data/tiny/llama1-mha");
+    let error = rebuild(2, text(&tiny));
+    assert!(error.contains("the model that was quantized"), "{error}");
+    assert!(!again.exists());
+    let old: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    let write = |change: &dyn Fn(&mut Value)| {
+        let mut new = old.clone();
+        change(&mut new);
+        fs::write(&path, format!("{new:#}\n")).unwrap();
+    };
+    // The recorded hash of a weight file.
+    write(&|new| new["hashes"]["weights"]["model.safetensors"]["sha256"] = json!("0".repeat(64)));
+    let error = rebuild(1, "demo");
+    assert!(error.contains("got others in model.safetensors"), "{error}");
+    for (key, value, message) in [
+        ("arguments", json!(["--recipe=rtn-int4-g128", "--json=/tmp/x"]), "--json=/tmp/x"),
+        ("arguments", json!(["--recipe=rtn-int4-g128", "--out=/tmp/x"]), "--out=/tmp/x"),
+        ("arguments", json!(["--calibration=/etc/passwd"]), "the name of a file without a folder"),
+        ("arguments", json!(["--calibration=none.txt"]), "--file none.txt=PATH"),
+        ("arguments", json!(["demo"]), "demo"),
+        ("command", json!("cast"), "quantize or convert"),
+    ] {
+        write(&|new| new["rebuild"][key] = value.clone());
+        let error = rebuild(2, "demo");
+        assert!(error.contains(message), "{error}");
+    }
+    write(&|new| drop(new.as_object_mut().unwrap().remove("rebuild")));
+    let error = rebuild(2, "demo");
+    assert!(error.contains("rebuild"), "{error}");
+}
+
+#[test]
+fn a_signature_is_checked() {
+    let folder = root().join("tests/data/signed");
+    let key = folder.join("minisign.pub");
+    let artifact = folder.join("model");
+    let found = report(&["verify", text(&artifact), "--key", text(&key), "--strict", "--json", "--quiet"]);
+    assert_eq!((&found["ok"], found["signed"].is_string()), (&json!(true), true), "{found}");
+    let line = fs::read_to_string(&key).unwrap().lines().nth(1).unwrap().to_owned();
+    succeed(&["verify", text(&artifact), "--key", &line, "--quiet"]);
+    // Another key, a changed file, no signature.
+    let other = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3";
+    let error = fail(1, &["verify", text(&artifact), "--key", other, "--quiet"]);
+    assert!(error.contains("by this key, got another"), "{error}");
+    let temp = TempDir::new().unwrap();
+    let copy = temp.path().join("m");
+    fs::create_dir(&copy).unwrap();
+    for entry in fs::read_dir(&artifact).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), copy.join(entry.file_name())).unwrap();
+    }
+    let quality = copy.join("quality.json");
+    let changed = fs::read_to_string(&quality).unwrap().replacen("int4", "int8", 1);
+    fs::write(&quality, changed).unwrap();
+    let error = fail(1, &["verify", text(&copy), "--key", &line, "--quiet"]);
+    assert!(error.contains("by this key, got another"), "{error}");
+    fs::remove_file(copy.join("quality.json.minisig")).unwrap();
+    let error = fail(1, &["verify", text(&copy), "--key", &line, "--quiet"]);
+    assert!(error.contains("minisign -Sm quality.json"), "{error}");
+    let error = fail(2, &["verify", text(&artifact), "--key", text(&quality), "--quiet"]);
+    assert!(error.contains("no public key"), "{error}");
+}
