@@ -1,5 +1,7 @@
 //! `mantissa fit`: chooses the scheme of every layer by measured KL, under a budget.
 
+mod front;
+mod measure;
 mod windows;
 
 use std::io::{self, Write};
@@ -8,7 +10,6 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use mantissa_advise::sensitivity::{Baseline, Unit};
 use mantissa_eval::Sequence;
-use mantissa_eval::stats::Estimate;
 use mantissa_num::Scheme;
 use mantissa_plan::contract::Target;
 use mantissa_quant::allocate::{AllocateError, Allocation, Choice, allocate};
@@ -17,11 +18,11 @@ use mantissa_quant::{
     Check, Job, Options, Outcome, Plan, Quality, QuantError, Recipe, Start, dequantized_source, plan_key,
 };
 use mantissa_store::convention::{Container, ModelFiles, native};
-use mantissa_store::{
-    FileDigest, Journal, Kind, Output, Paths, WorkFolder, disk, verify_manifest, write_file_atomic,
-};
-use serde::{Deserialize, Serialize};
+use mantissa_store::{FileDigest, Kind, Paths, WorkFolder, write_file_atomic};
+use serde::Serialize;
 
+use self::front::Point;
+use self::measure::{Candidate, Family, Row, Search};
 use super::calibration::CalibrationArgs;
 use super::destination::Destination;
 use super::lint;
@@ -29,26 +30,27 @@ use super::model::{self, ModelPath};
 use super::outcome::{MeasureArgs, carry_out, human_figures, left_by_another, linear_bits, worst};
 use super::parse::{container, scheme};
 use super::rebuild;
+use super::tables::TableArgs;
+use super::text::bound;
 use crate::context::Context;
 use crate::error::{BadInput, Exit, exit_of};
 use crate::interrupt;
 use crate::output::{Align, Table, bytes, labelled, number, paragraph, written};
-use crate::progress::{Unit as Progressed, short};
 
 /// Choose the scheme of every layer by measured KL, under a budget
 ///
 /// Quantizes the model under each candidate scheme, measures the KL of each layer alone on --text, and
-/// chooses the schemes with the smallest sum of KL.
+/// chooses the schemes with the smallest sum of KL; of several methods, the one with the smaller sum.
 ///
 /// Fused layers (qkv, gate_up) share one scheme, and so do all experts of a layer. Embeddings, head, norms
 /// and routers keep their dtype; they count in a budget of bytes, not in one of bits per weight. Every other
 /// window of the text, up to --windows, is used for the choice; the output is evaluated on the rest before it
-/// appears at --out. All layers use --method; --save-recipe keeps the recipe found.
+/// appears at --out. All layers use one method; --save-recipe keeps the recipe found.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa fit demo --budget 6bpw --schemes int4-g32,int8-g32 \\
       --text story.txt --context 128 --out demo-fit
-  mantissa fit path/to/model --budget 6GB --method gptq \\
+  mantissa fit path/to/model --budget 6GB --method gptq,qtip \\
       --calibration text.txt --text sample.txt --out model-fit
   mantissa fit path/to/model --budget 5bpw --schemes int4-g128,int8-g128 \\
       --for vllm:tp=2 --text sample.txt --out model-vllm")]
@@ -68,12 +70,21 @@ pub struct Args {
     /// GGUF output in a folder is named MODEL-fit.gguf.
     #[arg(long, value_name = "PATH", help_heading = "Output")]
     out: PathBuf,
-    /// Method of every layer, as in recipe names
-    #[arg(long, value_name = "METHOD", default_value = "rtn", help_heading = "Recipe")]
-    method: String,
+    /// Methods, as in recipe names, separated by commas
+    ///
+    /// All layers of the output use one of them.
+    #[arg(
+        long,
+        value_name = "METHODS",
+        value_delimiter = ',',
+        default_value = "rtn",
+        help_heading = "Recipe"
+    )]
+    method: Vec<String>,
     /// Candidate schemes [default: int3, int4, int6, int8]
     ///
-    /// Separated by commas. The default schemes have groups of 128, or of 32 if 128 does not divide every row.
+    /// Separated by commas. The default schemes have groups of 128, or of 32 if 128 does not divide every row; for qtip
+    /// they are trellis2, trellis3, trellis4. With several methods each takes those that it can.
     #[arg(long, value_name = "SCHEMES", value_delimiter = ',', value_parser = scheme, help_heading = "Recipe")]
     schemes: Vec<Scheme>,
     /// Checkpoint format [default: from the schemes]
@@ -81,6 +92,8 @@ pub struct Args {
     /// The default is the first format that holds the schemes.
     #[arg(long, value_name = "FORMAT", value_parser = container, help_heading = "Output")]
     format: Option<Container>,
+    #[command(flatten)]
+    tables: TableArgs,
     #[command(flatten)]
     calibration: CalibrationArgs,
     /// Engine that the output must load in
@@ -92,6 +105,12 @@ pub struct Args {
     /// Maximum number of windows for measuring each layer
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Evaluation", hide_short_help = true)]
     windows: u32,
+    /// Measure no further scheme after this many minutes
+    ///
+    /// The choice is then among the schemes that are measured, the smallest first. Measurements are kept until the
+    /// output is complete: the same command resumes.
+    #[arg(long, value_name = "MINUTES", value_parser = bound, help_heading = "Evaluation", hide_short_help = true)]
+    time_limit: Option<f64>,
     /// Save the recipe found, for `quantize --recipe`
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     save_recipe: Option<PathBuf>,
@@ -123,27 +142,6 @@ fn budget(text: &str) -> Result<Budget, String> {
 /// Name of the recipe found.
 const RECIPE: &str = "fit.toml";
 
-/// Unit with its KL under each scheme.
-#[derive(Serialize)]
-struct Row {
-    unit: String,
-    modules: Vec<String>,
-    /// Chosen scheme.
-    scheme: String,
-    /// Bits per weight under the chosen scheme.
-    bits_per_weight: f64,
-    candidates: Vec<Candidate>,
-}
-
-#[derive(Clone, Serialize, Deserialize)]
-struct Candidate {
-    scheme: String,
-    bits: u64,
-    /// Mean KL (nats/token) of the model with this unit alone under the scheme.
-    kl: f64,
-    kl_se: f64,
-}
-
 #[derive(Serialize)]
 struct Done<'a> {
     output: &'a Path,
@@ -153,6 +151,11 @@ struct Done<'a> {
     predicted_kl: f64,
     /// Lower bound of that sum over all choices within the budget.
     predicted_kl_bound: f64,
+    /// Best choices of every size, by the sum of the units' own KL.
+    front: &'a [Point],
+    /// Recipes left out, with the reason.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    left_out: &'a Vec<String>,
     /// Number of windows used for the choice.
     windows: usize,
     #[serde(flatten)]
@@ -175,11 +178,11 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
 }
 
 /// Turns a recipe that an error proposes into the candidate schemes with its group size.
-fn with_schemes(error: QuantError, args: &Args, schemes: &[Scheme]) -> QuantError {
+fn with_schemes(error: QuantError, method: &str, schemes: &[Scheme]) -> QuantError {
     let is_group = |part: &str| part.strip_prefix('g').is_some_and(|n| n.parse::<u32>().is_ok());
     match error {
         QuantError::NotStorable { what, container, list, fix: Some(fix) } => {
-            let named = fix.strip_prefix(&format!("--recipe {}-", args.method)).map(str::to_owned);
+            let named = fix.strip_prefix(&format!("--recipe {}-", method)).map(str::to_owned);
             let group =
                 named.and_then(|scheme| scheme.split('-').find(|part| is_group(part)).map(str::to_owned));
             let fix = group.map_or(fix, |group| {
@@ -199,10 +202,16 @@ fn with_schemes(error: QuantError, args: &Args, schemes: &[Scheme]) -> QuantErro
 
 /// Resolves the output by the first candidate.
 fn destination(args: &Args) -> Result<Destination> {
-    let container = match (args.format, args.schemes.first()) {
+    let container = match (args.format, args.schemes.is_empty()) {
         (Some(format), _) => format,
-        (None, Some(scheme)) => Recipe::load(&format!("{}-{scheme}", args.method))?.container(),
-        (None, None) => native::CONTAINER,
+        (None, true) => native::CONTAINER,
+        (None, false) => {
+            let names = args.method.iter().flat_map(|m| args.schemes.iter().map(move |s| format!("{m}-{s}")));
+            let mut recipes = names.map(|name| Recipe::load(&name));
+            let first = recipes.next().unwrap_or_else(|| Recipe::load(""));
+            // Another method may take the schemes that the first does not.
+            first.or_else(|error| recipes.find_map(Result::ok).ok_or(error))?.container()
+        }
     };
     Destination::of_format(&args.model, "fit", container, &args.out)
 }
@@ -222,28 +231,36 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         calibration: args.calibration.load(&source, None, context)?,
         ..Options::default()
     };
-    let schemes = schemes(args, &source)?;
-    let plan = |recipe: Recipe| -> Result<Plan> {
-        Ok(Plan::new(&source, recipe, options.clone())
-            .map_err(|error| with_schemes(error, args, &schemes))?)
+    let plan = |mut recipe: Recipe| -> Result<Plan> {
+        let container = args.format.unwrap_or_else(|| recipe.container());
+        args.tables.apply(&mut recipe, &source, container)?;
+        Ok(Plan::new(&source, recipe, options.clone())?)
     };
-    let plans: Result<Vec<Plan>> =
-        schemes.iter().map(|scheme| plan(Recipe::load(&format!("{}-{scheme}", args.method))?)).collect();
-    let plans = plans?;
-    let units = Unit::of_plan(&plans[0]);
+    let (families, left_out) = families(args, &source, &plan)?;
+    context.warn_all(&left_out)?;
+    let plans: Vec<&Plan> = families.iter().flat_map(|family| &family.plans).collect();
     context.require_memory("fit", needed(args, context, &source, &plans, &measured_on, &rest)?)?;
-    let limit = limit(args.budget, &plans[0])?;
+    let limit = limit(args.budget, plans[0])?;
     // A budget that no choice meets is refused before anything is measured.
-    choose(&sizes(&plans, &units), limit, &plans[0])?;
-    let work = WorkFolder::begin(&out, "fit", &key(&plans, &source, &units, &measured_on)?)?;
+    best(&families, |family| choose(&family.sizes(), limit, &family.plans[0]))?;
+    let work = WorkFolder::begin(&out, "fit", &key(&families, &source, &measured_on)?)?;
+    drop(plans);
     work.others().iter().for_each(|path| context.warn(&left_by_another(path)));
     let left =
         format!("measurements are kept in {}; rerun the same command to resume", work.path().display());
     let leaving = interrupt::leaving(left.clone());
-    let searched = measure(&work, context, &source, &plans, &units, &measured_on)
-        .and_then(|costs| write(args, context, &source, &plans, &units, costs, limit, (plan, rest)));
+    let container = families[0].plans[0].container;
+    let search =
+        Search { work: &work, context, source: &source, windows: &measured_on, limit: args.time_limit };
+    let searched = search.measure(families).and_then(|families| {
+        let front = front::front(&families);
+        let (at, found) = best(&families, |family| choose(&family.costs, limit, &family.plans[0]))?;
+        let family = &families[at];
+        let (rows, outcome) = write(args, context, &source, family, &found, (plan, rest))?;
+        Ok((family.method.clone(), rows, found, front, outcome))
+    });
     drop(leaving);
-    let (rows, found, outcome) = match searched {
+    let (method, rows, found, front, outcome) = match searched {
         Ok(done) => done,
         // The same command would fail again, so nothing is kept.
         Err(error) if exit_of(&error) == Exit::Input => {
@@ -255,11 +272,13 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     // Removed only now, so that a rerun after a kill need not measure again.
     work.remove()?;
     let done = Done {
-        output: written(&out, plans[0].container, &outcome),
-        method: &args.method,
+        output: written(&out, container, &outcome),
+        method: &method,
         units: &rows,
         predicted_kl: found.cost,
         predicted_kl_bound: found.bound,
+        front: &front,
+        left_out: &left_out,
         windows: measured_on.len(),
         quality: &outcome.quality,
         verification: outcome.verification.as_ref().map(|(verification, _)| verification),
@@ -267,23 +286,71 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     context.report(&done, |out| human(out, &done, args.layers))
 }
 
-/// Chooses the schemes by the measured costs, and writes the recipe and the output, which is evaluated on
-/// `rest`.
+/// Plans every candidate; returns a warning for each that the method or format refuses, if others are left.
+fn families(
+    args: &Args,
+    source: &ModelFiles,
+    plan: &dyn Fn(Recipe) -> Result<Plan>,
+) -> Result<(Vec<Family>, Vec<String>)> {
+    let (mut families, mut left_out, mut first) = (Vec::new(), Vec::new(), None);
+    for method in &args.method {
+        let schemes = schemes(args, method, source)?;
+        let mut plans = Vec::with_capacity(schemes.len());
+        for scheme in &schemes {
+            let name = format!("{method}-{scheme}");
+            let made = Recipe::load(&name).map_err(anyhow::Error::from).and_then(plan);
+            match made {
+                Ok(plan) => plans.push(plan),
+                Err(error) if exit_of(&error) != Exit::Input => return Err(error),
+                Err(error) => {
+                    let error = match error.downcast::<QuantError>() {
+                        Ok(error) => with_schemes(error, method, &schemes).into(),
+                        Err(error) => error,
+                    };
+                    left_out.push(format!("{name}: left out: {error:#}"));
+                    first = first.or(Some(error));
+                }
+            }
+        }
+        if !plans.is_empty() {
+            families.push(Family::new(method, plans));
+        }
+    }
+    match first {
+        // With one method every scheme is meant.
+        Some(error) if args.method.len() == 1 || families.is_empty() => Err(error),
+        _ => Ok((families, left_out)),
+    }
+}
+
+/// Returns the family with the smallest cost, and its allocation; the error of the first if no family has one.
+fn best(families: &[Family], choose: impl Fn(&Family) -> Result<Allocation>) -> Result<(usize, Allocation)> {
+    let mut found: Option<(usize, Allocation)> = None;
+    let mut error = None;
+    for (at, family) in families.iter().enumerate() {
+        match choose(family) {
+            Ok(new) if found.as_ref().is_none_or(|(_, old)| new.cost < old.cost) => found = Some((at, new)),
+            Ok(_) => {}
+            Err(refused) => error = error.or(Some(refused)),
+        }
+    }
+    found.ok_or_else(|| {
+        error.unwrap_or_else(|| BadInput::new("--method", "none", "at least one method").into())
+    })
+}
+
+/// Writes the recipe that `found` chose and the output, which is evaluated on `rest`.
 fn write(
     args: &Args,
     context: &Context,
     source: &ModelFiles,
-    plans: &[Plan],
-    units: &[Unit],
-    costs: Vec<Vec<Candidate>>,
-    limit: u64,
+    family: &Family,
+    found: &Allocation,
     (plan, rest): (impl Fn(Recipe) -> Result<Plan>, Vec<Sequence>),
-) -> Result<(Vec<Row>, Allocation, Outcome)> {
-    let found = choose(&costs, limit, &plans[0])?;
-    let rows: Vec<Row> =
-        units.iter().zip(costs).zip(&found.choices).map(|((u, c), &at)| row(u, c, at)).collect();
-    let schemes: Vec<_> = plans.iter().map(|plan| plan.weights.clone()).collect();
-    let text = recipe_text(&plans[0].job, args.format, &schemes, units, &found);
+) -> Result<(Vec<Row>, Outcome)> {
+    let rows = family.rows(found);
+    let schemes: Vec<_> = family.plans.iter().map(|plan| plan.weights.clone()).collect();
+    let text = recipe_text(&family.plans[0].job, args.format, &schemes, &family.units, found);
     if let Some(path) = &args.save_recipe {
         write_file_atomic(&context.output(path)?, text.as_bytes())?;
     }
@@ -295,7 +362,7 @@ fn write(
     plan.check = Check::Verify(Some(args.model.to_path_buf()));
     let outcome =
         carry_out(&plan, source, &context.output(&destination(args)?.path)?, Start::Resume, context)?;
-    Ok((rows, found, outcome))
+    Ok((rows, outcome))
 }
 
 /// Predicts the peak memory. The source stays in memory while candidates are made and measured; the output is
@@ -304,7 +371,7 @@ fn needed(
     args: &Args,
     context: &Context,
     source: &ModelFiles,
-    plans: &[Plan],
+    plans: &[&Plan],
     measured_on: &[Sequence],
     rest: &[Sequence],
 ) -> Result<u64> {
@@ -312,7 +379,7 @@ fn needed(
     let baseline = Baseline::bytes(source, measured_on, context.threads)?;
     let mut last = 0;
     for plan in plans {
-        let mut plan = plan.clone();
+        let mut plan = (*plan).clone();
         plan.evaluation = Some(args.measure.evaluation_on(source, "", rest.to_vec())?);
         last = plan.peak_bytes(true).max(last);
     }
@@ -320,10 +387,20 @@ fn needed(
     Ok(model::BASE.saturating_add(needs).saturating_add(needs / 10))
 }
 
+/// Default schemes of a method that writes trellises only.
+const TRELLIS: [&str; 3] = ["trellis2", "trellis3", "trellis4"];
+
 /// Returns the requested schemes, or integers with a group size that divides every row.
-fn schemes(args: &Args, source: &ModelFiles) -> Result<Vec<Scheme>> {
+fn schemes(args: &Args, method: &str, source: &ModelFiles) -> Result<Vec<Scheme>> {
     if !args.schemes.is_empty() {
         return Ok(args.schemes.clone());
+    }
+    let probe = |scheme: &str| Recipe::load(&format!("{method}-{scheme}")).is_ok();
+    if !probe("int4-g128") && probe(TRELLIS[0]) {
+        return Ok(TRELLIS
+            .iter()
+            .map(|scheme| scheme.parse())
+            .collect::<Result<_, mantissa_num::ParseError>>()?);
     }
     let config = mantissa_quant::model_config(source)?;
     let group = if config.decoder_linears().all(|info| info.cols.is_multiple_of(128)) { 128 } else { 32 };
@@ -347,118 +424,15 @@ fn limit(budget: Budget, plan: &Plan) -> Result<u64> {
 }
 
 /// Returns the key of the measurements: a hash of everything that decides them.
-fn key(plans: &[Plan], source: &ModelFiles, units: &[Unit], windows: &[Sequence]) -> Result<String> {
-    let keys = plans.iter().map(|plan| plan_key(plan, source)).collect::<Result<Vec<_>, _>>()?;
-    let units: Vec<_> = units.iter().map(Unit::name).collect();
+fn key(families: &[Family], source: &ModelFiles, windows: &[Sequence]) -> Result<String> {
+    let plans = families.iter().flat_map(|family| &family.plans);
+    let keys = plans.map(|plan| plan_key(plan, source)).collect::<Result<Vec<_>, _>>()?;
+    let units: Vec<_> = families.iter().flat_map(|family| family.units.iter().map(Unit::name)).collect();
     let windows: Vec<_> = windows.iter().map(|window| (&window.tokens, window.from)).collect();
     Ok(format!(
-        "mantissa fit 1 {}",
+        "mantissa fit 2 {}",
         FileDigest::of(format!("{keys:?} {units:?} {windows:?}").as_bytes()).hex()
     ))
-}
-
-/// Journal line in the work folder: costs of every unit under one scheme.
-#[derive(Serialize, Deserialize)]
-struct Measured {
-    scheme: String,
-    costs: Vec<Candidate>,
-}
-
-/// Returns the candidates of every unit with sizes but no costs.
-fn sizes(plans: &[Plan], units: &[Unit]) -> Vec<Vec<Candidate>> {
-    units.iter().map(|unit| plans.iter().map(|plan| candidate(plan, unit, 0.0, 0.0)).collect()).collect()
-}
-
-/// Makes the candidate of a unit under the scheme of `plan`.
-fn candidate(plan: &Plan, unit: &Unit, kl: f64, kl_se: f64) -> Candidate {
-    let weights = &plan.weights;
-    let bits = unit.linears.iter().map(|l| weights.format.total_bits(l.rows, l.cols)).sum();
-    Candidate { scheme: weights.to_string(), bits, kl, kl_se }
-}
-
-/// Reads the journal of a work folder.
-fn measured(work: &WorkFolder) -> Vec<Measured> {
-    let lines = Journal::read(work.path()).unwrap_or_default();
-    lines.iter().filter_map(|line| serde_json::from_str(line).ok()).collect()
-}
-
-/// Measures every unit under every scheme. Quantized models are kept in `work` while they are measured. Each
-/// result is appended to a journal there, so that a rerun after a kill resumes.
-fn measure(
-    work: &WorkFolder,
-    context: &Context,
-    source: &ModelFiles,
-    plans: &[Plan],
-    units: &[Unit],
-    windows: &[Sequence],
-) -> Result<Vec<Vec<Candidate>>> {
-    let mut journal = match Journal::read(work.path()) {
-        Some(_) => Journal::reopen(work.path())?,
-        None => Journal::create(work.path())?,
-    };
-    let known = measured(work);
-    let mut rows = vec![Vec::with_capacity(plans.len()); units.len()];
-    let mut baseline = None;
-    for plan in plans {
-        let scheme = plan.weights.to_string();
-        let found = known.iter().find(|line| line.scheme == scheme && line.costs.len() == units.len());
-        let costs = match found {
-            Some(line) => line.costs.clone(),
-            None => {
-                let at = work.path().join(&scheme);
-                let model = quantized(plan, source, &at, context)?;
-                let baseline = match &mut baseline {
-                    Some(baseline) => baseline,
-                    none => none.insert(Baseline::new(source, windows, context.threads)?),
-                };
-                let costs = measure_one(baseline, plan, &model, units, context)?;
-                let line = Measured { scheme, costs };
-                journal.append(&serde_json::to_string(&line)?)?;
-                journal.sync()?;
-                // Removed at once: there may be many candidates.
-                disk::remove_all(&at).map_err(|error| mantissa_store::Error::Io {
-                    path: at.clone(),
-                    operation: "remove",
-                    error,
-                })?;
-                line.costs
-            }
-        };
-        rows.iter_mut().zip(costs).for_each(|(row, cost)| row.push(cost));
-    }
-    Ok(rows)
-}
-
-/// Quantizes by `plan` into the folder `at`, or reuses the result of an earlier run.
-fn quantized(plan: &Plan, source: &ModelFiles, at: &Path, context: &Context) -> Result<ModelFiles> {
-    let (model, whole) = match plan.container.facts().one_file {
-        true => (at.join("model.gguf"), false),
-        false => (at.to_owned(), verify_manifest(at).is_ok_and(|differences| differences.is_empty())),
-    };
-    if !whole {
-        carry_out(plan, source, &Output::owned(&model), Start::Resume, context)?;
-    }
-    Ok(ModelFiles::open(&model)?)
-}
-
-/// Measures every unit under the scheme of `plan`, with the weights of `model`.
-fn measure_one(
-    baseline: &mut Baseline,
-    plan: &Plan,
-    model: &ModelFiles,
-    units: &[Unit],
-    context: &Context,
-) -> Result<Vec<Candidate>> {
-    let scheme = plan.weights.to_string();
-    let (progress, mut done) = (context.progress(units.len() as u64, Progressed::Items("units")), 0);
-    let measured = baseline.measure(model, units, &mut |unit| {
-        done += 1;
-        progress.message(format!("{scheme} {}", short(&unit.name())));
-        progress.set(done);
-    })?;
-    progress.finish();
-    let costs = units.iter().zip(measured);
-    Ok(costs.map(|(unit, Estimate { mean, se })| candidate(plan, unit, mean, se)).collect())
 }
 
 fn choose(rows: &[Vec<Candidate>], limit: u64, plan: &Plan) -> Result<Allocation> {
@@ -473,18 +447,6 @@ fn choose(rows: &[Vec<Candidate>], limit: u64, plan: &Plan) -> Result<Allocation
         }
         error => BadInput::new("--schemes", error.to_string(), "schemes under which the KL is finite").into(),
     })
-}
-
-fn row(unit: &Unit, candidates: Vec<Candidate>, chosen: usize) -> Row {
-    let weights: u64 = unit.linears.iter().map(|l| (l.rows * l.cols) as u64).sum();
-    let Candidate { scheme, bits, .. } = candidates[chosen].clone();
-    Row {
-        unit: unit.name(),
-        modules: unit.linears.iter().map(|l| l.module.clone()).collect(),
-        scheme,
-        bits_per_weight: bits as f64 / weights.max(1) as f64,
-        candidates,
-    }
 }
 
 /// Returns the TOML recipe: the most frequent scheme as default, the others as exceptions.
@@ -524,6 +486,13 @@ fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::Result<()> {
     labelled(out, "size", &bytes(quality.bytes))?;
     let linear = linear_bits(quality.linear_bits_per_weight, quality.linear_stored_bits_per_weight);
     labelled(out, "bits", &format!("{linear} in linear layers by {}", done.method))?;
+    if done.front.len() > 1 {
+        let point = |p: &Point| {
+            format!("{:.2} bits {} ({})", p.bits_per_weight, number(Some(p.predicted_kl), 3), p.method)
+        };
+        let points: Vec<_> = done.front.iter().map(point).collect();
+        labelled(out, "front", &format!("predicted KL by size: {}", points.join(", ")))?;
+    }
     let (sum, bound) = (done.predicted_kl, done.predicted_kl_bound);
     labelled(
         out,

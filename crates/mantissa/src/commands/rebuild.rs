@@ -148,7 +148,16 @@ pub fn with(mut rebuild: Rebuild, argument: &str) -> Rebuild {
 
 /// Returns the command line that quantizes by a recipe that this command made, with its calibration.
 pub fn of_recipe(context: &Context, (name, text): (&str, String), container: Container) -> Rebuild {
-    const KEPT: [&str; 5] = ["calibration", "calibration-tokens", "samples", "length", "generated-samples"];
+    const KEPT: [&str; 8] = [
+        "calibration",
+        "calibration-tokens",
+        "samples",
+        "length",
+        "generated-samples",
+        "head",
+        "embeddings",
+        "untie",
+    ];
     let mut record = context.job.clone();
     record.arguments.retain(|argument| option_name(argument).is_some_and(|name| KEPT.contains(&name)));
     record.command = "quantize".to_owned();

@@ -498,7 +498,7 @@ fn an_interrupted_fit_names_what_it_keeps() {
     let fit = ["fit", text(&model), "--schemes", "int4-g32,int8-g32", "--budget", "8bpw", "--tokens"];
     let fit = [&fit[..], &[text(&tokens), "--out", text(&out), "--quiet"]].concat();
     let works = || strays(temp.path()).into_iter().filter(|name| name.starts_with(".out.mantissa-fit-"));
-    let begun = || works().any(|name| temp.path().join(name).join("int4-g32").exists());
+    let begun = || works().any(|name| temp.path().join(name).join("rtn-int4-g32").exists());
     let mut child = start(&fit);
     assert!(wait_until(&mut child, begun), "it was too quick");
     signal(&child, "INT");

@@ -293,9 +293,10 @@ fn human(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
             ("change, points", Align::Right),
             ("gained", Align::Right),
             ("lost", Align::Right),
+            ("Δ loss of the answer", Align::Right),
         ]);
     }
-    let mut table = Table::new(columns).optional(["per character, %", "chance"]);
+    let mut table = Table::new(columns).optional(["per character, %", "chance", "Δ loss of the answer"]);
     for Done { task, summary } in &report.tasks {
         table.row(row(task, &summary.score));
         for group in &summary.groups {
@@ -326,6 +327,12 @@ fn answered(reference: &Answer, model: &Answer) -> String {
     format!(", {} after {} of the reference", of(model), of(reference))
 }
 
+/// Formats a difference of losses with its standard error; `-` if there is none.
+fn nats(mean: Option<f64>, se: Option<f64>) -> String {
+    let Some(mean) = mean else { return "-".to_owned() };
+    se.map_or_else(|| format!("{mean:+.3}"), |se| format!("{mean:+.3} ± {se:.3}"))
+}
+
 fn row(name: &str, score: &Score) -> Vec<String> {
     let percent = |share: f64| format!("{:.1}", 100.0 * share);
     let with_se = |mean: f64, se: Option<f64>, sign: bool| {
@@ -347,6 +354,7 @@ fn row(name: &str, score: &Score) -> Vec<String> {
             with_se(compared.delta_accuracy, compared.delta_accuracy_se, true),
             compared.gained.to_string(),
             compared.lost.to_string(),
+            nats(compared.delta_answer_nll, compared.delta_answer_nll_se),
         ]);
     }
     cells
