@@ -3,9 +3,10 @@
 //! [`subject`] describes a written or planned model for the rules of [`mantissa_plan::contract`]. [`doctor`]
 //! finds the fault of a checkpoint with garbled output: it tries known disagreements between writers and
 //! readers, and reports the one that repairs the model. [`sensitivity`] measures the KL divergence of
-//! quantizing each part of a model alone. [`remedy`] finds the recipe or format with which an engine loads a model.
+//! quantizing each part of a model alone. [`diagnose`] examines a model on a text and names remedies. [`remedy`] finds the recipe or format with which an engine loads a model.
 #![forbid(unsafe_code)]
 
+pub mod diagnose;
 pub mod doctor;
 mod error;
 mod observe;

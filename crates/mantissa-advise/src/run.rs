@@ -4,8 +4,8 @@ use std::ops::Deref;
 
 use mantissa_eval::Sequence;
 use mantissa_model::{
-    Buffers, Carried, Embedding, Layer, Linear, LinearKind, LoadError, ModelConfig, Norm, WeightSource,
-    load_embedding,
+    Buffers, Carried, Embedding, Layer, Linear, LinearKind, LoadError, ModelConfig, Norm, Observer,
+    WeightSource, load_embedding,
 };
 use mantissa_store::convention::{LinearWeight, Weight};
 
@@ -139,16 +139,26 @@ pub(crate) fn through(
     states: &[State],
     threads: usize,
 ) -> Result<States> {
-    each(states.len(), threads, |i| {
-        let State { mut x, mut carried } = states[i].clone();
+    each(states.len(), threads, |i| Ok(states[i].clone().through(layer, config, None)?.0))
+}
+
+impl State {
+    /// Runs the states through a layer; returns them with the buffers, which hold the layer's keys and values.
+    pub(crate) fn through(
+        self,
+        layer: &Layer,
+        config: &ModelConfig,
+        observer: Option<&mut Observer<'_>>,
+    ) -> Result<(State, Buffers)> {
+        let State { mut x, mut carried } = self;
         let tokens = x.len() / config.hidden_size;
         let mut buffers = Buffers::plan(config, tokens, tokens)?;
         carried.enter(config, layer.index(), &mut buffers);
-        layer.run(config, &[tokens], &mut x, None, &mut buffers)?;
+        layer.run(config, &[tokens], &mut x, observer, &mut buffers)?;
         carried.leave(config, layer.index(), tokens, &buffers);
         carried.advance(config, tokens, &buffers);
-        Ok(State { x, carried })
-    })
+        Ok((State { x, carried }, buffers))
+    }
 }
 
 /// Returns a layer with the linear layers `kinds` zeroed.

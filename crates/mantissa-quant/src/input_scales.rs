@@ -84,7 +84,7 @@ pub(crate) fn quantizers<'a>(
 
 /// Returns the scale under which the largest code of `scheme` decodes to `amax`. An input that was always zero (an
 /// expert without tokens) gets the scale of an amax of 1.
-pub(crate) fn scale(scheme: &Scheme, amax: f32) -> f32 {
+pub fn scale(scheme: &Scheme, amax: f32) -> f32 {
     let amax = if amax > 0.0 { amax } else { 1.0 };
     match &scheme.format {
         _ if scheme.has_outer_scale() => scheme.outer_scale(amax).unwrap_or(amax),

@@ -25,7 +25,10 @@ pub const COMMON: &str = "Common options";
 const GROUPS: [(&str, &[&str]); 5] = [
     ("Start", &["demo", "inspect", "recipes", "schemes"]),
     ("Quantize", &["quantize", "fit", "imatrix", "recalibrate", "convert", "cast"]),
-    ("Run, measure, check", &["run", "serve", "eval", "diff", "verify", "lint", "doctor", "report"]),
+    (
+        "Run, measure, check",
+        &["run", "serve", "eval", "diff", "verify", "lint", "doctor", "diagnose", "report"],
+    ),
     ("Train", &["train", "tokenizer"]),
     ("Shell", &[]),
 ];

@@ -58,19 +58,33 @@ pub fn against(
     progress: &dyn Fn(usize),
 ) -> Result<Diagnosis> {
     let (config, theirs) = (load_config(files)?, load_config(reference)?);
-    let shape = |c: &ModelConfig| [c.num_hidden_layers, c.hidden_size, c.vocab_size];
-    if shape(&config) != shape(&theirs) {
-        let place = |files: &ModelFiles| files.dir().display().to_string();
-        let [layers, width, vocabulary] = shape(&theirs);
-        let found = format!("{layers} layers of width {width} and {vocabulary} tokens");
-        return Err(AdviseError::Reference { reference: place(reference), model: place(files), found });
-    }
+    check_same_shape(files, reference, &config, &theirs)?;
     let windows = short(windows, &config);
     let comparing =
         Comparing { files, reference, config: &config, theirs: &theirs, threads, windows: &windows };
     let found = comparing.run(progress)?;
     let fault = found.fault.or_else(|| wrong_label(files));
     Ok(Diagnosis { fault, ..found })
+}
+
+/// Checks that two models have the same layers, width and vocabulary.
+///
+/// # Errors
+/// [`AdviseError::Reference`].
+pub(crate) fn check_same_shape(
+    files: &ModelFiles,
+    reference: &ModelFiles,
+    config: &ModelConfig,
+    theirs: &ModelConfig,
+) -> Result<()> {
+    let shape = |c: &ModelConfig| [c.num_hidden_layers, c.hidden_size, c.vocab_size];
+    if shape(config) == shape(theirs) {
+        return Ok(());
+    }
+    let place = |files: &ModelFiles| files.dir().display().to_string();
+    let [layers, width, vocabulary] = shape(theirs);
+    let found = format!("{layers} layers of width {width} and {vocabulary} tokens");
+    Err(AdviseError::Reference { reference: place(reference), model: place(files), found })
 }
 
 /// Predicts the peak memory of [`against`] in bytes, beyond the process: embedding and head of both models,
@@ -233,7 +247,7 @@ impl Comparing<'_> {
 }
 
 /// Returns `KL(p ‖ q)` of two logit vectors, nats.
-fn divergence(p: &[f32], q: &[f32]) -> f64 {
+pub(crate) fn divergence(p: &[f32], q: &[f32]) -> f64 {
     let normalizer = |x: &[f32]| {
         let most = f64::from(x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
         most + x.iter().map(|&x| (f64::from(x) - most).exp()).sum::<f64>().ln()

@@ -16,7 +16,7 @@ mod change;
 mod compare;
 mod config;
 mod pair;
-mod score;
+pub(crate) mod score;
 mod tensors;
 mod tokenizer;
 mod trial;
@@ -27,6 +27,7 @@ use serde::Serialize;
 
 pub use alternative::{ALTERNATIVES, Alternative, Entry};
 pub use compare::{LayerRow, Whole, against, bytes_against};
+pub(crate) use compare::{check_same_shape, divergence};
 pub use score::Gain;
 pub use tensors::TensorRow;
 pub use trial::{Trial, examine, steps};

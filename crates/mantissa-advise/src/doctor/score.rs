@@ -21,15 +21,15 @@ const SHARPNESS: [f64; 6] = [1.0, 0.75, 0.5, 0.3, 0.15, 0.05];
 const SEGMENT: usize = 32;
 
 /// Minimum number of units for a decision.
-pub(super) const LEAST_UNITS: usize = 8;
+pub(crate) const LEAST_UNITS: usize = 8;
 
 /// Minimum loss improvement of a repair, nats.
 const LEAST: f64 = 0.1;
 
 /// Minimum loss improvement in standard errors: for the dozen alternatives on the whole model, and for the
 /// hundreds on its parts.
-pub(super) const WHOLE_ERRORS: f64 = 5.0;
-pub(super) const PART_ERRORS: f64 = 6.0;
+pub(crate) const WHOLE_ERRORS: f64 = 5.0;
+pub(crate) const PART_ERRORS: f64 = 6.0;
 
 /// Minimum improvement of top-1 accuracy in standard errors.
 const HITS_ERRORS: f64 = 2.0;
@@ -44,13 +44,13 @@ struct Segment {
 
 /// Loss on a text.
 #[derive(Clone, Debug)]
-pub(super) struct Score {
+pub(crate) struct Score {
     segments: Vec<Segment>,
 }
 
 impl Score {
     /// Scores the hidden states after the last layer; `None` if they are not finite.
-    pub(super) fn of(
+    pub(crate) fn of(
         ends: &Ends,
         windows: &[Sequence],
         states: &States,
@@ -72,16 +72,16 @@ impl Score {
         Ok(finite.then_some(Score { segments }))
     }
 
-    pub(super) fn tokens(&self) -> u64 {
+    pub(crate) fn tokens(&self) -> u64 {
         self.segments.iter().map(|segment| segment.count).sum()
     }
 
-    pub(super) fn units(&self) -> usize {
+    pub(crate) fn units(&self) -> usize {
         self.segments.len()
     }
 
     /// Returns the score of the first `units` units.
-    pub(super) fn first(&self, units: usize) -> Score {
+    pub(crate) fn first(&self, units: usize) -> Score {
         Score { segments: self.segments.iter().take(units).copied().collect() }
     }
 
@@ -90,7 +90,7 @@ impl Score {
     }
 
     /// Mean NLL at temperature 1, nats/token.
-    pub(super) fn nll(&self) -> f64 {
+    pub(crate) fn nll(&self) -> f64 {
         self.mean(0)
     }
 
@@ -101,17 +101,17 @@ impl Score {
     }
 
     /// Mean NLL at the best temperature, nats/token.
-    pub(super) fn calibrated(&self) -> f64 {
+    pub(crate) fn calibrated(&self) -> f64 {
         self.mean(self.best())
     }
 
     /// Share of tokens that were the argmax.
-    pub(super) fn hits(&self) -> f64 {
+    pub(crate) fn hits(&self) -> f64 {
         self.segments.iter().map(|segment| segment.hits).sum::<u64>() as f64 / self.tokens() as f64
     }
 
     /// Returns the paired gain of `other` over this score on the same tokens.
-    pub(super) fn gain(&self, other: &Score) -> Gain {
+    pub(crate) fn gain(&self, other: &Score) -> Gain {
         let (own, others) = (self.best(), other.best());
         let pairs = || self.segments.iter().zip(&other.segments);
         let sum = |count, sum| Sum { count, sum, squares: 0.0 };
@@ -156,7 +156,7 @@ pub struct Gain {
 
 impl Gain {
     /// True if the change improves loss and top-1 accuracy, the loss by more than `errors` standard errors.
-    pub(super) fn is_decisive(&self, errors: f64) -> bool {
+    pub(crate) fn is_decisive(&self, errors: f64) -> bool {
         self.units >= LEAST_UNITS
             && self.delta < -LEAST
             && self.delta < -errors * self.se
@@ -165,19 +165,19 @@ impl Gain {
 
     /// True if the changed part beats a zeroed one. In a model that is broken elsewhere, any change to a
     /// disturbing part improves the loss.
-    pub(super) fn beats_silence(&self) -> bool {
+    pub(crate) fn beats_silence(&self) -> bool {
         self.delta < -LEAST / 2.0 && self.delta < -PART_ERRORS / 2.0 * self.se
     }
 
     /// True if the change deserves a trial on more text.
-    pub(super) fn is_promising(&self) -> bool {
+    pub(crate) fn is_promising(&self) -> bool {
         self.delta < -LEAST / 2.0
     }
 }
 
 /// Returns the entropy of the predicted tokens of `windows`, nats: the NLL of a unigram model fitted to this
 /// very text. On a short text this is a strict bound.
-pub(super) fn entropy(windows: &[Sequence]) -> f64 {
+pub(crate) fn entropy(windows: &[Sequence]) -> f64 {
     let mut counts = std::collections::BTreeMap::<u32, u64>::new();
     for Sequence { tokens, from } in windows {
         tokens.iter().skip((*from).max(1)).for_each(|&token| *counts.entry(token).or_default() += 1);
@@ -192,7 +192,7 @@ const SETTLING: usize = 8;
 
 /// Returns `windows` with a `bos` token and without, both predicting the same tokens, and whether the input
 /// had it.
-pub(super) fn with_and_without(
+pub(crate) fn with_and_without(
     windows: &[Sequence],
     bos: u32,
     config: &ModelConfig,

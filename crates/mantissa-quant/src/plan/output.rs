@@ -27,6 +27,14 @@ impl Plan {
                     text.insert("tie_word_embeddings".to_owned(), Value::Bool(false));
                 }
             }
+            // An engine follows the stated dtype: FP16 would undo the range of BF16 weights.
+            if self.job.recipe().is_some() && self.weights.to_string() == "bf16" {
+                for key in ["dtype", "torch_dtype"] {
+                    if let Some(dtype) = fields.get_mut(key).filter(|dtype| *dtype == "float16") {
+                        *dtype = Value::String("bfloat16".to_owned());
+                    }
+                }
+            }
             let keys = self.container.config_keys();
             if !keys.contains(&"quantization") {
                 // A source in MLX's format has its own description, which no longer holds.

@@ -127,7 +127,10 @@ fn compare(
 }
 
 /// Tokenizes the built-in texts with the model's tokenizer.
-fn prose(model: &Path, context: &Context) -> Result<Vec<Sequence>> {
+///
+/// # Errors
+/// No tokenizer, or not enough memory.
+pub(super) fn prose(model: &Path, context: &Context) -> Result<Vec<Sequence>> {
     let files = model::open_quietly(model)?;
     let longest = embedded::DOMAINS.iter().map(|domain| domain.held_out.len()).max().unwrap_or(0) as u64;
     let needs = Tokenizer::bytes_to_load(files.dir()).saturating_add(longest * Tokenizer::ENCODING);

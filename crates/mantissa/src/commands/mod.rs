@@ -14,6 +14,7 @@ mod coverage;
 mod default_text;
 mod demo;
 mod destination;
+mod diagnose;
 mod diff;
 mod doctor;
 mod ending;
@@ -77,6 +78,7 @@ pub enum Command {
     Recalibrate(Box<recalibrate::Args>),
     Lint(lint::Args),
     Doctor(doctor::Args),
+    Diagnose(Box<diagnose::Args>),
     Train(train::Args),
     Finetune(Box<finetune::Args>),
     Report(report::Args),
@@ -121,6 +123,7 @@ fn add_paths(command: &Command, p: &mut Paths) -> Result<()> {
         Command::Recalibrate(args) => recalibrate::paths(args, p),
         Command::Lint(args) => lint::paths(args, p),
         Command::Doctor(args) => doctor::paths(args, p),
+        Command::Diagnose(args) => diagnose::paths(args, p),
         Command::Train(args) => train::paths(args, p)?,
         Command::Finetune(args) => finetune::paths(args, p),
         Command::Report(args) => report::paths(args, p),
@@ -173,6 +176,7 @@ pub fn run(command: Command, program: fn() -> clap::Command, context: &Context) 
         Command::Recalibrate(args) => recalibrate::run(&args, context),
         Command::Lint(args) => lint::run(&args, context),
         Command::Doctor(args) => doctor::run(&args, context),
+        Command::Diagnose(args) => diagnose::run(&args, context),
         Command::Train(args) => train::run(&args, context),
         Command::Finetune(args) => finetune::run(&args, context),
         Command::Report(args) => report::run(&args, context),

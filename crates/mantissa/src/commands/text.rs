@@ -12,6 +12,7 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Paths, TextFile};
 
 use super::default_text;
+use super::ending::quoted;
 use super::model::{self, load_tokenizer};
 use crate::context::Context;
 use crate::error::BadInput;
@@ -159,6 +160,19 @@ impl TextArgs {
             check_tokens(tokens, &files, &sequences)?;
         }
         Ok(Some(sequences))
+    }
+
+    /// Returns the options that measure on the text and those that calibrate on it, for a command; `None` without a
+    /// text.
+    pub fn options(&self) -> Option<(String, String)> {
+        let of = |name: &str, value: &str| format!("--{name} {}", quoted(Path::new(value)));
+        if let Some(tokens) = &self.tokens {
+            return Some((of("tokens", tokens), of("calibration-tokens", tokens)));
+        }
+        let text = self.text.as_ref()?.display().to_string();
+        let length = self.context.map_or_else(String::new, |context| format!(" --length {context}"));
+        let context = self.context.map_or_else(String::new, |context| format!(" --context {context}"));
+        Some((of("text", &text) + &context, of("calibration", &text) + &length))
     }
 
     /// Returns the name of the text for reports: the file without its folder, and the key.

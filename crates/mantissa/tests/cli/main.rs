@@ -12,6 +12,7 @@ mod choose;
 mod containers;
 mod convert;
 mod demo;
+mod diagnose;
 mod diff;
 mod doctor;
 mod finetune;

@@ -24,6 +24,7 @@ const REPORTS: [(&[&str], &str); 15] = [
     (&["verify"], "verify q --reference demo"),
     (&["lint"], "lint q --for vllm"),
     (&["doctor"], "doctor q --reference demo"),
+    (&["diagnose"], "diagnose q --reference demo --text sample.txt"),
     (&["quality.json", "quantize, convert and fit"], "fit demo --budget 4.5bpw --text sample.txt --out f"),
     (&["recipes"], "recipes"),
     (&["cast"], "cast q/model.safetensors --scheme int8-channel --out c.safetensors"),

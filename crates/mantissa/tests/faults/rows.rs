@@ -196,6 +196,14 @@ rows! {
         outputs: &[Out::Report("d.json")],
         pace: SOME,
     };
+    diagnose: Case {
+        name: "diagnose",
+        prepare: model,
+        command: "diagnose in/model --tokens in/windows.json:w --json=out/d.json",
+        old: "diagnose in/model --tokens in/windows.json:v --json=out/d.json",
+        outputs: &[Out::Report("d.json")],
+        pace: SOME,
+    };
     run: Case {
         name: "run",
         prepare: with_tokenizer,

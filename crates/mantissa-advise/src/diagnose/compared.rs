@@ -1,0 +1,106 @@
+//! The model beside its source on the text: error over depth, KL by position, head and layers apart.
+
+use mantissa_eval::Sequence;
+use mantissa_eval::stats::{Sum, estimate};
+use mantissa_model::{Layer, ModelConfig};
+use mantissa_store::convention::ModelFiles;
+use serde::Serialize;
+
+use super::Result;
+use crate::doctor::divergence;
+use crate::run::{Ends, each, through};
+use crate::values::relative_error;
+
+/// First position of each range that KL is given for.
+const RANGES: [usize; 5] = [0, 16, 64, 128, 256];
+
+/// The model beside its source.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Compared {
+    /// Mean KL(source ‖ model), nats/token.
+    pub kl: f64,
+    /// Standard error of `kl`.
+    pub kl_se: f64,
+    /// KL with final norm and head of the model alone, the rest from the source.
+    pub kl_head: f64,
+    /// KL with all but final norm and head from the model.
+    pub kl_layers: f64,
+    /// Relative error of the states after each layer.
+    pub depth: Vec<f64>,
+    /// KL by position in the window.
+    pub positions: Vec<AtPosition>,
+}
+
+/// KL of some positions.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AtPosition {
+    /// First position.
+    pub from: usize,
+    /// Mean KL, nats/token.
+    pub kl: f64,
+    /// Standard error of `kl`; absent for a single window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kl_se: Option<f64>,
+}
+
+/// Sums of one window.
+#[derive(Clone, Default)]
+struct Sums {
+    whole: Sum,
+    head: Sum,
+    layers: Sum,
+    ranges: [Sum; RANGES.len()],
+}
+
+/// Runs both models over `windows`.
+///
+/// # Errors
+/// A model that cannot be loaded or run.
+pub(super) fn compare(
+    (files, config): (&ModelFiles, &ModelConfig),
+    (reference, theirs): (&ModelFiles, &ModelConfig),
+    windows: &[Sequence],
+    threads: usize,
+) -> Result<Compared> {
+    let (own, right) = (Ends::load(files, config)?, Ends::load(reference, theirs)?);
+    let (mut ours, mut states) = (own.embed(config, windows)?, right.embed(theirs, windows)?);
+    let mut depth = Vec::with_capacity(config.num_hidden_layers);
+    for number in 0..config.num_hidden_layers {
+        ours = through(&Layer::load(files, config, number)?, config, &ours, threads)?;
+        states = through(&Layer::load(reference, theirs, number)?, theirs, &states, threads)?;
+        let flat = |states: &crate::run::States| states.iter().flatten().copied().collect::<Vec<f32>>();
+        depth.push(relative_error(&flat(&ours), &flat(&states)));
+    }
+    let sums = each(windows.len(), threads, |i| {
+        let mut expected: Vec<Vec<f32>> = Vec::new();
+        right.logits(&states[i], |_, logits| expected.push(logits.to_vec()))?;
+        let mut sums = Sums::default();
+        own.logits(&ours[i], |row, logits| {
+            let kl = divergence(&expected[row], logits);
+            sums.whole.add(kl);
+            if let Some(range) = RANGES.iter().rposition(|from| *from <= row) {
+                sums.ranges[range].add(kl);
+            }
+        })?;
+        own.logits(&states[i], |row, logits| sums.head.add(divergence(&expected[row], logits)))?;
+        right.logits(&ours[i], |row, logits| sums.layers.add(divergence(&expected[row], logits)))?;
+        Ok(sums)
+    })?;
+    let column = |of: &dyn Fn(&Sums) -> Sum| {
+        estimate(&sums.iter().map(of).filter(|sum| sum.count > 0).collect::<Vec<_>>())
+    };
+    let whole = column(&|sums| sums.whole);
+    let positions = RANGES.iter().enumerate().filter_map(|(i, &from)| {
+        let found = column(&|sums| sums.ranges[i]);
+        let kl_se = Some(found.se).filter(|se| se.is_finite());
+        found.mean.is_finite().then_some(AtPosition { from, kl: found.mean, kl_se })
+    });
+    Ok(Compared {
+        kl: whole.mean,
+        kl_se: whole.se,
+        kl_head: column(&|sums| sums.head).mean,
+        kl_layers: column(&|sums| sums.layers).mean,
+        depth,
+        positions: positions.collect(),
+    })
+}

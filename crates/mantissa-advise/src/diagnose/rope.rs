@@ -1,0 +1,64 @@
+//! The base of the rotary embedding, tried without the source: a config that lost or changed `rope_theta` loads and
+//! predicts worse, the more so the longer the context.
+
+use super::trials::Better;
+use super::{Examination, Examined, Finding, Location, Result};
+
+/// Bases of published models: Llama 1 and 2 and most others, DeepSeek-V3's and Gemma's are the first; Llama 3; Qwen 2 and 3,
+/// Mistral, Gemma 3; Code Llama; Phi-3 and Yi; SmolLM; Llama 4 and Qwen 3-Next.
+const BASES: [f64; 8] = [1e4, 5e5, 1e6, 1e5, 5e4, 5e6, 1e7, 1e3];
+
+/// Finds another base with which the model predicts better.
+pub(super) struct Base;
+
+impl Examination for Base {
+    fn name(&self) -> &'static str {
+        "rope-base"
+    }
+
+    fn question(&self) -> &'static str {
+        "Is rope_theta the base that the model was trained with?"
+    }
+
+    fn lacks(&self, of: &Examined<'_>) -> Option<&'static str> {
+        // Two bases, or scaled ones, have too many combinations to try.
+        let single = of.config.rotary_dim > 0 && of.config.local_rope.is_none();
+        (!single).then_some("the model has no single rotary base")
+    }
+
+    fn findings(&self, of: &Examined<'_>) -> Result<Vec<Finding>> {
+        let mut best: Option<(f64, Better)> = None;
+        for base in BASES.into_iter().filter(|base| *base != of.config.rope.theta) {
+            let mut config = of.config.clone();
+            config.rope.theta = base;
+            let score = of.trials.under(of.request.files, &config)?;
+            if let Some(better) = of.trials.whole(score.as_ref())
+                && best.as_ref().is_none_or(|(_, known)| better.nll < known.nll)
+            {
+                best = Some((base, better));
+            }
+        }
+        let Some((base, better)) = best else { return Ok(Vec::new()) };
+        let (delta, se) = better.gain.map_or((f64::NAN, f64::NAN), |gain| (gain.delta, gain.se));
+        let names = &of.request.names;
+        let measured =
+            || format!("mantissa doctor {} {} --reference {}", names.model, names.text, names.source);
+        Ok(vec![Finding {
+            examination: self.name(),
+            place: Location { part: "config.json: rope_theta".to_owned(), ..Location::default() },
+            found: format!(
+                "{} in the config; with {base} the loss falls by {:.3} ± {se:.3} nats/token",
+                of.config.rope.theta, -delta
+            ),
+            figures: [
+                ("theta", of.config.rope.theta),
+                ("better", base),
+                ("delta_nll", delta),
+                ("delta_nll_se", se),
+            ]
+            .into(),
+            remedy: format!("set rope_theta to {base}, or copy config.json from the source"),
+            command: names.again.clone().unwrap_or_else(measured),
+        }])
+    }
+}

@@ -1,0 +1,225 @@
+//! `mantissa diagnose`: examines a model on a text and names remedies.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use anyhow::Result;
+use mantissa_advise::diagnose::{Finding, Names, Report, Request, SeenInput, diagnose, steps};
+use mantissa_eval::Sequence;
+use mantissa_model::Tokenizer;
+use mantissa_quant::{Quality, model_config};
+use mantissa_store::Paths;
+use serde::Serialize;
+
+use super::calibration::CalibrationArgs;
+use super::default_text;
+use super::doctor;
+use super::ending::quoted;
+use super::model::{self, ModelPath};
+use super::running::{self, Use};
+use super::text::TextArgs;
+use crate::context::Context;
+use crate::error::GateFailed;
+use crate::output::{Align, Table, labelled, paragraph};
+use crate::progress::Unit;
+
+/// Find what quantization will break, or has broken, and the remedy
+///
+/// Runs the model over a text and examines it: outlier channels, spiking tokens, values beyond FP16, stored
+/// ranges of inputs and of the KV cache that do not fit the text, experts that it never reaches. Each
+/// finding has a place, figures, a remedy, and the command that applies it.
+///
+/// With --calibration, ranges of that text are tried on --text. With --reference (the source), the model is
+/// also compared with it. Exit code 1 if something is found. doctor searches for faults of files; this
+/// command for what precision does to a model.
+#[derive(clap::Args)]
+#[command(after_help = "EXAMPLES
+  mantissa diagnose demo
+  mantissa diagnose path/to/model --text sample.txt --calibration calib.txt
+  mantissa diagnose path/to/quantized --text sample.txt \\
+      --reference path/to/model --json")]
+pub struct Args {
+    /// Model folder or .gguf file
+    model: ModelPath,
+    /// Source model to compare with
+    #[arg(long, value_name = "SOURCE")]
+    reference: Option<ModelPath>,
+    #[command(flatten)]
+    text: TextArgs,
+    #[command(flatten)]
+    calibration: CalibrationArgs,
+    /// Print the figures of every layer
+    #[arg(long)]
+    layers: bool,
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    model: &'a Path,
+    convention: &'static str,
+    #[serde(flatten)]
+    report: &'a Report,
+}
+
+/// Adds the paths that the command reads and writes.
+pub fn paths(args: &Args, paths: &mut Paths) {
+    args.model.paths(paths);
+    args.text.paths(paths);
+    args.calibration.paths(paths);
+    args.reference.iter().for_each(|model| model.paths(paths));
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Unreadable files or a model that cannot run; [`GateFailed`] if something is found.
+pub fn run(args: &Args, context: &Context) -> Result<()> {
+    let files = model::open(&args.model, context)?;
+    let reference = args.reference.as_ref().map(|path| model::open_quietly(path)).transpose()?;
+    let windows = match args.text.sequences(&args.model, args.calibration.is_text(), context)? {
+        Some(windows) => windows,
+        None => context.reading_texts(|| doctor::prose(&args.model, context))?,
+    };
+    let calibration = args.calibration.load(&files, args.text.split(), context)?;
+    let calibration: Option<Vec<Sequence>> =
+        calibration.map(|set| set.windows.into_iter().map(|tokens| Sequence { tokens, from: 1 }).collect());
+    let used = Use::evaluation(&windows, context.threads);
+    let opened: &Path = &args.model;
+    let models: Vec<&Path> = std::iter::once(opened).chain(args.reference.as_deref()).collect();
+    running::require_memory_and(25, &models, used, context)?;
+    let tokenizer = Tokenizer::load(files.dir()).ok();
+    let request = Request {
+        files: &files,
+        windows: &windows,
+        calibration: calibration.as_deref(),
+        reference: reference.as_ref(),
+        tokenizer: tokenizer.as_ref(),
+        names: names(args, &files),
+        threads: context.threads,
+    };
+    let total = steps(&model_config(&files)?, calibration.is_some());
+    let progress = context.progress(total as u64, Unit::Items("steps"));
+    let report = diagnose(&request, &|done| progress.set(done as u64))?;
+    progress.finish();
+    let json = Json { model: args.model.named(), convention: files.convention_name(), report: &report };
+    context.report(&json, |out| human(out, &report, args.layers))?;
+    let Some(first) = report.findings.first() else { return Ok(()) };
+    let more = match report.findings.len() {
+        1 => String::new(),
+        n => format!(" ({} more)", n - 1),
+    };
+    let message =
+        format!("{}: {}: {}{more}; fix: {}", first.examination, place(first), first.found, first.command);
+    Err(GateFailed::new(message).into())
+}
+
+/// Returns the names of the model and its texts in commands.
+fn names(args: &Args, files: &mantissa_store::convention::ModelFiles) -> Names {
+    let typed = quoted(args.model.typed());
+    let stem = args.model.typed().display().to_string();
+    let stem = stem.trim_end_matches('/').trim_end_matches(".gguf").to_owned();
+    let source = match &args.reference {
+        Some(source) => quoted(source.typed()),
+        None if files.config().is_some_and(|config| config.get("quantization_config").is_some()) => {
+            "SOURCE".to_owned()
+        }
+        None => typed.clone(),
+    };
+    let (text, calibrate) = args.text.options().unwrap_or_else(|| {
+        let default = default_text::NAME;
+        (format!("--text {default}"), format!("--calibration {default}"))
+    });
+    let again = args.reference.is_some().then(|| {
+        let quality = Quality::read(files.dir()).ok().flatten();
+        let recipe = quality.as_ref().map_or("bf16", |quality| quality.recipe.as_str());
+        let calibration = match quality.as_ref().and_then(|quality| quality.calibration.as_ref()) {
+            Some(_) => format!(" {calibrate}"),
+            None => String::new(),
+        };
+        let out = quoted(Path::new(&format!("{stem}-again")));
+        format!("mantissa quantize {source} --recipe {recipe}{calibration} --out {out}")
+    });
+    Names { model: typed, stem: quoted(Path::new(&stem)), source, text, calibrate, again }
+}
+
+fn human(out: &mut dyn Write, report: &Report, layers: bool) -> io::Result<()> {
+    if layers {
+        inputs(out, report)?;
+    }
+    let mut table = Table::new([("examination", Align::Left), ("question", Align::Left), ("", Align::Left)]);
+    for ran in &report.examined {
+        let verdict = match ran.findings {
+            0 => "nothing found".to_owned(),
+            1 => "1 finding".to_owned(),
+            n => format!("{n} findings"),
+        };
+        table.row([ran.name.to_owned(), ran.question.to_owned(), verdict]);
+    }
+    table.write(out)?;
+    for skipped in &report.skipped {
+        paragraph(out, 2, &format!("not examined: {} ({})", skipped.name, skipped.lacks))?;
+    }
+    for finding in &report.findings {
+        writeln!(out)?;
+        labelled(out, "finding", finding.examination)?;
+        labelled(out, "place", &place(finding))?;
+        labelled(out, "found", &finding.found)?;
+        labelled(out, "remedy", &finding.remedy)?;
+        labelled(out, "command", &finding.command)?;
+    }
+    if report.findings.is_empty() {
+        writeln!(out)?;
+        writeln!(out, "nothing found on {} tokens", report.tokens)?;
+    }
+    Ok(())
+}
+
+/// Describes the place of a finding.
+fn place(finding: &Finding) -> String {
+    let place = &finding.place;
+    let layer = place.layer.map_or_else(String::new, |layer| format!("layer {layer}, "));
+    let channel = place.channel.map_or_else(String::new, |channel| format!(", channel {channel}"));
+    format!("{layer}{}{channel}", place.part)
+}
+
+/// Prints what the pass has shown of every input.
+fn inputs(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+    let mut table = Table::new([
+        ("layer", Align::Right),
+        ("input of", Align::Left),
+        ("amax", Align::Right),
+        ("channel", Align::Right),
+        ("× median", Align::Right),
+        ("token × median", Align::Right),
+        ("kurtosis", Align::Right),
+        ("rotated", Align::Right),
+        ("int8 by token", Align::Right),
+        ("rotated", Align::Right),
+        ("by tensor", Align::Right),
+    ])
+    .optional(["kurtosis", "channel"]);
+    for layer in &report.layers {
+        layer.inputs.iter().for_each(|input| table.row(cells(layer.layer, input)));
+    }
+    table.write(out)?;
+    writeln!(out)
+}
+
+fn cells(layer: usize, input: &SeenInput) -> [String; 11] {
+    let percent = |error: f64| format!("{:.2} %", 100.0 * error);
+    let module = input.modules.first().map_or("", String::as_str);
+    let module = module.rsplit('.').next().unwrap_or(module);
+    [
+        layer.to_string(),
+        module.to_owned(),
+        format!("{:.2}", input.amax),
+        input.channel.to_string(),
+        format!("{:.1}", input.channel_ratio),
+        format!("{:.1}", input.token_ratio),
+        format!("{:.1}", input.kurtosis),
+        input.kurtosis_rotated.map_or_else(String::new, |kurtosis| format!("{kurtosis:.1}")),
+        percent(input.error_by_token),
+        input.error_rotated.map_or_else(String::new, percent),
+        percent(input.error_by_tensor),
+    ]
+}
