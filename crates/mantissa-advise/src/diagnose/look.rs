@@ -346,7 +346,10 @@ impl Looking<'_> {
         before.iter().for_each(|map| map.apply(&mut sample, width));
         let all =
             Sampled { x: &sample, width: width.max(1), weights: rows_of(readers.iter().copied(), width) };
-        let ordinary = ordinary(&taken.tokens, &all);
+        let limit = SPIKE * median(&taken.tokens);
+        let x = without_spikes(all.x, all.width, limit);
+        let kept = Sampled { x: &x, width: all.width, weights: all.weights.clone() };
+        let largest_kept = taken.tokens.iter().copied().filter(|x| *x <= limit).fold(0.0, f32::max);
         let (kurtosis, kurtosis_rotated) = all.kurtosis();
         let mut seen = SeenInput {
             modules: readers.iter().map(|linear| linear.module().to_owned()).collect(),
@@ -358,10 +361,10 @@ impl Looking<'_> {
             token_ratio,
             kurtosis,
             kurtosis_rotated,
-            error_by_token: ordinary.by_token,
-            error_rotated: ordinary.rotated,
-            error_by_tensor: ordinary.by_tensor,
-            error_without_spikes: ordinary.without_spikes,
+            error_by_token: kept.by_token(),
+            error_rotated: kept.rotated(),
+            error_by_tensor: kept.by_tensor(most),
+            error_without_spikes: kept.by_tensor(largest_kept),
             scheme: None,
             error_own: None,
             range_ratio: None,
@@ -373,48 +376,28 @@ impl Looking<'_> {
         };
         let behind = if before.is_empty() { most } else { amax(&sample) };
         if let Some(linear) = readers.iter().find(|linear| linear.input().is_some()) {
-            stated(linear, &all, behind, &mut seen);
+            stated(linear, &kept, behind, &mut seen);
         }
         let known = self.calibrated.and_then(|layer| layer.inputs.iter().find(|i| i.input == Some(input)));
         if let Some(known) = known.filter(|_| before.is_empty()) {
-            seen.error_calibrated = Some(all.by_tensor(known.amax));
-            seen.error_on_text = Some(all.by_tensor(most));
+            seen.error_calibrated = Some(kept.by_tensor(known.amax));
+            seen.error_on_text = Some(kept.by_tensor(most));
         }
         seen
     }
 }
 
-/// Errors of the sampled ordinary tokens in int8.
-struct Ordinary {
-    by_token: f64,
-    rotated: Option<f64>,
-    /// With one range for all tokens, spikes included.
-    by_tensor: f64,
-    /// With one range for the ordinary tokens.
-    without_spikes: f64,
+/// Returns the tokens of `x` whose amax is at most `limit`.
+fn without_spikes(x: &[f32], width: usize, limit: f32) -> Vec<f32> {
+    x.chunks_exact(width).filter(|token| amax(token) <= limit).flatten().copied().collect()
 }
 
-/// Measures the tokens of `all` that are no spikes; `tokens` has the amax of each token of the text.
-fn ordinary(tokens: &[f32], all: &Sampled<'_>) -> Ordinary {
-    let limit = SPIKE * median(tokens);
-    let most = |of: &dyn Fn(f32) -> bool| tokens.iter().copied().filter(|x| of(*x)).fold(0.0, f32::max);
-    let rows = all.x.chunks_exact(all.width).filter(|token| amax(token) <= limit);
-    let x: Vec<f32> = rows.flatten().copied().collect();
-    let kept = Sampled { x: &x, width: all.width, weights: all.weights.clone() };
-    Ordinary {
-        by_token: kept.by_token(),
-        rotated: kept.rotated(),
-        by_tensor: kept.by_tensor(most(&|_| true)),
-        without_spikes: kept.by_tensor(most(&|x| x <= limit)),
-    }
-}
-
-/// Measures the input's own scheme, as `linear` states it, with a range of this text for comparison.
-fn stated(linear: &Linear, all: &Sampled<'_>, most: f32, seen: &mut SeenInput) {
+/// Measures the input's own scheme on ordinary tokens, as `linear` states it, with a range of this text for comparison.
+fn stated(linear: &Linear, kept: &Sampled<'_>, most: f32, seen: &mut SeenInput) {
     let Some(quantizer) = linear.input() else { return };
     let quant = quantizer.quant();
     seen.scheme = Some(quant.scheme.to_string());
-    seen.error_own = all.under(quantizer);
+    seen.error_own = kept.under(quantizer);
     seen.dynamic = quant.outer.is_none();
     // A zero point shifts the range, which the amax does not describe.
     if let Some(stored) = quant.outer.filter(|_| quant.zero == 0) {
@@ -422,7 +405,7 @@ fn stated(linear: &Linear, all: &Sampled<'_>, most: f32, seen: &mut SeenInput) {
         let refit = ActivationQuant { outer: Some(needed), ..quant.clone() };
         seen.range_ratio = Some(needed / stored);
         seen.error_refitted =
-            InputQuantizer::new(linear.module(), &refit).ok().and_then(|refit| all.under(&refit));
+            InputQuantizer::new(linear.module(), &refit).ok().and_then(|refit| kept.under(&refit));
     }
 }
 
