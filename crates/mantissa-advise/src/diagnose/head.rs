@@ -4,7 +4,8 @@
 use super::{Examination, Examined, Finding, Location, Result};
 use crate::subject::is_plain;
 
-/// Smallest KL of the head alone that is a finding, nats/token: 8 bits cost below .001, 4 bits in groups about .01.
+/// Smallest KL of the head alone that is a finding, nats/token: in the embedded model int8 costs .0001, int4-g32 .02
+/// and int2-g32 .56 (measured 2026-11-26).
 const KL: f64 = 0.02;
 
 /// How many times the KL of all layers together the head's must be.
