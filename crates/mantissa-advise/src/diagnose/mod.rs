@@ -227,7 +227,7 @@ pub fn diagnose(request: &Request<'_>, progress: &dyn Fn(usize)) -> Result<Repor
     let windows = first_tokens(request.windows, &config);
     check_sequences(&config, &windows)?;
     let layers = config.num_hidden_layers;
-    let seen = look::look(request, &config, &windows, None, &|done| progress(done))?;
+    let seen = look::look(request, &config, &windows, None, progress)?;
     let calibration = match request.calibration {
         None => None,
         Some(given) => {
