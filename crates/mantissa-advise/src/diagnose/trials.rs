@@ -11,8 +11,11 @@ use crate::run::{Ends, States, silenced, through};
 /// Most tokens of the trials, which run the model once for each change.
 const TOKENS: usize = 1024;
 
-/// Part of a layer whose result is added to the residual stream.
-pub(super) const PARTS: [(&str, fn(LinearKind) -> bool); 2] = [
+/// True for the linear layers that write the result of a part.
+type Writes = fn(LinearKind) -> bool;
+
+/// Parts of a layer whose results are added to the residual stream.
+const PARTS: [(&str, Writes); 2] = [
     ("attention", |kind| matches!(kind, LinearKind::O | LinearKind::MixOut)),
     ("mlp", |kind| matches!(kind, LinearKind::Down | LinearKind::ExpertDown(_) | LinearKind::SharedDown)),
 ];
