@@ -142,17 +142,21 @@ fn few(
 ) {
     let format = panels.format();
     let shared = Shared::new(format, panels.chunk_cols(), x);
+    let last = shared.last_tile(panels.panel_bytes());
+    let tiles = level.sizes(x.unit).tiles(x.tokens);
+    let several = tiles.clone().nth(1).is_some();
+    let mut out = Aligned([[0.0; ROWS]; MOST_TOKENS]);
     let mut scales = Scales {
         scales: scratch.scales.get_mut().as_chunks_mut().0,
         mins: scratch.mins.get_mut().as_chunks_mut().0,
     };
     for i in rows {
         let panel = panels.panel(i);
-        for tile in level.sizes(x.unit).tiles(x.tokens) {
+        for tile in tiles.clone() {
+            let shared = if several && tile.end >= x.tokens { &last } else { &shared };
             let x = tokens(x, &scratch.starts, &tile);
-            let mut out = Aligned([[0.0; ROWS]; MOST_TOKENS]);
             let out = &mut out.0[..tile.len()];
-            level.product(format, &shared, &panel, &x, &mut scales, out);
+            level.product(format, shared, &panel, &x, &mut scales, out);
             tile.zip(&*out).for_each(|(t, sums)| write(i, t, sums));
         }
     }

@@ -21,8 +21,8 @@ pub(crate) struct Shared {
     blocks_per_unit: usize,
     units_per_group: usize,
     has_mins: bool,
-    /// True if the processor's own prefetcher does not run far enough ahead.
-    asks_ahead: bool,
+    /// Bytes from what a product reads to what it asks for; 0 asks for nothing.
+    ahead: usize,
 }
 
 impl Shared {
@@ -34,8 +34,15 @@ impl Shared {
             blocks_per_unit: x.unit / BLOCK,
             units_per_group: format.group / x.unit,
             has_mins: format.mins != ScaleCode::Absent,
-            asks_ahead: crate::isa::prefers_prefetch(),
+            // Where the processor's own prefetcher does not run far enough ahead.
+            ahead: if crate::isa::prefers_prefetch() { AHEAD } else { 0 },
         }
+    }
+
+    /// The same for the last of several tiles, which finds its panel in the cache: asks for the next panel, `bytes` further,
+    /// so that the memory is not idle meanwhile.
+    pub(crate) fn last_tile(self, bytes: usize) -> Self {
+        Shared { ahead: if self.ahead > 0 { self.ahead } else { bytes }, ..self }
     }
 
     /// Units of some blocks.
@@ -163,8 +170,8 @@ pub(crate) fn product<D: Dot, const BITS: usize, const TABLE: bool, const T: usi
     let per_chunk = s.units(s.blocks);
     let mut sums = Sums::new(d);
     for (chunk, codes) in w.chunks().zip(codes.chunks(s.blocks.max(1))) {
-        if s.asks_ahead {
-            d.prefetch(chunk.start().wrapping_add(AHEAD), chunk.bytes());
+        if s.ahead > 0 {
+            d.prefetch(chunk.start().wrapping_add(s.ahead), chunk.bytes());
         }
         widen(d, &chunk.scales, &[], memory.scales);
         widen(d, &chunk.mins, memory.scales, memory.mins);

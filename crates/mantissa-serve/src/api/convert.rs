@@ -173,7 +173,13 @@ fn take(body: &Value, names: &[(&str, &str)], out: &mut Map<String, Value>) {
 /// Request of OpenAI's chat API that asks for the same as `body`, a request of Anthropic's.
 pub(crate) fn anthropic_to_chat(body: &Value) -> Result<Value> {
     let mut out = Map::new();
-    out.insert("messages".into(), json!(anthropic_messages(body)?));
+    let messages = anthropic_messages(body)?;
+    // A last turn of the assistant is the beginning of the answer.
+    let begins = |last: &Value| last["role"] == "assistant" && last["tool_calls"].is_null();
+    if messages.last().is_some_and(begins) {
+        out.insert("continue_final_message".into(), json!(true));
+    }
+    out.insert("messages".into(), json!(messages));
     let names = [
         ("model", "model"),
         ("max_tokens", "max_tokens"),
@@ -416,6 +422,18 @@ mod tests {
                 "parallel_tool_calls": false
             })
         );
+    }
+
+    #[test]
+    fn a_last_turn_of_the_assistant_begins_the_answer() {
+        let user = json!({ "role": "user", "content": "Weather?" });
+        let begun = json!({ "messages": [user, { "role": "assistant", "content": "It is" }] });
+        assert_eq!(anthropic_to_chat(&begun).unwrap()["continue_final_message"], true);
+        let call = json!([{ "type": "tool_use", "id": "t", "name": "w", "input": {} }]);
+        for messages in [json!([user]), json!([user, { "role": "assistant", "content": call }])] {
+            let chat = anthropic_to_chat(&json!({ "messages": messages })).unwrap();
+            assert!(chat["continue_final_message"].is_null(), "{chat}");
+        }
     }
 
     #[test]
