@@ -534,7 +534,7 @@ impl Checked {
         (
             status = 200,
             description = "The answer, or events with pieces of it",
-            content((ChatResponse = "application/json"), (String = "text/event-stream"))
+            content((ChatResponse = "application/json"), (super::sse::Event = "text/event-stream"))
         ),
         super::openapi::Errors,
     )

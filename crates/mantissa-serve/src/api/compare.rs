@@ -222,7 +222,7 @@ impl Checked {
         (
             status = 200,
             description = "Events: the tokens of both answers, scores, the end; each is a CompareEvent",
-            content((String = "text/event-stream"))
+            content((super::sse::Event = "text/event-stream"))
         ),
         super::openapi::Errors,
     )

@@ -326,7 +326,7 @@ impl Checked {
         (
             status = 200,
             description = "The text, or events with pieces of it",
-            content((CompletionResponse = "application/json"), (String = "text/event-stream"))
+            content((CompletionResponse = "application/json"), (super::sse::Event = "text/event-stream"))
         ),
         super::openapi::Errors,
     )

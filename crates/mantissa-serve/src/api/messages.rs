@@ -145,7 +145,7 @@ fn chat(body: &Value) -> Result<Sampling<ChatRequest>, ApiError> {
     post,
     path = "/v1/messages",
     request_body = MessagesRequest,
-    responses((status = 200, description = "The message, or events with pieces of it", content((Value = "application/json"), (String = "text/event-stream"))), Errors)
+    responses((status = 200, description = "The message, or events with pieces of it", content((Value = "application/json"), (super::sse::Event = "text/event-stream"))), Errors)
 )]
 pub(crate) async fn messages(
     State(app): State<Arc<App>>,

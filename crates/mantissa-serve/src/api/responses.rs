@@ -41,7 +41,7 @@ fn chat(body: &Value) -> Result<Sampling<ChatRequest>, ApiError> {
     post,
     path = "/v1/responses",
     request_body = ResponsesRequest,
-    responses((status = 200, description = "The response, or events with pieces of it", content((Value = "application/json"), (String = "text/event-stream"))), super::openapi::Errors)
+    responses((status = 200, description = "The response, or events with pieces of it", content((Value = "application/json"), (super::sse::Event = "text/event-stream"))), super::openapi::Errors)
 )]
 pub(crate) async fn responses(
     State(app): State<Arc<App>>,

@@ -11,6 +11,7 @@ use http_body::Frame;
 use serde::Serialize;
 use serde_json::Value;
 use tokio::sync::mpsc;
+use utoipa::ToSchema;
 
 use super::ApiError;
 
@@ -43,6 +44,16 @@ impl From<ApiError> for Cut {
     fn from(error: ApiError) -> Self {
         Cut::Failed(error)
     }
+}
+
+/// Event of a stream, as clients parse it.
+#[derive(Debug, ToSchema)]
+#[allow(dead_code)]
+pub(crate) struct Event {
+    /// Name; OpenAI's chat API and completions have none.
+    event: Option<String>,
+    /// JSON value, or `[DONE]`.
+    data: String,
 }
 
 /// Sender of the events of a response.
