@@ -3,7 +3,8 @@
 //! [`subject`] describes a written or planned model for the rules of [`mantissa_plan::contract`]. [`doctor`]
 //! finds the fault of a checkpoint with garbled output: it tries known disagreements between writers and
 //! readers, and reports the one that repairs the model. [`sensitivity`] measures the KL divergence of
-//! quantizing each part of a model alone. [`diagnose`] examines a model on a text and names remedies. [`remedy`] finds the recipe or format with which an engine loads a model.
+//! quantizing each part of a model alone. [`diagnose`] examines a model on a text and names remedies. [`shape`] gives the
+//! planner the sizes of a model. [`remedy`] finds the recipe or format with which an engine loads a model.
 #![forbid(unsafe_code)]
 
 pub mod diagnose;
@@ -13,6 +14,7 @@ mod observe;
 pub mod remedy;
 mod run;
 pub mod sensitivity;
+pub mod shape;
 pub mod subject;
 mod values;
 

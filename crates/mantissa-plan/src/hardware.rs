@@ -1,6 +1,15 @@
-//! GPU generations that decide which kernels are available.
+//! Hardware as data: GPU generations that decide which kernels are available, and [`Device`]s with memory, bandwidth and
+//! rates.
+
+mod device;
+mod devices;
+mod execution;
 
 use std::fmt;
+
+pub use device::{Device, HardwareError, Maker, Measured, Shares, Unit};
+pub use devices::{CPU_ATTENTION, DEVICES, KernelCost};
+pub use execution::Execution;
 
 /// GPU with its compute capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

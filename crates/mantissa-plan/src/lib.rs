@@ -1,8 +1,20 @@
-//! Deployment checks that need no weights: engine requirements, evaluated on shapes and schemes.
+//! Arithmetic that needs no weights: what a model takes, how fast it can be, which precision to choose, and what engines load.
+//!
+//! [`shape`] has the sizes of a model, [`hardware`] devices with their figures and fallbacks, [`precision`] the candidates
+//! with their measured quality, [`memory`] bytes of inference, [`training`] bytes of training, [`roofline`] speeds,
+//! [`recommend`] the choice with its reasons,
+//! [`explain`] answers to standing questions.
 //!
 //! [`contract`] holds the rules of each engine as data, each with its source, and evaluates them on a
-//! [`contract::Subject`], which describes a written or planned model. [`hardware`] lists GPU generations.
+//! [`contract::Subject`], which describes a written or planned model.
 #![forbid(unsafe_code)]
 
 pub mod contract;
+pub mod explain;
 pub mod hardware;
+pub mod memory;
+pub mod precision;
+pub mod recommend;
+pub mod roofline;
+pub mod shape;
+pub mod training;

@@ -23,7 +23,7 @@ pub const COMMON: &str = "Common options";
 
 /// Groups of commands, in the order of the help.
 const GROUPS: [(&str, &[&str]); 5] = [
-    ("Start", &["demo", "inspect", "recipes", "schemes"]),
+    ("Start", &["demo", "plan", "explain", "inspect", "recipes", "schemes"]),
     ("Quantize", &["quantize", "fit", "imatrix", "recalibrate", "convert", "cast"]),
     (
         "Run, measure, check",

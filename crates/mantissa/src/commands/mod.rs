@@ -19,6 +19,7 @@ mod diff;
 mod doctor;
 mod ending;
 mod eval;
+mod explain;
 mod finetune;
 mod fit;
 mod fixes;
@@ -30,6 +31,7 @@ mod man;
 mod model;
 mod outcome;
 mod parse;
+mod plan;
 mod quantize;
 mod rebuild;
 mod recalibrate;
@@ -64,6 +66,8 @@ use crate::memory::PROCESS;
 pub enum Command {
     Demo(demo::Args),
     Inspect(inspect::Args),
+    Plan(Box<plan::Args>),
+    Explain(explain::Args),
     Quantize(Box<quantize::Args>),
     Fit(Box<fit::Args>),
     Eval(Box<eval::Args>),
@@ -109,6 +113,8 @@ fn add_paths(command: &Command, p: &mut Paths) -> Result<()> {
     match command {
         Command::Demo(args) => demo::paths(args, p),
         Command::Inspect(args) => inspect::paths(args, p),
+        Command::Plan(args) => plan::paths(args, p),
+        Command::Explain(args) => explain::paths(args, p),
         Command::Quantize(args) => quantize::paths(args, p)?,
         Command::Fit(args) => fit::paths(args, p)?,
         Command::Eval(args) => eval::paths(args, p),
@@ -162,6 +168,8 @@ pub fn run(command: Command, program: fn() -> clap::Command, context: &Context) 
     match command {
         Command::Demo(args) => demo::run(&args, context),
         Command::Inspect(args) => inspect::run(&args, context),
+        Command::Plan(args) => plan::run(&args, context),
+        Command::Explain(args) => explain::run(&args, context),
         Command::Quantize(args) => quantize::run(&args, context),
         Command::Fit(args) => fit::run(&args, context),
         Command::Eval(args) => eval::run(&args, context),

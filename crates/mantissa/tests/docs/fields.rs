@@ -8,7 +8,10 @@ use serde_json::Value;
 use crate::{output_in, root};
 
 /// Sections of the page, with the command whose report they list; in this order, as later ones read outputs of earlier ones.
-const REPORTS: [(&[&str], &str); 16] = [
+const REPORTS: [(&[&str], &str); 19] = [
+    (&["plan"], "plan demo --hardware h100"),
+    (&["plan"], "plan demo --hardware h100 --train"),
+    (&["explain"], "explain w4a16 demo --hardware h100"),
     (
         &["quality.json", "quantize, convert and fit"],
         "quantize demo --recipe rtn-int4-g128 --out q --text sample.txt",

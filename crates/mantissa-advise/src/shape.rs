@@ -1,0 +1,183 @@
+//! Sizes of a model for the planner, from its checked config: every architecture that can be loaded can be planned.
+
+use std::collections::BTreeMap;
+
+use mantissa_model::{LinearKind, ModelConfig};
+use mantissa_plan::shape::{CacheLayers, Matrices, ModelShape, Part};
+
+/// Returns the sizes of a model.
+pub fn of_config(name: &str, config: &ModelConfig) -> ModelShape {
+    let matrices = matrices(config);
+    let sizes = |tensor: &mantissa_model::TensorInfo| tensor.shape.iter().product::<usize>() as u64;
+    let all: u64 = config.tensors().iter().map(sizes).sum();
+    let linear: u64 = matrices.iter().map(Matrices::weights).sum();
+    let table = (config.vocab_size * config.hidden_size) as u64;
+    let head = if config.tie_word_embeddings { 0 } else { table };
+    let experts = config.experts.as_ref().map_or(0, |experts| {
+        let shared = experts.shared.as_ref().map_or(0, |shared| shared.width);
+        experts.per_token * experts.width + shared
+    });
+    ModelShape {
+        name: name.to_owned(),
+        layers: config.num_hidden_layers as u64,
+        hidden: config.hidden_size as u64,
+        vocab: config.vocab_size as u64,
+        context: config.max_position_embeddings as u64,
+        heads: config.num_attention_heads,
+        kv_heads: config.num_key_value_heads,
+        inner: if experts > 0 { experts } else { config.intermediate_size } as u64,
+        tied: config.tie_word_embeddings,
+        matrices,
+        embedding: table,
+        others: all.saturating_sub(linear + table + head),
+        caches: caches(config),
+        state_bytes: state_bytes(config),
+        assumed: None,
+    }
+}
+
+/// Part of a layer that a linear layer belongs to.
+fn part_of(kind: LinearKind) -> Part {
+    use LinearKind::{
+        Down, ExpertDown, ExpertGate, ExpertUp, Gate, GateUp, InputGate, InputProjection, MixGate, MixIn,
+        MixK, MixOut, MixQ, MixV, SharedDown, SharedGate, SharedUp, Up,
+    };
+    match kind {
+        ExpertGate(_) | ExpertUp(_) | ExpertDown(_) => Part::Experts,
+        MixIn | MixGate | MixQ | MixK | MixV | MixOut => Part::Mixer,
+        Gate | Up | Down | GateUp | SharedGate | SharedUp | SharedDown | InputGate | InputProjection => {
+            Part::Mlp
+        }
+        _ => Part::Attention,
+    }
+}
+
+/// Groups the linear layers by part and shape.
+fn matrices(config: &ModelConfig) -> Vec<Matrices> {
+    let mut groups: BTreeMap<(u8, usize, usize), Matrices> = BTreeMap::new();
+    for info in config.decoder_linears() {
+        let part = part_of(info.kind);
+        let key = (part as u8, info.rows, info.cols);
+        let entry = groups.entry(key);
+        let group = entry.or_insert(Matrices { part, rows: info.rows, cols: info.cols, count: 0, active: 0 });
+        group.count += 1;
+    }
+    let active = |group: Matrices| {
+        let share = match (group.part, &config.experts) {
+            (Part::Experts, Some(experts)) => (experts.per_token as u64, u64::from(experts.count).max(1)),
+            _ => (1, 1),
+        };
+        Matrices { active: group.count * share.0 / share.1, ..group }
+    };
+    groups.into_values().map(active).collect()
+}
+
+/// Groups the layers that hold keys and values by width and window.
+fn caches(config: &ModelConfig) -> Vec<CacheLayers> {
+    let mut groups: Vec<CacheLayers> = Vec::new();
+    for layer in config.attention_layers() {
+        let owns = u64::from(config.has_own_kv(layer));
+        let cache = CacheLayers { layers: owns, readers: 1, ..cache(config, layer) };
+        let same = |other: &&mut CacheLayers| {
+            CacheLayers { layers: 0, readers: 0, ..(**other).clone() }
+                == CacheLayers { layers: 0, readers: 0, ..cache.clone() }
+        };
+        match groups.iter_mut().find(same) {
+            Some(group) => (group.layers, group.readers) = (group.layers + owns, group.readers + 1),
+            None => groups.push(cache),
+        }
+    }
+    groups
+}
+
+/// Describes the cache of one layer.
+fn cache(config: &ModelConfig, layer: usize) -> CacheLayers {
+    let window = config.windows.get(layer).copied().flatten();
+    let index = config.index_width(layer);
+    if let Some(latent) = &config.latent {
+        let width = latent.kv_rank + latent.rotated;
+        let heads = config.num_attention_heads;
+        return CacheLayers {
+            layers: 1,
+            readers: 1,
+            heads: 1,
+            keys: width + index,
+            values: 0,
+            queries: heads * width,
+            attended: heads * latent.kv_rank,
+            window,
+        };
+    }
+    let heads = config.heads(layer);
+    let (kv, queries) = (heads.key_value * heads.dim, heads.query * heads.dim);
+    CacheLayers {
+        layers: 1,
+        readers: 1,
+        heads: heads.key_value,
+        keys: kv + index,
+        values: kv,
+        queries,
+        attended: queries,
+        window,
+    }
+}
+
+/// Tokens at which states that grow with the context (DeepSeek-V4's compressed entries) are counted.
+const STATE_CONTEXT: usize = 8192;
+
+/// Bytes of the recurrent states of a sequence, in f32.
+fn state_bytes(config: &ModelConfig) -> u64 {
+    let context = STATE_CONTEXT.min(config.max_position_embeddings);
+    let of = |layer| config.recurrent_in(layer).map_or(0, |recurrent| recurrent.state(context).bytes());
+    (0..config.num_hidden_layers).map(of).sum()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use mantissa_plan::precision::Kv;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn shape(config: &Value) -> ModelShape {
+        of_config("test", &ModelConfig::from_json(config, "config.json").unwrap())
+    }
+
+    #[test]
+    fn a_config_has_the_sizes_of_its_published_shape() {
+        let config = json!({
+            "model_type": "qwen2", "hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64,
+            "num_attention_heads": 40, "num_key_value_heads": 8, "vocab_size": 152064,
+            "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "tie_word_embeddings": false,
+        });
+        let (read, known) = (shape(&config), ModelShape::named("Qwen2.5-32B").unwrap());
+        assert_eq!(read.parameters(), known.parameters());
+        assert_eq!((&read.caches, read.inner, read.others), (&known.caches, known.inner, known.others));
+        assert_eq!(read.operations_per_token(), known.operations_per_token());
+    }
+
+    #[test]
+    fn experts_windows_and_latents_are_seen() {
+        let config = json!({
+            "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
+            "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936,
+            "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "tie_word_embeddings": false,
+            "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": true,
+        });
+        let (read, known) = (shape(&config), ModelShape::named("Qwen3-30B-A3B").unwrap());
+        let near = |a: u64, b: u64| (a as f64 / b as f64 - 1.0).abs() < 1e-4;
+        assert!(near(read.parameters(), known.parameters()), "{} {}", read.parameters(), known.parameters());
+        assert!(near(read.active_parameters(), known.active_parameters()));
+        let config = json!({
+            "model_type": "gemma3_text", "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26,
+            "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 262144,
+            "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "sliding_window": 512,
+        });
+        let read = shape(&config);
+        let windowed: u64 = read.caches.iter().filter(|c| c.window.is_some()).map(|c| c.layers).sum();
+        assert!(windowed > 20 && read.tied, "{:?}", read.caches);
+        let kv = Kv::named("f16").unwrap();
+        assert!(kv.bytes_of_sequence(&read, 32_768) < 0.3 * 32_768.0 * kv.bytes_per_token(&read));
+    }
+}

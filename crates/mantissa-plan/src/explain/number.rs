@@ -1,0 +1,238 @@
+//! Anatomy of a number: how formats store it, what becomes of it, and its neighbours.
+
+use mantissa_num::format::{Affine, Format};
+use mantissa_num::minifloat::MiniFloat;
+use mantissa_num::{Code, Given, Quantized, Scheme, TensorError, quantize};
+use serde::Serialize;
+
+/// Number as a format stores it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Anatomy {
+    /// Scheme.
+    pub scheme: String,
+    /// Stored value.
+    pub value: f64,
+    /// Stored value less the number.
+    pub error: f64,
+    /// Error over the number; absent for 0.
+    pub relative_error: Option<f64>,
+    /// Bits of the code: sign, exponent and mantissa of a float, all bits of others.
+    pub bits: Vec<(&'static str, String)>,
+    /// Power of two of the leading digit of a float; absent for others.
+    pub exponent: Option<i32>,
+    /// Scale of the block, if there is one.
+    pub scale: Option<f64>,
+    /// Nearest representable value below.
+    pub below: Option<f64>,
+    /// Nearest representable value above.
+    pub above: Option<f64>,
+    /// What the format does with the number, where that is special.
+    pub note: Option<String>,
+}
+
+/// A number cannot be shown under a scheme.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum AnatomyError {
+    /// The scheme has no codes of single elements.
+    #[error(
+        "--as {0}: expected a format with one code for each element, got one that codes blocks; fix: mantissa cast shows its error on a tensor"
+    )]
+    Blocks(String),
+    /// The number cannot be quantized.
+    #[error("--as {scheme}: {fault}")]
+    Tensor {
+        /// Scheme.
+        scheme: String,
+        /// Reason.
+        fault: TensorError,
+    },
+}
+
+/// Shows `x` under a scheme, in a block whose largest magnitude is `amax`, at least that of `x`.
+///
+/// # Errors
+/// [`AnatomyError`].
+pub fn anatomy(x: f32, scheme: &Scheme, amax: f32) -> Result<Anatomy, AnatomyError> {
+    let name = scheme.to_string();
+    if scheme.format.code_bits() == 0 {
+        return Err(AnatomyError::Blocks(name));
+    }
+    let fault = |fault| AnatomyError::Tensor { scheme: name.clone(), fault };
+    let block = [x, amax.max(x.abs())];
+    let stored = quantize(scheme, &block, 1, block.len(), Given::default()).map_err(fault)?;
+    let value = f64::from(stored.dequantize().map_err(fault)?[0]);
+    let code = stored.codes.get(0);
+    let error = value - f64::from(x);
+    let (below, above) = neighbours(&stored, value);
+    let float = float_of(&scheme.format);
+    let scale = scheme.format.scale().map(|_| f64::from(stored.block_decoder(0).scale()));
+    Ok(Anatomy {
+        bits: bits(&scheme.format, code),
+        exponent: float.and_then(|float| exponent(float, code)),
+        note: note(x, value, &scheme.format),
+        relative_error: (x != 0.0 && value.is_finite()).then(|| error / f64::from(x)),
+        scheme: name,
+        value,
+        error,
+        scale,
+        below,
+        above,
+    })
+}
+
+/// Returns the float of a format's elements.
+fn float_of(format: &Format) -> Option<MiniFloat> {
+    match format {
+        Format::Affine(Affine { code: Code::Float(float), .. }) => Some(*float),
+        Format::Affine(Affine { code: Code::F32, .. }) => Some(SINGLE),
+        Format::Affine(Affine { code: Code::Tf32, .. }) => Some(mantissa_num::minifloat::TF32),
+        _ => None,
+    }
+}
+
+/// Fields of an f32.
+const SINGLE: MiniFloat = MiniFloat {
+    name: "f32",
+    exponent_bits: 8,
+    mantissa_bits: 23,
+    bias: 127,
+    special: mantissa_num::minifloat::Special::Ieee,
+};
+
+/// Splits a code into its fields.
+fn bits(format: &Format, code: u32) -> Vec<(&'static str, String)> {
+    let text = |value: u32, width: u32| format!("{:0width$b}", value & mask(width), width = width as usize);
+    let Some(float) = float_of(format) else {
+        return vec![("code", text(code, format.code_bits()))];
+    };
+    let (e, m) = (float.exponent_bits, float.mantissa_bits);
+    // The code of TF32 is the pattern of the f32.
+    let code = if format.code_bits() == 32 { code >> (31 - e - m) } else { code };
+    vec![("sign", text(code >> (e + m), 1)), ("exponent", text(code >> m, e)), ("mantissa", text(code, m))]
+}
+
+fn mask(width: u32) -> u32 {
+    if width >= 32 { u32::MAX } else { (1 << width) - 1 }
+}
+
+/// Returns the power of two of a float's leading digit, or that of its subnormals; `None` for infinities and NaN.
+fn exponent(float: MiniFloat, code: u32) -> Option<i32> {
+    let (e, m) = (float.exponent_bits, float.mantissa_bits);
+    let code = if float.name == "tf32" { code >> 13 } else { code };
+    let field = code >> m & mask(e);
+    let special = e == 8 && field == mask(e);
+    (!special).then(|| field.max(1) as i32 - float.bias)
+}
+
+/// Finds the representable values next to `value`, in its block.
+fn neighbours(stored: &Quantized, value: f64) -> (Option<f64>, Option<f64>) {
+    let format = &stored.format;
+    let width = format.code_bits();
+    if width > 16 {
+        return next_floats(format, value as f32);
+    }
+    let decoder = stored.block_decoder(0);
+    let signed =
+        matches!(format, Format::Affine(Affine { code: Code::Int(_) | Code::Ternary | Code::Fixed64, .. }));
+    let element = |code: u32| {
+        // Integer codes are sign-extended.
+        let code = if signed { ((code << (32 - width)) as i32 >> (32 - width)) as u32 } else { code };
+        f64::from(decoder.value(format.element(code)))
+    };
+    let values = (0..1u32 << width).map(element).filter(|value| value.is_finite());
+    let (mut below, mut above) = (None::<f64>, None::<f64>);
+    for other in values {
+        if other < value && below.is_none_or(|below| other > below) {
+            below = Some(other);
+        }
+        if other > value && above.is_none_or(|above| other < above) {
+            above = Some(other);
+        }
+    }
+    (below, above)
+}
+
+/// Returns the floats next to an f32, or to one rounded to TF32.
+fn next_floats(format: &Format, value: f32) -> (Option<f64>, Option<f64>) {
+    let finite = |x: f32| x.is_finite().then_some(f64::from(x));
+    if !matches!(format, Format::Affine(Affine { code: Code::Tf32, .. })) {
+        return (finite(value.next_down()), finite(value.next_up()));
+    }
+    let step = 1u32 << 13;
+    let moved = |up: bool| {
+        let bits = value.to_bits();
+        let away = up != value.is_sign_negative();
+        let bits = if away { bits.checked_add(step) } else { bits.checked_sub(step) };
+        bits.and_then(|bits| finite(f32::from_bits(bits)))
+    };
+    (moved(false), moved(true))
+}
+
+/// Says what is special about a stored value.
+fn note(x: f32, value: f64, format: &Format) -> Option<String> {
+    if value == 0.0 && x != 0.0 {
+        return Some("rounds to 0: below half of the smallest step".to_owned());
+    }
+    let float = float_of(format).filter(|_| format.scale().is_none())?;
+    let largest = f64::from(float.max());
+    if f64::from(x.abs()) > largest {
+        return Some(format!("beyond the largest finite value, {largest}"));
+    }
+    let least = f64::from(float.min_normal());
+    (value != 0.0 && value.abs() < least)
+        .then(|| format!("subnormal: below {least:e}, the smallest normal value, digits are lost"))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn of(x: f32, scheme: &str, amax: f32) -> Anatomy {
+        anatomy(x, &scheme.parse().unwrap(), amax).unwrap()
+    }
+
+    #[test]
+    fn a_tenth_in_every_format() {
+        let single = of(0.1, "f32", 0.1);
+        let fields: Vec<_> = single.bits.iter().map(|(_, bits)| bits.as_str()).collect();
+        assert_eq!(fields, ["0", "01111011", "10011001100110011001101"]);
+        assert_eq!((single.exponent, single.error), (Some(-4), 0.0));
+        let half = of(0.1, "bf16", 0.1);
+        assert_eq!(half.value, 0.10009765625);
+        assert_eq!(half.bits[2].1, "1001101");
+        assert_eq!((half.below, half.above), (Some(0.099609375), Some(0.1005859375)));
+        let eight = of(0.1, "fp8-e4m3", 0.1);
+        assert_eq!((eight.value, eight.exponent), (0.1015625, Some(-4)));
+        assert_eq!(
+            eight.bits.iter().map(|(_, bits)| bits.as_str()).collect::<Vec<_>>(),
+            ["0", "0011", "101"]
+        );
+        let four = of(0.1, "fp4-e2m1", 0.1);
+        assert_eq!((four.value, four.below, four.above), (0.0, Some(-0.5), Some(0.5)));
+        assert!(four.note.unwrap().contains("rounds to 0"));
+        let tf32 = of(0.1, "tf32", 0.1);
+        assert_eq!(tf32.bits[2].1.len(), 10);
+        assert!(tf32.below.unwrap() < tf32.value && tf32.value < tf32.above.unwrap());
+    }
+
+    #[test]
+    fn blocks_scale_their_elements() {
+        // amax 1 in int8: scale 1 / 127.5.
+        let int8 = of(0.1, "int8-g32", 1.0);
+        assert!((int8.scale.unwrap() - 1.0 / 127.5).abs() < 1e-6 && int8.error.abs() < 0.5 / 127.5);
+        assert_eq!(int8.bits[0].1.len(), 8);
+        let nvfp4 = of(0.1, "nvfp4", 1.0);
+        assert!(nvfp4.below.unwrap() < nvfp4.value && nvfp4.value < nvfp4.above.unwrap());
+        let nf4 = of(-0.1, "nf4", 1.0);
+        assert!((nf4.value + 0.0911).abs() < 1e-3, "{nf4:?}");
+        assert!(anatomy(0.1, &"q4_k".parse().unwrap(), 1.0).is_err());
+    }
+
+    #[test]
+    fn limits_are_named() {
+        assert!(of(1e6, "f16", 1e6).note.unwrap().contains("65504"));
+        assert!(of(1e-6, "f16", 1e-6).note.unwrap().contains("subnormal"));
+        assert_eq!(of(0.0, "bf16", 0.0).relative_error, None);
+    }
+}

@@ -1,0 +1,225 @@
+//! A device: what its memory holds, how fast it reads it, and how fast it multiplies.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use mantissa_num::nearest_list;
+use serde::{Deserialize, Serialize};
+
+use super::{DEVICES, Gpu};
+
+/// Operands of a matrix product that a device has an instruction for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Unit {
+    /// f32.
+    F32,
+    /// f32 rounded to 10 mantissa bits.
+    Tf32,
+    /// f16 with sums in f32.
+    F16,
+    /// bf16 with sums in f32.
+    Bf16,
+    /// 8-bit floats with sums in f32.
+    Fp8,
+    /// 6-bit floats.
+    Fp6,
+    /// E2M1.
+    Fp4,
+    /// 8-bit integers.
+    Int8,
+    /// 4-bit integers.
+    Int4,
+}
+
+impl Unit {
+    /// Returns the name for reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Unit::F32 => "f32",
+            Unit::Tf32 => "tf32",
+            Unit::F16 => "f16",
+            Unit::Bf16 => "bf16",
+            Unit::Fp8 => "fp8",
+            Unit::Fp6 => "fp6",
+            Unit::Fp4 => "fp4",
+            Unit::Int8 => "int8",
+            Unit::Int4 => "int4",
+        }
+    }
+}
+
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Kind of device, which decides what kernels do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Maker {
+    /// NVIDIA GPU.
+    Nvidia,
+    /// AMD Instinct GPU.
+    Amd,
+    /// Intel Gaudi.
+    Intel,
+    /// Apple silicon: GPU and processor share the memory.
+    Apple,
+    /// Processor, running mantissa's own kernels.
+    Cpu,
+}
+
+/// Low, middle and high estimate of a share.
+pub type Interval = [f64; 3];
+
+/// Shares of the limits that kernels reach.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Shares {
+    /// Of the read bandwidth, in decoding.
+    pub bandwidth: Interval,
+    /// Of the peak, in products of many tokens.
+    pub compute: Interval,
+    /// Source, or the statement that they are assumed.
+    pub source: &'static str,
+}
+
+/// Device.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Device {
+    /// Name for `--hardware`.
+    pub name: Cow<'static, str>,
+    /// Name in tables.
+    pub title: Cow<'static, str>,
+    /// Kind.
+    pub maker: Maker,
+    /// NVIDIA's compute capability times ten.
+    pub sm: Option<u32>,
+    /// Memory in bytes. Vendors name GiB as GB.
+    pub memory: f64,
+    /// Share of it that models may use.
+    pub usable: f64,
+    /// Bytes taken by driver, context and compiled kernels.
+    pub reserved: f64,
+    /// Read bandwidth, bytes/s.
+    pub bandwidth: f64,
+    /// Bandwidth to other devices of a node, bytes/s in each direction; 0 without.
+    pub link: f64,
+    /// Dense rates, operations/s.
+    pub rates: Vec<(Unit, f64)>,
+    /// True if matrix instructions apply scales of blocks (MX formats).
+    pub block_scales: bool,
+    /// True if they apply NVFP4's E4M3 scales.
+    pub nvfp4: bool,
+    /// True if FP8 is in the `fnuz` encodings, not OCP's.
+    pub fnuz: bool,
+    /// Shares of the limits that kernels reach.
+    pub shares: Shares,
+    /// Measured costs by format, in place of [`Shares::compute`].
+    pub kernels: &'static [super::devices::KernelCost],
+    /// Caveat about the figures.
+    pub note: &'static str,
+    /// Source of the figures.
+    pub source: Cow<'static, str>,
+}
+
+/// Limits of a processor, measured by `bench`; the fields of its JSON report.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// Number of threads.
+    pub threads: usize,
+    /// Instruction-set level of the kernels.
+    pub level: String,
+    /// Read bandwidth, GB/s.
+    pub machine_read_gb_per_s: f64,
+    /// Peak of 8-bit products, Gop/s.
+    #[serde(default)]
+    pub machine_int8_gops: Option<f64>,
+    /// Peak of bf16 products, GFLOP/s.
+    #[serde(default)]
+    pub machine_bf16_gflops: Option<f64>,
+    /// Peak of f32 products, GFLOP/s.
+    #[serde(default)]
+    pub machine_f32_gflops: Option<f64>,
+}
+
+/// A name that no device has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("--hardware: expected {known}, this, or a JSON report of mantissa bench; got \"{found}\"")]
+pub struct HardwareError {
+    found: String,
+    known: String,
+}
+
+impl Device {
+    /// Finds a device by name, in any case, with or without hyphens and `rtx`.
+    ///
+    /// # Errors
+    /// [`HardwareError`] with the nearest names.
+    pub fn named(name: &str) -> Result<Self, HardwareError> {
+        let plain = |name: &str| name.to_lowercase().replace(['-', '_', ' '], "").replace("rtx", "");
+        let wanted = plain(name);
+        let found = DEVICES.iter().find(|spec| {
+            plain(spec.name) == wanted || spec.aliases.iter().any(|alias| plain(alias) == wanted)
+        });
+        found.map(super::devices::Spec::device).ok_or_else(|| HardwareError {
+            found: name.to_owned(),
+            known: nearest_list(name, DEVICES.iter().map(|spec| spec.name)),
+        })
+    }
+
+    /// Describes a processor whose limits were measured.
+    pub fn measured(name: &str, memory: u64, limits: &Measured, source: String) -> Self {
+        let rate = |unit, giga: Option<f64>| giga.map(|giga| (unit, giga * 1e9));
+        let rates = [
+            rate(Unit::F32, limits.machine_f32_gflops),
+            rate(Unit::Bf16, limits.machine_bf16_gflops),
+            rate(Unit::Int8, limits.machine_int8_gops),
+        ];
+        Device {
+            name: Cow::Borrowed("this"),
+            title: Cow::Owned(format!("{name}, {} threads, {}", limits.threads, limits.level)),
+            maker: Maker::Cpu,
+            sm: None,
+            memory: memory as f64,
+            usable: 0.9,
+            reserved: 64e6,
+            bandwidth: limits.machine_read_gb_per_s * 1e9,
+            link: 0.0,
+            rates: rates.into_iter().flatten().collect(),
+            block_scales: false,
+            nvfp4: false,
+            fnuz: false,
+            shares: super::devices::CPU_SHARES,
+            kernels: super::devices::CPU_KERNELS,
+            note: "",
+            source: Cow::Owned(source),
+        }
+    }
+
+    /// Returns the rate of a unit, operations/s; `None` if the device has no instruction for it.
+    pub fn rate(&self, unit: Unit) -> Option<f64> {
+        self.rates.iter().find(|(own, _)| *own == unit).map(|(_, rate)| *rate)
+    }
+
+    /// Returns the unit that multiplies 16-bit floats: bf16, else f16, else f32.
+    pub fn half(&self) -> Unit {
+        [Unit::Bf16, Unit::F16].into_iter().find(|unit| self.rate(*unit).is_some()).unwrap_or(Unit::F32)
+    }
+
+    /// Returns the ridge point of a unit, operations for each byte read: below it a product is bound by memory.
+    pub fn ridge(&self, unit: Unit) -> Option<f64> {
+        self.rate(unit).map(|rate| rate / self.bandwidth)
+    }
+
+    /// Returns the bytes that a model may use.
+    pub fn available(&self) -> f64 {
+        self.memory * self.usable - self.reserved
+    }
+
+    /// Returns the GPU as the serving rules name it.
+    pub fn gpu(&self) -> Option<Gpu> {
+        Gpu::parse(&self.name).or_else(|| Gpu::parse(&format!("sm{}", self.sm?)))
+    }
+}

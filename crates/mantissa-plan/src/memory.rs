@@ -1,0 +1,136 @@
+//! Bytes of a model in inference. [`training`](crate::training) has those of training.
+
+use serde::Serialize;
+
+use crate::precision::{Kv, Precision};
+use crate::shape::ModelShape;
+
+/// Tokens of a prompt that an engine computes at once (vLLM: `max_num_batched_tokens`).
+pub const CHUNK: u64 = 2048;
+
+/// Bytes of inference by purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Inference {
+    /// Linear layers of the decoder, scales included.
+    pub linears: f64,
+    /// Embedding, head, norms, biases and routers.
+    pub tables: f64,
+    /// KV caches and recurrent states.
+    pub kv: f64,
+    /// Activations of a chunk of a prompt, and logits.
+    pub activations: f64,
+}
+
+impl Inference {
+    /// Bytes of the weights.
+    pub fn weights(&self) -> f64 {
+        self.linears + self.tables
+    }
+
+    /// Bytes of all.
+    pub fn total(&self) -> f64 {
+        self.weights() + self.kv + self.activations
+    }
+}
+
+/// Bytes of the linear layers.
+pub fn linear_bytes(shape: &ModelShape, precision: &Precision) -> f64 {
+    let of = |m: &crate::shape::Matrices| m.count as f64 * precision.matrix_bytes(m.rows, m.cols);
+    shape.matrices.iter().map(of).sum()
+}
+
+/// Bytes of the head, which every token reads.
+pub fn head_bytes(shape: &ModelShape, precision: &Precision) -> f64 {
+    precision.table_bytes(1, shape.vocab * shape.hidden, shape.hidden)
+}
+
+/// Bytes of embedding, head and what is never quantized. A tied table is stored once, as the head.
+pub fn table_bytes(shape: &ModelShape, precision: &Precision) -> f64 {
+    let which = usize::from(shape.tied);
+    let embedding = precision.table_bytes(which, shape.embedding, shape.hidden);
+    let head = if shape.tied { 0.0 } else { head_bytes(shape, precision) };
+    embedding + head + 2.0 * shape.others as f64
+}
+
+/// Bytes of inference with `batch` sequences of `context` tokens.
+pub fn inference(shape: &ModelShape, precision: &Precision, kv: &Kv, context: u64, batch: u64) -> Inference {
+    let chunk = CHUNK.min(context * batch.max(1)) as f64;
+    // Residual stream, its normed copy, q, k, v, attended values; gate, up and their product: 2 bytes each.
+    let widest = shape.caches.iter().map(|c| c.queries + c.keys + c.values + c.attended).max().unwrap_or(0);
+    let of_token = 2.0 * (2 * shape.hidden + 3 * shape.inner) as f64 + 2.0 * widest as f64;
+    let logits = 4.0 * (shape.vocab * batch.max(1)) as f64;
+    Inference {
+        linears: linear_bytes(shape, precision),
+        tables: table_bytes(shape, precision),
+        kv: batch as f64 * kv.bytes_of_sequence(shape, context),
+        activations: chunk * of_token + logits,
+    }
+}
+
+/// Number of sequences of `context` tokens whose KV caches fit beside the weights into `memory` bytes.
+pub fn concurrency(shape: &ModelShape, precision: &Precision, kv: &Kv, context: u64, memory: f64) -> u64 {
+    let one = inference(shape, precision, kv, context, 1);
+    let left = memory - one.weights() - one.activations;
+    let each = one.kv + 4.0 * shape.vocab as f64;
+    if left <= 0.0 || each <= 0.0 { 0 } else { (left / each) as u64 }
+}
+
+/// Longest context of one sequence that fits beside the weights into `memory` bytes, at most that of the model.
+pub fn longest_context(shape: &ModelShape, precision: &Precision, kv: &Kv, memory: f64) -> u64 {
+    let fits = |context: u64| inference(shape, precision, kv, context, 1).total() <= memory;
+    if !fits(1) {
+        return 0;
+    }
+    let (mut low, mut high) = (1, shape.context.max(1));
+    while low < high {
+        let middle = (low + high).div_ceil(2);
+        if fits(middle) { low = middle } else { high = middle - 1 }
+    }
+    low
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn family(name: &str) -> ModelShape {
+        ModelShape::named(name).unwrap()
+    }
+
+    #[test]
+    fn published_kv_sizes() {
+        let f16 = Kv::named("f16").unwrap();
+        // Llama 3 70B: 80 layers × 8 heads × 128 × 2 × 2 bytes.
+        let shape = family("Llama-3.1-70B");
+        assert_eq!(f16.bytes_per_token(&shape), 327_680.0);
+        assert!((32.0 * f16.bytes_of_sequence(&shape, 8192) / 1e9 - 85.9).abs() < 0.05);
+        // DeepSeek-V3: 61 layers × 576 × 2 bytes, 70 kB (2412.19437, and 2505.09343 table 1: 70.272 kB).
+        assert_eq!(f16.bytes_per_token(&family("DeepSeek-V3")), 70_272.0);
+        // Llama 3.1 405B: 516 kB, Qwen2.5 72B: 327 kB (2505.09343, table 1).
+        assert_eq!(f16.bytes_per_token(&family("Llama-3.1-405B")), 516_096.0);
+    }
+
+    #[test]
+    fn a_32b_model_fits_a_24_gb_gpu_in_four_bits_only_with_a_quantized_cache() {
+        let shape = family("32B");
+        let memory = crate::hardware::Device::named("rtx4090").unwrap().available();
+        let total = |precision: &str, kv: &str| {
+            let (precision, kv) = (Precision::named(precision).unwrap(), Kv::named(kv).unwrap());
+            inference(&shape, &precision, &kv, 32_768, 1).total()
+        };
+        assert!(total("BF16", "f16") > 65e9);
+        assert!(total("W4A16 INT4", "f16") > memory && total("W4A16 INT4", "fp8") < memory);
+    }
+
+    #[test]
+    fn more_memory_holds_more_sequences() {
+        let (shape, kv) = (family("8B"), Kv::named("f16").unwrap());
+        let of =
+            |name: &str, memory| concurrency(&shape, &Precision::named(name).unwrap(), &kv, 8192, memory);
+        assert_eq!(of("BF16", 10e9), 0);
+        assert!(of("W8A8 FP8", 80e9) > of("BF16", 80e9));
+        let longest = longest_context(&shape, &Precision::named("BF16").unwrap(), &kv, 24e9);
+        assert!((20_000..60_000).contains(&longest), "{longest}");
+    }
+}

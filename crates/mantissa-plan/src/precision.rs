@@ -1,0 +1,319 @@
+//! Candidate precisions with their measured quality loss, and schemes of the KV cache.
+//!
+//! KL figures are measurements on our own two models (docs/results/weights.md); they rank precisions and do not predict
+//! the loss of another model. Larger models lose less at the same bits, models trained longer lose more.
+
+use mantissa_num::format::Format;
+use mantissa_num::minifloat::BF16;
+use mantissa_num::{Code, Scheme, parse_activation, parse_weight};
+use serde::Serialize;
+
+use crate::shape::ModelShape;
+
+/// Precision of weights and inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Precision {
+    /// Name in tables.
+    pub name: &'static str,
+    /// Recipe of `mantissa quantize`; `None` for the unquantized model.
+    pub recipe: Option<&'static str>,
+    /// Scheme of the weights.
+    pub weights: &'static str,
+    /// Scheme of the inputs; `None` leaves them in 16 bits.
+    pub inputs: Option<&'static str>,
+    /// Stored bits per weight where a recipe mixes types.
+    pub bits: Option<f64>,
+    /// Schemes of embedding and head; `None` leaves them in bf16.
+    pub tables: Option<[&'static str; 2]>,
+    /// Checkpoint format.
+    pub convention: &'static str,
+    /// KL in nats/token on ref-8m and ref-32m, if measured.
+    pub kl: [Option<f64>; 2],
+}
+
+/// Page with the figures of [`Precision::kl`].
+pub const KL_SOURCE: &str = "docs/results/weights.md";
+
+/// Models of the figures.
+pub const KL_MODELS: [&str; 2] = ["ref-8m", "ref-32m"];
+
+const CT: &str = "compressed-tensors";
+
+const BASE: Precision = Precision {
+    name: "BF16",
+    recipe: None,
+    weights: "bf16",
+    inputs: None,
+    bits: None,
+    tables: None,
+    convention: "dense",
+    kl: [Some(0.0), Some(0.0)],
+};
+
+const fn row(name: &'static str, recipe: &'static str, weights: &'static str) -> Precision {
+    Precision { name, recipe: Some(recipe), weights, convention: CT, kl: [None; 2], ..BASE }
+}
+
+const fn gguf(
+    name: &'static str,
+    recipe: &'static str,
+    weights: &'static str,
+    bits: Option<f64>,
+    tables: [&'static str; 2],
+    kl: [Option<f64>; 2],
+) -> Precision {
+    Precision { bits, tables: Some(tables), convention: "gguf", kl, ..row(name, recipe, weights) }
+}
+
+/// Every candidate, from many bits to few.
+pub const PRECISIONS: [Precision; 17] = [
+    BASE,
+    Precision { kl: [Some(0.00005), Some(0.00014)], ..row("W8A16 INT8", "rtn-int8-channel", "int8-channel") },
+    Precision {
+        inputs: Some("int8-token"),
+        kl: [Some(0.00053), Some(0.00191)],
+        ..row("W8A8 INT8", "w8a8", "int8-channel")
+    },
+    Precision {
+        inputs: Some("fp8-e4m3-token"),
+        kl: [Some(0.00184), Some(0.00333)],
+        ..row("W8A8 FP8", "fp8-dynamic", "fp8-e4m3-channel")
+    },
+    gguf("Q8_0", "q8_0", "q8_0", None, ["q8_0", "q8_0"], [Some(0.00007), Some(0.00010)]),
+    gguf("Q6_K", "q6_k", "q6_k", None, ["q6_k", "q6_k"], [Some(0.00061), Some(0.00094)]),
+    gguf("Q5_K_M", "q5_k_m", "q5_k", Some(5.655), ["q5_k", "q6_k"], [Some(0.00130), Some(0.00222)]),
+    gguf("Q4_K_M", "q4_k_m", "q4_k", Some(4.801), ["q4_k", "q6_k"], [Some(0.00439), Some(0.00791)]),
+    gguf("IQ4_XS", "iq4_xs", "iq4_xs", None, ["iq4_xs", "q6_k"], [None, Some(0.01148)]),
+    Precision { kl: [Some(0.00305), Some(0.01017)], ..row("W4A16 NVFP4", "gptaq-nvfp4", "nvfp4") },
+    Precision {
+        inputs: Some("nvfp4"),
+        kl: [None, Some(0.04496)],
+        ..row("W4A4 NVFP4", "nvfp4-w4a4", "nvfp4")
+    },
+    Precision {
+        kl: [Some(0.00399), Some(0.01322)],
+        ..row("W4A16 INT4", "gptaq-int4-g128-asym", "int4-g128-asym")
+    },
+    Precision { kl: [Some(0.01269), Some(0.03050)], ..row("W4A16 MXFP4", "mxfp4", "mxfp4") },
+    Precision {
+        convention: "bitsandbytes",
+        kl: [Some(0.00809), Some(0.01905)],
+        ..row("W4A16 NF4", "nf4", "nf4")
+    },
+    Precision { kl: [None, Some(0.05366)], ..row("W3A16 INT3", "gptaq-int3-g128-asym", "int3-g128-asym") },
+    gguf("Q3_K_M", "q3_k_m", "q3_k", Some(3.846), ["q3_k", "q6_k"], [Some(0.01632), Some(0.02799)]),
+    gguf("Q2_K", "q2_k", "q2_k", Some(2.930), ["q2_k", "q6_k"], [Some(0.06380), Some(0.11033)]),
+];
+
+/// Text of a scheme of this crate that does not parse: a bug, which a test excludes.
+fn plain() -> Format {
+    Scheme::plain(Code::Float(BF16)).format
+}
+
+impl Precision {
+    /// Finds a precision by its name or recipe, in any case.
+    pub fn named(name: &str) -> Option<Self> {
+        let is = |known: &str| known.eq_ignore_ascii_case(name);
+        PRECISIONS.into_iter().find(|p| is(p.name) || p.recipe.is_some_and(is))
+    }
+
+    /// Returns the format of the weights, with scales in 16 bits, as checkpoints of bf16 models store them.
+    pub fn weight_format(&self) -> Format {
+        format_of(self.weights)
+    }
+
+    /// Returns the format of the inputs.
+    pub fn input_format(&self) -> Option<Format> {
+        parse_activation(self.inputs?).ok().map(|scheme| scheme.format)
+    }
+
+    /// Bits of an element's code: 4 for `int4-g128`.
+    pub fn code_bits(&self) -> f64 {
+        match self.weight_format().code_bits() {
+            0 => self.bits.unwrap_or_else(|| self.weight_format().bits_per_weight(256, 4096)).floor(),
+            bits => f64::from(bits),
+        }
+    }
+
+    /// True if inputs are quantized to multiply in fewer bits.
+    pub fn quantizes_inputs(&self) -> bool {
+        self.inputs.is_some()
+    }
+
+    /// True if the weights are those of the model.
+    pub fn is_dense(&self) -> bool {
+        self.recipe.is_none()
+    }
+
+    /// Largest measured KL, nats/token.
+    pub fn measured_kl(&self) -> Option<f64> {
+        self.kl.iter().flatten().copied().reduce(f64::max)
+    }
+
+    /// Bytes of one matrix of these rows and columns, scales included.
+    pub fn matrix_bytes(&self, rows: usize, cols: usize) -> f64 {
+        match self.bits {
+            Some(bits) => (rows * cols) as f64 * bits / 8.0,
+            None => self.weight_format().total_bits(rows, cols) as f64 / 8.0,
+        }
+    }
+
+    /// Bytes of a table of `weights` elements: the embedding (0) or the head (1).
+    pub fn table_bytes(&self, which: usize, weights: u64, hidden: u64) -> f64 {
+        let format = self.tables.map_or_else(plain, |names| format_of(names[which.min(1)]));
+        weights as f64 * format.bits_per_weight(1, hidden.max(1) as usize) / 8.0
+    }
+}
+
+/// Parses a scheme of a weight; scales take 16 bits, those of code books 32.
+pub(crate) fn format_of(name: &str) -> Format {
+    let half = |scheme: Scheme| match scheme.format {
+        Format::Table(_) => scheme,
+        _ => scheme.with_half_scales(),
+    };
+    parse_weight(name).map_or_else(|_| plain(), |scheme| half(scheme).format)
+}
+
+/// Storage of the KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Kv {
+    /// Name, as `--kv` takes it.
+    pub name: &'static str,
+    /// Scheme of keys and values.
+    pub scheme: &'static str,
+    /// KL in nats/token on babyllama-105 (head width 16), if measured.
+    pub kl: Option<f64>,
+    /// Engines with kernels for it.
+    pub engines: &'static str,
+}
+
+/// Page with the figures of [`Kv::kl`].
+pub const KV_SOURCE: &str = "docs/results/kv-cache.md";
+
+/// KV schemes, from many bits to few.
+pub const KVS: [Kv; 4] = [
+    Kv { name: "f16", scheme: "f16", kl: Some(0.0), engines: "all" },
+    Kv {
+        name: "fp8",
+        scheme: "fp8-e4m3-tensor",
+        kl: Some(0.0048),
+        engines: "vLLM, SGLang, TensorRT-LLM, mantissa",
+    },
+    Kv {
+        name: "int8",
+        scheme: "int8-head",
+        kl: Some(0.00017),
+        engines: "mantissa, LMDeploy; llama.cpp as q8_0",
+    },
+    Kv {
+        name: "int4",
+        scheme: "int4-head-asym",
+        kl: Some(0.0275),
+        engines: "mantissa, LMDeploy; llama.cpp as q4_0",
+    },
+];
+
+/// A KV scheme that no row has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("--kv: expected f16, fp8, int8 or int4, got \"{found}\"")]
+pub struct KvError {
+    found: String,
+}
+
+impl Kv {
+    /// Finds a scheme by name.
+    ///
+    /// # Errors
+    /// [`KvError`].
+    pub fn named(name: &str) -> Result<Self, KvError> {
+        let alias = match name.to_lowercase().as_str() {
+            "bf16" | "fp16" => "f16".to_owned(),
+            "q8_0" | "int8-head" => "int8".to_owned(),
+            "fp8-e4m3" | "fp8-e4m3-head" => "fp8".to_owned(),
+            "q4_0" | "int4-head-asym" => "int4".to_owned(),
+            other => other.to_owned(),
+        };
+        let found = KVS.into_iter().find(|kv| kv.name == alias);
+        found.ok_or_else(|| KvError { found: name.to_owned() })
+    }
+
+    /// Bytes of `elements` values of one token in `heads` heads, scales included.
+    pub fn bytes(&self, heads: usize, elements: usize) -> f64 {
+        let Ok(scheme) = parse_activation(self.scheme) else { return 2.0 * elements as f64 };
+        let scheme = scheme.with_half_scales();
+        // A scale per tensor is none per token.
+        let code = f64::from(scheme.format.code_bits());
+        match scheme.format.blocks() {
+            mantissa_num::Blocks::Tensor => elements as f64 * code / 8.0,
+            _ => scheme.format.total_bits(heads, elements / heads.max(1)) as f64 / 8.0,
+        }
+    }
+
+    /// Bytes of one token in all layers of a model, without regard to windows.
+    pub fn bytes_per_token(&self, shape: &ModelShape) -> f64 {
+        let of = |c: &crate::shape::CacheLayers| {
+            c.layers as f64 * (self.bytes(c.heads, c.keys) + self.bytes(c.heads, c.values))
+        };
+        shape.caches.iter().map(of).sum()
+    }
+
+    /// Bytes of a sequence of `tokens` tokens: layers with a window hold no more than it.
+    pub fn bytes_of_sequence(&self, shape: &ModelShape, tokens: u64) -> f64 {
+        let of = |c: &crate::shape::CacheLayers| {
+            let token = self.bytes(c.heads, c.keys) + self.bytes(c.heads, c.values);
+            (c.layers * c.held(tokens)) as f64 * token
+        };
+        shape.caches.iter().map(of).sum::<f64>() + shape.state_bytes as f64
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_scheme_parses() {
+        for p in PRECISIONS {
+            assert!(parse_weight(p.weights).is_ok(), "{}", p.name);
+            assert!(p.inputs.is_none_or(|inputs| parse_activation(inputs).is_ok()), "{}", p.name);
+            let tables = p.tables.into_iter().flatten();
+            tables.for_each(|table| assert!(parse_weight(table).is_ok(), "{table}"));
+        }
+        KVS.iter().for_each(|kv| assert!(parse_activation(kv.scheme).is_ok(), "{}", kv.name));
+        assert_eq!(Precision::named("W4A16 int4").unwrap().recipe, Some("gptaq-int4-g128-asym"));
+    }
+
+    #[test]
+    fn figures_are_those_of_the_page() {
+        let page = include_str!("../../../docs/results/weights.md");
+        for p in PRECISIONS.iter().filter(|p| !p.is_dense()) {
+            let recipe = format!("`{}`", p.recipe.unwrap());
+            for kl in p.kl.iter().flatten() {
+                let figure = format!("{kl:.5}");
+                let figure = figure.trim_start_matches('0');
+                let stated = page.lines().any(|line| line.contains(&recipe) && line.contains(figure));
+                assert!(stated, "{recipe}: {figure} is not on the page");
+            }
+        }
+        let page = include_str!("../../../docs/results/kv-cache.md");
+        for kv in KVS.iter().filter(|kv| kv.kl.is_some_and(|kl| kl > 0.0)) {
+            let figure = format!("{}", kv.kl.unwrap());
+            assert!(page.contains(figure.trim_start_matches('0')), "{}: {figure}", kv.name);
+        }
+    }
+
+    #[test]
+    fn bytes_count_scales() {
+        let bits =
+            |name: &str| 8.0 * Precision::named(name).unwrap().matrix_bytes(4096, 4096) / 4096f64.powi(2);
+        assert_eq!(bits("BF16"), 16.0);
+        assert!((bits("W4A16 INT4") - 4.15625).abs() < 1e-9);
+        assert!((bits("W4A16 MXFP4") - 4.25).abs() < 1e-9);
+        assert!((bits("W4A16 NF4") - 4.5).abs() < 1e-9);
+        assert!((bits("W4A16 NVFP4") - 4.5).abs() < 1e-4);
+        assert!((bits("W8A8 FP8") - (8.0 + 16.0 / 4096.0)).abs() < 1e-9);
+        let kv = |name: &str| Kv::named(name).unwrap().bytes(8, 1024);
+        assert_eq!((kv("f16"), kv("fp8"), kv("int8"), kv("int4")), (2048.0, 1024.0, 1040.0, 532.0));
+    }
+}

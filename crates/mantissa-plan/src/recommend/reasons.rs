@@ -1,0 +1,267 @@
+//! Reasons of a recommendation in words, and what would change it. Every figure is computed.
+
+use super::{Load, Row, SMALL_MODEL};
+use crate::hardware::Device;
+use crate::memory::{concurrency, longest_context};
+use crate::precision::{KL_MODELS, Kv, Precision};
+use crate::roofline::{Bound, Setup};
+use crate::shape::{ModelShape, billions};
+
+/// Formats bytes in GB, or MB below a tenth of it: `19.3 GB`.
+pub fn gb(bytes: f64) -> String {
+    match bytes / 1e9 {
+        n if n < 0.0995 => format!("{:.0} MB", bytes / 1e6),
+        n if n < 9.95 => format!("{n:.2} GB"),
+        n if n < 99.5 => format!("{n:.1} GB"),
+        n => format!("{n:.0} GB"),
+    }
+}
+
+/// Formats a rate with two to four digits: `8.4`, `127`, `12.3k`.
+pub fn rate(value: f64) -> String {
+    match value {
+        v if v < 9.95 => format!("{v:.1}"),
+        v if v < 9950.0 => format!("{v:.0}"),
+        v if v < 99_500.0 => format!("{:.1}k", v / 1e3),
+        v => format!("{:.0}k", v / 1e3),
+    }
+}
+
+/// Returns the reasons of a choice.
+pub(super) fn reasons(
+    shape: &ModelShape,
+    device: &Device,
+    load: &Load,
+    rows: &[Row],
+    chosen: Option<&Row>,
+    max_kl: f64,
+) -> Vec<String> {
+    let memory = load.memory.unwrap_or_else(|| device.available());
+    let Some(row) = chosen else { return vec![nothing(memory, load, rows, max_kl)] };
+    let mut reasons = vec![format!(
+        "fits: {} of {} usable: weights {}, {} KV cache {} for {} × {} tokens, activations {}",
+        gb(row.bytes.total()),
+        gb(memory),
+        gb(row.bytes.weights()),
+        row.kv.name,
+        gb(row.bytes.kv),
+        load.batch,
+        load.context,
+        gb(row.bytes.activations)
+    )];
+    let plain = rows.iter().find(|other| other.precision.is_dense());
+    if let Some(plain) = plain.filter(|plain| !plain.fits) {
+        reasons.push(format!("BF16 needs {} and does not fit", gb(plain.bytes.total())));
+    }
+    reasons.push(bound(row, load));
+    if let Some(plain) = plain.filter(|plain| plain.precision != row.precision) {
+        reasons.push(format!(
+            "a request of {} + {} tokens takes {:.2} of the time of BF16 (predicted)",
+            load.prefill,
+            load.decode,
+            row.seconds / plain.seconds
+        ));
+    } else if row.precision.is_dense() {
+        reasons.push("no other precision that fits is faster by a tenth, and none is as exact".to_owned());
+    }
+    reasons.push(quality(row, max_kl));
+    if row.outliers {
+        reasons.push("int8 inputs: models of this size have outlier channels, ours have not; measure yours, and smooth it (w8a8-smooth)".to_owned());
+    }
+    if shape.parameters() < SMALL_MODEL {
+        reasons.push(format!(
+            "{} parameters are few: small models lose more at the same bits, so only losses up to {max_kl} nats/token count",
+            billions(shape.parameters())
+        ));
+    }
+    reasons
+}
+
+/// Says what decoding waits for.
+fn bound(row: &Row, load: &Load) -> String {
+    let why = match row.decode.bound {
+        Bound::Weights => "reading weights: fewer bits are faster",
+        Bound::Cache => "reading keys and values: a smaller KV cache is faster, smaller weights hardly",
+        Bound::Compute => "operations: only formats that the device multiplies in fewer bits are faster",
+        Bound::Link => "sums over devices: fewer devices, or sums in fewer bits, are faster",
+    };
+    format!("decoding at batch {} waits for {why}", load.batch)
+}
+
+/// States the measured loss.
+fn quality(row: &Row, max_kl: f64) -> String {
+    if row.precision.is_dense() {
+        return "no loss: the weights are those of the model".to_owned();
+    }
+    let measured = KL_MODELS
+        .iter()
+        .zip(row.precision.kl)
+        .filter_map(|(model, kl)| Some(format!("{:.5} on {model}", kl?)));
+    format!(
+        "KL {} nats/token, measured on our models, not on yours; limit {max_kl} (--max-kl)",
+        measured.collect::<Vec<_>>().join(", ")
+    )
+}
+
+/// Says why there is no choice.
+fn nothing(memory: f64, load: &Load, rows: &[Row], max_kl: f64) -> String {
+    let runs = |row: &&Row| row.refusal().is_none();
+    let within = |row: &&Row| row.precision.measured_kl().is_some_and(|kl| kl <= max_kl);
+    let least =
+        rows.iter().filter(runs).filter(within).min_by(|a, b| a.bytes.total().total_cmp(&b.bytes.total()));
+    match least {
+        Some(row) => format!(
+            "nothing fits {}: the smallest, {}, needs {} with {} × {} tokens",
+            gb(memory),
+            row.precision.name,
+            gb(row.bytes.total()),
+            load.batch,
+            load.context
+        ),
+        None => format!("no precision within {max_kl} nats/token runs here"),
+    }
+}
+
+/// Returns what would change the choice.
+pub(super) fn changes(
+    shape: &ModelShape,
+    device: &Device,
+    load: &Load,
+    rows: &[Row],
+    chosen: Option<&Row>,
+    max_kl: f64,
+) -> Vec<String> {
+    let memory = load.memory.unwrap_or_else(|| device.available());
+    let mut changes = Vec::new();
+    let Some(row) = chosen else {
+        changes.extend(devices(rows, memory, max_kl));
+        changes.extend(short(shape, rows, memory));
+        return changes;
+    };
+    let setup = Setup {
+        shape,
+        precision: &row.precision,
+        kv: &row.kv,
+        device,
+        devices: load.devices,
+        reduce_bits: load.reduce_bits,
+    };
+    changes.extend(batch(&setup, load, rows));
+    changes.extend(context(shape, load, row, memory));
+    changes.extend(phases(rows, max_kl, row));
+    changes.extend(faster(rows, row, max_kl));
+    changes.extend(exact(rows, row, memory));
+    changes
+}
+
+/// Names the batch from which on the weights' bits no longer count.
+fn batch(setup: &Setup<'_>, load: &Load, rows: &[Row]) -> Option<String> {
+    let low = [setup.precision, &crate::precision::PRECISIONS[11]]
+        .into_iter()
+        .find(|p| !p.is_dense() && p.inputs.is_none())?;
+    let plain: &Precision = &rows.iter().find(|row| row.precision.is_dense())?.precision;
+    let depth = load.depth();
+    let setup = Setup { precision: low, ..*setup };
+    Some(match setup.crossover(plain, depth, super::WORTH) {
+        Some(1) => format!("{} is not faster than BF16 at any batch with {depth} tokens each", low.name),
+        Some(batch) => format!(
+            "batch: from {batch} sequences of {depth} tokens on, {} decodes less than 1.1 times as fast as BF16 and only saves memory",
+            low.name
+        ),
+        None => {
+            format!("batch: up to 4096 sequences of {depth} tokens, {} decodes faster than BF16", low.name)
+        }
+    })
+}
+
+/// Names the number of sequences and the length that fit, under each KV scheme.
+fn context(shape: &ModelShape, load: &Load, row: &Row, memory: f64) -> Vec<String> {
+    let n = load.devices.max(1) as f64;
+    let mut lines = Vec::new();
+    let of = |kv: &Kv| {
+        let sequences = concurrency(shape, &row.precision, kv, load.context, memory * n);
+        (sequences, longest_context(shape, &row.precision, kv, memory * n))
+    };
+    let mut kvs = vec![crate::precision::KVS[0]];
+    let other = if row.kv.name == "f16" { super::kv_second(row) } else { row.kv };
+    kvs.push(other);
+    let texts = kvs.iter().map(|kv| {
+        let (sequences, longest) = of(kv);
+        format!("in {}: {sequences} sequences of {} tokens, or one of {longest}", kv.name, load.context)
+    });
+    let texts = texts.collect::<Vec<_>>().join("; ");
+    lines.push(format!("context: beside {} weights fit, with keys and values {texts}", row.precision.name));
+    lines
+}
+
+/// Says that prompts and decoding favour different precisions.
+fn phases(rows: &[Row], max_kl: f64, chosen: &Row) -> Option<String> {
+    let prompt = super::fastest(rows, max_kl, |row| 1.0 / row.prefill.tokens_per_s[1])?;
+    let decode = super::fastest(rows, max_kl, |row| 1.0 / row.decode.tokens_per_s[1])?;
+    if prompt.precision == decode.precision {
+        return None;
+    }
+    let gain = |of: fn(&Row) -> f64, best: &Row| match of(best) / of(chosen) {
+        gain if gain > 1.02 => format!("{gain:.2} times as fast as {}", chosen.precision.name),
+        _ => "as now".to_owned(),
+    };
+    let prompts = gain(|row| row.prefill.tokens_per_s[1], prompt);
+    let tokens = gain(|row| row.decode.tokens_per_s[1], decode);
+    Some(format!(
+        "phases: for prompts alone {} ({prompts}), for decoding alone {} ({tokens})",
+        prompt.precision.name, decode.precision.name
+    ))
+}
+
+/// Names a faster precision beyond the limit of the loss.
+fn faster(rows: &[Row], chosen: &Row, max_kl: f64) -> Option<String> {
+    let beyond = |row: &&Row| {
+        row.fits && row.refusal().is_none() && row.precision.measured_kl().is_some_and(|kl| kl > max_kl)
+    };
+    let best = rows.iter().filter(beyond).min_by(|a, b| a.seconds.total_cmp(&b.seconds))?;
+    let gain = chosen.seconds / best.seconds;
+    (gain > super::WORTH).then(|| {
+        format!(
+            "quality: {} would be {gain:.2} times as fast; its KL on our models is {:.4} nats/token",
+            best.precision.name,
+            best.precision.measured_kl().unwrap_or(f64::NAN)
+        )
+    })
+}
+
+/// Names the memory at which BF16 fits.
+fn exact(rows: &[Row], chosen: &Row, memory: f64) -> Option<String> {
+    let plain = rows.iter().find(|row| row.precision.is_dense())?;
+    (!chosen.precision.is_dense() && !plain.fits).then(|| {
+        format!(
+            "memory: BF16 fits from {} on ({} more)",
+            gb(plain.bytes.total()),
+            gb(plain.bytes.total() - memory)
+        )
+    })
+}
+
+/// Names the number of devices that hold the smallest choice.
+fn devices(rows: &[Row], memory: f64, max_kl: f64) -> Option<String> {
+    let choices = rows.iter().filter(|row| row.refusal().is_none());
+    let choices = choices.filter(|row| row.precision.measured_kl().is_some_and(|kl| kl <= max_kl));
+    let least = choices.min_by(|a, b| a.bytes.total().total_cmp(&b.bytes.total()))?;
+    let divided = least.bytes.weights() + least.bytes.kv;
+    let left = memory - least.bytes.activations;
+    if left <= 0.0 {
+        return None;
+    }
+    let n = ((divided / left).ceil() as u64).next_power_of_two().max(2);
+    Some(format!("devices: {n} of them hold {} (--devices {n})", least.precision.name))
+}
+
+/// Names a precision that fits with a short context.
+fn short(shape: &ModelShape, rows: &[Row], memory: f64) -> Option<String> {
+    let runs = rows.iter().filter(|row| row.refusal().is_none());
+    let with = runs.filter_map(|row| {
+        let longest = longest_context(shape, &row.precision, &row.kv, memory);
+        (longest >= 256).then_some((row, longest))
+    });
+    let (row, longest) = with.max_by(|a, b| a.1.cmp(&b.1))?;
+    Some(format!("context: {} fits with up to {longest} tokens in one sequence", row.precision.name))
+}

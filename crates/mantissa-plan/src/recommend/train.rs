@@ -1,0 +1,223 @@
+//! The choice of a training recipe that fits.
+
+use serde::Serialize;
+
+use super::reasons::gb;
+use crate::hardware::{Device, Unit};
+use crate::shape::ModelShape;
+use crate::training::{
+    RECIPES, Recipe, Recompute, Run, Trained, Training, Zero, operations_per_token, training,
+};
+
+/// Number of parameters from which on FP8 products are worth their care (DeepSeek-V3 and later).
+const FP8_FROM: u64 = 100_000_000_000;
+
+/// Candidate recipe for a run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TrainRow {
+    /// Name.
+    pub name: &'static str,
+    /// Description.
+    pub about: &'static str,
+    /// Bytes per trained parameter on each device.
+    pub bytes_per_parameter: f64,
+    /// Bytes on each device.
+    pub bytes: Training,
+    /// The same with whole layers recomputed.
+    pub recomputed: Training,
+    /// True if it fits, with layers recomputed if need be.
+    pub fits: bool,
+    /// True if it fits only so.
+    pub needs_recompute: bool,
+    /// Policy of `mantissa train`, if it has one.
+    pub policy: Option<&'static str>,
+    /// Source of the bytes.
+    pub source: &'static str,
+}
+
+/// Answer for training.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TrainAnswer {
+    /// Candidates.
+    pub rows: Vec<TrainRow>,
+    /// Recommended recipe; `None` if none fits.
+    pub recipe: Option<&'static str>,
+    /// Predicted tokens/s of one device at the bf16 rate: low, middle, high.
+    pub tokens_per_s: [f64; 3],
+    /// Reasons.
+    pub reasons: Vec<String>,
+    /// What would change it.
+    pub changes: Vec<String>,
+}
+
+/// Recipes in the order of preference, each with the reason for it.
+const ORDER: [(&str, &str); 7] = [
+    (
+        "bf16",
+        "f32 master weights keep updates that bf16 weights would round away; the default wherever it fits",
+    ),
+    ("bf16-adam8-master", "8-bit moments in blocks of 256 save 6 bytes per parameter and keep the master"),
+    (
+        "bf16-remainder",
+        "the master's other 16 bits are kept beside the bf16 weights: 2 bytes per parameter less",
+    ),
+    (
+        "bf16-pure",
+        "no master: round updates stochastically (bf16-pure-sr), or training stalls as small updates vanish",
+    ),
+    ("bf16-adam8", "no master and 8-bit moments: round stochastically"),
+    ("bf16-adam4", "no master and 4-bit moments: round stochastically"),
+    ("int8-sr", "int8 weights, stochastically rounded, and 8-bit moments"),
+];
+
+/// Adapters: name, description, scheme of the frozen weights.
+const ADAPTERS: [(&str, &str, &str); 2] = [
+    ("lora", "low-rank adapters on frozen bf16 weights", "bf16"),
+    ("qlora", "low-rank adapters on frozen NF4 weights with double quantization", "nf4-dq"),
+];
+
+/// Evaluates every recipe for a run, and chooses. `rank` is that of adapters; `adapters` asks for them alone.
+pub fn train(
+    shape: &ModelShape,
+    device: &Device,
+    run: &Run,
+    rank: u64,
+    adapters: bool,
+    memory: Option<f64>,
+) -> TrainAnswer {
+    let memory = memory.unwrap_or_else(|| device.available());
+    let full = Run { recompute: Recompute::Layers, ..*run };
+    let of = |name, about, recipe: &Recipe, trained, source, policy, bytes_per_parameter| {
+        let (bytes, recomputed) =
+            (training(shape, recipe, trained, run), training(shape, recipe, trained, &full));
+        let fits = bytes.total() <= memory;
+        let needs_recompute = !fits && recomputed.total() <= memory;
+        let fits = fits || needs_recompute;
+        TrainRow {
+            name,
+            about,
+            bytes_per_parameter,
+            bytes,
+            recomputed,
+            fits,
+            needs_recompute,
+            policy,
+            source,
+        }
+    };
+    let whole = |recipe: &Recipe| {
+        let each = recipe.bytes_per_parameter(run.zero, run.devices);
+        of(recipe.name, recipe.about, recipe, Trained::All, recipe.source, recipe.policy, each)
+    };
+    let mut rows: Vec<TrainRow> = if adapters { Vec::new() } else { RECIPES.iter().map(whole).collect() };
+    rows.extend(ADAPTERS.map(|(name, about, base)| {
+        let trained = Trained::Adapters { rank, base };
+        of(name, about, &RECIPES[1], trained, "QLoRA, arXiv 2305.14314, section 3", None, 16.0)
+    }));
+    let order = ORDER.iter().copied().chain(ADAPTERS.map(|(name, about, _)| (name, about)));
+    let mut chosen = order.filter_map(|(name, why)| {
+        let row = rows.iter().find(|row| row.name == name && row.fits)?;
+        Some((row, why))
+    });
+    let chosen = chosen.next();
+    let reasons = chosen.map_or_else(
+        || vec![format!("nothing fits {} on each of {} devices", gb(memory), run.devices)],
+        |(row, why)| reasons(row, why, memory),
+    );
+    let recipe = chosen.map(|(row, _)| row.name);
+    let changes = changes(shape, device, run, &rows, recipe, memory);
+    TrainAnswer { recipe, tokens_per_s: speed(shape, device, run), reasons, changes, rows }
+}
+
+/// Predicts the tokens/s of one device with bf16 products.
+fn speed(shape: &ModelShape, device: &Device, run: &Run) -> [f64; 3] {
+    let operations = operations_per_token(shape, run.sequence, run.recompute);
+    let rate = device.rate(device.half()).unwrap_or(1.0);
+    device.shares.compute.map(|share| rate * share / operations)
+}
+
+fn reasons(row: &TrainRow, why: &str, memory: f64) -> Vec<String> {
+    let bytes = if row.needs_recompute { row.recomputed } else { row.bytes };
+    let mut reasons = vec![
+        why.to_owned(),
+        format!(
+            "fits: {} of {}: weights and state {}, activations {}, logits {}",
+            gb(bytes.total()),
+            gb(memory),
+            gb(bytes.state + bytes.frozen),
+            gb(bytes.activations),
+            gb(bytes.logits)
+        ),
+    ];
+    if row.needs_recompute {
+        reasons.push("layers must be recomputed in the backward, for a third more operations".to_owned());
+    }
+    reasons
+}
+
+fn changes(
+    shape: &ModelShape,
+    device: &Device,
+    run: &Run,
+    rows: &[TrainRow],
+    recipe: Option<&str>,
+    memory: f64,
+) -> Vec<String> {
+    let mut changes = Vec::new();
+    let plain = RECIPES[1];
+    let needs = |devices: u64| {
+        let run = Run { devices, zero: Zero::Three, recompute: Recompute::Layers, ..*run };
+        training(shape, &plain, Trained::All, &run).total()
+    };
+    let all = rows.iter().any(|row| row.name == plain.name);
+    if all && recipe != Some(plain.name) {
+        let devices = (1..=14).map(|power| 1u64 << power).find(|devices| needs(*devices) <= memory);
+        changes.extend(devices.map(|n| format!(
+            "devices: {n} of them hold bf16 with an f32 master under ZeRO-3 and recomputed layers (--devices {n} --zero 3)"
+        )));
+    }
+    if shape.parameters() >= FP8_FROM && device.rate(Unit::Fp8).is_some() {
+        changes.push("size: from about 100 B parameters on, FP8 products (fp8-blockwise, as DeepSeek-V3) repay their care; they save time, not state".to_owned());
+    }
+    if recipe.is_some_and(|name| name.starts_with("bf16-adam8") || name == "bf16-pure") {
+        changes.push(
+            "8-bit moments need blocks and a dynamic map: one linear scale per tensor makes training diverge"
+                .to_owned(),
+        );
+    }
+    if let Some(row) =
+        rows.iter().find(|row| Some(row.name) == recipe).filter(|row| row.bytes.activations > row.bytes.state)
+    {
+        changes.push(format!(
+            "sequence: activations take {}; halving --context or recomputing layers ({}) frees more than a smaller state",
+            gb(row.bytes.activations),
+            gb(row.recomputed.activations)
+        ));
+    }
+    changes
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn choice(model: &str, device: &str, devices: u64, zero: Zero, adapters: bool) -> TrainAnswer {
+        let run = Run { sequence: 2048, batch: 1, devices, zero, recompute: Recompute::Scores };
+        train(&ModelShape::named(model).unwrap(), &Device::named(device).unwrap(), &run, 16, adapters, None)
+    }
+
+    #[test]
+    fn what_fits_is_chosen() {
+        assert_eq!(choice("1B", "h100", 1, Zero::None, false).recipe, Some("bf16"));
+        // 8 B × 16 bytes = 128 GB; × 10.03 = 80.5 GB, with recomputed layers below 85.1 GB.
+        let eight = choice("8B", "h100", 1, Zero::None, false);
+        assert_eq!(eight.recipe, Some("bf16-adam8-master"), "{:?}", eight.reasons);
+        assert!(eight.changes.iter().any(|line| line.starts_with("devices: 2 ")), "{:?}", eight.changes);
+        assert_eq!(choice("8B", "h100", 8, Zero::Three, false).recipe, Some("bf16"));
+        assert_eq!(choice("70B", "h100", 1, Zero::None, true).recipe, Some("qlora"));
+        assert_eq!(choice("405B", "t4", 1, Zero::None, true).recipe, None);
+        let large = choice("DeepSeek-V3", "h100", 2048, Zero::Three, false);
+        assert!(large.changes.iter().any(|line| line.contains("FP8")), "{:?}", large.changes);
+    }
+}

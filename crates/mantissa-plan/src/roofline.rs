@@ -1,0 +1,380 @@
+//! Predicted speed: bytes over bandwidth, operations over rates (Williams et al. 2009, "Roofline").
+//!
+//! A prediction is an interval: the limits of the device times the shares of them that kernels reach.
+
+use serde::Serialize;
+
+use crate::hardware::{CPU_ATTENTION, Device, Execution, Maker, Unit};
+use crate::memory::{CHUNK, head_bytes};
+use crate::precision::{Kv, Precision};
+use crate::shape::{CacheLayers, Matrices, ModelShape};
+
+/// Resource that a phase waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Bound {
+    /// Reading weights.
+    Weights,
+    /// Reading keys and values.
+    Cache,
+    /// Operations.
+    Compute,
+    /// Sums over devices.
+    Link,
+}
+
+impl Bound {
+    /// Returns the words for tables.
+    pub fn words(self) -> &'static str {
+        match self {
+            Bound::Weights => "weight reads",
+            Bound::Cache => "KV reads",
+            Bound::Compute => "compute",
+            Bound::Link => "links",
+        }
+    }
+}
+
+/// Predicted speed of a phase.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Speed {
+    /// Tokens/s of all sequences: low, middle, high.
+    pub tokens_per_s: [f64; 3],
+    /// Resource that it waits for.
+    pub bound: Bound,
+    /// Unit of the products.
+    pub unit: Unit,
+    /// Bytes read in a step.
+    pub bytes: f64,
+    /// Operations of a step.
+    pub operations: f64,
+}
+
+/// What is run: a model in a precision on devices.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup<'a> {
+    /// Model.
+    pub shape: &'a ModelShape,
+    /// Precision of weights and inputs.
+    pub precision: &'a Precision,
+    /// Storage of keys and values.
+    pub kv: &'a Kv,
+    /// Device.
+    pub device: &'a Device,
+    /// Devices that share each layer (tensor parallelism).
+    pub devices: u64,
+    /// Bits of the values that they sum.
+    pub reduce_bits: f64,
+}
+
+/// Product of all linear layers, or of the head, in a step.
+struct Product<'a> {
+    /// Scheme of the weights.
+    scheme: &'a str,
+    /// Unit that multiplies them.
+    unit: Unit,
+    /// Bytes read.
+    bytes: f64,
+    /// Weights read.
+    weights: f64,
+    /// Weights that tokens meet: the sum over tokens.
+    met: f64,
+    /// Tokens at a time.
+    tokens: f64,
+}
+
+/// Work of a step.
+struct Work<'a> {
+    /// Linear layers, and head.
+    products: [Product<'a>; 2],
+    /// Bytes of keys, values and states.
+    cache: f64,
+    /// Operations of the attention.
+    attention: f64,
+    /// Tokens whose states devices sum.
+    reduced: f64,
+}
+
+/// Operations for each byte of weights that one token meets: 2 for each weight of `bits` bits.
+///
+/// 1 in bf16, 2 in 8 bits, 4 in 4 bits.
+pub fn decode_intensity(bits: f64) -> f64 {
+    16.0 / bits
+}
+
+/// Seconds of one sum over devices and its launch, beyond the bytes.
+const LATENCY: f64 = 8e-6;
+
+/// Share of a link's bandwidth that sums reach.
+const LINK_SHARE: f64 = 0.75;
+
+impl Setup<'_> {
+    /// Way in which the device multiplies.
+    pub fn execution(&self) -> Execution {
+        self.device.execute(&self.precision.weight_format(), self.precision.input_format().as_ref())
+    }
+
+    /// Bytes of keys, values and states that a step reads for one sequence with `depth` tokens.
+    pub fn cache_reads(&self, depth: u64) -> f64 {
+        let of = |c: &CacheLayers| {
+            let token = self.kv.bytes(c.heads, c.keys) + self.kv.bytes(c.heads, c.values);
+            (c.readers * c.held(depth)) as f64 * token
+        };
+        self.shape.caches.iter().map(of).sum::<f64>() + 2.0 * self.shape.state_bytes as f64
+    }
+
+    /// Products of the linear layers in a step of `tokens` tokens that repeats `times` times.
+    fn linears(&self, tokens: f64, times: f64) -> Product<'_> {
+        let sum = |of: &dyn Fn(&Matrices) -> f64| -> f64 {
+            self.shape.matrices.iter().map(|m| m.count as f64 * m.read_by(tokens) * of(m)).sum()
+        };
+        Product {
+            scheme: self.precision.weights,
+            unit: self.execution().unit,
+            bytes: times * sum(&|m| self.precision.matrix_bytes(m.rows, m.cols)),
+            weights: times * sum(&|m| (m.rows * m.cols) as f64),
+            met: times * tokens * self.shape.operations_per_token() / 2.0,
+            tokens,
+        }
+    }
+
+    /// Product of the head for `tokens` tokens.
+    fn head(&self, tokens: f64) -> Product<'_> {
+        let quantized = self.precision.tables;
+        let weights = self.shape.head_operations() / 2.0;
+        Product {
+            scheme: quantized.map_or("bf16", |tables| tables[1]),
+            unit: if quantized.is_some() { self.execution().unit } else { self.device.half() },
+            bytes: head_bytes(self.shape, self.precision),
+            weights,
+            met: tokens * weights,
+            tokens,
+        }
+    }
+
+    /// Predicts decoding of `batch` sequences with `depth` tokens each.
+    pub fn decode(&self, batch: u64, depth: u64) -> Speed {
+        let b = batch.max(1) as f64;
+        let work = Work {
+            products: [self.linears(b, 1.0), self.head(b)],
+            cache: b * self.cache_reads(depth),
+            attention: b * self.shape.attention_operations(depth as f64),
+            reduced: b,
+        };
+        self.speed(b, &work)
+    }
+
+    /// Predicts the computation of a prompt of `tokens` tokens; logits of the last one only.
+    pub fn prefill(&self, tokens: u64) -> Speed {
+        let n = tokens.max(1) as f64;
+        let chunks = (n / CHUNK as f64).ceil();
+        let work = Work {
+            products: [self.linears(n / chunks, chunks), self.head(1.0)],
+            // Keys and values of earlier chunks are read again.
+            cache: (chunks - 1.0) / 2.0 * self.cache_reads(tokens),
+            // A causal token sees half of the others on average.
+            attention: n * self.shape.attention_operations(n / 2.0),
+            reduced: n,
+        };
+        self.speed(n, &work)
+    }
+
+    /// Turns the work of a step into tokens/s.
+    fn speed(&self, tokens: f64, work: &Work<'_>) -> Speed {
+        let of = |which| match self.device.maker {
+            Maker::Cpu => self.on_processor(work, which),
+            _ => self.overlapped(work, which),
+        };
+        let reduce = self.reduce_seconds(work.reduced);
+        let rates = [0, 1, 2].map(|which| tokens / (of(which).iter().sum::<f64>() + reduce));
+        let [read, cached, computed] = of(1);
+        let parts = [
+            (read, Bound::Weights),
+            (cached, Bound::Cache),
+            (computed, Bound::Compute),
+            (reduce, Bound::Link),
+        ];
+        let longest = parts.into_iter().max_by(|a, b| a.0.total_cmp(&b.0));
+        let sum = |of: fn(&Product<'_>) -> f64| work.products.iter().map(of).sum::<f64>();
+        Speed {
+            tokens_per_s: rates,
+            bound: longest.map_or(Bound::Weights, |(_, bound)| bound),
+            unit: self.execution().unit,
+            bytes: sum(|product| product.bytes) + work.cache,
+            operations: sum(|product| 2.0 * product.met) + work.attention,
+        }
+    }
+
+    /// Seconds on a GPU as reading weights, reading the cache, computing: reading and computing overlap, so the shorter counts 0.
+    fn overlapped(&self, work: &Work<'_>, which: usize) -> [f64; 3] {
+        let n = self.devices.max(1) as f64;
+        let shares = &self.device.shares;
+        let rate = |unit: Unit| self.device.rate(unit).unwrap_or(1.0) * n * shares.compute[which];
+        let bandwidth = self.device.bandwidth * n * shares.bandwidth[which];
+        let read: f64 = work.products.iter().map(|product| product.bytes / bandwidth).sum();
+        let cached = work.cache / bandwidth;
+        let products: f64 = work.products.iter().map(|product| 2.0 * product.met / rate(product.unit)).sum();
+        let computed = products + work.attention / (GPU_ATTENTION * rate(self.device.half()));
+        if computed > read + cached { [0.0, 0.0, computed] } else { [read, cached, 0.0] }
+    }
+
+    /// Seconds on a processor as on a GPU; attention follows the products.
+    fn on_processor(&self, work: &Work<'_>, which: usize) -> [f64; 3] {
+        let shares = &self.device.shares;
+        let peak = |unit: Unit| self.device.rate(unit).unwrap_or(1.0);
+        let bandwidth = self.device.bandwidth * shares.bandwidth[1];
+        let (mut reading, mut computing) = (0.0, 0.0);
+        for product in &work.products {
+            let cost = self.device.kernels.iter().find(|kernel| product.scheme.starts_with(kernel.scheme));
+            let (fixed, token) = match cost {
+                Some(cost) if product.tokens >= FEW => (0.0, cost.prompt),
+                Some(cost) => (cost.fixed, cost.token),
+                None => (0.0, 2.0 / shares.compute[1]),
+            };
+            let read = product.bytes / bandwidth;
+            let computed = (fixed * product.weights + token * product.met) / peak(product.unit);
+            if read > computed { reading += read } else { computing += computed }
+        }
+        let attended = work.attention / (peak(self.device.half()) * CPU_ATTENTION);
+        let cached = (work.cache / bandwidth).max(attended);
+        [reading, cached, computing].map(|seconds| seconds / SPREAD[which])
+    }
+
+    /// Seconds of the sums over devices in a step of `tokens` tokens: two for each layer, each of which moves `2 (n - 1) / n` of the
+    /// values over every link (ring).
+    pub fn reduce_seconds(&self, tokens: f64) -> f64 {
+        let n = self.devices as f64;
+        if self.devices < 2 || self.device.link == 0.0 {
+            return 0.0;
+        }
+        let values = tokens * self.shape.hidden as f64;
+        let bytes = 2.0 * (n - 1.0) / n * values * self.reduce_bits / 8.0;
+        2.0 * self.shape.layers as f64 * (LATENCY + bytes / (self.device.link * LINK_SHARE))
+    }
+
+    /// Returns the smallest batch at which decoding is less than `gain` times as fast as with `other`: from there on the
+    /// precision saves memory only. `None` if it stays ahead up to 4096 sequences, 1 if it never is.
+    pub fn crossover(&self, other: &Precision, depth: u64, gain: f64) -> Option<u64> {
+        let reference = Setup { precision: other, ..*self };
+        let ahead = |batch: u64| {
+            let rate = |setup: &Setup<'_>| setup.decode(batch, depth).tokens_per_s[1];
+            rate(self) >= gain * rate(&reference)
+        };
+        if !ahead(1) {
+            return Some(1);
+        }
+        let (mut low, mut high) = (1, 4096);
+        if ahead(high) {
+            return None;
+        }
+        while low + 1 < high {
+            let middle = (low + high) / 2;
+            if ahead(middle) { low = middle } else { high = middle }
+        }
+        Some(high)
+    }
+}
+
+/// Share of the 16-bit rate of other products that attention reaches on a GPU.
+const GPU_ATTENTION: f64 = 0.6;
+
+/// Shares relative to the measured ones: low, middle, high.
+const SPREAD: [f64; 3] = [0.85, 1.0, 1.15];
+
+/// Tokens from which on a step multiplies as a prompt does (mantissa's kernels: 64).
+const FEW: f64 = 64.0;
+
+/// Factor by which speculation speeds up decoding that is bound by reads (Leviathan et al. 2023, arXiv 2211.17192, theorem 3.8):
+/// `(1 - a^(n + 1)) / ((1 - a) (n c + 1))`, with acceptance `a`, `n` drafted tokens, and a draft step that costs `c` steps.
+pub fn speculation(acceptance: f64, drafted: u32, cost: f64) -> f64 {
+    let accepted = match acceptance {
+        a if a >= 1.0 => f64::from(drafted) + 1.0,
+        a => (1.0 - a.powi(drafted as i32 + 1)) / (1.0 - a),
+    };
+    accepted / (f64::from(drafted) * cost + 1.0)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn rate(model: &str, precision: &str, device: &str, batch: u64, depth: u64) -> Speed {
+        let (shape, device) = (ModelShape::named(model).unwrap(), Device::named(device).unwrap());
+        let (precision, kv) = (Precision::named(precision).unwrap(), Kv::named("f16").unwrap());
+        let setup = Setup {
+            shape: &shape,
+            precision: &precision,
+            kv: &kv,
+            device: &device,
+            devices: 1,
+            reduce_bits: 16.0,
+        };
+        setup.decode(batch, depth)
+    }
+
+    #[test]
+    fn decoding_follows_the_bytes_until_operations_bind() {
+        let one = |precision| rate("8B", precision, "h100", 1, 0).tokens_per_s[1];
+        let gain = one("W4A16 INT4") / one("BF16");
+        assert!((2.5..3.9).contains(&gain), "{gain}: the head stays in bf16");
+        // At a large batch the products are the same.
+        let many = |precision| rate("8B", precision, "h100", 1024, 128);
+        let (four, sixteen) = (many("W4A16 INT4"), many("BF16"));
+        assert_eq!(sixteen.bound, Bound::Compute);
+        assert!((four.tokens_per_s[1] / sixteen.tokens_per_s[1] - 1.0).abs() < 0.05);
+        assert_eq!(rate("8B", "W4A16 INT4", "h100", 64, 32_768).bound, Bound::Cache);
+    }
+
+    #[test]
+    fn crossovers_lie_near_the_ridge() {
+        let (shape, device) = (ModelShape::named("8B").unwrap(), Device::named("h100").unwrap());
+        let (four, kv) = (Precision::named("W4A16 INT4").unwrap(), Kv::named("f16").unwrap());
+        let setup = Setup {
+            shape: &shape,
+            precision: &four,
+            kv: &kv,
+            device: &device,
+            devices: 1,
+            reduce_bits: 16.0,
+        };
+        let crossover = setup.crossover(&Precision::named("BF16").unwrap(), 128, 1.1).unwrap();
+        let ridge = device.ridge(Unit::Bf16).unwrap();
+        assert!((0.5 * ridge..1.5 * ridge).contains(&(crossover as f64)), "{crossover} against {ridge}");
+    }
+
+    #[test]
+    fn experts_are_read_as_the_batch_grows() {
+        let one = rate("30B-A3B", "BF16", "h100", 1, 0).bytes;
+        let many = rate("30B-A3B", "BF16", "h100", 256, 0).bytes;
+        assert!(one < 8e9 && many > 55e9, "{one:e} {many:e}");
+    }
+
+    #[test]
+    fn speculation_gains_as_published() {
+        // Leviathan et al. 2023, table 1: a = .8, n = 5, c ~ 0 gives 3.69; a = .6, n = 2: 1.96.
+        assert!((speculation(0.8, 5, 0.0) - 3.69).abs() < 0.01);
+        assert!((speculation(0.6, 2, 0.0) - 1.96).abs() < 0.01);
+        assert!(speculation(0.1, 8, 0.5) < 1.0);
+    }
+
+    #[test]
+    fn sums_over_devices_cost_their_bytes() {
+        let (shape, device) = (ModelShape::named("70B").unwrap(), Device::named("h100").unwrap());
+        let (precision, kv) = (Precision::named("BF16").unwrap(), Kv::named("f16").unwrap());
+        let setup = Setup {
+            shape: &shape,
+            precision: &precision,
+            kv: &kv,
+            device: &device,
+            devices: 4,
+            reduce_bits: 16.0,
+        };
+        let wide = setup.reduce_seconds(2048.0);
+        let narrow = Setup { reduce_bits: 8.0, ..setup }.reduce_seconds(2048.0);
+        // 2 · 80 sums of 2048 × 8192 × 2 bytes × 1.5 over 337.5 GB/s.
+        let expected = 160.0 * (LATENCY + 2048.0 * 8192.0 * 2.0 * 1.5 / 337.5e9);
+        assert!((wide / expected - 1.0).abs() < 1e-12);
+        assert!(narrow < 0.55 * wide && Setup { devices: 1, ..setup }.reduce_seconds(2048.0) == 0.0);
+    }
+}

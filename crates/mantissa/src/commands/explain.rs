@@ -1,0 +1,182 @@
+//! `mantissa explain`: answers with the figures of a model and hardware, and the anatomy of numbers.
+
+mod number;
+
+use std::io::{self, Write};
+
+use anyhow::Result;
+use mantissa_num::{Scheme, nearest_list};
+use mantissa_plan::explain::{Explained, Scene, Topic, topics};
+use mantissa_plan::recommend::{Load, MAX_KL};
+use mantissa_plan::shape::{ModelShape, billions};
+use mantissa_store::Paths;
+use serde::Serialize;
+
+use super::ending::quoted;
+use super::parse::scheme;
+use super::plan::{Subject, context_of, device};
+use crate::context::Context;
+use crate::error::BadInput;
+use crate::output::{Align, Table, paragraph};
+
+/// Answer standing questions with the figures of a model
+///
+/// Without a topic, lists them. Figures are computed for the model and the hardware (8 B parameters and this CPU if none
+/// is given) and are predicted unless a page is named; each answer ends with the command that measures it.
+///
+/// A number in place of a topic is shown as formats store it: sign, exponent, mantissa, neighbours, error.
+#[derive(clap::Args)]
+#[command(after_help = "EXAMPLES
+  mantissa explain
+  mantissa explain w4a16 --params 32B --hardware rtx4090
+  mantissa explain memory demo
+  mantissa explain 0.1 --as bf16,fp8-e4m3,nvfp4
+  mantissa explain 0.1 --as int4-g32 --amax 2.5")]
+pub struct Args {
+    /// Topic, or a number
+    #[arg(allow_negative_numbers = true)]
+    topic: Option<String>,
+    #[command(flatten)]
+    subject: Subject,
+    /// Formats of a number [default: a range of them]
+    ///
+    /// Schemes, separated by commas; see `mantissa schemes`.
+    #[arg(long = "as", value_name = "SCHEMES", value_delimiter = ',', value_parser = scheme)]
+    schemes: Vec<Scheme>,
+    /// Largest magnitude of the number's block
+    ///
+    /// Decides the scale of formats that have one [default: the number itself].
+    #[arg(long, value_name = "X")]
+    amax: Option<f32>,
+    /// Tokens of each sequence [default: at most 8192]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    context: Option<u64>,
+    /// Sequences at once
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    batch: u64,
+}
+
+#[derive(Serialize)]
+struct Listed {
+    topic: &'static str,
+    question: &'static str,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    model: &'a str,
+    parameters: u64,
+    hardware: &'a str,
+    #[serde(flatten)]
+    explained: &'a Explained,
+}
+
+/// Adds the paths that the command reads and writes.
+pub fn paths(args: &Args, paths: &mut Paths) {
+    args.subject.paths(paths);
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// A topic, model or hardware that is not known; a format that a number cannot have.
+pub fn run(args: &Args, context: &Context) -> Result<()> {
+    let Some(name) = &args.topic else { return list(context) };
+    if let Ok(x) = name.parse::<f64>() {
+        return number::run(x, &args.schemes, args.amax, context);
+    }
+    if !args.schemes.is_empty() {
+        return Err(BadInput::new("--as", format!("the topic {name}"), "a number to show").into());
+    }
+    let Some(topic) = Topic::named(name) else {
+        let known = nearest_list(name, topics().map(|topic| topic.name));
+        return Err(BadInput::new("TOPIC", format!("\"{name}\""), format!("a number, or one of {known}"))
+            .with_fix("mantissa explain lists all topics")
+            .into());
+    };
+    let shape = args.subject.shape_or_usual(context)?;
+    let device = device(args.subject.hardware(), context)?;
+    let tokens = context_of(args.context, 8192, &shape)?;
+    let load = load(tokens, args.batch, context);
+    let typed = match args.subject.model() {
+        Some(model) => quoted(model.typed()),
+        None => "MODEL".to_owned(),
+    };
+    let scene = Scene { shape: &shape, device: &device, load: &load };
+    let explained = topic.explain(&scene, &typed);
+    let report = Report {
+        model: &shape.name,
+        parameters: shape.parameters(),
+        hardware: &device.title,
+        explained: &explained,
+    };
+    context.report(&report, |out| print(&explained, &shape, &device.title, &load, out))
+}
+
+/// Describes the load of an answer: prompts of three quarters of the context.
+fn load(context: u64, batch: u64, options: &Context) -> Load {
+    Load {
+        context,
+        batch,
+        prefill: (context * 3 / 4).max(1),
+        decode: (context / 4).clamp(1, 1024),
+        devices: 1,
+        reduce_bits: 16.0,
+        kv: None,
+        max_kl: MAX_KL,
+        memory: options.memory.map(|memory| memory as f64),
+    }
+}
+
+fn print(
+    explained: &Explained,
+    shape: &ModelShape,
+    device: &str,
+    load: &Load,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    paragraph(out, 0, explained.question)?;
+    let sequences =
+        if load.batch == 1 { "one sequence".to_owned() } else { format!("{} sequences", load.batch) };
+    let assumed = shape.assumed.as_ref().map_or_else(String::new, |assumed| format!(" ({assumed})"));
+    let about = format!(
+        "Figures of {}, {} parameters{assumed}, on {device}; {sequences} of {} tokens.",
+        shape.name,
+        billions(shape.parameters()),
+        load.context
+    );
+    paragraph(out, 0, &about)?;
+    writeln!(out)?;
+    explained.answer.iter().try_for_each(|line| bullet(line, out))?;
+    if !explained.corrections.is_empty() {
+        writeln!(out, "\nOften said wrongly:")?;
+        explained.corrections.iter().try_for_each(|line| bullet(line, out))?;
+    }
+    writeln!(out)?;
+    paragraph(out, 2, &format!("measure it: {}", explained.measure))
+}
+
+fn bullet(line: &str, out: &mut dyn Write) -> io::Result<()> {
+    write!(out, "- ")?;
+    paragraph(out, 2, line)
+}
+
+/// Lists the topics.
+fn list(context: &Context) -> Result<()> {
+    let listed: Vec<_> =
+        topics().map(|topic| Listed { topic: topic.name, question: topic.question }).collect();
+    #[derive(Serialize)]
+    struct Topics<'a> {
+        topics: &'a [Listed],
+    }
+    context.report(&Topics { topics: &listed }, |out| {
+        let mut table = Table::new([("topic", Align::Left), ("question", Align::Left)]);
+        listed.iter().for_each(|row| table.row([row.topic.to_owned(), row.question.to_owned()]));
+        table.write(out)?;
+        writeln!(
+            out,
+            "\nmantissa explain TOPIC [MODEL] shows one with the figures of a model; a number such as 0.1 is"
+        )?;
+        writeln!(out, "shown as formats store it.")
+    })
+}

@@ -1,0 +1,105 @@
+//! The anatomy of a number in several formats.
+
+use std::io::{self, Write};
+
+use anyhow::Result;
+use mantissa_num::Scheme;
+use mantissa_plan::explain::{Anatomy, anatomy};
+use serde::Serialize;
+
+use crate::context::Context;
+use crate::error::BadInput;
+use crate::output::{Align, Table, number, paragraph};
+
+/// Formats without `--as`.
+const USUAL: [&str; 10] =
+    ["f32", "tf32", "f16", "bf16", "fp8-e4m3", "fp8-e5m2", "int8-g32", "int4-g32", "mxfp4", "nvfp4"];
+
+#[derive(Serialize)]
+struct Report {
+    number: f64,
+    amax: f32,
+    formats: Vec<Anatomy>,
+}
+
+/// Shows `x` under every scheme.
+///
+/// # Errors
+/// A number that no f32 is; formats without codes of single elements.
+pub fn run(x: f64, schemes: &[Scheme], amax: Option<f32>, context: &Context) -> Result<()> {
+    let single = x as f32;
+    if !single.is_finite() {
+        return Err(BadInput::new("NUMBER", x.to_string(), "a finite number within the range of f32").into());
+    }
+    let amax = amax.unwrap_or_else(|| single.abs());
+    if !amax.is_finite() || amax < single.abs() {
+        let allowed = format!("a number of at least {}, the magnitude of the number", single.abs());
+        return Err(BadInput::new("--amax", amax.to_string(), allowed).into());
+    }
+    let usual: Vec<Scheme>;
+    let schemes = if schemes.is_empty() {
+        usual = USUAL.iter().filter_map(|name| name.parse().ok()).collect();
+        &usual
+    } else {
+        schemes
+    };
+    let formats =
+        schemes.iter().map(|scheme| anatomy(single, scheme, amax)).collect::<Result<Vec<_>, _>>()?;
+    let report = Report { number: x, amax, formats };
+    context.report(&report, |out| print(&report, out))
+}
+
+fn print(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    let right = Align::Right;
+    let mut table = Table::new([
+        ("format", Align::Left),
+        ("bits", Align::Left),
+        ("stored value", right),
+        ("error", right),
+        ("below", right),
+        ("above", right),
+        ("scale", right),
+    ])
+    .optional(["scale"]);
+    let exact = |value: Option<f64>| number(value, 9);
+    for format in &report.formats {
+        let bits = format.bits.iter().map(|(_, bits)| bits.as_str()).collect::<Vec<_>>().join(" ");
+        let error =
+            format.relative_error.map_or_else(|| "-".to_owned(), |error| format!("{:.2} %", 100.0 * error));
+        table.row([
+            format.scheme.clone(),
+            bits,
+            exact(Some(format.value)),
+            error,
+            exact(format.below),
+            exact(format.above),
+            exact(format.scale),
+        ]);
+    }
+    table.write(out)?;
+    writeln!(out)?;
+    for format in &report.formats {
+        if let Some(note) = &format.note {
+            paragraph(out, 2, &format!("{}: {note}", format.scheme))?;
+        }
+    }
+    let scaled = report.formats.iter().any(|format| format.scale.is_some());
+    if scaled {
+        let text = format!(
+            "Scaled formats: a block whose largest magnitude is {} (--amax); a number alone in its block is its largest.",
+            report.amax
+        );
+        paragraph(out, 0, &text)?;
+    }
+    paragraph(
+        out,
+        0,
+        "Bits of floats: sign, exponent, mantissa. Below and above: the nearest representable values.",
+    )?;
+    let example = report.formats.last().map_or("bf16", |format| format.scheme.as_str());
+    paragraph(
+        out,
+        2,
+        &format!("measure it: mantissa cast weights.safetensors --scheme {example} --out out.safetensors"),
+    )
+}

@@ -1,0 +1,130 @@
+//! Text of a plan for inference.
+
+use std::io::{self, Write};
+
+use mantissa_eval::verdict::Verdict;
+use mantissa_plan::precision::KL_SOURCE;
+use mantissa_plan::recommend::{Answer, Load, Row, rate};
+
+use super::Asked;
+use crate::output::{Align, Table, bytes, labelled, paragraph};
+
+/// Returns the table of candidates.
+pub fn table(answer: &Answer) -> Table {
+    let right = Align::Right;
+    let mut table = Table::new([
+        ("precision", Align::Left),
+        ("fits", Align::Left),
+        ("weights", right),
+        ("total", right),
+        ("KV", Align::Left),
+        ("decode tok/s", right),
+        ("prefill tok/s", right),
+        ("waits for", Align::Left),
+        ("loss", Align::Left),
+    ])
+    .optional(["waits for", "weights"]);
+    for row in &answer.rows {
+        let fits = match (row.refusal().is_some(), row.fits) {
+            (true, _) => "no kernel",
+            (false, true) => "yes",
+            (false, false) => "no",
+        };
+        table.row([
+            row.precision.name.to_owned(),
+            fits.to_owned(),
+            bytes(row.bytes.weights() as u64),
+            bytes(row.bytes.total() as u64),
+            row.kv.name.to_owned(),
+            interval(row.decode.tokens_per_s),
+            interval(row.prefill.tokens_per_s),
+            row.decode.bound.words().to_owned(),
+            loss(row),
+        ]);
+    }
+    table
+}
+
+/// Formats an interval of tokens/s by its ends: `21–37`.
+pub fn interval([low, _, high]: [f64; 3]) -> String {
+    format!("{}–{}", rate(low), rate(high))
+}
+
+/// Names the class of the measured loss.
+pub fn loss(row: &Row) -> String {
+    match row.precision.measured_kl() {
+        Some(0.0) => "none".to_owned(),
+        Some(kl) => format!("{} ({kl:.4})", Verdict::new((kl, 0.0), (0.0, 0.0)).word()),
+        None => "not measured".to_owned(),
+    }
+}
+
+/// Writes the plan.
+///
+/// # Errors
+/// As `out`.
+pub fn inference(asked: &Asked<'_>, load: &Load, answer: &Answer, out: &mut dyn Write) -> io::Result<()> {
+    paragraph(out, 0, &asked.title())?;
+    let tokens =
+        if load.batch == 1 { "one sequence".to_owned() } else { format!("{} sequences", load.batch) };
+    let text = format!(
+        "{tokens} of {} tokens: prompts of {}, answers of {}; decoding at {} tokens. All bytes and speeds are predicted; loss: KL in nats/token measured on our models ({KL_SOURCE}).",
+        load.context,
+        load.prefill,
+        load.decode,
+        load.depth()
+    );
+    paragraph(out, 0, &text)?;
+    writeln!(out)?;
+    table(answer).write(out)?;
+    writeln!(out)?;
+    refusals(answer, out)?;
+    let choice = &answer.recommendation;
+    labelled(out, "choose", &headline(answer))?;
+    choice.reasons.iter().try_for_each(|reason| labelled(out, "because", reason))?;
+    choice.changes.iter().try_for_each(|change| labelled(out, "changes", change))?;
+    if let Some(recipe) = choice.recipe {
+        let model = asked.args.subject.model();
+        let model =
+            model.map_or_else(|| "MODEL".to_owned(), |model| super::super::ending::quoted(model.typed()));
+        labelled(out, "make", &format!("mantissa quantize {model} --recipe {recipe}"))?;
+    }
+    labelled(out, "measure", &super::measures(asked.args.subject.model()))?;
+    match &asked.args.html {
+        // Not wrapped, to be copied.
+        Some(file) => writeln!(out, "page        {}", file.display()),
+        None => Ok(()),
+    }
+}
+
+/// Names the choice with its engines and the precision of each phase.
+pub fn headline(answer: &Answer) -> String {
+    let choice = &answer.recommendation;
+    let Some(name) = choice.precision else { return "nothing fits".to_owned() };
+    let kv = choice.kv.unwrap_or("f16");
+    let row = answer.rows.iter().find(|row| row.precision.name == name);
+    let engines = row.map(|row| row.loads.engines.join(", ")).filter(|engines| !engines.is_empty());
+    let engines = engines.map_or_else(String::new, |engines| format!("; loads in {engines}"));
+    let phases = match (choice.prefill, choice.decode) {
+        (Some(prefill), Some(decode)) if prefill != decode => {
+            format!("; by phase: prompts {prefill}, decoding {decode}")
+        }
+        _ => String::new(),
+    };
+    format!("{name}, KV cache in {kv}{engines}{phases}")
+}
+
+/// Names what no kernel runs, each reason once with its precisions.
+fn refusals(answer: &Answer, out: &mut dyn Write) -> io::Result<()> {
+    let mut lines: Vec<(String, Vec<&str>)> = Vec::new();
+    for row in &answer.rows {
+        let Some(why) = row.refusal() else { continue };
+        match lines.iter_mut().find(|(known, _)| *known == why) {
+            Some((_, names)) => names.push(row.precision.name),
+            None => lines.push((why, vec![row.precision.name])),
+        }
+    }
+    lines
+        .iter()
+        .try_for_each(|(why, names)| labelled(out, "no kernel", &format!("{}: {why}", names.join(", "))))
+}

@@ -1,0 +1,127 @@
+//! `mantissa explain`: topics with the figures of a model, numbers in their formats, and what the recipes of the field are.
+
+use serde_json::Value;
+
+use crate::support::{fail, json, succeed};
+
+/// Names of all topics.
+fn topics() -> Vec<String> {
+    let listed = json(&["explain", "--json"]);
+    let topics = listed["topics"].as_array().unwrap();
+    topics.iter().map(|topic| topic["topic"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn every_topic_answers_for_a_model_and_hardware() {
+    let all = topics();
+    assert!(all.len() >= 35, "{}", all.len());
+    let listed = succeed(&["explain"]);
+    for topic in &all {
+        assert!(listed.contains(topic.as_str()), "{topic}");
+        let answer = json(&["explain", topic, "demo", "--hardware", "rtx4090", "--json"]);
+        assert_eq!(answer["model"], "demo");
+        assert!(answer["answer"].as_array().unwrap().len() >= 2, "{answer}");
+        measures(answer["measure"].as_str().unwrap());
+    }
+}
+
+/// Checks that a command exists with the flags it is given.
+fn measures(command: &str) {
+    for one in command.split("; ") {
+        let mut words = one.split(' ').filter(|word| !word.starts_with('>'));
+        assert_eq!(words.next(), Some("mantissa"), "{command}");
+        let name = words.next().unwrap();
+        let help = succeed(&[name, "--help-all"]);
+        for flag in words.filter(|word| word.starts_with("--")) {
+            let flag = flag.split('=').next().unwrap();
+            assert!(help.contains(flag), "{command}: {name} has no {flag}");
+        }
+    }
+}
+
+#[test]
+fn answers_follow_model_and_hardware() {
+    let text = |model: &str, hardware: &str| {
+        succeed(&["explain", "w4a16", "--params", model, "--hardware", hardware])
+    };
+    let (large, small) = (text("32B", "rtx4090"), text("8B", "h100"));
+    assert!(large.contains("Figures of 32B, 32.8 B parameters (shape of Qwen2.5-32B"), "{large}");
+    assert!(large.contains("RTX 4090 can do 164") && small.contains("H100 SXM can do 295"), "{large}{small}");
+    assert!(large.contains("measure it: mantissa bench MODEL --batch 1,4,16"));
+    assert!(large.contains("Often said wrongly:"));
+    let memory = succeed(&["explain", "memory", "--params", "Llama-2-7B", "--hardware", "a100"]);
+    assert!(memory.contains("6.74 B parameters × 2 bytes = 13.5 GB in bf16"), "{memory}");
+}
+
+#[test]
+fn a_number_is_taken_apart() {
+    let shown = succeed(&["explain", "0.1", "--as", "bf16,fp8-e4m3,nvfp4"]);
+    for part in ["0 01111011 1001101", "0.100097656", "0 0011 101", "0.1015625", "measure it: mantissa cast "]
+    {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    let report = json(&["explain", "-0.1", "--as", "int4-g32", "--amax", "2.5", "--json"]);
+    let format = &report["formats"][0];
+    let number = |field: &str| format[field].as_f64().unwrap();
+    assert!(number("below") < number("value") && number("value") < number("above"), "{format}");
+    assert!((number("error") - (number("value") + 0.1)).abs() < 1e-6);
+    let all = json(&["explain", "1e-6", "--json"]);
+    let notes: Vec<&Value> =
+        all["formats"].as_array().unwrap().iter().map(|format| &format["note"]).collect();
+    assert!(
+        notes.iter().any(|note| note.as_str().is_some_and(|note| note.contains("subnormal"))),
+        "{notes:?}"
+    );
+    for (arguments, part) in [
+        (vec!["explain", "nonsense"], "mantissa explain lists"),
+        (vec!["explain", "0.1", "--as", "q4_k"], "codes blocks"),
+        (vec!["explain", "1e300"], "range of f32"),
+        (vec!["explain", "4", "--as", "bf16", "--amax", "1"], "at least 4"),
+        (vec!["explain", "w4a16", "--as", "bf16"], "a number to show"),
+    ] {
+        let error = fail(2, &arguments);
+        assert!(error.contains(part), "{arguments:?}: {error}");
+    }
+}
+
+/// Statements on recipes that are often said wrongly (training.md, section 5): the policies print what is right.
+#[test]
+fn policies_are_those_of_their_papers() {
+    let policy = |name: &str| succeed(&["train", "--show-policy", name]);
+    let part = |text: &str, product: &str| {
+        let (_, rest) = text.split_once(&format!("[precision.{product}]")).unwrap();
+        rest.split("\n[").next().unwrap().to_owned()
+    };
+    // 13: stochastic rounding of gradients only.
+    let nvfp4 = policy("nvfp4");
+    assert!(!part(&nvfp4, "fprop").contains("stochastic"));
+    for product in ["dgrad", "wgrad"] {
+        let lines = part(&nvfp4, product);
+        let rounded: Vec<&str> = lines.lines().filter(|line| line.contains("stochastic")).collect();
+        assert_eq!(rounded.len(), 1, "{lines}");
+        assert!(rounded[0].starts_with("dy = "));
+    }
+    // 31: about 16 % of the layers stay in bf16.
+    assert!(nvfp4.contains("keep = { first = 0.03, last = 0.13, dtype = \"bf16\" }"));
+    // 14: E5M2 for gradients under one scale per tensor only.
+    assert!(part(&policy("fp8-delayed"), "dgrad").contains("dy = { scheme = \"fp8-e5m2-tensor"));
+    for name in ["fp8-blockwise", "fp8-rowwise", "mxfp8"] {
+        assert!(!policy(name).contains("e5m2"), "{name}");
+    }
+    // 16: MXFP4 in all three products, Hadamard of 32, stochastic in the backward.
+    let quartet = policy("quartet");
+    for product in ["fprop", "dgrad", "wgrad"] {
+        let lines = part(&quartet, product);
+        assert_eq!(lines.matches("scheme = \"mxfp4\"").count(), 2, "{lines}");
+        assert!(lines.contains("order = 32") && !lines.contains("int4"));
+    }
+    // 19: delayed scaling keeps a history; its scale still comes from the tensor.
+    assert!(policy("fp8-delayed").contains("@delayed1024"));
+    // 28: f16 has a master, a loss scale and sums in f32.
+    let half = policy("fp16");
+    for fact in ["master = \"f32\"", "scaling = ", "accumulator = \"f32\""] {
+        assert!(half.contains(fact), "{fact}: {half}");
+    }
+    // 21, 23: master and residual stream are not FP8.
+    assert!(policy("fp8-blockwise").contains("weights = \"f32\""));
+}

@@ -1,0 +1,198 @@
+//! `mantissa plan`: from sizes to a choice, without weights.
+
+use std::fs;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::support::{fail, json, mantissa, stderr, succeed, text};
+
+/// Finds a candidate of a report.
+fn row<'a>(report: &'a Value, name: &str) -> &'a Value {
+    let rows = report["rows"].as_array().unwrap();
+    rows.iter().find(|row| row["precision"]["name"] == name).unwrap()
+}
+
+#[test]
+fn a_new_user_asks_one_question() {
+    let question = ["plan", "--params", "32B", "--hardware", "4090", "--context", "32k"];
+    let start = Instant::now();
+    let answer = succeed(&question);
+    let seconds = start.elapsed().as_secs_f64();
+    assert!(seconds < 1.0, "{seconds} s");
+    for part in [
+        "32B: 32.8 B parameters; shape of Qwen2.5-32B",
+        "RTX 4090",
+        "predicted",
+        "BF16 needs 74.6 GB and does not fit",
+        "choose      Q4_K_M, KV cache in int8",
+        "loads in ",
+        "because     ",
+        "changes     batch: ",
+        "make        mantissa quantize MODEL --recipe q4_k_m",
+        "measure     mantissa bench MODEL",
+    ] {
+        assert!(answer.contains(part), "{part}: {answer}");
+    }
+    let widest = answer.lines().map(|line| line.chars().count()).max().unwrap();
+    assert!(widest <= 120, "{widest}: {answer}");
+}
+
+#[test]
+fn the_report_has_what_the_text_says() {
+    let report = json(&[
+        "plan",
+        "--params",
+        "8B",
+        "--hardware",
+        "h100",
+        "--batch",
+        "256",
+        "--context",
+        "1024",
+        "--json",
+    ]);
+    assert_eq!(report["recommendation"]["precision"], "W8A8 FP8", "{}", report["recommendation"]);
+    assert_eq!((&report["predicted"], &report["load"]["batch"]), (&json!(true), &json!(256)));
+    let speeds = row(&report, "BF16")["decode"]["tokens_per_s"].as_array().unwrap();
+    let speeds: Vec<f64> = speeds.iter().map(|speed| speed.as_f64().unwrap()).collect();
+    assert!(speeds[0] < speeds[1] && speeds[1] < speeds[2], "{speeds:?}");
+    let fallback = row(&report, "W4A4 NVFP4")["execution"]["fallback"].as_str().unwrap();
+    assert!(fallback.starts_with("runs as W4A16"), "{fallback}");
+    assert!(report["hardware"]["source"].as_str().unwrap().contains("datasheet"));
+    // Its JSON file is written beside the text.
+    let temp = TempDir::new().unwrap();
+    let file = temp.path().join("plan.json");
+    let shown =
+        succeed(&["plan", "--params", "8B", "--hardware", "h100", &format!("--json={}", text(&file))]);
+    assert!(shown.contains("choose "));
+    assert!(serde_json::from_slice::<Value>(&fs::read(file).unwrap()).unwrap()["rows"].is_array());
+}
+
+#[test]
+fn a_config_is_enough() {
+    let temp = TempDir::new().unwrap();
+    let config = temp.path().join("config.json");
+    let value = json!({
+        "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 61,
+        "num_attention_heads": 128, "num_key_value_heads": 128, "vocab_size": 129280, "moe_intermediate_size": 2048,
+        "max_position_embeddings": 163840, "rms_norm_eps": 1e-6, "tie_word_embeddings": false,
+        "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+        "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3,
+        "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "norm_topk_prob": true,
+    });
+    fs::write(&config, value.to_string()).unwrap();
+    for model in [text(&config), text(temp.path())] {
+        let report = json(&["plan", model, "--hardware", "h200", "--devices", "8", "--json"]);
+        let parameters = report["parameters"].as_f64().unwrap();
+        assert!((parameters / 671e9 - 1.0).abs() < 0.01, "{parameters}");
+        assert!((report["active_parameters"].as_f64().unwrap() / 37.5e9 - 1.0).abs() < 0.03);
+        assert!(report["recommendation"]["precision"].is_string(), "{}", report["recommendation"]);
+    }
+    // The embedded model, on this CPU.
+    let report = json(&["plan", "demo", "--json", "--threads", "1"]);
+    assert_eq!(report["hardware"]["name"], "this");
+    assert!(report["hardware"]["bandwidth"].as_f64().unwrap() > 1e8);
+    assert_eq!(report["load"]["context"], 512);
+}
+
+#[test]
+fn a_report_of_bench_is_hardware() {
+    let temp = TempDir::new().unwrap();
+    let file = temp.path().join("bench.json");
+    let bench = json!({"threads": 2, "level": "avx512-vnni", "machine_read_gb_per_s": 40.0, "machine_int8_gops": 900.0, "machine_bf16_gflops": 450.0});
+    fs::write(&file, bench.to_string()).unwrap();
+    let report = json(&["plan", "--params", "1B", "--hardware", text(&file), "--json"]);
+    assert_eq!(report["hardware"]["bandwidth"], 40e9);
+    let four = row(&report, "Q4_K_M")["decode"]["tokens_per_s"][1].as_f64().unwrap();
+    let half = row(&report, "BF16")["decode"]["tokens_per_s"][1].as_f64().unwrap();
+    assert!(four > 1.5 * half, "{four} {half}");
+    fs::write(&file, "{}").unwrap();
+    assert!(
+        fail(2, &["plan", "--params", "1B", "--hardware", text(&file)]).contains("report of mantissa bench")
+    );
+}
+
+#[test]
+fn training_is_planned() {
+    let full = json(&["plan", "--params", "Llama-2-7B", "--hardware", "a100", "--train", "--json"]);
+    let rows = full["training"]["rows"].as_array().unwrap();
+    let bytes = |name: &str| {
+        let row = rows.iter().find(|row| row["name"] == name).unwrap();
+        row["bytes"]["state"].as_f64().unwrap() / 1e9
+    };
+    assert!((bytes("fp32") - 107.8).abs() < 0.05 && (bytes("bf16-adam8") - 40.6).abs() < 0.05);
+    let tuned = json(&["plan", "--params", "70B", "--hardware", "h100", "--train", "qlora", "--json"]);
+    assert_eq!(tuned["training"]["recipe"], "qlora");
+    let shown = succeed(&[
+        "plan",
+        "--params",
+        "70B",
+        "--hardware",
+        "h100",
+        "--train",
+        "--devices",
+        "16",
+        "--zero",
+        "3",
+    ]);
+    assert!(shown.contains("on each of 16 devices, ZeRO-3") && shown.contains("choose      bf16"), "{shown}");
+}
+
+#[test]
+fn memory_and_kv_are_taken() {
+    let load = ["plan", "--params", "8B", "--hardware", "h100", "--memory", "12G", "--kv", "fp8", "--json"];
+    let report = json(&load);
+    assert_eq!((&report["load"]["memory"], &report["load"]["kv"]["name"]), (&json!(12e9), &json!("fp8")));
+    assert_eq!(row(&report, "BF16")["fits"], false);
+    let none = succeed(&["plan", "--params", "405B", "--hardware", "t4"]);
+    assert!(none.contains("choose      nothing fits") && none.contains("changes     devices: "), "{none}");
+}
+
+#[test]
+fn what_cannot_be_planned_is_said() {
+    for (arguments, part) in [
+        (vec!["plan"], "--params"),
+        (vec!["plan", "--params", "many"], "32B"),
+        (vec!["plan", "--params", "8B", "--hardware", "h101"], "h100"),
+        (vec!["plan", "no/such/folder"], "config.json"),
+        (vec!["plan", "demo", "--context", "4096", "--hardware", "h100"], "--context 512"),
+        (vec!["plan", "--params", "8B", "--hardware", "h100", "--kv", "fp3"], "f16, fp8, int8 or int4"),
+        (vec!["plan", "--params", "8B", "--hardware", "h100", "--prefill", "9000"], "--context"),
+        (vec!["plan", "demo", "--params", "8B"], "--params"),
+        (vec!["plan", "--params", "8B", "--hardware", "none.json"], "none.json"),
+    ] {
+        let error = fail(2, &arguments);
+        assert!(error.contains(part), "{arguments:?}: {error}");
+    }
+}
+
+#[test]
+fn a_plan_has_a_page() {
+    let temp = TempDir::new().unwrap();
+    let page = temp.path().join("plan.html");
+    let arguments =
+        ["plan", "--params", "32B", "--hardware", "rtx4090", "--context", "32k", "--html", text(&page)];
+    let shown = succeed(&arguments);
+    assert!(shown.lines().last().unwrap().starts_with("page        "), "{shown}");
+    let html = fs::read_to_string(&page).unwrap();
+    for part in [
+        "<h1>Plan: 32B on RTX 4090</h1>",
+        "Choose Q4_K_M",
+        "predicted",
+        "<svg",
+        "does not fit",
+        "Not run as named",
+    ] {
+        assert!(html.contains(part), "{part}");
+    }
+    assert!(!html.contains("://") && !html.contains("<script"));
+    // Another plan does not replace it unasked.
+    let other = ["plan", "--params", "8B", "--hardware", "rtx4090", "--html", text(&page)];
+    let output = mantissa(&other);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    let training = temp.path().join("train.html");
+    succeed(&["plan", "--params", "8B", "--hardware", "h100", "--train", "--html", text(&training)]);
+    assert!(fs::read_to_string(&training).unwrap().contains("<h1>Training plan: 8B on H100 SXM</h1>"));
+}
