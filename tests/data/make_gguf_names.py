@@ -26,7 +26,7 @@ ARCHITECTURES = {
     "ministral3": "mistral3", "minimax_m2": "minimax-m2", "exaone_moe": "exaone-moe", "llama4_text": "llama4",
     "glm4_moe_lite": "deepseek2", "gemma4_text": "gemma4", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe", "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "granitemoehybrid": "granitehybrid",
-    "jamba": "jamba", "nemotron_h": "nemotron_h", "deepseek_v32": "deepseek32", "glm_moe_dsa": "glm-dsa", "cohere2_moe": "cohere2moe",
+    "jamba": "jamba", "falcon_h1": "falcon-h1", "nemotron_h": "nemotron_h", "deepseek_v32": "deepseek32", "glm_moe_dsa": "glm-dsa", "cohere2_moe": "cohere2moe",
 }
 
 EXPERTS = r"\.experts\.|block_sparse_moe\.(in|out)put_linear"

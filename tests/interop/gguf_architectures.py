@@ -25,7 +25,7 @@ DENSE_FIRST = {"mlp_layer_types": ["dense", "sparse", "sparse"]}
 # Layers of the tiny model that are the layers of the model, where llama.cpp requires others.
 LAYERS = {"llama4": [1, 0, 1, 2], "exaone-moe": [1, 0, 2], "glm4-moe-lite": [1, 0, 2]}
 # Models with rates of decay.
-DECAYING = ["qwen3-next-square", "qwen3-5-square", "qwen3-5-moe-square", "granite-hybrid", "jamba-wide", "nemotron-h",
+DECAYING = ["qwen3-next-square", "qwen3-5-square", "qwen3-5-moe-square", "granite-hybrid", "jamba-wide", "falcon-h1", "nemotron-h",
             "granite-hybrid-moe", "nemotron-h-moe", "nemotron-h-latent"]
 # Largest difference of llama.cpp's logits where it is larger. In Gemma 4 embeddings of layers pass a GELU, from llama.cpp's
 # table in f16, after the MLP's: without both 2.2e-6 are left.
@@ -98,6 +98,7 @@ MODELS = {
     # llama.cpp has no limits of time steps, and no biases of the projections.
     "granite-hybrid": {"time_step_limit": [0.0, {"__float__": "Infinity"}], "mamba_proj_bias": False},
     "jamba-wide": {},
+    "falcon-h1": {"time_step_limit": [0.0, {"__float__": "Infinity"}]},
     "nemotron-h": {"time_step_min": 0.001},
     "granite-hybrid-moe": {},
     "cohere2-moe": {},

@@ -5,6 +5,7 @@
 //! requires.
 
 mod architecture;
+mod factors;
 pub(crate) mod layout;
 mod limits;
 mod parameters;
@@ -25,6 +26,8 @@ use mantissa_store::{Dtype, Error};
 use crate::error::Result;
 use crate::plan::{Job, Options, PlannedLinear};
 use crate::recipe::{LayerRule, Part, smaller};
+
+pub use factors::without_factors;
 
 use architecture::{family_metadata, rope_factors, rope_metadata, sizes};
 use layout::{Cast, Layout, fault};

@@ -212,7 +212,8 @@ pub(super) fn windows(
             Ok(windows)
         }
         Windows::Uncompressed => {
-            let window = window()?;
+            // Layers without entries have rotary parameters of their own, so null is not an absent window.
+            let window = window()?.or(architecture.default_window);
             let entries = compressed::layers(fields, layers)?.into_iter();
             Ok(entries.map(|entries| window.filter(|_| entries.is_none())).collect())
         }

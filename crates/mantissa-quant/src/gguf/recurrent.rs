@@ -4,7 +4,8 @@
 //! `mamba-base.cpp`).
 
 use mantissa_model::ModelConfig;
-use mantissa_model::config::{Mixing, Recurrent};
+use mantissa_model::config::{Mixing, Multipliers, Recurrent};
+use mantissa_model::mixer::ResultNorm;
 use mantissa_store::convention::gguf::{Architecture, Recurrence, Unrotated};
 use mantissa_store::gguf::{Value, ValueType};
 
@@ -46,7 +47,7 @@ pub(super) fn put_recurrence(keys: &mut Keys, row: &Architecture, config: &Model
         }
         _ => {}
     }
-    if !matches!(row.recurrence, Recurrence::GatedDelta { .. }) {
+    if !matches!(row.recurrence, Recurrence::GatedDelta { .. } | Recurrence::Parallel) {
         let heads = |mixing: &Mixing| if mixing.attends() { config.num_key_value_heads } else { 0 };
         keys.put_numbers("attention.head_count_kv", config.mixing.iter().map(heads));
     }
@@ -96,8 +97,14 @@ pub(super) fn notes(config: &ModelConfig) -> Vec<String> {
 }
 
 impl Limits<'_> {
-    /// Checks the mixers.
+    /// Checks the mixers, and that factors are multiplied into the weights.
     pub(super) fn check_recurrence(&self) -> Result<()> {
+        let none = Multipliers { scores: 1.0, attended: 1.0, mixed: 1.0, gate: 1.0, inner: 1.0 };
+        if self.config.multipliers.is_some_and(|multipliers| multipliers != none) {
+            let allowed =
+                "1: llama.cpp has none; fix: `quantize --format gguf` alone multiplies them into the weights";
+            return self.refuse("mlp_multipliers and others", "other numbers", allowed);
+        }
         let (config, hidden) = (self.config, self.config.hidden_size);
         let double = |inner: usize| match inner == 2 * hidden {
             true => Ok(()),
@@ -132,7 +139,11 @@ impl Limits<'_> {
             }
             Some(Recurrent::StateSpace(mixer)) => {
                 let blocks = self.row.recurrence == (Recurrence::StateSpace { blocks: true });
-                if !blocks {
+                if mixer.norm == ResultNorm::BeforeGate {
+                    let allowed = "false: llama.cpp norms after the gate";
+                    return self.refuse("mamba_norm_before_gate", "true", allowed);
+                }
+                if self.row.recurrence == (Recurrence::StateSpace { blocks: false }) {
                     double(mixer.heads * mixer.head_dim)?;
                 }
                 let ((least, most), allowed) = (mixer.steps, if blocks { LEAST_STEP } else { 0.0 });

@@ -1,4 +1,5 @@
-//! Dense models whose weights are computed when they are read: a quantized model, dequantized tensor by tensor.
+//! Dense models whose weights are computed when they are read: a quantized model, dequantized tensor by tensor, or one whose
+//! weights are multiplied by constant factors.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -82,7 +83,8 @@ impl Tail for Computed {
 /// Dense weights, some of which are computed.
 #[derive(Debug)]
 struct Dequantized {
-    from: &'static str,
+    /// Format of the weights that are dequantized; `None` if they were dense.
+    from: Option<&'static str>,
     /// Metadata and names of a GGUF file.
     gguf: Option<gguf::Model>,
     notes: Vec<String>,
@@ -90,7 +92,7 @@ struct Dequantized {
 
 impl Opened for Dequantized {
     fn name(&self) -> &'static str {
-        "dequantized"
+        if self.from.is_some() { "dequantized" } else { "dense" }
     }
 
     fn is_quantized(&self) -> bool {
@@ -98,7 +100,7 @@ impl Opened for Dequantized {
     }
 
     fn dequantized_from(&self) -> Option<&'static str> {
-        Some(self.from)
+        self.from
     }
 
     fn notes(&self) -> Vec<String> {
@@ -133,7 +135,8 @@ impl ModelFiles {
             tensors.push((at, tensor));
             at = at.saturating_add(len);
         }
-        let (from, gguf) = (self.convention_name(), self.gguf().cloned());
+        let from = self.is_quantized().then(|| self.convention_name());
+        let gguf = self.gguf().cloned();
         let tail = Box::new(Computed { tensors, len: at, held: Mutex::default() });
         let checkpoint = self.into_checkpoint().with_tail(keep, metas, tail, config);
         ModelFiles::new(checkpoint, Box::new(Dequantized { from, gguf, notes }))

@@ -12,7 +12,9 @@ use anyhow::Result;
 use mantissa_model::Products;
 use mantissa_num::Rounding;
 use mantissa_quant::calibrate::CalibrationSet;
-use mantissa_quant::{Check, Importance, Options, Plan, Recipe, SchemeShare, Start, dequantized_source};
+use mantissa_quant::{
+    Check, Importance, Options, Plan, Recipe, SchemeShare, Start, dequantized_source, without_factors,
+};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{DEFAULT_SHARD_BYTES, Paths};
 
@@ -65,6 +67,10 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let source = dequantized_source(model::open(&args.model, context)?)?;
     let request = Request::of(args, Some(&source))?;
+    let source = match args.formats.len() <= 1 && request.container().facts().one_file {
+        true => without_factors(source)?,
+        false => source,
+    };
     if args.formats.len() > 1 {
         return several::run(args, request, &source, context);
     }

@@ -190,8 +190,8 @@ fn known_to_the_gguf_package(architecture: &str, file: &Gguf) {
     let listed = |list: &Value, name: &str| list.as_array().unwrap().iter().any(|known| known == name);
     let tensors = &record["architectures"][architecture]["tensors"];
     for tensor in file.tensors() {
-        // Rates of decay and skips have no suffix.
-        let bare = ["ssm_a", "ssm_d"].iter().any(|name| tensor.name.ends_with(name));
+        // Rates of decay and skips have no suffix, nor has a norm of Falcon-H1.
+        let bare = ["ssm_a", "ssm_d", ".ffn_norm"].iter().any(|name| tensor.name.ends_with(name));
         let module = if bare { &tensor.name[..] } else { tensor.name.rsplit_once('.').unwrap().0 };
         let layer = module.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
         let template = layer.map_or(module.to_owned(), |(_, name)| format!("blk.{{bid}}.{name}"));
@@ -276,6 +276,7 @@ fn every_architecture_is_written_with_the_same_logits() {
         ("glm-dsa", indexed(dir, "glm-moe-dsa-sparse")),
         ("nemotron_h_moe", model(dir, "nemotron-h-latent", &none)),
         ("jamba", model(dir, "jamba-wide", &none)),
+        ("falcon-h1", model(dir, "falcon-h1", &json!({"time_step_limit": [0.0, {"__float__": "Infinity"}]}))),
         ("nemotron_h", model(dir, "nemotron-h", &json!({"time_step_min": 0.001}))),
     ];
     for (architecture, model) in models {
@@ -323,6 +324,7 @@ fn features_beyond_llama_cpp_are_refused_by_field() {
         ("qwen2-moe", "mlp_only_layers"),
         ("deepseek-v2", "rms_norm_eps"),
         ("gpt-oss", "swiglu_limit"),
+        ("falcon-h1-norm", "mamba_norm_before_gate"),
         ("bitnet-relu2", "tie_word_embeddings"),
         ("smollm3", "no_rope_layers"),
         ("seed-oss-biases", "attention_out_bias"),

@@ -37,7 +37,8 @@ pub struct Architecture {
     pub(super) post_attention_norm: bool,
     /// Order of the rows of q, k and v.
     pub(super) rows: Rows,
-    /// Modules of a layer with another name in the file than in other architectures: `(module, name)`.
+    /// Modules of a layer with another name in the file than in other architectures: `(module, name)`; or tensors, whose whole
+    /// name it is.
     pub(super) own_names: &'static [(&'static str, &'static str)],
     /// Tensors that are several in the file, by their name in a layer.
     pub(super) split: &'static [(&'static str, Split)],
@@ -161,6 +162,8 @@ pub enum Recurrence {
         /// one.
         blocks: bool,
     },
+    /// Mamba-2 beside attention on the same input, in every layer.
+    Parallel,
 }
 
 /// Values of a tensor as a file has them.

@@ -257,8 +257,12 @@ impl Architecture {
         }
         let of_layer = || LAYERS.iter().find_map(|prefix| module.strip_prefix(prefix)).and_then(layer);
         let own = |(layer, module): (usize, &str)| {
-            let (_, name) = self.own_names.iter().find(|(of, _)| *of == module)?;
-            Some(format!("blk.{layer}.{name}.{part}"))
+            self.own_names.iter().find_map(|(of, name)| match of.strip_prefix(module)? {
+                "" => Some(format!("blk.{layer}.{name}.{part}")),
+                // A tensor whose name has no such part in the file.
+                rest if rest.strip_prefix('.') == Some(part) => Some(format!("blk.{layer}.{name}")),
+                _ => None,
+            })
         };
         if let Some(own) = of_layer().filter(|_| !self.own_names.is_empty()).and_then(own) {
             return Some(Place::whole(own));

@@ -69,6 +69,9 @@ impl Reader<'_> {
             let interval = self.uint("full_attention_interval")?.filter(|&n| n > 0).unwrap_or(4);
             return Ok((1..=layers as u64).map(|layer| !layer.is_multiple_of(interval)).collect());
         }
+        if self.architecture.recurrence == Recurrence::Parallel {
+            return Ok(vec![true; layers]);
+        }
         let keys = self.by_layer("attention.head_count_kv", layers)?.unwrap_or_default();
         Ok(keys.into_iter().map(|count| count == 0).collect())
     }
@@ -115,6 +118,7 @@ impl Reader<'_> {
                 self.put_period(config, ["attn_layer_period", "attn_layer_offset"], &attends)
             }
             Recurrence::StateSpace { blocks } => self.put_state_space(config, &recurs, blocks),
+            Recurrence::Parallel => self.put_state_space(config, &recurs, false),
         }
     }
 
@@ -135,6 +139,13 @@ impl Reader<'_> {
         let has = |name: &str| self.gguf.tensors().iter().any(|tensor| tensor.name.ends_with(name));
         let field = if blocks { "use_conv_bias" } else { "mamba_conv_bias" };
         config.insert(field.into(), json!(has("ssm_conv1d.bias")));
+        if self.architecture.recurrence == Recurrence::Parallel {
+            inner.map(|inner| config.insert("mamba_d_ssm".into(), json!(inner)));
+            config.insert("mamba_rms_norm".into(), json!(has("ssm_norm.weight")));
+            // llama.cpp norms after the gate.
+            config.insert("mamba_norm_before_gate".into(), json!(false));
+            return Ok(());
+        }
         if !blocks {
             config.entry("num_local_experts").or_insert(json!(0));
             self.put_expansion(config)?;

@@ -479,6 +479,15 @@ pub(super) static TABLE: &[Architecture] = &[
         experts: Experts::BesideShared { count: "num_local_experts", shared: "shared_intermediate_size" },
         ..GRANITE_HYBRID
     },
+    // Constant factors are multiplied into the weights of a file.
+    Architecture {
+        name: "falcon-h1",
+        model_types: &["falcon_h1"],
+        own_names: &[("pre_ff_layernorm.weight", "ffn_norm")],
+        recurrence: Recurrence::Parallel,
+        columns_of_heads: true,
+        ..PLAIN
+    },
     // No position embedding. The graph does not normalize the weights of experts.
     Architecture {
         name: "jamba",
