@@ -30,8 +30,7 @@ fn files(dir: &Path) {
     let windows: Vec<Vec<u32>> =
         (0..4).map(|i| (0..32).map(|j| (i * 37 + j * 11) % 200 + 3).collect()).collect();
     fs::write(dir.join("w.json"), json!({"key": windows}).to_string()).unwrap();
-    fs::write(dir.join("r.toml"), "method = \"rtn\"\nweights = \"int5-g32\"\nformat = \"native\"\n")
-        .unwrap();
+    fs::write(dir.join("r.toml"), "method = \"rtn\"\nweights = \"int5-g32\"\nformat = \"native\"\n").unwrap();
 }
 
 /// Splits options, with files in `dir`.
