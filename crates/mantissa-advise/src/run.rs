@@ -143,6 +143,11 @@ pub(crate) fn through(
 }
 
 impl State {
+    /// Applies `of` to every value.
+    pub(crate) fn map(&mut self, of: fn(f32) -> f32) {
+        self.x.iter_mut().for_each(|x| *x = of(*x));
+    }
+
     /// Runs the states through a layer; returns them with the buffers, which hold the layer's keys and values.
     pub(crate) fn through(
         self,

@@ -2,8 +2,7 @@
 
 use mantissa_eval::Sequence;
 use mantissa_eval::stats::{Sum, estimate};
-use mantissa_model::{Layer, ModelConfig};
-use mantissa_store::convention::ModelFiles;
+use mantissa_model::{Layer, ModelConfig, WeightSource};
 use serde::Serialize;
 
 use super::Result;
@@ -57,8 +56,8 @@ struct Sums {
 /// # Errors
 /// A model that cannot be loaded or run.
 pub(super) fn compare(
-    (files, config): (&ModelFiles, &ModelConfig),
-    (reference, theirs): (&ModelFiles, &ModelConfig),
+    (files, config): (&dyn WeightSource, &ModelConfig),
+    (reference, theirs): (&dyn WeightSource, &ModelConfig),
     windows: &[Sequence],
     threads: usize,
 ) -> Result<Compared> {

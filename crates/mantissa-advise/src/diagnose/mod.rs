@@ -5,14 +5,17 @@
 //! input of a linear layer, of the states between layers and of keys and values; others run the model again. A sound
 //! model must have no finding: thresholds are constants with their reason, and a test runs them over all test models.
 
+mod cache_schemes;
 mod compared;
 mod experts;
 mod harm;
 mod head;
+mod ladder;
 mod look;
 mod outliers;
 mod overflow;
 mod parts;
+mod precision;
 mod ranges;
 mod readings;
 mod rope;
@@ -22,13 +25,17 @@ mod trials;
 
 use std::collections::BTreeMap;
 
+use mantissa_eval::tasks::Item;
 use mantissa_eval::{Sequence, check_sequences};
-use mantissa_model::{ModelConfig, Tokenizer, load_config};
+use mantissa_model::{KvPolicy, ModelConfig, Tokenizer, load_config};
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
+pub use self::cache_schemes::CacheScheme;
 pub use self::compared::{AtPosition, Compared};
+pub use self::ladder::Step;
 pub use self::look::{Peak, Seen, SeenCache, SeenInput, SeenLayer};
+pub use self::precision::Ablation;
 pub use self::sensitivity::Alone;
 use self::trials::Trials;
 use crate::doctor::check_same_shape;
@@ -53,6 +60,12 @@ pub struct Request<'a> {
     pub reference: Option<&'a ModelFiles>,
     /// Tokenizer, to show tokens.
     pub tokenizer: Option<&'a Tokenizer>,
+    /// Schemes of the KV cache to try.
+    pub kv: &'a [KvPolicy],
+    /// Items of the retrieval task, for schemes of the cache.
+    pub retrieval: &'a [Item],
+    /// Bound of the KL to the source, nats/token.
+    pub max_kl: Option<f64>,
     /// Names for commands.
     pub names: Names,
     /// Threads.
@@ -72,6 +85,8 @@ pub struct Names {
     pub text: String,
     /// Option that calibrates on the text, such as `--calibration T`.
     pub calibrate: String,
+    /// Scheme of the model's weights.
+    pub weights: String,
     /// Command that makes the model again from its source; `None` without a source.
     pub again: Option<String>,
 }
@@ -142,7 +157,7 @@ pub trait Examination: Sync {
 }
 
 /// Every examination, in the order of the report.
-pub const EXAMINATIONS: [&dyn Examination; 12] = [
+pub const EXAMINATIONS: [&dyn Examination; 15] = [
     &overflow::Overflow,
     &outliers::Outliers,
     &spikes::Spikes,
@@ -155,6 +170,9 @@ pub const EXAMINATIONS: [&dyn Examination; 12] = [
     &parts::Damaged,
     &head::Head,
     &sensitivity::Sensitivity,
+    &precision::Residual,
+    &cache_schemes::Schemes,
+    &ladder::Ladder,
 ];
 
 /// Request with what one pass over the text has shown.
@@ -175,6 +193,12 @@ pub struct Examined<'a> {
     pub compared: Option<Compared>,
     /// Parts of layers alone, against the source.
     pub alone: Vec<Alone>,
+    /// Residual stream and softmax in other precisions.
+    pub ablations: Vec<Ablation>,
+    /// Schemes of the cache.
+    pub cache_schemes: Vec<CacheScheme>,
+    /// Relaxation under a bound.
+    pub ladder: Vec<Step>,
 }
 
 /// Examination that ran.
@@ -214,6 +238,15 @@ pub struct Report {
     /// Parts of layers alone, against the source.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub alone: Vec<Alone>,
+    /// Residual stream and softmax weights in other precisions.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ablations: Vec<Ablation>,
+    /// Schemes of the cache that were tried.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cache_schemes: Vec<CacheScheme>,
+    /// Relaxation of the model under a bound.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ladder: Vec<Step>,
     /// What the pass over the text has shown.
     pub layers: Vec<SeenLayer>,
 }
@@ -238,9 +271,22 @@ pub fn diagnose(request: &Request<'_>, progress: &dyn Fn(usize)) -> Result<Repor
     };
     let passes = 1 + usize::from(calibration.is_some());
     let trials = Trials::begin(request.files, &config, &windows, request.threads)?;
-    let mut examined =
-        Examined { request, config, windows, seen, calibration, trials, compared: None, alone: Vec::new() };
+    let mut examined = Examined {
+        request,
+        config,
+        windows,
+        seen,
+        calibration,
+        trials,
+        compared: None,
+        alone: Vec::new(),
+        ablations: Vec::new(),
+        cache_schemes: Vec::new(),
+        ladder: Vec::new(),
+    };
     examined.beside_source()?;
+    examined.ablations = precision::ablations(&examined)?;
+    examined.cache_schemes = cache_schemes::schemes(&examined)?;
     if let Some(calibrated) = &examined.calibration {
         // Errors under the ranges of another text need these ranges while the inputs are held.
         let again = look::look(request, &examined.config, &examined.windows, Some(calibrated), &|_| {})?;
@@ -260,9 +306,9 @@ pub fn diagnose(request: &Request<'_>, progress: &dyn Fn(usize)) -> Result<Repor
         }
         progress(passes * layers + i + 1);
     }
-    (report.layers, report.compared, report.alone) =
-        (examined.seen.layers, examined.compared, examined.alone);
-    Ok(report)
+    let Examined { seen, compared, alone, ablations, cache_schemes, ladder, .. } = examined;
+    let layers = seen.layers;
+    Ok(Report { compared, alone, ablations, cache_schemes, ladder, layers, ..report })
 }
 
 /// Returns the number of steps of [`diagnose`].
@@ -298,6 +344,7 @@ impl Examined<'_> {
             threads,
         )?);
         self.alone = sensitivity::alone(self)?;
+        self.ladder = ladder::steps(self)?;
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use mantissa_advise::diagnose::{Finding, Names, Report, Request, SeenInput, diagnose, steps};
 use mantissa_eval::Sequence;
-use mantissa_model::Tokenizer;
+use mantissa_model::{KvPolicy, Tokenizer};
 use mantissa_quant::{Quality, model_config};
 use mantissa_store::Paths;
 use serde::Serialize;
@@ -15,9 +15,10 @@ use super::calibration::CalibrationArgs;
 use super::default_text;
 use super::doctor;
 use super::ending::quoted;
+use super::eval;
 use super::model::{self, ModelPath};
 use super::running::{self, Use};
-use super::text::TextArgs;
+use super::text::{TextArgs, bound};
 use crate::context::Context;
 use crate::error::GateFailed;
 use crate::output::{Align, Table, labelled, paragraph};
@@ -48,6 +49,17 @@ pub struct Args {
     text: TextArgs,
     #[command(flatten)]
     calibration: CalibrationArgs,
+    /// Scheme of the KV cache to try; can be repeated
+    ///
+    /// As in eval --kv: int8-head, fp8-e4m3-head, int4-head-asym and so on. KL on the text against a cache in f32,
+    /// and how many facts from earlier in a prompt are retrieved.
+    #[arg(long, value_name = "POLICY")]
+    kv: Vec<KvPolicy>,
+    /// Bound of the KL to --reference, nats/token
+    ///
+    /// Beyond it the cache and then the inputs are relaxed, to find what it is owed to.
+    #[arg(long, value_name = "NATS", value_parser = bound, requires = "reference")]
+    max_kl: Option<f64>,
     /// Print the figures of every layer
     #[arg(long)]
     layers: bool,
@@ -88,12 +100,16 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let models: Vec<&Path> = std::iter::once(opened).chain(args.reference.as_deref()).collect();
     running::require_memory_and(25, &models, used, context)?;
     let tokenizer = Tokenizer::load(files.dir()).ok();
+    let retrieval = if args.kv.is_empty() { Vec::new() } else { eval::retrieval()? };
     let request = Request {
         files: &files,
         windows: &windows,
         calibration: calibration.as_deref(),
         reference: reference.as_ref(),
         tokenizer: tokenizer.as_ref(),
+        kv: &args.kv,
+        retrieval: &retrieval,
+        max_kl: args.max_kl,
         names: names(args, &files),
         threads: context.threads,
     };
@@ -129,8 +145,10 @@ fn names(args: &Args, files: &mantissa_store::convention::ModelFiles) -> Names {
         let default = default_text::NAME;
         (format!("--text {default}"), format!("--calibration {default}"))
     });
+    let quality = Quality::read(files.dir()).ok().flatten();
+    let weights =
+        quality.as_ref().map_or_else(|| "int8-channel".to_owned(), |quality| quality.weights.clone());
     let again = args.reference.is_some().then(|| {
-        let quality = Quality::read(files.dir()).ok().flatten();
         let recipe = quality.as_ref().map_or("bf16", |quality| quality.recipe.as_str());
         let calibration = match quality.as_ref().and_then(|quality| quality.calibration.as_ref()) {
             Some(_) => format!(" {calibrate}"),
@@ -139,7 +157,7 @@ fn names(args: &Args, files: &mantissa_store::convention::ModelFiles) -> Names {
         let out = quoted(Path::new(&format!("{stem}-again")));
         format!("mantissa quantize {source} --recipe {recipe}{calibration} --out {out}")
     });
-    Names { model: typed, stem: quoted(Path::new(&stem)), source, text, calibrate, again }
+    Names { model: typed, stem: quoted(Path::new(&stem)), source, text, calibrate, weights, again }
 }
 
 fn human(out: &mut dyn Write, report: &Report, layers: bool) -> io::Result<()> {

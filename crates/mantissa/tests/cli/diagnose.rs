@@ -410,6 +410,34 @@ fn an_expert_without_tokens_is_found_and_calibrated() {
     assert_eq!(quality["route_all_experts"], true, "{quality}");
 }
 
+/// Schemes of the cache: 8 bits are sound, 2 bits are not, and the narrowest sound one is named.
+#[test]
+fn a_cache_with_too_few_bits_is_found() {
+    let kv = ["--kv", "int8-head", "--kv", "int2-head-asym"];
+    let report = diagnose("demo", &[&few_stories()[..], &kv].concat());
+    let found = named(&report, "cache-schemes");
+    assert_eq!(found["place"]["part"], "KV cache in int2-head-asym", "{found}");
+    assert!(found["command"].as_str().unwrap().ends_with("--kv int8-head"), "{found}");
+    assert_eq!(report["findings"].as_array().unwrap().len(), 1, "{report}");
+    let tried = report["cache_schemes"].as_array().unwrap();
+    assert!(tried[0]["kl"].as_f64() < tried[1]["kl"].as_f64() && tried[0]["retrieved"].is_f64(), "{report}");
+}
+
+/// A bound that quantized inputs break, and weights alone keep.
+#[test]
+fn the_step_that_keeps_a_bound_is_found() {
+    let temp = TempDir::new().unwrap();
+    let out = quantized(temp.path(), &["--recipe", "rtn-int8-channel+int4-token"]);
+    let arguments = [&few_stories()[..], &["--reference", "demo", "--max-kl", "0.01"]].concat();
+    let report = diagnose(text(&out), &arguments);
+    let found = named(&report, "bound");
+    assert_eq!(found["place"]["part"], "inputs", "{found}");
+    assert_eq!(report["ladder"].as_array().unwrap().len(), 3, "{report}");
+    sound(text(&apply(found)), &arguments);
+    let residual = |report: &Value| report["ablations"][0]["kl"].as_f64().unwrap();
+    assert!(residual(&report) < 0.02 && report["ablations"].as_array().unwrap().len() == 4, "{report}");
+}
+
 /// As [`stories`], with fewer windows.
 fn few_stories() -> Vec<&'static str> {
     vec!["--text", STORIES, "--context", "64", "--limit", "504"]

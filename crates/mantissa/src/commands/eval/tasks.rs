@@ -73,6 +73,15 @@ fn built_in(path: &Path) -> Option<&'static str> {
     BUILT_IN.iter().find(|(name, _)| path.as_os_str() == *name).map(|(_, text)| *text)
 }
 
+/// Returns the items of the built-in retrieval task.
+///
+/// # Errors
+/// None: the task is part of the program.
+pub fn retrieval() -> Result<Vec<Item>> {
+    let text = built_in(Path::new("retrieval")).unwrap_or_default();
+    Ok(tasks::items("retrieval", text)?)
+}
+
 impl TaskArgs {
     /// True if a task is given.
     pub fn given(&self) -> bool {

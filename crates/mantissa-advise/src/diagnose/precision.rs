@@ -1,0 +1,171 @@
+//! Ablations of precision outside the weights: the residual stream in BF16 and FP16, and the softmax weights of attention
+//! in 8 bits, each against f32, by KL on the text.
+
+use mantissa_eval::evaluate;
+use mantissa_eval::stats::{Sum, estimate};
+use mantissa_model::{AttentionOperands, Decoder, Layer};
+use serde::Serialize;
+
+use super::{Examination, Examined, Finding, Location, Result};
+use crate::doctor::divergence;
+use crate::run::{Ends, States, each, through};
+
+/// KL that a residual stream in BF16 may cost, nats/token. Engines keep it in BF16 by default.
+const KL: f64 = 0.02;
+
+/// Softmax weights that are tried: those of kernels with 8-bit products.
+const SOFTMAX: [&str; 2] = ["p=fp8-e4m3", "p=int8"];
+
+/// Rounding of a value.
+type Round = fn(f32) -> f32;
+
+/// KL of one part in another precision.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Ablation {
+    /// `residual stream` or `softmax weights`.
+    pub part: &'static str,
+    /// Precision.
+    pub precision: &'static str,
+    /// KL(f32 ‖ this precision), nats/token; absent if it is not finite.
+    pub kl: Option<f64>,
+}
+
+/// Measures every ablation on the model of `of`; empty if its predictions are not finite.
+///
+/// # Errors
+/// A model that cannot be loaded or run.
+pub(super) fn ablations(of: &Examined<'_>) -> Result<Vec<Ablation>> {
+    if of.trials.base.is_none() {
+        return Ok(Vec::new());
+    }
+    let rounded = |precision, kl| Ablation { part: "residual stream", precision, kl };
+    let [bf16, fp16] = residual(of)?;
+    let mut all = vec![rounded("bf16", bf16), rounded("fp16", fp16)];
+    if of.config.attention_layers().next().is_some() && of.config.latent.is_none() {
+        let files = of.request.files;
+        let (plain, mut other) = (Decoder::load(files)?, Decoder::load(files)?);
+        for text in SOFTMAX {
+            let Ok(operands) = text.parse::<AttentionOperands>() else { continue };
+            // Some kinds of attention have no such kernel.
+            if other.set_attention_operands(&operands).is_err() {
+                break;
+            }
+            let found = evaluate(&other, Some(&plain), &of.trials.windows, of.request.threads, &|_| {})?;
+            let precision = text.trim_start_matches("p=");
+            let kl = found.comparison.map(|comparison| comparison.kl).filter(|kl| kl.is_finite());
+            all.push(Ablation { part: "softmax weights", precision, kl });
+        }
+    }
+    Ok(all)
+}
+
+/// Returns the KL of the states rounded to BF16 and to FP16 after every layer.
+fn residual(of: &Examined<'_>) -> Result<[Option<f64>; 2]> {
+    let (files, config, threads) = (of.request.files, &of.config, of.request.threads);
+    let windows = &of.trials.windows;
+    let ends = Ends::load(files, config)?;
+    let exact = ends.embed(config, windows)?;
+    let mut chains = [exact.clone(), exact.clone(), exact];
+    let rounds: [Option<Round>; 3] = [None, Some(bf16), Some(fp16)];
+    for number in 0..config.num_hidden_layers {
+        let layer = Layer::load(files, config, number)?;
+        for (chain, round) in chains.iter_mut().zip(rounds) {
+            let mut next = through(&layer, config, chain, threads)?;
+            if let Some(round) = round {
+                next.iter_mut().for_each(|state| state.map(round));
+            }
+            *chain = next;
+        }
+    }
+    let [exact, rounded @ ..] = chains;
+    let kl = |other: &States| -> Result<Option<f64>> {
+        let sums = each(windows.len(), threads, |i| {
+            let mut expected: Vec<Vec<f32>> = Vec::new();
+            ends.logits(&exact[i], |_, logits| expected.push(logits.to_vec()))?;
+            let mut sum = Sum::default();
+            ends.logits(&other[i], |row, logits| sum.add(divergence(&expected[row], logits)))?;
+            Ok(sum)
+        })?;
+        Ok(Some(estimate(&sums).mean).filter(|kl| kl.is_finite()))
+    };
+    Ok([kl(&rounded[0])?, kl(&rounded[1])?])
+}
+
+/// Rounds to BF16, to nearest even.
+fn bf16(x: f32) -> f32 {
+    let bits = x.to_bits();
+    let round = 0x7fff + ((bits >> 16) & 1);
+    if x.is_finite() { f32::from_bits(bits.wrapping_add(round) & 0xffff_0000) } else { x }
+}
+
+/// Rounds to FP16, to nearest even; beyond its range to infinity.
+fn fp16(x: f32) -> f32 {
+    const LARGEST: f32 = 65504.0;
+    // The step of FP16 at this magnitude: 11 significant bits, and at least 2^-24.
+    let exponent = (((x.to_bits() >> 23) & 0xff) as i32 - 127).max(-14);
+    let step = 2f32.powi(exponent - 10);
+    let rounded = (x / step).round_ties_even() * step;
+    if rounded.abs() > LARGEST { f32::INFINITY.copysign(x) } else { rounded }
+}
+
+/// Finds a residual stream that BF16 is too coarse for.
+pub(super) struct Residual;
+
+impl Examination for Residual {
+    fn name(&self) -> &'static str {
+        "residual-precision"
+    }
+
+    fn question(&self) -> &'static str {
+        "Does a residual stream in BF16 hold what the layers add?"
+    }
+
+    fn lacks(&self, of: &Examined<'_>) -> Option<&'static str> {
+        of.ablations.is_empty().then_some("the loss on this text is not finite")
+    }
+
+    fn findings(&self, of: &Examined<'_>) -> Result<Vec<Finding>> {
+        let of_precision = |precision: &str| {
+            let found = of.ablations.iter().find(|a| a.part == "residual stream" && a.precision == precision);
+            found.map_or(f64::NAN, |found| found.kl.unwrap_or(f64::INFINITY))
+        };
+        let (bf16, fp16) = (of_precision("bf16"), of_precision("fp16"));
+        // On text that the model does not know its predictions are nearly even, and any rounding moves them.
+        if bf16 <= KL || !of.trials.knows() {
+            return Ok(Vec::new());
+        }
+        let names = &of.request.names;
+        Ok(vec![Finding {
+            examination: self.name(),
+            place: Location { part: "residual stream".to_owned(), ..Location::default() },
+            found: format!(
+                "rounded to BF16 after every layer it costs KL {bf16:.4} nats/token, to FP16 {fp16:.4}"
+            ),
+            figures: [("kl_bf16", bf16), ("kl_fp16", fp16)].into(),
+            remedy: "keep the residual stream in f32, or in FP16 where it does not overflow".to_owned(),
+            command: format!("mantissa diagnose {} {} --layers", names.model, names.text),
+        }])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_round_as_ieee_does() {
+        for (x, half, brain) in [
+            (1.0, 1.0, 1.0),
+            (0.1, 0.099_975_586, 0.100_097_656),
+            (65519.0, 65504.0, 65536.0),
+            (65520.0, f32::INFINITY, 65536.0),
+            (6e-8, 5.960_464_5e-8, 6.007_03e-8),
+            (2049.0, 2048.0, 2048.0),
+            (-3.3, -3.300_781_25, -3.296_875),
+        ] {
+            assert_eq!(fp16(x), half, "{x}");
+            assert!((bf16(x) - brain).abs() <= brain.abs() * 1e-3, "{x}: {}", bf16(x));
+            assert_eq!(bf16(x).to_bits() & 0xffff, 0);
+        }
+    }
+}
