@@ -121,7 +121,14 @@ impl Examination for Residual {
     }
 
     fn lacks(&self, of: &Examined<'_>) -> Option<&'static str> {
-        of.ablations.is_empty().then_some("the loss on this text is not finite")
+        let quantized =
+            of.seen.layers.iter().flat_map(|layer| &layer.inputs).any(|input| input.scheme.is_some());
+        match (of.ablations.is_empty(), quantized) {
+            (true, _) => Some("the loss on this text is not finite"),
+            // A state that moves by one part in 256 moves codes of inputs, which costs far more than the rounding.
+            (_, true) => Some("the model quantizes inputs of layers"),
+            _ => None,
+        }
     }
 
     fn findings(&self, of: &Examined<'_>) -> Result<Vec<Finding>> {

@@ -433,7 +433,10 @@ fn the_step_that_keeps_a_bound_is_found() {
     let found = named(&report, "bound");
     assert_eq!(found["place"]["part"], "inputs", "{found}");
     assert_eq!(report["ladder"].as_array().unwrap().len(), 3, "{report}");
-    sound(text(&apply(found)), &arguments);
+    let cured = apply(found);
+    sound(text(&cured), &arguments);
+    // Inputs in int4 make any rounding of the states dear; without them the model keeps its predictions.
+    let report = diagnose(text(&cured), &few_stories());
     let residual = |report: &Value| report["ablations"][0]["kl"].as_f64().unwrap();
     assert!(residual(&report) < 0.02 && report["ablations"].as_array().unwrap().len() == 4, "{report}");
 }
