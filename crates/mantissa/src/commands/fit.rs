@@ -70,9 +70,9 @@ pub struct Args {
     /// GGUF output in a folder is named MODEL-fit.gguf.
     #[arg(long, value_name = "PATH", help_heading = "Output")]
     out: PathBuf,
-    /// Methods, as in recipe names, separated by commas
+    /// Methods, as in recipe names
     ///
-    /// All layers of the output use one of them.
+    /// Separated by commas. All layers of the output use one of them.
     #[arg(
         long,
         value_name = "METHODS",

@@ -100,6 +100,30 @@ rows! {
         outputs: &[Out::Gguf("c.gguf", &["c.gguf"])],
         pace: SOME,
     };
+    rebuild: Case {
+        name: "rebuild",
+        prepare: quantized,
+        command: "rebuild in/q --source in/model --file windows.json=in/windows.json --out out/r --json=out/r.json",
+        old: "rebuild in/q8 --source in/model --file windows.json=in/windows.json --out out/r --json=out/r.json",
+        outputs: &[Out::Folder("r"), Out::Report("r.json")],
+        pace: SOME,
+    };
+    plan: Case {
+        name: "plan",
+        prepare: nothing,
+        command: "plan --params 8B --hardware h100 --html out/p.html --json=out/p.json",
+        old: "plan --params 1B --hardware h100 --html out/p.html --json=out/p.json",
+        outputs: &[Out::File("p.html"), Out::Report("p.json")],
+        pace: SOME,
+    };
+    explain: Case {
+        name: "explain",
+        prepare: nothing,
+        command: "explain 0.1 --as bf16 --json=out/e.json",
+        old: "explain 0.2 --as bf16 --json=out/e.json",
+        outputs: &[Out::Report("e.json")],
+        pace: SOME,
+    };
     recalibrate: Case {
         name: "recalibrate",
         prepare: quantized,
