@@ -1,7 +1,7 @@
 //! Diagnosis of a model before and after quantization: examinations that measure it on a text, each with findings that
 //! have a place, figures, a remedy and the command that applies it.
 //!
-//! [`EXAMINATIONS`] is the registry, one file for each. Those of one pass read what [`look`] has observed of every
+//! [`EXAMINATIONS`] is the registry, one file for each. Those of one pass read what `look` has observed of every
 //! input of a linear layer, of the states between layers and of keys and values; others run the model again. A sound
 //! model must have no finding: thresholds are constants with their reason, and a test runs them over all test models.
 

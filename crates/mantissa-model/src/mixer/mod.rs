@@ -2,7 +2,7 @@
 //!
 //! A mixer lists its parameters, projects the layer's input, and mixes the tokens of each sequence into the input
 //! of its output projection. Its state is in f32: the last inputs of a causal convolution and, for most mixers, one matrix
-//! per head, all of constant size; or the keys of a window and entries for earlier tokens ([`compressed`]). Tokens are read in order, so a sequence has the same bits in any split into passes, and heads are
+//! per head, all of constant size; or the keys of a window and entries for earlier tokens (`compressed`). Tokens are read in order, so a sequence has the same bits in any split into passes, and heads are
 //! independent, so it has the same bits on any number of threads.
 
 mod blocks;

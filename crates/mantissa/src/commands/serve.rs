@@ -62,7 +62,7 @@ pub struct Args {
     no_api_key: bool,
     /// Let web pages of ORIGIN use the server
     ///
-    /// SCHEME://HOST[:PORT], localhost (pages of this machine, any port) or * (any page). May be given several times. Without it
+    /// SCHEME://HOST:PORT, localhost (pages of this machine, any port) or * (any page). May be given several times. Without it
     /// a browser keeps other pages out.
     #[arg(long, value_name = "ORIGIN", value_parser = origin, help_heading = "Server")]
     cors: Vec<String>,

@@ -2,7 +2,7 @@
 
 use crate::graph::kinds::{HyperPart, HyperSite, SideKind, VectorKind};
 
-/// Names of a recurrent mixer within a layer; its linear layers are among [`Names::linears`].
+/// Names of a recurrent mixer within a layer; its linear layers are among `Names::linears`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MixerNames {
     /// Small projections.
