@@ -10,7 +10,7 @@ use super::{Examination, Examined, Finding, Location, Result, compared};
 /// A step of the ladder.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Step {
-    /// What is relaxed, with all steps before.
+    /// Part that is relaxed, with those of all steps before.
     pub relaxed: &'static str,
     /// KL(source ‖ relaxed model), nats/token.
     pub kl: f64,

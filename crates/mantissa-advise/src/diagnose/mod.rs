@@ -128,11 +128,11 @@ pub struct Finding {
     pub examination: &'static str,
     /// Where.
     pub place: Location,
-    /// What was found, with figures.
+    /// Observation, with figures.
     pub found: String,
     /// Figures.
     pub figures: BTreeMap<&'static str, f64>,
-    /// What helps.
+    /// Cure, in words.
     pub remedy: String,
     /// Command that applies the remedy, or measures it.
     pub command: String,
@@ -217,7 +217,7 @@ pub struct Ran {
 pub struct Skipped {
     /// Name of the examination.
     pub name: &'static str,
-    /// What it lacks.
+    /// Missing input.
     pub lacks: &'static str,
 }
 
@@ -247,7 +247,7 @@ pub struct Report {
     /// Relaxation of the model under a bound.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ladder: Vec<Step>,
-    /// What the pass over the text has shown.
+    /// Observations of the pass over the text.
     pub layers: Vec<SeenLayer>,
 }
 

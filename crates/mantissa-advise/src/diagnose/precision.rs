@@ -4,6 +4,8 @@
 use mantissa_eval::evaluate;
 use mantissa_eval::stats::{Sum, estimate};
 use mantissa_model::{AttentionOperands, Decoder, Layer};
+use mantissa_num::Rounding;
+use mantissa_num::minifloat::{BF16, F16, MiniFloat, Overflow};
 use serde::Serialize;
 
 use super::{Examination, Examined, Finding, Location, Result};
@@ -93,19 +95,16 @@ fn residual(of: &Examined<'_>) -> Result<[Option<f64>; 2]> {
 
 /// Rounds to BF16, to nearest even.
 fn bf16(x: f32) -> f32 {
-    let bits = x.to_bits();
-    let round = 0x7fff + ((bits >> 16) & 1);
-    if x.is_finite() { f32::from_bits(bits.wrapping_add(round) & 0xffff_0000) } else { x }
+    rounded(BF16, x)
 }
 
 /// Rounds to FP16, to nearest even; beyond its range to infinity.
 fn fp16(x: f32) -> f32 {
-    const LARGEST: f32 = 65504.0;
-    // The step of FP16 at this magnitude: 11 significant bits, and at least 2^-24.
-    let exponent = (((x.to_bits() >> 23) & 0xff) as i32 - 127).max(-14);
-    let step = 2f32.powi(exponent - 10);
-    let rounded = (x / step).round_ties_even() * step;
-    if rounded.abs() > LARGEST { f32::INFINITY.copysign(x) } else { rounded }
+    rounded(F16, x)
+}
+
+fn rounded(format: MiniFloat, x: f32) -> f32 {
+    format.decode(format.encode(x, Overflow::Special, Rounding::NearestEven, 0))
 }
 
 /// Finds a residual stream that BF16 is too coarse for.

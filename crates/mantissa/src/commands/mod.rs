@@ -180,7 +180,7 @@ pub fn run(command: Command, program: fn() -> clap::Command, context: &Context) 
         Command::Bench(args) => bench::run(&args, context),
         Command::Verify(args) => verify::run(&args, context),
         Command::Convert(args) => convert::run(&args, context),
-        Command::Rebuild(args) => rebuild::run(&args, program, context),
+        Command::Rebuild(args) => rebuild::run(*args, program, context),
         Command::Recalibrate(args) => recalibrate::run(&args, context),
         Command::Lint(args) => lint::run(&args, context),
         Command::Doctor(args) => doctor::run(&args, context),

@@ -305,8 +305,9 @@ struct File {
 /// # Errors
 /// A source with other files than the recorded ones; errors of the recorded command; [`GateFailed`] if a weight file
 /// differs.
-pub fn run(args: &Args, program: fn() -> clap::Command, context: &Context) -> Result<()> {
-    let Recorded { quality, rebuild, .. } = args.recorded()?;
+pub fn run(mut args: Args, program: fn() -> clap::Command, context: &Context) -> Result<()> {
+    let recorded = args.recorded.take().map_or_else(|| args.read(), Ok);
+    let Recorded { quality, rebuild, command } = recorded?;
     let source = model::open(&args.source, context)?;
     if let Some(fault) = quality.faults_of_source(&source)?.into_iter().next() {
         let allowed = "the model that was quantized";
@@ -314,13 +315,11 @@ pub fn run(args: &Args, program: fn() -> clap::Command, context: &Context) -> Re
     }
     drop(source);
     context.note(&format!("mantissa {} {}", rebuild.command, rebuild.arguments.join(" ")));
-    // Parsed again, because the command takes its arguments.
-    let command = args.read()?.command;
     context.without_report(|| super::run(command, program, context))?;
     let made = Quality::read(&args.out)?.ok_or_else(|| {
         BadInput::new(args.out.display().to_string(), "no quality.json", "the one that the command writes")
     })?;
-    let files = compared(quality, &made);
+    let files = compared(&quality, &made);
     let identical = files.iter().all(|file| file.expected == file.got);
     let report =
         Report { quality: &args.quality, source: args.source.named(), output: &args.out, identical, files };
