@@ -67,6 +67,11 @@ impl Ends {
         Ok(Ends { embedding: load_embedding(source, config)?, norm, head, scale, softcap })
     }
 
+    /// Rounds every step of the final norm; `None` computes it in f32.
+    pub(crate) fn set_norm_rounding(&mut self, rounding: Option<fn(f32) -> f32>) {
+        self.norm.set_rounding(rounding);
+    }
+
     /// Returns the hidden states that enter the first layer.
     pub(crate) fn embed(&self, config: &ModelConfig, windows: &[Sequence]) -> Result<States> {
         let embed = |window: &Sequence| {

@@ -201,6 +201,12 @@ impl Layer {
         }
     }
 
+    /// Rounds every step of its norms by `rounding`; `None` computes them in f32. Norms inside recurrent mixers and
+    /// compressed attention are unchanged.
+    pub fn set_norm_rounding(&mut self, rounding: Option<fn(f32) -> f32>) {
+        self.norms.iter_mut().for_each(|(_, norm)| norm.set_rounding(rounding));
+    }
+
     /// Rounds the operands of its attention.
     pub(crate) fn set_operands(&mut self, rounding: Option<OperandRounding>) {
         self.flow.operands = rounding;

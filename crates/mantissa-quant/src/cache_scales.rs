@@ -146,7 +146,7 @@ fn calibrated(
     set: &CalibrationSet,
     tick: &mut Tick<'_>,
 ) -> Result<Scales> {
-    let plain = Unquantized(stored);
+    let plain = Unquantized::new(stored);
     let mut calibration = Calibration::begin(&plain, &plan.config, &set.windows, plan.limits())?;
     let mut scales = Scales::new();
     while let Some(layer) = calibration.next_layer()? {

@@ -70,3 +70,4 @@ pub use recipe::{Recipe, RecipeError};
 pub use report::LayerReport;
 pub use share::{Kept, SchemeShare, Share};
 pub use source::{WeightReader, amax};
+pub use unquantized::Unquantized;

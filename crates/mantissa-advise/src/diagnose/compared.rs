@@ -1,4 +1,5 @@
-//! The model beside its source on the text: error over depth, KL by position, head and layers apart.
+//! The model beside its source on the text: error over depth, KL by position and by length of the context, head and layers
+//! apart.
 
 use mantissa_eval::Sequence;
 use mantissa_eval::stats::{Sum, estimate};
@@ -28,6 +29,21 @@ pub struct Compared {
     pub depth: Vec<f64>,
     /// KL by position in the window.
     pub positions: Vec<AtPosition>,
+    /// KL of the same tokens by length of their context.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub contexts: Vec<AtContext>,
+}
+
+/// KL of the last tokens of every window, after a context of one length.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AtContext {
+    /// Tokens before the first of them; all windows hold as many.
+    pub tokens: usize,
+    /// Mean KL, nats/token.
+    pub kl: f64,
+    /// Standard error of `kl`; absent for a single window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kl_se: Option<f64>,
 }
 
 /// KL of some positions.
@@ -101,5 +117,58 @@ pub(super) fn compare(
         kl_layers: column(&|sums| sums.layers).mean,
         depth,
         positions: positions.collect(),
+        contexts: Vec::new(),
     })
+}
+
+/// Predictions at the end of each window whose KL is given by context, and the lengths of context.
+const LAST: usize = 16;
+const CONTEXTS: [usize; 5] = [8, 32, 96, 224, 480];
+
+/// Measures the KL of the last predictions of every window after contexts of several lengths: what a longer context
+/// itself adds to the error, where KL by position compares other tokens. A first token BOS stays before every context.
+///
+/// # Errors
+/// A model that cannot be loaded or run.
+pub(super) fn contexts(
+    (files, config): (&dyn WeightSource, &ModelConfig),
+    (reference, theirs): (&dyn WeightSource, &ModelConfig),
+    windows: &[Sequence],
+    threads: usize,
+) -> Result<Vec<AtContext>> {
+    let (own, right) = (Ends::load(files, config)?, Ends::load(reference, theirs)?);
+    let longest = windows.iter().map(|window| window.tokens.len()).max().unwrap_or(0);
+    // The rest of a text may be a shorter window.
+    let windows: Vec<&[u32]> =
+        windows.iter().map(|window| &window.tokens[..]).filter(|tokens| tokens.len() == longest).collect();
+    // Copies of the windows with each length of context, one after the other: all run in one pass over the layers.
+    let lengths: Vec<usize> = CONTEXTS.into_iter().filter(|context| context + LAST < longest).collect();
+    let cut = |context: usize| {
+        windows.iter().map(move |tokens| {
+            let (before, rest) = tokens.split_at(longest - LAST - context);
+            let bos = before.first().filter(|first| config.bos_token_id == Some(**first));
+            Sequence { tokens: bos.into_iter().chain(rest).copied().collect(), from: 1 }
+        })
+    };
+    let all: Vec<Sequence> = lengths.iter().flat_map(|&context| cut(context)).collect();
+    let (mut ours, mut states) = (own.embed(config, &all)?, right.embed(theirs, &all)?);
+    for number in 0..config.num_hidden_layers {
+        ours = through(&Layer::load(files, config, number)?, config, &ours, threads)?;
+        states = through(&Layer::load(reference, theirs, number)?, theirs, &states, threads)?;
+    }
+    let sums = each(all.len(), threads, |i| {
+        let first = all[i].tokens.len() - LAST;
+        let mut expected: Vec<Vec<f32>> = Vec::new();
+        let tail = |state: &[f32]| state[first * config.hidden_size..].to_vec();
+        right.logits(&tail(&states[i]), |_, logits| expected.push(logits.to_vec()))?;
+        let mut sum = Sum::default();
+        own.logits(&tail(&ours[i]), |row, logits| sum.add(divergence(&expected[row], logits)))?;
+        Ok(sum)
+    })?;
+    let of_length = |(sums, &tokens): (&[Sum], &usize)| {
+        let found = estimate(sums);
+        let kl_se = Some(found.se).filter(|se| se.is_finite());
+        found.mean.is_finite().then_some(AtContext { tokens, kl: found.mean, kl_se })
+    };
+    Ok(sums.chunks(windows.len().max(1)).zip(&lengths).filter_map(of_length).collect())
 }

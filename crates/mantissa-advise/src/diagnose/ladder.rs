@@ -1,8 +1,8 @@
 //! Relaxation of a quantized model that fails its bound, from the cheapest step to the dearest: the cache in f32, then
 //! inputs unquantized too, then half of the weights. The first step that passes is the remedy.
 
-use mantissa_model::{CacheInF32, LoadError, SourceView, WeightSource};
-use mantissa_store::convention::LinearWeight;
+use mantissa_model::{CacheInF32, WeightSource};
+use mantissa_quant::Unquantized;
 use serde::Serialize;
 
 use super::{Examination, Examined, Finding, Location, Result, compared};
@@ -14,26 +14,6 @@ pub struct Step {
     pub relaxed: &'static str,
     /// KL(source ‖ relaxed model), nats/token.
     pub kl: f64,
-}
-
-/// The model with unquantized inputs of linear layers.
-struct PlainInputs<'a>(&'a dyn WeightSource);
-
-impl SourceView for PlainInputs<'_> {
-    fn base(&self) -> &dyn WeightSource {
-        self.0
-    }
-
-    fn linear(
-        &self,
-        module: &str,
-        rows: usize,
-        cols: usize,
-        bias: bool,
-    ) -> std::result::Result<LinearWeight, LoadError> {
-        let weight = self.0.linear(module, rows, cols, bias)?;
-        Ok(LinearWeight { input: None, ..weight })
-    }
 }
 
 /// Relaxes the model of `of` step by step; empty without a source.
@@ -48,7 +28,7 @@ pub(super) fn steps(of: &Examined<'_>) -> Result<Vec<Step>> {
     }
     let theirs = mantissa_model::load_config(reference)?;
     let cache = CacheInF32(of.request.files);
-    let inputs = PlainInputs(&cache);
+    let inputs = Unquantized::new(of.request.files);
     let relaxed: [(&str, &dyn WeightSource); 2] = [("the KV cache", &cache), ("inputs", &inputs)];
     for (relaxed, source) in relaxed {
         let found = compared::compare(

@@ -27,12 +27,12 @@ use std::collections::BTreeMap;
 
 use mantissa_eval::tasks::Item;
 use mantissa_eval::{Sequence, check_sequences};
-use mantissa_model::{KvPolicy, ModelConfig, Tokenizer, load_config};
+use mantissa_model::{KvPolicy, ModelConfig, Tokenizer, WeightSource, load_config};
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
 pub use self::cache_schemes::CacheScheme;
-pub use self::compared::{AtPosition, Compared};
+pub use self::compared::{AtContext, AtPosition, Compared};
 pub use self::ladder::Step;
 pub use self::look::{Peak, Seen, SeenCache, SeenInput, SeenLayer};
 pub use self::precision::Ablation;
@@ -193,7 +193,7 @@ pub struct Examined<'a> {
     pub compared: Option<Compared>,
     /// Parts of layers alone, against the source.
     pub alone: Vec<Alone>,
-    /// Residual stream and softmax in other precisions.
+    /// Residual stream, norms and softmax in other precisions.
     pub ablations: Vec<Ablation>,
     /// Schemes of the cache.
     pub cache_schemes: Vec<CacheScheme>,
@@ -238,7 +238,7 @@ pub struct Report {
     /// Parts of layers alone, against the source.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub alone: Vec<Alone>,
-    /// Residual stream and softmax weights in other precisions.
+    /// Residual stream, norms and softmax weights in other precisions.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ablations: Vec<Ablation>,
     /// Schemes of the cache that were tried.
@@ -337,12 +337,10 @@ impl Examined<'_> {
         let theirs = load_config(reference)?;
         check_same_shape(self.request.files, reference, &self.config, &theirs)?;
         let (files, threads) = (self.request.files, self.request.threads);
-        self.compared = Some(compared::compare(
-            (files, &self.config),
-            (reference, &theirs),
-            &self.trials.windows,
-            threads,
-        )?);
+        let both = ((files as &dyn WeightSource, &self.config), (reference as &dyn WeightSource, &theirs));
+        let compared = compared::compare(both.0, both.1, &self.trials.windows, threads)?;
+        let contexts = compared::contexts(both.0, both.1, &self.trials.windows, threads)?;
+        self.compared = Some(Compared { contexts, ..compared });
         self.alone = sensitivity::alone(self)?;
         self.ladder = ladder::steps(self)?;
         Ok(())

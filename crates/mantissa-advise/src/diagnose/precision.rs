@@ -1,5 +1,5 @@
-//! Ablations of precision outside the weights: the residual stream in BF16 and FP16, and the softmax weights of attention
-//! in 8 bits, each against f32, by KL on the text.
+//! Ablations of precision outside the weights: the residual stream and the norms in BF16 and FP16, and the softmax weights
+//! of attention in 8 bits, each against f32, by KL on the text.
 
 use mantissa_eval::evaluate;
 use mantissa_eval::stats::{Sum, estimate};
@@ -18,13 +18,16 @@ const KL: f64 = 0.02;
 /// Softmax weights that are tried: those of kernels with 8-bit products.
 const SOFTMAX: [&str; 2] = ["p=fp8-e4m3", "p=int8"];
 
+/// Name of the residual stream in reports.
+const RESIDUAL: &str = "residual stream";
+
 /// Rounding of a value.
 type Round = fn(f32) -> f32;
 
 /// KL of one part in another precision.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Ablation {
-    /// `residual stream` or `softmax weights`.
+    /// `residual stream`, `norms` or `softmax weights`.
     pub part: &'static str,
     /// Precision.
     pub precision: &'static str,
@@ -40,9 +43,7 @@ pub(super) fn ablations(of: &Examined<'_>) -> Result<Vec<Ablation>> {
     if of.trials.base.is_none() {
         return Ok(Vec::new());
     }
-    let rounded = |precision, kl| Ablation { part: "residual stream", precision, kl };
-    let [bf16, fp16] = residual(of)?;
-    let mut all = vec![rounded("bf16", bf16), rounded("fp16", fp16)];
+    let mut all = rounded_states(of)?;
     if of.config.attention_layers().next().is_some() && of.config.latent.is_none() {
         let files = of.request.files;
         let (plain, mut other) = (Decoder::load(files)?, Decoder::load(files)?);
@@ -61,36 +62,50 @@ pub(super) fn ablations(of: &Examined<'_>) -> Result<Vec<Ablation>> {
     Ok(all)
 }
 
-/// Returns the KL of the states rounded to BF16 and to FP16 after every layer.
-fn residual(of: &Examined<'_>) -> Result<[Option<f64>; 2]> {
+/// Runs of the model layer by layer beside f32: part, precision, rounding of the states after every layer, and of every
+/// step of the norms.
+const CHAINS: [(&str, &str, Option<Round>, Option<Round>); 4] = [
+    (RESIDUAL, "bf16", Some(bf16), None),
+    (RESIDUAL, "fp16", Some(fp16), None),
+    ("norms", "bf16", None, Some(bf16)),
+    ("norms", "fp16", None, Some(fp16)),
+];
+
+/// Measures the residual stream and the norms in BF16 and FP16.
+fn rounded_states(of: &Examined<'_>) -> Result<Vec<Ablation>> {
     let (files, config, threads) = (of.request.files, &of.config, of.request.threads);
     let windows = &of.trials.windows;
-    let ends = Ends::load(files, config)?;
-    let exact = ends.embed(config, windows)?;
-    let mut chains = [exact.clone(), exact.clone(), exact];
-    let rounds: [Option<Round>; 3] = [None, Some(bf16), Some(fp16)];
+    let mut ends = Ends::load(files, config)?;
+    let mut exact = ends.embed(config, windows)?;
+    let mut chains: Vec<States> = vec![exact.clone(); CHAINS.len()];
     for number in 0..config.num_hidden_layers {
-        let layer = Layer::load(files, config, number)?;
-        for (chain, round) in chains.iter_mut().zip(rounds) {
+        let mut layer = Layer::load(files, config, number)?;
+        for (chain, (_, _, states, norms)) in chains.iter_mut().zip(CHAINS) {
+            layer.set_norm_rounding(norms);
             let mut next = through(&layer, config, chain, threads)?;
-            if let Some(round) = round {
+            if let Some(round) = states {
                 next.iter_mut().for_each(|state| state.map(round));
             }
             *chain = next;
         }
+        layer.set_norm_rounding(None);
+        exact = through(&layer, config, &exact, threads)?;
     }
-    let [exact, rounded @ ..] = chains;
-    let kl = |other: &States| -> Result<Option<f64>> {
+    let mut all = Vec::with_capacity(CHAINS.len());
+    let plain = Ends::load(files, config)?;
+    for (chain, (part, precision, _, norms)) in chains.iter().zip(CHAINS) {
+        ends.set_norm_rounding(norms);
         let sums = each(windows.len(), threads, |i| {
             let mut expected: Vec<Vec<f32>> = Vec::new();
-            ends.logits(&exact[i], |_, logits| expected.push(logits.to_vec()))?;
+            plain.logits(&exact[i], |_, logits| expected.push(logits.to_vec()))?;
             let mut sum = Sum::default();
-            ends.logits(&other[i], |row, logits| sum.add(divergence(&expected[row], logits)))?;
+            ends.logits(&chain[i], |row, logits| sum.add(divergence(&expected[row], logits)))?;
             Ok(sum)
         })?;
-        Ok(Some(estimate(&sums).mean).filter(|kl| kl.is_finite()))
-    };
-    Ok([kl(&rounded[0])?, kl(&rounded[1])?])
+        let kl = Some(estimate(&sums).mean).filter(|kl| kl.is_finite());
+        all.push(Ablation { part, precision, kl });
+    }
+    Ok(all)
 }
 
 /// Rounds to BF16, to nearest even.
@@ -132,7 +147,7 @@ impl Examination for Residual {
 
     fn findings(&self, of: &Examined<'_>) -> Result<Vec<Finding>> {
         let of_precision = |precision: &str| {
-            let found = of.ablations.iter().find(|a| a.part == "residual stream" && a.precision == precision);
+            let found = of.ablations.iter().find(|a| a.part == RESIDUAL && a.precision == precision);
             found.map_or(f64::NAN, |found| found.kl.unwrap_or(f64::INFINITY))
         };
         let (bf16, fp16) = (of_precision("bf16"), of_precision("fp16"));
@@ -143,7 +158,7 @@ impl Examination for Residual {
         let names = &of.request.names;
         Ok(vec![Finding {
             examination: self.name(),
-            place: Location { part: "residual stream".to_owned(), ..Location::default() },
+            place: Location { part: RESIDUAL.to_owned(), ..Location::default() },
             found: format!(
                 "rounded to BF16 after every layer it costs KL {bf16:.4} nats/token, to FP16 {fp16:.4}"
             ),

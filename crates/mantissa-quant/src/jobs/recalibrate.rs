@@ -97,7 +97,7 @@ impl Recalibration {
         if kv.is_none() && !source.checkpoint().tensors().any(|meta| of_inputs(&meta.name)) {
             return Ok(());
         }
-        let plain = Unquantized(source);
+        let plain = Unquantized::new(source);
         let mut calibration = Calibration::begin(&plain, config, &set.windows, limits)?;
         while let Some(layer) = calibration.next_layer()? {
             let inputs = stored_inputs(source, config, layer.index())?;
