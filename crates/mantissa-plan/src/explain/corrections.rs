@@ -2,12 +2,12 @@
 
 use mantissa_num::{minifloat, parse_weight};
 
-use super::measures::{accumulator_error, sqnr};
+use super::measures::{accumulator_error, compensation_error, sqnr};
 use crate::hardware::{Device, Unit};
 use crate::precision::Kv;
 use crate::roofline::decode_intensity;
 use crate::shape::ModelShape;
-use crate::training::Recipe;
+use crate::training::{Recipe, Recompute, gpt_layer_activations};
 
 /// Figure of a correction.
 #[derive(Clone, Debug, PartialEq)]
@@ -384,9 +384,13 @@ pub const CORRECTIONS: &[Correction] = &[
     Correction {
         id: 23,
         said: "the residual stream is usually accumulated in f32",
-        right: "bf16 is the default of Megatron-LM (fp32_residual_connection is off)",
-        source: "Megatron-LM arguments",
-        figures: none,
+        right: "bf16 is the default of Megatron-LM (fp32_residual_connection is off): 2 bytes a value",
+        source: "Megatron-LM arguments; Korthikanti et al. 2022, arXiv 2205.05198, table 2",
+        figures: || {
+            // With full recomputation a layer stores nothing but the residual stream that enters it.
+            let stored = gpt_layer_activations(2048, 4, 4096, 32, Recompute::Layers);
+            vec![figure("bytes of a stored value of the stream", stored / (2048.0 * 4.0 * 4096.0), 2.0, 0.0)]
+        },
     },
     Correction {
         id: 24,
@@ -447,7 +451,13 @@ pub const CORRECTIONS: &[Correction] = &[
         said: "GPTQ uses the Cholesky factor of the Hessian as its inverse",
         right: "the upper Cholesky factor of the inverse of the damped Hessian",
         source: "GPTQ, arXiv 2210.17323, section 3.3",
-        figures: none,
+        figures: || {
+            let [right, wrong] = compensation_error();
+            vec![
+                figure("error of the update by the factor of the inverse", right, 0.0, 1e-9),
+                figure("the same by the factor of the Hessian", wrong, 1.3, 0.05),
+            ]
+        },
     },
     Correction {
         id: 31,
@@ -520,11 +530,13 @@ mod tests {
         promotion_of_sums: 20,
         masters_of_deepseek_v3: 21,
         moments_of_adam: 22,
+        residual_stream_in_bf16: 23,
         errors_over_depth: 24,
         kv_cache_of_70b: 25,
         outlier_dimensions: 26,
         fp8_of_h100: 27,
         bound_of_fp8: 29,
+        factor_of_gptq: 30,
         bound_of_fp4: 32,
     }
 }

@@ -64,6 +64,73 @@ pub(crate) fn least_update(code: Code) -> f64 {
     }
 }
 
+/// Inputs and samples of the made-up layer of [`compensation_error`].
+const WIDTH: usize = 12;
+const SAMPLES: usize = 64;
+
+/// Returns the relative error of the update that GPTQ's factor gives the other weights of a row for the error of the first,
+/// against the minimum of `δᵀ H δ` with that error fixed: with the upper Cholesky factor of `H⁻¹` (arXiv 2210.17323,
+/// section 3.3), and with the Cholesky factor of `H` in its place. `H` `[12, 12]` is that of correlated inputs, damped by 1 %
+/// of its mean diagonal.
+pub(crate) fn compensation_error() -> [f64; 2] {
+    let x = normal((WIDTH + 1) * SAMPLES, 11);
+    // Neighbouring inputs share half of their variance.
+    let input = |t: usize, i: usize| f64::from(x[t * (WIDTH + 1) + i] + x[t * (WIDTH + 1) + i + 1]);
+    let entry = |i: usize, j: usize| (0..SAMPLES).map(|t| input(t, i) * input(t, j)).sum::<f64>();
+    let damping = 0.01 * (0..WIDTH).map(|i| entry(i, i)).sum::<f64>() / WIDTH as f64;
+    let h: Vec<Vec<f64>> = (0..WIDTH)
+        .map(|i| (0..WIDTH).map(|j| entry(i, j) + if i == j { damping } else { 0.0 }).collect())
+        .collect();
+    // The minimum: δ_F = -H_FF⁻¹ H_F0 for an error of 1 in the first weight.
+    let rest: Vec<Vec<f64>> = h[1..].iter().map(|row| row[1..].to_vec()).collect();
+    let right: Vec<f64> = inverse(&rest)
+        .iter()
+        .map(|row| -row.iter().zip(&h[1..]).map(|(a, h)| a * h[0]).sum::<f64>())
+        .collect();
+    let error = |factored: &[Vec<f64>]| {
+        // Row 0 of the upper factor over its diagonal.
+        let lower = cholesky(factored);
+        let update = (1..WIDTH).map(|k| lower[k][0] / lower[0][0]);
+        let (wrong, norm) = update.zip(&right).fold((0.0, 0.0), |(wrong, norm), (found, right)| {
+            (wrong + (found - right).powi(2), norm + right * right)
+        });
+        (wrong / norm).sqrt()
+    };
+    [error(&inverse(&h)), error(&h)]
+}
+
+/// Returns the lower factor `L` of a positive definite `a = L Lᵀ`.
+fn cholesky(a: &[Vec<f64>]) -> Vec<Vec<f64>> {
+    let mut l = vec![vec![0.0; a.len()]; a.len()];
+    for i in 0..a.len() {
+        for j in 0..=i {
+            let left = a[i][j] - (0..j).map(|k| l[i][k] * l[j][k]).sum::<f64>();
+            l[i][j] = if i == j { left.sqrt() } else { left / l[j][j] };
+        }
+    }
+    l
+}
+
+/// Returns the inverse of a positive definite matrix (Gauss and Jordan; such a matrix needs no pivots).
+fn inverse(a: &[Vec<f64>]) -> Vec<Vec<f64>> {
+    let n = a.len();
+    let mut work: Vec<Vec<f64>> = a
+        .iter()
+        .enumerate()
+        .map(|(i, row)| row.iter().copied().chain((0..n).map(|j| f64::from(u8::from(i == j)))).collect())
+        .collect();
+    for i in 0..n {
+        let pivot = work[i][i];
+        work[i].iter_mut().for_each(|x| *x /= pivot);
+        let row = work[i].clone();
+        for (_, other) in work.iter_mut().enumerate().filter(|(j, _)| *j != i) {
+            let factor = other[i];
+            other.iter_mut().zip(&row).for_each(|(x, y)| *x -= factor * y);
+        }
+    }
+    work.into_iter().map(|row| row[n..].to_vec()).collect()
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
