@@ -1,14 +1,16 @@
 //! `mantissa diagnose`: examines a model on a text and names remedies.
 
+mod page;
+
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use mantissa_advise::diagnose::{Finding, Names, Report, Request, SeenInput, diagnose, steps};
 use mantissa_eval::Sequence;
 use mantissa_model::{KvPolicy, Tokenizer};
 use mantissa_quant::{Quality, model_config};
-use mantissa_store::Paths;
+use mantissa_store::{Kind, Paths};
 use serde::Serialize;
 
 use super::calibration::CalibrationArgs;
@@ -63,6 +65,9 @@ pub struct Args {
     /// Print the figures of every layer
     #[arg(long)]
     layers: bool,
+    /// Write an HTML page as well
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
 #[derive(Serialize)]
@@ -71,6 +76,8 @@ struct Json<'a> {
     convention: &'static str,
     #[serde(flatten)]
     report: &'a Report,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    page: Option<&'a PathBuf>,
 }
 
 /// Adds the paths that the command reads and writes.
@@ -79,6 +86,7 @@ pub fn paths(args: &Args, paths: &mut Paths) {
     args.text.paths(paths);
     args.calibration.paths(paths);
     args.reference.iter().for_each(|model| model.paths(paths));
+    args.html.iter().for_each(|file| paths.write("--html", file, Kind::File));
 }
 
 /// Runs the command.
@@ -117,8 +125,16 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let progress = context.progress(total as u64, Unit::Items("steps"));
     let report = diagnose(&request, &|done| progress.set(done as u64))?;
     progress.finish();
-    let json = Json { model: args.model.named(), convention: files.convention_name(), report: &report };
-    context.report(&json, |out| human(out, &report, args.layers))?;
+    let json = Json {
+        model: args.model.named(),
+        convention: files.convention_name(),
+        report: &report,
+        page: args.html.as_ref(),
+    };
+    if let Some(file) = &args.html {
+        page::page(args, json.convention, &report).write(&context.output(file)?)?;
+    }
+    context.report(&json, |out| human(out, &report, args))?;
     let Some(first) = report.findings.first() else { return Ok(()) };
     let more = match report.findings.len() {
         1 => String::new(),
@@ -160,20 +176,12 @@ fn names(args: &Args, files: &mantissa_store::convention::ModelFiles) -> Names {
     Names { model: typed, stem: quoted(Path::new(&stem)), source, text, calibrate, weights, again }
 }
 
-fn human(out: &mut dyn Write, report: &Report, layers: bool) -> io::Result<()> {
-    if layers {
-        inputs(out, report)?;
+fn human(out: &mut dyn Write, report: &Report, args: &Args) -> io::Result<()> {
+    if args.layers {
+        inputs(report).write(out)?;
+        writeln!(out)?;
     }
-    let mut table = Table::new([("examination", Align::Left), ("question", Align::Left), ("", Align::Left)]);
-    for ran in &report.examined {
-        let verdict = match ran.findings {
-            0 => "nothing found".to_owned(),
-            1 => "1 finding".to_owned(),
-            n => format!("{n} findings"),
-        };
-        table.row([ran.name.to_owned(), ran.question.to_owned(), verdict]);
-    }
-    table.write(out)?;
+    examined(report).write(out)?;
     for skipped in &report.skipped {
         paragraph(out, 2, &format!("not examined: {} ({})", skipped.name, skipped.lacks))?;
     }
@@ -189,7 +197,22 @@ fn human(out: &mut dyn Write, report: &Report, layers: bool) -> io::Result<()> {
         writeln!(out)?;
         writeln!(out, "nothing found on {} tokens", report.tokens)?;
     }
-    Ok(())
+    // Not wrapped, to be copied.
+    args.html.as_ref().map_or(Ok(()), |page| writeln!(out, "page        {}", page.display()))
+}
+
+/// Lists the examinations that ran.
+fn examined(report: &Report) -> Table {
+    let mut table = Table::new([("examination", Align::Left), ("question", Align::Left), ("", Align::Left)]);
+    for ran in &report.examined {
+        let verdict = match ran.findings {
+            0 => "nothing found".to_owned(),
+            1 => "1 finding".to_owned(),
+            n => format!("{n} findings"),
+        };
+        table.row([ran.name.to_owned(), ran.question.to_owned(), verdict]);
+    }
+    table
 }
 
 /// Describes the place of a finding.
@@ -200,8 +223,8 @@ fn place(finding: &Finding) -> String {
     format!("{layer}{}{channel}", place.part)
 }
 
-/// Prints what the pass has shown of every input.
-fn inputs(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+/// Lists what the pass has shown of every input.
+fn inputs(report: &Report) -> Table {
     let mut table = Table::new([
         ("layer", Align::Right),
         ("input of", Align::Left),
@@ -219,17 +242,14 @@ fn inputs(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     for layer in &report.layers {
         layer.inputs.iter().for_each(|input| table.row(cells(layer.layer, input)));
     }
-    table.write(out)?;
-    writeln!(out)
+    table
 }
 
 fn cells(layer: usize, input: &SeenInput) -> [String; 11] {
     let percent = |error: f64| format!("{:.2} %", 100.0 * error);
-    let module = input.modules.first().map_or("", String::as_str);
-    let module = module.rsplit('.').next().unwrap_or(module);
     [
         layer.to_string(),
-        module.to_owned(),
+        short(input).to_owned(),
         format!("{:.2}", input.amax),
         input.channel.to_string(),
         format!("{:.1}", input.channel_ratio),
@@ -240,4 +260,10 @@ fn cells(layer: usize, input: &SeenInput) -> [String; 11] {
         input.error_rotated.map_or_else(String::new, percent),
         percent(input.error_by_tensor),
     ]
+}
+
+/// Returns the last part of the name of the first module that reads an input.
+fn short(input: &SeenInput) -> &str {
+    let module = input.modules.first().map_or("", String::as_str);
+    module.rsplit('.').next().unwrap_or(module)
 }

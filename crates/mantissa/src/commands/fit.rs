@@ -2,6 +2,7 @@
 
 mod front;
 mod measure;
+mod page;
 mod windows;
 
 use std::io::{self, Write};
@@ -117,6 +118,9 @@ pub struct Args {
     /// List every unit, not only the ten with the largest KL
     #[arg(long, help_heading = "Output")]
     layers: bool,
+    /// Write an HTML page as well
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    html: Option<PathBuf>,
     #[command(flatten)]
     measure: MeasureArgs,
 }
@@ -161,6 +165,8 @@ struct Done<'a> {
     #[serde(flatten)]
     quality: &'a Quality,
     verification: Option<&'a Verification>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    page: Option<&'a PathBuf>,
 }
 
 /// Adds the paths that the command reads and writes.
@@ -174,6 +180,7 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
     let destination = destination(args)?;
     paths.write("--out", &destination.path, destination.kind());
     args.save_recipe.iter().for_each(|path| paths.write("--save-recipe", path, Kind::File));
+    args.html.iter().for_each(|path| paths.write("--html", path, Kind::File));
     Ok(())
 }
 
@@ -282,7 +289,11 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         windows: measured_on.len(),
         quality: &outcome.quality,
         verification: outcome.verification.as_ref().map(|(verification, _)| verification),
+        page: args.html.as_ref(),
     };
+    if let Some(file) = &args.html {
+        page::page(args.model.named(), &done).write(&context.output(file)?)?;
+    }
     context.report(&done, |out| human(out, &done, args.layers))
 }
 
@@ -501,14 +512,24 @@ fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::Result<()> {
     )?;
     quality.evaluation.iter().try_for_each(|figures| human_figures(out, figures))?;
     done.verification.map_or(Ok(()), |verification| super::verify::human(out, verification))?;
-    unit_table(out, done, layers)
+    unit_table(out, done, layers)?;
+    // Not wrapped, to be copied.
+    done.page.map_or(Ok(()), |page| writeln!(out, "page        {}", page.display()))
 }
 
 /// Prints the ten units with the largest KL, or all.
 fn unit_table(out: &mut dyn Write, done: &Done<'_>, all: bool) -> io::Result<()> {
-    let chosen = |row: &Row| row.candidates.iter().find(|c| c.scheme == row.scheme).cloned();
-    let (rows, heading) =
-        worst(done.units, (all, "units", "KL"), |row| chosen(row).map_or(0.0, |chosen| chosen.kl));
+    let (rows, heading) = worst(done.units, (all, "units", "KL"), |row| {
+        row.candidates.iter().find(|c| c.scheme == row.scheme).map_or(0.0, |chosen| chosen.kl)
+    });
+    writeln!(out, "\n{heading}")?;
+    unit_columns(rows).write(out)?;
+    let windows = done.windows;
+    paragraph(out, 0, &format!("KL of each unit alone quantized (nats/token), on {windows} windows"))
+}
+
+/// Lists units with their chosen scheme, its KL, and the KL of the others.
+fn unit_columns<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Table {
     let columns = [
         ("unit", Align::Left),
         ("chosen", Align::Left),
@@ -519,22 +540,19 @@ fn unit_table(out: &mut dyn Write, done: &Done<'_>, all: bool) -> io::Result<()>
     ];
     let mut table = Table::new(columns).optional(["±", "bits"]);
     for row in rows {
+        let chosen = row.candidates.iter().find(|c| c.scheme == row.scheme);
         let others = row.candidates.iter().filter(|c| c.scheme != row.scheme);
         let others = others.map(|c| format!("{} {}", c.scheme, number(Some(c.kl), 3)));
-        let chosen = chosen(row);
         table.row([
             row.unit.clone(),
             row.scheme.clone(),
             format!("{:.3}", row.bits_per_weight),
-            number(chosen.as_ref().map(|c| c.kl), 3),
-            number(chosen.as_ref().map(|c| c.kl_se), 2),
+            number(chosen.map(|c| c.kl), 3),
+            number(chosen.map(|c| c.kl_se), 2),
             others.collect::<Vec<_>>().join(", "),
         ]);
     }
-    writeln!(out, "\n{heading}")?;
-    table.write(out)?;
-    let windows = done.windows;
-    paragraph(out, 0, &format!("KL of each unit alone quantized (nats/token), on {windows} windows"))
+    table
 }
 
 #[cfg(test)]

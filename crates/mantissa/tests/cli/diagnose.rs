@@ -429,8 +429,23 @@ fn the_step_that_keeps_a_bound_is_found() {
     let temp = TempDir::new().unwrap();
     let out = quantized(temp.path(), &["--recipe", "rtn-int8-channel+int4-token"]);
     let arguments = [&few_stories()[..], &["--reference", "demo", "--max-kl", "0.01"]].concat();
-    let report = diagnose(text(&out), &arguments);
+    let page = temp.path().join("d.html");
+    let report = diagnose(text(&out), &[&arguments[..], &["--html", text(&page)]].concat());
     let found = named(&report, "bound");
+    let html = fs::read_to_string(&page).unwrap();
+    let parts = [
+        "<h2>Findings</h2>",
+        "bound: inputs",
+        "KL of the same tokens by context",
+        "Relaxation under the bound",
+    ];
+    for part in parts {
+        assert!(html.contains(part), "{part}: {html}");
+    }
+    assert!(html.matches("<svg").count() >= 8 && !html.contains("://") && !html.contains("<script"));
+    let contexts = report["compared"]["contexts"].as_array().unwrap();
+    let tokens: Vec<_> = contexts.iter().map(|at| at["tokens"].as_u64().unwrap()).collect();
+    assert_eq!(tokens, [8, 32], "{report}");
     assert_eq!(found["place"]["part"], "inputs", "{found}");
     assert_eq!(report["ladder"].as_array().unwrap().len(), 3, "{report}");
     let cured = apply(found);
@@ -438,7 +453,7 @@ fn the_step_that_keeps_a_bound_is_found() {
     // Inputs in int4 make any rounding of the states dear; without them the model keeps its predictions.
     let report = diagnose(text(&cured), &few_stories());
     let residual = |report: &Value| report["ablations"][0]["kl"].as_f64().unwrap();
-    assert!(residual(&report) < 0.02 && report["ablations"].as_array().unwrap().len() == 4, "{report}");
+    assert!(residual(&report) < 0.02 && report["ablations"].as_array().unwrap().len() == 6, "{report}");
 }
 
 /// As [`stories`], with fewer windows.

@@ -21,8 +21,16 @@ fn the_budget_goes_where_it_saves_most() {
     let (model, out_text, recipe) = (text(&model), text(&out), temp.path().join("found.toml"));
     // int2-g8, int4-g8 and int8-g8 with f32 scales take 6, 8 and 12 bits.
     let fit = ["fit", model, "--schemes", "int2-g8,int4-g8,int8-g8", "--tokens", &tokens, "--quiet"];
+    let page = temp.path().join("fit.html");
     let asked = ["--budget", "9bpw", "--out", out_text, "--save-recipe", text(&recipe), "--json"];
-    let done = json(&[&fit[..], &asked].concat());
+    let done = json(&[&fit[..], &asked, &["--html", text(&page)]].concat());
+    let html = fs::read_to_string(&page).unwrap();
+    let parts =
+        ["<h1>Fit of", "on held-out windows", "Predicted loss by size", ">chosen</text>", "int8-g8: 12 bits"];
+    for part in parts {
+        assert!(html.contains(part), "{part}: {html}");
+    }
+    assert!(html.matches("<svg").count() >= 3 && !html.contains("://") && !html.contains("<script"));
     assert!(done["linear_bits_per_weight"].as_f64().unwrap() <= 9.0, "{done}");
     let units = done["units"].as_array().unwrap();
     // Two layers of q+k+v, o, gate+up and down.

@@ -135,9 +135,9 @@ rows! {
     fit: Case {
         name: "fit",
         prepare: model,
-        command: "fit in/model --schemes int4-g8,int8-g8 --tokens in/windows.json:w --budget 11bpw --out out/f --save-recipe out/f.toml",
-        old: "fit in/model --schemes int4-g8,int8-g8 --tokens in/windows.json:w --budget 9bpw --out out/f --save-recipe out/f.toml",
-        outputs: &[Out::Folder("f"), Out::File("f.toml")],
+        command: "fit in/model --schemes int4-g8,int8-g8 --tokens in/windows.json:w --budget 11bpw --out out/f --save-recipe out/f.toml --html out/f.html",
+        old: "fit in/model --schemes int4-g8,int8-g8 --tokens in/windows.json:w --budget 9bpw --out out/f --save-recipe out/f.toml --html out/f.html",
+        outputs: &[Out::Folder("f"), Out::File("f.toml"), Out::File("f.html")],
         pace: SOME,
     };
     imatrix: Case {
@@ -223,9 +223,9 @@ rows! {
     diagnose: Case {
         name: "diagnose",
         prepare: model,
-        command: "diagnose in/model --tokens in/windows.json:w --json=out/d.json",
-        old: "diagnose in/model --tokens in/windows.json:v --json=out/d.json",
-        outputs: &[Out::Report("d.json")],
+        command: "diagnose in/model --tokens in/windows.json:w --html out/d.html --json=out/d.json",
+        old: "diagnose in/model --tokens in/windows.json:v --html out/d.html --json=out/d.json",
+        outputs: &[Out::File("d.html"), Out::Report("d.json")],
         pace: SOME,
     };
     run: Case {

@@ -1,0 +1,142 @@
+//! HTML page of a fit: measured loss, Pareto front, table of units.
+
+use std::path::Path;
+
+use super::measure::{Candidate, Row};
+use super::{Done, unit_columns};
+use crate::output::{bytes, number};
+use crate::report::{Axis, Html, LineChart, Page, Point, Scatter, Series, facts, table, tiles};
+
+/// Makes the page of the fit of `model`.
+pub(super) fn page(model: &Path, done: &Done<'_>) -> Page {
+    let quality = done.quality;
+    let mut page = Page::new(&format!("Fit of {}", model.display()));
+    page.push(Html::lead(&verdict(done)));
+    page.push(facts([
+        ("output", done.output.display().to_string()),
+        ("method", done.method.to_owned()),
+        ("format", quality.container.clone()),
+        ("windows of the choice", done.windows.to_string()),
+    ]));
+    page.push(tiles(figures(done)));
+    let chosen = chosen_point(done);
+    if let Some(plot) = plot(done, chosen.as_ref()) {
+        page.push(Html::heading("Predicted loss by size"));
+        page.push(Html::paragraph(
+            "The predicted KL of a choice is the sum over the units, each measured alone. The front holds the best choice \
+             of each size; \"one scheme\" gives all units the same one.",
+        ));
+        page.push(plot);
+    }
+    page.push(Html::grid(by_unit(done.units)));
+    page.push(Html::heading("Units"));
+    let all = unit_columns(done.units.iter());
+    page.push(table("chosen scheme and KL of each unit", &all));
+    if !done.left_out.is_empty() {
+        page.push(Html::heading("Left out"));
+        page.push(Html::list(done.left_out));
+    }
+    page
+}
+
+/// Says the loss and the size.
+fn verdict(done: &Done<'_>) -> String {
+    let bits = number(Some(done.quality.linear_bits_per_weight), 4);
+    match &done.quality.evaluation {
+        Some(found) => {
+            let word = found.verdict.as_ref().map_or_else(String::new, |word| format!(", {word}"));
+            let (kl, se) = (number(Some(found.kl), 3), number(Some(found.kl_se), 2));
+            format!("KL {kl} ± {se} nats/token on held-out windows{word}, at {bits} bits per weight.")
+        }
+        None => {
+            let kl = number(Some(done.predicted_kl), 3);
+            format!("KL {kl} nats/token predicted, not measured, at {bits} bits per weight.")
+        }
+    }
+}
+
+fn figures(done: &Done<'_>) -> Vec<(&'static str, String, String)> {
+    let quality = done.quality;
+    let of_all = format!("{} with embeddings and head", number(Some(quality.bits_per_weight), 4));
+    let bound = format!("at least {} within the budget", number(Some(done.predicted_kl_bound), 3));
+    let mut all = vec![
+        ("size", bytes(quality.bytes), String::new()),
+        ("bits per weight", number(Some(quality.linear_bits_per_weight), 4), of_all),
+        ("predicted KL", number(Some(done.predicted_kl), 3), bound),
+    ];
+    if let Some(found) = &quality.evaluation {
+        let top1 = format!("{} %", number(Some(100.0 * found.top1), 3));
+        all.push(("measured KL", number(Some(found.kl), 3), "held-out windows".to_owned()));
+        all.push(("top-1 agreement", top1, "same most probable token".to_owned()));
+    }
+    all
+}
+
+/// Groups of the points of the chart.
+const GROUPS: [&str; 3] = ["chosen", "front", "one scheme"];
+
+/// Draws the predicted KL against bits: the front, uniform schemes and the choice.
+fn plot(done: &Done<'_>, chosen: Option<&Point>) -> Option<Html> {
+    let front = done.front.iter().map(|point| Point {
+        x: point.bits_per_weight,
+        y: point.predicted_kl,
+        label: String::new(),
+        group: 1,
+    });
+    let front = front.filter(|point| chosen.is_none_or(|chosen| (chosen.x, chosen.y) != (point.x, point.y)));
+    let points: Vec<Point> = front.chain(uniform(done.units)).chain(chosen.cloned()).collect();
+    let (x, y) = (Axis::linear("bits per weight"), Axis::log("KL, predicted"));
+    Scatter { title: "Predicted KL against bits per weight", x, y, groups: &GROUPS, points }.html()
+}
+
+/// Returns the point of the choice.
+fn chosen_point(done: &Done<'_>) -> Option<Point> {
+    let x = bits_per_weight(done.units, chosen)?;
+    Some(Point { x, y: done.predicted_kl, label: "chosen".to_owned(), group: 0 })
+}
+
+/// Returns a point for each scheme that every unit has: all of them under it.
+fn uniform(units: &[Row]) -> Vec<Point> {
+    let schemes = units.first().map(|row| &row.candidates[..]).unwrap_or_default();
+    let point = |scheme: &str| {
+        let of = |row: &Row| row.candidates.iter().find(|c| c.scheme == scheme).cloned();
+        let x = bits_per_weight(units, of)?;
+        let y = units.iter().filter_map(of).map(|c| c.kl).sum();
+        Some(Point { x, y, label: scheme.to_owned(), group: 2 })
+    };
+    schemes.iter().filter_map(|candidate| point(&candidate.scheme)).collect()
+}
+
+/// Returns the bits per weight if every unit takes the candidate that `pick` gives; `None` if one has none.
+fn bits_per_weight(units: &[Row], pick: impl Fn(&Row) -> Option<Candidate>) -> Option<f64> {
+    let (mut bits, mut weights) = (0.0, 0.0);
+    for row in units {
+        let own = chosen(row)?;
+        bits += pick(row)?.bits as f64;
+        weights += own.bits as f64 / row.bits_per_weight;
+    }
+    Some(bits / weights).filter(|bits| bits.is_finite())
+}
+
+/// Returns the chosen candidate of a unit.
+fn chosen(row: &Row) -> Option<Candidate> {
+    row.candidates.iter().find(|c| c.scheme == row.scheme).cloned()
+}
+
+/// Draws bits and KL of the units in the order of the model.
+fn by_unit(units: &[Row]) -> Vec<Html> {
+    let line = |name: &str, of: fn(&Row) -> Option<f64>| {
+        let point = |(i, row): (usize, &Row)| Some((i as f64, of(row)?));
+        Series::new(name, units.iter().enumerate().filter_map(point).collect())
+    };
+    let chart = |title: &'static str, y: Axis, series: Series| {
+        LineChart { title, x: Axis::linear("unit").in_full(), y, series: vec![series] }.html()
+    };
+    let bits = line("bits", |row| Some(row.bits_per_weight));
+    let kl = line("KL", |row| chosen(row).map(|chosen| chosen.kl));
+    let charts = [
+        chart("Bits per weight of each unit", Axis::from_zero("bits"), bits),
+        chart("KL of each unit alone", Axis::log("KL"), kl),
+    ];
+    charts.into_iter().flatten().collect()
+}
