@@ -10,6 +10,7 @@ pub(crate) mod layout;
 mod limits;
 mod parameters;
 mod recurrent;
+mod streams;
 mod ternary;
 
 use std::collections::HashMap;
@@ -27,7 +28,7 @@ use crate::error::Result;
 use crate::plan::{Job, Options, PlannedLinear};
 use crate::recipe::{LayerRule, Part, smaller};
 
-pub use factors::without_factors;
+pub use factors::as_in_gguf;
 
 use architecture::{family_metadata, rope_factors, rope_metadata, sizes};
 use layout::{Cast, Layout, fault};
@@ -115,11 +116,13 @@ impl Layout {
             architecture,
             order: order_of(architecture, config),
             rope_factors: rope_factors(architecture, config),
+            unread: streams::unread(architecture, config, weights),
             notes: architecture::notes(architecture, config),
         };
         let planned = linears.iter().map(|linear| (linear.info.module.as_str(), linear)).collect();
-        let stacks = HashMap::new();
-        let mut adding = Adding { source, job, weights, options, planned, experts: experts(config), stacks };
+        let (stacks, streams) = (HashMap::new(), config.by_layer.streams.map_or(0, |all| all.count - 1));
+        let mut adding =
+            Adding { source, job, weights, options, planned, experts: experts(config), streams, stacks };
         for info in parameters(config) {
             if let Some(joined) = architecture.joined(&info.name, layout.order) {
                 layout.add_joined(&adding, config, info, joined)?;
@@ -131,6 +134,7 @@ impl Layout {
         for (name, factors) in &layout.rope_factors {
             layout.tensors.push(GgufTensorSpec::new(*name, GgmlType::F32, [factors.len()]));
         }
+        layout.tensors.extend(layout.unread.iter().cloned());
         let ty = block_type(&weights.format).unwrap_or(GgmlType::F16);
         let quantized = layout.tensors.iter().any(|t| !matches!(t.ty.storage, Storage::Plain(_)));
         let name = name_of(source);
@@ -285,6 +289,18 @@ fn cast_scheme(
         (
             Role::Side {
                 kind: SideKind::IndexQueries | SideKind::IndexKeys | SideKind::IndexWeights, ..
+            },
+            _,
+        ) => source_scheme(source, &info.name),
+        // As large as projections of the attention, or near it.
+        (
+            Role::Side {
+                kind:
+                    SideKind::EnterStream(_)
+                    | SideKind::LeaveStream(_)
+                    | SideKind::LaurelLeft
+                    | SideKind::LaurelRight,
+                ..
             },
             _,
         ) => source_scheme(source, &info.name),

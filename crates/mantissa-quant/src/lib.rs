@@ -54,7 +54,7 @@ pub use coverage::{Coverage, InputCoverage, Traffic};
 pub use dense_source::{dense_source, dequantized_source};
 pub use error::{GateFailure, NotVerified, QuantError, Result, Unfinished};
 pub use error_stats::{ErrorReport, ErrorStats};
-pub use gguf::without_factors;
+pub use gguf::as_in_gguf;
 pub use importance::Importance;
 pub use jobs::convert::Changes;
 pub use jobs::recalibrate::Recalibration;

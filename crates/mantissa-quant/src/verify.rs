@@ -56,7 +56,7 @@ use crate::report::LayerReport;
 use crate::stacks::stack_of;
 use crate::tables;
 use crate::unused;
-use crate::{dense_source, dequantized_source, without_factors};
+use crate::{as_in_gguf, dense_source, dequantized_source};
 
 /// Bytes compared at a time; they fit a core's cache.
 const COMPARED: u64 = 1 << 19;
@@ -123,7 +123,7 @@ fn check_model(
     let dequantized = quality.as_ref().is_some_and(|quality| quality.source_format.is_some());
     let source = against.reference.map(|path| reference_files(path, dequantized)).transpose()?;
     let source = match source {
-        Some(source) if files.gguf().is_some() => Some(without_factors(source)?),
+        Some(source) if files.gguf().is_some() => Some(as_in_gguf(source)?),
         source => source,
     };
     if let Some(quality) = &quality {

@@ -195,6 +195,34 @@ impl Checkpoint {
         Self { files, by_name, config, views, ..self }
     }
 
+    /// The same files with `rows` rows in the matrix `name`, whose rows after its own are its first. `config` is the new
+    /// configuration. Without that matrix, or with fewer rows, only the configuration changes.
+    pub(crate) fn with_rows(self, name: &str, rows: usize, config: Value) -> Self {
+        let place = self.by_name.get(name).copied();
+        let mut views = self.views;
+        let grown = |meta: &TensorMeta| {
+            let [own, cols] = *meta.shape.as_slice() else { return None };
+            let order: Vec<u32> =
+                (0..rows as u32).map(|row| if (row as usize) < own { row } else { 0 }).collect();
+            let len = (meta.len / own.max(1) as u64).saturating_mul(rows as u64);
+            let fits = own > 0 && own < rows;
+            fits.then(|| {
+                (TensorMeta { shape: vec![rows, cols], len, ..meta.clone() }, View::Rows(order.into()))
+            })
+        };
+        let of_file = |(number, file): (usize, SafeTensors)| {
+            let found = place.filter(|(of, _)| *of == number).and_then(|_| file.get(name)).and_then(grown);
+            let Some((meta, view)) = found else { return file };
+            views.insert(name.to_owned(), view);
+            let others = file.tensors().iter().filter(|other| other.name != name).cloned();
+            let tensors = others.chain([meta]).collect();
+            file.with_tensors(tensors)
+        };
+        let files: Vec<_> = self.files.into_iter().enumerate().map(of_file).collect();
+        let by_name = index(&files);
+        Self { files, by_name, views, config: Some(config), dir: self.dir, warnings: self.warnings }
+    }
+
     /// The same files with the tensors for which `keep` is true, and with computed tensors, `tail`, at the end of the first
     /// file; their offsets are counted from there.
     pub(crate) fn with_tail(

@@ -2,7 +2,7 @@
 
 use super::kinds::{HyperSite, LinearKind, NormKind, SideKind, VectorKind};
 use crate::architecture::names::Names;
-use crate::config::ModelConfig;
+use crate::config::{LayerHeads, ModelConfig};
 
 /// Module of the embedding in checkpoints with the names of Llama.
 pub const EMBEDDING: &str = Names::LLAMA.embedding;
@@ -115,6 +115,20 @@ impl ModelConfig {
         };
         let is_part = |module: String| name.strip_prefix(&module).is_some_and(|part| part.starts_with('.'));
         (self.by_layer.shared_from..self.num_hidden_layers).flat_map(of_layer).any(is_part)
+    }
+
+    /// Names and shapes of the weights that [`Self::is_unread`] holds for: keys, values and norm of keys of each such layer.
+    pub fn unread(&self) -> Vec<(String, Vec<usize>)> {
+        let of_layer = |layer: usize| {
+            let LayerHeads { key_value, dim, .. } = self.heads(layer);
+            let linear = |kind| {
+                let shape = vec![key_value * dim, self.hidden_size];
+                (format!("{}.weight", self.linear_module(layer, kind)), shape)
+            };
+            let norm = format!("{}.weight", self.norm_module(layer, NormKind::Key));
+            [linear(LinearKind::K), linear(LinearKind::V), (norm, vec![self.head_norm_widths(layer).1])]
+        };
+        (self.by_layer.shared_from..self.num_hidden_layers).flat_map(of_layer).collect()
     }
 
     /// Names of the embeddings of all layers `[vocabulary, layers · width]`, of their projection from the embedding

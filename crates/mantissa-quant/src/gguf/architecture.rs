@@ -12,6 +12,7 @@ use mantissa_store::gguf::{Value, ValueType};
 
 use super::limits::{expert_step, is_window_period, window_period};
 use super::recurrent::put_recurrence;
+use super::streams::put_streams;
 
 pub(super) fn sizes(config: &ModelConfig) -> Sizes {
     let sizes = plain_sizes(config);
@@ -51,6 +52,7 @@ fn plain_sizes(config: &ModelConfig) -> Sizes {
 /// Lists what llama.cpp computes differently from the model, and no file can state.
 pub(super) fn notes(row: &Architecture, config: &ModelConfig) -> Vec<String> {
     let mut notes = super::recurrent::notes(config);
+    notes.extend(super::streams::notes(row, config));
     if let Some(other) = stated_activation(row, config) {
         let first = row.activation;
         notes.push(format!(
@@ -153,6 +155,7 @@ pub(super) fn family_metadata(row: &Architecture, config: &ModelConfig) -> Vec<(
     if row.by_layer {
         put_by_layer(&mut keys, config);
     }
+    put_streams(&mut keys, config);
     put_recurrence(&mut keys, row, config);
     if row.parallel_key {
         keys.put("use_parallel_residual", Value::Bool(config.norm_places == NormPlaces::Parallel));

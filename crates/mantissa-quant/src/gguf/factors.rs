@@ -8,6 +8,7 @@ use mantissa_model::{LinearKind, ModelConfig, Role, TensorInfo};
 use mantissa_store::convention::{ComputedTensor, ModelFiles};
 use serde_json::{Value, json};
 
+use super::streams::with_all_inputs;
 use crate::config::model_config;
 use crate::error::Result;
 
@@ -24,12 +25,18 @@ const FIELDS: [&str; 9] = [
     "ssm_multipliers",
 ];
 
-/// Presents a model whose attention, mixer and MLP have constant factors as one without, whose weights are multiplied by
-/// them. Other models are returned unchanged.
+/// Presents a model as a GGUF file holds it: one whose attention, mixer and MLP have constant factors as one without, whose
+/// weights are multiplied by them; one with fewer embeddings of layers than tokens as one with as many. Other models are
+/// returned unchanged.
 ///
 /// # Errors
 /// The config is not that of a model.
-pub fn without_factors(files: ModelFiles) -> Result<ModelFiles> {
+pub fn as_in_gguf(files: ModelFiles) -> Result<ModelFiles> {
+    with_all_inputs(without_factors(files)?)
+}
+
+/// Presents a model with constant factors as one without. Other models are returned unchanged.
+fn without_factors(files: ModelFiles) -> Result<ModelFiles> {
     let config = model_config(&files)?;
     if config.multipliers.is_none() || files.gguf().is_some() {
         return Ok(files);

@@ -20,6 +20,8 @@ pub(crate) struct Layout {
     pub(crate) order: RowOrder,
     /// Rotary factors by the name of their tensor.
     pub(crate) rope_factors: Vec<(&'static str, Vec<f32>)>,
+    /// Tensors that nothing reads, filled with zeros.
+    pub(crate) unread: Vec<GgufTensorSpec>,
     pub(crate) notes: Vec<String>,
 }
 

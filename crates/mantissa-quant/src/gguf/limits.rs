@@ -33,6 +33,7 @@ pub(super) fn architecture(source: &ModelFiles, config: &ModelConfig) -> Result<
     limits.check_rope_scaling()?;
     limits.check_latent()?;
     limits.check_by_layer()?;
+    limits.check_streams()?;
     limits.check_recurrence()?;
     Ok(row)
 }
@@ -367,7 +368,7 @@ impl Limits<'_> {
             let allowed = "1e-6, the epsilon of the latents' norms: llama.cpp has one for all";
             return self.refuse("rms_norm_eps", config.rms_norm_eps.to_string(), allowed);
         }
-        if !latent.interleaved {
+        if !latent.interleaved && self.row.unrotated != Unrotated::All {
             return self.refuse("rope_interleave", "false", "true: llama.cpp has no key");
         }
         if let Some(indexer) = config.indexer.as_ref().filter(|indexer| !indexer.dim.is_multiple_of(64)) {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use mantissa_model::graph::SideKind;
 use mantissa_model::{LinearInfo, ModelConfig, Role, StoredAs, TensorInfo, linear_weight};
 use mantissa_num::{Code, Format, Rule, Scheme, minifloat};
 use mantissa_store::convention::ModelFiles;
@@ -83,6 +84,8 @@ pub(super) struct Adding<'a> {
     pub(super) planned: HashMap<&'a str, &'a PlannedLinear>,
     /// Number of experts of a layer.
     pub(super) experts: usize,
+    /// Number of projections to parallel streams of states, and of those back.
+    pub(super) streams: usize,
     /// Types of stacked tensors.
     pub(super) stacks: HashMap<String, GgmlType>,
 }
@@ -114,7 +117,14 @@ impl Adding<'_> {
             }
         }
         let (matrices, mut shape) = match place.expert {
-            Some(_) => (self.experts * place.halves(), vec![self.experts]),
+            Some(_) => {
+                let of_streams = matches!(
+                    info.role,
+                    Role::Side { kind: SideKind::EnterStream(_) | SideKind::LeaveStream(_), .. }
+                );
+                let of = if of_streams { self.streams } else { self.experts };
+                (of * place.halves(), vec![of])
+            }
             None => (1, Vec::new()),
         };
         if factor {

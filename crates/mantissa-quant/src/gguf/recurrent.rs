@@ -31,6 +31,10 @@ pub(super) fn put_recurrence(keys: &mut Keys, row: &Architecture, config: &Model
             keys.put_number("ssm.inner_size", mixer.value_heads * mixer.value_dim);
             put_delta_layers(keys, config);
         }
+        Recurrent::ChannelDelta(mixer) => {
+            keys.put_number("ssm.conv_kernel", mixer.kernel);
+            keys.put_number("kda.head_dim", mixer.head_dim);
+        }
         Recurrent::ShortConvolution(mixer) => keys.put_number("shortconv.l_cache", mixer.kernel),
         Recurrent::SelectiveScan(mixer) => {
             keys.put_number("ssm.conv_kernel", mixer.kernel);
@@ -48,7 +52,9 @@ pub(super) fn put_recurrence(keys: &mut Keys, row: &Architecture, config: &Model
         _ => {}
     }
     if !matches!(row.recurrence, Recurrence::GatedDelta { .. } | Recurrence::Parallel) {
-        let heads = |mixing: &Mixing| if mixing.attends() { config.num_key_value_heads } else { 0 };
+        // llama.cpp counts one head of keys and values in latent attention.
+        let own = if config.latent.is_some() { 1 } else { config.num_key_value_heads };
+        let heads = |mixing: &Mixing| if mixing.attends() { own } else { 0 };
         keys.put_numbers("attention.head_count_kv", config.mixing.iter().map(heads));
     }
     if row.recurrence == (Recurrence::StateSpace { blocks: true }) {
@@ -92,6 +98,12 @@ pub(super) fn notes(config: &ModelConfig) -> Vec<String> {
         Some(Recurrent::StateSpace(mixer)) if mixer.steps.0 > 0.0 => {
             vec![format!("time_step_min: llama.cpp has no least step, the model {}", mixer.steps.0)]
         }
+        Some(Recurrent::ChannelDelta(_)) if config.rms_norm_eps != DELTA_EPS => {
+            let eps = config.rms_norm_eps;
+            vec![format!(
+                "rms_norm_eps: llama.cpp has {eps} for q and k of mixers too, the model {DELTA_EPS}"
+            )]
+        }
         _ => Vec::new(),
     }
 }
@@ -130,6 +142,18 @@ impl Limits<'_> {
                 let allowed = "1e-6, the epsilon of q and k in the mixer: llama.cpp has one for all";
                 self.refuse("rms_norm_eps", mixer.eps.to_string(), allowed)
             }
+            Some(Recurrent::ChannelDelta(mixer)) if mixer.heads != config.num_attention_heads => {
+                let heads = config.num_attention_heads;
+                let allowed = format!("{heads}, as num_attention_heads: llama.cpp requires it");
+                self.refuse("linear_num_heads", mixer.heads.to_string(), &allowed)
+            }
+            Some(Recurrent::ChannelDelta(_)) => match config.latent.and_then(|latent| latent.q_rank) {
+                Some(rank) => {
+                    let allowed = "null: llama.cpp projects queries directly in this architecture";
+                    self.refuse("q_lora_rank", rank.to_string(), allowed)
+                }
+                None => Ok(()),
+            },
             Some(Recurrent::ShortConvolution(mixer)) if mixer.bias => {
                 self.refuse("conv_bias", "true", "false: llama.cpp has no such biases")
             }

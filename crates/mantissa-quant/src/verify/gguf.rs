@@ -139,6 +139,8 @@ fn note_unknown(model: &Model<'_>, config: &ModelConfig, found: &mut Verificatio
         known.extend(model.place(&info.name).map(|place| place.tensor));
         known.extend(model.parts(&info.name).into_iter().flat_map(|parts| parts.names().to_vec()));
     }
+    // Required by a loader, and read by nothing.
+    known.extend(config.unread().iter().filter_map(|(name, _)| Some(model.place(name)?.tensor)));
     let unknown = |name: &&String| {
         let weight = name.strip_suffix(".scale").map(|module| format!("{module}.weight"));
         let used = |name: &String| known.contains(name);

@@ -166,6 +166,12 @@ impl ModelFiles {
         ModelFiles { checkpoint, opened }
     }
 
+    /// Presents the model with `rows` rows in the matrix `name`, stored plainly, whose rows after its own are its first,
+    /// under the configuration `config`.
+    pub fn with_rows(self, name: &str, rows: usize, config: Value) -> ModelFiles {
+        ModelFiles { checkpoint: self.checkpoint.with_rows(name, rows, config), opened: self.opened }
+    }
+
     /// Checkpoint of the model.
     pub(super) fn into_checkpoint(self) -> Checkpoint {
         self.checkpoint

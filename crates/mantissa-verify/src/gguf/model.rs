@@ -256,9 +256,11 @@ impl<'a> Model<'a> {
             _ => (None, beside),
         };
         let first = usize::try_from(which).unwrap_or(usize::MAX).saturating_mul(rows);
-        // A vector is one row in the file, and a column here.
-        let column = Tensor { dims: vec![1, tensor.dims.iter().product()], ..tensor.clone() };
-        let tensor = if tensor.dims.len() == 1 || (cols == 1 && of == 1) { &column } else { tensor };
+        // A vector may have other dimensions in the file: one row for what is a column here, or outer ones of 1.
+        let flat = Tensor { dims: vec![cols as u64, rows as u64], ..tensor.clone() };
+        let elements: u64 = tensor.dims.iter().product();
+        let same = of == 1 && !tensor.ty.is_blocks() && flat.dims.iter().product::<u64>() == elements;
+        let tensor = if same { &flat } else { tensor };
         let in_order = range.clone().all(|row| self.stored_row(&stored, row, rows) == row);
         if in_order {
             let bytes = self.file.rows(tensor, first + range.start, range.len())?;

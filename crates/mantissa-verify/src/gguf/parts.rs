@@ -68,7 +68,7 @@ impl Model<'_> {
                 Parts::Turns(vec![stored("ffn_gate_exps.bias"), stored("ffn_up_exps.bias")])
             }
             ("gpt-oss", "mlp.experts.down_proj_bias") => Parts::Turns(vec![stored("ffn_down_exps.bias")]),
-            ("deepseek2" | "deepseek32" | "glm-dsa", "self_attn.kv_b_proj.weight") => {
+            ("deepseek2" | "deepseek32" | "glm-dsa" | "kimi-linear", "self_attn.kv_b_proj.weight") => {
                 Parts::KeysAndValues([stored("attn_k_b.weight"), stored("attn_v_b.weight")])
             }
             ("granitehybrid", "shared_mlp.input_linear.weight") => {

@@ -9,7 +9,7 @@ use mantissa_advise::doctor::{
 };
 use mantissa_eval::{Sequence, TextOptions, sequences_from_text};
 use mantissa_model::{Bos, Tokenizer};
-use mantissa_quant::{model_config, without_factors};
+use mantissa_quant::{as_in_gguf, model_config};
 use mantissa_store::Paths;
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
@@ -121,7 +121,7 @@ fn compare(
     progress: &dyn Fn(usize),
 ) -> Result<Diagnosis> {
     let reference = model::open_quietly(path)?;
-    let reference = if files.gguf().is_some() { without_factors(reference)? } else { reference };
+    let reference = if files.gguf().is_some() { as_in_gguf(reference)? } else { reference };
     let needs = bytes_against(files, &reference, context.threads)?;
     context.require_memory("doctor", model::BASE.saturating_add(needs))?;
     Ok(against(files, &reference, sequences, context.threads, progress)?)

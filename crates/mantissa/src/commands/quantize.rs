@@ -13,7 +13,7 @@ use mantissa_model::Products;
 use mantissa_num::Rounding;
 use mantissa_quant::calibrate::CalibrationSet;
 use mantissa_quant::{
-    Check, Importance, Options, Plan, Recipe, SchemeShare, Start, dequantized_source, without_factors,
+    Check, Importance, Options, Plan, Recipe, SchemeShare, Start, as_in_gguf, dequantized_source,
 };
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{DEFAULT_SHARD_BYTES, Paths};
@@ -68,7 +68,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let source = dequantized_source(model::open(&args.model, context)?)?;
     let request = Request::of(args, Some(&source))?;
     let source = match args.formats.len() <= 1 && request.container().facts().one_file {
-        true => without_factors(source)?,
+        true => as_in_gguf(source)?,
         false => source,
     };
     if args.formats.len() > 1 {

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::doctor::never_accused;
+use crate::gguf_made::{gemma3n, kimi_linear, resized};
 use crate::inspect::complete;
 use crate::main_job::{tiny, windows};
 use crate::support::{File, fail, json as run, le, succeed, text, write};
@@ -94,34 +95,13 @@ fn granite_hybrid(dir: &Path) -> PathBuf {
 
 /// A model with sparse attention whose index keys are as wide as llama.cpp requires, with an epsilon for all norms.
 fn indexed(dir: &Path, name: &str) -> PathBuf {
-    let out = model(dir, name, &json!({"index_head_dim": 64, "rms_norm_eps": 1e-6}));
-    let source = File::open(&tiny(name).join("model.safetensors"));
-    let wide = |name: &str| {
-        let shape = source.shape(name);
-        match name.rsplit_once(".indexer.") {
-            Some((_, "wq_b.weight")) => vec![shape[0] * 8, shape[1]],
-            Some((_, "wk.weight")) => vec![64, shape[1]],
-            Some((_, "k_norm.weight" | "k_norm.bias")) => vec![64],
-            _ => shape,
-        }
-    };
-    let tensors: Vec<_> = source.names().into_iter().map(|name| (wide(&name), name)).collect();
-    let tensors: Vec<_> = tensors
-        .iter()
-        .map(|(shape, name)| {
-            let count = shape.iter().product::<usize>();
-            let values = (0..count).map(|i| (i as f32 * 1.7 + count as f32).sin());
-            let bytes = match *shape == source.shape(name) {
-                true => source.bytes(name),
-                false => le(&values.collect::<Vec<_>>()),
-            };
-            (name.as_str(), Dtype::F32, &shape[..], bytes)
-        })
-        .collect();
-    let file = out.join("model.safetensors");
-    std::fs::remove_file(&file).unwrap();
-    write(&file, &tensors);
-    out
+    let edits = json!({"index_head_dim": 64, "rms_norm_eps": 1e-6});
+    resized(&dir.join(name), name, &edits, |name, shape| match name.rsplit_once(".indexer.") {
+        Some((_, "wq_b.weight")) => vec![shape[0] * 8, shape[1]],
+        Some((_, "wk.weight")) => vec![64, shape[1]],
+        Some((_, "k_norm.weight" | "k_norm.bias")) => vec![64],
+        _ => shape.to_vec(),
+    })
 }
 
 /// Llama 4 with the chunks, growth and layers that llama.cpp fixes.
@@ -275,6 +255,8 @@ fn every_architecture_is_written_with_the_same_logits() {
         ("deepseek32", indexed(dir, "deepseek-v32-sparse")),
         ("glm-dsa", indexed(dir, "glm-moe-dsa-sparse")),
         ("nemotron_h_moe", model(dir, "nemotron-h-latent", &none)),
+        ("gemma3n", gemma3n(&dir.join("gemma3n"), 64)),
+        ("kimi-linear", kimi_linear(&dir.join("kimi-linear"))),
         ("jamba", model(dir, "jamba-wide", &none)),
         ("falcon-h1", model(dir, "falcon-h1", &json!({"time_step_limit": [0.0, {"__float__": "Infinity"}]}))),
         ("nemotron_h", model(dir, "nemotron-h", &json!({"time_step_min": 0.001}))),
@@ -294,6 +276,40 @@ fn every_architecture_is_written_with_the_same_logits() {
         let worst = source.iter().zip(&found).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(source.len() == found.len() && worst <= 1e-5, "{architecture}: {worst}");
     }
+}
+
+/// Tokens without an embedding of layers read the first, as in transformers; keys and values of layers that share those of
+/// others are in the file, and blocks are.
+#[test]
+fn gemma_3n_has_an_embedding_of_layers_for_every_token() {
+    let temp = TempDir::new().unwrap();
+    let (few, out) = (gemma3n(&temp.path().join("few"), 60), temp.path().join("few.gguf"));
+    let arguments = ["quantize", text(&few), "--recipe", "rtn-q8_0", "--format", "gguf", "--out", text(&out)];
+    let done = run(&[&arguments[..], &["--json", "--quiet"]].concat());
+    assert_eq!(done["verification"]["ok"], true, "{done}");
+    succeed(&["verify", text(&out), "--reference", text(&few)]);
+    let file = Gguf::open(&out).unwrap();
+    let table = file.get("per_layer_token_embd.weight").unwrap();
+    assert_eq!(table.shape, [64, 22 * 256]);
+    let bytes = file.read(table).unwrap();
+    let row = bytes.len() / 64;
+    assert!((60..64).all(|token| bytes[token * row..][..row] == bytes[..row]));
+    assert!(bytes[59 * row..][..row] != bytes[..row]);
+    for (name, ty, shape) in [
+        ("blk.21.attn_k.weight", "Q8_0", &[16, 32][..]),
+        ("blk.20.attn_v.weight", "Q8_0", &[16, 32]),
+        ("blk.20.attn_k_norm.weight", "F32", &[8]),
+        ("blk.3.attn_k.weight", "Q8_0", &[16, 32]),
+        ("altup_proj.weight", "F32", &[3, 32, 32]),
+    ] {
+        let tensor = file.get(name).unwrap();
+        assert_eq!((tensor.ty.name, &tensor.shape[..]), (ty, shape), "{name}");
+    }
+    // The layers that share keys and values have zeros.
+    assert!(file.read(file.get("blk.21.attn_k.weight").unwrap()).unwrap().iter().all(|byte| *byte == 0));
+    let error =
+        fail(2, &["convert", text(&few), "--format", "gguf", "--out", text(&temp.path().join("c.gguf"))]);
+    assert!(error.contains("vocab_size_per_layer_input"), "{error}");
 }
 
 #[test]
@@ -342,6 +358,8 @@ fn features_beyond_llama_cpp_are_refused_by_field() {
         ("lfm2-moe", "routed_scaling_factor"),
         ("granite-hybrid", "time_step_limit"),
         ("jamba", "mamba_expand"),
+        ("gemma3n", "altup_num_inputs"),
+        ("kimi-linear", "linear_num_heads"),
         ("nemotron-h", "time_step_min"),
     ] {
         let (model, out) = (tiny(name), temp.path().join(format!("{name}.gguf")));

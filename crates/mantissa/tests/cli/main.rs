@@ -24,6 +24,7 @@ mod frame;
 mod fused;
 mod gguf_architectures;
 mod gguf_forms;
+mod gguf_made;
 mod gguf_source;
 mod gguf_types;
 mod help;

@@ -81,6 +81,33 @@ fn ten_recipes_are_rebuilt_bit_for_bit() {
     }
 }
 
+/// Sources that a GGUF file presents otherwise than a folder: a model whose factors are multiplied into the weights, and the
+/// file made of it.
+#[test]
+fn outputs_of_gguf_sources_are_rebuilt() {
+    let temp = TempDir::new().unwrap();
+    let (model, file) = (temp.path().join("m"), temp.path().join("s.gguf"));
+    fs::create_dir(&model).unwrap();
+    let tiny = root().join("tests/data/tiny/falcon-h1");
+    let mut config: Value =
+        serde_json::from_str(&fs::read_to_string(tiny.join("config.json")).unwrap()).unwrap();
+    config["time_step_limit"] = json!([0.0, {"__float__": "Infinity"}]);
+    fs::write(model.join("config.json"), config.to_string()).unwrap();
+    fs::copy(tiny.join("model.safetensors"), model.join("model.safetensors")).unwrap();
+    for (source, recipe, format, made, again) in [
+        (&model, "rtn-f32", "gguf", "s.gguf", "s2.gguf"),
+        (&file, "rtn-q8_0", "gguf", "q.gguf", "q2.gguf"),
+        (&file, "rtn-int8-channel", "compressed-tensors", "c", "c2"),
+    ] {
+        let [made, again] = [made, again].map(|name| temp.path().join(name));
+        let line = ["quantize", text(source), "--recipe", recipe, "--format", format, "--out", text(&made)];
+        succeed(&[&line[..], &["--quiet"]].concat());
+        let line = ["rebuild", text(&made), "--source", text(source), "--out", text(&again), "--json"];
+        let found = report(&[&line[..], &["--quiet"]].concat());
+        assert_eq!(found["identical"], true, "{recipe} {format}: {found}");
+    }
+}
+
 #[test]
 fn what_fit_found_and_what_was_chosen_are_rebuilt() {
     let temp = TempDir::new().unwrap();

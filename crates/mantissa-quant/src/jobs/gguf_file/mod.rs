@@ -191,6 +191,10 @@ impl Run<'_, '_> {
             let bytes: Vec<u8> = factors.iter().flat_map(|f| f.to_le_bytes()).collect();
             self.writer.write(name, &bytes)?;
         }
+        for spec in &self.layout.unread {
+            let len = usize::try_from(spec.byte_len().unwrap_or(0)).unwrap_or(0);
+            self.writer.write(&spec.name, &vec![0; len])?;
+        }
         Ok((reports, tensors))
     }
 

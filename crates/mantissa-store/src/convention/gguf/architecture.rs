@@ -8,6 +8,7 @@ use std::fmt;
 use mantissa_num::nearest_list;
 
 use super::order::RowOrder;
+use super::streams::FixedStreams;
 use super::table::TABLE;
 
 /// An architecture of GGUF that is read and written. Two are equal when their names are.
@@ -86,6 +87,8 @@ pub struct Architecture {
     pub growth: Option<[f32; 3]>,
     /// True if layers differ in heads, width of the MLP and keys, and have embeddings of their own (Gemma 4).
     pub by_layer: bool,
+    /// Sizes of parallel streams of states (Gemma 3n).
+    pub streams: Option<FixedStreams>,
     /// True if a tokenizer with spaces as a character keeps its merges (`gemma4`).
     pub merged_tokens: bool,
     /// True if scores are not divided.
@@ -164,6 +167,8 @@ pub enum Recurrence {
     },
     /// Mamba-2 beside attention on the same input, in every layer.
     Parallel,
+    /// Kimi delta attention in layers for which `attention.head_count_kv` lists 0, with the heads of the attention.
+    ChannelDelta,
 }
 
 /// Values of a tensor as a file has them.
@@ -474,6 +479,8 @@ impl Architecture {
     /// Shape in the file of the vector with this Hugging Face name and shape, in a model whose mixers have `groups` groups.
     pub fn stored_shape(&self, hf: &str, shape: &[usize], groups: usize) -> Vec<usize> {
         match *shape {
+            [channels, 1, kernel] if self.recurrence == Recurrence::ChannelDelta => vec![channels, 1, kernel],
+            [1, 1, heads, 1] => vec![heads, 1],
             [channels, 1, kernel] => vec![channels, kernel],
             [heads] if self.columns_of_heads && [".A_log", ".D"].iter().any(|end| hf.ends_with(end)) => {
                 vec![heads, 1]

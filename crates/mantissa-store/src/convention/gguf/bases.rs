@@ -57,6 +57,7 @@ pub(super) const PLAIN: Architecture = Architecture {
     chunk: None,
     growth: None,
     by_layer: false,
+    streams: None,
     merged_tokens: false,
     unscaled: false,
     one_epsilon: &[],

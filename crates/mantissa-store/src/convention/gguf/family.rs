@@ -266,6 +266,10 @@ impl Reader<'_> {
                 let found = groups.unwrap_or(0).to_string();
                 return Err(self.metadata.fault(&key, found, "1 with softmax scores, or no such key"));
             }
+            0 | 1 if softmax.is_empty() => {
+                let found = self.metadata.uint(&key)?.map_or("none".to_owned(), |found| found.to_string());
+                return Err(self.metadata.fault(&key, found, "2 (sigmoid)"));
+            }
             0 | 1 => {
                 config.insert("model_type".into(), json!(softmax));
                 config.insert("topk_method".into(), json!("greedy"));
@@ -354,6 +358,7 @@ impl Reader<'_> {
         if row.by_layer {
             self.put_by_layer(config)?;
         }
+        self.put_streams(config)?;
         self.put_recurrence(config)
     }
 

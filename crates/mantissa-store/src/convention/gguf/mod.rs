@@ -15,6 +15,7 @@ mod names;
 mod order;
 mod read;
 mod recurrent;
+mod streams;
 mod table;
 mod write;
 
@@ -30,6 +31,7 @@ pub use dense::DenseTensor;
 pub use joined::{Joined, JoinedPart};
 pub use names::{Place, hf_name, place, stored_name};
 pub use order::{DeltaHeads, Moved, RowOrder, to_gguf_order, to_hf_order};
+pub use streams::FixedStreams;
 pub use write::{Sizes, block_type, has_factor, metadata, specs, tensors};
 
 use mantissa_num::{Quantized, Scheme};

@@ -31,7 +31,7 @@ const TOP: [(&str, &str); 19] = [
 const LAYERS: [&str; 5] = ["model.layers.", "gpt_neox.layers.", "transformer.h.", "h.", "backbone.layers."];
 
 /// Tensors of a layer that are not a module's weight or bias.
-const VECTORS: [(&str, &str); 18] = [
+const VECTORS: [(&str, &str); 22] = [
     ("self_attn.sinks", "attn_sinks.weight"),
     ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
     ("mlp.e_score_correction_bias", "exp_probs_b.bias"),
@@ -41,6 +41,7 @@ const VECTORS: [(&str, &str); 18] = [
     ("router.scale", "ffn_gate_inp.scale"),
     ("router.per_expert_scale", "ffn_down_exps.scale"),
     ("feed_forward.expert_bias", "exp_probs_b.bias"),
+    ("altup.correct_output_scale", "altup_correct_scale.weight"),
     ("linear_attn.A_log", "ssm_a"),
     ("linear_attn.dt_bias", "ssm_dt.bias"),
     ("mamba.A_log", "ssm_a"),
@@ -48,12 +49,15 @@ const VECTORS: [(&str, &str); 18] = [
     ("mamba.dt_bias", "ssm_dt.bias"),
     ("mixer.gate.e_score_correction_bias", "exp_probs_b.bias"),
     ("mixer.A_log", "ssm_a"),
+    ("self_attn.A_log", "ssm_a"),
+    ("self_attn.dt_bias", "ssm_dt.bias"),
+    ("block_sparse_moe.gate.e_score_correction_bias", "exp_probs_b.bias"),
     ("mixer.D", "ssm_d"),
     ("mixer.dt_bias", "ssm_dt.bias"),
 ];
 
 /// Modules of a layer and their names in GGUF. If two modules share a name, the first is Llama's.
-const LAYER: [(&str, &str); 116] = [
+const LAYER: [(&str, &str); 135] = [
     ("input_layernorm", "attn_norm"),
     ("post_attention_layernorm", "ffn_norm"),
     ("self_attn.q_proj", "attn_q"),
@@ -120,6 +124,13 @@ const LAYER: [(&str, &str); 116] = [
     ("per_layer_input_gate", "inp_gate"),
     ("per_layer_projection", "proj"),
     ("post_per_layer_input_norm", "post_norm"),
+    ("altup.modality_router", "altup_router"),
+    ("altup.router_norm", "altup_router_norm"),
+    ("altup.prediction_coefs", "altup_predict_coef"),
+    ("altup.correction_coefs", "altup_correct_coef"),
+    ("laurel.linear_left", "laurel_l"),
+    ("laurel.linear_right", "laurel_r"),
+    ("laurel.post_laurel_norm", "laurel_post_norm"),
     ("operator_norm", "attn_norm"),
     ("ffn_norm", "ffn_norm"),
     ("self_attn.q_layernorm", "attn_q_norm"),
@@ -161,6 +172,18 @@ const LAYER: [(&str, &str); 116] = [
     ("mixer.shared_experts.down_proj", "ffn_down_shexp"),
     ("mixer.fc1_latent_proj", "ffn_latent_down"),
     ("mixer.fc2_latent_proj", "ffn_latent_up"),
+    ("self_attn.q_conv1d", "ssm_conv1d_q"),
+    ("self_attn.k_conv1d", "ssm_conv1d_k"),
+    ("self_attn.v_conv1d", "ssm_conv1d_v"),
+    ("self_attn.f_a_proj", "ssm_f_a"),
+    ("self_attn.f_b_proj", "ssm_f_b"),
+    ("self_attn.b_proj", "ssm_beta"),
+    ("self_attn.g_a_proj", "ssm_g_a"),
+    ("self_attn.g_b_proj", "ssm_g_b"),
+    ("self_attn.o_norm", "ssm_norm"),
+    ("block_sparse_moe.shared_experts.gate_proj", "ffn_gate_shexp"),
+    ("block_sparse_moe.shared_experts.up_proj", "ffn_up_shexp"),
+    ("block_sparse_moe.shared_experts.down_proj", "ffn_down_shexp"),
     ("linear_attn.in_proj_qkvz", "ssm_in"),
     ("linear_attn.in_proj_qkv", "attn_qkv"),
     ("linear_attn.in_proj_z", "attn_gate"),
@@ -174,6 +197,12 @@ const LAYER: [(&str, &str); 116] = [
 
 /// Modules of a layer that hold experts, before `experts`.
 const MIXTURES: [&str; 5] = ["mlp.", "block_sparse_moe.", "feed_forward.", "mixer.", ""];
+
+/// Projections to parallel streams of states and back, before their numbers: one tensor in GGUF has all of them.
+const STREAMS: [(&str, &str); 2] = [
+    ("model.altup_projections.", "altup_proj.weight"),
+    ("model.altup_unembed_projections.", "altup_unembd_proj.weight"),
+];
 
 /// Name of the norm that follows the attention (Gemma 2 and 3, OLMo 2, EXAONE 4.0) or is called so (gpt-oss, Seed-OSS).
 const AFTER_ATTENTION: (&str, &str) = ("post_attention_layernorm", "post_attention_norm");
@@ -193,7 +222,7 @@ const EXPERT: [(&str, &str); 6] = [
 pub struct Place {
     /// The GGUF tensor.
     pub tensor: String,
-    /// Index along the outermost dimension, for experts stacked as `[experts, rows, cols]`.
+    /// Index along the outermost dimension, for experts stacked as `[experts, rows, cols]`, and projections of streams.
     pub expert: Option<usize>,
     /// 0 for the gate and 1 for the up-projection of an expert, in a tensor that has them one after the other,
     /// `[experts, 2 · rows, cols]`.
@@ -281,6 +310,13 @@ pub fn place(hf: &str) -> Option<Place> {
         return Some(Place::whole(tensor));
     }
     let module = hf.strip_suffix(".weight")?;
+    if let Some((number, stored)) =
+        STREAMS.iter().find_map(|(prefix, stored)| Some((module.strip_prefix(prefix)?, stored)))
+    {
+        let stream: usize = number.parse().ok()?;
+        let canonical = stream.to_string() == number;
+        return canonical.then(|| Place { tensor: (*stored).to_owned(), expert: Some(stream), half: None });
+    }
     let (layer, module) = layer(LAYERS.iter().find_map(|prefix| module.strip_prefix(prefix))?)?;
     let expert =
         MIXTURES.iter().find_map(|mixture| module.strip_prefix(mixture)?.strip_prefix("experts."))?;

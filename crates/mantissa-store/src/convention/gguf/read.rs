@@ -279,9 +279,12 @@ impl Model {
             let stored = self
                 .architecture
                 .map_or_else(|| shape.to_vec(), |row| row.stored_shape(name, shape, self.groups));
-            // ggml drops outer dimensions of 1; it adds none.
-            let outer = stored.iter().take(stored.len().saturating_sub(1)).take_while(|&&n| n == 1).count();
-            if tensor.shape != stored && tensor.shape != stored[outer..] {
+            // ggml drops outer dimensions of 1, and a converter may add them.
+            let inner = |shape: &[usize]| {
+                let outer = shape.iter().take(shape.len().saturating_sub(1)).take_while(|&&n| n == 1).count();
+                shape[outer..].to_vec()
+            };
+            if inner(&tensor.shape) != inner(&stored) {
                 files.expect_shape(&meta, &stored)?;
             }
             return Ok(Found { tensor, part: (0, 1) });

@@ -99,6 +99,13 @@ impl Reader<'_> {
                 put_types(config, &recurs, "linear_attention");
                 Ok(())
             }
+            Recurrence::ChannelDelta => {
+                self.put_size(config, "linear_num_heads", "attention.head_count")?;
+                self.put_size(config, "linear_head_dim", "kda.head_dim")?;
+                self.put_size(config, "linear_conv_kernel_dim", "ssm.conv_kernel")?;
+                put_types(config, &recurs, "linear_attention");
+                Ok(())
+            }
             Recurrence::ShortConvolution => {
                 self.put_size(config, "conv_L_cache", "shortconv.l_cache")?;
                 config.insert("block_auto_adjust_ff_dim".into(), json!(false));

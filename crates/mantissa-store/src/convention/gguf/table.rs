@@ -12,6 +12,7 @@ use super::bases::{
     ATTENTION_BIAS, COHERE2, DEEPSEEK2, GEMMA, GEMMA2, GRANITE, GRANITE_HYBRID, LFM2, MLP_BIAS, NEMOTRON_H,
     PLAIN, QKV, QWEN3_NEXT,
 };
+use super::streams::GEMMA3N;
 
 /// Every architecture.
 pub(super) static TABLE: &[Architecture] = &[
@@ -288,6 +289,19 @@ pub(super) static TABLE: &[Architecture] = &[
         local_theta: LocalTheta::Default(10_000.0),
         ..GEMMA2
     },
+    // Norms without the 1.
+    Architecture {
+        name: "gemma3n",
+        model_types: &["gemma3n_text"],
+        norms_plus_one: false,
+        keys: &["final_logit_softcapping"],
+        biases: &[ATTENTION_BIAS],
+        windows: Windows::Listed { period: 5 },
+        local_theta: LocalTheta::Default(10_000.0),
+        streams: Some(GEMMA3N),
+        unscaled: true,
+        ..GEMMA2
+    },
     // Norms without the 1. The divisors of frequencies are those of layers without a window, of which a part of the head is
     // not rotated; a layer without a projection to values takes its keys.
     Architecture {
@@ -393,6 +407,25 @@ pub(super) static TABLE: &[Architecture] = &[
         ..PLAIN
     },
     DEEPSEEK2,
+    // Kimi delta attention in most layers, latent attention without position embedding in the others.
+    Architecture {
+        name: "kimi-linear",
+        model_types: &["kimi_linear"],
+        one_epsilon: &["kimi_linear"],
+        renamed: &[
+            ("max_position_embeddings", "model_max_length"),
+            ("num_experts_per_tok", "num_experts_per_token"),
+            ("norm_topk_prob", "moe_renormalize"),
+            ("n_group", "num_expert_group"),
+            ("n_routed_experts", "num_experts"),
+            ("n_shared_experts", "num_shared_experts"),
+        ],
+        tied: Presence::Absent,
+        unrotated: Unrotated::All,
+        recurrence: Recurrence::ChannelDelta,
+        experts: Experts::Grouped { softmax: "" },
+        ..DEEPSEEK2
+    },
     // An indexer chooses the tokens that a query attends to.
     Architecture {
         name: "deepseek32",

@@ -134,6 +134,13 @@ fn experts_are_parts_of_one_tensor() {
     ] {
         assert_eq!(place(hf), Some(Place { tensor: stored.into(), expert: Some(expert), half: None }));
     }
+    for (hf, stored, stream) in [
+        ("model.altup_projections.0.weight", "altup_proj.weight", 0),
+        ("model.language_model.altup_unembed_projections.2.weight", "altup_unembd_proj.weight", 2),
+    ] {
+        assert_eq!(place(hf), Some(Place { tensor: stored.into(), expert: Some(stream), half: None }));
+    }
+    assert_eq!(place("model.altup_projections.01.weight"), None);
     for odd in ["mlp.experts.01.up_proj", "mlp.experts.1.w1x", "attn.experts.1.w1", "mlp.experts.up_proj"] {
         assert_eq!(place(&format!("model.layers.1.{odd}.weight")), None, "{odd}");
     }

@@ -87,7 +87,15 @@ impl Inventory {
             && let Some(gguf) = files.gguf()
         {
             let own = |name: &str| gguf.architecture().is_some_and(|found| found.is_own_scale(name));
-            let entry = |tensor: &GgufTensor| of_gguf(tensor, own(&tensor.name));
+            // Keys and values that no layer reads are not parameters of the model.
+            let unread = config.map(ModelConfig::unread).unwrap_or_default();
+            let unread: HashSet<String> =
+                unread.iter().filter_map(|(name, _)| Some(gguf.place(name)?.tensor)).collect();
+            let entry = |tensor: &GgufTensor| {
+                let entry = of_gguf(tensor, own(&tensor.name));
+                let parameters = if unread.contains(&tensor.name) { 0 } else { entry.parameters };
+                Entry { parameters, ..entry }
+            };
             return Ok(Inventory { entries: gguf.tensors().iter().map(entry).collect() });
         }
         let checkpoint = model.checkpoint();
