@@ -5,6 +5,7 @@
 //! requires.
 
 mod architecture;
+mod compressed;
 mod factors;
 pub(crate) mod layout;
 mod limits;
@@ -113,6 +114,7 @@ impl Layout {
             tensors: Vec::new(),
             casts: Vec::new(),
             joined: Vec::new(),
+            integers: Vec::new(),
             architecture,
             order: order_of(architecture, config),
             rope_factors: rope_factors(architecture, config),
@@ -176,6 +178,13 @@ impl Layout {
                 return Err(fault(source, &info.name, scheme.to_string(), expected));
             }
             return adding.declare(&mut self.tensors, &place, ty, &info, factor);
+        }
+        if let Role::Vector { kind, .. } = info.role
+            && kind.is_integer()
+        {
+            adding.declare(&mut self.tensors, &place, GgmlType::I32, &info, false)?;
+            self.integers.push((info, place.tensor));
+            return Ok(());
         }
         // All other tensors are cast when the file is written.
         let scheme = of_type.map_or_else(|| cast_scheme(source, (job, weights), config, &info), Ok)?;
@@ -296,7 +305,12 @@ fn cast_scheme(
         (
             Role::Side {
                 kind:
-                    SideKind::EnterStream(_)
+                    SideKind::OutputGroups
+                    | SideKind::BlockValues
+                    | SideKind::BlockGate
+                    | SideKind::IndexBlockValues
+                    | SideKind::IndexBlockGate
+                    | SideKind::EnterStream(_)
                     | SideKind::LeaveStream(_)
                     | SideKind::LaurelLeft
                     | SideKind::LaurelRight,

@@ -6,10 +6,12 @@ use mantissa_model::config::{Experts, Latent, NormPlaces, Recurrent, Scores};
 use mantissa_model::rope::{Rope, RopeScaling};
 use mantissa_model::{Activation, ModelConfig};
 use mantissa_store::convention::gguf::{
-    Architecture, GgufExperts, Indexers, LONG_ROPE, LocalTheta, ROPE_FACTORS, Sizes, UNROTATED, Windows, Yarn,
+    Architecture, GgufExperts, Indexers, LONG_ROPE, LocalTheta, ROPE_FACTORS, Recurrence, Sizes, UNROTATED,
+    Windows, Yarn,
 };
 use mantissa_store::gguf::{Value, ValueType};
 
+use super::compressed::put_compressed;
 use super::limits::{expert_step, is_window_period, window_period};
 use super::recurrent::put_recurrence;
 use super::streams::put_streams;
@@ -133,7 +135,8 @@ pub(super) fn family_metadata(row: &Architecture, config: &ModelConfig) -> Vec<(
         LocalTheta::Default(theta) => theta,
         _ => config.rope.theta,
     };
-    if let Some(local) = config.local_rope.as_ref().filter(|local| local.theta != default) {
+    let local = config.local_rope.as_ref().filter(|_| row.recurrence != Recurrence::Compressed);
+    if let Some(local) = local.filter(|local| local.theta != default) {
         keys.put("rope.freq_base_swa", Value::F32(local.theta as f32));
     }
     if let Some(clip) = config.clip_qkv {
@@ -156,6 +159,7 @@ pub(super) fn family_metadata(row: &Architecture, config: &ModelConfig) -> Vec<(
         put_by_layer(&mut keys, config);
     }
     put_streams(&mut keys, config);
+    put_compressed(&mut keys, row, config);
     put_recurrence(&mut keys, row, config);
     if row.parallel_key {
         keys.put("use_parallel_residual", Value::Bool(config.norm_places == NormPlaces::Parallel));

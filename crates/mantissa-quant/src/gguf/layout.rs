@@ -16,6 +16,8 @@ pub(crate) struct Layout {
     pub(crate) tensors: Vec<GgufTensorSpec>,
     pub(crate) casts: Vec<Cast>,
     pub(crate) joined: Vec<JoinedCast>,
+    /// Tables of integers, with the names of their tensors.
+    pub(crate) integers: Vec<(TensorInfo, String)>,
     pub(crate) architecture: &'static Architecture,
     pub(crate) order: RowOrder,
     /// Rotary factors by the name of their tensor.

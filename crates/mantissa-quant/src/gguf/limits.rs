@@ -6,7 +6,9 @@ use mantissa_model::config::{Experts, HeadNorms, Latent, LimitedSwiglu, NormForm
 use mantissa_model::rope::{RopeScaling, Yarn, yarn_mscale};
 use mantissa_model::{Activation, ModelConfig};
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::convention::gguf::{self, Architecture, GgufExperts, Presence, Unrotated, Windows};
+use mantissa_store::convention::gguf::{
+    self, Architecture, GgufExperts, Presence, Recurrence, Unrotated, Windows,
+};
 
 use super::layout::fault;
 use crate::error::Result;
@@ -34,6 +36,7 @@ pub(super) fn architecture(source: &ModelFiles, config: &ModelConfig) -> Result<
     limits.check_latent()?;
     limits.check_by_layer()?;
     limits.check_streams()?;
+    limits.check_compressed()?;
     limits.check_recurrence()?;
     Ok(row)
 }
@@ -63,7 +66,8 @@ impl Limits<'_> {
     /// Refuses windows that llama.cpp does not have, or has on other layers.
     fn check_windows(&self) -> Result<()> {
         let config = self.config;
-        if matches!(self.row.windows, Windows::Listed { .. }) {
+        let everywhere = self.row.recurrence == Recurrence::Compressed;
+        if everywhere || matches!(self.row.windows, Windows::Listed { .. }) {
             return Ok(());
         }
         if let Windows::Periodic { period, stated, .. } = self.row.windows
@@ -103,6 +107,9 @@ impl Limits<'_> {
                 experts.count.to_string(),
                 "none in this architecture of llama.cpp",
             );
+        }
+        if form == GgufExperts::Hashed {
+            return self.check_hashed(experts);
         }
         if let (Some(limited), Some((alpha, limit))) = (experts.limited, self.row.swiglu)
             && limited != (LimitedSwiglu { alpha, limit, offset: 1.0 })
@@ -349,7 +356,11 @@ impl Limits<'_> {
             gguf::Yarn::Ratio => yarn_mscale(yarn.factor, yarn.mscale_all_dim),
             _ => 1.0,
         };
-        let expected = if multiplier { 1.0 } else { yarn_mscale(yarn.factor, 1.0) / of_all };
+        let expected = if multiplier || self.row.yarn == gguf::Yarn::Unscaled {
+            1.0
+        } else {
+            yarn_mscale(yarn.factor, 1.0) / of_all
+        };
         let same = (yarn.attention_factor - expected).abs() < 1e-6 * expected
             && (!multiplier || yarn.mscale_all_dim != 0.0)
             && yarn.truncate == (self.row.yarn != gguf::Yarn::Untruncated);

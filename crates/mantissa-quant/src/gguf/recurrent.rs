@@ -51,7 +51,10 @@ pub(super) fn put_recurrence(keys: &mut Keys, row: &Architecture, config: &Model
         }
         _ => {}
     }
-    if !matches!(row.recurrence, Recurrence::GatedDelta { .. } | Recurrence::Parallel) {
+    if !matches!(
+        row.recurrence,
+        Recurrence::GatedDelta { .. } | Recurrence::Parallel | Recurrence::Compressed
+    ) {
         // llama.cpp counts one head of keys and values in latent attention.
         let own = if config.latent.is_some() { 1 } else { config.num_key_value_heads };
         let heads = |mixing: &Mixing| if mixing.attends() { own } else { 0 };

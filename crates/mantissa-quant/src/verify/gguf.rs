@@ -6,7 +6,7 @@ use std::path::Path;
 
 use mantissa_kernels::{kernels, map_reduce_fixed};
 use mantissa_model::config::DenseMlp;
-use mantissa_model::{LoadError, ModelConfig, TensorInfo, WeightSource};
+use mantissa_model::{LoadError, ModelConfig, Role, TensorInfo, WeightSource};
 use mantissa_num::Quantized;
 use mantissa_store::convention::gguf::{self, Architecture, Stored, place};
 use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
@@ -415,6 +415,9 @@ impl TensorCheck<'_> {
             found.faults.push(format!("{stored}: expected dimensions {dims:?}, got {got:?}"));
             return Ok(());
         }
+        if matches!(self.info.role, Role::Vector { kind, .. } if kind.is_integer()) {
+            return self.run_integers(found);
+        }
         let (rows, cols) = matrix(shape);
         let ordinary = Ordinary::open(self.files, stored.clone(), tensor, self.info)?;
         let source = self.source.map(|source| self.dense(source)).transpose()?;
@@ -435,6 +438,24 @@ impl TensorCheck<'_> {
             if self.bounded && all.worst.ratio > 1.0 {
                 found.faults.push(all.worst.text(name));
             }
+        }
+        Ok(())
+    }
+
+    /// Compares a table of integers between the readers, and with the source.
+    fn run_integers(&self, found: &mut Verification) -> Result<()> {
+        let TensorInfo { name, shape, .. } = self.info;
+        let (rows, cols) = matrix(shape);
+        let ours = self.model.whole(name, rows, cols).map_err(|e| self.read_error(e))?;
+        let theirs = self.files.integers(name, shape)?;
+        if ours.iter().zip(&theirs).any(|(a, b)| f64::from(*a) != f64::from(*b)) {
+            found.faults.push(format!("{name}: the readers find other integers"));
+        }
+        found.weights += 1;
+        let Some(source) = self.source else { return Ok(()) };
+        found.compared += 1;
+        if source.integers(name, shape)? != theirs {
+            found.faults.push(format!("{name}: other integers than in the source"));
         }
         Ok(())
     }

@@ -255,7 +255,7 @@ impl ModelFiles {
     /// [`Error::NoTensor`], or [`Error::Field`] for another dtype or shape, or a value out of range.
     pub fn integers(&self, name: &str, shape: &[usize]) -> Result<Vec<u32>> {
         let meta = self.check_integers(name, shape)?;
-        let bytes = self.checkpoint.read(name)?;
+        let bytes = self.checkpoint.read(&meta.name)?;
         let values: Vec<i64> = match meta.dtype {
             Dtype::I64 => bytes.as_chunks().0.iter().map(|b| i64::from_le_bytes(*b)).collect(),
             _ => bytes.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b).into()).collect(),
@@ -272,7 +272,10 @@ impl ModelFiles {
     /// # Errors
     /// As there.
     pub fn check_integers(&self, name: &str, shape: &[usize]) -> Result<&TensorMeta> {
-        let meta = self.meta(name)?;
+        // A GGUF file has a name of its own for it.
+        let stored = self.gguf().filter(|_| self.checkpoint.get(name).is_none());
+        let place = stored.and_then(|model| model.place(name));
+        let meta = self.meta(place.as_ref().map_or(name, |place| &place.tensor))?;
         self.expect_shape(meta, shape)?;
         match meta.dtype {
             Dtype::I64 | Dtype::I32 => Ok(meta),

@@ -145,7 +145,7 @@ impl BlockType {
         self.block().0 > 1
     }
 
-    /// True if [`Blocks`] decodes the type: all but integers and f64.
+    /// True if [`Blocks`] decodes the type: all but f64 and integers of other than 32 bits.
     pub fn is_decoded(self) -> bool {
         layout(self).is_some()
     }
@@ -183,6 +183,8 @@ fn floats(ty: BlockType) -> Option<Layout> {
     let of = |elements, bytes, decode| Some(Layout { elements, bytes, decode });
     match ty {
         BlockType::F32 => of(1, 4, |_, b, out| out[0] = f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+        // Numbers of experts, which f32 holds.
+        BlockType::I32 => of(1, 4, |_, b, out| out[0] = i32::from_le_bytes([b[0], b[1], b[2], b[3]]) as f32),
         BlockType::F16 => of(1, 2, |all, b, out| out[0] = all.half(b, 0)),
         BlockType::BF16 => of(1, 2, |_, b, out| out[0] = f32::from_le_bytes([0, 0, b[0], b[1]])),
         BlockType::MXFP4 => of(32, 17, |_, b, out| {

@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::doctor::never_accused;
-use crate::gguf_made::{gemma3n, kimi_linear, resized};
+use crate::gguf_made::{deepseek_v4, gemma3n, kimi_linear, resized};
 use crate::inspect::complete;
 use crate::main_job::{tiny, windows};
-use crate::support::{File, fail, json as run, le, succeed, text, write};
+use crate::support::{File, fail, json as run, succeed, text, write};
 
 /// Copies the committed model `name` with `edits` of its config for features that llama.cpp does not compute.
 fn model(dir: &Path, name: &str, edits: &Value) -> PathBuf {
@@ -256,6 +256,7 @@ fn every_architecture_is_written_with_the_same_logits() {
         ("glm-dsa", indexed(dir, "glm-moe-dsa-sparse")),
         ("nemotron_h_moe", model(dir, "nemotron-h-latent", &none)),
         ("gemma3n", gemma3n(&dir.join("gemma3n"), 64)),
+        ("deepseek4", deepseek_v4(&dir.join("deepseek-v4"))),
         ("kimi-linear", kimi_linear(&dir.join("kimi-linear"))),
         ("jamba", model(dir, "jamba-wide", &none)),
         ("falcon-h1", model(dir, "falcon-h1", &json!({"time_step_limit": [0.0, {"__float__": "Infinity"}]}))),
@@ -360,6 +361,7 @@ fn features_beyond_llama_cpp_are_refused_by_field() {
         ("jamba", "mamba_expand"),
         ("gemma3n", "altup_num_inputs"),
         ("kimi-linear", "linear_num_heads"),
+        ("deepseek-v4", "hc_mult"),
         ("nemotron-h", "time_step_min"),
     ] {
         let (model, out) = (tiny(name), temp.path().join(format!("{name}.gguf")));

@@ -150,3 +150,28 @@ pub fn kimi_linear(out: &Path) -> PathBuf {
         if mixer { shape.iter().map(grown).collect() } else { shape.to_vec() }
     })
 }
+
+/// A DeepSeek-V4 with the streams, the tokens of an entry and the width of index keys that llama.cpp has.
+pub fn deepseek_v4(out: &Path) -> PathBuf {
+    let rates = json!({"compressed_sparse_attention": 4, "heavily_compressed_attention": 128});
+    let edits = json!({"hc_mult": 4, "index_head_dim": 64, "compress_rates": rates});
+    resized(out, "deepseek-v4", &edits, |name, shape| {
+        let resized: [(&str, &[usize]); 13] = [
+            ("hc_attn_fn", &[24, 128]),
+            ("hc_attn_base", &[24]),
+            ("hc_ffn_fn", &[24, 128]),
+            ("hc_ffn_base", &[24]),
+            ("hc_head.hc_fn", &[4, 128]),
+            ("hc_head.hc_base", &[4]),
+            ("layers.1.attn.compressor.ape", &[128, 8]),
+            ("layers.2.attn.compressor.ape", &[4, 16]),
+            ("indexer.wq_b.weight", &[512, 10]),
+            ("indexer.compressor.ape", &[4, 128]),
+            ("indexer.compressor.wkv.weight", &[128, 32]),
+            ("indexer.compressor.wgate.weight", &[128, 32]),
+            ("indexer.compressor.norm.weight", &[64]),
+        ];
+        let found = resized.iter().find(|(end, _)| name.ends_with(end));
+        found.map_or(shape.to_vec(), |(_, shape)| shape.to_vec())
+    })
+}

@@ -191,6 +191,11 @@ impl Run<'_, '_> {
             let bytes: Vec<u8> = factors.iter().flat_map(|f| f.to_le_bytes()).collect();
             self.writer.write(name, &bytes)?;
         }
+        for (info, stored) in &self.layout.integers {
+            let values = self.source.integers(&info.name, &info.shape)?;
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            self.writer.write(stored, &bytes)?;
+        }
         for spec in &self.layout.unread {
             let len = usize::try_from(spec.byte_len().unwrap_or(0)).unwrap_or(0);
             self.writer.write(&spec.name, &vec![0; len])?;

@@ -167,6 +167,8 @@ pub enum Recurrence {
     },
     /// Mamba-2 beside attention on the same input, in every layer.
     Parallel,
+    /// Compressed attention in every layer (DeepSeek-V4).
+    Compressed,
     /// Kimi delta attention in layers for which `attention.head_count_kv` lists 0, with the heads of the attention.
     ChannelDelta,
 }
@@ -313,6 +315,8 @@ pub enum Yarn {
     Standard,
     /// A key states the multiplier of the logarithm in the factor of scores (DeepSeek).
     Multiplier,
+    /// Rotated values keep their length (DeepSeek-V4).
+    Unscaled,
     /// The ends of the ramp are not rounded (gpt-oss).
     Untruncated,
     /// The factor of angles is divided by that with a multiplier of the logarithm, which a key states (Ministral 3).
@@ -404,6 +408,8 @@ pub enum Experts {
         /// Field of the width of the latent.
         latent: &'static str,
     },
+    /// Experts in every layer, in the first ones chosen by the token, with a shared one and a clamped SwiGLU (DeepSeek-V4).
+    Hashed,
     /// Experts beside the MLP of every layer, in some models (Gemma 4).
     Beside {
         /// Field that is true in models with experts.

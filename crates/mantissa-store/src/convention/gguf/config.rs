@@ -293,7 +293,8 @@ impl Reader<'_> {
     }
 
     fn notes(&self) -> Result<Vec<String>> {
-        if self.architecture.has_windows(small(self.layers()?.unwrap_or(0))) {
+        let everywhere = self.architecture.recurrence == Recurrence::Compressed;
+        if everywhere || self.architecture.has_windows(small(self.layers()?.unwrap_or(0))) {
             return Ok(Vec::new());
         }
         let window = self.uint("attention.sliding_window")?.filter(|&n| n > 0);

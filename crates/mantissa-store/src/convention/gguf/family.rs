@@ -118,6 +118,7 @@ impl Reader<'_> {
                 own.map(|own| config.insert(width.into(), json!(own)));
                 Ok(())
             }
+            Experts::Hashed => self.put_hashed_experts(config, count, own),
             Experts::Averaged { .. } => self.put_averaged_experts(config, form, count, own),
             Experts::BesideShared { count: field, shared } => {
                 config.insert(field.into(), json!(count));

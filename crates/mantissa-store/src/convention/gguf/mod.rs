@@ -7,6 +7,7 @@
 mod architecture;
 mod bases;
 mod by_layer;
+mod compressed;
 mod config;
 mod dense;
 mod family;

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use super::Architecture;
 
-const TOP: [(&str, &str); 19] = [
+const TOP: [(&str, &str); 22] = [
     ("model.embed_tokens", "token_embd"),
     ("model.norm", "output_norm"),
     ("lm_head", "output"),
@@ -25,13 +25,27 @@ const TOP: [(&str, &str); 19] = [
     ("model.embedding_norm", "token_embd_norm"),
     ("backbone.embeddings", "token_embd"),
     ("backbone.norm_f", "output_norm"),
+    ("embed", "token_embd"),
+    ("norm", "output_norm"),
+    ("head", "output"),
+];
+
+/// Tensors outside the layers that are not a module's weight or bias.
+const TOP_VECTORS: [(&str, &str); 6] = [
+    ("model.hc_head.hc_fn", "output_hc_fn.weight"),
+    ("model.hc_head.hc_base", "output_hc_base.weight"),
+    ("model.hc_head.hc_scale", "output_hc_scale.weight"),
+    ("hc_head_fn", "output_hc_fn.weight"),
+    ("hc_head_base", "output_hc_base.weight"),
+    ("hc_head_scale", "output_hc_scale.weight"),
 ];
 
 /// Prefixes of the names of a layer's tensors.
-const LAYERS: [&str; 5] = ["model.layers.", "gpt_neox.layers.", "transformer.h.", "h.", "backbone.layers."];
+const LAYERS: [&str; 6] =
+    ["model.layers.", "gpt_neox.layers.", "transformer.h.", "h.", "backbone.layers.", "layers."];
 
 /// Tensors of a layer that are not a module's weight or bias.
-const VECTORS: [(&str, &str); 22] = [
+const VECTORS: [(&str, &str); 33] = [
     ("self_attn.sinks", "attn_sinks.weight"),
     ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
     ("mlp.e_score_correction_bias", "exp_probs_b.bias"),
@@ -48,6 +62,17 @@ const VECTORS: [(&str, &str); 22] = [
     ("mamba.D", "ssm_d"),
     ("mamba.dt_bias", "ssm_dt.bias"),
     ("mixer.gate.e_score_correction_bias", "exp_probs_b.bias"),
+    ("attn.attn_sink", "attn_sinks.weight"),
+    ("attn.compressor.ape", "attn_compressor_ape.weight"),
+    ("attn.indexer.compressor.ape", "indexer_compressor_ape.weight"),
+    ("ffn.gate.bias", "exp_probs_b.bias"),
+    ("ffn.gate.tid2eid", "ffn_gate_tid2eid.weight"),
+    ("hc_attn_fn", "hc_attn_fn.weight"),
+    ("hc_attn_base", "hc_attn_base.weight"),
+    ("hc_attn_scale", "hc_attn_scale.weight"),
+    ("hc_ffn_fn", "hc_ffn_fn.weight"),
+    ("hc_ffn_base", "hc_ffn_base.weight"),
+    ("hc_ffn_scale", "hc_ffn_scale.weight"),
     ("mixer.A_log", "ssm_a"),
     ("self_attn.A_log", "ssm_a"),
     ("self_attn.dt_bias", "ssm_dt.bias"),
@@ -57,7 +82,7 @@ const VECTORS: [(&str, &str); 22] = [
 ];
 
 /// Modules of a layer and their names in GGUF. If two modules share a name, the first is Llama's.
-const LAYER: [(&str, &str); 135] = [
+const LAYER: [(&str, &str); 156] = [
     ("input_layernorm", "attn_norm"),
     ("post_attention_layernorm", "ffn_norm"),
     ("self_attn.q_proj", "attn_q"),
@@ -184,6 +209,27 @@ const LAYER: [(&str, &str); 135] = [
     ("block_sparse_moe.shared_experts.gate_proj", "ffn_gate_shexp"),
     ("block_sparse_moe.shared_experts.up_proj", "ffn_up_shexp"),
     ("block_sparse_moe.shared_experts.down_proj", "ffn_down_shexp"),
+    ("attn_norm", "attn_norm"),
+    ("attn.wq_a", "attn_q_a"),
+    ("attn.wq_b", "attn_q_b"),
+    ("attn.q_norm", "attn_q_a_norm"),
+    ("attn.wkv", "attn_kv"),
+    ("attn.norm", "attn_kv_a_norm"),
+    ("attn.kv_norm", "attn_kv_a_norm"),
+    ("attn.wo_a", "attn_output_a"),
+    ("attn.wo_b", "attn_output_b"),
+    ("attn.compressor.wkv", "attn_compressor_kv"),
+    ("attn.compressor.wgate", "attn_compressor_gate"),
+    ("attn.compressor.norm", "attn_compressor_norm"),
+    ("attn.indexer.wq_b", "indexer.attn_q_b"),
+    ("attn.indexer.weights_proj", "indexer.proj"),
+    ("attn.indexer.compressor.wkv", "indexer_compressor_kv"),
+    ("attn.indexer.compressor.wgate", "indexer_compressor_gate"),
+    ("attn.indexer.compressor.norm", "indexer_compressor_norm"),
+    ("ffn.gate", "ffn_gate_inp"),
+    ("ffn.shared_experts.w1", "ffn_gate_shexp"),
+    ("ffn.shared_experts.w3", "ffn_up_shexp"),
+    ("ffn.shared_experts.w2", "ffn_down_shexp"),
     ("linear_attn.in_proj_qkvz", "ssm_in"),
     ("linear_attn.in_proj_qkv", "attn_qkv"),
     ("linear_attn.in_proj_z", "attn_gate"),
@@ -196,7 +242,7 @@ const LAYER: [(&str, &str); 135] = [
 ];
 
 /// Modules of a layer that hold experts, before `experts`.
-const MIXTURES: [&str; 5] = ["mlp.", "block_sparse_moe.", "feed_forward.", "mixer.", ""];
+const MIXTURES: [&str; 6] = ["mlp.", "block_sparse_moe.", "feed_forward.", "mixer.", "ffn.", ""];
 
 /// Projections to parallel streams of states and back, before their numbers: one tensor in GGUF has all of them.
 const STREAMS: [(&str, &str); 2] = [
@@ -333,6 +379,9 @@ pub fn stored_name(hf: &str) -> Option<String> {
         && let Some((_, stored)) = VECTORS.iter().find(|(name, _)| *name == vector)
     {
         return Some(format!("blk.{layer}.{stored}"));
+    }
+    if let Some((_, stored)) = TOP_VECTORS.iter().find(|(name, _)| *name == hf) {
+        return Some((*stored).to_owned());
     }
     let (module, part) = split(hf)?;
     if let Some((_, stored)) = TOP.iter().find(|(name, _)| *name == module) {

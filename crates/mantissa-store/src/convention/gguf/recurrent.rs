@@ -99,6 +99,7 @@ impl Reader<'_> {
                 put_types(config, &recurs, "linear_attention");
                 Ok(())
             }
+            Recurrence::Compressed => self.put_compressed(config),
             Recurrence::ChannelDelta => {
                 self.put_size(config, "linear_num_heads", "attention.head_count")?;
                 self.put_size(config, "linear_head_dim", "kda.head_dim")?;

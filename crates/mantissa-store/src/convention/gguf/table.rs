@@ -407,6 +407,19 @@ pub(super) static TABLE: &[Architecture] = &[
         ..PLAIN
     },
     DEEPSEEK2,
+    // Streams of states that each half of a layer mixes, attention to a window and to compressed entries.
+    Architecture {
+        name: "deepseek4",
+        model_types: &["deepseek_v4"],
+        tensors: &["exp_probs_b.bias", "attn_sinks.weight"],
+        keys: &["expert_gating_func", "expert_weights_scale"],
+        tied: Presence::Absent,
+        partial: Some("partial_rotary_factor"),
+        yarn: Yarn::Unscaled,
+        recurrence: Recurrence::Compressed,
+        experts: Experts::Hashed,
+        ..PLAIN
+    },
     // Kimi delta attention in most layers, latent attention without position embedding in the others.
     Architecture {
         name: "kimi-linear",
