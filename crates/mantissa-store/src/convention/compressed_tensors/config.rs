@@ -154,8 +154,16 @@ pub(super) enum Target {
 }
 
 /// Names of embedding tables in the supported architectures.
-const EMBEDDINGS: [&str; 7] =
-    ["embed_tokens", "embed_tokens_per_layer", "embed_in", "wte", "wpe", "word_embeddings", "embeddings"];
+const EMBEDDINGS: [&str; 8] = [
+    "embed_tokens",
+    "embed_tokens_per_layer",
+    "embed_in",
+    "wte",
+    "wpe",
+    "word_embeddings",
+    "embeddings",
+    "embed",
+];
 
 impl Target {
     pub(super) fn matches(&self, module: &str) -> bool {
@@ -440,6 +448,17 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    /// DeepSeek-V4 publishes its embedding as `embed`, its head as `head`.
+    #[test]
+    fn embeddings_are_no_linear_layers() {
+        for module in ["model.embed_tokens", "embed", "transformer.wte", "backbone.embeddings"] {
+            assert!(!Target::Linear.matches(module), "{module}");
+        }
+        for module in ["head", "lm_head", "layers.0.attn.wkv", "model.layers.0.mlp.up_proj"] {
+            assert!(Target::Linear.matches(module), "{module}");
+        }
+    }
 
     /// Messages quote the config's own words.
     #[test]
