@@ -26,7 +26,8 @@ impl Examination for Readings {
             Some(reference) => {
                 doctor::against(request.files, reference, &of.windows, request.threads, &|_| {})?
             }
-            None => doctor::examine(request.files, &of.trials.windows, request.threads, &|_| {})?,
+            // The fields of the config have examinations of their own.
+            None => doctor::examine_tensors(request.files, &of.trials.windows, request.threads, &|_| {})?,
         };
         let Some(Fault { tensor, layers, alternative, cause, fix }) = found.fault else {
             return Ok(Vec::new());

@@ -3,10 +3,7 @@
 
 use super::trials::Better;
 use super::{Examination, Examined, Finding, Location, Result};
-
-/// Bases of published models: Llama 1 and 2 and most others, DeepSeek-V3's and Gemma's are the first; Llama 3; Qwen 2 and 3,
-/// Mistral, Gemma 3; Code Llama; Phi-3 and Yi; SmolLM; Llama 4 and Qwen 3-Next.
-const BASES: [f64; 8] = [1e4, 5e5, 1e6, 1e5, 5e4, 5e6, 1e7, 1e3];
+use crate::doctor::settings;
 
 /// Finds another base with which the model predicts better.
 pub(super) struct Base;
@@ -21,17 +18,14 @@ impl Examination for Base {
     }
 
     fn lacks(&self, of: &Examined<'_>) -> Option<&'static str> {
-        // Two bases, or scaled ones, have too many combinations to try.
-        let single = of.config.rotary_dim > 0 && of.config.local_rope.is_none();
-        (!single).then_some("the model has no single rotary base")
+        (!settings::has_base(&of.config)).then_some("the model has no single rotary base")
     }
 
     fn findings(&self, of: &Examined<'_>) -> Result<Vec<Finding>> {
         let mut best: Option<(f64, Better)> = None;
-        for base in BASES.into_iter().filter(|base| *base != of.config.rope.theta) {
-            let mut config = of.config.clone();
-            config.rope.theta = base;
-            let score = of.trials.under(of.request.files, &config)?;
+        for setting in settings::bases(&of.config) {
+            let base = setting.value;
+            let score = of.trials.under(of.request.files, &setting.applied(&of.config))?;
             if let Some(better) = of.trials.whole(score.as_ref())
                 && best.as_ref().is_none_or(|(_, known)| better.nll < known.nll)
             {

@@ -65,7 +65,7 @@ impl Alternative {
     }
 
     /// Applies this alternative to codes and scales; `None` if it does not concern them.
-    fn codes(self, q: &Quantized) -> Option<Quantized> {
+    pub(super) fn codes(self, q: &Quantized) -> Option<Quantized> {
         let mut q = match (self, &q.format) {
             (Alternative::NibbleOrder | Alternative::HalfSplit, Format::Codec(id)) => {
                 return self.fields(q, *id);

@@ -6,7 +6,8 @@
 //! scales between layers from damage.
 //!
 //! Without the source ([`examine`]), alternatives are tried on the whole model, then on single layers and
-//! tensors, and judged by the loss on a text. Both run the model one layer at a time.
+//! tensors, and judged by the loss on a text; fields of the config likewise; gate and up also by their signs, zero points by
+//! the mean of the weights. Both run the model one layer at a time.
 //!
 //! A sound model must never be called faulty. Without a source, an alternative counts only if it improves the
 //! loss beyond doubt (see [`Trial::decisive`]); everything else is reported as undecided.
@@ -15,8 +16,11 @@ mod alternative;
 mod change;
 mod compare;
 mod config;
+mod means;
 mod pair;
 pub(crate) mod score;
+pub(crate) mod settings;
+mod signs;
 mod tensors;
 mod tokenizer;
 mod trial;
@@ -28,8 +32,11 @@ use serde::Serialize;
 pub use alternative::{ALTERNATIVES, Alternative, Entry};
 pub use compare::{LayerRow, Whole, against, bytes_against};
 pub(crate) use compare::{check_same_shape, divergence};
+pub use means::Mean;
 pub use score::Gain;
+pub use signs::Lean;
 pub use tensors::TensorRow;
+pub(crate) use trial::examine_tensors;
 pub use trial::{Trial, examine, steps};
 
 /// Result of a diagnosis.
@@ -43,6 +50,12 @@ pub struct Diagnosis {
     pub baseline: Option<Baseline>,
     /// Trials on the text.
     pub trials: Vec<Trial>,
+    /// Signs of gate and up in every layer, if trials on its parts ran.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub signs: Vec<Lean>,
+    /// Means of the weights of tensors with zero points, if trials on parts ran.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub means: Vec<Mean>,
     /// Alternatives that do not apply to this model.
     pub not_applicable: Vec<&'static str>,
     /// End-to-end comparison with the source.

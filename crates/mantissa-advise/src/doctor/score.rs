@@ -163,6 +163,11 @@ impl Gain {
             && self.hits > HITS_ERRORS * self.hits_se
     }
 
+    /// True if the loss falls by more than `errors` standard errors, by however little.
+    pub(crate) fn is_less(&self, errors: f64) -> bool {
+        self.units >= LEAST_UNITS && self.delta < -errors * self.se && self.delta < 0.0
+    }
+
     /// True if the changed part beats a zeroed one. In a model that is broken elsewhere, any change to a
     /// disturbing part improves the loss.
     pub(crate) fn beats_silence(&self) -> bool {

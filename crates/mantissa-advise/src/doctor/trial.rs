@@ -1,5 +1,7 @@
 //! Tries alternatives on a model and judges them by the loss on a text.
 
+mod weights;
+
 use mantissa_eval::Sequence;
 use mantissa_model::{
     Layer, Linear, LinearKind, LoadError, ModelConfig, Role, SourceView, WeightSource, linear_weight,
@@ -10,10 +12,13 @@ use serde::Serialize;
 
 use super::alternative::Unit;
 use super::change::LayerWeights;
+use super::means::Mean;
 use super::score::{Gain, LEAST_UNITS, PART_ERRORS, Score, WHOLE_ERRORS, entropy, with_and_without};
+use super::settings;
+use super::signs::Lean;
 use super::{ALTERNATIVES, Alternative, Baseline, Diagnosis, Entry, Fault, wrong_label};
 use crate::error::AdviseError;
-use crate::run::{Ends, States, silenced, through};
+use crate::run::{Ends, State, States, silenced, through};
 
 type Result<T> = std::result::Result<T, AdviseError>;
 
@@ -53,14 +58,24 @@ pub fn examine(
     progress: &dyn Fn(usize),
 ) -> Result<Diagnosis> {
     let mut tried = Trying::new(files, windows, threads, progress)?;
-    let fault = match tried.everywhere()? {
-        Some(Alternative::OtherBos) => {
-            Some(Fault::of(Alternative::OtherBos, "the first token".to_owned(), Vec::new()))
-        }
-        Some(alternative) => Some(tried.locate(alternative)?),
-        None => tried.in_parts()?,
-    };
-    Ok(tried.diagnosis(fault.or_else(|| wrong_label(files))))
+    tried.everywhere()?;
+    tried.settings()?;
+    tried.finished()
+}
+
+/// As [`examine`], without the fields of the config.
+///
+/// # Errors
+/// As there.
+pub(crate) fn examine_tensors(
+    files: &ModelFiles,
+    windows: &[Sequence],
+    threads: usize,
+    progress: &dyn Fn(usize),
+) -> Result<Diagnosis> {
+    let mut tried = Trying::new(files, windows, threads, progress)?;
+    tried.everywhere()?;
+    tried.finished()
 }
 
 struct Trying<'a> {
@@ -79,6 +94,8 @@ struct Trying<'a> {
     /// Alternatives that change something.
     applicable: Vec<Alternative>,
     trials: Vec<Trial>,
+    signs: Vec<Lean>,
+    means: Vec<Mean>,
 }
 
 /// Alternative applied to the whole model, one layer at a time.
@@ -109,12 +126,59 @@ impl<'a> Trying<'a> {
             base: None,
             applicable: Vec::new(),
             trials: Vec::new(),
+            signs: Vec::new(),
+            means: Vec::new(),
             config,
         })
     }
 
-    /// Tries every alternative on the whole model; returns the decisive one with the largest gain.
-    fn everywhere(&mut self) -> Result<Option<Alternative>> {
+    /// Concludes from the trials on the whole model; without a decisive one, tries its parts.
+    fn finished(mut self) -> Result<Diagnosis> {
+        let best = self.best();
+        let fault = match best.and_then(Alternative::named) {
+            Some(Alternative::OtherBos) => {
+                Some(Fault::of(Alternative::OtherBos, "the first token".to_owned(), Vec::new()))
+            }
+            Some(alternative) => Some(self.locate(alternative)?),
+            None => match best.and_then(settings::named) {
+                Some(setting) => Some(setting.fault()),
+                None => self.in_parts()?,
+            },
+        };
+        let files = self.files;
+        Ok(self.diagnosis(fault.or_else(|| wrong_label(files))))
+    }
+
+    /// Tries fields of the config with the values of published models: on a quarter of the windows first, then on all if
+    /// promising.
+    fn settings(&mut self) -> Result<()> {
+        for setting in settings::of(&self.config) {
+            let config = setting.applied(&self.config);
+            let ends = Ends::load(self.files, &config)?;
+            let run = |windows: &[Sequence]| {
+                let mut states = ends.embed(&config, windows)?;
+                for number in 0..config.num_hidden_layers {
+                    let layer = Layer::load(self.files, &config, number)?;
+                    states = through(&layer, &config, &states, self.threads)?;
+                }
+                Score::of(&ends, windows, &states, self.threads)
+            };
+            let few = run(&self.windows[..self.windows.len().div_ceil(4)])?;
+            let promising = |few: &Score| {
+                self.base.as_ref().is_none_or(|base| base.first(few.units()).gain(few).is_promising())
+            };
+            if few.as_ref().is_none_or(|few| !promising(few)) {
+                continue;
+            }
+            let score = run(self.windows)?;
+            let trial = self.trial_named(setting.name, "the config".to_owned(), 0, score);
+            self.trials.push(trial);
+        }
+        Ok(())
+    }
+
+    /// Tries every alternative on the whole model.
+    fn everywhere(&mut self) -> Result<()> {
         for whole in self.whole_models()? {
             let Some(states) = whole.states else { continue };
             let alternative = whole.entry.alternative;
@@ -126,8 +190,7 @@ impl<'a> Trying<'a> {
             let trial = self.trial(alternative, "the whole model".to_owned(), whole.tensors, score);
             self.trials.push(trial);
         }
-        self.other_bos()?;
-        Ok(self.best())
+        self.other_bos()
     }
 
     /// Runs the unchanged model and every alternative, all in one pass over the layers.
@@ -218,6 +281,16 @@ impl<'a> Trying<'a> {
     }
 
     fn trial(&self, alternative: Alternative, scope: String, tensors: usize, score: Option<Score>) -> Trial {
+        self.trial_named(alternative.entry().name, scope, tensors, score)
+    }
+
+    fn trial_named(
+        &self,
+        alternative: &'static str,
+        scope: String,
+        tensors: usize,
+        score: Option<Score>,
+    ) -> Trial {
         let nll = score.as_ref().map(Score::nll);
         let gain = self.base.as_ref().zip(score.as_ref()).map(|(base, score)| base.gain(score));
         let knows = score.as_ref().is_some_and(|score| score.calibrated() < self.entropy);
@@ -227,15 +300,16 @@ impl<'a> Trying<'a> {
             (None, _) => score.as_ref().is_some_and(|score| score.units() >= LEAST_UNITS),
             _ => false,
         };
-        let alternative = alternative.entry().name;
         Trial { alternative, scope, tensors, nll, ppl: nll.map(f64::exp), gain, decisive: better && knows }
     }
 
-    fn best(&self) -> Option<Alternative> {
-        let loss = |trial: &&Trial| trial.nll.unwrap_or(f64::INFINITY);
+    /// Returns the name of the decisive trial with the largest gain, at the best temperature; with the smallest loss if
+    /// the unchanged model has none.
+    fn best(&self) -> Option<&'static str> {
+        let loss =
+            |trial: &&Trial| trial.gain.map_or_else(|| trial.nll.unwrap_or(f64::INFINITY), |gain| gain.delta);
         let decisive = self.trials.iter().filter(|trial| trial.decisive);
-        let best = decisive.min_by(|a, b| loss(a).total_cmp(&loss(b)))?;
-        Alternative::named(best.alternative)
+        decisive.min_by(|a, b| loss(a).total_cmp(&loss(b))).map(|best| best.alternative)
     }
 
     /// Finds the layers that a whole-model alternative repairs: those where undoing it raises the loss.
@@ -314,8 +388,11 @@ impl<'a> Trying<'a> {
         let count = self.layers.len();
         let mut states = self.ends.embed(&self.config, self.windows)?;
         let mut best: Option<(Trial, Fault)> = None;
+        let (mut swapped, mut shifted) = (Vec::new(), Vec::new());
         for number in 0..count {
             let stored = self.stored(number)?;
+            swapped.extend(self.by_signs(number, &stored, &states, &base)?.then_some(number));
+            shifted.extend(self.by_means(number, &stored, &states, &base)?);
             for &alternative in &self.applicable {
                 for (part, scope) in parts(alternative, number, &stored) {
                     let altered = self.altered_part(alternative, &self.layers[number], &stored, &part)?;
@@ -333,10 +410,20 @@ impl<'a> Trying<'a> {
             states = through(&self.layers[number], &self.config, &states, self.threads)?;
             (self.progress)(count + number + 1);
         }
-        Ok(best.map(|(trial, fault)| {
+        let found = best.map(|(trial, fault)| {
             self.trials.push(trial);
             fault
-        }))
+        });
+        self.joined(found, swapped, shifted)
+    }
+
+    /// Scores the model with layer `number` changed; `states` enter it.
+    fn scored(&self, number: usize, altered: &Layer, states: &[State]) -> Result<Option<Score>> {
+        let mut after = through(altered, &self.config, states, self.threads)?;
+        for layer in &self.layers[number + 1..] {
+            after = through(layer, &self.config, &after, self.threads)?;
+        }
+        Score::of(&self.ends, &self.windows[..states.len()], &after, self.threads)
     }
 
     /// Scores the model with layer `number` changed in part: on a quarter of the windows first, then on all
@@ -349,13 +436,7 @@ impl<'a> Trying<'a> {
         states: &States,
         base: &Score,
     ) -> Result<Option<Score>> {
-        let run = |layer: &Layer, windows: usize| {
-            let mut states = through(layer, &self.config, &states[..windows], self.threads)?;
-            for layer in &self.layers[number + 1..] {
-                states = through(layer, &self.config, &states, self.threads)?;
-            }
-            Score::of(&self.ends, &self.windows[..windows], &states, self.threads)
-        };
+        let run = |layer: &Layer, windows: usize| self.scored(number, layer, &states[..windows]);
         let few = run(altered, states.len().div_ceil(4))?;
         if few.is_none_or(|few| !base.first(few.units()).gain(&few).is_promising()) {
             return Ok(None);
@@ -427,6 +508,8 @@ impl<'a> Trying<'a> {
             fault,
             not_applicable: ALTERNATIVES.iter().filter(tried).map(|entry| entry.name).collect(),
             trials: self.trials,
+            signs: self.signs,
+            means: self.means,
             ..Diagnosis::default()
         }
     }

@@ -38,8 +38,9 @@ const WINDOWS: usize = 8;
 /// fault, the config field, or the tokenizer.
 ///
 /// Without --reference, every alternative is tried on the model, on each layer and on each tensor, and judged
-/// by the loss on a text (--text, or a built-in text). An alternative counts only if it improves the loss
-/// beyond doubt. Exit code 1 if a fault is found.
+/// by the loss on a text (--text, or a built-in text), and so are rope_theta and rms_norm_eps. An alternative counts
+/// only if it improves the loss beyond doubt. Swapped gate and up and zero points off by one also show in the weights.
+/// Exit code 1 if a fault is found.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa doctor demo

@@ -292,11 +292,13 @@ fn swapped_gate_and_up_are_found_and_made_again() {
     assert!(found["found"].as_str().unwrap().contains("gate and up"), "{found}");
     sound(text(&apply(found)), &arguments);
     let alone = diagnose(text(&out), &stories());
-    println!("one layer, without the source: {:#}", alone["findings"]);
+    let found = named(&alone, "stored-as-read");
+    assert_eq!(found["place"]["part"], "model.layers.1.mlp.gate_proj.weight", "{found}");
     swap("layers.");
     swap("layers.1.");
     let alone = diagnose(text(&out), &stories());
-    println!("all layers, without the source: {:#}", alone["findings"]);
+    let found = named(&alone, "stored-as-read");
+    assert_eq!(found["place"]["part"], "model.layers.0.mlp.gate_proj.weight", "{found}");
 }
 
 /// A head of 2 bits on layers of 8.

@@ -370,9 +370,59 @@ fn untested_faults_are_not_named() {
     let out = temp.path().join("q");
     quantize("demo", "rtn-int4-g32", &out);
     configure(&out, |config| {
-        config.insert("rope_theta".to_owned(), 100.0.into());
+        config.insert("hidden_act".to_owned(), "gelu".into());
     });
     never_accused(text(&out), &a_text());
+}
+
+/// Fields of the config are tried with the values of published models.
+#[test]
+fn a_text_reveals_a_field_of_the_config() {
+    let temp = TempDir::new().unwrap();
+    let out = temp.path().join("q");
+    quantize("demo", "rtn-int4-g32", &out);
+    let original = fs::read(out.join("config.json")).unwrap();
+    for (field, wrong, repair) in
+        [("rope_theta", 100.0, "rope_theta 10000"), ("rms_norm_eps", 0.5, "rms_norm_eps 1e-5")]
+    {
+        configure(&out, |config| {
+            config.insert(field.to_owned(), wrong.into());
+        });
+        let arguments = [&a_text()[..4], &["--limit", "1323"]].concat();
+        named(&out, &arguments, &format!("config.json: {field}"), Some(repair));
+        fs::write(out.join("config.json"), &original).unwrap();
+    }
+}
+
+/// Faults of one layer that cost the loss next to nothing: the signs of gate and up, and the mean of the weights.
+#[test]
+fn weights_reveal_faults_that_cost_little() {
+    let temp = TempDir::new().unwrap();
+    let out = temp.path().join("q");
+    quantize("demo", "rtn-int4-g32-asym", &out);
+    let sound = never_accused(text(&out), &a_text());
+    let up = |lean: &Value| lean["up"].as_f64().unwrap().abs();
+    assert!(sound["signs"].as_array().unwrap().iter().all(|lean| up(lean) < 4.0), "{sound}");
+    let original = fs::read(out.join("model.safetensors")).unwrap();
+    plant(&out, "layers.2.mlp.up_proj", "weight_zero_point", &one_less);
+    let tensor = "model.layers.2.mlp.up_proj.weight";
+    let report = named(&out, &a_text(), tensor, Some("zero points + 1"));
+    assert_eq!(report["fault"]["layers"], serde_json::json!([2]), "{report}");
+    fs::write(out.join("model.safetensors"), &original).unwrap();
+    let file = SafeTensors::open(&out.join("model.safetensors")).unwrap();
+    let all: std::collections::BTreeMap<String, Vec<u8>> =
+        file.tensors().iter().map(|meta| (meta.name.clone(), file.read(meta).unwrap())).collect();
+    rewrite(&out.join("model.safetensors"), |name, bytes| {
+        if name.contains("layers.3.mlp.gate_proj") {
+            bytes.clone_from(&all[&name.replace("gate_proj", "up_proj")]);
+        } else if name.contains("layers.3.mlp.up_proj") {
+            bytes.clone_from(&all[&name.replace("up_proj", "gate_proj")]);
+        }
+    });
+    let gate = "model.layers.3.mlp.gate_proj.weight";
+    let report = named(&out, &a_text(), gate, Some("gate and up swapped"));
+    let lean = &report["signs"][3];
+    assert!(up(lean) > 6.0 && report["fault"]["layers"] == serde_json::json!([3]), "{report}");
 }
 
 /// Untrained models are equally good in any order, so the verdict is undecided.
