@@ -6,8 +6,10 @@
 //! small and independent; the KL of the finished model confirms or refutes this.
 
 use mantissa_eval::stats::{Estimate, Sum, estimate};
-use mantissa_eval::{Sequence, check_sequences, divergence};
-use mantissa_model::{Buffers, FusedGroup, Layer, LinearInfo, LinearKind, load_config};
+use mantissa_eval::{Sequence, check_sequences, divergence, evaluate};
+use mantissa_model::{
+    Buffers, CacheInF32, Decoder, FusedGroup, KvPolicy, Layer, LinearInfo, LinearKind, load_config,
+};
 use mantissa_quant::Plan;
 use mantissa_store::convention::ModelFiles;
 
@@ -185,4 +187,26 @@ impl Baseline {
         })?;
         Ok(estimate(&sums))
     }
+}
+
+/// Measures the mean KL (nats/token) of the unquantized `source` with its KV cache in each of `policies`, against a
+/// cache in f32.
+///
+/// # Errors
+/// The model cannot be loaded or run; a scheme that the heads of the model cannot be stored in.
+pub fn cache_schemes(
+    source: &ModelFiles,
+    policies: &[KvPolicy],
+    windows: &[Sequence],
+    threads: usize,
+) -> Result<Vec<Estimate>> {
+    let files = CacheInF32(source);
+    let (plain, mut other) = (Decoder::load(&files)?, Decoder::load(&files)?);
+    let mut measure = |policy: &KvPolicy| {
+        other.set_kv(policy)?;
+        let found = evaluate(&other, Some(&plain), windows, threads, &|_| {})?.comparison;
+        let none = Estimate { mean: f64::NAN, se: f64::NAN };
+        Ok(found.map_or(none, |found| Estimate { mean: found.kl, se: found.kl_se }))
+    };
+    policies.iter().map(&mut measure).collect()
 }

@@ -181,6 +181,8 @@ pub struct Kv {
     pub name: &'static str,
     /// Scheme of keys and values.
     pub scheme: &'static str,
+    /// The same with scales that are computed for each head and token, which needs no calibration.
+    pub by_head: &'static str,
     /// KL in nats/token on babyllama-105 (head width 16), if measured.
     pub kl: Option<f64>,
     /// Engines with kernels for it.
@@ -192,22 +194,25 @@ pub const KV_SOURCE: &str = "docs/results/kv-cache.md";
 
 /// KV schemes, from many bits to few.
 pub const KVS: [Kv; 4] = [
-    Kv { name: "f16", scheme: "f16", kl: Some(0.0), engines: "all" },
+    Kv { name: "f16", scheme: "f16", by_head: "f16", kl: Some(0.0), engines: "all" },
     Kv {
         name: "fp8",
         scheme: "fp8-e4m3-tensor",
+        by_head: "fp8-e4m3-head",
         kl: Some(0.0048),
         engines: "vLLM, SGLang, TensorRT-LLM, mantissa",
     },
     Kv {
         name: "int8",
         scheme: "int8-head",
+        by_head: "int8-head",
         kl: Some(0.00017),
         engines: "mantissa, LMDeploy; llama.cpp as q8_0",
     },
     Kv {
         name: "int4",
         scheme: "int4-head-asym",
+        by_head: "int4-head-asym",
         kl: Some(0.0275),
         engines: "mantissa, LMDeploy; llama.cpp as q4_0",
     },

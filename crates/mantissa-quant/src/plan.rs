@@ -293,8 +293,8 @@ impl Plan {
         self.quantized().map(|(info, scheme)| self.bits(info, scheme)).sum()
     }
 
-    /// Returns the bits of a layer.
-    pub(crate) fn bits(&self, info: &LinearInfo, scheme: &Scheme) -> u64 {
+    /// Returns the bits of a quantized layer under `scheme`, including scales, zero points and outliers.
+    pub fn bits(&self, info: &LinearInfo, scheme: &Scheme) -> u64 {
         let (rows, cols) = (info.rows, info.cols);
         scheme.format.total_bits(rows, cols) + native::outlier_bits(rows, cols, self.outliers(info))
     }

@@ -63,20 +63,20 @@ const APPLE_SHARES: Shares =
 pub(super) const CPU_SHARES: Shares = Shares {
     bandwidth: [0.75, 0.87, 1.0],
     compute: [0.4, 0.5, 0.6],
-    source: "fitted on an AMD EPYC (Zen 4), 2026-11-26; not yet confirmed on an idle machine: docs/results/plan.md",
+    source: "fitted on an idle AMD EPYC (Zen 4), 2026-11-26: docs/results/plan.md",
 };
 
 /// Costs of mantissa's kernels on AVX-512 with VNNI and BF16, from docs/results/speed.md and docs/results/plan.md.
 pub(super) const CPU_KERNELS: &[KernelCost] = &[
-    KernelCost { scheme: "bf16", fixed: 25.6, token: 0.4, prompt: 3.0 },
-    KernelCost { scheme: "fp8", fixed: 7.4, token: 3.7, prompt: 2.7 },
-    KernelCost { scheme: "q8_0", fixed: 21.0, token: 4.0, prompt: 3.7 },
+    KernelCost { scheme: "bf16", fixed: 18.7, token: 0.3, prompt: 3.3 },
+    KernelCost { scheme: "fp8", fixed: 9.6, token: 1.5, prompt: 3.5 },
+    KernelCost { scheme: "q8_0", fixed: 15.9, token: 3.3, prompt: 3.5 },
     KernelCost { scheme: "q6_k", fixed: 22.0, token: 4.2, prompt: 4.1 },
     KernelCost { scheme: "q5_k", fixed: 20.0, token: 4.2, prompt: 4.0 },
     KernelCost { scheme: "q4_k", fixed: 17.8, token: 4.3, prompt: 3.9 },
-    KernelCost { scheme: "int8", fixed: 16.0, token: 3.7, prompt: 3.6 },
-    KernelCost { scheme: "int4", fixed: 6.3, token: 3.5, prompt: 3.7 },
-    KernelCost { scheme: "nf4", fixed: 6.1, token: 2.9, prompt: 3.6 },
+    KernelCost { scheme: "int8", fixed: 21.0, token: 2.7, prompt: 3.4 },
+    KernelCost { scheme: "int4", fixed: 6.2, token: 3.9, prompt: 3.7 },
+    KernelCost { scheme: "nf4", fixed: 7.0, token: 3.2, prompt: 3.5 },
 ];
 
 /// Share of the bf16 peak that mantissa's attention kernels reach on a processor.

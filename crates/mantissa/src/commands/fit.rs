@@ -1,5 +1,6 @@
 //! `mantissa fit`: chooses the scheme of every layer by measured KL, under a budget.
 
+mod budget;
 mod front;
 mod measure;
 mod page;
@@ -10,10 +11,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use mantissa_advise::sensitivity::{Baseline, Unit};
+use mantissa_advise::shape;
 use mantissa_eval::Sequence;
-use mantissa_num::Scheme;
+use mantissa_num::{Scheme, parse_activation};
 use mantissa_plan::contract::Target;
-use mantissa_quant::allocate::{AllocateError, Allocation, Choice, allocate};
+use mantissa_plan::precision::KVS;
+use mantissa_plan::shape::ModelShape;
+use mantissa_quant::allocate::{AllocateError, Allocation, allocate};
 use mantissa_quant::verify::Verification;
 use mantissa_quant::{
     Check, Job, Options, Outcome, Plan, Quality, QuantError, Recipe, Start, dequantized_source, plan_key,
@@ -22,8 +26,9 @@ use mantissa_store::convention::{Container, ModelFiles, native};
 use mantissa_store::{FileDigest, Kind, Paths, WorkFolder, write_file_atomic};
 use serde::Serialize;
 
+use self::budget::{Budget, Served};
 use self::front::Point;
-use self::measure::{Candidate, Family, Row, Search};
+use self::measure::{Cache, Candidate, Family, Row, Search};
 use super::calibration::CalibrationArgs;
 use super::destination::Destination;
 use super::lint;
@@ -60,11 +65,13 @@ pub struct Args {
     ///
     /// A Hugging Face folder, or a GGUF file of F16, BF16 or F32. demo is the model inside the binary.
     model: ModelPath,
-    /// Bits per weight (4.5bpw) or total size (6GB)
+    /// Bits per weight (4.5bpw), total size (6GB) or memory
     ///
-    /// Bits per weight count the quantized layers with their scales and zero points; a size counts all
-    /// tensors.
-    #[arg(long, value_name = "BUDGET", value_parser = budget, help_heading = "Recipe")]
+    /// Bits per weight count the quantized layers with their scales and zero points; a size counts all tensors.
+    /// "24GB with 32k context and 8 sequences on rtx4090" counts tensors, KV caches and activations, at most what the
+    /// device leaves to a model, and chooses the KV cache's scheme too: of f16, fp8, int8 and int4 those that the format
+    /// stores, each by its measured KL.
+    #[arg(long, value_name = "BUDGET", value_parser = budget::parse, help_heading = "Recipe")]
     budget: Budget,
     /// Output folder, or GGUF file if it ends in .gguf
     ///
@@ -112,6 +119,11 @@ pub struct Args {
     /// output is complete: the same command resumes.
     #[arg(long, value_name = "MINUTES", value_parser = bound, help_heading = "Evaluation", hide_short_help = true)]
     time_limit: Option<f64>,
+    /// Keep measurements in FILE and reuse those there
+    ///
+    /// Measurements do not depend on the budget: with the same file another budget quantizes only its output.
+    #[arg(long, value_name = "FILE", help_heading = "Evaluation", hide_short_help = true)]
+    measurements: Option<PathBuf>,
     /// Save the recipe found, for `quantize --recipe`
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     save_recipe: Option<PathBuf>,
@@ -123,24 +135,6 @@ pub struct Args {
     html: Option<PathBuf>,
     #[command(flatten)]
     measure: MeasureArgs,
-}
-
-/// Upper bound of the size.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Budget {
-    BitsPerWeight(f64),
-    Bytes(u64),
-}
-
-fn budget(text: &str) -> Result<Budget, String> {
-    let wrong = || format!("expected bits per weight such as 4.5bpw, or a size such as 6GB, got \"{text}\"");
-    match text.strip_suffix("bpw") {
-        Some(bits) => {
-            let bits = bits.trim().parse().ok().filter(|bits: &f64| bits.is_finite() && *bits > 0.0);
-            bits.map(Budget::BitsPerWeight).ok_or_else(wrong)
-        }
-        None => crate::output::parse_bytes(text).map(Budget::Bytes).map_err(|_| wrong()),
-    }
 }
 
 /// Name of the recipe found.
@@ -165,6 +159,9 @@ struct Done<'a> {
     #[serde(flatten)]
     quality: &'a Quality,
     verification: Option<&'a Verification>,
+    /// Bytes of what serves, if the budget is memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    served: Option<Served>,
     #[serde(skip_serializing_if = "Option::is_none")]
     page: Option<&'a PathBuf>,
 }
@@ -180,6 +177,7 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
     let destination = destination(args)?;
     paths.write("--out", &destination.path, destination.kind());
     args.save_recipe.iter().for_each(|path| paths.write("--save-recipe", path, Kind::File));
+    args.measurements.iter().for_each(|path| paths.write_about("--measurements", path, &*args.model));
     args.html.iter().for_each(|path| paths.write("--html", path, Kind::File));
     Ok(())
 }
@@ -238,36 +236,53 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         calibration: args.calibration.load(&source, None, context)?,
         ..Options::default()
     };
+    let calibrated = options.calibration.is_some();
     let plan = |mut recipe: Recipe| -> Result<Plan> {
         let container = args.format.unwrap_or_else(|| recipe.container());
         args.tables.apply(&mut recipe, &source, container)?;
         Ok(Plan::new(&source, recipe, options.clone())?)
     };
-    let (families, left_out) = families(args, &source, &plan)?;
-    context.warn_all(&left_out)?;
+    let (mut families, mut left_out) = families(args, &source, &plan)?;
     let plans: Vec<&Plan> = families.iter().flat_map(|family| &family.plans).collect();
     context.require_memory("fit", needed(args, context, &source, &plans, &measured_on, &rest)?)?;
-    let limit = limit(args.budget, plans[0])?;
+    let shape = shape::of_config(&args.model.named().display().to_string(), &plans[0].config);
+    let limit = args.budget.limit(plans[0], &shape)?;
+    let kv = caches((args, calibrated), &shape, &families, &mut left_out)?;
     // A budget that no choice meets is refused before anything is measured.
-    best(&families, |family| choose(&family.sizes(), limit, &family.plans[0]))?;
+    for family in &mut families {
+        family.kv = kv.iter().map(|cache| cache.candidate(0.0, 0.0)).collect();
+    }
+    best(&families, |family| choose(family, &family.sizes(), limit, &args.budget))?;
+    let known = args.measurements.as_deref().map_or(Ok(Vec::new()), measure::read)?;
     let work = WorkFolder::begin(&out, "fit", &key(&families, &source, &measured_on)?)?;
-    drop(plans);
+    context.warn_all(&left_out)?;
     work.others().iter().for_each(|path| context.warn(&left_by_another(path)));
     let left =
         format!("measurements are kept in {}; rerun the same command to resume", work.path().display());
     let leaving = interrupt::leaving(left.clone());
     let container = families[0].plans[0].container;
-    let search =
-        Search { work: &work, context, source: &source, windows: &measured_on, limit: args.time_limit };
-    let searched = search.measure(families).and_then(|families| {
+    let search = Search {
+        work: &work,
+        context,
+        source: &source,
+        windows: &measured_on,
+        known,
+        kv,
+        limit: args.time_limit,
+    };
+    let searched = search.measure(families).and_then(|(families, all)| {
+        if let Some(path) = &args.measurements {
+            write_file_atomic(&context.output(path)?, measure::text(&all)?.as_bytes())?;
+        }
         let front = front::front(&families);
-        let (at, found) = best(&families, |family| choose(&family.costs, limit, &family.plans[0]))?;
+        let (at, found) = best(&families, |family| choose(family, &family.costs, limit, &args.budget))?;
         let family = &families[at];
         let (rows, outcome) = write(args, context, &source, family, &found, (plan, rest))?;
-        Ok((family.method.clone(), rows, found, front, outcome))
+        let kv = family.kv_chosen(&found).cloned();
+        Ok((family.method.clone(), rows, (found, kv), front, outcome))
     });
     drop(leaving);
-    let (method, rows, found, front, outcome) = match searched {
+    let (method, rows, (found, kv), front, outcome) = match searched {
         Ok(done) => done,
         // The same command would fail again, so nothing is kept.
         Err(error) if exit_of(&error) == Exit::Input => {
@@ -289,6 +304,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         windows: measured_on.len(),
         quality: &outcome.quality,
         verification: outcome.verification.as_ref().map(|(verification, _)| verification),
+        served: args.budget.served(kv, &shape, outcome.quality.bytes),
         page: args.html.as_ref(),
     };
     if let Some(file) = &args.html {
@@ -361,7 +377,8 @@ fn write(
 ) -> Result<(Vec<Row>, Outcome)> {
     let rows = family.rows(found);
     let schemes: Vec<_> = family.plans.iter().map(|plan| plan.weights.clone()).collect();
-    let text = recipe_text(&family.plans[0].job, args.format, &schemes, &family.units, found);
+    let kv = family.kv_chosen(found).map(|kv| kv.scheme.as_str()).filter(|kv| *kv != PLAIN_CACHE);
+    let text = recipe_text(&family.plans[0].job, (args.format, kv), &schemes, &family.units, found);
     if let Some(path) = &args.save_recipe {
         write_file_atomic(&context.output(path)?, text.as_bytes())?;
     }
@@ -419,21 +436,6 @@ fn schemes(args: &Args, method: &str, source: &ModelFiles) -> Result<Vec<Scheme>
     Ok(parsed.into_iter().collect::<Result<_, mantissa_num::ParseError>>()?)
 }
 
-/// Returns the budget in bits of the quantized layers.
-fn limit(budget: Budget, plan: &Plan) -> Result<u64> {
-    match budget {
-        Budget::BitsPerWeight(bits) => Ok((bits * plan.linear_weights() as f64) as u64),
-        Budget::Bytes(all) => {
-            let kept = plan.output_bytes().saturating_sub(plan.linear_bits() / 8);
-            let left = all.checked_sub(kept).ok_or_else(|| {
-                let allowed = format!("more than {}, the size of the tensors that are kept", bytes(kept));
-                BadInput::new("--budget", bytes(all), allowed)
-            })?;
-            Ok(left.saturating_mul(8))
-        }
-    }
-}
-
 /// Returns the key of the measurements: a hash of everything that decides them.
 fn key(families: &[Family], source: &ModelFiles, windows: &[Sequence]) -> Result<String> {
     let plans = families.iter().flat_map(|family| &family.plans);
@@ -446,24 +448,63 @@ fn key(families: &[Family], source: &ModelFiles, windows: &[Sequence]) -> Result
     ))
 }
 
-fn choose(rows: &[Vec<Candidate>], limit: u64, plan: &Plan) -> Result<Allocation> {
-    let choice = |c: &Candidate| Choice { size: c.bits, cost: c.kl };
-    let units: Vec<Vec<Choice>> = rows.iter().map(|row| row.iter().map(choice).collect()).collect();
-    allocate(&units, limit).map_err(|error| match error {
-        AllocateError::Budget { budget, least } => {
-            let weights = plan.linear_weights();
-            let bpw = |bits: u64| format!("{:.3} bits per weight", bits as f64 / weights.max(1) as f64);
-            let allowed = format!("at least {}, the size under the smallest scheme", bpw(least));
-            BadInput::new("--budget", bpw(budget), allowed).into()
+/// Chooses among the candidates `units` of a family.
+fn choose(family: &Family, units: &[Vec<Candidate>], limit: u64, budget: &Budget) -> Result<Allocation> {
+    allocate(&family.choices(units), limit).map_err(|error| match error {
+        AllocateError::Budget { budget: limit, least } => {
+            budget.exceeded(&family.plans[0], limit, least).into()
         }
         error => BadInput::new("--schemes", error.to_string(), "schemes under which the KL is finite").into(),
     })
 }
 
+/// Returns the schemes of the KV cache that every candidate's format stores, with their bits; none if its bytes do not
+/// count. Those left out are added to `left_out`. A static scheme needs a calibration; it is measured with a scale of each
+/// head and token.
+fn caches(
+    (args, calibrated): (&Args, bool),
+    shape: &ModelShape,
+    families: &[Family],
+    left_out: &mut Vec<String>,
+) -> Result<Vec<Cache>> {
+    let Budget::Serving(serving) = &args.budget else { return Ok(Vec::new()) };
+    let plans = || families.iter().flat_map(|family| &family.plans);
+    let mut found = Vec::new();
+    for kv in KVS {
+        let stored = |scheme: &str| -> Result<(), String> {
+            let parsed = parse_activation(scheme).map_err(|error| error.to_string())?;
+            plans().try_for_each(|plan| plan.container.check_kv(&parsed)).map_err(|error| error.to_string())
+        };
+        let fixed = format!("{}@static", kv.scheme);
+        let scheme = if kv.by_head == PLAIN_CACHE {
+            Ok(PLAIN_CACHE.to_owned())
+        } else if stored(kv.by_head).is_ok() {
+            Ok(kv.by_head.to_owned())
+        } else {
+            match stored(&fixed) {
+                Ok(()) if calibrated => Ok(fixed),
+                Ok(()) => Err("its scales need --calibration".to_owned()),
+                Err(error) => Err(error),
+            }
+        };
+        match scheme {
+            Ok(scheme) => {
+                let bits = 8 * serving.kv_bytes(&kv, shape);
+                found.push(Cache { policy: kv.by_head.parse()?, scheme, bits });
+            }
+            Err(error) => left_out.push(format!("KV cache {}: left out: {error}", kv.name)),
+        }
+    }
+    Ok(found)
+}
+
+/// Scheme of a KV cache that checkpoints do not name.
+const PLAIN_CACHE: &str = "f16";
+
 /// Returns the TOML recipe: the most frequent scheme as default, the others as exceptions.
 fn recipe_text(
     job: &Job,
-    format: Option<Container>,
+    (format, kv): (Option<Container>, Option<&str>),
     schemes: &[Scheme],
     units: &[Unit],
     found: &Allocation,
@@ -479,6 +520,9 @@ fn recipe_text(
     }
     if let Some(format) = format {
         text += &format!("format = \"{}\"\n", format.name());
+    }
+    if let Some(kv) = kv {
+        text += &format!("kv = \"{kv}\"\n");
     }
     for at in (0..schemes.len()).filter(|&at| at != most && count(at) > 0) {
         let modules: Vec<String> = taken(at)
@@ -504,6 +548,7 @@ fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::Result<()> {
         let points: Vec<_> = done.front.iter().map(point).collect();
         labelled(out, "front", &format!("predicted KL by size: {}", points.join(", ")))?;
     }
+    done.served.iter().try_for_each(|served| labelled(out, "memory", &served.to_string()))?;
     let (sum, bound) = (done.predicted_kl, done.predicted_kl_bound);
     labelled(
         out,
@@ -553,19 +598,4 @@ fn unit_columns<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Table {
         ]);
     }
     table
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn budgets_are_bits_per_weight_or_sizes() {
-        assert_eq!(budget("4.5bpw"), Ok(Budget::BitsPerWeight(4.5)));
-        assert_eq!(budget("6GB"), Ok(Budget::Bytes(6_000_000_000)));
-        for wrong in ["bpw", "-1bpw", "nanbpw", "many", ""] {
-            assert!(budget(wrong).unwrap_err().contains("4.5bpw"), "{wrong}");
-        }
-    }
 }

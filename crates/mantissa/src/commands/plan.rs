@@ -85,7 +85,7 @@ pub struct Args {
 }
 
 /// Parses a number of tokens: digits, or with a k of 1024.
-fn tokens(text: &str) -> Result<u64, String> {
+pub(super) fn tokens(text: &str) -> Result<u64, String> {
     let lower = text.to_lowercase();
     let (digits, factor) = lower.strip_suffix('k').map_or((&*lower, 1), |digits| (digits, 1024));
     let count = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(factor));

@@ -113,3 +113,69 @@ fn an_impossible_budget_is_refused() {
     assert!(line.contains("one window") && line.contains("two windows"), "{line}");
     assert!(!out.exists());
 }
+
+#[test]
+fn another_budget_reuses_the_measurements() {
+    let temp = TempDir::new().unwrap();
+    let (model, tokens) = (tiny("llama2-gqa-tied"), windows(temp.path()));
+    let kept = temp.path().join("measured");
+    let base = ["fit", text(&model), "--tokens", &tokens, "--quiet", "--measurements", text(&kept)];
+    let fit = |budget: &str, schemes: &str, out: &str| {
+        let out = temp.path().join(out);
+        json(&[&base[..], &["--budget", budget, "--schemes", schemes, "--out", text(&out), "--json"]].concat())
+    };
+    let first = fit("9bpw", "int2-g8,int4-g8,int8-g8", "first");
+    let lines = fs::read_to_string(&kept).unwrap();
+    assert_eq!(lines.lines().count(), 4, "{lines}");
+    // A measured KL is taken from the file: twice the KL there is twice the KL in the report.
+    let line: Value = serde_json::from_str(lines.lines().nth(1).unwrap()).unwrap();
+    let (scheme, was) = (line["scheme"].as_str().unwrap(), line["costs"][0]["kl"].as_f64().unwrap());
+    assert!((kl(&first, &first["units"][0], scheme) - was).abs() < 1e-12);
+    let second = fit("7.5bpw", "int2-g8,int4-g8,int8-g8", "second");
+    assert_eq!(fs::read_to_string(&kept).unwrap(), lines);
+    for (a, b) in first["units"].as_array().unwrap().iter().zip(second["units"].as_array().unwrap()) {
+        assert_eq!(a["candidates"], b["candidates"]);
+    }
+    assert!(second["linear_bits_per_weight"].as_f64().unwrap() <= 7.5);
+    // Other schemes add to the file.
+    fit("8bpw", "int3-g8,int4-g8", "third");
+    assert_eq!(fs::read_to_string(&kept).unwrap().lines().count(), 5);
+    fs::write(temp.path().join("other"), "something else").unwrap();
+    let other = temp.path().join("other");
+    let args = ["fit", text(&model), "--tokens", &tokens, "--budget", "9bpw", "--schemes", "int4-g8"];
+    let refused =
+        fail(1, &[&args[..], &["--measurements", text(&other), "--out", text(&temp.path().join("n"))]].concat());
+    assert!(refused.contains("other"), "{refused}");
+    assert_eq!(fs::read_to_string(&other).unwrap(), "something else");
+}
+
+#[test]
+fn memory_is_shared_by_weights_and_kv_cache() {
+    let temp = TempDir::new().unwrap();
+    let (model, tokens) = (tiny("llama2-gqa-tied"), windows(temp.path()));
+    let base = ["fit", text(&model), "--tokens", &tokens, "--schemes", "int4-g8,int8-g8", "--format", "native"];
+    let fit = |memory: &str, out: &str| {
+        let (budget, out) = (format!("{memory} with 256 context and 64 sequences"), temp.path().join(out));
+        json(&[&base[..], &["--budget", &budget, "--out", text(&out), "--json", "--quiet"]].concat())
+    };
+    let wide = fit("1GB", "wide");
+    let served = &wide["served"];
+    assert_eq!((served["kv"]["scheme"].as_str(), served["sequences"].as_u64()), (Some("f16"), Some(64)));
+    let bytes = |served: &Value| {
+        ["weights", "kv_bytes", "activations"].iter().map(|part| served[part].as_u64().unwrap()).sum::<u64>()
+    };
+    // With a tenth of the cache's bytes less, something must become narrower, and the sum stays within the budget.
+    let all = bytes(served);
+    let least = all - served["kv_bytes"].as_u64().unwrap() / 10;
+    let narrow = fit(&format!("{:.3}kB", least as f64 / 1e3), "narrow");
+    assert!(bytes(&narrow["served"]) <= least, "{narrow}");
+    let kv = narrow["served"]["kv"]["scheme"].as_str().unwrap();
+    let config = fs::read_to_string(temp.path().join("narrow/config.json")).unwrap();
+    assert_eq!(kv != "f16", config.contains(kv), "{kv}: {config}");
+    let refused = fail(
+        2,
+        &[&base[..], &["--budget", "60kB with 256 context and 64 sequences", "--out", text(&temp.path().join("no"))]]
+            .concat(),
+    );
+    assert!(refused.contains("60") && refused.contains("activations"), "{refused}");
+}

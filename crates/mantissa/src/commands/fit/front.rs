@@ -36,8 +36,8 @@ pub(super) fn front(families: &[Family]) -> Vec<Point> {
 
 /// Returns the best choice of one family at each of several sizes.
 fn points(family: &Family) -> Vec<Point> {
-    let choice = |c: &Candidate| Choice { size: c.bits, cost: c.kl };
-    let units: Vec<Vec<Choice>> = family.costs.iter().map(|row| row.iter().map(choice).collect()).collect();
+    let units: Vec<Vec<Choice>> =
+        family.costs.iter().map(|row| row.iter().map(Candidate::choice).collect()).collect();
     let total = |pick: fn(&[Choice]) -> u64| units.iter().map(|row| pick(row)).sum::<u64>();
     let least = total(|row| row.iter().map(|c| c.size).min().unwrap_or(0));
     let most = total(|row| row.iter().map(|c| c.size).max().unwrap_or(0));

@@ -1,20 +1,24 @@
 //! Measures the KL of every unit alone under every candidate.
 
+use std::collections::HashMap;
+use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use mantissa_advise::sensitivity::{Baseline, Unit};
+use mantissa_advise::sensitivity::{Baseline, Unit, cache_schemes};
 use mantissa_eval::Sequence;
 use mantissa_eval::stats::Estimate;
-use mantissa_quant::allocate::Allocation;
-use mantissa_quant::{Plan, Start};
+use mantissa_model::KvPolicy;
+use mantissa_quant::allocate::{Allocation, Choice};
+use mantissa_quant::{Plan, Start, plan_key};
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::{Journal, Output, WorkFolder, disk, verify_manifest};
+use mantissa_store::{FileDigest, Journal, Output, WorkFolder, disk, verify_manifest};
 use serde::{Deserialize, Serialize};
 
 use super::super::outcome::carry_out;
 use crate::context::Context;
+use crate::error::BadInput;
 use crate::progress::{Unit as Progressed, short};
 
 /// Unit with its KL under each scheme.
@@ -29,13 +33,37 @@ pub(super) struct Row {
     pub(super) candidates: Vec<Candidate>,
 }
 
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Candidate {
     pub(super) scheme: String,
     pub(super) bits: u64,
     /// Mean KL (nats/token) of the model with this unit alone under the scheme.
     pub(super) kl: f64,
     pub(super) kl_se: f64,
+}
+
+/// Scheme of the KV cache.
+#[derive(Debug)]
+pub(super) struct Cache {
+    /// What is measured.
+    pub(super) policy: KvPolicy,
+    /// What the recipe stores.
+    pub(super) scheme: String,
+    /// Bits of all sequences.
+    pub(super) bits: u64,
+}
+
+impl Cache {
+    pub(super) fn candidate(&self, kl: f64, kl_se: f64) -> Candidate {
+        Candidate { scheme: self.scheme.clone(), bits: self.bits, kl, kl_se }
+    }
+}
+
+impl Candidate {
+    /// The choice of this size and cost.
+    pub(super) fn choice(&self) -> Choice {
+        Choice { size: self.bits, cost: self.kl }
+    }
 }
 
 /// Candidate schemes under one method.
@@ -45,19 +73,34 @@ pub(super) struct Family {
     pub(super) units: Vec<Unit>,
     /// For each unit its candidates, in the order of `plans`; empty until measured.
     pub(super) costs: Vec<Vec<Candidate>>,
+    /// Candidates of the KV cache, if its bytes count.
+    pub(super) kv: Vec<Candidate>,
 }
 
 impl Family {
     /// Makes the family of these plans, at least one.
     pub(super) fn new(method: &str, plans: Vec<Plan>) -> Self {
         let units = plans.first().map(Unit::of_plan).unwrap_or_default();
-        Family { method: method.to_owned(), plans, units, costs: Vec::new() }
+        Family { method: method.to_owned(), plans, units, costs: Vec::new(), kv: Vec::new() }
     }
 
     /// Returns the candidates of every unit with sizes but no costs.
     pub(super) fn sizes(&self) -> Vec<Vec<Candidate>> {
-        let of = |unit| self.plans.iter().map(|plan| candidate(plan, unit, 0.0, 0.0)).collect();
-        self.units.iter().map(of).collect()
+        let none = Estimate { mean: 0.0, se: 0.0 };
+        let plans: Vec<_> =
+            self.plans.iter().map(|plan| candidates(plan, &self.units, std::iter::repeat(none))).collect();
+        (0..self.units.len()).map(|unit| plans.iter().map(|plan| plan[unit].clone()).collect()).collect()
+    }
+
+    /// Returns the candidates of every unit, and last those of the KV cache, if its bytes count.
+    pub(super) fn choices(&self, units: &[Vec<Candidate>]) -> Vec<Vec<Choice>> {
+        let rows = units.iter().chain(Some(&self.kv).filter(|kv| !kv.is_empty()));
+        rows.map(|row| row.iter().map(Candidate::choice).collect()).collect()
+    }
+
+    /// Returns the scheme of the KV cache that was chosen; `None` if its bytes do not count.
+    pub(super) fn kv_chosen(&self, found: &Allocation) -> Option<&Candidate> {
+        found.choices.get(self.units.len()).and_then(|&at| self.kv.get(at))
     }
 
     /// Returns the units with the schemes chosen.
@@ -79,19 +122,72 @@ fn row(unit: &Unit, candidates: Vec<Candidate>, chosen: usize) -> Row {
     }
 }
 
-/// Makes the candidate of a unit under the scheme of `plan`.
-fn candidate(plan: &Plan, unit: &Unit, kl: f64, kl_se: f64) -> Candidate {
-    let weights = &plan.weights;
-    let bits = unit.linears.iter().map(|l| weights.format.total_bits(l.rows, l.cols)).sum();
-    Candidate { scheme: weights.to_string(), bits, kl, kl_se }
+/// Makes the candidates of all units under the scheme of `plan`, with the bits that its format stores.
+fn candidates(plan: &Plan, units: &[Unit], measured: impl IntoIterator<Item = Estimate>) -> Vec<Candidate> {
+    let stored: HashMap<&str, u64> =
+        plan.quantized().map(|(info, scheme)| (info.module.as_str(), plan.bits(info, scheme))).collect();
+    let bits = |unit: &Unit| unit.linears.iter().filter_map(|l| stored.get(l.module.as_str())).sum();
+    let scheme = plan.weights.to_string();
+    let of = |(unit, Estimate { mean, se })| Candidate {
+        scheme: scheme.clone(),
+        bits: bits(unit),
+        kl: mean,
+        kl_se: se,
+    };
+    units.iter().zip(measured).map(of).collect()
 }
 
-/// Journal line in the work folder: costs of every unit under one scheme.
-#[derive(Serialize, Deserialize)]
-struct Measured {
+/// Line of the journal and of `--measurements`: costs of every unit under one scheme, or of the KV cache.
+#[derive(Clone, Serialize, Deserialize)]
+pub(super) struct Measured {
+    /// Hash of everything that decides the costs.
+    key: String,
     method: String,
     scheme: String,
     costs: Vec<Candidate>,
+}
+
+/// Appends a line to the journal.
+fn keep(journal: &mut Journal, line: &Measured) -> Result<()> {
+    journal.append(&serde_json::to_string(line)?)?;
+    Ok(journal.sync()?)
+}
+
+/// First line of a file of measurements.
+const HEAD: &str = "mantissa fit measurements 1";
+
+/// Longest file of measurements read, in bytes.
+const MOST: u64 = 256 << 20;
+
+/// Reads the measurements of earlier runs; none if there is no such file.
+///
+/// # Errors
+/// A file of something else; I/O.
+pub(super) fn read(path: &Path) -> Result<Vec<Measured>> {
+    let fault = |got: String| {
+        BadInput::new(
+            format!("--measurements {}", path.display()),
+            got,
+            format!("a file that begins \"{HEAD}\""),
+        )
+        .with_fix("name a file that does not exist yet")
+    };
+    let mut text = String::new();
+    match std::fs::File::open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        file => file
+            .and_then(|file| file.take(MOST).read_to_string(&mut text))
+            .map_err(|e| fault(e.to_string()))?,
+    };
+    let Some(lines) = text.strip_prefix(HEAD) else { return Err(fault("another file".to_owned()).into()) };
+    // Lines of another version are measured anew.
+    Ok(lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
+}
+
+/// Makes the text of a file of measurements.
+pub(super) fn text(all: &[Measured]) -> Result<String> {
+    let lines = all.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>()?;
+    Ok(format!("{HEAD}\n{}\n", lines.join("\n")))
 }
 
 /// Work folder and input of the measurements.
@@ -100,6 +196,10 @@ pub(super) struct Search<'a> {
     pub(super) context: &'a Context,
     pub(super) source: &'a ModelFiles,
     pub(super) windows: &'a [Sequence],
+    /// Measurements of earlier runs.
+    pub(super) known: Vec<Measured>,
+    /// Schemes of the KV cache with their bits; empty if its bytes do not count.
+    pub(super) kv: Vec<Cache>,
     /// Minutes after which no further scheme is measured.
     pub(super) limit: Option<f64>,
 }
@@ -107,36 +207,38 @@ pub(super) struct Search<'a> {
 impl Search<'_> {
     /// Measures every unit of each family under every scheme, the smallest first. Quantized models are kept in the work
     /// folder while they are measured. Each result is appended to a journal there, so that a rerun after a kill resumes.
-    /// After the time limit the schemes that are not measured are left out.
+    /// After the time limit the schemes that are not measured are left out. Returns also all measurements.
     ///
     /// # Errors
     /// I/O; a model that cannot be quantized or run; warnings under `--strict`.
-    pub(super) fn measure(&self, families: Vec<Family>) -> Result<Vec<Family>> {
+    pub(super) fn measure(&self, families: Vec<Family>) -> Result<(Vec<Family>, Vec<Measured>)> {
         let at = self.work.path();
         let mut journal = match Journal::read(at) {
             Some(_) => Journal::reopen(at)?,
             None => Journal::create(at)?,
         };
-        let known: Vec<Measured> = Journal::read(at)
-            .unwrap_or_default()
-            .iter()
-            .filter_map(|line| serde_json::from_str(line).ok())
-            .collect();
+        let read = Journal::read(at).unwrap_or_default();
+        let mut known: Vec<Measured> =
+            read.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        known.extend(self.known.iter().cloned());
         let start = Instant::now();
         let limit = self
             .limit
             .map(|minutes| Duration::try_from_secs_f64(60.0 * minutes.max(0.0)).unwrap_or(Duration::MAX));
         let over = || limit.is_some_and(|limit| start.elapsed() > limit);
+        let kv = match families.first() {
+            Some(family) => self.measure_kv(&family.plans[0], &mut known, &mut journal)?,
+            None => Vec::new(),
+        };
         let (mut baseline, mut done, mut left_out) = (None, Vec::with_capacity(families.len()), Vec::new());
         for Family { method, mut plans, units, .. } in families {
             plans.sort_by_key(Plan::linear_bits);
             let mut measured: Vec<(Plan, Vec<Candidate>)> = Vec::with_capacity(plans.len());
             for plan in plans {
                 let scheme = plan.weights.to_string();
-                let line = known.iter().find(|line| {
-                    (&line.method, &line.scheme, line.costs.len()) == (&method, &scheme, units.len())
-                });
-                let costs = match line {
+                let key = self.key(&plan, &units)?;
+                let found = known.iter().find(|line| line.key == key && line.costs.len() == units.len());
+                let costs = match found {
                     Some(line) => line.costs.clone(),
                     None if over() && !(done.is_empty() && measured.is_empty()) => {
                         left_out.push(format!("{method}-{scheme}"));
@@ -144,9 +246,9 @@ impl Search<'_> {
                     }
                     None => {
                         let costs = self.measure_under(&plan, (&method, &units), &mut baseline)?;
-                        let line = Measured { method: method.clone(), scheme, costs };
-                        journal.append(&serde_json::to_string(&line)?)?;
-                        journal.sync()?;
+                        let line = Measured { key, method: method.clone(), scheme, costs };
+                        keep(&mut journal, &line)?;
+                        known.push(line.clone());
                         line.costs
                     }
                 };
@@ -161,13 +263,50 @@ impl Search<'_> {
                 method,
                 units,
                 costs,
+                kv: kv.clone(),
                 plans: measured.into_iter().map(|(plan, _)| plan).collect(),
             });
         }
         if !left_out.is_empty() {
             self.context.warn_all(&[format!("--time-limit: not measured: {}", left_out.join(", "))])?;
         }
-        Ok(done)
+        known.sort_by(|a, b| a.key.cmp(&b.key));
+        known.dedup_by(|a, b| a.key == b.key);
+        Ok((done, known))
+    }
+
+    /// Returns the key of the measurement of `units` under `plan`.
+    fn key(&self, plan: &Plan, units: &[Unit]) -> Result<String> {
+        let names: Vec<_> = units.iter().map(Unit::name).collect();
+        let on = self.windows.iter().map(|window| (&window.tokens, window.from)).collect::<Vec<_>>();
+        let all = format!("{} {names:?} {on:?}", plan_key(plan, self.source)?);
+        Ok(FileDigest::of(all.as_bytes()).hex())
+    }
+
+    /// Measures the schemes of the KV cache on the source, which `plan` quantizes.
+    fn measure_kv(
+        &self,
+        plan: &Plan,
+        known: &mut Vec<Measured>,
+        journal: &mut Journal,
+    ) -> Result<Vec<Candidate>> {
+        if self.kv.is_empty() {
+            return Ok(Vec::new());
+        }
+        let policies: Vec<KvPolicy> = self.kv.iter().map(|cache| cache.policy.clone()).collect();
+        let key = FileDigest::of(format!("{} {policies:?}", self.key(plan, &[])?).as_bytes()).hex();
+        if let Some(line) = known.iter().find(|line| line.key == key && line.costs.len() == self.kv.len()) {
+            // The bits depend on the budget.
+            let measured = self.kv.iter().zip(&line.costs);
+            return Ok(measured.map(|(cache, cost)| cache.candidate(cost.kl, cost.kl_se)).collect());
+        }
+        let found = cache_schemes(self.source, &policies, self.windows, self.context.threads)?;
+        let costs: Vec<_> =
+            self.kv.iter().zip(found).map(|(cache, kl)| cache.candidate(kl.mean, kl.se)).collect();
+        let line = Measured { key, method: "kv".to_owned(), scheme: "all".to_owned(), costs: costs.clone() };
+        keep(journal, &line)?;
+        known.push(line);
+        Ok(costs)
     }
 
     /// Measures every unit under the scheme of `plan`.
@@ -196,8 +335,7 @@ impl Search<'_> {
             operation: "remove",
             error,
         })?;
-        let costs = units.iter().zip(measured);
-        Ok(costs.map(|(unit, Estimate { mean, se })| candidate(plan, unit, mean, se)).collect())
+        Ok(candidates(plan, units, measured))
     }
 
     /// Quantizes by `plan` into the folder `at`, or reuses the result of an earlier run.
