@@ -122,7 +122,9 @@ fn another_budget_reuses_the_measurements() {
     let base = ["fit", text(&model), "--tokens", &tokens, "--quiet", "--measurements", text(&kept)];
     let fit = |budget: &str, schemes: &str, out: &str| {
         let out = temp.path().join(out);
-        json(&[&base[..], &["--budget", budget, "--schemes", schemes, "--out", text(&out), "--json"]].concat())
+        json(
+            &[&base[..], &["--budget", budget, "--schemes", schemes, "--out", text(&out), "--json"]].concat(),
+        )
     };
     let first = fit("9bpw", "int2-g8,int4-g8,int8-g8", "first");
     let lines = fs::read_to_string(&kept).unwrap();
@@ -143,8 +145,10 @@ fn another_budget_reuses_the_measurements() {
     fs::write(temp.path().join("other"), "something else").unwrap();
     let other = temp.path().join("other");
     let args = ["fit", text(&model), "--tokens", &tokens, "--budget", "9bpw", "--schemes", "int4-g8"];
-    let refused =
-        fail(1, &[&args[..], &["--measurements", text(&other), "--out", text(&temp.path().join("n"))]].concat());
+    let refused = fail(
+        1,
+        &[&args[..], &["--measurements", text(&other), "--out", text(&temp.path().join("n"))]].concat(),
+    );
     assert!(refused.contains("other"), "{refused}");
     assert_eq!(fs::read_to_string(&other).unwrap(), "something else");
 }
@@ -153,7 +157,8 @@ fn another_budget_reuses_the_measurements() {
 fn memory_is_shared_by_weights_and_kv_cache() {
     let temp = TempDir::new().unwrap();
     let (model, tokens) = (tiny("llama2-gqa-tied"), windows(temp.path()));
-    let base = ["fit", text(&model), "--tokens", &tokens, "--schemes", "int4-g8,int8-g8", "--format", "native"];
+    let base =
+        ["fit", text(&model), "--tokens", &tokens, "--schemes", "int4-g8,int8-g8", "--format", "native"];
     let fit = |memory: &str, out: &str| {
         let (budget, out) = (format!("{memory} with 256 context and 64 sequences"), temp.path().join(out));
         json(&[&base[..], &["--budget", &budget, "--out", text(&out), "--json", "--quiet"]].concat())
@@ -174,8 +179,11 @@ fn memory_is_shared_by_weights_and_kv_cache() {
     assert_eq!(kv != "f16", config.contains(kv), "{kv}: {config}");
     let refused = fail(
         2,
-        &[&base[..], &["--budget", "60kB with 256 context and 64 sequences", "--out", text(&temp.path().join("no"))]]
-            .concat(),
+        &[
+            &base[..],
+            &["--budget", "60kB with 256 context and 64 sequences", "--out", text(&temp.path().join("no"))],
+        ]
+        .concat(),
     );
     assert!(refused.contains("60") && refused.contains("activations"), "{refused}");
 }
