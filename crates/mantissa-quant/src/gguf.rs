@@ -41,14 +41,16 @@ pub(crate) use ternary::quantize as quantize_ternary;
 const DECIDED: [&str; 3] = ["general.alignment", "general.file_type", "general.quantization_version"];
 
 /// Replaces schemes whose blocks do not divide a row and returns the modules, each with the reason. Layers that become
-/// several tensors are left out.
+/// several tensors are left out, unless those are whole rows under a scheme without a separate factor.
 pub(crate) fn fall_back(config: &ModelConfig, linears: &mut [PlannedLinear]) -> Vec<(String, String)> {
     let mut fallbacks = Vec::new();
     let row = Architecture::of_model_type(config.architecture.name, config.experts.is_some());
     for PlannedLinear { info, scheme } in linears {
         let weight = format!("{}.weight", info.module);
-        let joined = row.is_some_and(|row| row.joined(&weight, order_of(row, config)).is_some());
-        if info.kind == LinearKind::KvB || joined {
+        let joined = row.and_then(|row| row.joined(&weight, order_of(row, config)));
+        let factor = scheme.as_ref().is_some_and(|scheme| gguf::has_factor(&scheme.format));
+        let apart = joined.is_some_and(|joined| factor || joined.rows(info.rows).is_none());
+        if info.kind == LinearKind::KvB || apart {
             *scheme = None;
         }
         let Some(wanted) = scheme.as_mut() else { continue };
@@ -127,7 +129,10 @@ impl Layout {
             Adding { source, job, weights, options, planned, experts: experts(config), streams, stacks };
         for info in parameters(config) {
             if let Some(joined) = architecture.joined(&info.name, layout.order) {
-                layout.add_joined(&adding, config, info, joined)?;
+                match adding.scheme_of_layer(&info) {
+                    Some(scheme) => layout.declare_rows(&scheme, &info, &joined),
+                    None => layout.add_joined(&adding, config, info, joined)?,
+                }
                 continue;
             }
             let scheme = layout.table_scheme(job, config, options, &info);

@@ -140,7 +140,22 @@ impl Adding<'_> {
     }
 }
 
+impl Adding<'_> {
+    /// Returns the scheme under which the method quantizes a parameter as a layer.
+    pub(super) fn scheme_of_layer(&self, info: &TensorInfo) -> Option<Scheme> {
+        self.planned.get(info.name.trim_end_matches(".weight"))?.scheme.clone()
+    }
+}
+
 impl Layout {
+    /// Declares the parts of a layer that the method quantizes whole: each has some of its rows.
+    pub(super) fn declare_rows(&mut self, scheme: &Scheme, info: &TensorInfo, joined: &Joined) {
+        let [rows, cols] = *info.shape.as_slice() else { return };
+        let ty = block_type(&scheme.format).unwrap_or(GgmlType::F32);
+        let parts = joined.names().iter().zip(joined.rows(rows).unwrap_or_default());
+        self.tensors.extend(parts.map(|(name, rows)| GgufTensorSpec::new(name, ty, [rows.len(), cols])));
+    }
+
     /// Declares the parts of a tensor: biases in f32, weights under the scheme of the layer or its substitute.
     pub(super) fn add_joined(
         &mut self,

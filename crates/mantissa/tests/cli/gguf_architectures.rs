@@ -313,6 +313,57 @@ fn gemma_3n_has_an_embedding_of_layers_for_every_token() {
     assert!(error.contains("vocab_size_per_layer_input"), "{error}");
 }
 
+/// A file of DeepSeek-V4 is a model under the published names, which compressed-tensors holds too.
+#[test]
+fn a_file_of_deepseek_v4_becomes_a_folder() {
+    let temp = TempDir::new().unwrap();
+    let dir = temp.path();
+    let (model, file, folder) = (deepseek_v4(&dir.join("m")), dir.join("m.gguf"), dir.join("out"));
+    for (source, recipe, format, out) in
+        [(&model, "rtn-f32", "gguf", &file), (&file, "rtn-int8-channel", "compressed-tensors", &folder)]
+    {
+        let arguments =
+            ["quantize", text(source), "--recipe", recipe, "--format", format, "--out", text(out)];
+        let done = run(&[&arguments[..], &["--json", "--quiet"]].concat());
+        assert_eq!(done["verification"]["ok"], true, "{format}: {done}");
+    }
+    let file = File::open(&folder.join("model.safetensors"));
+    assert!(file.has("embed.weight") && file.has("layers.0.attn.wkv.weight_scale"));
+}
+
+/// Weights that the file has in parts of whole rows are quantized whole by the method: with the importance matrix, and by GPTQ.
+#[test]
+fn rows_of_split_weights_are_those_of_the_method() {
+    let temp = TempDir::new().unwrap();
+    let (dir, tokens) = (temp.path(), windows(temp.path()));
+    for (model, parts) in [
+        (granite_hybrid(dir), ["blk.0.ffn_gate.weight", "blk.0.ffn_up.weight"]),
+        (model(dir, "qwen3-next-square", &json!({})), ["blk.0.attn_qkv.weight", "blk.0.attn_gate.weight"]),
+    ] {
+        let made = |name: &str, options: &[&str]| {
+            let out = model.with_extension(name).with_extension("gguf");
+            let arguments =
+                ["quantize", text(&model), "--format", "gguf", "--overwrite", "--out", text(&out)];
+            let done = run(&[&arguments[..], options, &["--json", "--quiet"]].concat());
+            assert_eq!(done["verification"]["ok"], true, "{options:?}: {done}");
+            let file = Gguf::open(&out).unwrap();
+            parts.map(|part| {
+                let tensor = file.get(part).unwrap();
+                (tensor.ty.name, file.read(tensor).unwrap())
+            })
+        };
+        let calibrated = |recipe| ["--recipe", recipe, "--calibration-tokens", &tokens];
+        let [plain, weighed] = [made("a", &["--recipe", "rtn-q4_0"]), made("b", &calibrated("rtn-q4_0"))];
+        let [rounded, gptq] = [made("c", &["--recipe", "rtn-mxfp4"]), made("d", &calibrated("gptq-mxfp4"))];
+        for (without, with, ty) in [(plain, weighed, "Q4_0"), (rounded, gptq, "MXFP4")] {
+            for (without, with) in without.iter().zip(&with) {
+                assert_eq!((without.0, with.0), (ty, ty));
+                assert!(without.1 != with.1, "{ty}");
+            }
+        }
+    }
+}
+
 #[test]
 fn experts_are_one_tensor_in_blocks_too() {
     let temp = TempDir::new().unwrap();

@@ -229,6 +229,15 @@ impl Run<'_, '_> {
     /// Writes tensor `stored`: the rows of `name`, moved from Hugging Face to GGUF order, or its factor. An expert is
     /// written into its part of the tensor.
     fn write(&mut self, name: &str, stored: &str, rows: usize, bytes: &[u8]) -> Result<()> {
+        let joined = self.layout.architecture.joined(name, self.layout.order);
+        if let Some((joined, parts)) = joined.and_then(|joined| Some((joined.clone(), joined.rows(rows)?))) {
+            let row = bytes.len() / rows.max(1);
+            for (part, order) in joined.names().iter().zip(parts) {
+                let rows = order.iter().flat_map(|at| &bytes[at * row..][..row]);
+                self.writer.write(part, &rows.copied().collect::<Vec<u8>>())?;
+            }
+            return Ok(());
+        }
         let place = self.layout.architecture.place(name);
         if let Some(place) = place.as_ref().filter(|place| place.expert.is_some()) {
             let stored = if stored.ends_with(".scale") { stored } else { &place.tensor };
