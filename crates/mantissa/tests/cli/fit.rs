@@ -146,7 +146,7 @@ fn another_budget_reuses_the_measurements() {
     let other = temp.path().join("other");
     let args = ["fit", text(&model), "--tokens", &tokens, "--budget", "9bpw", "--schemes", "int4-g8"];
     let refused = fail(
-        1,
+        2,
         &[&args[..], &["--measurements", text(&other), "--out", text(&temp.path().join("n"))]].concat(),
     );
     assert!(refused.contains("other"), "{refused}");
