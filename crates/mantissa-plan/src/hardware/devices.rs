@@ -47,12 +47,14 @@ pub struct KernelCost {
     pub prompt: f64,
 }
 
-/// Shares of GPUs. One measured point of each kind: llmq reaches 230 of 362 TFLOP/s on an L40S in training (training.md,
-/// section 4); Marlin reaches about 90 % of the bandwidth with 4-bit weights (Frantar et al. 2024, arXiv 2408.11743, fig. 1).
+/// Shares of GPUs. Measured on an H200 with PyTorch's kernels in a CUDA graph (bench/gpu.py, bench/record/2026-11-26-gpu.md):
+/// bf16 decoding .65 to .72 of the bandwidth, prefill .62 to .67 of the peak; FP8 prefill .44 to .47 of its peak. Published:
+/// llmq 230 of 362 TFLOP/s on an L40S in training (training.md, section 4); Marlin about 90 % of the bandwidth with 4-bit
+/// weights (Frantar et al. 2024, arXiv 2408.11743, fig. 1).
 const GPU_SHARES: Shares = Shares {
     bandwidth: [0.5, 0.7, 0.88],
     compute: [0.4, 0.6, 0.78],
-    source: "assumed: shares of published kernels (llmq .64 of the bf16 peak on an L40S; Marlin .9 of the bandwidth); not measured by us",
+    source: "bf16 measured on an H200 with PyTorch (.65 to .72 of the bandwidth, .62 to .67 of the peak, 2026-11-26); assumed for other GPUs and kernels",
 };
 
 /// Shares of Apple's GPUs.

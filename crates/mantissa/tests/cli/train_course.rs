@@ -176,10 +176,11 @@ fn a_timed_run_decays_in_time_and_resumes_to_its_plan() {
     .unwrap();
     json(&[&["train", text(&config), "--json", "--quiet", "--resume"], &more[..]].concat());
     let again = log(temp.path(), "log.jsonl");
-    // A slower machine may end earlier, by time.
+    // By time, the second run may end some steps earlier or later than the first.
     let losses = again.iter().map(|line| line["loss"].clone()).collect::<Vec<_>>();
-    assert!(losses.len() > at && losses == expected[..losses.len()], "{losses:?} {expected:?}");
-    assert_eq!(rates(&again), all[..again.len()]);
+    let both = losses.len().min(expected.len());
+    assert!(both > at && losses[..both] == expected[..both], "{losses:?} {expected:?}");
+    assert_eq!(rates(&again)[..both], all[..both]);
 }
 
 #[test]

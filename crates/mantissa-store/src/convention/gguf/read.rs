@@ -279,12 +279,17 @@ impl Model {
             let stored = self
                 .architecture
                 .map_or_else(|| shape.to_vec(), |row| row.stored_shape(name, shape, self.groups));
-            // ggml drops outer dimensions of 1, and a converter may add them.
+            // ggml drops outer dimensions of 1; llama.cpp's converter adds one to a convolution `[channels, 1, taps]`.
             let inner = |shape: &[usize]| {
                 let outer = shape.iter().take(shape.len().saturating_sub(1)).take_while(|&&n| n == 1).count();
                 shape[outer..].to_vec()
             };
-            if inner(&tensor.shape) != inner(&stored) {
+            let found = if stored.len() > 2 {
+                inner(&tensor.shape) == inner(&stored)
+            } else {
+                tensor.shape == stored
+            };
+            if !found && tensor.shape != inner(&stored) {
                 files.expect_shape(&meta, &stored)?;
             }
             return Ok(Found { tensor, part: (0, 1) });
