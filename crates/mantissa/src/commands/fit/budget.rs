@@ -23,7 +23,7 @@ pub(super) enum Budget {
     /// Bytes of all tensors.
     Bytes(u64),
     /// Bytes of tensors, KV cache and activations.
-    Serving(Serving),
+    Serving(Box<Serving>),
 }
 
 /// Memory in which a model serves some sequences.
@@ -83,7 +83,7 @@ pub(super) fn parse(text: &str) -> Result<Budget, String> {
     }
     let serving =
         Serving { memory, context: context.ok_or_else(wrong)?, sequences: sequences.unwrap_or(1), device };
-    Ok(Budget::Serving(serving))
+    Ok(Budget::Serving(Box::new(serving)))
 }
 
 /// Bytes of a model that serves.
@@ -197,6 +197,14 @@ impl Budget {
 mod tests {
     use super::*;
 
+    fn load(text: &str) -> Serving {
+        let found = match parse(text) {
+            Ok(Budget::Serving(serving)) => Some(*serving),
+            _ => None,
+        };
+        found.unwrap()
+    }
+
     #[test]
     fn budgets_are_bits_per_weight_sizes_or_loads() {
         assert_eq!(parse("4.5bpw"), Ok(Budget::BitsPerWeight(4.5)));
@@ -207,16 +215,13 @@ mod tests {
         {
             assert!(parse(wrong).unwrap_err().contains("4.5bpw"), "{wrong}");
         }
-        let Budget::Serving(load) = parse("24 GB with 32k context and 8 sequences on rtx4090").unwrap()
-        else {
-            panic!("not a load")
-        };
-        assert_eq!((load.memory, load.context, load.sequences), (24_000_000_000, 32_768, 8));
+        let eight = load("24 GB with 32k context and 8 sequences on rtx4090");
+        assert_eq!((eight.memory, eight.context, eight.sequences), (24_000_000_000, 32_768, 8));
         // A device keeps a part of its memory for itself.
         let usable = Device::named("rtx4090").unwrap().available() as u64;
-        assert_eq!(load.memory(), usable.min(24_000_000_000));
-        assert_eq!(parse("24GB with 8 sequences and 32k context on rtx4090"), Ok(Budget::Serving(load)));
-        let Budget::Serving(one) = parse("2GB with 8192 context").unwrap() else { panic!("not a load") };
+        assert_eq!(eight.memory(), usable.min(24_000_000_000));
+        assert_eq!(load("24GB with 8 sequences and 32k context on rtx4090"), eight);
+        let one = load("2GB with 8192 context");
         assert_eq!((one.memory(), one.context, one.sequences), (2_000_000_000, 8192, 1));
         assert!(parse("24GB with 32k context on rtx9999").unwrap_err().contains("rtx9999"));
         assert!(parse("24GB with 32k context and 16k context").is_err());
@@ -225,12 +230,10 @@ mod tests {
     #[test]
     fn the_kv_cache_of_sequences_counts() {
         let shape = ModelShape::named("Llama-3.1-8B").unwrap();
-        let Budget::Serving(load) = parse("24GB with 32k context and 8 sequences").unwrap() else {
-            panic!("not a load")
-        };
+        let eight = load("24GB with 32k context and 8 sequences");
         // 32 layers × 8 heads × 128 × 2 × 2 bytes × 32,768 tokens × 8 sequences.
         let f16 = Kv::named("f16").unwrap();
-        assert_eq!(load.kv_bytes(&f16, &shape), 131_072 * 32_768 * 8);
-        assert!(load.activations(&shape) > 0);
+        assert_eq!(eight.kv_bytes(&f16, &shape), 131_072 * 32_768 * 8);
+        assert!(eight.activations(&shape) > 0);
     }
 }
