@@ -202,11 +202,21 @@ pub fn cache_schemes(
 ) -> Result<Vec<Estimate>> {
     let files = CacheInF32(source);
     let (plain, mut other) = (Decoder::load(&files)?, Decoder::load(&files)?);
-    let mut measure = |policy: &KvPolicy| {
-        other.set_kv(policy)?;
-        let found = evaluate(&other, Some(&plain), windows, threads, &|_| {})?.comparison;
-        let none = Estimate { mean: f64::NAN, se: f64::NAN };
-        Ok(found.map_or(none, |found| Estimate { mean: found.kl, se: found.kl_se }))
-    };
-    policies.iter().map(&mut measure).collect()
+    policies.iter().map(|policy| cache_scheme((&mut other, &plain), policy, windows, threads)).collect()
+}
+
+/// Measures the mean KL (nats/token) of the first decoder with its KV cache in `policy`, against the second.
+///
+/// # Errors
+/// As [`cache_schemes`].
+pub(crate) fn cache_scheme(
+    (other, plain): (&mut Decoder, &Decoder),
+    policy: &KvPolicy,
+    windows: &[Sequence],
+    threads: usize,
+) -> Result<Estimate> {
+    other.set_kv(policy)?;
+    let found = evaluate(other, Some(plain), windows, threads, &|_| {})?.comparison;
+    let none = Estimate { mean: f64::NAN, se: f64::NAN };
+    Ok(found.map_or(none, |found| Estimate { mean: found.kl, se: found.kl_se }))
 }

@@ -3,12 +3,14 @@
 
 use std::ops::ControlFlow;
 
+use mantissa_eval::Evaluated;
+use mantissa_eval::stats::Estimate;
 use mantissa_eval::tasks::{Answer, Encoded, Item, encode, longest, run, summary};
-use mantissa_eval::{Evaluated, evaluate};
 use mantissa_model::{Bos, Decoder};
 use serde::Serialize;
 
 use super::{Examination, Examined, Finding, Location, Result};
+use crate::sensitivity::cache_scheme;
 
 /// KL that a cache may cost, nats/token: the bound at which quantized weights are usually accepted.
 const KL: f64 = 0.05;
@@ -52,9 +54,8 @@ pub(super) fn schemes(of: &Examined<'_>) -> Result<Vec<CacheScheme>> {
     let right = answers(of, &plain, &items)?;
     let mut all = Vec::new();
     for policy in of.request.kv {
-        other.set_kv(policy)?;
-        let found = evaluate(&other, Some(&plain), &of.trials.windows, of.request.threads, &|_| {})?;
-        let (kl, kl_se) = found.comparison.map_or((f64::NAN, f64::NAN), |c| (c.kl, c.kl_se));
+        let Estimate { mean: kl, se: kl_se } =
+            cache_scheme((&mut other, &plain), policy, &of.trials.windows, of.request.threads)?;
         let answers = answers(of, &other, &items)?;
         let given: Vec<Item> = items.iter().map(|(item, _)| (*item).clone()).collect();
         let score = (!given.is_empty()).then(|| summary(&given, &answers, Some(&right)).score);

@@ -20,7 +20,7 @@ use mantissa_plan::shape::ModelShape;
 use mantissa_quant::allocate::{AllocateError, Allocation, allocate};
 use mantissa_quant::verify::Verification;
 use mantissa_quant::{
-    Check, Job, Options, Outcome, Plan, Quality, QuantError, Recipe, Start, dequantized_source, plan_key,
+    Check, Job, Options, Outcome, Plan, Quality, QuantError, Recipe, Start, dequantized_source,
 };
 use mantissa_store::convention::{Container, ModelFiles, native};
 use mantissa_store::{FileDigest, Kind, Paths, WorkFolder, write_file_atomic};
@@ -436,16 +436,13 @@ fn schemes(args: &Args, method: &str, source: &ModelFiles) -> Result<Vec<Scheme>
     Ok(parsed.into_iter().collect::<Result<_, mantissa_num::ParseError>>()?)
 }
 
-/// Returns the key of the measurements: a hash of everything that decides them.
+/// Returns the key of all measurements: a hash of everything that decides them.
 fn key(families: &[Family], source: &ModelFiles, windows: &[Sequence]) -> Result<String> {
-    let plans = families.iter().flat_map(|family| &family.plans);
-    let keys = plans.map(|plan| plan_key(plan, source)).collect::<Result<Vec<_>, _>>()?;
-    let units: Vec<_> = families.iter().flat_map(|family| family.units.iter().map(Unit::name)).collect();
-    let windows: Vec<_> = windows.iter().map(|window| (&window.tokens, window.from)).collect();
-    Ok(format!(
-        "mantissa fit 2 {}",
-        FileDigest::of(format!("{keys:?} {units:?} {windows:?}").as_bytes()).hex()
-    ))
+    let of = |family: &Family| -> Result<Vec<String>> {
+        family.plans.iter().map(|plan| measure::key(plan, &family.units, source, windows)).collect()
+    };
+    let keys = families.iter().map(of).collect::<Result<Vec<_>>>()?;
+    Ok(format!("mantissa fit 3 {}", FileDigest::of(format!("{keys:?}").as_bytes()).hex()))
 }
 
 /// Chooses among the candidates `units` of a family.

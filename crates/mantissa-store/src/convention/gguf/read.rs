@@ -284,12 +284,8 @@ impl Model {
                 let outer = shape.iter().take(shape.len().saturating_sub(1)).take_while(|&&n| n == 1).count();
                 shape[outer..].to_vec()
             };
-            let found = if stored.len() > 2 {
-                inner(&tensor.shape) == inner(&stored)
-            } else {
-                tensor.shape == stored
-            };
-            if !found && tensor.shape != inner(&stored) {
+            let found = if stored.len() > 2 { inner(&tensor.shape) } else { tensor.shape.clone() };
+            if found != stored && found != inner(&stored) {
                 files.expect_shape(&meta, &stored)?;
             }
             return Ok(Found { tensor, part: (0, 1) });

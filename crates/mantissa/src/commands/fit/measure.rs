@@ -45,9 +45,9 @@ pub(super) struct Candidate {
 /// Scheme of the KV cache.
 #[derive(Debug)]
 pub(super) struct Cache {
-    /// What is measured.
+    /// Policy whose KL is measured.
     pub(super) policy: KvPolicy,
-    /// What the recipe stores.
+    /// Scheme that the recipe stores.
     pub(super) scheme: String,
     /// Bits of all sequences.
     pub(super) bits: u64,
@@ -147,6 +147,16 @@ pub(super) struct Measured {
     costs: Vec<Candidate>,
 }
 
+/// Returns the key of the measurement of `units` under `plan`: a hash of everything that decides it.
+///
+/// # Errors
+/// A file of the source cannot be examined.
+pub(super) fn key(plan: &Plan, units: &[Unit], source: &ModelFiles, windows: &[Sequence]) -> Result<String> {
+    let names: Vec<_> = units.iter().map(Unit::name).collect();
+    let on: Vec<_> = windows.iter().map(|window| (&window.tokens, window.from)).collect();
+    Ok(FileDigest::of(format!("{} {names:?} {on:?}", plan_key(plan, source)?).as_bytes()).hex())
+}
+
 /// Appends a line to the journal.
 fn keep(journal: &mut Journal, line: &Measured) -> Result<()> {
     journal.append(&serde_json::to_string(line)?)?;
@@ -236,7 +246,7 @@ impl Search<'_> {
             let mut measured: Vec<(Plan, Vec<Candidate>)> = Vec::with_capacity(plans.len());
             for plan in plans {
                 let scheme = plan.weights.to_string();
-                let key = self.key(&plan, &units)?;
+                let key = key(&plan, &units, self.source, self.windows)?;
                 let found = known.iter().find(|line| line.key == key && line.costs.len() == units.len());
                 let costs = match found {
                     Some(line) => line.costs.clone(),
@@ -275,14 +285,6 @@ impl Search<'_> {
         Ok((done, known))
     }
 
-    /// Returns the key of the measurement of `units` under `plan`.
-    fn key(&self, plan: &Plan, units: &[Unit]) -> Result<String> {
-        let names: Vec<_> = units.iter().map(Unit::name).collect();
-        let on = self.windows.iter().map(|window| (&window.tokens, window.from)).collect::<Vec<_>>();
-        let all = format!("{} {names:?} {on:?}", plan_key(plan, self.source)?);
-        Ok(FileDigest::of(all.as_bytes()).hex())
-    }
-
     /// Measures the schemes of the KV cache on the source, which `plan` quantizes.
     fn measure_kv(
         &self,
@@ -294,7 +296,8 @@ impl Search<'_> {
             return Ok(Vec::new());
         }
         let policies: Vec<KvPolicy> = self.kv.iter().map(|cache| cache.policy.clone()).collect();
-        let key = FileDigest::of(format!("{} {policies:?}", self.key(plan, &[])?).as_bytes()).hex();
+        let key = key(plan, &[], self.source, self.windows)?;
+        let key = FileDigest::of(format!("{key} {policies:?}").as_bytes()).hex();
         if let Some(line) = known.iter().find(|line| line.key == key && line.costs.len() == self.kv.len()) {
             // The bits depend on the budget.
             let measured = self.kv.iter().zip(&line.costs);
