@@ -19,18 +19,54 @@ use crate::values::{values_of, weight_of};
 /// Presents an unquantized GGUF model as a dense checkpoint, which jobs read like a folder: the same tensor names, the
 /// same order of rows. Other models are returned unchanged.
 ///
+/// Tensors that the file has in parts, or with columns in another order, are put together when they are read, in F32.
+///
 /// # Errors
-/// A tensor is missing, has another shape, or is stored in parts.
+/// A tensor is missing or has another shape.
 pub fn dense_source(files: ModelFiles) -> Result<ModelFiles> {
-    if files.gguf().is_none() || files.is_quantized() {
-        return Ok(files);
-    }
+    let Some(model) = files.gguf().filter(|_| !files.is_quantized()) else { return Ok(files) };
     let config = model_config(&files)?;
-    let tensors = config.tensors().into_iter().map(|info| {
-        let transposed = linear_of(&config, &info).is_some_and(|linear| linear.stored == StoredAs::Columns);
-        DenseTensor { name: info.name, shape: info.shape, transposed }
-    });
-    Ok(files.into_dense(&tensors.collect::<Vec<_>>())?)
+    let (whole, apart): (Vec<_>, Vec<_>) =
+        config.tensors().into_iter().partition(|info| model.is_whole(&info.name));
+    let whole: Vec<DenseTensor> = whole
+        .into_iter()
+        .map(|info| {
+            let transposed =
+                linear_of(&config, &info).is_some_and(|linear| linear.stored == StoredAs::Columns);
+            DenseTensor { name: info.name, shape: info.shape, transposed }
+        })
+        .collect();
+    if apart.is_empty() {
+        return Ok(files.into_dense(&whole)?);
+    }
+    let again = ModelFiles::open(files.dir())?.into_dense(&whole)?;
+    let (files, linears) = (Arc::new(files), linears_by_tensor(&config));
+    let mut computed = Vec::new();
+    for info in apart {
+        computed.extend(put_together(&files, &config, &linears, info));
+    }
+    let (fields, notes) = (again.config().cloned().unwrap_or_default(), again.notes());
+    Ok(again.with_computed(|_| true, computed, fields, notes))
+}
+
+/// Tensors in F32 that hold the values of `info`: one, or one for each expert.
+fn put_together(
+    files: &Arc<ModelFiles>,
+    config: &ModelConfig,
+    linears: &BTreeMap<String, LinearInfo>,
+    info: TensorInfo,
+) -> Vec<ComputedTensor> {
+    match linears.get(&info.name) {
+        // Experts that are fused become dense one by one.
+        None if fused_layer(&info).is_some() => {
+            experts_of(config, &info).map(|linear| dequantized(files, &linear)).collect()
+        }
+        Some(linear) => vec![decoded(files, linear.clone(), info)],
+        None => match side_linear(config, &info) {
+            Some(linear) if files.gguf().is_none() => vec![decoded(files, linear, info)],
+            _ => vec![read(files, info)],
+        },
+    }
 }
 
 /// Presents any model as a dense checkpoint: an unquantized GGUF file as [`dense_source`] does, a quantized model with
@@ -55,19 +91,10 @@ pub fn dequantized_source(files: ModelFiles) -> Result<ModelFiles> {
     let linears = linears_by_tensor(&config);
     let (mut kept, mut computed) = (BTreeSet::new(), Vec::new());
     for info in config.tensors() {
-        match linears.get(&info.name) {
-            _ if stored(&info.name) && !is_apart(&files, &config, &info) => {
-                kept.insert(info.name);
-            }
-            // Experts that are fused and quantized, or quantized one by one, become dense one by one.
-            None if fused_layer(&info).is_some() => {
-                computed.extend(experts_of(&config, &info).map(|linear| dequantized(&files, &linear)));
-            }
-            Some(linear) => computed.push(decoded(&files, linear.clone(), info)),
-            None => match side_linear(&config, &info) {
-                Some(linear) if files.gguf().is_none() => computed.push(decoded(&files, linear, info)),
-                _ => computed.push(read(&files, info)),
-            },
+        if stored(&info.name) && !is_apart(&files, &config, &info) {
+            kept.insert(info.name);
+        } else {
+            computed.extend(put_together(&files, &config, &linears, info));
         }
     }
     if files.gguf().is_none() {

@@ -41,16 +41,23 @@ pub(crate) use ternary::quantize as quantize_ternary;
 const DECIDED: [&str; 3] = ["general.alignment", "general.file_type", "general.quantization_version"];
 
 /// Replaces schemes whose blocks do not divide a row and returns the modules, each with the reason. Layers that become
-/// several tensors are left out, unless those are whole rows under a scheme without a separate factor.
-pub(crate) fn fall_back(config: &ModelConfig, linears: &mut [PlannedLinear]) -> Vec<(String, String)> {
+/// several tensors are left out, unless those are whole rows under a scheme without a separate factor, and, if the method
+/// `learns` whole decoder layers, those whose columns move.
+pub(crate) fn fall_back(
+    config: &ModelConfig,
+    linears: &mut [PlannedLinear],
+    learns: bool,
+) -> Vec<(String, String)> {
     let mut fallbacks = Vec::new();
     let row = Architecture::of_model_type(config.architecture.name, config.experts.is_some());
     for PlannedLinear { info, scheme } in linears {
         let weight = format!("{}.weight", info.module);
-        let joined = row.and_then(|row| row.joined(&weight, order_of(row, config)));
+        let order = row.map(|row| order_of(row, config));
+        let joined = row.zip(order).and_then(|(row, order)| row.joined(&weight, order));
+        let moves = order.is_some_and(|order| order.columns(&weight).is_some());
         let factor = scheme.as_ref().is_some_and(|scheme| gguf::has_factor(&scheme.format));
         let apart = joined.is_some_and(|joined| factor || joined.rows(info.rows).is_none());
-        if info.kind == LinearKind::KvB || apart {
+        if info.kind == LinearKind::KvB || apart || learns && moves {
             *scheme = None;
         }
         let Some(wanted) = scheme.as_mut() else { continue };

@@ -181,7 +181,7 @@ impl<'a> Layers<'a> {
             return self.learned(method, info, tick);
         }
         let outer = self.outer(info, scheme)?;
-        let w = DenseTensor::of_linear(self.source, info)?;
+        let w = self.weight(info)?;
         // The transform has searched this clipping; only rounding is left.
         if let Some(clips) = self.clips(info) {
             return self.clipped_by(clips, info, scheme, &w, outer);
@@ -209,6 +209,15 @@ impl<'a> Layers<'a> {
                 _ => round_to_nearest(self.plan, self.source, info, scheme, &w, outer),
             },
         }
+    }
+
+    /// Opens the weight of a layer, with its columns in the order in which they are stored.
+    fn weight(&self, info: &LinearInfo) -> Result<DenseTensor<'a>> {
+        let w = DenseTensor::of_linear(self.source, info)?;
+        let Some(columns) = self.plan.columns_of(info) else { return Ok(w) };
+        let mut scratch = Scratch::default();
+        let values = whole(self.source, info, &w, &mut scratch)?;
+        Ok(columns.columns_to_gguf(values, info.cols).into())
     }
 
     /// Returns the result of a method that learns. The first call for a decoder layer learns all its linear layers.
@@ -299,6 +308,10 @@ impl<'a> Layers<'a> {
         importance: &Importance,
     ) -> Result<Solved> {
         let weights = importance.of(info)?;
+        let weights = match self.plan.columns_of(info) {
+            Some(columns) => weights.map(|weights| columns.to_gguf(&weights, 1)),
+            None => weights,
+        };
         let threads = self.plan.options.threads;
         let found = rtn::quantize_blocks(codec, w, info.rows, info.cols, weights.as_deref(), threads);
         let solved = found.map(Solved::rounded).map_err(|error| dense_error(self.source, info, error))?;

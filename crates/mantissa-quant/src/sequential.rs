@@ -32,7 +32,7 @@ use crate::calibrate::{CalibrateError, CalibratedLayer, Calibration, Tick};
 use crate::error::{QuantError, Result};
 use crate::exl2;
 use crate::fold::Folded;
-use crate::gptq::{Drift, Hessian};
+use crate::gptq::{Drift, GptqError, Hessian};
 use crate::input_scales::{self, InputScales};
 use crate::judge::{Case, Judge};
 use crate::plan::Plan;
@@ -167,7 +167,11 @@ impl<'a> Sequential<'a> {
             None => solved,
         };
         if let Some(layer) = &mut self.layer {
-            put(layer, info.kind, dequantized(self.source.files(), info, solved.values())?)?;
+            let values = solved.values().map(|values| match self.plan.columns_of(info) {
+                Some(columns) => columns.columns_to_hf(&values, info.cols),
+                None => values,
+            });
+            put(layer, info.kind, dequantized(self.source.files(), info, values)?)?;
         }
         Ok(solved)
     }
@@ -281,7 +285,8 @@ impl<'a> Sequential<'a> {
         let index = layer.index();
         self.layer = Some(layer);
         let unseen = unseen.transpose()?.into_iter().flatten().map(Some).chain(std::iter::repeat(None));
-        for ((input, (hessian, drift)), unseen) in inputs.into_iter().zip(moments?).zip(unseen) {
+        for ((input, moments), unseen) in inputs.into_iter().zip(moments?).zip(unseen) {
+            let ((hessian, drift), unseen) = self.in_order_of_columns(index, input, moments, unseen)?;
             let moments = match self.plan.job.work() {
                 Some(Work::Input(method)) => {
                     let Prepared { solver, moments } = self.solver(method, (hessian, drift), index, input)?;
@@ -293,6 +298,29 @@ impl<'a> Sequential<'a> {
             self.judges.extend(moments.map(|hessian| (input, Judge::new(hessian, unseen))));
         }
         Ok(())
+    }
+
+    /// Moves the moments of an input to the order in which the weights that read it are stored.
+    fn in_order_of_columns(
+        &self,
+        layer: usize,
+        input: LinearInput,
+        (hessian, drift): (Hessian, Option<Drift>),
+        unseen: Option<Hessian>,
+    ) -> Result<((Hessian, Option<Drift>), Option<Hessian>)> {
+        let Some(columns) = self.plan.columns_of_input(layer, input) else {
+            return Ok(((hessian, drift), unseen));
+        };
+        let maps = [Map::Perm(columns.places(hessian.cols()))];
+        let mapped = || {
+            let drift = drift.map(|drift| drift.mapped(&maps)).transpose()?;
+            let unseen = unseen.map(|unseen| unseen.mapped(&maps)).transpose()?;
+            Ok(((hessian.mapped(&maps)?, drift), unseen))
+        };
+        mapped().map_err(|error: GptqError| {
+            let place = format!("input of {}", self.plan.config.readers_of(layer, input));
+            method_error(self.source, &place, error.into())
+        })
     }
 
     fn solver(

@@ -14,8 +14,9 @@
 //! sampling noise of the calibration in D.
 
 use mantissa_kernels::{MatMut, MatRef, for_each, kernels};
+use mantissa_num::stored::Map;
 
-use super::hessian::zeros;
+use super::hessian::{map_both_sides, zeros};
 use super::{GptqError, InverseFactor};
 
 /// Rows of `D` that a thread takes at a time.
@@ -73,6 +74,17 @@ impl Drift {
             kernels().gemm_tn(change, MatRef::new(now, tokens, k), MatMut::new(sum, rows, k), true);
         });
         self.tokens += tokens as u64;
+    }
+
+    /// Drift of the inputs after `maps` in order: `M D Mᵀ`.
+    ///
+    /// # Errors
+    /// [`GptqError::Memory`].
+    pub fn mapped(&self, maps: &[Map]) -> Result<Self, GptqError> {
+        let mut sum = zeros(self.cols)?;
+        sum.copy_from_slice(&self.sum);
+        map_both_sides(&mut sum, self.cols, maps);
+        Ok(Drift { sum, ..*self })
     }
 
     /// True if all inputs are those of the original model.

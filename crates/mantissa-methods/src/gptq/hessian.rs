@@ -15,6 +15,16 @@ pub struct Hessian {
     sum: Vec<f32>,
 }
 
+/// Replaces `a` `[k, k]` by `M a Mᵀ`, where `M` is `maps` in order.
+pub(super) fn map_both_sides(a: &mut [f32], k: usize, maps: &[Map]) {
+    for _ in 0..2 {
+        maps.iter().for_each(|map| map.apply(a, k));
+        for i in 0..k {
+            (0..i).for_each(|j| a.swap(i * k + j, j * k + i));
+        }
+    }
+}
+
 impl Hessian {
     /// Creates the Hessian of zero tokens, for inputs of width `cols`.
     ///
@@ -52,7 +62,7 @@ impl Hessian {
     ///
     /// # Errors
     /// [`GptqError::Memory`].
-    pub(crate) fn mapped(&self, maps: &[Map]) -> Result<Self, GptqError> {
+    pub fn mapped(&self, maps: &[Map]) -> Result<Self, GptqError> {
         let k = self.cols;
         let mut sum = zeros(k)?;
         for i in 0..k {
@@ -60,12 +70,7 @@ impl Hessian {
                 sum[i * k + j] = self.sum[i.min(j) * k + i.max(j)];
             }
         }
-        for _ in 0..2 {
-            maps.iter().for_each(|map| map.apply(&mut sum, k));
-            for i in 0..k {
-                (0..i).for_each(|j| sum.swap(i * k + j, j * k + i));
-            }
-        }
+        map_both_sides(&mut sum, k, maps);
         Ok(Hessian { sum, ..*self })
     }
 

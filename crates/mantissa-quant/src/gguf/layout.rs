@@ -1,13 +1,14 @@
 //! Planned contents of a GGUF file.
 
-use mantissa_model::TensorInfo;
+use mantissa_model::{LinearInfo, LinearInput, TensorInfo};
 use mantissa_num::Scheme;
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::convention::gguf::{Architecture, Joined, Place, RowOrder};
+use mantissa_store::convention::gguf::{Architecture, Joined, Moved, Place, RowOrder};
 use mantissa_store::gguf::{GgufTensorSpec, Value};
 use mantissa_store::{Error, TensorSpec};
 
 use crate::error::QuantError;
+use crate::plan::Plan;
 
 /// Contents of the file besides the plan of linear layers.
 #[derive(Clone, Debug)]
@@ -41,6 +42,21 @@ pub(crate) struct JoinedCast {
     pub(crate) info: TensorInfo,
     pub(crate) joined: Joined,
     pub(crate) schemes: Vec<Scheme>,
+}
+
+impl Plan {
+    /// Returns the order of a layer's columns in a GGUF file, if they move. The method then sees weight and inputs in that
+    /// order, so that blocks hold columns that are stored together.
+    pub(crate) fn columns_of(&self, info: &LinearInfo) -> Option<Moved> {
+        self.gguf.as_ref()?.order.columns(&format!("{}.weight", info.module))
+    }
+
+    /// Returns the order of the columns of the weights that read `input` of layer `layer`, if they move.
+    pub(crate) fn columns_of_input(&self, layer: usize, input: LinearInput) -> Option<Moved> {
+        self.gguf.as_ref()?;
+        let linears = self.config.layer_linears(layer);
+        linears.iter().filter(|info| info.kind.input() == input).find_map(|info| self.columns_of(info))
+    }
 }
 
 impl Layout {

@@ -4,6 +4,7 @@ mod checks;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use mantissa_methods::method::Work;
 use mantissa_model::tokenizer::gguf::folder_files;
 use mantissa_model::{LinearInfo, LinearKind, ModelConfig, StoredAs};
 use mantissa_num::Scheme;
@@ -64,8 +65,11 @@ impl Plan {
         let config = model_config(source)?;
         let container = options.container.unwrap_or_else(|| recipe.container());
         let mut linears = planned_linears(source, &recipe, &config, container, &options)?;
-        let fallbacks =
-            if container.facts().one_file { gguf::fall_back(&config, &mut linears) } else { Vec::new() };
+        let learns = matches!(recipe.method.work(), Work::Layer(_));
+        let fallbacks = match container.facts().one_file {
+            true => gguf::fall_back(&config, &mut linears, learns),
+            false => Vec::new(),
+        };
         let job = Job::Quantize(Box::new(recipe.clone()));
         let input = |info: &LinearInfo| recipe.activations_of(&info.module);
         let quantized = output_of_linears(&job, input, container, &linears, recipe.method.follows_order())?;

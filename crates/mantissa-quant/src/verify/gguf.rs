@@ -351,7 +351,18 @@ impl<'a> Ordinary<'a> {
         let Some(module) = module else {
             return Ok(Ordinary::F32(files.tensor_f32(&info.name, &info.shape)?));
         };
-        Ok(match files.linear(module, rows, cols, false)?.weight {
+        let linear = files.linear(module, rows, cols, false)?;
+        if let (Weight::Quantized(q), false) = (&linear.weight, linear.transforms.is_empty()) {
+            // Columns that have moved, in their own order.
+            let mut values = q.dequantize().map_err(|error| QuantError::Tensor {
+                path: files.dir().to_owned(),
+                tensor: info.name.clone(),
+                error,
+            })?;
+            linear.transforms.fold(&mut values, rows, cols);
+            return Ok(Ordinary::F32(values));
+        }
+        Ok(match linear.weight {
             Weight::F32(values) => Ordinary::F32(values),
             Weight::Bf16(words) => Ordinary::Bf16(words),
             Weight::F16(words) => Ordinary::F16(words),

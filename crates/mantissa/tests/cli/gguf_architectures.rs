@@ -14,7 +14,7 @@ use crate::main_job::{tiny, windows};
 use crate::support::{File, fail, json as run, succeed, text, write};
 
 /// Copies the committed model `name` with `edits` of its config for features that llama.cpp does not compute.
-fn model(dir: &Path, name: &str, edits: &Value) -> PathBuf {
+pub fn model(dir: &Path, name: &str, edits: &Value) -> PathBuf {
     let out = dir.join(name);
     std::fs::create_dir(&out).unwrap();
     let mut config: Value =
@@ -86,7 +86,7 @@ fn layers(dir: &Path, name: &str, edits: &Value, from: &[usize]) -> PathBuf {
 }
 
 /// Granite 4 without limits of the time steps, and without the biases that llama.cpp does not have.
-fn granite_hybrid(dir: &Path) -> PathBuf {
+pub fn granite_hybrid(dir: &Path) -> PathBuf {
     let infinity = json!({"__float__": "Infinity"});
     let edits = json!({"time_step_limit": [0.0, infinity], "mamba_proj_bias": false});
     let bias = |name: &str| name.ends_with("_proj.bias");

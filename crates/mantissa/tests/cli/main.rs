@@ -23,6 +23,7 @@ mod fixes;
 mod frame;
 mod fused;
 mod gguf_architectures;
+mod gguf_columns;
 mod gguf_forms;
 mod gguf_made;
 mod gguf_source;

@@ -15,10 +15,12 @@ mod transforms;
 use std::collections::{BTreeMap, BTreeSet};
 
 use mantissa_model::{LinearInfo, LinearKind, ModelConfig};
+use mantissa_num::stored::Transforms;
 use mantissa_num::{Code, Scheme, minifloat};
+use mantissa_store::convention::gguf::{Architecture, Moved};
 use mantissa_store::convention::{
-    ActivationQuant, Container, Experts, LayerKind, LinearPlan, LinearWeight, ModelFiles, Weight, gpt_oss,
-    gptq as gptq_files, levels,
+    ActivationQuant, Container, Experts, LayerKind, LinearPlan, LinearWeight, ModelFiles, Weight,
+    gguf as gguf_files, gpt_oss, gptq as gptq_files, levels,
 };
 use mantissa_store::gguf::Storage;
 use mantissa_store::{Dtype, TensorMeta};
@@ -156,9 +158,12 @@ impl Decisions {
         dtype: Dtype,
     ) -> Result<Self> {
         let Changes { requantize, drop_inputs } = changes;
+        let row = Architecture::of_model_type(config.architecture.name, config.experts.is_some());
+        let columns = row.filter(|_| container.facts().one_file).map(|row| gguf::order_of(row, config));
         let mut all = Decisions::default();
         for info in layers_to_convert(source, config, container) {
-            let mut weight = weight_of(source, &info)?;
+            let moves = columns.and_then(|order| order.columns(&format!("{}.weight", info.module)));
+            let mut weight = unblocked(source, &info)?;
             weight.input = weight.input.filter(|_| !drop_inputs);
             if let Some(why) = keeps_dense(&info, container) {
                 match requantize.is_none() && (is_quantized(&weight) || !weight.transforms.is_empty()) {
@@ -167,7 +172,8 @@ impl Decisions {
                 }
                 continue;
             }
-            match decide(&info, &weight, container, requantize, dtype) {
+            let decided = decide(&info, &weight, container, requantize, dtype);
+            match decided.and_then(|scheme| movable(scheme, moves, info.cols, requantize.is_none())) {
                 Ok(scheme) => {
                     if requantize.is_none() {
                         all.by_group |= group_order(&weight.transforms).is_some();
@@ -237,6 +243,35 @@ fn layers_to_convert(source: &ModelFiles, config: &ModelConfig, container: Conta
 fn keeps_dense(info: &LinearInfo, container: Container) -> Option<&'static str> {
     let kind = LayerKind { latent_kv: info.kind == LinearKind::KvB, expert: stack_of(info).is_some() };
     container.keeps_dense(kind)
+}
+
+/// Reads the weight of a layer. One of a GGUF file whose blocks hold columns that belong apart is dequantized: no other
+/// format has such blocks.
+fn unblocked(source: &ModelFiles, info: &LinearInfo) -> Result<LinearWeight> {
+    let weight = weight_of(source, info)?;
+    if source.gguf().is_none() || group_order(&weight.transforms).is_none() {
+        return Ok(weight);
+    }
+    let (rows, cols, input) = (weight.rows, weight.cols, weight.input.clone());
+    let weight = Weight::F32(values_of(info, weight)?);
+    Ok(LinearWeight { rows, cols, weight, bias: None, input, transforms: Transforms::default() })
+}
+
+/// Returns the scheme if columns that move do so as whole blocks of it, or if the weight is quantized again.
+fn movable(
+    scheme: Option<Scheme>,
+    moves: Option<Moved>,
+    cols: usize,
+    keeps_codes: bool,
+) -> std::result::Result<Option<Scheme>, String> {
+    let block =
+        scheme.as_ref().and_then(|scheme| gguf_files::block_type(&scheme.format)).map(|ty| ty.block().0);
+    match (moves, block) {
+        (Some(columns), Some(block)) if keeps_codes && !columns.moves_whole(cols, block) => {
+            Err(format!("its columns have another order in GGUF, which blocks of {block} do not follow"))
+        }
+        _ => Ok(scheme),
+    }
 }
 
 fn is_quantized(weight: &LinearWeight) -> bool {
@@ -441,8 +476,11 @@ pub(crate) fn requantized(
 ) -> Result<Solved> {
     let tensor = |error| QuantError::Tensor { path: source.dir().into(), tensor: info.module.clone(), error };
     let weight = weight_of(source, info)?;
-    let values = values_of(info, weight)?;
+    let mut values = values_of(info, weight)?;
     let (rows, cols) = (info.rows, info.cols);
+    if let Some(columns) = plan.columns_of(info) {
+        values = columns.columns_to_gguf(&values, cols);
+    }
     if let Some(codec) = plan.blocks_of_ternary(scheme) {
         return gguf::quantize_ternary(codec, &values, rows, cols, plan.threads()).map_err(tensor);
     }
@@ -458,7 +496,7 @@ pub(crate) fn recoded(
     scheme: &Scheme,
     drops_inputs: bool,
 ) -> Result<Solved> {
-    let weight = weight_of(source, info)?;
+    let weight = unblocked(source, info)?;
     let input_scale = weight.input.as_ref().and_then(ActivationQuant::stored).filter(|_| !drops_inputs);
     let quantized = match weight.weight {
         Weight::Quantized(q) => recode::recode(&q, &scheme.format),

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use mantissa_kernels::kernels;
 use mantissa_model::{LinearInfo, Role, StoredAs, TensorInfo};
 use mantissa_num::Scheme;
-use mantissa_store::convention::gguf::{self, Joined, JoinedPart};
+use mantissa_store::convention::gguf::{self, Joined, JoinedPart, Moved};
 use mantissa_store::convention::{LinearPlan, ModelFiles};
 use mantissa_store::gguf::{GgufSplitWriter, GgufTensorSpec, Value, split};
 use mantissa_store::{Committed, Error, FileDigest, Manifest};
@@ -27,7 +27,7 @@ use crate::gguf::layout::{Cast, JoinedCast, Layout, fault};
 use crate::gguf::{heads, linear_of, values};
 use crate::importance::Importance;
 use crate::layers::Layers;
-use crate::plan::{Plan, Use, work_of};
+use crate::plan::{Job, Plan, Use, work_of};
 use crate::progress::{Progress, Tell};
 use crate::quality::hashes::SourceHashes;
 use crate::quality::{QUALITY_NAME, Quality, TensorReport};
@@ -249,6 +249,11 @@ impl Run<'_, '_> {
             Some(format!("{}{part}", place.tensor.trim_end_matches(".weight")))
         });
         let stored = own.as_deref().unwrap_or(stored);
+        let columns = self.layout.order.columns(name).filter(|_| !stored.ends_with(".scale"));
+        if let (Some(columns), Job::Convert { .. }) = (columns, &self.plan.job) {
+            // Codes that are kept are in the source's order.
+            return Ok(self.writer.write(stored, &self.moved_blocks(name, columns, rows, bytes))?);
+        }
         match self.layout.order.of(name).filter(|_| !stored.ends_with(".scale")) {
             Some(moved) => {
                 let moved = moved.to_gguf(bytes, bytes.len() / rows.max(1));
@@ -273,7 +278,7 @@ impl Run<'_, '_> {
         let config = &self.plan.config;
         if linear_of(config, info).is_some_and(|linear| linear.stored != StoredAs::Rows) {
             // Layers that checkpoints store in another order, or stacked, are loaded whole.
-            let values = DenseTensor::from(values(self.source, config, info)?);
+            let values = DenseTensor::from(self.moved(info, values(self.source, config, info)?));
             let (bytes, error) = self.cast_bytes(info, scheme, &values, rows, cols)?;
             self.write(&info.name, stored, rows, &bytes)?;
             return Ok((2 * (rows * cols) as u64, report(Some(error))));
@@ -286,6 +291,7 @@ impl Run<'_, '_> {
         let in_panels = info.shape.len() == 2
             && meta.shape == info.shape
             && self.layout.order.of(&info.name).is_none()
+            && self.layout.order.columns(&info.name).is_none()
             && place.expert.is_none();
         if info.shape.len() < 2 || matches!(info.role, Role::Vector { .. }) {
             // Vectors are small and f32.
@@ -295,7 +301,7 @@ impl Run<'_, '_> {
             return Ok((meta.len, report(None)));
         }
         if !in_panels {
-            let values = DenseTensor::from(self.values(info)?);
+            let values = DenseTensor::from(self.moved(info, self.values(info)?));
             let (bytes, error) = self.cast_bytes(info, scheme, &values, rows, cols)?;
             self.write(&info.name, stored, rows, &bytes)?;
             return Ok((meta.len, report(Some(error))));
@@ -318,6 +324,25 @@ impl Run<'_, '_> {
             error.merge(&stats);
         }
         Ok((meta.len, report(Some(error))))
+    }
+
+    /// Moves whole blocks in each of `rows` rows.
+    fn moved_blocks(&self, name: &str, columns: Moved, rows: usize, bytes: &[u8]) -> Vec<u8> {
+        let place = self.layout.architecture.place(name);
+        let spec =
+            self.layout.tensors.iter().find(|spec| place.as_ref().is_some_and(|at| at.tensor == spec.name));
+        let unit = spec.map_or(1, |spec| spec.ty.block().1);
+        let row = (bytes.len() / rows.max(1)).max(1);
+        bytes.chunks(row).flat_map(|row| columns.to_gguf(row, unit)).collect()
+    }
+
+    /// Returns the values of a matrix with its columns in the order of the file.
+    fn moved(&self, info: &TensorInfo, values: Vec<f32>) -> Vec<f32> {
+        let cols = info.shape.iter().skip(1).product();
+        match self.layout.order.columns(&info.name) {
+            Some(columns) => columns.columns_to_gguf(&values, cols),
+            None => values,
+        }
     }
 
     /// Loads the values of a tensor and requires them to be finite.

@@ -29,6 +29,7 @@ impl Plan {
         let name = format!("{}.weight", info.module);
         let own = info.stored == StoredAs::Rows
             && layout.order.of(&name).is_none()
+            && layout.order.columns(&name).is_none()
             && layout.architecture.joined(&name, layout.order).is_none()
             && layout.architecture.place(&name).is_some_and(|place| place.expert.is_none());
         let rounded = self.job.recipe().is_some_and(Recipe::rounds_to_nearest);

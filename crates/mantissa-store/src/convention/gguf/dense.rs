@@ -92,10 +92,9 @@ impl Model {
     fn placed(&self, files: &ModelFiles, wanted: &DenseTensor) -> Result<Viewed> {
         let DenseTensor { name, shape, transposed } = wanted;
         let in_file = if *transposed { shape.iter().rev().copied().collect() } else { shape.clone() };
-        if self.joined(name).is_some() || self.place(name).is_none() {
-            let hint =
-                "its GGUF file has it in parts; fix: give the Hugging Face folder that it was made from";
-            return Err(files.fault(name, "parts of it", "a whole tensor", hint));
+        if !self.is_whole(name) {
+            let hint = "fix: give the Hugging Face folder that the file was made from";
+            return Err(files.fault(name, "parts of it, or other columns", "a whole tensor", hint));
         }
         let found = self.expect(files, name, &in_file)?;
         if let Some(scale) = self.beside(found) {

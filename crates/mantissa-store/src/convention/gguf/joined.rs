@@ -10,15 +10,13 @@
 //! - Granite 4 joins gate and up of its MLP; in GGUF each is a tensor.
 //! - Qwen3-Next joins q, k, v and z of gated DeltaNet key head by key head; in GGUF all q, all k and all v are one tensor, and
 //!   all z another.
-//! - The output projection of gated DeltaNet is one tensor there too, but its columns may move ([`super::RowOrder`]), which
-//!   blocks of several columns do not follow.
 //!
 //! Source: llama.cpp, `conversion/gpt_oss.py`, `deepseek.py`, `granite.py` and `qwen.py`; `deepseek2.cpp`.
 
 use super::Architecture;
 use super::architecture::Split;
 use super::names::{layer, text_name};
-use super::order::{Moved, RowOrder};
+use super::order::RowOrder;
 
 /// Tensor that GGUF stores in parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,13 +37,6 @@ pub enum Joined {
         /// Rows of a group.
         sizes: [usize; 4],
     },
-    /// A tensor with columns in another order.
-    Columns {
-        /// Its name.
-        name: String,
-        /// Order of its columns.
-        moved: Moved,
-    },
 }
 
 /// One part of a split tensor.
@@ -64,9 +55,6 @@ impl Architecture {
     /// of [`Joined::KeysAndValues`] whole, at [`Architecture::place`].
     pub fn joined(&self, hf: &str, order: RowOrder) -> Option<Joined> {
         let hf = text_name(hf);
-        if let Some(moved) = order.columns(&hf) {
-            return Some(Joined::Columns { name: self.place(&hf)?.tensor, moved });
-        }
         let (layer, module) = layer(hf.strip_prefix("model.layers.")?)?;
         let stored = |name: &str| format!("blk.{layer}.{name}");
         let (_, split) = self.split.iter().find(|(name, _)| *name == module)?;
@@ -90,7 +78,6 @@ impl Joined {
             Joined::Biases(names) => names,
             Joined::KeysAndValues(names) | Joined::Halves(names) => names,
             Joined::KeyGroups { names, .. } => names,
-            Joined::Columns { name, .. } => std::slice::from_ref(name),
         }
     }
 
@@ -137,7 +124,6 @@ impl Joined {
             Joined::Halves(_) | Joined::KeyGroups { .. } => {
                 Some(self.rows(rows)?.into_iter().map(|part| vec![part.len(), cols]).collect())
             }
-            Joined::Columns { .. } => Some(vec![vec![rows, cols]]),
         }
     }
 
@@ -172,9 +158,6 @@ impl Joined {
                     rows.copied().collect()
                 };
                 self.rows(rows)?.into_iter().map(gather).collect()
-            }
-            Joined::Columns { moved, .. } => {
-                vec![values.chunks_exact(cols.max(1)).flat_map(|row| moved.to_gguf(row, 1)).collect()]
             }
         };
         let named = self.names().iter().cloned().zip(shapes).zip(parts);
@@ -218,9 +201,6 @@ impl Joined {
                     .iter()
                     .for_each(|&(part, at)| out.extend_from_slice(&parts[part].1[at * cols..][..cols]));
             }
-            Joined::Columns { moved, .. } => {
-                out.extend(parts[0].1.chunks_exact(cols.max(1)).flat_map(|row| moved.to_hf(row, 1)));
-            }
         }
         Some(out)
     }
@@ -234,7 +214,7 @@ mod tests {
 
     fn split_of(architecture: &str, name: &str) -> Option<Joined> {
         let delta =
-            DeltaHeads { keys: 2, values: 4, key_dim: 1, value_dim: 2, tiled: architecture != "qwen3next" };
+            DeltaHeads { keys: 2, values: 4, key_dim: 1, value_dim: 2, tiled: architecture == "qwen35" };
         let order = RowOrder { delta: Some(delta), ..RowOrder::default() };
         Architecture::parse(architecture, false).unwrap().joined(name, order)
     }
@@ -256,7 +236,6 @@ mod tests {
         round_trip("model.layers.0.self_attn.kv_b_proj.weight", "deepseek2", 10, 4, (2, 3));
         round_trip("model.layers.0.shared_mlp.input_linear.weight", "granitehybrid", 6, 2, (0, 0));
         round_trip("model.layers.0.linear_attn.in_proj_qkvz.weight", "qwen3next", 20, 3, (0, 0));
-        round_trip("model.layers.0.linear_attn.out_proj.weight", "qwen35", 4, 8, (0, 0));
     }
 
     #[test]
@@ -280,9 +259,7 @@ mod tests {
         let parts = joined.split(&rows, 20, 1, (0, 0)).unwrap();
         assert_eq!(parts[0].values, [0, 10, 1, 11, 2, 3, 4, 5, 12, 13, 14, 15]);
         assert_eq!(parts[1].values, [6, 7, 8, 9, 16, 17, 18, 19]);
-        // Value heads 0 and 1 are of the first key head.
-        let joined = split_of("qwen35", "model.layers.1.linear_attn.out_proj.weight").unwrap();
-        let parts = joined.split(&[0, 1, 2, 3, 4, 5, 6, 7], 1, 8, (0, 0)).unwrap();
-        assert_eq!(parts[0].values, [0, 1, 4, 5, 2, 3, 6, 7]);
+        // Columns that move do not divide a tensor.
+        assert_eq!(split_of("qwen35", "model.layers.1.linear_attn.out_proj.weight"), None);
     }
 }

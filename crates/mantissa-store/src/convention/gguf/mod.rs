@@ -109,7 +109,7 @@ impl Opened for Model {
     }
 
     fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
-        Ok(self.weight(files, module, rows, cols)?.into())
+        self.linear_parts(files, module, rows, cols)
     }
 
     fn has(&self, _checkpoint: &Checkpoint, name: &str) -> bool {
@@ -191,6 +191,11 @@ impl Model {
     /// Tensor with this Hugging Face name, or else this GGUF name. For an expert, the tensor that holds it.
     pub fn tensor(&self, name: &str) -> Option<&GgufTensor> {
         self.place(name).and_then(|place| self.header.get(&place.tensor)).or_else(|| self.header.get(name))
+    }
+
+    /// True if the file has the tensor with this Hugging Face name as one tensor whose columns are in their order.
+    pub fn is_whole(&self, name: &str) -> bool {
+        self.joined(name).is_none() && self.order.columns(name).is_none() && self.place(name).is_some()
     }
 
     /// Place of the tensor with this Hugging Face name.

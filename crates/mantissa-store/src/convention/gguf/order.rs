@@ -110,6 +110,33 @@ impl RowOrder {
 }
 
 impl Moved {
+    /// Returns the places in Hugging Face order of `n` elements in GGUF order.
+    pub fn places(self, n: usize) -> Vec<u32> {
+        self.to_gguf(&(0..u32::try_from(n).unwrap_or(0)).collect::<Vec<_>>(), 1)
+    }
+
+    /// True if runs of columns that stay together, in rows of `cols`, are whole blocks of `block` columns.
+    pub fn moves_whole(self, cols: usize, block: usize) -> bool {
+        match self {
+            Moved::Tiled { skip: 0, keys, each } => {
+                let runs = keys.saturating_mul(each);
+                cols.checked_div(runs)
+                    .is_some_and(|run| run * runs == cols && block > 0 && run.is_multiple_of(block))
+            }
+            _ => false,
+        }
+    }
+
+    /// Reorders the columns of a matrix of rows of `cols` elements from Hugging Face to GGUF order.
+    pub fn columns_to_gguf<T: Copy>(self, values: &[T], cols: usize) -> Vec<T> {
+        values.chunks(cols.max(1)).flat_map(|row| self.to_gguf(row, 1)).collect()
+    }
+
+    /// Inverse of [`Self::columns_to_gguf`].
+    pub fn columns_to_hf<T: Copy>(self, values: &[T], cols: usize) -> Vec<T> {
+        values.chunks(cols.max(1)).flat_map(|row| self.to_hf(row, 1)).collect()
+    }
+
     /// Reorders rows of `row` units from Hugging Face to GGUF order.
     pub fn to_gguf<T: Copy>(self, rows: &[T], row: usize) -> Vec<T> {
         match self {

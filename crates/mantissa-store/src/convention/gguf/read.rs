@@ -1,8 +1,10 @@
 //! Reads tensors of a GGUF model in Hugging Face order.
 
+use mantissa_num::stored::{Map, Transforms};
 use mantissa_num::{Blocks, CodecId, Codes, Format, Quantized, Scheme, Sense, minifloat};
 
 use super::{Joined, Model, Stored};
+use crate::convention::weight::Parts;
 use crate::convention::{ModelFiles, Weight};
 use crate::error::{Error, Result};
 use crate::gguf::{GgufTensor, Storage};
@@ -53,9 +55,10 @@ impl Model {
         let stored = self.stored_as(name);
         values.iter_mut().for_each(|value| *value = stored.to_hf(*value));
         let row = shape.iter().skip(1).product();
-        Ok(match self.order.of(name) {
-            Some(moved) => moved.to_hf(&values, row),
-            None => values,
+        Ok(match (self.order.of(name), self.order.columns(name)) {
+            (Some(rows), _) => rows.to_hf(&values, row),
+            (None, Some(columns)) => columns.columns_to_hf(&values, row),
+            (None, None) => values,
         })
     }
 
@@ -173,26 +176,41 @@ impl Model {
         self.joined_values(files, joined, &[rows, cols], values).map(Weight::F32)
     }
 
-    /// Weight of linear layer `module` as stored, `[rows, cols]`.
-    pub(super) fn weight(
+    /// Linear layer `module`, `[rows, cols]`. If its columns are in another order, whole blocks are moved; blocks that hold
+    /// columns of several heads stay, and the input is moved instead.
+    pub(super) fn linear_parts(
         &self,
         files: &ModelFiles,
         module: &str,
         rows: usize,
         cols: usize,
-    ) -> Result<Weight> {
+    ) -> Result<Parts> {
+        let name = format!("{module}.weight");
+        let weight = self.weight(files, module, rows, cols)?;
+        let block = self.tensor(&name).map_or(1, |tensor| tensor.ty.block().0);
+        let before = match self.order.columns(&name).filter(|columns| !columns.moves_whole(cols, block)) {
+            Some(columns) => vec![Map::Perm(columns.places(cols))],
+            None => Vec::new(),
+        };
+        Ok((weight, Transforms { before, ..Transforms::default() }).into())
+    }
+
+    /// Weight of linear layer `module` as stored, `[rows, cols]`. Columns that move are in their order, unless blocks hold
+    /// columns of several heads.
+    fn weight(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Weight> {
         let name = format!("{module}.weight");
         if let Some(joined) = self.joined(&name) {
             return self.joined_weight(files, &joined, rows, cols);
         }
         let found = self.expect(files, &name, &[rows, cols])?;
-        let moved = self.order.of(&name);
+        let (moved, columns) = (self.order.of(&name), self.order.columns(&name));
         let words = || -> Result<Vec<u16>> {
             let bytes = found.read(files)?;
             let words: Vec<u16> = bytes.as_chunks().0.iter().map(|b| u16::from_le_bytes(*b)).collect();
-            Ok(match moved {
-                Some(moved) => moved.to_hf(&words, cols),
-                None => words,
+            Ok(match (moved, columns) {
+                (Some(rows), _) => rows.to_hf(&words, cols),
+                (None, Some(columns)) => columns.columns_to_hf(&words, cols),
+                (None, None) => words,
             })
         };
         match found.tensor.ty.storage {
@@ -204,6 +222,13 @@ impl Model {
                 if let (Some(moved), Codes::Packed(bytes)) = (moved, &q.codes) {
                     let row = bytes.len() / rows.max(1);
                     q.codes = Codes::Packed(moved.to_hf(bytes, row));
+                }
+                let (block, size) = found.tensor.ty.block();
+                let whole = columns.filter(|columns| columns.moves_whole(cols, block));
+                if let (Some(columns), Codes::Packed(bytes)) = (whole, &q.codes) {
+                    let row = (bytes.len() / rows.max(1)).max(1);
+                    let moved = bytes.chunks(row).flat_map(|row| columns.to_hf(row, size));
+                    q.codes = Codes::Packed(moved.collect());
                 }
                 self.scaled(files, found, q)
             }
