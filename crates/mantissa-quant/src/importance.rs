@@ -12,10 +12,11 @@ use std::ops::ControlFlow;
 
 use mantissa_model::{LinearInfo, LinearInput, ModelConfig};
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::convention::gguf::{Place, place};
+use mantissa_store::convention::gguf::{Architecture, Joined, Moved, Place, place};
 
 use crate::calibrate::{Calibration, CalibrationSet, Limits, Squares};
 use crate::error::Result;
+use crate::gguf::order_of;
 use crate::gptq::Hessian;
 
 /// Importance of the columns of some weights.
@@ -98,12 +99,15 @@ impl Importance {
             let kinds = linears.iter().map(|info| info.kind);
             let moments = calibration.squares(&layer, kinds, true, tick)?;
             for info in linears {
-                let place = place(&format!("{}.weight", info.module));
-                let (Some(place), Some(squares)) = (place, moments.get(&info.kind.input())) else { continue };
+                let (places, columns) = places(config, &info);
+                let Some(squares) = moments.get(&info.kind.input()) else { continue };
                 let experts = config.experts.as_ref().map_or(0, |experts| usize::from(experts.count));
-                let matrices = if place.expert.is_some() { experts } else { 1 };
-                let entry = entries.entry(place.tensor).or_insert_with(|| Entry::empty(matrices, info.cols));
-                entry.put(place.expert.unwrap_or(0), squares);
+                for place in places {
+                    let matrices = if place.expert.is_some() { experts } else { 1 };
+                    let entry =
+                        entries.entry(place.tensor).or_insert_with(|| Entry::empty(matrices, info.cols));
+                    entry.put(place.expert.unwrap_or(0), &in_file_order(squares, columns));
+                }
             }
         }
         Ok(Importance {
@@ -121,12 +125,15 @@ impl Importance {
         buffers(config, set, limits.into()).iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Returns the importance of the columns of a linear layer's weight.
+    /// Returns the importance of the columns of a linear layer's weight, in the model's order.
     ///
     /// # Errors
     /// [`mantissa_store::Error::Field`] if the number of columns differs.
-    pub fn of(&self, info: &LinearInfo) -> Result<Option<Vec<f32>>> {
-        let Some(place) = place(&format!("{}.weight", info.module)) else { return Ok(None) };
+    pub fn of(&self, config: &ModelConfig, info: &LinearInfo) -> Result<Option<Vec<f32>>> {
+        let (places, columns) = places(config, info);
+        // Parts of a weight have the same inputs.
+        let known = |place: &&Place| self.entries.contains_key(&place.tensor);
+        let Some(place) = places.iter().find(known).or(places.first()).cloned() else { return Ok(None) };
         // Gate and up of experts may share an entry: they have the same inputs.
         let joined = place.other_form().filter(|_| !self.entries.contains_key(&place.tensor));
         let Place { tensor, expert, .. } =
@@ -144,9 +151,32 @@ impl Importance {
                 "fix: give the importance matrix of this model",
             )
             .into()),
-            means => Ok(means),
+            means => Ok(means.map(|means| columns.map_or(means.clone(), |order| order.to_hf(&means, 1)))),
         }
     }
+}
+
+/// Returns the places in a GGUF file of the weight of a layer, several if the file has its rows in parts, and the order of its
+/// columns there if they move.
+fn places(config: &ModelConfig, info: &LinearInfo) -> (Vec<Place>, Option<Moved>) {
+    let name = format!("{}.weight", info.module);
+    let Some(row) = Architecture::of_model_type(config.architecture.name, config.experts.is_some()) else {
+        return (place(&name).into_iter().collect(), None);
+    };
+    let order = order_of(row, config);
+    let parts = row.joined(&name, order).filter(|joined| joined.rows(info.rows).is_some());
+    let whole = |tensor: &String| Place { tensor: tensor.clone(), expert: None, half: None };
+    let places = match parts.as_ref().map(Joined::names) {
+        Some(names) => names.iter().map(whole).collect(),
+        None => row.place(&name).or_else(|| place(&name)).into_iter().collect(),
+    };
+    (places, order.columns(&name))
+}
+
+/// Returns the sums in the order of the file's columns.
+fn in_file_order(squares: &Squares, columns: Option<Moved>) -> Squares {
+    let sums = columns.map_or_else(|| squares.sums.clone(), |order| order.to_gguf(&squares.sums, 1));
+    Squares { sums, tokens: squares.tokens }
 }
 
 /// Returns the buffers of a pass over all windows that sums the squares of inputs. All layers need the same.

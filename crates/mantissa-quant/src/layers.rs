@@ -307,7 +307,7 @@ impl<'a> Layers<'a> {
         w: &DenseTensor<'_>,
         importance: &Importance,
     ) -> Result<Solved> {
-        let weights = importance.of(info)?;
+        let weights = importance.of(&self.plan.config, info)?;
         let weights = match self.plan.columns_of(info) {
             Some(columns) => weights.map(|weights| columns.to_gguf(&weights, 1)),
             None => weights,
@@ -329,7 +329,7 @@ impl<'a> Layers<'a> {
         let (plan, shape) = (self.plan, (info.rows, info.cols));
         let w = DenseTensor::of_linear(self.source, info)?;
         let importance = self.importance.filter(|_| codec.takes_importance());
-        let weights = importance.map(|importance| importance.of(info)).transpose()?.flatten();
+        let weights = importance.map(|importance| importance.of(&plan.config, info)).transpose()?.flatten();
         let stats = rtn::stream_blocks(codec, &w, shape, weights.as_deref(), plan.options.threads, sink);
         let stats = stats.map_err(|error| dense_error(self.source, info, error))?;
         let empty = Quantized::empty(scheme.format.clone(), info.rows, info.cols);

@@ -473,11 +473,14 @@ impl TensorCheck<'_> {
 
     /// Opens the source's tensor.
     pub(super) fn dense<'s>(&self, source: &'s ModelFiles) -> Result<DenseTensor<'s>> {
-        if source.is_quantized() || !source.has(&dense_name(self.config, self.info)) {
+        let linear = linear_of(self.config, self.info);
+        let name =
+            linear.as_ref().map_or_else(|| self.info.name.clone(), |linear| linear.tensor_in(source).0);
+        if source.is_quantized() || !source.has(&name) {
             let what = format!("it has no dense tensor {}", self.info.name);
             return Err(reference_fault(self.files.dir(), source.dir(), what));
         }
-        Ok(match linear_of(self.config, self.info) {
+        Ok(match linear {
             Some(linear) => DenseTensor::of_linear(&Folded::plain(source), &linear)?,
             None => DenseTensor::open(source, &self.info.name, &self.info.shape)?,
         })

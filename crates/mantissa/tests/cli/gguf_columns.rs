@@ -3,13 +3,14 @@
 
 use std::path::{Path, PathBuf};
 
-use mantissa_store::Gguf;
+use mantissa_store::{Dtype, Gguf};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::gguf_architectures::model as architecture;
 use crate::gguf_made::resized;
 use crate::main_job::windows;
-use crate::support::{fail, json as run, succeed, text};
+use crate::support::{File, fail, json as run, succeed, text, write};
 
 /// A model with an MLP of 32, whose heads of values have `width` channels: 8 makes a block of 32 hold all four heads.
 fn model(out: &Path, width: usize) -> PathBuf {
@@ -93,6 +94,67 @@ fn methods_see_the_columns_of_a_block_together() {
             );
         }
     }
+}
+
+/// The importance matrix has llama.cpp's names and its order of columns, and is read in it.
+#[test]
+fn importance_is_in_the_order_of_the_file() {
+    let temp = TempDir::new().unwrap();
+    let (dir, tokens) = (temp.path(), windows(temp.path()));
+    let source = model(&dir.join("m"), 8);
+    let (out, given) = (dir.join("a.gguf"), dir.join("b.gguf"));
+    quantize(&source, &out, &["--recipe", "rtn-q4_0", "--calibration-tokens", &tokens]);
+    let imatrix = dir.join("imatrix.gguf");
+    let collect = |model: &Path| {
+        let arguments = ["imatrix", text(model), "--calibration-tokens", &tokens, "--out", text(&imatrix)];
+        succeed(&[&arguments[..], &["--overwrite", "--quiet"]].concat());
+        let file = Gguf::open(&imatrix).unwrap();
+        file.read(file.get("blk.0.ssm_out.weight.in_sum2").unwrap()).unwrap()
+    };
+    let sums = collect(&source);
+    quantize(&source, &given, &["--recipe", "rtn-q4_0", "--imatrix", text(&imatrix)]);
+    assert!(blocks(&out) == blocks(&given));
+    // One head of values is silent, whose channels are the third run of columns in the file: heads 0 and 2 come first.
+    let silent = resized(&dir.join("silent"), "qwen3-5-square", &json!({}), |_, shape| shape.to_vec());
+    let weights = silent.join("model.safetensors");
+    let file = File::open(&weights);
+    let tensors: Vec<_> = file
+        .names()
+        .into_iter()
+        .map(|name| {
+            let (shape, mut bytes) = (file.shape(&name), file.bytes(&name));
+            if name.ends_with("in_proj_z.weight") {
+                // silu(0) = 0 closes the gate of head 1.
+                bytes[8 * 32 * 4..][..8 * 32 * 4].fill(0);
+            }
+            (name, shape, bytes)
+        })
+        .collect();
+    let tensors: Vec<_> = tensors
+        .iter()
+        .map(|(name, shape, bytes)| (name.as_str(), Dtype::F32, &shape[..], bytes.clone()))
+        .collect();
+    std::fs::remove_file(&weights).unwrap();
+    write(&weights, &tensors);
+    let silenced: Vec<bool> = collect(&silent).as_chunks::<4>().0.iter().map(|sum| *sum == [0; 4]).collect();
+    let expected: Vec<bool> = (0..32).map(|column| column / 8 == 2).collect();
+    assert_eq!(silenced, expected);
+    assert_eq!(sums.len(), 32 * 4);
+    // Parts of a weight have an entry each.
+    let next = architecture(dir, "qwen3-next-square", &json!({}));
+    succeed(&[
+        "imatrix",
+        text(&next),
+        "--calibration-tokens",
+        &tokens,
+        "--out",
+        text(&imatrix),
+        "--overwrite",
+        "--quiet",
+    ]);
+    let file = Gguf::open(&imatrix).unwrap();
+    assert!(file.get("blk.0.attn_qkv.weight.in_sum2").is_some());
+    assert!(file.get("blk.0.attn_gate.weight.in_sum2").is_some());
 }
 
 #[test]

@@ -309,7 +309,7 @@ impl Request<'_> {
         };
         let mut missing = 0;
         for linear in linears.iter().filter(|linear| linear.scheme.is_some()) {
-            missing += usize::from(importance.of(&linear.info)?.is_none());
+            missing += usize::from(importance.of(self.config, &linear.info)?.is_none());
         }
         let note = format!("{}: no importance for {missing} layers", importance.name);
         Ok((missing > 0).then_some(note).into_iter().collect())
