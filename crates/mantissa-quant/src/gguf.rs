@@ -33,8 +33,8 @@ pub use factors::as_in_gguf;
 
 use architecture::{family_metadata, rope_factors, rope_metadata, sizes};
 use layout::{Cast, Layout, fault};
-use parameters::Adding;
-pub(crate) use parameters::{dense_name, heads, linear_of, parameters, values};
+use parameters::{Adding, dense_name};
+pub(crate) use parameters::{heads, linear_of, parameters, values};
 pub(crate) use ternary::quantize as quantize_ternary;
 
 /// Keys of a GGUF source that only the writer of a file decides.

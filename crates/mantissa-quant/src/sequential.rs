@@ -71,6 +71,9 @@ pub(crate) struct Sequential<'a> {
     outputs: Option<BTreeMap<String, Hessian>>,
 }
 
+/// Hessian of an input, and its drift from the unquantized model.
+type Moments = (Hessian, Option<Drift>);
+
 /// Number of expert inputs whose statistics are collected in one pass.
 pub(crate) const EXPERTS_AT_ONCE: usize = 8;
 
@@ -305,9 +308,9 @@ impl<'a> Sequential<'a> {
         &self,
         layer: usize,
         input: LinearInput,
-        (hessian, drift): (Hessian, Option<Drift>),
+        (hessian, drift): Moments,
         unseen: Option<Hessian>,
-    ) -> Result<((Hessian, Option<Drift>), Option<Hessian>)> {
+    ) -> Result<(Moments, Option<Hessian>)> {
         let Some(columns) = self.plan.columns_of_input(layer, input) else {
             return Ok(((hessian, drift), unseen));
         };
@@ -326,7 +329,7 @@ impl<'a> Sequential<'a> {
     fn solver(
         &self,
         method: &dyn SolveInput,
-        (hessian, drift): (Hessian, Option<Drift>),
+        (hessian, drift): Moments,
         layer: usize,
         input: LinearInput,
     ) -> Result<Prepared> {

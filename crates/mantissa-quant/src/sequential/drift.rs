@@ -4,10 +4,9 @@ use mantissa_model::{LinearInfo, LinearInput};
 
 use mantissa_methods::method::Solver;
 
-use super::Sequential;
+use super::{Moments, Sequential};
 use crate::calibrate::{CalibrateError, CalibratedLayer, Calibration, Tick};
 use crate::error::Result;
-use crate::gptq::{Drift, Hessian};
 use crate::plan::Plan;
 use crate::rounding::{method_error, whole};
 use crate::source::{DenseTensor, Scratch};
@@ -47,7 +46,7 @@ impl Sequential<'_> {
         layer: &CalibratedLayer,
         inputs: &[LinearInput],
         tick: &mut Tick<'_>,
-    ) -> Result<Vec<(Hessian, Option<Drift>)>> {
+    ) -> Result<Vec<Moments>> {
         if !inputs.iter().all(|&input| uses_drift(self.plan, input)) {
             let hessians = self.calibration()?.statistics(layer, inputs, tick)?;
             return Ok(hessians.into_iter().map(|hessian| (hessian, None)).collect());

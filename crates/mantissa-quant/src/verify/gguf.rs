@@ -22,7 +22,7 @@ use crate::config::model_config;
 use crate::dequantize::Dequantizer;
 use crate::error::{QuantError, Result};
 use crate::fold::Folded;
-use crate::gguf::{dense_name, linear_of, parameters};
+use crate::gguf::{linear_of, parameters};
 use crate::source::{DenseError, DenseTensor, PANEL, Scratch, WeightReader};
 
 /// Tensors of rotary factors; their values are part of the configuration.
