@@ -93,10 +93,32 @@ pub fn longest_context(shape: &ModelShape, precision: &Precision, kv: &Kv, memor
     low
 }
 
+/// Says how many sequences of `context` tokens fit, and the longest one.
+pub(crate) fn capacity(sequences: u64, context: u64, longest: u64) -> String {
+    let many = match sequences {
+        0 => format!("no sequence of {context} tokens"),
+        1 => format!("one sequence of {context} tokens"),
+        n => format!("{n} sequences of {context} tokens"),
+    };
+    match (sequences, longest) {
+        (0, 0) => many,
+        (0, _) => format!("{many}, one of {longest}"),
+        _ => format!("{many}, or one of {longest}"),
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn capacities_are_sentences() {
+        assert_eq!(capacity(0, 4096, 0), "no sequence of 4096 tokens");
+        assert_eq!(capacity(0, 4096, 100), "no sequence of 4096 tokens, one of 100");
+        assert_eq!(capacity(1, 4096, 5000), "one sequence of 4096 tokens, or one of 5000");
+        assert_eq!(capacity(3, 4096, 9000), "3 sequences of 4096 tokens, or one of 9000");
+    }
 
     fn family(name: &str) -> ModelShape {
         ModelShape::named(name).unwrap()

@@ -1,7 +1,7 @@
 //! Topics about running quantized models.
 
 use super::{Scene, Topic};
-use crate::memory::{concurrency, inference, linear_bytes, longest_context};
+use crate::memory::{capacity, concurrency, inference, linear_bytes, longest_context};
 use crate::precision::{KVS, Kv, PRECISIONS, Precision};
 use crate::recommend::{Row, answer, gb, rate};
 use crate::roofline::{Bound, Setup, decode_intensity, speculation};
@@ -164,11 +164,13 @@ fn int4_kv(scene: &Scene<'_>) -> Vec<String> {
     let of = |name: &str| Kv::named(name).unwrap_or(KVS[0]);
     let line = |kv: Kv| {
         format!(
-            "{}: {} sequences of {} tokens, or one of {}, beside W4A16 INT4 weights; KL {} on babyllama-105",
+            "{}: {}, beside W4A16 INT4 weights; KL {} on babyllama-105",
             kv.name,
-            concurrency(scene.shape, &four, &kv, scene.load.context, memory),
-            scene.load.context,
-            longest_context(scene.shape, &four, &kv, memory),
+            capacity(
+                concurrency(scene.shape, &four, &kv, scene.load.context, memory),
+                scene.load.context,
+                longest_context(scene.shape, &four, &kv, memory),
+            ),
             kv.kl.unwrap_or(0.0)
         )
     };

@@ -187,7 +187,8 @@ fn context(shape: &ModelShape, load: &Load, row: &Row, memory: f64) -> Vec<Strin
     kvs.push(other);
     let texts = kvs.iter().map(|kv| {
         let (sequences, longest) = of(kv);
-        format!("in {}: {sequences} sequences of {} tokens, or one of {longest}", kv.name, load.context)
+        let fits = crate::memory::capacity(sequences, load.context, longest);
+        format!("in {}: {fits}", kv.name)
     });
     let texts = texts.collect::<Vec<_>>().join("; ");
     lines.push(format!("context: beside {} weights fit, with keys and values {texts}", row.precision.name));
