@@ -74,12 +74,14 @@ def main():
         print(json.dumps(row), flush=True)
 
     for recipe in args.uniform:
-        begin, out = time.time(), work / (recipe + (".gguf" if recipe[0] == "q" and recipe[1].isdigit() or recipe.startswith("iq") else ""))
+        begin = time.time()
         if done(recipe):
             continue
-        if run(args.mantissa, "quantize", args.model, "--recipe", recipe, "--out", out, "--overwrite", "--quiet", "--threads", args.threads,
-               "--calibration-tokens", f"{windows}:calib").returncode == 0:
-            add(recipe, out, begin)
+        found = run(args.mantissa, "quantize", args.model, "--recipe", recipe, "--out", work / recipe, "--overwrite", "--quiet", "--json",
+                    "--threads", args.threads, "--calibration-tokens", f"{windows}:calib")
+        if found.returncode == 0:
+            # A recipe of GGUF writes a file into the folder.
+            add(recipe, Path(json.loads(found.stdout)["output"]), begin)
     for budget in args.budgets.split(","):
         name, begin = f"fit {args.method} {budget}", time.time()
         out = work / name.replace(" ", "-").replace(".", "_")
