@@ -1,4 +1,4 @@
-//! Last steps before an output is put in place: evaluation, quality gate and verification.
+//! Last steps before an output is put in place: evaluation, tasks, quality gate and verification.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use mantissa_store::ErrorClass;
 use mantissa_store::convention::ModelFiles;
 
-use crate::error::{GateFailure, NotVerified, QuantError, Result};
+use crate::error::{Exceeded, GateFailure, NotVerified, QuantError, Result};
 use crate::journal::Journal;
 use crate::plan::{Check, Plan};
 use crate::progress::{Progress, Tell};
 use crate::quality::figures::Evaluation;
+use crate::quality::task_scores::{TaskRun, TaskScore};
 use crate::quality::{Figures, Quality, table_cost};
 use crate::verify::load::load_check;
 use crate::verify::verification::Verification;
@@ -38,7 +39,7 @@ pub(crate) fn figures(
     let (done, progress) = (plan.work_bytes(), Mutex::new(progress));
     let tell = |tokens: u64| {
         let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
-        progress(Progress { done, tensor: "evaluation", tokens: Some(tokens) })
+        progress(Progress { done, tensor: "evaluation", tokens: Some(tokens), items: None })
     };
     let mut figures = Figures::measure(&artifact, source, text, sequences, plan.threads(), &tell)?;
     let total = plan.evaluation.as_ref().map_or(0, Evaluation::work);
@@ -50,20 +51,60 @@ pub(crate) fn figures(
     Ok(Some(figures))
 }
 
-/// Checks that the KL divergence is within the limit. `kept` is the folder where the parts of the output stay
+/// Runs the tasks of `plan` on the complete output at `staged` and on its source. Scores that an earlier run recorded in
+/// `journal` for the same tasks are reused.
+///
+/// # Errors
+/// Errors of [`TaskRuns::measure`](crate::TaskRuns).
+pub(crate) fn tasks(
+    plan: &Plan,
+    source: &ModelFiles,
+    staged: &Path,
+    mut journal: Option<&mut Journal>,
+    progress: &mut Tell<'_>,
+) -> Result<Vec<TaskScore>> {
+    let Some(runs) = &plan.tasks else { return Ok(Vec::new()) };
+    let left = journal.as_ref().map(|journal| journal.scores().to_vec()).unwrap_or_default();
+    let known = |run: &TaskRun| {
+        let score = left.iter().rfind(|score| run.is_of(score))?;
+        Some(TaskScore { task: run.task.name.clone(), ..score.clone() })
+    };
+    let record = |score: &TaskScore| journal.as_mut().map_or(Ok(()), |journal| journal.record_score(score));
+    let artifact = ModelFiles::open(staged)?;
+    let (done, progress) = (plan.work_bytes(), Mutex::new(progress));
+    let tell = |items: u64| {
+        let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
+        progress(Progress { done, tensor: "tasks", tokens: None, items: Some(items) })
+    };
+    runs.measure((&artifact, source), plan.threads(), known, record, &tell)
+}
+
+/// Returns the limit that the measured loss exceeds, if one.
+fn exceeded(plan: &Plan, quality: &Quality) -> Option<Exceeded> {
+    let exceeds = |found: f64, allowed: f64| found.is_nan() || found > allowed;
+    let max_kl = plan.evaluation.as_ref().and_then(|evaluation| evaluation.max_kl);
+    if let (Some(allowed), Some(found)) = (max_kl, &quality.evaluation) {
+        if exceeds(found.kl, allowed) {
+            return Some(Exceeded::Kl { allowed, kl: found.kl, se: found.kl_se });
+        }
+    }
+    let allowed = plan.tasks.as_ref()?.max_accuracy_drop?;
+    quality.tasks.iter().find_map(|found| {
+        let drop = -found.score.reference.as_ref()?.delta_accuracy;
+        let task = found.task.clone();
+        exceeds(drop, allowed).then_some(Exceeded::Accuracy { task, allowed, drop })
+    })
+}
+
+/// Checks that the measured loss is within the limits. `kept` is the folder where the parts of the output stay
 /// otherwise.
 ///
 /// # Errors
 /// [`QuantError::Gate`].
 pub(crate) fn gate(plan: &Plan, quality: &Quality, out: &Path, kept: Option<&Path>) -> Result<()> {
-    let allowed = plan.evaluation.as_ref().and_then(|evaluation| evaluation.max_kl);
-    match (allowed, &quality.evaluation) {
-        (Some(allowed), Some(found)) if found.kl.is_nan() || found.kl > allowed => {
-            let (out, kept) = (out.to_owned(), kept.map(PathBuf::from));
-            Err(QuantError::Gate(Box::new(GateFailure { quality: quality.clone(), allowed, out, kept })))
-        }
-        _ => Ok(()),
-    }
+    let Some(exceeded) = exceeded(plan, quality) else { return Ok(()) };
+    let (out, kept) = (out.to_owned(), kept.map(PathBuf::from));
+    Err(QuantError::Gate(Box::new(GateFailure { quality: quality.clone(), exceeded, out, kept })))
 }
 
 /// Opens the sealed output at `staged` and, if `plan` asks for it, verifies it. Returns the verification and its

@@ -33,6 +33,14 @@ pub enum QuantError {
     /// An evaluation failed.
     #[error(transparent)]
     Eval(EvalError),
+    /// A task failed.
+    #[error("{task}: {error}")]
+    Task {
+        /// Name of the task.
+        task: String,
+        /// Cause.
+        error: EvalError,
+    },
     /// The tokenizer, which the output includes, cannot be read.
     #[error(transparent)]
     Tokenizer(#[from] mantissa_model::TokenizerError),
@@ -287,22 +295,57 @@ impl From<RecipeError> for QuantError {
     }
 }
 
-/// An output whose quality loss exceeds the limit.
+/// Limit of the quality loss that an output exceeds.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Exceeded {
+    /// Limit of the KL divergence.
+    #[error("KL: expected at most {allowed} nats/token, got {kl:.6} ± {se:.6}")]
+    Kl {
+        /// Maximum in nats per token.
+        allowed: f64,
+        /// Measured KL in nats per token.
+        kl: f64,
+        /// Standard error of `kl`.
+        se: f64,
+    },
+    /// Limit of the drop of a task's accuracy.
+    #[error("{task}: accuracy: expected a drop of at most {allowed}, got {drop:.4}")]
+    Accuracy {
+        /// Name of the task.
+        task: String,
+        /// Maximum drop, as a share.
+        allowed: f64,
+        /// Measured drop.
+        drop: f64,
+    },
+}
+
+impl Exceeded {
+    /// Returns the option of the command line that sets the limit.
+    pub fn option(&self) -> &'static str {
+        match self {
+            Exceeded::Kl { .. } => "--max-kl",
+            Exceeded::Accuracy { .. } => "--max-accuracy-drop",
+        }
+    }
+}
+
+/// An output whose quality loss exceeds a limit.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "KL: expected at most {allowed} nats/token, got {}; nothing was put at {}{}",
-    .quality.evaluation.as_ref().map_or_else(String::new, |e| format!("{:.6} ± {:.6}", e.kl, e.kl_se)),
+    "{exceeded}; nothing was put at {}{}",
     .out.display(),
     .kept.as_ref().map_or_else(String::new, |kept| format!(
-        "; finished work is kept in {}: rerun with another --max-kl to resume, or with --restart to start over",
-        kept.display()
+        "; finished work is kept in {}: rerun with another {} to resume, or with --restart to start over",
+        kept.display(),
+        .exceeded.option()
     ))
 )]
 pub struct GateFailure {
     /// Contents of `quality.json`, with the measured loss.
     pub quality: Quality,
-    /// Maximum KL divergence in nats per token.
-    pub allowed: f64,
+    /// Limit that the loss exceeds.
+    pub exceeded: Exceeded,
     /// Path of the output.
     pub out: PathBuf,
     /// Folder of the finished parts, if the run can be resumed.
@@ -443,7 +486,7 @@ impl QuantError {
             },
             QuantError::Calibrate(e) => e.class(),
             QuantError::Spin { error, .. } | QuantError::EndToEnd { error, .. } => error.class(),
-            QuantError::Eval(e) => e.class(),
+            QuantError::Eval(error) | QuantError::Task { error, .. } => error.class(),
             QuantError::Unfinished(unfinished) => unfinished.error.class(),
             QuantError::NotLoadable { error, .. } => error.class(),
             QuantError::Recipe(error) => match &**error {

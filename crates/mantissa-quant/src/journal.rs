@@ -2,7 +2,7 @@
 //!
 //! The journal is in the work folder beside the output, which survives a killed process. Its first line is a key: a
 //! hash of everything that determines the output. One line follows for every unit of work (copied tensor or quantized
-//! layer), with the checksum of each tensor written and the layer's report. An evaluation has a line too. A run with
+//! layer), with the checksum of each tensor written and the layer's report. An evaluation and every task have a line too. A run with
 //! the same key reuses the units whose checksums match and computes the rest. A run with another key starts over.
 //!
 //! A line follows its data. Every [`BATCH`] bytes both are synced to disk, data first. After a power cut a line may
@@ -20,6 +20,7 @@ use serde_json::json;
 
 use crate::error::Result;
 use crate::plan::Plan;
+use crate::quality::task_scores::TaskScore;
 use crate::quality::{Figures, TokenSet};
 use crate::report::LayerReport;
 
@@ -53,12 +54,19 @@ struct Evaluated {
     figures: Figures,
 }
 
+/// A finished task. Its line follows that of the evaluation.
+#[derive(Debug, Serialize, Deserialize)]
+struct Scored {
+    scored: TaskScore,
+}
+
 /// Journal of a run, with the lines of an earlier run.
 #[derive(Debug)]
 pub(crate) struct Journal {
     lines: mantissa_store::Journal,
     left: BTreeMap<String, Unit>,
     evaluated: Vec<Figures>,
+    scored: Vec<TaskScore>,
     recovered: usize,
     done: usize,
     unsynced: u64,
@@ -78,8 +86,10 @@ impl Journal {
             let evaluated =
                 lines.iter().skip(1).filter_map(|line| serde_json::from_str::<Evaluated>(line).ok());
             let evaluated = evaluated.map(|line| line.figures).collect();
+            let scored = lines.iter().skip(1).filter_map(|line| serde_json::from_str::<Scored>(line).ok());
+            let scored = scored.map(|line| line.scored).collect();
             let lines = mantissa_store::Journal::reopen(staging.work())?;
-            Journal { evaluated, ..Journal::new(lines, left) }
+            Journal { evaluated, scored, ..Journal::new(lines, left) }
         } else {
             let mut lines = mantissa_store::Journal::create(staging.work())?;
             lines.append(key)?;
@@ -90,7 +100,8 @@ impl Journal {
     }
 
     fn new(lines: mantissa_store::Journal, left: BTreeMap<String, Unit>) -> Self {
-        Journal { lines, left, evaluated: Vec::new(), recovered: 0, done: 0, unsynced: 0 }
+        let (evaluated, scored) = (Vec::new(), Vec::new());
+        Journal { lines, left, evaluated, scored, recovered: 0, done: 0, unsynced: 0 }
     }
 
     /// Returns the number of units reused from an earlier run.
@@ -143,6 +154,17 @@ impl Journal {
     /// Records an evaluation.
     pub(crate) fn record_figures(&mut self, figures: &Figures) -> Result<()> {
         self.lines.append(&json!(Evaluated { figures: figures.clone() }).to_string())?;
+        Ok(self.lines.sync()?)
+    }
+
+    /// Returns the scores on tasks that an earlier run recorded. Key and checksums match, so its output has the same bytes.
+    pub(crate) fn scores(&self) -> &[TaskScore] {
+        &self.scored
+    }
+
+    /// Records the score on a task.
+    pub(crate) fn record_score(&mut self, score: &TaskScore) -> Result<()> {
+        self.lines.append(&json!(Scored { scored: score.clone() }).to_string())?;
         Ok(self.lines.sync()?)
     }
 

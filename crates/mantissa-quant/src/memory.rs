@@ -10,7 +10,7 @@ mod solving;
 
 use mantissa_methods::method::{Extent, Fisher, Phase, Work};
 use mantissa_methods::transform::Change;
-use mantissa_model::{Buffers, LinearInfo, LinearInput, ModelConfig, StoredAs};
+use mantissa_model::{Buffers, KvCache, LinearInfo, LinearInput, ModelConfig, StoredAs};
 use mantissa_num::{Blocks, Scheme, code_unit};
 use mantissa_store::convention::StackForm;
 use mantissa_train::LayerTrainer;
@@ -26,6 +26,7 @@ use crate::input_scales;
 use crate::judge::Judge;
 use crate::plan::{Plan, Use, spec_bytes};
 use crate::quality::figures::Evaluation;
+use crate::quality::task_scores::TaskRuns;
 use crate::rtn;
 use crate::sequential::{
     learning_options, metrics_buffers, metrics_bytes, needs_drift, outputs_bytes, reads_last, uses_drift,
@@ -95,6 +96,7 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
         ));
     }
     stages.extend(plan.evaluation.as_ref().map(|evaluation| evaluating(plan, evaluation)));
+    stages.extend(plan.tasks.as_ref().map(|tasks| running_tasks(plan, tasks)));
     let mut peak = stages
         .into_iter()
         .max_by_key(Stage::bytes)
@@ -510,24 +512,50 @@ fn evaluating(plan: &Plan, evaluation: &Evaluation) -> Stage {
     let config = &plan.config;
     let longest = sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
     let threads = plan.threads().clamp(1, sequences.len().max(1)) as u64;
-    let logits = (mantissa_eval::ROWS * config.vocab_size) as u64 * 4;
-    let pass = Buffers::bytes_needed(config, longest, longest).saturating_add(logits);
+    let pass = Buffers::bytes_needed(config, longest, longest).saturating_add(logits_of_pass(config));
     let in_bf16 = if *floor_runs { 2 * config.parameters() } else { 0 };
-    // Loading a tensor needs its stored bytes and, if it is quantized, one byte per code.
-    let largest = plan.specs.iter().map(spec_bytes).max().unwrap_or(0);
-    let linears = plan.linears.iter().map(|linear| &linear.info);
-    let tables = plan.quantized_tables().map(|(info, _)| info);
-    let widest = linears.chain(tables).map(|info| (info.rows * info.cols) as u64).max().unwrap_or(0);
     // Ids, and the KL of each position with a sorted copy.
     let tokens = 12 * evaluation.text.tokens;
     let buffers = vec![
         ("weights of the source", *source_bytes),
         ("weights of the output", plan.output_bytes().max(in_bf16)),
-        ("tensor being loaded", largest.saturating_add(widest)),
+        ("tensor being loaded", being_loaded(plan)),
         ("buffers and logits of all threads", pass.saturating_mul(2 * threads)),
         ("windows", tokens),
     ];
     Stage { name: "evaluate the output".to_owned(), buffers }
+}
+
+/// Logits that a pass of an evaluation holds, in bytes.
+fn logits_of_pass(config: &ModelConfig) -> u64 {
+    (mantissa_eval::ROWS * config.vocab_size) as u64 * 4
+}
+
+/// Bytes of the largest tensor of the output while it is loaded: as stored, and one byte per code if it is quantized.
+fn being_loaded(plan: &Plan) -> u64 {
+    let largest = plan.specs.iter().map(spec_bytes).max().unwrap_or(0);
+    let linears = plan.linears.iter().map(|linear| &linear.info);
+    let tables = plan.quantized_tables().map(|(info, _)| info);
+    let widest = linears.chain(tables).map(|info| (info.rows * info.cols) as u64).max().unwrap_or(0);
+    largest.saturating_add(widest)
+}
+
+/// Memory of tasks: source and output are loaded, one of them runs on every thread, with a cache for generated text.
+fn running_tasks(plan: &Plan, tasks: &TaskRuns) -> Stage {
+    let config = &plan.config;
+    let (pass, sequence, items) = tasks.extent();
+    let threads = plan.threads().clamp(1, items.max(1)) as u64;
+    let each = Buffers::bytes_needed(config, pass, sequence)
+        .saturating_add(logits_of_pass(config))
+        .saturating_add(KvCache::bytes_needed(config, sequence));
+    let buffers = vec![
+        ("weights of the source", tasks.source_bytes),
+        ("weights of the output", plan.output_bytes()),
+        ("tensor being loaded", being_loaded(plan)),
+        ("buffers, logits and caches of all threads", each.saturating_mul(threads)),
+        ("tokenizer", tasks.tokenizer_bytes),
+    ];
+    Stage { name: "run the tasks".to_owned(), buffers }
 }
 
 /// Memory of comparing logits: the second of two models, decoded to f32. The first is smaller and freed before. An

@@ -27,6 +27,7 @@ use crate::input_scales::Observer;
 use crate::jobs::convert::rewritten::Dense;
 use crate::quality::Rebuild;
 use crate::quality::figures::Evaluation;
+use crate::quality::task_scores::TaskRuns;
 use crate::recipe::{Part, Recipe};
 
 pub use job::Job;
@@ -150,6 +151,8 @@ pub struct Plan {
     pub fallbacks: BTreeMap<String, String>,
     /// Evaluation of the output before it is put in place.
     pub evaluation: Option<Evaluation>,
+    /// Tasks that run on the output before it is put in place.
+    pub tasks: Option<TaskRuns>,
     /// Check of the finished output before it is put in place.
     pub check: Check,
     /// Coverage of the calibration, if measured.
@@ -206,6 +209,7 @@ impl Plan {
             notes: Vec::new(),
             fallbacks: BTreeMap::new(),
             evaluation: None,
+            tasks: None,
             check: Check::default(),
             coverage: None,
             options,

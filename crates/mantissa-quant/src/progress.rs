@@ -11,12 +11,14 @@ pub struct Progress<'a> {
     pub tensor: &'a str,
     /// Tokens evaluated out of [`crate::Evaluation::work`], once everything is written.
     pub tokens: Option<u64>,
+    /// Items of tasks answered out of [`crate::TaskRuns::work`], after the evaluation.
+    pub items: Option<u64>,
 }
 
 impl Progress<'_> {
     /// Returns the progress of a run that has written everything and still hashes the source.
     pub(crate) fn hashing(done: u64) -> Self {
-        Progress { done, tensor: "hash of the source", tokens: None }
+        Progress { done, tensor: "hash of the source", tokens: None, items: None }
     }
 }
 

@@ -8,6 +8,7 @@ pub(crate) mod check;
 pub(crate) mod figures;
 pub(crate) mod hashes;
 pub(crate) mod table_cost;
+pub(crate) mod task_scores;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,6 +23,7 @@ use crate::error_stats::ErrorReport;
 use crate::report::LayerReport;
 use crate::share::Share;
 use crate::verify::verification::Verification;
+use task_scores::TaskScore;
 
 /// File name in a folder; suffix of the name for a single file.
 pub const QUALITY_NAME: &str = "quality.json";
@@ -97,6 +99,9 @@ pub struct Quality {
     pub coverage: Option<Coverage>,
     /// Quality loss on a text.
     pub evaluation: Option<Figures>,
+    /// Accuracy on tasks, compared with the source; empty without tasks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tasks: Vec<TaskScore>,
     /// Layers not stored or quantized as the recipe asks; the layer's report has the reason.
     pub fallbacks: Vec<String>,
     /// Layers left unquantized.

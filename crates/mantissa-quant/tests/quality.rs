@@ -13,7 +13,7 @@ use mantissa_model::Decoder;
 use mantissa_num::round::random_u32;
 use mantissa_quant::verify::{Against, Verification, verify, verify_against};
 use mantissa_quant::{
-    Evaluation, Options, Outcome, Plan, QUALITY_NAME, Quality, QuantError, Recipe, Start, TokenSet,
+    Evaluation, Exceeded, Options, Outcome, Plan, QUALITY_NAME, Quality, QuantError, Recipe, Start, TokenSet,
     quality_path, run,
 };
 use mantissa_store::convention::{ModelFiles, gguf};
@@ -173,7 +173,8 @@ fn a_failed_gate_keeps_the_work_but_writes_no_output() {
     let (refused, evaluated) = with(Some(kl / 2.0)).run(|_| false);
     let error = refused.unwrap_err();
     let QuantError::Gate(failure) = &error else { panic!("{error}") };
-    assert_eq!((failure.quality.evaluation.as_ref().unwrap().kl, failure.allowed), (kl, kl / 2.0));
+    let Exceeded::Kl { allowed, .. } = failure.exceeded else { panic!("{}", failure.exceeded) };
+    assert_eq!((failure.quality.evaluation.as_ref().unwrap().kl, allowed), (kl, kl / 2.0));
     assert!(failure.kept.as_ref().unwrap().is_dir() && !out.exists() && evaluated > 0);
     assert!(
         error.to_string().contains("nats/token, got 0.") && error.to_string().contains("kept in"),

@@ -12,6 +12,7 @@ mod accept;
 mod file;
 mod run;
 mod summary;
+mod task;
 
 use mantissa_model::{Bos, Tokenizer};
 
@@ -19,6 +20,7 @@ pub use accept::Accept;
 pub use file::{TaskError, items};
 pub use run::{Answer, Encoded, encode, longest, run};
 pub use summary::{Compared, Flip, Group, Score, TaskSummary, summary};
+pub use task::Task;
 
 use crate::error::EvalError;
 

@@ -35,6 +35,16 @@ pub(super) struct Pass {
 #[derive(Clone, Debug)]
 pub struct Encoded(Work);
 
+impl Encoded {
+    /// Returns the number of tokens that run on a model, at most.
+    pub(super) fn tokens(&self) -> u64 {
+        match &self.0 {
+            Work::Choices(passes) => passes.iter().map(|pass| pass.tokens.len() as u64).sum(),
+            Work::Generate { prompt, new } => prompt.len().saturating_add(*new) as u64,
+        }
+    }
+}
+
 /// Answer of a model to an item.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Answer {
@@ -108,6 +118,20 @@ pub(super) fn choices(
     Ok(Work::Choices(passes))
 }
 
+/// Checks that `context` tokens hold each of `items` with its answer.
+///
+/// # Errors
+/// [`EvalError::ItemContext`] for the first that is longer.
+pub(super) fn check_context(items: &[(&Item, &Encoded)], context: usize) -> Result<(), EvalError> {
+    for (item, encoded) in items {
+        let (_, needed) = longest([*encoded]);
+        if needed > context {
+            return Err(EvalError::ItemContext { line: item.line, needed, allowed: context });
+        }
+    }
+    Ok(())
+}
+
 /// Runs `items`, each with its tokens, on `threads` threads; the answers do not depend on their number. `progress`
 /// receives the number of items done and can end the run.
 ///
@@ -120,13 +144,7 @@ pub fn run(
     threads: usize,
     progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
 ) -> Result<Vec<Answer>, EvalError> {
-    let context = model.config().max_position_embeddings;
-    for (item, encoded) in items {
-        let (_, needed) = longest([*encoded]);
-        if needed > context {
-            return Err(EvalError::ItemContext { line: item.line, needed, allowed: context });
-        }
-    }
+    check_context(items, model.config().max_position_embeddings)?;
     let (pass, sequence) = longest(items.iter().map(|(_, encoded)| *encoded));
     each(
         threads,

@@ -1,46 +1,46 @@
 //! Accuracies with standard errors, and the answers that changed against a reference.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::Item;
 use super::run::Answer;
 use crate::stats::{Estimate, Sum, estimate};
 
 /// Accuracy on some items.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Score {
     /// Number of items.
     pub items: usize,
     /// Share of right answers.
     pub accuracy: f64,
     /// Standard error of `accuracy`; absent for a single item.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy_se: Option<f64>,
     /// Share of right answers by log-likelihood per character; absent without choices.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy_norm: Option<f64>,
     /// Standard error of `accuracy_norm`.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy_norm_se: Option<f64>,
     /// Accuracy of guessing.
     pub chance: f64,
     /// Mean of `-ln p` of the right choice, nats; absent without choices.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer_nll: Option<f64>,
     /// Comparison with the reference, if there is one.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference: Option<Compared>,
 }
 
 /// Paired comparison with the answers of a reference.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Compared {
     /// Accuracy of the reference.
     pub accuracy: f64,
     /// Accuracy minus the reference's.
     pub delta_accuracy: f64,
     /// Paired standard error of `delta_accuracy`; absent for a single item.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta_accuracy_se: Option<f64>,
     /// Answers that are right and were wrong.
     pub gained: usize,
@@ -49,10 +49,10 @@ pub struct Compared {
     /// Answers that differ from the reference's, right or wrong.
     pub changed: usize,
     /// Mean `-ln p` of the right choice minus the reference's, nats.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta_answer_nll: Option<f64>,
     /// Paired standard error of `delta_answer_nll`.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta_answer_nll_se: Option<f64>,
 }
 
@@ -70,7 +70,7 @@ pub struct Flip {
 }
 
 /// Score of a group.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Group {
     /// Name of the group.
     pub group: String,

@@ -73,6 +73,7 @@ impl Quality {
             coverage: plan.coverage.clone(),
             held_out: plan.held_out().map(|set| set.identity()),
             evaluation: None,
+            tasks: Vec::new(),
             fallbacks: fallbacks.map(|layer| layer.module.clone()).collect(),
             kept: plan.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone()).collect(),
             notes: plan.notes.iter().map(|note| note.replace(&place, "")).chain(notes).collect(),

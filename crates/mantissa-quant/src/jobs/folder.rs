@@ -133,7 +133,7 @@ impl Destination for Folder {
         let plan = task.plan;
         let mut tick = |stage: &str| {
             let tensor = format!("{}: {stage}", plan.job.method_name());
-            progress(Progress { done: 0, tensor: &tensor, tokens: None })
+            progress(Progress { done: 0, tensor: &tensor, tokens: None, items: None })
         };
         let own = match task.shared {
             Some(_) => Prepared::default(),
@@ -229,7 +229,8 @@ struct Run<'a, 'p> {
 impl Run<'_, '_> {
     fn advance(&mut self, work: u64, tensor: &str) -> Result<()> {
         self.done += work;
-        let continues = (self.progress)(Progress { done: self.done, tensor, tokens: None }).is_continue();
+        let continues =
+            (self.progress)(Progress { done: self.done, tensor, tokens: None, items: None }).is_continue();
         self.sync_if_interrupted(if continues { Ok(()) } else { Err(QuantError::Interrupted) })
     }
 
@@ -365,7 +366,7 @@ impl Run<'_, '_> {
             return self.advance(0, UNIT);
         }
         let (done, progress) = (self.done, &mut *self.progress);
-        let mut tick = || progress(Progress { done, tensor: UNIT, tokens: None });
+        let mut tick = || progress(Progress { done, tensor: UNIT, tokens: None, items: None });
         let tensors = cache_scales::tensors(plan, self.folded.files(), stored, &mut tick);
         let tensors = self.sync_if_interrupted(tensors)?;
         let (written, _) = self.write_all(tensors)?;
@@ -386,7 +387,7 @@ impl Run<'_, '_> {
 
     fn quantize_layer(&mut self, info: &LinearInfo, scheme: &Scheme) -> Result<LayerReport> {
         let (done, progress) = (self.done, &mut *self.progress);
-        let mut tick = || progress(Progress { done, tensor: &info.module, tokens: None });
+        let mut tick = || progress(Progress { done, tensor: &info.module, tokens: None, items: None });
         let quantized = self.layers.quantize(info, scheme, &mut tick);
         let (tensors, report) = self.sync_if_interrupted(quantized)?;
         let (written, total) = self.write_all(tensors)?;

@@ -110,8 +110,8 @@ struct Task<'a> {
 ///
 /// # Errors
 /// [`QuantError::Store`] for files, [`QuantError::Tensor`] for values that a scheme cannot represent,
-/// [`QuantError::Interrupted`] if `progress` ends the run, [`QuantError::Gate`] if the quality loss exceeds the limit
-/// of [`Plan::evaluation`]; wrapped in [`QuantError::Unfinished`] if a work folder is kept. The old content of `out`,
+/// [`QuantError::Interrupted`] if `progress` ends the run, [`QuantError::Gate`] if the quality loss exceeds a limit
+/// of [`Plan::evaluation`] or [`Plan::tasks`]; wrapped in [`QuantError::Unfinished`] if a work folder is kept. The old content of `out`,
 /// if any, is then still in place.
 pub fn run(
     plan: &Plan,
@@ -166,7 +166,7 @@ impl Task<'_> {
         self.complete(to, contents, progress)
     }
 
-    /// Performs the steps between the fill and the last renames: evaluation, quality gate, manifest, verification.
+    /// Performs the steps between the fill and the last renames: evaluation, tasks, quality gate, manifest, verification.
     fn complete<D: Destination>(
         &self,
         to: &mut D,
@@ -180,6 +180,11 @@ impl Task<'_> {
         quality.evaluation = assess::figures(plan, source, &staged, to.journal(), progress)?;
         convert::prove(plan, source, &staged)?;
         assess::gate(plan, &quality, out.path(), to.kept())?;
+        // Only an output within --max-kl is worth the time of the tasks.
+        if plan.tasks.is_some() {
+            quality.tasks = assess::tasks(plan, source, &staged, to.journal(), progress)?;
+            assess::gate(plan, &quality, out.path(), to.kept())?;
+        }
         to.seal(&quality, self.run_fields()?)?;
         let verification = assess::sealed(plan, &quality, &staged, out.path())?;
         Ok((quality, verification))

@@ -179,6 +179,7 @@ impl Recalibration {
             held_out: None,
             coverage: None,
             evaluation: None,
+            tasks: Vec::new(),
             kv: self.levels.as_ref().map(|(policy, _)| policy.to_string()).or(old.kv),
             ..old
         });

@@ -125,6 +125,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     };
     let changes = Changes { requantize: args.requantize.as_ref(), drop_inputs: args.drop_inputs };
     let mut plan = Plan::conversion(&source, args.format, changes, options)?;
+    plan.tasks = args.measure.tasks(&args.model, &source, context)?;
     plan.evaluation = args.measure.evaluation(&args.model, &source, false, context)?;
     adapt::fit_plan(&mut plan, "convert", args.verify, context)?;
     context.warn_all(&plan.notes)?;
@@ -161,6 +162,7 @@ fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::Result<()> {
     };
     labelled(out, "codes", &codes)?;
     quality.evaluation.iter().try_for_each(|figures| human_figures(out, figures))?;
+    super::tasks::human(out, &quality.tasks)?;
     match done.verification {
         Some(v) => super::verify::human(out, v)?,
         None => writeln!(out, "not verified")?,

@@ -17,9 +17,9 @@ use super::calibration::CalibrationArgs;
 use super::default_text;
 use super::doctor;
 use super::ending::quoted;
-use super::eval;
 use super::model::{self, ModelPath};
 use super::running::{self, Use};
+use super::tasks;
 use super::text::{TextArgs, bound};
 use crate::context::Context;
 use crate::error::GateFailed;
@@ -108,7 +108,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let models: Vec<&Path> = std::iter::once(opened).chain(args.reference.as_deref()).collect();
     running::require_memory_and(25, &models, used, context)?;
     let tokenizer = Tokenizer::load(files.dir()).ok();
-    let retrieval = if args.kv.is_empty() { Vec::new() } else { eval::retrieval()? };
+    let retrieval = if args.kv.is_empty() { Vec::new() } else { tasks::retrieval()? };
     let request = Request {
         files: &files,
         windows: &windows,

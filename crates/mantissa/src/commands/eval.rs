@@ -142,14 +142,6 @@ struct Report<'a> {
     seconds: f64,
 }
 
-/// Returns the items of the built-in retrieval task.
-///
-/// # Errors
-/// None: the task is part of the program.
-pub fn retrieval() -> Result<Vec<mantissa_eval::tasks::Item>> {
-    tasks::retrieval()
-}
-
 /// Adds the paths that the command reads and writes.
 pub fn paths(args: &Args, paths: &mut Paths) {
     args.model.paths(paths);

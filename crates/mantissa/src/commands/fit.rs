@@ -20,7 +20,7 @@ use mantissa_plan::shape::ModelShape;
 use mantissa_quant::allocate::{AllocateError, Allocation, allocate};
 use mantissa_quant::verify::Verification;
 use mantissa_quant::{
-    Check, Job, Options, Outcome, Plan, Quality, QuantError, Recipe, Start, dequantized_source,
+    Check, Job, Options, Outcome, Plan, Quality, QuantError, Recipe, Start, TaskRuns, dequantized_source,
 };
 use mantissa_store::convention::{Container, ModelFiles, native};
 use mantissa_store::{FileDigest, Kind, Paths, WorkFolder, write_file_atomic};
@@ -229,6 +229,7 @@ fn destination(args: &Args) -> Result<Destination> {
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let out = destination(args)?.path;
     let source = dequantized_source(model::open(&args.model, context)?)?;
+    let tasks = args.measure.tasks(&args.model, &source, context)?;
     let (measured_on, rest) = windows::windows(args, context)?;
     let options = Options {
         threads: context.threads,
@@ -244,7 +245,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     };
     let (mut families, mut left_out) = families(args, &source, &plan)?;
     let plans: Vec<&Plan> = families.iter().flat_map(|family| &family.plans).collect();
-    context.require_memory("fit", needed(args, context, &source, &plans, &measured_on, &rest)?)?;
+    context.require_memory("fit", needed(args, context, &source, &plans, &measured_on, (&rest, &tasks))?)?;
     let shape = shape::of_config(&args.model.named().display().to_string(), &plans[0].config);
     let limit = args.budget.limit(plans[0], &shape)?;
     let kv = caches((args, calibrated), &shape, &families, &mut left_out)?;
@@ -277,7 +278,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         let front = front::front(&families);
         let (at, found) = best(&families, |family| choose(family, &family.costs, limit, &args.budget))?;
         let family = &families[at];
-        let (rows, outcome) = write(args, context, &source, family, &found, (plan, rest))?;
+        let (rows, outcome) = write(args, context, &source, family, &found, (plan, rest, tasks))?;
         let kv = family.kv_chosen(&found).cloned();
         Ok((family.method.clone(), rows, (found, kv), front, outcome))
     });
@@ -366,14 +367,14 @@ fn best(families: &[Family], choose: impl Fn(&Family) -> Result<Allocation>) -> 
     })
 }
 
-/// Writes the recipe that `found` chose and the output, which is evaluated on `rest`.
+/// Writes the recipe that `found` chose and the output, which is evaluated on `rest` and `tasks`.
 fn write(
     args: &Args,
     context: &Context,
     source: &ModelFiles,
     family: &Family,
     found: &Allocation,
-    (plan, rest): (impl Fn(Recipe) -> Result<Plan>, Vec<Sequence>),
+    (plan, rest, tasks): (impl Fn(Recipe) -> Result<Plan>, Vec<Sequence>, Option<TaskRuns>),
 ) -> Result<(Vec<Row>, Outcome)> {
     let rows = family.rows(found);
     let schemes: Vec<_> = family.plans.iter().map(|plan| plan.weights.clone()).collect();
@@ -386,6 +387,7 @@ fn write(
     plan.record(rebuild::of_recipe(context, (RECIPE, text), plan.container));
     lint::check_plan(&plan, source, &args.targets, context)?;
     plan.evaluation = Some(args.measure.evaluation_on(source, " (held-out windows)", rest)?);
+    plan.tasks = tasks;
     context.warn_all(&plan.notes)?;
     plan.check = Check::Verify(Some(args.model.to_path_buf()));
     let outcome =
@@ -401,7 +403,7 @@ fn needed(
     source: &ModelFiles,
     plans: &[&Plan],
     measured_on: &[Sequence],
-    rest: &[Sequence],
+    (rest, tasks): (&[Sequence], &Option<TaskRuns>),
 ) -> Result<u64> {
     let making = plans.iter().map(|plan| plan.peak_bytes(false)).max().unwrap_or(0);
     let baseline = Baseline::bytes(source, measured_on, context.threads)?;
@@ -409,6 +411,7 @@ fn needed(
     for plan in plans {
         let mut plan = (*plan).clone();
         plan.evaluation = Some(args.measure.evaluation_on(source, "", rest.to_vec())?);
+        plan.tasks.clone_from(tasks);
         last = plan.peak_bytes(true).max(last);
     }
     let needs = last.max(baseline.saturating_add(making));
@@ -553,6 +556,7 @@ fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::Result<()> {
         &format!("KL {sum:.6} nats/token, the sum over units (lower bound {bound:.6})"),
     )?;
     quality.evaluation.iter().try_for_each(|figures| human_figures(out, figures))?;
+    super::tasks::human(out, &quality.tasks)?;
     done.verification.map_or(Ok(()), |verification| super::verify::human(out, verification))?;
     unit_table(out, done, layers)?;
     // Not wrapped, to be copied.

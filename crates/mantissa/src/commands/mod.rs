@@ -45,6 +45,7 @@ mod serve;
 mod signature;
 mod synth;
 mod tables;
+mod tasks;
 mod text;
 mod tokenizer;
 mod train;

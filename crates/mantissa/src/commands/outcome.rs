@@ -9,8 +9,8 @@ use mantissa_eval::Sequence;
 use mantissa_eval::verdict::Verdict;
 use mantissa_quant::verify::Verification;
 use mantissa_quant::{
-    Evaluation, Figures, GateFailure, LayerReport, NotVerified, Outcome, Plan, Quality, QuantError, Start,
-    run as run_plan,
+    Evaluation, Exceeded, Figures, GateFailure, LayerReport, NotVerified, Outcome, Plan, Quality, QuantError,
+    Start, TaskRuns, run as run_plan,
 };
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Output, Paths};
@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use super::default_text;
 use super::model::ModelPath;
+use super::tasks::{self, OutputTasks, note_guessing};
 use super::text::{TextArgs, bound};
 use crate::context::Context;
 use crate::interrupt;
@@ -34,12 +35,28 @@ pub struct MeasureArgs {
     /// The output then stays away from --out, and the exit code is 1. Without a text it is measured on the built-in one.
     #[arg(long, value_name = "NATS", value_parser = bound, help_heading = "Evaluation")]
     max_kl: Option<f64>,
+    #[command(flatten)]
+    tasks: OutputTasks,
 }
 
 impl MeasureArgs {
     /// Adds the text files to the inputs of a command.
     pub fn paths(&self, paths: &mut Paths) {
         self.text.paths(paths);
+        self.tasks.paths(paths);
+    }
+
+    /// Reads the tasks to run on the output and on `source`, the opened `model`; `None` without one.
+    ///
+    /// # Errors
+    /// A task that cannot be read or run, with its line.
+    pub fn tasks(
+        &self,
+        model: &ModelPath,
+        source: &ModelFiles,
+        context: &Context,
+    ) -> Result<Option<TaskRuns>> {
+        self.tasks.runs(model, source, context)
     }
 
     /// Returns the separator of documents.
@@ -91,11 +108,14 @@ impl MeasureArgs {
     }
 }
 
-/// JSON report of an output rejected by `--max-kl`.
+/// JSON report of an output rejected by `--max-kl` or `--max-accuracy-drop`.
 #[derive(Serialize)]
 struct Rejected<'a> {
     output: Option<&'a Path>,
-    max_kl: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_kl: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_accuracy_drop: Option<f64>,
     /// Work folder that keeps the result.
     kept: Option<&'a Path>,
     #[serde(flatten)]
@@ -114,7 +134,7 @@ struct Unverified<'a> {
 /// Runs the plan until it ends or a signal arrives.
 ///
 /// # Errors
-/// As [`run_plan`]. An output that fails `--max-kl` or verification is reported first.
+/// As [`run_plan`]. An output that fails a limit or verification is reported first.
 pub fn carry_out(
     plan: &Plan,
     source: &ModelFiles,
@@ -123,22 +143,27 @@ pub fn carry_out(
     context: &Context,
 ) -> Result<Outcome> {
     let mut progress = context.progress(plan.work_bytes(), Unit::Bytes);
-    let mut evaluating = false;
+    let (mut evaluating, mut answering) = (false, false);
     let step = &mut |at: mantissa_quant::Progress<'_>| {
         if at.tokens.is_some() && !std::mem::replace(&mut evaluating, true) {
             progress.finish();
             let tokens = plan.evaluation.as_ref().map_or(0, Evaluation::work);
             progress = context.progress(tokens, Unit::Items("tokens"));
         }
+        if at.items.is_some() && !std::mem::replace(&mut answering, true) {
+            progress.finish();
+            let items = plan.tasks.as_ref().map_or(0, TaskRuns::work);
+            progress = context.progress(items, Unit::Items("items"));
+        }
         progress.message(at.tensor);
-        progress.set(at.tokens.unwrap_or(at.done));
+        progress.set(at.items.or(at.tokens).unwrap_or(at.done));
         if interrupt::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let outcome =
         interrupt::orderly(|| run_plan(plan, source, out, start, step), QuantError::is_interruption);
     progress.finish();
     let outcome = told(outcome, context)?;
-    warn_of_leftover(&outcome, context);
+    told_of(&outcome, context);
     Ok(outcome)
 }
 
@@ -156,7 +181,7 @@ pub fn carry_out_all(
     let progress = context.progress(plans.iter().map(Plan::work_bytes).sum(), Unit::Bytes);
     let step = &mut |at: mantissa_quant::Progress<'_>| {
         progress.message(at.tensor);
-        if at.tokens.is_none() {
+        if at.tokens.is_none() && at.items.is_none() {
             progress.set(at.done);
         }
         if interrupt::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -167,11 +192,11 @@ pub fn carry_out_all(
     );
     progress.finish();
     let outcomes = told(outcomes, context)?;
-    outcomes.iter().for_each(|outcome| warn_of_leftover(outcome, context));
+    outcomes.iter().for_each(|outcome| told_of(outcome, context));
     Ok(outcomes)
 }
 
-/// Reports a finished output that failed `--max-kl` or verification.
+/// Reports a finished output that failed a limit or verification.
 fn told<T>(outcome: Result<T, QuantError>, context: &Context) -> Result<T> {
     match &outcome {
         Err(QuantError::Gate(failure)) => reject(failure, context)?,
@@ -181,7 +206,9 @@ fn told<T>(outcome: Result<T, QuantError>, context: &Context) -> Result<T> {
     Ok(outcome?)
 }
 
-fn warn_of_leftover(outcome: &Outcome, context: &Context) {
+/// Notes tasks that cannot show a loss; warns of an old output that could not be removed.
+fn told_of(outcome: &Outcome, context: &Context) {
+    outcome.quality.tasks.iter().for_each(|task| note_guessing(&task.task, &task.score, context));
     if let Some(path) = &outcome.committed.leftover {
         context.warn(&format!("{}: the replaced output could not be removed", path.display()));
     }
@@ -206,10 +233,15 @@ fn unverified(failure: &NotVerified, context: &Context) -> Result<()> {
 
 /// Reports the quality loss of an output that stays away from `--out`.
 fn reject(failure: &GateFailure, context: &Context) -> Result<()> {
-    let GateFailure { quality, allowed, kept, .. } = failure;
-    let rejected = Rejected { output: None, max_kl: *allowed, kept: kept.as_deref(), quality };
+    let GateFailure { quality, exceeded, kept, .. } = failure;
+    let (max_kl, max_accuracy_drop) = match exceeded {
+        Exceeded::Kl { allowed, .. } => (Some(*allowed), None),
+        Exceeded::Accuracy { allowed, .. } => (None, Some(*allowed)),
+    };
+    let rejected = Rejected { output: None, max_kl, max_accuracy_drop, kept: kept.as_deref(), quality };
     context.report(&rejected, |out| {
         quality.evaluation.iter().try_for_each(|figures| human_figures(out, figures))?;
+        tasks::human(out, &quality.tasks)?;
         layer_table(out, quality, false)
     })
 }

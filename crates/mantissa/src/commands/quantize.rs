@@ -61,7 +61,8 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
 ///
 /// # Errors
 /// Input that cannot be quantized, before anything is written; I/O;
-/// [`QuantError::Gate`](mantissa_quant::QuantError::Gate) if the loss exceeds --max-kl,
+/// [`QuantError::Gate`](mantissa_quant::QuantError::Gate) if the loss exceeds --max-kl or
+/// --max-accuracy-drop,
 /// [`QuantError::NotVerified`](mantissa_quant::QuantError::NotVerified) if the output does not verify. An old
 /// output then stays in place.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
@@ -71,14 +72,17 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         true => as_in_gguf(source)?,
         false => source,
     };
+    // A bad task file is refused before a calibration text is read.
+    let tasks = args.measure.tasks(&args.model, &source, context)?;
     if args.formats.len() > 1 {
-        return several::run(args, request, &source, context);
+        return several::run(args, request, (&source, tasks), context);
     }
     let options = options(args, request, &source, context)?;
     let tokens = options.calibration.as_ref().map_or(0, CalibrationSet::tokens);
     let mut plan = plan(args, &source, request.recipe.clone(), options, context)?;
     let another = args.calibration.is_text();
     plan.evaluation = args.measure.evaluation(&args.model, &source, another, context)?;
+    plan.tasks = tasks;
     if request.chosen.is_some() && plan.evaluation.is_none() {
         measure_on_default(&mut plan, &source, args.verify, context)?;
     }

@@ -376,7 +376,7 @@ mod tests {
     use super::*;
 
     /// Options of the recorded commands that change no byte of the weights.
-    const INDIFFERENT: [&str; 25] = [
+    const INDIFFERENT: [&str; 28] = [
         "bits",
         "out",
         "traffic",
@@ -394,6 +394,9 @@ mod tests {
         "docs",
         "limit",
         "max-kl",
+        "task",
+        "chat",
+        "max-accuracy-drop",
         "json",
         "quiet",
         "threads",

@@ -162,3 +162,133 @@ fn bad_tasks_are_refused() {
     fail(2, &["eval", "demo", "--task", "cloze", "--text", "default"]);
     fail(2, &["eval", "demo", "--task", "cloze", "--max-accuracy-drop", "0.1"]);
 }
+
+/// Items of both kinds, with groups.
+fn mixed(dir: &Path) -> String {
+    let choices = [" girl named Lily", " cat", " zzz", " the the"];
+    let choice = |answer| json!({"prompt": "Once upon a time, there was a little", "choices": choices, "answer": answer, "group": "choice"});
+    let target = |text: &str| json!({"prompt": "Once upon a time", "target": text, "match": "contains", "max_tokens": 12, "group": "text"});
+    file(dir, &[choice(0), choice(1), target("there"), target("little"), target("zzz")])
+}
+
+fn certificate(out: &Path) -> Value {
+    serde_json::from_str(&fs::read_to_string(out.join("quality.json")).unwrap()).unwrap()
+}
+
+#[test]
+fn the_certificate_has_the_scores_of_eval_and_rebuilds_without_the_task() {
+    let temp = TempDir::new().unwrap();
+    let [out, plain, again] = ["out", "plain", "again"].map(|name| temp.path().join(name));
+    let task = mixed(temp.path());
+    let sha256 = mantissa_store::FileDigest::of(&fs::read(&task).unwrap()).hex();
+    let make = ["quantize", "demo", "--recipe", "rtn-int2-g32", "--format", "native", "--quiet", "--out"];
+    let shown = succeed(&[&make[..], &[text(&out), "--task", &task, "--task", "cloze"]].concat());
+    assert!(shown.contains("task.jsonl: accuracy") && shown.contains("gained"), "{shown}");
+    succeed(&[&make[..], &[text(&plain)]].concat());
+    let mut quality = certificate(&out);
+    let tasks = quality.as_object_mut().unwrap().remove("tasks").unwrap();
+    assert_eq!(quality, certificate(&plain), "tasks change nothing else");
+    let args = ["eval", text(&out), "--reference", "demo", "--task", &task, "--task", "cloze", "--json"];
+    let measured = report(&[&args[..], &["--quiet"]].concat());
+    for (i, name) in ["task.jsonl", "cloze"].into_iter().enumerate() {
+        let (mut recorded, mut expected) = (tasks[i].clone(), measured["tasks"][i].clone());
+        let recorded = recorded.as_object_mut().unwrap();
+        let expected = expected.as_object_mut().unwrap();
+        assert_eq!(recorded["task"], name, "no folder");
+        let digest = recorded.remove("sha256").unwrap();
+        assert!(i > 0 || digest == sha256, "{digest}");
+        [recorded.remove("task"), expected.remove("task")].iter().for_each(|task| assert!(task.is_some()));
+        expected.remove("flips");
+        assert_eq!(recorded, expected, "{name}");
+        assert!(recorded["reference"]["delta_accuracy_se"].is_number(), "{name}");
+    }
+    assert!(succeed(&["report", text(&out), "--quiet"]).contains("cloze: accuracy"));
+    let page = fs::read_to_string(temp.path().join("out.report.html")).unwrap();
+    assert!(page.contains("Accuracy on tasks") && page.contains("task.jsonl"), "{page}");
+    // Tasks decide no bytes: rebuild neither needs the file nor runs it.
+    fs::remove_file(&task).unwrap();
+    let found =
+        report(&["rebuild", text(&out), "--source", "demo", "--out", text(&again), "--json", "--quiet"]);
+    assert_eq!(found["identical"], true, "{found}");
+    assert_eq!(certificate(&again), certificate(&plain));
+    succeed(&["verify", text(&out), "--reference", "demo", "--strict", "--quiet"]);
+}
+
+#[test]
+fn outputs_of_convert_fit_and_several_formats_have_scores() {
+    let temp = TempDir::new().unwrap();
+    let task = mixed(temp.path());
+    let of = |args: &str| {
+        let words = args.split(' ').map(|word| match word {
+            "TASK" => task.clone(),
+            name if name.starts_with('@') => text(&temp.path().join(&name[1..])).to_owned(),
+            word => word.to_owned(),
+        });
+        succeed(&words.chain(["--quiet".to_owned()]).collect::<Vec<_>>())
+    };
+    of("quantize demo --recipe rtn-int8-g32 --format native --format gptq --out @both --task TASK");
+    of(
+        "convert @both/native --format compressed-tensors --requantize int2-g32 --out @ct --task TASK --threads 1",
+    );
+    let sample = temp.path().join("sample.txt");
+    fs::write(&sample, "Once upon a time there was a little girl. She had a red ball. ".repeat(60)).unwrap();
+    of(
+        "fit demo --schemes int2-g32,int8-g32 --budget 5bpw --text @sample.txt --context 64 --out @fit --task TASK --html @fit.html",
+    );
+    for name in ["both/native", "both/gptq", "ct", "fit"] {
+        let tasks = &certificate(&temp.path().join(name))["tasks"];
+        assert_eq!((&tasks[0]["task"], &tasks[0]["items"]), (&json!("task.jsonl"), &json!(5)), "{name}");
+        assert_eq!(tasks.as_array().unwrap().len(), 1, "{name}");
+    }
+    let loss = |name: &str| {
+        let quality = certificate(&temp.path().join(name));
+        quality["tasks"][0]["reference"]["delta_answer_nll"].as_f64().unwrap()
+    };
+    assert!(loss("ct") > loss("both/native").abs(), "2 bits lose more than 8");
+    assert!(fs::read_to_string(temp.path().join("fit.html")).unwrap().contains("Accuracy on tasks"));
+}
+
+#[test]
+fn a_bad_task_is_refused_before_work_and_a_drop_fails() {
+    let temp = TempDir::new().unwrap();
+    let out = temp.path().join("out");
+    let make = [
+        "quantize",
+        "demo",
+        "--recipe",
+        "rtn-int2-g32",
+        "--format",
+        "native",
+        "--quiet",
+        "--out",
+        text(&out),
+    ];
+    let names =
+        || fs::read_dir(temp.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+    for (lines, message) in [
+        (vec![json!({"prompt": "x", "target": "y"}), json!({"prompt": "x"})], "line 2"),
+        (vec![json!({"prompt": "word ".repeat(3000), "target": "y"})], "max_position_embeddings"),
+    ] {
+        let task = file(temp.path(), &lines);
+        for format in ["native", "gptq"] {
+            let error = fail(2, &[&make[..], &["--format", format, "--task", &task]].concat());
+            assert!(error.contains("task.jsonl") && error.contains(message), "{error}");
+        }
+        let fit = ["fit", "demo", "--budget", "6bpw", "--text", "default", "--quiet", "--out", text(&out)];
+        let error = fail(2, &[&fit[..], &["--task", &task]].concat());
+        assert!(error.contains("task.jsonl") && error.contains(message), "{error}");
+        assert_eq!(names(), ["task.jsonl"], "nothing was written");
+    }
+    fail(2, &[&make[..], &["--max-accuracy-drop", "0.1"]].concat());
+    let task = file(
+        temp.path(),
+        &[json!({"prompt": "Once upon a time, there", "choices": [" was", " zzz"], "answer": 0})],
+    );
+    // A bound below any change fails; the work is kept, and a higher bound resumes it without running the task again.
+    let error = fail(1, &[&make[..], &["--task", &task, "--max-accuracy-drop", "-0.5"]].concat());
+    assert!(error.contains("task.jsonl: accuracy: expected a drop of at most -0.5, got 0.0000"), "{error}");
+    assert!(error.contains("another --max-accuracy-drop to resume") && !out.exists(), "{error}");
+    let done = report(&[&make[..], &["--task", &task, "--max-accuracy-drop", "0.5", "--json"]].concat());
+    assert!(done["resumed"].as_u64().unwrap() > 0 && out.exists(), "{done}");
+    assert_eq!(done["tasks"], certificate(&out)["tasks"]);
+}

@@ -98,7 +98,7 @@ impl Run<'_, '_> {
     /// Quantizes a layer into its codes and scales.
     fn quantized(&mut self, info: &LinearInfo, scheme: &Scheme) -> Result<QuantizedLayer> {
         let (done, progress) = (self.done, &mut *self.progress);
-        let mut tick = || progress(Progress { done, tensor: &info.module, tokens: None });
+        let mut tick = || progress(Progress { done, tensor: &info.module, tokens: None, items: None });
         let quantized = match tick() {
             ControlFlow::Break(()) => Err(QuantError::Interrupted),
             ControlFlow::Continue(()) => self.layers.quantize(info, scheme, &mut tick),

@@ -40,7 +40,7 @@ impl Folder {
         )?;
         let done = task.plan.work_bytes();
         let mut tick = |stage: &str| {
-            progress(Progress { done, tensor: &format!("{}: {stage}", e2e::NAME), tokens: None })
+            progress(Progress { done, tensor: &format!("{}: {stage}", e2e::NAME), tokens: None, items: None })
         };
         let tuned = tune(task.plan, options, (task.source, &folded, &stored), &mut tick)?;
         drop(stored);

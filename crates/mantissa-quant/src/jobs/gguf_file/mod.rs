@@ -133,7 +133,7 @@ fn importance<'a>(
     let Some(set) = plan.text_for(Use::Importance) else {
         return Ok(plan.options.importance.as_ref().map(Cow::Borrowed));
     };
-    let mut tick = |_| progress(Progress { done: 0, tensor: "importance", tokens: None });
+    let mut tick = |_| progress(Progress { done: 0, tensor: "importance", tokens: None, items: None });
     let found = Importance::collect(source, &plan.config, set, plan.limits(), &mut tick)?;
     Ok(Some(Cow::Owned(found)))
 }
@@ -210,7 +210,7 @@ impl Run<'_, '_> {
         scheme: &Scheme,
     ) -> Result<LayerReport> {
         let (done, progress) = (self.done, &mut *self.progress);
-        let mut tick = || progress(Progress { done, tensor: &info.module, tokens: None });
+        let mut tick = || progress(Progress { done, tensor: &info.module, tokens: None, items: None });
         let (tensors, report) = layers.quantize(info, scheme, &mut tick)?;
         for (name, bytes) in tensors {
             self.write(&format!("{}.weight", info.module), &name, info.rows, &bytes)?;
@@ -220,7 +220,7 @@ impl Run<'_, '_> {
 
     fn advance(&mut self, work: u64, tensor: &str) -> Result<()> {
         self.done += work;
-        match (self.progress)(Progress { done: self.done, tensor, tokens: None }) {
+        match (self.progress)(Progress { done: self.done, tensor, tokens: None, items: None }) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err(QuantError::Interrupted),
         }

@@ -38,6 +38,9 @@ pub fn seconds(plan: &Plan, tokens: usize, threads: usize) -> f64 {
         let runs = (evaluation.work() / evaluation.text.tokens.max(1) + 1) as f64;
         operations += runs * 2.0 * evaluation.text.tokens as f64 * plan.config.parameters() as f64;
     }
+    if let Some(tasks) = &plan.tasks {
+        operations += 2.0 * 2.0 * tasks.tokens() as f64 * plan.config.parameters() as f64;
+    }
     let many = if threads > 1 { SHARED * threads as f64 } else { 1.0 };
     (operations / speed() + weights * PER_WEIGHT) / many
 }

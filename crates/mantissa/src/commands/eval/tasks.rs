@@ -6,22 +6,22 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Result;
-use mantissa_eval::tasks::{self, Answer, Encoded, Item, Score, TaskSummary};
+use mantissa_eval::tasks::{self, Answer, Task, TaskSummary};
 use mantissa_eval::{EvalError, Evaluated, ROWS};
-use mantissa_model::{Bos, Tokenizer};
+use mantissa_model::Tokenizer;
 use mantissa_store::{Kind, Paths, write_file_atomic};
 use serde::Serialize;
 use serde_json::json;
 
-use super::super::model::load_tokenizer;
+use super::super::model::{self, load_tokenizer};
 use super::super::run::Engine;
 use super::super::running::Use;
-use super::super::text::{bound, read_text};
-use super::super::{model, render_chat};
+use super::super::tasks::{self as shared, Read, note_guessing, score_table};
+use super::super::text::bound;
 use super::{Args, kv_name, load, quantized_reference};
 use crate::context::Context;
 use crate::error::GateFailed;
-use crate::output::{Align, Table, labelled};
+use crate::output::labelled;
 use crate::progress::Unit;
 
 /// Options for tasks.
@@ -60,28 +60,6 @@ pub struct TaskArgs {
     per_item: Option<PathBuf>,
 }
 
-/// Built-in tasks: name and text.
-const BUILT_IN: [(&str, &str); 4] = [
-    ("cloze", include_str!("../../../tasks/cloze.jsonl")),
-    ("retrieval", include_str!("../../../tasks/retrieval.jsonl")),
-    ("arithmetic", include_str!("../../../tasks/arithmetic.jsonl")),
-    ("format", include_str!("../../../tasks/format.jsonl")),
-];
-
-/// Returns the text of a built-in task.
-fn built_in(path: &Path) -> Option<&'static str> {
-    BUILT_IN.iter().find(|(name, _)| path.as_os_str() == *name).map(|(_, text)| *text)
-}
-
-/// Returns the items of the built-in retrieval task.
-///
-/// # Errors
-/// None: the task is part of the program.
-pub fn retrieval() -> Result<Vec<Item>> {
-    let text = built_in(Path::new("retrieval")).unwrap_or_default();
-    Ok(tasks::items("retrieval", text)?)
-}
-
 impl TaskArgs {
     /// True if a task is given.
     pub fn given(&self) -> bool {
@@ -90,16 +68,9 @@ impl TaskArgs {
 
     /// Adds the files that are read and written.
     pub fn paths(&self, paths: &mut Paths) {
-        self.task.iter().filter(|path| built_in(path).is_none()).for_each(|path| paths.read(path));
+        shared::paths(&self.task, paths);
         self.per_item.iter().for_each(|path| paths.write("--per-item", path, Kind::File));
     }
-}
-
-/// Task that is ready to run.
-struct Task {
-    name: String,
-    items: Vec<Item>,
-    encoded: Vec<Encoded>,
 }
 
 #[derive(Serialize)]
@@ -176,57 +147,18 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         seconds: start.elapsed().as_secs_f64(),
     };
     context.report(&report, |out| human(out, &report))?;
-    report.tasks.iter().for_each(|done| note_guessing(done, context));
+    report.tasks.iter().for_each(|done| note_guessing(done.task, &done.summary.score, context));
     gate(args, &report)
-}
-
-/// Notes a reference that does not answer better than by guessing.
-fn note_guessing(Done { task, summary }: &Done<'_>, context: &Context) {
-    let score = &summary.score;
-    let Some(compared) = &score.reference else { return };
-    // Standard error of guessing; generated text is never right by chance.
-    let noise = (score.chance * (1.0 - score.chance) / score.items as f64).sqrt();
-    if compared.accuracy <= score.chance + 2.0 * noise {
-        context.note(&format!(
-            "{task}: the reference answers no better than by guessing ({:.1} %, chance {:.1} %): this task cannot show a loss",
-            100.0 * compared.accuracy,
-            100.0 * score.chance
-        ));
-    }
 }
 
 /// Reads and tokenizes the tasks.
 fn read(args: &Args, context: &Context) -> Result<Vec<Task>> {
-    let mut read = Vec::with_capacity(args.tasks.task.len());
-    for path in &args.tasks.task {
-        let name = path.display().to_string();
-        let items = match built_in(path) {
-            Some(text) => tasks::items(&name, text)?,
-            None => tasks::items(&name, &read_text(path)?)?,
-        };
-        read.push((name, items));
-    }
+    let TaskArgs { task, chat, .. } = &args.tasks;
+    let read = task.iter().map(|path| Read::new(path)).collect::<Result<Vec<_>>>()?;
     let files = model::open_quietly(&args.model)?;
     let tokenizer = load_tokenizer(&files, context)?;
-    let encode = |(name, items): (String, Vec<Item>)| {
-        let encoded = items.iter().map(|item| encoded(args, &name, item, &tokenizer));
-        Ok(Task { encoded: encoded.collect::<Result<_>>()?, name, items })
-    };
-    read.into_iter().map(encode).collect()
-}
-
-fn encoded(args: &Args, task: &str, item: &Item, tokenizer: &Tokenizer) -> Result<Encoded> {
-    let rendered = match args.tasks.chat {
-        true => Some(render_chat::conversation(&args.model, tokenizer, None, &item.prompt)?),
-        false => None,
-    };
-    // A chat template writes the special tokens itself.
-    let bos = if rendered.is_some() { Bos::Never } else { args.text.bos() };
-    let encoded = tasks::encode(item, rendered.as_deref(), tokenizer, bos);
-    encoded.map_err(|error| {
-        let error = EvalError::Item { line: item.line, error: Box::new(error) };
-        anyhow::Error::from(error).context(task.to_owned())
-    })
+    let bos = args.text.bos();
+    read.into_iter().map(|read| read.encode(&args.model, &tokenizer, *chat, bos)).collect()
 }
 
 /// Answers of the model and of the reference to each task.
@@ -249,10 +181,9 @@ fn answers(
     };
     let mut all = Vec::with_capacity(tasks.len());
     for task in tasks {
-        let items: Vec<_> = task.items.iter().zip(&task.encoded).collect();
         let run = |model| {
-            let answers = tasks::run(model, &items, tokenizer, threads, &told);
-            before.fetch_add(items.len() as u64, Ordering::Relaxed);
+            let answers = task.run(model, tokenizer, threads, &told);
+            before.fetch_add(task.items.len() as u64, Ordering::Relaxed);
             answers.map_err(|error| anyhow::Error::from(error).context(task.name.clone()))
         };
         all.push((run(model)?, reference.map(run).transpose()?));
@@ -289,30 +220,9 @@ fn human(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
     if let Some(kv) = &report.kv {
         labelled(out, "KV cache", kv)?;
     }
-    let mut columns = vec![
-        ("task", Align::Left),
-        ("items", Align::Right),
-        ("accuracy, %", Align::Right),
-        ("chance", Align::Right),
-        ("per character, %", Align::Right),
-    ];
-    if report.reference.is_some() {
-        columns.extend([
-            ("reference", Align::Right),
-            ("change, points", Align::Right),
-            ("gained", Align::Right),
-            ("lost", Align::Right),
-            ("Δ loss of the answer", Align::Right),
-        ]);
-    }
-    let mut table = Table::new(columns).optional(["per character, %", "chance", "Δ loss of the answer"]);
-    for Done { task, summary } in &report.tasks {
-        table.row(row(task, &summary.score));
-        for group in &summary.groups {
-            table.row(row(&format!("  {}", group.group), &group.score));
-        }
-    }
-    table.write(out)?;
+    let scores =
+        report.tasks.iter().map(|Done { task, summary }| (*task, &summary.score, &summary.groups[..]));
+    score_table(scores, report.reference.map(|_| "reference")).write(out)?;
     for Done { task, summary } in &report.tasks {
         for flip in summary.flips.iter().take(SHOWN) {
             let way = if flip.gained { "now right" } else { "now wrong" };
@@ -336,39 +246,6 @@ fn answered(reference: &Answer, model: &Answer) -> String {
     format!(", {} after {} of the reference", of(model), of(reference))
 }
 
-/// Formats a difference of losses with its standard error; `-` if there is none.
-fn nats(mean: Option<f64>, se: Option<f64>) -> String {
-    let Some(mean) = mean else { return "-".to_owned() };
-    se.map_or_else(|| format!("{mean:+.3}"), |se| format!("{mean:+.3} ± {se:.3}"))
-}
-
-fn row(name: &str, score: &Score) -> Vec<String> {
-    let percent = |share: f64| format!("{:.1}", 100.0 * share);
-    let with_se = |mean: f64, se: Option<f64>, sign: bool| {
-        let mean = if sign { format!("{:+.1}", 100.0 * mean) } else { percent(mean) };
-        se.map_or_else(|| mean.clone(), |se| format!("{mean} ± {}", percent(se)))
-    };
-    let mut cells = vec![
-        name.to_owned(),
-        score.items.to_string(),
-        with_se(score.accuracy, score.accuracy_se, false),
-        percent(score.chance),
-        score
-            .accuracy_norm
-            .map_or_else(|| "-".to_owned(), |norm| with_se(norm, score.accuracy_norm_se, false)),
-    ];
-    if let Some(compared) = &score.reference {
-        cells.extend([
-            percent(compared.accuracy),
-            with_se(compared.delta_accuracy, compared.delta_accuracy_se, true),
-            compared.gained.to_string(),
-            compared.lost.to_string(),
-            nats(compared.delta_answer_nll, compared.delta_answer_nll_se),
-        ]);
-    }
-    cells
-}
-
 fn gate(args: &Args, report: &Report<'_>) -> Result<()> {
     let Some(most) = args.tasks.max_accuracy_drop else { return Ok(()) };
     for Done { task, summary } in &report.tasks {
@@ -380,22 +257,4 @@ fn gate(args: &Args, report: &Report<'_>) -> Result<()> {
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn built_in_tasks_are_sound() {
-        for (name, text) in BUILT_IN {
-            let items = tasks::items(name, text).unwrap();
-            assert!(items.len() >= 100, "{name}");
-            let ids: std::collections::BTreeSet<_> = items.iter().map(|item| &item.id).collect();
-            assert_eq!(ids.len(), items.len(), "{name}: each item has its own name");
-            assert!(items.iter().all(|item| item.group.is_some()), "{name}");
-        }
-        assert!(built_in(Path::new("cloze")).is_some() && built_in(Path::new("cloze.jsonl")).is_none());
-    }
 }

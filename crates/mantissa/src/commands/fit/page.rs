@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::measure::{Candidate, Row};
 use super::{Done, unit_columns};
+use crate::commands::tasks;
 use crate::output::{bytes, number};
 use crate::report::{Axis, Html, LineChart, Page, Point, Scatter, Series, facts, table, tiles};
 
@@ -19,6 +20,7 @@ pub(super) fn page(model: &Path, done: &Done<'_>) -> Page {
         ("windows of the choice", done.windows.to_string()),
     ]));
     page.push(tiles(figures(done)));
+    tasks::section(&mut page, &quality.tasks);
     let chosen = chosen_point(done);
     if let Some(plot) = plot(done, chosen.as_ref()) {
         page.push(Html::heading("Predicted loss by size"));

@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::super::choose::Choice;
 use super::super::ending::Ending;
 use super::super::outcome::{human_figures, layer_table, linear_bits};
-use super::super::{tables, verify};
+use super::super::{tables, tasks, verify};
 use super::args::Args;
 use super::request::Request;
 use crate::notes;
@@ -120,6 +120,7 @@ pub(super) fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::R
         Some(figures) => human_figures(out, figures)?,
         None => labelled(out, "KL", "not measured (--text default measures it on the built-in text)")?,
     }
+    tasks::human(out, &r.tasks)?;
     match done.verification {
         Some(v) => verify::human(out, v)?,
         None => writeln!(out, "not verified")?,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use mantissa_quant::{Check, Options, Plan, Start, sharing};
+use mantissa_quant::{Check, Options, Plan, Start, TaskRuns, sharing};
 use mantissa_store::convention::{Container, ModelFiles};
 use mantissa_store::{Paths, disk};
 use serde::Serialize;
@@ -88,11 +88,16 @@ fn plans(args: &Args, request: &Request, source: &ModelFiles, context: &Context)
     formats.iter().map(of_format).collect()
 }
 
-/// Runs the command for several formats.
+/// Runs the command for several formats; `tasks` run on every output.
 ///
 /// # Errors
 /// As [`super::run`]; no output appears unless all are complete.
-pub(super) fn run(args: &Args, request: &Request, source: &ModelFiles, context: &Context) -> Result<()> {
+pub(super) fn run(
+    args: &Args,
+    request: &Request,
+    (source, tasks): (&ModelFiles, Option<TaskRuns>),
+    context: &Context,
+) -> Result<()> {
     let mut plans = plans(args, request, source, context)?;
     args.recipe.iter().for_each(|recipe| choose::note_name(recipe, context));
     let another = args.calibration.is_text();
@@ -100,6 +105,7 @@ pub(super) fn run(args: &Args, request: &Request, source: &ModelFiles, context: 
     let (mut least, mut tokens) = (Vec::with_capacity(plans.len()), 0);
     for plan in &mut plans {
         plan.evaluation.clone_from(&evaluation);
+        plan.tasks.clone_from(&tasks);
         least.push(adapt::fit_plan(plan, "quantize", args.verify, context)?);
         tokens = plan.calibration_tokens();
         if args.verify {

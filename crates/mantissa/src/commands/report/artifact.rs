@@ -10,6 +10,7 @@ use super::{map, texts};
 use crate::commands::default_text;
 use crate::commands::ending::quoted;
 use crate::commands::quantize::fallback_line;
+use crate::commands::tasks;
 use crate::output::{Align, Table, bytes, count, number, shape};
 use crate::report::{Html, Page, Reading, facts, gauge, pairs, table, tiles};
 
@@ -35,6 +36,7 @@ pub fn page(path: &Path, quality: &Quality, extras: &Extras) -> Page {
     let mut page = Page::new(&format!("Quantized model {}", super::name(path)));
     page.push(facts(origin(quality, extras)));
     verdict(&mut page, path, (quality, extras));
+    tasks::section(&mut page, &quality.tasks);
     texts::section(&mut page, &extras.texts);
     if !extras.launch.commands.is_empty() {
         page.push(Html::heading("Load it"));
@@ -94,7 +96,13 @@ pub fn lines(quality: &Quality) -> Vec<(&'static str, String)> {
         }
     };
     let fallbacks = fallback_line(quality).map(|line| ("fallbacks", line));
-    [("verdict", verdict), ("size", size(quality))].into_iter().chain(fallbacks).collect()
+    let tasks = quality.tasks.iter().map(|task| ("task", tasks::line(task)));
+    [("verdict", verdict)]
+        .into_iter()
+        .chain(tasks)
+        .chain([("size", size(quality))])
+        .chain(fallbacks)
+        .collect()
 }
 
 /// Judges the measured KL against its noise floor.
