@@ -90,7 +90,8 @@ fn exceeded(plan: &Plan, quality: &Quality) -> Option<Exceeded> {
     }
     let allowed = plan.tasks.as_ref()?.max_accuracy_drop?;
     quality.tasks.iter().find_map(|found| {
-        let drop = -found.score.reference.as_ref()?.delta_accuracy;
+        // Subtracted, so that no change is not -0.
+        let drop = 0.0 - found.score.reference.as_ref()?.delta_accuracy;
         let task = found.task.clone();
         exceeds(drop, allowed).then_some(Exceeded::Accuracy { task, allowed, drop })
     })

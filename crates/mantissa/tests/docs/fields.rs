@@ -16,7 +16,7 @@ const REPORTS: [(&[&str], &str); 19] = [
         &["quality.json", "quantize, convert and fit"],
         "quantize demo --recipe rtn-int4-g128 --out q --text sample.txt",
     ),
-    (&["quality.json", "quantize, convert and fit"], "convert q --format gptq --out q-gptq"),
+    (&["quality.json", "quantize, convert and fit"], "convert q --format gptq --out q-gptq --task cloze"),
     (&["eval"], "eval q --reference demo --text sample.txt --kv int8-head"),
     (&["eval"], "eval q --reference demo --task cloze"),
     (&["rebuild"], "rebuild q/quality.json --source demo --out again"),
