@@ -83,10 +83,10 @@ pub(crate) fn tasks(
 fn exceeded(plan: &Plan, quality: &Quality) -> Option<Exceeded> {
     let exceeds = |found: f64, allowed: f64| found.is_nan() || found > allowed;
     let max_kl = plan.evaluation.as_ref().and_then(|evaluation| evaluation.max_kl);
-    if let (Some(allowed), Some(found)) = (max_kl, &quality.evaluation) {
-        if exceeds(found.kl, allowed) {
-            return Some(Exceeded::Kl { allowed, kl: found.kl, se: found.kl_se });
-        }
+    if let (Some(allowed), Some(found)) = (max_kl, &quality.evaluation)
+        && exceeds(found.kl, allowed)
+    {
+        return Some(Exceeded::Kl { allowed, kl: found.kl, se: found.kl_se });
     }
     let allowed = plan.tasks.as_ref()?.max_accuracy_drop?;
     quality.tasks.iter().find_map(|found| {

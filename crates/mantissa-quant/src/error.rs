@@ -39,7 +39,7 @@ pub enum QuantError {
         /// Name of the task.
         task: String,
         /// Cause.
-        error: EvalError,
+        error: Box<EvalError>,
     },
     /// The tokenizer, which the output includes, cannot be read.
     #[error(transparent)]
@@ -486,7 +486,8 @@ impl QuantError {
             },
             QuantError::Calibrate(e) => e.class(),
             QuantError::Spin { error, .. } | QuantError::EndToEnd { error, .. } => error.class(),
-            QuantError::Eval(error) | QuantError::Task { error, .. } => error.class(),
+            QuantError::Eval(error) => error.class(),
+            QuantError::Task { error, .. } => error.class(),
             QuantError::Unfinished(unfinished) => unfinished.error.class(),
             QuantError::NotLoadable { error, .. } => error.class(),
             QuantError::Recipe(error) => match &**error {

@@ -148,7 +148,7 @@ impl TaskRun {
     fn fault(&self, error: mantissa_eval::EvalError) -> crate::QuantError {
         match error {
             mantissa_eval::EvalError::Stopped => crate::QuantError::Interrupted,
-            error => crate::QuantError::Task { task: self.task.name.clone(), error },
+            error => crate::QuantError::Task { task: self.task.name.clone(), error: Box::new(error) },
         }
     }
 }

@@ -78,7 +78,7 @@ pub enum Command {
     Serve(Box<serve::Args>),
     Bench(bench::Args),
     Verify(verify::Args),
-    Convert(convert::Args),
+    Convert(Box<convert::Args>),
     Rebuild(Box<rebuild::Args>),
     Recalibrate(Box<recalibrate::Args>),
     Lint(lint::Args),
