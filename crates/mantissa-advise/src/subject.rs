@@ -5,7 +5,7 @@ use mantissa_num::stored::Map;
 use mantissa_num::{Blocks, Scheme, Source};
 use mantissa_plan::contract::{Input, Linear, Observation, Observed, Shape, Stored, Subject};
 use mantissa_quant::verify::stored_by_module;
-use mantissa_quant::{Plan, model_config};
+use mantissa_quant::{Plan, Recipe, model_config};
 use mantissa_store::Dtype;
 use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
 use mantissa_store::gguf::Storage;
@@ -146,7 +146,7 @@ fn unread(scheme: &Scheme) -> Stored {
 }
 
 fn planned(plan: &Plan, linear: &mantissa_quant::PlannedLinear) -> Linear {
-    let act_order = plan.job.recipe().is_some_and(|recipe| recipe.method.follows_order());
+    let act_order = plan.job.recipe().is_some_and(Recipe::follows_order);
     let input = plan.input_of(&linear.info);
     let stored = |scheme: &mantissa_num::Scheme| Stored {
         format: scheme.format.clone(),

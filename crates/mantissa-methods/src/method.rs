@@ -24,6 +24,11 @@ pub trait Method: Debug + Send + Sync {
     /// Unit of work, with the functions that solve it.
     fn work(&self) -> Work<'_>;
 
+    /// Weights that the method solves together, and which therefore cannot be divided among several methods.
+    fn scope(&self) -> Scope {
+        self.work().scope()
+    }
+
     /// Name in recipes: that of the registry row with these options, if any, else [`name`](Self::name).
     fn recipe_name(&self) -> &'static str {
         self.name()
@@ -131,7 +136,25 @@ pub enum Work<'a> {
     Layer(&'a dyn SolveLayer),
 }
 
+/// Weights that a method solves together. Weights of one scope need the same method; one run can mix methods otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Scope {
+    /// One weight, from the second moments of its input at most.
+    Weight,
+    /// All weights of a decoder layer.
+    Layer,
+}
+
 impl Work<'_> {
+    /// Weights that are solved together. Weights that share an input are solved one after another from the same
+    /// statistics, so each may have its own method.
+    pub fn scope(&self) -> Scope {
+        match self {
+            Work::Nearest | Work::Weight(_) | Work::Input(_) => Scope::Weight,
+            Work::Layer(_) => Scope::Layer,
+        }
+    }
+
     /// Needs of most methods with this unit of work.
     pub fn needs(&self) -> Needs {
         let none = Needs::default();

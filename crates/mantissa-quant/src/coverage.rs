@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::Hash;
 
 use mantissa_methods::method::Lack;
-use mantissa_model::LinearInput;
+use mantissa_model::{LinearInfo, LinearInput};
 use mantissa_store::convention::ModelFiles;
 
 pub use report::{Coverage, InputCoverage, Traffic};
@@ -106,7 +106,7 @@ impl Coverage {
             let routed = plan.config.experts.is_some();
             let tokens = if routed { seen.tokens } else { set.tokens() as u64 };
             let channels = info.cols;
-            let fallback = fallback(plan, tokens, channels, silent).map(str::to_owned);
+            let fallback = fallback(plan, info, (tokens, silent)).map(str::to_owned);
             let (modules, site) = (vec![info.module.clone()], site(key.1).to_owned());
             inputs.push((key, InputCoverage { modules, site, tokens, channels, silent, fallback }));
         }
@@ -160,7 +160,8 @@ fn site(input: LinearInput) -> &'static str {
 }
 
 /// Returns how the recipe treats an input with a gap; `None` without a gap.
-fn fallback(plan: &Plan, tokens: u64, channels: usize, silent: usize) -> Option<&'static str> {
+fn fallback(plan: &Plan, info: &LinearInfo, (tokens, silent): (u64, usize)) -> Option<&'static str> {
+    let channels = info.cols;
     let few = tokens < channels as u64;
     if !few && silent == 0 {
         return None;
@@ -172,10 +173,11 @@ fn fallback(plan: &Plan, tokens: u64, channels: usize, silent: usize) -> Option<
         () if few => Lack::Few,
         () => Lack::Channels,
     };
-    let of_method = plan.job.recipe().and_then(|recipe| recipe.method.lacking(lack));
+    let of_method = plan.method_of(info).and_then(|method| method.lacking(lack));
     let of_transform = plan.job.transform().and_then(|transform| transform.lacking(lack));
     // If the method calibrates, its behavior decides, else the transform's.
-    let found = if plan.job.needs().text { of_method.or(of_transform) } else { of_transform.or(of_method) };
+    let found =
+        if plan.needs_of(info).text { of_method.or(of_transform) } else { of_transform.or(of_method) };
     Some(found.unwrap_or(match () {
         () if unseen => "its scale assumes inputs of at most 1",
         () if few => "its statistics are of these tokens only",

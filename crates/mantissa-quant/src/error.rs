@@ -187,6 +187,20 @@ pub enum QuantError {
         /// Schemes that the method takes.
         expected: &'static str,
     },
+    /// One run cannot mix methods as the rules of the recipe ask.
+    #[error("{recipe}: {what}: expected {expected}, got {got}; fix: {fix}")]
+    Mixed {
+        /// Name of the recipe.
+        recipe: String,
+        /// Module, decoder layer or key.
+        what: String,
+        /// Methods that can be mixed.
+        expected: String,
+        /// Methods.
+        got: String,
+        /// Change of the recipe.
+        fix: String,
+    },
     /// The method failed.
     #[error("{}: {what}: {error}", .path.display())]
     Method {

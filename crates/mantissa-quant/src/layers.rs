@@ -19,7 +19,6 @@ use crate::importance::Importance;
 use crate::input_scales::{self, InputScales};
 use crate::jobs::convert;
 use crate::plan::{Job, Plan, Use};
-use crate::recipe::Recipe;
 use crate::report::LayerReport;
 use crate::rounding::{dense_error, method_error, round_to_nearest, whole};
 use crate::rtn;
@@ -99,7 +98,7 @@ impl<'a> Layers<'a> {
         }
         let (plan, files) = (self.plan, self.source.files());
         let mut solved = match &plan.job {
-            Job::Quantize(recipe) => self.solve(recipe, info, scheme, tick)?,
+            Job::Quantize(_) => self.solve(info, scheme, tick)?,
             Job::Convert { drops_inputs, .. } => convert::recoded(plan, files, info, scheme, *drops_inputs)?,
             Job::Requantize { .. } => {
                 let outer = self.outer(info, scheme)?;
@@ -119,7 +118,7 @@ impl<'a> Layers<'a> {
         let method = match self.clips(info) {
             Some(_) => awq::NAME,
             None if solved.fallback.is_some() => rtn::NAME,
-            None => self.plan.method(),
+            None => self.plan.method_named(info, scheme),
         };
         Ok((tensors, self.plan.layer_report(info, scheme, method, solved)))
     }
@@ -163,21 +162,16 @@ impl<'a> Layers<'a> {
         Ok(())
     }
 
-    /// Applies the recipe's method to a layer of the source.
-    fn solve(
-        &mut self,
-        recipe: &Recipe,
-        info: &LinearInfo,
-        scheme: &Scheme,
-        tick: &mut Tick<'_>,
-    ) -> Result<Solved> {
+    /// Applies the method of a layer to its weight in the source.
+    fn solve(&mut self, info: &LinearInfo, scheme: &Scheme, tick: &mut Tick<'_>) -> Result<Solved> {
         if self.sequential.is_some() && self.plan.activations.is_some() {
             // The method must see inputs quantized as at run time.
             self.find_input_scales(tick)?;
             let scales = self.input_scales.as_ref();
             self.sequential.iter_mut().for_each(|sequential| sequential.scale_inputs(scales));
         }
-        if let Work::Layer(method) = recipe.method.work() {
+        let work = self.plan.work_on(info).unwrap_or(Work::Nearest);
+        if let Work::Layer(method) = work {
             return self.learned(method, info, tick);
         }
         let outer = self.outer(info, scheme)?;
@@ -186,29 +180,34 @@ impl<'a> Layers<'a> {
         if let Some(clips) = self.clips(info) {
             return self.clipped_by(clips, info, scheme, &w, outer);
         }
-        match recipe.method.work() {
+        let solved = match work {
             Work::Input(_) => {
                 let sequential = self.sequential.as_mut().ok_or(CalibrateError::Empty)?;
-                sequential.quantize(info, scheme, &w, outer, tick)
+                return sequential.quantize(info, scheme, &w, outer, tick);
             }
             _ if self.plan.container.facts().square_scales => {
-                round_to_nearest(self.plan, self.source, info, scheme, &w, outer)
+                round_to_nearest(self.plan, self.source, info, scheme, &w, outer)?
             }
-            _ if self.plan.blocks_of_ternary(scheme).is_some() => self.ternary(info, scheme, &w),
+            _ if self.plan.blocks_of_ternary(scheme).is_some() => self.ternary(info, scheme, &w)?,
             Work::Weight(method) => {
                 let solved = self.searched(method, info, scheme, &w, outer)?;
-                match &mut self.sequential {
+                return match &mut self.sequential {
                     Some(sequential) => sequential.judge((info, scheme, outer), &w, None, solved, tick),
                     None => Ok(solved),
-                }
+                };
             }
             _ => match (scheme.format.codec(), self.importance) {
                 (Some(codec), Some(importance)) if codec.takes_importance() => {
-                    self.search(info, codec, &w, importance)
+                    self.search(info, codec, &w, importance)?
                 }
-                _ => round_to_nearest(self.plan, self.source, info, scheme, &w, outer),
+                _ => round_to_nearest(self.plan, self.source, info, scheme, &w, outer)?,
             },
+        };
+        // Later layers with another method are calibrated behind this one.
+        if let Some(sequential) = &mut self.sequential {
+            sequential.place(info, &solved, tick)?;
         }
+        Ok(solved)
     }
 
     /// Opens the weight of a layer, with its columns in the order in which they are stored.
@@ -336,7 +335,7 @@ impl<'a> Layers<'a> {
         let notes =
             importance.map_or_else(Vec::new, |given| note_missing_importance(given, weights.is_none()));
         let solved = Solved { notes, ..Solved::rounded((empty, stats)) };
-        Ok(plan.layer_report(info, scheme, plan.method(), solved))
+        Ok(plan.layer_report(info, scheme, plan.method_named(info, scheme), solved))
     }
 
     /// Reuses a stored layer of an unfinished run.

@@ -62,7 +62,7 @@ pub use jobs::several::{run_all, sharing};
 pub use jobs::{Outcome, run};
 pub use journal::{Start, key as plan_key};
 pub use judge::{Judgement, Output, Windows};
-pub use plan::{Check, Job, Options, Plan, PlannedLinear, TableSize};
+pub use plan::{Check, Job, MethodShare, Options, Plan, PlannedLinear, TableSize};
 pub use progress::Progress;
 pub use quality::figures::Evaluation;
 pub use quality::task_scores::{TaskRun, TaskRuns, TaskScore};

@@ -29,7 +29,8 @@ use crate::quality::figures::Evaluation;
 use crate::quality::task_scores::TaskRuns;
 use crate::rtn;
 use crate::sequential::{
-    learning_options, metrics_buffers, metrics_bytes, needs_drift, outputs_bytes, reads_last, uses_drift,
+    BATCH_TOKENS, learning_options, learning_options_of, metrics_buffers, metrics_bytes, needs_drift,
+    outputs_bytes, reads_last, uses_drift,
 };
 use crate::source::PANEL;
 use crate::spin;
@@ -123,8 +124,8 @@ fn before_layers(plan: &Plan) -> Vec<Stage> {
     if let Some(set) = plan.text_for(Use::Transform) {
         stages.extend([embedding_windows(plan, set), transforming(plan, set)]);
     }
-    if let Some(set) = plan.text_for(Use::Solve).filter(|_| fisher(plan) || plan.weighs_outputs()) {
-        stages.push(informing(plan, set));
+    if let Some(set) = plan.text_for(Use::Solve) {
+        stages.extend(informing(plan, set));
     }
     stages.extend(plan.gguf.as_ref().map(Layout::largest_joined).filter(|&n| n > 0).map(splitting));
     if let Some(set) = plan.text_for(Use::Cache) {
@@ -151,18 +152,26 @@ fn transforming(plan: &Plan, set: &CalibrationSet) -> Stage {
     }
 }
 
-/// The passes that find the Fisher information, of the layers' outputs or of those of linear layers.
-fn informing(plan: &Plan, set: &CalibrationSet) -> Stage {
-    let options = learning_options(plan, set);
-    let mut buffers = metrics_buffers(&plan.config, set, &options, stored_table(plan));
+/// The passes that find the Fisher information, of the layers' outputs and of those of linear layers, as far as methods ask
+/// for it.
+fn informing(plan: &Plan, set: &CalibrationSet) -> Vec<Stage> {
+    let stage = |buffers| with_holes_of_calibration("compute the Fisher information".to_owned(), buffers);
+    let mut stages = Vec::new();
+    if fisher(plan) {
+        let options = learning_options(plan, set);
+        stages.push(stage(metrics_buffers(&plan.config, set, &options, stored_table(plan))));
+    }
     if plan.weighs_outputs() {
+        let options = learning_options_of(plan, set, BATCH_TOKENS);
+        let mut buffers = metrics_buffers(&plan.config, set, &options, stored_table(plan));
         let gradient = plan.quantized().map(|(info, _)| 4 * (info.rows * info.cols) as u64).max();
         buffers.retain(|(what, _)| *what != "metrics");
         // Output factors take the place of the metrics of layers' outputs.
         buffers.push(("output factors of the Fisher information", outputs_bytes(plan)));
         buffers.push(("gradient of a weight", gradient.unwrap_or(0)));
+        stages.push(stage(buffers));
     }
-    with_holes_of_calibration("compute the Fisher information".to_owned(), buffers)
+    stages
 }
 
 /// The split of the largest tensor that GGUF stores as several, of `values` elements.
@@ -179,16 +188,15 @@ fn splitting(values: u64) -> Stage {
 fn of_layers(plan: &Plan, verified: bool) -> Vec<Stage> {
     let mut stages = Vec::new();
     for (info, scheme) in plan.quantized() {
-        match plan.text_for(Use::Solve) {
-            Some(set) if matches!(plan.job.work(), Some(Work::Layer(_))) => {
-                stages.push(learning(plan, set, info, scheme));
+        match (plan.solving_text(), plan.work_on(info)) {
+            (Some(set), Some(Work::Layer(_))) => stages.push(learning(plan, set, info, scheme)),
+            (Some(set), Some(Work::Input(_))) => {
+                stages.extend(Solving::of(plan, set, info, scheme).stages());
             }
-            Some(set) => stages.extend(Solving::of(plan, set, info, scheme).stages()),
             // A method that needs no text may still be compared with RTN on one.
-            None => match plan.text_for(Use::Judge) {
-                Some(set) => stages.extend(judged(plan, set, info, scheme)),
-                None => stages.push(quantizing(plan, info, scheme)),
-            },
+            (Some(set), Some(Work::Weight(_))) => stages.extend(judged(plan, set, info, scheme)),
+            (Some(set), Some(Work::Nearest)) => stages.push(placing(plan, set, info, scheme)),
+            _ => stages.push(quantizing(plan, info, scheme)),
         }
         if verified {
             stages.push(verifying(plan, info, scheme));
@@ -279,7 +287,7 @@ impl Sizes {
             scales: self.scales,
             inputs: 1,
             held_out: !plan.options.held_out.is_empty(),
-            drift: uses_drift(plan, info.kind.input()),
+            drift: uses_drift(plan, info),
             last: reads_last(plan, info),
             threads: plan.options.threads,
         }
@@ -313,14 +321,14 @@ fn loaded(plan: &Plan, info: &LinearInfo, scheme: &Scheme, sizes: &Sizes) -> Vec
     if plan.blocks_of_ternary(scheme).is_some() {
         buffers.push(("values, quotients and dequantized values", 12 * (info.rows * info.cols) as u64));
     }
-    let searched = matches!(plan.job.work(), Some(Work::Weight(_)));
+    let searched = matches!(plan.work_on(info), Some(Work::Weight(_)));
     let whole = !rtn::in_panels(scheme) || plan.container.facts().square_scales || searched;
     if whole && scheme.format.codec().is_none() {
         // The source in f32, and one decoded row.
         buffers.push(("values", 4 * (info.rows * info.cols + info.cols) as u64));
     }
     if searched {
-        buffers.extend(plan.job.buffers(Phase::Solve, &sizes.extent(plan, info, scheme)));
+        buffers.extend(plan.buffers(info, Phase::Solve, &sizes.extent(plan, info, scheme)));
     }
     buffers
 }
@@ -409,18 +417,26 @@ fn judging_bytes(info: &LinearInfo, sizes: &Sizes) -> u64 {
 /// Memory of a layer that is solved without calibration and compared with RTN on a text.
 fn judged(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Scheme) -> [Stage; 2] {
     let statistics = Solving::of(plan, set, info, scheme).statistics();
-    let mut solve = quantizing(plan, info, scheme);
+    let mut solve = placing(plan, set, info, scheme);
     solve.buffers.extend([
+        ("Hessian of the comparison with RTN", Hessian::bytes_needed(info.cols)),
+        ("RTN weight and errors", judging_bytes(info, &Sizes::of(plan, info, scheme))),
+    ]);
+    [statistics, solve]
+}
+
+/// Memory of a layer that is quantized without calibration and put before calibrated ones.
+fn placing(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Scheme) -> Stage {
+    let mut stage = quantizing(plan, info, scheme);
+    stage.buffers.extend([
         ("states of the calibration", states(plan, set)),
         ("states inside the layer", kept(plan, set)),
         (
             "layer in f32",
             plan.config.layer_linears(info.layer).iter().map(|l| 4 * (l.rows * l.cols) as u64).sum(),
         ),
-        ("Hessian of the comparison with RTN", Hessian::bytes_needed(info.cols)),
-        ("RTN weight and errors", judging_bytes(info, &Sizes::of(plan, info, scheme))),
     ]);
-    [statistics, solve]
+    stage
 }
 
 /// Memory of learning the layer of `info`. Before and after, when the layer is not in training, less is needed.
@@ -439,7 +455,7 @@ fn learning(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Schem
     // All weights of the layer, under the scheme of this one.
     for linear in plan.config.layer_linears(info.layer) {
         let extent = Extent { rows: linear.rows, cols: linear.cols, ..extent };
-        for (name, bytes) in plan.job.buffers(Phase::Learn, &extent) {
+        for (name, bytes) in plan.buffers(info, Phase::Learn, &extent) {
             match buffers.iter_mut().find(|(known, _)| *known == name) {
                 Some((_, all)) => *all += bytes,
                 None => buffers.push((name, bytes)),
@@ -458,9 +474,9 @@ fn learning(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Schem
     with_holes_of_calibration(format!("learn {}", info.module), buffers)
 }
 
-/// True if the method measures errors of layers' outputs by the Fisher information.
+/// True if a method measures errors of layers' outputs by the Fisher information.
 fn fisher(plan: &Plan) -> bool {
-    matches!(plan.job.needs().fisher, Some(Fisher::Layers { .. }))
+    plan.job.needs(|needs| matches!(needs.fisher, Some(Fisher::Layers { .. })))
 }
 
 fn with_holes_of_calibration(name: String, buffers: Vec<(&'static str, u64)>) -> Stage {

@@ -2,6 +2,7 @@
 
 pub(crate) mod alternative;
 mod job;
+mod methods;
 mod output;
 mod report;
 mod table;
@@ -32,6 +33,8 @@ use crate::recipe::{Part, Recipe};
 
 pub use job::Job;
 pub(crate) use job::rounds_each;
+pub use methods::MethodShare;
+pub(crate) use methods::{MethodId, Methods};
 pub use table::TableSize;
 pub(crate) use table::table_plan;
 pub(crate) use texts::Use;
@@ -129,6 +132,8 @@ pub struct Plan {
     pub activations: Option<Scheme>,
     /// Schemes of inputs that differ from `activations`, by module; `None` leaves that input unquantized.
     pub(crate) inputs: BTreeMap<String, Option<Scheme>>,
+    /// Methods that differ from the recipe's, by module.
+    pub(crate) methods: Methods,
     /// Scheme of the KV cache.
     pub kv: Option<Scheme>,
     /// KV cache policy with calibrated, stored levels.
@@ -198,6 +203,7 @@ impl Plan {
             weights,
             activations: None,
             inputs: BTreeMap::new(),
+            methods: Methods::default(),
             kv: None,
             kv_levels: None,
             container,
@@ -239,7 +245,7 @@ impl Plan {
     /// True if output errors of linear layers are weighted by the Fisher information, which needs a backward pass
     /// through the model.
     pub(crate) fn weighs_outputs(&self) -> bool {
-        let asked = self.job.needs().fisher == Some(Fisher::Outputs);
+        let asked = self.job.needs(|needs| needs.fisher == Some(Fisher::Outputs));
         asked && LayerTrainer::check(&self.config).is_ok()
     }
 
@@ -271,9 +277,9 @@ impl Plan {
         (!names.is_empty()).then(|| names.join(", "))
     }
 
-    /// Returns the name of the method in reports of layers.
-    pub(crate) fn method(&self) -> &'static str {
-        if self.options.scales.is_some() { LEARNED } else { self.job.method() }
+    /// Returns the name of the method of a layer in its report.
+    pub(crate) fn method_named(&self, info: &LinearInfo, scheme: &Scheme) -> &'static str {
+        if self.options.scales.is_some() { LEARNED } else { self.job.method_of(&info.module, scheme) }
     }
 
     /// Returns the names of transform and method in reports.
@@ -369,7 +375,7 @@ pub(crate) fn layer_plan<'a>(
     by_group: bool,
 ) -> LinearPlan<'a> {
     let by_group = by_group && matches!(scheme.format.blocks(), Blocks::Group(_));
-    let outliers = job.outliers(info.rows, info.cols);
+    let outliers = job.outliers(&info.module, info.rows, info.cols);
     LinearPlan { by_group, outliers, ..LinearPlan::new(&info.module, scheme, input, (info.rows, info.cols)) }
 }
 

@@ -35,13 +35,13 @@ use crate::fold::Folded;
 use crate::gptq::{Drift, GptqError, Hessian};
 use crate::input_scales::{self, InputScales};
 use crate::judge::{Case, Judge};
-use crate::plan::Plan;
+use crate::plan::{MethodId, Plan};
 use crate::rounding::{method_error, round_to_nearest, whole};
 use crate::source::{DenseTensor, Scratch};
-use mantissa_methods::Solved;
+use mantissa_methods::{Method, Solved};
 
 pub(crate) use drift::{needs_drift, reads_last, uses_drift};
-pub(crate) use fisher::options as learning_options;
+pub(crate) use fisher::{BATCH_TOKENS, options as learning_options, options_of as learning_options_of};
 pub(crate) use fisher::{metrics_buffers, metrics_bytes, outputs_bytes};
 pub(crate) use learning::ToLearn;
 
@@ -57,10 +57,10 @@ pub(crate) struct Sequential<'a> {
     /// States of the held-out windows, if there are any, at the same layer.
     held_out: Option<Calibration<'a>>,
     layer: Option<CalibratedLayer>,
-    /// Solvers of the current layer, by input.
-    solvers: Vec<(LinearInput, Solver)>,
-    /// Comparisons with RTN of the current layer, by input.
-    judges: Vec<(LinearInput, Judge)>,
+    /// Solvers of the current layer.
+    solvers: Vec<(Readers, Solver)>,
+    /// Comparisons with RTN of the current layer.
+    judges: Vec<(Readers, Judge)>,
     /// Unquantized model, for methods that need the drift from it.
     original: drift::Original<'a>,
     /// State of methods that learn a whole decoder layer.
@@ -73,6 +73,9 @@ pub(crate) struct Sequential<'a> {
 
 /// Hessian of an input, and its drift from the unquantized model.
 type Moments = (Hessian, Option<Drift>);
+
+/// Input of a layer, and the number of the method of the weights that read it.
+type Readers = (LinearInput, MethodId);
 
 /// Number of expert inputs whose statistics are collected in one pass.
 pub(crate) const EXPERTS_AT_ONCE: usize = 8;
@@ -136,10 +139,10 @@ impl<'a> Sequential<'a> {
     ) -> Result<Solved> {
         self.find_outputs(tick)?;
         self.reach(info.layer, tick)?;
-        self.prepare(info.kind.input(), tick)?;
-        let input = info.kind.input();
+        self.prepare(info, tick)?;
+        let readers = self.readers(info);
         let target = self.target(info, w)?;
-        let solved = match self.solvers.iter().find(|(of, _)| *of == input).map(|(_, solver)| solver) {
+        let solved = match self.solvers.iter().find(|(of, _)| *of == readers).map(|(_, solver)| solver) {
             Some(Solver::Ready(solver)) => {
                 self.solve(&**solver, (info, scheme, outer), w, target.as_deref())?
             }
@@ -163,20 +166,39 @@ impl<'a> Sequential<'a> {
         tick: &mut Tick<'_>,
     ) -> Result<Solved> {
         self.reach(info.layer, tick)?;
-        self.prepare(info.kind.input(), tick)?;
+        self.prepare(info, tick)?;
+        let readers = self.readers(info);
         let case = Case { plan: self.plan, source: self.source, info, scheme, w, outer, target };
-        let solved = match self.judges.iter().find(|(of, _)| *of == info.kind.input()) {
+        let solved = match self.judges.iter().find(|(of, _)| *of == readers) {
             Some((_, judge)) => case.better(judge, solved)?,
             None => solved,
         };
-        if let Some(layer) = &mut self.layer {
-            let values = solved.values().map(|values| match self.plan.columns_of(info) {
-                Some(columns) => columns.columns_to_hf(&values, info.cols),
-                None => values,
-            });
-            put(layer, info.kind, dequantized(self.source.files(), info, values)?)?;
-        }
+        self.put_solved(info, &solved)?;
         Ok(solved)
+    }
+
+    /// Puts a weight that is rounded to nearest in place, if a later layer is calibrated.
+    pub(crate) fn place(&mut self, info: &LinearInfo, solved: &Solved, tick: &mut Tick<'_>) -> Result<()> {
+        if !self.plan.solves_after(info) {
+            return Ok(());
+        }
+        self.reach(info.layer, tick)?;
+        self.put_solved(info, solved)
+    }
+
+    /// Puts a solved weight in place of the source's.
+    fn put_solved(&mut self, info: &LinearInfo, solved: &Solved) -> Result<()> {
+        let Some(layer) = &mut self.layer else { return Ok(()) };
+        let values = solved.values().map(|values| match self.plan.columns_of(info) {
+            Some(columns) => columns.columns_to_hf(&values, info.cols),
+            None => values,
+        });
+        put(layer, info.kind, dequantized(self.source.files(), info, values)?)
+    }
+
+    /// Returns the key of the solver of a weight.
+    fn readers(&self, info: &LinearInfo) -> Readers {
+        (info.kind.input(), self.plan.method_id(info))
     }
 
     /// Solves one weight with the solver of its input.
@@ -250,7 +272,9 @@ impl<'a> Sequential<'a> {
             let (limits, products) = (self.plan.limits(), self.plan.options.products);
             // Methods that learn a layer make only one pass before all its weights change; kept states would be
             // useless.
-            let keeps = !matches!(self.plan.job.work(), Some(Work::Layer(_)));
+            let learns =
+                |(info, _): (&LinearInfo, _)| matches!(self.plan.work_on(info), Some(Work::Layer(_)));
+            let keeps = !self.plan.quantized().all(learns);
             let begin = |windows| {
                 let begun = Calibration::begin(source, config, windows, limits)?.in_products(products);
                 Ok::<_, CalibrateError>(if keeps { begun.keeping() } else { begun })
@@ -268,37 +292,60 @@ impl<'a> Sequential<'a> {
         self.calibration.as_mut().ok_or(QuantError::Calibrate(CalibrateError::Empty))
     }
 
-    /// True if the solver of `input`, or its judge, exists.
-    fn is_prepared(&self, input: LinearInput) -> bool {
-        let judged = self.judges.iter().map(|(of, _)| of);
-        judged.chain(self.solvers.iter().map(|(of, _)| of)).any(|of| *of == input)
+    /// True if the solver of a weight, or its judge, exists.
+    fn is_prepared(&self, info: &LinearInfo) -> bool {
+        let (readers, judged) = (self.readers(info), self.judges.iter().map(|(of, _)| of));
+        judged.chain(self.solvers.iter().map(|(of, _)| of)).any(|of| *of == readers)
     }
 
-    /// Creates the solver of `input` and its comparison with RTN, unless they exist.
-    fn prepare(&mut self, input: LinearInput, tick: &mut Tick<'_>) -> Result<()> {
-        if self.is_prepared(input) {
+    /// Creates the solvers of the weights that read the input of `info`, and their comparisons with RTN, unless they
+    /// exist.
+    fn prepare(&mut self, info: &LinearInfo, tick: &mut Tick<'_>) -> Result<()> {
+        if self.is_prepared(info) {
             return Ok(());
         }
         self.solvers.clear();
         self.judges.clear();
         let Some(layer) = self.layer.take() else { return Ok(()) };
-        let inputs = self.together(layer.index(), input);
+        let inputs = self.together(layer.index(), info.kind.input());
         let moments = self.moments(&layer, &inputs, tick);
         let unseen = self.held_out.as_mut().map(|unseen| unseen.statistics(&layer, &inputs, tick));
         let index = layer.index();
         self.layer = Some(layer);
         let unseen = unseen.transpose()?.into_iter().flatten().map(Some).chain(std::iter::repeat(None));
         for ((input, moments), unseen) in inputs.into_iter().zip(moments?).zip(unseen) {
-            let ((hessian, drift), unseen) = self.in_order_of_columns(index, input, moments, unseen)?;
-            let moments = match self.plan.job.work() {
+            let (moments, unseen) = self.in_order_of_columns(index, input, moments, unseen)?;
+            self.prepare_methods((index, input), moments, unseen)?;
+        }
+        Ok(())
+    }
+
+    /// Creates the solver and the comparison of each method of the weights that read `input` of layer `index`.
+    fn prepare_methods(
+        &mut self,
+        (index, input): (usize, LinearInput),
+        (hessian, drift): Moments,
+        unseen: Option<Hessian>,
+    ) -> Result<()> {
+        let plan = self.plan;
+        let mut ids: Vec<MethodId> = plan.solved_on(index, input).map(|info| plan.method_id(info)).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let mut statistics = Some((hessian, drift, unseen));
+        for (at, &id) in ids.iter().enumerate() {
+            // Methods that share an input start from the same statistics; the last one takes them.
+            let own = if at + 1 == ids.len() { statistics.take() } else { statistics.clone() };
+            let Some((hessian, drift, unseen)) = own else { break };
+            let moments = match plan.method_numbered(id).map(Method::work) {
                 Some(Work::Input(method)) => {
+                    let drift = drift.filter(|_| plan.method_numbered(id).is_some_and(|m| m.needs().drift));
                     let Prepared { solver, moments } = self.solver(method, (hessian, drift), index, input)?;
-                    self.solvers.push((input, solver));
+                    self.solvers.push(((input, id), solver));
                     moments
                 }
                 _ => Some(hessian),
             };
-            self.judges.extend(moments.map(|hessian| (input, Judge::new(hessian, unseen))));
+            self.judges.extend(moments.map(|hessian| ((input, id), Judge::new(hessian, unseen))));
         }
         Ok(())
     }
@@ -349,8 +396,9 @@ impl<'a> Sequential<'a> {
         if !matches!(input, LinearInput::Expert(_) | LinearInput::ExpertDown(_)) {
             return vec![input];
         }
-        let of_layer = self.plan.quantized().filter(|(info, _)| info.layer == layer);
-        let mut inputs: Vec<_> = of_layer.map(|(info, _)| info.kind.input()).collect();
+        let of_layer = self.plan.quantized().map(|(info, _)| info).filter(|info| info.layer == layer);
+        let solved = of_layer.filter(|info| !matches!(self.plan.work_on(info), Some(Work::Nearest)));
+        let mut inputs: Vec<_> = solved.map(|info| info.kind.input()).collect();
         inputs.retain(|next| std::mem::discriminant(next) == experts && *next >= input);
         inputs.dedup();
         inputs.truncate(EXPERTS_AT_ONCE);

@@ -1,10 +1,10 @@
 //! Plans the quantization of a dense model by a recipe.
 
 mod checks;
+mod mixes;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mantissa_methods::method::Work;
 use mantissa_model::tokenizer::gguf::folder_files;
 use mantissa_model::{LinearInfo, LinearKind, ModelConfig, StoredAs};
 use mantissa_num::Scheme;
@@ -20,7 +20,7 @@ use crate::error::{QuantError, Result};
 use crate::gguf;
 use crate::gguf::layout::Layout;
 use crate::plan::alternative;
-use crate::plan::{Job, Options, Plan, PlannedLinear, Use, scheme_of};
+use crate::plan::{Job, Methods, Options, Plan, PlannedLinear, Use, scheme_of};
 use crate::recipe::{Glob, Recipe};
 use crate::rotate;
 use crate::stacks;
@@ -65,15 +65,16 @@ impl Plan {
         let config = model_config(source)?;
         let container = options.container.unwrap_or_else(|| recipe.container());
         let mut linears = planned_linears(source, &recipe, &config, container, &options)?;
-        let learns = matches!(recipe.method.work(), Work::Layer(_));
+        let learns = recipe.learns_layers();
         let fallbacks = match container.facts().one_file {
             true => gguf::fall_back(&config, &mut linears, learns),
             false => Vec::new(),
         };
         let job = Job::Quantize(Box::new(recipe.clone()));
         let input = |info: &LinearInfo| recipe.activations_of(&info.module);
-        let quantized = output_of_linears(&job, input, container, &linears, recipe.method.follows_order())?;
+        let quantized = output_of_linears(&job, input, container, &linears, recipe.follows_order())?;
         let inputs = other_inputs(&recipe, &linears);
+        let methods = Methods::of(&recipe, &linears);
         let asked = checks::Request {
             source,
             recipe: &recipe,
@@ -104,12 +105,13 @@ impl Plan {
         let rotated = rotated.into_iter().flatten().map(|(info, matrix)| (info.module, matrix.order()));
         let mut plan = Plan {
             uses: Use::all(&recipe, container, &linears, &options),
-            by_group: recipe.method.follows_order(),
+            by_group: recipe.follows_order(),
             rotations: rotated.collect(),
             untied: tables.untied,
             observer: recipe.observer,
             activations: recipe.activations,
             inputs,
+            methods,
             kv: recipe.kv,
             kv_levels: recipe.kv_levels,
             specs,
@@ -143,7 +145,7 @@ fn note_on_tokenizer(source: &ModelFiles, container: Container) -> Option<String
 /// Returns the note of a format that not all readers load with the group of each column.
 fn note_on_order(container: Container, recipe: &Recipe) -> Option<String> {
     match container.facts().group_order {
-        Support::OnRequest(note) if recipe.method.follows_order() => Some(note.to_owned()),
+        Support::OnRequest(note) if recipe.follows_order() => Some(note.to_owned()),
         _ => None,
     }
 }
@@ -187,7 +189,7 @@ fn planned(
     let learned = options.scales.as_ref().is_none_or(|scales| scales.contains_key(&info.module));
     let scheme = scheme_of(recipe, config, options, &info).filter(|_| learned).map(|mut scheme| {
         scheme.encoder.rounding = options.rounding;
-        recipe.stored_scheme(container, scheme, dtype)
+        recipe.stored_scheme_of(&info.module, container, scheme, dtype)
     });
     Ok(PlannedLinear { info, scheme })
 }

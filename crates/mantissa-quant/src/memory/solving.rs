@@ -97,7 +97,7 @@ impl<'a> Solving<'a> {
     }
 
     fn of_method(&self, phase: Phase) -> Vec<Buffer> {
-        self.plan.job.buffers(phase, &self.extent)
+        self.plan.buffers(self.info, phase, &self.extent)
     }
 
     fn stage(&self, what: &str, more: &[(&'static str, u64)]) -> Stage {
@@ -119,7 +119,7 @@ impl Original {
     fn of(plan: &Plan, set: &CalibrationSet, info: &LinearInfo) -> Self {
         let (config, threads, input) = (&plan.config, plan.options.threads, info.kind.input());
         let states = plan.limits().states;
-        if !uses_drift(plan, input) {
+        if !uses_drift(plan, info) {
             return Original::default();
         }
         Original {

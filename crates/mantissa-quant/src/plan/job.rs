@@ -1,7 +1,7 @@
 //! Work that produces the stored weights.
 
 use mantissa_methods::e2e::EndToEnd;
-use mantissa_methods::method::{Buffer, Extent, Needs, Phase, Work};
+use mantissa_methods::method::{Needs, SolveLayer, Work};
 use mantissa_num::Scheme;
 use mantissa_store::FileDigest;
 
@@ -37,8 +37,13 @@ const I_QUANT: &str = "i-quant";
 /// Returns the name for RTN to searched block types, as llama.cpp's users know it; `None` for other methods and
 /// schemes.
 fn block_method(recipe: &Recipe) -> Option<&'static str> {
-    let codec = recipe.weights.format.codec().filter(|_| recipe.method_name() == crate::rtn::NAME)?;
-    match codec.name {
+    let rounded = recipe.method_name() == crate::rtn::NAME;
+    block_name(&recipe.weights).filter(|_| rounded)
+}
+
+/// Returns the name for RTN to the searched block type of `scheme`, if it is one.
+fn block_name(scheme: &Scheme) -> Option<&'static str> {
+    match scheme.format.codec()?.name {
         name if name.starts_with("iq") => Some(I_QUANT),
         name if name.ends_with("_k") => Some(K_QUANT),
         _ => None,
@@ -95,6 +100,17 @@ impl Job {
         }
     }
 
+    /// Returns the name of the method of `module`, of `scheme`, in reports. Where methods are mixed it is the name in
+    /// recipes, which tells variants apart.
+    pub(crate) fn method_of(&self, module: &str, scheme: &Scheme) -> &'static str {
+        let Some(recipe) = self.recipe().filter(|recipe| recipe.mixes_methods()) else {
+            return self.method();
+        };
+        let method = recipe.method_of(module);
+        let blocks = block_name(scheme).filter(|_| matches!(method.work(), Work::Nearest));
+        blocks.unwrap_or(method.recipe_name())
+    }
+
     /// Returns the names of transform and method in reports: `awq-rtn`.
     pub fn method_name(&self) -> String {
         match self.recipe() {
@@ -130,23 +146,21 @@ impl Job {
         self.recipe().and_then(|recipe| recipe.tuning)
     }
 
-    /// Returns the statistics and passes that the recipe's method needs; none without a recipe.
-    pub(crate) fn needs(&self) -> Needs {
-        self.recipe().map_or_else(Needs::default, |recipe| recipe.method.needs())
+    /// True if some method of the recipe has this need.
+    pub(crate) fn needs(&self, need: impl Fn(Needs) -> bool) -> bool {
+        self.recipe().is_some_and(|recipe| recipe.needs(need))
     }
 
-    /// Returns the unit of work of the recipe's method.
-    pub(crate) fn work(&self) -> Option<Work<'_>> {
-        self.recipe().map(|recipe| recipe.method.work())
+    /// Returns the method that learns decoder layers, and its needs. A recipe has at most one.
+    pub(crate) fn learner(&self) -> Option<(&dyn SolveLayer, Needs)> {
+        self.recipe()?.methods().find_map(|method| match method.work() {
+            Work::Layer(solves) => Some((solves, method.needs())),
+            _ => None,
+        })
     }
 
-    /// Returns the buffers of `phase` of the recipe's method for one weight.
-    pub(crate) fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
-        self.recipe().map_or_else(Vec::new, |recipe| recipe.method.buffers(phase, extent))
-    }
-
-    /// Returns the number of outliers of a weight `[rows, cols]`.
-    pub(crate) fn outliers(&self, rows: usize, cols: usize) -> usize {
-        self.recipe().map_or(0, |recipe| recipe.outliers(rows, cols))
+    /// Returns the number of outliers of the weight `[rows, cols]` of `module`.
+    pub(crate) fn outliers(&self, module: &str, rows: usize, cols: usize) -> usize {
+        self.recipe().map_or(0, |recipe| recipe.outliers(module, rows, cols))
     }
 }

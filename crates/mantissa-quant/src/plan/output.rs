@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use mantissa_methods::Method;
 use mantissa_model::{LinearInfo, Role, TensorInfo};
 use mantissa_store::convention::{ModelFiles, ModelPlan, NotStorable, PlannedLayer};
 use serde_json::Value;
@@ -76,7 +77,7 @@ impl Plan {
             head: self.config.head_module().to_owned(),
             embedding: self.config.embedding_module(),
             by_group: self.by_group,
-            damp: self.job.recipe().and_then(|recipe| recipe.method.damping()),
+            damp: self.job.recipe().and_then(|recipe| recipe.methods().find_map(Method::damping)),
             rotations: self.rotations.clone(),
             kv: self.kv.as_ref(),
             kv_levels: self.kv_levels.as_ref().map(ToString::to_string),

@@ -45,7 +45,7 @@ impl Plan {
 
     /// Returns the number of outliers of a layer. Embedding and head have none.
     pub(crate) fn outliers(&self, info: &LinearInfo) -> usize {
-        if is_table(info) { 0 } else { self.job.outliers(info.rows, info.cols) }
+        if is_table(info) { 0 } else { self.job.outliers(&info.module, info.rows, info.cols) }
     }
 
     /// Returns the sizes of embedding and head, as far as a rule of the recipe quantizes them.

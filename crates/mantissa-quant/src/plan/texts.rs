@@ -1,5 +1,6 @@
 //! Uses of the calibration text.
 
+use mantissa_methods::method::Work;
 use mantissa_model::KvPolicy;
 use mantissa_num::codec::Codec;
 use mantissa_num::{Scheme, Source};
@@ -37,7 +38,7 @@ impl Use {
         options: &Options,
     ) -> Vec<Use> {
         let uses = [
-            (Use::Solve, recipe.method.needs().text),
+            (Use::Solve, recipe.needs(|needs| needs.text)),
             (Use::Judge, is_judged(recipe, container)),
             (Use::Importance, options.importance.is_none() && uses_importance(recipe, container, linears)),
             (Use::Transform, recipe.transform.as_ref().is_some_and(|transform| transform.needs_text())),
@@ -83,16 +84,17 @@ impl Options {
 
 /// True if blocks of some layer depend on the importance of columns, if it is given.
 pub(crate) fn uses_importance(recipe: &Recipe, container: Container, linears: &[PlannedLinear]) -> bool {
+    let rounded = |module: &str| matches!(recipe.method_of(module).work(), Work::Nearest);
     let searched = |linear: &PlannedLinear| {
-        linear.scheme.as_ref().and_then(|s| s.format.codec()).is_some_and(Codec::takes_importance)
+        let codec = linear.scheme.as_ref().and_then(|s| s.format.codec());
+        codec.is_some_and(Codec::takes_importance) && rounded(&linear.info.module)
     };
-    recipe.rounds_to_nearest() && container.facts().importance && linears.iter().any(searched)
+    container.facts().importance && linears.iter().any(searched)
 }
 
-/// True if the method needs no calibration and its solutions can be compared with RTN on a text.
+/// True if some method needs no calibration and its solutions can be compared with RTN on a text.
 pub(crate) fn is_judged(recipe: &Recipe, container: Container) -> bool {
-    let needs = recipe.method.needs();
-    needs.judged && !needs.text && !container.facts().square_scales
+    recipe.needs(|needs| needs.judged && !needs.text) && !container.facts().square_scales
 }
 
 /// True if an output stores scales or levels of keys and values under this scheme or policy.

@@ -18,12 +18,13 @@
 //! [[layers]]                     # optional; the first match is used
 //! modules = ["*.down_proj"]
 //! weights = "int8-channel"
+//! method = "gptq"                # optional: another method for these layers
 //!
 //! [[layers]]                     # embedding and head stay unquantized unless a rule has their full name
 //! modules = ["lm_head"]
 //! weights = "int8-channel"
 //!
-//! [gptq]                         # optional, only with method = "gptq", "gptaq" or "spqr"; these are the defaults
+//! [gptq]                         # optional, only with a method "gptq", "gptaq" or "spqr"; these are the defaults
 //! damp = 0.01                    # damping, relative to the mean of the Hessian's diagonal
 //! block = 128                    # columns per block update
 //! act_order = true               # columns in order of decreasing diagonal
@@ -67,7 +68,9 @@
 
 pub(crate) mod error;
 mod file_type;
+pub(crate) mod methods;
 mod name;
+mod rules;
 mod toml_file;
 
 use std::fmt;
@@ -76,11 +79,10 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
-use mantissa_methods::e2e::{self, EndToEnd};
-use mantissa_methods::method::{Feature, Work};
+use mantissa_methods::e2e::EndToEnd;
+use mantissa_methods::method::Feature;
 use mantissa_model::KvPolicy;
 use mantissa_num::Scheme;
-use mantissa_store::Dtype;
 use mantissa_store::convention::{Container, LinearPlan};
 
 pub use error::RecipeError;
@@ -91,7 +93,7 @@ pub use name::{ALIASES, BUILT_IN, TYPED, spelled_out};
 use crate::input_scales::Observer;
 
 /// Exception for some layers.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct LayerRule {
     /// Names or globs of modules.
     pub modules: Vec<Glob>,
@@ -99,6 +101,8 @@ pub struct LayerRule {
     pub weights: Option<Scheme>,
     /// Scheme of their inputs, `Some(None)` to leave them unquantized; `None` for that of the recipe.
     pub activations: Option<Option<Scheme>>,
+    /// Method; `None` for that of the recipe.
+    pub method: Option<Arc<dyn Method>>,
 }
 
 /// Recipe: transform, method and schemes of a model.
@@ -145,6 +149,11 @@ impl fmt::Display for Glob {
 }
 
 impl Glob {
+    /// True if this is the full name `module`.
+    pub fn is(&self, module: &str) -> bool {
+        self.0 == module
+    }
+
     /// True if `module` matches.
     pub fn matches(&self, module: &str) -> bool {
         let mut parts = self.0.split('*');
@@ -191,37 +200,12 @@ impl Recipe {
         Path::new(&self.name).file_name().and_then(|name| name.to_str()).unwrap_or(&self.name)
     }
 
-    /// True if the recipe needs a calibration text.
-    pub fn needs_calibration(&self) -> bool {
-        self.tuning.is_some()
-            || self.method.needs().text
-            || self.transform.as_ref().is_some_and(|transform| transform.needs_text())
-    }
-
-    /// True if the method is RTN.
-    pub fn rounds_to_nearest(&self) -> bool {
-        matches!(self.method.work(), Work::Nearest)
-    }
-
-    /// Returns the names of transform, method and tuning for reports: `awq-rtn`, `gptq+e2e`.
-    pub fn method_name(&self) -> String {
-        let transform =
-            self.transform.as_ref().map_or(String::new(), |transform| format!("{}-", transform.name()));
-        let tuning = self.tuning.map_or(String::new(), |_| format!("+{}", e2e::NAME));
-        transform + self.method.name() + &tuning
-    }
-
     /// Parses the text of a `.toml` file; `file` is its name in errors.
     ///
     /// # Errors
     /// Errors of [`load`](Self::load).
     pub fn from_toml(file: &str, text: &str) -> Result<Self, RecipeError> {
         toml_file::parse(file, text)
-    }
-
-    /// Returns the number of outliers of a layer `[rows, cols]`.
-    pub fn outliers(&self, rows: usize, cols: usize) -> usize {
-        self.method.outliers(rows, cols)
     }
 
     /// Returns the first rule that names `module`.
@@ -272,8 +256,12 @@ impl Recipe {
 
     /// Sets the scheme of the embedding or head `module`, before all other rules.
     pub fn set_table(&mut self, module: &str, scheme: Scheme) {
-        let rule =
-            LayerRule { modules: vec![Glob(module.to_owned())], weights: Some(scheme), activations: None };
+        let rule = LayerRule {
+            modules: vec![Glob(module.to_owned())],
+            weights: Some(scheme),
+            activations: None,
+            method: None,
+        };
         self.layers.insert(0, rule);
     }
 
@@ -283,25 +271,21 @@ impl Recipe {
             .unwrap_or_else(|| Container::default_for(&self.schemes(), |container| self.fits(container)))
     }
 
-    /// Returns the scheme in which `container` stores a weight of `scheme` in a model of `dtype`.
-    pub fn stored_scheme(&self, container: Container, scheme: Scheme, dtype: Dtype) -> Scheme {
-        let scheme = container.as_stored(scheme, dtype);
-        if container.facts().half_scales { self.method.stored_scheme(scheme) } else { scheme }
-    }
-
     /// True if `container` holds every scheme of the recipe, on shapes that blocks divide.
     pub fn fits(&self, container: Container) -> bool {
         // A shape that every block divides, because only the scheme matters here.
         let side = 1 << 24;
-        let holds = |(scheme, input): (&Scheme, Option<&Scheme>)| {
+        let holds = |((scheme, input), method): ((&Scheme, Option<&Scheme>), &dyn Method)| {
             let shape = (side, block_multiple(scheme, side));
-            let outliers = self.method.outliers(shape.0, shape.1).min(1);
+            let outliers = method.outliers(shape.0, shape.1).min(1);
             let plan = LinearPlan { outliers, ..LinearPlan::new("", scheme, input, shape) };
             let levels = self.kv_levels.is_none() || container.facts().kv_levels;
             let cached = levels && self.kv.as_ref().is_none_or(|kv| container.check_kv(kv).is_ok());
             cached && self.rotates_in(container) && container.specs(&plan).is_ok()
         };
-        self.pairs().into_iter().all(holds)
+        let quantizing = self.layers.iter().filter(|rule| rule.weights.is_some());
+        let methods = quantizing.map(|rule| rule.method.as_deref().unwrap_or(&*self.method));
+        self.pairs().into_iter().zip(std::iter::once(&*self.method).chain(methods)).all(holds)
     }
 
     /// Returns the schemes of weights: the default, and those of exceptions.

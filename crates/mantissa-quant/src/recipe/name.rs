@@ -307,9 +307,9 @@ mod tests {
         assert_eq!((recipe.method.name(), recipe.weights.to_string().as_str()), ("gptq", "int3-g32-asym"));
         let recipe = parse("spqr-int3-g16").unwrap();
         assert_eq!((recipe.method.name(), recipe.weights.to_string().as_str()), ("spqr", "int3-g16"));
-        assert_eq!((recipe.outliers(100, 64), recipe.container()), (64, native::CONTAINER));
+        assert_eq!((recipe.outliers("", 100, 64), recipe.container()), (64, native::CONTAINER));
         let recipe = parse("rtn-mse-int4-g32").unwrap();
-        assert_eq!(recipe.outliers(100, 64), 0);
+        assert_eq!(recipe.outliers("", 100, 64), 0);
         assert_eq!((recipe.method.name(), recipe.weights.to_string().as_str()), ("rtn-mse", "int4-g32"));
         let gptaq = parse("rotate-gptaq-int4-g32").unwrap().method;
         assert_eq!((gptaq.name(), gptaq.recipe_name()), ("gptq", "gptaq"));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mantissa_methods::e2e::{self, EndToEnd};
 use mantissa_methods::options::{Options, TableSpec};
-use mantissa_methods::registry::{self, METHODS, TRANSFORMS};
+use mantissa_methods::registry::{self, METHODS, Registered, TRANSFORMS};
 use mantissa_methods::{Method, Transform, rtn};
 use mantissa_num::{Scheme, nearest_list, parse_activation, parse_weight};
 use mantissa_store::FileDigest;
@@ -12,7 +12,7 @@ use mantissa_store::convention::{Container, gguf};
 use toml::{Table, Value};
 
 use super::name::levels_of;
-use super::{FILE_TYPES, FileType, Glob, LayerRule, Recipe, RecipeError, for_method, suggestion};
+use super::{FILE_TYPES, FileType, Glob, LayerRule, Recipe, RecipeError, for_method, rules, suggestion};
 use crate::input_scales::{OBSERVERS, Observer, Share};
 
 /// Keys of every recipe; tables of transforms and methods are added.
@@ -31,13 +31,12 @@ const KEYS: [&str; 13] = [
     "untie",
     "layers",
 ];
-const LAYER_KEYS: [&str; 3] = ["modules", "weights", "activations"];
 
 /// Maximum length of a scheme in bytes, far above any; errors quote it.
 const MAX_SCHEME: usize = 120;
 
 /// Maximum number of rules, far above any real recipe; limits hostile files.
-const MAX_RULES: usize = 10_000;
+pub(super) const MAX_RULES: usize = 10_000;
 
 /// Parses a recipe file.
 pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
@@ -50,9 +49,8 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
     let tables = registry::transform_tables().into_iter().chain(registry::tables()).chain([e2e::TABLE]);
     let tables = tables.map(|spec| spec.name);
     reader.refuse_unknown(&KEYS.into_iter().chain(tables).collect::<Vec<_>>())?;
-    let named = reader.string("method")?.unwrap_or("rtn");
-    let names = || nearest_list(named, METHODS.iter().map(|row| row.name));
-    let row = registry::find(named).ok_or_else(|| reader.fault("method", format!("\"{named}\""), names()))?;
+    let named = reader.string("method")?.unwrap_or(rtn::NAME);
+    let row = reader.method(named)?;
     let file_type = file_type(&reader, named)?;
     let weights = match (reader.scheme("weights", parse_weight)?, file_type) {
         (Some(weights), None) => weights,
@@ -72,12 +70,15 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
     let mut layers = Vec::new();
     // `keep` comes before `[[layers]]`, because the first rule that matches is used.
     if let Some(keep) = reader.globs("keep")? {
-        layers.push(LayerRule { modules: keep, weights: None, activations: None });
+        layers.push(LayerRule { modules: keep, weights: None, activations: None, method: None });
     }
-    layers.extend(layer_rules(&reader, &*method)?);
+    layers.extend(rules::read(&reader, &*method)?);
     let kv_levels = reader.string("kv")?.and_then(levels_of);
     let transform = transform(&reader, &*method)?;
-    options(&reader, &mut *method)?;
+    // The methods of rules are new, so nothing else holds them.
+    let of_rules = layers.iter_mut().filter_map(|rule| Arc::get_mut(rule.method.as_mut()?));
+    options(&reader, std::iter::once(&mut *method).chain(of_rules).collect())?;
+    rules::check(&reader, &layers, &*method, (transform.as_deref(), file_type))?;
     Ok(Recipe {
         name: file.to_owned(),
         transform,
@@ -166,54 +167,30 @@ fn container(reader: &Reader<'_>) -> Result<Option<Container>, RecipeError> {
     found.map(Some).ok_or_else(|| reader.fault("format", format!("\"{text}\""), names()))
 }
 
-/// Sets the options of the method from its tables. Tables of other methods are errors.
-fn options(reader: &Reader<'_>, method: &mut dyn Method) -> Result<(), RecipeError> {
+/// Sets the options of the methods from their tables. Tables of other methods are errors.
+fn options(reader: &Reader<'_>, mut methods: Vec<&mut (dyn Method + 'static)>) -> Result<(), RecipeError> {
     for spec in registry::tables() {
         let Some(table) = reader.options(&spec)? else { continue };
-        if !method.tables().iter().any(|own| own.name == spec.name) {
-            let expected = format!("none with method \"{}\"", method.name());
+        let own = |method: &dyn Method| method.tables().iter().any(|own| own.name == spec.name);
+        if !methods.iter().any(|method| own(&**method)) {
+            let mut names: Vec<_> = methods.iter().map(|method| format!("\"{}\"", method.name())).collect();
+            names.dedup();
+            let expected = format!("none with method {}", names.join(" and "));
             return Err(reader.fault(spec.name, "a table", expected));
         }
-        let set = method.set(spec.name, Options::new(table.table));
-        set.map_err(|error| table.fault(error.key, error.found, error.allowed))?;
+        for method in methods.iter_mut().filter(|method| own(&***method)) {
+            let set = method.set(spec.name, Options::new(table.table));
+            set.map_err(|error| table.fault(error.key, error.found, error.allowed))?;
+        }
     }
     Ok(())
 }
 
-fn layer_rules(reader: &Reader<'_>, method: &dyn Method) -> Result<Vec<LayerRule>, RecipeError> {
-    let Some(value) = reader.table.get("layers") else { return Ok(Vec::new()) };
-    let list = value.as_array().filter(|l| l.len() <= MAX_RULES);
-    let list = list.ok_or_else(|| reader.fault("layers", value.type_str(), "[[layers]] tables"))?;
-    list.iter()
-        .enumerate()
-        .map(|(i, item)| {
-            let at = format!("layers[{i}]");
-            let table = item.as_table().ok_or_else(|| reader.fault(&at, item.type_str(), "a table"))?;
-            let reader = Reader { file: reader.file, table, at: format!("{at}.") };
-            reader.refuse_unknown(&LAYER_KEYS)?;
-            let modules = reader.globs("modules")?;
-            let modules =
-                modules.ok_or_else(|| reader.fault("modules", "nothing", "a list of names or globs"))?;
-            let weights = match reader.string("weights")? {
-                Some("keep") => None,
-                Some(_) => reader.scheme("weights", parse_weight)?.map(|scheme| method.scheme(scheme)),
-                None => return Err(reader.fault("weights", "nothing", "a scheme or \"keep\"")),
-            };
-            let activations = match reader.string("activations")? {
-                None => None,
-                Some("none") => Some(None),
-                Some(_) => Some(reader.scheme("activations", parse_activation)?),
-            };
-            Ok(LayerRule { modules, weights, activations })
-        })
-        .collect()
-}
-
 /// A table of the file, with its place for errors.
-struct Reader<'a> {
-    file: &'a str,
-    table: &'a Table,
-    at: String,
+pub(super) struct Reader<'a> {
+    pub(super) file: &'a str,
+    pub(super) table: &'a Table,
+    pub(super) at: String,
 }
 
 impl<'a> Reader<'a> {
@@ -226,7 +203,7 @@ impl<'a> Reader<'a> {
         Ok(Some(reader))
     }
 
-    fn refuse_unknown(&self, known: &[&'static str]) -> Result<(), RecipeError> {
+    pub(super) fn refuse_unknown(&self, known: &[&'static str]) -> Result<(), RecipeError> {
         let Some(key) = self.table.keys().find(|key| !known.contains(&key.as_str())) else { return Ok(()) };
         Err(RecipeError::File {
             file: self.file.to_owned(),
@@ -236,7 +213,13 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn string(&self, key: &str) -> Result<Option<&str>, RecipeError> {
+    /// Returns the row of the method `name`, the value of `method`.
+    pub(super) fn method(&self, name: &str) -> Result<&'static Registered, RecipeError> {
+        let names = || nearest_list(name, METHODS.iter().map(|row| row.name));
+        registry::find(name).ok_or_else(|| self.fault("method", format!("\"{name}\""), names()))
+    }
+
+    pub(super) fn string(&self, key: &str) -> Result<Option<&str>, RecipeError> {
         match self.table.get(key) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
@@ -260,7 +243,7 @@ impl<'a> Reader<'a> {
         found.map(Some).ok_or_else(|| self.fault(key, format!("\"{text}\""), names()))
     }
 
-    fn scheme(
+    pub(super) fn scheme(
         &self,
         key: &str,
         parse: impl Fn(&str) -> Result<Scheme, mantissa_num::ParseError>,
@@ -277,7 +260,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn globs(&self, key: &str) -> Result<Option<Vec<Glob>>, RecipeError> {
+    pub(super) fn globs(&self, key: &str) -> Result<Option<Vec<Glob>>, RecipeError> {
         let Some(value) = self.table.get(key) else { return Ok(None) };
         let list = value.as_array().filter(|l| l.len() <= MAX_RULES);
         let list = list.ok_or_else(|| self.fault(key, value.type_str(), "a list of names or globs"))?;
@@ -288,7 +271,12 @@ impl<'a> Reader<'a> {
         list.iter().map(glob).collect::<Result<_, _>>().map(Some)
     }
 
-    fn fault(&self, key: &str, got: impl Into<String>, expected: impl Into<String>) -> RecipeError {
+    pub(super) fn fault(
+        &self,
+        key: &str,
+        got: impl Into<String>,
+        expected: impl Into<String>,
+    ) -> RecipeError {
         fault(self.file, &format!("{}{key}", self.at), got, expected)
     }
 }

@@ -20,20 +20,24 @@ pub(super) struct Original<'a> {
     layer: Option<CalibratedLayer>,
 }
 
-/// True if the method needs the drift of inputs.
+/// True if some method needs the drift of inputs.
 pub(crate) fn needs_drift(plan: &Plan) -> bool {
-    plan.job.needs().drift
+    plan.job.needs(|needs| needs.drift)
 }
 
-/// True if the drift of `input` is measured. Experts are left out: a token may be routed to other experts in the two
-/// models.
-pub(crate) fn uses_drift(plan: &Plan, input: LinearInput) -> bool {
-    needs_drift(plan) && !matches!(input, LinearInput::Expert(_) | LinearInput::ExpertDown(_))
+/// True if the method of a layer needs the drift of its input. Experts are left out: a token may be routed to other experts in
+/// the two models.
+pub(crate) fn uses_drift(plan: &Plan, info: &LinearInfo) -> bool {
+    let routed = matches!(info.kind.input(), LinearInput::Expert(_) | LinearInput::ExpertDown(_));
+    !routed && plan.needs_of(info).drift
 }
 
-/// True if no later weight to be quantized reads the same input.
+/// True if no later weight to be quantized by the same method reads the same input.
 pub(crate) fn reads_last(plan: &Plan, info: &LinearInfo) -> bool {
-    let same = |other: &LinearInfo| other.layer == info.layer && other.kind.input() == info.kind.input();
+    let id = plan.method_id(info);
+    let same = |other: &LinearInfo| {
+        other.layer == info.layer && other.kind.input() == info.kind.input() && plan.method_id(other) == id
+    };
     let last = plan.quantized().map(|(other, _)| other).filter(|other| same(other)).last();
     last.is_some_and(|last| last.module == info.module)
 }
@@ -47,7 +51,9 @@ impl Sequential<'_> {
         inputs: &[LinearInput],
         tick: &mut Tick<'_>,
     ) -> Result<Vec<Moments>> {
-        if !inputs.iter().all(|&input| uses_drift(self.plan, input)) {
+        let plan = self.plan;
+        let drifts = |input| plan.solved_on(layer.index(), input).any(|info| uses_drift(plan, info));
+        if !inputs.iter().all(|&input| drifts(input)) {
             let hessians = self.calibration()?.statistics(layer, inputs, tick)?;
             return Ok(hessians.into_iter().map(|hessian| (hessian, None)).collect());
         }
@@ -81,8 +87,8 @@ impl Sequential<'_> {
     /// Returns the weight that the solution approximates if it is not `w`: the one corrected for the drift of its
     /// input.
     pub(super) fn target(&mut self, info: &LinearInfo, w: &DenseTensor<'_>) -> Result<Option<Vec<f32>>> {
-        let (plan, source, input) = (self.plan, self.source, info.kind.input());
-        let solver = self.solvers.iter_mut().find(|(of, _)| *of == input).map(|(_, solver)| solver);
+        let (plan, source, readers) = (self.plan, self.source, self.readers(info));
+        let solver = self.solvers.iter_mut().find(|(of, _)| *of == readers).map(|(_, solver)| solver);
         let Some(Solver::Ready(solver)) = solver else { return Ok(None) };
         if !solver.corrects() {
             return Ok(None);

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use mantissa_kernels::kernels;
-use mantissa_methods::method::Work;
 use mantissa_model::{LinearInfo, LinearKind, ModelConfig, WeightSource};
 use mantissa_train::{LayerTrainer, Options, Policy, SampledHead};
 
@@ -14,14 +13,15 @@ use crate::metric::Metric;
 use crate::plan::Plan;
 
 /// Tokens per backward batch for methods that do not set a number.
-const BATCH_TOKENS: usize = 512;
+pub(crate) const BATCH_TOKENS: usize = 512;
 
-/// Returns the options of the layer trainer.
+/// Returns the options of the layer trainer for the method that learns layers, if there is one.
 pub(crate) fn options(plan: &Plan, set: &CalibrationSet) -> Options {
-    let batch_tokens = match plan.job.work() {
-        Some(Work::Layer(method)) => method.batch_tokens(),
-        _ => BATCH_TOKENS,
-    };
+    options_of(plan, set, plan.job.learner().map_or(BATCH_TOKENS, |(method, _)| method.batch_tokens()))
+}
+
+/// Returns the options of the layer trainer for batches of about `batch_tokens`.
+pub(crate) fn options_of(plan: &Plan, set: &CalibrationSet, batch_tokens: usize) -> Options {
     let (max_tokens, max_len) = [Some(set), plan.held_out().as_ref()]
         // Batches must hold whole windows of the calibration set and of the held-out set.
         .into_iter()
@@ -246,8 +246,8 @@ pub(crate) fn metrics_buffers(
 
 /// Returns the bytes of the output factors of all layers.
 pub(crate) fn outputs_bytes(plan: &Plan) -> u64 {
-    let each = plan.quantized().map(|(info, _)| Hessian::bytes_needed(info.rows));
-    if plan.weighs_outputs() { each.sum() } else { 0 }
+    let asking = plan.quantized().map(|(info, _)| info).filter(|info| plan.weighs_outputs_of(info));
+    asking.map(|info| Hessian::bytes_needed(info.rows)).sum()
 }
 
 /// Returns the bytes of the metrics of all layers.

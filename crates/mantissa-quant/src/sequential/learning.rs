@@ -11,7 +11,7 @@ use mantissa_model::{LinearInfo, LinearInput, LinearKind};
 use mantissa_num::Scheme;
 use mantissa_train::LayerTrainer;
 
-use super::fisher::{MetricsError, metrics, options, output_moments};
+use super::fisher::{BATCH_TOKENS, MetricsError, metrics, options, options_of, output_moments};
 use super::{Sequential, dequantized, put};
 use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, Squares, States, Tick};
 use crate::error::{QuantError, Result};
@@ -183,7 +183,8 @@ impl<'a> Sequential<'a> {
     /// Computes the Fisher information of the layers' outputs, if the method needs it.
     fn metrics(&mut self, tick: &mut Tick<'_>) -> Result<()> {
         let plan = self.plan;
-        let Some(Fisher::Layers { seed }) = plan.job.needs().fisher else { return Ok(()) };
+        let needs = plan.job.learner().map(|(_, needs)| needs);
+        let Some(Fisher::Layers { seed }) = needs.and_then(|needs| needs.fisher) else { return Ok(()) };
         let Some(set) = plan.text_for(Use::Solve).filter(|_| self.learning.metrics.is_none()) else {
             return Ok(());
         };
@@ -200,8 +201,8 @@ impl<'a> Sequential<'a> {
         else {
             return Ok(());
         };
-        let options = options(plan, set);
-        let linears = plan.quantized().map(|(info, _)| info);
+        let options = options_of(plan, set, BATCH_TOKENS);
+        let linears = plan.quantized().map(|(info, _)| info).filter(|info| plan.weighs_outputs_of(info));
         let found = output_moments(self.source, &plan.config, set, &options, linears, tick);
         self.outputs = Some(found.map_err(|error| metrics_error(self.source, plan.job.method(), error))?);
         Ok(())

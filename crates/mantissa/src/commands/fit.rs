@@ -1,6 +1,7 @@
-//! `mantissa fit`: chooses the scheme of every layer by measured KL, under a budget.
+//! `mantissa fit`: chooses scheme and method of every layer by measured KL, under a budget.
 
 mod budget;
+mod families;
 mod front;
 mod measure;
 mod page;
@@ -10,7 +11,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use mantissa_advise::sensitivity::{Baseline, Unit};
+use mantissa_advise::sensitivity::Baseline;
 use mantissa_advise::shape;
 use mantissa_eval::Sequence;
 use mantissa_num::{Scheme, parse_activation};
@@ -19,16 +20,15 @@ use mantissa_plan::precision::KVS;
 use mantissa_plan::shape::ModelShape;
 use mantissa_quant::allocate::{AllocateError, Allocation, allocate};
 use mantissa_quant::verify::Verification;
-use mantissa_quant::{
-    Check, Job, Options, Outcome, Plan, Quality, QuantError, Recipe, Start, TaskRuns, dequantized_source,
-};
+use mantissa_quant::{Check, Options, Outcome, Plan, Quality, Recipe, Start, TaskRuns, dequantized_source};
 use mantissa_store::convention::{Container, ModelFiles, native};
 use mantissa_store::{FileDigest, Kind, Paths, WorkFolder, write_file_atomic};
 use serde::Serialize;
 
 use self::budget::{Budget, Served};
+use self::families::{Candidates, candidates, recipe_text};
 use self::front::Point;
-use self::measure::{Cache, Candidate, Family, Row, Search};
+use self::measure::{Cache, Candidate, Family, Row, Search, Uniform};
 use super::calibration::CalibrationArgs;
 use super::destination::Destination;
 use super::lint;
@@ -43,15 +43,16 @@ use crate::error::{BadInput, Exit, exit_of};
 use crate::interrupt;
 use crate::output::{Align, Table, bytes, labelled, number, paragraph, written};
 
-/// Choose the scheme of every layer by measured KL, under a budget
+/// Choose scheme and method of every layer by measured KL, under a budget
 ///
-/// Quantizes the model under each candidate scheme, measures the KL of each layer alone on --text, and
-/// chooses the schemes with the smallest sum of KL; of several methods, the one with the smaller sum.
+/// Quantizes the model under each candidate scheme by each method, measures the KL of each layer alone on
+/// --text, and chooses for each layer, so that the sum of KL is smallest.
 ///
-/// Fused layers (qkv, gate_up) share one scheme, and so do all experts of a layer. Embeddings, head, norms
+/// Fused layers (qkv, gate_up) share one scheme and method, and so do all experts of a layer. Embeddings, head, norms
 /// and routers keep their dtype; they count in a budget of bytes, not in one of bits per weight. Every other
 /// window of the text, up to --windows, is used for the choice; the output is evaluated on the rest before it
-/// appears at --out. All layers use one method; --save-recipe keeps the recipe found.
+/// appears at --out. Methods with a transform and methods that learn whole decoder layers (autoround) are not
+/// mixed with others: of those that stay apart, all layers use the one with the smallest sum.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa fit demo --budget 6bpw --schemes int4-g32,int8-g32 \\
@@ -80,7 +81,7 @@ pub struct Args {
     out: PathBuf,
     /// Methods, as in recipe names
     ///
-    /// Separated by commas. All layers of the output use one of them.
+    /// Separated by commas. Each layer takes one of them, except those that cannot be mixed: the report says which and why.
     #[arg(
         long,
         value_name = "METHODS",
@@ -143,7 +144,8 @@ const RECIPE: &str = "fit.toml";
 #[derive(Serialize)]
 struct Done<'a> {
     output: &'a Path,
-    method: &'a str,
+    /// Methods of the layers.
+    method: String,
     units: &'a [Row],
     /// Predicted KL: the sum over the units' own KL.
     predicted_kl: f64,
@@ -154,6 +156,9 @@ struct Done<'a> {
     /// Recipes left out, with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     left_out: &'a Vec<String>,
+    /// Reasons why methods are not mixed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    apart: &'a Vec<String>,
     /// Number of windows used for the choice.
     windows: usize,
     #[serde(flatten)]
@@ -180,29 +185,6 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
     args.measurements.iter().for_each(|path| paths.write_about("--measurements", path, &*args.model));
     args.html.iter().for_each(|path| paths.write("--html", path, Kind::File));
     Ok(())
-}
-
-/// Turns a recipe that an error proposes into the candidate schemes with its group size.
-fn with_schemes(error: QuantError, method: &str, schemes: &[Scheme]) -> QuantError {
-    let is_group = |part: &str| part.strip_prefix('g').is_some_and(|n| n.parse::<u32>().is_ok());
-    match error {
-        QuantError::NotStorable { what, container, list, fix: Some(fix) } => {
-            let named = fix.strip_prefix(&format!("--recipe {}-", method)).map(str::to_owned);
-            let group =
-                named.and_then(|scheme| scheme.split('-').find(|part| is_group(part)).map(str::to_owned));
-            let fix = group.map_or(fix, |group| {
-                let regrouped = |scheme: &Scheme| {
-                    let scheme = scheme.to_string();
-                    let parts =
-                        scheme.split('-').map(|part| if is_group(part) { group.as_str() } else { part });
-                    parts.collect::<Vec<_>>().join("-")
-                };
-                format!("--schemes {}", schemes.iter().map(regrouped).collect::<Vec<_>>().join(","))
-            });
-            QuantError::NotStorable { what, container, list, fix: Some(fix) }
-        }
-        error => error,
-    }
 }
 
 /// Resolves the output by the first candidate.
@@ -243,8 +225,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         args.tables.apply(&mut recipe, &source, container)?;
         Ok(Plan::new(&source, recipe, options.clone())?)
     };
-    let (mut families, mut left_out) = families(args, &source, &plan)?;
-    let plans: Vec<&Plan> = families.iter().flat_map(|family| &family.plans).collect();
+    let Candidates { mut families, mut left_out, apart } = candidates(args, &source, &plan)?;
+    let plans: Vec<&Plan> = families.iter().flat_map(Family::all_plans).collect();
     context.require_memory("fit", needed(args, context, &source, &plans, &measured_on, (&rest, &tasks))?)?;
     let shape = shape::of_config(&args.model.named().display().to_string(), &plans[0].config);
     let limit = args.budget.limit(plans[0], &shape)?;
@@ -255,13 +237,14 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     }
     best(&families, |family| choose(family, &family.sizes(), limit, &args.budget))?;
     let known = args.measurements.as_deref().map_or(Ok(Vec::new()), measure::read)?;
+    apart.iter().for_each(|why| context.note(why));
     let work = WorkFolder::begin(&out, "fit", &key(&families, &source, &measured_on)?)?;
     context.warn_all(&left_out)?;
     work.others().iter().for_each(|path| context.warn(&left_by_another(path)));
     let left =
         format!("measurements are kept in {}; rerun the same command to resume", work.path().display());
     let leaving = interrupt::leaving(left.clone());
-    let container = families[0].plans[0].container;
+    let container = families[0].plans[0].plan.container;
     let search = Search {
         work: &work,
         context,
@@ -280,7 +263,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         let family = &families[at];
         let (rows, outcome) = write(args, context, &source, family, &found, (plan, rest, tasks))?;
         let kv = family.kv_chosen(&found).cloned();
-        Ok((family.method.clone(), rows, (found, kv), front, outcome))
+        Ok((family.methods_of(&found), rows, (found, kv), front, outcome))
     });
     drop(leaving);
     let (method, rows, (found, kv), front, outcome) = match searched {
@@ -296,12 +279,13 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     work.remove()?;
     let done = Done {
         output: written(&out, container, &outcome),
-        method: &method,
+        method,
         units: &rows,
         predicted_kl: found.cost,
         predicted_kl_bound: found.bound,
         front: &front,
         left_out: &left_out,
+        apart: &apart,
         windows: measured_on.len(),
         quality: &outcome.quality,
         verification: outcome.verification.as_ref().map(|(verification, _)| verification),
@@ -312,43 +296,6 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         page::page(args.model.named(), &done).write(&context.output(file)?)?;
     }
     context.report(&done, |out| human(out, &done, args.layers))
-}
-
-/// Plans every candidate; returns a warning for each that the method or format refuses, if others are left.
-fn families(
-    args: &Args,
-    source: &ModelFiles,
-    plan: &dyn Fn(Recipe) -> Result<Plan>,
-) -> Result<(Vec<Family>, Vec<String>)> {
-    let (mut families, mut left_out, mut first) = (Vec::new(), Vec::new(), None);
-    for method in &args.method {
-        let schemes = schemes(args, method, source)?;
-        let mut plans = Vec::with_capacity(schemes.len());
-        for scheme in &schemes {
-            let name = format!("{method}-{scheme}");
-            let made = Recipe::load(&name).map_err(anyhow::Error::from).and_then(plan);
-            match made {
-                Ok(plan) => plans.push(plan),
-                Err(error) if exit_of(&error) != Exit::Input => return Err(error),
-                Err(error) => {
-                    let error = match error.downcast::<QuantError>() {
-                        Ok(error) => with_schemes(error, method, &schemes).into(),
-                        Err(error) => error,
-                    };
-                    left_out.push(format!("{name}: left out: {error:#}"));
-                    first = first.or(Some(error));
-                }
-            }
-        }
-        if !plans.is_empty() {
-            families.push(Family::new(method, plans));
-        }
-    }
-    match first {
-        // With one method every scheme is meant.
-        Some(error) if args.method.len() == 1 || families.is_empty() => Err(error),
-        _ => Ok((families, left_out)),
-    }
 }
 
 /// Returns the family with the smallest cost, and its allocation; the error of the first if no family has one.
@@ -377,9 +324,7 @@ fn write(
     (plan, rest, tasks): (impl Fn(Recipe) -> Result<Plan>, Vec<Sequence>, Option<TaskRuns>),
 ) -> Result<(Vec<Row>, Outcome)> {
     let rows = family.rows(found);
-    let schemes: Vec<_> = family.plans.iter().map(|plan| plan.weights.clone()).collect();
-    let kv = family.kv_chosen(found).map(|kv| kv.scheme.as_str()).filter(|kv| *kv != PLAIN_CACHE);
-    let text = recipe_text(&family.plans[0].job, (args.format, kv), &schemes, &family.units, found);
+    let text = recipe_text(family, args.format, found);
     if let Some(path) = &args.save_recipe {
         write_file_atomic(&context.output(path)?, text.as_bytes())?;
     }
@@ -418,31 +363,11 @@ fn needed(
     Ok(model::BASE.saturating_add(needs).saturating_add(needs / 10))
 }
 
-/// Default schemes of a method that writes trellises only.
-const TRELLIS: [&str; 3] = ["trellis2", "trellis3", "trellis4"];
-
-/// Returns the requested schemes, or integers with a group size that divides every row.
-fn schemes(args: &Args, method: &str, source: &ModelFiles) -> Result<Vec<Scheme>> {
-    if !args.schemes.is_empty() {
-        return Ok(args.schemes.clone());
-    }
-    let probe = |scheme: &str| Recipe::load(&format!("{method}-{scheme}")).is_ok();
-    if !probe("int4-g128") && probe(TRELLIS[0]) {
-        return Ok(TRELLIS
-            .iter()
-            .map(|scheme| scheme.parse())
-            .collect::<Result<_, mantissa_num::ParseError>>()?);
-    }
-    let config = mantissa_quant::model_config(source)?;
-    let group = if config.decoder_linears().all(|info| info.cols.is_multiple_of(128)) { 128 } else { 32 };
-    let parsed = [3, 4, 6, 8].map(|bits| format!("int{bits}-g{group}").parse());
-    Ok(parsed.into_iter().collect::<Result<_, mantissa_num::ParseError>>()?)
-}
-
 /// Returns the key of all measurements: a hash of everything that decides them.
 fn key(families: &[Family], source: &ModelFiles, windows: &[Sequence]) -> Result<String> {
     let of = |family: &Family| -> Result<Vec<String>> {
-        family.plans.iter().map(|plan| measure::key(plan, &family.units, source, windows)).collect()
+        let key = |uniform: &Uniform| measure::key(&uniform.plan, &family.units, source, windows);
+        family.plans.iter().map(key).collect()
     };
     let keys = families.iter().map(of).collect::<Result<Vec<_>>>()?;
     Ok(format!("mantissa fit 3 {}", FileDigest::of(format!("{keys:?}").as_bytes()).hex()))
@@ -452,7 +377,7 @@ fn key(families: &[Family], source: &ModelFiles, windows: &[Sequence]) -> Result
 fn choose(family: &Family, units: &[Vec<Candidate>], limit: u64, budget: &Budget) -> Result<Allocation> {
     allocate(&family.choices(units), limit).map_err(|error| match error {
         AllocateError::Budget { budget: limit, least } => {
-            budget.exceeded(&family.plans[0], limit, least).into()
+            budget.exceeded(&family.plans[0].plan, limit, least).into()
         }
         error => BadInput::new("--schemes", error.to_string(), "schemes under which the KL is finite").into(),
     })
@@ -468,7 +393,7 @@ fn caches(
     left_out: &mut Vec<String>,
 ) -> Result<Vec<Cache>> {
     let Budget::Serving(serving) = &args.budget else { return Ok(Vec::new()) };
-    let plans = || families.iter().flat_map(|family| &family.plans);
+    let plans = || families.iter().flat_map(|family| &family.plans).map(|uniform| &uniform.plan);
     let mut found = Vec::new();
     for kv in KVS {
         let stored = |scheme: &str| -> Result<(), String> {
@@ -501,39 +426,6 @@ fn caches(
 /// Scheme of a KV cache that checkpoints do not name.
 const PLAIN_CACHE: &str = "f16";
 
-/// Returns the TOML recipe: the most frequent scheme as default, the others as exceptions.
-fn recipe_text(
-    job: &Job,
-    (format, kv): (Option<Container>, Option<&str>),
-    schemes: &[Scheme],
-    units: &[Unit],
-    found: &Allocation,
-) -> String {
-    let taken = |at: usize| units.iter().zip(&found.choices).filter(move |(_, choice)| **choice == at);
-    let count = |at: usize| taken(at).map(|(unit, _)| unit.linears.len()).sum::<usize>();
-    let most = (0..schemes.len()).max_by_key(|&at| count(at)).unwrap_or(0);
-    let recipe = job.recipe();
-    let method = recipe.map_or(job.method(), |recipe| recipe.method.recipe_name());
-    let mut text = format!("method = \"{method}\"\nweights = \"{}\"\n", schemes[most]);
-    if let Some(transform) = recipe.and_then(|recipe| recipe.transform.as_ref()) {
-        text += &format!("transform = \"{}\"\n", transform.name());
-    }
-    if let Some(format) = format {
-        text += &format!("format = \"{}\"\n", format.name());
-    }
-    if let Some(kv) = kv {
-        text += &format!("kv = \"{kv}\"\n");
-    }
-    for at in (0..schemes.len()).filter(|&at| at != most && count(at) > 0) {
-        let modules: Vec<String> = taken(at)
-            .flat_map(|(unit, _)| &unit.linears)
-            .map(|l| format!("    \"{}\",\n", l.module))
-            .collect();
-        text += &format!("\n[[layers]]\nmodules = [\n{}]\nweights = \"{}\"\n", modules.concat(), schemes[at]);
-    }
-    text
-}
-
 fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::Result<()> {
     let quality = done.quality;
     let (output, format) = (done.output.display(), &quality.container);
@@ -548,6 +440,7 @@ fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::Result<()> {
         let points: Vec<_> = done.front.iter().map(point).collect();
         labelled(out, "front", &format!("predicted KL by size: {}", points.join(", ")))?;
     }
+    done.apart.iter().try_for_each(|why| labelled(out, "apart", why))?;
     done.served.iter().try_for_each(|served| labelled(out, "memory", &served.to_string()))?;
     let (sum, bound) = (done.predicted_kl, done.predicted_kl_bound);
     labelled(
@@ -565,36 +458,36 @@ fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::Result<()> {
 
 /// Prints the ten units with the largest KL, or all.
 fn unit_table(out: &mut dyn Write, done: &Done<'_>, all: bool) -> io::Result<()> {
-    let (rows, heading) = worst(done.units, (all, "units", "KL"), |row| {
-        row.candidates.iter().find(|c| c.scheme == row.scheme).map_or(0.0, |chosen| chosen.kl)
-    });
+    let (rows, heading) = worst(done.units, (all, "units", "KL"), |row| row.candidates[row.chosen].kl);
     writeln!(out, "\n{heading}")?;
     unit_columns(rows).write(out)?;
     let windows = done.windows;
     paragraph(out, 0, &format!("KL of each unit alone quantized (nats/token), on {windows} windows"))
 }
 
-/// Lists units with their chosen scheme, its KL, and the KL of the others.
+/// Lists units with their chosen scheme and method, its KL, and the KL of the others.
 fn unit_columns<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Table {
     let columns = [
         ("unit", Align::Left),
         ("chosen", Align::Left),
+        ("method", Align::Left),
         ("bits", Align::Right),
         ("KL", Align::Right),
         ("±", Align::Right),
-        ("KL of other schemes", Align::Left),
+        ("KL of other candidates", Align::Left),
     ];
     let mut table = Table::new(columns).optional(["±", "bits"]);
     for row in rows {
-        let chosen = row.candidates.iter().find(|c| c.scheme == row.scheme);
-        let others = row.candidates.iter().filter(|c| c.scheme != row.scheme);
-        let others = others.map(|c| format!("{} {}", c.scheme, number(Some(c.kl), 3)));
+        let chosen = &row.candidates[row.chosen];
+        let others = row.candidates.iter().enumerate().filter(|(at, _)| *at != row.chosen);
+        let others = others.map(|(_, other)| format!("{} {}", row.named(other), number(Some(other.kl), 3)));
         table.row([
             row.unit.clone(),
             row.scheme.clone(),
+            row.method.clone(),
             format!("{:.3}", row.bits_per_weight),
-            number(chosen.map(|c| c.kl), 3),
-            number(chosen.map(|c| c.kl_se), 2),
+            number(Some(chosen.kl), 3),
+            number(Some(chosen.kl_se), 2),
             others.collect::<Vec<_>>().join(", "),
         ]);
     }

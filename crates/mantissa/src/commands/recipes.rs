@@ -179,7 +179,7 @@ fn readers(recipe: &Recipe, container: Container) -> Vec<Cell> {
             is_static: input.source == Source::Static,
             scale: None,
         }),
-        act_order: recipe.method.follows_order(),
+        act_order: recipe.follows_order(),
         multiplied: false,
     };
     let linear = Linear {

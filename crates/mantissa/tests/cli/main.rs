@@ -19,6 +19,7 @@ mod explain;
 mod finetune;
 mod finetune_chat;
 mod fit;
+mod fit_methods;
 mod fixes;
 mod frame;
 mod fused;

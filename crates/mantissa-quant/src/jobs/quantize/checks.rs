@@ -8,6 +8,7 @@ use mantissa_num::{Format, Rounding, Rule, Scheme, Source};
 use mantissa_store::convention::{ActivationQuant, Container, ModelFiles, Support};
 use mantissa_train::LayerTrainer;
 
+use super::mixes;
 use crate::calibrate::CalibrationSet;
 use crate::calibrate::windows::check_windows;
 use crate::e2e;
@@ -61,18 +62,24 @@ impl Request<'_> {
         self.check_rounding()?;
         self.check_products()?;
         self.check_method()?;
+        mixes::check(self)?;
         self.check_tuning()?;
         let mut notes = self.check_transform()?;
         notes.extend(self.experts_note());
         notes.extend(self.unsupported_input_note());
         if uses_importance(recipe, container, linears) {
-            return self.importance();
+            let importance = self.importance()?;
+            if !recipe.needs(|needs| needs.text) {
+                return Ok(importance);
+            }
+            notes.extend(importance);
         }
-        if let Some(importance) = &options.importance {
+        let weighted = uses_importance(recipe, container, linears);
+        if let Some(importance) = options.importance.as_ref().filter(|_| !weighted) {
             let why = "only GGUF blocks quantized without another method depend on it";
             return Ok(vec![format!("{}: not used: {why}", importance.name)]);
         }
-        if recipe.method.needs().text {
+        if recipe.needs(|needs| needs.text) {
             notes.extend(self.unweighted_note());
             notes.extend(self.few_tokens(self.windows()?)?);
             return Ok(notes);
@@ -104,7 +111,7 @@ impl Request<'_> {
             );
             Err(model_not_storable(container, why))
         };
-        if recipe.method.refuses(Feature::StochasticRounding).is_some() {
+        if recipe.methods().any(|method| method.refuses(Feature::StochasticRounding).is_some()) {
             return refused(recipe.method_name());
         }
         let chooses = |scheme: &&Scheme| !matches!(scheme.format, Format::Affine(_));
@@ -121,14 +128,14 @@ impl Request<'_> {
         let change = recipe.transform.as_ref().map(|transform| transform.change());
         let searched = matches!(change, Some(Change::Scales(_)));
         let judged = is_judged(recipe, container) && options.calibration.is_some();
-        let learned = matches!(recipe.method.work(), Work::Layer(_));
-        let solved = recipe.method.needs().text || searched || judged;
-        if options.products == Products::F32 || (solved && !learned) {
+        let learned = recipe.methods().find(|method| matches!(method.work(), Work::Layer(_)));
+        let solved = recipe.needs(|needs| needs.text) || searched || judged;
+        if options.products == Products::F32 || (solved && learned.is_none()) {
             return Ok(());
         }
         let why = match learned {
-            true => format!("{} learns in f32", recipe.method.name()),
-            false => "no method solves on inputs of layers".to_owned(),
+            Some(method) => format!("{} learns in f32", method.name()),
+            None => "no method solves on inputs of layers".to_owned(),
         };
         Err(QuantError::Products { recipe: recipe.name.clone(), got: options.products.name(), why })
     }
@@ -152,20 +159,19 @@ impl Request<'_> {
     fn check_method(&self) -> Result<()> {
         let Request { source, recipe, container, options, .. } = *self;
         let refused = |why: &str| Err(model_not_storable(container, why));
-        if container.facts().square_scales && recipe.method.refuses(Feature::GivenScales).is_some() {
+        let refusing = |feature| recipe.methods().find_map(|method| method.refuses(feature));
+        if container.facts().square_scales && refusing(Feature::GivenScales).is_some() {
             return refused(
                 "exl2 stores scales that rows of a group share, which only rtn and gptq with groups = \"static\" support",
             );
         }
-        if let Some(why) =
-            recipe.method.refuses(Feature::QuantizedInputs).filter(|_| recipe.activations.is_some())
-        {
+        if let Some(why) = refusing(Feature::QuantizedInputs).filter(|_| recipe.activations.is_some()) {
             return refused(why);
         }
         let fault = |what: &str, error| method_error(&Folded::plain(source), what, error);
-        if recipe.method.needs().gradients {
+        if let Some(method) = recipe.methods().find(|method| method.needs().gradients) {
             let checked = LayerTrainer::check(self.config);
-            checked.map_err(|error| fault(recipe.method.name(), train_error(error)))?;
+            checked.map_err(|error| fault(method.name(), train_error(error)))?;
         }
         // Current compressed-tensors refuses g_idx, so it is written only if the container was requested.
         let asked = options.container.or(recipe.container) == Some(container);
@@ -175,12 +181,12 @@ impl Request<'_> {
             Support::OnRequest(_) => asked,
         };
         self.quantized().try_for_each(|(PlannedLinear { info, .. }, scheme)| {
-            let (module, method) = (&info.module, recipe.method.name());
-            let trellis =
-                recipe.method.refuses(Feature::Trellis).filter(|_| scheme.format.trellis().is_some());
+            let own = recipe.method_of(&info.module);
+            let (module, method) = (&info.module, own.name());
+            let trellis = own.refuses(Feature::Trellis).filter(|_| scheme.format.trellis().is_some());
             let takes = match trellis {
                 Some(expected) => Err(MethodError::Scheme(expected)),
-                None => recipe.method.takes(scheme, (info.rows, info.cols), holds_g_idx),
+                None => own.takes(scheme, (info.rows, info.cols), holds_g_idx),
             };
             match takes {
                 Err(MethodError::Scheme(expected)) => {
@@ -237,7 +243,7 @@ impl Request<'_> {
     /// Notes that output errors are unweighted although the method would weight them.
     fn unweighted_note(&self) -> Option<String> {
         let Request { recipe, config, .. } = *self;
-        let wanted = recipe.method.needs().fisher == Some(Fisher::Outputs);
+        let wanted = recipe.needs(|needs| needs.fisher == Some(Fisher::Outputs));
         let error = LayerTrainer::check(config).err().filter(|_| wanted)?;
         Some(format!(
             "output errors of a layer are unweighted, because the Fisher information needs a backward pass: {error}"
@@ -287,7 +293,7 @@ impl Request<'_> {
     fn few_tokens(&self, set: &CalibrationSet) -> Result<Vec<String>> {
         let widest = self.quantized().map(|(linear, _)| linear.info.cols).max().unwrap_or(0);
         let (name, tokens) = (&set.name, set.tokens());
-        let what = self.recipe.method.lacking(Lack::Few);
+        let what = self.recipe.methods().find_map(|method| method.lacking(Lack::Few));
         let what = what.unwrap_or("only damping keeps the Hessian from being singular");
         let few =
             format!("{name}: {tokens} tokens for layers of {widest} inputs: {what}; more text is better");

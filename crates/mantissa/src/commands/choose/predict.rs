@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use mantissa_kernels::{MatMut, MatRef, kernels};
+use mantissa_methods::method::Needs;
 use mantissa_quant::Plan;
 
 /// Operations of the solver that take the time of one of a matrix product: its columns depend on one another.
@@ -17,20 +18,20 @@ const SHARED: f64 = 0.85;
 /// Predicts the seconds of `plan` with `tokens` tokens of calibration, accurate to about a factor of two.
 pub fn seconds(plan: &Plan, tokens: usize, threads: usize) -> f64 {
     let (tokens, weights) = (tokens as f64, plan.linear_weights() as f64);
-    let needs = plan.job.recipe().map(|recipe| recipe.method.needs()).unwrap_or_default();
-    let squares: f64 = plan.quantized().map(|(info, _)| (info.cols * info.cols) as f64).sum();
-    let solved: f64 = plan
-        .quantized()
-        .map(|(info, _)| (info.rows + info.cols) as f64 * (info.cols * info.cols) as f64)
-        .sum();
+    let needs = |need: fn(Needs) -> bool| plan.job.recipe().is_some_and(|recipe| recipe.needs(need));
+    let (text, drift) = (needs(|needs| needs.text), needs(|needs| needs.drift));
+    let calibrated = || plan.quantized().map(|(info, _)| info).filter(|info| plan.needs_of(info).text);
+    let squares: f64 = calibrated().map(|info| (info.cols * info.cols) as f64).sum();
+    let solved: f64 =
+        calibrated().map(|info| (info.rows + info.cols) as f64 * (info.cols * info.cols) as f64).sum();
     let mut operations = 0.0;
     if tokens > 0.0 {
         // A layer runs once to collect statistics, once with its quantized weights, and once more beside the unquantized model.
-        let passes = if needs.text { 2.0 } else { 1.0 } + if needs.drift { 1.0 } else { 0.0 };
+        let passes = if text { 2.0 } else { 1.0 } + if drift { 1.0 } else { 0.0 };
         operations += passes * 2.0 * tokens * weights;
     }
-    if needs.text {
-        let statistics = if needs.drift { 3.0 } else { 1.0 };
+    if text {
+        let statistics = if drift { 3.0 } else { 1.0 };
         operations += statistics * tokens * squares / 2.0 + SOLVER * solved;
     }
     if let Some(evaluation) = &plan.evaluation {

@@ -13,7 +13,7 @@ const STEPS: u64 = 16;
 pub(super) struct Point {
     /// Bits per weight of the quantized layers.
     pub(super) bits_per_weight: f64,
-    /// Method.
+    /// Methods of the layers.
     pub(super) method: String,
     /// Sum of the units' own KL, nats/token.
     pub(super) predicted_kl: f64,
@@ -49,7 +49,7 @@ fn points(family: &Family) -> Vec<Point> {
         let found = allocate(&units, limit).ok()?;
         let size: u64 = units.iter().zip(&found.choices).map(|(row, &at)| row[at].size).sum();
         let bits_per_weight = size as f64 / weights.max(1) as f64;
-        Some(Point { bits_per_weight, method: family.method.clone(), predicted_kl: found.cost })
+        Some(Point { bits_per_weight, method: family.methods_of(&found), predicted_kl: found.cost })
     };
     (0..=STEPS).filter_map(at).collect()
 }

@@ -11,7 +11,7 @@ use mantissa_eval::Sequence;
 use mantissa_eval::stats::Estimate;
 use mantissa_model::KvPolicy;
 use mantissa_quant::allocate::{Allocation, Choice};
-use mantissa_quant::{Plan, Start, plan_key};
+use mantissa_quant::{Plan, Recipe, Start, plan_key};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{FileDigest, Journal, Output, WorkFolder, disk, verify_manifest};
 use serde::{Deserialize, Serialize};
@@ -21,20 +21,38 @@ use crate::context::Context;
 use crate::error::BadInput;
 use crate::progress::{Unit as Progressed, short};
 
-/// Unit with its KL under each scheme.
+/// Unit with its KL under each candidate.
 #[derive(Serialize)]
 pub(super) struct Row {
     pub(super) unit: String,
     pub(super) modules: Vec<String>,
     /// Chosen scheme.
     pub(super) scheme: String,
+    /// Chosen method.
+    pub(super) method: String,
     /// Bits per weight under the chosen scheme.
     pub(super) bits_per_weight: f64,
     pub(super) candidates: Vec<Candidate>,
+    /// Index of the chosen candidate.
+    #[serde(skip)]
+    pub(super) chosen: usize,
+}
+
+impl Row {
+    /// Returns the name of a candidate of this unit: its scheme, after its method if there are several.
+    pub(super) fn named(&self, candidate: &Candidate) -> String {
+        match self.candidates.iter().all(|other| other.method == candidate.method) {
+            true => candidate.scheme.clone(),
+            false => format!("{}-{}", candidate.method, candidate.scheme),
+        }
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Candidate {
+    /// Method; empty for a scheme of the KV cache.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(super) method: String,
     pub(super) scheme: String,
     pub(super) bits: u64,
     /// Mean KL (nats/token) of the model with this unit alone under the scheme.
@@ -55,7 +73,7 @@ pub(super) struct Cache {
 
 impl Cache {
     pub(super) fn candidate(&self, kl: f64, kl_se: f64) -> Candidate {
-        Candidate { scheme: self.scheme.clone(), bits: self.bits, kl, kl_se }
+        Candidate { method: String::new(), scheme: self.scheme.clone(), bits: self.bits, kl, kl_se }
     }
 }
 
@@ -66,10 +84,31 @@ impl Candidate {
     }
 }
 
-/// Candidate schemes under one method.
-pub(super) struct Family {
+/// Recipe with one method and scheme for all layers, under which units are measured.
+#[derive(Clone)]
+pub(super) struct Uniform {
+    /// Method, as the user named it: with its transform, if it has one.
     pub(super) method: String,
-    pub(super) plans: Vec<Plan>,
+    pub(super) plan: Plan,
+}
+
+impl Uniform {
+    pub(super) fn recipe(&self) -> Option<&Recipe> {
+        self.plan.job.recipe()
+    }
+
+    /// Returns the method as recipe files name it.
+    pub(super) fn recipe_method(&self) -> &'static str {
+        self.recipe().map_or(self.plan.job.method(), |recipe| recipe.method.recipe_name())
+    }
+}
+
+/// Candidates from which one output takes its layers.
+pub(super) struct Family {
+    pub(super) methods: Vec<String>,
+    pub(super) plans: Vec<Uniform>,
+    /// Plans of outputs that mix the candidates; none for one method.
+    pub(super) probes: Vec<Plan>,
     pub(super) units: Vec<Unit>,
     /// For each unit its candidates, in the order of `plans`; empty until measured.
     pub(super) costs: Vec<Vec<Candidate>>,
@@ -79,16 +118,35 @@ pub(super) struct Family {
 
 impl Family {
     /// Makes the family of these plans, at least one.
-    pub(super) fn new(method: &str, plans: Vec<Plan>) -> Self {
-        let units = plans.first().map(Unit::of_plan).unwrap_or_default();
-        Family { method: method.to_owned(), plans, units, costs: Vec::new(), kv: Vec::new() }
+    pub(super) fn new(methods: Vec<String>, plans: Vec<Uniform>) -> Self {
+        let units = plans.first().map(|first| Unit::of_plan(&first.plan)).unwrap_or_default();
+        Family { methods, plans, probes: Vec::new(), units, costs: Vec::new(), kv: Vec::new() }
+    }
+
+    /// Returns the names of the methods.
+    pub(super) fn label(&self) -> String {
+        self.methods.join(", ")
+    }
+
+    /// Returns the names of the methods that were chosen.
+    pub(super) fn methods_of(&self, found: &Allocation) -> String {
+        let chosen = |method: &&String| {
+            let units = found.choices.iter().take(self.units.len());
+            units.into_iter().any(|&at| self.plans[at].method == **method)
+        };
+        self.methods.iter().filter(chosen).cloned().collect::<Vec<_>>().join(", ")
+    }
+
+    /// Iterates over the plans of all candidates, and those that mix them.
+    pub(super) fn all_plans(&self) -> impl Iterator<Item = &Plan> {
+        self.plans.iter().map(|uniform| &uniform.plan).chain(&self.probes)
     }
 
     /// Returns the candidates of every unit with sizes but no costs.
     pub(super) fn sizes(&self) -> Vec<Vec<Candidate>> {
         let none = Estimate { mean: 0.0, se: 0.0 };
-        let plans: Vec<_> =
-            self.plans.iter().map(|plan| candidates(plan, &self.units, std::iter::repeat(none))).collect();
+        let of = |uniform| candidates(uniform, &self.units, std::iter::repeat(none));
+        let plans: Vec<_> = self.plans.iter().map(of).collect();
         (0..self.units.len()).map(|unit| plans.iter().map(|plan| plan[unit].clone()).collect()).collect()
     }
 
@@ -112,23 +170,30 @@ impl Family {
 
 fn row(unit: &Unit, candidates: Vec<Candidate>, chosen: usize) -> Row {
     let weights: u64 = unit.linears.iter().map(|l| (l.rows * l.cols) as u64).sum();
-    let Candidate { scheme, bits, .. } = candidates[chosen].clone();
+    let Candidate { method, scheme, bits, .. } = candidates[chosen].clone();
     Row {
         unit: unit.name(),
         modules: unit.linears.iter().map(|l| l.module.clone()).collect(),
         scheme,
+        method,
         bits_per_weight: bits as f64 / weights.max(1) as f64,
         candidates,
+        chosen,
     }
 }
 
-/// Makes the candidates of all units under the scheme of `plan`, with the bits that its format stores.
-fn candidates(plan: &Plan, units: &[Unit], measured: impl IntoIterator<Item = Estimate>) -> Vec<Candidate> {
+/// Makes the candidates of all units under a recipe, with the bits that its format stores.
+fn candidates(
+    Uniform { method, plan }: &Uniform,
+    units: &[Unit],
+    measured: impl IntoIterator<Item = Estimate>,
+) -> Vec<Candidate> {
     let stored: HashMap<&str, u64> =
         plan.quantized().map(|(info, scheme)| (info.module.as_str(), plan.bits(info, scheme))).collect();
     let bits = |unit: &Unit| unit.linears.iter().filter_map(|l| stored.get(l.module.as_str())).sum();
     let scheme = plan.weights.to_string();
     let of = |(unit, Estimate { mean, se })| Candidate {
+        method: method.clone(),
         scheme: scheme.clone(),
         bits: bits(unit),
         kl: mean,
@@ -155,6 +220,14 @@ pub(super) fn key(plan: &Plan, units: &[Unit], source: &ModelFiles, windows: &[S
     let names: Vec<_> = units.iter().map(Unit::name).collect();
     let on: Vec<_> = windows.iter().map(|window| (&window.tokens, window.from)).collect();
     Ok(FileDigest::of(format!("{} {names:?} {on:?}", plan_key(plan, source)?).as_bytes()).hex())
+}
+
+impl Measured {
+    /// Returns the costs, as those of `method`: lines of older versions do not name it.
+    fn named(&self, method: &str) -> Vec<Candidate> {
+        let named = |candidate: &Candidate| Candidate { method: method.to_owned(), ..candidate.clone() };
+        self.costs.iter().map(named).collect()
+    }
 }
 
 /// Appends a line to the journal.
@@ -237,45 +310,40 @@ impl Search<'_> {
             .map(|minutes| Duration::try_from_secs_f64(60.0 * minutes.max(0.0)).unwrap_or(Duration::MAX));
         let over = || limit.is_some_and(|limit| start.elapsed() > limit);
         let kv = match families.first() {
-            Some(family) => self.measure_kv(&family.plans[0], &mut known, &mut journal)?,
+            Some(family) => self.measure_kv(&family.plans[0].plan, &mut known, &mut journal)?,
             None => Vec::new(),
         };
         let (mut baseline, mut done, mut left_out) = (None, Vec::with_capacity(families.len()), Vec::new());
-        for Family { method, mut plans, units, .. } in families {
-            plans.sort_by_key(Plan::linear_bits);
-            let mut measured: Vec<(Plan, Vec<Candidate>)> = Vec::with_capacity(plans.len());
-            for plan in plans {
-                let scheme = plan.weights.to_string();
-                let key = key(&plan, &units, self.source, self.windows)?;
+        for Family { methods, mut plans, probes, units, .. } in families {
+            plans.sort_by_key(|uniform| uniform.plan.linear_bits());
+            let mut measured: Vec<(Uniform, Vec<Candidate>)> = Vec::with_capacity(plans.len());
+            for uniform in plans {
+                let (method, scheme) = (uniform.method.clone(), uniform.plan.weights.to_string());
+                let key = key(&uniform.plan, &units, self.source, self.windows)?;
                 let found = known.iter().find(|line| line.key == key && line.costs.len() == units.len());
                 let costs = match found {
-                    Some(line) => line.costs.clone(),
+                    Some(line) => line.named(&method),
                     None if over() && !(done.is_empty() && measured.is_empty()) => {
                         left_out.push(format!("{method}-{scheme}"));
                         continue;
                     }
                     None => {
-                        let costs = self.measure_under(&plan, (&method, &units), &mut baseline)?;
-                        let line = Measured { key, method: method.clone(), scheme, costs };
+                        let costs = self.measure_under(&uniform, &units, &mut baseline)?;
+                        let line = Measured { key, method, scheme, costs };
                         keep(&mut journal, &line)?;
                         known.push(line.clone());
                         line.costs
                     }
                 };
-                measured.push((plan, costs));
+                measured.push((uniform, costs));
             }
             if measured.is_empty() {
                 continue;
             }
             let of_unit = |unit: usize| measured.iter().map(|(_, costs)| costs[unit].clone()).collect();
             let costs = (0..units.len()).map(of_unit).collect();
-            done.push(Family {
-                method,
-                units,
-                costs,
-                kv: kv.clone(),
-                plans: measured.into_iter().map(|(plan, _)| plan).collect(),
-            });
+            let plans = measured.into_iter().map(|(uniform, _)| uniform).collect();
+            done.push(Family { methods, plans, probes, units, costs, kv: kv.clone() });
         }
         if !left_out.is_empty() {
             self.context.warn_all(&[format!("--time-limit: not measured: {}", left_out.join(", "))])?;
@@ -312,13 +380,14 @@ impl Search<'_> {
         Ok(costs)
     }
 
-    /// Measures every unit under the scheme of `plan`.
+    /// Measures every unit under a recipe.
     fn measure_under(
         &self,
-        plan: &Plan,
-        (method, units): (&str, &[Unit]),
+        uniform: &Uniform,
+        units: &[Unit],
         baseline: &mut Option<Baseline>,
     ) -> Result<Vec<Candidate>> {
+        let Uniform { method, plan } = uniform;
         let at = self.work.path().join(format!("{method}-{}", plan.weights));
         let model = self.quantized(plan, &at)?;
         let baseline = match baseline {
@@ -338,7 +407,7 @@ impl Search<'_> {
             operation: "remove",
             error,
         })?;
-        Ok(candidates(plan, units, measured))
+        Ok(candidates(uniform, units, measured))
     }
 
     /// Quantizes by `plan` into the folder `at`, or reuses the result of an earlier run.

@@ -15,7 +15,7 @@ pub(super) fn page(model: &Path, done: &Done<'_>) -> Page {
     page.push(Html::lead(&verdict(done)));
     page.push(facts([
         ("output", done.output.display().to_string()),
-        ("method", done.method.to_owned()),
+        ("method", done.method.clone()),
         ("format", quality.container.clone()),
         ("windows of the choice", done.windows.to_string()),
     ]));
@@ -33,7 +33,11 @@ pub(super) fn page(model: &Path, done: &Done<'_>) -> Page {
     page.push(Html::grid(by_unit(done.units)));
     page.push(Html::heading("Units"));
     let all = unit_columns(done.units.iter());
-    page.push(table("chosen scheme and KL of each unit", &all));
+    page.push(table("chosen scheme, method and KL of each unit", &all));
+    if !done.apart.is_empty() {
+        page.push(Html::heading("Methods that are not mixed"));
+        page.push(Html::list(done.apart));
+    }
     if !done.left_out.is_empty() {
         page.push(Html::heading("Left out"));
         page.push(Html::list(done.left_out));
@@ -97,16 +101,16 @@ fn chosen_point(done: &Done<'_>) -> Option<Point> {
     Some(Point { x, y: done.predicted_kl, label: "chosen".to_owned(), group: 0 })
 }
 
-/// Returns a point for each scheme that every unit has: all of them under it.
+/// Returns a point for each recipe that every unit has: all of them under it.
 fn uniform(units: &[Row]) -> Vec<Point> {
-    let schemes = units.first().map(|row| &row.candidates[..]).unwrap_or_default();
-    let point = |scheme: &str| {
-        let of = |row: &Row| row.candidates.iter().find(|c| c.scheme == scheme).cloned();
+    let Some(first) = units.first() else { return Vec::new() };
+    let point = |at: usize| {
+        let of = |row: &Row| row.candidates.get(at).cloned();
         let x = bits_per_weight(units, of)?;
         let y = units.iter().filter_map(of).map(|c| c.kl).sum();
-        Some(Point { x, y, label: scheme.to_owned(), group: 2 })
+        Some(Point { x, y, label: first.named(&first.candidates[at]), group: 2 })
     };
-    schemes.iter().filter_map(|candidate| point(&candidate.scheme)).collect()
+    (0..first.candidates.len()).filter_map(point).collect()
 }
 
 /// Returns the bits per weight if every unit takes the candidate that `pick` gives; `None` if one has none.
@@ -122,7 +126,7 @@ fn bits_per_weight(units: &[Row], pick: impl Fn(&Row) -> Option<Candidate>) -> O
 
 /// Returns the chosen candidate of a unit.
 fn chosen(row: &Row) -> Option<Candidate> {
-    row.candidates.iter().find(|c| c.scheme == row.scheme).cloned()
+    row.candidates.get(row.chosen).cloned()
 }
 
 /// Draws bits and KL of the units in the order of the model.

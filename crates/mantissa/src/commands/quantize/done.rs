@@ -151,7 +151,7 @@ fn human_time(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
 pub(super) fn layer_notes(quality: &Quality) -> Vec<String> {
     let layers = &quality.layers;
     let notes = layers.iter().flat_map(|l| l.notes.iter().map(|note| format!("{}: {note}", l.module)));
-    let fallen = layers.iter().filter(|layer| layer.method != quality.method);
+    let fallen = layers.iter().filter(|layer| layer.fallback.is_some() && layer.method != quality.method);
     let fallen = fallen.filter(|layer| !layer.fallback.as_deref().is_some_and(is_of_scheme));
     let fallen = fallen.filter_map(|l| Some(format!("{}: {}", l.module, fallback(l, quality)?)));
     fallen.chain(notes).collect()

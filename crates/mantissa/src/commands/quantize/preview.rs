@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use mantissa_quant::memory::peak_stage;
-use mantissa_quant::{Kept, Plan, SchemeShare, Share, TableSize};
+use mantissa_quant::{Kept, MethodShare, Plan, SchemeShare, Share, TableSize};
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
@@ -44,6 +44,9 @@ pub(super) struct DryRun<'a> {
     peak_buffers: BTreeMap<&'static str, u64>,
     /// Share of the parameters that is quantized.
     share: Share,
+    /// Layers under each method, if there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    methods: Vec<MethodShare>,
     notes: &'a [String],
     #[serde(skip)]
     tables: Vec<TableSize>,
@@ -101,6 +104,7 @@ impl<'a> DryRun<'a> {
             peak_buffers: peak.buffers.iter().copied().collect(),
             peak_stage: peak.name,
             share: plan.share(source),
+            methods: plan.method_shares(),
             notes: &plan.notes,
             tables: plan.table_sizes(source),
         }
@@ -132,6 +136,18 @@ impl<'a> DryRun<'a> {
                     bytes(*size)
                 )?,
             }
+        }
+        if !self.methods.is_empty() {
+            let share = |share: &MethodShare| {
+                format!(
+                    "{} weights ({} parameters) by {}",
+                    share.layers,
+                    count(share.parameters),
+                    share.method
+                )
+            };
+            let shares: Vec<_> = self.methods.iter().map(share).collect();
+            writeln!(out, "methods: {}", shares.join(", "))?;
         }
         for Kept { modules, count: n, parameters, why } in &self.share.kept {
             writeln!(out, "kept {modules} ({n}, {} parameters): {why}", count(*parameters))?;
