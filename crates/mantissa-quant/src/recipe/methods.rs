@@ -41,6 +41,11 @@ impl Recipe {
             || self.transform.as_ref().is_some_and(|transform| transform.needs_text())
     }
 
+    /// True if some method learns all weights of a decoder layer together, so that it takes all of a layer or none.
+    pub fn learns_layers(&self) -> bool {
+        self.methods().any(|method| method.scope() == Scope::Layer)
+    }
+
     /// True if RTN is the only method.
     pub fn rounds_to_nearest(&self) -> bool {
         self.methods().all(|method| matches!(method.work(), Work::Nearest))
@@ -99,8 +104,7 @@ impl Recipe {
         if self.tuning.is_some() {
             return Some(format!("{} trains the whole model", e2e::NAME));
         }
-        let layer = self.methods().find(|method| method.scope() == Scope::Layer)?;
-        Some(format!("{} learns all weights of a decoder layer together", layer.recipe_name()))
+        None
     }
 }
 

@@ -3,6 +3,7 @@
 mod budget;
 mod families;
 mod front;
+mod layers;
 mod measure;
 mod page;
 mod windows;
@@ -18,7 +19,7 @@ use mantissa_num::{Scheme, parse_activation};
 use mantissa_plan::contract::Target;
 use mantissa_plan::precision::KVS;
 use mantissa_plan::shape::ModelShape;
-use mantissa_quant::allocate::{AllocateError, Allocation, allocate};
+use mantissa_quant::allocate::{AllocateError, Allocation};
 use mantissa_quant::verify::Verification;
 use mantissa_quant::{Check, Options, Outcome, Plan, Quality, Recipe, Start, TaskRuns, dequantized_source};
 use mantissa_store::convention::{Container, ModelFiles, native};
@@ -51,8 +52,8 @@ use crate::output::{Align, Table, bytes, labelled, number, paragraph, written};
 /// Fused layers (qkv, gate_up) share one scheme and method, and so do all experts of a layer. Embeddings, head, norms
 /// and routers keep their dtype; they count in a budget of bytes, not in one of bits per weight. Every other
 /// window of the text, up to --windows, is used for the choice; the output is evaluated on the rest before it
-/// appears at --out. Methods with a transform and methods that learn whole decoder layers (autoround) are not
-/// mixed with others: of those that stay apart, all layers use the one with the smallest sum.
+/// appears at --out. A method that learns whole decoder layers (autoround) takes all of a layer or none. One with
+/// a transform is not mixed with others: all layers use it if its sum is the smallest.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa fit demo --budget 6bpw --schemes int4-g32,int8-g32 \\
@@ -375,7 +376,7 @@ fn key(families: &[Family], source: &ModelFiles, windows: &[Sequence]) -> Result
 
 /// Chooses among the candidates `units` of a family.
 fn choose(family: &Family, units: &[Vec<Candidate>], limit: u64, budget: &Budget) -> Result<Allocation> {
-    allocate(&family.choices(units), limit).map_err(|error| match error {
+    family.allocate(&family.choices(units), limit).map_err(|error| match error {
         AllocateError::Budget { budget: limit, least } => {
             budget.exceeded(&family.plans[0].plan, limit, least).into()
         }

@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use mantissa_kernels::{MatMut, MatRef, kernels};
-use mantissa_methods::method::Needs;
 use mantissa_quant::Plan;
 
 /// Operations of the solver that take the time of one of a matrix product: its columns depend on one another.
@@ -18,8 +17,9 @@ const SHARED: f64 = 0.85;
 /// Predicts the seconds of `plan` with `tokens` tokens of calibration, accurate to about a factor of two.
 pub fn seconds(plan: &Plan, tokens: usize, threads: usize) -> f64 {
     let (tokens, weights) = (tokens as f64, plan.linear_weights() as f64);
-    let needs = |need: fn(Needs) -> bool| plan.job.recipe().is_some_and(|recipe| recipe.needs(need));
-    let (text, drift) = (needs(|needs| needs.text), needs(|needs| needs.drift));
+    let recipe = plan.job.recipe();
+    let text = recipe.is_some_and(|recipe| recipe.needs(|needs| needs.text));
+    let drift = recipe.is_some_and(|recipe| recipe.needs(|needs| needs.drift));
     let calibrated = || plan.quantized().map(|(info, _)| info).filter(|info| plan.needs_of(info).text);
     let squares: f64 = calibrated().map(|info| (info.cols * info.cols) as f64).sum();
     let solved: f64 =

@@ -33,9 +33,11 @@ pub(super) fn candidates(args: &Args, source: &ModelFiles, plan: &Planned<'_>) -
     if families.len() < 2 {
         return Ok(Candidates { families, left_out, apart });
     }
-    let (mut free, mut alone) = (Vec::new(), Vec::new());
+    let (mut free, mut alone): (Vec<Family>, Vec<Family>) = (Vec::new(), Vec::new());
     for family in families {
-        match family.plans[0].recipe().and_then(Recipe::stands_apart) {
+        let learner = free.iter().find(|other| other.learns_layers()).filter(|_| family.learns_layers());
+        let second = learner.map(|first| format!("it learns decoder layers, as {} does", first.label()));
+        match family.plans[0].recipe().and_then(Recipe::stands_apart).or(second) {
             Some(why) => {
                 apart.push(format!("{} is not mixed with other methods: {why}", family.label()));
                 alone.push(family);
@@ -66,9 +68,10 @@ fn mix(
     let methods = families.iter().flat_map(|family| family.methods.clone()).collect();
     let mut plans: Vec<Uniform> = families.iter().flat_map(|family| family.plans.clone()).collect();
     let units = &families[0].units;
-    let taken = |from: usize| (0..units.len()).map(|unit| (from + unit) % plans.len()).collect::<Vec<_>>();
-    // Every recipe is tried beside others.
-    let starts = (0..plans.len()).step_by(units.len().max(1));
+    let taken = |from: usize| units.iter().map(|unit| (from + unit.layer) % plans.len()).collect::<Vec<_>>();
+    // Every recipe is tried beside others, each for whole decoder layers.
+    let layers = units.last().map_or(1, |unit| unit.layer + 1);
+    let starts = (0..plans.len()).step_by(layers);
     let texts: Vec<Vec<usize>> = starts.map(taken).collect();
     let refused = |error: anyhow::Error| match exit_of(&error) {
         Exit::Input => Ok(Err(format!("{error:#}"))),

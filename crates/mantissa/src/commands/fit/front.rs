@@ -1,6 +1,6 @@
 //! Best choices of every size, from the measured KL of the units.
 
-use mantissa_quant::allocate::{Choice, allocate};
+use mantissa_quant::allocate::Choice;
 use serde::Serialize;
 
 use super::measure::{Candidate, Family};
@@ -46,7 +46,7 @@ fn points(family: &Family) -> Vec<Point> {
     let at = |step: u64| {
         let limit =
             least + (most - least) / STEPS * step + if step == STEPS { (most - least) % STEPS } else { 0 };
-        let found = allocate(&units, limit).ok()?;
+        let found = family.allocate(&units, limit).ok()?;
         let size: u64 = units.iter().zip(&found.choices).map(|(row, &at)| row[at].size).sum();
         let bits_per_weight = size as f64 / weights.max(1) as f64;
         Some(Point { bits_per_weight, method: family.methods_of(&found), predicted_kl: found.cost })

@@ -10,13 +10,14 @@ use mantissa_advise::sensitivity::{Baseline, Unit, cache_schemes};
 use mantissa_eval::Sequence;
 use mantissa_eval::stats::Estimate;
 use mantissa_model::KvPolicy;
-use mantissa_quant::allocate::{Allocation, Choice};
+use mantissa_quant::allocate::{AllocateError, Allocation, Choice, allocate};
 use mantissa_quant::{Plan, Recipe, Start, plan_key};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{FileDigest, Journal, Output, WorkFolder, disk, verify_manifest};
 use serde::{Deserialize, Serialize};
 
 use super::super::outcome::carry_out;
+use super::layers::allocate_by_layer;
 use crate::context::Context;
 use crate::error::BadInput;
 use crate::progress::{Unit as Progressed, short};
@@ -97,6 +98,11 @@ impl Uniform {
         self.plan.job.recipe()
     }
 
+    /// True if the method learns decoder layers as a whole.
+    fn learns_layers(&self) -> bool {
+        self.recipe().is_some_and(Recipe::learns_layers)
+    }
+
     /// Returns the method as recipe files name it.
     pub(super) fn recipe_method(&self) -> &'static str {
         self.recipe().map_or(self.plan.job.method(), |recipe| recipe.method.recipe_name())
@@ -121,6 +127,11 @@ impl Family {
     pub(super) fn new(methods: Vec<String>, plans: Vec<Uniform>) -> Self {
         let units = plans.first().map(|first| Unit::of_plan(&first.plan)).unwrap_or_default();
         Family { methods, plans, probes: Vec::new(), units, costs: Vec::new(), kv: Vec::new() }
+    }
+
+    /// True if a method learns decoder layers as a whole.
+    pub(super) fn learns_layers(&self) -> bool {
+        self.plans.iter().any(Uniform::learns_layers)
     }
 
     /// Returns the names of the methods.
@@ -154,6 +165,20 @@ impl Family {
     pub(super) fn choices(&self, units: &[Vec<Candidate>]) -> Vec<Vec<Choice>> {
         let rows = units.iter().chain(Some(&self.kv).filter(|kv| !kv.is_empty()));
         rows.map(|row| row.iter().map(Candidate::choice).collect()).collect()
+    }
+
+    /// Returns the allocation of least cost among `rows`, made by [`choices`](Self::choices). A method that learns decoder
+    /// layers takes all units of one or none.
+    ///
+    /// # Errors
+    /// [`AllocateError`].
+    pub(super) fn allocate(&self, rows: &[Vec<Choice>], limit: u64) -> Result<Allocation, AllocateError> {
+        let learned: Vec<bool> = self.plans.iter().map(Uniform::learns_layers).collect();
+        if learned.iter().all(|learned_by| *learned_by == learned[0]) {
+            return allocate(rows, limit);
+        }
+        let layers: Vec<usize> = self.units.iter().map(|unit| unit.layer).collect();
+        allocate_by_layer(rows, (&layers, &learned), limit)
     }
 
     /// Returns the scheme of the KV cache that was chosen; `None` if its bytes do not count.
