@@ -44,7 +44,7 @@ use crate::error::{BadInput, Exit, exit_of};
 use crate::interrupt;
 use crate::output::{Align, Table, bytes, labelled, number, paragraph, written};
 
-/// Choose scheme and method of every layer by measured KL, under a budget
+/// Choose each layer's scheme and method by KL, under a budget
 ///
 /// Quantizes the model under each candidate scheme by each method, measures the KL of each layer alone on
 /// --text, and chooses for each layer, so that the sum of KL is smallest.
