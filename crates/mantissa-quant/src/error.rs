@@ -188,19 +188,8 @@ pub enum QuantError {
         expected: &'static str,
     },
     /// One run cannot mix methods as the rules of the recipe ask.
-    #[error("{recipe}: {what}: expected {expected}, got {got}; fix: {fix}")]
-    Mixed {
-        /// Name of the recipe.
-        recipe: String,
-        /// Module, decoder layer or key.
-        what: String,
-        /// Methods that can be mixed.
-        expected: String,
-        /// Methods.
-        got: String,
-        /// Change of the recipe.
-        fix: String,
-    },
+    #[error(transparent)]
+    Mixed(Box<MixError>),
     /// The method failed.
     #[error("{}: {what}: {error}", .path.display())]
     Method {
@@ -448,6 +437,22 @@ impl Refused {
         };
         all[..all.len().min(SHOWN)].join("; ") + &more
     }
+}
+
+/// Methods that one run cannot mix.
+#[derive(Debug, thiserror::Error)]
+#[error("{recipe}: {what}: expected {expected}, got {got}; fix: {fix}")]
+pub struct MixError {
+    /// Name of the recipe.
+    pub recipe: String,
+    /// Module, decoder layer or key.
+    pub what: String,
+    /// Methods that can be mixed.
+    pub expected: String,
+    /// Methods.
+    pub got: String,
+    /// Change of the recipe.
+    pub fix: String,
 }
 
 impl QuantError {

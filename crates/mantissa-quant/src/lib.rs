@@ -52,7 +52,7 @@ pub use cache_scales::of_source as stored_kv_scheme;
 pub use config::model_config;
 pub use coverage::{Coverage, InputCoverage, Traffic};
 pub use dense_source::{dense_source, dequantized_source};
-pub use error::{Exceeded, GateFailure, NotVerified, QuantError, Result, Unfinished};
+pub use error::{Exceeded, GateFailure, MixError, NotVerified, QuantError, Result, Unfinished};
 pub use error_stats::{ErrorReport, ErrorStats};
 pub use gguf::as_in_gguf;
 pub use importance::Importance;

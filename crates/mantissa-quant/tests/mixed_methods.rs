@@ -86,7 +86,7 @@ fn modules_with_the_same_input_are_those_of_the_uniform_runs() {
     quantized(&source, "rtn-int8-g32", &at("rtn"));
     quantized(&source, "hqq-int4-g32", &at("hqq"));
     let same = |part: &str, uniform: &str| {
-        assert_eq!(tensors(&at("mixed"), part), tensors(&at(uniform), part), "{part}")
+        assert_eq!(tensors(&at("mixed"), part), tensors(&at(uniform), part), "{part}");
     };
     // Rounding depends on the weight alone; the first input is that of the unquantized model, in one pass for three methods.
     for rounded in ["0.self_attn.v_proj", "0.mlp.up_proj", "1.self_attn.o_proj"] {

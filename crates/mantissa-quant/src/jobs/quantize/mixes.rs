@@ -5,7 +5,7 @@ use mantissa_methods::method::{Scope, Work};
 use mantissa_model::LinearInfo;
 
 use super::checks::Request;
-use crate::error::{QuantError, Result};
+use crate::error::{MixError, QuantError, Result};
 use crate::recipe::methods::same;
 
 /// Checks the methods of a recipe with several.
@@ -19,7 +19,8 @@ pub(super) fn check(asked: &Request<'_>) -> Result<()> {
         return Ok(());
     }
     let error = |what: String, expected: String, got: String, fix: String| {
-        Err(QuantError::Mixed { recipe: recipe.name.clone(), what, expected, got, fix })
+        let recipe = recipe.name.clone();
+        Err(QuantError::Mixed(Box::new(MixError { recipe, what, expected, got, fix })))
     };
     for table in config.tables() {
         let named = recipe.layers.iter().find(|rule| rule.modules.iter().any(|glob| glob.is(&table.module)));

@@ -109,7 +109,7 @@ mod tests {
         expected.retain(|(size, cost, _)| {
             !all.iter().any(|(s, c, _)| (s <= size && c < cost) || (s < size && c <= cost))
         });
-        expected.sort_by(|a, b| a.0.cmp(&b.0));
+        expected.sort_by_key(|a| a.0);
         let found: Vec<_> = found.into_iter().map(|c| (c.sum.size, c.sum.cost, c.choices)).collect();
         assert_eq!(found, expected);
         assert!(found.iter().any(|(.., choices)| *choices == [2, 2]));
@@ -143,7 +143,7 @@ mod tests {
             }
             match (found, best) {
                 (Ok(found), Some(best)) => {
-                    assert!((found.cost - best).abs() < 1e-12, "{budget}: {found:?} {best}")
+                    assert!((found.cost - best).abs() < 1e-12, "{budget}: {found:?} {best}");
                 }
                 (found, best) => assert!(found.is_err() && best.is_none(), "{budget}: {found:?} {best:?}"),
             }
