@@ -254,6 +254,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         known,
         kv,
         limit: args.time_limit,
+        several: args.method.len() > 1,
     };
     let searched = search.measure(families).and_then(|(families, all)| {
         if let Some(path) = &args.measurements {

@@ -2,16 +2,17 @@
 
 use std::collections::HashMap;
 use std::io::Read;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use mantissa_advise::sensitivity::{Baseline, Unit, cache_schemes};
-use mantissa_eval::Sequence;
 use mantissa_eval::stats::Estimate;
-use mantissa_model::KvPolicy;
+use mantissa_eval::{Sequence, compare};
+use mantissa_model::{Decoder, KvPolicy};
 use mantissa_quant::allocate::{AllocateError, Allocation, Choice, allocate};
-use mantissa_quant::{Plan, Recipe, Start, plan_key};
+use mantissa_quant::{Plan, QuantError, Recipe, Start, plan_key};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{FileDigest, Journal, Output, WorkFolder, disk, verify_manifest};
 use serde::{Deserialize, Serialize};
@@ -20,6 +21,7 @@ use super::super::outcome::carry_out;
 use super::layers::allocate_by_layer;
 use crate::context::Context;
 use crate::error::BadInput;
+use crate::interrupt;
 use crate::progress::{Unit as Progressed, short};
 
 /// Unit with its KL under each candidate.
@@ -235,6 +237,9 @@ pub(super) struct Measured {
     method: String,
     scheme: String,
     costs: Vec<Candidate>,
+    /// KL (nats/token) of the model with all units under the scheme, if several methods are compared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    whole: Option<f64>,
 }
 
 /// Returns the key of the measurement of `units` under `plan`: a hash of everything that decides it.
@@ -252,6 +257,20 @@ impl Measured {
     fn named(&self, method: &str) -> Vec<Candidate> {
         let named = |candidate: &Candidate| Candidate { method: method.to_owned(), ..candidate.clone() };
         self.costs.iter().map(named).collect()
+    }
+
+    /// Returns the costs, scaled so that their sum is the KL of the model with all units. A unit that is measured alone stands
+    /// in the unquantized model, where a method that corrects the errors of earlier layers has none to correct: its units
+    /// lose more alone than together, those of other methods do not.
+    fn scaled(&self, method: &str) -> Vec<Candidate> {
+        let mut costs = self.named(method);
+        let sum: f64 = costs.iter().map(|cost| cost.kl).sum();
+        let factor = self.whole.map(|whole| whole / sum).filter(|factor| factor.is_finite() && *factor > 0.0);
+        for cost in &mut costs {
+            cost.kl *= factor.unwrap_or(1.0);
+            cost.kl_se *= factor.unwrap_or(1.0);
+        }
+        costs
     }
 }
 
@@ -310,6 +329,8 @@ pub(super) struct Search<'a> {
     pub(super) kv: Vec<Cache>,
     /// Minutes after which no further scheme is measured.
     pub(super) limit: Option<f64>,
+    /// True if several methods are compared, whose units' costs are then scaled to the KL of the whole model.
+    pub(super) several: bool,
 }
 
 impl Search<'_> {
@@ -345,19 +366,23 @@ impl Search<'_> {
             for uniform in plans {
                 let (method, scheme) = (uniform.method.clone(), uniform.plan.weights.to_string());
                 let key = key(&uniform.plan, &units, self.source, self.windows)?;
-                let found = known.iter().find(|line| line.key == key && line.costs.len() == units.len());
-                let costs = match found {
+                let complete = |line: &&Measured| line.whole.is_some() || !self.several;
+                let mut of_key =
+                    known.iter().filter(|line| line.key == key && line.costs.len() == units.len());
+                let costs = match of_key.find(complete) {
+                    Some(line) if self.several => line.scaled(&method),
                     Some(line) => line.named(&method),
                     None if over() && !(done.is_empty() && measured.is_empty()) => {
                         left_out.push(format!("{method}-{scheme}"));
                         continue;
                     }
                     None => {
-                        let costs = self.measure_under(&uniform, &units, &mut baseline)?;
-                        let line = Measured { key, method, scheme, costs };
+                        let (costs, whole) = self.measure_under(&uniform, &units, &mut baseline)?;
+                        let line = Measured { key, method: method.clone(), scheme, costs, whole };
                         keep(&mut journal, &line)?;
+                        known.retain(|known| known.key != line.key);
                         known.push(line.clone());
-                        line.costs
+                        if self.several { line.scaled(&method) } else { line.costs }
                     }
                 };
                 measured.push((uniform, costs));
@@ -399,19 +424,20 @@ impl Search<'_> {
         let found = cache_schemes(self.source, &policies, self.windows, self.context.threads)?;
         let costs: Vec<_> =
             self.kv.iter().zip(found).map(|(cache, kl)| cache.candidate(kl.mean, kl.se)).collect();
-        let line = Measured { key, method: "kv".to_owned(), scheme: "all".to_owned(), costs: costs.clone() };
+        let (method, scheme) = ("kv".to_owned(), "all".to_owned());
+        let line = Measured { key, method, scheme, costs: costs.clone(), whole: None };
         keep(journal, &line)?;
         known.push(line);
         Ok(costs)
     }
 
-    /// Measures every unit under a recipe.
+    /// Measures every unit under a recipe; if several methods are compared, also the whole model.
     fn measure_under(
         &self,
         uniform: &Uniform,
         units: &[Unit],
         baseline: &mut Option<Baseline>,
-    ) -> Result<Vec<Candidate>> {
+    ) -> Result<(Vec<Candidate>, Option<f64>)> {
         let Uniform { method, plan } = uniform;
         let at = self.work.path().join(format!("{method}-{}", plan.weights));
         let model = self.quantized(plan, &at)?;
@@ -426,13 +452,30 @@ impl Search<'_> {
             progress.set(done);
         })?;
         progress.finish();
+        let whole = match self.several {
+            true => Some(self.whole(&model)?),
+            false => None,
+        };
         // Removed at once: there may be many candidates.
         disk::remove_all(&at).map_err(|error| mantissa_store::Error::Io {
             path: at,
             operation: "remove",
             error,
         })?;
-        Ok(candidates(uniform, units, measured))
+        Ok((candidates(uniform, units, measured), whole))
+    }
+
+    /// Measures the KL (nats/token) of a quantized model.
+    fn whole(&self, model: &ModelFiles) -> Result<f64> {
+        let running = &|_| match interrupt::received() {
+            Some(_) => ControlFlow::Break(()),
+            None => ControlFlow::Continue(()),
+        };
+        let (model, reference) = (Decoder::load(model)?, Decoder::load(self.source)?);
+        let threads = self.context.threads;
+        let (_, found) =
+            compare(&model, &reference, self.windows, threads, running).map_err(QuantError::from)?;
+        Ok(found.kl)
     }
 
     /// Quantizes by `plan` into the folder `at`, or reuses the result of an earlier run.
