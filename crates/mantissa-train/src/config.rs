@@ -49,8 +49,11 @@
 //! merge = false                     # also write a merged model
 //! requantize = "int4-g32"           # optional: also write the merged model in this scheme
 //!
-//! [distill]                         # optional: the loss is the KL divergence from `model.init`, unquantized
-//! generated = 0                     # windows of text that `model.init` generates, besides `data.files`
+//! [distill]                         # optional: the loss is the divergence from the predictions of a teacher
+//! teacher = "large"                 # its folder or .gguf file; default: `model.init`, unquantized
+//! weight = 1.0                      # weight α of the divergence; the loss on the text has 1 - α
+//! temperature = 1.0                 # T that divides both models' logits; the divergence has the factor T²
+//! generated = 0                     # windows of text that the teacher generates, besides `data.files`
 //!
 //! [precision]
 //! policy = "bf16"                   # fp32 fp16 bf16 … or a recipe below 16 bits such as nvfp4
@@ -100,6 +103,7 @@ use crate::data::TextFormat;
 use crate::error::TrainError;
 use crate::policy::{Policy, TableFault};
 use crate::schedule::{Decay, Schedule};
+use crate::teacher::SoftTargets;
 
 pub use adapter::AdapterConfig;
 pub use differences::differences;
@@ -201,7 +205,8 @@ impl RunConfig {
             return fault(key, "0".to_owned(), "1 or more");
         }
         let generated = self.distill.as_ref().map_or(0, |distill| distill.generated);
-        if self.distill.is_some() && self.model.init.is_none() {
+        if self.distill.as_ref().is_some_and(|distill| distill.teacher.is_none()) && self.model.init.is_none()
+        {
             return fault("model.init", "none".to_owned(), "the teacher, with [distill]");
         }
         if generated > 0 && self.data.chat {
@@ -238,6 +243,11 @@ impl RunConfig {
             ("model.std", self.model.std, 0.0..=1e3),
             ("model.balance", self.model.balance.unwrap_or(0.0), 0.0..=1e3),
         ];
+        let soft = self.distill.as_ref().map_or_else(SoftTargets::default, Distill::soft_targets);
+        let numbers = numbers.into_iter().chain([
+            ("distill.weight", soft.weight, 0.0..=1.0),
+            ("distill.temperature", soft.temperature, 0.05..=100.0),
+        ]);
         for (key, found, allowed) in numbers {
             if !allowed.contains(&found) {
                 return fault(key, found.to_string(), &format!("{} to {}", allowed.start(), allowed.end()));

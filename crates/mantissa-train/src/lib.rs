@@ -78,7 +78,7 @@ pub use policy::{
 pub use profile::{Part, Profile};
 pub use sampled::SampledHead;
 pub use store::Precision;
-pub use teacher::Teacher;
+pub use teacher::{SoftTargets, Teacher};
 pub use trainer::{Progress, StepReport, Trainer, TrainerOptions};
 pub use tuning::{Coded, Dense, Tuner};
 pub use validate::{HeldOut, SampleOptions};

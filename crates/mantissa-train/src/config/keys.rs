@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::Optimizer;
 use super::adapter::AdapterConfig;
 use crate::policy::PolicyTable;
+use crate::teacher::SoftTargets;
 
 /// Keys of tables that have no default, with an example of each, for the message that lists missing keys.
 pub(super) const EXAMPLES: [(&str, &str); 7] = [
@@ -65,11 +66,29 @@ pub struct Model {
 }
 
 /// `[distill]`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 #[expect(missing_docs, reason = "the text of the parent module describes every key")]
 pub struct Distill {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub teacher: Option<String>,
+    // Checkpoints of earlier versions have neither.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub temperature: Option<f64>,
     pub generated: usize,
+}
+
+impl Distill {
+    /// Returns weight and temperature of the teacher's predictions.
+    pub fn soft_targets(&self) -> SoftTargets {
+        let SoftTargets { weight, temperature } = SoftTargets::default();
+        SoftTargets {
+            weight: self.weight.unwrap_or(weight),
+            temperature: self.temperature.unwrap_or(temperature),
+        }
+    }
 }
 
 /// `[data]`.

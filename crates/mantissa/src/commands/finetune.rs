@@ -1,7 +1,7 @@
 //! `mantissa finetune`: trains adapters or all weights of a model on a JSONL or text file.
 //!
 //! Writes the settings of a training run and runs it as `mantissa train` does, with its folder, checkpoints and
-//! resumption.
+//! resumption. [`Tuning`] has the options that `mantissa distill` shares.
 
 mod extent;
 
@@ -21,12 +21,9 @@ use crate::context::Context;
 use crate::embedded;
 use crate::error::BadInput;
 
-/// Name of the settings in messages.
-const NAME: &str = "finetune";
-
 /// Trained parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Adapter {
+pub(super) enum Adapter {
     /// LoRA over the model as it is stored
     Lora,
     /// DoRA: LoRA with trained norms of the weights' rows
@@ -52,15 +49,22 @@ enum Adapter {
 pub struct Args {
     /// Model folder, dense or quantized, or `demo`
     model: ModelPath,
+    /// Weights to train
+    #[arg(long, value_enum, default_value = "qlora", help_heading = "Adapter")]
+    adapter: Adapter,
+    #[command(flatten)]
+    tuning: Tuning,
+}
+
+/// Options of a run that starts from a model.
+#[derive(clap::Args)]
+pub struct Tuning {
     /// JSONL or text file to train on (repeatable)
     #[arg(long, value_name = "FILE", required = true)]
     data: Vec<PathBuf>,
     /// Folder of the run
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Weights to train
-    #[arg(long, value_enum, default_value = "qlora", help_heading = "Adapter")]
-    adapter: Adapter,
     /// Scheme of the frozen linear weights
     ///
     /// Default: nf4-dq for qlora, else as the model stores them.
@@ -159,15 +163,38 @@ pub struct Args {
     dry_run: bool,
 }
 
+/// Model to train, and what it learns from.
+pub(super) struct Job<'a> {
+    /// Name of the command, for messages.
+    pub(super) name: &'static str,
+    /// Model to train.
+    pub(super) model: &'a ModelPath,
+    /// Weights to train.
+    pub(super) adapter: Adapter,
+    /// Options.
+    pub(super) tuning: &'a Tuning,
+    /// Teacher with the other keys of `[distill]`, if the run has one.
+    pub(super) teacher: Option<(&'a ModelPath, Vec<(&'static str, Value)>)>,
+    /// Other keys of `[precision]`.
+    pub(super) precision: Vec<(&'static str, Value)>,
+}
+
 /// Adds the paths that the command reads and writes.
 pub fn paths(args: &Args, paths: &mut Paths) {
     args.model.paths(paths);
-    args.data.iter().for_each(|file| paths.read(file));
-    if let Ok(Some(Validation::File(file))) = extent::validation(args) {
-        paths.read(file);
-    }
-    if !args.dry_run {
-        paths.write("--out", &args.out, Kind::Run);
+    args.tuning.paths(paths);
+}
+
+impl Tuning {
+    /// Adds the paths that a run reads and writes, without its model.
+    pub(super) fn paths(&self, paths: &mut Paths) {
+        self.data.iter().for_each(|file| paths.read(file));
+        if let Ok(Some(Validation::File(file))) = extent::validation(self) {
+            paths.read(file);
+        }
+        if !self.dry_run {
+            paths.write("--out", &self.out, Kind::Run);
+        }
     }
 }
 
@@ -176,102 +203,134 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 /// # Errors
 /// As `mantissa train`; options that do not fit each other.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
-    if args.adapter == Adapter::None && (args.merge || args.requantize.is_some()) {
-        let error = BadInput::new("--merge", "--adapter none", "an adapter to merge");
-        return Err(error.with_fix("leave out --merge: all weights are written to DIR/model").into());
-    }
-    let (base, model) = place(&args.model)?;
-    let settings = settings(args, &model, context)?;
-    let settings = RunConfig::parse(NAME, &toml::to_string(&settings)?, &args.set)?;
-    let how = match (args.resume, args.restart) {
-        (true, _) => How::Resume,
-        (_, true) => How::Restart,
-        _ => How::New,
-    };
-    execute(&settings, NAME, &base, how, args.dry_run, context)
+    let Args { model, adapter, tuning } = args;
+    Job { name: "finetune", model, adapter: *adapter, tuning, teacher: None, precision: Vec::new() }
+        .run(context)
 }
 
-/// Returns the folder that paths of the settings are relative to, and the model there. The embedded model keeps its name,
-/// so that a run can be resumed by another process, which unpacks it elsewhere.
-fn place(model: &ModelPath) -> Result<(PathBuf, String)> {
-    if !model.is_embedded() {
-        return Ok((PathBuf::new(), model.display().to_string()));
-    }
-    let folder = embedded::folder()?;
-    Ok((folder.parent().unwrap_or(Path::new("")).to_owned(), embedded::NAME.to_owned()))
-}
-
-/// Returns a path that does not depend on the folder of the settings.
-fn absolute(args: &Args, path: &Path) -> Result<Value> {
-    let path = if args.model.is_embedded() { std::path::absolute(path)? } else { path.to_owned() };
-    Ok(Value::String(path.display().to_string()))
-}
-
-/// Makes the settings of the run.
-fn settings(args: &Args, model: &str, context: &Context) -> Result<Table> {
-    let extent = Extent::new(args, context)?;
-    let (length, steps) = (extent.length, extent.steps);
-    let data = args.data.iter().map(|file| absolute(args, file)).collect::<Result<Vec<_>>>()?;
-    let (batch, window) = (number(args.batch as u64), number(length as u64));
-    let mut entries = vec![("files", Value::Array(data)), ("length", window), ("batch", batch)];
-    entries.extend(extent.is_chat.then_some(("chat", Value::Boolean(true))));
-    let mut sections = vec![
-        ("seed", number(context.seed)),
-        ("out", absolute(args, &args.out)?),
-        ("model", table(vec![("init", text(model))])),
-        ("data", table(entries)),
-        ("precision", table(vec![("policy", text(&args.policy))])),
-    ];
-    sections.extend(adapter(args).map(|adapter| ("adapter", adapter)));
-    let mut optimizer = vec![
-        ("kind", text(&args.optimizer)),
-        ("lr", Value::Float(args.lr)),
-        ("moments", text(&args.moments)),
-        ("weight_decay", Value::Float(0.0)),
-    ];
-    if mantissa_train::optimizer_uses(&args.optimizer, "beta2") {
-        optimizer.push(("beta2", Value::Float(0.999)));
-    }
-    let schedule =
-        vec![("steps", number(steps)), ("kind", text("constant")), ("warmup", number(steps.div_ceil(33)))];
-    sections.push(("optimizer", table(optimizer)));
-    sections.push(("schedule", table(schedule)));
-    sections.extend(validation(args, &extent, context)?.map(|validation| ("validation", validation)));
-    sections.push(("telemetry", table(vec![("every", number(0))])));
-    Ok(sections.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
-}
-
-/// Makes the table `[validation]`, measured ten times in the run, and says what is held out.
-fn validation(args: &Args, extent: &Extent, context: &Context) -> Result<Option<Value>> {
-    let every = extent.steps.div_ceil(10);
-    let mut entries = vec![("every", number(every)), ("patience", number(args.patience))];
-    let what = if extent.is_chat { "conversations" } else { "text" };
-    match &extent.validation {
-        Some(Validation::Share(share)) if *share > 0.0 => {
-            context.note(&format!(
-                "holding out {} % of the {what}: validation every {every} steps (--validation 0: none)",
-                100.0 * share
-            ));
-            entries.push(("share", Value::Float(*share)));
+impl Job<'_> {
+    /// Runs the training.
+    ///
+    /// # Errors
+    /// As [`run`].
+    pub(super) fn run(&self, context: &Context) -> Result<()> {
+        let tuning = self.tuning;
+        if self.adapter == Adapter::None && (tuning.merge || tuning.requantize.is_some()) {
+            let error = BadInput::new("--merge", "--adapter none", "an adapter to merge");
+            return Err(error.with_fix("leave out --merge: all weights are written to DIR/model").into());
         }
-        Some(Validation::File(file)) => {
-            entries.push(("files", Value::Array(vec![absolute(args, file)?])));
-        }
-        _ if args.patience > 0 => {
-            let error = BadInput::new("--patience", format!("{}, without validation", args.patience), "0");
-            return Err(error.with_fix("--validation 0.1").into());
-        }
-        _ => return Ok(None),
+        let settings = self.settings(context)?;
+        let settings = RunConfig::parse(self.name, &toml::to_string(&settings)?, &tuning.set)?;
+        let how = match (tuning.resume, tuning.restart) {
+            (true, _) => How::Resume,
+            (_, true) => How::Restart,
+            _ => How::New,
+        };
+        execute(&settings, self.name, &self.base()?, how, tuning.dry_run, context)
     }
-    Ok(Some(table(entries)))
+
+    /// True if the model or the teacher is the embedded one.
+    fn is_embedded(&self) -> bool {
+        let teacher = self.teacher.iter().map(|(teacher, _)| *teacher);
+        teacher.chain([self.model]).any(ModelPath::is_embedded)
+    }
+
+    /// Returns the folder that paths of the settings are relative to: that of the embedded model, so that the settings
+    /// name it without its place. Another process, which unpacks it elsewhere, can then resume the run.
+    fn base(&self) -> Result<PathBuf> {
+        if !self.is_embedded() {
+            return Ok(PathBuf::new());
+        }
+        Ok(embedded::folder()?.parent().unwrap_or(Path::new("")).to_owned())
+    }
+
+    /// Returns the place of a model in the settings.
+    fn place(&self, model: &ModelPath) -> Result<Value> {
+        if model.is_embedded() { Ok(text(embedded::NAME)) } else { self.absolute(model) }
+    }
+
+    /// Returns a path that does not depend on the folder of the settings.
+    fn absolute(&self, path: &Path) -> Result<Value> {
+        let path = if self.is_embedded() { std::path::absolute(path)? } else { path.to_owned() };
+        Ok(Value::String(path.display().to_string()))
+    }
+
+    /// Makes the settings of the run.
+    fn settings(&self, context: &Context) -> Result<Table> {
+        let tuning = self.tuning;
+        let extent = Extent::new(self.model, tuning, context)?;
+        let (length, steps) = (extent.length, extent.steps);
+        let data = tuning.data.iter().map(|file| self.absolute(file)).collect::<Result<Vec<_>>>()?;
+        let (batch, window) = (number(tuning.batch as u64), number(length as u64));
+        let mut entries = vec![("files", Value::Array(data)), ("length", window), ("batch", batch)];
+        entries.extend(extent.is_chat.then_some(("chat", Value::Boolean(true))));
+        let precision = [("policy", text(&tuning.policy))].into_iter().chain(self.precision.clone());
+        let mut sections = vec![
+            ("seed", number(context.seed)),
+            ("out", self.absolute(&tuning.out)?),
+            ("model", table(vec![("init", self.place(self.model)?)])),
+            ("data", table(entries)),
+            ("precision", table(precision.collect())),
+        ];
+        if let Some((teacher, keys)) = &self.teacher {
+            let keys = [("teacher", self.place(teacher)?)].into_iter().chain(keys.iter().cloned());
+            sections.push(("distill", table(keys.collect())));
+        }
+        sections.extend(adapter(self.adapter, tuning).map(|adapter| ("adapter", adapter)));
+        let mut optimizer = vec![
+            ("kind", text(&tuning.optimizer)),
+            ("lr", Value::Float(tuning.lr)),
+            ("moments", text(&tuning.moments)),
+            ("weight_decay", Value::Float(0.0)),
+        ];
+        if mantissa_train::optimizer_uses(&tuning.optimizer, "beta2") {
+            optimizer.push(("beta2", Value::Float(0.999)));
+        }
+        let schedule = vec![
+            ("steps", number(steps)),
+            ("kind", text("constant")),
+            ("warmup", number(steps.div_ceil(33))),
+        ];
+        sections.push(("optimizer", table(optimizer)));
+        sections.push(("schedule", table(schedule)));
+        sections.extend(self.validation(&extent, context)?.map(|validation| ("validation", validation)));
+        sections.push(("telemetry", table(vec![("every", number(0))])));
+        Ok(sections.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
+    }
+
+    /// Makes the table `[validation]`, measured ten times in the run, and says what is held out.
+    fn validation(&self, extent: &Extent, context: &Context) -> Result<Option<Value>> {
+        let patience = self.tuning.patience;
+        let every = extent.steps.div_ceil(10);
+        let mut entries = vec![("every", number(every)), ("patience", number(patience))];
+        let what = if extent.is_chat { "conversations" } else { "text" };
+        match &extent.validation {
+            Some(Validation::Share(share)) if *share > 0.0 => {
+                context.note(&format!(
+                    "holding out {} % of the {what}: validation every {every} steps (--validation 0: none)",
+                    100.0 * share
+                ));
+                entries.push(("share", Value::Float(*share)));
+            }
+            Some(Validation::File(file)) => {
+                entries.push(("files", Value::Array(vec![self.absolute(file)?])));
+            }
+            _ if patience > 0 => {
+                let error = BadInput::new("--patience", format!("{patience}, without validation"), "0");
+                return Err(error.with_fix("--validation 0.1").into());
+            }
+            _ => return Ok(None),
+        }
+        Ok(Some(table(entries)))
+    }
 }
 
 /// Makes the table `[adapter]`; `None` if all weights train.
-fn adapter(args: &Args) -> Option<Value> {
+fn adapter(adapter: Adapter, args: &Tuning) -> Option<Value> {
     let list = |names: &[String]| Value::Array(names.iter().map(|name| text(name)).collect());
     let targets = if args.target.is_empty() { vec!["*".to_owned()] } else { args.target.clone() };
     let mut entries = vec![
-        ("kind", text(kind(args.adapter)?)),
+        ("kind", text(kind(adapter)?)),
         ("rank", number(args.rank as u64)),
         ("alpha", Value::Float(args.alpha)),
         ("dropout", Value::Float(args.dropout)),
@@ -286,7 +345,8 @@ fn adapter(args: &Args) -> Option<Value> {
     Some(table(entries))
 }
 
-fn text(text: &str) -> Value {
+/// Makes a text value.
+pub(super) fn text(text: &str) -> Value {
     Value::String(text.to_owned())
 }
 
@@ -294,7 +354,8 @@ fn number(n: u64) -> Value {
     Value::Integer(i64::try_from(n).unwrap_or(i64::MAX))
 }
 
-fn table(entries: Vec<(&str, Value)>) -> Value {
+/// Makes a table.
+pub(super) fn table(entries: Vec<(&str, Value)>) -> Value {
     Value::Table(entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
 }
 

@@ -16,6 +16,7 @@ mod demo;
 mod destination;
 mod diagnose;
 mod diff;
+mod distill;
 mod doctor;
 mod ending;
 mod eval;
@@ -86,6 +87,7 @@ pub enum Command {
     Diagnose(Box<diagnose::Args>),
     Train(train::Args),
     Finetune(Box<finetune::Args>),
+    Distill(Box<distill::Args>),
     Report(report::Args),
     Tokenizer(tokenizer::Args),
     Cast(cast::Args),
@@ -133,6 +135,7 @@ fn add_paths(command: &Command, p: &mut Paths) -> Result<()> {
         Command::Diagnose(args) => diagnose::paths(args, p),
         Command::Train(args) => train::paths(args, p)?,
         Command::Finetune(args) => finetune::paths(args, p),
+        Command::Distill(args) => distill::paths(args, p),
         Command::Report(args) => report::paths(args, p),
         Command::Tokenizer(args) => tokenizer::paths(args, p),
         Command::Cast(args) => cast::paths(args, p),
@@ -188,6 +191,7 @@ pub fn run(command: Command, program: fn() -> clap::Command, context: &Context) 
         Command::Diagnose(args) => diagnose::run(&args, context),
         Command::Train(args) => train::run(&args, context),
         Command::Finetune(args) => finetune::run(&args, context),
+        Command::Distill(args) => distill::run(&args, context),
         Command::Report(args) => report::run(&args, context),
         Command::Tokenizer(args) => tokenizer::run(&args, context),
         Command::Cast(args) => cast::run(&args, context),

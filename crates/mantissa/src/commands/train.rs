@@ -10,6 +10,7 @@ pub(super) mod owned;
 mod results;
 mod setup;
 mod source;
+mod teacher;
 mod tokens;
 mod vocabulary;
 
@@ -169,7 +170,8 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
             paths.read(base.join(tokenizer).join(file));
         }
     }
-    if let Some(init) = settings.model.init.as_ref().map(|init| base.join(init)) {
+    let teacher = settings.distill.as_ref().and_then(|distill| distill.teacher.as_ref());
+    for init in settings.model.init.iter().chain(teacher).map(|model| base.join(model)) {
         // Each file is listed too: it may be a link into the run's folder.
         let files = std::fs::read_dir(&init).into_iter().flatten().flatten();
         files.for_each(|file| paths.read(file.path()));

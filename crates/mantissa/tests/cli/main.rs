@@ -14,6 +14,7 @@ mod convert;
 mod demo;
 mod diagnose;
 mod diff;
+mod distill;
 mod doctor;
 mod explain;
 mod finetune;

@@ -8,9 +8,9 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_train::data::chat::{ChatBatches, DefaultTemplate};
 use mantissa_train::data::{Cursor, HoldOut, TextFormat, documents_within};
 
-use super::Args;
+use super::Tuning;
 use crate::commands::conversations::is_of_lines;
-use crate::commands::model::{context_length, load_tokenizer, open_quietly};
+use crate::commands::model::{ModelPath, context_length, load_tokenizer, open_quietly};
 use crate::commands::train::chat::conversations;
 use crate::context::Context;
 use crate::error::BadInput;
@@ -46,7 +46,7 @@ pub(super) struct Extent {
 ///
 /// # Errors
 /// A share that is not within 0 to 0.5.
-pub(super) fn validation(args: &Args) -> Result<Option<Validation>> {
+pub(super) fn validation(args: &Tuning) -> Result<Option<Validation>> {
     let Some(text) = &args.validation else { return Ok(None) };
     match text.parse::<f64>() {
         Ok(share) if (0.0..=0.5).contains(&share) => Ok(Some(Validation::Share(share))),
@@ -60,7 +60,7 @@ impl Extent {
     ///
     /// # Errors
     /// Data or a model that cannot be read; options out of range.
-    pub(super) fn new(args: &Args, context: &Context) -> Result<Self> {
+    pub(super) fn new(model: &ModelPath, args: &Tuning, context: &Context) -> Result<Self> {
         if !(args.epochs.is_finite() && args.epochs > 0.0) {
             return Err(BadInput::new("--epochs", args.epochs.to_string(), "a number above 0").into());
         }
@@ -71,7 +71,7 @@ impl Extent {
         if let (Some(length), Some(steps), Some(_)) = (args.length, args.steps, &given) {
             return Ok(Extent { is_chat, length, steps, validation: given });
         }
-        let files = open_quietly(&args.model)?;
+        let files = open_quietly(model)?;
         if is_chat {
             Self::of_chat(args, &files, given, context)
         } else {
@@ -80,7 +80,7 @@ impl Extent {
     }
 
     fn of_chat(
-        args: &Args,
+        args: &Tuning,
         files: &ModelFiles,
         given: Option<Validation>,
         context: &Context,
@@ -105,7 +105,7 @@ impl Extent {
     }
 
     fn of_text(
-        args: &Args,
+        args: &Tuning,
         files: &ModelFiles,
         given: Option<Validation>,
         context: &Context,
@@ -133,8 +133,8 @@ fn share_of(validation: Option<&Validation>) -> f64 {
     }
 }
 
-/// Returns the number of steps of [`Args::epochs`] over `windows` windows.
-fn passes(args: &Args, windows: u64) -> u64 {
+/// Returns the number of steps of [`Tuning::epochs`] over `windows` windows.
+fn passes(args: &Tuning, windows: u64) -> u64 {
     let steps = (windows as f64 * args.epochs / args.batch.max(1) as f64).ceil();
     (steps as u64).max(1)
 }
@@ -143,7 +143,7 @@ fn passes(args: &Args, windows: u64) -> u64 {
 ///
 /// # Errors
 /// JSON in a file that is not named .jsonl, which would be trained on as text.
-fn is_chat(args: &Args) -> Result<bool> {
+fn is_chat(args: &Tuning) -> Result<bool> {
     for file in args.data.iter().filter(|file| !is_of_lines(file)) {
         let line = first_line(file)?;
         if has_key(&line, &[&ANSWERED[..], &["text"]].concat()) || line.trim_start().starts_with("[{") {
@@ -194,7 +194,7 @@ struct Tokens {
 
 /// Counts the tokens, and those of documents that a run holds out with this share. Of a text without separator parts are
 /// held out, about the share of it.
-fn tokens(args: &Args, tokenizer: &Tokenizer, share: f64, context: &Context) -> Result<Tokens> {
+fn tokens(args: &Tuning, tokenizer: &Tokenizer, share: f64, context: &Context) -> Result<Tokens> {
     let (mut found, mut choice) = (Tokens { all: 0, held: 0 }, HoldOut::new(share));
     for file in &args.data {
         let by_line = is_of_lines(file);

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use mantissa_model::{Buffers, ModelConfig, Tokenizer};
+use mantissa_quant::model_config;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Error, FileDigest, Manifest, hash_file, json};
 use mantissa_train::config::RunConfig;
@@ -12,11 +13,12 @@ use mantissa_train::data::chat::DefaultTemplate;
 use mantissa_train::data::{BEGIN, Data, END};
 use mantissa_train::{
     DecayGroups, Formats, NoSuchTensor, Optimizer, Options, ParamInfo, ParamTable, Parameters, Plan, Policy,
-    Precision, Teacher, TrainModel, Trainer, TrainerOptions, Tuning,
+    Precision, SoftTargets, Teacher, TrainModel, Trainer, TrainerOptions, Tuning,
 };
 use serde_json::Value;
 
 use super::owned::How;
+use super::teacher::open_teacher;
 use super::vocabulary::Vocabulary;
 use crate::context::Context;
 use crate::error::BadInput;
@@ -45,8 +47,8 @@ pub(super) struct Setup {
     /// Settings of adapters, and the formats of the frozen weights.
     tuning: Option<(Tuning, Formats)>,
     pub(super) policy: Policy,
-    /// True if the initial model is the teacher.
-    distills: bool,
+    /// Files of the teacher, and its weight and temperature in the loss.
+    teacher: Option<(ModelFiles, SoftTargets)>,
     /// Predicted bytes by purpose.
     pub(super) memory: Vec<(&'static str, u64)>,
     /// Bytes of optimizer state in a file.
@@ -113,9 +115,9 @@ impl Setup {
             None => Plan::new(&config, &options),
         };
         let mut memory = memory(plan, &options, &table, settings, (&config, merged_precision(&config_json)));
-        let distills = settings.distill.is_some();
-        if let Some(files) = init.as_ref().filter(|_| distills) {
-            let buffers = Teacher::bytes(&config, options.max_tokens, options.max_len);
+        let teacher = open_teacher(settings, base, (&config, &tokenizer), context)?;
+        if let Some((files, _)) = &teacher {
+            let buffers = Teacher::bytes(&model_config(files)?, options.max_tokens, options.max_len);
             memory.push(("teacher", files.checkpoint().total_bytes() + buffers));
         }
         let fault = |error: NoSuchTensor| {
@@ -137,7 +139,7 @@ impl Setup {
             options,
             tuning,
             policy,
-            distills,
+            teacher,
             memory,
             paged,
             text_memory,
@@ -184,7 +186,7 @@ impl Setup {
     /// # Errors
     /// I/O.
     pub(super) fn teacher_digest(&self) -> Result<Option<String>> {
-        let Some(files) = self.init.as_ref().filter(|_| self.distills) else { return Ok(None) };
+        let Some((files, _)) = &self.teacher else { return Ok(None) };
         let mut text = String::new();
         for path in files.checkpoint().files() {
             text += &hash_file(path)?.hex();
@@ -197,9 +199,16 @@ impl Setup {
     /// # Errors
     /// Not enough memory, or weights that cannot be read.
     pub(super) fn teacher(&self) -> Result<Option<Teacher>> {
-        let Some((files, digest)) = self.init.as_ref().zip(self.teacher_digest()?) else { return Ok(None) };
+        let Some(((files, soft), digest)) = self.teacher.as_ref().zip(self.teacher_digest()?) else {
+            return Ok(None);
+        };
         let sizes = (self.options.max_tokens, self.options.max_len);
-        Ok(Some(Teacher::load(files, sizes, digest)?))
+        Ok(Some(Teacher::load(files, sizes, digest)?.with_soft_targets(*soft)))
+    }
+
+    /// Returns the files of the teacher, if there is one.
+    pub(super) fn teacher_files(&self) -> Option<&ModelFiles> {
+        self.teacher.as_ref().map(|(files, _)| files)
     }
 
     /// Makes the trainer at step 0.

@@ -186,7 +186,7 @@ fn make(
         count += add_file(&base.join(file), settings, setup, &mut split)?;
     }
     let generated = settings.distill.as_ref().map_or(0, |distill| distill.generated);
-    if let Some(teacher) = setup.init.as_ref().filter(|_| generated > 0) {
+    if let Some(teacher) = setup.teacher_files().filter(|_| generated > 0) {
         let samples = generated::free(teacher, (generated, settings.data.length), settings.seed, context)?;
         samples.iter().try_for_each(|sample| split.train.push(sample))?;
         // The last window's targets end one token after it.
