@@ -39,6 +39,14 @@ pub fn dense_source(files: ModelFiles) -> Result<ModelFiles> {
     if apart.is_empty() {
         return Ok(files.into_dense(&whole)?);
     }
+    for info in &apart {
+        match fused_layer(info) {
+            Some(_) => experts_of(&config, info).try_for_each(|linear| {
+                files.check_tensor(&format!("{}.weight", linear.module), &[linear.rows, linear.cols])
+            })?,
+            None => files.check_tensor(&info.name, &info.shape)?,
+        }
+    }
     let again = ModelFiles::open(files.dir())?.into_dense(&whole)?;
     let (files, linears) = (Arc::new(files), linears_by_tensor(&config));
     let mut computed = Vec::new();

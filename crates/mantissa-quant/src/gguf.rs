@@ -41,12 +41,12 @@ pub(crate) use ternary::quantize as quantize_ternary;
 const DECIDED: [&str; 3] = ["general.alignment", "general.file_type", "general.quantization_version"];
 
 /// Replaces schemes whose blocks do not divide a row and returns the modules, each with the reason. Layers that become
-/// several tensors are left out, unless those are whole rows under a scheme without a separate factor, and, if the method
-/// `learns` whole decoder layers, those whose columns move.
+/// several tensors are left out, unless those are whole rows under a scheme without a separate factor, and, if the method of
+/// a module `learns` whole decoder layers, those whose columns move.
 pub(crate) fn fall_back(
     config: &ModelConfig,
     linears: &mut [PlannedLinear],
-    learns: bool,
+    learns: impl Fn(&str) -> bool,
 ) -> Vec<(String, String)> {
     let mut fallbacks = Vec::new();
     let row = Architecture::of_model_type(config.architecture.name, config.experts.is_some());
@@ -57,7 +57,7 @@ pub(crate) fn fall_back(
         let moves = order.is_some_and(|order| order.columns(&weight).is_some());
         let factor = scheme.as_ref().is_some_and(|scheme| gguf::has_factor(&scheme.format));
         let apart = joined.is_some_and(|joined| factor || joined.rows(info.rows).is_none());
-        if info.kind == LinearKind::KvB || apart || learns && moves {
+        if info.kind == LinearKind::KvB || apart || moves && learns(&info.module) {
             *scheme = None;
         }
         let Some(wanted) = scheme.as_mut() else { continue };

@@ -5,6 +5,7 @@ mod mixes;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use mantissa_methods::method::Scope;
 use mantissa_model::tokenizer::gguf::folder_files;
 use mantissa_model::{LinearInfo, LinearKind, ModelConfig, StoredAs};
 use mantissa_num::Scheme;
@@ -65,7 +66,7 @@ impl Plan {
         let config = model_config(source)?;
         let container = options.container.unwrap_or_else(|| recipe.container());
         let mut linears = planned_linears(source, &recipe, &config, container, &options)?;
-        let learns = recipe.learns_layers();
+        let learns = |module: &str| recipe.method_of(module).scope() == Scope::Layer;
         let fallbacks = match container.facts().one_file {
             true => gguf::fall_back(&config, &mut linears, learns),
             false => Vec::new(),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use mantissa_eval::tasks::{Group, Score, Task, longest, summary};
 use mantissa_model::{Decoder, Tokenizer};
+use mantissa_store::FileDigest;
 use mantissa_store::convention::ModelFiles;
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +20,8 @@ pub struct TaskScore {
     pub task: String,
     /// SHA-256 of the task file.
     pub sha256: String,
+    /// SHA-256 of the tokens of all items, which template and tokenizer decide.
+    pub tokens_sha256: String,
     /// True if the chat template rendered the prompts.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub chat: bool,
@@ -130,15 +133,21 @@ impl TaskRuns {
 }
 
 impl TaskRun {
-    /// True if `score` is that of this task.
+    /// True if `score` is that of this task on the same tokens.
     pub(crate) fn is_of(&self, score: &TaskScore) -> bool {
-        (&self.sha256, self.chat) == (&score.sha256, score.chat)
+        (&self.sha256, self.tokens(), self.chat) == (&score.sha256, score.tokens_sha256.clone(), score.chat)
+    }
+
+    /// SHA-256 of the tokens of all items.
+    fn tokens(&self) -> String {
+        FileDigest::of(format!("{:?}", self.task.encoded).as_bytes()).hex()
     }
 
     fn scored(&self, summary: mantissa_eval::tasks::TaskSummary) -> TaskScore {
         TaskScore {
             task: self.task.name.clone(),
             sha256: self.sha256.clone(),
+            tokens_sha256: self.tokens(),
             chat: self.chat,
             score: summary.score,
             groups: summary.groups,

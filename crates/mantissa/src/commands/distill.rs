@@ -18,8 +18,8 @@ use crate::error::BadInput;
 ///
 /// Knowledge distillation: the loss of a token is (1 - A) times its negative log-likelihood, plus A T² times
 /// KL(teacher || student), both softened by the temperature T. With --scheme the student's weights are rounded to that
-/// scheme in every forward pass (quantization-aware distillation), and quantize --recipe rtn-SCHEME then stores the
-/// weights that it learned with. Data, folder of the run, checkpoints and --resume are those of finetune.
+/// scheme in every forward pass (quantization-aware distillation); quantize --recipe rtn-SCHEME --format native then
+/// rounds them so. Data, folder of the run, checkpoints and --resume are those of finetune.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa distill demo demo --scheme int3-g32 --data story.txt --out qad
@@ -35,12 +35,14 @@ pub struct Args {
     ///
     /// A quantized one needs an adapter.
     student: ModelPath,
-    /// Weight A of the teacher's predictions in the loss, 0 to 1
+    /// Weight of the teacher, 0 to 1
     ///
-    /// The text's tokens have the weight 1 - A.
+    /// A in the loss, where its predictions have it, and the text's tokens 1 - A.
     #[arg(long, value_name = "A", default_value_t = 1.0, help_heading = "Distillation")]
     weight: f64,
-    /// Temperature T of both models' predictions
+    /// Temperature of both models
+    ///
+    /// T, by which the logits of both are divided in the divergence.
     #[arg(long, value_name = "T", default_value_t = 1.0, help_heading = "Distillation")]
     temperature: f64,
     /// Train the linear weights for this scheme (QAT)

@@ -162,6 +162,9 @@ struct Done<'a> {
     apart: &'a Vec<String>,
     /// Number of windows used for the choice.
     windows: usize,
+    /// True if the units' KL are scaled to sum to that of the whole model under their method and scheme.
+    #[serde(skip)]
+    scaled: bool,
     #[serde(flatten)]
     quality: &'a Quality,
     verification: Option<&'a Verification>,
@@ -289,6 +292,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         left_out: &left_out,
         apart: &apart,
         windows: measured_on.len(),
+        scaled: args.method.len() > 1,
         quality: &outcome.quality,
         verification: outcome.verification.as_ref().map(|(verification, _)| verification),
         served: args.budget.served(kv, &shape, outcome.quality.bytes),
@@ -361,7 +365,15 @@ fn needed(
         plan.tasks.clone_from(tasks);
         last = plan.peak_bytes(true).max(last);
     }
-    let needs = last.max(baseline.saturating_add(making));
+    // With several methods each candidate also runs whole, beside the source.
+    let whole = match args.method.len() > 1 {
+        true => {
+            let candidate = plans.iter().map(|plan| plan.output_bytes()).max().unwrap_or(0);
+            source.checkpoint().total_bytes().saturating_add(candidate)
+        }
+        false => 0,
+    };
+    let needs = last.max(baseline.saturating_add(making.max(whole)));
     Ok(model::BASE.saturating_add(needs).saturating_add(needs / 10))
 }
 
@@ -464,7 +476,8 @@ fn unit_table(out: &mut dyn Write, done: &Done<'_>, all: bool) -> io::Result<()>
     writeln!(out, "\n{heading}")?;
     unit_columns(rows).write(out)?;
     let windows = done.windows;
-    paragraph(out, 0, &format!("KL of each unit alone quantized (nats/token), on {windows} windows"))
+    let scaled = if done.scaled { ", scaled per method and scheme to the KL of the whole model" } else { "" };
+    paragraph(out, 0, &format!("KL of each unit alone quantized (nats/token), on {windows} windows{scaled}"))
 }
 
 /// Lists units with their chosen scheme and method, its KL, and the KL of the others.

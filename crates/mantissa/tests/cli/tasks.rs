@@ -197,6 +197,7 @@ fn the_certificate_has_the_scores_of_eval_and_rebuilds_without_the_task() {
         assert_eq!(recorded["task"], name, "no folder");
         let digest = recorded.remove("sha256").unwrap();
         assert!(i > 0 || digest == sha256, "{digest}");
+        assert_eq!(recorded.remove("tokens_sha256").unwrap().as_str().unwrap().len(), 64);
         [recorded.remove("task"), expected.remove("task")].iter().for_each(|task| assert!(task.is_some()));
         expected.remove("flips");
         assert_eq!(recorded, expected, "{name}");

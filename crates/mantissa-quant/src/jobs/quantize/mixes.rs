@@ -15,9 +15,6 @@ use crate::recipe::methods::same;
 /// rule of an embedding or head has a method.
 pub(super) fn check(asked: &Request<'_>) -> Result<()> {
     let Request { recipe, linears, config, .. } = *asked;
-    if !recipe.mixes_methods() {
-        return Ok(());
-    }
     let error = |what: String, expected: String, got: String, fix: String| {
         let recipe = recipe.name.clone();
         Err(QuantError::Mixed(Box::new(MixError { recipe, what, expected, got, fix })))
@@ -30,6 +27,9 @@ pub(super) fn check(asked: &Request<'_>) -> Result<()> {
             let got = format!("\"{}\"", own.recipe_name());
             return error(table.module, expected, got, "leave out the rule's method".to_owned());
         }
+    }
+    if !recipe.mixes_methods() {
+        return Ok(());
     }
     let learns = |method: &dyn Method| method.scope() == Scope::Layer;
     let mut learners = recipe.methods().filter(|method| learns(*method));

@@ -65,6 +65,13 @@ fn mix(
     families: &[Family],
     plan: &Planned<'_>,
 ) -> Result<std::result::Result<Vec<Family>, String>> {
+    let modules = |family: &Family| -> Vec<String> {
+        family.units.iter().flat_map(|unit| &unit.linears).map(|linear| linear.module.clone()).collect()
+    };
+    if let Some(other) = families.iter().find(|other| modules(other) != modules(&families[0])) {
+        let (first, other) = (families[0].label(), other.label());
+        return Ok(Err(format!("{first} and {other} quantize different layers in this format")));
+    }
     let methods = families.iter().flat_map(|family| family.methods.clone()).collect();
     let mut plans: Vec<Uniform> = families.iter().flat_map(|family| family.plans.clone()).collect();
     let units = &families[0].units;

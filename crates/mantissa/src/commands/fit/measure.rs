@@ -58,7 +58,8 @@ pub(super) struct Candidate {
     pub(super) method: String,
     pub(super) scheme: String,
     pub(super) bits: u64,
-    /// Mean KL (nats/token) of the model with this unit alone under the scheme.
+    /// Mean KL (nats/token) of the model with this unit alone under the scheme; of several methods, times a factor of method
+    /// and scheme.
     pub(super) kl: f64,
     pub(super) kl_se: f64,
 }
@@ -260,8 +261,8 @@ impl Measured {
     }
 
     /// Returns the costs, scaled so that their sum is the KL of the model with all units. A unit that is measured alone stands
-    /// in the unquantized model, where a method that corrects the errors of earlier layers has none to correct: its units
-    /// lose more alone than together, those of other methods do not.
+    /// in the unquantized model. A method that corrects the errors of earlier layers has none to correct there, so its units
+    /// lose more alone than together. The units of other methods do not.
     fn scaled(&self, method: &str) -> Vec<Candidate> {
         let mut costs = self.named(method);
         let sum: f64 = costs.iter().map(|cost| cost.kl).sum();

@@ -24,10 +24,12 @@ pub(super) fn page(model: &Path, done: &Done<'_>) -> Page {
     let chosen = chosen_point(done);
     if let Some(plot) = plot(done, chosen.as_ref()) {
         page.push(Html::heading("Predicted loss by size"));
-        page.push(Html::paragraph(
-            "The predicted KL of a choice is the sum over the units, each measured alone. The front holds the best choice \
-             of each size; \"one scheme\" gives all units the same one.",
-        ));
+        let scaled =
+            if done.scaled { " and scaled per method and scheme to the KL of the whole model" } else { "" };
+        page.push(Html::paragraph(&format!(
+            "The predicted KL of a choice is the sum over the units, each measured alone{scaled}. The front holds the \
+             best choice of each size; \"one scheme\" gives all units the same one."
+        )));
         page.push(plot);
     }
     page.push(Html::grid(by_unit(done.units)));
