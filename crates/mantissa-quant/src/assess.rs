@@ -36,11 +36,12 @@ pub(crate) fn figures(
         return Ok(Some(left));
     }
     let artifact = ModelFiles::open(staged)?;
-    let (done, progress) = (plan.work_bytes(), Mutex::new(progress));
-    let tell = |tokens: u64| {
-        let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
-        progress(Progress { done, tensor: "evaluation", tokens: Some(tokens), items: None })
-    };
+    let tell = from_threads(plan, progress, |done, tokens| Progress {
+        done,
+        tensor: "evaluation",
+        tokens: Some(tokens),
+        items: None,
+    });
     let mut figures = Figures::measure(&artifact, source, text, sequences, plan.threads(), &tell)?;
     let total = plan.evaluation.as_ref().map_or(0, Evaluation::work);
     let tell = |_| tell(total);
@@ -49,6 +50,19 @@ pub(crate) fn figures(
         journal.record_figures(&figures)?;
     }
     Ok(Some(figures))
+}
+
+/// Lets the threads of a measurement report how far it is; `step` makes the progress from the bytes written and that.
+fn from_threads<'a>(
+    plan: &Plan,
+    progress: &'a mut Tell<'_>,
+    step: impl Fn(u64, u64) -> Progress<'static> + Sync + 'a,
+) -> impl Fn(u64) -> ControlFlow<()> + Sync + 'a {
+    let (done, progress) = (plan.work_bytes(), Mutex::new(progress));
+    move |at| {
+        let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
+        progress(step(done, at))
+    }
 }
 
 /// Runs the tasks of `plan` on the complete output at `staged` and on its source. Scores that an earlier run recorded in
@@ -71,11 +85,12 @@ pub(crate) fn tasks(
     };
     let record = |score: &TaskScore| journal.as_mut().map_or(Ok(()), |journal| journal.record_score(score));
     let artifact = ModelFiles::open(staged)?;
-    let (done, progress) = (plan.work_bytes(), Mutex::new(progress));
-    let tell = |items: u64| {
-        let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
-        progress(Progress { done, tensor: "tasks", tokens: None, items: Some(items) })
-    };
+    let tell = from_threads(plan, progress, |done, items| Progress {
+        done,
+        tensor: "tasks",
+        tokens: None,
+        items: Some(items),
+    });
     runs.measure((&artifact, source), plan.threads(), known, record, &tell)
 }
 

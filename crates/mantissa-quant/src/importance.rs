@@ -151,7 +151,10 @@ impl Importance {
                 "fix: give the importance matrix of this model",
             )
             .into()),
-            means => Ok(means.map(|means| columns.map_or(means.clone(), |order| order.to_hf(&means, 1)))),
+            means => Ok(match columns {
+                Some(order) => means.map(|means| order.to_hf(&means, 1)),
+                None => means,
+            }),
         }
     }
 }

@@ -397,7 +397,7 @@ impl<'a> Sequential<'a> {
             return vec![input];
         }
         let of_layer = self.plan.quantized().map(|(info, _)| info).filter(|info| info.layer == layer);
-        let solved = of_layer.filter(|info| !matches!(self.plan.work_on(info), Some(Work::Nearest)));
+        let solved = of_layer.filter(|info| self.plan.solves(info));
         let mut inputs: Vec<_> = solved.map(|info| info.kind.input()).collect();
         inputs.retain(|next| std::mem::discriminant(next) == experts && *next >= input);
         inputs.dedup();

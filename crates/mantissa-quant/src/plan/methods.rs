@@ -109,13 +109,17 @@ impl Plan {
     /// Iterates over the layers that read `input` of decoder layer `layer` and are not only rounded to nearest.
     pub(crate) fn solved_on(&self, layer: usize, input: LinearInput) -> impl Iterator<Item = &LinearInfo> {
         let of_input = move |info: &&LinearInfo| info.layer == layer && info.kind.input() == input;
-        let solved = move |info: &&LinearInfo| !matches!(self.work_on(info), Some(Work::Nearest));
-        self.quantized().map(|(info, _)| info).filter(of_input).filter(solved)
+        self.quantized().map(|(info, _)| info).filter(of_input).filter(|info| self.solves(info))
     }
 
     /// True if a layer after `info`, in the order of the plan, is not only rounded to nearest.
     pub(crate) fn solves_after(&self, info: &LinearInfo) -> bool {
         let later = self.quantized().map(|(other, _)| other).skip_while(|other| other.module != info.module);
-        later.skip(1).any(|other| !matches!(self.work_on(other), Some(Work::Nearest)))
+        later.skip(1).any(|other| self.solves(other))
+    }
+
+    /// True if a layer is not only rounded to nearest.
+    pub(crate) fn solves(&self, info: &LinearInfo) -> bool {
+        !matches!(self.work_on(info), Some(Work::Nearest))
     }
 }
