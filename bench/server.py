@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Loads `mantissa serve` as many clients do and measures it.
 
-    bench/server.py load MANTISSA MODEL [--clients 64] [--minutes 10] [--parallel 16] [--out load.json]
+    bench/server.py load MANTISSA MODEL [--clients 64] [--minutes 10] [--parallel 16] [--keys] [--out load.json]
     bench/server.py streams MANTISSA MODEL [--parallel 16]
     bench/server.py prefix MANTISSA MODEL [--prompt 2000]
     bench/server.py stop MANTISSA MODEL [--drain 5]
@@ -10,7 +10,7 @@
 
 Each starts a server on a free port of the loopback. `load`: clients with prompts and answers of mixed lengths, one in twenty of which
 disconnects within its answer; compares every whole answer with the one that the server gives alone, counts errors and refusals (429,
-503: the client waits as Retry-After says), and prints memory over time, times between tokens and the scheduler's share of a step.
+503: the client waits as Retry-After says), and prints memory over time; with --keys each client has a key of its own. Prints times between tokens and the scheduler's share of a step.
 `streams`: tokens/s of 1, 2, 4, 8 and 16 streams, medians of three rounds. `prefix`: 16 requests that share a long prompt, and how many of its
 tokens were computed. `stop`: SIGTERM under load, and the time to the end. `forms`: processor time of an answer in a form against one without, in turn, with
 the same prompt and number of tokens. `first`: time to the first token of `/v1/chat/completions`, of prompts of three lengths that
@@ -28,6 +28,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 
@@ -40,6 +41,13 @@ class Server:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         command = [args.mantissa, "serve", args.model, "--port", str(self.port), "--parallel", str(args.parallel), "--quiet", *flags]
+        # The first key is that of the metrics.
+        self.keys = [f"key-{i}" for i in range(args.clients + 1)] if args.keys else [None]
+        if args.keys:
+            self.file = tempfile.NamedTemporaryFile("w", suffix=".keys")
+            self.file.write("\n".join(self.keys))
+            self.file.flush()
+            command += ["--api-key-file", self.file.name]
         self.process = subprocess.Popen(command)
         for _ in range(300):
             try:
@@ -50,12 +58,34 @@ class Server:
         sys.exit("the server did not start")
 
     def get(self, path):
-        return urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10).read().decode()
+        headers = {"Authorization": f"Bearer {self.keys[0]}"} if self.keys[0] else {}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers=headers)
+        return urllib.request.urlopen(request, timeout=10).read().decode()
+
+    def processes(self):
+        """The server's process and those that it started, which hold grammars and render templates."""
+        parents = {}
+        for folder in pathlib.Path("/proc").iterdir():
+            if folder.name.isdigit():
+                try:
+                    parents[int(folder.name)] = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                except OSError:
+                    pass
+        found = [self.process.pid]
+        for pid in found:
+            found += [child for child, parent in parents.items() if parent == pid]
+        return [pathlib.Path(f"/proc/{pid}") for pid in found]
 
     def memory(self):
-        """Resident MB."""
-        with open(f"/proc/{self.process.pid}/status", encoding="utf-8") as status:
-            return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmRSS"))
+        """Resident MB of all processes, without what they share with files."""
+        total = 0
+        for process in self.processes():
+            try:
+                status = (process / "status").read_text()
+            except OSError:
+                continue
+            total += sum(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("RssAnon"))
+        return total
 
     def metric(self, name):
         """Sum of a metric over its labels."""
@@ -82,11 +112,12 @@ class Refused(Exception):
     """The server has no room; carries the seconds to wait."""
 
 
-async def stream(port, body, leave_after=None):
-    """Sends a completion; returns its text, the times of its events and its usage. Leaves after that many events, if given."""
+async def stream(port, body, leave_after=None, key=None):
+    """Sends a completion with a key, if there is one; returns its text, the times of its events and its usage. Leaves after that many events, if given."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     data = json.dumps({"stream": True, "stream_options": {"include_usage": True}, **body}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+    given = f"Authorization: Bearer {key}\r\n" if key else ""
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n{given}Content-Type: application/json\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
     writer.write(head.encode() + data)
     text, times, usage = "", [], None
     try:
@@ -135,19 +166,19 @@ def requests(rng, count):
 async def load(args):
     server, rng = Server(args, "--queue", "32"), random.Random(1)
     bodies = requests(rng, 200)
-    alone = [(await stream(server.port, body))[0] for body in bodies]
+    alone = [(await stream(server.port, body, key=server.keys[0]))[0] for body in bodies]
     counts, gaps, firsts, memory = {"whole": 0, "left": 0, "refused": 0, "errors": 0, "different": 0, "tokens": 0}, [], [], []
     faults, begin = [], time.perf_counter()
     end = begin + 60 * args.minutes
 
     async def client(seed):
-        rng = random.Random(seed)
+        rng, key = random.Random(seed), server.keys[(seed + 1) % len(server.keys)]
         while time.perf_counter() < end:
             at = rng.randrange(len(bodies))
             leaves = rng.randint(1, 6) if rng.random() < 0.05 else None
             sent = time.perf_counter()
             try:
-                text, times, usage = await stream(server.port, bodies[at], leaves)
+                text, times, usage = await stream(server.port, bodies[at], leaves, key)
             except Refused as refused:
                 counts["refused"] += 1
                 await asyncio.sleep(refused.args[0] * rng.uniform(0.5, 1.5))
@@ -248,8 +279,8 @@ async def forms(args):
     kinds = {"expression": {"regex": "(?s:.)*"}, "schema": {"json": {"type": "array", "items": item, "minItems": 400}}}
 
     def processor():
-        """Seconds of all threads, which are idle between requests."""
-        tasks = pathlib.Path(f"/proc/{server.process.pid}/task").iterdir()
+        """Seconds of all threads of all processes, which are idle between requests."""
+        tasks = [task for process in server.processes() for task in (process / "task").iterdir()]
         return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
     async def cost(body):
@@ -341,6 +372,7 @@ def main():
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--parallel", type=int, default=16)
+    parser.add_argument("--keys", action="store_true", help="a key for each client")
     parser.add_argument("--prompt", type=int, default=2000, help="words of the shared prompt")
     parser.add_argument("--drain", type=int, default=5)
     parser.add_argument("--llama", help="llama-server's binary")

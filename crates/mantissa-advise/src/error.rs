@@ -5,6 +5,9 @@ use mantissa_model::{ForwardError, LoadError};
 use mantissa_quant::QuantError;
 use mantissa_store::ErrorClass;
 
+/// Result of the fallible functions of this crate.
+pub(crate) type Result<T> = std::result::Result<T, AdviseError>;
+
 /// Error of diagnosing or describing a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

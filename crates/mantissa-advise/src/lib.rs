@@ -7,15 +7,20 @@
 //! planner the sizes of a model. [`remedy`] finds the recipe or format with which an engine loads a model.
 #![forbid(unsafe_code)]
 
-pub mod diagnose;
-pub mod doctor;
+// Layer: errors and comparison of values.
 mod error;
+mod values;
+
+// Layer: runs and descriptions of a model.
 mod observe;
-pub mod remedy;
 mod run;
-pub mod sensitivity;
 pub mod shape;
 pub mod subject;
-mod values;
+
+// Layer: advice.
+pub mod diagnose;
+pub mod doctor;
+pub mod remedy;
+pub mod sensitivity;
 
 pub use error::AdviseError;

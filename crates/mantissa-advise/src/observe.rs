@@ -10,10 +10,8 @@ use mantissa_store::gguf::GgmlType;
 use mantissa_store::{Dtype, TensorMeta};
 use serde_json::Value;
 
-use crate::error::AdviseError;
+use crate::error::Result;
 use crate::values::{relative_error, values};
-
-type Result<T> = std::result::Result<T, AdviseError>;
 
 /// Properties examined, and problems observed.
 type Seen = (Vec<Observed>, Vec<Observation>);
@@ -301,11 +299,9 @@ impl Looking<'_> {
 
 /// Returns the number of heads if RoPE applies to the layer's output.
 pub(crate) fn rotated_heads(info: &LinearInfo, config: &ModelConfig) -> Option<usize> {
-    match info.kind {
-        LinearKind::Q => Some(config.num_attention_heads),
-        LinearKind::K => Some(config.heads(info.layer).key_value),
-        _ => None,
-    }
+    let heads =
+        [(LinearKind::Q, config.num_attention_heads), (LinearKind::K, config.heads(info.layer).key_value)];
+    heads.into_iter().find(|(kind, _)| *kind == info.kind).map(|(_, heads)| heads)
 }
 
 /// Returns the ignored modules of the config, under the key of any known format.

@@ -9,9 +9,7 @@ use mantissa_model::{
 };
 use mantissa_store::convention::{LinearWeight, Weight};
 
-use crate::error::AdviseError;
-
-type Result<T> = std::result::Result<T, AdviseError>;
+use crate::error::Result;
 
 /// Hidden states of every window.
 pub(crate) type States = Vec<State>;

@@ -13,10 +13,8 @@ use mantissa_model::{
 use mantissa_quant::Plan;
 use mantissa_store::convention::ModelFiles;
 
-use crate::error::AdviseError;
+use crate::error::Result;
 use crate::run::{Ends, ROWS, States, each, through};
-
-type Result<T> = std::result::Result<T, AdviseError>;
 
 /// Linear layers that share one scheme.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,10 +35,10 @@ enum Joined {
 
 impl Joined {
     fn of(kind: LinearKind) -> Self {
-        match (kind, kind.fused()) {
-            (LinearKind::ExpertDown(_), _) | (_, Some(FusedGroup::Expert(_))) => Joined::Experts,
-            (_, Some(group)) => Joined::Fused(group),
-            (kind, None) => Joined::Alone(kind),
+        match kind.fused() {
+            _ if kind.expert().is_some() => Joined::Experts,
+            Some(group) => Joined::Fused(group),
+            None => Joined::Alone(kind),
         }
     }
 }

@@ -11,15 +11,22 @@
 //! ([`stats`]). Differences from a reference are taken per position first (paired).
 #![forbid(unsafe_code)]
 
-mod diff;
+// Layer: statistics, tokens and errors.
 mod error;
-mod evaluate;
-mod parallel;
-mod pass;
 pub mod stats;
-pub mod tasks;
 mod tokens;
 pub mod verdict;
+
+// Layer: passes of a model.
+mod parallel;
+mod pass;
+
+// Layer: evaluations.
+mod evaluate;
+pub mod tasks;
+
+// Layer: comparisons.
+mod diff;
 
 pub use diff::{Candidate, Continuation, Diff, DiffError, Difference, diff};
 pub use error::EvalError;

@@ -27,32 +27,42 @@
 //! Kernels are safe functions. Lengths are checked with real asserts that name the kernel. Values may be anything
 //! (NaN and infinities included) and at worst cause NaN in the output.
 
-#[cfg(target_arch = "x86_64")]
-mod amx;
-mod attention;
-mod attention_backward;
+// Layer: memory, threads and vector registers.
 mod buffer;
-mod cholesky;
-#[cfg(target_arch = "x86_64")]
-mod codes_x86;
-pub mod device;
-mod dispatch;
 mod element;
-mod gemm;
-mod gemm_half;
-mod generic;
-mod isa;
 mod mat;
-pub mod packed;
-pub mod paged;
+mod memory;
 mod parallel;
-mod peaks;
 mod pool;
 mod simd;
-mod trellis;
+
+// Layer: kernels and instruction-set levels.
+#[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+mod codes_x86;
+mod generic;
+mod isa;
 #[cfg(target_arch = "x86_64")]
 mod x86;
+
+// Layer: choice of a level.
+mod dispatch;
+
+// Layer: products, attention and factorizations.
+mod attention;
+mod attention_backward;
+mod cholesky;
+mod gemm;
+mod gemm_half;
+pub mod packed;
+pub mod paged;
+mod trellis;
 mod xtx;
+
+// Layer: devices and their peaks.
+pub mod device;
+mod peaks;
 
 pub use attention::{CausalAttention, ScoreRules};
 pub use attention_backward::{AttentionGrads, AttentionSaved};
@@ -65,6 +75,8 @@ pub use generic::{
 };
 pub use isa::{Isa, IsaError};
 pub use mat::{MatMut, MatRef};
-pub use parallel::{available_threads, for_each, for_each_range, for_each_with, map_reduce_fixed, parts};
+pub use memory::give_back_memory;
+pub use parallel::{for_each, for_each_range, for_each_with, map_reduce_fixed, parts};
 pub use peaks::{PeakLoop, ReadProbe};
+pub use pool::available_threads;
 pub use trellis::TrellisScratch;

@@ -7,14 +7,8 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::thread;
 
 use crate::pool;
-
-/// Threads that the machine offers to this process (at least 1).
-pub fn available_threads() -> usize {
-    thread::available_parallelism().map_or(1, usize::from)
-}
 
 /// Calls `f` with every item of `items`, on at most `threads` threads (0 counts as 1).
 ///

@@ -41,6 +41,11 @@ static POOL: Pool = Pool {
     hiring: Mutex::new(0),
 };
 
+/// Threads that the machine offers to this process (at least 1).
+pub fn available_threads() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// Calls `work` on up to `threads` threads, including the caller's, and propagates the first panic.
 ///
 /// Helpers call `work` only if they are free before the caller's own call returns.
@@ -230,7 +235,7 @@ impl Pool {
         }
         let mut processors = lock(&self.hiring);
         if *processors == 0 {
-            *processors = crate::available_threads();
+            *processors = available_threads();
         }
         let target = demand.min(helpers.max(*processors - 1)).min(MOST);
         for index in self.hired.load(Ordering::Relaxed)..target {

@@ -14,41 +14,51 @@
 //! A transform is the same with [`Transform`] and [`TRANSFORMS`].
 #![forbid(unsafe_code)]
 
+// Layer: options, errors and values.
+pub mod dequantize;
+mod error;
+pub mod error_stats;
+pub mod options;
+pub mod orthogonal;
+pub mod source;
+
+// Layer: traits of methods, and the solvers that others build on.
+pub mod gptq;
+pub mod judge;
+pub mod method;
+pub mod metric;
+pub mod reconstruction;
+pub mod rtn;
+pub mod solved;
+
+// Layer: transforms.
+pub mod awq;
+pub mod rotate;
+pub mod smooth;
+pub mod spin;
+pub mod transform;
+
+// Layer: methods.
 pub mod adaround;
 pub mod autoround;
-pub mod awq;
 pub mod block_ap;
 pub mod brecq;
 pub mod clip;
-pub mod dequantize;
 pub mod e2e;
-mod error;
-pub mod error_stats;
 pub mod foem;
-pub mod gptq;
 pub mod hqq;
-pub mod judge;
 pub mod learned;
-pub mod method;
-pub mod metric;
 pub mod omniquant;
-pub mod options;
-pub mod orthogonal;
 pub mod qtip;
-pub mod reconstruction;
-pub mod registry;
-pub mod rotate;
-pub mod rtn;
 pub mod scalesweep;
-pub mod smooth;
 pub mod soar;
-pub mod solved;
-pub mod source;
-pub mod spin;
 pub mod spqr;
+
+// Layer: their list.
+pub mod registry;
+
 #[cfg(test)]
 mod testing;
-pub mod transform;
 
 pub use error::{BoxedError, MethodError};
 pub use error_stats::{ErrorReport, ErrorStats};

@@ -2,16 +2,54 @@
 //! Ainslie et al. 2023, "GQA"), RoPE, QK norms (Qwen3) and a norm before the output projection (BitNet). Latent
 //! attention is in [`crate::latent`].
 //!
-//! The layer reads `normed` `[rows, hidden]` and adds its result to `residual` `[rows, hidden]`.
+//! The block reads `normed` `[rows, hidden]` and leaves the joined heads `[rows, heads · head_dim]` in `attended`, the
+//! input of its output projection.
+
+mod lower;
 
 use mantissa_kernels::{CausalAttention, ScoreRules, for_each, kernels};
 
-use crate::config::{HeadNorms, QkvForm};
-use crate::error::ForwardError;
-use crate::flow::{Activations, Job, LayerFlow, Operators, Sequences};
-use crate::graph::{HyperSite, LinearInput, LinearKind, NormKind};
-use crate::mixer::Mixing;
+use crate::config::{HeadNorms, Latent, ModelConfig, QkvForm, QueryGrowth};
+use crate::indexer::IndexerFlow;
+use crate::kv::KvQuantizer;
 use crate::operands::OperandRounding;
+use crate::operators::{Activations, Sequences};
+
+/// Attention of a layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attention {
+    /// Shape and mask.
+    pub(crate) shape: CausalAttention,
+    pub(crate) threads: usize,
+    head_norms: HeadNorms,
+    /// True if the joined heads are normed.
+    pub(crate) sub_norms: bool,
+    /// Quantization of keys and values as they enter the cache; whole sequences see the same values.
+    pub(crate) kv: Option<KvQuantizer>,
+    /// Rounding of the operands.
+    pub(crate) operands: Option<OperandRounding>,
+    qkv: QkvForm,
+    softcap: Option<f32>,
+    clip: Option<f32>,
+    /// True if the layer projects its own keys and values; false if it reads those of an earlier one.
+    pub(crate) own_kv: bool,
+    /// True if the keys, before their norm, are the values too.
+    keys_are_values: bool,
+    /// True if each head of the values is normed.
+    value_norm: bool,
+    /// Factor of the queries by position.
+    growth: Option<QueryGrowth>,
+    pub(crate) latent: Option<Latent>,
+    pub(crate) indexer: Option<IndexerFlow>,
+    /// True if the joined heads are gated.
+    gated: bool,
+    /// Factor of the joined heads.
+    factor: Option<f32>,
+    /// Half the rotated width of a head; 0 if the layer has no RoPE.
+    pub(crate) half: usize,
+    /// True if the rotated pairs are adjacent in what the projections return.
+    interleaved: bool,
+}
 
 /// Sequences of one thread: queries, keys, values, results, and scratch for scores.
 struct Group<'a> {
@@ -26,103 +64,91 @@ struct Group<'a> {
     scores: &'a mut [f32],
 }
 
-/// Brings the values of each adjacent pair half of `to` apart: the first values of all pairs, then the second ones.
-pub(crate) fn split_pairs(pairs: &[f32], to: &mut [f32]) {
-    let (first, second) = to.split_at_mut(to.len() / 2);
-    for ((pair, first), second) in pairs.chunks_exact(2).zip(first).zip(second) {
-        (*first, *second) = (pair[0], pair[1]);
-    }
-}
-
-impl LayerFlow {
-    pub(crate) fn project(
-        &self,
-        operators: &mut impl Operators,
-        seqs: &Sequences<'_>,
-        cached: bool,
-        a: &mut Activations<'_>,
-    ) -> Result<(), ForwardError> {
-        if let Some(latent) = self.latent {
-            return self.project_latent(latent, operators, seqs, cached, a);
-        }
-        let (q_width, kv_width) = self.widths();
-        let (rows, accumulate) = (seqs.rows, false);
-        let x = &a.normed[..rows * self.hidden];
-        if self.qkv != QkvForm::Separate {
-            let out = &mut a.extra.wide[..rows * (q_width + 2 * kv_width)];
-            let mut jobs = [Job { kind: LinearKind::Qkv, out, accumulate }];
-            operators.linears(LinearInput::Qkv, x, seqs.tokens(), &mut jobs)?;
-            self.split_qkv(rows, a);
-            self.finish_qkv(rows, a);
-            return Ok(());
-        }
-        if self.gated {
-            let (wide, k) = (&mut a.extra.wide[..rows * 2 * q_width], &mut a.k[..rows * kv_width]);
-            let mut jobs = [
-                Job { kind: LinearKind::Q, out: &mut *wide, accumulate },
-                Job { kind: LinearKind::K, out: k, accumulate },
-                Job { kind: LinearKind::V, out: &mut a.v[..rows * kv_width], accumulate },
-            ];
-            operators.linears(LinearInput::Qkv, x, seqs.tokens(), &mut jobs)?;
-            let d = self.attention.head_dim;
-            for (head, q) in wide.chunks_exact(2 * d).zip(a.q.chunks_exact_mut(d)) {
-                q.copy_from_slice(&head[..d]);
-            }
-            self.finish_qkv(rows, a);
-            return Ok(());
-        }
-        let (k, v) = (&mut a.k[..rows * kv_width], &mut a.v[..rows * kv_width]);
-        let mut jobs = [
-            Job { kind: LinearKind::Q, out: &mut a.q[..rows * q_width], accumulate },
-            Job { kind: LinearKind::K, out: &mut *k, accumulate },
-            Job { kind: LinearKind::V, out: &mut *v, accumulate },
-        ];
-        let own = if self.keys_are_values { 2 } else { 3 };
-        let jobs = &mut jobs[..if self.own_kv { own } else { 1 }];
-        operators.linears(LinearInput::Qkv, x, seqs.tokens(), jobs)?;
-        if self.own_kv && self.keys_are_values {
-            v.copy_from_slice(k);
-        }
-        self.finish_qkv(rows, a);
-        Ok(())
-    }
-
-    /// Multiplies the joined heads by the sigmoid of their gates, which [`project`](Self::project) left beside the
-    /// queries.
-    pub(crate) fn gate_heads(&self, seqs: &Sequences<'_>, a: &mut Activations<'_>) {
-        if !self.gated {
-            return;
-        }
-        let d = self.attention.head_dim;
-        let heads = a.attended[..seqs.tokens() * self.widths().0].chunks_exact_mut(d);
-        for (head, gate) in heads.zip(a.extra.wide.chunks_exact(2 * d)) {
-            kernels().sigmoid_mul(&gate[d..], head);
+impl Attention {
+    /// Creates the attention of layer `layer`, on up to `threads` threads.
+    pub(crate) fn new(config: &ModelConfig, layer: usize, threads: usize) -> Self {
+        let rotated = config.rotated_layers[layer];
+        Attention {
+            shape: config.attention_shape(layer),
+            threads,
+            head_norms: match config.head_norms {
+                HeadNorms::Plain if !rotated => HeadNorms::Absent,
+                norms => norms,
+            },
+            sub_norms: config.has_sub_norms(),
+            kv: None,
+            operands: None,
+            qkv: config.qkv,
+            softcap: config.attention_softcap,
+            clip: config.clip_qkv,
+            own_kv: config.has_own_kv(layer),
+            keys_are_values: config.keys_are_values(layer),
+            value_norm: config.value_norm,
+            growth: config.query_growth.filter(|growth| !(growth.unrotated && rotated)),
+            latent: config.latent,
+            indexer: IndexerFlow::new(config, layer),
+            gated: config.gated_attention,
+            factor: config.multipliers.map(|multipliers| multipliers.attended),
+            half: if rotated { config.rotary_dim_of(layer) / 2 } else { 0 },
+            interleaved: config.rope_interleaved && rotated,
         }
     }
 
-    /// Clips q, k and v, and brings the rotated pairs of q and k from adjacent places half of the rotated part apart:
-    /// scores do not depend on the order of a head's values.
-    fn finish_qkv(&self, rows: usize, a: &mut Activations<'_>) {
-        self.clip_qkv(rows, a);
-        if !self.interleaved {
-            return;
-        }
-        let (q_width, kv_width) = self.widths();
-        // `attended` is free until attention runs.
-        let pairs = &mut a.attended[..2 * self.half];
-        let projected = if self.own_kv { 2 } else { 1 };
-        for (x, width) in [(&mut *a.q, q_width), (&mut *a.k, kv_width)].into_iter().take(projected) {
-            for head in x[..rows * width].chunks_exact_mut(self.attention.head_dim) {
-                let rotated = &mut head[..2 * self.half];
-                pairs.copy_from_slice(rotated);
-                split_pairs(pairs, rotated);
-            }
-        }
+    /// Shape and mask.
+    pub fn shape(&self) -> &CausalAttention {
+        &self.shape
+    }
+
+    /// Number of threads.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Half the rotated width of a head; 0 without RoPE.
+    pub fn half(&self) -> usize {
+        self.half
+    }
+
+    /// True if queries and keys are rotated.
+    pub fn rotates(&self) -> bool {
+        self.half > 0
+    }
+
+    /// Soft cap of the scores.
+    pub fn softcap(&self) -> Option<f32> {
+        self.softcap
+    }
+
+    /// True if the layer projects its own keys and values; false if it reads those of an earlier one.
+    pub fn has_own_kv(&self) -> bool {
+        self.own_kv
+    }
+
+    /// Quantizer of keys and values; `None` if they are cached in f32.
+    pub fn kv(&self) -> Option<&KvQuantizer> {
+        self.kv.as_ref()
+    }
+
+    /// Indexer of sparse attention.
+    pub fn indexer(&self) -> Option<&IndexerFlow> {
+        self.indexer.as_ref()
+    }
+
+    /// Widths of queries and of keys.
+    pub(crate) fn widths(&self) -> (usize, usize) {
+        let shape = &self.shape;
+        (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim)
+    }
+
+    /// Rules for the scores before the softmax and for the weights after it.
+    pub(crate) fn score_rules<'s>(&self, sinks: Option<&'s [f32]>) -> ScoreRules<'s> {
+        let weights = self.operands.as_ref().and_then(OperandRounding::weights);
+        ScoreRules { softcap: self.softcap, sinks, weights }
     }
 
     /// Joins q, k and v, or their gradients, into rows of the joined projection: the reverse of its split.
     pub fn join_qkv(&self, q: &[f32], k: &[f32], v: &[f32], joined: &mut [f32]) {
-        let ((q_width, kv_width), d) = (self.widths(), self.attention.head_dim);
+        let ((q_width, kv_width), d) = (self.widths(), self.shape.head_dim);
         let rows = q.chunks_exact(q_width).zip(k.chunks_exact(kv_width)).zip(v.chunks_exact(kv_width));
         for (((q, k), v), joined) in rows.zip(joined.chunks_exact_mut(q_width + 2 * kv_width)) {
             match self.qkv {
@@ -143,78 +169,10 @@ impl LayerFlow {
         }
     }
 
-    /// Splits a joined projection into q, k and v.
-    fn split_qkv(&self, rows: usize, a: &mut Activations<'_>) {
-        let ((q_width, kv_width), d) = (self.widths(), self.attention.head_dim);
-        let q = a.q[..rows * q_width].chunks_exact_mut(q_width);
-        let k = a.k[..rows * kv_width].chunks_exact_mut(kv_width);
-        let v = a.v[..rows * kv_width].chunks_exact_mut(kv_width);
-        let joined = a.extra.wide.chunks_exact(q_width + 2 * kv_width);
-        for (((q, k), v), joined) in q.zip(k).zip(v).zip(joined) {
-            match self.qkv {
-                QkvForm::ByHead => {
-                    let heads = q.chunks_exact_mut(d).zip(k.chunks_exact_mut(d)).zip(v.chunks_exact_mut(d));
-                    for (((q, k), v), head) in heads.zip(joined.chunks_exact(3 * d)) {
-                        q.copy_from_slice(&head[..d]);
-                        k.copy_from_slice(&head[d..2 * d]);
-                        v.copy_from_slice(&head[2 * d..]);
-                    }
-                }
-                _ => {
-                    q.copy_from_slice(&joined[..q_width]);
-                    k.copy_from_slice(&joined[q_width..q_width + kv_width]);
-                    v.copy_from_slice(&joined[q_width + kv_width..]);
-                }
-            }
-        }
-    }
-
-    fn clip_qkv(&self, rows: usize, a: &mut Activations<'_>) {
-        let Some(clip) = self.clip else { return };
-        let (q_width, kv_width) = self.widths();
-        let all = [(&mut *a.q, q_width), (&mut *a.k, kv_width), (&mut *a.v, kv_width)];
-        for (x, width) in all.into_iter().take(if self.own_kv { 3 } else { 1 }) {
-            x[..rows * width].iter_mut().for_each(|x| *x = x.clamp(-clip, clip));
-        }
-    }
-
-    pub(crate) fn norm_heads(&self, operators: &mut impl Operators, rows: usize, a: &mut Activations<'_>) {
-        if self.head_norms == HeadNorms::Absent {
-            return;
-        }
-        let (q_width, kv_width) = self.widths();
-        // `attended` is free until attention runs, and at least as wide as the keys.
-        let all = [
-            (NormKind::Query, &mut *a.q, q_width),
-            (NormKind::Key, &mut *a.k, kv_width),
-            (NormKind::Value, &mut *a.v, kv_width),
-        ];
-        let own = if self.value_norm { 3 } else { 2 };
-        for (norm, x, width) in all.into_iter().take(if self.own_kv { own } else { 1 }) {
-            let (x, normed) = (&mut x[..rows * width], &mut a.attended[..rows * width]);
-            operators.norm(norm, x, normed);
-            x.copy_from_slice(normed);
-        }
-    }
-
-    /// Multiplies queries by the factor of their positions. Rotation, which follows, does not change lengths.
-    pub(crate) fn grow_queries(&self, seqs: &Sequences<'_>, q: &mut [f32]) {
-        let Some(growth) = &self.growth else { return };
-        let mut rows = q.chunks_exact_mut(self.widths().0);
-        for (i, len) in seqs.lens.iter().enumerate() {
-            for (position, row) in (seqs.start(i)..).zip(rows.by_ref().take(*len)) {
-                let factor = growth.at(position);
-                if factor != 1.0 {
-                    row.iter_mut().for_each(|x| *x *= factor);
-                }
-            }
-        }
-    }
-
     /// Rotates and attends in each sequence. A thread takes consecutive ones.
     pub(crate) fn attend(&self, seqs: &Sequences<'_>, sinks: Option<&[f32]>, a: &mut Activations<'_>) {
         let (q_width, kv_width) = self.widths();
-        let heads = self.attention.heads;
+        let heads = self.shape.heads;
         let tokens = seqs.tokens();
         let (mut out, padding) = a.attended[..seqs.rows * q_width].split_at_mut(tokens * q_width);
         padding.fill(0.0);
@@ -257,7 +215,7 @@ impl LayerFlow {
         for &len in lens {
             let (q, k) = (first(&mut q, len * q_width), first(&mut k, len * kv_width));
             let (this_v, out) = (first(&mut v, len * kv_width), first(&mut out, len * q_width));
-            self.rotate(0, q, self.attention.heads, cos, sin);
+            self.rotate(0, q, self.shape.heads, cos, sin);
             // Shared keys and values are as the layer that projects them has left them.
             if self.own_kv {
                 self.rotate_and_store(0, k, this_v, cos, sin);
@@ -270,15 +228,15 @@ impl LayerFlow {
             }
             let of_sequence;
             (of_sequence, chosen) = chosen.split_at(len * of_token);
-            match lse.as_mut().map(|lse| first(lse, len * self.attention.heads)) {
+            match lse.as_mut().map(|lse| first(lse, len * self.shape.heads)) {
                 Some(lse) => {
-                    kernels().attention_causal_saving(&self.attention, rules, q, k, this_v, out, lse, scores);
+                    kernels().attention_causal_saving(&self.shape, rules, q, k, this_v, out, lse, scores);
                 }
                 None if of_token > 0 && len > of_token => {
                     self.attend_chosen(rules, [q, k, this_v], of_sequence, out, scores);
                 }
                 None => {
-                    kernels().attention_causal_with(&self.attention, rules, q, k, this_v, out, scores);
+                    kernels().attention_causal_with(&self.shape, rules, q, k, this_v, out, scores);
                 }
             }
         }
@@ -294,20 +252,12 @@ impl LayerFlow {
         out: &mut [f32],
         scores: &mut [f32],
     ) {
-        let (d, width) = (self.attention.head_dim, self.widths().0);
+        let (d, width) = (self.shape.head_dim, self.widths().0);
         let n = chosen.len() * width / q.len();
         let all = n * width;
         let (of_all, of_chosen) = out.split_at_mut(all);
-        kernels().attention_causal_with(
-            &self.attention,
-            rules,
-            &q[..all],
-            &k[..all],
-            &v[..all],
-            of_all,
-            scores,
-        );
-        let shape = CausalAttention { heads: 1, kv_heads: 1, ..self.attention };
+        kernels().attention_causal_with(&self.shape, rules, &q[..all], &k[..all], &v[..all], of_all, scores);
+        let shape = CausalAttention { heads: 1, kv_heads: 1, ..self.shape };
         let (keys, rest) = scores.split_at_mut(n * d);
         let (values, scores) = rest.split_at_mut(n * d);
         // Head by head: keys and values of one are reused by all queries.
@@ -326,15 +276,9 @@ impl LayerFlow {
         }
     }
 
-    /// Rules for the scores before the softmax and for the weights after it.
-    pub(crate) fn score_rules<'s>(&self, sinks: Option<&'s [f32]>) -> ScoreRules<'s> {
-        let weights = self.operands.as_ref().and_then(OperandRounding::weights);
-        ScoreRules { softcap: self.softcap, sinks, weights }
-    }
-
     /// Rotates heads of consecutive tokens, `[tokens, heads · head_dim]`; the first is at position `start`.
     pub fn rotate(&self, start: usize, x: &mut [f32], heads: usize, cos: &[f32], sin: &[f32]) {
-        let (head_dim, half) = (self.attention.head_dim, self.half);
+        let (head_dim, half) = (self.shape.head_dim, self.half);
         if half > 0 {
             let angles = start * half..(start + x.len() / (heads * head_dim)) * half;
             kernels().rope_rotate(x, heads, head_dim, &cos[angles.clone()], &sin[angles]);
@@ -350,7 +294,7 @@ impl LayerFlow {
         cos: &[f32],
         sin: &[f32],
     ) {
-        let heads = self.attention.kv_heads;
+        let heads = self.shape.kv_heads;
         let Some(kv) = &self.kv else { return self.rotate(start, k, heads, cos, sin) };
         if kv.parts().before_rope {
             kv.keys(k);
@@ -360,97 +304,6 @@ impl LayerFlow {
             kv.keys(k);
         }
         kv.values(v);
-    }
-
-    pub(crate) fn output(
-        &self,
-        operators: &mut impl Operators,
-        seqs: &Sequences<'_>,
-        a: &mut Activations<'_>,
-    ) -> Result<(), ForwardError> {
-        self.add_output(operators, seqs, a)?;
-        self.mix_streams(&*operators, HyperSite::Attention, seqs.rows, a);
-        Ok(())
-    }
-
-    /// Projects the joined heads and a mixer's result, and adds both to the residual stream.
-    fn add_output(
-        &self,
-        operators: &mut impl Operators,
-        seqs: &Sequences<'_>,
-        a: &mut Activations<'_>,
-    ) -> Result<(), ForwardError> {
-        if self.mixing == Mixing::None {
-            return Ok(());
-        }
-        if let Some(recurrent) = &self.recurrent {
-            let from = seqs.rows * self.mixed_from();
-            let x = &a.attended[from..from + seqs.rows * recurrent.width()];
-            let result = (&mut *a.residual, &mut *a.normed, &mut *a.extra.wide);
-            self.add_result(operators, seqs, (LinearKind::MixOut, LinearInput::Mixed), x, result)?;
-        }
-        if !self.attends() {
-            return Ok(());
-        }
-        self.add_laurel(operators, seqs.rows, a);
-        let len = seqs.rows * self.widths().0;
-        let (kind, input) = (LinearKind::O, LinearInput::O);
-        let x = if self.sub_norms {
-            // A backward pass reads the queries.
-            let normed = if a.lse.is_some() { &mut a.extra.wide[..len] } else { &mut a.q[..len] };
-            operators.norm(NormKind::AttentionSub, &a.attended[..len], normed);
-            &*normed
-        } else if let Some(latent) = &self.latent {
-            // Drops the padding of the values.
-            let width = self.attention.heads * latent.value;
-            let packed = a.q[..seqs.rows * width].chunks_exact_mut(latent.value);
-            let heads = a.attended[..len].chunks_exact(self.attention.head_dim).zip(packed);
-            heads.for_each(|(padded, head)| head.copy_from_slice(&padded[..latent.value]));
-            &a.q[..seqs.rows * width]
-        } else {
-            &a.attended[..len]
-        };
-        let len = seqs.rows * self.hidden;
-        let residual = &mut a.residual[..len];
-        if !self.norms_results() {
-            let mut jobs = [Job { kind, out: residual, accumulate: true }];
-            return operators.linears(input, x, seqs.tokens(), &mut jobs);
-        }
-        let out = &mut a.normed[..len];
-        let mut jobs = [Job { kind, out: &mut *out, accumulate: false }];
-        operators.linears(input, x, seqs.tokens(), &mut jobs)?;
-        Self::add_normed(operators, NormKind::AfterAttention, out, &mut a.extra.wide[..len], residual);
-        if self.streams.is_some() {
-            residual.iter_mut().for_each(|x| *x *= std::f32::consts::FRAC_1_SQRT_2);
-        }
-        Ok(())
-    }
-
-    /// Projects a mixer's result and adds it to the residual stream.
-    fn add_result(
-        &self,
-        operators: &mut impl Operators,
-        seqs: &Sequences<'_>,
-        (kind, input): (LinearKind, LinearInput),
-        x: &[f32],
-        (residual, normed, wide): (&mut [f32], &mut [f32], &mut [f32]),
-    ) -> Result<(), ForwardError> {
-        let len = seqs.rows * self.hidden;
-        let residual = &mut residual[..len];
-        if !self.norms_results() {
-            let mut jobs = [Job { kind, out: residual, accumulate: true }];
-            return operators.linears(input, x, seqs.tokens(), &mut jobs);
-        }
-        let out = &mut normed[..len];
-        let mut jobs = [Job { kind, out: &mut *out, accumulate: false }];
-        operators.linears(input, x, seqs.tokens(), &mut jobs)?;
-        Self::add_normed(operators, NormKind::AfterAttention, out, &mut wide[..len], residual);
-        Ok(())
-    }
-
-    pub(crate) fn widths(&self) -> (usize, usize) {
-        let shape = &self.attention;
-        (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim)
     }
 }
 

@@ -2,12 +2,14 @@
 
 use mantissa_kernels::CausalAttention;
 
-use crate::config::{DenseMlp, MlpForm, ModelConfig, NormPlaces, QkvForm};
+use crate::config::{DenseMlp, ModelConfig};
 use crate::error::{ForwardError, LoadError};
-use crate::flow::operators::{Activations, Choice, ExtraScratch, IndexRows, MIN_ROWS, MlpRows};
+use crate::flow::LayerFlow;
 use crate::graph::LinearKind;
 use crate::linear::Linear;
 use crate::memory::{check_context, zeros};
+use crate::operators::{Activations, Choice, ExtraScratch, IndexRows, MIN_ROWS, MlpRows};
+use crate::program::Buffer;
 
 /// Tokens per pass through the MLP, whose inner activations are by far the widest.
 const MLP_TOKENS: usize = 512;
@@ -103,8 +105,9 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    fn new(config: &ModelConfig, max_tokens: usize, max_len: usize, threads: usize) -> Self {
-        // Allocates nothing: sizes are checked before every pass.
+    /// Computes sizes for scratch of `wide` values a row, which depends on the model alone. Allocates nothing: sizes are checked
+    /// before every pass.
+    fn new(config: &ModelConfig, max_tokens: usize, max_len: usize, threads: usize, wide: usize) -> Self {
         let sides = config.indexer_sides().into_iter().flatten();
         let shapes = config.linear_shapes().chain(sides.map(|side| (side.rows, side.cols)));
         let panels = shapes.map(|(rows, cols)| Linear::scratch_len(rows, cols));
@@ -136,7 +139,7 @@ impl Sizes {
             shares: config.by_layer.shared_from < config.num_hidden_layers,
             layer_input: config.own_input_width(),
             streams: config.streams_width(),
-            wide: widest_extra(config),
+            wide,
             joined: joined(config),
             input: config
                 .latent
@@ -233,7 +236,7 @@ impl Buffers {
         threads: usize,
     ) -> Result<Self, LoadError> {
         check_context(config, max_len)?;
-        let sizes = Sizes::new(config, max_tokens, max_len, threads.max(1));
+        let sizes = Sizes::new(config, max_tokens, max_len, threads.max(1), widest_scratch(config));
         let memory = || LoadError::Memory { what: "buffers", bytes: sizes.bytes() };
         let lengths = sizes.lengths().ok_or_else(memory)?;
         let mut buffers = Self::allocate(sizes, lengths).ok_or_else(memory)?;
@@ -293,7 +296,7 @@ impl Buffers {
 
     /// Bytes that [`plan_for`](Self::plan_for) allocates; `u64::MAX` on overflow.
     pub fn bytes_needed_for(config: &ModelConfig, max_tokens: usize, max_len: usize, threads: usize) -> u64 {
-        Sizes::new(config, max_tokens, max_len, threads.max(1)).bytes()
+        Sizes::new(config, max_tokens, max_len, threads.max(1), widest_scratch(config)).bytes()
     }
 
     /// Keys (rotated) and values that `layer` has left in the last pass over whole sequences, `[tokens, key width]`
@@ -350,7 +353,8 @@ impl Buffers {
             let planned = planned.positions;
             return Err(ForwardError::Plan { what: "tokens of a sequence", needed: longest, planned });
         }
-        match Sizes::new(config, planned.tokens, planned.positions, planned.threads) == planned {
+        match Sizes::new(config, planned.tokens, planned.positions, planned.threads, planned.wide) == planned
+        {
             true => Ok(()),
             false => Err(ForwardError::OtherModel { what: "buffers" }),
         }
@@ -386,7 +390,7 @@ impl Buffers {
                 gathered: &mut self.gathered,
                 result: &mut self.result,
                 sum: &mut self.sum,
-                choices: Some(&mut self.choices),
+                choices: &mut self.choices,
                 index: IndexRows {
                     queries: &mut self.index_queries,
                     keys: &mut self.index_keys,
@@ -427,21 +431,52 @@ fn widest_mlp(config: &ModelConfig) -> usize {
     shared.max(routed).max(input).max(if dense { widest } else { 0 })
 }
 
-/// Width of [`ExtraScratch::wide`].
-fn widest_extra(config: &ModelConfig) -> usize {
-    let joined = match config.qkv {
-        // Queries and their gates.
-        QkvForm::Separate if config.gated_attention => 2 * config.query_width(),
-        QkvForm::Separate => 0,
-        _ => config.query_width() + 2 * config.key_value_width(),
-    };
-    let gate_up = if config.mlp == MlpForm::GatedJoined { 2 * config.intermediate_size } else { 0 };
-    let normed = matches!(config.norm_places, NormPlaces::After | NormPlaces::Both);
-    let latent = config.latent.map_or(0, |latent| latent.scratch(config.num_attention_heads));
-    let mixers = (0..config.num_hidden_layers).filter_map(|layer| config.recurrent_in(layer));
-    let mixer = mixers.map(|recurrent| recurrent.mixer().scratch()).max().unwrap_or(0);
-    let streams = config.by_layer.streams.map_or(0, |streams| streams.scratch(config.hidden_size));
-    let routed = config.experts.as_ref().and_then(|experts| experts.latent).unwrap_or(0);
-    let normed = if normed { config.hidden_size } else { 0 };
-    [joined, gate_up, normed, latent, mixer, routed, streams].into_iter().fold(0, usize::max)
+/// Width of [`ExtraScratch::wide`], by the operations of the layers.
+fn widest_scratch(config: &ModelConfig) -> usize {
+    let widths = (0..config.num_hidden_layers)
+        .map(|layer| LayerFlow::new(config, layer, 1).program().width(Buffer::Wide));
+    widths.max().unwrap_or(0)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use mantissa_arch::Architecture;
+
+    /// Buffers are as wide as the operations of every layer need.
+    #[test]
+    fn operations_stay_within_planned_buffers() {
+        for row in Architecture::all() {
+            let value = crate::config::example(row.name);
+            let config = ModelConfig::from_json(&value, "config.json").unwrap();
+            let sizes = Sizes::new(&config, 8, 8, 1, widest_scratch(&config));
+            for layer in 0..config.num_hidden_layers {
+                let flow = LayerFlow::new(&config, layer, 1);
+                assert!(flow.program().ops().next().is_some(), "{} {layer}", row.name);
+                let planned = [
+                    (Buffer::Residual, sizes.hidden),
+                    (Buffer::Normed, sizes.hidden),
+                    (Buffer::Queries, sizes.query),
+                    (Buffer::NormedHeads, sizes.query),
+                    (Buffer::Keys, sizes.key),
+                    (Buffer::Values, sizes.key),
+                    (Buffer::Attended, sizes.joined),
+                    (Buffer::Gate, sizes.intermediate),
+                    (Buffer::NormedInner, sizes.intermediate),
+                    (Buffer::Up, sizes.intermediate),
+                    (Buffer::Inner, sizes.intermediate),
+                    (Buffer::Wide, sizes.wide),
+                    (Buffer::Logits, sizes.experts),
+                    (Buffer::Result, sizes.hidden),
+                    (Buffer::Sum, sizes.hidden),
+                    (Buffer::Streams, sizes.streams),
+                ];
+                for (buffer, planned) in planned {
+                    let needed = flow.program().width(buffer);
+                    assert!(needed <= planned, "{} {layer} {buffer:?}: {needed} of {planned}", row.name);
+                }
+            }
+        }
+    }
 }

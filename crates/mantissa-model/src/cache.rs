@@ -10,10 +10,10 @@ use crate::config::ModelConfig;
 use crate::error::{ForwardError, LoadError};
 use crate::kv::policy::KvPolicy;
 use crate::kv::quantizer::KvQuantizer;
+use crate::latent::LatentScratch;
 use crate::memory::{check_context, zeros};
 
 use self::latent::LatentCache;
-pub(crate) use self::latent::{LATENT_QUERIES, LatentScratch};
 use self::packed::{Scratch, SideCache};
 use self::state::StateCache;
 

@@ -10,25 +10,26 @@
 //! with a limited address space, as the `mantissa` binary does. The stack may overflow there as well, on a value that
 //! is nested with every step.
 
+mod error;
 mod functions;
 mod source;
 mod time;
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use mantissa_store::regular;
+use mantissa_store::shown::misleads;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment, ErrorKind};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+pub use self::error::ChatError;
+pub use self::source::MAX_TEMPLATE;
 use crate::config::ConfigError;
-
-/// Longest accepted template, in bytes. The longest of public models have 30 kB.
-pub const MAX_TEMPLATE: usize = 256 << 10;
 
 /// Largest number of steps of a rendering. A turn of a conversation takes fewer than 200 with the templates in use.
 pub const MAX_STEPS: u64 = 200_000;
@@ -39,34 +40,6 @@ pub const MAX_OUTPUT: usize = 8 << 20;
 /// Stack of the rendering thread. Parsing takes little of it, because the source is limited. But values are printed,
 /// compared and dropped by recursion, and a template can spend all its steps on nesting one.
 pub const STACK: usize = 64 << 20;
-
-/// Error of rendering a conversation. The template or the conversation is at fault in every case.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ChatError {
-    /// The template is too large or nested too deep.
-    #[error("expected {allowed}, got {found}")]
-    Limit {
-        /// Value found.
-        found: String,
-        /// Values supported.
-        allowed: String,
-    },
-    /// The template is not valid Jinja, or uses an unsupported feature.
-    #[error("line {line}: expected a Jinja chat template without includes, got `{message}`")]
-    Template {
-        /// Line in the template, from 1.
-        line: usize,
-        /// Message of the template engine.
-        message: String,
-    },
-    /// The template refuses the conversation.
-    #[error("expected a conversation that the template accepts, got: {0}")]
-    Refused(String),
-    /// No thread could be started.
-    #[error("expected a thread to render in, got: {0}")]
-    Thread(String),
-}
 
 /// One turn of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -170,7 +143,7 @@ fn error_of(error: &minijinja::Error) -> ChatError {
 
 /// Shortens a text to one line of a few hundred characters: it may quote the template.
 fn shorten(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(300).collect()
+    text.chars().map(|c| if misleads(c) { ' ' } else { c }).take(300).collect()
 }
 
 /// Templates of a model by name; the one for plain conversations is `default`.
@@ -228,16 +201,8 @@ impl ChatTemplates {
 }
 
 fn read_template(path: PathBuf) -> Result<Option<String>, ConfigError> {
-    let mut bytes = Vec::new();
-    let read = File::open(&path).and_then(|file| file.take(MAX_TEMPLATE as u64 + 1).read_to_end(&mut bytes));
-    match read {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(fault(path, error.to_string(), "a readable file")),
-        Ok(n) if n > MAX_TEMPLATE => {
-            return Err(fault(path, "a longer template", format!("up to {MAX_TEMPLATE} bytes")));
-        }
-        Ok(_) => {}
-    }
+    let read = regular::read_optional(&path, MAX_TEMPLATE as u64, "a chat template");
+    let Some(bytes) = read.map_err(|error| ConfigError::unreadable(&path, &error))? else { return Ok(None) };
     match String::from_utf8(bytes) {
         Ok(template) => Ok(Some(template)),
         Err(error) => {

@@ -4,13 +4,14 @@
 
 mod attention;
 mod by_layer;
-mod compressed;
 #[cfg(test)]
 mod examples;
 mod experts;
 mod fields;
 mod indexer;
-mod recurrent;
+mod layers;
+pub(crate) mod mixers;
+mod multipliers;
 mod rope;
 mod scales;
 
@@ -18,11 +19,9 @@ use std::path::Path;
 
 use mantissa_kernels::kernels;
 use mantissa_store::json::with_spelled_floats;
+use mantissa_store::regular;
 use serde_json::Value;
 
-pub use crate::architecture::features::{
-    Activation, Biases, DenseMlp, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores,
-};
 pub use attention::{Latent, QueryGrowth};
 pub use by_layer::{GlobalHeads, HyperStreams, LayerFeatures, LayerHeads, LayerInputs, Streams};
 #[cfg(test)]
@@ -30,18 +29,24 @@ pub(crate) use examples::example;
 pub use experts::{Experts, Groups, LimitedSwiglu, Routing, SharedExperts};
 pub use fields::ConfigError;
 pub use indexer::Indexer;
-pub use recurrent::Multipliers;
+pub use mantissa_arch::features::{
+    Activation, Biases, DenseMlp, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores,
+};
+pub use mixers::{
+    ChannelDelta, CompressedAttention, CompressedIndex, Compression, GatedDelta, Mixing, Recurrent,
+    ResultNorm, SelectiveScan, ShortConvolution, StateSpace,
+};
+pub use multipliers::Multipliers;
 
-use crate::architecture::Architecture;
-use crate::architecture::rules::{Eps, FeedForward};
-use crate::architecture::wrapper::{TEXT_CONFIG, TextPlace, Wrapper};
-pub use crate::mixer::SelectiveScan;
-pub use crate::mixer::{GatedDelta, Mixing, Recurrent, ShortConvolution, StateShape, StateSpace};
 use crate::rope::Rope;
 use attention::Heads;
-use fields::{Fields, MAX_POSITIONS, MAX_WIDTH};
-use recurrent::Mixers;
-use scales::{Scales, attention_scale, softcap};
+use fields::{Fields, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH};
+use mantissa_arch::Architecture;
+use mantissa_arch::rules::{Eps, FeedForward};
+use mantissa_arch::wrapper::{TEXT_CONFIG, TextPlace, Wrapper};
+use mixers::compressed;
+use mixers::rules::{Around, Halves, all_attend};
+use scales::{Scales, softcap};
 
 /// A decoder's architecture. All sizes are at least 1 and multiply without overflow.
 #[derive(Clone, Debug, PartialEq)]
@@ -165,7 +170,11 @@ impl ModelConfig {
         let Described { fields, architecture, wrapper } = describe(root)?;
         let fields = fields.named(architecture.aliases);
         check_flags(fields, architecture)?;
-        let num_hidden_layers = recurrent::layers(fields, architecture)?;
+        let rules = architecture.recurrent.map(mixers::rules_of);
+        let num_hidden_layers = match rules.and_then(|rules| rules.layers) {
+            Some(layers) => layers(fields)?,
+            None => fields.size("num_hidden_layers", 1..=MAX_LAYERS)?,
+        };
         let max_position_embeddings = fields.size("max_position_embeddings", 1..=MAX_POSITIONS)?;
         let latent = Latent::parse(fields, architecture)?;
         let heads = Heads::parse(fields, architecture, latent)?;
@@ -191,8 +200,12 @@ impl ModelConfig {
         let scales = Scales::parse(fields, architecture, heads.hidden_size)?;
         let eps = parse_eps(fields, architecture.eps)?;
         let multipliers = architecture.multipliers.then(|| Multipliers::parse(fields)).transpose()?;
-        let Mixers { recurrent, mixing, has_mlp } =
-            recurrent::parse(fields, architecture, num_hidden_layers, &heads, eps)?;
+        let around = Around { hidden: heads.hidden_size, heads: heads.query, head_dim: heads.dim, eps };
+        let recurrent = rules.map(|rules| (rules.mixer)(fields, &around)).transpose()?;
+        let Halves { mixing, has_mlp } = match rules {
+            Some(rules) => (rules.halves)(fields, num_hidden_layers)?,
+            None => all_attend(num_hidden_layers),
+        };
         Ok(ModelConfig {
             architecture,
             wrapper,
@@ -212,13 +225,8 @@ impl ModelConfig {
             tie_word_embeddings: parse_tied(root, fields, architecture, wrapper)?,
             hidden_act: parse_activation(fields, architecture)?,
             biases: parse_biases(fields, architecture)?,
-            attention_scale: match scales.attention {
-                Some(scale) => scale,
-                None => {
-                    attention_scale(fields, architecture, &heads, latent, &rope.global.scaling)?
-                        * multipliers.map_or(1.0, |multipliers| multipliers.scores)
-                }
-            },
+            attention_scale: scales.scores(fields, architecture, &heads, latent, &rope.global.scaling)?
+                * multipliers.map_or(1.0, |multipliers| multipliers.scores),
             value_norm: architecture.value_norm,
             by_layer,
             query_growth: QueryGrowth::parse(fields, architecture)?,
@@ -255,40 +263,6 @@ impl ModelConfig {
                 some => some,
             },
         })
-    }
-
-    /// Decides what the names in a checkpoint show and no config records: [`bare_names`](Self::bare_names), the place of
-    /// a text model among a multimodal model's tensors, and whether the [experts are fused](Experts::fused). `has` is
-    /// true for the names of its tensors.
-    pub fn find_names(&mut self, has: impl Fn(&str) -> bool) {
-        self.find_place(&has);
-        let names = &self.architecture.names;
-        let published = names.published.or((!names.root.is_empty()).then_some(names));
-        self.bare_names = published.is_some_and(|names| has(&format!("{}.weight", names.embedding)));
-        let Some(rules) = self.architecture.experts.as_ref() else { return };
-        // Biases of experts are stored fused beside experts one by one.
-        let fused =
-            self.biases.experts || (0..self.num_hidden_layers).any(|layer| has(&self.fused_experts(layer).0));
-        if let Some(experts) = self.experts.as_mut() {
-            let form = self.wrapper.and_then(|wrapper| wrapper.fused).unwrap_or(rules.fused);
-            experts.fused = fused.then_some(form);
-        }
-    }
-
-    /// Finds the place of a text model in a multimodal one. A stored head is not tied, whatever the config says.
-    fn find_place(&mut self, has: impl Fn(&str) -> bool) {
-        let Some(wrapper) = self.wrapper else { return };
-        // No format quantizes a norm.
-        let found = |place: &&TextPlace| {
-            let own = ModelConfig { place: Some(**place), ..self.clone() };
-            has(&format!("{}.weight", own.final_norm_module()))
-        };
-        if let Some(place) = wrapper.places.iter().find(found) {
-            self.place = Some(*place);
-        }
-        if has(&format!("{}.weight", self.head_module())) {
-            self.tie_word_embeddings = false;
-        }
     }
 
     /// Class in `architectures` of config.json: that of the multimodal model if it is one.
@@ -373,22 +347,15 @@ impl ModelConfig {
 /// [`ConfigError`] if it cannot be read, is larger than 16 MB or not JSON.
 pub fn read_json(path: &Path) -> Result<Option<Value>, ConfigError> {
     const LIMIT: u64 = 16 << 20;
-    let error = |found: String, allowed: &str| ConfigError {
+    let read = regular::read_optional(path, LIMIT, "a JSON file");
+    let Some(bytes) = read.map_err(|error| ConfigError::unreadable(path, &error))? else { return Ok(None) };
+    let parsed = serde_json::from_slice(&with_spelled_floats(&bytes));
+    parsed.map(Some).map_err(|error| ConfigError {
         file: path.display().to_string(),
         field: "the file".into(),
-        found,
-        allowed: allowed.into(),
-    };
-    let size = match std::fs::metadata(path) {
-        Ok(data) => data.len(),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(error(e.to_string(), "a readable file")),
-    };
-    if size > LIMIT {
-        return Err(error(format!("{size} bytes"), "at most 16 MB"));
-    }
-    let bytes = std::fs::read(path).map_err(|e| error(e.to_string(), "a readable file"))?;
-    serde_json::from_slice(&with_spelled_floats(&bytes)).map(Some).map_err(|e| error(e.to_string(), "JSON"))
+        found: error.to_string(),
+        allowed: "JSON".into(),
+    })
 }
 
 fn parse_head_norms(fields: Fields<'_>, architecture: &Architecture) -> Result<HeadNorms, ConfigError> {

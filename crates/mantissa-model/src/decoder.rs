@@ -6,12 +6,12 @@ use mantissa_num::Accumulator;
 
 use crate::buffers::Buffers;
 use crate::cache::KvCache;
+use crate::calibrate::{KvCalibrationError, Text};
 use crate::config::{ModelConfig, read_json};
 use crate::embedding::{Embedding, load_embedding};
 use crate::error::{ForwardError, LoadError};
 use crate::flow::Sequences;
 use crate::kv::policy::KvPolicy;
-use crate::kv::{KvCalibrationError, Text};
 use crate::layer::Layer;
 use crate::linear::{Job, Linear, forward_fused};
 use crate::norm::Norm;

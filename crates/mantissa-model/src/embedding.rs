@@ -1,16 +1,19 @@
 //! Input of the first layer: rows of the embedding, scaled, with learned positions.
 
+mod layers;
+
 use std::sync::Arc;
 
 use mantissa_kernels::kernels;
 use mantissa_store::convention::LinearWeight;
 
-use crate::carried::LayerEmbeddings;
 use crate::config::ModelConfig;
 use crate::error::{ForwardError, LoadError};
 use crate::flow::Sequences;
 use crate::linear::Linear;
 use crate::source::WeightSource;
+
+pub use self::layers::LayerEmbeddings;
 
 /// Table whose rows are looked up.
 pub trait Table {

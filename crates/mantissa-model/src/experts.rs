@@ -5,19 +5,42 @@
 //! bits in any batch. Some experts at a time run in one call for each projection (grouped products); those of a single
 //! token read the same input. Results are added in the order of the experts.
 
+mod lower;
+
 use std::cmp::Ordering;
-use std::ops::Range;
 
 use mantissa_kernels::kernels;
 
-use crate::config::{DenseMlp, Routing, Scores, SharedExperts};
+use crate::config::{DenseMlp, LimitedSwiglu, ModelConfig, Routing, Scores, SharedExperts};
 use crate::error::ForwardError;
-use crate::flow::{Activations, Choice, ExpertFlow, Group, Job, LayerFlow, MIN_ROWS, Operators};
-use crate::graph::{LinearInput, LinearKind, NormKind, SideKind, VectorKind};
 use crate::mixer::softplus;
+use crate::operators::{Choice, Group, Job, MIN_ROWS, Operators};
+use crate::program::Gating;
+use mantissa_arch::kinds::{LinearInput, LinearKind, VectorKind};
 
 /// Most experts of a call.
 const TOGETHER: usize = 8;
+
+/// Experts of a layer.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Experts {
+    pub(crate) count: usize,
+    pub(crate) per_token: usize,
+    pub(crate) width: usize,
+    pub(crate) routing: Routing,
+    pub(crate) shared: Option<SharedExperts>,
+    pub(crate) limited: Option<LimitedSwiglu>,
+    /// True if experts and shared experts have a gate.
+    pub(crate) gated: bool,
+    /// Width of the latent that experts read and write.
+    pub(crate) latent: Option<usize>,
+    pub(crate) dense: DenseMlp,
+    /// True if a token is multiplied by an expert's weight before it enters it, not after.
+    pub(crate) scales_input: bool,
+    /// True if every token runs through every expert, so that all experts see inputs. Results of experts that the router
+    /// did not choose are left out.
+    pub(crate) runs_all: bool,
+}
 
 /// Rows of an expert.
 #[derive(Clone, Copy, Default)]
@@ -84,7 +107,7 @@ impl Parts {
     /// Runs `N` linear layers of each expert on its rows of `x` `[rows, width]` in one call.
     fn run<const N: usize>(
         &self,
-        operators: &mut impl Operators,
+        operators: &mut dyn Operators,
         input: impl Fn(u16) -> LinearInput,
         x: &[f32],
         width: usize,
@@ -117,7 +140,7 @@ impl ExpertRows<'_> {
     /// Runs `N` linear layers of each expert into `outs` `[rows of all experts, width]`.
     fn enter<const N: usize>(
         &self,
-        operators: &mut impl Operators,
+        operators: &mut dyn Operators,
         kinds: impl Fn(u16) -> [LinearKind; N],
         width: usize,
         mut outs: [&mut [f32]; N],
@@ -139,128 +162,119 @@ impl ExpertRows<'_> {
     }
 }
 
-impl LayerFlow {
-    /// Runs the experts on `rows`, of which the first `real` are not padding.
-    pub(crate) fn experts_part(
+/// Buffers of a pass through experts.
+pub(crate) struct ExpertBuffers<'a> {
+    /// Inner projections and their product, `[rows of some experts, inner width]` or more.
+    pub(crate) gate: &'a mut [f32],
+    pub(crate) up: &'a mut [f32],
+    pub(crate) inner: &'a mut [f32],
+    /// Inputs of some experts, `[rows of a part, hidden]`.
+    pub(crate) gathered: &'a mut [f32],
+    /// Outputs of some experts, `[rows of a part, hidden]`.
+    pub(crate) result: &'a mut [f32],
+}
+
+impl Experts {
+    /// Creates the experts of layer `layer`, if it has some.
+    pub(crate) fn new(config: &ModelConfig, layer: usize) -> Option<Self> {
+        let experts = config.experts.as_ref().filter(|experts| experts.layers[layer])?;
+        Some(Experts {
+            count: experts.count.into(),
+            per_token: experts.per_token,
+            width: experts.width,
+            routing: experts.routing,
+            shared: experts.shared,
+            limited: experts.limited,
+            gated: experts.gated,
+            latent: experts.latent,
+            dense: experts.dense,
+            scales_input: experts.scales_input,
+            runs_all: false,
+        })
+    }
+
+    /// Chooses experts for tokens by the `logits` of their router, `[tokens, experts]`, which become scores, and appends the
+    /// choices, sorted by expert. `tokens` are their numbers, if experts are listed by token.
+    pub(crate) fn route(
         &self,
-        experts: &ExpertFlow,
-        operators: &mut impl Operators,
-        rows: Range<usize>,
-        real: usize,
-        a: &mut Activations<'_>,
-    ) -> Result<(), ForwardError> {
-        let d = self.hidden;
-        let at = rows.start * d..rows.end * d;
-        let n = rows.len();
-        let mut none = Vec::new();
-        let mut choices = std::mem::take(a.extra.choices.as_deref_mut().unwrap_or(&mut none));
-        choices.clear();
-        let logits = &mut a.extra.logits[..n * experts.count];
-        let (states, normed) = (&a.residual[at.clone()], &mut a.normed[at.clone()]);
-        let apart = experts.dense == DenseMlp::Normed;
-        if apart {
-            operators.norm(NormKind::Router, states, normed);
-        }
-        operators.side(SideKind::Router, normed, logits);
-        if apart {
-            operators.norm(NormKind::Experts, states, normed);
-        }
-        if let Some(latent) = experts.latent {
-            operators.side(SideKind::ToExperts, normed, &mut a.extra.wide[..n * latent]);
-        }
+        operators: &dyn Operators,
+        logits: &mut [f32],
+        tokens: &[f32],
+        choices: &mut Vec<Choice>,
+    ) {
         let correction = operators.vector(VectorKind::Correction);
         let by_token = operators.vector(VectorKind::TokenExperts);
-        for (row, logits) in logits.chunks_exact_mut(experts.count).enumerate().take(real) {
+        for (row, logits) in logits.chunks_exact_mut(self.count).enumerate() {
             let begin = choices.len();
-            let (routing, per_token) = (&experts.routing, experts.per_token);
             match by_token {
                 Some(table) => {
-                    let token = a.layer_input[rows.start + row] as usize;
-                    let listed = &table[token * per_token..][..per_token];
-                    route_by_token(routing, listed, logits, row as u32, &mut choices);
+                    let listed = &table[tokens[row] as usize * self.per_token..][..self.per_token];
+                    route_by_token(&self.routing, listed, logits, row as u32, choices);
                 }
-                None => route(routing, per_token, logits, correction, row as u32, &mut choices),
+                None => route(&self.routing, self.per_token, logits, correction, row as u32, choices),
             }
-            if experts.runs_all {
-                choose_others(experts.count, row as u32, begin, &mut choices);
+            if self.runs_all {
+                choose_others(self.count, row as u32, begin, choices);
             }
         }
         if let Some(scales) = operators.vector(VectorKind::ExpertScales) {
             choices.iter_mut().for_each(|choice| choice.weight *= scales[usize::from(choice.expert)]);
         }
         choices.sort_unstable_by_key(|choice| (choice.expert, choice.row));
-        a.extra.sum[..n * d].fill(0.0);
+    }
+
+    /// Runs the chosen experts on their tokens of `x` `[rows, d]` and adds their weighted results to `sum` `[rows, d]`, `d`
+    /// being the width of what experts read. `hidden` is that of the states.
+    pub(crate) fn run(
+        &self,
+        operators: &mut dyn Operators,
+        (gating, threads): (Gating, usize),
+        choices: &[Choice],
+        (x, sum): (&[f32], &mut [f32]),
+        (hidden, mut buffers): (usize, ExpertBuffers<'_>),
+    ) -> Result<(), ForwardError> {
+        let d = self.latent.unwrap_or(hidden);
         // A pass of few tokens, through a cache, is not padded.
-        let least = if n >= MIN_ROWS { operators.least_rows() } else { 1 };
-        let mut rest = choices.as_slice();
+        let least = if x.len() / d >= MIN_ROWS { operators.least_rows() } else { 1 };
+        let mut rest = choices;
         while !rest.is_empty() {
-            let (parts, chosen) = Parts::take(&mut rest, least, a.extra.gathered.len() / d);
-            self.some_experts(experts, operators, &parts, chosen, at.clone(), a)?;
-        }
-        if let Some(latent) = experts.latent {
-            let (sum, result) = (&mut a.extra.sum[..n * d], &mut a.extra.result[..n * d]);
-            operators.side(SideKind::FromExperts, &sum[..n * latent], result);
-            sum.copy_from_slice(result);
-        }
-        if let Some(shared) = experts.shared {
-            self.shared(experts.gated, shared, operators, at.clone(), real, a)?;
-        }
-        if let Some(kept) = a.extra.choices.as_deref_mut() {
-            *kept = choices;
-        }
-        if apart {
-            // `wide` holds the result of the dense MLP.
-            let (normed, both) = (&mut a.normed[at.clone()], &mut a.extra.wide[..n * d]);
-            operators.norm(NormKind::AfterExperts, &a.extra.sum[..n * d], normed);
-            kernels().axpy(1.0, normed, both);
-            operators.norm(NormKind::AfterMlp, both, normed);
-            kernels().axpy(1.0, normed, &mut a.residual[at]);
-            return Ok(());
-        }
-        let (sum, residual) = (&a.extra.sum[..n * d], &mut a.residual[at]);
-        if self.norms_results() {
-            Self::add_normed(operators, NormKind::AfterMlp, sum, &mut a.extra.wide[..n * d], residual);
-        } else {
-            kernels().axpy(1.0, sum, residual);
+            let (parts, chosen) = Parts::take(&mut rest, least, buffers.gathered.len() / hidden);
+            let input = ExpertRows { parts: &parts, chosen, x, d, scales: self.scales_input };
+            self.run_some(operators, (gating, threads), input, &mut buffers, sum)?;
         }
         Ok(())
     }
 
     /// Runs some experts on the tokens that chose them.
-    fn some_experts(
+    fn run_some(
         &self,
-        experts: &ExpertFlow,
-        operators: &mut impl Operators,
-        parts: &Parts,
-        chosen: &[Choice],
-        at: Range<usize>,
-        a: &mut Activations<'_>,
+        operators: &mut dyn Operators,
+        (gating, threads): (Gating, usize),
+        input: ExpertRows<'_>,
+        buffers: &mut ExpertBuffers<'_>,
+        sum: &mut [f32],
     ) -> Result<(), ForwardError> {
-        let (width, rows) = (experts.width, parts.rows());
-        // Width of what experts read and return, and its rows.
-        let (d, x) = match experts.latent {
-            Some(latent) => (latent, &a.extra.wide[..at.len() / self.hidden * latent]),
-            None => (self.hidden, &a.normed[at]),
-        };
+        let (parts, chosen, d) = (input.parts, input.chosen, input.d);
+        let (width, rows) = (self.width, parts.rows());
+        let ExpertBuffers { gate, up, inner, gathered, result } = buffers;
         let (gate, up, inner) =
-            (&mut a.gate[..rows * width], &mut a.up[..rows * width], &mut a.inner[..rows * width]);
-        let input = ExpertRows { parts, chosen, x, d, scales: experts.scales_input };
-        if experts.gated {
+            (&mut gate[..rows * width], &mut up[..rows * width], &mut inner[..rows * width]);
+        if self.gated {
             let kinds = |expert| [LinearKind::ExpertGate(expert), LinearKind::ExpertUp(expert)];
-            input.enter(operators, kinds, width, [&mut *gate, &mut *up], a.extra.gathered)?;
+            input.enter(operators, kinds, width, [&mut *gate, &mut *up], gathered)?;
         } else {
             up.fill(1.0);
             let kinds = |expert| [LinearKind::ExpertUp(expert)];
-            input.enter(operators, kinds, width, [&mut *gate], a.extra.gathered)?;
+            input.enter(operators, kinds, width, [&mut *gate], gathered)?;
         }
-        self.activate(width, gate, up, inner);
-        let mut out = &mut a.extra.result[..rows * d];
+        gating.run(threads, width, gate, up, inner);
+        let mut out = &mut result[..rows * d];
         let mut jobs: [[Job<'_>; 1]; TOGETHER] = parts.parts.map(|Part { expert, rows, .. }| {
             let out = out.split_off_mut(..rows * d).unwrap_or_default();
             [Job { kind: LinearKind::ExpertDown(expert), out, accumulate: false }]
         });
         parts.run(operators, LinearInput::ExpertDown, inner, width, &mut jobs[..parts.count])?;
-        let (mut chosen, mut result) = (chosen, &a.extra.result[..rows * d]);
+        let (mut chosen, mut result) = (chosen, &result[..rows * d]);
         for part in parts.each() {
             let result = result.split_off(..part.rows * d).unwrap_or_default();
             let chosen = chosen.split_off(..part.tokens).unwrap_or_default();
@@ -268,60 +282,12 @@ impl LayerFlow {
             let results = chosen.iter().zip(result.chunks_exact(d));
             for (choice, result) in results.filter(|(choice, _)| choice.weight != 0.0) {
                 let row = choice.row as usize * d..(choice.row as usize + 1) * d;
-                let weight = if experts.scales_input { 1.0 } else { choice.weight };
-                kernels().axpy(weight, result, &mut a.extra.sum[row]);
+                let weight = if self.scales_input { 1.0 } else { choice.weight };
+                kernels().axpy(weight, result, &mut sum[row]);
             }
         }
         Ok(())
     }
-
-    /// Runs the experts that every token passes through: `down(act(gate(x)) · up(x))`, or without a gate
-    /// `down(act(up(x)))`, added to the sum of the others or averaged with it.
-    fn shared(
-        &self,
-        has_gate: bool,
-        SharedExperts { width, gated, averaged }: SharedExperts,
-        operators: &mut impl Operators,
-        at: Range<usize>,
-        real: usize,
-        a: &mut Activations<'_>,
-    ) -> Result<(), ForwardError> {
-        let d = self.hidden;
-        let (rows, x) = (at.len() / d, &a.normed[at]);
-        let result = &mut a.extra.result[..rows * d];
-        let (gate, up) = (&mut a.gate[..rows * width], &mut a.up[..rows * width]);
-        let inner = &mut a.inner[..rows * width];
-        if has_gate {
-            let mut jobs = [job(LinearKind::SharedGate, &mut *gate), job(LinearKind::SharedUp, &mut *up)];
-            operators.linears(LinearInput::GateUp, x, real, &mut jobs)?;
-        } else {
-            up.fill(1.0);
-            operators.linears(LinearInput::GateUp, x, real, &mut [job(LinearKind::SharedUp, &mut *gate)])?;
-        }
-        self.activate(width, gate, up, inner);
-        let mut jobs = [job(LinearKind::SharedDown, &mut *result)];
-        operators.linears(LinearInput::SharedDown, inner, real, &mut jobs)?;
-        let sum = &mut a.extra.sum[..rows * d];
-        if gated {
-            let gates = &mut a.extra.logits[..rows];
-            operators.side(SideKind::SharedGate, x, gates);
-            sigmoid(gates);
-            for ((gate, result), sum) in gates.iter().zip(result.chunks_exact(d)).zip(sum.chunks_exact_mut(d))
-            {
-                kernels().axpy(*gate, result, sum);
-            }
-        } else {
-            kernels().axpy(1.0, result, sum);
-        }
-        if averaged {
-            sum.iter_mut().for_each(|x| *x *= 0.5);
-        }
-        Ok(())
-    }
-}
-
-fn job(kind: LinearKind, out: &mut [f32]) -> Job<'_> {
-    Job { kind, out, accumulate: false }
 }
 
 /// Chooses experts for one token by its router's `logits`, which become scores, and appends them to `choices`. Ties go

@@ -22,50 +22,11 @@ use crate::cache::KvCache;
 use crate::decoder::Decoder;
 use crate::error::{ForwardError, LoadError};
 use crate::memory::check_context;
-pub use crate::sampler::Sampler;
+use crate::sampler::{descending, llama_cpp};
+pub use crate::sampling::{Sampler, Sampling};
 
 /// Tokens of a prompt per pass through the model.
 pub const PREFILL: usize = 512;
-
-/// Sampling of the next token.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sampling {
-    /// Divides the logits; 0 takes the most probable token.
-    pub temperature: f32,
-    /// Keeps this many tokens; 0 keeps all.
-    pub top_k: usize,
-    /// Keeps the fewest tokens with this much probability; 1 keeps all.
-    pub top_p: f32,
-    /// Keeps the tokens with at least this share of the probability of the most probable one; 0 keeps all.
-    pub min_p: f32,
-    /// Repetition penalty θ; 1 changes nothing.
-    pub repetition: f32,
-    /// Presence penalty; 0 changes nothing.
-    pub presence: f32,
-    /// Frequency penalty; 0 changes nothing.
-    pub frequency: f32,
-    /// Key of the random stream.
-    pub seed: u64,
-    /// Order of the cuts, and the random numbers.
-    pub sampler: Sampler,
-}
-
-impl Default for Sampling {
-    /// Greedy decoding.
-    fn default() -> Self {
-        Sampling {
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition: 1.0,
-            presence: 0.0,
-            frequency: 0.0,
-            seed: 0,
-            sampler: Sampler::default(),
-        }
-    }
-}
 
 /// Options of a generation.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -252,6 +213,9 @@ pub fn generate(
     Ok(Generated { tokens, stopped: StopReason::Length })
 }
 
+/// Choices that are sorted at first for the nucleus.
+const NUCLEUS: usize = 256;
+
 impl Sampling {
     /// Checks the parameters.
     ///
@@ -279,37 +243,6 @@ impl Sampling {
         Ok(self)
     }
 
-    /// True if a penalty changes logits.
-    pub fn penalizes(&self) -> bool {
-        self.repetition != 1.0 || self.presence != 0.0 || self.frequency != 0.0
-    }
-
-    /// Applies the penalties to the `logits` `[vocabulary]` of the token after `prompt` and `output`.
-    pub fn penalize(&self, prompt: &[u32], output: &[u32], logits: &mut [f32]) {
-        let mut seen = vec![false; logits.len()];
-        let mut first = |token: u32| match seen.get_mut(token as usize) {
-            Some(seen) => !std::mem::replace(seen, true),
-            None => false,
-        };
-        if self.repetition != 1.0 {
-            for &token in prompt.iter().chain(output).filter(|token| first(**token)) {
-                let logit = &mut logits[token as usize];
-                *logit = if *logit > 0.0 { *logit / self.repetition } else { *logit * self.repetition };
-            }
-        }
-        if self.presence == 0.0 && self.frequency == 0.0 {
-            return;
-        }
-        seen.fill(false);
-        for &token in output {
-            let Some(logit) = logits.get_mut(token as usize) else { continue };
-            *logit -= self.frequency;
-            if !std::mem::replace(&mut seen[token as usize], true) {
-                *logit -= self.presence;
-            }
-        }
-    }
-
     /// Chooses the next token; `None` if all logits are NaN. `draw` counts the tokens drawn before; `choices` is
     /// scratch.
     pub fn choose(&self, logits: &[f32], draw: u64, choices: &mut Vec<(f64, u32)>) -> Option<u32> {
@@ -318,7 +251,7 @@ impl Sampling {
             return Some(best as u32);
         }
         if self.sampler == Sampler::LlamaCpp {
-            return crate::sampler::llama_cpp(self, logits, draw, choices);
+            return llama_cpp(self, logits, draw, choices);
         }
         let (max, temperature) = (f64::from(logits[best]), f64::from(self.temperature));
         choices.clear();
@@ -380,14 +313,6 @@ impl Sampling {
         let kept = kept.count().max(1);
         choices.truncate(kept);
     }
-}
-
-/// Choices that are sorted at first for the nucleus.
-const NUCLEUS: usize = 256;
-
-/// Order of choices: the largest first; of equals, the lowest id.
-pub(crate) fn descending(a: &(f64, u32), b: &(f64, u32)) -> std::cmp::Ordering {
-    b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 
 #[cfg(test)]

@@ -18,8 +18,8 @@ use mantissa_kernels::{for_each, kernels};
 
 use crate::config::{HyperStreams, Streams};
 use crate::experts::sigmoid;
-use crate::flow::{Activations, LayerFlow, Operators};
-use crate::graph::kinds::{HyperPart, HyperSite, VectorKind};
+use crate::operators::Operators;
+use mantissa_arch::kinds::{HyperPart, HyperSite, VectorKind};
 
 /// Rows that a thread takes at a time.
 const ROWS: usize = 16;
@@ -31,18 +31,6 @@ thread_local! {
     static BEFORE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Streams of a layer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct HyperFlow {
-    pub(crate) streams: HyperStreams,
-    /// Epsilon of the norm of the joined streams.
-    pub(crate) norm_eps: f32,
-    /// True for the first layer, which makes the streams.
-    pub(crate) first: bool,
-    /// True for the last layer, which joins them.
-    pub(crate) last: bool,
-}
-
 /// What joins and mixes the streams at a site.
 #[derive(Clone, Copy)]
 struct Site<'a> {
@@ -52,13 +40,37 @@ struct Site<'a> {
 }
 
 impl<'a> Site<'a> {
-    fn of(operators: &'a impl Operators, site: HyperSite) -> Self {
+    fn of(operators: &'a dyn Operators, site: HyperSite) -> Self {
         let part = |part| operators.vector(VectorKind::Hyper(site, part)).unwrap_or(&[]);
         Site { weight: part(HyperPart::Weight), base: part(HyperPart::Base), scale: part(HyperPart::Scale) }
     }
 }
 
-impl HyperFlow {
+/// Streams of a layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Hyper {
+    pub(crate) streams: HyperStreams,
+    /// Epsilon of the norm of the joined streams.
+    pub(crate) norm_eps: f32,
+    /// True for the first layer, which makes the streams.
+    pub(crate) first: bool,
+    /// True for the last layer, which joins them.
+    pub(crate) last: bool,
+}
+
+/// Rows of a pass.
+pub(crate) struct HyperRows<'a> {
+    /// Residual stream, `[rows, hidden]`.
+    pub(crate) residual: &'a mut [f32],
+    /// Streams, `[planned rows, streams, hidden]`, and the weights that spread and mix them.
+    pub(crate) streams: &'a mut [f32],
+    /// Width of a state.
+    pub(crate) hidden: usize,
+    /// Largest number of threads.
+    pub(crate) threads: usize,
+}
+
+impl Hyper {
     /// Computes `s · W m(x) + c` of a token's streams `x` into `out`.
     fn weights(&self, site: Site<'_>, x: &[f32], out: &mut [f32]) {
         let n = self.streams.count;
@@ -122,80 +134,61 @@ impl HyperFlow {
     }
 }
 
-impl LayerFlow {
-    /// Joins the streams of `rows` rows into the residual stream, for one half of the layer, and keeps the weights that
-    /// [`mix_streams`](Self::mix_streams) reads.
-    pub(crate) fn join_into(
-        &self,
-        operators: &impl Operators,
-        site: HyperSite,
-        rows: usize,
-        a: &mut Activations<'_>,
-    ) {
-        let Some(hyper) = self.hyper else { return };
-        let (n, d) = (hyper.streams.count, self.hidden);
-        let (streams, weights) = split(hyper, d, a.streams);
-        if hyper.first && site == HyperSite::Attention {
-            for (x, states) in streams.chunks_exact_mut(n * d).zip(a.residual[..rows * d].chunks_exact(d)) {
+impl Hyper {
+    /// Joins the streams of the rows into the residual stream, for one half of the layer, and keeps the weights that
+    /// [`run_mix`](Self::run_mix) reads.
+    pub(crate) fn run_join(&self, operators: &dyn Operators, site: HyperSite, rows: HyperRows<'_>) {
+        let HyperRows { residual, streams, hidden: d, threads } = rows;
+        let (n, rows) = (self.streams.count, residual.len() / d);
+        let (streams, weights) = self.split(d, streams);
+        if self.first && site == HyperSite::Attention {
+            for (x, states) in streams.chunks_exact_mut(n * d).zip(residual.chunks_exact(d)) {
                 x.chunks_exact_mut(d).for_each(|x| x.copy_from_slice(states));
             }
         }
         let site = Site::of(operators, site);
         let pieces = streams[..rows * n * d].chunks(ROWS * n * d);
-        let pieces = pieces.zip(weights.chunks_mut(ROWS * n * (n + 1))).zip(a.residual.chunks_mut(ROWS * d));
-        for_each(self.threads, pieces, |((x, weights), out)| {
+        let pieces = pieces.zip(weights.chunks_mut(ROWS * n * (n + 1))).zip(residual.chunks_mut(ROWS * d));
+        for_each(threads, pieces, |((x, weights), out)| {
             let rows = x.chunks_exact(n * d).zip(weights.chunks_exact_mut(n * (n + 1)));
             for ((x, spreading), out) in rows.zip(out.chunks_exact_mut(d)) {
                 let mut weights = [0.0; MOST];
-                let weights = &mut weights[..hyper.streams.weights()];
-                hyper.weights(site, x, weights);
-                hyper.join(weights, x, out);
-                hyper.spreading(&weights[n..], spreading);
+                let weights = &mut weights[..self.streams.weights()];
+                self.weights(site, x, weights);
+                self.join(weights, x, out);
+                self.spreading(&weights[n..], spreading);
             }
         });
     }
 
-    /// Empties the residual stream, into which the result of a half of the layer comes.
-    pub(crate) fn clear_joined(&self, rows: usize, a: &mut Activations<'_>) {
-        if self.hyper.is_some() {
-            a.residual[..rows * self.hidden].fill(0.0);
-        }
-    }
-
     /// Mixes the streams and adds the residual stream to each, after one half of the layer. After the last half of the last
     /// layer the residual stream is what joins the streams, after others the first of them.
-    pub(crate) fn mix_streams(
-        &self,
-        operators: &impl Operators,
-        site: HyperSite,
-        rows: usize,
-        a: &mut Activations<'_>,
-    ) {
-        let Some(hyper) = self.hyper else { return };
-        let (n, d) = (hyper.streams.count, self.hidden);
-        let (streams, weights) = split(hyper, d, a.streams);
-        let head = (hyper.last && site == HyperSite::Mlp).then(|| Site::of(operators, HyperSite::Head));
+    pub(crate) fn run_mix(&self, operators: &dyn Operators, site: HyperSite, rows: HyperRows<'_>) {
+        let HyperRows { residual, streams, hidden: d, threads } = rows;
+        let (n, rows) = (self.streams.count, residual.len() / d);
+        let (streams, weights) = self.split(d, streams);
+        let head = (self.last && site == HyperSite::Mlp).then(|| Site::of(operators, HyperSite::Head));
         let pieces = streams[..rows * n * d].chunks_mut(ROWS * n * d);
-        let pieces = pieces.zip(weights.chunks(ROWS * n * (n + 1))).zip(a.residual.chunks_mut(ROWS * d));
-        for_each(self.threads, pieces, |((x, weights), y)| {
+        let pieces = pieces.zip(weights.chunks(ROWS * n * (n + 1))).zip(residual.chunks_mut(ROWS * d));
+        for_each(threads, pieces, |((x, weights), y)| {
             let rows = x.chunks_exact_mut(n * d).zip(weights.chunks_exact(n * (n + 1)));
             for ((x, weights), y) in rows.zip(y.chunks_exact_mut(d)) {
-                hyper.mix(weights, y, x);
+                self.mix(weights, y, x);
                 match head {
                     Some(head) => {
                         let mut weights = [0.0; MOST];
-                        hyper.weights(head, x, &mut weights[..n]);
-                        hyper.join(&mut weights, x, y);
+                        self.weights(head, x, &mut weights[..n]);
+                        self.join(&mut weights, x, y);
                     }
                     None => y.copy_from_slice(&x[..d]),
                 }
             }
         });
     }
-}
 
-/// Splits the buffer of the streams into them, `[rows, streams, hidden]`, and the weights that spread and mix them.
-fn split(hyper: HyperFlow, hidden: usize, buffer: &mut [f32]) -> (&mut [f32], &mut [f32]) {
-    let rows = buffer.len() / hyper.streams.row(hidden);
-    buffer.split_at_mut(rows * hyper.streams.count * hidden)
+    /// Splits the buffer of the streams into them, `[rows, streams, hidden]`, and the weights that spread and mix them.
+    fn split<'b>(&self, hidden: usize, buffer: &'b mut [f32]) -> (&'b mut [f32], &'b mut [f32]) {
+        let rows = buffer.len() / self.streams.row(hidden);
+        buffer.split_at_mut(rows * self.streams.count * hidden)
+    }
 }

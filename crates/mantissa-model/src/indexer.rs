@@ -8,15 +8,16 @@
 //! better. The Hadamard rotation and the FP8 codes of the published inference code are left out too: the rotation changes
 //! no product.
 
+mod project;
+
 use std::cell::RefCell;
 use std::ops::Range;
 
 use mantissa_kernels::{MatMut, MatRef, for_each, kernels};
 
-use crate::attention::split_pairs;
 use crate::config::{Indexer, ModelConfig};
-use crate::flow::{IndexRows, LayerFlow, Operators, Sequences};
-use crate::graph::kinds::{SideKind, VectorKind};
+use crate::operators::{IndexRows, Sequences};
+use crate::rope::split_pairs;
 
 /// Queries whose scores are held at a time.
 const QUERIES: usize = 16;
@@ -162,79 +163,6 @@ impl IndexerFlow {
         for head in x.chunks_exact_mut(self.dim) {
             pairs.copy_from_slice(&head[..self.rotated]);
             split_pairs(&pairs, &mut head[..self.rotated]);
-        }
-    }
-}
-
-impl LayerFlow {
-    /// Indexer of the layer's sparse attention.
-    pub fn indexer(&self) -> Option<&IndexerFlow> {
-        self.indexer.as_ref()
-    }
-
-    /// Projects the keys of the indexer, if a cache keeps them or a query chooses, and in the latter case its queries and
-    /// weights, from the normed states `x` and the normed latent of the queries.
-    pub(crate) fn project_index(
-        &self,
-        operators: &mut impl Operators,
-        seqs: &Sequences<'_>,
-        cached: bool,
-        (x, latent): (&[f32], &[f32]),
-        index: &mut IndexRows<'_>,
-    ) {
-        let Some(indexer) = self.indexer.filter(|indexer| indexer.own) else { return };
-        let chooses = indexer.chooses(seqs);
-        if !cached && !chooses {
-            return;
-        }
-        let IndexRows { queries, keys, weights, .. } = index;
-        // The place of the queries is free until they are projected.
-        let (projected, keys) =
-            (&mut queries[..seqs.rows * indexer.dim], &mut keys[..seqs.rows * indexer.dim]);
-        operators.side(SideKind::IndexKeys, x, projected);
-        let parts = [VectorKind::IndexNorm, VectorKind::IndexNormBias].map(|kind| operators.vector(kind));
-        match parts {
-            [Some(weight), Some(bias)] => kernels().layer_norm(projected, weight, bias, Indexer::EPS, keys),
-            // The flow asks only for vectors in the config, and those were loaded.
-            _ => keys.copy_from_slice(projected),
-        }
-        indexer.split(keys);
-        if chooses {
-            let queries = &mut queries[..seqs.rows * indexer.heads * indexer.dim];
-            operators.side(SideKind::IndexQueries, latent, queries);
-            indexer.split(queries);
-            operators.side(SideKind::IndexWeights, x, &mut weights[..seqs.rows * indexer.heads]);
-        }
-    }
-
-    /// Chooses the tokens of all queries of whole sequences.
-    pub(crate) fn choose_whole(
-        &self,
-        seqs: &Sequences<'_>,
-        index: &mut IndexRows<'_>,
-        cos: &[f32],
-        sin: &[f32],
-    ) {
-        let Some(indexer) = self.indexer.filter(|indexer| indexer.own) else { return };
-        let mut first = 0;
-        for len in seqs.lens {
-            let tokens = first..first + len;
-            first = tokens.end;
-            if *len <= indexer.chosen {
-                continue;
-            }
-            let keys = &mut index.keys[tokens.start * indexer.dim..tokens.end * indexer.dim];
-            indexer.rotate(0, keys, cos, sin, 1);
-            let all = &*keys;
-            let read = |range: Range<usize>, out: &mut [f32]| {
-                out.copy_from_slice(&all[range.start * indexer.dim..range.end * indexer.dim]);
-            };
-            let part = |width: usize| tokens.start * width..tokens.end * width;
-            let queries = &mut index.queries[part(indexer.heads * indexer.dim)];
-            indexer.rotate_queries(0, queries, cos, sin);
-            let (weights, chosen) =
-                (&index.weights[part(indexer.heads)], &mut index.chosen[part(indexer.chosen)]);
-            indexer.choose(0, (queries, weights), &read, chosen, self.threads);
         }
     }
 }

@@ -1,8 +1,7 @@
 //! Quantization of keys and values when they enter the cache: with scales stored in a checkpoint, or by a
 //! [`KvPolicy`].
 
-mod book;
-mod calibrate;
+pub(crate) mod book;
 pub(crate) mod codec;
 pub mod policy;
 pub(crate) mod quantizer;
@@ -11,8 +10,6 @@ pub mod scheme;
 pub(crate) mod side;
 pub(crate) mod stored;
 
-pub(crate) use self::calibrate::Text;
-pub use self::calibrate::{KvCalibrationError, find_kv_levels};
 pub use self::codec::{HeadElement, HeadScale};
 pub use self::policy::{KvParseError, KvPolicy};
 pub use self::quantizer::{KvQuantizer, Parts};

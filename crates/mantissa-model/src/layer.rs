@@ -144,7 +144,7 @@ impl<T> LayerParts<T> {
         });
         let mut flow = LayerFlow::new(config, layer, 1);
         if config.attends(layer) {
-            flow.kv = cache_quantizer(source, config, layer)?;
+            flow = flow.with_kv(cache_quantizer(source, config, layer)?);
         }
         Ok(LayerParts {
             linears,
@@ -185,12 +185,12 @@ impl Layer {
 
     /// Quantizer of keys and values; `None` if they are cached in f32.
     pub(crate) fn kv(&self) -> Option<&KvQuantizer> {
-        self.flow.kv.as_ref()
+        self.flow.attention().kv()
     }
 
     /// Sets the quantizer of keys and values, unless the layer has none.
     pub(crate) fn set_kv(&mut self, quantizer: Option<KvQuantizer>) {
-        self.flow.kv = quantizer.filter(|_| self.flow.attends());
+        self.flow.attention.kv = quantizer.filter(|_| self.flow.attends());
     }
 
     /// Runs every token through every expert, so that an observer sees inputs of all. Results of experts that the
@@ -209,7 +209,7 @@ impl Layer {
 
     /// Rounds the operands of its attention.
     pub(crate) fn set_operands(&mut self, rounding: Option<OperandRounding>) {
-        self.flow.operands = rounding;
+        self.flow.attention.operands = rounding;
     }
 
     /// Sets the operand dtype of its linear layers. Routers and gates of experts are unchanged.
@@ -330,24 +330,24 @@ impl Layer {
         let place = |place| if self.flow.pauses() { place } else { Place::Input };
         if from == Place::Input {
             if turn < LinearInput::O.turn() {
-                self.flow.read(operators, seqs, false, &mut a)?;
+                self.flow.run_read(operators, seqs, &mut a)?;
                 return Ok((Place::Input, Vec::new()));
             }
-            self.flow.heads(operators, seqs, None, &mut a)?;
+            self.flow.run_heads(operators, seqs, None, &mut a)?;
         }
         // The other streams are predicted from those before the layer again.
         if from > Place::Input {
-            self.flow.predict(operators, seqs.rows, from == Place::Middle, &mut a);
+            self.flow.run_predict(operators, seqs, from == Place::Middle, &mut a)?;
         }
         if from < Place::Middle {
-            self.flow.output(operators, seqs, &mut a)?;
+            self.flow.run_output(operators, seqs, &mut a)?;
         }
         if turn == LinearInput::O.turn() {
             return Ok((place(Place::Heads), Vec::new()));
         }
         // With products left out, the MLP does not leave complete states.
-        let middle = to.map_or_else(Vec::new, |_| a.residual[..seqs.rows * self.flow.hidden].to_vec());
-        self.flow.mlp(operators, seqs, &mut a)?;
+        let middle = to.map_or_else(Vec::new, |_| a.residual[..seqs.rows * self.flow.frame.hidden].to_vec());
+        self.flow.run_mlp(operators, seqs, &mut a)?;
         Ok((if to.is_some() { place(Place::Middle) } else { Place::End }, middle))
     }
 
@@ -365,8 +365,8 @@ impl Layer {
         let past = past.as_mut().map(|past| past as &mut dyn CachedAttention);
         let (mut activations, quantized, panel) = b.activations(self.flow.local);
         let mut operators = Evaluate { layer: self, observer, turn: u8::MAX, quantized, panel };
-        self.flow.attention_after(&mut operators, seqs, past, &mut activations)?;
-        self.flow.mlp(&mut operators, seqs, &mut activations)
+        self.flow.run_attention_after(&mut operators, seqs, past, &mut activations)?;
+        self.flow.run_mlp(&mut operators, seqs, &mut activations)
     }
 }
 

@@ -10,64 +10,82 @@
 //! training. A decoder is `Sync`; callers run one [`Buffers`] per thread.
 #![forbid(unsafe_code)]
 
-mod adapted;
-pub mod architecture;
-mod attention;
-mod buffers;
-mod cache;
-mod carried;
-pub mod chat;
+// Layer: description of a model.
 pub mod config;
-mod decoder;
-mod embedding;
+pub mod rope;
+
+// Layer: stored weights.
+mod absorbed;
 mod error;
-mod experts;
 mod factored;
-pub mod flow;
-pub mod generate;
-pub mod graph;
-mod hyper;
-mod indexer;
 mod input;
-pub mod kv;
-mod latent;
-mod layer;
 mod linear;
 mod memory;
-pub mod mixer;
-mod mlp;
 mod norm;
-pub mod operands;
 mod packed;
 mod products;
-pub mod rope;
-mod sampler;
 mod simulated;
 mod source;
+
+// Layer: operators and operations of a layer.
+pub mod kv;
+pub mod operands;
+mod operators;
+mod program;
+
+// Layer: blocks of a layer.
+mod attention;
+mod experts;
+mod frame;
+mod hyper;
+mod indexer;
+mod latent;
+pub mod mixer;
+mod mlp;
 mod streams;
+
+// Layer: parameters and computation of a layer.
+pub mod flow;
+pub mod graph;
+
+// Layer: whole models.
+mod adapted;
+mod buffers;
+mod cache;
+mod calibrate;
+mod carried;
+mod decoder;
+mod embedding;
+mod layer;
+
+// Layer: text.
+pub mod chat;
+pub mod generate;
+mod sampler;
+mod sampling;
 pub mod tokenizer;
 
 pub use adapted::Adapted;
-pub use architecture::Architecture;
-pub use architecture::wrapper::{TextPlace, Wrapper};
 pub use buffers::Buffers;
 pub use cache::KvCache;
-pub use carried::{Carried, LayerEmbeddings};
+pub use calibrate::{KvCalibrationError, find_kv_levels};
+pub use carried::Carried;
 pub use chat::{ChatError, ChatTemplates, Message};
 pub use config::{Activation, ConfigError, HeadNorms, ModelConfig, read_json};
 pub use decoder::{Batch, Decoder, Hidden, load_config};
-pub use embedding::{Embedding, Table, load_embedding};
+pub use embedding::{Embedding, LayerEmbeddings, Table, load_embedding};
 pub use error::{ForwardError, LoadError};
 pub use generate::{
     Decoding, GenerateError, GenerateOptions, Generated, PREFILL, Sampler, Sampling, StopReason, generate,
 };
-pub use graph::{FusedGroup, LinearInfo, LinearInput, LinearKind, Role, StoredAs, TensorInfo};
+pub use graph::{FusedGroup, Half, LinearInfo, LinearInput, LinearKind, Role, StoredAs, TensorInfo};
 pub use input::InputQuantizer;
-pub use kv::{
-    CacheInF32, KvCalibrationError, KvParseError, KvPolicy, KvScheme, check_kv_levels, find_kv_levels,
-};
+pub use kv::{CacheInF32, KvParseError, KvPolicy, KvScheme, check_kv_levels};
 pub use layer::{Layer, LayerParts, Observer, Passage, Place, linear_weight};
 pub use linear::{LOW_RANK_TOKENS, Linear, add_extra, check_weight, forward_f32};
+pub use mantissa_arch::Architecture;
+pub use mantissa_arch::names::Names;
+pub use mantissa_arch::wrapper::{TextPlace, Wrapper};
 pub use memory::zeros;
 pub use norm::Norm;
 pub use operands::AttentionOperands;

@@ -3,156 +3,131 @@
 //!
 //! It reads `normed` `[rows, hidden]` and adds its result to `residual` `[rows, hidden]`, some rows at a time.
 
-use std::ops::Range;
-
 use mantissa_kernels::{for_each, kernels};
 
-use crate::config::{Activation, DenseMlp, MlpForm};
-use crate::error::ForwardError;
-use crate::flow::{Activations, Job, LayerFlow, Operators, scale};
-use crate::graph::{LinearInput, LinearKind, NormKind};
+use crate::config::{Activation, MlpForm, ModelConfig};
+use crate::frame::{Frame, scaled};
+use crate::program::{Buffer, Columns, Gating, Op, Output, View};
+use mantissa_arch::kinds::{LinearInput, LinearKind, NormKind};
 
 /// Least number of values that several threads compute.
 const MANY: usize = 1 << 16;
 
-/// Subtracts a threshold from the gate of each token, `[tokens, width]`, and cuts it off at 0: its mean and `cutoff`
-/// standard deviations (Gemma 3n).
-fn cut_off(width: usize, cutoff: f32, gate: &mut [f32]) {
-    for gate in gate.chunks_exact_mut(width) {
-        let mean = gate.iter().map(|x| f64::from(*x)).sum::<f64>() / width as f64;
-        let variance = gate.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum::<f64>() / width as f64;
-        let threshold = (mean + variance.sqrt() * f64::from(cutoff)) as f32;
-        gate.iter_mut().for_each(|x| *x = (*x - threshold).max(0.0));
+/// MLP that every token passes through.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Mlp {
+    /// Inner width.
+    pub(crate) width: usize,
+    form: MlpForm,
+    gating: Gating,
+    /// True if the inner activation is normed.
+    sub_norms: bool,
+    /// Standard deviations above its mean at which the gate of a token is cut off.
+    cutoff: Option<f32>,
+    /// Factors of the gate before its activation, and of the inner activation.
+    factors: [Option<f32>; 2],
+}
+
+impl Mlp {
+    /// Creates the MLP of layer `layer`.
+    pub(crate) fn new(config: &ModelConfig, layer: usize, gating: Gating) -> Self {
+        let factors = config.multipliers;
+        Mlp {
+            width: config.ffn(layer),
+            form: config.mlp,
+            gating,
+            sub_norms: config.has_sub_norms(),
+            cutoff: config.by_layer.cutoffs.get(layer).copied().flatten(),
+            factors: [factors.map(|factors| factors.gate), factors.map(|factors| factors.inner)],
+        }
+    }
+
+    /// Runs the MLP on the normed states. Beside `experts`, its result stays in scratch, normed; else it is added to the
+    /// residual stream.
+    pub(crate) fn lower(&self, frame: &Frame, beside_experts: bool, ops: &mut Vec<Op>) {
+        let [gate, up] = [Buffer::Gate, Buffer::Up].map(|buffer| View::kept(buffer, self.width));
+        let inner = View::part(Buffer::Inner, self.width);
+        self.gate_and_up(frame.normed(), [gate, up], ops);
+        ops.extend(self.cutoff.map(|deviations| Op::CutOff { x: gate, deviations }));
+        ops.extend(scaled(self.factors[0], gate));
+        ops.push(Op::ActMul { gating: self.gating, gate, up: Some(up), out: inner });
+        ops.extend(scaled(self.factors[1], inner));
+        let mut x = inner;
+        if self.sub_norms {
+            let out = View::kept(Buffer::NormedInner, self.width);
+            ops.push(Op::Norm { norm: NormKind::MlpSub, x, out });
+            x = out;
+        }
+        let scratch = View::part(Buffer::Wide, frame.hidden);
+        let down = (LinearKind::Down, LinearInput::Down);
+        if beside_experts {
+            let out = frame.normed();
+            let outputs = vec![Output { linear: LinearKind::Down, out, add: false }];
+            ops.push(Op::Matmuls { input: LinearInput::Down, x, outputs });
+            ops.push(Op::Norm { norm: NormKind::AfterDense, x: out, out: scratch });
+        } else {
+            frame.add_result(down, x, NormKind::AfterMlp, scratch, ops);
+        }
+    }
+
+    /// Projects `x` to gate and up, `[rows, width]`. Without a gate, `gate` receives the up projection and `up` ones.
+    fn gate_and_up(&self, x: View, [gate, up]: [View; 2], ops: &mut Vec<Op>) {
+        let output = |linear, out| Output { linear, out, add: false };
+        let input = LinearInput::GateUp;
+        match self.form {
+            MlpForm::Gated => {
+                let outputs = vec![output(LinearKind::Gate, gate), output(LinearKind::Up, up)];
+                ops.push(Op::Matmuls { input, x, outputs });
+            }
+            MlpForm::GatedJoined => {
+                let joined = View::part(Buffer::Wide, 2 * self.width);
+                ops.push(Op::Matmuls { input, x, outputs: vec![output(LinearKind::GateUp, joined)] });
+                for (out, from) in [(gate, 0), (up, self.width)] {
+                    let columns = Columns::new(joined, (from, 0), out, (0, 0), [1, self.width]);
+                    ops.push(Op::CopyColumns(columns));
+                }
+            }
+            MlpForm::Plain => {
+                ops.push(Op::Fill { out: up, value: 1.0 });
+                ops.push(Op::Matmuls { input, x, outputs: vec![output(LinearKind::Up, gate)] });
+            }
+        }
     }
 }
 
-impl LayerFlow {
-    /// Runs the MLP on `rows`, of which the first `real` are not padding.
-    pub(crate) fn mlp_part(
-        &self,
-        operators: &mut impl Operators,
-        rows: Range<usize>,
-        real: usize,
-        a: &mut Activations<'_>,
-    ) -> Result<(), ForwardError> {
-        let (d, ffn) = (self.hidden, self.intermediate);
-        let len = rows.len() * ffn;
-        let first = if a.mlp.keep { rows.start * ffn } else { 0 };
-        let rows = rows.start * d..rows.end * d;
-        let x = &a.normed[rows.clone()];
-        let (gate, up) = (&mut a.gate[first..first + len], &mut a.up[first..first + len]);
-        let inner = &mut a.inner[..len];
-        self.gate_and_up(operators, x, real, [&mut *gate, &mut *up], a.extra.wide)?;
-        if let Some(cutoff) = self.cutoff {
-            cut_off(ffn, cutoff, gate);
-        }
-        let factors = self.multipliers;
-        scale(factors.map(|factors| factors.gate), gate);
-        self.activate(ffn, gate, up, inner);
-        scale(factors.map(|factors| factors.inner), inner);
-        let x = if self.sub_norms {
-            let normed = if a.mlp.keep { &mut a.extra.wide[..len] } else { gate };
-            operators.norm(NormKind::MlpSub, inner, normed);
-            &*normed
-        } else {
-            &*inner
-        };
-        let residual = &mut a.residual[rows.clone()];
-        if !self.norms_results() {
-            let mut jobs = [Job { kind: LinearKind::Down, out: residual, accumulate: true }];
-            return operators.linears(LinearInput::Down, x, real, &mut jobs);
-        }
-        let out = &mut a.normed[rows];
-        let mut jobs = [Job { kind: LinearKind::Down, out: &mut *out, accumulate: false }];
-        operators.linears(LinearInput::Down, x, real, &mut jobs)?;
-        if self.experts.as_ref().is_some_and(|experts| experts.dense == DenseMlp::Normed) {
-            // The experts add their result before both are normed and added.
-            operators.norm(NormKind::AfterDense, out, &mut a.extra.wide[..out.len()]);
-            return Ok(());
-        }
-        Self::add_normed(operators, NormKind::AfterMlp, out, &mut a.extra.wide[..out.len()], residual);
-        Ok(())
-    }
-
-    /// Adds the layer's own input `e`, gated by the states: `residual += norm(P (act(G residual) · e))`, on `rows`, of
-    /// which the first `real` are not padding (Gemma 4).
-    pub(crate) fn add_input(
-        &self,
-        width: usize,
-        operators: &mut impl Operators,
-        rows: Range<usize>,
-        real: usize,
-        a: &mut Activations<'_>,
-    ) -> Result<(), ForwardError> {
-        let (d, n) = (self.hidden, rows.len() * width);
-        let at = rows.start * d..rows.end * d;
-        let (gate, inner) = (&mut a.gate[..n], &mut a.inner[..n]);
-        let mut jobs = [Job { kind: LinearKind::InputGate, out: &mut *gate, accumulate: false }];
-        // Of parallel streams, the corrected states with their factors.
-        let states = if self.streams.is_some() { &a.normed[at.clone()] } else { &a.residual[at.clone()] };
-        operators.linears(LinearInput::States, states, real, &mut jobs)?;
-        self.activate(width, gate, &a.layer_input[rows.start * width..rows.end * width], inner);
-        let out = &mut a.normed[at.clone()];
-        let mut jobs = [Job { kind: LinearKind::InputProjection, out: &mut *out, accumulate: false }];
-        operators.linears(LinearInput::Gated, inner, real, &mut jobs)?;
-        let normed = &mut a.extra.wide[..out.len()];
-        let Some(streams) = &self.streams else {
-            Self::add_normed(operators, NormKind::AfterInput, out, normed, &mut a.residual[at]);
-            return Ok(());
-        };
+/// Adds the layer's own input `e` `[rows, width]`, gated by the states: `residual += norm(P (act(G residual) · e))`
+/// (Gemma 4).
+pub(crate) fn add_input(width: usize, gating: Gating, frame: &Frame, ops: &mut Vec<Op>) {
+    let [gate, inner] = [Buffer::Gate, Buffer::Inner].map(|buffer| View::part(buffer, width));
+    let (out, normed) = (frame.normed(), View::part(Buffer::Wide, frame.hidden));
+    // Of parallel streams, the corrected states with their factors.
+    let states = if frame.streams.is_some() { frame.normed() } else { frame.residual() };
+    let gates = vec![Output { linear: LinearKind::InputGate, out: gate, add: false }];
+    let projected = vec![Output { linear: LinearKind::InputProjection, out, add: false }];
+    ops.extend([
+        Op::Matmuls { input: LinearInput::States, x: states, outputs: gates },
+        Op::ActMul { gating, gate, up: None, out: inner },
+        Op::Matmuls { input: LinearInput::Gated, x: inner, outputs: projected },
+        Op::Norm { norm: NormKind::AfterInput, x: out, out: normed },
+    ]);
+    match &frame.streams {
+        None => ops.push(Op::Add { x: normed, out: frame.residual() }),
         // To every stream but the first.
-        operators.norm(NormKind::AfterInput, out, normed);
-        for stream in a.streams.chunks_exact_mut(a.streams.len() / streams.count).skip(1) {
-            kernels().axpy(1.0, normed, &mut stream[at.clone()]);
-        }
-        Ok(())
-    }
-
-    /// Projects `x` to gate and up, `[rows, intermediate]`. Without a gate, `gate` receives the up projection and
-    /// `up` ones.
-    fn gate_and_up(
-        &self,
-        operators: &mut impl Operators,
-        x: &[f32],
-        real: usize,
-        [gate, up]: [&mut [f32]; 2],
-        wide: &mut [f32],
-    ) -> Result<(), ForwardError> {
-        let accumulate = false;
-        match self.mlp {
-            MlpForm::Gated => {
-                let mut jobs = [
-                    Job { kind: LinearKind::Gate, out: gate, accumulate },
-                    Job { kind: LinearKind::Up, out: up, accumulate },
-                ];
-                operators.linears(LinearInput::GateUp, x, real, &mut jobs)
-            }
-            MlpForm::GatedJoined => {
-                let (ffn, joined) = (self.intermediate, &mut wide[..2 * gate.len()]);
-                let mut jobs = [Job { kind: LinearKind::GateUp, out: &mut *joined, accumulate }];
-                operators.linears(LinearInput::GateUp, x, real, &mut jobs)?;
-                let parts = gate.chunks_exact_mut(ffn).zip(up.chunks_exact_mut(ffn));
-                for (joined, (gate, up)) in joined.chunks_exact(2 * ffn).zip(parts) {
-                    gate.copy_from_slice(&joined[..ffn]);
-                    up.copy_from_slice(&joined[ffn..]);
-                }
-                Ok(())
-            }
-            MlpForm::Plain => {
-                up.fill(1.0);
-                let mut jobs = [Job { kind: LinearKind::Up, out: gate, accumulate }];
-                operators.linears(LinearInput::GateUp, x, real, &mut jobs)
-            }
+        Some(streams) => {
+            ops.extend(
+                (1..streams.count).map(|i| Op::Add { x: normed, out: streams.stream(i, frame.hidden) }),
+            );
         }
     }
+}
 
-    /// Computes `inner = act(gate) · up`, all `[rows, width]`.
-    pub fn activate(&self, width: usize, gate: &[f32], up: &[f32], inner: &mut [f32]) {
-        let threads = if inner.len() < MANY { 1 } else { self.threads };
+impl Gating {
+    /// Computes `inner = act(gate) · up`, all `[rows, width]`, on up to `threads` threads.
+    pub(crate) fn run(&self, threads: usize, width: usize, gate: &[f32], up: &[f32], inner: &mut [f32]) {
+        let threads = if inner.len() < MANY { 1 } else { threads };
         let piece = ((inner.len() / width).div_ceil(threads) * width).max(1);
-        let limited = self.experts.as_ref().and_then(|experts| experts.limited);
         let pieces = gate.chunks(piece).zip(up.chunks(piece)).zip(inner.chunks_mut(piece));
-        for_each(threads, pieces, |((gate, up), inner)| match (limited, self.activation) {
+        for_each(threads, pieces, |((gate, up), inner)| match (self.limited, self.activation) {
             (Some(l), _) => kernels().limited_swiglu_mul([l.alpha, l.limit, l.offset], gate, up, inner),
             (None, Activation::Silu) => kernels().silu_mul(gate, up, inner),
             (None, Activation::Relu2) => kernels().relu2_mul(gate, up, inner),
@@ -161,9 +136,9 @@ impl LayerFlow {
         });
     }
 
-    /// Backward of [`activate`](Self::activate) on this thread: `gate` and `up` become their gradients, and `inner`,
-    /// which holds its gradient, becomes the activation again. Clamped SwiGLU has none, and must not be asked for.
-    pub fn activate_backward(&self, gate: &mut [f32], up: &mut [f32], inner: &mut [f32]) {
+    /// Backward of [`run`](Self::run) on this thread: `gate` and `up` become their gradients, and `inner`, which holds its
+    /// gradient, becomes the activation again. Clamped SwiGLU has none, and must not be asked for.
+    pub(crate) fn run_backward(&self, gate: &mut [f32], up: &mut [f32], inner: &mut [f32]) {
         match self.activation {
             Activation::Silu => kernels().silu_mul_backward(gate, up, inner),
             Activation::Relu2 => kernels().relu2_mul_backward(gate, up, inner),

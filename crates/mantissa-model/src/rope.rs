@@ -195,6 +195,14 @@ impl Yarn {
     }
 }
 
+/// Brings the values of each adjacent pair half of `to` apart: the first values of all pairs, then the second ones.
+pub(crate) fn split_pairs(pairs: &[f32], to: &mut [f32]) {
+    let (first, second) = to.split_at_mut(to.len() / 2);
+    for ((pair, first), second) in pairs.chunks_exact(2).zip(first).zip(second) {
+        (*first, *second) = (pair[0], pair[1]);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

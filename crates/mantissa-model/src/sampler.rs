@@ -1,26 +1,14 @@
-//! Samplers: the order in which a distribution is cut, and the source of its random numbers.
+//! Sampler of llama.cpp: another order in which a distribution is cut, and another source of random numbers.
 //!
-//! [`Sampler::LlamaCpp`] draws as llama.cpp does by default: `top_k`, `top_p` and `min_p` cut the distribution at
-//! temperature 1, then the temperature is applied, then a token is drawn by a number of 53 bits from MT19937 (Matsumoto
-//! and Nishimura 1998, "Mersenne Twister"), two words each, as `std::uniform_real_distribution<double>` of libstdc++
-//! makes it. The same seed and logits give llama.cpp's tokens, for comparisons of the two programs.
+//! [`Sampler::LlamaCpp`](crate::Sampler::LlamaCpp) draws as llama.cpp does by default: `top_k`, `top_p` and `min_p` cut
+//! the distribution at temperature 1, then the temperature is applied, then a token is drawn by a number of 53 bits from
+//! MT19937 (Matsumoto and Nishimura 1998, "Mersenne Twister"), two words each, as
+//! `std::uniform_real_distribution<double>` of libstdc++ makes it. The same seed and logits give llama.cpp's tokens, for
+//! comparisons of the two programs.
 
 use mantissa_num::round::random_u32;
-use serde::{Deserialize, Serialize};
 
-use crate::generate::{Sampling, descending};
-
-/// Order of cuts and source of random numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Sampler {
-    /// Temperature first, then `min_p`, `top_k`, `top_p`; random numbers of Philox.
-    #[default]
-    #[serde(rename = "mantissa")]
-    Mantissa,
-    /// As llama.cpp: `top_k`, `top_p`, `min_p`, then temperature; random numbers of MT19937.
-    #[serde(rename = "llama.cpp")]
-    LlamaCpp,
-}
+use crate::sampling::Sampling;
 
 /// Words of the state of MT19937.
 const WORDS: usize = 624;
@@ -71,6 +59,11 @@ pub(crate) fn llama_cpp(
         held >= target
     });
     chosen.or(choices.last()).map(|(_, id)| *id)
+}
+
+/// Order of choices: the largest first; of equals, the lowest id.
+pub(crate) fn descending(a: &(f64, u32), b: &(f64, u32)) -> std::cmp::Ordering {
+    b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 
 /// Number `draw` of the doubles in [0, 1) that MT19937 with this seed gives. Takes about `draw / 312` microseconds.
@@ -124,6 +117,7 @@ fn temper(mut y: u32) -> u32 {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::sampling::Sampler;
 
     /// The C++ standard fixes the 10 000th word of the default seed, 5489: 4123659995.
     #[test]

@@ -12,20 +12,18 @@
 //! Before the first layer `x_i = W_i e`, scaled to the mean square of the embedding `e = x_0`; after the last one the
 //! states are the mean of `x_0` and all `U_i x_i`, scaled to the mean square of `x_0`.
 
-use std::ops::Range;
-
 use mantissa_kernels::kernels;
 
 use crate::config::Streams;
-use crate::flow::{Activations, LayerFlow, Operators};
-use crate::graph::kinds::{NormKind, SideKind, VectorKind};
+use crate::program::{Buffer, Op, View};
+use mantissa_arch::kinds::{NormKind, SideKind, VectorKind};
 
 /// Least mean square that a stream is scaled from.
 const LEAST: f32 = 1e-5;
 
 /// Parallel streams of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct StreamFlow {
+pub(crate) struct AltUp {
     /// Number of streams.
     pub(crate) count: usize,
     /// Inner width of the low-rank path.
@@ -38,131 +36,133 @@ pub(crate) struct StreamFlow {
     pub(crate) last: bool,
 }
 
-impl Streams {
-    /// Scratch values per row.
-    pub(crate) fn scratch(&self, hidden: usize) -> usize {
-        (self.count * (self.count + 1)).max(self.laurel + 2 * hidden)
-    }
-}
-
-impl LayerFlow {
-    /// Predicts the streams of `rows` rows. The residual stream becomes the first of them, unless it has `advanced` inside
-    /// the layer.
-    pub(crate) fn predict(
-        &self,
-        operators: &mut impl Operators,
-        rows: usize,
-        advanced: bool,
-        a: &mut Activations<'_>,
-    ) {
-        let Some(StreamFlow { count: n, first, .. }) = self.streams else { return };
-        let (d, len, stride) = (self.hidden, rows * self.hidden, a.streams.len() / n);
-        if !advanced {
-            a.streams[..len].copy_from_slice(&a.residual[..len]);
-        }
-        if first {
-            let (embedding, others) = a.streams.split_at_mut(stride);
-            for (i, stream) in (1..).zip(others.chunks_exact_mut(stride)) {
-                operators.side(SideKind::EnterStream(i), &embedding[..len], &mut stream[..len]);
-                match_squares(d, &embedding[..len], &mut stream[..len]);
-            }
-        }
-        let (weights, matrices) = a.extra.wide[..rows * n * (n + 1)].split_at_mut(rows * n);
-        self.modalities(operators, &a.streams[..len], &mut a.normed[..len], weights);
-        operators.side(SideKind::Prediction, weights, matrices);
-        let mut x = [0.0; Streams::MOST];
-        for (row, matrix) in matrices.chunks_exact(n * n).enumerate() {
-            for at in row * d..(row + 1) * d {
-                x.iter_mut().zip(a.streams.chunks_exact(stride)).for_each(|(x, stream)| *x = stream[at]);
-                for (stream, matrix) in a.streams.chunks_exact_mut(stride).zip(matrix.chunks_exact(n)) {
-                    stream[at] += matrix.iter().zip(&x).map(|(c, x)| c * x).sum::<f32>();
-                }
-            }
-        }
-        if !advanced {
-            a.residual[..len].copy_from_slice(&a.streams[..len]);
-        }
+impl AltUp {
+    /// Stream `index`, `[rows, hidden]`.
+    pub(crate) fn stream(&self, index: usize, hidden: usize) -> View {
+        View::stream(index, self.count, hidden)
     }
 
-    /// Computes `m(x)` of rows `x` `[rows, hidden]` into `out` `[rows, streams]`. `normed` is scratch.
-    fn modalities(&self, operators: &mut impl Operators, x: &[f32], normed: &mut [f32], out: &mut [f32]) {
-        operators.norm(NormKind::Modalities, x, normed);
-        operators.side(SideKind::Modalities, normed, out);
-        let hidden = self.hidden as f64;
-        out.iter_mut().for_each(|x| *x = (f64::from(*x) / hidden).tanh() as f32);
+    /// Predicts the streams. The residual stream becomes the first of them, unless it has `advanced` inside the layer.
+    pub(crate) fn predict(&self, hidden: usize, advanced: bool) -> Vec<Op> {
+        let (n, mut ops) = (self.count, Vec::new());
+        let (residual, embedding) = (View::new(Buffer::Residual, hidden), self.stream(0, hidden));
+        if !advanced {
+            ops.push(Op::Copy { x: residual, out: embedding });
+        }
+        if self.first {
+            for (side, i) in (1..).map(SideKind::EnterStream).zip(1..n) {
+                let out = self.stream(i, hidden);
+                ops.push(Op::Side { side, x: embedding, out });
+                ops.push(Op::MatchSquares { like: embedding, x: out });
+            }
+        }
+        let [weights, matrices] = View::scratch([n, n * n]);
+        modalities(embedding, View::new(Buffer::Normed, hidden), weights, &mut ops);
+        ops.push(Op::Side { side: SideKind::Prediction, x: weights, out: matrices });
+        ops.push(Op::MixStreams { matrices, first: embedding });
+        if !advanced {
+            ops.push(Op::Copy { x: embedding, out: residual });
+        }
+        ops
     }
 
     /// Adds the low-rank path to the residual stream: `residual += h + norm(B A h)` with `h = norm(residual)`.
-    pub(crate) fn add_laurel(&self, operators: &mut impl Operators, rows: usize, a: &mut Activations<'_>) {
-        let Some(StreamFlow { laurel, .. }) = self.streams else { return };
-        let len = rows * self.hidden;
-        let (residual, h) = (&mut a.residual[..len], &mut a.normed[..len]);
-        operators.norm(NormKind::Input, residual, h);
-        let (inner, rest) = a.extra.wide.split_at_mut(rows * laurel);
-        let (result, normed) = rest[..2 * len].split_at_mut(len);
-        operators.side(SideKind::LaurelLeft, h, inner);
-        operators.side(SideKind::LaurelRight, inner, result);
-        operators.norm(NormKind::AfterLaurel, result, normed);
-        kernels().axpy(1.0, h, residual);
-        kernels().axpy(1.0, normed, residual);
+    pub(crate) fn add_laurel(&self, hidden: usize, ops: &mut Vec<Op>) {
+        let (residual, h) = (View::new(Buffer::Residual, hidden), View::new(Buffer::Normed, hidden));
+        let [inner, result, normed] = View::scratch([self.laurel, hidden, hidden]);
+        ops.extend([
+            Op::Norm { norm: NormKind::Input, x: residual, out: h },
+            Op::Side { side: SideKind::LaurelLeft, x: h, out: inner },
+            Op::Side { side: SideKind::LaurelRight, x: inner, out: result },
+            Op::Norm { norm: NormKind::AfterLaurel, x: result, out: normed },
+            Op::Add { x: h, out: residual },
+            Op::Add { x: normed, out: residual },
+        ]);
     }
 
-    /// Corrects the streams by what the layer made of the first, for some rows. The residual stream becomes the first of
-    /// them, `normed` the states that gate the layer's own input.
-    pub(crate) fn correct(
-        &self,
-        operators: &mut impl Operators,
-        rows: Range<usize>,
-        a: &mut Activations<'_>,
-    ) {
-        let Some(StreamFlow { count: n, scales, .. }) = self.streams else { return };
-        let (d, stride) = (self.hidden, a.streams.len() / n);
-        let (at, count) = (rows.start * d..rows.end * d, rows.len());
-        let (weights, shares) = a.extra.wide[..2 * count * n].split_at_mut(count * n);
-        self.modalities(operators, &a.residual[at.clone()], &mut a.normed[at.clone()], weights);
-        operators.side(SideKind::Correction, weights, shares);
-        for (row, shares) in rows.zip(shares.chunks_exact(n)) {
-            for at in row * d..(row + 1) * d {
-                let change = a.residual[at] - a.streams[at];
-                for (stream, share) in a.streams.chunks_exact_mut(stride).zip(shares) {
-                    stream[at] += change * (share + 1.0);
-                }
-            }
-        }
-        let states = &a.streams[at.clone()];
-        a.residual[at.clone()].copy_from_slice(states);
-        let normed = &mut a.normed[at];
-        normed.copy_from_slice(states);
-        if let Some(factors) = operators.vector(VectorKind::StreamScale).filter(|_| scales) {
-            for row in normed.chunks_exact_mut(d) {
-                row.iter_mut().zip(factors).for_each(|(x, factor)| *x *= factor);
-            }
+    /// Corrects the streams by what the layer made of the first. The residual stream becomes the first of them, the normed
+    /// copy the states that gate the layer's own input. After the last layer the streams are joined.
+    pub(crate) fn correct(&self, hidden: usize, ops: &mut Vec<Op>) {
+        let (residual, normed) = (View::new(Buffer::Residual, hidden), View::new(Buffer::Normed, hidden));
+        let first = self.stream(0, hidden);
+        let weights = View::part(Buffer::Wide, self.count);
+        let shares = weights.then(self.count);
+        modalities(residual, normed, weights, ops);
+        ops.extend([
+            Op::Side { side: SideKind::Correction, x: weights, out: shares },
+            Op::CorrectStreams { shares, first, changed: residual },
+            Op::Copy { x: first, out: residual },
+            Op::Copy { x: first, out: normed },
+        ]);
+        if self.scales {
+            ops.push(Op::ScaleByVector { x: normed, vector: VectorKind::StreamScale });
         }
     }
 
-    /// Joins the streams after the last layer into the residual stream, for some rows.
-    pub(crate) fn join_streams(
-        &self,
-        operators: &mut impl Operators,
-        rows: Range<usize>,
-        a: &mut Activations<'_>,
-    ) {
-        let Some(StreamFlow { count: n, last: true, .. }) = self.streams else { return };
-        let (d, stride) = (self.hidden, a.streams.len() / n);
-        let at = rows.start * d..rows.end * d;
-        let (residual, joined) = (&mut a.residual[at.clone()], &mut a.extra.wide[..at.len()]);
-        let (states, others) = a.streams.split_at(stride);
-        for (i, stream) in (1..).zip(others.chunks_exact(stride)) {
-            operators.side(SideKind::LeaveStream(i), &stream[at.clone()], joined);
-            match_squares(d, &states[at.clone()], joined);
-            kernels().axpy(1.0, joined, residual);
+    /// Joins the streams after the last layer into the residual stream.
+    pub(crate) fn join(&self, hidden: usize, ops: &mut Vec<Op>) {
+        if !self.last {
+            return;
         }
-        residual.iter_mut().for_each(|x| *x /= n as f32);
+        let (residual, like) = (View::new(Buffer::Residual, hidden), self.stream(0, hidden));
+        let joined = View::part(Buffer::Wide, hidden);
+        for (side, i) in (1..).map(SideKind::LeaveStream).zip(1..self.count) {
+            ops.extend([
+                Op::Side { side, x: self.stream(i, hidden), out: joined },
+                Op::MatchSquares { like, x: joined },
+                Op::Add { x: joined, out: residual },
+            ]);
+        }
+        ops.push(Op::Divide { x: residual, by: self.count as f32 });
+    }
+}
+
+/// Computes `m(x)` of rows `x` `[rows, hidden]` into `out` `[rows, streams]`. `normed` is scratch.
+fn modalities(x: View, normed: View, out: View, ops: &mut Vec<Op>) {
+    ops.extend([
+        Op::Norm { norm: NormKind::Modalities, x, out: normed },
+        Op::Side { side: SideKind::Modalities, x: normed, out },
+        Op::Tanh { x: out, divisor: x.width as f64 },
+    ]);
+}
+
+/// Adds its row of `matrices` `[rows, n, n]` times the streams to every stream, `[n, stride]` each, for rows from `begin` on.
+pub(crate) fn mix_streams(matrices: &[f32], n: usize, (begin, hidden): (usize, usize), streams: &mut [f32]) {
+    let stride = streams.len() / n;
+    let mut x = [0.0; Streams::MOST];
+    for (row, matrix) in (begin..).zip(matrices.chunks_exact(n * n)) {
+        for at in row * hidden..(row + 1) * hidden {
+            x.iter_mut().zip(streams.chunks_exact(stride)).for_each(|(x, stream)| *x = stream[at]);
+            for (stream, matrix) in streams.chunks_exact_mut(stride).zip(matrix.chunks_exact(n)) {
+                stream[at] += matrix.iter().zip(&x).map(|(c, x)| c * x).sum::<f32>();
+            }
+        }
+    }
+}
+
+/// Adds to every stream its share, plus 1, of the change of the first to `changed` `[rows, hidden]`, for rows from `begin`
+/// on.
+pub(crate) fn correct_streams(
+    shares: &[f32],
+    n: usize,
+    (begin, hidden): (usize, usize),
+    changed: &[f32],
+    streams: &mut [f32],
+) {
+    let stride = streams.len() / n;
+    let rows = shares.chunks_exact(n).zip(changed.chunks_exact(hidden));
+    for (row, (shares, changed)) in (begin..).zip(rows) {
+        for (at, changed) in (row * hidden..).zip(changed) {
+            let change = changed - streams[at];
+            for (stream, share) in streams.chunks_exact_mut(stride).zip(shares) {
+                stream[at] += change * (share + 1.0);
+            }
+        }
     }
 }
 
 /// Scales each row of `x` `[rows, width]` to the mean square of that row of `like`.
-fn match_squares(width: usize, like: &[f32], x: &mut [f32]) {
+pub(crate) fn match_squares(width: usize, like: &[f32], x: &mut [f32]) {
     let mean = |x: &[f32]| kernels().dot(x, x) / width as f32;
     for (like, x) in like.chunks_exact(width).zip(x.chunks_exact_mut(width)) {
         let factor = (mean(like) / mean(x).max(LEAST)).sqrt();

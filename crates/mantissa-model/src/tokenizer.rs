@@ -12,18 +12,19 @@ mod error;
 mod fault;
 pub mod gguf;
 mod guard;
+mod limits;
 mod regexes;
 mod steps;
 mod stream;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::{self, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use mantissa_store::json;
+use mantissa_store::shown::misleads;
+use mantissa_store::{Error, json, regular};
 use serde_json::Value;
+use tokenizers::{NormalizedString, Normalizer};
 
 pub use bytes::TokenText;
 pub use error::TokenizerError;
@@ -261,7 +262,8 @@ impl Tokenizer {
     }
 
     /// Longest text that is encoded in one piece, in bytes: 16 MiB divided by the factor by which the file's steps can
-    /// lengthen a text, and 64 KiB if one of its regular expressions may take quadratic time.
+    /// lengthen a text, less where its tokens and steps take more than 250 ns per byte, and 64 KiB if one of its regular
+    /// expressions may take quadratic time.
     pub fn max_text(&self) -> u64 {
         self.max_text
     }
@@ -294,23 +296,17 @@ fn call<T>(
 ) -> Result<T, TokenizerError> {
     let invalid = |message: String| {
         // One short line: the message may quote the file.
-        let message = message.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect();
+        let message = message.chars().map(|c| if misleads(c) { ' ' } else { c }).take(200).collect();
         TokenizerError::Invalid { path: path.into(), operation, message }
     };
     guarded(f).map_err(invalid)?.map_err(|error| invalid(error.to_string()))
 }
 
 fn read_capped(path: &Path) -> Result<Vec<u8>, TokenizerError> {
-    let failed = |error: io::Error| match error.kind() {
-        io::ErrorKind::NotFound => TokenizerError::Missing { path: path.into() },
-        _ => TokenizerError::Io { path: path.into(), error },
-    };
-    let mut bytes = Vec::new();
-    File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut bytes)).map_err(failed)?;
-    if bytes.len() as u64 > MAX_FILE {
-        return Err(TokenizerError::TooLarge { path: path.into(), allowed: MAX_FILE });
-    }
-    Ok(bytes)
+    regular::read(path, MAX_FILE, "a tokenizer.json").map_err(|error| match error {
+        Error::Missing { .. } => TokenizerError::Missing { path: path.into() },
+        error => error.into(),
+    })
 }
 
 /// Loads a checked file, and checks that added tokens have the ids stated in the file. Also returns the longest text
@@ -319,7 +315,10 @@ fn load_checked(path: &Path, file: Value) -> Result<(tokenizers::Tokenizer, u64)
     let Checked { json, max_text, added } = check::check(path, file)?;
     let inner = call(path, "load", || tokenizers::Tokenizer::from_bytes(&json))?;
     match added.iter().find(|(token, id)| inner.token_to_id(token) != Some(*id)) {
-        None => Ok((inner, max_text)),
+        None => {
+            let longest = longest_normalized(path, &inner)?;
+            Ok((inner, limits::max_text(limits::cost_of_added(longest), max_text)))
+        }
         Some((token, id)) => Err(TokenizerError::Field {
             path: path.into(),
             field: "added_tokens".into(),
@@ -327,6 +326,29 @@ fn load_checked(path: &Path, file: Value) -> Result<(tokenizers::Tokenizer, u64)
             allowed: "the ids of the file".into(),
         }),
     }
+}
+
+/// Longest text that the search for added tokens looks for after normalization, in bytes.
+fn longest_normalized(path: &Path, inner: &tokenizers::Tokenizer) -> Result<usize, TokenizerError> {
+    let Some(normalizer) = inner.get_normalizer() else { return Ok(0) };
+    let mut longest = 0;
+    for token in inner.get_added_tokens_decoder().into_values().filter(|token| token.normalized) {
+        let normalize = || {
+            let mut text = NormalizedString::from(token.content.as_str());
+            normalizer.normalize(&mut text).map(|()| text.get().len())
+        };
+        let found = call(path, "load", normalize)?;
+        if found > limits::MAX_ADDED {
+            return Err(TokenizerError::Field {
+                path: path.into(),
+                field: "added_tokens".into(),
+                found: format!("\"{}\" of {found} bytes after normalization", token.content),
+                allowed: format!("at most {} bytes", limits::MAX_ADDED),
+            });
+        }
+        longest = longest.max(found);
+    }
+    Ok(longest)
 }
 
 /// Reads a special token of `tokenizer_config.json`: a string, or an added token with its content.

@@ -2,9 +2,10 @@
 //!
 //! These are the quantized types of GGUF (ggml's `ggml-common.h` and `ggml-quants.c`, named as in ggml's
 //! `docs/gguf.md`). Decoding matches the C reference bit for bit: one f32 operation at a time, in its order, without
-//! fused multiply-add. Each file below holds one family. To add a closed format, add one [`Codec`] to a file, or a
-//! file.
+//! fused multiply-add. Each family is one file, which holds its [`Codec`]s; `table.rs` lists them by [`CodecId`]. To
+//! add a closed format, add one codec to a file, or a file, and its rows in the table.
 
+mod coder;
 mod fp4;
 mod grids;
 mod integers;
@@ -15,13 +16,13 @@ mod legacy;
 mod nibbles;
 mod search;
 mod sixteen;
+mod table;
 mod ternary;
 
+pub use coder::encode_with;
 pub use integers::{BlockIntegers, Integers, Part};
 pub use nibbles::Nibbles;
 
-use crate::error::TensorError;
-use crate::lanes::{Lanes, Portable};
 use crate::minifloat::{F16, f16_bits};
 
 /// Name of a closed block format.
@@ -122,58 +123,6 @@ impl CodecId {
         CodecId::Mxfp4,
         CodecId::Nvfp4,
     ];
-
-    /// The codec itself.
-    pub const fn codec(self) -> &'static Codec {
-        match self {
-            CodecId::Iq1M => &iq::IQ1_M,
-            CodecId::Iq1S => &iq::IQ1_S,
-            CodecId::Iq2S => &iq::IQ2_S,
-            CodecId::Iq2Xs => &iq::IQ2_XS,
-            CodecId::Iq2Xxs => &iq::IQ2_XXS,
-            CodecId::Iq3S => &iq::IQ3_S,
-            CodecId::Iq3Xxs => &iq::IQ3_XXS,
-            CodecId::Iq4Nl => &iq4::IQ4_NL,
-            CodecId::Iq4Xs => &iq4::IQ4_XS,
-            CodecId::Mxfp4 => &fp4::MXFP4,
-            CodecId::Nvfp4 => &fp4::NVFP4,
-            CodecId::Q1_0 => &legacy::Q1_0,
-            CodecId::Q2_0 => &legacy::Q2_0,
-            CodecId::Q2K => &k_quants::Q2_K,
-            CodecId::Q3K => &k_quants::Q3_K,
-            CodecId::Q4_0 => &legacy::Q4_0,
-            CodecId::Q4_1 => &legacy::Q4_1,
-            CodecId::Q4K => &k_quants::Q4_K,
-            CodecId::Q5_0 => &legacy::Q5_0,
-            CodecId::Q5_1 => &legacy::Q5_1,
-            CodecId::Q5K => &k_quants::Q5_K,
-            CodecId::Q6K => &k_quants::Q6_K,
-            CodecId::Q8_0 => &legacy::Q8_0,
-            CodecId::Q8_1 => &legacy::Q8_1,
-            CodecId::Q8K => &k_quants::Q8_K,
-            CodecId::Tq1_0 => &ternary::TQ1_0,
-            CodecId::Tq2_0 => &ternary::TQ2_0,
-        }
-    }
-
-    /// Name in the Scheme grammar.
-    pub const fn name(self) -> &'static str {
-        self.codec().name
-    }
-
-    /// Grid of a lattice type (IQ1 to IQ3), data of the format. Each entry holds the level indices of a point's
-    /// coordinates, the first in the low bits: two bits each, three in IQ3.
-    pub const fn grid(self) -> Option<&'static [u16]> {
-        match self {
-            CodecId::Iq1S | CodecId::Iq1M => Some(&grids::IQ1),
-            CodecId::Iq2Xxs => Some(&grids::IQ2_XXS),
-            CodecId::Iq2Xs => Some(&grids::IQ2_XS),
-            CodecId::Iq2S => Some(&grids::IQ2_S),
-            CodecId::Iq3Xxs => Some(&grids::IQ3_XXS),
-            CodecId::Iq3S => Some(&grids::IQ3_S),
-            _ => None,
-        }
-    }
 }
 
 impl Codec {
@@ -199,98 +148,6 @@ impl Codec {
     /// A slice is shorter than a block.
     pub fn decode_block(&self, block: &[u8], out: &mut [f32]) {
         (self.decode)(&block[..self.bytes], &mut out[..self.elements]);
-    }
-
-    /// Decodes all whole blocks that both slices hold.
-    #[inline(always)]
-    pub fn decode(&self, blocks: &[u8], out: &mut [f32]) {
-        // Call hot decoders by name: code behind a pointer is not compiled for the caller's instruction set.
-        match self.id {
-            CodecId::Q4_0 => self.decode_by(legacy::decode_q4_0, blocks, out),
-            CodecId::Q8_0 => self.decode_by(legacy::decode_q8_0, blocks, out),
-            CodecId::Q4K => self.decode_by(k_quants::decode_q4_k, blocks, out),
-            CodecId::Q6K => self.decode_by(k_quants::decode_q6_k, blocks, out),
-            _ => self.decode_by(self.decode, blocks, out),
-        }
-    }
-
-    #[inline(always)]
-    fn decode_by(&self, decode: impl Fn(&[u8], &mut [f32]), blocks: &[u8], out: &mut [f32]) {
-        for (block, out) in blocks.chunks_exact(self.bytes).zip(out.chunks_exact_mut(self.elements)) {
-            decode(block, out);
-        }
-    }
-
-    /// Encodes one block of finite values. A scale beyond f16 is stored as infinity, as in the reference. Such a
-    /// block decodes to infinities and NaN; it needs magnitudes beyond 65504 times the largest code, and
-    /// [`quantize`](crate::quantize) refuses it.
-    ///
-    /// # Panics
-    /// A slice is shorter than a block.
-    pub fn encode_block(&self, x: &[f32], block: &mut [u8]) {
-        self.encode(&x[..self.elements], None, &mut block[..self.bytes]);
-    }
-
-    /// Encodes all whole blocks that both slices hold. `importance` has one finite, non-negative weight per column of
-    /// whole rows, by which a search weights squared errors; formulas [ignore](Self::takes_importance) it.
-    pub fn encode(&self, x: &[f32], importance: Option<&[f32]>, blocks: &mut [u8]) {
-        encode_with(Portable, self, x, importance, blocks);
-    }
-}
-
-/// Like [`Codec::encode`], using the lanes `l`, which give the same bytes.
-#[inline(always)]
-pub fn encode_with<L: Lanes>(l: L, codec: &Codec, x: &[f32], importance: Option<&[f32]>, blocks: &mut [u8]) {
-    let n = codec.elements;
-    let (x, blocks) = match importance.filter(|_| codec.takes_importance()) {
-        None => sixteen::encode(l, codec.id, x, blocks),
-        Some(_) => (x, blocks),
-    };
-    let mut weights = importance.map(|all| all.chunks_exact(n).cycle());
-    for (x, block) in x.chunks_exact(n).zip(blocks.chunks_exact_mut(codec.bytes)) {
-        let weights = weights.as_mut().and_then(Iterator::next);
-        match (codec.encode, weights) {
-            (Encode::Search, _) => search::encode_block(l, codec.id, x, weights, block),
-            // The formula handles larger values.
-            (Encode::Weighed(_), Some(_)) if amax(x) <= F16.max() => {
-                search::encode_block(l, codec.id, x, weights, block);
-            }
-            // Call by name: code behind a pointer is not compiled for the level of `l`.
-            (Encode::Formula(_) | Encode::Weighed(_), _) if codec.id == CodecId::Q4_0 => {
-                legacy::encode_q4_0(x, block);
-            }
-            (Encode::Formula(_), _) if codec.id == CodecId::Q8_0 => legacy::encode_q8_0(x, block),
-            (Encode::Formula(encode) | Encode::Weighed(encode), _) => encode(x, block),
-        }
-    }
-}
-
-impl Codec {
-    /// Refuses blocks that decode to infinity. A scale never exceeds the values of its block, so most blocks pass
-    /// without decoding.
-    ///
-    /// # Errors
-    /// [`TensorError::ScaleOverflow`].
-    pub fn check_scales(&self, x: &[f32], blocks: &[u8]) -> Result<(), TensorError> {
-        let mut values = vec![0.0; self.elements];
-        let mut count = 0;
-        let mut first = None;
-        for (i, (x, block)) in x.chunks_exact(self.elements).zip(blocks.chunks_exact(self.bytes)).enumerate()
-        {
-            let amax = amax(x);
-            if amax <= F16.max() {
-                continue;
-            }
-            self.decode_block(block, &mut values);
-            if values.iter().any(|v| !v.is_finite()) {
-                count += 1;
-                first = first.or(Some((i * self.elements, amax)));
-            }
-        }
-        match first {
-            None => Ok(()),
-            Some((index, amax)) => Err(TensorError::ScaleOverflow { count, index, amax, codec: self.name }),
-        }
     }
 }
 

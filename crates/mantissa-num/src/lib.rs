@@ -15,30 +15,37 @@
 //! ```
 #![forbid(unsafe_code)]
 
+// Layer: arithmetic and bit layouts.
 pub mod accumulate;
-pub mod blockwise;
-pub mod codebook;
-pub mod codec;
 mod codes;
 pub mod e8m0;
 mod error;
-pub mod format;
-pub mod grammar;
-pub mod hadamard;
-pub mod lanes;
-mod level;
-pub mod lloyd;
 pub mod minifloat;
 mod nearest;
 pub mod pack;
 pub mod round;
-pub mod scheme;
-pub mod stored;
 pub mod swizzle;
-mod tensor;
+
+// Layer: codes of elements and of blocks.
+pub mod codebook;
+pub mod codec;
+pub mod hadamard;
+pub mod lanes;
+pub mod lloyd;
+pub mod stored;
 pub mod trellis;
-mod unfold;
+
+// Layer: schemes and their grammar.
+pub mod format;
+pub mod grammar;
+mod level;
+pub mod scheme;
 pub mod variant;
+
+// Layer: quantized tensors.
+pub mod blockwise;
+mod tensor;
+mod unfold;
 
 pub use accumulate::{Accumulator, AccumulatorError};
 pub use codec::CodecId;

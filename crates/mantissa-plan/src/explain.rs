@@ -10,6 +10,7 @@ mod inference;
 mod measures;
 mod number;
 mod practice;
+mod topic;
 mod training;
 
 use serde::Serialize;
@@ -17,48 +18,7 @@ use serde::Serialize;
 pub use corrections::{CORRECTIONS, Correction, Figure};
 pub use measures::{accumulator_error, sqnr};
 pub use number::{Anatomy, AnatomyError, anatomy};
-
-use crate::hardware::Device;
-use crate::precision::{Kv, Precision};
-use crate::recommend::Load;
-use crate::roofline::Setup;
-use crate::shape::ModelShape;
-
-/// Model, device and load that an answer is about.
-#[derive(Clone, Copy, Debug)]
-pub struct Scene<'a> {
-    /// Model.
-    pub shape: &'a ModelShape,
-    /// Device.
-    pub device: &'a Device,
-    /// Load.
-    pub load: &'a Load,
-}
-
-impl<'a> Scene<'a> {
-    /// Returns the model in a precision with a KV scheme on the device.
-    pub(crate) fn setup(&self, precision: &'a Precision, kv: &'a Kv) -> Setup<'a> {
-        let Load { devices, reduce_bits, .. } = *self.load;
-        Setup { shape: self.shape, precision, kv, device: self.device, devices, reduce_bits }
-    }
-}
-
-/// Standing question.
-#[derive(Clone, Copy, Debug)]
-pub struct Topic {
-    /// Name on the command line.
-    pub name: &'static str,
-    /// Question.
-    pub question: &'static str,
-    /// Computes the lines of the answer.
-    pub answer: fn(&Scene<'_>) -> Vec<String>,
-    /// Command that measures it; MODEL stands for the model.
-    pub measure: &'static str,
-    /// Statements of [`CORRECTIONS`] about it.
-    pub corrections: &'static [u32],
-    /// Questions of the engineers' guide that it answers, by section.
-    pub answers: &'static [&'static str],
-}
+pub use topic::{Scene, Topic};
 
 /// Answer of a topic.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -105,7 +65,9 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::recommend::MAX_KL;
+    use crate::hardware::Device;
+    use crate::recommend::{Load, MAX_KL};
+    use crate::shape::ModelShape;
 
     /// Questions of the guide, its mistakes, its decision tree, and the lesson's misunderstandings.
     fn asked() -> BTreeSet<String> {

@@ -7,8 +7,8 @@ mod execution;
 
 use std::fmt;
 
-pub use device::{Device, HardwareError, Maker, Measured, Shares, Unit};
-pub use devices::{CPU_ATTENTION, DEVICES, KernelCost};
+pub use device::{Device, KernelCost, Maker, Measured, Shares, Unit};
+pub use devices::{CPU_ATTENTION, DEVICES, HardwareError};
 pub use execution::Execution;
 
 /// GPU with its compute capability.

@@ -9,12 +9,19 @@
 //! [`contract::Subject`], which describes a written or planned model.
 #![forbid(unsafe_code)]
 
-pub mod contract;
-pub mod explain;
+// Layer: models, precisions and devices as data.
 pub mod hardware;
-pub mod memory;
 pub mod precision;
-pub mod recommend;
-pub mod roofline;
 pub mod shape;
+
+// Layer: bytes and speeds.
+pub mod memory;
+pub mod roofline;
 pub mod training;
+
+// Layer: rules of serving engines.
+pub mod contract;
+
+// Layer: answers.
+pub mod explain;
+pub mod recommend;

@@ -2,117 +2,23 @@
 
 mod loads;
 mod reasons;
+mod row;
 mod train;
 
 use serde::Serialize;
 
-use crate::hardware::{Device, Execution, Maker};
-use crate::memory::{Inference, inference};
-use crate::precision::{KVS, Kv, PRECISIONS, Precision};
-use crate::roofline::{Setup, Speed};
+use crate::hardware::Device;
+use crate::precision::PRECISIONS;
 use crate::shape::ModelShape;
+use row::{choose, fastest, row};
 
 pub use loads::{Loads, loads};
 pub use reasons::{gb, rate};
+pub use row::{Load, MAX_KL, Row, SMALL_MODEL};
 pub use train::{TrainAnswer, TrainRow, train};
-
-/// Load that is planned for.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Load {
-    /// Tokens that each sequence may hold.
-    pub context: u64,
-    /// Sequences at once.
-    pub batch: u64,
-    /// Tokens of a prompt.
-    pub prefill: u64,
-    /// Tokens of an answer.
-    pub decode: u64,
-    /// Devices that share each layer.
-    pub devices: u64,
-    /// Bits of the values that devices sum.
-    pub reduce_bits: f64,
-    /// Storage of keys and values; chosen if `None`.
-    pub kv: Option<Kv>,
-    /// Largest KL in nats/token, measured on our models, of a precision that is recommended.
-    pub max_kl: f64,
-    /// Bytes in place of the device's memory.
-    pub memory: Option<f64>,
-}
-
-impl Load {
-    /// Tokens that a sequence holds in the middle of its answer, at which decoding is predicted.
-    pub fn depth(&self) -> u64 {
-        (self.prefill + self.decode / 2).min(self.context)
-    }
-}
-
-/// Default of [`Load::max_kl`]: "small" on our models, with a margin for other models.
-pub const MAX_KL: f64 = 0.02;
-
-/// Number of parameters below which a loss that shows is not recommended: small models lose more, and take little memory
-/// anyway.
-pub const SMALL_MODEL: u64 = 1_000_000_000;
 
 /// Limit for small models: indistinguishable on our models.
 const SMALL_MODEL_KL: f64 = 0.0035;
-
-/// Least gain in time for which a quantized precision is recommended over BF16 that fits.
-const WORTH: f64 = 1.1;
-
-/// Times within this factor of the fastest count as equal; the smaller loss decides.
-const EQUAL: f64 = 1.08;
-
-/// Candidate precision for a question.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Row {
-    /// Precision.
-    pub precision: Precision,
-    /// Storage of keys and values: the widest that fits.
-    pub kv: Kv,
-    /// True if it fits.
-    pub fits: bool,
-    /// Bytes on each device.
-    pub bytes: Inference,
-    /// Decoding in the middle of an answer.
-    pub decode: Speed,
-    /// Computation of a prompt.
-    pub prefill: Speed,
-    /// Predicted seconds of a request, from its prompt to its last token.
-    pub seconds: f64,
-    /// What multiplies it, and the fallback.
-    pub execution: Execution,
-    /// Engines that load it on the device, and why others do not.
-    pub loads: Loads,
-    /// True if the measured loss may understate that of this model: int8 inputs of a model that is large enough for outlier
-    /// channels, which our models do not have.
-    pub outliers: bool,
-    /// True if engines of the format are not built for so many sequences on a GPU: GGUF.
-    pub few_sequences: bool,
-}
-
-/// Sequences from which on GGUF on a GPU comes after other formats.
-const MANY: u64 = 8;
-
-/// Number of parameters from which on outlier channels appear in all layers (LLM.int8(), arXiv 2208.07339, section 3.2).
-const OUTLIERS_FROM: u64 = 6_000_000_000;
-
-impl Row {
-    /// Returns why this precision is not run as named: no kernel, or no engine; `None` if it is.
-    pub fn refusal(&self) -> Option<String> {
-        if let Some(fallback) = self.execution.fallback.as_ref().filter(|_| self.precision.inputs.is_some()) {
-            return Some(fallback.clone());
-        }
-        match (self.loads.engines.as_slice(), &self.loads.refused) {
-            ([], Some(why)) => Some(why.clone()),
-            _ => None,
-        }
-    }
-
-    /// True if it may be recommended under this limit of the loss.
-    fn is_choice(&self, max_kl: f64) -> bool {
-        self.fits && self.refusal().is_none() && self.precision.measured_kl().is_some_and(|kl| kl <= max_kl)
-    }
-}
 
 /// Recommended precisions with reasons.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -142,57 +48,6 @@ pub struct Answer {
     pub recommendation: Recommendation,
 }
 
-/// Lists the KV schemes that engines of this precision have on the device.
-fn kv_choices(precision: &Precision, device: &Device, asked: Option<Kv>) -> Vec<Kv> {
-    if let Some(kv) = asked {
-        return vec![kv];
-    }
-    let integers = device.maker == Maker::Cpu || precision.convention == "gguf";
-    let has = |kv: &Kv| kv.name == "f16" || (integers != (kv.name == "fp8"));
-    KVS.into_iter().filter(has).collect()
-}
-
-/// Returns the KV scheme that halves an unquantized cache where this row runs.
-fn kv_second(row: &Row) -> Kv {
-    let integers = row.precision.convention == "gguf" || row.execution.unit == crate::hardware::Unit::Int8;
-    if integers { KVS[2] } else { KVS[1] }
-}
-
-/// Evaluates one precision.
-fn row(shape: &ModelShape, device: &Device, load: &Load, precision: &'static Precision) -> Row {
-    let memory = load.memory.unwrap_or_else(|| device.available());
-    let n = load.devices.max(1) as f64;
-    let of = |kv: &Kv| {
-        let all = inference(shape, precision, kv, load.context, load.batch);
-        // Layers are divided; a chunk's activations are held by every device.
-        Inference { linears: all.linears / n, tables: all.tables / n, kv: all.kv / n, ..all }
-    };
-    let kvs = kv_choices(precision, device, load.kv);
-    let fitting = kvs.iter().find(|kv| of(kv).total() <= memory);
-    let kv = *fitting.or(kvs.first()).unwrap_or(&KVS[0]);
-    let setup =
-        Setup { shape, precision, kv: &kv, device, devices: load.devices, reduce_bits: load.reduce_bits };
-    let (decode, prefill) = (setup.decode(load.batch, load.depth()), setup.prefill(load.prefill.max(1)));
-    let batch = load.batch.max(1) as f64;
-    let seconds = load.prefill as f64 * batch / prefill.tokens_per_s[1]
-        + load.decode as f64 * batch / decode.tokens_per_s[1];
-    Row {
-        precision: *precision,
-        kv,
-        fits: fitting.is_some(),
-        bytes: of(&kv),
-        decode,
-        prefill,
-        seconds,
-        execution: setup.execution(),
-        loads: loads(shape, precision, device, load.devices),
-        outliers: precision.inputs == Some("int8-token") && shape.parameters() >= OUTLIERS_FROM,
-        few_sequences: precision.convention == "gguf"
-            && load.batch >= MANY
-            && matches!(device.maker, Maker::Nvidia | Maker::Amd),
-    }
-}
-
 /// Evaluates every precision and chooses.
 pub fn answer(shape: &ModelShape, device: &Device, load: &Load) -> Answer {
     let rows: Vec<Row> = PRECISIONS.iter().map(|precision| row(shape, device, load, precision)).collect();
@@ -212,28 +67,6 @@ pub fn answer(shape: &ModelShape, device: &Device, load: &Load) -> Answer {
         changes: reasons::changes(shape, device, load, &rows, chosen, max_kl),
     };
     Answer { rows, recommendation }
-}
-
-/// Returns the fastest choice; of those within 8 % the one with the smallest measured loss, int8 inputs of large models last.
-fn fastest(rows: &[Row], max_kl: f64, cost: impl Fn(&Row) -> f64) -> Option<&Row> {
-    let choices = || rows.iter().filter(|row| row.is_choice(max_kl));
-    let best = choices().map(&cost).min_by(f64::total_cmp)?;
-    let near = choices().filter(|row| cost(row) <= EQUAL * best);
-    let loss = |row: &Row| row.precision.measured_kl().unwrap_or(f64::MAX);
-    let doubts = |row: &Row| row.outliers || row.few_sequences;
-    near.min_by(|a, b| doubts(a).cmp(&doubts(b)).then(loss(a).total_cmp(&loss(b))))
-}
-
-/// Returns the choice for a load: the fastest, or BF16 where that fits and nothing is faster by a tenth.
-fn choose(rows: &[Row], max_kl: f64, cost: impl Fn(&Row) -> f64) -> Option<&Row> {
-    let fast = fastest(rows, max_kl, &cost);
-    let plain = rows.iter().find(|row| row.precision.is_dense() && row.is_choice(max_kl));
-    match (fast, plain) {
-        (Some(fast), Some(plain)) if cost(plain) < WORTH * cost(fast) && plain.kv.name == "f16" => {
-            Some(plain)
-        }
-        (fast, plain) => fast.or(plain),
-    }
 }
 
 #[cfg(test)]

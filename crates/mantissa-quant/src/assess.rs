@@ -1,5 +1,7 @@
 //! Last steps before an output is put in place: evaluation, tasks, quality gate and verification.
 
+mod table_cost;
+
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -10,13 +12,12 @@ use mantissa_store::convention::ModelFiles;
 
 use crate::error::{Exceeded, GateFailure, NotVerified, QuantError, Result};
 use crate::journal::Journal;
+use crate::load::load_check;
+use crate::measure::figures::Evaluation;
+use crate::measure::tasks::TaskRun;
 use crate::plan::{Check, Plan};
 use crate::progress::{Progress, Tell};
-use crate::quality::figures::Evaluation;
-use crate::quality::task_scores::{TaskRun, TaskScore};
-use crate::quality::{Figures, Quality, table_cost};
-use crate::verify::load::load_check;
-use crate::verify::verification::Verification;
+use crate::quality::{Figures, Quality, TaskScore, Verification};
 use crate::verify::{Against, verify_against};
 
 /// Evaluates the complete output at `staged`, if `plan` asks for it. Figures that an earlier run recorded in `journal`

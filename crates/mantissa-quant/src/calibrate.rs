@@ -18,107 +18,33 @@
 //! Hessians have the same bits for any number of threads.
 
 mod drift;
-pub(crate) mod error;
+mod layer;
 mod pass;
 mod sample;
+mod set;
 mod states;
 pub(crate) mod windows;
 mod worker;
 
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
 
-use mantissa_eval::Sequence;
 use mantissa_model::flow::MIN_ROWS;
 use mantissa_model::{
-    Buffers, Carried, InputQuantizer, Layer, Linear, LinearInput, LinearKind, LoadError, ModelConfig, Place,
-    Products, WeightSource, load_embedding,
+    Buffers, Carried, Layer, LinearInput, LinearKind, LoadError, ModelConfig, Products, WeightSource,
+    load_embedding,
 };
-use mantissa_num::stored::Map;
-use mantissa_store::convention::{LinearWeight, Weight};
 
-pub use error::CalibrateError;
-use pass::Kept;
+pub use crate::error::CalibrateError;
+pub use layer::CalibratedLayer;
+use layer::Kept;
 pub(crate) use sample::Sample;
+pub(crate) use set::check_tick;
+pub use set::{CalibrationSet, Limits, Tick};
 pub(crate) use states::IN_MEMORY;
 pub use states::States;
 use worker::Worker;
 
 use crate::gptq::Hessian;
-use crate::quality::TokenSet;
-
-/// Called between steps of long work; `Break` interrupts the run.
-pub type Tick<'a> = dyn FnMut() -> ControlFlow<()> + 'a;
-
-/// Token windows to calibrate on, each a sequence by itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CalibrationSet {
-    /// Name that the user gave: a file and a key.
-    pub name: String,
-    /// Token ids.
-    pub windows: Vec<Vec<u32>>,
-    /// SHA-256 of the text that the windows were cut from, in hexadecimal, if it is part of the program.
-    pub text_sha256: Option<String>,
-}
-
-impl CalibrationSet {
-    /// Makes a set of `windows` from a text or token file called `name`.
-    pub fn new(name: impl Into<String>, windows: Vec<Vec<u32>>) -> Self {
-        CalibrationSet { name: name.into(), windows, text_sha256: None }
-    }
-
-    /// Returns the number of tokens of all windows.
-    pub fn tokens(&self) -> usize {
-        self.windows.iter().map(Vec::len).sum()
-    }
-
-    /// Returns name, hash and size.
-    pub(crate) fn identity(&self) -> TokenSet {
-        let sequence = |tokens: &Vec<u32>| Sequence { tokens: tokens.clone(), from: 1 };
-        let set = TokenSet::new(&self.name, &self.windows.iter().map(sequence).collect::<Vec<_>>());
-        TokenSet { text_sha256: self.text_sha256.clone(), ..set }
-    }
-
-    /// Returns the number of tokens of the longest window.
-    pub fn longest(&self) -> usize {
-        self.windows.iter().map(Vec::len).max().unwrap_or(0)
-    }
-}
-
-/// Threads of a calibration and the memory for its states, which change no result, and the tokens that experts see.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Number of threads.
-    pub threads: usize,
-    /// Bytes of states that are kept in memory; more states go to a temporary file.
-    pub states: u64,
-    /// True if experts see every token, not only those routed to them.
-    pub all_experts: bool,
-}
-
-impl Limits {
-    /// Lists smaller limits, in the order in which they are tried: states in a file, then half of the threads down to one.
-    pub fn smaller(self) -> impl Iterator<Item = Limits> {
-        let halves = std::iter::successors(Some(self.threads), |n| Some(n / 2)).take_while(|n| *n > 0);
-        halves.map(move |threads| Limits { threads, states: 0, ..self })
-    }
-
-    /// Describes, for the user, what these limits give up of `full`.
-    pub fn given_up(self, full: Limits) -> Vec<String> {
-        let on_disk =
-            (self.states < full.states).then(|| "calibration states in a temporary file".to_owned());
-        let fewer =
-            (self.threads < full.threads).then(|| format!("{} of {} threads", self.threads, full.threads));
-        on_disk.into_iter().chain(fewer).collect()
-    }
-}
-
-impl From<usize> for Limits {
-    /// Keeps states in memory up to the default size.
-    fn from(threads: usize) -> Self {
-        Limits { threads, states: IN_MEMORY, all_experts: false }
-    }
-}
 
 /// Hidden states of the calibration windows between two layers.
 pub struct Calibration<'a> {
@@ -152,17 +78,6 @@ pub struct Squares {
     pub sums: Vec<f64>,
     /// Number of tokens; for an expert, of those that it sees.
     pub tokens: u64,
-}
-
-/// A decoder layer whose weights are being replaced.
-#[derive(Debug)]
-pub struct CalibratedLayer {
-    index: usize,
-    layer: Layer,
-    /// Quantizers of the inputs of linear layers whose weights are replaced.
-    quantizers: BTreeMap<LinearInput, InputQuantizer>,
-    /// Number of weights replaced: before the attention heads, and the output projection.
-    replaced: [u32; 2],
 }
 
 impl<'a> Calibration<'a> {
@@ -326,7 +241,7 @@ impl<'a> Calibration<'a> {
         if self.all_experts {
             layer.run_all_experts();
         }
-        Ok(Some(CalibratedLayer { index: self.next, layer, quantizers: BTreeMap::new(), replaced: [0; 2] }))
+        Ok(Some(CalibratedLayer::new(self.next, layer)))
     }
 
     /// Runs the windows through `layer` with its present weights and returns the Hessian of each of `inputs`, in order.
@@ -526,59 +441,5 @@ fn add(hessian: &mut Hessian, products: Products, x: &[f32], threads: usize) {
     match products {
         Products::F32 => hessian.add(x, threads),
         Products::Bf16 => hessian.add_bf16(x, threads),
-    }
-}
-
-/// Calls `tick`; returns [`CalibrateError::Interrupted`] on `Break`.
-pub(crate) fn check_tick(tick: &mut Tick<'_>) -> Result<(), CalibrateError> {
-    if tick().is_continue() { Ok(()) } else { Err(CalibrateError::Interrupted) }
-}
-
-impl CalibratedLayer {
-    /// Returns the layer's index.
-    pub fn index(&self) -> usize {
-        self.index
-    }
-
-    /// Returns the number of weights replaced before `place`.
-    fn revision(&self, place: Place) -> u32 {
-        let [before_heads, output] = self.replaced;
-        if place == Place::Heads { before_heads } else { before_heads + output }
-    }
-
-    /// Returns a linear layer; `None` if the layer has none of this kind.
-    pub fn linear(&self, kind: LinearKind) -> Option<&Linear> {
-        self.layer.linear(kind)
-    }
-
-    /// Sets the quantizers of inputs at run time. They apply to linear layers whose weights are
-    /// [replaced](Self::replace) from now on, and to all inputs in statistics.
-    pub fn quantize_inputs(&mut self, quantizers: BTreeMap<LinearInput, InputQuantizer>) {
-        self.quantizers = quantizers;
-    }
-
-    /// Replaces the weight of the linear layer `kind` (`[rows, cols]`). Its bias stays, and its input gets the
-    /// quantizer from [`quantize_inputs`](Self::quantize_inputs). Does nothing if the layer has none of this kind.
-    ///
-    /// # Errors
-    /// [`LoadError::Weight`] if the shape differs.
-    pub fn replace(&mut self, kind: LinearKind, weight: Weight) -> Result<(), LoadError> {
-        let Some(old) = self.layer.linear_mut(kind) else { return Ok(()) };
-        let quantizer = self.quantizers.get(&kind.input()).or(old.input());
-        let input = quantizer.map(|input| input.quant().clone());
-        let bias = old.bias().map(<[f32]>::to_vec);
-        // Only the rotation of the input stays; other transforms and side tensors belong to the old weight.
-        let mut transforms = old.transforms().clone();
-        transforms.before.retain(|map| matches!(map, Map::Hadamard(_)));
-        transforms.after.clear();
-        transforms.extras.clear();
-        let weight = LinearWeight { rows: old.rows(), cols: old.cols(), weight, bias, input, transforms };
-        let products = old.products();
-        *old = Linear::new(old.module(), weight)?;
-        old.set_products(products);
-        let turn = kind.input().turn();
-        self.replaced[0] += u32::from(turn < LinearInput::O.turn());
-        self.replaced[1] += u32::from(turn == LinearInput::O.turn());
-        Ok(())
     }
 }

@@ -8,8 +8,6 @@
 //! Models without experts mostly need one window: once every channel of every input was nonzero, more tokens show
 //! nothing new. Windows run in steps (one, eight more, the rest) until then. Models with experts run all windows.
 
-pub(crate) mod report;
-
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::Hash;
 
@@ -17,7 +15,7 @@ use mantissa_methods::method::Lack;
 use mantissa_model::{LinearInfo, LinearInput};
 use mantissa_store::convention::ModelFiles;
 
-pub use report::{Coverage, InputCoverage, Traffic};
+use crate::quality::{Coverage, InputCoverage, Traffic};
 
 use crate::calibrate::{Calibration, CalibrationSet, Tick};
 use crate::error::Result;

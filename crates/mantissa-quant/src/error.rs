@@ -1,5 +1,8 @@
 //! Errors of quantization and verification.
 
+mod calibrate;
+mod recipe;
+
 use std::path::PathBuf;
 
 use mantissa_eval::EvalError;
@@ -9,10 +12,10 @@ use mantissa_num::TensorError;
 use mantissa_store::ErrorClass;
 use mantissa_store::convention::Container;
 
-use crate::calibrate::error::CalibrateError;
-use crate::quality::{Quality, TokenSet};
-use crate::recipe::error::RecipeError;
-use crate::verify::verification::Verification;
+use crate::quality::{Quality, TokenSet, Verification};
+
+pub use calibrate::CalibrateError;
+pub use recipe::RecipeError;
 
 /// Result of the fallible functions of this crate.
 pub type Result<T> = std::result::Result<T, QuantError>;

@@ -6,10 +6,9 @@
 //! choose diagonals, QuaRot Hadamard matrices. [`sites`] finds producers and readers from the architecture's features,
 //! for every model alike.
 //!
-//! [`Folded`] is the changed model that the pipeline reads. `Record` is stored beside the output. It reproduces the
-//! changes, so that the output can be verified against its source.
+//! [`Folded`] is the changed model that the pipeline reads. The record of a transform is stored beside the output. It
+//! reproduces the changes, so that the output can be verified against its source.
 
-pub(crate) mod record;
 pub(crate) mod sites;
 
 use std::collections::BTreeMap;

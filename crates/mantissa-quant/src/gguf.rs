@@ -7,10 +7,11 @@
 mod architecture;
 mod compressed;
 mod factors;
-pub(crate) mod layout;
+mod keys;
 mod limits;
 mod parameters;
 mod recurrent;
+mod schemes;
 mod streams;
 mod ternary;
 
@@ -19,22 +20,25 @@ use std::collections::HashMap;
 use mantissa_model::config::Recurrent;
 use mantissa_model::graph::SideKind;
 use mantissa_model::{LinearKind, ModelConfig, Role, TensorInfo};
-use mantissa_num::{Code, CodecId, Format, Rule, Scheme, minifloat};
+use mantissa_num::{Code, Format, Rule, Scheme, minifloat};
+use mantissa_store::Error;
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::convention::gguf::{self, Architecture, DeltaHeads, Recurrence, RowOrder, block_type};
+use mantissa_store::convention::gguf::{self, Architecture, block_type};
 use mantissa_store::gguf::{GgmlType, GgufTensorSpec, Storage, Value};
-use mantissa_store::{Dtype, Error};
 
 use crate::error::Result;
-use crate::plan::{Job, Options, PlannedLinear};
-use crate::recipe::{LayerRule, Part, smaller};
+use crate::plan::{Cast, Job, Layout, Options, PlannedLinear};
+use crate::recipe::{LayerRule, Part};
+use crate::row_order::order_of;
 
 pub use factors::as_in_gguf;
 
 use architecture::{family_metadata, rope_factors, rope_metadata, sizes};
-use layout::{Cast, Layout, fault};
+use keys::extend;
+pub(crate) use limits::fault;
 use parameters::{Adding, dense_name};
 pub(crate) use parameters::{heads, linear_of, parameters, values};
+use schemes::{fitting, fitting_in, plain, source_scheme};
 pub(crate) use ternary::quantize as quantize_ternary;
 
 /// Keys of a GGUF source that only the writer of a file decides.
@@ -70,40 +74,6 @@ pub(crate) fn fall_back(
         }
     }
     fallbacks
-}
-
-/// Returns the order of rows and columns in a file of the architecture `row`.
-pub(crate) fn order_of(row: &Architecture, config: &ModelConfig) -> RowOrder {
-    let delta = match (row.recurrence, &config.recurrent) {
-        (Recurrence::GatedDelta { tiled }, Some(Recurrent::GatedDelta(mixer))) => Some(DeltaHeads {
-            keys: mixer.key_heads,
-            values: mixer.value_heads,
-            key_dim: mixer.key_dim,
-            value_dim: mixer.value_dim,
-            tiled,
-        }),
-        _ => None,
-    };
-    RowOrder { delta, ..row.row_order(config.num_attention_heads, config.num_key_value_heads) }
-}
-
-/// Returns the fallback of a layer's scheme for rows of `cols`: blocks of 32, or f16.
-fn fitting_in(config: &ModelConfig, wanted: &Scheme, cols: usize) -> Scheme {
-    let ternary = wanted.format.codec().and_then(|codec| ternary::smaller(config, codec.id));
-    match ternary.filter(|codec| cols.is_multiple_of(codec.codec().elements)) {
-        Some(codec) => Scheme::codec(codec),
-        None => fitting(wanted, cols),
-    }
-}
-
-/// Returns the fallback of another tensor's scheme.
-fn fitting(wanted: &Scheme, cols: usize) -> Scheme {
-    let fits = |codec: &CodecId| cols.is_multiple_of(codec.codec().elements);
-    let codec = match wanted.format {
-        Format::Codec(codec) => Some(codec).filter(fits).or_else(|| smaller(codec).filter(fits)),
-        _ => None,
-    };
-    codec.map_or_else(|| plain(minifloat::F16), Scheme::codec)
 }
 
 impl Layout {
@@ -155,7 +125,7 @@ impl Layout {
         let number =
             job.recipe().and_then(|recipe| recipe.file_type).map(|ty| ty.number).or_else(|| ty.file_type());
         layout.metadata = gguf::metadata(architecture, name.as_deref(), &sizes(config), number, quantized);
-        architecture::extend(&mut layout.metadata, family_metadata(architecture, config));
+        extend(&mut layout.metadata, family_metadata(architecture, config));
         layout.metadata.extend(rope_metadata(architecture, &config.rope));
         layout.put_tokenizer(source, config)?;
         Ok(layout)
@@ -287,10 +257,7 @@ fn experts(config: &ModelConfig) -> usize {
 
 /// Returns the number of groups of a recurrent mixer.
 fn groups(config: &ModelConfig) -> usize {
-    match &config.recurrent {
-        Some(Recurrent::StateSpace(mixer)) => mixer.groups,
-        _ => 1,
-    }
+    config.recurrent.as_ref().and_then(Recurrent::state_space).map_or(1, |mixer| mixer.groups)
 }
 
 /// Returns the scheme of a tensor that is not quantized as a layer.
@@ -346,19 +313,4 @@ fn cast_scheme(
         },
         _ => source_scheme(source, &dense_name(config, info)),
     }
-}
-
-fn source_scheme(source: &ModelFiles, name: &str) -> Result<Scheme> {
-    let meta = source.checkpoint().get(name);
-    let meta =
-        meta.ok_or_else(|| Error::NoTensor { path: source.dir().to_owned(), tensor: name.to_owned() })?;
-    Ok(match meta.dtype {
-        Dtype::F16 => plain(minifloat::F16),
-        Dtype::BF16 => plain(minifloat::BF16),
-        _ => Scheme::new(Format::plain(Code::F32), Rule::Amax),
-    })
-}
-
-fn plain(float: minifloat::MiniFloat) -> Scheme {
-    Scheme::new(Format::plain(Code::Float(float)), Rule::Amax)
 }

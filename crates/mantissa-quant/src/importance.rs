@@ -16,8 +16,8 @@ use mantissa_store::convention::gguf::{Architecture, Joined, Moved, Place, place
 
 use crate::calibrate::{Calibration, CalibrationSet, Limits, Squares};
 use crate::error::Result;
-use crate::gguf::order_of;
 use crate::gptq::Hessian;
+use crate::row_order::order_of;
 
 /// Importance of the columns of some weights.
 #[derive(Clone, Debug, PartialEq)]

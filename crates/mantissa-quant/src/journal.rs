@@ -20,7 +20,7 @@ use serde_json::json;
 
 use crate::error::Result;
 use crate::plan::Plan;
-use crate::quality::task_scores::TaskScore;
+use crate::quality::TaskScore;
 use crate::quality::{Figures, TokenSet};
 use crate::report::LayerReport;
 

@@ -7,32 +7,34 @@
 
 mod adapt;
 mod solving;
+mod stage;
 
 use mantissa_methods::method::{Extent, Fisher, Phase, Work};
 use mantissa_methods::transform::Change;
 use mantissa_model::{Buffers, KvCache, LinearInfo, LinearInput, ModelConfig, StoredAs};
-use mantissa_num::{Blocks, Scheme, code_unit};
+use mantissa_num::Scheme;
 use mantissa_store::convention::StackForm;
 use mantissa_train::LayerTrainer;
 
 use solving::Solving;
+pub use stage::Stage;
+use stage::{Sizes, factors, from_heap, kept, states, transposed, with_holes, with_holes_of_calibration};
 
 use crate::calibrate::{Calibration, CalibrationSet};
 use crate::e2e;
-use crate::gguf::layout::Layout;
 use crate::gptq::Hessian;
 use crate::importance;
 use crate::input_scales;
 use crate::judge::Judge;
+use crate::measure::figures::Evaluation;
+use crate::measure::tasks::TaskRuns;
+use crate::plan::Layout;
 use crate::plan::{Plan, Use, spec_bytes};
-use crate::quality::figures::Evaluation;
-use crate::quality::task_scores::TaskRuns;
 use crate::rtn;
 use crate::sequential::{
     BATCH_TOKENS, learning_options, learning_options_of, metrics_buffers, metrics_bytes, needs_drift,
-    outputs_bytes, reads_last, uses_drift,
+    outputs_bytes,
 };
-use crate::source::PANEL;
 use crate::spin;
 use crate::transform;
 use crate::verify::logits::MAX_LOGIT_PARAMETERS;
@@ -45,36 +47,8 @@ const BASE: u64 = 1_250_000 + (300 << 10);
 /// Names, shapes and journal lines per tensor of source or output.
 const PER_TENSOR: u64 = 1 << 10;
 
-/// Largest block of glibc's heap. Larger blocks are returned to the system when freed. Smaller ones leave holes once
-/// blocks of other sizes were freed.
-const HEAP_BLOCK: u64 = 32 << 20;
-
-/// Share of the heap's blocks that holes add when layers of several sizes alternate; measured, mostly nothing,
-/// sometimes a fifth, depending on the order in which threads free.
-const HOLES: f64 = 0.06;
-
-/// Share that holes add when statistics, factors and weights of several sizes alternate with states that stay;
-/// measured.
-const HOLES_OF_CALIBRATION: f64 = 0.18;
-
 /// Share of a calibration's heap blocks that is still held when all of them are freed; measured.
 const LEFT_BY_CALIBRATION: f64 = 0.25;
-
-/// A stage of a run and its buffers at the peak.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stage {
-    /// Name, for example `quantize model.layers.0.mlp.up_proj`.
-    pub name: String,
-    /// Buffers with their bytes.
-    pub buffers: Vec<(&'static str, u64)>,
-}
-
-impl Stage {
-    /// Returns the bytes of all buffers.
-    pub fn bytes(&self) -> u64 {
-        self.buffers.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
-    }
-}
 
 /// Returns the stage with the highest peak of anonymous memory; `verified` is true if the output is read back.
 pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
@@ -234,66 +208,6 @@ impl Plan {
     }
 }
 
-/// Sizes of a layer and of its quantized tensors, in bytes.
-struct Sizes {
-    /// One unit per code.
-    codes: u64,
-    /// Stored block scales, and zero points as i32.
-    scales: u64,
-    /// Output tensors.
-    stored: u64,
-    blocks: u64,
-    zeros: u64,
-    /// Panels of all threads: bytes, f32, codes and dequantized values.
-    panels: u64,
-}
-
-impl Sizes {
-    fn of(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Self {
-        let (format, weights) = (&scheme.format, (info.rows * info.cols) as u64);
-        let blocks = format.blocks().count(info.rows, info.cols) as u64;
-        let zeros = if format.has_zero() { blocks } else { 0 };
-        let scale = format.scale().map_or(0, |scale| scale.code.unit_bytes() as u64);
-        let unit = code_unit(format) as u64;
-        let panel = PANEL.max(info.cols) as u64;
-        let threads = (plan.options.threads as u64).min(weights.div_ceil(panel)).max(1);
-        let stored = plan.bits(info, scheme).div_ceil(8);
-        Sizes {
-            codes: if format.codec().is_some() || format.trellis().is_some() {
-                stored
-            } else {
-                weights * unit
-            },
-            scales: blocks * scale + zeros * 4,
-            stored,
-            blocks,
-            zeros,
-            panels: threads * panel.min(weights) * (4 + 2 + unit + 1),
-        }
-    }
-
-    /// Returns the size of the layer's problem, for the method.
-    fn extent<'a>(&self, plan: &Plan, info: &LinearInfo, scheme: &'a Scheme) -> Extent<'a> {
-        let (rows, cols) = (info.rows, info.cols);
-        Extent {
-            scheme,
-            rows,
-            cols,
-            group: match scheme.format.blocks() {
-                Blocks::Group(group) | Blocks::Flat(group) => group as usize,
-                _ => cols,
-            },
-            codes: self.codes,
-            scales: self.scales,
-            inputs: 1,
-            held_out: !plan.options.held_out.is_empty(),
-            drift: uses_drift(plan, info),
-            last: reads_last(plan, info),
-            threads: plan.options.threads,
-        }
-    }
-}
-
 /// Memory of quantizing a layer without calibration.
 fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     let sizes = Sizes::of(plan, info, scheme);
@@ -331,11 +245,6 @@ fn loaded(plan: &Plan, info: &LinearInfo, scheme: &Scheme, sizes: &Sizes) -> Vec
         buffers.extend(plan.buffers(info, Phase::Solve, &sizes.extent(plan, info, scheme)));
     }
     buffers
-}
-
-/// Memory of formats that store a weight transposed: codes and words in both orders.
-fn transposed(plan: &Plan, sizes: &Sizes) -> u64 {
-    if plan.container.facts().transposed { 2 * sizes.codes + sizes.stored } else { 0 }
 }
 
 /// Memory of embedding the calibration windows.
@@ -387,26 +296,6 @@ fn searching(plan: &Plan, set: &CalibrationSet) -> Stage {
 /// index.
 pub fn level_bytes(config: &ModelConfig, set: &CalibrationSet) -> u64 {
     (24 * set.tokens() as u64).saturating_mul(config.key_value_width() as u64)
-}
-
-/// Bytes of the calibration states, including those of held-out windows.
-fn states(plan: &Plan, set: &CalibrationSet) -> u64 {
-    let of = |set: &CalibrationSet| Calibration::state_bytes(&plan.config, set, plan.limits().states);
-    of(set).saturating_add(plan.held_out().as_ref().map_or(0, of))
-}
-
-/// Bytes of the states kept inside a layer, including those of held-out windows.
-fn kept(plan: &Plan, set: &CalibrationSet) -> u64 {
-    let of = |set: &CalibrationSet| Calibration::kept_bytes(&plan.config, set, plan.limits().states);
-    of(set).saturating_add(plan.held_out().as_ref().map_or(0, of))
-}
-
-/// Bytes of the rounded matmul operands of all threads; an upper bound for Hessians.
-fn factors(plan: &Plan, set: &CalibrationSet) -> u64 {
-    let inputs = LinearInput::PLAIN.iter().chain(&[LinearInput::Mixed]);
-    let widths = inputs.map(|&input| plan.config.input_width(input));
-    let of_thread = plan.options.products.bytes_needed(set.longest(), widths.max().unwrap_or(0));
-    of_thread * plan.options.threads.clamp(1, set.windows.len().max(1)) as u64
 }
 
 /// Bytes of comparing a solution with RTN: the RTN weight and the errors of both.
@@ -479,18 +368,6 @@ fn fisher(plan: &Plan) -> bool {
     plan.job.needs(|needs| matches!(needs.fisher, Some(Fisher::Layers { .. })))
 }
 
-fn with_holes_of_calibration(name: String, buffers: Vec<(&'static str, u64)>) -> Stage {
-    let mut stage = Stage { name, buffers };
-    let holes = (from_heap(&stage) as f64 * HOLES_OF_CALIBRATION) as u64;
-    stage.buffers.push(("holes of the heap", holes));
-    stage
-}
-
-/// Returns the bytes of a stage's buffers that come from the heap.
-fn from_heap(stage: &Stage) -> u64 {
-    stage.buffers.iter().map(|(_, bytes)| *bytes).filter(|&bytes| bytes <= HEAP_BLOCK).sum()
-}
-
 /// Memory of verifying a layer.
 fn verifying(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     let sizes = Sizes::of(plan, info, scheme);
@@ -506,20 +383,6 @@ fn verifying(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
         ("scales of the independent reader", 4 * (sizes.blocks + sizes.zeros)),
     ];
     with_holes(plan, format!("verify {}", info.module), buffers, sizes.panels)
-}
-
-fn with_holes(plan: &Plan, name: String, buffers: Vec<(&'static str, u64)>, panels: u64) -> Stage {
-    // The first buffers of each size are mapped separately, which leaves no holes; repeated sizes come from the heap.
-    let sizes: std::collections::BTreeSet<_> =
-        plan.quantized().map(|(info, _)| info.rows * info.cols).collect();
-    let repeated = plan.quantized().count() > 2 * sizes.len();
-    let mut stage = Stage { name, buffers };
-    if repeated {
-        let holes = (from_heap(&stage) as f64 * HOLES) as u64;
-        stage.buffers.push(("holes of the heap", holes));
-    }
-    stage.buffers.push(("panels of all threads", panels));
-    stage
 }
 
 /// Memory of an evaluation: source and output, or source and its bf16 copy, run together on every thread.

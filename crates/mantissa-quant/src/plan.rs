@@ -1,125 +1,51 @@
 //! Plan of a job, made before any work: schemes of all layers and tensors of the output.
 
 pub(crate) mod alternative;
+mod gguf;
 mod job;
+mod linear;
 mod methods;
+mod mixed;
+mod options;
 mod output;
 mod report;
+mod rewritten;
 mod table;
-pub(crate) mod texts;
+mod uses;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::Arc;
 
 use mantissa_methods::method::Fisher;
-use mantissa_model::{KvPolicy, LinearInfo, ModelConfig, Products};
-use mantissa_num::{Blocks, Rounding, Scheme};
+use mantissa_model::{KvPolicy, LinearInfo, LinearInput, ModelConfig};
+use mantissa_num::Scheme;
+use mantissa_store::convention::gguf::Moved;
 use mantissa_store::convention::{Container, LinearPlan, native};
-use mantissa_store::{DEFAULT_SHARD_BYTES, TensorMeta, TensorSpec};
+use mantissa_store::{TensorMeta, TensorSpec};
 use mantissa_train::LayerTrainer;
 
-use crate::calibrate::{CalibrationSet, IN_MEMORY, Limits};
-use crate::coverage::report::Coverage;
+use crate::calibrate::{CalibrationSet, Limits};
 use crate::error::{QuantError, Refused};
-use crate::gguf::layout::Layout;
-use crate::importance::Importance;
 use crate::input_scales::Observer;
-use crate::jobs::convert::rewritten::Dense;
-use crate::quality::Rebuild;
-use crate::quality::figures::Evaluation;
-use crate::quality::task_scores::TaskRuns;
-use crate::recipe::{Part, Recipe};
+use crate::measure::figures::Evaluation;
+use crate::measure::tasks::TaskRuns;
+use crate::quality::{Coverage, Rebuild};
 
+pub(crate) use gguf::{Cast, JoinedCast, Layout};
 pub use job::Job;
 pub(crate) use job::rounds_each;
+pub use linear::PlannedLinear;
+pub(crate) use linear::{
+    is_table, layer_plan, scheme_of, spec_bytes, stores_input_scales, table_plan, work_of,
+};
 pub use methods::MethodShare;
-pub(crate) use methods::{MethodId, Methods};
+pub(crate) use mixed::{MethodId, Methods};
+pub use options::{Check, Options};
+pub(crate) use rewritten::Dense;
 pub use table::TableSize;
-pub(crate) use table::table_plan;
-pub(crate) use texts::Use;
+pub(crate) use uses::{Use, is_judged, stores_cache_scales, uses_importance};
 
 /// Method in reports of weights whose scales were learned in training: their errors have no bound by RTN.
 const LEARNED: &str = "lsq";
-
-/// Options of a run; none changes the meaning of a scheme.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Number of threads.
-    pub threads: usize,
-    /// Container that replaces the recipe's.
-    pub container: Option<Container>,
-    /// Maximum size of a weight file of a folder, in bytes.
-    pub max_shard_bytes: u64,
-    /// Maximum tensor bytes of a GGUF file; `None` writes one file of any size.
-    pub max_gguf_bytes: Option<u64>,
-    /// Rounding of values to codes.
-    pub rounding: Rounding,
-    /// Calibration set for methods and importance.
-    pub calibration: Option<CalibrationSet>,
-    /// Held-out windows of the calibration, on which solutions are compared with RTN.
-    pub held_out: Vec<Vec<u32>>,
-    /// Matmul operand dtype of calibration.
-    pub products: Products,
-    /// True if every calibration token runs through every expert, so that all experts are calibrated. The states of the
-    /// model do not change.
-    pub route_all_experts: bool,
-    /// Importance matrix for searched blocks.
-    pub importance: Option<Importance>,
-    /// Block scales of linear layers by module, learned in training, in place of those of RTN. Other layers stay
-    /// unquantized.
-    pub scales: Option<Arc<BTreeMap<String, Vec<f32>>>>,
-    /// Bytes of calibration states that are kept in memory; more states go to a temporary file.
-    pub states_in_memory: u64,
-    /// Command to record in `quality.json`.
-    pub rebuild: Option<Rebuild>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            threads: mantissa_kernels::available_threads(),
-            container: None,
-            max_shard_bytes: DEFAULT_SHARD_BYTES,
-            max_gguf_bytes: None,
-            rounding: Rounding::NearestEven,
-            calibration: None,
-            held_out: Vec::new(),
-            products: Products::F32,
-            route_all_experts: false,
-            importance: None,
-            scales: None,
-            states_in_memory: IN_MEMORY,
-            rebuild: None,
-        }
-    }
-}
-
-/// A linear layer and its scheme.
-#[derive(Clone, Debug)]
-pub struct PlannedLinear {
-    /// Layer.
-    pub info: LinearInfo,
-    /// Scheme as stored; `None` leaves the layer unquantized.
-    pub scheme: Option<Scheme>,
-}
-
-/// Check of a finished output before it is put in place.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Check {
-    /// Opens the output as every command does.
-    #[default]
-    Load,
-    /// Also verifies the output with the independent reader, against the dense model at this path if given.
-    Verify(Option<PathBuf>),
-}
-
-impl Options {
-    /// True if searched blocks are weighted by importance.
-    pub(crate) fn has_importance(&self) -> bool {
-        self.importance.is_some() || self.calibration.is_some()
-    }
-}
 
 /// Complete plan of a run.
 #[derive(Clone, Debug)]
@@ -249,11 +175,6 @@ impl Plan {
         asked && LayerTrainer::check(&self.config).is_ok()
     }
 
-    /// True if the output stores scales or levels of keys and values.
-    pub(crate) fn stores_cache_scales(&self) -> bool {
-        texts::stores_cache_scales(self.kv.as_ref(), self.kv_levels.as_ref())
-    }
-
     /// Returns the KV cache scheme or policy as reports name it.
     pub(crate) fn cache(&self) -> Option<String> {
         let levels = self.kv_levels.as_ref().map(ToString::to_string);
@@ -345,44 +266,50 @@ impl Plan {
     }
 
     pub(crate) fn linear_plan<'a>(&'a self, info: &'a LinearInfo, scheme: &'a Scheme) -> LinearPlan<'a> {
-        match table::is_table(info) {
+        match is_table(info) {
             true => table_plan(info, scheme),
             false => layer_plan(&self.job, self.input_of(info), info, scheme, self.by_group),
         }
     }
-}
 
-/// Returns the scheme of a layer. A rule of the recipe overrides its file type.
-pub(crate) fn scheme_of(
-    recipe: &Recipe,
-    config: &ModelConfig,
-    options: &Options,
-    info: &LinearInfo,
-) -> Option<Scheme> {
-    let of_type = recipe.file_type.filter(|_| recipe.rule_of(&info.module).is_none()).map(|ty| {
-        let part = Part::Linear { kind: info.kind, layer: info.layer };
-        Scheme::codec(ty.choose(config, part, options.has_importance()))
-    });
-    of_type.or_else(|| recipe.weights_of(&info.module).cloned())
-}
+    /// True if the output stores scales or levels of keys and values.
+    pub(crate) fn stores_cache_scales(&self) -> bool {
+        stores_cache_scales(self.kv.as_ref(), self.kv_levels.as_ref())
+    }
 
-/// Plans the storage of a layer. Groups of whole rows have no column order.
-pub(crate) fn layer_plan<'a>(
-    job: &Job,
-    input: Option<&'a Scheme>,
-    info: &'a LinearInfo,
-    scheme: &'a Scheme,
-    by_group: bool,
-) -> LinearPlan<'a> {
-    let by_group = by_group && matches!(scheme.format.blocks(), Blocks::Group(_));
-    let outliers = job.outliers(&info.module, info.rows, info.cols);
-    LinearPlan { by_group, outliers, ..LinearPlan::new(&info.module, scheme, input, (info.rows, info.cols)) }
-}
+    /// Returns the calibration text if it has this use.
+    pub(crate) fn text_for(&self, of: Use) -> Option<&CalibrationSet> {
+        self.options.calibration.as_ref().filter(|_| self.uses.contains(&of))
+    }
 
-/// True if the output stores calibrated input scales.
-pub(crate) fn stores_input_scales(recipe: &Recipe, container: Container) -> bool {
-    let stores = |(weights, input)| LinearPlan::new("", weights, input, (1, 1)).stores_input_scale();
-    container.facts().input_scales && recipe.pairs().into_iter().any(stores)
+    /// Returns the calibration text if layers are solved on it or compared with RTN.
+    pub(crate) fn solving_text(&self) -> Option<&CalibrationSet> {
+        self.text_for(Use::Solve).or(self.text_for(Use::Judge))
+    }
+
+    /// Returns the calibration text if weights depend on it.
+    pub(crate) fn text(&self) -> Option<&CalibrationSet> {
+        let set = self.options.calibration.as_ref();
+        set.filter(|_| self.uses.iter().any(|of| *of != Use::Cache))
+    }
+
+    /// Returns the held-out windows, on which solutions are compared with RTN.
+    pub(crate) fn held_out(&self) -> Option<CalibrationSet> {
+        self.options.held_out_set()
+    }
+
+    /// Returns the order of a layer's columns in a GGUF file, if they move. The method then sees weight and inputs in that
+    /// order, so that blocks hold columns that are stored together.
+    pub(crate) fn columns_of(&self, info: &LinearInfo) -> Option<Moved> {
+        self.gguf.as_ref()?.order.columns(&format!("{}.weight", info.module))
+    }
+
+    /// Returns the order of the columns of the weights that read `input` of layer `layer`, if they move.
+    pub(crate) fn columns_of_input(&self, layer: usize, input: LinearInput) -> Option<Moved> {
+        self.gguf.as_ref()?;
+        let linears = self.config.layer_linears(layer);
+        linears.iter().filter(|info| info.kind.input() == input).find_map(|info| self.columns_of(info))
+    }
 }
 
 /// Returns the error of layers that the container cannot hold.
@@ -393,14 +320,4 @@ pub(crate) fn not_storable(container: Container, total: usize, faults: Vec<(Stri
 /// Returns the error of a model that the format cannot hold as a whole, or of options that exclude each other.
 pub(crate) fn model_not_storable(container: Container, why: impl Into<String>) -> QuantError {
     QuantError::not_storable(container, 0, &Refused::whole(why))
-}
-
-/// Returns a layer's share of the progress, in bytes read ([`Plan::work_bytes`]).
-pub(crate) fn work_of(info: &LinearInfo) -> u64 {
-    (info.rows * info.cols) as u64 * 2
-}
-
-/// Returns the bytes of a tensor.
-pub(crate) fn spec_bytes(spec: &TensorSpec) -> u64 {
-    spec.shape.iter().map(|&n| n as u64).product::<u64>() * spec.dtype.bits() / 8
 }

@@ -4,26 +4,25 @@
 //! perplexity, KL divergence and top-1 agreement with the source, with standard errors. All of it is reproducible: it
 //! does not depend on time, machine, threads or file paths. [`mod@crate::verify`] compares it with the files.
 
-pub(crate) mod check;
-pub(crate) mod figures;
-pub(crate) mod hashes;
-pub(crate) mod table_cost;
-pub(crate) mod task_scores;
+mod coverage;
+mod share;
+mod task_score;
+mod verification;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use mantissa_eval::{ContextKl, Percentile, Sequence};
-use mantissa_store::convention::ModelFiles;
-use mantissa_store::{Dtype, Error, FileDigest, TensorMeta, companion_path, json};
+use mantissa_store::{Dtype, Error, FileDigest, TensorMeta, companion_path, json, regular};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::coverage::report::Coverage;
 use crate::error_stats::ErrorReport;
 use crate::report::LayerReport;
-use crate::share::Share;
-use crate::verify::verification::Verification;
-use task_scores::TaskScore;
+
+pub use coverage::{Coverage, InputCoverage, Traffic};
+pub use share::{Kept, SchemeShare, Share};
+pub use task_score::TaskScore;
+pub use verification::Verification;
 
 /// File name in a folder; suffix of the name for a single file.
 pub const QUALITY_NAME: &str = "quality.json";
@@ -263,23 +262,12 @@ impl TokenSet {
 }
 
 impl Quality {
-    /// Compares the files of `source` with the recorded digests of the model that was quantized. Returns what differs.
-    ///
-    /// # Errors
-    /// A file that cannot be read.
-    pub fn faults_of_source(&self, source: &ModelFiles) -> crate::Result<Vec<String>> {
-        let mut found = Verification::default();
-        check::source(self, source, &mut found)?;
-        Ok(found.faults)
-    }
-
     /// Reads the file of the model folder or single file `artifact`; `None` if there is none.
     ///
     /// # Errors
     /// [`mantissa_store::Error`] if the file cannot be read, is malformed or has another version.
     pub fn read(artifact: &Path) -> Result<Option<Self>, Error> {
-        let path = quality_path(artifact);
-        if path.exists() { Self::read_file(&path).map(Some) } else { Ok(None) }
+        regular::present(Self::read_file(&quality_path(artifact)))
     }
 
     /// Reads `path`, or the file of the artifact `path`.
@@ -287,7 +275,7 @@ impl Quality {
     /// # Errors
     /// As [`read`](Self::read), and if there is none.
     pub fn read_at(path: &Path) -> Result<Self, Error> {
-        let itself = path.is_file() && path.extension().is_some_and(|extension| extension == "json");
+        let itself = !path.is_dir() && path.extension().is_some_and(|extension| extension == "json");
         if itself { Self::read_file(path) } else { Self::read_file(&quality_path(path)) }
     }
 

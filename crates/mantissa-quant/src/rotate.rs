@@ -68,8 +68,7 @@ pub(crate) fn rotated_inputs(
     options: RotateOptions,
 ) -> impl Iterator<Item = (LinearInfo, Hadamard)> {
     let down = move |info: &LinearInfo| {
-        let kind = matches!(info.kind, LinearKind::Down | LinearKind::SharedDown | LinearKind::ExpertDown(_));
-        options.online && kind && info.stored == StoredAs::Rows
+        options.online && info.kind.dense() == LinearKind::Down && info.stored == StoredAs::Rows
     };
     config.decoder_linears().filter(down).filter_map(|info| {
         let matrix = sylvester(info.cols)?;

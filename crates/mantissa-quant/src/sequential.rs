@@ -18,6 +18,7 @@
 mod drift;
 mod fisher;
 mod learning;
+mod needs;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,15 +36,16 @@ use crate::fold::Folded;
 use crate::gptq::{Drift, GptqError, Hessian};
 use crate::input_scales::{self, InputScales};
 use crate::judge::{Case, Judge};
+use crate::metric::Metric;
 use crate::plan::{MethodId, Plan};
 use crate::rounding::{method_error, round_to_nearest, whole};
 use crate::source::{DenseTensor, Scratch};
 use mantissa_methods::{Method, Solved};
 
-pub(crate) use drift::{needs_drift, reads_last, uses_drift};
 pub(crate) use fisher::{BATCH_TOKENS, options as learning_options, options_of as learning_options_of};
 pub(crate) use fisher::{metrics_buffers, metrics_bytes, outputs_bytes};
 pub(crate) use learning::ToLearn;
+pub(crate) use needs::{needs_drift, reads_last, uses_drift};
 
 pub(crate) struct Sequential<'a> {
     plan: &'a Plan,
@@ -62,13 +64,35 @@ pub(crate) struct Sequential<'a> {
     /// Comparisons with RTN of the current layer.
     judges: Vec<(Readers, Judge)>,
     /// Unquantized model, for methods that need the drift from it.
-    original: drift::Original<'a>,
+    original: Original<'a>,
     /// State of methods that learn a whole decoder layer.
-    learning: learning::Learning<'a>,
+    learning: Learning<'a>,
     /// Stored scales of inputs.
     input_scales: Option<InputScales>,
     /// Output factors of the Fisher information by module, once computed; empty if the method does not need them.
     outputs: Option<BTreeMap<String, Hessian>>,
+}
+
+/// Unquantized model, at the same layer as the quantized one.
+#[derive(Default)]
+struct Original<'a> {
+    /// States of its windows; `None` if the method does not need the drift.
+    states: Option<Calibration<'a>>,
+    /// Layer after these states.
+    layer: Option<CalibratedLayer>,
+}
+
+/// State of methods that learn, in addition to that of all methods that calibrate.
+#[derive(Default)]
+struct Learning<'a> {
+    /// Windows in the unquantized model.
+    reference: Option<Calibration<'a>>,
+    /// Held-out windows in the unquantized model.
+    unseen: Option<Calibration<'a>>,
+    /// Fisher information of each layer's output.
+    metrics: Option<Vec<Option<Metric>>>,
+    /// Results of the current layer, by module.
+    solved: BTreeMap<String, Solved>,
 }
 
 /// Hessian of an input, and its drift from the unquantized model.
@@ -96,8 +120,8 @@ impl<'a> Sequential<'a> {
             layer: None,
             solvers: Vec::new(),
             judges: Vec::new(),
-            original: drift::Original::default(),
-            learning: learning::Learning::default(),
+            original: Original::default(),
+            learning: Learning::default(),
             input_scales: None,
             outputs: None,
         }

@@ -5,58 +5,15 @@ use std::collections::BTreeMap;
 use mantissa_model::graph::SideKind;
 use mantissa_model::{LinearInfo, Role};
 use mantissa_store::convention::{Experts, ModelFiles};
-use serde::{Deserialize, Serialize};
 
 use crate::error::{QuantError, Result};
 use crate::plan::{Plan, spec_bytes};
+use crate::quality::{Kept, SchemeShare, Share};
 use crate::stacks::only_fused;
 use crate::unused;
 
 /// Share of the linear layers that a recipe covers that must be quantized.
 const LEAST: f64 = 0.95;
-
-/// Share of a model's parameters that a plan quantizes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Share {
-    /// Parameters of the quantized linear layers.
-    pub quantized: u64,
-    /// Parameters of the linear layers of the decoder that the recipe covers: all but those that it keeps.
-    pub covered: u64,
-    /// Parameters of all linear layers, those of towers and other parts included, without embedding and head.
-    pub linear: u64,
-    /// All parameters of the source.
-    pub parameters: u64,
-    /// Expected bytes by scheme; the last entry is what stays unquantized.
-    pub schemes: Vec<SchemeShare>,
-    /// Modules that stay unquantized.
-    pub kept: Vec<Kept>,
-}
-
-/// Layers of one scheme.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SchemeShare {
-    /// Name of the scheme; `None` for tensors that stay unquantized.
-    pub scheme: Option<String>,
-    /// Number of weights.
-    pub layers: usize,
-    /// Their parameters.
-    pub parameters: u64,
-    /// Expected bytes of all their tensors.
-    pub bytes: u64,
-}
-
-/// Modules that stay unquantized for one reason.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Kept {
-    /// Names of the modules, with `*` for numbers, or the prefix of a part.
-    pub modules: String,
-    /// Number of modules; for a part, of its tensors.
-    pub count: usize,
-    /// Their parameters.
-    pub parameters: u64,
-    /// Reason.
-    pub why: String,
-}
 
 impl Plan {
     /// Returns the share of the parameters of `source` that it quantizes.
@@ -217,13 +174,6 @@ impl Plan {
             all.push(SchemeShare { scheme: None, layers: 0, parameters: of_text, bytes: left });
         }
         all
-    }
-}
-
-impl Share {
-    /// Percentage of the covered linear layers that is quantized.
-    pub fn percent(&self) -> f64 {
-        100.0 * self.quantized as f64 / self.covered.max(1) as f64
     }
 }
 

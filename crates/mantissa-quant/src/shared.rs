@@ -8,8 +8,8 @@ use mantissa_model::LinearInfo;
 use mantissa_num::Scheme;
 use mantissa_store::convention::ModelFiles;
 
+use crate::convert;
 use crate::error::Result;
-use crate::jobs::convert;
 use crate::plan::Plan;
 use crate::report::LayerReport;
 use crate::transform::Prepared;

@@ -112,9 +112,10 @@ impl Request<'_> {
         let (module, name) = (&info.module, container.name());
         let refused = |why: String| model_not_storable(container, format!("{module}: {why}"));
         let facts = container.facts();
-        let (taken, flag) = match info.kind {
-            LinearKind::Head => (facts.quantized_head, "--head"),
-            _ => (facts.quantized_embedding, "--embeddings"),
+        let (taken, flag) = if info.kind == LinearKind::Head {
+            (facts.quantized_head, "--head")
+        } else {
+            (facts.quantized_embedding, "--embeddings")
         };
         if !taken {
             let what = format!("readers of {name} load it unquantized");

@@ -4,6 +4,8 @@
 //! The unquantized model runs over the calibration set once, layer by layer. Results do not depend on the number of
 //! threads, so a resumed run finds the same. Scales are searched on [`TOKENS`] evenly spaced tokens.
 
+pub(crate) mod record;
+
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
@@ -16,7 +18,6 @@ use crate::awq::{self, Reader};
 use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, Sample};
 use crate::clip;
 use crate::error::Result;
-use crate::fold::record::{Record, storable};
 use crate::fold::sites::{Site, sites};
 use crate::fold::{Folded, Folds};
 use crate::judge::{Judgement, Output, Windows};
@@ -27,6 +28,7 @@ use crate::smooth;
 use crate::source::{DenseTensor, Scratch};
 use crate::spin;
 use mantissa_methods::Solved;
+use record::{Record, storable};
 
 /// Number of tokens that a search uses.
 pub(crate) const TOKENS: usize = 512;
@@ -300,7 +302,7 @@ impl Search<'_> {
         for (info, scheme) in of_layer {
             // AWQ does not clip queries and keys: attention scores depend on their product, which the error of one does
             // not show.
-            let scores = matches!(info.kind, LinearKind::Q | LinearKind::K | LinearKind::Qkv);
+            let scores = info.kind.makes_scores();
             let grouped = clip::check_scheme(scheme).is_ok();
             let sample = samples.seen.get(&info.kind.input()).filter(|sample| !sample.x.is_empty());
             let (Some(sample), true) = (sample, grouped && !scores) else { continue };

@@ -17,13 +17,12 @@
 mod gguf;
 mod gguf_parts;
 mod independent;
-pub(crate) mod load;
 pub(crate) mod logits;
 mod manifest;
 pub(crate) mod memory;
+mod recorded;
 mod reference;
 mod trellis;
-pub(crate) mod verification;
 mod weights;
 mod worst;
 
@@ -33,28 +32,28 @@ use std::path::Path;
 
 use mantissa_eval::Sequence;
 use mantissa_kernels::map_reduce_fixed;
-use mantissa_model::{CacheInF32, LinearInfo, LinearKind, ModelConfig, check_kv_levels};
+use mantissa_model::{CacheInF32, LinearInfo, ModelConfig, check_kv_levels};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{ErrorClass, Manifest};
 
+pub use crate::load::load_check;
+pub use crate::quality::Verification;
 use independent::Independent;
 pub use independent::decode;
-pub use load::load_check;
 use logits::{compare_logits, compare_readers};
 use manifest::check_manifest;
 pub use memory::{stored_by_module, verify_bytes};
-pub use verification::Verification;
 use weights::WeightCheck;
 
 use crate::config::model_config;
 use crate::error::Result;
-use crate::fold::record::Record;
 use crate::fold::{Folded, Folds};
 use crate::plan::rounds_each;
-use crate::quality::{TRAINED, check};
+use crate::quality::TRAINED;
 use crate::report::LayerReport;
 use crate::stacks::stack_of;
 use crate::tables;
+use crate::transform::record::Record;
 use crate::unused;
 use crate::{as_in_gguf, dense_source, dequantized_source};
 
@@ -119,7 +118,7 @@ fn check_model(
     found: &mut Verification,
 ) -> Result<()> {
     let files = ModelFiles::open(artifact)?;
-    let quality = check::read(artifact, found);
+    let quality = recorded::read(artifact, found);
     let dequantized = quality.as_ref().is_some_and(|quality| quality.source_format.is_some());
     let source = against.reference.map(|path| reference_files(path, dequantized)).transpose()?;
     let source = match source {
@@ -127,16 +126,16 @@ fn check_model(
         source => source,
     };
     if let Some(quality) = &quality {
-        check::weights(quality, &files, manifest, found)?;
+        recorded::weights(quality, &files, manifest, found)?;
         if let Some(source) = source.as_ref().filter(|_| against.recorded) {
-            check::source(quality, source, found)?;
+            recorded::source(quality, source, found)?;
         }
     }
     if files.gguf().is_some() {
         let bounded = quality.as_ref().is_some_and(|quality| rounds_each(&quality.method));
         gguf::check(&files, source.as_ref(), bounded, threads, found)?;
     } else {
-        let recorded = check::errors(quality.as_ref());
+        let recorded = recorded::errors(quality.as_ref());
         let tensors = quality.iter().flat_map(|quality| &quality.tensors);
         let trained =
             tensors.filter(|tensor| tensor.scheme.ends_with(TRAINED)).map(|tensor| tensor.tensor.as_str());
@@ -145,7 +144,7 @@ fn check_model(
     }
     match (&quality, against.text) {
         (Some(quality), Some(text)) => {
-            check::figures(quality, &files, source.as_ref(), text, threads, progress, found)?;
+            recorded::figures(quality, &files, source.as_ref(), text, threads, progress, found)?;
         }
         (None, Some(_)) => found.notes.push("no quality.json: no figures to check".into()),
         _ => {}
@@ -224,10 +223,8 @@ fn check_weights(
 
 /// Returns the layer as a model with the configuration `source` stores it.
 fn counterpart(source: &ModelConfig, info: &LinearInfo) -> LinearInfo {
-    let original = match info.kind {
-        LinearKind::Embedding | LinearKind::Head => source.table(info.kind),
-        kind => source.linear(info.layer, kind),
-    };
+    let original =
+        if info.kind.is_table() { source.table(info.kind) } else { source.linear(info.layer, info.kind) };
     // The source may be another model: its shapes are checked when it is read.
     LinearInfo { rows: info.rows, cols: info.cols, bias: info.bias, ..original }
 }

@@ -8,17 +8,27 @@
 //! from the reference decoder, whose linear layers are dense f32 products.
 #![forbid(unsafe_code)]
 
+// Layer: weights and caches.
 pub mod cache;
-pub mod footprint;
-pub mod measure;
-pub mod model;
+mod fair;
 pub mod prepared;
+
+// Layer: a model and the caches of its sequences.
+mod kv;
+pub mod model;
+
+// Layer: sequences over time.
 pub mod session;
 pub mod speculate;
 
+// Layer: measurements.
+pub mod footprint;
+pub mod measure;
+
+pub use fair::Tags;
 pub use model::{Caches, FastBuffers, FastModel};
 pub use session::{
-    CacheUse, Constraint, ConstraintError, Event, EventKind, Phase, Pooling, Request, Runtime,
-    RuntimeOptions, SequenceId, SequenceState, Single, TokenMask,
+    CacheUse, Constraint, ConstraintError, Detached, Event, EventKind, Offer, Phase, Pooling, Request,
+    Runtime, RuntimeOptions, SequenceId, SequenceState, Single, TokenMask, Verdict,
 };
 pub use speculate::{Proposals, Speculation};

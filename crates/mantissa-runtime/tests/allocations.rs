@@ -63,8 +63,12 @@ fn steps_allocate_nothing_after_the_first_of_their_shape() {
             RuntimeOptions { kept: 0, speculation: Speculation::Lookup, ..RuntimeOptions::batch(3, context) };
         let mut runtime = Runtime::new(&model, options).unwrap();
         let first = work(&model, &mut runtime, context);
-        // The number of proposals depends on measured times, so shapes may be new in a second or third run.
-        let rest: Vec<usize> = (0..6).map(|_| work(&model, &mut runtime, context)).collect();
-        assert!(first > 0 && rest.iter().rev().take(3).any(|calls| *calls == 0), "{name}: {first} {rest:?}");
+        // The number of proposals depends on measured times, so shapes may be new for some runs more on a busy
+        // machine; what every step allocates shows in all of them.
+        let mut rest = Vec::new();
+        while rest.last() != Some(&0) && rest.len() < 200 {
+            rest.push(work(&model, &mut runtime, context));
+        }
+        assert!(first > 0 && rest.last() == Some(&0), "{name}: {first} {rest:?}");
     }
 }

@@ -5,7 +5,7 @@ mod common;
 
 use common::{alone, finish, greedy, model, prompt, sampled};
 use mantissa_model::LoadError;
-use mantissa_model::config::StateShape;
+use mantissa_model::mixer::StateShape;
 use mantissa_runtime::footprint::SessionFootprint;
 use mantissa_runtime::{FastModel, Runtime, RuntimeOptions};
 

@@ -4,14 +4,15 @@
 mod common;
 
 use std::ops::ControlFlow;
+use std::time::Duration;
 
 use common::{
     alone, finish, greedy, longer, model, prompt, quantized, reference, sampled, speculating, tiny,
 };
 use mantissa_model::{Batch, GenerateOptions, Sampling, StopReason, generate};
 use mantissa_runtime::{
-    Constraint, ConstraintError, EventKind, FastModel, Phase, Pooling, Request, Runtime, RuntimeOptions,
-    SequenceId, Speculation, TokenMask,
+    Constraint, ConstraintError, Detached, EventKind, FastModel, Offer, Phase, Pooling, Request, Runtime,
+    RuntimeOptions, SequenceId, Speculation, TokenMask, Verdict,
 };
 
 /// Allows tokens whose remainder by 3 is that of their place, and an end after `least` tokens; complete after `most`.
@@ -31,35 +32,56 @@ impl Remainders {
 }
 
 impl Constraint for Remainders {
-    fn allows(&mut self, token: u32) -> Result<bool, ConstraintError> {
-        Ok(token % 3 == self.place % 3)
-    }
-
-    fn mask(&mut self, mask: &mut TokenMask) -> Result<(), ConstraintError> {
+    fn offer(&mut self, offer: Offer, mask: &mut TokenMask) -> Result<Verdict, ConstraintError> {
+        match offer {
+            Offer::End if self.place >= self.least => return Ok(Verdict::Taken { complete: true }),
+            Offer::Token(token) if token % 3 == self.place % 3 => {
+                self.place += 1;
+                return Ok(Verdict::Taken { complete: self.place >= self.most });
+            }
+            _ => {}
+        }
         (0..self.vocabulary)
             .filter(|token| token % 3 == self.place % 3)
             .for_each(|token| mask.set(token, true));
-        Ok(())
-    }
-
-    fn may_end(&mut self) -> Result<bool, ConstraintError> {
-        Ok(self.place >= self.least)
-    }
-
-    fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
-        if token % 3 != self.place % 3 {
-            return Err(ConstraintError(format!("token {token} at {}", self.place)));
-        }
-        self.place += 1;
-        Ok(())
-    }
-
-    fn is_complete(&mut self) -> Result<bool, ConstraintError> {
-        Ok(self.place >= self.most)
+        Ok(Verdict::Refused { may_end: self.place >= self.least })
     }
 
     fn boxed_clone(&self) -> Box<dyn Constraint> {
         Box::new(self.clone())
+    }
+}
+
+/// Answers as another constraint does, `late` offers later.
+#[derive(Clone, Debug)]
+struct Late {
+    inner: Box<dyn Constraint>,
+    late: usize,
+    left: usize,
+}
+
+impl Late {
+    fn boxed(inner: Option<Box<dyn Constraint>>, late: usize) -> Option<Box<dyn Constraint>> {
+        Some(Box::new(Late { inner: inner?, late, left: late }))
+    }
+}
+
+impl Constraint for Late {
+    fn offer(&mut self, offer: Offer, mask: &mut TokenMask) -> Result<Verdict, ConstraintError> {
+        if self.left > 0 {
+            self.left -= 1;
+            return Ok(Verdict::Pending);
+        }
+        self.left = self.late;
+        self.inner.offer(offer, mask)
+    }
+
+    fn wait(&mut self, _: Duration) -> bool {
+        false
+    }
+
+    fn boxed_clone(&self) -> Box<dyn Constraint> {
+        Box::new(Late { left: self.late, ..self.clone() })
     }
 }
 
@@ -135,6 +157,96 @@ fn constraints_hold_alone_in_a_batch_and_with_speculation() {
             assert_eq!(finish(&mut speculating, &[id]).remove(0), tokens, "{name}");
         }
     }
+}
+
+/// Others go on meanwhile, and a sequence that lost its place meanwhile has the same tokens.
+#[test]
+fn a_constraint_that_answers_late_changes_no_token() {
+    let model = model("llama2-gqa-tied");
+    let base =
+        |i: usize| Request { forced: Vec::new(), ..sampled(prompt(&model, i, 3 + 9 * i), 12, i as u64) };
+    let constrained = |i, late| {
+        let inner = Remainders::boxed(&model, 99, 99);
+        let constraint = if late == 0 { inner } else { Late::boxed(inner, late) };
+        Request { constraint, ..base(i) }
+    };
+    let expected: Vec<_> = (0..3).map(|i| alone(&model, &constrained(i, 0))).collect();
+    for late in [1, 2, 7] {
+        let mut runtime = Runtime::new(&model, RuntimeOptions::batch(3, 64)).unwrap();
+        let ids: Vec<_> = (0..3).map(|i| runtime.add(constrained(i, late)).unwrap()).collect();
+        assert_eq!(finish(&mut runtime, &ids), expected, "{late}");
+        let mut speculating = speculating(&model, None);
+        let id = speculating.add(constrained(1, late)).unwrap();
+        assert_eq!(finish(&mut speculating, &[id]).remove(0), expected[1], "{late}");
+    }
+    // Two places for three sequences: whichever waits for its constraint, and now and then another, gives up its place.
+    let mut runtime = Runtime::new(&model, RuntimeOptions::batch(2, 64)).unwrap();
+    let ids: Vec<_> = (0..3).map(|i| runtime.add(constrained(i, 5)).unwrap()).collect();
+    let (mut tokens, mut out, mut taken) = (vec![Vec::new(); 3], Vec::new(), 0);
+    while !runtime.is_idle() || !out.is_empty() {
+        out.drain(..).for_each(|detached: Detached| runtime.attach(detached));
+        for event in runtime.step().unwrap().to_vec() {
+            if let EventKind::Token { token, .. } = event.kind {
+                tokens[ids.iter().position(|id| *id == event.sequence).unwrap()].push(token);
+            }
+        }
+        let mut gives = |id: &SequenceId| runtime.is_undecided(*id) || tokens[0].len() % 5 == 4;
+        let waits: Vec<_> = ids.iter().copied().filter(|id| gives(id)).collect();
+        out.extend(waits.into_iter().filter_map(|id| runtime.detach(id)));
+        taken += out.len();
+        assert!(taken < 3000, "{tokens:?}");
+    }
+    assert_eq!(tokens, expected);
+    assert!(taken > 3, "{taken}");
+    assert!(runtime.detach(ids[0]).is_none());
+    // A free sequence is as fast as alone beside one that waits for long.
+    let mut runtime = Runtime::new(&model, RuntimeOptions::batch(2, 64)).unwrap();
+    let (slow, free) = (runtime.add(constrained(1, 1000)).unwrap(), runtime.add(base(2)).unwrap());
+    let mut steps = 0;
+    while runtime.sequences().any(|state| state.id == free) {
+        runtime.step().unwrap();
+        steps += 1;
+    }
+    assert!(steps <= 13 && runtime.is_undecided(slow), "{steps}");
+}
+
+/// A beginning is shared by sequences of one owner only.
+#[test]
+fn owners_do_not_share_prompts() {
+    let model = model("llama2-gqa-tied");
+    let request = |owner| Request { owner, prefixes: owner, ..greedy(prompt(&model, 1, 200), 4) };
+    let mut runtime = Runtime::new(&model, RuntimeOptions::batch(4, 256)).unwrap();
+    let mut cached = |owners: &[u64]| {
+        let ids: Vec<_> = owners.iter().map(|owner| runtime.add(request(*owner)).unwrap()).collect();
+        let mut cached = vec![0; ids.len()];
+        while !runtime.is_idle() {
+            for event in runtime.step().unwrap() {
+                if let EventKind::Started { cached: shared } = event.kind {
+                    cached[ids.iter().position(|id| *id == event.sequence).unwrap()] = shared;
+                }
+            }
+        }
+        cached
+    };
+    // At once, and one after another: finished sequences are kept.
+    assert_eq!(cached(&[1, 2, 2]), [0, 0, 128]);
+    assert_eq!(cached(&[3]), [0]);
+    assert_eq!(cached(&[1]), [128]);
+}
+
+/// Two owners at once: one generates, another one brings prompt after prompt. All have the tokens that they have alone.
+#[test]
+fn owners_share_passes_and_change_no_token() {
+    let model = model("llama2-gqa-tied");
+    let request = |i: usize| {
+        let tokens = if i.is_multiple_of(2) { 3 + i } else { 150 + 7 * i };
+        let base = sampled(prompt(&model, i, tokens), 20, i as u64);
+        Request { owner: (i % 2) as u64, forced: Vec::new(), ..base }
+    };
+    let expected: Vec<_> = (0..8).map(|i| alone(&model, &request(i))).collect();
+    let mut runtime = Runtime::new(&model, RuntimeOptions::batch(5, 256)).unwrap();
+    let ids: Vec<_> = (0..8).map(|i| runtime.add(request(i)).unwrap()).collect();
+    assert_eq!(finish(&mut runtime, &ids), expected);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Serves models over HTTP, for clients of OpenAI's API.
 //!
-//! [`engine`] steps a model on a thread of its own and queues requests fairly; `text` turns tokens into text; `grammar`
+//! [`engine`] steps a model on a thread of its own; `fair` shares it, and all else that clients wait for; `text` turns tokens into text; `grammar`
 //! constrains it, `reasoning` separates thoughts from it, and `tools` finds calls in it; `api` holds
 //! the endpoints, a file per family; `http` accepts connections, with limits. No numerics: those are in
 //! `mantissa-runtime`.
@@ -9,19 +9,33 @@
 //! before anything is queued.
 #![forbid(unsafe_code)]
 
-mod api;
-pub mod engine;
-pub mod grammar;
-mod http;
+// Layer: shares, processes and counters.
+pub mod child;
+mod fair;
 mod metrics;
+
+// Layer: grammars and settings.
+pub mod grammar;
 mod options;
-mod reasoning;
-mod score;
-mod shadow;
-mod text;
 pub mod tools;
 
-pub use api::{Artifact, Render, RenderError};
+// Layer: models at work.
+mod artifact;
+pub mod engine;
+mod score;
+mod shadow;
+
+// Layer: replies and errors.
+mod error;
+mod reasoning;
+mod text;
+
+// Layer: HTTP.
+mod api;
+mod http;
+
+pub use api::{Render, RenderError};
+pub use artifact::Artifact;
 pub use engine::{Engine, EngineOptions, Turns};
 pub use http::{Cors, KeyError, Keys, Loaded, Server};
 pub use options::{Limits, Options, Reasoning};

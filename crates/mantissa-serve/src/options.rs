@@ -1,6 +1,8 @@
 //! Settings and limits of a server.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use crate::grammar::Confinement;
 
 /// Limits of connections and requests, checked before a request is queued.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,8 +25,16 @@ pub struct Limits {
     pub write_time: Duration,
     /// Most connections at once.
     pub connections: usize,
-    /// Most bodies that are tokenized, rendered or compiled at once.
+    /// Most requests that are tokenized, rendered or compiled at once, of which a client has at most a quarter.
     pub preparations: usize,
+    /// Most requests of over 64 KiB that are parsed, tokenized or rendered at once, one of each client: they take memory.
+    pub large: usize,
+    /// Time for a request to be prepared, from the start of the work.
+    pub preparation_time: Duration,
+    /// Most requests of one client that wait to be prepared or scored.
+    pub waiting: usize,
+    /// Most comparisons that are scored at once, one of each client.
+    pub scorings: usize,
     /// Most choices of a request, over all of its prompts.
     pub choices: usize,
     /// Most new tokens of a choice; requests for more get so many.
@@ -39,6 +49,15 @@ pub struct Limits {
     pub logprobs: usize,
 }
 
+impl Limits {
+    /// Time at which a request that arrives now ends. A limit beyond what the clock holds is a year.
+    pub(crate) fn deadline(&self) -> Instant {
+        const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+        let now = Instant::now();
+        now.checked_add(self.time).unwrap_or(now + YEAR)
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Limits {
@@ -51,7 +70,11 @@ impl Default for Limits {
             body_time: Duration::from_secs(30),
             write_time: Duration::from_secs(30),
             connections: 512,
-            preparations: 4,
+            preparations: 8,
+            large: 2,
+            preparation_time: Duration::from_secs(30),
+            waiting: 128,
+            scorings: 2,
             choices: 64,
             new_tokens: usize::MAX,
             time: Duration::from_secs(600),
@@ -88,6 +111,12 @@ pub struct Options {
     pub drain: Duration,
     /// Treatment of thoughts.
     pub reasoning: Reasoning,
+    /// Place where grammars are held; without one no reply is constrained.
+    pub grammars: Option<Confinement>,
+    /// Most memory of the processes that hold grammars, over all models, in bytes.
+    pub grammar_memory: u64,
+    /// True if clients share the beginnings of their prompts, and so see from `cached_tokens` what others have sent.
+    pub share_prefixes: bool,
 }
 
 impl Default for Options {
@@ -97,6 +126,9 @@ impl Default for Options {
             queue: 128,
             drain: Duration::from_secs(20),
             reasoning: Reasoning::default(),
+            grammars: None,
+            grammar_memory: 256 << 20,
+            share_prefixes: false,
         }
     }
 }

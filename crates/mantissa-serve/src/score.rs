@@ -7,7 +7,7 @@ use mantissa_kernels::kernels;
 use mantissa_model::{ForwardError, LoadError};
 use mantissa_runtime::{FastModel, Single};
 
-use crate::engine::Turns;
+use crate::fair::Turn;
 
 /// Tokens of a pass: attention gives the same bits when a sequence is cut at its multiples.
 const CHUNK: usize = 64;
@@ -61,7 +61,7 @@ pub(crate) fn same_vocabulary(first: &FastModel, second: &FastModel) -> Result<(
 }
 
 /// Runs both models over `tokens` and calls `each` with their difference at every token after the first `prompt`
-/// (at least 1), in order, until it breaks.
+/// (at least 1), in order, until it breaks. Each pass waits for one of `turns`.
 ///
 /// # Errors
 /// [`ForwardError`] of either model.
@@ -69,7 +69,7 @@ pub(crate) fn score(
     models: [&mut Single<'_>; 2],
     tokens: &[u32],
     prompt: usize,
-    turns: &Turns,
+    turns: &dyn Fn() -> Turn,
     logits: &mut Logits,
     mut each: impl FnMut(Score) -> ControlFlow<()>,
 ) -> Result<(), ForwardError> {
@@ -81,11 +81,11 @@ pub(crate) fn score(
     second.clear();
     for (chunk, start) in inputs.chunks(CHUNK).zip((0..).step_by(CHUNK)) {
         {
-            let _turn = turns.take();
+            let _turn = turns();
             first.extend(chunk)?;
         }
         {
-            let _turn = turns.take();
+            let _turn = turns();
             second.extend(chunk)?;
         }
         let mut at = (prompt - 1).saturating_sub(start).min(chunk.len());
@@ -93,7 +93,7 @@ pub(crate) fn score(
             let rows = at..(at + ROWS).min(chunk.len());
             let [ours, theirs] = &mut logits.0;
             let len = rows.len() * vocabulary;
-            let turn = turns.take();
+            let turn = turns();
             first.logits(rows.clone(), &mut ours[..len])?;
             second.logits(rows.clone(), &mut theirs[..len])?;
             drop(turn);

@@ -15,7 +15,7 @@ use std::time::Duration;
 use mantissa_model::LoadError;
 use mantissa_runtime::{FastModel, Single};
 
-use crate::engine::Turns;
+use crate::fair::Turns;
 use crate::metrics::ShadowMetrics;
 use crate::score::{self, Logits, Score, same_vocabulary};
 
@@ -216,7 +216,9 @@ impl<'m> Scorer<'m> {
             if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let models = [&mut self.reference, served];
-        if score::score(models, &sample.tokens, sample.prompt, self.turns, &mut self.logits, each).is_err() {
+        if score::score(models, &sample.tokens, sample.prompt, &|| self.turns.take(), &mut self.logits, each)
+            .is_err()
+        {
             metrics.skipped.inc();
             return;
         }

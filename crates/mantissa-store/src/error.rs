@@ -7,12 +7,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::dtype::Dtype;
-use crate::gguf::fault::GgufFault;
 use crate::shown::{Shown, ShownPath};
 
 mod fault;
+pub(crate) mod gguf_fault;
 
 pub use fault::{HeaderFault, IndexFault, JsonFault, OutputFault, TensorFault, WriteFault};
+pub use gguf_fault::GgufFault;
 
 /// Result of every fallible function of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -247,6 +248,24 @@ impl Error {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Self::Missing { path, expected },
             io::ErrorKind::IsADirectory => Self::WrongKind { path, found: "a folder", expected },
             _ => Self::Io { path, operation, error },
+        }
+    }
+
+    /// Makes the error of a text that is no UTF-8 from the byte `at` on.
+    pub(crate) fn not_utf8(path: &Path, at: u64) -> Self {
+        let found = format!("invalid UTF-8 at byte {at}");
+        Self::field(path, "text", found, "a UTF-8 text", "convert it with iconv")
+    }
+
+    /// Expected file and what was found in its place, for messages that have a form of their own.
+    pub fn expected_and_found(&self) -> (String, String) {
+        match self {
+            Self::WrongKind { found, expected, .. } => ((*expected).to_owned(), (*found).to_owned()),
+            Self::Json { fault: JsonFault::TooLarge { found, cap }, .. } => {
+                (format!("at most {cap} bytes"), found.to_string())
+            }
+            Self::Io { error, .. } => ("a readable file".to_owned(), format!("the I/O error `{error}`")),
+            other => ("a readable file".to_owned(), other.to_string()),
         }
     }
 

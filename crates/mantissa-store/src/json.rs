@@ -11,7 +11,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess,
 use serde_json::{Map, Number, Value};
 
 use crate::error::{Error, JsonFault, Result};
-use crate::reader;
+use crate::regular;
 
 /// Parses `bytes`, the content of the file at `path`, as one JSON value; objects keep the order of their keys.
 ///
@@ -27,7 +27,7 @@ pub fn parse_strict(bytes: &[u8], path: &Path, cap: u64) -> Result<Value> {
 /// # Errors
 /// As [`parse_strict`], and [`Error::Missing`], [`Error::WrongKind`] or [`Error::Io`] when it cannot be read.
 pub fn read_strict(path: &Path, cap: u64, expected: &'static str) -> Result<Value> {
-    parse_strict(&reader::read_capped(path, cap, expected)?, path, cap)
+    parse_strict(&regular::read(path, cap, expected)?, path, cap)
 }
 
 /// Replaces the bare words `Infinity`, `-Infinity` and `NaN`, which Python writes and JSON lacks, by the objects

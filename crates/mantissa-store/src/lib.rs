@@ -11,42 +11,55 @@
 //! environment. The crate requires Unix (positioned I/O, advisory locks, atomic exchange).
 #![forbid(unsafe_code)]
 
-pub mod adapter;
+// Layer: types, errors and checksums.
 pub mod checksum;
-pub mod commit;
-pub mod convention;
-pub mod disk;
 pub mod dtype;
-mod ending;
 pub mod error;
+mod finite;
+mod protobuf;
+pub mod shown;
+
+// Layer: files and bounded readers.
+pub mod disk;
+mod ending;
 #[doc(hidden)]
 pub mod failpoint;
-mod finite;
-pub mod gguf;
 pub mod hash;
-mod header_json;
-pub mod journal;
 pub mod json;
-pub mod lock;
-pub mod manifest;
-pub mod output;
-pub mod paths;
-mod protobuf;
 mod reader;
-pub mod safetensors;
-mod scratch;
-pub mod sealed;
-pub mod shard_plan;
-pub mod shards;
-mod shown;
-pub mod target;
+pub mod regular;
 pub mod text;
+
+// Layer: tensor files.
+pub mod gguf;
+mod header_json;
+pub mod safetensors;
+pub mod sealed;
 mod trail;
-mod unpublished;
 mod view;
 mod widen;
-pub mod work;
 pub mod writer;
+
+// Layer: outputs and their publication.
+pub mod commit;
+pub mod journal;
+pub mod lock;
+mod lock_file;
+pub mod manifest;
+mod mark;
+mod nested;
+pub mod output;
+pub mod paths;
+mod scratch;
+pub mod target;
+mod unpublished;
+pub mod work;
+
+// Layer: models and their formats.
+pub mod adapter;
+pub mod convention;
+pub mod shard_plan;
+pub mod shards;
 
 pub use adapter::{Adapter, AdapterFiles, AdapterModule};
 pub use checksum::Checksum;
@@ -62,7 +75,7 @@ pub use hash::{FileDigest, hash_file, hash_file_while};
 pub use journal::{JOURNAL_NAME, Journal};
 pub use lock::Lock;
 pub use manifest::{
-    MANIFEST_NAME, Manifest, Mismatch, beside, companion_path, manifest_path, verify_manifest,
+    MANIFEST_NAME, Manifest, Mismatch, Seal, beside, companion_path, manifest_path, verify_manifest,
 };
 pub use output::{Job, Output};
 pub use paths::{Kind, Paths, Permits};

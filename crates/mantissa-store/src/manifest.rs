@@ -1,7 +1,8 @@
 //! `mantissa-manifest.json`: length and SHA-256 of every file of an output folder, written last.
 //!
 //! A folder with a manifest was complete when it got its name. The manifest holds no time and no host, so that the
-//! same inputs give the same bytes.
+//! same inputs give the same bytes. Its field `sha256` is a digest of its other fields, so that a changed name or number
+//! is found like a changed file.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,6 +27,12 @@ const HISTORY: &str = "history";
 
 /// The layout version that this crate writes, and the only one it reads.
 const VERSION: u64 = 1;
+
+/// Field with the digest of the others.
+const SEAL: &str = "sha256";
+
+/// Fields of a manifest. A line of its own after `tool`, [`SEAL`] is left out of recorded hashes like those of files.
+const FIELDS: [&str; 5] = ["version", "tool", SEAL, "files", "run"];
 
 /// Path of the manifest of the model folder or single file `model`.
 pub fn manifest_path(model: &Path) -> PathBuf {
@@ -56,12 +63,56 @@ pub struct Manifest {
     pub files: BTreeMap<String, FileDigest>,
     /// Fields that the caller records of the run: recipe, source and so on.
     pub run: Map<String, Value>,
+    /// Result of checking the digest of its own fields when it was read.
+    pub seal: Seal,
+}
+
+/// Digest of a manifest's own fields, compared with the fields.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Seal {
+    /// The fields are those that were written.
+    Intact,
+    /// There is no digest: an earlier version wrote the manifest.
+    Missing,
+    /// A field was changed.
+    Broken {
+        /// Digest of the fields, hexadecimal.
+        found: String,
+        /// Digest that the manifest states.
+        expected: String,
+    },
+}
+
+impl Seal {
+    /// Compares the digest in `value` with its other fields.
+    fn of(value: &Value) -> Self {
+        let found = digest_of(value);
+        match &value[SEAL] {
+            Value::Null if value.get(SEAL).is_none() => Seal::Missing,
+            Value::String(expected) if *expected == found => Seal::Intact,
+            other => {
+                let text = other.as_str().map_or_else(|| other.to_string(), str::to_owned);
+                Seal::Broken { found, expected: text }
+            }
+        }
+    }
+}
+
+/// Returns the SHA-256 of all fields but [`SEAL`], whatever the order of keys and the spaces between them.
+fn digest_of(value: &Value) -> String {
+    let mut fields = value.clone();
+    if let Value::Object(fields) = &mut fields {
+        fields.remove(SEAL);
+    }
+    fields.sort_all_objects();
+    FileDigest::of(fields.to_string().as_bytes()).hex()
 }
 
 impl Manifest {
     /// A manifest of these files, by this version of the program.
     pub fn new(files: BTreeMap<String, FileDigest>, run: Map<String, Value>) -> Self {
-        Self { tool: concat!("mantissa ", env!("CARGO_PKG_VERSION")).to_owned(), files, run }
+        let tool = concat!("mantissa ", env!("CARGO_PKG_VERSION")).to_owned();
+        Self { tool, files, run, seal: Seal::Intact }
     }
 
     /// Reads the manifest of the folder `dir`.
@@ -123,6 +174,14 @@ impl Manifest {
         runs
     }
 
+    /// Difference between the fields and their digest, if there is one.
+    pub fn altered(&self) -> Option<Mismatch> {
+        match self.seal.clone() {
+            Seal::Broken { found, expected } => Some(Mismatch::Manifest { found, expected }),
+            Seal::Intact | Seal::Missing => None,
+        }
+    }
+
     /// Compares the listed files with those in the folder `dir`; empty if nothing differs.
     ///
     /// # Errors
@@ -142,7 +201,10 @@ impl Manifest {
             .iter()
             .map(|(name, digest)| (name.clone(), json!({"bytes": digest.len, "sha256": digest.hex()})))
             .collect();
-        let value = json!({"version": VERSION, "tool": self.tool, "files": files, "run": self.run});
+        let fields = json!({"version": VERSION, "tool": self.tool, "files": files, "run": self.run});
+        let seal = digest_of(&fields);
+        let value =
+            json!({"version": VERSION, "tool": self.tool, SEAL: seal, "files": files, "run": self.run});
         format!("{value:#}\n")
     }
 
@@ -152,12 +214,17 @@ impl Manifest {
         if value["version"].as_u64() != Some(VERSION) {
             return Err(bad("version", "1"));
         }
+        // Without this, a manifest whose digest has another name would count as one without a digest.
+        let known = |name: &&String| FIELDS.contains(&name.as_str());
+        if let Some(name) = value.as_object().and_then(|fields| fields.keys().find(|name| !known(name))) {
+            return Err(Error::field(path, name, "an unknown field", FIELDS.join(", "), ""));
+        }
         let tool = value["tool"].as_str().ok_or_else(|| bad("tool", "a string"))?.to_owned();
         let run = value["run"].as_object().ok_or_else(|| bad("run", "an object"))?.clone();
         let listed = value["files"].as_object().ok_or_else(|| bad("files", "an object"))?;
         let files =
             listed.iter().map(|(name, entry)| file_entry(path, name, entry)).collect::<Result<_>>()?;
-        Ok(Self { tool, files, run })
+        Ok(Self { tool, files, run, seal: Seal::of(value) })
     }
 }
 
@@ -191,6 +258,14 @@ pub enum Mismatch {
         /// SHA-256 in the manifest, hexadecimal.
         expected: String,
     },
+    /// A field of the manifest itself was changed.
+    #[error("{MANIFEST_NAME}: sha256: expected {found}, the digest of its other fields, got {}", Shown(.expected))]
+    Manifest {
+        /// Digest of the fields, hexadecimal.
+        found: String,
+        /// Digest that the manifest states.
+        expected: String,
+    },
     /// A file that the manifest does not list; the listed files may still be intact.
     #[error("{}: the manifest does not list this file", Shown(.file))]
     Unlisted {
@@ -216,7 +291,8 @@ impl Mismatch {
 /// As [`Manifest::read`], and [`Error::Io`] when a file that exists cannot be read.
 pub fn verify_manifest(dir: &Path) -> Result<Vec<Mismatch>> {
     let manifest = Manifest::read(dir)?;
-    let mut found = manifest.compare(dir)?;
+    let mut found: Vec<_> = manifest.altered().into_iter().collect();
+    found.extend(manifest.compare(dir)?);
     let unlisted =
         files_under(dir)?.into_iter().filter(|f| f != MANIFEST_NAME && !manifest.files.contains_key(f));
     found.extend(unlisted.map(|file| Mismatch::Unlisted { file }));
@@ -322,6 +398,36 @@ mod tests {
         assert!(Manifest::history(dir.path()).is_err());
     }
 
+    /// A flipped bit anywhere makes the manifest unreadable, changes a file's entry, or breaks the digest.
+    #[test]
+    fn every_flipped_bit_is_found() {
+        let mut run = Map::from_iter([("recipe".to_owned(), json!("rtn")), ("kv".to_owned(), Value::Null)]);
+        run.insert("numbers".to_owned(), json!([0.1, 1e-30, -7, 12_345_678_901_u64, true]));
+        let files = BTreeMap::from([("a/b.json".to_owned(), FileDigest::of(b"x"))]);
+        let good = Manifest::new(files, run).to_json();
+        let value = |bytes: &[u8]| json::parse_strict(bytes, Path::new("m"), MAX_MANIFEST_BYTES).ok();
+        let read = |bytes: &[u8]| Manifest::from_value(Path::new("m"), &value(bytes)?).ok();
+        assert_eq!(read(good.as_bytes()).unwrap().seal, Seal::Intact);
+        let (mut bytes, mut same) = (good.clone().into_bytes(), 0);
+        for bit in 0..8 * bytes.len() {
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let altered = read(&bytes).is_none_or(|manifest| manifest.altered().is_some());
+            // 1E-30 is the same number as 1e-30.
+            same += usize::from(!altered);
+            assert!(altered || value(&bytes) == value(good.as_bytes()), "bit {bit}: {bytes:?}");
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+        assert_eq!(same, 1);
+        // Other spaces and another order of the keys are no change.
+        let value: Value = serde_json::from_str(&good).unwrap();
+        let Value::Object(fields) = value else { panic!("{good}") };
+        let turned: Map<_, _> = fields.into_iter().rev().collect();
+        assert_eq!(read(Value::Object(turned).to_string().as_bytes()).unwrap().seal, Seal::Intact);
+        // Manifests of earlier versions have no digest.
+        let old: String = good.lines().filter(|line| !line.starts_with("  \"sha256\"")).collect();
+        assert_eq!(read(old.as_bytes()).unwrap().seal, Seal::Missing);
+    }
+
     #[test]
     fn malformed_manifests_are_refused() {
         let good = sample().to_json();
@@ -332,6 +438,7 @@ mod tests {
             ("\"bytes\": 1", "\"bytes\": -1"),
             ("\"sha256\": \"2d", "\"sha256\": \"zz"),
             ("\"run\": {", "\"ran\": {"),
+            ("  \"sha256\": \"", "  \"sha257\": \""),
         ] {
             let text = good.replace(from, to);
             assert_ne!(text, good, "{from} occurs");

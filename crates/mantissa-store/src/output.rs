@@ -20,6 +20,7 @@ use crate::error::{Error, OutputFault, Result};
 use crate::failpoint;
 use crate::hash::FileDigest;
 use crate::manifest::{MANIFEST_NAME, Manifest, files_under, verify_manifest};
+use crate::nested::refuse_around;
 use crate::target::resolve;
 
 /// Name of the extended attribute that holds the key of the job that wrote a file or folder.
@@ -150,9 +151,12 @@ impl Output {
                 return Err(Error::WrongKind { path: path.to_owned(), found, expected });
             }
         }
+        if !self.is_owned() {
+            refuse_around(path, || files_under(path))?;
+        }
         let found = Found::folder(path)?;
         match &self.rule {
-            _ if found.files.is_empty() => {}
+            _ if found.is_empty() => {}
             Rule::Owned => {}
             Rule::Job { overwrite: true, .. } => require_listed(path, &found)?,
             _ if self.wrote_folder(path)? => {}
@@ -186,7 +190,8 @@ impl Output {
             Ok(found) if found.is_dir() => Found::folder(path)?,
             Ok(found) => Found { there: true, files: vec![(String::new(), identity(&found))] },
         };
-        if self.is_owned() || now == *before {
+        // A process that was refused because its output lies inside this one may have made the folder.
+        if self.is_owned() || now == *before || (now.is_empty() && before.is_empty()) {
             return Ok(());
         }
         Err(Error::output(path, OutputFault::Changed))
@@ -202,6 +207,11 @@ pub(crate) struct Found {
 }
 
 impl Found {
+    /// True if no file is lost by replacing it: nothing, or an empty folder.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
     fn nothing() -> Self {
         Found { there: false, files: Vec::new() }
     }

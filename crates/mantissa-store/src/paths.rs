@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, OutputFault, Result};
 use crate::gguf::is_part_of;
 use crate::manifest::{MANIFEST_NAME, beside};
+use crate::nested::{Form, refuse_inside};
 use crate::output::{Job, Output, is_output};
 use crate::target::resolve;
 
@@ -101,6 +102,7 @@ impl Paths {
             self.refuse_twice(write, &resolved, &self.writes[..at])?;
             inputs.refuse(write, &resolved)?;
             let output = permits.of(write);
+            refuse_inside(&resolved, if write.kind == Kind::File { Form::File } else { Form::Tree })?;
             match write.kind {
                 Kind::Folder => drop(output.check_folder(&resolved)?),
                 Kind::File => {

@@ -1,12 +1,12 @@
 //! Positioned reads from one regular file.
 
 use std::fmt::Debug;
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, JsonFault, Result};
-use crate::failpoint;
+use crate::error::{Error, Result};
+use crate::{failpoint, regular};
 
 /// Open regular file; its length was read at opening.
 ///
@@ -34,14 +34,7 @@ pub(crate) trait Tail: Debug + Send + Sync {
 impl RegularFile {
     /// Opens `path`, which must be a regular file. `expected` names what was looked for.
     pub(crate) fn open(path: &Path, expected: &'static str) -> Result<Self> {
-        // Check before opening: opening a pipe would wait for its writer.
-        let before =
-            failpoint::read(|| fs::metadata(path)).map_err(|e| Error::opening(path, expected, "open", e))?;
-        require_regular(path, &before, expected)?;
-        let file =
-            failpoint::read(|| File::open(path)).map_err(|e| Error::opening(path, expected, "open", e))?;
-        let opened = failpoint::read(|| file.metadata()).map_err(|e| Error::io(path, "read length", e))?;
-        require_regular(path, &opened, expected)?;
+        let (file, opened) = regular::open_with_metadata(path, expected)?;
         Ok(Self { path: path.to_owned(), file, len: opened.len(), tail: None })
     }
 
@@ -83,16 +76,6 @@ impl RegularFile {
     }
 }
 
-/// Whole of a JSON or text file of at most `cap` bytes.
-pub(crate) fn read_capped(path: &Path, cap: u64, expected: &'static str) -> Result<Vec<u8>> {
-    let source = RegularFile::open(path, expected)?;
-    if source.len() > cap {
-        let fault = JsonFault::TooLarge { found: source.len(), cap };
-        return Err(Error::Json { path: path.to_owned(), fault });
-    }
-    source.read_vec(0, source.len(), expected, "read")
-}
-
 /// An empty vector with room for `count` elements that take `bytes` in all, or an error that names `what`.
 pub(crate) fn reserve<T>(path: &Path, what: &str, count: u64, bytes: u64) -> Result<Vec<T>> {
     let mut items = Vec::new();
@@ -104,29 +87,11 @@ pub(crate) fn reserve<T>(path: &Path, what: &str, count: u64, bytes: u64) -> Res
     }
 }
 
-fn require_regular(path: &Path, metadata: &fs::Metadata, expected: &'static str) -> Result<()> {
-    if metadata.is_file() {
-        return Ok(());
-    }
-    let found = if metadata.is_dir() { "a folder" } else { "a device, pipe or socket" };
-    Err(Error::WrongKind { path: path.to_owned(), found, expected })
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_regular_files_open() {
-        let dir = tempfile::tempdir().unwrap();
-        let missing = RegularFile::open(&dir.path().join("no"), "a file").unwrap_err();
-        assert!(matches!(missing, Error::Missing { .. }), "{missing}");
-        let folder = RegularFile::open(dir.path(), "a file").unwrap_err();
-        assert!(matches!(folder, Error::WrongKind { found: "a folder", .. }), "{folder}");
-        let device = RegularFile::open(Path::new("/dev/null"), "a file").unwrap_err();
-        assert!(matches!(device, Error::WrongKind { .. }), "{device}");
-    }
+    use std::fs;
 
     #[test]
     fn a_file_truncated_after_opening_is_an_error() {
@@ -145,14 +110,5 @@ mod tests {
         let error = reserve::<u8>(Path::new("m"), "tensor \"a\"", 1 << 63, 1 << 63).unwrap_err();
         assert!(matches!(error, Error::Memory { .. }));
         assert_eq!(error.class(), crate::ErrorClass::Environment);
-    }
-
-    #[test]
-    fn caps_come_before_reading() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("f");
-        fs::write(&path, [b' '; 9]).unwrap();
-        assert_eq!(read_capped(&path, 9, "a file").unwrap().len(), 9);
-        assert!(matches!(read_capped(&path, 8, "a file"), Err(Error::Json { .. })));
     }
 }

@@ -13,7 +13,8 @@ use serde_json::Value;
 
 use crate::error::{Error, ForeignKind, IndexFault, Result};
 use crate::json::{parse_strict, read_strict, with_spelled_floats};
-use crate::reader::{Tail, read_capped};
+use crate::reader::Tail;
+use crate::regular;
 use crate::safetensors::{SafeTensors, TensorMeta};
 use crate::shard_plan::{INDEX_NAME, SINGLE_NAME};
 use crate::view::{View, Viewed};
@@ -345,7 +346,7 @@ fn read_config(dir: &Path) -> Result<Option<Value>> {
     if fs::symlink_metadata(&path).is_err() {
         return Ok(None);
     }
-    let bytes = read_capped(&path, MAX_CONFIG_BYTES, "a model's config.json")?;
+    let bytes = regular::read(&path, MAX_CONFIG_BYTES, "a model's config.json")?;
     let config = parse_strict(&with_spelled_floats(&bytes), &path, MAX_CONFIG_BYTES)?;
     if config.is_object() {
         return Ok(Some(config));

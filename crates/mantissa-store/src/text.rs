@@ -3,11 +3,13 @@
 //! Only the current part is in memory, and only up to the caller's limit, so an endless line or pipe cannot exhaust
 //! it. Devices are refused before they are read.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::Read;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::regular;
 
 /// Bytes read at a time.
 const PIECE: usize = 64 << 10;
@@ -42,23 +44,22 @@ impl TextFile {
     /// Opens a regular file or a pipe.
     ///
     /// # Errors
-    /// [`Error::Missing`] and [`Error::WrongKind`] if there is no such file, or a folder; [`Error::Field`] for a device or a
-    /// socket; [`Error::Io`].
+    /// [`Error::Missing`]; [`Error::WrongKind`] for a folder, a device or a socket; [`Error::Io`].
     pub fn open(path: &Path) -> Result<Self> {
         let failed = |error| Error::opening(path, "a UTF-8 text", "read text", error);
-        let refused = |found: &str| {
-            let hint = "write the text to a file first";
-            Error::field(path, "text", found, "a regular file or a pipe", hint)
+        // A pipe that the user names is waited for; anything else must be a regular file when it is open.
+        let is_pipe = |found: &Metadata| found.file_type().is_fifo();
+        let (input, kind) = if std::fs::metadata(path).is_ok_and(|found| is_pipe(&found)) {
+            let input = File::open(path).map_err(failed)?;
+            let kind = input.metadata().map_err(failed)?;
+            (input, kind)
+        } else {
+            regular::open_with_metadata(path, "a UTF-8 text")?
         };
-        let kind = std::fs::metadata(path).map_err(failed)?;
-        if kind.is_dir() {
-            return Err(failed(std::io::ErrorKind::IsADirectory.into()));
-        }
-        if let Some(found) = device(&kind) {
-            return Err(refused(found));
+        if let Some(found) = regular::found(&kind).filter(|_| !is_pipe(&kind)) {
+            return Err(Error::WrongKind { path: path.to_owned(), found, expected: "a UTF-8 text" });
         }
         let size = kind.is_file().then_some(kind.len());
-        let input = File::open(path).map_err(failed)?;
         let (path, buffer) = (path.to_owned(), Vec::new());
         Ok(TextFile { path, input, size, buffer, start: 0, offset: 0, ended: false, finished: false })
     }
@@ -90,7 +91,7 @@ impl TextFile {
         }
         let path = self.path;
         let text = String::from_utf8(self.buffer);
-        text.map(Some).map_err(|error| not_utf8(&path, error.utf8_error().valid_up_to() as u64))
+        text.map(Some).map_err(|error| Error::not_utf8(&path, error.utf8_error().valid_up_to() as u64))
     }
 
     /// Reads the next part before a `separator` or the end; the parts are those of [`str::split`].
@@ -128,7 +129,7 @@ impl TextFile {
             return Ok(Part::TooLong);
         }
         let part = std::str::from_utf8(&self.buffer[first..end]);
-        part.map(Part::Text).map_err(|error| not_utf8(&self.path, at + error.valid_up_to() as u64))
+        part.map(Part::Text).map_err(|error| Error::not_utf8(&self.path, at + error.valid_up_to() as u64))
     }
 
     /// Reads the next piece of a text without separators: at least about `least` bytes, ended where `cut` allows.
@@ -154,7 +155,9 @@ impl TextFile {
                 Ok(text) => text.len(),
                 // The buffer ends inside a character.
                 Err(error) if error.error_len().is_none() && !self.ended => error.valid_up_to(),
-                Err(error) => return Err(not_utf8(&self.path, self.offset + error.valid_up_to() as u64)),
+                Err(error) => {
+                    return Err(Error::not_utf8(&self.path, self.offset + error.valid_up_to() as u64));
+                }
             };
             let text = std::str::from_utf8(&held[..valid]).unwrap_or_default();
             let end = if self.ended { Some(text.len()) } else { cut(text) };
@@ -188,25 +191,6 @@ impl TextFile {
         self.ended = read? == 0;
         Ok(())
     }
-}
-
-/// Name of a file type that is not a regular file, pipe or folder.
-fn device(kind: &std::fs::Metadata) -> Option<&'static str> {
-    use std::os::unix::fs::FileTypeExt;
-    let kind = kind.file_type();
-    if kind.is_char_device() {
-        Some("a character device")
-    } else if kind.is_block_device() {
-        Some("a block device")
-    } else if kind.is_socket() {
-        Some("a socket")
-    } else {
-        None
-    }
-}
-
-fn not_utf8(path: &Path, at: u64) -> Error {
-    Error::field(path, "text", format!("invalid UTF-8 at byte {at}"), "a UTF-8 text", "convert it with iconv")
 }
 
 /// First position of the nonempty `needle`.
@@ -271,7 +255,7 @@ mod tests {
     #[test]
     fn devices_empty_separators_and_other_bytes_are_named() {
         let error = TextFile::open(Path::new("/dev/zero")).unwrap_err().to_string();
-        assert!(error.contains("a character device"), "{error}");
+        assert!(error.contains("a character device, not a regular file"), "{error}");
         let dir = tempfile::TempDir::new().unwrap();
         assert!(file(&dir, b"a").part("", 10).unwrap_err().to_string().contains("separator"));
         let bytes = [b"good\n".as_slice(), b"b\xffd"].concat();

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::disk;
 use crate::ending;
-use crate::work;
+use crate::mark::remove_marked;
 
 struct Begun {
     path: PathBuf,
@@ -90,7 +90,7 @@ fn begun() -> MutexGuard<'static, Vec<Begun>> {
 fn remove(path: &Path) {
     for _ in 0..16 {
         let removed = match fs::symlink_metadata(path) {
-            Ok(metadata) if metadata.is_dir() => work::remove_marked(path).is_ok(),
+            Ok(metadata) if metadata.is_dir() => remove_marked(path).is_ok(),
             Ok(_) => disk::remove_file(path).is_ok(),
             Err(_) => return,
         };

@@ -220,7 +220,7 @@ fn paths_that_are_not_files() {
     let error = SafeTensors::open(&dir.path().join("none.safetensors")).unwrap_err();
     assert!(matches!(error, Error::Missing { .. }), "{error}");
     let error = SafeTensors::open(dir.path()).unwrap_err();
-    assert!(matches!(error, Error::WrongKind { found: "a folder", .. }), "{error}");
+    assert!(matches!(error, Error::WrongKind { found: "a folder, not a regular file", .. }), "{error}");
     let error = SafeTensors::open(Path::new("/dev/zero")).unwrap_err();
     assert!(matches!(error, Error::WrongKind { .. }), "{error}");
 }

@@ -1,5 +1,4 @@
-//! Parameters in one flat arena, with a table of their places. Gradients and optimizer states are arenas with
-//! the same table.
+//! Parameters in one flat arena.
 
 use std::borrow::Cow;
 use std::f64::consts::TAU;
@@ -7,125 +6,16 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use mantissa_model::config::NormForm;
-use mantissa_model::{LoadError, ModelConfig, Role, StoredAs, TensorInfo, WeightSource};
+use mantissa_model::{LoadError, ModelConfig, Role, TensorInfo, WeightSource};
 use mantissa_num::round::philox4x32_10;
 
-use crate::adapter::Base;
-use crate::learned::{self, LearnedScales, scales_name};
-use crate::optim::{Array, ArrayMut};
+use crate::array::{Array, ArrayMut};
+use crate::frozen::Base;
+use crate::learned::{LearnedScales, scales_name};
+use crate::param_table::{ParamInfo, ParamTable, transposed};
 use crate::policy::{Master, Policy};
 use crate::store::{Precision, Store, StoreRef};
 use crate::weights::{Int8Weights, Weights};
-
-/// Alignment of tensors in f32 values (64 bytes, one cache line). Padding is 0 and stays 0.
-const ALIGN: usize = 16;
-
-/// Parameter with its place in the arena.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ParamInfo {
-    /// Name, shape and role.
-    pub tensor: TensorInfo,
-    /// Range of the parameter in every arena.
-    pub range: Range<usize>,
-    /// True if checkpoints store this matrix transposed, `[in, out]` (GPT-2); arenas hold it like any other.
-    pub transposed: bool,
-}
-
-impl ParamInfo {
-    /// True if it holds the learned scales of a weight, which are no tensor of the model.
-    pub fn is_scales(&self) -> bool {
-        learned::is_scales(&self.tensor.name)
-    }
-
-    /// Returns its shape in a checkpoint.
-    pub fn stored_shape(&self) -> Vec<usize> {
-        let mut shape = self.tensor.shape.clone();
-        if self.transposed {
-            shape.reverse();
-        }
-        shape
-    }
-}
-
-/// Returns the transpose of a matrix with rows of `cols`.
-pub(crate) fn transposed<T: Copy>(values: &[T], cols: usize) -> Vec<T> {
-    (0..cols).flat_map(|col| values.iter().skip(col).step_by(cols).copied()).collect()
-}
-
-/// Table of the parameters of a model and their ranges.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ParamTable {
-    params: Vec<ParamInfo>,
-    len: usize,
-}
-
-impl ParamTable {
-    /// Makes the table of a model.
-    pub fn new(config: &ModelConfig) -> Self {
-        Self::of_model(config, config.tensors())
-    }
-
-    /// Makes the table of a model with the learned scales that `policy` asks for.
-    pub fn with_scales(config: &ModelConfig, policy: &Policy) -> Self {
-        Self::of_model(config, learned::tensors(config, policy))
-    }
-
-    fn of_model(config: &ModelConfig, tensors: Vec<TensorInfo>) -> Self {
-        let mut table = Self::of(tensors, 0);
-        for param in &mut table.params {
-            if let Role::Linear { layer, kind } = param.tensor.role
-                && config.linear(layer, kind).stored == StoredAs::Columns
-            {
-                param.tensor.shape.reverse();
-                param.transposed = true;
-            }
-        }
-        table
-    }
-
-    /// Makes a table of `tensors`, whose ranges begin at `first`.
-    pub(crate) fn of(tensors: Vec<TensorInfo>, first: usize) -> Self {
-        let mut len = first;
-        let place = |tensor: TensorInfo| {
-            let start = aligned(len);
-            len = tensor.shape.iter().product::<usize>().saturating_add(start);
-            ParamInfo { tensor, range: start..len, transposed: false }
-        };
-        let params = tensors.into_iter().map(place).collect();
-        ParamTable { params, len: aligned(len) }
-    }
-
-    /// Number of f32 values in an arena, padding included.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// True if the model has no parameters.
-    pub fn is_empty(&self) -> bool {
-        self.params.is_empty()
-    }
-
-    /// Returns all parameters in forward order, which is arena order.
-    pub fn iter(&self) -> impl Iterator<Item = &ParamInfo> {
-        self.params.iter()
-    }
-
-    /// Finds the parameter called `name`.
-    pub fn by_name(&self, name: &str) -> Option<&ParamInfo> {
-        self.params.iter().find(|param| param.tensor.name == name)
-    }
-
-    /// Returns the range of the parameter called `name`.
-    pub(crate) fn place(&self, name: &str) -> Option<Range<usize>> {
-        self.by_name(name).map(|param| param.range.clone())
-    }
-}
-
-/// Returns the next aligned offset. A config may describe more values than there are addresses; its table
-/// saturates, and allocation fails later.
-fn aligned(len: usize) -> usize {
-    len.checked_next_multiple_of(ALIGN).unwrap_or(usize::MAX)
-}
 
 /// Arena of parameter values, stored in f32, bf16 or f16, or with INT8 matrices. In fine-tuning with adapters, these are the trained
 /// tensors, and the frozen ones lie behind them.
@@ -156,7 +46,7 @@ impl Parameters {
         precision: Precision,
     ) -> Result<Self, LoadError> {
         let mut parameters = Self::zeros(config, precision)?;
-        for param in &parameters.table.params {
+        for param in parameters.table.iter() {
             let shape = param.stored_shape();
             let mut values = source.tensor_f32(&param.tensor.name, &shape)?;
             if param.transposed {
@@ -192,7 +82,7 @@ impl Parameters {
     ) -> Result<Self, LoadError> {
         let mut parameters = Self::zeros(config, precision)?;
         let mut buffer = Vec::new();
-        for ParamInfo { tensor, range, .. } in &parameters.table.params {
+        for ParamInfo { tensor, range, .. } in parameters.table.iter() {
             buffer.clear();
             buffer.resize(range.len(), 0.0);
             let values = &mut buffer[..];
@@ -224,9 +114,9 @@ impl Parameters {
 
     /// Allocates the parameters of a table, of value 0.
     pub(crate) fn empty(table: ParamTable, precision: Precision) -> Result<Self, LoadError> {
-        let bytes = (table.len as u64).saturating_mul(precision.bytes());
+        let bytes = (table.len() as u64).saturating_mul(precision.bytes());
         let memory = LoadError::Memory { what: "parameters", bytes };
-        let store = Weights::Float(Store::zeros(precision, table.len).ok_or(memory)?);
+        let store = Weights::Float(Store::zeros(precision, table.len()).ok_or(memory)?);
         Ok(Parameters { table, store, base: None })
     }
 
@@ -234,7 +124,7 @@ impl Parameters {
     pub(crate) fn bytes(table: &ParamTable, policy: &Policy) -> u64 {
         match policy.master {
             Master::Int8 { .. } => Int8Weights::bytes(table),
-            _ => policy.weights.bytes().saturating_mul(table.len as u64),
+            _ => policy.weights.bytes().saturating_mul(table.len() as u64),
         }
     }
 
@@ -277,10 +167,10 @@ impl Parameters {
         if precision == self.store.precision() {
             return Ok(self);
         }
-        let bytes = (self.table.len as u64).saturating_mul(precision.bytes());
+        let bytes = (self.table.len() as u64).saturating_mul(precision.bytes());
         let memory = LoadError::Memory { what: "parameters", bytes };
-        let mut store = Weights::Float(Store::zeros(precision, self.table.len).ok_or(memory)?);
-        for param in &self.table.params {
+        let mut store = Weights::Float(Store::zeros(precision, self.table.len()).ok_or(memory)?);
+        for param in self.table.iter() {
             store.set(param.range.start, &self.store.get(param.range.clone()).widened());
         }
         Ok(Parameters { table: self.table, store, base: self.base })
@@ -297,7 +187,7 @@ impl Parameters {
         }
         let memory = LoadError::Memory { what: "parameters", bytes: Int8Weights::bytes(&self.table) };
         let mut store = Weights::Int8(Int8Weights::zeros(&self.table).ok_or(memory)?);
-        for param in &self.table.params {
+        for param in self.table.iter() {
             store.set(param.range.start, &self.store.get(param.range.clone()).widened());
         }
         Ok(Parameters { table: self.table, store, base: self.base })
@@ -314,7 +204,7 @@ impl Parameters {
             return Ok(self);
         }
         let mut all = Self::empty(table, self.store.precision())?;
-        for param in &self.table.params {
+        for param in self.table.iter() {
             if let Some(to) = all.table.place(&param.tensor.name) {
                 all.store.set(to.start, &self.f32(&param.range));
             }
@@ -334,7 +224,7 @@ impl Parameters {
     /// Wraps values without a table.
     #[cfg(test)]
     pub(crate) fn bare(values: Vec<f32>) -> Self {
-        let table = ParamTable { params: Vec::new(), len: values.len() };
+        let table = ParamTable::bare(values.len());
         Parameters { table, store: Weights::Float(Store::F32(values)), base: None }
     }
 
@@ -346,7 +236,7 @@ impl Parameters {
     /// Returns the whole arena as f32; copies if it is stored otherwise.
     pub fn values(&self) -> Cow<'_, [f32]> {
         match &self.store {
-            Weights::Float(store) => store.get(0..self.table.len).widened(),
+            Weights::Float(store) => store.get(0..self.table.len()).widened(),
             Weights::Int8(weights) => Cow::Owned(weights.widened()),
         }
     }
@@ -393,7 +283,7 @@ impl Parameters {
     /// Returns the stored values of a range, trained or frozen.
     pub(crate) fn get(&self, range: Range<usize>) -> StoreRef<'_> {
         match &self.base {
-            Some(base) if range.start >= self.table.len => base.get(range),
+            Some(base) if range.start >= self.table.len() => base.get(range),
             _ => self.store.get(range),
         }
     }
@@ -410,7 +300,7 @@ impl Parameters {
 
     /// Returns name, shape and values of every parameter.
     pub fn iter(&self) -> impl Iterator<Item = (&TensorInfo, Cow<'_, [f32]>)> {
-        self.table.params.iter().map(|param| (&param.tensor, self.f32(&param.range)))
+        self.table.iter().map(|param| (&param.tensor, self.f32(&param.range)))
     }
 }
 
@@ -433,6 +323,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::param_table::ALIGN;
 
     fn config(width: u64, layers: u64) -> ModelConfig {
         let config = json!({

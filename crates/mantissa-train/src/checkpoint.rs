@@ -19,10 +19,10 @@ use std::path::Path;
 use mantissa_store::{Dtype, Error, Output, SafeTensors, SafetensorsWriter, StagedFile, TensorSpec, sealed};
 use serde_json::{Value, json};
 
+use crate::array::{Array, ArrayMut};
 use crate::config::differences;
 use crate::data::Cursor;
 use crate::error::TrainError;
-use crate::optim::{Array, ArrayMut};
 use crate::teacher::Teacher;
 use crate::trainer::{Progress, Trainer};
 

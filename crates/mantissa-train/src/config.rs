@@ -98,16 +98,16 @@ mod optimizer;
 
 use std::path::{Path, PathBuf};
 
-use crate::adapter::Tuning;
 use crate::data::TextFormat;
 use crate::error::TrainError;
+use crate::lora::Tuning;
 use crate::policy::{Policy, TableFault};
 use crate::schedule::{Decay, Schedule};
 use crate::teacher::SoftTargets;
 
+pub use crate::error::KeyFaults;
 pub use adapter::AdapterConfig;
 pub use differences::differences;
-pub use faults::KeyFaults;
 pub use keys::{
     CheckpointConfig, Data, Distill, Model, RunConfig, Samples, ScheduleConfig, Telemetry, Validation,
 };

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use mantissa_model::{ForwardError, LoadError};
 use mantissa_store::{ErrorClass, Shown};
 
-use crate::config::KeyFaults;
 use crate::data::DataError;
 
 /// Maximum characters of a quotation, of a value, and of a message.
@@ -51,6 +50,22 @@ fn keys(faults: &KeyFaults) -> String {
         missing => Some(format!("missing keys, such as {}", missing.join(", "))),
     };
     unknown.chain(missing).collect::<Vec<_>>().join("; ")
+}
+
+/// Missing and unknown keys of all tables of the settings.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeyFaults {
+    /// Unknown keys with the accepted ones.
+    pub unknown: Vec<String>,
+    /// Missing keys with an example.
+    pub missing: Vec<String>,
+}
+
+impl KeyFaults {
+    /// True if no key is missing or unknown.
+    pub fn is_empty(&self) -> bool {
+        self.unknown.is_empty() && self.missing.is_empty()
+    }
 }
 
 /// Error of a training run.

@@ -1,13 +1,16 @@
 //! Export of a trained model as a Hugging Face folder.
 
+mod adapter;
+
 use std::path::Path;
 
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Dtype, Error, Manifest, Output, SafeTensors, SafetensorsWriter, Staging, TensorSpec};
 use serde_json::{Value, json};
 
-use crate::arena::{Parameters, transposed};
+use crate::arena::Parameters;
 use crate::error::TrainError;
+use crate::param_table::transposed;
 use crate::store::Precision;
 use crate::trainer::Trainer;
 

@@ -11,7 +11,8 @@ use mantissa_model::{Batch, ForwardError, LinearInput, LinearKind};
 
 use crate::arena::Parameters;
 use crate::error::TrainError;
-use crate::form::{Draws, Forms};
+use crate::form::Draws;
+use crate::forms::Forms;
 use crate::health::{Operator, Watch};
 use crate::model::TrainModel;
 use crate::operand::Operand;
@@ -117,11 +118,9 @@ impl Operators for Saving<'_> {
             products.fprop(self.forms, Input::own(x), jobs);
         }
         if self.layer.clip.is_some() {
-            for Job { kind, out, .. } in jobs {
-                match kind {
-                    LinearKind::Q => self.raw[0][..out.len()].copy_from_slice(out),
-                    LinearKind::K => self.raw[1][..out.len()].copy_from_slice(out),
-                    _ => {}
+            for (own, raw) in [LinearKind::Q, LinearKind::K].into_iter().zip(self.raw.iter_mut()) {
+                for job in jobs.iter().filter(|job| job.kind == own) {
+                    raw[..job.out.len()].copy_from_slice(job.out);
                 }
             }
         }
@@ -178,7 +177,7 @@ fn activations<'a>(
             gathered,
             result,
             sum,
-            choices: Some(choices),
+            choices,
             index: Default::default(),
         },
     };
@@ -269,13 +268,13 @@ impl TrainModel {
             // The residual stream is overwritten in place, so the input of each half is copied for the backward.
             keep(activations.residual, residual);
             self.profile.time_without(Part::Attention, &[Part::Norm, Part::Rounding, Part::Fprop], || {
-                layer.flow.attention(&mut operators, seqs, &mut activations)
+                layer.flow.run_attention(&mut operators, seqs, &mut activations)
             })?;
             if !layer.is_parallel() {
                 keep(activations.residual, middle);
             }
             self.profile.time_without(Part::Gate, &[Part::Norm, Part::Rounding, Part::Fprop], || {
-                layer.flow.mlp(&mut operators, seqs, &mut activations)
+                layer.flow.run_mlp(&mut operators, seqs, &mut activations)
             })?;
         }
         Ok(())

@@ -5,7 +5,7 @@ use std::ops::Range;
 use mantissa_kernels::kernels;
 use mantissa_model::{LoadError, zeros};
 
-use crate::arena::ParamTable;
+use crate::param_table::ParamTable;
 use crate::store::{Precision, Store, StoreRef};
 
 /// Gradients to compute for a layer.

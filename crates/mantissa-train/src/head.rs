@@ -6,10 +6,12 @@ use std::ops::Range;
 use mantissa_kernels::{for_each, kernels};
 use mantissa_model::flow::parts;
 
-use crate::form::Gemm;
-use crate::health::{Exact, OperandKind, Operator};
-use crate::model::{IGNORE_TARGET, Loss, TrainModel};
+use crate::gemm_error::Exact;
+use crate::health::{OperandKind, Operator};
+use crate::loss::{IGNORE_TARGET, Loss};
+use crate::model::TrainModel;
 use crate::plan::HEAD_ROWS;
+use crate::policy::Gemm;
 use crate::profile::Part;
 use crate::rows::rows;
 use crate::store::StoreRef;

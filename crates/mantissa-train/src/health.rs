@@ -9,14 +9,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mantissa_model::graph::NormKind;
-use mantissa_model::{LinearKind, ModelConfig};
+use mantissa_model::{LinearKind, ModelConfig, Names};
 use serde::Serialize;
 
-use crate::form::{Gemm, Side};
+use crate::policy::{Gemm, Side};
 use crate::policy::{LinearPolicy, OperandPolicy, Policy};
 use crate::store::Precision;
-use gemms::Compared;
-pub(crate) use gemms::Exact;
+pub(crate) use gemms::Compared;
 pub use gemms::GemmHealth;
 
 /// Operator of the model.
@@ -62,25 +61,7 @@ impl fmt::Display for Operator {
                 write!(f, "model.layers.{layer}.post_attention_layernorm")
             }
             Operator::Norm(layer, _) => write!(f, "model.layers.{layer}.input_layernorm"),
-            Operator::Linear(layer, LinearKind::ExpertGate(e)) => {
-                write!(f, "model.layers.{layer}.mlp.experts.{e}.gate_proj")
-            }
-            Operator::Linear(layer, LinearKind::ExpertUp(e)) => {
-                write!(f, "model.layers.{layer}.mlp.experts.{e}.up_proj")
-            }
-            Operator::Linear(layer, LinearKind::ExpertDown(e)) => {
-                write!(f, "model.layers.{layer}.mlp.experts.{e}.down_proj")
-            }
-            Operator::Linear(layer, LinearKind::SharedGate) => {
-                write!(f, "model.layers.{layer}.mlp.shared_expert.gate_proj")
-            }
-            Operator::Linear(layer, LinearKind::SharedUp) => {
-                write!(f, "model.layers.{layer}.mlp.shared_expert.up_proj")
-            }
-            Operator::Linear(layer, LinearKind::SharedDown) => {
-                write!(f, "model.layers.{layer}.mlp.shared_expert.down_proj")
-            }
-            Operator::Linear(layer, kind) => write!(f, "model.layers.{layer}.{}", kind.name()),
+            Operator::Linear(layer, kind) => write!(f, "model.layers.{layer}.{}", Names::LLAMA.linear(*kind)),
             Operator::Attention(layer) => write!(f, "model.layers.{layer}.self_attn"),
             Operator::Gate(layer) => write!(f, "model.layers.{layer}.mlp"),
             Operator::FinalNorm => f.write_str("model.norm"),
@@ -432,6 +413,13 @@ impl Watch {
             && values.iter().any(|value| !value.is_finite())
         {
             note(found, at, || what.to_owned());
+        }
+    }
+
+    /// Adds the errors of some rows of a matmul's result.
+    pub(crate) fn compared(&self, at: Operator, gemm: Gemm, found: &Compared) {
+        if let Watch::Health(seen) = self {
+            lock(seen).results.entry((at.place(), gemm)).or_default().join(found);
         }
     }
 

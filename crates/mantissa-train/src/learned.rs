@@ -11,9 +11,9 @@
 //! its magnitude counts, so that an update beyond zero gives no other format.
 
 use mantissa_model::{LinearInfo, ModelConfig, Role, TensorInfo};
-use mantissa_num::{Code, Format, Rule, Scheme};
+use mantissa_num::{Code, Format, Scheme};
 
-use crate::policy::{OperandPolicy, Policy};
+use crate::policy::{OperandPolicy, Policy, int_range};
 
 /// Last part of the name of a weight's scales.
 const SUFFIX: &str = ".weight_scale";
@@ -26,12 +26,6 @@ pub(crate) fn scales_name(module: &str) -> String {
 /// True if a parameter holds learned scales.
 pub(crate) fn is_scales(name: &str) -> bool {
     name.ends_with(SUFFIX)
-}
-
-/// Returns the smallest and largest element of a scheme of integers of `bits` bits.
-pub(crate) fn int_range(scheme: &Scheme, bits: u32) -> (f32, f32) {
-    let high = ((1i32 << (bits - 1)) - 1) as f32;
-    (if scheme.encoder.rule == Rule::Restricted { -high } else { -high - 1.0 }, high)
 }
 
 /// Returns the scale that stands for the parameter `x`: its magnitude, above 0.

@@ -15,61 +15,86 @@
 //! level; those of bf16 do where `VDPBF16PS` is not used and, at level amx, no value is subnormal.
 #![forbid(unsafe_code)]
 
-mod adapter;
-mod arena;
-pub mod autopsy;
-mod backward;
-mod balance;
+// Layer: Training data, stored values and errors.
+mod array;
 pub mod blockwise;
-mod checkpoint;
-pub mod config;
 pub mod data;
-mod distill;
 mod error;
-mod export;
-mod form;
-mod forward;
-mod gradients;
-mod head;
-mod health;
-mod layer;
-mod learned;
-mod linear;
-mod model;
-mod norm;
+mod loss;
 mod operand;
-mod ops;
-mod optim;
-mod plan;
-mod policy;
-mod products;
+mod pages;
+mod pattern;
 mod profile;
 mod rows;
-mod sampled;
 pub mod scaling;
 pub mod schedule;
 mod store;
 mod support;
-mod teacher;
-mod trainer;
-mod tuning;
-mod validate;
+
+// Layer: Precision policies, parameters and telemetry.
+mod arena;
+mod frozen;
+mod gradients;
+mod health;
+mod learned;
+mod lora;
+mod param_table;
+mod policy;
 mod weights;
 
-pub use adapter::{Formats, Init, Lora, Tuning};
-pub use arena::{ParamInfo, ParamTable, Parameters};
+// Layer: Operators of a decoder layer.
+mod adapter;
+mod form;
+mod forms;
+mod gemm_error;
+mod linear;
+mod norm;
+mod ops;
+mod products;
+
+// Layer: Model with its forward and backward.
+mod backward;
+mod balance;
+mod forward;
+mod head;
+mod layer;
+mod model;
+mod plan;
+mod sampled;
+
+// Layer: Optimizers and objectives.
+mod distill;
+mod optim;
+mod teacher;
+mod tuning;
+
+// Layer: Training runs.
+pub mod autopsy;
+mod checkpoint;
+pub mod config;
+mod export;
+mod trainer;
+mod validate;
+
+pub use arena::Parameters;
+pub use array::{Array, ArrayMut};
 pub use distill::TeacherHead;
 pub use error::TrainError;
 pub use export::TokenizerFiles;
+pub use frozen::Formats;
 pub use gradients::Gradients;
 pub use health::{ExpertHealth, GemmHealth, OperandHealth, StepHealth, WeightHealth};
 pub use layer::LayerTrainer;
-pub use model::{IGNORE_TARGET, Loss, TrainModel, next_token_targets};
+pub use lora::{Init, Lora, Tuning};
+pub use loss::{IGNORE_TARGET, Loss, next_token_targets};
+pub use model::TrainModel;
 pub use operand::range_slope;
 pub use optim::{
-    AdamW, AdamWOptions, Array, ArrayMut, DecayGroups, MomentFormat, NoSuchTensor, Optimizer, Paged,
-    RateScales, Recipe, Sgd, SgdOptions, StateMap, clip_factor, optimizer_uses, optimizers,
+    AdamW, AdamWOptions, DecayGroups, MomentFormat, NoSuchTensor, Optimizer, RateScales, Recipe, Sgd,
+    SgdOptions, StateMap, clip_factor, optimizer_uses, optimizers,
 };
+pub use pages::Paged;
+pub use param_table::{ParamInfo, ParamTable};
 pub use plan::{Options, Plan};
 pub use policy::{
     GemmPolicy, Keep, LinearPolicy, Master, OperandPolicy, OperandSource, Policy, PolicyTable, Rotation,

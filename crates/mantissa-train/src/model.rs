@@ -6,56 +6,26 @@ use std::ops::Range;
 use mantissa_kernels::kernels;
 use mantissa_model::flow::Sequences;
 use mantissa_model::graph::NormKind;
-use mantissa_model::{Batch, ForwardError, LinearKind, LoadError, ModelConfig, WeightSource, load_config};
+use mantissa_model::{
+    Batch, ForwardError, LinearKind, LoadError, ModelConfig, WeightSource, load_config, zeros,
+};
 
 use crate::adapter::Dropout;
-use crate::arena::{ParamTable, Parameters};
+use crate::arena::Parameters;
 use crate::error::TrainError;
-use crate::form::{Draw, Form, Histories, LinearRules};
+use crate::form::{Draw, Form, Histories, Making, Matrix, Rule, histories};
 use crate::gradients::{Gradients, Wanted};
 use crate::health::{OperandKind, Operator, Watch};
 use crate::learned::{scales_name, usable};
 use crate::linear::LinearOp;
+use crate::loss::{IGNORE_TARGET, Loss};
 use crate::norm::NormOp;
 use crate::ops::LayerOps;
+use crate::param_table::ParamTable;
 use crate::plan::{Options, Saved, Scratch, allocate};
-use crate::policy::{LinearPolicy, Master, OperandPolicy, Policy};
+use crate::policy::{LinearPolicy, Master};
 use crate::profile::{Part, Profile};
 use crate::support::check_model;
-
-/// Target of a token without a loss.
-pub const IGNORE_TARGET: u32 = u32::MAX;
-
-/// Loss of a batch.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Loss {
-    /// Sum of negative log-likelihoods, nats.
-    pub nll: f64,
-    /// Number of targets.
-    pub targets: usize,
-}
-
-impl Loss {
-    /// Mean loss, nats per target; NaN without targets.
-    pub fn mean(&self) -> f64 {
-        self.nll / self.targets as f64
-    }
-}
-
-/// Returns next-token targets: the tokens shifted by one, [`IGNORE_TARGET`] for the last token of each
-/// sequence.
-pub fn next_token_targets(batch: &Batch<'_>) -> Vec<u32> {
-    let mut targets: Vec<u32> = batch.tokens.iter().skip(1).copied().chain([IGNORE_TARGET]).collect();
-    targets.truncate(batch.tokens.len());
-    let mut end = 0;
-    for &len in batch.lens {
-        end += len;
-        if let Some(last) = end.checked_sub(1).and_then(|last| targets.get_mut(last)) {
-            *last = IGNORE_TARGET;
-        }
-    }
-    targets
-}
 
 /// Model in training.
 #[derive(Debug)]
@@ -232,7 +202,7 @@ impl TrainModel {
         let bytes = 8 * (linear.rows() * linear.cols()) as u64;
         let memory = LoadError::Memory { what: "a rounded weight", bytes };
         let of = (&self.layers[layer], kind);
-        let values = Form::of_weight(&rules.fprop[1], &self.params, of, self.options.threads);
+        let values = rounded_weight(&rules.fprop[1], &self.params, of, self.options.threads);
         Ok(values.ok_or(memory)?)
     }
 
@@ -471,6 +441,26 @@ impl TrainModel {
     }
 }
 
+/// Returns the values to which `rule` rounds the weight of a linear layer; `None` if memory is missing.
+fn rounded_weight(
+    rule: &Rule,
+    params: &Parameters,
+    (layer, kind): (&LayerOps, LinearKind),
+    threads: usize,
+) -> Option<Vec<f32>> {
+    let linear = layer.linear(kind);
+    let weight = Matrix::new(params.get(linear.weight()), linear.cols());
+    let n = linear.rows() * linear.cols();
+    let mut form = Form::new(rule.storage(), n, linear.rows())?;
+    let scales = linear.scales().map(|scales| params.get(scales.clone()));
+    let amax = rule.shares_global_scale().then(|| layer.fused_amax(params, kind, threads)).flatten();
+    let making = Making { seed: 0, signs: 0, history: None, scales, amax, threads, watch: None };
+    form.make(rule, weight.lines(), making);
+    let mut values = zeros(n)?;
+    form.values(&mut values);
+    Some(values)
+}
+
 /// Returns a count of 0 for each expert of each layer.
 fn expert_counts(config: &ModelConfig) -> Vec<Vec<u64>> {
     let of_layer = |layer| {
@@ -478,35 +468,4 @@ fn expert_counts(config: &ModelConfig) -> Vec<Vec<u64>> {
         vec![0; experts.map_or(0, |experts| experts.count.into())]
     };
     (0..config.num_hidden_layers).map(of_layer).collect()
-}
-
-/// Returns length and largest element of the amax history of every operand; empty without delayed scaling.
-pub(crate) fn histories(config: &ModelConfig, policy: &Policy) -> Vec<(usize, f32)> {
-    let layers = config.num_hidden_layers;
-    let delayed =
-        |operand: &OperandPolicy| matches!(operand.scheme.source, mantissa_num::Source::Delayed { .. });
-    let mut quantized = policy.quantized_layers().into_iter().flat_map(LinearPolicy::operands);
-    if !quantized.any(|(_, operand)| delayed(operand)) {
-        return Vec::new();
-    }
-    let of_layer = |layer| {
-        let policy = policy.linear_of(layer, layers);
-        let of_linear = LinearRules::new(&policy).histories();
-        let plain = policy.is_plain();
-        (0..config.layer_linears(layer).len())
-            .flat_map(move |_| of_linear.map(|own| if plain { (0, 1.0) } else { own }))
-    };
-    (0..layers).flat_map(of_layer).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn targets_end_with_each_sequence() {
-        let batch = Batch { tokens: &[5, 6, 7, 8, 9], lens: &[3, 0, 2] };
-        assert_eq!(next_token_targets(&batch), [6, 7, IGNORE_TARGET, 9, IGNORE_TARGET]);
-        assert!(next_token_targets(&Batch { tokens: &[], lens: &[0] }).is_empty());
-    }
 }

@@ -5,10 +5,13 @@
 //! policy sets the dtype of both operands of each. Only the linear layer of this crate reads it.
 
 mod cache;
+mod fast_path;
+mod fault;
 mod learned;
 mod named;
 mod operands;
 mod print;
+mod registry;
 mod table;
 
 use std::borrow::Cow;
@@ -20,9 +23,12 @@ use crate::error::TrainError;
 use crate::scaling::ScalingOptions;
 use crate::store::Precision;
 
+pub(crate) use fast_path::{Factors, accumulates, common_unit, fast_path, int_range};
+pub use fault::TableFault;
 pub use named::recipes;
+pub(crate) use operands::{Gemm, Side};
 pub use operands::{GemmPolicy, LinearPolicy, OperandPolicy, OperandSource, Rotation, ScaleChoice, Signs};
-pub use table::{PolicyTable, TableFault};
+pub use table::PolicyTable;
 
 /// Storage of the weight bits that the working copy does not hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -175,27 +181,6 @@ impl Policy {
             Master::F32 | Master::Remainder => Precision::F32,
         }
     }
-
-    /// Returns the policy of this name; `seed` is for stochastically rounded updates.
-    pub fn by_name(name: &str, seed: u64) -> Option<Self> {
-        let all = [
-            Self::fp32(),
-            Self::fp16(),
-            Self::bf16(),
-            Self::bf16_remainder(),
-            Self::bf16_pure(),
-            Self::bf16_pure_stochastic(seed),
-        ];
-        let recipe = recipes().iter().find(|recipe| recipe.name == name);
-        let table = || PolicyTable::recipe(recipe?.name, seed);
-        all.into_iter().find(|policy| policy.name == name).or_else(table)
-    }
-
-    /// Names that [`by_name`](Self::by_name) accepts.
-    pub fn names() -> impl Iterator<Item = &'static str> {
-        const MIXED: [&str; 6] = ["fp32", "fp16", "bf16", "bf16-remainder", "bf16-pure", "bf16-pure-sr"];
-        MIXED.into_iter().chain(recipes().iter().map(|recipe| recipe.name))
-    }
 }
 
 /// Decoder layers at the ends of the model whose linear layers are not quantized.
@@ -226,14 +211,6 @@ impl Default for Policy {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_name_is_a_policy() {
-        for name in Policy::names() {
-            assert!(Policy::by_name(name, 1).is_some_and(|policy| policy.name == name), "{name}");
-        }
-        assert_eq!(Policy::by_name("fp64", 1), None);
-    }
 
     #[test]
     fn products_share_operands_that_they_want_alike() {

@@ -14,12 +14,15 @@ use mantissa_model::flow::Job;
 
 use crate::adapter::{Adapted, Slot};
 use crate::arena::Parameters;
-use crate::form::{Draws, Form, FormRef, Forms, Gemm, LinearPlace, Making, Matrix, Rule, Side, slot_of};
+use crate::form::{Draws, Form, FormRef, LinearPlace, Making, Matrix, Rule};
+use crate::forms::Forms;
+use crate::gemm_error::Exact;
 use crate::gradients::Gradients;
-use crate::health::{Exact, OperandKind, Operator, Watch};
+use crate::health::{OperandKind, Operator, Watch};
 use crate::linear::LinearOp;
 use crate::operand::Operand;
 use crate::ops::LayerOps;
+use crate::policy::{Gemm, Side};
 use crate::profile::{Part, Profile};
 use crate::store::StoreRef;
 
@@ -309,7 +312,7 @@ impl<'a> Products<'a> {
     /// Makes the quantized operands of dgrad of linear layers with the same input.
     pub(crate) fn prepare_dgrad(self, forms: &mut Forms, outputs: &[OutputGradient<'_>]) {
         for OutputGradient { kind, exact: dy, rounded } in outputs {
-            let (linear, slot) = (self.linear(*kind), slot_of(*kind));
+            let (linear, slot) = (self.linear(*kind), kind.slot());
             self.prepare_weight(forms, *kind, Slot::of(*kind));
             if let Some(adapted) = self.adapted(*kind) {
                 let adapters = &mut forms.adapters;
@@ -360,7 +363,7 @@ impl<'a> Products<'a> {
             let (linear, accumulate) = (self.linear(*kind), accumulate || i > 0);
             self.profile.time(Part::Dgrad, || {
                 if linear.rules().is_some() {
-                    let [dy, weight] = forms.of_dgrad(slot_of(*kind));
+                    let [dy, weight] = forms.of_dgrad(kind.slot());
                     let operands = [dy.all().slice(part.clone()), weight.all()];
                     linear.dgrad_of(operands, dx, accumulate, threads);
                 } else {

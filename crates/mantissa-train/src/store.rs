@@ -1,4 +1,6 @@
-//! Storage of values in f32, bf16 or f16.
+//! Storage of values in f32, bf16 or f16, and views of stored values.
+
+mod int8;
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -7,7 +9,7 @@ use mantissa_kernels::kernels;
 use mantissa_model::zeros;
 use mantissa_num::{Code, Format, Scheme, minifloat};
 
-use crate::weights::Int8Ref;
+pub(crate) use int8::Int8Ref;
 
 /// Float format of 32 or 16 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

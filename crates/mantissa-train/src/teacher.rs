@@ -15,7 +15,8 @@ use mantissa_model::{Batch, Buffers, Decoder, ForwardError, LoadError, ModelConf
 
 use crate::distill::divergence;
 use crate::error::TrainError;
-use crate::model::{IGNORE_TARGET, Loss, TrainModel};
+use crate::loss::{IGNORE_TARGET, Loss};
+use crate::model::TrainModel;
 use crate::plan::HEAD_ROWS;
 
 /// Weight and temperature of the teacher's predictions in the loss.

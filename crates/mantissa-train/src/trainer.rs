@@ -6,13 +6,13 @@ use std::path::Path;
 use mantissa_kernels::kernels;
 use mantissa_model::Batch;
 
-use crate::arena::ParamInfo;
 use crate::data::{Cursor, Data, Sample};
 use crate::error::TrainError;
 use crate::form::Draw;
 use crate::health::{ExpertHealth, StepHealth, Watch, WeightCounts};
 use crate::model::TrainModel;
 use crate::optim::Optimizer;
+use crate::param_table::ParamInfo;
 use crate::scaling::{LossScaler, ScaleEvent};
 use crate::schedule::Schedule;
 use crate::teacher::Teacher;
@@ -153,8 +153,8 @@ impl Trainer {
         self.options.schedule = schedule;
     }
 
-    /// Polls `stop` between two layers. If it returns true, [`step`](Self::step) fails with
-    /// [`TrainError::Stopped`] and leaves the run as after the previous step.
+    /// Polls `stop` between two layers. If it returns true, [`step`](Self::step), [`validate`](Self::validate) and
+    /// [`sample`](Self::sample) fail with [`TrainError::Stopped`] and leave the run as after the previous step.
     pub fn set_stop(&mut self, stop: fn() -> bool) {
         self.model.stop = Some(stop);
     }

@@ -105,8 +105,14 @@ impl Trainer {
     /// Returns the mean loss on held-out windows in nats per target that counts, with the operands of the policy.
     ///
     /// # Errors
-    /// [`TrainError::Data`].
+    /// [`TrainError::Data`]; [`TrainError::Stopped`], which leaves the run as it was.
     pub fn validate(&mut self, held_out: &HeldOut) -> Result<f64, TrainError> {
+        let loss = self.held_out_loss(held_out);
+        self.model.histories.forget();
+        loss
+    }
+
+    fn held_out_loss(&mut self, held_out: &HeldOut) -> Result<f64, TrainError> {
         let (mut nll, mut targets) = (0.0, 0u64);
         let mut sample = Sample::default();
         for index in 0.. {
@@ -119,7 +125,6 @@ impl Trainer {
             nll += loss.nll;
             targets += loss.targets as u64;
         }
-        self.model.histories.forget();
         Ok(nll / targets as f64)
     }
 
@@ -127,8 +132,14 @@ impl Trainer {
     /// sees the last tokens that a training window holds. An empty prompt is not continued.
     ///
     /// # Errors
-    /// [`TrainError::Forward`] for an id outside the vocabulary.
+    /// [`TrainError::Forward`] for an id outside the vocabulary; [`TrainError::Stopped`], which leaves the run as it was.
     pub fn sample(&mut self, prompt: &[u32], options: SampleOptions) -> Result<Vec<u32>, TrainError> {
+        let text = self.continued(prompt, options);
+        self.model.histories.forget();
+        text
+    }
+
+    fn continued(&mut self, prompt: &[u32], options: SampleOptions) -> Result<Vec<u32>, TrainError> {
         let mut text = prompt.to_vec();
         let mut logits = vec![0.0; self.model.config.vocab_size];
         let tokens = if prompt.is_empty() { 0 } else { options.tokens };
@@ -142,7 +153,6 @@ impl Trainer {
             }
             text.push(next);
         }
-        self.model.histories.forget();
         Ok(text.split_off(prompt.len()))
     }
 }

@@ -9,9 +9,9 @@ use mantissa_kernels::{for_each, kernels};
 use mantissa_model::{Role, zeros};
 use mantissa_num::round::philox4x32_10;
 
-use crate::arena::{ParamInfo, ParamTable};
-use crate::optim::{Array, ArrayMut};
-use crate::store::{Precision, Store, StoreRef};
+use crate::array::{Array, ArrayMut};
+use crate::param_table::{ParamInfo, ParamTable};
+use crate::store::{Int8Ref, Precision, Store, StoreRef};
 
 /// Largest code.
 const MOST: f32 = 127.0;
@@ -47,45 +47,6 @@ struct Part {
 
 /// Columns, decoded values, codes and scales of a matrix.
 type MatrixMut<'a> = (usize, &'a mut [f32], &'a mut [i8], &'a mut [f32]);
-
-/// INT8 values of an arena: `codes[i]` has scale `scales[(i + skip) / cols]`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Int8Ref<'a> {
-    codes: &'a [i8],
-    scales: &'a [f32],
-    cols: usize,
-    /// Position of the first code in its row.
-    skip: usize,
-}
-
-impl<'a> Int8Ref<'a> {
-    pub(crate) fn len(self) -> usize {
-        self.codes.len()
-    }
-
-    /// Returns a range of the values.
-    pub(crate) fn slice(self, range: Range<usize>) -> Self {
-        let first = range.start + self.skip;
-        Int8Ref {
-            codes: &self.codes[range],
-            scales: &self.scales[first / self.cols..],
-            skip: first % self.cols,
-            cols: self.cols,
-        }
-    }
-
-    /// Writes the values as f32. Panics if `out` has another length.
-    pub(crate) fn widen(self, out: &mut [f32]) {
-        assert_eq!(out.len(), self.codes.len(), "INT8 values");
-        let first = (self.cols - self.skip).min(out.len());
-        let (head, rest) = out.split_at_mut(first);
-        let (codes, others) = self.codes.split_at(first);
-        let rows = rest.chunks_mut(self.cols).zip(others.chunks(self.cols));
-        for ((out, codes), scale) in std::iter::once((head, codes)).chain(rows).zip(self.scales) {
-            out.iter_mut().zip(codes).for_each(|(out, code)| *out = f32::from(*code) * scale);
-        }
-    }
-}
 
 impl Weights {
     /// Returns the stored values of a range, which must not reach beyond an INT8 matrix.
@@ -428,22 +389,5 @@ mod tests {
         assert_eq!((scale, codes), (1.0 / 127.0, [127, -38, 1]));
         assert!(nearest(&[1.0, f32::INFINITY, 0.0], &mut codes).is_nan() && codes == [1; 3]);
         assert!(nearest(&[0.0; 3], &mut codes) == 0.0 && codes == [0; 3]);
-    }
-
-    #[test]
-    fn parts_of_rows_are_decoded() {
-        let codes: Vec<i8> = (-6..6).collect();
-        let all = Int8Ref { codes: &codes, scales: &[1.0, 10.0, 100.0], cols: 4, skip: 0 };
-        let mut whole = [0.0; 12];
-        all.widen(&mut whole);
-        assert_eq!(whole, [-6., -5., -4., -3., -20., -10., 0., 10., 200., 300., 400., 500.]);
-        for (first, end) in [(0, 12), (1, 3), (3, 9), (4, 8), (5, 12), (7, 7), (11, 12)] {
-            for inner in first..=end {
-                let part = all.slice(first..end).slice(inner - first..end - first);
-                let mut out = vec![0.0; end - inner];
-                part.widen(&mut out);
-                assert_eq!(out, whole[inner..end]);
-            }
-        }
     }
 }

@@ -9,12 +9,27 @@
 //! - [`gguf`] reads GGUF files: container, block types and reordered rows.
 #![forbid(unsafe_code)]
 
+// Layer: tensors and elements.
+mod elements;
+mod tensors;
+
+// Layer: readers.
+pub mod gguf;
+mod reader;
+
+// Layer: parts of weights.
+mod outliers;
+mod scales;
+pub mod trellis;
+
+// Layer: weights.
+mod weight;
+
+// Layer: formats.
 mod bitsandbytes;
 mod compressed_tensors;
-mod elements;
 mod exl2;
 mod fp8;
-pub mod gguf;
 mod gpt_oss;
 mod gptq;
 mod hqq;
@@ -22,13 +37,7 @@ mod mlx;
 mod modelopt;
 mod native;
 mod onnx;
-mod outliers;
 mod quanto;
-mod reader;
-mod scales;
-mod tensors;
-pub mod trellis;
-mod weight;
 
 pub use gpt_oss::{Expert, open_stacked};
 pub use tensors::{Fault, Tensor, Tensors, WordOrder, Words};

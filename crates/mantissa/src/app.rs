@@ -14,7 +14,7 @@ use mantissa_quant::Rebuild;
 use crate::commands::{self, Command};
 use crate::context::{Common, Context};
 use crate::embedded;
-use crate::error::{Exit, exit_of, print_error};
+use crate::error::{Exit, exit_of, print_error, resumes};
 use crate::help;
 use crate::interrupt;
 use crate::output;
@@ -48,6 +48,10 @@ pub fn command() -> clap::Command {
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     set_hook(Box::new(report_panic));
+    // Before any other thread: this process forks.
+    if let Some(exit) = commands::grammar_process() {
+        return exit.into();
+    }
     let exit = guarded(|| run(std::env::args_os()));
     embedded::remove();
     exit.into()
@@ -60,19 +64,25 @@ fn guarded(work: impl FnOnce() -> Exit) -> Exit {
 
 fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
     let arguments = help::without_subcommand(arguments.collect());
+    // An argument `demo` unpacks the embedded model, which a signal must not leave behind.
+    if let Err(error) = interrupt::watch() {
+        print_error(&format!("signals: expected a handler, got I/O error `{error}`"));
+        return Exit::Environment;
+    }
+    let _left = trains(&arguments).then(|| interrupt::leaving(resumes(false).to_owned()));
     let (cli, aliases, job) = match parse(&arguments) {
         Ok(parsed) => parsed,
         Err(error) => return usage(&error, &arguments),
     };
-    let paths = commands::paths(&cli.command);
-    let job = commands::recorded(&cli.command).map(|recorded| recorded.unwrap_or(job));
-    let context =
-        paths.and_then(|paths| Ok(Context::new(cli.common, paths, &job_text(&arguments))?.for_job(job?)));
+    let paths = cli.command.paths();
+    let job = cli.command.recorded().map(|recorded| recorded.unwrap_or(job));
+    let context = paths
+        .and_then(|paths| Ok(Context::new(cli.common, command, paths, &job_text(&arguments))?.for_job(job?)));
     let result = context.and_then(|context| {
         aliases.iter().for_each(|alias| context.note(alias));
-        interrupt::watch()?;
         mantissa_kernels::init()?;
-        let result = commands::run(cli.command, command, &context);
+        let result = cli.command.run(&context);
+        interrupt::settle();
         mantissa_store::take_others().iter().for_each(|path| context.warn(&commands::left_by_another(path)));
         result
     });
@@ -86,6 +96,13 @@ fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
             exit
         }
     }
+}
+
+/// True if the arguments are those of a command that trains, which its own rerun resumes.
+fn trains(arguments: &[OsString]) -> bool {
+    let names = command();
+    let named = arguments.iter().skip(1).find_map(|argument| names.find_subcommand(argument));
+    named.is_some_and(|command| commands::trains(command.get_name()))
 }
 
 /// Parses the command line; returns the notes on engines named by an alias as well, and the record of the command.
@@ -130,11 +147,12 @@ fn job_text(arguments: &[OsString]) -> String {
 /// Prints help and version to standard output, and a usage error as one line.
 fn usage(error: &clap::Error, arguments: &[OsString]) -> Exit {
     match error.kind() {
-        ErrorKind::DisplayHelp => print(&help::page(command(), arguments)),
+        ErrorKind::DisplayHelp => print(&help::page(command(), commands::group, arguments)),
         ErrorKind::DisplayVersion => print(&error.render().to_string()),
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             // A failure to write to standard error cannot be reported anywhere.
-            let _ = io::stderr().lock().write_all(help::page(command(), arguments).as_bytes());
+            let _ =
+                io::stderr().lock().write_all(help::page(command(), commands::group, arguments).as_bytes());
             Exit::Input
         }
         _ => {
@@ -151,7 +169,7 @@ fn usage(error: &clap::Error, arguments: &[OsString]) -> Exit {
 
 /// Prints a text to standard output.
 fn print(text: &str) -> Exit {
-    match output::to_stdout(|out| out.write_all(text.as_bytes())) {
+    match output::to_stdout_unchanged(|out| out.write_all(text.as_bytes())) {
         Ok(()) => Exit::Done,
         Err(error) => exit_of(&error),
     }

@@ -11,12 +11,13 @@ use mantissa_quant::Rebuild;
 use mantissa_store::{Kind, Output, Paths, Permits};
 use serde::Serialize;
 
-use crate::error::{BadInput, GateFailed, OverMemory, one_line};
+use crate::error::{BadInput, GateFailed, OverMemory};
 use crate::help;
 use crate::memory::{self, Limit};
 use crate::notes::merged;
 use crate::output::{self, parse_bytes};
 use crate::progress::{Progress, Unit, anonymous_memory};
+use crate::terminal;
 
 // No doc comment: clap would use it as the description of the command it is flattened into.
 #[derive(Args)]
@@ -70,6 +71,8 @@ pub struct Context {
     pub memory: Option<u64>,
     /// Command line to record with an output.
     pub job: Rebuild,
+    /// Describes all commands and flags.
+    program: fn() -> clap::Command,
     /// True while a command runs within another, which reports.
     silent: AtomicBool,
     quiet: bool,
@@ -103,7 +106,12 @@ impl Json {
 impl Context {
     /// Checks `paths`, all those of the command line, against each other, before any work. `job` identifies a rerun of
     /// the same command.
-    pub(crate) fn new(common: Common, mut paths: Paths, job: &str) -> Result<Self> {
+    pub(crate) fn new(
+        common: Common,
+        program: fn() -> clap::Command,
+        mut paths: Paths,
+        job: &str,
+    ) -> Result<Self> {
         let json = Json::new(common.json)?;
         if let Json::File(path) = &json {
             paths.write("--json", path, Kind::File);
@@ -116,6 +124,7 @@ impl Context {
             seed,
             memory,
             job: Rebuild::default(),
+            program,
             silent: AtomicBool::new(false),
             quiet,
             strict,
@@ -123,6 +132,11 @@ impl Context {
             permits,
             texts: AtomicU64::new(0),
         })
+    }
+
+    /// Describes all commands and flags.
+    pub fn program(&self) -> clap::Command {
+        (self.program)()
     }
 
     /// Sets the command line to record, and its seed.
@@ -166,16 +180,14 @@ impl Context {
     /// Prints a warning on one line of standard error, unless `--quiet`.
     pub fn warn(&self, message: &str) {
         if !self.quiet {
-            // A failure to write to standard error cannot be reported anywhere.
-            let _ = writeln!(io::stderr().lock(), "warning: {}", one_line(message));
+            terminal::to_stderr(&format!("warning: {message}"));
         }
     }
 
     /// Prints a note on one line of standard error, unless `--quiet`.
     pub fn note(&self, message: &str) {
         if !self.quiet {
-            // A failure to write to standard error cannot be reported anywhere.
-            let _ = writeln!(io::stderr().lock(), "{}", one_line(message));
+            terminal::to_stderr(message);
         }
     }
 
@@ -237,9 +249,23 @@ impl Context {
         }
         if let Json::Stdout = self.json {
             let text = text()?;
-            return output::to_stdout(|out| out.write_all(text.as_bytes()));
+            return output::to_stdout_unchanged(|out| out.write_all(terminal::json(&text).as_bytes()));
         }
         output::to_stdout(human)
+    }
+
+    /// As [`report`](Self::report), for a text of this program that other programs read.
+    ///
+    /// # Errors
+    /// As [`report`](Self::report).
+    pub fn report_script<T: Serialize>(&self, json: &T, script: &str) -> Result<()> {
+        if self.prints_text() {
+            output::to_stdout_unchanged(|out| out.write_all(script.as_bytes()))?;
+        }
+        match self.json {
+            Json::Nowhere => Ok(()),
+            Json::Stdout | Json::File(_) => self.report(json, |_| Ok(())),
+        }
     }
 
     /// Returns a `--memory` that accepts work of `needs` bytes, the smallest one unless texts were read: they count

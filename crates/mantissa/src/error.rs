@@ -1,6 +1,6 @@
 //! Errors of the command line and their exit codes.
 
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
 
 use mantissa_advise::AdviseError;
@@ -15,6 +15,7 @@ use mantissa_train::data::DataError;
 use crate::interrupt;
 use crate::memory::Limit;
 use crate::output::bytes;
+use crate::terminal;
 
 /// Exit code of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,12 +102,22 @@ pub struct OverMemory {
 
 /// A signal stopped a training run after a checkpoint.
 #[derive(Debug, thiserror::Error)]
-#[error("{run}: Interrupted after step {steps}. Rerun with --resume to resume.")]
+#[error("{run}: step {steps}: {}", resumes(*.restarts))]
 pub struct Stopped {
     /// Number of steps done.
     pub steps: u64,
     /// Folder of the run.
     pub run: String,
+    /// True if the same command would start over.
+    pub restarts: bool,
+}
+
+/// Returns the message of an interrupted run that can be resumed; `restarts` is true if the same command would start over.
+pub fn resumes(restarts: bool) -> &'static str {
+    match restarts {
+        true => "Interrupted. Rerun with --resume instead of --restart to resume.",
+        false => "Interrupted. Rerun the same command to resume.",
+    }
 }
 
 /// Standard output cannot be written.
@@ -131,7 +142,9 @@ fn class(error: &(dyn std::error::Error + 'static)) -> Option<Exit> {
         // A closed pipe, as with `| head`, is no failure.
         return Some(if error.kind() == io::ErrorKind::BrokenPipe { Exit::Done } else { Exit::Environment });
     }
-    if error.is::<Stopped>() {
+    let training = || matches!(error.downcast_ref(), Some(TrainError::Stopped));
+    let evaluation = || matches!(error.downcast_ref(), Some(EvalError::Stopped));
+    if error.is::<Stopped>() || training() || evaluation() {
         return Some(interrupt::received().unwrap_or(Exit::Interrupted));
     }
     if let Some(error) = error.downcast_ref::<QuantError>() {
@@ -179,13 +192,7 @@ fn of_class(class: ErrorClass) -> Exit {
 
 /// Prints an error on one line of standard error.
 pub fn print_error(message: &str) {
-    // A failure to write to standard error cannot be reported anywhere.
-    let _ = writeln!(io::stderr().lock(), "error: {}", one_line(message));
-}
-
-/// Joins the lines of `text`.
-pub fn one_line(text: &str) -> String {
-    text.split(['\n', '\r']).map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+    terminal::to_stderr(&format!("error: {message}"));
 }
 
 #[cfg(test)]
@@ -207,7 +214,7 @@ mod tests {
         let memory = || LoadError::Memory { what: "KV cache", bytes: 1 };
         let unfinished =
             |error| QuantError::Unfinished(Box::new(Unfinished { error, kept: "p".into(), done: 1 }));
-        let cases: [(anyhow::Error, Exit); 14] = [
+        let cases: [(anyhow::Error, Exit); 16] = [
             (GateFailed::new("kl").into(), Exit::Gate),
             (BadInput::new("a", "b", "c").into(), Exit::Input),
             (over.into(), Exit::Environment),
@@ -219,6 +226,8 @@ mod tests {
             (QuantError::Store(disk()).into(), Exit::Environment),
             (unfinished(disk().into()).into(), Exit::Environment),
             (unfinished(QuantError::Interrupted).into(), Exit::Interrupted),
+            (TrainError::Stopped.into(), Exit::Interrupted),
+            (EvalError::Stopped.into(), Exit::Interrupted),
             (GenerateError::Plan(memory()).into(), Exit::Environment),
             (GenerateError::EmptyPrompt.into(), Exit::Input),
             (EvalError::Load(memory()).into(), Exit::Environment),

@@ -21,17 +21,31 @@ const NAMES: usize = 28;
 /// Heading of the flags that every command has.
 pub const COMMON: &str = "Common options";
 
-/// Groups of commands, in the order of the help.
-const GROUPS: [(&str, &[&str]); 5] = [
-    ("Start", &["demo", "plan", "explain", "inspect", "recipes", "schemes"]),
-    ("Quantize", &["quantize", "fit", "imatrix", "recalibrate", "convert", "cast"]),
-    (
-        "Run, measure, check",
-        &["run", "serve", "eval", "diff", "verify", "lint", "doctor", "diagnose", "report"],
-    ),
-    ("Train", &["train", "tokenizer"]),
-    ("Shell", &[]),
-];
+/// Group of commands in the help.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    Start,
+    Quantize,
+    Measure,
+    Train,
+    Shell,
+}
+
+impl Group {
+    /// Every group, in the order of the help.
+    pub const ALL: [Self; 5] = [Self::Start, Self::Quantize, Self::Measure, Self::Train, Self::Shell];
+
+    /// Returns the heading.
+    pub fn heading(self) -> &'static str {
+        match self {
+            Group::Start => "Start",
+            Group::Quantize => "Quantize",
+            Group::Measure => "Run, measure, check",
+            Group::Train => "Train",
+            Group::Shell => "Shell",
+        }
+    }
+}
 
 /// Groups of flags that only `--help-all` shows, by command: they serve another flag that is advanced.
 const ADVANCED: [(&str, &str); 2] = [("eval", "Calibration"), ("run", "Calibration")];
@@ -44,6 +58,9 @@ pub fn flag() -> Arg {
 
 /// Name of the flag.
 const ALL: &str = "help-all";
+
+/// Finds the group of a command.
+pub type Grouping = fn(&str) -> Group;
 
 /// Detail of a help page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,24 +101,24 @@ fn is_help(argument: &str) -> bool {
 }
 
 /// Returns the help page that `arguments` ask `command` for.
-pub fn page(command: Command, arguments: &[OsString]) -> String {
+pub fn page(command: Command, group: Grouping, arguments: &[OsString]) -> String {
     let detail = Detail::of(arguments);
     let width = columns_or(PIPED).min(MOST);
-    let error = with_pages(command, detail, width).try_get_matches_from(arguments).err();
+    let error = with_pages(command, group, detail, width).try_get_matches_from(arguments).err();
     error.map(|error| error.render().to_string()).unwrap_or_default()
 }
 
 /// Replaces the help page of `command` and its subcommands.
-pub fn with_pages(mut command: Command, detail: Detail, width: usize) -> Command {
+pub fn with_pages(mut command: Command, group: Grouping, detail: Detail, width: usize) -> Command {
     command.build();
     let names: Vec<String> = command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
     for name in names {
         command = command.mut_subcommand(name, |mut sub| {
-            let text = Page { detail, width, command: &mut sub }.text();
+            let text = Page { detail, width, group, command: &mut sub }.text();
             sub.override_help(text)
         });
     }
-    let text = Page { detail, width, command: &mut command }.text();
+    let text = Page { detail, width, group, command: &mut command }.text();
     command.override_help(text)
 }
 
@@ -109,6 +126,7 @@ pub fn with_pages(mut command: Command, detail: Detail, width: usize) -> Command
 struct Page<'a> {
     detail: Detail,
     width: usize,
+    group: Grouping,
     command: &'a mut Command,
 }
 
@@ -137,21 +155,18 @@ impl Page<'_> {
     fn commands(&self) -> String {
         let shown: Vec<&Command> = self.command.get_subcommands().filter(|sub| !sub.is_hide_set()).collect();
         let longest = shown.iter().map(|sub| sub.get_name().len()).max().unwrap_or(0);
-        let grouped = |name: &str| GROUPS.iter().any(|(_, names)| names.contains(&name));
         let mut text = String::new();
-        for (group, names) in GROUPS {
-            let named = names.iter().filter_map(|name| shown.iter().find(|sub| sub.get_name() == *name));
-            // The last group has every other command.
-            let others = shown.iter().filter(|sub| names.is_empty() && !grouped(sub.get_name()));
-            let lines: Vec<String> = named
-                .chain(others)
+        for group in Group::ALL {
+            let lines: String = shown
+                .iter()
+                .filter(|sub| (self.group)(sub.get_name()) == group)
                 .map(|sub| {
                     let about = sub.get_about().map(ToString::to_string).unwrap_or_default();
                     entry(sub.get_name(), &about, longest, self.width)
                 })
                 .collect();
             if !lines.is_empty() {
-                text += &format!("\n{group}:\n{}", lines.concat());
+                text += &format!("\n{}:\n{lines}", group.heading());
             }
         }
         text

@@ -27,17 +27,25 @@ static ORDERLY: AtomicBool = AtomicBool::new(false);
 /// True while the work itself bounds the time to end.
 static PATIENT: AtomicBool = AtomicBool::new(false);
 
-/// Note about what stays on disk, for the message of a stop.
+/// Message of an immediate stop, if the command has its own.
 static LEFT: Mutex<Option<String>> = Mutex::new(None);
 
-/// Guard that keeps the note of [`leaving`].
+/// Guard that keeps the message of [`leaving`].
 #[must_use]
 pub struct Leaving(());
 
-/// Adds `what` to the message of an immediate stop, for the lifetime of the result.
-pub fn leaving(what: String) -> Leaving {
-    *LEFT.lock().unwrap_or_else(PoisonError::into_inner) = Some(what);
-    Leaving(())
+/// Makes `message` the message of an immediate stop, for the lifetime of the result.
+pub fn leaving(message: String) -> Leaving {
+    let leaving = Leaving(());
+    leaving.change(message);
+    leaving
+}
+
+impl Leaving {
+    /// Replaces the message.
+    pub fn change(&self, message: String) {
+        *LEFT.lock().unwrap_or_else(PoisonError::into_inner) = Some(message);
+    }
 }
 
 impl Drop for Leaving {
@@ -79,6 +87,25 @@ pub fn orderly<T, E>(work: impl FnOnce() -> Result<T, E>, stopped: impl FnOnce(&
     result
 }
 
+/// Runs `work` as [`orderly`] does, without the limit of [`GRACE`]: what it saves when it stops may take longer to write,
+/// and would be lost. A second signal ends the process at once.
+pub fn saving<T, E>(work: impl FnOnce() -> Result<T, E>, stopped: impl FnOnce(&E) -> bool) -> Result<T, E> {
+    PATIENT.store(true, Ordering::SeqCst);
+    let result = orderly(work, stopped);
+    if !ORDERLY.load(Ordering::SeqCst) {
+        PATIENT.store(false, Ordering::SeqCst);
+    }
+    result
+}
+
+/// Waits for the end of the process if a signal is ending it at once. Called when a command has returned: an error that
+/// it met meanwhile may come from the stop and must not decide the exit code.
+pub fn settle() {
+    while received().is_some() && !ORDERLY.load(Ordering::SeqCst) {
+        thread::park();
+    }
+}
+
 /// Runs `work`, which polls [`received`] and then returns within a time that it bounds itself. The process ends normally
 /// after it; a second signal ends it at once.
 pub fn serving<T>(work: impl FnOnce() -> T) -> T {
@@ -106,7 +133,6 @@ fn stop(signal: i32) {
     mantissa_store::abandon_unpublished();
     let name = if signal == SIGINT { "SIGINT" } else { "SIGTERM" };
     let left = LEFT.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let left = left.map_or_else(String::new, |what| format!("; {what}"));
-    print_error(&format!("interrupted by {name}{left}"));
+    print_error(&left.unwrap_or_else(|| format!("interrupted by {name}")));
     signal_hook::low_level::exit(exit as i32);
 }

@@ -6,22 +6,32 @@
 //! internal error; 130 and 143 after an orderly stop by SIGINT and SIGTERM.
 #![forbid(unsafe_code)]
 
-mod app;
+// Layer: text, tables and the machine.
 mod columns;
-mod commands;
-mod context;
 mod embedded;
-mod error;
 mod help;
-mod interrupt;
 mod machine;
 mod memory;
 mod notes;
-mod output;
-mod progress;
-mod report;
 mod table;
 mod tensors;
+mod terminal;
+
+// Layer: errors, signals and output.
+mod error;
+mod interrupt;
+mod output;
+
+// Layer: progress, pages and what commands share.
+mod context;
+mod progress;
+mod report;
+
+// Layer: commands.
+mod commands;
+
+// Layer: the command line.
+mod app;
 
 use std::process::ExitCode;
 

@@ -9,12 +9,23 @@ use mantissa_store::convention::Container;
 
 use crate::error::StdoutError;
 pub use crate::table::{Align, Table, command, labelled, paragraph};
+use crate::terminal::Escaping;
 
-/// Writes to standard output through a buffer.
+/// Writes text for people to standard output: misleading characters are escaped, endless lines are cut.
 ///
 /// # Errors
 /// [`StdoutError`]; a broken pipe counts as success at exit.
 pub fn to_stdout(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
+    let mut out = Escaping::new(BufWriter::new(io::stdout().lock()));
+    let written = write(&mut out).and_then(|()| out.flush());
+    Ok(written.map_err(StdoutError)?)
+}
+
+/// Writes to standard output without a change: for programs, or text of this program alone.
+///
+/// # Errors
+/// As [`to_stdout`].
+pub fn to_stdout_unchanged(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
     let mut out = BufWriter::new(io::stdout().lock());
     let written = write(&mut out).and_then(|()| out.flush());
     Ok(written.map_err(StdoutError)?)

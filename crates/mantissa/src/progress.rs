@@ -1,7 +1,6 @@
 //! Progress display: a bar on a terminal, a line every few seconds elsewhere.
 
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,6 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 use crate::memory::kib_field;
 use crate::output::{bytes, count};
+use crate::terminal::{line, to_stderr};
 
 /// Interval of lines if standard error is no terminal.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -71,7 +71,7 @@ impl Progress {
     pub fn message(&self, text: impl AsRef<str>) {
         match &self.0 {
             Kind::Silent => {}
-            Kind::Bar(bar) => bar.set_prefix(short(text.as_ref())),
+            Kind::Bar(bar) => bar.set_prefix(line(&short(text.as_ref()))),
             Kind::Lines(lines) => lock(lines).message = short(text.as_ref()),
         }
     }
@@ -80,7 +80,7 @@ impl Progress {
     pub fn status(&self, text: String) {
         match &self.0 {
             Kind::Silent => {}
-            Kind::Bar(bar) => bar.set_message(text),
+            Kind::Bar(bar) => bar.set_message(line(&text)),
             Kind::Lines(lines) => lock(lines).message = text,
         }
     }
@@ -126,9 +126,8 @@ impl Progress {
     pub fn note(&self, text: &str) {
         match &self.0 {
             Kind::Silent => {}
-            Kind::Bar(bar) => bar.println(text),
-            // A failure to write to standard error cannot be reported anywhere.
-            Kind::Lines(_) => drop(writeln!(io::stderr().lock(), "{text}")),
+            Kind::Bar(bar) => bar.println(line(text)),
+            Kind::Lines(_) => to_stderr(text),
         }
     }
 
@@ -242,7 +241,7 @@ impl Lines {
         self.done = n;
         if now.saturating_duration_since(self.last) >= INTERVAL {
             self.last = now;
-            let _ = writeln!(io::stderr().lock(), "{}", self.line(now, anonymous_memory()));
+            to_stderr(&self.line(now, anonymous_memory()));
         }
     }
 
@@ -291,6 +290,7 @@ pub fn anonymous_memory() -> Option<u64> {
 mod tests {
     use super::*;
     use indicatif::TermLike;
+    use std::io;
     use std::sync::Arc;
 
     /// Terminal that keeps what was drawn last.

@@ -7,9 +7,11 @@ use mantissa_eval::Evaluated;
 use mantissa_eval::stats::Estimate;
 use mantissa_eval::tasks::{Answer, Encoded, Item, encode, longest, run, summary};
 use mantissa_model::{Bos, Decoder};
-use serde::Serialize;
 
-use super::{Examination, Examined, Finding, Location, Result};
+use super::examination::{Examination, Examined};
+use super::finding::{Finding, Location};
+use super::measurements::CacheScheme;
+use crate::error::Result;
 use crate::sensitivity::cache_scheme;
 
 /// KL that a cache may cost, nats/token: the bound at which quantized weights are usually accepted.
@@ -17,28 +19,6 @@ const KL: f64 = 0.05;
 
 /// Loss of retrieval that is a finding, in paired standard errors.
 const ERRORS: f64 = 2.0;
-
-/// A scheme of the cache on the model.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct CacheScheme {
-    /// Scheme.
-    pub kv: String,
-    /// Bytes per token.
-    pub bytes_per_token: f64,
-    /// KL(cache in f32 ‖ this cache), nats/token.
-    pub kl: f64,
-    /// Standard error of `kl`.
-    pub kl_se: f64,
-    /// Share of facts retrieved; absent without a tokenizer or where prompts do not fit.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub retrieved: Option<f64>,
-    /// The same with a cache in f32.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub retrieved_in_f32: Option<f64>,
-    /// `retrieved - retrieved_in_f32`, with its paired standard error.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub delta: Option<[f64; 2]>,
-}
 
 /// Measures the schemes of the request on the model of `of`.
 ///

@@ -6,8 +6,8 @@ use mantissa_eval::stats::{Sum, estimate};
 use mantissa_model::{Layer, ModelConfig, WeightSource};
 use serde::Serialize;
 
-use super::Result;
 use crate::doctor::divergence;
+use crate::error::Result;
 use crate::run::{Ends, each, through};
 use crate::values::relative_error;
 

@@ -1,7 +1,9 @@
 //! Experts that the text never reaches: a method would quantize them without having seen an input, and static ranges of
 //! their inputs would be a guess.
 
-use super::{Examination, Examined, Finding, Location, Result};
+use super::examination::{Examination, Examined};
+use super::finding::{Finding, Location};
+use crate::error::Result;
 
 /// Tokens that an expert would get if all got the same number: with fewer, an expert without tokens may be chance. An
 /// even router misses one of 64 with a probability below 1e-27.

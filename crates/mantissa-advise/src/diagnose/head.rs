@@ -1,7 +1,9 @@
 //! The output head alone against everything else: it maps to every logit directly, so that an error in it has no layer
 //! behind it, and engines often leave it in 16 bits.
 
-use super::{Examination, Examined, Finding, Location, Result};
+use super::examination::{Examination, Examined};
+use super::finding::{Finding, Location};
+use crate::error::Result;
 use crate::subject::is_plain;
 
 /// Smallest KL of the head alone that is a finding, nats/token: in the embedded model int8 costs .0001, int4-g32 .02

@@ -3,18 +3,12 @@
 
 use mantissa_model::{CacheInF32, WeightSource};
 use mantissa_quant::Unquantized;
-use serde::Serialize;
 
-use super::{Examination, Examined, Finding, Location, Result, compared};
-
-/// A step of the ladder.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Step {
-    /// Part that is relaxed, with those of all steps before.
-    pub relaxed: &'static str,
-    /// KL(source ‖ relaxed model), nats/token.
-    pub kl: f64,
-}
+use super::compared;
+use super::examination::{Examination, Examined};
+use super::finding::{Finding, Location};
+use super::measurements::Step;
+use crate::error::Result;
 
 /// Relaxes the model of `of` step by step; empty without a source.
 ///

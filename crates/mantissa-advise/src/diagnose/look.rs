@@ -13,7 +13,8 @@ use mantissa_store::convention::{ActivationQuant, KvQuant, ModelFiles};
 use serde::Serialize;
 
 use super::harm::{Sampled, amax, rows_of};
-use super::{Request, Result};
+use super::request::Request;
+use crate::error::Result;
 use crate::run::{Ends, State, States, each};
 
 /// Tokens of each input that errors are measured on.

@@ -7,154 +7,44 @@
 
 mod cache_schemes;
 mod compared;
+mod examination;
 mod experts;
+mod finding;
 mod harm;
 mod head;
 mod ladder;
 mod look;
+mod measurements;
 mod outliers;
 mod overflow;
 mod parts;
 mod precision;
 mod ranges;
 mod readings;
+mod request;
 mod rope;
 mod sensitivity;
 mod spikes;
 mod trials;
 
-use std::collections::BTreeMap;
-
-use mantissa_eval::tasks::Item;
 use mantissa_eval::{Sequence, check_sequences};
-use mantissa_model::{KvPolicy, ModelConfig, Tokenizer, WeightSource, load_config};
-use mantissa_store::convention::ModelFiles;
+use mantissa_model::{ModelConfig, WeightSource, load_config};
 use serde::Serialize;
 
-pub use self::cache_schemes::CacheScheme;
 pub use self::compared::{AtContext, AtPosition, Compared};
-pub use self::ladder::Step;
+pub use self::examination::{Examination, Examined};
+pub use self::finding::{Finding, Location, TokenAt};
 pub use self::look::{Peak, Seen, SeenCache, SeenInput, SeenLayer};
-pub use self::precision::Ablation;
-pub use self::sensitivity::Alone;
+pub use self::measurements::{Ablation, Alone, CacheScheme, Step};
+pub use self::request::{Names, Request};
 use self::trials::Trials;
 use crate::doctor::check_same_shape;
-use crate::error::AdviseError;
-
-type Result<T> = std::result::Result<T, AdviseError>;
+use crate::error::Result;
 
 /// Most tokens that an examination runs, and most tokens of a window: figures change little beyond, and a pass stays
 /// within seconds on small models.
 pub const TOKENS: usize = 2048;
 const WINDOW: usize = 512;
-
-/// Model to examine, and what it is examined with.
-pub struct Request<'a> {
-    /// Files of the model.
-    pub files: &'a ModelFiles,
-    /// Text, tokenized.
-    pub windows: &'a [Sequence],
-    /// Calibration text, tokenized.
-    pub calibration: Option<&'a [Sequence]>,
-    /// Source of a quantized model.
-    pub reference: Option<&'a ModelFiles>,
-    /// Tokenizer, to show tokens.
-    pub tokenizer: Option<&'a Tokenizer>,
-    /// Schemes of the KV cache to try.
-    pub kv: &'a [KvPolicy],
-    /// Items of the retrieval task, for schemes of the cache.
-    pub retrieval: &'a [Item],
-    /// Bound of the KL to the source, nats/token.
-    pub max_kl: Option<f64>,
-    /// Names for commands.
-    pub names: Names,
-    /// Threads.
-    pub threads: usize,
-}
-
-/// Names of a request in commands, quoted for a shell.
-#[derive(Clone, Debug, Default)]
-pub struct Names {
-    /// Model.
-    pub model: String,
-    /// Model without its ending, for names of outputs.
-    pub stem: String,
-    /// Source; `SOURCE` if it is not known.
-    pub source: String,
-    /// Option that evaluates on the text, such as `--text T`.
-    pub text: String,
-    /// Option that calibrates on the text, such as `--calibration T`.
-    pub calibrate: String,
-    /// Scheme of the model's weights.
-    pub weights: String,
-    /// Command that makes the model again from its source; `None` without a source.
-    pub again: Option<String>,
-}
-
-/// Place of a finding.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Location {
-    /// Layer index.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub layer: Option<usize>,
-    /// Module, input of modules, or config field.
-    pub part: String,
-    /// Channel of that input or of the states.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub channel: Option<usize>,
-    /// Token.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub token: Option<TokenAt>,
-}
-
-/// Token of the text.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct TokenAt {
-    /// Window.
-    pub window: usize,
-    /// Position in the window.
-    pub position: usize,
-    /// Token id.
-    pub id: u32,
-    /// Its text, if there is a tokenizer.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub text: Option<String>,
-}
-
-/// Finding of an examination.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Finding {
-    /// Name of the examination.
-    pub examination: &'static str,
-    /// Where.
-    pub place: Location,
-    /// Observation, with figures.
-    pub found: String,
-    /// Figures.
-    pub figures: BTreeMap<&'static str, f64>,
-    /// Cure, in words.
-    pub remedy: String,
-    /// Command that applies the remedy, or measures it.
-    pub command: String,
-}
-
-/// Examination of a model.
-pub trait Examination: Sync {
-    /// Name in reports.
-    fn name(&self) -> &'static str;
-
-    /// Question that it answers.
-    fn question(&self) -> &'static str;
-
-    /// Returns what it lacks; `None` if it can run.
-    fn lacks(&self, of: &Examined<'_>) -> Option<&'static str>;
-
-    /// Examines the model. Findings are in the order of the model, at most one for each cause.
-    ///
-    /// # Errors
-    /// A model that cannot be loaded or run.
-    fn findings(&self, of: &Examined<'_>) -> Result<Vec<Finding>>;
-}
 
 /// Every examination, in the order of the report.
 pub const EXAMINATIONS: [&dyn Examination; 15] = [
@@ -174,32 +64,6 @@ pub const EXAMINATIONS: [&dyn Examination; 15] = [
     &cache_schemes::Schemes,
     &ladder::Ladder,
 ];
-
-/// Request with what one pass over the text has shown.
-pub struct Examined<'a> {
-    /// Request.
-    pub request: &'a Request<'a>,
-    /// Configuration of the model.
-    pub config: ModelConfig,
-    /// First tokens of the text, in windows.
-    pub windows: Vec<Sequence>,
-    /// Pass over the text.
-    pub seen: Seen,
-    /// Pass over the calibration text.
-    pub calibration: Option<Seen>,
-    /// The model on fewer tokens, for changes of all of it.
-    trials: Trials,
-    /// The model beside its source.
-    pub compared: Option<Compared>,
-    /// Parts of layers alone, against the source.
-    pub alone: Vec<Alone>,
-    /// Residual stream, norms and softmax in other precisions.
-    pub ablations: Vec<Ablation>,
-    /// Schemes of the cache.
-    pub cache_schemes: Vec<CacheScheme>,
-    /// Relaxation under a bound.
-    pub ladder: Vec<Step>,
-}
 
 /// Examination that ran.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -344,20 +208,5 @@ impl Examined<'_> {
         self.alone = sensitivity::alone(self)?;
         self.ladder = ladder::steps(self)?;
         Ok(())
-    }
-
-    /// Returns the token at `position` of `window`.
-    fn token(&self, window: usize, position: usize) -> Option<TokenAt> {
-        let id = *self.windows.get(window)?.tokens.get(position)?;
-        let text = self.request.tokenizer.and_then(|tokenizer| tokenizer.decode_with_special(&[id]).ok());
-        Some(TokenAt { window, position, id, text })
-    }
-}
-
-impl TokenAt {
-    /// Describes the token: `token 12 ("The") at position 3`.
-    fn described(&self) -> String {
-        let text = self.text.as_ref().map_or_else(String::new, |text| format!(" ({text:?})"));
-        format!("token {}{text} at position {}", self.id, self.position)
     }
 }

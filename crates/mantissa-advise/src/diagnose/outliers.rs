@@ -5,7 +5,10 @@
 //! ratio and the error that int8 inputs cause in the products, and a rotation (QuaRot, Ashkboos et al. 2024,
 //! arXiv:2404.00456) that removes most of it.
 
-use super::{Examination, Examined, Finding, Location, Result, SeenInput};
+use super::examination::{Examination, Examined};
+use super::finding::{Finding, Location};
+use super::look::SeenInput;
+use crate::error::Result;
 
 /// Largest channel over the median channel. Inputs of the test models reach 14 (measured 2026-11-26); published
 /// outliers are 50 to 1000 times the median.

@@ -1,7 +1,9 @@
 //! Parts of layers without which the model predicts the text better: they are damaged. In a sound model every part
 //! helps, or nearly nothing depends on it.
 
-use super::{Examination, Examined, Finding, Location, Result};
+use super::examination::{Examination, Examined};
+use super::finding::{Finding, Location};
+use crate::error::Result;
 
 /// Finds parts that are better left out.
 pub(super) struct Damaged;

@@ -6,10 +6,12 @@ use mantissa_eval::stats::{Sum, estimate};
 use mantissa_model::{AttentionOperands, Decoder, Layer};
 use mantissa_num::Rounding;
 use mantissa_num::minifloat::{BF16, F16, MiniFloat, Overflow};
-use serde::Serialize;
 
-use super::{Examination, Examined, Finding, Location, Result};
+use super::examination::{Examination, Examined};
+use super::finding::{Finding, Location};
+use super::measurements::Ablation;
 use crate::doctor::divergence;
+use crate::error::Result;
 use crate::run::{Ends, States, each, through};
 
 /// KL that a residual stream in BF16 may cost, nats/token. Engines keep it in BF16 by default.
@@ -23,17 +25,6 @@ const RESIDUAL: &str = "residual stream";
 
 /// Rounding of a value.
 type Round = fn(f32) -> f32;
-
-/// KL of one part in another precision.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Ablation {
-    /// `residual stream`, `norms` or `softmax weights`.
-    pub part: &'static str,
-    /// Precision.
-    pub precision: &'static str,
-    /// KL(f32 ‖ this precision), nats/token; absent if it is not finite.
-    pub kl: Option<f64>,
-}
 
 /// Measures every ablation on the model of `of`; empty if its predictions are not finite.
 ///

@@ -1,7 +1,9 @@
 //! Ranges from another text: stored ranges of inputs, scales of a KV cache, and ranges that a calibration text would
 //! give. Too narrow a range cuts values off, too wide a one wastes codes; the error of the products shows both.
 
-use super::{Examination, Examined, Finding, Location, Result};
+use super::examination::{Examination, Examined};
+use super::finding::{Finding, Location};
+use crate::error::Result;
 
 /// An error is a finding if it exceeds `TIMES` times the error with a range of this text, plus `SLACK`: the bound of
 /// `doctor`. Ranges of the embedded model from the built-in calibration text stay below 1.7 times on

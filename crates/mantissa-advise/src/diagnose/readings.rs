@@ -1,8 +1,10 @@
 //! Known disagreements between writer and reader, as `doctor` finds them: against the source if there is one, else by the
 //! loss on the text.
 
-use super::{Examination, Examined, Finding, Location, Result};
+use super::examination::{Examination, Examined};
+use super::finding::{Finding, Location};
 use crate::doctor::{self, Fault};
+use crate::error::Result;
 
 /// Finds the fault that `doctor` finds.
 pub(super) struct Readings;

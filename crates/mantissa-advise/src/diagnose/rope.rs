@@ -1,9 +1,11 @@
 //! The base of the rotary embedding, tried without the source: a config that lost or changed `rope_theta` loads and
 //! predicts worse, the more so the longer the context.
 
+use super::examination::{Examination, Examined};
+use super::finding::{Finding, Location};
 use super::trials::Better;
-use super::{Examination, Examined, Finding, Location, Result};
 use crate::doctor::settings;
+use crate::error::Result;
 
 /// Finds another base with which the model predicts better.
 pub(super) struct Base;

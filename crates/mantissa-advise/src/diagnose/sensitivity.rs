@@ -2,9 +2,11 @@
 //! ([`crate::sensitivity`]).
 
 use mantissa_model::LinearInfo;
-use serde::Serialize;
 
-use super::{Examination, Examined, Finding, Location, Result};
+use super::examination::{Examination, Examined};
+use super::finding::{Finding, Location};
+use super::measurements::Alone;
+use crate::error::Result;
 use crate::sensitivity::{Baseline, Unit};
 use crate::subject::is_plain;
 
@@ -14,19 +16,6 @@ const KL: f64 = 0.05;
 /// How many times the KL of the median part it must be: the largest has up to 4.4 times in the embedded
 /// model, in 3 to 8 bits (measured 2026-11-26).
 const TIMES: f64 = 16.0;
-
-/// Attention or MLP of a layer, alone.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Alone {
-    /// Layer index.
-    pub layer: usize,
-    /// `attention` or `mlp`.
-    pub part: &'static str,
-    /// KL(source ‖ source with this part quantized), nats/token.
-    pub kl: f64,
-    /// Standard error of `kl`.
-    pub kl_se: f64,
-}
 
 /// Measures every part of the model of `of` alone; empty without a source.
 ///

@@ -1,11 +1,11 @@
 //! Changes that are tried on the whole model and judged by the loss on the text, as in [`crate::doctor`].
 
 use mantissa_eval::Sequence;
-use mantissa_model::{Layer, LinearKind, ModelConfig};
+use mantissa_model::{Half, Layer, LinearKind, ModelConfig};
 use mantissa_store::convention::ModelFiles;
 
-use super::Result;
 use crate::doctor::score::{Gain, PART_ERRORS, Score, WHOLE_ERRORS, entropy};
+use crate::error::Result;
 use crate::run::{Ends, States, silenced, through};
 
 /// Most tokens of the trials, which run the model once for each change.
@@ -16,8 +16,8 @@ type Writes = fn(LinearKind) -> bool;
 
 /// Parts of a layer whose results are added to the residual stream.
 const PARTS: [(&str, Writes); 2] = [
-    ("attention", |kind| matches!(kind, LinearKind::O | LinearKind::MixOut)),
-    ("mlp", |kind| matches!(kind, LinearKind::Down | LinearKind::ExpertDown(_) | LinearKind::SharedDown)),
+    ("attention", |kind| kind.writes() == Some(Half::Mixing)),
+    ("mlp", |kind| kind.writes() == Some(Half::Mlp)),
 ];
 
 /// The model on the first tokens of the text.

@@ -8,11 +8,9 @@ use mantissa_store::convention::gguf::{to_gguf_order, to_hf_order};
 use mantissa_store::convention::{LinearWeight, Weight};
 
 use super::Alternative;
-use crate::error::AdviseError;
+use crate::error::Result;
 use crate::observe::rotated_heads;
 use crate::values::values;
-
-type Result<T> = std::result::Result<T, AdviseError>;
 
 /// Linear layers of one decoder layer as stored, in forward order.
 pub(super) type LayerWeights = Vec<(LinearInfo, LinearWeight)>;
@@ -130,11 +128,9 @@ fn with(of: &LinearWeight, weight: Weight) -> LinearWeight {
 
 /// Returns up for gate, and gate for up.
 fn partner(stored: &LayerWeights, kind: LinearKind) -> Option<&LinearWeight> {
-    let kind = match kind {
-        LinearKind::Gate => LinearKind::Up,
-        LinearKind::Up => LinearKind::Gate,
-        _ => return None,
-    };
+    let pair = [LinearKind::Gate, LinearKind::Up];
+    let own = pair.iter().position(|own| *own == kind)?;
+    let kind = pair[1 - own];
     stored.iter().find(|(other, _)| other.kind == kind).map(|(_, weight)| weight)
 }
 

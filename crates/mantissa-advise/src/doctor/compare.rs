@@ -1,7 +1,7 @@
 //! Compares a model with its source: per tensor, per layer on equal inputs, and end to end.
 
 use mantissa_eval::Sequence;
-use mantissa_model::{Buffers, Layer, LinearKind, ModelConfig, load_config};
+use mantissa_model::{Buffers, Half, Layer, LinearInput, LinearKind, ModelConfig, load_config};
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
@@ -10,11 +10,9 @@ use super::pair::{Comparing, DIAGONAL, Layers, beyond};
 use super::tensors::{TensorRow, dense_rows, in_order, linear_rows, rounded_layer};
 use super::tokenizer::tokenizer_fault;
 use super::{Alternative, Diagnosis, Fault, wrong_label};
-use crate::error::AdviseError;
+use crate::error::{AdviseError, Result};
 use crate::run::{Ends, States, each, silenced, through};
 use crate::values::relative_error;
-
-type Result<T> = std::result::Result<T, AdviseError>;
 
 /// Windows for the layer comparison, and tokens of each.
 const WINDOWS: usize = 4;
@@ -195,21 +193,12 @@ impl Comparing<'_> {
 
     /// Compares what each part of a layer adds to the same input.
     fn layer(&self, number: usize, layers: &Layers, states: &States) -> Result<Vec<LayerRow>> {
-        let (attention, mlp): (Vec<_>, Vec<_>) =
-            layers.ours.linears().map(|(kind, _)| kind).partition(|kind| {
-                use LinearKind::{K, KvA, KvB, O, Q, QA, QB, Qkv, V};
-                matches!(kind, Q | K | V | O | Qkv | QA | QB | KvA | KvB)
-            });
-        let ends = |kinds: &[LinearKind]| -> Vec<LinearKind> {
-            let last = |kind: &&LinearKind| {
-                matches!(
-                    kind,
-                    LinearKind::O | LinearKind::Down | LinearKind::ExpertDown(_) | LinearKind::SharedDown
-                )
-            };
-            kinds.iter().filter(last).copied().collect()
+        let ends = |half: Half| -> Vec<LinearKind> {
+            let kinds = layers.ours.linears().map(|(kind, _)| kind);
+            // The result of a mixer beside attention stays in both runs.
+            kinds.filter(|kind| kind.writes() == Some(half) && kind.input() != LinearInput::Mixed).collect()
         };
-        let (attention, mlp) = (ends(&attention), ends(&mlp));
+        let (attention, mlp) = (ends(Half::Mixing), ends(Half::Mlp));
         let parts = match attention.is_empty() || mlp.is_empty() {
             true => vec![("layer", Vec::new())],
             // The other part is zeroed, so that it adds nothing.

@@ -15,10 +15,8 @@ use serde::Serialize;
 use super::ALTERNATIVES;
 use super::change::LayerWeights;
 use super::pair::{Comparing, beyond};
-use crate::error::AdviseError;
+use crate::error::Result;
 use crate::values::{relative_error, values};
-
-type Result<T> = std::result::Result<T, AdviseError>;
 
 /// Tensor present in both models.
 #[derive(Clone, Debug, PartialEq, Serialize)]

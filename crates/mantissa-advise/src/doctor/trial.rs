@@ -17,10 +17,8 @@ use super::score::{Gain, LEAST_UNITS, PART_ERRORS, Score, WHOLE_ERRORS, entropy,
 use super::settings;
 use super::signs::Lean;
 use super::{ALTERNATIVES, Alternative, Baseline, Diagnosis, Entry, Fault, wrong_label};
-use crate::error::AdviseError;
+use crate::error::Result;
 use crate::run::{Ends, State, States, silenced, through};
-
-type Result<T> = std::result::Result<T, AdviseError>;
 
 /// Alternative with its loss.
 #[derive(Clone, Debug, PartialEq, Serialize)]

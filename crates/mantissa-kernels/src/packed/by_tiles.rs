@@ -3,10 +3,13 @@
 
 use std::ops::Range;
 
+use super::activations::{Activations, tokens};
 use super::dot::Quad;
-use super::multiply::tokens;
+use super::level::PackedLevel;
+use super::panels::Panels;
+use super::scales::ScaleCode;
 use super::tiles::{self, IntBlock, IntShape, Signs, TOKENS};
-use super::{Activations, BLOCK, PackedLevel, Panels, QUADS, ROWS};
+use super::{BLOCK, QUADS, ROWS};
 use crate::buffer::Lines;
 
 /// Most panels of a call.
@@ -48,7 +51,7 @@ impl Memory {
             unit: x.unit,
             units_per_group: format.group / x.unit,
             quads: x.quads,
-            has_mins: format.mins != super::ScaleCode::Absent,
+            has_mins: format.mins != ScaleCode::Absent,
             signs: Signs::new(format.zero, most),
         };
         let groups = panels.chunk_groups().max(format.groups(x.cols));

@@ -1,6 +1,8 @@
 //! Activations of floating-point products.
 
-use super::{BLOCK, FloatPanels, LEAST_TO_SPLIT, PackedLevel};
+use super::floats::FloatPanels;
+use super::level::PackedLevel;
+use super::{BLOCK, LEAST_TO_SPLIT};
 use crate::buffer::Lines;
 use crate::parallel::for_each;
 
@@ -45,7 +47,7 @@ impl FloatActivations {
                 #[cfg(target_arch = "x86_64")]
                 if by_tiles {
                     let rows = values.chunks_exact_mut(BLOCK / 2).skip(t).step_by(tokens);
-                    super::float_tiles::pairs(x, rows);
+                    pairs_in_rows(x, rows);
                     continue;
                 }
                 let places = values.chunks_exact_mut(tokens).map(|place| &mut place[t]);
@@ -75,4 +77,21 @@ fn pairs<'a>(x: &[f32], places: impl Iterator<Item = &'a mut u32>) {
         }
     }
     places.for_each(|place| *place = 0);
+}
+
+/// Rounds the values of a token to bf16, to rows of 32 of which the last are padded with 0.
+#[cfg(target_arch = "x86_64")]
+fn pairs_in_rows<'a>(x: &[f32], rows: impl Iterator<Item = &'a mut [u32]>) {
+    const AT_ONCE: usize = 8;
+    let mut halves = [0u16; AT_ONCE * BLOCK];
+    let mut rows = rows;
+    for x in x.chunks(halves.len()) {
+        halves[x.len()..].fill(0);
+        crate::kernels().f32_to_bf16(x, &mut halves[..x.len()]);
+        for (row, halves) in rows.by_ref().zip(halves.as_chunks::<BLOCK>().0).take(x.len().div_ceil(BLOCK)) {
+            for (place, pair) in row.iter_mut().zip(halves.as_chunks::<2>().0) {
+                *place = u32::from(pair[0]) | u32::from(pair[1]) << 16;
+            }
+        }
+    }
 }

@@ -2,9 +2,11 @@
 
 use std::cell::RefCell;
 
-use super::floats::Strip;
+use super::ROWS;
+use super::float_activations::FloatActivations;
+use super::float_product::Strip;
+use super::level::PackedLevel;
 use super::tiles::{self, FloatBlock, FloatPanel, Sums, TOKENS};
-use super::{BLOCK, FloatActivations, PackedLevel, ROWS};
 use crate::buffer::{Aligned, Lines};
 
 /// Panels of a call.
@@ -78,21 +80,5 @@ fn with_panels(
             }
         }
         start += count * rows;
-    }
-}
-
-/// Rounds the values of a token to bf16, to rows of 32 of which the last are padded with 0.
-pub(super) fn pairs<'a>(x: &[f32], rows: impl Iterator<Item = &'a mut [u32]>) {
-    const AT_ONCE: usize = 8;
-    let mut halves = [0u16; AT_ONCE * BLOCK];
-    let mut rows = rows;
-    for x in x.chunks(halves.len()) {
-        halves[x.len()..].fill(0);
-        crate::kernels().f32_to_bf16(x, &mut halves[..x.len()]);
-        for (row, halves) in rows.by_ref().zip(halves.as_chunks::<BLOCK>().0).take(x.len().div_ceil(BLOCK)) {
-            for (place, pair) in row.iter_mut().zip(halves.as_chunks::<2>().0) {
-                *place = u32::from(pair[0]) | u32::from(pair[1]) << 16;
-            }
-        }
     }
 }

@@ -3,16 +3,17 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use super::activations::{Shape, quantize};
 use super::codes::pack_block;
 use super::dot::{Dot, Plain, Quad};
-use super::floats::{FloatTile, PairTable, Strip, by_f32};
-use super::panels::Panel;
+use super::float_code::PairTable;
+use super::float_product::{FloatTile, Strip, by_f32};
+use super::panel_format::{Panel, PanelFormat};
 use super::product::{Product, Scales, Shared, Tile, WideProduct, expand, product, wide_product, zero};
+use super::quantize::{Shape, quantize};
 use super::scales::{Stored, widen};
 #[cfg(target_arch = "x86_64")]
 use super::tiles;
-use super::{BLOCK, PanelFormat, ROWS};
+use super::{BLOCK, ROWS};
 use crate::Isa;
 
 /// Level of the packed products: that of [`kernels`](crate::kernels), with the integer dot products that the processor
@@ -308,7 +309,7 @@ impl PackedLevel {
         tiles.iter().find(|tile| tile.tokens == tokens).unwrap_or(&tiles[0])
     }
 
-    /// Expands 8-bit floats, in the order of [`PairDot::wide_pairs`](super::floats::PairDot::wide_pairs), to pairs of
+    /// Expands 8-bit floats, in the order of [`PairDot::wide_pairs`](super::float_product::PairDot::wide_pairs), to pairs of
     /// bf16.
     pub(crate) fn expand_pairs(&self, codes: &[Quad], table: &PairTable, out: &mut [Quad]) {
         if let Some(bf16) = &self.bf16 {
@@ -512,7 +513,7 @@ const BF16: Bf16 = Bf16 {
 
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16 {
-    use super::super::floats::{by_bf16, expand_pairs};
+    use super::super::float_product::{by_bf16, expand_pairs};
     use super::*;
     use crate::packed::x86::Avx512Bf16;
 

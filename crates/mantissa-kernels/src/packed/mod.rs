@@ -40,6 +40,9 @@ mod by_tiles;
 mod codes;
 mod dot;
 mod float_activations;
+mod float_code;
+mod float_multiply;
+mod float_product;
 #[cfg(target_arch = "x86_64")]
 mod float_tiles;
 mod floats;
@@ -47,8 +50,10 @@ mod level;
 mod multiply;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod panel_format;
 mod panels;
 mod product;
+mod quantize;
 mod scales;
 mod share;
 #[cfg(target_arch = "x86_64")]
@@ -56,13 +61,16 @@ mod tiles;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub use activations::{Activations, Grid};
+pub use activations::Activations;
 pub use float_activations::FloatActivations;
-pub use floats::{FloatCode, FloatJob, FloatPanels};
+pub use float_code::FloatCode;
+pub use float_multiply::FloatJob;
+pub use floats::FloatPanels;
 pub use level::PackedLevel;
 pub use multiply::{PanelJob, multiply};
-pub use panels::{PanelFormat, Panels, Row};
-
+pub use panel_format::PanelFormat;
+pub use panels::{Panels, Row};
+pub use quantize::Grid;
 pub use scales::{SUPER, ScaleCode};
 
 /// Rows of a panel.

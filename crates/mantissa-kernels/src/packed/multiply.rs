@@ -3,11 +3,13 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
+use super::activations::{Activations, tokens};
 use super::dot::Quad;
-use super::level::MOST_TOKENS;
-use super::product::{Scales, Shared, Tile};
+use super::level::{MOST_TOKENS, PackedLevel};
+use super::panels::Panels;
+use super::product::{Scales, Shared};
 use super::share::{panels_per_piece, split};
-use super::{Activations, BLOCK, PackedLevel, Panels, QUADS, ROWS};
+use super::{BLOCK, QUADS, ROWS};
 use crate::buffer::{Aligned, Lines};
 
 /// One product of [`multiply`].
@@ -119,18 +121,6 @@ impl Scratch {
     }
 }
 
-/// Returns the codes and units of a tile.
-pub(super) fn tokens<'a>(x: &'a Activations, starts: &'a [i32], tile: &Range<usize>) -> Tile<'a> {
-    let (quads, units) = (x.quads, x.units());
-    let units = tile.start * units..tile.end * units;
-    Tile {
-        codes: &x.codes.get()[tile.start * quads..tile.end * quads],
-        scales: &x.scales[units.clone()],
-        starts: &starts[units.clone()],
-        products: &x.products[units],
-    }
-}
-
 /// Runs some panels of a weight with few tokens, which read the codes directly.
 fn few(
     level: &PackedLevel,
@@ -141,7 +131,7 @@ fn few(
     write: impl Fn(usize, usize, &[f32; ROWS]),
 ) {
     let format = panels.format();
-    let shared = Shared::new(format, panels.chunk_cols(), x);
+    let shared = Shared::new(format, panels.chunk_cols(), x.unit);
     let last = shared.last_tile(panels.panel_bytes());
     let tiles = level.sizes(x.unit).tiles(x.tokens);
     let several = tiles.clone().nth(1).is_some();
@@ -177,7 +167,7 @@ fn many(
     let scales = scales.get_mut().as_chunks_mut().0;
     let (mins, levels) = (mins.get_mut().as_chunks_mut().0, levels.get_mut().as_chunks_mut().0);
     let (groups, quads) = (panels.chunk_groups(), panels.chunk_cols() / BLOCK * QUADS);
-    let shared = Shared::new(panels.format(), x.cols, x);
+    let shared = Shared::new(panels.format(), x.cols, x.unit);
     let most = (TOKENS_BYTES / (x.cols.div_ceil(BLOCK) * BLOCK)).max(48);
     let mut tiles = level.sizes(x.unit).tiles(x.tokens).peekable();
     while let Some(first) = tiles.peek() {

@@ -2,9 +2,9 @@
 
 use super::codes::quad;
 use super::dot::{Dot, Quad};
-use super::panels::Panel;
-use super::scales::widen;
-use super::{Activations, BLOCK, PanelFormat, QUADS, ROWS, ScaleCode};
+use super::panel_format::{Panel, PanelFormat};
+use super::scales::{ScaleCode, widen};
+use super::{BLOCK, QUADS, ROWS};
 
 /// Bytes from what a product reads to what it asks for. (Sapphire Rapids, two threads: 4-bit weights 22 -> 31 GB/s of
 /// 34, 8-bit ones 26 -> 30; from 2 KB to 16 KB it makes no difference. On Zen 4, whose own prefetcher does as well, it
@@ -26,13 +26,13 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// For panels with chunks of `cols` columns.
-    pub(crate) fn new(format: &PanelFormat, cols: usize, x: &Activations) -> Self {
+    /// For panels with chunks of `cols` columns, and activations in units of `unit` columns.
+    pub(crate) fn new(format: &PanelFormat, cols: usize, unit: usize) -> Self {
         Shared {
             blocks: cols.div_ceil(BLOCK),
             levels: format.levels.unwrap_or([0; 16]),
-            blocks_per_unit: x.unit / BLOCK,
-            units_per_group: format.group / x.unit,
+            blocks_per_unit: unit / BLOCK,
+            units_per_group: format.group / unit,
             has_mins: format.mins != ScaleCode::Absent,
             // Where the processor's own prefetcher does not run far enough ahead.
             ahead: if crate::isa::prefers_prefetch() { AHEAD } else { 0 },

@@ -4,7 +4,8 @@ use std::arch::x86_64::*;
 
 use super::ROWS;
 use super::dot::{Dot, MiniBits, Quad};
-use super::floats::{PairDot, PairTable};
+use super::float_code::PairTable;
+use super::float_product::PairDot;
 
 /// Implements the methods of a level. Bodies use the level's intrinsics and read or write whole arrays by pointer.
 macro_rules! methods {

@@ -5,7 +5,7 @@
 //! weighted sums fill registers: `[64][dims]` for floats, tokens in pairs `[32][dims][2]` for `Int8`, in eights for
 //! `Int4`. Scales and zero points of the 64 tokens follow the codes. Dims are padded to a multiple of 16.
 
-use super::LANES;
+use super::simd::LANES;
 use crate::kernels;
 
 /// Tokens of a tile.
@@ -27,6 +27,15 @@ pub enum TileFormat {
     Int8,
     /// 4-bit codes with one f32 scale and one zero point per token: `(code - zero) * scale`.
     Int4,
+}
+
+/// Keys or values of 64 tokens of a head.
+#[derive(Clone, Copy, Debug)]
+pub struct Tile<'a> {
+    /// Storage.
+    pub format: TileFormat,
+    /// At least [`TileFormat::tile_bytes`] bytes.
+    pub bytes: &'a [u8],
 }
 
 /// Elements of one token and head to be stored.

@@ -1,6 +1,6 @@
 //! Partial results of pieces of a sequence, combined in a fixed order.
 
-use super::Softmax;
+use super::softmax::Softmax;
 use crate::kernels;
 
 /// Combines the partial results of one query over consecutive pieces of its tokens, in order, into `out`

@@ -1,8 +1,8 @@
 //! Scores of queries against a tile of keys.
 
-use super::layout::TILE_TOKENS;
+use super::layout::{TILE_TOKENS, Tile, TileFormat};
+use super::queries::{Queries, RADIX};
 use super::simd::{LANES, TileSimd};
-use super::{Queries, Tile, TileFormat};
 
 /// Strips of 16 tokens of a tile.
 const STRIPS: usize = TILE_TOKENS / LANES;
@@ -255,7 +255,7 @@ fn int8_rows<S: TileSimd, const N: usize, const W: usize>(
             for w in 0..W {
                 let out = &mut out[n * TILE_TOKENS + (strip + w) * LANES..][..LANES];
                 let low = simd.to_f32(simd.minus(sums[n][w], S::CODE_OFFSET * q.low_sums[first + n]));
-                let sum = simd.mul_add(load(simd, out), simd.splat(super::RADIX), low);
+                let sum = simd.mul_add(load(simd, out), simd.splat(RADIX), low);
                 let keys = F32Elements.load(simd, &sides[(strip + w) * 4 * LANES..]);
                 store(simd, simd.mul(simd.mul(sum, scale), keys), out);
             }

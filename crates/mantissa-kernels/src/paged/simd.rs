@@ -11,6 +11,9 @@ pub(super) mod x86;
 /// Lanes of a register of f32 or i32.
 pub(super) const LANES: usize = 16;
 
+/// 1.5·2^23: adding it to `|x| <= 2^22` leaves the nearest integer in the low mantissa bits.
+pub(super) const ROUND: f32 = 12_582_912.0;
+
 /// Operations of a level. A value proves that the level is available.
 pub(super) trait TileSimd: Copy {
     /// True if there are 32 vector registers of 16 lanes, so that 16 accumulators fit.

@@ -1,9 +1,72 @@
 //! Online softmax over tiles (Milakov and Gimelshein 2018, arXiv 1805.02867, algorithm 3).
 
 use super::layout::TILE_TOKENS;
+use super::queries::Queries;
 use super::scores::{load, store};
-use super::simd::{LANES, TileSimd};
-use super::{ROUND, Softmax, Visible};
+use super::simd::{LANES, ROUND, TileSimd};
+
+/// Tokens `from..to` of a tile, which a query sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Visible {
+    /// First visible token.
+    pub from: u8,
+    /// One past the last, at most 64.
+    pub to: u8,
+}
+
+/// Running softmax of some queries: their largest score, the sum of their weights and the weighted sum of values.
+/// Reused without allocation.
+#[derive(Clone, Debug, Default)]
+pub struct Softmax {
+    pub(super) rows: usize,
+    pub(super) head_dim: usize,
+    pub(super) dims: usize,
+    /// Scores and then weights of a tile, `[rows, 64]`.
+    pub(super) weights: Vec<f32>,
+    /// Largest weight of the tile.
+    pub(super) top: Vec<f32>,
+    pub(super) max: Vec<f32>,
+    pub(super) sum: Vec<f32>,
+    /// `[rows, dims]`.
+    pub(super) acc: Vec<f32>,
+}
+
+impl Softmax {
+    /// Begins with no token seen, for the queries `q`.
+    pub fn begin(&mut self, q: &Queries) {
+        (self.rows, self.head_dim, self.dims) = (q.rows, q.head_dim, q.dims);
+        let fills = [
+            (&mut self.weights, TILE_TOKENS * q.rows, 0.0),
+            (&mut self.top, q.rows, 0.0),
+            (&mut self.max, q.rows, f32::NEG_INFINITY),
+            (&mut self.sum, q.rows, 0.0),
+            (&mut self.acc, q.rows * q.dims, 0.0),
+        ];
+        for (values, len, fill) in fills {
+            values.clear();
+            values.resize(len, fill);
+        }
+    }
+
+    /// Floats of a query's partial result: its values, then the largest score and the sum of weights.
+    pub const fn partial_len(head_dim: usize) -> usize {
+        head_dim + 2
+    }
+
+    /// Writes the partial results of all queries, `[rows, partial_len]`, for [`combine_partials`](super::combine_partials).
+    ///
+    /// # Panics
+    /// If `out` is shorter.
+    pub fn write_partial(&self, out: &mut [f32]) {
+        let len = Self::partial_len(self.head_dim);
+        assert!(out.len() >= self.rows * len, "paged: partial results of {} rows do not fit", self.rows);
+        let rows = out.chunks_exact_mut(len).zip(self.acc.chunks_exact(self.dims.max(1)));
+        for ((out, acc), (max, sum)) in rows.zip(self.max.iter().zip(&self.sum)) {
+            out[..self.head_dim].copy_from_slice(&acc[..self.head_dim]);
+            out[self.head_dim..].copy_from_slice(&[*max, *sum]);
+        }
+    }
+}
 
 /// 355/512 and ln 2 minus it, for the range reduction of e^x; coefficients as in [`crate::generic`]'s `exp`.
 const LN2_HIGH: f32 = 0.693_359_375;

@@ -1,6 +1,7 @@
 //! Tiles of every format against attention in f64 over the decoded tile.
 
 use super::*;
+use crate::Isa;
 use crate::Kernels;
 
 const FORMATS: [TileFormat; 6] = [

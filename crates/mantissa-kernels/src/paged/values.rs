@@ -1,11 +1,11 @@
 //! Weighted sums of a tile of values.
 
-use super::layout::TILE_TOKENS;
+use super::layout::{TILE_TOKENS, Tile, TileFormat};
 use super::scores::{
     Bf16Elements, E4m3Elements, Elements, F16Elements, F32Elements, ahead, load, store, with_rows,
 };
-use super::simd::{LANES, TileSimd};
-use super::{ROUND, Softmax, Tile, TileFormat, Visible};
+use super::simd::{LANES, ROUND, TileSimd};
+use super::softmax::{Softmax, Visible};
 
 /// Registers of a row that are summed together at levels with 32 registers.
 const WIDTH: usize = 4;

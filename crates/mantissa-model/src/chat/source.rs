@@ -1,57 +1,189 @@
 //! Limits on the source of a template: its size, and the depth of what the engine would recurse into.
+//!
+//! The source is cut into tags as the engine cuts it: a tag ends outside of strings and brackets, and the text of a raw
+//! block holds none. A limit on something that the engine reads otherwise would not hold.
 
-use super::{ChatError, MAX_TEMPLATE};
+use super::error::ChatError;
+
+/// Longest accepted template, in bytes. The longest of public models have 30 kB.
+pub const MAX_TEMPLATE: usize = 256 << 10;
 
 /// Longest tag, `{{ … }}` or `{% … %}`, in bytes: an expression of that many operators is a tree as deep.
 const MAX_TAG: usize = 8 << 10;
 
+/// Largest number of tags. Those of public models have up to about a thousand.
+const MAX_TAGS: usize = 10_000;
+
+/// Largest depth of blocks in blocks, and of brackets in brackets. The engine's own limit on both together is 150.
+const MAX_DEPTH: usize = 100;
+
 /// Largest number of `elif` branches of a template; the engine parses each inside the one before.
 const MAX_ELIF: usize = 1000;
+
+/// Longest line in characters, and largest number of lines: the engine counts both in 16 bits.
+const MAX_LINE: usize = (1 << 16) - 2;
+
+/// Words that open a block, which an `end` of the word closes.
+const BLOCKS: [&str; 9] =
+    ["if", "for", "macro", "call", "filter", "with", "block", "autoescape", "generation"];
+
+fn limit<T>(found: String, allowed: String) -> Result<T, ChatError> {
+    Err(ChatError::Limit { found, allowed })
+}
 
 /// Checks the limits and removes the `{% generation %}` tags, which only training needs.
 ///
 /// # Errors
-/// [`ChatError::Limit`]. The engine's parser limits the nesting of blocks and parentheses to 150.
+/// [`ChatError::Limit`].
 pub(super) fn prepare(template: &str) -> Result<String, ChatError> {
-    let limit = |found: String, allowed: String| Err(ChatError::Limit { found, allowed });
     if template.len() > MAX_TEMPLATE {
         return limit(format!("a template of {} bytes", template.len()), format!("up to {MAX_TEMPLATE}"));
     }
-    let (mut out, mut rest, mut elifs) = (String::with_capacity(template.len()), template, 0);
+    let (mut out, mut rest) = (String::with_capacity(template.len()), template);
+    let mut counted = Counted::default();
     while let Some((before, open, after)) = next_tag(rest) {
-        let inside = after.find(open.close).map_or(after, |end| &after[..end]);
-        if open.nests && inside.len() > MAX_TAG {
-            return limit(format!("a tag of {} bytes", inside.len()), format!("up to {MAX_TAG}"));
-        }
-        let word = inside.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
-        elifs += usize::from(word.starts_with("elif"));
+        counted.tag()?;
         out.push_str(before);
         out.push_str(open.mark);
-        match word {
-            "generation" if open.mark == "{%" => out.push_str(&inside.replace(word, "if true")),
-            "endgeneration" if open.mark == "{%" => out.push_str(&inside.replace(word, "endif")),
+        let inside = match open.kind {
+            TagKind::Comment => after.find("#}").map_or(after, |end| &after[..end]),
+            TagKind::Block if raw_block(after).is_some() => raw_block(after).unwrap_or(after),
+            TagKind::Block => expression(after, "%}")?,
+            TagKind::Variable => expression(after, "}}")?,
+        };
+        let word = inside.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
+        match (open.kind, word) {
+            (TagKind::Block, "generation") => out.push_str(&inside.replace(word, "if true")),
+            (TagKind::Block, "endgeneration") => out.push_str(&inside.replace(word, "endif")),
             _ => out.push_str(inside),
+        }
+        if open.kind == TagKind::Block {
+            counted.block(word)?;
         }
         rest = &after[inside.len()..];
     }
-    if elifs > MAX_ELIF {
-        return limit(format!("{elifs} elif branches"), format!("up to {MAX_ELIF}"));
-    }
+    check_lines(template)?;
     out.push_str(rest);
     Ok(out)
 }
 
+/// Numbers of parts of a template up to a tag.
+#[derive(Default)]
+struct Counted {
+    tags: usize,
+    elifs: usize,
+    depth: usize,
+}
+
+impl Counted {
+    fn tag(&mut self) -> Result<(), ChatError> {
+        self.tags += 1;
+        if self.tags > MAX_TAGS {
+            return limit("a template of more tags".to_owned(), format!("up to {MAX_TAGS}"));
+        }
+        Ok(())
+    }
+
+    /// Counts a block tag with these words.
+    fn block(&mut self, words: &str) -> Result<(), ChatError> {
+        let word = words.split(|c: char| !c.is_ascii_alphabetic()).next().unwrap_or_default();
+        if word == "elif" {
+            self.elifs += 1;
+        } else if BLOCKS.contains(&word) {
+            self.depth += 1;
+        } else if word.strip_prefix("end").is_some_and(|word| BLOCKS.contains(&word)) {
+            self.depth = self.depth.saturating_sub(1);
+        }
+        if self.elifs > MAX_ELIF {
+            return limit("more elif branches".to_owned(), format!("up to {MAX_ELIF}"));
+        }
+        if self.depth > MAX_DEPTH {
+            return limit(
+                "blocks nested deeper".to_owned(),
+                format!("up to {MAX_DEPTH} blocks in each other"),
+            );
+        }
+        Ok(())
+    }
+}
+
+fn check_lines(template: &str) -> Result<(), ChatError> {
+    let mut lines = 0;
+    for line in template.split('\n') {
+        lines += 1;
+        // No line has more characters than bytes.
+        if line.len() > MAX_LINE && line.chars().count() > MAX_LINE {
+            let found = format!("a line of {} characters", line.chars().count());
+            return limit(found, format!("up to {MAX_LINE}"));
+        }
+    }
+    if lines > MAX_LINE {
+        limit(format!("a template of {lines} lines"), format!("up to {MAX_LINE}"))
+    } else {
+        Ok(())
+    }
+}
+
+/// Returns the content of a tag up to its `close`, which counts outside of strings and brackets only.
+fn expression<'a>(after: &'a str, close: &str) -> Result<&'a str, ChatError> {
+    let bytes = after.as_bytes();
+    let (mut at, mut depth) = (0, 0usize);
+    while at < bytes.len() {
+        match bytes[at] {
+            _ if depth == 0 && bytes[at..].starts_with(close.as_bytes()) => break,
+            quote @ (b'\'' | b'"') => {
+                at += 1;
+                while at < bytes.len() && bytes[at] != quote {
+                    at += if bytes[at] == b'\\' { 2 } else { 1 };
+                }
+            }
+            b'(' | b'[' | b'{' => depth += 1,
+            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        at += 1;
+        if depth > MAX_DEPTH {
+            return limit("brackets nested deeper".to_owned(), format!("up to {MAX_DEPTH} in each other"));
+        }
+        if at > MAX_TAG {
+            return limit("a longer tag".to_owned(), format!("tags of up to {MAX_TAG} bytes"));
+        }
+    }
+    // Every mark is ASCII, so only a string that does not end can end inside a character.
+    Ok(after.get(..at).unwrap_or(after))
+}
+
+/// Returns what follows the mark of a raw block up to its end tag, or all if it has none; `None` for another tag.
+fn raw_block(after: &str) -> Option<&str> {
+    let text = basic_tag(after, "raw")?;
+    let from = after.len() - text.len();
+    let end = text.match_indices("{%").find(|(at, _)| basic_tag(&text[at + 2..], "endraw").is_some());
+    Some(end.map_or(after, |(at, _)| &after[..from + at]))
+}
+
+/// Returns the text after a tag that consists of `word`.
+fn basic_tag<'a>(after: &'a str, word: &str) -> Option<&'a str> {
+    let after = after.strip_prefix(['-', '+']).unwrap_or(after);
+    let after = after.trim_ascii_start().strip_prefix(word)?.trim_ascii_start();
+    after.strip_prefix(['-', '+']).unwrap_or(after).strip_prefix("%}")
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TagKind {
+    Variable,
+    Block,
+    Comment,
+}
+
 struct Open {
     mark: &'static str,
-    close: &'static str,
-    /// True if the engine parses the content.
-    nests: bool,
+    kind: TagKind,
 }
 
 const TAGS: [Open; 3] = [
-    Open { mark: "{{", close: "}}", nests: true },
-    Open { mark: "{%", close: "%}", nests: true },
-    Open { mark: "{#", close: "#}", nests: false },
+    Open { mark: "{{", kind: TagKind::Variable },
+    Open { mark: "{%", kind: TagKind::Block },
+    Open { mark: "{#", kind: TagKind::Comment },
 ];
 
 /// Splits off the text before the next tag, the tag, and what follows its mark. Reads no byte twice.

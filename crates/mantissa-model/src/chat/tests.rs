@@ -109,9 +109,9 @@ fn bombs_end_in_an_error() {
     limit("{{ '%1000000000s' % 'x' }}", "line 1");
     limit("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion");
     let deep = |open: &str, close: &str, n: usize| open.repeat(n) + &close.repeat(n);
-    limit(&deep("{% if a %}", "{% endif %}", 10_000), "recursion");
+    limit(&deep("{% if a %}", "{% endif %}", 10_000), "blocks nested deeper");
     limit(&deep("{% if a %}", "{% endif %}", 100_000), "bytes");
-    limit(&format!("{{{{ {} }}}}", deep("(", ")", 4000)), "recursion");
+    limit(&format!("{{{{ {} }}}}", deep("(", ")", 4000)), "brackets nested deeper");
     limit(&format!("{{{{ {}a }}}}", "not ".repeat(3000)), "bytes");
     limit(&format!("{{% if a %}}{}{{% endif %}}", "{% elif a %}".repeat(1001)), "elif");
     // As deep as the limits let a tree become.
@@ -130,6 +130,150 @@ fn bombs_end_in_an_error() {
     assert!(rendered(nested).is_ok());
     for use_of in ["{{ ns.x }}", "{{ ns.x|tojson }}", "{{ ns.x == ns.x }}"] {
         let _ = rendered(&format!("{nested}{use_of}"));
+    }
+}
+
+/// Parts repeated a hundred thousand times, as far as a template may be long: each ends in a text or in a message that
+/// says what is too much, never in a panic of the engine.
+#[test]
+fn repeated_parts_are_refused_or_rendered() {
+    let fill = |part: &str| part.repeat(100_000.min((MAX_TEMPLATE - 200) / part.len()));
+    let tag = |part: &str| format!("{{{{ a{} }}}}", fill(part));
+    let mut all: Vec<String> = vec!["{#".repeat(50_000), "{#\n".repeat(50_000), "{#-".repeat(50_000)];
+    for part in [
+        "{#",
+        "{{",
+        "{%",
+        "{% if",
+        "{% if a %}",
+        "{% for",
+        "{% for a in b %}",
+        "{% macro f() %}",
+        "{% raw %}",
+        "{% set a %}",
+        "{% else %}",
+        "{% endif %}",
+        "{% call f() %}",
+        "{% filter upper %}",
+        "{% with %}",
+        "{% block b %}",
+        "{% generation %}",
+        "{{ '",
+        "{{ \"",
+        "{{ (",
+        "{{ [",
+        "{{ {",
+        "{{ )",
+        "#}",
+        "%}",
+        "}}",
+        "{# #}",
+        "{{ a }}",
+        "{{}}",
+        "{%%}",
+        "{% %}",
+        "{%- raw -%}",
+        "{% endraw %}",
+        "{#}",
+        "{{'}}'",
+        "\n",
+        "\r",
+        "ü",
+        "{",
+        "{ {",
+        "\u{2028}",
+        "{% break %}",
+    ] {
+        all.extend([fill(part), fill(&format!("{part}\n")), format!("{}{{{{ a }}}}", fill(part))]);
+        // As many as fit in a line.
+        let line = part.repeat(60_000 / part.len());
+        all.extend([format!("{line}{{{{ a }}}}"), line]);
+    }
+    for part in [
+        "|upper",
+        ".a",
+        "[0]",
+        "~a",
+        "+a",
+        " and a",
+        " or not a",
+        "==a",
+        " if a else a",
+        "|upper|lower",
+        "(a)",
+        " is defined",
+        "|tojson(1)",
+        "**a",
+        " in a",
+        "[1:2]",
+        ", a",
+        "\n~\na",
+        "~'}}'",
+        "~{}",
+        "~\"%}\"",
+    ] {
+        all.push(tag(part));
+        // The end of the tag is hidden in a string, in brackets, in a raw block and in a comment.
+        all.push(format!("{{{{ '}}}}' ~ a{} }}}}", fill(part)));
+        all.push(format!("{{{{ {{'a': {{}}}} ~ a{} }}}}", fill(part)));
+        all.push(format!("{{% raw %}}{{#{{% endraw %}}{}#}}", tag(part)));
+        all.push(format!("{{% raw %}}{{{{ \"{{% endraw %}}{}\" }}}}", tag(part)));
+        all.push(format!("{{# {{% raw %}} #}}{}", tag(part)));
+        all.push(format!("{{{{ '\\'}}}}' ~ a{} }}}}", fill(part)));
+    }
+    for part in
+        ["(", "[", "{", "not ", "-", "- ", "{'a':", "a if ", "f(", "a[", "lambda ", "'' ~ (", "[a for "]
+    {
+        all.push(format!("{{{{ {}a }}}}", fill(part)));
+        all.push(format!("{{% set b = {}a %}}", fill(part)));
+        all.push(format!("{{% if {}a %}}{{% endif %}}", fill(part)));
+    }
+    all.push(format!("{{{{ '{}' }}}}", "x".repeat(MAX_TEMPLATE - 100)));
+    all.push(format!("{{{{ '{}' }}}}", "\\u0041".repeat(40_000)));
+    all.push("{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}".to_owned());
+    all.push(
+        "{% macro f(n) %}{{ g(n) }}{% endmacro %}{% macro g(n) %}{{ f(n) }}{% endmacro %}{{ f(0) }}"
+            .to_owned(),
+    );
+    all.push("{% macro f() %}{{ caller() }}{% endmacro %}{% call f() %}{{ f() }}{% endcall %}".to_owned());
+    all.push("{% for a in [[[]]] recursive %}{{ loop([[a]]) }}{% endfor %}".to_owned());
+    for template in &all {
+        let started = std::time::Instant::now();
+        if let Err(error) = rendered(template) {
+            let error = error.to_string();
+            let shown: String = template.chars().take(60).collect();
+            assert!(!error.contains("panic") && error.len() < 2000, "{shown}: {error}");
+            assert!(!error.contains(char::is_control), "{shown}: {error}");
+        }
+        assert!(started.elapsed() < std::time::Duration::from_secs(20), "{:?}", started.elapsed());
+    }
+    let says = |template: String, says: &str| {
+        let error = rendered(&template).unwrap_err().to_string();
+        assert!(error.contains(says), "{says}: {error}");
+    };
+    says("{#".repeat(50_000), "a line of 100000 characters");
+    says("\n".repeat(100_000), "a template of 100001 lines");
+    says("{{ a }}\n".repeat(10_001), "a template of more tags");
+    says(tag("|upper").replace("upper", "lower"), "tags of up to 8192 bytes");
+    says(format!("{{{{ '}}}}' ~ a{} }}}}", fill("~a")), "tags of up to 8192 bytes");
+    says(format!("{{{{ {{'a': {{}}}} ~ a{} }}}}", fill("~a")), "tags of up to 8192 bytes");
+    says(format!("{{% raw %}}{{#{{% endraw %}}{}#}}", tag("~a")), "tags of up to 8192 bytes");
+}
+
+/// Text of strings, brackets and raw blocks holds no tags, for the engine and for the limits.
+#[test]
+fn strings_brackets_and_raw_blocks_are_read_as_the_engine_reads_them() {
+    for (template, text) in [
+        ("{{ '}}' }}{{ \"%}\" }}", "}}%}"),
+        ("{{ {'a': {'b': 1}}.a.b }}", "1"),
+        ("{% raw %}{{ ' {# {% if %}{% endraw %}x", "{{ ' {# {% if %}x"),
+        ("{%- raw -%} {{ a }} {%- endraw -%} x", "{{ a }}x"),
+        ("{{ 'it\\'s }}' }}", "it's }}"),
+        ("{# {{ ' #}x", "x"),
+        ("{% generation %}a{% endgeneration %}", "a"),
+        ("{% set a = '%}' %}{{ a }}", "%}"),
+    ] {
+        assert_eq!(rendered(template).as_deref(), Ok(text), "{template}");
     }
 }
 
@@ -152,5 +296,5 @@ fn templates_are_found_where_models_keep_them() {
     std::fs::write(&own, [b'a', 0xff]).unwrap();
     assert!(load(json!({})).unwrap_err().to_string().contains("invalid UTF-8 at byte 1"));
     std::fs::write(&own, vec![b'a'; MAX_TEMPLATE + 1]).unwrap();
-    assert!(load(json!({})).unwrap_err().to_string().contains("up to 262144 bytes"));
+    assert!(load(json!({})).unwrap_err().to_string().contains("at most 262144 bytes"));
 }

@@ -1,12 +1,13 @@
 //! Heads, windows and latent attention of a configuration.
 
+use mantissa_kernels::CausalAttention;
 use serde_json::Value;
 
-use super::compressed;
 use super::experts::Experts;
 use super::fields::{ConfigError, Fields, MAX_POSITIONS, MAX_WIDTH};
-use crate::architecture::Architecture;
-use crate::architecture::rules::{GrowthRule, HeadDim, NoRope, Windows};
+use super::mixers::compressed;
+use mantissa_arch::Architecture;
+use mantissa_arch::rules::{GrowthRule, HeadDim, NoRope, Windows};
 
 /// Multi-head latent attention (DeepSeek-V2, sec. 2.1): queries, keys and values are projected from narrow latents. Only a
 /// part of a head is rotated; its keys are shared by all heads.
@@ -52,6 +53,18 @@ impl Latent {
     /// Width of a head of queries and keys.
     pub fn head(&self) -> usize {
         self.rotated + self.unrotated
+    }
+
+    /// Shape of attention over latents: every head reads the same vector of a token, its latent and the rotated part
+    /// of its keys.
+    pub(crate) fn attention(&self, heads: usize, scale: f32) -> CausalAttention {
+        let head_dim = self.kv_rank + self.rotated;
+        CausalAttention { heads, kv_heads: 1, head_dim, scale, window: None, chunk: None }
+    }
+
+    /// Bytes of a token of a layer in f32.
+    pub(crate) fn bytes_per_token(&self) -> f64 {
+        4.0 * (self.kv_rank + self.rotated) as f64
     }
 }
 

@@ -63,6 +63,24 @@ pub(crate) fn example(model_type: &str) -> Value {
             "index_head_dim": 8, "index_topk": 2, "hc_mult": 3, "num_hash_layers": 1, "n_routed_experts": 4,
             "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_bias": false
         }),
+        "cohere2_moe" => serde_json::json!({
+            "rms_norm_eps": null, "num_experts": 4, "num_experts_per_tok": 2, "num_shared_experts": 1, "first_k_dense_replace": 1,
+            "prefix_dense_intermediate_size": 40
+        }),
+        "gpt_oss" => serde_json::json!({
+            "num_local_experts": 3, "num_experts_per_tok": 2, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}
+        }),
+        _ => recurrent(model_type),
+    };
+    if let (Value::Object(config), Value::Object(more)) = (&mut config, more) {
+        config.extend(more);
+    }
+    config
+}
+
+/// Fields of an architecture with recurrent mixers; none for the others.
+fn recurrent(model_type: &str) -> Value {
+    match model_type {
         "qwen3_next" | "qwen3_5_text" | "qwen3_5_moe_text" => serde_json::json!({
             "full_attention_interval": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
             "linear_key_head_dim": 8, "linear_value_head_dim": 12, "num_experts": 3, "num_experts_per_tok": 2,
@@ -71,10 +89,6 @@ pub(crate) fn example(model_type: &str) -> Value {
         "granitemoehybrid" => serde_json::json!({
             "shared_intermediate_size": 96, "num_local_experts": 0, "layer_types": ["mamba", "attention"],
             "mamba_n_heads": 8, "mamba_d_state": 6
-        }),
-        "cohere2_moe" => serde_json::json!({
-            "rms_norm_eps": null, "num_experts": 4, "num_experts_per_tok": 2, "num_shared_experts": 1, "first_k_dense_replace": 1,
-            "prefix_dense_intermediate_size": 40
         }),
         "kimi_linear" => serde_json::json!({
             "layer_types": ["linear_attention", "full_attention"], "linear_head_dim": 8, "linear_num_heads": 3,
@@ -98,13 +112,6 @@ pub(crate) fn example(model_type: &str) -> Value {
         "lfm2" => {
             serde_json::json!({"block_auto_adjust_ff_dim": false, "full_attn_idxs": [1], "norm_eps": 1e-5})
         }
-        "gpt_oss" => serde_json::json!({
-            "num_local_experts": 3, "num_experts_per_tok": 2, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}
-        }),
         _ => serde_json::json!({}),
-    };
-    if let (Value::Object(config), Value::Object(more)) = (&mut config, more) {
-        config.extend(more);
     }
-    config
 }

@@ -4,9 +4,9 @@ use mantissa_store::convention::StackForm;
 use serde_json::Value;
 
 use super::fields::{ConfigError, Fields, MAX_LAYERS, MAX_WIDTH};
-use super::recurrent::{Block, blocks};
-use crate::architecture::features::{DenseMlp, Scores};
-use crate::architecture::rules::{ExpertLayers, ExpertRules, GroupRules, SharedRules};
+use super::mixers::blocks::{Block, blocks};
+use mantissa_arch::features::{DenseMlp, Scores};
+use mantissa_arch::rules::{ExpertLayers, ExpertRules, GroupRules, SharedRules};
 
 /// Largest number of experts of a layer.
 const MAX_EXPERTS: u64 = 4096;

@@ -1,10 +1,12 @@
 //! Typed access to the fields of a JSON object; every error names file, field, expected values and the value found.
 
 use std::ops::RangeInclusive;
+use std::path::Path;
 
+use mantissa_store::Shown;
 use serde_json::{Map, Value};
 
-use crate::architecture::rules::Flag;
+use mantissa_arch::rules::Flag;
 
 /// Widest accepted layer; keeps every product of two sizes far from overflow.
 pub(super) const MAX_WIDTH: u64 = 1 << 24;
@@ -15,7 +17,7 @@ pub(super) const MAX_POSITIONS: u64 = 1 << 31;
 
 /// A field of a configuration file that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{file}: {field}: expected {allowed}, got {found}")]
+#[error("{file}: {}: expected {allowed}, got {}", Shown(.field), Shown(.found))]
 pub struct ConfigError {
     /// The file.
     pub file: String,
@@ -25,6 +27,14 @@ pub struct ConfigError {
     pub found: String,
     /// Values expected.
     pub allowed: String,
+}
+
+impl ConfigError {
+    /// Makes the error for a file that cannot be read.
+    pub fn unreadable(path: &Path, error: &mantissa_store::Error) -> Self {
+        let (allowed, found) = error.expected_and_found();
+        ConfigError { file: path.display().to_string(), field: "the file".into(), found, allowed }
+    }
 }
 
 /// A JSON object, its file and its place in it.

@@ -2,10 +2,9 @@
 
 use serde_json::Value;
 
-use super::ModelConfig;
 use super::attention::Latent;
 use super::fields::{ConfigError, Fields, MAX_POSITIONS, MAX_WIDTH};
-use crate::architecture::Architecture;
+use mantissa_arch::Architecture;
 
 /// Indexer that chooses the tokens that a query attends to (DeepSeek Sparse Attention, arXiv 2512.02556, sec. 2.1). A
 /// layer without an indexer of its own uses the choice of the last layer before it that has one.
@@ -89,28 +88,4 @@ fn own_layers(fields: Fields<'_>, layers: usize) -> Result<Vec<bool>, ConfigErro
     let allowed = || format!("{layers} of full or shared (F or S in a pattern), the first full");
     let own = listed.filter(|own: &Vec<bool>| own.len() == layers && own.first() == Some(&true));
     own.ok_or_else(|| fields.error(field, allowed()))
-}
-
-impl ModelConfig {
-    /// Width of the index keys that a layer caches for each token; 0 in layers without an indexer of their own.
-    pub fn index_width(&self, layer: usize) -> usize {
-        self.indexer.as_ref().filter(|indexer| indexer.own[layer]).map_or(0, |indexer| indexer.dim)
-    }
-
-    /// True if a layer uses the choice of an earlier one.
-    pub(crate) fn uses_choice(&self, layer: usize) -> bool {
-        self.indexer.as_ref().is_some_and(|indexer| !indexer.own[layer])
-    }
-
-    /// Numbers that a token's choice takes in work that runs one layer at a time on windows of up to `longest` tokens: 0
-    /// if no layer uses the choice of an earlier one, or all tokens are chosen.
-    pub(crate) fn carried_choice(&self, longest: usize) -> usize {
-        let shared = self.indexer.as_ref().filter(|indexer| indexer.own.contains(&false));
-        shared.map_or(0, |indexer| indexer.chosen).min(if self.chooses(longest) { usize::MAX } else { 0 })
-    }
-
-    /// True if queries among `positions` tokens attend to a part of them.
-    pub(crate) fn chooses(&self, positions: usize) -> bool {
-        self.indexer.as_ref().is_some_and(|indexer| indexer.chosen < positions)
-    }
 }

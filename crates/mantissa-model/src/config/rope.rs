@@ -2,8 +2,8 @@
 //! `rope_scaling`).
 
 use super::fields::{ConfigError, Fields, MAX_POSITIONS};
-use crate::architecture::rules::RopeRules;
 use crate::rope::{LongRope, Rope, RopeScaling, Yarn, yarn_mscale};
+use mantissa_arch::rules::RopeRules;
 
 /// The rotary parameters of a model.
 pub(super) struct Rotary {

@@ -2,9 +2,9 @@
 
 use super::attention::{Heads, Latent};
 use super::fields::{ConfigError, Fields};
-use crate::architecture::Architecture;
-use crate::architecture::rules::{LogitScale, QueryScale};
 use crate::rope::{RopeScaling, yarn_mscale};
+use mantissa_arch::Architecture;
+use mantissa_arch::rules::{LogitScale, QueryScale};
 
 /// Constant factors of a model.
 pub(super) struct Scales {
@@ -46,6 +46,33 @@ impl Scales {
         })
     }
 
+    /// Returns the factor of the scores: the one that the config states, or that of the heads' width.
+    pub(super) fn scores(
+        &self,
+        fields: Fields<'_>,
+        architecture: &Architecture,
+        heads: &Heads,
+        latent: Option<Latent>,
+        scaling: &RopeScaling,
+    ) -> Result<f32, ConfigError> {
+        if let Some(stated) = self.attention {
+            return Ok(stated);
+        }
+        let width = match architecture.query_scale {
+            QueryScale::Field(field, default) => fields.optional_positive(field)?.unwrap_or(default),
+            QueryScale::One => 1.0,
+            QueryScale::Head => latent.map_or(heads.dim, |latent| latent.head()) as f64,
+        };
+        // DeepSeek applies YaRN's factor to the scores as well as to cosines and sines.
+        let mscale = match scaling {
+            RopeScaling::Yarn(yarn) if latent.is_some() && yarn.mscale_all_dim != 0.0 => {
+                yarn_mscale(yarn.factor, yarn.mscale_all_dim)
+            }
+            _ => 1.0,
+        };
+        Ok((width.powf(-0.5) * mscale * mscale) as f32)
+    }
+
     /// Epsilon of norms that read the residual stream divided by the factor.
     pub(super) fn eps(&self, fields: Fields<'_>, eps: f32) -> Result<f32, ConfigError> {
         let divided = eps / (self.residual * self.residual);
@@ -57,29 +84,6 @@ impl Scales {
             }
         }
     }
-}
-
-/// Factor of the scores.
-pub(super) fn attention_scale(
-    fields: Fields<'_>,
-    architecture: &Architecture,
-    heads: &Heads,
-    latent: Option<Latent>,
-    scaling: &RopeScaling,
-) -> Result<f32, ConfigError> {
-    let width = match architecture.query_scale {
-        QueryScale::Field(field, default) => fields.optional_positive(field)?.unwrap_or(default),
-        QueryScale::One => 1.0,
-        QueryScale::Head => latent.map_or(heads.dim, |latent| latent.head()) as f64,
-    };
-    // DeepSeek applies YaRN's factor to the scores as well as to cosines and sines.
-    let mscale = match scaling {
-        RopeScaling::Yarn(yarn) if latent.is_some() && yarn.mscale_all_dim != 0.0 => {
-            yarn_mscale(yarn.factor, yarn.mscale_all_dim)
-        }
-        _ => 1.0,
-    };
-    Ok((width.powf(-0.5) * mscale * mscale) as f32)
 }
 
 /// Parses a limit that `rule` allows: the value of `field`, none if that is null, the default if it is absent.

@@ -1,8 +1,8 @@
 //! First halves of decoder layers: attention, a recurrent mixer, both or neither.
 
-use super::kinds::LinearKind;
-use crate::config::{Latent, ModelConfig, QkvForm};
-use crate::mixer::{MixerLinear, Mixing, Recurrent};
+use crate::config::{Latent, Mixing, ModelConfig, QkvForm, Recurrent};
+use crate::mixer::MixerLinear;
+use mantissa_arch::kinds::LinearKind;
 
 impl ModelConfig {
     /// Lists the linear layers of the first half of a decoder layer.
@@ -27,26 +27,10 @@ impl ModelConfig {
         kinds
     }
 
-    /// Recurrent mixer of a layer, if it has one.
-    pub fn recurrent_in(&self, layer: usize) -> Option<Recurrent> {
-        let recurrent = self.recurrent.filter(|_| self.mixing[layer].recurs())?;
-        Some(recurrent.with_entries(self.by_layer.compression.get(layer).copied().flatten()))
-    }
-
     /// Linear layer of this kind of the mixer, if it has one.
     pub(crate) fn mixer_linear(&self, kind: LinearKind) -> Option<MixerLinear> {
         let linears = self.recurrent.as_ref().map(|recurrent| recurrent.mixer().linears());
         linears.into_iter().flatten().flatten().find(|linear| linear.kind == kind)
-    }
-
-    /// True if a layer has attention.
-    pub fn attends(&self, layer: usize) -> bool {
-        self.mixing[layer].attends()
-    }
-
-    /// Iterates over the layers that have attention.
-    pub fn attention_layers(&self) -> impl Iterator<Item = usize> {
-        (0..self.num_hidden_layers).filter(|layer| self.attends(*layer))
     }
 
     /// Width of the input of the output projection of a layer's first half: joined heads, or the mixer's result.

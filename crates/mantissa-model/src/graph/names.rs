@@ -1,8 +1,9 @@
 //! Names of a model's parameters, from its architecture's names.
 
-use super::kinds::{HyperSite, LinearKind, NormKind, SideKind, VectorKind};
-use crate::architecture::names::Names;
 use crate::config::{LayerHeads, ModelConfig};
+use mantissa_arch::kinds::{HyperSite, LinearKind, NormKind, SideKind, VectorKind};
+use mantissa_arch::names::Names;
+use mantissa_arch::wrapper::TextPlace;
 
 /// Module of the embedding in checkpoints with the names of Llama.
 pub const EMBEDDING: &str = Names::LLAMA.embedding;
@@ -10,6 +11,40 @@ pub const EMBEDDING: &str = Names::LLAMA.embedding;
 pub const HEAD: &str = Names::LLAMA.head;
 
 impl ModelConfig {
+    /// Decides what the names in a checkpoint show and no config records: [`bare_names`](Self::bare_names), the place of
+    /// a text model among a multimodal model's tensors, and whether the [experts are fused](crate::config::Experts::fused).
+    /// `has` is true for the names of its tensors.
+    pub fn find_names(&mut self, has: impl Fn(&str) -> bool) {
+        self.find_place(&has);
+        let names = &self.architecture.names;
+        let published = names.published.or((!names.root.is_empty()).then_some(names));
+        self.bare_names = published.is_some_and(|names| has(&format!("{}.weight", names.embedding)));
+        let Some(rules) = self.architecture.experts.as_ref() else { return };
+        // Biases of experts are stored fused beside experts one by one.
+        let fused =
+            self.biases.experts || (0..self.num_hidden_layers).any(|layer| has(&self.fused_experts(layer).0));
+        if let Some(experts) = self.experts.as_mut() {
+            let form = self.wrapper.and_then(|wrapper| wrapper.fused).unwrap_or(rules.fused);
+            experts.fused = fused.then_some(form);
+        }
+    }
+
+    /// Finds the place of a text model in a multimodal one. A stored head is not tied, whatever the config says.
+    fn find_place(&mut self, has: impl Fn(&str) -> bool) {
+        let Some(wrapper) = self.wrapper else { return };
+        // No format quantizes a norm.
+        let found = |place: &&TextPlace| {
+            let own = ModelConfig { place: Some(**place), ..self.clone() };
+            has(&format!("{}.weight", own.final_norm_module()))
+        };
+        if let Some(place) = wrapper.places.iter().find(found) {
+            self.place = Some(*place);
+        }
+        if has(&format!("{}.weight", self.head_module())) {
+            self.tie_word_embeddings = false;
+        }
+    }
+
     /// Module of the embedding.
     pub fn embedding_module(&self) -> String {
         self.placed(self.names().embedding)

@@ -1,8 +1,7 @@
 //! Small parameters of decoder layers: projections that are never quantized, and vectors.
 
-use super::SideInfo;
-use super::kinds::{HyperPart, HyperSite, SideKind, VectorKind};
 use crate::config::{DenseMlp, ModelConfig};
+use mantissa_arch::kinds::{HyperPart, HyperSite, SideInfo, SideKind, VectorKind};
 
 impl ModelConfig {
     /// Lists the small projections of a layer: rates of a recurrent mixer, router, gate of shared experts.

@@ -78,7 +78,7 @@ impl KvPolicy {
 }
 
 impl LayerBooks {
-    pub(super) fn stored(self, policy: &KvPolicy) -> KvLevels {
+    pub(crate) fn stored(self, policy: &KvPolicy) -> KvLevels {
         let keys = self.keys.map(|KeyBook { levels, spans }| {
             let (middles, halves) = spans.into_iter().map(|span| (span.middle, span.half)).unzip();
             KeyLevels { levels, middles, halves }

@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use mantissa_kernels::kernels;
 
-use crate::flow::Operators;
-use crate::graph::kinds::VectorKind;
+use crate::operators::Operators;
+use mantissa_arch::kinds::VectorKind;
 
 thread_local! {
     /// Weights of the values of an entry, their largest ones and sums, and the entry before its norm.

@@ -18,13 +18,13 @@ use mantissa_kernels::{for_each, kernels};
 
 use super::convolution::Convolution;
 use super::{
-    HeadStates, MOST_LINEARS, MixRows, Mixer, MixerLinear, StateShape, for_each_head, for_each_token,
-    join_heads, side, softplus, split_rows, unit,
+    GgufAround, HeadStates, MOST_LINEARS, MixRows, Mixer, MixerLinear, StateShape, Uncomputed, for_each_head,
+    for_each_token, join_heads, matmuls, side, softplus, split_rows, unit,
 };
-use crate::error::ForwardError;
-use crate::flow::{Job, Operators, Sequences};
-use crate::graph::SideInfo;
-use crate::graph::kinds::{LinearInput, LinearKind, SideKind, VectorKind};
+use crate::config::ChannelDelta;
+use crate::operators::{Operators, Sequences};
+use crate::program::{Op, View};
+use mantissa_arch::kinds::{LinearKind, SideInfo, SideKind, VectorKind};
 
 /// Epsilon of the lengths of queries and keys.
 const UNIT_EPS: f32 = 1e-6;
@@ -39,21 +39,6 @@ thread_local! {
     static HEAD: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Sizes of Kimi delta attention.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ChannelDelta {
-    /// Width of the residual stream.
-    pub hidden: usize,
-    /// Heads.
-    pub heads: usize,
-    /// Width of a head of queries, keys and values.
-    pub head_dim: usize,
-    /// Tokens that the convolutions cover.
-    pub kernel: usize,
-    /// Epsilon of the norm of the result.
-    pub eps: f32,
-}
-
 /// Scratch of a pass, `[rows, …]` each.
 struct Parts<'a> {
     /// Queries, keys and values as projected.
@@ -62,12 +47,8 @@ struct Parts<'a> {
     convolved: [&'a mut [f32]; 3],
     /// b, then β; `[rows, heads]`.
     beta: &'a mut [f32],
-    /// Latent of f.
-    decay_latent: &'a mut [f32],
     /// f.
     decay: &'a mut [f32],
-    /// Latent of g.
-    gate_latent: &'a mut [f32],
     /// g.
     gate: &'a mut [f32],
     /// Results, `[heads, tokens, head_dim]`.
@@ -100,10 +81,10 @@ impl ChannelDelta {
     }
 
     fn parts<'a>(&self, rows: usize, scratch: &'a mut [f32]) -> Parts<'a> {
-        let [q, k, v, to_q, to_k, to_v, beta, decay_latent, decay, gate_latent, gate, heads] =
+        let [q, k, v, to_q, to_k, to_v, beta, _, decay, _, gate, heads] =
             split_rows(rows, self.widths(), scratch);
         let (projected, convolved) = ([q, k, v], [to_q, to_k, to_v]);
-        Parts { projected, convolved, beta, decay_latent, decay, gate_latent, gate, heads }
+        Parts { projected, convolved, beta, decay, gate, heads }
     }
 
     /// Runs the recurrence of head `head` over all sequences. `states` are the head's, `[slots, state]`.
@@ -213,23 +194,17 @@ impl Mixer for ChannelDelta {
         self.widths().iter().sum()
     }
 
-    fn project(
-        &self,
-        operators: &mut dyn Operators,
-        x: &[f32],
-        (rows, tokens): (usize, usize),
-        scratch: &mut [f32],
-    ) -> Result<(), ForwardError> {
-        let p = self.parts(rows, scratch);
-        operators.side(SideKind::WriteRate, x, p.beta);
-        operators.side(SideKind::DecayLatent, x, p.decay_latent);
-        operators.side(SideKind::Decay, p.decay_latent, p.decay);
-        operators.side(SideKind::GateLatent, x, p.gate_latent);
-        operators.side(SideKind::Gate, p.gate_latent, p.gate);
-        let [q, k, v] = p.projected;
-        let job = |kind, out| Job { kind, out, accumulate: false };
-        let mut jobs = [job(LinearKind::MixQ, q), job(LinearKind::MixK, k), job(LinearKind::MixV, v)];
-        operators.linears(LinearInput::Qkv, x, tokens, &mut jobs)
+    fn project(&self, x: View, ops: &mut Vec<Op>) {
+        let [q, k, v, _, _, _, beta, decay_latent, decay, gate_latent, gate, _] =
+            View::scratch(self.widths());
+        ops.extend([
+            Op::Side { side: SideKind::WriteRate, x, out: beta },
+            Op::Side { side: SideKind::DecayLatent, x, out: decay_latent },
+            Op::Side { side: SideKind::Decay, x: decay_latent, out: decay },
+            Op::Side { side: SideKind::GateLatent, x, out: gate_latent },
+            Op::Side { side: SideKind::Gate, x: gate_latent, out: gate },
+            matmuls(x, [(LinearKind::MixQ, q), (LinearKind::MixK, k), (LinearKind::MixV, v)]),
+        ]);
     }
 
     fn mix(&self, operators: &mut dyn Operators, rows: MixRows<'_>) {
@@ -264,5 +239,29 @@ impl Mixer for ChannelDelta {
         let joined = &mut p.projected[0][..tokens * width];
         let finish = Finish { heads: p.heads, gate: p.gate, joined };
         self.finish(vector(VectorKind::MixNorm), finish, out, threads);
+    }
+
+    fn gguf_numbers(&self) -> Vec<(&'static str, usize)> {
+        vec![("ssm.conv_kernel", self.kernel), ("kda.head_dim", self.head_dim)]
+    }
+
+    fn check_gguf(&self, around: &GgufAround) -> Result<(), Uncomputed> {
+        if self.heads != around.heads {
+            let allowed = format!("{}, as num_attention_heads: llama.cpp requires it", around.heads);
+            return Err(Uncomputed::new("linear_num_heads", self.heads, allowed));
+        }
+        match around.q_rank {
+            Some(rank) => {
+                let allowed = "null: llama.cpp projects queries directly in this architecture";
+                Err(Uncomputed::new("q_lora_rank", rank, allowed))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn gguf_note(&self, eps: f32) -> Option<String> {
+        (eps != UNIT_EPS).then(|| {
+            format!("rms_norm_eps: llama.cpp has {eps} for q and k of mixers too, the model {UNIT_EPS}")
+        })
     }
 }

@@ -25,11 +25,17 @@ use std::cell::RefCell;
 use mantissa_kernels::{CausalAttention, ScoreRules, for_each, kernels};
 
 use super::blocks::{Angles, Blocks, History, OfBlocks, keep, rotate_end};
-use super::{MOST_LINEARS, MixRows, Mixer, MixerLinear, StateShape, side, split_rows, take};
-use crate::error::ForwardError;
-use crate::flow::{Job, Operators};
-use crate::graph::SideInfo;
-use crate::graph::kinds::{LinearInput, LinearKind, SideKind, VectorKind};
+use super::{
+    GgufAround, MOST_LINEARS, MixRows, Mixer, MixerLinear, StateShape, Uncomputed, matmuls, side, split_rows,
+    take,
+};
+use crate::config::{CompressedAttention, CompressedIndex, Compression};
+use crate::operators::Operators;
+use crate::program::{Op, Output, View};
+use mantissa_arch::kinds::{LinearInput, LinearKind, SideInfo, SideKind, VectorKind};
+
+/// Width of the blocks in which llama.cpp rotates index keys.
+const ROTATED_BLOCK: usize = 64;
 
 thread_local! {
     /// Keys that a query attends to, its result, and scratch for scores.
@@ -46,57 +52,8 @@ struct Buffers {
     order: Vec<u32>,
 }
 
-/// Sizes of compressed attention.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct CompressedAttention {
-    /// Width of the residual stream.
-    pub hidden: usize,
-    /// Query heads.
-    pub heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-    /// Width of the rotated part of a head, at its end, even.
-    pub rotated: usize,
-    /// Width of the latent of the queries.
-    pub q_rank: usize,
-    /// Groups of heads of the output projection.
-    pub groups: usize,
-    /// Values that each group is projected to.
-    pub group_rank: usize,
-    /// Last tokens that a query attends to, itself included.
-    pub window: usize,
-    /// Indexer of layers with overlapping entries.
-    pub index: CompressedIndex,
-    /// Entries of the layer; `None` if it attends to the window alone.
-    pub compression: Option<Compression>,
-    /// Epsilon of the norms.
-    pub eps: f32,
-}
-
-/// Entries of a layer of compressed attention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Compression {
-    /// Tokens of an entry.
-    pub ratio: usize,
-    /// True if entries overlap by a block and are chosen by an indexer; false if queries attend to all.
-    pub overlaps: bool,
-}
-
-/// Indexer that chooses entries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CompressedIndex {
-    /// Heads of its queries; keys have one.
-    pub heads: usize,
-    /// Width of a head; the last values are rotated, as many as in the attention.
-    pub dim: usize,
-    /// Entries that a query attends to.
-    pub chosen: usize,
-}
-
 /// Scratch of a pass, `[rows, …]` each.
 struct Parts<'a> {
-    latent: &'a mut [f32],
-    normed: &'a mut [f32],
     /// Queries, then joined heads, `[rows, heads · head_dim]`.
     q: &'a mut [f32],
     projected: &'a mut [f32],
@@ -184,8 +141,8 @@ impl CompressedAttention {
 
     fn parts<'a>(&self, rows: usize, scratch: &'a mut [f32]) -> Parts<'a> {
         let [
-            latent,
-            normed,
+            _,
+            _,
             q,
             projected,
             keys,
@@ -201,8 +158,6 @@ impl CompressedAttention {
             index_entries,
         ] = split_rows(rows, self.widths(), scratch);
         Parts {
-            latent,
-            normed,
             q,
             projected,
             keys,
@@ -405,31 +360,26 @@ impl Mixer for CompressedAttention {
         self.widths().iter().sum()
     }
 
-    fn project(
-        &self,
-        operators: &mut dyn Operators,
-        x: &[f32],
-        (rows, tokens): (usize, usize),
-        scratch: &mut [f32],
-    ) -> Result<(), ForwardError> {
-        let p = self.parts(rows, scratch);
-        let mut jobs = [job(LinearKind::QA, &mut *p.latent), job(LinearKind::KvA, p.projected)];
-        operators.linears(LinearInput::Qkv, x, tokens, &mut jobs)?;
-        norm(operators.vector(VectorKind::LatentNorm), self.eps, p.latent, p.normed);
-        operators.linears(LinearInput::QLatent, p.normed, tokens, &mut [job(LinearKind::QB, p.q)])?;
+    fn project(&self, x: View, ops: &mut Vec<Op>) {
+        let views = View::scratch(self.widths());
+        let [latent, normed, q, projected, _, values, gates, index_values, index_gates, ..] = views;
+        let [.., index_queries, index_weights, _, _, _, _] = views;
+        let queries = vec![Output { linear: LinearKind::QB, out: q, add: false }];
+        ops.extend([
+            matmuls(x, [(LinearKind::QA, latent), (LinearKind::KvA, projected)]),
+            Op::VectorNorm { weight: VectorKind::LatentNorm, eps: self.eps, x: latent, out: normed },
+            Op::Matmuls { input: LinearInput::QLatent, x: normed, outputs: queries },
+        ]);
         if self.blocks().is_some() {
-            let [values, gates] = p.blocks;
-            operators.side(SideKind::BlockValues, x, values);
-            operators.side(SideKind::BlockGate, x, gates);
+            ops.push(Op::Side { side: SideKind::BlockValues, x, out: values });
+            ops.push(Op::Side { side: SideKind::BlockGate, x, out: gates });
         }
         if self.index_blocks().is_some() {
-            let [values, gates] = p.index_blocks;
-            operators.side(SideKind::IndexBlockValues, x, values);
-            operators.side(SideKind::IndexBlockGate, x, gates);
-            operators.side(SideKind::IndexQueries, p.normed, p.index_queries);
-            operators.side(SideKind::IndexWeights, x, p.index_weights);
+            ops.push(Op::Side { side: SideKind::IndexBlockValues, x, out: index_values });
+            ops.push(Op::Side { side: SideKind::IndexBlockGate, x, out: index_gates });
+            ops.push(Op::Side { side: SideKind::IndexQueries, x: normed, out: index_queries });
+            ops.push(Op::Side { side: SideKind::IndexWeights, x, out: index_weights });
         }
-        Ok(())
     }
 
     fn mix(&self, operators: &mut dyn Operators, rows: MixRows<'_>) {
@@ -458,6 +408,29 @@ impl Mixer for CompressedAttention {
             first += len;
         }
         self.project_groups(operators, &mut p, out);
+    }
+
+    fn gguf_numbers(&self) -> Vec<(&'static str, usize)> {
+        vec![
+            ("attention.q_lora_rank", self.q_rank),
+            ("attention.sliding_window", self.window),
+            ("attention.output_group_count", self.groups),
+            ("attention.output_lora_rank", self.group_rank),
+            ("attention.indexer.head_count", self.index.heads),
+            ("attention.indexer.key_length", self.index.dim),
+            ("attention.indexer.top_k", self.index.chosen),
+        ]
+    }
+
+    fn check_gguf(&self, _: &GgufAround) -> Result<(), Uncomputed> {
+        match self.index.dim.is_multiple_of(ROTATED_BLOCK) {
+            true => Ok(()),
+            false => {
+                let allowed =
+                    format!("a multiple of {ROTATED_BLOCK}: llama.cpp rotates index keys in such blocks");
+                Err(Uncomputed::new("index_head_dim", self.index.dim, allowed))
+            }
+        }
     }
 }
 
@@ -545,10 +518,6 @@ impl CompressedAttention {
             }
         }
     }
-}
-
-fn job(kind: LinearKind, out: &mut [f32]) -> Job<'_> {
-    Job { kind, out, accumulate: false }
 }
 
 /// Norms rows of `x` into `out`.

@@ -4,8 +4,8 @@
 use mantissa_kernels::{for_each, kernels};
 
 use super::States;
-use crate::flow::{Operators, Sequences};
-use crate::graph::kinds::VectorKind;
+use crate::operators::{Operators, Sequences};
+use mantissa_arch::kinds::VectorKind;
 
 /// Rows of a task.
 const ROWS: usize = 64;

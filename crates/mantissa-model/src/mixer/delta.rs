@@ -14,16 +14,17 @@
 use std::cell::RefCell;
 
 use mantissa_kernels::{for_each, kernels};
+use mantissa_store::convention::gguf::DeltaHeads;
 
 use super::convolution::Convolution;
 use super::{
-    HeadStates, MOST_LINEARS, MixRows, Mixer, MixerLinear, StateShape, for_each_head, for_each_token,
-    join_heads, side, softplus, split_rows, unit,
+    GgufAround, HeadStates, MOST_LINEARS, MixRows, Mixer, MixerLinear, StateShape, Uncomputed, for_each_head,
+    for_each_token, join_heads, matmuls, side, softplus, split_rows, unit,
 };
-use crate::error::ForwardError;
-use crate::flow::{Job, Operators, Sequences};
-use crate::graph::SideInfo;
-use crate::graph::kinds::{LinearInput, LinearKind, SideKind, VectorKind};
+use crate::config::GatedDelta;
+use crate::operators::{Operators, Sequences};
+use crate::program::{Columns, Op, View};
+use mantissa_arch::kinds::{LinearKind, SideInfo, SideKind, VectorKind};
 
 /// Epsilon of the lengths of queries and keys.
 const UNIT_EPS: f32 = 1e-6;
@@ -35,31 +36,8 @@ thread_local! {
     static HEAD: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Sizes of a gated DeltaNet.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct GatedDelta {
-    /// Width of the residual stream.
-    pub hidden: usize,
-    /// Heads of queries and of keys; they divide the value heads.
-    pub key_heads: usize,
-    /// Heads of values and states.
-    pub value_heads: usize,
-    /// Width of a head of queries and keys.
-    pub key_dim: usize,
-    /// Width of a head of values.
-    pub value_dim: usize,
-    /// Tokens that the convolution covers.
-    pub kernel: usize,
-    /// Epsilon of the norm of the result.
-    pub eps: f32,
-    /// True if q, k, v and z are one projection, ordered by key head, and b and a another (Qwen3-Next).
-    pub joined: bool,
-}
-
 /// Scratch of a pass, `[rows, …]` each.
 struct Parts<'a> {
-    /// q, k, v and z as projected, if joined.
-    projected: &'a mut [f32],
     /// All queries, all keys, all values.
     qkv: &'a mut [f32],
     /// Gate of the result.
@@ -70,8 +48,6 @@ struct Parts<'a> {
     beta: &'a mut [f32],
     /// a, then α; `[rows, value_heads]`.
     decay: &'a mut [f32],
-    /// b and a as projected, if joined.
-    rates: &'a mut [f32],
     /// Results, `[value_heads, tokens, value_dim]`.
     heads: &'a mut [f32],
 }
@@ -95,7 +71,8 @@ impl GatedDelta {
         self.value_heads / self.key_heads
     }
 
-    /// Widths of the [`Parts`] of a row.
+    /// Widths of a row: q, k, v and z as projected, if joined; q, k and v; z; the former after the convolution; β; α; b
+    /// and a as projected, if joined; results.
     fn widths(&self) -> [usize; 8] {
         let (channels, values, heads) = (self.channels(), self.value_width(), self.value_heads);
         let joined = |width: usize| if self.joined { width } else { 0 };
@@ -103,34 +80,35 @@ impl GatedDelta {
     }
 
     fn parts<'a>(&self, rows: usize, scratch: &'a mut [f32]) -> Parts<'a> {
-        let [projected, qkv, z, convolved, beta, decay, rates, heads] =
-            split_rows(rows, self.widths(), scratch);
-        Parts { projected, qkv, z, convolved, beta, decay, rates, heads }
+        let [_, qkv, z, convolved, beta, decay, _, heads] = split_rows(rows, self.widths(), scratch);
+        Parts { qkv, z, convolved, beta, decay, heads }
     }
 
     /// Splits joined projections: for each key head its query, its key, its values and their gates; then b and a of
     /// its value heads.
-    fn split(&self, p: &mut Parts<'_>) {
-        let (dk, values) = (self.key_dim, self.group() * self.value_dim);
-        let (keys, group) = (self.key_width(), self.group());
-        let rows = p.qkv.chunks_exact_mut(self.channels()).zip(p.z.chunks_exact_mut(self.value_width()));
-        for (from, (qkv, z)) in p.projected.chunks_exact(2 * self.key_heads * (dk + values)).zip(rows) {
-            let (q, rest) = qkv.split_at_mut(keys);
-            let (k, v) = rest.split_at_mut(keys);
-            let keys = q.chunks_exact_mut(dk).zip(k.chunks_exact_mut(dk));
-            let of_values = v.chunks_exact_mut(values).zip(z.chunks_exact_mut(values));
-            for (from, ((q, k), (v, z))) in from.chunks_exact(2 * (dk + values)).zip(keys.zip(of_values)) {
-                q.copy_from_slice(&from[..dk]);
-                k.copy_from_slice(&from[dk..2 * dk]);
-                v.copy_from_slice(&from[2 * dk..2 * dk + values]);
-                z.copy_from_slice(&from[2 * dk + values..]);
-            }
-        }
-        let rates = p.beta.chunks_exact_mut(group).zip(p.decay.chunks_exact_mut(group));
-        for (from, (beta, decay)) in p.rates.chunks_exact(2 * group).zip(rates) {
-            beta.copy_from_slice(&from[..group]);
-            decay.copy_from_slice(&from[group..]);
-        }
+    fn split(
+        &self,
+        projected: View,
+        [qkv, z]: [View; 2],
+        ops: &mut Vec<Op>,
+        (rates, of_rates): (View, [View; 2]),
+    ) {
+        let (dk, values, groups) = (self.key_dim, self.group() * self.value_dim, self.key_heads);
+        let (keys, stride) = (self.key_width(), 2 * (dk + values));
+        let part = |from, out, to, count| {
+            Op::CopyColumns(Columns::new(projected, (from, stride), out, (to, count), [groups, count]))
+        };
+        ops.extend([
+            part(0, qkv, 0, dk),
+            part(dk, qkv, keys, dk),
+            part(2 * dk, qkv, 2 * keys, values),
+            part(2 * dk + values, z, 0, values),
+        ]);
+        let group = self.group();
+        ops.extend(of_rates.into_iter().enumerate().map(|(i, out)| {
+            let columns = (i * group, 2 * group);
+            Op::CopyColumns(Columns::new(rates, columns, out, (0, group), [groups, group]))
+        }));
     }
 
     /// Turns b into β and a into α.
@@ -251,26 +229,16 @@ impl Mixer for GatedDelta {
         self.widths().iter().sum()
     }
 
-    fn project(
-        &self,
-        operators: &mut dyn Operators,
-        x: &[f32],
-        (rows, tokens): (usize, usize),
-        scratch: &mut [f32],
-    ) -> Result<(), ForwardError> {
-        let mut p = self.parts(rows, scratch);
-        let job = |kind, out| Job { kind, out, accumulate: false };
+    fn project(&self, x: View, ops: &mut Vec<Op>) {
+        let [projected, qkv, z, _, beta, decay, rates, _] = View::scratch(self.widths());
         if self.joined {
-            operators.side(SideKind::Rates, x, p.rates);
-            let mut jobs = [job(LinearKind::MixIn, &mut *p.projected)];
-            operators.linears(LinearInput::Qkv, x, tokens, &mut jobs)?;
-            self.split(&mut p);
-            return Ok(());
+            ops.push(Op::Side { side: SideKind::Rates, x, out: rates });
+            ops.push(matmuls(x, [(LinearKind::MixIn, projected)]));
+            return self.split(projected, [qkv, z], ops, (rates, [beta, decay]));
         }
-        operators.side(SideKind::WriteRate, x, p.beta);
-        operators.side(SideKind::DecayRate, x, p.decay);
-        let mut jobs = [job(LinearKind::MixIn, p.qkv), job(LinearKind::MixGate, p.z)];
-        operators.linears(LinearInput::Qkv, x, tokens, &mut jobs)
+        ops.push(Op::Side { side: SideKind::WriteRate, x, out: beta });
+        ops.push(Op::Side { side: SideKind::DecayRate, x, out: decay });
+        ops.push(matmuls(x, [(LinearKind::MixIn, qkv), (LinearKind::MixGate, z)]));
     }
 
     fn mix(&self, operators: &mut dyn Operators, rows: MixRows<'_>) {
@@ -296,5 +264,37 @@ impl Mixer for GatedDelta {
         let normed = &mut p.qkv[..tokens * width];
         let finish = Finish { heads: p.heads, z: p.z, normed };
         self.finish(vector(VectorKind::MixNorm), finish, out, threads);
+    }
+
+    fn gguf_numbers(&self) -> Vec<(&'static str, usize)> {
+        vec![
+            ("ssm.conv_kernel", self.kernel),
+            ("ssm.state_size", self.key_dim),
+            ("ssm.group_count", self.key_heads),
+            ("ssm.time_step_rank", self.value_heads),
+            ("ssm.inner_size", self.value_width()),
+        ]
+    }
+
+    fn check_gguf(&self, _: &GgufAround) -> Result<(), Uncomputed> {
+        if self.key_dim != self.value_dim {
+            let allowed = format!("linear_key_head_dim, {}: llama.cpp has one width", self.key_dim);
+            return Err(Uncomputed::new("linear_value_head_dim", self.value_dim, allowed));
+        }
+        if self.eps != UNIT_EPS {
+            let allowed = "1e-6, the epsilon of q and k in the mixer: llama.cpp has one for all";
+            return Err(Uncomputed::new("rms_norm_eps", self.eps, allowed));
+        }
+        Ok(())
+    }
+
+    fn delta_heads(&self) -> Option<DeltaHeads> {
+        Some(DeltaHeads {
+            keys: self.key_heads,
+            values: self.value_heads,
+            key_dim: self.key_dim,
+            value_dim: self.value_dim,
+            tiled: false,
+        })
     }
 }

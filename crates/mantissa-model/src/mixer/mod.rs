@@ -10,104 +10,23 @@ mod channel_delta;
 mod compressed;
 mod convolution;
 mod delta;
+mod dispatch;
+mod gguf;
 mod selective;
 mod short;
 mod state_space;
 
 use mantissa_kernels::{for_each, kernels};
+use mantissa_store::convention::gguf::DeltaHeads;
 
-pub use self::channel_delta::ChannelDelta;
-pub use self::compressed::{CompressedAttention, CompressedIndex, Compression};
-pub use self::delta::GatedDelta;
-pub use self::selective::SelectiveScan;
-pub use self::short::ShortConvolution;
-pub use self::state_space::{ResultNorm, StateSpace};
-use crate::error::ForwardError;
-use crate::flow::{Operators, Sequences};
-use crate::graph::SideInfo;
-use crate::graph::kinds::{LinearKind, SideKind, VectorKind};
-
-/// Token mixing of a layer: its first half.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Mixing {
-    /// Attention, with keys and values in the cache.
-    Attention,
-    /// A [`Recurrent`] mixer, with a state of constant size in the cache.
-    Recurrent,
-    /// Attention and a [`Recurrent`] mixer on the same input, whose results are added.
-    Both,
-    /// None: the layer is an MLP.
-    None,
-}
-
-impl Mixing {
-    /// True if the layer has attention, and so keys and values.
-    pub fn attends(self) -> bool {
-        matches!(self, Mixing::Attention | Mixing::Both)
-    }
-
-    /// True if the layer has a recurrent mixer, and so a state.
-    pub fn recurs(self) -> bool {
-        matches!(self, Mixing::Recurrent | Mixing::Both)
-    }
-}
-
-/// Recurrent mixer of a model, the same in all of its recurrent layers but for compressed entries.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub enum Recurrent {
-    /// Gated DeltaNet.
-    GatedDelta(GatedDelta),
-    /// Kimi delta attention.
-    ChannelDelta(ChannelDelta),
-    /// Gated short convolution.
-    ShortConvolution(ShortConvolution),
-    /// Mamba-2.
-    StateSpace(StateSpace),
-    /// Mamba.
-    SelectiveScan(SelectiveScan),
-    /// Compressed attention.
-    CompressedAttention(CompressedAttention),
-}
-
-impl Recurrent {
-    /// Returns the mixer.
-    pub(crate) fn mixer(&self) -> &dyn Mixer {
-        match self {
-            Recurrent::GatedDelta(mixer) => mixer,
-            Recurrent::ChannelDelta(mixer) => mixer,
-            Recurrent::ShortConvolution(mixer) => mixer,
-            Recurrent::StateSpace(mixer) => mixer,
-            Recurrent::SelectiveScan(mixer) => mixer,
-            Recurrent::CompressedAttention(mixer) => mixer,
-        }
-    }
-
-    /// Returns the mixer of a layer with these compressed entries; other mixers are the same in every layer.
-    pub(crate) fn with_entries(self, compression: Option<Compression>) -> Self {
-        match self {
-            Recurrent::CompressedAttention(mixer) => {
-                Recurrent::CompressedAttention(CompressedAttention { compression, ..mixer })
-            }
-            other => other,
-        }
-    }
-
-    /// Size of the state of one sequence of up to `context` tokens in one layer.
-    pub fn state(&self, context: usize) -> StateShape {
-        self.mixer().state(context)
-    }
-
-    /// Width of the input of the output projection.
-    pub fn width(&self) -> usize {
-        self.mixer().width()
-    }
-
-    /// Name for messages.
-    pub fn name(&self) -> &'static str {
-        self.mixer().name()
-    }
-}
+pub use self::gguf::{GgufAround, Uncomputed};
+pub use crate::config::{
+    ChannelDelta, CompressedAttention, CompressedIndex, Compression, GatedDelta, Mixing, Recurrent,
+    ResultNorm, SelectiveScan, ShortConvolution, StateSpace,
+};
+use crate::operators::{Operators, Sequences};
+use crate::program::{Op, Output, View};
+use mantissa_arch::kinds::{LinearInput, LinearKind, SideInfo, SideKind, VectorKind};
 
 /// Size of the state of one sequence in one layer, in f32 values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -205,20 +124,43 @@ pub(crate) trait Mixer {
     /// Values of scratch per row.
     fn scratch(&self) -> usize;
 
-    /// Projects `x` `[rows, hidden]` into `scratch`. `rows` are their number, and that of those that are not padding.
-    ///
-    /// # Errors
-    /// [`ForwardError::Input`].
-    fn project(
-        &self,
-        operators: &mut dyn Operators,
-        x: &[f32],
-        rows: (usize, usize),
-        scratch: &mut [f32],
-    ) -> Result<(), ForwardError>;
+    /// Projects the normed states `x` `[rows, hidden]` into scratch.
+    fn project(&self, x: View, ops: &mut Vec<Op>);
 
     /// Mixes the tokens of each sequence into `rows.out`, and advances their states. Padding is 0.
     fn mix(&self, operators: &mut dyn Operators, rows: MixRows<'_>);
+
+    /// Keys of a GGUF file after the architecture's name, and their numbers.
+    fn gguf_numbers(&self) -> Vec<(&'static str, usize)>;
+
+    /// Checks that llama.cpp computes the mixer.
+    ///
+    /// # Errors
+    /// [`Uncomputed`] for the first value that it does not.
+    fn check_gguf(&self, _around: &GgufAround) -> Result<(), Uncomputed> {
+        Ok(())
+    }
+
+    /// What llama.cpp computes differently, in a model whose norms have `eps`.
+    fn gguf_note(&self, _eps: f32) -> Option<String> {
+        None
+    }
+
+    /// Heads of gated DeltaNet, whose rows GGUF files may hold in another order.
+    fn delta_heads(&self) -> Option<DeltaHeads> {
+        None
+    }
+
+    /// The mixer's Mamba-2.
+    fn state_space(&self) -> Option<&StateSpace> {
+        None
+    }
+}
+
+/// Runs linear layers of a mixer on the states `x`.
+fn matmuls<const N: usize>(x: View, outputs: [(LinearKind, View); N]) -> Op {
+    let outputs = outputs.map(|(linear, out)| Output { linear, out, add: false }).to_vec();
+    Op::Matmuls { input: LinearInput::Qkv, x, outputs }
 }
 
 /// Returns a side of `rows` outputs that reads the layer's input of width `cols`.

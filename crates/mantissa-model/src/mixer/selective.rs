@@ -15,14 +15,15 @@ use std::cell::RefCell;
 use mantissa_kernels::kernels;
 
 use super::convolution::Convolution;
+use super::gguf::{check_biases, check_double};
 use super::{
-    HeadStates, MOST_LINEARS, MixRows, Mixer, MixerLinear, StateShape, for_each_head, for_each_token,
-    join_heads, split_rows,
+    GgufAround, HeadStates, MOST_LINEARS, MixRows, Mixer, MixerLinear, StateShape, Uncomputed, for_each_head,
+    for_each_token, join_heads, matmuls, split_rows,
 };
-use crate::error::ForwardError;
-use crate::flow::{Job, Operators, Sequences};
-use crate::graph::SideInfo;
-use crate::graph::kinds::{LinearInput, LinearKind, SideKind, VectorKind};
+use crate::config::SelectiveScan;
+use crate::operators::{Operators, Sequences};
+use crate::program::{Op, View};
+use mantissa_arch::kinds::{LinearKind, SideInfo, SideKind, VectorKind};
 
 /// Largest number of channels of a head, which runs as one task.
 const CHANNELS: usize = 64;
@@ -30,27 +31,6 @@ const CHANNELS: usize = 64;
 thread_local! {
     /// State of a head without a cache, its `-exp(A_log)`, and its decays and inputs for one token.
     static HEAD: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Sizes of a Mamba mixer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SelectiveScan {
-    /// Width of the residual stream.
-    pub hidden: usize,
-    /// Channels.
-    pub inner: usize,
-    /// Values of a channel's state.
-    pub state: usize,
-    /// Width of δ.
-    pub rank: usize,
-    /// Tokens that the convolution covers.
-    pub kernel: usize,
-    /// True if the convolution has a bias.
-    pub convolution_bias: bool,
-    /// True if input and output projections have biases.
-    pub bias: bool,
-    /// Epsilon of the norms.
-    pub eps: f32,
 }
 
 /// Scratch of a pass, `[rows, …]` each.
@@ -217,16 +197,9 @@ impl Mixer for SelectiveScan {
         self.widths().iter().sum()
     }
 
-    fn project(
-        &self,
-        operators: &mut dyn Operators,
-        x: &[f32],
-        (rows, tokens): (usize, usize),
-        scratch: &mut [f32],
-    ) -> Result<(), ForwardError> {
-        let out = &mut scratch[..2 * rows * self.inner];
-        let mut jobs = [Job { kind: LinearKind::MixIn, out, accumulate: false }];
-        operators.linears(LinearInput::Qkv, x, tokens, &mut jobs)
+    fn project(&self, x: View, ops: &mut Vec<Op>) {
+        let [projected, ..] = View::scratch(self.widths());
+        ops.push(matmuls(x, [(LinearKind::MixIn, projected)]));
     }
 
     fn mix(&self, operators: &mut dyn Operators, rows: MixRows<'_>) {
@@ -261,5 +234,19 @@ impl Mixer for SelectiveScan {
             join_heads(p.heads, tokens, row, width, y);
             kernels().silu_mul(&p.projected[(2 * row + 1) * inner..2 * (row + 1) * inner], y, out);
         }
+    }
+
+    fn gguf_numbers(&self) -> Vec<(&'static str, usize)> {
+        vec![
+            ("ssm.conv_kernel", self.kernel),
+            ("ssm.state_size", self.state),
+            ("ssm.inner_size", self.inner),
+            ("ssm.time_step_rank", self.rank),
+        ]
+    }
+
+    fn check_gguf(&self, around: &GgufAround) -> Result<(), Uncomputed> {
+        check_double(self.inner, around.hidden)?;
+        check_biases(("mamba_proj_bias", self.bias), ("mamba_conv_bias", self.convolution_bias))
     }
 }

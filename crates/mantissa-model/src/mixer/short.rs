@@ -3,22 +3,11 @@
 //! The state is the last `kernel - 1` inputs of the convolution.
 
 use super::convolution::Convolution;
-use super::{MOST_LINEARS, MixRows, Mixer, MixerLinear, StateShape, take};
-use crate::error::ForwardError;
-use crate::flow::{Job, Operators};
-use crate::graph::SideInfo;
-use crate::graph::kinds::{LinearInput, LinearKind, VectorKind};
-
-/// Sizes of a gated short convolution.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShortConvolution {
-    /// Width of the residual stream, the channels of the convolution.
-    pub hidden: usize,
-    /// Tokens that the convolution covers.
-    pub kernel: usize,
-    /// True if convolution and projections have biases.
-    pub bias: bool,
-}
+use super::{GgufAround, MOST_LINEARS, MixRows, Mixer, MixerLinear, StateShape, Uncomputed, matmuls, take};
+use crate::config::ShortConvolution;
+use crate::operators::Operators;
+use crate::program::{Op, View};
+use mantissa_arch::kinds::{LinearKind, SideInfo, VectorKind};
 
 impl Mixer for ShortConvolution {
     fn name(&self) -> &'static str {
@@ -52,16 +41,9 @@ impl Mixer for ShortConvolution {
         4 * self.hidden
     }
 
-    fn project(
-        &self,
-        operators: &mut dyn Operators,
-        x: &[f32],
-        (rows, tokens): (usize, usize),
-        scratch: &mut [f32],
-    ) -> Result<(), ForwardError> {
-        let out = &mut scratch[..3 * rows * self.hidden];
-        let mut jobs = [Job { kind: LinearKind::MixIn, out, accumulate: false }];
-        operators.linears(LinearInput::Qkv, x, tokens, &mut jobs)
+    fn project(&self, x: View, ops: &mut Vec<Op>) {
+        let [projected, _] = View::scratch([3 * self.hidden, self.hidden]);
+        ops.push(matmuls(x, [(LinearKind::MixIn, projected)]));
     }
 
     fn mix(&self, operators: &mut dyn Operators, rows: MixRows<'_>) {
@@ -78,6 +60,17 @@ impl Mixer for ShortConvolution {
         Convolution::of(operators, width).run(seqs, states.as_mut(), threads, inputs, out);
         for (from, out) in projected.chunks_exact(3 * width).zip(out.chunks_exact_mut(width)) {
             out.iter_mut().zip(&from[width..2 * width]).for_each(|(out, c)| *out *= c);
+        }
+    }
+
+    fn gguf_numbers(&self) -> Vec<(&'static str, usize)> {
+        vec![("shortconv.l_cache", self.kernel)]
+    }
+
+    fn check_gguf(&self, _: &GgufAround) -> Result<(), Uncomputed> {
+        match self.bias {
+            true => Err(Uncomputed::new("conv_bias", true, "false: llama.cpp has no such biases")),
+            false => Ok(()),
         }
     }
 }

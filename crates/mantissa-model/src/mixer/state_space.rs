@@ -14,63 +14,27 @@
 use std::cell::RefCell;
 
 use mantissa_kernels::{for_each, kernels};
+use mantissa_store::convention::gguf::Recurrence;
 
 use super::convolution::Convolution;
+use super::gguf::{check_biases, check_double};
 use super::{
-    HeadStates, MOST_LINEARS, MixRows, Mixer, MixerLinear, StateShape, for_each_head, for_each_token,
-    join_heads, softplus, split_rows, take,
+    GgufAround, HeadStates, MOST_LINEARS, MixRows, Mixer, MixerLinear, StateShape, Uncomputed, for_each_head,
+    for_each_token, join_heads, matmuls, softplus, split_rows, take,
 };
-use crate::error::ForwardError;
-use crate::flow::{Job, Operators, Sequences};
-use crate::graph::SideInfo;
-use crate::graph::kinds::{LinearInput, LinearKind, VectorKind};
+use crate::config::{ResultNorm, StateSpace};
+use crate::operators::{Operators, Sequences};
+use crate::program::{Op, View};
+use mantissa_arch::kinds::{LinearKind, SideInfo, VectorKind};
 
+/// Least time step of Nemotron-H that llama.cpp, which has no limit, is close enough to.
+const LEAST_STEP: f32 = 0.001;
 /// Rows of a task that gates and norms.
 const ROWS: usize = 64;
 
 thread_local! {
     /// State of a head without a cache, and its input for one token.
     static HEAD: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Sizes of a Mamba-2 mixer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StateSpace {
-    /// Width of the residual stream.
-    pub hidden: usize,
-    /// Heads.
-    pub heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-    /// Groups of heads with the same B and C; they divide the heads.
-    pub groups: usize,
-    /// Rows of a head's state.
-    pub state: usize,
-    /// Tokens that the convolution covers.
-    pub kernel: usize,
-    /// True if the convolution has a bias.
-    pub convolution_bias: bool,
-    /// True if the projections have biases.
-    pub bias: bool,
-    /// Factors of z, x, B, C and dt (Falcon-H1).
-    pub factors: Option<[f32; 5]>,
-    /// Norm of the result.
-    pub norm: ResultNorm,
-    /// Limits of a step Δ.
-    pub steps: (f32, f32),
-    /// Epsilon of the norm of the result.
-    pub eps: f32,
-}
-
-/// Norm of the result of a Mamba-2 mixer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ResultNorm {
-    /// No norm: the result is only gated.
-    None,
-    /// Norms the gated result.
-    AfterGate,
-    /// Gates the normed result.
-    BeforeGate,
 }
 
 /// Scratch of a pass, `[rows, …]` each.
@@ -268,16 +232,9 @@ impl Mixer for StateSpace {
         self.widths().iter().sum()
     }
 
-    fn project(
-        &self,
-        operators: &mut dyn Operators,
-        x: &[f32],
-        (rows, tokens): (usize, usize),
-        scratch: &mut [f32],
-    ) -> Result<(), ForwardError> {
-        let out = &mut scratch[..rows * self.projected()];
-        let mut jobs = [Job { kind: LinearKind::MixIn, out, accumulate: false }];
-        operators.linears(LinearInput::Qkv, x, tokens, &mut jobs)
+    fn project(&self, x: View, ops: &mut Vec<Op>) {
+        let [projected, ..] = View::scratch(self.widths());
+        ops.push(matmuls(x, [(LinearKind::MixIn, projected)]));
     }
 
     fn mix(&self, operators: &mut dyn Operators, rows: MixRows<'_>) {
@@ -305,5 +262,46 @@ impl Mixer for StateSpace {
         let gated = &mut p.inputs[..tokens * width];
         let finish = Finish { heads: p.heads, projected: p.projected, gated };
         self.finish(vector(VectorKind::MixNorm), finish, out, threads);
+    }
+
+    fn gguf_numbers(&self) -> Vec<(&'static str, usize)> {
+        vec![
+            ("ssm.conv_kernel", self.kernel),
+            ("ssm.state_size", self.state),
+            ("ssm.group_count", self.groups),
+            ("ssm.inner_size", self.inner()),
+            ("ssm.time_step_rank", self.heads),
+        ]
+    }
+
+    fn check_gguf(&self, around: &GgufAround) -> Result<(), Uncomputed> {
+        let blocks = around.recurrence == (Recurrence::StateSpace { blocks: true });
+        if self.norm == ResultNorm::BeforeGate {
+            let allowed = "false: llama.cpp norms after the gate";
+            return Err(Uncomputed::new("mamba_norm_before_gate", true, allowed));
+        }
+        if around.recurrence == (Recurrence::StateSpace { blocks: false }) {
+            check_double(self.inner(), around.hidden)?;
+        }
+        let ((least, most), allowed) = (self.steps, if blocks { LEAST_STEP } else { 0.0 });
+        if most != f32::INFINITY || least > allowed {
+            let field = if blocks { "time_step_min" } else { "time_step_limit" };
+            let found = format!("{least} to {most}");
+            return Err(Uncomputed::new(field, found, "no limits: llama.cpp has none"));
+        }
+        let [bias, of_convolution] = match blocks {
+            true => ["use_bias", "use_conv_bias"],
+            false => ["mamba_proj_bias", "mamba_conv_bias"],
+        };
+        check_biases((bias, self.bias), (of_convolution, self.convolution_bias))
+    }
+
+    fn gguf_note(&self, _: f32) -> Option<String> {
+        let least = self.steps.0;
+        (least > 0.0).then(|| format!("time_step_min: llama.cpp has no least step, the model {least}"))
+    }
+
+    fn state_space(&self) -> Option<&StateSpace> {
+        Some(self)
     }
 }

@@ -4,8 +4,11 @@ use std::ops::Range;
 use std::sync::LazyLock;
 
 use super::*;
-use crate::flow::Job;
-use crate::graph::kinds::{LinearInput, NormKind};
+use crate::error::ForwardError;
+use crate::flow::weights;
+use crate::operators::{Activations, Choice, ExtraScratch, IndexRows, Job, MlpRows};
+use crate::program::{Buffer, Scope};
+use mantissa_arch::kinds::{LinearInput, NormKind};
 
 const INNER: usize = 12;
 const RANK: usize = 3;
@@ -135,7 +138,13 @@ fn mix(
     let mut out = vec![f32::NAN; seqs.rows * mixer.width()];
     let mut padded = x.to_vec();
     padded.resize(seqs.rows, 0.0);
-    mixer.project(&mut operators, &padded, (seqs.rows, x.len()), &mut scratch).unwrap();
+    let (mut ops, scope) = (Vec::new(), Scope { rows: 0..seqs.rows, tokens: x.len(), all: seqs.rows });
+    mixer.project(View::new(Buffer::Normed, 1), &mut ops);
+    let mut choices = Vec::new();
+    let mut a = activations(&mut padded, &mut scratch, &mut choices);
+    for op in &ops {
+        weights::run(op, &mut operators, (seqs, &scope), 1, &mut a).unwrap();
+    }
     let rows = MixRows {
         seqs,
         states,
@@ -149,6 +158,41 @@ fn mix(
     assert!(out[x.len() * mixer.width()..].iter().all(|x| *x == 0.0), "padding");
     out.truncate(x.len() * mixer.width());
     out
+}
+
+/// Buffers of a pass with normed states and scratch alone.
+fn activations<'a>(
+    normed: &'a mut [f32],
+    wide: &'a mut [f32],
+    choices: &'a mut Vec<Choice>,
+) -> Activations<'a> {
+    Activations {
+        residual: &mut [],
+        normed,
+        q: &mut [],
+        k: &mut [],
+        v: &mut [],
+        attended: &mut [],
+        lse: None,
+        gate: &mut [],
+        up: &mut [],
+        inner: &mut [],
+        mlp: MlpRows { most: 1, keep: false },
+        scores: &mut [],
+        cos: &[],
+        sin: &[],
+        layer_input: &[],
+        streams: &mut [],
+        extra: ExtraScratch {
+            wide,
+            logits: &mut [],
+            gathered: &mut [],
+            result: &mut [],
+            sum: &mut [],
+            choices,
+            index: IndexRows::default(),
+        },
+    }
 }
 
 fn tokens(n: usize, seed: usize) -> Vec<f32> {

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use super::error::TokenizerError;
 use super::fault::{Fault, fault};
+use super::limits::{self, MAX_ADDED, MAX_NORMALIZED_TOKENS, MAX_TOKEN};
 use super::regexes::Cost;
 use super::steps::{self, Kind};
 
@@ -25,7 +26,10 @@ const MAX_NORMALIZED: u64 = 16 << 20;
 const MAX_QUADRATIC: u64 = 64 << 10;
 
 /// Longest word that WordPiece looks up piece by piece, which takes cubic time. BERT's limit is 100 characters.
-const MAX_WORD: u64 = 1000;
+const MAX_WORD: u64 = 400;
+
+/// Decoded bytes that one byte of a token may become. Public decoders turn a space of one byte into one of three.
+const MAX_DECODED: u64 = 64;
 
 /// A file that passed the checks.
 pub(super) struct Checked {
@@ -56,36 +60,60 @@ fn checked(mut file: Value) -> Result<Checked, Fault> {
         root.insert(limit.into(), Value::Null);
     }
     let vocabulary = Vocabulary::of(root.get("model").unwrap_or(&Value::Null))?;
-    let added = added_tokens(root.get("added_tokens").unwrap_or(&Value::Null), &vocabulary)?;
+    let list = root.get("added_tokens").unwrap_or(&Value::Null);
+    let added = added_tokens(list, &vocabulary)?;
     let ids = known_ids(&vocabulary, &added)?;
-    let mut growth = 1u64;
+    let (mut growth, mut taken) = (1u64, 0);
     let mut cost = Cost::Linear;
     for kind in [Kind::Normalizer, Kind::PreTokenizer, Kind::PostProcessor, Kind::Decoder] {
         let step = steps::check(kind, root.get(kind.field()).unwrap_or(&Value::Null), ids)?;
-        if step.growth > MAX_NORMALIZED {
-            let allowed = format!("up to {MAX_NORMALIZED}-fold");
+        let most = if kind == Kind::Decoder { MAX_DECODED } else { MAX_NORMALIZED };
+        if step.growth > most {
+            let allowed = format!("up to {most}-fold");
             return Err(fault(kind.field(), "steps that multiply the length of a text", allowed));
         }
         // Decoders work on tokens, the others on the text.
         if kind != Kind::Decoder {
             growth = growth.saturating_mul(step.growth);
+            taken += step.steps;
+        }
+        if kind == Kind::Normalizer {
+            check_normalized(list, step.growth)?;
         }
         if step.cost == Cost::Quadratic {
             cost = Cost::Quadratic;
         }
     }
-    let longest = (MAX_NORMALIZED / growth).max(1);
+    let longest_added = added.iter().map(|(token, _)| token.len()).max().unwrap_or(0);
+    let time = vocabulary.cost + limits::cost_of_steps(taken) + limits::cost_of_added(longest_added);
+    let longest = (limits::max_text(time, MAX_NORMALIZED) / growth).max(1);
     let max_text = if cost == Cost::Quadratic { longest.min(MAX_QUADRATIC) } else { longest };
     let json = serde_json::to_vec(&file).unwrap_or_default();
     Ok(Checked { json, max_text, added })
 }
 
 /// Tokens of the model with their ids.
-struct Vocabulary<'a>(HashMap<&'a str, u32>);
+struct Vocabulary<'a> {
+    ids: HashMap<&'a str, u32>,
+    /// Time that the model takes beyond that of ordinary ones, in nanoseconds per byte of a text.
+    cost: u64,
+}
 
 impl<'a> Vocabulary<'a> {
     fn of(model: &'a Value) -> Result<Self, Fault> {
         let model = model.as_object().ok_or_else(|| fault("model", "no object", "an object"))?;
+        let affixes = ["continuing_subword_prefix", "end_of_word_suffix", "unk_token"];
+        affixes.into_iter().try_for_each(|name| {
+            limits::affix(&format!("model.{name}"), model.get(name).and_then(Value::as_str))
+        })?;
+        let found = Self::by_type(model)?;
+        for token in found.ids.keys() {
+            limits::at_most(&format!("model.vocab.{token}"), "bytes", token.len(), MAX_TOKEN)?;
+        }
+        Ok(found)
+    }
+
+    fn by_type(model: &'a Map<String, Value>) -> Result<Self, Fault> {
         match model_type(model)? {
             "BPE" => {
                 let vocabulary = Self::by_name(model)?;
@@ -98,7 +126,8 @@ impl<'a> Vocabulary<'a> {
                     let field = "model.max_input_chars_per_word";
                     return Err(fault(field, found.to_string(), format!("up to {MAX_WORD}")));
                 }
-                Self::by_name(model)
+                let word = longest.unwrap_or(100);
+                Ok(Vocabulary { cost: limits::cost_of_word_pieces(word), ..Self::by_name(model)? })
             }
             "WordLevel" => Self::by_name(model),
             _ => Self::by_position(model),
@@ -116,7 +145,7 @@ impl<'a> Vocabulary<'a> {
             })?;
             all.insert(token.as_str(), small as u32);
         }
-        Ok(Vocabulary(all))
+        Ok(Vocabulary { ids: all, cost: 0 })
     }
 
     /// Reads a Unigram vocabulary: tokens with scores, whose ids are their positions.
@@ -142,7 +171,10 @@ impl<'a> Vocabulary<'a> {
             Some(id) if id.as_u64().is_none_or(|id| id >= vocab.len() as u64) => {
                 Err(fault("model.unk_id", id.to_string(), format!("below {}", vocab.len())))
             }
-            _ => Ok(Vocabulary(all)),
+            _ => {
+                let cost = limits::cost_of_unigram(all.keys())?;
+                Ok(Vocabulary { ids: all, cost })
+            }
         }
     }
 }
@@ -192,7 +224,7 @@ fn check_merges(model: &Map<String, Value>, vocabulary: &Vocabulary<'_>) -> Resu
         whole.push_str(left);
         whole.push_str(rest);
         for token in [left, right, &whole] {
-            if !vocabulary.0.contains_key(token) {
+            if !vocabulary.ids.contains_key(token) {
                 return Err(fault(
                     at(),
                     format!("\"{token}\", which is not a token"),
@@ -213,16 +245,23 @@ fn added_tokens(list: &Value, vocabulary: &Vocabulary<'_>) -> Result<Vec<(String
         Value::Array(list) => list,
         other => return Err(fault("added_tokens", other.to_string(), "a list")),
     };
-    let (mut seen, mut next) = (HashSet::with_capacity(list.len()), vocabulary.0.len());
+    let (mut seen, mut next) = (HashSet::with_capacity(list.len()), vocabulary.ids.len());
     let mut all = Vec::with_capacity(list.len());
     for (i, token) in list.iter().enumerate() {
         let at = |name: &str| format!("added_tokens[{i}].{name}");
         let content = token.get("content").and_then(Value::as_str).filter(|text| !text.is_empty());
         let content = content.ok_or_else(|| fault(at("content"), "nothing", "the text of the token"))?;
+        limits::at_most(&at("content"), "bytes", content.len(), MAX_ADDED)?;
+        let strips =
+            ["lstrip", "rstrip"].into_iter().find(|side| token.get(side) == Some(&Value::Bool(true)));
+        if let Some(side) = strips.filter(|_| content.trim().is_empty()) {
+            // Each match would take all spaces around it, so a run of spaces would take quadratic time and memory.
+            return Err(fault(at(side), "true for a token of spaces", "false"));
+        }
         if !seen.insert(content) {
             return Err(fault(at("content"), format!("\"{content}\" a second time"), "every token once"));
         }
-        let given = match vocabulary.0.get(content) {
+        let given = match vocabulary.ids.get(content) {
             Some(id) => *id as usize,
             None => {
                 next += 1;
@@ -239,11 +278,26 @@ fn added_tokens(list: &Value, vocabulary: &Vocabulary<'_>) -> Result<Vec<(String
     Ok(all)
 }
 
+/// Checks the lengths of added tokens after a normalizer that multiplies bytes by up to `growth`, which is applied to
+/// them at loading.
+fn check_normalized(list: &Value, growth: u64) -> Result<(), Fault> {
+    let normalized = |token: &&Value| token.get("normalized").and_then(Value::as_bool) == Some(true);
+    let bytes = |token: &Value| token.get("content").and_then(Value::as_str).map_or(0, str::len) as u64;
+    let all: u64 = list.as_array().into_iter().flatten().filter(normalized).map(bytes).sum();
+    match all.saturating_mul(growth) {
+        0..=MAX_NORMALIZED_TOKENS => Ok(()),
+        found => {
+            let found = format!("added tokens that the normalizer makes up to {found} bytes of");
+            Err(fault("normalizer", found, format!("at most {MAX_NORMALIZED_TOKENS} bytes")))
+        }
+    }
+}
+
 /// Checks that ids are those from 0 on, each once.
 fn known_ids(vocabulary: &Vocabulary<'_>, added: &[(String, u32)]) -> Result<usize, Fault> {
     const FIELD: &str = "model.vocab";
-    let mut tokens: HashMap<u32, &str> = HashMap::with_capacity(vocabulary.0.len() + added.len());
-    let of_model = vocabulary.0.iter().map(|(token, id)| (*token, *id));
+    let mut tokens: HashMap<u32, &str> = HashMap::with_capacity(vocabulary.ids.len() + added.len());
+    let of_model = vocabulary.ids.iter().map(|(token, id)| (*token, *id));
     for (token, id) in of_model.chain(added.iter().map(|(token, id)| (token.as_str(), *id))) {
         if let Some(other) = tokens.insert(id, token).filter(|other| *other != token) {
             let (first, second) = if other < token { (other, token) } else { (token, other) };

@@ -1,6 +1,5 @@
 //! Errors of loading a tokenizer and of encoding with it.
 
-use std::io;
 use std::path::PathBuf;
 
 use mantissa_store::ErrorClass;
@@ -17,22 +16,6 @@ pub enum TokenizerError {
     Missing {
         /// Expected path.
         path: PathBuf,
-    },
-    /// The file cannot be read.
-    #[error("{}: expected a readable file, got the I/O error `{error}`", .path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Error of the operating system.
-        error: io::Error,
-    },
-    /// The file is too large.
-    #[error("{}: expected at most {allowed} bytes, got more", .path.display())]
-    TooLarge {
-        /// The file.
-        path: PathBuf,
-        /// The limit.
-        allowed: u64,
     },
     /// A field of the file contradicts another, or is not supported.
     #[error("{}: {}: expected {allowed}, got {}; token windows need no tokenizer", .path.display(), Shown(.field), Shown(.found))]
@@ -82,7 +65,7 @@ pub enum TokenizerError {
         /// The model's vocabulary.
         vocab_size: usize,
     },
-    /// The GGUF file of the tokenizer cannot be read.
+    /// The file of the tokenizer cannot be read.
     #[error(transparent)]
     Store(#[from] mantissa_store::Error),
     /// A configuration file of the tokenizer is wrong.
@@ -94,7 +77,6 @@ impl TokenizerError {
     /// Class of the error, for the exit code.
     pub fn class(&self) -> ErrorClass {
         match self {
-            TokenizerError::Io { .. } => ErrorClass::Environment,
             TokenizerError::Store(error) => error.class(),
             _ => ErrorClass::Input,
         }

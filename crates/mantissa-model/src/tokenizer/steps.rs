@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::charsmap;
 use super::fault::{Fault, fault};
+use super::limits::{self, MAX_ADDED};
 use super::regexes::{self, Cost};
 
 /// Largest number of steps of one kind, nested ones included.
@@ -105,11 +106,14 @@ pub(super) struct Effect {
     pub(super) growth: u64,
     /// Time of the worst regular expression.
     pub(super) cost: Cost,
+    /// Number of steps.
+    pub(super) steps: usize,
 }
 
 /// Checks the steps of a kind; `tokens` is the number of tokens.
 pub(super) fn check(kind: Kind, value: &Value, tokens: usize) -> Result<Effect, Fault> {
-    let mut walk = Walk { kind, tokens, left: MAX_STEPS, effect: Effect { growth: 1, cost: Cost::Linear } };
+    let mut walk =
+        Walk { kind, tokens, left: MAX_STEPS, effect: Effect { growth: 1, cost: Cost::Linear, steps: 0 } };
     if !value.is_null() {
         walk.step(kind.field(), value)?;
     }
@@ -147,6 +151,7 @@ impl Walk {
             return Err(fault(format!("{at}.type"), found, format!("Sequence, {}", names.join(", "))));
         };
         let own = self.fields(at, name, value)?;
+        self.effect.steps += 1;
         self.effect.growth = self.effect.growth.saturating_mul(growth.saturating_mul(own));
         Ok(())
     }
@@ -163,7 +168,10 @@ impl Walk {
             }
             (_, "Split") => self.pattern(at, value).map(|_| 1),
             // Applies once per piece between added tokens, which takes more memory than a short prefix by itself.
-            (_, "Prepend") => Ok(1 + text("prepend").unwrap_or_default().len() as u64 / 8),
+            (_, "Prepend") => {
+                limits::affix(&format!("{at}.prepend"), text("prepend"))?;
+                Ok(1 + text("prepend").unwrap_or_default().len() as u64 / 8)
+            }
             (_, "Precompiled") => charsmap::check(at, text("precompiled_charsmap").unwrap_or_default()),
             (_, "FixedLength") => match value.get("length").map(Value::as_u64) {
                 None | Some(Some(1..)) => Ok(1),
@@ -176,6 +184,13 @@ impl Walk {
             (_, "TemplateProcessing") => self.template(at, value),
             (_, "BertProcessing" | "RobertaProcessing") => {
                 ["sep", "cls"].into_iter().try_for_each(|field| {
+                    let token = value.get(field).and_then(|pair| pair.get(0)).and_then(Value::as_str);
+                    limits::at_most(
+                        &format!("{at}.{field}[0]"),
+                        "bytes",
+                        token.map_or(0, str::len),
+                        MAX_ADDED,
+                    )?;
                     let id = value.get(field).and_then(|pair| pair.get(1)).unwrap_or(&Value::Null);
                     self.id(&format!("{at}.{field}[1]"), id)
                 })?;
@@ -253,6 +268,9 @@ impl Walk {
             return Err(fault(at, found, "equally many ids and tokens"));
         }
         ids.iter().try_for_each(|id| self.id(at, id))?;
+        texts.iter().try_for_each(|text| {
+            limits::at_most(at, "bytes of a token", text.as_str().map_or(0, str::len), MAX_ADDED)
+        })?;
         Ok(ids.len())
     }
 

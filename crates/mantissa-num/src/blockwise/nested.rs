@@ -3,7 +3,7 @@
 //! QLoRA (Dettmers et al. 2023), section 3, as in bitsandbytes' `compress_statistics`: for scales `a[n]` with mean
 //! `m`, `a - m` is stored in signed dynamic 8-bit codes over flat blocks of 256 with an f32 amax each.
 
-use super::Range;
+use super::block::Range;
 use crate::codes::Codes;
 use crate::format::{Code, ScaleTree};
 use crate::level::ScaleLevel;

@@ -2,7 +2,7 @@
 //!
 //! One group per family of formats. The formulas are those of `golden/README.md`, one f32 operation at a time.
 
-use super::{Block, Range, Step};
+use super::block::{Block, Range, Step};
 use crate::e8m0;
 use crate::format::{Code, Offset, ScaleTree, Sense, Table};
 use crate::minifloat::{E2M1, E4M3, pow2};

@@ -3,9 +3,10 @@
 use mantissa_num::Blocks;
 use mantissa_num::format::{Affine, Format};
 
+use super::rule::{Check, Rule};
+use super::subject::Kind;
 use super::subject::{Linear, Observed, Split, Stored, Subject, split_of};
-use super::{Check, Rule, Target};
-use crate::contract::Kind;
+use super::target::Target;
 use crate::hardware::Gpu;
 
 /// Tensor, layer or field at fault, and the value found there.

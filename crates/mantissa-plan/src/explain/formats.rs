@@ -3,7 +3,7 @@
 use mantissa_num::{Code, minifloat, parse_weight};
 
 use super::measures::{accumulator_error, least_update, sqnr};
-use super::{Scene, Topic};
+use super::topic::{Scene, Topic};
 use crate::hardware::Unit;
 use crate::memory::linear_bytes;
 use crate::precision::{PRECISIONS, Precision, format_of};

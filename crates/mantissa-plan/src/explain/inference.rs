@@ -1,6 +1,6 @@
 //! Topics about running quantized models.
 
-use super::{Scene, Topic};
+use super::topic::{Scene, Topic};
 use crate::memory::{capacity, concurrency, inference, linear_bytes, longest_context};
 use crate::precision::{KVS, Kv, PRECISIONS, Precision};
 use crate::recommend::{Row, answer, gb, rate};

@@ -3,7 +3,7 @@
 use super::formats::measured;
 use super::inference::precision;
 use super::measures::sqnr;
-use super::{Scene, Topic};
+use super::topic::{Scene, Topic};
 use crate::memory::{head_bytes, linear_bytes};
 use crate::precision::PRECISIONS;
 use crate::recommend::gb;

@@ -3,7 +3,7 @@
 use mantissa_num::{Code, minifloat};
 
 use super::measures::least_update;
-use super::{Scene, Topic};
+use super::topic::{Scene, Topic};
 use crate::hardware::Unit;
 use crate::recommend::{gb, train};
 use crate::training::{Recipe, Recompute, Run, Zero};

@@ -3,10 +3,9 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use mantissa_num::nearest_list;
 use serde::{Deserialize, Serialize};
 
-use super::{DEVICES, Gpu};
+use super::Gpu;
 
 /// Operands of a matrix product that a device has an instruction for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -85,6 +84,20 @@ pub struct Shares {
     pub source: &'static str,
 }
 
+/// Measured cost of mantissa's kernels with one format: operations at the peak of the unit for each weight of a step, two of
+/// which would be the products of one token.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct KernelCost {
+    /// Beginning of the scheme's name.
+    pub scheme: &'static str,
+    /// Cost of a step of any number of tokens: reading and decoding the weight.
+    pub fixed: f64,
+    /// Cost of each token of a step with few.
+    pub token: f64,
+    /// Cost of each token of a prompt.
+    pub prompt: f64,
+}
+
 /// Device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Device {
@@ -117,7 +130,7 @@ pub struct Device {
     /// Shares of the limits that kernels reach.
     pub shares: Shares,
     /// Measured costs by format, in place of [`Shares::compute`].
-    pub kernels: &'static [super::devices::KernelCost],
+    pub kernels: &'static [KernelCost],
     /// Caveat about the figures.
     pub note: &'static str,
     /// Source of the figures.
@@ -144,60 +157,7 @@ pub struct Measured {
     pub machine_f32_gflops: Option<f64>,
 }
 
-/// A name that no device has.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("--hardware: expected {known}, this, or a JSON report of mantissa bench; got \"{found}\"")]
-pub struct HardwareError {
-    found: String,
-    known: String,
-}
-
 impl Device {
-    /// Finds a device by name, in any case, with or without hyphens and `rtx`.
-    ///
-    /// # Errors
-    /// [`HardwareError`] with the nearest names.
-    pub fn named(name: &str) -> Result<Self, HardwareError> {
-        let plain = |name: &str| name.to_lowercase().replace(['-', '_', ' '], "").replace("rtx", "");
-        let wanted = plain(name);
-        let found = DEVICES.iter().find(|spec| {
-            plain(spec.name) == wanted || spec.aliases.iter().any(|alias| plain(alias) == wanted)
-        });
-        found.map(super::devices::Spec::device).ok_or_else(|| HardwareError {
-            found: name.to_owned(),
-            known: nearest_list(name, DEVICES.iter().map(|spec| spec.name)),
-        })
-    }
-
-    /// Describes a processor whose limits were measured.
-    pub fn measured(name: &str, memory: u64, limits: &Measured, source: String) -> Self {
-        let rate = |unit, giga: Option<f64>| giga.map(|giga| (unit, giga * 1e9));
-        let rates = [
-            rate(Unit::F32, limits.machine_f32_gflops),
-            rate(Unit::Bf16, limits.machine_bf16_gflops),
-            rate(Unit::Int8, limits.machine_int8_gops),
-        ];
-        Device {
-            name: Cow::Borrowed("this"),
-            title: Cow::Owned(format!("{name}, {} threads, {}", limits.threads, limits.level)),
-            maker: Maker::Cpu,
-            sm: None,
-            memory: memory as f64,
-            usable: 0.9,
-            reserved: 64e6,
-            bandwidth: limits.machine_read_gb_per_s * 1e9,
-            link: 0.0,
-            rates: rates.into_iter().flatten().collect(),
-            block_scales: false,
-            nvfp4: false,
-            fnuz: false,
-            shares: super::devices::CPU_SHARES,
-            kernels: super::devices::CPU_KERNELS,
-            note: "",
-            source: Cow::Owned(source),
-        }
-    }
-
     /// Returns the rate of a unit, operations/s; `None` if the device has no instruction for it.
     pub fn rate(&self, unit: Unit) -> Option<f64> {
         self.rates.iter().find(|(own, _)| *own == unit).map(|(_, rate)| *rate)

@@ -3,7 +3,9 @@
 
 use std::borrow::Cow;
 
-use super::device::{Device, Maker, Shares, Unit};
+use mantissa_num::nearest_list;
+
+use super::device::{Device, KernelCost, Maker, Measured, Shares, Unit};
 use Unit::{Bf16, F16, F32, Fp4, Fp6, Fp8, Int4, Int8, Tf32};
 
 /// Device as published.
@@ -33,20 +35,6 @@ pub struct Spec {
     pub source: &'static str,
 }
 
-/// Measured cost of mantissa's kernels with one format: operations at the peak of the unit for each weight of a step, two of
-/// which would be the products of one token.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
-pub struct KernelCost {
-    /// Beginning of the scheme's name.
-    pub scheme: &'static str,
-    /// Cost of a step of any number of tokens: reading and decoding the weight.
-    pub fixed: f64,
-    /// Cost of each token of a step with few.
-    pub token: f64,
-    /// Cost of each token of a prompt.
-    pub prompt: f64,
-}
-
 /// Shares of GPUs. Measured on an H200 with PyTorch's kernels in a CUDA graph (bench/gpu.py, bench/record/2026-11-26-gpu.md):
 /// bf16 decoding .65 to .72 of the bandwidth, prefill .62 to .67 of the peak; FP8 prefill .44 to .47 of its peak. Published:
 /// llmq 230 of 362 TFLOP/s on an L40S in training (training.md, section 4); Marlin about 90 % of the bandwidth with 4-bit
@@ -62,14 +50,14 @@ const APPLE_SHARES: Shares =
     Shares { bandwidth: [0.5, 0.68, 0.85], compute: [0.35, 0.5, 0.7], source: "assumed; not measured by us" };
 
 /// Shares of the bandwidth that mantissa's kernels reach; those of the peak with formats that [`CPU_KERNELS`] does not list.
-pub(super) const CPU_SHARES: Shares = Shares {
+const CPU_SHARES: Shares = Shares {
     bandwidth: [0.75, 0.87, 1.0],
     compute: [0.4, 0.5, 0.6],
     source: "fitted on an idle AMD EPYC (Zen 4), 2026-11-26: docs/results/plan.md",
 };
 
 /// Costs of mantissa's kernels on AVX-512 with VNNI and BF16, from docs/results/speed.md and docs/results/plan.md.
-pub(super) const CPU_KERNELS: &[KernelCost] = &[
+const CPU_KERNELS: &[KernelCost] = &[
     KernelCost { scheme: "bf16", fixed: 18.7, token: 0.3, prompt: 3.3 },
     KernelCost { scheme: "fp8", fixed: 9.6, token: 1.5, prompt: 3.5 },
     KernelCost { scheme: "q8_0", fixed: 15.9, token: 3.3, prompt: 3.5 },
@@ -436,6 +424,61 @@ impl Spec {
             kernels: &[],
             note: self.note,
             source: Cow::Borrowed(self.source),
+        }
+    }
+}
+
+/// A name that no device has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("--hardware: expected {known}, this, or a JSON report of mantissa bench; got \"{found}\"")]
+pub struct HardwareError {
+    found: String,
+    known: String,
+}
+
+impl Device {
+    /// Finds a device by name, in any case, with or without hyphens and `rtx`.
+    ///
+    /// # Errors
+    /// [`HardwareError`] with the nearest names.
+    pub fn named(name: &str) -> Result<Self, HardwareError> {
+        let plain = |name: &str| name.to_lowercase().replace(['-', '_', ' '], "").replace("rtx", "");
+        let wanted = plain(name);
+        let found = DEVICES.iter().find(|spec| {
+            plain(spec.name) == wanted || spec.aliases.iter().any(|alias| plain(alias) == wanted)
+        });
+        found.map(Spec::device).ok_or_else(|| HardwareError {
+            found: name.to_owned(),
+            known: nearest_list(name, DEVICES.iter().map(|spec| spec.name)),
+        })
+    }
+
+    /// Describes a processor whose limits were measured.
+    pub fn measured(name: &str, memory: u64, limits: &Measured, source: String) -> Self {
+        let rate = |unit, giga: Option<f64>| giga.map(|giga| (unit, giga * 1e9));
+        let rates = [
+            rate(Unit::F32, limits.machine_f32_gflops),
+            rate(Unit::Bf16, limits.machine_bf16_gflops),
+            rate(Unit::Int8, limits.machine_int8_gops),
+        ];
+        Device {
+            name: Cow::Borrowed("this"),
+            title: Cow::Owned(format!("{name}, {} threads, {}", limits.threads, limits.level)),
+            maker: Maker::Cpu,
+            sm: None,
+            memory: memory as f64,
+            usable: 0.9,
+            reserved: 64e6,
+            bandwidth: limits.machine_read_gb_per_s * 1e9,
+            link: 0.0,
+            rates: rates.into_iter().flatten().collect(),
+            block_scales: false,
+            nvfp4: false,
+            fnuz: false,
+            shares: CPU_SHARES,
+            kernels: CPU_KERNELS,
+            note: "",
+            source: Cow::Owned(source),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Reasons of a recommendation in words, and what would change it. Every figure is computed.
 
-use super::{Load, Row, SMALL_MODEL};
+use super::row::{Load, Row, SMALL_MODEL, WORTH, fastest, kv_second};
 use crate::hardware::Device;
 use crate::memory::{concurrency, longest_context};
 use crate::precision::{KL_MODELS, Kv, Precision};
@@ -162,7 +162,7 @@ fn batch(setup: &Setup<'_>, load: &Load, rows: &[Row]) -> Option<String> {
     let plain: &Precision = &rows.iter().find(|row| row.precision.is_dense())?.precision;
     let depth = load.depth();
     let setup = Setup { precision: low, ..*setup };
-    Some(match setup.crossover(plain, depth, super::WORTH) {
+    Some(match setup.crossover(plain, depth, WORTH) {
         Some(1) => format!("{} is not faster than BF16 at any batch with {depth} tokens each", low.name),
         Some(batch) => format!(
             "batch: from {batch} sequences of {depth} tokens on, {} decodes less than 1.1 times as fast as BF16 and only saves memory",
@@ -183,7 +183,7 @@ fn context(shape: &ModelShape, load: &Load, row: &Row, memory: f64) -> Vec<Strin
         (sequences, longest_context(shape, &row.precision, kv, memory * n))
     };
     let mut kvs = vec![crate::precision::KVS[0]];
-    let other = if row.kv.name == "f16" { super::kv_second(row) } else { row.kv };
+    let other = if row.kv.name == "f16" { kv_second(row) } else { row.kv };
     kvs.push(other);
     let texts = kvs.iter().map(|kv| {
         let (sequences, longest) = of(kv);
@@ -197,8 +197,8 @@ fn context(shape: &ModelShape, load: &Load, row: &Row, memory: f64) -> Vec<Strin
 
 /// Says that prompts and decoding favour different precisions.
 fn phases(rows: &[Row], max_kl: f64, chosen: &Row) -> Option<String> {
-    let prompt = super::fastest(rows, max_kl, |row| 1.0 / row.prefill.tokens_per_s[1])?;
-    let decode = super::fastest(rows, max_kl, |row| 1.0 / row.decode.tokens_per_s[1])?;
+    let prompt = fastest(rows, max_kl, |row| 1.0 / row.prefill.tokens_per_s[1])?;
+    let decode = fastest(rows, max_kl, |row| 1.0 / row.decode.tokens_per_s[1])?;
     if prompt.precision == decode.precision {
         return None;
     }
@@ -221,7 +221,7 @@ fn faster(rows: &[Row], chosen: &Row, max_kl: f64) -> Option<String> {
     };
     let best = rows.iter().filter(beyond).min_by(|a, b| a.seconds.total_cmp(&b.seconds))?;
     let gain = chosen.seconds / best.seconds;
-    (gain > super::WORTH).then(|| {
+    (gain > WORTH).then(|| {
         format!(
             "quality: {} would be {gain:.2} times as fast; its KL on our models is {:.4} nats/token",
             best.precision.name,

@@ -5,18 +5,10 @@ use std::ops::Range;
 use mantissa_kernels::for_each;
 use mantissa_model::{LinearInput, Place};
 
+use super::layer::{CalibratedLayer, Kept};
 use super::worker::{Pass, Worker};
-use super::{CalibrateError, CalibratedLayer, Calibration, States};
-
-/// States inside a layer, kept where the previous pass stopped.
-pub(super) struct Kept {
-    layer: usize,
-    place: Place,
-    /// Number of replacements of weights before the place.
-    revision: u32,
-    /// `[tokens, query width]` of each window at the attention heads, `[tokens, hidden]` after attention.
-    states: States,
-}
+use super::{Calibration, States};
+use crate::error::CalibrateError;
 
 /// A pass in progress.
 pub(super) struct Running<'l> {
@@ -137,14 +129,5 @@ impl Calibration<'_> {
                 .insert(States::of_lens((0..self.states.len()).map(|i| tokens(i) * width), self.in_memory)?),
         };
         Ok(resized.put(window, values)?)
-    }
-}
-
-impl Kept {
-    /// True if a pass through `layer` for `inputs` can start here: same layer, same weights before this place, and no
-    /// input before it.
-    fn usable_for(&self, layer: &CalibratedLayer, inputs: &[LinearInput]) -> bool {
-        let later = inputs.iter().all(|input| input.turn() >= self.place.turn());
-        self.layer == layer.index && self.revision == layer.revision(self.place) && later
     }
 }

@@ -5,8 +5,7 @@ use std::path::Path;
 use mantissa_model::ModelConfig;
 
 use super::CalibrationSet;
-use super::error::CalibrateError;
-use crate::error::{QuantError, Result};
+use crate::error::{CalibrateError, QuantError, Result};
 
 /// Checks that the tokens are in the model's vocabulary and the windows fit its context.
 ///

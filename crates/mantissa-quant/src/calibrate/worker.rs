@@ -4,7 +4,9 @@ use mantissa_model::{
     Buffers, Carried, ForwardError, LinearInput, LoadError, ModelConfig, Observer, Passage, Place,
 };
 
-use super::{CalibrateError, CalibratedLayer, States};
+use super::layer::CalibratedLayer;
+use super::states::States;
+use crate::error::CalibrateError;
 
 /// Buffers for one window.
 pub(super) struct Worker {

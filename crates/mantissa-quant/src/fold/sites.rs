@@ -107,7 +107,7 @@ pub(crate) fn sites(config: &ModelConfig, layer: usize) -> Vec<Site> {
     found.extend(values(config, &linears));
     found.extend(inner(config, &linears));
     let read_beside = |norm| config.sides(layer).iter().any(|side| side.kind.reads() == Some(norm));
-    let routed = linears.iter().any(|info| matches!(info.kind, LinearKind::ExpertUp(_)));
+    let routed = linears.iter().any(|info| info.kind.expert().is_some());
     found.retain(|site| {
         let by_rows = site.readers.iter().all(|info| !matches!(info.stored, StoredAs::Stacked(_)));
         // With routed experts, the norm before them and the inside of shared experts are no sites.

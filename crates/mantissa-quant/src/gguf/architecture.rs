@@ -12,6 +12,7 @@ use mantissa_store::convention::gguf::{
 use mantissa_store::gguf::{Value, ValueType};
 
 use super::compressed::put_compressed;
+use super::keys::Keys;
 use super::limits::{expert_step, is_window_period, window_period};
 use super::recurrent::put_recurrence;
 use super::streams::put_streams;
@@ -43,9 +44,9 @@ fn plain_sizes(config: &ModelConfig) -> Sizes {
         rotated: config.rotary_dim,
         vocab: config.vocab_size,
         // Divided with the residual stream (`ModelConfig::residual_scale`), except in a mixer.
-        eps: match &config.recurrent {
-            Some(Recurrent::StateSpace(mixer)) => mixer.eps,
-            _ => config.rms_norm_eps * config.residual_scale * config.residual_scale,
+        eps: match config.recurrent.as_ref().and_then(Recurrent::state_space) {
+            Some(mixer) => mixer.eps,
+            None => config.rms_norm_eps * config.residual_scale * config.residual_scale,
         },
         rope_theta: config.rope.theta as f32,
     }
@@ -79,41 +80,9 @@ fn stated_activation(row: &Architecture, config: &ModelConfig) -> Option<&'stati
     row.other_activation.filter(|name| Activation::parse(name) == Some(config.hidden_act))
 }
 
-/// Keys and values in the order in which they are written.
-pub(super) struct Keys {
-    architecture: &'static str,
-    all: Vec<(String, Value)>,
-}
-
-impl Keys {
-    pub(super) fn put(&mut self, key: &str, value: Value) {
-        self.all.push((format!("{}.{key}", self.architecture), value));
-    }
-
-    pub(super) fn put_number(&mut self, key: &str, n: usize) {
-        self.put(key, Value::U32(u32::try_from(n).unwrap_or(u32::MAX)));
-    }
-
-    /// Puts one number for each layer.
-    pub(super) fn put_numbers(&mut self, key: &str, numbers: impl Iterator<Item = usize>) {
-        let numbers = numbers.map(|n| Value::U32(u32::try_from(n).unwrap_or(u32::MAX)));
-        self.put(key, Value::Array(ValueType::U32, numbers.collect()));
-    }
-}
-
-/// Adds `more` to the metadata; a key that they have takes the new value.
-pub(super) fn extend(metadata: &mut Vec<(String, Value)>, more: Vec<(String, Value)>) {
-    for (key, value) in more {
-        match metadata.iter_mut().find(|(known, _)| *known == key) {
-            Some((_, known)) => *known = value,
-            None => metadata.push((key, value)),
-        }
-    }
-}
-
 /// Lists the keys of features that not every architecture has.
 pub(super) fn family_metadata(row: &Architecture, config: &ModelConfig) -> Vec<(String, Value)> {
-    let mut keys = Keys { architecture: row.name, all: Vec::new() };
+    let mut keys = Keys::new(row.name);
     if let Some(experts) = &config.experts {
         put_experts(&mut keys, row, experts);
         if matches!(row.experts, GgufExperts::BesideShared { .. }) {
@@ -170,7 +139,7 @@ pub(super) fn family_metadata(row: &Architecture, config: &ModelConfig) -> Vec<(
     if let Some(latent) = &config.latent {
         put_latent(&mut keys, row, config, latent);
     }
-    keys.all
+    keys.into_pairs()
 }
 
 fn put_experts(keys: &mut Keys, row: &Architecture, experts: &Experts) {
@@ -360,7 +329,7 @@ pub(super) fn rope_factors(row: &Architecture, config: &ModelConfig) -> Vec<(&'s
 
 /// Lists the keys of the scaling of rotary frequencies, which has been checked.
 pub(super) fn rope_metadata(row: &Architecture, rope: &Rope) -> Vec<(String, Value)> {
-    let mut keys = Keys { architecture: row.name, all: Vec::new() };
+    let mut keys = Keys::new(row.name);
     let kind = |name: &str| Value::String(name.to_owned());
     match &rope.scaling {
         RopeScaling::Linear { factor } => {
@@ -388,5 +357,5 @@ pub(super) fn rope_metadata(row: &Architecture, rope: &Rope) -> Vec<(String, Val
         }
         _ => {}
     }
-    keys.all
+    keys.into_pairs()
 }

@@ -2,11 +2,11 @@
 //! loader and graph fix (`src/models/deepseek4.cpp`).
 
 use mantissa_model::ModelConfig;
-use mantissa_model::config::{Experts, Recurrent};
+use mantissa_model::config::Experts;
 use mantissa_store::convention::gguf::{Architecture, GgufExperts, Recurrence};
 use mantissa_store::gguf::{Value, ValueType};
 
-use super::architecture::Keys;
+use super::keys::Keys;
 use super::limits::Limits;
 use crate::error::Result;
 
@@ -16,27 +16,11 @@ const STREAMS: usize = 4;
 const RATIOS: [usize; 2] = [4, 128];
 /// Number of llama.cpp for scores that are roots of softplus.
 const SQRT_SOFTPLUS: u32 = 4;
-/// Width of the blocks in which index keys are rotated.
-const ROTATED: usize = 64;
 
 /// Lists the keys of attention, streams and experts.
 pub(super) fn put_compressed(keys: &mut Keys, row: &Architecture, config: &ModelConfig) {
-    let (Some(Recurrent::CompressedAttention(mixer)), Recurrence::Compressed) =
-        (&config.recurrent, row.recurrence)
-    else {
-        return;
-    };
-    for (key, number) in [
-        ("attention.q_lora_rank", mixer.q_rank),
-        ("attention.sliding_window", mixer.window),
-        ("attention.output_group_count", mixer.groups),
-        ("attention.output_lora_rank", mixer.group_rank),
-        ("attention.indexer.head_count", mixer.index.heads),
-        ("attention.indexer.key_length", mixer.index.dim),
-        ("attention.indexer.top_k", mixer.index.chosen),
-    ] {
-        keys.put_number(key, number);
-    }
+    let (Some(mixer), Recurrence::Compressed) = (&config.recurrent, row.recurrence) else { return };
+    mixer.gguf_numbers().into_iter().for_each(|(key, number)| keys.put_number(key, number));
     let ratios = config.by_layer.compression.iter().map(|entries| entries.map_or(0, |entries| entries.ratio));
     keys.put_numbers("attention.compress_ratios", ratios);
     // Layers without entries have a rotary base of their own, the model's in GGUF.
@@ -65,8 +49,10 @@ pub(super) fn put_compressed(keys: &mut Keys, row: &Architecture, config: &Model
 impl Limits<'_> {
     /// Checks what llama.cpp fixes of attention and streams.
     pub(super) fn check_compressed(&self) -> Result<()> {
-        let (config, by_layer) = (self.config, &self.config.by_layer);
-        let Some(Recurrent::CompressedAttention(mixer)) = &config.recurrent else { return Ok(()) };
+        let by_layer = &self.config.by_layer;
+        if self.row.recurrence != Recurrence::Compressed {
+            return Ok(());
+        }
         if let Some(streams) = by_layer.hyper.filter(|streams| streams.count != STREAMS) {
             let allowed = format!("{STREAMS}: llama.cpp requires it");
             return self.refuse("hc_mult", streams.count.to_string(), &allowed);
@@ -77,11 +63,7 @@ impl Limits<'_> {
             let allowed = format!("{} and {}: llama.cpp has no other", RATIOS[0], RATIOS[1]);
             return self.refuse("compress_rates", other.ratio.to_string(), &allowed);
         }
-        if !mixer.index.dim.is_multiple_of(ROTATED) {
-            let allowed = format!("a multiple of {ROTATED}: llama.cpp rotates index keys in such blocks");
-            return self.refuse("index_head_dim", mixer.index.dim.to_string(), &allowed);
-        }
-        Ok(())
+        self.check_mixer()
     }
 
     /// Checks experts of which the first layers choose by the token.

@@ -102,13 +102,13 @@ impl Factors {
         let factor = |field: &str| number(&fields[field]).unwrap_or(1.0);
         let listed = |field: &str, i: usize| number(&fields[field][i]).unwrap_or(1.0);
         let input = factor("ssm_in_multiplier");
-        let rows = match config.recurrent {
-            Some(Recurrent::StateSpace(StateSpace { heads, head_dim, groups, state, .. })) => {
+        let rows = match config.recurrent.as_ref().and_then(Recurrent::state_space) {
+            Some(&StateSpace { heads, head_dim, groups, state, .. }) => {
                 let (inner, state) = (heads * head_dim, groups * state);
                 let parts = [inner, inner, state, state, heads].into_iter().enumerate();
                 parts.flat_map(|(i, n)| vec![listed("ssm_multipliers", i) * input; n]).collect()
             }
-            _ => vec![input],
+            None => vec![input],
         };
         Factors {
             embedding: factor("embedding_multiplier"),
@@ -123,15 +123,17 @@ impl Factors {
 
     /// Factors of the rows of a linear layer, which repeat; `None` for layers without.
     fn of_linear(&self, kind: LinearKind) -> Option<Vec<f32>> {
-        Some(match kind {
-            LinearKind::Q | LinearKind::V => vec![self.attention[0]],
-            LinearKind::K => vec![self.attention[0] * self.key],
-            LinearKind::O => vec![self.attention[1]],
-            LinearKind::Gate => vec![self.mlp[0]],
-            LinearKind::Down => vec![self.mlp[1]],
-            LinearKind::MixIn => self.rows.clone(),
-            LinearKind::MixOut => vec![self.mixer],
-            _ => return None,
-        })
+        let [enter, leave] = self.attention;
+        let one = [
+            (LinearKind::Q, enter),
+            (LinearKind::K, enter * self.key),
+            (LinearKind::V, enter),
+            (LinearKind::O, leave),
+            (LinearKind::Gate, self.mlp[0]),
+            (LinearKind::Down, self.mlp[1]),
+            (LinearKind::MixOut, self.mixer),
+        ];
+        let own = one.into_iter().find(|(own, _)| *own == kind).map(|(_, factor)| vec![factor]);
+        own.or_else(|| (kind == LinearKind::MixIn).then(|| self.rows.clone()))
     }
 }

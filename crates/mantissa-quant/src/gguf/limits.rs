@@ -5,13 +5,18 @@
 use mantissa_model::config::{Experts, HeadNorms, Latent, LimitedSwiglu, NormForm, Scores};
 use mantissa_model::rope::{RopeScaling, Yarn, yarn_mscale};
 use mantissa_model::{Activation, ModelConfig};
+use mantissa_store::Error;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::convention::gguf::{
     self, Architecture, GgufExperts, Presence, Recurrence, Unrotated, Windows,
 };
 
-use super::layout::fault;
-use crate::error::Result;
+use crate::error::{QuantError, Result};
+
+/// Returns the error of a part of the model that GGUF or llama.cpp cannot express.
+pub(crate) fn fault(source: &ModelFiles, field: &str, got: impl Into<String>, expected: &str) -> QuantError {
+    Error::field(&source.config_path(), field, got, expected, "fix: write another format").into()
+}
 
 /// Returns the architecture that the model is written as.
 ///

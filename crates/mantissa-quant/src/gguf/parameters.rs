@@ -9,10 +9,10 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::convention::gguf::{self, Joined, Place, block_type};
 use mantissa_store::gguf::{GgmlType, GgufTensorSpec};
 
-use super::layout::{JoinedCast, Layout, fault};
-use super::{fitting, plain, source_scheme};
+use super::limits::fault;
+use super::schemes::{fitting, plain, source_scheme};
 use crate::error::Result;
-use crate::plan::{Job, Options, PlannedLinear, scheme_of};
+use crate::plan::{Job, JoinedCast, Layout, Options, PlannedLinear, scheme_of};
 use crate::values::values_of;
 
 /// Lists every parameter: linear layers as `[out, in]` and experts one by one, also if the checkpoint stores them

@@ -10,7 +10,7 @@ use mantissa_store::convention::gguf::{Architecture, block_type};
 use mantissa_store::gguf::{GgmlType, GgufTensorSpec, Value, ValueType};
 use serde_json::{Value as Json, json};
 
-use super::architecture::Keys;
+use super::keys::Keys;
 use super::limits::Limits;
 use crate::config::model_config;
 use crate::error::Result;

@@ -1,11 +1,10 @@
 //! Files of importance matrices: GGUF (read and written) and llama.cpp's older `.dat` (read).
 
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::path::Path;
 
 use mantissa_store::gguf::{GgmlType, Gguf, GgufTensorSpec, GgufWriter, Value};
-use mantissa_store::{Error, Output, StagedFile};
+use mantissa_store::{Error, Output, StagedFile, regular};
 
 use super::{Entry, Importance};
 use crate::error::Result;
@@ -139,13 +138,7 @@ fn read_gguf(path: &Path) -> Result<Importance> {
 /// set (length as i32, bytes).
 fn read_dat(path: &Path) -> Result<Importance> {
     let expected = "an importance matrix of llama.cpp, .gguf or .dat";
-    let io = |error| Error::opening(path, expected, "read", error);
-    let mut bytes = Vec::new();
-    let file = std::fs::File::open(path).map_err(io)?;
-    file.take(MAX_DAT + 1).read_to_end(&mut bytes).map_err(io)?;
-    if bytes.len() as u64 > MAX_DAT {
-        return Err(fault(path, "size", format!("more than {MAX_DAT} bytes"), format!("up to {MAX_DAT}")));
-    }
+    let bytes = regular::read(path, MAX_DAT, expected)?;
     let mut rest = Cursor { path, bytes: &bytes };
     let count = rest.count("entries", 1 << 20)?;
     let mut entries = BTreeMap::new();

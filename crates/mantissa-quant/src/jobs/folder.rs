@@ -23,15 +23,15 @@ use mantissa_store::{
 use serde_json::{Map, Value};
 
 use super::describe::Contents;
-use super::{Destination, Published, Task};
+use super::task::{Destination, Published, Task};
 use crate::cache_scales;
 use crate::error::{QuantError, Result, Unfinished};
-use crate::fold::{self, Folded};
+use crate::fold::Folded;
 use crate::journal::{self, Journal, Start};
 use crate::layers::Layers;
+use crate::measure::hashes::SourceHashes;
 use crate::plan::{Plan, work_of};
 use crate::progress::{Progress, Tell};
-use crate::quality::hashes::SourceHashes;
 use crate::quality::{QUALITY_NAME, Quality, TensorReport};
 use crate::report::LayerReport;
 use crate::sidecars::copy_sidecars;
@@ -108,7 +108,7 @@ impl Folder {
             write_json(staging, name, &content)?;
         }
         if let Some(record) = &prepared.record {
-            staging.write(fold::record::FILE_NAME, &record.to_json()?)?;
+            staging.write(transform::record::FILE_NAME, &record.to_json()?)?;
         }
         let finished = || ModelFiles::open(staging.path());
         if let Some((name, bytes)) = plan.container.companion(&finished)? {

@@ -7,27 +7,27 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mantissa_methods::method::Scope;
 use mantissa_model::tokenizer::gguf::folder_files;
-use mantissa_model::{LinearInfo, LinearKind, ModelConfig, StoredAs};
+use mantissa_model::{LinearInfo, ModelConfig, StoredAs};
 use mantissa_num::Scheme;
 use mantissa_store::convention::gguf::Model as GgufModel;
 use mantissa_store::convention::{Container, Experts, ModelFiles, Support};
 use mantissa_store::{Dtype, TensorMeta};
 
-use super::tensors::{EXPERTS_APART, output_of_linears, output_specs};
 use crate::cache_scales;
 use crate::config::model_config;
 use crate::dense_source::dequantizing_bytes;
 use crate::error::{QuantError, Result};
 use crate::gguf;
-use crate::gguf::layout::Layout;
+use crate::load::loadable;
+use crate::plan::Layout;
 use crate::plan::alternative;
 use crate::plan::{Job, Methods, Options, Plan, PlannedLinear, Use, scheme_of};
 use crate::recipe::{Glob, Recipe};
 use crate::rotate;
 use crate::stacks;
 use crate::tables::Tables;
+use crate::tensors::{EXPERTS_APART, output_of_linears, output_specs};
 use crate::unused;
-use crate::verify::load::loadable;
 
 impl Plan {
     /// Plans another recipe in `container` with the options of this plan.
@@ -230,9 +230,7 @@ fn unknown_experts<'a>(
     config: &ModelConfig,
     info: &LinearInfo,
 ) -> Option<&'a TensorMeta> {
-    if !matches!(info.kind, LinearKind::ExpertGate(_) | LinearKind::ExpertUp(_) | LinearKind::ExpertDown(_)) {
-        return None;
-    }
+    info.kind.expert()?;
     let mut weights = unused::tensors(source, config).filter(|meta| meta.shape.len() == 3);
     weights.find(|meta| config.layer_of(&meta.name) == Some(info.layer))
 }

@@ -22,12 +22,12 @@ use crate::calibrate::windows::check_windows;
 use crate::calibrate::{Calibration, CalibrationSet, Limits, Tick};
 use crate::error::Result;
 use crate::input_scales::{Observer, affine, scale};
-use crate::jobs::tensors::write_changed;
+use crate::load::{load_check, loadable};
 use crate::plan::spec_bytes;
 use crate::quality::{QUALITY_NAME, Quality};
 use crate::sidecars::copy_sidecars;
+use crate::tensors::write_changed;
 use crate::unquantized::Unquantized;
-use crate::verify::load::{load_check, loadable};
 
 /// New scales of an artifact.
 #[derive(Clone, Debug, Default, PartialEq)]

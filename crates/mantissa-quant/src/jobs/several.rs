@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 use super::describe::Contents;
 use super::folder::Folder;
 use super::gguf_file::GgufFiles;
-use super::{Destination, Outcome, Published, Task};
+use super::task::{Destination, Outcome, Published, Task};
 use crate::error::{QuantError, Result};
 use crate::journal::{Journal, Start};
 use crate::plan::Plan;
@@ -201,7 +201,7 @@ fn fill(
 }
 
 /// Report and verification of a complete output.
-type Completed = (Quality, Option<(crate::verify::verification::Verification, std::time::Duration)>);
+type Completed = (Quality, Option<(crate::quality::Verification, std::time::Duration)>);
 
 /// Evaluates, seals and verifies the outputs.
 fn complete(

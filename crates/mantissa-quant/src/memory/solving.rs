@@ -4,7 +4,7 @@ use mantissa_methods::method::{Buffer, Extent, Phase};
 use mantissa_model::{LinearInfo, LinearInput, ModelConfig};
 use mantissa_num::Scheme;
 
-use super::{Sizes, Stage, kept, states, transposed, with_holes_of_calibration};
+use super::stage::{Sizes, Stage, factors, kept, states, transposed, with_holes_of_calibration};
 use crate::calibrate::{Calibration, CalibrationSet};
 use crate::gptq::Hessian;
 use crate::plan::Plan;
@@ -66,7 +66,7 @@ impl<'a> Solving<'a> {
             &[
                 ("buffers of the calibration", Calibration::pass_bytes(config, self.set, threads)),
                 ("Hessian and inputs of a window per thread", statistics),
-                ("bf16 operands", super::factors(self.plan, self.set)),
+                ("bf16 operands", factors(self.plan, self.set)),
                 ("Hessian of held-out windows", self.unseen),
                 ("drift from the original model", self.original.statistics),
             ],

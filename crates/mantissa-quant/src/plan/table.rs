@@ -1,10 +1,11 @@
 //! Embedding and head in a plan.
 
-use mantissa_model::{LinearInfo, LinearKind, Role};
+use mantissa_model::{LinearInfo, Role};
 use mantissa_num::Scheme;
-use mantissa_store::convention::{LinearPlan, ModelFiles};
+use mantissa_store::convention::ModelFiles;
 
 use super::Plan;
+use super::linear::is_table;
 use crate::calibrate::CalibrationSet;
 
 /// Sizes of the embedding or head before and after its quantization.
@@ -20,16 +21,6 @@ pub struct TableSize {
     pub before: u64,
     /// Bytes in the output.
     pub after: u64,
-}
-
-/// Plans the storage of embedding or head, whose inputs stay unquantized.
-pub(crate) fn table_plan<'a>(info: &'a LinearInfo, scheme: &'a Scheme) -> LinearPlan<'a> {
-    LinearPlan::new(&info.module, scheme, None, (info.rows, info.cols))
-}
-
-/// True if `info` is embedding or head.
-pub(super) fn is_table(info: &LinearInfo) -> bool {
-    matches!(info.kind, LinearKind::Embedding | LinearKind::Head)
 }
 
 impl Plan {

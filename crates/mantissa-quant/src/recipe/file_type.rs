@@ -258,7 +258,7 @@ impl FileType {
         let (of, layer) = match part {
             Part::Head => (Of::Head, 0),
             Part::Embedding => (Of::Embedding, 0),
-            Part::Linear { kind, layer } => (Of::Is(dense(kind)), layer),
+            Part::Linear { kind, layer } => (Of::Is(kind.dense()), layer),
         };
         let n = config.num_hidden_layers;
         let grouped = config.num_attention_heads >= 4 * config.num_key_value_heads.max(1);
@@ -275,16 +275,6 @@ impl FileType {
             When::FirstSeen => first_eighth && importance,
         };
         self.rules.iter().find(|rule| rule.of == of && applies(rule.when)).map_or(self.base, |rule| rule.ty)
-    }
-}
-
-/// Maps the linear layers of experts to the dense kinds that llama.cpp treats them as.
-fn dense(kind: LinearKind) -> LinearKind {
-    match kind {
-        LinearKind::ExpertGate(_) | LinearKind::SharedGate => LinearKind::Gate,
-        LinearKind::ExpertUp(_) | LinearKind::SharedUp | LinearKind::GateUp => LinearKind::Up,
-        LinearKind::ExpertDown(_) | LinearKind::SharedDown => LinearKind::Down,
-        kind => kind,
     }
 }
 

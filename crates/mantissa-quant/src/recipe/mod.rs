@@ -66,16 +66,15 @@
 //! with = "norms"                 # trained with the scales: nothing, norms, tables (norms, embedding and head)
 //! ```
 
-pub(crate) mod error;
 mod file_type;
+mod load;
 pub(crate) mod methods;
 mod name;
+mod reader;
 mod rules;
 mod toml_file;
 
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -85,7 +84,7 @@ use mantissa_model::KvPolicy;
 use mantissa_num::Scheme;
 use mantissa_store::convention::{Container, LinearPlan};
 
-pub use error::RecipeError;
+pub use crate::error::RecipeError;
 pub use file_type::{FILE_TYPES, FileType, Part, smaller};
 pub use mantissa_methods::{METHODS, Method, TRANSFORMS, Transform};
 pub use name::{ALIASES, BUILT_IN, TYPED, spelled_out};
@@ -176,20 +175,6 @@ impl Glob {
 }
 
 impl Recipe {
-    /// Loads a recipe by name, alias or path of a `.toml` file.
-    ///
-    /// # Errors
-    /// [`RecipeError`] names the faulty part and the valid ones.
-    pub fn load(text: &str) -> Result<Self, RecipeError> {
-        if Self::is_file(text) {
-            return Self::from_toml(text, &read_capped(text)?);
-        }
-        match name::built_in(text) {
-            Some((name, file)) => Self::from_toml(name, file),
-            None => name::parse(text),
-        }
-    }
-
     /// True if `text` is the path of a file.
     pub fn is_file(text: &str) -> bool {
         text.ends_with(".toml") || text.contains('/')
@@ -198,14 +183,6 @@ impl Recipe {
     /// Returns the name for reports: the recipe's name, or that of its file without the folder.
     pub fn label(&self) -> &str {
         Path::new(&self.name).file_name().and_then(|name| name.to_str()).unwrap_or(&self.name)
-    }
-
-    /// Parses the text of a `.toml` file; `file` is its name in errors.
-    ///
-    /// # Errors
-    /// Errors of [`load`](Self::load).
-    pub fn from_toml(file: &str, text: &str) -> Result<Self, RecipeError> {
-        toml_file::parse(file, text)
     }
 
     /// Returns the first rule that names `module`.
@@ -293,29 +270,6 @@ impl Recipe {
         let of_rules = self.layers.iter().filter_map(|rule| rule.weights.as_ref());
         std::iter::once(&self.weights).chain(of_rules).collect()
     }
-}
-
-/// Reads a file up to the size limit of recipes.
-fn read_capped(file: &str) -> Result<String, RecipeError> {
-    const MOST: u64 = 4 << 20;
-    let path = Path::new(file);
-    let io = |error| {
-        let expected = "a recipe in TOML, or a name of `mantissa recipes`";
-        RecipeError::Read(mantissa_store::Error::opening(path, expected, "read recipe", error))
-    };
-    let fault = |got: String| RecipeError::File {
-        file: file.to_owned(),
-        field: "recipe".to_owned(),
-        got,
-        expected: format!("UTF-8 text of at most {MOST} bytes"),
-    };
-    let mut bytes = Vec::new();
-    File::open(path).map_err(io)?.take(MOST + 1).read_to_end(&mut bytes).map_err(io)?;
-    if bytes.len() as u64 > MOST {
-        return Err(fault("more".to_owned()));
-    }
-    String::from_utf8(bytes)
-        .map_err(|e| fault(format!("invalid UTF-8 at byte {}", e.utf8_error().valid_up_to())))
 }
 
 /// Leaves out rotations at run time where the method cannot rotate inputs. A recipe file can still ask for them.

@@ -6,7 +6,7 @@ use mantissa_methods::{Method, Transform, rtn};
 use mantissa_num::{parse_activation, parse_weight};
 
 use super::methods::same;
-use super::toml_file::{MAX_RULES, Reader};
+use super::reader::{MAX_RULES, Reader};
 use super::{FileType, LayerRule, RecipeError};
 
 const KEYS: [&str; 4] = ["modules", "weights", "activations", "method"];

@@ -4,43 +4,12 @@ use mantissa_model::{LinearInfo, LinearInput};
 
 use mantissa_methods::method::Solver;
 
-use super::{Moments, Sequential};
-use crate::calibrate::{CalibrateError, CalibratedLayer, Calibration, Tick};
+use super::needs::{reads_last, uses_drift};
+use super::{Moments, Original, Sequential};
+use crate::calibrate::{CalibrateError, CalibratedLayer, Tick};
 use crate::error::Result;
-use crate::plan::Plan;
 use crate::rounding::{method_error, whole};
 use crate::source::{DenseTensor, Scratch};
-
-/// Unquantized model, at the same layer as the quantized one.
-#[derive(Default)]
-pub(super) struct Original<'a> {
-    /// States of its windows; `None` if the method does not need the drift.
-    pub(super) states: Option<Calibration<'a>>,
-    /// Layer after these states.
-    layer: Option<CalibratedLayer>,
-}
-
-/// True if some method needs the drift of inputs.
-pub(crate) fn needs_drift(plan: &Plan) -> bool {
-    plan.job.needs(|needs| needs.drift)
-}
-
-/// True if the method of a layer needs the drift of its input. Experts are left out: a token may be routed to other experts in
-/// the two models.
-pub(crate) fn uses_drift(plan: &Plan, info: &LinearInfo) -> bool {
-    let routed = matches!(info.kind.input(), LinearInput::Expert(_) | LinearInput::ExpertDown(_));
-    !routed && plan.needs_of(info).drift
-}
-
-/// True if no later weight to be quantized by the same method reads the same input.
-pub(crate) fn reads_last(plan: &Plan, info: &LinearInfo) -> bool {
-    let id = plan.method_id(info);
-    let same = |other: &LinearInfo| {
-        other.layer == info.layer && other.kind.input() == info.kind.input() && plan.method_id(other) == id
-    };
-    let last = plan.quantized().map(|(other, _)| other).filter(|other| same(other)).last();
-    last.is_some_and(|last| last.module == info.module)
-}
 
 impl Sequential<'_> {
     /// Collects the Hessians of `inputs` of `layer` with its present weights and, where [used](uses_drift), their

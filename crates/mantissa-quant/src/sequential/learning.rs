@@ -17,7 +17,6 @@ use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, Squares, Sta
 use crate::error::{QuantError, Result};
 use crate::fold::Folded;
 use crate::judge::{self, Judgement, Output};
-use crate::metric::Metric;
 use crate::plan::Use;
 use crate::rounding::{method_error, round_to_nearest, train_error, whole};
 use crate::source::{DenseTensor, Scratch};
@@ -30,19 +29,6 @@ pub(crate) struct ToLearn<'a> {
     pub(crate) scheme: &'a Scheme,
     /// Tensor-wide scale, if fused layers share one.
     pub(crate) outer: Option<f32>,
-}
-
-/// State of methods that learn, in addition to that of all methods that calibrate.
-#[derive(Default)]
-pub(crate) struct Learning<'a> {
-    /// Windows in the unquantized model.
-    reference: Option<Calibration<'a>>,
-    /// Held-out windows in the unquantized model.
-    unseen: Option<Calibration<'a>>,
-    /// Fisher information of each layer's output.
-    metrics: Option<Vec<Option<Metric>>>,
-    /// Results of the current layer, by module.
-    solved: BTreeMap<String, Solved>,
 }
 
 impl<'a> Sequential<'a> {

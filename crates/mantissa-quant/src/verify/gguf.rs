@@ -10,19 +10,19 @@ use mantissa_model::{LoadError, ModelConfig, Role, TensorInfo, WeightSource};
 use mantissa_num::Quantized;
 use mantissa_store::convention::gguf::{self, Architecture, Stored, place};
 use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
-use mantissa_store::{Error, ErrorClass};
+use mantissa_store::{Error, ErrorClass, regular};
 use mantissa_verify::gguf::{BlockType, GgufFile, Key, Model, Place, Tensor};
 use serde_json::Value;
 
 use super::logits::compare_readers;
 use super::reference::reference_fault;
-use super::verification::Verification;
 use super::worst::{Rows, worst_of_row};
 use crate::config::model_config;
 use crate::dequantize::Dequantizer;
 use crate::error::{QuantError, Result};
 use crate::fold::Folded;
 use crate::gguf::{linear_of, parameters};
+use crate::quality::Verification;
 use crate::source::{DenseError, DenseTensor, PANEL, Scratch, WeightReader};
 
 /// Tensors of rotary factors; their values are part of the configuration.
@@ -40,8 +40,9 @@ pub(super) fn check(
     threads: usize,
     found: &mut Verification,
 ) -> Result<()> {
-    let paths: Vec<&Path> = files.checkpoint().files().collect();
-    let file = match GgufFile::open_all(&paths) {
+    let open = |path| Ok((path, regular::open(path, "a .gguf file")?));
+    let opened = files.checkpoint().files().map(open).collect::<Result<_>>()?;
+    let file = match GgufFile::read_all(opened) {
         Ok(file) => file,
         Err(error) => match store_error(files.dir(), error) {
             error if error.class() == ErrorClass::Input => {

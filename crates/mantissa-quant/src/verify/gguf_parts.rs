@@ -3,10 +3,10 @@
 use mantissa_verify::gguf::Parts;
 
 use super::gguf::TensorCheck;
-use super::verification::Verification;
 use super::worst::{Worst, worst_of_row};
 use crate::error::Result;
 use crate::gguf::heads;
+use crate::quality::Verification;
 use crate::source::{Scratch, WeightReader as _};
 
 impl TensorCheck<'_> {

@@ -2,8 +2,8 @@
 
 use mantissa_model::{Batch, Buffers, Decoder, ModelConfig, WeightSource};
 
-use super::verification::Verification;
 use crate::error::Result;
+use crate::quality::Verification;
 
 /// Largest number of parameters for which logits are compared: two copies are in memory as f32.
 pub(crate) const MAX_LOGIT_PARAMETERS: u64 = 64 << 20;

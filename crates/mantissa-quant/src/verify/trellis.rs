@@ -6,12 +6,12 @@ use mantissa_store::convention::{LinearWeight, Weight};
 use mantissa_verify::trellis::{self, Trellis};
 
 use super::independent::CheckpointTensors;
+use super::recorded;
 use super::reference::source_weight;
-use super::verification::Verification;
 use super::weights::WeightCheck;
 use crate::error::Result;
 use crate::error_stats::ErrorStats;
-use crate::quality::check;
+use crate::quality::Verification;
 use crate::source::{Scratch, WeightReader as _};
 
 impl WeightCheck<'_> {
@@ -38,7 +38,7 @@ impl WeightCheck<'_> {
         found.compared += 1;
         if let Some(recorded) = self.recorded.filter(|_| self.errors) {
             let error = ErrorStats::of_rows(w, &whole, cols);
-            found.faults.extend(check::error_fault(module, &recorded.error, &error.report()));
+            found.faults.extend(recorded::error_fault(module, &recorded.error, &error.report()));
         }
         Ok(())
     }

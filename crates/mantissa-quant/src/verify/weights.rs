@@ -11,15 +11,15 @@ use mantissa_store::gguf::GgmlType;
 use mantissa_verify::gguf::BlockType;
 
 use super::independent::{CheckpointTensors, column_order, expert};
+use super::recorded;
 use super::reference::source_weight;
-use super::verification::Verification;
 use super::worst::{Rows, worst_error, worst_of_row};
 use crate::dequantize::Dequantizer;
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
 use crate::fold::Folded;
 use crate::plan::rounds_each;
-use crate::quality::check;
+use crate::quality::Verification;
 use crate::report::LayerReport;
 use crate::source::{DenseError, DenseTensor, PANEL, Scratch, WeightReader};
 use crate::stacks::stack_of;
@@ -93,7 +93,7 @@ impl WeightCheck<'_> {
             found.compared += 1;
             found.max_error_in_bounds = Some(found.max_error_in_bounds.unwrap_or(0.0).max(all.worst.ratio));
             if let Some(recorded) = self.recorded.filter(|_| self.errors) {
-                found.faults.extend(check::error_fault(module, &recorded.error, &all.error.report()));
+                found.faults.extend(recorded::error_fault(module, &recorded.error, &all.error.report()));
             }
             if self.bounded() && all.worst.ratio > 1.0 {
                 found.faults.push(all.worst.text(module));

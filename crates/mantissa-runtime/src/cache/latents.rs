@@ -15,11 +15,12 @@ use std::ops::Range;
 use mantissa_kernels::paged::{Softmax, combine_partials};
 use mantissa_kernels::{MatMut, MatRef, for_each, kernels};
 use mantissa_model::ForwardError;
-use mantissa_model::flow::{AbsorbedHeads, IndexRows, IndexerFlow, LatentTokens, LayerFlow};
+use mantissa_model::flow::{AbsorbedHeads, Attention, IndexRows, IndexerFlow, LatentTokens};
 
-use super::attend::{FEW, RowSpan, Stored, push};
+use super::pass::{FEW, RowSpan, Stored, push};
 use super::pool::KvPool;
 use super::prefill::weigh;
+use super::scratch::{Latents, Unit};
 use super::sequence::{SequenceCache, cut};
 use super::side::{Codes, SideView};
 
@@ -37,40 +38,12 @@ const FLOATS: usize = 4 << 20;
 pub struct LatentInputs<'a, 'r> {
     /// The layer.
     pub layer: usize,
-    /// Its shape.
-    pub flow: &'a LayerFlow,
+    /// Its attention.
+    pub attention: &'a Attention,
     /// Projection between latents and heads.
     pub heads: &'a AbsorbedHeads,
     /// New tokens; queries and keys are rotated in place.
     pub rows: &'a mut LatentTokens<'r>,
-}
-
-/// Buffers of a pool for latent attention, reused.
-#[derive(Debug, Default)]
-pub(super) struct Latents {
-    units: Vec<Unit>,
-    /// Queries of the units, `[heads, rows, kv_rank + rotated]` each.
-    queries: Vec<f32>,
-    /// Partial results, `[pieces, heads, rows, partial]` of each unit.
-    partials: Vec<f32>,
-    /// Heads, `[heads, rows, value]` of each unit.
-    expanded: Vec<f32>,
-    /// Rotated parts and index keys of new tokens, `[rows, rotated + dim]`.
-    keys: Vec<f32>,
-}
-
-/// Consecutive new tokens of a sequence that are computed together.
-#[derive(Clone, Debug)]
-struct Unit {
-    span: usize,
-    /// Rows of the pass.
-    rows: Range<usize>,
-    /// Position of the first.
-    start: usize,
-    /// Pieces of the cache, or of the chosen tokens, that are computed apart.
-    pieces: usize,
-    /// True if its query attends to the chosen tokens.
-    sparse: bool,
 }
 
 /// Everything that tasks of a pass read.
@@ -111,11 +84,11 @@ impl KvPool {
         spans: &[RowSpan],
         caches: &mut [SequenceCache],
     ) -> Result<(), ForwardError> {
-        let LatentInputs { layer, flow, heads, rows } = inputs;
+        let LatentInputs { layer, attention, heads, rows } = inputs;
         let LatentTokens { q, latents, rotated, attended, index, cos, sin } = rows;
-        let (latent, shape) = (*heads.latent(), flow.attention_shape());
+        let (latent, shape) = (*heads.latent(), attention.shape());
         let q_width = shape.heads * shape.head_dim;
-        let of_index = flow.indexer().map_or(0, IndexerFlow::key_width);
+        let of_index = attention.indexer().map_or(0, IndexerFlow::key_width);
         let width = latent.rotated + of_index;
         let mut scratch = std::mem::take(&mut self.scratch);
         let mut keys = std::mem::take(&mut scratch.latents.keys);
@@ -130,13 +103,13 @@ impl KvPool {
             let cache = &mut caches[span.sequence];
             cut(plan, data.bytes(), &cache.blocks, &mut cache.layers[layer], span.start, block_tokens);
             let Range { start, end } = span.rows;
-            flow.rotate(span.start, &mut q[start * q_width..end * q_width], shape.heads, cos, sin);
-            let angles = span.start * flow.half()..(span.start + span.rows.len()) * flow.half();
+            attention.rotate(span.start, &mut q[start * q_width..end * q_width], shape.heads, cos, sin);
+            let angles = span.start * attention.half()..(span.start + span.rows.len()) * attention.half();
             if !angles.is_empty() {
                 let keys = &mut rotated[start * latent.rotated..end * latent.rotated];
                 kernels().rope_rotate(keys, 1, latent.rotated, &cos[angles.clone()], &sin[angles]);
             }
-            if let Some(indexer) = flow.indexer() {
+            if let Some(indexer) = attention.indexer() {
                 let keys = &mut index.keys[start * of_index..end * of_index];
                 indexer.rotate(span.start, keys, cos, sin, 1);
             }
@@ -152,13 +125,13 @@ impl KvPool {
         if done.is_ok() {
             let (data, caches) = (data.bytes(), &*caches);
             let stored = Stored { plan, rope: None, k, v, data, block_tokens, caches, layer, append: true };
-            if let Some(indexer) = flow.indexer() {
-                choose(indexer, &stored, spans, index, (cos, sin), (latent.rotated, flow.threads()));
+            if let Some(indexer) = attention.indexer() {
+                choose(indexer, &stored, spans, index, (cos, sin), (latent.rotated, attention.threads()));
             }
-            let scale = (shape.scale, flow.softcap());
-            let chosen = (flow.indexer().map_or(usize::MAX, IndexerFlow::chosen), &*index.chosen);
+            let scale = (shape.scale, attention.softcap());
+            let chosen = (attention.indexer().map_or(usize::MAX, IndexerFlow::chosen), &*index.chosen);
             let pass = Pass { stored, spans, heads, q, shape: (shape.heads, shape.head_dim), scale, chosen };
-            scratch.latents.run(&pass, attended, flow.threads());
+            scratch.latents.run(&pass, attended, attention.threads());
         }
         if done.is_ok() {
             let (data, codes) = (data.bytes_mut(), &mut scratch.codes);

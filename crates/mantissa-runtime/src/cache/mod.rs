@@ -19,17 +19,20 @@
 
 mod attend;
 mod latents;
+mod pass;
 mod plan;
 mod pool;
 mod prefill;
+mod scratch;
 mod sequence;
 mod side;
 mod states;
 #[cfg(test)]
 mod tests;
 
-pub use self::attend::{AttendInputs, FEW, RowSpan};
+pub use self::attend::AttendInputs;
 pub use self::latents::LatentInputs;
+pub use self::pass::{FEW, RowSpan};
 pub use self::plan::KvPlan;
 pub use self::pool::KvPool;
 pub use self::sequence::SequenceCache;

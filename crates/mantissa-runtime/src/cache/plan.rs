@@ -1,8 +1,9 @@
 //! Storage of each layer: formats, and places within a block.
 
 use mantissa_kernels::paged::{TILE_TOKENS, TileFormat};
-use mantissa_model::config::{Recurrent, StateShape};
+use mantissa_model::config::Recurrent;
 use mantissa_model::kv::{HeadElement, KvQuantizer, Side};
+use mantissa_model::mixer::StateShape;
 use mantissa_model::{KvPolicy, LoadError, ModelConfig};
 
 /// Longest block, in tokens, that groups along tokens may ask for.

@@ -2,8 +2,8 @@
 
 use mantissa_model::LoadError;
 
-use super::attend::Scratch;
 use super::plan::KvPlan;
+use super::scratch::Scratch;
 
 /// Bytes to which the data of a layer is aligned: a cache line.
 const LINE: usize = 64;

@@ -3,7 +3,9 @@
 
 use mantissa_kernels::{CausalAttention, MatMut, MatRef, kernels};
 
-use super::attend::{Buffers, Pass, Span};
+use super::pass::Pass;
+use super::scratch::Span;
+use super::side::Codes;
 
 /// Positions of a task: their queries share the decoded keys.
 pub(super) const POSITIONS: usize = 256;
@@ -29,7 +31,7 @@ pub(super) fn attend_block(
     span: &Span,
     block: usize,
     head: usize,
-    buffers: &mut Buffers,
+    (codes, prefill): (&mut Codes, &mut Prefill),
     out: &mut [f32],
 ) {
     let (d, group, width) = (pass.shape.head_dim, pass.group(), pass.shape.heads * pass.shape.head_dim);
@@ -37,7 +39,6 @@ pub(super) fn attend_block(
     let row = span.row + block * POSITIONS;
     let start = span.start + block * POSITIONS;
     let sides = pass.sides(span);
-    let Buffers { codes, prefill, .. } = buffers;
     let Prefill { queries, keys, values, scores, max, sum } = prefill;
     queries.clear();
     for q in pass.q[row * width..].chunks_exact(width).take(positions) {

@@ -3,8 +3,7 @@
 //! A state cannot be cut back to fewer tokens, and is overwritten by the next pass. So a sequence begins like another
 //! only where that other stands now, by a copy of its states.
 
-use mantissa_model::config::StateShape;
-use mantissa_model::mixer::States;
+use mantissa_model::mixer::{StateShape, States};
 use mantissa_model::{LoadError, zeros};
 
 /// States of all sequences, by slot.

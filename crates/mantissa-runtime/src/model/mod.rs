@@ -13,12 +13,9 @@ use mantissa_model::{
 };
 use mantissa_store::convention::LinearWeight;
 
-use self::operators::{FastLayer, Run};
+use self::operators::{FastLayer, Run, normalize};
 use crate::cache::KvPlan;
 use crate::prepared::{self, Job, PreparedLinear, Rows, Scratch};
-
-/// Least number of values that several threads normalize.
-const MANY: usize = 1 << 16;
 
 /// A model ready to run. Any number of threads may run passes, each with its own [`FastBuffers`].
 #[derive(Debug)]
@@ -75,7 +72,9 @@ impl FastModel {
         let layer = |i| {
             let mut absorbed = None;
             let prepare = |info: &LinearInfo, weight: LinearWeight| {
-                if let (LinearKind::KvB, Some(latent)) = (info.kind, config.latent) {
+                if info.kind == LinearKind::KvB
+                    && let Some(latent) = config.latent
+                {
                     let linear = Linear::new(&info.module, weight.clone())?;
                     absorbed = Some(AbsorbedHeads::new(latent, config.num_attention_heads, &linear));
                 }
@@ -107,7 +106,7 @@ impl FastModel {
                 Some(PreparedLinear::new(module, source.adapt(module, weight)?, threads)?)
             }
         };
-        let kv = KvPlan::new(&config, layers.iter().map(|layer| layer.flow.kv()))?;
+        let kv = KvPlan::new(&config, layers.iter().map(|layer| layer.flow.attention().kv()))?;
         Ok(FastModel {
             norm: Norm::load(source, &config, &config.final_norm_module(), config.hidden_size)?,
             embedding,
@@ -238,8 +237,8 @@ impl FastModel {
             let mut activations = b.buffers.activations(layer.flow.has_local_rope()).0;
             let mut operators = Run { layer, scratch, threads: self.threads };
             let cache = caches.as_mut().map(|caches| caches.layer(i));
-            layer.flow.attention_after(&mut operators, seqs, cache, &mut activations)?;
-            layer.flow.mlp(&mut operators, seqs, &mut activations)?;
+            layer.flow.run_attention_after(&mut operators, seqs, cache, &mut activations)?;
+            layer.flow.run_mlp(&mut operators, seqs, &mut activations)?;
         }
         let activations = b.buffers.activations(false).0;
         let normed = &mut activations.normed[..len];
@@ -275,13 +274,4 @@ impl FastModel {
         self.config.finish_logits(out);
         Ok(())
     }
-}
-
-/// Normalizes rows of `width` of `x` into `out`, on up to `threads` threads if there are many.
-fn normalize(norm: &Norm, x: &[f32], out: &mut [f32], width: usize, threads: usize) {
-    if x.len() < MANY || threads <= 1 {
-        return norm.forward(x, out);
-    }
-    let piece = (x.len() / width).div_ceil(4 * threads) * width;
-    for_each(threads, x.chunks(piece).zip(out.chunks_mut(piece)), |(x, out)| norm.forward(x, out));
 }

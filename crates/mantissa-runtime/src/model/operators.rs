@@ -8,8 +8,10 @@ use mantissa_model::flow::{self, AbsorbedHeads, Group, LayerFlow, Operators};
 use mantissa_model::graph::{NormKind, SideKind, VectorKind};
 use mantissa_model::{ForwardError, LayerParts, Linear, LinearInput, LinearKind, Norm};
 
-use super::normalize;
 use crate::prepared::{self, Job, MOST_INPUTS, PreparedLinear, Rows, Scratch};
+
+/// Least number of values that several threads normalize.
+const MANY: usize = 1 << 16;
 
 /// A layer whose linear layers are prepared.
 #[derive(Debug)]
@@ -145,4 +147,13 @@ impl Operators for Run<'_> {
     fn vector(&self, kind: VectorKind) -> Option<&[f32]> {
         self.layer.vectors.iter().find(|(of, _)| *of == kind).map(|(_, values)| values.as_slice())
     }
+}
+
+/// Normalizes rows of `width` of `x` into `out`, on up to `threads` threads if there are many.
+pub(super) fn normalize(norm: &Norm, x: &[f32], out: &mut [f32], width: usize, threads: usize) {
+    if x.len() < MANY || threads <= 1 {
+        return norm.forward(x, out);
+    }
+    let piece = (x.len() / width).div_ceil(4 * threads) * width;
+    for_each(threads, x.chunks(piece).zip(out.chunks_mut(piece)), |(x, out)| norm.forward(x, out));
 }

@@ -2,8 +2,6 @@
 
 use mantissa_kernels::device::PackedWeight;
 use mantissa_kernels::packed::{FloatCode, PackedLevel, ScaleCode};
-use mantissa_num::{Rule, Scheme};
-use mantissa_store::convention::Weight;
 
 use super::{Prepared, PreparedLinear};
 
@@ -69,19 +67,5 @@ impl Choice {
         }
         let (module, format) = (linear.module.clone(), linear.stored.clone() + &ranks.concat());
         Choice { module, format, kernel, prefill, bytes: linear.bytes(), reason }
-    }
-}
-
-/// Names the format of a stored weight.
-pub(super) fn name(weight: &Weight) -> String {
-    match weight {
-        Weight::F32(_) => "f32".into(),
-        Weight::Bf16(_) => "bf16".into(),
-        Weight::F16(_) => "f16".into(),
-        // The writer's rule is not stored.
-        Weight::Quantized(q) => {
-            let text = Scheme::new(q.format.clone(), Rule::Amax).to_string();
-            text.split_once(':').map_or(text.clone(), |(name, _)| name.to_owned())
-        }
     }
 }

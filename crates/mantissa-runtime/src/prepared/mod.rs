@@ -19,8 +19,8 @@ mod tests;
 use mantissa_kernels::device::{Cpu, Device, PackedWeight, Product};
 use mantissa_kernels::{for_each, kernels};
 use mantissa_model::{ForwardError, LOW_RANK_TOKENS, Linear, LoadError, Table, add_extra, check_weight};
-use mantissa_num::Quantized;
 use mantissa_num::stored::{Extra, Transforms};
+use mantissa_num::{Quantized, Rule, Scheme};
 use mantissa_store::convention::{LinearWeight, Weight};
 
 pub use self::choice::Choice;
@@ -100,7 +100,7 @@ impl PreparedLinear {
     pub fn new(module: &str, weight: LinearWeight, threads: usize) -> Result<Self, LoadError> {
         let input = Input::new(check_weight(module, &weight)?);
         let LinearWeight { rows, cols, weight, bias, transforms, .. } = weight;
-        let stored = choice::name(&weight);
+        let stored = format_name(&weight);
         let sums = match &weight {
             Weight::Quantized(q) if input.shift != 0.0 => Some(row_sums(q, threads)),
             _ => None,
@@ -208,6 +208,20 @@ fn row_sums(q: &Quantized, threads: usize) -> Vec<f64> {
         }
     });
     sums
+}
+
+/// Names the format of a stored weight.
+fn format_name(weight: &Weight) -> String {
+    match weight {
+        Weight::F32(_) => "f32".into(),
+        Weight::Bf16(_) => "bf16".into(),
+        Weight::F16(_) => "f16".into(),
+        // The writer's rule is not stored.
+        Weight::Quantized(q) => {
+            let text = Scheme::new(q.format.clone(), Rule::Amax).to_string();
+            text.split_once(':').map_or(text.clone(), |(name, _)| name.to_owned())
+        }
+    }
 }
 
 /// Repacks a weight.

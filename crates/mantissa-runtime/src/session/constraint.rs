@@ -1,43 +1,54 @@
 //! Constraints on the tokens of a sequence, such as a grammar.
 
 use std::fmt;
+use std::time::Duration;
 
-/// Limits the tokens of a sequence. The runtime asks for the tokens that may follow, and tells each token that was
-/// taken.
+/// Token that is offered to a constraint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offer {
+    /// A token of the text.
+    Token(u32),
+    /// A token that ends the sequence.
+    End,
+}
+
+/// Answer of a constraint to a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The token may follow, and was taken.
+    Taken {
+        /// True if only an end may follow; the sequence ends then.
+        complete: bool,
+    },
+    /// The token may not follow; those that may are in the mask.
+    Refused {
+        /// True if the sequence may end here.
+        may_end: bool,
+    },
+    /// Not known yet: the same token is to be offered again later.
+    Pending,
+}
+
+/// Limits the tokens of a sequence. The runtime offers it each token that it has drawn.
 ///
-/// End tokens are the runtime's matter: they are taken where [`may_end`](Self::may_end) is true.
+/// A constraint may take its time: a sequence whose constraint has not answered waits, and others go on.
+///
+/// End tokens are the runtime's matter: it offers them as [`Offer::End`], and allows them where a refusal says so.
 pub trait Constraint: fmt::Debug + Send {
-    /// True if `token` may follow.
+    /// Takes `offer` if it may follow; else adds all tokens that may follow to `mask`, which is empty.
     ///
     /// # Errors
     /// [`ConstraintError`], which ends the sequence.
-    fn allows(&mut self, token: u32) -> Result<bool, ConstraintError>;
+    fn offer(&mut self, offer: Offer, mask: &mut TokenMask) -> Result<Verdict, ConstraintError>;
 
-    /// Adds all tokens that may follow to `mask`, which is empty.
-    ///
-    /// # Errors
-    /// [`ConstraintError`], which ends the sequence.
-    fn mask(&mut self, mask: &mut TokenMask) -> Result<(), ConstraintError>;
+    /// Waits until the answer to the last offer is there, at most for `patience`. Returns false if it is not, at once if
+    /// nobody works on it yet. Only called after [`Verdict::Pending`].
+    fn wait(&mut self, patience: Duration) -> bool {
+        let _ = patience;
+        true
+    }
 
-    /// True if the sequence may end here.
-    ///
-    /// # Errors
-    /// [`ConstraintError`], which ends the sequence.
-    fn may_end(&mut self) -> Result<bool, ConstraintError>;
-
-    /// Advances by `token`.
-    ///
-    /// # Errors
-    /// [`ConstraintError`] if the token may not follow, which ends the sequence.
-    fn accept(&mut self, token: u32) -> Result<(), ConstraintError>;
-
-    /// True if only an end may follow; the sequence ends then.
-    ///
-    /// # Errors
-    /// [`ConstraintError`], which ends the sequence.
-    fn is_complete(&mut self) -> Result<bool, ConstraintError>;
-
-    /// Returns a copy with the same state.
+    /// Returns a copy with the same state, without an offer.
     fn boxed_clone(&self) -> Box<dyn Constraint>;
 }
 

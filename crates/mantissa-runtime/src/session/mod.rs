@@ -3,19 +3,22 @@
 //! Each [`step`](Runtime::step) runs one pass: the next token of every sequence that generates, and a chunk of the
 //! prompts that wait, up to a number of tokens. Memory of the cache is given in blocks. A sequence is admitted if
 //! there are blocks for its prompt; if a running one finds none to grow, the youngest is preempted and recomputed
-//! later, so the oldest always finishes. Sequences of higher priority come first in both. A prompt that begins like
-//! another sequence, running or finished a short time ago, shares its blocks; if the other's prompt is still being
-//! computed, it waits for it.
+//! later, so the oldest always finishes. Sequences of higher priority come first in both. A prompt waits while another
+//! owner at work has had less time. A prompt that begins like another sequence, running or finished a short time ago,
+//! shares its blocks; if the other's prompt is still being computed, it waits for it.
 //!
 //! The tokens of a sequence do not depend on its neighbours: rows of a pass are computed independently, and a prompt is
 //! cut only at positions where attention gives the same bits as without the cut.
 
+mod batch;
 mod constraint;
-pub(crate) mod kv;
+mod draw;
 mod plan;
+mod pooling;
 mod prompt;
 mod sample;
 mod sequence;
+mod shares;
 mod single;
 mod state;
 
@@ -25,17 +28,21 @@ use std::time::{Duration, Instant};
 use mantissa_model::flow::Sequences;
 use mantissa_model::{ForwardError, GenerateError, LoadError, Sampling};
 
-pub use self::constraint::{Constraint, ConstraintError, TokenMask};
-use self::kv::Kv;
-use self::plan::Batch;
-pub use self::prompt::Pooling;
-use self::sample::Scratch;
+use self::batch::Batch;
+pub use self::constraint::{Constraint, ConstraintError, Offer, TokenMask, Verdict};
+use self::draw::Scratch;
+pub use self::pooling::Pooling;
 use self::sequence::Sequence;
 pub use self::sequence::{Event, EventKind, Request, SequenceId};
+use self::shares::{Rows, Shares};
 pub use self::single::Single;
 pub use self::state::{CacheUse, Phase, SequenceState};
+use crate::kv::Kv;
 use crate::model::{FastBuffers, FastModel};
 use crate::speculate::{self, Costs, Draft, Proposals, Speculation};
+
+/// Time for which a step without other work waits for constraints.
+const IDLE_PATIENCE: Duration = Duration::from_millis(5);
 
 /// Sizes of a [`Runtime`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +77,7 @@ impl RuntimeOptions {
 
     /// Sizes for `sequences` sequences at once of up to `context` tokens each.
     pub fn batch(sequences: usize, context: usize) -> Self {
-        let cached_tokens = sequences * context.next_multiple_of(plan::BLOCK);
+        let cached_tokens = sequences * context.next_multiple_of(batch::BLOCK);
         RuntimeOptions { sequences, cached_tokens, kept: sequences, ..Self::single(context) }
     }
 
@@ -78,7 +85,7 @@ impl RuntimeOptions {
     pub(crate) fn settled(self) -> Self {
         RuntimeOptions {
             sequences: self.sequences.max(1),
-            step_tokens: self.step_tokens.max(2 * plan::BLOCK),
+            step_tokens: self.step_tokens.max(2 * batch::BLOCK),
             context: self.context.max(1),
             ..self
         }
@@ -91,8 +98,27 @@ enum Slot {
     Free,
     /// At work.
     Running(Sequence),
-    /// Finished; the cache is kept for prompts that begin with these tokens.
-    Kept(Vec<u32>),
+    /// Finished; the cache is kept for prompts that may share it and begin with these tokens.
+    Kept {
+        prefixes: u64,
+        tokens: Vec<u32>,
+    },
+}
+
+/// A sequence that was taken out of a runtime.
+#[derive(Debug)]
+pub struct Detached(Sequence);
+
+impl Detached {
+    /// True if it can go on, now or within `patience`: it does not wait for its constraint.
+    pub fn is_ready(&mut self, patience: Duration) -> bool {
+        self.0.undecided.is_none() || self.0.wait(patience)
+    }
+
+    /// State of the sequence.
+    pub fn state(&self) -> SequenceState {
+        state::state(&self.0, None)
+    }
 }
 
 /// Generates sequences with one model, many at once.
@@ -125,8 +151,18 @@ pub struct Runtime<'m> {
     /// Costs of steps that only generate, without and with proposals.
     plain: Costs,
     with_proposals: Costs,
-    /// Time in passes of the model so far.
+    /// Time in passes of the model so far, and in the last one.
     passes: Duration,
+    last_pass: Duration,
+    /// Time that owners have had.
+    shares: Shares,
+    /// Owners of the sequences at work, and the rows of a pass by owner.
+    owners: Vec<u64>,
+    owned_rows: Vec<Rows>,
+    /// Tokens of prompts that are computed in a pass although it is not their owner's turn.
+    small_left: usize,
+    /// Time spent waiting for constraints in this step.
+    waited: Duration,
 }
 
 impl<'m> Runtime<'m> {
@@ -163,6 +199,12 @@ impl<'m> Runtime<'m> {
             plain: Costs::default(),
             with_proposals: Costs::default(),
             passes: Duration::ZERO,
+            last_pass: Duration::ZERO,
+            shares: Shares::default(),
+            owners: Vec::with_capacity(sequences),
+            owned_rows: Vec::with_capacity(sequences),
+            small_left: 0,
+            waited: Duration::ZERO,
             options,
         })
     }
@@ -256,6 +298,30 @@ impl<'m> Runtime<'m> {
         slot.is_some()
     }
 
+    /// True if a sequence waits for its constraint, which has not answered yet.
+    pub fn is_undecided(&mut self, id: SequenceId) -> bool {
+        let sequence = match self.slot(id).map(|slot| &mut self.slots[slot]) {
+            Some(Slot::Running(sequence)) => Some(sequence),
+            _ => self.waiting.iter_mut().find(|sequence| sequence.id == id),
+        };
+        sequence.is_some_and(|sequence| sequence.undecided.is_some() && !sequence.wait(Duration::ZERO))
+    }
+
+    /// Takes a sequence out, so that others have its place. Its cache is kept like that of a finished one, as long as there
+    /// is memory. `None` if there is no such sequence.
+    pub fn detach(&mut self, id: SequenceId) -> Option<Detached> {
+        if let Some(at) = self.waiting.iter().position(|sequence| sequence.id == id) {
+            return self.waiting.remove(at).map(Detached);
+        }
+        let slot = self.slot(id)?;
+        self.take(slot).map(Detached)
+    }
+
+    /// Puts a sequence back, which continues as if it had stayed.
+    pub fn attach(&mut self, detached: Detached) {
+        self.wait(detached.0);
+    }
+
     /// Adds a sequence that continues like `id` from here on, with its own sampling. Shares the cache. `None` if there
     /// is no such sequence; it waits if there is no room. Only a fork that waits reports that it has started.
     pub fn fork(&mut self, id: SequenceId, sampling: Sampling) -> Option<SequenceId> {
@@ -265,6 +331,8 @@ impl<'m> Runtime<'m> {
             _ => self.waiting.iter().find(|sequence| sequence.id == id)?.clone(),
         };
         let mut copy = Sequence { id: self.name(), ..sequence };
+        // It draws its own next token.
+        copy.undecided.iter_mut().for_each(|undecided| undecided.drawn = None);
         copy.request.sampling = sampling;
         let id = copy.id;
         let free = (self.running.len() < self.options.sequences).then(|| self.free_slot()).flatten();
@@ -324,16 +392,34 @@ impl<'m> Runtime<'m> {
         }
     }
 
+    /// Iterates over the sequences at work, then those that wait, in the order of admission.
+    pub fn sequences(&self) -> impl Iterator<Item = SequenceState> {
+        let running = self.running.iter().filter_map(|&slot| match &self.slots[slot] {
+            Slot::Running(sequence) => Some(state::state(sequence, Some(self.kv.len(slot)))),
+            _ => None,
+        });
+        running.chain(self.waiting.iter().map(|sequence| state::state(sequence, None)))
+    }
+
+    /// Use of the cache.
+    pub fn cache(&self) -> CacheUse {
+        let [blocks, free] = self.kv.blocks();
+        CacheUse { block_tokens: self.kv.block(), blocks, free, kept: self.kept.len() }
+    }
+
     /// Runs one pass and returns what happened. Does nothing if idle.
     ///
     /// # Errors
     /// [`ForwardError`] if an activation or a cached value has no code. The sequences are as before.
     pub fn step(&mut self) -> Result<&[Event], ForwardError> {
         self.events.clear();
+        self.waited = Duration::ZERO;
         let begin = Instant::now();
+        self.settle_undecided(Duration::ZERO);
         self.plan_step()?;
         let batch = &self.batch;
         if batch.tokens.is_empty() {
+            self.settle_undecided(IDLE_PATIENCE);
             return Ok(&self.events);
         }
         let passing = Instant::now();
@@ -344,19 +430,22 @@ impl<'m> Runtime<'m> {
         self.logits.resize(self.logits.len().max(len), 0.0);
         let logits = &mut self.logits[..len];
         let done = done.map(|_| ()).and_then(|()| self.model.logits(&batch.rows, logits, &mut self.buffers));
-        self.passes += passing.elapsed();
+        self.last_pass = passing.elapsed();
+        self.passes += self.last_pass;
         let done = done.and_then(|()| self.report_prompts());
         if let Err(error) = done {
             self.recompute();
             return Err(error);
         }
+        self.charge_owners();
         self.kv.commit(&self.batch.slots, &self.batch.lens);
         self.sample();
+        self.settle_undecided(self.patience());
         self.finish_prompts();
         if self.batch.rows.len() == self.batch.tokens.len() {
             let proposed = self.batch.origins.iter().any(Option::is_some);
             let costs = if proposed { &mut self.with_proposals } else { &mut self.plain };
-            costs.record(self.batch.rows.len(), begin.elapsed().as_secs_f64());
+            costs.record(self.batch.rows.len(), begin.elapsed().saturating_sub(self.waited).as_secs_f64());
         }
         Ok(&self.events)
     }

@@ -2,63 +2,12 @@
 
 use mantissa_model::ForwardError;
 
+use super::batch::BLOCK;
 use super::sequence::Sequence;
+use super::shares::{Rows, Shares};
 use super::{Event, EventKind, Runtime, Slot};
 use crate::cache::FEW;
 use crate::speculate::{self, Origin, Speculation};
-
-/// Multiple of positions at which a prompt may be cut: attention computes so many queries at a time.
-pub(super) const BLOCK: usize = 64;
-
-/// Tokens of one pass, by sequence.
-#[derive(Debug, Default)]
-pub(super) struct Batch {
-    pub(super) tokens: Vec<u32>,
-    pub(super) lens: Vec<usize>,
-    pub(super) starts: Vec<usize>,
-    pub(super) slots: Vec<usize>,
-    /// Number of last rows of each sequence whose logits are computed.
-    pub(super) outputs: Vec<usize>,
-    /// Rows whose logits are computed.
-    pub(super) rows: Vec<usize>,
-    /// Origins of the tokens proposed, by sequence, as far as there are any.
-    pub(super) origins: Vec<Option<Origin>>,
-}
-
-impl Batch {
-    fn clear(&mut self) {
-        self.tokens.clear();
-        self.origins.clear();
-        [&mut self.lens, &mut self.starts, &mut self.slots, &mut self.outputs, &mut self.rows]
-            .into_iter()
-            .for_each(Vec::clear);
-    }
-
-    /// Adds `tokens` of the sequence in `slot`, at position `start`, with logits of the last `outputs`.
-    fn push(&mut self, slot: usize, start: usize, tokens: &[u32], outputs: usize) {
-        self.propose(slot, start, tokens, &[], outputs, None);
-    }
-
-    /// Adds `tokens` of a sequence, and the tokens `proposed` after them.
-    fn propose(
-        &mut self,
-        slot: usize,
-        start: usize,
-        tokens: &[u32],
-        proposed: &[u32],
-        outputs: usize,
-        origin: Option<Origin>,
-    ) {
-        self.tokens.extend_from_slice(tokens);
-        self.tokens.extend_from_slice(proposed);
-        self.lens.push(tokens.len() + proposed.len());
-        self.origins.push(origin);
-        self.starts.push(start);
-        self.slots.push(slot);
-        self.outputs.push(outputs);
-        self.rows.extend(self.tokens.len() - outputs..self.tokens.len());
-    }
-}
 
 impl Runtime<'_> {
     /// Fills the batch of the next pass.
@@ -69,9 +18,63 @@ impl Runtime<'_> {
         self.batch.clear();
         self.plan_decode()?;
         let mut left = self.options.step_tokens.saturating_sub(self.batch.tokens.len()).max(2 * BLOCK);
-        self.plan_prefill(&mut left);
-        while left >= BLOCK && self.running.len() < self.options.sequences && self.admit(&mut left) {}
+        let mut owners = std::mem::take(&mut self.owners);
+        self.find_owners(&mut owners);
+        if self.is_shared(&owners) {
+            // Short passes, and those who wait first: nobody waits for more than a chunk of another's prompt.
+            left = left.min(2 * BLOCK);
+            self.small_left = 0;
+            self.plan_admissions(&mut left, &owners);
+            self.plan_prefill(&mut left, &owners);
+            // Those whose turn it is not have what is left.
+            self.small_left = BLOCK;
+            self.plan_prefill(&mut left, &owners);
+            self.plan_admissions(&mut left, &owners);
+        } else {
+            self.plan_prefill(&mut left, &owners);
+            self.plan_admissions(&mut left, &owners);
+        }
+        self.owners = owners;
         Ok(())
+    }
+
+    /// Admits sequences as long as there is room.
+    fn plan_admissions(&mut self, left: &mut usize, owners: &[u64]) {
+        while *left >= BLOCK && self.running.len() < self.options.sequences && self.admit(left, owners) {}
+    }
+
+    /// Finds the owners of the sequences at work, but for those that wait for their constraint.
+    fn find_owners(&self, owners: &mut Vec<u64>) {
+        owners.clear();
+        for &slot in &self.running {
+            if let Slot::Running(Sequence { undecided: None, request, .. }) = &self.slots[slot]
+                && !owners.contains(&request.owner)
+            {
+                owners.push(request.owner);
+            }
+        }
+    }
+
+    /// True if more than one owner has something to compute.
+    fn is_shared(&self, owners: &[u64]) -> bool {
+        let mut all =
+            owners.iter().copied().chain(self.waiting.iter().map(|sequence| sequence.request.owner));
+        all.next().is_some_and(|first| all.any(|other| other != first))
+    }
+
+    /// Charges the last pass to the owners of its rows.
+    pub(super) fn charge_owners(&mut self) {
+        let mut rows = std::mem::take(&mut self.owned_rows);
+        rows.clear();
+        for (entry, &slot) in self.batch.slots.iter().enumerate() {
+            if let Slot::Running(sequence) = &self.slots[slot] {
+                let (owner, priority) = (sequence.request.owner, sequence.request.priority);
+                let (tokens, outputs) = (self.batch.lens[entry], self.batch.outputs[entry]);
+                rows.push(Rows { owner, priority, tokens, prompt: tokens > outputs });
+            }
+        }
+        self.shares.charge(self.last_pass.as_secs_f64(), &rows);
+        self.owned_rows = rows;
     }
 
     /// Adds the next token of every sequence that generates, the oldest first.
@@ -105,7 +108,9 @@ impl Runtime<'_> {
         // Rejected tokens must leave no trace in the cache.
         let on = on && self.model.kv().is_by_token() && !self.kv.is_recurrent();
         let decodes = |slot: &usize| match &self.slots[*slot] {
-            Slot::Running(sequence) => sequence.tokens.len() - self.kv.len(*slot) == 1,
+            Slot::Running(sequence) => {
+                sequence.undecided.is_some() || sequence.tokens.len() - self.kv.len(*slot) == 1
+            }
             _ => false,
         };
         on && self.running.len() <= speculate::SEQUENCES
@@ -151,11 +156,7 @@ impl Runtime<'_> {
                 continue;
             }
             let Some(youngest) = self.running.pop() else { return false };
-            self.release(youngest);
-            let preempted = std::mem::replace(&mut self.slots[youngest], Slot::Free);
-            if let Slot::Running(sequence) = preempted {
-                self.wait(sequence);
-            }
+            self.preempt(youngest);
             if youngest == slot {
                 return false;
             }
@@ -163,11 +164,27 @@ impl Runtime<'_> {
         true
     }
 
-    /// Adds chunks of the prompts at work, in the order of rank.
-    fn plan_prefill(&mut self, left: &mut usize) {
+    /// Lets the sequence in `slot` wait again, without its cache.
+    pub(super) fn preempt(&mut self, slot: usize) {
+        self.release(slot);
+        if let Slot::Running(sequence) = std::mem::replace(&mut self.slots[slot], Slot::Free) {
+            self.wait(sequence);
+        }
+    }
+
+    /// Adds chunks of the prompts at work, in the order of rank; those of the owners who have had more time than another of
+    /// `owners` wait.
+    fn plan_prefill(&mut self, left: &mut usize, owners: &[u64]) {
         for &slot in &self.running {
+            // Those that were just admitted have their chunk.
+            if self.batch.slots.contains(&slot) {
+                continue;
+            }
             let Slot::Running(sequence) = &self.slots[slot] else { continue };
             let (held, all) = (self.kv.len(slot), sequence.tokens.len());
+            if !may_compute(&self.shares, sequence, all - held.min(all), owners, &mut self.small_left) {
+                continue;
+            }
             if all - held > 1 || !sequence.generates() {
                 let n = chunk(held, all - held, *left);
                 if n > 0 {
@@ -179,24 +196,26 @@ impl Runtime<'_> {
         }
     }
 
-    /// Admits the sequence that has waited longest, if there is room for it, and adds a chunk of its prompt. Returns
-    /// false if there is not.
-    fn admit(&mut self, left: &mut usize) -> bool {
-        let Some(mut sequence) = self.waiting.pop_front() else { return false };
-        let slot = match self.prefix_comes(&sequence) {
-            true => None,
-            false => self.free_slot(),
+    /// Admits the sequence that has waited longest, if there is room for it, and adds a chunk of its prompt. Those that
+    /// wait for their constraint or for the beginning of their prompt are passed over, and so are those whose owner has had
+    /// more time than another of `owners`. Returns false if none is admitted.
+    fn admit(&mut self, left: &mut usize, owners: &[u64]) -> bool {
+        let mut small = self.small_left;
+        let ready = |sequence: &Sequence| {
+            sequence.undecided.is_none()
+                && !self.prefix_comes(sequence)
+                && may_compute(&self.shares, sequence, sequence.tokens.len(), owners, &mut small)
         };
-        let Some(slot) = slot else {
-            self.waiting.push_front(sequence);
-            return false;
-        };
+        let Some(at) = self.waiting.iter().position(ready) else { return false };
+        let Some(slot) = self.free_slot() else { return false };
+        let Some(mut sequence) = self.waiting.remove(at) else { return false };
+        self.small_left = small;
         self.share(slot, &sequence);
         // Room for the next token too, or it would be preempted at once.
         while !self.kv.reserve(slot, sequence.tokens.len() + 1) {
             if !self.drop_kept() {
                 self.release(slot);
-                self.waiting.push_front(sequence);
+                self.wait(sequence);
                 return false;
             }
         }
@@ -243,7 +262,7 @@ impl Runtime<'_> {
             return false;
         }
         let all = self.running.iter().filter_map(|&slot| match &self.slots[slot] {
-            Slot::Running(other) => {
+            Slot::Running(other) if other.request.prefixes == sequence.request.prefixes => {
                 let (held, prompt) = (self.kv.len(slot), &other.tokens);
                 (held < prompt.len()).then(|| self.common(sequence, prompt))
             }
@@ -258,8 +277,9 @@ impl Runtime<'_> {
     fn shareable(&self, sequence: &Sequence) -> Option<(usize, usize)> {
         let common = |other: usize| {
             let theirs = match &self.slots[other] {
-                Slot::Running(Sequence { tokens, .. }) | Slot::Kept(tokens) => tokens.as_slice(),
-                Slot::Free => &[],
+                Slot::Running(other) if other.request.prefixes == sequence.request.prefixes => &other.tokens,
+                Slot::Kept { prefixes, tokens } if *prefixes == sequence.request.prefixes => tokens,
+                _ => return 0,
             };
             self.common(sequence, &theirs[..self.kv.len(other).min(theirs.len())])
         };
@@ -298,15 +318,55 @@ impl Runtime<'_> {
 
     /// Ends the sequence in `slot` and keeps its cache, if any are kept.
     pub(super) fn keep(&mut self, slot: usize) {
-        self.running.retain(|other| *other != slot);
-        if let Slot::Running(sequence) = std::mem::replace(&mut self.slots[slot], Slot::Free) {
-            self.slots[slot] = Slot::Kept(sequence.tokens);
-            self.kept.push_back(slot);
+        if let Some(Sequence { request, tokens, .. }) = self.vacate(slot) {
+            self.keep_cache(slot, request.prefixes, tokens);
         }
+    }
+
+    /// Takes the sequence in `slot` out and keeps its cache, if any are kept.
+    pub(super) fn take(&mut self, slot: usize) -> Option<Sequence> {
+        let sequence = self.vacate(slot)?;
+        self.keep_cache(slot, sequence.request.prefixes, sequence.tokens.clone());
+        Some(sequence)
+    }
+
+    fn vacate(&mut self, slot: usize) -> Option<Sequence> {
+        self.running.retain(|other| *other != slot);
+        match std::mem::replace(&mut self.slots[slot], Slot::Free) {
+            Slot::Running(sequence) => Some(sequence),
+            other => {
+                self.slots[slot] = other;
+                None
+            }
+        }
+    }
+
+    fn keep_cache(&mut self, slot: usize, prefixes: u64, tokens: Vec<u32>) {
+        self.slots[slot] = Slot::Kept { prefixes, tokens };
+        self.kept.push_back(slot);
         while self.kept.len() > self.options.kept {
             self.drop_kept();
         }
     }
+}
+
+/// True if `pending` tokens of a prompt may be computed in a pass for these `owners`: it is its owner's turn, or they are
+/// so few that nobody notices, of which `small` tokens are left in the pass.
+fn may_compute(
+    shares: &Shares,
+    sequence: &Sequence,
+    pending: usize,
+    owners: &[u64],
+    small: &mut usize,
+) -> bool {
+    if !shares.defers(sequence.request.owner, owners) {
+        return true;
+    }
+    let few = pending <= *small;
+    if few {
+        *small -= pending;
+    }
+    few
 }
 
 /// Number of tokens of a prompt to compute in this step: of `pending` from position `held`, with `left` tokens left.

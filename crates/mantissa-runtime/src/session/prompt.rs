@@ -2,45 +2,14 @@
 
 use mantissa_model::{ForwardError, StopReason};
 
-use super::sequence::{Event, EventKind, logprobs};
+use super::pooling::{Pooled, Pooling};
+use super::sequence::{Event, EventKind, Sequence, logprobs};
 use super::{Runtime, Slot};
 
 /// Rows of a prompt whose logits are computed at once, which bounds the memory of long prompts.
 const ROWS: usize = 32;
 
-/// Pooling of the hidden states of a prompt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pooling {
-    /// Mean over all tokens.
-    Mean,
-    /// State of the last token.
-    Last,
-}
-
-/// Sum of hidden states.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Pooled {
-    sum: Vec<f64>,
-    /// Tokens of the sum.
-    tokens: usize,
-}
-
-impl Pooled {
-    /// Adds the states `[rows, width]` of the tokens from position `start` on; those counted before are left out.
-    fn add(&mut self, states: &[f32], width: usize, start: usize) {
-        self.sum.resize(width, 0.0);
-        for state in states.chunks_exact(width).skip(self.tokens.saturating_sub(start)) {
-            self.sum.iter_mut().zip(state).for_each(|(sum, x)| *sum += f64::from(*x));
-            self.tokens += 1;
-        }
-    }
-
-    fn mean(&self) -> Vec<f32> {
-        self.sum.iter().map(|sum| (sum / self.tokens.max(1) as f64) as f32).collect()
-    }
-}
-
-impl super::sequence::Sequence {
+impl Sequence {
     /// Number of first tokens whose rows need not be computed for the results of the prompt.
     pub(super) fn skippable(&self) -> usize {
         let scored = match self.request.prompt_logprobs {

@@ -1,103 +1,42 @@
 //! Choice of the tokens of a pass.
 //!
-//! The logits of a token are changed in this order: biases, penalties, constraint. With a constraint a token is first
-//! drawn without it. If the constraint refuses that token, one is drawn from the allowed ones, with a random number of
-//! its own. Without cuts of the distribution this draws token t with the probability p(t) / P(allowed), as a mask does:
-//! p(t) + (1 − P) · p(t) / P. It saves the mask where the model keeps to the constraint by itself.
+//! A constraint that has not answered by the end of the step's patience leaves its sequence undecided: others go on,
+//! and it is asked again after each pass.
 
-use mantissa_model::StopReason;
+use std::time::{Duration, Instant};
 
-use super::constraint::{ConstraintError, TokenMask};
-use super::sequence::{Event, EventKind, Sequence, logprobs};
+use super::constraint::Constraint;
+use super::draw::Next;
+use super::sequence::Sequence;
 use super::{Runtime, Slot};
 
-/// First random number of the second draws.
-const SECOND: u64 = 1 << 63;
+/// Part of the time of a pass for which a step waits for constraints: what a slow one costs the other sequences.
+const PATIENCE_SHARE: u32 = 4;
 
-/// Buffers of the choice of a token.
-#[derive(Debug, Default)]
-pub(super) struct Scratch {
-    pub(super) choices: Vec<(f64, u32)>,
-    /// Logits after changes.
-    logits: Vec<f32>,
-    mask: TokenMask,
-}
+/// Least and most time for which a step with other work waits for constraints.
+const PATIENCE: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(20)];
 
-/// Failure of a choice.
-enum NoToken {
-    /// All logits are NaN.
-    Broken,
-    Constraint(ConstraintError),
-}
-
-impl From<ConstraintError> for NoToken {
-    fn from(error: ConstraintError) -> Self {
-        NoToken::Constraint(error)
+impl Sequence {
+    /// Waits for the answer of the constraint of an undecided sequence. Returns true if it is there.
+    pub(super) fn wait(&mut self, patience: Duration) -> bool {
+        let constraint: Option<&mut Box<dyn Constraint>> = self.request.constraint.as_mut();
+        self.undecided.is_some() && constraint.is_some_and(|constraint| constraint.wait(patience))
     }
-}
-
-impl Scratch {
-    /// Chooses the next token of `sequence` by the `logits` `[vocabulary]` of the model, whose end tokens are `eos`.
-    fn choose(&mut self, sequence: &mut Sequence, logits: &[f32], eos: &[u32]) -> Result<u32, NoToken> {
-        let (sampling, draw) = (sequence.request.sampling, sequence.made as u64);
-        let plain = sequence.request.logit_bias.is_empty() && !sampling.penalizes();
-        if plain && sequence.request.constraint.is_none() {
-            return sampling.choose(logits, draw, &mut self.choices).ok_or(NoToken::Broken);
-        }
-        self.logits.clear();
-        self.logits.extend_from_slice(logits);
-        for &(token, bias) in &sequence.request.logit_bias {
-            self.logits[token as usize] += bias;
-        }
-        if sampling.penalizes() {
-            let (prompt, output) = sequence.tokens.split_at(sequence.prompt_len());
-            sampling.penalize(prompt, output, &mut self.logits);
-        }
-        let token = sampling.choose(&self.logits, draw, &mut self.choices).ok_or(NoToken::Broken)?;
-        if self.logits[token as usize] == f32::NEG_INFINITY {
-            return Err(ConstraintError("expected a token that is not banned, found none".into()).into());
-        }
-        if sequence.request.constraint.is_none() || allows(sequence, token, eos)? {
-            return Ok(token);
-        }
-        self.mask.reset(logits.len());
-        mask(sequence, &mut self.mask, eos)?;
-        if !self.mask.apply(&mut self.logits) {
-            return Err(
-                ConstraintError("expected an allowed token, found none in the vocabulary".into()).into()
-            );
-        }
-        sampling.choose(&self.logits, SECOND + draw, &mut self.choices).ok_or(NoToken::Broken)
-    }
-}
-
-/// True if the constraint of `sequence` allows `token` next.
-fn allows(sequence: &mut Sequence, token: u32, eos: &[u32]) -> Result<bool, ConstraintError> {
-    let is_end = sequence.is_end(token, eos);
-    match &mut sequence.request.constraint {
-        None => Ok(true),
-        Some(constraint) if is_end => constraint.may_end(),
-        Some(constraint) => constraint.allows(token),
-    }
-}
-
-/// Fills `mask` with the tokens that the constraint of `sequence` allows next.
-fn mask(sequence: &mut Sequence, mask: &mut TokenMask, eos: &[u32]) -> Result<(), ConstraintError> {
-    let Some(constraint) = &mut sequence.request.constraint else { return Ok(()) };
-    constraint.mask(mask)?;
-    let may_end = constraint.may_end()?;
-    eos.iter().chain(&sequence.request.stop).for_each(|token| mask.set(*token, may_end));
-    Ok(())
 }
 
 impl Runtime<'_> {
+    /// Time for which this step may wait for constraints.
+    pub(super) fn patience(&self) -> Duration {
+        (self.last_pass / PATIENCE_SHARE).clamp(PATIENCE[0], PATIENCE[1])
+    }
+
     /// Samples the next tokens of all sequences of the batch that have logits.
     pub(super) fn sample(&mut self) {
         let (mut row, mut first) = (0, 0);
         for entry in 0..self.batch.slots.len() {
             let (slot, rows) = (self.batch.slots[entry], self.batch.outputs[entry]);
             first += self.batch.lens[entry];
-            if rows > 0 && self.sample_one(entry, first - rows, row) {
+            if rows > 0 && self.sample_one(entry, first - rows, row) == Next::Ended {
                 self.keep(slot);
             }
             row += rows;
@@ -105,13 +44,19 @@ impl Runtime<'_> {
     }
 
     /// Samples the next token of one sequence, and further ones as long as they were proposed. `first` is its first
-    /// token of the batch with logits, `row` that of the logits. Returns true if the sequence has ended.
-    fn sample_one(&mut self, entry: usize, first: usize, row: usize) -> bool {
+    /// token of the batch with logits, `row` that of the logits.
+    fn sample_one(&mut self, entry: usize, first: usize, row: usize) -> Next {
         let (slot, rows) = (self.batch.slots[entry], self.batch.outputs[entry]);
+        let patient = Instant::now() + self.patience();
         let mut accepted = 0;
         let mut last = self.sample_token(slot, row);
-        while let Some(token) = last.filter(|_| accepted + 1 < rows) {
-            if token != self.batch.tokens[first + accepted + 1] {
+        loop {
+            if rows > 1 && last == Next::Undecided {
+                // Without an answer the proposals that are left are lost.
+                last = self.sample_again(slot, patient);
+            }
+            let Next::Token(token) = last else { break };
+            if accepted + 1 >= rows || token != self.batch.tokens[first + accepted + 1] {
                 break;
             }
             accepted += 1;
@@ -120,7 +65,7 @@ impl Runtime<'_> {
         if rows > 1 {
             self.settle(entry, accepted);
         }
-        last.is_none()
+        last
     }
 
     /// Counts the `accepted` proposals of a sequence and forgets the others.
@@ -132,47 +77,83 @@ impl Runtime<'_> {
         if let Some(origin) = self.batch.origins[entry] {
             sequence.trust.record(origin, proposed, accepted);
         }
-        // The last token has not been computed yet.
-        let held = sequence.tokens.len() - 1;
+        // The last token has not been computed yet, unless the next one is undecided.
+        let held = sequence.tokens.len() - usize::from(sequence.undecided.is_none());
         self.kv.truncate(slot, held);
         if let Some(draft) = &mut self.draft {
             draft.truncate(slot, held);
         }
     }
 
-    /// Samples one token of a sequence from row `row` of the logits. Returns it, or `None` if the sequence has
-    /// ended.
-    fn sample_token(&mut self, slot: usize, row: usize) -> Option<u32> {
-        let Slot::Running(sequence) = &mut self.slots[slot] else { return None };
+    /// Samples one token of a sequence from row `row` of the logits.
+    fn sample_token(&mut self, slot: usize, row: usize) -> Next {
+        let Slot::Running(sequence) = &mut self.slots[slot] else { return Next::Ended };
         let (vocabulary, eos) = (self.model.config().vocab_size, &self.model.config().eos_token_ids);
-        let (id, logits) = (sequence.id, &self.logits[row * vocabulary..(row + 1) * vocabulary]);
-        let before = sequence.made;
-        let chosen = self.scratch.choose(sequence, logits, eos);
-        let taken = chosen.and_then(|token| {
-            let token = sequence.request.forced.get(before).copied().unwrap_or(token);
-            Ok((token, sequence.push(token, eos)?))
-        });
-        let (token, stopped) = match taken {
-            Ok(taken) => taken,
-            Err(error) => {
-                let kind = match error {
-                    NoToken::Broken => EventKind::Broken,
-                    NoToken::Constraint(error) => EventKind::Unconstrained(error),
-                };
-                self.events.push(Event { sequence: id, kind });
-                return None;
+        let logits = &self.logits[row * vocabulary..(row + 1) * vocabulary];
+        self.scratch.next(sequence, logits, eos, &mut self.events)
+    }
+
+    /// Waits for the constraint of a sequence at work until `patient`, and asks it again.
+    fn sample_again(&mut self, slot: usize, patient: Instant) -> Next {
+        let Slot::Running(sequence) = &mut self.slots[slot] else { return Next::Ended };
+        let eos = &self.model.config().eos_token_ids;
+        loop {
+            let next = self.scratch.ask_again(sequence, eos, &mut self.events);
+            let left = patient.saturating_duration_since(Instant::now());
+            if next != Next::Undecided || left.is_zero() || !sequence.wait(left) {
+                return next;
             }
-        };
-        if sequence.made > before {
-            let asked = sequence.request.logprobs.map(|n| logprobs(logits, token, n));
-            let (logprob, top) = asked.map_or((None, Vec::new()), |(own, top)| (Some(own), top));
-            self.events.push(Event { sequence: id, kind: EventKind::Token { token, logprob, top } });
         }
-        let reason: StopReason = match stopped {
-            None => return Some(token),
-            Some(reason) => reason,
-        };
-        self.events.push(Event { sequence: id, kind: EventKind::Finished(reason) });
-        None
+    }
+
+    /// Asks the constraints that have not answered again, and waits for them, at most for `patience`.
+    pub(super) fn settle_undecided(&mut self, patience: Duration) {
+        let begin = Instant::now();
+        while self.ask_undecided() {
+            let left = patience.saturating_sub(begin.elapsed());
+            if left.is_zero() || !self.wait_for_undecided(left) {
+                break;
+            }
+        }
+        self.waited += begin.elapsed();
+    }
+
+    /// Asks the constraint of every undecided sequence. Returns true if some have not answered.
+    fn ask_undecided(&mut self) -> bool {
+        let eos = &self.model.config().eos_token_ids;
+        let (mut open, mut ended) = (false, Vec::new());
+        for &slot in &self.running {
+            let Slot::Running(sequence) = &mut self.slots[slot] else { continue };
+            if sequence.undecided.is_some() {
+                let next = self.scratch.ask_again(sequence, eos, &mut self.events);
+                open |= next == Next::Undecided;
+                ended.extend((next == Next::Ended).then_some(slot));
+            }
+        }
+        ended.into_iter().for_each(|slot| self.keep(slot));
+        let (scratch, events) = (&mut self.scratch, &mut self.events);
+        self.waiting.retain_mut(|sequence| {
+            if sequence.undecided.is_none() {
+                return true;
+            }
+            let next = scratch.ask_again(sequence, eos, events);
+            open |= next == Next::Undecided;
+            next != Next::Ended
+        });
+        open
+    }
+
+    /// Waits until one of the constraints that are worked on has answered, at most for `patience`. Returns true if one has.
+    fn wait_for_undecided(&mut self, patience: Duration) -> bool {
+        let end = Instant::now() + patience;
+        let left = || end.saturating_duration_since(Instant::now());
+        for &slot in &self.running {
+            if let Slot::Running(sequence) = &mut self.slots[slot]
+                && sequence.wait(left())
+            {
+                return true;
+            }
+        }
+        self.waiting.iter_mut().any(|sequence| sequence.wait(left()))
     }
 }

@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 
 use mantissa_model::{Sampling, StopReason};
 
-use super::constraint::{Constraint, ConstraintError};
-use super::prompt::{Pooled, Pooling};
+use super::constraint::{Constraint, ConstraintError, Offer, TokenMask, Verdict};
+use super::pooling::{Pooled, Pooling};
 use crate::speculate::Trust;
 
 /// A sequence to be generated.
@@ -36,6 +36,10 @@ pub struct Request {
     pub priority: i32,
     /// Tokens to take instead of sampled ones, as far as they go: for measurements of a known continuation.
     pub forced: Vec<u32>,
+    /// Number of the owner, who has a share of the time.
+    pub owner: u64,
+    /// Sequences with the same number share the beginnings of their prompts, and wait for each other's.
+    pub prefixes: u64,
 }
 
 /// Names a sequence of a runtime. Later sequences have larger ones.
@@ -104,6 +108,26 @@ pub(super) struct Sequence {
     /// Tokens of the cache of another sequence that it began with; `None` before it was admitted.
     pub(super) cached: Option<usize>,
     pub(super) trust: Trust,
+    /// Next token, while its constraint has not answered.
+    pub(super) undecided: Option<Undecided>,
+}
+
+/// Next token of a sequence whose constraint has not answered. The sequence is neither
+/// computed nor admitted meanwhile; it may be preempted or detached.
+#[derive(Clone, Debug)]
+pub(super) struct Undecided {
+    /// The token that was offered; `None` to draw one.
+    pub(super) drawn: Option<Drawn>,
+    /// Logits of its place, `[vocabulary]`.
+    pub(super) logits: Vec<f32>,
+}
+
+/// A token that was drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Drawn {
+    pub(super) token: u32,
+    /// True if it was drawn from those that the constraint allows, or is forced: then it must be taken.
+    pub(super) last: bool,
 }
 
 impl Sequence {
@@ -119,6 +143,7 @@ impl Sequence {
             pooled: Pooled::default(),
             cached: None,
             trust: Trust::default(),
+            undecided: None,
         }
     }
 
@@ -143,29 +168,36 @@ impl Sequence {
         (!ignores && eos.contains(&token)) || self.request.stop.contains(&token)
     }
 
-    /// Appends a sampled token. Returns the reason to end after it: a stop token is not appended.
-    ///
-    /// # Errors
-    /// [`ConstraintError`] if the constraint does not allow the token; it is not appended then.
-    pub(super) fn push(&mut self, token: u32, eos: &[u32]) -> Result<Option<StopReason>, ConstraintError> {
+    /// Appends a token that its constraint has taken; after a `complete` one only an end may follow. Returns the reason
+    /// to end after it: a stop token is not appended.
+    pub(super) fn push(&mut self, token: u32, complete: bool, eos: &[u32]) -> Option<StopReason> {
         if self.is_end(token, eos) {
-            return Ok(Some(StopReason::Token(token)));
+            return Some(StopReason::Token(token));
         }
-        let constraint = self.request.constraint.as_mut();
-        let complete = match constraint {
-            Some(constraint) => {
-                constraint.accept(token)?;
-                constraint.is_complete()?
-            }
-            None => false,
-        };
         self.tokens.push(token);
         self.made += 1;
-        Ok(match self.made >= self.request.max_new_tokens {
+        match self.made >= self.request.max_new_tokens {
             _ if complete => Some(StopReason::Constraint),
             true => Some(StopReason::Length),
             false => None,
-        })
+        }
+    }
+
+    /// Offers `token` to the constraint.
+    ///
+    /// # Errors
+    /// [`ConstraintError`] of the constraint.
+    pub(super) fn offer(
+        &mut self,
+        token: u32,
+        eos: &[u32],
+        mask: &mut TokenMask,
+    ) -> Result<Verdict, ConstraintError> {
+        let offer = if self.is_end(token, eos) { Offer::End } else { Offer::Token(token) };
+        match &mut self.request.constraint {
+            Some(constraint) => constraint.offer(offer, mask),
+            None => Ok(Verdict::Taken { complete: false }),
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use mantissa_model::flow::Sequences;
 use mantissa_model::{ForwardError, LoadError};
 
-use super::kv::Kv;
+use crate::kv::Kv;
 use crate::model::{FastBuffers, FastModel};
 
 /// A sequence in a cache of its own.

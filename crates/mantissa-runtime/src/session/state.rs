@@ -1,7 +1,6 @@
 //! State of a runtime's sequences and cache, for status pages and metrics.
 
-use super::sequence::Sequence;
-use super::{Runtime, SequenceId, Slot};
+use super::sequence::{Sequence, SequenceId};
 
 /// Phase of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,24 +47,7 @@ pub struct CacheUse {
     pub kept: usize,
 }
 
-impl Runtime<'_> {
-    /// Iterates over the sequences at work, then those that wait, in the order of admission.
-    pub fn sequences(&self) -> impl Iterator<Item = SequenceState> {
-        let running = self.running.iter().filter_map(|&slot| match &self.slots[slot] {
-            Slot::Running(sequence) => Some(state(sequence, Some(self.kv.len(slot)))),
-            _ => None,
-        });
-        running.chain(self.waiting.iter().map(|sequence| state(sequence, None)))
-    }
-
-    /// Use of the cache.
-    pub fn cache(&self) -> CacheUse {
-        let [blocks, free] = self.kv.blocks();
-        CacheUse { block_tokens: self.kv.block(), blocks, free, kept: self.kept.len() }
-    }
-}
-
-fn state(sequence: &Sequence, held: Option<usize>) -> SequenceState {
+pub(super) fn state(sequence: &Sequence, held: Option<usize>) -> SequenceState {
     let decodes = |held: usize| sequence.tokens.len() - held.min(sequence.tokens.len()) <= 1;
     SequenceState {
         id: sequence.id,

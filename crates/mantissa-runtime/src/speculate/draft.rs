@@ -3,8 +3,8 @@
 use mantissa_model::flow::Sequences;
 use mantissa_model::{ForwardError, LoadError, Sampling};
 
+use crate::kv::Kv;
 use crate::model::{FastBuffers, FastModel};
-use crate::session::kv::Kv;
 
 /// Tokens of a pass that catches up with the text.
 pub(crate) const CHUNK: usize = 512;

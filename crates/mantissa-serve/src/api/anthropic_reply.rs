@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::ApiError;
-use super::messages::MessagesError;
+use super::anthropic_error::MessagesError;
 use super::reply::{End, Usage};
 use super::streamed::{Named, Reply};
 use crate::engine::Progress;

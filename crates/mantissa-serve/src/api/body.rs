@@ -11,21 +11,22 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use utoipa::ToSchema;
 
+use super::app::BODY_UNIT;
 use super::params::Sampled;
+use super::preparation::{aside, enter};
 use super::{ApiError, App};
+use crate::engine::Caller;
 use crate::options::Limits;
 
-/// Bytes of a unit of memory for bodies. Bodies below it take none.
-pub(super) const UNIT: usize = 64 << 10;
+/// Body of a request, parsed, and its bytes.
+pub(crate) struct Body<T>(pub(crate) T, pub(crate) usize);
 
-/// Body of a request, parsed.
-pub(crate) struct Body<T>(pub(crate) T);
-
-impl<T: DeserializeOwned> FromRequest<Arc<App>> for Body<T> {
+impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<App>> for Body<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
-        parsed(request, app, |bytes| Ok(Body(parse(bytes, app.limits.depth)?))).await
+        let depth = app.limits.depth;
+        parsed(request, app, move |bytes| Ok(Body(parse(bytes, depth)?, bytes.len()))).await
     }
 }
 
@@ -36,28 +37,32 @@ pub(crate) struct Sampling<T> {
     pub(crate) request: T,
     #[serde(flatten)]
     pub(crate) sampled: Sampled,
+    /// Bytes of the body.
+    #[serde(skip)]
+    pub(crate) bytes: usize,
 }
 
-impl<T: DeserializeOwned> FromRequest<Arc<App>> for Sampling<T> {
+impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<App>> for Sampling<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
         // Parsed twice, because flattened fields lose their names in errors.
-        let both = |bytes: &[u8]| {
-            let request = parse(bytes, app.limits.depth)?;
-            Ok(Sampling { request, sampled: parse(bytes, app.limits.depth)? })
+        let depth = app.limits.depth;
+        let both = move |bytes: &[u8]| {
+            let request = parse(bytes, depth)?;
+            Ok(Sampling { request, sampled: parse(bytes, depth)?, bytes: bytes.len() })
         };
         parsed(request, app, both).await
     }
 }
 
 impl<T: DeserializeOwned> Sampling<T> {
-    /// Reads a request that was made of one of another API; `names` are the fields that have another name there, with
+    /// Reads a request that was made of one of another API with so many `bytes`; `names` are the fields that have another name there, with
     /// that name.
     ///
     /// # Errors
     /// Status 400 that names the field as the other API does.
-    pub(crate) fn of(value: Value, names: &[(&str, &str)]) -> Result<Self, ApiError> {
+    pub(crate) fn of(value: Value, bytes: usize, names: &[(&str, &str)]) -> Result<Self, ApiError> {
         let fault = |error: serde_path_to_error::Error<serde_json::Error>| {
             let mut path = error.path().to_string();
             if let Some((ours, theirs)) = names.iter().find(|(ours, _)| path.starts_with(ours)) {
@@ -66,25 +71,39 @@ impl<T: DeserializeOwned> Sampling<T> {
             ApiError::bad(format!("{path}: {}", error.into_inner())).param(path)
         };
         let sampled = serde_path_to_error::deserialize(&value).map_err(fault)?;
-        Ok(Sampling { request: serde_path_to_error::deserialize(value).map_err(fault)?, sampled })
+        Ok(Sampling { request: serde_path_to_error::deserialize(value).map_err(fault)?, sampled, bytes })
     }
 }
 
 /// Reads and parses the body of a request within the limits.
-async fn parsed<R>(
+async fn parsed<R: Send + 'static>(
     request: Request,
     app: &App,
-    parse: impl FnOnce(&[u8]) -> Result<R, ApiError>,
+    parse: impl FnOnce(&[u8]) -> Result<R, ApiError> + Send + 'static,
 ) -> Result<R, ApiError> {
     check_type(request.headers())?;
     let stated = stated(&request, &app.limits)?;
     // A body of unknown length may be as large as the limit.
     let size = stated.unwrap_or(app.limits.body);
-    let units = u32::try_from((size / UNIT).min(app.limits.bodies / UNIT)).unwrap_or(u32::MAX);
+    let units = u32::try_from((size / BODY_UNIT).min(app.limits.bodies / BODY_UNIT)).unwrap_or(u32::MAX);
     let all = async {
-        let permit = app.bodies.acquire_many(units).await;
+        let permit = Arc::clone(&app.bodies).acquire_many_owned(units).await;
+        let caller = request.extensions().get::<Caller>().copied();
         let bytes = read(request, &app.limits).await?;
-        let parsed = parse(&bytes)?;
+        let parsed = match caller.filter(|_| bytes.len() >= BODY_UNIT) {
+            None => parse(&bytes)?,
+            // Not on the threads that serve connections.
+            Some(caller) => {
+                let place = enter(app, caller, bytes.len()).await?;
+                // Both are held as long as the work goes on, wanted or not.
+                return aside(bytes.len(), move || {
+                    let parsed = parse(&bytes);
+                    drop((bytes, place, permit));
+                    parsed
+                })
+                .await?;
+            }
+        };
         drop(permit);
         Ok(parsed)
     };

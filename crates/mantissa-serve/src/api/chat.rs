@@ -7,15 +7,17 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use mantissa_model::Bos;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::answer::{Answer, Part, Parts};
 use super::body::Sampling;
+use super::conversation::{ChatMessage, values};
 use super::format::{Form, ResponseFormat, StructuredOutputs};
-use super::generate::{Plan, encode, prepare, submit};
-use super::offered::{Offered, ToolChoice, ToolItem, calls_of_message};
+use super::generate::{Plan, submit};
+use super::offered::{Offered, ToolChoice, ToolItem};
 use super::params::Sampled;
+use super::preparation::{Preparation, prepare};
 use super::reply::End;
 use super::sse::{self, Cut, Events, Gone};
 use super::thinking::Thinking;
@@ -25,36 +27,6 @@ use super::{ApiError, App, Artifact, now};
 use crate::engine::{Caller, Job, Progress, Stream};
 use crate::text::TokenInfo;
 use crate::tools::{Piece, call_id};
-
-/// Text of a message, whole or in parts.
-#[derive(Clone, Debug, Deserialize, ToSchema)]
-#[serde(untagged, expecting = "a string or a list of parts")]
-enum Content {
-    Text(String),
-    Parts(Vec<ContentPart>),
-}
-
-/// Part of a message.
-#[derive(Clone, Debug, Deserialize, ToSchema)]
-struct ContentPart {
-    /// `text`.
-    #[serde(rename = "type")]
-    kind: String,
-    text: Option<String>,
-}
-
-/// Message of a conversation.
-#[derive(Clone, Debug, Deserialize, ToSchema)]
-pub(crate) struct ChatMessage {
-    /// `system`, `developer`, `user`, `assistant` or `tool`.
-    role: String,
-    content: Option<Content>,
-    name: Option<String>,
-    #[schema(value_type = Option<Vec<Object>>)]
-    tool_calls: Option<Vec<Value>>,
-    tool_call_id: Option<String>,
-    reasoning_content: Option<String>,
-}
 
 /// Request of an answer.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
@@ -240,61 +212,6 @@ fn bytes(text: &str) -> Option<Vec<u8>> {
     (!text.contains('\u{fffd}')).then(|| text.as_bytes().to_vec())
 }
 
-impl ChatMessage {
-    /// Makes the message as templates read it. `at` is its index.
-    fn value(self, at: usize) -> Result<Value, ApiError> {
-        let role = match self.role.as_str() {
-            // Templates know the older name.
-            "developer" => "system",
-            role @ ("system" | "user" | "assistant" | "tool" | "function") => role,
-            other => {
-                let allowed = "system, developer, user, assistant or tool";
-                return Err(ApiError::field(format!("messages[{at}].role"), other, allowed));
-            }
-        };
-        let mut value = json!({ "role": role });
-        value["content"] = match self.content {
-            Some(Content::Text(text)) => text.into(),
-            Some(Content::Parts(parts)) => joined(parts, at)?.into(),
-            // A turn that only calls tools has no text.
-            None if self.tool_calls.is_some() => "".into(),
-            None => return Err(ApiError::field(format!("messages[{at}].content"), "nothing", "a text")),
-        };
-        let others = [
-            ("name", self.name.map(Value::from)),
-            ("tool_calls", self.tool_calls.map(|calls| calls_of_message(calls, at)).transpose()?),
-            ("tool_call_id", self.tool_call_id.map(Value::from)),
-            ("reasoning_content", self.reasoning_content.map(Value::from)),
-        ];
-        for (name, other) in others {
-            if let Some(other) = other {
-                value[name] = other;
-            }
-        }
-        Ok(value)
-    }
-}
-
-/// Joins the parts of a message, which are all text.
-fn joined(parts: Vec<ContentPart>, at: usize) -> Result<String, ApiError> {
-    let text = |(i, part): (usize, ContentPart)| match (part.kind.as_str(), part.text) {
-        ("text" | "input_text" | "output_text", Some(text)) => Ok(text),
-        (kind, _) => Err(ApiError::field(format!("messages[{at}].content[{i}].type"), kind, "text")),
-    };
-    Ok(parts.into_iter().enumerate().map(text).collect::<Result<Vec<_>, _>>()?.join("\n"))
-}
-
-/// Makes the messages as templates read them.
-///
-/// # Errors
-/// Status 400 without messages, or for one that no template reads.
-pub(crate) fn values(messages: Vec<ChatMessage>) -> Result<Vec<Value>, ApiError> {
-    if messages.is_empty() {
-        return Err(ApiError::field("messages", "none", "at least one"));
-    }
-    messages.into_iter().enumerate().map(|(at, message)| message.value(at)).collect()
-}
-
 /// Chat answer that was checked.
 struct Checked {
     answer: Answer,
@@ -312,7 +229,7 @@ impl ChatRequest {
     pub(crate) fn check(
         self,
         sampled: Sampled,
-        app: &App,
+        app: &Preparation,
         artifact: Arc<Artifact>,
     ) -> Result<(Answer, Vec<Job>), ApiError> {
         let reports = self.logprobs.unwrap_or(false);
@@ -346,9 +263,9 @@ impl ChatRequest {
             continue_final_message: self.continue_final_message.unwrap_or(false),
         };
         let rendered = turn.render(app, &artifact, offered.as_ref())?;
-        let constraint = thinking.limit(&artifact, &rendered, constraint)?;
+        let constraint = thinking.limit(app, &artifact, &rendered, constraint)?;
         // A chat template writes the special tokens itself.
-        let prompts = vec![encode(&artifact, &rendered.text, Bos::Never)?];
+        let prompts = vec![app.encode(&artifact, &rendered.text, Bos::Never)?];
         let plan = Plan { artifact, params, prompts, default_tokens: None };
         let jobs = plan.jobs(app, constraint)?;
         let tools = offered.map(|offered| (offered.syntax, offered.names()));
@@ -536,17 +453,18 @@ impl Checked {
             description = "The answer, or events with pieces of it",
             content((ChatResponse = "application/json"), (super::sse::Event = "text/event-stream"))
         ),
-        super::openapi::Errors,
+        crate::error::Errors,
     )
 )]
 pub(crate) async fn completions(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Sampling { request, sampled }: Sampling<ChatRequest>,
+    Sampling { request, sampled, bytes }: Sampling<ChatRequest>,
 ) -> Result<Response, ApiError> {
     let artifact = app.artifact(request.model())?;
     let (streams, include_usage) = (request.stream.unwrap_or(false), wants_usage(request.stream_options));
-    let (answer, jobs) = prepare(&app, move |app| request.check(sampled, app, artifact)).await?;
+    let (answer, jobs) =
+        prepare(&app, caller, bytes, move |app| request.check(sampled, app, artifact)).await?;
     let id = format!("chatcmpl-{}", answer.id());
     let checked = Checked { answer, include_usage, id };
     let stream = submit(&app, &checked.answer.plan.artifact, jobs, caller)?;

@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Extension;
 use axum::extract::State;
@@ -12,13 +13,14 @@ use tokio::sync::mpsc::{Sender, channel};
 use utoipa::ToSchema;
 
 use super::body::Sampling;
-use super::chat::{ChatMessage, values};
-use super::generate::{Plan, encode, prepare, submit};
+use super::conversation::{ChatMessage, values};
+use super::generate::{Plan, submit};
 use super::params::Sampled;
+use super::preparation::{Leaves, Preparation, enter_gate, prepare};
 use super::render::{Variables, render};
 use super::sse::{self, Cut, Events, Gone};
 use super::{ApiError, App, Artifact};
-use crate::engine::{Caller, Job, Stream, Turns};
+use crate::engine::{Caller, Failure, Job, Stream};
 use crate::score::{self, Logits, Score, same_vocabulary};
 use crate::text::{Delta, Generation, TokenInfo};
 
@@ -73,8 +75,9 @@ pub(crate) enum CompareEvent {
 
 /// Comparison that was checked.
 struct Checked {
+    app: Arc<App>,
+    caller: Caller,
     plans: [Plan; 2],
-    turns: Arc<Turns>,
 }
 
 impl CompareRequest {
@@ -82,9 +85,9 @@ impl CompareRequest {
     fn check(
         self,
         sampled: Sampled,
-        app: &App,
+        app: &Preparation,
         artifacts: [Arc<Artifact>; 2],
-    ) -> Result<(Checked, [Vec<Job>; 2]), ApiError> {
+    ) -> Result<([Plan; 2], [Vec<Job>; 2]), ApiError> {
         let [first, other] = artifacts;
         if same_vocabulary(&first.model, &other.model).is_err() {
             let allowed =
@@ -95,9 +98,9 @@ impl CompareRequest {
             (Some(messages), None) => {
                 let variables = Variables { add_generation_prompt: true, ..Variables::default() };
                 let text = render(app, &first, &values(messages)?, variables)?;
-                encode(&first, &text, Bos::Never)?
+                app.encode(&first, &text, Bos::Never)?
             }
-            (None, Some(prompt)) => encode(&first, &prompt, Bos::Auto)?,
+            (None, Some(prompt)) => app.encode(&first, &prompt, Bos::Auto)?,
             (Some(_), Some(_)) => return Err(ApiError::field("prompt", "a text", "none beside messages")),
             (None, None) => return Err(ApiError::field("messages", "none", "messages or a prompt")),
         };
@@ -112,7 +115,7 @@ impl CompareRequest {
             Ok::<_, ApiError>((plan, jobs))
         };
         let ((first, ours), (other, theirs)) = (plan(first)?, plan(other)?);
-        Ok((Checked { plans: [first, other], turns: Arc::clone(&app.turns) }, [ours, theirs]))
+        Ok(([first, other], [ours, theirs]))
     }
 }
 
@@ -131,8 +134,15 @@ impl Checked {
     async fn events(&self, streams: [Stream; 2], events: &Events) -> Result<(), Cut> {
         let answer = self.answers(streams, events).await?;
         let (sender, mut scores) = channel(WAITING);
-        let work = self.scoring(&answer, sender);
-        let scoring = tokio::task::spawn_blocking(work);
+        let place = enter_gate(&self.app.scorings, self.caller).await?;
+        // Dropped with this request, which ends the scoring.
+        let (left, _leaves) = Leaves::new();
+        let work = self.scoring(&answer, sender, left);
+        let scoring = tokio::task::spawn_blocking(move || {
+            let scored = work();
+            drop(place);
+            scored
+        });
         let tokenizer = &self.plans[1].artifact.tokenizer;
         let (mut index, mut sum, mut agreed) = (0, 0.0, 0);
         // The sender is dropped when the scoring ends; a receiver that is dropped with this request ends it.
@@ -144,8 +154,7 @@ impl Checked {
             events.send(&CompareEvent::Score { index, kl, likely, same }).await?;
             index += 1;
         }
-        let bug = || ApiError::internal("internal error in this request; this is a bug, please report it");
-        scoring.await.map_err(|_| bug())??;
+        scoring.await.map_err(|_| ApiError::failed(&Failure::Panicked))??;
         let share = |sum: f64, none: f64| if index == 0 { none } else { sum / index as f64 };
         let done =
             CompareEvent::Done { tokens: index, kl: share(sum, 0.0), agreement: share(agreed as f64, 1.0) };
@@ -188,11 +197,12 @@ impl Checked {
         &self,
         answer: &[u32],
         scores: Sender<Score>,
+        left: Arc<AtomicBool>,
     ) -> impl FnOnce() -> Result<(), ApiError> + Send + use<> {
         let prompt = self.plans[0].prompts[0].clone();
         let tokens = [prompt.as_slice(), answer].concat();
         let models = [0, 1].map(|side| Arc::clone(&self.plans[side].artifact.model));
-        let turns = Arc::clone(&self.turns);
+        let (turns, caller) = (Arc::clone(&self.app.turns), self.caller);
         let is_empty = answer.is_empty();
         move || {
             if is_empty {
@@ -204,9 +214,10 @@ impl Checked {
             let (mut first, mut other) = (sequence(&models[0])?, sequence(&models[1])?);
             let mut logits = Logits::new(models[0].config().vocab_size);
             let each = |score| match scores.blocking_send(score) {
-                Ok(()) => ControlFlow::Continue(()),
-                Err(_) => ControlFlow::Break(()),
+                Ok(()) if !left.load(Ordering::Relaxed) => ControlFlow::Continue(()),
+                _ => ControlFlow::Break(()),
             };
+            let turns = || turns.take_for(vec![caller]);
             score::score([&mut first, &mut other], &tokens, prompt.len(), &turns, &mut logits, each)
                 .map_err(|error| ApiError::internal(error.to_string()))
         }
@@ -224,19 +235,20 @@ impl Checked {
             description = "Events: the tokens of both answers, scores, the end; each is a CompareEvent",
             content((super::sse::Event = "text/event-stream"))
         ),
-        super::openapi::Errors,
+        crate::error::Errors,
     )
 )]
 pub(crate) async fn compare(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Sampling { request, sampled }: Sampling<CompareRequest>,
+    Sampling { request, sampled, bytes }: Sampling<CompareRequest>,
 ) -> Result<Response, ApiError> {
     let first = app.artifact(request.model.as_deref())?;
     let other = app.artifact(Some(&request.other)).map_err(|error| error.param("other"))?;
-    let (checked, [ours, theirs]) =
-        prepare(&app, move |app| request.check(sampled, app, [first, other])).await?;
-    let first = submit(&app, &checked.plans[0].artifact, ours, caller)?;
-    let other = submit(&app, &checked.plans[1].artifact, theirs, caller)?;
+    let (plans, [ours, theirs]) =
+        prepare(&app, caller, bytes, move |app| request.check(sampled, app, [first, other])).await?;
+    let first = submit(&app, &plans[0].artifact, ours, caller)?;
+    let other = submit(&app, &plans[1].artifact, theirs, caller)?;
+    let checked = Checked { app: Arc::clone(&app), caller, plans };
     Ok(sse::respond(app.limits.write_time, |events| checked.stream([first, other], events)))
 }

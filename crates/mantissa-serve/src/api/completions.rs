@@ -12,8 +12,9 @@ use utoipa::ToSchema;
 
 use super::body::Sampling;
 use super::format::{Form, ResponseFormat, StructuredOutputs};
-use super::generate::{Plan, check_tokens, encode, prepare, submit};
+use super::generate::{Plan, check_tokens, submit};
 use super::params::Sampled;
+use super::preparation::{Preparation, prepare};
 use super::sse::{self, Cut, Events, Gone};
 use super::usage::{StreamOptions, Usage, wants_usage};
 use super::{ApiError, App, Artifact, now};
@@ -128,7 +129,7 @@ impl CompletionRequest {
     fn check(
         self,
         sampled: Sampled,
-        app: &App,
+        app: &Preparation,
         artifact: Arc<Artifact>,
     ) -> Result<(Checked, Vec<Job>), ApiError> {
         if let Some(best_of) = self.best_of.filter(|best_of| *best_of != sampled.n.unwrap_or(1)) {
@@ -144,7 +145,7 @@ impl CompletionRequest {
         let sampled = Sampled { logprobs: self.logprobs, ignore_eos, ..sampled };
         let mut params = sampled.check(&app.limits, &artifact, app.random())?;
         params.prompt_logprobs = params.logprobs.filter(|_| echo);
-        let prompts = prompts(self.prompt, &artifact, app.limits.choices)?;
+        let prompts = prompts(self.prompt, app, &artifact)?;
         let text = |prompt: &Vec<u32>| Ok(artifact.tokenizer.decode(prompt)?);
         let echo = echo.then(|| prompts.iter().map(text).collect::<Result<_, ApiError>>()).transpose()?;
         let form = Form {
@@ -165,7 +166,8 @@ impl CompletionRequest {
 }
 
 /// Tokenizes the prompts of a request.
-fn prompts(prompt: Prompt, artifact: &Artifact, most: usize) -> Result<Vec<Vec<u32>>, ApiError> {
+fn prompts(prompt: Prompt, app: &Preparation, artifact: &Artifact) -> Result<Vec<Vec<u32>>, ApiError> {
+    let most = app.limits.choices;
     let count = |n: usize| match n <= most && n > 0 {
         true => Ok(()),
         false => Err(ApiError::field("prompt", format!("{n} prompts"), &format!("1 to {most}"))),
@@ -175,10 +177,10 @@ fn prompts(prompt: Prompt, artifact: &Artifact, most: usize) -> Result<Vec<Vec<u
         Ok(tokens)
     };
     match prompt {
-        Prompt::Text(text) => Ok(vec![encode(artifact, &text, Bos::Auto)?]),
+        Prompt::Text(text) => Ok(vec![app.encode(artifact, &text, Bos::Auto)?]),
         Prompt::Texts(texts) => {
             count(texts.len())?;
-            texts.iter().map(|text| encode(artifact, text, Bos::Auto)).collect()
+            texts.iter().map(|text| app.encode(artifact, text, Bos::Auto)).collect()
         }
         Prompt::Tokens(list) => Ok(vec![tokens(list)?]),
         Prompt::TokenLists(lists) => {
@@ -328,17 +330,18 @@ impl Checked {
             description = "The text, or events with pieces of it",
             content((CompletionResponse = "application/json"), (super::sse::Event = "text/event-stream"))
         ),
-        super::openapi::Errors,
+        crate::error::Errors,
     )
 )]
 pub(crate) async fn completions(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Sampling { request, sampled }: Sampling<CompletionRequest>,
+    Sampling { request, sampled, bytes }: Sampling<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let artifact = app.artifact(request.model.as_deref())?;
     let streams = request.stream.unwrap_or(false);
-    let (checked, jobs) = prepare(&app, move |app| request.check(sampled, app, artifact)).await?;
+    let (checked, jobs) =
+        prepare(&app, caller, bytes, move |app| request.check(sampled, app, artifact)).await?;
     let stream = submit(&app, &checked.plan.artifact, jobs, caller)?;
     if streams {
         return Ok(sse::respond(app.limits.write_time, |events| checked.stream(stream, events)));

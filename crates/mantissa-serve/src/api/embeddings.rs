@@ -1,9 +1,9 @@
 //! `/v1/embeddings`: pooled hidden states of texts, of length 1.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::extract::State;
+use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use mantissa_model::Bos;
 use mantissa_runtime::{EventKind, Pooling, Request};
@@ -13,7 +13,8 @@ use utoipa::ToSchema;
 
 use super::body::Body;
 use super::embedding_input::{Input, encoded, inputs, normalize};
-use super::generate::{check_tokens, encode, prepare, submit};
+use super::generate::{check_tokens, submit};
+use super::preparation::{aside, prepare};
 use super::{ApiError, App};
 use crate::engine::{Caller, Failure, Job, Stream, Update};
 
@@ -63,13 +64,13 @@ struct EmbeddingsUsage {
     post,
     path = "/v1/embeddings",
     request_body = EmbeddingsRequest,
-    responses((status = 200, description = "The embeddings", body = EmbeddingsResponse), super::openapi::Errors)
+    responses((status = 200, description = "The embeddings", body = EmbeddingsResponse), crate::error::Errors)
 )]
 pub(crate) async fn embeddings(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Body(request): Body<EmbeddingsRequest>,
-) -> Result<Json<EmbeddingsResponse>, ApiError> {
+    Body(request, bytes): Body<EmbeddingsRequest>,
+) -> Result<Response, ApiError> {
     let artifact = app.artifact(request.model.as_deref())?;
     let base64 = match request.encoding_format.as_deref() {
         None | Some("float") => false,
@@ -86,15 +87,15 @@ pub(crate) async fn embeddings(
         return Err(ApiError::field("dimensions", dimensions, &width.to_string()));
     }
     let own = Arc::clone(&artifact);
-    let prompts = prepare(&app, move |_| {
+    let prompts = prepare(&app, caller, bytes, move |app| {
         let tokens = |(i, input): (usize, Input)| match input {
-            Input::Text(text) => encode(&own, &text, Bos::Auto),
+            Input::Text(text) => app.encode(&own, &text, Bos::Auto),
             Input::Tokens(tokens) => check_tokens(&own, &format!("input[{i}]"), &tokens).map(|()| tokens),
         };
         inputs(&request.input)?.into_iter().enumerate().map(tokens).collect::<Result<Vec<_>, _>>()
     })
     .await?;
-    let (context, deadline) = (artifact.engine.runtime().context, Instant::now() + app.limits.time);
+    let (context, deadline) = (artifact.engine.runtime().context, app.limits.deadline());
     let job = |(i, prompt): (usize, &Vec<u32>)| {
         let field = format!("input[{i}]");
         if prompt.is_empty() {
@@ -106,21 +107,26 @@ pub(crate) async fn embeddings(
             return Err(error.code("context_length_exceeded"));
         }
         let request = Request { prompt: prompt.clone(), embed: Some(pooling), ..Request::default() };
-        Ok(Job { request, deadline, progress: false })
+        Ok(Job::new(request, deadline))
     };
     let jobs = prompts.iter().enumerate().map(job).collect::<Result<Vec<_>, _>>()?;
     let vectors = collect(submit(&app, &artifact, jobs, caller)?, prompts.len()).await?;
     let tokens = prompts.iter().map(Vec::len).sum();
-    let embedding = |(index, mut vector): (usize, Vec<f32>)| {
+    let embedding = move |(index, mut vector): (usize, Vec<f32>)| {
         normalize(&mut vector);
         Embedding { object: "embedding", index, embedding: encoded(&vector, base64) }
     };
-    Ok(Json(EmbeddingsResponse {
-        object: "list",
-        data: vectors.into_iter().enumerate().map(embedding).collect(),
-        model: artifact.name.clone(),
-        usage: EmbeddingsUsage { prompt_tokens: tokens, total_tokens: tokens },
-    }))
+    // Thousands of vectors take a while to be written.
+    aside(bytes, move || {
+        Json(EmbeddingsResponse {
+            object: "list",
+            data: vectors.into_iter().enumerate().map(embedding).collect(),
+            model: artifact.name.clone(),
+            usage: EmbeddingsUsage { prompt_tokens: tokens, total_tokens: tokens },
+        })
+        .into_response()
+    })
+    .await
 }
 
 /// Waits for the vectors of all jobs.

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use mantissa_model::Bos;
 use mantissa_runtime::{Constraint, Request};
 
 use super::params::Params;
+use super::preparation::Preparation;
 use super::{ApiError, App, Artifact};
 use crate::engine::{Caller, Job, Stream};
 
@@ -38,7 +38,7 @@ impl Plan {
     /// Status 400 for a request outside of the limits.
     pub(crate) fn jobs(
         &self,
-        app: &App,
+        app: &Preparation,
         constraint: Option<Box<dyn Constraint>>,
     ) -> Result<Vec<Job>, ApiError> {
         let count = self.choices().count();
@@ -50,7 +50,8 @@ impl Plan {
         let job = |(i, prompt): (usize, &[u32])| {
             let request = self.params.request(prompt, i % self.params.n, self.default_tokens, context)?;
             let request = Request { constraint: constraint.clone(), ..request };
-            Ok(Job { request, deadline: self.params.deadline(), progress: self.params.progress })
+            let meter = Arc::clone(&app.meter);
+            Ok(Job { progress: self.params.progress, meter, ..Job::new(request, self.params.deadline()) })
         };
         self.choices().enumerate().map(job).collect()
     }
@@ -71,24 +72,6 @@ pub(crate) fn submit(
         app.metrics.refused(error.code.unwrap_or("other"));
         error
     })
-}
-
-/// Runs `work`, which takes processor time, off the threads that serve connections; only so many at once.
-pub(crate) async fn prepare<T: Send + 'static>(
-    app: &Arc<App>,
-    work: impl FnOnce(&App) -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let Ok(_permit) = app.preparations.acquire().await else { return Err(super::error::stopping()) };
-    let own = Arc::clone(app);
-    let done = tokio::task::spawn_blocking(move || work(&own)).await;
-    done.unwrap_or_else(|_| {
-        Err(ApiError::internal("internal error in this request; this is a bug, please report it"))
-    })
-}
-
-/// Tokenizes a text.
-pub(crate) fn encode(artifact: &Artifact, text: &str, bos: Bos) -> Result<Vec<u32>, ApiError> {
-    Ok(artifact.tokenizer.encode(text, bos)?)
 }
 
 /// Checks tokens that a client sends.

@@ -82,7 +82,7 @@ impl Artifact {
 #[utoipa::path(
     get,
     path = "/v1/models",
-    responses((status = 200, description = "The models", body = Models), super::openapi::Errors)
+    responses((status = 200, description = "The models", body = Models), crate::error::Errors)
 )]
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Models> {
     let data = app.artifacts.iter().map(|artifact| Model::of(artifact, &app)).collect();
@@ -94,7 +94,7 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Models> {
     get,
     path = "/v1/models/{name}",
     params(("name" = String, Path, description = "Name of the model")),
-    responses((status = 200, description = "The model", body = Model), super::openapi::Errors)
+    responses((status = 200, description = "The model", body = Model), crate::error::Errors)
 )]
 pub(crate) async fn one(
     State(app): State<Arc<App>>,

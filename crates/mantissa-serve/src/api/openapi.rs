@@ -3,46 +3,11 @@
 use axum::Json;
 use utoipa::openapi::OpenApi as Description;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
-use utoipa::{IntoResponses, Modify, OpenApi};
+use utoipa::{Modify, OpenApi};
 
-use super::error::ErrorBody;
+use super::anthropic_error::MessagesErrorBody;
 use super::{chat, compare, completions, embeddings, messages, models, responses, status, tokens, turn};
-
-/// Errors that every endpoint with a body may answer.
-#[derive(IntoResponses)]
-#[allow(dead_code)]
-pub(crate) enum Errors {
-    /// A field is missing, of another type or out of range
-    #[response(status = 400)]
-    Bad(ErrorBody),
-    /// No key that is known
-    #[response(status = 401)]
-    Unauthorized(ErrorBody),
-    /// A host of another name
-    #[response(status = 403)]
-    Forbidden(ErrorBody),
-    /// No model of this name
-    #[response(status = 404)]
-    NotFound(ErrorBody),
-    /// The body took too long
-    #[response(status = 408)]
-    Slow(ErrorBody),
-    /// The body is too large
-    #[response(status = 413)]
-    Large(ErrorBody),
-    /// The body is not said to be JSON
-    #[response(status = 415)]
-    Type(ErrorBody),
-    /// Too many requests of this client wait
-    #[response(status = 429)]
-    Client(ErrorBody),
-    /// A fault of the server
-    #[response(status = 500)]
-    Fault(ErrorBody),
-    /// The queue is full, or the server stops
-    #[response(status = 503)]
-    Busy(ErrorBody),
-}
+use crate::error::ErrorBody;
 
 /// Adds the keys to the description.
 struct Key;
@@ -76,7 +41,7 @@ impl Modify for Key {
         status::slots,
         status::props,
     ),
-    components(schemas(ErrorBody, messages::MessagesErrorBody, compare::CompareEvent)),
+    components(schemas(ErrorBody, MessagesErrorBody, compare::CompareEvent)),
     modifiers(&Key),
     security((), ("key" = []))
 )]

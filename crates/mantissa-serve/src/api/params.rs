@@ -135,7 +135,7 @@ impl Sampled {
             bias: biases(self.logit_bias, limits, vocabulary)?,
             max_tokens: self.max_tokens.map(|n| n as usize),
             ignore_eos: self.ignore_eos.unwrap_or(false),
-            deadline: Instant::now() + limits.time,
+            deadline: limits.deadline(),
             most: limits.new_tokens,
         })
     }

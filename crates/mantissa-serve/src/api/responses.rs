@@ -26,12 +26,13 @@ pub(crate) struct ResponsesRequest {
 }
 
 /// Reads the request as one of the chat API.
-fn chat(body: &Value) -> Result<Sampling<ChatRequest>, ApiError> {
+fn chat(body: &Value, bytes: usize) -> Result<Sampling<ChatRequest>, ApiError> {
     if !body.is_object() {
         return Err(ApiError::bad("expected a JSON object"));
     }
     Sampling::of(
         responses_to_chat(body)?,
+        bytes,
         &[("max_tokens", "max_output_tokens"), ("reasoning_effort", "reasoning.effort")],
     )
 }
@@ -41,15 +42,15 @@ fn chat(body: &Value) -> Result<Sampling<ChatRequest>, ApiError> {
     post,
     path = "/v1/responses",
     request_body = ResponsesRequest,
-    responses((status = 200, description = "The response, or events with pieces of it", content((Value = "application/json"), (super::sse::Event = "text/event-stream"))), super::openapi::Errors)
+    responses((status = 200, description = "The response, or events with pieces of it", content((Value = "application/json"), (super::sse::Event = "text/event-stream"))), crate::error::Errors)
 )]
 pub(crate) async fn responses(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Body(request): Body<ResponsesRequest>,
+    Body(request, bytes): Body<ResponsesRequest>,
 ) -> Result<Response, ApiError> {
     let body = request.body;
-    let chat = chat(&body)?;
+    let chat = chat(&body, bytes)?;
     let reply =
         |answer: &Answer| ResponsesReply::new(answer.number, &answer.id(), answer.model(), now(), &body);
     streamed::answer(&app, caller, chat, body["stream"] == true, reply).await

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::{ApiError, App, Artifact, stopping};
-use crate::engine::SlotState;
+use crate::engine::{Caller, SlotState};
 
 /// Health of the server.
 #[derive(Debug, Serialize, ToSchema)]
@@ -23,7 +23,7 @@ pub(crate) struct Health {
 #[utoipa::path(
     get,
     path = "/health",
-    responses((status = 200, description = "The server takes requests", body = Health), super::openapi::Errors)
+    responses((status = 200, description = "The server takes requests", body = Health), crate::error::Errors)
 )]
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<Json<Health>, ApiError> {
     if app.stopping.load(Ordering::Relaxed) {
@@ -38,7 +38,7 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<Json<Health>, 
     path = "/metrics",
     responses(
         (status = 200, description = "The counters", body = String, content_type = "application/openmetrics-text"),
-        super::openapi::Errors,
+        crate::error::Errors,
     )
 )]
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
@@ -57,17 +57,22 @@ pub(crate) struct Slot {
     state: SlotState,
 }
 
-/// Lists the sequences at work.
+/// Lists the client's sequences at work.
 #[utoipa::path(
     get,
     path = "/slots",
-    responses((status = 200, description = "The sequences", body = Vec<Slot>), super::openapi::Errors)
+    responses((status = 200, description = "The sequences", body = Vec<Slot>), crate::error::Errors)
 )]
-pub(crate) async fn slots(State(app): State<Arc<App>>) -> Json<Vec<Slot>> {
+pub(crate) async fn slots(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+) -> Json<Vec<Slot>> {
     let of = |artifact: &Arc<Artifact>| {
         let model = artifact.name.clone();
-        let slots = artifact.engine.load().slots;
-        slots.into_iter().map(move |state| Slot { model: model.clone(), state })
+        let slots = artifact.engine.load().slots.into_iter();
+        slots
+            .filter(|slot| slot.client == caller.client)
+            .map(move |state| Slot { model: model.clone(), state })
     };
     Json(app.artifacts.iter().flat_map(of).collect())
 }
@@ -113,7 +118,7 @@ struct ModelProps {
 #[utoipa::path(
     get,
     path = "/props",
-    responses((status = 200, description = "Settings and load", body = Props), super::openapi::Errors)
+    responses((status = 200, description = "Settings and load", body = Props), crate::error::Errors)
 )]
 pub(crate) async fn props(State(app): State<Arc<App>>) -> Json<Props> {
     let of = |artifact: &Arc<Artifact>| {

@@ -9,7 +9,8 @@ use serde_json::Value;
 use super::answer::{Answer, Part};
 use super::body::Sampling;
 use super::chat::ChatRequest;
-use super::generate::{prepare, submit};
+use super::generate::submit;
+use super::preparation::prepare;
 use super::reply::{End, Usage};
 use super::sse::{self, Cut, Events, Gone};
 use super::{ApiError, App};
@@ -49,11 +50,12 @@ pub(super) trait Reply: Send + 'static {
 /// Status 400 or 404 that names the field.
 pub(super) async fn check(
     app: &Arc<App>,
+    caller: Caller,
     chat: Sampling<ChatRequest>,
 ) -> Result<(Answer, Vec<Job>), ApiError> {
-    let Sampling { request, sampled } = chat;
+    let Sampling { request, sampled, bytes } = chat;
     let artifact = app.artifact(request.model())?;
-    prepare(app, move |app| request.check(sampled, app, artifact)).await
+    prepare(app, caller, bytes, move |app| request.check(sampled, app, artifact)).await
 }
 
 /// Answers a request; `reply` makes the form of the reply.
@@ -67,7 +69,7 @@ pub(super) async fn answer<R: Reply>(
     streams: bool,
     reply: impl FnOnce(&Answer) -> R,
 ) -> Result<Response, ApiError> {
-    let (answer, jobs) = check(app, chat).await?;
+    let (answer, jobs) = check(app, caller, chat).await?;
     let reply = reply(&answer);
     let stream = submit(app, &answer.plan.artifact, jobs, caller)?;
     if streams {

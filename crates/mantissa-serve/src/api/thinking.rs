@@ -6,7 +6,7 @@ use mantissa_model::Bos;
 use mantissa_runtime::Constraint;
 use serde_json::{Map, Value, json};
 
-use super::generate::encode;
+use super::preparation::Preparation;
 use super::turn::Rendered;
 use super::{ApiError, App, Artifact};
 use crate::reasoning::ThoughtLimit;
@@ -66,6 +66,7 @@ impl Thoughts {
     /// [`ApiError`] if the tokenizer fails.
     pub(crate) fn limit(
         &self,
+        app: &Preparation,
         artifact: &Arc<Artifact>,
         rendered: &Rendered,
         answer: Option<Box<dyn Constraint>>,
@@ -75,7 +76,7 @@ impl Thoughts {
         if !needed || (!opened && answer.is_some()) {
             return Ok(answer);
         }
-        let close = encode(artifact, marks.close, Bos::Never)?;
+        let close = app.encode(artifact, marks.close, Bos::Never)?;
         let limit = ThoughtLimit::new(Arc::clone(artifact), marks, opened, self.budget, close, answer);
         Ok(Some(Box::new(limit)))
     }

@@ -2,15 +2,17 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
+use axum::{Extension, Json};
 use mantissa_model::Bos;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::body::Body;
-use super::generate::{check_tokens, encode, prepare};
+use super::generate::check_tokens;
+use super::preparation::{Preparation, prepare};
 use super::{ApiError, App};
+use crate::engine::Caller;
 use crate::text::piece;
 
 /// Text to tokenize.
@@ -48,19 +50,20 @@ enum TokenItem {
     post,
     path = "/tokenize",
     request_body = TokenizeRequest,
-    responses((status = 200, description = "The tokens", body = TokenizeResponse), super::openapi::Errors)
+    responses((status = 200, description = "The tokens", body = TokenizeResponse), crate::error::Errors)
 )]
 pub(crate) async fn tokenize(
     State(app): State<Arc<App>>,
-    Body(request): Body<TokenizeRequest>,
+    Extension(caller): Extension<Caller>,
+    Body(request, bytes): Body<TokenizeRequest>,
 ) -> Result<Json<TokenizeResponse>, ApiError> {
     let artifact = app.artifact(request.model.as_deref())?;
-    let work = move |_: &App| {
+    let work = move |app: &Preparation| {
         let Some(text) = request.content.or(request.prompt) else {
             return Err(ApiError::field("content", "nothing", "a string"));
         };
         let bos = if request.add_special.unwrap_or(false) { Bos::Auto } else { Bos::Never };
-        let ids = encode(&artifact, &text, bos)?;
+        let ids = app.encode(&artifact, &text, bos)?;
         let pieces = request.with_pieces.unwrap_or(false);
         let item = |&id: &u32| match pieces {
             true => Ok(TokenItem::Piece { id, piece: piece(&artifact.tokenizer, id)? }),
@@ -70,7 +73,7 @@ pub(crate) async fn tokenize(
         let max_model_len = artifact.engine.runtime().context;
         Ok(Json(TokenizeResponse { count: tokens.len(), tokens, max_model_len }))
     };
-    prepare(&app, work).await
+    prepare(&app, caller, bytes, work).await
 }
 
 /// Tokens to turn into text.
@@ -92,17 +95,18 @@ pub(crate) struct DetokenizeResponse {
     post,
     path = "/detokenize",
     request_body = DetokenizeRequest,
-    responses((status = 200, description = "The text", body = DetokenizeResponse), super::openapi::Errors)
+    responses((status = 200, description = "The text", body = DetokenizeResponse), crate::error::Errors)
 )]
 pub(crate) async fn detokenize(
     State(app): State<Arc<App>>,
-    Body(request): Body<DetokenizeRequest>,
+    Extension(caller): Extension<Caller>,
+    Body(request, bytes): Body<DetokenizeRequest>,
 ) -> Result<Json<DetokenizeResponse>, ApiError> {
     let artifact = app.artifact(request.model.as_deref())?;
-    let work = move |_: &App| {
+    let work = move |_: &Preparation| {
         check_tokens(&artifact, "tokens", &request.tokens)?;
         let content = artifact.tokenizer.decode_with_special(&request.tokens)?;
         Ok(Json(DetokenizeResponse { prompt: content.clone(), content }))
     };
-    prepare(&app, work).await
+    prepare(&app, caller, bytes, work).await
 }

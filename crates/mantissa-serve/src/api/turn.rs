@@ -2,25 +2,26 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
+use axum::{Extension, Json};
 use mantissa_runtime::Constraint;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::body::Body;
-use super::chat::{ChatMessage, values};
+use super::conversation::{ChatMessage, values};
 use super::format::Form;
-use super::generate::prepare;
 use super::offered::{Offered, ToolChoice, ToolItem};
+use super::preparation::{Preparation, prepare};
 use super::render::{Variables, render};
 use super::{ApiError, App, Artifact};
+use crate::engine::Caller;
 use crate::reasoning::Marks;
 
 /// Compiles the grammar of a reply: that of its calls, or that of its text.
 pub(super) fn constraint(
-    app: &App,
+    app: &Preparation,
     artifact: &Arc<Artifact>,
     offered: Option<&Offered>,
     form: Form,
@@ -123,14 +124,15 @@ pub(crate) struct TemplateResponse {
     post,
     path = "/apply-template",
     request_body = TemplateRequest,
-    responses((status = 200, description = "The text", body = TemplateResponse), super::openapi::Errors)
+    responses((status = 200, description = "The text", body = TemplateResponse), crate::error::Errors)
 )]
 pub(crate) async fn apply_template(
     State(app): State<Arc<App>>,
-    Body(request): Body<TemplateRequest>,
+    Extension(caller): Extension<Caller>,
+    Body(request, bytes): Body<TemplateRequest>,
 ) -> Result<Json<TemplateResponse>, ApiError> {
     let artifact = app.artifact(request.model.as_deref())?;
-    let work = move |app: &App| {
+    let work = move |app: &Preparation| {
         let offered = Offered::new(request.tools, request.tool_choice, None, &artifact)?;
         let turn = Turn {
             messages: values(request.messages)?,
@@ -141,5 +143,5 @@ pub(crate) async fn apply_template(
         let prompt = turn.render(app, &artifact, offered.as_ref())?.text;
         Ok(Json(TemplateResponse { prompt }))
     };
-    prepare(&app, work).await
+    prepare(&app, caller, bytes, work).await
 }

@@ -10,7 +10,8 @@ use serde::Serialize;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use utoipa::ToSchema;
 
-use super::queue::Caller;
+use crate::fair::Caller;
+use crate::grammar::Meter;
 
 /// A sequence to be generated.
 #[derive(Clone, Debug)]
@@ -21,6 +22,15 @@ pub struct Job {
     pub deadline: Instant,
     /// True to report how much of the prompt has been computed, after each step.
     pub progress: bool,
+    /// Processor time of the constraint, charged to the client.
+    pub(crate) meter: Arc<Meter>,
+}
+
+impl Job {
+    /// Creates a job without a constraint.
+    pub fn new(request: Request, deadline: Instant) -> Self {
+        Job { request, deadline, progress: false, meter: Arc::default() }
+    }
 }
 
 /// News of one job.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use mantissa_model::Sampling;
 use mantissa_runtime::{
-    Constraint, ConstraintError, EventKind, FastModel, Request, RuntimeOptions, TokenMask,
+    Constraint, ConstraintError, EventKind, FastModel, Offer, Request, RuntimeOptions, TokenMask, Verdict,
 };
 use mantissa_store::convention::ModelFiles;
 
@@ -20,27 +20,10 @@ struct Panics {
 }
 
 impl Constraint for Panics {
-    fn allows(&mut self, _: u32) -> Result<bool, ConstraintError> {
-        Ok(true)
-    }
-
-    fn mask(&mut self, mask: &mut TokenMask) -> Result<(), ConstraintError> {
-        mask.words_mut().fill(u32::MAX);
-        Ok(())
-    }
-
-    fn may_end(&mut self) -> Result<bool, ConstraintError> {
-        Ok(true)
-    }
-
-    fn accept(&mut self, _: u32) -> Result<(), ConstraintError> {
+    fn offer(&mut self, _: Offer, _: &mut TokenMask) -> Result<Verdict, ConstraintError> {
         assert!(self.left > 0, "on purpose");
         self.left -= 1;
-        Ok(())
-    }
-
-    fn is_complete(&mut self) -> Result<bool, ConstraintError> {
-        Ok(false)
+        Ok(Verdict::Taken { complete: false })
     }
 
     fn boxed_clone(&self) -> Box<dyn Constraint> {
@@ -55,6 +38,8 @@ fn engine(sequences: usize) -> Engine {
         runtime: RuntimeOptions::batch(sequences, 256),
         queue: 100,
         client_queue: 100,
+        client_tokens: 10_000,
+        share_prefixes: false,
         turns: Arc::default(),
         metrics: Metrics::new().engine("demo"),
     };
@@ -69,7 +54,7 @@ fn job(token: u32) -> Job {
         sampling: Sampling { temperature: 1.0, seed: u64::from(token), ..Sampling::default() },
         ..Request::default()
     };
-    Job { request, deadline: Instant::now() + Duration::from_secs(60), progress: false }
+    Job::new(request, Instant::now() + Duration::from_secs(60))
 }
 
 const CALLER: Caller = Caller { client: Client::Own, priority: 0 };

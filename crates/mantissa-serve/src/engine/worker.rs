@@ -1,61 +1,36 @@
 //! The engine's thread: begins, steps and ends jobs.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use mantissa_model::LoadError;
-use mantissa_runtime::{Event, EventKind, FastModel, Phase, Request, Runtime, SequenceId, SequenceState};
+use mantissa_runtime::{Event, EventKind, FastModel, Phase, Request, Runtime, SequenceState};
 
-use super::job::{Ending, Failure, Pending, Progress, Update};
-use super::{EngineOptions, Load, Shared, SlotState, Stage};
-use crate::metrics::EngineMetrics;
+use super::active::Active;
+use super::job::{Ending, Failure, Pending, Update};
+use super::state::{EngineOptions, Load, Shared, SlotState, Stage};
+use crate::fair::{Booking, Caller, Client};
 
 /// Time between two descriptions of the load.
 const PUBLISHED: Duration = Duration::from_millis(50);
 
+/// Longest pause while no job has a place.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// Time of a token before the first pass.
+const TOKEN_SECONDS: f64 = 1e-3;
+
 /// Time over which the speed is measured.
 const SPEED: Duration = Duration::from_secs(1);
 
-/// A job at work.
-struct Active {
-    id: SequenceId,
-    pending: Pending,
-    number: u64,
-    begun: Instant,
-    /// Time of the first and the last token.
-    first: Option<Instant>,
-    last: Instant,
-    /// Tokens of the prompt and generated ones of this run; the first ones of a job begun anew were reported before.
-    scored: usize,
-    made: usize,
-    /// Tokens of the prompt that were not computed.
-    cached: usize,
-    /// Tokens of the prompt that were reported as computed.
-    computed: Option<usize>,
-}
-
-impl Active {
-    /// Reports that `processed` tokens of the prompt have been computed.
-    fn report_progress(&mut self, processed: usize) {
-        let time_ms = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let total = self.pending.job.request.prompt.len();
-        self.computed = Some(processed);
-        self.pending.send(Update::Progress(Progress { total, cache: self.cached, processed, time_ms }));
-    }
-
-    /// Counts a token that was generated at time `now`.
-    fn take(&mut self, token: u32, now: Instant, metrics: &EngineMetrics) {
-        let (since, histogram) = match self.first {
-            None => (self.pending.arrived, &metrics.first_token_seconds),
-            Some(_) => (self.last, &metrics.token_seconds),
-        };
-        histogram.observe(now.duration_since(since).as_secs_f64());
-        self.first.get_or_insert(now);
-        self.last = now;
-        self.pending.reported.tokens.push(token);
-        metrics.generated_tokens.inc();
-    }
+/// Candidate for a place.
+#[derive(Clone, Copy)]
+enum Next {
+    /// The job at this index, which gave up its place.
+    Again(usize),
+    /// The next job of this client.
+    Begin(Client),
 }
 
 /// State of the thread.
@@ -81,6 +56,11 @@ pub(super) struct Worker<'m> {
     passed: Duration,
     /// End of the last step, and the processor time of the thread until then.
     stepped: Option<(Instant, Duration)>,
+    /// Turn that was booked with the end of the last one.
+    booking: Option<Booking>,
+    /// Mean time of a token in the passes, and the time in passes before the last step.
+    token_seconds: f64,
+    pass_before: Duration,
 }
 
 /// Processor time that the thread has used.
@@ -124,6 +104,9 @@ impl<'m> Worker<'m> {
             counted: (0, 0, 0),
             passed: Duration::ZERO,
             stepped: None,
+            booking: None,
+            token_seconds: TOKEN_SECONDS,
+            pass_before: Duration::ZERO,
         })
     }
 
@@ -137,10 +120,12 @@ impl<'m> Worker<'m> {
                 Stage::Open | Stage::Draining => {}
             }
             self.sweep();
+            self.charge();
             self.admit();
             self.publish(self.changed);
-            if !self.active.is_empty() {
-                self.step();
+            match self.active.iter().any(|active| active.detached.is_none()) {
+                true => self.step(),
+                false => self.wait_for_detached(),
             }
             self.publish(self.changed);
         }
@@ -149,8 +134,13 @@ impl<'m> Worker<'m> {
 
     /// Waits while there is nothing to do.
     fn wait(&mut self) -> Stage {
+        let idle = self.active.is_empty() && self.suspects.is_empty();
+        if idle {
+            // Others have the turn that was booked.
+            self.booking = None;
+        }
         let mut state = self.shared.lock();
-        if self.active.is_empty() && self.suspects.is_empty() {
+        if idle {
             while state.queue.len() == 0 && matches!(state.stage, Stage::Open | Stage::Draining) {
                 self.stepped = None;
                 state = self.shared.changed.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -161,6 +151,19 @@ impl<'m> Worker<'m> {
             }
         }
         state.stage
+    }
+
+    /// Waits for a moment until a job without a place can go on.
+    fn wait_for_detached(&mut self) {
+        // Others have the turn that was booked.
+        self.booking = None;
+        let mut detached = self.active.iter_mut().filter_map(|active| active.detached.as_mut());
+        if let Some(first) = detached.next()
+            && !first.is_ready(PAUSE)
+        {
+            // Nobody works on it yet.
+            std::thread::sleep(PAUSE / 10);
+        }
     }
 
     /// Ends all jobs with `failure`.
@@ -218,9 +221,84 @@ impl<'m> Worker<'m> {
         if self.alone {
             return;
         }
-        while self.active.len() < self.shared.options.runtime.sequences {
-            let Some(pending) = self.shared.lock().queue.pop() else { break };
-            self.begin(pending);
+        while let Some(next) = self.candidates().into_iter().find(|next| self.has_place_for(next)) {
+            match next {
+                Next::Again(at) => {
+                    if let Some(detached) = self.active[at].detached.take() {
+                        self.runtime.attach(detached);
+                    }
+                }
+                Next::Begin(client) => {
+                    let pending = self.shared.lock().queue.pop_of(|other| other == client);
+                    let Some((_, pending)) = pending else { return };
+                    self.begin(pending);
+                }
+            }
+        }
+    }
+
+    /// Lists what may be begun: the jobs that gave up their places and can go on, and the next one of each client in the queue;
+    /// those of the client served least first.
+    fn candidates(&mut self) -> Vec<Next> {
+        let mut ready = Vec::new();
+        for (at, active) in self.active.iter_mut().enumerate() {
+            // All are asked: an answer that nobody takes holds up others.
+            if active.detached.as_mut().is_some_and(|job| job.is_ready(Duration::ZERO)) {
+                ready.push((at, active.pending.caller.client));
+            }
+        }
+        let state = self.shared.lock();
+        let tag = |client| state.queue.tag(client);
+        let again = ready.into_iter().map(|(at, client)| (tag(client), Next::Again(at)));
+        let begin = state.queue.waiting().map(|client| (tag(client), Next::Begin(client)));
+        let mut all: Vec<_> = again.chain(begin).collect();
+        // Stable: of equals, those that were begun before go first.
+        all.sort_by(|a, b| a.0.total_cmp(&b.0));
+        all.into_iter().map(|(_, next)| next).collect()
+    }
+
+    /// True if there is a place for `next`. If all are taken, a job of another client gives up its place: one that waits
+    /// for its constraint, or one of a client that has two places more.
+    fn has_place_for(&mut self, next: &Next) -> bool {
+        let client = match next {
+            Next::Again(at) => self.active[*at].pending.caller.client,
+            Next::Begin(client) => *client,
+        };
+        let mut places = HashMap::new();
+        for active in self.active.iter().filter(|active| active.detached.is_none()) {
+            *places.entry(active.pending.caller.client).or_insert(0) += 1;
+        }
+        if places.values().sum::<usize>() < self.shared.options.runtime.sequences {
+            return true;
+        }
+        let held = |client: &Client| places.get(client).copied().unwrap_or(0);
+        let own = held(&client);
+        let most = places.keys().copied().max_by_key(held).filter(|most| held(most) >= own + 2);
+        let runtime = &mut self.runtime;
+        // The one begun last has the least to be computed again.
+        let mut others = self.active.iter_mut().rev().filter(|active| active.detached.is_none());
+        let gives = others.find(|active| {
+            let other = active.pending.caller.client;
+            other != client && (runtime.is_undecided(active.id) || Some(other) == most)
+        });
+        let Some(active) = gives else { return false };
+        active.detached = runtime.detach(active.id);
+        active.detached.is_some()
+    }
+
+    /// Charges new tokens to their clients, and the processor time of constraints as the tokens that the model computes in
+    /// it.
+    fn charge(&mut self) {
+        let mut state = None;
+        for active in &mut self.active {
+            let made = active.pending.reported.tokens.len();
+            let work = active.pending.job.meter.take(Duration::from_secs_f64(self.token_seconds));
+            let tokens = work + (made - active.charged);
+            active.charged = made;
+            if tokens > 0 {
+                let state = state.get_or_insert_with(|| self.shared.lock());
+                state.queue.charge(active.pending.caller, tokens);
+            }
         }
     }
 
@@ -234,6 +312,7 @@ impl<'m> Worker<'m> {
                 let metrics = &self.shared.options.metrics;
                 metrics.queue_seconds.observe(now.duration_since(pending.arrived).as_secs_f64());
                 metrics.prompt_tokens.inc_by(prompt as u64);
+                let charged = pending.reported.tokens.len();
                 let mut state = self.shared.lock();
                 state.queue.charge(pending.caller, prompt);
                 state.working = self.active.len() + 1;
@@ -251,23 +330,42 @@ impl<'m> Worker<'m> {
                     made: 0,
                     cached: 0,
                     computed: None,
+                    charged,
+                    detached: None,
                 });
                 self.changed = true;
             }
         }
     }
 
+    /// Clients of the sequences at work.
+    fn callers(&self) -> Vec<Caller> {
+        let at_work = self.active.iter().filter(|active| active.detached.is_none());
+        at_work.map(|active| active.pending.caller).collect()
+    }
+
     /// Runs one pass and reports what happened.
     fn step(&mut self) {
         let EngineOptions { metrics, turns, .. } = &self.shared.options;
         let asked = (Instant::now(), processor_time());
-        let turn = turns.take();
+        let booking = self.booking.take().unwrap_or_else(|| turns.book(Vec::new()));
+        let turn = turns.wait(booking, self.callers());
         let begin = Instant::now();
         let runtime = &mut self.runtime;
         let stepped = catch_unwind(AssertUnwindSafe(|| runtime.step().map(<[Event]>::to_vec)));
         let end = Instant::now();
-        drop(turn);
+        self.booking = Some(turn.again(turns));
         metrics.step_seconds.inc_by(end.duration_since(begin).as_secs_f64());
+        let (passed, tokens) = (self.runtime.pass_time(), self.runtime.last_step_tokens());
+        if tokens == 0 {
+            // All wait for constraints that nobody works on yet.
+            std::thread::sleep(PAUSE / 20);
+        }
+        if tokens > 0 && passed > self.pass_before {
+            let seconds = (passed - self.pass_before).as_secs_f64() / tokens as f64;
+            self.token_seconds += 0.1 * (seconds - self.token_seconds);
+        }
+        self.pass_before = passed;
         if let Some(last) = self.stepped.replace((end, processor_time())) {
             metrics.scheduler_seconds.inc_by(asked.0.duration_since(last.0).as_secs_f64());
             metrics.scheduler_processor_seconds.inc_by(asked.1.saturating_sub(last.1).as_secs_f64());
@@ -363,7 +461,7 @@ impl<'m> Worker<'m> {
         let seconds = active.begun.elapsed().as_secs_f64();
         self.shared.options.metrics.job_seconds.observe(seconds);
         let mut state = self.shared.lock();
-        state.queue.charge(active.pending.caller, active.pending.reported.tokens.len());
+        state.queue.charge(active.pending.caller, active.pending.reported.tokens.len() - active.charged);
         state.job_seconds += 0.1 * (seconds - state.job_seconds);
         state.working = self.active.len();
     }
@@ -385,6 +483,7 @@ impl<'m> Worker<'m> {
                 self.runtime = runtime;
                 self.counted = (0, 0, 0);
                 self.passed = Duration::ZERO;
+                self.pass_before = Duration::ZERO;
             }
             // Memory for one session was there before; without it nothing can run.
             Err(_) => {
@@ -416,7 +515,9 @@ impl<'m> Worker<'m> {
         self.published = now;
         self.changed = false;
         self.count();
-        let slots: Vec<_> = self.runtime.sequences().filter_map(|state| self.slot(&state, now)).collect();
+        let detached = self.active.iter().filter_map(|active| Some(active.detached.as_ref()?.state()));
+        let all = self.runtime.sequences().chain(detached);
+        let slots: Vec<_> = all.filter_map(|state| self.slot(&state, now)).collect();
         let cache = self.runtime.cache();
         let (kv_used, kv_blocks) = (cache.blocks - cache.free, cache.blocks);
         let metrics = &self.shared.options.metrics;
@@ -452,6 +553,7 @@ impl<'m> Worker<'m> {
             held_tokens: state.held_tokens,
             priority: state.priority,
             seconds: now.duration_since(active.begun).as_secs_f64(),
+            client: active.pending.caller.client,
         })
     }
 }

@@ -13,6 +13,7 @@ const REPEATS: u32 = 10_000;
 /// Deepest nesting.
 const DEPTH: usize = 100;
 
+/// Expression. It is no higher than [`DEPTH`], so that walks over it may recurse.
 enum Node {
     Literal(String),
     /// A regular expression for one character.
@@ -35,7 +36,7 @@ pub(super) fn to_lark(text: &str) -> Result<String, GrammarError> {
             return Err(parser.fault("::="));
         }
         parser.space();
-        let node = parser.choice()?;
+        let (node, _) = parser.choice()?;
         if rules.insert(name.clone(), node).is_some() {
             return Err(invalid(&format!("two rules `{name}`")));
         }
@@ -50,8 +51,7 @@ pub(super) fn to_lark(text: &str) -> Result<String, GrammarError> {
             return Err(invalid(&format!("rule `{name}` refers to `{missing}`, which is not there")));
         }
     }
-    let recursive: BTreeMap<&str, bool> =
-        rules.keys().map(|name| (name.as_str(), reaches_recursion(&rules, name))).collect();
+    let recursive = recursive(&rules);
     let mut out = String::new();
     let _ = writeln!(out, "start: {}", lark_name("root", recursive["root"]));
     for (name, node) in &rules {
@@ -90,21 +90,34 @@ fn references<'a>(node: &'a Node, names: &mut Vec<&'a str>) {
     }
 }
 
-/// True if a rule refers to itself, or to a rule that does.
-fn reaches_recursion(rules: &BTreeMap<String, Node>, name: &str) -> bool {
-    let reached = |from: &str| {
-        let (mut open, mut seen) = (vec![from.to_owned()], std::collections::BTreeSet::new());
-        while let Some(name) = open.pop() {
-            let mut names = Vec::new();
-            if let Some(node) = rules.get(&name) {
-                references(node, &mut names);
-            }
-            open.extend(names.into_iter().filter(|name| seen.insert((*name).to_owned())).map(str::to_owned));
+/// Tells of each rule whether it refers to itself, or to a rule that does. A rule does not if all rules that it refers to
+/// do not: those are found from the rules without references on, in time linear in the size of the grammar.
+fn recursive(rules: &BTreeMap<String, Node>) -> BTreeMap<&str, bool> {
+    let mut users: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    let mut open = BTreeMap::new();
+    let mut ready = Vec::new();
+    for (name, node) in rules {
+        let mut names = Vec::new();
+        references(node, &mut names);
+        if names.is_empty() {
+            ready.push(name.as_str());
         }
-        seen
-    };
-    let from = reached(name);
-    from.contains(name) || from.iter().any(|other| reached(other).contains(other))
+        open.insert(name.as_str(), names.len());
+        names.into_iter().for_each(|other| users.entry(other).or_default().push(name));
+    }
+    let mut recursive: BTreeMap<&str, bool> = rules.keys().map(|name| (name.as_str(), true)).collect();
+    while let Some(name) = ready.pop() {
+        recursive.insert(name, false);
+        for user in users.remove(name).unwrap_or_default() {
+            if let Some(left) = open.get_mut(user) {
+                *left -= 1;
+                if *left == 0 {
+                    ready.push(user);
+                }
+            }
+        }
+    }
+    recursive
 }
 
 fn emit(node: &Node, recursive: &BTreeMap<&str, bool>, out: &mut String) {
@@ -148,6 +161,9 @@ struct Parser<'a> {
     at: usize,
     depth: usize,
 }
+
+/// Expression with its height.
+type Tall = (Node, usize);
 
 impl<'a> Parser<'a> {
     fn rest(&self) -> &'a str {
@@ -204,36 +220,50 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn choice(&mut self) -> Result<Node, GrammarError> {
-        self.depth += 1;
-        if self.depth > DEPTH {
-            return Err(self.fault(&format!("up to {DEPTH} levels")));
-        }
-        let mut all = vec![self.sequence()?];
-        while self.take("|") {
-            self.space();
-            all.push(self.sequence()?);
-        }
-        self.depth -= 1;
-        Ok(Node::Choice(all))
+    /// Checks the height of an expression.
+    fn checked(&self, node: Node, height: usize) -> Result<Tall, GrammarError> {
+        if height > DEPTH { Err(self.too_deep()) } else { Ok((node, height)) }
     }
 
-    fn sequence(&mut self) -> Result<Node, GrammarError> {
-        let mut nodes = Vec::new();
+    fn too_deep(&self) -> GrammarError {
+        self.fault(&format!("at most {DEPTH} levels of groups and repetitions"))
+    }
+
+    fn choice(&mut self) -> Result<Tall, GrammarError> {
+        self.depth += 1;
+        if self.depth > DEPTH {
+            return Err(self.too_deep());
+        }
+        let (first, mut height) = self.sequence()?;
+        let mut all = vec![first];
+        while self.take("|") {
+            self.space();
+            let (next, other) = self.sequence()?;
+            height = height.max(other);
+            all.push(next);
+        }
+        self.depth -= 1;
+        self.checked(Node::Choice(all), height + 1)
+    }
+
+    fn sequence(&mut self) -> Result<Tall, GrammarError> {
+        let (mut nodes, mut height) = (Vec::new(), 0);
         loop {
             let rest = self.rest();
             if rest.is_empty() || rest.starts_with(['|', ')']) || self.at_rule() {
-                return Ok(Node::Sequence(nodes));
+                return Ok((Node::Sequence(nodes), height));
             }
             let item = self.item()?;
             self.space();
-            nodes.push(self.repeated(item)?);
+            let (node, other) = self.repeated(item)?;
+            height = height.max(other);
+            nodes.push(node);
         }
     }
 
-    fn item(&mut self) -> Result<Node, GrammarError> {
+    fn item(&mut self) -> Result<Tall, GrammarError> {
         if let Some(name) = self.name() {
-            return Ok(Node::Rule(name.to_owned()));
+            return Ok((Node::Rule(name.to_owned()), 0));
         }
         match self.next() {
             Some('"') => {
@@ -241,17 +271,17 @@ impl<'a> Parser<'a> {
                 while !self.take("\"") {
                     text.push(self.character()?);
                 }
-                Ok(Node::Literal(text))
+                Ok((Node::Literal(text), 0))
             }
-            Some('[') => self.class(),
-            Some('.') => Ok(Node::Class("(?s:.)".into())),
+            Some('[') => Ok((self.class()?, 0)),
+            Some('.') => Ok((Node::Class("(?s:.)".into()), 0)),
             Some('(') => {
                 self.space();
-                let node = self.choice()?;
+                let group = self.choice()?;
                 if !self.take(")") {
                     return Err(self.fault(")"));
                 }
-                Ok(node)
+                Ok(group)
             }
             _ => Err(self.fault("a literal, a class of characters, a rule or a group")),
         }
@@ -306,18 +336,18 @@ impl<'a> Parser<'a> {
     }
 
     /// Repetitions after an item.
-    fn repeated(&mut self, mut node: Node) -> Result<Node, GrammarError> {
+    fn repeated(&mut self, (mut node, mut height): Tall) -> Result<Tall, GrammarError> {
         loop {
             let (min, max) = match self.rest().chars().next() {
                 Some('*') => (0, None),
                 Some('+') => (1, None),
                 Some('?') => (0, Some(1)),
                 Some('{') => self.range()?,
-                _ => return Ok(node),
+                _ => return Ok((node, height)),
             };
             self.at += 1;
             self.space();
-            node = Node::Repeat(Box::new(node), min, max);
+            (node, height) = self.checked(Node::Repeat(Box::new(node), min, max), height + 1)?;
         }
     }
 
@@ -379,6 +409,46 @@ mod tests {
             let error = to_lark(text).unwrap_err().to_string();
             assert!(error.contains(message), "{text}: {error}");
         }
-        assert!(to_lark(&format!("root ::= {}\"a\"{}", "(".repeat(200), ")".repeat(200))).is_err());
+    }
+
+    /// Groups and repetitions count together, and nothing recurses beyond their limit.
+    #[test]
+    fn deep_grammars_are_refused() {
+        let deep = [
+            ("(".repeat(200), ")".repeat(200)),
+            ("(".repeat(100_000), String::new()),
+            (String::new(), "*".repeat(20_000)),
+            (String::new(), "?".repeat(250_000)),
+            (String::new(), "{1}".repeat(60_000)),
+            (String::new(), "+ ".repeat(101)),
+            ("(".repeat(60), ")?".repeat(60)),
+        ];
+        for (before, after) in deep {
+            let error = to_lark(&format!("root ::= {before}\"a\"{after}")).err();
+            let error = error.unwrap_or_else(|| panic!("{} {}", before.len(), after.len()));
+            assert!(error.to_string().contains("at most 100 levels"), "{error}");
+        }
+        assert!(to_lark(&format!("root ::= \"a\"{}", "*".repeat(90))).is_ok());
+        assert!(to_lark(&format!("root ::= {}\"a\"{}", "(".repeat(40), ")?".repeat(40))).is_ok());
+    }
+
+    /// Translation takes time linear in the size of the grammar.
+    #[test]
+    fn chains_of_rules_are_translated_at_once() {
+        let chain = |rules: usize, last: &str| {
+            let mut text = String::from("root ::= a0\n");
+            for i in 0..rules {
+                let _ = writeln!(text, "a{i} ::= \"x\" a{}", i + 1);
+            }
+            let _ = writeln!(text, "a{rules} ::= {last}");
+            text
+        };
+        let begin = std::time::Instant::now();
+        let flat = to_lark(&chain(20_000, "\"y\"")).unwrap();
+        assert!(flat.starts_with("start: T_ROOT\n"));
+        // All reach the rule that refers to itself.
+        let recursive = to_lark(&chain(20_000, "\"y\" a20000?")).unwrap();
+        assert!(recursive.starts_with("start: r_root\n") && !recursive.contains("T_"));
+        assert!(begin.elapsed().as_secs() < 5, "{:?}", begin.elapsed());
     }
 }

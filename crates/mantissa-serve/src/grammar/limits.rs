@@ -3,24 +3,31 @@
 use llguidance::api::ParserLimits;
 use serde_json::{Value, json};
 
-use super::GrammarError;
+use super::{Grammar, GrammarError};
 
 /// Longest schema as text, in bytes.
 const SCHEMA: usize = 256 << 10;
 /// Deepest schema.
 const DEPTH: usize = 64;
 /// Longest regular expression, in bytes.
-pub(super) const REGEX: usize = 8 << 10;
+const REGEX: usize = 8 << 10;
 /// Longest grammar, in bytes.
-pub(super) const GRAMMAR: usize = 256 << 10;
+const GRAMMAR: usize = 256 << 10;
 /// Deepest nesting of brackets in a grammar or regular expression.
 const BRACKETS: usize = 100;
 /// White space between the parts of a JSON value: enough to indent it, and too little for a model to stay in it.
 const WHITE: &str = r"[\x20\x0A\x0D\x09]{1,16}";
 
-/// Limits of the parser: a mask takes at most some tens of milliseconds, the states of a lexer some tens of megabytes.
+/// Limits of the parser, per mask where not said otherwise. Measured on Zen 4 with grammars of JSON, a C-like and an SQL-like
+/// language and a schema of 60 properties of four types each: 4 000 items, 500 in a row and 50 000 units of fuel change
+/// no mask, 2 000, 200 and 20 000 end the schema. Masks take .05 ms on average and 9 ms at most; those of the most ambiguous
+/// grammar tried 5 and 28 ms, against 7 and 37 ms with the parser's own limits. A lexer's state takes 1 to 2 kB.
 pub(super) fn parser() -> ParserLimits {
     ParserLimits {
+        step_max_items: 10_000,
+        max_items_in_row: 1_000,
+        step_lexer_fuel: 100_000,
+        // Over the life of a sequence.
         max_lexer_states: 30_000,
         max_grammar_size: 200_000,
         verbose_errors: false,
@@ -28,16 +35,34 @@ pub(super) fn parser() -> ParserLimits {
     }
 }
 
-/// Returns the schema with the parser's options, in place of such options of the client.
-pub(super) fn schema(schema: &Value) -> Result<Value, GrammarError> {
-    check_depth(schema)?;
-    let found = schema.to_string().len();
-    if found > SCHEMA {
-        return Err(limit(format!("{found} bytes"), format!("a schema of up to {SCHEMA} bytes")));
-    }
-    match schema {
-        Value::Object(_) | Value::Bool(true) => Ok(options(schema.clone())),
-        _ => Err(GrammarError::Invalid("a schema that is no object".into())),
+/// Checks the size of a grammar, and how deep it is nested, without recursion. Returns a text that no other grammar has.
+pub(super) fn check(grammar: &Grammar) -> Result<String, GrammarError> {
+    match grammar {
+        Grammar::JsonObject => Ok("object".into()),
+        Grammar::JsonSchema(schema) => {
+            check_depth(schema)?;
+            if !matches!(schema, Value::Object(_) | Value::Bool(true)) {
+                return Err(GrammarError::Invalid("a schema that is no object".into()));
+            }
+            let text = schema.to_string();
+            if text.len() > SCHEMA {
+                let found = format!("{} bytes", text.len());
+                return Err(limit(found, format!("a schema of up to {SCHEMA} bytes")));
+            }
+            Ok(format!("schema {text}"))
+        }
+        Grammar::Regex(regex) => {
+            text("regular expression", regex, REGEX)?;
+            Ok(format!("regex {regex}"))
+        }
+        Grammar::Lark(lark) => {
+            text("grammar", lark, GRAMMAR)?;
+            Ok(format!("lark {lark}"))
+        }
+        Grammar::Gbnf(gbnf) => {
+            text("grammar", gbnf, GRAMMAR)?;
+            Ok(format!("gbnf {gbnf}"))
+        }
     }
 }
 
@@ -67,7 +92,7 @@ fn check_depth(schema: &Value) -> Result<(), GrammarError> {
 }
 
 /// Checks the length of a text, and the nesting of its brackets wherever they stand.
-pub(super) fn text(what: &str, text: &str, longest: usize) -> Result<(), GrammarError> {
+fn text(what: &str, text: &str, longest: usize) -> Result<(), GrammarError> {
     if text.len() > longest {
         return Err(limit(format!("{} bytes", text.len()), format!("a {what} of up to {longest} bytes")));
     }

@@ -1,9 +1,38 @@
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
-use mantissa_runtime::TokenMask;
+use mantissa_model::Tokenizer;
+use mantissa_runtime::{Constraint, ConstraintError, Offer, TokenMask, Verdict};
+use serde_json::json;
 
 use super::*;
+use crate::fair::{Caller, Client};
+
+/// A constraint that is asked until it answers.
+#[derive(Debug)]
+struct Asked {
+    constraint: Box<dyn Constraint>,
+    mask: TokenMask,
+    vocabulary: usize,
+}
+
+impl Asked {
+    /// Offers a token or an end; the mask holds those that may follow if it is refused.
+    fn offer(&mut self, offer: Offer) -> Result<Verdict, ConstraintError> {
+        loop {
+            self.mask.reset(self.vocabulary);
+            match self.constraint.offer(offer, &mut self.mask)? {
+                Verdict::Pending => _ = self.constraint.wait(std::time::Duration::from_secs(1)),
+                verdict => return Ok(verdict),
+            }
+        }
+    }
+
+    fn takes(&mut self, token: u32) -> bool {
+        matches!(self.offer(Offer::Token(token)), Ok(Verdict::Taken { .. }))
+    }
+}
 
 /// A compiler with its tokenizer.
 struct Compiler {
@@ -13,8 +42,9 @@ struct Compiler {
 }
 
 impl Compiler {
-    fn compile(&self, grammar: &Grammar) -> Result<Box<dyn Constraint>, GrammarError> {
-        self.grammars.compile(&self.tokenizer, grammar)
+    fn compile(&self, grammar: &Grammar) -> Result<Asked, GrammarError> {
+        let constraint = self.grammars.compile(&self.tokenizer, grammar)?;
+        Ok(Asked { constraint, mask: TokenMask::default(), vocabulary: self.vocabulary })
     }
 }
 
@@ -22,39 +52,41 @@ fn grammars() -> Compiler {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/tiny/llama2-gqa-tied");
     let tokenizer = Tokenizer::load(&dir).unwrap();
     let vocabulary = tokenizer.len();
-    Compiler { tokenizer, grammars: Grammars::new(vocabulary), vocabulary }
+    let grammars = Grammars::new(vocabulary, Confinement::threads(), 1 << 30);
+    Compiler { tokenizer, grammars, vocabulary }
 }
 
 /// A text of random allowed tokens, and true if it ended by itself.
-fn random(grammars: &Compiler, constraint: &dyn Constraint, seed: u64) -> (String, bool) {
-    let mut constraint = constraint.boxed_clone();
+fn random(grammars: &Compiler, asked: &Asked, seed: u64) -> (String, bool) {
+    let constraint = asked.constraint.boxed_clone();
+    let mut asked = Asked { constraint, mask: TokenMask::default(), vocabulary: grammars.vocabulary };
     let (mut state, mut ids) = (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1, Vec::new());
-    let mut mask = TokenMask::default();
+    let text = |ids: &[u32]| grammars.tokenizer.decode(ids).unwrap();
     while ids.len() < 3000 {
-        if constraint.is_complete().unwrap() {
-            return (grammars.tokenizer.decode(&ids).unwrap(), true);
-        }
-        mask.reset(grammars.vocabulary);
-        constraint.mask(&mut mask).unwrap();
+        // No token of this number is in the vocabulary: the refusal tells those that may follow.
+        let Verdict::Refused { may_end } = asked.offer(Offer::Token(u32::MAX - 1)).unwrap() else { panic!() };
         let allowed: Vec<u32> =
-            (0..grammars.vocabulary as u32).filter(|token| mask.contains(*token)).collect();
+            (0..grammars.vocabulary as u32).filter(|token| asked.mask.contains(*token)).collect();
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        if constraint.may_end().unwrap() && (allowed.is_empty() || state >> 62 == 0) {
-            return (grammars.tokenizer.decode(&ids).unwrap(), true);
+        if may_end && (allowed.is_empty() || state >> 62 == 0) {
+            assert!(matches!(asked.offer(Offer::End), Ok(Verdict::Taken { .. })));
+            return (text(&ids), true);
         }
         let token = allowed[(state >> 33) as usize % allowed.len()];
-        assert!(constraint.allows(token).unwrap());
-        constraint.accept(token).unwrap();
+        let Verdict::Taken { complete } = asked.offer(Offer::Token(token)).unwrap() else { panic!() };
         ids.push(token);
+        if complete {
+            return (text(&ids), true);
+        }
     }
-    (grammars.tokenizer.decode(&ids).unwrap(), false)
+    (text(&ids), false)
 }
 
 /// A complete text of random tokens that `grammar` allows.
 pub(crate) fn random_text(grammar: &Grammar, seed: u64) -> String {
     let grammars = grammars();
     let constraint = grammars.compile(grammar).unwrap_or_else(|e| panic!("{e}: {grammar:?}"));
-    let (text, ended) = random(&grammars, constraint.as_ref(), seed);
+    let (text, ended) = random(&grammars, &constraint, seed);
     assert!(ended, "{text}");
     text
 }
@@ -64,12 +96,11 @@ pub(crate) fn follows(grammar: &Grammar, text: &str) -> Option<bool> {
     let grammars = grammars();
     let mut constraint = grammars.compile(grammar).unwrap_or_else(|e| panic!("{e}: {grammar:?}"));
     for id in grammars.tokenizer.encode(text, mantissa_model::Bos::Never).unwrap() {
-        if !constraint.allows(id).unwrap() {
+        if !constraint.takes(id) {
             return None;
         }
-        constraint.accept(id).unwrap();
     }
-    Some(constraint.may_end().unwrap())
+    Some(matches!(constraint.offer(Offer::End), Ok(Verdict::Taken { .. })))
 }
 
 #[test]
@@ -89,7 +120,7 @@ fn random_texts_follow_schemas() {
     });
     let constraint = grammars.compile(&Grammar::JsonSchema(schema)).unwrap();
     for seed in 0..40 {
-        let (text, ended) = random(&grammars, constraint.as_ref(), seed);
+        let (text, ended) = random(&grammars, &constraint, seed);
         assert!(ended, "{text}");
         let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
         assert!(value["name"].as_str().unwrap().chars().count() <= 12);
@@ -112,13 +143,13 @@ fn random_texts_follow_regexes_and_grammars() {
     let five = grammars.compile(&Grammar::Gbnf("root ::= \"a\"{5,5}".into())).unwrap();
     let expected = regex::Regex::new("^[0-9]{3}-(ab|cd)+x?$").unwrap();
     for seed in 0..20 {
-        let (text, ended) = random(&grammars, regex.as_ref(), seed);
+        let (text, ended) = random(&grammars, &regex, seed);
         assert!(ended && expected.is_match(&text), "{text}");
-        let (text, ended) = random(&grammars, lark.as_ref(), seed);
+        let (text, ended) = random(&grammars, &lark, seed);
         let open = text.matches('(').count();
         assert!(ended && text.starts_with('x') && text.len() == 2 * open + 2 * (open + 1), "{text}");
-        assert_eq!(random(&grammars, five.as_ref(), seed), ("aaaaa".into(), true));
-        let (text, ended) = random(&grammars, gbnf.as_ref(), seed);
+        assert_eq!(random(&grammars, &five, seed), ("aaaaa".into(), true));
+        let (text, ended) = random(&grammars, &gbnf, seed);
         if ended {
             assert!(text.ends_with('\n') && text.lines().all(|line| line.contains('=')), "{text}");
         }
@@ -178,16 +209,13 @@ fn nested_repetitions_are_bounded() {
     ] {
         let begin = Instant::now();
         if let Ok(mut constraint) = grammars.compile(&grammar) {
-            let mut mask = TokenMask::default();
             for _ in 0..50 {
-                mask.reset(grammars.vocabulary);
-                if constraint.mask(&mut mask).is_err() {
+                if constraint.offer(Offer::Token(u32::MAX - 1)).is_err() {
                     break;
                 }
-                let Some(token) = (0..grammars.vocabulary as u32).find(|token| mask.contains(*token)) else {
-                    break;
-                };
-                if constraint.accept(token).is_err() {
+                let allowed = |token: &u32| constraint.mask.contains(*token);
+                let Some(token) = (0..grammars.vocabulary as u32).find(allowed) else { break };
+                if !constraint.takes(token) {
                     break;
                 }
             }
@@ -197,16 +225,20 @@ fn nested_repetitions_are_bounded() {
 }
 
 #[test]
-fn compiled_grammars_are_kept_and_independent() {
+fn compiled_grammars_are_kept_by_client_and_independent() {
     let grammars = grammars();
     let grammar = Grammar::Regex("ab|cd".into());
     let mut first = grammars.compile(&grammar).unwrap();
     let a = grammars.tokenizer.encode("a", mantissa_model::Bos::Never).unwrap()[0];
-    first.accept(a).unwrap();
+    assert!(first.takes(a));
+    let copy = first.constraint.boxed_clone();
+    let mut copy = Asked { constraint: copy, mask: TokenMask::default(), vocabulary: grammars.vocabulary };
     let mut second = grammars.compile(&grammar).unwrap();
-    assert!(second.allows(a).unwrap() && !first.allows(a).unwrap());
-    assert_eq!(grammars.grammars.kept.lock().unwrap().len(), 1);
-    assert!(!second.may_end().unwrap());
-    assert!(second.accept(0).is_err());
-    assert!(second.mask(&mut TokenMask::default()).is_err(), "a failed constraint stays failed");
+    assert!(second.takes(a) && !first.takes(a) && !copy.takes(a));
+    assert_eq!(grammars.grammars.kept_count(), 1);
+    assert!(matches!(second.offer(Offer::End), Ok(Verdict::Refused { may_end: false })));
+    let other = Wanted { caller: Caller { client: Client::Key(1), priority: 0 }, wanted: &|| true };
+    let other = grammars.grammars.compile_for(&grammars.tokenizer, &grammar, other, Arc::default());
+    assert!(other.is_ok());
+    assert_eq!(grammars.grammars.kept_count(), 2, "nobody sees what another client has compiled");
 }

@@ -41,8 +41,7 @@ impl Cors {
             _ => {
                 let parts = text.split_once("://");
                 let is_origin = parts.is_some_and(|(scheme, host)| {
-                    let is_host = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | '?' | '#' | '@' | '*');
-                    ["http", "https"].contains(&scheme) && !host.is_empty() && host.chars().all(is_host)
+                    ["http", "https"].contains(&scheme) && split_host(host).is_some()
                 });
                 is_origin.then(|| Allowed::Origin(text.to_ascii_lowercase())).ok_or_else(|| text.to_owned())
             }
@@ -116,12 +115,49 @@ fn is_loopback(origin: &str) -> bool {
 
 /// True for the names of this machine, with or without a port.
 pub(super) fn is_loopback_host(host: &str) -> bool {
-    let name = match host.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or_default(),
-        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
+    match split_host(host) {
+        Some(Host::Address(address)) => address.is_loopback(),
+        Some(Host::Name(name)) => name == "localhost" || name.ends_with(".localhost"),
+        None => false,
+    }
+}
+
+/// Host of an authority.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Host {
+    Address(IpAddr),
+    /// A name, in lower case.
+    Name(String),
+}
+
+/// Takes `HOST[:PORT]` apart (RFC 3986, section 3.2, without user information): a name of letters, digits, `-`, `_` and
+/// dots, an IPv4 address, or an IPv6 address in brackets. `None` for anything else, and for ports that are none.
+fn split_host(authority: &str) -> Option<Host> {
+    let (host, port) = match authority.strip_prefix('[') {
+        Some(rest) => {
+            let (address, rest) = rest.split_once(']')?;
+            (Host::Address(IpAddr::V6(address.parse().ok()?)), rest)
+        }
+        None => {
+            let end = authority.find(':').unwrap_or(authority.len());
+            let (name, rest) = authority.split_at(end);
+            let is_label = |label: &str| {
+                !label.is_empty()
+                    && label.bytes().all(|c| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_'))
+            };
+            if !name.split('.').all(is_label) {
+                return None;
+            }
+            let address = name.parse().map(|address| Host::Address(IpAddr::V4(address)));
+            (address.unwrap_or_else(|_| Host::Name(name.to_ascii_lowercase())), rest)
+        }
     };
-    let named = name.eq_ignore_ascii_case("localhost") || name.to_ascii_lowercase().ends_with(".localhost");
-    named || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+    let port = match port.strip_prefix(':') {
+        Some(port) if port.bytes().all(|c| c.is_ascii_digit()) => port.parse::<u16>().is_ok(),
+        Some(_) => false,
+        None => port.is_empty(),
+    };
+    port.then_some(host)
 }
 
 #[cfg(test)]
@@ -141,7 +177,15 @@ mod tests {
         {
             assert!(allows(&local, origin), "{origin}");
         }
-        for origin in ["http://notlocalhost", "http://localhost.evil.com", "localhost", "null", "file://"] {
+        for origin in [
+            "http://notlocalhost",
+            "http://localhost.evil.com",
+            "http://localhost:80@evil.com",
+            "http://[127.0.0.1].evil.com",
+            "localhost",
+            "null",
+            "file://",
+        ] {
             assert!(!allows(&local, origin), "{origin}");
         }
         let one = Cors::parse(["https://Chat.example"]).unwrap();
@@ -151,9 +195,19 @@ mod tests {
         }
         assert!(allows(&Cors::parse(["*"]).unwrap(), "null"));
         assert!(!allows(&Cors::default(), "http://localhost"));
-        for wrong in
-            ["", "chat.example", "https://", "https://a/b", "https://*.example", "ftp://a", "https://a b"]
-        {
+        for wrong in [
+            "",
+            "chat.example",
+            "https://",
+            "https://a/b",
+            "https://*.example",
+            "ftp://a",
+            "https://a b",
+            "https://a:80@b",
+            "https://a:b",
+            "https://[::1].evil",
+            "https://ex\u{e4}mple",
+        ] {
             assert_eq!(Cors::parse([wrong]), Err(wrong.to_owned()));
         }
     }
@@ -166,6 +220,33 @@ mod tests {
         for host in
             ["example.org", "localhost.example.org", "127.0.0.1.example.org:80", "192.168.1.1", "", "[::2]"]
         {
+            assert!(!is_loopback_host(host), "{host}");
+        }
+        // What looks like a name of this machine, and is none.
+        for host in [
+            "[127.0.0.1].evil.com",
+            "[::1].evil.com",
+            "[::1]evil.com:80",
+            "[::1",
+            "::1",
+            "localhost:80@evil.com",
+            "user@localhost",
+            "localhost:80:80",
+            "localhost:",
+            "localhost:+80",
+            "localhost:99999",
+            "localhost:evil",
+            "localhost/",
+            "localhost#@evil.com",
+            "localhost ",
+            "loc\u{430}lhost",
+            "\u{ff4c}ocalhost",
+            "127.0.0.1\u{2024}evil",
+            "evil.com\\.localhost",
+            ".localhost",
+            "127.1",
+            "0x7f000001",
+        ] {
             assert!(!is_loopback_host(host), "{host}");
         }
     }

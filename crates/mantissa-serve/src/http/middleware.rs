@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -13,6 +13,9 @@ use super::cors::{Cors, is_loopback_host};
 use super::keys::Keys;
 use crate::api::{ApiError, App, PUBLIC};
 use crate::engine::{Caller, Client};
+
+/// Time before a client is told that too many of its requests wait.
+const REFUSAL: Duration = Duration::from_millis(100);
 
 /// Address of the client of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +33,16 @@ pub(super) struct Access {
     pub(super) log: Arc<dyn Fn(&str) + Send + Sync>,
 }
 
+/// Address that stands for a client: of IPv6 the network of 64 bits, whose addresses are one client's to choose.
+fn network(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V6(six) if six.to_ipv4_mapped().is_none() => {
+            IpAddr::V6(std::net::Ipv6Addr::from_bits(six.to_bits() >> 64 << 64))
+        }
+        other => other,
+    }
+}
+
 /// Counts and logs every response, without what the request says.
 pub(super) async fn observe(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
     let begin = Instant::now();
@@ -40,6 +53,10 @@ pub(super) async fn observe(State(access): State<Arc<Access>>, request: Request,
         Some(response) => response,
         None => next.run(request).await,
     };
+    if response.status() == StatusCode::TOO_MANY_REQUESTS {
+        // A client that does not wait as it is told would take the machine with refusals.
+        tokio::time::sleep(REFUSAL).await;
+    }
     let status = response.status().as_u16();
     access.app.metrics.request(&path, status);
     let milliseconds = begin.elapsed().as_secs_f64() * 1e3;
@@ -95,7 +112,7 @@ impl Access {
             return Err(ApiError::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, kind, message));
         }
         let peer = request.extensions().get::<Peer>();
-        let anonymous = peer.map_or(Client::Own, |peer| Client::Address(peer.0));
+        let anonymous = peer.map_or(Client::Own, |peer| Client::Address(network(peer.0)));
         let anonymous = Caller { client: anonymous, priority: 0 };
         let Some(keys) = &self.keys else {
             self.check_host(request)?;
@@ -119,14 +136,16 @@ impl Access {
         if !self.loopback {
             return Ok(());
         }
-        let host = request.headers().get(header::HOST).and_then(|value| value.to_str().ok());
-        let host = host.or_else(|| request.uri().authority().map(axum::http::uri::Authority::as_str));
-        match host {
-            Some(host) if !is_loopback_host(host) => {
+        let headers = request.headers().get_all(header::HOST).iter().map(HeaderValue::as_bytes);
+        let target = request.uri().authority().map(|authority| authority.as_str().as_bytes());
+        // A name that is not ASCII is no name of this machine.
+        let other = headers.chain(target).map(String::from_utf8_lossy).find(|host| !is_loopback_host(host));
+        match other {
+            Some(host) => {
                 let allowed = "localhost, 127.0.0.1 or [::1]; fix: use --api-key-file or --host";
                 Err(ApiError { status: StatusCode::FORBIDDEN, ..ApiError::field("Host", host, allowed) })
             }
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 }

@@ -27,8 +27,9 @@ use super::cors::Cors;
 use super::io::Timed;
 use super::keys::Keys;
 use super::middleware::{Access, Peer, admit, observe};
-use crate::api::{ApiError, App, Artifact, Render, routes};
-use crate::engine::{Engine, EngineOptions, Turns};
+use crate::api::{ApiError, App, Render, routes};
+use crate::artifact::Artifact;
+use crate::engine::{Engine, EngineOptions, Failure, Turns};
 use crate::metrics::Metrics;
 use crate::options::{Limits, Options};
 use crate::shadow::{Compared, Shadow, ShadowOptions};
@@ -39,6 +40,9 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Time for responses to be written after the last job has ended.
 const LAST_WRITES: Duration = Duration::from_secs(1);
 
+/// Time between two looks at unused grammars.
+const EXPIRES: Duration = Duration::from_secs(5);
+
 /// Largest buffer of a connection.
 const BUFFER: usize = 64 << 10;
 
@@ -47,6 +51,9 @@ const MOST_HEADERS: usize = 48 << 10;
 
 /// Most headers of a request.
 const HEADERS: usize = 100;
+
+/// Tokens of a prompt for which a client's part of the queue has room in any case.
+const JOB_TOKENS: usize = 256;
 
 /// Connections that are told at a time that there are too many.
 const REFUSALS: usize = 64;
@@ -130,11 +137,15 @@ impl Server {
         let (model, draft) = (Arc::new(model), draft.map(Arc::new));
         let clients = self.keys.as_ref().map_or(1, Keys::len);
         let queue = self.options.queue;
+        // One client of several leaves room for the others.
+        let client_queue = if clients > 1 { queue.div_ceil(2) } else { queue };
         let options = EngineOptions {
             runtime,
             queue,
-            // One client of several leaves room for the others.
-            client_queue: if clients > 1 { queue.div_ceil(2) } else { queue },
+            client_queue,
+            // As much as all sequences at work hold, and enough for short prompts.
+            client_tokens: (runtime.sequences * runtime.context).max(client_queue * JOB_TOKENS),
+            share_prefixes: self.options.share_prefixes,
             turns: Arc::clone(&self.turns),
             metrics: self.metrics.engine(&name),
         };
@@ -183,13 +194,12 @@ impl Server {
     /// # Errors
     /// The system allows no threads or the listener fails.
     pub fn run(self, listener: TcpListener, stop: impl Fn() -> bool) -> io::Result<()> {
-        let Options { limits, drain, reasoning, .. } = self.options.clone();
+        let Options { limits, drain, .. } = self.options.clone();
         let loopback = listener.local_addr()?.ip().is_loopback();
         let app = Arc::new(App::new(
             self.artifacts,
             self.renderer,
-            limits.clone(),
-            reasoning,
+            self.options,
             self.metrics,
             Arc::clone(&self.turns),
         ));
@@ -204,22 +214,25 @@ impl Server {
             .enable_all()
             .build()?;
         let served = runtime.block_on(async {
-            let (close, closing) = watch::channel(false);
+            let (close, closing) = watch::channel(Closing::Nothing);
             let listener = tokio::net::TcpListener::from_std(listener)?;
             let accepting = tokio::spawn(accept(listener, router, Arc::clone(&app), limits, closing));
+            let expiring = tokio::spawn(expire_grammars(Arc::clone(&app)));
             while !stop() && !accepting.is_finished() {
                 tokio::time::sleep(LOOK).await;
             }
+            expiring.abort();
             app.stopping.store(true, Ordering::Relaxed);
             app.artifacts.iter().for_each(|artifact| artifact.engine.drain());
-            // Connections end after the response at work.
-            let _ = close.send(true);
+            // Connections end after the response at work; new ones are told that the server stops.
+            let _ = close.send(Closing::Requests);
             let asked = Instant::now();
             let idle = || app.artifacts.iter().all(|artifact| artifact.engine.is_idle());
             while !idle() && asked.elapsed() < drain {
                 tokio::time::sleep(LOOK).await;
             }
             app.artifacts.iter().for_each(|artifact| artifact.engine.cancel_all());
+            let _ = close.send(Closing::Listener);
             match tokio::time::timeout(LAST_WRITES, accepting).await {
                 Ok(Ok(result)) => result,
                 _ => Ok(()),
@@ -231,17 +244,34 @@ impl Server {
     }
 }
 
+/// Part of a server that is closed when it stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Closing {
+    Nothing,
+    /// Connections after their response at work. New ones are accepted, so that `/health` is answered.
+    Requests,
+    /// The listener too.
+    Listener,
+}
+
 /// Makes the routes with the checks around them.
 fn router(access: Arc<Access>) -> Router {
     let app = Arc::clone(&access.app);
     routes()
-        .layer(CatchPanicLayer::custom(|_| {
-            ApiError::internal("internal error in this request; this is a bug, please report it")
-                .into_response()
-        }))
+        .layer(CatchPanicLayer::custom(|_| ApiError::failed(&Failure::Panicked).into_response()))
         .layer(from_fn_with_state(Arc::clone(&access), admit))
         .layer(from_fn_with_state(access, observe))
         .with_state(app)
+}
+
+/// Ends the processes of grammars that nobody uses any more.
+async fn expire_grammars(app: Arc<App>) {
+    loop {
+        tokio::time::sleep(EXPIRES).await;
+        let own = Arc::clone(&app);
+        let expire = move || own.grammars.iter().for_each(|grammars| grammars.expire());
+        let _ = tokio::task::spawn_blocking(expire).await;
+    }
 }
 
 /// Accepts connections until `closing`, and returns when the last one has ended.
@@ -250,14 +280,14 @@ async fn accept(
     router: Router,
     app: Arc<App>,
     limits: Limits,
-    mut closing: watch::Receiver<bool>,
+    mut closing: watch::Receiver<Closing>,
 ) -> io::Result<()> {
     let places = Arc::new(Semaphore::new(limits.connections));
     let refusals = Arc::new(Semaphore::new(REFUSALS));
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            _ = closing.changed() => break,
+            _ = closing.wait_for(|closing| *closing == Closing::Listener) => break,
         };
         // No descriptors are left, or the client has gone: others may do better.
         let Ok((stream, address)) = accepted else {
@@ -315,8 +345,9 @@ async fn connection(
     peer: Peer,
     router: Router,
     limits: &Limits,
-    mut closing: watch::Receiver<bool>,
+    mut closing: watch::Receiver<Closing>,
 ) {
+    let later = *closing.borrow() != Closing::Nothing;
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         let mut request: Request = request.map(Body::new);
         request.extensions_mut().insert(peer);
@@ -334,7 +365,11 @@ async fn connection(
     tokio::select! {
         // What is wrong with a connection is its client's business.
         _ = connection.as_mut() => return,
-        _ = closing.wait_for(|closing| *closing) => {}
+        _ = closing.wait_for(|closing| *closing != Closing::Nothing) => {}
+    }
+    // A connection that came later still has its first request.
+    if later && tokio::time::timeout(LAST_WRITES, connection.as_mut()).await.is_ok() {
+        return;
     }
     connection.as_mut().graceful_shutdown();
     let _ = connection.await;

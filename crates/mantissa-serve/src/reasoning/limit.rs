@@ -1,12 +1,13 @@
 //! Limit of a thought, as a constraint of the runtime.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use mantissa_model::Tokenizer;
-use mantissa_runtime::{Constraint, ConstraintError, TokenMask};
+use mantissa_runtime::{Constraint, ConstraintError, Offer, TokenMask, Verdict};
 
 use super::Marks;
-use crate::api::Artifact;
+use crate::artifact::Artifact;
 
 /// Place in a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,35 +77,9 @@ impl ThoughtLimit {
     }
 }
 
-impl Constraint for ThoughtLimit {
-    fn allows(&mut self, token: u32) -> Result<bool, ConstraintError> {
-        match (self.place, &mut self.answer) {
-            (Place::Closing(at), _) => Ok(self.close.get(at) == Some(&token)),
-            (Place::Answer, Some(answer)) => answer.allows(token),
-            _ => Ok(true),
-        }
-    }
-
-    fn mask(&mut self, mask: &mut TokenMask) -> Result<(), ConstraintError> {
-        match (self.place, &mut self.answer) {
-            (Place::Closing(at), _) => {
-                self.close.get(at).into_iter().for_each(|token| mask.set(*token, true));
-            }
-            (Place::Answer, Some(answer)) => answer.mask(mask)?,
-            _ => mask.words_mut().fill(u32::MAX),
-        }
-        Ok(())
-    }
-
-    fn may_end(&mut self) -> Result<bool, ConstraintError> {
-        match (self.place, &mut self.answer) {
-            (Place::Closing(_), _) => Ok(false),
-            (Place::Answer, Some(answer)) => answer.may_end(),
-            (_, answer) => Ok(answer.is_none()),
-        }
-    }
-
-    fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
+impl ThoughtLimit {
+    /// Advances by a token that may follow, outside of a form of the answer.
+    fn advance(&mut self, token: u32) -> Result<(), ConstraintError> {
         self.place = match self.place {
             Place::Before => {
                 let text = self.text(token)?;
@@ -118,25 +93,41 @@ impl Constraint for ThoughtLimit {
                 self.left = self.left.map(|left| left.saturating_sub(1));
                 if self.text(token)?.contains(self.marks.close) { Place::Answer } else { self.thought() }
             }
-            Place::Closing(at) if self.close.get(at) == Some(&token) => match at + 1 {
-                next if next < self.close.len() => Place::Closing(next),
-                _ => Place::Answer,
-            },
-            Place::Closing(_) => {
-                return Err(ConstraintError("expected the end of the thought, got another token".into()));
-            }
-            Place::Answer => {
-                return self.answer.as_mut().map_or(Ok(()), |answer| answer.accept(token));
-            }
+            Place::Closing(at) if at + 1 < self.close.len() => Place::Closing(at + 1),
+            Place::Closing(_) | Place::Answer => Place::Answer,
         };
         Ok(())
     }
+}
 
-    fn is_complete(&mut self) -> Result<bool, ConstraintError> {
-        match (self.place, &mut self.answer) {
-            (Place::Answer, Some(answer)) => answer.is_complete(),
-            _ => Ok(false),
+impl Constraint for ThoughtLimit {
+    fn offer(&mut self, offer: Offer, mask: &mut TokenMask) -> Result<Verdict, ConstraintError> {
+        if let (Place::Answer, Some(answer)) = (self.place, &mut self.answer) {
+            return answer.offer(offer, mask);
         }
+        let closes = match self.place {
+            Place::Closing(at) => self.close.get(at).copied(),
+            _ => None,
+        };
+        // A form of the answer is not ended by a thought.
+        let may_end = closes.is_none() && self.answer.is_none();
+        match offer {
+            Offer::End if may_end => return Ok(Verdict::Taken { complete: true }),
+            Offer::Token(token) if closes.is_none_or(|close| close == token) => {
+                self.advance(token)?;
+                return Ok(Verdict::Taken { complete: false });
+            }
+            _ => {}
+        }
+        match closes {
+            Some(token) => mask.set(token, true),
+            None => mask.words_mut().fill(u32::MAX),
+        }
+        Ok(Verdict::Refused { may_end })
+    }
+
+    fn wait(&mut self, patience: Duration) -> bool {
+        self.answer.as_mut().is_none_or(|answer| answer.wait(patience))
     }
 
     fn boxed_clone(&self) -> Box<dyn Constraint> {

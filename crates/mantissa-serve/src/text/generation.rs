@@ -4,8 +4,8 @@ use mantissa_model::{DecodeStream, StopReason, Tokenizer};
 use mantissa_runtime::EventKind;
 
 use super::{Stops, piece};
-use crate::api::ApiError;
 use crate::engine::{Ending, Failure, Progress, Stream, Update};
+use crate::error::ApiError;
 
 /// Reason for the end of a choice.
 #[derive(Clone, Debug, PartialEq, Eq)]

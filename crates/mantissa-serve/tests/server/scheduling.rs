@@ -83,6 +83,62 @@ fn a_common_beginning_is_computed_once() {
     assert!(tokens > 64.0 && shared >= 3.0 * (tokens - 64.0).max(64.0), "{shared} of 4 x {tokens}");
 }
 
+/// Neither from cached tokens nor from the list of sequences.
+#[test]
+fn clients_do_not_see_each_other() {
+    let prompt = "the quick brown fox jumps over the lazy dog and ".repeat(8);
+    let ask = json!({"prompt": prompt, "max_tokens": 1, "temperature": 0}).to_string();
+    for share_prefixes in [false, true] {
+        let server = start(Setup {
+            options: Options { share_prefixes, ..options(8) },
+            runtime: RuntimeOptions::batch(2, 512),
+            keys: Some("alpha\nbeta"),
+            ..Setup::default()
+        });
+        let cached = |key: &str| {
+            let reply = server.post_as(key, "/v1/completions", &ask).json();
+            reply["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+        };
+        assert_eq!(cached("alpha"), 0);
+        assert_eq!(cached("beta") > 0, share_prefixes);
+        assert!(cached("alpha") > 0 && cached("beta") > 0);
+        let turn = server.turns.take();
+        let mut stream = server.connect();
+        let header = "authorization: Bearer alpha\r\n";
+        stream.write_all(&request("/v1/completions", &ask, header)).unwrap();
+        let slots = |key: &str| {
+            let ask = format!(
+                "GET /slots HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx-api-key: {key}\r\n\r\n"
+            );
+            server.raw(ask.as_bytes()).json().as_array().unwrap().len()
+        };
+        server.wait_for("the sequence is at work", || slots("alpha") == 1);
+        assert_eq!(slots("beta"), 0);
+        drop(turn);
+        assert_eq!(read(&mut stream).status, 200);
+    }
+}
+
+/// It is told that the server stops, and so are new requests.
+#[test]
+fn health_is_answered_while_the_server_stops() {
+    let server = slow(1, options(8));
+    let held = begun(&server, &long(1));
+    server.stop();
+    server.wait_for("the server says that it stops", || server.get("/health").status == 503);
+    server.post("/v1/completions", &json!({"prompt": "A"}).to_string()).error(503);
+    drop(held);
+    server.join();
+}
+
+#[test]
+fn time_limits_beyond_the_clock_are_no_fault() {
+    let limits = Limits { time: Duration::from_secs(u64::MAX), ..Limits::default() };
+    let server = slow(1, Options { limits, ..options(8) });
+    server.json("/v1/completions", &json!({"prompt": "A", "max_tokens": 1}));
+    server.json("/v1/embeddings", &json!({"input": "A"}));
+}
+
 #[test]
 fn a_client_that_leaves_frees_its_slot_within_a_step() {
     let server = slow(1, options(8));

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use mantissa_model::{Tokenizer, chat};
 use mantissa_runtime::{FastModel, RuntimeOptions};
+use mantissa_serve::grammar::Confinement;
 use mantissa_serve::{Cors, Keys, Loaded, Options, Render, RenderError, Server, Turns};
 use mantissa_store::convention::ModelFiles;
 use serde_json::Value;
@@ -69,7 +70,9 @@ pub struct Running {
 pub fn start(setup: Setup) -> Running {
     let files = ModelFiles::open(&demo()).unwrap();
     let cors = Cors::parse(setup.cors.iter().copied()).unwrap();
-    let mut server = Server::new(setup.options, Arc::new(Here)).with_cors(cors);
+    // The grammars of these tests are trusted; the hostile ones have a target of their own.
+    let options = Options { grammars: Some(Confinement::threads()), ..setup.options };
+    let mut server = Server::new(options, Arc::new(Here)).with_cors(cors);
     if let Some(keys) = setup.keys {
         server = server.with_keys(Keys::parse(keys).unwrap());
     }

@@ -2,9 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Begun, sync_file, sync_folder, write_new};
+use super::begun::Begun;
+use super::durable::{sync_file, sync_folder, write_new};
 use crate::disk;
 use crate::error::{Error, Result};
+use crate::nested::Form;
 use crate::output::{Found, Output};
 
 /// An output file being written. Dropped without [`Self::commit`], it removes what was written.
@@ -22,7 +24,7 @@ impl StagedFile {
     /// [`Error::Output`] if another process writes it or an existing file may not be replaced, [`Error::WrongKind`]
     /// if something other than a regular file exists there, [`Error::Io`].
     pub fn begin(output: &Output) -> Result<Self> {
-        let begun = Begun::new(output, output.key(), &mut |_| false)?;
+        let begun = Begun::new(output, Form::File, output.key(), &mut |_| false)?;
         begun.create_new_folder()?;
         let path = begun.new_path().join(begun.target.name());
         let before = match output.check_file(&begun.target.path()) {

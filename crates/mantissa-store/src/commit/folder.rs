@@ -2,27 +2,26 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::{Begun, NEW, OLD, create_new, sync_file, sync_folder, sync_folders, write_new};
+use super::begun::Begun;
+use super::durable::{create_new, sync_file, sync_folder, sync_folders, write_new};
+use super::exchange::{EXCHANGED, exchange};
 use crate::disk;
 use crate::error::{Error, Result};
 use crate::failpoint;
 use crate::hash::{FileDigest, hash_file};
 use crate::manifest::{MANIFEST_NAME, Manifest, files_under};
+use crate::mark::remove_marked;
+use crate::nested::Form;
 use crate::output::{Found, Output};
 use crate::reader::RegularFile;
-use crate::target::Target;
-use crate::work::remove_marked;
 
 /// Bytes copied at a time.
 const COPY: usize = 1 << 20;
-
-/// File in a work folder that holds the inode of the new output before it is exchanged with the old one.
-const EXCHANGED: &str = "exchanged";
 
 /// Output folder being written. Dropping it without [`Self::publish`] removes what was written, unless told to
 /// [keep](Self::keep) it.
@@ -65,7 +64,7 @@ impl Staging {
     /// # Errors
     /// As [`Self::begin`].
     pub fn resume(output: &Output, key: &str, fits: &mut dyn FnMut(&Path) -> bool) -> Result<(Self, bool)> {
-        let begun = Begun::new(output, key, fits)?;
+        let begun = Begun::new(output, Form::Tree, key, fits)?;
         let resumed = begun.resumed;
         let path = begun.new_path();
         let before = match output.check_folder(&begun.target.path()) {
@@ -186,11 +185,7 @@ impl Staging {
     /// place, unless only the final sync of the parent failed.
     pub fn publish(mut self) -> Result<Committed> {
         let Some(manifest) = self.sealed.take() else {
-            return Err(Error::io(
-                &self.path,
-                "publish before sealing",
-                std::io::ErrorKind::InvalidInput.into(),
-            ));
+            return Err(Error::io(&self.path, "publish before sealing", io::ErrorKind::InvalidInput.into()));
         };
         let Begun { output, target, unpublished, .. } = &self.begun;
         let path = target.path();
@@ -226,19 +221,17 @@ impl Staging {
     /// Moves the new folder to `path`. The old one, if any, is then in the work folder.
     fn replace(&self, path: &Path) -> Result<()> {
         let new = &self.path;
-        if !self.before.there {
-            return disk::rename_to_free(new, path).map_err(|e| Error::io(path, "rename into place", e));
+        if self.before.is_empty() {
+            let put = match disk::rename_to_free(new, path) {
+                // Empty folders may have appeared since, made by a process that was refused.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {
+                    remove_empty(path).and_then(|()| disk::rename_to_free(new, path))
+                }
+                put => put,
+            };
+            return put.map_err(|e| Error::io(path, "rename into place", e));
         }
-        let work = self.begun.work.path();
-        // Lets the next start tell the old output in our work folder from a new one.
-        let inode = fs::metadata(new).map_err(|e| Error::io(new, "look up", e))?.ino();
-        write_new(&work.join(EXCHANGED), inode.to_string().as_bytes())?;
-        sync_folder(work)?;
-        match disk::exchange(new, path) {
-            Ok(Some(())) => Ok(()),
-            Ok(None) => replace_in_two_steps(new, path, &work.join(OLD)),
-            Err(error) => Err(Error::io(path, "exchange with the old output", error)),
-        }
+        exchange(new, path, self.begun.work.path())
     }
 
     /// Removes what a new run of the same work writes again.
@@ -268,28 +261,14 @@ impl Drop for Staging {
     }
 }
 
-/// Moves the old output aside and the new one in, on file systems that cannot exchange them.
-fn replace_in_two_steps(new: &Path, path: &Path, aside: &Path) -> Result<()> {
-    disk::rename_to_free(path, aside).map_err(|e| Error::io(path, "move the old output aside", e))?;
-    disk::rename_to_free(new, path).map_err(|error| {
-        // If this fails too, the next start restores the old output.
-        let _ = disk::rename_to_free(aside, path);
-        Error::io(path, "rename into place", error)
-    })
-}
-
-/// Cleans up an exchange that a dead process began: restores an old output that was moved aside. Returns true if the
-/// work folder holds only what was replaced.
-pub(super) fn settle(target: &Target, work: &Path) -> Result<bool> {
-    let (path, aside) = (target.path(), work.join(OLD));
-    let Ok(recorded) = fs::read_to_string(work.join(EXCHANGED)) else { return Ok(false) };
-    if fs::symlink_metadata(&aside).is_ok() && fs::symlink_metadata(&path).is_err() {
-        disk::rename_to_free(&aside, &path).map_err(|e| Error::io(&aside, "put back", e))?;
-        sync_folder(target.parent())?;
-        return Ok(false);
+/// Removes a folder and the folders in it; fails if there is a file.
+fn remove_empty(path: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        match entry.file_type()?.is_dir() {
+            true => remove_empty(&entry.path())?,
+            false => return Err(io::ErrorKind::DirectoryNotEmpty.into()),
+        }
     }
-    let inode = |path: &Path| fs::metadata(path).map(|found| found.ino()).ok();
-    let recorded: Option<u64> = recorded.trim().parse().ok();
-    // An exchange that did not happen leaves the new output here.
-    Ok(recorded.is_some() && inode(&work.join(NEW)) != recorded)
+    disk::remove_folder(path)
 }

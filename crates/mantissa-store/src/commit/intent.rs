@@ -10,14 +10,19 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::{NEW, OLD, PURPOSE, sync_folder, write_new};
+use super::durable::{sync_folder, write_new};
+use super::names::{NEW, OLD, PURPOSE};
 use crate::disk;
 use crate::error::{Error, OutputFault, Result};
+use crate::mark::is_marked;
+use crate::regular;
 use crate::target::Target;
-use crate::work;
 
 /// Name of the intent within a work folder.
 const INTENT: &str = "publish.json";
+
+/// Maximum size of the intent. A file takes about 100 bytes.
+const MAX_INTENT: u64 = 64 << 20;
 
 /// Files of a publication.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +51,8 @@ impl Intent {
     }
 
     fn read(work: &Path) -> Option<Self> {
-        let value: Value = serde_json::from_str(&fs::read_to_string(work.join(INTENT)).ok()?).ok()?;
+        let bytes = regular::read(&work.join(INTENT), MAX_INTENT, "a record of a publication").ok()?;
+        let value: Value = serde_json::from_slice(&bytes).ok()?;
         let name = |value: &Value| Some(plain_name(value.as_str()?)?.to_owned());
         let retired =
             value["retired"].as_array()?.iter().map(|pair| Some((name(&pair[0])?, pair[1].as_u64()?)));
@@ -155,7 +161,7 @@ pub fn interrupted_publication(path: &Path) -> Option<PathBuf> {
             continue;
         };
         let work = entry.path();
-        let Some(intent) = Intent::read(&work).filter(|_| work::is_marked(&work, output)) else { continue };
+        let Some(intent) = Intent::read(&work).filter(|_| is_marked(&work, output)) else { continue };
         let concerns = intent.files.iter().any(|(file, ..)| file == name) || output == name;
         if concerns && intent.has_begun(parent, &work) && !intent.is_done(parent) {
             return Some(work);

@@ -3,12 +3,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::begun::Begun;
+use super::durable::{sync_file, sync_folders, write_new};
 use super::intent::{Intent, inode_of};
-use super::{Begun, sync_file, sync_folders, write_new};
 use crate::error::{Error, OutputFault, Result};
 use crate::manifest::{MANIFEST_NAME, Manifest, companion_path};
+use crate::mark::remove_marked;
+use crate::nested::Form;
 use crate::output::{Found, Output};
-use crate::work::remove_marked;
 
 /// Names of the files of an output, all in the folder of the output's path.
 #[derive(Clone, Debug)]
@@ -38,7 +40,7 @@ impl StagedSet {
     /// # Errors
     /// As [`super::StagedFile::begin`]; [`OutputFault::OtherParts`] for an obsolete file that may not be removed.
     pub fn begin(output: &Output, set: FileSet, obsolete: &dyn Fn() -> Result<Vec<String>>) -> Result<Self> {
-        let begun = Begun::new(output, output.key(), &mut |_| false)?;
+        let begun = Begun::new(output, Form::Tree, output.key(), &mut |_| false)?;
         let mut staged = StagedSet { begun, set, obsolete: Vec::new(), before: Vec::new() };
         staged.obsolete = obsolete()?;
         staged.begun.create_new_folder()?;

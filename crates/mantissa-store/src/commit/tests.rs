@@ -1,6 +1,14 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::names::{NEW, OLD, PURPOSE};
 use super::*;
+use crate::error::Result;
+use crate::output::Output;
+use crate::target::Target;
+use crate::work::Work;
 
 fn folder_with(path: &Path, text: &str) {
     fs::create_dir(path).unwrap();

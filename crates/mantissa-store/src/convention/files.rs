@@ -4,9 +4,10 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 
-use mantissa_num::{Code, Codes, Quantized, minifloat};
+use mantissa_num::{Code, Codes, Quantized};
 use serde_json::Value;
 
+use super::scale_dtype::scale_code;
 use super::stacked::Stack;
 use super::weight::{KvQuant, LinearWeight, Parts, Weight};
 use crate::finite::{FiniteScan, require_finite};
@@ -236,6 +237,18 @@ impl ModelFiles {
     /// True if a tensor of this name is stored.
     pub fn has(&self, name: &str) -> bool {
         self.opened.has(&self.checkpoint, name)
+    }
+
+    /// True if linear layer `module` has its own tensors, unquantized or quantized, in any format.
+    pub fn has_linear(&self, module: &str) -> bool {
+        let codes = self.opened().code_tensors().iter().map(|(codes, _)| *codes);
+        codes.chain(["weight"]).any(|name| self.has(&format!("{module}.{name}")))
+    }
+
+    /// True if a tensor of this name is stored in floats of at least 16 bits: values, not codes.
+    pub fn is_dense(&self, tensor: &str) -> bool {
+        let dtype = self.checkpoint().get(tensor).map(|meta| meta.dtype);
+        matches!(dtype, Some(Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16))
     }
 
     /// Reads an unquantized tensor, widened to f32.
@@ -494,29 +507,5 @@ impl ModelFiles {
         hint: impl Into<String>,
     ) -> Error {
         Error::field(self.dir(), field, found, allowed, hint)
-    }
-}
-
-/// Scale code for a dtype; U8 scales are E8M0 by convention.
-pub(super) fn scale_code(dtype: Dtype) -> Option<Code> {
-    match dtype {
-        Dtype::F32 => Some(Code::F32),
-        Dtype::BF16 => Some(Code::Float(minifloat::BF16)),
-        Dtype::F16 => Some(Code::Float(minifloat::F16)),
-        Dtype::F8E4M3 => Some(Code::Float(minifloat::E4M3)),
-        Dtype::U8 | Dtype::F8E8M0 => Some(Code::E8m0),
-        _ => None,
-    }
-}
-
-/// Dtype for a scale code.
-pub(super) fn scale_dtype(code: Code) -> Option<Dtype> {
-    match code {
-        Code::F32 => Some(Dtype::F32),
-        Code::Float(f) if f == minifloat::BF16 => Some(Dtype::BF16),
-        Code::Float(f) if f == minifloat::F16 => Some(Dtype::F16),
-        Code::Float(f) if f == minifloat::E4M3 => Some(Dtype::F8E4M3),
-        Code::E8m0 => Some(Dtype::U8),
-        _ => None,
     }
 }

@@ -19,11 +19,12 @@ use mantissa_num::pack::Packing;
 use mantissa_num::{Blocks, Code, Codes, Quantized, RowKind, ScaleTree, Scheme, Source, minifloat};
 use serde_json::{Value, json};
 
+use super::scale_dtype::{scale_code, scale_dtype};
 use super::sound::{self, Names};
 use super::{
     ActivationQuant, Beside, Candidate, Container, Convention, Facts, LinearPlan, LinearWeight, ModelFiles,
     ModelPlan, ModuleGroup, NamedBytes, NotStorable, Opened, Parts, ShapeSource, Storable, StoredTensors,
-    Weight, scale_code, scale_dtype,
+    Weight,
 };
 use crate::{Dtype, Error, Result, TensorMeta, TensorSpec};
 

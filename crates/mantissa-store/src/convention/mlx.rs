@@ -15,10 +15,11 @@ use mantissa_num::pack::Packing;
 use mantissa_num::{Blocks, Code, Codes, Quantized, ScaleLevel, ScaleTree, Scheme, minifloat};
 use serde_json::{Value, json};
 
+use super::scale_dtype::{scale_code, scale_dtype};
 use super::sound::{self, Names};
 use super::{
     Beside, Candidate, Container, Convention, Facts, LinearPlan, ModelFiles, ModelPlan, ModuleGroup,
-    NamedBytes, NotStorable, Opened, Parts, Storable, Weight, scale_code, scale_dtype,
+    NamedBytes, NotStorable, Opened, Parts, Storable, Weight,
 };
 use crate::{Dtype, Error, Result, TensorSpec};
 

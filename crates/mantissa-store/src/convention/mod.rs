@@ -24,6 +24,7 @@ mod container;
 mod dense;
 pub mod exl2;
 pub mod exl3;
+mod experts;
 mod files;
 pub mod fp8;
 pub mod gguf;
@@ -39,6 +40,7 @@ pub mod onnx;
 mod plan;
 pub mod quanto;
 mod registry;
+mod scale_dtype;
 mod sound;
 mod stacked;
 mod weight;
@@ -49,12 +51,11 @@ pub use container::{
 };
 pub use files::{ModelFiles, Opened, ShapeSource};
 pub use levels::{KeyLevels, KvLevels};
+pub use mantissa_arch::StackForm;
 pub use plan::{LinearPlan, ModelPlan, ModuleGroup, NotStorable, PlannedLayer, Storable};
 pub use registry::side_files;
-pub use stacked::{Stack, StackForm};
+pub use stacked::Stack;
 pub use weight::{ActivationQuant, KvQuant, LinearWeight, Parts, Weight};
-
-use files::{scale_code, scale_dtype};
 
 /// All checkpoint formats. The first that recognises a model reads it. MLX comes before formats identified by
 /// `quant_method`, which it lacks. Quanto comes before ModelOpt, whose older checkpoints name it only in a file.

@@ -409,6 +409,16 @@ pub enum OutputFault {
         /// The other option.
         other: String,
     },
+    /// The output lies inside another output, or contains one.
+    #[error("output: expected a path that neither lies inside another output nor contains one, got one that {relation} \"{}\", {state}; fix: choose a path apart from it", Shown(.other))]
+    Nested {
+        /// `lies inside` or `contains`.
+        relation: &'static str,
+        /// Path of the other output.
+        other: String,
+        /// The process that writes it, or that it is finished.
+        state: String,
+    },
     /// Files of the GGUF model in another number of parts are beside the output.
     #[error("output: expected no other files of this model, got \"{}\"; fix: remove it, or replace it with --overwrite", Shown(.entry))]
     OtherParts {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::MAX_METADATA_BYTES;
-use super::fault::GgufFault;
+use crate::error::GgufFault;
 use crate::error::{Error, Result};
 use crate::reader::{RegularFile, reserve};
 

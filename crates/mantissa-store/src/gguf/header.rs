@@ -4,12 +4,12 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use super::cursor::{Cursor, Input};
-use super::fault::{GgufFault, TensorFault};
 use super::types::{GgmlType, Storage};
 use super::value::{Metadata, Value, ValueType};
 use super::{DEFAULT_ALIGNMENT, MAGIC, MAX_ALIGNMENT, MAX_ARRAY_DEPTH};
 use crate::dtype::Dtype;
 use crate::error::Result;
+use crate::error::gguf_fault::{GgufFault, TensorFault};
 use crate::reader::{RegularFile, reserve};
 
 /// Fewest bytes of a key-value pair: length, type, one byte of value.

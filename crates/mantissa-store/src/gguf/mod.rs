@@ -9,7 +9,6 @@
 //! read as such.
 
 mod cursor;
-pub(crate) mod fault;
 mod header;
 mod split;
 mod split_writer;
@@ -19,7 +18,7 @@ mod writer;
 
 use std::path::Path;
 
-pub use fault::GgufFault;
+pub use crate::error::GgufFault;
 pub use header::{GgufHeader, GgufTensor};
 pub use split::is_part_of;
 pub use split_writer::{GgufSplitWriter, split, split_paths};
@@ -68,14 +67,6 @@ impl Gguf {
         let header = GgufHeader::read(&source)?;
         let stored = header.tensors.iter().map(GgufTensor::as_stored).collect();
         Ok(Self { files: vec![SafeTensors::of_parts(source, stored)], first: vec![0], header })
-    }
-
-    /// Opens the file and, if it is the first of a model split by llama.cpp (`split.count`), all others.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open) for each; [`Error::Field`](crate::Error::Field) if files do not belong together.
-    pub fn open_model(path: &Path) -> Result<Self> {
-        split::open(Self::open(path)?)
     }
 
     /// True if the file begins as a GGUF file does; false if it cannot be read.

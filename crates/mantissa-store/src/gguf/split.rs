@@ -11,8 +11,18 @@ use crate::error::{Error, Result};
 /// Most files of a model: their numbers have five digits.
 const MAX_FILES: u64 = 99_999;
 
+impl Gguf {
+    /// Opens the file and, if it is the first of a model split by llama.cpp (`split.count`), all others.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open) for each; [`Error::Field`] if files do not belong together.
+    pub fn open_model(path: &Path) -> Result<Self> {
+        open(Self::open(path)?)
+    }
+}
+
 /// Opens the other files of the model that begins with `first`.
-pub(super) fn open(mut first: Gguf) -> Result<Gguf> {
+fn open(mut first: Gguf) -> Result<Gguf> {
     let path = first.path().to_owned();
     let Some(count) = first.metadata().uint("split.count")?.filter(|count| *count > 1) else {
         return Ok(first);

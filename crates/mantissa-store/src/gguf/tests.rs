@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use super::fault::TensorFault;
 use super::*;
 use crate::error::Error;
+use crate::error::gguf_fault::TensorFault;
 
 /// File assembled by hand, so that each part can be wrong on its own.
 #[derive(Clone)]

@@ -7,6 +7,7 @@ use super::header::byte_len;
 use super::types::GgmlType;
 use super::value::Value;
 use super::{DEFAULT_ALIGNMENT, GgufTensor, MAGIC};
+use crate::error::gguf_fault::TensorFault;
 use crate::error::{Error, Result, WriteFault};
 use crate::hash::FileDigest;
 use crate::safetensors::TensorMeta;
@@ -145,9 +146,8 @@ fn infos(path: &Path, specs: &[GgufTensorSpec]) -> Result<(Vec<u8>, Vec<TensorMe
             ));
         }
         let dims = spec.dims();
-        let unfit = |fault: super::fault::TensorFault| {
-            Error::write(path, name, WriteFault::Blocks { what: fault.to_string() })
-        };
+        let unfit =
+            |fault: TensorFault| Error::write(path, name, WriteFault::Blocks { what: fault.to_string() });
         let (_, len) = byte_len(*ty, &dims).map_err(unfit)?;
         put_string(&mut infos, name);
         infos.extend((dims.len() as u32).to_le_bytes());
@@ -157,7 +157,7 @@ fn infos(path: &Path, specs: &[GgufTensorSpec]) -> Result<(Vec<u8>, Vec<TensorMe
         let tensor = GgufTensor { name: name.clone(), ty: *ty, shape: shape.clone(), offset, len };
         tensors.push(tensor.as_stored());
         let end = offset.checked_add(len).and_then(|end| end.checked_next_multiple_of(DEFAULT_ALIGNMENT));
-        offset = end.ok_or_else(|| unfit(super::fault::TensorFault::Overflow { shape: dims }))?;
+        offset = end.ok_or_else(|| unfit(TensorFault::Overflow { shape: dims }))?;
     }
     Ok((infos, tensors, offset))
 }

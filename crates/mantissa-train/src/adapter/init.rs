@@ -5,7 +5,8 @@ use mantissa_model::LoadError;
 use mantissa_num::Quantized;
 use mantissa_num::round::{philox4x32_10, random_u32};
 
-use super::{Lora, svd};
+use super::svd;
+use crate::lora::Lora;
 
 /// Initial tensors of an adapter.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -3,8 +3,8 @@
 use mantissa_model::{LinearInfo, ModelConfig};
 
 use super::init::{self, Factors};
-use super::{A, B, MAGNITUDE, adapter_name};
 use crate::arena::Parameters;
+use crate::lora::{A, B, MAGNITUDE, adapter_name};
 
 impl Parameters {
     /// Returns the weight `[rows, cols]` of a linear layer with its adapter merged in f32: `W + s B A`, under DoRA with

@@ -13,29 +13,52 @@
 use std::ops::Range;
 
 use mantissa_kernels::kernels;
-use mantissa_model::LinearKind;
+use mantissa_model::{LinearInfo, LinearKind, ModelConfig};
 
 use super::work::{AdapterWork, Slot};
 use crate::arena::Parameters;
+use crate::error::TrainError;
+use crate::frozen::Base;
 use crate::gradients::Gradients;
-use crate::linear::LinearOp;
-use crate::store::StoreRef;
+use crate::linear::{AdapterOp, LinearOp};
+use crate::lora::{A, B, MAGNITUDE, adapter_name};
+use crate::param_table::ParamTable;
+use crate::policy::LinearPolicy;
+use crate::store::{Precision, StoreRef};
 
-/// Adapter of a linear layer.
-#[derive(Clone, Debug)]
-pub(crate) struct AdapterOp {
-    /// Number among all adapters.
-    pub(crate) index: usize,
-    /// A, `[rank, in]`.
-    pub(crate) a: LinearOp,
-    /// B, `[out, rank]`.
-    pub(crate) b: LinearOp,
-    /// DoRA's magnitudes, `[out]`.
-    pub(crate) magnitude: Option<Range<usize>>,
-    /// Factor of `B A`.
-    pub(crate) scale: f32,
-    /// Share of the inputs set to 0 in training.
-    pub(crate) dropout: f64,
+impl Base {
+    /// Gives a linear layer its packed weight and its adapter, whose tensors are in `table`.
+    ///
+    /// # Errors
+    /// As [`LinearOp::new`].
+    pub(crate) fn tuned(
+        &self,
+        linear: LinearOp,
+        config: &ModelConfig,
+        info: &LinearInfo,
+        table: &ParamTable,
+        precision: Precision,
+    ) -> Result<LinearOp, TrainError> {
+        let LinearInfo { module, rows, cols, .. } = info;
+        let mut adapter = None;
+        if let Some(index) = self.tuning.adapted(config).position(|other| other.module == *module) {
+            let lora = &self.tuning.lora;
+            let place = |part: &str| table.place(&adapter_name(module, part));
+            let policy = LinearPolicy::plain(precision);
+            let part = |part: &str, shape| {
+                LinearOp::new(module, shape, place(part).unwrap_or_default(), None, &policy)
+            };
+            adapter = Some(AdapterOp {
+                index,
+                a: part(A, (lora.rank, *cols))?,
+                b: part(B, (*rows, lora.rank))?,
+                magnitude: place(MAGNITUDE),
+                scale: lora.scale() as f32,
+                dropout: lora.dropout,
+            });
+        }
+        Ok(linear.tuned(self.index(module), adapter))
+    }
 }
 
 /// Linear layer with an adapter in one step.

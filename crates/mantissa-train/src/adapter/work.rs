@@ -6,11 +6,12 @@ use mantissa_kernels::{for_each_with, kernels};
 use mantissa_model::flow::{MIN_ROWS, parts};
 use mantissa_model::{LinearInfo, LinearKind, ModelConfig, zeros};
 
-use super::frozen::FrozenWeight;
-use super::{Tuning, init};
+use super::init;
 use crate::arena::Parameters;
-use crate::form::{Draw, slot_of};
+use crate::form::Draw;
+use crate::frozen::{Base, FrozenWeight};
 use crate::linear::LinearOp;
+use crate::lora::Tuning;
 use crate::rows::rows_mut;
 use crate::store::{Precision, Store, StoreRef};
 
@@ -29,7 +30,7 @@ pub(crate) enum Slot {
 impl Slot {
     /// Returns the place for dgrad of a linear layer.
     pub(crate) fn of(kind: LinearKind) -> Self {
-        Slot::Backward(slot_of(kind))
+        Slot::Backward(kind.slot())
     }
 
     /// The forward uses the first place of the backward.
@@ -130,7 +131,7 @@ impl AdapterSizes {
         let mut sizes = AdapterSizes { precision, ..Default::default() };
         let grow = |to: &mut usize, n: usize| *to = (*to).max(n);
         for info in config.decoder_linears() {
-            let (slot, adapted) = (slot_of(info.kind), lora.targets(&info.module));
+            let (slot, adapted) = (info.kind.slot(), lora.targets(&info.module));
             let dora = adapted && lora.dora;
             if packed(&info) || dora {
                 grow(&mut sizes.weights[slot], info.rows * info.cols);
@@ -196,6 +197,14 @@ impl AdapterSizes {
             d_b: zeros(self.d_b)?,
             z: zeros(self.z)?,
         })
+    }
+}
+
+impl Base {
+    /// Returns the lengths of the buffers for up to `tokens` tokens.
+    pub(crate) fn sizes(&self, config: &ModelConfig, precision: Precision, tokens: usize) -> AdapterSizes {
+        let packed = |info: &LinearInfo| self.index(&info.module).is_some();
+        AdapterSizes::new(config, &self.tuning, precision, tokens, packed)
     }
 }
 

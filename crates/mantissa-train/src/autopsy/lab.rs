@@ -6,12 +6,16 @@ use mantissa_model::{Batch, LinearKind, LoadError, Role};
 
 use super::site::Site;
 use crate::arena::Parameters;
+use crate::array::Array;
 use crate::data::Sample;
 use crate::error::TrainError;
-use crate::form::{Draw, FormSizes, Gemm, LinearRules};
-use crate::model::{Loss, TrainModel};
-use crate::optim::{Array, joined};
+use crate::form::{Draw, LinearRules};
+use crate::forms::FormSizes;
+use crate::loss::Loss;
+use crate::model::TrainModel;
+use crate::optim::joined;
 use crate::plan::{Options, Plan};
+use crate::policy::Gemm;
 use crate::policy::{LinearPolicy, OperandPolicy, Policy};
 use crate::store::{Precision, StoreRef};
 use crate::trainer::Trainer;
@@ -45,7 +49,7 @@ impl Lab {
         let memory = || LoadError::Memory { what: "autopsy", bytes: forms.bytes() };
         model.scratch.forms = forms.allocate().ok_or_else(memory)?;
         model.histories =
-            crate::form::Histories::new(&crate::model::histories(&run.config, &run.options.policy));
+            crate::form::Histories::new(&crate::form::histories(&run.config, &run.options.policy));
         model.histories.copy_from(&run.histories);
         (model.stop, model.balance_factor) = (run.stop, run.balance_factor);
         Ok(Lab {
@@ -64,7 +68,7 @@ impl Lab {
     pub(crate) fn bytes(options: &Options, config: &mantissa_model::ModelConfig) -> u64 {
         let plan = Plan::new(config, &Options { policy: Policy::fp32(), ..options.clone() });
         // Those of f32, of all operands, and the run's own in f32.
-        let gradients = 3 * 4 * crate::arena::ParamTable::new(config).len() as u64;
+        let gradients = 3 * 4 * crate::param_table::ParamTable::new(config).len() as u64;
         plan.bytes() + FormSizes::of_any(config, options.max_tokens).bytes() + gradients
     }
 

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use mantissa_kernels::map_reduce_fixed;
 
-use crate::arena::ParamTable;
+use crate::param_table::ParamTable;
 
 /// Share of the model's root mean square gradient below which a tensor's own does not count.
 const FLOOR: f64 = 0.01;

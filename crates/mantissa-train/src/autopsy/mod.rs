@@ -15,10 +15,10 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::arena::{ParamInfo, ParamTable};
 use crate::error::TrainError;
 use crate::health::{OperandHealth, Watch};
-use crate::model::Loss;
+use crate::loss::Loss;
+use crate::param_table::{ParamInfo, ParamTable};
 use crate::plan::Options;
 use crate::policy::OperandPolicy;
 use crate::trainer::Trainer;
@@ -26,6 +26,7 @@ use lab::Lab;
 use measure::{Effect, Measure};
 use remedy::Candidate;
 pub use remedy::Remedy;
+pub use search::Switched;
 use search::{Leaf, Search};
 use site::Site;
 
@@ -64,19 +65,6 @@ pub struct Both {
     pub run: Option<f64>,
     /// With f32 operands.
     pub f32: Option<f64>,
-}
-
-/// Effect of operands in the run's format while all others are f32.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Switched {
-    /// Operands: their name in settings, and the layers or the linear layer.
-    pub operands: String,
-    /// Number of operands.
-    pub count: usize,
-    /// Root mean square of the tensors' relative gradient errors; `None` if not finite.
-    pub error: Option<f64>,
-    /// Share of the error of all operands together; `None` if one of both is not finite.
-    pub share: Option<f64>,
 }
 
 /// Relative error of a parameter's gradient.

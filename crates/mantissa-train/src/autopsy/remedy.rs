@@ -4,8 +4,8 @@ use mantissa_num::{Format, Scheme};
 use serde::Serialize;
 
 use super::site::{Site, operand};
-use crate::form::{Gemm, Side};
 use crate::health::OperandHealth;
+use crate::policy::{Gemm, Side};
 use crate::policy::{OperandPolicy, Policy};
 use crate::store::Precision;
 

@@ -1,6 +1,7 @@
 //! Hierarchical search: switches groups of operands to the run's format, and splits those that matter.
 
-use super::Switched;
+use serde::Serialize;
+
 use super::lab::Lab;
 use super::measure::{Effect, Measure};
 use super::site::Site;
@@ -15,6 +16,19 @@ const SPLITS: usize = 2;
 
 /// Parts into which the layers of a group are split at most.
 const PARTS: usize = 8;
+
+/// Effect of operands in the run's format while all others are f32.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Switched {
+    /// Operands: their name in settings, and the layers or the linear layer.
+    pub operands: String,
+    /// Number of operands.
+    pub count: usize,
+    /// Root mean square of the tensors' relative gradient errors; `None` if not finite.
+    pub error: Option<f64>,
+    /// Share of the error of all operands together; `None` if one of both is not finite.
+    pub share: Option<f64>,
+}
 
 /// Group of operands that was not split further.
 #[derive(Clone, Debug)]

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use mantissa_model::{LinearKind, ModelConfig};
 
-use crate::form::{Gemm, Side};
 use crate::health::Operator;
 use crate::model::TrainModel;
+use crate::policy::{Gemm, Side};
 use crate::policy::{GemmPolicy, LinearPolicy, OperandPolicy};
 use crate::store::Precision;
 

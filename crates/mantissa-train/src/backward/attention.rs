@@ -146,7 +146,7 @@ impl LayerBackward<'_> {
         } else {
             let joined = &mut wide[..tokens * (query + 2 * key)];
             let [dq, dk, dv] = gradients;
-            self.layer.flow.join_qkv(dq, dk, dv, joined);
+            self.layer.flow.attention().join_qkv(dq, dk, dv, joined);
             vec![products.output(LinearKind::Qkv, joined, &mut rounded[0])]
         };
         if self.wanted.weights() {
@@ -181,7 +181,7 @@ fn attend_backward(layer: &LayerOps, lens: &[usize], saved: &Saved, s: &mut Scra
     if lens.is_empty() {
         return;
     }
-    let (shape, half) = (layer.flow.attention_shape(), layer.flow.half());
+    let (shape, half) = (layer.flow.attention_shape(), layer.flow.attention().half());
     let (query, key) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
     let (mut dq, mut dk, mut dv) = (&mut s.dq[..], &mut s.dk[..], &mut s.dv[..]);
     let scores = scores_per_thread(&s.scores, threads);
@@ -217,7 +217,7 @@ fn attend_backward(layer: &LayerOps, lens: &[usize], saved: &Saved, s: &mut Scra
             let dout = rows(d_attended, query, span);
             kernels().attention_causal_backward(
                 shape,
-                layer.flow.softcap(),
+                layer.flow.attention().softcap(),
                 of_sequence,
                 dout,
                 grads,

@@ -11,7 +11,7 @@ use mantissa_model::graph::{NormKind, SideKind};
 
 use super::LayerBackward;
 use crate::balance::add_slopes;
-use crate::form::Forms;
+use crate::forms::Forms;
 use crate::gradients::Gradients;
 use crate::linear::LinearOp;
 use crate::plan::Mixture;

@@ -7,7 +7,7 @@ use mantissa_model::flow::parts;
 use mantissa_model::graph::NormKind;
 
 use super::LayerBackward;
-use crate::form::Forms;
+use crate::forms::Forms;
 use crate::health::Operator;
 use crate::operand::Operand;
 use crate::products::{Input, OutputGradient};

@@ -16,7 +16,8 @@ use mantissa_model::flow::parts;
 use mantissa_model::graph::NormKind;
 
 use crate::arena::Parameters;
-use crate::form::{Draws, Forms};
+use crate::form::Draws;
+use crate::forms::Forms;
 use crate::gradients::{Gradients, Wanted};
 use crate::health::{Operator, Watch};
 use crate::model::TrainModel;

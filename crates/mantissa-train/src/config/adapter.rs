@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::adapter::{Init, Lora, Tuning};
+use crate::lora::{Init, Lora, Tuning};
 use crate::policy::TableFault;
 
 /// Scheme of QLoRA's base.

@@ -1,4 +1,4 @@
-//! Missing and unknown keys of all tables, listed together.
+//! Search for the missing and unknown keys of all tables, which are reported together.
 
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
@@ -7,23 +7,8 @@ use super::Optimizer;
 use super::keys::{
     CheckpointConfig, Data, EXAMPLES, Model, RunConfig, Samples, ScheduleConfig, Telemetry, Validation,
 };
+use crate::error::KeyFaults;
 use crate::policy::PolicyTable;
-
-/// Missing and unknown keys.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct KeyFaults {
-    /// Unknown keys with the accepted ones.
-    pub unknown: Vec<String>,
-    /// Missing keys with an example.
-    pub missing: Vec<String>,
-}
-
-impl KeyFaults {
-    /// True if no key is missing or unknown.
-    pub fn is_empty(&self) -> bool {
-        self.unknown.is_empty() && self.missing.is_empty()
-    }
-}
 
 /// Lists the missing and unknown keys of the settings `root`. Stops at a wrong type, which is reported by itself.
 pub(super) fn of(root: &Table) -> KeyFaults {

@@ -7,7 +7,8 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use toml::Value;
 
-use crate::optim::registry::{Key, Kind, Values, kind};
+use crate::optim::keys::{Key, Kind, Values};
+use crate::optim::registry::kind;
 use crate::optim::{DecayGroups, MomentFormat, RateScales, Recipe, optimizers};
 
 /// Keys of all optimizers besides `kind` and `lr`.

@@ -1,7 +1,7 @@
 //! Batches of windows in shuffled order.
 
 use super::{DataError, Shuffle, TokenFile};
-use crate::model::IGNORE_TARGET;
+use crate::loss::IGNORE_TARGET;
 
 /// Position in the data; all that a checkpoint stores of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

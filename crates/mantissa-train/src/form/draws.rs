@@ -3,8 +3,10 @@
 use mantissa_model::LinearKind;
 use mantissa_num::round::philox4x32_10;
 
-use super::{Histories, Making};
-use crate::health::Watch;
+use super::history::{Histories, History};
+use crate::health::{OperandPlace, Watch};
+use crate::policy::{Gemm, Side};
+use crate::store::StoreRef;
 
 /// Step and batch of which operands are made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,21 +17,6 @@ pub(crate) struct Draw {
     pub(crate) batch: u32,
 }
 
-/// Matmul of a linear layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Gemm {
-    Fprop,
-    Dgrad,
-    Wgrad,
-}
-
-/// Operand of a matmul.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Side {
-    Left,
-    Right,
-}
-
 /// Random numbers and amax histories of a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Draws<'a> {
@@ -38,6 +25,22 @@ pub(crate) struct Draws<'a> {
     pub(crate) histories: &'a Histories,
     pub(crate) watch: &'a Watch,
     pub(crate) threads: usize,
+}
+
+/// Inputs of a form from the run: seed of its random numbers, threads, history of its amax.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Making<'a> {
+    pub(crate) seed: u64,
+    /// Seed of the signs of the matmul's rotation.
+    pub(crate) signs: u64,
+    pub(crate) history: Option<&'a History>,
+    /// Learned scales of the blocks, `[lines, blocks]`.
+    pub(crate) scales: Option<StoreRef<'a>>,
+    /// amax that a global scale follows from, in place of the operand's own: that of all fused layers.
+    pub(crate) amax: Option<f32>,
+    pub(crate) threads: usize,
+    /// Watch of the roundings, with the operand's place.
+    pub(crate) watch: Option<(&'a Watch, OperandPlace)>,
 }
 
 /// Linear layer among those of the decoder.

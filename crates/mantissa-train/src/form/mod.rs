@@ -13,96 +13,35 @@ mod eden;
 mod history;
 mod product;
 mod rounder;
+mod rounding;
 mod rule;
+mod scale_tables;
 mod scales;
-mod scratch;
+mod slot;
+mod source;
 mod storage;
 #[cfg(test)]
 mod tests;
 mod turn;
 
-use std::sync::Mutex;
-
 use mantissa_kernels::{for_each, kernels};
-use mantissa_model::{LinearKind, zeros};
+use mantissa_model::zeros;
 use mantissa_num::Accumulator;
-use mantissa_num::blockwise::Range;
 
-pub(crate) use draws::{Draw, Draws, Gemm, LinearPlace, Side};
-pub(crate) use history::{Histories, History};
+pub(crate) use draws::{Draw, Draws, LinearPlace, Making};
+pub(crate) use history::Histories;
 pub(crate) use product::product;
-pub(crate) use rounder::Factors;
+
 use rounder::Shared;
-pub(crate) use rule::{LinearRules, Rule};
+pub(crate) use rule::{LinearRules, Rule, histories};
 use scales::Scales;
-pub(crate) use scratch::{FormSizes, Forms, Matrix, slot_of};
-pub(crate) use storage::{Storage, accumulates};
-use turn::Turn;
+pub(crate) use slot::SLOTS;
+pub(crate) use source::Matrix;
+use source::{Source, filler, with_band};
+pub(crate) use storage::Storage;
 
-use crate::arena::Parameters;
-use crate::health::{OperandPlace, Sums, Watch};
-use crate::ops::LayerOps;
+use crate::health::Sums;
 use crate::store::{Precision, StoreRef};
-
-/// Lines that a thread fills at a time when it transposes.
-const LINES: usize = 16;
-
-/// Matrix from which a form is made.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Source<'a> {
-    pub(crate) values: StoreRef<'a>,
-    pub(crate) rows: usize,
-    pub(crate) cols: usize,
-    /// True if lines are the columns.
-    pub(crate) transposed: bool,
-}
-
-impl Source<'_> {
-    fn shape(&self) -> (usize, usize) {
-        if self.transposed { (self.cols, self.rows) } else { (self.rows, self.cols) }
-    }
-
-    /// Copies lines `first..` into `to`, as many as it holds.
-    fn lines(&self, first: usize, to: &mut [f32]) {
-        let (_, k) = self.shape();
-        if !self.transposed {
-            return self.values.slice(first * k..first * k + to.len()).widen(to);
-        }
-        if let StoreRef::F32(values) = self.values {
-            return kernels().transpose_columns(values, self.cols, first, self.rows, to);
-        }
-        let n = to.len() / k.max(1);
-        let mut wide = [0.0; LINES];
-        for (i, row) in (0..self.rows).map(|row| row * self.cols + first).enumerate() {
-            let wide = &mut wide[..n];
-            self.values.slice(row..row + n).widen(wide);
-            for (line, value) in wide.iter().enumerate() {
-                to[line * k + i] = *value;
-            }
-        }
-    }
-
-    /// Values at `range` in storage order.
-    fn range(&self, range: std::ops::Range<usize>) -> std::borrow::Cow<'_, [f32]> {
-        self.values.slice(range).widened()
-    }
-}
-
-/// Inputs of a form from the run: seed of its random numbers, threads, history of its amax.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Making<'a> {
-    pub(crate) seed: u64,
-    /// Seed of the signs of the matmul's rotation.
-    pub(crate) signs: u64,
-    pub(crate) history: Option<&'a History>,
-    /// Learned scales of the blocks, `[lines, blocks]`.
-    pub(crate) scales: Option<StoreRef<'a>>,
-    /// amax that a global scale follows from, in place of the operand's own: that of all fused layers.
-    pub(crate) amax: Option<f32>,
-    pub(crate) threads: usize,
-    /// Watch of the roundings, with the operand's place.
-    pub(crate) watch: Option<(&'a Watch, OperandPlace)>,
-}
 
 /// A made operand.
 #[derive(Debug, Default)]
@@ -265,26 +204,6 @@ impl Form {
         });
     }
 
-    /// Returns the values to which `rule` rounds the weight of a linear layer; `None` if memory is missing.
-    pub(crate) fn of_weight(
-        rule: &Rule,
-        params: &Parameters,
-        (layer, kind): (&LayerOps, LinearKind),
-        threads: usize,
-    ) -> Option<Vec<f32>> {
-        let linear = layer.linear(kind);
-        let weight = Matrix::new(params.get(linear.weight()), linear.cols());
-        let n = linear.rows() * linear.cols();
-        let mut form = Form::new(rule.storage(), n, linear.rows())?;
-        let scales = linear.scales().map(|scales| params.get(scales.clone()));
-        let amax = rule.shares_global_scale().then(|| layer.fused_amax(params, kind, threads)).flatten();
-        let making = Making { seed: 0, signs: 0, history: None, scales, amax, threads, watch: None };
-        form.make(rule, weight.lines(), making);
-        let mut values = zeros(n)?;
-        form.values(&mut values);
-        Some(values)
-    }
-
     /// Returns all lines.
     pub(crate) fn all(&self) -> FormRef<'_> {
         let n = self.lines * self.k;
@@ -319,22 +238,6 @@ impl Form {
             if self.factor != 1.0 || of_line != 1.0 {
                 line.iter_mut().for_each(|x| *x = *x * of_line * self.factor);
             }
-        }
-    }
-}
-
-/// Returns the function that writes lines of `source`, of `k` values, from a given one on, rotated.
-fn filler<'a>(
-    source: Source<'a>,
-    k: usize,
-    hadamard: &'a Option<Turn>,
-) -> impl Fn(usize, &mut [f32]) + Sync + 'a {
-    move |first, lines| {
-        for (i, lines) in lines.chunks_mut(LINES * k).enumerate() {
-            source.lines(first + i * LINES, lines);
-        }
-        if let Some(hadamard) = hadamard {
-            lines.chunks_exact_mut(k).for_each(|line| hadamard.forward(line));
         }
     }
 }
@@ -393,39 +296,6 @@ impl<F: Fn(usize, &mut [f32])> Work<'_, F> {
             }
         });
     }
-}
-
-thread_local! {
-    /// Lines in work.
-    static BAND: std::cell::RefCell<Vec<f32>> = const { std::cell::RefCell::new(Vec::new()) };
-}
-
-/// Passes `n` values of scratch memory to `work`.
-fn with_band<T>(n: usize, work: impl FnOnce(&mut [f32]) -> T) -> T {
-    let mut band = BAND.take();
-    if band.len() < n {
-        band.resize(n, 0.0);
-    }
-    let result = work(&mut band[..n]);
-    BAND.set(band);
-    result
-}
-
-/// Computes the union of ranges of parts.
-fn union<P: Send>(
-    threads: usize,
-    parts: impl Iterator<Item = P> + Send,
-    range: impl Fn(P) -> Range + Sync,
-) -> Range {
-    let all = Mutex::new(Vec::new());
-    for_each(threads, parts.enumerate(), |(i, part)| {
-        let range = range(part);
-        all.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((i, range));
-    });
-    let mut all = all.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-    // In order, because a mean is a sum.
-    all.sort_by_key(|(i, _)| *i);
-    all.into_iter().fold(Range::EMPTY, |sum, (_, range)| sum.union(range))
 }
 
 impl<'a> FormRef<'a> {

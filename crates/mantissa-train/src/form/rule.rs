@@ -1,16 +1,19 @@
 //! Rules of operands: what a policy asks of each operand of a linear layer's matmuls, ready to be made in every step.
 
 use mantissa_kernels::for_each;
+use mantissa_model::ModelConfig;
 use mantissa_num::blockwise::Range;
 use mantissa_num::hadamard::TE_SIGNS16;
 use mantissa_num::{Accumulator, Blocks, Hadamard};
 
+use super::draws::Making;
 use super::rounder::{Rounder, Shared};
+use super::source::{LINES, Source, filler, union, with_band};
+use super::storage::Storage;
 use super::turn::Turn;
-use super::{LINES, Making, Source, Storage, filler, union, with_band};
 use crate::error::TrainError;
 use crate::learned::LearnedScales;
-use crate::policy::{GemmPolicy, LinearPolicy, OperandPolicy, OperandSource, Rotation, Signs};
+use crate::policy::{GemmPolicy, LinearPolicy, OperandPolicy, OperandSource, Policy, Rotation, Signs};
 use crate::store::Precision;
 
 /// Operand of a matmul, ready to be made in every step.
@@ -99,6 +102,25 @@ impl LinearRules {
         }
         Ok(())
     }
+}
+
+/// Returns length and largest element of the amax history of every operand; empty without delayed scaling.
+pub(crate) fn histories(config: &ModelConfig, policy: &Policy) -> Vec<(usize, f32)> {
+    let layers = config.num_hidden_layers;
+    let delayed =
+        |operand: &OperandPolicy| matches!(operand.scheme.source, mantissa_num::Source::Delayed { .. });
+    let mut quantized = policy.quantized_layers().into_iter().flat_map(LinearPolicy::operands);
+    if !quantized.any(|(_, operand)| delayed(operand)) {
+        return Vec::new();
+    }
+    let of_layer = |layer| {
+        let policy = policy.linear_of(layer, layers);
+        let of_linear = LinearRules::new(&policy).histories();
+        let plain = policy.is_plain();
+        (0..config.layer_linears(layer).len())
+            .flat_map(move |_| of_linear.map(|own| if plain { (0, 1.0) } else { own }))
+    };
+    (0..layers).flat_map(of_layer).collect()
 }
 
 pub(super) fn rules(gemm: &GemmPolicy) -> [Rule; 2] {

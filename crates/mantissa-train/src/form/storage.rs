@@ -2,8 +2,7 @@
 
 use mantissa_num::Accumulator;
 
-use super::rounder::units_of;
-use crate::policy::{GemmPolicy, OperandPolicy};
+use crate::policy::{GemmPolicy, common_unit};
 use crate::store::Precision;
 
 /// Storage of a form.
@@ -34,11 +33,11 @@ impl Storage {
     pub(crate) fn of(gemm: &GemmPolicy) -> Self {
         let both = [&gemm.left, &gemm.right];
         let all = |precision| both.iter().all(|operand| operand.precision() == Some(precision));
-        if let Some(unit) = common(both, true) {
+        if let Some(unit) = common_unit(both, true) {
             return Storage::Codes { unit };
         }
         if gemm.accumulator != Accumulator::F32
-            && let Some(unit) = common(both, false)
+            && let Some(unit) = common_unit(both, false)
         {
             return Storage::Elements { unit };
         }
@@ -92,21 +91,4 @@ impl Storage {
     pub(crate) fn keeps_factors(self) -> bool {
         self.has_codes()
     }
-}
-
-/// Returns the unit that both operands can be stored in, as integers or as elements of floats: that of the one with
-/// scales along the line, if there is one. `None` if they differ or an operand has neither.
-fn common(both: [&OperandPolicy; 2], integers: bool) -> Option<Option<usize>> {
-    match both.map(|operand| units_of(&operand.scheme, integers)) {
-        [Some(a), Some(b)] if a.is_none() || b.is_none() || a == b => Some(a.or(b)),
-        _ => None,
-    }
-}
-
-/// True if an emulated accumulator can multiply the operands.
-pub(crate) fn accumulates(gemm: &GemmPolicy) -> bool {
-    let unit = common([&gemm.left, &gemm.right], false);
-    unit.is_some_and(|unit| {
-        unit.is_none_or(|unit| unit.is_multiple_of(mantissa_num::accumulate::HOPPER_STEP))
-    })
 }

@@ -6,7 +6,7 @@ use mantissa_num::{Given, Hadamard, Rounding, Scheme, fake_quantize};
 use super::rule::rules;
 use super::*;
 use crate::health::Watch;
-use crate::policy::{GemmPolicy, OperandPolicy, Rotation, ScaleChoice, Signs};
+use crate::policy::{Gemm, GemmPolicy, OperandPolicy, Rotation, ScaleChoice, Side, Signs};
 
 /// Values of many magnitudes with outliers, zeros and ties.
 fn values(n: usize, seed: u32) -> Vec<f32> {

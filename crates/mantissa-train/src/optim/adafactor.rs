@@ -18,12 +18,12 @@ use std::sync::Arc;
 
 use mantissa_kernels::kernels;
 
-use super::MomentFormat;
+use super::keys::{Key, Kind};
 use super::matrix::shape;
 use super::method::{Layout, Method, State, Step, Target};
-use super::registry::{Key, Kind};
-use crate::arena::ParamInfo;
+use super::moment_format::MomentFormat;
 use crate::error::TrainError;
+use crate::param_table::ParamInfo;
 
 /// Row of the registry.
 pub(super) const KIND: Kind = Kind {

@@ -14,12 +14,14 @@ use std::sync::Arc;
 use mantissa_kernels::{AdamWStep, kernels};
 use mantissa_model::LoadError;
 
+use super::keys::{Default as Fixed, Key, Kind, Values};
 use super::method::{Layout, Method, State, Step, Target};
-use super::registry::{Default as Fixed, Key, Kind, Values};
-use super::{MomentFormat, Optimizer, Recipe};
-use crate::arena::{ParamInfo, ParamTable, Parameters};
+use super::moment_format::MomentFormat;
+use super::{Optimizer, Recipe};
+use crate::arena::Parameters;
 use crate::blockwise::{BlockwiseRule, BlockwiseStep};
 use crate::error::TrainError;
+use crate::param_table::{ParamInfo, ParamTable};
 use crate::policy::Policy;
 
 /// Row of the registry.

@@ -5,7 +5,8 @@ use std::fmt;
 
 use mantissa_model::Role;
 
-use crate::arena::{ParamInfo, ParamTable};
+use crate::param_table::{ParamInfo, ParamTable};
+use crate::pattern::matches;
 
 /// Name of a group with its membership test.
 type Group = (&'static str, fn(&ParamInfo) -> bool);
@@ -105,21 +106,6 @@ fn named(name: &str, param: &ParamInfo) -> bool {
         Some((_, contains)) => contains(param),
         None => matches(name, &param.tensor.name),
     }
-}
-
-/// True if `text` matches `pattern`, where `*` matches any characters.
-pub(crate) fn matches(pattern: &str, text: &str) -> bool {
-    let Some((first, rest)) = pattern.split_once('*') else { return pattern == text };
-    let Some(mut text) = text.strip_prefix(first) else { return false };
-    let Some((middle, last)) = rest.rsplit_once('*') else { return text.ends_with(rest) };
-    // The leftmost match of each part leaves the most text for the rest.
-    for part in middle.split('*') {
-        match text.find(part) {
-            Some(at) => text = &text[at + part.len()..],
-            None => return false,
-        }
-    }
-    text.ends_with(last)
 }
 
 #[cfg(test)]

@@ -4,8 +4,9 @@ use mantissa_kernels::kernels;
 use mantissa_model::{LoadError, zeros};
 use mantissa_num::round::philox4x32_10;
 
-use super::moments::{Array, ArrayMut};
-use crate::arena::{ParamInfo, ParamTable, Parameters};
+use crate::arena::Parameters;
+use crate::array::{Array, ArrayMut};
+use crate::param_table::{ParamInfo, ParamTable};
 use crate::policy::Master;
 use crate::store::Store;
 use crate::weights::Weights;

@@ -4,7 +4,7 @@
 use mantissa_kernels::{MatMut, MatRef, for_each, kernels};
 use mantissa_model::Role;
 
-use crate::arena::ParamInfo;
+use crate::param_table::ParamInfo;
 
 /// Rows of a product that one thread computes at a time.
 pub(super) const ROWS: usize = 96;

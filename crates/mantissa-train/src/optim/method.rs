@@ -6,15 +6,17 @@ use std::sync::Mutex;
 use mantissa_kernels::{for_each_with, kernels};
 use mantissa_model::{LoadError, zeros};
 
-use super::master::{MasterMut, WorkingMut, read, write};
-use super::moments::{Array, ArrayMut, CodesMut, Moment, MomentFormat, MomentMut, MomentPiece, keep_first};
-use super::paged::{PageBuffer, Unpaged};
-use super::{MasterCopy, PIECE};
-use crate::arena::ParamInfo;
+use super::master::{MasterCopy, MasterMut, WorkingMut, read, write};
+use super::moment_format::{CodesMut, MomentFormat, PIECE};
+use super::moments::{Moment, MomentMut, MomentPiece, keep_first};
+use super::page_buffer::PageBuffer;
+use crate::array::{Array, ArrayMut};
 use crate::blockwise::BLOCK;
 use crate::error::TrainError;
 use crate::gradients::Gradients;
 use crate::health::WeightCounts;
+use crate::pages::Unpaged;
+use crate::param_table::ParamInfo;
 use crate::store::StoreRef;
 use crate::weights::Weights;
 

@@ -5,14 +5,16 @@
 mod adafactor;
 mod adamw;
 mod decay;
+pub(crate) mod keys;
 mod lion;
 mod map;
 mod master;
 mod matrix;
 mod method;
+mod moment_format;
 mod moments;
 mod muon;
-mod paged;
+mod page_buffer;
 pub(crate) mod registry;
 mod sgd;
 mod soap;
@@ -25,27 +27,26 @@ use std::sync::Arc;
 use mantissa_kernels::map_reduce_fixed;
 use mantissa_model::{LoadError, Role, zeros};
 
-use crate::arena::{ParamInfo, ParamTable, Parameters};
+use crate::arena::Parameters;
+use crate::array::{Array, ArrayMut};
 use crate::error::TrainError;
 use crate::gradients::Gradients;
 use crate::health::WeightCounts;
 use crate::model::TrainModel;
+use crate::pages::Unpaged;
+use crate::param_table::{ParamInfo, ParamTable};
 use crate::policy::Policy;
 use crate::profile::Part;
 pub use adamw::{AdamW, AdamWOptions};
-pub(crate) use decay::matches;
 pub use decay::{DecayGroups, NoSuchTensor, RateScales};
 pub use map::StateMap;
 pub(crate) use master::{MasterCopy, join as joined};
 use method::{Method, State, Step, Target};
-pub use moments::{Array, ArrayMut, MomentFormat};
-pub use paged::Paged;
-pub(crate) use paged::Unpaged;
+pub use moment_format::MomentFormat;
+use moment_format::PIECE;
+use page_buffer::PageBuffer;
 pub use registry::{optimizers, uses as optimizer_uses};
 pub use sgd::{Sgd, SgdOptions};
-
-/// Elements per thread task; sums are taken over pieces of this size, in order.
-const PIECE: usize = 1 << 16;
 
 /// Optimizer with its hyperparameters, without a state.
 #[derive(Debug)]
@@ -78,7 +79,7 @@ impl Recipe {
 
     /// Bytes of the buffers of `threads` threads that read and write moments in a file.
     pub fn page_buffers(&self, threads: usize) -> u64 {
-        if self.paged { paged::PageBuffer::BYTES * threads.max(1) as u64 } else { 0 }
+        if self.paged { PageBuffer::BYTES * threads.max(1) as u64 } else { 0 }
     }
 }
 

@@ -18,13 +18,13 @@ use std::sync::Arc;
 
 use mantissa_kernels::kernels;
 
-use super::MomentFormat;
 use super::adamw::AdamWMethod;
+use super::keys::{Key, Kind};
 use super::matrix::{Product, product, shape_of_linear};
 use super::method::{Layout, Method, State, Step, Target};
-use super::registry::{Key, Kind};
-use crate::arena::ParamInfo;
+use super::moment_format::MomentFormat;
 use crate::error::TrainError;
+use crate::param_table::ParamInfo;
 
 /// Coefficients of the iteration.
 const COEFFICIENTS: (f32, f32, f32) = (3.4445, -4.7750, 2.0315);

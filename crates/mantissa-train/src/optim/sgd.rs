@@ -10,11 +10,13 @@ use std::sync::Arc;
 
 use mantissa_model::LoadError;
 
+use super::keys::{Default as Fixed, Key, Kind};
 use super::method::{Layout, Method, State, Step, Target};
-use super::registry::{Default as Fixed, Key, Kind};
-use super::{MomentFormat, Optimizer, Recipe};
-use crate::arena::{ParamInfo, ParamTable, Parameters};
+use super::moment_format::MomentFormat;
+use super::{Optimizer, Recipe};
+use crate::arena::Parameters;
 use crate::error::TrainError;
+use crate::param_table::{ParamInfo, ParamTable};
 use crate::policy::Policy;
 
 /// Row of the registry.

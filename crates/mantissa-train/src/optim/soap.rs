@@ -17,13 +17,13 @@ use std::sync::Arc;
 
 use mantissa_kernels::{MatMut, MatRef, for_each, kernels};
 
-use super::MomentFormat;
 use super::adamw::AdamWMethod;
+use super::keys::{Key, Kind};
 use super::matrix::{Product, ROWS, eigenvectors, orthogonal, product, shape_of_linear};
 use super::method::{Layout, Method, State, Step, Target};
-use super::registry::{Key, Kind};
-use crate::arena::ParamInfo;
+use super::moment_format::MomentFormat;
 use crate::error::TrainError;
+use crate::param_table::ParamInfo;
 
 /// Row of the registry.
 pub(super) const KIND: Kind = Kind {

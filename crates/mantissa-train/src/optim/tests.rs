@@ -8,8 +8,8 @@ use mantissa_model::ModelConfig;
 use mantissa_store::SafeTensors;
 
 use super::adamw::AdamWMethod;
-use super::moments::{Moment, MomentFormat};
-use super::paged::PageBuffer;
+use super::moments::Moment;
+
 use super::*;
 use crate::Options;
 use crate::blockwise::BLOCK;

@@ -5,8 +5,9 @@ use mantissa_model::ModelConfig;
 use mantissa_model::config::{MlpForm, NormPlaces, QkvForm};
 use mantissa_model::flow::{Choice, LayerFlow, MIN_ROWS};
 
-use super::{HEAD_ROWS, Options};
-use crate::form::{FormSizes, LinearRules};
+use super::options::{HEAD_ROWS, Options};
+use crate::form::LinearRules;
+use crate::forms::FormSizes;
 use crate::norm::NormOp;
 use crate::operand::Operand;
 use crate::rows::PART;

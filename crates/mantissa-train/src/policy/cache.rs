@@ -5,7 +5,7 @@ use mantissa_model::kv::KvQuantizer;
 use mantissa_model::{KvPolicy, ModelConfig};
 
 use super::Policy;
-use super::table::{Faulty, fault};
+use super::fault::{Faulty, fault};
 use crate::error::TrainError;
 
 /// Parses the key `kv`.

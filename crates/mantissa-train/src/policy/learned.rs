@@ -2,8 +2,8 @@
 
 use mantissa_num::{Blocks, Code, Format, Sense};
 
+use super::fault::{Faulty, fault};
 use super::operands::{LinearPolicy, OperandPolicy, OperandSource, ScaleChoice};
-use super::table::{Faulty, fault};
 
 /// Operand whose scales may be learned.
 const WEIGHT: &str = "fprop.w";

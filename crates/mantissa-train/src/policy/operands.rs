@@ -87,11 +87,6 @@ impl OperandPolicy {
         matches!(self.scheme.encoder.rounding, Rounding::Stochastic { .. })
     }
 
-    /// True if vectorised loops round the scheme, whose scales can then be changed.
-    pub(crate) fn has_fast_path(&self) -> bool {
-        crate::form::Factors::of(&self.scheme).is_some()
-    }
-
     /// True if the scheme is FP4 in blocks of one line with power-of-two scales.
     pub(crate) fn takes_deviations(&self) -> bool {
         let Format::Affine(affine) = &self.scheme.format else { return false };
@@ -104,15 +99,6 @@ impl OperandPolicy {
     /// True if the scheme is NVFP4 whose largest block scale is 256, which leaves room for a correction.
     pub(crate) fn takes_eden(&self) -> bool {
         self.scheme.encoder.rule == Rule::FourOverSix && !self.is_stochastic()
-    }
-
-    /// True if all values of the rounded operand fit bf16 once a factor per line and one of the tensor are taken off.
-    pub(crate) fn fits_bf16(&self) -> bool {
-        let Format::Affine(affine) = &self.scheme.format else { return false };
-        match (affine.code, &affine.scale) {
-            (Code::Float(float), None) => float == mantissa_num::minifloat::BF16,
-            _ => crate::form::Factors::of(&self.scheme).is_some_and(crate::form::Factors::fit_bf16),
-        }
     }
 }
 
@@ -135,6 +121,21 @@ pub struct Rotation {
     pub order: usize,
     /// Signs before the transform.
     pub signs: Signs,
+}
+
+/// Matmul of a linear layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Gemm {
+    Fprop,
+    Dgrad,
+    Wgrad,
+}
+
+/// Operand of a matmul.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Side {
+    Left,
+    Right,
 }
 
 /// Operands of one matmul.

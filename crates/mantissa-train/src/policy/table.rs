@@ -9,6 +9,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::fault::{Faulty, TableFault, fault};
 use super::learned::check_learned;
 use super::named::recipes;
 use super::operands::{GemmPolicy, OperandPolicy, OperandSource, Rotation, ScaleChoice, Signs};
@@ -176,23 +177,6 @@ pub struct KeepTable {
 
 fn bf16() -> String {
     "bf16".to_owned()
-}
-
-/// A key that cannot be met.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TableFault {
-    /// Key, below `[precision]`.
-    pub key: String,
-    /// Value found.
-    pub found: String,
-    /// Accepted values.
-    pub allowed: String,
-}
-
-pub(super) type Faulty<T> = Result<T, TableFault>;
-
-pub(super) fn fault<T>(key: &str, found: impl ToString, allowed: &str) -> Faulty<T> {
-    Err(TableFault { key: key.to_owned(), found: found.to_string(), allowed: allowed.to_owned() })
 }
 
 /// Names of the storage dtypes.
@@ -397,7 +381,7 @@ fn apply(
         };
         gemm.accumulator = parsed;
     }
-    if gemm.accumulator != Accumulator::F32 && !crate::form::accumulates(gemm) {
+    if gemm.accumulator != Accumulator::F32 && !super::accumulates(gemm) {
         let allowed = "f32: both operands must be 8-bit floats with a scale per tensor or line, or in blocks of a \
                        multiple of 32";
         return fault(&format!("{name}.accumulator"), gemm.accumulator, allowed);

@@ -2,7 +2,7 @@
 
 use mantissa_num::{Code, Codes, Quantized, ScaleLevel, e8m0};
 
-use super::{Continuous, scaled};
+use super::continuous::{Continuous, scaled};
 use crate::learned::scale_gradient;
 
 /// Block scales of a weight, and the biases of its blocks if the format has them. A global scale above the block

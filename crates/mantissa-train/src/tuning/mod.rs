@@ -16,35 +16,14 @@
 
 mod adam;
 mod blocks;
+mod continuous;
 mod trellis;
 mod tuner;
 
-use std::fmt::Debug;
-
 use mantissa_num::Quantized;
 
+use continuous::Continuous;
 pub use tuner::{Dense, Tuner};
-
-/// Smallest and largest factor of a scale relative to its start.
-const FACTORS: (f32, f32) = (1.0 / 16.0, 16.0);
-
-/// Quantized weight as a function of its continuous parameters.
-trait Continuous: Debug + Send + Sync {
-    /// Number of trained values.
-    fn len(&self) -> usize;
-
-    /// Writes the weight `[rows, cols]` with the values `x`, as stored, to `out`.
-    fn decode(&mut self, x: &[f32], out: &mut [f32]);
-
-    /// Writes the gradient of `x` that belongs to the gradient `dw` of the weight to `out`.
-    fn pull_back(&self, dw: &[f32], out: &mut [f32]);
-
-    /// Returns the weight with the values of the last [`decode`](Self::decode).
-    fn quantized(&self) -> &Quantized;
-
-    /// Bytes beside the codes and scales.
-    fn bytes(&self) -> u64;
-}
 
 /// Quantized weight to be trained.
 #[derive(Clone, Debug)]
@@ -64,9 +43,4 @@ fn continuous(quantized: Quantized, inner: Option<Vec<f32>>) -> Option<Box<dyn C
         Some(inner) => Some(Box::new(trellis::ChannelScales::new(quantized, inner)?)),
         None => Some(Box::new(blocks::BlockScales::new(quantized)?)),
     }
-}
-
-/// Returns the scale `start` times `1 + x`, within [`FACTORS`].
-fn scaled(start: f32, x: f32) -> f32 {
-    start * (1.0 + x).clamp(FACTORS.0, FACTORS.1)
 }

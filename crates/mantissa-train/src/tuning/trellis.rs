@@ -4,7 +4,7 @@ use mantissa_num::minifloat::F16;
 use mantissa_num::trellis::{self, Trellis};
 use mantissa_num::{Codes, Format, Quantized};
 
-use super::{Continuous, scaled};
+use super::continuous::{Continuous, scaled};
 
 /// Scales of inputs (u) and outputs (v). Formats without channel scales have one per block of outputs that are
 /// rotated together.

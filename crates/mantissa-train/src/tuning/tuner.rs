@@ -5,7 +5,8 @@ use std::ops::Range;
 use mantissa_num::Quantized;
 
 use super::adam::Adam;
-use super::{Coded, Continuous, continuous};
+use super::continuous::Continuous;
+use super::{Coded, continuous};
 use crate::arena::Parameters;
 use crate::model::TrainModel;
 use crate::store::{Precision, round};

@@ -69,15 +69,16 @@ pub struct GgufFile {
 }
 
 impl GgufFile {
-    /// Opens the files `paths` of one model and merges their tensors. Each file of a split model states its number.
+    /// Reads the files `opened` of one model and merges their tensors. Each file of a split model states its number. The caller
+    /// opens the files, and sees to it that they are regular.
     ///
     /// # Errors
-    /// As [`Self::open`].
-    pub fn open_all(paths: &[&Path]) -> Result<Self> {
-        let count = paths.len() as u64;
+    /// As [`Self::from_file`].
+    pub fn read_all(opened: Vec<(&Path, fs::File)>) -> Result<Self> {
+        let count = opened.len() as u64;
         let mut files = Vec::new();
-        for (number, path) in paths.iter().enumerate() {
-            let file = Self::open(path)?;
+        for (number, (path, file)) in opened.into_iter().enumerate() {
+            let file = Self::from_file(path, file)?;
             for (key, wanted) in [("split.no", number as u64), ("split.count", count)] {
                 if let Some(found) = file.number(key).filter(|&found| found != wanted) {
                     return Err(fault(path, key, found, &wanted.to_string()));
@@ -115,9 +116,8 @@ impl GgufFile {
     ///
     /// # Errors
     /// [`Error::Field`] for the first deviation from the description; [`Error::Io`].
-    pub fn open(path: &Path) -> Result<Self> {
+    pub fn from_file(path: &Path, file: fs::File) -> Result<Self> {
         let io = |error| Error::Io { path: path.to_owned(), operation: "open", error };
-        let file = fs::File::open(path).map_err(io)?;
         let len = file.metadata().map_err(io)?.len();
         let mut stream = Stream { path, reader: BufReader::new(&file), at: 0, len };
         let magic: [u8; 4] = stream.take("magic")?;

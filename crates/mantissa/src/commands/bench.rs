@@ -14,10 +14,12 @@ use mantissa_store::Paths;
 use serde::Serialize;
 
 use super::adapter::{self, AdapterArgs};
+use super::execute::Execute;
+use super::loaded_models::{self, Use};
 use super::model::{self, ModelPath};
-use super::running::{self, Use};
 use crate::context::Context;
 use crate::error::BadInput;
+use crate::help::Group;
 use crate::output::{Align, Table, paragraph};
 
 /// Measure prefill and decode speed beside this machine's limits
@@ -138,85 +140,88 @@ impl From<Choice> for KernelRow {
     }
 }
 
-/// Adds the paths that the command reads and writes.
-pub fn paths(args: &Args, paths: &mut Paths) {
-    args.model.paths(paths);
-    args.adapter.paths(paths);
-}
+impl Execute for Args {
+    const GROUP: Group = Group::Measure;
 
-/// Runs the command.
-///
-/// # Errors
-/// A model that cannot be run; not enough memory.
-pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let start = Instant::now();
-    let files = model::open(&args.model, context)?;
-    let adapter = args.adapter.open()?;
-    let deepest = args.depth.iter().max().copied().unwrap_or(0);
-    let longest = (args.prompt + 1).max(deepest + args.r#gen + 2);
-    let used = Use {
-        pass: RuntimeOptions::single(longest).step_tokens,
-        longest,
-        threads: args.batch.iter().max().copied().unwrap_or(1),
-        cached: true,
-        logits: 1,
-        kv: None,
-        calibration: None,
-        adapter: adapter.as_ref(),
-    };
-    running::require(std::slice::from_ref(&files), used, context)?;
-    let mut model = adapter::fast(&files, adapter.as_ref(), context.threads)?;
-    drop(adapter);
-    let load_s = start.elapsed().as_secs_f64();
-    let short = Workload { prompt: 16, generated: 0, depth: 0, batch: 1 };
-    measure::run(&model, short, context.seed)?;
-    let load_to_first_token_s = start.elapsed().as_secs_f64();
-    let probe = Probe::new(context.threads)?;
-    let mut limits = vec![probe.run()];
-    let mut runs: Vec<Measured> = Vec::new();
-    let policies: Vec<_> = if args.kv.is_empty() { vec![None] } else { args.kv.iter().map(Some).collect() };
-    for policy in policies {
-        if let Some(policy) = policy {
-            model.set_kv(policy)?;
-        }
-        for (&depth, &batch) in
-            args.depth.iter().flat_map(|depth| args.batch.iter().map(move |batch| (depth, batch)))
-        {
-            // A prompt takes as long at every depth and batch of decoding.
-            let prompt = if runs.is_empty() { args.prompt } else { 0 };
-            let work = Workload { prompt, generated: args.r#gen, depth, batch };
-            let mut times = Vec::new();
-            for rep in 0..args.reps.max(1) {
-                times.push(measure::run(&model, work, context.seed + rep as u64)?);
-                limits.push(probe.run());
-            }
-            let kv = policy.map(KvPolicy::to_string);
-            runs.push(Measured { kv, ..measured(&model, work, &times, &best(&limits)) });
-        }
+    fn paths(&self, paths: &mut Paths) -> Result<()> {
+        self.model.paths(paths);
+        self.adapter.paths(paths);
+        Ok(())
     }
-    let limits = best(&limits);
-    let giga = |rate: f64| rate / 1e9;
-    let Some(first) = runs.first().cloned() else {
-        return Err(BadInput::new("--depth, --batch", "none", "at least one number").into());
-    };
-    let report = Report {
-        model: args.model.named(),
-        adapter: args.adapter.named(),
-        threads: context.threads,
-        level: PackedLevel::best().name(),
-        load_s,
-        load_to_first_token_s,
-        prompt: args.prompt,
-        generated: args.r#gen,
-        first,
-        machine_read_gb_per_s: giga(limits.read),
-        machine_int8_gops: limits.int8.map(giga),
-        machine_bf16_gflops: limits.bf16.map(giga),
-        machine_f32_gflops: limits.f32.map(giga),
-        runs,
-        kernels: args.explain.then(|| model.linears().map(|linear| linear.choice().into()).collect()),
-    };
-    context.report(&report, |out| print(&report, out))
+
+    /// # Errors
+    /// A model that cannot be run; not enough memory.
+    fn run(&self, context: &Context) -> Result<()> {
+        let start = Instant::now();
+        let files = model::open(&self.model, context)?;
+        let adapter = self.adapter.open()?;
+        let deepest = self.depth.iter().max().copied().unwrap_or(0);
+        let longest = (self.prompt + 1).max(deepest + self.r#gen + 2);
+        let used = Use {
+            pass: RuntimeOptions::single(longest).step_tokens,
+            longest,
+            threads: self.batch.iter().max().copied().unwrap_or(1),
+            cached: true,
+            logits: 1,
+            kv: None,
+            calibration: None,
+            adapter: adapter.as_ref(),
+        };
+        loaded_models::require(std::slice::from_ref(&files), used, context)?;
+        let mut model = adapter::fast(&files, adapter.as_ref(), context.threads)?;
+        drop(adapter);
+        let load_s = start.elapsed().as_secs_f64();
+        let short = Workload { prompt: 16, generated: 0, depth: 0, batch: 1 };
+        measure::run(&model, short, context.seed)?;
+        let load_to_first_token_s = start.elapsed().as_secs_f64();
+        let probe = Probe::new(context.threads)?;
+        let mut limits = vec![probe.run()];
+        let mut runs: Vec<Measured> = Vec::new();
+        let policies: Vec<_> =
+            if self.kv.is_empty() { vec![None] } else { self.kv.iter().map(Some).collect() };
+        for policy in policies {
+            if let Some(policy) = policy {
+                model.set_kv(policy)?;
+            }
+            for (&depth, &batch) in
+                self.depth.iter().flat_map(|depth| self.batch.iter().map(move |batch| (depth, batch)))
+            {
+                // A prompt takes as long at every depth and batch of decoding.
+                let prompt = if runs.is_empty() { self.prompt } else { 0 };
+                let work = Workload { prompt, generated: self.r#gen, depth, batch };
+                let mut times = Vec::new();
+                for rep in 0..self.reps.max(1) {
+                    times.push(measure::run(&model, work, context.seed + rep as u64)?);
+                    limits.push(probe.run());
+                }
+                let kv = policy.map(KvPolicy::to_string);
+                runs.push(Measured { kv, ..measured(&model, work, &times, &best(&limits)) });
+            }
+        }
+        let limits = best(&limits);
+        let giga = |rate: f64| rate / 1e9;
+        let Some(first) = runs.first().cloned() else {
+            return Err(BadInput::new("--depth, --batch", "none", "at least one number").into());
+        };
+        let report = Report {
+            model: self.model.named(),
+            adapter: self.adapter.named(),
+            threads: context.threads,
+            level: PackedLevel::best().name(),
+            load_s,
+            load_to_first_token_s,
+            prompt: self.prompt,
+            generated: self.r#gen,
+            first,
+            machine_read_gb_per_s: giga(limits.read),
+            machine_int8_gops: limits.int8.map(giga),
+            machine_bf16_gflops: limits.bf16.map(giga),
+            machine_f32_gflops: limits.f32.map(giga),
+            runs,
+            kernels: self.explain.then(|| model.linears().map(|linear| linear.choice().into()).collect()),
+        };
+        context.report(&report, |out| print(&report, out))
+    }
 }
 
 /// Highest limits of all measurements: what the machine can do.

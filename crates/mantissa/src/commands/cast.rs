@@ -19,8 +19,10 @@ use mantissa_store::{
 use serde::Serialize;
 
 use self::panels::{Caster, Cost};
+use super::execute::Execute;
 use crate::context::Context;
 use crate::error::BadInput;
+use crate::help::Group;
 use crate::output::{self, Align, Table, bytes, number};
 use crate::progress::Unit;
 use crate::tensors::FloatTensor;
@@ -97,39 +99,44 @@ struct Skipped {
     dtype: &'static str,
 }
 
-/// Adds the paths that the command reads and writes.
-pub fn paths(args: &Args, paths: &mut Paths) {
-    paths.read(&args.input);
-    paths.write("--out", &args.out, Kind::File);
-}
+impl Execute for Args {
+    const GROUP: Group = Group::Quantize;
 
-/// Runs the command.
-pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let scheme = scheme_of(args, context.seed)?;
-    let input = SafeTensors::open(&args.input)?;
-    let (tensors, skipped) = split(&input, context)?;
-    let casters: Vec<Caster<'_>> =
-        tensors.into_iter().map(|tensor| Caster::new(&scheme, tensor, args.packed)).collect::<Result<_>>()?;
-    let needs = casters.iter().map(|caster| caster.memory(context.threads)).max().unwrap_or(0);
-    context.require_memory("cast", needs)?;
+    fn paths(&self, paths: &mut Paths) -> Result<()> {
+        paths.read(&self.input);
+        paths.write("--out", &self.out, Kind::File);
+        Ok(())
+    }
 
-    let specs = casters.iter().flat_map(|caster| specs(&scheme, caster)).collect();
-    let staged = StagedFile::begin(&context.output(&args.out)?)?;
-    let mut writer = SafetensorsWriter::create(staged.path(), specs, metadata(&scheme))?;
-    let tensors = cast_all(&casters, &mut writer, context)?;
-    writer.finish()?;
-    staged.commit()?;
+    fn run(&self, context: &Context) -> Result<()> {
+        let scheme = scheme_of(self, context.seed)?;
+        let input = SafeTensors::open(&self.input)?;
+        let (tensors, skipped) = split(&input, context)?;
+        let casters: Vec<Caster<'_>> = tensors
+            .into_iter()
+            .map(|tensor| Caster::new(&scheme, tensor, self.packed))
+            .collect::<Result<_>>()?;
+        let needs = casters.iter().map(|caster| caster.memory(context.threads)).max().unwrap_or(0);
+        context.require_memory("cast", needs)?;
 
-    let report = Report {
-        input: args.input.clone(),
-        output: args.out.clone(),
-        scheme: scheme.to_string(),
-        rounding: rounding_name(&scheme),
-        seed: seed_of(&scheme),
-        tensors,
-        skipped,
-    };
-    context.report(&report, |out| print(&report, out))
+        let specs = casters.iter().flat_map(|caster| specs(&scheme, caster)).collect();
+        let staged = StagedFile::begin(&context.output(&self.out)?)?;
+        let mut writer = SafetensorsWriter::create(staged.path(), specs, metadata(&scheme))?;
+        let tensors = cast_all(&casters, &mut writer, context)?;
+        writer.finish()?;
+        staged.commit()?;
+
+        let report = Report {
+            input: self.input.clone(),
+            output: self.out.clone(),
+            scheme: scheme.to_string(),
+            rounding: rounding_name(&scheme),
+            seed: seed_of(&scheme),
+            tensors,
+            skipped,
+        };
+        context.report(&report, |out| print(&report, out))
+    }
 }
 
 /// Combines scheme and rounding, if they are compatible.

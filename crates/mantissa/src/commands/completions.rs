@@ -5,7 +5,9 @@ use clap::Command;
 use clap_complete::{Shell, generate};
 use serde::Serialize;
 
+use super::execute::Execute;
 use crate::context::Context;
+use crate::help::Group;
 
 /// Print a completion script for a shell
 ///
@@ -28,16 +30,21 @@ struct Report {
     script: String,
 }
 
-/// Runs the command for `program`.
-///
-/// # Errors
-/// Standard output cannot be written.
-pub fn run(args: &Args, program: &Command, context: &Context) -> Result<()> {
-    let mut script = Vec::new();
-    generate(args.shell, &mut visible(program), program.get_name(), &mut script);
-    let script = String::from_utf8_lossy(&script).into_owned();
-    let report = Report { shell: args.shell.to_string(), script };
-    context.report(&report, |out| out.write_all(report.script.as_bytes()))
+impl Execute for Args {
+    const GROUP: Group = Group::Shell;
+
+    /// Runs the command for `program`.
+    ///
+    /// # Errors
+    /// Standard output cannot be written.
+    fn run(&self, context: &Context) -> Result<()> {
+        let program = context.program();
+        let mut script = Vec::new();
+        generate(self.shell, &mut visible(&program), program.get_name(), &mut script);
+        let script = String::from_utf8_lossy(&script).into_owned();
+        let report = Report { shell: self.shell.to_string(), script };
+        context.report_script(&report, &report.script)
+    }
 }
 
 /// Returns the program without its hidden commands.

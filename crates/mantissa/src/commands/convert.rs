@@ -13,11 +13,13 @@ use serde::Serialize;
 
 use super::adapt;
 use super::destination::Destination;
+use super::execute::Execute;
 use super::model::{self, ModelPath};
 use super::outcome::{MeasureArgs, carry_out, human_figures, layer_table, linear_bits};
 use super::parse::{container, scheme};
-use super::rebuild;
+use super::record;
 use crate::context::Context;
+use crate::help::Group;
 use crate::output::{bytes, labelled};
 
 /// Convert a quantized model to another format without loss
@@ -91,61 +93,61 @@ struct Done<'a> {
     verification: Option<&'a Verification>,
 }
 
-/// Adds the paths that the command reads and writes.
-///
-/// # Errors
-/// As [`Destination::of_format`].
-pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
-    args.model.paths(paths);
-    args.measure.paths(paths);
-    let destination = destination(args)?;
-    paths.write("--out", &destination.path, destination.kind());
-    Ok(())
+impl Execute for Args {
+    const GROUP: Group = Group::Quantize;
+
+    /// # Errors
+    /// As [`Destination::of_format`].
+    fn paths(&self, paths: &mut Paths) -> Result<()> {
+        self.model.paths(paths);
+        self.measure.paths(paths);
+        let destination = destination(self)?;
+        paths.write("--out", &destination.path, destination.kind());
+        Ok(())
+    }
+
+    /// # Errors
+    /// Unreadable input; weights that the format cannot hold; I/O;
+    /// [`QuantError::NotVerified`](mantissa_quant::QuantError::NotVerified) if the output does not verify.
+    fn run(&self, context: &Context) -> Result<()> {
+        let source = model::open(&self.model, context)?;
+        let options = Options {
+            threads: context.threads,
+            max_shard_bytes: self.max_shard_size.unwrap_or(DEFAULT_SHARD_BYTES),
+            max_gguf_bytes: self.max_shard_size,
+            rebuild: Some(record::with(context.job.clone(), &format!("--format={}", self.format.name()))),
+            ..Options::default()
+        };
+        let changes = Changes { requantize: self.requantize.as_ref(), drop_inputs: self.drop_inputs };
+        let mut plan = Plan::conversion(&source, self.format, changes, options)?;
+        plan.tasks = self.measure.tasks(&self.model, &source, context)?;
+        plan.evaluation = self.measure.evaluation(&self.model, &source, false, context)?;
+        adapt::fit_plan(&mut plan, "convert", self.verify, context)?;
+        context.warn_all(&plan.notes)?;
+        if self.verify {
+            plan.check = Check::Verify(None);
+        }
+        let out = destination(self)?.path;
+        let outcome = carry_out(&plan, &source, &context.output(&out)?, Start::Resume, context)?;
+        let written = crate::output::written(&out, plan.container, &outcome);
+        let errors = outcome.quality.layers.iter().map(|layer| layer.error.relative_error);
+        let done = Done {
+            output: written,
+            from: source.convention_name(),
+            lossless: self.requantize.is_none(),
+            dropped_inputs: self.drop_inputs,
+            max_relative_error: self.requantize.as_ref().map(|_| errors.fold(0.0, f64::max)),
+            quality: &outcome.quality,
+            verification: outcome.verification.as_ref().map(|(verification, _)| verification),
+        };
+        context.report(&done, |out| human(out, &done, self.layers))
+    }
 }
 
 /// Resolves the output.
 fn destination(args: &Args) -> Result<Destination> {
     let label = args.requantize.as_ref().map_or_else(|| "converted".to_owned(), ToString::to_string);
     Destination::of_format(&args.model, &label, args.format, &args.out)
-}
-
-/// Runs the command.
-///
-/// # Errors
-/// Unreadable input; weights that the format cannot hold; I/O;
-/// [`QuantError::NotVerified`](mantissa_quant::QuantError::NotVerified) if the output does not verify.
-pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let source = model::open(&args.model, context)?;
-    let options = Options {
-        threads: context.threads,
-        max_shard_bytes: args.max_shard_size.unwrap_or(DEFAULT_SHARD_BYTES),
-        max_gguf_bytes: args.max_shard_size,
-        rebuild: Some(rebuild::with(context.job.clone(), &format!("--format={}", args.format.name()))),
-        ..Options::default()
-    };
-    let changes = Changes { requantize: args.requantize.as_ref(), drop_inputs: args.drop_inputs };
-    let mut plan = Plan::conversion(&source, args.format, changes, options)?;
-    plan.tasks = args.measure.tasks(&args.model, &source, context)?;
-    plan.evaluation = args.measure.evaluation(&args.model, &source, false, context)?;
-    adapt::fit_plan(&mut plan, "convert", args.verify, context)?;
-    context.warn_all(&plan.notes)?;
-    if args.verify {
-        plan.check = Check::Verify(None);
-    }
-    let out = destination(args)?.path;
-    let outcome = carry_out(&plan, &source, &context.output(&out)?, Start::Resume, context)?;
-    let written = crate::output::written(&out, plan.container, &outcome);
-    let errors = outcome.quality.layers.iter().map(|layer| layer.error.relative_error);
-    let done = Done {
-        output: written,
-        from: source.convention_name(),
-        lossless: args.requantize.is_none(),
-        dropped_inputs: args.drop_inputs,
-        max_relative_error: args.requantize.as_ref().map(|_| errors.fold(0.0, f64::max)),
-        quality: &outcome.quality,
-        verification: outcome.verification.as_ref().map(|(verification, _)| verification),
-    };
-    context.report(&done, |out| human(out, &done, args.layers))
 }
 
 fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::Result<()> {

@@ -18,10 +18,12 @@ use mantissa_store::{Output, Paths, Scratch};
 use serde::Serialize;
 
 use super::choose;
+use super::execute::Execute;
 use super::report::texts::{self, Continuation};
 use crate::context::Context;
 use crate::embedded::{self, CALIBRATION, DOMAINS, SEPARATOR};
 use crate::error::GateFailed;
+use crate::help::Group;
 use crate::output::{Align, Table, bytes, paragraph};
 use crate::progress::Unit;
 
@@ -132,51 +134,53 @@ struct Bench {
     tokenizer: Tokenizer,
 }
 
-/// Adds the paths that the command reads and writes.
-pub fn paths(args: &Args, paths: &mut Paths) {
-    paths.write_about("--report", &args.report, "mantissa demo");
-    args.recipes.iter().filter(|recipe| Recipe::is_file(recipe)).for_each(|recipe| paths.read(recipe));
-}
+impl Execute for Args {
+    const GROUP: Group = Group::Start;
 
-/// Runs the command.
-///
-/// # Errors
-/// I/O; [`GateFailed`] if an output does not verify.
-pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let start = Instant::now();
-    let names: Vec<&str> = match args.recipes.as_slice() {
-        [] => RECIPES.to_vec(),
-        chosen => chosen.iter().map(String::as_str).collect(),
-    };
-    args.recipes.iter().for_each(|recipe| choose::note_name(recipe, context));
-    let recipes: Vec<_> = names.into_iter().map(Recipe::load).collect::<Result<_, _>>()?;
-    // Measured: 61 MB with two threads, and each thread has buffers of its own.
-    context.require_memory("demo", (64 << 20) + (8 << 20) * context.threads as u64)?;
-    let bench = Bench::load()?;
-    let progress = context.progress(1 + recipes.len() as u64, Unit::Items("models"));
-    progress.message("unquantized model");
-    let dense = bench.measure(&bench.decoder, None, context.threads)?;
-    let scratch = Scratch::new()?;
-    let mut rows = Vec::with_capacity(recipes.len());
-    for (i, recipe) in recipes.into_iter().enumerate() {
-        progress.add(1);
-        progress.message(&recipe.name);
-        rows.push(bench.row(recipe, &scratch.path().join(i.to_string()), context)?);
+    fn paths(&self, paths: &mut Paths) -> Result<()> {
+        paths.write_about("--report", &self.report, "mantissa demo");
+        self.recipes.iter().filter(|recipe| Recipe::is_file(recipe)).for_each(|recipe| paths.read(recipe));
+        Ok(())
     }
-    progress.finish();
-    let report = Report {
-        model: embedded::NAME,
-        parameters: bench.decoder.config().parameters(),
-        bytes: bench.files.checkpoint().total_bytes(),
-        dense,
-        sample: bench.sample(&bench.decoder)?,
-        recipes: rows,
-        report: &args.report,
-        threads: context.threads,
-        seconds: start.elapsed().as_secs_f64(),
-    };
-    page::page(&report).write(&context.output(&args.report)?)?;
-    context.report(&report, |out| human(out, &report))
+
+    /// # Errors
+    /// I/O; [`GateFailed`] if an output does not verify.
+    fn run(&self, context: &Context) -> Result<()> {
+        let start = Instant::now();
+        let names: Vec<&str> = match self.recipes.as_slice() {
+            [] => RECIPES.to_vec(),
+            chosen => chosen.iter().map(String::as_str).collect(),
+        };
+        self.recipes.iter().for_each(|recipe| choose::note_name(recipe, context));
+        let recipes: Vec<_> = names.into_iter().map(Recipe::load).collect::<Result<_, _>>()?;
+        // Measured: 61 MB with two threads, and each thread has buffers of its own.
+        context.require_memory("demo", (64 << 20) + (8 << 20) * context.threads as u64)?;
+        let bench = Bench::load()?;
+        let progress = context.progress(1 + recipes.len() as u64, Unit::Items("models"));
+        progress.message("unquantized model");
+        let dense = bench.measure(&bench.decoder, None, context.threads)?;
+        let scratch = Scratch::new()?;
+        let mut rows = Vec::with_capacity(recipes.len());
+        for (i, recipe) in recipes.into_iter().enumerate() {
+            progress.add(1);
+            progress.message(&recipe.name);
+            rows.push(bench.row(recipe, &scratch.path().join(i.to_string()), context)?);
+        }
+        progress.finish();
+        let report = Report {
+            model: embedded::NAME,
+            parameters: bench.decoder.config().parameters(),
+            bytes: bench.files.checkpoint().total_bytes(),
+            dense,
+            sample: bench.sample(&bench.decoder)?,
+            recipes: rows,
+            report: &self.report,
+            threads: context.threads,
+            seconds: start.elapsed().as_secs_f64(),
+        };
+        page::page(&report).write(&context.output(&self.report)?)?;
+        context.report(&report, |out| human(out, &report))
+    }
 }
 
 impl Bench {

@@ -16,13 +16,15 @@ use serde::Serialize;
 use super::calibration::CalibrationArgs;
 use super::default_text;
 use super::doctor;
-use super::ending::quoted;
+use super::execute::Execute;
+use super::loaded_models::{self, Use};
 use super::model::{self, ModelPath};
-use super::running::{self, Use};
+use super::next_steps::quoted;
 use super::tasks;
 use super::text::{TextArgs, bound};
 use crate::context::Context;
 use crate::error::GateFailed;
+use crate::help::Group;
 use crate::output::{Align, Table, labelled, paragraph};
 use crate::progress::Unit;
 
@@ -80,69 +82,71 @@ struct Json<'a> {
     page: Option<&'a PathBuf>,
 }
 
-/// Adds the paths that the command reads and writes.
-pub fn paths(args: &Args, paths: &mut Paths) {
-    args.model.paths(paths);
-    args.text.paths(paths);
-    args.calibration.paths(paths);
-    args.reference.iter().for_each(|model| model.paths(paths));
-    args.html.iter().for_each(|file| paths.write("--html", file, Kind::File));
-}
+impl Execute for Args {
+    const GROUP: Group = Group::Measure;
 
-/// Runs the command.
-///
-/// # Errors
-/// Unreadable files or a model that cannot run; [`GateFailed`] if something is found.
-pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let files = model::open(&args.model, context)?;
-    let reference = args.reference.as_ref().map(|path| model::open_quietly(path)).transpose()?;
-    let windows = match args.text.sequences(&args.model, args.calibration.is_text(), context)? {
-        Some(windows) => windows,
-        None => context.reading_texts(|| doctor::prose(&args.model, context))?,
-    };
-    let calibration = args.calibration.load(&files, args.text.split(), context)?;
-    let calibration: Option<Vec<Sequence>> =
-        calibration.map(|set| set.windows.into_iter().map(|tokens| Sequence { tokens, from: 1 }).collect());
-    let used = Use::evaluation(&windows, context.threads);
-    let opened: &Path = &args.model;
-    let models: Vec<&Path> = std::iter::once(opened).chain(args.reference.as_deref()).collect();
-    running::require_memory_and(25, &models, used, context)?;
-    let tokenizer = Tokenizer::load(files.dir()).ok();
-    let retrieval = if args.kv.is_empty() { Vec::new() } else { tasks::retrieval()? };
-    let request = Request {
-        files: &files,
-        windows: &windows,
-        calibration: calibration.as_deref(),
-        reference: reference.as_ref(),
-        tokenizer: tokenizer.as_ref(),
-        kv: &args.kv,
-        retrieval: &retrieval,
-        max_kl: args.max_kl,
-        names: names(args, &files),
-        threads: context.threads,
-    };
-    let total = steps(&model_config(&files)?, calibration.is_some());
-    let progress = context.progress(total as u64, Unit::Items("steps"));
-    let report = diagnose(&request, &|done| progress.set(done as u64))?;
-    progress.finish();
-    let json = Json {
-        model: args.model.named(),
-        convention: files.convention_name(),
-        report: &report,
-        page: args.html.as_ref(),
-    };
-    if let Some(file) = &args.html {
-        page::page(args, json.convention, &report).write(&context.output(file)?)?;
+    fn paths(&self, paths: &mut Paths) -> Result<()> {
+        self.model.paths(paths);
+        self.text.paths(paths);
+        self.calibration.paths(paths);
+        self.reference.iter().for_each(|model| model.paths(paths));
+        self.html.iter().for_each(|file| paths.write("--html", file, Kind::File));
+        Ok(())
     }
-    context.report(&json, |out| human(out, &report, args))?;
-    let Some(first) = report.findings.first() else { return Ok(()) };
-    let more = match report.findings.len() {
-        1 => String::new(),
-        n => format!(" ({} more)", n - 1),
-    };
-    let message =
-        format!("{}: {}: {}{more}; fix: {}", first.examination, place(first), first.found, first.command);
-    Err(GateFailed::new(message).into())
+
+    /// # Errors
+    /// Unreadable files or a model that cannot run; [`GateFailed`] if something is found.
+    fn run(&self, context: &Context) -> Result<()> {
+        let files = model::open(&self.model, context)?;
+        let reference = self.reference.as_ref().map(|path| model::open_quietly(path)).transpose()?;
+        let windows = match self.text.sequences(&self.model, self.calibration.is_text(), context)? {
+            Some(windows) => windows,
+            None => context.reading_texts(|| doctor::prose(&self.model, context))?,
+        };
+        let calibration = self.calibration.load(&files, self.text.split(), context)?;
+        let calibration: Option<Vec<Sequence>> = calibration
+            .map(|set| set.windows.into_iter().map(|tokens| Sequence { tokens, from: 1 }).collect());
+        let used = Use::evaluation(&windows, context.threads);
+        let opened: &Path = &self.model;
+        let models: Vec<&Path> = std::iter::once(opened).chain(self.reference.as_deref()).collect();
+        loaded_models::require_memory_and(25, &models, used, context)?;
+        let tokenizer = Tokenizer::load(files.dir()).ok();
+        let retrieval = if self.kv.is_empty() { Vec::new() } else { tasks::retrieval()? };
+        let request = Request {
+            files: &files,
+            windows: &windows,
+            calibration: calibration.as_deref(),
+            reference: reference.as_ref(),
+            tokenizer: tokenizer.as_ref(),
+            kv: &self.kv,
+            retrieval: &retrieval,
+            max_kl: self.max_kl,
+            names: names(self, &files),
+            threads: context.threads,
+        };
+        let total = steps(&model_config(&files)?, calibration.is_some());
+        let progress = context.progress(total as u64, Unit::Items("steps"));
+        let report = diagnose(&request, &|done| progress.set(done as u64))?;
+        progress.finish();
+        let json = Json {
+            model: self.model.named(),
+            convention: files.convention_name(),
+            report: &report,
+            page: self.html.as_ref(),
+        };
+        if let Some(file) = &self.html {
+            page::page(self, json.convention, &report).write(&context.output(file)?)?;
+        }
+        context.report(&json, |out| human(out, &report, self))?;
+        let Some(first) = report.findings.first() else { return Ok(()) };
+        let more = match report.findings.len() {
+            1 => String::new(),
+            n => format!(" ({} more)", n - 1),
+        };
+        let message =
+            format!("{}: {}: {}{more}; fix: {}", first.examination, place(first), first.found, first.command);
+        Err(GateFailed::new(message).into())
+    }
 }
 
 /// Returns the names of the model and its texts in commands.

@@ -9,15 +9,17 @@ use mantissa_model::{Bos, Tokenizer};
 use mantissa_store::Paths;
 use serde::Serialize;
 
+use super::execute::Execute;
+use super::loaded_models::{self, Use};
 use super::model::load_tokenizer;
 use super::model::{self, ModelPath};
 use super::render_chat;
 use super::run::stop_name;
-use super::running::{self, Use};
 use super::text::{BosArg, read_text};
 use crate::columns::side_by_side;
 use crate::context::Context;
 use crate::error::BadInput;
+use crate::help::Group;
 use crate::output::{Align, Table, number};
 use crate::progress::Unit;
 
@@ -120,56 +122,58 @@ struct Side {
     stopped: &'static str,
 }
 
-/// Adds the paths that the command reads and writes.
-pub fn paths(args: &Args, paths: &mut Paths) {
-    args.a.paths(paths);
-    args.b.paths(paths);
-    args.prompts.iter().for_each(|path| paths.read(path));
-}
+impl Execute for Args {
+    const GROUP: Group = Group::Measure;
 
-/// Runs the command.
-///
-/// # Errors
-/// Models that cannot be run or have different tokenizers; prompts that cannot be read.
-pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let prompts = prompts(args)?;
-    let files = [model::open_quietly(&args.a)?, model::open_quietly(&args.b)?];
-    let tokenizer = load_tokenizer(&files[0], context)?;
-    let other = load_tokenizer(&files[1], context)?;
-    same_vocabulary(
-        args,
-        [&tokenizer, &other],
-        [model::vocabulary(&files[0])?, model::vocabulary(&files[1])?],
-    )?;
-    let mut encoded = Vec::with_capacity(prompts.len());
-    for prompt in &prompts {
-        encoded.push(encode(args, prompt, [&tokenizer, &other], context)?);
+    fn paths(&self, paths: &mut Paths) -> Result<()> {
+        self.a.paths(paths);
+        self.b.paths(paths);
+        self.prompts.iter().for_each(|path| paths.read(path));
+        Ok(())
     }
-    drop(other);
-    let limit = model::context_length(&files[0])?.min(model::context_length(&files[1])?);
-    let longest = encoded.iter().map(Vec::len).max().unwrap_or(0);
-    let used = Use {
-        pass: longest.min(mantissa_model::PREFILL),
-        longest: longest.saturating_add(args.tokens as usize).min(limit),
-        threads: 1,
-        cached: true,
-        logits: 1,
-        kv: None,
-        calibration: None,
-        adapter: None,
-    };
-    let [a, b] = running::load_all([&*args.a, &*args.b], used, context)?;
-    let progress = context.progress(prompts.len() as u64, Unit::Items("prompts"));
-    let mut compared = Vec::with_capacity(prompts.len());
-    for (prompt, tokens) in prompts.into_iter().zip(&encoded) {
-        let new = (args.tokens as usize).min(limit.saturating_sub(tokens.len()).max(1));
-        let found = diff([&a.decoder, &b.decoder], tokens, new, args.top as usize)?;
-        compared.push(described(prompt, tokens, found, &tokenizer)?);
-        progress.set(compared.len() as u64);
+
+    /// # Errors
+    /// Models that cannot be run or have different tokenizers; prompts that cannot be read.
+    fn run(&self, context: &Context) -> Result<()> {
+        let prompts = prompts(self)?;
+        let files = [model::open_quietly(&self.a)?, model::open_quietly(&self.b)?];
+        let tokenizer = load_tokenizer(&files[0], context)?;
+        let other = load_tokenizer(&files[1], context)?;
+        same_vocabulary(
+            self,
+            [&tokenizer, &other],
+            [model::vocabulary(&files[0])?, model::vocabulary(&files[1])?],
+        )?;
+        let mut encoded = Vec::with_capacity(prompts.len());
+        for prompt in &prompts {
+            encoded.push(encode(self, prompt, [&tokenizer, &other], context)?);
+        }
+        drop(other);
+        let limit = model::context_length(&files[0])?.min(model::context_length(&files[1])?);
+        let longest = encoded.iter().map(Vec::len).max().unwrap_or(0);
+        let used = Use {
+            pass: longest.min(mantissa_model::PREFILL),
+            longest: longest.saturating_add(self.tokens as usize).min(limit),
+            threads: 1,
+            cached: true,
+            logits: 1,
+            kv: None,
+            calibration: None,
+            adapter: None,
+        };
+        let [a, b] = loaded_models::load_all([&*self.a, &*self.b], used, context)?;
+        let progress = context.progress(prompts.len() as u64, Unit::Items("prompts"));
+        let mut compared = Vec::with_capacity(prompts.len());
+        for (prompt, tokens) in prompts.into_iter().zip(&encoded) {
+            let new = (self.tokens as usize).min(limit.saturating_sub(tokens.len()).max(1));
+            let found = diff([&a.decoder, &b.decoder], tokens, new, self.top as usize)?;
+            compared.push(described(prompt, tokens, found, &tokenizer)?);
+            progress.set(compared.len() as u64);
+        }
+        progress.finish();
+        let report = Report { a: self.a.named(), b: self.b.named(), prompts: compared };
+        context.report(&report, |out| human(out, &report))
     }
-    progress.finish();
-    let report = Report { a: args.a.named(), b: args.b.named(), prompts: compared };
-    context.report(&report, |out| human(out, &report))
 }
 
 /// Returns the prompts.

@@ -8,11 +8,13 @@ use mantissa_num::Scheme;
 use mantissa_store::Paths;
 use toml::Value;
 
+use super::execute::Execute;
 use super::finetune::{Adapter, Job, Tuning, table, text};
 use super::model::ModelPath;
 use super::parse::scheme;
 use crate::context::Context;
 use crate::error::BadInput;
+use crate::help::Group;
 
 /// Train a model towards the predictions of another
 ///
@@ -57,32 +59,36 @@ pub struct Args {
     tuning: Tuning,
 }
 
-/// Adds the paths that the command reads and writes.
-pub fn paths(args: &Args, paths: &mut Paths) {
-    args.teacher.paths(paths);
-    args.student.paths(paths);
-    args.tuning.paths(paths);
-}
+impl Execute for Args {
+    const GROUP: Group = Group::Train;
+    const TRAINS: bool = true;
 
-/// Runs the command.
-///
-/// # Errors
-/// As `mantissa finetune`; a teacher with another vocabulary or tokenizer.
-pub fn run(args: &Args, context: &Context) -> Result<()> {
-    if args.scheme.is_some() && args.adapter != Adapter::None {
-        let error = BadInput::new("--scheme", "an adapter", "--adapter none");
-        return Err(error.with_fix("leave out --scheme, or train all weights").into());
+    fn paths(&self, paths: &mut Paths) -> Result<()> {
+        self.teacher.paths(paths);
+        self.student.paths(paths);
+        self.tuning.paths(paths);
+        Ok(())
     }
-    let keys = vec![("weight", Value::Float(args.weight)), ("temperature", Value::Float(args.temperature))];
-    Job {
-        name: "distill",
-        model: &args.student,
-        adapter: args.adapter,
-        tuning: &args.tuning,
-        teacher: Some((&args.teacher, keys)),
-        precision: args.scheme.as_ref().map(rounded).unwrap_or_default(),
+
+    /// # Errors
+    /// As `mantissa finetune`; a teacher with another vocabulary or tokenizer.
+    fn run(&self, context: &Context) -> Result<()> {
+        if self.scheme.is_some() && self.adapter != Adapter::None {
+            let error = BadInput::new("--scheme", "an adapter", "--adapter none");
+            return Err(error.with_fix("leave out --scheme, or train all weights").into());
+        }
+        let keys =
+            vec![("weight", Value::Float(self.weight)), ("temperature", Value::Float(self.temperature))];
+        Job {
+            name: "distill",
+            model: &self.student,
+            adapter: self.adapter,
+            tuning: &self.tuning,
+            teacher: Some((&self.teacher, keys)),
+            precision: self.scheme.as_ref().map(rounded).unwrap_or_default(),
+        }
+        .run(context)
     }
-    .run(context)
 }
 
 /// Returns the keys of a precision policy whose linear weights are rounded to `scheme` in the forward pass, with

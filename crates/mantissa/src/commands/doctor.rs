@@ -14,12 +14,14 @@ use mantissa_store::Paths;
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
+use super::execute::Execute;
+use super::loaded_models::{self, Use};
 use super::model::{self, ModelPath};
-use super::running::{self, Use};
 use super::text::TextArgs;
 use crate::context::Context;
 use crate::embedded;
 use crate::error::{BadInput, GateFailed};
+use crate::help::Group;
 use crate::output::{Align, Table, number, paragraph};
 use crate::progress::Unit;
 
@@ -65,52 +67,54 @@ struct Report<'a> {
     diagnosis: &'a Diagnosis,
 }
 
-/// Adds the paths that the command reads and writes.
-pub fn paths(args: &Args, paths: &mut Paths) {
-    args.model.paths(paths);
-    args.text.paths(paths);
-    args.reference.iter().for_each(|model| model.paths(paths));
-}
+impl Execute for Args {
+    const GROUP: Group = Group::Measure;
 
-/// Runs the command.
-///
-/// # Errors
-/// Unreadable files or a model that cannot run; [`GateFailed`] if a fault is found.
-pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let files = model::open(&args.model, context)?;
-    let given = args.text.sequences(&args.model, false, context)?;
-    let config = model_config(&files)?;
-    let total = if args.reference.is_some() { config.num_hidden_layers } else { steps(&config) };
-    let progress = context.progress(total as u64, Unit::Items("steps"));
-    let told = |done: usize| progress.set(done as u64);
-    let diagnosis = match &args.reference {
-        Some(path) => compare(&files, path, &given.unwrap_or_default(), context, &told)?,
-        None => {
-            let sequences = match given {
-                Some(sequences) => sequences,
-                None => context.reading_texts(|| prose(&args.model, context))?,
-            };
-            // The unchanged model, and one altered reading of it.
-            let path: &Path = &args.model;
-            let used = Use::evaluation(&sequences, context.threads);
-            running::require_memory_and(15, &[path, path], used, context)?;
-            examine(&files, &sequences, context.threads, &told)?
-        }
-    };
-    progress.finish();
-    let report = Report {
-        model: &args.model,
-        convention: files.convention_name(),
-        verdict: diagnosis.verdict(),
-        diagnosis: &diagnosis,
-    };
-    context.report(&report, |out| human(out, &diagnosis))?;
-    if let Some(why) = diagnosis.undecided {
-        context.warn_all(&[format!("undecided: {why}")])?;
+    fn paths(&self, paths: &mut Paths) -> Result<()> {
+        self.model.paths(paths);
+        self.text.paths(paths);
+        self.reference.iter().for_each(|model| model.paths(paths));
+        Ok(())
     }
-    let Some(Fault { tensor, alternative, cause, fix, .. }) = &diagnosis.fault else { return Ok(()) };
-    let repaired = alternative.map_or(String::new(), |name| format!(" (repaired by: {name})"));
-    Err(GateFailed::new(format!("{tensor}: {cause}{repaired}; fix: {fix}")).into())
+
+    /// # Errors
+    /// Unreadable files or a model that cannot run; [`GateFailed`] if a fault is found.
+    fn run(&self, context: &Context) -> Result<()> {
+        let files = model::open(&self.model, context)?;
+        let given = self.text.sequences(&self.model, false, context)?;
+        let config = model_config(&files)?;
+        let total = if self.reference.is_some() { config.num_hidden_layers } else { steps(&config) };
+        let progress = context.progress(total as u64, Unit::Items("steps"));
+        let told = |done: usize| progress.set(done as u64);
+        let diagnosis = match &self.reference {
+            Some(path) => compare(&files, path, &given.unwrap_or_default(), context, &told)?,
+            None => {
+                let sequences = match given {
+                    Some(sequences) => sequences,
+                    None => context.reading_texts(|| prose(&self.model, context))?,
+                };
+                // The unchanged model, and one altered reading of it.
+                let path: &Path = &self.model;
+                let used = Use::evaluation(&sequences, context.threads);
+                loaded_models::require_memory_and(15, &[path, path], used, context)?;
+                examine(&files, &sequences, context.threads, &told)?
+            }
+        };
+        progress.finish();
+        let report = Report {
+            model: &self.model,
+            convention: files.convention_name(),
+            verdict: diagnosis.verdict(),
+            diagnosis: &diagnosis,
+        };
+        context.report(&report, |out| human(out, &diagnosis))?;
+        if let Some(why) = diagnosis.undecided {
+            context.warn_all(&[format!("undecided: {why}")])?;
+        }
+        let Some(Fault { tensor, alternative, cause, fix, .. }) = &diagnosis.fault else { return Ok(()) };
+        let repaired = alternative.map_or(String::new(), |name| format!(" (repaired by: {name})"));
+        Err(GateFailed::new(format!("{tensor}: {cause}{repaired}; fix: {fix}")).into())
+    }
 }
 
 /// Compares the model with its source at `path`.

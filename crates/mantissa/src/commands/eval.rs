@@ -1,115 +1,34 @@
 //! `mantissa eval`: perplexity and quality loss with standard errors.
 
+mod args;
+mod load;
 mod tasks;
 
 use std::io::{self, Write};
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Result;
 use mantissa_eval::{Comparison, Evaluated, Evaluation, Sequence};
-use mantissa_model::{AttentionOperands, Decoder, KvPolicy};
-use mantissa_num::Accumulator;
-use mantissa_runtime::FastModel;
-use mantissa_store::convention::ModelFiles;
+use mantissa_model::{AttentionOperands, Decoder};
 use mantissa_store::{
     Dtype, Kind, Output, Paths, SafetensorsWriter, StagedFile, TensorSpec, write_file_atomic,
 };
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::adapt;
-use super::adapter::{self, AdapterArgs};
-use super::calibration::CalibrationArgs;
-use super::model::{self, ModelPath};
+pub use self::args::Args;
+
+use self::load::{Loaded, exceeds, kv_name, load, quantized_reference};
+use super::execute::Execute;
+use super::loaded_models::{Model, Use};
+use super::model::ModelPath;
 use super::run::Engine;
-use super::running::{self, Model, Use};
-use super::text::{TextArgs, bound};
 use crate::context::Context;
 use crate::error::{BadInput, GateFailed};
+use crate::help::Group;
 use crate::output::labelled;
 use crate::progress::Unit;
-
-/// Measure perplexity, KL, top-1 agreement, or accuracy on tasks
-///
-/// KL and top-1 agreement need --reference. NLL is the mean of -ln p over predicted tokens, in nats; KL is KL(reference || model) over the same
-/// positions. Standard errors take windows (documents) as the independent unit; differences are paired per
-/// position.
-#[derive(clap::Args)]
-#[command(after_help = "EXAMPLES
-  mantissa eval demo --text story.txt --context 256
-  mantissa eval demo-int4 --reference demo --text story.txt --context 256
-  mantissa eval demo --reference demo --text story.txt --context 256 \\
-      --kv int4-head-asym,window=64 --prefill 32
-  mantissa eval path/to/model --text stories.txt --split '<|endoftext|>' \\
-      --docs 1..64 --json
-  mantissa eval path/to/quantized --reference path/to/model \\
-      --tokens windows.json:eval --max-kl 0.05
-  mantissa eval demo-int4 --reference demo --task cloze --task retrieval")]
-pub struct Args {
-    /// Hugging Face folder, .gguf file, or demo
-    ///
-    /// demo is the model inside the binary.
-    model: ModelPath,
-    #[command(flatten)]
-    text: TextArgs,
-    #[command(flatten)]
-    tasks: tasks::TaskArgs,
-    /// Model to compare with
-    #[arg(long, value_name = "MODEL", help_heading = "Evaluation")]
-    reference: Option<ModelPath>,
-    /// Quantize the KV cache of MODEL
-    ///
-    /// A scheme (int8-head, int4-g32-asym …), or
-    /// keys=SCHEME,values=SCHEME,window=N,sinks=N,scales=f16,channel-keys,pre-rope,rotate. Without --prefill,
-    /// every position of a window is quantized. nuq4-1% and similar learn their levels on --calibration,
-    /// unless MODEL has them.
-    #[arg(long, value_name = "SCHEME", help_heading = "Simulation")]
-    kv: Option<KvPolicy>,
-    #[command(flatten)]
-    calibration: CalibrationArgs,
-    /// Decode like generation, with N tokens as the prompt
-    ///
-    /// The rest of each window is decoded one by one, and only those tokens count.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Simulation", hide_short_help = true)]
-    prefill: Option<u32>,
-    /// Simulate attention operand dtypes of MODEL
-    ///
-    /// int8 or fp8 for all operands, or q=SCHEME,k=SCHEME,v=SCHEME,p=ELEMENT for queries, keys, values and
-    /// attention weights, plus rotate, smooth.
-    #[arg(long, value_name = "OPERANDS", help_heading = "Simulation", hide_short_help = true)]
-    attention_operands: Option<AttentionOperands>,
-    /// Simulate an FP8 accumulator for MODEL's FP8 matmuls
-    ///
-    /// f32, hopper (14 bits) or hopper-128 (14 bits, added to f32 every 128 products).
-    #[arg(long, value_name = "UNIT", help_heading = "Simulation", hide_short_help = true)]
-    accumulator: Option<Accumulator>,
-    /// Kernels that run MODEL
-    ///
-    /// fast measures the engine of run, through its KV cache. The reference model always runs on reference.
-    #[arg(long, value_enum, value_name = "ENGINE", default_value_t = Engine::Reference, help_heading = "Evaluation")]
-    engine: Engine,
-    #[command(flatten, next_help_heading = "Evaluation")]
-    adapter: AdapterArgs,
-    /// Write the sums of each window to this JSON file
-    #[arg(long, value_name = "FILE", help_heading = "Output", hide_short_help = true)]
-    per_window: Option<PathBuf>,
-    /// Write all logits to this safetensors file
-    ///
-    /// F32 [windows, tokens, vocabulary], and the token ids.
-    #[arg(long, value_name = "FILE", help_heading = "Output", hide_short_help = true)]
-    logits: Option<PathBuf>,
-    /// Fail if the KL is higher (nats/token)
-    ///
-    /// Exit code 1.
-    #[arg(long, value_name = "NATS", value_parser = bound, requires = "reference", help_heading = "Evaluation")]
-    max_kl: Option<f64>,
-    /// Fail if perplexity grows by more, such as 0.02
-    ///
-    /// A share of the reference's perplexity. Exit code 1.
-    #[arg(long, value_name = "SHARE", value_parser = bound, requires = "reference", help_heading = "Evaluation")]
-    max_ppl_increase: Option<f64>,
-}
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -142,169 +61,73 @@ struct Report<'a> {
     seconds: f64,
 }
 
-/// Adds the paths that the command reads and writes.
-pub fn paths(args: &Args, paths: &mut Paths) {
-    args.model.paths(paths);
-    args.text.paths(paths);
-    args.tasks.paths(paths);
-    args.calibration.paths(paths);
-    args.adapter.paths(paths);
-    args.reference.iter().for_each(|model| model.paths(paths));
-    args.per_window.iter().for_each(|path| paths.write("--per-window", path, Kind::File));
-    args.logits.iter().for_each(|path| paths.write("--logits", path, Kind::File));
-}
+impl Execute for Args {
+    const GROUP: Group = Group::Measure;
 
-/// Runs the command.
-///
-/// # Errors
-/// Input that cannot be read or evaluated; [`GateFailed`] if a bound is exceeded.
-pub fn run(args: &Args, context: &Context) -> Result<()> {
-    if args.tasks.given() {
-        return tasks::run(args, context);
+    fn paths(&self, paths: &mut Paths) -> Result<()> {
+        self.model.paths(paths);
+        self.text.paths(paths);
+        self.tasks.paths(paths);
+        self.calibration.paths(paths);
+        self.adapter.paths(paths);
+        self.reference.iter().for_each(|model| model.paths(paths));
+        self.per_window.iter().for_each(|path| paths.write("--per-window", path, Kind::File));
+        self.logits.iter().for_each(|path| paths.write("--logits", path, Kind::File));
+        Ok(())
     }
-    let sequences = args.text.sequences(&args.model, false, context)?;
-    let none = || {
-        BadInput::new("eval", "none of them", "--text, --tokens or --task")
-            .with_fix("--text default, the built-in text")
-    };
-    let sequences = sequences.ok_or_else(none)?;
-    let mut used = Use::evaluation(&sequences, context.threads);
-    used.cached = args.prefill.is_some();
-    if args.logits.is_some() {
-        // Logits to write are held for a whole window, as numbers and as bytes.
-        used.logits = used.longest.saturating_mul(2);
-    }
-    let adapter = args.adapter.open()?;
-    used.adapter = adapter.as_ref();
-    let (model, reference, threads) = load(args, used, context)?;
-    if let (Some(path), Loaded::Reference(model)) = (&args.logits, &model) {
-        write_logits(&context.output(path)?, &model.decoder, &sequences)?;
-    }
-    let start = std::time::Instant::now();
-    let result = evaluate(args, (model.evaluated(), reference.as_ref()), &sequences, threads, context)?;
-    if let Some(path) = &args.per_window {
-        write_file_atomic(&context.output(path)?, format!("{:#}\n", per_window(&result)).as_bytes())?;
-    }
-    let report = Report {
-        model: args.model.named(),
-        adapter: args.adapter.named(),
-        convention: model.files().convention_name(),
-        engine: args.engine,
-        nll: result.nll,
-        nll_se: result.nll_se,
-        ppl: result.ppl,
-        tokens: result.tokens,
-        windows: result.windows.len(),
-        reference: args.reference.as_ref().map(ModelPath::named),
-        reference_format: quantized_reference(reference.as_ref(), context),
-        comparison: &result.comparison,
-        kv: kv_name(args, &model),
-        prefill: args.prefill,
-        kv_bytes_per_token: model.kv_bytes_per_token(),
-        attention_operands: args.attention_operands.as_ref().map(AttentionOperands::to_string),
-        accumulator: args.accumulator.map(|accumulator| accumulator.to_string()),
-        seconds: start.elapsed().as_secs_f64(),
-    };
-    context.report(&report, |out| human(out, &report))?;
-    gates(args, &result)
-}
 
-/// Returns the KV cache policy given, or that of the model.
-fn kv_name(args: &Args, model: &Loaded) -> Option<String> {
-    let given = args.kv.as_ref().map(KvPolicy::to_string);
-    given.or_else(|| model.files().kv_policy().map(str::to_owned))
-}
-
-/// Notes that the reference is quantized itself, and returns its format.
-fn quantized_reference(reference: Option<&Model>, context: &Context) -> Option<&'static str> {
-    let format = reference.map(|model| &model.files).filter(|files| files.is_quantized())?.convention_name();
-    context.note(&format!(
-        "the reference is itself quantized ({format}): the comparison leaves out what its quantization lost"
-    ));
-    Some(format)
-}
-
-/// Model to evaluate.
-enum Loaded {
-    Reference(Box<Model>),
-    Fast(Box<(FastModel, ModelFiles)>),
-}
-
-impl Loaded {
-    fn files(&self) -> &ModelFiles {
-        match self {
-            Loaded::Reference(model) => &model.files,
-            Loaded::Fast(fast) => &fast.1,
+    /// # Errors
+    /// Input that cannot be read or evaluated; [`GateFailed`] if a bound is exceeded.
+    fn run(&self, context: &Context) -> Result<()> {
+        if self.tasks.given() {
+            return tasks::run(self, context);
         }
-    }
-
-    fn evaluated(&self) -> Evaluated<'_> {
-        match self {
-            Loaded::Reference(model) => Evaluated::Reference(&model.decoder),
-            Loaded::Fast(fast) => Evaluated::Fast(&fast.0),
+        let sequences = self.text.sequences(&self.model, false, context)?;
+        let none = || {
+            BadInput::new("eval", "none of them", "--text, --tokens or --task")
+                .with_fix("--text default, the built-in text")
+        };
+        let sequences = sequences.ok_or_else(none)?;
+        let mut used = Use::evaluation(&sequences, context.threads);
+        used.cached = self.prefill.is_some();
+        if self.logits.is_some() {
+            // Logits to write are held for a whole window, as numbers and as bytes.
+            used.logits = used.longest.saturating_mul(2);
         }
-    }
-
-    fn kv_bytes_per_token(&self) -> f64 {
-        match self {
-            Loaded::Reference(model) => model.decoder.kv_bytes_per_token(),
-            Loaded::Fast(fast) => fast.0.kv_bytes_per_token(),
+        let adapter = self.adapter.open()?;
+        used.adapter = adapter.as_ref();
+        let (model, reference, threads) = load(self, used, context)?;
+        if let (Some(path), Loaded::Reference(model)) = (&self.logits, &model) {
+            write_logits(&context.output(path)?, &model.decoder, &sequences)?;
         }
-    }
-}
-
-/// Loads the model and, if given, the reference, for the work that `used` describes. Returns the number of threads that
-/// memory allows.
-fn load<'a>(args: &'a Args, mut used: Use<'a>, context: &Context) -> Result<(Loaded, Option<Model>, usize)> {
-    used.kv = args.kv.as_ref();
-    used.calibration = Some(&args.calibration);
-    let both: Vec<&Path> = [Some(&*args.model), args.reference.as_deref()].into_iter().flatten().collect();
-    let needs = |threads| running::bytes_of(&both, Use { threads, ..used });
-    used.threads = adapt::fit_threads(used.threads, context, needs)?;
-    if args.engine == Engine::Fast {
-        return load_fast(args, &both, used, context);
-    }
-    let loaded = |mut model: Model| {
-        simulate(args, &mut model.decoder)?;
-        Ok::<_, anyhow::Error>(Loaded::Reference(Box::new(model)))
-    };
-    let Some(path) = &args.reference else {
-        let [model] = running::load_all([&*args.model], used, context)?;
-        return Ok((loaded(model)?, None, used.threads));
-    };
-    let [model, reference] = running::load_all([&*args.model, &**path], used, context)?;
-    Ok((loaded(model)?, Some(reference), used.threads))
-}
-
-/// Loads the model for the fast engine; windows run side by side, each on one thread.
-fn load_fast(
-    args: &Args,
-    both: &[&Path],
-    used: Use<'_>,
-    context: &Context,
-) -> Result<(Loaded, Option<Model>, usize)> {
-    let simulated = [
-        (args.attention_operands.is_some(), "--attention-operands"),
-        (args.accumulator.is_some(), "--accumulator"),
-        (args.logits.is_some(), "--logits"),
-    ];
-    if let Some((_, option)) = simulated.iter().find(|(given, _)| *given) {
-        return Err(BadInput::new(*option, "--engine fast", "--engine reference with it").into());
-    }
-    running::require_memory(both, used, context)?;
-    let files = model::open(&args.model, context)?;
-    let mut fast = adapter::fast(&files, used.adapter, 1)?;
-    if let Some(policy) = &args.kv {
-        fast.set_kv(policy)?;
-    }
-    let reference = match &args.reference {
-        None => None,
-        Some(path) => {
-            let files = model::open(path, context)?;
-            Some(Model { decoder: Decoder::load(&files)?, files })
+        let start = std::time::Instant::now();
+        let result = evaluate(self, (model.evaluated(), reference.as_ref()), &sequences, threads, context)?;
+        if let Some(path) = &self.per_window {
+            write_file_atomic(&context.output(path)?, format!("{:#}\n", per_window(&result)).as_bytes())?;
         }
-    };
-    Ok((Loaded::Fast(Box::new((fast, files))), reference, used.threads))
+        let report = Report {
+            model: self.model.named(),
+            adapter: self.adapter.named(),
+            convention: model.files().convention_name(),
+            engine: self.engine,
+            nll: result.nll,
+            nll_se: result.nll_se,
+            ppl: result.ppl,
+            tokens: result.tokens,
+            windows: result.windows.len(),
+            reference: self.reference.as_ref().map(ModelPath::named),
+            reference_format: quantized_reference(reference.as_ref(), context),
+            comparison: &result.comparison,
+            kv: kv_name(self, &model),
+            prefill: self.prefill,
+            kv_bytes_per_token: model.kv_bytes_per_token(),
+            attention_operands: self.attention_operands.as_ref().map(AttentionOperands::to_string),
+            accumulator: self.accumulator.map(|accumulator| accumulator.to_string()),
+            seconds: start.elapsed().as_secs_f64(),
+        };
+        context.report(&report, |out| human(out, &report))?;
+        gates(self, &result)
+    }
 }
 
 /// Runs the evaluation with a progress display.
@@ -325,21 +148,6 @@ fn evaluate(
     let result = mantissa_eval::evaluate_while(model, compared, sequences, threads, prefill, &told)?;
     progress.finish();
     Ok(result)
-}
-
-/// Sets the simulated arithmetic.
-fn simulate(args: &Args, decoder: &mut Decoder) -> Result<()> {
-    if let Some(operands) = &args.attention_operands {
-        decoder.set_attention_operands(operands)?;
-    }
-    match args.accumulator {
-        Some(accumulator) if decoder.set_accumulator(accumulator) == 0 => {
-            let allowed =
-                "a model with FP8 weights and activations, such as those of quantize --recipe fp8-dynamic";
-            Err(BadInput::new("--accumulator", "a model without FP8 matmuls", allowed).into())
-        }
-        _ => Ok(()),
-    }
 }
 
 fn human(out: &mut dyn Write, r: &Report<'_>) -> io::Result<()> {
@@ -408,11 +216,6 @@ fn write_logits(output: &Output, decoder: &Decoder, sequences: &[Sequence]) -> R
     }
     writer.finish()?;
     Ok(staged.commit()?)
-}
-
-/// True if `found` exceeds the bound or is not a number.
-fn exceeds(found: f64, allowed: f64) -> bool {
-    found.is_nan() || found > allowed
 }
 
 fn gates(args: &Args, result: &Evaluation) -> Result<()> {

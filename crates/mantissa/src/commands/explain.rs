@@ -12,11 +12,13 @@ use mantissa_plan::shape::{ModelShape, billions};
 use mantissa_store::Paths;
 use serde::Serialize;
 
-use super::ending::quoted;
+use super::execute::Execute;
+use super::next_steps::quoted;
 use super::parse::scheme;
 use super::plan::{Subject, context_of, device};
 use crate::context::Context;
 use crate::error::BadInput;
+use crate::help::Group;
 use crate::output::{Align, Table, paragraph};
 
 /// Answer standing questions with the figures of a model
@@ -71,46 +73,52 @@ struct Report<'a> {
     explained: &'a Explained,
 }
 
-/// Adds the paths that the command reads and writes.
-pub fn paths(args: &Args, paths: &mut Paths) {
-    args.subject.paths(paths);
-}
+impl Execute for Args {
+    const GROUP: Group = Group::Start;
 
-/// Runs the command.
-///
-/// # Errors
-/// A topic, model or hardware that is not known; a format that a number cannot have.
-pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let Some(name) = &args.topic else { return list(context) };
-    if let Ok(x) = name.parse::<f64>() {
-        return number::run(x, &args.schemes, args.amax, context);
+    fn paths(&self, paths: &mut Paths) -> Result<()> {
+        self.subject.paths(paths);
+        Ok(())
     }
-    if !args.schemes.is_empty() {
-        return Err(BadInput::new("--as", format!("the topic {name}"), "a number to show").into());
-    }
-    let Some(topic) = Topic::named(name) else {
-        let known = nearest_list(name, topics().map(|topic| topic.name));
-        return Err(BadInput::new("TOPIC", format!("\"{name}\""), format!("a number, or one of {known}"))
+
+    /// # Errors
+    /// A topic, model or hardware that is not known; a format that a number cannot have.
+    fn run(&self, context: &Context) -> Result<()> {
+        let Some(name) = &self.topic else { return list(context) };
+        if let Ok(x) = name.parse::<f64>() {
+            return number::run(x, &self.schemes, self.amax, context);
+        }
+        if !self.schemes.is_empty() {
+            return Err(BadInput::new("--as", format!("the topic {name}"), "a number to show").into());
+        }
+        let Some(topic) = Topic::named(name) else {
+            let known = nearest_list(name, topics().map(|topic| topic.name));
+            return Err(BadInput::new(
+                "TOPIC",
+                format!("\"{name}\""),
+                format!("a number, or one of {known}"),
+            )
             .with_fix("mantissa explain lists all topics")
             .into());
-    };
-    let shape = args.subject.shape_or_usual(context)?;
-    let device = device(args.subject.hardware(), context)?;
-    let tokens = context_of(args.context, 8192, &shape)?;
-    let load = load(tokens, args.batch, context);
-    let typed = match args.subject.model() {
-        Some(model) => quoted(model.typed()),
-        None => "MODEL".to_owned(),
-    };
-    let scene = Scene { shape: &shape, device: &device, load: &load };
-    let explained = topic.explain(&scene, &typed);
-    let report = Report {
-        model: &shape.name,
-        parameters: shape.parameters(),
-        hardware: &device.title,
-        explained: &explained,
-    };
-    context.report(&report, |out| print(&explained, &shape, &device.title, &load, out))
+        };
+        let shape = self.subject.shape_or_usual(context)?;
+        let device = device(self.subject.hardware(), context)?;
+        let tokens = context_of(self.context, 8192, &shape)?;
+        let load = load(tokens, self.batch, context);
+        let typed = match self.subject.model() {
+            Some(model) => quoted(model.typed()),
+            None => "MODEL".to_owned(),
+        };
+        let scene = Scene { shape: &shape, device: &device, load: &load };
+        let explained = topic.explain(&scene, &typed);
+        let report = Report {
+            model: &shape.name,
+            parameters: shape.parameters(),
+            hardware: &device.title,
+            explained: &explained,
+        };
+        context.report(&report, |out| print(&explained, &shape, &device.title, &load, out))
+    }
 }
 
 /// Describes the load of an answer: prompts of three quarters of the context.

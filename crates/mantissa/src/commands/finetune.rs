@@ -14,12 +14,14 @@ use mantissa_train::config::RunConfig;
 use toml::{Table, Value};
 
 use self::extent::{Extent, Validation};
+use super::execute::Execute;
 use super::model::ModelPath;
 use super::train::execute;
 use super::train::owned::How;
 use crate::context::Context;
 use crate::embedded;
 use crate::error::BadInput;
+use crate::help::Group;
 
 /// Trained parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -39,7 +41,7 @@ pub(super) enum Adapter {
 /// The data are a text, or a JSONL file with lines of {"text": …}, or of conversations ({"messages": …}) or prompts
 /// ({"prompt": …, "completion": …}), rendered with the model's chat template, with the loss on answers only. DIR is the folder of the run: settings,
 /// log, checkpoints, and at the end the adapter in PEFT's format (DIR/adapter), the merged model (DIR/model), or both.
-/// On SIGINT or SIGTERM the run writes a checkpoint and stops; --resume continues bit-exactly.
+/// On SIGINT or SIGTERM the run writes a checkpoint and stops; the same command resumes it bit-exactly.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa finetune demo --data story.txt --out tuned --lr 2e-3
@@ -179,10 +181,23 @@ pub(super) struct Job<'a> {
     pub(super) precision: Vec<(&'static str, Value)>,
 }
 
-/// Adds the paths that the command reads and writes.
-pub fn paths(args: &Args, paths: &mut Paths) {
-    args.model.paths(paths);
-    args.tuning.paths(paths);
+impl Execute for Args {
+    const GROUP: Group = Group::Train;
+    const TRAINS: bool = true;
+
+    fn paths(&self, paths: &mut Paths) -> Result<()> {
+        self.model.paths(paths);
+        self.tuning.paths(paths);
+        Ok(())
+    }
+
+    /// # Errors
+    /// As `mantissa train`; options that do not fit each other.
+    fn run(&self, context: &Context) -> Result<()> {
+        let Args { model, adapter, tuning } = self;
+        Job { name: "finetune", model, adapter: *adapter, tuning, teacher: None, precision: Vec::new() }
+            .run(context)
+    }
 }
 
 impl Tuning {
@@ -198,21 +213,11 @@ impl Tuning {
     }
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// As `mantissa train`; options that do not fit each other.
-pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let Args { model, adapter, tuning } = args;
-    Job { name: "finetune", model, adapter: *adapter, tuning, teacher: None, precision: Vec::new() }
-        .run(context)
-}
-
 impl Job<'_> {
     /// Runs the training.
     ///
     /// # Errors
-    /// As [`run`].
+    /// As the command.
     pub(super) fn run(&self, context: &Context) -> Result<()> {
         let tuning = self.tuning;
         if self.adapter == Adapter::None && (tuning.merge || tuning.requantize.is_some()) {

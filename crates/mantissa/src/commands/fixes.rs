@@ -8,7 +8,7 @@ use mantissa_quant::Plan;
 use mantissa_store::convention::ModelFiles;
 
 use super::choose;
-use super::ending::{quoted, serve};
+use super::next_steps::{quoted, serve};
 
 /// Stands for the unquantized model in a fix.
 const SOURCE: &str = "SOURCE";

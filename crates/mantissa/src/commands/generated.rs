@@ -11,7 +11,7 @@ use mantissa_model::{Decoder, GenerateError, GenerateOptions, Sampling, generate
 use mantissa_num::round::random_u32;
 use mantissa_store::convention::ModelFiles;
 
-use super::running::{self, Use};
+use super::loaded_models::{self, Use};
 use crate::context::Context;
 use crate::progress::{Progress, Unit};
 
@@ -145,7 +145,7 @@ fn load(source: &ModelFiles, longest: usize, threads: usize, context: &Context) 
         calibration: None,
         adapter: None,
     };
-    running::require(std::slice::from_ref(source), used, context)?;
+    loaded_models::require(std::slice::from_ref(source), used, context)?;
     Ok(Decoder::load(source)?)
 }
 

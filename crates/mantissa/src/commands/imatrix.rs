@@ -10,10 +10,12 @@ use serde::Serialize;
 
 use super::adapt;
 use super::calibration::CalibrationArgs;
+use super::execute::Execute;
 use super::model::{self, ModelPath};
 use super::text::separator;
 use crate::context::Context;
 use crate::error::BadInput;
+use crate::help::Group;
 use crate::interrupt;
 use crate::output::count;
 use crate::progress::Unit;
@@ -52,46 +54,48 @@ struct Report<'a> {
     tokens: usize,
 }
 
-/// Adds the paths that the command reads and writes.
-pub fn paths(args: &Args, paths: &mut Paths) {
-    args.model.paths(paths);
-    args.calibration.paths(paths);
-    paths.write("--out", &args.out, Kind::File);
-}
+impl Execute for Args {
+    const GROUP: Group = Group::Quantize;
 
-/// Runs the command.
-///
-/// # Errors
-/// A model or text that cannot be used; I/O.
-pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let source = model::open(&args.model, context)?;
-    let config = model_config(&source)?;
-    let set = args.calibration.load(&source, args.split.as_deref(), context)?;
-    let set = set.ok_or_else(|| BadInput::new("imatrix", "neither", CALIBRATION))?;
-    let needs = |limits| model::BASE.saturating_add(Importance::bytes_needed(&config, &set, limits));
-    let limits = adapt::fit_calibration("imatrix", context, needs)?;
-    let progress = context.progress(config.num_hidden_layers as u64, Unit::Items("layers"));
-    let tick = &mut |layer: usize| {
-        progress.set(layer as u64);
-        if interrupt::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    };
-    let found = interrupt::orderly(
-        || Importance::collect(&source, &config, &set, limits, tick),
-        QuantError::is_interruption,
-    );
-    progress.finish();
-    let found = found?;
-    found.write(&context.output(&args.out)?)?;
-    let (windows, tokens) = (set.windows.len(), set.tokens());
-    let report = Report { output: &args.out, weights: found.entries.len(), windows, tokens };
-    context.report(&report, |out| {
-        writeln!(
-            out,
-            "{}: importance of {} weights, from {} tokens of {}",
-            args.out.display(),
-            report.weights,
-            count(tokens as u64),
-            found.name
-        )
-    })
+    fn paths(&self, paths: &mut Paths) -> Result<()> {
+        self.model.paths(paths);
+        self.calibration.paths(paths);
+        paths.write("--out", &self.out, Kind::File);
+        Ok(())
+    }
+
+    /// # Errors
+    /// A model or text that cannot be used; I/O.
+    fn run(&self, context: &Context) -> Result<()> {
+        let source = model::open(&self.model, context)?;
+        let config = model_config(&source)?;
+        let set = self.calibration.load(&source, self.split.as_deref(), context)?;
+        let set = set.ok_or_else(|| BadInput::new("imatrix", "neither", CALIBRATION))?;
+        let needs = |limits| model::BASE.saturating_add(Importance::bytes_needed(&config, &set, limits));
+        let limits = adapt::fit_calibration("imatrix", context, needs)?;
+        let progress = context.progress(config.num_hidden_layers as u64, Unit::Items("layers"));
+        let tick = &mut |layer: usize| {
+            progress.set(layer as u64);
+            if interrupt::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let found = interrupt::orderly(
+            || Importance::collect(&source, &config, &set, limits, tick),
+            QuantError::is_interruption,
+        );
+        progress.finish();
+        let found = found?;
+        found.write(&context.output(&self.out)?)?;
+        let (windows, tokens) = (set.windows.len(), set.tokens());
+        let report = Report { output: &self.out, weights: found.entries.len(), windows, tokens };
+        context.report(&report, |out| {
+            writeln!(
+                out,
+                "{}: importance of {} weights, from {} tokens of {}",
+                self.out.display(),
+                report.weights,
+                count(tokens as u64),
+                found.name
+            )
+        })
+    }
 }

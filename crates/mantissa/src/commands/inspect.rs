@@ -3,25 +3,28 @@
 mod architecture;
 mod experts;
 mod inventory;
+mod model;
 mod stats;
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 use mantissa_advise::subject::bytes_of_weight;
 use mantissa_model::ModelConfig;
 use mantissa_store::Shown;
-use mantissa_store::convention::ModelFiles;
-use mantissa_store::{Checkpoint, Error, Manifest, Paths};
+use mantissa_store::{Manifest, Paths};
 use serde::Serialize;
 use serde_json::Value;
 
 use self::architecture::Architecture;
-use self::inventory::{Entry, Inventory};
+use self::inventory::{Entry, Inventory, bits};
+use self::model::Model;
 use self::stats::Stats;
-use super::model::{self, ModelPath};
+use super::execute::Execute;
+use super::model::{ModelPath, interrupted};
 use crate::context::Context;
+use crate::help::Group;
 use crate::memory::PROCESS;
 use crate::output::{self, Align, Table, bytes, count, number};
 use crate::progress::Unit;
@@ -96,91 +99,51 @@ struct TensorReport {
     stats: Option<Stats>,
 }
 
-/// Adds the paths that the command reads and writes.
-pub fn paths(args: &Args, paths: &mut Paths) {
-    args.model.paths(paths);
-    paths.read(args.model.as_file());
-}
+impl Execute for Args {
+    const GROUP: Group = Group::Start;
 
-/// Runs the command.
-pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let mut warnings = Vec::new();
-    let path = args.model.as_file();
-    warnings.extend(model::interrupted(path));
-    let model = Model::open(path, &mut warnings)?;
-    let config = architecture::config(model.checkpoint(), path, &mut warnings)?;
-    context.require_more_memory(&path.display().to_string(), 0)?;
-    if let (Model::Known(files), Some(_)) = (&model, &config) {
-        // Scales and codes are read to find the scheme of each kind of layer.
-        let needs = bytes_of_weight(files).unwrap_or(0);
-        context.require_memory("inspect", PROCESS.saturating_add(needs))?;
+    fn paths(&self, paths: &mut Paths) -> Result<()> {
+        self.model.paths(paths);
+        paths.read(self.model.as_file());
+        Ok(())
     }
-    let inventory = Inventory::read(&model, config.as_ref(), &mut warnings)?;
-    let mut notes = model.notes();
-    if let (Model::Known(files), Some(config)) = (&model, &config) {
-        architecture::compare(config, files, &inventory.entries, &mut notes, &mut warnings);
-    }
-    let kv_cache = match (&model, &config) {
-        (Model::Known(files), Some(config)) => match mantissa_quant::stored_kv_scheme(files, config) {
-            Ok(found) => {
-                let stored = found.map_or_else(Some, |scheme| scheme.map(|scheme| scheme.to_string()));
-                stored.or_else(|| files.kv_policy().map(str::to_owned))
-            }
-            Err(error) => {
-                warnings.push(error.to_string());
-                None
-            }
-        },
-        _ => None,
-    };
-    let stats = if args.stats { measure(&model, &inventory.entries, context)? } else { Vec::new() };
-    let report = assemble(args, &model, config.as_ref(), inventory, stats, notes, warnings);
-    let history = Manifest::history(path)?;
-    let report = Report { kv_cache, history, ..report };
-    context.report(&report, |out| print(args, &report, out))?;
-    context.warn_all(&report.warnings)
-}
 
-/// Checkpoint, read through its format if that is known.
-pub enum Model {
-    /// Known format, or dense.
-    Known(ModelFiles),
-    /// Unknown format: tensors are shown as stored.
-    Raw(Checkpoint),
-}
-
-impl Model {
-    fn open(path: &Path, warnings: &mut Vec<String>) -> Result<Self> {
-        match ModelFiles::open(path) {
-            Ok(files) => Ok(Model::Known(files)),
-            Err(Error::Field(fault)) if fault.field == "quantization_config.quant_method" => {
-                warnings.push(format!("{fault}; tensors are shown as stored"));
-                Ok(Model::Raw(Checkpoint::open(path)?))
-            }
-            Err(error) => Err(error.into()),
+    fn run(&self, context: &Context) -> Result<()> {
+        let mut warnings = Vec::new();
+        let path = self.model.as_file();
+        warnings.extend(interrupted(path));
+        let model = Model::open(path, &mut warnings)?;
+        let config = architecture::config(model.checkpoint(), path, &mut warnings)?;
+        context.require_more_memory(&path.display().to_string(), 0)?;
+        if let (Model::Known(files), Some(_)) = (&model, &config) {
+            // Scales and codes are read to find the scheme of each kind of layer.
+            let needs = bytes_of_weight(files).unwrap_or(0);
+            context.require_memory("inspect", PROCESS.saturating_add(needs))?;
         }
-    }
-
-    /// Returns the files.
-    pub fn checkpoint(&self) -> &Checkpoint {
-        match self {
-            Model::Known(files) => files.checkpoint(),
-            Model::Raw(checkpoint) => checkpoint,
+        let inventory = Inventory::read(&model, config.as_ref(), &mut warnings)?;
+        let mut notes = model.notes();
+        if let (Model::Known(files), Some(config)) = (&model, &config) {
+            architecture::compare(config, files, &inventory.entries, &mut notes, &mut warnings);
         }
-    }
-
-    fn convention(&self) -> &'static str {
-        match self {
-            Model::Known(files) => files.convention_name(),
-            Model::Raw(_) => "unknown",
-        }
-    }
-
-    fn notes(&self) -> Vec<String> {
-        match self {
-            Model::Known(files) => files.notes(),
-            Model::Raw(_) => Vec::new(),
-        }
+        let kv_cache = match (&model, &config) {
+            (Model::Known(files), Some(config)) => match mantissa_quant::stored_kv_scheme(files, config) {
+                Ok(found) => {
+                    let stored = found.map_or_else(Some, |scheme| scheme.map(|scheme| scheme.to_string()));
+                    stored.or_else(|| files.kv_policy().map(str::to_owned))
+                }
+                Err(error) => {
+                    warnings.push(error.to_string());
+                    None
+                }
+            },
+            _ => None,
+        };
+        let stats = if self.stats { measure(&model, &inventory.entries, context)? } else { Vec::new() };
+        let report = assemble(self, &model, config.as_ref(), inventory, stats, notes, warnings);
+        let history = Manifest::history(path)?;
+        let report = Report { kv_cache, history, ..report };
+        context.report(&report, |out| print(self, &report, out))?;
+        context.warn_all(&report.warnings)
     }
 }
 
@@ -244,11 +207,6 @@ fn assemble(
         warnings,
         tensors: tensors.collect(),
     }
-}
-
-/// Returns the bits of storage per parameter.
-fn bits(bytes: u64, parameters: u64) -> Option<f64> {
-    (parameters > 0).then(|| 8.0 * bytes as f64 / parameters as f64)
 }
 
 fn totals(entries: &[Entry]) -> Vec<Total> {

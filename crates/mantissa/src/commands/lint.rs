@@ -13,11 +13,13 @@ use mantissa_store::Paths;
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
-use super::ending::quoted;
+use super::execute::Execute;
 use super::fixes;
 use super::model::{self, ModelPath};
+use super::next_steps::quoted;
 use crate::context::Context;
 use crate::error::GateFailed;
+use crate::help::Group;
 use crate::memory::PROCESS;
 use crate::output::paragraph;
 
@@ -66,42 +68,45 @@ struct Linted<'a> {
     reports: &'a [Report],
 }
 
-/// Adds the paths that the command reads and writes.
-pub fn paths(args: &Args, paths: &mut Paths) {
-    args.model.paths(paths);
-    args.reference.iter().for_each(|model| model.paths(paths));
-}
+impl Execute for Args {
+    const GROUP: Group = Group::Measure;
 
-/// Runs the command.
-///
-/// # Errors
-/// Unreadable files; [`GateFailed`] if a rule is broken.
-pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let files = model::open(&args.model, context)?;
-    let reference = args.reference.as_ref().map(|path| model::open_quietly(path)).transpose()?;
-    let needs = subject::bytes_of_artifact(&files, reference.as_ref())?;
-    context.require_memory("lint", PROCESS.saturating_add(needs))?;
-    let subject = subject::of_artifact(&files, reference.as_ref())?;
-    let source = args.reference.as_ref().zip(reference.as_ref());
-    let source = source.filter(|(_, files)| !files.is_quantized() && files.gguf().is_none());
-    let targets = if args.targets.is_empty() { readers(&subject) } else { args.targets.clone() };
-    let checked = |target: &Target| {
-        let mut report = lint(&subject, target);
-        let source = source.map(|(path, files)| (path.typed(), files));
-        fixes::of_artifact(&mut report, target, (args.model.typed(), &files, &subject), source);
-        report
-    };
-    let reports: Vec<_> = targets.iter().map(checked).collect();
-    let ok = !reports.iter().any(Report::fails);
-    let linted = Linted { model: &args.model, convention: files.convention_name(), ok, reports: &reports };
-    context.report(&linted, |out| match args.targets.is_empty() {
-        true => overview(out, args.model.typed(), &reports),
-        false => reports.iter().try_for_each(|report| text::report(out, report)),
-    })?;
-    let warnings = reports.iter().flat_map(|report| &report.findings).filter(|f| !f.severity.fails());
-    // The report has them already.
-    context.refuse_warnings(&warnings.map(line).collect::<Vec<_>>())?;
-    conclude(args.model.typed(), &reports)
+    fn paths(&self, paths: &mut Paths) -> Result<()> {
+        self.model.paths(paths);
+        self.reference.iter().for_each(|model| model.paths(paths));
+        Ok(())
+    }
+
+    /// # Errors
+    /// Unreadable files; [`GateFailed`] if a rule is broken.
+    fn run(&self, context: &Context) -> Result<()> {
+        let files = model::open(&self.model, context)?;
+        let reference = self.reference.as_ref().map(|path| model::open_quietly(path)).transpose()?;
+        let needs = subject::bytes_of_artifact(&files, reference.as_ref())?;
+        context.require_memory("lint", PROCESS.saturating_add(needs))?;
+        let subject = subject::of_artifact(&files, reference.as_ref())?;
+        let source = self.reference.as_ref().zip(reference.as_ref());
+        let source = source.filter(|(_, files)| !files.is_quantized() && files.gguf().is_none());
+        let targets = if self.targets.is_empty() { readers(&subject) } else { self.targets.clone() };
+        let checked = |target: &Target| {
+            let mut report = lint(&subject, target);
+            let source = source.map(|(path, files)| (path.typed(), files));
+            fixes::of_artifact(&mut report, target, (self.model.typed(), &files, &subject), source);
+            report
+        };
+        let reports: Vec<_> = targets.iter().map(checked).collect();
+        let ok = !reports.iter().any(Report::fails);
+        let linted =
+            Linted { model: &self.model, convention: files.convention_name(), ok, reports: &reports };
+        context.report(&linted, |out| match self.targets.is_empty() {
+            true => overview(out, self.model.typed(), &reports),
+            false => reports.iter().try_for_each(|report| text::report(out, report)),
+        })?;
+        let warnings = reports.iter().flat_map(|report| &report.findings).filter(|f| !f.severity.fails());
+        // The report has them already.
+        context.refuse_warnings(&warnings.map(line).collect::<Vec<_>>())?;
+        conclude(self.model.typed(), &reports)
+    }
 }
 
 /// Returns the engines that read the format and the schemes of a model, each on one GPU.

@@ -5,8 +5,10 @@ use clap::Command;
 use clap_mangen::Man;
 use serde::Serialize;
 
+use super::execute::Execute;
 use crate::context::Context;
 use crate::error::BadInput;
+use crate::help::Group;
 
 /// Print a man page in roff
 ///
@@ -27,20 +29,24 @@ struct Report<'a> {
     page: String,
 }
 
-/// Runs the command for `program`.
-///
-/// # Errors
-/// An unknown command; standard output cannot be written.
-pub fn run(args: &Args, program: Command, context: &Context) -> Result<()> {
-    let mut program = program.disable_help_subcommand(true);
-    program.build();
-    let command = match &args.command {
-        None => program,
-        Some(name) => find(&program, name)?,
-    };
-    let name = command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned();
-    let report = Report { name: &name, page: page(command)? };
-    context.report(&report, |out| out.write_all(report.page.as_bytes()))
+impl Execute for Args {
+    const GROUP: Group = Group::Shell;
+
+    /// Runs the command for `program`.
+    ///
+    /// # Errors
+    /// An unknown command; standard output cannot be written.
+    fn run(&self, context: &Context) -> Result<()> {
+        let mut program = context.program().disable_help_subcommand(true);
+        program.build();
+        let command = match &self.command {
+            None => program,
+            Some(name) => find(&program, name)?,
+        };
+        let name = command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned();
+        let report = Report { name: &name, page: page(command)? };
+        context.report_script(&report, &report.page)
+    }
 }
 
 fn find(program: &Command, name: &str) -> Result<Command> {

@@ -1,5 +1,4 @@
-//! Commands, one module each. To add one: a module, a variant of [`Command`], and arms in [`paths()`] and
-//! [`run()`].
+//! Commands, one module each. To add one: a module whose `Args` implement [`Execute`], and a row of the list below.
 
 mod adapt;
 mod adapter;
@@ -18,8 +17,8 @@ mod diagnose;
 mod diff;
 mod distill;
 mod doctor;
-mod ending;
 mod eval;
+mod execute;
 mod explain;
 mod finetune;
 mod fit;
@@ -28,8 +27,10 @@ mod generated;
 mod imatrix;
 mod inspect;
 mod lint;
+mod loaded_models;
 mod man;
 mod model;
+mod next_steps;
 mod outcome;
 mod parse;
 mod plan;
@@ -37,13 +38,14 @@ mod quantize;
 mod rebuild;
 mod recalibrate;
 mod recipes;
+mod record;
 mod render_chat;
 mod report;
 mod run;
-mod running;
 mod schemes;
 mod serve;
 mod signature;
+mod speculate;
 mod synth;
 mod tables;
 mod tasks;
@@ -54,152 +56,136 @@ mod verify;
 
 use anyhow::Result;
 use clap::Subcommand;
-
 use mantissa_quant::Rebuild;
 use mantissa_store::Paths;
 
+use self::execute::Execute;
 pub use self::outcome::left_by_another;
-pub use self::rebuild::record;
+pub use self::record::record;
+pub use self::serve::grammar_process;
 use crate::context::Context;
+use crate::help::Group;
 use crate::memory::PROCESS;
 
-/// Command to run.
-#[derive(Subcommand)]
-pub enum Command {
-    Demo(demo::Args),
-    Inspect(inspect::Args),
-    Plan(Box<plan::Args>),
-    Explain(explain::Args),
-    Quantize(Box<quantize::Args>),
-    Fit(Box<fit::Args>),
-    Eval(Box<eval::Args>),
-    Diff(diff::Args),
-    Imatrix(imatrix::Args),
-    Run(Box<run::Args>),
-    Serve(Box<serve::Args>),
-    Bench(bench::Args),
-    Verify(verify::Args),
-    Convert(Box<convert::Args>),
-    Rebuild(Box<rebuild::Args>),
-    Recalibrate(Box<recalibrate::Args>),
-    Lint(lint::Args),
-    Doctor(doctor::Args),
-    Diagnose(Box<diagnose::Args>),
-    Train(train::Args),
-    Finetune(Box<finetune::Args>),
-    Distill(Box<distill::Args>),
-    Report(report::Args),
-    Tokenizer(tokenizer::Args),
-    Cast(cast::Args),
-    Recipes(recipes::Args),
-    Schemes(schemes::Args),
-    Completions(completions::Args),
-    Man(man::Args),
+/// Defines [`Command`] and its functions from the list of commands.
+macro_rules! commands {
+    ($($(#[$attribute:meta])* $name:ident: $module:ident,)*) => {
+        /// Command to run.
+        #[derive(Subcommand)]
+        pub enum Command {
+            $($(#[$attribute])* $name(Box<$module::Args>),)*
+        }
+
+        impl Command {
+            /// Returns the paths that the command reads and writes, for checks before it runs.
+            ///
+            /// # Errors
+            /// Arguments or settings that do not determine them.
+            pub fn paths(&self) -> Result<Paths> {
+                let mut paths = Paths::default();
+                match self {
+                    $(Self::$name(args) => args.paths(&mut paths)?,)*
+                }
+                Ok(paths)
+            }
+
+            /// Returns the command line that the command replays, if it replays one.
+            ///
+            /// # Errors
+            /// As [`Command::paths`].
+            pub fn recorded(&self) -> Result<Option<Rebuild>> {
+                match self {
+                    $(Self::$name(args) => args.recorded(),)*
+                }
+            }
+
+            /// Runs the command.
+            ///
+            /// # Errors
+            /// As the command; [`exit_of`](crate::error::exit_of) turns each into an exit code.
+            pub fn run(&self, context: &Context) -> Result<()> {
+                if self.facts().ceiling {
+                    context.require_memory("this process", PROCESS)?;
+                }
+                match self {
+                    $(Self::$name(args) => args.run(context),)*
+                }
+            }
+
+            fn facts(&self) -> &'static Facts {
+                match self {
+                    $(Self::$name(_) => const { &Facts::of::<$module::Args>(stringify!($module)) },)*
+                }
+            }
+        }
+
+        /// Facts of every command, in the order of the help.
+        const FACTS: &[Facts] = &[$(Facts::of::<$module::Args>(stringify!($module)),)*];
+    };
+}
+
+commands! {
+    Demo: demo,
+    Plan: plan,
+    Explain: explain,
+    Inspect: inspect,
+    Recipes: recipes,
+    Schemes: schemes,
+    Quantize: quantize,
+    Fit: fit,
+    Imatrix: imatrix,
+    Recalibrate: recalibrate,
+    Convert: convert,
+    Cast: cast,
+    Rebuild: rebuild,
+    Run: run,
+    Serve: serve,
+    Eval: eval,
+    Diff: diff,
+    Bench: bench,
+    Verify: verify,
+    Lint: lint,
+    Doctor: doctor,
+    Diagnose: diagnose,
+    Report: report,
+    Train: train,
+    Finetune: finetune,
+    Distill: distill,
+    Tokenizer: tokenizer,
+    Completions: completions,
+    Man: man,
     #[command(hide = true)]
-    RenderChat(render_chat::Args),
+    RenderChat: render_chat,
     #[command(hide = true)]
-    Synth(synth::Args),
+    Synth: synth,
 }
 
-/// Returns the paths that `command` reads and writes, for checks before it runs.
-///
-/// # Errors
-/// Arguments or settings that do not determine them.
-pub fn paths(command: &Command) -> Result<Paths> {
-    let mut paths = Paths::default();
-    add_paths(command, &mut paths)?;
-    Ok(paths)
+/// Facts of a command that hold for all arguments.
+struct Facts {
+    /// Name of the module; of the command, but for a hyphen.
+    module: &'static str,
+    group: Group,
+    ceiling: bool,
+    trains: bool,
 }
 
-/// Adds the paths that `command` reads and writes.
-fn add_paths(command: &Command, p: &mut Paths) -> Result<()> {
-    match command {
-        Command::Demo(args) => demo::paths(args, p),
-        Command::Inspect(args) => inspect::paths(args, p),
-        Command::Plan(args) => plan::paths(args, p),
-        Command::Explain(args) => explain::paths(args, p),
-        Command::Quantize(args) => quantize::paths(args, p)?,
-        Command::Fit(args) => fit::paths(args, p)?,
-        Command::Eval(args) => eval::paths(args, p),
-        Command::Diff(args) => diff::paths(args, p),
-        Command::Imatrix(args) => imatrix::paths(args, p),
-        Command::Run(args) => run::paths(args, p),
-        Command::Serve(args) => serve::paths(args, p),
-        Command::Bench(args) => bench::paths(args, p),
-        Command::Verify(args) => verify::paths(args, p),
-        Command::Convert(args) => convert::paths(args, p)?,
-        Command::Rebuild(args) => rebuild::paths(args, p)?,
-        Command::Recalibrate(args) => recalibrate::paths(args, p),
-        Command::Lint(args) => lint::paths(args, p),
-        Command::Doctor(args) => doctor::paths(args, p),
-        Command::Diagnose(args) => diagnose::paths(args, p),
-        Command::Train(args) => train::paths(args, p)?,
-        Command::Finetune(args) => finetune::paths(args, p),
-        Command::Distill(args) => distill::paths(args, p),
-        Command::Report(args) => report::paths(args, p),
-        Command::Tokenizer(args) => tokenizer::paths(args, p),
-        Command::Cast(args) => cast::paths(args, p),
-        Command::Synth(args) => synth::paths(args, p),
-        Command::Recipes(_)
-        | Command::Schemes(_)
-        | Command::Completions(_)
-        | Command::Man(_)
-        | Command::RenderChat(_) => {}
+impl Facts {
+    const fn of<A: Execute>(module: &'static str) -> Self {
+        Facts { module, group: A::GROUP, ceiling: A::CEILING, trains: A::TRAINS }
     }
-    Ok(())
-}
 
-/// Returns the command line that `command` replays, if it replays one.
-///
-/// # Errors
-/// As [`paths`].
-pub fn recorded(command: &Command) -> Result<Option<Rebuild>> {
-    match command {
-        Command::Rebuild(args) => Ok(Some(rebuild::replayed(args)?)),
-        _ => Ok(None),
+    /// Finds the facts of the command `name`.
+    fn named(name: &str) -> Option<&'static Self> {
+        FACTS.iter().find(|facts| facts.module == name.replace('-', "_"))
     }
 }
 
-/// Runs `command` of the program that `program` describes.
-///
-/// # Errors
-/// As the command; [`exit_of`](crate::error::exit_of) turns each into an exit code.
-pub fn run(command: Command, program: fn() -> clap::Command, context: &Context) -> Result<()> {
-    // `recipes` and `schemes` have no ceiling; chat templates have their own.
-    if !matches!(command, Command::Recipes(_) | Command::Schemes(_) | Command::RenderChat(_)) {
-        context.require_memory("this process", PROCESS)?;
-    }
-    match command {
-        Command::Demo(args) => demo::run(&args, context),
-        Command::Inspect(args) => inspect::run(&args, context),
-        Command::Plan(args) => plan::run(&args, context),
-        Command::Explain(args) => explain::run(&args, context),
-        Command::Quantize(args) => quantize::run(&args, context),
-        Command::Fit(args) => fit::run(&args, context),
-        Command::Eval(args) => eval::run(&args, context),
-        Command::Diff(args) => diff::run(&args, context),
-        Command::Imatrix(args) => imatrix::run(&args, context),
-        Command::Run(args) => run::run(&args, context),
-        Command::Serve(args) => serve::run(&args, context),
-        Command::Bench(args) => bench::run(&args, context),
-        Command::Verify(args) => verify::run(&args, context),
-        Command::Convert(args) => convert::run(&args, context),
-        Command::Rebuild(args) => rebuild::run(*args, program, context),
-        Command::Recalibrate(args) => recalibrate::run(&args, context),
-        Command::Lint(args) => lint::run(&args, context),
-        Command::Doctor(args) => doctor::run(&args, context),
-        Command::Diagnose(args) => diagnose::run(&args, context),
-        Command::Train(args) => train::run(&args, context),
-        Command::Finetune(args) => finetune::run(&args, context),
-        Command::Distill(args) => distill::run(&args, context),
-        Command::Report(args) => report::run(&args, context),
-        Command::Tokenizer(args) => tokenizer::run(&args, context),
-        Command::Cast(args) => cast::run(&args, context),
-        Command::Recipes(args) => recipes::run(&args, context),
-        Command::Schemes(args) => schemes::run(&args, context),
-        Command::Completions(args) => completions::run(&args, &program(), context),
-        Command::Man(args) => man::run(&args, program(), context),
-        Command::RenderChat(args) => render_chat::run(&args, context),
-        Command::Synth(args) => synth::run(&args, context),
-    }
+/// Returns the group of a command in the help.
+pub fn group(command: &str) -> Group {
+    Facts::named(command).map_or(Group::Shell, |facts| facts.group)
+}
+
+/// True if rerunning the command resumes a run that was stopped.
+pub fn trains(command: &str) -> bool {
+    Facts::named(command).is_some_and(|facts| facts.trains)
 }

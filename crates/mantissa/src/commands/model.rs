@@ -14,7 +14,7 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::gguf::is_part_of;
 use mantissa_store::shard_plan::SINGLE_NAME;
 use mantissa_store::shards::MAX_CONFIG_BYTES;
-use mantissa_store::{Checkpoint, Error, INDEX_NAME, Paths, interrupted_publication, json};
+use mantissa_store::{Checkpoint, Error, INDEX_NAME, Paths, Shown, interrupted_publication, json};
 use serde::{Serialize, Serializer};
 
 use super::train::owned;
@@ -145,7 +145,7 @@ fn no_result(run: &Path) -> Option<BadInput> {
     let allowed = "a model";
     Some(match base {
         Some(base) => BadInput::new(named, "a training run that wrote an adapter", allowed)
-            .with_fix(format!("give {base} as the model, with --adapter {}", adapter.display())),
+            .with_fix(format!("give {} as the model, with --adapter {}", Shown(&base), adapter.display())),
         None => BadInput::new(named, "a training run that wrote no model yet", allowed)
             .with_fix("finish it with --resume"),
     })

@@ -5,17 +5,21 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use anyhow::Result;
-use clap::Parser;
-use mantissa_quant::{Quality, Rebuild};
+use clap::{Parser, Subcommand};
+use mantissa_quant::{Quality, Rebuild, Recipe};
 use mantissa_store::convention::Container;
 use mantissa_store::{Paths, Shown};
 use serde::Serialize;
 
-use super::Command;
+use super::convert;
 use super::default_text;
+use super::execute::Execute;
 use super::model::{self, ModelPath};
+use super::quantize;
+use super::record::{COMMANDS, DECIDING, FILES, SPLIT, option_name};
 use crate::context::Context;
 use crate::error::{BadInput, GateFailed};
+use crate::help::Group;
 use crate::output::labelled;
 
 /// Make the weights of an artifact again from its source
@@ -59,115 +63,42 @@ fn named_file(text: &str) -> Result<(String, PathBuf), String> {
 struct Recorded {
     quality: Quality,
     rebuild: Rebuild,
-    command: Command,
+    command: Recordable,
+}
+
+/// Command that can be recorded.
+#[derive(Subcommand)]
+enum Recordable {
+    Quantize(Box<quantize::Args>),
+    Convert(Box<convert::Args>),
+}
+
+impl Recordable {
+    fn paths(&self, paths: &mut Paths) -> Result<()> {
+        match self {
+            Recordable::Quantize(args) => args.paths(paths),
+            Recordable::Convert(args) => args.paths(paths),
+        }
+    }
+
+    fn run(&self, context: &Context) -> Result<()> {
+        match self {
+            Recordable::Quantize(args) => args.run(context),
+            Recordable::Convert(args) => args.run(context),
+        }
+    }
 }
 
 /// Command line of the recorded command.
 #[derive(Parser)]
 struct Line {
     #[command(subcommand)]
-    command: Command,
-}
-
-/// Options whose values are files, by the names that quality.json has.
-const FILES: [&str; 3] = ["calibration", "calibration-tokens", "imatrix"];
-
-/// Commands that can be recorded.
-const COMMANDS: [&str; 2] = ["quantize", "convert"];
-
-/// Options that decide the bytes of an output. Only these are recorded, and only these are accepted from a file.
-const DECIDING: [&str; 18] = [
-    "recipe",
-    "format",
-    "head",
-    "embeddings",
-    "untie",
-    "calibration",
-    "calibration-tokens",
-    "samples",
-    "length",
-    "generated-samples",
-    "imatrix",
-    "hold-out",
-    "calibration-dtype",
-    "route-all-experts",
-    "round",
-    "max-shard-size",
-    "requantize",
-    "drop-inputs",
-];
-
-/// Option of the measured text that also splits a calibration text.
-const SPLIT: &str = "split";
-
-/// Returns the name of an option `--name` or `--name=value`.
-fn option_name(argument: &str) -> Option<&str> {
-    let option = argument.strip_prefix("--")?;
-    Some(option.split_once('=').map_or(option, |(name, _)| name))
-}
-
-/// Records the command line that `matches` holds: the options given that decide the bytes of the output, in a fixed
-/// order, files by their names.
-pub fn record(program: &clap::Command, matches: &clap::ArgMatches, seed: u64) -> Rebuild {
-    let Some((name, given)) = matches.subcommand() else { return Rebuild::default() };
-    let mut arguments = Vec::new();
-    let known = program.find_subcommand(name).into_iter().flat_map(clap::Command::get_arguments);
-    for argument in known {
-        let Some(long) = argument.get_long().filter(|long| DECIDING.contains(long) || *long == SPLIT) else {
-            continue;
-        };
-        let id = argument.get_id().as_str();
-        if given.value_source(id) != Some(clap::parser::ValueSource::CommandLine) {
-            continue;
-        }
-        if !argument.get_action().takes_values() {
-            arguments.push(format!("--{long}"));
-            continue;
-        }
-        for value in given.get_raw(id).into_iter().flatten() {
-            let value = value.to_string_lossy();
-            let name = Path::new(&*value).file_name().filter(|_| FILES.contains(&long) || long == "recipe");
-            let value = name.map_or(value.clone(), |name| name.to_string_lossy());
-            arguments.push(format!("--{long}={value}"));
-        }
-    }
-    // Without a calibration text it only splits the text that is measured on.
-    if !arguments.iter().any(|argument| option_name(argument) == Some("calibration")) {
-        arguments.retain(|argument| option_name(argument) != Some(SPLIT));
-    }
-    Rebuild { command: name.to_owned(), arguments, seed, recipe: None }
-}
-
-/// Returns `rebuild` with `argument` in place of those of the same option.
-pub fn with(mut rebuild: Rebuild, argument: &str) -> Rebuild {
-    let name = option_name(argument).map(str::to_owned);
-    rebuild.arguments.retain(|old| option_name(old) != name.as_deref());
-    rebuild.arguments.push(argument.to_owned());
-    rebuild
-}
-
-/// Returns the command line that quantizes by a recipe that this command made, with its calibration.
-pub fn of_recipe(context: &Context, (name, text): (&str, String), container: Container) -> Rebuild {
-    const KEPT: [&str; 8] = [
-        "calibration",
-        "calibration-tokens",
-        "samples",
-        "length",
-        "generated-samples",
-        "head",
-        "embeddings",
-        "untie",
-    ];
-    let mut record = context.job.clone();
-    record.arguments.retain(|argument| option_name(argument).is_some_and(|name| KEPT.contains(&name)));
-    record.command = "quantize".to_owned();
-    record.recipe = Some(text);
-    with(with(record, &format!("--recipe={name}")), &format!("--format={}", container.name()))
+    command: Recordable,
 }
 
 impl Args {
     /// Reads quality.json and parses the command that it records.
-    fn recorded(&self) -> Result<&Recorded> {
+    fn recorded_command(&self) -> Result<&Recorded> {
         match self.recorded.get() {
             Some(found) => Ok(found),
             None => {
@@ -212,6 +143,7 @@ impl Args {
             self.source.named().as_os_str().to_owned(),
         ];
         for argument in &rebuild.arguments {
+            self.require_plain(argument, &rebuild)?;
             line.push(self.located(argument)?.into());
         }
         line.extend(["--out".into(), self.out.as_os_str().to_owned()]);
@@ -221,10 +153,29 @@ impl Args {
             BadInput::new(format!("{shown}: rebuild"), Shown(&found).to_string(), allowed)
         });
         let mut command = parsed?.command;
-        if let (Command::Quantize(args), Some(text)) = (&mut command, &rebuild.recipe) {
+        if let (Recordable::Quantize(args), Some(text)) = (&mut command, &rebuild.recipe) {
             args.recipe_text = Some(text.clone());
         }
         Ok(Recorded { quality, rebuild, command })
+    }
+
+    /// Refuses an argument that could lead to a file that the user did not name: a value that is no plain name, and the
+    /// name of a recipe file whose text is not in the record. A text between documents is no name.
+    fn require_plain(&self, argument: &str, rebuild: &Rebuild) -> Result<()> {
+        let Some((option, value)) = argument.split_once('=') else { return Ok(()) };
+        let name = option_name(argument);
+        let fault = |allowed: &str| {
+            let what = format!("{}: rebuild: {}", self.quality.display(), Shown(option));
+            Err(BadInput::new(what, Shown(value).to_string(), allowed).into())
+        };
+        let is_plain = Path::new(value).file_name().is_some_and(|name| name == value);
+        if name != Some(SPLIT) && (!is_plain || value.contains(char::is_control)) {
+            return fault("a plain name, without a folder or control characters");
+        }
+        if name == Some("recipe") && rebuild.recipe.is_none() && Recipe::is_file(value) {
+            return fault("the name of a built-in recipe, or the text of the file in rebuild.recipe");
+        }
+        Ok(())
     }
 
     /// Returns an argument with the place of its file, if it names one.
@@ -235,12 +186,6 @@ impl Args {
         };
         if default_text::is(Path::new(value.split(':').next().unwrap_or(value))) {
             return Ok(argument.to_owned());
-        }
-        if Path::new(value).file_name().is_none_or(|name| name != value) {
-            let what = format!("{}: rebuild: {option}", self.quality.display());
-            return Err(
-                BadInput::new(what, Shown(value).to_string(), "the name of a file without a folder").into()
-            );
         }
         let folder = self.quality.parent().unwrap_or(Path::new(""));
         // A name may end in a weight or a key.
@@ -261,23 +206,66 @@ impl Args {
     }
 }
 
-/// Adds the paths that the command reads and writes.
-///
-/// # Errors
-/// No record; a file of the command that is not found.
-pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
-    paths.read(&args.quality);
-    args.source.paths(paths);
-    super::add_paths(&args.recorded()?.command, paths)?;
-    Ok(())
-}
+impl Execute for Args {
+    const GROUP: Group = Group::Quantize;
 
-/// Returns the recorded arguments and seed.
-///
-/// # Errors
-/// As [`paths`].
-pub fn replayed(args: &Args) -> Result<Rebuild> {
-    Ok(args.recorded()?.rebuild.clone())
+    /// # Errors
+    /// No record; a file of the command that is not found.
+    fn paths(&self, paths: &mut Paths) -> Result<()> {
+        paths.read(&self.quality);
+        self.source.paths(paths);
+        self.recorded_command()?.command.paths(paths)?;
+        Ok(())
+    }
+
+    fn recorded(&self) -> Result<Option<Rebuild>> {
+        Ok(Some(self.recorded_command()?.rebuild.clone()))
+    }
+
+    /// # Errors
+    /// A source with other files than the recorded ones; errors of the recorded command; [`GateFailed`] if a weight file
+    /// differs.
+    fn run(&self, context: &Context) -> Result<()> {
+        let Recorded { quality, rebuild, command } = self.recorded_command()?;
+        let source = model::open(&self.source, context)?;
+        if let Some(fault) = quality.faults_of_source(&source)?.into_iter().next() {
+            let allowed = "the model that was quantized";
+            return Err(BadInput::new(self.source.named().display().to_string(), fault, allowed).into());
+        }
+        drop(source);
+        context.note(&format!("mantissa {} {}", rebuild.command, rebuild.arguments.join(" ")));
+        context.without_report(|| command.run(context))?;
+        let made = Quality::read(&self.out)?.ok_or_else(|| {
+            BadInput::new(
+                self.out.display().to_string(),
+                "no quality.json",
+                "the one that the command writes",
+            )
+        })?;
+        let files = compared(quality, &made);
+        let identical = files.iter().all(|file| file.expected == file.got);
+        let report = Report {
+            quality: &self.quality,
+            source: self.source.named(),
+            output: &self.out,
+            identical,
+            files,
+        };
+        context.report(&report, |out| human(out, &report))?;
+        if identical {
+            return Ok(());
+        }
+        let differs = report.files.iter().filter(|file| file.expected != file.got).map(|file| &*file.file);
+        let mut why =
+            format!("expected the recorded bytes, got others in {}", differs.collect::<Vec<_>>().join(", "));
+        if quality.calibration != made.calibration {
+            why += "; the calibration windows differ";
+        }
+        if quality.tool != made.tool {
+            why += &format!("; the artifact was made by {}, this is {}", quality.tool, made.tool);
+        }
+        Err(GateFailed::new(why).into())
+    }
 }
 
 #[derive(Serialize)]
@@ -298,45 +286,6 @@ struct File {
     expected: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     got: Option<String>,
-}
-
-/// Runs the command.
-///
-/// # Errors
-/// A source with other files than the recorded ones; errors of the recorded command; [`GateFailed`] if a weight file
-/// differs.
-pub fn run(mut args: Args, program: fn() -> clap::Command, context: &Context) -> Result<()> {
-    let recorded = args.recorded.take().map_or_else(|| args.read(), Ok);
-    let Recorded { quality, rebuild, command } = recorded?;
-    let source = model::open(&args.source, context)?;
-    if let Some(fault) = quality.faults_of_source(&source)?.into_iter().next() {
-        let allowed = "the model that was quantized";
-        return Err(BadInput::new(args.source.named().display().to_string(), fault, allowed).into());
-    }
-    drop(source);
-    context.note(&format!("mantissa {} {}", rebuild.command, rebuild.arguments.join(" ")));
-    context.without_report(|| super::run(command, program, context))?;
-    let made = Quality::read(&args.out)?.ok_or_else(|| {
-        BadInput::new(args.out.display().to_string(), "no quality.json", "the one that the command writes")
-    })?;
-    let files = compared(&quality, &made);
-    let identical = files.iter().all(|file| file.expected == file.got);
-    let report =
-        Report { quality: &args.quality, source: args.source.named(), output: &args.out, identical, files };
-    context.report(&report, |out| human(out, &report))?;
-    if identical {
-        return Ok(());
-    }
-    let differs = report.files.iter().filter(|file| file.expected != file.got).map(|file| &*file.file);
-    let mut why =
-        format!("expected the recorded bytes, got others in {}", differs.collect::<Vec<_>>().join(", "));
-    if quality.calibration != made.calibration {
-        why += "; the calibration windows differ";
-    }
-    if quality.tool != made.tool {
-        why += &format!("; the artifact was made by {}, this is {}", quality.tool, made.tool);
-    }
-    Err(GateFailed::new(why).into())
 }
 
 /// Pairs the recorded weight files with those made. A single file may have another name.
@@ -374,6 +323,7 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
+    use crate::commands::record::{record, with};
 
     /// Options of the recorded commands that change no byte of the weights.
     const INDIFFERENT: [&str; 28] = [

@@ -15,10 +15,12 @@ use serde::Serialize;
 
 use super::adapt;
 use super::calibration::CalibrationArgs;
+use super::execute::Execute;
 use super::model::{self, ModelPath};
 use super::text::TextArgs;
 use crate::context::Context;
 use crate::error::BadInput;
+use crate::help::Group;
 use crate::interrupt;
 use crate::progress::Unit;
 
@@ -90,41 +92,43 @@ struct Report<'a> {
     tokens: usize,
 }
 
-/// Adds the paths that the command reads and writes.
-pub fn paths(args: &Args, paths: &mut Paths) {
-    args.model.paths(paths);
-    args.calibration.paths(paths);
-    args.text.paths(paths);
-    paths.write("--out", &args.out, Kind::Folder);
-}
+impl Execute for Args {
+    const GROUP: Group = Group::Quantize;
 
-/// Runs the command.
-///
-/// # Errors
-/// A model or text that cannot be used; I/O.
-pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let source = model::open(&args.model, context)?;
-    let config = model_config(&source)?;
-    let set = calibration(args, &source, context)?;
-    let others = level_bytes(&config, &set)
-        .saturating_add(source.checkpoint().total_bytes())
-        .saturating_add(model::BASE);
-    let needs = |limits| Calibration::held_bytes(&config, &set, limits).saturating_add(others);
-    let limits = adapt::fit_calibration("recalibrate", context, needs)?;
-    let found = collect(args, &source, &config, &set, limits, context)?;
-    found.write(&source, &set, &context.output(&args.out)?)?;
-    let (windows, tokens) = (set.windows.len(), set.tokens());
-    let cache_levels = found.has_levels();
-    let (input_scales, cache_scales) = (found.inputs, found.cache);
-    let report = Report { output: &args.out, input_scales, cache_scales, cache_levels, windows, tokens };
-    context.report(&report, |out| {
-        writeln!(
-            out,
-            "{}: {input_scales} activation scales and {cache_scales} KV cache scales{} from {tokens} tokens; weights unchanged",
-            args.out.display(),
-            if cache_levels { ", and KV cache levels," } else { "" }
-        )
-    })
+    fn paths(&self, paths: &mut Paths) -> Result<()> {
+        self.model.paths(paths);
+        self.calibration.paths(paths);
+        self.text.paths(paths);
+        paths.write("--out", &self.out, Kind::Folder);
+        Ok(())
+    }
+
+    /// # Errors
+    /// A model or text that cannot be used; I/O.
+    fn run(&self, context: &Context) -> Result<()> {
+        let source = model::open(&self.model, context)?;
+        let config = model_config(&source)?;
+        let set = calibration(self, &source, context)?;
+        let others = level_bytes(&config, &set)
+            .saturating_add(source.checkpoint().total_bytes())
+            .saturating_add(model::BASE);
+        let needs = |limits| Calibration::held_bytes(&config, &set, limits).saturating_add(others);
+        let limits = adapt::fit_calibration("recalibrate", context, needs)?;
+        let found = collect(self, &source, &config, &set, limits, context)?;
+        found.write(&source, &set, &context.output(&self.out)?)?;
+        let (windows, tokens) = (set.windows.len(), set.tokens());
+        let cache_levels = found.has_levels();
+        let (input_scales, cache_scales) = (found.inputs, found.cache);
+        let report = Report { output: &self.out, input_scales, cache_scales, cache_levels, windows, tokens };
+        context.report(&report, |out| {
+            writeln!(
+                out,
+                "{}: {input_scales} activation scales and {cache_scales} KV cache scales{} from {tokens} tokens; weights unchanged",
+                self.out.display(),
+                if cache_levels { ", and KV cache levels," } else { "" }
+            )
+        })
+    }
 }
 
 /// Loads the windows: samples of --calibration, or all of --text or --tokens.

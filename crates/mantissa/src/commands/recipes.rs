@@ -14,7 +14,9 @@ use mantissa_store::Dtype;
 use mantissa_store::convention::Container;
 use serde::Serialize;
 
+use super::execute::Execute;
 use crate::context::Context;
+use crate::help::Group;
 use crate::output::{Align, Table, paragraph};
 
 /// Rows and columns of the bf16 weight for which bits per weight are given.
@@ -59,34 +61,37 @@ struct Row {
     readers: Vec<Cell>,
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// Standard output cannot be written.
-pub fn run(_args: &Args, context: &Context) -> Result<()> {
-    let aliases = ALIASES.into_iter().map(|(name, full)| (name, full.to_owned()));
-    let file_types = FILE_TYPES
-        .into_iter()
-        .map(|ty| (ty.name, format!("llama.cpp file type {}, mostly {}", ty.number, ty.base.name())));
-    let files = BUILT_IN.iter().map(|(name, _)| Ok((*name, in_pairs(&Recipe::load(name)?))));
-    let files = files.collect::<Result<Vec<_>>>()?;
-    let recipes = aliases
-        .chain(files)
-        .chain(file_types)
-        .map(|(name, full)| row(name, full))
-        .collect::<Result<Vec<_>>>()?;
-    let methods = registry::names().collect();
-    let transforms = TRANSFORMS.iter().map(|row| row.name).collect();
-    let other_names = TYPED.into_iter().collect();
-    let report = Report {
-        transforms,
-        methods,
-        bits_per_weight_shape: [SIDE, SIDE],
-        recipes,
-        other_names,
-        load_tests: LOADS,
-    };
-    context.report(&report, |out| human(out, &report))
+impl Execute for Args {
+    const GROUP: Group = Group::Start;
+    const CEILING: bool = false;
+
+    /// # Errors
+    /// Standard output cannot be written.
+    fn run(&self, context: &Context) -> Result<()> {
+        let aliases = ALIASES.into_iter().map(|(name, full)| (name, full.to_owned()));
+        let file_types = FILE_TYPES
+            .into_iter()
+            .map(|ty| (ty.name, format!("llama.cpp file type {}, mostly {}", ty.number, ty.base.name())));
+        let files = BUILT_IN.iter().map(|(name, _)| Ok((*name, in_pairs(&Recipe::load(name)?))));
+        let files = files.collect::<Result<Vec<_>>>()?;
+        let recipes = aliases
+            .chain(files)
+            .chain(file_types)
+            .map(|(name, full)| row(name, full))
+            .collect::<Result<Vec<_>>>()?;
+        let methods = registry::names().collect();
+        let transforms = TRANSFORMS.iter().map(|row| row.name).collect();
+        let other_names = TYPED.into_iter().collect();
+        let report = Report {
+            transforms,
+            methods,
+            bits_per_weight_shape: [SIDE, SIDE],
+            recipes,
+            other_names,
+            load_tests: LOADS,
+        };
+        context.report(&report, |out| human(out, &report))
+    }
 }
 
 /// Lists the schemes of a recipe file: of most layers first, then of its exceptions.

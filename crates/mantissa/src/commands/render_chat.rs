@@ -14,13 +14,16 @@ use std::time::Duration;
 
 use anyhow::Result;
 use mantissa_model::{ChatTemplates, Message, Tokenizer, chat};
-use rustix::process::{Resource, Rlimit, setrlimit};
+use mantissa_serve::child::{limit, limit_now, read_message, write_message};
+use rustix::process::Resource;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::execute::Execute;
 use super::model::ModelPath;
 use crate::context::Context;
 use crate::error::{BadInput, ChatFailed};
+use crate::help::Group;
 use crate::output::{self, bytes};
 
 /// Address space of the process: the engine's stack, the binary, and the strings of a template.
@@ -62,28 +65,31 @@ enum Reply {
     Error(String),
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// A malformed request, limits that cannot be set, standard output.
-pub fn run(args: &Args, _: &Context) -> Result<()> {
-    limit(Resource::As, ADDRESS_SPACE)?;
-    limit(Resource::Core, 0)?;
-    if args.many {
-        while let Some(request) = read_frame(&mut io::stdin().lock(), MAX_REQUEST)? {
-            // From now on.
-            let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime).tv_sec;
-            limit_now(Resource::Cpu, u64::try_from(used).unwrap_or(0) + 1 + SECONDS)?;
-            let replies = answer(&request)?;
-            output::to_stdout(|out| write_frame(out, &replies))?;
+impl Execute for Args {
+    const GROUP: Group = Group::Shell;
+    const CEILING: bool = false;
+
+    /// # Errors
+    /// A malformed request, limits that cannot be set, standard output.
+    fn run(&self, _: &Context) -> Result<()> {
+        limit(Resource::As, ADDRESS_SPACE)?;
+        limit(Resource::Core, 0)?;
+        if self.many {
+            while let Some(request) = read_message(&mut io::stdin().lock(), MAX_REQUEST)? {
+                // From now on.
+                let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime).tv_sec;
+                limit_now(Resource::Cpu, u64::try_from(used).unwrap_or(0) + 1 + SECONDS)?;
+                let replies = answer(&request)?;
+                output::to_stdout_unchanged(|out| write_message(out, &replies))?;
+            }
+            return Ok(());
         }
-        return Ok(());
+        limit(Resource::Cpu, SECONDS)?;
+        let mut request = Vec::new();
+        io::stdin().lock().take(MAX_REQUEST).read_to_end(&mut request)?;
+        let replies = answer(&request)?;
+        output::to_stdout_unchanged(|out| out.write_all(&replies))
     }
-    limit(Resource::Cpu, SECONDS)?;
-    let mut request = Vec::new();
-    io::stdin().lock().take(MAX_REQUEST).read_to_end(&mut request)?;
-    let replies = answer(&request)?;
-    output::to_stdout(|out| out.write_all(&replies))
 }
 
 /// Renders the conversations of a request.
@@ -96,43 +102,6 @@ fn answer(request: &[u8]) -> Result<Vec<u8>> {
     };
     let replies: Vec<Reply> = request.contexts.iter().map(reply).collect();
     Ok(serde_json::to_vec(&replies)?)
-}
-
-/// Reads bytes after their length; `None` at the end of the input.
-fn read_frame(input: &mut impl Read, most: u64) -> io::Result<Option<Vec<u8>>> {
-    let mut length = [0; 4];
-    match input.read_exact(&mut length) {
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-        read => read?,
-    }
-    let length = u64::from(u32::from_le_bytes(length));
-    if length > most {
-        return Err(io::ErrorKind::FileTooLarge.into());
-    }
-    let mut bytes = Vec::new();
-    input.take(length).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 == length { Ok(Some(bytes)) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
-}
-
-/// Writes bytes after their length.
-fn write_frame(out: &mut (impl Write + ?Sized), bytes: &[u8]) -> io::Result<()> {
-    let length = u32::try_from(bytes.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
-    out.write_all(&length.to_le_bytes())?;
-    out.write_all(bytes)?;
-    out.flush()
-}
-
-/// Sets the present limit of a resource of this process, up to the most that it may have.
-fn limit_now(resource: Resource, most: u64) -> io::Result<()> {
-    let maximum = rustix::process::getrlimit(resource).maximum;
-    let current = maximum.map_or(most, |given| given.min(most));
-    Ok(setrlimit(resource, Rlimit { current: Some(current), maximum })?)
-}
-
-/// Sets a resource limit of this process, unless it is already lower.
-fn limit(resource: Resource, most: u64) -> io::Result<()> {
-    let lower = rustix::process::getrlimit(resource).maximum.map_or(most, |given| given.min(most));
-    Ok(setrlimit(resource, Rlimit { current: Some(lower), maximum: Some(lower) })?)
 }
 
 /// Returns the default chat template of `model`.
@@ -272,7 +241,8 @@ impl Kept {
         let most = 6 * chat::MAX_OUTPUT as u64 + 1024;
         let speak = move || {
             for request in asked {
-                let reply = write_frame(&mut input, &request).and_then(|()| read_frame(&mut output, most));
+                let reply =
+                    write_message(&mut input, &request).and_then(|()| read_message(&mut output, most));
                 let Ok(Some(reply)) = reply else { return };
                 if answered.send(reply).is_err() {
                     return;
@@ -345,23 +315,4 @@ fn converse(child: &mut Child, request: &[u8]) -> Vec<u8> {
         let _ = sender.send(reply);
     });
     receiver.recv_timeout(PATIENCE).unwrap_or_default()
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn frames_have_their_length() {
-        let mut bytes = Vec::new();
-        write_frame(&mut bytes, b"one").unwrap();
-        write_frame(&mut bytes, b"").unwrap();
-        let mut input = bytes.as_slice();
-        assert_eq!(read_frame(&mut input, 10).unwrap().as_deref(), Some(&b"one"[..]));
-        assert_eq!(read_frame(&mut input, 10).unwrap().as_deref(), Some(&b""[..]));
-        assert_eq!(read_frame(&mut input, 10).unwrap(), None);
-        assert!(read_frame(&mut bytes.as_slice(), 2).is_err());
-        assert!(read_frame(&mut &bytes[..5], 10).is_err());
-    }
 }

@@ -18,12 +18,15 @@ use mantissa_quant::{Quality, quality_path};
 use mantissa_store::Paths;
 use serde::Serialize;
 
-use super::ending::quoted;
+use self::texts::name;
+use super::execute::Execute;
 use super::model::{self, ModelPath};
+use super::next_steps::quoted;
 use super::train::folder;
 use crate::context::Context;
 use crate::embedded;
 use crate::error::BadInput;
+use crate::help::Group;
 use crate::memory::PROCESS;
 use crate::output::labelled;
 use crate::report::Page;
@@ -76,42 +79,44 @@ struct Done {
     lines: Vec<(&'static str, String)>,
 }
 
-/// Adds the paths that the command reads and writes.
-pub fn paths(args: &Args, paths: &mut Paths) {
-    if args.run.is_file() {
-        paths.watch(&args.run);
-    }
-    paths.watch(quality_path(&args.run));
-    for name in [folder::LOG, folder::TELEMETRY, folder::RUN, folder::CONFIG] {
-        paths.watch(args.run.join(name));
-    }
-    args.reference.iter().for_each(|model| model.paths(paths));
-    paths.write_about("--out", place(args), &args.run);
-}
+impl Execute for Args {
+    const GROUP: Group = Group::Measure;
 
-/// Runs the command.
-///
-/// # Errors
-/// A folder without anything to report, malformed files, I/O; a source model that cannot be run.
-pub fn run(args: &Args, context: &Context) -> Result<()> {
-    context.require_memory("report", needed(&args.run))?;
-    let (kind, page, lines) = if is_training(&args.run) {
-        only_for_models(args)?;
-        let (page, outcome) = training::page(&args.run)?;
-        ("training", page, vec![("run", outcome)])
-    } else if let Some(quality) = Quality::read(&args.run)? {
-        ("artifact", artifact_page(args, &quality, context)?, artifact::lines(&quality))
-    } else {
-        return Err(nothing_at(&args.run).into());
-    };
-    let out = place(args);
-    page.write(&context.output(&out)?)?;
-    let done = Done { report: out, kind, bytes: page.html().len() as u64, lines };
-    context.report(&done, |out| {
-        done.lines.iter().try_for_each(|(label, text)| labelled(out, label, text))?;
-        // Not wrapped, to be copied.
-        writeln!(out, "report      {}", done.report.display())
-    })
+    fn paths(&self, paths: &mut Paths) -> Result<()> {
+        if self.run.is_file() {
+            paths.watch(&self.run);
+        }
+        paths.watch(quality_path(&self.run));
+        for name in [folder::LOG, folder::TELEMETRY, folder::RUN, folder::CONFIG] {
+            paths.watch(self.run.join(name));
+        }
+        self.reference.iter().for_each(|model| model.paths(paths));
+        paths.write_about("--out", place(self), &self.run);
+        Ok(())
+    }
+
+    /// # Errors
+    /// A folder without anything to report, malformed files, I/O; a source model that cannot be run.
+    fn run(&self, context: &Context) -> Result<()> {
+        context.require_memory("report", needed(&self.run))?;
+        let (kind, page, lines) = if is_training(&self.run) {
+            only_for_models(self)?;
+            let (page, outcome) = training::page(&self.run)?;
+            ("training", page, vec![("run", outcome)])
+        } else if let Some(quality) = Quality::read(&self.run)? {
+            ("artifact", artifact_page(self, &quality, context)?, artifact::lines(&quality))
+        } else {
+            return Err(nothing_at(&self.run).into());
+        };
+        let out = place(self);
+        page.write(&context.output(&out)?)?;
+        let done = Done { report: out, kind, bytes: page.html().len() as u64, lines };
+        context.report(&done, |out| {
+            done.lines.iter().try_for_each(|(label, text)| labelled(out, label, text))?;
+            // Not wrapped, to be copied.
+            writeln!(out, "report      {}", done.report.display())
+        })
+    }
 }
 
 /// Makes the error of a path that holds nothing to report.
@@ -198,12 +203,6 @@ fn needed(run: &Path) -> u64 {
     let logs: u64 = [folder::LOG, folder::TELEMETRY].iter().map(|name| size(&run.join(name))).sum();
     let json = size(&run.join(folder::RUN)).saturating_add(size(&quality_path(run)));
     PROCESS.saturating_add(logs.saturating_mul(OF_LOG)).saturating_add(json.saturating_mul(OF_JSON))
-}
-
-/// Returns the last part of a path.
-fn name(path: &Path) -> String {
-    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
 /// Returns a path next to the model, whose own folder holds only files listed in its manifest.

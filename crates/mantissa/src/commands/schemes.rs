@@ -14,7 +14,9 @@ use mantissa_num::pack::sign_extend;
 use mantissa_num::{Code, Scheme, e8m0};
 use serde::Serialize;
 
+use super::execute::Execute;
 use crate::context::Context;
+use crate::help::Group;
 use crate::output::{Align, Table, number};
 
 /// Rows and columns of the weight for which bits per weight are given.
@@ -70,14 +72,18 @@ struct Row {
     hardware: &'static str,
 }
 
-/// Runs the command.
-pub fn run(_: &Args, context: &Context) -> Result<()> {
-    let schemes = catalogue().into_iter().chain(trellises()).map(|scheme| row(&scheme)).collect();
-    let report = Report { bits_per_weight_shape: [SIDE, SIDE], schemes, kv_cache: cache::rows() };
-    context.report(&report, |out| {
-        print(&report.schemes, out)?;
-        cache::print(&report.kv_cache, out)
-    })
+impl Execute for Args {
+    const GROUP: Group = Group::Start;
+    const CEILING: bool = false;
+
+    fn run(&self, context: &Context) -> Result<()> {
+        let schemes = catalogue().into_iter().chain(trellises()).map(|scheme| row(&scheme)).collect();
+        let report = Report { bits_per_weight_shape: [SIDE, SIDE], schemes, kv_cache: cache::rows() };
+        context.report(&report, |out| {
+            print(&report.schemes, out)?;
+            cache::print(&report.kv_cache, out)
+        })
+    }
 }
 
 /// Trellises of whole bits, which QTIP solves for.

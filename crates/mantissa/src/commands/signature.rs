@@ -8,7 +8,7 @@ use mantissa_quant::verify::Verification;
 use mantissa_quant::{Quality, quality_path, signature_path};
 use minisign_verify::{PublicKey, Signature};
 
-use super::text::read_text;
+use super::text::read_settings;
 use crate::error::BadInput;
 
 /// True if `key` names a file, not the key itself.
@@ -29,8 +29,8 @@ pub fn checked(mut found: Verification, artifact: &Path, key: &str) -> Result<Ve
     }
     let name = signature.display().to_string();
     let fault = if signature.is_file() {
-        let content = read_text(&quality)?;
-        match Signature::decode(&read_text(&signature)?) {
+        let content = read_settings(&quality)?;
+        match Signature::decode(&read_settings(&signature)?) {
             Err(_) => Some("expected a signature of minisign, got another file".to_owned()),
             Ok(parsed) => match key.verify(content.as_bytes(), &parsed, true) {
                 Ok(()) => {
@@ -53,7 +53,7 @@ fn public_key(key: &str) -> Result<PublicKey> {
     if let Ok(key) = PublicKey::from_base64(key) {
         return Ok(key);
     }
-    let text = read_text(Path::new(key))?;
+    let text = read_settings(Path::new(key))?;
     PublicKey::decode(&text)
         .map_err(|_| BadInput::new(key, "no public key", "a file minisign.pub, or its second line").into())
 }

@@ -16,7 +16,9 @@ use mantissa_store::shard_plan::DEFAULT_SHARD_BYTES;
 use mantissa_store::{Dtype, Kind, Paths, ShardPlan, ShardedWriter, Staging, TensorSpec};
 use serde_json::{Map, Value, json};
 
+use super::execute::Execute;
 use crate::context::Context;
+use crate::help::Group;
 use crate::output::{bytes, count};
 use crate::progress::{Progress, Unit};
 
@@ -114,39 +116,41 @@ impl FloatType {
     }
 }
 
-/// Adds the paths that the command reads and writes.
-pub fn paths(args: &Args, paths: &mut Paths) {
-    paths.write("--out", &args.out, Kind::Folder);
-}
+impl Execute for Args {
+    const GROUP: Group = Group::Shell;
 
-/// Runs the command.
-pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let json = config(args);
-    let config = ModelConfig::from_json(&json, "synth")?;
-    // Each thread holds a panel as f32 and as bytes.
-    context.require_memory("synth", (8 << 20) + (context.threads * PANEL * 8) as u64)?;
-    let tensors = config.tensors();
-    let dtype = args.dtype.dtype();
-    let specs = tensors.iter().map(|t| TensorSpec::new(t.name.clone(), dtype, t.shape.clone())).collect();
-    let plan = ShardPlan::new(specs, DEFAULT_SHARD_BYTES)?;
-    let total = plan.total_bytes();
-
-    let mut staging = Staging::begin(&context.output(&args.out)?)?;
-    staging.write("config.json", format!("{json:#}\n").as_bytes())?;
-    let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
-    let writer = ShardedWriter::new(staging.path(), plan, metadata);
-    for (file, digest) in write_all(writer, &tensors, args.dtype, total, context)? {
-        staging.record(file, digest);
+    fn paths(&self, paths: &mut Paths) -> Result<()> {
+        paths.write("--out", &self.out, Kind::Folder);
+        Ok(())
     }
-    let run = Map::from_iter([("synth".to_owned(), json!({"seed": context.seed, "std": STD}))]);
-    staging.commit(run)?;
 
-    let report =
-        json!({"output": args.out, "parameters": config.parameters(), "bytes": total, "seed": context.seed});
-    context.report(&report, |out| {
-        let parameters = count(config.parameters());
-        writeln!(out, "wrote {}: {parameters} parameters, {}", args.out.display(), bytes(total))
-    })
+    fn run(&self, context: &Context) -> Result<()> {
+        let json = config(self);
+        let config = ModelConfig::from_json(&json, "synth")?;
+        // Each thread holds a panel as f32 and as bytes.
+        context.require_memory("synth", (8 << 20) + (context.threads * PANEL * 8) as u64)?;
+        let tensors = config.tensors();
+        let dtype = self.dtype.dtype();
+        let specs = tensors.iter().map(|t| TensorSpec::new(t.name.clone(), dtype, t.shape.clone())).collect();
+        let plan = ShardPlan::new(specs, DEFAULT_SHARD_BYTES)?;
+        let total = plan.total_bytes();
+
+        let mut staging = Staging::begin(&context.output(&self.out)?)?;
+        staging.write("config.json", format!("{json:#}\n").as_bytes())?;
+        let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+        let writer = ShardedWriter::new(staging.path(), plan, metadata);
+        for (file, digest) in write_all(writer, &tensors, self.dtype, total, context)? {
+            staging.record(file, digest);
+        }
+        let run = Map::from_iter([("synth".to_owned(), json!({"seed": context.seed, "std": STD}))]);
+        staging.commit(run)?;
+
+        let report = json!({"output": self.out, "parameters": config.parameters(), "bytes": total, "seed": context.seed});
+        context.report(&report, |out| {
+            let parameters = count(config.parameters());
+            writeln!(out, "wrote {}: {parameters} parameters, {}", self.out.display(), bytes(total))
+        })
+    }
 }
 
 /// Makes the `config.json` of the requested model.

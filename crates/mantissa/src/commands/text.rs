@@ -9,11 +9,11 @@ use mantissa_eval::{
 use mantissa_model::Bos;
 use mantissa_quant::model_config;
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::{Paths, TextFile};
+use mantissa_store::{Paths, TextFile, regular};
 
 use super::default_text;
-use super::ending::quoted;
 use super::model::{self, load_tokenizer};
+use super::next_steps::quoted;
 use crate::context::Context;
 use crate::error::BadInput;
 use crate::output::bytes;
@@ -233,7 +233,15 @@ pub fn check_tokens(argument: &str, model: &ModelFiles, sequences: &[Sequence]) 
 /// Maximum size of a settings file in bytes.
 const MAX_SETTINGS: u64 = 16 << 20;
 
-/// Reads a small text file, such as settings.
+/// Reads a file of settings, which must be a regular file.
+///
+/// # Errors
+/// A missing file, one of another type, one that is not UTF-8, or one that is too large.
+pub fn read_settings(path: &Path) -> Result<String> {
+    Ok(regular::read_text(path, MAX_SETTINGS, "a file of settings")?)
+}
+
+/// Reads a small text, from a file or a pipe.
 ///
 /// # Errors
 /// A missing file, one that is not UTF-8, or one that is too large.

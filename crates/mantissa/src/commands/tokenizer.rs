@@ -8,8 +8,10 @@ use mantissa_train::data::{DataError, TextFormat, WordCounts, learn_bpe};
 use serde::Serialize;
 use serde_json::json;
 
+use super::execute::Execute;
 use super::text::separator;
 use crate::context::Context;
+use crate::help::Group;
 use crate::output::bytes;
 
 /// Train a byte-level BPE tokenizer on texts
@@ -51,36 +53,38 @@ struct Report<'a> {
     bytes: u64,
 }
 
-/// Adds the paths that the command reads and writes.
-pub fn paths(args: &Args, paths: &mut Paths) {
-    args.files.iter().for_each(|path| paths.read(path));
-    paths.write("--out", &args.out, Kind::Folder);
-}
+impl Execute for Args {
+    const GROUP: Group = Group::Train;
 
-/// Runs the command.
-///
-/// # Errors
-/// Texts that cannot be read or are too short for the vocabulary; I/O.
-pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let (words, documents) = count(args, context)?;
-    let total = args.files.iter().map(|path| std::fs::metadata(path).map_or(0, |file| file.len())).sum();
-    let trained = learn_bpe(words, args.vocab).map_err(|error| over_memory(error, context))?;
-    let mut staging = Staging::begin(&context.output(&args.out)?)?;
-    staging.write("tokenizer.json", trained.tokenizer.as_bytes())?;
-    staging.write("tokenizer_config.json", trained.config.as_bytes())?;
-    let fields = json!({ "command": "tokenizer", "vocab": args.vocab });
-    staging.commit(fields.as_object().cloned().unwrap_or_default())?;
-    let report = Report { out: &args.out, vocab: args.vocab, documents, bytes: total };
-    context.report(&report, |out| {
-        writeln!(
-            out,
-            "{}: {} tokens from {} documents, {}",
-            args.out.display(),
-            report.vocab,
-            report.documents,
-            bytes(report.bytes)
-        )
-    })
+    fn paths(&self, paths: &mut Paths) -> Result<()> {
+        self.files.iter().for_each(|path| paths.read(path));
+        paths.write("--out", &self.out, Kind::Folder);
+        Ok(())
+    }
+
+    /// # Errors
+    /// Texts that cannot be read or are too short for the vocabulary; I/O.
+    fn run(&self, context: &Context) -> Result<()> {
+        let (words, documents) = count(self, context)?;
+        let total = self.files.iter().map(|path| std::fs::metadata(path).map_or(0, |file| file.len())).sum();
+        let trained = learn_bpe(words, self.vocab).map_err(|error| over_memory(error, context))?;
+        let mut staging = Staging::begin(&context.output(&self.out)?)?;
+        staging.write("tokenizer.json", trained.tokenizer.as_bytes())?;
+        staging.write("tokenizer_config.json", trained.config.as_bytes())?;
+        let fields = json!({ "command": "tokenizer", "vocab": self.vocab });
+        staging.commit(fields.as_object().cloned().unwrap_or_default())?;
+        let report = Report { out: &self.out, vocab: self.vocab, documents, bytes: total };
+        context.report(&report, |out| {
+            writeln!(
+                out,
+                "{}: {} tokens from {} documents, {}",
+                self.out.display(),
+                report.vocab,
+                report.documents,
+                bytes(report.bytes)
+            )
+        })
+    }
 }
 
 /// Counts the words of all texts; returns them with the number of documents.

@@ -2,7 +2,6 @@
 
 mod autopsy;
 pub(super) mod chat;
-mod course;
 mod earlier;
 pub mod folder;
 mod init;
@@ -12,6 +11,7 @@ mod setup;
 mod source;
 mod teacher;
 mod tokens;
+mod train_loop;
 mod vocabulary;
 
 use std::collections::BTreeMap;
@@ -20,32 +20,34 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::Result;
-use mantissa_store::{Kind, Output, Paths, write_file_atomic};
+use mantissa_store::{Kind, Output, Paths, regular, write_file_atomic};
 use mantissa_train::config::RunConfig;
 use mantissa_train::{GemmHealth, HeldOut, Policy, Trainer, recipes};
 use serde::Serialize;
 
-use super::ending::quoted;
+use super::execute::Execute;
+use super::next_steps::quoted;
 use crate::context::Context;
-use crate::error::{BadInput, Stopped};
+use crate::error::{BadInput, Stopped, resumes};
+use crate::help::Group;
 use crate::interrupt;
 use crate::machine::{Machine, peak_anonymous};
 use crate::output::{Align, Table, bytes, count, labelled};
-use course::Course;
 use earlier::Earlier;
 use folder::{Checkpoints, RunFile};
 use owned::{How, RunFolder};
 use results::Results;
 use setup::Setup;
 use source::Source;
+use train_loop::TrainLoop;
 
 /// Train a model from a TOML file
 ///
 /// The run's folder is the setting `out`. It holds the settings with all defaults, the tokens, a log with one
 /// JSON line per step, tensor health for some steps, checkpoints, and at the end the model as a Hugging Face
-/// folder. `mantissa report` makes a page of it. On SIGINT or SIGTERM the run writes a checkpoint and stops;
-/// --resume continues bit-exactly. The first checkpoint is written after the first step. --init prints complete
-/// settings to start from.
+/// folder. `mantissa report` makes a page of it. On SIGINT or SIGTERM the run writes a checkpoint and stops; the
+/// same command resumes it bit-exactly. The first checkpoint is written after the first step. --init prints
+/// complete settings to start from.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa train --init small --data my.txt > run.toml
@@ -149,39 +151,68 @@ struct Done<'a> {
     worst_gemms: &'a [GemmHealth],
 }
 
-/// Adds the paths that the command reads and writes.
-///
-/// # Errors
-/// Settings that cannot be read.
-pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
-    if let Some(run) = &args.autopsy {
-        autopsy::paths(run, paths);
-    }
-    let Some(config) = &args.config else { return Ok(()) };
-    let name = config.display().to_string();
-    let settings = RunConfig::parse(&name, &super::text::read_text(config)?, &args.set)?;
-    let base = config.parent().unwrap_or(Path::new(""));
-    paths.read(config);
-    if settings.model.architecture.is_none() {
-        paths.read(settings.model_config(base));
-    }
-    if let Some(tokenizer) = &settings.model.tokenizer {
-        for file in ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json"] {
-            paths.read(base.join(tokenizer).join(file));
+impl Execute for Args {
+    const GROUP: Group = Group::Train;
+    const TRAINS: bool = true;
+
+    /// # Errors
+    /// Settings that cannot be read.
+    fn paths(&self, paths: &mut Paths) -> Result<()> {
+        if let Some(run) = &self.autopsy {
+            autopsy::paths(run, paths);
         }
+        let Some(config) = &self.config else { return Ok(()) };
+        let name = config.display().to_string();
+        let settings = RunConfig::parse(&name, &super::text::read_settings(config)?, &self.set)?;
+        let base = config.parent().unwrap_or(Path::new(""));
+        paths.read(config);
+        if settings.model.architecture.is_none() {
+            paths.read(settings.model_config(base));
+        }
+        if let Some(tokenizer) = &settings.model.tokenizer {
+            for file in ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json"]
+            {
+                paths.read(base.join(tokenizer).join(file));
+            }
+        }
+        let teacher = settings.distill.as_ref().and_then(|distill| distill.teacher.as_ref());
+        for init in settings.model.init.iter().chain(teacher).map(|model| base.join(model)) {
+            // Each file is listed too: it may be a link into the run's folder.
+            let files = std::fs::read_dir(&init).into_iter().flatten().flatten();
+            files.for_each(|file| paths.read(file.path()));
+            paths.read(init);
+        }
+        settings
+            .data
+            .files
+            .iter()
+            .chain(&settings.validation.files)
+            .for_each(|file| paths.read(base.join(file)));
+        if !self.dry_run {
+            paths.write("out", base.join(&settings.out), Kind::Run);
+        }
+        Ok(())
     }
-    let teacher = settings.distill.as_ref().and_then(|distill| distill.teacher.as_ref());
-    for init in settings.model.init.iter().chain(teacher).map(|model| base.join(model)) {
-        // Each file is listed too: it may be a link into the run's folder.
-        let files = std::fs::read_dir(&init).into_iter().flatten().flatten();
-        files.for_each(|file| paths.read(file.path()));
-        paths.read(init);
+
+    /// # Errors
+    /// Settings, data or a model that cannot be trained, before anything is written; I/O;
+    /// [`TrainError::Diverged`](mantissa_train::TrainError::Diverged).
+    fn run(&self, context: &Context) -> Result<()> {
+        if let Some(run) = &self.autopsy {
+            return autopsy::run(run, self.step, context);
+        }
+        if let Some(size) = self.init {
+            return init::run(size, &self.data, self.minutes, context);
+        }
+        let config = match (&self.config, &self.show_policy) {
+            (Some(config), _) => config,
+            (None, name) => return show_policy(name.as_deref().unwrap_or_default(), context),
+        };
+        let name = config.display().to_string();
+        let settings = RunConfig::parse(&name, &super::text::read_settings(config)?, &self.set)?;
+        let base = config.parent().unwrap_or(Path::new(""));
+        execute(&settings, &name, base, self.how(), self.dry_run, context)
     }
-    settings.data.files.iter().chain(&settings.validation.files).for_each(|file| paths.read(base.join(file)));
-    if !args.dry_run {
-        paths.write("out", base.join(&settings.out), Kind::Run);
-    }
-    Ok(())
 }
 
 impl Args {
@@ -194,32 +225,10 @@ impl Args {
     }
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// Settings, data or a model that cannot be trained, before anything is written; I/O;
-/// [`TrainError::Diverged`](mantissa_train::TrainError::Diverged).
-pub fn run(args: &Args, context: &Context) -> Result<()> {
-    if let Some(run) = &args.autopsy {
-        return autopsy::run(run, args.step, context);
-    }
-    if let Some(size) = args.init {
-        return init::run(size, &args.data, args.minutes, context);
-    }
-    let config = match (&args.config, &args.show_policy) {
-        (Some(config), _) => config,
-        (None, name) => return show_policy(name.as_deref().unwrap_or_default(), context),
-    };
-    let name = config.display().to_string();
-    let settings = RunConfig::parse(&name, &super::text::read_text(config)?, &args.set)?;
-    let base = config.parent().unwrap_or(Path::new(""));
-    execute(&settings, &name, base, args.how(), args.dry_run, context)
-}
-
 /// Runs the training that `settings` of the file `name` describe; their paths are relative to `base`.
 ///
 /// # Errors
-/// As [`run`].
+/// As the command.
 pub(super) fn execute(
     settings: &RunConfig,
     name: &str,
@@ -228,38 +237,56 @@ pub(super) fn execute(
     preview: bool,
     context: &Context,
 ) -> Result<()> {
+    let run = base.join(&settings.out);
+    let earlier = || Earlier::read(&run, &settings.resolved());
+    let how = earlier().how(how);
+    // Until a step is done, --restart loses nothing.
+    let left = interrupt::leaving(format!("{}: {}", settings.out, resumes(false)));
     let setup = Setup::new(settings, name, base, how, context)?;
     let needs = setup.memory.iter().map(|(_, bytes)| bytes).sum::<u64>();
     if preview {
+        drop(left);
         return dry_run(&setup, settings, needs, context);
     }
-    let run = base.join(&settings.out);
-    let explain = |error| Earlier::read(&run, &settings.resolved()).explain(error);
+    let explain = |error| earlier().explain(error);
     let folder = RunFolder::open(&run, how).map_err(explain)?;
     context.require_memory("train", needs + needs / 20)?;
-    let left = interrupt::leaving("rerun the same command".to_owned());
     let begun = Begun::new(folder, &setup, settings, base, context).map_err(explain)?;
-    drop(left);
     let mut about = about(&setup, settings, needs, context);
     let start = Instant::now();
-    let mut course = Course::new(begun, settings, &setup)?;
+    let mut train_loop = TrainLoop::new(begun, settings, &setup)?;
     about.write(&run)?;
-    let outcome = interrupt::orderly(|| course.run(context), |error: &anyhow::Error| error.is::<Stopped>());
-    about.outcome = outcome
-        .as_ref()
-        .map_or_else(|error| crate::error::one_line(&format!("{error:#}")), |_| "done".to_owned());
+    left.change(format!("{}: {}", settings.out, resumes(how == How::Restart)));
+    let outcome =
+        interrupt::saving(|| train_loop.run(context), |error: &anyhow::Error| error.is::<Stopped>());
+    let progress = train_loop.trainer.progress();
+    let outcome = outcome.and_then(|loss| {
+        train_loop.take_best()?.iter().for_each(|warning| context.warn(warning));
+        let folder = &train_loop.checkpoints.folder;
+        Ok((loss, results::write(&mut train_loop.trainer, &setup, settings, folder, context)?))
+    });
     about.measured_peak_memory = peak_anonymous();
     if settings.schedule.steps == 0 {
-        about.steps = course.trainer.progress().steps;
+        about.steps = progress.steps;
     }
-    let (written, loss) = (about.write(&run), outcome?);
-    written?;
-    let left = interrupt::leaving("rerun with --resume to write the model".to_owned());
-    let progress = course.trainer.progress();
-    course.take_best()?.iter().for_each(|warning| context.warn(warning));
-    let results = results::write(&mut course.trainer, &setup, settings, &course.checkpoints.folder, context)?;
-    drop(left);
-    let trainer = &course.trainer;
+    let (loss, results) = match outcome {
+        Ok(found) => found,
+        Err(error) => {
+            about.outcome = crate::terminal::line(&format!("{error:#}"));
+            // The first error matters more.
+            let _ = about.write(&run);
+            return Err(error);
+        }
+    };
+    folder::DONE.clone_into(&mut about.outcome);
+    // A stop tells to resume the run if and only if it is not done.
+    let written = || {
+        let written = about.write(&run);
+        drop(left);
+        written
+    };
+    interrupt::orderly(written, |_| false)?;
+    let trainer = &train_loop.trainer;
     let done = Done {
         run: &run,
         results,
@@ -267,12 +294,12 @@ pub(super) fn execute(
         skipped: progress.skipped,
         tokens: progress.tokens,
         loss,
-        validation_loss: course.best().map(|(_, loss)| loss),
+        validation_loss: train_loop.best().map(|(_, loss)| loss),
         exported_step: trainer.progress().steps,
         seconds: start.elapsed().as_secs_f64(),
         predicted_peak_memory: needs,
         measured_peak_memory: peak_anonymous(),
-        worst_gemms: &course.worst_gemms,
+        worst_gemms: &train_loop.worst_gemms,
     };
     context.report(&done, |out| human(out, &done))
 }
@@ -351,12 +378,13 @@ impl Begun {
         let resolved = settings.resolved();
         trainer.open_pages(folder.dir())?;
         let checkpoints = Checkpoints { folder, keep: settings.checkpoint.keep, best: None };
-        if checkpoints.folder.how() == How::Resume {
+        if checkpoints.folder.how().resumes() {
             let damaged = checkpoints.load_last(&mut trainer, &resolved)?;
             damaged.iter().for_each(|warning| context.warn(warning));
         }
         let config = checkpoints.folder.dir().join(folder::CONFIG);
-        if !std::fs::read(&config).is_ok_and(|text| text == resolved.as_bytes()) {
+        let before = regular::read(&config, folder::MAX_FILE, "the settings of a run");
+        if !before.is_ok_and(|text| text == resolved.as_bytes()) {
             write_file_atomic(&Output::owned(config), resolved.as_bytes())?;
         }
         trainer.set_stop(|| interrupt::received().is_some());

@@ -7,12 +7,14 @@ use std::ops::ControlFlow;
 use anyhow::Result;
 use mantissa_quant::verify::{Against, Verification, verify_against, verify_bytes};
 
+use super::execute::Execute;
+use super::loaded_models::{self, Use};
 use super::model::{self, ModelPath};
-use super::running::{self, Use};
 use super::signature;
 use super::text::TextArgs;
 use crate::context::Context;
 use crate::error::GateFailed;
+use crate::help::Group;
 use crate::output::paragraph;
 use crate::progress::Unit;
 use mantissa_store::Paths;
@@ -50,43 +52,46 @@ pub struct Args {
     text: TextArgs,
 }
 
-/// Adds the paths that the command reads and writes.
-pub fn paths(args: &Args, paths: &mut Paths) {
-    args.model.paths(paths);
-    args.text.paths(paths);
-    args.key.iter().filter(|key| signature::is_file(key)).for_each(|key| paths.read(key));
-    args.reference.iter().for_each(|model| model.paths(paths));
-}
+impl Execute for Args {
+    const GROUP: Group = Group::Measure;
 
-/// Runs the command.
-///
-/// # Errors
-/// Unreadable input; a text other than that of the recorded figures; [`GateFailed`] if a check fails.
-pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let sequences = args.text.sequences(&args.model, false, context)?;
-    if let Some(needs) = needed(args, context) {
-        context.require_memory("verify", needs)?;
+    fn paths(&self, paths: &mut Paths) -> Result<()> {
+        self.model.paths(paths);
+        self.text.paths(paths);
+        self.key.iter().filter(|key| signature::is_file(key)).for_each(|key| paths.read(key));
+        self.reference.iter().for_each(|model| model.paths(paths));
+        Ok(())
     }
-    if let Some(sequences) = &sequences {
-        let models: Vec<_> = [Some(&*args.model), args.reference.as_deref()].into_iter().flatten().collect();
-        running::require_memory(&models, Use::evaluation(sequences, context.threads), context)?;
+
+    /// # Errors
+    /// Unreadable input; a text other than that of the recorded figures; [`GateFailed`] if a check fails.
+    fn run(&self, context: &Context) -> Result<()> {
+        let sequences = self.text.sequences(&self.model, false, context)?;
+        if let Some(needs) = needed(self, context) {
+            context.require_memory("verify", needs)?;
+        }
+        if let Some(sequences) = &sequences {
+            let models: Vec<_> =
+                [Some(&*self.model), self.reference.as_deref()].into_iter().flatten().collect();
+            loaded_models::require_memory(&models, Use::evaluation(sequences, context.threads), context)?;
+        }
+        let reference = self.reference.as_deref();
+        let against = Against { reference, recorded: true, text: sequences.as_deref() };
+        let tokens = sequences.iter().flatten().map(|s| s.tokens.len() as u64).sum();
+        let progress = context.progress(tokens, Unit::Items("tokens"));
+        let found = verify_against(&self.model, &against, context.threads, &|done| {
+            progress.set(done);
+            ControlFlow::Continue(())
+        })?;
+        progress.finish();
+        let found = match &self.key {
+            Some(key) => signature::checked(found, &self.model, key)?,
+            None => found,
+        };
+        let found = if context.is_strict() { found.strictly() } else { found };
+        context.report(&found, |out| human(out, &found))?;
+        require(&found)
     }
-    let reference = args.reference.as_deref();
-    let against = Against { reference, recorded: true, text: sequences.as_deref() };
-    let tokens = sequences.iter().flatten().map(|s| s.tokens.len() as u64).sum();
-    let progress = context.progress(tokens, Unit::Items("tokens"));
-    let found = verify_against(&args.model, &against, context.threads, &|done| {
-        progress.set(done);
-        ControlFlow::Continue(())
-    })?;
-    progress.finish();
-    let found = match &args.key {
-        Some(key) => signature::checked(found, &args.model, key)?,
-        None => found,
-    };
-    let found = if context.is_strict() { found.strictly() } else { found };
-    context.report(&found, |out| human(out, &found))?;
-    require(&found)
 }
 
 /// Predicts the peak memory; `None` if the models cannot be opened, which the verification reports.

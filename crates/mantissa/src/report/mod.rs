@@ -20,6 +20,7 @@ pub use page::Page;
 pub use scatter::{Point, Scatter};
 
 use mantissa_eval::verdict::Verdict;
+use mantissa_store::shown::misleads;
 
 use crate::output::{Align, Table, number};
 
@@ -130,10 +131,11 @@ impl Html {
                 '>' => self.0 += "&gt;",
                 '"' => self.0 += "&quot;",
                 '\'' => self.0 += "&#39;",
+                // Scripts and pictures are joined by these.
+                '\n' | '\t' | '\u{200c}' | '\u{200d}' => self.0.push(c),
                 // Control characters are invalid in HTML; marks that change text direction could disguise
                 // names.
-                '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => self.0.push('\u{fffd}'),
-                c if c.is_control() && !matches!(c, '\n' | '\t') => self.0.push('\u{fffd}'),
+                c if misleads(c) => self.0.push('\u{fffd}'),
                 c => self.0.push(c),
             }
         }

@@ -9,7 +9,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::lint::rewrite;
-use crate::support::{command, mantissa, root, shared, stderr, succeed, text, write};
+use crate::support::{command, mantissa, root, sampled, shared, stderr, succeed, text, tiny_models, write};
 
 /// A short part of the built-in stories: 21 windows of 64 tokens.
 const STORIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/demo/text/stories.txt");
@@ -468,12 +468,12 @@ fn few_stories() -> Vec<&'static str> {
 fn sound_quantizations_have_no_finding() {
     let recipes =
         ["rtn-int4-g32", "w8a8", "fp8-dynamic", "nvfp4", "mxfp4", "nf4", "rotate-w8a8", "rtn-int3-g32"];
-    for recipe in recipes {
+    for recipe in sampled(recipes, 4) {
         let temp = TempDir::new().unwrap();
         let out = quantized(temp.path(), &["--recipe", recipe]);
         sound(text(&out), &[&few_stories()[..], &["--reference", "demo"]].concat());
     }
-    for recipe in ["w8a8-static", "w8a8-smooth", "gptq-int4-g32", "awq-int4-g32-asym"] {
+    for recipe in sampled(["w8a8-static", "w8a8-smooth", "gptq-int4-g32", "awq-int4-g32-asym"], 3) {
         let temp = TempDir::new().unwrap();
         let out =
             quantized(temp.path(), &["--recipe", recipe, "--calibration", "default", "--samples", "16"]);
@@ -490,11 +490,11 @@ fn no_test_model_is_accused() {
     assert!(report["layers"].as_array().unwrap().len() == 5, "{report}");
     let temp = TempDir::new().unwrap();
     let tokens = random_tokens(temp.path());
-    for variant in fs::read_dir(root().join("tests/data/tiny")).unwrap() {
-        sound(text(&variant.unwrap().path()), &["--tokens", &tokens]);
+    for variant in sampled(tiny_models(), 5) {
+        sound(text(&variant), &["--tokens", &tokens]);
     }
     let Some(models) = shared("models") else { return };
-    for entry in fs::read_dir(models).unwrap() {
+    for entry in sampled(fs::read_dir(models).unwrap(), 3) {
         let path = entry.unwrap().path();
         if path.join("config.json").is_file() {
             sound(text(&path), &few_stories());

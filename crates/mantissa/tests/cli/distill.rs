@@ -3,15 +3,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::thread::sleep;
-use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::main_job::tiny;
+use crate::stops::stopped_at_any_time;
 use crate::support::{fail, json, root, succeed, text};
-use crate::train::{start, stop};
 
 /// Stories to train on, and others to measure on.
 fn stories(dir: &Path) -> [PathBuf; 2] {
@@ -112,28 +110,9 @@ fn a_stopped_run_resumes_bit_exactly() {
         [&first[..], &soft, &SMALL, more].concat().into_iter().map(str::to_owned).collect()
     };
     succeed(&of(&whole, &["--threads", "1"]));
-    let mut kills = 0;
-    for trial in 0..30u64 {
-        let checkpoints = fs::read_dir(out.join("checkpoints")).into_iter().flatten().flatten();
-        let whole = |name: &str| name.starts_with("step-") && name.ends_with(".safetensors");
-        let how = match checkpoints.into_iter().any(|entry| whole(&entry.file_name().to_string_lossy())) {
-            true => "--resume",
-            false => "--restart",
-        };
-        let line = of(&out, &[how, "--threads", if trial % 2 == 0 { "2" } else { "1" }]);
-        let mut child = start(&line.iter().map(String::as_str).collect::<Vec<_>>());
-        sleep(Duration::from_millis(150 + 200 * trial));
-        let ended = child.try_wait().unwrap().is_some();
-        stop(&mut child, trial);
-        let output = child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        if ended || output.status.success() {
-            assert!(output.status.success(), "after {kills} kills: {said}");
-            break;
-        }
-        assert!(matches!(output.status.code(), None | Some(143)), "{said}");
-        kills += 1;
-    }
+    let line = of(&out, &[]);
+    let line: Vec<_> = line.iter().map(String::as_str).collect();
+    let kills = stopped_at_any_time(&out, &line, |trial| 150 + 200 * trial);
     println!("{kills} kills");
     let result = |run: &Path| {
         let read = |name: &str| fs::read(run.join(name)).unwrap();

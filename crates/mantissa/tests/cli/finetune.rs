@@ -2,15 +2,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::thread::sleep;
-use std::time::Duration;
 
 use mantissa_num::round::random_u32;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::stops::stopped_at_any_time;
 use crate::support::{fail, json, succeed, text};
-use crate::train::{start, stop};
 
 /// Writes a text per line, all in one voice.
 fn data(dir: &Path) -> PathBuf {
@@ -164,18 +162,12 @@ fn result(run: &Path) -> (Vec<f64>, Vec<u8>) {
     (losses(run), fs::read(run.join("adapter/adapter_model.safetensors")).unwrap())
 }
 
-fn has_checkpoint(run: &Path) -> bool {
-    let whole = |name: &str| name.starts_with("step-") && name.ends_with(".safetensors");
-    let entries = fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten();
-    entries.into_iter().any(|entry| whole(&entry.file_name().to_string_lossy()))
-}
-
 /// QLoRA with dropout and 8-bit moments on texts.
 #[test]
 fn a_run_killed_at_any_time_resumes_bit_exactly() {
     let temp = TempDir::new().unwrap();
     let more = ["--moments", "8bit", "--dropout", "0.1", "--set", "checkpoint.every=5"];
-    stopped_at_any_time(temp.path(), &data(temp.path()), &more);
+    stopped_run_ends_alike(temp.path(), &data(temp.path()), &more);
 }
 
 /// QLoRA with 4-bit moments on prompts, a tenth of which is held out.
@@ -183,7 +175,7 @@ fn a_run_killed_at_any_time_resumes_bit_exactly() {
 fn a_run_with_validation_stopped_at_any_time_resumes_bit_exactly() {
     let temp = TempDir::new().unwrap();
     let more = ["--moments", "4bit", "--validation", "0.1", "--set", "checkpoint.every=5", "--batch", "1"];
-    stopped_at_any_time(temp.path(), &answers(temp.path()), &more);
+    stopped_run_ends_alike(temp.path(), &answers(temp.path()), &more);
     let log = fs::read_to_string(temp.path().join("killed/log.jsonl")).unwrap();
     let held = |run: &str| fs::read(temp.path().join(run).join("validation.safetensors")).unwrap();
     assert_eq!(log.matches("validation_loss").count(), 8, "{log}");
@@ -191,34 +183,14 @@ fn a_run_with_validation_stopped_at_any_time_resumes_bit_exactly() {
 }
 
 /// Stops a run at random steps, by SIGKILL and SIGTERM in turn; losses and adapter are those of a whole run.
-fn stopped_at_any_time(dir: &Path, data: &Path, more: &[&str]) {
+fn stopped_run_ends_alike(dir: &Path, data: &Path, more: &[&str]) {
     let (whole, out) = (dir.join("whole"), dir.join("killed"));
     succeed(&arguments(data, &whole, &[more, &["--threads", "1"]].concat()));
-    let expected = result(&whole);
-    let mut kills = 0;
-    for trial in 0..40u64 {
-        let threads = if trial % 2 == 0 { "1" } else { "2" };
-        let how = if has_checkpoint(&out) { "--resume" } else { "--restart" };
-        let mut child = start(&arguments(data, &out, &[more, &["--threads", threads, how]].concat()));
-        // Waits longer each time, so that a busy machine also reaches its first checkpoint.
-        sleep(Duration::from_millis(60 + 30 * trial + u64::from(random_u32(5, trial) % 300)));
-        let ended = child.try_wait().unwrap().is_some();
-        stop(&mut child, trial);
-        let output = child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        if ended || output.status.success() {
-            assert!(output.status.success(), "after {kills} kills: {said}");
-            break;
-        }
-        assert!(matches!(output.status.code(), None | Some(143)), "{said}");
-        kills += 1;
-    }
-    if !out.join("adapter/adapter_model.safetensors").exists() {
-        let how = if has_checkpoint(&out) { "--resume" } else { "--restart" };
-        succeed(&arguments(data, &out, &[more, &[how]].concat()));
-    }
+    // Waits longer each time, so that a busy machine also reaches its first checkpoint.
+    let wait = |trial| 60 + 30 * trial + u64::from(random_u32(5, trial) % 300);
+    let kills = stopped_at_any_time(&out, &arguments(data, &out, more), wait);
     println!("{kills} kills");
-    assert!(result(&out) == expected, "after {kills} kills");
+    assert!(result(&out) == result(&whole), "after {kills} kills");
 }
 
 /// LoftQ changes the base: the adapter runs on the base written with it, and on no other.

@@ -10,8 +10,8 @@ use crate::support::{fail, json, mantissa, root, shared, stderr, succeed, text};
 
 /// Runs `eval demo --reference demo` on a short text.
 fn eval(more: &[&str]) -> Value {
-    let readme = root().join("README.md");
-    let fixed = ["eval", "demo", "--reference", "demo", "--text", text(&readme), "--context", "64"];
+    let held_out = root().join("crates/mantissa/calibration/held-out.txt");
+    let fixed = ["eval", "demo", "--reference", "demo", "--text", text(&held_out), "--context", "64"];
     json(&[&fixed[..], &["--limit", "300", "--json", "--quiet"], more].concat())
 }
 
@@ -35,8 +35,17 @@ fn fewer_bits_cost_more_and_take_less() {
 
 #[test]
 fn a_window_is_measured_by_decoding() {
-    let line =
-        fail(2, &["eval", "demo", "--text", text(&root().join("README.md")), "--kv", "int4-head,window=8"]);
+    let line = fail(
+        2,
+        &[
+            "eval",
+            "demo",
+            "--text",
+            text(&root().join("crates/mantissa/calibration/held-out.txt")),
+            "--kv",
+            "int4-head,window=8",
+        ],
+    );
     assert!(line.contains("--prefill"), "{line}");
     let decode = |kv: &str| eval(&["--prefill", "16", "--kv", kv]);
     let (all, some, none) =
@@ -226,8 +235,8 @@ fn recalibration_changes_only_scales() {
 /// Learned or density-based levels lose less than uniform ones of the same width; learned ones need a text.
 #[test]
 fn levels_are_found_on_a_text_or_known() {
-    let readme = root().join("README.md");
-    let text = text(&readme);
+    let held_out = root().join("crates/mantissa/calibration/held-out.txt");
+    let text = text(&held_out);
     let calibrated =
         |kv: &str| eval(&["--kv", kv, "--calibration", text, "--samples", "4", "--length", "64"]);
     let even = eval(&["--kv", "int3-token-asym:minmax"]);
@@ -362,16 +371,16 @@ fn arithmetic_is_simulated() {
     let out = temp.path().join("fp8");
     let recipe = ["quantize", "demo", "--recipe", "rtn-fp8-e4m3-channel+fp8-e4m3-token"];
     succeed(&[&recipe[..], &["--out", text(&out)]].concat());
-    let readme = root().join("README.md");
+    let held_out = root().join("crates/mantissa/calibration/held-out.txt");
     let kl = |accumulator: &str| {
         let model =
-            ["eval", text(&out), "--reference", text(&out), "--text", text(&readme), "--context", "64"];
+            ["eval", text(&out), "--reference", text(&out), "--text", text(&held_out), "--context", "64"];
         let more = ["--limit", "100", "--json", "--quiet", "--accumulator", accumulator];
         number(&json(&[&model[..], &more].concat()), "kl")
     };
     let (hopper, promoted) = (kl("hopper"), kl("hopper-32"));
     assert_eq!(kl("f32"), 0.0);
     assert!(hopper > promoted && promoted > 0.0, "{hopper} {promoted}");
-    let line = fail(2, &["eval", "demo", "--text", text(&readme), "--accumulator", "hopper"]);
+    let line = fail(2, &["eval", "demo", "--text", text(&held_out), "--accumulator", "hopper"]);
     assert!(line.contains("FP8"), "{line}");
 }

@@ -171,7 +171,7 @@ fn another_source_another_result_and_a_hostile_record_are_refused() {
     for (key, value, message) in [
         ("arguments", json!(["--recipe=rtn-int4-g128", "--json=/tmp/x"]), "--json=/tmp/x"),
         ("arguments", json!(["--recipe=rtn-int4-g128", "--out=/tmp/x"]), "--out=/tmp/x"),
-        ("arguments", json!(["--calibration=/etc/passwd"]), "the name of a file without a folder"),
+        ("arguments", json!(["--calibration=/etc/passwd"]), "a plain name, without a folder"),
         ("arguments", json!(["--calibration=none.txt"]), "--file none.txt=PATH"),
         ("arguments", json!(["demo"]), "demo"),
         ("command", json!("cast"), "quantize or convert"),
@@ -183,6 +183,69 @@ fn another_source_another_result_and_a_hostile_record_are_refused() {
     write(&|new| drop(new.as_object_mut().unwrap().remove("rebuild")));
     let error = rebuild(2, "demo");
     assert!(error.contains("rebuild"), "{error}");
+}
+
+/// A record is a file from somewhere: no value of an option may lead to a file that the user did not name.
+#[test]
+fn records_name_no_file_by_its_path() {
+    let temp = TempDir::new().unwrap();
+    let (out, again) = (temp.path().join("o"), temp.path().join("again"));
+    succeed(&["quantize", "demo", "--recipe", "rtn-int4-g128", "--out", text(&out), "--quiet"]);
+    let (path, pipe) = (out.join("quality.json"), out.join("p.toml"));
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    let old: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    let options = [
+        "recipe",
+        "format",
+        "head",
+        "embeddings",
+        "calibration",
+        "calibration-tokens",
+        "samples",
+        "length",
+        "generated-samples",
+        "imatrix",
+        "hold-out",
+        "calibration-dtype",
+        "round",
+        "max-shard-size",
+    ];
+    let places = [
+        text(&pipe).to_owned(),
+        "/etc/passwd".to_owned(),
+        "/etc/passwd:0.5".to_owned(),
+        "default:/etc/passwd".to_owned(),
+        "../o/p.toml".to_owned(),
+        "./p.toml".to_owned(),
+        "p.toml/".to_owned(),
+        "..".to_owned(),
+        ".".to_owned(),
+        String::new(),
+        "p\u{1b}[31m.toml".to_owned(),
+        "p\n.toml".to_owned(),
+        "p\0".to_owned(),
+    ];
+    let rebuild = |arguments: Value| {
+        let mut new = old.clone();
+        new["rebuild"]["arguments"] = arguments;
+        fs::write(&path, new.to_string()).unwrap();
+        let line = ["rebuild", text(&path), "--source", "demo", "--out", text(&again), "--quiet"];
+        let error = fail(2, &line);
+        assert!(error.contains("quality.json: rebuild: ") && !error.contains('\u{1b}'), "{error}");
+        assert!(!again.exists());
+        error
+    };
+    for option in options {
+        for place in &places {
+            let error = rebuild(json!([format!("--{option}={place}")]));
+            assert!(error.contains(&format!("--{option}: expected a plain name")), "{error}");
+        }
+        rebuild(json!([format!("--{option}"), text(&pipe)]));
+    }
+    // A recipe file is in the record or nowhere.
+    let error = rebuild(json!(["--recipe=p.toml"]));
+    assert!(error.contains("the text of the file in rebuild.recipe"), "{error}");
 }
 
 #[test]

@@ -3,11 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use mantissa_store::{Dtype, SafeTensors};
-use serde_json::Value;
+use mantissa_store::{Dtype, Manifest, SafeTensors};
 use tempfile::TempDir;
 
-use crate::support::{fail, mantissa, stderr, succeed, text, write};
+use crate::support::{fail, mantissa, sampled, stderr, succeed, text, whole, write};
 use crate::unopenable::model;
 
 /// Flips a bit in `path`.
@@ -20,9 +19,9 @@ fn flip(path: &Path) {
 
 /// Rewrites the manifest at `path` without the file `name`.
 fn omit(path: &Path, name: &str) {
-    let mut manifest: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
-    assert!(manifest["files"].as_object_mut().unwrap().remove(name).is_some(), "{name}: {manifest}");
-    fs::write(path, manifest.to_string()).unwrap();
+    let mut manifest = Manifest::read_file(path).unwrap();
+    assert!(manifest.files.remove(name).is_some(), "{name}: {manifest:?}");
+    fs::write(path, manifest.to_json()).unwrap();
 }
 
 #[test]
@@ -112,4 +111,51 @@ fn strict_verification_of_a_gguf_file_asks_for_its_manifest() {
     flip(&out);
     assert!(fail(1, &strict).contains("q.gguf: expected SHA-256"));
     assert!(fail(1, &["verify", text(&out), "--quiet"]).contains("q.gguf: expected SHA-256"));
+}
+
+/// A flipped bit in any byte of the manifest is a fault: of a folder and of a GGUF file.
+#[test]
+fn a_changed_byte_of_the_manifest_is_found() {
+    let temp = TempDir::new().unwrap();
+    let model = temp.path().join("model");
+    let sizes = ["--hidden", "32", "--layers", "1", "--ffn", "64", "--heads", "2", "--kv-heads", "1"];
+    succeed(&[&["synth", "--preset", "tiny", "--out", text(&model), "--vocab", "64"][..], &sizes].concat());
+    for (recipe, name, manifest) in [
+        ("rtn-int4-g8", "folder", "folder/mantissa-manifest.json"),
+        ("rtn-q8_0", "m.gguf", "m.gguf.mantissa-manifest.json"),
+    ] {
+        let out = temp.path().join(name);
+        succeed(&["quantize", text(&model), "--recipe", recipe, "--out", text(&out), "--quiet"]);
+        let strict = ["verify", text(&out), "--strict", "--quiet"];
+        succeed(&strict);
+        let path = temp.path().join(manifest);
+        let good = fs::read(&path).unwrap();
+        let (mut tried, mut accepted) = (0, Vec::new());
+        // Every byte, each with one of its bits.
+        for (at, bit) in sampled((0..good.len()).map(|at| (at, at % 8)), 7) {
+            let mut bytes = good.clone();
+            bytes[at] ^= 1 << bit;
+            fs::write(&path, &bytes).unwrap();
+            tried += 1;
+            if mantissa(&strict).status.success() {
+                accepted.push((at, bit));
+            }
+        }
+        println!("{name}: {} of {tried} flips accepted", accepted.len());
+        assert!(tried > if whole() { 300 } else { 40 } && accepted.is_empty(), "{name}: {accepted:?}");
+        // A field that describes the run, with its name.
+        let changed =
+            String::from_utf8(good.clone()).unwrap().replacen("\"command\": \"q", "\"command\": \"p", 1);
+        fs::write(&path, changed).unwrap();
+        let line = fail(1, &strict);
+        assert!(line.contains("mantissa-manifest.json: sha256: expected"), "{line}");
+        // The manifest of an earlier version has no digest, which is a note.
+        let old: Vec<_> = std::str::from_utf8(&good)
+            .unwrap()
+            .lines()
+            .filter(|line| !line.starts_with("  \"sha256\""))
+            .collect();
+        fs::write(&path, old.join("\n")).unwrap();
+        assert!(succeed(&["verify", text(&out), "--strict"]).contains("written by an earlier version"));
+    }
 }

@@ -49,6 +49,24 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+/// True if sweeps run whole, as in `.ci/nightly`; otherwise they take a sample.
+pub fn whole() -> bool {
+    std::env::var_os("MANTISSA_TESTS").is_some_and(|tests| tests == "all")
+}
+
+/// Takes every `step`th of `all`, the first included; everything if sweeps run [`whole`].
+pub fn sampled<T>(all: impl IntoIterator<Item = T>, step: usize) -> impl Iterator<Item = T> {
+    all.into_iter().step_by(if whole() { 1 } else { step })
+}
+
+/// Returns the models of every architecture variant, in order of their names.
+pub fn tiny_models() -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(root().join("tests/data/tiny")).unwrap();
+    let mut all: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    all.sort();
+    all
+}
+
 /// Returns a test path as text; it is UTF-8.
 pub fn text(path: &Path) -> &str {
     path.to_str().unwrap()

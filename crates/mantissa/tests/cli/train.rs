@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,7 @@ use mantissa_num::round::random_u32;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::stops::{start, stopped_at_any_time};
 use crate::support::{fail, json, mantissa, root, stderr, succeed, text};
 
 const STEPS: usize = 40;
@@ -36,25 +37,6 @@ fn settings(dir: &Path, policy: &str, moments: &str) -> PathBuf {
     );
     fs::write(&path, toml).unwrap();
     path
-}
-
-/// Stops a run: by SIGKILL, in every second trial by SIGTERM, after which it leaves a checkpoint.
-pub fn stop(child: &mut Child, trial: u64) {
-    if trial.is_multiple_of(2) {
-        child.kill().unwrap();
-    } else {
-        // It may have ended.
-        let _ = Command::new("kill").args(["-TERM", &child.id().to_string()]).stderr(Stdio::null()).status();
-    }
-}
-
-pub fn start(arguments: &[&str]) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_mantissa"))
-        .args(arguments)
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
 }
 
 /// Returns losses of the log by step, and the exported weights.
@@ -107,11 +89,17 @@ fn a_run_learns_keeps_checkpoints_and_writes_a_model() {
         &[&longer[..], &["--set", "out=other", "--set", "schedule.steps=2", "--set", "schedule.warmup=1"]]
             .concat(),
     );
-    // A run that has not finished may be resumed.
+    // A run whose model is lost is resumed by the same command, but not with other data.
     let folder = temp.path().join("run");
     fs::rename(folder.join("model"), temp.path().join("model")).unwrap();
-    assert!(fail(2, &["train", text(&config), "--quiet"]).contains("rerun with --resume or --restart"));
-    fs::rename(temp.path().join("model"), folder.join("model")).unwrap();
+    let lines = fs::read_to_string(temp.path().join("text.txt")).unwrap();
+    fs::write(temp.path().join("text.txt"), lines.replace("before", "after")).unwrap();
+    let line = fail(2, &["train", text(&config), "--quiet"]);
+    assert!(line.contains("the data and the tokenizer that the unfinished run began with"), "{line}");
+    fs::write(temp.path().join("text.txt"), lines).unwrap();
+    assert_eq!(json(&["train", text(&config), "--json", "--quiet"])["steps"], STEPS);
+    let weights = |model: &Path| fs::read(model.join("model.safetensors")).unwrap();
+    assert!(weights(&folder.join("model")) == weights(&temp.path().join("model")));
     let again = json(&["train", text(&config), "--resume", "--json", "--quiet"]);
     assert_eq!((&again["steps"], &again["loss"]), (&STEPS.into(), &Value::Null));
 }
@@ -152,7 +140,7 @@ fn the_runs_that_made_a_model_are_recorded_in_their_order() {
 
 #[test]
 fn a_run_killed_at_any_time_resumes_bit_exactly() {
-    stopped_at_any_time(&[
+    stopped_runs_end_alike(&[
         ("fp16", "f32"),
         ("bf16-pure-sr", "bf16"),
         ("bf16", "8bit:cpu"),
@@ -164,7 +152,7 @@ fn a_run_killed_at_any_time_resumes_bit_exactly() {
 
 #[test]
 fn an_int8_run_stopped_at_any_time_resumes_bit_exactly() {
-    stopped_at_any_time(&[
+    stopped_runs_end_alike(&[
         ("int8-rowwise", "f32"),
         ("int8-switchback", "8bit"),
         ("int8-jetfire", "4bit"),
@@ -173,7 +161,7 @@ fn an_int8_run_stopped_at_any_time_resumes_bit_exactly() {
 }
 
 /// Runs each policy whole, and stopped at random steps by SIGKILL and SIGTERM in turn; losses and weights are the same.
-fn stopped_at_any_time(runs: &[(&str, &str)]) {
+fn stopped_runs_end_alike(runs: &[(&str, &str)]) {
     for (i, &(policy, moments)) in runs.iter().enumerate() {
         let whole = TempDir::new().unwrap();
         let config = settings(whole.path(), policy, moments);
@@ -181,30 +169,10 @@ fn stopped_at_any_time(runs: &[(&str, &str)]) {
         let expected = result(whole.path());
         let temp = TempDir::new().unwrap();
         let config = settings(temp.path(), policy, moments);
-        let mut kills = 0;
-        for trial in 0..40u64 {
-            let begun = temp.path().join("run/checkpoints").exists() && !checkpoints(temp.path()).is_empty();
-            let threads = if trial % 2 == 0 { "1" } else { "2" };
-            let mut arguments = vec!["train", text(&config), "--threads", threads, "--quiet"];
-            arguments.push(if begun { "--resume" } else { "--restart" });
-            let mut child = start(&arguments);
-            // Waits longer each time, so that a busy machine also reaches its first checkpoint.
-            sleep(Duration::from_millis(30 + 20 * trial + u64::from(random_u32(i as u64, trial) % 250)));
-            let ended = child.try_wait().unwrap().is_some();
-            stop(&mut child, trial);
-            let output = child.wait_with_output().unwrap();
-            let said = String::from_utf8_lossy(&output.stderr);
-            if ended || output.status.success() {
-                assert!(output.status.success(), "{policy} {arguments:?} after {kills} kills: {said}");
-                break;
-            }
-            assert!(matches!(output.status.code(), None | Some(143)), "{policy} {arguments:?}: {said}");
-            kills += 1;
-        }
-        if !temp.path().join("run/model/model.safetensors").exists() {
-            let how = if checkpoints(temp.path()).is_empty() { "--restart" } else { "--resume" };
-            succeed(&["train", text(&config), how, "--quiet"]);
-        }
+        let train = ["train", text(&config), "--quiet"];
+        // Waits longer each time, so that a busy machine also reaches its first checkpoint.
+        let wait = |trial| 30 + 20 * trial + u64::from(random_u32(i as u64, trial) % 250);
+        let kills = stopped_at_any_time(&temp.path().join("run"), &train, wait);
         println!("{policy}, {moments}: {kills} kills");
         assert!(result(temp.path()) == expected, "{policy} after {kills} kills");
     }
@@ -415,7 +383,8 @@ fn a_signal_ends_a_run_with_a_checkpoint_within_five_seconds() {
         let (took, said) = (sent.elapsed(), String::from_utf8_lossy(&output.stderr).into_owned());
         assert_eq!(output.status.code(), Some(code), "{said}");
         assert!(took < Duration::from_secs(5), "{name}: {took:?}");
-        assert!(said.contains("Rerun with --resume to resume."), "{said}");
+        let resumes = "Interrupted. Rerun with --resume instead of --restart to resume.";
+        assert!(said.contains(resumes), "{said}");
         assert_eq!(checkpoints(temp.path()).len(), 1, "{name}");
         fs::remove_file(about).unwrap();
     }

@@ -14,7 +14,7 @@ use mantissa_num::round::random_u32;
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::support::{command, root, stderr, text};
+use crate::support::{command, root, sampled, stderr, text};
 
 /// Number of concurrent processes.
 const WORKERS: usize = 4;
@@ -218,10 +218,9 @@ fn a_run_that_fails_at_any_change_of_a_file_ends_with_the_same_model() {
     let (expected, inputs) = (job.model("whole"), files(job.temp.path()));
     assert!(changes > 100 && expected.contains_key("model.safetensors"), "{changes}");
     // A kill at every change, and an error at some.
-    let faults: Vec<_> = (0..changes)
-        .map(|n| format!("kill:{n}"))
-        .chain((0..changes).step_by(13).map(|n| format!("error:{n}")))
-        .collect();
+    let kills = sampled(0..changes, 7).map(|n| format!("kill:{n}"));
+    let errors = sampled((0..changes).step_by(13), 4).map(|n| format!("error:{n}"));
+    let faults: Vec<_> = kills.chain(errors).collect();
     let (resumed, begun) = (AtomicUsize::new(0), AtomicUsize::new(0));
     each(faults.len(), |n| {
         let (fault, out) = (&faults[n], format!("k{n}"));

@@ -7,7 +7,7 @@ use std::path::Path;
 use mantissa_store::{Dtype, SafeTensors};
 use tempfile::TempDir;
 
-use crate::support::{fail, mantissa, root, succeed, text};
+use crate::support::{fail, mantissa, root, sampled, succeed, text, tiny_models, whole};
 
 /// Copies a small model with its tokenizer.
 pub fn model(dir: &Path) {
@@ -190,8 +190,7 @@ fn outputs_pass_the_check() {
             checked += 1;
         }
     };
-    for entry in fs::read_dir(root().join("tests/data/tiny")).unwrap() {
-        let model = entry.unwrap().path();
+    for model in sampled(tiny_models(), 4) {
         let name = model.file_name().unwrap().to_str().unwrap().to_owned();
         let out = |suffix: &str| temp.path().join(format!("{name}-{suffix}"));
         let model = text(&model);
@@ -225,5 +224,5 @@ fn outputs_pass_the_check() {
             temp.path().join(format!("{recipe}-{format}{}", if format == "gguf" { ".gguf" } else { "" }));
         written(&["quantize", text(&model), "--recipe", recipe, "--format", format], &out);
     }
-    assert!(checked >= 90, "{checked}");
+    assert!(checked >= if whole() { 90 } else { 30 }, "{checked}");
 }

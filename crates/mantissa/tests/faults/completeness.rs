@@ -1,5 +1,6 @@
 //! Checks completeness: every command is in the table, and every file change goes through one module.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -18,9 +19,9 @@ const ELSEWHERE: [(&str, &str); 5] = [
 #[test]
 fn every_command_is_in_the_table() {
     let source = fs::read_to_string(root().join("crates/mantissa/src/commands/mod.rs")).unwrap();
-    let variants = source.split("pub enum Command {").nth(1).unwrap().split('}').next().unwrap();
-    let variants = variants.lines().map(str::trim).filter_map(|line| Some(line.split_once('(')?.0));
-    let commands: Vec<String> = variants.filter(|name| !name.starts_with('#')).map(kebab).collect();
+    let list = source.split("\ncommands! {").nth(1).unwrap().split('}').next().unwrap();
+    let rows = list.lines().map(str::trim).filter_map(|line| Some(line.split_once(": ")?.0));
+    let commands: Vec<String> = rows.map(kebab).collect();
     assert!(commands.len() >= 20 && commands.contains(&"quantize".to_owned()), "{commands:?}");
     for command in &commands {
         let row = ROWS.iter().any(|row| row.command.split(' ').next() == Some(command));
@@ -85,11 +86,7 @@ const OPEN: [&str; 2] = ["sealed.rs", "writer.rs"];
 #[test]
 fn every_change_of_a_file_goes_through_one_module() {
     let mut found = Vec::new();
-    let mut files = Vec::new();
-    for entry in fs::read_dir(root().join("crates")).unwrap() {
-        sources(&entry.unwrap().path().join("src"), &mut files);
-    }
-    assert!(files.len() > 200, "{}", files.len());
+    let files = all_sources();
     let store = root().join("crates/mantissa-store/src");
     let is_of = |path: &Path, names: &[&str]| names.iter().any(|name| path == store.join(name));
     for path in files.iter().filter(|path| !is_of(path, &MAY)) {
@@ -102,6 +99,73 @@ fn every_change_of_a_file_goes_through_one_module() {
         }
     }
     assert!(found.is_empty(), "not through mantissa_store::disk:\n{}", found.join("\n"));
+}
+
+/// Ways to open a file for reading.
+const OPENS: [&str; 7] = [
+    "File::open(",
+    "File::open)",
+    "File::options(",
+    "OpenOptions",
+    "fs::read(",
+    "fs::read_to_string(",
+    "fs::copy(",
+];
+
+/// Source files that open files by themselves, with the reason; all others use `mantissa_store::regular`, so that no
+/// command waits for a pipe or reads a device.
+const OPENERS: [(&str, &str); 14] = [
+    ("mantissa-serve/src/grammar/holder.rs", "only files of /proc and /dev/null"),
+    ("mantissa-store/src/regular.rs", "the one way"),
+    ("mantissa-store/src/text.rs", "a pipe that the user names is a text"),
+    ("mantissa-store/src/disk.rs", "changes files; opens what it has written to make it durable"),
+    ("mantissa-store/src/failpoint.rs", "writes the trace of a test"),
+    ("mantissa-store/src/journal.rs", "follows no link, waits for no pipe"),
+    ("mantissa-store/src/lock.rs", "follows no link, and keeps the file open for its lock"),
+    ("mantissa-store/src/nested.rs", "follows no link, waits for no pipe"),
+    ("mantissa-store/src/sealed.rs", "writes into the file that this process has just written"),
+    ("mantissa-store/src/mark.rs", "follows no link, waits for no pipe"),
+    ("mantissa-store/src/writer.rs", "follows no link, checks the type of the open file before it writes"),
+    ("mantissa/src/machine.rs", "only files of /proc"),
+    ("mantissa/src/memory.rs", "only files of /proc and /sys"),
+    ("mantissa/src/progress.rs", "only files of /proc"),
+];
+
+/// A file opened in another way can be a pipe, which waits for ever, or a device, which has no end.
+#[test]
+fn every_file_is_opened_by_one_function() {
+    let crates = root().join("crates");
+    let (mut found, mut used) = (Vec::new(), BTreeSet::new());
+    for path in all_sources() {
+        let name = path.strip_prefix(&crates).unwrap().to_string_lossy().into_owned();
+        let text = fs::read_to_string(&path).unwrap();
+        for (number, line) in code(&text) {
+            // Not the functions of this project whose names end alike, such as `TextFile::open`.
+            let bare = |open: &str, at: usize| {
+                !open.starts_with("File") || !line[..at].ends_with(|c: char| c.is_alphanumeric())
+            };
+            if OPENS.iter().any(|open| line.match_indices(open).any(|(at, _)| bare(open, at))) {
+                used.insert(name.clone());
+                if !OPENERS.iter().any(|(opener, _)| *opener == name) {
+                    found.push(format!("{name}:{number}: {}", line.trim()));
+                }
+            }
+        }
+    }
+    assert!(found.is_empty(), "not through mantissa_store::regular:\n{}", found.join("\n"));
+    for (opener, reason) in OPENERS {
+        assert!(used.contains(opener), "{opener} ({reason}) opens nothing any more");
+    }
+}
+
+/// Returns all source files of the crates, without tests.
+fn all_sources() -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(root().join("crates")).unwrap() {
+        sources(&entry.unwrap().path().join("src"), &mut files);
+    }
+    assert!(files.len() > 200, "{}", files.len());
+    files
 }
 
 /// Returns the lines of code with their numbers, up to the tests.

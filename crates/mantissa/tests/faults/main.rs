@@ -11,6 +11,7 @@
 
 mod completeness;
 mod harness;
+mod nested;
 mod power;
 mod rows;
 #[path = "../cli/support.rs"]

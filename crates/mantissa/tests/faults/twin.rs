@@ -69,7 +69,8 @@ fn start(room: &Room, scenario: &Scenario, stop: Option<usize>) -> Child {
     if let Some(at) = stop {
         command.env("MANTISSA_FAULT", format!("stop:{at}"));
     }
-    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    // Nobody reads while the process is waited for: a pipe that is full (64 KiB) would hold it before it stops.
+    command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 /// Returns what is wrong with a process's end next to `other`.
@@ -84,7 +85,7 @@ fn refused(output: &Output, other: u32, unnamed: bool) -> Option<String> {
 }
 
 /// Waits until a process is stopped; false if it has ended, or after a minute.
-fn stopped(child: &mut Child) -> bool {
+pub fn stopped(child: &mut Child) -> bool {
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(60) {
         let state = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
@@ -100,7 +101,7 @@ fn stopped(child: &mut Child) -> bool {
     false
 }
 
-fn signal(child: &Child, name: &str) {
+pub fn signal(child: &Child, name: &str) {
     let sent =
         std::process::Command::new("kill").args(["-s", name, &child.id().to_string()]).status().unwrap();
     assert!(sent.success());

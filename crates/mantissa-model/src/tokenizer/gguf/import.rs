@@ -11,6 +11,10 @@ use super::{MERGED, PRE_TOKENIZERS, PreTokenizer, SPACE, token_type};
 /// Longest token that is split in all ways, in characters. SentencePiece's own default limit is 16.
 const MAX_CUT: usize = 512;
 
+/// Largest text of all merges that follow from a vocabulary, in bytes, and largest number of them. Vocabularies of a quarter
+/// of a million tokens give 8 MB and 600 000.
+const MAX_MERGES: (usize, usize) = (64 << 20, 4 << 20);
+
 /// Converts the tokenizer of a GGUF file to a `tokenizer.json`.
 ///
 /// # Errors
@@ -257,7 +261,7 @@ fn merges_by_score(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<V
         _ => None,
     })?;
     let scores = scores.ok_or_else(|| metadata.fault(SCORES, "nothing", "the list of scores"))?;
-    let mut cuts = Vec::new();
+    let (mut cuts, mut bytes) = (Vec::new(), 0);
     for (id, token) in vocabulary.tokens.iter().enumerate() {
         if vocabulary.types[id] != token_type::NORMAL {
             continue;
@@ -266,6 +270,12 @@ fn merges_by_score(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<V
             let (left, right) = token.split_at(at);
             if let (Some(&l), Some(&r)) = (vocabulary.ids.get(left), vocabulary.ids.get(right)) {
                 cuts.push((id, l, r));
+                bytes += token.len();
+                if bytes > MAX_MERGES.0 || cuts.len() > MAX_MERGES.1 {
+                    let found = format!("tokens that others are parts of, up to \"{token}\"");
+                    let allowed = format!("at most {} merges of {} bytes in all", MAX_MERGES.1, MAX_MERGES.0);
+                    return Err(metadata.fault("tokenizer.ggml.tokens", found, allowed));
+                }
             }
         }
     }

@@ -14,11 +14,11 @@ use super::Folder;
 use crate::e2e::{Tuned, tune};
 use crate::error::Result;
 use crate::fold::Folded;
-use crate::jobs::Task;
 use crate::jobs::describe::Contents;
-use crate::jobs::tensors::write_changed;
+use crate::jobs::task::Task;
 use crate::progress::{Progress, Tell};
 use crate::quality::TRAINED;
+use crate::tensors::write_changed;
 use crate::transform::Prepared;
 
 impl Folder {

@@ -13,7 +13,7 @@ use mantissa_store::gguf::GgufSplitWriter;
 use super::Run;
 use crate::error::Result;
 use crate::error_stats::ErrorStats;
-use crate::gguf::layout::fault;
+use crate::gguf::fault;
 use crate::layers::Layers;
 use crate::plan::Plan;
 use crate::recipe::Recipe;

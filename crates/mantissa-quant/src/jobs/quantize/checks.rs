@@ -15,8 +15,8 @@ use crate::e2e;
 use crate::error::{QuantError, Result};
 use crate::fold::Folded;
 use crate::input_scales::Observer;
-use crate::plan::texts::{is_judged, stores_cache_scales, uses_importance};
 use crate::plan::{Options, PlannedLinear, model_not_storable, stores_input_scales};
+use crate::plan::{is_judged, stores_cache_scales, uses_importance};
 use crate::recipe::Recipe;
 use crate::rotate;
 use crate::rounding::{method_error, train_error};
@@ -62,7 +62,7 @@ impl Request<'_> {
         self.check_rounding()?;
         self.check_products()?;
         self.check_method()?;
-        mixes::check(self)?;
+        mixes::check(recipe, self.config, linears)?;
         self.check_tuning()?;
         let mut notes = self.check_transform()?;
         notes.extend(self.experts_note());

@@ -2,19 +2,19 @@
 
 use mantissa_methods::Method;
 use mantissa_methods::method::{Scope, Work};
-use mantissa_model::LinearInfo;
+use mantissa_model::{LinearInfo, ModelConfig};
 
-use super::checks::Request;
 use crate::error::{MixError, QuantError, Result};
+use crate::plan::PlannedLinear;
+use crate::recipe::Recipe;
 use crate::recipe::methods::same;
 
-/// Checks the methods of a recipe with several.
+/// Checks the methods of a recipe with several, for the layers of a model.
 ///
 /// # Errors
 /// [`QuantError::Mixed`] if a method that learns decoder layers has a part of one, if there are several such methods, or if the
 /// rule of an embedding or head has a method.
-pub(super) fn check(asked: &Request<'_>) -> Result<()> {
-    let Request { recipe, linears, config, .. } = *asked;
+pub(super) fn check(recipe: &Recipe, config: &ModelConfig, linears: &[PlannedLinear]) -> Result<()> {
     let error = |what: String, expected: String, got: String, fix: String| {
         let recipe = recipe.name.clone();
         Err(QuantError::Mixed(Box::new(MixError { recipe, what, expected, got, fix })))

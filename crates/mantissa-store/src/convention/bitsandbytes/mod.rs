@@ -14,13 +14,13 @@
 
 mod config;
 mod read;
+mod scheme;
 mod write;
 
 pub use config::{Config, Kind, QUANT_METHOD};
 pub use write::{quantization_config, specs, store, tensors};
 
-use mantissa_num::codebook::Book;
-use mantissa_num::{Blocks, Code, Format, Quantized, RowKind, Rule, Scheme};
+use mantissa_num::{Format, Quantized, Scheme};
 use serde_json::Value;
 
 use super::{
@@ -30,36 +30,9 @@ use super::{
 use crate::{Dtype, Result, TensorMeta, TensorSpec};
 use read::shape;
 
-/// Code books of 4 bits with their names here.
-const BOOKS: [(Book, &str); 2] = [(Book::Nf4, "nf4"), (Book::Fp4Bnb, "fp4")];
-
-/// Block sizes of the package's kernels.
-const BLOCK_SIZES: [u32; 8] = [32, 64, 128, 256, 512, 1024, 2048, 4096];
-
-/// Scale codes that share one nested scale.
-const NESTED_BLOCK: u32 = 256;
-
-/// Divisor of `SCB` that gives the scale.
-const INT8_LEVELS: f32 = 127.0;
-
-/// Inputs of LLM.int8().
-fn int8_input() -> Scheme {
-    let mut scheme = Scheme::int_symmetric(8, Blocks::Row);
-    scheme.encoder.rule = Rule::Restricted;
-    scheme.with_rows(RowKind::Token)
-}
-
-/// Weights of LLM.int8().
-fn int8_weight() -> Scheme {
-    let mut scheme = Scheme::int_symmetric(8, Blocks::Row);
-    scheme.encoder.rule = Rule::Restricted;
-    debug_assert_eq!(scheme.format.scale().map(|s| s.code), Some(Code::F32));
-    scheme
-}
-
 /// bitsandbytes, read by transformers and vLLM.
 #[derive(Debug)]
-pub(in crate::convention) struct Bitsandbytes;
+pub(crate) struct Bitsandbytes;
 
 /// Handle of the format.
 pub const CONTAINER: Container = Container::new(&Bitsandbytes);

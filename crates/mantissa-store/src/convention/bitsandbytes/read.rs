@@ -9,7 +9,7 @@ use mantissa_num::{Blocks, Code, Codes, Quantized, ScaleLevel, ScaleTree, Scheme
 use serde_json::Value;
 
 use super::config::{Config, Kind};
-use super::{BLOCK_SIZES, BOOKS, INT8_LEVELS, int8_input};
+use super::scheme::{BLOCK_SIZES, BOOKS, INT8_LEVELS, int8_input};
 use crate::convention::sound::{self, Names};
 use crate::convention::weight::Parts;
 use crate::convention::{ActivationQuant, ModelFiles, Weight};

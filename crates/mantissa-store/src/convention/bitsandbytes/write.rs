@@ -6,7 +6,7 @@ use mantissa_num::{Blocks, Codes, Format, Quantized, Rule, Scheme};
 use serde_json::{Value, json};
 
 use super::config::{Kind, QUANT_METHOD};
-use super::{BLOCK_SIZES, BOOKS, INT8_LEVELS, NESTED_BLOCK, int8_input, int8_weight};
+use super::scheme::{BLOCK_SIZES, BOOKS, INT8_LEVELS, NESTED_BLOCK, int8_input, int8_weight};
 use crate::convention::{
     LinearPlan, LinearWeight, ModuleGroup, NamedBytes, NotStorable, Storable, StoredTensors, Weight,
 };

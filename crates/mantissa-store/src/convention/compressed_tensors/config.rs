@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use mantissa_num::scheme::Rule;
 use mantissa_num::{Blocks, Code, RowKind, Scheme, Sense, Source, minifloat};
-use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::target::{Target, fault, field, parse_targets};
 use super::transform::{self, Rotation};
 use crate::{Error, Result};
 
@@ -140,39 +140,6 @@ pub struct Group {
     pub weights: Option<Args>,
     /// Quantization of inputs.
     pub input: Option<Args>,
-}
-
-/// A pattern that names modules.
-#[derive(Clone, Debug)]
-pub(super) enum Target {
-    /// Every layer of class `Linear`, which excludes [`EMBEDDINGS`].
-    Linear,
-    /// One module.
-    Module(String),
-    /// `re:PATTERN`, matched from the start of the module's name.
-    Pattern(Regex),
-}
-
-/// Names of embedding tables in the supported architectures.
-const EMBEDDINGS: [&str; 8] = [
-    "embed_tokens",
-    "embed_tokens_per_layer",
-    "embed_in",
-    "wte",
-    "wpe",
-    "word_embeddings",
-    "embeddings",
-    "embed",
-];
-
-impl Target {
-    pub(super) fn matches(&self, module: &str) -> bool {
-        match self {
-            Target::Linear => !EMBEDDINGS.contains(&module.rsplit('.').next().unwrap_or(module)),
-            Target::Module(name) => name == module,
-            Target::Pattern(pattern) => pattern.is_match(module),
-        }
-    }
 }
 
 /// Parsed `quantization_config`.
@@ -415,31 +382,6 @@ fn check_format(path: &Path, key: &str, value: Option<&Value>) -> Result<()> {
     }
     let names: Vec<_> = PackFormat::NAMES.iter().map(|(_, name)| *name).chain(also).collect();
     Err(fault(path, key, format!("\"{text}\""), names.join(", ")))
-}
-
-pub(super) fn parse_targets(path: &Path, key: &str, value: Option<&Value>) -> Result<Vec<Target>> {
-    let Some(value) = value.filter(|v| !v.is_null()) else { return Ok(Vec::new()) };
-    let list = value.as_array().ok_or_else(|| fault(path, key, value.to_string(), "a list of names"))?;
-    list.iter()
-        .map(|item| match item.as_str() {
-            None => Err(fault(path, key, item.to_string(), "names")),
-            Some("Linear") => Ok(Target::Linear),
-            Some(text) => match text.strip_prefix("re:") {
-                None => Ok(Target::Module(text.to_owned())),
-                Some(pattern) => Regex::new(&format!("^(?:{pattern})"))
-                    .map(Target::Pattern)
-                    .map_err(|e| fault(path, key, format!("\"{text}\" ({e})"), "a regular expression")),
-            },
-        })
-        .collect()
-}
-
-fn field(key: &str) -> String {
-    format!("quantization_config.{key}")
-}
-
-pub(super) fn fault(path: &Path, key: &str, found: impl Into<String>, allowed: impl Into<String>) -> Error {
-    Error::field(path, field(key), found, allowed, "")
 }
 
 #[cfg(test)]

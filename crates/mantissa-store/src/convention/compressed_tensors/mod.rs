@@ -17,6 +17,7 @@ use crate::{Dtype, Result, TensorSpec};
 
 mod config;
 mod read;
+mod target;
 mod transform;
 mod write;
 
@@ -29,7 +30,7 @@ pub use write::{pack_format, quantization_config, specs, tensors};
 
 /// compressed-tensors, read by vLLM, SGLang and transformers.
 #[derive(Debug)]
-pub(in crate::convention) struct CompressedTensors;
+pub(crate) struct CompressedTensors;
 
 /// Handle of the format.
 pub const CONTAINER: Container = Container::new(&CompressedTensors);

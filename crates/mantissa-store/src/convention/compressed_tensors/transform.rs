@@ -14,7 +14,7 @@ use mantissa_num::Hadamard;
 use mantissa_num::stored::{Map, Transforms};
 use serde_json::{Value, json};
 
-use super::config::{Target, fault, parse_targets};
+use super::target::{Target, fault, parse_targets};
 use crate::convention::ModelFiles;
 use crate::{Error, Result};
 

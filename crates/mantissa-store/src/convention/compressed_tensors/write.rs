@@ -6,7 +6,8 @@ use mantissa_num::{Blocks, Code, Codes, Quantized, Rule, Scheme, Source, miniflo
 use serde_json::{Value, json};
 
 use super::config::PackFormat;
-use crate::convention::{LinearPlan, ModuleGroup, NamedBytes, NotStorable, Storable, scale_dtype};
+use crate::convention::scale_dtype::scale_dtype;
+use crate::convention::{LinearPlan, ModuleGroup, NamedBytes, NotStorable, Storable};
 use crate::{Dtype, TensorSpec};
 
 /// Packing that holds `scheme` for weights and `input` for activations.

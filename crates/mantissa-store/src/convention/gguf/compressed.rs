@@ -5,10 +5,10 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::architecture::{Experts, Recurrence};
 use super::config::Reader;
 use crate::error::Result;
 use crate::gguf::Value;
+use mantissa_arch::gguf::{Experts, Recurrence};
 
 /// Number of llama.cpp for scores that are roots of softplus.
 const SQRT_SOFTPLUS: u64 = 4;

@@ -2,11 +2,10 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::architecture::{Architecture, Recurrence, Yarn};
-use super::order::RowOrder;
-use super::write::epsilon_key;
 use crate::error::Result;
 use crate::gguf::{Gguf, Metadata, Value};
+use mantissa_arch::gguf::RowOrder;
+use mantissa_arch::gguf::{Architecture, Recurrence, Yarn};
 
 /// Tensor of frequency divisors (Llama 3's scaling).
 pub const ROPE_FACTORS: &str = "rope_freqs.weight";
@@ -77,7 +76,7 @@ impl Reader<'_> {
         config.insert("model_type".into(), json!(self.architecture.model_type()));
         config.insert("hidden_act".into(), json!("silu"));
         config.insert("tie_word_embeddings".into(), json!(self.gguf.get("output.weight").is_none()));
-        if let Some(eps) = self.float(epsilon_key(self.architecture))? {
+        if let Some(eps) = self.float(self.architecture.epsilon_key())? {
             config.insert("rms_norm_eps".into(), json!(eps));
         }
         self.put_biases(&mut config)?;

@@ -4,10 +4,10 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::architecture::{Experts, Fixed, Indexers, LocalTheta, Unrotated, Windows};
 use super::config::{LONG_ROPE, Reader, small};
 use crate::error::Result;
 use crate::gguf::Value;
+use mantissa_arch::gguf::{Experts, Fixed, Indexers, LocalTheta, Unrotated, Windows};
 
 /// Keys with an unsupported effect on the computation, with the values that have none.
 const UNSUPPORTED: [(&str, &[f64]); 15] = [

@@ -4,35 +4,28 @@
 //! `config.json`. So nothing above this module depends on GGUF. Metadata with an unsupported effect on the
 //! computation is refused by its key.
 
-mod architecture;
-mod bases;
 mod by_layer;
 mod compressed;
 mod config;
 mod dense;
 mod family;
-mod joined;
-mod names;
-mod order;
+mod model;
 mod read;
 mod recurrent;
 mod streams;
-mod table;
 mod write;
 
 use std::path::Path;
 
-pub use architecture::{
-    Architecture, Bias, Experts as GgufExperts, Indexers, LocalTheta, Presence, Recurrence, Stored,
-    Unrotated, Windows, Yarn,
-};
 pub use by_layer::UNROTATED;
 pub use config::{LONG_ROPE, ROPE_FACTORS};
 pub use dense::DenseTensor;
-pub use joined::{Joined, JoinedPart};
-pub use names::{Place, hf_name, place, stored_name};
-pub use order::{DeltaHeads, Moved, RowOrder, to_gguf_order, to_hf_order};
-pub use streams::FixedStreams;
+pub use mantissa_arch::gguf::{
+    Architecture, Bias, DeltaHeads, Experts as GgufExperts, FixedStreams, Indexers, Joined, JoinedPart,
+    LocalTheta, Moved, Place, Presence, Recurrence, RowOrder, Stored, Unrotated, Windows, Yarn, hf_name,
+    place, stored_name, to_gguf_order, to_hf_order,
+};
+pub use model::Model;
 pub use write::{Sizes, block_type, has_factor, metadata, specs, tensors};
 
 use mantissa_num::{Quantized, Scheme};
@@ -41,7 +34,7 @@ use super::{
     Beside, Container, Convention, Experts, Facts, LayerKind, LinearPlan, ModelFiles, NamedBytes, Opened,
     Parts, Storable,
 };
-use crate::gguf::{Gguf as GgufFile, GgufHeader, GgufTensor, Metadata, Storage};
+use crate::gguf::{Gguf as GgufFile, Storage};
 use crate::{Checkpoint, Result, TensorSpec};
 
 /// Name on the command line and in reports.
@@ -140,17 +133,6 @@ impl ModelFiles {
     }
 }
 
-/// A GGUF file as a model.
-#[derive(Clone, Debug)]
-pub struct Model {
-    header: GgufHeader,
-    architecture: Option<&'static Architecture>,
-    order: RowOrder,
-    /// Groups of a recurrent mixer.
-    groups: usize,
-    notes: Vec<String>,
-}
-
 /// True if `path` is a GGUF file by its extension or its first bytes.
 fn is_gguf(path: &Path) -> bool {
     let named = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
@@ -164,62 +146,6 @@ fn open(path: &Path) -> Result<(Checkpoint, Model)> {
     let (header, files) = gguf.into_parts();
     let model = Model { header, architecture, order, groups, notes };
     Ok((Checkpoint::of_gguf(path, files, config), model))
-}
-
-impl Model {
-    /// The key-value metadata.
-    pub fn metadata(&self) -> &Metadata {
-        &self.header.metadata
-    }
-
-    /// Every tensor, under its GGUF name.
-    pub fn tensors(&self) -> &[GgufTensor] {
-        &self.header.tensors
-    }
-
-    /// True if the file has the tensor with this Hugging Face (or GGUF) name, whole or in parts.
-    pub fn has(&self, name: &str) -> bool {
-        self.tensor(name).is_some() || self.joined(name).is_some()
-    }
-
-    /// Parts of the tensor with this Hugging Face name, if this file has it in parts.
-    pub fn joined(&self, name: &str) -> Option<Joined> {
-        let joined = self.architecture?.joined(name, self.order)?;
-        joined.names().iter().all(|part| self.header.get(part).is_some()).then_some(joined)
-    }
-
-    /// Tensor with this Hugging Face name, or else this GGUF name. For an expert, the tensor that holds it.
-    pub fn tensor(&self, name: &str) -> Option<&GgufTensor> {
-        self.place(name).and_then(|place| self.header.get(&place.tensor)).or_else(|| self.header.get(name))
-    }
-
-    /// True if the file has the tensor with this Hugging Face name as one tensor whose columns are in their order.
-    pub fn is_whole(&self, name: &str) -> bool {
-        self.joined(name).is_none() && self.order.columns(name).is_none() && self.place(name).is_some()
-    }
-
-    /// Place of the tensor with this Hugging Face name.
-    pub fn place(&self, name: &str) -> Option<Place> {
-        let found = match self.architecture {
-            Some(architecture) => architecture.place(name),
-            None => place(name),
-        }?;
-        if found.expert.is_none() || self.header.get(&found.tensor).is_some() {
-            return Some(found);
-        }
-        let other = found.other_form().filter(|other| self.header.get(&other.tensor).is_some());
-        Some(other.unwrap_or(found))
-    }
-
-    /// Architecture, if it is supported.
-    pub fn architecture(&self) -> Option<&'static Architecture> {
-        self.architecture
-    }
-
-    /// Row order of the file.
-    pub fn row_order(&self) -> RowOrder {
-        self.order
-    }
 }
 
 #[cfg(test)]

@@ -5,11 +5,11 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::architecture::{Experts, Recurrence};
 use super::config::{Reader, small};
-use super::order::DeltaHeads;
 use crate::error::Result;
 use crate::gguf::Value;
+use mantissa_arch::gguf::DeltaHeads;
+use mantissa_arch::gguf::{Experts, Recurrence};
 
 impl Reader<'_> {
     /// Heads of gated DeltaNet layers.

@@ -6,29 +6,6 @@ use serde_json::{Map, Value as Json, json};
 use super::config::Reader;
 use crate::error::Result;
 
-/// Sizes of a model with parallel streams.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct FixedStreams {
-    /// Number of streams.
-    pub count: usize,
-    /// Inner width of the low-rank path beside attention.
-    pub laurel: usize,
-    /// Width of a layer's embedding.
-    pub inputs: usize,
-    /// Layers with keys and values of their own, which come first; the others read those of the last two.
-    pub own_keys: usize,
-    /// Layers that cut off their gates, which come first.
-    pub cut: usize,
-    /// Share of a gate's values that they cut off.
-    pub share: f64,
-    /// Soft cap of the logits.
-    pub cap: f32,
-}
-
-/// Sizes of Gemma 3n.
-pub(super) const GEMMA3N: FixedStreams =
-    FixedStreams { count: 4, laurel: 64, inputs: 256, own_keys: 20, cut: 10, share: 0.95, cap: 30.0 };
-
 impl Reader<'_> {
     /// Puts the fixed sizes of parallel streams, and the number of embeddings of layers.
     pub(super) fn put_streams(&self, config: &mut Map<String, Json>) -> Result<()> {

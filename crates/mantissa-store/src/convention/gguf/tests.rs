@@ -108,9 +108,7 @@ fn names_are_those_of_the_gguf_package() {
             let found = place.tensor.replace("blk.3.", "blk.{bid}.");
             // The package's name is that of models with experts, of which this is the shared one.
             let stored = match (row.name, stored.as_str().unwrap()) {
-                ("granitehybrid", "blk.{bid}.ffn_down_shexp")
-                    if row.experts == super::architecture::Experts::None =>
-                {
+                ("granitehybrid", "blk.{bid}.ffn_down_shexp") if row.experts == super::GgufExperts::None => {
                     "blk.{bid}.ffn_down"
                 }
                 (_, stored) => stored,

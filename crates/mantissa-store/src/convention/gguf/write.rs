@@ -1,9 +1,10 @@
 //! Linear layers in GGUF, and the metadata of a model.
 
-use super::{Architecture, place};
 use crate::convention::{LinearPlan, NamedBytes, NotStorable, Storable};
 use crate::gguf::{GgmlType, Storage, Value};
 use crate::{Dtype, TensorSpec};
+use mantissa_arch::gguf::Architecture;
+use mantissa_arch::gguf::place;
 use mantissa_num::{
     Affine, Blocks, Code, CodecId, Codes, Format, Offset, Quantized, Rounding, ScaleTree, Scheme, Sense,
     minifloat,
@@ -175,7 +176,7 @@ pub fn metadata(
         ("feed_forward_length", u32_of(sizes.ffn)),
         ("attention.head_count", u32_of(sizes.heads)),
         ("attention.head_count_kv", u32_of(sizes.kv_heads)),
-        (epsilon_key(architecture), Value::F32(sizes.eps)),
+        (architecture.epsilon_key(), Value::F32(sizes.eps)),
         ("attention.key_length", u32_of(sizes.head_dim)),
         ("attention.value_length", u32_of(sizes.value_dim)),
         ("rope.dimension_count", u32_of(sizes.rotated)),
@@ -187,11 +188,6 @@ pub fn metadata(
         }
     }
     all
-}
-
-/// Key of the epsilon in norms.
-pub(super) fn epsilon_key(architecture: &Architecture) -> &'static str {
-    if architecture.layer_norms { "attention.layer_norm_epsilon" } else { "attention.layer_norm_rms_epsilon" }
 }
 
 /// The sizes that [`metadata`] states.

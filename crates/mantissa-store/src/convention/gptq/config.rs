@@ -6,8 +6,7 @@ use mantissa_num::Blocks;
 use regex::Regex;
 use serde_json::Value;
 
-use super::version::{self, ZeroVersion};
-use crate::{Checkpoint, Error, Result};
+use crate::{Error, Result};
 
 /// `quant_method` of GPTQModel, AutoGPTQ and optimum.
 pub const QUANT_METHOD: &str = "gptq";
@@ -25,6 +24,25 @@ pub enum Layout {
     Stream,
     /// `gptq_p`: bit planes, see [`mantissa_num::pack::planar_block`].
     Planar,
+}
+
+/// Version of stored zero points.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ZeroVersion {
+    /// Minus one (`gptq`).
+    V1,
+    /// Unchanged (`gptq_v2`, `gptq_p`).
+    V2,
+}
+
+impl ZeroVersion {
+    /// The `checkpoint_format`.
+    pub fn name(self) -> &'static str {
+        match self {
+            ZeroVersion::V1 => "gptq",
+            ZeroVersion::V2 => "gptq_v2",
+        }
+    }
 }
 
 /// Bits and group of a layer's codes.
@@ -62,8 +80,8 @@ pub struct Config {
     auto_round: bool,
     default: Layer,
     overrides: Vec<Override>,
-    notes: Vec<String>,
-    contradicts_label: bool,
+    pub(super) notes: Vec<String>,
+    pub(super) contradicts_label: bool,
 }
 
 impl Config {
@@ -119,20 +137,6 @@ impl Config {
             notes: Vec::new(),
             contradicts_label: false,
         })
-    }
-
-    /// Corrects the version label if the zero points in `checkpoint` clearly contradict it.
-    pub(super) fn check_version(&mut self, checkpoint: &Checkpoint) {
-        let Some(found) = version::of_data(self, checkpoint) else { return };
-        if found != self.version {
-            let (labelled, found_name) = (self.version.name(), found.name());
-            self.notes.push(format!(
-                "the zero points are those of \"{found_name}\" although the config says \"{labelled}\": read as they are; \
-                 other readers compute with zero points off by one, write \"checkpoint_format\": \"{found_name}\""
-            ));
-            self.version = found;
-            self.contradicts_label = true;
-        }
     }
 
     /// Version of the zero points, from the data if it is unambiguous.

@@ -23,16 +23,17 @@ mod version;
 mod write;
 
 pub use super::weight::in_own_order;
-pub use config::{AUTO_ROUND, AUTO_ROUND_FILE, Config, Layer, Layout, QUANT_METHOD, packing_format};
-pub use version::ZeroVersion;
+pub use config::{
+    AUTO_ROUND, AUTO_ROUND_FILE, Config, Layer, Layout, QUANT_METHOD, ZeroVersion, packing_format,
+};
 pub use write::{FILE_NAME, Settings, quantization_config, specs, tensors};
 
-pub(in crate::convention) use read::{centred, group_int, read_order, read_scales};
-pub(in crate::convention) use write::int_groups;
+pub(crate) use read::{centred, group_int, read_order, read_scales};
+pub(crate) use write::int_groups;
 
 /// GPTQ, read by GPTQModel, vLLM, SGLang and transformers.
 #[derive(Debug)]
-pub(in crate::convention) struct Gptq;
+pub(crate) struct Gptq;
 
 /// Handle of the format.
 pub const CONTAINER: Container = Container::new(&Gptq);
@@ -118,7 +119,7 @@ impl Convention for Gptq {
 }
 
 /// True if a folder is AutoRound's, with GPTQ or AWQ tensors.
-pub(in crate::convention) fn is_auto_round(folder: &Candidate<'_>) -> bool {
+pub(crate) fn is_auto_round(folder: &Candidate<'_>) -> bool {
     AUTO_ROUND.contains(&folder.method())
 }
 

@@ -5,10 +5,11 @@ use mantissa_num::pack::transpose;
 use mantissa_num::stored::{Map, Transforms, by_group};
 use mantissa_num::{Blocks, Code, Codes, Quantized, ScaleLevel, ScaleTree};
 
-use super::config::{Config, Layer, Layout};
-use super::version::{ZeroVersion, lines, transpose_words};
+use super::config::{Config, Layer, Layout, ZeroVersion};
+use super::version::{lines, transpose_words};
+use crate::convention::scale_dtype::scale_code;
 use crate::convention::sound::{self, Names};
-use crate::convention::{ModelFiles, Weight, scale_code};
+use crate::convention::{ModelFiles, Weight};
 use crate::{Dtype, Result};
 
 impl Config {
@@ -113,13 +114,13 @@ impl Config {
 }
 
 /// Converts a field to signed: minus `2^(bits-1)`.
-pub(in crate::convention) fn centred(field: u8, bits: u32) -> i32 {
+pub(crate) fn centred(field: u8, bits: u32) -> i32 {
     let mask = ((1u16 << bits) - 1) as u8;
     i32::from(field & mask) - (1 << (bits - 1))
 }
 
 /// Integer codes in groups. Zero points that all equal the middle of the range are dropped.
-pub(in crate::convention) fn group_int(
+pub(crate) fn group_int(
     (bits, blocks): (u32, Blocks),
     (rows, cols): (usize, usize),
     codes: Vec<u8>,
@@ -139,7 +140,7 @@ pub(in crate::convention) fn group_int(
 }
 
 /// Scales stored `[groups, rows]`, in the order of `[rows, groups]`.
-pub(in crate::convention) fn read_scales(
+pub(crate) fn read_scales(
     files: &ModelFiles,
     name: &str,
     groups: usize,
@@ -156,7 +157,7 @@ pub(in crate::convention) fn read_scales(
 }
 
 /// Columns sorted by group, if `g_idx` exists and reorders them.
-pub(in crate::convention) fn read_order(
+pub(crate) fn read_order(
     files: &ModelFiles,
     name: &str,
     blocks: Blocks,

@@ -3,24 +3,21 @@
 
 use mantissa_num::pack::{PLANAR_BLOCK, Packing, planar_block};
 
-use super::config::{Config, Layer, Layout};
+use super::config::{Config, Layer, Layout, ZeroVersion};
 use crate::{Checkpoint, Dtype};
 
-/// Version of stored zero points.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ZeroVersion {
-    /// Minus one (`gptq`).
-    V1,
-    /// Unchanged (`gptq_v2`, `gptq_p`).
-    V2,
-}
-
-impl ZeroVersion {
-    /// The `checkpoint_format`.
-    pub fn name(self) -> &'static str {
-        match self {
-            ZeroVersion::V1 => "gptq",
-            ZeroVersion::V2 => "gptq_v2",
+impl Config {
+    /// Corrects the version label if the zero points in `checkpoint` clearly contradict it.
+    pub(super) fn check_version(&mut self, checkpoint: &Checkpoint) {
+        let Some(found) = of_data(self, checkpoint) else { return };
+        if found != self.version {
+            let (labelled, found_name) = (self.version.name(), found.name());
+            self.notes.push(format!(
+                "the zero points are those of \"{found_name}\" although the config says \"{labelled}\": read as they are; \
+                 other readers compute with zero points off by one, write \"checkpoint_format\": \"{found_name}\""
+            ));
+            self.version = found;
+            self.contradicts_label = true;
         }
     }
 }
@@ -34,7 +31,7 @@ const MOST_BYTES: u64 = 64 << 20;
 /// A symmetric file has one zero point everywhere, `2^(b-1)`: v2 stores that number, v1 the one below. Otherwise the
 /// zero point is the code of weight 0, and trained weights average to about 0. So the mean of code minus stored zero
 /// point is near 0 in v2 and near 1 in v1.
-pub(super) fn of_data(config: &Config, checkpoint: &Checkpoint) -> Option<ZeroVersion> {
+fn of_data(config: &Config, checkpoint: &Checkpoint) -> Option<ZeroVersion> {
     let mut zeros: Vec<_> = checkpoint.tensors().filter(|meta| meta.name.ends_with(".qzeros")).collect();
     zeros.sort_by_key(|meta| (meta.len, meta.name.clone()));
     let samples: Vec<Sample> = zeros

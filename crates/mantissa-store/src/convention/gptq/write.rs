@@ -27,7 +27,7 @@ pub struct Settings {
 /// # Errors
 /// [`NotStorable`] for any other scheme, for quantized inputs, and for groups that do not divide a row, which the
 /// kernels for these formats require.
-pub(in crate::convention) fn int_groups(
+pub(crate) fn int_groups(
     container: &str,
     plan: &LinearPlan<'_>,
     widths: &[u32],

@@ -33,7 +33,7 @@ pub use write::{as_stored, hf_quant_config, quantization_config, specs, store, t
 
 /// ModelOpt, read by TensorRT-LLM, vLLM and SGLang.
 #[derive(Debug)]
-pub(in crate::convention) struct Modelopt;
+pub(crate) struct Modelopt;
 
 /// Handle of the format.
 pub const CONTAINER: Container = Container::new(&Modelopt);

@@ -6,9 +6,10 @@ use mantissa_num::stored::{Map, Transforms};
 use mantissa_num::{Blocks, Code, Codes, Quantized, Rule, ScaleLevel, ScaleTree, Scheme, Source, minifloat};
 
 use super::config::{Algo, Config};
+use crate::convention::scale_dtype::scale_code;
 use crate::convention::sound::{self, Names};
 use crate::convention::weight::Parts;
-use crate::convention::{ActivationQuant, KvQuant, ModelFiles, Weight, scale_code};
+use crate::convention::{ActivationQuant, KvQuant, ModelFiles, Weight};
 use crate::{Dtype, Result};
 
 /// Elements of a block of NVFP4.

@@ -8,9 +8,10 @@ use serde_json::{Value, json};
 
 use super::config::{Algo, QUANT_METHOD};
 use super::read::{fixed, mxfp8_input, per_token};
+use crate::convention::scale_dtype::scale_dtype;
 use crate::convention::{
     ActivationQuant, LinearPlan, LinearWeight, ModuleGroup, NamedBytes, NotStorable, Storable, StoredTensors,
-    Weight, cache, scale_dtype,
+    Weight, cache,
 };
 use crate::{Dtype, TensorSpec};
 

@@ -20,7 +20,7 @@ use crate::{Result, TensorSpec};
 
 /// mantissa's own format.
 #[derive(Debug)]
-pub(in crate::convention) struct Native;
+pub(crate) struct Native;
 
 /// Handle of the format.
 pub const CONTAINER: Container = Container::new(&Native);

@@ -8,7 +8,7 @@ use mantissa_store::{Dtype, Output, SafeTensors, SafetensorsWriter, StagedFile, 
 
 use super::{Conversations, Counts};
 use crate::data::DataError;
-use crate::model::IGNORE_TARGET;
+use crate::loss::IGNORE_TARGET;
 
 const VOCAB_SIZE: &str = "vocab_size";
 const COUNTS: [&str; 5] = ["lines", "rendered", "cut", "left_out", "answer_tokens"];

@@ -6,12 +6,19 @@
 //! such a conversation: no position in the text would be the one that the model sees when it answers.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use mantissa_model::{Bos, Message, chat};
 use serde_json::Value;
 
-use super::Marked;
 use super::line::{Fault, Line};
+
+/// A text and the parts of it that the loss counts.
+pub(super) struct Marked {
+    pub(super) text: String,
+    pub(super) bos: Bos,
+    pub(super) spans: Vec<Range<usize>>,
+}
 
 /// Variables of the renderings of a line: whole, then for each answer that counts what comes before it and, unless it is
 /// the last message, up to its end. Empty for a line without messages.

@@ -24,7 +24,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
 
-use mantissa_model::{Bos, Tokenizer};
+use mantissa_model::Tokenizer;
 use mantissa_store::Part;
 use serde_json::Value;
 
@@ -32,9 +32,10 @@ pub use self::pack::ChatBatches;
 pub use self::template::DefaultTemplate;
 
 use self::line::{Fault, Line};
+use self::mask::Marked;
 use super::text::{named, open};
 use super::{DataError, HoldOut};
-use crate::model::IGNORE_TARGET;
+use crate::loss::IGNORE_TARGET;
 
 /// Longest line in bytes.
 const MAX_LINE: u64 = 64 << 20;
@@ -75,13 +76,6 @@ pub struct Counts {
     pub left_out: usize,
     /// Targets that the loss counts.
     pub answer_tokens: u64,
-}
-
-/// A text and the parts of it that the loss counts.
-struct Marked {
-    text: String,
-    bos: Bos,
-    spans: Vec<Range<usize>>,
 }
 
 impl Conversations {

@@ -36,18 +36,9 @@ impl Candidate {
         row(recipe, format, bits, f64::NAN)
     }
 
-    /// True if the format is the one in which users of `server` keep such models. Engines read others too, such as vLLM and
-    /// transformers GGUF, but slowly or by way of dense weights.
+    /// True if users of `server` keep models in the format.
     pub fn is_usual_in(&self, server: Server) -> bool {
-        match self.format {
-            "gguf" => matches!(server, Server::LlamaCpp | Server::Mantissa),
-            "mlx" => server == Server::Mlx,
-            "exl2" => server == Server::Exllamav2,
-            "modelopt" => server == Server::TensorrtLlm,
-            "native" => server == Server::Mantissa,
-            CT => !matches!(server, Server::LlamaCpp | Server::Mlx | Server::Exllamav2),
-            _ => true,
-        }
+        server.is_usual_reader(self.format)
     }
 }
 

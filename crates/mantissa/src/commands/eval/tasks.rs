@@ -2,76 +2,27 @@
 
 use std::io::{self, Write};
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Result;
 use mantissa_eval::tasks::{self, Answer, Task, TaskSummary};
 use mantissa_eval::{EvalError, Evaluated, ROWS};
 use mantissa_model::Tokenizer;
-use mantissa_store::{Kind, Paths, write_file_atomic};
+use mantissa_store::write_file_atomic;
 use serde::Serialize;
 use serde_json::json;
 
+use super::super::loaded_models::Use;
 use super::super::model::{self, load_tokenizer};
 use super::super::run::Engine;
-use super::super::running::Use;
-use super::super::tasks::{self as shared, Read, note_guessing, score_table};
-use super::super::text::bound;
-use super::{Args, kv_name, load, quantized_reference};
+use super::super::tasks::{Read, note_guessing, score_table};
+use super::args::{Args, TaskArgs};
+use super::load::{exceeds, kv_name, load, quantized_reference};
 use crate::context::Context;
 use crate::error::GateFailed;
 use crate::output::labelled;
 use crate::progress::Unit;
-
-/// Options for tasks.
-#[derive(clap::Args)]
-pub struct TaskArgs {
-    /// Measure accuracy on a task; can be repeated
-    ///
-    /// FILE.jsonl, or a built-in task: cloze, retrieval, arithmetic, format. Each line is an item: {"prompt",
-    /// "choices", "answer"} takes the choice with the largest log-likelihood, {"prompt", "target"} generates greedily.
-    #[arg(
-        long,
-        value_name = "TASK",
-        group = "measured_on",
-        help_heading = "Evaluation",
-        conflicts_with_all = ["context", "stride", "split", "docs", "limit", "prefill", "per_window", "logits", "max_kl", "max_ppl_increase"]
-    )]
-    task: Vec<PathBuf>,
-    /// Use each prompt as a chat message of the user
-    ///
-    /// MODEL's chat template renders it.
-    #[arg(
-        long,
-        requires = "task",
-        conflicts_with = "bos",
-        help_heading = "Evaluation",
-        hide_short_help = true
-    )]
-    chat: bool,
-    /// Fail if the accuracy of a task falls by more, such as 0.02
-    ///
-    /// Against the reference. Exit code 1.
-    #[arg(long, value_name = "SHARE", value_parser = bound, requires_all = ["reference", "task"], help_heading = "Evaluation", hide_short_help = true)]
-    max_accuracy_drop: Option<f64>,
-    /// Write the answer to each item to this JSON Lines file
-    #[arg(long, value_name = "FILE", requires = "task", help_heading = "Output", hide_short_help = true)]
-    per_item: Option<PathBuf>,
-}
-
-impl TaskArgs {
-    /// True if a task is given.
-    pub fn given(&self) -> bool {
-        !self.task.is_empty()
-    }
-
-    /// Adds the files that are read and written.
-    pub fn paths(&self, paths: &mut Paths) {
-        shared::paths(&self.task, paths);
-        self.per_item.iter().for_each(|path| paths.write("--per-item", path, Kind::File));
-    }
-}
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -250,7 +201,7 @@ fn gate(args: &Args, report: &Report<'_>) -> Result<()> {
     let Some(most) = args.tasks.max_accuracy_drop else { return Ok(()) };
     for Done { task, summary } in &report.tasks {
         let Some(compared) = &summary.score.reference else { continue };
-        if super::exceeds(-compared.delta_accuracy, most) {
+        if exceeds(-compared.delta_accuracy, most) {
             let drop = -compared.delta_accuracy;
             let found = format!("{task}: accuracy: expected a drop of at most {most}, got {drop:.4}");
             return Err(GateFailed::new(found).into());

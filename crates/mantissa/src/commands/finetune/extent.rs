@@ -1,10 +1,12 @@
 //! Form and size of the data: text or conversations, tokens of a window, number of steps, and the part held out.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use mantissa_model::{Bos, Tokenizer};
 use mantissa_store::convention::ModelFiles;
+use mantissa_store::{Error, regular};
 use mantissa_train::data::chat::{ChatBatches, DefaultTemplate};
 use mantissa_train::data::{Cursor, HoldOut, TextFormat, documents_within};
 
@@ -165,12 +167,10 @@ const ANSWERED: [&str; 3] = ["messages", "prompt", "completion"];
 
 /// Returns the first line of a file that is not blank, as far as [`FIRST_LINE`] holds it.
 fn first_line(file: &Path) -> Result<String> {
-    let fault =
-        |operation, error| mantissa_store::Error::opening(file, "a file of training data", operation, error);
+    let expected = "a file of training data";
     let mut start = Vec::new();
-    let opened = std::fs::File::open(file).map_err(|error| fault("open", error))?;
-    let mut limited = std::io::Read::take(opened, FIRST_LINE);
-    std::io::Read::read_to_end(&mut limited, &mut start).map_err(|error| fault("read", error))?;
+    let read = regular::open(file, expected)?.take(FIRST_LINE).read_to_end(&mut start);
+    read.map_err(|error| Error::opening(file, expected, "read", error))?;
     let start = String::from_utf8_lossy(&start);
     Ok(start.lines().find(|line| !line.trim().is_empty()).unwrap_or_default().to_owned())
 }

@@ -6,7 +6,7 @@ use mantissa_quant::allocate::Allocation;
 use mantissa_quant::{Plan, QuantError, Recipe};
 use mantissa_store::convention::{Container, ModelFiles};
 
-use super::Args;
+use super::args::{Args, PLAIN_CACHE, RECIPE};
 use super::measure::{Family, Uniform};
 use crate::error::{Exit, exit_of};
 
@@ -87,7 +87,7 @@ fn mix(
     let format = match args.format {
         Some(format) => format,
         None => {
-            let all = Recipe::from_toml(super::RECIPE, &all_text(&plans))?;
+            let all = Recipe::from_toml(RECIPE, &all_text(&plans))?;
             all.container()
         }
     };
@@ -103,7 +103,7 @@ fn mix(
     for choices in texts {
         let found = Allocation { choices, cost: 0.0, size: 0, bound: 0.0 };
         let text = recipe_text(&family, args.format, &found);
-        match Recipe::from_toml(super::RECIPE, &text).map_err(anyhow::Error::from).and_then(plan) {
+        match Recipe::from_toml(RECIPE, &text).map_err(anyhow::Error::from).and_then(plan) {
             Ok(made) => family.probes.push(made),
             Err(error) => return refused(error),
         }
@@ -206,7 +206,7 @@ pub(super) fn recipe_text(family: &Family, format: Option<Container>, found: &Al
     let count = |at: usize| taken(at).map(|(unit, _)| unit.linears.len()).sum::<usize>();
     let most = (0..plans.len()).max_by_key(|&at| count(at)).unwrap_or(0);
     let default = plans[most].recipe_method();
-    let kv = family.kv_chosen(found).map(|kv| kv.scheme.as_str()).filter(|kv| *kv != super::PLAIN_CACHE);
+    let kv = family.kv_chosen(found).map(|kv| kv.scheme.as_str()).filter(|kv| *kv != PLAIN_CACHE);
     let mut head = method_and_scheme(&plans[most]);
     if let Some(transform) = plans[most].recipe().and_then(|recipe| recipe.transform.as_ref()) {
         head += &format!("transform = \"{}\"\n", transform.name());
@@ -226,8 +226,7 @@ pub(super) fn recipe_text(family: &Family, format: Option<Container>, found: &Al
     }
     // A choice of few candidates may be of another default format than the bits that were counted.
     let counted = plans[most].plan.container;
-    let own =
-        || Recipe::from_toml(super::RECIPE, &format!("{head}{kv}{rules}")).map(|recipe| recipe.container());
+    let own = || Recipe::from_toml(RECIPE, &format!("{head}{kv}{rules}")).map(|recipe| recipe.container());
     let differs = family.methods.len() > 1 && own().is_ok_and(|own| own != counted);
     let format = format.or(Some(counted).filter(|_| differs));
     let format = format.map_or_else(String::new, |format| format!("format = \"{}\"\n", format.name()));

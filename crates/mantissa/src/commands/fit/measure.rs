@@ -1,7 +1,6 @@
 //! Measures the KL of every unit alone under every candidate.
 
 use std::collections::HashMap;
-use std::io::Read;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -14,7 +13,7 @@ use mantissa_model::{Decoder, KvPolicy};
 use mantissa_quant::allocate::{AllocateError, Allocation, Choice, allocate};
 use mantissa_quant::{Plan, QuantError, Recipe, Start, plan_key};
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::{FileDigest, Journal, Output, WorkFolder, disk, verify_manifest};
+use mantissa_store::{FileDigest, Journal, Output, WorkFolder, disk, regular, verify_manifest};
 use serde::{Deserialize, Serialize};
 
 use super::super::outcome::carry_out;
@@ -300,13 +299,10 @@ pub(super) fn read(path: &Path) -> Result<Vec<Measured>> {
         )
         .with_fix("name a file that does not exist yet")
     };
-    let mut text = String::new();
-    match std::fs::File::open(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        file => file
-            .and_then(|file| file.take(MOST).read_to_string(&mut text))
-            .map_err(|e| fault(e.to_string()))?,
+    let Some(text) = regular::read_optional(path, MOST, "a file of measurements")? else {
+        return Ok(Vec::new());
     };
+    let text = String::from_utf8(text).map_err(|error| fault(error.to_string()))?;
     let Some(lines) = text.strip_prefix(HEAD) else { return Err(fault("another file".to_owned()).into()) };
     // Lines of another version are measured anew.
     Ok(lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())

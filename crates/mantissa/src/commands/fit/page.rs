@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use super::done::{Done, unit_columns};
 use super::measure::{Candidate, Row};
-use super::{Done, unit_columns};
 use crate::commands::tasks;
 use crate::output::{bytes, number};
 use crate::report::{Axis, Html, LineChart, Page, Point, Scatter, Series, facts, table, tiles};

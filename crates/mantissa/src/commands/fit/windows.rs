@@ -3,7 +3,7 @@
 use anyhow::Result;
 use mantissa_eval::Sequence;
 
-use super::Args;
+use super::args::Args;
 use crate::context::Context;
 use crate::error::BadInput;
 

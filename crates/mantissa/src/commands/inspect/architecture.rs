@@ -11,7 +11,7 @@ use mantissa_store::Shown;
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
-use super::inventory::Entry;
+use super::inventory::{Entry, bits};
 use crate::output;
 
 /// Sizes of a decoder.
@@ -236,5 +236,5 @@ pub fn linear_bits(config: &ModelConfig, files: &ModelFiles, entries: &[Entry]) 
     let names: HashSet<String> = names.flat_map(|name| Place::of(files, &name).tensors).collect();
     let linears = entries.iter().filter(|entry| names.contains(&entry.name));
     let (bytes, parameters) = linears.fold((0, 0), |(b, p), entry| (b + entry.bytes, p + entry.parameters));
-    super::bits(bytes, parameters)
+    bits(bytes, parameters)
 }

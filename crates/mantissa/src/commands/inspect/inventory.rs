@@ -16,8 +16,8 @@ use mantissa_store::gguf::GgufTensor;
 use mantissa_store::{Checkpoint, Dtype, TensorMeta};
 use serde::Serialize;
 
-use super::Model;
 use super::experts::Experts;
+use super::model::Model;
 
 /// Logical tensor: a stored tensor, or a quantized weight with its side tensors.
 #[derive(Serialize)]
@@ -547,4 +547,9 @@ impl Kind {
 /// Returns the scheme text of a format: with the default rule, or with the first rule that gives this format.
 fn text(format: &Format) -> String {
     Scheme::writing(format.clone()).to_string()
+}
+
+/// Returns the bits of storage per parameter.
+pub(super) fn bits(bytes: u64, parameters: u64) -> Option<f64> {
+    (parameters > 0).then(|| 8.0 * bytes as f64 / parameters as f64)
 }

@@ -15,9 +15,9 @@ use mantissa_store::Shown;
 use mantissa_store::convention::{ModelFiles, Weight};
 use serde::Serialize;
 
-use super::Model;
 use super::experts::Experts;
 use super::inventory::Entry;
+use super::model::Model;
 use crate::output::{Align, Table, number};
 use crate::tensors::FloatTensor;
 

@@ -3,7 +3,8 @@
 use mantissa_plan::recommend::{Answer, Load, TrainAnswer};
 use mantissa_plan::training::Run;
 
-use super::{Asked, text, train};
+use super::asked::Asked;
+use super::{text, training_text};
 use crate::report::{Axis, Html, Page, Point, Scatter, facts, table, tiles};
 
 /// Facts under the title.
@@ -89,8 +90,8 @@ fn plot(answer: &Answer) -> Option<Html> {
 /// Makes the page of a plan for training.
 pub fn training(asked: &Asked<'_>, run: &Run, answer: &TrainAnswer) -> Page {
     let mut page = Page::new(&format!("Training plan: {} on {}", asked.shape.name, asked.device.title));
-    page.push(Html::lead(&format!("Choose {}.", train::headline(answer))));
-    page.push(Html::paragraph(&format!("{} {}.", asked.title(), train::run_words(run))));
+    page.push(Html::lead(&format!("Choose {}.", training_text::headline(answer))));
+    page.push(Html::paragraph(&format!("{} {}.", asked.title(), training_text::run_words(run))));
     page.push(about(asked));
     page.push(Html::caution("All bytes and speeds are predicted."));
     page.push(Html::heading("Reasons"));
@@ -98,6 +99,6 @@ pub fn training(asked: &Asked<'_>, run: &Run, answer: &TrainAnswer) -> Page {
     page.push(Html::heading("What would change it"));
     page.push(Html::list(&answer.changes));
     page.push(Html::heading("Recipes"));
-    page.push(table("training recipes", &train::table(answer)));
+    page.push(table("training recipes", &training_text::table(answer)));
     page
 }

@@ -6,7 +6,7 @@ use mantissa_eval::verdict::Verdict;
 use mantissa_plan::precision::KL_SOURCE;
 use mantissa_plan::recommend::{Answer, Load, Row, rate};
 
-use super::Asked;
+use super::asked::{Asked, measures};
 use crate::output::{Align, Table, bytes, labelled, paragraph};
 
 /// Returns the table of candidates.
@@ -86,10 +86,10 @@ pub fn inference(asked: &Asked<'_>, load: &Load, answer: &Answer, out: &mut dyn 
     if let Some(recipe) = choice.recipe {
         let model = asked.args.subject.model();
         let model =
-            model.map_or_else(|| "MODEL".to_owned(), |model| super::super::ending::quoted(model.typed()));
+            model.map_or_else(|| "MODEL".to_owned(), |model| super::super::next_steps::quoted(model.typed()));
         labelled(out, "make", &format!("mantissa quantize {model} --recipe {recipe}"))?;
     }
-    labelled(out, "measure", &super::measures(asked.args.subject.model()))?;
+    labelled(out, "measure", &measures(asked.args.subject.model()))?;
     match &asked.args.html {
         // Not wrapped, to be copied.
         Some(file) => writeln!(out, "page        {}", file.display()),

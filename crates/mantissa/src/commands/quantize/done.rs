@@ -11,7 +11,7 @@ use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
 use super::super::choose::Choice;
-use super::super::ending::Ending;
+use super::super::next_steps::NextSteps;
 use super::super::outcome::{human_figures, layer_table, linear_bits};
 use super::super::{tables, tasks, verify};
 use super::args::Args;
@@ -46,7 +46,7 @@ pub(super) struct Done<'a> {
     verification: Option<&'a Verification>,
     verify_seconds: Option<f64>,
     #[serde(flatten)]
-    ending: Ending,
+    next_steps: NextSteps,
     /// Sizes of quantized embedding and head; `quality` lists them too.
     #[serde(skip)]
     tables: Vec<TableSize>,
@@ -78,7 +78,7 @@ impl<'a> Done<'a> {
             quality: &outcome.quality,
             verification: outcome.verification.as_ref().map(|(verification, _)| verification),
             verify_seconds,
-            ending: Ending::new(plan, &args.model, source, written, &args.targets),
+            next_steps: NextSteps::new(plan, &args.model, source, written, &args.targets),
             tables: plan.table_sizes(source),
         }
     }
@@ -130,7 +130,7 @@ pub(super) fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::R
         labelled(out, "sha256", hash)?;
     }
     layer_table(out, r, layers)?;
-    done.ending.human(out)
+    done.next_steps.human(out)
 }
 
 /// Prints times, and what an unfinished run contributed.

@@ -12,8 +12,8 @@ use super::super::calibration::CalibrationArgs;
 use super::super::choose::{self, Choice, predict};
 use super::super::default_text;
 use super::super::destination::{Destination, default_out};
-use super::super::rebuild;
-use super::super::text::read_text;
+use super::super::record;
+use super::super::text::read_settings;
 use super::args::Args;
 use crate::context::Context;
 use crate::output::bytes;
@@ -94,18 +94,18 @@ impl Request {
     /// # Errors
     /// A recipe file that cannot be read.
     pub(super) fn rebuild(&self, args: &Args, context: &Context) -> Result<Rebuild> {
-        let mut record = rebuild::with(context.job.clone(), &format!("--recipe={}", self.recipe.label()));
-        record = rebuild::with(record, &format!("--format={}", self.container().name()));
+        let mut rebuild = record::with(context.job.clone(), &format!("--recipe={}", self.recipe.label()));
+        rebuild = record::with(rebuild, &format!("--format={}", self.container().name()));
         if args.calibration.is_empty() && !self.calibration(args).is_empty() {
-            record = rebuild::with(record, &format!("--calibration={}", default_text::NAME));
+            rebuild = record::with(rebuild, &format!("--calibration={}", default_text::NAME));
         }
-        record.recipe = match (&args.recipe_text, args.recipe.as_deref().filter(|name| Recipe::is_file(name)))
-        {
-            (Some(text), _) => Some(text.clone()),
-            (None, Some(file)) => Some(read_text(file.as_ref())?),
-            (None, None) => None,
-        };
-        Ok(record)
+        rebuild.recipe =
+            match (&args.recipe_text, args.recipe.as_deref().filter(|name| Recipe::is_file(name))) {
+                (Some(text), _) => Some(text.clone()),
+                (None, Some(file)) => Some(read_settings(file.as_ref())?),
+                (None, None) => None,
+            };
+        Ok(rebuild)
     }
 
     /// Prints what a short name stands for and what was chosen, with the predictions for `plan`.

@@ -15,12 +15,12 @@ use super::super::choose::{self, predict};
 use super::super::coverage;
 use super::super::outcome::carry_out_all;
 use super::super::parse::kind_of;
-use super::super::rebuild;
+use super::super::record;
 use super::args::Args;
 use super::done::{Done, human, layer_notes};
+use super::planned::{options, plan};
 use super::preview::DryRun;
 use super::request::Request;
-use super::{options, plan};
 use crate::context::Context;
 use crate::error::BadInput;
 use crate::output::labelled;
@@ -81,7 +81,7 @@ fn plans(args: &Args, request: &Request, source: &ModelFiles, context: &Context)
     let options = options(args, request, source, context)?;
     let of_format = |format: &Container| {
         let rebuild = options.rebuild.clone();
-        let rebuild = rebuild.map(|rebuild| rebuild::with(rebuild, &format!("--format={}", format.name())));
+        let rebuild = rebuild.map(|rebuild| record::with(rebuild, &format!("--format={}", format.name())));
         let options = Options { container: Some(*format), rebuild, ..options.clone() };
         plan(args, source, request.recipe.clone(), options, context)
     };
@@ -91,7 +91,7 @@ fn plans(args: &Args, request: &Request, source: &ModelFiles, context: &Context)
 /// Runs the command for several formats; `tasks` run on every output.
 ///
 /// # Errors
-/// As [`super::run`]; no output appears unless all are complete.
+/// As the command; no output appears unless all are complete.
 pub(super) fn run(
     args: &Args,
     request: &Request,

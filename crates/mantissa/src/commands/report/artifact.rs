@@ -8,7 +8,7 @@ use mantissa_quant::{Digests, ErrorReport, Figures, LayerReport, Quality};
 use super::launch::{Launch, Start};
 use super::{map, texts};
 use crate::commands::default_text;
-use crate::commands::ending::quoted;
+use crate::commands::next_steps::quoted;
 use crate::commands::quantize::fallback_line;
 use crate::commands::tasks;
 use crate::output::{Align, Table, bytes, count, number, shape};
@@ -33,7 +33,7 @@ pub struct Extras {
 
 /// Makes the page of the model at `path` from its quality report.
 pub fn page(path: &Path, quality: &Quality, extras: &Extras) -> Page {
-    let mut page = Page::new(&format!("Quantized model {}", super::name(path)));
+    let mut page = Page::new(&format!("Quantized model {}", texts::name(path)));
     page.push(facts(origin(quality, extras)));
     verdict(&mut page, path, (quality, extras));
     tasks::section(&mut page, &quality.tasks);

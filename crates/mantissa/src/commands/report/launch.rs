@@ -6,8 +6,8 @@ use anyhow::Result;
 use mantissa_advise::subject;
 use mantissa_plan::contract::{Evidence, Server, Subject, Target, cells, lint};
 
-use crate::commands::ending::serve;
 use crate::commands::model;
+use crate::commands::next_steps::serve;
 use crate::context::Context;
 use crate::memory::PROCESS;
 

@@ -1,10 +1,10 @@
 //! Reads JSON Lines files, which may be long, damaged or foreign.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use anyhow::Result;
+use mantissa_store::regular;
 use serde::de::DeserializeOwned;
 
 use crate::error::BadInput;
@@ -19,7 +19,7 @@ const MAX_LINE: u64 = 64 << 20;
 /// I/O, and [`BadInput`] with the line that is too long or malformed.
 pub fn read<T: DeserializeOwned>(path: &Path, mut take: impl FnMut(T) -> Result<()>) -> Result<()> {
     let io = |error| mantissa_store::Error::Io { path: path.to_owned(), operation: "read", error };
-    let mut file = BufReader::new(File::open(path).map_err(io)?);
+    let mut file = BufReader::new(regular::open(path, "a log of mantissa train")?);
     let mut line = Vec::new();
     for number in 1u64.. {
         line.clear();

@@ -3,17 +3,18 @@
 use std::path::Path;
 
 use mantissa_quant::{Digests, Quality};
-use mantissa_store::{FileDigest, Manifest, manifest_path};
+use mantissa_store::{Manifest, hash_file, manifest_path};
 
-use crate::commands::ending::quoted;
+use super::texts::name;
 use crate::commands::model::{self, ModelPath};
+use crate::commands::next_steps::quoted;
 use crate::embedded;
 
 /// Names the source of the model at `path`: the given one, the embedded one, the name in the GGUF file, or else the
 /// architecture and the hash of the source's first weight file.
 pub fn source(path: &Path, quality: &Quality, reference: Option<&ModelPath>) -> String {
     if let Some(reference) = reference {
-        return super::name(reference.named());
+        return name(reference.named());
     }
     if embedded::is_source(&quality.hashes.source) {
         return format!("{} (built in)", embedded::NAME);
@@ -44,9 +45,9 @@ pub fn reference(quality: &Quality, reference: Option<&ModelPath>) -> String {
 /// manifest, those of the quality report.
 pub fn files(path: &Path, quality: &Quality) -> Digests {
     let at = manifest_path(path);
-    let (Ok(manifest), Ok(bytes)) = (Manifest::read_file(&at), std::fs::read(&at)) else {
+    let (Ok(manifest), Ok(digest)) = (Manifest::read_file(&at), hash_file(&at)) else {
         return quality.hashes.weights.clone();
     };
-    let own = at.file_name().map(|name| (name.to_string_lossy().into_owned(), FileDigest::of(&bytes)));
+    let own = at.file_name().map(|name| (name.to_string_lossy().into_owned(), digest));
     manifest.files.into_iter().chain(own).collect()
 }

@@ -6,9 +6,9 @@ use std::path::Path;
 use anyhow::Result;
 use mantissa_model::{Bos, GenerateOptions, PREFILL, Tokenizer, generate};
 
+use crate::commands::loaded_models::{self, Use};
 use crate::commands::model;
 use crate::commands::model::load_tokenizer;
-use crate::commands::running::{self, Use};
 use crate::context::Context;
 use crate::report::{Html, Page};
 
@@ -81,7 +81,7 @@ fn continuations(path: &Path, prompts: &Prompts, context: &Context) -> Result<Ve
         calibration: None,
         adapter: None,
     };
-    let [model] = running::load_all([path], used, context)?;
+    let [model] = loaded_models::load_all([path], used, context)?;
     let room = |prompt: &[u32]| prompts.tokens.min(limit.saturating_sub(prompt.len()).max(1));
     encoded.iter().map(|prompt| continued(&model.decoder, &tokenizer, prompt, room(prompt))).collect()
 }
@@ -158,6 +158,12 @@ fn quote(prompt: &str, continuation: &Continuation, differs: Option<usize>) -> H
         content.push(Html::element("mark", &[], [Html::text(&other.concat())]));
     }
     Html::element("blockquote", &[], content)
+}
+
+/// Returns the last part of a path.
+pub(super) fn name(path: &Path) -> String {
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]

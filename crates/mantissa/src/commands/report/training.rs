@@ -1,16 +1,16 @@
 //! HTML page of a training run.
 
-use std::io::Read;
 use std::path::Path;
 
 use anyhow::Result;
-use mantissa_store::json;
+use mantissa_store::{json, regular};
 use mantissa_train::scaling::ScaleEvent;
 
 use super::experts::Routing;
 use super::gemms::Gemms;
 use super::health::{Health, STEP};
-use super::{lines, name};
+use super::lines;
+use super::texts::name;
 use crate::commands::train::folder::{self, LogLine, RunFile};
 use crate::error::BadInput;
 use crate::output::{Align, Table, bytes, count, number};
@@ -82,17 +82,7 @@ fn about(path: &Path) -> Result<Option<RunFile>> {
 }
 
 fn read_text(path: &Path) -> Result<String> {
-    let io = |error| mantissa_store::Error::Io { path: path.to_owned(), operation: "read", error };
-    let length = std::fs::metadata(path).map_err(io)?.len();
-    if length > MAX_FILE {
-        let found = format!("{length} bytes");
-        return Err(
-            BadInput::new(path.display().to_string(), found, format!("at most {MAX_FILE} bytes")).into()
-        );
-    }
-    let mut bytes = Vec::new();
-    let file = std::fs::File::open(path).map_err(io)?;
-    file.take(MAX_FILE).read_to_end(&mut bytes).map_err(io)?;
+    let bytes = regular::read(path, MAX_FILE, "a file of a training run")?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 

@@ -7,24 +7,17 @@ use mantissa_model::{GenerateOptions, KvPolicy, ModelConfig, StopReason, Tokeniz
 use mantissa_quant::model_config;
 use mantissa_runtime::cache::KvPlan;
 use mantissa_runtime::footprint::{Footprint, SessionFootprint};
-use mantissa_runtime::{EventKind, FastModel, Request, Runtime, RuntimeOptions, Speculation};
+use mantissa_runtime::{EventKind, FastModel, Request, Runtime, RuntimeOptions};
 use mantissa_store::AdapterFiles;
 use mantissa_store::convention::ModelFiles;
-use serde::Serialize;
 
-use super::{Answer, Args, Speculate, Writer};
+use super::answer::{Answer, Drafted, Writer};
+use super::args::Args;
 use crate::commands::adapter;
 use crate::commands::model::{self, load_tokenizer};
 use crate::context::Context;
 use crate::error::BadInput;
 use crate::output::bytes;
-
-/// Counts of proposed tokens.
-#[derive(Clone, Copy, Serialize)]
-pub(super) struct Drafted {
-    pub(super) proposed: u64,
-    pub(super) accepted: u64,
-}
 
 /// Names what the fast engine cannot run, if there is anything.
 ///
@@ -39,7 +32,7 @@ pub(super) fn unsupported(args: &Args, files: &ModelFiles) -> Result<Option<Stri
 }
 
 /// True if the checkpoint stores the levels of this policy.
-pub(in crate::commands) fn stored(policy: &KvPolicy, files: &ModelFiles) -> bool {
+pub fn stored(policy: &KvPolicy, files: &ModelFiles) -> bool {
     policy.is_calibrated() && files.kv_policy() == Some(&policy.to_string())
 }
 
@@ -56,10 +49,7 @@ pub(super) struct Loaded {
 fn sizes(args: &Args, prompt: usize, options: &GenerateOptions) -> RuntimeOptions {
     let longest = prompt.saturating_add(options.max_new_tokens);
     RuntimeOptions {
-        speculation: match args.speculate {
-            Speculate::Lookup => Speculation::Lookup,
-            Speculate::Off => Speculation::Off,
-        },
+        speculation: args.speculate.into(),
         step_tokens: prompt.min(mantissa_model::PREFILL),
         kept: usize::from(args.interactive),
         ..RuntimeOptions::single(longest)
@@ -139,7 +129,7 @@ impl fmt::Display for Needs {
 }
 
 /// Plan of keys and values in f16.
-pub(in crate::commands) fn plain(config: &ModelConfig) -> Result<KvPlan> {
+pub fn plain(config: &ModelConfig) -> Result<KvPlan> {
     Ok(KvPlan::new(config, (0..config.num_hidden_layers).map(|_| None))?)
 }
 
@@ -203,7 +193,7 @@ impl Loaded {
 }
 
 /// Checks that a draft model's tokens are those of the model.
-pub(in crate::commands) fn same_vocabulary(
+pub fn same_vocabulary(
     files: &ModelFiles,
     ours: &Tokenizer,
     vocabulary: usize,

@@ -6,8 +6,10 @@ use anyhow::Result;
 use mantissa_model::{Bos, Message, Tokenizer, chat};
 use mantissa_store::convention::ModelFiles;
 
+use super::answer::{Answer, told};
+use super::args::{Args, Engine, options};
 use super::fast::{Loaded, Session};
-use super::{Answer, Args, Engine, options, prompt, reference, told};
+use super::{prompt, reference};
 use crate::commands::{model, render_chat};
 use crate::context::Context;
 use crate::error::BadInput;

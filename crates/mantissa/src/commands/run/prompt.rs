@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal, Read};
 use anyhow::Result;
 use mantissa_model::{Bos, Tokenizer};
 
-use super::Args;
+use super::args::Args;
 use crate::commands::render_chat;
 use crate::context::Context;
 use crate::error::BadInput;

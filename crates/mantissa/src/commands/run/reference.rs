@@ -5,8 +5,9 @@ use std::ops::ControlFlow;
 use anyhow::Result;
 use mantissa_model::{Decoder, GenerateOptions, Tokenizer, generate};
 
-use super::{Answer, Args, Writer};
-use crate::commands::running::{self, Model, Use};
+use super::answer::{Answer, Writer};
+use super::args::Args;
+use crate::commands::loaded_models::{self, Model, Use};
 use crate::context::Context;
 
 /// Loads the model for a prompt of `prompt` tokens in a context of `limit`.
@@ -22,7 +23,7 @@ pub(super) fn load(args: &Args, prompt: usize, limit: usize, context: &Context) 
         calibration: Some(&args.calibration),
         adapter: adapter.as_ref(),
     };
-    let [model] = running::load_all([&*args.model], used, context)?;
+    let [model] = loaded_models::load_all([&*args.model], used, context)?;
     Ok(model)
 }
 

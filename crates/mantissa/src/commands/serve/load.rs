@@ -11,7 +11,7 @@ use mantissa_runtime::{FastModel, RuntimeOptions};
 use mantissa_store::AdapterFiles;
 use mantissa_store::convention::ModelFiles;
 
-use super::{Args, speculation};
+use super::args::Args;
 use crate::commands::adapter;
 use crate::commands::model::{self, load_tokenizer};
 use crate::commands::run::fast::{plain, same_vocabulary, stored};
@@ -22,12 +22,17 @@ use crate::output::bytes;
 /// Longest sequence unless the command line names one.
 const CONTEXT: usize = 8192;
 
+/// Most memory for grammars unless the command line names it.
+const GRAMMARS: u64 = 256 << 20;
+
 /// Loaded models.
 pub(super) struct Loaded {
     pub(super) models: Vec<mantissa_serve::Loaded>,
     /// Predicted peak of anonymous memory in bytes, and its parts.
     pub(super) predicted: u64,
     pub(super) memory: String,
+    /// Most memory of the processes that hold grammars in bytes.
+    pub(super) grammar_memory: u64,
 }
 
 /// A model whose files are open.
@@ -78,7 +83,14 @@ pub(super) fn load(args: &Args, context: &Context) -> Result<Loaded> {
         bytes(needs.cache),
         bytes(needs.buffers)
     );
-    let predicted = context.require_more_memory(&format!("serve: {told}"), needs.peak())?;
+    let what = format!("serve: {told}");
+    let predicted = context.require_more_memory(&what, needs.peak())?;
+    let left = context.memory_left().saturating_sub(needs.peak());
+    let grammar_memory = args.grammar_memory.unwrap_or(left.min(GRAMMARS));
+    if grammar_memory > left {
+        let more = needs.peak().saturating_add(grammar_memory);
+        context.require_more_memory(&format!("{what}, grammars {}", bytes(grammar_memory)), more)?;
+    }
     let mut models = Vec::with_capacity(opened.len());
     for (i, Opened { name, files, sizes }) in opened.into_iter().enumerate() {
         let tokenizer = load_tokenizer(&files, context)?;
@@ -97,7 +109,12 @@ pub(super) fn load(args: &Args, context: &Context) -> Result<Loaded> {
         let kv = kv.unwrap_or_else(|| "f16".to_owned());
         models.push(mantissa_serve::Loaded { name, tokenizer, model, draft, kv, runtime: sizes });
     }
-    Ok(Loaded { models, predicted, memory: format!("memory: {} predicted ({told})", bytes(predicted)) })
+    let grammars = match grammar_memory {
+        0 => "no memory for grammars".to_owned(),
+        most => format!("up to {} more for grammars", bytes(most)),
+    };
+    let memory = format!("memory: {} predicted ({told}), {grammars}", bytes(predicted));
+    Ok(Loaded { models, predicted, memory, grammar_memory })
 }
 
 /// Opens the files of all models and plans their sessions.
@@ -120,7 +137,7 @@ fn open_all(args: &Args, context: &Context) -> Result<Vec<Opened>> {
             return Err(BadInput::new("--context", longest.to_string(), allowed).into());
         }
         let sizes = RuntimeOptions {
-            speculation: speculation(args.speculate),
+            speculation: args.speculate.into(),
             step_tokens: args.step_tokens as usize,
             ..RuntimeOptions::batch(usize::from(args.parallel), longest)
         };

@@ -13,11 +13,11 @@ use mantissa_train::{TrainError, Trainer};
 use serde::Serialize;
 
 use super::super::report::lines;
-use super::course::decaying;
 use super::folder::{self, LogLine, RunFile, steps_of};
 use super::owned::{CHECKPOINTS, How, TOKENS};
 use super::setup::Setup;
 use super::source;
+use super::train_loop::decaying;
 use crate::context::Context;
 use crate::error::BadInput;
 use crate::output::{Align, Table, labelled, number};
@@ -61,7 +61,7 @@ pub(super) fn run(run: &Path, step: Option<u64>, context: &Context) -> Result<()
         return Err(BadInput::new(run.display().to_string(), found, "the folder of a training run").into());
     }
     let name = config.display().to_string();
-    let settings = RunConfig::parse(&name, &super::super::text::read_text(&config)?, &[])?;
+    let settings = RunConfig::parse(&name, &super::super::text::read_settings(&config)?, &[])?;
     let base = base(run, &settings)?;
     let chosen = Chosen::new(run, step)?;
     let setup = Setup::new(&settings, &name, &base, How::Resume, context)?;

@@ -13,7 +13,7 @@ use mantissa_train::data::chat::{ChatBatches, Conversations, DefaultTemplate, Re
 use mantissa_train::data::{Cursor, DataError, HoldOut};
 use serde_json::Value;
 
-use super::owned::{HELD_OUT, How, MADE_FROM, RunFault, RunFolder, TOKENS};
+use super::owned::{HELD_OUT, MADE_FROM, RunFault, RunFolder, TOKENS};
 use super::setup::Setup;
 use super::tokens::made_from;
 use crate::commands::render_chat;
@@ -45,12 +45,13 @@ impl Chat {
     ) -> Result<Self> {
         let paths = [TOKENS, HELD_OUT].map(|name| run.dir().join(name));
         let now = made_from(settings, base, setup)?;
-        let begun = run.tokens_from().filter(|_| run.how() == How::Resume);
+        let begun = run.begun_from();
         let from = begun.map_or_else(|| now.clone(), str::to_owned);
         let found = match open(&paths, settings) {
             _ if !paths[0].exists() => "none",
             Ok((lines, held_out, made_from)) if made_from.as_ref() == Some(&from) => {
                 if from != now {
+                    run.require_request()?;
                     let resumes = "resuming with the conversations that the run began with";
                     context.warn(&format!("data.files: the data or the tokenizer have changed; {resumes}"));
                 }

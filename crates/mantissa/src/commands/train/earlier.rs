@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use mantissa_store::regular;
 use mantissa_train::TrainError;
 use mantissa_train::config::differences;
 
-use super::folder::{CONFIG, RUN, RunFile};
-use super::owned::{ADAPTER, MODEL, RunFault};
+use super::folder::{CONFIG, DONE, MAX_FILE, RUN, RunFile, steps_of};
+use super::owned::{ADAPTER, CHECKPOINTS, How, MODEL, RunFault};
 
 /// Run that the folder holds, compared with the settings of the command.
 pub(super) struct Earlier {
@@ -15,18 +16,31 @@ pub(super) struct Earlier {
     finished: Option<u64>,
     /// Keys with other values.
     differences: Vec<String>,
+    /// True if the settings are the same and there is a checkpoint.
+    resumable: bool,
 }
 
 impl Earlier {
     /// Reads the run at `run`; `resolved` are the settings of the command.
     pub(super) fn read(run: &Path, resolved: &str) -> Self {
-        let about = std::fs::read_to_string(run.join(RUN)).ok();
-        let about: Option<RunFile> = about.and_then(|text| serde_json::from_str(&text).ok());
+        let text = |name| regular::read(&run.join(name), MAX_FILE, "a file of a run").ok();
+        let about: Option<RunFile> = text(RUN).and_then(|text| serde_json::from_slice(&text).ok());
         let written = run.join(MODEL).join("config.json").is_file()
             || run.join(ADAPTER).join("adapter_config.json").is_file();
-        let finished = about.filter(|about| about.outcome == "done" && written).map(|about| about.steps);
-        let settings = std::fs::read_to_string(run.join(CONFIG)).unwrap_or_default();
-        Earlier { run: run.to_owned(), finished, differences: differences(&settings, resolved) }
+        let finished = about.filter(|about| about.outcome == DONE && written).map(|about| about.steps);
+        let settings = text(CONFIG).and_then(|text| String::from_utf8(text).ok()).unwrap_or_default();
+        let checkpoints = std::fs::read_dir(run.join(CHECKPOINTS)).into_iter().flatten().flatten();
+        let mut names = checkpoints.map(|entry| entry.file_name());
+        let resumable = settings == resolved && names.any(|name| steps_of(&name.to_string_lossy()).is_some());
+        Earlier { run: run.to_owned(), finished, differences: differences(&settings, resolved), resumable }
+    }
+
+    /// Returns the mode of starting that `requested` means here: the command that began a run also resumes it.
+    pub(super) fn how(&self, requested: How) -> How {
+        match requested {
+            How::New if self.resumable && self.finished.is_none() => How::Continue,
+            _ => requested,
+        }
     }
 
     /// Replaces an error that the earlier run explains.

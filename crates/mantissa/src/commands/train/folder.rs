@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use mantissa_store::{Output, disk, sealed, write_file_atomic};
+use mantissa_store::{Output, disk, regular, sealed, write_file_atomic};
 use mantissa_train::scaling::ScaleEvent;
 use mantissa_train::{TrainError, Trainer};
 use serde::de::DeserializeOwned;
@@ -17,6 +17,8 @@ use crate::machine::Machine;
 
 /// Settings with all defaults.
 pub const CONFIG: &str = "config.toml";
+/// Maximum size of the settings and of `run.json`.
+pub(super) const MAX_FILE: u64 = 16 << 20;
 /// Log with a JSON object per step.
 pub const LOG: &str = "log.jsonl";
 /// Telemetry with a JSON object per observed step.
@@ -25,6 +27,9 @@ pub const TELEMETRY: &str = "telemetry.jsonl";
 pub const SAMPLES: &str = "samples.jsonl";
 /// Description of the run: a [`RunFile`].
 pub const RUN: &str = "run.json";
+
+/// Outcome of a run whose results are written.
+pub const DONE: &str = "done";
 
 /// Log line of a step.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -61,6 +66,10 @@ pub struct LogLine {
     /// Last step of a timed run, decided in this step; the decay begins after it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_step: Option<u64>,
+    /// True if a signal stopped the run before the step was validated and sampled. A resumed run does that first, and
+    /// then replaces the line.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub pending: bool,
 }
 
 /// Description of a run.
@@ -84,7 +93,7 @@ pub struct RunFile {
     pub measured_peak_memory: Option<u64>,
     /// Total number of steps.
     pub steps: u64,
-    /// Outcome: `running` (also after a kill), `done`, or the error that ended the run.
+    /// Outcome: `running` (also after a kill), `done` once the results are written, or the error that ended the run.
     pub outcome: String,
 }
 
@@ -192,14 +201,7 @@ pub(super) fn logged_steps(path: &Path) -> Result<u64> {
 }
 
 fn read_log(path: &Path) -> Result<Vec<u8>> {
-    match fs::read(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        bytes => Ok(bytes.map_err(|error| mantissa_store::Error::Io {
-            path: path.to_owned(),
-            operation: "read",
-            error,
-        })?),
-    }
+    Ok(regular::read_optional(path, u64::MAX, "a log of mantissa train")?.unwrap_or_default())
 }
 
 /// Returns the step of a line; `None` if it is not a JSON object with a step.
@@ -251,6 +253,20 @@ impl Log {
         let text = serde_json::to_string(line)? + "\n";
         Ok(disk::append(&self.file, &self.path, text.as_bytes())
             .map_err(|error| self.error("write", error))?)
+    }
+
+    /// Replaces the last line, durably and atomically.
+    ///
+    /// # Errors
+    /// I/O; the log is then unchanged.
+    pub(super) fn replace_last(&mut self, line: &impl Serialize) -> Result<()> {
+        let bytes = read_log(&self.path)?;
+        let whole = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
+        let kept = whole.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+        let text = [&whole[..kept], serde_json::to_string(line)?.as_bytes(), b"\n"].concat();
+        write_file_atomic(&Output::owned(&self.path), &text)?;
+        self.file = disk::open_append(&self.path).map_err(|error| self.error("open", error))?;
+        Ok(())
     }
 
     /// Makes the lines durable.

@@ -1,7 +1,5 @@
 //! `mantissa train --init`: prints complete settings with their model.
 
-use std::fmt::Write as _;
-
 use anyhow::Result;
 use serde::Serialize;
 
@@ -111,7 +109,7 @@ pub(super) fn run(size: Size, data: &[String], minutes: Option<f64>, context: &C
 
 fn settings(preset: &Preset, data: &[String], minutes: Option<f64>) -> String {
     let Preset { name, about, hidden, ffn, layers, heads, kv_heads, vocab, .. } = preset;
-    let Preset { context, length, batch, lr, steps, warmup, .. } = preset;
+    let Preset { context, length, batch, steps, .. } = preset;
     // A JSON string is a TOML string.
     let quoted = |text: &String| serde_json::Value::from(text.as_str()).to_string();
     let schedule = match minutes {
@@ -129,7 +127,7 @@ kind = \"cosine\"                   # constant linear cosine stable"
         [] => "\"text.txt\"".to_owned(),
         data => data.iter().map(quoted).collect::<Vec<_>>().join(", "),
     };
-    let mut text = format!(
+    let text = format!(
         "# Settings of `mantissa train`, preset {name}: {about}.
 # Every key: docs/reference/training.md. Paths are relative to this file. --set section.key=value changes one key.
 seed = 1
@@ -172,9 +170,13 @@ batches = 8                       # measured at most
 patience = 0                      # end after this number of measurements without a better loss; 0: never
 "
     );
-    // Infallible for a String.
-    let _ = write!(
-        text,
+    text + &training_sections(preset, &schedule)
+}
+
+/// Writes the sections on samples, precision, optimizer, schedule, checkpoints and telemetry.
+fn training_sections(preset: &Preset, schedule: &str) -> String {
+    let Preset { lr, warmup, .. } = preset;
+    format!(
         "
 [samples]
 prompts = [\"The\"]                 # continued during training, to read along
@@ -208,8 +210,7 @@ best = true                       # also keep the one with the least validation 
 [telemetry]
 every = 100                       # steps between two reports on the numerics of every tensor; 0: none
 "
-    );
-    text
+    )
 }
 
 #[cfg(test)]

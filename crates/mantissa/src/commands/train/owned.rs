@@ -95,6 +95,15 @@ pub enum RunFault {
         /// State of the run, and the keys that differ.
         found: String,
     },
+    /// An unfinished run began with other data, and neither option tells whether to keep them.
+    #[error(
+        "{}: expected the data and the tokenizer that the unfinished run began with, got others; fix: restore them, rerun with --resume to keep the tokens of the run, or with --restart",
+        .run.display()
+    )]
+    OtherData {
+        /// Folder of the run.
+        run: PathBuf,
+    },
     /// There is no checkpoint to resume from.
     #[error("{}: expected a run with a checkpoint, got no checkpoint; fix: rerun with {fix}", .run.display())]
     NoCheckpoint {
@@ -131,8 +140,17 @@ pub enum How {
     New,
     /// Resume from the last checkpoint.
     Resume,
+    /// Resume an unfinished run of the same settings and data, which the same command began.
+    Continue,
     /// Remove an existing run, then start.
     Restart,
+}
+
+impl How {
+    /// True if the run goes on from its last checkpoint.
+    pub fn resumes(self) -> bool {
+        matches!(self, How::Resume | How::Continue)
+    }
 }
 
 /// Manifest of a run.
@@ -185,14 +203,29 @@ impl RunFolder {
         self.how
     }
 
+    /// Returns the hash of the token sources that the run began with, if it is resumed.
+    pub fn begun_from(&self) -> Option<&str> {
+        self.listing.as_ref().filter(|_| self.how.resumes()).map(|listing| &*listing.tokens_from)
+    }
+
+    /// Refuses to go on with the tokens that the run began with, though the data have changed, unless that is requested.
+    ///
+    /// # Errors
+    /// [`RunFault::OtherData`].
+    pub fn require_request(&self) -> Result<(), RunFault> {
+        match self.how {
+            How::Continue => Err(RunFault::OtherData { run: self.dir.clone() }),
+            _ => Ok(()),
+        }
+    }
+
+    fn begun(&self, fix: &'static str) -> RunFault {
+        RunFault::Begun { run: self.dir.clone(), fix }
+    }
+
     /// Returns the path of the manifest if it was damaged and rebuilt from the folder's content.
     pub fn rebuilt(&self) -> Option<PathBuf> {
         self.rebuilt.then(|| self.dir.join(MANIFEST))
-    }
-
-    /// Returns the hash of the token sources, if the run has started before.
-    pub fn tokens_from(&self) -> Option<&str> {
-        self.listing.as_ref().map(|listing| &*listing.tokens_from)
     }
 
     /// Returns the output of a result, such as [`MODEL`]. An existing one is replaced only if its manifest lists
@@ -227,7 +260,7 @@ impl RunFolder {
         if checkpoints.is_dir() {
             work::sweep(&checkpoints, |name| steps_of(name).is_some())?;
         }
-        if self.how != How::Resume {
+        if !self.how.resumes() {
             self.remove_run()?;
             let files = FILES.into_iter().chain(RESULTS).map(str::to_owned).collect();
             self.write(Listing::new(tokens_from, files))?;
@@ -318,9 +351,9 @@ impl RunFolder {
         let run = self.dir.clone();
         let checkpoints = !self.checkpoints().is_empty();
         match self.how {
-            How::New if checkpoints => Err(RunFault::Begun { run, fix: "--resume or --restart" }.into()),
-            How::New if self.has_results()? => Err(RunFault::Begun { run, fix: "--restart" }.into()),
-            How::Resume if !checkpoints => {
+            How::New if checkpoints => Err(self.begun("--resume or --restart").into()),
+            How::New if self.has_results()? => Err(self.begun("--restart").into()),
+            How::Resume | How::Continue if !checkpoints => {
                 let fix = if self.has_results()? { "--restart" } else { "neither --resume nor --restart" };
                 Err(RunFault::NoCheckpoint { run, fix }.into())
             }

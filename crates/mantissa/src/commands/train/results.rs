@@ -18,7 +18,7 @@ use mantissa_train::data::chat::{Conversations, DefaultTemplate};
 use mantissa_train::{TokenizerFiles, Trainer};
 use serde::Serialize;
 
-use super::super::ending::quoted;
+use super::super::next_steps::quoted;
 use super::owned::{ADAPTER, BASE, MODEL, QUANTIZED, RunFolder, TOKENS};
 use super::setup::{Setup, merged_precision};
 use crate::context::Context;

@@ -1,13 +1,12 @@
 //! Resolved settings of a run: model, tokenizer, memory.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::Result;
 use mantissa_model::{Buffers, ModelConfig, Tokenizer};
 use mantissa_quant::model_config;
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::{Error, FileDigest, Manifest, hash_file, json};
+use mantissa_store::{FileDigest, Manifest, hash_file, json, regular};
 use mantissa_train::config::RunConfig;
 use mantissa_train::data::chat::DefaultTemplate;
 use mantissa_train::data::{BEGIN, Data, END};
@@ -316,13 +315,6 @@ fn initial(dir: &Path, adapts: bool) -> Result<ModelFiles> {
 
 /// Refuses a data file that is missing or cannot be opened.
 fn require_file(path: &Path) -> Result<()> {
-    let opening = |error| Error::opening(path, "a file of training data", "open", error);
-    let found = fs::metadata(path).map_err(opening)?;
-    if !found.is_file() {
-        return Err(
-            BadInput::new(path.display().to_string(), "no regular file", "a file of training data").into()
-        );
-    }
-    fs::File::open(path).map_err(opening)?;
+    regular::open(path, "a file of training data")?;
     Ok(())
 }

@@ -9,7 +9,7 @@ use mantissa_store::{Error, FileDigest, Output, hash_file, sealed};
 use mantissa_train::config::RunConfig;
 use mantissa_train::data::{DataError, HoldOut, TextFormat, TokenFile, TokenWriter, pieces_within};
 
-use super::owned::{HELD_OUT, How, MADE_FROM, RunFault, RunFolder, TOKENS};
+use super::owned::{HELD_OUT, MADE_FROM, RunFault, RunFolder, TOKENS};
 use super::setup::Setup;
 use super::vocabulary::MADE_BY;
 use crate::commands::generated;
@@ -58,7 +58,7 @@ impl Tokens {
     ) -> Result<Self> {
         let paths = [TOKENS, HELD_OUT].map(|name| run.dir().join(name));
         let now = made_from(settings, base, setup)?;
-        let begun = run.tokens_from().filter(|_| run.how() == How::Resume);
+        let begun = run.begun_from();
         let made_from = begun.map_or_else(|| now.clone(), str::to_owned);
         let found = match open(&paths, settings) {
             _ if !paths[0].exists() => "none",
@@ -69,6 +69,7 @@ impl Tokens {
                 require_window(files.train.len(), settings)?;
                 require_held_out(files.held_out.as_ref().map(TokenFile::len), settings)?;
                 if made_from != now {
+                    run.require_request()?;
                     let resumes = "resuming with the tokens that the run began with";
                     context.warn(&format!("data.files: the data or the tokenizer have changed; {resumes}"));
                 }

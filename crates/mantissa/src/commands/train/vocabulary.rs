@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use mantissa_store::{FileDigest, Output, SafeTensors, Scratch, disk, json, write_file_atomic};
+use mantissa_store::{Output, SafeTensors, Scratch, disk, hash_file, json, regular, write_file_atomic};
 use mantissa_train::config::RunConfig;
 use mantissa_train::data::{WordCounts, learn_bpe_at_most};
 
@@ -42,7 +42,7 @@ impl Vocabulary {
             return Ok(Vocabulary { dir: base.join(dir), size: None, made: None });
         }
         let own = run.join(TOKENIZER);
-        if how == How::Resume && is_whole(run) {
+        if how.resumes() && is_whole(run) {
             let size = Some(tokens_of(&own)?);
             return Ok(Vocabulary { dir: own, size, made: None });
         }
@@ -74,7 +74,7 @@ impl Vocabulary {
         disk::create_folders(&dir).map_err(|error| io(&dir, "create folder", error))?;
         for file in TOKENIZER_FILES {
             let from = made.path().join(file);
-            let bytes = std::fs::read(&from).map_err(|error| io(&from, "read", error))?;
+            let bytes = regular::read(&from, MAX_FILE, "a file of the tokenizer")?;
             write_file_atomic(&Output::owned(dir.join(file)), &bytes)?;
         }
         Ok(())
@@ -83,10 +83,10 @@ impl Vocabulary {
 
 /// True if the tokenizer of the run at `run` is the one that its tokens were made by.
 fn is_whole(run: &Path) -> bool {
-    let Ok(bytes) = std::fs::read(run.join(TOKENIZER).join(TOKENIZER_FILES[0])) else { return false };
+    let Ok(digest) = hash_file(&run.join(TOKENIZER).join(TOKENIZER_FILES[0])) else { return false };
     let tokens = SafeTensors::open(&run.join(TOKENS)).ok();
     let stated = tokens.and_then(|file| file.metadata().get(MADE_BY).cloned());
-    stated.is_none_or(|stated| stated == FileDigest::of(&bytes).hex())
+    stated.is_none_or(|stated| stated == digest.hex())
 }
 
 /// Counts the tokens of the byte-level BPE tokenizer in `dir`.

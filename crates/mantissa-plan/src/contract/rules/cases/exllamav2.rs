@@ -1,6 +1,6 @@
 //! ExLlamaV2 at da07facd (0.3.2).
 
-use super::Case;
+use super::case::Case;
 
 const MODULE: &str = "exllamav2/module.py: load_weight";
 const MATRIX: &str = "exllamav2_ext/ext_qmatrix.cpp: make_q_matrix, height = q_weight.size(0) * 8";

@@ -1,6 +1,6 @@
 //! llama.cpp, as of llama-cpp-python 0.3.36.
 
-use super::Case;
+use super::case::Case;
 
 const TYPES: &str = "ggml/src/ggml.c: type_traits";
 const ROWS: &str = "ggml/src/gguf.cpp: gguf_init_from_file, rows are whole blocks";

@@ -1,6 +1,6 @@
 //! LMDeploy at 1263d5cd8, TurboMind.
 
-use super::Case;
+use super::case::Case;
 
 const CONFIG: &str = "lmdeploy/turbomind/converter.py: get_tm_config";
 const GROUPS: &str = "lmdeploy/turbomind/converter.py: _SUPPORTED_GROUP_SIZES";

@@ -1,6 +1,6 @@
 //! mlx-lm 0.32.2 on mlx 0.32.4.
 
-use super::Case;
+use super::case::Case;
 
 const LOAD: &str = "mlx_lm/utils.py: load_model";
 const AWQ: &str = "mlx_lm/utils.py: _transform_awq_weights";

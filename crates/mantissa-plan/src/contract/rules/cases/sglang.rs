@@ -1,6 +1,6 @@
 //! SGLang 0.5.23, `python/sglang/srt`.
 
-use super::Case;
+use super::case::Case;
 
 const CT: &str = "layers/quantization/compressed_tensors/compressed_tensors.py: _get_scheme_from_parts";
 const WNA16: &str =

@@ -1,6 +1,6 @@
 //! TensorRT-LLM at the commits that the rules name, `tensorrt_llm`.
 
-use super::Case;
+use super::case::Case;
 
 const CT: &str = "models/quant_config_utils.py: _quant_config_from_config_group";
 const LINEAR: &str = "_torch/modules/linear.py: get_quant_method";

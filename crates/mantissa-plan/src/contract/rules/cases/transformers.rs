@@ -1,6 +1,6 @@
 //! transformers 5.23.0 with compressed-tensors 0.20.0, gptqmodel 7.7.0, bitsandbytes 0.50.2 and gguf 0.19.
 
-use super::Case;
+use super::case::Case;
 
 const LOADED: &str = "tests/interop/loads.py";
 const AUTO: &str = "quantizers/auto.py: AUTO_QUANTIZER_MAPPING";

@@ -1,6 +1,6 @@
 //! vLLM 0.33.0, `vllm/model_executor/layers/quantization`.
 
-use super::Case;
+use super::case::Case;
 
 const CT: &str = "compressed_tensors/compressed_tensors.py: _get_scheme_from_parts";
 const WNA16: &str = "compressed_tensors/schemes/compressed_tensors_wNa16.py: WNA16_SUPPORTED_TYPES_MAP; kernels/linear/mixed_precision/humming.py";

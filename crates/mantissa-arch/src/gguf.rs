@@ -1,0 +1,16 @@
+//! Architectures of GGUF files: what llama.cpp's converter changes and its loaders require, names of tensors, order of rows.
+
+mod architecture;
+mod base;
+mod joined;
+mod names;
+mod order;
+
+pub use architecture::{
+    Architecture, Bias, Experts, Fixed, FixedStreams, Indexers, LocalTheta, Presence, Recurrence, Rows,
+    Split, Stored, Unrotated, Windows, Yarn,
+};
+pub use base::{ATTENTION_BIAS, MLP_BIAS, PLAIN, QKV};
+pub use joined::{Joined, JoinedPart};
+pub use names::{Place, hf_name, layer, place, stored_name, text_name};
+pub use order::{DeltaHeads, Moved, RowOrder, to_gguf_order, to_hf_order};

@@ -1,0 +1,23 @@
+//! A model that is served.
+
+use std::sync::Arc;
+
+use mantissa_model::Tokenizer;
+use mantissa_runtime::FastModel;
+
+use crate::engine::Engine;
+
+/// A model that is served: one set of weights in one precision.
+#[derive(Debug)]
+pub struct Artifact {
+    /// Name in requests and metrics.
+    pub name: String,
+    /// Tokenizer and chat template.
+    pub tokenizer: Tokenizer,
+    /// Weights.
+    pub model: Arc<FastModel>,
+    /// Scheme of the KV cache.
+    pub kv: String,
+    /// The model at work.
+    pub engine: Engine,
+}

@@ -1,0 +1,117 @@
+//! Report of `fit`.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use mantissa_quant::Quality;
+use mantissa_quant::verify::Verification;
+use serde::Serialize;
+
+use super::budget::Served;
+use super::front::Point;
+use super::measure::Row;
+use crate::commands::outcome::{human_figures, linear_bits, worst};
+use crate::commands::{tasks, verify};
+use crate::output::{Align, Table, bytes, labelled, number, paragraph};
+
+#[derive(Serialize)]
+pub(super) struct Done<'a> {
+    pub(super) output: &'a Path,
+    /// Methods of the layers.
+    pub(super) method: String,
+    pub(super) units: &'a [Row],
+    /// Predicted KL: the sum over the units' own KL.
+    pub(super) predicted_kl: f64,
+    /// Lower bound of that sum over all choices within the budget.
+    pub(super) predicted_kl_bound: f64,
+    /// Best choices of every size, by the sum of the units' own KL.
+    pub(super) front: &'a [Point],
+    /// Recipes left out, with the reason.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) left_out: &'a Vec<String>,
+    /// Reasons why methods are not mixed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) apart: &'a Vec<String>,
+    /// Number of windows used for the choice.
+    pub(super) windows: usize,
+    /// True if the units' KL are scaled to sum to that of the whole model under their method and scheme.
+    #[serde(skip)]
+    pub(super) scaled: bool,
+    #[serde(flatten)]
+    pub(super) quality: &'a Quality,
+    pub(super) verification: Option<&'a Verification>,
+    /// Bytes of what serves, if the budget is memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) served: Option<Served>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) page: Option<&'a PathBuf>,
+}
+
+pub(super) fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::Result<()> {
+    let quality = done.quality;
+    let (output, format) = (done.output.display(), &quality.container);
+    labelled(out, "output", &format!("{output}: {} layers in format {format}", quality.layers.len()))?;
+    labelled(out, "size", &bytes(quality.bytes))?;
+    let linear = linear_bits(quality.linear_bits_per_weight, quality.linear_stored_bits_per_weight);
+    labelled(out, "bits", &format!("{linear} in linear layers by {}", done.method))?;
+    if done.front.len() > 1 {
+        let point = |p: &Point| {
+            format!("{:.2} bits {} ({})", p.bits_per_weight, number(Some(p.predicted_kl), 3), p.method)
+        };
+        let points: Vec<_> = done.front.iter().map(point).collect();
+        labelled(out, "front", &format!("predicted KL by size: {}", points.join(", ")))?;
+    }
+    done.apart.iter().try_for_each(|why| labelled(out, "apart", why))?;
+    done.served.iter().try_for_each(|served| labelled(out, "memory", &served.to_string()))?;
+    let (sum, bound) = (done.predicted_kl, done.predicted_kl_bound);
+    labelled(
+        out,
+        "predicted",
+        &format!("KL {sum:.6} nats/token, the sum over units (lower bound {bound:.6})"),
+    )?;
+    quality.evaluation.iter().try_for_each(|figures| human_figures(out, figures))?;
+    tasks::human(out, &quality.tasks)?;
+    done.verification.map_or(Ok(()), |verification| verify::human(out, verification))?;
+    unit_table(out, done, layers)?;
+    // Not wrapped, to be copied.
+    done.page.map_or(Ok(()), |page| writeln!(out, "page        {}", page.display()))
+}
+
+/// Prints the ten units with the largest KL, or all.
+fn unit_table(out: &mut dyn Write, done: &Done<'_>, all: bool) -> io::Result<()> {
+    let (rows, heading) = worst(done.units, (all, "units", "KL"), |row| row.candidates[row.chosen].kl);
+    writeln!(out, "\n{heading}")?;
+    unit_columns(rows).write(out)?;
+    let windows = done.windows;
+    let scaled = if done.scaled { ", scaled per method and scheme to the KL of the whole model" } else { "" };
+    paragraph(out, 0, &format!("KL of each unit alone quantized (nats/token), on {windows} windows{scaled}"))
+}
+
+/// Lists units with their chosen scheme and method, its KL, and the KL of the others.
+pub(super) fn unit_columns<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Table {
+    let columns = [
+        ("unit", Align::Left),
+        ("chosen", Align::Left),
+        ("method", Align::Left),
+        ("bits", Align::Right),
+        ("KL", Align::Right),
+        ("±", Align::Right),
+        ("KL of other candidates", Align::Left),
+    ];
+    let mut table = Table::new(columns).optional(["±", "bits"]);
+    for row in rows {
+        let chosen = &row.candidates[row.chosen];
+        let others = row.candidates.iter().enumerate().filter(|(at, _)| *at != row.chosen);
+        let others = others.map(|(_, other)| format!("{} {}", row.named(other), number(Some(other.kl), 3)));
+        table.row([
+            row.unit.clone(),
+            row.scheme.clone(),
+            row.method.clone(),
+            format!("{:.3}", row.bits_per_weight),
+            number(Some(chosen.kl), 3),
+            number(Some(chosen.kl_se), 2),
+            others.collect::<Vec<_>>().join(", "),
+        ]);
+    }
+    table
+}

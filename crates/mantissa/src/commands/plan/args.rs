@@ -1,0 +1,123 @@
+//! Arguments of `mantissa plan`.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use mantissa_plan::precision::Kv;
+use mantissa_plan::recommend::MAX_KL;
+
+use super::subject::Subject;
+
+/// Predict memory and speed of each precision, and choose one
+///
+/// Needs no weights: a config.json is enough, or --params. Every figure is predicted from the sizes of the model and
+/// the limits of the hardware; speeds are intervals. The quality losses were measured on our own models and rank
+/// precisions. What no kernel of the hardware runs is refused with the name of its fallback.
+///
+/// --memory stands for the memory of the hardware here. Check a prediction with mantissa bench.
+#[derive(clap::Args)]
+#[command(after_help = "EXAMPLES
+  mantissa plan --params 32B --hardware rtx4090 --context 32k
+  mantissa plan demo
+  mantissa plan path/to/config.json --hardware h100 --batch 64 --context 8192
+  mantissa plan --params 30B-A3B --hardware a100 --devices 2
+  mantissa plan --params 8B --hardware h100 --train
+  mantissa plan --params 70B --hardware h100 --train qlora")]
+pub struct Args {
+    #[command(flatten)]
+    pub(super) subject: Subject,
+    /// Tokens that each sequence may hold, such as 32k
+    ///
+    /// [default: 4096, or the model's context if that is shorter; for --train 2048]
+    #[arg(long, value_name = "N", value_parser = tokens)]
+    pub(super) context: Option<u64>,
+    /// Sequences at once
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub(super) batch: u64,
+    /// Tokens of a prompt [default: 3/4 of the context]
+    #[arg(long, value_name = "N", value_parser = tokens)]
+    pub(super) prefill: Option<u64>,
+    /// Tokens of an answer [default: the rest, at most 1024]
+    #[arg(long, value_name = "N", value_parser = tokens)]
+    pub(super) decode: Option<u64>,
+    /// Devices that share each layer
+    ///
+    /// Tensor parallelism. With --train, devices that share the state.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    pub(super) devices: u64,
+    /// Bits of the values that devices sum
+    #[arg(long, value_name = "BITS", default_value_t = 16, value_parser = clap::value_parser!(u8).range(4..=32), hide_short_help = true)]
+    pub(super) reduce_bits: u8,
+    /// Storage of keys and values: f16, fp8, int8, int4
+    ///
+    /// [default: the widest that fits]
+    #[arg(long, value_name = "SCHEME", value_parser = kv)]
+    pub(super) kv: Option<Kv>,
+    /// Largest measured loss to recommend
+    ///
+    /// KL in nats/token on our own models.
+    #[arg(long, value_name = "KL", default_value_t = MAX_KL)]
+    pub(super) max_kl: f64,
+    /// Plan training: full, lora or qlora
+    #[arg(long, value_name = "KIND", num_args = 0..=1, default_missing_value = "full", value_enum)]
+    pub(super) train: Option<What>,
+    #[command(flatten)]
+    pub(super) training: TrainArgs,
+    /// Write an HTML page as well
+    #[arg(long, value_name = "FILE")]
+    pub(super) html: Option<PathBuf>,
+}
+
+/// Parses a number of tokens: digits, or with a k of 1024.
+pub fn tokens(text: &str) -> Result<u64, String> {
+    let lower = text.to_lowercase();
+    let (digits, factor) = lower.strip_suffix('k').map_or((&*lower, 1), |digits| (digits, 1024));
+    let count = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(factor));
+    let allowed = (1..=1 << 30).contains(&count.unwrap_or(0));
+    count
+        .filter(|_| allowed)
+        .ok_or_else(|| format!("expected a number of tokens such as 8192 or 32k, got {text:?}"))
+}
+
+/// Parses a KV scheme.
+fn kv(text: &str) -> Result<Kv, String> {
+    Kv::named(text).map_err(|error| error.to_string())
+}
+
+/// Trained part of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum What {
+    /// Every weight
+    Full,
+    /// Low-rank adapters on bf16 weights
+    Lora,
+    /// Low-rank adapters on NF4 weights
+    Qlora,
+}
+
+/// Flags of training.
+#[derive(clap::Args)]
+pub struct TrainArgs {
+    /// Stage of ZeRO, 0 to 3
+    #[arg(long, value_name = "STAGE", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=3), help_heading = "Training")]
+    pub(super) zero: u32,
+    /// Rank of adapters
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=4096), help_heading = "Training")]
+    pub(super) rank: u64,
+    /// Store attention scores too (no flash attention)
+    #[arg(long, help_heading = "Training", hide_short_help = true)]
+    pub(super) store_scores: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_tokens_parse() {
+        assert_eq!((tokens("32k"), tokens("4096")), (Ok(32_768), Ok(4096)));
+        for wrong in ["", "k", "0", "-1", "4M", "9999999999k"] {
+            assert!(tokens(wrong).is_err(), "{wrong}");
+        }
+    }
+}

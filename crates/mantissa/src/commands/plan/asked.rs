@@ -1,0 +1,70 @@
+//! Question that `plan` answers, and the report of the answer.
+
+use std::path::PathBuf;
+
+use mantissa_plan::hardware::Device;
+use mantissa_plan::recommend::{Answer, Load, TrainAnswer};
+use mantissa_plan::shape::ModelShape;
+use serde::Serialize;
+
+use super::args::Args;
+use crate::commands::model::ModelPath;
+use crate::commands::next_steps::quoted;
+use crate::output::bytes;
+
+/// Result of a plan.
+#[derive(Serialize)]
+pub(super) struct Report<'a> {
+    pub(super) model: &'a ModelShape,
+    pub(super) parameters: u64,
+    pub(super) active_parameters: u64,
+    pub(super) hardware: &'a Device,
+    /// All figures of bytes and speed are predicted.
+    pub(super) predicted: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) load: Option<Load>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub(super) inference: Option<&'a Answer>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) training: Option<&'a TrainAnswer>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) page: Option<&'a PathBuf>,
+}
+
+/// Question with its model and device.
+pub(super) struct Asked<'a> {
+    pub(super) args: &'a Args,
+    pub(super) shape: &'a ModelShape,
+    pub(super) device: &'a Device,
+    pub(super) memory: Option<f64>,
+}
+
+impl Asked<'_> {
+    /// Describes what is planned, for the first line.
+    pub(super) fn title(&self) -> String {
+        let ModelShape { name, assumed, .. } = self.shape;
+        let parameters = mantissa_plan::shape::billions(self.shape.parameters());
+        let active = match self.shape.is_mixture() {
+            true => format!(", {} active", mantissa_plan::shape::billions(self.shape.active_parameters())),
+            false => String::new(),
+        };
+        let assumed = assumed.as_ref().map_or_else(String::new, |assumed| format!("; {assumed}"));
+        let memory = self.memory.map_or_else(
+            || format!("{} usable", bytes(self.device.available() as u64)),
+            |memory| format!("--memory {}", bytes(memory as u64)),
+        );
+        let devices =
+            if self.args.devices > 1 { format!("{} × ", self.args.devices) } else { String::new() };
+        format!(
+            "{name}: {parameters} parameters{active}{assumed}. {devices}{} ({memory}, {:.0} GB/s).",
+            self.device.title,
+            self.device.bandwidth / 1e9
+        )
+    }
+}
+
+/// Returns the command that measures what a plan predicts.
+pub(super) fn measures(model: Option<&ModelPath>) -> String {
+    let model = model.map_or_else(|| "MODEL".to_owned(), |model| quoted(model.typed()));
+    format!("mantissa bench {model}")
+}
