@@ -1,4 +1,4 @@
-//! Architectures of decoder-only language models as data, one file for each family ([`families`]).
+//! Architectures of decoder-only language models as data, one file for each family (`families/`).
 //!
 //! A file states everything that `config.json` does not: features, which fields state the rest, the names of a checkpoint's
 //! tensors, the architectures of GGUF with what llama.cpp fixes or cannot compute, and the multimodal models around them.
