@@ -1,22 +1,22 @@
 //! Options and services that all commands share.
 
 use std::io::{self, Write};
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Result;
 use clap::Args;
 use mantissa_eval::TokenError;
+use mantissa_jobs::{Allowed, Host};
 use mantissa_quant::Rebuild;
-use mantissa_store::{Kind, Output, Paths, Permits};
+use mantissa_store::{Kind, Output, Paths};
 use serde::Serialize;
 
-use crate::error::{BadInput, GateFailed, OverMemory};
+use crate::error::BadInput;
 use crate::help;
-use crate::memory::{self, Limit};
-use crate::notes::merged;
 use crate::output::{self, parse_bytes};
-use crate::progress::{Progress, Unit, anonymous_memory};
+use crate::progress::Terminal;
 use crate::terminal;
 
 // No doc comment: clap would use it as the description of the command it is flattened into.
@@ -57,18 +57,12 @@ pub(crate) struct Common {
     overwrite: bool,
 }
 
-/// Bytes by which the memory that tokenized texts leave allocated differs between runs: measured: 12 kB over
-/// twelve runs on two cores, and more threads hold more.
-const TEXTS_VARY: u64 = 1 << 20;
-
-/// Common options and services of a command run.
+/// Common options and services of a command run: those of its [`Host`], whose errors become those of the command line,
+/// and the report.
 pub struct Context {
-    /// Number of threads, at least 1.
-    pub threads: usize,
+    host: Host,
     /// Seed of all random numbers.
     pub seed: u64,
-    /// Memory ceiling in bytes.
-    pub memory: Option<u64>,
     /// Command line to record with an output.
     pub job: Rebuild,
     /// Describes all commands and flags.
@@ -76,11 +70,15 @@ pub struct Context {
     /// True while a command runs within another, which reports.
     silent: AtomicBool,
     quiet: bool,
-    strict: bool,
     json: Json,
-    permits: Permits,
-    /// Bytes that tokenizing texts left allocated in the process.
-    texts: AtomicU64,
+}
+
+impl Deref for Context {
+    type Target = Host;
+
+    fn deref(&self) -> &Host {
+        &self.host
+    }
 }
 
 /// Destination of the JSON report.
@@ -119,18 +117,15 @@ impl Context {
         let permits = paths.check(job, common.overwrite)?;
         let threads = common.threads.map_or_else(mantissa_kernels::available_threads, usize::from);
         let Common { quiet, seed, memory, strict, .. } = common;
+        let allowed = Allowed { threads, memory, strict };
         Ok(Context {
-            threads,
+            host: Host::new(allowed, permits, Box::new(Terminal::new(quiet))),
             seed,
-            memory,
             job: Rebuild::default(),
             program,
             silent: AtomicBool::new(false),
             quiet,
-            strict,
             json,
-            permits,
-            texts: AtomicU64::new(0),
         })
     }
 
@@ -162,62 +157,23 @@ impl Context {
     /// # Errors
     /// The command did not declare it: a bug.
     pub fn output(&self, path: &Path) -> Result<Output> {
-        let output = self.permits.output(path);
-        output
-            .ok_or_else(|| anyhow::anyhow!("internal: {} is not among the command's outputs", path.display()))
-    }
-
-    /// Starts a progress display on standard error.
-    pub fn progress(&self, total: u64, unit: Unit) -> Progress {
-        Progress::new(total, unit, self.quiet, false)
-    }
-
-    /// Starts a progress display whose steps have figures of their own.
-    pub fn progress_with_status(&self, total: u64, unit: Unit) -> Progress {
-        Progress::new(total, unit, self.quiet, true)
-    }
-
-    /// Prints a warning on one line of standard error, unless `--quiet`.
-    pub fn warn(&self, message: &str) {
-        if !self.quiet {
-            terminal::to_stderr(&format!("warning: {message}"));
-        }
-    }
-
-    /// Prints a note on one line of standard error, unless `--quiet`.
-    pub fn note(&self, message: &str) {
-        if !self.quiet {
-            terminal::to_stderr(message);
-        }
-    }
-
-    /// True if warnings are errors (`--strict`).
-    pub fn is_strict(&self) -> bool {
-        self.strict
+        Ok(self.host.output(path)?)
     }
 
     /// Prints every warning, those of many layers merged; fails under `--strict` if there is one.
     ///
     /// # Errors
-    /// As [`refuse_warnings`](Self::refuse_warnings).
+    /// As [`Host::warn_all`].
     pub fn warn_all(&self, warnings: &[String]) -> Result<()> {
-        merged(warnings).iter().for_each(|warning| self.warn(warning));
-        self.refuse_warnings(warnings)
+        Ok(self.host.warn_all(warnings)?)
     }
 
     /// Fails under `--strict` if there is a warning; prints none.
     ///
     /// # Errors
-    /// [`GateFailed`] with the first warning and the number of warnings.
+    /// As [`Host::refuse_warnings`].
     pub fn refuse_warnings(&self, warnings: &[String]) -> Result<()> {
-        match warnings {
-            [first, ..] if self.strict => {
-                let count = warnings.len();
-                Err(GateFailed::new(format!("--strict: expected no warnings, got {count}; first: {first}"))
-                    .into())
-            }
-            _ => Ok(()),
-        }
+        Ok(self.host.refuse_warnings(warnings)?)
     }
 
     /// True if notes and warnings are printed: not with `--quiet`.
@@ -268,109 +224,36 @@ impl Context {
         }
     }
 
-    /// Returns a `--memory` that accepts work of `needs` bytes, the smallest one unless texts were read: they count
-    /// with [`TEXTS_VARY`] more than this process holds, because a second process may hold more.
-    pub fn least_memory(&self, needs: u64) -> u64 {
-        match self.texts.load(Ordering::Relaxed) {
-            0 => needs,
-            texts => needs.saturating_add(texts).saturating_add(TEXTS_VARY),
-        }
-    }
-
     /// Refuses work whose predicted peak memory exceeds `--memory` or, without it, the available memory.
-    /// `needs` excludes the bytes that tokenizing texts left allocated; they are added.
     ///
     /// # Errors
-    /// [`OverMemory`] with both sizes.
+    /// As [`Host::require_memory`].
     pub fn require_memory(&self, what: &str, needs: u64) -> Result<()> {
-        let (allowed, limit) = self.ceiling();
-        let needs = match limit {
-            Limit::Option => needs.saturating_add(self.texts.load(Ordering::Relaxed)),
-            // The process already holds this memory, so it is not part of the available memory.
-            Limit::Available => needs,
-        };
-        if needs > allowed {
-            return Err(OverMemory { what: what.into(), needs, allowed, limit, fix: None }.into());
-        }
-        Ok(())
-    }
-
-    /// True if [`require_memory`](Self::require_memory) accepts work of `needs` bytes.
-    pub fn has_memory(&self, needs: u64) -> bool {
-        self.require_memory("", needs).is_ok()
-    }
-
-    /// Refuses work that was made as small as possible, like [`require_memory`](Self::require_memory); the error names
-    /// the least that is accepted.
-    ///
-    /// # Errors
-    /// [`OverMemory`] with both sizes.
-    pub fn require_least_memory(&self, what: &str, needs: u64) -> Result<()> {
-        let (allowed, limit) = self.ceiling();
-        if self.has_memory(needs) {
-            return Ok(());
-        }
-        // Rounded up, so that the printed value is accepted.
-        let least = self.least_memory(needs);
-        let fix = format!("--memory {}k is the least that is accepted", least.div_ceil(1000));
-        Err(OverMemory { what: what.into(), needs: least, allowed, limit, fix: Some(fix) }.into())
+        Ok(self.host.require_memory(what, needs)?)
     }
 
     /// Refuses work that needs `more` memory than the process holds now. Returns the predicted peak.
     ///
     /// # Errors
-    /// [`OverMemory`] with both sizes.
+    /// As [`Host::require_more_memory`].
     pub fn require_more_memory(&self, what: &str, more: u64) -> Result<u64> {
-        let (allowed, limit) = self.ceiling();
-        let needs = held(limit).saturating_add(more);
-        if needs > allowed {
-            return Err(OverMemory { what: what.into(), needs, allowed, limit, fix: None }.into());
-        }
-        Ok(held(Limit::Option).saturating_add(more))
+        Ok(self.host.require_more_memory(what, more)?)
     }
 
-    /// Returns the bytes that the process may still allocate.
-    pub fn memory_left(&self) -> u64 {
-        let (allowed, limit) = self.ceiling();
-        allowed.saturating_sub(held(limit))
-    }
-
-    /// Makes the error of work that needs `more` than the `left` bytes of [`memory_left`](Self::memory_left).
+    /// Makes the error of work that needs `more` than the `left` bytes of [`Host::memory_left`].
     pub fn over_memory(&self, what: &str, more: u64, left: u64) -> anyhow::Error {
-        let (allowed, limit) = self.ceiling();
-        let held = if limit == Limit::Option { allowed.saturating_sub(left) } else { 0 };
-        OverMemory { what: what.into(), needs: more.saturating_add(held), allowed, limit, fix: None }.into()
+        self.host.over_memory(what, more, left).into()
     }
 
-    /// Runs `read`, which tokenizes texts; memory that stays allocated is added to later requirements. The kernel
-    /// counts pages late, so a `read` without a text would add a random number of them: callers leave it out.
+    /// Runs `read`, which tokenizes texts, as [`Host::reading_texts`] does.
     ///
     /// # Errors
-    /// Those of `read`; [`OverMemory`] if it runs out of memory.
+    /// Those of `read`; [`OverMemory`](crate::error::OverMemory) if it runs out of memory.
     pub fn reading_texts<T>(&self, read: impl FnOnce() -> Result<T>) -> Result<T> {
-        let before = anonymous_memory().unwrap_or(0);
-        let result = read();
-        let left = anonymous_memory().unwrap_or(0).saturating_sub(before);
-        self.texts.fetch_add(left, Ordering::Relaxed);
-        result.map_err(|error| match error.downcast::<TokenError>() {
+        self.host.counting_texts(read).map_err(|error| match error.downcast::<TokenError>() {
             Ok(TokenError::Memory { what, needs, allowed }) => self.over_memory(&what, needs, allowed),
             Ok(error) => error.into(),
             Err(error) => error,
         })
-    }
-
-    fn ceiling(&self) -> (u64, Limit) {
-        match self.memory {
-            Some(allowed) => (allowed, Limit::Option),
-            None => (memory::available().unwrap_or(u64::MAX), Limit::Available),
-        }
-    }
-}
-
-/// Returns the bytes of a limit that the process already holds.
-fn held(limit: Limit) -> u64 {
-    match limit {
-        Limit::Option => anonymous_memory().unwrap_or(0).max(memory::PROCESS),
-        Limit::Available => 0,
     }
 }

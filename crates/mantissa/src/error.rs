@@ -6,15 +6,16 @@ use std::process::ExitCode;
 use mantissa_advise::AdviseError;
 use mantissa_eval::tasks::TaskError;
 use mantissa_eval::{DiffError, EvalError, TokenError};
+use mantissa_jobs::{Class, JobError};
 use mantissa_model::{GenerateError, LoadError};
 use mantissa_quant::QuantError;
 use mantissa_store::ErrorClass;
 use mantissa_train::TrainError;
 use mantissa_train::data::DataError;
 
+pub use mantissa_jobs::{BadInput, ChatFailed, GateFailed, OverMemory, Stopped, resumes};
+
 use crate::interrupt;
-use crate::memory::Limit;
-use crate::output::bytes;
 use crate::terminal;
 
 /// Exit code of the process.
@@ -40,86 +41,6 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// A quality gate failed.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct GateFailed(String);
-
-impl GateFailed {
-    /// Makes the error; `message` names the expected and the actual value.
-    pub fn new(message: impl Into<String>) -> Self {
-        GateFailed(message.into())
-    }
-}
-
-/// An option or a file cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[error("{what}: expected {allowed}, got {found}{}", fix.as_ref().map_or_else(String::new, |fix| format!("; fix: {fix}")))]
-pub struct BadInput {
-    what: String,
-    found: String,
-    allowed: String,
-    fix: Option<String>,
-}
-
-impl BadInput {
-    /// Makes the error; `what` names the option, or the file and the tensor or field.
-    pub fn new(what: impl Into<String>, found: impl Into<String>, allowed: impl Into<String>) -> Self {
-        BadInput { what: what.into(), found: found.into(), allowed: allowed.into(), fix: None }
-    }
-
-    /// Adds options or a command that work.
-    pub fn with_fix(self, fix: impl Into<String>) -> Self {
-        BadInput { fix: Some(fix.into()), ..self }
-    }
-}
-
-/// A chat template could not render a conversation.
-#[derive(Debug, thiserror::Error)]
-#[error("{model}: chat_template: {what}")]
-pub struct ChatFailed {
-    /// Name of the model.
-    pub model: String,
-    /// Expected and actual value.
-    pub what: String,
-}
-
-/// The work needs more memory than allowed.
-#[derive(Debug, thiserror::Error)]
-#[error("{what}: expected at most {} of memory ({}), got a need of {}; fix: {}", bytes(*.allowed), .limit.name(), bytes(*.needs), .fix.clone().unwrap_or_else(|| .limit.fix().to_owned()))]
-pub struct OverMemory {
-    /// Name of the work.
-    pub what: String,
-    /// Predicted bytes.
-    pub needs: u64,
-    /// Bytes allowed.
-    pub allowed: u64,
-    /// Source of the limit.
-    pub limit: Limit,
-    /// Fix, if it is not that of the limit.
-    pub fix: Option<String>,
-}
-
-/// A signal stopped a training run after a checkpoint.
-#[derive(Debug, thiserror::Error)]
-#[error("{run}: step {steps}: {}", resumes(*.restarts))]
-pub struct Stopped {
-    /// Number of steps done.
-    pub steps: u64,
-    /// Folder of the run.
-    pub run: String,
-    /// True if the same command would start over.
-    pub restarts: bool,
-}
-
-/// Returns the message of an interrupted run that can be resumed; `restarts` is true if the same command would start over.
-pub fn resumes(restarts: bool) -> &'static str {
-    match restarts {
-        true => "Interrupted. Rerun with --resume instead of --restart to resume.",
-        false => "Interrupted. Rerun the same command to resume.",
-    }
-}
-
 /// Standard output cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[error("standard output: expected a writable stream, got I/O error `{0}`")]
@@ -132,6 +53,9 @@ pub fn exit_of(error: &anyhow::Error) -> Exit {
 }
 
 fn class(error: &(dyn std::error::Error + 'static)) -> Option<Exit> {
+    if let Some(error) = error.downcast_ref::<JobError>() {
+        return Some(of_job(error.class()));
+    }
     if error.is::<GateFailed>() {
         return Some(Exit::Gate);
     }
@@ -157,6 +81,16 @@ fn class(error: &(dyn std::error::Error + 'static)) -> Option<Exit> {
         });
     }
     library_class(error).map(of_class)
+}
+
+/// Returns the exit code of a job's error.
+fn of_job(class: Class) -> Exit {
+    match class {
+        Class::Gate => Exit::Gate,
+        Class::Input => Exit::Input,
+        Class::Environment => Exit::Environment,
+        Class::Stopped => interrupt::received().unwrap_or(Exit::Interrupted),
+    }
 }
 
 /// Returns the class of a library error. Library errors hide their causes from the chain, so each type is asked.
@@ -199,6 +133,7 @@ pub fn print_error(message: &str) {
 mod tests {
     use super::*;
     use anyhow::Context;
+    use mantissa_jobs::memory::Limit;
     use mantissa_quant::Unfinished;
     use std::path::Path;
 
@@ -214,7 +149,13 @@ mod tests {
         let memory = || LoadError::Memory { what: "KV cache", bytes: 1 };
         let unfinished =
             |error| QuantError::Unfinished(Box::new(Unfinished { error, kept: "p".into(), done: 1 }));
-        let cases: [(anyhow::Error, Exit); 16] = [
+        let job = |error: JobError| anyhow::Error::from(error);
+        let placed = JobError::At { place: "p".into(), error: Box::new(EvalError::Stopped.into()) };
+        let cases: [(anyhow::Error, Exit); 20] = [
+            (job(GateFailed::new("kl").into()), Exit::Gate),
+            (job(QuantError::Store(disk()).into()), Exit::Environment),
+            (job(unfinished(QuantError::Interrupted).into()), Exit::Interrupted),
+            (job(placed), Exit::Interrupted),
             (GateFailed::new("kl").into(), Exit::Gate),
             (BadInput::new("a", "b", "c").into(), Exit::Input),
             (over.into(), Exit::Environment),

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use mantissa_jobs::Polling;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
@@ -44,14 +45,19 @@ pub fn leaving(message: String) -> Leaving {
 impl Leaving {
     /// Replaces the message.
     pub fn change(&self, message: String) {
-        *LEFT.lock().unwrap_or_else(PoisonError::into_inner) = Some(message);
+        keep_message(Some(message));
     }
 }
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        *LEFT.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        keep_message(None);
     }
+}
+
+/// Sets the message of an immediate stop; `None` names the signal.
+pub fn keep_message(message: Option<String>) {
+    *LEFT.lock().unwrap_or_else(PoisonError::into_inner) = message;
 }
 
 /// Starts listening for signals.
@@ -74,6 +80,21 @@ pub fn watch() -> io::Result<()> {
 /// Returns the exit code for the signal received, if any.
 pub fn received() -> Option<Exit> {
     exit_of(RECEIVED.load(Ordering::SeqCst))
+}
+
+/// Sets how the work from here on ends after a signal.
+pub fn polling(polling: Polling) {
+    match polling {
+        Polling::Never => {
+            ORDERLY.store(false, Ordering::SeqCst);
+            PATIENT.store(false, Ordering::SeqCst);
+        }
+        Polling::Soon => ORDERLY.store(true, Ordering::SeqCst),
+        Polling::Saving => {
+            PATIENT.store(true, Ordering::SeqCst);
+            ORDERLY.store(true, Ordering::SeqCst);
+        }
+    }
 }
 
 /// Runs `work`, which polls [`received`] and then returns an error for which `stopped` is true. Until that

@@ -11,8 +11,6 @@ mod columns;
 mod embedded;
 mod help;
 mod machine;
-mod memory;
-mod notes;
 mod table;
 mod tensors;
 mod terminal;
@@ -34,6 +32,8 @@ mod commands;
 mod app;
 
 use std::process::ExitCode;
+
+use mantissa_jobs::{memory, notes};
 
 // glibc's allocator needs no replacement.
 #[cfg(target_env = "musl")]

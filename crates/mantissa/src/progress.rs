@@ -7,142 +7,128 @@ use std::time::{Duration, Instant};
 use console::Term;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
-use crate::memory::kib_field;
-use crate::output::{bytes, count};
+pub use mantissa_jobs::memory::anonymous as anonymous_memory;
+use mantissa_jobs::{Gauge, Polling, Silent, bytes};
+pub use mantissa_jobs::{Meter as Progress, Unit};
+
+use crate::interrupt;
 use crate::terminal::{line, to_stderr};
 
 /// Interval of lines if standard error is no terminal.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// Unit of progress.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
-    /// Bytes.
-    Bytes,
-    /// Items with this plural name.
-    Items(&'static str),
+/// Progress of a command on standard error; silent with `--quiet`. A signal stops the work.
+pub struct Terminal {
+    quiet: bool,
 }
 
-impl Unit {
-    fn amount(self, n: u64) -> String {
-        match self {
-            Unit::Bytes => bytes(n),
-            Unit::Items(_) => count(n),
-        }
-    }
-
-    fn name(self) -> String {
-        match self {
-            Unit::Bytes => String::new(),
-            Unit::Items(name) => format!(" {name}"),
-        }
-    }
-
-    /// Formats a rate, without the time.
-    fn per_second(self, rate: f64) -> String {
-        match self {
-            Unit::Items(_) if rate < 10.0 => format!("{rate:.2}"),
-            unit => unit.amount(rate as u64),
-        }
+impl Terminal {
+    /// Makes the progress of a command.
+    pub fn new(quiet: bool) -> Self {
+        Terminal { quiet }
     }
 }
 
-/// Progress on standard error; can be shared between threads.
-pub struct Progress(Kind);
-
-enum Kind {
-    Silent,
-    Bar(ProgressBar),
-    Lines(Mutex<Lines>),
-}
-
-impl Progress {
-    /// Starts counting to `total` (0 if unknown); silent if `quiet`. With `status`, a bar has a line below it
-    /// for the figures of [`status`](Self::status).
-    pub fn new(total: u64, unit: Unit, quiet: bool, status: bool) -> Self {
-        Progress(match (quiet, terminal()) {
-            (true, _) => Kind::Silent,
-            (false, Some(columns)) => Kind::Bar(bar(total, unit, columns, status)),
-            (false, None) => Kind::Lines(Mutex::new(Lines::new(total, unit))),
-        })
-    }
-
-    /// Sets the current activity; the name of a tensor is shortened.
-    pub fn message(&self, text: impl AsRef<str>) {
-        match &self.0 {
-            Kind::Silent => {}
-            Kind::Bar(bar) => bar.set_prefix(line(&short(text.as_ref()))),
-            Kind::Lines(lines) => lock(lines).message = short(text.as_ref()),
+impl mantissa_jobs::Progress for Terminal {
+    fn start(&self, total: u64, unit: Unit, status: bool) -> Box<dyn Gauge> {
+        match (self.quiet, terminal()) {
+            (true, _) => Box::new(Silent),
+            (false, Some(columns)) => Box::new(Bar(bar(total, unit, columns, status))),
+            (false, None) => Box::new(Log(Mutex::new(Lines::new(total, unit)))),
         }
     }
 
-    /// Sets the figures of the current step.
-    pub fn status(&self, text: String) {
-        match &self.0 {
-            Kind::Silent => {}
-            Kind::Bar(bar) => bar.set_message(line(&text)),
-            Kind::Lines(lines) => lock(lines).message = text,
+    fn note(&self, text: &str) {
+        if !self.quiet {
+            to_stderr(text);
         }
     }
 
-    /// Marks `n` items as done before; they do not count for the rate.
-    pub fn begin_at(&self, n: u64) {
-        match &self.0 {
-            Kind::Silent => {}
-            Kind::Bar(bar) => {
-                bar.set_position(n);
-                bar.reset_eta();
-            }
-            Kind::Lines(lines) => {
-                let mut lines = lock(lines);
-                (lines.before, lines.done) = (n, n);
-            }
+    fn warn(&self, text: &str) {
+        if !self.quiet {
+            to_stderr(&format!("warning: {text}"));
         }
     }
 
-    /// Sets the number of items done.
-    pub fn set(&self, n: u64) {
-        match &self.0 {
-            Kind::Silent => {}
-            Kind::Bar(bar) => bar.set_position(n),
-            Kind::Lines(lines) => lock(lines).set(n, Instant::now()),
-        }
+    fn stops(&self) -> bool {
+        interrupt::received().is_some()
     }
 
-    /// Adds to the number of items done.
-    pub fn add(&self, n: u64) {
-        match &self.0 {
-            Kind::Silent => {}
-            Kind::Bar(bar) => bar.inc(n),
-            Kind::Lines(lines) => {
-                let mut lines = lock(lines);
-                let done = lines.done.saturating_add(n);
-                lines.set(done, Instant::now());
-            }
-        }
+    fn polling(&self, polling: Polling) {
+        interrupt::polling(polling);
     }
 
-    /// Prints a line above the display.
-    pub fn note(&self, text: &str) {
-        match &self.0 {
-            Kind::Silent => {}
-            Kind::Bar(bar) => bar.println(line(text)),
-            Kind::Lines(_) => to_stderr(text),
-        }
-    }
-
-    /// Ends the display and removes the bar.
-    pub fn finish(&self) {
-        if let Kind::Bar(bar) = &self.0 {
-            bar.finish_and_clear();
-        }
+    fn keep_message(&self, message: Option<String>) {
+        interrupt::keep_message(message);
     }
 }
 
-impl Drop for Progress {
-    fn drop(&mut self) {
-        self.finish();
+/// Bar on a terminal.
+struct Bar(ProgressBar);
+
+impl Gauge for Bar {
+    fn message(&self, text: &str) {
+        self.0.set_prefix(line(&short(text)));
     }
+
+    fn status(&self, text: &str) {
+        self.0.set_message(line(text));
+    }
+
+    fn begin_at(&self, n: u64) {
+        self.0.set_position(n);
+        self.0.reset_eta();
+    }
+
+    fn set(&self, n: u64) {
+        self.0.set_position(n);
+    }
+
+    fn add(&self, n: u64) {
+        self.0.inc(n);
+    }
+
+    fn note(&self, text: &str) {
+        self.0.println(line(text));
+    }
+
+    fn finish(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
+/// Lines on a standard error that is no terminal.
+struct Log(Mutex<Lines>);
+
+impl Gauge for Log {
+    fn message(&self, text: &str) {
+        lock(&self.0).message = short(text);
+    }
+
+    fn status(&self, text: &str) {
+        text.clone_into(&mut lock(&self.0).message);
+    }
+
+    fn begin_at(&self, n: u64) {
+        let mut lines = lock(&self.0);
+        (lines.before, lines.done) = (n, n);
+    }
+
+    fn set(&self, n: u64) {
+        lock(&self.0).set(n, Instant::now());
+    }
+
+    fn add(&self, n: u64) {
+        let mut lines = lock(&self.0);
+        let done = lines.done.saturating_add(n);
+        lines.set(done, Instant::now());
+    }
+
+    fn note(&self, text: &str) {
+        to_stderr(text);
+    }
+
+    fn finish(&self) {}
 }
 
 fn lock(lines: &Mutex<Lines>) -> std::sync::MutexGuard<'_, Lines> {
@@ -280,11 +266,6 @@ fn terminal() -> Option<usize> {
     term.is_term().then(|| usize::from(term.size().1))
 }
 
-/// Returns the anonymous resident memory of this process in bytes; `None` if unknown.
-pub fn anonymous_memory() -> Option<u64> {
-    kib_field(&std::fs::read_to_string("/proc/self/status").ok()?, "RssAnon:")
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests {
@@ -406,13 +387,5 @@ mod tests {
     #[test]
     fn long_times_are_in_minutes_and_hours() {
         assert_eq!([9.4, 150.0, 9000.0].map(duration), ["9 s", "2 min", "2.5 h"]);
-    }
-
-    #[test]
-    fn memory_is_read_where_proc_is() {
-        match std::fs::metadata("/proc/self/status") {
-            Ok(_) => assert!(anonymous_memory().unwrap() > 4096),
-            Err(_) => println!("skipped: no /proc"),
-        }
     }
 }

@@ -9,7 +9,7 @@ pub const PROCESS: u64 = 4 << 20;
 /// Source of a memory limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// Option `--memory`.
+    /// Ceiling that the caller set, `--memory` on the command line.
     Option,
     /// Machine, control group or address space.
     Available,
@@ -70,6 +70,11 @@ fn address_space() -> Option<u64> {
     Some(soft.parse::<u64>().ok()?.saturating_sub(used).saturating_sub(reserved))
 }
 
+/// Returns the anonymous resident memory of this process in bytes; `None` if unknown.
+pub fn anonymous() -> Option<u64> {
+    kib_field(&fs::read_to_string("/proc/self/status").ok()?, "RssAnon:")
+}
+
 /// Returns the field `name` of a kernel file with `name value kB` lines, in bytes.
 pub fn kib_field(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -87,6 +92,14 @@ mod tests {
         assert_eq!(kib_field(text, "MemAvailable:"), Some(12 * 1024));
         assert_eq!(kib_field(text, "HugePages_Total:"), None);
         assert_eq!(kib_field(text, "Missing:"), None);
+    }
+
+    #[test]
+    fn memory_is_read_where_proc_is() {
+        match fs::metadata("/proc/self/status") {
+            Ok(_) => assert!(anonymous().unwrap() > 4096),
+            Err(_) => println!("skipped: no /proc"),
+        }
     }
 
     #[test]
