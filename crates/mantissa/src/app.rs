@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser};
-use mantissa_plan::contract::Server;
+use mantissa_plan::contract::Engine;
 use mantissa_quant::Rebuild;
 
 use crate::commands::{self, Command};
@@ -112,8 +112,8 @@ fn parse(arguments: &[OsString]) -> Result<(Cli, Vec<String>, Rebuild), clap::Er
     let typed = matches.subcommand().and_then(|(_, sub)| sub.try_get_raw("targets").ok().flatten());
     let aliases = typed.into_iter().flatten().filter_map(|typed| {
         let name = typed.to_str()?.split(':').next()?;
-        let server = Server::named(name).filter(|server| !server.name().eq_ignore_ascii_case(name))?;
-        Some(format!("--for {name}: stands for {}", server.name()))
+        let engine = Engine::named(name).filter(|engine| !engine.name.eq_ignore_ascii_case(name))?;
+        Some(format!("--for {name}: stands for {}", engine.name))
     });
     let aliases = aliases.collect();
     let seed = matches.get_one("seed").copied().unwrap_or_default();

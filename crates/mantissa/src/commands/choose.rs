@@ -115,7 +115,7 @@ pub fn loading_bits(described: &Subject, target: &Target) -> Option<u32> {
     let loads = |candidate: &&Candidate| {
         let container = Container::named(candidate.format);
         let recipe = Recipe::load(candidate.recipe).ok();
-        let pair = recipe.zip(container).filter(|_| candidate.is_usual_in(target.server));
+        let pair = recipe.zip(container).filter(|_| candidate.is_usual_in(target.engine));
         pair.is_some_and(|(recipe, container)| remedy::accepts(described, &recipe, container, target))
     };
     let bits = CANDIDATES.iter().filter(loads).map(|candidate| candidate.bits);
@@ -137,7 +137,7 @@ fn search(
     let (mut best, mut fitting, mut skipped) = (None, 0, Vec::new());
     for candidate in candidates {
         let Some(container) = Container::named(candidate.format) else { continue };
-        let usual = || targets.iter().all(|target| candidate.is_usual_in(target.server));
+        let usual = || targets.iter().all(|target| candidate.is_usual_in(target.engine));
         if !format.map_or_else(usual, |wanted| wanted == container) {
             continue;
         }
@@ -234,7 +234,7 @@ fn unmeasured(
     let pairs = UNMEASURED.iter().flat_map(|recipe| formats().map(move |container| (*recipe, container)));
     let mut pairs = pairs.filter(|((recipe, bits), container)| {
         let candidate = Candidate::unmeasured(recipe, container.name(), *bits);
-        let usual = targets.iter().all(|target| candidate.is_usual_in(target.server));
+        let usual = targets.iter().all(|target| candidate.is_usual_in(target.engine));
         usual && fits(&candidate, *container, source, targets).is_ok()
     });
     pairs.next().map(|((recipe, _), container)| (recipe, container))

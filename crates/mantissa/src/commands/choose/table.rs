@@ -4,7 +4,7 @@
 //! (docs/results/weights.md, "Recipes by engine"). Methods that need a backward pass (AutoRound, BRECQ) are left out: they lose
 //! less at 4 bits, but take 4 to 40 times as long.
 
-use mantissa_plan::contract::Server;
+use mantissa_plan::contract::Engine;
 
 /// Page with the figures.
 pub const SOURCE: &str = "docs/results/weights.md";
@@ -37,8 +37,8 @@ impl Candidate {
     }
 
     /// True if users of `server` keep models in the format.
-    pub fn is_usual_in(&self, server: Server) -> bool {
-        server.is_usual_reader(self.format)
+    pub fn is_usual_in(&self, engine: &Engine) -> bool {
+        engine.is_usual_reader(self.format)
     }
 }
 
