@@ -1,14 +1,58 @@
-//! Rules of vLLM.
+//! vLLM on NVIDIA GPUs: how it is run, and what it requires.
 
+use super::super::engine::Engine;
+use super::super::rule::{Check, Rule, Severity};
 use super::super::schemes::{Accepted, Inputs, Scales};
 use super::super::subject::{Kind, Observed};
-use super::super::{Check, Rule, Server, Severity};
+use crate::hardware::Maker;
 
 use Inputs::{Fp8Dynamic, Fp8Group, Fp8Static, Fp8Token, Int8Static, Int8Token, Mx, None};
 use Kind::{Fp8, Fp8Tiles, Int8, IntWeights, Mxfp4, Mxfp8, Nvfp4};
 use Scales::{Group, Row, Tensor};
-use Server::Vllm;
 use Severity::{Refused, Warning};
+
+pub(super) static ENGINE: Engine = Engine {
+    name: "vllm",
+    title: "vLLM",
+    typed: &[],
+    makers: &[Maker::Nvidia],
+    command: Some("vllm serve {model}"),
+    split: Some("--tensor-parallel-size"),
+    keeps: &["compressed-tensors"],
+    shared: &[
+        "tp-heads",
+        "tp-width",
+        "tp-group",
+        "fp8-tiles",
+        "fused-alike",
+        "nvfp4-global",
+        "fused-input-scale",
+        "fp8-fused-scale",
+        "marlin-gpu",
+        "int8-gpu",
+        "fp8-gpu",
+        "fp4-gpu",
+        "router-dense",
+        "ignored-names",
+        "head",
+        "tied-head",
+        "cache-scale-missing",
+        "bos-rule",
+        "cache-scale",
+        "gguf-cuda-kinds",
+        "gguf-cuda-types",
+        "vllm-head-target",
+        "head-tiles",
+        "auto-round-head",
+        "vllm-fp8-head",
+        "vllm-awq-head",
+        "vllm-ct-embedding",
+        "vllm-embedding",
+    ],
+    rules: RULES,
+    #[cfg(test)]
+    cases: cases::CASES,
+};
 
 const METHODS: &str =
     "vllm 0.33.0 vllm/model_executor/layers/quantization/__init__.py (get_quantization_config)";
@@ -19,10 +63,9 @@ const MARLIN: &str = "vllm 0.33.0 vllm/model_executor/layers/quantization/utils/
 const AWQ: &str = "vllm 0.33.0 vllm/model_executor/layers/quantization/auto_awq.py (TYPE_MAP)";
 const DESC_ACT: &str = "vllm 0.33.0 vllm/model_executor/layers/quantization/utils/gptq_utils.py (normalize_and_validate_gptq_desc_act)";
 
-pub(super) const RULES: &[Rule] = &[
+const RULES: &[Rule] = &[
     Rule {
         id: "vllm-convention",
-        servers: &[Vllm],
         conventions: &[],
         severity: Refused,
         requires: "a format that vLLM reads: compressed-tensors, gptq, awq, auto-round, modelopt, fp8, mxfp4, and gguf by a plugin",
@@ -43,7 +86,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "vllm-gguf-plugin",
-        servers: &[Vllm],
         conventions: &["gguf"],
         severity: Warning,
         requires: "the plugin that reads GGUF since vLLM 0.33",
@@ -53,7 +95,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "vllm-ct-schemes",
-        servers: &[Vllm],
         conventions: &["compressed-tensors"],
         severity: Refused,
         requires: "integers per row or group with unquantized or int8 inputs, int8 or FP8 per tensor or row with inputs alike, FP8 tiles, NVFP4, MXFP4 or MXFP8",
@@ -71,7 +112,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "vllm-int8-zero",
-        servers: &[Vllm],
         conventions: &["compressed-tensors"],
         severity: Refused,
         requires: "int8 weights without zero points where inputs are int8",
@@ -81,7 +121,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "vllm-bits",
-        servers: &[Vllm],
         conventions: &["compressed-tensors"],
         severity: Refused,
         requires: "integers of 2 to 8 bits",
@@ -91,7 +130,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "vllm-ct-groups",
-        servers: &[Vllm],
         conventions: &["compressed-tensors"],
         severity: Refused,
         requires: "one scale per output row, or groups of 16, 32, 64, 128 or 256",
@@ -101,7 +139,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "vllm-act-order",
-        servers: &[Vllm],
         conventions: &["compressed-tensors", "gptq", "auto-round"],
         severity: Refused,
         requires: "no act-order (g_idx): it is no longer supported",
@@ -111,7 +148,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "vllm-gptq-bits",
-        servers: &[Vllm],
         conventions: &["gptq"],
         severity: Refused,
         requires: "symmetric 4 or 8-bit integers",
@@ -121,7 +157,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "vllm-awq-bits",
-        servers: &[Vllm],
         conventions: &["awq"],
         severity: Refused,
         requires: "4-bit integers",
@@ -131,7 +166,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "vllm-groups",
-        servers: &[Vllm],
         conventions: &["gptq"],
         severity: Refused,
         requires: "one scale per output row, or groups of 32, 64 or 128",
@@ -141,7 +175,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "vllm-modelopt-schemes",
-        servers: &[Vllm],
         conventions: &["modelopt"],
         severity: Refused,
         requires: "FP8 per tensor or row with quantized inputs, FP8 tiles, NVFP4 or MXFP8 (no int4)",
@@ -157,7 +190,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "vllm-fp8-schemes",
-        servers: &[Vllm],
         conventions: &["deepseek-fp8", "fp8"],
         severity: Refused,
         requires: "FP8 tiles with inputs in groups, or FP8 with one scale",
@@ -170,7 +202,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "vllm-mxfp4-kinds",
-        servers: &[Vllm],
         conventions: &["mxfp4"],
         severity: Refused,
         requires: "MXFP4",
@@ -180,7 +211,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "gptq-zero-points-marlin",
-        servers: &[Vllm],
         conventions: &["gptq", "auto-round"],
         severity: Warning,
         requires: "zero points that match checkpoint_format; Marlin ignores those of symmetric weights",
@@ -189,3 +219,104 @@ pub(super) const RULES: &[Rule] = &[
         fix: "set checkpoint_format to match the data, in MODEL/config.json and MODEL/quantize_config.json",
     },
 ];
+
+/// Configurations that it accepts and refuses, read from its source: vLLM 0.33.0, `vllm/model_executor/layers/quantization`.
+#[cfg(test)]
+mod cases {
+    use super::super::super::case::Case;
+
+    const CT: &str = "compressed_tensors/compressed_tensors.py: _get_scheme_from_parts";
+    const WNA16: &str = "compressed_tensors/schemes/compressed_tensors_wNa16.py: WNA16_SUPPORTED_TYPES_MAP; kernels/linear/mixed_precision/humming.py";
+    const GPTQ: &str = "auto_gptq.py: AutoGPTQConfig.TYPE_MAP";
+    const AWQ: &str = "auto_awq.py: AutoAWQConfig.TYPE_MAP";
+    const MODELOPT: &str = "modelopt.py: LINEAR_ALGOS";
+    const METHODS: &str = "__init__.py: get_quantization_config";
+    const DESC_ACT: &str = "utils/gptq_utils.py: normalize_and_validate_gptq_desc_act";
+    const GGUF: &str = "vllm-gguf-plugin 0.0.5 quantization/utils.py: DEQUANT_TYPES";
+
+    pub(super) const CASES: &[Case] = &[
+        Case::takes("dense", "", "", METHODS),
+        Case::takes("compressed-tensors", "int4-g128", "", WNA16),
+        Case::takes("compressed-tensors", "int4-g128-asym", "", WNA16),
+        Case::takes("compressed-tensors", "int3-g128", "", WNA16),
+        Case::takes("compressed-tensors", "int8-channel", "", WNA16),
+        Case::takes("compressed-tensors", "int4-channel", "int8-token", CT),
+        Case::takes("compressed-tensors", "int8-channel", "int8-token", CT),
+        Case::takes("compressed-tensors", "int8-tensor", "int8-tensor@static", CT),
+        Case::takes("compressed-tensors", "fp8-e4m3-channel", "fp8-e4m3-token", CT),
+        Case::takes("compressed-tensors", "fp8-e4m3-channel", "", CT),
+        Case::takes("compressed-tensors", "fp8-e4m3-tensor", "fp8-e4m3-tensor@static", CT),
+        Case::takes("compressed-tensors", "nvfp4:ct", "", CT),
+        Case::takes("compressed-tensors", "nvfp4:ct", "nvfp4", CT),
+        Case::takes("compressed-tensors", "mxfp4", "", CT),
+        Case::takes("compressed-tensors", "mxfp8-e4m3", "", CT),
+        Case::takes("gptq", "int4-g128", "", GPTQ),
+        Case::takes("gptq", "int8-channel", "", GPTQ),
+        Case::takes("awq", "int4-g128-asym", "", AWQ),
+        Case::takes("modelopt", "fp8-e4m3-channel", "fp8-e4m3-token", MODELOPT),
+        Case::takes("modelopt", "nvfp4:torchao", "", MODELOPT),
+        Case::takes("deepseek-fp8", "fp8-e4m3-t128x128", "fp8-e4m3-g128", "fp8.py: Fp8Config"),
+        Case::takes("gguf", "q4_k", "", GGUF),
+        Case::refuses("compressed-tensors", "int4-tensor", "", "vllm-ct-schemes", CT),
+        Case::refuses("compressed-tensors", "int8-g128", "int8-token", "vllm-ct-schemes", CT),
+        Case::refuses("compressed-tensors", "fp8-e4m3-g128", "", "vllm-ct-schemes", CT),
+        Case::refuses("compressed-tensors", "nvfp4:ct", "fp8-e4m3-token", "vllm-ct-schemes", CT),
+        Case::refuses("compressed-tensors", "int8-channel-asym", "int8-token", "vllm-int8-zero", CT),
+        Case::refuses(
+            "compressed-tensors",
+            "int4-g8",
+            "",
+            "vllm-ct-groups",
+            "humming-kernels 0.1.19 humming/kernel/humming.py: weight_scale_group_size >= 256 / bits",
+        ),
+        Case::refuses("compressed-tensors", "int4-g128", "", "vllm-act-order", WNA16).with("act-order"),
+        Case::refuses("gptq", "int4-g128", "", "vllm-act-order", DESC_ACT).with("act-order"),
+        Case::refuses("gptq", "int4-g128-asym", "", "vllm-gptq-bits", GPTQ),
+        Case::refuses("gptq", "int3-g128", "", "vllm-gptq-bits", GPTQ),
+        Case::refuses(
+            "gptq",
+            "int4-g256",
+            "",
+            "vllm-groups",
+            "utils/marlin_utils.py: MARLIN_SUPPORTED_GROUP_SIZES",
+        ),
+        Case::refuses("modelopt", "int4-g128", "", "vllm-modelopt-schemes", MODELOPT),
+        Case::refuses("bitsandbytes", "nf4", "", "vllm-convention", METHODS),
+        Case::refuses("exl2", "int4-g128", "", "vllm-convention", METHODS),
+        Case::refuses("mlx", "int4-g64-asym:minmax", "", "vllm-convention", METHODS),
+        Case::refuses("gguf", "tq1_0", "", "gguf-cuda-types", GGUF),
+        Case::refuses("gguf", "mxfp4", "", "gguf-cuda-kinds", GGUF),
+        Case::refuses(
+            "compressed-tensors",
+            "int4-g128",
+            "",
+            "tp-group",
+            "kernels/linear/mixed_precision/marlin.py: can_implement",
+        )
+        .with("tp=4"),
+        Case::refuses(
+            "compressed-tensors",
+            "int4-g128",
+            "",
+            "fused-alike",
+            "compressed_tensors/utils.py: get_matched_target of fused layers",
+        )
+        .with("mixed=int4-g32"),
+        Case::refuses(
+            "compressed-tensors",
+            "nvfp4:ct",
+            "",
+            "nvfp4-global",
+            "compressed_tensors/schemes/compressed_tensors_w4a4_nvfp4.py",
+        )
+        .with("unfused-scales"),
+        Case::refuses(
+            "compressed-tensors",
+            "int8-channel",
+            "int8-token",
+            "int8-gpu",
+            "vLLM documentation, features/quantization/int8.md",
+        )
+        .with("gpu=b200"),
+    ];
+}

@@ -2,11 +2,10 @@
 //!
 //! Where an entry of the config decides and is not looked at, the rule is a warning that names the entry.
 
+use super::super::rule::{Check, Rule, Severity};
 use super::super::subject::Observed;
-use super::super::{Check, Rule, Server, Severity};
 
 use Observed::{CodedEmbedding, CodedHead, IntegerHead, TileHead, UnnamedHead, WideHead};
-use Server::{Exllamav2, Lmdeploy, Sglang, TensorrtLlm, Transformers, Vllm};
 use Severity::{Refused, Warning, Wrong};
 
 const TARGETS: &str = "vllm 0.33.0 vllm/model_executor/layers/quantization/compressed_tensors/utils.py (find_matched_target) and sglang 0.5.23 srt/layers/quantization/compressed_tensors/compressed_tensors.py (get_lm_head_scheme)";
@@ -50,19 +49,17 @@ const CT: &str = "quantize again with --format compressed-tensors, or without --
 /// Returns a rule that a checkpoint breaks if `what` is observed.
 const fn rule(
     id: &'static str,
-    servers: &'static [Server],
     conventions: &'static [&'static str],
     severity: Severity,
     what: Observed,
     (requires, source, fix): (&'static str, &'static str, &'static str),
 ) -> Rule {
-    Rule { id, servers, conventions, severity, requires, check: Check::Seen(what), source, fix }
+    Rule { id, conventions, severity, requires, check: Check::Seen(what), source, fix }
 }
 
-pub(super) const RULES: &[Rule] = &[
+pub(crate) const RULES: &[Rule] = &[
     rule(
         "vllm-head-target",
-        &[Vllm],
         &["compressed-tensors"],
         Refused,
         UnnamedHead,
@@ -74,7 +71,6 @@ pub(super) const RULES: &[Rule] = &[
     ),
     rule(
         "sglang-head-target",
-        &[Sglang],
         &["compressed-tensors"],
         Wrong,
         UnnamedHead,
@@ -86,7 +82,6 @@ pub(super) const RULES: &[Rule] = &[
     ),
     rule(
         "head-tiles",
-        &[Vllm, Sglang],
         &["compressed-tensors"],
         Refused,
         TileHead,
@@ -94,7 +89,6 @@ pub(super) const RULES: &[Rule] = &[
     ),
     rule(
         "auto-round-head",
-        &[Vllm, Sglang, Transformers],
         &["auto-round"],
         Warning,
         IntegerHead,
@@ -104,10 +98,9 @@ pub(super) const RULES: &[Rule] = &[
             "add lm_head with its bits to quantization_config.extra_config of MODEL/config.json",
         ),
     ),
-    rule("vllm-fp8-head", &[Vllm], &["deepseek-fp8", "fp8"], Refused, CodedHead, (UNQUANTIZED, VLLM_FP8, CT)),
+    rule("vllm-fp8-head", &["deepseek-fp8", "fp8"], Refused, CodedHead, (UNQUANTIZED, VLLM_FP8, CT)),
     rule(
         "vllm-awq-head",
-        &[Vllm],
         &["awq"],
         Warning,
         IntegerHead,
@@ -117,33 +110,11 @@ pub(super) const RULES: &[Rule] = &[
             "set quantization_config.lm_head to true in MODEL/config.json",
         ),
     ),
-    rule(
-        "sglang-fp8-head",
-        &[Sglang],
-        &["deepseek-fp8", "fp8"],
-        Wrong,
-        CodedHead,
-        (UNSCALED, SGLANG_FP8, CT),
-    ),
-    rule(
-        "sglang-bnb-head",
-        &[Sglang],
-        &["bitsandbytes"],
-        Refused,
-        CodedHead,
-        (UNQUANTIZED, SGLANG_BNB, NO_HEAD),
-    ),
-    rule(
-        "sglang-bnb-int-head",
-        &[Sglang],
-        &["bitsandbytes"],
-        Refused,
-        IntegerHead,
-        (UNQUANTIZED, SGLANG_BNB, NO_HEAD),
-    ),
+    rule("sglang-fp8-head", &["deepseek-fp8", "fp8"], Wrong, CodedHead, (UNSCALED, SGLANG_FP8, CT)),
+    rule("sglang-bnb-head", &["bitsandbytes"], Refused, CodedHead, (UNQUANTIZED, SGLANG_BNB, NO_HEAD)),
+    rule("sglang-bnb-int-head", &["bitsandbytes"], Refused, IntegerHead, (UNQUANTIZED, SGLANG_BNB, NO_HEAD)),
     rule(
         "sglang-awq-head",
-        &[Sglang],
         &["awq"],
         Refused,
         IntegerHead,
@@ -155,7 +126,6 @@ pub(super) const RULES: &[Rule] = &[
     ),
     rule(
         "transformers-gptq-head",
-        &[Transformers],
         &["gptq"],
         Wrong,
         IntegerHead,
@@ -167,7 +137,6 @@ pub(super) const RULES: &[Rule] = &[
     ),
     rule(
         "transformers-awq-head",
-        &[Transformers],
         &["awq"],
         Wrong,
         IntegerHead,
@@ -179,7 +148,6 @@ pub(super) const RULES: &[Rule] = &[
     ),
     rule(
         "transformers-fp8-head",
-        &[Transformers],
         &["deepseek-fp8"],
         Warning,
         CodedHead,
@@ -191,7 +159,6 @@ pub(super) const RULES: &[Rule] = &[
     ),
     rule(
         "lmdeploy-int-head",
-        &[Lmdeploy],
         &["compressed-tensors", "gptq", "awq"],
         Wrong,
         WideHead,
@@ -203,7 +170,6 @@ pub(super) const RULES: &[Rule] = &[
     ),
     rule(
         "lmdeploy-head",
-        &[Lmdeploy],
         &["compressed-tensors"],
         Refused,
         CodedHead,
@@ -215,7 +181,6 @@ pub(super) const RULES: &[Rule] = &[
     ),
     rule(
         "trtllm-head",
-        &[TensorrtLlm],
         &["compressed-tensors"],
         Refused,
         CodedHead,
@@ -227,7 +192,6 @@ pub(super) const RULES: &[Rule] = &[
     ),
     rule(
         "trtllm-int-head",
-        &[TensorrtLlm],
         &["compressed-tensors"],
         Refused,
         IntegerHead,
@@ -235,23 +199,14 @@ pub(super) const RULES: &[Rule] = &[
     ),
     rule(
         "trtllm-awq-head",
-        &[TensorrtLlm],
         &["modelopt"],
         Refused,
         IntegerHead,
         ("an lm_head with pre_quant_scale if of 4 bits, or unquantized", TRTLLM_AWQ, NO_HEAD),
     ),
-    rule(
-        "trtllm-fp8-head",
-        &[TensorrtLlm],
-        &["deepseek-fp8"],
-        Wrong,
-        CodedHead,
-        (UNSCALED, TRTLLM_HEAD, NO_HEAD),
-    ),
+    rule("trtllm-fp8-head", &["deepseek-fp8"], Wrong, CodedHead, (UNSCALED, TRTLLM_HEAD, NO_HEAD)),
     rule(
         "exllamav2-head",
-        &[Exllamav2],
         &["gptq", "auto-round"],
         Refused,
         WideHead,
@@ -263,7 +218,6 @@ pub(super) const RULES: &[Rule] = &[
     ),
     rule(
         "vllm-ct-embedding",
-        &[Vllm],
         &["compressed-tensors"],
         Refused,
         CodedEmbedding,
@@ -275,7 +229,6 @@ pub(super) const RULES: &[Rule] = &[
     ),
     rule(
         "vllm-embedding",
-        &[Vllm],
         &["gptq", "awq", "auto-round", "modelopt", "deepseek-fp8", "fp8"],
         Refused,
         CodedEmbedding,
@@ -283,7 +236,6 @@ pub(super) const RULES: &[Rule] = &[
     ),
     rule(
         "sglang-embedding",
-        &[Sglang],
         &["compressed-tensors", "gptq", "awq", "auto-round", "modelopt", "deepseek-fp8", "fp8"],
         Wrong,
         CodedEmbedding,
@@ -295,7 +247,6 @@ pub(super) const RULES: &[Rule] = &[
     ),
     rule(
         "sglang-bnb-embedding",
-        &[Sglang],
         &["bitsandbytes"],
         Refused,
         CodedEmbedding,
@@ -303,7 +254,6 @@ pub(super) const RULES: &[Rule] = &[
     ),
     rule(
         "transformers-embedding",
-        &[Transformers],
         &["gptq", "awq", "deepseek-fp8"],
         Wrong,
         CodedEmbedding,
@@ -315,7 +265,6 @@ pub(super) const RULES: &[Rule] = &[
     ),
     rule(
         "transformers-bnb-embedding",
-        &[Transformers],
         &["bitsandbytes"],
         Refused,
         CodedEmbedding,
@@ -323,7 +272,6 @@ pub(super) const RULES: &[Rule] = &[
     ),
     rule(
         "lmdeploy-embedding",
-        &[Lmdeploy],
         &["compressed-tensors", "gptq", "awq"],
         Refused,
         CodedEmbedding,
@@ -331,7 +279,6 @@ pub(super) const RULES: &[Rule] = &[
     ),
     rule(
         "trtllm-embedding",
-        &[TensorrtLlm],
         &["compressed-tensors", "modelopt"],
         Refused,
         CodedEmbedding,
@@ -339,7 +286,6 @@ pub(super) const RULES: &[Rule] = &[
     ),
     rule(
         "trtllm-fp8-embedding",
-        &[TensorrtLlm],
         &["deepseek-fp8", "fp8"],
         Wrong,
         CodedEmbedding,
@@ -351,7 +297,6 @@ pub(super) const RULES: &[Rule] = &[
     ),
     rule(
         "exllamav2-embedding",
-        &[Exllamav2],
         &["gptq", "auto-round", "exl2"],
         Refused,
         CodedEmbedding,
