@@ -8,10 +8,9 @@ use std::path::Path;
 use anyhow::Result;
 use mantissa_advise::subject;
 use mantissa_jobs::lint::line;
+use mantissa_jobs::memory::PROCESS;
 use mantissa_plan::contract::{ENGINES, Report, Subject, Target, lint};
-use mantissa_quant::Plan;
 use mantissa_store::Paths;
-use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
 use super::execute::Execute;
@@ -22,7 +21,6 @@ use crate::context::Context;
 use crate::error::GateFailed;
 use crate::help::Group;
 use crate::output::paragraph;
-use mantissa_jobs::memory::PROCESS;
 
 /// Check that a model will load and compute correctly in an engine
 ///
@@ -145,12 +143,4 @@ fn conclude(model: &Path, reports: &[Report]) -> Result<()> {
         true => Ok(()),
         false => Err(GateFailed::new(format!("{}: {}", model.display(), broken.join("; "))).into()),
     }
-}
-
-/// Refuses a plan whose output an engine would not run, before any work; warns about slow paths.
-///
-/// # Errors
-/// As [`mantissa_jobs::lint::check_plan`].
-pub fn check_plan(plan: &Plan, source: &ModelFiles, targets: &[Target], context: &Context) -> Result<()> {
-    Ok(mantissa_jobs::lint::check_plan(plan, source, targets, &fixes::GivenLine, context)?)
 }

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use mantissa_advise::subject;
+use mantissa_jobs::memory;
 use mantissa_plan::contract::{Engine, Target, installs, loads_in};
 use mantissa_quant::Plan;
 use mantissa_store::convention::{ModelFiles, gguf};
@@ -12,7 +13,6 @@ use serde::Serialize;
 
 use super::model::ModelPath;
 use crate::output::labelled;
-use mantissa_jobs::memory;
 
 /// Engines that load an output, and what to type next.
 #[derive(Debug, Serialize)]

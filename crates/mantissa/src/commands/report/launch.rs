@@ -4,12 +4,12 @@ use std::path::Path;
 
 use anyhow::Result;
 use mantissa_advise::subject;
+use mantissa_jobs::memory::PROCESS;
 use mantissa_plan::contract::{ENGINES, Evidence, Subject, Target, cells, lint};
 
 use crate::commands::model;
 use crate::commands::next_steps::serve;
 use crate::context::Context;
-use mantissa_jobs::memory::PROCESS;
 
 /// Programs that load a model.
 #[derive(Default)]

@@ -1,18 +1,17 @@
 //! Windows of `fit`: some to choose schemes on, the others to evaluate the output.
 
-use anyhow::Result;
 use mantissa_eval::Sequence;
 
-use super::args::Args;
-use crate::context::Context;
-use crate::error::BadInput;
+use super::Fit;
+use crate::error::{BadInput, Result};
+use crate::host::Host;
 
 /// Returns the windows to choose schemes on and those to evaluate on.
 ///
 /// # Errors
 /// No text, or one window.
-pub(super) fn windows(args: &Args, context: &Context) -> Result<(Vec<Sequence>, Vec<Sequence>)> {
-    let Some(sequences) = args.measure.sequences(&args.model, context)? else {
+pub(super) fn windows(job: &Fit, host: &Host) -> Result<(Vec<Sequence>, Vec<Sequence>)> {
+    let Some(sequences) = job.measure.text.sequences(&job.source, false, host)? else {
         let error = BadInput::new("fit", "neither", "--text or --tokens");
         return Err(error.with_fix("--text default, the built-in text").into());
     };
@@ -22,7 +21,7 @@ pub(super) fn windows(args: &Args, context: &Context) -> Result<(Vec<Sequence>, 
             .with_fix("set a smaller --context")
             .into());
     }
-    Ok(halves(sequences, args.windows as usize))
+    Ok(halves(sequences, job.windows as usize))
 }
 
 /// Splits off every other window, up to `most`; returns them and the rest.

@@ -2,22 +2,20 @@
 
 use std::fmt;
 
-use anyhow::Result;
 use mantissa_plan::hardware::Device;
 use mantissa_plan::memory;
 use mantissa_plan::precision::Kv;
 use mantissa_plan::shape::ModelShape;
 use mantissa_quant::Plan;
-use serde::Serialize;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::super::plan::tokens;
-use super::measure::Candidate;
-use crate::error::BadInput;
-use crate::output::{bytes, parse_bytes};
+use super::family::Candidate;
+use crate::error::{BadInput, Result};
+use crate::text::{bytes, parse_bytes, parse_count};
 
 /// Upper bound of the size.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Budget {
+pub enum Budget {
     /// Bits per weight of the quantized layers.
     BitsPerWeight(f64),
     /// Bytes of all tensors.
@@ -28,7 +26,7 @@ pub(super) enum Budget {
 
 /// Memory in which a model serves some sequences.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Serving {
+pub struct Serving {
     /// Bytes asked for.
     memory: u64,
     /// Tokens of each sequence.
@@ -49,8 +47,45 @@ impl fmt::Display for Serving {
     }
 }
 
+/// Budget as a user writes it, with its meaning. Serialized as its text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BudgetText {
+    text: String,
+    budget: Budget,
+}
+
+impl BudgetText {
+    /// Parses a budget.
+    ///
+    /// # Errors
+    /// A message with the accepted forms.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        Ok(BudgetText { text: text.to_owned(), budget: parse(text)? })
+    }
+}
+
+impl std::ops::Deref for BudgetText {
+    type Target = Budget;
+
+    fn deref(&self) -> &Budget {
+        &self.budget
+    }
+}
+
+impl Serialize for BudgetText {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.text)
+    }
+}
+
+impl<'de> Deserialize<'de> for BudgetText {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        BudgetText::parse(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
+    }
+}
+
 /// Parses `4.5bpw`, `6GB`, or `24GB with 32k context and 8 sequences on rtx4090`.
-pub(super) fn parse(text: &str) -> Result<Budget, String> {
+fn parse(text: &str) -> Result<Budget, String> {
     let wrong = || {
         format!(
             "expected bits per weight such as 4.5bpw, a size such as 6GB, or \"24GB with 32k context and 8 sequences on rtx4090\", got \"{text}\""
@@ -77,7 +112,7 @@ pub(super) fn parse(text: &str) -> Result<Budget, String> {
             "sequence" | "sequences" => &mut sequences,
             _ => return Err(wrong()),
         };
-        if field.replace(tokens(count).map_err(|_| wrong())?).is_some() {
+        if field.replace(parse_count(count).map_err(|_| wrong())?).is_some() {
             return Err(wrong());
         }
     }
@@ -88,7 +123,7 @@ pub(super) fn parse(text: &str) -> Result<Budget, String> {
 
 /// Bytes of a model that serves.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Served {
+pub struct Served {
     /// Bytes that may be used.
     memory: u64,
     /// Tensors of the model.
@@ -117,17 +152,17 @@ impl fmt::Display for Served {
 
 impl Serving {
     /// Returns the bytes that may be used: those asked for, at most what the device leaves to a model.
-    pub(super) fn memory(&self) -> u64 {
+    pub fn memory(&self) -> u64 {
         self.device.as_ref().map_or(self.memory, |device| self.memory.min(device.available().max(0.0) as u64))
     }
 
     /// Returns the bytes of the KV caches under `kv`.
-    pub(super) fn kv_bytes(&self, kv: &Kv, shape: &ModelShape) -> u64 {
+    pub fn kv_bytes(&self, kv: &Kv, shape: &ModelShape) -> u64 {
         (self.sequences as f64 * kv.bytes_of_sequence(shape, self.context)) as u64
     }
 
     /// Returns the bytes of activations and logits, which no scheme of weights or KV cache changes.
-    pub(super) fn activations(&self, shape: &ModelShape) -> u64 {
+    pub fn activations(&self, shape: &ModelShape) -> u64 {
         memory::activation_bytes(shape, self.context, self.sequences) as u64
     }
 }
@@ -137,7 +172,7 @@ impl Budget {
     ///
     /// # Errors
     /// A size that what is not chosen exceeds.
-    pub(super) fn limit(&self, plan: &Plan, shape: &ModelShape) -> Result<u64> {
+    pub fn limit(&self, plan: &Plan, shape: &ModelShape) -> Result<u64> {
         let (all, activations) = match self {
             Budget::BitsPerWeight(bits) => return Ok((bits * plan.linear_weights() as f64) as u64),
             Budget::Bytes(all) => (*all, 0),
@@ -157,7 +192,7 @@ impl Budget {
     }
 
     /// Returns the bytes of a model of `weights` bytes whose KV cache is `kv`; `None` unless the budget is memory.
-    pub(super) fn served(&self, kv: Option<Candidate>, shape: &ModelShape, weights: u64) -> Option<Served> {
+    pub fn served(&self, kv: Option<Candidate>, shape: &ModelShape, weights: u64) -> Option<Served> {
         let (Budget::Serving(serving), Some(kv)) = (self, kv) else { return None };
         Some(Served {
             memory: serving.memory(),
@@ -171,7 +206,7 @@ impl Budget {
     }
 
     /// Returns the error of a `limit` in bits that even the `least` choice exceeds.
-    pub(super) fn exceeded(&self, plan: &Plan, limit: u64, least: u64) -> BadInput {
+    pub fn exceeded(&self, plan: &Plan, limit: u64, least: u64) -> BadInput {
         let weights = plan.linear_weights();
         let bpw = |bits: u64| format!("{:.3} bits per weight", bits as f64 / weights.max(1) as f64);
         match self {

@@ -1,233 +1,23 @@
 //! Measures the KL of every unit alone under every candidate.
 
-use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
 use mantissa_advise::sensitivity::{Baseline, Unit, cache_schemes};
-use mantissa_eval::stats::Estimate;
 use mantissa_eval::{Sequence, compare};
 use mantissa_model::{Decoder, KvPolicy};
-use mantissa_quant::allocate::{AllocateError, Allocation, Choice, allocate};
-use mantissa_quant::{Plan, QuantError, Recipe, Start, plan_key};
+use mantissa_quant::{Plan, QuantError, Start, plan_key};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{FileDigest, Journal, Output, WorkFolder, disk, regular, verify_manifest};
 use serde::{Deserialize, Serialize};
 
-use super::super::outcome::carry_out;
-use super::layers::allocate_by_layer;
-use crate::context::Context;
-use crate::error::BadInput;
-use crate::interrupt;
-use crate::progress::{Unit as Progressed, short};
-
-/// Unit with its KL under each candidate.
-#[derive(Serialize)]
-pub(super) struct Row {
-    pub(super) unit: String,
-    pub(super) modules: Vec<String>,
-    /// Chosen scheme.
-    pub(super) scheme: String,
-    /// Chosen method.
-    pub(super) method: String,
-    /// Bits per weight under the chosen scheme.
-    pub(super) bits_per_weight: f64,
-    pub(super) candidates: Vec<Candidate>,
-    /// Index of the chosen candidate.
-    #[serde(skip)]
-    pub(super) chosen: usize,
-}
-
-impl Row {
-    /// Returns the name of a candidate of this unit: its scheme, after its method if there are several.
-    pub(super) fn named(&self, candidate: &Candidate) -> String {
-        match self.candidates.iter().all(|other| other.method == candidate.method) {
-            true => candidate.scheme.clone(),
-            false => format!("{}-{}", candidate.method, candidate.scheme),
-        }
-    }
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Candidate {
-    /// Method; empty for a scheme of the KV cache.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub(super) method: String,
-    pub(super) scheme: String,
-    pub(super) bits: u64,
-    /// Mean KL (nats/token) of the model with this unit alone under the scheme; of several methods, times a factor of method
-    /// and scheme.
-    pub(super) kl: f64,
-    pub(super) kl_se: f64,
-}
-
-/// Scheme of the KV cache.
-#[derive(Debug)]
-pub(super) struct Cache {
-    /// Policy whose KL is measured.
-    pub(super) policy: KvPolicy,
-    /// Scheme that the recipe stores.
-    pub(super) scheme: String,
-    /// Bits of all sequences.
-    pub(super) bits: u64,
-}
-
-impl Cache {
-    pub(super) fn candidate(&self, kl: f64, kl_se: f64) -> Candidate {
-        Candidate { method: String::new(), scheme: self.scheme.clone(), bits: self.bits, kl, kl_se }
-    }
-}
-
-impl Candidate {
-    /// The choice of this size and cost.
-    pub(super) fn choice(&self) -> Choice {
-        Choice { size: self.bits, cost: self.kl }
-    }
-}
-
-/// Recipe with one method and scheme for all layers, under which units are measured.
-#[derive(Clone)]
-pub(super) struct Uniform {
-    /// Method, as the user named it: with its transform, if it has one.
-    pub(super) method: String,
-    pub(super) plan: Plan,
-}
-
-impl Uniform {
-    pub(super) fn recipe(&self) -> Option<&Recipe> {
-        self.plan.job.recipe()
-    }
-
-    /// True if the method learns decoder layers as a whole.
-    fn learns_layers(&self) -> bool {
-        self.recipe().is_some_and(Recipe::learns_layers)
-    }
-
-    /// Returns the method as recipe files name it.
-    pub(super) fn recipe_method(&self) -> &'static str {
-        self.recipe().map_or(self.plan.job.method(), |recipe| recipe.method.recipe_name())
-    }
-}
-
-/// Candidates from which one output takes its layers.
-pub(super) struct Family {
-    pub(super) methods: Vec<String>,
-    pub(super) plans: Vec<Uniform>,
-    /// Plans of outputs that mix the candidates; none for one method.
-    pub(super) probes: Vec<Plan>,
-    pub(super) units: Vec<Unit>,
-    /// For each unit its candidates, in the order of `plans`; empty until measured.
-    pub(super) costs: Vec<Vec<Candidate>>,
-    /// Candidates of the KV cache, if its bytes count.
-    pub(super) kv: Vec<Candidate>,
-}
-
-impl Family {
-    /// Makes the family of these plans, at least one.
-    pub(super) fn new(methods: Vec<String>, plans: Vec<Uniform>) -> Self {
-        let units = plans.first().map(|first| Unit::of_plan(&first.plan)).unwrap_or_default();
-        Family { methods, plans, probes: Vec::new(), units, costs: Vec::new(), kv: Vec::new() }
-    }
-
-    /// True if a method learns decoder layers as a whole.
-    pub(super) fn learns_layers(&self) -> bool {
-        self.plans.iter().any(Uniform::learns_layers)
-    }
-
-    /// Returns the names of the methods.
-    pub(super) fn label(&self) -> String {
-        self.methods.join(", ")
-    }
-
-    /// Returns the names of the methods that were chosen.
-    pub(super) fn methods_of(&self, found: &Allocation) -> String {
-        let chosen = |method: &&String| {
-            let units = found.choices.iter().take(self.units.len());
-            units.into_iter().any(|&at| self.plans[at].method == **method)
-        };
-        self.methods.iter().filter(chosen).cloned().collect::<Vec<_>>().join(", ")
-    }
-
-    /// Iterates over the plans of all candidates, and those that mix them.
-    pub(super) fn all_plans(&self) -> impl Iterator<Item = &Plan> {
-        self.plans.iter().map(|uniform| &uniform.plan).chain(&self.probes)
-    }
-
-    /// Returns the candidates of every unit with sizes but no costs.
-    pub(super) fn sizes(&self) -> Vec<Vec<Candidate>> {
-        let none = Estimate { mean: 0.0, se: 0.0 };
-        let of = |uniform| candidates(uniform, &self.units, std::iter::repeat(none));
-        let plans: Vec<_> = self.plans.iter().map(of).collect();
-        (0..self.units.len()).map(|unit| plans.iter().map(|plan| plan[unit].clone()).collect()).collect()
-    }
-
-    /// Returns the candidates of every unit, and last those of the KV cache, if its bytes count.
-    pub(super) fn choices(&self, units: &[Vec<Candidate>]) -> Vec<Vec<Choice>> {
-        let rows = units.iter().chain(Some(&self.kv).filter(|kv| !kv.is_empty()));
-        rows.map(|row| row.iter().map(Candidate::choice).collect()).collect()
-    }
-
-    /// Returns the allocation of least cost among `rows`, made by [`choices`](Self::choices). A method that learns decoder
-    /// layers takes all units of one or none.
-    ///
-    /// # Errors
-    /// [`AllocateError`].
-    pub(super) fn allocate(&self, rows: &[Vec<Choice>], limit: u64) -> Result<Allocation, AllocateError> {
-        let learned: Vec<bool> = self.plans.iter().map(Uniform::learns_layers).collect();
-        if learned.iter().all(|learned_by| *learned_by == learned[0]) {
-            return allocate(rows, limit);
-        }
-        let layers: Vec<usize> = self.units.iter().map(|unit| unit.layer).collect();
-        allocate_by_layer(rows, (&layers, &learned), limit)
-    }
-
-    /// Returns the scheme of the KV cache that was chosen; `None` if its bytes do not count.
-    pub(super) fn kv_chosen(&self, found: &Allocation) -> Option<&Candidate> {
-        found.choices.get(self.units.len()).and_then(|&at| self.kv.get(at))
-    }
-
-    /// Returns the units with the schemes chosen.
-    pub(super) fn rows(&self, found: &Allocation) -> Vec<Row> {
-        let units = self.units.iter().zip(&self.costs).zip(&found.choices);
-        units.map(|((unit, candidates), &at)| row(unit, candidates.clone(), at)).collect()
-    }
-}
-
-fn row(unit: &Unit, candidates: Vec<Candidate>, chosen: usize) -> Row {
-    let weights: u64 = unit.linears.iter().map(|l| (l.rows * l.cols) as u64).sum();
-    let Candidate { method, scheme, bits, .. } = candidates[chosen].clone();
-    Row {
-        unit: unit.name(),
-        modules: unit.linears.iter().map(|l| l.module.clone()).collect(),
-        scheme,
-        method,
-        bits_per_weight: bits as f64 / weights.max(1) as f64,
-        candidates,
-        chosen,
-    }
-}
-
-/// Makes the candidates of all units under a recipe, with the bits that its format stores.
-fn candidates(
-    Uniform { method, plan }: &Uniform,
-    units: &[Unit],
-    measured: impl IntoIterator<Item = Estimate>,
-) -> Vec<Candidate> {
-    let stored: HashMap<&str, u64> =
-        plan.quantized().map(|(info, scheme)| (info.module.as_str(), plan.bits(info, scheme))).collect();
-    let bits = |unit: &Unit| unit.linears.iter().filter_map(|l| stored.get(l.module.as_str())).sum();
-    let scheme = plan.weights.to_string();
-    let of = |(unit, Estimate { mean, se })| Candidate {
-        method: method.clone(),
-        scheme: scheme.clone(),
-        bits: bits(unit),
-        kl: mean,
-        kl_se: se,
-    };
-    units.iter().zip(measured).map(of).collect()
-}
+use super::family::{Cache, Candidate, Family, Uniform, candidates};
+use crate::error::{BadInput, Result};
+use crate::execute;
+use crate::host::Host;
+use crate::progress::Unit as Progressed;
+use crate::text::short;
 
 /// Line of the journal and of `--measurements`: costs of every unit under one scheme, or of the KV cache.
 #[derive(Clone, Serialize, Deserialize)]
@@ -276,7 +66,7 @@ impl Measured {
 
 /// Appends a line to the journal.
 fn keep(journal: &mut Journal, line: &Measured) -> Result<()> {
-    journal.append(&serde_json::to_string(line)?)?;
+    journal.append(&serde_json::to_string(line).map_err(std::io::Error::from)?)?;
     Ok(journal.sync()?)
 }
 
@@ -310,14 +100,15 @@ pub(super) fn read(path: &Path) -> Result<Vec<Measured>> {
 
 /// Makes the text of a file of measurements.
 pub(super) fn text(all: &[Measured]) -> Result<String> {
-    let lines = all.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>()?;
+    let lines = all.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>();
+    let lines = lines.map_err(std::io::Error::from)?;
     Ok(format!("{HEAD}\n{}\n", lines.join("\n")))
 }
 
 /// Work folder and input of the measurements.
 pub(super) struct Search<'a> {
     pub(super) work: &'a WorkFolder,
-    pub(super) context: &'a Context,
+    pub(super) host: &'a Host,
     pub(super) source: &'a ModelFiles,
     pub(super) windows: &'a [Sequence],
     /// Measurements of earlier runs.
@@ -393,7 +184,7 @@ impl Search<'_> {
             done.push(Family { methods, plans, probes, units, costs, kv: kv.clone() });
         }
         if !left_out.is_empty() {
-            self.context.warn_all(&[format!("--time-limit: not measured: {}", left_out.join(", "))])?;
+            self.host.warn_all(&[format!("--time-limit: not measured: {}", left_out.join(", "))])?;
         }
         known.sort_by(|a, b| a.key.cmp(&b.key));
         known.dedup_by(|a, b| a.key == b.key);
@@ -418,7 +209,7 @@ impl Search<'_> {
             let measured = self.kv.iter().zip(&line.costs);
             return Ok(measured.map(|(cache, cost)| cache.candidate(cost.kl, cost.kl_se)).collect());
         }
-        let found = cache_schemes(self.source, &policies, self.windows, self.context.threads)?;
+        let found = cache_schemes(self.source, &policies, self.windows, self.host.threads)?;
         let costs: Vec<_> =
             self.kv.iter().zip(found).map(|(cache, kl)| cache.candidate(kl.mean, kl.se)).collect();
         let (method, scheme) = ("kv".to_owned(), "all".to_owned());
@@ -440,9 +231,9 @@ impl Search<'_> {
         let model = self.quantized(plan, &at)?;
         let baseline = match baseline {
             Some(baseline) => baseline,
-            none => none.insert(Baseline::new(self.source, self.windows, self.context.threads)?),
+            none => none.insert(Baseline::new(self.source, self.windows, self.host.threads)?),
         };
-        let (progress, mut done) = (self.context.progress(units.len() as u64, Progressed::Items("units")), 0);
+        let (progress, mut done) = (self.host.progress(units.len() as u64, Progressed::Items("units")), 0);
         let measured = baseline.measure(&model, units, &mut |unit| {
             done += 1;
             progress.message(format!("{method}-{} {}", plan.weights, short(&unit.name())));
@@ -464,12 +255,12 @@ impl Search<'_> {
 
     /// Measures the KL (nats/token) of a quantized model.
     fn whole(&self, model: &ModelFiles) -> Result<f64> {
-        let running = &|_| match interrupt::received() {
-            Some(_) => ControlFlow::Break(()),
-            None => ControlFlow::Continue(()),
+        let running = &|_| match self.host.stops() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
         };
         let (model, reference) = (Decoder::load(model)?, Decoder::load(self.source)?);
-        let threads = self.context.threads;
+        let threads = self.host.threads;
         let (_, found) =
             compare(&model, &reference, self.windows, threads, running).map_err(QuantError::from)?;
         Ok(found.kl)
@@ -482,7 +273,7 @@ impl Search<'_> {
             false => (at.to_owned(), verify_manifest(at).is_ok_and(|differences| differences.is_empty())),
         };
         if !whole {
-            carry_out(plan, self.source, &Output::owned(&model), Start::Resume, self.context)?;
+            execute::run(plan, self.source, &Output::owned(&model), Start::Resume, self.host)?;
         }
         Ok(ModelFiles::open(&model)?)
     }

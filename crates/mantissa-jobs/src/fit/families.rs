@@ -1,14 +1,13 @@
 //! Candidate recipes of a fit, in families whose methods one output can mix.
 
-use anyhow::Result;
 use mantissa_num::Scheme;
 use mantissa_quant::allocate::Allocation;
 use mantissa_quant::{Plan, QuantError, Recipe};
 use mantissa_store::convention::{Container, ModelFiles};
 
-use super::args::{Args, PLAIN_CACHE, RECIPE};
-use super::measure::{Family, Uniform};
-use crate::error::{Exit, exit_of};
+use super::family::{Family, Uniform};
+use super::{Fit, PLAIN_CACHE, RECIPE};
+use crate::error::{BadInput, Class, JobError, Result};
 
 /// Plans a recipe of the command's options.
 pub(super) type Planned<'a> = dyn Fn(Recipe) -> Result<Plan> + 'a;
@@ -27,8 +26,8 @@ pub(super) struct Candidates {
 ///
 /// # Errors
 /// No candidate that can be planned; with one method, any that cannot.
-pub(super) fn candidates(args: &Args, source: &ModelFiles, plan: &Planned<'_>) -> Result<Candidates> {
-    let (families, left_out) = by_method(args, source, plan)?;
+pub(super) fn candidates(job: &Fit, source: &ModelFiles, plan: &Planned<'_>) -> Result<Candidates> {
+    let (families, left_out) = by_method(job, source, plan)?;
     let mut apart = Vec::new();
     if families.len() < 2 {
         return Ok(Candidates { families, left_out, apart });
@@ -45,7 +44,7 @@ pub(super) fn candidates(args: &Args, source: &ModelFiles, plan: &Planned<'_>) -
             None => free.push(family),
         }
     }
-    let mixed = if free.len() > 1 { mix(args, &free, plan)? } else { Ok(free.pop().into_iter().collect()) };
+    let mixed = if free.len() > 1 { mix(job, &free, plan)? } else { Ok(free.pop().into_iter().collect()) };
     let mut families = mixed.unwrap_or_else(|why| {
         let names: Vec<String> = free.iter().map(Family::label).collect();
         apart.push(format!("{} are not mixed: {why}", names.join(", ")));
@@ -61,7 +60,7 @@ pub(super) fn candidates(args: &Args, source: &ModelFiles, plan: &Planned<'_>) -
 /// # Errors
 /// I/O.
 fn mix(
-    args: &Args,
+    job: &Fit,
     families: &[Family],
     plan: &Planned<'_>,
 ) -> Result<std::result::Result<Vec<Family>, String>> {
@@ -80,11 +79,11 @@ fn mix(
     let layers = units.last().map_or(1, |unit| unit.layer + 1);
     let starts = (0..plans.len()).step_by(layers);
     let texts: Vec<Vec<usize>> = starts.map(taken).collect();
-    let refused = |error: anyhow::Error| match exit_of(&error) {
-        Exit::Input => Ok(Err(format!("{error:#}"))),
+    let refused = |error: JobError| match error.class() {
+        Class::Input => Ok(Err(error.to_string())),
         _ => Err(error),
     };
-    let format = match args.format {
+    let format = match job.format_asked() {
         Some(format) => format,
         None => {
             let all = Recipe::from_toml(RECIPE, &all_text(&plans))?;
@@ -102,8 +101,8 @@ fn mix(
     let mut family = Family::new(methods, plans);
     for choices in texts {
         let found = Allocation { choices, cost: 0.0, size: 0, bound: 0.0 };
-        let text = recipe_text(&family, args.format, &found);
-        match Recipe::from_toml(RECIPE, &text).map_err(anyhow::Error::from).and_then(plan) {
+        let text = recipe_text(&family, job.format_asked(), &found);
+        match Recipe::from_toml(RECIPE, &text).map_err(JobError::from).and_then(plan) {
             Ok(made) => family.probes.push(made),
             Err(error) => return refused(error),
         }
@@ -112,23 +111,23 @@ fn mix(
 }
 
 /// Plans the candidates of each method; returns a warning for each that the method or format refuses, if others are left.
-fn by_method(args: &Args, source: &ModelFiles, plan: &Planned<'_>) -> Result<(Vec<Family>, Vec<String>)> {
+fn by_method(job: &Fit, source: &ModelFiles, plan: &Planned<'_>) -> Result<(Vec<Family>, Vec<String>)> {
     let (mut families, mut left_out, mut first) = (Vec::new(), Vec::new(), None);
-    for method in &args.method {
-        let schemes = schemes(args, method, source)?;
+    for method in &job.methods {
+        let schemes = schemes(job, method, source)?;
         let mut plans = Vec::with_capacity(schemes.len());
         for scheme in &schemes {
             let name = format!("{method}-{scheme}");
-            let made = Recipe::load(&name).map_err(anyhow::Error::from).and_then(plan);
+            let made = Recipe::load(&name).map_err(JobError::from).and_then(plan);
             match made {
                 Ok(plan) => plans.push(Uniform { method: method.clone(), plan }),
-                Err(error) if exit_of(&error) != Exit::Input => return Err(error),
+                Err(error) if error.class() != Class::Input => return Err(error),
                 Err(error) => {
-                    let error = match error.downcast::<QuantError>() {
-                        Ok(error) => with_schemes(error, method, &schemes).into(),
-                        Err(error) => error,
+                    let error = match error {
+                        JobError::Quant(error) => with_schemes(*error, method, &schemes).into(),
+                        error => error,
                     };
-                    left_out.push(format!("{name}: left out: {error:#}"));
+                    left_out.push(format!("{name}: left out: {error}"));
                     first = first.or(Some(error));
                 }
             }
@@ -139,7 +138,7 @@ fn by_method(args: &Args, source: &ModelFiles, plan: &Planned<'_>) -> Result<(Ve
     }
     match first {
         // With one method every scheme is meant.
-        Some(error) if args.method.len() == 1 || families.is_empty() => Err(error),
+        Some(error) if job.methods.len() == 1 || families.is_empty() => Err(error),
         _ => Ok((families, left_out)),
     }
 }
@@ -171,21 +170,24 @@ fn with_schemes(error: QuantError, method: &str, schemes: &[Scheme]) -> QuantErr
 const TRELLIS: [&str; 3] = ["trellis2", "trellis3", "trellis4"];
 
 /// Returns the requested schemes, or integers with a group size that divides every row.
-fn schemes(args: &Args, method: &str, source: &ModelFiles) -> Result<Vec<Scheme>> {
-    if !args.schemes.is_empty() {
-        return Ok(args.schemes.clone());
+fn schemes(job: &Fit, method: &str, source: &ModelFiles) -> Result<Vec<Scheme>> {
+    if !job.schemes.is_empty() {
+        return Ok(job.schemes.iter().map(|scheme| scheme.0.clone()).collect());
     }
     let probe = |scheme: &str| Recipe::load(&format!("{method}-{scheme}")).is_ok();
     if !probe("int4-g128") && probe(TRELLIS[0]) {
-        return Ok(TRELLIS
-            .iter()
-            .map(|scheme| scheme.parse())
-            .collect::<Result<_, mantissa_num::ParseError>>()?);
+        return TRELLIS.iter().map(|scheme| parsed(scheme)).collect();
     }
     let config = mantissa_quant::model_config(source)?;
     let group = if config.decoder_linears().all(|info| info.cols.is_multiple_of(128)) { 128 } else { 32 };
-    let parsed = [3, 4, 6, 8].map(|bits| format!("int{bits}-g{group}").parse());
-    Ok(parsed.into_iter().collect::<Result<_, mantissa_num::ParseError>>()?)
+    [3, 4, 6, 8].into_iter().map(|bits| parsed(&format!("int{bits}-g{group}"))).collect()
+}
+
+/// Parses one of the default schemes.
+fn parsed(scheme: &str) -> Result<Scheme> {
+    scheme.parse().map_err(|error: mantissa_num::ParseError| {
+        BadInput::new("--schemes", error.to_string(), "a scheme").into()
+    })
 }
 
 /// Returns a recipe with every candidate, for no module: its format holds all of them.

@@ -3,20 +3,20 @@
 use mantissa_quant::allocate::Choice;
 use serde::Serialize;
 
-use super::measure::{Candidate, Family};
+use super::family::{Candidate, Family};
 
 /// Sizes that are tried between the smallest and the largest.
 const STEPS: u64 = 16;
 
 /// A choice that no other of its size or less surpasses.
 #[derive(Debug, Serialize)]
-pub(super) struct Point {
+pub struct Point {
     /// Bits per weight of the quantized layers.
-    pub(super) bits_per_weight: f64,
+    pub bits_per_weight: f64,
     /// Methods of the layers.
-    pub(super) method: String,
+    pub method: String,
     /// Sum of the units' own KL, nats/token.
-    pub(super) predicted_kl: f64,
+    pub predicted_kl: f64,
 }
 
 /// Returns the Pareto front of size and predicted KL over all families, from the smallest size.
