@@ -18,6 +18,7 @@ mod gpt_oss;
 mod granite;
 mod jamba;
 mod kimi;
+mod hunyuan;
 mod lfm2;
 mod llama;
 mod minimax;
@@ -48,6 +49,7 @@ pub(crate) static FAMILIES: &[&Family] = &[
     &exaone::FAMILY,
     &starcoder::FAMILY,
     &bitnet::FAMILY,
+    &hunyuan::FAMILY,
     &gemma::FAMILY,
     &gemma3n::FAMILY,
     &gemma4::FAMILY,

@@ -77,7 +77,7 @@ pub enum NormPlaces {
     ParallelShared,
 }
 
-/// Norms of queries and keys before RoPE (QK norm).
+/// Norms of queries and keys (QK norm), before RoPE unless stated otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HeadNorms {
     /// No QK norm.
@@ -93,6 +93,8 @@ pub enum HeadNorms {
 /// Storage of the projections to queries, keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QkvForm {
+    /// Norms each head by itself, after RoPE (HunYuan).
+    Rotated,
     /// Three linear layers.
     Separate,
     /// One linear layer: all queries, all keys, all values.

@@ -16,6 +16,7 @@ pub(super) fn run(
     threads: usize,
     a: &mut Activations<'_>,
 ) {
+    let angles = (a.cos, a.sin);
     let memory = memory(a);
     match op {
         Op::Copy { x, out } => {
@@ -76,6 +77,10 @@ pub(super) fn run(
                     }
                 }
             }
+        }
+        Op::Rotate { x, head, half } => {
+            let width = x.width;
+            rotate(seqs, angles, [width, *head, *half], memory.views(scope, [*x])[0]);
         }
         Op::Add { x, out } => {
             let [x, out] = memory.views(scope, [*x, *out]);
@@ -147,6 +152,21 @@ fn copy_columns(columns: &Columns, x: &[f32], out: &mut [f32]) {
     for (x, out) in rows {
         for group in 0..groups {
             let x = &x[from.0 + group * from.1..][..count];
+/// Rotates the heads of each sequence's rows `[rows, width]` by the angles of their positions.
+fn rotate(
+    seqs: &Sequences<'_>,
+    (cos, sin): (&[f32], &[f32]),
+    [width, head, half]: [usize; 3],
+    mut x: &mut [f32],
+) {
+    for (i, len) in seqs.lens.iter().enumerate() {
+        let (rows, rest) = x.split_at_mut(len * width);
+        let angles = seqs.start(i) * half..(seqs.start(i) + len) * half;
+        kernels().rope_rotate(rows, width / head, head, &cos[angles.clone()], &sin[angles]);
+        x = rest;
+    }
+}
+
             let out = &mut out[to.0 + group * to.1..][..count];
             if pairs {
                 split_pairs(x, out);
