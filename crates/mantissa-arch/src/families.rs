@@ -2,6 +2,7 @@
 
 mod arcee;
 mod bitnet;
+mod bamba;
 mod cohere;
 mod deepseek;
 mod deepseek_v4;
@@ -64,6 +65,7 @@ pub(crate) static FAMILIES: &[&Family] = &[
     &nemotron_h::FAMILY,
     &lfm2::FAMILY,
     &deepseek::FAMILY,
+    &bamba::FAMILY,
     &deepseek_v4::FAMILY,
     &kimi::FAMILY,
     &gpt_oss::FAMILY,

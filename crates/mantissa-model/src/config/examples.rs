@@ -99,6 +99,10 @@ fn recurrent(model_type: &str) -> Value {
             "mamba_d_ssm": 48, "mamba_n_heads": 8, "mamba_d_state": 6, "mamba_n_groups": 2, "attention_bias": false, "mlp_bias": false
         }),
         "jamba" => serde_json::json!({
+        "bamba" => {
+            serde_json::json!({"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_state": 6})
+        }
+        "mamba2" => serde_json::json!({"num_heads": 8, "n_groups": 2, "state_size": 6}),
             "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 3, "num_experts_per_tok": 2, "mamba_d_state": 4
         }),
         "nemotron_h" => serde_json::json!({

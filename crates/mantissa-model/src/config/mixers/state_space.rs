@@ -4,7 +4,8 @@ use serde_json::Value;
 
 use super::blocks::{Block, blocks};
 use super::rules::{
-    Around, Halves, MAX_KERNEL, MixerRules, all_have_mlp, by_layer_type, check_width, list, silu,
+    Around, Halves, MAX_KERNEL, MixerRules, all_have_mlp, by_layer_type, check_width, list, recurs_but_at,
+    silu,
 };
 use super::{Mixing, Recurrent};
 use crate::config::fields::{ConfigError, Fields, MAX_WIDTH};
@@ -49,11 +50,13 @@ pub enum ResultNorm {
     BeforeGate,
 }
 
-/// Mamba-2 in layers that `layer_types` states, or else in all; every layer has an MLP.
+/// Mamba-2 in layers that `layer_types` states, or else in those not in `attn_layer_indices`; every layer has an MLP.
 pub(crate) const STATE_SPACE: MixerRules = MixerRules {
     mixer: |fields, around| Ok(Recurrent::StateSpace(state_space(fields, around, false)?)),
     halves: |fields, layers| {
-        let mixing = by_layer_type(fields, "linear_attention", layers, || Ok(vec![true; layers]))?;
+        let mixing = by_layer_type(fields, "linear_attention", layers, || {
+            recurs_but_at(fields, "attn_layer_indices", layers)
+        })?;
         Ok(all_have_mlp(mixing))
     },
     layers: None,
