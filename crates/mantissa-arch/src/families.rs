@@ -23,6 +23,7 @@ mod hunyuan;
 mod lfm2;
 mod llama;
 mod minimax;
+mod mamba2;
 mod mistral;
 mod nemotron_h;
 mod olmo;
@@ -66,6 +67,7 @@ pub(crate) static FAMILIES: &[&Family] = &[
     &lfm2::FAMILY,
     &deepseek::FAMILY,
     &bamba::FAMILY,
+    &mamba2::FAMILY,
     &deepseek_v4::FAMILY,
     &kimi::FAMILY,
     &gpt_oss::FAMILY,

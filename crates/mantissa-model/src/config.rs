@@ -388,7 +388,7 @@ fn describe(root: Fields<'_>) -> Result<Described<'_>, ConfigError> {
     let known = name.and_then(Architecture::find);
     let architecture =
         known.ok_or_else(|| root.error("model_type", Architecture::nearest(name.unwrap_or("llama"))))?;
-    Ok(Described { fields: root, architecture, wrapper: None })
+    Ok(Described { fields: root.or_defaults(architecture.defaults), architecture, wrapper: None })
 }
 
 /// True if the head is the embedding. In a multimodal model either config may say so.

@@ -121,6 +121,7 @@ pub(super) const LLAMA: Architecture = Architecture {
     name: "llama",
     class: "LlamaForCausalLM",
     aliases: &[],
+    defaults: &[],
     fixed_flags: &[],
     only: &[],
     fixed_counts: &[],
