@@ -1,8 +1,9 @@
 //! The list of families, a file each.
 
+mod apertus;
 mod arcee;
-mod bitnet;
 mod bamba;
+mod bitnet;
 mod cohere;
 mod deepseek;
 mod deepseek_v4;
@@ -22,8 +23,8 @@ mod kimi;
 mod hunyuan;
 mod lfm2;
 mod llama;
-mod minimax;
 mod mamba2;
+mod minimax;
 mod mistral;
 mod nemotron_h;
 mod olmo;
@@ -51,6 +52,7 @@ pub(crate) static FAMILIES: &[&Family] = &[
     &exaone::FAMILY,
     &starcoder::FAMILY,
     &bitnet::FAMILY,
+    &apertus::FAMILY,
     &hunyuan::FAMILY,
     &gemma::FAMILY,
     &gemma3n::FAMILY,

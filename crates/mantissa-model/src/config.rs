@@ -486,7 +486,9 @@ fn parse_activation(fields: Fields<'_>, architecture: &Architecture) -> Result<A
     match fields.text("hidden_act")? {
         None => Ok(architecture.activation),
         Some("gelu") if architecture.gelu_is_tanh => Ok(Activation::GeluTanh),
+        // Its parameters have names in some architectures alone.
         Some(name) => Activation::parse(name)
+            .filter(|found| *found != Activation::Xielu || architecture.activation == Activation::Xielu)
             .ok_or_else(|| fields.error("hidden_act", "silu, relu2, gelu, gelu_pytorch_tanh or gelu_new")),
     }
 }

@@ -4,7 +4,7 @@ use mantissa_kernels::kernels;
 
 use crate::experts::sigmoid;
 use crate::operators::{Activations, Operators, Sequences};
-use crate::program::{Columns, Op, Scope, memory};
+use crate::program::{Columns, Gating, Op, Scope, memory};
 use crate::rope::split_pairs;
 use crate::streams::{correct_streams, match_squares, mix_streams};
 
@@ -94,22 +94,28 @@ pub(super) fn run(
                 kernels().axpy(*gate, x, out);
             }
         }
-        op => run_gates(op, scope, threads, memory),
+        op => run_gates(op, operators, scope, threads, memory),
     }
 }
 
 /// Runs an operation with a nonlinearity, or on parallel streams.
-fn run_gates(op: &Op, scope: &Scope, threads: usize, memory: crate::program::Memory<'_>) {
+fn run_gates(
+    op: &Op,
+    operators: &dyn Operators,
+    scope: &Scope,
+    threads: usize,
+    memory: crate::program::Memory<'_>,
+) {
     match op {
         Op::ActMul { gating, gate, up: Some(up), out } => {
             let [g, u, o] = memory.views(scope, [*gate, *up, *out]);
-            gating.run(threads, gate.width, g, u, o);
+            gating.run((threads, numbers(gating, operators)), gate.width, g, u, o);
         }
         Op::ActMul { gating, gate, up: None, out } => {
             let rows = scope.rows.start * gate.width..scope.rows.end * gate.width;
             let up = &memory.layer_input[rows];
             let [g, o] = memory.views(scope, [*gate, *out]);
-            gating.run(threads, gate.width, g, up, o);
+            gating.run((threads, numbers(gating, operators)), gate.width, g, up, o);
         }
         Op::CutOff { x, deviations } => {
             let width = x.width;
@@ -146,12 +152,6 @@ fn run_gates(op: &Op, scope: &Scope, threads: usize, memory: crate::program::Mem
     }
 }
 
-fn copy_columns(columns: &Columns, x: &[f32], out: &mut [f32]) {
-    let Columns { from, to, groups, count, pairs, .. } = *columns;
-    let rows = x.chunks_exact(columns.x.width).zip(out.chunks_exact_mut(columns.out.width));
-    for (x, out) in rows {
-        for group in 0..groups {
-            let x = &x[from.0 + group * from.1..][..count];
 /// Rotates the heads of each sequence's rows `[rows, width]` by the angles of their positions.
 fn rotate(
     seqs: &Sequences<'_>,
@@ -167,6 +167,12 @@ fn rotate(
     }
 }
 
+fn copy_columns(columns: &Columns, x: &[f32], out: &mut [f32]) {
+    let Columns { from, to, groups, count, pairs, .. } = *columns;
+    let rows = x.chunks_exact(columns.x.width).zip(out.chunks_exact_mut(columns.out.width));
+    for (x, out) in rows {
+        for group in 0..groups {
+            let x = &x[from.0 + group * from.1..][..count];
             let out = &mut out[to.0 + group * to.1..][..count];
             if pairs {
                 split_pairs(x, out);
@@ -186,4 +192,9 @@ fn cut_off(width: usize, deviations: f32, gate: &mut [f32]) {
         let threshold = (mean + variance.sqrt() * f64::from(deviations)) as f32;
         gate.iter_mut().for_each(|x| *x = (*x - threshold).max(0.0));
     }
+}
+
+/// Numbers of an activation from the vectors of its layer.
+fn numbers(gating: &Gating, operators: &dyn Operators) -> [f32; 4] {
+    gating.numbers(|kind| operators.vector(kind)?.first().copied())
 }
