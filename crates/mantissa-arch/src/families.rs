@@ -18,9 +18,9 @@ mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
 mod granite;
+mod hunyuan;
 mod jamba;
 mod kimi;
-mod hunyuan;
 mod lfm2;
 mod llama;
 mod mamba2;
@@ -49,11 +49,11 @@ pub(crate) static FAMILIES: &[&Family] = &[
     &smollm::FAMILY,
     &seed_oss::FAMILY,
     &arcee::FAMILY,
+    &hunyuan::FAMILY,
     &exaone::FAMILY,
     &starcoder::FAMILY,
-    &bitnet::FAMILY,
     &apertus::FAMILY,
-    &hunyuan::FAMILY,
+    &bitnet::FAMILY,
     &gemma::FAMILY,
     &gemma3n::FAMILY,
     &gemma4::FAMILY,
@@ -65,11 +65,11 @@ pub(crate) static FAMILIES: &[&Family] = &[
     &qwen_hybrid::FAMILY,
     &falcon_h1::FAMILY,
     &jamba::FAMILY,
+    &bamba::FAMILY,
     &nemotron_h::FAMILY,
+    &mamba2::FAMILY,
     &lfm2::FAMILY,
     &deepseek::FAMILY,
-    &bamba::FAMILY,
-    &mamba2::FAMILY,
     &deepseek_v4::FAMILY,
     &kimi::FAMILY,
     &gpt_oss::FAMILY,

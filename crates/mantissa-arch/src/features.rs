@@ -93,13 +93,13 @@ pub enum HeadNorms {
     Whole,
     /// Norms each head by itself, without weights, in layers that are rotated (Llama 4).
     Plain,
+    /// Norms each head by itself, after RoPE (HunYuan).
+    Rotated,
 }
 
 /// Storage of the projections to queries, keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QkvForm {
-    /// Norms each head by itself, after RoPE (HunYuan).
-    Rotated,
     /// Three linear layers.
     Separate,
     /// One linear layer: all queries, all keys, all values.

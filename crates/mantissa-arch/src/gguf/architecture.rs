@@ -163,10 +163,10 @@ pub enum Recurrence {
         /// one.
         blocks: bool,
     },
-    /// Mamba-2 beside attention on the same input, in every layer.
-    Parallel,
     /// Mamba-2 in every layer, without attention or MLP.
     StateSpaceAlone,
+    /// Mamba-2 beside attention on the same input, in every layer.
+    Parallel,
     /// Compressed attention in every layer (DeepSeek-V4).
     Compressed,
     /// Kimi delta attention in layers for which `attention.head_count_kv` lists 0, with the heads of the attention.
