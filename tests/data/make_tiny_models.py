@@ -618,7 +618,7 @@ VARIANTS += [
             {"num_hidden_layers": 3, "attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2,
              "mamba_d_state": 6, "time_step_limit": [0.02, 2.0], "rms_norm_eps": 0.05, "rope_parameters": rope(100.0)},
             {**MAMBA_WITHOUT, "step limits": {"time_step_limit": [0.0, 100.0]}, "eps": {"rms_norm_eps": 1e-5},
-             "rope theta": {"rope_parameters": rope(10000.0)}}, seed=1102),
+             "rope theta": {"rope_parameters": rope(10000.0)}}, seed=1106),
     Variant("mamba2", Mamba2Config, Mamba2ForCausalLM,
             {"num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 6, "layer_norm_epsilon": 0.05, **NO_ATTENTION},
             {**MAMBA_WITHOUT, "eps": {"layer_norm_epsilon": 1e-5}}, seed=1103),
