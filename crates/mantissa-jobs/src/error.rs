@@ -156,6 +156,9 @@ impl From<ErrorClass> for Class {
     }
 }
 
+/// Result of the fallible functions of this crate.
+pub type Result<T, E = JobError> = std::result::Result<T, E>;
+
 /// Error of a job.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

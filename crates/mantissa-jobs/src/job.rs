@@ -7,8 +7,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::error::{JobError, RecordError};
-use crate::host::Host;
+use crate::error::{RecordError, Result};
+use crate::host::{Allowed, Host};
+use crate::progress::Progress;
 
 /// Output of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,13 +46,13 @@ pub trait Job: Serialize + DeserializeOwned + Send + Sync {
     ///
     /// # Errors
     /// Inputs that cannot be read.
-    fn memory(&self, host: &Host) -> Result<u64, JobError>;
+    fn memory(&self, host: &Host) -> Result<u64>;
 
     /// Runs the job.
     ///
     /// # Errors
     /// Inputs that cannot be used; I/O; a quality gate; a stop that the host asked for.
-    fn run(&self, host: &Host) -> Result<Self::Report, JobError>;
+    fn run(&self, host: &Host) -> Result<Self::Report>;
 
     /// Returns inputs and outputs, for checks before the job runs.
     fn paths(&self) -> Paths {
@@ -60,6 +61,16 @@ pub trait Job: Serialize + DeserializeOwned + Send + Sync {
         self.outputs().into_iter().for_each(|output| paths.write(output.option, output.path, output.kind));
         paths
     }
+}
+
+/// Checks the paths of `job` against each other and makes a host that may write its outputs. The same job may replace its
+/// own output; another's only with `overwrite`.
+///
+/// # Errors
+/// An output that is an input, that may not be replaced, or that coincides with another.
+pub fn host<J: Job>(job: &J, allowed: Allowed, overwrite: bool, progress: Box<dyn Progress>) -> Result<Host> {
+    let permits = job.paths().check(&to_json(job)?.to_string(), overwrite)?;
+    Ok(Host::new(allowed, permits, progress))
 }
 
 /// Serialized job.
@@ -140,11 +151,11 @@ mod tests {
             vec![JobOutput { option: "--out", path: self.out.clone(), kind: Kind::File }]
         }
 
-        fn memory(&self, _: &Host) -> Result<u64, JobError> {
+        fn memory(&self, _: &Host) -> Result<u64> {
             Ok(0)
         }
 
-        fn run(&self, _: &Host) -> Result<(), JobError> {
+        fn run(&self, _: &Host) -> Result<()> {
             Ok(())
         }
     }

@@ -5,9 +5,11 @@
 //! asks for a stop ([`Progress`]). This crate has no terminal, no command line and no signal handler.
 #![forbid(unsafe_code)]
 
-// Layer: text and memory.
+// Layer: text, memory and the machine.
+pub mod machine;
 pub mod memory;
 pub mod notes;
+pub mod run_names;
 mod text;
 
 // Layer: errors and progress.
@@ -18,10 +20,47 @@ mod progress;
 mod host;
 pub mod job;
 
+// Layer: models and texts.
+pub mod calibration;
+pub mod chat;
+pub mod conversations;
+pub mod default_text;
+pub mod generated;
+pub mod loaded;
+pub mod measured_text;
+pub mod model;
+pub mod names;
+pub mod settings;
+pub mod tables;
+pub mod tasks;
+
+// Layer: plans.
+pub mod adapt;
+pub mod choose;
+pub mod coverage;
+pub mod destination;
+pub mod execute;
+pub mod lint;
+pub mod record;
+
+// Layer: jobs of quantization.
+mod convert;
+mod quantize;
+mod rebuild;
+
+pub use convert::{Convert, ConvertArguments, PreparedConvert};
 pub use error::{
-    BadInput, ChatFailed, Class, GateFailed, InPlace, JobError, OverMemory, RecordError, Stopped, resumes,
+    BadInput, ChatFailed, Class, GateFailed, InPlace, JobError, OverMemory, RecordError, Result, Stopped,
+    resumes,
 };
 pub use host::{Allowed, Host, Leaving, RenderChat};
 pub use job::{Job, JobOutput};
+pub use loaded::ModelUse;
+pub use model::ModelPath;
 pub use progress::{Gauge, Meter, Polling, Progress, Silent, Unit};
-pub use text::{bytes, count};
+pub use quantize::{
+    CalibrationDtype, PreparedQuantize, Quantize, QuantizeArguments, QuantizeReport, RecipeText,
+    ResolvedQuantize, RoundChoice, WeightOptions,
+};
+pub use rebuild::{Rebuild, RebuildArguments, RebuildReport, RebuiltFile, RecordedJob};
+pub use text::{bytes, count, parse_bytes};

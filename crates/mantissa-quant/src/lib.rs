@@ -83,8 +83,8 @@ pub use measure::tasks::{TaskRun, TaskRuns};
 pub use plan::{Check, Job, MethodShare, Options, Plan, PlannedLinear, TableSize};
 pub use progress::Progress;
 pub use quality::{
-    Coverage, Digests, Figures, InputCoverage, Kept, QUALITY_NAME, Quality, Rebuild, SchemeShare, Share,
-    TaskScore, TokenSet, Traffic, quality_path, signature_path,
+    CommandLine, Coverage, Digests, Figures, InputCoverage, Kept, QUALITY_NAME, Quality, Recorded,
+    SchemeShare, Share, TaskScore, TokenSet, Traffic, quality_path, signature_path,
 };
 pub use recipe::{Recipe, RecipeError};
 pub use report::LayerReport;

@@ -28,7 +28,7 @@ use crate::error::{QuantError, Refused};
 use crate::input_scales::Observer;
 use crate::measure::figures::Evaluation;
 use crate::measure::tasks::TaskRuns;
-use crate::quality::{Coverage, Rebuild};
+use crate::quality::{Coverage, Recorded};
 
 pub(crate) use gguf::{Cast, JoinedCast, Layout};
 pub use job::Job;
@@ -81,13 +81,13 @@ pub struct Plan {
     /// Reasons why layers are not stored as the recipe asks, by module.
     pub fallbacks: BTreeMap<String, String>,
     /// Evaluation of the output before it is put in place.
-    pub evaluation: Option<Evaluation>,
+    pub(crate) evaluation: Option<Evaluation>,
     /// Tasks that run on the output before it is put in place.
-    pub tasks: Option<TaskRuns>,
+    pub(crate) tasks: Option<TaskRuns>,
     /// Check of the finished output before it is put in place.
-    pub check: Check,
+    pub(crate) check: Check,
     /// Coverage of the calibration, if measured.
-    pub coverage: Option<Coverage>,
+    pub(crate) coverage: Option<Coverage>,
     pub(crate) options: Options,
     /// Uses of the calibration text, whether or not one is given.
     pub(crate) uses: Vec<Use>,
@@ -110,9 +110,45 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Sets the command to record in `quality.json`.
-    pub fn record(&mut self, rebuild: Rebuild) {
+    /// Completes the plan with the work to record in `quality.json`.
+    #[must_use]
+    pub fn with_record(mut self, rebuild: Recorded) -> Self {
         self.options.rebuild = Some(rebuild);
+        self
+    }
+
+    /// Completes the plan with an evaluation of the output before it is put in place.
+    #[must_use]
+    pub fn with_evaluation(self, evaluation: Option<Evaluation>) -> Self {
+        Plan { evaluation, ..self }
+    }
+
+    /// Completes the plan with tasks that run on the output before it is put in place.
+    #[must_use]
+    pub fn with_tasks(self, tasks: Option<TaskRuns>) -> Self {
+        Plan { tasks, ..self }
+    }
+
+    /// Completes the plan with a check of the finished output before it is put in place.
+    #[must_use]
+    pub fn with_check(self, check: Check) -> Self {
+        Plan { check, ..self }
+    }
+
+    /// Completes the plan with the coverage of its calibration, which the report then has.
+    #[must_use]
+    pub fn with_coverage(self, coverage: Option<Coverage>) -> Self {
+        Plan { coverage, ..self }
+    }
+
+    /// Returns the evaluation of the output before it is put in place.
+    pub fn evaluation(&self) -> Option<&Evaluation> {
+        self.evaluation.as_ref()
+    }
+
+    /// Returns the tasks that run on the output before it is put in place.
+    pub fn tasks(&self) -> Option<&TaskRuns> {
+        self.tasks.as_ref()
     }
 
     /// Creates a plan that has no tensors, notes or uses yet.
@@ -241,7 +277,7 @@ impl Plan {
     /// Returns the bits of all stored tensors of a layer.
     pub(crate) fn stored_bits(&self, info: &LinearInfo, scheme: &Scheme) -> u64 {
         // GGUF stores nothing but blocks.
-        if self.container.facts().one_file {
+        if self.container.is_one_file() {
             return self.bits(info, scheme);
         }
         let specs = self.container.specs(&self.linear_plan(info, scheme));

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use mantissa_eval::{ContextKl, Percentile, Sequence};
 use mantissa_store::{Dtype, Error, FileDigest, TensorMeta, companion_path, json, regular};
 use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value};
 
 use crate::error_stats::ErrorReport;
 use crate::report::LayerReport;
@@ -114,14 +115,24 @@ pub struct Quality {
     pub tables: Vec<LayerReport>,
     /// All other tensors.
     pub tensors: Vec<TensorReport>,
-    /// Command that makes the same weights again; `None` in files of older versions.
+    /// Work that makes the same weights again; `None` in files of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rebuild: Option<Rebuild>,
+    pub rebuild: Option<Recorded>,
 }
 
-/// Command line that makes the same weights again, without the places of source and output.
+/// Work that makes the same weights again, without the places of source and output.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Recorded {
+    /// Command line, in files of earlier versions.
+    Line(CommandLine),
+    /// Serialized job with its name and version.
+    Job(Map<String, Value>),
+}
+
+/// Command line that makes the same weights again, as earlier versions recorded it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Rebuild {
+pub struct CommandLine {
     /// Name of the command.
     pub command: String,
     /// Options that decide the bytes, each `--name` or `--name=value`; files by their names without folders.

@@ -34,7 +34,7 @@ impl Plan {
             covered += meta.numel();
         }
         self.keep_others(&mut kept);
-        let fate = if self.container.facts().one_file { "left out" } else { "copied" };
+        let fate = if self.container.is_one_file() { "left out" } else { "copied" };
         for part in unused::parts(&self.config, unknown.iter().copied()) {
             let tower = self.config.wrapper.filter(|wrapper| wrapper.towers.contains(&part.name.as_str()));
             let why = match tower {

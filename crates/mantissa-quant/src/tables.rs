@@ -51,7 +51,7 @@ impl Tables {
         let (mut planned, mut specs) = (Vec::new(), Vec::new());
         // The layout of a GGUF file has the schemes of all its tensors.
         let kinds =
-            [LinearKind::Embedding, LinearKind::Head].into_iter().filter(|_| !container.facts().one_file);
+            [LinearKind::Embedding, LinearKind::Head].into_iter().filter(|_| !container.is_one_file());
         for info in kinds.map(|kind| config.table(kind)) {
             let Some(scheme) = recipe.table_scheme(&info.module) else { continue };
             let (scheme, own) = request.stored(&info, scheme)?;
@@ -135,7 +135,7 @@ impl Request<'_> {
     fn refuse_tied_head(&self) -> Result<()> {
         let Request { recipe, container, config, untied, .. } = *self;
         let head = config.head_module();
-        if untied && container.facts().one_file {
+        if untied && container.is_one_file() {
             let why = "llama.cpp uses the embedding as head; fix: leave out --untie, or quantize both by --embeddings q6_k";
             return Err(model_not_storable(container, format!("{head}: {why}")));
         }

@@ -42,8 +42,9 @@ impl Job<'_> {
         let mut evaluated = 0;
         let result = (|| {
             let source = ModelFiles::open(self.source)?;
-            let mut plan = Plan::new(&source, Recipe::load(self.recipe)?, self.options.clone())?;
-            plan.evaluation = Some(Evaluation::new(&source, "w.json:k", windows(), self.max_kl)?);
+            let plan = Plan::new(&source, Recipe::load(self.recipe)?, self.options.clone())?;
+            let evaluation = Evaluation::new(&source, "w.json:k", windows(), self.max_kl)?;
+            let plan = plan.with_evaluation(Some(evaluation));
             run(
                 &plan,
                 &source,

@@ -9,7 +9,6 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use mantissa_plan::contract::Server;
-use mantissa_quant::Rebuild;
 
 use crate::commands::{self, Command};
 use crate::context::{Common, Context};
@@ -70,14 +69,15 @@ fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
         return Exit::Environment;
     }
     let _left = trains(&arguments).then(|| interrupt::leaving(resumes(false).to_owned()));
-    let (cli, aliases, job) = match parse(&arguments) {
+    let (cli, aliases) = match parse(&arguments) {
         Ok(parsed) => parsed,
         Err(error) => return usage(&error, &arguments),
     };
     let paths = cli.command.paths();
-    let job = cli.command.recorded().map(|recorded| recorded.unwrap_or(job));
-    let context = paths
-        .and_then(|paths| Ok(Context::new(cli.common, command, paths, &job_text(&arguments))?.for_job(job?)));
+    let context = paths.and_then(|paths| {
+        let chat = commands::chat_renderer();
+        Context::new(cli.common, (command, chat), paths, &job_text(&arguments))
+    });
     let result = context.and_then(|context| {
         aliases.iter().for_each(|alias| context.note(alias));
         mantissa_kernels::init()?;
@@ -105,10 +105,9 @@ fn trains(arguments: &[OsString]) -> bool {
     named.is_some_and(|command| commands::trains(command.get_name()))
 }
 
-/// Parses the command line; returns the notes on engines named by an alias as well, and the record of the command.
-fn parse(arguments: &[OsString]) -> Result<(Cli, Vec<String>, Rebuild), clap::Error> {
-    let program = command();
-    let mut matches = program.clone().try_get_matches_from(arguments)?;
+/// Parses the command line; returns the notes on engines named by an alias as well.
+fn parse(arguments: &[OsString]) -> Result<(Cli, Vec<String>), clap::Error> {
+    let mut matches = command().try_get_matches_from(arguments)?;
     let typed = matches.subcommand().and_then(|(_, sub)| sub.try_get_raw("targets").ok().flatten());
     let aliases = typed.into_iter().flatten().filter_map(|typed| {
         let name = typed.to_str()?.split(':').next()?;
@@ -116,9 +115,7 @@ fn parse(arguments: &[OsString]) -> Result<(Cli, Vec<String>, Rebuild), clap::Er
         Some(format!("--for {name}: stands for {}", server.name()))
     });
     let aliases = aliases.collect();
-    let seed = matches.get_one("seed").copied().unwrap_or_default();
-    let job = commands::record(&program, &matches, seed);
-    Ok((Cli::from_arg_matches_mut(&mut matches)?, aliases, job))
+    Ok((Cli::from_arg_matches_mut(&mut matches)?, aliases))
 }
 
 /// Returns the arguments that affect the output, and the working folder. Together with the inputs they identify a

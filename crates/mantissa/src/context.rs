@@ -3,13 +3,11 @@
 use std::io::{self, Write};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Result;
 use clap::Args;
 use mantissa_eval::TokenError;
-use mantissa_jobs::{Allowed, Host};
-use mantissa_quant::Rebuild;
+use mantissa_jobs::{Allowed, Host, JobError, RenderChat};
 use mantissa_store::{Kind, Output, Paths};
 use serde::Serialize;
 
@@ -63,12 +61,8 @@ pub struct Context {
     host: Host,
     /// Seed of all random numbers.
     pub seed: u64,
-    /// Command line to record with an output.
-    pub job: Rebuild,
     /// Describes all commands and flags.
     program: fn() -> clap::Command,
-    /// True while a command runs within another, which reports.
-    silent: AtomicBool,
     quiet: bool,
     json: Json,
 }
@@ -102,11 +96,11 @@ impl Json {
 }
 
 impl Context {
-    /// Checks `paths`, all those of the command line, against each other, before any work. `job` identifies a rerun of
-    /// the same command.
+    /// Checks `paths`, all those of the command line, against each other, before any work. `program` describes all
+    /// commands, `chat` renders chat templates, and `job` identifies a rerun of the same command.
     pub(crate) fn new(
         common: Common,
-        program: fn() -> clap::Command,
+        (program, chat): (fn() -> clap::Command, Box<dyn RenderChat>),
         mut paths: Paths,
         job: &str,
     ) -> Result<Self> {
@@ -119,11 +113,9 @@ impl Context {
         let Common { quiet, seed, memory, strict, .. } = common;
         let allowed = Allowed { threads, memory, strict };
         Ok(Context {
-            host: Host::new(allowed, permits, Box::new(Terminal::new(quiet))),
+            host: Host::new(allowed, permits, Box::new(Terminal::new(quiet))).with_chat(chat),
             seed,
-            job: Rebuild::default(),
             program,
-            silent: AtomicBool::new(false),
             quiet,
             json,
         })
@@ -132,24 +124,6 @@ impl Context {
     /// Describes all commands and flags.
     pub fn program(&self) -> clap::Command {
         (self.program)()
-    }
-
-    /// Sets the command line to record, and its seed.
-    pub(crate) fn for_job(mut self, job: Rebuild) -> Self {
-        self.seed = job.seed;
-        self.job = job;
-        self
-    }
-
-    /// Runs a command without its report.
-    ///
-    /// # Errors
-    /// Those of `run`.
-    pub fn without_report<T>(&self, run: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.silent.store(true, Ordering::Relaxed);
-        let result = run();
-        self.silent.store(false, Ordering::Relaxed);
-        result
     }
 
     /// Returns the output at `path`, one of the paths that the command declared.
@@ -196,9 +170,6 @@ impl Context {
         json: &T,
         human: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> Result<()> {
-        if self.silent.load(Ordering::Relaxed) {
-            return Ok(());
-        }
         let text = || serde_json::to_string_pretty(json).map(|text| text + "\n");
         if let Json::File(path) = &self.json {
             mantissa_store::write_file_atomic(&self.output(path)?, text()?.as_bytes())?;
@@ -250,10 +221,17 @@ impl Context {
     /// # Errors
     /// Those of `read`; [`OverMemory`](crate::error::OverMemory) if it runs out of memory.
     pub fn reading_texts<T>(&self, read: impl FnOnce() -> Result<T>) -> Result<T> {
+        let over = |error: TokenError| match error {
+            TokenError::Memory { what, needs, allowed } => self.over_memory(&what, needs, allowed),
+            error => error.into(),
+        };
         self.host.counting_texts(read).map_err(|error| match error.downcast::<TokenError>() {
-            Ok(TokenError::Memory { what, needs, allowed }) => self.over_memory(&what, needs, allowed),
-            Ok(error) => error.into(),
-            Err(error) => error,
+            Ok(error) => over(error),
+            Err(error) => match error.downcast::<JobError>() {
+                Ok(JobError::Tokens(error)) => over(error),
+                Ok(error) => error.into(),
+                Err(error) => error,
+            },
         })
     }
 }

@@ -10,7 +10,6 @@
 mod columns;
 mod embedded;
 mod help;
-mod machine;
 mod table;
 mod tensors;
 mod terminal;
@@ -32,8 +31,6 @@ mod commands;
 mod app;
 
 use std::process::ExitCode;
-
-use mantissa_jobs::{memory, notes};
 
 // glibc's allocator needs no replacement.
 #[cfg(target_env = "musl")]

@@ -4,7 +4,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use anyhow::Result;
-pub use mantissa_jobs::{bytes, count};
+pub use mantissa_jobs::{bytes, count, parse_bytes};
 use mantissa_quant::Outcome;
 use mantissa_store::convention::Container;
 
@@ -59,36 +59,9 @@ pub fn shape(dimensions: &[usize]) -> String {
     format!("{dimensions:?}")
 }
 
-/// Parses a size: digits with an optional decimal point, then K M G T (powers of 1000) or Ki Mi Gi Ti (powers
-/// of 1024), in any case, with an optional B.
-///
-/// # Errors
-/// A message for the command line.
-pub fn parse_bytes(text: &str) -> Result<u64, String> {
-    let wrong = || format!("expected a size such as 12G, 800M or 4Gi, got {text:?}");
-    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (digits, unit) = text.split_at(end);
-    let unit = unit.trim_start().to_ascii_lowercase();
-    let unit = unit.strip_suffix('b').unwrap_or(&unit);
-    let factor: f64 = match unit {
-        "" => 1.0,
-        "k" => 1e3,
-        "m" => 1e6,
-        "g" => 1e9,
-        "t" => 1e12,
-        "ki" => 1024.0,
-        "mi" => 1024f64.powi(2),
-        "gi" => 1024f64.powi(3),
-        "ti" => 1024f64.powi(4),
-        _ => return Err(wrong()),
-    };
-    let value = digits.parse::<f64>().map_err(|_| wrong())? * factor;
-    if value < 1.0 || value >= u64::MAX as f64 { Err(wrong()) } else { Ok(value as u64) }
-}
-
 /// Returns the path that opens an output: the folder or file, or the first file of a split one.
 pub(crate) fn written<'a>(out: &'a Path, container: Container, outcome: &'a Outcome) -> &'a Path {
-    if container.facts().one_file { &outcome.committed.path } else { out }
+    if container.is_one_file() { &outcome.committed.path } else { out }
 }
 
 #[cfg(test)]
@@ -109,17 +82,5 @@ mod tests {
             assert_eq!(number(Some(value), 4), text);
         }
         assert_eq!(number(None, 4), "-");
-    }
-
-    #[test]
-    fn sizes_parse() {
-        let cases =
-            [("12G", 12_000_000_000), ("1.5k", 1500), ("4Gi", 4 << 30), ("800MB", 800_000_000), ("7", 7)];
-        for (text, n) in cases {
-            assert_eq!(parse_bytes(text), Ok(n), "{text}");
-        }
-        for text in ["", "G", "-1G", "1X", "1e9", "0", "1..2", "99999999T", "inf"] {
-            assert!(parse_bytes(text).is_err(), "{text}");
-        }
     }
 }

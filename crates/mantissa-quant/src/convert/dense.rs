@@ -30,7 +30,7 @@ pub(super) fn of_gguf(
             linear.scheme.is_some() && info.name.strip_suffix(".weight") == Some(linear.info.module.as_str())
         });
         let stacked = matches!(info.role, Role::Stacked { .. }) && !info.name.ends_with("_bias");
-        let one_by_one = stacked && (container.facts().one_file || all_quantized(linears, &info.name));
+        let one_by_one = stacked && (container.is_one_file() || all_quantized(linears, &info.name));
         if quantized || one_by_one {
             continue;
         }

@@ -160,7 +160,7 @@ impl Decisions {
     ) -> Result<Self> {
         let Changes { requantize, drop_inputs } = changes;
         let row = Architecture::of_model_type(config.architecture.name, config.experts.is_some());
-        let columns = row.filter(|_| container.facts().one_file).map(|row| order_of(row, config));
+        let columns = row.filter(|_| container.is_one_file()).map(|row| order_of(row, config));
         let mut all = Decisions::default();
         for info in layers_to_convert(source, config, container) {
             let moves = columns.and_then(|order| order.columns(&format!("{}.weight", info.module)));
@@ -302,7 +302,7 @@ fn decide(
     if let Some(outer) = input.and_then(|input| input.outer).filter(|_| !container.facts().input_scales) {
         return Err(format!("the format does not store its input scale ({outer:e})"));
     }
-    let plain = |code| Ok(container.facts().one_file.then(|| Scheme::plain(code)));
+    let plain = |code| Ok(container.is_one_file().then(|| Scheme::plain(code)));
     match &weight.weight {
         Weight::F32(_) => plain(Code::F32),
         Weight::Bf16(_) => plain(Code::Float(minifloat::BF16)),
@@ -387,7 +387,7 @@ fn finish(
     let first = linears.iter().find_map(|linear| linear.scheme.clone());
     let weights = first.unwrap_or_else(|| job.table().cloned().unwrap_or(Scheme::plain(Code::F32)));
     let layout = || Layout::new(source, &job, &weights, &config, &linears, &options);
-    let gguf = container.facts().one_file.then(layout).transpose()?;
+    let gguf = container.is_one_file().then(layout).transpose()?;
     notes.extend(gguf.iter().flat_map(|layout| layout.notes.iter().cloned()));
     let cached = kv.iter().flat_map(|kv| cache_scales::specs(&config, container, kv));
     let own = dense.iter().map(Dense::spec).chain(quantized).chain(cached);

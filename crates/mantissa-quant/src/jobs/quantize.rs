@@ -67,7 +67,7 @@ impl Plan {
         let container = options.container.unwrap_or_else(|| recipe.container());
         let mut linears = planned_linears(source, &recipe, &config, container, &options)?;
         let learns = |module: &str| recipe.method_of(module).scope() == Scope::Layer;
-        let fallbacks = match container.facts().one_file {
+        let fallbacks = match container.is_one_file() {
             true => gguf::fall_back(&config, &mut linears, learns),
             false => Vec::new(),
         };
@@ -97,7 +97,7 @@ impl Plan {
         notes.extend(note_on_order(container, &recipe));
         notes.extend(note_on_tokenizer(source, container));
         let layout = || Layout::new(source, &job, &recipe.weights, &config, &linears, &options);
-        let gguf = container.facts().one_file.then(layout).transpose()?;
+        let gguf = container.is_one_file().then(layout).transpose()?;
         notes.extend(gguf.iter().flat_map(|layout| layout.notes.iter().cloned()));
         let own = quantized.into_iter().chain(cached);
         let specs = output_specs(gguf.as_ref(), &copied, own).into_iter().chain(tables.specs).collect();
@@ -136,7 +136,7 @@ impl Plan {
 
 /// Returns a note on the tokenizer of a GGUF source that a model folder cannot have.
 fn note_on_tokenizer(source: &ModelFiles, container: Container) -> Option<String> {
-    let model = source.gguf().filter(|_| !container.facts().one_file)?;
+    let model = source.gguf().filter(|_| !container.is_one_file())?;
     let error = folder_files(model.metadata()).err()?;
     Some(format!(
         "the tokenizer in the GGUF metadata is not converted to tokenizer.json ({error}); fix: copy it from the original model"
@@ -293,7 +293,7 @@ fn notes_on_parts(
     config: &ModelConfig,
     parts: &[&TensorMeta],
 ) -> impl Iterator<Item = String> {
-    let fate = if container.facts().one_file { "left out" } else { "copied" };
+    let fate = if container.is_one_file() { "left out" } else { "copied" };
     unused::parts(config, parts.iter().copied()).into_iter().map(
         move |unused::Part { name, tensors, bytes, .. }| {
             let size = bytes as f64 / 1e6;

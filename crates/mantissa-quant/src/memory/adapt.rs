@@ -5,9 +5,10 @@ use crate::plan::Plan;
 
 impl Plan {
     /// Lowers the predicted peak until `fits` accepts it, in this order: calibration states go to a temporary file; the
-    /// number of threads is halved down to one. A measure that does not lower the peak is left out. Returns the
-    /// measures taken, in words; the peak may still not fit. `verified` is true if the output is read back.
-    pub fn adapt_memory(&mut self, verified: bool, fits: impl Fn(u64) -> bool) -> Vec<String> {
+    /// number of threads is halved down to one. A measure that does not lower the peak is left out. Returns the plan with
+    /// the measures taken, in words; the peak may still not fit. `verified` is true if the output is read back.
+    #[must_use]
+    pub fn within_memory(mut self, verified: bool, fits: impl Fn(u64) -> bool) -> (Self, Vec<String>) {
         let full = self.limits();
         let mut peak = self.peak_bytes(verified);
         let mut taken = full;
@@ -25,6 +26,6 @@ impl Plan {
                 (self.options.threads, self.options.states_in_memory) = (taken.threads, taken.states);
             }
         }
-        taken.given_up(full)
+        (self, taken.given_up(full))
     }
 }

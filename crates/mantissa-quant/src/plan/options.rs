@@ -11,7 +11,7 @@ use mantissa_store::convention::Container;
 
 use crate::calibrate::{CalibrationSet, IN_MEMORY};
 use crate::importance::Importance;
-use crate::quality::Rebuild;
+use crate::quality::Recorded;
 
 /// Options of a run; none changes the meaning of a scheme.
 #[derive(Clone, Debug)]
@@ -42,8 +42,8 @@ pub struct Options {
     pub scales: Option<Arc<BTreeMap<String, Vec<f32>>>>,
     /// Bytes of calibration states that are kept in memory; more states go to a temporary file.
     pub states_in_memory: u64,
-    /// Command to record in `quality.json`.
-    pub rebuild: Option<Rebuild>,
+    /// Work to record in `quality.json`.
+    pub rebuild: Option<Recorded>,
 }
 
 impl Default for Options {

@@ -11,7 +11,7 @@ use super::cache;
 use super::files::{ModelFiles, Opened};
 use super::plan::{LinearPlan, ModelPlan, NotStorable, Storable};
 use super::weight::{ActivationQuant, LinearWeight, Weight, in_own_order};
-use crate::{Checkpoint, Dtype, Result, TensorSpec};
+use crate::{Checkpoint, Dtype, Kind, Result, TensorSpec};
 
 /// Bytes of tensors, by name.
 pub type NamedBytes = Vec<(String, Vec<u8>)>;
@@ -389,6 +389,21 @@ impl Container {
     /// Creates the handle of `convention`.
     pub(super) const fn new(convention: &'static dyn Convention) -> Self {
         Container(convention)
+    }
+
+    /// True if a model in this format is one file, or parts of one, instead of a folder.
+    pub fn is_one_file(&self) -> bool {
+        self.facts().one_file
+    }
+
+    /// Returns the kind of an output in this format.
+    pub fn output_kind(&self) -> Kind {
+        if self.is_one_file() { Kind::Gguf } else { Kind::Folder }
+    }
+
+    /// Returns the name of an output called `name`: a file gets the ending of the format.
+    pub fn output_name(&self, name: &str) -> String {
+        if self.is_one_file() { format!("{name}.gguf") } else { name.to_owned() }
     }
 }
 

@@ -4,20 +4,18 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use mantissa_jobs::{Convert, ConvertArguments, Job};
 use mantissa_num::Scheme;
+use mantissa_quant::Quality;
 use mantissa_quant::verify::Verification;
-use mantissa_quant::{Changes, Check, Options, Plan, Quality, Start};
+use mantissa_store::Paths;
 use mantissa_store::convention::Container;
-use mantissa_store::{DEFAULT_SHARD_BYTES, Paths};
 use serde::Serialize;
 
-use super::adapt;
-use super::destination::Destination;
 use super::execute::Execute;
-use super::model::{self, ModelPath};
-use super::outcome::{MeasureArgs, carry_out, human_figures, layer_table, linear_bits};
+use super::model::ModelPath;
+use super::outcome::{MeasureArgs, human_figures, layer_table, linear_bits, tell_failure};
 use super::parse::{container, scheme};
-use super::record;
 use crate::context::Context;
 use crate::help::Group;
 use crate::output::{bytes, labelled};
@@ -93,16 +91,30 @@ struct Done<'a> {
     verification: Option<&'a Verification>,
 }
 
+impl Args {
+    /// Finds the place of the output.
+    fn resolved(&self) -> Result<Convert> {
+        let arguments = ConvertArguments {
+            model: self.model.job_path().clone(),
+            format: self.format,
+            out: self.out.clone(),
+            requantize: self.requantize.clone(),
+            drop_inputs: self.drop_inputs,
+            verify: self.verify,
+            max_shard_size: self.max_shard_size,
+            measure: self.measure.value(),
+        };
+        Ok(arguments.resolve()?)
+    }
+}
+
 impl Execute for Args {
     const GROUP: Group = Group::Quantize;
 
     /// # Errors
-    /// As [`Destination::of_format`].
+    /// As [`ConvertArguments::resolve`].
     fn paths(&self, paths: &mut Paths) -> Result<()> {
-        self.model.paths(paths);
-        self.measure.paths(paths);
-        let destination = destination(self)?;
-        paths.write("--out", &destination.path, destination.kind());
+        *paths = self.resolved()?.paths();
         Ok(())
     }
 
@@ -110,30 +122,13 @@ impl Execute for Args {
     /// Unreadable input; weights that the format cannot hold; I/O;
     /// [`QuantError::NotVerified`](mantissa_quant::QuantError::NotVerified) if the output does not verify.
     fn run(&self, context: &Context) -> Result<()> {
-        let source = model::open(&self.model, context)?;
-        let options = Options {
-            threads: context.threads,
-            max_shard_bytes: self.max_shard_size.unwrap_or(DEFAULT_SHARD_BYTES),
-            max_gguf_bytes: self.max_shard_size,
-            rebuild: Some(record::with(context.job.clone(), &format!("--format={}", self.format.name()))),
-            ..Options::default()
-        };
-        let changes = Changes { requantize: self.requantize.as_ref(), drop_inputs: self.drop_inputs };
-        let mut plan = Plan::conversion(&source, self.format, changes, options)?;
-        plan.tasks = self.measure.tasks(&self.model, &source, context)?;
-        plan.evaluation = self.measure.evaluation(&self.model, &source, false, context)?;
-        adapt::fit_plan(&mut plan, "convert", self.verify, context)?;
-        context.warn_all(&plan.notes)?;
-        if self.verify {
-            plan.check = Check::Verify(None);
-        }
-        let out = destination(self)?.path;
-        let outcome = carry_out(&plan, &source, &context.output(&out)?, Start::Resume, context)?;
-        let written = crate::output::written(&out, plan.container, &outcome);
+        let job = self.resolved()?;
+        let prepared = job.prepare(context)?;
+        let outcome = tell_failure(prepared.run(context), context)?;
         let errors = outcome.quality.layers.iter().map(|layer| layer.error.relative_error);
         let done = Done {
-            output: written,
-            from: source.convention_name(),
+            output: crate::output::written(&job.out, prepared.plan.container, &outcome),
+            from: prepared.source.convention_name(),
             lossless: self.requantize.is_none(),
             dropped_inputs: self.drop_inputs,
             max_relative_error: self.requantize.as_ref().map(|_| errors.fold(0.0, f64::max)),
@@ -142,12 +137,6 @@ impl Execute for Args {
         };
         context.report(&done, |out| human(out, &done, self.layers))
     }
-}
-
-/// Resolves the output.
-fn destination(args: &Args) -> Result<Destination> {
-    let label = args.requantize.as_ref().map_or_else(|| "converted".to_owned(), ToString::to_string);
-    Destination::of_format(&args.model, &label, args.format, &args.out)
 }
 
 fn human(out: &mut dyn Write, done: &Done<'_>, layers: bool) -> io::Result<()> {

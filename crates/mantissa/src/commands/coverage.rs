@@ -2,65 +2,21 @@
 //! quantization starts.
 
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
-use std::path::Path;
 
 use anyhow::Result;
-use mantissa_eval::whole;
-use mantissa_model::Bos;
-use mantissa_quant::{Coverage, InputCoverage, Plan, QuantError};
-use mantissa_store::TextFile;
-use mantissa_store::convention::ModelFiles;
+use mantissa_quant::{Coverage, InputCoverage};
 
-use super::model::load_tokenizer;
 use crate::context::Context;
-use crate::error::BadInput;
-use crate::interrupt;
 use crate::output::{Align, Table, count};
-use crate::progress::Unit;
 
-/// Measures the coverage of `plan`'s calibration (if any) on `source` and prints it on standard error: a
-/// table, the distance to `traffic` (an in-domain sample), and a warning for each gap.
+/// Prints the coverage of a calibration on standard error: a table, the distance to an in-domain sample, and a warning for
+/// each gap.
 ///
 /// # Errors
-/// An unreadable text; errors of running the model; under `--strict` the first warning.
-pub fn find(
-    plan: &Plan,
-    source: &ModelFiles,
-    traffic: Option<&Path>,
-    context: &Context,
-) -> Result<Option<Coverage>> {
-    let progress = context.progress(0, Unit::Items("steps"));
-    let mut done = 0;
-    let tick = &mut || {
-        done += 1;
-        progress.message("calibration coverage");
-        progress.set(done);
-        if interrupt::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    };
-    let found = interrupt::orderly(|| Coverage::find(plan, source, tick), QuantError::is_interruption);
-    progress.finish();
-    let Some(mut coverage) = found? else { return Ok(None) };
-    if let Some(path) = traffic {
-        coverage.compare(plan, &[sample(path, source, context)?]);
-    }
-    lines(&coverage).iter().for_each(|line| context.note(line));
-    context.warn_all(&coverage.warnings())?;
-    Ok(Some(coverage))
-}
-
-/// Tokenizes the in-domain sample at `path`.
-fn sample(path: &Path, source: &ModelFiles, context: &Context) -> Result<Vec<u32>> {
-    let name = path.display().to_string();
-    let tokens = context.reading_texts(|| {
-        let tokenizer = load_tokenizer(source, context)?;
-        let text = whole(TextFile::open(path)?, &name, &tokenizer, context.memory_left())?;
-        Ok(tokenizer.encode(&text, Bos::Never)?)
-    })?;
-    if tokens.is_empty() {
-        return Err(BadInput::new(name, "no token", "an in-domain text sample").into());
-    }
-    Ok(tokens)
+/// Under `--strict` the first warning.
+pub fn show(coverage: &Coverage, context: &Context) -> Result<()> {
+    lines(coverage).iter().for_each(|line| context.note(line));
+    context.warn_all(&coverage.warnings())
 }
 
 /// Returns the lines of the text report.

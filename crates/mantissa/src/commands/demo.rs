@@ -17,7 +17,6 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Output, Paths, Scratch};
 use serde::Serialize;
 
-use super::choose;
 use super::execute::Execute;
 use super::report::texts::{self, Continuation};
 use crate::context::Context;
@@ -26,6 +25,7 @@ use crate::error::GateFailed;
 use crate::help::Group;
 use crate::output::{Align, Table, bytes, paragraph};
 use crate::progress::Unit;
+use mantissa_jobs::choose;
 
 /// Recipes shown: every method and format, and the most common schemes.
 const RECIPES: [&str; 17] = [
@@ -205,7 +205,7 @@ impl Bench {
         let calibration = recipe.needs_calibration().then(|| self.calibration.clone());
         let options = Options { threads: context.threads, calibration, ..Options::default() };
         let plan = Plan::new(&self.files, recipe, options)?;
-        let out = if plan.container.facts().one_file { out.with_extension("gguf") } else { out.to_owned() };
+        let out = if plan.container.is_one_file() { out.with_extension("gguf") } else { out.to_owned() };
         let quality = run_plan(&plan, &self.files, &Output::owned(&out), Start::Restart, &mut |_| {
             ControlFlow::Continue(())
         })?

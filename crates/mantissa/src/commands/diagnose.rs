@@ -14,7 +14,6 @@ use mantissa_store::{Kind, Paths};
 use serde::Serialize;
 
 use super::calibration::CalibrationArgs;
-use super::default_text;
 use super::doctor;
 use super::execute::Execute;
 use super::loaded_models::{self, Use};
@@ -27,6 +26,7 @@ use crate::error::GateFailed;
 use crate::help::Group;
 use crate::output::{Align, Table, labelled, paragraph};
 use crate::progress::Unit;
+use mantissa_jobs::default_text;
 
 /// Find what quantization will break, or has broken, and the remedy
 ///

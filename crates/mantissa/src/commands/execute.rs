@@ -1,7 +1,6 @@
 //! Arguments of a command, which run.
 
 use anyhow::Result;
-use mantissa_quant::Rebuild;
 use mantissa_store::Paths;
 
 use crate::context::Context;
@@ -23,14 +22,6 @@ pub trait Execute {
     fn paths(&self, paths: &mut Paths) -> Result<()> {
         let _ = paths;
         Ok(())
-    }
-
-    /// Returns the command line that the command replays, if it replays one.
-    ///
-    /// # Errors
-    /// As [`Execute::paths`].
-    fn recorded(&self) -> Result<Option<Rebuild>> {
-        Ok(None)
     }
 
     /// Runs the command.

@@ -14,12 +14,16 @@ use anyhow::Result;
 use mantissa_advise::sensitivity::Baseline;
 use mantissa_advise::shape;
 use mantissa_eval::Sequence;
+use mantissa_jobs::destination::Destination;
+use mantissa_jobs::names::Format;
+use mantissa_jobs::record::Recordable;
+use mantissa_jobs::{Quantize, RecipeText, WeightOptions};
 use mantissa_num::parse_activation;
 use mantissa_plan::precision::KVS;
 use mantissa_plan::shape::ModelShape;
 use mantissa_quant::allocate::{AllocateError, Allocation};
-use mantissa_quant::{Check, Options, Outcome, Plan, Recipe, Start, TaskRuns, dequantized_source};
-use mantissa_store::convention::{ModelFiles, native};
+use mantissa_quant::{Check, Options, Outcome, Plan, Recipe, Recorded, Start, TaskRuns, dequantized_source};
+use mantissa_store::convention::{Container, ModelFiles, native};
 use mantissa_store::{FileDigest, Kind, Paths, WorkFolder, write_file_atomic};
 
 pub use self::args::Args;
@@ -29,12 +33,10 @@ use self::budget::Budget;
 use self::done::{Done, human};
 use self::families::{Candidates, candidates, recipe_text};
 use self::measure::{Cache, Candidate, Family, Row, Search, Uniform};
-use super::destination::Destination;
 use super::execute::Execute;
 use super::lint;
 use super::model::{self};
 use super::outcome::{carry_out, left_by_another};
-use super::record;
 use crate::context::Context;
 use crate::error::{BadInput, Exit, exit_of};
 use crate::help::Group;
@@ -75,7 +77,7 @@ impl Execute for Args {
         let calibrated = options.calibration.is_some();
         let plan = |mut recipe: Recipe| -> Result<Plan> {
             let container = self.format.unwrap_or_else(|| recipe.container());
-            self.tables.apply(&mut recipe, &source, container)?;
+            self.tables.value().apply(&mut recipe, &source, container)?;
             Ok(Plan::new(&source, recipe, options.clone())?)
         };
         let Candidates { mut families, mut left_out, apart } = candidates(self, &source, &plan)?;
@@ -168,7 +170,7 @@ fn destination(args: &Args) -> Result<Destination> {
             first.or_else(|error| recipes.find_map(Result::ok).ok_or(error))?.container()
         }
     };
-    Destination::of_format(&args.model, "fit", container, &args.out)
+    Ok(Destination::of_format(args.model.job_path(), "fit", container, &args.out)?)
 }
 
 /// Returns the family with the smallest cost, and its allocation; the error of the first if no family has one.
@@ -201,16 +203,29 @@ fn write(
     if let Some(path) = &args.save_recipe {
         write_file_atomic(&context.output(path)?, text.as_bytes())?;
     }
-    let mut plan = plan(Recipe::from_toml(RECIPE, &text)?)?;
-    plan.record(record::of_recipe(context, (RECIPE, text), plan.container));
+    let plan = plan(Recipe::from_toml(RECIPE, &text)?)?;
     lint::check_plan(&plan, source, &args.targets, context)?;
-    plan.evaluation = Some(args.measure.evaluation_on(source, " (held-out windows)", rest)?);
-    plan.tasks = tasks;
+    let evaluation = args.measure.evaluation_on(source, " (held-out windows)", rest)?;
     context.warn_all(&plan.notes)?;
-    plan.check = Check::Verify(Some(args.model.to_path_buf()));
+    let record = record(args, text, plan.container, context)?;
+    let plan = plan.with_record(record).with_evaluation(Some(evaluation)).with_tasks(tasks);
+    let plan = plan.with_check(Check::Verify(Some(args.model.to_path_buf())));
     let outcome =
         carry_out(&plan, source, &context.output(&destination(args)?.path)?, Start::Resume, context)?;
     Ok((rows, outcome))
+}
+
+/// Returns the record of a quantization by the recipe that was found, with the calibration of the command.
+fn record(args: &Args, recipe: String, format: Container, context: &Context) -> Result<Recorded> {
+    let weights = WeightOptions {
+        recipe: RecipeText { name: RECIPE.to_owned(), text: Some(recipe) },
+        format: Some(Format(format)),
+        tables: args.tables.value(),
+        calibration: args.calibration.value(),
+        seed: context.seed,
+        ..WeightOptions::default()
+    };
+    Ok(Quantize { weights, ..Quantize::default() }.record()?)
 }
 
 /// Predicts the peak memory. The source stays in memory while candidates are made and measured; the output is
@@ -227,9 +242,8 @@ fn needed(
     let baseline = Baseline::bytes(source, measured_on, context.threads)?;
     let mut last = 0;
     for plan in plans {
-        let mut plan = (*plan).clone();
-        plan.evaluation = Some(args.measure.evaluation_on(source, "", rest.to_vec())?);
-        plan.tasks.clone_from(tasks);
+        let evaluation = args.measure.evaluation_on(source, "", rest.to_vec())?;
+        let plan = (*plan).clone().with_evaluation(Some(evaluation)).with_tasks(tasks.clone());
         last = plan.peak_bytes(true).max(last);
     }
     // With several methods each candidate also runs whole, beside the source.

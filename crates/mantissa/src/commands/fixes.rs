@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use mantissa_advise::remedy::{self, Remedy};
+use mantissa_jobs::choose;
+use mantissa_jobs::lint::Remedies;
 use mantissa_plan::contract::{Report, Subject, Target};
 use mantissa_quant::Plan;
 use mantissa_store::convention::ModelFiles;
 
-use super::choose;
 use super::next_steps::{quoted, serve};
 
 /// Stands for the unquantized model in a fix.
@@ -60,22 +61,26 @@ pub fn of_artifact(
     }
 }
 
-/// Replaces the fixes of `report` by the command line that was given, with another recipe.
-pub fn of_plan(report: &mut Report, target: &Target, plan: &Plan, source: &ModelFiles) {
-    let found = asked(report).and_then(|strict| remedy::of_plan(plan, source, target, strict));
-    let given: Vec<String> = std::env::args().collect();
-    let command = found.and_then(|remedy| match remedy {
-        Remedy::Parallelism { tp } => {
-            let mut line = Line(given.get(1..)?.to_vec());
-            line.replace("--for", &target.to_string(), &Target { tp, ..*target }.to_string())?;
-            Some(line.command())
-        }
-        Remedy::Quantize { recipe, format, default } => {
-            Line(given.get(1..)?.to_vec()).with_recipe(&recipe, format, default)
-        }
-        _ => None,
-    });
-    apply(report, command.as_deref());
+/// Words fixes as the command line that was given, with another recipe.
+pub struct GivenLine;
+
+impl Remedies for GivenLine {
+    fn of_plan(&self, report: &mut Report, target: &Target, plan: &Plan, source: &ModelFiles) {
+        let found = asked(report).and_then(|strict| remedy::of_plan(plan, source, target, strict));
+        let given: Vec<String> = std::env::args().collect();
+        let command = found.and_then(|remedy| match remedy {
+            Remedy::Parallelism { tp } => {
+                let mut line = Line(given.get(1..)?.to_vec());
+                line.replace("--for", &target.to_string(), &Target { tp, ..*target }.to_string())?;
+                Some(line.command())
+            }
+            Remedy::Quantize { recipe, format, default } => {
+                Line(given.get(1..)?.to_vec()).with_recipe(&recipe, format, default)
+            }
+            _ => None,
+        });
+        apply(report, command.as_deref());
+    }
 }
 
 /// Returns whether warnings are to be mended as well; `None` if nothing is found that a recipe mends.

@@ -8,7 +8,6 @@ use mantissa_quant::{Importance, QuantError, model_config};
 use mantissa_store::{Kind, Paths};
 use serde::Serialize;
 
-use super::adapt;
 use super::calibration::CalibrationArgs;
 use super::execute::Execute;
 use super::model::{self, ModelPath};
@@ -19,6 +18,7 @@ use crate::help::Group;
 use crate::interrupt;
 use crate::output::count;
 use crate::progress::Unit;
+use mantissa_jobs::adapt;
 
 /// Calibration that the command needs.
 const CALIBRATION: &str =

@@ -25,9 +25,9 @@ use super::execute::Execute;
 use super::model::{ModelPath, interrupted};
 use crate::context::Context;
 use crate::help::Group;
-use crate::memory::PROCESS;
 use crate::output::{self, Align, Table, bytes, count, number};
 use crate::progress::Unit;
+use mantissa_jobs::memory::PROCESS;
 
 /// Show tensors, schemes, parameters, size and bits per weight
 ///

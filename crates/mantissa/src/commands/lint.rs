@@ -7,7 +7,8 @@ use std::path::Path;
 
 use anyhow::Result;
 use mantissa_advise::subject;
-use mantissa_plan::contract::{Finding, Report, Server, Subject, Target, lint};
+use mantissa_jobs::lint::line;
+use mantissa_plan::contract::{Report, Server, Subject, Target, lint};
 use mantissa_quant::Plan;
 use mantissa_store::Paths;
 use mantissa_store::convention::ModelFiles;
@@ -20,8 +21,8 @@ use super::next_steps::quoted;
 use crate::context::Context;
 use crate::error::GateFailed;
 use crate::help::Group;
-use crate::memory::PROCESS;
 use crate::output::paragraph;
+use mantissa_jobs::memory::PROCESS;
 
 /// Check that a model will load and compute correctly in an engine
 ///
@@ -146,42 +147,10 @@ fn conclude(model: &Path, reports: &[Report]) -> Result<()> {
     }
 }
 
-/// Fails with the most severe finding of a plan's `reports`, if any.
-fn refuse(reports: &[Report]) -> Result<()> {
-    let failing: Vec<_> = reports.iter().filter(|report| report.fails()).collect();
-    let Some(report) = failing.first() else { return Ok(()) };
-    let all: usize = failing.iter().map(|r| r.findings.iter().filter(|f| f.severity.fails()).count()).sum();
-    let more = if all > 1 { format!(" (and {} more)", all - 1) } else { String::new() };
-    // The fix comes last, so that it can be copied to the end of the line.
-    let first =
-        report.findings.first().map(|f| format!("{}{more}; fix: {}", said(f), f.fix)).unwrap_or_default();
-    Err(GateFailed::new(format!("lint for {}: {first}", report.target)).into())
-}
-
 /// Refuses a plan whose output an engine would not run, before any work; warns about slow paths.
 ///
 /// # Errors
-/// [`GateFailed`] with the most severe finding.
+/// As [`mantissa_jobs::lint::check_plan`].
 pub fn check_plan(plan: &Plan, source: &ModelFiles, targets: &[Target], context: &Context) -> Result<()> {
-    let subject = subject::of_plan(plan, source);
-    let reports: Vec<_> = targets
-        .iter()
-        .map(|target| {
-            let mut report = lint(&subject, target);
-            fixes::of_plan(&mut report, target, plan, source);
-            report
-        })
-        .collect();
-    let warnings = reports.iter().flat_map(|report| &report.findings).filter(|f| !f.severity.fails());
-    context.warn_all(&warnings.map(line).collect::<Vec<_>>())?;
-    refuse(&reports)
-}
-
-fn line(finding: &Finding) -> String {
-    format!("{}; fix: {}", said(finding), finding.fix)
-}
-
-fn said(finding: &Finding) -> String {
-    let Finding { rule, tensor, found, requires, .. } = finding;
-    format!("{tensor}: expected {requires}, got {found} [{rule}]")
+    Ok(mantissa_jobs::lint::check_plan(plan, source, targets, &fixes::GivenLine, context)?)
 }

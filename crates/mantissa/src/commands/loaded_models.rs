@@ -4,14 +4,14 @@ use std::path::Path;
 
 use anyhow::Result;
 use mantissa_eval::Sequence;
-use mantissa_model::{Buffers, Decoder, KvCache, KvPolicy};
-use mantissa_quant::model_config;
+use mantissa_jobs::ModelUse;
+use mantissa_model::{Buffers, Decoder, KvPolicy};
 use mantissa_store::AdapterFiles;
 use mantissa_store::convention::ModelFiles;
 
 use super::adapter;
 use super::calibration::CalibrationArgs;
-use super::model::{BASE, open, open_quietly};
+use super::model::{open, open_quietly};
 use crate::context::Context;
 
 /// Model ready to run.
@@ -48,7 +48,7 @@ pub struct Use<'a> {
 /// # Errors
 /// As [`open`] and [`Decoder::load`]; not enough memory.
 pub fn load_all<const N: usize>(paths: [&Path; N], used: Use<'_>, context: &Context) -> Result<[Model; N]> {
-    let opened: Vec<_> = paths.iter().map(|path| open(path, context)).collect::<Result<_>>()?;
+    let opened: Vec<_> = paths.iter().map(|path| open(path, context)).collect::<Result<_, _>>()?;
     require(&opened, used, context)?;
     let load = |(i, files)| {
         let adapter = used.adapter.filter(|_| i == 0);
@@ -90,7 +90,7 @@ fn set_kv(
 /// # Errors
 /// As [`ModelFiles::open`]; not enough memory.
 pub fn require_memory(paths: &[&Path], used: Use<'_>, context: &Context) -> Result<()> {
-    require(&paths.iter().map(|path| open_quietly(path)).collect::<Result<Vec<_>>>()?, used, context)
+    require(&opened(paths)?, used, context)
 }
 
 /// Predicts the memory of models that run side by side, without loading them.
@@ -98,8 +98,7 @@ pub fn require_memory(paths: &[&Path], used: Use<'_>, context: &Context) -> Resu
 /// # Errors
 /// As [`ModelFiles::open`].
 pub fn bytes_of(paths: &[&Path], used: Use<'_>) -> Result<u64> {
-    let models: Vec<_> = paths.iter().map(|path| open_quietly(path)).collect::<Result<_>>()?;
-    Ok(needed(&models, used)?.1)
+    Ok(needed(&opened(paths)?, used)?.1)
 }
 
 /// Checks memory like [`require_memory`], with `percent` added to the prediction.
@@ -107,8 +106,7 @@ pub fn bytes_of(paths: &[&Path], used: Use<'_>) -> Result<u64> {
 /// # Errors
 /// As [`require_memory`].
 pub fn require_memory_and(percent: u64, paths: &[&Path], used: Use<'_>, context: &Context) -> Result<()> {
-    let models: Vec<_> = paths.iter().map(|path| open_quietly(path)).collect::<Result<_>>()?;
-    let (what, needs) = needed(&models, used)?;
+    let (what, needs) = needed(&opened(paths)?, used)?;
     context.require_memory(&what, needs.saturating_add(needs / 100 * percent))
 }
 
@@ -121,49 +119,25 @@ pub fn require(models: &[ModelFiles], used: Use<'_>, context: &Context) -> Resul
     context.require_memory(&what, needs)
 }
 
-fn needed(models: &[ModelFiles], used: Use<'_>) -> Result<(String, u64)> {
-    let mut needs = BASE;
-    for (i, files) in models.iter().enumerate() {
-        let used = if i == 0 { used } else { Use { kv: None, adapter: None, ..used } };
-        needs = needs.saturating_add(bytes_needed(files, used)?);
-    }
-    let names: Vec<_> = models.iter().map(|files| files.dir().display().to_string()).collect();
-    Ok((format!("{}: weights, buffers and cache", names.join(" and ")), needs))
+fn opened(paths: &[&Path]) -> Result<Vec<ModelFiles>> {
+    Ok(paths.iter().map(|path| open_quietly(path)).collect::<Result<_, _>>()?)
 }
 
-impl Use<'_> {
+fn needed(models: &[ModelFiles], used: Use<'_>) -> Result<(String, u64)> {
+    Ok(used.value().needed(models)?)
+}
+
+impl<'a> Use<'a> {
     /// Describes an evaluation on `sequences` with up to `threads` concurrent passes.
     pub fn evaluation(sequences: &[Sequence], threads: usize) -> Self {
-        let longest = sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
-        let threads = threads.min(sequences.len());
-        Use {
-            pass: longest,
-            longest,
-            threads,
-            cached: false,
-            logits: mantissa_eval::ROWS,
-            kv: None,
-            calibration: None,
-            adapter: None,
-        }
+        let ModelUse { pass, longest, threads, cached, logits, kv, adapter } =
+            ModelUse::evaluation(sequences, threads);
+        Use { pass, longest, threads, cached, logits, kv, calibration: None, adapter }
     }
-}
 
-fn bytes_needed(files: &ModelFiles, used: Use<'_>) -> Result<u64> {
-    let config = model_config(files)?;
-    let buffers = Buffers::bytes_needed(&config, used.pass, used.longest);
-    let logits = (used.logits as u64).saturating_mul(config.vocab_size as u64).saturating_mul(4);
-    let cache = match used.kv {
-        _ if !used.cached => 0,
-        Some(policy) => KvCache::bytes_needed_under(&config, used.longest, policy)?,
-        None => KvCache::bytes_needed(&config, used.longest),
-    };
-    // A tensor is held as stored bytes and, if quantized, as one byte per code.
-    let largest = files.checkpoint().tensors().map(|meta| meta.len).max().unwrap_or(0);
-    let widest = config.decoder_linears().map(|l| (l.rows * l.cols) as u64).max().unwrap_or(0);
-    let passing = largest.saturating_add(widest);
-    let per_pass = buffers.saturating_add(logits).saturating_add(cache).saturating_mul(used.threads as u64);
-    let weights = files.checkpoint().total_bytes().saturating_add(passing);
-    let adapter = adapter::bytes_needed(files, used.adapter)?;
-    Ok(weights.saturating_add(per_pass).saturating_add(adapter))
+    /// Returns the use without the calibration of the cache.
+    fn value(self) -> ModelUse<'a> {
+        let Use { pass, longest, threads, cached, logits, kv, adapter, .. } = self;
+        ModelUse { pass, longest, threads, cached, logits, kv, adapter }
+    }
 }

@@ -1,18 +1,13 @@
 //! Commands, one module each. To add one: a module whose `Args` implement [`Execute`], and a row of the list below.
 
-mod adapt;
 mod adapter;
 mod bench;
 mod calibration;
 mod cast;
-mod choose;
 mod completions;
-mod conversations;
 mod convert;
 mod coverage;
-mod default_text;
 mod demo;
-mod destination;
 mod diagnose;
 mod diff;
 mod distill;
@@ -23,7 +18,6 @@ mod explain;
 mod finetune;
 mod fit;
 mod fixes;
-mod generated;
 mod imatrix;
 mod inspect;
 mod lint;
@@ -38,7 +32,6 @@ mod quantize;
 mod rebuild;
 mod recalibrate;
 mod recipes;
-mod record;
 mod render_chat;
 mod report;
 mod run;
@@ -56,16 +49,15 @@ mod verify;
 
 use anyhow::Result;
 use clap::Subcommand;
-use mantissa_quant::Rebuild;
+use mantissa_jobs::RenderChat;
+use mantissa_jobs::memory::PROCESS;
 use mantissa_store::Paths;
 
 use self::execute::Execute;
 pub use self::outcome::left_by_another;
-pub use self::record::record;
 pub use self::serve::grammar_process;
 use crate::context::Context;
 use crate::help::Group;
-use crate::memory::PROCESS;
 
 /// Defines [`Command`] and its functions from the list of commands.
 macro_rules! commands {
@@ -87,16 +79,6 @@ macro_rules! commands {
                     $(Self::$name(args) => args.paths(&mut paths)?,)*
                 }
                 Ok(paths)
-            }
-
-            /// Returns the command line that the command replays, if it replays one.
-            ///
-            /// # Errors
-            /// As [`Command::paths`].
-            pub fn recorded(&self) -> Result<Option<Rebuild>> {
-                match self {
-                    $(Self::$name(args) => args.recorded(),)*
-                }
             }
 
             /// Runs the command.
@@ -178,6 +160,11 @@ impl Facts {
     fn named(name: &str) -> Option<&'static Self> {
         FACTS.iter().find(|facts| facts.module == name.replace('-', "_"))
     }
+}
+
+/// Returns what renders chat templates for all commands.
+pub fn chat_renderer() -> Box<dyn RenderChat> {
+    Box::new(render_chat::Processes)
 }
 
 /// Returns the group of a command in the help.

@@ -11,8 +11,8 @@ use mantissa_store::convention::{ModelFiles, gguf};
 use serde::Serialize;
 
 use super::model::ModelPath;
-use crate::memory;
 use crate::output::labelled;
+use mantissa_jobs::memory;
 
 /// Engines that load an output, and what to type next.
 #[derive(Debug, Serialize)]
@@ -30,7 +30,7 @@ impl NextSteps {
         let command = |target: &Target| serve(target, &subject.convention, out);
         let mut next: Vec<String> = targets.iter().map(command).collect();
         if next.is_empty() {
-            let usual = if plan.container.facts().one_file { Server::LlamaCpp } else { Server::Mantissa };
+            let usual = if plan.container.is_one_file() { Server::LlamaCpp } else { Server::Mantissa };
             next.push(command(&Target { server: usual, tp: 1, gpu: None }));
         }
         next.push(format!("mantissa report {}{}", quoted(out), reference(model, source)));

@@ -1,29 +1,28 @@
 //! Executes a plan and prints its result; shared by `quantize`, `convert` and `fit`.
 
 use std::io::{self, Write};
-use std::ops::ControlFlow;
 use std::path::Path;
 
 use anyhow::Result;
 use mantissa_eval::Sequence;
 use mantissa_eval::verdict::Verdict;
+use mantissa_jobs::measured_text::Measure;
+use mantissa_jobs::{JobError, execute};
 use mantissa_quant::verify::Verification;
 use mantissa_quant::{
     Evaluation, Exceeded, Figures, GateFailure, LayerReport, NotVerified, Outcome, Plan, Quality, QuantError,
-    Start, TaskRuns, run as run_plan,
+    Start, TaskRuns,
 };
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Output, Paths};
 use serde::Serialize;
 
-use super::default_text;
 use super::model::ModelPath;
-use super::tasks::{self, OutputTasks, note_guessing};
+use super::tasks::{self, OutputTaskArgs};
 use super::text::{TextArgs, bound};
 use crate::context::Context;
-use crate::interrupt;
 use crate::output::{Align, Table, labelled, number};
-use crate::progress::Unit;
+use mantissa_jobs::default_text;
 
 /// Options of the evaluation that runs before an output appears.
 #[derive(clap::Args)]
@@ -36,32 +35,31 @@ pub struct MeasureArgs {
     #[arg(long, value_name = "NATS", value_parser = bound, help_heading = "Evaluation")]
     max_kl: Option<f64>,
     #[command(flatten)]
-    tasks: OutputTasks,
+    tasks: OutputTaskArgs,
 }
 
 impl MeasureArgs {
+    /// Returns the options as a job has them.
+    pub fn value(&self) -> Measure {
+        Measure { text: self.text.value(), max_kl: self.max_kl, tasks: self.tasks.value() }
+    }
+
     /// Adds the text files to the inputs of a command.
     pub fn paths(&self, paths: &mut Paths) {
-        self.text.paths(paths);
-        self.tasks.paths(paths);
+        self.value().inputs().into_iter().for_each(|path| paths.read(path));
     }
 
     /// Reads the tasks to run on the output and on `source`, the opened `model`; `None` without one.
     ///
     /// # Errors
-    /// A task that cannot be read or run, with its line.
+    /// As [`Measure::tasks`].
     pub fn tasks(
         &self,
         model: &ModelPath,
         source: &ModelFiles,
         context: &Context,
     ) -> Result<Option<TaskRuns>> {
-        self.tasks.runs(model, source, context)
-    }
-
-    /// Returns the separator of documents.
-    pub fn split(&self) -> Option<&str> {
-        self.text.split()
+        Ok(self.value().tasks(model.job_path(), source, context)?)
     }
 
     /// Returns the windows, tokenized for `model`; `None` without a text.
@@ -82,29 +80,7 @@ impl MeasureArgs {
         part: &str,
         sequences: Vec<Sequence>,
     ) -> Result<Evaluation> {
-        let name = format!("{}{part}", self.text.name());
-        Ok(Evaluation::new(source, &name, sequences, self.max_kl)?)
-    }
-
-    /// Makes the evaluation of the output against `source`, the opened `model`; `None` without a text.
-    /// `other_text` is true if the command splits another text by the same options.
-    ///
-    /// # Errors
-    /// A text that cannot be read or tokenized; windows that the model cannot run.
-    pub fn evaluation(
-        &self,
-        model: &ModelPath,
-        source: &ModelFiles,
-        other_text: bool,
-        context: &Context,
-    ) -> Result<Option<Evaluation>> {
-        match self.text.sequences(model, other_text, context)? {
-            Some(sequences) => Ok(Some(self.evaluation_on(source, "", sequences)?)),
-            None if self.max_kl.is_some() => {
-                Ok(Some(default_text::evaluation(source, self.max_kl, context)?))
-            }
-            None => Ok(None),
-        }
+        Ok(self.value().evaluation_on(source, part, sequences)?)
     }
 }
 
@@ -134,7 +110,7 @@ struct Unverified<'a> {
 /// Runs the plan until it ends or a signal arrives.
 ///
 /// # Errors
-/// As [`run_plan`]. An output that fails a limit or verification is reported first.
+/// As [`execute::run`]. An output that fails a limit or verification is reported first.
 pub fn carry_out(
     plan: &Plan,
     source: &ModelFiles,
@@ -142,76 +118,20 @@ pub fn carry_out(
     start: Start,
     context: &Context,
 ) -> Result<Outcome> {
-    let mut progress = context.progress(plan.work_bytes(), Unit::Bytes);
-    let (mut evaluating, mut answering) = (false, false);
-    let step = &mut |at: mantissa_quant::Progress<'_>| {
-        if at.tokens.is_some() && !std::mem::replace(&mut evaluating, true) {
-            progress.finish();
-            let tokens = plan.evaluation.as_ref().map_or(0, Evaluation::work);
-            progress = context.progress(tokens, Unit::Items("tokens"));
-        }
-        if at.items.is_some() && !std::mem::replace(&mut answering, true) {
-            progress.finish();
-            let items = plan.tasks.as_ref().map_or(0, TaskRuns::work);
-            progress = context.progress(items, Unit::Items("items"));
-        }
-        progress.message(at.tensor);
-        progress.set(at.items.or(at.tokens).unwrap_or(at.done));
-        if interrupt::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    };
-    let outcome =
-        interrupt::orderly(|| run_plan(plan, source, out, start, step), QuantError::is_interruption);
-    progress.finish();
-    let outcome = told(outcome, context)?;
-    told_of(&outcome, context);
-    Ok(outcome)
-}
-
-/// Runs the plans of one source like [`carry_out`]; no output is put in place unless all are complete.
-///
-/// # Errors
-/// As [`carry_out`].
-pub fn carry_out_all(
-    plans: &[Plan],
-    source: &ModelFiles,
-    outs: &[Output],
-    start: Start,
-    context: &Context,
-) -> Result<Vec<Outcome>> {
-    let progress = context.progress(plans.iter().map(Plan::work_bytes).sum(), Unit::Bytes);
-    let step = &mut |at: mantissa_quant::Progress<'_>| {
-        progress.message(at.tensor);
-        if at.tokens.is_none() && at.items.is_none() {
-            progress.set(at.done);
-        }
-        if interrupt::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    };
-    let outcomes = interrupt::orderly(
-        || mantissa_quant::run_all(plans, source, outs, start, step),
-        QuantError::is_interruption,
-    );
-    progress.finish();
-    let outcomes = told(outcomes, context)?;
-    outcomes.iter().for_each(|outcome| told_of(outcome, context));
-    Ok(outcomes)
+    tell_failure(execute::run(plan, source, out, start, context), context)
 }
 
 /// Reports a finished output that failed a limit or verification.
-fn told<T>(outcome: Result<T, QuantError>, context: &Context) -> Result<T> {
+///
+/// # Errors
+/// Those of `outcome`.
+pub fn tell_failure<T>(outcome: Result<T, JobError>, context: &Context) -> Result<T> {
     match &outcome {
-        Err(QuantError::Gate(failure)) => reject(failure, context)?,
-        Err(QuantError::NotVerified(failure)) => unverified(failure, context)?,
+        Err(JobError::Quant(QuantError::Gate(failure))) => reject(failure, context)?,
+        Err(JobError::Quant(QuantError::NotVerified(failure))) => unverified(failure, context)?,
         _ => {}
     }
     Ok(outcome?)
-}
-
-/// Notes tasks that cannot show a loss; warns of an old output that could not be removed.
-fn told_of(outcome: &Outcome, context: &Context) {
-    outcome.quality.tasks.iter().for_each(|task| note_guessing(&task.task, &task.score, context));
-    if let Some(path) = &outcome.committed.leftover {
-        context.warn(&format!("{}: the replaced output could not be removed", path.display()));
-    }
 }
 
 /// Returns the warning about the work folder of another command.

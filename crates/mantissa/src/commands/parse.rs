@@ -1,7 +1,7 @@
 //! Values on the command line: checkpoint formats and schemes.
 
-use mantissa_num::{Scheme, nearest_list};
-use mantissa_store::Kind;
+pub use mantissa_jobs::tables::scheme;
+use mantissa_num::nearest_list;
 use mantissa_store::convention::Container;
 
 /// Parses a checkpoint format.
@@ -11,17 +11,4 @@ use mantissa_store::convention::Container;
 pub fn container(text: &str) -> Result<Container, String> {
     let found = Container::named(&text.to_lowercase());
     found.ok_or_else(|| format!("expected {}, got \"{text}\"", nearest_list(text, Container::names())))
-}
-
-/// Returns whether a format is a file or a folder.
-pub fn kind_of(container: Container) -> Kind {
-    if container.facts().one_file { Kind::Gguf } else { Kind::Folder }
-}
-
-/// Parses a scheme.
-///
-/// # Errors
-/// A message about what is wrong with it.
-pub fn scheme(text: &str) -> Result<Scheme, String> {
-    text.parse().map_err(|error: mantissa_num::ParseError| error.to_string())
 }

@@ -2,32 +2,25 @@
 
 mod args;
 mod done;
-mod planned;
 mod preview;
-mod request;
 mod several;
 
-use std::time::Instant;
-
 use anyhow::Result;
-use mantissa_quant::calibrate::CalibrationSet;
-use mantissa_quant::{Check, Plan, Recipe, SchemeShare, Start, as_in_gguf, dequantized_source};
+use mantissa_jobs::choose::{self, predict};
+use mantissa_jobs::{Job, PreparedQuantize, ResolvedQuantize};
+use mantissa_quant::{Plan, Recipe, SchemeShare, dequantized_source};
 use mantissa_store::Paths;
 use mantissa_store::convention::ModelFiles;
 
 pub use self::args::Args;
 pub use self::done::fallback_line;
 use self::done::{Done, human, layer_notes};
-use self::planned::{options, plan};
 use self::preview::{DryRun, share_line};
-use self::request::{Request, measure_on_default};
-use super::adapt;
-use super::choose::predict;
 use super::coverage;
 use super::execute::Execute;
+use super::fixes::GivenLine;
 use super::model;
-use super::outcome::carry_out;
-use super::parse::kind_of;
+use super::outcome::tell_failure;
 use crate::context::Context;
 use crate::help::Group;
 use crate::output::bytes;
@@ -38,20 +31,15 @@ impl Execute for Args {
     /// # Errors
     /// Invalid recipe arguments.
     fn paths(&self, paths: &mut Paths) -> Result<()> {
+        if !self.dry_run {
+            *paths = self.resolved(None)?.job.paths();
+            return Ok(());
+        }
         self.model.paths(paths);
         self.calibration.paths(paths);
         self.measure.paths(paths);
         [&self.imatrix, &self.traffic].into_iter().flatten().for_each(|path| paths.read(path));
-        let file = self.recipe.iter().filter(|recipe| Recipe::is_file(recipe) && self.recipe_text.is_none());
-        file.for_each(|recipe| paths.read(recipe));
-        if !self.dry_run {
-            let source = self.recipe.is_none().then(|| model::open_quietly(&self.model)).transpose()?;
-            let request = Request::of(self, source.as_ref())?;
-            match self.formats.as_slice() {
-                several @ [_, _, ..] => several::paths(&request.out, several, paths)?,
-                _ => paths.write("--out", &request.out, kind_of(request.container())),
-            }
-        }
+        self.recipe.iter().filter(|recipe| Recipe::is_file(recipe)).for_each(|recipe| paths.read(recipe));
         Ok(())
     }
 
@@ -62,49 +50,61 @@ impl Execute for Args {
     /// [`QuantError::NotVerified`](mantissa_quant::QuantError::NotVerified) if the output does not verify. An old
     /// output then stays in place.
     fn run(&self, context: &Context) -> Result<()> {
-        let source = dequantized_source(model::open(&self.model, context)?)?;
-        let request = Request::of(self, Some(&source))?;
-        let source = match self.formats.len() <= 1 && request.container().facts().one_file {
-            true => as_in_gguf(source)?,
-            false => source,
-        };
-        // A bad task file is refused before a calibration text is read.
-        let tasks = self.measure.tasks(&self.model, &source, context)?;
+        // Only a preview has not found recipe and output yet; a choice needs the model.
+        let source = (self.dry_run && self.recipe.is_none()).then(|| model::open_quietly(&self.model));
+        let source = source.transpose()?.map(dequantized_source).transpose()?;
+        let resolved = self.resolved(source.as_ref())?.clone().with_seed(context.seed);
+        drop(source);
+        let mut prepared = resolved.job.prepare(&GivenLine, context)?;
         if self.formats.len() > 1 {
-            return several::run(self, request, (&source, tasks), context);
+            return several::run(self, &resolved, &mut prepared, context);
         }
-        let options = options(self, request, &source, context)?;
-        let tokens = options.calibration.as_ref().map_or(0, CalibrationSet::tokens);
-        let mut plan = plan(self, &source, request.recipe.clone(), options, context)?;
-        let another = self.calibration.is_text();
-        plan.evaluation = self.measure.evaluation(&self.model, &source, another, context)?;
-        plan.tasks = tasks;
-        if request.chosen.is_some() && plan.evaluation.is_none() {
-            measure_on_default(&mut plan, &source, self.verify, context)?;
-        }
-        let least = adapt::fit_plan(&mut plan, "quantize", self.verify, context)?;
-        let peak = plan.peak_bytes(self.verify);
+        let Some((plan, least)) = prepared.plans.first().zip(prepared.least_memory.first()) else {
+            return Ok(());
+        };
         // Measures the speed of this machine, so only where it is shown.
-        let shown = self.dry_run || request.chosen.is_some();
-        let seconds = shown.then(|| predict::seconds(&plan, tokens, context.threads));
-        request.announce(self, &plan, (seconds, peak), context);
+        let shown = self.dry_run || resolved.chosen.is_some();
+        let seconds = shown.then(|| predict::seconds(plan, prepared.calibration_tokens, context.threads));
+        announce(self, &resolved, plan, (seconds, prepared.peak_bytes()), context);
         if let (true, Some(seconds)) = (self.dry_run, seconds) {
-            let report = DryRun::of(&plan, &source, request, (self.verify, least, seconds));
+            let report = DryRun::of(plan, &prepared.source, &resolved, (self.verify, *least, seconds));
             return context.report(&report, |out| report.human(out));
         }
-        context.note(&share_note(&plan, &source));
-        context.warn_all(&plan.notes)?;
-        if self.verify {
-            plan.check = Check::Verify(Some(self.model.to_path_buf()));
-        }
-        plan.coverage = coverage::find(&plan, &source, self.traffic.as_deref(), context)?;
-        let start = Instant::now();
-        let begin = if self.restart { Start::Restart } else { Start::Resume };
-        let outcome = carry_out(&plan, &source, &context.output(&request.out)?, begin, context)?;
-        let done = Done::new((self, request, &source), (&plan, &outcome), &request.out, start.elapsed());
+        context.note(&share_note(plan, &prepared.source));
+        let (outcomes, time) = carry_out(&mut prepared, context)?;
+        let (Some(plan), Some(outcome)) = (prepared.plans.first(), outcomes.first()) else { return Ok(()) };
+        let done = Done::new((self, &resolved, &prepared.source), (plan, outcome), &resolved.job.out, time);
         context.report(&done, |out| human(out, &done, self.layers))?;
         context.warn_all(&layer_notes(&outcome.quality))
     }
+}
+
+/// Runs a planned quantization; reports an output that failed a limit or verification.
+fn carry_out(
+    prepared: &mut PreparedQuantize<'_>,
+    context: &Context,
+) -> Result<(Vec<mantissa_quant::Outcome>, std::time::Duration)> {
+    prepared.warn(context)?;
+    let coverage = prepared.coverage(context)?;
+    coverage.iter().try_for_each(|found| coverage::show(found, context))?;
+    let report = tell_failure(prepared.run(coverage, context), context)?;
+    Ok((report.outcomes, report.time))
+}
+
+/// Prints what a short name stands for and what was chosen, with the predictions for `plan`.
+fn announce(
+    args: &Args,
+    resolved: &ResolvedQuantize,
+    plan: &Plan,
+    (seconds, peak): (Option<f64>, u64),
+    context: &Context,
+) {
+    args.recipe.iter().for_each(|recipe| choose::note_name(recipe, context));
+    let (Some(choice), Some(seconds)) = (&resolved.chosen, seconds) else { return };
+    context.note(&format!("recipe {} in {}: {}", choice.recipe, choice.format.name(), choice.why));
+    let (out, size) = (resolved.job.out.display(), bytes(plan.output_bytes()));
+    let time = predict::duration(seconds);
+    context.note(&format!("output {out}: {size}; {time} and {} of memory (predicted)", bytes(peak)));
 }
 
 /// Returns the share of the parameters that the plan quantizes, and the expected bytes of each scheme.

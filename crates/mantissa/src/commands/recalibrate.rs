@@ -13,7 +13,6 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Kind, Paths};
 use serde::Serialize;
 
-use super::adapt;
 use super::calibration::CalibrationArgs;
 use super::execute::Execute;
 use super::model::{self, ModelPath};
@@ -23,6 +22,7 @@ use crate::error::BadInput;
 use crate::help::Group;
 use crate::interrupt;
 use crate::progress::Unit;
+use mantissa_jobs::adapt;
 
 /// Recompute the static activation and KV cache scales of a model
 ///

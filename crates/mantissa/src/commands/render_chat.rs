@@ -13,7 +13,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Result;
-use mantissa_model::{ChatTemplates, Message, Tokenizer, chat};
+pub use mantissa_jobs::chat::template;
+use mantissa_jobs::{JobError, RenderChat, chat as chat_text};
+use mantissa_model::{Tokenizer, chat};
 use mantissa_serve::child::{limit, limit_now, read_message, write_message};
 use rustix::process::Resource;
 use serde::{Deserialize, Serialize};
@@ -104,50 +106,39 @@ fn answer(request: &[u8]) -> Result<Vec<u8>> {
     Ok(serde_json::to_vec(&replies)?)
 }
 
-/// Returns the default chat template of `model`.
-///
-/// # Errors
-/// [`BadInput`] with `hint` if there is none.
-pub fn template<'t>(model: &Path, tokenizer: &'t Tokenizer, hint: &str) -> Result<&'t str> {
-    tokenizer.chat_template().ok_or_else(|| {
-        let names: Vec<&str> = tokenizer.chat_templates().names().collect();
-        let found = match names.as_slice() {
-            [] => "no chat template".to_owned(),
-            names => format!("chat templates named {}", names.join(", ")),
-        };
-        let allowed = format!(
-            "a chat template named {} in chat_template.jinja, tokenizer_config.json or GGUF metadata; {hint}",
-            ChatTemplates::DEFAULT
-        );
-        BadInput::new(model.display().to_string(), found, allowed).into()
-    })
+/// Renders chat templates in processes of this program, under limits.
+pub struct Processes;
+
+impl RenderChat for Processes {
+    fn render_each(
+        &self,
+        model: &Path,
+        template: &str,
+        contexts: &[Value],
+    ) -> Result<Vec<Result<String, String>>, JobError> {
+        render_each(model, template, contexts)
+    }
 }
 
 /// Renders `prompt` as a user message, after the system message if there is one, with the chat template of `model`.
 ///
 /// # Errors
-/// As [`template`] and [`render`].
+/// As [`chat_text::conversation`].
 pub fn conversation(
     model: &ModelPath,
     tokenizer: &Tokenizer,
     system: Option<&str>,
     prompt: &str,
 ) -> Result<String> {
-    let template = template(model.named(), tokenizer, "fix: leave out --chat")?;
-    let system = system.map(|text| Message::new("system", text));
-    let messages: Vec<Message> = system.into_iter().chain([Message::new("user", prompt)]).collect();
-    render(model, template, &chat::context(&messages, tokenizer.special_tokens()))
+    Ok(chat_text::conversation(model.named(), tokenizer, system, prompt, &Processes)?)
 }
 
 /// Renders the template of `model` in a separate process.
 ///
 /// # Errors
-/// [`ChatFailed`] if the template exceeds the limits or refuses the conversation; an I/O error if no process
-/// can be started.
+/// As [`chat_text::render`].
 pub fn render(model: &Path, template: &str, context: &Value) -> Result<String> {
-    let rendered = render_each(model, template, std::slice::from_ref(context))?;
-    let text = rendered.into_iter().next().unwrap_or_else(|| Err("expected a text, got none".to_owned()));
-    text.map_err(|what| ChatFailed { model: model.display().to_string(), what }.into())
+    Ok(chat_text::render(model, template, context, &Processes)?)
 }
 
 /// Renders the template of `model` with each of `contexts`, some in a process; a template that refuses one of them gives
@@ -155,7 +146,11 @@ pub fn render(model: &Path, template: &str, context: &Value) -> Result<String> {
 ///
 /// # Errors
 /// [`ChatFailed`] if the template exceeds the limits; an I/O error if no process can be started.
-pub fn render_each(model: &Path, template: &str, contexts: &[Value]) -> Result<Vec<Result<String, String>>> {
+pub fn render_each(
+    model: &Path,
+    template: &str,
+    contexts: &[Value],
+) -> Result<Vec<Result<String, String>>, JobError> {
     let mut all = Vec::with_capacity(contexts.len());
     for contexts in contexts.chunks(TOGETHER) {
         all.extend(render_some(model, template, contexts)?);
@@ -164,10 +159,14 @@ pub fn render_each(model: &Path, template: &str, contexts: &[Value]) -> Result<V
 }
 
 /// Renders the template of `model` with `contexts`, in one process.
-fn render_some(model: &Path, template: &str, contexts: &[Value]) -> Result<Vec<Result<String, String>>> {
+fn render_some(
+    model: &Path,
+    template: &str,
+    contexts: &[Value],
+) -> Result<Vec<Result<String, String>>, JobError> {
     let failed = |what: String| ChatFailed { model: model.display().to_string(), what };
     let request = Request { template: template.into(), contexts: contexts.into() };
-    let request = serde_json::to_vec(&request)?;
+    let request = serde_json::to_vec(&request).map_err(io::Error::from)?;
     if request.len() as u64 > MAX_REQUEST {
         let found = bytes(request.len() as u64);
         return Err(

@@ -27,9 +27,9 @@ use crate::context::Context;
 use crate::embedded;
 use crate::error::BadInput;
 use crate::help::Group;
-use crate::memory::PROCESS;
 use crate::output::labelled;
 use crate::report::Page;
+use mantissa_jobs::memory::PROCESS;
 
 /// Write an HTML page for a training run or a quantized model
 ///

@@ -24,7 +24,7 @@ use super::model::{self, load_tokenizer};
 use crate::context::Context;
 use crate::error::BadInput;
 use crate::help::Group;
-use crate::machine::peak_anonymous;
+use mantissa_jobs::machine::peak_anonymous;
 
 pub use self::answer::stop_name;
 pub use self::args::{Args, Engine};

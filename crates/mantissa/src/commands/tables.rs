@@ -2,22 +2,10 @@
 
 use std::io::{self, Write};
 
-use anyhow::Result;
-use mantissa_num::Scheme;
-use mantissa_quant::{Recipe, TableSize, model_config};
-use mantissa_store::convention::{Container, ModelFiles};
+use mantissa_jobs::tables::{Tables, short_or_scheme};
+use mantissa_quant::TableSize;
 
-use super::parse::scheme;
-use crate::error::BadInput;
 use crate::output::{bytes, labelled};
-
-/// Short names of schemes: that of a folder, and that of a GGUF file.
-const SHORT: [(&str, &str, &str); 4] = [
-    ("int8", "int8-channel", "q8_0"),
-    ("int4", "int4-g128", "q4_0"),
-    ("fp8", "fp8-e4m3-channel", "q8_0"),
-    ("fp8-e4m3", "fp8-e4m3-channel", "q8_0"),
-];
 
 /// Options that quantize embedding and head. Flattened into a command.
 #[derive(clap::Args)]
@@ -36,43 +24,10 @@ pub struct TableArgs {
     untie: bool,
 }
 
-/// Checks the name of a scheme.
-fn short_or_scheme(text: &str) -> Result<String, String> {
-    let text = text.to_ascii_lowercase();
-    if !SHORT.iter().any(|(short, ..)| *short == text) {
-        scheme(&text)?;
-    }
-    Ok(text)
-}
-
-/// Returns the scheme of a name in `container`.
-fn resolved(text: &str, container: Container) -> Result<Scheme> {
-    let short = SHORT.iter().find(|(short, ..)| *short == text);
-    let name = short.map_or(text, |(_, folder, file)| if container.facts().one_file { file } else { folder });
-    scheme(name).map_err(|error| BadInput::new("--head, --embeddings", text, error).into())
-}
-
 impl TableArgs {
-    /// Adds the options to `recipe`, which is written in `container`.
-    ///
-    /// # Errors
-    /// The source's configuration is invalid.
-    pub fn apply(&self, recipe: &mut Recipe, source: &ModelFiles, container: Container) -> Result<()> {
-        recipe.untie |= self.untie;
-        if self.head.is_none() && self.embeddings.is_none() {
-            return Ok(());
-        }
-        let config = model_config(source)?;
-        // The schemes must not change the format that the recipe chooses by itself.
-        recipe.container = recipe.container.or(Some(container));
-        for (text, module) in
-            [(&self.embeddings, config.embedding_module()), (&self.head, config.head_module().to_owned())]
-        {
-            if let Some(text) = text {
-                recipe.set_table(&module, resolved(text, container)?);
-            }
-        }
-        Ok(())
+    /// Returns the options as a job has them.
+    pub fn value(&self) -> Tables {
+        Tables { head: self.head.clone(), embeddings: self.embeddings.clone(), untie: self.untie }
     }
 }
 

@@ -1,109 +1,26 @@
 //! Task files of a command, and how scores are shown.
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::Result;
-use mantissa_eval::EvalError;
-use mantissa_eval::tasks::{self, Encoded, Group, Item, Score, Task};
-use mantissa_model::{Bos, Tokenizer};
-use mantissa_quant::{TaskRun, TaskRuns, TaskScore};
-use mantissa_store::convention::ModelFiles;
-use mantissa_store::{FileDigest, Paths};
+use mantissa_eval::tasks::{Group, Score};
+use mantissa_jobs::tasks::{OutputTasks, inputs};
+pub use mantissa_jobs::tasks::{Read, note_guessing, retrieval};
+use mantissa_quant::TaskScore;
+use mantissa_store::Paths;
 
-use super::model::{ModelPath, load_tokenizer};
-use super::render_chat;
-use super::text::{bound, read_text};
-use crate::context::Context;
+use super::text::bound;
 use crate::output::{Align, Table, labelled};
 use crate::report::{Html, Page, table};
 
-/// Built-in tasks: name and text.
-const BUILT_IN: [(&str, &str); 4] = [
-    ("cloze", include_str!("../../tasks/cloze.jsonl")),
-    ("retrieval", include_str!("../../tasks/retrieval.jsonl")),
-    ("arithmetic", include_str!("../../tasks/arithmetic.jsonl")),
-    ("format", include_str!("../../tasks/format.jsonl")),
-];
-
-/// Returns the text of a built-in task.
-fn built_in(path: &Path) -> Option<&'static str> {
-    BUILT_IN.iter().find(|(name, _)| path.as_os_str() == *name).map(|(_, text)| *text)
-}
-
 /// Adds the task files that are read.
 pub fn paths(given: &[PathBuf], paths: &mut Paths) {
-    given.iter().filter(|path| built_in(path).is_none()).for_each(|path| paths.read(path));
-}
-
-/// Returns the items of the built-in retrieval task.
-///
-/// # Errors
-/// None: the task is part of the program.
-pub fn retrieval() -> Result<Vec<Item>> {
-    let text = built_in(Path::new("retrieval")).unwrap_or_default();
-    Ok(tasks::items("retrieval", text)?)
-}
-
-/// Task as read from its file.
-pub struct Read {
-    /// Path as given, or name of a built-in task.
-    path: PathBuf,
-    /// SHA-256 of the file.
-    sha256: String,
-    items: Vec<Item>,
-}
-
-impl Read {
-    /// Reads a built-in task or a file.
-    ///
-    /// # Errors
-    /// A file that cannot be read; an item that is not valid, with its line.
-    pub fn new(path: &Path) -> Result<Self> {
-        let name = path.display().to_string();
-        let of = |text: &str| {
-            Ok::<_, anyhow::Error>((FileDigest::of(text.as_bytes()), tasks::items(&name, text)?))
-        };
-        let (digest, items) = match built_in(path) {
-            Some(text) => of(text)?,
-            None => of(&read_text(path)?)?,
-        };
-        Ok(Read { path: path.to_owned(), sha256: digest.hex(), items })
-    }
-
-    /// Tokenizes the items for `model`; with `chat` each prompt is rendered as a message of the user.
-    ///
-    /// # Errors
-    /// A prompt that the chat template or the tokenizer refuses; a choice without a token of its own.
-    pub fn encode(self, model: &ModelPath, tokenizer: &Tokenizer, chat: bool, bos: Bos) -> Result<Task> {
-        let name = self.path.display().to_string();
-        let encoded = self.items.iter().map(|item| encoded(&name, item, model, tokenizer, (chat, bos)));
-        Ok(Task { encoded: encoded.collect::<Result<_>>()?, name, items: self.items })
-    }
-}
-
-fn encoded(
-    task: &str,
-    item: &Item,
-    model: &ModelPath,
-    tokenizer: &Tokenizer,
-    (chat, bos): (bool, Bos),
-) -> Result<Encoded> {
-    let rendered = match chat {
-        true => Some(render_chat::conversation(model, tokenizer, None, &item.prompt)?),
-        false => None,
-    };
-    // A chat template writes the special tokens itself.
-    let bos = if chat { Bos::Never } else { bos };
-    tasks::encode(item, rendered.as_deref(), tokenizer, bos).map_err(|error| {
-        let error = EvalError::Item { line: item.line, error: Box::new(error) };
-        anyhow::Error::from(error).context(task.to_owned())
-    })
+    inputs(given).for_each(|path| paths.read(path));
 }
 
 /// Tasks that a command runs on its output before it appears.
 #[derive(clap::Args)]
-pub struct OutputTasks {
+pub struct OutputTaskArgs {
     /// Also compare the accuracy on a task; can be repeated
     ///
     /// FILE.jsonl, or a built-in task: cloze, retrieval, arithmetic, format. Output and source answer each item before
@@ -122,54 +39,11 @@ pub struct OutputTasks {
     max_accuracy_drop: Option<f64>,
 }
 
-impl OutputTasks {
-    /// Adds the task files to the inputs of a command.
-    pub fn paths(&self, files: &mut Paths) {
-        paths(&self.task, files);
-    }
-
-    /// Reads the tasks and tokenizes them for `source`, the opened `model`; `None` without one.
-    ///
-    /// # Errors
-    /// A task that cannot be read or run, with its line.
-    pub fn runs(
-        &self,
-        model: &ModelPath,
-        source: &ModelFiles,
-        context: &Context,
-    ) -> Result<Option<TaskRuns>> {
-        if self.task.is_empty() {
-            return Ok(None);
-        }
-        let read = self.task.iter().map(|path| Read::new(path)).collect::<Result<Vec<_>>>()?;
-        let runs = context.reading_texts(|| {
-            let tokenizer = load_tokenizer(source, context)?;
-            let run = |read: Read| {
-                let (sha256, chat) = (read.sha256.clone(), self.chat);
-                let file = read.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                let task = read.encode(model, &tokenizer, chat, Bos::Auto)?;
-                task.check_context(super::model::context_length(source)?)
-                    .map_err(|error| anyhow::Error::from(error).context(task.name.clone()))?;
-                // quality.json names no folder.
-                Ok(TaskRun { task: Task { name: file, ..task }, sha256, chat })
-            };
-            read.into_iter().map(run).collect::<Result<Vec<_>>>()
-        })?;
-        Ok(Some(TaskRuns::new(source, runs, self.max_accuracy_drop)?))
-    }
-}
-
-/// Notes a reference that does not answer better than by guessing.
-pub fn note_guessing(task: &str, score: &Score, context: &Context) {
-    let Some(compared) = &score.reference else { return };
-    // Standard error of guessing; generated text is never right by chance.
-    let noise = (score.chance * (1.0 - score.chance) / score.items as f64).sqrt();
-    if compared.accuracy <= score.chance + 2.0 * noise {
-        context.note(&format!(
-            "{task}: the reference answers no better than by guessing ({:.1} %, chance {:.1} %): this task cannot show a loss",
-            100.0 * compared.accuracy,
-            100.0 * score.chance
-        ));
+impl OutputTaskArgs {
+    /// Returns the options as a job has them.
+    pub fn value(&self) -> OutputTasks {
+        let (chat, max_accuracy_drop) = (self.chat, self.max_accuracy_drop);
+        OutputTasks { files: self.task.clone(), chat, max_accuracy_drop }
     }
 }
 
@@ -291,22 +165,4 @@ pub fn section(page: &mut Page, scores: &[TaskScore]) {
          right; lost: answers that are now wrong. Δ loss of the answer: change of -ln p of the right choice, nats.",
     ));
     page.push(table("Accuracy on tasks", &output_table(scores)));
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn built_in_tasks_are_sound() {
-        for (name, text) in BUILT_IN {
-            let items = tasks::items(name, text).unwrap();
-            assert!(items.len() >= 100, "{name}");
-            let ids: std::collections::BTreeSet<_> = items.iter().map(|item| &item.id).collect();
-            assert_eq!(ids.len(), items.len(), "{name}: each item has its own name");
-            assert!(items.iter().all(|item| item.group.is_some()), "{name}");
-        }
-        assert!(built_in(Path::new("cloze")).is_some() && built_in(Path::new("cloze.jsonl")).is_none());
-    }
 }

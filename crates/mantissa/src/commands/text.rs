@@ -2,21 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
-use mantissa_eval::{
-    Sequence, TextOptions, check_sequences, parse_docs, sequences_from_file, token_file, token_path,
-};
+use anyhow::Result;
+use mantissa_eval::Sequence;
+use mantissa_jobs::measured_text::{BosChoice, MeasuredText};
+pub use mantissa_jobs::settings::{read_settings, read_text};
 use mantissa_model::Bos;
-use mantissa_quant::model_config;
-use mantissa_store::convention::ModelFiles;
-use mantissa_store::{Paths, TextFile, regular};
+use mantissa_store::Paths;
 
-use super::default_text;
-use super::model::{self, load_tokenizer};
 use super::next_steps::quoted;
 use crate::context::Context;
-use crate::error::BadInput;
-use crate::output::bytes;
 
 /// Options that select a text. Flattened into a command, which can require one with `requires =
 /// "measured_on"`.
@@ -85,10 +79,16 @@ pub enum BosArg {
 
 impl From<BosArg> for Bos {
     fn from(bos: BosArg) -> Self {
+        BosChoice::from(bos).into()
+    }
+}
+
+impl From<BosArg> for BosChoice {
+    fn from(bos: BosArg) -> Self {
         match bos {
-            BosArg::Auto => Bos::Auto,
-            BosArg::Always => Bos::Always,
-            BosArg::Never => Bos::Never,
+            BosArg::Auto => BosChoice::Auto,
+            BosArg::Always => BosChoice::Always,
+            BosArg::Never => BosChoice::Never,
         }
     }
 }
@@ -111,15 +111,28 @@ pub fn bound(text: &str) -> Result<f64, String> {
 }
 
 impl TextArgs {
+    /// Returns the options as a job has them.
+    pub fn value(&self) -> MeasuredText {
+        MeasuredText {
+            text: self.text.clone(),
+            tokens: self.tokens.clone(),
+            context: self.context,
+            stride: self.stride,
+            bos: self.bos.map(BosChoice::from),
+            split: self.split.clone(),
+            docs: self.docs.clone(),
+            limit: self.limit,
+        }
+    }
+
     /// Adds the text files to the inputs of a command.
     pub fn paths(&self, paths: &mut Paths) {
-        self.text.iter().filter(|path| !default_text::is(path)).for_each(|path| paths.read(path));
-        self.tokens.iter().for_each(|argument| paths.read(token_path(argument)));
+        self.value().inputs().into_iter().for_each(|path| paths.read(path));
     }
 
     /// Returns the BOS policy.
     pub fn bos(&self) -> Bos {
-        self.bos.unwrap_or(BosArg::Auto).into()
+        self.value().bos()
     }
 
     /// Returns the separator of documents.
@@ -131,35 +144,9 @@ impl TextArgs {
     /// splits another text at the same separator.
     ///
     /// # Errors
-    /// A file that cannot be read, needs too much memory, or holds nothing to predict.
+    /// As [`MeasuredText::sequences`].
     pub fn sequences(&self, model: &Path, another: bool, context: &Context) -> Result<Option<Vec<Sequence>>> {
-        let read = || self.read(model, another, context);
-        if self.text.is_none() && self.tokens.is_none() { read() } else { context.reading_texts(read) }
-    }
-
-    fn read(&self, model: &Path, another: bool, context: &Context) -> Result<Option<Vec<Sequence>>> {
-        if self.split.is_some() && self.text.is_none() && !another {
-            return Err(BadInput::new("--split", "no text to split", "--text with it").into());
-        }
-        let sequences = match (&self.tokens, &self.text) {
-            (Some(tokens), _) => {
-                let given = [
-                    ("--context", self.context.is_some()),
-                    ("--stride", self.stride.is_some()),
-                    ("--bos", self.bos.is_some()),
-                ];
-                context.warn_all(&unused("the windows of --tokens", &given))?;
-                token_file(tokens, context.memory_left())?
-            }
-            (None, Some(path)) => self.cut(path, model, context)?,
-            (None, None) => return Ok(None),
-        };
-        let sequences = limited(sequences, self.limit);
-        // A model that cannot be opened is reported by the command that runs it.
-        if let (Some(tokens), Ok(files)) = (&self.tokens, model::open_quietly(model)) {
-            check_tokens(tokens, &files, &sequences)?;
-        }
-        Ok(Some(sequences))
+        Ok(self.value().sequences(model, another, context)?)
     }
 
     /// Returns the options that measure on the text and those that calibrate on it, for a command; `None` without a
@@ -177,91 +164,6 @@ impl TextArgs {
 
     /// Returns the name of the text for reports: the file without its folder, and the key.
     pub fn name(&self) -> String {
-        if self.text.as_deref().is_some_and(default_text::is) {
-            return default_text::HELD_OUT_NAME.to_owned();
-        }
-        let path = self.text.clone().or_else(|| self.tokens.as_ref().map(PathBuf::from)).unwrap_or_default();
-        path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+        self.value().name()
     }
-
-    fn cut(&self, path: &Path, model: &Path, context: &Context) -> Result<Vec<Sequence>> {
-        // A missing text is reported before a bad model. A pipe is opened only once.
-        let built_in = default_text::is(path);
-        if !built_in && !path.exists() {
-            TextFile::open(path)?;
-        }
-        let files = model::open_quietly(model)?;
-        let limit = model::context_length(&files)?;
-        if let Some(context) = self.context.filter(|&context| context > limit) {
-            let allowed = format!("2 to {limit} (max_position_embeddings)");
-            return Err(BadInput::new("--context", context.to_string(), allowed).into());
-        }
-        let options = TextOptions {
-            split: self.split.clone(),
-            docs: self.docs.as_deref().map(parse_docs).transpose()?,
-            context: self.context.unwrap_or(if built_in { default_text::WINDOW.min(limit) } else { limit }),
-            stride: self.stride,
-            bos: self.bos(),
-        };
-        let (tokenizer, limit) = (load_tokenizer(&files, context)?, self.limit.map(|limit| limit as usize));
-        if built_in {
-            return default_text::held_out_with(&tokenizer, &options);
-        }
-        Ok(sequences_from_file(path, &tokenizer, &options, limit, context.memory_left())?)
-    }
-}
-
-/// Returns a warning about options that token windows do not use, each with true if it was given.
-pub fn unused(windows: &str, options: &[(&str, bool)]) -> Vec<String> {
-    let given: Vec<_> = options.iter().filter(|(_, given)| *given).map(|(name, _)| *name).collect();
-    let names = given.join(", ");
-    let warning = format!("{names}: ignored, because {windows} are used as they are; fix: leave out {names}");
-    if given.is_empty() { Vec::new() } else { vec![warning] }
-}
-
-/// Checks that `model` can run the windows of the token file `argument`.
-///
-/// # Errors
-/// An id outside the vocabulary or a window longer than the context, with file, key and window.
-pub fn check_tokens(argument: &str, model: &ModelFiles, sequences: &[Sequence]) -> Result<()> {
-    match model_config(model) {
-        Ok(config) => check_sequences(&config, sequences).context(argument.to_owned()),
-        Err(_) => Ok(()),
-    }
-}
-
-/// Maximum size of a settings file in bytes.
-const MAX_SETTINGS: u64 = 16 << 20;
-
-/// Reads a file of settings, which must be a regular file.
-///
-/// # Errors
-/// A missing file, one of another type, one that is not UTF-8, or one that is too large.
-pub fn read_settings(path: &Path) -> Result<String> {
-    Ok(regular::read_text(path, MAX_SETTINGS, "a file of settings")?)
-}
-
-/// Reads a small text, from a file or a pipe.
-///
-/// # Errors
-/// A missing file, one that is not UTF-8, or one that is too large.
-pub fn read_text(path: &Path) -> Result<String> {
-    let text = TextFile::open(path)?.whole(MAX_SETTINGS)?;
-    text.ok_or_else(|| {
-        let most = bytes(MAX_SETTINGS);
-        BadInput::new(path.display().to_string(), format!("more than {most}"), format!("at most {most}"))
-            .into()
-    })
-}
-
-/// Returns the first sequences that together predict `limit` tokens; the last is cut.
-fn limited(mut sequences: Vec<Sequence>, limit: Option<u32>) -> Vec<Sequence> {
-    let Some(mut left) = limit.map(|limit| limit as usize) else { return sequences };
-    sequences.retain_mut(|s| {
-        let predicted = s.tokens.len().saturating_sub(s.from).min(left);
-        left -= predicted;
-        s.tokens.truncate(s.from + predicted);
-        predicted > 0
-    });
-    sequences
 }

@@ -18,7 +18,7 @@ fn chosen(model: &str, engine: &str, bits: &str) -> Value {
 
 /// Returns the SHA-256 that the README of the text states.
 fn stated() -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("calibration/README.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mantissa-jobs/calibration/README.md");
     let readme = fs::read_to_string(path).unwrap();
     let row = readme.lines().find(|line| line.contains("`default.txt` |")).unwrap();
     row.split('`').nth(3).unwrap().to_owned()

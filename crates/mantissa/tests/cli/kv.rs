@@ -10,7 +10,7 @@ use crate::support::{fail, json, mantissa, root, shared, stderr, succeed, text};
 
 /// Runs `eval demo --reference demo` on a short text.
 fn eval(more: &[&str]) -> Value {
-    let held_out = root().join("crates/mantissa/calibration/held-out.txt");
+    let held_out = root().join("crates/mantissa-jobs/calibration/held-out.txt");
     let fixed = ["eval", "demo", "--reference", "demo", "--text", text(&held_out), "--context", "64"];
     json(&[&fixed[..], &["--limit", "300", "--json", "--quiet"], more].concat())
 }
@@ -41,7 +41,7 @@ fn a_window_is_measured_by_decoding() {
             "eval",
             "demo",
             "--text",
-            text(&root().join("crates/mantissa/calibration/held-out.txt")),
+            text(&root().join("crates/mantissa-jobs/calibration/held-out.txt")),
             "--kv",
             "int4-head,window=8",
         ],
@@ -235,7 +235,7 @@ fn recalibration_changes_only_scales() {
 /// Learned or density-based levels lose less than uniform ones of the same width; learned ones need a text.
 #[test]
 fn levels_are_found_on_a_text_or_known() {
-    let held_out = root().join("crates/mantissa/calibration/held-out.txt");
+    let held_out = root().join("crates/mantissa-jobs/calibration/held-out.txt");
     let text = text(&held_out);
     let calibrated =
         |kv: &str| eval(&["--kv", kv, "--calibration", text, "--samples", "4", "--length", "64"]);
@@ -371,7 +371,7 @@ fn arithmetic_is_simulated() {
     let out = temp.path().join("fp8");
     let recipe = ["quantize", "demo", "--recipe", "rtn-fp8-e4m3-channel+fp8-e4m3-token"];
     succeed(&[&recipe[..], &["--out", text(&out)]].concat());
-    let held_out = root().join("crates/mantissa/calibration/held-out.txt");
+    let held_out = root().join("crates/mantissa-jobs/calibration/held-out.txt");
     let kl = |accumulator: &str| {
         let model =
             ["eval", text(&out), "--reference", text(&out), "--text", text(&held_out), "--context", "64"];

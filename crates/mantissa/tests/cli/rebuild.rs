@@ -142,6 +142,62 @@ fn what_fit_found_and_what_was_chosen_are_rebuilt() {
     }
 }
 
+/// A record of earlier versions: the command line.
+fn line(command: &str, arguments: &Value) -> Value {
+    json!({"command": command, "arguments": arguments, "seed": 0})
+}
+
+/// Files of earlier versions hold a command line, which stands for the same job.
+#[test]
+fn command_lines_of_earlier_versions_are_rebuilt() {
+    let temp = TempDir::new().unwrap();
+    files(temp.path());
+    let recipe = fs::read_to_string(temp.path().join("r.toml")).unwrap();
+    for (i, (options_given, arguments, recipe)) in [
+        (
+            "--recipe gptq-int4-g128 --calibration c.txt --samples 4 --length 64 --hold-out 1 --seed 5",
+            json!([
+                "--calibration=c.txt",
+                "--samples=4",
+                "--length=64",
+                "--hold-out=1",
+                "--recipe=gptq-int4-g128",
+                "--format=compressed-tensors"
+            ]),
+            None,
+        ),
+        (
+            "--recipe r.toml --max-shard-size 200K --round stochastic --seed 5",
+            json!(["--round=stochastic", "--max-shard-size=200K", "--recipe=r.toml", "--format=native"]),
+            Some(recipe),
+        ),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (out, again) = (temp.path().join(format!("o{i}")), temp.path().join(format!("a{i}")));
+        let mut args =
+            vec!["quantize".to_owned(), "demo".into(), "--out".into(), text(&out).into(), "--quiet".into()];
+        args.extend(options(options_given, temp.path()));
+        succeed(&args);
+        let path = out.join("quality.json");
+        let mut quality: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+        let new = std::mem::replace(&mut quality["rebuild"], line("quantize", &arguments));
+        quality["rebuild"]["seed"] = json!(5);
+        if let Some(recipe) = recipe {
+            quality["rebuild"]["recipe"] = json!(recipe);
+        }
+        fs::write(&path, quality.to_string()).unwrap();
+        let place = format!("c.txt={}/c.txt", temp.path().display());
+        let args =
+            ["rebuild", text(&path), "--source", "demo", "--out", text(&again), "--file", &place, "--quiet"];
+        let found = report(&[&args[..], &["--json"]].concat());
+        assert_eq!(found["identical"], true, "{found}");
+        let made = fs::read_to_string(again.join("quality.json")).unwrap();
+        assert_eq!(serde_json::from_str::<Value>(&made).unwrap()["rebuild"], new);
+    }
+}
+
 #[test]
 fn another_source_another_result_and_a_hostile_record_are_refused() {
     let temp = TempDir::new().unwrap();
@@ -168,18 +224,33 @@ fn another_source_another_result_and_a_hostile_record_are_refused() {
     write(&|new| new["hashes"]["weights"]["model.safetensors"]["sha256"] = json!("0".repeat(64)));
     let error = rebuild(1, "demo");
     assert!(error.contains("got others in model.safetensors"), "{error}");
-    for (key, value, message) in [
-        ("arguments", json!(["--recipe=rtn-int4-g128", "--json=/tmp/x"]), "--json=/tmp/x"),
-        ("arguments", json!(["--recipe=rtn-int4-g128", "--out=/tmp/x"]), "--out=/tmp/x"),
-        ("arguments", json!(["--calibration=/etc/passwd"]), "a plain name, without a folder"),
-        ("arguments", json!(["--calibration=none.txt"]), "--file none.txt=PATH"),
-        ("arguments", json!(["demo"]), "demo"),
-        ("command", json!("cast"), "quantize or convert"),
+    for (line, message) in [
+        (line("quantize", &json!(["--recipe=rtn-int4-g128", "--json=/tmp/x"])), "--json=/tmp/x"),
+        (line("quantize", &json!(["--recipe=rtn-int4-g128", "--out=/tmp/x"])), "--out=/tmp/x"),
+        (line("quantize", &json!(["--calibration=/etc/passwd"])), "a plain name, without a folder"),
+        (line("quantize", &json!(["--calibration=none.txt"])), "--file none.txt=PATH"),
+        (line("quantize", &json!(["demo"])), "demo"),
+        (line("cast", &json!(["--recipe=rtn-int4-g128"])), "quantize or convert"),
     ] {
-        write(&|new| new["rebuild"][key] = value.clone());
+        write(&|new| new["rebuild"] = line.clone());
         let error = rebuild(2, "demo");
         assert!(error.contains(message), "{error}");
     }
+    // A job of another version, with a field that it does not have, or of another name.
+    for (key, value, message) in [
+        ("version", json!(99), "version: expected 1, got 99"),
+        ("json", json!("/tmp/x"), "unknown field"),
+        ("job", json!("cast"), "expected quantize, got cast"),
+    ] {
+        write(&|new| new["rebuild"][key] = value.clone());
+        let error = rebuild(2, "demo");
+        assert!(error.contains(message), "{key}: {error}");
+    }
+    // The command line names the place, not the record.
+    let elsewhere = temp.path().join("elsewhere");
+    write(&|new| new["rebuild"]["out"] = json!(elsewhere));
+    succeed(&["rebuild", text(&path), "--source", "demo", "--out", text(&again), "--quiet"]);
+    assert!(again.exists() && !elsewhere.exists());
     write(&|new| drop(new.as_object_mut().unwrap().remove("rebuild")));
     let error = rebuild(2, "demo");
     assert!(error.contains("rebuild"), "{error}");
@@ -226,16 +297,33 @@ fn records_name_no_file_by_its_path() {
         "p\n.toml".to_owned(),
         "p\0".to_owned(),
     ];
-    let rebuild = |arguments: Value| {
+    let rebuild_of = |record: Value| {
         let mut new = old.clone();
-        new["rebuild"]["arguments"] = arguments;
+        new["rebuild"] = record;
         fs::write(&path, new.to_string()).unwrap();
-        let line = ["rebuild", text(&path), "--source", "demo", "--out", text(&again), "--quiet"];
-        let error = fail(2, &line);
+        let given = ["rebuild", text(&path), "--source", "demo", "--out", text(&again), "--quiet"];
+        let error = fail(2, &given);
         assert!(error.contains("quality.json: rebuild: ") && !error.contains('\u{1b}'), "{error}");
         assert!(!again.exists());
         error
     };
+    let rebuild = |arguments: Value| rebuild_of(line("quantize", &arguments));
+    // The same in the job that this version records.
+    for place in &places {
+        for (field, key, value) in [
+            ("recipe", "name", json!(place)),
+            ("calibration", "texts", json!([{"path": place, "weight": 1.0}])),
+            ("calibration", "tokens", json!(place)),
+        ] {
+            let mut record = old["rebuild"].clone();
+            record["weights"][field][key] = value;
+            let error = rebuild_of(record);
+            assert!(error.contains("expected a plain name"), "{key} {place}: {error}");
+        }
+        let mut record = old["rebuild"].clone();
+        record["weights"]["imatrix"] = json!(place);
+        assert!(rebuild_of(record).contains("--imatrix: expected a plain name"));
+    }
     for option in options {
         for place in &places {
             let error = rebuild(json!([format!("--{option}={place}")]));

@@ -207,7 +207,7 @@ impl Request<'_> {
         }
         e2e::check(source, config)?;
         let refused = |why: &str| Err(model_not_storable(container, why));
-        if container.facts().one_file {
+        if container.is_one_file() {
             return refused(
                 "e2e: expected a folder, got a single file; fix: --format native, then mantissa convert",
             );

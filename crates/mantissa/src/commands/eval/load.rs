@@ -11,9 +11,10 @@ use mantissa_store::convention::ModelFiles;
 use super::args::Args;
 use crate::commands::loaded_models::{self, Model, Use};
 use crate::commands::run::Engine;
-use crate::commands::{adapt, adapter, model};
+use crate::commands::{adapter, model};
 use crate::context::Context;
 use crate::error::BadInput;
+use mantissa_jobs::adapt;
 
 /// Model to evaluate.
 pub(super) enum Loaded {

@@ -105,11 +105,13 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
 /// Reads and tokenizes the tasks.
 fn read(args: &Args, context: &Context) -> Result<Vec<Task>> {
     let TaskArgs { task, chat, .. } = &args.tasks;
-    let read = task.iter().map(|path| Read::new(path)).collect::<Result<Vec<_>>>()?;
+    let read = task.iter().map(|path| Read::new(path)).collect::<Result<Vec<_>, _>>()?;
     let files = model::open_quietly(&args.model)?;
     let tokenizer = load_tokenizer(&files, context)?;
     let bos = args.text.bos();
-    read.into_iter().map(|read| read.encode(&args.model, &tokenizer, *chat, bos)).collect()
+    let encoded =
+        read.into_iter().map(|read| read.encode(args.model.job_path(), &tokenizer, (*chat, bos), context));
+    Ok(encoded.collect::<Result<_, _>>()?)
 }
 
 /// Answers of the model and of the reference to each task.

@@ -11,11 +11,11 @@ use mantissa_train::data::chat::{ChatBatches, DefaultTemplate};
 use mantissa_train::data::{Cursor, HoldOut, TextFormat, documents_within};
 
 use super::Tuning;
-use crate::commands::conversations::is_of_lines;
 use crate::commands::model::{ModelPath, context_length, load_tokenizer, open_quietly};
 use crate::commands::train::chat::conversations;
 use crate::context::Context;
 use crate::error::BadInput;
+use mantissa_jobs::conversations::is_of_lines;
 
 /// Bytes read of a file to see the kind of its first line.
 const FIRST_LINE: u64 = 1 << 16;

@@ -477,7 +477,7 @@ impl Search<'_> {
 
     /// Quantizes by `plan` into the folder `at`, or reuses the result of an earlier run.
     fn quantized(&self, plan: &Plan, at: &Path) -> Result<ModelFiles> {
-        let (model, whole) = match plan.container.facts().one_file {
+        let (model, whole) = match plan.container.is_one_file() {
             true => (at.join("model.gguf"), false),
             false => (at.to_owned(), verify_manifest(at).is_ok_and(|differences| differences.is_empty())),
         };

@@ -10,7 +10,7 @@ use mantissa_store::json;
 
 use crate::context::Context;
 use crate::error::BadInput;
-use crate::machine::Machine;
+use mantissa_jobs::machine::Machine;
 
 /// Largest report of `bench` that is read.
 const MAX_REPORT: u64 = 16 << 20;

@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+use anyhow::Result;
+use mantissa_jobs::{CalibrationDtype, QuantizeArguments, ResolvedQuantize, RoundChoice};
 use mantissa_plan::contract::Target;
-use mantissa_store::convention::Container;
+use mantissa_store::convention::{Container, ModelFiles};
 
 use super::super::calibration::CalibrationArgs;
 use super::super::lint;
@@ -12,7 +14,6 @@ use super::super::model::ModelPath;
 use super::super::outcome::MeasureArgs;
 use super::super::parse::container;
 use super::super::tables::TableArgs;
-use super::request::Request;
 
 /// Quantize a model by a recipe, verify and measure the output
 ///
@@ -145,12 +146,55 @@ pub struct Args {
     pub(super) max_shard_size: Option<u64>,
     #[command(flatten)]
     pub(super) measure: MeasureArgs,
-    /// Text of the recipe file, if it is not to be read.
+    /// Job, once recipe and output are found: a choice plans every candidate.
     #[arg(skip)]
-    pub(in super::super) recipe_text: Option<String>,
-    /// Recipe and output, once they are found: a choice plans every candidate.
-    #[arg(skip)]
-    pub(super) request: OnceLock<Request>,
+    resolved: OnceLock<ResolvedQuantize>,
+}
+
+impl Args {
+    /// Finds recipe and output, with `source` if the model is open; returns what an earlier call found.
+    ///
+    /// # Errors
+    /// As [`QuantizeArguments::resolve`].
+    pub(super) fn resolved(&self, source: Option<&ModelFiles>) -> Result<&ResolvedQuantize> {
+        match self.resolved.get() {
+            Some(found) => Ok(found),
+            None => {
+                let made = self.arguments().resolve(source)?;
+                Ok(self.resolved.get_or_init(|| made))
+            }
+        }
+    }
+
+    /// Returns the arguments of the job.
+    fn arguments(&self) -> QuantizeArguments {
+        QuantizeArguments {
+            model: self.model.job_path().clone(),
+            recipe: self.recipe.clone(),
+            bits: self.bits,
+            out: self.out.clone(),
+            formats: self.formats.clone(),
+            tables: self.tables.value(),
+            calibration: self.calibration.value(),
+            imatrix: self.imatrix.clone(),
+            hold_out: self.hold_out,
+            calibration_dtype: match self.calibration_dtype {
+                Factors::F32 => CalibrationDtype::F32,
+                Factors::Bf16 => CalibrationDtype::Bf16,
+            },
+            route_all_experts: self.route_all_experts,
+            traffic: self.traffic.clone(),
+            targets: self.targets.clone(),
+            verify: self.verify,
+            restart: self.restart,
+            round: match self.round {
+                Round::Nearest => RoundChoice::Nearest,
+                Round::Stochastic => RoundChoice::Stochastic,
+            },
+            max_shard_size: self.max_shard_size,
+            measure: self.measure.value(),
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

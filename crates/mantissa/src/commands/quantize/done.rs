@@ -4,20 +4,20 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
 
+use mantissa_jobs::ResolvedQuantize;
+use mantissa_jobs::choose::Choice;
 use mantissa_quant::verify::Verification;
 use mantissa_quant::{LayerReport, Outcome, Plan, Quality, TableSize};
 use mantissa_store::FileDigest;
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
-use super::super::choose::Choice;
 use super::super::next_steps::NextSteps;
 use super::super::outcome::{human_figures, layer_table, linear_bits};
 use super::super::{tables, tasks, verify};
 use super::args::Args;
-use super::request::Request;
-use crate::notes;
 use crate::output::{bytes, labelled};
+use mantissa_jobs::notes;
 
 #[derive(Serialize)]
 pub(super) struct Done<'a> {
@@ -55,7 +55,7 @@ pub(super) struct Done<'a> {
 impl<'a> Done<'a> {
     /// Describes the output at `path`, which appeared after `time`.
     pub(super) fn new(
-        (args, request, source): (&Args, &'a Request, &ModelFiles),
+        (args, resolved, source): (&Args, &'a ResolvedQuantize, &ModelFiles),
         (plan, outcome): (&Plan, &'a Outcome),
         path: &'a Path,
         time: Duration,
@@ -67,8 +67,8 @@ impl<'a> Done<'a> {
         let written = crate::output::written(path, plan.container, outcome);
         Done {
             output: written,
-            stands_for: request.stands_for.as_deref(),
-            chosen: request.chosen.as_ref(),
+            stands_for: resolved.stands_for.as_deref(),
+            chosen: resolved.chosen.as_ref(),
             sha256: sha256(plan, outcome),
             source_bytes: source.checkpoint().total_bytes(),
             resumed: outcome.resumed,
@@ -87,7 +87,7 @@ impl<'a> Done<'a> {
 /// Returns the SHA-256 of an output that is a single file.
 fn sha256(plan: &Plan, outcome: &Outcome) -> Option<String> {
     let files = &outcome.quality.hashes.weights;
-    let single = plan.container.facts().one_file && files.len() == 1;
+    let single = plan.container.is_one_file() && files.len() == 1;
     files.values().next().filter(|_| single).map(FileDigest::hex)
 }
 

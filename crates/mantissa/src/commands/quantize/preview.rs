@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
+use mantissa_jobs::ResolvedQuantize;
+use mantissa_jobs::choose::{Choice, predict};
 use mantissa_quant::memory::peak_stage;
 use mantissa_quant::{Kept, MethodShare, Plan, SchemeShare, Share, TableSize};
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
-use super::super::choose::{Choice, predict};
 use super::super::outcome::linear_bits;
 use super::super::tables;
-use super::request::Request;
-use crate::notes::merged;
 use crate::output::bytes;
+use mantissa_jobs::notes::merged;
 
 /// Sizes and memory of a plan.
 #[derive(Serialize)]
@@ -82,15 +82,15 @@ impl<'a> DryRun<'a> {
     pub(super) fn of(
         plan: &'a Plan,
         source: &ModelFiles,
-        request: &'a Request,
+        resolved: &'a ResolvedQuantize,
         (verified, least_memory, predicted_seconds): (bool, u64, f64),
     ) -> Self {
         let peak = peak_stage(plan, verified);
         let layers = plan.quantized().count();
         DryRun {
             recipe: plan.job.name(),
-            stands_for: request.stands_for.as_deref(),
-            chosen: request.chosen.as_ref(),
+            stands_for: resolved.stands_for.as_deref(),
+            chosen: resolved.chosen.as_ref(),
             container: plan.container.name(),
             layers,
             kept: plan.linears.len() - layers,

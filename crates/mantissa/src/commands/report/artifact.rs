@@ -7,12 +7,12 @@ use mantissa_quant::{Digests, ErrorReport, Figures, LayerReport, Quality};
 
 use super::launch::{Launch, Start};
 use super::{map, texts};
-use crate::commands::default_text;
 use crate::commands::next_steps::quoted;
 use crate::commands::quantize::fallback_line;
 use crate::commands::tasks;
 use crate::output::{Align, Table, bytes, count, number, shape};
 use crate::report::{Html, Page, Reading, facts, gauge, pairs, table, tiles};
+use mantissa_jobs::default_text;
 
 /// Number of layers in the table of the worst.
 const WORST: usize = 10;

@@ -9,7 +9,7 @@ use mantissa_plan::contract::{Evidence, Server, Subject, Target, cells, lint};
 use crate::commands::model;
 use crate::commands::next_steps::serve;
 use crate::context::Context;
-use crate::memory::PROCESS;
+use mantissa_jobs::memory::PROCESS;
 
 /// Programs that load a model.
 #[derive(Default)]

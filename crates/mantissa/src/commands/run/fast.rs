@@ -144,7 +144,7 @@ impl Loaded {
         context: &Context,
     ) -> Result<Self> {
         let others: Vec<_> =
-            args.draft.iter().map(|draft| model::open(draft, context)).collect::<Result<_>>()?;
+            args.draft.iter().map(|draft| model::open(draft, context)).collect::<Result<_, _>>()?;
         // Before weights are read for the prediction.
         let stored = others.iter().chain([files]).map(|files| files.checkpoint().total_bytes() / 2).sum();
         context.require_more_memory("run: weights", stored)?;

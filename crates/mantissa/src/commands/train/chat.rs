@@ -168,7 +168,7 @@ pub fn conversations(
     let mut render = |contexts: &[Value]| match template {
         Some(template) => render_chat::render_each(dir, template, contexts).or_else(|error| {
             // The message is kept, because the reader of the data knows no errors of this crate.
-            failed = Some(error);
+            failed = Some(anyhow::Error::from(error));
             Ok(contexts.iter().map(|_| Err("the template failed".to_owned())).collect())
         }),
         None => Ok(Vec::new()),

@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::owned::{RunFault, RunFolder};
-use crate::machine::Machine;
+use mantissa_jobs::machine::Machine;
 
 /// Settings with all defaults.
 pub const CONFIG: &str = "config.toml";

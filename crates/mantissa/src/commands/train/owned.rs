@@ -10,6 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use mantissa_jobs::run_names;
 use mantissa_store::{
     Error, Job, Lock, MANIFEST_NAME, Manifest, Output, disk, json, sealed, work, write_file_atomic,
 };
@@ -19,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use super::folder::{CONFIG, LOG, RUN, SAMPLES, TELEMETRY, steps_of};
 
 /// Manifest: the run's files and the hash of its data.
-pub const MANIFEST: &str = "mantissa-run.json";
+pub const MANIFEST: &str = run_names::MANIFEST;
 /// Token file made from the data.
 pub const TOKENS: &str = "tokens.safetensors";
 /// Metadata key of the token file: the hash of its sources.
@@ -27,9 +28,9 @@ pub const MADE_FROM: &str = "made_from";
 /// Folder of the checkpoints.
 pub const CHECKPOINTS: &str = "checkpoints";
 /// Folder of the trained model, whose own manifest lists its files.
-pub const MODEL: &str = "model";
+pub const MODEL: &str = run_names::MODEL;
 /// Folder of the trained adapter.
-pub const ADAPTER: &str = "adapter";
+pub const ADAPTER: &str = run_names::ADAPTER;
 /// Folder of the base that an adapter was made with, if it fits no other.
 pub const BASE: &str = "base";
 /// Folder of the merged and quantized model.

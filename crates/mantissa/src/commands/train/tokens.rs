@@ -12,9 +12,9 @@ use mantissa_train::data::{DataError, HoldOut, TextFormat, TokenFile, TokenWrite
 use super::owned::{HELD_OUT, MADE_FROM, RunFault, RunFolder, TOKENS};
 use super::setup::Setup;
 use super::vocabulary::MADE_BY;
-use crate::commands::generated;
 use crate::context::Context;
 use crate::error::BadInput;
+use mantissa_jobs::generated;
 
 /// Largest piece of a document that is tokenized at a time, in bytes.
 const PIECE: usize = 64 << 10;

@@ -2,16 +2,15 @@
 
 use std::path::Path;
 
-use anyhow::Result;
 use mantissa_model::{Bos, Message, Tokenizer, chat};
 use mantissa_store::{Part, TextFile};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::render_chat;
-use crate::context::Context;
-use crate::error::BadInput;
-use crate::output::bytes;
+use crate::chat::{render, template};
+use crate::error::{BadInput, JobError, Result};
+use crate::host::Host;
+use crate::text::bytes;
 
 /// Bytes of memory per byte of a line while its JSON is parsed and rendered; messages can be as short as 30
 /// bytes.
@@ -49,17 +48,17 @@ impl<'a> Lines<'a> {
     ///
     /// # Errors
     /// An unreadable file; a line or pipe that does not fit into memory.
-    pub fn count(path: &'a Path, context: &Context) -> Result<Self> {
+    pub fn count(path: &'a Path, host: &Host) -> Result<Self> {
         let file = TextFile::open(path)?;
         let mut lines = Lines { path, held: None, count: 0 };
         if file.size().is_none() {
-            let left = context.memory_left();
+            let left = host.memory_left();
             let text = file.whole(left)?;
-            let beyond = || context.over_memory(&path.display().to_string(), left.saturating_add(1), left);
+            let beyond = || host.over_memory(&path.display().to_string(), left.saturating_add(1), left);
             lines.held = Some(text.ok_or_else(beyond)?);
         }
         let mut count = 0;
-        lines.read(context, |_, _| {
+        lines.read(host, |_, _| {
             count += 1;
             Ok(true)
         })?;
@@ -74,11 +73,11 @@ impl<'a> Lines<'a> {
     pub fn each(
         &self,
         places: &[usize],
-        context: &Context,
+        host: &Host,
         mut each: impl FnMut(usize, &str) -> Result<()>,
     ) -> Result<()> {
         let (mut places, mut at) = (places.iter().copied().peekable(), 0);
-        self.read(context, |number, line| {
+        self.read(host, |number, line| {
             while places.next_if_eq(&at).is_some() {
                 each(number, line)?;
             }
@@ -88,7 +87,7 @@ impl<'a> Lines<'a> {
     }
 
     /// Passes every non-blank line to `each` until it returns that it has enough.
-    fn read(&self, context: &Context, mut each: impl FnMut(usize, &str) -> Result<bool>) -> Result<()> {
+    fn read(&self, host: &Host, mut each: impl FnMut(usize, &str) -> Result<bool>) -> Result<()> {
         let numbered = |number: usize| number + 1;
         if let Some(text) = &self.held {
             for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
@@ -98,23 +97,23 @@ impl<'a> Lines<'a> {
             }
             return Ok(());
         }
-        let (mut file, left) = (TextFile::open(self.path)?, context.memory_left());
+        let (mut file, left) = (TextFile::open(self.path)?, host.memory_left());
         for i in 0.. {
             match file.part("\n", left.min(MAX_LINE))? {
                 Part::End => break,
                 Part::Text(line) if line.trim().is_empty() => {}
                 Part::Text(line) if each(numbered(i), line.strip_suffix('\r').unwrap_or(line))? => {}
                 Part::Text(_) => break,
-                Part::TooLong => return Err(self.too_long(numbered(i), left, context)),
+                Part::TooLong => return Err(self.too_long(numbered(i), left, host)),
             }
         }
         Ok(())
     }
 
-    fn too_long(&self, number: usize, left: u64, context: &Context) -> anyhow::Error {
+    fn too_long(&self, number: usize, left: u64, host: &Host) -> JobError {
         let line = format!("{}: line {number}", self.path.display());
         if left < MAX_LINE {
-            return context.over_memory(&line, left.saturating_add(1), left);
+            return host.over_memory(&line, left.saturating_add(1), left).into();
         }
         let most = bytes(MAX_LINE);
         BadInput::new(line, format!("more than {most}"), format!("at most {most}")).into()
@@ -132,11 +131,11 @@ pub fn tokens(
     model: &Path,
     tokenizer: &Tokenizer,
     length: usize,
-    context: &Context,
+    host: &Host,
 ) -> Result<Vec<u32>> {
     let place = format!("{file}: line {number}");
     let affordable = |bytes: usize, per_byte: u64| {
-        context.require_more_memory(&place, (bytes as u64).saturating_mul(per_byte))
+        host.require_more_memory(&place, (bytes as u64).saturating_mul(per_byte))
     };
     affordable(line.len(), PER_BYTE)?;
     let line: Line = serde_json::from_str(line).map_err(|error| {
@@ -145,7 +144,7 @@ pub fn tokens(
     })?;
     let (text, bos) = match line {
         Line::Document { text } => (text, Bos::Auto),
-        Line::Conversation { messages } => (conversation(&messages, model, tokenizer)?, Bos::Never),
+        Line::Conversation { messages } => (conversation(&messages, model, tokenizer, host)?, Bos::Never),
     };
     affordable(text.len(), Tokenizer::ENCODING)?;
     let mut tokens = tokenizer.encode(&text, bos)?;
@@ -158,10 +157,10 @@ pub fn tokens(
 }
 
 /// Renders a complete conversation with the chat template of `model`.
-fn conversation(messages: &[Message], model: &Path, tokenizer: &Tokenizer) -> Result<String> {
-    let template = render_chat::template(model, tokenizer, "fix: use lines of {\"text\": …}")?;
+fn conversation(messages: &[Message], model: &Path, tokenizer: &Tokenizer, host: &Host) -> Result<String> {
+    let template = template(model, tokenizer, "fix: use lines of {\"text\": …}")?;
     let mut conversation = chat::context(messages, tokenizer.special_tokens());
     // The conversation already has its answers.
     conversation["add_generation_prompt"] = Value::Bool(false);
-    render_chat::render(model, template, &conversation)
+    render(model, template, &conversation, host.chat(model)?)
 }

@@ -5,15 +5,15 @@
 
 use std::ops::ControlFlow;
 
-use anyhow::Result;
 use mantissa_kernels::for_each;
 use mantissa_model::{Decoder, GenerateError, GenerateOptions, Sampling, generate};
 use mantissa_num::round::random_u32;
 use mantissa_store::convention::ModelFiles;
 
-use super::loaded_models::{self, Use};
-use crate::context::Context;
-use crate::progress::{Progress, Unit};
+use crate::error::Result;
+use crate::host::Host;
+use crate::loaded::ModelUse;
+use crate::progress::{Meter, Unit};
 
 /// Tokens of a calibration sample that a generated sample continues.
 const PROMPT: usize = 8;
@@ -31,11 +31,11 @@ pub fn free(
     source: &ModelFiles,
     (count, length): (usize, usize),
     seed: u64,
-    context: &Context,
+    host: &Host,
 ) -> Result<Vec<Vec<u32>>> {
-    let threads = context.threads.min(count);
-    let decoder = load(source, length, threads, context)?;
-    let progress = context.progress((count * length) as u64, Unit::Items("tokens"));
+    let threads = host.threads.min(count);
+    let decoder = load(source, length, threads, host)?;
+    let progress = host.progress((count * length) as u64, Unit::Items("tokens"));
     progress.message("generate text");
     let mut all: Vec<Result<Vec<u32>, GenerateError>> = (0..count).map(|_| Ok(Vec::new())).collect();
     for_each(threads, all.iter_mut().enumerate(), |(index, sample)| {
@@ -63,6 +63,7 @@ fn invented(decoder: &Decoder, length: usize, seed: u64, index: usize) -> Result
 }
 
 /// Generates `count` samples by the model in `source`, each of the length of the sample of `windows` that it continues.
+/// `seed` decides all draws.
 ///
 /// # Errors
 /// The model cannot be loaded or run; not enough memory.
@@ -70,14 +71,15 @@ pub fn samples(
     source: &ModelFiles,
     windows: &[Vec<u32>],
     count: usize,
-    context: &Context,
+    seed: u64,
+    host: &Host,
 ) -> Result<Vec<Vec<u32>>> {
     if windows.is_empty() {
         return Ok(Vec::new());
     }
     let longest = windows.iter().map(Vec::len).max().unwrap_or(0);
-    let threads = context.threads.min(count);
-    let decoder = load(source, longest, threads, context)?;
+    let threads = host.threads.min(count);
+    let decoder = load(source, longest, threads, host)?;
     let prompts: Vec<_> = (0..count)
         .map(|index| {
             let window = &windows[index % windows.len()];
@@ -85,11 +87,11 @@ pub fn samples(
         })
         .collect();
     let total = prompts.iter().map(|(window, prompt)| (window.len() - prompt.len()) as u64).sum();
-    let progress = context.progress(total, Unit::Items("tokens"));
+    let progress = host.progress(total, Unit::Items("tokens"));
     progress.message("generate samples");
     let mut all: Vec<Result<Vec<u32>, GenerateError>> = (0..count).map(|_| Ok(Vec::new())).collect();
     for_each(threads, all.iter_mut().enumerate(), |(index, sample)| {
-        *sample = continued(&decoder, prompts[index], context.seed, index, &progress);
+        *sample = continued(&decoder, prompts[index], seed, index, &progress);
     });
     progress.finish();
     Ok(all.into_iter().collect::<Result<_, _>>()?)
@@ -109,7 +111,7 @@ fn continued(
     (window, prompt): (&Vec<u32>, &[u32]),
     seed: u64,
     index: usize,
-    progress: &Progress,
+    progress: &Meter,
 ) -> Result<Vec<u32>, GenerateError> {
     let sampling = Sampling {
         temperature: 1.0,
@@ -134,18 +136,9 @@ fn continued(
 ///
 /// # Errors
 /// Memory below what this takes; weights that cannot be read.
-fn load(source: &ModelFiles, longest: usize, threads: usize, context: &Context) -> Result<Decoder> {
-    let used = Use {
-        pass: PROMPT,
-        longest,
-        threads,
-        cached: true,
-        logits: 1,
-        kv: None,
-        calibration: None,
-        adapter: None,
-    };
-    loaded_models::require(std::slice::from_ref(source), used, context)?;
+fn load(source: &ModelFiles, longest: usize, threads: usize, host: &Host) -> Result<Decoder> {
+    let used = ModelUse { pass: PROMPT, longest, threads, cached: true, logits: 1, kv: None, adapter: None };
+    used.require(std::slice::from_ref(source), host)?;
     Ok(Decoder::load(source)?)
 }
 

@@ -1,19 +1,18 @@
 //! Built-in text for calibration and measurement: English prose, documentation, code, dialogue and other languages.
 //!
-//! Origin and licences: `crates/mantissa/calibration/README.md`.
+//! Origin and licences: `crates/mantissa-jobs/calibration/README.md`.
 
 use std::path::Path;
 
-use anyhow::Result;
 use mantissa_eval::{Sequence, TextOptions, sequences_from_text};
 use mantissa_model::{Bos, Tokenizer};
 use mantissa_quant::Evaluation;
 use mantissa_store::FileDigest;
 use mantissa_store::convention::ModelFiles;
 
-use super::model;
-use super::model::load_tokenizer;
-use crate::context::Context;
+use crate::error::Result;
+use crate::host::Host;
+use crate::model::{self, load_tokenizer};
 
 /// Name on the command line and in reports.
 pub const NAME: &str = "default";
@@ -25,10 +24,10 @@ pub const HELD_OUT_NAME: &str = "default (held out)";
 pub const WINDOW: usize = 512;
 
 /// Text to calibrate on.
-const CALIBRATION: &str = include_str!("../../calibration/default.txt");
+const CALIBRATION: &str = include_str!("../calibration/default.txt");
 
 /// Text to measure on: pieces of the same kinds that [`CALIBRATION`] does not have.
-const HELD_OUT: &str = include_str!("../../calibration/held-out.txt");
+const HELD_OUT: &str = include_str!("../calibration/held-out.txt");
 
 /// True if `path` names the built-in text.
 pub fn is(path: &Path) -> bool {
@@ -62,8 +61,8 @@ pub fn calibration(tokenizer: &Tokenizer, options: &TextOptions) -> Result<Vec<S
 ///
 /// # Errors
 /// No tokenizer, or it fails.
-pub fn held_out(source: &ModelFiles, context: &Context) -> Result<Vec<Sequence>> {
-    let tokenizer = load_tokenizer(source, context)?;
+pub fn held_out(source: &ModelFiles, host: &Host) -> Result<Vec<Sequence>> {
+    let tokenizer = load_tokenizer(source, host)?;
     let window = WINDOW.min(model::context_length(source)?);
     let options = TextOptions { split: None, docs: None, context: window, stride: None, bos: Bos::Auto };
     held_out_with(&tokenizer, &options)
@@ -73,8 +72,8 @@ pub fn held_out(source: &ModelFiles, context: &Context) -> Result<Vec<Sequence>>
 ///
 /// # Errors
 /// No tokenizer; windows that the model cannot run.
-pub fn evaluation(source: &ModelFiles, max_kl: Option<f64>, context: &Context) -> Result<Evaluation> {
-    let windows = context.reading_texts(|| held_out(source, context))?;
+pub fn evaluation(source: &ModelFiles, max_kl: Option<f64>, host: &Host) -> Result<Evaluation> {
+    let windows = host.reading_texts(|| held_out(source, host))?;
     Ok(Evaluation::new(source, HELD_OUT_NAME, windows, max_kl)?)
 }
 
@@ -99,7 +98,7 @@ mod tests {
 
     #[test]
     fn the_readme_states_the_hashes() {
-        let readme = include_str!("../../calibration/README.md");
+        let readme = include_str!("../calibration/README.md");
         assert!(readme.contains(&sha256()) && readme.contains(&FileDigest::of(HELD_OUT.as_bytes()).hex()));
     }
 }

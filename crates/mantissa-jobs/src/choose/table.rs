@@ -108,7 +108,7 @@ mod tests {
     /// The page writes `.00448 ± .00009` where the table has 0.00448.
     #[test]
     fn every_candidate_exists_and_its_figure_is_on_the_page() {
-        let page = include_str!("../../../../../docs/results/weights.md");
+        let page = include_str!("../../../../docs/results/weights.md");
         let section = page.split("## Recipes by engine").nth(1).unwrap().split("\n## ").next().unwrap();
         for candidate in CANDIDATES {
             let Candidate { recipe, format, bits, kl, .. } = candidate;

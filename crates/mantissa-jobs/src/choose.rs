@@ -3,7 +3,6 @@
 pub mod predict;
 mod table;
 
-use anyhow::Result;
 use mantissa_advise::{remedy, subject};
 use mantissa_plan::contract::{Subject, Target, lint};
 use mantissa_quant::calibrate::CalibrationSet;
@@ -13,8 +12,8 @@ use mantissa_store::convention::{Container, ModelFiles};
 use serde::Serialize;
 
 use self::table::{CANDIDATES, Candidate, MODEL, SOURCE};
-use crate::context::Context;
-use crate::error::BadInput;
+use crate::error::{BadInput, JobError, Result};
+use crate::host::Host;
 
 /// Nominal bits per weight without `--bits`.
 pub const BITS: u32 = 4;
@@ -66,7 +65,7 @@ pub struct Skipped {
     pub why: String,
 }
 
-fn by_name<S: serde::Serializer>(format: &Container, serializer: S) -> Result<S::Ok, S::Error> {
+fn by_name<S: serde::Serializer>(format: &Container, serializer: S) -> std::result::Result<S::Ok, S::Error> {
     serializer.serialize_str(format.name())
 }
 
@@ -183,7 +182,7 @@ fn fits(
     let options = Options { container: Some(container), calibration, threads: 1, ..Options::default() };
     let plan = Plan::new(source, recipe, options).map_err(|error| error.to_string())?;
     let stored = plan.linear_stored_bits_per_weight();
-    if container.facts().one_file && stored > f64::from(candidate.bits) + SURPLUS {
+    if container.is_one_file() && stored > f64::from(candidate.bits) + SURPLUS {
         return Err(format!("{stored:.2} bits per weight here, because its blocks do not divide the rows"));
     }
     let subject = subject::of_plan(&plan, source);
@@ -203,7 +202,7 @@ fn none(
     format: Option<Container>,
     engines: &str,
     skipped: &[Skipped],
-) -> anyhow::Error {
+) -> JobError {
     let held = format.map_or_else(String::new, |format| format!(" in format {}", format.name()));
     let reason = |skipped: &Skipped| format!("{} in {}: {}", skipped.recipe, skipped.format, skipped.why);
     // That a GPU is not named says little about the model.
@@ -241,8 +240,8 @@ fn unmeasured(
 }
 
 /// Prints what a recipe's short name stands for.
-pub fn note_name(recipe: &str, context: &Context) {
+pub fn note_name(recipe: &str, host: &Host) {
     if let Some(full) = spelled_out(recipe) {
-        context.note(&format!("recipe {recipe} is {full}"));
+        host.note(&format!("recipe {recipe} is {full}"));
     }
 }

@@ -5,14 +5,12 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
 use mantissa_quant::Recipe;
 use mantissa_store::Kind;
 use mantissa_store::convention::{Container, gguf};
 
-use super::model::ModelPath;
-use super::parse::kind_of;
-use crate::error::BadInput;
+use crate::error::{BadInput, Result};
+use crate::model::ModelPath;
 
 /// Output of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +35,7 @@ impl Destination {
     ) -> Result<Self> {
         let named = is_gguf(out) && format.is_none() && recipe.fits(gguf::CONTAINER);
         let container = if named { gguf::CONTAINER } else { format.unwrap_or_else(|| recipe.container()) };
-        if !container.facts().one_file && is_gguf(out) {
+        if !container.is_one_file() && is_gguf(out) {
             let found = format!("a file name for {} in format {}", recipe.label(), container.name());
             let folder = out.with_extension("");
             let fix = format!("--out {}, or --recipe q4_k_m for a GGUF file", folder.display());
@@ -51,7 +49,7 @@ impl Destination {
     /// # Errors
     /// A folder format for a file named `.gguf`.
     pub fn of_format(model: &ModelPath, label: &str, container: Container, out: &Path) -> Result<Self> {
-        if !container.facts().one_file && is_gguf(out) {
+        if !container.is_one_file() && is_gguf(out) {
             let found = format!("a file name for format {}", container.name());
             let fix = format!("--out {}, or --format gguf", out.with_extension("").display());
             return Err(BadInput::new("--out", found, "a folder").with_fix(fix).into());
@@ -61,8 +59,8 @@ impl Destination {
 
     fn new(model: &ModelPath, label: &str, container: Container, out: &Path) -> Self {
         // An existing file is no folder; whether it may be replaced is checked as for every output.
-        let path = match container.facts().one_file && !is_gguf(out) && !out.is_file() {
-            true => out.join(format!("{}-{}.gguf", name_of(model), stem(label))),
+        let path = match container.is_one_file() && !is_gguf(out) && !out.is_file() {
+            true => out.join(container.output_name(&format!("{}-{}", name_of(model), stem(label)))),
             false => out.to_owned(),
         };
         Destination { path, container }
@@ -75,7 +73,7 @@ impl Destination {
 
     /// Kind of the output.
     pub fn kind(&self) -> Kind {
-        kind_of(self.container)
+        self.container.output_kind()
     }
 }
 
@@ -92,7 +90,7 @@ pub fn default_out(model: &ModelPath, recipe: &Recipe, container: Container) -> 
     if container != recipe.container() {
         out += &format!("-{}", container.name());
     }
-    PathBuf::from(if container.facts().one_file { out + ".gguf" } else { out })
+    PathBuf::from(container.output_name(&out))
 }
 
 /// Returns the name of a model for file names: that of its folder or link, or of its file without extension and dtype.

@@ -34,12 +34,12 @@ pub fn seconds(plan: &Plan, tokens: usize, threads: usize) -> f64 {
         let statistics = if drift { 3.0 } else { 1.0 };
         operations += statistics * tokens * squares / 2.0 + SOLVER * solved;
     }
-    if let Some(evaluation) = &plan.evaluation {
+    if let Some(evaluation) = plan.evaluation() {
         // Source and output, and the source in bf16 where that is measured.
         let runs = (evaluation.work() / evaluation.text.tokens.max(1) + 1) as f64;
         operations += runs * 2.0 * evaluation.text.tokens as f64 * plan.config.parameters() as f64;
     }
-    if let Some(tasks) = &plan.tasks {
+    if let Some(tasks) = plan.tasks() {
         operations += 2.0 * 2.0 * tasks.tokens() as f64 * plan.config.parameters() as f64;
     }
     let many = if threads > 1 { SHARED * threads as f64 } else { 1.0 };

@@ -1,0 +1,74 @@
+//! Execution of plans: progress, an orderly stop, and what the outcome tells.
+
+use std::ops::ControlFlow;
+
+use mantissa_quant::{Evaluation, Outcome, Plan, QuantError, Start, TaskRuns, run as run_plan};
+use mantissa_store::Output;
+use mantissa_store::convention::ModelFiles;
+
+use crate::error::Result;
+use crate::host::Host;
+use crate::progress::Unit;
+use crate::tasks::note_guessing;
+
+/// Runs the plan until it ends or the host asks for a stop.
+///
+/// # Errors
+/// As [`run_plan`].
+pub fn run(plan: &Plan, source: &ModelFiles, out: &Output, start: Start, host: &Host) -> Result<Outcome> {
+    let mut progress = host.progress(plan.work_bytes(), Unit::Bytes);
+    let (mut evaluating, mut answering) = (false, false);
+    let step = &mut |at: mantissa_quant::Progress<'_>| {
+        if at.tokens.is_some() && !std::mem::replace(&mut evaluating, true) {
+            progress.finish();
+            progress = host.progress(plan.evaluation().map_or(0, Evaluation::work), Unit::Items("tokens"));
+        }
+        if at.items.is_some() && !std::mem::replace(&mut answering, true) {
+            progress.finish();
+            progress = host.progress(plan.tasks().map_or(0, TaskRuns::work), Unit::Items("items"));
+        }
+        progress.message(at.tensor);
+        progress.set(at.items.or(at.tokens).unwrap_or(at.done));
+        if host.stops() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let outcome = host.orderly(|| run_plan(plan, source, out, start, step), QuantError::is_interruption);
+    progress.finish();
+    let outcome = outcome?;
+    tell(&outcome, host);
+    Ok(outcome)
+}
+
+/// Runs the plans of one source like [`run`]; no output is put in place unless all are complete.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_all(
+    plans: &[Plan],
+    source: &ModelFiles,
+    outs: &[Output],
+    start: Start,
+    host: &Host,
+) -> Result<Vec<Outcome>> {
+    let progress = host.progress(plans.iter().map(Plan::work_bytes).sum(), Unit::Bytes);
+    let step = &mut |at: mantissa_quant::Progress<'_>| {
+        progress.message(at.tensor);
+        if at.tokens.is_none() && at.items.is_none() {
+            progress.set(at.done);
+        }
+        if host.stops() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let outcomes = host
+        .orderly(|| mantissa_quant::run_all(plans, source, outs, start, step), QuantError::is_interruption);
+    progress.finish();
+    let outcomes = outcomes?;
+    outcomes.iter().for_each(|outcome| tell(outcome, host));
+    Ok(outcomes)
+}
+
+/// Notes tasks that cannot show a loss; warns of an old output that could not be removed.
+fn tell(outcome: &Outcome, host: &Host) {
+    outcome.quality.tasks.iter().for_each(|task| note_guessing(&task.task, &task.score, host));
+    if let Some(path) = &outcome.committed.leftover {
+        host.warn(&format!("{}: the replaced output could not be removed", path.display()));
+    }
+}

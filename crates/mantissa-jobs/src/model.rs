@@ -1,0 +1,247 @@
+//! Opens a model for a job: files, notes, and the tokenizer within the memory ceiling.
+
+use std::path::{Path, PathBuf};
+
+use mantissa_model::Tokenizer;
+use mantissa_quant::model_config;
+use mantissa_store::adapter::CONFIG_NAME;
+use mantissa_store::convention::ModelFiles;
+use mantissa_store::gguf::is_part_of;
+use mantissa_store::shard_plan::SINGLE_NAME;
+use mantissa_store::shards::MAX_CONFIG_BYTES;
+use mantissa_store::{Checkpoint, Error, INDEX_NAME, Shown, interrupted_publication, json};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::error::{BadInput, InPlace, Result};
+use crate::host::Host;
+use crate::run_names::{ADAPTER, MANIFEST, MODEL};
+
+/// Opens the files of a model and shows its notes.
+///
+/// # Errors
+/// As [`ModelFiles::open`]; if the host is strict and there are notes.
+pub fn open(path: &Path, host: &Host) -> Result<ModelFiles> {
+    let files = open_quietly(path)?;
+    // Names are counted after the headers are read: those of a hundred thousand tensors take memory.
+    host.require_more_memory(&path.display().to_string(), 0)?;
+    let notes: Vec<_> = interrupted(path)
+        .into_iter()
+        .chain(files.notes())
+        .chain(files.checkpoint().warnings().iter().cloned())
+        .collect();
+    host.warn_all(&notes)?;
+    Ok(files)
+}
+
+/// Returns a warning if a kill interrupted the publication of the GGUF files at `path`.
+pub fn interrupted(path: &Path) -> Option<String> {
+    let work = interrupted_publication(path)?;
+    let what = "was not put in place completely; fix: rerun the command that wrote it";
+    Some(format!(
+        "{}: expected all files of the model, got a part of them: {} {what}",
+        path.display(),
+        work.display()
+    ))
+}
+
+/// Opens the files of a model without showing its notes.
+///
+/// # Errors
+/// As [`ModelFiles::open`].
+pub fn open_quietly(path: &Path) -> Result<ModelFiles> {
+    if let Some(error) = no_result(path) {
+        return Err(error.into());
+    }
+    let opened = ModelFiles::open(path);
+    if let Some(error) = opened.as_ref().err().and_then(|error| no_model(path, error)) {
+        return Err(error.into());
+    }
+    match interrupted(path).filter(|_| opened.is_err()) {
+        Some(warning) => opened.at(warning),
+        None => Ok(opened?),
+    }
+}
+
+/// Returns the error for a file that is neither GGUF nor safetensors, by name and content; its faults as a safetensors
+/// file would mislead.
+fn no_model(path: &Path, error: &Error) -> Option<BadInput> {
+    let Error::Header { path: file, .. } = error else { return None };
+    let named = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("safetensors"));
+    let allowed = "a model folder with safetensors weights, or a GGUF file";
+    (file == path && !named)
+        .then(|| BadInput::new(path.display().to_string(), "a file that is neither", allowed))
+}
+
+/// Memory of the process beyond models and buffers: code tables, tokenizer, allocator.
+pub const BASE: u64 = 8 << 20;
+
+/// Loads the tokenizer of a model, if memory holds it.
+///
+/// # Errors
+/// As [`Tokenizer::load`]; not enough memory.
+pub fn load_tokenizer(files: &ModelFiles, host: &Host) -> Result<Tokenizer> {
+    let what = format!("{}: tokenizer", files.dir().display());
+    host.require_more_memory(&what, Tokenizer::bytes_to_load(files.dir()))?;
+    Ok(Tokenizer::load(files.dir())?)
+}
+
+/// Returns the context length of a model in tokens.
+///
+/// # Errors
+/// As [`model_config`].
+pub fn context_length(files: &ModelFiles) -> Result<usize> {
+    Ok(model_config(files)?.max_position_embeddings)
+}
+
+/// Returns the vocabulary size of a model.
+///
+/// # Errors
+/// As [`model_config`].
+pub fn vocabulary(files: &ModelFiles) -> Result<usize> {
+    Ok(model_config(files)?.vocab_size)
+}
+
+/// Returns the model folder that `file` is the weight file or index of, if it has a config.
+fn folder_of(file: &Path) -> Option<&Path> {
+    let dir = match file.parent()? {
+        parent if parent == Path::new("") => Path::new("."),
+        parent => parent,
+    };
+    if !file.is_file() || !dir.join("config.json").is_file() {
+        return None;
+    }
+    let name = file.file_name()?;
+    // The folder may hold other weight files, such as the source; only the folder's own file stands for it.
+    let checkpoint = Checkpoint::open(dir).ok()?;
+    let index = name == INDEX_NAME && checkpoint.files().all(|file| !file.ends_with(SINGLE_NAME));
+    (index || checkpoint.files().any(|file| file.file_name() == Some(name))).then_some(dir)
+}
+
+/// Returns the model that the training run in the folder `run` wrote.
+fn trained_model(run: &Path) -> Option<PathBuf> {
+    let model = run.join(MODEL);
+    (is_run(run) && model.join("config.json").is_file()).then_some(model)
+}
+
+/// True for the folder of a training run.
+fn is_run(dir: &Path) -> bool {
+    dir.join(MANIFEST).is_file() && !dir.join("config.json").exists()
+}
+
+/// Returns the error for the folder of a run that wrote no model.
+fn no_result(run: &Path) -> Option<BadInput> {
+    if !is_run(run) {
+        return None;
+    }
+    let (named, adapter) = (run.display().to_string(), run.join(ADAPTER));
+    let settings = json::read_strict(&adapter.join(CONFIG_NAME), MAX_CONFIG_BYTES, "an adapter").ok();
+    let base = settings.and_then(|settings| Some(settings["base_model_name_or_path"].as_str()?.to_owned()));
+    let allowed = "a model";
+    Some(match base {
+        Some(base) => BadInput::new(named, "a training run that wrote an adapter", allowed)
+            .with_fix(format!("give {} as the model, with --adapter {}", Shown(&base), adapter.display())),
+        None => BadInput::new(named, "a training run that wrote no model yet", allowed)
+            .with_fix("finish it with --resume"),
+    })
+}
+
+/// Model as a user names it, and its location: a folder, a file, or a model inside the program. A weight file of a model
+/// folder stands for the folder, and the folder of a training run for the model that it wrote. Serialized by its name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModelPath {
+    named: PathBuf,
+    at: PathBuf,
+    embedded: bool,
+}
+
+impl ModelPath {
+    /// Finds the model that `named` stands for.
+    pub fn new(named: impl Into<PathBuf>) -> Self {
+        let named = named.into();
+        let folder = folder_of(&named).map(Path::to_owned);
+        let at = folder.or_else(|| trained_model(&named)).unwrap_or_else(|| named.clone());
+        ModelPath { named, at, embedded: false }
+    }
+
+    /// Describes a model that the program has unpacked into the folder `at`.
+    pub fn embedded(named: impl Into<PathBuf>, at: impl Into<PathBuf>) -> Self {
+        ModelPath { named: named.into(), at: at.into(), embedded: true }
+    }
+
+    /// Returns the path for commands that accept a single weight file: the named file, or else the model's
+    /// location.
+    pub fn as_file(&self) -> &Path {
+        if self.named.is_file() { &self.named } else { &self.at }
+    }
+
+    /// Returns the files and folders of the model; none for an embedded model.
+    pub fn inputs(&self) -> Vec<PathBuf> {
+        if self.embedded {
+            return Vec::new();
+        }
+        let mut inputs = vec![self.at.clone()];
+        let (Some(parent), Some(name)) = (self.at.parent(), self.at.file_name()) else { return inputs };
+        if !self.at.is_file() {
+            return inputs;
+        }
+        // The other files of a split GGUF model, and the files next to it.
+        let name = name.to_string_lossy();
+        let stem = name.rsplit_once("-00001-of-").map_or(&*name, |(stem, _)| stem);
+        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
+            let other = entry.file_name();
+            let other = other.to_string_lossy();
+            if is_part_of(stem, &other)
+                || other.strip_prefix(&*name).is_some_and(|rest| rest.starts_with('.'))
+            {
+                inputs.push(entry.path());
+            }
+        }
+        inputs
+    }
+
+    /// Returns the model's location as a user types it: its name, a folder, or a GGUF file.
+    pub fn typed(&self) -> &Path {
+        if self.named.is_file() { &self.at } else { &self.named }
+    }
+
+    /// True for a model inside the program.
+    pub fn is_embedded(&self) -> bool {
+        self.embedded
+    }
+
+    /// True if no model is named.
+    pub fn is_unnamed(&self) -> bool {
+        self.named.as_os_str().is_empty()
+    }
+
+    /// Returns the name that the user gave.
+    pub fn named(&self) -> &Path {
+        &self.named
+    }
+
+    /// Returns the location of the files.
+    pub fn location(&self) -> &Path {
+        &self.at
+    }
+}
+
+impl std::ops::Deref for ModelPath {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.at
+    }
+}
+
+impl Serialize for ModelPath {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        self.named.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for ModelPath {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        PathBuf::deserialize(deserializer).map(ModelPath::new)
+    }
+}
