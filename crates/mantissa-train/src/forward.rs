@@ -21,6 +21,7 @@ use crate::plan::{Mixture, Saved, Scratch};
 use crate::products::{Input, Products};
 use crate::profile::{Part, Profile};
 use crate::rows::PART;
+use crate::stop::Stop;
 
 /// Operators of a layer that save their inputs.
 struct Saving<'a> {
@@ -234,7 +235,7 @@ impl TrainModel {
             threads: self.options.threads,
         };
         for (layer, saved) in self.layers.iter().zip(&mut self.saved) {
-            if self.stop.is_some_and(|stop| stop()) {
+            if self.stop.as_ref().is_some_and(Stop::is_wanted) {
                 return Err(TrainError::Stopped);
             }
             // Scales of a tensor need all of its rows; frozen weights are dequantized once; the routing is saved as a

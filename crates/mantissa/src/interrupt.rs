@@ -108,17 +108,6 @@ pub fn orderly<T, E>(work: impl FnOnce() -> Result<T, E>, stopped: impl FnOnce(&
     result
 }
 
-/// Runs `work` as [`orderly`] does, without the limit of [`GRACE`]: what it saves when it stops may take longer to write,
-/// and would be lost. A second signal ends the process at once.
-pub fn saving<T, E>(work: impl FnOnce() -> Result<T, E>, stopped: impl FnOnce(&E) -> bool) -> Result<T, E> {
-    PATIENT.store(true, Ordering::SeqCst);
-    let result = orderly(work, stopped);
-    if !ORDERLY.load(Ordering::SeqCst) {
-        PATIENT.store(false, Ordering::SeqCst);
-    }
-    result
-}
-
 /// Waits for the end of the process if a signal is ending it at once. Called when a command has returned: an error that
 /// it met meanwhile may come from the stop and must not decide the exit code.
 pub fn settle() {

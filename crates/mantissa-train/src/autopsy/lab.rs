@@ -51,7 +51,7 @@ impl Lab {
         model.histories =
             crate::form::Histories::new(&crate::form::histories(&run.config, &run.options.policy));
         model.histories.copy_from(&run.histories);
-        (model.stop, model.balance_factor) = (run.stop, run.balance_factor);
+        (model.stop, model.balance_factor) = (run.stop.clone(), run.balance_factor);
         Ok(Lab {
             model,
             sites: Site::all(run),
