@@ -46,8 +46,10 @@ pub mod record;
 // Layer: jobs of quantization.
 mod convert;
 mod fit;
+mod imatrix;
 mod quantize;
 mod rebuild;
+mod recalibrate;
 
 pub use convert::{Convert, ConvertArguments, PreparedConvert};
 pub use error::{
@@ -56,6 +58,7 @@ pub use error::{
 };
 pub use fit::{BudgetText, Fit, FitArguments, FitCandidate, FitPoint, FitReport, FitUnit, Served};
 pub use host::{Allowed, Host, Leaving, RenderChat};
+pub use imatrix::{Imatrix, ImatrixReport};
 pub use job::{Job, JobOutput};
 pub use loaded::ModelUse;
 pub use model::ModelPath;
@@ -65,4 +68,5 @@ pub use quantize::{
     ResolvedQuantize, RoundChoice, WeightOptions,
 };
 pub use rebuild::{Rebuild, RebuildArguments, RebuildReport, RebuiltFile, RecordedJob};
+pub use recalibrate::{Recalibrate, RecalibrateReport, parse_observer};
 pub use text::{bytes, count, parse_bytes, parse_count, short};
