@@ -51,8 +51,10 @@ pub mod record;
 // Layer: jobs of quantization.
 mod convert;
 mod fit;
+mod imatrix;
 mod quantize;
 mod rebuild;
+mod recalibrate;
 
 // Layer: training, inspection and casts.
 pub mod cast;
@@ -67,6 +69,7 @@ pub use error::{
 };
 pub use fit::{BudgetText, Fit, FitArguments, FitCandidate, FitPoint, FitReport, FitUnit, Served};
 pub use host::{Allowed, Host, Leaving, RenderChat};
+pub use imatrix::{Imatrix, ImatrixReport};
 pub use job::{Job, JobOutput};
 pub use loaded::ModelUse;
 pub use model::ModelPath;
@@ -76,5 +79,6 @@ pub use quantize::{
     ResolvedQuantize, RoundChoice, WeightOptions,
 };
 pub use rebuild::{Rebuild, RebuildArguments, RebuildReport, RebuiltFile, RecordedJob};
+pub use recalibrate::{Recalibrate, RecalibrateReport, parse_observer};
 pub use run_fault::RunFault;
 pub use text::{bytes, count, parse_bytes, parse_count, short};

@@ -1,28 +1,19 @@
 //! `mantissa imatrix`: computes an importance matrix on a text.
 
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use mantissa_jobs::adapt;
-use mantissa_quant::{Importance, QuantError, model_config};
-use mantissa_store::{Kind, Paths};
+use mantissa_jobs::{Imatrix, ImatrixReport, Job};
+use mantissa_store::Paths;
 use serde::Serialize;
 
 use super::calibration::CalibrationArgs;
 use super::execute::Execute;
-use super::model::{self, ModelPath};
+use super::model::ModelPath;
 use super::text::separator;
 use crate::context::Context;
-use crate::error::BadInput;
 use crate::help::Group;
-use crate::interrupt;
 use crate::output::count;
-use crate::progress::Unit;
-
-/// Calibration that the command needs.
-const CALIBRATION: &str =
-    "--calibration or --calibration-tokens (--calibration default is the built-in text)";
 
 /// Compute an importance matrix for GGUF K- and IQ-types
 ///
@@ -54,48 +45,35 @@ struct Report<'a> {
     tokens: usize,
 }
 
+impl Args {
+    /// Returns the job.
+    fn job(&self, seed: u64) -> Imatrix {
+        Imatrix {
+            source: self.model.job_path().clone(),
+            calibration: self.calibration.value(),
+            split: self.split.clone(),
+            out: self.out.clone(),
+            seed,
+        }
+    }
+}
+
 impl Execute for Args {
     const GROUP: Group = Group::Quantize;
 
     fn paths(&self, paths: &mut Paths) -> Result<()> {
-        self.model.paths(paths);
-        self.calibration.paths(paths);
-        paths.write("--out", &self.out, Kind::File);
+        *paths = self.job(0).paths();
         Ok(())
     }
 
     /// # Errors
     /// A model or text that cannot be used; I/O.
     fn run(&self, context: &Context) -> Result<()> {
-        let source = model::open(&self.model, context)?;
-        let config = model_config(&source)?;
-        let set = self.calibration.load(&source, self.split.as_deref(), context)?;
-        let set = set.ok_or_else(|| BadInput::new("imatrix", "neither", CALIBRATION))?;
-        let needs = |limits| model::BASE.saturating_add(Importance::bytes_needed(&config, &set, limits));
-        let limits = adapt::fit_calibration("imatrix", context, needs)?;
-        let progress = context.progress(config.num_hidden_layers as u64, Unit::Items("layers"));
-        let tick = &mut |layer: usize| {
-            progress.set(layer as u64);
-            if interrupt::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        };
-        let found = interrupt::orderly(
-            || Importance::collect(&source, &config, &set, limits, tick),
-            QuantError::is_interruption,
-        );
-        progress.finish();
-        let found = found?;
-        found.write(&context.output(&self.out)?)?;
-        let (windows, tokens) = (set.windows.len(), set.tokens());
-        let report = Report { output: &self.out, weights: found.entries.len(), windows, tokens };
+        let ImatrixReport { text, weights, windows, tokens } = self.job(context.seed).run(context)?;
+        let report = Report { output: &self.out, weights, windows, tokens };
         context.report(&report, |out| {
-            writeln!(
-                out,
-                "{}: importance of {} weights, from {} tokens of {}",
-                self.out.display(),
-                report.weights,
-                count(tokens as u64),
-                found.name
-            )
+            let (out_path, tokens) = (self.out.display(), count(tokens as u64));
+            writeln!(out, "{out_path}: importance of {weights} weights, from {tokens} tokens of {text}")
         })
     }
 }

@@ -1,28 +1,19 @@
 //! `mantissa recalibrate`: recomputes stored scales of a quantized model on another text.
 
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use mantissa_jobs::adapt;
-use mantissa_model::{KvPolicy, ModelConfig};
-use mantissa_quant::calibrate::{Calibration, CalibrationSet, Limits};
-use mantissa_quant::input_scales::{OBSERVERS, Observer, Share};
-use mantissa_quant::memory::level_bytes;
-use mantissa_quant::{QuantError, Recalibration, model_config};
-use mantissa_store::convention::ModelFiles;
-use mantissa_store::{Kind, Paths};
+use mantissa_jobs::{Job, Recalibrate, RecalibrateReport, parse_observer};
+use mantissa_model::KvPolicy;
+use mantissa_store::Paths;
 use serde::Serialize;
 
 use super::calibration::CalibrationArgs;
 use super::execute::Execute;
-use super::model::{self, ModelPath};
+use super::model::ModelPath;
 use super::text::TextArgs;
 use crate::context::Context;
-use crate::error::BadInput;
 use crate::help::Group;
-use crate::interrupt;
-use crate::progress::Unit;
 
 /// Recompute the static activation and KV cache scales of a model
 ///
@@ -54,7 +45,7 @@ pub struct Args {
     ///
     /// max, mse, kl, moving-average, percentile, or percentile-P such as percentile-99.9.
     #[arg(long, value_name = "OBSERVER", value_parser = observer, default_value = "max", help_heading = "Scales")]
-    observer: Observer,
+    observer: String,
     /// Store KV cache levels for this policy
     ///
     /// nuq4, nuq3-1% and so on, as in run --kv; needs the native format.
@@ -65,20 +56,9 @@ pub struct Args {
     out: PathBuf,
 }
 
-/// Parses an observer: a name, or a percentile such as `percentile-99.9`.
-///
-/// # Errors
-/// A message with the accepted values.
-fn observer(text: &str) -> Result<Observer, String> {
-    let named = OBSERVERS.iter().find(|(name, _)| *name == text).map(|(_, observer)| *observer);
-    let given = || {
-        let percent = text.strip_prefix("percentile-")?.parse().ok()?;
-        Share::of_percent(percent).map(Observer::Percentile)
-    };
-    named.or_else(given).ok_or_else(|| {
-        let names: Vec<_> = OBSERVERS.iter().map(|(name, _)| *name).collect();
-        format!("expected {}, percentile-P with P from 50 to 100, got \"{text}\"", names.join(", "))
-    })
+/// Checks an observer.
+fn observer(text: &str) -> Result<String, String> {
+    parse_observer(text).map(|_| text.to_owned())
 }
 
 #[derive(Serialize)]
@@ -92,33 +72,34 @@ struct Report<'a> {
     tokens: usize,
 }
 
+impl Args {
+    /// Returns the job.
+    fn job(&self, seed: u64) -> Recalibrate {
+        Recalibrate {
+            source: self.model.job_path().clone(),
+            calibration: self.calibration.value(),
+            text: self.text.value(),
+            observer: self.observer.clone(),
+            kv: self.kv.as_ref().map(ToString::to_string),
+            out: self.out.clone(),
+            seed,
+        }
+    }
+}
+
 impl Execute for Args {
     const GROUP: Group = Group::Quantize;
 
     fn paths(&self, paths: &mut Paths) -> Result<()> {
-        self.model.paths(paths);
-        self.calibration.paths(paths);
-        self.text.paths(paths);
-        paths.write("--out", &self.out, Kind::Folder);
+        *paths = self.job(0).paths();
         Ok(())
     }
 
     /// # Errors
     /// A model or text that cannot be used; I/O.
     fn run(&self, context: &Context) -> Result<()> {
-        let source = model::open(&self.model, context)?;
-        let config = model_config(&source)?;
-        let set = calibration(self, &source, context)?;
-        let others = level_bytes(&config, &set)
-            .saturating_add(source.checkpoint().total_bytes())
-            .saturating_add(model::BASE);
-        let needs = |limits| Calibration::held_bytes(&config, &set, limits).saturating_add(others);
-        let limits = adapt::fit_calibration("recalibrate", context, needs)?;
-        let found = collect(self, &source, &config, &set, limits, context)?;
-        found.write(&source, &set, &context.output(&self.out)?)?;
-        let (windows, tokens) = (set.windows.len(), set.tokens());
-        let cache_levels = found.has_levels();
-        let (input_scales, cache_scales) = (found.inputs, found.cache);
+        let found = self.job(context.seed).run(context)?;
+        let RecalibrateReport { input_scales, cache_scales, cache_levels, windows, tokens } = found;
         let report = Report { output: &self.out, input_scales, cache_scales, cache_levels, windows, tokens };
         context.report(&report, |out| {
             writeln!(
@@ -129,48 +110,4 @@ impl Execute for Args {
             )
         })
     }
-}
-
-/// Loads the windows: samples of --calibration, or all of --text or --tokens.
-fn calibration(args: &Args, source: &ModelFiles, context: &Context) -> Result<CalibrationSet> {
-    let samples = args.calibration.load(source, args.text.split(), context)?;
-    let windows = args.text.sequences(&args.model, args.calibration.is_text(), context)?;
-    match (samples, windows) {
-        (Some(samples), None) => Ok(samples),
-        (None, Some(windows)) => {
-            let windows = windows.into_iter().map(|sequence| sequence.tokens).collect();
-            Ok(CalibrationSet::new(args.text.name(), windows))
-        }
-        (given, _) => {
-            let found = if given.is_some() { "--text or --tokens as well" } else { "neither" };
-            let allowed =
-                "--calibration or --calibration-tokens (--calibration default is the built-in text)";
-            Err(BadInput::new("recalibrate", found, allowed).into())
-        }
-    }
-}
-
-/// Runs the model on the windows and collects the new scales.
-fn collect(
-    args: &Args,
-    source: &ModelFiles,
-    config: &ModelConfig,
-    set: &CalibrationSet,
-    limits: Limits,
-    context: &Context,
-) -> Result<Recalibration> {
-    let progress = context.progress(0, Unit::Items("steps"));
-    let mut done = 0;
-    let tick = &mut || {
-        done += 1;
-        progress.set(done);
-        if interrupt::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    };
-    let how = (args.observer, args.kv.as_ref());
-    let found = interrupt::orderly(
-        || Recalibration::collect(source, config, set, how, limits, tick),
-        QuantError::is_interruption,
-    );
-    progress.finish();
-    Ok(found?)
 }

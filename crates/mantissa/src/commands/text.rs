@@ -161,9 +161,4 @@ impl TextArgs {
         let context = self.context.map_or_else(String::new, |context| format!(" --context {context}"));
         Some((of("text", &text) + &context, of("calibration", &text) + &length))
     }
-
-    /// Returns the name of the text for reports: the file without its folder, and the key.
-    pub fn name(&self) -> String {
-        self.value().name()
-    }
 }
